@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package netns opens, enters and identifies network namespaces.
+//
+// A namespace is entered on a thread of its own: code that runs in Do cannot
+// leak its namespace into other goroutines, and a thread that could not return
+// to where it came from ends instead of being reused.
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Handle is one network namespace, held by a file descriptor. It stays valid
+// until Close, whatever happens to the name or process it was opened by.
+type Handle struct {
+	f     *os.File
+	inode uint64
+}
+
+// Current opens the namespace of the calling thread.
+func Current() (*Handle, error) { return OfPath("/proc/thread-self/ns/net") }
+
+// OfPID opens the namespace of a process.
+func OfPID(pid int) (*Handle, error) {
+	return OfPath("/proc/" + strconv.Itoa(pid) + "/ns/net")
+}
+
+// OfName opens a namespace by the name that ip-netns(8) gave it.
+func OfName(name string) (*Handle, error) { return OfPath("/run/netns/" + name) }
+
+// OfPath opens a namespace by a path under a nsfs mount or /proc.
+func OfPath(path string) (*Handle, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open network namespace: %w", err)
+	}
+	return ofFile(f)
+}
+
+// OfFD takes ownership of a descriptor, such as one returned by
+// SIOCGSKNS or NS_GET_* ioctls.
+func OfFD(fd int) (*Handle, error) { return ofFile(os.NewFile(uintptr(fd), "netns")) }
+
+func ofFile(f *os.File) (*Handle, error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
+		return nil, errors.Join(fmt.Errorf("stat network namespace: %w", err), f.Close())
+	}
+	if fs.Type != unix.NSFS_MAGIC {
+		return nil, errors.Join(fmt.Errorf("%s is not a namespace", f.Name()), f.Close())
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, errors.Join(fmt.Errorf("stat network namespace: %w", err), f.Close())
+	}
+	return &Handle{f: f, inode: st.Ino}, nil
+}
+
+// New creates an unnamed namespace, which lives as long as the handle or
+// something that was put into it.
+func New() (*Handle, error) {
+	var h *Handle
+	err := onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("create network namespace: %w", err)
+		}
+		var err error
+		h, err = Current()
+		return err
+	})
+	return h, err
+}
+
+// FD returns the descriptor; it belongs to the handle.
+func (h *Handle) FD() int { return int(h.f.Fd()) }
+
+// Inode identifies the namespace among those that exist now. Numbers are
+// reused; Cookie is not.
+func (h *Handle) Inode() uint64 { return h.inode }
+
+// Close lets go of the namespace.
+func (h *Handle) Close() error { return h.f.Close() }
+
+// Cookie identifies the namespace for the life of the machine.
+func (h *Handle) Cookie() (uint64, error) {
+	var cookie uint64
+	err := h.Do(func() error {
+		s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(s)
+		cookie, err = unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read network namespace cookie: %w", err)
+	}
+	return cookie, nil
+}
+
+// Do runs fn in the namespace, on a thread of its own. Sockets and netlink
+// handles that fn opens belong to the namespace and may outlive the call.
+// Processes that fn starts inherit the namespace.
+func (h *Handle) Do(fn func() error) error {
+	return onThread(func() error {
+		if err := unix.Setns(h.FD(), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter network namespace: %w", err)
+		}
+		return fn()
+	})
+}
+
+// onThread runs fn on a locked thread that is thrown away afterwards: the
+// runtime ends a thread whose goroutine exits while locked.
+func onThread(fn func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		done <- fn()
+	}()
+	return <-done
+}
+
+// Sysfs returns /sys as the namespace sees it: an os.Root over a detached
+// mount that no other process sees and that ends with Close. It needs
+// CAP_SYS_ADMIN.
+func (h *Handle) Sysfs() (*os.Root, error) {
+	var root *os.Root
+	err := h.Do(func() error {
+		fsfd, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
+		if err != nil {
+			return fmt.Errorf("fsopen sysfs: %w", err)
+		}
+		defer unix.Close(fsfd)
+		if err := unix.FsconfigCreate(fsfd); err != nil {
+			return fmt.Errorf("fsconfig sysfs: %w", err)
+		}
+		mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+		if err != nil {
+			return fmt.Errorf("fsmount sysfs: %w", err)
+		}
+		defer unix.Close(mfd)
+		root, err = os.OpenRoot("/proc/self/fd/" + strconv.Itoa(mfd))
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("sysfs of network namespace: %w", err)
+	}
+	return root, nil
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netns
+
+import (
+	"io/fs"
+	"os"
+	"testing"
+)
+
+func newNS(t *testing.T) *Handle {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: creates a network namespace")
+	}
+	h, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { h.Close() })
+	return h
+}
+
+func TestNewNamespaceIsNotTheCallers(t *testing.T) {
+	h := newNS(t)
+	cur, err := Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cur.Close()
+	if h.Inode() == cur.Inode() {
+		t.Fatal("a new namespace has the caller's inode")
+	}
+	a, err := h.Cookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := cur.Cookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a == b {
+		t.Fatalf("both namespaces have cookie %d", a)
+	}
+}
+
+func TestSysfsShowsTheNamespacesOwnDevices(t *testing.T) {
+	h := newNS(t)
+	root, err := h.Sysfs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	entries, err := fs.ReadDir(root.FS(), "class/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Name() != "lo" {
+			t.Fatalf("device %s in a new namespace", e.Name())
+		}
+	}
+	if len(entries) == 0 {
+		t.Fatal("no lo in the new namespace's sysfs")
+	}
+}
+
+func TestOfPathRefusesWhatIsNoNamespace(t *testing.T) {
+	if _, err := OfPath("/proc/self/status"); err == nil {
+		t.Fatal("an ordinary file was taken for a namespace")
+	}
+}
