@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# An installed Go that is not on the PATH is still found (sudo drops it).
+export PATH := $(PATH):/usr/local/go/bin
+GO ?= go
+
+# The one place where compilers and linters are pinned. bpf2go reads the
+# BPF2GO_ variables; the scripts read the others.
+LLVM := 19
+export BPF2GO_CC ?= clang-$(LLVM)
+export BPF2GO_STRIP ?= llvm-strip-$(LLVM)
+export CLANG_FORMAT ?= clang-format-$(LLVM)
+export STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+# How long `make fuzz` stays with one target.
+FUZZTIME ?= 60s
+
+##@ Build
+
+.PHONY: build
+build: ## Build the static binary bin/overlane
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/overlane ./cmd/overlane
+
+.PHONY: generate
+generate: ## Regenerate the BPF objects and their Go bindings
+	$(GO) generate ./...
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf bin build
+
+##@ Check
+
+.PHONY: test
+test: ## Everything that CI runs; ends with "N passed, N failed, N skipped"
+	@$(GO) build -o build/testrun ./scripts/testrun
+	@build/testrun
+
+.PHONY: lint
+lint: ## Formatting, vet, staticcheck, licence lines
+	@scripts/lint.sh
+
+.PHONY: check-generated
+check-generated: ## Regenerate in a copy and fail on a difference
+	@scripts/check-generated.sh
+
+.PHONY: mutants
+mutants: ## Break the code on purpose; each break must turn a named test red
+	@$(GO) run ./test/mutants
+
+.PHONY: fuzz
+fuzz: ## Every fuzz target for FUZZTIME
+	@scripts/fuzz.sh $(FUZZTIME)
+
+##@ See it
+
+.PHONY: demo
+demo: ## A small table of this machine, in under 4 minutes (root)
+	@scripts/demo.sh
+
+.PHONY: bench
+bench: build ## The whole table, 5 rounds (root)
+	@scripts/bench.sh --rounds 5 --seconds 2
+
+.PHONY: accept
+accept: build ## The announced series: the whole table, 25 rounds (root, hours)
+	@scripts/bench.sh --rounds 25 --seconds 2
+
+.PHONY: help
+help: ## This list
+	@awk 'BEGIN {FS = ":.*## "} \
+		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -1,0 +1,44 @@
+# shellcheck shell=bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Sourced by the other scripts: finding Go, installing what is missing.
+
+die() {
+	echo "$0: $*" >&2
+	exit 1
+}
+
+# need_go puts Go on the PATH, or says what is missing.
+need_go() {
+	PATH=$PATH:/usr/local/go/bin
+	command -v go >/dev/null || die "needs Go $(go_wanted) or newer on the PATH (https://go.dev/dl)"
+	local have want
+	have=$(go env GOVERSION)
+	have=${have#go}
+	want=$(go_wanted)
+	[ "$(printf '%s\n%s\n' "$want" "${have%% *}" | sort -V | head -n 1)" = "$want" ] ||
+		die "needs Go $want or newer, this is Go $have (https://go.dev/dl)"
+}
+
+go_wanted() { sed -n 's/^go //p' go.mod; }
+
+# apt_for PROGRAM=PACKAGE... installs the packages whose programs are missing.
+# A program with a slash is a file that must exist.
+apt_for() {
+	local pair program missing=()
+	PATH=$PATH:/usr/sbin:/sbin
+	for pair in "$@"; do
+		program=${pair%%=*}
+		case $program in
+		/*) [ -e "$program" ] || missing+=("${pair#*=}") ;;
+		*) command -v "$program" >/dev/null || missing+=("${pair#*=}") ;;
+		esac
+	done
+	[ ${#missing[@]} -gt 0 ] || return 0
+	command -v apt-get >/dev/null || die "needs ${missing[*]}; there is no apt-get here to install them with"
+	[ "$(id -u)" = 0 ] || die "needs root to install ${missing[*]}; or install them yourself"
+	echo "installing ${missing[*]}"
+	export DEBIAN_FRONTEND=noninteractive
+	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } </dev/null >/dev/null ||
+		die "apt-get could not install ${missing[*]}"
+}
