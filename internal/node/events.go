@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	settleQuiet = 50 * time.Millisecond  // a burst of changes is over after this
+	settleMax   = 500 * time.Millisecond // and told of after this even if not over
+)
+
+// watch is a subscription to what changes in one namespace. It keeps the
+// namespace alive, for which reason only home and namespaces with tunnels have
+// one, and a scan closes it when nobody else holds the namespace.
+type watch struct {
+	f      *os.File
+	pid    int // process that holds the namespace, when it has no name
+	holder *os.File
+}
+
+func (w *watch) close() {
+	w.f.Close()
+	if w.holder != nil {
+		w.holder.Close()
+	}
+}
+
+// Events tells that a new Scan may see something else than the last one. Many
+// changes make one event. It also fires at every Options.Resync, when the
+// kernel has lost track of what it should have told, and when the last Scan
+// left something open.
+func (s *Scanner) Events() <-chan struct{} { return s.events }
+
+func (s *Scanner) poke() {
+	select {
+	case s.poked <- struct{}{}:
+	default:
+	}
+}
+
+// settle turns bursts of pokes into events.
+func (s *Scanner) settle() {
+	defer close(s.events)
+	resync := time.NewTicker(s.opts.Resync)
+	defer resync.Stop()
+	for {
+		select {
+		case <-s.done:
+			return
+		case <-resync.C:
+			s.wantFull.Store(true)
+		case <-s.poked:
+			latest := time.After(settleMax)
+			for quiet := false; !quiet; {
+				select {
+				case <-s.done:
+					return
+				case <-s.poked:
+				case <-time.After(settleQuiet):
+					quiet = true
+				case <-latest:
+					quiet = true
+				}
+			}
+		}
+		select {
+		case s.events <- struct{}{}:
+		default: // the last one was not taken yet
+		}
+	}
+}
+
+// groups are the rtnetlink groups of what a Snapshot depends on. Neighbours are
+// not: they change all the time, and matter only for a tunnel that has neither
+// an outer address nor a device; the resync finds those.
+var groups = []int{
+	unix.RTNLGRP_LINK, unix.RTNLGRP_NSID,
+	unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+}
+
+// watchHere subscribes to the calling thread's namespace.
+func (s *Scanner) watchHere(cookie uint64) (*watch, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open rtnetlink: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "rtnetlink")
+	sa := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
+	for _, g := range groups {
+		sa.Groups |= 1 << (g - 1)
+	}
+	err = errors.Join(
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, s.rcvbuf),
+		unix.Bind(fd, sa),
+	)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("watch network namespace %d: %w", cookie, err), f.Close())
+	}
+	s.wg.Go(func() { s.follow(f) })
+	return &watch{f: f}, nil
+}
+
+// follow reads a subscription until it is closed.
+func (s *Scanner) follow(f *os.File) {
+	buf := make([]byte, 1<<16)
+	for {
+		n, err := f.Read(buf)
+		switch {
+		case errors.Is(err, unix.ENOBUFS):
+			// Changes came faster than we read and some are lost.
+			s.wantFull.Store(true)
+			s.newIDs.Store(true)
+			s.poke()
+			continue
+		case err != nil:
+			return
+		}
+		for m := range messages(buf[:n]) {
+			s.heed(m)
+		}
+		s.poke()
+	}
+}
+
+// heed notes what a message means beyond that something changed.
+func (s *Scanner) heed(m message) {
+	switch m.typ {
+	case unix.RTM_NEWNSID:
+		s.newIDs.Store(true)
+	case unix.RTM_DELLINK:
+		// A tunnel that moves makes a namespace ours which had no
+		// tunnels when it was last looked into.
+		if l := parseLink(m.body); l != nil {
+			if _, ok := outerOf(l); ok {
+				s.wantFull.Store(true)
+			}
+		}
+	}
+}
+
+// watchHolder makes the end of a process an event, when the namespace is
+// reached through that process: nothing else would tell.
+func (s *Scanner) watchHolder(w *watch, path string) {
+	pid := 0
+	if rest, ok := strings.CutPrefix(path, proc+"/"); ok {
+		num, _, _ := strings.Cut(rest, "/")
+		pid, _ = strconv.Atoi(num) // 0 for "self" and "thread-self"
+	}
+	if pid == w.pid || pid == os.Getpid() {
+		return
+	}
+	if w.holder != nil {
+		w.holder.Close()
+		w.holder = nil
+	}
+	w.pid = pid
+	if pid == 0 {
+		return
+	}
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		s.poke() // ended already
+		return
+	}
+	f := os.NewFile(uintptr(fd), "pidfd")
+	w.holder = f
+	s.wg.Go(func() {
+		c, err := f.SyscallConn()
+		if err != nil {
+			return
+		}
+		err = c.Read(func(fd uintptr) bool {
+			n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			return n > 0
+		})
+		if err == nil {
+			s.poke()
+		}
+	})
+}
+
+// watchNames makes it an event when a namespace gets or loses a name. A
+// directory that does not exist yet is tried again at every scan.
+func (s *Scanner) watchNames() {
+	if s.inotify == nil {
+		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+		if err != nil {
+			return // the limit of instances is reached; the resync finds names too
+		}
+		f := os.NewFile(uintptr(fd), "inotify")
+		s.inotify = f
+		s.wg.Go(func() {
+			var buf [1 << 12]byte
+			for {
+				n, err := f.Read(buf[:])
+				if err != nil {
+					return
+				}
+				if n >= unix.SizeofInotifyEvent && binary.NativeEndian.Uint32(buf[4:])&unix.IN_IGNORED == 0 {
+					s.poke()
+				}
+			}
+		})
+	}
+	c, err := s.inotify.SyscallConn()
+	if err != nil {
+		return
+	}
+	c.Control(func(fd uintptr) {
+		for _, dir := range s.opts.Dirs {
+			// Adding what is watched already changes nothing.
+			unix.InotifyAddWatch(int(fd), dir, unix.IN_CREATE|unix.IN_DELETE|unix.IN_MOVE|unix.IN_ONLYDIR)
+		}
+	})
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+const bridge = vxlan + `link add br0 type bridge
+	link set vx0 master br0 up
+	link set br0 up
+	`
+
+func TestPodsComingAndGoingAreEvents(t *testing.T) {
+	w := newWorld(t)
+	a, _ := w.hosts()
+	a.ip(t, bridge)
+	s := w.scanner(a)
+	if snap := scan(t, s); len(snap.Pods) != 0 {
+		t.Fatalf("%+v", snap)
+	}
+
+	pod := held(t)
+	a.ip(t, "link add ve1 type veth peer name eth0 netns $1\nlink set ve1 master br0 up", pod)
+	until(t, s, "the new pod", func(n Snapshot) bool { return len(n.Pods) == 1 })
+
+	// The container ends as containers do: its process does. Only if the
+	// scanner does not hold the namespace does its veth go too.
+	pod.Close()
+	pod.kill()
+	until(t, s, "the pod's end", func(n Snapshot) bool { return len(n.Pods) == 0 && len(n.Skipped) == 0 })
+}
+
+func TestTunnelThatMovesToAKnownNamespaceIsAnEvent(t *testing.T) {
+	w := newWorld(t)
+	a, _ := w.hosts()
+	over := named(t, w.dir, "overlay")
+	s := w.scanner(a)
+	scan(t, s)
+	a.ip(t, vxlan+"link set vx0 netns $1", over)
+	until(t, s, "the tunnel elsewhere", func(n Snapshot) bool {
+		return len(n.Tunnels) == 1 && n.Tunnels[0].NetnsCookie == over.cookie
+	})
+	// From now on changes in there are events, too.
+	pod := held(t)
+	over.ip(t, `link add br0 type bridge
+		link set vx0 master br0 up
+		link add ve1 type veth peer name eth0 netns $1
+		link set ve1 master br0 up`, pod)
+	until(t, s, "a pod in there", func(n Snapshot) bool { return len(n.Pods) == 1 })
+}
+
+func TestScannerLetsGoOfATunnelsNamespaceWhenItsHoldersDo(t *testing.T) {
+	for _, kind := range []string{"process", "descriptor", "name"} {
+		t.Run(kind, func(t *testing.T) {
+			w := newWorld(t)
+			a, _ := w.hosts()
+			var over *ns
+			drop := func() { over.kill() }
+			switch kind {
+			case "process":
+				over = held(t)
+			case "descriptor":
+				over = opened(t)
+			case "name":
+				over = named(t, w.dir, "overlay")
+				drop = func() { unname(w.dir + "/overlay") }
+			}
+			// mark lives in the host and ends with the other namespace.
+			a.ip(t, vxlan+"link set vx0 netns $1\nlink add mark type veth peer name far netns $1", over)
+			s := w.scanner(a)
+			if snap := scan(t, s); len(snap.Tunnels) != 1 {
+				t.Fatalf("%+v", snap)
+			}
+			over.Close()
+			drop()
+			until(t, s, "the tunnel's end", func(n Snapshot) bool { return len(n.Tunnels) == 0 })
+			if _, err := s.Namespace(over.cookie); !errors.Is(err, ErrGone) {
+				t.Fatalf("Namespace: %v, want ErrGone", err)
+			}
+			<-s.Events() // that of mark's end
+		})
+	}
+}
+
+func TestLostMessagesLeadToAFullScan(t *testing.T) {
+	w := newWorld(t)
+	a, _ := w.hosts()
+	s := w.scanner(a)
+	// A subscription with room for about one message.
+	s.mu.Lock()
+	s.rcvbuf = 1
+	s.watches[a.cookie].close()
+	err := a.Do(func() (err error) {
+		s.watches[a.cookie], err = s.watchHere(a.cookie)
+		return err
+	})
+	s.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	scan(t, s)
+	if s.wantFull.Load() {
+		t.Fatal("a full scan is due before anything happened")
+	}
+	for range 20 {
+		var b strings.Builder
+		for i := range 100 {
+			fmt.Fprintf(&b, "link add d%d type veth peer name e%[1]d\n", i)
+		}
+		for i := range 100 {
+			fmt.Fprintf(&b, "link del d%d\n", i)
+		}
+		a.ip(t, b.String())
+		if s.wantFull.Load() {
+			break
+		}
+	}
+	if !s.wantFull.Load() {
+		t.Fatal("no overrun was noticed")
+	}
+	<-s.Events()
+}
+
+func TestResyncIsAnEventWithoutACause(t *testing.T) {
+	w := newWorld(t)
+	a, _ := w.hosts()
+	s := w.scanner(a, func(o *Options) { o.Resync = 10 * time.Millisecond })
+	<-s.Events()
+	<-s.Events()
+}
+
+func TestClosedScannerRefuses(t *testing.T) {
+	w := newWorld(t)
+	a, _ := w.hosts()
+	s := w.scanner(a)
+	s.Close()
+	if _, err := s.Scan(t.Context()); !errors.Is(err, os.ErrClosed) {
+		t.Fatalf("Scan: %v", err)
+	}
+	for range s.Events() { // ends, since Close closes it
+	}
+}
+
+func TestTwoHundredPods(t *testing.T) {
+	w := newWorld(t)
+	a, _ := w.hosts()
+	const n = 200
+	a.ip(t, bridge)
+	pods := make([]*ns, n)
+	var script strings.Builder
+	for i := range pods {
+		pods[i] = named(t, w.dir, fmt.Sprintf("pod%d", i))
+		fmt.Fprintf(&script, "link add ve%d type veth peer name eth0 netns %s\nlink set ve%[1]d master br0 up\n", i, pods[i].ref())
+	}
+	a.ip(t, script.String())
+	s := w.scanner(a)
+	start := time.Now()
+	snap := scan(t, s)
+	first := time.Since(start)
+	if len(snap.Pods) != n {
+		t.Fatalf("%d pods, skipped %v", len(snap.Pods), snap.Skipped)
+	}
+	fds := openFDs(t)
+	var again []time.Duration
+	for range 9 {
+		start = time.Now()
+		scan(t, s)
+		again = append(again, time.Since(start))
+	}
+	slices.Sort(again)
+	s.wantFull.Store(true)
+	start = time.Now()
+	scan(t, s)
+	full := time.Since(start)
+	t.Logf("scan of %d pods: first %v, later %v (median), full %v", n, first, again[len(again)/2], full)
+	if now := openFDs(t); now > fds {
+		t.Fatalf("scanning leaks descriptors: %d, then %d", fds, now)
+	}
+}
+
+func openFDs(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// link is a device as rtnetlink tells it.
+type link struct {
+	index     int
+	name      string
+	kind      string // IFLA_INFO_KIND; empty for hardware
+	flags     uint32
+	mtu       int
+	mac       net.HardwareAddr
+	master    int
+	lower     int // IFLA_LINK: veth's other end, VLAN's parent
+	nsid      int // of the namespace that lower lives in; -1: the same
+	qdisc     string
+	xdpProg   uint32
+	allocated int // RX queues allocated, not necessarily in use
+	data      []byte
+}
+
+const skipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS
+
+func ifinfomsg(index int) []byte {
+	b := make([]byte, unix.SizeofIfInfomsg)
+	binary.NativeEndian.PutUint32(b[4:], uint32(index))
+	return b
+}
+
+// links lists the devices of the namespace.
+func (c *conn) links() (map[int]*link, error) {
+	var all map[int]*link
+	err := c.do(unix.RTM_GETLINK, unix.NLM_F_DUMP, attr32(ifinfomsg(0), unix.IFLA_EXT_MASK, skipStats),
+		func() { all = map[int]*link{} },
+		func(b []byte) error {
+			if l := parseLink(b); l != nil {
+				all[l.index] = l
+			}
+			return nil
+		})
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	return all, nil
+}
+
+// linkIn reads one device of the namespace that has the id nsid here, without
+// entering or opening that namespace.
+func (c *conn) linkIn(nsid, index int) (*link, error) {
+	req := attr32(ifinfomsg(index), unix.IFLA_TARGET_NETNSID, uint32(nsid))
+	req = attr32(req, unix.IFLA_EXT_MASK, skipStats)
+	var l *link
+	err := c.do(unix.RTM_GETLINK, 0, req, func() {}, func(b []byte) error {
+		l = parseLink(b)
+		return nil
+	})
+	if err == nil && l == nil {
+		err = unix.ENODEV
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read device %d: %w", index, err)
+	}
+	return l, nil
+}
+
+// parseLink returns nil for what is no device description.
+func parseLink(b []byte) *link {
+	if len(b) < unix.SizeofIfInfomsg || b[0] != unix.AF_UNSPEC {
+		return nil
+	}
+	l := &link{index: int(int32(u32(b[4:]))), flags: u32(b[8:]), nsid: -1}
+	for t, v := range attrs(b[unix.SizeofIfInfomsg:]) {
+		switch t {
+		case unix.IFLA_IFNAME:
+			l.name = str(v)
+		case unix.IFLA_MTU:
+			l.mtu = int(u32(v))
+		case unix.IFLA_ADDRESS:
+			l.mac = bytes.Clone(v)
+		case unix.IFLA_MASTER:
+			l.master = int(u32(v))
+		case unix.IFLA_LINK:
+			l.lower = int(u32(v))
+		case unix.IFLA_LINK_NETNSID:
+			l.nsid = int(int32(u32(v)))
+		case unix.IFLA_QDISC:
+			l.qdisc = str(v)
+		case unix.IFLA_NUM_RX_QUEUES:
+			l.allocated = int(u32(v))
+		case unix.IFLA_XDP:
+			l.xdpProg = parseXDP(v)
+		case unix.IFLA_LINKINFO:
+			for t, v := range attrs(v) {
+				switch t {
+				case unix.IFLA_INFO_KIND:
+					l.kind = str(v)
+				case unix.IFLA_INFO_DATA:
+					l.data = bytes.Clone(v)
+				}
+			}
+		}
+	}
+	return l
+}
+
+// parseXDP returns the id of the attached program. With programs in several
+// modes at once the driver's comes first.
+func parseXDP(b []byte) uint32 {
+	var one, drv, other uint32
+	for t, v := range attrs(b) {
+		switch t {
+		case unix.IFLA_XDP_PROG_ID:
+			one = u32(v)
+		case unix.IFLA_XDP_DRV_PROG_ID:
+			drv = u32(v)
+		case unix.IFLA_XDP_SKB_PROG_ID, unix.IFLA_XDP_HW_PROG_ID:
+			other = u32(v)
+		}
+	}
+	switch {
+	case one != 0:
+		return one
+	case drv != 0:
+		return drv
+	}
+	return other
+}
+
+// outer is what a tunnel says about its encapsulation.
+type outer struct {
+	kind    Kind
+	vni     uint32
+	port    uint16
+	collect bool
+	link    int // ifindex in the link namespace, 0 if not bound to a device
+	local   netip.Addr
+	remote  netip.Addr // default destination: a unicast peer or a group
+}
+
+// outerOf returns false if the device is no tunnel that we know.
+func outerOf(l *link) (outer, bool) {
+	switch l.kind {
+	case "vxlan":
+		return parseVXLAN(l.data), true
+	case "geneve":
+		return parseGeneve(l.data), true
+	}
+	return outer{}, false
+}
+
+func parseVXLAN(b []byte) outer {
+	o := outer{kind: VXLAN}
+	for t, v := range attrs(b) {
+		switch t {
+		case unix.IFLA_VXLAN_ID:
+			o.vni = u32(v)
+		case unix.IFLA_VXLAN_PORT:
+			o.port = u16be(v)
+		case unix.IFLA_VXLAN_COLLECT_METADATA:
+			o.collect = len(v) > 0 && v[0] != 0
+		case unix.IFLA_VXLAN_LINK:
+			o.link = int(u32(v))
+		case unix.IFLA_VXLAN_LOCAL, unix.IFLA_VXLAN_LOCAL6:
+			o.local = addr(v)
+		case unix.IFLA_VXLAN_GROUP, unix.IFLA_VXLAN_GROUP6:
+			o.remote = addr(v)
+		}
+	}
+	return o
+}
+
+func parseGeneve(b []byte) outer {
+	o := outer{kind: Geneve}
+	for t, v := range attrs(b) {
+		switch t {
+		case unix.IFLA_GENEVE_ID:
+			o.vni = u32(v)
+		case unix.IFLA_GENEVE_PORT:
+			o.port = u16be(v)
+		case unix.IFLA_GENEVE_COLLECT_METADATA:
+			o.collect = true // a flag: being there is its value
+		case unix.IFLA_GENEVE_REMOTE, unix.IFLA_GENEVE_REMOTE6:
+			o.remote = addr(v)
+		}
+	}
+	return o
+}
+
+// addr reads an address; an unspecified one counts as none.
+func addr(b []byte) netip.Addr {
+	a, ok := netip.AddrFromSlice(b)
+	if !ok || a.IsUnspecified() {
+		return netip.Addr{}
+	}
+	return a
+}

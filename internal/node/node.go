@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package node observes what of an overlay network is on this node: the
+// underlays of one network namespace, the tunnels that send and receive
+// through them, wherever these live, and the pods behind the tunnels.
+//
+// It only looks. What it finds belongs to the namespace that the Scanner was
+// made for (its home): a tunnel elsewhere only if its link namespace is home, a
+// pod only if its veth leads to such a tunnel. Two scanners with different
+// homes never report the same underlay or tunnel.
+//
+// Devices are told apart by (namespace cookie, ifindex). Names are for people
+// and for sysfs, and may change at any time.
+package node
+
+import (
+	"net"
+	"net/netip"
+	"strconv"
+)
+
+// DevKey identifies a device for as long as it exists. An ifindex can be used
+// again in the same namespace after a device is gone; a cookie never is.
+type DevKey struct {
+	NetnsCookie uint64
+	Ifindex     int
+}
+
+// Dev is a network device.
+type Dev struct {
+	NetnsCookie uint64
+	Ifindex     int
+	Name        string // as of the scan
+}
+
+// Key returns what identifies the device.
+func (d Dev) Key() DevKey { return DevKey{d.NetnsCookie, d.Ifindex} }
+
+// Same reports whether both are one device, whatever they are called.
+func (d Dev) Same(o Dev) bool { return d.Key() == o.Key() }
+
+func (d Dev) String() string {
+	return d.Name + "(" + strconv.FormatUint(d.NetnsCookie, 10) + "/" + strconv.Itoa(d.Ifindex) + ")"
+}
+
+// Underlay is a NIC of the home namespace that carries encapsulated packets.
+type Underlay struct {
+	Dev
+	MTU       int
+	RxQueues  int          // in use, not merely allocated
+	Addrs     []netip.Addr // its own, and those of the VLANs and bridges above it that tunnels use
+	Driver    string       // kernel driver, or the link kind of a virtual device
+	XDPProgID uint32       // of the attached program, 0 if none
+	// ForeignXDP is set when XDPProgID is not one of ours by Options.OwnXDP.
+	ForeignXDP bool
+}
+
+// Kind is the encapsulation of a tunnel.
+type Kind uint8
+
+// Encapsulations.
+const (
+	VXLAN Kind = iota + 1
+	Geneve
+)
+
+func (k Kind) String() string {
+	switch k {
+	case VXLAN:
+		return "vxlan"
+	case Geneve:
+		return "geneve"
+	}
+	return "kind(" + strconv.Itoa(int(k)) + ")"
+}
+
+// Tunnel is a VXLAN or Geneve device whose outer packets pass the home
+// namespace.
+type Tunnel struct {
+	Dev
+	Kind            Kind
+	VNI             uint32
+	CollectMetadata bool // one device for many VNIs, chosen by routes or BPF
+	Port            uint16
+	MTU             int
+	Local           netip.Addr // outer source address; invalid if the kernel chooses it
+	Underlays       []Dev      // NICs by which its packets arrive, sorted
+	Bridge          *Dev       // the bridge it is a port of, nil if none
+	RxQueues        int
+}
+
+// Pod is a container's veth: the end on the host's side and the end in the
+// container.
+type Pod struct {
+	Host         Dev
+	Peer         Dev
+	PeerRxQueues int
+	PeerMTU      int
+	PeerMAC      net.HardwareAddr
+	HostQdisc    string // root qdisc of the host end, "noqueue" by default
+	Tunnels      []Dev  // tunnels that lead to this pod, sorted
+}
+
+// Skip is a device that looked like one of ours and was left out.
+type Skip struct {
+	Dev    Dev
+	Reason string
+}
+
+// Snapshot is what one Scan saw. All lists are sorted by namespace and
+// ifindex, so that equal states compare equal.
+type Snapshot struct {
+	Underlays []Underlay
+	Tunnels   []Tunnel
+	Pods      []Pod
+	Skipped   []Skip
+}

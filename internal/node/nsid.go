@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// rtgenmsg and its padding, which the attributes follow.
+func rtgenmsg() []byte { return make([]byte, 4) }
+
+// parseNSID returns -1 if there is no id in the message.
+func parseNSID(b []byte) int {
+	if len(b) >= 4 {
+		for t, v := range attrs(b[4:]) {
+			if t == unix.NETNSA_NSID {
+				return int(int32(u32(v)))
+			}
+		}
+	}
+	return -1
+}
+
+// nsids lists the ids of other namespaces that this one knows.
+func (c *conn) nsids() ([]int, error) {
+	var ids []int
+	err := c.do(unix.RTM_GETNSID, unix.NLM_F_DUMP, rtgenmsg(),
+		func() { ids = nil },
+		func(b []byte) error {
+			if id := parseNSID(b); id >= 0 {
+				ids = append(ids, id)
+			}
+			return nil
+		})
+	if err != nil {
+		return nil, fmt.Errorf("list namespace ids: %w", err)
+	}
+	return ids, nil
+}
+
+// nsidOf returns the id that this namespace has for the one behind fd, -1 if
+// none. It does not assign one.
+func (c *conn) nsidOf(fd int) (int, error) {
+	id := -1
+	err := c.do(unix.RTM_GETNSID, 0, attr32(rtgenmsg(), unix.NETNSA_FD, uint32(fd)), func() {},
+		func(b []byte) error { id = parseNSID(b); return nil })
+	if err != nil {
+		return -1, fmt.Errorf("read namespace id: %w", err)
+	}
+	return id, nil
+}

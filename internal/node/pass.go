@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/netns"
+)
+
+// pass is one scan. It runs on a thread of its own, which it moves from
+// namespace to namespace; every namespace is identified anew by its cookie.
+type pass struct {
+	s       *Scanner
+	full    bool // look into every namespace, not only those that are new or ours
+	walked  int  // how far namespaces without names were searched for
+	at      int  // descriptor of the namespace that the thread is in
+	home    *space
+	order   []*space
+	byInode map[uint64]*space
+	again   bool // something may be ready soon of which no event will tell
+	snap    Snapshot
+}
+
+const (
+	walkedNone = iota
+	walkedProcs
+	walkedFDs
+)
+
+func (p *pass) skip(d Dev, format string, args ...any) {
+	p.snap.Skipped = append(p.snap.Skipped, Skip{d, fmt.Sprintf(format, args...)})
+}
+
+func (p *pass) close() {
+	for _, sp := range p.order {
+		if sp.c != nil {
+			sp.c.close()
+		}
+		sp.h.Close()
+	}
+}
+
+func (p *pass) run(ctx context.Context) error {
+	h, err := netns.OfPath(p.s.homePath)
+	if err != nil {
+		return err
+	}
+	if err := p.adopt(h, p.s.homePath); err != nil {
+		h.Close()
+		return err
+	}
+	p.home = p.order[0]
+	p.names()
+	if !p.remembered() || p.full {
+		p.procs()
+	}
+	if !p.watched() {
+		p.descriptors()
+	}
+	// Examining one namespace can bring others to light.
+	for i := 0; i < len(p.order); i++ {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		sp := p.order[i]
+		if err := p.examine(sp); err != nil {
+			if sp == p.home {
+				return err
+			}
+			p.s.wantFull.Store(true) // and look again at the next scan
+			p.gone(sp.path, err)
+		}
+	}
+	if err := p.underlays(); err != nil {
+		return err
+	}
+	for _, sp := range p.order {
+		if len(sp.ours) == 0 {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := p.pods(sp); err != nil {
+			p.gone(sp.path, err)
+		}
+	}
+	p.sort()
+	return nil
+}
+
+// watched reports whether the namespaces that we watch have been found. If
+// nobody but us holds one, it is time to let go of it.
+func (p *pass) watched() bool {
+	found := map[uint64]bool{}
+	for _, sp := range p.order {
+		found[sp.cookie] = true
+	}
+	for cookie := range p.s.watches {
+		if !found[cookie] {
+			return false
+		}
+	}
+	return true
+}
+
+// examine lists the devices of a namespace that may have tunnels of ours and
+// finds the namespaces that such a one leads to.
+func (p *pass) examine(sp *space) error {
+	_, seen := p.s.known[sp.cookie]
+	if sp != p.home && seen && !p.full && !sp.tunnels {
+		return nil
+	}
+	if err := p.dial(sp); err != nil {
+		return err
+	}
+	if err := p.list(sp); err != nil {
+		return err
+	}
+	sp.tunnels = len(sp.ours) > 0
+	if sp != p.home && !sp.tunnels {
+		return nil
+	}
+	// What changes after the list was read must cause an event, so that a
+	// namespace is listed again when the watch on it is new.
+	fresh, err := p.watch(sp)
+	if err != nil {
+		return err
+	}
+	if fresh && sp != p.home {
+		if err := p.list(sp); err != nil {
+			return err
+		}
+	}
+	return p.resolve(sp)
+}
+
+func (p *pass) list(sp *space) error {
+	var err error
+	if sp.links, err = sp.c.links(); err != nil {
+		return err
+	}
+	sp.ours = nil
+	homeID := -1
+	for _, l := range sp.links {
+		if _, ok := outerOf(l); !ok {
+			continue
+		}
+		if sp == p.home {
+			if l.nsid == -1 {
+				sp.ours = append(sp.ours, l)
+			}
+			continue
+		}
+		if l.nsid == -1 {
+			continue // sends and receives in its own namespace
+		}
+		if homeID == -1 {
+			if homeID, err = sp.c.nsidOf(p.home.h.FD()); err != nil {
+				return err
+			}
+		}
+		if l.nsid == homeID {
+			sp.ours = append(sp.ours, l)
+		}
+	}
+	return nil
+}
+
+// resolve finds out which namespaces the ids mean that this one has for
+// others. It searches wider when an id stays unknown: first all processes, then
+// everything that processes hold open.
+func (p *pass) resolve(sp *space) error {
+	ids, err := sp.c.nsids()
+	if err != nil {
+		return err
+	}
+	if err := p.ask(sp); err != nil {
+		return err
+	}
+	for p.missing(sp, ids) && p.walked < walkedFDs {
+		if p.walked == walkedNone {
+			p.procs()
+		} else {
+			p.descriptors()
+		}
+		if err := p.ask(sp); err != nil {
+			return err
+		}
+	}
+	for _, id := range ids {
+		if sp.ids[id] == nil {
+			p.s.unknown[nsKey{sp.cookie, id}] = true
+		}
+	}
+	return nil
+}
+
+// missing reports whether an id is unknown that was not searched for in vain.
+func (p *pass) missing(sp *space, ids []int) bool {
+	for _, id := range ids {
+		if sp.ids[id] == nil && !p.s.unknown[nsKey{sp.cookie, id}] {
+			return true
+		}
+	}
+	return false
+}
+
+// ask looks up the ids of the namespaces found since it was last asked.
+func (p *pass) ask(sp *space) error {
+	if sp.ids == nil {
+		sp.ids = map[int]*space{}
+	}
+	for ; sp.asked < len(p.order); sp.asked++ {
+		o := p.order[sp.asked]
+		id, err := sp.c.nsidOf(o.h.FD())
+		if err != nil {
+			return err
+		}
+		if id != -1 && o != sp {
+			sp.ids[id] = o
+		}
+	}
+	return nil
+}
+
+// watch makes changes in the namespace cause events from now on.
+func (p *pass) watch(sp *space) (fresh bool, err error) {
+	w := p.s.watches[sp.cookie]
+	if w == nil {
+		if err := p.enter(sp); err != nil {
+			return false, err
+		}
+		if w, err = p.s.watchHere(sp.cookie); err != nil {
+			return false, err
+		}
+		p.s.watches[sp.cookie] = w
+		fresh = true
+	}
+	p.s.watchHolder(w, sp.path)
+	return fresh, nil
+}
+
+// dev names a device of the space.
+func (sp *space) dev(l *link) Dev { return Dev{sp.cookie, l.index, l.name} }
+
+// up reports whether a device is administratively up.
+func up(l *link) bool { return l.flags&unix.IFF_UP != 0 }

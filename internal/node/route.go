@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// addrs lists the addresses of the namespace by device.
+func (c *conn) addrs() (map[int][]netip.Addr, error) {
+	var all map[int][]netip.Addr
+	err := c.do(unix.RTM_GETADDR, unix.NLM_F_DUMP, make([]byte, unix.SizeofIfAddrmsg),
+		func() { all = map[int][]netip.Addr{} },
+		func(b []byte) error {
+			if len(b) < unix.SizeofIfAddrmsg {
+				return nil
+			}
+			var a netip.Addr
+			for t, v := range attrs(b[unix.SizeofIfAddrmsg:]) {
+				// Of a point-to-point device IFA_ADDRESS is the far end.
+				if t == unix.IFA_LOCAL || t == unix.IFA_ADDRESS && !a.IsValid() {
+					a = addr(v)
+				}
+			}
+			if a.IsValid() {
+				index := int(u32(b[4:]))
+				all[index] = append(all[index], a)
+			}
+			return nil
+		})
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	return all, nil
+}
+
+// via is how the main routing tables of a namespace use a device.
+type via struct {
+	any     bool // some unicast route
+	host    bool // a route to one address: how routed CNIs tell their pods
+	gateway bool // by a router on that device, or the default route
+}
+
+// routes sums up the unicast routes of both main tables by output device.
+// Link-local ones, which every device has, do not count.
+func (c *conn) routes() (map[int]via, error) {
+	all := map[int]via{}
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		req := make([]byte, unix.SizeofRtMsg)
+		req[0], req[4] = family, unix.RT_TABLE_MAIN
+		one := map[int]via{}
+		err := c.do(unix.RTM_GETROUTE, unix.NLM_F_DUMP, req,
+			func() { clear(one) },
+			func(b []byte) error { parseRoute(b, one); return nil })
+		// A table that was never used does not exist.
+		if err != nil && err != unix.ENOENT && err != unix.EAFNOSUPPORT && err != unix.EOPNOTSUPP {
+			return nil, fmt.Errorf("list routes: %w", err)
+		}
+		for index, v := range one {
+			o := all[index]
+			all[index] = via{o.any || v.any, o.host || v.host, o.gateway || v.gateway}
+		}
+	}
+	return all, nil
+}
+
+func parseRoute(b []byte, into map[int]via) {
+	if len(b) < unix.SizeofRtMsg || b[4] != unix.RT_TABLE_MAIN || b[7] != unix.RTN_UNICAST {
+		return
+	}
+	family, bits := b[0], int(b[1])
+	v := via{any: true}
+	v.host = bits == 32 && family == unix.AF_INET || bits == 128 && family == unix.AF_INET6
+	v.gateway = bits == 0
+	var oifs []int
+	for t, val := range attrs(b[unix.SizeofRtMsg:]) {
+		switch t {
+		case unix.RTA_DST:
+			if a := addr(val); a.IsLinkLocalUnicast() || a.IsMulticast() {
+				return
+			}
+		case unix.RTA_OIF:
+			oifs = append(oifs, int(u32(val)))
+		case unix.RTA_GATEWAY, unix.RTA_VIA:
+			v.gateway = true
+		case unix.RTA_MULTIPATH:
+			v.gateway = true
+			oifs = append(oifs, hops(val)...)
+		}
+	}
+	for _, i := range oifs {
+		o := into[i]
+		into[i] = via{o.any || v.any, o.host || v.host, o.gateway || v.gateway}
+	}
+}
+
+// hops lists the devices of a multipath route.
+func hops(b []byte) []int {
+	var oifs []int
+	for len(b) >= unix.SizeofRtNexthop {
+		l := int(binary.NativeEndian.Uint16(b))
+		if l < unix.SizeofRtNexthop || l > len(b) {
+			break
+		}
+		oifs = append(oifs, int(u32(b[4:])))
+		b = b[min((l+3)&^3, len(b)):]
+	}
+	return oifs
+}
+
+// routeTo returns the device by which the kernel would send to a, 0 if by
+// none.
+func (c *conn) routeTo(a netip.Addr) (int, error) {
+	req := make([]byte, unix.SizeofRtMsg)
+	req[0] = unix.AF_INET
+	if a.Is6() {
+		req[0] = unix.AF_INET6
+	}
+	req[1] = byte(a.BitLen())
+	req = attr(req, unix.RTA_DST, a.AsSlice())
+	oif := 0
+	err := c.do(unix.RTM_GETROUTE, 0, req, func() {}, func(b []byte) error {
+		if len(b) >= unix.SizeofRtMsg {
+			for t, v := range attrs(b[unix.SizeofRtMsg:]) {
+				if t == unix.RTA_OIF {
+					oif = int(u32(v))
+				}
+			}
+		}
+		return nil
+	})
+	switch err {
+	case nil:
+		return oif, nil
+	case unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, unix.EACCES, unix.EAFNOSUPPORT:
+		return 0, nil // no route, or one that says no
+	}
+	return 0, fmt.Errorf("look up route to %s: %w", a, err)
+}
+
+// maxRemotes bounds the routes looked up for one tunnel. Large clusters have
+// thousands of remotes, nearly all behind the same NIC.
+const maxRemotes = 64
+
+// remotes lists distinct destinations in a VXLAN device's forwarding table.
+func (c *conn) remotes(index int) ([]netip.Addr, error) {
+	req := make([]byte, unix.SizeofNdMsg)
+	req[0] = unix.AF_BRIDGE
+	copy(req[4:], ifinfomsg(index)[4:8])
+	var list []netip.Addr
+	var seen map[netip.Addr]bool
+	err := c.do(unix.RTM_GETNEIGH, unix.NLM_F_DUMP, req,
+		func() { list, seen = nil, map[netip.Addr]bool{} },
+		func(b []byte) error {
+			if len(b) < unix.SizeofNdMsg || int(u32(b[4:])) != index || len(list) == maxRemotes {
+				return nil
+			}
+			for t, v := range attrs(b[unix.SizeofNdMsg:]) {
+				if t != unix.NDA_DST {
+					continue
+				}
+				if a := addr(v); a.IsValid() && !seen[a] {
+					seen[a] = true
+					list = append(list, a)
+				}
+			}
+			return nil
+		})
+	if err != nil {
+		return nil, fmt.Errorf("list forwarding entries: %w", err)
+	}
+	return list, nil
+}

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/netns"
+)
+
+// Options say what a Scanner looks at. The zero value is the daemon's default.
+type Options struct {
+	// Underlays names the NICs to use; empty: those that carry the outer
+	// packets of a tunnel.
+	Underlays []string
+	// Home is the namespace whose underlays we own; nil: that of the calling
+	// thread. It is not kept, and stays the caller's.
+	Home *netns.Handle
+	// Dirs are where namespaces have names; nil: where ip-netns(8) and
+	// Docker put them.
+	Dirs []string
+	// Resync is the time between events without a cause; 0: 30 s.
+	Resync time.Duration
+	// OwnXDP reports whether an XDP program is ours; nil: none is.
+	OwnXDP func(progID uint32) bool
+}
+
+// Scanner observes a node. Its methods may be called at the same time.
+type Scanner struct {
+	opts     Options
+	home     *netns.Handle
+	homePath string // reopens home
+	nsfs     uint64 // device number of namespace files
+	buf      []byte // answers to a scan's requests
+
+	homeCookie uint64
+
+	mu      sync.Mutex // a scan, and what follows
+	known   map[uint64]*known
+	unknown map[nsKey]bool // ids that were searched for in vain
+	watches map[uint64]*watch
+	retry   *time.Timer
+	closed  bool
+
+	wantFull atomic.Bool // the next scan looks into every namespace
+	newIDs   atomic.Bool // ids were given out since the last scan
+	poked    chan struct{}
+	events   chan struct{}
+	done     chan struct{}
+	inotify  *os.File
+	rcvbuf   int
+	wg       sync.WaitGroup
+}
+
+// nsKey is the id that one namespace has for another.
+type nsKey struct {
+	cookie uint64
+	id     int
+}
+
+// NewScanner starts watching the home namespace. It needs CAP_NET_ADMIN and
+// CAP_SYS_ADMIN: namespaces are entered to be looked at.
+func NewScanner(opts Options) (*Scanner, error) {
+	if opts.Dirs == nil {
+		opts.Dirs = []string{"/run/netns", "/run/docker/netns"}
+	}
+	if opts.Resync == 0 {
+		opts.Resync = 30 * time.Second
+	}
+	path := "/proc/thread-self/ns/net"
+	if opts.Home != nil {
+		path = "/proc/self/fd/" + strconv.Itoa(opts.Home.FD())
+	}
+	home, err := netns.OfPath(path)
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(home.FD(), &st); err != nil {
+		return nil, errors.Join(fmt.Errorf("stat network namespace: %w", err), home.Close())
+	}
+	s := &Scanner{
+		opts: opts, home: home, homePath: "/proc/self/fd/" + strconv.Itoa(home.FD()), nsfs: st.Dev,
+		buf:   make([]byte, 1<<16),
+		known: map[uint64]*known{}, unknown: map[nsKey]bool{}, watches: map[uint64]*watch{},
+		poked: make(chan struct{}, 1), events: make(chan struct{}, 1), done: make(chan struct{}),
+		rcvbuf: 1 << 20,
+	}
+	s.wantFull.Store(true)
+	cookie, err := home.Cookie()
+	if err != nil {
+		return nil, errors.Join(err, home.Close())
+	}
+	s.homeCookie = cookie
+	err = home.Do(func() error {
+		s.watches[cookie], err = s.watchHere(cookie)
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, home.Close())
+	}
+	s.watchNames()
+	s.wg.Go(s.settle)
+	return s, nil
+}
+
+// Scan looks at the node. What cannot be looked at is in Snapshot.Skipped with
+// the reason; the error is for what makes the whole meaningless.
+func (s *Scanner) Scan(ctx context.Context) (Snapshot, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return Snapshot{}, fmt.Errorf("scan node: %w", os.ErrClosed)
+	}
+	s.watchNames()
+	if s.newIDs.Swap(false) {
+		clear(s.unknown)
+	}
+	p := &pass{s: s, full: s.wantFull.Swap(false), byInode: map[uint64]*space{}}
+	err := s.home.Do(func() error {
+		defer p.close()
+		return p.run(ctx)
+	})
+	if err != nil {
+		s.wantFull.Store(true)
+		return Snapshot{}, fmt.Errorf("scan node: %w", err)
+	}
+	s.keep(p)
+	return p.snap, nil
+}
+
+// keep remembers the namespaces of a scan and lets go of all others.
+func (s *Scanner) keep(p *pass) {
+	found := map[uint64]*space{}
+	for _, sp := range p.order {
+		found[sp.cookie] = sp
+		s.known[sp.cookie] = sp.known
+	}
+	for cookie, k := range s.known {
+		if found[cookie] == nil {
+			if k.sysfs != nil {
+				k.sysfs.Close()
+			}
+			delete(s.known, cookie)
+		}
+	}
+	for cookie, w := range s.watches {
+		if sp := found[cookie]; sp == nil || sp != p.home && !sp.tunnels {
+			w.close()
+			delete(s.watches, cookie)
+		}
+	}
+	for k := range s.unknown {
+		if found[k.cookie] == nil {
+			delete(s.unknown, k)
+		}
+	}
+	if p.again {
+		if s.retry != nil {
+			s.retry.Stop()
+		}
+		s.retry = time.AfterFunc(time.Second, s.poke)
+	}
+}
+
+// Namespace opens a namespace that the last scan saw. The caller closes it,
+// and soon: an open handle keeps the namespace of a dead container alive. It
+// fails with ErrGone if the namespace has ended.
+func (s *Scanner) Namespace(cookie uint64) (*netns.Handle, error) {
+	path := s.homePath
+	if cookie != s.homeCookie {
+		var err error
+		if path, err = s.Path(cookie); err != nil {
+			return nil, err
+		}
+	}
+	h, err := netns.OfPath(path)
+	if err != nil {
+		return nil, fmt.Errorf("network namespace %d: %w (%w)", cookie, ErrGone, err)
+	}
+	if c, err := h.Cookie(); err != nil || c != cookie {
+		return nil, errors.Join(fmt.Errorf("network namespace %d: %w", cookie, ErrGone), err, h.Close())
+	}
+	return h, nil
+}
+
+// Path returns where a namespace that the last scan saw is reached, for
+// commands that people are told to run, such as nsenter --net=PATH.
+func (s *Scanner) Path(cookie uint64) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.known[cookie]
+	if k == nil {
+		return "", fmt.Errorf("network namespace %d: %w", cookie, ErrGone)
+	}
+	return k.path, nil
+}
+
+// Sysfs returns /sys as a namespace that the last scan saw sees it. It is kept
+// until a scan finds the namespace gone, and does not keep it alive. The caller
+// must not close it.
+func (s *Scanner) Sysfs(cookie uint64) (*os.Root, error) {
+	s.mu.Lock()
+	k := s.known[cookie]
+	var root *os.Root
+	if k != nil {
+		root = k.sysfs
+	}
+	s.mu.Unlock()
+	if root != nil {
+		return root, nil
+	}
+	h, err := s.Namespace(cookie)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k = s.known[cookie]; k == nil {
+		return nil, fmt.Errorf("network namespace %d: %w", cookie, ErrGone)
+	}
+	return s.sysfs(k, h)
+}
+
+// sysfs opens a namespace's /sys the first time; s.mu is held.
+func (s *Scanner) sysfs(k *known, h *netns.Handle) (*os.Root, error) {
+	if k.sysfs == nil {
+		root, err := h.Sysfs()
+		if err != nil {
+			return nil, err
+		}
+		k.sysfs = root
+	}
+	return k.sysfs, nil
+}
+
+// Close stops watching and frees everything. The channel of Events is closed.
+func (s *Scanner) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closed = true
+	close(s.done)
+	for _, w := range s.watches {
+		w.close()
+	}
+	if s.inotify != nil {
+		s.inotify.Close()
+	}
+	if s.retry != nil {
+		s.retry.Stop()
+	}
+	for _, k := range s.known {
+		if k.sysfs != nil {
+			k.sysfs.Close()
+		}
+	}
+	clear(s.known)
+	s.mu.Unlock()
+	s.wg.Wait()
+	return s.home.Close()
+}
+
+func byKey(a, b Dev) int {
+	return cmp.Or(cmp.Compare(a.NetnsCookie, b.NetnsCookie), cmp.Compare(a.Ifindex, b.Ifindex))
+}
+
+func (p *pass) sort() {
+	n := &p.snap
+	slices.SortFunc(n.Underlays, func(a, b Underlay) int { return byKey(a.Dev, b.Dev) })
+	slices.SortFunc(n.Tunnels, func(a, b Tunnel) int { return byKey(a.Dev, b.Dev) })
+	slices.SortFunc(n.Pods, func(a, b Pod) int { return byKey(a.Host, b.Host) })
+	slices.SortFunc(n.Skipped, func(a, b Skip) int {
+		return cmp.Or(byKey(a.Dev, b.Dev), cmp.Compare(a.Dev.Name, b.Dev.Name), cmp.Compare(a.Reason, b.Reason))
+	})
+	for _, pod := range n.Pods {
+		slices.SortFunc(pod.Tunnels, byKey)
+	}
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/netns"
+)
+
+// known is what is kept about a namespace between scans. It holds nothing that
+// keeps the namespace alive: a descriptor of a dead container's namespace would
+// keep its veth, and the name of its host end, in use.
+type known struct {
+	cookie  uint64
+	inode   uint64
+	path    string   // leads to it, checked by inode and cookie at every use
+	tunnels bool     // has tunnels of ours
+	sysfs   *os.Root // does not keep the namespace alive; opened when asked for
+	gateway map[int]bool
+	retries int
+}
+
+// space is a namespace during one scan.
+type space struct {
+	*known
+	h      *netns.Handle
+	c      *conn
+	links  map[int]*link
+	ours   []*link        // tunnels whose link namespace is home
+	ids    map[int]*space // by the id that this namespace has for them
+	asked  int            // spaces looked up for ids
+	routes map[int]via
+}
+
+// proc is where namespaces are reached that have no name.
+const proc = "/proc"
+
+// names adds the namespaces that have a name in one of the directories.
+func (p *pass) names() {
+	for _, dir := range p.s.opts.Dirs {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			continue // most nodes have only one of them
+		}
+		for _, e := range entries {
+			p.path(dir + "/" + e.Name())
+		}
+	}
+}
+
+// remembered adds the namespaces that earlier scans reached through a process,
+// and reports whether all of them are still there.
+func (p *pass) remembered() bool {
+	all := true
+	for _, k := range p.s.known {
+		if _, ok := p.byInode[k.inode]; !ok {
+			p.path(k.path)
+			_, ok = p.byInode[k.inode]
+			all = all && ok
+		}
+	}
+	return all
+}
+
+// procs adds the namespaces that processes are in.
+func (p *pass) procs() {
+	p.walked = walkedProcs
+	for _, pid := range pids() {
+		p.magic(proc + "/" + pid + "/ns/net")
+	}
+}
+
+// descriptors adds the namespaces that processes hold open. Our own do not
+// count: we would never let go of a namespace.
+func (p *pass) descriptors() {
+	p.walked = walkedFDs
+	self := strconv.Itoa(os.Getpid())
+	for _, pid := range pids() {
+		if pid == self {
+			continue
+		}
+		dir := proc + "/" + pid + "/fd"
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			continue // ended, or of a kind that may not be looked at
+		}
+		for _, e := range entries {
+			p.magic(dir + "/" + e.Name())
+		}
+	}
+}
+
+func pids() []string {
+	d, err := os.Open(proc)
+	if err != nil {
+		return nil
+	}
+	defer d.Close()
+	names, _ := d.Readdirnames(-1)
+	list := names[:0]
+	for _, n := range names {
+		if n[0] >= '1' && n[0] <= '9' {
+			list = append(list, n)
+		}
+	}
+	return list
+}
+
+// magic adds the namespace behind a link of /proc, which tells its inode
+// without being followed.
+func (p *pass) magic(path string) {
+	var b [64]byte
+	n, err := unix.Readlink(path, b[:])
+	if err != nil {
+		return
+	}
+	num, ok := strings.CutPrefix(string(b[:n]), "net:[")
+	if !ok {
+		return
+	}
+	inode, err := strconv.ParseUint(strings.TrimSuffix(num, "]"), 10, 64)
+	if err == nil {
+		p.add(path, inode)
+	}
+}
+
+// path adds the namespace at a path of any kind. Nothing but a namespace is
+// opened.
+func (p *pass) path(path string) {
+	if strings.HasPrefix(path, proc+"/") {
+		p.magic(path)
+		return
+	}
+	var st unix.Stat_t
+	if unix.Stat(path, &st) == nil && st.Dev == p.s.nsfs {
+		p.add(path, st.Ino)
+	}
+}
+
+// add opens a namespace, unless this scan knows it.
+func (p *pass) add(path string, inode uint64) {
+	if sp, ok := p.byInode[inode]; ok {
+		if strings.HasPrefix(sp.path, proc+"/") && !strings.HasPrefix(path, proc+"/") {
+			sp.path = path // a name outlives a process
+		}
+		return
+	}
+	h, err := netns.OfPath(path)
+	if err != nil {
+		p.gone(path, err)
+		return
+	}
+	if err := p.adopt(h, path); err != nil {
+		h.Close()
+		p.gone(path, err)
+	}
+}
+
+// adopt makes a space of an open namespace.
+func (p *pass) adopt(h *netns.Handle, path string) error {
+	if err := unix.Setns(h.FD(), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	p.at = h.FD()
+	cookie, err := cookieHere()
+	if err != nil {
+		return err
+	}
+	k := p.s.known[cookie]
+	if k == nil {
+		k = &known{cookie: cookie, gateway: map[int]bool{}}
+	}
+	k.inode, k.path = h.Inode(), path
+	sp := &space{known: k, h: h}
+	p.byInode[k.inode] = sp
+	p.order = append(p.order, sp)
+	return nil
+}
+
+// cookieHere reads the cookie of the calling thread's namespace.
+func cookieHere() (uint64, error) {
+	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return 0, fmt.Errorf("open socket: %w", err)
+	}
+	defer unix.Close(s)
+	c, err := unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("read network namespace cookie: %w", err)
+	}
+	return c, nil
+}
+
+// gone notes a namespace that could not be looked at, unless it just ended.
+func (p *pass) gone(path string, err error) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
+		return
+	}
+	p.skip(Dev{Name: path}, "cannot look into this namespace: %v", err)
+}
+
+// enter moves the scanning thread.
+func (p *pass) enter(sp *space) error {
+	if p.at == sp.h.FD() {
+		return nil
+	}
+	if err := unix.Setns(sp.h.FD(), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	p.at = sp.h.FD()
+	return nil
+}
+
+// dial opens the space's request socket.
+func (p *pass) dial(sp *space) error {
+	if sp.c != nil {
+		return nil
+	}
+	if err := p.enter(sp); err != nil {
+		return err
+	}
+	c, err := dial(p.s.buf)
+	if err != nil {
+		return err
+	}
+	sp.c = c
+	return nil
+}

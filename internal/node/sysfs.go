@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/safchain/ethtool"
+
+	"github.com/overlane/overlane/internal/netns"
+)
+
+// ErrGone is returned for a device or namespace that is no longer there.
+var ErrGone = errors.New("no longer there")
+
+// Settings are those of a device's receive path that overlane may change.
+type Settings struct {
+	RPSCPUs    []string // per RX queue, as sysfs writes a mask: "3", "00000001,00000000"
+	RPSFlowCnt []uint32 // per RX queue; not 0 where RFS is in use
+	Threaded   bool     // NAPI in threads of its own
+	GRO        bool
+}
+
+// Settings reads the current settings of a device. It fails with ErrGone
+// rather than read those of another device that has got its name.
+func (s *Scanner) Settings(d Dev) (Settings, error) {
+	root, err := s.Sysfs(d.NetnsCookie)
+	if err != nil {
+		return Settings{}, err
+	}
+	dir, err := openDev(root, d)
+	if err != nil {
+		return Settings{}, err
+	}
+	defer dir.Close()
+	set, err := readSettings(dir)
+	if err != nil {
+		return Settings{}, fmt.Errorf("read settings of %s: %w", d, err)
+	}
+	h, err := s.Namespace(d.NetnsCookie)
+	if err != nil {
+		return Settings{}, err
+	}
+	defer h.Close()
+	features, err := Features(h, d.Name)
+	if err != nil {
+		return Settings{}, fmt.Errorf("read settings of %s: %w", d, err)
+	}
+	set.GRO = features["rx-gro"]
+	return set, nil
+}
+
+func readSettings(dir *os.Root) (Settings, error) {
+	var set Settings
+	n, err := rxQueues(dir, 0)
+	if err != nil {
+		return set, err
+	}
+	for i := range n {
+		q := "queues/rx-" + strconv.Itoa(i) + "/"
+		mask, err := readAttr(dir, q+"rps_cpus")
+		if err != nil {
+			return set, err
+		}
+		cnt, err := readAttr(dir, q+"rps_flow_cnt")
+		if err != nil {
+			return set, err
+		}
+		c, err := strconv.ParseUint(cnt, 10, 32)
+		if err != nil {
+			return set, fmt.Errorf("parse rps_flow_cnt: %w", err)
+		}
+		set.RPSCPUs = append(set.RPSCPUs, mask)
+		set.RPSFlowCnt = append(set.RPSFlowCnt, uint32(c))
+	}
+	threaded, err := readAttr(dir, "threaded")
+	if err != nil {
+		return set, err
+	}
+	set.Threaded = threaded != "0"
+	return set, nil
+}
+
+// Features reads a device's offload flags by ethtool's kernel names, such as
+// rx-gro, tx-checksum-ip-generic, rx-lro.
+func Features(h *netns.Handle, dev string) (map[string]bool, error) {
+	var features map[string]bool
+	err := h.Do(func() error {
+		e, err := ethtool.NewEthtool()
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		features, err = e.Features(dev)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read offload flags: %w", err)
+	}
+	return features, nil
+}
+
+// openDev opens a device's directory in sysfs. The directory stays that of the
+// device, whatever happens to the name.
+func openDev(root *os.Root, d Dev) (*os.Root, error) {
+	dir, err := root.OpenRoot("class/net/" + d.Name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("device %s: %w", d, ErrGone)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open device %s: %w", d, err)
+	}
+	index, err := readAttr(dir, "ifindex")
+	if err == nil && index != strconv.Itoa(d.Ifindex) {
+		err = fmt.Errorf("device %s: %w: the name now means device %s", d, ErrGone, index)
+	}
+	if err != nil {
+		return nil, errors.Join(err, dir.Close())
+	}
+	return dir, nil
+}
+
+func readAttr(dir *os.Root, name string) (string, error) {
+	b, err := dir.ReadFile(name)
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// queuesOf counts the RX queues in use of a device.
+func queuesOf(root *os.Root, d Dev, allocated int) (int, error) {
+	if allocated == 1 {
+		return 1, nil
+	}
+	dir, err := openDev(root, d)
+	if err != nil {
+		return 0, err
+	}
+	defer dir.Close()
+	return rxQueues(dir, allocated)
+}
+
+// rxQueues counts the RX queues in use. The kernel's list of devices only has
+// how many were allocated: for a veth one per CPU, of which it uses one.
+func rxQueues(dir *os.Root, allocated int) (int, error) {
+	if allocated == 1 {
+		return 1, nil
+	}
+	f, err := dir.Open("queues")
+	if err != nil {
+		return 0, fmt.Errorf("count RX queues: %w", err)
+	}
+	defer f.Close()
+	names, err := f.Readdirnames(-1)
+	if err != nil {
+		return 0, fmt.Errorf("count RX queues: %w", err)
+	}
+	n := 0
+	for _, name := range names {
+		if strings.HasPrefix(name, "rx-") {
+			n++
+		}
+	}
+	return n, nil
+}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"net/netip"
+	"path/filepath"
+	"slices"
+)
+
+// underlays reports the tunnels, and the NICs of home that they use.
+func (p *pass) underlays() error {
+	addrs, err := p.home.c.addrs()
+	if err != nil {
+		return err
+	}
+	for _, l := range p.home.links {
+		if _, ok := outerOf(l); ok && l.nsid != -1 {
+			p.skip(p.home.dev(l), "its packets pass another network namespace; run overlane there")
+		}
+	}
+	nics := map[int][]netip.Addr{}
+	configured := map[int]bool{}
+	for _, name := range p.s.opts.Underlays {
+		l := byName(p.home.links, name)
+		if l == nil {
+			p.skip(Dev{p.home.cookie, 0, name}, "configured as an underlay, but there is no such device here; see: ip link")
+			continue
+		}
+		configured[l.index] = true
+		nics[l.index] = addrs[l.index]
+	}
+	for _, sp := range p.order {
+		for _, l := range sp.ours {
+			if err := p.tunnel(sp, l, addrs, configured, nics); err != nil {
+				return err
+			}
+		}
+	}
+	for index, as := range nics {
+		if err := p.underlay(p.home.links[index], as); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *pass) underlay(l *link, addrs []netip.Addr) error {
+	root, err := p.s.sysfs(p.home.known, p.home.h)
+	if err != nil {
+		return err
+	}
+	u := Underlay{Dev: p.home.dev(l), MTU: l.mtu, Addrs: addrs, Driver: l.kind, XDPProgID: l.xdpProg}
+	slices.SortFunc(u.Addrs, netip.Addr.Compare)
+	u.Addrs = slices.Compact(u.Addrs)
+	d, err := openDev(root, u.Dev)
+	if err != nil {
+		p.skip(u.Dev, "%v", err)
+		return nil
+	}
+	defer d.Close()
+	if u.RxQueues, err = rxQueues(d, l.allocated); err != nil {
+		p.skip(u.Dev, "%v", err)
+		return nil
+	}
+	if driver, err := root.Readlink("class/net/" + l.name + "/device/driver"); err == nil {
+		u.Driver = filepath.Base(driver)
+	}
+	u.ForeignXDP = u.XDPProgID != 0 && (p.s.opts.OwnXDP == nil || !p.s.opts.OwnXDP(u.XDPProgID))
+	p.snap.Underlays = append(p.snap.Underlays, u)
+	return nil
+}
+
+// tunnel reports a tunnel and adds the NICs it uses, unless they are configured.
+func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured map[int]bool, nics map[int][]netip.Addr) error {
+	o, _ := outerOf(l)
+	t := Tunnel{
+		Dev: sp.dev(l), Kind: o.kind, VNI: o.vni, CollectMetadata: o.collect, Port: o.port, MTU: l.mtu, Local: o.local,
+	}
+	if b := sp.links[l.master]; b != nil && b.kind == "bridge" {
+		d := sp.dev(b)
+		t.Bridge = &d
+	}
+	root, err := p.s.sysfs(sp.known, sp.h)
+	if err != nil {
+		p.skip(t.Dev, "%v", err)
+		return nil
+	}
+	if t.RxQueues, err = queuesOf(root, t.Dev, l.allocated); err != nil {
+		p.skip(t.Dev, "%v", err)
+		return nil
+	}
+	uppers, err := p.carriers(sp, l, o, addrs)
+	if err != nil {
+		return err
+	}
+	for _, upper := range uppers {
+		for _, nic := range lower(p.home.links, upper) {
+			if len(configured) > 0 && !configured[nic] {
+				continue
+			}
+			t.Underlays = append(t.Underlays, p.home.dev(p.home.links[nic]))
+			nics[nic] = append(nics[nic], addrs[nic]...)
+			if upper != nic {
+				nics[nic] = append(nics[nic], addrs[upper]...)
+			}
+		}
+	}
+	if len(t.Underlays) == 0 {
+		switch {
+		case len(p.s.opts.Underlays) > 0:
+			p.skip(t.Dev, "none of the configured underlays carries its packets")
+		case len(uppers) > 0:
+			p.skip(t.Dev, "its packets leave by %s, under which there is no NIC", p.home.links[uppers[0]].name)
+		default:
+			p.skip(t.Dev, "no NIC here has its outer address or a route to its remotes; name one with underlays: [NIC]")
+		}
+	}
+	slices.SortFunc(t.Underlays, byKey)
+	t.Underlays = slices.Compact(t.Underlays)
+	p.snap.Tunnels = append(p.snap.Tunnels, t)
+	return nil
+}
+
+// far are addresses of documentation, which only a default route leads to.
+var far = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
+
+// carriers returns the devices of home that the tunnel's outer packets use: the
+// one it is bound to, the one with its outer address, those towards its
+// remotes. With nothing to go by it is the one of the default route.
+func (p *pass) carriers(sp *space, l *link, o outer, addrs map[int][]netip.Addr) ([]int, error) {
+	var found []int
+	add := func(index int) {
+		n := p.home.links[index]
+		if n != nil && !slices.Contains(found, index) && n.name != "lo" && n.kind != "dummy" {
+			found = append(found, index)
+		}
+	}
+	add(o.link)
+	if o.local.IsValid() {
+		for index, as := range addrs {
+			if slices.Contains(as, o.local) {
+				add(index)
+			}
+		}
+	}
+	var remotes []netip.Addr
+	if o.remote.IsValid() && !o.remote.IsMulticast() {
+		remotes = append(remotes, o.remote)
+	}
+	if len(found) == 0 && o.kind == VXLAN {
+		fdb, err := sp.c.remotes(l.index)
+		if err != nil {
+			return nil, err
+		}
+		remotes = append(remotes, fdb...)
+	}
+	if len(found) == 0 && o.remote.IsMulticast() {
+		remotes = append(remotes, o.remote)
+	}
+	for _, a := range remotes {
+		index, err := p.home.c.routeTo(a)
+		if err != nil {
+			return nil, err
+		}
+		add(index)
+	}
+	if len(found) == 0 && len(remotes) == 0 {
+		for _, a := range far {
+			index, err := p.home.c.routeTo(a)
+			if err != nil {
+				return nil, err
+			}
+			add(index)
+		}
+	}
+	slices.Sort(found)
+	return found, nil
+}
+
+// lower returns the NICs under a device: a VLAN's parent, a bridge's ports that
+// are no container's, else the device itself. A bond stays a bond.
+func lower(links map[int]*link, index int) []int {
+	seen := map[int]bool{}
+	var found []int
+	var down func(int)
+	down = func(index int) {
+		l := links[index]
+		if l == nil || seen[index] {
+			return
+		}
+		seen[index] = true
+		switch l.kind {
+		case "vlan", "macvlan", "ipvlan":
+			if l.nsid == -1 && links[l.lower] != nil {
+				down(l.lower)
+				return
+			}
+		case "bridge":
+			for _, port := range links {
+				if port.master == index && isNIC(port) {
+					down(port.index)
+				}
+			}
+			return
+		}
+		found = append(found, index)
+	}
+	down(index)
+	slices.Sort(found)
+	return found
+}
+
+// isNIC tells a bridge's uplink from ports that lead to containers, machines
+// and tunnels.
+func isNIC(l *link) bool {
+	switch l.kind {
+	case "veth", "tun", "netkit", "dummy", "vxlan", "geneve", "gre", "gretap", "bridge":
+		return false
+	}
+	return true
+}
+
+func byName(links map[int]*link, name string) *link {
+	for _, l := range links {
+		if l.name == name {
+			return l
+		}
+	}
+	return nil
+}
