@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+const none = "–"
+
+// scale says with how many decimals the values of one metric are written, the
+// same for all variants, so that points align: three digits for the largest
+// value, two for the smallest. The rounds of a series differ by more than that.
+type scale int
+
+func scaleOf(xs ...float64) scale {
+	lo, hi := math.Inf(1), 0.0
+	for _, x := range xs {
+		if x = math.Abs(x); x > 0 {
+			lo, hi = min(lo, x), max(hi, x)
+		}
+	}
+	if hi == 0 {
+		return 0
+	}
+	order := func(x float64) int { return int(math.Floor(math.Log10(x))) }
+	return scale(min(max(2-order(hi), 1-order(lo), 0), 4))
+}
+
+func (s scale) format(x float64) string {
+	if math.IsNaN(x) {
+		return none
+	}
+	return strconv.FormatFloat(x, 'f', int(s), 64)
+}
+
+// count writes a sum of events in at most five characters. It never rounds an
+// event away: nonzero is never written as 0.
+func count(x float64) string {
+	if math.IsNaN(x) {
+		return none
+	}
+	if x < 10000 {
+		return strconv.FormatFloat(math.Ceil(x), 'f', 0, 64)
+	}
+	for _, unit := range []string{"k", "M", "G", "T"} {
+		x /= 1000
+		switch {
+		case x < 9.995:
+			return strconv.FormatFloat(x, 'f', 2, 64) + unit
+		case x < 99.95:
+			return strconv.FormatFloat(x, 'f', 1, 64) + unit
+		case x < 999.5 || unit == "T":
+			return strconv.FormatFloat(x, 'f', 0, 64) + unit
+		}
+	}
+	panic("unreachable")
+}
+
+// percent writes a share of 0..1. Neither end is reached by rounding: 100 %
+// means all, 0 % means none.
+func percent(x float64) string {
+	switch {
+	case math.IsNaN(x):
+		return none
+	case x > 0 && x < 0.01:
+		return "<1%"
+	case x > 0.99 && x < 1:
+		return ">99%"
+	}
+	return fmt.Sprintf("%.0f%%", 100*x)
+}
+
+func seconds(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) + " s" }
+
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+func width(s string) int { return utf8.RuneCountInString(s) }
+
+func padLeft(s string, w int) string  { return strings.Repeat(" ", max(0, w-width(s))) + s }
+func padRight(s string, w int) string { return s + strings.Repeat(" ", max(0, w-width(s))) }
+
+// wrap breaks text at blanks into lines of at most w characters; a longer word
+// has a line of its own.
+func wrap(text string, w int) []string {
+	var lines []string
+	var line string
+	for _, word := range strings.Fields(text) {
+		if line != "" && width(line)+1+width(word) > w {
+			lines = append(lines, line)
+			line = ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	return append(lines, line)
+}
+
+// wrapCommand breaks a command line between its flags, so that each line stays
+// readable and the whole can be pasted.
+func wrapCommand(command string, w int) []string {
+	var parts []string
+	for _, word := range strings.Fields(command) {
+		if n := len(parts); n > 0 && !strings.HasPrefix(word, "-") {
+			parts[n-1] += " " + word
+		} else {
+			parts = append(parts, word)
+		}
+	}
+	var lines []string
+	for _, part := range parts {
+		if n := len(lines); n > 0 && width(lines[n-1])+1+width(part) <= w {
+			lines[n-1] += " " + part
+		} else {
+			lines = append(lines, part)
+		}
+	}
+	return lines
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"slices"
+	"strings"
+)
+
+// Names of the metrics that the report treats in a special way. Every other
+// name is recorded, compared and plotted by its suffix alone.
+const (
+	KPPS          = "kpps"           // thousand packets per second at the container's socket layer
+	Gbps          = "gbps"           // 10^9 bits of payload per second
+	RPS           = "rps"            // requests per second
+	P50           = "p50_us"         // microseconds
+	P99           = "p99_us"         // microseconds
+	P999          = "p999_us"        // microseconds
+	BulkKPPS      = "bulk_kpps"      // background traffic delivered beside a latency flow
+	CPUPerMpkt    = "cpu_s_per_mpkt" // CPU seconds per million packets delivered
+	CPUPerGB      = "cpu_s_per_gb"   // CPU seconds per 10^9 bytes delivered
+	Reordered     = "reordered"      // packets later than a successor of their flow
+	Duplicated    = "duplicated"     // packets seen more than once
+	Dropped       = "dropped"        // packets offered and not delivered
+	Retransmits   = "retransmits"    // TCP segments sent again
+	OFO           = "ofo"            // TCP segments that entered the out-of-order queue
+	Acted         = "acted"          // share 0..1 of packets that the mechanism touched
+	LaneChanges   = "lane_changes"   // completed changes of a flow's lane
+	GeneratorIdle = "generator_idle" // share 0..1 of the generator's core left idle
+)
+
+// Limits below which a row is marked.
+const (
+	MinActed         = 0.5
+	MinGeneratorIdle = 0.05
+)
+
+// Direction says which way a metric improves.
+type Direction int
+
+const (
+	Neutral Direction = iota // describes the run; neither way is better
+	Higher
+	Lower
+)
+
+// DirectionOf returns the direction of a metric by its name.
+func DirectionOf(metric string) Direction {
+	switch {
+	case strings.HasPrefix(metric, "offered"):
+		return Neutral
+	case isCount(metric) && metric != LaneChanges:
+		return Lower
+	case hasUnit(metric, "us", "ns", "ms"), strings.HasPrefix(metric, "cpu_"):
+		return Lower
+	case hasUnit(metric, "kpps", "mpps", "gbps", "mbps", "rps"):
+		return Higher
+	}
+	return Neutral
+}
+
+func hasUnit(metric string, units ...string) bool {
+	i := strings.LastIndexByte(metric, '_')
+	return slices.Contains(units, metric[i+1:])
+}
+
+// isCount tells metrics that are counted events: summed, never averaged, and
+// never the subject of a ratio, since the healthy value of most is zero.
+func isCount(metric string) bool {
+	switch metric {
+	case Reordered, Duplicated, Dropped, Retransmits, OFO, LaneChanges, "lost":
+		return true
+	}
+	return false
+}
+
+func hasRatio(metric string) bool { return DirectionOf(metric) != Neutral && !isCount(metric) }
+
+// MainMetrics lists the metrics that a scenario is about, most important
+// first. It names what a table can show; a series need not have them all.
+func MainMetrics(scenario string) []string {
+	switch {
+	case strings.HasPrefix(scenario, "udp-large"):
+		return []string{KPPS, Gbps}
+	case strings.HasPrefix(scenario, "udp"):
+		return []string{KPPS}
+	case strings.HasPrefix(scenario, "tcp"):
+		return []string{Gbps}
+	case strings.HasPrefix(scenario, "latency"):
+		return []string{P50, P99, BulkKPPS}
+	}
+	return []string{RPS, KPPS, Gbps, P50, P99, BulkKPPS}
+}
+
+// label is a metric's name as people write it, with its unit.
+func label(metric string) string {
+	switch metric {
+	case Gbps:
+		return "Gb/s"
+	case RPS:
+		return "req/s"
+	case CPUPerMpkt:
+		return "CPU s/Mpkt"
+	case CPUPerGB:
+		return "CPU s/GB"
+	case OFO:
+		return "out of order"
+	}
+	name, unit := metric, ""
+	if i := strings.LastIndexByte(metric, '_'); i > 0 {
+		switch u := metric[i+1:]; u {
+		case "us":
+			name, unit = metric[:i], " µs"
+		case "gbps":
+			name, unit = metric[:i], " Gb/s"
+		}
+	}
+	return strings.ReplaceAll(name, "_", " ") + unit
+}

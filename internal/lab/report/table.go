@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+)
+
+// pageWidth is what a terminal is expected to show without wrapping.
+const pageWidth = 120
+
+// Table writes the result for a person at a terminal, in at most 120 columns
+// (a single name or word may be longer).
+func (r Result) Table(w io.Writer) error {
+	b := bufio.NewWriter(w)
+	r.header(b)
+	if main := r.Main(); len(main) == 0 {
+		fmt.Fprintf(b, "\nno values: none of %s was measured\n", strings.Join(MainMetrics(r.Scenario), ", "))
+	} else {
+		r.grid(main).write(b)
+	}
+	r.others(b)
+	r.notes(b)
+	r.legend(b)
+	if err := b.Flush(); err != nil {
+		return fmt.Errorf("write table of %s: %w", r.Scenario, err)
+	}
+	return nil
+}
+
+// facts are the conditions of the series, the same words everywhere.
+func (r Result) facts() []string {
+	return []string{
+		"nic " + r.NIC,
+		"Linux " + r.Machine.Kernel,
+		plural(r.Machine.Cores, "core"),
+		plural(r.Rounds, "round") + " × " + seconds(r.Seconds),
+	}
+}
+
+func (r Result) header(w io.Writer) {
+	fmt.Fprintf(w, "%s   %s\n", r.Scenario, strings.Join(r.facts(), " · "))
+	if r.Command != "" {
+		fmt.Fprintln(w, "$ "+strings.Join(wrapCommand(r.Command, pageWidth-6), " \\\n    "))
+	}
+}
+
+// grid lays out one row per variant and main metric.
+func (r Result) grid(main []string) *grid {
+	g := new(grid)
+	g.column(left, "", "variant")
+	if len(main) > 1 {
+		g.column(left, "", "")
+	}
+	unit := ""
+	if len(main) == 1 {
+		unit = label(main[0])
+	}
+	g.column(right, unit, "median")
+	g.column(right, "", "min–max")
+	g.column(right, "ratio to", r.Baseline)
+	g.column(left, "95%", "interval")
+	costs := r.costs()
+	for _, c := range costs {
+		g.column(right, c.head[0], c.head[1])
+	}
+	for _, v := range r.Variants {
+		for i, metric := range main {
+			row := []string{v.Name}
+			if i > 0 {
+				row[0] = ""
+			}
+			if len(main) > 1 {
+				row = append(row, label(metric))
+			}
+			row = append(row, r.figures(v, metric)...)
+			for _, c := range costs {
+				cell := ""
+				if i == 0 {
+					cell = c.cell(v)
+				}
+				row = append(row, cell)
+			}
+			mark := ""
+			if i == 0 {
+				mark = strings.Join(v.marks(), ", ")
+			}
+			g.row(mark, row...)
+			if v.NotRun {
+				break
+			}
+		}
+		if len(main) > 1 {
+			g.gap()
+		}
+	}
+	return g
+}
+
+// figures are the cells of a main metric: median, range, ratio, interval.
+func (r Result) figures(v Variant, metric string) []string {
+	m, ok := v.Metrics[metric]
+	if !ok || m.Median.Missing() {
+		return []string{none, "", none, ""}
+	}
+	s := r.scale(metric)
+	cells := []string{s.format(float64(m.Median)), s.format(float64(m.Min)) + "–" + s.format(float64(m.Max)), none, ""}
+	switch q, ok := r.Ratio(v.Name, metric, ""); {
+	case v.Name == r.Baseline:
+		cells[2] = "1"
+	case ok && q.Pairs > 0:
+		cells[2], cells[3] = q.cells()
+	}
+	return cells
+}
+
+// cells are the ratio and its interval with a sign.
+func (q Ratio) cells() (ratio, interval string) {
+	ratio, interval, _ = strings.Cut(q.interval(), " ")
+	return ratio, interval + []string{" -", "", " +"}[q.sign()+1]
+}
+
+// scale is common to all variants' medians of a metric. Events are whole, but
+// their median need not be.
+func (r Result) scale(metric string) scale {
+	var xs []float64
+	whole := true
+	for _, v := range r.Variants {
+		if m, ok := v.Metrics[metric]; ok && !m.Median.Missing() {
+			xs = append(xs, float64(m.Median))
+			whole = whole && float64(m.Median) == math.Trunc(float64(m.Median))
+		}
+	}
+	switch {
+	case isCount(metric) && whole:
+		return 0
+	case isCount(metric):
+		return 1
+	}
+	return scaleOf(xs...)
+}
+
+// cost is a column beside the main metric.
+type cost struct {
+	metric string
+	head   [2]string
+	text   func(Metric) string
+}
+
+func (c cost) cell(v Variant) string {
+	m, ok := v.Metrics[c.metric]
+	if !ok || m.Missing == len(m.Runs) {
+		return none
+	}
+	return c.text(m)
+}
+
+// costs lists the columns for which there is at least one value.
+func (r Result) costs() []cost {
+	med := func(s scale) func(Metric) string {
+		return func(m Metric) string { return s.format(float64(m.Median)) }
+	}
+	sum := func(m Metric) string { return count(m.Sum()) }
+	share := func(m Metric) string { return percent(float64(m.Median)) }
+	all := []cost{
+		{CPUPerMpkt, [2]string{"CPU s", "/Mpkt"}, med(r.scale(CPUPerMpkt))},
+		{CPUPerGB, [2]string{"CPU s", "/GB"}, med(r.scale(CPUPerGB))},
+		{Reordered, [2]string{"re-", "ordered"}, sum},
+		{Duplicated, [2]string{"dupli-", "cated"}, sum},
+		{Dropped, [2]string{"", "dropped"}, sum},
+		{Retransmits, [2]string{"re-", "transm."}, sum},
+		{OFO, [2]string{"out of", "order"}, sum},
+		{Acted, [2]string{"", "acted"}, share},
+		{LaneChanges, [2]string{"lane", "changes"}, sum},
+	}
+	return slices.DeleteFunc(all, func(c cost) bool { return !r.has(c.metric) })
+}
+
+// marks are the words at the end of a row; the notes below explain them.
+func (v Variant) marks() []string {
+	var marks []string
+	if v.NotRun {
+		return []string{"not run"}
+	}
+	if v.GeneratorBound {
+		marks = append(marks, "generator-bound")
+	}
+	if v.Abstained {
+		marks = append(marks, "abstention")
+	}
+	missing := 0
+	for _, m := range v.Metrics {
+		missing = max(missing, m.Missing)
+	}
+	if missing > 0 {
+		marks = append(marks, fmt.Sprintf("%d missing", missing))
+	}
+	return marks
+}
+
+// others writes the comparisons with a reference that is not the baseline.
+func (r Result) others(w io.Writer) {
+	g := new(grid)
+	g.column(left, "", "")
+	g.column(left, "", "")
+	g.column(left, "", "")
+	g.column(right, "", "")
+	g.column(left, "", "")
+	for _, q := range r.Ratios {
+		if q.Vs == r.Baseline || q.Pairs == 0 || !slices.Contains(MainMetrics(r.Scenario), q.Metric) {
+			continue
+		}
+		ratio, interval := q.cells()
+		g.row("", q.Variant, "to "+q.Vs, label(q.Metric), ratio, interval)
+	}
+	if len(g.rows) > 0 {
+		fmt.Fprintln(w, "\nfurther ratios")
+		g.body(w, "  ")
+	}
+}
