@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * What the kernel side and the daemon share: limits, enums, structs, map
+ * names. The daemon gets all of it through `bpf2go -type`; nothing here is
+ * typed a second time.
+ */
+#ifndef OVERLANE_ABI_H
+#define OVERLANE_ABI_H
+
+#ifdef HOST_TEST
+#include <linux/types.h>
+#endif
+
+#define OL_LANE_LOCAL 0xff     /* no hop: stay on the core that runs the hook */
+#define OL_VNI_ANY 0xffffffffU /* a tunnel that takes every VNI (collect metadata) */
+
+enum ol_limit {
+	OL_ABI_VERSION = 1,
+	OL_MAX_CPUS = 512,   /* per-core arrays are sized to the machine at load */
+	OL_MAX_LANES = 64,   /* lanes of one stage */
+	OL_MAX_TUNNELS = 16, /* tunnels steered at a time; further ones take the stock path */
+	OL_MAX_PORTS = 4,    /* distinct outer UDP ports of these tunnels */
+	OL_SLOTS = 4096,     /* flows are steered by slot, as RFS does */
+	OL_FRAGS = 256,	     /* inner datagrams in pieces, remembered per core */
+	OL_CARRIER = 0x8000, /* skb->tc_index: "slot number follows" */
+};
+
+/* A hop of the receive path after which work may go on on another core. */
+enum ol_stage {
+	OL_STAGE_NIC,
+	OL_STAGE_TUNNEL,
+	OL_STAGE_POD,
+	OL_NR_STAGES,
+};
+
+enum ol_tunnel_kind {
+	OL_KIND_VXLAN = 1,
+	OL_KIND_GENEVE,
+};
+
+/*
+ * Why a packet took the stock path, or that it did not (OL_OK). Order is ABI:
+ * append only.
+ */
+enum ol_reason {
+	OL_OK,
+	OL_NOT_OVERLAY,	       /* not for one of our tunnels: of no concern */
+	OL_SHORT,	       /* a header does not fit into the frame */
+	OL_OUTER_VLAN,	       /* tagged on the wire */
+	OL_OUTER_OPTIONS,      /* outer IPv4 options */
+	OL_OUTER_FRAGMENT,     /* outer fragment */
+	OL_OUTER_EXTENSION,    /* outer IPv6 extension header */
+	OL_BAD_LENGTH,	       /* a length field contradicts its frame or header */
+	OL_BAD_TUNNEL_HEADER,  /* reserved bits, version, no VNI, critical option */
+	OL_INNER_NOT_IP,       /* ARP and the like */
+	OL_INNER_EXTENSION,    /* inner IPv6 extension header other than a fragment */
+	OL_INNER_MULTICAST,    /* inner broadcast or multicast frame */
+	OL_FRAGMENT_UNTRACKED, /* later piece of a datagram whose first piece was not seen */
+	OL_NR_REASONS,
+};
+
+enum ol_counter {
+	OL_CNT_OVERLAY,	     /* packets for our tunnels, in frames as on the wire */
+	OL_CNT_STEERED,	     /* of these, sent to a lane at any stage */
+	OL_CNT_POD,	     /* packets that reached a pod's device from a tunnel */
+	OL_CNT_POD_STEERED,  /* of these, sent to a lane of the pod stage */
+	OL_CNT_LANE_CHANGES, /* a flow slot went on on another lane, drained before */
+	OL_CNT_LANE_HELD,    /* a wish to change that waits for the old lane to drain, per packet */
+	OL_CNT_ADOPTED,	     /* a flow slot that came from another core kept its lane */
+	OL_CNT_XDP_LANE,     /* frames sent to a cpumap lane */
+	OL_CNT_XDP_DROP,     /* frames that a full cpumap lane dropped */
+	OL_NR_COUNTERS,
+};
+
+/* ol_policy.flags */
+enum ol_flag {
+	OL_F_RESTEER = 1, /* tests: wish for another lane with every poll */
+	OL_F_NEUTRAL = 2, /* RPS masks are ours: who is not steered gets hash 0 */
+};
+
+/* ol_policy.core_flags: what the hooks on that core may do with new work */
+enum ol_core_flag {
+	OL_CORE_STEER_NIC = 1,
+	OL_CORE_STEER_TUNNEL = 2,
+	OL_CORE_STEER_POD = 4,
+};
+
+/* The lanes of a stage: cores in the order in which the kernel's RPS map holds them. */
+struct ol_lanes {
+	__u32 nr;
+	__u16 cpu[OL_MAX_LANES];
+	__u8 instead[OL_MAX_LANES]; /* itself, or who takes the flows of a lane that leaves */
+	__u32 hash[OL_MAX_LANES]; /* lowest skb->hash that RPS maps to the lane, plus one */
+};
+
+/*
+ * One entry, written by the daemon. Lanes change only while no core steers;
+ * the rest are single words that may change at any time.
+ */
+struct ol_policy {
+	__u32 version;
+	__u32 flags;
+	__u16 port[OL_MAX_PORTS]; /* host byte order; 0 ends the list */
+	__u32 rebalance_queue;	  /* packets in a lane's queue that make its flows look for another */
+	__u32 settle_us;	  /* a slot that changed core or lane stays at least so long */
+	struct ol_lanes stage[OL_NR_STAGES];
+	__u16 busy[OL_MAX_CPUS]; /* utilisation in 1/1000, from the daemon */
+	__u8 core_flags[OL_MAX_CPUS];
+};
+
+/* Key and value of the tunnels map; vni and port in host byte order. */
+struct ol_tunnel_key {
+	__u32 vni;
+	__u16 port;
+	__u16 pad;
+};
+
+struct ol_tunnel {
+	__u8 index; /* below OL_MAX_TUNNELS */
+	__u8 kind;  /* enum ol_tunnel_kind */
+	__u8 no_gro; /* the device's GRO is off: no NAPI poll between underlay and RPS */
+	__u8 pad;
+};
+
+/* Key of the cells map: a tunnel's device as the tracepoint sees it. */
+struct ol_cell_key {
+	__u32 ifindex;
+	__u32 netns; /* inode number */
+};
+
+/*
+ * One flow slot on one core at one stage; only that core writes it.
+ * seq: the core's poll count when the slot's last packet passed.
+ */
+struct ol_slot {
+	__u32 seq;
+	__u8 lane;
+	__u8 settling; /* came from prev_cpu, whose last packets may still be on their way */
+	__u16 prev_cpu;
+	__u32 prev_seq;
+	__u32 packets;
+	__u64 since; /* ns, when the slot took this lane or came to this core */
+};
+
+/* Everything that passed the hook before poll `seq` was in its lane at `time`. */
+struct ol_mark {
+	__u64 time;
+	__u32 seq;
+	__u32 pad;
+};
+
+#define OL_MARKS 8
+#define OL_MARK_SPACING_NS 200000
+
+struct ol_marks {
+	struct ol_mark mark[OL_MARKS];
+	__u32 at;
+	__u32 pending; /* poll count of a round whose tail is still being handed on, or 0 */
+};
+
+/* Progress of a queue, as its core proves it. */
+struct ol_progress {
+	__u64 safe;	    /* what was in the queue before this time has been handled */
+	__u64 pending_time; /* candidate for safe ... */
+	__u32 pending_tail; /* ... once the head has come this far */
+	__u32 armed;
+};
+
+/* Receive work of one kind on one core, from saturated polls only. */
+struct ol_cost {
+	__u64 ns;
+	__u64 packets;
+};
+
+/* Per core, written by that core alone. */
+struct ol_cpu {
+	__u64 now;  /* ns, end of the last poll */
+	__u32 seq;  /* polls finished */
+	__u32 full; /* the last poll used up its budget: the next follows at once */
+	__u64 softnet; /* address of this core's softnet_data, once its backlog was polled */
+	struct ol_marks polls;
+	struct ol_progress backlog;
+	struct ol_cost cost[OL_NR_STAGES];
+	__u64 packets[OL_NR_STAGES]; /* in all polls; nic: as the driver counts, tunnel, pod: after GRO */
+	__u64 samples[4];
+} __attribute__((aligned(64)));
+
+/* Names every enum once, so that the daemon gets all of them from the object's BTF. */
+struct ol_abi {
+	enum ol_limit limit;
+	enum ol_stage stage;
+	enum ol_tunnel_kind kind;
+	enum ol_reason reason;
+	enum ol_counter counter;
+	enum ol_flag flag;
+	enum ol_core_flag core_flag;
+};
+
+/* Which core handled a slot last, per stage: cpu + 1, or 0. */
+struct ol_owner {
+	__u16 cpu[OL_NR_STAGES + 1];
+};
+
+#endif

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The few kernel structures that the programs read, by CO-RE. */
+#ifndef OVERLANE_KERNEL_H
+#define OVERLANE_KERNEL_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <stddef.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+
+#define OL_CORE __attribute__((preserve_access_index))
+
+struct sk_buff_head {
+	__u32 qlen;
+} OL_CORE;
+
+struct ns_common {
+	unsigned int inum;
+} OL_CORE;
+
+struct net {
+	struct ns_common ns;
+} OL_CORE;
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
+struct net_device {
+	int ifindex;
+	possible_net_t nd_net;
+} OL_CORE;
+
+struct napi_struct {
+	struct net_device *dev;
+	unsigned long gro_bitmask;
+} OL_CORE;
+
+/* 6.15 moved the GRO part into a node of its own. */
+struct gro_node___new {
+	unsigned long bitmask;
+} OL_CORE;
+
+struct napi_struct___new {
+	struct gro_node___new gro;
+} OL_CORE;
+
+struct gro_cell {
+	struct sk_buff_head napi_skbs;
+	struct napi_struct napi;
+} OL_CORE;
+
+struct softnet_data {
+	unsigned int input_queue_head;
+	unsigned int input_queue_tail;
+	unsigned int cpu;
+	struct napi_struct backlog;
+} OL_CORE;
+
+struct task_struct {
+	int pid;
+	unsigned int policy;
+	unsigned int flags;
+} OL_CORE;
+
+#endif

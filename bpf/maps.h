@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The maps that the objects share; the loader creates each once. */
+#ifndef OVERLANE_MAPS_H
+#define OVERLANE_MAPS_H
+
+#include "config.h"
+#include "abi.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ol_policy);
+} ol_policies SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, OL_MAX_TUNNELS);
+	__type(key, struct ol_tunnel_key);
+	__type(value, struct ol_tunnel);
+} ol_tunnels SEC(".maps");
+
+/* max_entries of the per-core arrays below are set by the loader. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ol_cpu);
+} ol_cpus SEC(".maps");
+
+/* Index: cpu * OL_MAX_TUNNELS + tunnel. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, OL_MAX_TUNNELS);
+	__type(key, __u32);
+	__type(value, struct ol_marks);
+} ol_cell_marks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, OL_MAX_TUNNELS);
+	__type(key, struct ol_cell_key);
+	__type(value, __u32);
+} ol_cells SEC(".maps");
+
+/* Index: (cpu * OL_NR_STAGES + stage) * OL_SLOTS + slot. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, OL_NR_STAGES * OL_SLOTS);
+	__type(key, __u32);
+	__type(value, struct ol_slot);
+} ol_slots SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, OL_SLOTS);
+	__type(key, __u32);
+	__type(value, struct ol_owner);
+} ol_owners SEC(".maps");
+
+/* Inner datagrams in pieces: hash of the datagram and the slot of its first piece. */
+struct ol_frag {
+	__u64 datagram;
+	__u32 slot;
+	__u32 pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OL_FRAGS);
+	__type(key, __u32);
+	__type(value, struct ol_frag);
+} ol_frags SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OL_NR_COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} ol_counters SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OL_NR_REASONS);
+	__type(key, __u32);
+	__type(value, __u64);
+} ol_reasons SEC(".maps");
+
+/* Packets sent to each lane, per sending core. Index: stage * OL_MAX_LANES + lane. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OL_NR_STAGES * OL_MAX_LANES);
+	__type(key, __u32);
+	__type(value, __u64);
+} ol_lane_packets SEC(".maps");
+
+static __always_inline void ol_count(enum ol_counter c, __u64 n)
+{
+	__u32 key = c;
+	__u64 *v = bpf_map_lookup_elem(&ol_counters, &key);
+
+	if (v)
+		*v += n;
+}
+
+static __always_inline void ol_reason(enum ol_reason r)
+{
+	__u32 key = r;
+	__u64 *v = bpf_map_lookup_elem(&ol_reasons, &key);
+
+	if (v)
+		*v += 1;
+}
+
+static __always_inline void ol_count_lane(__u32 stage, __u32 lane, __u64 n)
+{
+	__u32 key = stage * OL_MAX_LANES + lane;
+	__u64 *v = bpf_map_lookup_elem(&ol_lane_packets, &key);
+
+	if (v)
+		*v += n;
+}
+
+static __always_inline struct ol_policy *ol_get_policy(void)
+{
+	__u32 key = 0;
+
+	return bpf_map_lookup_elem(&ol_policies, &key);
+}
+
+static __always_inline struct ol_cpu *ol_get_cpu(__u32 cpu)
+{
+	return bpf_map_lookup_elem(&ol_cpus, &cpu);
+}
+
+static __always_inline struct ol_marks *ol_get_cell_marks(__u32 cpu, __u32 tunnel)
+{
+	__u32 key = cpu * OL_MAX_TUNNELS + tunnel;
+
+	return bpf_map_lookup_elem(&ol_cell_marks, &key);
+}
+
+static __always_inline struct ol_slot *ol_get_slot(__u32 cpu, __u32 stage, __u32 slot)
+{
+	__u32 key = (cpu * OL_NR_STAGES + stage) * OL_SLOTS + slot;
+
+	return bpf_map_lookup_elem(&ol_slots, &key);
+}
+
+#endif

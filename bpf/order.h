@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The order guard: when may a flow slot go on on another lane?
+ *
+ * When everything that it sent before has left the old one. That is proved by
+ * position, in two halves that a time joins:
+ *
+ *   source  A core notes a mark {poll, time} when what its hook has decided is
+ *           in the queues it was meant for: the slot's last packet was handed
+ *           on no later than the first mark whose poll is above the slot's.
+ *   queue   A queue's core reads its tail at a time T; when the head has come
+ *           that far, whatever was in the queue before T has been handled:
+ *           safe = T.
+ *
+ * Drained: there is a mark for the slot's last packet and its time is not after
+ * the queue's safe time. Drops, aggregation and idle lanes cannot block this:
+ * marks and heads advance without the packet. No maps, no helpers here.
+ */
+#ifndef OVERLANE_ORDER_H
+#define OVERLANE_ORDER_H
+
+#include "abi.h"
+#include "parse.h"
+
+/*
+ * The clock that BPF reads may step back by some nanoseconds between cores
+ * while it is being updated (kernel/time/timekeeping.c, __ktime_get_fast_ns).
+ */
+#define OL_CLOCK_SLACK_NS 2000
+
+OL_INLINE int ol_after(__u32 a, __u32 b)
+{
+	return (__s32)(a - b) > 0;
+}
+
+/*
+ * Notes that all which passed before poll `seq` was handed on by `time`. Marks
+ * closer than OL_MARK_SPACING_NS share an entry, so that the ring spans longer
+ * than a queue holds a packet.
+ */
+OL_INLINE void ol_mark_add(struct ol_marks *m, __u32 seq, __u64 time)
+{
+	__u32 at = m->at % OL_MARKS, before = (at + OL_MARKS - 1) % OL_MARKS;
+
+	if (time - m->mark[before].time >= OL_MARK_SPACING_NS && m->mark[at].time) {
+		at = (at + 1) % OL_MARKS;
+		m->at = at;
+	}
+	m->mark[at].seq = seq;
+	m->mark[at].time = time;
+}
+
+/* The earliest noted time by which the packets up to poll `seq` were handed on, or 0. */
+OL_INLINE __u64 ol_handed_on(const struct ol_marks *m, __u32 seq)
+{
+	__u64 best = 0;
+	int i;
+
+#ifndef HOST_TEST
+#pragma unroll
+#endif
+	for (i = 0; i < OL_MARKS; i++) {
+		__u64 t = m->mark[i].time;
+
+		if (t && ol_after(m->mark[i].seq, seq) && (!best || t < best))
+			best = t;
+	}
+	return best;
+}
+
+/* To be called by the queue's core: head and tail as read just now, tail after now. */
+OL_INLINE void ol_progress_step(struct ol_progress *p, __u32 head, __u32 tail, __u64 now)
+{
+	if (p->armed && ol_after(p->pending_tail, head))
+		return;
+	if (p->armed)
+		p->safe = p->pending_time;
+	p->pending_tail = tail;
+	p->pending_time = now;
+	p->armed = 1;
+}
+
+/*
+ * Has a queue handled what was handed on to it by `handed`? empty: its head and
+ * tail were read equal after that.
+ */
+OL_INLINE int ol_queue_drained(const struct ol_progress *p, __u64 handed, int empty)
+{
+	return empty || handed + OL_CLOCK_SLACK_NS <= p->safe;
+}
+
+#endif

@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Frame -> outer headers -> tunnel header -> inner headers -> flow key.
+ *
+ * No maps, no helpers: the same code runs in XDP, in tcx and, under sanitizers,
+ * on the host. Whatever is not understood has a reason and takes the stock
+ * path; a reason is never a verdict on the packet.
+ */
+#ifndef OVERLANE_PARSE_H
+#define OVERLANE_PARSE_H
+
+#include "abi.h"
+
+#ifdef HOST_TEST
+#define OL_INLINE static inline __attribute__((always_inline))
+#else
+#define OL_INLINE static __always_inline
+#endif
+
+#define OL_ETH_P_IP 0x0800
+#define OL_ETH_P_IPV6 0x86dd
+#define OL_ETH_P_8021Q 0x8100
+#define OL_ETH_P_8021AD 0x88a8
+#define OL_ETH_P_TEB 0x6558
+
+#define OL_IPPROTO_TCP 6
+#define OL_IPPROTO_UDP 17
+#define OL_IPPROTO_SCTP 132
+#define OL_IPPROTO_FRAGMENT 44
+
+#define OL_ETH_HLEN 14
+#define OL_VXLAN_HLEN 8
+#define OL_GENEVE_HLEN 8
+#define OL_GENEVE_MAX_OPTS 252
+
+/* A frame being read. total: its whole length, or 0 where data is but the head of it. */
+struct ol_cursor {
+	const __u8 *data;
+	const __u8 *end;
+	__u32 total;
+};
+
+/* Outer headers up to and including UDP. */
+struct ol_outer {
+	__u32 payload; /* offset of the tunnel header */
+	__u16 port;    /* UDP destination */
+	__u16 udp_len;
+};
+
+/* How pieces of an inner datagram are told apart. */
+enum ol_piece {
+	OL_PIECE_WHOLE,
+	OL_PIECE_FIRST,
+	OL_PIECE_LATER,
+};
+
+/*
+ * The inner flow as words to hash: addresses, then protocol, VNI and ports.
+ * ports is zero for protocols without them. id names the datagram that a piece
+ * belongs to, among those of the same addresses and protocol.
+ */
+struct ol_flow {
+	__u64 addr[4];
+	__u64 tail;
+	__u32 ports;
+	__u32 id;
+	__u8 v6;
+	__u8 proto;
+	__u8 piece;
+};
+
+OL_INLINE __u16 ol_be16(const __u8 *p)
+{
+	return (__u16)(p[0] << 8 | p[1]);
+}
+
+OL_INLINE __u32 ol_be32(const __u8 *p)
+{
+	return (__u32)p[0] << 24 | (__u32)p[1] << 16 | (__u32)p[2] << 8 | p[3];
+}
+
+OL_INLINE __u32 ol_word(const __u8 *p)
+{
+	return *(const __u32 *)p;
+}
+
+#ifdef HOST_TEST
+/* The host's sanitizers mind alignment; the kernel's targets do not. */
+#undef ol_word
+OL_INLINE __u32 ol_word_host(const __u8 *p)
+{
+	__u32 w;
+
+	__builtin_memcpy(&w, p, sizeof(w));
+	return w;
+}
+#define ol_word ol_word_host
+#endif
+
+/* Does the frame hold len bytes from off on? */
+#define OL_FITS(c, p, len) ((p) + (len) <= (c)->end)
+
+OL_INLINE enum ol_reason ol_outer_udp(const struct ol_cursor *c, __u32 off, __u32 ip_payload,
+				      struct ol_outer *o)
+{
+	const __u8 *udp = c->data + off;
+
+	if (!OL_FITS(c, udp, 8))
+		return OL_SHORT;
+	o->port = ol_be16(udp + 2);
+	o->udp_len = ol_be16(udp + 4);
+	o->payload = off + 8;
+	(void)ip_payload;
+	return OL_OK;
+}
+
+/*
+ * Reads the outer headers. OL_NOT_OVERLAY: no unfragmented UDP over IP;
+ * *may_concern tells whether a packet that was not understood could still end
+ * in a tunnel (a fragment, an option, an extension header).
+ */
+OL_INLINE enum ol_reason ol_parse_outer(const struct ol_cursor *c, struct ol_outer *o,
+					__u8 *may_concern)
+{
+	const __u8 *eth = c->data;
+	const __u8 *ip = c->data + OL_ETH_HLEN;
+	__u32 ip_len, avail;
+	__u16 proto;
+
+	*may_concern = 0;
+	if (!OL_FITS(c, eth, OL_ETH_HLEN + 20))
+		return OL_NOT_OVERLAY;
+	proto = ol_be16(eth + 12);
+	avail = c->total ? c->total - OL_ETH_HLEN : 0;
+
+	if (proto == OL_ETH_P_IP) {
+		if (ip[9] != OL_IPPROTO_UDP)
+			return OL_NOT_OVERLAY;
+		*may_concern = 1;
+		if (ip[0] != 0x45)
+			return ip[0] >> 4 == 4 && (ip[0] & 15) > 5 ? OL_OUTER_OPTIONS : OL_BAD_LENGTH;
+		if (ol_be16(ip + 6) & 0x3fff)
+			return OL_OUTER_FRAGMENT;
+		ip_len = ol_be16(ip + 2);
+		if (avail && (ip_len > avail || ip_len < 28))
+			return OL_BAD_LENGTH;
+		return ol_outer_udp(c, OL_ETH_HLEN + 20, ip_len - 20, o);
+	}
+	if (proto == OL_ETH_P_IPV6) {
+		if (!OL_FITS(c, ip, 40))
+			return OL_NOT_OVERLAY;
+		if (ip[6] == OL_IPPROTO_UDP) {
+			*may_concern = 1;
+			if (ip[0] >> 4 != 6)
+				return OL_BAD_LENGTH;
+			ip_len = ol_be16(ip + 4);
+			if (avail && (ip_len + 40 > avail || ip_len < 8))
+				return OL_BAD_LENGTH;
+			return ol_outer_udp(c, OL_ETH_HLEN + 40, ip_len, o);
+		}
+		if (ip[6] == OL_IPPROTO_FRAGMENT) {
+			*may_concern = 1;
+			return OL_OUTER_FRAGMENT;
+		}
+		if (ip[6] == 0 || ip[6] == 43 || ip[6] == 60) {
+			*may_concern = 1;
+			return OL_OUTER_EXTENSION;
+		}
+		return OL_NOT_OVERLAY;
+	}
+	if (proto == OL_ETH_P_8021Q || proto == OL_ETH_P_8021AD) {
+		*may_concern = 1;
+		return OL_OUTER_VLAN;
+	}
+	return OL_NOT_OVERLAY;
+}
+
+/*
+ * Reads the tunnel header's VNI, which both tunnel kinds keep at the same
+ * place. The caller looks the tunnel up by it, then calls ol_parse_tunnel.
+ */
+OL_INLINE enum ol_reason ol_parse_vni(const struct ol_cursor *c, const struct ol_outer *o,
+				      __u32 *vni)
+{
+	const __u8 *th = c->data + o->payload;
+
+	if (!OL_FITS(c, th, 8))
+		return OL_SHORT;
+	*vni = ol_be32(th + 4) >> 8;
+	return OL_OK;
+}
+
+/* Checks the tunnel header; *inner becomes the offset of the inner Ethernet header. */
+OL_INLINE enum ol_reason ol_parse_tunnel(const struct ol_cursor *c, const struct ol_outer *o,
+					 __u8 kind, __u32 *inner)
+{
+	const __u8 *th = c->data + o->payload;
+	__u32 opts;
+
+	if (!OL_FITS(c, th, 8))
+		return OL_SHORT;
+	if (kind == OL_KIND_VXLAN) {
+		/* Only the VNI flag: GBP, GPE and remote checksum offload are not ours to judge. */
+		if (th[0] != 0x08)
+			return OL_BAD_TUNNEL_HEADER;
+		opts = 0;
+	} else {
+		/* Version 0, no control (OAM) packet, no critical option, Ethernet inside. */
+		if (th[0] >> 6 || th[1] & 0xc0 || ol_be16(th + 2) != OL_ETH_P_TEB)
+			return OL_BAD_TUNNEL_HEADER;
+		opts = (th[0] & 0x3f) * 4;
+	}
+	if (c->total && o->udp_len < 8 + 8 + opts + OL_ETH_HLEN)
+		return OL_BAD_LENGTH;
+	if (c->total && o->udp_len > c->total - o->payload + 8)
+		return OL_BAD_LENGTH;
+	*inner = o->payload + 8 + opts;
+	return OL_OK;
+}
+
+OL_INLINE enum ol_reason ol_inner_ports(const struct ol_cursor *c, const __u8 *l4,
+					struct ol_flow *f)
+{
+	f->ports = 0;
+	if (f->proto != OL_IPPROTO_TCP && f->proto != OL_IPPROTO_UDP &&
+	    f->proto != OL_IPPROTO_SCTP)
+		return OL_OK;
+	if (!OL_FITS(c, l4, 4))
+		return OL_SHORT;
+	f->ports = ol_word(l4);
+	return OL_OK;
+}
+
+OL_INLINE enum ol_reason ol_inner_v4(const struct ol_cursor *c, const __u8 *ip,
+				     struct ol_flow *f)
+{
+	__u32 ihl, len, frag;
+
+	if (!OL_FITS(c, ip, 20))
+		return OL_SHORT;
+	ihl = (ip[0] & 15) * 4;
+	len = ol_be16(ip + 2);
+	if (ip[0] >> 4 != 4 || ihl < 20)
+		return OL_BAD_LENGTH;
+	/* A super-packet beyond 64 KB has length 0; a frame on the wire never has. */
+	if ((len || c->total) && len < ihl)
+		return OL_BAD_LENGTH;
+	if (c->total && len > (__u64)(c->end - ip))
+		return OL_BAD_LENGTH;
+	f->v6 = 0;
+	f->proto = ip[9];
+	f->addr[0] = (__u64)ol_word(ip + 12) << 32 | ol_word(ip + 16);
+	frag = ol_be16(ip + 6) & 0x3fff;
+	f->id = ol_be16(ip + 4);
+	f->ports = 0;
+	if (frag & 0x1fff) {
+		f->piece = OL_PIECE_LATER;
+		return OL_OK;
+	}
+	f->piece = frag ? OL_PIECE_FIRST : OL_PIECE_WHOLE;
+	return ol_inner_ports(c, ip + ihl, f);
+}
+
+OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, const __u8 *ip,
+				     struct ol_flow *f)
+{
+	const __u8 *l4 = ip + 40;
+	__u32 len, frag;
+	int i;
+
+	if (!OL_FITS(c, ip, 40))
+		return OL_SHORT;
+	if (ip[0] >> 4 != 6)
+		return OL_BAD_LENGTH;
+	len = ol_be16(ip + 4);
+	if (c->total && len + 40 > (__u64)(c->end - ip))
+		return OL_BAD_LENGTH;
+	f->v6 = 1;
+	f->proto = ip[6];
+#pragma unroll
+	for (i = 0; i < 4; i++)
+		f->addr[i] = (__u64)ol_word(ip + 8 + 8 * i) << 32 | ol_word(ip + 12 + 8 * i);
+	f->piece = OL_PIECE_WHOLE;
+	f->ports = 0;
+	f->id = 0;
+	if (f->proto == OL_IPPROTO_FRAGMENT) {
+		if (!OL_FITS(c, l4, 8))
+			return OL_SHORT;
+		f->proto = l4[0];
+		frag = ol_be16(l4 + 2);
+		f->id = ol_word(l4 + 4);
+		if (frag >> 3) {
+			f->piece = OL_PIECE_LATER;
+			return OL_OK;
+		}
+		/* An atomic fragment is a whole datagram. */
+		f->piece = frag & 1 ? OL_PIECE_FIRST : OL_PIECE_WHOLE;
+		l4 += 8;
+	}
+	if (f->proto == 0 || f->proto == 43 || f->proto == 44 || f->proto == 51 || f->proto == 60 ||
+	    f->proto == 135)
+		return OL_INNER_EXTENSION;
+	return ol_inner_ports(c, l4, f);
+}
+
+/* Reads the inner Ethernet frame at offset off into f. One VLAN tag is skipped. */
+OL_INLINE enum ol_reason ol_parse_inner(const struct ol_cursor *c, __u32 off, __u32 vni,
+					struct ol_flow *f)
+{
+	const __u8 *eth = c->data + off;
+	const __u8 *ip = eth + OL_ETH_HLEN;
+	enum ol_reason r;
+	__u16 proto;
+
+	if (!OL_FITS(c, eth, OL_ETH_HLEN))
+		return OL_SHORT;
+	if (eth[0] & 1)
+		return OL_INNER_MULTICAST;
+	proto = ol_be16(eth + 12);
+	if (proto == OL_ETH_P_8021Q || proto == OL_ETH_P_8021AD) {
+		if (!OL_FITS(c, ip, 4))
+			return OL_SHORT;
+		proto = ol_be16(ip + 2);
+		ip += 4;
+	}
+	if (proto == OL_ETH_P_IP)
+		r = ol_inner_v4(c, ip, f);
+	else if (proto == OL_ETH_P_IPV6)
+		r = ol_inner_v6(c, ip, f);
+	else
+		return OL_INNER_NOT_IP;
+	f->tail = (__u64)f->ports << 32 | (vni ^ (__u32)f->proto << 24);
+	return r;
+}
+
+/*
+ * SipHash-1-3 over the flow's words: who chooses inner headers must not be able
+ * to choose slots. Later pieces hash their datagram's id in place of the ports.
+ */
+#define OL_ROTL(x, b) (((x) << (b)) | ((x) >> (64 - (b))))
+#define OL_SIPROUND(v0, v1, v2, v3)                                                                \
+	do {                                                                                       \
+		v0 += v1;                                                                          \
+		v1 = OL_ROTL(v1, 13);                                                              \
+		v1 ^= v0;                                                                          \
+		v0 = OL_ROTL(v0, 32);                                                              \
+		v2 += v3;                                                                          \
+		v3 = OL_ROTL(v3, 16);                                                              \
+		v3 ^= v2;                                                                          \
+		v0 += v3;                                                                          \
+		v3 = OL_ROTL(v3, 21);                                                              \
+		v3 ^= v0;                                                                          \
+		v2 += v1;                                                                          \
+		v1 = OL_ROTL(v1, 17);                                                              \
+		v1 ^= v2;                                                                          \
+		v2 = OL_ROTL(v2, 32);                                                              \
+	} while (0)
+#define OL_SIPWORD(w)                                                                              \
+	do {                                                                                       \
+		__u64 _w = (w);                                                                    \
+		v3 ^= _w;                                                                          \
+		OL_SIPROUND(v0, v1, v2, v3);                                                       \
+		v0 ^= _w;                                                                          \
+	} while (0)
+
+OL_INLINE __u64 ol_hash_words(const struct ol_flow *f, __u64 tail, __u64 k0, __u64 k1)
+{
+	__u64 v0 = k0 ^ 0x736f6d6570736575ULL, v1 = k1 ^ 0x646f72616e646f6dULL;
+	__u64 v2 = k0 ^ 0x6c7967656e657261ULL, v3 = k1 ^ 0x7465646279746573ULL;
+
+	OL_SIPWORD(f->addr[0]);
+	if (f->v6) {
+		OL_SIPWORD(f->addr[1]);
+		OL_SIPWORD(f->addr[2]);
+		OL_SIPWORD(f->addr[3]);
+	}
+	OL_SIPWORD(tail);
+	v2 ^= 0xff;
+	OL_SIPROUND(v0, v1, v2, v3);
+	OL_SIPROUND(v0, v1, v2, v3);
+	OL_SIPROUND(v0, v1, v2, v3);
+	return v0 ^ v1 ^ v2 ^ v3;
+}
+
+OL_INLINE __u64 ol_flow_hash(const struct ol_flow *f, __u64 k0, __u64 k1)
+{
+	return ol_hash_words(f, f->tail, k0, k1);
+}
+
+/* Names a datagram in pieces: all of its pieces agree on it. Never 0. */
+OL_INLINE __u64 ol_piece_hash(const struct ol_flow *f, __u64 k0, __u64 k1)
+{
+	return ol_hash_words(f, (__u64)f->id << 32 | (__u32)f->tail, ~k0, k1) | 1;
+}
+
+#endif

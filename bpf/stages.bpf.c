@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * tcx programs: they choose the core of the next stage by the packet's hash,
+ * which RPS of the next device follows. Hash 0 means: stay (get_rps_cpu finds
+ * nothing to go by), and is what every packet gets that might reach a device
+ * whose RPS mask is ours but that is not to be steered.
+ */
+#include "kernel.h"
+#include "parse.h"
+#include "steer.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+#define TCX_NEXT -1
+
+/* Enough for the longest headers that are read: two Ethernet, VLAN, IPv6 and Geneve with options. */
+#define OL_PULL 192
+
+/* Keeps a packet that is not steered where it is, if RPS would else move it. */
+static __always_inline int ol_stay(struct __sk_buff *skb, const struct ol_policy *policy)
+{
+	if (policy->flags & OL_F_NEUTRAL)
+		bpf_set_hash(skb, 0);
+	return TCX_NEXT;
+}
+
+static __always_inline enum ol_reason ol_classify(struct __sk_buff *skb, struct ol_policy *policy,
+						  struct ol_tunnel **tunnel, struct ol_flow *flow,
+						  __u8 *may_concern)
+{
+	struct ol_cursor c = {
+		.data = (void *)(long)skb->data,
+		.end = (void *)(long)skb->data_end,
+		/* A super-packet's lengths need not add up: only its headers are read. */
+		.total = skb->gso_segs > 1 ? 0 : skb->len,
+	};
+	struct ol_tunnel_key key = {};
+	struct ol_outer outer = {};
+	enum ol_reason r;
+	__u32 vni, inner;
+	int i, ours = 0;
+
+	r = ol_parse_outer(&c, &outer, may_concern);
+	if (r)
+		return r;
+#pragma unroll
+	for (i = 0; i < OL_MAX_PORTS; i++)
+		ours |= policy->port[i] == outer.port;
+	if (!ours || !outer.port) {
+		*may_concern = 0;
+		return OL_NOT_OVERLAY;
+	}
+	r = ol_parse_vni(&c, &outer, &vni);
+	if (r)
+		return r;
+	key.vni = vni;
+	key.port = outer.port;
+	*tunnel = bpf_map_lookup_elem(&ol_tunnels, &key);
+	if (!*tunnel) {
+		key.vni = OL_VNI_ANY;
+		*tunnel = bpf_map_lookup_elem(&ol_tunnels, &key);
+		if (!*tunnel)
+			return OL_NOT_OVERLAY;
+	}
+	r = ol_parse_tunnel(&c, &outer, (*tunnel)->kind, &inner);
+	if (r)
+		return r;
+	return ol_parse_inner(&c, inner, vni, flow);
+}
+
+SEC("tcx/ingress")
+int ol_underlay_in(struct __sk_buff *skb)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), lane, segs;
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	struct ol_tunnel *tunnel = NULL;
+	struct ol_flow flow = {};
+	__u8 may_concern = 0;
+	enum ol_reason r;
+
+	if (!policy || !cpu)
+		return TCX_NEXT;
+	if (skb->data_end - skb->data < OL_PULL && skb->len > skb->data_end - skb->data)
+		bpf_skb_pull_data(skb, skb->len < OL_PULL ? skb->len : OL_PULL);
+	r = ol_classify(skb, policy, &tunnel, &flow, &may_concern);
+	if (r) {
+		if (r != OL_NOT_OVERLAY)
+			ol_reason(r);
+		return may_concern ? ol_stay(skb, policy) : TCX_NEXT;
+	}
+
+	struct ol_hop h = {
+		.policy = policy,
+		.lanes = &policy->stage[OL_STAGE_TUNNEL],
+		.cpu = cpu,
+		.this_cpu = this_cpu,
+		.stage = OL_STAGE_TUNNEL,
+		.slot = ol_flow_slot(&flow, &r),
+		.tunnel = tunnel->no_gro ? OL_NO_CELL : tunnel->index,
+	};
+
+	segs = skb->gso_segs ? skb->gso_segs : 1;
+	ol_count(OL_CNT_OVERLAY, segs);
+	if (r) {
+		ol_reason(r);
+		return ol_stay(skb, policy);
+	}
+	lane = ol_steer(&h);
+	skb->tc_index = OL_CARRIER | h.slot;
+	if (lane >= OL_MAX_LANES)
+		return ol_stay(skb, policy);
+	bpf_set_hash(skb, h.lanes->hash[lane] + h.slot);
+	ol_count(OL_CNT_STEERED, segs);
+	ol_count_lane(OL_STAGE_TUNNEL, lane, segs);
+	return TCX_NEXT;
+}
+
+SEC("tcx/egress")
+int ol_pod_out(struct __sk_buff *skb)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), lane, segs;
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+
+	if (!policy || !cpu)
+		return TCX_NEXT;
+	if (!(skb->tc_index & OL_CARRIER))
+		return ol_stay(skb, policy);
+
+	struct ol_hop h = {
+		.policy = policy,
+		.lanes = &policy->stage[OL_STAGE_POD],
+		.cpu = cpu,
+		.this_cpu = this_cpu,
+		.stage = OL_STAGE_POD,
+		.slot = skb->tc_index % OL_SLOTS,
+		.tunnel = OL_NO_CELL,
+	};
+
+	skb->tc_index = 0;
+	segs = skb->gso_segs ? skb->gso_segs : 1;
+	ol_count(OL_CNT_POD, segs);
+	lane = ol_steer(&h);
+	/* A lane on this core is the queue that the packet takes anyway. */
+	if (lane >= OL_MAX_LANES || h.lanes->cpu[lane] == this_cpu)
+		return ol_stay(skb, policy);
+	bpf_set_hash(skb, h.lanes->hash[lane] + h.slot);
+	ol_count(OL_CNT_POD_STEERED, segs);
+	ol_count_lane(OL_STAGE_POD, lane, segs);
+	return TCX_NEXT;
+}

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Policy and order guard put to work on the maps: which lane does this packet take? */
+#ifndef OVERLANE_STEER_H
+#define OVERLANE_STEER_H
+
+#include "maps.h"
+#include "order.h"
+#include "pipeline.h"
+
+/*
+ * The functions that are not inlined are global ones: the verifier looks at
+ * each once, for any arguments, instead of once for every path that leads there.
+ */
+
+/* One packet at one stage, on the core that runs the hook. */
+struct ol_hop {
+	struct ol_policy *policy;
+	struct ol_lanes *lanes;
+	struct ol_cpu *cpu;
+	__u32 this_cpu;
+	__u32 stage;
+	__u32 slot;
+	__u32 tunnel; /* index, or OL_NO_CELL */
+};
+
+/* No GRO cell between the hook and the lane: a packet is in its queue when the poll ends. */
+#define OL_NO_CELL OL_MAX_TUNNELS
+
+/*
+ * Head and tail of a core's backlog. Returns 0 as long as that core has not
+ * polled its backlog under our eyes: then none of our packets went there.
+ */
+static __always_inline int ol_backlog(__u32 cpu, __u32 *head, __u32 *tail)
+{
+	struct ol_cpu *c = ol_get_cpu(cpu);
+	struct softnet_data *sd;
+
+	if (!c || !c->softnet)
+		return 0;
+	sd = (void *)c->softnet;
+	*head = BPF_CORE_READ(sd, input_queue_head);
+	*tail = BPF_CORE_READ(sd, input_queue_tail);
+	return 1;
+}
+
+/* Bounds a lane number where the verifier can see it; the compiler may know more than it. */
+static __always_inline __u32 ol_lane_index(__u32 lane)
+{
+	barrier_var(lane);
+	return lane % OL_MAX_LANES;
+}
+
+static __always_inline struct ol_load ol_core_load(const struct ol_policy *policy, __u32 cpu)
+{
+	struct ol_load load = {};
+	__u32 head, tail;
+
+	if (cpu >= OL_MAX_CPUS)
+		return load;
+	load.busy = policy->busy[cpu];
+	if (ol_backlog(cpu, &head, &tail))
+		load.queue = tail - head;
+	return load;
+}
+
+/* Of two lanes of a stage: b if it is clearly less loaded, else a. */
+__noinline __u32 ol_less_loaded_lane(__u32 stage, __u32 a, __u32 b, __u32 slack)
+{
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_lanes *lanes;
+	struct ol_load la, lb;
+
+	if (!policy || stage >= OL_NR_STAGES || a >= OL_MAX_LANES || b >= OL_MAX_LANES || a == b)
+		return a;
+	lanes = &policy->stage[stage];
+	la = ol_core_load(policy, lanes->cpu[ol_lane_index(a)]);
+	lb = ol_core_load(policy, lanes->cpu[ol_lane_index(b)]);
+	return ol_less_loaded(&lb, &la, slack) ? b : a;
+}
+
+/*
+ * By when was everything that a core's hook let pass before poll seq handed on
+ * to its lanes? 0: not known to be yet.
+ */
+__noinline __u64 ol_handed_on_by(__u32 cpu, __u32 tunnel, __u32 seq)
+{
+	struct ol_marks *m;
+	struct ol_cpu *c;
+
+	if (tunnel < OL_MAX_TUNNELS) {
+		m = ol_get_cell_marks(cpu, tunnel);
+		return m ? ol_handed_on(m, seq) : 0;
+	}
+	c = ol_get_cpu(cpu);
+	return c ? ol_handed_on(&c->polls, seq) : 0;
+}
+
+/* Has a core's backlog handled what was handed on to it by `handed`? */
+__noinline int ol_backlog_drained(__u32 cpu, __u64 handed)
+{
+	struct ol_cpu *c = ol_get_cpu(cpu);
+	__u32 head, tail;
+
+	if (!c || !ol_backlog(cpu, &head, &tail))
+		return 0;
+	return ol_queue_drained(&c->backlog, handed, head == tail);
+}
+
+/* The order guard: has everything that the slot sent before left its lane? */
+static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slot *s)
+{
+#ifdef OL_MUTANT_NO_GUARD
+	return 1;
+#else
+	__u32 lane = s->lane;
+	__u64 handed;
+
+	if (s->settling) {
+		/*
+		 * Two flows that share the slot may have just met on two cores:
+		 * let the other core's packet be accounted for first.
+		 */
+		if (h->cpu->now - s->since < (__u64)h->policy->settle_us * 1000)
+			return 0;
+		if (h->stage != OL_STAGE_POD &&
+		    !ol_handed_on_by(s->prev_cpu, h->tunnel, s->prev_seq))
+			return 0;
+		s->settling = 0;
+		return 0;
+	}
+	handed = ol_handed_on_by(h->this_cpu, h->tunnel, s->seq);
+	if (!handed)
+		return 0;
+	return ol_backlog_drained(lane < OL_MAX_LANES ? h->lanes->cpu[lane] : h->this_cpu, handed);
+#endif
+}
+
+/* The lane that the policy wishes for the slot. */
+static __always_inline __u32 ol_wish(const struct ol_hop *h, const struct ol_slot *s)
+{
+	__u32 nr = h->lanes->nr, lane = s->lane, c1, c2;
+
+	if (!nr || nr > OL_MAX_LANES || h->this_cpu >= OL_MAX_CPUS ||
+	    !(h->policy->core_flags[h->this_cpu] & (1U << h->stage)))
+		return OL_LANE_LOCAL;
+	ol_candidates(h->slot, h->stage, nr, &c1, &c2);
+	c1 = h->lanes->instead[ol_lane_index(c1)];
+	c2 = h->lanes->instead[ol_lane_index(c2)];
+	if (h->policy->flags & OL_F_RESTEER) {
+		if (lane == OL_LANE_LOCAL)
+			return c1;
+		return lane == c1 && c2 != c1 ? c2 : OL_LANE_LOCAL;
+	}
+	/* A flow that has one of its lanes keeps it until that one fills. */
+	if (lane == c1)
+		return ol_less_loaded_lane(h->stage, c1, c2, h->policy->rebalance_queue);
+	if (lane == c2)
+		return ol_less_loaded_lane(h->stage, c2, c1, h->policy->rebalance_queue);
+	return ol_less_loaded_lane(h->stage, c1, c2, 32);
+}
+
+/* Another core had the slot last: keep its lane, and remember whom to wait for. */
+static __always_inline void ol_adopt(const struct ol_hop *h, struct ol_slot *s, __u32 prev)
+{
+	struct ol_slot *p = ol_get_slot(prev, h->stage, h->slot);
+
+	if (!p)
+		return;
+	s->lane = p->lane;
+	s->prev_cpu = prev;
+	s->prev_seq = p->seq;
+	s->settling = 1;
+	s->since = h->cpu->now;
+	s->seq = h->cpu->seq;
+	ol_count(OL_CNT_ADOPTED, 1);
+}
+
+/*
+ * The lane for the next packet of a slot. Wishes and the guard are looked at
+ * once in a poll: within one, nothing that the slot sent can have drained.
+ */
+static __always_inline __u32 ol_steer(const struct ol_hop *h)
+{
+	struct ol_slot *s = ol_get_slot(h->this_cpu, h->stage, h->slot);
+	struct ol_owner *o = bpf_map_lookup_elem(&ol_owners, &h->slot);
+	__u32 me = h->this_cpu + 1, prev, wish;
+
+	if (!s || !o || h->stage >= OL_NR_STAGES)
+		return OL_LANE_LOCAL;
+	prev = o->cpu[h->stage];
+	if (prev == me && s->seq == h->cpu->seq)
+		return s->lane;
+
+	if (prev != me) {
+		o->cpu[h->stage] = me;
+		if (prev) {
+			ol_adopt(h, s, prev - 1);
+			return s->lane;
+		}
+		s->lane = ol_wish(h, s);
+		s->since = h->cpu->now;
+	} else {
+		wish = ol_wish(h, s);
+		if (wish != s->lane) {
+			if (ol_slot_drained(h, s)) {
+				s->lane = wish;
+				s->since = h->cpu->now;
+				ol_count(OL_CNT_LANE_CHANGES, 1);
+			} else {
+				ol_count(OL_CNT_LANE_HELD, 1);
+			}
+		}
+	}
+	s->seq = h->cpu->seq;
+	return s->lane;
+}
+
+/*
+ * The slot of an inner flow. Pieces of a datagram follow its first piece, which
+ * names the flow; *reason tells of a later piece whose first was not seen.
+ */
+static __always_inline __u32 ol_flow_slot(const struct ol_flow *f, enum ol_reason *reason)
+{
+	__u64 datagram;
+	struct ol_frag *frag;
+	__u32 key, slot;
+
+	if (f->piece == OL_PIECE_WHOLE)
+		return ol_flow_hash(f, ol_key0, ol_key1) % OL_SLOTS;
+
+	datagram = ol_piece_hash(f, ol_key0, ol_key1);
+	key = datagram >> 32 & (OL_FRAGS - 1);
+	frag = bpf_map_lookup_elem(&ol_frags, &key);
+	if (!frag)
+		return 0;
+	if (f->piece == OL_PIECE_FIRST) {
+		slot = ol_flow_hash(f, ol_key0, ol_key1) % OL_SLOTS;
+		frag->datagram = datagram;
+		frag->slot = slot;
+		return slot;
+	}
+	if (frag->datagram != datagram)
+		*reason = OL_FRAGMENT_UNTRACKED;
+	return frag->slot % OL_SLOTS;
+}
+
+#endif

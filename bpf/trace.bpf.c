@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * Read-only tracing: it watches polls end, and from that knows what the order
+ * guard needs (what has been handed on, how far a queue is) and what a stage
+ * costs.
+ */
+#include "kernel.h"
+#include "steer.h"
+#include <bpf/bpf_tracing.h>
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+#define SCHED_IDLE 5
+#define PF_KTHREAD 0x00200000
+
+/* Packets that GRO still holds; only looked at after a poll that used up its budget. */
+static __always_inline int ol_gro_holds(struct napi_struct *napi)
+{
+	struct napi_struct___new *n = (void *)napi;
+
+	if (bpf_core_field_exists(n->gro))
+		return BPF_CORE_READ(n, gro.bitmask) != 0;
+	return BPF_CORE_READ(napi, gro_bitmask) != 0;
+}
+
+/* The tunnel whose GRO cell this NAPI is, or -1. */
+static __always_inline int ol_cell_of(struct napi_struct *napi)
+{
+	struct ol_cell_key key = {};
+	struct net_device *dev = napi->dev;
+	__u32 *index;
+
+	if (!dev)
+		return -1;
+	key.ifindex = dev->ifindex;
+	key.netns = dev->nd_net.net->ns.inum;
+	index = bpf_map_lookup_elem(&ol_cells, &key);
+	return index ? (int)*index : -1;
+}
+
+/* This core's softnet_data, if this NAPI is its backlog: the only one without a device. */
+static __always_inline struct softnet_data *ol_backlog_of(struct napi_struct *napi, __u32 this_cpu)
+{
+	struct softnet_data *sd =
+		(void *)napi - bpf_core_field_offset(struct softnet_data, backlog);
+
+	if (napi->dev || BPF_CORE_READ(sd, cpu) != this_cpu)
+		return NULL;
+	return sd;
+}
+
+/* A cell's poll ended: is everything that was in it handed on? */
+static __always_inline void ol_cell_polled(struct napi_struct *napi, __u32 this_cpu, int tunnel,
+					   __u32 seq, __u64 now, int full)
+{
+	struct gro_cell *cell = (void *)napi - bpf_core_field_offset(struct gro_cell, napi);
+	struct ol_marks *m = ol_get_cell_marks(this_cpu, tunnel);
+
+	if (!m || BPF_CORE_READ(cell, napi_skbs.qlen))
+		return;
+	if (!full) {
+		ol_mark_add(m, seq, now);
+	} else if (!ol_gro_holds(napi)) {
+		/*
+		 * After a poll with nothing of its budget left, __napi_poll()
+		 * hands the last batch on only behind this tracepoint: by the
+		 * next poll of this core it has.
+		 */
+		m->pending = seq;
+	}
+}
+
+static __always_inline void ol_flush_pending(__u32 this_cpu, __u32 nr_tunnels, __u64 now)
+{
+	__u32 i;
+
+	for (i = 0; i < OL_MAX_TUNNELS && i < nr_tunnels; i++) {
+		struct ol_marks *m = ol_get_cell_marks(this_cpu, i);
+
+		if (m && m->pending) {
+			ol_mark_add(m, m->pending, now);
+			m->pending = 0;
+		}
+	}
+}
+
+/* How many tunnels there are: the loop above need not look at more. */
+__u32 ol_nr_tunnels SEC(".data.tunnels") = 0;
+
+SEC("tp_btf/napi_poll")
+int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), head, tail, seq;
+	__u64 now = bpf_ktime_get_ns(), spent;
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	struct softnet_data *sd;
+	int tunnel, stage, full = work >= budget;
+
+	if (!cpu)
+		return 0;
+	ol_flush_pending(this_cpu, ol_nr_tunnels, now);
+
+	seq = cpu->seq + 1;
+	spent = now - cpu->now;
+	cpu->now = now;
+	cpu->seq = seq;
+	ol_mark_add(&cpu->polls, seq, now);
+
+	tunnel = ol_cell_of(napi);
+	if (tunnel >= 0) {
+		stage = OL_STAGE_TUNNEL;
+		ol_cell_polled(napi, this_cpu, tunnel, seq, now, full);
+	} else if ((sd = ol_backlog_of(napi, this_cpu))) {
+		stage = OL_STAGE_POD;
+		cpu->softnet = (__u64)sd;
+		head = BPF_CORE_READ(sd, input_queue_head);
+		tail = BPF_CORE_READ(sd, input_queue_tail);
+		ol_progress_step(&cpu->backlog, head, tail, now);
+	} else {
+		stage = OL_STAGE_NIC;
+	}
+
+	/*
+	 * Only a poll that follows a full one is known to have begun where that
+	 * ended: no sleep, no task between.
+	 */
+	if (cpu->full && work > 0) {
+		cpu->cost[stage].ns += spent;
+		cpu->cost[stage].packets += work;
+	}
+	cpu->packets[stage] += work;
+	cpu->full = full;
+	return 0;
+}
+
+/*
+ * What tasks do on this core, by sampling: idle or idle-class, receive threads,
+ * anything else.
+ */
+SEC("perf_event")
+int ol_sample(void *ctx)
+{
+	struct ol_cpu *cpu = ol_get_cpu(bpf_get_smp_processor_id());
+	struct task_struct *task = (void *)bpf_get_current_task_btf();
+	__u32 policy = task->policy;
+
+	if (!cpu)
+		return 0;
+	cpu->samples[0]++;
+	if (task->pid == 0 || policy == SCHED_IDLE)
+		cpu->samples[1]++;
+	else if (task->flags & PF_KTHREAD)
+		cpu->samples[2]++;
+	else
+		cpu->samples[3]++;
+	return 0;
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+// reasonNames are the words for enum ol_reason, in status, log and metrics.
+var reasonNames = map[stagesOlReason]string{
+	stagesOlReasonOL_OK:                 "ok",
+	stagesOlReasonOL_NOT_OVERLAY:        "not-overlay",
+	stagesOlReasonOL_SHORT:              "short",
+	stagesOlReasonOL_OUTER_VLAN:         "outer-vlan",
+	stagesOlReasonOL_OUTER_OPTIONS:      "outer-options",
+	stagesOlReasonOL_OUTER_FRAGMENT:     "outer-fragment",
+	stagesOlReasonOL_OUTER_EXTENSION:    "outer-extension",
+	stagesOlReasonOL_BAD_LENGTH:         "bad-length",
+	stagesOlReasonOL_BAD_TUNNEL_HEADER:  "bad-tunnel-header",
+	stagesOlReasonOL_INNER_NOT_IP:       "inner-not-ip",
+	stagesOlReasonOL_INNER_EXTENSION:    "inner-extension",
+	stagesOlReasonOL_INNER_MULTICAST:    "inner-multicast",
+	stagesOlReasonOL_FRAGMENT_UNTRACKED: "fragment-untracked",
+}
+
+// Counters are totals since Load.
+type Counters struct {
+	Overlay     uint64 // packets for our tunnels
+	Steered     uint64 // of these, sent to a lane of the tunnel stage
+	Pod         uint64 // packets that reached a pod's device from a tunnel
+	PodSteered  uint64 // of these, sent to a lane of the pod stage
+	LaneChanges uint64 // changes of lane that the order guard let pass
+	LaneHeld    uint64 // polls in which a wish for another lane had to wait
+	Adopted     uint64 // flows that came from another core
+	XDPLane     uint64 // frames sent to a cpumap lane
+	XDPDrop     uint64 // frames that a full cpumap lane dropped
+
+	// Stock counts packets that took the stock path, by reason.
+	Stock map[string]uint64
+}
+
+// Counters reads the totals.
+func (d *Datapath) Counters() (Counters, error) {
+	var c Counters
+	fields := map[stagesOlCounter]*uint64{
+		stagesOlCounterOL_CNT_OVERLAY:      &c.Overlay,
+		stagesOlCounterOL_CNT_STEERED:      &c.Steered,
+		stagesOlCounterOL_CNT_POD:          &c.Pod,
+		stagesOlCounterOL_CNT_POD_STEERED:  &c.PodSteered,
+		stagesOlCounterOL_CNT_LANE_CHANGES: &c.LaneChanges,
+		stagesOlCounterOL_CNT_LANE_HELD:    &c.LaneHeld,
+		stagesOlCounterOL_CNT_ADOPTED:      &c.Adopted,
+		stagesOlCounterOL_CNT_XDP_LANE:     &c.XDPLane,
+		stagesOlCounterOL_CNT_XDP_DROP:     &c.XDPDrop,
+	}
+	for key, field := range fields {
+		n, err := sum(d.stages.OlCounters, uint32(key))
+		if err != nil {
+			return c, err
+		}
+		*field = n
+	}
+	c.Stock = map[string]uint64{}
+	for key, name := range reasonNames {
+		n, err := sum(d.stages.OlReasons, uint32(key))
+		if err != nil {
+			return c, err
+		}
+		if n > 0 {
+			c.Stock[name] = n
+		}
+	}
+	return c, nil
+}
+
+// LanePackets is the number of packets that were sent to a lane.
+func (d *Datapath) LanePackets(s Stage, lane int) (uint64, error) {
+	return sum(d.stages.OlLanePackets, uint32(int(s)*MaxLanes+lane))
+}
+
+func sum(m *ebpf.Map, key uint32) (uint64, error) {
+	var values []uint64
+	if err := m.Lookup(key, &values); err != nil {
+		return 0, fmt.Errorf("read counter %d: %w", key, err)
+	}
+	var total uint64
+	for _, v := range values {
+		total += v
+	}
+	return total, nil
+}
+
+// Core is what is known of one core's receive work and tasks, as totals.
+type Core struct {
+	Polls uint32
+	// Safe is the time (CLOCK_MONOTONIC, ns) up to which the backlog is known
+	// to have handled what it got; Full: its last poll left work.
+	Safe uint64
+	Full bool
+	// Saturated work per stage: time and packets of polls that followed
+	// directly on another.
+	StageNs      [Stages]uint64
+	StagePackets [Stages]uint64
+	// Packets per stage in all polls: frames of the driver, then what GRO left
+	// of them.
+	Packets [Stages]uint64
+	// Samples of what tasks did: all, idle or idle-class, kernel threads, others.
+	Samples [4]uint64
+}
+
+// Cores reads every core's numbers.
+func (d *Datapath) Cores() ([]Core, error) {
+	cores := make([]Core, d.cpus)
+	for i := range cores {
+		var v stagesOlCpu
+		if err := d.stages.OlCpus.Lookup(uint32(i), &v); err != nil {
+			return nil, fmt.Errorf("read core %d: %w", i, err)
+		}
+		cores[i].Polls = v.Seq
+		cores[i].Safe = v.Backlog.Safe
+		cores[i].Full = v.Full != 0
+		for s := range Stages {
+			cores[i].Packets[s] = v.Packets[s]
+			cores[i].StageNs[s] = v.Cost[s].Ns
+			cores[i].StagePackets[s] = v.Cost[s].Packets
+		}
+		cores[i].Samples = v.Samples
+	}
+	return cores, nil
+}

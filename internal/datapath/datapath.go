@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package datapath loads the BPF side, attaches it and reads and writes its
+// maps with types. It is the only user of the link APIs: every attachment is
+// an unpinned bpf_link, so that the kernel removes it with the process.
+package datapath
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/netns"
+)
+
+// Device is where a program goes: an interface of a namespace.
+type Device struct {
+	Netns   *netns.Handle
+	Ifindex int
+}
+
+// Datapath is the loaded BPF side. Its methods are not safe for concurrent use.
+type Datapath struct {
+	stages stagesObjects
+	trace  traceObjects
+	cpus   int
+
+	links  map[attachKey]link.Link
+	tracer []link.Link
+	perf   []int
+
+	policy  stagesOlPolicy
+	tunnels map[stagesOlTunnelKey]stagesOlTunnel
+	cells   map[stagesOlCellKey]uint32
+}
+
+type attachKey struct {
+	netns   uint64
+	ifindex int
+	hook    string
+}
+
+// Load puts programs and maps into the kernel and starts the tracing that the
+// order guard reads. Nothing is attached to a device yet.
+func Load() (*Datapath, error) {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return nil, fmt.Errorf("count CPUs: %w", err)
+	}
+	if cpus > int(stagesOlLimitOL_MAX_CPUS) {
+		return nil, fmt.Errorf("this machine may have %d CPUs; at most %d are supported", cpus, stagesOlLimitOL_MAX_CPUS)
+	}
+	d := &Datapath{
+		cpus:    cpus,
+		links:   map[attachKey]link.Link{},
+		tunnels: map[stagesOlTunnelKey]stagesOlTunnel{},
+		cells:   map[stagesOlCellKey]uint32{},
+	}
+	if err := d.load(); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+func (d *Datapath) load() error {
+	var key [16]byte
+	if _, err := rand.Read(key[:]); err != nil {
+		return fmt.Errorf("make flow hash key: %w", err)
+	}
+	stages, err := loadStages()
+	if err != nil {
+		return fmt.Errorf("read stages object: %w", err)
+	}
+	if err := d.prepare(stages, key); err != nil {
+		return err
+	}
+	if err := stages.LoadAndAssign(&d.stages, nil); err != nil {
+		return fmt.Errorf("load tcx programs: %w", err)
+	}
+	trace, err := loadTrace()
+	if err != nil {
+		return fmt.Errorf("read trace object: %w", err)
+	}
+	if err := d.prepare(trace, key); err != nil {
+		return err
+	}
+	if err := trace.LoadAndAssign(&d.trace, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(trace)}); err != nil {
+		return fmt.Errorf("load tracing programs: %w", err)
+	}
+	d.policy.Version = uint32(stagesOlLimitOL_ABI_VERSION)
+	if err := d.writePolicy(); err != nil {
+		return err
+	}
+	l, err := link.AttachTracing(link.TracingOptions{Program: d.trace.OlNapiPoll})
+	if err != nil {
+		return fmt.Errorf("attach to tracepoint napi_poll: %w", err)
+	}
+	d.tracer = append(d.tracer, l)
+	return d.startSampling()
+}
+
+// prepare sizes the per-core maps and sets the load-time constants.
+func (d *Datapath) prepare(spec *ebpf.CollectionSpec, key [16]byte) error {
+	perCPU := map[string]uint32{
+		"ol_cpus":       1,
+		"ol_cell_marks": uint32(stagesOlLimitOL_MAX_TUNNELS),
+		"ol_slots":      uint32(stagesOlStageOL_NR_STAGES) * uint32(stagesOlLimitOL_SLOTS),
+	}
+	for name, n := range perCPU {
+		if m := spec.Maps[name]; m != nil {
+			m.MaxEntries = n * uint32(d.cpus)
+		}
+	}
+	for name, value := range map[string]any{
+		"ol_key0":    binary.NativeEndian.Uint64(key[:8]),
+		"ol_key1":    binary.NativeEndian.Uint64(key[8:]),
+		"ol_nr_cpus": uint32(d.cpus),
+	} {
+		if v := spec.Variables[name]; v != nil {
+			if err := v.Set(value); err != nil {
+				return fmt.Errorf("set constant %s: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// sharedMaps are the maps of spec that the first object has made already.
+func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
+	all := map[string]*ebpf.Map{
+		"ol_policies":     d.stages.OlPolicies,
+		"ol_tunnels":      d.stages.OlTunnels,
+		"ol_cpus":         d.stages.OlCpus,
+		"ol_cell_marks":   d.stages.OlCellMarks,
+		"ol_cells":        d.stages.OlCells,
+		"ol_slots":        d.stages.OlSlots,
+		"ol_owners":       d.stages.OlOwners,
+		"ol_frags":        d.stages.OlFrags,
+		"ol_counters":     d.stages.OlCounters,
+		"ol_reasons":      d.stages.OlReasons,
+		"ol_lane_packets": d.stages.OlLanePackets,
+	}
+	shared := map[string]*ebpf.Map{}
+	for name := range spec.Maps {
+		if m := all[name]; m != nil {
+			shared[name] = m
+		}
+	}
+	return shared
+}
+
+// sampleHz is how often each core is looked at; odd, so that it does not run in
+// step with the tick.
+const sampleHz = 199
+
+// startSampling hangs the task sampler on every core's clock.
+func (d *Datapath) startSampling() error {
+	for cpu := range runtime.NumCPU() {
+		attr := unix.PerfEventAttr{
+			Type:   unix.PERF_TYPE_SOFTWARE,
+			Config: unix.PERF_COUNT_SW_CPU_CLOCK,
+			Size:   unix.PERF_ATTR_SIZE_VER5,
+			Sample: sampleHz,
+			Bits:   unix.PerfBitFreq,
+		}
+		fd, err := unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+		if err != nil {
+			return fmt.Errorf("open clock event of core %d: %w", cpu, err)
+		}
+		d.perf = append(d.perf, fd)
+		l, err := link.AttachRawLink(link.RawLinkOptions{
+			Target:  fd,
+			Program: d.trace.OlSample,
+			Attach:  ebpf.AttachPerfEvent,
+		})
+		if err != nil {
+			return fmt.Errorf("attach sampler to core %d: %w", cpu, err)
+		}
+		d.tracer = append(d.tracer, l)
+	}
+	return nil
+}
+
+// CPUs is the number of cores that the maps are sized to.
+func (d *Datapath) CPUs() int { return d.cpus }
+
+// AttachUnderlay hangs the steering program behind the other tcx programs of an
+// underlay's ingress.
+func (d *Datapath) AttachUnderlay(dev Device) error {
+	return d.attachTCX(dev, ebpf.AttachTCXIngress, d.stages.OlUnderlayIn, "underlay")
+}
+
+// AttachPod hangs the steering program behind the other tcx programs on the
+// egress of the host end of a pod's veth.
+func (d *Datapath) AttachPod(dev Device) error {
+	return d.attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodOut, "pod")
+}
+
+func (d *Datapath) attachTCX(dev Device, at ebpf.AttachType, prog *ebpf.Program, hook string) error {
+	key := attachKey{dev.Netns.Inode(), dev.Ifindex, hook}
+	if d.links[key] != nil {
+		return nil
+	}
+	var l link.Link
+	err := dev.Netns.Do(func() error {
+		var err error
+		l, err = link.AttachTCX(link.TCXOptions{
+			Interface: dev.Ifindex,
+			Program:   prog,
+			Attach:    at,
+			Anchor:    link.Tail(),
+		})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("attach %s program to device %d: %w", hook, dev.Ifindex, err)
+	}
+	d.links[key] = l
+	return nil
+}
+
+// Detach removes what Attach* hung on the device. A device that is gone is no
+// error.
+func (d *Datapath) Detach(dev Device) error {
+	var errs []error
+	for key, l := range d.links {
+		if key.netns == dev.Netns.Inode() && key.ifindex == dev.Ifindex {
+			errs = append(errs, l.Close())
+			delete(d.links, key)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close detaches and unloads everything.
+func (d *Datapath) Close() error {
+	var errs []error
+	for _, l := range d.links {
+		errs = append(errs, l.Close())
+	}
+	for _, l := range d.tracer {
+		errs = append(errs, l.Close())
+	}
+	for _, fd := range d.perf {
+		errs = append(errs, unix.Close(fd))
+	}
+	return errors.Join(append(errs, d.trace.Close(), d.stages.Close())...)
+}

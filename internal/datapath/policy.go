@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"structs"
+
+	"github.com/cilium/ebpf"
+)
+
+// Stage is a hop of the receive path after which work may go on on another
+// core.
+type Stage int
+
+// The stages, as in bpf/abi.h.
+const (
+	NIC    = Stage(stagesOlStageOL_STAGE_NIC)
+	Tunnel = Stage(stagesOlStageOL_STAGE_TUNNEL)
+	Pod    = Stage(stagesOlStageOL_STAGE_POD)
+	Stages = int(stagesOlStageOL_NR_STAGES)
+)
+
+func (s Stage) String() string {
+	return [Stages]string{"nic", "tunnel", "pod"}[s]
+}
+
+// LaneLocal in Lanes.Instead means: the flow stays on the core it is on.
+const LaneLocal = 0xff
+
+// MaxLanes is the number of lanes that one stage can have.
+const MaxLanes = int(stagesOlLimitOL_MAX_LANES)
+
+// SetLanes names the cores that take a stage's work, in ascending order: the
+// order in which the kernel keeps the cores of an RPS mask. It must not be
+// called while a core steers to that stage.
+func (d *Datapath) SetLanes(s Stage, cores []int) error {
+	if len(cores) > MaxLanes {
+		return fmt.Errorf("set lanes of stage %s: %d cores, at most %d can be used", s, len(cores), MaxLanes)
+	}
+	if !slices.IsSorted(cores) {
+		return fmt.Errorf("set lanes of stage %s: cores %v are not in ascending order", s, cores)
+	}
+	p := &d.policy.Stage[s]
+	*p = struct {
+		_       structs.HostLayout
+		Nr      uint32
+		Cpu     [64]uint16
+		Instead [64]uint8
+		Hash    [64]uint32
+	}{}
+	p.Nr = uint32(len(cores))
+	for i, c := range cores {
+		p.Cpu[i] = uint16(c)
+		p.Instead[i] = uint8(i)
+		p.Hash[i] = laneHash(i, len(cores))
+	}
+	return d.writePolicy()
+}
+
+// laneHash is the lowest skb->hash, plus one, that reciprocal_scale() maps to
+// index i of n; a flow's slot is added to it. It is never 0: a packet without
+// hash is not steered.
+func laneHash(i, n int) uint32 {
+	return uint32((uint64(i)<<32+uint64(n)-1)/uint64(n)) + 1
+}
+
+// SetLeaving marks cores that take no flow of a stage any more: the next core of
+// the stage that stays takes theirs, under the order guard.
+func (d *Datapath) SetLeaving(s Stage, leaving func(core int) bool) error {
+	p := &d.policy.Stage[s]
+	n := int(p.Nr)
+	for i := range n {
+		p.Instead[i] = LaneLocal
+		for k := range n {
+			if j := (i + k) % n; !leaving(int(p.Cpu[j])) {
+				p.Instead[i] = uint8(j)
+				break
+			}
+		}
+	}
+	return d.writePolicy()
+}
+
+// Steer tells which stages the hooks on a core may send to lanes. Flows that are
+// on a lane leave it under the order guard.
+func (d *Datapath) Steer(core int, stages ...Stage) error {
+	var flags uint8
+	for _, s := range stages {
+		flags |= 1 << s
+	}
+	if d.policy.CoreFlags[core] == flags {
+		return nil
+	}
+	d.policy.CoreFlags[core] = flags
+	return d.writePolicy()
+}
+
+// SetNeutral makes packets that are not steered immune to RPS: it is on as long
+// as masks of ours are.
+func (d *Datapath) SetNeutral(on bool) error {
+	d.policy.Flags &^= uint32(stagesOlFlagOL_F_NEUTRAL)
+	if on {
+		d.policy.Flags |= uint32(stagesOlFlagOL_F_NEUTRAL)
+	}
+	return d.writePolicy()
+}
+
+// Tuning are the numbers by which flows look for other lanes.
+type Tuning struct {
+	RebalanceQueue uint32 // packets in a lane's queue that make its flows look for another
+	SettleMicros   uint32 // a flow that came to another core keeps its lane at least so long
+	Resteer        bool   // tests: each poll wishes for another lane
+}
+
+// SetTuning replaces the tuning.
+func (d *Datapath) SetTuning(t Tuning) error {
+	d.policy.RebalanceQueue = t.RebalanceQueue
+	d.policy.SettleUs = t.SettleMicros
+	d.policy.Flags &^= uint32(stagesOlFlagOL_F_RESTEER)
+	if t.Resteer {
+		d.policy.Flags |= uint32(stagesOlFlagOL_F_RESTEER)
+	}
+	return d.writePolicy()
+}
+
+// SetBusy tells each core's utilisation in thousandths.
+func (d *Datapath) SetBusy(permille []uint16) error {
+	copy(d.policy.Busy[:], permille)
+	return d.writePolicy()
+}
+
+func (d *Datapath) writePolicy() error {
+	if err := d.stages.OlPolicies.Put(uint32(0), &d.policy); err != nil {
+		return fmt.Errorf("write policy: %w", err)
+	}
+	return nil
+}
+
+// TunnelKind is the encapsulation of a tunnel.
+type TunnelKind uint8
+
+// The encapsulations that are understood.
+const (
+	VXLAN  = TunnelKind(stagesOlTunnelKindOL_KIND_VXLAN)
+	Geneve = TunnelKind(stagesOlTunnelKindOL_KIND_GENEVE)
+)
+
+// TunnelDevice is a tunnel to be steered.
+type TunnelDevice struct {
+	Kind     TunnelKind
+	VNI      uint32
+	AnyVNI   bool // collect metadata
+	Port     uint16
+	Ifindex  int
+	NetnsIno uint64
+	NoGRO    bool // the device's GRO is off
+}
+
+// ErrTooManyTunnels says that some tunnels take the stock path.
+var ErrTooManyTunnels = errors.New("too many tunnels")
+
+// SetTunnels replaces the tunnels whose packets are steered. A tunnel that stays
+// keeps its index, and with it what the order guard knows.
+func (d *Datapath) SetTunnels(devs []TunnelDevice) error {
+	tunnels := map[stagesOlTunnelKey]stagesOlTunnel{}
+	cells := map[stagesOlCellKey]uint32{}
+	var ports [stagesOlLimitOL_MAX_PORTS]uint16
+	nports := 0
+	used := map[uint8]bool{}
+	for _, t := range d.tunnels {
+		used[t.Index] = true
+	}
+	var over error
+	for _, dev := range devs {
+		key := stagesOlTunnelKey{Vni: dev.VNI, Port: dev.Port}
+		if dev.AnyVNI {
+			key.Vni = ^uint32(0)
+		}
+		if !slices.Contains(ports[:nports], dev.Port) {
+			if nports == len(ports) {
+				over = fmt.Errorf("%w: more than %d UDP ports", ErrTooManyTunnels, len(ports))
+				continue
+			}
+			ports[nports] = dev.Port
+			nports++
+		}
+		t := stagesOlTunnel{Kind: uint8(dev.Kind)}
+		if dev.NoGRO {
+			t.NoGro = 1
+		}
+		if old, ok := d.tunnels[key]; ok {
+			t.Index = old.Index
+		} else {
+			for used[t.Index] {
+				t.Index++
+			}
+			if int(t.Index) >= int(stagesOlLimitOL_MAX_TUNNELS) {
+				over = fmt.Errorf("%w: more than %d", ErrTooManyTunnels, stagesOlLimitOL_MAX_TUNNELS)
+				continue
+			}
+			used[t.Index] = true
+		}
+		tunnels[key] = t
+		cells[stagesOlCellKey{Ifindex: uint32(dev.Ifindex), Netns: uint32(dev.NetnsIno)}] = uint32(t.Index)
+	}
+
+	// The tracepoint must know a cell before packets are steered through it.
+	if err := replace(d.stages.OlCells, d.cells, cells); err != nil {
+		return fmt.Errorf("write tunnel cells: %w", err)
+	}
+	d.cells = cells
+	if err := d.trace.OlNrTunnels.Set(uint32(stagesOlLimitOL_MAX_TUNNELS)); err != nil {
+		return fmt.Errorf("write tunnel count: %w", err)
+	}
+	if err := replace(d.stages.OlTunnels, d.tunnels, tunnels); err != nil {
+		return fmt.Errorf("write tunnels: %w", err)
+	}
+	d.tunnels = tunnels
+	d.policy.Port = ports
+	return errors.Join(d.writePolicy(), over)
+}
+
+// replace makes m hold want, knowing that it holds have.
+func replace[K, V comparable](m *ebpf.Map, have, want map[K]V) error {
+	for k, v := range want {
+		if old, ok := have[k]; ok && old == v {
+			continue
+		}
+		if err := m.Put(k, v); err != nil {
+			return err
+		}
+	}
+	for k := range have {
+		if _, ok := want[k]; ok {
+			continue
+		}
+		if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+	}
+	return nil
+}
