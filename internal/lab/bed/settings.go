@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bed
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// writeFile writes to a file of /proc or /sys, which must exist.
+func writeFile(path, value string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
+}
+
+// wireFeatures makes an end of a veth behave like a network card: what leaves
+// it is finished (checksums filled in, cut to MTU size), or frames that XDP
+// redirects would arrive with half a checksum and be dropped; what arrives
+// goes through NAPI and GRO.
+func wireFeatures(ns *netns.Handle, dev string) error {
+	return Features(ns, dev, map[string]bool{
+		"tx-checksum-ip-generic":       false,
+		"tx-checksum-sctp":             false,
+		"tx-generic-segmentation":      false,
+		"tx-tcp-segmentation":          false,
+		"tx-tcp-ecn-segmentation":      false,
+		"tx-tcp-accecn-segmentation":   false,
+		"tx-tcp-mangleid-segmentation": false,
+		"tx-tcp6-segmentation":         false,
+		"tx-udp-segmentation":          false,
+		"tx-sctp-segmentation":         false,
+		"tx-gso-list":                  false,
+		"tx-gre-segmentation":          false,
+		"tx-gre-csum-segmentation":     false,
+		"tx-ipxip4-segmentation":       false,
+		"tx-ipxip6-segmentation":       false,
+		"tx-udp_tnl-segmentation":      false,
+		"tx-udp_tnl-csum-segmentation": false,
+		"rx-gro":                       true,
+		"rx-udp-gro-forwarding":        false,
+		"rx-gro-list":                  false,
+	})
+}
+
+// SetRPS chooses the cores to which a device hands received packets, on all of
+// its queues. No cores: no RPS.
+func SetRPS(ns *netns.Handle, dev string, cores []int) error {
+	root, err := ns.Sysfs()
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	mask := cpuMask(cores)
+	for q := 0; ; q++ {
+		name := fmt.Sprintf("class/net/%s/queues/rx-%d/rps_cpus", dev, q)
+		f, err := root.OpenFile(name, os.O_WRONLY, 0)
+		if errors.Is(err, os.ErrNotExist) && q > 0 {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("set RPS of %s: %w", dev, err)
+		}
+		_, err = f.WriteString(mask)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return fmt.Errorf("set RPS of %s to %s: %w", dev, mask, err)
+		}
+	}
+}
+
+// cpuMask writes cores the way sysfs takes them: hex, 32 bits to a group.
+func cpuMask(cores []int) string {
+	words := []uint32{0}
+	for _, c := range cores {
+		for c/32 >= len(words) {
+			words = append(words, 0)
+		}
+		words[c/32] |= 1 << (c % 32)
+	}
+	var groups []string
+	for i := len(words) - 1; i >= 0; i-- {
+		groups = append(groups, fmt.Sprintf("%08x", words[i]))
+	}
+	return strings.Join(groups, ",")
+}
+
+// Cores says which core does what in a bed on this machine.
+type Cores struct {
+	NIC   []int // polls wire queue i
+	Gen   []int // feeds wire queue i; which core sends decides the queue
+	Apps  int   // probes and iperf3
+	Steer []int // what RPS and the product may use
+}
+
+// PlaceCores spreads the roles over the machine. On two cores the generator
+// shares the second one with everything that is steered there, and only gets
+// what is left (SCHED_IDLE).
+func (o *Options) PlaceCores() Cores {
+	n := runtime.NumCPU()
+	c := Cores{Apps: n - 1}
+	for q := range o.Queues {
+		c.NIC = append(c.NIC, q%n)
+		// veth puts what core k sends into queue k mod queues.
+		gen := n - 1
+		for gen >= 0 && gen%o.Queues != q {
+			gen--
+		}
+		c.Gen = append(c.Gen, gen)
+	}
+	if o.NIC == Softirq {
+		// The wire is polled where it is fed.
+		for q := range c.Gen {
+			c.Gen[q] = c.NIC[q]
+		}
+	}
+	keep := n
+	if n >= 4 && o.NIC == Thread {
+		keep = n - o.Queues
+	}
+	for i := range keep {
+		c.Steer = append(c.Steer, i)
+	}
+	return c
+}
+
+// Reset puts every setting that a variant may have changed back to what the
+// plain overlay has, and fails when something foreign is left on a device.
+func (b *Bed) Reset() error {
+	cores := b.PlaceCores()
+	rx := b.Receiver()
+	if err := b.residue(); err != nil {
+		return err
+	}
+	for _, h := range b.Hosts {
+		rps := map[string]*netns.Handle{h.Wire: h.NS, Tunnel: h.Overlay}
+		for name, ns := range rps {
+			if err := SetRPS(ns, name, nil); err != nil {
+				return err
+			}
+		}
+		for _, p := range h.Pods {
+			if err := SetRPS(p.NS, PodDev, nil); err != nil {
+				return err
+			}
+			var hostEnd []int
+			if h.Name == b.Sender().Name {
+				// A sender in task and in softirq context on two cores feeds
+				// two backlogs: the sending host would reorder by itself.
+				hostEnd = []int{cores.Apps}
+			}
+			if err := SetRPS(h.Overlay, p.HostEnd, hostEnd); err != nil {
+				return err
+			}
+		}
+	}
+	if err := wireFeatures(rx.NS, rx.Wire); err != nil {
+		return err
+	}
+	return b.SetThreaded(b.NIC == Thread)
+}
+
+// residue looks for programs on the receiving devices: none of the lab's own
+// outlives its variant, so one that is there belongs to somebody who should
+// have taken it away.
+func (b *Bed) residue() error {
+	rx := b.Receiver()
+	return within(rx.NS, func(i *inside) {
+		if l := i.link(rx.Wire); i.err == nil {
+			if x := l.Attrs().Xdp; x != nil && x.Attached {
+				i.try("reset bed", fmt.Errorf("an XDP program (id %d) is left on %s", x.ProgId, rx.Wire))
+			}
+		}
+	})
+}
+
+// SetThreaded switches the receiving end of the wire between threaded NAPI,
+// with the thread of queue i on core i, and softirq.
+func (b *Bed) SetThreaded(on bool) error {
+	rx := b.Receiver()
+	root, err := rx.NS.Sysfs()
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	f, err := root.OpenFile("class/net/"+rx.Wire+"/threaded", os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("set threaded NAPI of %s: %w", rx.Wire, err)
+	}
+	_, err = f.WriteString(strconv.Itoa(map[bool]int{true: 1}[on]))
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("set threaded NAPI of %s: %w", rx.Wire, err)
+	}
+	if !on {
+		return nil
+	}
+	tids, err := b.NAPIThreads()
+	if err != nil {
+		return err
+	}
+	if len(tids) != b.Queues {
+		return fmt.Errorf("%s has %d NAPI threads for %d queues", rx.Wire, len(tids), b.Queues)
+	}
+	for q, tid := range tids {
+		var set unix.CPUSet
+		set.Set(b.PlaceCores().NIC[q])
+		if err := unix.SchedSetaffinity(tid, &set); err != nil {
+			return fmt.Errorf("pin NAPI thread %d: %w", tid, err)
+		}
+	}
+	return nil
+}
+
+// LinkStats returns the kernel's counters of a device.
+func LinkStats(ns *netns.Handle, dev string) (*netlink.LinkStatistics, error) {
+	var st *netlink.LinkStatistics
+	err := within(ns, func(i *inside) {
+		if l := i.link(dev); i.err == nil {
+			st = l.Attrs().Statistics
+		}
+	})
+	return st, err
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+//go:build ignore
+
+/*
+ * CPU time of packet reception, per core: while a receive softirq runs or one
+ * of the named kernel threads (NAPI, cpumap) is on the core. One clock for
+ * both, so that a softirq inside of such a thread is not counted twice. Tick
+ * sampling would be useless in windows of a second.
+ */
+
+#include "lab.h"
+
+#define NET_RX 3
+
+struct task_struct {
+	int pid;
+} __attribute__((preserve_access_index));
+
+struct core {
+	__u64 busy_ns;
+	__u64 since;
+	__u32 softirq;
+	__u32 thread;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct core);
+	__uint(max_entries, 1);
+} cores SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __u32);
+	__type(value, __u8);
+	__uint(max_entries, 4096);
+} threads SEC(".maps");
+
+static __always_inline struct core *this_core(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&cores, &zero);
+}
+
+static __always_inline void change(struct core *c, __u32 softirq, __u32 thread)
+{
+	bool was = c->softirq || c->thread, is = softirq || thread;
+
+	c->softirq = softirq;
+	c->thread = thread;
+	if (was == is)
+		return;
+	if (is)
+		c->since = bpf_ktime_get_ns();
+	else
+		c->busy_ns += bpf_ktime_get_ns() - c->since;
+}
+
+SEC("tp_btf/softirq_entry")
+int softirq_entry(__u64 *ctx)
+{
+	struct core *c = this_core();
+
+	if (c && (__u32)ctx[0] == NET_RX)
+		change(c, 1, c->thread);
+	return 0;
+}
+
+SEC("tp_btf/softirq_exit")
+int softirq_exit(__u64 *ctx)
+{
+	struct core *c = this_core();
+
+	if (c && (__u32)ctx[0] == NET_RX)
+		change(c, 0, c->thread);
+	return 0;
+}
+
+SEC("tp_btf/sched_switch")
+int sched_switch(__u64 *ctx)
+{
+	struct task_struct *next = (struct task_struct *)ctx[2];
+	struct core *c = this_core();
+	__u32 pid = next->pid;
+
+	if (c)
+		change(c, c->softirq, bpf_map_lookup_elem(&threads, &pid) != 0);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

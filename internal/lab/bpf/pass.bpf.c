@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+//go:build ignore
+
+/* What the mere presence of XDP costs, and loss inside of the receive path. */
+
+#include "lab.h"
+
+SEC("xdp.frags")
+int pass(struct xdp_md *ctx)
+{
+	return XDP_PASS;
+}
+
+const volatile __u32 drop_every = 1000;
+volatile __u64 dropped = 0;
+
+static __u64 count;
+
+SEC("tcx/ingress")
+int drop(struct __sk_buff *skb)
+{
+	if (__sync_fetch_and_add(&count, 1) % drop_every != drop_every - 1)
+		return -1; /* TCX_NEXT */
+	__sync_fetch_and_add(&dropped, skb->gso_segs ?: 1);
+	return 2; /* TCX_DROP */
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
