@@ -74,13 +74,11 @@ func (b *Bed) NAPIThreads() ([]int, error) {
 		if err != nil || len(first) == 0 {
 			return err
 		}
-		// A dump skips instances whose numbers ascend (seen in 6.18), and the
-		// numbers of a device ascend with its queues: ask for the rest by number.
-		low := first[0].id
-		for _, n := range first {
-			low = min(low, n.id)
-		}
-		for id := low; id < low+4*MaxQueues && len(tids) < b.Queues; id++ {
+		// The dump of some kernels loses instances of one device (seen in 6.18).
+		// Their numbers lie close together and ascend with the queues: ask for
+		// each by number.
+		near := first[0].id
+		for id := near - min(near-1, 4*MaxQueues); id < near+4*MaxQueues && len(tids) < b.Queues; id++ {
 			one, err := getNAPI(family.ID, 0, netdevNAPIID, id)
 			if errors.Is(err, unix.ENOENT) {
 				continue
