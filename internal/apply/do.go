@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"github.com/overlane/overlane/internal/plan"
+)
+
+// job is a step that is going to be written.
+type job struct {
+	step   plan.Step
+	at     *spot
+	before string
+	old    *Entry // what the journal said before, nil if nothing
+	result int    // index into the report
+}
+
+// Do carries out the steps in order, all or none: if one cannot be carried
+// out, those before it are undone in the reverse order and the error says
+// why. All settings are journalled before the first is written; a journal
+// that cannot be written means that nothing is.
+//
+// A setting that somebody else has changed since it was planned is left
+// alone, and a device that has gone is passed over; neither is an error.
+func (l *Locked) Do(ns Namespaces, steps []plan.Step) (Report, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var rep Report
+	switch {
+	case l.f == nil:
+		return rep, ErrUnlocked
+	case l.unseen:
+		return rep, ErrNotRestored
+	}
+	if err := plan.ValidateSteps(steps); err != nil {
+		return rep, fmt.Errorf("check plan: %w", err)
+	}
+	k := newKernel(ns)
+	defer k.close()
+
+	jobs, err := l.look(k, steps, &rep)
+	if err != nil || len(jobs) == 0 {
+		return rep, err
+	}
+	entries := make([]Entry, len(jobs))
+	for i, j := range jobs {
+		entries[i] = j.entry()
+	}
+	if err := l.j.add(entries); err != nil {
+		return rep, fmt.Errorf("nothing was changed: %w", err)
+	}
+	for i := range jobs {
+		if err := jobs[i].write(&rep); err != nil {
+			err = fmt.Errorf("set %s to %s: %w", jobs[i].step.Setting, jobs[i].step.Want, err)
+			return rep, errors.Join(err, l.rollBack(jobs, i, &rep))
+		}
+	}
+	return rep, l.settle(jobs, rep)
+}
+
+// look finds every setting and decides what is to be written. It changes
+// nothing.
+func (l *Locked) look(k *kernel, steps []plan.Step, rep *Report) ([]job, error) {
+	var jobs []job
+	for _, step := range steps {
+		res := Result{Setting: step.Setting}
+		old := l.j.find(step.Setting)
+		want := Entry{Setting: step.Setting}
+		if old != nil {
+			want = *old
+		}
+		at, err := k.find(want)
+		var value string
+		if err == nil {
+			value, err = at.get()
+		}
+		if certainlyGone(err) || errors.Is(err, errOther) {
+			res.Outcome, res.Reason = Gone, err.Error()
+			rep.Results = append(rep.Results, res)
+			continue
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("%s: this kernel or driver has no such setting", step.Setting)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", step.Setting, err)
+		}
+		res.From, res.To = value, value
+		if reason := leaveAlone(step, old, value); reason != "" {
+			res.Outcome, res.Reason = LeftAlone, reason
+		} else if step.Same(value, step.Want) {
+			res.Outcome = Already
+		} else {
+			j := job{step: step, at: at, before: value, result: len(rep.Results)}
+			if old != nil {
+				was := *old
+				j.old = &was
+			}
+			jobs = append(jobs, j)
+		}
+		rep.Results = append(rep.Results, res)
+	}
+	return jobs, nil
+}
+
+// leaveAlone says why a setting with the given value is not overlane's to
+// change, "" if it is.
+func leaveAlone(step plan.Step, old *Entry, value string) string {
+	switch {
+	case old != nil && old.Kept != "":
+		return "an earlier change could not be undone: " + old.Kept
+	case old != nil && !step.Same(value, old.Wrote):
+		return fmt.Sprintf("changed by somebody else from %s to %s", old.Wrote, value)
+	case old == nil && step.Was != "" && !step.Same(value, step.Was) && !step.Same(value, step.Want):
+		return fmt.Sprintf("changed by somebody else from %s to %s since it was planned", step.Was, value)
+	}
+	return ""
+}
+
+// entry is what has to be in the journal before the job is written.
+func (j job) entry() Entry {
+	e := Entry{Setting: j.step.Setting, Inode: j.at.inode, Addr: j.at.addr, First: j.before}
+	if j.old != nil {
+		e = *j.old
+		e.Prev = j.old.Wrote
+	}
+	e.Wrote = j.step.Canonical(j.step.Want)
+	return e
+}
+
+// write writes the job, unless somebody was faster or the device has gone.
+func (j job) write(rep *Report) error {
+	res := &rep.Results[j.result]
+	at("write:before")
+	value, err := j.at.get()
+	if err == nil && !j.step.Same(value, j.before) {
+		res.Outcome, res.To = LeftAlone, value
+		res.Reason = "changed by somebody else while the plan was carried out"
+		return nil
+	}
+	if err == nil {
+		err = j.at.put(j.step.Want)
+	}
+	if err != nil && j.at.left() {
+		res.Outcome, res.Reason = Gone, "device went while the plan was carried out"
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	at("write:after")
+	res.Outcome, res.To = Applied, j.step.Canonical(j.step.Want)
+	return nil
+}
+
+// settle drops the entries of settings that have their first value (again)
+// or that were not written after all.
+func (l *Locked) settle(jobs []job, rep Report) error {
+	drop := make(map[plan.Setting]bool)
+	for _, j := range jobs {
+		e := l.j.find(j.step.Setting)
+		switch rep.Results[j.result].Outcome {
+		case Applied:
+			drop[e.Setting] = e.Same(e.Wrote, e.First)
+		default:
+			drop[e.Setting] = true
+		}
+	}
+	return l.drop(func(e Entry) bool { return drop[e.Setting] })
+}
+
+// drop takes entries out of the journal, if there are any to take out.
+func (l *Locked) drop(which func(Entry) bool) error {
+	kept := slices.DeleteFunc(slices.Clone(l.j.entries), which)
+	if len(kept) == len(l.j.entries) {
+		return nil
+	}
+	return l.j.rewrite(kept)
+}
+
+// rollBack brings back what the jobs found, from the one that failed to the
+// first. What cannot be brought back stays in the journal, for Restore.
+func (l *Locked) rollBack(jobs []job, failed int, rep *Report) error {
+	var errs []error
+	entries := slices.Clone(l.j.entries)
+	for i, j := range slices.Backward(jobs) {
+		res := &rep.Results[j.result]
+		var err error
+		if i == failed || i < failed && res.Outcome == Applied {
+			err = j.takeBack(i == failed, res)
+		}
+		n := l.j.index[j.step.Setting]
+		switch {
+		case err != nil:
+			err = fmt.Errorf("take back %s: %w", j.step.Setting, err)
+			errs = append(errs, err)
+			entries[n].Kept = err.Error()
+		case j.old != nil:
+			entries[n] = *j.old
+		default:
+			entries[n].First, entries[n].Wrote, entries[n].Prev = "", "", "" // marks it for removal
+		}
+	}
+	entries = slices.DeleteFunc(entries, func(e Entry) bool { return e.First == "" && e.Wrote == "" })
+	return errors.Join(append(errs, l.j.rewrite(entries))...)
+}
+
+// takeBack undoes one write. A write that failed may have left any value
+// behind; a value that stands where ours should be is somebody else's.
+func (j job) takeBack(failed bool, res *Result) error {
+	at("undo:before")
+	value, err := j.at.get()
+	switch {
+	case err != nil && j.at.left():
+		res.Outcome = Gone
+		return nil
+	case err != nil:
+		res.Outcome, res.Reason = Kept, err.Error()
+		return err
+	case j.step.Same(value, j.before):
+		res.Outcome, res.To = Untouched, value
+		return nil
+	case !failed && !j.step.Same(value, j.step.Want):
+		res.Outcome, res.To = LeftAlone, value
+		res.Reason = "changed by somebody else while the plan was taken back"
+		return nil
+	}
+	if err := j.at.put(j.before); err != nil {
+		res.Outcome, res.Reason = Kept, err.Error()
+		return err
+	}
+	at("undo:after")
+	res.Outcome, res.To = Restored, j.before
+	return nil
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/safchain/ethtool"
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/plan"
+)
+
+// ethtool runs fn with a socket of the spot's namespace.
+func (s *spot) ethtool(fn func(*ethtool.Ethtool) error) error {
+	return s.handle.Do(func() error {
+		e, err := ethtool.NewEthtool()
+		if err != nil {
+			return fmt.Errorf("open ethtool socket: %w", err)
+		}
+		defer e.Close()
+		return fn(e)
+	})
+}
+
+func (s *spot) getFeature() (string, error) {
+	value := ""
+	err := s.ethtool(func(e *ethtool.Ethtool) error {
+		features, err := e.Features(s.Name)
+		if err != nil {
+			return err
+		}
+		on, ok := features[s.Attr]
+		switch {
+		case !ok:
+			return fmt.Errorf("feature %s: %w", s.Attr, fs.ErrNotExist)
+		case on:
+			value = "on"
+		default:
+			value = "off"
+		}
+		return nil
+	})
+	return value, err
+}
+
+func (s *spot) putFeature(value string) error {
+	if value != "on" && value != "off" {
+		return fmt.Errorf("feature %s: %q is neither on nor off", s.Attr, value)
+	}
+	return s.ethtool(func(e *ethtool.Ethtool) error {
+		return e.Change(s.Name, map[string]bool{s.Attr: value == "on"})
+	})
+}
+
+// sysctl opens /proc/sys in the namespace: below net/ the kernel shows each
+// thread the values of the namespace it is in.
+func (s *spot) sysctl(fn func(*os.Root) error) error {
+	return s.handle.Do(func() error {
+		root, err := os.OpenRoot("/proc/sys")
+		if err != nil {
+			return err
+		}
+		return errors.Join(fn(root), root.Close())
+	})
+}
+
+func (s *spot) getSysctl() (string, error) {
+	var value string
+	err := s.sysctl(func(root *os.Root) error {
+		var err error
+		value, err = readAttr(root, s.Attr)
+		return err
+	})
+	return value, err
+}
+
+func (s *spot) putSysctl(value string) error {
+	return s.sysctl(func(root *os.Root) error { return writeAttr(root, s.Attr, value) })
+}
+
+// findThread returns errGone if the thread has ended, even if its number has
+// been given to another one.
+func findThread(attr string) error {
+	id, err := plan.ParseThread(attr)
+	if err != nil {
+		return err
+	}
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(id.PID) + "/stat")
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return errGone
+	}
+	if err != nil {
+		return err
+	}
+	// The name is in parentheses and may contain any of them.
+	_, rest, ok := cutLast(string(stat), ") ")
+	fields := strings.Fields(rest)
+	if !ok || len(fields) < 20 {
+		return fmt.Errorf("/proc/%d/stat has an unknown form", id.PID)
+	}
+	if fields[19] != strconv.FormatUint(id.Start, 10) {
+		return errGone
+	}
+	return nil
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
+	}
+	return s, "", false
+}
+
+var policies = map[uint32]string{
+	unix.SCHED_NORMAL: "other",
+	unix.SCHED_BATCH:  "batch",
+	unix.SCHED_IDLE:   "idle",
+	unix.SCHED_FIFO:   "fifo",
+	unix.SCHED_RR:     "rr",
+}
+
+func getSched(attr string) (string, error) {
+	id, err := plan.ParseThread(attr)
+	if err != nil {
+		return "", err
+	}
+	a, err := unix.SchedGetAttr(id.PID, 0)
+	if err != nil {
+		return "", fmt.Errorf("read scheduling: %w", err)
+	}
+	policy, ok := policies[a.Policy]
+	if !ok {
+		return "", fmt.Errorf("scheduling policy %d: overlane does not handle it", a.Policy)
+	}
+	set := unix.NewCPUSet(maxCores)
+	if err := unix.SchedGetaffinityDynamic(id.PID, set); err != nil {
+		return "", fmt.Errorf("read affinity: %w", err)
+	}
+	s := plan.Sched{Policy: policy, Priority: int(a.Priority), Nice: int(a.Nice)}
+	for c := range maxCores {
+		if set.IsSet(c) {
+			s.Cores = append(s.Cores, c)
+		}
+	}
+	return s.String(), nil
+}
+
+// maxCores is above any CONFIG_NR_CPUS that distributions build.
+const maxCores = 8192
+
+func putSched(attr, value string) error {
+	id, err := plan.ParseThread(attr)
+	if err != nil {
+		return err
+	}
+	s, err := plan.ParseSched(value)
+	if err != nil {
+		return err
+	}
+	a := unix.SchedAttr{Size: unix.SizeofSchedAttr, Priority: uint32(s.Priority), Nice: int32(s.Nice)}
+	for number, name := range policies {
+		if name == s.Policy {
+			a.Policy = number
+		}
+	}
+	if err := unix.SchedSetAttr(id.PID, &a, 0); err != nil {
+		return fmt.Errorf("set scheduling: %w", err)
+	}
+	set := unix.NewCPUSet(maxCores)
+	for _, c := range s.Cores {
+		if c >= maxCores {
+			return fmt.Errorf("core %d: beyond what kernels are built for", c)
+		}
+		set.Set(c)
+	}
+	now := unix.NewCPUSet(maxCores)
+	if err := unix.SchedGetaffinityDynamic(id.PID, now); err != nil {
+		return fmt.Errorf("read affinity: %w", err)
+	}
+	// A bound kernel thread refuses any affinity, its own included.
+	if slices.Equal(now, set) {
+		return nil
+	}
+	if err := unix.SchedSetaffinityDynamic(id.PID, set); err != nil {
+		return fmt.Errorf("set affinity: %w", err)
+	}
+	return nil
+}

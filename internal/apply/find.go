@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/netns"
+)
+
+// Finder finds network namespaces without anybody's help: by mounts (named
+// ones, Docker's), by processes, and, for those that are left, by threads, by
+// descriptors that processes hold and by the mounts of other mount
+// namespaces. A namespace that none of these leads to can only be held by a
+// socket; it counts as gone.
+//
+// It holds what it has found until Close, and is for one pass of restoring:
+// it does not notice namespaces that appear later.
+type Finder struct {
+	hints map[uint64]uint64 // cookie to inode
+	found map[uint64]*netns.Handle
+	known map[uint64]bool // inodes already looked into
+	paths map[uint64][]string
+	// deep is set when the costly places have been searched.
+	near, deep bool
+	// blind holds what kept the search from being complete.
+	blind error
+}
+
+// NewFinder returns a Finder that has not searched yet.
+func NewFinder() *Finder {
+	return &Finder{
+		hints: make(map[uint64]uint64),
+		found: make(map[uint64]*netns.Handle),
+		known: make(map[uint64]bool),
+		paths: make(map[uint64][]string),
+	}
+}
+
+// Hint tells the inode number that a namespace had when it was last seen. An
+// inode lives as long as its namespace: with a hint, no other is entered.
+func (f *Finder) Hint(cookie, inode uint64) { f.hints[cookie] = inode }
+
+// Close lets go of all namespaces found.
+func (f *Finder) Close() error {
+	var errs []error
+	for _, h := range f.found {
+		errs = append(errs, h.Close())
+	}
+	f.found = nil
+	return errors.Join(errs...)
+}
+
+// ByCookie implements Namespaces.
+func (f *Finder) ByCookie(cookie uint64) (*netns.Handle, error) {
+	if !f.near {
+		f.near = true
+		f.checkSight()
+		f.searchMounts("self")
+		f.searchProcesses("ns/net")
+	}
+	if h := f.lookInto(cookie); h != nil {
+		return h, nil
+	}
+	if !f.deep {
+		f.deep = true
+		f.searchProcesses("task/*/ns/net", "fd/*")
+		f.searchOtherMounts()
+		if h := f.lookInto(cookie); h != nil {
+			return h, nil
+		}
+	}
+	if f.blind != nil {
+		return nil, fmt.Errorf("find network namespace %d: not seen, but it may exist: %w (needs CAP_SYS_PTRACE in the initial pid namespace)", cookie, f.blind)
+	}
+	return nil, ErrNoNamespace
+}
+
+// lookInto opens the places found so far until one is the wanted namespace.
+func (f *Finder) lookInto(cookie uint64) *netns.Handle {
+	if h := f.found[cookie]; h != nil {
+		return h
+	}
+	if inode, ok := f.hints[cookie]; ok {
+		f.open(inode)
+		return f.found[cookie]
+	}
+	for inode := range f.paths {
+		if f.open(inode); f.found[cookie] != nil {
+			return f.found[cookie]
+		}
+	}
+	return nil
+}
+
+// open enters the namespace with the inode number, by the first of its paths
+// that still leads there, and files it under its cookie.
+func (f *Finder) open(inode uint64) {
+	if f.known[inode] {
+		return
+	}
+	for _, path := range f.paths[inode] {
+		h, err := netns.OfPath(path)
+		if err != nil || h.Inode() != inode {
+			f.missed(err)
+			if h != nil {
+				f.missed(h.Close())
+			}
+			continue
+		}
+		cookie, err := h.Cookie()
+		if err != nil || f.found[cookie] != nil {
+			f.missed(errors.Join(err, h.Close()))
+			continue
+		}
+		f.known[inode] = true
+		f.found[cookie] = h
+		return
+	}
+	delete(f.paths, inode) // all stale: makes room for others
+}
+
+// checkSight notes that processes are hidden: in a container of its own pid
+// namespace, a namespace that is not found may well exist.
+func (f *Finder) checkSight() {
+	const initial = "pid:[4026531836]" // PROC_PID_INIT_INO
+	if own, err := os.Readlink("/proc/self/ns/pid"); err != nil || own != initial {
+		f.missed(errors.Join(errors.New("not in the initial pid namespace"), err))
+	}
+}
+
+// missed notes an error unless it only says that a process has ended.
+func (f *Finder) missed(err error) {
+	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return
+	}
+	if f.blind == nil {
+		f.blind = err
+	}
+}
+
+func (f *Finder) add(inode uint64, path string) {
+	const enough = 4 // some may be gone when they are opened
+	if !f.known[inode] && len(f.paths[inode]) < enough {
+		f.paths[inode] = append(f.paths[inode], path)
+	}
+}
+
+// searchProcesses looks at links below /proc/<pid>.
+func (f *Finder) searchProcesses(patterns ...string) {
+	for _, pid := range f.pids() {
+		for _, pattern := range patterns {
+			dir, last := filepath.Split(pattern)
+			if last == "*" {
+				f.searchFolder("/proc/" + pid + "/" + dir)
+				continue
+			}
+			paths := []string{"/proc/" + pid + "/" + pattern}
+			if strings.Contains(pattern, "*") {
+				paths, _ = filepath.Glob(paths[0]) // the pattern is well-formed
+			}
+			for _, path := range paths {
+				f.link(path)
+			}
+		}
+	}
+}
+
+func (f *Finder) searchFolder(dir string) {
+	d, err := os.Open(dir)
+	if err != nil {
+		f.missed(err)
+		return
+	}
+	names, err := d.Readdirnames(-1)
+	f.missed(errors.Join(err, d.Close()))
+	for _, name := range names {
+		f.link(dir + name)
+	}
+}
+
+func (f *Finder) pids() []string {
+	d, err := os.Open("/proc")
+	if err != nil {
+		f.missed(err)
+		return nil
+	}
+	names, err := d.Readdirnames(-1)
+	f.missed(errors.Join(err, d.Close()))
+	pids := names[:0]
+	for _, n := range names {
+		if n[0] >= '0' && n[0] <= '9' {
+			pids = append(pids, n)
+		}
+	}
+	return pids
+}
+
+// link adds a magic link if it leads to a network namespace.
+func (f *Finder) link(path string) {
+	to, err := os.Readlink(path)
+	if err != nil {
+		f.missed(err)
+		return
+	}
+	if inode, ok := nsInode(to); ok {
+		f.add(inode, path)
+	}
+}
+
+func nsInode(link string) (uint64, bool) {
+	s, ok := strings.CutPrefix(link, "net:[")
+	if !ok {
+		return 0, false
+	}
+	inode, err := strconv.ParseUint(strings.TrimSuffix(s, "]"), 10, 64)
+	return inode, err == nil
+}
+
+// searchMounts adds the network namespaces that a process sees mounted.
+func (f *Finder) searchMounts(pid string) {
+	info, err := os.ReadFile("/proc/" + pid + "/mountinfo")
+	if err != nil {
+		f.missed(err)
+		return
+	}
+	for line := range strings.Lines(string(info)) {
+		// id parent major:minor root mountpoint ...
+		fields := strings.Fields(line)
+		if len(fields) < 5 {
+			continue
+		}
+		if inode, ok := nsInode(fields[3]); ok {
+			f.add(inode, "/proc/"+pid+"/root"+unescape(fields[4]))
+		}
+	}
+}
+
+func (f *Finder) searchOtherMounts() {
+	seen := make(map[string]bool)
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	f.missed(err)
+	seen[own] = true
+	for _, pid := range f.pids() {
+		mnt, err := os.Readlink("/proc/" + pid + "/ns/mnt")
+		if err != nil {
+			f.missed(err)
+			continue
+		}
+		if !seen[mnt] {
+			seen[mnt] = true
+			f.searchMounts(pid)
+		}
+	}
+}
+
+// unescape undoes the kernel's octal escapes of blanks in mount points.
+func unescape(s string) string {
+	for _, c := range []string{" ", "\t", "\n", "\\"} {
+		s = strings.ReplaceAll(s, fmt.Sprintf("\\%03o", c[0]), c)
+	}
+	return s
+}

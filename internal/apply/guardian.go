@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// GuardianFD is the descriptor by which a guardian is tied to its daemon.
+const GuardianFD = 3
+
+// released is what a daemon says to a guardian that it does not need any
+// more; ready is what the guardian says when it stands.
+const (
+	ready    = 'r'
+	released = 'x'
+)
+
+// Guardian is a small process that restores when this one ends without
+// having released it.
+type Guardian struct {
+	conn *os.File
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error // valid once done is closed
+}
+
+// StartGuardian runs this program again with the given arguments, which must
+// lead to RunGuardian, and returns once the guardian stands. It has to come
+// before the first Do. Log messages go to stderr, which may be nil.
+//
+// The guardian is held by one end of a socket pair whose other end only this
+// process has. As a side effect, every descriptor above 2 that this process
+// inherited is marked close-on-exec.
+func (l *Locked) StartGuardian(args []string, stderr *os.File) (*Guardian, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.f == nil {
+		return nil, ErrUnlocked
+	}
+	g, err := startGuardian(args, stderr)
+	if err != nil {
+		return nil, fmt.Errorf("start guardian: %w (nothing was changed)", err)
+	}
+	return g, nil
+}
+
+func startGuardian(args []string, stderr *os.File) (*Guardian, error) {
+	// What an outer process left open, such as the write end of a shell's
+	// pipe, must not live on in the guardian.
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("mark descriptors: %w", err)
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("socket pair: %w", err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "guardian"), os.NewFile(uintptr(fds[1]), "daemon")
+	// /proc/self/exe is the program that runs, also after an upgrade has
+	// put another one in its place.
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Args[0] = os.Args[0]
+	cmd.Dir = "/"
+	cmd.ExtraFiles = []*os.File{theirs}
+	if stderr != nil {
+		cmd.Stderr = stderr
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := errors.Join(cmd.Start(), theirs.Close()); err != nil {
+		return nil, errors.Join(err, ours.Close())
+	}
+	g := &Guardian{conn: ours, cmd: cmd, done: make(chan struct{})}
+	go func() {
+		g.err = cmd.Wait()
+		close(g.done)
+	}()
+	hello := make([]byte, 1)
+	if _, err := io.ReadFull(ours, hello); err != nil || hello[0] != ready {
+		ours.Close()
+		<-g.done
+		return nil, errors.Join(errors.New("it ended before it was ready"), err, g.err)
+	}
+	return g, nil
+}
+
+// PID returns the guardian's process number.
+func (g *Guardian) PID() int { return g.cmd.Process.Pid }
+
+// Done is closed when the guardian has ended. A daemon that did not release
+// it has lost its net and has to start another one.
+func (g *Guardian) Done() <-chan struct{} { return g.done }
+
+// Release tells the guardian that nothing is left to restore, and waits for
+// its end. It comes after a Restore, and before Unlock.
+func (g *Guardian) Release() error {
+	_, werr := g.conn.Write([]byte{released})
+	<-g.done
+	if err := errors.Join(g.err, g.conn.Close()); err != nil {
+		return fmt.Errorf("release guardian: %w", errors.Join(err, werr))
+	}
+	return nil
+}
+
+// GuardianArgs are the flags by which a guardian finds its daemon's folder,
+// to be put behind the name of the verb that leads to RunGuardian.
+func (d *Dir) GuardianArgs() []string {
+	return []string{"--state-dir", d.stateDir(), "--netns-cookie", strconv.FormatUint(d.cookie, 10)}
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/plan"
+)
+
+// Namespaces finds network namespaces. The handles stay the property of the
+// implementation and have to live as long as the call they are used in.
+type Namespaces interface {
+	// ByCookie returns ErrNoNamespace if the namespace is surely gone, and
+	// another error if that is not certain.
+	ByCookie(cookie uint64) (*netns.Handle, error)
+}
+
+// hinter is a Namespaces that finds faster when it knows inode numbers.
+type hinter interface{ Hint(cookie, inode uint64) }
+
+// errGone means that a setting exists no more, errOther that something else
+// bears the device's index now.
+var (
+	errGone  = errors.New("device is gone")
+	errOther = errors.New("another device has the index now")
+)
+
+// spot is a setting's place in the kernel, found and identified.
+type spot struct {
+	plan.Setting
+	inode  uint64
+	addr   string
+	handle *netns.Handle
+	// dev is the device's sysfs folder. It stays the device's own, whatever
+	// the device is called later, and is dead when the device is gone.
+	dev *os.Root
+}
+
+// kernel reaches settings for the time of one call.
+type kernel struct {
+	ns    Namespaces
+	sysfs map[uint64]*os.Root // by cookie
+	devs  map[plan.Target]*spot
+}
+
+func newKernel(ns Namespaces) *kernel {
+	return &kernel{ns: ns, sysfs: make(map[uint64]*os.Root), devs: make(map[plan.Target]*spot)}
+}
+
+func (k *kernel) close() {
+	for _, d := range k.devs {
+		_ = d.dev.Close() // read-only descriptors of folders
+	}
+	for _, r := range k.sysfs {
+		_ = r.Close()
+	}
+}
+
+// find returns where the setting is now. The errors errGone, errOther and
+// ErrNoNamespace are certain; any other means that it is not known.
+func (k *kernel) find(e Entry) (*spot, error) {
+	if e.Kind == plan.ThreadSched {
+		return &spot{Setting: e.Setting}, findThread(e.Attr)
+	}
+	if h, ok := k.ns.(hinter); ok && e.Inode != 0 {
+		h.Hint(e.NetnsCookie, e.Inode)
+	}
+	if e.Ifindex == 0 {
+		h, err := k.ns.ByCookie(e.NetnsCookie)
+		if err != nil {
+			return nil, err
+		}
+		return &spot{Setting: e.Setting, inode: h.Inode(), handle: h}, nil
+	}
+	dev, err := k.device(e.Target, e.Addr)
+	if err != nil {
+		return nil, err
+	}
+	at := *dev
+	at.Kind, at.Attr = e.Kind, e.Attr
+	return &at, nil
+}
+
+func (k *kernel) device(t plan.Target, addr string) (*spot, error) {
+	if d := k.devs[t]; d != nil {
+		return d, nil
+	}
+	h, err := k.ns.ByCookie(t.NetnsCookie)
+	if err != nil {
+		return nil, err
+	}
+	root := k.sysfs[t.NetnsCookie]
+	if root == nil {
+		if root, err = h.Sysfs(); err != nil {
+			return nil, err
+		}
+		k.sysfs[t.NetnsCookie] = root
+	}
+	name, err := nameOf(root, t, addr)
+	if err != nil {
+		return nil, err
+	}
+	dev, err := root.OpenRoot("class/net/" + name)
+	if err != nil {
+		return nil, gone(err)
+	}
+	d := &spot{Setting: plan.Setting{Target: t}, inode: h.Inode(), handle: h, dev: dev}
+	d.Name = name
+	// Once more, now that the folder is held: the name may have moved on.
+	if index, err := readIfindex(dev, "."); err != nil || index != t.Ifindex {
+		return nil, errors.Join(errGone, err, dev.Close())
+	}
+	if d.addr, err = readAttr(dev, "address"); err != nil {
+		return nil, errors.Join(gone(err), dev.Close())
+	}
+	k.devs[t] = d
+	return d, nil
+}
+
+// nameOf returns the name that the target has now. A device with the same
+// index and another name is the same one, renamed, if it has kept its
+// hardware address.
+func nameOf(sysfs *os.Root, t plan.Target, addr string) (string, error) {
+	index, err := readIfindex(sysfs, "class/net/"+t.Name)
+	if err == nil && index == t.Ifindex {
+		return t.Name, nil
+	}
+	if err != nil && !errors.Is(err, errGone) {
+		return "", err
+	}
+	names, err := fs.ReadDir(sysfs.FS(), "class/net")
+	if err != nil {
+		return "", fmt.Errorf("list devices: %w", err)
+	}
+	for _, n := range names {
+		index, err := readIfindex(sysfs, "class/net/"+n.Name())
+		if err != nil || index != t.Ifindex {
+			continue // not a device (bonding_masters), or gone by now
+		}
+		has, err := readAttr(sysfs, "class/net/"+n.Name()+"/address")
+		if err == nil && addr != "" && has == addr {
+			return n.Name(), nil
+		}
+		return "", fmt.Errorf("%w: %s", errOther, n.Name())
+	}
+	return "", errGone
+}
+
+func readIfindex(root *os.Root, dir string) (int, error) {
+	s, err := readAttr(root, dir+"/ifindex")
+	if err != nil {
+		return 0, gone(err)
+	}
+	return strconv.Atoi(s)
+}
+
+// gone turns what the kernel says about a device that has left into errGone.
+func gone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOTDIR) {
+		return errGone
+	}
+	return err
+}
+
+func certainlyGone(err error) bool {
+	return errors.Is(err, errGone) || errors.Is(err, ErrNoNamespace)
+}
+
+// get reads the value, in its canonical spelling.
+func (s *spot) get() (string, error) {
+	var v string
+	var err error
+	switch s.Kind {
+	case plan.SysfsAttr:
+		v, err = readAttr(s.dev, s.Attr)
+	case plan.EthtoolFeature:
+		v, err = s.getFeature()
+	case plan.Sysctl:
+		v, err = s.getSysctl()
+	case plan.ThreadSched:
+		v, err = getSched(s.Attr)
+	}
+	if err != nil {
+		return "", err
+	}
+	return s.Canonical(v), nil
+}
+
+// put writes the value and reads it back: the kernel may accept a value and
+// keep another.
+func (s *spot) put(value string) error {
+	var err error
+	switch s.Kind {
+	case plan.SysfsAttr:
+		err = writeAttr(s.dev, s.Attr, value)
+	case plan.EthtoolFeature:
+		err = s.putFeature(value)
+	case plan.Sysctl:
+		err = s.putSysctl(value)
+	case plan.ThreadSched:
+		err = putSched(s.Attr, value)
+	}
+	if err != nil {
+		return err
+	}
+	now, err := s.get()
+	if err != nil {
+		return fmt.Errorf("read back: %w", err)
+	}
+	if !s.Same(now, value) {
+		return fmt.Errorf("the kernel took %s and has %s", value, now)
+	}
+	return nil
+}
+
+func readAttr(root *os.Root, name string) (string, error) {
+	b, err := root.ReadFile(name)
+	return strings.TrimSpace(string(b)), err
+}
+
+// writeAttr writes in one call: an attribute's store sees each write alone.
+func writeAttr(root *os.Root, name, value string) error {
+	f, err := root.OpenFile(name, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
+}
+
+// left reports whether the spot exists no more.
+func (s *spot) left() bool {
+	if s.Kind == plan.ThreadSched {
+		return errors.Is(findThread(s.Attr), errGone)
+	}
+	if s.dev == nil {
+		return false // the handle keeps the namespace
+	}
+	index, err := readIfindex(s.dev, ".")
+	return errors.Is(err, errGone) || err == nil && index != s.Ifindex
+}

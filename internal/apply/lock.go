@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const lockName = "lock"
+
+// ErrBusy is what a BusyError unwraps to.
+var ErrBusy = errors.New("another overlane owns this network namespace")
+
+// BusyError says who holds the lock.
+type BusyError struct {
+	// PID is the holder's, 0 if it has not written it yet.
+	PID int
+	// Restoring: the holder is a guardian, which lets go in a moment.
+	Restoring bool
+	// Path is the lock file.
+	Path string
+}
+
+func (e *BusyError) Error() string {
+	who := "another overlane"
+	if e.PID != 0 {
+		who = fmt.Sprintf("overlane with pid %d", e.PID)
+	}
+	return fmt.Sprintf("%s owns this network namespace (lock %s): use it, or stop it with `overlane off`", who, e.Path)
+}
+
+// Unwrap makes errors.Is(err, ErrBusy) true.
+func (e *BusyError) Unwrap() error { return ErrBusy }
+
+// Locked proves that its holder owns the namespace. Only Lock makes one, and
+// everything that changes a setting or the journal is a method of it.
+type Locked struct {
+	dir *Dir
+
+	mu sync.Mutex
+	f  *os.File // nil once released
+	j  *journal
+	// unseen: the journal has entries of an earlier process on which
+	// Restore has not been tried.
+	unseen bool
+}
+
+// guardianWait is how long Lock waits for a guardian that is restoring. It is
+// promised to be done within 1 s.
+const guardianWait = 3 * time.Second
+
+// Lock takes the lock and reads the journal. The kernel releases the lock
+// when the process ends, however it ends. A *BusyError names the holder; the
+// guardian of a daemon that has died is no holder, its end is waited for.
+func (d *Dir) Lock() (*Locked, error) {
+	for deadline := time.Now().Add(guardianWait); ; time.Sleep(5 * time.Millisecond) {
+		l, err := d.lock("")
+		var busy *BusyError
+		if !errors.As(err, &busy) || !busy.Restoring || time.Now().After(deadline) {
+			return l, err
+		}
+	}
+}
+
+// lock takes the lock in a role, which "" or restoring names.
+func (d *Dir) lock(role string) (*Locked, error) {
+	f, err := d.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			busy := &BusyError{Path: f.Name()}
+			busy.PID, busy.Restoring = holder(f)
+			return nil, errors.Join(busy, f.Close())
+		}
+		return nil, errors.Join(fmt.Errorf("take lock %s: %w", f.Name(), err), f.Close())
+	}
+	l := &Locked{dir: d, f: f}
+	if err := l.start(role); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return l, nil
+}
+
+// restoring is the role of a guardian.
+const restoring = "restoring"
+
+func (l *Locked) start(role string) error {
+	if err := l.f.Truncate(0); err != nil {
+		return fmt.Errorf("write lock: %w", err)
+	}
+	// A full disk keeps the pid out of the lock, not the lock from working.
+	_, _ = l.f.WriteAt(fmt.Appendf(nil, "%d %s\n", os.Getpid(), role), 0)
+	var err error
+	l.j, err = openJournal(l.dir)
+	l.unseen = err == nil && len(l.j.entries) > 0
+	return err
+}
+
+// Unlock releases the lock. It undoes nothing.
+func (l *Locked) Unlock() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.f == nil {
+		return nil
+	}
+	_ = l.f.Truncate(0) // a pid without a lock misleads nobody but people
+	err := errors.Join(l.j.close(), l.f.Close())
+	l.f = nil
+	return err
+}
+
+// Dir returns the folder that the lock belongs to.
+func (l *Locked) Dir() *Dir { return l.dir }
+
+// Holder returns the pid that the lock file names, 0 if none. Whether that
+// process lives, and still holds the lock, only Lock tells.
+func (d *Dir) Holder() int {
+	f, err := d.root.Open(lockName)
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	pid, _ := holder(f)
+	return pid
+}
+
+func holder(f *os.File) (pid int, isRestoring bool) {
+	b := make([]byte, 32)
+	n, err := f.ReadAt(b, 0)
+	if err != nil && err != io.EOF {
+		return 0, false
+	}
+	fields := strings.Fields(string(b[:n]))
+	if len(fields) == 0 {
+		return 0, false
+	}
+	if pid, err = strconv.Atoi(fields[0]); err != nil {
+		return 0, false
+	}
+	return pid, len(fields) > 1 && fields[1] == restoring
+}

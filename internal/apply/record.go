@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apply
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"strconv"
+
+	"github.com/overlane/overlane/internal/plan"
+)
+
+// journalVersion changes when an older overlane could no longer restore what
+// a newer one wrote.
+const journalVersion = 1
+
+// Entry is a setting that overlane has changed and not brought back.
+type Entry struct {
+	plan.Setting
+	// Inode is that of the namespace: a hint where to look for it.
+	Inode uint64 `json:"inode,omitempty"`
+	// Addr is the device's hardware address, which tells a device that was
+	// renamed from another one with the same index.
+	Addr string `json:"addr,omitempty"`
+	// First is the value first seen, Wrote the one written last (or about
+	// to be written when the record was made), Prev the one before that.
+	First string `json:"first"`
+	Wrote string `json:"wrote"`
+	Prev  string `json:"prev,omitempty"`
+	// Kept says why an earlier attempt to bring First back failed.
+	Kept string `json:"kept,omitempty"`
+}
+
+// ours reports whether value is one that the setting can have through
+// overlane alone: a crash may have come before or after the last write.
+func (e Entry) ours(value string) bool {
+	return e.Same(value, e.Wrote) || e.Prev != "" && e.Same(value, e.Prev)
+}
+
+// record is one line of the journal: a header, or an entry that replaces an
+// earlier one of the same setting.
+type record struct {
+	Header *header `json:"header,omitempty"`
+	Entry  *Entry  `json:"entry,omitempty"`
+}
+
+type header struct {
+	Version int    `json:"version"`
+	Netns   uint64 `json:"netns"`
+	// Boot is the boot in which cookies and indices have their meaning.
+	Boot string `json:"boot"`
+}
+
+// state is what a journal says.
+type state struct {
+	head    *header
+	entries []Entry // in the order in which the settings were first changed
+	index   map[plan.Setting]int
+	// size is how far the journal is sound: what follows is a torn record.
+	size    int64
+	damaged int
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// A line is the length of the JSON text and its CRC-32C, in hex, then the
+// text: `000000a1 5e0bd3f1 {...}`. People can read it, and a reader can find
+// the next record behind a damaged one.
+const prefixLen = 8 + 1 + 8 + 1
+
+func encode(r record) ([]byte, error) {
+	body, err := json.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	return fmt.Appendf(nil, "%08x %08x %s\n", len(body), crc32.Checksum(body, castagnoli), body), nil
+}
+
+func decodeLine(line []byte) (record, error) {
+	var r record
+	if len(line) < prefixLen || line[8] != ' ' || line[17] != ' ' {
+		return r, errors.New("not a record")
+	}
+	length, err := strconv.ParseUint(string(line[:8]), 16, 32)
+	if err != nil {
+		return r, err
+	}
+	sum, err := strconv.ParseUint(string(line[9:17]), 16, 32)
+	if err != nil {
+		return r, err
+	}
+	body := line[prefixLen:]
+	if uint64(len(body)) != length || uint64(crc32.Checksum(body, castagnoli)) != sum {
+		return r, errors.New("length or checksum differs")
+	}
+	return r, json.Unmarshal(body, &r)
+}
+
+// decode reads a whole journal. Only a version or a namespace that is not
+// ours is an error: damage is counted, and the rest is still worth restoring.
+func decode(data []byte, cookie uint64) (state, error) {
+	var st state
+	for len(data) > 0 {
+		line, rest, whole := bytes.Cut(data, []byte{'\n'})
+		if !whole {
+			break // torn: the write did not return, so nothing relied on it
+		}
+		st.size += int64(len(line)) + 1
+		data = rest
+		r, err := decodeLine(line)
+		switch {
+		case err != nil:
+			st.damaged++
+		case r.Header != nil:
+			st.head = r.Header
+			if r.Header.Version > journalVersion {
+				return st, fmt.Errorf("journal is of version %d, this overlane knows %d: run `overlane off` of the newer one first",
+					r.Header.Version, journalVersion)
+			}
+			if r.Header.Netns != cookie {
+				return st, fmt.Errorf("journal is that of network namespace %d, not %d: it was moved here by hand", r.Header.Netns, cookie)
+			}
+		case r.Entry != nil && r.Entry.Validate() == nil:
+			st.put(*r.Entry)
+		default:
+			st.damaged++
+		}
+	}
+	return st, nil
+}
+
+func (st *state) find(s plan.Setting) *Entry {
+	if i, ok := st.index[s]; ok {
+		return &st.entries[i]
+	}
+	return nil
+}
+
+func (st *state) put(e Entry) {
+	if old := st.find(e.Setting); old != nil {
+		*old = e
+		return
+	}
+	if st.index == nil {
+		st.index = make(map[plan.Setting]int)
+	}
+	st.index[e.Setting] = len(st.entries)
+	st.entries = append(st.entries, e)
+}

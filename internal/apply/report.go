@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apply
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/overlane/overlane/internal/plan"
+)
+
+// Outcome is what became of one setting.
+type Outcome string
+
+const (
+	// Applied: the wanted value was written and read back.
+	Applied Outcome = "applied"
+	// Already: the wanted value was there; nothing was written.
+	Already Outcome = "already so"
+	// Restored: the value first seen was written and read back.
+	Restored Outcome = "restored"
+	// Untouched: the value first seen was still, or again, there.
+	Untouched Outcome = "as first seen"
+	// LeftAlone: the setting has a value that overlane did not write.
+	LeftAlone Outcome = "left alone"
+	// Gone: namespace, device, attribute or thread exists no more.
+	Gone Outcome = "gone"
+	// Kept: the value could not be brought back; it stays in the journal.
+	Kept Outcome = "not restored"
+)
+
+// Result is the outcome of one setting, with the reason where there is one.
+type Result struct {
+	plan.Setting
+	Outcome Outcome `json:"outcome"`
+	// From and To are the values before and after, where they were read.
+	From   string `json:"from,omitempty"`
+	To     string `json:"to,omitempty"`
+	Reason string `json:"reason,omitempty"`
+}
+
+func (r Result) String() string {
+	s := fmt.Sprintf("%s: %s", r.Setting, r.Outcome)
+	if r.From != r.To {
+		s += fmt.Sprintf(" (%s -> %s)", r.From, r.To)
+	}
+	if r.Reason != "" {
+		s += ": " + r.Reason
+	}
+	return s
+}
+
+// Report lists what became of every setting, in the order of the work.
+type Report struct {
+	Results []Result `json:"results"`
+	// Damaged counts journal records that could not be read. A record torn
+	// by a crash is not among them: its setting was never written.
+	Damaged int `json:"damaged,omitempty"`
+}
+
+// Count returns how many settings had the outcome.
+func (r Report) Count(o Outcome) int {
+	n := 0
+	for _, res := range r.Results {
+		if res.Outcome == o {
+			n++
+		}
+	}
+	return n
+}
+
+// ErrNotRestored is returned by Do while the journal holds settings that an
+// earlier process left behind and that Restore has not looked at.
+var ErrNotRestored = errors.New("the journal of an earlier run is not restored yet")
+
+// ErrUnlocked is returned by the methods of a Locked after Unlock.
+var ErrUnlocked = errors.New("the lock is released")
+
+// ErrNoNamespace means that a network namespace exists no more.
+var ErrNoNamespace = errors.New("network namespace is gone")

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"github.com/overlane/overlane/internal/plan"
+)
+
+// Restore brings every journalled setting back to the value first seen, the
+// last one first, and empties the journal. It may be repeated at any time,
+// also after it was cut short. A setting that could not be brought back
+// stays in the journal with the reason, and in the error.
+func (l *Locked) Restore(ns Namespaces) (Report, error) {
+	return l.RestoreIf(ns, func(plan.Setting) bool { return true })
+}
+
+// RestoreIf is Restore for some of the settings: a device that overlane is
+// to let go of while it goes on with others.
+func (l *Locked) RestoreIf(ns Namespaces, which func(plan.Setting) bool) (Report, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.f == nil {
+		return Report{}, ErrUnlocked
+	}
+	rep := Report{Damaged: l.j.damaged}
+	k := newKernel(ns)
+	defer k.close()
+
+	var errs []error
+	var left []Entry
+	seen := true
+	for _, e := range slices.Backward(l.j.entries) {
+		if !which(e.Setting) {
+			left = append(left, e)
+			seen = false
+			continue
+		}
+		res := k.restore(e)
+		rep.Results = append(rep.Results, res)
+		if res.Outcome == Kept {
+			e.Kept = res.Reason
+			left = append(left, e)
+			errs = append(errs, fmt.Errorf("restore %s to %s: %s", e.Setting, e.First, res.Reason))
+		}
+	}
+	slices.Reverse(left)
+	if len(rep.Results) > 0 || rep.Damaged > 0 {
+		errs = append(errs, l.j.rewrite(left))
+	}
+	l.unseen = l.unseen && !seen
+	return rep, errors.Join(errs...)
+}
+
+func (k *kernel) restore(e Entry) Result {
+	res := Result{Setting: e.Setting}
+	to := func(o Outcome, reason string) Result {
+		res.Outcome, res.Reason = o, reason
+		return res
+	}
+	spot, err := k.find(e)
+	switch {
+	case errors.Is(err, errOther):
+		return to(LeftAlone, err.Error())
+	case certainlyGone(err):
+		return to(Gone, err.Error())
+	case err != nil:
+		return to(Kept, err.Error())
+	}
+	value, err := spot.get()
+	switch {
+	case err != nil && spot.left():
+		return to(Gone, errGone.Error())
+	case errors.Is(err, fs.ErrNotExist):
+		return to(Gone, "the device has no such setting any more")
+	case err != nil:
+		return to(Kept, err.Error())
+	}
+	res.From, res.To = value, value
+	switch {
+	case e.Same(value, e.First):
+		return to(Untouched, "")
+	case !e.ours(value):
+		return to(LeftAlone, fmt.Sprintf("changed by somebody else from %s to %s", e.Wrote, value))
+	}
+	at("restore:before")
+	if err := spot.put(e.First); err != nil {
+		if spot.left() {
+			return to(Gone, errGone.Error())
+		}
+		return to(Kept, err.Error())
+	}
+	at("restore:after")
+	res.To = e.First
+	return to(Restored, "")
+}
+
+// Forget drops the entries of devices that have gone, so that the journal
+// does not grow with the coming and going of pods. Forgetting a device that
+// still exists means that its settings are never brought back.
+func (l *Locked) Forget(which func(plan.Target) bool) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.f == nil {
+		return ErrUnlocked
+	}
+	return l.drop(func(e Entry) bool { return which(e.Target) })
+}
+
+// Entries returns what is changed now, in the order in which it was changed.
+func (l *Locked) Entries() []Entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.f == nil {
+		return nil
+	}
+	return slices.Clone(l.j.entries)
+}
+
+// Owned turns entries into what a plan has to know about them.
+func Owned(entries []Entry) map[plan.Setting]plan.Owned {
+	owned := make(map[plan.Setting]plan.Owned, len(entries))
+	for _, e := range entries {
+		owned[e.Setting] = plan.Owned{First: e.First, Wrote: e.Wrote}
+	}
+	return owned
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// Stage is a hop of the receive path after which work may go on on another
+// core.
+type Stage string
+
+const (
+	// NIC is the first stage, at the underlay.
+	NIC Stage = "nic"
+	// Tunnel is the stage of the VXLAN or Geneve device.
+	Tunnel Stage = "tunnel"
+	// Pod is the stage of the container's end of its veth.
+	Pod Stage = "pod"
+)
+
+// RxQueue is a receive queue as it was found.
+type RxQueue struct {
+	Index int `json:"index"`
+	// RPSCPUs is the content of rps_cpus.
+	RPSCPUs string `json:"rps_cpus"`
+	// RPSFlowCnt is the content of rps_flow_cnt: not 0 means RFS decides.
+	RPSFlowCnt int `json:"rps_flow_cnt"`
+}
+
+// Device is a network device as it was found.
+type Device struct {
+	Target
+	RxQueues []RxQueue `json:"rx_queues"`
+}
+
+// Owned is what overlane itself did to a setting earlier.
+type Owned struct {
+	// First is the value before overlane touched the setting, Wrote the
+	// one it wrote last.
+	First, Wrote string
+}
+
+// Input is everything that the pipeline's plan depends on.
+type Input struct {
+	Tunnels []Device
+	// Pods are the devices inside of the pods, not their host ends.
+	Pods []Device
+	// TunnelCores and PodCores are the cores on which a stage goes on; none
+	// means that the stage stays where the one before it ran.
+	TunnelCores, PodCores []int
+	// Owned holds the settings that overlane has changed and not undone.
+	Owned map[Setting]Owned
+	// Attach are the programs that are wanted where steering is possible.
+	Attach []Attachment
+	// Skipped is what was ruled out before, and is only passed on.
+	Skipped []Skip
+}
+
+// Pipeline plans the receive masks of the tunnel and pod stages. A device on
+// which somebody else has set a mask or flow steering is left alone as a
+// whole: the masks of one device only make sense together.
+func Pipeline(in Input) Plan {
+	p := Plan{
+		Steps:   []Step{},
+		Attach:  []Attachment{},
+		Skipped: append([]Skip{}, in.Skipped...),
+	}
+	steered := make(map[Stage]bool)
+	for _, stage := range []struct {
+		name    Stage
+		devices []Device
+		cores   []int
+	}{{Tunnel, in.Tunnels, in.TunnelCores}, {Pod, in.Pods, in.PodCores}} {
+		for _, dev := range stage.devices {
+			if reason := foreign(dev, in.Owned); reason != "" {
+				p.Skipped = append(p.Skipped, Skip{What: dev.Target.String(), Reason: reason, Target: dev.Target})
+				continue
+			}
+			if len(stage.cores) > 0 && len(dev.RxQueues) > 0 {
+				steered[stage.name] = true
+			}
+			p.Steps = append(p.Steps, masks(stage.name, dev, stage.cores, in.Owned)...)
+		}
+	}
+	for _, a := range in.Attach {
+		if a.Steers != "" && a.Steers != NIC && !steered[a.Steers] {
+			p.Skipped = append(p.Skipped, Skip{
+				What:   fmt.Sprintf("%s at %s of %s", a.Program, a.Hook, a.Target),
+				Reason: fmt.Sprintf("not attached: no device of the %s stage is steered", a.Steers),
+				Target: a.Target,
+			})
+			continue
+		}
+		p.Attach = append(p.Attach, a)
+	}
+	return p
+}
+
+// RPSMask returns the setting that stands for the receive mask of a queue.
+func RPSMask(t Target, queue int) Setting {
+	return Setting{Target: t, Kind: SysfsAttr, Attr: "queues/rx-" + strconv.Itoa(queue) + "/rps_cpus"}
+}
+
+func foreign(dev Device, owned map[Setting]Owned) string {
+	for _, q := range dev.RxQueues {
+		mask := RPSMask(dev.Target, q.Index)
+		ours, touched := owned[mask]
+		switch {
+		case q.RPSFlowCnt != 0:
+			return fmt.Sprintf("left alone: RFS table of %d flows set by somebody else on rx-%d", q.RPSFlowCnt, q.Index)
+		case touched && !mask.Same(q.RPSCPUs, ours.Wrote):
+			return fmt.Sprintf("left alone: RPS mask of rx-%d changed by somebody else from %s to %s",
+				q.Index, ours.Wrote, mask.Canonical(q.RPSCPUs))
+		case !touched && !mask.Same(q.RPSCPUs, "0"):
+			return fmt.Sprintf("left alone: RPS mask set by somebody else (rx-%d: %s)", q.Index, mask.Canonical(q.RPSCPUs))
+		}
+	}
+	return ""
+}
+
+func masks(stage Stage, dev Device, cores []int, owned map[Setting]Owned) []Step {
+	var steps []Step
+	for _, q := range dev.RxQueues {
+		s := RPSMask(dev.Target, q.Index)
+		step := Step{
+			Setting: s,
+			Was:     s.Canonical(q.RPSCPUs),
+			First:   s.Canonical(q.RPSCPUs),
+			Want:    Mask(cores),
+			Reason:  fmt.Sprintf("%s stage goes on on %s", stage, coresText(cores)),
+		}
+		ours, touched := owned[s]
+		if touched {
+			step.First = s.Canonical(ours.First)
+		}
+		if len(cores) == 0 {
+			if !touched {
+				continue
+			}
+			step.Want = step.First
+			step.Reason = fmt.Sprintf("%s stage is not steered any more", stage)
+		}
+		if !s.Same(step.Was, step.Want) {
+			steps = append(steps, step)
+		}
+	}
+	return steps
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package plan turns what was observed on a node and what is wanted into an
+// ordered list of steps, each of which can be undone. It does no I/O: the
+// same input gives the same plan, and `overlane plan` prints exactly what
+// `overlane run` would do.
+package plan
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Step changes one setting.
+type Step struct {
+	Setting
+	// Was is the value on which the decision rests. Whoever carries the
+	// step out leaves the setting alone if it has another value by then.
+	Was string `json:"was"`
+	// First is the value that undo brings back: Was, unless overlane has
+	// changed the setting before.
+	First string `json:"undo"`
+	Want  string `json:"want"`
+	// Reason is shown as it is in plan, status and log.
+	Reason string `json:"reason"`
+}
+
+// Attachment is a BPF program on a hook. It hangs on a link that ends with
+// the process, so it needs no undo of its own.
+type Attachment struct {
+	Target
+	Program string `json:"program"`
+	Hook    string `json:"hook"`
+	// Steers is the stage whose core the program decides. Where no device
+	// of that stage can be steered, the program is not attached. Empty:
+	// the program is attached in any case.
+	Steers Stage  `json:"steers,omitempty"`
+	Reason string `json:"reason"`
+}
+
+// Skip is something that overlane leaves alone, with the reason.
+type Skip struct {
+	What   string `json:"what"`
+	Reason string `json:"reason"`
+	// Target is the device that is left alone, empty where What is none.
+	Target Target `json:"target,omitzero"`
+}
+
+// Plan is what `overlane run` would do, in this order: first the steps, then
+// the attachments. Nothing is steered before its mask is in place.
+type Plan struct {
+	Steps   []Step       `json:"steps"`
+	Attach  []Attachment `json:"attach"`
+	Skipped []Skip       `json:"skipped"`
+}
+
+// Empty reports whether the plan changes nothing.
+func (p Plan) Empty() bool { return len(p.Steps) == 0 && len(p.Attach) == 0 }
+
+// ValidateSteps rejects a list of which a part could not be carried out or
+// undone in order.
+func ValidateSteps(steps []Step) error {
+	seen := make(map[Setting]bool, len(steps))
+	for i, s := range steps {
+		err := s.Validate()
+		switch {
+		case err != nil:
+		case s.Want == "":
+			err = errors.New("no value wanted")
+		case seen[s.Setting]:
+			err = errors.New("the setting occurs twice in the plan")
+		}
+		if err != nil {
+			return fmt.Errorf("step %d, %s: %w", i+1, s.Setting, err)
+		}
+		seen[s.Setting] = true
+	}
+	return nil
+}
