@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package config reads the configuration file of overlane.
+//
+// The file is optional and every key of it is: Default is what an empty file
+// means. Decoding is strict. The first thing that is not understood is an
+// *Error with file, line and what is allowed, and nothing of the file is used.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+)
+
+// DefaultPath is where the systemd unit looks for the file.
+const DefaultPath = "/etc/overlane/config.yaml"
+
+// maxSize bounds the time that a hostile file costs: the YAML parser needs time
+// quadratic in nesting. A full file has a few hundred bytes.
+const maxSize = 16 << 10
+
+// Config is a whole configuration, with defaults filled in.
+type Config struct {
+	// Underlays names the devices to work on. Empty: every device of the
+	// namespace that carries a tunnel's outer address.
+	Underlays []string `json:"underlays,omitempty"`
+	// Cores are those that receive work may be steered to. Empty: the online
+	// housekeeping cores.
+	Cores CPUList `json:"cores,omitempty"`
+	// Pipeline steers by (flow, stage).
+	Pipeline Mode `json:"pipeline"`
+	// Tier bounds which kernel facilities the pipeline uses.
+	Tier Tier `json:"tier"`
+	// Limits say when overlane steps back.
+	Limits Limits `json:"limits"`
+	// Metrics is the address (IP:port) that Prometheus scrapes. Empty: none.
+	Metrics string `json:"metrics,omitempty"`
+
+	// Source tells where the values were read; see Config.Problem.
+	Source Source `json:"-"`
+}
+
+// Mode says who decides whether a mechanism acts.
+type Mode string
+
+const (
+	ModeAuto   Mode = "auto"   // the governor decides
+	ModeOff    Mode = "off"    // never
+	ModeForced Mode = "forced" // always, also when it makes things worse; for measurements
+)
+
+// Tier is the set of kernel facilities that may be used.
+type Tier string
+
+const (
+	TierAuto Tier = "auto" // the highest that the node reaches
+	TierTC   Tier = "tc"   // tcx and RPS, no XDP
+	TierXDP  Tier = "xdp"  // native XDP and cpumap; a failure where the node cannot
+)
+
+// Limits are thresholds beyond which overlane goes back to the stock path.
+type Limits struct {
+	// BusyCores is the mean utilisation of the configured cores, in percent,
+	// above which no mechanism acts that spends more CPU time.
+	BusyCores int `json:"busy_cores"`
+}
+
+// Default returns the configuration of an empty file.
+func Default() *Config {
+	return &Config{
+		Pipeline: ModeAuto,
+		Tier:     TierAuto,
+		Limits:   Limits{BusyCores: 80},
+		Metrics:  "127.0.0.1:9464",
+	}
+}
+
+// Source remembers the file and the line of each key that the file sets.
+type Source struct {
+	File  string
+	Lines map[string]int // "cores", "limits.busy-cores"
+}
+
+// Error is a mistake in a configuration file.
+type Error struct {
+	File    string
+	Line    int    // 0: not bound to a line
+	Key     string // empty: not bound to a key
+	Problem string
+	Allowed string // what would be accepted, may be empty
+}
+
+func (e *Error) Error() string {
+	s := e.Problem
+	if e.Key != "" {
+		s = e.Key + ": " + s
+	}
+	if e.Allowed != "" {
+		s += "; " + e.Allowed
+	}
+	switch {
+	case e.File != "" && e.Line > 0:
+		return fmt.Sprintf("%s:%d: %s", e.File, e.Line, s)
+	case e.File != "":
+		return e.File + ": " + s
+	}
+	return s
+}
+
+// Problem returns an error about the value of a key that only the node can
+// judge, such as a device that does not exist. It names the line when the key
+// came from a file.
+func (c *Config) Problem(key, problem, allowed string) *Error {
+	e := &Error{Key: key, Problem: problem, Allowed: allowed}
+	if line, ok := c.Source.Lines[key]; ok {
+		e.File, e.Line = c.Source.File, line
+	}
+	return e
+}
+
+// Validate checks the configuration against the online cores of the machine.
+func (c *Config) Validate(online CPUList) error {
+	off := c.Cores.Minus(online)
+	switch len(off) {
+	case 0:
+		return nil
+	case 1:
+		return c.Problem("cores", fmt.Sprintf("core %s is offline", off), fmt.Sprintf("online are %s", online))
+	}
+	return c.Problem("cores", fmt.Sprintf("cores %s are offline", off), fmt.Sprintf("online are %s", online))
+}
+
+// Load reads the file at path.
+func Load(path string) (*Config, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		var pe *os.PathError
+		if errors.As(err, &pe) {
+			err = pe.Err
+		}
+		return nil, &Error{File: path, Problem: "cannot be read: " + err.Error()}
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	if err != nil {
+		var pe *os.PathError
+		if errors.As(err, &pe) {
+			err = pe.Err
+		}
+		return nil, &Error{File: path, Problem: "cannot be read: " + err.Error()}
+	}
+	return Parse(path, data)
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+var ignoreSource = cmpopts.IgnoreFields(Config{}, "Source")
+
+// with returns the defaults, changed.
+func with(change func(*Config)) *Config {
+	c := Default()
+	change(c)
+	return c
+}
+
+func TestParse(t *testing.T) {
+	for name, tc := range map[string]struct {
+		in   string
+		want *Config
+	}{
+		"empty":          {"", Default()},
+		"only comments":  {"# nothing\n\n# here\n", Default()},
+		"empty document": {"---\n", Default()},
+		"everything": {`
+underlays: [eth0, bond0.7]   # two
+cores: 2-7,9
+pipeline: forced
+tier: xdp
+limits: {busy-cores: 65%}
+metrics: "[::1]:9000"
+`, &Config{
+			Underlays: []string{"eth0", "bond0.7"},
+			Cores:     CPUList{2, 3, 4, 5, 6, 7, 9},
+			Pipeline:  ModeForced,
+			Tier:      TierXDP,
+			Limits:    Limits{BusyCores: 65},
+			Metrics:   "[::1]:9000",
+		}},
+		"block style": {"limits:\n  busy-cores: 1%\nunderlays:\n  - eth0\n", with(func(c *Config) {
+			c.Limits.BusyCores, c.Underlays = 1, []string{"eth0"}
+		})},
+		"one core is a number in YAML": {"cores: 3", with(func(c *Config) { c.Cores = CPUList{3} })},
+		"off is a bool in old YAML":    {"pipeline: off\nmetrics: off", with(func(c *Config) { c.Pipeline, c.Metrics = ModeOff, "" })},
+		"quotes":                       {`{"pipeline": "off", 'tier': 'tc'}`, with(func(c *Config) { c.Pipeline, c.Tier = ModeOff, TierTC })},
+		"a device named like a number": {"underlays: [0123]", with(func(c *Config) { c.Underlays = []string{"0123"} })},
+		"windows line ends":            {"pipeline: off\r\ntier: tc\r\n", with(func(c *Config) { c.Pipeline, c.Tier = ModeOff, TierTC })},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := Parse("f", []byte(tc.in))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(tc.want, got, ignoreSource); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+func TestParseErrorsNameLineAndWhatIsAllowed(t *testing.T) {
+	const all = "underlays, cores, pipeline, tier, limits, metrics"
+	for name, tc := range map[string]struct{ in, want string }{
+		"unknown key":          {"# c\npipline: auto", `f:2: unknown key "pipline"; allowed: ` + all},
+		"key of a later slice": {"express: off", `f:1: unknown key "express"; allowed: ` + all},
+		"unknown nested key":   {"limits:\n  busy: 3%", `f:2: limits: unknown key "busy"; allowed: busy-cores`},
+		"case matters":         {"Pipeline: off", `f:1: unknown key "Pipeline"; allowed: ` + all},
+		"bad word":             {"tier: auto\npipeline: on", `f:2: pipeline: unknown value "on"; allowed: auto, off, forced`},
+		"bad tier":             {"tier: 2", `f:1: tier: unknown value "2"; allowed: auto, tc, xdp`},
+		"list for a word":      {"tier: [tc]", `f:1: tier: expected one plain value; allowed: auto, tc, xdp`},
+		"no value":             {"pipeline:\n", `f:1: pipeline: has no value; leave the key out for the default`},
+		"null":                 {"cores: ~", `f:1: cores: has no value; leave the key out for the default`},
+		"bad core":             {"cores: 1-x", `f:1: cores: "x" is not a core number; allowed: a core list such as 2-7,9`},
+		"no core":              {`cores: ""`, `f:1: cores: names no core; allowed: a core list such as 2-7,9`},
+		"huge core":            {"cores: 0-99999", `f:1: cores: core 99999 is above the highest possible, 8191; allowed: a core list such as 2-7,9`},
+		"negative core":        {"cores: -1", `f:1: cores: "" is not a core number; allowed: a core list such as 2-7,9`},
+		"word for a list":      {"underlays: eth0", `f:1: underlays: expected a list; allowed: a list of device names such as [eth0, eth1]`},
+		"empty list":           {"underlays: []", `f:1: underlays: names no device; leave the key out for every device that carries a tunnel`},
+		"twice in list":        {"underlays:\n- eth0\n- eth0", `f:3: underlays: "eth0" appears twice`},
+		"path as device":       {"underlays: [../eth0]", `f:1: underlays: "../eth0" cannot be a device name; allowed: a list of device names such as [eth0, eth1]`},
+		"long device":          {"underlays: [abcdefghijklmnop]", `f:1: underlays: "abcdefghijklmnop" cannot be a device name; allowed: a list of device names such as [eth0, eth1]`},
+		"nested list":          {"underlays: [[eth0]]", `f:1: underlays: expected one plain value; allowed: a list of device names such as [eth0, eth1]`},
+		"percent without sign": {"limits: {busy-cores: 80}", `f:1: limits.busy-cores: "80" is not a percentage; allowed: 1% to 100%`},
+		"percent zero":         {"limits: {busy-cores: 0%}", `f:1: limits.busy-cores: "0%" is not a percentage; allowed: 1% to 100%`},
+		"percent above":        {"limits: {busy-cores: 101%}", `f:1: limits.busy-cores: "101%" is not a percentage; allowed: 1% to 100%`},
+		"percent negative":     {"limits: {busy-cores: -1%}", `f:1: limits.busy-cores: "-1%" is not a percentage; allowed: 1% to 100%`},
+		"port alone":           {"metrics: 9464", `f:1: metrics: "9464" is not an address with a port; allowed: an address with a port such as 127.0.0.1:9464, or off`},
+		"name":                 {"metrics: localhost:9464", `f:1: metrics: "localhost:9464" is not an address with a port; allowed: an address with a port such as 127.0.0.1:9464, or off`},
+		"a list at the top":    {"- pipeline", `f:1: expected keys and values; allowed: ` + all},
+		"a word at the top":    {"off", `f:1: expected keys and values; allowed: ` + all},
+		"two documents":        {"tier: tc\n---\ntier: tc", `f:3: a second document; one is allowed`},
+		"alias":                {"tier: &a tc\npipeline: *a", `f:1: tier: expected one plain value; allowed: auto, tc, xdp`},
+		"merge key":            {"limits: {<<: {busy-cores: 3%}}", `f:1: limits: a key must be a plain word; allowed: busy-cores`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := Parse("f", []byte(tc.in))
+			if err == nil || err.Error() != tc.want {
+				t.Errorf("got  %v\nwant %s", err, tc.want)
+			}
+			if c != nil {
+				t.Error("a configuration came back with the error")
+			}
+		})
+	}
+}
+
+func TestSyntaxErrorIsOneLineWithPosition(t *testing.T) {
+	for _, in := range []string{"a: b: c", "tier: [tc", "tier: tc\n\tpipeline: off", "tier: tc\ntier: tc", "\"", "{", "a: |\n b\n c:\n- x", "%YAML 9\n"} {
+		_, err := Parse("f", []byte(in))
+		var e *Error
+		if !errors.As(err, &e) {
+			t.Errorf("%q: %v (%T) is no *Error", in, err, err)
+			continue
+		}
+		if strings.Contains(err.Error(), "\n") || e.Line == 0 || e.File != "f" {
+			t.Errorf("%q: %q, line %d", in, err, e.Line)
+		}
+	}
+}
+
+func TestParseBoundsTheFile(t *testing.T) {
+	_, err := Parse("f", []byte(strings.Repeat("#\n", maxSize)))
+	if err == nil || err.Error() != "f: larger than 16 KiB" {
+		t.Error(err)
+	}
+}
+
+func TestLoad(t *testing.T) {
+	dir := t.TempDir()
+	good := filepath.Join(dir, "c.yaml")
+	if err := os.WriteFile(good, []byte("tier: tc\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Load(good)
+	if err != nil || c.Tier != TierTC || c.Source.File != good {
+		t.Errorf("%+v, %v", c, err)
+	}
+	for path, want := range map[string]string{
+		filepath.Join(dir, "none"): ": cannot be read: no such file or directory",
+		dir:                        ": cannot be read: is a directory",
+	} {
+		if _, err := Load(path); err == nil || err.Error() != path+want {
+			t.Errorf("got %v, want %s", err, path+want)
+		}
+	}
+}
+
+func TestValidateNamesOfflineCores(t *testing.T) {
+	online := CPUList{0, 1}
+	for in, want := range map[string]string{
+		"":               "",
+		"cores: 0-1":     "",
+		"\ncores: 1,9":   "f:2: cores: core 9 is offline; online are 0-1",
+		"cores: 2-3,9,1": "f:1: cores: cores 2-3,9 are offline; online are 0-1",
+	} {
+		c, err := Parse("f", []byte(in))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if err := c.Validate(online); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%q: got %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestProblemWithoutAFileHasNoLine(t *testing.T) {
+	c := Default()
+	c.Cores = CPUList{9}
+	if got := c.Validate(CPUList{0}).Error(); got != "cores: core 9 is offline; online are 0" {
+		t.Error(got)
+	}
+}
+
+// Whatever the bytes are: a configuration or one *Error on one line, never both.
+func FuzzParse(f *testing.F) {
+	for _, s := range []string{
+		"", "underlays: [eth0]\ncores: 2-7,9\npipeline: off\ntier: tc\nlimits: {busy-cores: 80%}\nmetrics: off\n",
+		"a: &b [*b]", "? a\n: b", "{<<: *x}", "--- !!map\n", "a: |\n  b", "limits: {? }", "- - -", "tier: !!str tc",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := Parse("f", data)
+		if (c == nil) == (err == nil) {
+			t.Fatalf("config %v with error %v", c, err)
+		}
+		if err != nil {
+			var e *Error
+			if !errors.As(err, &e) {
+				t.Fatalf("%T is not *Error", err)
+			}
+			if strings.ContainsAny(err.Error(), "\n\r") {
+				t.Fatalf("error over several lines: %q", err)
+			}
+			return
+		}
+		if c.Limits.BusyCores < 1 || c.Limits.BusyCores > 100 {
+			t.Fatalf("busy-cores %d", c.Limits.BusyCores)
+		}
+		for _, u := range c.Underlays {
+			if !deviceName(u) {
+				t.Fatalf("device name %q", u)
+			}
+		}
+	})
+}

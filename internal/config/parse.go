@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// keys is the schema: every key a mapping may have, in the order of the
+// documentation, and what reads its value.
+type keys []key
+
+type key struct {
+	name string
+	read func(d *decoder, path string, n ast.Node) error
+}
+
+var schema = keys{
+	{"underlays", (*decoder).underlays},
+	{"cores", (*decoder).cores},
+	{"pipeline", func(d *decoder, path string, n ast.Node) error {
+		return word(d, path, n, &d.cfg.Pipeline, ModeAuto, ModeOff, ModeForced)
+	}},
+	{"tier", func(d *decoder, path string, n ast.Node) error {
+		return word(d, path, n, &d.cfg.Tier, TierAuto, TierTC, TierXDP)
+	}},
+	{"limits", func(d *decoder, path string, n ast.Node) error {
+		return d.mapping(path, n, limitKeys)
+	}},
+	{"metrics", (*decoder).metrics},
+}
+
+var limitKeys = keys{
+	{"busy-cores", func(d *decoder, path string, n ast.Node) error {
+		return d.percent(path, n, &d.cfg.Limits.BusyCores)
+	}},
+}
+
+// Parse reads a configuration from memory. name stands for the file in errors.
+// The error is an *Error.
+func Parse(name string, data []byte) (*Config, error) {
+	if len(data) > maxSize {
+		return nil, &Error{File: name, Problem: fmt.Sprintf("larger than %d KiB", maxSize>>10)}
+	}
+	file, err := parser.ParseBytes(data, 0)
+	if err != nil {
+		return nil, syntaxError(name, err)
+	}
+	d := &decoder{cfg: Default()}
+	d.cfg.Source = Source{File: name, Lines: map[string]int{}}
+
+	var body ast.Node
+	for _, doc := range file.Docs {
+		if doc.Body == nil || doc.Body.Type() == ast.CommentType {
+			continue
+		}
+		if body != nil {
+			return nil, d.fail(doc.Body, "", "a second document", "one is allowed")
+		}
+		body = doc.Body
+	}
+	if body == nil {
+		return d.cfg, nil
+	}
+	if err := d.mapping("", body, schema); err != nil {
+		return nil, err
+	}
+	return d.cfg, nil
+}
+
+// syntaxError keeps the parser's line and drops the source excerpt that it
+// prints over several lines.
+func syntaxError(name string, err error) *Error {
+	e := &Error{File: name, Problem: "not YAML"}
+	var ye yaml.Error
+	if errors.As(err, &ye) {
+		e.Problem = "not YAML: " + ye.GetMessage()
+		if t := ye.GetToken(); t != nil && t.Position != nil {
+			e.Line = t.Position.Line
+		}
+	}
+	return e
+}
+
+type decoder struct {
+	cfg *Config
+}
+
+func (d *decoder) fail(n ast.Node, path, problem, allowed string) *Error {
+	return &Error{File: d.cfg.Source.File, Line: line(n), Key: path, Problem: problem, Allowed: allowed}
+}
+
+func line(n ast.Node) int {
+	if t := n.GetToken(); t != nil && t.Position != nil {
+		return t.Position.Line
+	}
+	return 0
+}
+
+func (d *decoder) mapping(path string, n ast.Node, allowed keys) error {
+	var values []*ast.MappingValueNode
+	switch n := n.(type) {
+	case *ast.MappingNode:
+		values = n.Values
+	case *ast.MappingValueNode:
+		values = []*ast.MappingValueNode{n}
+	default:
+		return d.fail(n, path, "expected keys and values", allowed.list())
+	}
+	for _, v := range values {
+		name, ok := scalar(v.Key)
+		if !ok {
+			return d.fail(v.Key, path, "a key must be a plain word", allowed.list())
+		}
+		i := slices.IndexFunc(allowed, func(k key) bool { return k.name == name })
+		if i < 0 {
+			return d.fail(v.Key, path, fmt.Sprintf("unknown key %q", name), allowed.list())
+		}
+		full := name
+		if path != "" {
+			full = path + "." + name
+		}
+		if v.Value == nil || v.Value.Type() == ast.NullType {
+			return d.fail(v.Key, full, "has no value", "leave the key out for the default")
+		}
+		if _, twice := d.cfg.Source.Lines[full]; twice {
+			return d.fail(v.Key, full, "appears twice", "")
+		}
+		if err := allowed[i].read(d, full, v.Value); err != nil {
+			return err
+		}
+		d.cfg.Source.Lines[full] = line(v.Key)
+	}
+	return nil
+}
+
+func (k keys) list() string {
+	names := make([]string, len(k))
+	for i := range k {
+		names[i] = k[i].name
+	}
+	return "allowed: " + strings.Join(names, ", ")
+}
+
+// scalar returns the text as written, before YAML guesses a type: "off" stays
+// a word and 010 a core list. Anchors, aliases and tags are not scalars here;
+// a small file needs none of them.
+func scalar(n ast.Node) (string, bool) {
+	switch n := n.(type) {
+	case *ast.StringNode:
+		return n.Value, true
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode:
+		return n.GetToken().Value, true
+	}
+	return "", false
+}
+
+func (d *decoder) text(path string, n ast.Node, allowed string) (string, error) {
+	s, ok := scalar(n)
+	if !ok {
+		return "", d.fail(n, path, "expected one plain value", allowed)
+	}
+	return s, nil
+}
+
+// word reads one of a fixed set of words.
+func word[T ~string](d *decoder, path string, n ast.Node, dst *T, allowed ...T) error {
+	names := make([]string, len(allowed))
+	for i := range allowed {
+		names[i] = string(allowed[i])
+	}
+	list := "allowed: " + strings.Join(names, ", ")
+	s, err := d.text(path, n, list)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(allowed, T(s)) {
+		return d.fail(n, path, fmt.Sprintf("unknown value %q", s), list)
+	}
+	*dst = T(s)
+	return nil
+}
+
+func (d *decoder) percent(path string, n ast.Node, dst *int) error {
+	const allowed = "allowed: 1% to 100%"
+	s, err := d.text(path, n, allowed)
+	if err != nil {
+		return err
+	}
+	digits, ok := strings.CutSuffix(s, "%")
+	v, err := strconv.ParseUint(digits, 10, 8)
+	if !ok || err != nil || v < 1 || v > 100 {
+		return d.fail(n, path, fmt.Sprintf("%q is not a percentage", s), allowed)
+	}
+	*dst = int(v)
+	return nil
+}
+
+func (d *decoder) cores(path string, n ast.Node) error {
+	const allowed = "allowed: a core list such as 2-7,9"
+	s, err := d.text(path, n, allowed)
+	if err != nil {
+		return err
+	}
+	list, err := ParseCPUList(s)
+	if err != nil {
+		return d.fail(n, path, err.Error(), allowed)
+	}
+	if len(list) == 0 {
+		return d.fail(n, path, "names no core", allowed)
+	}
+	d.cfg.Cores = list
+	return nil
+}
+
+func (d *decoder) underlays(path string, n ast.Node) error {
+	const allowed = "allowed: a list of device names such as [eth0, eth1]"
+	seq, ok := n.(*ast.SequenceNode)
+	if !ok {
+		return d.fail(n, path, "expected a list", allowed)
+	}
+	if len(seq.Values) == 0 {
+		return d.fail(n, path, "names no device", "leave the key out for every device that carries a tunnel")
+	}
+	for _, v := range seq.Values {
+		name, err := d.text(path, v, allowed)
+		if err != nil {
+			return err
+		}
+		if !deviceName(name) {
+			return d.fail(v, path, fmt.Sprintf("%q cannot be a device name", name), allowed)
+		}
+		if slices.Contains(d.cfg.Underlays, name) {
+			return d.fail(v, path, fmt.Sprintf("%q appears twice", name), "")
+		}
+		d.cfg.Underlays = append(d.cfg.Underlays, name)
+	}
+	return nil
+}
+
+// deviceName is the kernel's dev_valid_name.
+func deviceName(s string) bool {
+	if s == "" || len(s) > 15 || s == "." || s == ".." {
+		return false
+	}
+	return !strings.ContainsFunc(s, func(r rune) bool {
+		return r == '/' || r == ':' || r <= ' ' || r == 0x7f
+	})
+}
+
+func (d *decoder) metrics(path string, n ast.Node) error {
+	const allowed = "allowed: an address with a port such as 127.0.0.1:9464, or off"
+	s, err := d.text(path, n, allowed)
+	if err != nil {
+		return err
+	}
+	if s == "off" {
+		d.cfg.Metrics = ""
+		return nil
+	}
+	// Names are refused: what a name resolves to may change, and with it who
+	// can read the metrics.
+	if _, err := netip.ParseAddrPort(s); err != nil {
+		return d.fail(n, path, fmt.Sprintf("%q is not an address with a port", s), allowed)
+	}
+	d.cfg.Metrics = s
+	return nil
+}
