@@ -7,7 +7,11 @@ import (
 	"strconv"
 )
 
-// axis maps values onto pixels from x0 to x1.
+// Axes end here: beyond, the arithmetic of a drawing overflows.
+const tiniest, largest = 1e-100, 1e100
+
+// axis maps values onto pixels from x0 to x1; what lies outside is drawn at the
+// nearer end.
 type axis struct {
 	x0, x1 float64
 	lo, hi float64
@@ -17,11 +21,15 @@ type axis struct {
 
 func (a axis) at(v float64) float64 {
 	lo, hi := a.lo, a.hi
+	v = min(max(v, lo), hi)
 	if a.log {
 		lo, hi, v = math.Log(lo), math.Log(hi), math.Log(v)
 	}
 	return a.x0 + (a.x1-a.x0)*(v-lo)/(hi-lo)
 }
+
+// maxTicks is more than an axis ever needs, and a bound whatever the values.
+const maxTicks = 12
 
 // logFrom is the ratio of largest to smallest value from which a linear axis
 // would press the small ones into its first pixels.
@@ -30,20 +38,28 @@ const logFrom = 40
 // valueAxis starts at zero, so that lengths can be compared; values that span
 // decades get a logarithmic axis instead.
 func valueAxis(x0, x1 float64, xs []float64) axis {
-	lo, hi := math.Inf(1), 0.0
+	lo, hi := 0.0, 0.0
+	least := math.Inf(1)
 	for _, x := range xs {
-		lo, hi = min(lo, x), max(hi, x)
+		x = min(max(x, -largest), largest)
+		if math.Abs(x) < tiniest {
+			x = 0
+		}
+		lo, hi, least = min(lo, x), max(hi, x), min(least, x)
 	}
-	if hi <= 0 {
+	if least > 0 && hi > logFrom*least {
+		return logAxis(x0, x1, least, hi, []float64{1, 3})
+	}
+	if lo == hi {
 		hi = 1
 	}
-	if lo > 0 && hi/lo > logFrom && !math.IsInf(lo, 0) {
-		return logAxis(x0, x1, lo, hi, []float64{1, 3})
-	}
-	step := niceStep(hi / 5)
-	a := axis{x0: x0, x1: x1, lo: 0, hi: hi * 1.03}
-	for i := 0; float64(i)*step <= a.hi; i++ {
-		a.ticks = append(a.ticks, float64(i)*step)
+	// A latency can come out below zero when two clocks disagree.
+	a := axis{x0: x0, x1: x1, lo: lo * 1.03, hi: hi * 1.03}
+	step := niceStep((hi - lo) / 5)
+	for i := range maxTicks {
+		if t := (math.Ceil(a.lo/step) + float64(i)) * step; t <= a.hi {
+			a.ticks = append(a.ticks, t)
+		}
 	}
 	return a
 }
@@ -53,7 +69,7 @@ func ratioAxis(x0, x1 float64, xs []float64) axis {
 	lo, hi := 0.8, 1.25
 	for _, x := range xs {
 		if x > 0 {
-			lo, hi = min(lo, x), max(hi, x)
+			lo, hi = max(min(lo, x), tiniest), min(max(hi, x), largest)
 		}
 	}
 	switch span := hi / lo; {
@@ -73,9 +89,12 @@ func ratioAxis(x0, x1 float64, xs []float64) axis {
 func logAxis(x0, x1, lo, hi float64, digits []float64) axis {
 	room := math.Pow(hi/lo, 0.03)
 	a := axis{x0: x0, x1: x1, lo: lo / room, hi: hi * room, log: true}
-	for e := math.Floor(math.Log10(a.lo)); e <= math.Log10(a.hi); e++ {
+	first, last := math.Floor(math.Log10(a.lo)), math.Floor(math.Log10(a.hi))
+	every := max(1, math.Ceil((last-first)/maxTicks))
+	for i := range maxTicks + 1 {
 		for _, d := range digits {
-			if t := d * math.Pow(10, e); t >= a.lo && t <= a.hi {
+			t := d * math.Pow(10, first+float64(i)*every)
+			if t >= a.lo && t <= a.hi {
 				a.ticks = append(a.ticks, t)
 			}
 		}

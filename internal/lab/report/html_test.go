@@ -134,6 +134,16 @@ func TestPageSurvivesSparseSeries(t *testing.T) {
 			r.Add("overlay", 0, map[string]float64{KPPS: 0})
 			r.Add("rps", 0, map[string]float64{KPPS: 3})
 		},
+		"below zero": func(r *Recorder) {
+			r.Add("overlay", 0, map[string]float64{KPPS: -3})
+			r.Add("rps", 0, map[string]float64{KPPS: 1})
+		},
+		"extremes": func(r *Recorder) {
+			r.Add("overlay", 0, map[string]float64{KPPS: 5e-324})
+			r.Add("rps", 0, map[string]float64{KPPS: 1e300})
+			r.Add("host", 0, map[string]float64{KPPS: 1})
+		},
+		"tiny": func(r *Recorder) { r.Add("overlay", 0, map[string]float64{KPPS: 5e-324}) },
 		"many decades": func(r *Recorder) {
 			r.Add("overlay", 0, map[string]float64{KPPS: 1e-3})
 			r.Add("rps", 0, map[string]float64{KPPS: 1e6})

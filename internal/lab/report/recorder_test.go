@@ -112,6 +112,7 @@ func TestMarks(t *testing.T) {
 		{"exactly at the limits", "pipeline", []float64{.05, .05, .05}, []float64{.5, .5, .5}, false, false},
 		{"acted too little", "pipeline", nil, []float64{.9, .4, .4}, false, true},
 		{"acted not told", "auto", nil, nil, false, true},
+		{"acted never measured", "pipeline", nil, []float64{math.NaN(), math.NaN(), math.NaN()}, false, true},
 		{"stock variants need not act", "rps-best", nil, []float64{0, 0, 0}, false, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -135,6 +136,23 @@ func TestMarks(t *testing.T) {
 				t.Errorf("notes %q, rounds below the limit: %v", v.Notes, some)
 			}
 		})
+	}
+}
+
+func TestRatioCarriesTheMarksOfBothSides(t *testing.T) {
+	for _, bound := range []string{"overlay", "pipeline"} {
+		rec := New(Meta{Scenario: "udp-one", Rounds: 1})
+		for _, v := range []string{"overlay", "pipeline"} {
+			idle := 0.3
+			if v == bound {
+				idle = 0.01
+			}
+			rec.Add(v, 0, map[string]float64{KPPS: 1, GeneratorIdle: idle, Acted: 0.1})
+		}
+		q, _ := rec.Finish().Ratio("pipeline", KPPS, "")
+		if !q.GeneratorBound || !q.Abstained {
+			t.Errorf("%s is bound: %+v", bound, q)
+		}
 	}
 }
 

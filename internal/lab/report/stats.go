@@ -68,7 +68,7 @@ func pair(runs, ref []Number) (ratios []Number, usable []float64) {
 	ratios = make([]Number, len(runs))
 	for i := range runs {
 		q := float64(runs[i]) / float64(ref[i])
-		if ref[i] == 0 {
+		if math.IsInf(q, 0) { // the reference is zero, or as good as
 			q = nan
 		}
 		ratios[i] = Number(q)

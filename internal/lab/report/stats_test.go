@@ -4,6 +4,7 @@ package report
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -75,6 +76,32 @@ func TestBootstrapFollowsTheExactDistribution(t *testing.T) {
 	}
 }
 
+// Six values have 46656 resamples, few enough to look at all of them.
+func TestBootstrapOfAnEvenNumberFollowsAllResamples(t *testing.T) {
+	xs := []float64{1, 2, 4, 8, 16, 32}
+	var all []float64
+	for code := range 46656 {
+		var draw []float64
+		for range xs {
+			draw = append(draw, xs[code%6])
+			code /= 6
+		}
+		slices.Sort(draw)
+		all = append(all, (draw[2]+draw[3])/2)
+	}
+	slices.Sort(all)
+	at := func(share float64) float64 { return all[int(share*float64(len(all)))] }
+	for _, end := range []float64{0.025, 0.975} {
+		if at(end-0.005) != at(end+0.005) {
+			t.Fatalf("bad example: the distribution jumps near %v", end)
+		}
+	}
+	lo, hi := bootstrap(xs)
+	if lo != at(0.025) || hi != at(0.975) {
+		t.Errorf("got [%v, %v], all resamples say [%v, %v]", lo, hi, at(0.025), at(0.975))
+	}
+}
+
 func TestIntervalsDoNotDependOnWhatElseRan(t *testing.T) {
 	values := map[string][]float64{
 		"overlay":  {400, 610, 390, 380, 600, 410, 395},
@@ -131,6 +158,7 @@ func TestRoundsWithoutBothValuesAreDroppedAndCounted(t *testing.T) {
 		{"reference lacks another", []Number{1, Number(nan), 3}, []Number{Number(nan), 1, 1}, 1, 2},
 		{"reference is zero", []Number{1, 2}, []Number{0, 1}, 1, 1},
 		{"both are zero", []Number{0}, []Number{0}, 0, 1},
+		{"a quotient beyond any number", []Number{1e300, 2}, []Number{1e-300, 1}, 1, 1},
 		{"a variant at zero is a value", []Number{0}, []Number{1}, 1, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
