@@ -54,6 +54,7 @@ func (p *pass) run(ctx context.Context) error {
 		return err
 	}
 	p.home = p.order[0]
+	p.path(p.s.homeKnownAs)
 	p.names()
 	if !p.remembered() || p.full {
 		p.procs()

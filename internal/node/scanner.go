@@ -44,7 +44,8 @@ type Scanner struct {
 	nsfs     uint64 // device number of namespace files
 	buf      []byte // answers to a scan's requests
 
-	homeCookie uint64
+	homeCookie  uint64
+	homeKnownAs string // a path of home that other processes can use
 
 	mu      sync.Mutex // a scan, and what follows
 	known   map[uint64]*known
@@ -147,6 +148,7 @@ func (s *Scanner) keep(p *pass) {
 		found[sp.cookie] = sp
 		s.known[sp.cookie] = sp.known
 	}
+	s.homeKnownAs = p.home.path
 	for cookie, k := range s.known {
 		if found[cookie] == nil {
 			if k.sysfs != nil {

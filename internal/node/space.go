@@ -148,8 +148,9 @@ func (p *pass) path(path string) {
 // add opens a namespace, unless this scan knows it.
 func (p *pass) add(path string, inode uint64) {
 	if sp, ok := p.byInode[inode]; ok {
-		if strings.HasPrefix(sp.path, proc+"/") && !strings.HasPrefix(path, proc+"/") {
-			sp.path = path // a name outlives a process
+		// A name outlives a process, and nobody else can use our descriptors.
+		if strings.HasPrefix(sp.path, proc+"/") && !strings.HasPrefix(path, proc+"/") || sp.path == p.s.homePath {
+			sp.path = path
 		}
 		return
 	}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/overlane/overlane/internal/node"
+)
+
+// Level says how much a finding matters.
+type Level uint8
+
+// Levels, the worst first.
+const (
+	Broken Level = iota // packets are lost
+	Slow                // packets cost more than they need to
+	Note                // overlane leaves the device alone, or does less with it
+)
+
+func (l Level) String() string {
+	switch l {
+	case Broken:
+		return "broken"
+	case Slow:
+		return "slow"
+	case Note:
+		return "note"
+	}
+	return fmt.Sprintf("level(%d)", uint8(l))
+}
+
+// MarshalText makes JSON say the word.
+func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
+
+// Finding is a classic cause of a slow overlay, found on this node.
+type Finding struct {
+	Level  Level    `json:"level"`
+	Device node.Dev `json:"device"`
+	What   string   `json:"what"`
+	Fix    string   `json:"fix"` // the exact command; for what is somebody else's, the one that shows whose
+}
+
+// dev is what a diagnosis knows of one device.
+type dev struct {
+	node.Dev
+	at       string // what to put before a command to run it in the device's namespace
+	offloads map[string]offload
+	rx       queues
+	tcx      []uint32 // programs that are not ours
+	filters  []string // kinds of legacy tc filters
+}
+
+// offload is a flag of ethtool -k.
+type offload struct {
+	on        bool
+	available bool // can be switched
+}
+
+// queues are a NIC's receive queues.
+type queues struct {
+	word    string // ethtool's name: rx or combined
+	now, of int
+}
+
+// diagnose is the part that only thinks.
+func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
+	var list []Finding
+	add := func(l Level, d dev, fix string, what string, args ...any) {
+		list = append(list, Finding{l, d.Dev, fmt.Sprintf(what, args...), d.at + fix})
+	}
+	set := func(d dev, flag, to string) string { return "ethtool -K " + d.Name + " " + flag + " " + to }
+	foreign := func(d dev) {
+		for _, id := range d.tcx {
+			add(Note, d, fmt.Sprintf("bpftool prog show id %d", id), "somebody else's tcx program %d is attached", id)
+		}
+		for _, kind := range d.filters {
+			add(Note, d, "tc filter show dev "+d.Name+" ingress", "somebody else's tc filter (%s) is attached; it may redirect packets before our programs see them", kind)
+		}
+	}
+
+	underlay := map[node.DevKey]node.Underlay{}
+	for _, u := range snap.Underlays {
+		underlay[u.Key()] = u
+		d, ok := devs[u.Key()]
+		if !ok {
+			continue
+		}
+		if u.ForeignXDP {
+			add(Note, d, fmt.Sprintf("bpftool prog show id %d", u.XDPProgID), "somebody else's XDP program %d is attached; the NIC is left alone", u.XDPProgID)
+		}
+		foreign(d)
+		if f, ok := d.offloads["rx-gro"]; ok && !f.on {
+			add(Slow, d, set(d, "gro", "on"), "GRO is off: every packet crosses the overlay on its own")
+		}
+		if f := d.offloads["rx-checksum"]; !f.on && f.available {
+			add(Slow, d, set(d, "rx", "on"), "receive checksums are left to the CPU")
+		}
+		if f := d.offloads["rx-lro"]; f.on && f.available {
+			add(Slow, d, set(d, "lro", "off"), "LRO is on: it merges packets in a way that cannot be undone when they are forwarded, and forbids XDP")
+		}
+		if f := d.offloads["tx-udp_tnl-segmentation"]; !f.on && f.available {
+			add(Slow, d, set(d, "tx-udp_tnl-segmentation", "on"), "the NIC could segment tunnelled packets and is not allowed to")
+		}
+		if q := d.rx; q.now == 1 && q.of > 1 {
+			add(Slow, d, fmt.Sprintf("ethtool -L %s %s %d", d.Name, q.word, q.of), "one receive queue is in use of %d: all packets start on one core", q.of)
+		}
+	}
+	tunnels := map[node.DevKey]node.Tunnel{}
+	for _, t := range snap.Tunnels {
+		tunnels[t.Key()] = t
+		d, ok := devs[t.Key()]
+		if !ok {
+			continue
+		}
+		foreign(d)
+		if f, ok := d.offloads["rx-gro"]; ok && !f.on {
+			add(Slow, d, set(d, "gro", "on"), "GRO is off: every packet crosses the bridge and the veth on its own")
+		}
+		if f := d.offloads["tx-checksum-ip-generic"]; !f.on && f.available {
+			add(Slow, d, set(d, "tx-checksum-ip-generic", "on"), "checksums of packets to other hosts are left to the CPU, and GSO with them; some set this against NICs that break tunnelled checksums: test after changing it")
+		}
+		for _, on := range t.Underlays {
+			u, ok := underlay[on.Key()]
+			if !ok {
+				continue
+			}
+			if most := u.MTU - overhead(t, u); t.MTU > most {
+				add(Broken, d, fmt.Sprintf("ip link set dev %s mtu %d", d.Name, most),
+					"its MTU %d and the outer headers (%d) do not fit the MTU %d of %s: large packets are sent as fragments or dropped", t.MTU, overhead(t, u), u.MTU, u.Name)
+				break
+			}
+		}
+	}
+	for _, p := range snap.Pods {
+		d, ok := devs[p.Peer.Key()]
+		if !ok {
+			continue
+		}
+		least := 0
+		for _, on := range p.Tunnels {
+			if t := tunnels[on.Key()]; t.Bridge != nil && (least == 0 || t.MTU < least) {
+				least = t.MTU
+			}
+		}
+		// A router would say "too big"; a bridge drops without a word.
+		if least != 0 && p.PeerMTU > least {
+			add(Broken, d, fmt.Sprintf("ip link set dev %s mtu %d", d.Name, least), "its MTU %d is above the tunnel's %d: a bridge drops large packets without telling the sender", p.PeerMTU, least)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b Finding) int { return cmp.Compare(a.Level, b.Level) })
+	return list
+}
+
+// overhead is what the encapsulation adds to an inner packet: inner Ethernet,
+// VXLAN or Geneve without options, UDP, outer IP.
+func overhead(t node.Tunnel, u node.Underlay) int {
+	v6 := t.Local.Is6()
+	if !t.Local.IsValid() {
+		v6 = !slices.ContainsFunc(u.Addrs, netip.Addr.Is4) && slices.ContainsFunc(u.Addrs, netip.Addr.Is6)
+	}
+	if v6 {
+		return 14 + 8 + 8 + 40
+	}
+	return 14 + 8 + 8 + 20
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/overlane/overlane/internal/node"
+)
+
+// node0 is a node without any fault.
+func node0() (node.Snapshot, map[node.DevKey]dev) {
+	eth := node.Dev{NetnsCookie: 1, Ifindex: 2, Name: "eth0"}
+	vx := node.Dev{NetnsCookie: 1, Ifindex: 3, Name: "vx0"}
+	br := node.Dev{NetnsCookie: 1, Ifindex: 4, Name: "br0"}
+	peer := node.Dev{NetnsCookie: 9, Ifindex: 2, Name: "eth0"}
+	snap := node.Snapshot{
+		Underlays: []node.Underlay{{Dev: eth, MTU: 1500, RxQueues: 4, Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}},
+		Tunnels:   []node.Tunnel{{Dev: vx, Kind: node.VXLAN, MTU: 1450, Underlays: []node.Dev{eth}, Bridge: &br}},
+		Pods:      []node.Pod{{Host: node.Dev{NetnsCookie: 1, Ifindex: 5}, Peer: peer, PeerMTU: 1450, Tunnels: []node.Dev{vx}}},
+	}
+	on, off := offload{true, true}, offload{false, true}
+	devs := map[node.DevKey]dev{
+		eth.Key(): {Dev: eth, rx: queues{"combined", 4, 4}, offloads: map[string]offload{
+			"rx-gro": on, "rx-checksum": on, "rx-lro": off, "tx-udp_tnl-segmentation": on,
+		}},
+		vx.Key():   {Dev: vx, offloads: map[string]offload{"rx-gro": on, "tx-checksum-ip-generic": on}},
+		peer.Key(): {Dev: peer, at: "nsenter --net=/run/netns/pod "},
+	}
+	return snap, devs
+}
+
+func TestDiagnosis(t *testing.T) {
+	eth, vx := node.DevKey{NetnsCookie: 1, Ifindex: 2}, node.DevKey{NetnsCookie: 1, Ifindex: 3}
+	flag := func(k node.DevKey, name string, f offload) func(*node.Snapshot, map[node.DevKey]dev) {
+		return func(_ *node.Snapshot, d map[node.DevKey]dev) { d[k].offloads[name] = f }
+	}
+	on, off, fixed := offload{true, true}, offload{false, true}, offload{false, false}
+	tests := []struct {
+		name  string
+		fault func(*node.Snapshot, map[node.DevKey]dev)
+		want  string // level and command; empty: nothing to find
+	}{
+		{"nothing wrong", func(*node.Snapshot, map[node.DevKey]dev) {}, ""},
+		{"tunnel MTU", func(s *node.Snapshot, _ map[node.DevKey]dev) { s.Tunnels[0].MTU = 1500 }, "broken: ip link set dev vx0 mtu 1450"},
+		{"tunnel MTU over IPv6", func(s *node.Snapshot, _ map[node.DevKey]dev) {
+			s.Tunnels[0].Local = netip.MustParseAddr("fd00::1")
+			s.Pods[0].PeerMTU = 1400
+		}, "broken: ip link set dev vx0 mtu 1430"},
+		{"pod MTU behind a bridge", func(s *node.Snapshot, _ map[node.DevKey]dev) { s.Pods[0].PeerMTU = 1500 }, "broken: nsenter --net=/run/netns/pod ip link set dev eth0 mtu 1450"},
+		{"pod MTU behind a router", func(s *node.Snapshot, _ map[node.DevKey]dev) {
+			s.Pods[0].PeerMTU, s.Tunnels[0].Bridge = 1500, nil
+		}, ""},
+		{"underlay GRO", flag(eth, "rx-gro", off), "slow: ethtool -K eth0 gro on"},
+		{"tunnel GRO", flag(vx, "rx-gro", off), "slow: ethtool -K vx0 gro on"},
+		{"receive checksums", flag(eth, "rx-checksum", off), "slow: ethtool -K eth0 rx on"},
+		{"receive checksums that the NIC has not", flag(eth, "rx-checksum", fixed), ""},
+		{"LRO", flag(eth, "rx-lro", on), "slow: ethtool -K eth0 lro off"},
+		{"tunnel segmentation", flag(eth, "tx-udp_tnl-segmentation", off), "slow: ethtool -K eth0 tx-udp_tnl-segmentation on"},
+		{"tunnel checksums", flag(vx, "tx-checksum-ip-generic", off), "slow: ethtool -K vx0 tx-checksum-ip-generic on"},
+		{"one queue", func(_ *node.Snapshot, d map[node.DevKey]dev) {
+			e := d[eth]
+			e.rx = queues{"combined", 1, 8}
+			d[eth] = e
+		}, "slow: ethtool -L eth0 combined 8"},
+		{"foreign XDP", func(s *node.Snapshot, _ map[node.DevKey]dev) {
+			s.Underlays[0].XDPProgID, s.Underlays[0].ForeignXDP = 77, true
+		}, "note: bpftool prog show id 77"},
+		{"our XDP", func(s *node.Snapshot, _ map[node.DevKey]dev) { s.Underlays[0].XDPProgID = 77 }, ""},
+		{"foreign tcx", func(_ *node.Snapshot, d map[node.DevKey]dev) {
+			e := d[vx]
+			e.tcx = []uint32{5}
+			d[vx] = e
+		}, "note: bpftool prog show id 5"},
+		{"legacy filters", func(_ *node.Snapshot, d map[node.DevKey]dev) {
+			e := d[eth]
+			e.filters = []string{"bpf"}
+			d[eth] = e
+		}, "note: tc filter show dev eth0 ingress"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			snap, devs := node0()
+			tt.fault(&snap, devs)
+			var got []string
+			for _, f := range diagnose(snap, devs) {
+				if f.What == "" {
+					t.Error("a finding without words")
+				}
+				got = append(got, f.Level.String()+": "+f.Fix)
+			}
+			if d := cmp.Diff(tt.want, strings.Join(got, "\n")); d != "" {
+				t.Fatal(d)
+			}
+		})
+	}
+}
+
+func TestDiagnosisOfRealDevicesAndItsCommandsMendThem(t *testing.T) {
+	for _, tool := range []string{"ethtool", "nsenter", "tc"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skip("needs " + tool)
+		}
+	}
+	h := newNS(t, `link add pA type veth peer name pB
+		addr add 10.1.0.1/24 dev pA
+		link set pA up
+		link set pB up
+		link add vx0 mtu 1500 type vxlan id 1 dstport 4789 local 10.1.0.1
+		link add br0 type bridge
+		link set vx0 master br0 up`)
+	// Through the process there is a path that commands can use.
+	holder := exec.Command("sleep", "600")
+	if err := h.Do(holder.Start); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { holder.Process.Kill(); holder.Wait() })
+	sh := func(cmd string) {
+		t.Helper()
+		err := h.Do(func() error {
+			out, err := exec.Command("sh", "-c", cmd).CombinedOutput()
+			if err != nil {
+				t.Logf("%s: %s", cmd, out)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	sh("ethtool -K vx0 gro off; ethtool -K pA gro off; ethtool -K pA rx off; tc qdisc add dev vx0 clsact; tc filter add dev vx0 ingress matchall action pass || true")
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: ret(-1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer prog.Close()
+	var tcx link.Link
+	err = h.Do(func() error {
+		l, err := netlink.LinkByName("vx0")
+		if err != nil {
+			return err
+		}
+		tcx, err = link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: prog, Attach: ebpf.AttachTCXIngress})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcx.Close()
+
+	s, err := node.NewScanner(node.Options{Home: h, Dirs: []string{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	find := func() []Finding {
+		t.Helper()
+		snap, err := s.Scan(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := Diagnose(t.Context(), s, snap, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	mended := 0
+	for _, f := range find() {
+		if f.Level == Note {
+			continue
+		}
+		if out, err := exec.Command("sh", "-c", f.Fix).CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", f.Fix, err, out)
+		}
+		mended++
+	}
+	if mended < 4 {
+		t.Errorf("found %d faults, want those of MTU, GRO twice, checksums", mended)
+	}
+	left := find()
+	tcxSeen := false
+	for _, f := range left {
+		if f.Level != Note {
+			t.Errorf("the command did not mend: %+v", f)
+		}
+		tcxSeen = tcxSeen || strings.Contains(f.What, "tcx")
+	}
+	if !tcxSeen {
+		t.Errorf("a foreign tcx program was not seen: %+v", left)
+	}
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// minRelease is the oldest kernel that the tests run on.
+const minRelease = "6.12"
+
+func askKernel(e env) answer {
+	older, ok := olderThan(e.release, minRelease)
+	switch {
+	case !ok:
+		return answer{Unknown, "cannot read the release " + strconv.Quote(e.release), ""}
+	case older:
+		return answer{Unsupported, e.release + " is older than the kernels that overlane is tested on", newerKernel(e, minRelease)}
+	}
+	return answer{Supported, e.release, ""}
+}
+
+// olderThan compares the first two numbers of releases.
+func olderThan(release, than string) (older, ok bool) {
+	var a, b, c, d int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &a, &b); n != 2 {
+		return false, false
+	}
+	if n, _ := fmt.Sscanf(than, "%d.%d", &c, &d); n != 2 {
+		return false, false
+	}
+	return a < c || a == c && b < d, true
+}
+
+// newerKernel is the distribution's own way to a newer kernel.
+func newerKernel(e env, min string) string {
+	then := "  # then boot it; needed is " + min + " or newer"
+	os := osRelease(e)
+	switch os["ID"] {
+	case "debian":
+		return "apt install -t " + os["VERSION_CODENAME"] + "-backports linux-image-$(dpkg --print-architecture)" + then
+	case "ubuntu":
+		return "apt install linux-generic-hwe-" + os["VERSION_ID"] + then
+	case "fedora", "rhel", "centos", "rocky", "almalinux":
+		return "dnf upgrade kernel" + then
+	case "arch":
+		return "pacman -Syu linux" + then
+	}
+	return "uname -r  # boot a kernel that is " + min + " or newer"
+}
+
+func osRelease(e env) map[string]string {
+	vars := map[string]string{}
+	f, err := e.root.Open("etc/os-release")
+	if err != nil {
+		return vars
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if k, v, ok := strings.Cut(s.Text(), "="); ok {
+			vars[k] = strings.Trim(v, `"'`)
+		}
+	}
+	return vars
+}
+
+// option is the remedy when a build option is off in a kernel that is new
+// enough, or else a newer kernel.
+func option(e env, min, config string) string {
+	if older, ok := olderThan(e.release, min); ok && older {
+		return newerKernel(e, min)
+	}
+	return "grep " + config + " /boot/config-$(uname -r)  # boot a kernel that has it"
+}
+
+// askTCX attaches to a device that cannot exist: a kernel that has tcx says so
+// only after it has understood everything else.
+func askTCX(e env) answer {
+	const missing = "the kernel has no tcx links"
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "ovl_probe", Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
+	})
+	if err != nil {
+		return failed(fmt.Errorf("load program: %w", err), missing, newerKernel(e, "6.6"))
+	}
+	defer prog.Close()
+	l, err := link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: prog, Attach: ebpf.AttachTCXIngress})
+	if err == nil {
+		l.Close()
+		return answer{Unknown, "a program could be attached to a device that should not exist", ""}
+	}
+	if errors.Is(err, unix.ENODEV) {
+		return answer{Supported, "the kernel attaches tc programs by tcx", ""}
+	}
+	return failed(err, missing, newerKernel(e, "6.6"))
+}
+
+// askTracepoint loads a typed tracepoint program and does not attach it.
+func askTracepoint(e env) answer {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "ovl_probe", Type: ebpf.Tracing, AttachType: ebpf.AttachTraceRawTp, AttachTo: "netif_receive_skb", License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+	})
+	if err != nil {
+		return failed(err, "the kernel has no typed tracepoint programs, or no type information", option(e, "5.5", "CONFIG_DEBUG_INFO_BTF"))
+	}
+	prog.Close()
+	return answer{Supported, "the kernel loads typed tracepoint programs", ""}
+}
+
+func askCPUMap(e env) answer {
+	if err := features.HaveMapType(ebpf.CPUMap); err != nil {
+		return failed(err, "the kernel has no cpumap", option(e, "4.15", "CONFIG_BPF_SYSCALL"))
+	}
+	return answer{Supported, "the kernel has cpumap", ""}
+}
+
+// exists tells a missing file from one that could not be looked for.
+func exists(e env, path string) (bool, error) {
+	_, err := fs.Stat(e.root, path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// askLo looks for a file of lo, which every namespace has.
+func askLo(e env, file, have, missing, remedy string) answer {
+	if there, err := exists(e, "sys/class/net/lo"); err != nil || !there {
+		return answer{Unknown, "sysfs is not mounted on /sys", "mount -t sysfs sysfs /sys"}
+	}
+	there, err := exists(e, "sys/class/net/lo/"+file)
+	switch {
+	case err != nil:
+		return answer{Unknown, err.Error(), asRoot}
+	case there:
+		return answer{Supported, have, ""}
+	}
+	return answer{Unsupported, missing, remedy}
+}
+
+func askRPS(e env) answer {
+	return askLo(e, "queues/rx-0/rps_cpus", "receive queues have an rps_cpus mask",
+		"receive queues have no rps_cpus mask: CONFIG_RPS is off", option(e, "2.6", "CONFIG_RPS"))
+}
+
+func askThreaded(e env) answer {
+	return askLo(e, "threaded", "devices can run NAPI in threads", "devices have no threaded switch", newerKernel(e, "5.12"))
+}
+
+// askFQ does not try, since that would load the module.
+func askFQ(e env) answer {
+	remedy := option(e, "3.12", "CONFIG_NET_SCH_FQ")
+	if loaded, _ := exists(e, "sys/module/sch_fq"); loaded {
+		return answer{Supported, "sch_fq is loaded", ""}
+	}
+	if types, err := e.types(); err == nil && hasFunc(types, "fq_enqueue") {
+		return answer{Supported, "sch_fq is built in", ""}
+	}
+	modules := "lib/modules/" + e.release + "/"
+	for _, list := range []string{"modules.builtin", "modules.dep"} {
+		if b, err := fs.ReadFile(e.root, modules+list); err == nil && strings.Contains(string(b), "/sch_fq.ko") {
+			return answer{Supported, "sch_fq is listed in /" + modules + list, ""}
+		}
+	}
+	if there, err := exists(e, modules+"modules.dep"); there && err == nil {
+		return answer{Unsupported, "sch_fq is neither built in nor in /" + modules, remedy}
+	}
+	if there, err := exists(e, "proc/modules"); !there && err == nil {
+		return answer{Unsupported, "sch_fq is not built in, and the kernel loads no modules", remedy}
+	}
+	return answer{Unknown, "sch_fq is not loaded, and /" + modules + " cannot be read from here", "modprobe sch_fq"}
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/netns"
+)
+
+// XDPFlags are what a device's driver does with XDP, as the kernel's netdev
+// netlink family tells (enum netdev_xdp_act).
+type XDPFlags uint64
+
+// XDP abilities of a driver.
+const (
+	XDPBasic    XDPFlags = 1 << iota // ABORTED, DROP, PASS, TX
+	XDPRedirect                      // REDIRECT
+	XDPNdoXmit                       // can be redirected to
+	XDPZeroCopy                      // AF_XDP without copies
+	XDPHW                            // runs programs in hardware
+	XDPRxSG                          // packets of several buffers
+	XDPNdoXmitSG
+)
+
+func (f XDPFlags) String() string {
+	names := []string{"basic", "redirect", "ndo-xmit", "xsk-zerocopy", "hw-offload", "rx-sg", "ndo-xmit-sg"}
+	var list []string
+	for i, n := range names {
+		if f&(1<<i) != 0 {
+			list = append(list, n)
+		}
+	}
+	if len(list) == 0 {
+		return "none"
+	}
+	return strings.Join(list, ",")
+}
+
+// The netdev family, from linux/netdev.h.
+const (
+	netdevCmdDevGet       = 1
+	netdevADevIfindex     = 1
+	netdevADevXDPFeatures = 3
+)
+
+// XDP reads a device's XDP abilities. It fails with fs.ErrNotExist for a kernel
+// older than 6.3, which does not tell.
+func XDP(h *netns.Handle, ifindex int) (XDPFlags, error) {
+	var flags XDPFlags
+	err := h.Do(func() error {
+		family, err := netlink.GenlFamilyGet("netdev")
+		if err != nil {
+			return err
+		}
+		req := nl.NewNetlinkRequest(int(family.ID), 0)
+		// Not nl.Genlmsg: it sends two bytes of whatever lies behind it as
+		// the reserved field, which this family wants to be zero.
+		req.AddRawData(append([]byte{netdevCmdDevGet, uint8(family.Version), 0, 0},
+			nl.NewRtAttr(netdevADevIfindex, nl.Uint32Attr(uint32(ifindex))).Serialize()...))
+		msgs, err := req.Execute(unix.NETLINK_GENERIC, 0)
+		if err != nil {
+			return err
+		}
+		for _, m := range msgs {
+			if len(m) < nl.SizeofGenlmsg {
+				continue
+			}
+			attrs, err := nl.ParseRouteAttr(m[nl.SizeofGenlmsg:])
+			if err != nil {
+				return err
+			}
+			for _, a := range attrs {
+				if a.Attr.Type == netdevADevXDPFeatures && len(a.Value) >= 8 {
+					flags = XDPFlags(binary.NativeEndian.Uint64(a.Value))
+					return nil
+				}
+			}
+		}
+		return errors.New("the answer has no XDP features")
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read XDP features of device %d: %w", ifindex, err)
+	}
+	return flags, nil
+}
+
+// sgMTU is the MTU above which a packet does not fit into one page beside XDP's
+// headroom, in the drivers that take the most.
+const sgMTU = 3498
+
+// NIC tells whether a device's driver runs XDP and can hand packets to other
+// cores. It is asked anew each time: drivers change the answer with their
+// settings.
+func (p *Prober) NIC(h *netns.Handle, name string, ifindex, mtu int) Feature {
+	f := Feature{ID: NativeXDP, Device: name}
+	flags, err := XDP(h, ifindex)
+	switch {
+	case err != nil:
+		a := failed(err, "", "")
+		if errors.Is(err, unix.ENOENT) {
+			a = answer{Unknown, "the kernel does not tell what drivers can do", newerKernel(p.env, "6.3")}
+			f.MinKernel = "6.3"
+		}
+		f.State, f.Reason, f.Remedy = a.state, a.reason, a.remedy
+	case flags&XDPBasic == 0:
+		f.State, f.Reason = Unsupported, "its driver has no native XDP with the present settings"
+		f.Remedy = "ethtool -i " + name + "  # use a NIC whose driver has it"
+	case flags&XDPRedirect == 0:
+		f.State, f.Reason = Unsupported, "its driver has native XDP without redirect"
+		f.Remedy = "ethtool -i " + name + "  # use a NIC whose driver has it"
+	case flags&XDPRxSG == 0 && mtu > sgMTU:
+		f.State = Unknown // the limit is the driver's own
+		f.Reason = fmt.Sprintf("its driver has native XDP only for packets of one buffer, which an MTU of %d may exceed", mtu)
+		f.Remedy = fmt.Sprintf("ip link set dev %s mtu %d", name, sgMTU)
+	default:
+		f.State, f.Reason = Supported, "its driver has native XDP: "+flags.String()
+	}
+	return f
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
+)
+
+// Prober asks the running kernel. Conclusive answers are kept, others asked for
+// again. Its methods may be called at the same time.
+type Prober struct {
+	mu    sync.Mutex
+	cache map[ID]Feature
+	env   env
+}
+
+// env is the world as the probes see it; tests have their own.
+type env struct {
+	release string
+	root    fs.FS // "/"
+	types   func() (*btf.Spec, error)
+}
+
+// New returns a Prober of the running kernel.
+func New() *Prober {
+	var u unix.Utsname
+	unix.Uname(&u) // fails only for a bad pointer
+	return &Prober{
+		cache: map[ID]Feature{},
+		env: env{
+			release: unix.ByteSliceToString(u.Release[:]),
+			root:    os.DirFS("/"),
+			types:   btf.LoadKernelSpec,
+		},
+	}
+}
+
+// answer is what a probe function finds.
+type answer struct {
+	state  State
+	reason string
+	remedy string
+}
+
+// probes are the features of the kernel in the order in which people read them.
+var probes = []struct {
+	id        ID
+	minKernel string
+	ask       func(env) answer
+}{
+	{Kernel, minRelease, askKernel},
+	{BTF, "5.4", askBTF},
+	{TCX, "6.6", askTCX},
+	{TracepointBT, "5.5", askTracepoint},
+	{RPS, "2.6.35", askRPS},
+	{SoftnetData, "5.5", askSoftnet},
+	{ThreadedNAPI, "5.12", askThreaded},
+	{CPUMap, "4.15", askCPUMap},
+	{CPUMapGRO, "6.15", askCPUMapGRO},
+	{BPFQdisc, "6.16", askBPFQdisc},
+	{FQ, "3.12", askFQ},
+}
+
+// All returns every feature of the kernel.
+func (p *Prober) All() []Feature {
+	var all []Feature
+	for _, q := range probes {
+		all = append(all, p.Feature(q.id))
+	}
+	return all
+}
+
+// Feature returns one feature of the kernel. NativeXDP is a NIC's: see NIC.
+func (p *Prober) Feature(id ID) Feature {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if f, ok := p.cache[id]; ok {
+		return f
+	}
+	f := Feature{ID: id, Reason: "no feature of the kernel has this name"}
+	for _, q := range probes {
+		if q.id != id {
+			continue
+		}
+		a := q.ask(p.env)
+		f.MinKernel, f.State, f.Reason, f.Remedy = q.minKernel, a.state, a.reason, a.remedy
+		if f.State != Unknown {
+			p.cache[id] = f
+		}
+	}
+	return f
+}
+
+// asRoot is the remedy for everything that only root may ask.
+const asRoot = "sudo overlane doctor"
+
+// failed turns the error of a probe that does something into an answer.
+func failed(err error, missing, remedy string) answer {
+	switch {
+	case errors.Is(err, ebpf.ErrNotSupported):
+		return answer{Unsupported, missing, remedy}
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EPERM):
+		return answer{Unknown, "not permitted to ask the kernel: " + err.Error(), asRoot}
+	}
+	return answer{Unknown, "asking the kernel failed: " + err.Error(), ""}
+}

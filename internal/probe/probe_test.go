@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/cilium/ebpf/btf"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func noTypes(err error) func() (*btf.Spec, error) {
+	return func() (*btf.Spec, error) { return nil, err }
+}
+
+func TestOnlyConclusiveAnswersAreKept(t *testing.T) {
+	asked := 0
+	p := &Prober{cache: map[ID]Feature{}, env: env{release: "6.12.0", root: fstest.MapFS{}, types: func() (*btf.Spec, error) {
+		asked++
+		if asked < 3 {
+			return nil, unix.EPERM
+		}
+		return nil, btf.ErrNotSupported
+	}}}
+	for i, want := range []State{Unknown, Unknown, Unsupported, Unsupported} {
+		if f := p.Feature(BTF); f.State != want {
+			t.Fatalf("answer %d: %+v, want %s", i, f, want)
+		}
+	}
+	if asked != 3 {
+		t.Fatalf("asked %d times, want 3", asked)
+	}
+}
+
+func TestWithoutTypesNothingThatNeedsThemIsConclusive(t *testing.T) {
+	e := env{release: "6.12.0", root: fstest.MapFS{}, types: noTypes(btf.ErrNotSupported)}
+	for _, ask := range []func(env) answer{askSoftnet, askCPUMapGRO, askBPFQdisc} {
+		if a := ask(e); a.state != Unknown || a.reason == "" || a.remedy == "" {
+			t.Errorf("%+v", a)
+		}
+	}
+}
+
+func TestKernelRelease(t *testing.T) {
+	for release, want := range map[string]State{
+		"6.11.0-21-generic": Unsupported, "5.15.0": Unsupported, "6.12.0": Supported, "6.12-rc1": Supported,
+		"6.18.44": Supported, "7.2.12+deb13-cloud-amd64": Supported, "10.0": Supported, "": Unknown, "weird": Unknown,
+	} {
+		if a := askKernel(env{release: release, root: fstest.MapFS{}}); a.state != want {
+			t.Errorf("%q: %+v, want %s", release, a, want)
+		}
+	}
+}
+
+func TestRemedyIsTheDistributionsOwn(t *testing.T) {
+	for text, want := range map[string]string{
+		"ID=debian\nVERSION_CODENAME=bookworm\n": "apt install -t bookworm-backports",
+		"ID=ubuntu\nVERSION_ID=\"24.04\"\n":      "apt install linux-generic-hwe-24.04",
+		"ID=fedora\n":                            "dnf upgrade kernel",
+		"":                                       "6.16 or newer",
+	} {
+		e := env{root: fstest.MapFS{"etc/os-release": {Data: []byte(text)}}}
+		if got := newerKernel(e, "6.16"); !strings.Contains(got, want) {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestFQIsFoundWhereverItIs(t *testing.T) {
+	dir := &fstest.MapFile{Mode: 0o755 | 1<<31}
+	file := func(s string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(s)} }
+	tests := []struct {
+		name string
+		root fstest.MapFS
+		want State
+	}{
+		{"loaded", fstest.MapFS{"sys/module/sch_fq": dir}, Supported},
+		{"loadable", fstest.MapFS{"lib/modules/6.12.0/modules.dep": file("kernel/net/sched/sch_fq.ko.xz:\n")}, Supported},
+		{"built in", fstest.MapFS{"lib/modules/6.12.0/modules.builtin": file("kernel/net/sched/sch_fq.ko\n")}, Supported},
+		{"another with a like name", fstest.MapFS{"lib/modules/6.12.0/modules.dep": file("kernel/net/sched/sch_fq_codel.ko:\n")}, Unsupported},
+		{"a kernel without modules", fstest.MapFS{}, Unsupported},
+		{"a container without the host's modules", fstest.MapFS{"proc/modules": file("")}, Unknown},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			a := askFQ(env{release: "6.12.0", root: tt.root, types: noTypes(unix.EPERM)})
+			if a.state != tt.want || a.reason == "" || (a.state != Supported) != (a.remedy != "") {
+				t.Fatalf("%+v, want %s", a, tt.want)
+			}
+		})
+	}
+}
+
+func TestSysfsThatIsNotMountedIsInconclusive(t *testing.T) {
+	if a := askRPS(env{root: fstest.MapFS{}}); a.state != Unknown {
+		t.Fatalf("%+v", a)
+	}
+	lo := fstest.MapFS{"sys/class/net/lo/ifindex": {}}
+	if a := askRPS(env{root: lo}); a.state != Unsupported {
+		t.Fatalf("%+v", a)
+	}
+}
+
+func TestEveryAnswerHasAReasonAndEveryLackARemedy(t *testing.T) {
+	for _, f := range New().All() {
+		if f.Reason == "" || f.MinKernel == "" || f.State == Unsupported && f.Remedy == "" {
+			t.Errorf("%+v", f)
+		}
+		if err := f.Err(); (err == nil) != (f.State == Supported) {
+			t.Errorf("%s: %v", f.ID, err)
+		}
+	}
+}
+
+func TestErrorSaysWhatWhereAndWhatWouldMendIt(t *testing.T) {
+	err := Feature{ID: NativeXDP, Device: "eth0", State: Unsupported, Reason: "r", MinKernel: "6.3", Remedy: "cmd"}.Err()
+	if got, want := err.Error(), "native-xdp of eth0 is unsupported: r (requires >= 6.3); mend it with: cmd"; got != want {
+		t.Fatalf("%q, want %q", got, want)
+	}
+	var e *Error
+	if !errors.As(err, &e) || e.Feature.Device != "eth0" {
+		t.Fatal("no typed error")
+	}
+}
+
+func TestJSONSaysTheWords(t *testing.T) {
+	b, err := json.Marshal(Feature{ID: TCX, State: Unsupported, Reason: "old"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(`{"id":"tcx","state":"unsupported","reason":"old"}`, string(b)); d != "" {
+		t.Fatal(d)
+	}
+}
+
+func TestTiers(t *testing.T) {
+	all := func(change ...Feature) []Feature {
+		var list []Feature
+		for _, id := range []ID{Kernel, BTF, TCX, TracepointBT, RPS, SoftnetData, ThreadedNAPI, CPUMap, CPUMapGRO, BPFQdisc, FQ} {
+			f := Feature{ID: id, State: Supported, Reason: "there"}
+			for _, c := range change {
+				if c.ID == id {
+					f = c
+				}
+			}
+			list = append(list, f)
+		}
+		for _, c := range change {
+			if c.ID == NativeXDP {
+				list = append(list, c)
+			}
+		}
+		return list
+	}
+	no := func(id ID) Feature {
+		return Feature{ID: id, State: Unsupported, Reason: "none", Remedy: "get " + string(id)}
+	}
+	xdp := Feature{ID: NativeXDP, Device: "eth0", State: Supported}
+	badNIC := Feature{ID: NativeXDP, Device: "eth1", State: Unsupported, Reason: "none", Remedy: "get NIC"}
+	tests := []struct {
+		name   string
+		feats  []Feature
+		top    int
+		reason string // of the first tier that is not reached, or of tier 3
+		remedy string
+	}{
+		{"everything", all(xdp), 3, "", ""},
+		{"one NIC of two is enough", all(badNIC, xdp), 3, "", ""},
+		{"fq in place of a BPF qdisc", all(xdp, no(BPFQdisc)), 3, "order within a time bound, by sch_fq: none", "get bpf-qdisc"},
+		{"neither", all(xdp, no(BPFQdisc), no(FQ)), 2, "bpf-qdisc: none", "get bpf-qdisc"},
+		{"no native XDP", all(badNIC), 1, "native-xdp of eth1: none", "get NIC"},
+		{"no underlay", all(), 1, "native-xdp: no underlay was found", "overlane doctor  # after setting underlays: [NIC] in the configuration"},
+		{"unknown is not enough", all(Feature{ID: NativeXDP, Device: "eth0", Reason: "no answer"}), 1, "native-xdp of eth0 is unknown: no answer", ""},
+		{"no tcx", all(xdp, no(TCX)), 0, "tcx: none", "get tcx"},
+		{"no RPS and no tcx: one reason", all(xdp, no(TCX), no(RPS)), 0, "tcx: none", "get tcx"},
+		{"nothing was asked", nil, 0, "btf: was not asked for", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			tiers := Tiers(tt.feats)
+			if len(tiers) != 4 {
+				t.Fatalf("%+v", tiers)
+			}
+			for _, tier := range tiers {
+				if tier.Reached != (tier.Number <= tt.top) {
+					t.Errorf("tier %d: %+v", tier.Number, tier)
+				}
+				if !tier.Reached && tier.Reason == "" {
+					t.Errorf("tier %d is not reached without a reason", tier.Number)
+				}
+			}
+			at := tiers[min(tt.top+1, 3)]
+			if at.Reason != tt.reason || at.Remedy != tt.remedy {
+				t.Errorf("got %q, %q, want %q, %q", at.Reason, at.Remedy, tt.reason, tt.remedy)
+			}
+		})
+	}
+	t.Run("without GRO behind the split tier 2 is reached and says so", func(t *testing.T) {
+		if tier := Tiers(all(xdp, no(CPUMapGRO)))[2]; !tier.Reached || tier.Remedy != "get cpumap-gro" {
+			t.Fatalf("%+v", tier)
+		}
+	})
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import "fmt"
+
+// Tier is a step of what a node can get.
+type Tier struct {
+	Number  int    `json:"tier"`
+	Name    string `json:"name"`
+	Reached bool   `json:"reached"`
+	// Reason is the one thing that keeps the tier away, or what a tier that
+	// is reached has to do without; Remedy is the one command for it.
+	Reason string `json:"reason,omitempty"`
+	Remedy string `json:"remedy,omitempty"`
+}
+
+// Tiers says which tiers the features allow. Each stands on the one before.
+func Tiers(feats []Feature) []Tier {
+	tiers := []Tier{
+		{Number: 0, Name: "settings", Reached: true},
+		{Number: 1, Name: "tc"},
+		{Number: 2, Name: "xdp"},
+		{Number: 3, Name: "merge"},
+	}
+	tiers[1].need(feats, BTF, TCX, RPS, TracepointBT, SoftnetData)
+	tiers[2].on(tiers[1]).need(feats, CPUMap, NativeXDP)
+	tiers[3].on(tiers[2]).needOne(feats, BPFQdisc, FQ)
+
+	if t := &tiers[2]; t.Reached {
+		for _, f := range pick(feats, CPUMapGRO) {
+			if f.State != Supported {
+				t.Reason, t.Remedy = "without GRO behind the split: "+f.Reason, f.Remedy
+			}
+		}
+	}
+	if t := &tiers[3]; t.Reached {
+		for _, f := range pick(feats, BPFQdisc) {
+			if f.State != Supported {
+				t.Reason, t.Remedy = "order within a time bound, by sch_fq: "+f.Reason, f.Remedy
+			}
+		}
+	}
+	return tiers
+}
+
+// on makes a tier depend on the one below.
+func (t *Tier) on(below Tier) *Tier {
+	if !below.Reached {
+		t.Reason = fmt.Sprintf("needs tier %d: %s", below.Number, below.Reason)
+		t.Remedy = below.Remedy
+	}
+	return t
+}
+
+// need reaches the tier if all features are there, on one NIC at least.
+func (t *Tier) need(feats []Feature, ids ...ID) {
+	if t.Reason != "" {
+		return
+	}
+	for _, id := range ids {
+		if f, ok := best(feats, id); !ok {
+			t.Reason, t.Remedy = missing(f), f.Remedy
+			return
+		}
+	}
+	t.Reached = true
+}
+
+// needOne reaches the tier if one of the features is there. The reason is that
+// of the first, which is the better one.
+func (t *Tier) needOne(feats []Feature, ids ...ID) {
+	if t.Reason != "" {
+		return
+	}
+	for i, id := range ids {
+		f, ok := best(feats, id)
+		if ok {
+			*t = Tier{Number: t.Number, Name: t.Name, Reached: true}
+			return
+		}
+		if i == 0 {
+			t.Reason, t.Remedy = missing(f), f.Remedy
+		}
+	}
+}
+
+// best returns the answer that says most for a feature, and whether that is
+// enough.
+func best(feats []Feature, id ID) (Feature, bool) {
+	list := pick(feats, id)
+	for _, f := range list {
+		if f.State == Supported {
+			return f, true
+		}
+	}
+	if len(list) == 0 {
+		f := Feature{ID: id, Reason: "was not asked for"}
+		if id == NativeXDP {
+			f.Reason, f.Remedy = "no underlay was found", "overlane doctor  # after setting underlays: [NIC] in the configuration"
+		}
+		return f, false
+	}
+	return list[0], false
+}
+
+func missing(f Feature) string {
+	s := string(f.ID)
+	if f.Device != "" {
+		s += " of " + f.Device
+	}
+	if f.State == Unknown && f.Device != "" {
+		s += " is unknown"
+	}
+	return s + ": " + f.Reason
+}
