@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -65,14 +65,14 @@ func (f *Finder) ByCookie(cookie uint64) (*netns.Handle, error) {
 		f.near = true
 		f.checkSight()
 		f.searchMounts("self")
-		f.searchProcesses("ns/net")
+		f.searchProcesses()
 	}
 	if h := f.lookInto(cookie); h != nil {
 		return h, nil
 	}
 	if !f.deep {
 		f.deep = true
-		f.searchProcesses("task/*/ns/net", "fd/*")
+		f.searchThreads()
 		f.searchOtherMounts()
 		if h := f.lookInto(cookie); h != nil {
 			return h, nil
@@ -154,66 +154,66 @@ func (f *Finder) add(inode uint64, path string) {
 	}
 }
 
-// searchProcesses looks at links below /proc/<pid>.
-func (f *Finder) searchProcesses(patterns ...string) {
+// searchProcesses adds the namespaces that processes are in.
+func (f *Finder) searchProcesses() {
 	for _, pid := range f.pids() {
-		for _, pattern := range patterns {
-			dir, last := filepath.Split(pattern)
-			if last == "*" {
-				f.searchFolder("/proc/" + pid + "/" + dir)
-				continue
-			}
-			paths := []string{"/proc/" + pid + "/" + pattern}
-			if strings.Contains(pattern, "*") {
-				paths, _ = filepath.Glob(paths[0]) // the pattern is well-formed
-			}
-			for _, path := range paths {
-				f.link(path)
-			}
+		err := f.link("/proc/" + pid + "/ns/net")
+		if errors.Is(err, fs.ErrPermission) && inOwn(pid) {
+			continue
+		}
+		f.missed(err)
+	}
+}
+
+// inOwn reports whether a process that may not be inspected (a security
+// module can shield it even from root) is in this one's namespace. Its
+// /proc/<pid>/net is open to all, and is one and the same file for all
+// processes of a namespace.
+func inOwn(pid string) bool {
+	var own, its unix.Stat_t
+	return unix.Stat("/proc/thread-self/net/dev", &own) == nil &&
+		unix.Stat("/proc/"+pid+"/net/dev", &its) == nil && own.Ino == its.Ino
+}
+
+// searchThreads adds the namespaces that single threads are in and that
+// processes hold by a descriptor. A shielded process counts as holding none:
+// were that a reason to doubt, no namespace would ever be gone beside it.
+func (f *Finder) searchThreads() {
+	for _, pid := range f.pids() {
+		for _, thread := range f.names("/proc/" + pid + "/task") {
+			_ = f.link("/proc/" + pid + "/task/" + thread + "/ns/net")
+		}
+		for _, fd := range f.names("/proc/" + pid + "/fd") {
+			_ = f.link("/proc/" + pid + "/fd/" + fd)
 		}
 	}
 }
 
-func (f *Finder) searchFolder(dir string) {
+func (f *Finder) names(dir string) []string {
 	d, err := os.Open(dir)
 	if err != nil {
-		f.missed(err)
-		return
+		return nil
 	}
-	names, err := d.Readdirnames(-1)
-	f.missed(errors.Join(err, d.Close()))
-	for _, name := range names {
-		f.link(dir + name)
-	}
+	defer d.Close()
+	names, _ := d.Readdirnames(-1) // those it got are still worth a look
+	return names
 }
 
 func (f *Finder) pids() []string {
-	d, err := os.Open("/proc")
-	if err != nil {
-		f.missed(err)
-		return nil
-	}
-	names, err := d.Readdirnames(-1)
-	f.missed(errors.Join(err, d.Close()))
-	pids := names[:0]
-	for _, n := range names {
-		if n[0] >= '0' && n[0] <= '9' {
-			pids = append(pids, n)
-		}
-	}
-	return pids
+	pids := f.names("/proc")
+	return slices.DeleteFunc(pids, func(n string) bool { return n[0] < '0' || n[0] > '9' })
 }
 
 // link adds a magic link if it leads to a network namespace.
-func (f *Finder) link(path string) {
+func (f *Finder) link(path string) error {
 	to, err := os.Readlink(path)
 	if err != nil {
-		f.missed(err)
-		return
+		return err
 	}
 	if inode, ok := nsInode(to); ok {
 		f.add(inode, path)
 	}
+	return nil
 }
 
 func nsInode(link string) (uint64, bool) {
@@ -246,17 +246,13 @@ func (f *Finder) searchMounts(pid string) {
 
 func (f *Finder) searchOtherMounts() {
 	seen := make(map[string]bool)
-	own, err := os.Readlink("/proc/self/ns/mnt")
-	f.missed(err)
-	seen[own] = true
-	for _, pid := range f.pids() {
+	for _, pid := range append([]string{"self"}, f.pids()...) {
 		mnt, err := os.Readlink("/proc/" + pid + "/ns/mnt")
-		if err != nil {
-			f.missed(err)
+		if err != nil || seen[mnt] {
 			continue
 		}
-		if !seen[mnt] {
-			seen[mnt] = true
+		seen[mnt] = true
+		if pid != "self" { // searched already
 			f.searchMounts(pid)
 		}
 	}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apply
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/plan"
+)
+
+func TestDoThenRestoreIsNoChange(t *testing.T) {
+	b := newBed(t)
+	before := b.snapshot()
+	l := b.lock()
+	rep, err := l.Do(b, b.steps())
+	b.must(err)
+	wantOutcomes(t, rep, Applied, len(b.steps()))
+	after := b.snapshot()
+	changed := 0
+	for k := range before {
+		if before[k] != after[k] {
+			changed++
+		}
+	}
+	if changed != len(b.steps()) {
+		t.Errorf("%d values changed by %d steps", changed, len(b.steps()))
+	}
+	rep, err = l.Restore(b)
+	b.must(err)
+	wantOutcomes(t, rep, Restored, len(b.steps()))
+	for i, r := range rep.Results {
+		if want := b.steps()[len(b.steps())-1-i].Setting; r.Setting != want {
+			t.Errorf("restored %s as number %d, want the reverse order", r.Setting, i+1)
+		}
+	}
+	b.wantSnapshot(before)
+	b.wantNoJournal()
+	rep, err = l.Restore(b)
+	if err != nil || len(rep.Results) != 0 {
+		t.Errorf("a second Restore did something: %+v, %v", rep, err)
+	}
+}
+
+func TestSecondDoKeepsTheValueFirstSeen(t *testing.T) {
+	b := newBed(t)
+	before := b.snapshot()
+	l := b.lock()
+	_, err := l.Do(b, b.steps())
+	b.must(err)
+	rep, err := l.Do(b, b.other())
+	b.must(err)
+	if rep.Count(Applied) != 3 || rep.Count(Already) != 1 {
+		t.Errorf("%+v", rep.Results)
+	}
+	if n := len(l.Entries()); n != len(b.steps()) {
+		t.Errorf("%d entries for %d settings", n, len(b.steps()))
+	}
+	_, err = l.Restore(b)
+	b.must(err)
+	b.wantSnapshot(before)
+}
+
+func TestSettingThatReturnsToItsFirstValueLeavesTheJournal(t *testing.T) {
+	b := newBed(t)
+	l := b.lock()
+	step := b.steps()[0]
+	_, err := l.Do(b, []plan.Step{step})
+	b.must(err)
+	step.Want = "0"
+	_, err = l.Do(b, []plan.Step{step})
+	b.must(err)
+	b.wantNoJournal()
+}
+
+func TestWantedValueThatIsThereIsNotJournalled(t *testing.T) {
+	b := newBed(t)
+	l := b.lock()
+	step := b.steps()[0]
+	step.Want = "00000000"
+	rep, err := l.Do(b, []plan.Step{step})
+	b.must(err)
+	wantOutcomes(t, rep, Already, 1)
+	b.wantNoJournal()
+}
+
+// A step that the kernel refuses takes those before it back.
+func TestDoIsAllOrNothing(t *testing.T) {
+	bad := []struct {
+		name string
+		edit func(*plan.Step)
+		says string
+	}{
+		{"refused by the kernel", func(s *plan.Step) { s.Want = "nonsense" }, "invalid"},
+		{"accepted but not kept", func(s *plan.Step) { s.Attr, s.Want = "queues/rx-0/rps_flow_cnt", "1000" }, "the kernel took 1000 and has 1024"},
+		{"no such setting", func(s *plan.Step) { s.Attr, s.Want = "queues/rx-0/rps_cores", "1" }, "no such setting"},
+		{"no such feature", func(s *plan.Step) { s.Kind, s.Attr, s.Want = plan.EthtoolFeature, "warp", "on" }, "no such setting"},
+		{"offload that cannot change", func(s *plan.Step) { s.Kind, s.Attr, s.Want = plan.EthtoolFeature, "tx-lockless", "off" }, ""},
+		{"invalid plan", func(s *plan.Step) { s.Attr = "../../../etc/passwd" }, "step 6"},
+	}
+	for _, tt := range bad {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBed(t)
+			before := b.snapshot()
+			l := b.lock()
+			steps := b.steps()
+			steps[5] = steps[0]
+			steps[5].Target = b.target(b.a, "d0")
+			tt.edit(&steps[5])
+			rep, err := l.Do(b, steps)
+			if err == nil || !strings.Contains(err.Error(), tt.says) {
+				t.Fatalf("error %v does not say %q; %+v", err, tt.says, rep)
+			}
+			b.wantSnapshot(before)
+			b.wantNoJournal()
+		})
+	}
+}
+
+// Taking a second plan back must lead to the state after the first.
+func TestFailedSecondDoReturnsToTheFirst(t *testing.T) {
+	b := newBed(t)
+	before := b.snapshot()
+	l := b.lock()
+	_, err := l.Do(b, b.steps())
+	b.must(err)
+	first := b.snapshot()
+	steps := b.other()
+	steps[3].Want = "nonsense"
+	if _, err := l.Do(b, steps); err == nil {
+		t.Fatal("nonsense was accepted")
+	}
+	b.wantSnapshot(first)
+	_, err = l.Restore(b)
+	b.must(err)
+	b.wantSnapshot(before)
+}
+
+func TestForeignChangeSincePlanningIsLeftAlone(t *testing.T) {
+	b := newBed(t)
+	l := b.lock()
+	step := b.steps()[0]
+	step.Was = "0"
+	b.set(b.a, "va/queues/rx-0/rps_cpus", "1")
+	rep, err := l.Do(b, []plan.Step{step})
+	b.must(err)
+	wantOutcomes(t, rep, LeftAlone, 1)
+	if v := b.get(b.a, "va/queues/rx-0/rps_cpus"); v != "1" {
+		t.Errorf("the foreign mask became %s", v)
+	}
+	b.wantNoJournal()
+}
+
+func TestForeignChangeOfOurValueIsLeftAlone(t *testing.T) {
+	b := newBed(t)
+	l := b.lock()
+	step := b.steps()[0]
+	_, err := l.Do(b, []plan.Step{step})
+	b.must(err)
+	b.set(b.a, "va/queues/rx-0/rps_cpus", "3")
+	step.Want = "1"
+	rep, err := l.Do(b, []plan.Step{step})
+	b.must(err)
+	wantOutcomes(t, rep, LeftAlone, 1)
+	rep, err = l.Restore(b)
+	b.must(err)
+	wantOutcomes(t, rep, LeftAlone, 1)
+	if !strings.Contains(rep.Results[0].Reason, "changed by somebody else from 2 to 3") {
+		t.Errorf("reason %q", rep.Results[0].Reason)
+	}
+	if v := b.get(b.a, "va/queues/rx-0/rps_cpus"); v != "3" {
+		t.Errorf("the foreign mask became %s", v)
+	}
+	b.wantNoJournal()
+}
+
+func TestForeignChangeBetweenJournalAndWriteIsLeftAlone(t *testing.T) {
+	b := newBed(t)
+	l := b.lock()
+	fault = func(point string) {
+		if point == "journal:after" {
+			b.set(b.a, "va/queues/rx-0/rps_cpus", "3")
+		}
+	}
+	t.Cleanup(func() { fault = nil })
+	rep, err := l.Do(b, b.steps()[:2])
+	b.must(err)
+	if r := outcome(t, rep, b.steps()[0].Setting); r.Outcome != LeftAlone {
+		t.Errorf("%v", r)
+	}
+	if n := len(l.Entries()); n != 1 {
+		t.Errorf("%d entries, want that of the other setting only", n)
+	}
+}
+
+func TestDeviceThatLeavesIsPassedOver(t *testing.T) {
+	b := newBed(t)
+	b.add(b.b, &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "gone"}})
+	mask := func() plan.Step {
+		return plan.Step{Setting: plan.RPSMask(b.target(b.b, "gone"), 0), Want: "1"}
+	}()
+	for _, point := range []string{"journal:before", "journal:after"} {
+		l := b.lock()
+		fault = func(p string) {
+			if p == point {
+				b.del(b.b, "gone")
+				fault = nil
+			}
+		}
+		rep, err := l.Do(b, append([]plan.Step{mask}, b.steps()[0]))
+		fault = nil
+		b.must(err)
+		if r := outcome(t, rep, mask.Setting); r.Outcome != Gone {
+			t.Errorf("gone at %s: %v", point, r)
+		}
+		if n := len(l.Entries()); n != 1 {
+			t.Errorf("gone at %s: %d entries, want 1", point, n)
+		}
+		rep, err = l.Do(b, []plan.Step{mask})
+		b.must(err)
+		wantOutcomes(t, rep, Gone, 1)
+		_, err = l.Restore(b)
+		b.must(err)
+		b.must(l.Unlock())
+		mask.Target = b.add(b.b, &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "gone"}})
+	}
+}
+
+func TestDoBeforeRestoreIsRefused(t *testing.T) {
+	b := newBed(t)
+	l := b.lock()
+	_, err := l.Do(b, b.steps())
+	b.must(err)
+	b.must(l.Unlock())
+	if _, err := l.Do(b, b.steps()); !errors.Is(err, ErrUnlocked) {
+		t.Errorf("Do after Unlock: %v", err)
+	}
+	l = b.lock()
+	if _, err := l.Do(b, b.other()); !errors.Is(err, ErrNotRestored) {
+		t.Errorf("Do over the journal of another run: %v", err)
+	}
+	_, err = l.Restore(b)
+	b.must(err)
+	_, err = l.Do(b, b.other())
+	b.must(err)
+	_, err = l.Restore(b)
+	b.must(err)
+}
+
+func TestThreadSchedulingIsRestored(t *testing.T) {
+	b := newBed(t)
+	l := b.lock()
+	id, stop := startThread(t)
+	s := plan.Thread(plan.Target{}, id)
+	was, err := getSched(s.Attr)
+	b.must(err)
+	_, err = l.Do(b, []plan.Step{{Setting: s, Want: "policy=batch prio=0 nice=10 cores=0"}})
+	b.must(err)
+	if a, err := unix.SchedGetAttr(id.PID, 0); err != nil || a.Policy != unix.SCHED_BATCH || a.Nice != 10 {
+		t.Errorf("%+v, %v", a, err)
+	}
+	rep, err := l.Restore(b)
+	b.must(err)
+	wantOutcomes(t, rep, Restored, 1)
+	if now, err := getSched(s.Attr); err != nil || now != was {
+		t.Errorf("scheduling is %q, was %q, %v", now, was, err)
+	}
+
+	_, err = l.Do(b, []plan.Step{{Setting: s, Want: "policy=batch prio=0 nice=10 cores=0"}})
+	b.must(err)
+	stop()
+	rep, err = l.Restore(b)
+	b.must(err)
+	wantOutcomes(t, rep, Gone, 1)
+
+	// The number of a thread that has ended may be anybody's.
+	id.PID, id.Start = os.Getpid(), id.Start-1
+	rep, err = l.Do(b, []plan.Step{{Setting: plan.Thread(plan.Target{}, id), Want: "policy=idle prio=0 nice=0 cores=0"}})
+	b.must(err)
+	wantOutcomes(t, rep, Gone, 1)
+}

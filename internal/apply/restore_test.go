@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apply
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/plan"
+)
+
+func device(name string, index int, mac string) *netlink.Bridge {
+	d := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name, Index: index}}
+	if mac != "" {
+		d.HardwareAddr = []byte{2, 0, 0, 0, 0, mac[0]}
+	}
+	return d
+}
+
+// Each case changes the device between Do and Restore. The mask that overlane
+// wrote is 2, and the next device has it too, so that only the identity can
+// tell them apart.
+func TestRestoreKnowsItsDevice(t *testing.T) {
+	const index = 1077
+	tests := []struct {
+		name   string
+		meddle func(*bed)
+		want   Outcome
+		where  string // device whose mask is checked at the end
+		mask   string
+	}{
+		{"as it was", func(b *bed) {}, Restored, "x0", "0"},
+		{"deleted", func(b *bed) { b.del(b.b, "x0") }, Gone, "", ""},
+		{"renamed", func(b *bed) { b.rename("x0", "x1") }, Restored, "x1", "0"},
+		{"renamed, and its name given to another", func(b *bed) {
+			b.rename("x0", "x1")
+			b.add(b.b, device("x0", 0, "C"))
+			b.set(b.b, "x0/queues/rx-0/rps_cpus", "2")
+		}, Restored, "x0", "2"},
+		{"same name, another index", func(b *bed) {
+			b.del(b.b, "x0")
+			b.add(b.b, device("x0", 0, "A"))
+			b.set(b.b, "x0/queues/rx-0/rps_cpus", "2")
+		}, Gone, "x0", "2"},
+		{"same index, another device", func(b *bed) {
+			b.del(b.b, "x0")
+			b.add(b.b, device("y0", index, "B"))
+			b.set(b.b, "y0/queues/rx-0/rps_cpus", "2")
+		}, LeftAlone, "y0", "2"},
+		{"recreated alike", func(b *bed) {
+			b.del(b.b, "x0")
+			b.add(b.b, device("x0", index, "A"))
+		}, Untouched, "x0", "0"},
+		{"changed by somebody else", func(b *bed) { b.set(b.b, "x0/queues/rx-0/rps_cpus", "3") }, LeftAlone, "x0", "3"},
+		{"set back by somebody else", func(b *bed) { b.set(b.b, "x0/queues/rx-0/rps_cpus", "0") }, Untouched, "x0", "0"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBed(t)
+			l := b.lock()
+			x0 := b.add(b.b, device("x0", index, "A"))
+			_, err := l.Do(b, []plan.Step{{Setting: plan.RPSMask(x0, 0), Want: "2"}})
+			b.must(err)
+			b.must(l.Unlock()) // what follows knows only the journal
+			tt.meddle(b)
+			l = b.lock()
+			rep, err := l.Restore(b)
+			b.must(err)
+			wantOutcomes(t, rep, tt.want, 1)
+			if tt.where != "" {
+				if v := b.get(b.b, tt.where+"/queues/rx-0/rps_cpus"); v != tt.mask {
+					t.Errorf("mask of %s is %s, want %s", tt.where, v, tt.mask)
+				}
+			}
+			b.wantNoJournal()
+		})
+	}
+}
+
+func (b *bed) rename(from, to string) {
+	b.t.Helper()
+	b.must(b.b.Do(func() error {
+		l, err := netlink.LinkByName(from)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetName(l, to)
+	}))
+}
+
+// darkness is a Namespaces that cannot see.
+type darkness struct{}
+
+func (darkness) ByCookie(uint64) (*netns.Handle, error) { return nil, errTest }
+
+func TestWhatCannotBeRestoredStaysWithTheReason(t *testing.T) {
+	b := newBed(t)
+	before := b.snapshot()
+	l := b.lock()
+	_, err := l.Do(b, b.steps())
+	b.must(err)
+	rep, err := l.Restore(darkness{})
+	if err == nil {
+		t.Fatal("Restore that saw nothing succeeded")
+	}
+	wantOutcomes(t, rep, Kept, len(b.steps()))
+	b.must(l.Unlock())
+
+	entries, err := b.open().Entries()
+	b.must(err)
+	if len(entries) != len(b.steps()) {
+		t.Fatalf("%d entries left of %d", len(entries), len(b.steps()))
+	}
+	for i, e := range entries {
+		if e.Setting != b.steps()[i].Setting || !strings.Contains(e.Kept, "test") {
+			t.Errorf("entry %d: %+v", i, e)
+		}
+	}
+	l = b.lock()
+	if _, err = l.Restore(darkness{}); err == nil {
+		t.Fatal("Restore that saw nothing succeeded")
+	}
+	rep, err = l.Do(b, b.other())
+	b.must(err)
+	wantOutcomes(t, rep, LeftAlone, len(b.other()))
+	_, err = l.Restore(b)
+	b.must(err)
+	b.wantSnapshot(before)
+	b.wantNoJournal()
+}
+
+func TestRestoreOfSomeLeavesTheOthers(t *testing.T) {
+	b := newBed(t)
+	before := b.snapshot()
+	l := b.lock()
+	_, err := l.Do(b, b.steps())
+	b.must(err)
+	rep, err := l.RestoreIf(b, func(s plan.Setting) bool { return s.Name == "va" })
+	b.must(err)
+	wantOutcomes(t, rep, Restored, 2)
+	if n := len(l.Entries()); n != len(b.steps())-2 {
+		t.Errorf("%d entries left", n)
+	}
+	rep, err = l.Restore(b)
+	b.must(err)
+	wantOutcomes(t, rep, Restored, len(b.steps())-2)
+	b.wantSnapshot(before)
+}
+
+func TestForgetDropsDevicesThatHaveGone(t *testing.T) {
+	b := newBed(t)
+	l := b.lock()
+	_, err := l.Do(b, b.steps())
+	b.must(err)
+	gone := b.target(b.b, "vb")
+	b.must(l.Forget(func(t plan.Target) bool { return t == gone }))
+	b.must(l.Unlock())
+	entries, err := b.open().Entries()
+	b.must(err)
+	for _, e := range entries {
+		if e.Target == gone {
+			t.Errorf("%s is still in the journal", e.Setting)
+		}
+	}
+	if len(entries) != len(b.steps())-2 {
+		t.Errorf("%d entries left", len(entries))
+	}
+}
+
+func TestRestoreFindsUnnamedNamespacesByItself(t *testing.T) {
+	for _, hinted := range []bool{true, false} {
+		b := newBed(t)
+		before := b.snapshot()
+		l := b.lock()
+		_, err := l.Do(b, b.steps())
+		b.must(err)
+		f := NewFinder()
+		var ns Namespaces = f
+		if !hinted {
+			ns = struct{ Namespaces }{f} // hides Hint
+		}
+		rep, err := l.Restore(ns)
+		b.must(err)
+		wantOutcomes(t, rep, Restored, len(b.steps()))
+		b.must(f.Close())
+		b.wantSnapshot(before)
+		b.must(l.Unlock())
+	}
+}
+
+func TestNamespaceThatIsGoneIsDone(t *testing.T) {
+	if own, _ := os.Readlink("/proc/self/ns/pid"); own != "pid:[4026531836]" {
+		t.Skip("needs the initial pid namespace: elsewhere, nothing is surely gone")
+	}
+	b := newBed(t)
+	l := b.lock()
+	h := b.netns()
+	x0 := b.add(h, device("x0", 0, ""))
+	_, err := l.Do(b, []plan.Step{{Setting: plan.RPSMask(x0, 0), Want: "2"}})
+	b.must(err)
+	b.must(h.Close())
+	delete(b.cookie, h)
+	f := NewFinder()
+	defer f.Close()
+	rep, err := l.Restore(f)
+	b.must(err)
+	wantOutcomes(t, rep, Gone, 1)
+	b.wantNoJournal()
+	if _, err := NewFinder().ByCookie(x0.NetnsCookie); !errors.Is(err, ErrNoNamespace) {
+		t.Errorf("%v", err)
+	}
+}
