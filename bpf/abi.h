@@ -90,7 +90,7 @@ struct ol_lanes {
 	__u32 nr;
 	__u16 cpu[OL_MAX_LANES];
 	__u8 instead[OL_MAX_LANES]; /* itself, or who takes the flows of a lane that leaves */
-	__u32 hash[OL_MAX_LANES]; /* lowest skb->hash that RPS maps to the lane, plus one */
+	__u32 hash[OL_MAX_LANES];   /* lowest skb->hash that RPS maps to the lane, plus one */
 };
 
 /*
@@ -101,8 +101,8 @@ struct ol_policy {
 	__u32 version;
 	__u32 flags;
 	__u16 port[OL_MAX_PORTS]; /* host byte order; 0 ends the list */
-	__u32 rebalance_queue;	  /* packets in a lane's queue that make its flows look for another */
-	__u32 settle_us;	  /* a slot that changed core or lane stays at least so long */
+	__u32 rebalance_queue; /* packets in a lane's queue that make its flows look for another */
+	__u32 settle_us;       /* a slot that changed core or lane stays at least so long */
 	struct ol_lanes stage[OL_NR_STAGES];
 	__u16 busy[OL_MAX_CPUS]; /* utilisation in 1/1000, from the daemon */
 	__u8 core_flags[OL_MAX_CPUS];
@@ -116,8 +116,8 @@ struct ol_tunnel_key {
 };
 
 struct ol_tunnel {
-	__u8 index; /* below OL_MAX_TUNNELS */
-	__u8 kind;  /* enum ol_tunnel_kind */
+	__u8 index;  /* below OL_MAX_TUNNELS */
+	__u8 kind;   /* enum ol_tunnel_kind */
 	__u8 no_gro; /* the device's GRO is off: no NAPI poll between underlay and RPS */
 	__u8 pad;
 };
@@ -174,14 +174,18 @@ struct ol_cost {
 
 /* Per core, written by that core alone. */
 struct ol_cpu {
-	__u64 now;  /* ns, end of the last poll */
-	__u32 seq;  /* polls finished */
-	__u32 full; /* the last poll used up its budget: the next follows at once */
+	__u64 now;     /* ns, end of the last poll */
+	__u32 seq;     /* polls finished */
+	__u8 full;     /* the last poll used up its budget: the next follows at once */
+	__u8 nic_full; /* the same of the last poll of a NIC */
+	__u8 stage;    /* whose poll was the last */
+	__u8 pad;
 	__u64 softnet; /* address of this core's softnet_data, once its backlog was polled */
 	struct ol_marks polls;
 	struct ol_progress backlog;
 	struct ol_cost cost[OL_NR_STAGES];
-	__u64 packets[OL_NR_STAGES]; /* in all polls; nic: as the driver counts, tunnel, pod: after GRO */
+	__u64 packets
+		[OL_NR_STAGES]; /* in all polls; nic: as the driver counts, tunnel, pod: after GRO */
 	__u64 samples[4];
 } __attribute__((aligned(64)));
 

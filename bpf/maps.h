@@ -46,7 +46,7 @@ struct {
 /* Index: (cpu * OL_NR_STAGES + stage) * OL_SLOTS + slot. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OL_NR_STAGES * OL_SLOTS);
+	__uint(max_entries, OL_NR_STAGES *OL_SLOTS);
 	__type(key, __u32);
 	__type(value, struct ol_slot);
 } ol_slots SEC(".maps");
@@ -89,7 +89,7 @@ struct {
 /* Packets sent to each lane, per sending core. Index: stage * OL_MAX_LANES + lane. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_NR_STAGES * OL_MAX_LANES);
+	__uint(max_entries, OL_NR_STAGES *OL_MAX_LANES);
 	__type(key, __u32);
 	__type(value, __u64);
 } ol_lane_packets SEC(".maps");

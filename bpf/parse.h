@@ -138,7 +138,8 @@ OL_INLINE enum ol_reason ol_parse_outer(const struct ol_cursor *c, struct ol_out
 			return OL_NOT_OVERLAY;
 		*may_concern = 1;
 		if (ip[0] != 0x45)
-			return ip[0] >> 4 == 4 && (ip[0] & 15) > 5 ? OL_OUTER_OPTIONS : OL_BAD_LENGTH;
+			return ip[0] >> 4 == 4 && (ip[0] & 15) > 5 ? OL_OUTER_OPTIONS
+								   : OL_BAD_LENGTH;
 		if (ol_be16(ip + 6) & 0x3fff)
 			return OL_OUTER_FRAGMENT;
 		ip_len = ol_be16(ip + 2);
@@ -222,8 +223,7 @@ OL_INLINE enum ol_reason ol_inner_ports(const struct ol_cursor *c, const __u8 *l
 					struct ol_flow *f)
 {
 	f->ports = 0;
-	if (f->proto != OL_IPPROTO_TCP && f->proto != OL_IPPROTO_UDP &&
-	    f->proto != OL_IPPROTO_SCTP)
+	if (f->proto != OL_IPPROTO_TCP && f->proto != OL_IPPROTO_UDP && f->proto != OL_IPPROTO_SCTP)
 		return OL_OK;
 	if (!OL_FITS(c, l4, 4))
 		return OL_SHORT;
@@ -231,8 +231,7 @@ OL_INLINE enum ol_reason ol_inner_ports(const struct ol_cursor *c, const __u8 *l
 	return OL_OK;
 }
 
-OL_INLINE enum ol_reason ol_inner_v4(const struct ol_cursor *c, const __u8 *ip,
-				     struct ol_flow *f)
+OL_INLINE enum ol_reason ol_inner_v4(const struct ol_cursor *c, const __u8 *ip, struct ol_flow *f)
 {
 	__u32 ihl, len, frag;
 
@@ -261,8 +260,7 @@ OL_INLINE enum ol_reason ol_inner_v4(const struct ol_cursor *c, const __u8 *ip,
 	return ol_inner_ports(c, ip + ihl, f);
 }
 
-OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, const __u8 *ip,
-				     struct ol_flow *f)
+OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, const __u8 *ip, struct ol_flow *f)
 {
 	const __u8 *l4 = ip + 40;
 	__u32 len, frag;
@@ -338,29 +336,29 @@ OL_INLINE enum ol_reason ol_parse_inner(const struct ol_cursor *c, __u32 off, __
  * to choose slots. Later pieces hash their datagram's id in place of the ports.
  */
 #define OL_ROTL(x, b) (((x) << (b)) | ((x) >> (64 - (b))))
-#define OL_SIPROUND(v0, v1, v2, v3)                                                                \
-	do {                                                                                       \
-		v0 += v1;                                                                          \
-		v1 = OL_ROTL(v1, 13);                                                              \
-		v1 ^= v0;                                                                          \
-		v0 = OL_ROTL(v0, 32);                                                              \
-		v2 += v3;                                                                          \
-		v3 = OL_ROTL(v3, 16);                                                              \
-		v3 ^= v2;                                                                          \
-		v0 += v3;                                                                          \
-		v3 = OL_ROTL(v3, 21);                                                              \
-		v3 ^= v0;                                                                          \
-		v2 += v1;                                                                          \
-		v1 = OL_ROTL(v1, 17);                                                              \
-		v1 ^= v2;                                                                          \
-		v2 = OL_ROTL(v2, 32);                                                              \
+#define OL_SIPROUND(v0, v1, v2, v3)   \
+	do {                          \
+		v0 += v1;             \
+		v1 = OL_ROTL(v1, 13); \
+		v1 ^= v0;             \
+		v0 = OL_ROTL(v0, 32); \
+		v2 += v3;             \
+		v3 = OL_ROTL(v3, 16); \
+		v3 ^= v2;             \
+		v0 += v3;             \
+		v3 = OL_ROTL(v3, 21); \
+		v3 ^= v0;             \
+		v2 += v1;             \
+		v1 = OL_ROTL(v1, 17); \
+		v1 ^= v2;             \
+		v2 = OL_ROTL(v2, 32); \
 	} while (0)
-#define OL_SIPWORD(w)                                                                              \
-	do {                                                                                       \
-		__u64 _w = (w);                                                                    \
-		v3 ^= _w;                                                                          \
-		OL_SIPROUND(v0, v1, v2, v3);                                                       \
-		v0 ^= _w;                                                                          \
+#define OL_SIPWORD(w)                        \
+	do {                                 \
+		__u64 _w = (w);              \
+		v3 ^= _w;                    \
+		OL_SIPROUND(v0, v1, v2, v3); \
+		v0 ^= _w;                    \
 	} while (0)
 
 OL_INLINE __u64 ol_hash_words(const struct ol_flow *f, __u64 tail, __u64 k0, __u64 k1)

@@ -121,15 +121,20 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 	}
 
 	/*
-	 * Only a poll that follows a full one is known to have begun where that
-	 * ended: no sleep, no task between.
+	 * The time of a poll is known where it began as the one before ended: a
+	 * NIC that has more, the next stage of what was just polled, a poll that
+	 * was not finished. Else the core may have slept or run a task between.
 	 */
-	if (cpu->full && work > 0) {
+	if (work > 0 &&
+	    (cpu->full || (stage == OL_STAGE_NIC ? cpu->nic_full : cpu->stage == stage - 1))) {
 		cpu->cost[stage].ns += spent;
 		cpu->cost[stage].packets += work;
 	}
 	cpu->packets[stage] += work;
 	cpu->full = full;
+	cpu->stage = stage;
+	if (stage == OL_STAGE_NIC)
+		cpu->nic_full = full;
 	return 0;
 }
 

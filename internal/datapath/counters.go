@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // reasonNames are the words for enum ol_reason, in status, log and metrics.
@@ -129,4 +130,13 @@ func (d *Datapath) Cores() ([]Core, error) {
 		cores[i].Samples = v.Samples
 	}
 	return cores, nil
+}
+
+// Now reads the clock that the kernel side uses, in ns.
+func Now() (uint64, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0, fmt.Errorf("read clock: %w", err)
+	}
+	return uint64(ts.Nano()), nil
 }

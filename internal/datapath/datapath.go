@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"runtime"
 
 	"github.com/cilium/ebpf"
@@ -31,19 +32,12 @@ type Datapath struct {
 	trace  traceObjects
 	cpus   int
 
-	links  map[attachKey]link.Link
 	tracer []link.Link
 	perf   []int
 
 	policy  stagesOlPolicy
 	tunnels map[stagesOlTunnelKey]stagesOlTunnel
 	cells   map[stagesOlCellKey]uint32
-}
-
-type attachKey struct {
-	netns   uint64
-	ifindex int
-	hook    string
 }
 
 // Load puts programs and maps into the kernel and starts the tracing that the
@@ -58,7 +52,6 @@ func Load() (*Datapath, error) {
 	}
 	d := &Datapath{
 		cpus:    cpus,
-		links:   map[attachKey]link.Link{},
 		tunnels: map[stagesOlTunnelKey]stagesOlTunnel{},
 		cells:   map[stagesOlCellKey]uint32{},
 	}
@@ -191,22 +184,18 @@ func (d *Datapath) startSampling() error {
 func (d *Datapath) CPUs() int { return d.cpus }
 
 // AttachUnderlay hangs the steering program behind the other tcx programs of an
-// underlay's ingress.
-func (d *Datapath) AttachUnderlay(dev Device) error {
-	return d.attachTCX(dev, ebpf.AttachTCXIngress, d.stages.OlUnderlayIn, "underlay")
+// underlay's ingress. Closing what it returns takes it off again.
+func (d *Datapath) AttachUnderlay(dev Device) (io.Closer, error) {
+	return attachTCX(dev, ebpf.AttachTCXIngress, d.stages.OlUnderlayIn)
 }
 
 // AttachPod hangs the steering program behind the other tcx programs on the
 // egress of the host end of a pod's veth.
-func (d *Datapath) AttachPod(dev Device) error {
-	return d.attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodOut, "pod")
+func (d *Datapath) AttachPod(dev Device) (io.Closer, error) {
+	return attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodOut)
 }
 
-func (d *Datapath) attachTCX(dev Device, at ebpf.AttachType, prog *ebpf.Program, hook string) error {
-	key := attachKey{dev.Netns.Inode(), dev.Ifindex, hook}
-	if d.links[key] != nil {
-		return nil
-	}
+func attachTCX(dev Device, at ebpf.AttachType, prog *ebpf.Program) (io.Closer, error) {
 	var l link.Link
 	err := dev.Netns.Do(func() error {
 		var err error
@@ -219,31 +208,15 @@ func (d *Datapath) attachTCX(dev Device, at ebpf.AttachType, prog *ebpf.Program,
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("attach %s program to device %d: %w", hook, dev.Ifindex, err)
+		return nil, fmt.Errorf("attach %s to device %d: %w", at, dev.Ifindex, err)
 	}
-	d.links[key] = l
-	return nil
+	return l, nil
 }
 
-// Detach removes what Attach* hung on the device. A device that is gone is no
-// error.
-func (d *Datapath) Detach(dev Device) error {
-	var errs []error
-	for key, l := range d.links {
-		if key.netns == dev.Netns.Inode() && key.ifindex == dev.Ifindex {
-			errs = append(errs, l.Close())
-			delete(d.links, key)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// Close detaches and unloads everything.
+// Close stops tracing and unloads everything. Attachments are closed one by one
+// before.
 func (d *Datapath) Close() error {
 	var errs []error
-	for _, l := range d.links {
-		errs = append(errs, l.Close())
-	}
 	for _, l := range d.tracer {
 		errs = append(errs, l.Close())
 	}

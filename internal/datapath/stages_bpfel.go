@@ -57,7 +57,10 @@ type stagesOlCpu struct {
 	_       structs.HostLayout
 	Now     uint64
 	Seq     uint32
-	Full    uint32
+	Full    uint8
+	NicFull uint8
+	Stage   uint8
+	Pad     uint8
 	Softnet uint64
 	Polls   stagesOlMarks
 	Backlog struct {

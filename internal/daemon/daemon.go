@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package daemon is `overlane run`: it follows what is on the node, measures,
+// lets the governor decide and carries out what it decides.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/node"
+)
+
+// Options are what a daemon needs to know.
+type Options struct {
+	StateDir  string
+	Underlays []string
+	Cores     []int // configured, sorted; the cores that flows may be steered to
+	Mode      governor.Mode
+	Limits    governor.Limits
+	Version   string
+	Tiers     []control.TierStatus
+	// GuardianVerb is the argument that makes this program a guardian.
+	GuardianVerb []string
+	Log          *slog.Logger
+}
+
+// window is how often the daemon measures and decides.
+const window = 100 * time.Millisecond
+
+// farewell bounds how long a stopping daemon waits for flows to leave lanes.
+const farewell = time.Second
+
+// Daemon is a running instance.
+type Daemon struct {
+	opts     Options
+	log      *slog.Logger
+	dir      *apply.Dir
+	locked   *apply.Locked
+	finder   *apply.Finder
+	guard    *apply.Guardian
+	scanner  *node.Scanner
+	dp       *datapath.Datapath
+	gov      *governor.Governor
+	pipe     *pipeline
+	sensor   sensor
+	snap     node.Snapshot
+	cookie   uint64
+	since    time.Time
+	last     governor.Input
+	off      bool // asked to end
+	requests chan func()
+	ended    chan struct{}
+}
+
+// Start takes the lock, restores what an earlier daemon left behind, starts the
+// guardian and loads the kernel side. Nothing on any device changes yet.
+func Start(ctx context.Context, opts Options) (*Daemon, error) {
+	d := &Daemon{opts: opts, log: opts.Log, since: time.Now(), requests: make(chan func()), ended: make(chan struct{})}
+	if err := d.start(ctx); err != nil {
+		return nil, errors.Join(err, d.close())
+	}
+	return d, nil
+}
+
+func (d *Daemon) start(ctx context.Context) error {
+	home, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer home.Close()
+	if d.cookie, err = home.Cookie(); err != nil {
+		return err
+	}
+	if d.dir, err = apply.Open(d.opts.StateDir, d.cookie); err != nil {
+		return err
+	}
+	if d.locked, err = d.dir.Lock(); err != nil {
+		return err
+	}
+	d.finder = apply.NewFinder()
+	rep, err := d.locked.Restore(d.finder)
+	if err != nil {
+		return fmt.Errorf("restore what an earlier run left behind: %w", err)
+	}
+	for _, r := range rep.Results {
+		d.log.Info("restored after an earlier run", "result", r.String())
+	}
+	if d.guard, err = d.locked.StartGuardian(append(slices.Clone(d.opts.GuardianVerb), d.dir.GuardianArgs()...), os.Stderr); err != nil {
+		return err
+	}
+	if d.dp, err = datapath.Load(); err != nil {
+		return err
+	}
+	if err := d.dp.SetTuning(tuning(false)); err != nil {
+		return err
+	}
+	if d.scanner, err = node.NewScanner(node.Options{Underlays: d.opts.Underlays}); err != nil {
+		return err
+	}
+	if d.snap, err = d.scanner.Scan(ctx); err != nil {
+		return fmt.Errorf("scan node: %w", err)
+	}
+	// The tunnels are told to the tracepoint at once: it is what tells overlay
+	// packets from others.
+	if err := d.dp.SetTunnels(tunnelDevices(d.scanner, d.snap)); err != nil && !errors.Is(err, datapath.ErrTooManyTunnels) {
+		return err
+	}
+	d.gov = governor.New(d.opts.Mode, d.opts.Limits)
+	d.pipe = d.newPipeline()
+	return nil
+}
+
+// Run works until ctx ends, then leaves the node as it was found.
+func (d *Daemon) Run(ctx context.Context) error {
+	tick := time.NewTicker(window)
+	defer tick.Stop()
+	defer close(d.ended)
+	for ctx.Err() == nil && !d.off {
+		var err error
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+			err = d.step(ctx, time.Now())
+		case <-d.scanner.Events():
+			err = d.rescan(ctx)
+		case fn := <-d.requests:
+			fn()
+		case <-d.guard.Done():
+			err = errors.New("the guardian has ended: nothing would restore the node after a crash")
+		}
+		if err != nil && ctx.Err() == nil {
+			return errors.Join(err, d.stop())
+		}
+	}
+	return d.stop()
+}
+
+func (d *Daemon) rescan(ctx context.Context) error {
+	snap, err := d.scanner.Scan(ctx)
+	if err != nil {
+		d.log.Warn("scan failed, will be repeated", "reason", err)
+		return nil
+	}
+	d.snap = snap
+	if !d.pipe.armed {
+		err := d.dp.SetTunnels(tunnelDevices(d.scanner, snap))
+		if errors.Is(err, datapath.ErrTooManyTunnels) {
+			return nil
+		}
+		return err
+	}
+	if err := d.pipe.follow(snap); err != nil {
+		d.log.Warn("some devices could not be followed", "reason", err)
+	}
+	return nil
+}
+
+// step takes one window: measure, decide, act.
+func (d *Daemon) step(ctx context.Context, now time.Time) error {
+	cores, err := d.dp.Cores()
+	if err != nil {
+		return err
+	}
+	in, ok := d.sensor.read(now, cores, d.opts.Cores, !d.pipe.steering)
+	if !ok {
+		return nil
+	}
+	if err := d.dp.SetBusy(busyPermille(cores, in)); err != nil {
+		return err
+	}
+	in.Layout = d.pipe.layout
+	if !d.pipe.armed {
+		in.Layout = governor.Place(d.opts.Cores, pollers(in), in.Costs)
+	}
+	d.last = in
+	before := d.gov.Last()
+	dec := d.gov.Step(in)
+	if dec.State != before.State {
+		d.log.Info("pipeline "+dec.State.String(), "reason", dec.Reason)
+	}
+	return d.act(ctx, dec, in)
+}
+
+// act makes what is in place agree with the decision.
+func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Input) error {
+	if d.pipe.armed && (dec.State == governor.Standby || d.pipe.stale(d.opts.Cores)) {
+		err := d.pipe.recall(ctx, window/2)
+		if errors.Is(err, errFlowsOut) {
+			return nil // looked at again in the next window
+		}
+		return err
+	}
+	switch dec.State {
+	case governor.Parked:
+		return d.pipe.callBack()
+	case governor.Active:
+		if !d.pipe.armed {
+			// Without traffic nobody knows yet which cores poll the NIC.
+			if len(pollers(in)) == 0 {
+				return nil
+			}
+			if err := d.pipe.arm(ctx, d.snap, in.Layout); err != nil {
+				_, undo := d.pipe.disarm(ctx)
+				return fmt.Errorf("put the pipeline in place: %w", errors.Join(err, undo))
+			}
+		}
+		if !d.pipe.steering {
+			return d.pipe.steer()
+		}
+	}
+	return nil
+}
+
+func busyPermille(cores []datapath.Core, in governor.Input) []uint16 {
+	busy := make([]uint16, len(cores))
+	for cpu, c := range in.Cores {
+		busy[cpu] = uint16(1000 * min(c.Tasks+c.Saturated, 1))
+	}
+	return busy
+}
+
+func tuning(resteer bool) datapath.Tuning {
+	return datapath.Tuning{RebalanceQueue: 128, SettleMicros: 10000, Resteer: resteer}
+}
+
+// stop brings the node back and ends the guardian.
+func (d *Daemon) stop() error {
+	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	defer cancel()
+	_, err := d.pipe.disarm(ctx)
+	return errors.Join(err, d.close())
+}
+
+// close lets go of everything; what is journalled stays for the guardian unless
+// it was restored.
+func (d *Daemon) close() error {
+	var errs []error
+	if d.dp != nil {
+		errs = append(errs, d.dp.Close())
+	}
+	if d.scanner != nil {
+		errs = append(errs, d.scanner.Close())
+	}
+	if d.guard != nil && len(d.locked.Entries()) == 0 {
+		errs = append(errs, d.guard.Release())
+	}
+	if d.locked != nil {
+		errs = append(errs, d.locked.Unlock())
+	}
+	if d.finder != nil {
+		errs = append(errs, d.finder.Close())
+	}
+	if d.dir != nil {
+		errs = append(errs, d.dir.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (d *Daemon) newPipeline() *pipeline {
+	return &pipeline{
+		log: d.log, dp: d.dp, scanner: d.scanner, locked: d.locked, finder: d.finder,
+		cores: runtime.NumCPU(), attached: map[node.DevKey]io.Closer{},
+	}
+}
+
+// Cookie is that of the namespace that the daemon owns.
+func (d *Daemon) Cookie() uint64 { return d.cookie }
+
+// Close ends a daemon that never ran.
+func (d *Daemon) Close() error {
+	close(d.ended)
+	return d.stop()
+}

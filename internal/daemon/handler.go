@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
+)
+
+// ErrStopping is the answer to requests that come too late.
+var ErrStopping = errors.New("the daemon is stopping")
+
+// do runs fn between two windows, on the daemon's own goroutine.
+func (d *Daemon) do(ctx context.Context, fn func()) error {
+	done := make(chan struct{})
+	select {
+	case d.requests <- func() { fn(); close(done) }:
+		<-done
+		return nil
+	case <-d.ended:
+		return ErrStopping
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Status implements control.Handler.
+func (d *Daemon) Status() control.Status {
+	st := control.Status{State: control.Stopping, PID: unix.Getpid(), Since: d.since, Version: d.opts.Version}
+	var err error
+	if e := d.do(context.Background(), func() { err = d.fill(&st) }); e != nil {
+		st.Reason = e.Error()
+		return st
+	}
+	if err != nil {
+		st.Reason = err.Error()
+	}
+	return st
+}
+
+func (d *Daemon) fill(st *control.Status) error {
+	st.State = control.Running
+	st.Kernel = kernelRelease()
+	st.Netns = fmt.Sprint(d.cookie)
+	st.Cores = d.opts.Cores
+	st.Tiers = d.opts.Tiers
+	dec := d.gov.Last()
+	st.Mechanisms = []control.Mechanism{{
+		Name: "pipeline", State: mechanismState(d.opts.Mode, dec.State), Reason: dec.Reason, Since: dec.Since,
+	}}
+	d.fillDevices(st)
+	costs := d.sensor.costs
+	st.StageCosts = []control.StageCost{
+		{Stage: datapath.NIC.String(), NsPerPacket: costs.NIC},
+		{Stage: datapath.Tunnel.String(), NsPerPacket: costs.Tunnel},
+		{Stage: datapath.Pod.String(), NsPerPacket: costs.Pod},
+	}
+	for _, l := range []struct {
+		stage datapath.Stage
+		cores []int
+	}{{datapath.Tunnel, d.pipe.layout.Tunnel}, {datapath.Pod, d.pipe.layout.Pod}} {
+		for i, core := range l.cores {
+			n, err := d.dp.LanePackets(l.stage, i)
+			if err != nil {
+				return err
+			}
+			st.Lanes = append(st.Lanes, control.Lane{Stage: l.stage.String(), Core: core, Packets: n})
+		}
+	}
+	c, err := d.dp.Counters()
+	if err != nil {
+		return err
+	}
+	st.Counters = control.Counters{
+		OverlayPackets: d.overlayPackets(), SteeredPackets: max(c.Steered, c.PodSteered),
+		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, Unparsed: c.Stock,
+	}
+	return nil
+}
+
+// overlayPackets counts what went through the tunnels since the daemon started,
+// also while no program of ours was on a device.
+func (d *Daemon) overlayPackets() uint64 {
+	var n uint64
+	for _, c := range d.sensor.last {
+		n += c.Packets[datapath.Tunnel]
+	}
+	return n
+}
+
+func (d *Daemon) fillDevices(st *control.Status) {
+	add := func(dev string, netns uint64, role control.Role) {
+		out := control.Device{Name: dev, Role: role, State: mechanismState(d.opts.Mode, d.gov.Last().State)}
+		if netns != d.cookie {
+			out.Netns = fmt.Sprint(netns)
+		}
+		st.Devices = append(st.Devices, out)
+	}
+	for _, u := range d.snap.Underlays {
+		add(u.Name, u.NetnsCookie, control.Underlay)
+	}
+	for _, t := range d.snap.Tunnels {
+		add(t.Name, t.NetnsCookie, control.Tunnel)
+	}
+	for _, p := range d.snap.Pods {
+		add(p.Host.Name, p.Host.NetnsCookie, control.Pod)
+	}
+	for _, s := range d.pipe.skipped {
+		st.Devices = append(st.Devices, control.Device{Name: s.What, State: control.Manual, Reason: s.Reason})
+	}
+	for _, s := range d.snap.Skipped {
+		st.Devices = append(st.Devices, control.Device{Name: s.Dev.String(), State: control.Unsupported, Reason: s.Reason})
+	}
+}
+
+func mechanismState(mode governor.Mode, s governor.State) control.MechanismState {
+	switch {
+	case mode == governor.Off:
+		return control.Off
+	case s == governor.Active:
+		return control.Active
+	}
+	return control.Standby
+}
+
+// Off implements control.Handler: the node is restored when it returns, and Run
+// ends.
+func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
+	out := control.OffReport{PID: unix.Getpid()}
+	var err error
+	e := d.do(ctx, func() {
+		stop, cancel := context.WithTimeout(ctx, farewell)
+		defer cancel()
+		var rep apply.Report
+		rep, err = d.pipe.disarm(stop)
+		for _, r := range rep.Results {
+			if r.Outcome == apply.Restored {
+				out.Restored = append(out.Restored, r.String())
+			} else {
+				out.Left = append(out.Left, r.String())
+			}
+		}
+		if err == nil {
+			d.off = true
+		}
+	})
+	return out, errors.Join(e, err)
+}
+
+// SetCores implements control.Handler. Flows leave cores that are not in the set
+// any more under the order guard.
+func (d *Daemon) SetCores(ctx context.Context, cores config.CPUList) error {
+	var err error
+	e := d.do(ctx, func() {
+		d.opts.Cores = slices.Clone(cores)
+		err = d.pipe.leave(func(core int) bool { return !slices.Contains(d.opts.Cores, core) })
+	})
+	return errors.Join(e, err)
+}
+
+// Resteer implements control.Handler.
+func (d *Daemon) Resteer(ctx context.Context, on bool) error {
+	var err error
+	e := d.do(ctx, func() { err = d.dp.SetTuning(tuning(on)) })
+	return errors.Join(e, err)
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}

@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+)
+
+// pipeline carries out what the governor decides: programs and masks come and
+// go, flows are sent to lanes and called back.
+type pipeline struct {
+	log     *slog.Logger
+	dp      *datapath.Datapath
+	scanner *node.Scanner
+	locked  *apply.Locked
+	finder  *apply.Finder
+	cores   int // of the machine
+
+	layout   governor.Layout // in place while armed
+	armed    bool
+	steering bool
+	attached map[node.DevKey]io.Closer
+	skipped  []plan.Skip
+}
+
+// graceTimeout bounds the wait for packets that were on their way before the
+// programs were there.
+const graceTimeout = 500 * time.Millisecond
+
+// arm puts programs and masks in place; every flow still takes the stock path.
+func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.Layout) error {
+	if err := p.dp.SetTunnels(tunnelDevices(p.scanner, snap)); err != nil {
+		if !errors.Is(err, datapath.ErrTooManyTunnels) {
+			return err
+		}
+		p.log.Warn("some tunnels are left alone", "reason", err)
+	}
+	if err := p.dp.SetNeutral(true); err != nil {
+		return err
+	}
+	p.armed = true
+	if err := p.attach(snap); err != nil {
+		return err
+	}
+	if err := p.passed(ctx, graceTimeout); err != nil {
+		p.log.Debug("packets from before the programs may still be on their way", "reason", err)
+	}
+	if err := p.dp.SetLanes(datapath.Tunnel, layout.Tunnel); err != nil {
+		return err
+	}
+	if err := p.dp.SetLanes(datapath.Pod, layout.Pod); err != nil {
+		return err
+	}
+	p.layout = layout
+	return p.masks(snap)
+}
+
+// attach hangs the programs on the underlays and pods that lack them.
+func (p *pipeline) attach(snap node.Snapshot) error {
+	want := map[node.DevKey]bool{}
+	var errs []error
+	hang := func(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) {
+		want[dev.Key()] = true
+		if p.attached[dev.Key()] != nil {
+			return
+		}
+		l, err := p.hang(dev, fn)
+		switch {
+		case err == nil:
+			p.attached[dev.Key()] = l
+		case !errors.Is(err, node.ErrGone):
+			errs = append(errs, err)
+		}
+	}
+	for _, pod := range snap.Pods {
+		if reason := podUnfit(pod); reason != "" {
+			continue
+		}
+		hang(pod.Host, p.dp.AttachPod)
+	}
+	for _, u := range snap.Underlays {
+		hang(u.Dev, p.dp.AttachUnderlay)
+	}
+	for key, l := range p.attached {
+		if !want[key] {
+			errs = append(errs, l.Close())
+			delete(p.attached, key)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// podUnfit tells why a pod is left alone, if it is.
+func podUnfit(pod node.Pod) string {
+	if pod.HostQdisc != "" && pod.HostQdisc != "noqueue" {
+		return fmt.Sprintf("qdisc %s on its host end may hold packets back: order could not be guarded", pod.HostQdisc)
+	}
+	return ""
+}
+
+func (p *pipeline) hang(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
+	ns, err := p.scanner.Namespace(dev.NetnsCookie)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	l, err := fn(datapath.Device{Netns: ns, Ifindex: dev.Ifindex})
+	if errors.Is(err, unix.ENODEV) {
+		err = errors.Join(node.ErrGone, err)
+	}
+	return l, err
+}
+
+// masks writes the RPS masks of the layout where they are not ours yet.
+func (p *pipeline) masks(snap node.Snapshot) error {
+	in := plan.Input{
+		TunnelCores: p.layout.Tunnel,
+		PodCores:    p.layout.Pod,
+		Owned:       apply.Owned(p.locked.Entries()),
+	}
+	for _, t := range snap.Tunnels {
+		in.Tunnels = append(in.Tunnels, p.planDevice(t.Dev))
+	}
+	for _, pod := range snap.Pods {
+		if reason := podUnfit(pod); reason != "" {
+			in.Skipped = append(in.Skipped, plan.Skip{What: pod.Host.String(), Reason: reason})
+			continue
+		}
+		in.Pods = append(in.Pods, p.planDevice(pod.Peer))
+	}
+	made := plan.Pipeline(in)
+	p.skipped = made.Skipped
+	if len(made.Steps) == 0 {
+		return nil
+	}
+	rep, err := p.locked.Do(p.finder, made.Steps)
+	for _, r := range rep.Results {
+		p.log.Debug("setting", "result", r.String())
+	}
+	return err
+}
+
+func (p *pipeline) planDevice(d node.Dev) plan.Device {
+	dev := plan.Device{Target: target(d)}
+	set, err := p.scanner.Settings(d)
+	if err != nil {
+		return dev // gone: no queues, no steps
+	}
+	for i := range set.RPSCPUs {
+		dev.RxQueues = append(dev.RxQueues, plan.RxQueue{Index: i, RPSCPUs: set.RPSCPUs[i], RPSFlowCnt: int(set.RPSFlowCnt[i])})
+	}
+	return dev
+}
+
+func target(d node.Dev) plan.Target {
+	return plan.Target{NetnsCookie: d.NetnsCookie, Ifindex: d.Ifindex, Name: d.Name}
+}
+
+func tunnelDevices(s *node.Scanner, snap node.Snapshot) []datapath.TunnelDevice {
+	var devs []datapath.TunnelDevice
+	for _, t := range snap.Tunnels {
+		ns, err := s.Namespace(t.NetnsCookie)
+		if err != nil {
+			continue // gone since the scan
+		}
+		dev := datapath.TunnelDevice{
+			Kind: datapath.VXLAN, VNI: t.VNI, AnyVNI: t.CollectMetadata, Port: t.Port,
+			Ifindex: t.Ifindex, NetnsIno: ns.Inode(),
+		}
+		ns.Close()
+		if t.Kind == node.Geneve {
+			dev.Kind = datapath.Geneve
+		}
+		if set, err := s.Settings(t.Dev); err == nil {
+			dev.NoGRO = !set.GRO
+		}
+		devs = append(devs, dev)
+	}
+	return devs
+}
+
+// follow adapts programs, tunnels and masks to what is on the node now.
+func (p *pipeline) follow(snap node.Snapshot) error {
+	if !p.armed {
+		return nil
+	}
+	err := p.dp.SetTunnels(tunnelDevices(p.scanner, snap))
+	err = errors.Join(err, p.attach(snap), p.masks(snap))
+	here := map[plan.Target]bool{}
+	for _, t := range snap.Tunnels {
+		here[target(t.Dev)] = true
+	}
+	for _, pod := range snap.Pods {
+		here[target(pod.Peer)] = true
+	}
+	return errors.Join(err, p.locked.Forget(func(t plan.Target) bool {
+		return !here[t] && p.gone(t)
+	}))
+}
+
+// gone tells that a device exists no more; in doubt it does.
+func (p *pipeline) gone(t plan.Target) bool {
+	_, err := p.scanner.Settings(node.Dev{NetnsCookie: t.NetnsCookie, Ifindex: t.Ifindex, Name: t.Name})
+	return errors.Is(err, node.ErrGone)
+}
+
+// steer lets the hooks send flows to the lanes.
+func (p *pipeline) steer() error {
+	p.steering = true
+	for cpu := range p.cores {
+		var stages []datapath.Stage
+		switch {
+		case slices.Contains(p.layout.Tunnel, cpu):
+			// It carries tunnel hops: pods' packets must not queue here too.
+			stages = []datapath.Stage{datapath.Pod}
+		case len(p.layout.Tunnel) > 0:
+			stages = []datapath.Stage{datapath.Tunnel}
+		default:
+			stages = []datapath.Stage{datapath.Pod}
+		}
+		if err := p.dp.Steer(cpu, stages...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// callBack sends the flows home: first from the tunnel stage's lanes, then from
+// the pod stage's, so that no backlog carries both at any time.
+func (p *pipeline) callBack() error {
+	if !p.steering {
+		return nil
+	}
+	p.steering = false
+	for cpu := range p.cores {
+		var stages []datapath.Stage
+		if slices.Contains(p.layout.Tunnel, cpu) {
+			stages = []datapath.Stage{datapath.Pod}
+		}
+		if err := p.dp.Steer(cpu, stages...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// homing watches flows leave the lanes: first those of the tunnel stage.
+type homing struct {
+	steered uint64 // packets sent to the lanes so far
+	since   time.Time
+	podsToo bool
+}
+
+// settled is how long no packet may have been steered before lanes count as
+// left; what they held is then proved to be handled by their progress.
+const settled = 20 * time.Millisecond
+
+// waitHome waits until no flow is on a lane, or the deadline. On overload flows
+// may not drain; then it says so.
+func (p *pipeline) waitHome(ctx context.Context) error {
+	h := homing{}
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		c, err := p.dp.Counters()
+		if err != nil {
+			return err
+		}
+		steered := c.Steered
+		if h.podsToo {
+			steered = c.PodSteered
+		}
+		now := time.Now()
+		if steered != h.steered || h.since.IsZero() {
+			h.steered, h.since = steered, now
+		} else if now.Sub(h.since) >= settled {
+			if h.podsToo {
+				return p.passed(ctx, graceTimeout)
+			}
+			for cpu := range p.cores {
+				if err := p.dp.Steer(cpu); err != nil {
+					return err
+				}
+			}
+			h = homing{podsToo: true}
+		}
+		select {
+		case <-ctx.Done():
+			return errFlowsOut
+		case <-tick.C:
+		}
+	}
+}
+
+// passed waits until every core has handled what was in its backlog when it was
+// called, and has polled since, or does not poll at all.
+func (p *pipeline) passed(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	begin, err := p.dp.Cores()
+	if err != nil {
+		return err
+	}
+	start, err := datapath.Now()
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for ticks := 0; ; ticks++ {
+		cores, err := p.dp.Cores()
+		if err != nil {
+			return err
+		}
+		open := 0
+		for i, c := range cores {
+			idle := c.Polls == begin[i].Polls && !c.Full && ticks >= 4
+			if !idle && (c.Polls-begin[i].Polls < 4 || c.Safe <= start) {
+				open++
+			}
+		}
+		if open == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d cores have not passed a full round: %w", open, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// errFlowsOut says that flows are still on lanes, so that masks cannot change
+// without packets being overtaken.
+var errFlowsOut = errors.New("flows are still on lanes")
+
+// recall calls the flows back and, once they are home, leaves no trace: masks
+// are restored, programs go. As long as flows are out it changes nothing else
+// and returns errFlowsOut.
+func (p *pipeline) recall(ctx context.Context, limit time.Duration) error {
+	if !p.armed {
+		return nil
+	}
+	if err := p.callBack(); err != nil {
+		return err
+	}
+	wait, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if err := p.waitHome(wait); err != nil {
+		return err
+	}
+	_, err := p.disarm(ctx)
+	return err
+}
+
+// disarm leaves no trace. Flows that do not drain before ctx ends may be
+// overtaken once: that is for a daemon that stops.
+func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
+	if !p.armed {
+		return apply.Report{}, nil
+	}
+	err := p.callBack()
+	if err == nil {
+		if w := p.waitHome(ctx); w != nil {
+			p.log.Warn("some packets may be overtaken once", "reason", w)
+		}
+	}
+	rep, restoreErr := p.locked.Restore(p.finder)
+	for _, r := range rep.Results {
+		if r.Outcome != apply.Restored {
+			p.log.Warn("setting not restored", "result", r.String())
+		}
+	}
+	err = errors.Join(err, restoreErr)
+	if ctx.Err() == nil {
+		// A hash that was set to stay must not meet a mask that is gone, nor
+		// the other way round: what is on its way passes first.
+		_ = p.passed(ctx, graceTimeout)
+	}
+	err = errors.Join(err, p.dp.SetNeutral(false))
+	for key, l := range p.attached {
+		err = errors.Join(err, l.Close())
+		delete(p.attached, key)
+	}
+	p.armed, p.steering, p.layout, p.skipped = false, false, governor.Layout{}, nil
+	return rep, err
+}
+
+// stale tells that the layout uses cores that are not configured any more.
+func (p *pipeline) stale(cores []int) bool {
+	gone := func(c int) bool { return !slices.Contains(cores, c) }
+	return slices.ContainsFunc(p.layout.Tunnel, gone) || slices.ContainsFunc(p.layout.Pod, gone)
+}
+
+// leave makes flows leave the lanes of cores that shall take none any more.
+func (p *pipeline) leave(leaving func(core int) bool) error {
+	if !p.armed {
+		return nil
+	}
+	return errors.Join(p.dp.SetLeaving(datapath.Tunnel, leaving), p.dp.SetLeaving(datapath.Pod, leaving))
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"time"
+
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
+)
+
+// sensor turns the datapath's totals into windows for the governor.
+type sensor struct {
+	last  []datapath.Core
+	when  time.Time
+	costs governor.Costs
+}
+
+// read makes the window since the last call. learn tells that all stages run on
+// one core now, so that their cost can be measured. The first call has no
+// window and returns false.
+func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, learn bool) (governor.Input, bool) {
+	last, since := s.last, now.Sub(s.when)
+	s.last, s.when = cores, now
+	if last == nil || since <= 0 {
+		return governor.Input{}, false
+	}
+	in := governor.Input{Now: now, Cores: map[int]governor.Core{}}
+	var ns, packets [datapath.Stages]uint64
+	for i := range cores {
+		var saturated uint64
+		for st := range datapath.Stages {
+			d := cores[i].StageNs[st] - last[i].StageNs[st]
+			saturated += d
+			ns[st] += d
+			packets[st] += cores[i].StagePackets[st] - last[i].StagePackets[st]
+		}
+		all := cores[i].Samples[0] - last[i].Samples[0]
+		tasks := cores[i].Samples[3] - last[i].Samples[3]
+		c := governor.Core{
+			Saturated: min(float64(saturated)/float64(since), 1),
+			Rate:      float64(cores[i].Packets[datapath.NIC]-last[i].Packets[datapath.NIC]) / since.Seconds(),
+			Overlay:   float64(cores[i].Packets[datapath.Tunnel]-last[i].Packets[datapath.Tunnel]) / since.Seconds(),
+		}
+		if all > 0 {
+			c.Tasks = float64(tasks) / float64(all)
+		}
+		in.Cores[i] = c
+	}
+	if learn {
+		s.learn(ns, packets)
+	}
+	in.Costs = s.costs
+	return withOnly(in, configured), true
+}
+
+// minLearn is how many saturated packets a window needs to tell a stage's cost.
+const minLearn = 2000
+
+// learn follows the stages' costs slowly: a machine's speed changes by half and
+// more within seconds.
+func (s *sensor) learn(ns, packets [datapath.Stages]uint64) {
+	for st, cost := range map[datapath.Stage]*float64{
+		datapath.NIC: &s.costs.NIC, datapath.Tunnel: &s.costs.Tunnel, datapath.Pod: &s.costs.Pod,
+	} {
+		if packets[st] < minLearn {
+			continue
+		}
+		now := float64(ns[st]) / float64(packets[st])
+		if *cost == 0 {
+			*cost = now
+		} else {
+			*cost += (now - *cost) / 8
+		}
+	}
+}
+
+func withOnly(in governor.Input, configured []int) governor.Input {
+	cores := make(map[int]governor.Core, len(configured))
+	for _, c := range configured {
+		if core, ok := in.Cores[c]; ok {
+			cores[c] = core
+		}
+	}
+	in.Cores = cores
+	return in
+}
+
+// pollers are the cores on which a notable part of the overlay's packets is
+// polled from the NIC.
+func pollers(in governor.Input) []int {
+	var total float64
+	top := 0
+	for cpu, c := range in.Cores {
+		total += c.Overlay
+		top = max(top, cpu)
+	}
+	var nic []int
+	for cpu := range top + 1 {
+		if c := in.Cores[cpu]; c.Overlay > 0 && c.Overlay >= total/10 {
+			nic = append(nic, cpu)
+		}
+	}
+	return nic
+}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package governor decides when the pipeline acts. Its core is pure: what is
+// measured goes in with the time, what to do comes out with the reason.
+package governor
+
+import (
+	"fmt"
+	"time"
+)
+
+// State is what the pipeline does.
+type State int
+
+const (
+	// Standby: nothing of ours is on the node's devices.
+	Standby State = iota
+	// Parked: programs and masks are in place, every flow takes the stock path.
+	Parked
+	// Active: flows are steered.
+	Active
+)
+
+func (s State) String() string { return [...]string{"standby", "parked", "active"}[s] }
+
+// Core is one core's load during a window.
+type Core struct {
+	// Saturated is the share of the window spent in receive polls that
+	// followed directly on one that left work: 0 to 1.
+	Saturated float64
+	// Tasks is the share of the window in which ordinary tasks ran: not idle
+	// ones, not the kernel's own threads.
+	Tasks float64
+	// Rate is the packets per second that its NIC polls took, Overlay those
+	// of them that went through a tunnel.
+	Rate, Overlay float64
+}
+
+// Input is one window of measurements.
+type Input struct {
+	Now   time.Time
+	Cores map[int]Core // the configured cores
+	Costs Costs
+	// Layout is what would be, or is, in use.
+	Layout Layout
+}
+
+// Mode is the configuration's word.
+type Mode int
+
+const (
+	// Auto acts when it pays.
+	Auto Mode = iota
+	// Forced acts always.
+	Forced
+	// Off never acts.
+	Off
+)
+
+// Limits are the thresholds. Each has a lower one at which the decision is taken
+// back, so that load at the threshold does not switch back and forth.
+type Limits struct {
+	Saturated float64       // a NIC core's saturated share that asks for help
+	TasksOn   float64       // tasks' share of a lane's core up to which help is taken from it
+	TasksOff  float64       // ... and above which it is let alone again
+	Busy      float64       // mean load of the configured cores at which the pipeline is off
+	Idle      float64       // share of one core that the whole path would take, below which no help is needed
+	Windows   int           // windows in a row before acting
+	TasksFor  time.Duration // how long cores must be busy before giving up
+	IdleFor   time.Duration // how long idle before parking
+	ParkFor   time.Duration // how long parked before standing by
+}
+
+// DefaultLimits are the limits without configuration.
+func DefaultLimits() Limits {
+	return Limits{
+		Saturated: 0.5, TasksOn: 0.35, TasksOff: 0.6, Busy: 0.8, Idle: 0.6,
+		Windows: 3, TasksFor: 500 * time.Millisecond, IdleFor: 3 * time.Second, ParkFor: time.Minute,
+	}
+}
+
+// Decision is what the pipeline shall do, and why.
+type Decision struct {
+	State  State
+	Reason string
+	Since  time.Time
+}
+
+// Governor is the state between windows. The zero value is not ready; use New.
+type Governor struct {
+	mode   Mode
+	limits Limits
+
+	last    Decision
+	wanted  int // windows in a row that asked for help
+	busy    time.Time
+	idle    time.Time
+	started bool
+}
+
+// New returns a governor in standby.
+func New(mode Mode, limits Limits) *Governor {
+	return &Governor{mode: mode, limits: limits, last: Decision{Reason: "not measured yet"}}
+}
+
+// Last is the decision in force.
+func (g *Governor) Last() Decision { return g.last }
+
+// Step takes one window and returns the decision in force after it.
+func (g *Governor) Step(in Input) Decision {
+	if !g.started {
+		g.last.Since, g.started = in.Now, true
+	}
+	state, reason := g.decide(in)
+	if state != g.last.State {
+		g.last = Decision{State: state, Reason: reason, Since: in.Now}
+		g.wanted, g.busy, g.idle = 0, time.Time{}, time.Time{}
+	} else if reason != "" {
+		g.last.Reason = reason
+	}
+	return g.last
+}
+
+// decide returns the wanted state; an empty reason keeps the one in force.
+func (g *Governor) decide(in Input) (State, string) {
+	switch {
+	case g.mode == Off:
+		return Standby, "switched off by configuration"
+	case in.Layout.None():
+		return Standby, in.Layout.Reason
+	case g.mode == Forced:
+		return Active, "forced by configuration"
+	}
+	if g.last.State == Active {
+		return g.whileActive(in)
+	}
+	return g.whileNot(in)
+}
+
+func (g *Governor) whileNot(in Input) (State, string) {
+	worst, sat := -1, 0.0
+	for cpu, c := range in.Cores {
+		if c.Overlay*2 >= c.Rate && c.Overlay > 0 && c.Saturated > sat {
+			worst, sat = cpu, c.Saturated
+		}
+	}
+	if sat < g.limits.Saturated {
+		g.wanted = 0
+		if g.last.State == Parked && in.Now.Sub(g.last.Since) >= g.limits.ParkFor {
+			return Standby, "no core has been saturated by overlay packets for a while"
+		}
+		return g.last.State, "no core is saturated by overlay packets"
+	}
+	if cpu, tasks := busiest(in, worst); tasks > g.limits.TasksOn {
+		g.wanted = 0
+		return g.last.State, fmt.Sprintf("core %d is saturated, but tasks need core %d (%.0f %% of it)", worst, cpu, tasks*100)
+	}
+	if load := meanLoad(in); load >= g.limits.Busy {
+		g.wanted = 0
+		return g.last.State, fmt.Sprintf("core %d is saturated, but the configured cores are %.0f %% busy", worst, load*100)
+	}
+	g.wanted++
+	if g.wanted < g.limits.Windows {
+		return g.last.State, ""
+	}
+	return Active, fmt.Sprintf("core %d spends %.0f %% of its time on saturated receive polls", worst, sat*100)
+}
+
+func (g *Governor) whileActive(in Input) (State, string) {
+	cpu, tasks := busiest(in, -1)
+	load := meanLoad(in)
+	if tasks > g.limits.TasksOff || load >= g.limits.Busy+0.1 {
+		if g.busy.IsZero() {
+			g.busy = in.Now
+		}
+		if in.Now.Sub(g.busy) >= g.limits.TasksFor {
+			if tasks > g.limits.TasksOff {
+				return Parked, fmt.Sprintf("tasks need core %d (%.0f %% of it)", cpu, tasks*100)
+			}
+			return Parked, fmt.Sprintf("the configured cores are %.0f %% busy", load*100)
+		}
+	} else {
+		g.busy = time.Time{}
+	}
+
+	// What the whole path would take of one core.
+	var need float64
+	for _, c := range in.Cores {
+		need = max(need, c.Overlay*(in.Costs.NIC+in.Costs.Tunnel+in.Costs.Pod)/1e9)
+	}
+	if need < g.limits.Idle {
+		if g.idle.IsZero() {
+			g.idle = in.Now
+		}
+		if in.Now.Sub(g.idle) >= g.limits.IdleFor {
+			return Parked, fmt.Sprintf("one core is enough: the path would take %.0f %% of it", need*100)
+		}
+	} else {
+		g.idle = time.Time{}
+	}
+	return Active, ""
+}
+
+// busiest is the lane core, other than the given one, with most tasks on it.
+func busiest(in Input, except int) (cpu int, tasks float64) {
+	cpu = -1
+	for _, list := range [][]int{in.Layout.Tunnel, in.Layout.Pod} {
+		for _, c := range list {
+			if c != except && (cpu < 0 || in.Cores[c].Tasks > tasks) {
+				cpu, tasks = c, in.Cores[c].Tasks
+			}
+		}
+	}
+	return cpu, tasks
+}
+
+// meanLoad is the mean share of the configured cores that tasks take. Receive
+// work does not count: it is what the pipeline spreads.
+func meanLoad(in Input) float64 {
+	if len(in.Cores) == 0 {
+		return 0
+	}
+	var sum float64
+	for _, c := range in.Cores {
+		sum += c.Tasks
+	}
+	return sum / float64(len(in.Cores))
+}

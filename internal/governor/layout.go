@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package governor
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Costs is the measured time of one packet in each stage, in ns. Zero: not
+// measured.
+type Costs struct {
+	NIC, Tunnel, Pod float64
+	// Hop is what handing a packet to another core's backlog adds, on both
+	// sides together.
+	Hop float64
+}
+
+// Known tells whether the stages have been measured.
+func (c Costs) Known() bool { return c.NIC > 0 && c.Tunnel > 0 && c.Pod > 0 }
+
+// typical are the proportions of the stages of a bridged VXLAN overlay
+// (docs/measurements.md); they only serve until the node's own are known.
+var typical = Costs{NIC: 900, Tunnel: 1150, Pod: 650, Hop: 250}
+
+// Layout is the placement of the stages: which cores take the work of the
+// tunnel stage and of the pod stage. A core is in one list at most, so that no
+// backlog carries hops of two ranks: else packets that are nearly done would be
+// dropped for packets that have just come.
+type Layout struct {
+	Tunnel []int
+	Pod    []int
+	Reason string
+	// Gain is the predicted factor of one flow's packet rate.
+	Gain float64
+}
+
+// None tells that no stage is worth a hop.
+func (l Layout) None() bool { return len(l.Tunnel) == 0 && len(l.Pod) == 0 }
+
+// minGain is the least predicted gain for which a hop is taken: predictions of
+// stage costs are no better than that.
+const minGain = 1.05
+
+// Place decides which stages hop, and to which of the cores, given those that
+// poll the NIC. cores is sorted.
+func Place(cores, nic []int, measured Costs) Layout {
+	cost, source := measured, "measured stage costs"
+	if !cost.Known() {
+		cost, source = typical, "typical stage costs"
+	}
+	if cost.Hop == 0 {
+		cost.Hop = typical.Hop
+	}
+	if len(cores) < 2 {
+		return Layout{Gain: 1, Reason: "one core: there is none to hop to"}
+	}
+	var free []int
+	for _, c := range cores {
+		if !slices.Contains(nic, c) {
+			free = append(free, c)
+		}
+	}
+	best := Layout{Gain: 1, Reason: fmt.Sprintf("no hop is worth it by %s", source)}
+	for _, l := range candidates(cores, nic, free, cost) {
+		if l.Gain >= minGain && l.Gain > best.Gain {
+			l.Reason = fmt.Sprintf("%s (nic %.0f, tunnel %.0f, pod %.0f, hop %.0f ns): %.2f times one core's rate predicted",
+				source, cost.NIC, cost.Tunnel, cost.Pod, cost.Hop, l.Gain)
+			best = l
+		}
+	}
+	return best
+}
+
+// candidates are the placements worth comparing, with their predicted gain: the
+// time of the slowest core per packet, against all stages on one.
+func candidates(cores, nic, free []int, c Costs) []Layout {
+	one := c.NIC + c.Tunnel + c.Pod
+	gain := func(slowest ...float64) float64 { return one / slices.Max(slowest) }
+	h := c.Hop
+	switch {
+	case len(free) >= 2:
+		// Cores of their own for either stage, in proportion to its cost.
+		n := int(float64(len(free))*c.Tunnel/(c.Tunnel+c.Pod) + 0.5)
+		n = min(max(n, 1), len(free)-1)
+		return []Layout{
+			{Tunnel: free[:n], Pod: free[n:], Gain: gain(c.NIC+h/2, c.Tunnel+h, c.Pod+h/2)},
+			{Pod: free, Gain: gain(c.NIC+c.Tunnel+h/2, c.Pod+h/2)},
+		}
+	case len(free) == 1:
+		back := nic
+		if i := slices.IndexFunc(nic, func(c int) bool { return slices.Contains(cores, c) }); i >= 0 {
+			back = nic[i : i+1]
+		}
+		return []Layout{
+			{Tunnel: free, Pod: back, Gain: gain(c.NIC+c.Pod+h, c.Tunnel+h)},
+			{Pod: free, Gain: gain(c.NIC+c.Tunnel+h/2, c.Pod+h/2)},
+		}
+	default:
+		// Every core polls the NIC: the upper ones take the tunnel stage of
+		// the others' flows, the lower ones the pod stage.
+		n := max(len(cores)/2, 1)
+		return []Layout{
+			{Tunnel: cores[n:], Pod: cores[:n], Gain: gain(c.NIC+c.Pod+h, c.Tunnel+h)},
+		}
+	}
+}
