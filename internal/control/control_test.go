@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/plan"
+)
+
+// dialVar and listenVar make the test binary one end of a connection.
+const (
+	dialVar   = "OVERLANE_TEST_DIAL"
+	listenVar = "OVERLANE_TEST_LISTEN"
+)
+
+// TestMain lets a test start this binary again as another user or as the
+// process at the other end.
+func TestMain(m *testing.M) {
+	if path := os.Getenv(listenVar); path != "" {
+		l, err := net.Listen("unix", path)
+		if err != nil {
+			os.Exit(1)
+		}
+		os.Stdout.WriteString("listening\n")
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		l.Close()
+		os.Exit(0)
+	}
+	if path := os.Getenv(dialVar); path != "" {
+		c, err := Dial(path)
+		if err == nil {
+			_, err = c.Status(context.Background())
+		}
+		if err != nil {
+			os.Stdout.WriteString(err.Error())
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+type fake struct {
+	mu      sync.Mutex
+	status  Status
+	cores   config.CPUList
+	resteer bool
+	off     func() (OffReport, error)
+}
+
+func (f *fake) Status() Status { return f.status }
+
+func (f *fake) Off(context.Context) (OffReport, error) { return f.off() }
+
+func (f *fake) SetCores(_ context.Context, l config.CPUList) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if l.Contains(9) {
+		return errors.New("core 9 is offline; online are 0-1")
+	}
+	f.cores = l
+	return nil
+}
+
+func (f *fake) Resteer(_ context.Context, on bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.resteer = on
+	return nil
+}
+
+// start serves until the test ends or the returned function is called, which
+// returns when Serve has.
+func start(t *testing.T, h Handler) (path string, stop func()) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "5", "s")
+	s, err := Listen(path, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return path, stop
+}
+
+func dial(t *testing.T, path string) *Client {
+	t.Helper()
+	c, err := Dial(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func TestStatusComesBackAsItIs(t *testing.T) {
+	want := Status{
+		State: Running, PID: 7, Since: time.Unix(1e9, 0).UTC(), Version: "v", Kernel: "k", Netns: "net:[1]",
+		Cores:      config.CPUList{0, 1},
+		Tiers:      []TierStatus{{Name: "xdp", Reason: "r", Remedy: "m"}},
+		Mechanisms: []Mechanism{{Name: "pipeline", State: Active, Reason: "r", Since: time.Unix(1e9, 0).UTC()}},
+		Devices:    []Device{{Name: "eth0", Role: Underlay, State: Active}},
+		Lanes:      []Lane{{Stage: "tunnel", Core: 1, Packets: 1 << 60}},
+		StageCosts: []StageCost{{Stage: "nic", NsPerPacket: 1.5}},
+		Counters:   Counters{SteeredPackets: 3, Unparsed: map[string]uint64{"short": 1}},
+	}
+	path, _ := start(t, &fake{status: want})
+	c := dial(t, path)
+	for range 2 { // one connection carries several requests
+		got, err := c.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Error(d)
+		}
+	}
+}
+
+// The names in the JSON form are an interface.
+func TestStatusNamesInJSON(t *testing.T) {
+	data, err := json.Marshal(Status{
+		Tiers: []TierStatus{{}}, Mechanisms: []Mechanism{{}}, Devices: []Device{{}}, Lanes: []Lane{{}}, StageCosts: []StageCost{{}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `{"state":"","pid":0,"since":"0001-01-01T00:00:00Z","version":"","kernel":"","netns":"","cores":"",` +
+		`"tiers":[{"name":"","reached":false}],` +
+		`"mechanisms":[{"name":"","state":"","reason":"","since":"0001-01-01T00:00:00Z"}],` +
+		`"devices":[{"name":"","netns":"","role":"","state":""}],` +
+		`"lanes":[{"stage":"","core":0,"packets":0,"queue":0,"drops":0}],` +
+		`"stage_costs":[{"stage":"","ns_per_packet":0}],` +
+		`"counters":{"overlay_packets":0,"steered_packets":0,"lane_changes":0,"lane_changes_held":0,"unparsed":null}}`
+	if d := cmp.Diff(want, string(data)); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestRequestsReachTheHandlerOrChangeNothing(t *testing.T) {
+	f := &fake{}
+	path, _ := start(t, f)
+	c := dial(t, path)
+	if err := c.SetCores(t.Context(), config.CPUList{0, 1}); err != nil {
+		t.Fatal(err)
+	}
+	err := c.SetCores(t.Context(), config.CPUList{9})
+	var remote *RemoteError
+	if !errors.As(err, &remote) || remote.Message != "core 9 is offline; online are 0-1" {
+		t.Errorf("got %v", err)
+	}
+	if err := c.SetCores(t.Context(), nil); err == nil {
+		t.Error("an empty set of cores was taken")
+	}
+	if err := c.Resteer(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if d := cmp.Diff(config.CPUList{0, 1}, f.cores); d != "" || !f.resteer {
+		t.Error(d, f.resteer)
+	}
+}
+
+func TestBadRequestsAreRefusedWithAReason(t *testing.T) {
+	f := &fake{}
+	path, _ := start(t, f)
+	for name, tc := range map[string]struct{ in, want string }{
+		"no JSON":       {"hello\n", "bad request: "},
+		"unknown field": {`{"verb":"status","x":1}` + "\n", `bad request: json: unknown field "x"`},
+		"two values":    {`{"verb":"status"}{}` + "\n", "bad request: more than one value"},
+		"unknown verb":  {`{"verb":"fly"}` + "\n", `unknown request "fly"`},
+		"bad cores":     {`{"verb":"set-cores","args":"x"}` + "\n", "set cores: "},
+		"no args":       {`{"verb":"resteer"}` + "\n", "resteer: "},
+		"too long":      {strings.Repeat("x", maxRequest+1) + "\n", "request too long"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, err := net.Dial("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := io.WriteString(conn, tc.in); err != nil {
+				t.Fatal(err)
+			}
+			line, err := bufio.NewReader(conn).ReadBytes('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			var r response
+			if err := json.Unmarshal(line, &r); err != nil {
+				t.Fatal(err)
+			}
+			if !strings.HasPrefix(r.Error, tc.want) || r.Result != nil {
+				t.Errorf("got %s, want error %q", line, tc.want)
+			}
+		})
+	}
+	if f.cores != nil || f.resteer {
+		t.Error("a bad request changed something")
+	}
+}
+
+func TestOffIsAnsweredAlthoughTheDaemonStopsBecauseOfIt(t *testing.T) {
+	f := &fake{}
+	want := OffReport{PID: 3, Report: apply.Report{Results: []apply.Result{{
+		Setting: plan.Setting{Kind: plan.SysfsAttr, Attr: "queues/rx-0/rps_cpus"}, Outcome: apply.Restored, From: "2", To: "0",
+	}}}}
+	path, stop := start(t, f)
+	stopped := make(chan struct{})
+	f.off = func() (OffReport, error) {
+		go func() { stop(); close(stopped) }()
+		return want, nil
+	}
+	bystander := dial(t, path)
+	if _, err := bystander.Status(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := dial(t, path).Off(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	<-stopped // also with the connection of a bystander open
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is left behind: %v", err)
+	}
+	if _, err := bystander.Status(t.Context()); err == nil {
+		t.Error("a stopped daemon answered")
+	}
+}
+
+func TestNoDaemonIsATypedError(t *testing.T) {
+	dir := t.TempDir()
+	dead := filepath.Join(dir, "dead")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	for _, path := range []string{filepath.Join(dir, "none"), filepath.Join(dir, "no", "folder"), dead, filepath.Join(dead, "x")} {
+		if _, err := Dial(path); !errors.Is(err, ErrNoDaemon) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+func TestListenReplacesADeadSocketAndNothingElse(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "s")
+	for range 2 {
+		s, err := Listen(path, &fake{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.l.SetUnlinkOnClose(false) // as SIGKILL does
+		s.Close()
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(path, &fake{}); err == nil || !strings.Contains(err.Error(), "is in the way") {
+		t.Error(err)
+	}
+	if data, err := os.ReadFile(path); err != nil || string(data) != "mine" {
+		t.Error("somebody's file was touched")
+	}
+}
+
+func TestSocketIsTheOwnersAlone(t *testing.T) {
+	old := syscall.Umask(0)
+	defer syscall.Umask(old)
+	path, _ := start(t, &fake{})
+	fi, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fi.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v", fi.Mode())
+	}
+	if fi, err = os.Stat(filepath.Dir(path)); err != nil || fi.Mode().Perm() != 0o700 {
+		t.Errorf("folder: %v, %v", fi.Mode(), err)
+	}
+}
+
+// The modes of file and folder are one guard, the peer's credentials another.
+func TestOthersAreRefusedEvenWhereTheModeLetsThemIn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to become another user")
+	}
+	path, _ := start(t, &fake{})
+	bin := filepath.Join(t.TempDir(), "client")
+	data, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(bin, data, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	asNobody := func() string {
+		t.Helper()
+		cmd := exec.Command(bin)
+		cmd.Dir = "/"
+		cmd.Env = []string{dialVar + "=" + path}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	for dir := filepath.Dir(bin); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for dir := filepath.Dir(filepath.Dir(path)); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := asNobody(); got != ErrPermission.Error() {
+		t.Errorf("folder closed: %q", got)
+	}
+	for _, p := range []string{filepath.Dir(path), path} {
+		if err := os.Chmod(p, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := asNobody(); got != ErrPermission.Error() {
+		t.Errorf("everything open: %q", got)
+	}
+}
+
+func TestAskingASilentDaemonEndsWithTheContext(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path) // accepts in the kernel, never answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := dial(t, path).Status(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	cancel()
+	if _, err := dial(t, path).Status(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func TestWaitGoneSeesTheEndOfTheProcess(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), listenVar+"="+path)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	c := dial(t, path)
+	if c.PID() != cmd.Process.Pid {
+		t.Errorf("pid %d, want %d", c.PID(), cmd.Process.Pid)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := c.WaitGone(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("a living daemon: %v", err)
+	}
+	in.Close()
+	if err := c.WaitGone(t.Context()); err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Wait()
+}
+
+func TestSocketPath(t *testing.T) {
+	if p, err := SocketPath("/run/overlane", 7); err != nil || p != "/run/overlane/7/control.sock" {
+		t.Error(p, err)
+	}
+	if _, err := SocketPath("/"+strings.Repeat("x", 100), 7); err == nil || !strings.Contains(err.Error(), "shorter --state-dir") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/config"
+)
+
+// Handler does what the requests ask. Methods may be called concurrently.
+type Handler interface {
+	// Status returns the present state; the server does not change it.
+	Status() Status
+	// Off restores what was there before, and makes the daemon end with exit
+	// code 0 after it has returned. It returns after restoring.
+	Off(context.Context) (OffReport, error)
+	// SetCores replaces the configured set of cores until the daemon ends or
+	// reads its configuration again. An error changes nothing.
+	SetCores(context.Context, config.CPUList) error
+	// Resteer makes flows choose their lanes anew as long as on is true, as if
+	// the load had changed all the time. For tests of the order guard.
+	Resteer(ctx context.Context, on bool) error
+}
+
+// Server listens for requests.
+type Server struct {
+	l    *net.UnixListener
+	h    Handler
+	wg   sync.WaitGroup
+	mu   sync.Mutex
+	idle map[net.Conn]bool // connections between two requests
+	stop bool
+}
+
+// Listen creates the socket at path, and its folder. The caller holds the lock
+// of the namespace: a socket that is already there is a dead daemon's and is
+// replaced.
+func Listen(path string, h Handler) (*Server, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("create control socket: %w", err)
+	}
+	if fi, err := os.Lstat(path); err == nil {
+		if fi.Mode().Type() != fs.ModeSocket {
+			return nil, fmt.Errorf("create control socket: %s is in the way and is no socket: remove it", path)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("create control socket: %w", err)
+		}
+	}
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		// The mode of an unbound socket becomes the mode of the file, so that
+		// there is no moment at which others could open it.
+		var err error
+		return errors.Join(c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }), err)
+	}}
+	l, err := lc.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("create control socket: %w", err)
+	}
+	return &Server{l: l.(*net.UnixListener), h: h, idle: map[net.Conn]bool{}}, nil
+}
+
+// Serve answers requests until ctx ends. Then it removes the socket, lets
+// requests that are being answered finish, and returns nil.
+func (s *Server) Serve(ctx context.Context) error {
+	defer s.wg.Wait()
+	defer context.AfterFunc(ctx, s.shutdown)()
+
+	slots := make(chan struct{}, maxConns)
+	for {
+		conn, err := s.l.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			// Out of descriptors, for one: nothing that ends the daemon.
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+			continue
+		}
+		select {
+		case slots <- struct{}{}:
+		default:
+			conn.Close()
+			continue
+		}
+		s.wg.Go(func() {
+			defer func() { <-slots }()
+			defer conn.Close()
+			// A request that was begun is finished, also when the daemon
+			// is stopping because of it.
+			s.serve(context.WithoutCancel(ctx), conn)
+		})
+	}
+}
+
+// Close removes the socket of a server that never served. After Serve it does
+// nothing.
+func (s *Server) Close() error {
+	s.shutdown()
+	return nil
+}
+
+func (s *Server) shutdown() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stop = true
+	s.l.Close()
+	for c := range s.idle {
+		c.Close()
+	}
+}
+
+// setIdle marks the connection as one that shutdown may close, or not. It
+// reports false when the server is stopping.
+func (s *Server) setIdle(c net.Conn, idle bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if idle && !s.stop {
+		s.idle[c] = true
+	} else {
+		delete(s.idle, c)
+	}
+	return !s.stop
+}
+
+func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
+	cred, err := peer(conn)
+	if err != nil || cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
+		_ = reply(conn, response{Error: ErrPermission.Error()})
+		return
+	}
+	r := bufio.NewReaderSize(conn, 4<<10)
+	defer s.setIdle(conn, false)
+	for {
+		if !s.setIdle(conn, true) || conn.SetReadDeadline(time.Now().Add(idleTimeout)) != nil {
+			return
+		}
+		line, err := readLine(r, maxRequest)
+		s.setIdle(conn, false)
+		if errors.Is(err, errTooLong) {
+			_ = reply(conn, response{Error: "request too long"})
+			return
+		}
+		if err != nil {
+			return
+		}
+		if reply(conn, s.answer(ctx, line)) != nil {
+			return
+		}
+	}
+}
+
+func (s *Server) answer(ctx context.Context, line []byte) response {
+	var req request
+	if err := strict(line, &req); err != nil {
+		return response{Error: "bad request: " + err.Error()}
+	}
+	result, err := s.call(ctx, req)
+	if err != nil {
+		return response{Error: err.Error()}
+	}
+	data, err := json.Marshal(result)
+	if err != nil {
+		return response{Error: "encode response: " + err.Error()}
+	}
+	return response{Result: data}
+}
+
+func (s *Server) call(ctx context.Context, req request) (any, error) {
+	switch req.Verb {
+	case verbStatus:
+		return s.h.Status(), nil
+	case verbOff:
+		return s.h.Off(ctx)
+	case verbSetCores:
+		var cores config.CPUList
+		if err := strict(req.Args, &cores); err != nil {
+			return nil, fmt.Errorf("set cores: %w", err)
+		}
+		if len(cores) == 0 {
+			return nil, errors.New("set cores: names no core")
+		}
+		return nil, s.h.SetCores(ctx, cores)
+	case verbResteer:
+		var on bool
+		if err := strict(req.Args, &on); err != nil {
+			return nil, fmt.Errorf("resteer: %w", err)
+		}
+		return nil, s.h.Resteer(ctx, on)
+	}
+	return nil, fmt.Errorf("unknown request %q: the daemon may be of another version", req.Verb)
+}
+
+// strict decodes exactly one JSON value without unknown fields: a request that
+// is not wholly understood must not be half done.
+func strict(data []byte, dst any) error {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(dst); err != nil {
+		return err
+	}
+	if _, err := dec.Token(); err != io.EOF {
+		return errors.New("more than one value")
+	}
+	return nil
+}
+
+func reply(conn net.Conn, r response) error {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if err := conn.SetWriteDeadline(time.Now().Add(idleTimeout)); err != nil {
+		return err
+	}
+	_, err = conn.Write(append(data, '\n'))
+	return err
+}
+
+// peer returns who opened the other end of the connection.
+func peer(conn *net.UnixConn) (*unix.Ucred, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var cred *unix.Ucred
+	var serr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, serr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return nil, err
+	}
+	return cred, serr
+}

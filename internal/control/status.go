@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"time"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/config"
+)
+
+// State is what the daemon as a whole is doing.
+type State string
+
+const (
+	Starting State = "starting" // applying the first plan
+	Running  State = "running"  // following the node; Mechanisms say what acts
+	Stopping State = "stopping" // restoring what was there before
+)
+
+// Status is the daemon's account of itself. Its JSON form is an interface:
+// fields are added, never renamed.
+type Status struct {
+	State   State     `json:"state"`
+	Reason  string    `json:"reason,omitempty"`
+	PID     int       `json:"pid"`
+	Since   time.Time `json:"since"`
+	Version string    `json:"version"`
+	Kernel  string    `json:"kernel"`
+	// Netns names the network namespace whose underlays are worked on.
+	Netns string `json:"netns"`
+	// Cores are those that work may be steered to now.
+	Cores config.CPUList `json:"cores"`
+
+	Tiers      []TierStatus `json:"tiers"`
+	Mechanisms []Mechanism  `json:"mechanisms"`
+	Devices    []Device     `json:"devices"`
+	Lanes      []Lane       `json:"lanes"`
+	StageCosts []StageCost  `json:"stage_costs"`
+	Counters   Counters     `json:"counters"`
+}
+
+// TierStatus says whether the node reaches a tier.
+type TierStatus struct {
+	Name    string `json:"name"`
+	Reached bool   `json:"reached"`
+	// Reason is the one thing that is missing; Remedy the one command that
+	// would change it. Both are empty when the tier is reached.
+	Reason string `json:"reason,omitempty"`
+	Remedy string `json:"remedy,omitempty"`
+}
+
+// MechanismState is what a mechanism is doing.
+type MechanismState string
+
+const (
+	Active      MechanismState = "active"      // acts on packets
+	Standby     MechanismState = "standby"     // could act, and the governor decided that it should not now
+	Off         MechanismState = "off"         // configured so
+	Unsupported MechanismState = "unsupported" // the node cannot
+	Manual      MechanismState = "manual"      // somebody else set what it would set
+)
+
+// Mechanism is the state of one mechanism and why it is in it.
+type Mechanism struct {
+	Name   string         `json:"name"`
+	State  MechanismState `json:"state"`
+	Reason string         `json:"reason"`
+	Since  time.Time      `json:"since"`
+}
+
+// Role is what a device is for the overlay.
+type Role string
+
+const (
+	Underlay Role = "underlay"
+	Tunnel   Role = "tunnel"
+	Pod      Role = "pod"
+)
+
+// Device is one device that the daemon owns or leaves alone for a reason.
+type Device struct {
+	Name   string         `json:"name"`
+	Netns  string         `json:"netns"` // empty: the namespace of the daemon
+	Role   Role           `json:"role"`
+	State  MechanismState `json:"state"`
+	Reason string         `json:"reason,omitempty"`
+}
+
+// Lane is one place that steered work goes to. Packets and Drops count since
+// the lane exists; Queue is its length when the status was taken, in packets.
+type Lane struct {
+	Stage   string `json:"stage"`
+	Core    int    `json:"core"`
+	Packets uint64 `json:"packets"`
+	Queue   uint64 `json:"queue"`
+	Drops   uint64 `json:"drops"`
+}
+
+// StageCost is the measured cost of one stage.
+type StageCost struct {
+	Stage       string  `json:"stage"`
+	NsPerPacket float64 `json:"ns_per_packet"`
+}
+
+// Counters count since the daemon started, over all underlays.
+type Counters struct {
+	// OverlayPackets were seen inside a tunnel that is ours, SteeredPackets of
+	// these got a lane from us.
+	OverlayPackets uint64 `json:"overlay_packets"`
+	SteeredPackets uint64 `json:"steered_packets"`
+	// LaneChanges are completed; LaneChangesHeld waited for the old lane to
+	// drain when the packet came.
+	LaneChanges     uint64 `json:"lane_changes"`
+	LaneChangesHeld uint64 `json:"lane_changes_held"`
+	// Unparsed counts packets that took the stock path because the parser did
+	// not understand them, by reason.
+	Unparsed map[string]uint64 `json:"unparsed"`
+}
+
+// OffReport is what Off did.
+type OffReport struct {
+	// PID is that of the daemon that restored, 0 when none was running.
+	PID int `json:"pid"`
+	apply.Report
+}
