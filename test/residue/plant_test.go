@@ -276,8 +276,8 @@ var plants = []struct {
 			must(t, m.Pin(filepath.Join(b.mountPoint(), "ol_pin")))
 			return func() { must(t, m.Unpin()); m.Close() }
 		}},
-	{name: "named namespace", want: "left behind: mount #/ol-named: namespace", plant: func(t *testing.T, b *bed) func() {
-		at := filepath.Join(t.TempDir(), "ol-named")
+	{name: "named namespace", want: "left behind: mount #/overlane-named: namespace", plant: func(t *testing.T, b *bed) func() {
+		at := filepath.Join(t.TempDir(), "overlane-named")
 		must(t, os.WriteFile(at, nil, 0o600))
 		must(t, unix.Mount(FD(int(b.ns.file.Fd())), at, "", unix.MS_BIND, ""))
 		return func() { must(t, unix.Unmount(at, 0)) }
@@ -316,7 +316,7 @@ func TestEachKindOfResidueIsFound(t *testing.T) {
 			}
 
 			remove()
-			left, err := o.settled(before)
+			left, err := o.settled(before, settle)
 			must(t, err)
 			if len(left) > 0 {
 				t.Errorf("after removal:\n%s", strings.Join(left, "\n"))

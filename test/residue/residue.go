@@ -45,8 +45,9 @@ type Scope struct {
 	Machine bool
 }
 
-// DefaultPrefixes begin the names of everything overlane makes.
-var DefaultPrefixes = []string{"ol_", "ol-", "overlane"}
+// DefaultPrefixes begin the names of everything the daemon makes. (A lab names
+// its namespaces after itself.)
+var DefaultPrefixes = []string{"ol_", "overlane"}
 
 // FD is the path of a namespace that the calling process holds open.
 func FD(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
@@ -141,6 +142,11 @@ const settle = 5 * time.Second
 // lives on, and is judged, until the end of the test.
 func Check(tb testing.TB, scope Scope) {
 	tb.Helper()
+	check(tb, scope, settle)
+}
+
+func check(tb testing.TB, scope Scope, patience time.Duration) {
+	tb.Helper()
 	needRoot(tb)
 	o, err := openScope(scope)
 	if err != nil {
@@ -154,7 +160,7 @@ func Check(tb testing.TB, scope Scope) {
 	tb.Cleanup(func() {
 		tb.Helper()
 		defer o.close()
-		left, err := o.settled(before)
+		left, err := o.settled(before, patience)
 		if err != nil {
 			tb.Errorf("residue: %v", err)
 		}
@@ -164,10 +170,10 @@ func Check(tb testing.TB, scope Scope) {
 	})
 }
 
-// settled looks until nothing differs from before or the time is over.
-func (o *observer) settled(before Snapshot) ([]string, error) {
+// settled looks until nothing differs from before or patience is over.
+func (o *observer) settled(before Snapshot, patience time.Duration) ([]string, error) {
 	pause := 10 * time.Millisecond
-	for deadline := time.Now().Add(settle); ; pause = min(2*pause, 500*time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; pause = min(2*pause, 500*time.Millisecond) {
 		after, err := o.read()
 		if err != nil {
 			return nil, err

@@ -39,7 +39,7 @@ func (v *verdict) end() []string {
 func TestCheckFailsATestThatLeavesSomething(t *testing.T) {
 	b := newBed(t)
 	v := &verdict{TB: t}
-	Check(v, b.scope)
+	check(v, b.scope, 0)
 	b.onA(t, func(a netlink.Link) error { return netlink.LinkSetMTU(a, 1400) })
 	got := v.end()
 	if len(got) == 0 || !strings.Contains(strings.Join(got, "\n"), "a mtu: was 1500, is 1400") {
@@ -90,7 +90,7 @@ func TestHomeKeepsItsSettings(t *testing.T) {
 		}
 
 		v = &verdict{TB: t}
-		Check(v, Scope{})
+		check(v, Scope{}, 0)
 		a, err := netlink.LinkByName("a")
 		if err != nil {
 			return err
