@@ -21,7 +21,7 @@ enum ol_limit {
 	OL_MAX_TUNNELS = 16, /* tunnels steered at a time; further ones take the stock path */
 	OL_MAX_PORTS = 4,    /* distinct outer UDP ports of these tunnels */
 	OL_SLOTS = 4096,     /* flows are steered by slot, as RFS does */
-	OL_FRAGS = 256,	     /* inner datagrams in pieces, remembered per core */
+	OL_FRAGS = 1024,	     /* inner datagrams in pieces, remembered per core */
 	OL_CARRIER = 0x8000, /* skb->tc_index: "slot number follows" */
 };
 
@@ -146,7 +146,7 @@ struct ol_slot {
 struct ol_mark {
 	__u64 time;
 	__u32 seq;
-	__u32 pad;
+	__u32 nic_seq; /* ... and what the NIC's GRO let go before this poll, too */
 };
 
 #define OL_MARKS 8
@@ -183,6 +183,12 @@ struct ol_cpu {
 	__u64 softnet; /* address of this core's softnet_data, once its backlog was polled */
 	struct ol_marks polls;
 	struct ol_progress backlog;
+	__u64 nic_holds; /* the NAPI whose GRO still holds packets after its last poll, or 0 */
+	__u64 lane_time; /* ns, when this core's cpumap thread last took frames */
+	__u32 lane_head; /* frames it has taken */
+	__u32 lane_tail; /* frames that were put into its ring, by all cores */
+	__u32 nic_seq;	 /* the last poll after which no NIC's GRO held anything */
+	__u32 pad2;
 	struct ol_cost cost[OL_NR_STAGES];
 	__u64 packets
 		[OL_NR_STAGES]; /* in all polls; nic: as the driver counts, tunnel, pod: after GRO */

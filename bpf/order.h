@@ -38,7 +38,7 @@ OL_INLINE int ol_after(__u32 a, __u32 b)
  * closer than OL_MARK_SPACING_NS share an entry, so that the ring spans longer
  * than a queue holds a packet.
  */
-OL_INLINE void ol_mark_add(struct ol_marks *m, __u32 seq, __u64 time)
+OL_INLINE void ol_mark_add(struct ol_marks *m, __u32 seq, __u32 nic_seq, __u64 time)
 {
 	__u32 at = m->at % OL_MARKS, before = (at + OL_MARKS - 1) % OL_MARKS;
 
@@ -47,6 +47,7 @@ OL_INLINE void ol_mark_add(struct ol_marks *m, __u32 seq, __u64 time)
 		m->at = at;
 	}
 	m->mark[at].seq = seq;
+	m->mark[at].nic_seq = nic_seq;
 	m->mark[at].time = time;
 }
 
@@ -63,6 +64,27 @@ OL_INLINE __u64 ol_handed_on(const struct ol_marks *m, __u32 seq)
 		__u64 t = m->mark[i].time;
 
 		if (t && ol_after(m->mark[i].seq, seq) && (!best || t < best))
+			best = t;
+	}
+	return best;
+}
+
+/*
+ * The same for packets that were let through to the NIC's GRO: they pass it, the
+ * outer stack and the tunnel's GRO cell.
+ */
+OL_INLINE __u64 ol_handed_on_nic(const struct ol_marks *m, __u32 seq)
+{
+	__u64 best = 0;
+	int i;
+
+#ifndef HOST_TEST
+#pragma unroll
+#endif
+	for (i = 0; i < OL_MARKS; i++) {
+		__u64 t = m->mark[i].time;
+
+		if (t && ol_after(m->mark[i].nic_seq, seq) && (!best || t < best))
 			best = t;
 	}
 	return best;

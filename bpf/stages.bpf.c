@@ -24,50 +24,6 @@ static __always_inline int ol_stay(struct __sk_buff *skb, const struct ol_policy
 	return TCX_NEXT;
 }
 
-static __always_inline enum ol_reason ol_classify(struct __sk_buff *skb, struct ol_policy *policy,
-						  struct ol_tunnel **tunnel, struct ol_flow *flow,
-						  __u8 *may_concern)
-{
-	struct ol_cursor c = {
-		.data = (void *)(long)skb->data,
-		.end = (void *)(long)skb->data_end,
-		/* A super-packet's lengths need not add up: only its headers are read. */
-		.total = skb->gso_segs > 1 ? 0 : skb->len,
-	};
-	struct ol_tunnel_key key = {};
-	struct ol_outer outer = {};
-	enum ol_reason r;
-	__u32 vni, inner;
-	int i, ours = 0;
-
-	r = ol_parse_outer(&c, &outer, may_concern);
-	if (r)
-		return r;
-#pragma unroll
-	for (i = 0; i < OL_MAX_PORTS; i++)
-		ours |= policy->port[i] == outer.port;
-	if (!ours || !outer.port) {
-		*may_concern = 0;
-		return OL_NOT_OVERLAY;
-	}
-	r = ol_parse_vni(&c, &outer, &vni);
-	if (r)
-		return r;
-	key.vni = vni;
-	key.port = outer.port;
-	*tunnel = bpf_map_lookup_elem(&ol_tunnels, &key);
-	if (!*tunnel) {
-		key.vni = OL_VNI_ANY;
-		*tunnel = bpf_map_lookup_elem(&ol_tunnels, &key);
-		if (!*tunnel)
-			return OL_NOT_OVERLAY;
-	}
-	r = ol_parse_tunnel(&c, &outer, (*tunnel)->kind, &inner);
-	if (r)
-		return r;
-	return ol_parse_inner(&c, inner, vni, flow);
-}
-
 SEC("tcx/ingress")
 int ol_underlay_in(struct __sk_buff *skb)
 {
@@ -77,13 +33,18 @@ int ol_underlay_in(struct __sk_buff *skb)
 	struct ol_tunnel *tunnel = NULL;
 	struct ol_flow flow = {};
 	__u8 may_concern = 0;
+	struct ol_cursor c;
 	enum ol_reason r;
 
 	if (!policy || !cpu)
 		return TCX_NEXT;
 	if (skb->data_end - skb->data < OL_PULL && skb->len > skb->data_end - skb->data)
 		bpf_skb_pull_data(skb, skb->len < OL_PULL ? skb->len : OL_PULL);
-	r = ol_classify(skb, policy, &tunnel, &flow, &may_concern);
+	c.data = (void *)(long)skb->data;
+	c.end = (void *)(long)skb->data_end;
+	/* A super-packet's lengths need not add up: only its headers are read. */
+	c.total = skb->gso_segs > 1 ? 0 : skb->len;
+	r = ol_classify(&c, policy, &tunnel, &flow, &may_concern);
 	if (r) {
 		if (r != OL_NOT_OVERLAY)
 			ol_reason(r);

@@ -50,16 +50,24 @@ static __always_inline __u32 ol_lane_index(__u32 lane)
 	return lane % OL_MAX_LANES;
 }
 
-static __always_inline struct ol_load ol_core_load(const struct ol_policy *policy, __u32 cpu)
+/* Load of a core as a lane of a stage. */
+static __always_inline struct ol_load ol_core_load(const struct ol_policy *policy, __u32 stage,
+						   __u32 cpu)
 {
 	struct ol_load load = {};
+	struct ol_cpu *c;
 	__u32 head, tail;
 
 	if (cpu >= OL_MAX_CPUS)
 		return load;
 	load.busy = policy->busy[cpu];
-	if (ol_backlog(cpu, &head, &tail))
+	if (stage == OL_STAGE_NIC) {
+		c = ol_get_cpu(cpu);
+		if (c)
+			load.queue = c->lane_tail - c->lane_head;
+	} else if (ol_backlog(cpu, &head, &tail)) {
 		load.queue = tail - head;
+	}
 	return load;
 }
 
@@ -73,8 +81,8 @@ __noinline __u32 ol_less_loaded_lane(__u32 stage, __u32 a, __u32 b, __u32 slack)
 	if (!policy || stage >= OL_NR_STAGES || a >= OL_MAX_LANES || b >= OL_MAX_LANES || a == b)
 		return a;
 	lanes = &policy->stage[stage];
-	la = ol_core_load(policy, lanes->cpu[ol_lane_index(a)]);
-	lb = ol_core_load(policy, lanes->cpu[ol_lane_index(b)]);
+	la = ol_core_load(policy, stage, lanes->cpu[ol_lane_index(a)]);
+	lb = ol_core_load(policy, stage, lanes->cpu[ol_lane_index(b)]);
 	return ol_less_loaded(&lb, &la, slack) ? b : a;
 }
 
@@ -106,6 +114,47 @@ __noinline int ol_backlog_drained(__u32 cpu, __u64 handed)
 	return ol_queue_drained(&c->backlog, handed, head == tail);
 }
 
+/* A lane's thread that has not taken frames for so long is done with those it took. */
+#define OL_LANE_DONE_NS 10000000
+
+/*
+ * Has everything that the slot sent to a cpumap lane before been handed on by
+ * its core? Its ring was emptied, which flushes its GRO, and a poll of the
+ * tunnel's cell after that found the cell empty.
+ */
+__noinline int ol_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 seq, __u64 now)
+{
+	struct ol_cpu *c = ol_get_cpu(cpu);
+	struct ol_marks *m;
+	__u64 taken;
+	int i;
+
+	/* The ring is filled when the poll ends in which the frame was redirected. */
+	if (!c || !ol_handed_on_by(this_cpu, OL_NO_CELL, seq))
+		return 0;
+	taken = c->lane_time;
+	if (c->lane_head != c->lane_tail)
+		return 0;
+	if (now - taken > OL_LANE_DONE_NS)
+		return 1;
+	m = ol_get_cell_marks(cpu, tunnel);
+	if (!m)
+		return 0;
+	for (i = 0; i < OL_MARKS; i++)
+		if (m->mark[i].time > taken + OL_CLOCK_SLACK_NS)
+			return 1;
+	return 0;
+}
+
+/* Has everything that the slot let pass to the NIC's GRO been handed on, and handled here? */
+__noinline int ol_pass_drained(__u32 this_cpu, __u32 tunnel, __u32 seq)
+{
+	struct ol_marks *m = ol_get_cell_marks(this_cpu, tunnel);
+	__u64 handed = m ? ol_handed_on_nic(m, seq) : 0;
+
+	return handed && ol_backlog_drained(this_cpu, handed);
+}
+
 /* The order guard: has everything that the slot sent before left its lane? */
 static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slot *s)
 {
@@ -128,6 +177,10 @@ static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slo
 		s->settling = 0;
 		return 0;
 	}
+	if (h->stage == OL_STAGE_NIC)
+		return lane < OL_MAX_LANES ? ol_ring_drained(h->this_cpu, h->lanes->cpu[lane],
+							     h->tunnel, s->seq, h->cpu->now)
+					   : ol_pass_drained(h->this_cpu, h->tunnel, s->seq);
 	handed = ol_handed_on_by(h->this_cpu, h->tunnel, s->seq);
 	if (!handed)
 		return 0;
@@ -213,6 +266,46 @@ static __always_inline __u32 ol_steer(const struct ol_hop *h)
 	}
 	s->seq = h->cpu->seq;
 	return s->lane;
+}
+
+/* What is this frame, and for which of our tunnels? */
+static __always_inline enum ol_reason ol_classify(const struct ol_cursor *c,
+						  const struct ol_policy *policy,
+						  struct ol_tunnel **tunnel, struct ol_flow *flow,
+						  __u8 *may_concern)
+{
+	struct ol_tunnel_key key = {};
+	struct ol_outer outer = {};
+	enum ol_reason r;
+	__u32 vni, inner;
+	int i, ours = 0;
+
+	r = ol_parse_outer(c, &outer, may_concern);
+	if (r)
+		return r;
+#pragma unroll
+	for (i = 0; i < OL_MAX_PORTS; i++)
+		ours |= policy->port[i] == outer.port;
+	if (!ours || !outer.port) {
+		*may_concern = 0;
+		return OL_NOT_OVERLAY;
+	}
+	r = ol_parse_vni(c, &outer, &vni);
+	if (r)
+		return r;
+	key.vni = vni;
+	key.port = outer.port;
+	*tunnel = bpf_map_lookup_elem(&ol_tunnels, &key);
+	if (!*tunnel) {
+		key.vni = OL_VNI_ANY;
+		*tunnel = bpf_map_lookup_elem(&ol_tunnels, &key);
+		if (!*tunnel)
+			return OL_NOT_OVERLAY;
+	}
+	r = ol_parse_tunnel(c, &outer, (*tunnel)->kind, &inner);
+	if (r)
+		return r;
+	return ol_parse_inner(c, inner, vni, flow);
 }
 
 /*

@@ -51,7 +51,7 @@ static __always_inline struct softnet_data *ol_backlog_of(struct napi_struct *na
 
 /* A cell's poll ended: is everything that was in it handed on? */
 static __always_inline void ol_cell_polled(struct napi_struct *napi, __u32 this_cpu, int tunnel,
-					   __u32 seq, __u64 now, int full)
+					   __u32 seq, __u32 nic_seq, __u64 now, int full)
 {
 	struct gro_cell *cell = (void *)napi - bpf_core_field_offset(struct gro_cell, napi);
 	struct ol_marks *m = ol_get_cell_marks(this_cpu, tunnel);
@@ -59,7 +59,7 @@ static __always_inline void ol_cell_polled(struct napi_struct *napi, __u32 this_
 	if (!m || BPF_CORE_READ(cell, napi_skbs.qlen))
 		return;
 	if (!full) {
-		ol_mark_add(m, seq, now);
+		ol_mark_add(m, seq, nic_seq, now);
 	} else if (!ol_gro_holds(napi)) {
 		/*
 		 * After a poll with nothing of its budget left, __napi_poll()
@@ -70,7 +70,25 @@ static __always_inline void ol_cell_polled(struct napi_struct *napi, __u32 this_
 	}
 }
 
-static __always_inline void ol_flush_pending(__u32 this_cpu, __u32 nr_tunnels, __u64 now)
+/*
+ * A NIC's poll ended. Only a full one leaves packets in GRO. With several NICs'
+ * NAPIs on the core, one that holds packets keeps nic_seq from going on.
+ */
+static __always_inline void ol_nic_polled(struct napi_struct *napi, struct ol_cpu *cpu, __u32 seq,
+					  int full)
+{
+	if (full && ol_gro_holds(napi)) {
+		cpu->nic_holds = (__u64)napi;
+		return;
+	}
+	if (cpu->nic_holds == (__u64)napi)
+		cpu->nic_holds = 0;
+	if (!cpu->nic_holds)
+		cpu->nic_seq = seq;
+}
+
+static __always_inline void ol_flush_pending(__u32 this_cpu, __u32 nr_tunnels, __u32 nic_seq,
+					     __u64 now)
 {
 	__u32 i;
 
@@ -78,7 +96,7 @@ static __always_inline void ol_flush_pending(__u32 this_cpu, __u32 nr_tunnels, _
 		struct ol_marks *m = ol_get_cell_marks(this_cpu, i);
 
 		if (m && m->pending) {
-			ol_mark_add(m, m->pending, now);
+			ol_mark_add(m, m->pending, nic_seq, now);
 			m->pending = 0;
 		}
 	}
@@ -86,6 +104,9 @@ static __always_inline void ol_flush_pending(__u32 this_cpu, __u32 nr_tunnels, _
 
 /* How many tunnels there are: the loop above need not look at more. */
 __u32 ol_nr_tunnels SEC(".data.tunnels") = 0;
+
+/* The cpumap whose lanes are ours. */
+__s32 ol_lane_map_id SEC(".data.tunnels") = -1;
 
 SEC("tp_btf/napi_poll")
 int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
@@ -98,18 +119,18 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 
 	if (!cpu)
 		return 0;
-	ol_flush_pending(this_cpu, ol_nr_tunnels, now);
+	ol_flush_pending(this_cpu, ol_nr_tunnels, cpu->nic_seq, now);
 
 	seq = cpu->seq + 1;
 	spent = now - cpu->now;
 	cpu->now = now;
 	cpu->seq = seq;
-	ol_mark_add(&cpu->polls, seq, now);
+	ol_mark_add(&cpu->polls, seq, seq, now);
 
 	tunnel = ol_cell_of(napi);
 	if (tunnel >= 0) {
 		stage = OL_STAGE_TUNNEL;
-		ol_cell_polled(napi, this_cpu, tunnel, seq, now, full);
+		ol_cell_polled(napi, this_cpu, tunnel, seq, cpu->nic_seq, now, full);
 	} else if ((sd = ol_backlog_of(napi, this_cpu))) {
 		stage = OL_STAGE_POD;
 		cpu->softnet = (__u64)sd;
@@ -118,6 +139,7 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 		ol_progress_step(&cpu->backlog, head, tail, now);
 	} else {
 		stage = OL_STAGE_NIC;
+		ol_nic_polled(napi, cpu, seq, full);
 	}
 
 	/*
@@ -135,6 +157,39 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 	cpu->stage = stage;
 	if (stage == OL_STAGE_NIC)
 		cpu->nic_full = full;
+	return 0;
+}
+
+/* Frames went into a lane's ring: by a full one they were dropped instead. */
+SEC("tp_btf/xdp_cpumap_enqueue")
+int BPF_PROG(ol_lane_enqueue, int map_id, unsigned int processed, unsigned int drops, int to_cpu)
+{
+	struct ol_cpu *cpu;
+
+	if (map_id != ol_lane_map_id)
+		return 0;
+	cpu = ol_get_cpu(to_cpu);
+	if (!cpu)
+		return 0;
+	__sync_fetch_and_add(&cpu->lane_tail, processed);
+	if (drops)
+		ol_count(OL_CNT_XDP_DROP, drops);
+	return 0;
+}
+
+/* A lane's thread took frames out of its ring; it handles them right after this. */
+SEC("tp_btf/xdp_cpumap_kthread")
+int BPF_PROG(ol_lane_taken, int map_id, unsigned int processed)
+{
+	struct ol_cpu *cpu;
+
+	if (map_id != ol_lane_map_id)
+		return 0;
+	cpu = ol_get_cpu(bpf_get_smp_processor_id());
+	if (!cpu)
+		return 0;
+	cpu->lane_time = bpf_ktime_get_ns();
+	cpu->lane_head += processed;
 	return 0;
 }
 

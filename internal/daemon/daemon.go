@@ -29,6 +29,7 @@ type Options struct {
 	Underlays []string
 	Cores     []int // configured, sorted; the cores that flows may be steered to
 	Mode      governor.Mode
+	Tier      governor.Tier
 	Limits    governor.Limits
 	Version   string
 	Tiers     []control.TierStatus
@@ -183,7 +184,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	}
 	in.Layout = d.pipe.layout
 	if !d.pipe.armed {
-		in.Layout = governor.Place(d.opts.Cores, pollers(in), in.Costs)
+		in.Layout = governor.Place(d.opts.Tier, d.opts.Cores, pollers(in), in.Costs)
 	}
 	d.last = in
 	before := d.gov.Last()
@@ -241,7 +242,7 @@ func (d *Daemon) stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), farewell)
 	defer cancel()
 	_, err := d.pipe.disarm(ctx)
-	return errors.Join(err, d.close())
+	return errors.Join(err, d.pipe.unsplit(), d.close())
 }
 
 // close lets go of everything; what is journalled stays for the guardian unless

@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
@@ -68,7 +67,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	for _, l := range []struct {
 		stage datapath.Stage
 		cores []int
-	}{{datapath.Tunnel, d.pipe.layout.Tunnel}, {datapath.Pod, d.pipe.layout.Pod}} {
+	}{{datapath.NIC, d.pipe.layout.NIC}, {datapath.Tunnel, d.pipe.layout.Tunnel}, {datapath.Pod, d.pipe.layout.Pod}} {
 		for i, core := range l.cores {
 			n, err := d.dp.LanePackets(l.stage, i)
 			if err != nil {
@@ -82,7 +81,7 @@ func (d *Daemon) fill(st *control.Status) error {
 		return err
 	}
 	st.Counters = control.Counters{
-		OverlayPackets: d.overlayPackets(), SteeredPackets: max(c.Steered, c.PodSteered),
+		OverlayPackets: d.overlayPackets(), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
 		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, Unparsed: c.Stock,
 	}
 	return nil
@@ -141,15 +140,7 @@ func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 	e := d.do(ctx, func() {
 		stop, cancel := context.WithTimeout(ctx, farewell)
 		defer cancel()
-		var rep apply.Report
-		rep, err = d.pipe.disarm(stop)
-		for _, r := range rep.Results {
-			if r.Outcome == apply.Restored {
-				out.Restored = append(out.Restored, r.String())
-			} else {
-				out.Left = append(out.Left, r.String())
-			}
-		}
+		out.Report, err = d.pipe.disarm(stop)
 		if err == nil {
 			d.off = true
 		}

@@ -34,6 +34,7 @@ type pipeline struct {
 	armed    bool
 	steering bool
 	attached map[node.DevKey]io.Closer
+	xdp      map[node.DevKey]io.Closer
 	skipped  []plan.Skip
 }
 
@@ -59,14 +60,62 @@ func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.
 	if err := p.passed(ctx, graceTimeout); err != nil {
 		p.log.Debug("packets from before the programs may still be on their way", "reason", err)
 	}
-	if err := p.dp.SetLanes(datapath.Tunnel, layout.Tunnel); err != nil {
-		return err
-	}
-	if err := p.dp.SetLanes(datapath.Pod, layout.Pod); err != nil {
-		return err
-	}
 	p.layout = layout
+	for stage, cores := range p.lanes() {
+		if err := p.dp.SetLanes(stage, cores); err != nil {
+			return err
+		}
+	}
+	if err := p.split(snap); err != nil {
+		return err
+	}
 	return p.masks(snap)
+}
+
+func (p *pipeline) lanes() map[datapath.Stage][]int {
+	return map[datapath.Stage][]int{
+		datapath.NIC: p.layout.NIC, datapath.Tunnel: p.layout.Tunnel, datapath.Pod: p.layout.Pod,
+	}
+}
+
+// split attaches XDP where the layout asks for lanes of the nic stage. That
+// resets queues on many NICs, so it stays until the daemon ends.
+func (p *pipeline) split(snap node.Snapshot) error {
+	if len(p.layout.NIC) == 0 {
+		return nil
+	}
+	if p.xdp == nil {
+		p.xdp = map[node.DevKey]io.Closer{}
+		if err := p.dp.StartLanes(p.layout.NIC); err != nil {
+			return err
+		}
+	}
+	for _, u := range snap.Underlays {
+		if p.xdp[u.Key()] != nil {
+			continue
+		}
+		l, err := p.hang(u.Dev, p.dp.AttachXDP)
+		switch {
+		case err == nil:
+			p.xdp[u.Key()] = l
+		case errors.Is(err, node.ErrGone):
+		case errors.Is(err, datapath.ErrForeignXDP):
+			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: "left alone: an XDP program of somebody else is attached"})
+		default:
+			return err
+		}
+	}
+	return nil
+}
+
+// unsplit takes XDP off again.
+func (p *pipeline) unsplit() error {
+	var errs []error
+	for key, l := range p.xdp {
+		errs = append(errs, l.Close())
+		delete(p.xdp, key)
+	}
+	return errors.Join(errs...)
 }
 
 // attach hangs the programs on the underlays and pods that lack them.
@@ -222,19 +271,29 @@ func (p *pipeline) gone(t plan.Target) bool {
 func (p *pipeline) steer() error {
 	p.steering = true
 	for cpu := range p.cores {
-		var stages []datapath.Stage
+		stages := p.resting(cpu)
 		switch {
 		case slices.Contains(p.layout.Tunnel, cpu):
-			// It carries tunnel hops: pods' packets must not queue here too.
-			stages = []datapath.Stage{datapath.Pod}
 		case len(p.layout.Tunnel) > 0:
-			stages = []datapath.Stage{datapath.Tunnel}
+			stages = append(stages, datapath.Tunnel)
 		default:
-			stages = []datapath.Stage{datapath.Pod}
+			stages = append(stages, datapath.Pod)
+		}
+		if len(p.layout.NIC) > 0 && !slices.Contains(p.layout.NIC, cpu) {
+			stages = append(stages, datapath.NIC)
 		}
 		if err := p.dp.Steer(cpu, stages...); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// resting are the stages that a core steers also while flows are called home: a
+// core that carries tunnel hops must not queue pods' packets as well.
+func (p *pipeline) resting(cpu int) []datapath.Stage {
+	if slices.Contains(p.layout.Tunnel, cpu) {
+		return []datapath.Stage{datapath.Pod}
 	}
 	return nil
 }
@@ -247,11 +306,7 @@ func (p *pipeline) callBack() error {
 	}
 	p.steering = false
 	for cpu := range p.cores {
-		var stages []datapath.Stage
-		if slices.Contains(p.layout.Tunnel, cpu) {
-			stages = []datapath.Stage{datapath.Pod}
-		}
-		if err := p.dp.Steer(cpu, stages...); err != nil {
+		if err := p.dp.Steer(cpu, p.resting(cpu)...); err != nil {
 			return err
 		}
 	}
@@ -280,7 +335,7 @@ func (p *pipeline) waitHome(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		steered := c.Steered
+		steered := c.Steered + c.XDPLane
 		if h.podsToo {
 			steered = c.PodSteered
 		}
@@ -403,7 +458,7 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 // stale tells that the layout uses cores that are not configured any more.
 func (p *pipeline) stale(cores []int) bool {
 	gone := func(c int) bool { return !slices.Contains(cores, c) }
-	return slices.ContainsFunc(p.layout.Tunnel, gone) || slices.ContainsFunc(p.layout.Pod, gone)
+	return slices.ContainsFunc(p.layout.Cores(), gone)
 }
 
 // leave makes flows leave the lanes of cores that shall take none any more.
@@ -411,5 +466,9 @@ func (p *pipeline) leave(leaving func(core int) bool) error {
 	if !p.armed {
 		return nil
 	}
-	return errors.Join(p.dp.SetLeaving(datapath.Tunnel, leaving), p.dp.SetLeaving(datapath.Pod, leaving))
+	var errs []error
+	for stage := range p.lanes() {
+		errs = append(errs, p.dp.SetLeaving(stage, leaving))
+	}
+	return errors.Join(errs...)
 }

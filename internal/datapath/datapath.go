@@ -30,6 +30,7 @@ type Device struct {
 type Datapath struct {
 	stages stagesObjects
 	trace  traceObjects
+	xdp    underlayObjects
 	cpus   int
 
 	tracer []link.Link
@@ -76,6 +77,9 @@ func (d *Datapath) load() error {
 	if err := stages.LoadAndAssign(&d.stages, nil); err != nil {
 		return fmt.Errorf("load tcx programs: %w", err)
 	}
+	if err := d.loadXDP(key); err != nil {
+		return err
+	}
 	trace, err := loadTrace()
 	if err != nil {
 		return fmt.Errorf("read trace object: %w", err)
@@ -90,20 +94,29 @@ func (d *Datapath) load() error {
 	if err := d.writePolicy(); err != nil {
 		return err
 	}
-	l, err := link.AttachTracing(link.TracingOptions{Program: d.trace.OlNapiPoll})
+	if err := d.watch("napi_poll", d.trace.OlNapiPoll); err != nil {
+		return err
+	}
+	return d.startSampling()
+}
+
+// watch hangs a tracing program on its tracepoint until Close.
+func (d *Datapath) watch(name string, prog *ebpf.Program) error {
+	l, err := link.AttachTracing(link.TracingOptions{Program: prog})
 	if err != nil {
-		return fmt.Errorf("attach to tracepoint napi_poll: %w", err)
+		return fmt.Errorf("attach to tracepoint %s: %w", name, err)
 	}
 	d.tracer = append(d.tracer, l)
-	return d.startSampling()
+	return nil
 }
 
 // prepare sizes the per-core maps and sets the load-time constants.
 func (d *Datapath) prepare(spec *ebpf.CollectionSpec, key [16]byte) error {
 	perCPU := map[string]uint32{
-		"ol_cpus":       1,
-		"ol_cell_marks": uint32(stagesOlLimitOL_MAX_TUNNELS),
-		"ol_slots":      uint32(stagesOlStageOL_NR_STAGES) * uint32(stagesOlLimitOL_SLOTS),
+		"ol_cpus":         1,
+		"ol_lane_threads": 1,
+		"ol_cell_marks":   uint32(stagesOlLimitOL_MAX_TUNNELS),
+		"ol_slots":        uint32(stagesOlStageOL_NR_STAGES) * uint32(stagesOlLimitOL_SLOTS),
 	}
 	for name, n := range perCPU {
 		if m := spec.Maps[name]; m != nil {
@@ -138,6 +151,7 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_counters":     d.stages.OlCounters,
 		"ol_reasons":      d.stages.OlReasons,
 		"ol_lane_packets": d.stages.OlLanePackets,
+		"ol_lane_threads": d.stages.OlLaneThreads,
 	}
 	shared := map[string]*ebpf.Map{}
 	for name := range spec.Maps {
@@ -223,5 +237,5 @@ func (d *Datapath) Close() error {
 	for _, fd := range d.perf {
 		errs = append(errs, unix.Close(fd))
 	}
-	return errors.Join(append(errs, d.trace.Close(), d.stages.Close())...)
+	return errors.Join(append(errs, d.trace.Close(), d.xdp.Close(), d.stages.Close())...)
 }

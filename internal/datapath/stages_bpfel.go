@@ -13,6 +13,15 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type stagesBpfCpumapVal struct {
+	_       structs.HostLayout
+	Qsize   uint32
+	BpfProg struct {
+		_  structs.HostLayout
+		Fd int32
+	}
+}
+
 type stagesOlAbi struct {
 	_        structs.HostLayout
 	Limit    uint32
@@ -70,14 +79,19 @@ type stagesOlCpu struct {
 		PendingTail uint32
 		Armed       uint32
 	}
-	Cost [3]struct {
+	NicHolds uint64
+	LaneTime uint64
+	LaneHead uint32
+	LaneTail uint32
+	NicSeq   uint32
+	Pad2     uint32
+	Cost     [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
 		Packets uint64
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [32]byte
 }
 
 type stagesOlFlag uint32
@@ -103,17 +117,17 @@ const (
 	stagesOlLimitOL_MAX_TUNNELS stagesOlLimit = 16
 	stagesOlLimitOL_MAX_PORTS   stagesOlLimit = 4
 	stagesOlLimitOL_SLOTS       stagesOlLimit = 4096
-	stagesOlLimitOL_FRAGS       stagesOlLimit = 256
+	stagesOlLimitOL_FRAGS       stagesOlLimit = 1024
 	stagesOlLimitOL_CARRIER     stagesOlLimit = 32768
 )
 
 type stagesOlMarks struct {
 	_    structs.HostLayout
 	Mark [8]struct {
-		_    structs.HostLayout
-		Time uint64
-		Seq  uint32
-		Pad  uint32
+		_      structs.HostLayout
+		Time   uint64
+		Seq    uint32
+		NicSeq uint32
 	}
 	At      uint32
 	Pending uint32
@@ -213,6 +227,7 @@ const (
 	stagesMapOlCpus        = "ol_cpus"
 	stagesMapOlFrags       = "ol_frags"
 	stagesMapOlLanePackets = "ol_lane_packets"
+	stagesMapOlLaneThreads = "ol_lane_threads"
 	stagesMapOlOwners      = "ol_owners"
 	stagesMapOlPolicies    = "ol_policies"
 	stagesMapOlReasons     = "ol_reasons"
@@ -282,6 +297,7 @@ type stagesMapSpecs struct {
 	OlCpus        *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlFrags       *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets *ebpf.MapSpec `ebpf:"ol_lane_packets"`
+	OlLaneThreads *ebpf.MapSpec `ebpf:"ol_lane_threads"`
 	OlOwners      *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlReasons     *ebpf.MapSpec `ebpf:"ol_reasons"`
@@ -325,6 +341,7 @@ type stagesMaps struct {
 	OlCpus        *ebpf.Map `ebpf:"ol_cpus"`
 	OlFrags       *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets *ebpf.Map `ebpf:"ol_lane_packets"`
+	OlLaneThreads *ebpf.Map `ebpf:"ol_lane_threads"`
 	OlOwners      *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.Map `ebpf:"ol_policies"`
 	OlReasons     *ebpf.Map `ebpf:"ol_reasons"`
@@ -340,6 +357,7 @@ func (m *stagesMaps) Close() error {
 		m.OlCpus,
 		m.OlFrags,
 		m.OlLanePackets,
+		m.OlLaneThreads,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlReasons,

@@ -13,6 +13,15 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type traceBpfCpumapVal struct {
+	_       structs.HostLayout
+	Qsize   uint32
+	BpfProg struct {
+		_  structs.HostLayout
+		Fd int32
+	}
+}
+
 type traceOlAbi struct {
 	_        structs.HostLayout
 	Limit    uint32
@@ -47,14 +56,19 @@ type traceOlCpu struct {
 		PendingTail uint32
 		Armed       uint32
 	}
-	Cost [3]struct {
+	NicHolds uint64
+	LaneTime uint64
+	LaneHead uint32
+	LaneTail uint32
+	NicSeq   uint32
+	Pad2     uint32
+	Cost     [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
 		Packets uint64
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [32]byte
 }
 
 type traceOlFrag struct {
@@ -67,10 +81,10 @@ type traceOlFrag struct {
 type traceOlMarks struct {
 	_    structs.HostLayout
 	Mark [8]struct {
-		_    structs.HostLayout
-		Time uint64
-		Seq  uint32
-		Pad  uint32
+		_      structs.HostLayout
+		Time   uint64
+		Seq    uint32
+		NicSeq uint32
 	}
 	At      uint32
 	Pending uint32
@@ -129,24 +143,28 @@ type traceOlTunnelKey struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	traceMapOlCellMarks   = "ol_cell_marks"
-	traceMapOlCells       = "ol_cells"
-	traceMapOlCounters    = "ol_counters"
-	traceMapOlCpus        = "ol_cpus"
-	traceMapOlFrags       = "ol_frags"
-	traceMapOlLanePackets = "ol_lane_packets"
-	traceMapOlOwners      = "ol_owners"
-	traceMapOlPolicies    = "ol_policies"
-	traceMapOlReasons     = "ol_reasons"
-	traceMapOlSlots       = "ol_slots"
-	traceMapOlTunnels     = "ol_tunnels"
-	traceProgOlNapiPoll   = "ol_napi_poll"
-	traceProgOlSample     = "ol_sample"
-	traceVarOlAbiEnums    = "ol_abi_enums"
-	traceVarOlKey0        = "ol_key0"
-	traceVarOlKey1        = "ol_key1"
-	traceVarOlNrCpus      = "ol_nr_cpus"
-	traceVarOlNrTunnels   = "ol_nr_tunnels"
+	traceMapOlCellMarks    = "ol_cell_marks"
+	traceMapOlCells        = "ol_cells"
+	traceMapOlCounters     = "ol_counters"
+	traceMapOlCpus         = "ol_cpus"
+	traceMapOlFrags        = "ol_frags"
+	traceMapOlLanePackets  = "ol_lane_packets"
+	traceMapOlLaneThreads  = "ol_lane_threads"
+	traceMapOlOwners       = "ol_owners"
+	traceMapOlPolicies     = "ol_policies"
+	traceMapOlReasons      = "ol_reasons"
+	traceMapOlSlots        = "ol_slots"
+	traceMapOlTunnels      = "ol_tunnels"
+	traceProgOlLaneEnqueue = "ol_lane_enqueue"
+	traceProgOlLaneTaken   = "ol_lane_taken"
+	traceProgOlNapiPoll    = "ol_napi_poll"
+	traceProgOlSample      = "ol_sample"
+	traceVarOlAbiEnums     = "ol_abi_enums"
+	traceVarOlKey0         = "ol_key0"
+	traceVarOlKey1         = "ol_key1"
+	traceVarOlLaneMapId    = "ol_lane_map_id"
+	traceVarOlNrCpus       = "ol_nr_cpus"
+	traceVarOlNrTunnels    = "ol_nr_tunnels"
 )
 
 // loadTrace returns the embedded CollectionSpec for trace.
@@ -191,8 +209,10 @@ type traceSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type traceProgramSpecs struct {
-	OlNapiPoll *ebpf.ProgramSpec `ebpf:"ol_napi_poll"`
-	OlSample   *ebpf.ProgramSpec `ebpf:"ol_sample"`
+	OlLaneEnqueue *ebpf.ProgramSpec `ebpf:"ol_lane_enqueue"`
+	OlLaneTaken   *ebpf.ProgramSpec `ebpf:"ol_lane_taken"`
+	OlNapiPoll    *ebpf.ProgramSpec `ebpf:"ol_napi_poll"`
+	OlSample      *ebpf.ProgramSpec `ebpf:"ol_sample"`
 }
 
 // traceMapSpecs contains maps before they are loaded into the kernel.
@@ -205,6 +225,7 @@ type traceMapSpecs struct {
 	OlCpus        *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlFrags       *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets *ebpf.MapSpec `ebpf:"ol_lane_packets"`
+	OlLaneThreads *ebpf.MapSpec `ebpf:"ol_lane_threads"`
 	OlOwners      *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlReasons     *ebpf.MapSpec `ebpf:"ol_reasons"`
@@ -219,6 +240,7 @@ type traceVariableSpecs struct {
 	OlAbiEnums  *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
 	OlKey0      *ebpf.VariableSpec `ebpf:"ol_key0"`
 	OlKey1      *ebpf.VariableSpec `ebpf:"ol_key1"`
+	OlLaneMapId *ebpf.VariableSpec `ebpf:"ol_lane_map_id"`
 	OlNrCpus    *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
 	OlNrTunnels *ebpf.VariableSpec `ebpf:"ol_nr_tunnels"`
 }
@@ -249,6 +271,7 @@ type traceMaps struct {
 	OlCpus        *ebpf.Map `ebpf:"ol_cpus"`
 	OlFrags       *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets *ebpf.Map `ebpf:"ol_lane_packets"`
+	OlLaneThreads *ebpf.Map `ebpf:"ol_lane_threads"`
 	OlOwners      *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.Map `ebpf:"ol_policies"`
 	OlReasons     *ebpf.Map `ebpf:"ol_reasons"`
@@ -264,6 +287,7 @@ func (m *traceMaps) Close() error {
 		m.OlCpus,
 		m.OlFrags,
 		m.OlLanePackets,
+		m.OlLaneThreads,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlReasons,
@@ -279,6 +303,7 @@ type traceVariables struct {
 	OlAbiEnums  *ebpf.Variable `ebpf:"ol_abi_enums"`
 	OlKey0      *ebpf.Variable `ebpf:"ol_key0"`
 	OlKey1      *ebpf.Variable `ebpf:"ol_key1"`
+	OlLaneMapId *ebpf.Variable `ebpf:"ol_lane_map_id"`
 	OlNrCpus    *ebpf.Variable `ebpf:"ol_nr_cpus"`
 	OlNrTunnels *ebpf.Variable `ebpf:"ol_nr_tunnels"`
 }
@@ -287,12 +312,16 @@ type traceVariables struct {
 //
 // It can be passed to loadTraceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tracePrograms struct {
-	OlNapiPoll *ebpf.Program `ebpf:"ol_napi_poll"`
-	OlSample   *ebpf.Program `ebpf:"ol_sample"`
+	OlLaneEnqueue *ebpf.Program `ebpf:"ol_lane_enqueue"`
+	OlLaneTaken   *ebpf.Program `ebpf:"ol_lane_taken"`
+	OlNapiPoll    *ebpf.Program `ebpf:"ol_napi_poll"`
+	OlSample      *ebpf.Program `ebpf:"ol_sample"`
 }
 
 func (p *tracePrograms) Close() error {
 	return _TraceClose(
+		p.OlLaneEnqueue,
+		p.OlLaneTaken,
 		p.OlNapiPoll,
 		p.OlSample,
 	)

@@ -204,11 +204,9 @@ func (g *Governor) whileActive(in Input) (State, string) {
 // busiest is the lane core, other than the given one, with most tasks on it.
 func busiest(in Input, except int) (cpu int, tasks float64) {
 	cpu = -1
-	for _, list := range [][]int{in.Layout.Tunnel, in.Layout.Pod} {
-		for _, c := range list {
-			if c != except && (cpu < 0 || in.Cores[c].Tasks > tasks) {
-				cpu, tasks = c, in.Cores[c].Tasks
-			}
+	for _, c := range in.Layout.Cores() {
+		if c != except && (cpu < 0 || in.Cores[c].Tasks > tasks) {
+			cpu, tasks = c, in.Cores[c].Tasks
 		}
 	}
 	return cpu, tasks

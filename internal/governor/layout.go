@@ -28,6 +28,7 @@ var typical = Costs{NIC: 900, Tunnel: 1150, Pod: 650, Hop: 250}
 // backlog carries hops of two ranks: else packets that are nearly done would be
 // dropped for packets that have just come.
 type Layout struct {
+	NIC    []int // tier 2 only: the cores that build skbs, in threads of their own
 	Tunnel []int
 	Pod    []int
 	Reason string
@@ -36,15 +37,40 @@ type Layout struct {
 }
 
 // None tells that no stage is worth a hop.
-func (l Layout) None() bool { return len(l.Tunnel) == 0 && len(l.Pod) == 0 }
+func (l Layout) None() bool { return len(l.NIC)+len(l.Tunnel)+len(l.Pod) == 0 }
+
+// Cores are all that take work from others, each once.
+func (l Layout) Cores() []int {
+	all := slices.Concat(l.NIC, l.Tunnel, l.Pod)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
 
 // minGain is the least predicted gain for which a hop is taken: predictions of
 // stage costs are no better than that.
 const minGain = 1.05
 
+// Split is the further cost, in ns per frame, of doing the nic stage in a cpumap
+// thread: XDP on the core that polls, the ring, smaller batches.
+const (
+	splitPoll   = 200
+	splitThread = 400
+)
+
+// Tier is which facilities a placement may use.
+type Tier int
+
+const (
+	// TC steers behind the nic stage only.
+	TC Tier = iota + 1
+	// XDP splits the nic stage too.
+	XDP
+)
+
 // Place decides which stages hop, and to which of the cores, given those that
-// poll the NIC. cores is sorted.
-func Place(cores, nic []int, measured Costs) Layout {
+// poll the NIC. cores is sorted. With tier XDP the nic stage hops, whatever the
+// prediction: that tier is only asked for by name.
+func Place(tier Tier, cores, nic []int, measured Costs) Layout {
 	cost, source := measured, "measured stage costs"
 	if !cost.Known() {
 		cost, source = typical, "typical stage costs"
@@ -62,8 +88,12 @@ func Place(cores, nic []int, measured Costs) Layout {
 		}
 	}
 	best := Layout{Gain: 1, Reason: fmt.Sprintf("no hop is worth it by %s", source)}
-	for _, l := range candidates(cores, nic, free, cost) {
-		if l.Gain >= minGain && l.Gain > best.Gain {
+	list := candidates(cores, nic, free, cost)
+	if tier == XDP {
+		list = splits(cores, free, cost)
+	}
+	for _, l := range list {
+		if tier == XDP || l.Gain >= minGain && l.Gain > best.Gain {
 			l.Reason = fmt.Sprintf("%s (nic %.0f, tunnel %.0f, pod %.0f, hop %.0f ns): %.2f times one core's rate predicted",
 				source, cost.NIC, cost.Tunnel, cost.Pod, cost.Hop, l.Gain)
 			best = l
@@ -104,4 +134,37 @@ func candidates(cores, nic, free []int, c Costs) []Layout {
 			{Tunnel: cores[n:], Pod: cores[:n], Gain: gain(c.NIC+c.Pod+h, c.Tunnel+h)},
 		}
 	}
+}
+
+// splits are the placements in which the nic stage goes to threads on other
+// cores than those that poll.
+func splits(cores, free []int, c Costs) []Layout {
+	one := c.NIC + c.Tunnel + c.Pod
+	gain := func(slowest ...float64) float64 { return one / slices.Max(slowest) }
+	thread := c.NIC + splitThread
+	switch {
+	case len(free) >= 3:
+		n := max(int(float64(len(free))*thread/(thread+c.Tunnel+c.Pod)), 1)
+		t := min(max(int(float64(len(free)-n)*c.Tunnel/(c.Tunnel+c.Pod)+0.5), 1), len(free)-n-1)
+		return []Layout{{NIC: free[:n], Tunnel: free[n : n+t], Pod: free[n+t:],
+			Gain: gain(splitPoll, thread+c.Hop/2, c.Tunnel+c.Hop, c.Pod+c.Hop/2)}}
+	case len(free) == 2:
+		// The thread's core has no backlog of its own kind: the pod stage may
+		// come back to it.
+		return []Layout{{NIC: free[:1], Tunnel: free[1:], Pod: free[:1],
+			Gain: gain(splitPoll, thread+c.Pod+c.Hop, c.Tunnel+c.Hop)}}
+	case len(free) == 1:
+		return []Layout{{NIC: free, Tunnel: []int{other(cores, free[0])}, Pod: free,
+			Gain: gain(splitPoll+c.Tunnel+c.Hop, thread+c.Pod+c.Hop)}}
+	}
+	return nil
+}
+
+func other(cores []int, not int) int {
+	for _, c := range cores {
+		if c != not {
+			return c
+		}
+	}
+	return not
 }

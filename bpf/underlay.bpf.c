@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * XDP on the underlay: the split of the first stage. Before an skb exists, a
+ * flow's frames go to a lane: a cpumap thread on another core, which builds the
+ * skb and does the rest of the stage there. Who is not understood, not steered
+ * or not for a tunnel of ours is passed.
+ */
+#include "kernel.h"
+#include "parse.h"
+#include "steer.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+SEC("xdp.frags")
+int ol_underlay_xdp(struct xdp_md *ctx)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), lane;
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	struct ol_tunnel *tunnel = NULL;
+	struct ol_flow flow = {};
+	__u8 may_concern = 0;
+	struct ol_cursor c;
+	enum ol_reason r;
+
+	if (!policy || !cpu)
+		return XDP_PASS;
+	c.data = (void *)(long)ctx->data;
+	c.end = (void *)(long)ctx->data_end;
+	/* Of a frame in several buffers only the first is looked at. */
+	c.total = bpf_xdp_get_buff_len(ctx);
+	if (c.total != c.end - c.data)
+		c.total = 0;
+	r = ol_classify(&c, policy, &tunnel, &flow, &may_concern);
+	if (r)
+		return XDP_PASS;
+
+	struct ol_hop h = {
+		.policy = policy,
+		.lanes = &policy->stage[OL_STAGE_NIC],
+		.cpu = cpu,
+		.this_cpu = this_cpu,
+		.stage = OL_STAGE_NIC,
+		.slot = ol_flow_slot(&flow, &r),
+		.tunnel = tunnel->index,
+	};
+
+	if (r)
+		return XDP_PASS;
+	lane = ol_steer(&h);
+	if (lane >= OL_MAX_LANES)
+		return XDP_PASS;
+	ol_count(OL_CNT_XDP_LANE, 1);
+	ol_count_lane(OL_STAGE_NIC, lane, 1);
+	return bpf_redirect_map(&ol_lane_threads, h.lanes->cpu[lane], XDP_PASS);
+}

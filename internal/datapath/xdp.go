@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// laneQueue is the number of frames that a lane of the nic stage holds: at a
+// million packets per second some milliseconds, and less than a core's L2
+// cache holds of headers.
+const laneQueue = 2048
+
+// cpumapValue is struct bpf_cpumap_val of linux/bpf.h.
+type cpumapValue struct {
+	QSize  uint32
+	ProgFD int32
+}
+
+func (d *Datapath) loadXDP(key [16]byte) error {
+	spec, err := loadUnderlay()
+	if err != nil {
+		return fmt.Errorf("read underlay object: %w", err)
+	}
+	if err := d.prepare(spec, key); err != nil {
+		return err
+	}
+	if err := spec.LoadAndAssign(&d.xdp, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(spec)}); err != nil {
+		return fmt.Errorf("load XDP program: %w", err)
+	}
+	return nil
+}
+
+// StartLanes makes the threads of the nic stage's lanes on the given cores. They
+// must be there before a program that redirects to them is attached; they go
+// with Close. It is to be called once.
+func (d *Datapath) StartLanes(cores []int) error {
+	info, err := d.stages.OlLaneThreads.Info()
+	if err != nil {
+		return fmt.Errorf("read lane map: %w", err)
+	}
+	id, ok := info.ID()
+	if !ok {
+		return errors.New("read lane map: the kernel tells no map ID")
+	}
+	if err := d.trace.OlLaneMapId.Set(int32(id)); err != nil {
+		return fmt.Errorf("write lane map ID: %w", err)
+	}
+	if err := d.watch("xdp_cpumap_enqueue", d.trace.OlLaneEnqueue); err != nil {
+		return err
+	}
+	if err := d.watch("xdp_cpumap_kthread", d.trace.OlLaneTaken); err != nil {
+		return err
+	}
+	for _, core := range cores {
+		if err := d.stages.OlLaneThreads.Put(uint32(core), cpumapValue{QSize: laneQueue}); err != nil {
+			return fmt.Errorf("start lane on core %d: %w", core, err)
+		}
+	}
+	return nil
+}
+
+// ErrForeignXDP says that somebody else's program is on the device.
+var ErrForeignXDP = errors.New("another XDP program is attached")
+
+// AttachXDP hangs the XDP program on an underlay, in the driver: generic XDP
+// would cost more than it gains and is never used.
+func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
+	var l link.Link
+	err := dev.Netns.Do(func() error {
+		var err error
+		l, err = link.AttachXDP(link.XDPOptions{
+			Program:   d.xdp.OlUnderlayXdp,
+			Interface: dev.Ifindex,
+			Flags:     link.XDPDriverMode,
+		})
+		return err
+	})
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
+		err = errors.Join(ErrForeignXDP, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("attach XDP program to device %d: %w", dev.Ifindex, err)
+	}
+	return l, nil
+}
