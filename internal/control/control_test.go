@@ -424,3 +424,22 @@ func TestSocketPath(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestEmptyListsAreNotNull(t *testing.T) {
+	path, _ := start(t, &fake{})
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, `{"verb":"status"}`+"\n"); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(line, "null") {
+		t.Error(line)
+	}
+}

@@ -188,9 +188,10 @@ func (s *Server) answer(ctx context.Context, line []byte) response {
 func (s *Server) call(ctx context.Context, req request) (any, error) {
 	switch req.Verb {
 	case verbStatus:
-		return s.h.Status(), nil
+		return s.h.Status().withoutNil(), nil
 	case verbOff:
-		return s.h.Off(ctx)
+		rep, err := s.h.Off(ctx)
+		return rep.withoutNil(), err
 	case verbSetCores:
 		var cores config.CPUList
 		if err := strict(req.Args, &cores); err != nil {

@@ -118,9 +118,31 @@ type Counters struct {
 	Unparsed map[string]uint64 `json:"unparsed"`
 }
 
-// OffReport is what Off did.
+// OffReport is what Off did: what became of every value that was changed.
 type OffReport struct {
 	// PID is that of the daemon that restored, 0 when none was running.
 	PID int `json:"pid"`
 	apply.Report
+}
+
+// withoutNil makes empty lists of missing ones, which JSON would show as null.
+func (r OffReport) withoutNil() OffReport {
+	r.Results = list(r.Results)
+	return r
+}
+
+func (st Status) withoutNil() Status {
+	st.Tiers, st.Mechanisms, st.Devices = list(st.Tiers), list(st.Mechanisms), list(st.Devices)
+	st.Lanes, st.StageCosts = list(st.Lanes), list(st.StageCosts)
+	if st.Counters.Unparsed == nil {
+		st.Counters.Unparsed = map[string]uint64{}
+	}
+	return st
+}
+
+func list[T any](l []T) []T {
+	if l == nil {
+		return []T{}
+	}
+	return l
 }
