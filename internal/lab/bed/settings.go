@@ -231,3 +231,19 @@ func LinkStats(ns *netns.Handle, dev string) (*netlink.LinkStatistics, error) {
 	})
 	return st, err
 }
+
+// WireStats are the counters of the wire's receiving end.
+type WireStats struct {
+	RxPackets uint64 // frames that were polled
+	RxDropped uint64 // frames that found the ring full
+}
+
+// WireStats reads them.
+func (b *Bed) WireStats() (WireStats, error) {
+	rx := b.Receiver()
+	st, err := LinkStats(rx.NS, rx.Wire)
+	if err != nil {
+		return WireStats{}, err
+	}
+	return WireStats{st.RxPackets, st.RxDropped}, nil
+}

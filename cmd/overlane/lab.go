@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/report"
+	"github.com/overlane/overlane/internal/lab/scenario"
+	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+)
+
+func newLabCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "lab",
+		Short: "Testbed and benchmark: two hosts, a wire and an overlay in network namespaces",
+		Long: `Builds two hosts in network namespaces of their own, joined by a veth pair that
+stands for the wire, with a real VXLAN overlay and pods on top; sends real
+traffic through it; and compares the plain overlay with the ways to speed it up.
+Nothing outside of these namespaces is touched, several labs can be up at once,
+and "lab down" leaves nothing.`,
+	}
+	cmd.AddCommand(newLabUpCmd(), newLabDownCmd(), newLabRunCmd(), newLabExecCmd())
+	return cmd
+}
+
+func bedFlags(cmd *cobra.Command, o *bed.Options) {
+	f := cmd.Flags()
+	f.StringVar((*string)(&o.Topology), "topology", "bridged", "bridged, routed (no bridge, as flannel and Calico), nested (tunnel in a namespace of its own, as Docker)")
+	f.StringVar((*string)(&o.NIC), "nic", "thread", "how the wire's receiving end is polled: thread (a pinned NAPI thread) or softirq (on the sender's core)")
+	f.IntVar(&o.Queues, "queues", 1, "queues of the wire")
+	f.BoolVar(&o.IPv6, "ipv6", false, "IPv6 inside of the overlay")
+	labFlags(cmd, o)
+}
+
+func labFlags(cmd *cobra.Command, o *bed.Options) {
+	cmd.Flags().StringVar(&o.Name, "name", bed.DefaultName, "name of the lab")
+	cmd.Flags().StringVar(&o.StateDir, "state-dir", bed.DefaultStateDir, "where labs are recorded")
+}
+
+func newLabUpCmd() *cobra.Command {
+	var o bed.Options
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Build a lab and leave it up",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			b, err := bed.Up(o)
+			if err != nil {
+				return err
+			}
+			defer b.Close()
+			fmt.Fprintf(cmd.OutOrStdout(), "lab %s is up: %s\nhosts: %s\ntry: overlane lab exec cA -- ping -c 3 %s\n",
+				b.Name, b.Options.String(), strings.Join(b.HostNames(), " "), b.Receiver().Pods[0].IP4)
+			return nil
+		},
+	}
+	bedFlags(cmd, &o)
+	cmd.Flags().IntVar(&o.Pods, "pods", 1, "pods on each host")
+	return cmd
+}
+
+func newLabDownCmd() *cobra.Command {
+	var o bed.Options
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "down",
+		Short: "End a lab: its processes, devices and namespaces",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if !all {
+				return bed.Down(o.StateDir, o.Name)
+			}
+			names, err := bed.Names(o.StateDir)
+			if err != nil {
+				return err
+			}
+			var errs []error
+			for _, n := range names {
+				errs = append(errs, bed.Down(o.StateDir, n))
+			}
+			return errors.Join(errs...)
+		},
+	}
+	labFlags(cmd, &o)
+	cmd.Flags().BoolVar(&all, "all", false, "every lab that is recorded")
+	return cmd
+}
+
+func newLabExecCmd() *cobra.Command {
+	var o bed.Options
+	cmd := &cobra.Command{
+		Use:   "exec HOST -- COMMAND [ARG...]",
+		Short: "Run a command in a host of a lab: hA, hB, cA, cB, ...",
+		Long: `Runs a command in the network namespace of a host. Only the network is another
+one: files, /sys and /proc are the machine's own, so that BPF pins stay in
+sight; /sys/class/net therefore shows the machine's devices.`,
+		Args: cobra.MinimumNArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			b, err := bed.Open(o.StateDir, o.Name)
+			if err != nil {
+				return err
+			}
+			ns, err := b.Namespace(args[0])
+			if err != nil {
+				return errors.Join(err, b.Close())
+			}
+			path, err := exec.LookPath(args[1])
+			if err != nil {
+				return errors.Join(err, b.Close())
+			}
+			return ns.Do(func() error {
+				if err := unix.Exec(path, args[1:], os.Environ()); err != nil {
+					return fmt.Errorf("run %s: %w", path, err)
+				}
+				return nil
+			})
+		},
+	}
+	cmd.Flags().SetInterspersed(false)
+	labFlags(cmd, &o)
+	return cmd
+}
+
+func newLabRunCmd() *cobra.Command {
+	var o bed.Options
+	var cfg scenario.Config
+	var seconds float64
+	var reportDir string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "run SCENARIO...",
+		Short: "Compare variants under a kind of traffic, in interleaved rounds",
+		Long:  "Runs the variants of each scenario in turn (A B C A B C ...), and prints a table.\nUses the lab of the given name if it is up, or else one of its own for the time.\n\n" + labCatalogue(),
+		Args:  cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+			defer stop()
+			cfg.Length = time.Duration(seconds * float64(time.Second))
+			cfg.Log = cmd.ErrOrStderr()
+			var results []report.Result
+			for _, name := range args {
+				one := cfg
+				one.Scenario = name
+				one.Command = labCommand(cmd, name)
+				res, err := runLab(ctx, o, one, cmd.Flags().Changed)
+				results = append(results, res...)
+				if !asJSON {
+					for _, r := range res {
+						if err := errors.Join(r.Table(cmd.OutOrStdout())); err != nil {
+							return err
+						}
+						fmt.Fprintln(cmd.OutOrStdout())
+					}
+				}
+				if err != nil {
+					return err
+				}
+			}
+			if reportDir != "" {
+				if err := report.WriteDir(reportDir, results); err != nil {
+					return err
+				}
+				fmt.Fprintf(cmd.ErrOrStderr(), "report in %s\n", reportDir)
+			}
+			if asJSON {
+				return writeLabJSON(cmd.OutOrStdout(), results)
+			}
+			return nil
+		},
+	}
+	bedFlags(cmd, &o)
+	f := cmd.Flags()
+	f.StringSliceVar(&cfg.Variants, "variants", []string{"overlay", "host", "rps"}, "what to compare; all for everything that this wire can show")
+	f.IntVar(&cfg.Rounds, "rounds", 5, "rounds; a figure counts from 25")
+	f.Float64Var(&seconds, "seconds", 2, "length of one measurement")
+	f.IntVar(&cfg.Flows, "flows", 0, "number of flows (default: the scenario's own)")
+	f.StringVar((*string)(&cfg.Rates), "rates", "equal", "shares of the flows: equal, skewed, shifting")
+	f.IntVar(&cfg.Size, "size", 0, "bytes in a datagram (default: the scenario's own)")
+	f.Float64Var(&cfg.Load, "load", 0.5, "background load, as a share of saturation")
+	f.StringVar(&reportDir, "report", "", "write a page with plots, and the raw numbers, to this directory")
+	f.BoolVar(&asJSON, "json", false, "print JSON instead of a table")
+	return cmd
+}
+
+// runLab runs one scenario in the lab that is up, or in a temporary one.
+func runLab(ctx context.Context, o bed.Options, cfg scenario.Config, given func(string) bool) (_ []report.Result, err error) {
+	b, err := bed.Open(o.StateDir, o.Name)
+	switch {
+	case err == nil:
+		defer b.Close()
+		for _, flag := range []string{"topology", "nic", "queues", "ipv6"} {
+			if given(flag) {
+				return nil, fmt.Errorf("lab %s is up as it is (%s): leave out --%s, or end it with overlane lab down --name %s",
+					b.Name, b.Options.String(), flag, b.Name)
+			}
+		}
+	case errors.Is(err, bed.ErrNotUp) && !given("name"):
+		o.Name = "run" + strconv.Itoa(os.Getpid())
+		o.Pods = cfg.Pods()
+		// Before anything is built.
+		check := cfg
+		if err := check.Normalize(o.NIC); err != nil {
+			return nil, err
+		}
+		if b, err = bed.Up(o); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, b.Down()) }()
+	default:
+		return nil, err
+	}
+	return scenario.Run(ctx, b, cfg)
+}
+
+// labCommand is what to type to get one scenario's series again.
+func labCommand(cmd *cobra.Command, name string) string {
+	words := []string{"overlane", "lab", "run", name}
+	for _, flag := range []string{"variants", "rounds", "seconds", "nic", "queues", "topology", "ipv6", "flows", "rates", "size", "load"} {
+		if f := cmd.Flags().Lookup(flag); f.Changed {
+			words = append(words, "--"+flag, strings.Trim(f.Value.String(), "[]"))
+		}
+	}
+	if i := slices.Index(words, "--ipv6"); i >= 0 {
+		words = slices.Delete(words, i+1, i+2)
+	}
+	return strings.Join(words, " ")
+}
+
+func writeLabJSON(w io.Writer, results []report.Result) error {
+	if len(results) == 1 {
+		return results[0].JSON(w)
+	}
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(results)
+}
+
+func labCatalogue() string {
+	var b strings.Builder
+	b.WriteString("Scenarios:\n")
+	for _, n := range scenario.Names() {
+		fmt.Fprintf(&b, "  %-16s %s\n", n, scenario.Describe(n))
+	}
+	b.WriteString("\nVariants:\n")
+	for _, n := range scenario.VariantNames() {
+		fmt.Fprintf(&b, "  %-16s %s\n", n, scenario.DescribeVariant(n))
+	}
+	fmt.Fprintf(&b, "\nRates of several flows: %s, %s, %s.", traffic.Equal, traffic.Skewed, traffic.Shifting)
+	return b.String()
+}

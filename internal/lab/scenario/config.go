@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package scenario runs the lab's comparisons: traffic through a test bed, in
+// one variant of the receiving host after the other, in interleaved rounds.
+package scenario
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/traffic"
+	"golang.org/x/sys/unix"
+)
+
+// Config describes a series. The zero value of a field means its default.
+type Config struct {
+	Scenario string
+	Variants []string
+	Rounds   int
+	Length   time.Duration // of one measurement
+	Flows    int           // 0: the scenario's own number
+	Rates    traffic.Rates
+	Size     int     // UDP payload in bytes; 0: the scenario's own
+	Load     float64 // background as a share of saturation, for latency-load
+	Binary   string  // the program that pipeline variants start; default this one
+	Command  string  // what to type to get this series again
+	Log      io.Writer
+}
+
+const (
+	defaultRounds = 5
+	defaultLength = 2 * time.Second
+	// settle is what traffic gets to reach a steady state before it is measured.
+	settle = 400 * time.Millisecond
+)
+
+// Normalize fills in defaults and refuses what cannot be run on a bed.
+func (c *Config) Normalize(nic bed.NIC) error {
+	s, ok := find(c.Scenario)
+	if !ok {
+		return fmt.Errorf("scenario %q: known are %s", c.Scenario, strings.Join(Names(), ", "))
+	}
+	if len(c.Variants) == 0 {
+		c.Variants = []string{"overlay", "host", "rps"}
+	}
+	if slices.Equal(c.Variants, []string{"all"}) {
+		c.Variants = nil
+		for _, v := range variants {
+			if v.nic == "" || v.nic == nic {
+				c.Variants = append(c.Variants, v.name)
+			}
+		}
+	}
+	for i, name := range c.Variants {
+		v, ok := findVariant(name)
+		if !ok {
+			return fmt.Errorf("variant %q: known are %s", name, strings.Join(VariantNames(), ", "))
+		}
+		if v.nic != "" && v.nic != nic {
+			return fmt.Errorf("variant %s needs --nic %s: %s", name, v.nic, v.why)
+		}
+		if slices.Contains(c.Variants[:i], name) {
+			return fmt.Errorf("variant %s is named twice", name)
+		}
+	}
+	if c.Rounds == 0 {
+		c.Rounds = defaultRounds
+	}
+	if c.Length == 0 {
+		c.Length = defaultLength
+	}
+	if c.Rounds < 0 || c.Length < 100*time.Millisecond || c.Length > 10*time.Minute {
+		return fmt.Errorf("%d rounds of %s: at least 1 round of 0.1 to 600 seconds is possible", c.Rounds, c.Length)
+	}
+	if c.Flows == 0 {
+		c.Flows = s.flows
+	}
+	if c.Flows < 1 || c.Flows > traffic.MaxFlows/2 {
+		return fmt.Errorf("%d flows: 1 to %d are possible", c.Flows, traffic.MaxFlows/2)
+	}
+	if c.Size == 0 {
+		c.Size = s.size
+	}
+	if c.Rates == "" {
+		c.Rates = traffic.Equal
+	}
+	if _, err := c.Rates.Schedule(c.Flows, 0); err != nil {
+		return err
+	}
+	if c.Load == 0 {
+		c.Load = 0.5
+	}
+	if c.Load < 0.01 || c.Load > 10 {
+		return fmt.Errorf("load %g: a share of saturation from 0.01 to 10 is possible", c.Load)
+	}
+	if c.Log == nil {
+		c.Log = io.Discard
+	}
+	if c.Binary == "" {
+		exe, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("find own program: %w", err)
+		}
+		c.Binary = exe
+	}
+	return nil
+}
+
+// Pods is how many pods a scenario wants on each host.
+func (c *Config) Pods() int {
+	flows := c.Flows
+	if s, ok := find(c.Scenario); ok && flows == 0 {
+		flows = s.flows
+	}
+	return min(max(flows, 1), 4)
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return runtime.GOOS
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/report"
+	"github.com/overlane/overlane/internal/lab/traffic"
+)
+
+// env is what a measurement works with.
+type env struct {
+	bed   *bed.Bed
+	cfg   *Config
+	cores bed.Cores
+	clock *traffic.CPUClock
+	round int
+	// overlay is false for traffic between the hosts themselves.
+	overlay bool
+	// threads of the running variant that receive packets, beside NAPI's.
+	threads func() ([]int, error)
+	// checkerNS is what the checker costs for each datagram.
+	checkerNS float64
+	// saturation of the plain overlay, packets per second; found when needed.
+	saturation float64
+}
+
+// Run runs a series, or one for each size, and returns their results. Rounds
+// that fail are missing in the result, with a note; the series goes on.
+func Run(ctx context.Context, b *bed.Bed, cfg Config) ([]report.Result, error) {
+	if err := cfg.Normalize(b.NIC); err != nil {
+		return nil, err
+	}
+	s, _ := find(cfg.Scenario)
+	clock, err := traffic.NewCPUClock()
+	if err != nil {
+		return nil, err
+	}
+	defer clock.Close()
+	perCheck, err := traffic.CheckerCost()
+	if err != nil {
+		return nil, err
+	}
+	sizes := s.sizes
+	if len(sizes) == 0 || cfg.Size != s.size {
+		sizes = []sized{{"", cfg.Size}}
+	}
+	var results []report.Result
+	for _, size := range sizes {
+		one := cfg
+		one.Size = size.size
+		e := &env{bed: b, cfg: &one, cores: b.PlaceCores(), clock: clock, checkerNS: perCheck}
+		res, err := e.series(ctx, s, size.label)
+		if err != nil {
+			return results, err
+		}
+		results = append(results, res)
+	}
+	return results, nil
+}
+
+func (e *env) series(ctx context.Context, s scenario, label string) (report.Result, error) {
+	cfg := e.cfg
+	name := s.name
+	if label != "" {
+		name += "/" + label
+	}
+	rep := report.New(report.Meta{Scenario: name, NIC: string(e.bed.NIC), Kernel: kernelRelease(), Cores: runtime.NumCPU(),
+		Rounds: cfg.Rounds, Seconds: cfg.Length.Seconds(), Command: cfg.Command})
+	start, total, done := time.Now(), cfg.Rounds*len(cfg.Variants), 0
+	for round := range cfg.Rounds {
+		for _, vname := range cfg.Variants {
+			if err := ctx.Err(); err != nil {
+				return rep.Finish(), err
+			}
+			e.round = round
+			v, _ := findVariant(vname)
+			values, err := e.measure(ctx, s, v)
+			if ctx.Err() != nil {
+				return rep.Finish(), ctx.Err()
+			}
+			if err != nil {
+				rep.Note(vname, fmt.Sprintf("round %d: %v", round+1, err))
+			}
+			rep.Add(vname, round, values)
+			done++
+			left := time.Since(start) / time.Duration(done) * time.Duration(total-done)
+			e.logf("%s  round %d of %d  %-16s %s  (%s left)", name, round+1, cfg.Rounds, vname, brief(values, err), left.Round(time.Second))
+		}
+	}
+	return rep.Finish(), nil
+}
+
+// measure brings the bed into a variant, runs the traffic, and takes it back.
+func (e *env) measure(ctx context.Context, s scenario, v variant) (values map[string]float64, err error) {
+	if err := e.bed.Reset(); err != nil {
+		return nil, err
+	}
+	e.overlay, e.threads = !v.host, nil
+	ses, err := v.start(ctx, e, s)
+	if err != nil {
+		return nil, err
+	}
+	values, err = s.measure(ctx, e)
+	more, serr := ses.stop()
+	if values != nil {
+		for k, x := range more {
+			values[k] = x
+		}
+	}
+	return values, errors.Join(err, serr)
+}
+
+func (e *env) logf(format string, args ...any) { fmt.Fprintf(e.cfg.Log, format+"\n", args...) }
+
+// brief is a measurement in a line of progress.
+func brief(values map[string]float64, err error) string {
+	if err != nil {
+		line, _, _ := strings.Cut(err.Error(), "\n")
+		return "failed: " + line
+	}
+	var parts []string
+	for _, m := range []string{report.KPPS, report.Gbps, report.P50, report.P99, report.BulkKPPS, report.Reordered, report.Duplicated} {
+		if x, ok := values[m]; ok && (x != 0 || m != report.Reordered && m != report.Duplicated) {
+			parts = append(parts, fmt.Sprintf("%s %.4g", m, x))
+		}
+	}
+	return strings.Join(parts, ", ")
+}

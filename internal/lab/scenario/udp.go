@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/report"
+	"github.com/overlane/overlane/internal/lab/traffic"
+)
+
+// offer is what the live-frame generators are to send.
+type offer struct {
+	flows  int
+	size   int
+	rates  traffic.Rates
+	rate   float64 // packets per second over all; 0: as fast as it goes
+	window int     // frames under way at most; 0: no limit
+	batch  int
+	length time.Duration
+}
+
+// taken is what became of it.
+type taken struct {
+	span      time.Duration
+	delivered uint64 // datagrams at the socket layer, in the span
+	busy      time.Duration
+	idle      float64 // share of the generators' time that was not needed
+	size      int
+	// Over the whole run, with its beginning and end.
+	total    traffic.Verdict
+	accepted uint64 // datagrams that the wire took
+	offered  uint64
+}
+
+func (t *taken) kpps() float64 { return float64(t.delivered) / t.span.Seconds() / 1e3 }
+func (t *taken) gbps() float64 {
+	return float64(t.delivered) * float64(t.size) * 8 / t.span.Seconds() / 1e9
+}
+
+func measureFlood(ctx context.Context, e *env) (map[string]float64, error) {
+	t, err := e.live(ctx, offer{flows: e.cfg.Flows, size: e.cfg.Size, rates: e.cfg.Rates, length: e.cfg.Length})
+	if err != nil {
+		return nil, err
+	}
+	return e.udpValues(t), nil
+}
+
+func (e *env) udpValues(t *taken) map[string]float64 {
+	v := map[string]float64{
+		report.KPPS:          t.kpps(),
+		report.Reordered:     float64(t.total.Reordered),
+		report.Duplicated:    float64(t.total.Duplicated),
+		report.Dropped:       float64(max(t.accepted, t.total.Received) - t.total.Received),
+		report.GeneratorIdle: t.idle,
+	}
+	if t.delivered > 0 {
+		v[report.CPUPerMpkt] = t.busy.Seconds()/float64(t.delivered)*1e6 - e.checkerNS/1e3
+	}
+	return v
+}
+
+// receiver is a place where checked datagrams go.
+func (e *env) listen(c *traffic.Checker) error {
+	rx := e.bed.Receiver()
+	if !e.overlay {
+		return c.Listen(rx.NS, netip.AddrPortFrom(rx.IP, traffic.Port))
+	}
+	var errs []error
+	for i := range rx.Pods {
+		ip := rx.Pods[i].IP4
+		if e.bed.IPv6 {
+			ip = rx.Pods[i].IP6
+		}
+		errs = append(errs, c.Listen(rx.Pods[i].NS, netip.AddrPortFrom(ip, traffic.Port)))
+	}
+	return errors.Join(errs...)
+}
+
+// udpTaken reads the kernel's own count at the receiving socket layers.
+func (e *env) udpTaken() (uint64, error) {
+	rx := e.bed.Receiver()
+	if !e.overlay {
+		c, err := traffic.ReadCounters(rx.NS)
+		return c.UDPTaken(), err
+	}
+	var sum uint64
+	for i := range rx.Pods {
+		c, err := traffic.ReadCounters(rx.Pods[i].NS)
+		if err != nil {
+			return 0, err
+		}
+		sum += c.UDPTaken()
+	}
+	return sum, nil
+}
+
+func (e *env) flow(id int) traffic.Flow {
+	return traffic.NewFlow(e.bed, id, id%e.bed.Pods, e.overlay, e.bed.IPv6 && e.overlay, e.round)
+}
+
+// live sends for a while and measures the middle of it.
+func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
+	check, err := traffic.NewChecker(-1)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, check.Close()) }()
+	if err := e.listen(check); err != nil {
+		return nil, err
+	}
+	if o.window > 0 {
+		if err := e.countArrivals(check); err != nil {
+			return nil, err
+		}
+	}
+	wire0, err := e.wire()
+	if err != nil {
+		return nil, err
+	}
+	gens, err := e.startLive(o, check)
+	if err != nil {
+		return nil, err
+	}
+	running := true
+	stop := func() (s traffic.Sent, err error) {
+		if !running {
+			return s, nil
+		}
+		running = false
+		return gens.stop()
+	}
+	defer func() {
+		_, serr := stop()
+		err = errors.Join(err, serr)
+	}()
+
+	if err := gens.wait(ctx, settle); err != nil {
+		return nil, err
+	}
+	a, err := e.sample(gens)
+	if err != nil {
+		return nil, err
+	}
+	if err := gens.wait(ctx, o.length); err != nil {
+		return nil, err
+	}
+	z, err := e.sample(gens)
+	if err != nil {
+		return nil, err
+	}
+	sent, err := stop()
+	if err != nil {
+		return nil, err
+	}
+	if err := e.drained(ctx); err != nil {
+		return nil, err
+	}
+	total, err := check.Total(o.flows)
+	if err != nil {
+		return nil, err
+	}
+	wire1, err := e.wire()
+	if err != nil {
+		return nil, err
+	}
+	frags := uint64(gens.frags())
+	t := &taken{span: z.at.Sub(a.at), delivered: z.taken - a.taken, busy: z.busy - a.busy, size: gens.size(),
+		total: total, accepted: (wire1.RxPackets - wire0.RxPackets) / frags, offered: sent.Datagrams}
+	// What the wire refused, the generator would not have had to send.
+	if frames := z.sent.Frames - a.sent.Frames; frames > 0 {
+		refused := min(float64(z.wire.RxDropped-a.wire.RxDropped)/float64(frames), 1)
+		waited := min((z.sent.Waited-a.sent.Waited).Seconds()/t.span.Seconds()/float64(len(gens)), 1)
+		t.idle = waited + (1-waited)*refused
+	}
+	if t.delivered == 0 {
+		return nil, fmt.Errorf("of %d datagrams sent, %d were taken by the wire and none arrived", t.offered, t.accepted)
+	}
+	return t, nil
+}
+
+type sample struct {
+	at    time.Time
+	taken uint64
+	busy  time.Duration
+	sent  traffic.Sent
+	wire  bed.WireStats
+}
+
+func (e *env) sample(g generators) (s sample, err error) {
+	tids, err := e.receivers()
+	if err != nil {
+		return s, err
+	}
+	if err := e.clock.SetThreads(tids); err != nil {
+		return s, err
+	}
+	if s.sent, err = g.sent(); err != nil {
+		return s, err
+	}
+	if s.wire, err = e.wire(); err != nil {
+		return s, err
+	}
+	if s.busy, err = e.clock.Busy(); err != nil {
+		return s, err
+	}
+	s.taken, err = e.udpTaken()
+	s.at = time.Now()
+	return s, err
+}
+
+// receivers lists the kernel threads that receive packets.
+func (e *env) receivers() ([]int, error) {
+	tids, err := e.bed.NAPIThreads()
+	if err != nil || e.threads == nil {
+		return tids, err
+	}
+	more, err := e.threads()
+	return append(tids, more...), err
+}
+
+func (e *env) wire() (bed.WireStats, error) { return e.bed.WireStats() }
+
+// drained waits until nothing more arrives.
+func (e *env) drained(ctx context.Context) error {
+	last := uint64(0)
+	for quiet := 0; quiet < 3; {
+		n, err := e.udpTaken()
+		if err != nil {
+			return err
+		}
+		if quiet++; n != last {
+			last, quiet = n, 0
+		}
+		if err := sleep(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}

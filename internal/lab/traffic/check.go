@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package traffic
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/overlane/overlane/internal/lab/bpf"
+	"github.com/overlane/overlane/internal/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Checker follows every flow at the socket layer of the receiving end: it sees
+// each datagram when, and in the order in which, the socket layer takes it.
+type Checker struct {
+	objs    bpf.CheckObjects
+	sockets []*os.File
+	links   []link.Link
+}
+
+// Verdict is what became of one flow, or of several added up.
+type Verdict struct {
+	Received   uint64 // distinct datagrams
+	Reordered  uint64 // of these, came after one that was sent later
+	Duplicated uint64
+	Stale      uint64 // too far behind to tell a duplicate from a late one
+	Missing    uint64 // sent before the last that came, and did not come
+}
+
+// NewChecker loads a checker. latencyFlow, unless negative, is the flow whose
+// time from sending to the socket layer is recorded.
+func NewChecker(latencyFlow int) (*Checker, error) {
+	spec, err := bpf.LoadCheck()
+	if err != nil {
+		return nil, fmt.Errorf("load checker: %w", err)
+	}
+	if latencyFlow >= 0 {
+		if err := spec.Variables["latency_flow"].Set(uint16(latencyFlow)); err != nil {
+			return nil, fmt.Errorf("load checker: %w", err)
+		}
+	}
+	c := &Checker{}
+	if err := spec.LoadAndAssign(&c.objs, nil); err != nil {
+		return nil, fmt.Errorf("load checker: %w", err)
+	}
+	return c, nil
+}
+
+// Listen binds a UDP socket and checks what it gets. Nobody reads it, and the
+// checker refuses each datagram after it has seen it, so the kernel counts
+// them as InErrors.
+func (c *Checker) Listen(ns *netns.Handle, addr netip.AddrPort) error {
+	return ns.Do(func() error {
+		s, err := bindUDP(addr)
+		if err != nil {
+			return fmt.Errorf("check %s: %w", addr, err)
+		}
+		f := os.NewFile(uintptr(s), "checker")
+		c.sockets = append(c.sockets, f)
+		err = errors.Join(
+			unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_RCVBUF, 1),
+			unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, c.objs.Check.FD()))
+		if err != nil {
+			return fmt.Errorf("check %s: %w", addr, err)
+		}
+		return nil
+	})
+}
+
+func bindUDP(addr netip.AddrPort) (int, error) {
+	family, sa := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(addr.Port()), Addr: as4(addr.Addr())})
+	if addr.Addr().Is6() {
+		family, sa = unix.AF_INET6, &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16()}
+	}
+	s, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.Bind(s, sa); err != nil {
+		return -1, errors.Join(err, unix.Close(s))
+	}
+	return s, nil
+}
+
+func as4(a netip.Addr) (b [4]byte) {
+	if a.Is4() {
+		b = a.As4()
+	}
+	return b
+}
+
+// CountArrivals counts the frames that reach a device, for generators with a
+// window.
+func (c *Checker) CountArrivals(ns *netns.Handle, ifindex int) error {
+	return ns.Do(func() error {
+		l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: c.objs.Arrive, Attach: ebpf.AttachTCXIngress})
+		if err != nil {
+			return fmt.Errorf("count arrivals: %w", err)
+		}
+		c.links = append(c.links, l)
+		return nil
+	})
+}
+
+// Arrivals is what CountArrivals counts into.
+func (c *Checker) Arrivals() *ebpf.Map { return c.objs.Arrivals }
+
+// Flow returns the verdict on one flow so far.
+func (c *Checker) Flow(id int) (Verdict, error) {
+	var f bpf.CheckFlowCheck
+	if err := c.objs.Flows.Lookup(uint32(id), &f); err != nil {
+		return Verdict{}, fmt.Errorf("read checker: flow %d: %w", id, err)
+	}
+	v := Verdict{Received: f.Received, Reordered: f.Late, Duplicated: f.Duplicated, Stale: f.Stale}
+	if f.Next > f.Received {
+		v.Missing = f.Next - f.Received
+	}
+	return v, nil
+}
+
+// Total adds up the flows 0 to n-1. Datagrams whose bytes were changed, and
+// such as are not the lab's, are an error.
+func (c *Checker) Total(n int) (Verdict, error) {
+	var t Verdict
+	for id := range n {
+		v, err := c.Flow(id)
+		if err != nil {
+			return t, err
+		}
+		t.Received += v.Received
+		t.Reordered += v.Reordered
+		t.Duplicated += v.Duplicated
+		t.Stale += v.Stale
+		t.Missing += v.Missing
+	}
+	var alien, corrupt uint64
+	if err := errors.Join(c.objs.Alien.Get(&alien), c.objs.Corrupt.Get(&corrupt)); err != nil {
+		return t, fmt.Errorf("read checker: %w", err)
+	}
+	if alien+corrupt > 0 {
+		return t, fmt.Errorf("%d datagrams arrived with changed bytes, and %d that the lab did not send", corrupt, alien)
+	}
+	return t, nil
+}
+
+// Close ends the checker.
+func (c *Checker) Close() error {
+	var errs []error
+	for _, l := range c.links {
+		errs = append(errs, l.Close())
+	}
+	for _, s := range c.sockets {
+		errs = append(errs, s.Close())
+	}
+	return errors.Join(append(errs, c.objs.Close())...)
+}
+
+// CheckerCost returns what the checker costs for each datagram, in ns, so that
+// it can be taken off CPU figures. Measured warm, so rather too little.
+func CheckerCost() (ns float64, err error) {
+	c, err := NewChecker(-1)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	data := make([]byte, ethLen+udpLen+StampedSize)
+	putProbe(data[ethLen+udpLen:], 0, 1, 1)
+	_, perRun, err := c.objs.Check.Benchmark(data, 100000, nil)
+	if err != nil {
+		return 0, fmt.Errorf("measure checker: %w", err)
+	}
+	return float64(perRun.Nanoseconds()), nil
+}

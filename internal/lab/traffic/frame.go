@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package traffic
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+)
+
+// Payload of every datagram: struct probe of bpf/lab.h.
+const (
+	probeMagic   = 0x4f6c
+	probeHasWhen = 1
+	// MinSize is the smallest UDP payload that can be checked, and StampedSize
+	// the smallest that also carries its time of sending.
+	MinSize     = 16
+	StampedSize = 24
+	// MaxFlows is how many flows one checker can follow.
+	MaxFlows = 256
+
+	basePort = 10000
+	// Port is where checked datagrams go.
+	Port = 9000
+
+	ethLen, ipv4Len, ipv6Len, udpLen, vxlanLen = 14, 20, 40, 8, 8
+	templateMax                                = 144
+)
+
+// Flow is one stream of checked datagrams.
+type Flow struct {
+	ID int // 0 to MaxFlows-1, unique for one checker
+	bed.Link
+	SrcPort, DstPort uint16
+	// Outer is the tunnel's path; nil: the flow runs on the wire itself.
+	Outer *bed.Link
+	// OuterPort is the tunnel's source port, by which RSS and RPS tell flows.
+	OuterPort uint16
+}
+
+// NewFlow describes flow id from pod n to pod n, or between the hosts
+// themselves. salt varies what hashes see, so that the luck of one hash does
+// not decide a series.
+func NewFlow(b *bed.Bed, id, n int, overlay, v6 bool, salt int) Flow {
+	f := Flow{ID: id, SrcPort: uint16(basePort + id), DstPort: Port}
+	if !overlay {
+		f.SrcPort += uint16(salt % 1000 * 16)
+		f.Link = b.WireLink()
+		return f
+	}
+	wire := b.WireLink()
+	f.Link, f.Outer = b.PodLink(n, v6), &wire
+	f.OuterPort = 49152 + uint16((id*257+salt*31)%16384)
+	return f
+}
+
+// putProbe writes the lab's header for a datagram of a flow. comp keeps the
+// ones' complement sum of {comp, seq, when} at zero.
+func putProbe(p []byte, flow uint16, seq uint64, when uint64) {
+	stamped := len(p) >= StampedSize
+	binary.NativeEndian.PutUint16(p[0:], probeMagic)
+	p[2], p[3] = 0, 0
+	binary.NativeEndian.PutUint16(p[4:], flow)
+	binary.NativeEndian.PutUint64(p[8:], seq)
+	if stamped {
+		p[2] = probeHasWhen
+		binary.NativeEndian.PutUint64(p[16:], when)
+	} else {
+		when = 0
+	}
+	binary.NativeEndian.PutUint16(p[6:], ^probeSum(seq, when))
+}
+
+var errAlien = errors.New("not a datagram of the lab")
+
+// parseProbe reads what putProbe wrote.
+func parseProbe(p []byte) (flow uint16, seq, when uint64, err error) {
+	if len(p) < MinSize || binary.NativeEndian.Uint16(p) != probeMagic {
+		return 0, 0, 0, errAlien
+	}
+	flow, seq = binary.NativeEndian.Uint16(p[4:]), binary.NativeEndian.Uint64(p[8:])
+	if p[2]&probeHasWhen != 0 {
+		if len(p) < StampedSize {
+			return 0, 0, 0, fmt.Errorf("%w: cut short", errAlien)
+		}
+		when = binary.NativeEndian.Uint64(p[16:])
+	}
+	if binary.NativeEndian.Uint16(p[6:]) != ^probeSum(seq, when) {
+		return 0, 0, 0, fmt.Errorf("%w: its bytes were changed", errAlien)
+	}
+	return flow, seq, when, nil
+}
+
+func probeSum(seq, when uint64) uint16 {
+	return fold(seq&0xffffffff + seq>>32 + when&0xffffffff + when>>32)
+}
+
+func fold(sum uint64) uint16 {
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return uint16(sum)
+}
+
+// frame is the first, or only, frame of a datagram with sequence number 0.
+type frame struct {
+	bytes   []byte
+	hdrLen  int    // up to and with the UDP header
+	ipOff   int    // of the inner IPv4 header
+	ipSum   uint32 // over that header without id, fragment offset and checksum
+	frags   int    // frames of one datagram
+	perFrag int    // bytes of inner IP payload in each
+}
+
+// buildFrame lays out what a flow of datagrams of size bytes puts on the wire.
+// Datagrams above the overlay's MTU go as inner fragments of equal size, so
+// size may grow by a few bytes: it returns what is sent.
+func buildFrame(f *Flow, size int) (*frame, int, error) {
+	if size < MinSize {
+		return nil, 0, fmt.Errorf("datagrams of %d bytes: %d is the smallest that can be checked", size, MinSize)
+	}
+	ipLen, mtu := ipv4Len, bed.WireMTU
+	if f.Src.Is6() {
+		ipLen = ipv6Len
+	}
+	if f.Outer != nil {
+		mtu = bed.OverlayMTU
+	}
+	fr := &frame{frags: 1, perFrag: udpLen + size}
+	if room := mtu - ipLen; fr.perFrag > room {
+		if f.Src.Is6() {
+			return nil, 0, fmt.Errorf("datagrams of %d bytes need fragments, which the lab sends over IPv4 only", size)
+		}
+		fr.frags = (fr.perFrag + room - 1) / room
+		fr.perFrag = (fr.perFrag/fr.frags + 7) / 8 * 8
+		for fr.perFrag*fr.frags > 65535-ipv4Len {
+			fr.perFrag -= 8
+		}
+		size = fr.perFrag*fr.frags - udpLen
+	}
+	var b []byte
+	if o := f.Outer; o != nil {
+		inner := ethLen + ipLen + fr.perFrag
+		b = appendEth(b, o)
+		b = appendIP(b, o.Src, o.Dst, udpLen+vxlanLen+inner, 0)
+		// No outer checksum: a network card would have verified it for free.
+		b = appendUDP(b, f.OuterPort, bed.TunnelPort, udpLen+vxlanLen+inner)
+		b = append(b, 0x08, 0, 0, 0, 0, 0, bed.VNI, 0)
+	}
+	b = appendEth(b, &f.Link)
+	fr.ipOff = len(b)
+	b = appendIP(b, f.Src, f.Dst, fr.perFrag, 0)
+	udp := len(b)
+	b = appendUDP(b, f.SrcPort, f.DstPort, udpLen+size)
+	fr.hdrLen = len(b)
+	if fr.hdrLen > templateMax {
+		return nil, 0, fmt.Errorf("headers of %d bytes", fr.hdrLen)
+	}
+	b = append(b, make([]byte, fr.perFrag-udpLen)...)
+	putProbe(b[fr.hdrLen:fr.hdrLen+min(size, StampedSize)], uint16(f.ID), 0, 0)
+	// The rest of the datagram is zero, in whatever fragment it travels.
+	sum := uint64(0x11) + uint64(udpLen+size) + sumBytes(f.Src.AsSlice()) + sumBytes(f.Dst.AsSlice()) + sumBytes(b[udp:])
+	check := ^fold(sum)
+	if check == 0 {
+		check = 0xffff
+	}
+	binary.BigEndian.PutUint16(b[udp+6:], check)
+	if !f.Src.Is6() {
+		h := b[fr.ipOff : fr.ipOff+ipv4Len]
+		for i := 0; i < ipv4Len; i += 2 {
+			if i != 4 && i != 6 && i != 10 {
+				// In memory order, as the generator adds.
+				fr.ipSum += uint32(binary.NativeEndian.Uint16(h[i:]))
+			}
+		}
+	}
+	fr.bytes = b
+	return fr, size, nil
+}
+
+func appendEth(b []byte, l *bed.Link) []byte {
+	b = append(b, l.DstMAC[:]...)
+	b = append(b, l.SrcMAC[:]...)
+	if l.Src.Is6() {
+		return append(b, 0x86, 0xdd)
+	}
+	return append(b, 0x08, 0x00)
+}
+
+func appendIP(b []byte, src, dst netip.Addr, payload int, id uint16) []byte {
+	const hops, udp = 64, 17
+	if src.Is6() {
+		b = append(b, 0x60, 0, 0, 0)
+		b = binary.BigEndian.AppendUint16(b, uint16(payload))
+		b = append(b, udp, hops)
+		b = append(b, src.AsSlice()...)
+		return append(b, dst.AsSlice()...)
+	}
+	at := len(b)
+	b = append(b, 0x45, 0)
+	b = binary.BigEndian.AppendUint16(b, uint16(ipv4Len+payload))
+	b = binary.BigEndian.AppendUint16(b, id)
+	b = append(b, 0, 0, hops, udp, 0, 0)
+	b = append(b, src.AsSlice()...)
+	b = append(b, dst.AsSlice()...)
+	binary.BigEndian.PutUint16(b[at+10:], ^fold(sumBytes(b[at:])))
+	return b
+}
+
+func appendUDP(b []byte, src, dst uint16, length int) []byte {
+	b = binary.BigEndian.AppendUint16(b, src)
+	b = binary.BigEndian.AppendUint16(b, dst)
+	b = binary.BigEndian.AppendUint16(b, uint16(length))
+	return append(b, 0, 0)
+}
+
+func sumBytes(p []byte) (sum uint64) {
+	for i := 0; i+1 < len(p); i += 2 {
+		sum += uint64(binary.BigEndian.Uint16(p[i:]))
+	}
+	if len(p)%2 == 1 {
+		sum += uint64(p[len(p)-1]) << 8
+	}
+	return sum
+}
