@@ -5,6 +5,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -57,6 +58,8 @@ func TestTunnelThatMovesToAKnownNamespaceIsAnEvent(t *testing.T) {
 }
 
 func TestScannerLetsGoOfATunnelsNamespaceWhenItsHoldersDo(t *testing.T) {
+	// Of a descriptor that another process closes nothing tells; it does tell
+	// that the process ended.
 	for _, kind := range []string{"process", "descriptor", "name"} {
 		t.Run(kind, func(t *testing.T) {
 			w := newWorld(t)
@@ -78,15 +81,43 @@ func TestScannerLetsGoOfATunnelsNamespaceWhenItsHoldersDo(t *testing.T) {
 			if snap := scan(t, s); len(snap.Tunnels) != 1 {
 				t.Fatalf("%+v", snap)
 			}
+			over.quiet(t)
+			calm(t, s)
 			over.Close()
 			drop()
-			until(t, s, "the tunnel's end", func(n Snapshot) bool { return len(n.Tunnels) == 0 })
+			root, err := s.Sysfs(a.cookie)
+			if err != nil {
+				t.Fatal(err)
+			}
+			until(t, s, "the end of the tunnel and its namespace", func(n Snapshot) bool {
+				_, err := root.Stat("class/net/mark")
+				return len(n.Tunnels) == 0 && errors.Is(err, fs.ErrNotExist)
+			})
 			if _, err := s.Namespace(over.cookie); !errors.Is(err, ErrGone) {
 				t.Fatalf("Namespace: %v, want ErrGone", err)
 			}
-			<-s.Events() // that of mark's end
 		})
 	}
+}
+
+func TestContainerThatGetsItsRoutesLateIsFound(t *testing.T) {
+	w := newWorld(t)
+	a, _ := w.hosts()
+	pod := held(t)
+	a.ip(t, vxlan+`link set vx0 up
+		route add 10.244.1.0/24 via 10.1.0.2 dev vx0 onlink
+		link add ve1 type veth peer name eth0 netns $1
+		link set ve1 up
+		addr add 10.244.0.1/24 dev ve1`, pod)
+	a.sysctl(t, "ipv4/ip_forward", "1")
+	pod.ip(t, "link set eth0 up\naddr add 10.244.0.2/24 dev eth0")
+	s := w.scanner(a)
+	if snap := scan(t, s); len(snap.Pods) != 0 {
+		t.Fatalf("a link between hosts was taken for a pod: %+v", snap.Pods)
+	}
+	calm(t, s)
+	pod.ip(t, "route add default via 10.244.0.1") // of which the host hears nothing
+	until(t, s, "the pod", func(n Snapshot) bool { return len(n.Pods) == 1 })
 }
 
 func TestLostMessagesLeadToAFullScan(t *testing.T) {
@@ -153,6 +184,7 @@ func TestTwoHundredPods(t *testing.T) {
 	a, _ := w.hosts()
 	const n = 200
 	a.ip(t, bridge)
+	before := openFDs(t)
 	pods := make([]*ns, n)
 	var script strings.Builder
 	for i := range pods {
@@ -182,6 +214,16 @@ func TestTwoHundredPods(t *testing.T) {
 	t.Logf("scan of %d pods: first %v, later %v (median), full %v", n, first, again[len(again)/2], full)
 	if now := openFDs(t); now > fds {
 		t.Fatalf("scanning leaks descriptors: %d, then %d", fds, now)
+	}
+	for i, pod := range pods {
+		unname(fmt.Sprintf("%s/pod%d", w.dir, i))
+		pod.Close()
+	}
+	until(t, s, "the end of all pods", func(n Snapshot) bool { return len(n.Pods)+len(n.Skipped) == 0 })
+	// What a scanner has for itself: home, a subscription, names, the poller,
+	// home's sysfs.
+	if now := openFDs(t); now > before+8 {
+		t.Fatalf("%d descriptors before %d pods came and went, %d after", before, n, now)
 	}
 }
 

@@ -5,7 +5,6 @@ package node
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -147,6 +146,14 @@ func (n *ns) ip(t testing.TB, script string, others ...*ns) {
 	}
 }
 
+// quiet takes IPv6 away, whose duplicate address detection makes an event a
+// second or two after everything that comes up.
+func (n *ns) quiet(t testing.TB) {
+	t.Helper()
+	n.sysctl(t, "ipv6/conf/all/disable_ipv6", "1")
+	n.sysctl(t, "ipv6/conf/default/disable_ipv6", "1")
+}
+
 // sysctl writes a network setting of the namespace.
 func (n *ns) sysctl(t testing.TB, key, val string) {
 	t.Helper()
@@ -195,6 +202,8 @@ func scan(t testing.TB, s *Scanner) Snapshot {
 func (w *world) hosts() (a, b *ns) {
 	w.t.Helper()
 	a, b = named(w.t, w.dir, "a"), named(w.t, w.dir, "b")
+	a.quiet(w.t)
+	b.quiet(w.t)
 	a.ip(w.t, `link add pA type veth peer name pB netns $1
 		addr add 10.1.0.1/24 dev pA
 		link set pA up
@@ -207,20 +216,35 @@ func (w *world) hosts() (a, b *ns) {
 
 const vxlan = "link add vx0 type vxlan id 42 dstport 4789 local 10.1.0.1 remote 10.1.0.2\n"
 
-// until scans at every event until ok.
+// until waits for events and scans at each until ok.
 func until(t testing.TB, s *Scanner, what string, ok func(Snapshot) bool) Snapshot {
 	t.Helper()
 	limit := time.After(20 * time.Second)
-	snap := scan(t, s)
-	for !ok(snap) {
+	var snap Snapshot
+	for {
 		select {
 		case <-s.Events():
-			snap = scan(t, s)
+			if snap = scan(t, s); ok(snap) {
+				return snap
+			}
 		case <-limit:
 			t.Fatalf("no event led to: %s\nlast seen: %+v", what, snap)
 		}
 	}
-	return snap
+}
+
+// calm scans until nothing that happened so far is still to cause an event, so
+// that the next event has a cause of its own.
+func calm(t testing.TB, s *Scanner) {
+	t.Helper()
+	for {
+		select {
+		case <-s.Events():
+			scan(t, s)
+		case <-time.After(3 * settleQuiet):
+			return
+		}
+	}
 }
 
 // names of devices, as "cookie-less" facts that tests compare.
@@ -243,12 +267,12 @@ func podNames(s Snapshot) []string {
 	return devNames(s.Pods, func(p Pod) Dev { return p.Host })
 }
 
-// suffix makes a name that no other run uses.
-func suffix() string { return strconv.FormatUint(rand.Uint64()%(1<<24), 36) }
-
 // inNS runs a command in the namespace.
 func inNS(t testing.TB, n *ns, name string, args ...string) {
 	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		t.Skip("needs " + name)
+	}
 	err := n.Do(func() error {
 		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%w\n%s", err, out)

@@ -114,6 +114,12 @@ func TestRoutedPods(t *testing.T) {
 			name: "no route to the veth", forward: true,
 		},
 		{
+			name: "no route to the bridge", forward: true,
+			host: `link add br9 type bridge
+				link set br9 up
+				link set ve1 master br9`,
+		},
+		{
 			name: "nothing is forwarded",
 			host: "route add 10.244.0.2/32 dev ve1",
 		},
@@ -122,6 +128,8 @@ func TestRoutedPods(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t)
 			a, _ := w.hosts()
+			a.sysctl(t, "ipv6/conf/default/disable_ipv6", "0")
+			a.sysctl(t, "ipv6/conf/all/disable_ipv6", "0")
 			pod := held(t)
 			a.ip(t, tunnel+"link add ve1 type veth peer name eth0 netns $1\nlink set ve1 up", pod)
 			pod.ip(t, "link set eth0 up\n"+tt.pod)

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func be16(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
+
+func TestTunnelAttributes(t *testing.T) {
+	a4, a6 := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
+	build := func(parts ...[]byte) []byte { return slices.Concat(parts...) }
+	tests := []struct {
+		name string
+		kind string
+		data []byte
+		want outer
+	}{
+		{"vxlan", "vxlan", build(
+			attr32(nil, unix.IFLA_VXLAN_ID, 7), attr(nil, unix.IFLA_VXLAN_PORT, be16(8472)),
+			attr(nil, unix.IFLA_VXLAN_LOCAL, a4.AsSlice()), attr32(nil, unix.IFLA_VXLAN_LINK, 3),
+			attr(nil, unix.IFLA_VXLAN_COLLECT_METADATA, []byte{0}),
+		), outer{kind: VXLAN, vni: 7, port: 8472, local: a4, link: 3}},
+		{"vxlan over IPv6, collect metadata", "vxlan", build(
+			attr(nil, unix.IFLA_VXLAN_LOCAL6, a6.AsSlice()), attr(nil, unix.IFLA_VXLAN_GROUP6, a6.AsSlice()),
+			attr(nil, unix.IFLA_VXLAN_COLLECT_METADATA, []byte{1}),
+		), outer{kind: VXLAN, local: a6, remote: a6, collect: true}},
+		{"an unspecified address is none", "vxlan", attr(nil, unix.IFLA_VXLAN_LOCAL, make([]byte, 4)), outer{kind: VXLAN}},
+		{"geneve", "geneve", build(
+			attr32(nil, unix.IFLA_GENEVE_ID, 9), attr(nil, unix.IFLA_GENEVE_PORT, be16(6081)), attr(nil, unix.IFLA_GENEVE_REMOTE, a4.AsSlice()),
+		), outer{kind: Geneve, vni: 9, port: 6081, remote: a4}},
+		{"geneve, collect metadata: a flag without a value", "geneve", build(
+			attr(nil, unix.IFLA_GENEVE_COLLECT_METADATA, nil), attr(nil, unix.IFLA_GENEVE_REMOTE6, a6.AsSlice()),
+		), outer{kind: Geneve, collect: true, remote: a6}},
+		{"values that are too short", "geneve", build(
+			attr(nil, unix.IFLA_GENEVE_ID, []byte{1}), attr(nil, unix.IFLA_GENEVE_PORT, []byte{1}), attr(nil, unix.IFLA_GENEVE_REMOTE, []byte{1}),
+		), outer{kind: Geneve}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, ok := outerOf(&link{kind: tt.kind, data: tt.data})
+			if !ok || got != tt.want {
+				t.Fatalf("got %+v, %v, want %+v", got, ok, tt.want)
+			}
+		})
+	}
+	if _, ok := outerOf(&link{kind: "gretap"}); ok {
+		t.Fatal("gretap was taken for a tunnel of ours")
+	}
+}
+
+func TestXDPOfSeveralModes(t *testing.T) {
+	for _, tt := range []struct {
+		attrs []byte
+		want  uint32
+	}{
+		{nil, 0},
+		{attr32(nil, unix.IFLA_XDP_PROG_ID, 5), 5},
+		{slices.Concat(attr32(nil, unix.IFLA_XDP_SKB_PROG_ID, 6), attr32(nil, unix.IFLA_XDP_DRV_PROG_ID, 7)), 7},
+		{attr32(nil, unix.IFLA_XDP_SKB_PROG_ID, 6), 6},
+	} {
+		if got := parseXDP(tt.attrs); got != tt.want {
+			t.Errorf("%v: program %d, want %d", tt.attrs, got, tt.want)
+		}
+	}
+}
+
+func TestRoutesAreSummedUpByDevice(t *testing.T) {
+	route := func(family, bits, typ byte, attrs ...[]byte) []byte {
+		b := make([]byte, unix.SizeofRtMsg)
+		b[0], b[1], b[4], b[7] = family, bits, unix.RT_TABLE_MAIN, typ
+		return append(b, slices.Concat(attrs...)...)
+	}
+	oif := func(i uint32) []byte { return attr32(nil, unix.RTA_OIF, i) }
+	hop := func(i uint32) []byte {
+		b := make([]byte, unix.SizeofRtNexthop)
+		binary.NativeEndian.PutUint16(b, unix.SizeofRtNexthop)
+		binary.NativeEndian.PutUint32(b[4:], i)
+		return b
+	}
+	got := map[int]via{}
+	for _, b := range [][]byte{
+		route(unix.AF_INET, 24, unix.RTN_UNICAST, oif(1)),
+		route(unix.AF_INET, 32, unix.RTN_UNICAST, oif(2)),
+		route(unix.AF_INET6, 128, unix.RTN_UNICAST, oif(3)),
+		route(unix.AF_INET6, 32, unix.RTN_UNICAST, oif(4)),
+		route(unix.AF_INET, 0, unix.RTN_UNICAST, oif(5)),
+		route(unix.AF_INET, 16, unix.RTN_UNICAST, attr(nil, unix.RTA_MULTIPATH, slices.Concat(hop(6), hop(7)))),
+		route(unix.AF_INET6, 64, unix.RTN_UNICAST, attr(nil, unix.RTA_DST, netip.MustParseAddr("fe80::").AsSlice()), oif(8)),
+		route(unix.AF_INET, 16, unix.RTN_BLACKHOLE, oif(9)),
+		route(unix.AF_INET, 32, unix.RTN_UNICAST, oif(1)),
+		{1, 2, 3},
+	} {
+		parseRoute(b, got)
+	}
+	want := map[int]via{
+		1: {any: true, host: true}, 2: {any: true, host: true}, 3: {any: true, host: true}, 4: {any: true},
+		5: {any: true, gateway: true}, 6: {any: true, gateway: true}, 7: {any: true, gateway: true},
+	}
+	if d := cmp.Diff(want, got, cmp.AllowUnexported(via{})); d != "" {
+		t.Fatal(d)
+	}
+}
+
+func TestLowerFindsTheNIC(t *testing.T) {
+	links := map[int]*link{
+		1: {index: 1, name: "eth0", nsid: -1, master: 4},
+		2: {index: 2, name: "eth1", nsid: -1},
+		3: {index: 3, name: "eth1.5", kind: "vlan", lower: 2, nsid: -1},
+		4: {index: 4, name: "br-ex", kind: "bridge", nsid: -1},
+		5: {index: 5, name: "tap0", kind: "tun", master: 4, nsid: -1},
+		6: {index: 6, name: "mv", kind: "macvlan", lower: 2, nsid: 0}, // parent is outside of this namespace
+		7: {index: 7, name: "bond0", kind: "bond", nsid: -1, master: 4},
+		8: {index: 8, name: "br-empty", kind: "bridge", nsid: -1},
+		9: {index: 9, name: "loop", kind: "vlan", lower: 9, nsid: -1},
+	}
+	for index, want := range map[int][]int{1: {1}, 2: {2}, 3: {2}, 4: {1, 7}, 6: {6}, 7: {7}, 8: nil, 9: nil, 99: nil} {
+		if d := cmp.Diff(want, lower(links, index)); d != "" {
+			t.Errorf("%d: %s", index, d)
+		}
+	}
+}
+
+// The kernel does not lie, but a wrong length must not take the daemon down.
+func FuzzMessages(f *testing.F) {
+	f.Add(attr32(ifinfomsg(3), unix.IFLA_XDP, 1))
+	f.Add(slices.Concat(ifinfomsg(3), attr(nil, unix.IFLA_LINKINFO, attr(nil, unix.IFLA_INFO_KIND, []byte("vxlan\x00")))))
+	f.Fuzz(func(_ *testing.T, b []byte) {
+		for m := range messages(b) {
+			(&Scanner{}).heed(m)
+		}
+		if l := parseLink(b); l != nil {
+			outerOf(l)
+		}
+		parseRoute(b, map[int]via{})
+		parseVXLAN(b)
+		parseGeneve(b)
+		parseNSID(b)
+		hops(b)
+	})
+}
