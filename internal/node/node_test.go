@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/overlane/overlane/internal/netns"
 )
 
@@ -46,7 +48,9 @@ func named(t testing.TB, dir, name string) *ns {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	run(t, "mount", "--bind", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), h.FD()), path)
+	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", h.FD()), path, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		unname(path)
 		h.Close()
@@ -55,7 +59,7 @@ func named(t testing.TB, dir, name string) *ns {
 }
 
 func unname(path string) {
-	exec.Command("umount", "-l", path).Run()
+	unix.Unmount(path, unix.MNT_DETACH)
 	os.Remove(path)
 }
 
@@ -119,13 +123,6 @@ func (n *ns) kill() {
 
 // ref is a path that ip(8) takes for the namespace.
 func (n *ns) ref() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.FD()) }
-
-func run(t testing.TB, name string, args ...string) {
-	t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-}
 
 // ip runs ip(8) commands in the namespace, one a line. $(x) means namespace x.
 func (n *ns) ip(t testing.TB, script string, others ...*ns) {
