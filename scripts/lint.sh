@@ -20,9 +20,12 @@ gofmt_() {
 	[ -z "$out" ] || { printf 'not formatted by gofmt:\n%s\n' "$out" >&2; return 1; }
 }
 
-vet() { go vet ./...; }
+# All packages but what lies in build/, which is no part of the tree.
+packages() { go list ./... | grep -v "^$(go list -m)/build/"; }
 
-staticcheck() { go run "${STATICCHECK:-honnef.co/go/tools/cmd/staticcheck@v0.8.2}" ./...; }
+vet() { packages | xargs go vet; }
+
+staticcheck() { packages | xargs go run "${STATICCHECK:-honnef.co/go/tools/cmd/staticcheck@v0.8.2}"; }
 
 clang_format() {
 	local tool=${CLANG_FORMAT:-clang-format-19}

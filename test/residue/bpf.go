@@ -92,7 +92,7 @@ func (o *observer) readBPF(s *Snapshot) (map[uint32]bool, error) {
 	}{{progs, progCounts}, {allMaps, mapCounts}, {allLinks, linkCounts}} {
 		for _, x := range set.objects {
 			if set.count[x.id] {
-				s.add(key{what: fmt.Sprintf("BPF %s %d", x.kind.name, x.id)}, any_, "%s", x.value)
+				s.add(key{what: fmt.Sprintf("BPF %s %d", x.kind.name, x.id)}, o.objects(), "%s", x.value)
 			}
 		}
 	}
@@ -111,8 +111,8 @@ func listObjects(kind objectKind) ([]object, error) {
 		}
 		id = next[1]
 		x, err := openObject(kind, id)
-		if gone(err) {
-			continue
+		if gone(err) || errors.Is(err, unix.EAGAIN) {
+			continue // has just ended, or is just being made
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read BPF %s %d: %w", kind.name, id, err)

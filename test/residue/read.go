@@ -61,6 +61,15 @@ func (o *observer) rule(ns *namespace) counts {
 	}
 }
 
+// objects says which differences count among BPF objects, mounts and pins.
+// Where everybody's are in scope, others may take theirs away.
+func (o *observer) objects() counts {
+	if o.scope.Machine {
+		return appears | changes
+	}
+	return any_
+}
+
 // openOthers opens every namespace that is neither home nor named in the scope.
 func (o *observer) openOthers() ([]*namespace, error) {
 	all, err := listNamespaces()
@@ -105,7 +114,7 @@ func (o *observer) readMounts(s *Snapshot) error {
 	}
 	for _, m := range bpffs {
 		if o.scope.named(filepath.Base(m.point)) {
-			s.add(key{what: "mount " + m.point}, any_, "bpf file system")
+			s.add(key{what: "mount " + m.point}, o.objects(), "bpf file system")
 		}
 		err := filepath.WalkDir(m.point, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || path == m.point {
@@ -113,7 +122,7 @@ func (o *observer) readMounts(s *Snapshot) error {
 			}
 			for _, part := range strings.Split(strings.TrimPrefix(path, m.point+"/"), "/") {
 				if o.scope.named(part) {
-					s.add(key{what: "pin " + path}, any_, "%v", d.Type())
+					s.add(key{what: "pin " + path}, o.objects(), "%v", d.Type())
 					break
 				}
 			}

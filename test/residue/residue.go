@@ -170,6 +170,17 @@ func check(tb testing.TB, scope Scope, patience time.Duration) {
 	})
 }
 
+// Settled looks until nothing differs from before, for at most five seconds,
+// and names what still does. It is Check for programs that are no tests.
+func Settled(before Snapshot, scope Scope) ([]string, error) {
+	o, err := openScope(scope)
+	if err != nil {
+		return nil, err
+	}
+	defer o.close()
+	return o.settled(before, settle)
+}
+
 // settled looks until nothing differs from before or patience is over.
 func (o *observer) settled(before Snapshot, patience time.Duration) ([]string, error) {
 	pause := 10 * time.Millisecond

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// check is a script that passes, fails, or (exit status 77) cannot run here.
+type check struct {
+	name string
+	args []string
+}
+
+var checks = []check{
+	{"licence lines", []string{"scripts/lint.sh", "spdx"}},
+	{"gofmt", []string{"scripts/lint.sh", "gofmt"}},
+	{"go vet", []string{"scripts/lint.sh", "vet"}},
+	{"staticcheck", []string{"scripts/lint.sh", "staticcheck"}},
+	{"clang-format", []string{"scripts/lint.sh", "clang-format"}},
+	{"shell scripts", []string{"scripts/lint.sh", "shell"}},
+	{"generated files", []string{"scripts/check-generated.sh"}},
+}
+
+const cannotRun = 77
+
+func (c check) run(ctx context.Context, t *tally) error {
+	start := time.Now()
+	out, err := command(ctx, c.args[0], c.args[1:]...).CombinedOutput()
+	if e := ended(ctx); e != nil {
+		return e
+	}
+	text := strings.TrimSpace(string(out))
+	var status *exec.ExitError
+	switch {
+	case err == nil:
+		t.pass(c.name)
+		t.say("ok    check %s  %.1fs", c.name, time.Since(start).Seconds())
+	case errors.As(err, &status) && status.ExitCode() == cannotRun:
+		t.skip(c.name, text[strings.LastIndex(text, "\n")+1:])
+	case errors.As(err, &status):
+		t.fail("check "+c.name, text)
+	default:
+		return fmt.Errorf("run %s: %w", c.args[0], err)
+	}
+	return nil
+}
+
+// maxSkips reads the one line of the file that is not a comment.
+func maxSkips(path string) (int, error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(raw)) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			return strconv.Atoi(line)
+		}
+	}
+	return 0, fmt.Errorf("%s: no number in it", path)
+}

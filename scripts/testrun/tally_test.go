@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+type counts struct{ Passed, Failed, Skipped int }
+
+func stream(t *testing.T, events ...event) *tally {
+	t.Helper()
+	var in, out strings.Builder
+	for _, e := range events {
+		if err := json.NewEncoder(&in).Encode(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := newTally(&out)
+	if err := r.read(strings.NewReader(in.String())); err != nil {
+		t.Fatal(err)
+	}
+	r.abandon()
+	r.close()
+	t.Log(out.String())
+	if !strings.HasSuffix(out.String(), " skipped\n") {
+		t.Error("the plain line is not the last")
+	}
+	return r
+}
+
+func TestLeavesAreCounted(t *testing.T) {
+	ev := func(action, test string) event { return event{Action: action, Package: "p", Test: test} }
+	out := func(test, text string) event {
+		return event{Action: "output", Package: "p", Test: test, Output: text + "\n"}
+	}
+	for _, tt := range []struct {
+		name   string
+		events []event
+		want   counts
+	}{
+		{"a test", []event{ev("run", "A"), ev("pass", "A"), ev("pass", "")}, counts{1, 0, 0}},
+		{"a parent is none", []event{ev("run", "A"), ev("run", "A/x"), ev("run", "A/x/y"), ev("pass", "A/x/y"), ev("pass", "A/x"), ev("pass", "A"), ev("pass", "")}, counts{1, 0, 0}},
+		{"a parent fails with its child once", []event{ev("run", "A"), ev("run", "A/x"), ev("fail", "A/x"), ev("fail", "A"), ev("fail", "")}, counts{0, 1, 0}},
+		{"a parent that fails by itself", []event{ev("run", "A"), ev("run", "A/x"), ev("pass", "A/x"), ev("fail", "A"), ev("fail", "")}, counts{1, 1, 0}},
+		{"a prefix is no parent", []event{ev("run", "A"), ev("pass", "A"), ev("run", "AB"), ev("pass", "AB"), ev("pass", "")}, counts{2, 0, 0}},
+		{"a skip with a reason", []event{ev("run", "A"), out("A", "    a_test.go:3: chatter"), out("A", "    a_test.go:4: needs root: makes a namespace"), out("A", "--- SKIP: A (0.00s)"), ev("skip", "A"), ev("pass", "")}, counts{0, 0, 1}},
+		{"a skip without a reason is a failure", []event{ev("run", "A"), out("A", "    a_test.go:4: "), ev("skip", "A"), ev("pass", "")}, counts{0, 1, 0}},
+		{"a skip for another reason is a failure", []event{ev("run", "A"), out("A", "    a_test.go:4: flaky"), ev("skip", "A"), ev("pass", "")}, counts{0, 1, 0}},
+		{"a package that does not build", []event{{Action: "build-output", ImportPath: "p [p.test]", Output: "x.go:1: no\n"}, {Action: "build-fail", ImportPath: "p [p.test]"}, {Action: "fail", Package: "p", FailedBuild: "p [p.test]"}}, counts{0, 1, 0}},
+		{"a test that never ends", []event{ev("run", "A"), ev("run", "B"), ev("pass", "B"), ev("fail", "")}, counts{1, 1, 0}},
+		{"a run that was killed", []event{ev("run", "A"), ev("run", "B"), ev("pass", "B")}, counts{1, 1, 0}},
+		{"a failure of TestMain", []event{ev("run", "A"), ev("pass", "A"), out("", "leaked"), ev("fail", "")}, counts{1, 1, 0}},
+		{"no tests", []event{ev("start", ""), ev("skip", "")}, counts{0, 0, 0}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := stream(t, tt.events...)
+			if d := cmp.Diff(tt.want, counts{r.passed, r.failed, r.skipped}); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+func TestMaxSkipsIsANumber(t *testing.T) {
+	if _, err := maxSkips("../max-skips"); err != nil {
+		t.Error(err)
+	}
+}
