@@ -141,7 +141,7 @@ func (b *bed) start(s script) *daemon {
 	b.must(err)
 	d := &daemon{t: b.t, cmd: exec.Command("/proc/self/exe", "daemon", string(arg)), family: family, lingerer: lingerer}
 	d.cmd.Stderr = stderr
-	d.cmd.ExtraFiles = []*os.File{w}
+	d.cmd.ExtraFiles = []*os.File{w, w} // the guardian's own takes the place of 3
 	d.stdin, err = d.cmd.StdinPipe()
 	b.must(err)
 	out, err := d.cmd.StdoutPipe()

@@ -230,7 +230,7 @@ func (j job) takeBack(failed bool, res *Result) error {
 		res.Reason = "changed by somebody else while the plan was taken back"
 		return nil
 	}
-	if err := j.at.put(j.before); err != nil {
+	if err := j.at.putBack(j.before); err != nil {
 		res.Outcome, res.Reason = Kept, err.Error()
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/apply/offload"
 	"github.com/overlane/overlane/internal/plan"
 )
 
@@ -250,6 +251,40 @@ func TestDoBeforeRestoreIsRefused(t *testing.T) {
 	b.must(err)
 	_, err = l.Restore(b)
 	b.must(err)
+}
+
+// An offload that depends on another is requested, and not done.
+func TestRequestOfAnOffloadIsRestored(t *testing.T) {
+	const sg, tso = "tx-scatter-gather", "tx-tcp-segmentation"
+	b := newBed(t)
+	step := func(feature, want string) []plan.Step {
+		s := plan.Setting{Target: b.target(b.b, "vb"), Kind: plan.EthtoolFeature, Attr: feature}
+		return []plan.Step{{Setting: s, Want: want}}
+	}
+	set := func(feature string, on bool) {
+		t.Helper()
+		b.must(b.b.Do(func() error { return offload.Set("vb", feature, on) }))
+	}
+	set(sg, false)
+	before := b.snapshot()
+	if got := before["b vb "+tso]; got != "off [requested on]" {
+		t.Fatalf("%s is %q", tso, got)
+	}
+	l := b.lock()
+	_, err := l.Do(b, step(tso, "off"))
+	b.must(err)
+	_, err = l.Restore(b)
+	b.must(err)
+	b.wantSnapshot(before)
+
+	// What does not become active is not applied, and not left requested.
+	set(tso, false)
+	before = b.snapshot()
+	if _, err := l.Do(b, step(tso, "on")); err == nil || !strings.Contains(err.Error(), "requested on") {
+		t.Fatalf("an offload that cannot be: %v", err)
+	}
+	b.wantSnapshot(before)
+	b.wantNoJournal()
 }
 
 func TestThreadSchedulingIsRestored(t *testing.T) {

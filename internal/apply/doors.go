@@ -11,52 +11,33 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/safchain/ethtool"
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/apply/offload"
 	"github.com/overlane/overlane/internal/plan"
 )
 
-// ethtool runs fn with a socket of the spot's namespace.
-func (s *spot) ethtool(fn func(*ethtool.Ethtool) error) error {
-	return s.handle.Do(func() error {
-		e, err := ethtool.NewEthtool()
-		if err != nil {
-			return fmt.Errorf("open ethtool socket: %w", err)
-		}
-		defer e.Close()
-		return fn(e)
-	})
-}
-
+// getFeature spells the value as offload.Feature does: "on", "off", or
+// "off [requested on]" where a request waits for something else to change.
 func (s *spot) getFeature() (string, error) {
-	value := ""
-	err := s.ethtool(func(e *ethtool.Ethtool) error {
-		features, err := e.Features(s.Name)
-		if err != nil {
-			return err
-		}
-		on, ok := features[s.Attr]
-		switch {
-		case !ok:
-			return fmt.Errorf("feature %s: %w", s.Attr, fs.ErrNotExist)
-		case on:
-			value = "on"
-		default:
-			value = "off"
-		}
-		return nil
+	var f offload.Feature
+	err := s.handle.Do(func() error {
+		var err error
+		f, err = offload.Get(s.Name, s.Attr)
+		return err
 	})
-	return value, err
+	if errors.Is(err, offload.ErrUnknown) {
+		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	}
+	return f.String(), err
 }
 
 func (s *spot) putFeature(value string) error {
-	if value != "on" && value != "off" {
-		return fmt.Errorf("feature %s: %q is neither on nor off", s.Attr, value)
+	on := plan.Requested(value)
+	if on != "on" && on != "off" {
+		return fmt.Errorf("%q is neither on nor off", value)
 	}
-	return s.ethtool(func(e *ethtool.Ethtool) error {
-		return e.Change(s.Name, map[string]bool{s.Attr: value == "on"})
-	})
+	return s.handle.Do(func() error { return offload.Set(s.Name, s.Attr, on == "on") })
 }
 
 // sysctl opens /proc/sys in the namespace: below net/ the kernel shows each

@@ -123,12 +123,10 @@ func (j *journal) append(buf []byte) error {
 			return err
 		}
 		j.f = f
-		// A torn record must not become the head of the next one.
-		if err := f.Truncate(j.size); err != nil {
-			return errors.Join(err, j.close())
-		}
 	}
 	at("journal:before")
+	// At the size, not at the end: what a torn record left there has no line
+	// end, so that the rest of it, if any, is still a torn record.
 	_, err := j.f.WriteAt(buf, j.size)
 	if err == nil {
 		err = j.f.Sync()

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -49,7 +50,9 @@ func TestTornRecordIsAsIfNeverWritten(t *testing.T) {
 		}
 	}
 	sound := j.size
-	if err := j.add([]Entry{entry(2)}); err != nil {
+	long := entry(2)
+	long.Kept = strings.Repeat("longer than the record that comes next ", 10)
+	if err := j.add([]Entry{long}); err != nil {
 		t.Fatal(err)
 	}
 	whole, err := d.root.ReadFile(journalName)
@@ -239,6 +242,11 @@ func TestJournalThatFillsTheDiskStillRestores(t *testing.T) {
 		}
 		if _, err = l.Do(b, steps); err != nil {
 			b.wantSnapshot(applied)
+			onDisk, err := l.Dir().Entries()
+			b.must(err)
+			if !slices.Equal(onDisk, l.Entries()) {
+				t.Errorf("on disk\n%+v\nwant\n%+v", onDisk, l.Entries())
+			}
 		}
 	}
 	if !errors.Is(err, syscall.ENOSPC) {

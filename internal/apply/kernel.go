@@ -198,7 +198,27 @@ func (s *spot) get() (string, error) {
 // put writes the value and reads it back: the kernel may accept a value and
 // keep another.
 func (s *spot) put(value string) error {
-	var err error
+	now, err := s.write(value)
+	if err == nil && !s.Same(now, value) {
+		err = fmt.Errorf("the kernel took %s and has %s", value, now)
+	}
+	return err
+}
+
+// putBack is put for a value seen earlier. Of an offload, what was requested
+// is what counts: whether it is active may depend on others by now.
+func (s *spot) putBack(value string) error {
+	now, err := s.write(value)
+	if s.Kind == plan.EthtoolFeature {
+		now, value = plan.Requested(now), plan.Requested(value)
+	}
+	if err == nil && !s.Same(now, value) {
+		err = fmt.Errorf("the kernel took %s and has %s", value, now)
+	}
+	return err
+}
+
+func (s *spot) write(value string) (now string, err error) {
 	switch s.Kind {
 	case plan.SysfsAttr:
 		err = writeAttr(s.dev, s.Attr, value)
@@ -210,16 +230,12 @@ func (s *spot) put(value string) error {
 		err = putSched(s.Attr, value)
 	}
 	if err != nil {
-		return err
+		return "", err
 	}
-	now, err := s.get()
-	if err != nil {
-		return fmt.Errorf("read back: %w", err)
+	if now, err = s.get(); err != nil {
+		return "", fmt.Errorf("read back: %w", err)
 	}
-	if !s.Same(now, value) {
-		return fmt.Errorf("the kernel took %s and has %s", value, now)
-	}
-	return nil
+	return now, nil
 }
 
 func readAttr(root *os.Root, name string) (string, error) {

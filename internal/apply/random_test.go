@@ -60,7 +60,7 @@ func TestAnyHistoryRestores(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	values := [][]string{{"0", "1", "2", "3"}, {"0", "1", "2", "3"}, {"0", "1", "2", "3"}, {"on", "off"}, {"0", "20000", "40000"}, {"on", "off"}}
 	crashes := 0
-	for history := range 150 {
+	for history := range 80 {
 		want := b.snapshot()
 		all := b.steps()[:len(values)]
 		for crashed := false; !crashed; {

@@ -35,8 +35,12 @@ type Entry struct {
 }
 
 // ours reports whether value is one that the setting can have through
-// overlane alone: a crash may have come before or after the last write.
+// overlane alone: a crash may have come before or after the last write, and
+// also before it was seen that a device does not do what it was asked for.
 func (e Entry) ours(value string) bool {
+	if e.Kind == plan.EthtoolFeature {
+		value = plan.Requested(value)
+	}
 	return e.Same(value, e.Wrote) || e.Prev != "" && e.Same(value, e.Prev)
 }
 

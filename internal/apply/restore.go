@@ -88,7 +88,7 @@ func (k *kernel) restore(e Entry) Result {
 		return to(LeftAlone, fmt.Sprintf("changed by somebody else from %s to %s", e.Wrote, value))
 	}
 	at("restore:before")
-	if err := spot.put(e.First); err != nil {
+	if err := spot.putBack(e.First); err != nil {
 		if spot.left() {
 			return to(Gone, errGone.Error())
 		}

@@ -17,7 +17,9 @@ const (
 	// SysfsAttr is a file below class/net/<device>/.
 	SysfsAttr Kind = "sysfs"
 	// EthtoolFeature is an offload by its kernel name ("rx-gro",
-	// "rx-udp-gro-forwarding"); its values are "on" and "off".
+	// "rx-udp-gro-forwarding"). Its values are "on" and "off", and "off
+	// [requested on]" or the reverse where what was requested is not what
+	// is done.
 	EthtoolFeature Kind = "ethtool"
 	// Sysctl is a file below /proc/sys/net, per network namespace.
 	Sysctl Kind = "sysctl"
@@ -123,3 +125,12 @@ func (s Setting) Canonical(value string) string {
 
 // Same reports whether two spellings mean the same value.
 func (s Setting) Same(a, b string) bool { return s.Canonical(a) == s.Canonical(b) }
+
+// Requested returns the part of a feature's value that was asked for, and
+// that asking again brings back: the "on" of "off [requested on]".
+func Requested(feature string) string {
+	if _, r, ok := strings.Cut(feature, " [requested "); ok {
+		return strings.TrimSuffix(r, "]")
+	}
+	return feature
+}
