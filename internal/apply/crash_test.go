@@ -8,8 +8,10 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -115,8 +117,11 @@ func TestGuardianOutlivesSignalsMeantForTheDaemon(t *testing.T) {
 	for _, s := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT} {
 		b.must(unix.Kill(d.guardian, s))
 	}
+	killed := time.Now()
 	d.kill()
-	if said := d.wait(); strings.Count(said, "restored") != len(b.steps()) {
+	said := d.wait()
+	t.Logf("restored %v after the kill", time.Since(killed))
+	if strings.Count(said, "restored") != len(b.steps()) {
 		t.Errorf("the guardian said: %s", said)
 	}
 	b.wantSnapshot(before)
@@ -134,17 +139,20 @@ func TestGuardianHoldsNothingOfTheDaemons(t *testing.T) {
 		b.must(err)
 		n, _ := strconv.Atoi(fd.Name())
 		switch {
-		case n == 0 && link == "/dev/null", n == 1 && link == "/dev/null", n == 2:
+		case n <= 1 && link == "/dev/null", n == 2:
 		case n == GuardianFD && strings.HasPrefix(link, "socket:"):
-		case strings.HasPrefix(link, "anon_inode:"), link == "pidfd:", link == "/":
-		case strings.HasPrefix(link, b.state), strings.HasPrefix(link, "anon_inode:[pidfd]"), strings.HasSuffix(link, "pidfd]"):
-		case strings.HasPrefix(link, "pidfs:"), strings.HasPrefix(link, "/sys/fs/cgroup/"):
+		case strings.HasPrefix(link, b.state): // its folder
+		case strings.HasPrefix(link, "anon_inode:"), strings.HasPrefix(link, "pidfd:"): // Go's poller, the daemon
+		case strings.HasPrefix(link, "/sys/fs/cgroup/"): // Go's GOMAXPROCS
 		default:
 			t.Errorf("descriptor %s of the guardian is %s", fd.Name(), link)
 		}
 	}
 	if cwd, err := os.Readlink("/proc/" + strconv.Itoa(d.guardian) + "/cwd"); err != nil || cwd != "/" {
 		t.Errorf("guardian stands in %s, %v", cwd, err)
+	}
+	if t.Failed() {
+		return
 	}
 	// Only the daemon held the other end of this one.
 	b.must(unix.Kill(d.guardian, unix.SIGSTOP))
@@ -154,6 +162,38 @@ func TestGuardianHoldsNothingOfTheDaemons(t *testing.T) {
 	}
 	b.must(unix.Kill(d.guardian, unix.SIGCONT))
 	d.wait()
+}
+
+// A daemon that is started again at once must not take the guardian that is
+// restoring for another daemon.
+func TestLockWaitsForARestoringGuardian(t *testing.T) {
+	b := newBed(t)
+	guardian, err := b.open().lock(restoring)
+	b.must(err)
+	second := b.open()
+	tried := make(chan bool)
+	once := sync.OnceFunc(func() { close(tried) })
+	fault = func(point string) {
+		if point == "lock:waits" {
+			once()
+		}
+	}
+	t.Cleanup(func() { fault = nil })
+	locked := make(chan error)
+	go func() {
+		l, err := second.Lock()
+		if err == nil {
+			err = l.Unlock()
+		}
+		locked <- err
+	}()
+	select {
+	case <-tried:
+	case err := <-locked:
+		t.Fatalf("Lock did not wait: %v", err)
+	}
+	b.must(guardian.Unlock())
+	b.must(<-locked)
 }
 
 // A released guardian restores nothing, not even what it could.

@@ -277,6 +277,19 @@ func TestRequestOfAnOffloadIsRestored(t *testing.T) {
 	b.must(err)
 	b.wantSnapshot(before)
 
+	// The other offload goes away in between: the request comes back.
+	set(sg, true)
+	before = b.snapshot()
+	_, err = l.Do(b, step(tso, "off"))
+	b.must(err)
+	set(sg, false)
+	rep, err := l.Restore(b)
+	b.must(err)
+	wantOutcomes(t, rep, Restored, 1)
+	set(sg, true)
+	b.wantSnapshot(before)
+	set(sg, false)
+
 	// What does not become active is not applied, and not left requested.
 	set(tso, false)
 	before = b.snapshot()

@@ -68,6 +68,7 @@ func (d *Dir) Lock() (*Locked, error) {
 		if !errors.As(err, &busy) || !busy.Restoring || time.Now().After(deadline) {
 			return l, err
 		}
+		at("lock:waits")
 	}
 }
 
