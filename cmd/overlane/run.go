@@ -16,6 +16,7 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/measure"
 )
 
 func newRunCmd() *cobra.Command {
@@ -44,6 +45,9 @@ everything is as it was.`,
 }
 
 func run(ctx context.Context, file string, verbose bool) error {
+	if err := needRoot("run"); err != nil {
+		return err
+	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	level := slog.LevelInfo
@@ -51,28 +55,40 @@ func run(ctx context.Context, file string, verbose bool) error {
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	cfg := config.Default()
-	if file != "" {
-		var err error
-		if cfg, err = config.Load(file); err != nil {
-			return err
-		}
+	cfg, err := loadConfig(file)
+	if err != nil {
+		return err
 	}
-	opts, err := daemonOptions(ctx, cfg)
+	opts, err := daemonOptions(cfg)
 	if err != nil {
 		return err
 	}
 	opts.Log = log
+	var metrics *measure.Server
+	if cfg.Metrics != "" {
+		if metrics, err = measure.Listen(cfg.Metrics); err != nil {
+			return err
+		}
+		defer metrics.Close()
+	}
 	d, err := daemon.Start(ctx, opts)
 	if err != nil {
 		return err
 	}
-	return serve(ctx, d, opts, log)
+	return serve(ctx, d, metrics, file, log)
 }
 
-// serve answers requests while the daemon runs.
-func serve(ctx context.Context, d *daemon.Daemon, opts daemon.Options, log *slog.Logger) error {
-	path, err := control.SocketPath(opts.StateDir, d.Cookie())
+func loadOptions(file string) (daemon.Options, error) {
+	cfg, err := loadConfig(file)
+	if err != nil {
+		return daemon.Options{}, err
+	}
+	return daemonOptions(cfg)
+}
+
+// serve answers requests and signals while the daemon runs.
+func serve(ctx context.Context, d *daemon.Daemon, metrics *measure.Server, file string, log *slog.Logger) error {
+	path, err := control.SocketPath(global.stateDir, d.Cookie())
 	if err != nil {
 		return errors.Join(err, d.Close())
 	}
@@ -84,10 +100,52 @@ func serve(ctx context.Context, d *daemon.Daemon, opts daemon.Options, log *slog
 	defer cancel()
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ctx) }()
+	go reloads(ctx, d, file, log)
+	if metrics != nil {
+		go func() {
+			if err := metrics.Serve(ctx, d.Status); err != nil {
+				log.Error("metrics ended", "reason", err)
+			}
+		}()
+	}
 	log.Info("running", "socket", path)
+	notified(log, control.NotifyReady("running"))
+	context.AfterFunc(ctx, func() { notified(log, control.NotifyStopping("restoring the node")) })
 	err = d.Run(ctx)
 	cancel()
 	return errors.Join(err, <-served)
+}
+
+// reloads reads the configuration again at each SIGHUP. A file with a mistake
+// changes nothing.
+func reloads(ctx context.Context, d *daemon.Daemon, file string, log *slog.Logger) {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, unix.SIGHUP)
+	defer signal.Stop(hup)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hup:
+		}
+		notified(log, control.NotifyReloading())
+		opts, err := loadOptions(file)
+		if err == nil {
+			err = d.Reconfigure(ctx, opts)
+		}
+		if err != nil {
+			log.Error("configuration not taken over", "reason", err)
+		} else {
+			log.Info("configuration read again", "file", file)
+		}
+		notified(log, control.NotifyReady("running"))
+	}
+}
+
+func notified(log *slog.Logger, err error) {
+	if err != nil {
+		log.Warn("service manager not told", "reason", err)
+	}
 }
 
 func modeOf(m config.Mode) governor.Mode {

@@ -159,6 +159,25 @@ func (d *Daemon) SetCores(ctx context.Context, cores config.CPUList) error {
 	return errors.Join(e, err)
 }
 
+// ErrNeedsRestart says what a running daemon cannot change.
+var ErrNeedsRestart = errors.New("needs a restart of the daemon")
+
+// Reconfigure takes over cores, mode and limits of new options. Underlays and
+// tier stay those of the start.
+func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
+	var err error
+	e := d.do(ctx, func() {
+		if !slices.Equal(opts.Underlays, d.opts.Underlays) || opts.Tier != d.opts.Tier {
+			err = fmt.Errorf("change underlays or tier: %w", ErrNeedsRestart)
+			return
+		}
+		d.opts.Mode, d.opts.Limits, d.opts.Cores = opts.Mode, opts.Limits, opts.Cores
+		d.gov.Reconfigure(opts.Mode, opts.Limits)
+		err = d.pipe.leave(func(core int) bool { return !slices.Contains(opts.Cores, core) })
+	})
+	return errors.Join(e, err)
+}
+
 // Resteer implements control.Handler.
 func (d *Daemon) Resteer(ctx context.Context, on bool) error {
 	var err error

@@ -103,6 +103,9 @@ func New(mode Mode, limits Limits) *Governor {
 	return &Governor{mode: mode, limits: limits, last: Decision{Reason: "not measured yet"}}
 }
 
+// Reconfigure changes mode and limits; the next window decides by them.
+func (g *Governor) Reconfigure(mode Mode, limits Limits) { g.mode, g.limits = mode, limits }
+
 // Last is the decision in force.
 func (g *Governor) Last() Decision { return g.last }
 

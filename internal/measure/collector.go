@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package measure shows what the daemon knows to Prometheus. It reads at scrape
+// time only, from the same status that people see.
+package measure
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/overlane/overlane/internal/control"
+)
+
+// metric is one row of the table of what is exported.
+type metric struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+}
+
+func newMetric(kind prometheus.ValueType, name, help string, labels ...string) metric {
+	return metric{prometheus.NewDesc("overlane_"+name, help, labels, nil), kind}
+}
+
+// What is exported. No label grows with flows or pods.
+var (
+	buildInfo   = newMetric(prometheus.GaugeValue, "build_info", "1, with the version", "version")
+	overlay     = newMetric(prometheus.CounterValue, "overlay_packets_total", "packets that went through a tunnel of ours")
+	steered     = newMetric(prometheus.CounterValue, "steered_packets_total", "of these, sent to a lane")
+	lanePackets = newMetric(prometheus.CounterValue, "lane_packets_total", "packets sent to a lane", "stage", "core")
+	laneChanges = newMetric(prometheus.CounterValue, "lane_changes_total", "changes of lane that the order guard let pass")
+	laneHeld    = newMetric(prometheus.CounterValue, "lane_changes_held_total", "polls in which a change of lane had to wait for the old lane to drain")
+	stock       = newMetric(prometheus.CounterValue, "stock_path_packets_total", "packets that took the stock path because they were not understood", "reason")
+	mechanism   = newMetric(prometheus.GaugeValue, "mechanism_active", "1 while the mechanism acts; its status says why", "mechanism", "state")
+	stageCost   = newMetric(prometheus.GaugeValue, "stage_cost_seconds", "measured time of one packet in a stage", "stage")
+)
+
+var all = []metric{buildInfo, overlay, steered, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost}
+
+// Collector exports a status.
+type Collector struct{ status func() control.Status }
+
+// NewCollector returns a collector that asks status at each scrape.
+func NewCollector(status func() control.Status) *Collector { return &Collector{status} }
+
+// Describe implements prometheus.Collector.
+func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range all {
+		ch <- m.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *Collector) Collect(ch chan<- prometheus.Metric) {
+	st := c.status()
+	put := func(m metric, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
+	}
+	put(buildInfo, 1, st.Version)
+	put(overlay, float64(st.Counters.OverlayPackets))
+	put(steered, float64(st.Counters.SteeredPackets))
+	put(laneChanges, float64(st.Counters.LaneChanges))
+	put(laneHeld, float64(st.Counters.LaneChangesHeld))
+	for _, l := range st.Lanes {
+		put(lanePackets, float64(l.Packets), l.Stage, strconv.Itoa(l.Core))
+	}
+	for reason, n := range st.Counters.Unparsed {
+		put(stock, float64(n), reason)
+	}
+	for _, m := range st.Mechanisms {
+		active := 0.0
+		if m.State == control.Active {
+			active = 1
+		}
+		put(mechanism, active, m.Name, string(m.State))
+	}
+	for _, s := range st.StageCosts {
+		put(stageCost, s.NsPerPacket/1e9, s.Stage)
+	}
+}
