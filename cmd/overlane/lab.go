@@ -119,12 +119,19 @@ sight; /sys/class/net therefore shows the machine's devices.`,
 			if err != nil {
 				return errors.Join(err, b.Close())
 			}
-			path, err := exec.LookPath(args[1])
+			argv := args[1:]
+			if argv[0] == "--" {
+				argv = argv[1:]
+			}
+			if len(argv) == 0 {
+				return errors.Join(fmt.Errorf("run in %s: no command", args[0]), b.Close())
+			}
+			path, err := exec.LookPath(argv[0])
 			if err != nil {
 				return errors.Join(err, b.Close())
 			}
 			return ns.Do(func() error {
-				if err := unix.Exec(path, args[1:], os.Environ()); err != nil {
+				if err := unix.Exec(path, argv, os.Environ()); err != nil {
 					return fmt.Errorf("run %s: %w", path, err)
 				}
 				return nil

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/traffic"
 )
 
@@ -32,6 +33,11 @@ func (e *env) startLive(o offer, check *traffic.Checker) (_ generators, err erro
 		}
 	}()
 	n := min(e.bed.Queues, o.flows)
+	batch := o.batch
+	if batch == 0 && e.bed.NIC == bed.Softirq {
+		// What a busy network card finds in its ring when it is polled.
+		batch = 256
+	}
 	for q := range n {
 		var flows []traffic.Flow
 		for id := q; id < o.flows; id += n {
@@ -41,7 +47,7 @@ func (e *env) startLive(o offer, check *traffic.Checker) (_ generators, err erro
 		if err != nil {
 			return gens, err
 		}
-		cfg := traffic.LiveConfig{Flows: flows, Schedule: schedule, Size: o.size, Core: e.cores.Gen[q], Batch: o.batch, Window: o.window / n}
+		cfg := traffic.LiveConfig{Flows: flows, Schedule: schedule, Size: o.size, Core: e.cores.Gen[q], Batch: batch, Window: o.window / n}
 		if o.rate > 0 {
 			cfg.Gap = time.Duration(float64(time.Second) * float64(n) / o.rate)
 		}

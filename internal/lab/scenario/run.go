@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"strings"
 	"time"
@@ -28,8 +29,10 @@ type env struct {
 	threads func() ([]int, error)
 	// checkerNS is what the checker costs for each datagram.
 	checkerNS float64
-	// saturation of the plain overlay, packets per second; found when needed.
+	// saturation of the plain overlay: packets per second, or Gb/s of TCP.
 	saturation float64
+	// settle is what traffic gets to become steady before it is measured.
+	settle time.Duration
 }
 
 // Run runs a series, or one for each size, and returns their results. Rounds
@@ -56,7 +59,7 @@ func Run(ctx context.Context, b *bed.Bed, cfg Config) ([]report.Result, error) {
 	for _, size := range sizes {
 		one := cfg
 		one.Size = size.size
-		e := &env{bed: b, cfg: &one, cores: b.PlaceCores(), clock: clock, checkerNS: perCheck}
+		e := &env{bed: b, cfg: &one, cores: b.PlaceCores(), clock: clock, checkerNS: perCheck, settle: settle}
 		res, err := e.series(ctx, s, size.label)
 		if err != nil {
 			return results, err
@@ -74,6 +77,15 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 	}
 	rep := report.New(report.Meta{Scenario: name, NIC: string(e.bed.NIC), Kernel: kernelRelease(), Cores: runtime.NumCPU(),
 		Rounds: cfg.Rounds, Seconds: cfg.Length.Seconds(), Command: cfg.Command})
+	if s.prepare != nil {
+		if err := e.bed.Reset(); err != nil {
+			return rep.Finish(), err
+		}
+		e.overlay, e.threads = true, nil
+		if err := s.prepare(ctx, e); err != nil {
+			return rep.Finish(), fmt.Errorf("%s: %w", name, err)
+		}
+	}
 	start, total, done := time.Now(), cfg.Rounds*len(cfg.Variants), 0
 	for round := range cfg.Rounds {
 		for _, vname := range cfg.Variants {
@@ -109,13 +121,18 @@ func (e *env) measure(ctx context.Context, s scenario, v variant) (values map[st
 		return nil, err
 	}
 	values, err = s.measure(ctx, e)
-	more, serr := ses.stop()
-	if values != nil {
-		for k, x := range more {
-			values[k] = x
-		}
+	if err == nil && ses.acted != nil {
+		var more map[string]float64
+		more, err = ses.acted(ctx)
+		maps.Copy(values, more)
 	}
-	return values, errors.Join(err, serr)
+	if ses.end != nil {
+		err = errors.Join(err, ses.end())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return values, nil
 }
 
 func (e *env) logf(format string, args ...any) { fmt.Fprintf(e.cfg.Log, format+"\n", args...) }

@@ -140,7 +140,7 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 		err = errors.Join(err, serr)
 	}()
 
-	if err := gens.wait(ctx, settle); err != nil {
+	if err := gens.wait(ctx, e.settle); err != nil {
 		return nil, err
 	}
 	a, err := e.sample(gens)
@@ -170,24 +170,38 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 		return nil, err
 	}
 	frags := uint64(gens.frags())
-	t := &taken{span: z.at.Sub(a.at), delivered: z.taken - a.taken, busy: z.busy - a.busy, size: gens.size(),
+	t := &taken{span: z.at.Sub(a.at), delivered: z.taken - a.taken, busy: z.busy.Since(a.busy).Sum(), size: gens.size(),
 		total: total, accepted: (wire1.RxPackets - wire0.RxPackets) / frags, offered: sent.Datagrams}
-	// What the wire refused, the generator would not have had to send.
-	if frames := z.sent.Frames - a.sent.Frames; frames > 0 {
-		refused := min(float64(z.wire.RxDropped-a.wire.RxDropped)/float64(frames), 1)
-		waited := min((z.sent.Waited-a.sent.Waited).Seconds()/t.span.Seconds()/float64(len(gens)), 1)
-		t.idle = waited + (1-waited)*refused
-	}
+	t.idle = e.idle(&a, &z, t.span, len(gens))
 	if t.delivered == 0 {
 		return nil, fmt.Errorf("of %d datagrams sent, %d were taken by the wire and none arrived", t.offered, t.accepted)
 	}
 	return t, nil
 }
 
+// idle is the share of the generators' time that they did not need: waiting
+// for their pace, sending what the full wire refused, or standing aside while
+// the wire was polled on their own core.
+func (e *env) idle(a, z *sample, span time.Duration, gens int) float64 {
+	waited := min((z.sent.Waited-a.sent.Waited).Seconds()/span.Seconds()/float64(gens), 1)
+	spare := 0.0
+	if frames := z.sent.Frames - a.sent.Frames; frames > 0 {
+		spare = float64(z.wire.RxDropped-a.wire.RxDropped) / float64(frames)
+	}
+	if e.bed.NIC == bed.Softirq {
+		var polled time.Duration
+		for _, core := range e.cores.Gen[:gens] {
+			polled += z.busy[core] - a.busy[core]
+		}
+		spare = max(spare, polled.Seconds()/span.Seconds()/float64(gens))
+	}
+	return waited + (1-waited)*min(spare, 1)
+}
+
 type sample struct {
 	at    time.Time
 	taken uint64
-	busy  time.Duration
+	busy  traffic.Busy
 	sent  traffic.Sent
 	wire  bed.WireStats
 }

@@ -4,8 +4,12 @@ package scenario
 
 import (
 	"context"
+	"fmt"
+	"net"
 
+	"github.com/cilium/ebpf/link"
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/bpf"
 )
 
 // variant is a way to set up the receiving host.
@@ -21,15 +25,10 @@ type variant struct {
 
 // session is a variant that is in force.
 type session struct {
-	// end takes back what Reset does not, and says what the variant did.
-	end func() (map[string]float64, error)
-}
-
-func (s session) stop() (map[string]float64, error) {
-	if s.end == nil {
-		return nil, nil
-	}
-	return s.end()
+	// acted says what the variant did since start; asked before end.
+	acted func(context.Context) (map[string]float64, error)
+	// end takes back what bed.Reset does not.
+	end func() error
 }
 
 // variants in the order in which "all" runs them.
@@ -40,7 +39,17 @@ func init() {
 	variants = []variant{
 		{name: "host", what: "no overlay", host: true, start: plain},
 		{name: "overlay", what: "the plain overlay, stock settings", start: plain},
-		{name: "rps", what: "RPS over all cores on the NIC", start: startRPS},
+		{name: "overlay-xdp", what: "the plain overlay with an empty XDP program on the wire", start: startXDP},
+		{name: "rps", what: "RPS over all cores on the NIC, the usual advice", start: startRPS},
+		{name: "rps-best", what: "the best static RPS mask for each device, found by a sweep", start: startBestRPS},
+		{name: "threaded", what: "the plain overlay with threaded NAPI", start: startThreaded,
+			nic: bed.Softirq, why: "with --nic thread the plain overlay has threaded NAPI already"},
+		{name: "pipeline", what: "overlane: stages of a flow on several cores", start: pipeline("auto", "auto")},
+		{name: "pipeline-tc", what: "the same, without XDP", start: pipeline("auto", "tc")},
+		{name: "pipeline-xdp", what: "the same, with the first stage split by XDP", start: pipeline("auto", "xdp")},
+		{name: "pipeline-forced", what: "the same, without its judgement when to act", start: pipeline("forced", "auto")},
+		{name: "pipeline-tc-forced", what: "pipeline-tc without its judgement", start: pipeline("forced", "tc")},
+		{name: "pipeline-xdp-forced", what: "pipeline-xdp without its judgement", start: pipeline("forced", "xdp")},
 	}
 }
 
@@ -73,4 +82,31 @@ func plain(context.Context, *env, scenario) (session, error) { return session{},
 func startRPS(_ context.Context, e *env, _ scenario) (session, error) {
 	rx := e.bed.Receiver()
 	return session{}, bed.SetRPS(rx.NS, rx.Wire, e.cores.Steer)
+}
+
+func startThreaded(_ context.Context, e *env, _ scenario) (session, error) {
+	return session{}, e.bed.SetThreaded(true)
+}
+
+// startXDP attaches the empty program.
+func startXDP(_ context.Context, e *env, _ scenario) (session, error) {
+	var objs bpf.PassObjects
+	if err := bpf.LoadPassObjects(&objs, nil); err != nil {
+		return session{}, fmt.Errorf("load XDP_PASS: %w", err)
+	}
+	defer objs.Close() // the link keeps the program
+	var l link.Link
+	rx := e.bed.Receiver()
+	err := rx.NS.Do(func() error {
+		ifi, err := net.InterfaceByName(rx.Wire)
+		if err != nil {
+			return err
+		}
+		l, err = link.AttachXDP(link.XDPOptions{Program: objs.Pass, Interface: ifi.Index, Flags: link.XDPDriverMode})
+		return err
+	})
+	if err != nil {
+		return session{}, fmt.Errorf("attach XDP_PASS to %s: %w", rx.Wire, err)
+	}
+	return session{end: l.Close}, nil
 }

@@ -61,18 +61,38 @@ func (c *CPUClock) SetThreads(tids []int) error {
 	return nil
 }
 
-// Busy returns the time since the clock started, summed over the cores. A
-// stretch that is still going on counts when it ends.
-func (c *CPUClock) Busy() (time.Duration, error) {
+// Busy returns each core's time since the clock started. A stretch that is
+// still going on counts when it ends.
+func (c *CPUClock) Busy() (Busy, error) {
 	var cores []bpf.CPUCore
 	if err := c.objs.Cores.Lookup(uint32(0), &cores); err != nil {
-		return 0, fmt.Errorf("read CPU clock: %w", err)
+		return nil, fmt.Errorf("read CPU clock: %w", err)
 	}
-	var sum uint64
-	for _, c := range cores {
-		sum += c.BusyNs
+	busy := make(Busy, len(cores))
+	for i, c := range cores {
+		busy[i] = time.Duration(c.BusyNs)
 	}
-	return time.Duration(sum), nil
+	return busy, nil
+}
+
+// Busy is time by core.
+type Busy []time.Duration
+
+// Since returns what was added since an earlier reading.
+func (b Busy) Since(before Busy) Busy {
+	d := make(Busy, len(b))
+	for i := range b {
+		d[i] = b[i] - before[i]
+	}
+	return d
+}
+
+// Sum is the time of all cores.
+func (b Busy) Sum() (sum time.Duration) {
+	for _, d := range b {
+		sum += d
+	}
+	return sum
 }
 
 // Close stops the clock.

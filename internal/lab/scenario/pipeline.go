@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/overlane/overlane/internal/lab/report"
+	"github.com/overlane/overlane/internal/lab/traffic"
+)
+
+const (
+	// startPatience is how long a daemon may take until it runs.
+	startPatience = 15 * time.Second
+	stopPatience  = 10 * time.Second
+)
+
+// daemon is the product, running in the receiving host as a user would run it.
+type daemon struct {
+	env   *env
+	proc  *traffic.Process
+	state string
+	// lanes that were on the machine before belong to somebody else.
+	before []int
+	base   counters
+}
+
+// counters are what "overlane status" says the mechanism did.
+type counters struct {
+	State    string `json:"state"`
+	Reason   string `json:"reason"`
+	Counters struct {
+		Steered     uint64 `json:"steered_packets"`
+		Overlay     uint64 `json:"overlay_packets"`
+		LaneChanges uint64 `json:"lane_changes"`
+	} `json:"counters"`
+}
+
+// pipeline returns a variant's start: the daemon with a mode and a tier.
+func pipeline(mode, tier string) func(context.Context, *env, scenario) (session, error) {
+	return func(ctx context.Context, e *env, _ scenario) (session, error) {
+		d, err := e.startDaemon(ctx, fmt.Sprintf("pipeline: %s\ntier: %s\n", mode, tier))
+		if err != nil {
+			return session{}, err
+		}
+		e.threads = d.lanes
+		return session{acted: d.acted, end: d.end}, nil
+	}
+}
+
+func (e *env) startDaemon(ctx context.Context, config string) (*daemon, error) {
+	dir, err := os.MkdirTemp(e.bed.Dir(), "daemon")
+	if err != nil {
+		return nil, fmt.Errorf("start daemon: %w", err)
+	}
+	d := &daemon{env: e, state: filepath.Join(dir, "state")}
+	rx := e.bed.Receiver()
+	config = fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\n%s", rx.Wire, coreList(e.cores.Steer), config)
+	file := filepath.Join(dir, "config.yaml")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		return nil, fmt.Errorf("start daemon: %w", err)
+	}
+	if d.before, err = cpumapThreads(); err != nil {
+		return nil, err
+	}
+	d.proc, err = traffic.StartProcess(rx.NS, nil, e.cfg.Binary, "run", "--config", file, "--state-dir", d.state)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.running(ctx); err != nil {
+		select {
+		case <-d.proc.Done():
+			return nil, err // which has its last words already
+		default:
+			return nil, errors.Join(err, d.end())
+		}
+	}
+	return d, nil
+}
+
+// running waits until the daemon says so.
+func (d *daemon) running(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	var last error
+	for {
+		select {
+		case <-d.proc.Done():
+			_, err := d.proc.Wait(ctx)
+			return fmt.Errorf("the daemon ended at its start: %w", err)
+		case <-ctx.Done():
+			return fmt.Errorf("the daemon does not run: %w (%v)", ctx.Err(), last)
+		default:
+		}
+		d.base, last = d.status(ctx)
+		if last == nil && d.base.State == "running" {
+			return nil
+		}
+		if err := sleep(ctx, 50*time.Millisecond); err != nil {
+			return fmt.Errorf("the daemon does not run: %w (%v)", err, last)
+		}
+	}
+}
+
+func (d *daemon) status(ctx context.Context) (c counters, err error) {
+	p, err := traffic.StartProcess(d.env.bed.Receiver().NS, nil, d.env.cfg.Binary, "status", "--json", "--state-dir", d.state)
+	if err != nil {
+		return c, err
+	}
+	out, err := p.Wait(ctx)
+	if err != nil {
+		return c, err
+	}
+	if err := json.Unmarshal(out, &c); err != nil {
+		return c, fmt.Errorf("read the daemon's status: %w", err)
+	}
+	return c, nil
+}
+
+// acted says which share of the packets was steered since the start.
+func (d *daemon) acted(ctx context.Context) (map[string]float64, error) {
+	c, err := d.status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	v := map[string]float64{report.LaneChanges: float64(c.Counters.LaneChanges - d.base.Counters.LaneChanges), report.Acted: 0}
+	if n := c.Counters.Overlay - d.base.Counters.Overlay; n > 0 {
+		v[report.Acted] = min(float64(c.Counters.Steered-d.base.Counters.Steered)/float64(n), 1)
+	}
+	return v, nil
+}
+
+func (d *daemon) end() error {
+	if err := d.proc.Stop(stopPatience); err != nil {
+		return fmt.Errorf("end the daemon: %w", err)
+	}
+	return os.RemoveAll(filepath.Dir(d.state))
+}
+
+// lanes are the kernel threads that the daemon brought into being.
+func (d *daemon) lanes() ([]int, error) {
+	now, err := cpumapThreads()
+	return slices.DeleteFunc(now, func(pid int) bool { return slices.Contains(d.before, pid) }), err
+}
+
+// cpumapThreads lists the machine's cpumap lanes.
+func cpumapThreads() ([]int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list threads: %w", err)
+	}
+	var pids []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		comm, err := os.ReadFile(filepath.Join("/proc", e.Name(), "comm"))
+		if err == nil && strings.HasPrefix(string(comm), "cpumap/") {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// coreList writes cores as a configuration file has them.
+func coreList(cores []int) string {
+	var parts []string
+	for i := 0; i < len(cores); {
+		j := i
+		for j+1 < len(cores) && cores[j+1] == cores[j]+1 {
+			j++
+		}
+		if parts = append(parts, strconv.Itoa(cores[i])); j > i {
+			parts[len(parts)-1] += "-" + strconv.Itoa(cores[j])
+		}
+		i = j + 1
+	}
+	return strings.Join(parts, ",")
+}

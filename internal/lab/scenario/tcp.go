@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/overlane/overlane/internal/lab/report"
+	"github.com/overlane/overlane/internal/lab/traffic"
+)
+
+// endpoints of traffic that programs send: the first pod of each host, or the
+// hosts themselves.
+func (e *env) endpoints(n int) (from, to traffic.Endpoint) {
+	tx, rx := e.bed.Sender(), e.bed.Receiver()
+	if !e.overlay {
+		return traffic.Endpoint{NS: tx.NS, Addr: tx.IP}, traffic.Endpoint{NS: rx.NS, Addr: rx.IP}
+	}
+	n %= e.bed.Pods
+	from = traffic.Endpoint{NS: tx.Pods[n].NS, Addr: tx.Pods[n].IP4}
+	to = traffic.Endpoint{NS: rx.Pods[n].NS, Addr: rx.Pods[n].IP4}
+	if e.bed.IPv6 {
+		from.Addr, to.Addr = tx.Pods[n].IP6, rx.Pods[n].IP6
+	}
+	return from, to
+}
+
+// tcpCounters are what both ends say about a stretch of TCP.
+func (e *env) tcpCounters() (retransmits, ofo uint64, err error) {
+	from, to := e.endpoints(0)
+	a, err := traffic.ReadCounters(from.NS)
+	if err != nil {
+		return 0, 0, err
+	}
+	b, err := traffic.ReadCounters(to.NS)
+	return a["Tcp.RetransSegs"], b["TcpExt.TCPOFOQueue"], err
+}
+
+func measureTCP(ctx context.Context, e *env) (map[string]float64, error) {
+	res, busy, values, err := e.tcp(ctx, 0)
+	if err != nil {
+		return nil, err
+	}
+	values[report.Gbps] = res.Gbps
+	if res.Gbps > 0 {
+		values[report.CPUPerGB] = busy / (res.Gbps / 8)
+	}
+	return values, nil
+}
+
+// tcp runs connections for a while. busy is CPU seconds per second: softirqs
+// of both hosts, since TCP's acknowledgements keep the sender's busy too.
+func (e *env) tcp(ctx context.Context, gbps float64) (res traffic.TCPResult, busy float64, values map[string]float64, err error) {
+	from, to := e.endpoints(0)
+	re0, ofo0, err := e.tcpCounters()
+	if err != nil {
+		return res, 0, nil, err
+	}
+	t, err := traffic.StartTCP(ctx, from, to, e.tcpConfig(gbps))
+	if err != nil {
+		return res, 0, nil, err
+	}
+	busy, err = e.busyFor(ctx, e.settle, e.cfg.Length)
+	if err != nil {
+		return res, 0, nil, errors.Join(err, t.Stop())
+	}
+	if res, err = t.Wait(ctx); err != nil {
+		return res, 0, nil, err
+	}
+	re1, ofo1, err := e.tcpCounters()
+	return res, busy, map[string]float64{report.Retransmits: float64(re1 - re0), report.OFO: float64(ofo1 - ofo0)}, err
+}
+
+func (e *env) tcpConfig(gbps float64) traffic.TCPConfig {
+	return traffic.TCPConfig{Streams: e.cfg.Flows, Omit: e.settle, Length: e.cfg.Length, Gbps: gbps, Cores: []int{e.cores.Apps}}
+}
+
+// busyFor waits, and returns CPU seconds per second of what comes after.
+func (e *env) busyFor(ctx context.Context, skip, length time.Duration) (float64, error) {
+	if err := sleep(ctx, skip); err != nil {
+		return 0, err
+	}
+	tids, err := e.receivers()
+	if err != nil {
+		return 0, err
+	}
+	if err := e.clock.SetThreads(tids); err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	a, err := e.clock.Busy()
+	if err != nil {
+		return 0, err
+	}
+	if err := sleep(ctx, length); err != nil {
+		return 0, err
+	}
+	z, err := e.clock.Busy()
+	if err != nil {
+		return 0, err
+	}
+	return z.Since(a).Sum().Seconds() / time.Since(start).Seconds(), nil
+}

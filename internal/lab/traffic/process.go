@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package traffic
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/overlane/overlane/internal/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Process is a program that runs in a namespace of the lab and does not
+// outlive the caller, however that ends.
+type Process struct {
+	cmd  *exec.Cmd
+	name string
+	out  bytes.Buffer
+	errs bytes.Buffer
+	done chan struct{}
+	err  error
+}
+
+// StartProcess starts a program on the given cores.
+func StartProcess(ns *netns.Handle, cores []int, argv ...string) (*Process, error) {
+	path, err := exec.LookPath(argv[0])
+	if err != nil {
+		return nil, fmt.Errorf("%s is not installed: apt-get install %s", argv[0], argv[0])
+	}
+	p := &Process{cmd: exec.Command(path, argv[1:]...), name: argv[0], done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.errs
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started := make(chan error, 1)
+	go func() {
+		defer close(p.done)
+		// The parent death signal follows the thread, not the process: the
+		// thread that starts the program has to wait for it.
+		p.err = ns.Do(func() error {
+			if len(cores) > 0 {
+				var set unix.CPUSet
+				for _, c := range cores {
+					set.Set(c)
+				}
+				if err := unix.SchedSetaffinity(0, &set); err != nil {
+					started <- err
+					return err
+				}
+			}
+			if err := p.cmd.Start(); err != nil {
+				started <- err
+				return err
+			}
+			started <- nil
+			return p.cmd.Wait()
+		})
+	}()
+	if err := <-started; err != nil {
+		<-p.done
+		return nil, fmt.Errorf("start %s: %w", argv[0], err)
+	}
+	return p, nil
+}
+
+// PID is the program's process.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Done is closed when the program has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Wait waits for the end and returns what the program printed. When ctx ends
+// first, so does the program.
+func (p *Process) Wait(ctx context.Context) ([]byte, error) {
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		return nil, errors.Join(ctx.Err(), p.kill())
+	}
+	if p.err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", p.name, p.err, p.lastWords())
+	}
+	return p.out.Bytes(), nil
+}
+
+func (p *Process) kill() error {
+	_ = p.cmd.Process.Kill()
+	<-p.done
+	return nil
+}
+
+// Stop asks the program to end, and kills it if it does not. The exit status
+// is an error only when the program chose it.
+func (p *Process) Stop(patience time.Duration) error {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+	case <-time.After(patience):
+		_ = p.kill()
+		return fmt.Errorf("%s does not end within %s: %s", p.name, patience, p.lastWords())
+	}
+	var exit *exec.ExitError
+	if errors.As(p.err, &exit) && !exit.Exited() {
+		return nil
+	}
+	if p.err != nil {
+		return fmt.Errorf("%s: %w: %s", p.name, p.err, p.lastWords())
+	}
+	return nil
+}
+
+// Output is what the program has printed, once it has ended.
+func (p *Process) Output() []byte {
+	<-p.done
+	return p.out.Bytes()
+}
+
+// lastWords are the last lines of what an ended program printed.
+func (p *Process) lastWords() string {
+	<-p.done
+	text := strings.TrimSpace(p.errs.String())
+	if text == "" {
+		text = strings.TrimSpace(p.out.String())
+	}
+	if len(text) > 500 {
+		text = "... " + text[len(text)-500:]
+	}
+	return text
+}
