@@ -111,3 +111,17 @@ int ol_pod_out(struct __sk_buff *skb)
 	ol_count_lane(OL_STAGE_POD, lane, segs);
 	return TCX_NEXT;
 }
+
+/*
+ * For pods whose RPS is somebody else's: what the underlay's program did to the
+ * packet is undone, the kernel computes the hash anew if somebody asks for it.
+ */
+SEC("tcx/egress")
+int ol_pod_restore(struct __sk_buff *skb)
+{
+	if (skb->tc_index & OL_CARRIER) {
+		skb->tc_index = 0;
+		bpf_set_hash_invalid(skb);
+	}
+	return TCX_NEXT;
+}

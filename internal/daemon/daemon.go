@@ -11,7 +11,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"runtime"
 	"slices"
 	"time"
 
@@ -62,6 +61,9 @@ type Daemon struct {
 	since    time.Time
 	last     governor.Input
 	off      bool // asked to end
+	evict    bool // somebody else wants a device of ours
+	checked  time.Time
+	retry    time.Time
 	requests chan func()
 	ended    chan struct{}
 }
@@ -163,7 +165,24 @@ func (d *Daemon) rescan(ctx context.Context) error {
 		}
 		return err
 	}
-	if err := d.pipe.follow(snap); err != nil {
+	return d.follow(ctx)
+}
+
+// checkEvery is how often it is looked whether somebody else has changed what is
+// ours: a write to sysfs makes no event.
+const checkEvery = time.Second
+
+// follow makes the pipeline fit the node, and takes it off where somebody else
+// has taken over a device.
+func (d *Daemon) follow(ctx context.Context) error {
+	d.checked = time.Now()
+	err := d.pipe.follow(d.snap)
+	if errors.Is(err, errTakenOver) {
+		d.log.Info("pipeline is taken off", "reason", err)
+		d.evict = true
+		return nil
+	}
+	if err != nil {
 		d.log.Warn("some devices could not be followed", "reason", err)
 	}
 	return nil
@@ -197,12 +216,18 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 
 // act makes what is in place agree with the decision.
 func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Input) error {
-	if d.pipe.armed && (dec.State == governor.Standby || d.pipe.stale(d.opts.Cores)) {
+	if d.pipe.armed && (dec.State == governor.Standby || d.evict || d.pipe.stale(d.opts.Cores)) {
 		err := d.pipe.recall(ctx, window/2)
 		if errors.Is(err, errFlowsOut) {
 			return nil // looked at again in the next window
 		}
+		d.evict = false
 		return err
+	}
+	if d.pipe.armed && in.Now.Sub(d.checked) >= checkEvery {
+		if err := d.follow(ctx); err != nil {
+			return err
+		}
 	}
 	switch dec.State {
 	case governor.Parked:
@@ -210,12 +235,14 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 	case governor.Active:
 		if !d.pipe.armed {
 			// Without traffic nobody knows yet which cores poll the NIC.
-			if len(pollers(in)) == 0 {
+			if len(pollers(in)) == 0 || in.Now.Before(d.retry) {
 				return nil
 			}
 			if err := d.pipe.arm(ctx, d.snap, in.Layout); err != nil {
+				d.log.Error("pipeline could not be put in place", "reason", err, "again_in", retryAfter)
+				d.retry = in.Now.Add(retryAfter)
 				_, undo := d.pipe.disarm(ctx)
-				return fmt.Errorf("put the pipeline in place: %w", errors.Join(err, undo))
+				return undo
 			}
 		}
 		if !d.pipe.steering {
@@ -224,6 +251,9 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 	}
 	return nil
 }
+
+// retryAfter is the pause after an attempt to put the pipeline in place failed.
+const retryAfter = 10 * time.Second
 
 func busyPermille(cores []datapath.Core, in governor.Input) []uint16 {
 	busy := make([]uint16, len(cores))
@@ -273,7 +303,7 @@ func (d *Daemon) close() error {
 func (d *Daemon) newPipeline() *pipeline {
 	return &pipeline{
 		log: d.log, dp: d.dp, scanner: d.scanner, locked: d.locked, finder: d.finder,
-		cores: runtime.NumCPU(), attached: map[node.DevKey]io.Closer{},
+		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{},
 	}
 }
 

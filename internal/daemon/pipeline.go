@@ -36,6 +36,7 @@ type pipeline struct {
 	attached map[node.DevKey]io.Closer
 	xdp      map[node.DevKey]io.Closer
 	skipped  []plan.Skip
+	left     map[node.DevKey]bool // devices that are somebody else's
 }
 
 // graceTimeout bounds the wait for packets that were on their way before the
@@ -44,23 +45,20 @@ const graceTimeout = 500 * time.Millisecond
 
 // arm puts programs and masks in place; every flow still takes the stock path.
 func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.Layout) error {
-	if err := p.dp.SetTunnels(tunnelDevices(p.scanner, snap)); err != nil {
-		if !errors.Is(err, datapath.ErrTooManyTunnels) {
-			return err
-		}
-		p.log.Warn("some tunnels are left alone", "reason", err)
+	p.armed, p.layout = true, layout
+	made := p.plan(snap)
+	if err := p.tunnels(snap); err != nil {
+		return err
 	}
 	if err := p.dp.SetNeutral(true); err != nil {
 		return err
 	}
-	p.armed = true
 	if err := p.attach(snap); err != nil {
 		return err
 	}
 	if err := p.passed(ctx, graceTimeout); err != nil {
 		p.log.Debug("packets from before the programs may still be on their way", "reason", err)
 	}
-	p.layout = layout
 	for stage, cores := range p.lanes() {
 		if err := p.dp.SetLanes(stage, cores); err != nil {
 			return err
@@ -69,7 +67,7 @@ func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.
 	if err := p.split(snap); err != nil {
 		return err
 	}
-	return p.masks(snap)
+	return p.do(made)
 }
 
 func (p *pipeline) lanes() map[datapath.Stage][]int {
@@ -118,6 +116,18 @@ func (p *pipeline) unsplit() error {
 	return errors.Join(errs...)
 }
 
+// tunnels tells the programs which tunnels to steer: all but those left alone.
+func (p *pipeline) tunnels(snap node.Snapshot) error {
+	mine := snap
+	mine.Tunnels = slices.DeleteFunc(slices.Clone(snap.Tunnels), func(t node.Tunnel) bool { return p.left[t.Key()] })
+	err := p.dp.SetTunnels(tunnelDevices(p.scanner, mine))
+	if errors.Is(err, datapath.ErrTooManyTunnels) {
+		p.log.Warn("some tunnels are left alone", "reason", err)
+		return nil
+	}
+	return err
+}
+
 // attach hangs the programs on the underlays and pods that lack them.
 func (p *pipeline) attach(snap node.Snapshot) error {
 	want := map[node.DevKey]bool{}
@@ -136,10 +146,11 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 		}
 	}
 	for _, pod := range snap.Pods {
-		if reason := podUnfit(pod); reason != "" {
-			continue
+		if p.left[pod.Peer.Key()] {
+			hang(pod.Host, p.dp.AttachPodLeftAlone)
+		} else {
+			hang(pod.Host, p.dp.AttachPod)
 		}
-		hang(pod.Host, p.dp.AttachPod)
 	}
 	for _, u := range snap.Underlays {
 		hang(u.Dev, p.dp.AttachUnderlay)
@@ -174,8 +185,9 @@ func (p *pipeline) hang(dev node.Dev, fn func(datapath.Device) (io.Closer, error
 	return l, err
 }
 
-// masks writes the RPS masks of the layout where they are not ours yet.
-func (p *pipeline) masks(snap node.Snapshot) error {
+// plan says which masks are to be written, and remembers which devices are left
+// alone and why.
+func (p *pipeline) plan(snap node.Snapshot) plan.Plan {
 	in := plan.Input{
 		TunnelCores: p.layout.Tunnel,
 		PodCores:    p.layout.Pod,
@@ -186,13 +198,22 @@ func (p *pipeline) masks(snap node.Snapshot) error {
 	}
 	for _, pod := range snap.Pods {
 		if reason := podUnfit(pod); reason != "" {
-			in.Skipped = append(in.Skipped, plan.Skip{What: pod.Host.String(), Reason: reason})
+			in.Skipped = append(in.Skipped, plan.Skip{What: target(pod.Host).String(), Reason: reason, Target: target(pod.Peer)})
 			continue
 		}
 		in.Pods = append(in.Pods, p.planDevice(pod.Peer))
 	}
 	made := plan.Pipeline(in)
 	p.skipped = made.Skipped
+	p.left = map[node.DevKey]bool{}
+	for _, s := range made.Skipped {
+		p.left[node.DevKey{NetnsCookie: s.Target.NetnsCookie, Ifindex: s.Target.Ifindex}] = true
+	}
+	return made
+}
+
+// do writes the masks of a plan.
+func (p *pipeline) do(made plan.Plan) error {
 	if len(made.Steps) == 0 {
 		return nil
 	}
@@ -202,6 +223,9 @@ func (p *pipeline) masks(snap node.Snapshot) error {
 	}
 	return err
 }
+
+// errTakenOver says that somebody else has set what was ours.
+var errTakenOver = errors.New("somebody else has changed a setting")
 
 func (p *pipeline) planDevice(d node.Dev) plan.Device {
 	dev := plan.Device{Target: target(d)}
@@ -242,13 +266,21 @@ func tunnelDevices(s *node.Scanner, snap node.Snapshot) []datapath.TunnelDevice 
 	return devs
 }
 
-// follow adapts programs, tunnels and masks to what is on the node now.
+// follow adapts programs, tunnels and masks to what is on the node now. When
+// somebody else has taken a device over that is steered, nothing is changed and
+// errTakenOver returned: flows have to go home first.
 func (p *pipeline) follow(snap node.Snapshot) error {
 	if !p.armed {
 		return nil
 	}
-	err := p.dp.SetTunnels(tunnelDevices(p.scanner, snap))
-	err = errors.Join(err, p.attach(snap), p.masks(snap))
+	before := p.left
+	made := p.plan(snap)
+	for key := range p.left {
+		if !before[key] && p.steers(key) {
+			return errTakenOver
+		}
+	}
+	err := errors.Join(p.tunnels(snap), p.attach(snap), p.do(made))
 	here := map[plan.Target]bool{}
 	for _, t := range snap.Tunnels {
 		here[target(t.Dev)] = true
@@ -259,6 +291,13 @@ func (p *pipeline) follow(snap node.Snapshot) error {
 	return errors.Join(err, p.locked.Forget(func(t plan.Target) bool {
 		return !here[t] && p.gone(t)
 	}))
+}
+
+// steers tells whether the device has a mask of ours.
+func (p *pipeline) steers(key node.DevKey) bool {
+	return slices.ContainsFunc(p.locked.Entries(), func(e apply.Entry) bool {
+		return e.Target.NetnsCookie == key.NetnsCookie && e.Target.Ifindex == key.Ifindex
+	})
 }
 
 // gone tells that a device exists no more; in doubt it does.

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"runtime"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -168,7 +167,7 @@ const sampleHz = 199
 
 // startSampling hangs the task sampler on every core's clock.
 func (d *Datapath) startSampling() error {
-	for cpu := range runtime.NumCPU() {
+	for cpu := range d.cpus {
 		attr := unix.PerfEventAttr{
 			Type:   unix.PERF_TYPE_SOFTWARE,
 			Config: unix.PERF_COUNT_SW_CPU_CLOCK,
@@ -177,6 +176,9 @@ func (d *Datapath) startSampling() error {
 			Bits:   unix.PerfBitFreq,
 		}
 		fd, err := unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+		if errors.Is(err, unix.ENODEV) {
+			continue // possible, but not online
+		}
 		if err != nil {
 			return fmt.Errorf("open clock event of core %d: %w", cpu, err)
 		}
@@ -207,6 +209,12 @@ func (d *Datapath) AttachUnderlay(dev Device) (io.Closer, error) {
 // egress of the host end of a pod's veth.
 func (d *Datapath) AttachPod(dev Device) (io.Closer, error) {
 	return attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodOut)
+}
+
+// AttachPodLeftAlone hangs the program for pods that are not ours to steer: it
+// takes back what was done to their packets before they were known as theirs.
+func (d *Datapath) AttachPodLeftAlone(dev Device) (io.Closer, error) {
+	return attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodRestore)
 }
 
 func attachTCX(dev Device, at ebpf.AttachType, prog *ebpf.Program) (io.Closer, error) {

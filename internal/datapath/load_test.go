@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-func load(t *testing.T) *Datapath {
+func load(t testing.TB) *Datapath {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs")

@@ -234,6 +234,7 @@ const (
 	stagesMapOlSlots       = "ol_slots"
 	stagesMapOlTunnels     = "ol_tunnels"
 	stagesProgOlPodOut     = "ol_pod_out"
+	stagesProgOlPodRestore = "ol_pod_restore"
 	stagesProgOlUnderlayIn = "ol_underlay_in"
 	stagesVarOlAbiEnums    = "ol_abi_enums"
 	stagesVarOlKey0        = "ol_key0"
@@ -284,6 +285,7 @@ type stagesSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type stagesProgramSpecs struct {
 	OlPodOut     *ebpf.ProgramSpec `ebpf:"ol_pod_out"`
+	OlPodRestore *ebpf.ProgramSpec `ebpf:"ol_pod_restore"`
 	OlUnderlayIn *ebpf.ProgramSpec `ebpf:"ol_underlay_in"`
 }
 
@@ -381,12 +383,14 @@ type stagesVariables struct {
 // It can be passed to loadStagesObjects or ebpf.CollectionSpec.LoadAndAssign.
 type stagesPrograms struct {
 	OlPodOut     *ebpf.Program `ebpf:"ol_pod_out"`
+	OlPodRestore *ebpf.Program `ebpf:"ol_pod_restore"`
 	OlUnderlayIn *ebpf.Program `ebpf:"ol_underlay_in"`
 }
 
 func (p *stagesPrograms) Close() error {
 	return _StagesClose(
 		p.OlPodOut,
+		p.OlPodRestore,
 		p.OlUnderlayIn,
 	)
 }
