@@ -47,13 +47,19 @@ test: ## Everything that CI runs; ends with "N passed, N failed, N skipped"
 lint: ## Formatting, vet, staticcheck, licence lines
 	@scripts/lint.sh
 
+.PHONY: fmt
+fmt: ## Format Go and kernel-side code
+	gofmt -w $$(git ls-files '*.go')
+	$(CLANG_FORMAT) -i $$(git ls-files 'bpf/*.[ch]' '*/bpf/*.[ch]')
+
 .PHONY: check-generated
 check-generated: ## Regenerate in a copy and fail on a difference
 	@scripts/check-generated.sh
 
 .PHONY: mutants
 mutants: ## Break the code on purpose; each break must turn a named test red
-	@$(GO) run ./test/mutants
+	@$(GO) build -o build/mutants ./test/mutants
+	@build/mutants
 
 .PHONY: fuzz
 fuzz: ## Every fuzz target for FUZZTIME
