@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/overlane/overlane/internal/config"
+)
+
+const cpuDir = "/sys/devices/system/cpu/"
+
+// onlineCores returns the cores that are online now.
+func onlineCores() (config.CPUList, error) { return readCores("online") }
+
+// housekeepingCores returns the online cores that nobody has set apart for
+// something else.
+func housekeepingCores() (config.CPUList, error) {
+	cores, err := onlineCores()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range []string{"isolated", "nohz_full"} {
+		apart, err := readCores(name)
+		if err != nil {
+			return nil, err
+		}
+		cores = cores.Minus(apart)
+	}
+	if len(cores) == 0 {
+		return nil, errors.New("every online core is isolated: name those to use with cores: in the configuration")
+	}
+	return cores, nil
+}
+
+// readCores reads a list of cores; a kernel without the feature has no file.
+func readCores(name string) (config.CPUList, error) {
+	data, err := os.ReadFile(cpuDir + name)
+	if errors.Is(err, fs.ErrNotExist) && name != "online" {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read cores: %w", err)
+	}
+	// The kernel writes "(null)" for nohz_full without a list.
+	if s := string(data); s == "(null)\n" || s == " (null)\n" {
+		return nil, nil
+	}
+	list, err := config.ParseCPUList(string(data))
+	if err != nil {
+		return nil, fmt.Errorf("read %s%s: %w", cpuDir, name, err)
+	}
+	return list, nil
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// page is a manual page: `--help` and man(1) show the same one.
+type page struct {
+	name     string // "overlane-status"
+	short    string
+	synopsis string
+	long     []string // paragraphs; lines that begin with a space stay as they are
+	verbs    [][2]string
+	flags    []flagDoc
+	examples []string
+	exits    [][2]string
+	files    [][2]string
+	seeAlso  []string
+}
+
+type flagDoc struct {
+	spelling string // "-v, --verbose", "--config FILE"
+	usage    string
+	def      string // empty: none worth showing
+}
+
+// exitKey is an annotation of a verb that says what an exit code means there:
+// exitKey + "3". An empty text hides the code.
+const exitKey = "exit-"
+
+// exits is for the Annotations of a verb.
+func exits(meaning map[int]string) map[string]string {
+	a := map[string]string{}
+	for code, text := range meaning {
+		a[exitKey+strconv.Itoa(code)] = text
+	}
+	return a
+}
+
+func newPage(cmd *cobra.Command) page {
+	p := page{
+		name:     strings.ReplaceAll(cmd.CommandPath(), " ", "-"),
+		short:    cmd.Short,
+		synopsis: cmd.UseLine(),
+		long:     strings.Split(strings.TrimSpace(cmd.Long), "\n\n"),
+	}
+	if strings.TrimSpace(cmd.Long) == "" {
+		p.long = []string{cmd.Short + "."}
+	}
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() && sub.Name() != "help" {
+			p.verbs = append(p.verbs, [2]string{sub.Name(), sub.Short})
+			p.seeAlso = append(p.seeAlso, strings.ReplaceAll(sub.CommandPath(), " ", "-"))
+		}
+	}
+	if len(p.verbs) > 0 && !strings.Contains(p.synopsis, "VERB") {
+		p.synopsis = cmd.CommandPath() + " VERB [flags]"
+	}
+	if cmd.HasParent() {
+		p.seeAlso = append(p.seeAlso, strings.ReplaceAll(cmd.Parent().CommandPath(), " ", "-"))
+	}
+	cmd.InitDefaultHelpFlag()
+	cmd.Flags().VisitAll(p.addFlag)
+	cmd.InheritedFlags().VisitAll(p.addFlag)
+	if !cmd.HasParent() {
+		p.files = [][2]string{
+			{"/etc/overlane/config.yaml", "read by the systemd unit; every key is optional"},
+			{"/run/overlane/COOKIE/", "lock, journal and control socket, by the cookie of the network namespace"},
+		}
+	}
+	if ex := strings.TrimRight(cmd.Example, "\n"); ex != "" {
+		p.examples = strings.Split(ex, "\n")
+	}
+	for code, text := range exitMeaning {
+		if own, ok := cmd.Annotations[exitKey+strconv.Itoa(code)]; ok {
+			text = own
+		}
+		if text != "" {
+			p.exits = append(p.exits, [2]string{strconv.Itoa(code), text})
+		}
+	}
+	return p
+}
+
+func (p *page) addFlag(f *pflag.Flag) {
+	if f.Hidden || slices.ContainsFunc(p.flags, func(d flagDoc) bool { return strings.HasSuffix(strings.Fields(d.spelling)[0], "--"+f.Name) }) {
+		return
+	}
+	value, usage := pflag.UnquoteUsage(f)
+	d := flagDoc{spelling: "--" + f.Name, usage: usage, def: f.DefValue}
+	if f.Shorthand != "" {
+		d.spelling = "-" + f.Shorthand + ", " + d.spelling
+	}
+	if value != "" {
+		d.spelling += " " + value
+	}
+	if f.Name == "help" {
+		d.usage = "print this page"
+	}
+	if d.def == "false" || d.def == "[]" || d.def == "0" {
+		d.def = ""
+	}
+	p.flags = append(p.flags, d)
+}
+
+func (d flagDoc) text() string {
+	if d.def == "" {
+		return d.usage
+	}
+	return d.usage + " (default " + d.def + ")"
+}
+
+// printHelp writes the page for a terminal of 80 columns.
+func printHelp(w io.Writer, cmd *cobra.Command) {
+	p := newPage(cmd)
+	fmt.Fprintf(w, "%s - %s\n\nUsage:\n  %s\n", strings.ReplaceAll(p.name, "-", " "), p.short, p.synopsis)
+	for _, par := range p.long {
+		fmt.Fprintf(w, "\n%s\n", par)
+	}
+	pairs(w, "Verbs", p.verbs)
+	var flags [][2]string
+	for _, f := range p.flags {
+		flags = append(flags, [2]string{f.spelling, f.text()})
+	}
+	pairs(w, "Flags", flags)
+	if len(p.examples) > 0 {
+		fmt.Fprintf(w, "\nExamples:\n%s\n", strings.Join(p.examples, "\n"))
+	}
+	pairs(w, "Exit codes", p.exits)
+	pairs(w, "Files", p.files)
+}
+
+func pairs(w io.Writer, title string, list [][2]string) {
+	if len(list) == 0 {
+		return
+	}
+	width := 0
+	for _, l := range list {
+		width = max(width, len(l[0]))
+	}
+	fmt.Fprintf(w, "\n%s:\n", title)
+	for _, l := range list {
+		lines := wrap(l[1], max(80-width-4, 30))
+		fmt.Fprintf(w, "  %-*s  %s\n", width, l[0], strings.Join(lines, "\n"+strings.Repeat(" ", width+4)))
+	}
+}
+
+// wrap breaks a text into lines of at most width characters, between words.
+func wrap(s string, width int) []string {
+	var lines []string
+	line := ""
+	for _, word := range strings.Fields(s) {
+		switch {
+		case line == "":
+			line = word
+		case runes(line)+1+runes(word) > width:
+			lines = append(lines, line)
+			line = word
+		default:
+			line += " " + word
+		}
+	}
+	return append(lines, line)
+}
+
+func runes(s string) int { return len([]rune(s)) }

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+)
+
+// outlook is what plan prints.
+type outlook struct {
+	plan.Plan
+	Placement placement `json:"placement"`
+	// When says under which condition `run` carries the plan out.
+	When string `json:"when"`
+}
+
+// placement is which cores the stages go on on.
+type placement struct {
+	NIC    config.CPUList `json:"nic"`
+	Tunnel config.CPUList `json:"tunnel"`
+	Pod    config.CPUList `json:"pod"`
+	Reason string         `json:"reason"`
+	// inPlace: a running daemon has its programs attached already.
+	inPlace bool
+}
+
+func newPlanCmd() *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use:   "plan",
+		Short: "What run would change on this node, with the way back",
+		Long: `Shows what "overlane run" would change as soon as it decides to act, as steps in
+order, each with the value that is there now, the value wanted, the reason, and
+what undoes it; then the programs it would attach; then what it would leave as
+it is, and why. Plan changes nothing.
+
+Without a running daemon nobody has measured this node yet: the placement rests
+on typical stage costs, and on the core that has handled most receive softirqs
+since boot. The daemon decides by what it measures.`,
+		Example: `  overlane plan
+  overlane plan --config /etc/overlane/config.yaml
+  overlane plan --json | jq .steps`,
+		Args: cobra.NoArgs,
+		Annotations: exits(map[int]string{
+			exitOK:      "the plan is printed, also when there is nothing to change",
+			exitVerdict: "",
+		}),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := needRoot("plan"); err != nil {
+				return err
+			}
+			cfg, err := loadConfig(file)
+			if err != nil {
+				return err
+			}
+			out, err := makePlan(cmd.Context(), cfg)
+			if err != nil {
+				return err
+			}
+			if global.json {
+				return printJSON(cmd.OutOrStdout(), out)
+			}
+			return out.show(cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE`; without, the defaults")
+	return cmd
+}
+
+func (o outlook) show(w io.Writer) error {
+	s := newScreen(w)
+	s.line(cell{o.When, bold})
+	if o.Empty() && len(o.Skipped) == 0 {
+		return nil
+	}
+	s.line(cell{"placement by " + o.Placement.Reason, dim})
+	return o.WriteText(w)
+}
+
+func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
+	out := outlook{Plan: plan.Plan{Steps: []plan.Step{}, Attach: []plan.Attachment{}, Skipped: []plan.Skip{}}}
+	if cfg.Pipeline == config.ModeOff {
+		out.When = "run would only watch: the pipeline is switched off by configuration"
+		return out, nil
+	}
+	cores, err := coresOf(cfg)
+	if err != nil {
+		return out, err
+	}
+	s, l, err := lookAround(ctx, cfg.Underlays, ownIfRunning())
+	if err != nil {
+		return out, err
+	}
+	defer s.Close()
+	if err := requireTier(cfg, l.tiers); err != nil {
+		return out, err
+	}
+	owned, err := ownedSettings()
+	if err != nil {
+		return out, err
+	}
+	if out.Placement, err = place(ctx, cfg, cores); err != nil {
+		return out, err
+	}
+	out.Plan = plan.Pipeline(planInput(s, l.snap, out.Placement, owned))
+	out.When = "run would do this once receive processing saturates a core:"
+	switch {
+	case out.Empty() && len(l.snap.Tunnels) == 0:
+		out.When = "run would only watch: there is no VXLAN or Geneve tunnel yet"
+	case out.Empty() && out.Placement.inPlace:
+		out.When = "nothing to change: the running daemon has done it"
+	case out.Empty():
+		out.When = "run would change nothing here now"
+	case out.Placement.inPlace:
+		out.When = "the running daemon is about to do this:"
+	case cfg.Pipeline == config.ModeForced:
+		out.When = "run would do this as soon as overlay packets arrive:"
+	}
+	return out, nil
+}
+
+// place is the running daemon's placement, or the one that a daemon would begin
+// with.
+func place(ctx context.Context, cfg *config.Config, cores config.CPUList) (placement, error) {
+	if p, ok := placed(ctx); ok {
+		return p, nil
+	}
+	nic, err := busiestReceiver()
+	if err != nil {
+		return placement{}, err
+	}
+	tier := governor.TC
+	if cfg.Tier == config.TierXDP {
+		tier = governor.XDP
+	}
+	l := governor.Place(tier, cores, []int{nic}, governor.Costs{})
+	return placement{NIC: l.NIC, Tunnel: l.Tunnel, Pod: l.Pod, Reason: l.Reason}, nil
+}
+
+// placed asks the running daemon.
+func placed(ctx context.Context) (placement, bool) {
+	p := placement{Reason: "the running daemon", inPlace: true}
+	c, err := dialDaemon()
+	if err != nil {
+		return p, false
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	st, err := c.Status(ctx)
+	if err != nil || len(st.Lanes) == 0 {
+		return p, false
+	}
+	p.NIC, p.Tunnel, p.Pod = stageCores(st, plan.NIC), stageCores(st, plan.Tunnel), stageCores(st, plan.Pod)
+	return p, true
+}
+
+func stageCores(st control.Status, stage plan.Stage) (cores config.CPUList) {
+	for _, l := range st.Lanes {
+		if l.Stage == string(stage) {
+			cores = append(cores, l.Core)
+		}
+	}
+	slices.Sort(cores)
+	return slices.Compact(cores)
+}
+
+// busiestReceiver is the core that has handled most receive softirqs: the best
+// guess at which one polls the NIC while nobody measures.
+func busiestReceiver() (int, error) {
+	data, err := os.ReadFile("/proc/softirqs")
+	if err != nil {
+		return 0, fmt.Errorf("find the core that receives: %w", err)
+	}
+	lines := strings.Split(string(data), "\n")
+	cores := strings.Fields(lines[0]) // CPU0 CPU1 ...
+	for _, line := range lines[1:] {
+		counts, ok := strings.CutPrefix(strings.TrimSpace(line), "NET_RX:")
+		if !ok {
+			continue
+		}
+		best, most := 0, uint64(0)
+		for i, f := range strings.Fields(counts) {
+			n, err := strconv.ParseUint(f, 10, 64)
+			if err != nil || i >= len(cores) {
+				break
+			}
+			core, err := strconv.Atoi(strings.TrimPrefix(cores[i], "CPU"))
+			if err == nil && n > most {
+				best, most = core, n
+			}
+		}
+		return best, nil
+	}
+	return 0, errors.New("find the core that receives: /proc/softirqs has no NET_RX")
+}
+
+// ownedSettings reads, without the lock, what overlane has changed here.
+func ownedSettings() (map[plan.Setting]plan.Owned, error) {
+	cookie, err := here()
+	if err != nil {
+		return nil, err
+	}
+	// Looking must not create the folder.
+	_, err = os.Stat(filepath.Join(global.stateDir, strconv.FormatUint(cookie, 10)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	dir, err := apply.Open(global.stateDir, cookie)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	entries, err := dir.Entries()
+	return apply.Owned(entries), err
+}
+
+// planInput puts what was seen and what is wanted into the planner's words.
+func planInput(s *node.Scanner, snap node.Snapshot, p placement, owned map[plan.Setting]plan.Owned) plan.Input {
+	in := plan.Input{TunnelCores: p.Tunnel, PodCores: p.Pod, Owned: owned}
+	attach := func(d node.Dev, program, hook string, steers plan.Stage, reason string) {
+		if !p.inPlace {
+			in.Attach = append(in.Attach, plan.Attachment{Target: targetOf(d), Program: program, Hook: hook, Steers: steers, Reason: reason})
+		}
+	}
+	for _, u := range snap.Underlays {
+		if len(p.NIC) > 0 && !u.ForeignXDP {
+			attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, "sends packets to the lanes of the nic stage; many NICs reset their queues once when it comes")
+		}
+		attach(u.Dev, "ol_underlay_in", "tcx ingress", plan.Tunnel, "chooses the core of the tunnel stage for each flow")
+	}
+	for _, t := range snap.Tunnels {
+		in.Tunnels = append(in.Tunnels, deviceOf(s, t.Dev))
+	}
+	for _, pod := range snap.Pods {
+		in.Pods = append(in.Pods, deviceOf(s, pod.Peer))
+		attach(pod.Host, "ol_pod_out", "tcx egress", plan.Pod, "chooses the core of the pod stage for each flow")
+	}
+	for _, sk := range snap.Skipped {
+		in.Skipped = append(in.Skipped, plan.Skip{What: sk.Dev.String(), Reason: sk.Reason, Target: targetOf(sk.Dev)})
+	}
+	return in
+}
+
+func targetOf(d node.Dev) plan.Target {
+	return plan.Target{NetnsCookie: d.NetnsCookie, Ifindex: d.Ifindex, Name: d.Name}
+}
+
+func deviceOf(s *node.Scanner, d node.Dev) plan.Device {
+	dev := plan.Device{Target: targetOf(d)}
+	set, err := s.Settings(d)
+	if err != nil {
+		return dev // gone since the scan: no queues, no steps
+	}
+	for i := range set.RPSCPUs {
+		dev.RxQueues = append(dev.RxQueues, plan.RxQueue{Index: i, RPSCPUs: set.RPSCPUs[i], RPSFlowCnt: int(set.RPSFlowCnt[i])})
+	}
+	return dev
+}

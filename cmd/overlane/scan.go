@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/probe"
+)
+
+// loadConfig reads the configuration and holds it against this node. An empty
+// path means the defaults.
+func loadConfig(path string) (*config.Config, error) {
+	cfg := config.Default()
+	if path != "" {
+		var err error
+		if cfg, err = config.Load(path); err != nil {
+			return nil, err
+		}
+	}
+	return cfg, checkConfig(cfg)
+}
+
+// checkConfig finds what a configuration asks of this node that is not there.
+func checkConfig(cfg *config.Config) error {
+	online, err := onlineCores()
+	if err != nil {
+		return err
+	}
+	if err := cfg.Validate(online); err != nil {
+		return err
+	}
+	devs, err := net.Interfaces()
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	names := make([]string, len(devs))
+	for i := range devs {
+		names[i] = devs[i].Name
+	}
+	for _, u := range cfg.Underlays {
+		if !slices.Contains(names, u) {
+			return cfg.Problem("underlays", fmt.Sprintf("there is no device %s in this network namespace", u), "there are: "+strings.Join(names, ", "))
+		}
+	}
+	return nil
+}
+
+// coresOf returns the cores that flows may be steered to.
+func coresOf(cfg *config.Config) (config.CPUList, error) {
+	if len(cfg.Cores) > 0 {
+		return cfg.Cores, nil
+	}
+	return housekeepingCores()
+}
+
+// look is what there is on the node and what it can do.
+type look struct {
+	snap     node.Snapshot
+	features []probe.Feature
+	tiers    []probe.Tier
+}
+
+// lookAround scans the node. The scanner is the caller's to close.
+func lookAround(ctx context.Context, underlays []string, own func(uint32) bool) (*node.Scanner, look, error) {
+	var l look
+	s, err := node.NewScanner(node.Options{Underlays: underlays, OwnXDP: own})
+	if err != nil {
+		return nil, l, err
+	}
+	if l.snap, err = s.Scan(ctx); err != nil {
+		return nil, l, errors.Join(fmt.Errorf("scan node: %w", err), s.Close())
+	}
+	prober := probe.New()
+	l.features = prober.All()
+	for _, u := range l.snap.Underlays {
+		h, err := s.Namespace(u.NetnsCookie)
+		if err != nil {
+			continue // gone since the scan
+		}
+		l.features = append(l.features, prober.NIC(h, u.Name, u.Ifindex, u.MTU))
+		h.Close()
+	}
+	l.tiers = probe.Tiers(l.features)
+	return s, l, nil
+}
+
+// requireTier returns the error of a node that does not reach what the
+// configuration needs.
+func requireTier(cfg *config.Config, tiers []probe.Tier) error {
+	need := map[config.Tier]int{config.TierAuto: 1, config.TierTC: 1, config.TierXDP: 2}[cfg.Tier]
+	if cfg.Pipeline == config.ModeOff {
+		need = 0
+	}
+	for _, t := range tiers {
+		if t.Number == need && !t.Reached {
+			return unsupportedError(fmt.Sprintf("tier %d (%s) needs %s", t.Number, t.Name, t.Reason), t.Remedy)
+		}
+	}
+	return nil
+}
+
+func tierStatus(tiers []probe.Tier) []control.TierStatus {
+	out := make([]control.TierStatus, len(tiers))
+	for i, t := range tiers {
+		out[i] = control.TierStatus{
+			Name: fmt.Sprintf("%d %s", t.Number, t.Name), Reached: t.Reached, Reason: t.Reason, Remedy: t.Remedy,
+		}
+	}
+	return out
+}
+
+// ownProgram reports whether a BPF program is overlane's. The kernel does not
+// tell who loaded a program; its name is the best there is.
+func ownProgram(id uint32) bool {
+	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id))
+	if err != nil {
+		return false
+	}
+	defer p.Close()
+	info, err := p.Info()
+	return err == nil && strings.HasPrefix(info.Name, "ol_")
+}
+
+// ownIfRunning is ownProgram while a daemon runs here; without one no program
+// is ours.
+func ownIfRunning() func(uint32) bool {
+	c, err := dialDaemon()
+	if err != nil {
+		return func(uint32) bool { return false }
+	}
+	c.Close()
+	return ownProgram
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/overlane/overlane/internal/control"
+)
+
+// answerTime is how long a daemon that is not restoring may take to answer.
+const answerTime = 5 * time.Second
+
+func newStatusCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "What the daemon does, and why",
+		Long: `Shows the daemon of this network namespace: the mechanisms with their state and
+the reason for it, the lanes that steered work goes to, what was steered and
+what took the stock path, the measured cost of the stages, the tiers that this
+node reaches, and the devices.
+
+States: active (acts on packets), standby (could act, and it would not pay now),
+off (configured so), unsupported (the node cannot), manual (somebody else has
+set what it would set; left alone).`,
+		Example: `  overlane status
+  overlane status --json | jq .counters.steered_packets`,
+		Args:        cobra.NoArgs,
+		Annotations: exits(map[int]string{exitFailure: "no daemon runs, or it does not answer", exitUnsupported: "", exitVerdict: ""}),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withDaemon("status", func(c *control.Client) error {
+				ctx, cancel := context.WithTimeout(cmd.Context(), answerTime)
+				defer cancel()
+				st, err := c.Status(ctx)
+				if err != nil {
+					return err
+				}
+				if global.json {
+					return printJSON(cmd.OutOrStdout(), st)
+				}
+				showStatus(newScreen(cmd.OutOrStdout()), st, time.Now())
+				return nil
+			})
+		},
+	}
+}
+
+func showStatus(s *screen, st control.Status, now time.Time) {
+	state := cell{string(st.State), bold}
+	if st.State == control.Running {
+		state.style = green
+	}
+	s.line(cell{"overlane " + st.Version + " ", bold}, state, cell{" for " + ago(now.Sub(st.Since)), plain})
+	about := []string{fmt.Sprintf("pid %d", st.PID)}
+	if st.Kernel != "" {
+		about = append(about, "kernel "+st.Kernel)
+	}
+	if len(st.Cores) > 0 {
+		about = append(about, "cores "+st.Cores.String())
+	}
+	if st.Netns != "" {
+		about = append(about, "network namespace "+st.Netns)
+	}
+	s.line(cell{strings.Join(about, ", "), dim})
+	if st.Reason != "" {
+		s.line(cell{st.Reason, yellow})
+	}
+	section := func(titles []string, rows [][]cell) {
+		if len(rows) > 0 {
+			s.line()
+			s.table(titles, rows)
+		}
+	}
+	section([]string{"MECHANISM", "STATE", ">SINCE", "WHY"}, mechanismRows(st, now))
+	section([]string{"LANE", ">CORE", ">PACKETS", ">QUEUE", ">DROPS"}, laneRows(st))
+	section([]string{"PACKETS", ">COUNT", ""}, counterRows(st.Counters))
+	section([]string{"STAGE", ">NS/PACKET"}, costRows(st))
+	section([]string{"TIER", "REACHED", "WHY"}, tierRows(st.Tiers))
+	section([]string{"DEVICE", "ROLE", "STATE", "NETNS", "WHY"}, deviceRows(st))
+}
+
+func stateCell(st control.MechanismState) cell {
+	switch st {
+	case control.Active:
+		return cell{string(st), green}
+	case control.Manual, control.Unsupported:
+		return cell{string(st), yellow}
+	}
+	return cell{string(st), plain}
+}
+
+func mechanismRows(st control.Status, now time.Time) (rows [][]cell) {
+	for _, m := range st.Mechanisms {
+		since := "-"
+		if !m.Since.IsZero() {
+			since = ago(now.Sub(m.Since))
+		}
+		rows = append(rows, []cell{{m.Name, bold}, stateCell(m.State), {since, plain}, {m.Reason, plain}})
+	}
+	return rows
+}
+
+func laneRows(st control.Status) (rows [][]cell) {
+	for _, l := range st.Lanes {
+		drops := cell{count(l.Drops), plain}
+		if l.Drops > 0 {
+			drops.style = red
+		}
+		rows = append(rows, []cell{
+			{l.Stage, bold}, {fmt.Sprint(l.Core), plain}, {count(l.Packets), plain}, {count(l.Queue), plain}, drops,
+		})
+	}
+	return rows
+}
+
+func counterRows(c control.Counters) [][]cell {
+	share := ""
+	if c.OverlayPackets > 0 {
+		share = fmt.Sprintf("%.1f %% of the overlay's", 100*float64(c.SteeredPackets)/float64(c.OverlayPackets))
+	}
+	rows := [][]cell{
+		{{"overlay", bold}, {count(c.OverlayPackets), plain}, {"inside of a tunnel of ours", dim}},
+		{{"steered", bold}, {count(c.SteeredPackets), plain}, {share, dim}},
+		{{"lane changes", bold}, {count(c.LaneChanges), plain}, {count(c.LaneChangesHeld) + " held until the old lane was empty", dim}},
+	}
+	reasons := slices.SortedFunc(maps.Keys(c.Unparsed), func(a, b string) int {
+		return cmp.Or(cmp.Compare(c.Unparsed[b], c.Unparsed[a]), cmp.Compare(a, b))
+	})
+	for _, r := range reasons {
+		if n := c.Unparsed[r]; n > 0 {
+			rows = append(rows, []cell{{"stock path", bold}, {count(n), plain}, {r, dim}})
+		}
+	}
+	return rows
+}
+
+func costRows(st control.Status) (rows [][]cell) {
+	for _, c := range st.StageCosts {
+		ns := "not measured"
+		if c.NsPerPacket > 0 {
+			ns = fmt.Sprintf("%.0f", c.NsPerPacket)
+		}
+		rows = append(rows, []cell{{c.Stage, bold}, {ns, plain}})
+	}
+	return rows
+}
+
+func tierRows(tiers []control.TierStatus) (rows [][]cell) {
+	for _, t := range tiers {
+		reached := cell{"yes", green}
+		if !t.Reached {
+			reached = cell{"no", yellow}
+		}
+		rows = append(rows, []cell{{t.Name, bold}, reached, {t.Reason, plain}})
+		if t.Remedy != "" {
+			rows = append(rows, []cell{{}, {}, {t.Remedy, command}})
+		}
+	}
+	return rows
+}
+
+func deviceRows(st control.Status) (rows [][]cell) {
+	for _, d := range st.Devices {
+		where := d.Netns
+		if where == "" {
+			where = "here"
+		}
+		rows = append(rows, []cell{{d.Name, bold}, {string(d.Role), plain}, stateCell(d.State), {where, plain}, {d.Reason, plain}})
+	}
+	return rows
+}
