@@ -32,6 +32,7 @@
 #define OL_VXLAN_HLEN 8
 #define OL_GENEVE_HLEN 8
 #define OL_GENEVE_MAX_OPTS 252
+#define OL_MAX_LEN 0xffff /* for a length that cannot be told */
 
 /* A frame being read. total: its whole length, or 0 where data is but the head of it. */
 struct ol_cursor {
@@ -43,6 +44,7 @@ struct ol_cursor {
 /* Outer headers up to and including UDP. */
 struct ol_outer {
 	__u32 payload; /* offset of the tunnel header */
+	__u32 end;     /* of the IP packet, as its length tells */
 	__u16 port;    /* UDP destination */
 	__u16 udp_len;
 };
@@ -100,8 +102,7 @@ OL_INLINE __u32 ol_word_host(const __u8 *p)
 /* Does the frame hold len bytes from off on? */
 #define OL_FITS(c, p, len) ((p) + (len) <= (c)->end)
 
-OL_INLINE enum ol_reason ol_outer_udp(const struct ol_cursor *c, __u32 off, __u32 ip_payload,
-				      struct ol_outer *o)
+OL_INLINE enum ol_reason ol_outer_udp(const struct ol_cursor *c, __u32 off, struct ol_outer *o)
 {
 	const __u8 *udp = c->data + off;
 
@@ -110,7 +111,6 @@ OL_INLINE enum ol_reason ol_outer_udp(const struct ol_cursor *c, __u32 off, __u3
 	o->port = ol_be16(udp + 2);
 	o->udp_len = ol_be16(udp + 4);
 	o->payload = off + 8;
-	(void)ip_payload;
 	return OL_OK;
 }
 
@@ -124,15 +124,12 @@ OL_INLINE enum ol_reason ol_parse_outer(const struct ol_cursor *c, struct ol_out
 {
 	const __u8 *eth = c->data;
 	const __u8 *ip = c->data + OL_ETH_HLEN;
-	__u32 ip_len, avail;
 	__u16 proto;
 
 	*may_concern = 0;
 	if (!OL_FITS(c, eth, OL_ETH_HLEN + 20))
 		return OL_NOT_OVERLAY;
 	proto = ol_be16(eth + 12);
-	avail = c->total ? c->total - OL_ETH_HLEN : 0;
-
 	if (proto == OL_ETH_P_IP) {
 		if (ip[9] != OL_IPPROTO_UDP)
 			return OL_NOT_OVERLAY;
@@ -142,10 +139,8 @@ OL_INLINE enum ol_reason ol_parse_outer(const struct ol_cursor *c, struct ol_out
 								   : OL_BAD_LENGTH;
 		if (ol_be16(ip + 6) & 0x3fff)
 			return OL_OUTER_FRAGMENT;
-		ip_len = ol_be16(ip + 2);
-		if (avail && (ip_len > avail || ip_len < 28))
-			return OL_BAD_LENGTH;
-		return ol_outer_udp(c, OL_ETH_HLEN + 20, ip_len - 20, o);
+		o->end = OL_ETH_HLEN + ol_be16(ip + 2);
+		return ol_outer_udp(c, OL_ETH_HLEN + 20, o);
 	}
 	if (proto == OL_ETH_P_IPV6) {
 		if (!OL_FITS(c, ip, 40))
@@ -154,10 +149,8 @@ OL_INLINE enum ol_reason ol_parse_outer(const struct ol_cursor *c, struct ol_out
 			*may_concern = 1;
 			if (ip[0] >> 4 != 6)
 				return OL_BAD_LENGTH;
-			ip_len = ol_be16(ip + 4);
-			if (avail && (ip_len + 40 > avail || ip_len < 8))
-				return OL_BAD_LENGTH;
-			return ol_outer_udp(c, OL_ETH_HLEN + 40, ip_len, o);
+			o->end = OL_ETH_HLEN + 40 + ol_be16(ip + 4);
+			return ol_outer_udp(c, OL_ETH_HLEN + 40, o);
 		}
 		if (ip[6] == OL_IPPROTO_FRAGMENT) {
 			*may_concern = 1;
@@ -191,18 +184,21 @@ OL_INLINE enum ol_reason ol_parse_vni(const struct ol_cursor *c, const struct ol
 	return OL_OK;
 }
 
-/* Checks the tunnel header; *inner becomes the offset of the inner Ethernet header. */
+/*
+ * Checks the tunnel header and the outer lengths; *inner becomes the offset of
+ * the inner Ethernet header.
+ */
 OL_INLINE enum ol_reason ol_parse_tunnel(const struct ol_cursor *c, const struct ol_outer *o,
 					 __u8 kind, __u32 *inner)
 {
 	const __u8 *th = c->data + o->payload;
-	__u32 opts;
+	__u32 opts, end = o->payload - 8 + o->udp_len;
 
 	if (!OL_FITS(c, th, 8))
 		return OL_SHORT;
 	if (kind == OL_KIND_VXLAN) {
 		/* Only the VNI flag: GBP, GPE and remote checksum offload are not ours to judge. */
-		if (th[0] != 0x08)
+		if (th[0] != 0x08 || th[1] | th[2] | th[3] | th[7])
 			return OL_BAD_TUNNEL_HEADER;
 		opts = 0;
 	} else {
@@ -211,15 +207,14 @@ OL_INLINE enum ol_reason ol_parse_tunnel(const struct ol_cursor *c, const struct
 			return OL_BAD_TUNNEL_HEADER;
 		opts = (th[0] & 0x3f) * 4;
 	}
-	if (c->total && o->udp_len < 8 + 8 + opts + OL_ETH_HLEN)
-		return OL_BAD_LENGTH;
-	if (c->total && o->udp_len > c->total - o->payload + 8)
-		return OL_BAD_LENGTH;
 	*inner = o->payload + 8 + opts;
+	if (c->total && (o->end > c->total || end > o->end || end < *inner + OL_ETH_HLEN))
+		return OL_BAD_LENGTH;
 	return OL_OK;
 }
 
-OL_INLINE enum ol_reason ol_inner_ports(const struct ol_cursor *c, const __u8 *l4,
+/* room: what the IP header leaves for the transport header. */
+OL_INLINE enum ol_reason ol_inner_ports(const struct ol_cursor *c, const __u8 *l4, __u32 room,
 					struct ol_flow *f)
 {
 	f->ports = 0;
@@ -227,12 +222,15 @@ OL_INLINE enum ol_reason ol_inner_ports(const struct ol_cursor *c, const __u8 *l
 		return OL_OK;
 	if (!OL_FITS(c, l4, 4))
 		return OL_SHORT;
+	if (room < 4)
+		return OL_BAD_LENGTH;
 	f->ports = ol_word(l4);
 	return OL_OK;
 }
 
-OL_INLINE enum ol_reason ol_inner_v4(const struct ol_cursor *c, const __u8 *ip, struct ol_flow *f)
+OL_INLINE enum ol_reason ol_inner_v4(const struct ol_cursor *c, __u32 off, struct ol_flow *f)
 {
+	const __u8 *ip = c->data + off;
 	__u32 ihl, len, frag;
 
 	if (!OL_FITS(c, ip, 20))
@@ -242,9 +240,9 @@ OL_INLINE enum ol_reason ol_inner_v4(const struct ol_cursor *c, const __u8 *ip, 
 	if (ip[0] >> 4 != 4 || ihl < 20)
 		return OL_BAD_LENGTH;
 	/* A super-packet beyond 64 KB has length 0; a frame on the wire never has. */
-	if ((len || c->total) && len < ihl)
-		return OL_BAD_LENGTH;
-	if (c->total && len > (__u64)(c->end - ip))
+	if (!len && !c->total)
+		len = OL_MAX_LEN;
+	if (len < ihl || (c->total && off + len > c->total))
 		return OL_BAD_LENGTH;
 	f->v6 = 0;
 	f->proto = ip[9];
@@ -257,12 +255,12 @@ OL_INLINE enum ol_reason ol_inner_v4(const struct ol_cursor *c, const __u8 *ip, 
 		return OL_OK;
 	}
 	f->piece = frag ? OL_PIECE_FIRST : OL_PIECE_WHOLE;
-	return ol_inner_ports(c, ip + ihl, f);
+	return ol_inner_ports(c, ip + ihl, len - ihl, f);
 }
 
-OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, const __u8 *ip, struct ol_flow *f)
+OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, __u32 off, struct ol_flow *f)
 {
-	const __u8 *l4 = ip + 40;
+	const __u8 *ip = c->data + off, *l4 = ip + 40;
 	__u32 len, frag;
 	int i;
 
@@ -271,7 +269,9 @@ OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, const __u8 *ip, 
 	if (ip[0] >> 4 != 6)
 		return OL_BAD_LENGTH;
 	len = ol_be16(ip + 4);
-	if (c->total && len + 40 > (__u64)(c->end - ip))
+	if (!len && !c->total)
+		len = OL_MAX_LEN;
+	if (c->total && off + 40 + len > c->total)
 		return OL_BAD_LENGTH;
 	f->v6 = 1;
 	f->proto = ip[6];
@@ -284,6 +284,9 @@ OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, const __u8 *ip, 
 	if (f->proto == OL_IPPROTO_FRAGMENT) {
 		if (!OL_FITS(c, l4, 8))
 			return OL_SHORT;
+		if (len < 8)
+			return OL_BAD_LENGTH;
+		len -= 8;
 		f->proto = l4[0];
 		frag = ol_be16(l4 + 2);
 		f->id = ol_word(l4 + 4);
@@ -298,7 +301,7 @@ OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, const __u8 *ip, 
 	if (f->proto == 0 || f->proto == 43 || f->proto == 44 || f->proto == 51 || f->proto == 60 ||
 	    f->proto == 135)
 		return OL_INNER_EXTENSION;
-	return ol_inner_ports(c, l4, f);
+	return ol_inner_ports(c, l4, len, f);
 }
 
 /* Reads the inner Ethernet frame at offset off into f. One VLAN tag is skipped. */
@@ -306,7 +309,6 @@ OL_INLINE enum ol_reason ol_parse_inner(const struct ol_cursor *c, __u32 off, __
 					struct ol_flow *f)
 {
 	const __u8 *eth = c->data + off;
-	const __u8 *ip = eth + OL_ETH_HLEN;
 	enum ol_reason r;
 	__u16 proto;
 
@@ -315,16 +317,17 @@ OL_INLINE enum ol_reason ol_parse_inner(const struct ol_cursor *c, __u32 off, __
 	if (eth[0] & 1)
 		return OL_INNER_MULTICAST;
 	proto = ol_be16(eth + 12);
+	off += OL_ETH_HLEN;
 	if (proto == OL_ETH_P_8021Q || proto == OL_ETH_P_8021AD) {
-		if (!OL_FITS(c, ip, 4))
+		if (!OL_FITS(c, eth, OL_ETH_HLEN + 4))
 			return OL_SHORT;
-		proto = ol_be16(ip + 2);
-		ip += 4;
+		proto = ol_be16(eth + OL_ETH_HLEN + 2);
+		off += 4;
 	}
 	if (proto == OL_ETH_P_IP)
-		r = ol_inner_v4(c, ip, f);
+		r = ol_inner_v4(c, off, f);
 	else if (proto == OL_ETH_P_IPV6)
-		r = ol_inner_v6(c, ip, f);
+		r = ol_inner_v6(c, off, f);
 	else
 		return OL_INNER_NOT_IP;
 	f->tail = (__u64)f->ports << 32 | (vni ^ (__u32)f->proto << 24);

@@ -5,7 +5,10 @@ package datapath
 import (
 	"encoding/binary"
 	"errors"
+	"math/rand/v2"
+	"os"
 	"runtime"
+	"strconv"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -93,8 +96,20 @@ func newBench(t testing.TB, stage Stage) *bench {
 	return b
 }
 
-// shortest is what the kernel takes for a test run.
-const shortest = 14
+// takes tells whether the kernel takes a frame for a test run: an Ethernet header
+// has to be there, and for tcx a whole IP header if it promises one.
+func (b *bench) takes(frame []byte) bool {
+	least := 14
+	if b.stage != NIC && len(frame) >= least {
+		switch binary.BigEndian.Uint16(frame[12:]) {
+		case 0x0800:
+			least += 20
+		case 0x86dd:
+			least += 40
+		}
+	}
+	return len(frame) >= least
+}
 
 // run sends one frame through the program and returns its verdict. segs above 1
 // make it a super-packet of as many frames.
@@ -163,10 +178,33 @@ func (b *bench) owner(t testing.TB, slot uint32) int {
 	return int(o[b.stage]) - 1
 }
 
-// forget makes a slot as it was at load.
+// forget makes a slot look like one that no core has handled and that has no
+// lane.
 func (b *bench) forget(t testing.TB, slot uint32) {
 	t.Helper()
 	if err := b.stages.OlOwners.Put(slot, [Stages + 1]uint16{}); err != nil {
 		t.Fatal(err)
 	}
+	if err := b.stages.OlSlots.Put(b.slotKey(slot), stagesOlSlot{Lane: LaneLocal}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// slotKey is where the map of slots keeps what the bench's core knows of one.
+func (b *bench) slotKey(slot uint32) uint32 {
+	return uint32(b.core*Stages+int(b.stage))*uint32(stagesOlLimitOL_SLOTS) + slot
+}
+
+// seeded is a source of random numbers; TEST_SEED repeats a run.
+func seeded(t testing.TB) *rand.Rand {
+	t.Helper()
+	seed := rand.Uint64()
+	if s := os.Getenv("TEST_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("TEST_SEED=%d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
 }

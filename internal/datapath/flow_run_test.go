@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/overlane/overlane/test/parser/oracle"
+	"github.com/overlane/overlane/test/parser/packet"
+	"github.com/overlane/overlane/test/parser/table"
+)
+
+// tunnelled is a frame that carries inner layers through the first tunnel of the
+// table.
+func tunnelled(inner ...packet.Layer) []byte {
+	return packet.Build(append([]packet.Layer{
+		packet.Ethernet{}, packet.IPv4{}, packet.UDP{Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42}, packet.Ethernet{},
+	}, inner...)...)
+}
+
+// flowOf is a frame of a flow of its own.
+func flowOf(port uint16) []byte {
+	return tunnelled(packet.IPv4{}, packet.UDP{Src: port, Dst: 9})
+}
+
+func classify(t *testing.T, frame []byte) oracle.Flow {
+	t.Helper()
+	f, r := oracle.Classify(oracle.View{Data: frame, Whole: len(frame)}, table.Tunnels)
+	if r != oracle.OK {
+		t.Fatalf("%x: %s", frame, r)
+	}
+	return f
+}
+
+// A slot that nobody has handled is on no lane; lane 0 must not pass for its own.
+func TestANewFlowTakesTheFirstOfItsCandidates(t *testing.T) {
+	onEachHook(t, func(t *testing.T, b *bench) {
+		for port := range uint16(200) {
+			frame := flowOf(port)
+			slot := b.slotOf(classify(t, frame))
+			if b.owner(t, slot) >= 0 {
+				continue
+			}
+			was := b.look(t)
+			b.run(t, frame, 1)
+			if diff := cmp.Diff(b.next(was, slot, oracle.OK, 1), b.look(t)); diff != "" {
+				t.Fatalf("slot %d (-want +got):\n%s", slot, diff)
+			}
+		}
+	})
+}
+
+// One flow is one slot, however its packets are wrapped.
+func TestAFlowKeepsItsSlotAcrossPacketKinds(t *testing.T) {
+	outer4 := []packet.Layer{packet.Ethernet{}, packet.IPv4{}, packet.UDP{Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42}}
+	outer6 := []packet.Layer{packet.Ethernet{}, packet.IPv6{}, packet.UDP{Src: 7, Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42}}
+	options := []packet.Layer{packet.Ethernet{}, packet.IPv4{}, packet.UDP{Dst: packet.GenevePort}, packet.Geneve{VNI: 42, Options: 24}}
+	eth, tag, payload := packet.Ethernet{}, packet.VLAN{ID: 3}, packet.Bytes(40)
+	udp := packet.UDP{Src: 1000, Dst: 2000}
+	more := packet.Fragment{Next: 17, ID: 77, More: true}
+	last := packet.Fragment{Next: 17, ID: 77, Offset: 1400}
+
+	flows := map[string][][]packet.Layer{
+		"IPv4": {
+			{eth, packet.IPv4{}, udp, payload},
+			{eth, packet.IPv4{}, udp},
+			{eth, tag, packet.IPv4{}, udp, payload},
+			{eth, packet.IPv4{Options: 12, ID: 9, Dont: true}, udp, payload},
+			{eth, packet.IPv4{ID: 77, More: true}, udp, payload},
+			{eth, packet.IPv4{ID: 77, Offset: 1480, More: true, Proto: 17}, payload},
+			{eth, tag, packet.IPv4{ID: 77, Offset: 2960, Proto: 17}, payload},
+		},
+		"IPv6": {
+			{eth, packet.IPv6{}, udp, payload},
+			{eth, tag, packet.IPv6{}, udp, payload},
+			{eth, packet.IPv6{}, packet.Fragment{ID: 5}, udp, payload},
+			{eth, packet.IPv6{}, more, udp, payload},
+			{eth, packet.IPv6{}, last, payload},
+		},
+	}
+	onEachHook(t, func(t *testing.T, b *bench) {
+		for name, kinds := range flows {
+			slot := uint32(0)
+			for i, inner := range kinds {
+				for j, outer := range [][]packet.Layer{outer4, outer6, options} {
+					frame := packet.Build(slices.Concat(outer, inner)...)
+					if i+j == 0 {
+						slot = b.slotOf(classify(t, frame))
+					}
+					b.forget(t, slot)
+					b.run(t, frame, 1)
+					if b.owner(t, slot) != b.core {
+						t.Errorf("%s, packet %d in outer %d: not the slot of the flow", name, i, j)
+					}
+				}
+			}
+		}
+	})
+}
+
+// What tells flows apart: each of these is on a slot of its own.
+func TestFlowsThatDifferHaveSlotsOfTheirOwn(t *testing.T) {
+	onEachHook(t, func(t *testing.T, b *bench) {
+		frames := [][]byte{
+			flowOf(1),
+			flowOf(2),
+			tunnelled(packet.IPv4{}, packet.UDP{Src: 9, Dst: 1}),
+			tunnelled(packet.IPv4{}, packet.TCP{Src: 1, Dst: 9}),
+			tunnelled(packet.IPv6{}, packet.UDP{Src: 1, Dst: 9}),
+			packet.Build(packet.Ethernet{}, packet.IPv4{}, packet.UDP{Dst: 8472}, packet.VXLAN{VNI: 43},
+				packet.Ethernet{}, packet.IPv4{}, packet.UDP{Src: 1, Dst: 9}),
+		}
+		taken := map[uint32]int{}
+		for i, frame := range frames {
+			slot := b.slotOf(classify(t, frame))
+			if _, ok := taken[slot]; !ok { // the key of this load may let two meet
+				taken[slot] = i
+			}
+		}
+		for i, frame := range frames {
+			b.run(t, frame, 1)
+			for slot, j := range taken {
+				if touched := b.owner(t, slot) >= 0; touched != (j <= i) {
+					t.Errorf("after flow %d: slot of flow %d touched: %v", i, j, touched)
+				}
+			}
+		}
+	})
+}
+
+func TestASuperPacketCountsAsTheFramesItIsMadeOf(t *testing.T) {
+	b := newBench(t, Tunnel)
+	// The lengths of its headers are those of all its frames, or of one.
+	frame := packet.Build(
+		packet.Ethernet{}, packet.IPv4{LenDelta: 1000}, packet.UDP{Dst: packet.VXLANPort, LenDelta: 1000}, packet.VXLAN{VNI: 42},
+		packet.Ethernet{}, packet.IPv4{LenDelta: 1000}, packet.TCP{Src: 1, Dst: 2}, packet.Bytes(100))
+	flow, r := oracle.Classify(oracle.View{Data: frame}, table.Tunnels)
+	if r != oracle.OK {
+		t.Fatal(r)
+	}
+	slot := b.slotOf(flow)
+	b.forget(t, slot)
+	was := b.look(t)
+	b.run(t, frame, 17)
+	if diff := cmp.Diff(b.next(was, slot, oracle.OK, 17), b.look(t)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// A lane of the nic stage that has its thread takes the frame.
+func TestXDPRedirectsToALaneWithAThread(t *testing.T) {
+	b := newBench(t, NIC)
+	if err := b.StartLanes([]int{b.core}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.SetLanes(NIC, []int{b.core}); err != nil {
+		t.Fatal(err)
+	}
+	if v := b.run(t, flowOf(1), 1); v != xdpRedirect {
+		t.Errorf("verdict %d, want redirect", v)
+	}
+	if v := b.run(t, tunnelled(packet.ARP{}), 1); v != xdpPass {
+		t.Errorf("verdict on ARP %d, want pass", v)
+	}
+}
+
+// A frame may lie in several buffers, of which a program sees the first.
+func TestXDPSteersAFrameInSeveralBuffers(t *testing.T) {
+	b := newBench(t, NIC)
+	frame := tunnelled(packet.IPv4{}, packet.UDP{Src: 1, Dst: 9}, packet.Bytes(9000))
+	slot := b.slotOf(classify(t, frame))
+	b.forget(t, slot)
+	was := b.look(t)
+	b.run(t, frame, 1)
+	if diff := cmp.Diff(b.next(was, slot, oracle.OK, 1), b.look(t)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Until a core may steer, and after, its packets stay where they are.
+func TestACoreThatMayNotSteerLeavesPacketsAlone(t *testing.T) {
+	onEachHook(t, func(t *testing.T, b *bench) {
+		if err := b.Steer(b.core); err != nil {
+			t.Fatal(err)
+		}
+		was := b.look(t)
+		b.run(t, flowOf(1), 1)
+		want := was
+		if b.stage == Tunnel {
+			want.Counters.Overlay++
+		}
+		if diff := cmp.Diff(want, b.look(t)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
