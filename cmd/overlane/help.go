@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/overlane/overlane/internal/config"
 )
 
 // page is a manual page: `--help` and man(1) show the same one.
@@ -21,6 +23,7 @@ type page struct {
 	long     []string // paragraphs; lines that begin with a space stay as they are
 	verbs    [][2]string
 	flags    []flagDoc
+	keys     [][2]string // of the configuration file
 	examples []string
 	exits    [][2]string
 	files    [][2]string
@@ -47,6 +50,7 @@ func exits(meaning map[int]string) map[string]string {
 }
 
 func newPage(cmd *cobra.Command) page {
+	cmd.InitDefaultHelpFlag()
 	p := page{
 		name:     strings.ReplaceAll(cmd.CommandPath(), " ", "-"),
 		short:    cmd.Short,
@@ -68,9 +72,17 @@ func newPage(cmd *cobra.Command) page {
 	if cmd.HasParent() {
 		p.seeAlso = append(p.seeAlso, strings.ReplaceAll(cmd.Parent().CommandPath(), " ", "-"))
 	}
-	cmd.InitDefaultHelpFlag()
 	cmd.Flags().VisitAll(p.addFlag)
 	cmd.InheritedFlags().VisitAll(p.addFlag)
+	if cmd.Name() == "run" && cmd.Flag("config") != nil {
+		for _, k := range config.Keys() {
+			text := k.About + "; " + k.Allowed
+			if k.Default != "" {
+				text += " (default: " + k.Default + ")"
+			}
+			p.keys = append(p.keys, [2]string{k.Name, text})
+		}
+	}
 	if !cmd.HasParent() {
 		p.files = [][2]string{
 			{"/etc/overlane/config.yaml", "read by the systemd unit; every key is optional"},
@@ -132,6 +144,7 @@ func printHelp(w io.Writer, cmd *cobra.Command) {
 		flags = append(flags, [2]string{f.spelling, f.text()})
 	}
 	pairs(w, "Flags", flags)
+	pairs(w, "Configuration (a YAML file; every key is optional)", p.keys)
 	if len(p.examples) > 0 {
 		fmt.Fprintf(w, "\nExamples:\n%s\n", strings.Join(p.examples, "\n"))
 	}

@@ -63,7 +63,7 @@ func (p page) roff() []byte {
 		if i > 0 {
 			line(".PP")
 		}
-		verbatim := strings.HasPrefix(par, " ")
+		verbatim := strings.HasPrefix(par, " ") || strings.Contains(par, "\n ")
 		if verbatim {
 			line(".nf")
 		}
@@ -80,6 +80,7 @@ func (p page) roff() []byte {
 		flags = append(flags, [2]string{f.spelling, f.text()})
 	}
 	list("OPTIONS", flags)
+	list("CONFIGURATION", p.keys)
 	if len(p.examples) > 0 {
 		line(".SH EXAMPLES\n.nf")
 		for _, l := range p.examples {

@@ -3,14 +3,12 @@
 package main
 
 import (
-	"fmt"
+	"context"
 	"slices"
 
 	"github.com/overlane/overlane/internal/config"
-	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
-	"github.com/overlane/overlane/internal/probe"
 )
 
 // daemonOptions turns a configuration that was held against this node into what
@@ -32,17 +30,17 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 	}
 	opts.Cores = slices.Sorted(slices.Values(cores))
 
-	feats := probe.New().All()
-	tiers := probe.Tiers(feats)
-	for _, t := range tiers {
-		opts.Tiers = append(opts.Tiers, control.TierStatus{Name: t.Name, Reached: t.Reached, Reason: t.Reason, Remedy: t.Remedy})
+	// Only the NICs know whether they run XDP.
+	scanner, l, err := lookAround(context.Background(), cfg.Underlays, ownIfRunning())
+	if err != nil {
+		return opts, err
 	}
-	need := tiers[1]
+	if err := scanner.Close(); err != nil {
+		return opts, err
+	}
+	opts.Tiers = tierStatus(l.tiers)
 	if cfg.Tier == config.TierXDP {
-		need, opts.Tier = tiers[2], governor.XDP
+		opts.Tier = governor.XDP
 	}
-	if !need.Reached && cfg.Pipeline != config.ModeOff {
-		return opts, unsupportedError(fmt.Sprintf("tier %s: %s", need.Name, need.Reason), need.Remedy)
-	}
-	return opts, nil
+	return opts, requireTier(cfg, l.tiers)
 }

@@ -216,3 +216,51 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func TestKeysDocumentTheSchema(t *testing.T) {
+	var names []string
+	for _, k := range Keys() {
+		names = append(names, k.Name)
+		if k.About == "" || k.Default == "" || !strings.HasPrefix(k.Allowed, "allowed: ") {
+			t.Errorf("%s is documented incompletely: %+v", k.Name, k)
+		}
+	}
+	if d := cmp.Diff([]string{"underlays", "cores", "pipeline", "tier", "limits.busy-cores", "metrics"}, names); d != "" {
+		t.Error(d)
+	}
+}
+
+// The file that is installed shows every key with its default, commented out.
+func TestInstalledFile(t *testing.T) {
+	const path = "../../deploy/config.yaml"
+	c, err := Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(Default(), c, ignoreSource); d != "" {
+		t.Error(d)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var shown []string
+	for line := range strings.Lines(string(data)) {
+		if rest, ok := strings.CutPrefix(line, "#"); ok && len(rest) > 1 && rest[0] != ' ' {
+			shown = append(shown, rest)
+		}
+	}
+	c, err = Parse(path, []byte(strings.Join(shown, "")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range schema {
+		if c.Source.Lines[k.name] == 0 {
+			t.Errorf("%s is not shown", k.name)
+		}
+	}
+	c.Underlays, c.Cores = nil, nil // have no default that could be written
+	if d := cmp.Diff(Default(), c, ignoreSource); d != "" {
+		t.Error(d)
+	}
+}

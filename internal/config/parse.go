@@ -20,29 +20,79 @@ import (
 type keys []key
 
 type key struct {
-	name string
-	read func(d *decoder, path string, n ast.Node) error
+	name    string
+	about   string
+	allowed string
+	def     string
+	read    func(d *decoder, path string, n ast.Node) error
+	below   keys // of a mapping
 }
 
 var schema = keys{
-	{"underlays", (*decoder).underlays},
-	{"cores", (*decoder).cores},
-	{"pipeline", func(d *decoder, path string, n ast.Node) error {
-		return word(d, path, n, &d.cfg.Pipeline, ModeAuto, ModeOff, ModeForced)
-	}},
-	{"tier", func(d *decoder, path string, n ast.Node) error {
-		return word(d, path, n, &d.cfg.Tier, TierAuto, TierTC, TierXDP)
-	}},
-	{"limits", func(d *decoder, path string, n ast.Node) error {
-		return d.mapping(path, n, limitKeys)
-	}},
-	{"metrics", (*decoder).metrics},
+	{
+		name: "underlays", about: "the NICs to work on",
+		allowed: allowedUnderlays, def: "every NIC that carries a tunnel's outer packets",
+		read: (*decoder).underlays,
+	},
+	{
+		name: "cores", about: "the cores that receive work may go to",
+		allowed: allowedCores, def: "online cores that are not isolated",
+		read: (*decoder).cores,
+	},
+	{
+		name: "pipeline", about: "spread the stages of a flow over cores: when it pays, never, or always (for measurements)",
+		allowed: allow(ModeAuto, ModeOff, ModeForced), def: string(Default().Pipeline),
+		read: func(d *decoder, path string, n ast.Node) error {
+			return word(d, path, n, &d.cfg.Pipeline, ModeAuto, ModeOff, ModeForced)
+		},
+	},
+	{
+		name: "tier", about: "the kernel facilities to use; xdp fails where the node does not reach it",
+		allowed: allow(TierAuto, TierTC, TierXDP), def: string(Default().Tier),
+		read: func(d *decoder, path string, n ast.Node) error {
+			return word(d, path, n, &d.cfg.Tier, TierAuto, TierTC, TierXDP)
+		},
+	},
+	{
+		name: "limits", about: "when to step back",
+		below: keys{
+			{
+				name: "busy-cores", about: "mean load of the cores above which no further CPU time is spent, as in limits: {busy-cores: 70%}",
+				allowed: allowedPercent, def: fmt.Sprintf("%d%%", Default().Limits.BusyCores),
+				read: func(d *decoder, path string, n ast.Node) error {
+					return d.percent(path, n, &d.cfg.Limits.BusyCores)
+				},
+			},
+		},
+	},
+	{
+		name: "metrics", about: "where Prometheus scrapes",
+		allowed: allowedMetrics, def: Default().Metrics,
+		read: (*decoder).metrics,
+	},
 }
 
-var limitKeys = keys{
-	{"busy-cores", func(d *decoder, path string, n ast.Node) error {
-		return d.percent(path, n, &d.cfg.Limits.BusyCores)
-	}},
+// Key documents one key of the file.
+type Key struct {
+	Name    string // "cores", "limits.busy-cores"
+	About   string
+	Allowed string // "allowed: auto, off"
+	Default string
+}
+
+// Keys documents every key that has a value of its own, in order.
+func Keys() []Key { return schema.document("") }
+
+func (k keys) document(prefix string) []Key {
+	var list []Key
+	for _, key := range k {
+		if key.below != nil {
+			list = append(list, key.below.document(prefix+key.name+".")...)
+			continue
+		}
+		list = append(list, Key{prefix + key.name, key.about, key.allowed, key.def})
+	}
+	return list
 }
 
 // Parse reads a configuration from memory. name stands for the file in errors.
@@ -135,7 +185,13 @@ func (d *decoder) mapping(path string, n ast.Node, allowed keys) error {
 		if _, twice := d.cfg.Source.Lines[full]; twice {
 			return d.fail(v.Key, full, "appears twice", "")
 		}
-		if err := allowed[i].read(d, full, v.Value); err != nil {
+		var err error
+		if below := allowed[i].below; below != nil {
+			err = d.mapping(full, v.Value, below)
+		} else {
+			err = allowed[i].read(d, full, v.Value)
+		}
+		if err != nil {
 			return err
 		}
 		d.cfg.Source.Lines[full] = line(v.Key)
@@ -172,13 +228,26 @@ func (d *decoder) text(path string, n ast.Node, allowed string) (string, error) 
 	return s, nil
 }
 
+// allow spells a set of words.
+func allow[T ~string](words ...T) string {
+	names := make([]string, len(words))
+	for i := range words {
+		names[i] = string(words[i])
+	}
+	return "allowed: " + strings.Join(names, ", ")
+}
+
+// What values look like, for errors and for the documentation.
+const (
+	allowedUnderlays = "allowed: a list of device names such as [eth0, eth1]"
+	allowedCores     = "allowed: a core list such as 2-7,9"
+	allowedPercent   = "allowed: 1% to 100%"
+	allowedMetrics   = "allowed: an address with a port such as 127.0.0.1:9464, or off"
+)
+
 // word reads one of a fixed set of words.
 func word[T ~string](d *decoder, path string, n ast.Node, dst *T, allowed ...T) error {
-	names := make([]string, len(allowed))
-	for i := range allowed {
-		names[i] = string(allowed[i])
-	}
-	list := "allowed: " + strings.Join(names, ", ")
+	list := allow(allowed...)
 	s, err := d.text(path, n, list)
 	if err != nil {
 		return err
@@ -191,7 +260,7 @@ func word[T ~string](d *decoder, path string, n ast.Node, dst *T, allowed ...T) 
 }
 
 func (d *decoder) percent(path string, n ast.Node, dst *int) error {
-	const allowed = "allowed: 1% to 100%"
+	const allowed = allowedPercent
 	s, err := d.text(path, n, allowed)
 	if err != nil {
 		return err
@@ -206,7 +275,7 @@ func (d *decoder) percent(path string, n ast.Node, dst *int) error {
 }
 
 func (d *decoder) cores(path string, n ast.Node) error {
-	const allowed = "allowed: a core list such as 2-7,9"
+	const allowed = allowedCores
 	s, err := d.text(path, n, allowed)
 	if err != nil {
 		return err
@@ -223,7 +292,7 @@ func (d *decoder) cores(path string, n ast.Node) error {
 }
 
 func (d *decoder) underlays(path string, n ast.Node) error {
-	const allowed = "allowed: a list of device names such as [eth0, eth1]"
+	const allowed = allowedUnderlays
 	seq, ok := n.(*ast.SequenceNode)
 	if !ok {
 		return d.fail(n, path, "expected a list", allowed)
@@ -258,7 +327,7 @@ func deviceName(s string) bool {
 }
 
 func (d *decoder) metrics(path string, n ast.Node) error {
-	const allowed = "allowed: an address with a port such as 127.0.0.1:9464, or off"
+	const allowed = allowedMetrics
 	s, err := d.text(path, n, allowed)
 	if err != nil {
 		return err

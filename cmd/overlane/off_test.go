@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/plan"
+)
+
+// loMask reads and, with a value, writes the receive mask of a namespace's lo.
+func loMask(t *testing.T, h *netns.Handle) string {
+	t.Helper()
+	sys, err := h.Sysfs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sys.Close()
+	data, err := sys.ReadFile("class/net/lo/queues/rx-0/rps_cpus")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan.RPSMask(plan.Target{}, 0).Canonical(string(data))
+}
+
+// changeLo is what a daemon does before it is killed: it sets the mask of lo and
+// keeps the lock.
+func changeLo(t *testing.T, o overlane) *apply.Locked {
+	t.Helper()
+	cookie, err := o.netns.Cookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := apply.Open(o.state, cookie)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dir.Close() })
+	locked, err := dir.Lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { locked.Unlock() })
+	finder := apply.NewFinder()
+	defer finder.Close()
+	lo := plan.RPSMask(plan.Target{NetnsCookie: cookie, Ifindex: 1, Name: "lo"}, 0)
+	if _, err := locked.Do(finder, []plan.Step{{Setting: lo, Was: "0", First: "0", Want: "1", Reason: "test"}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := loMask(t, o.netns); got != "1" {
+		t.Fatalf("mask of lo: %s", got)
+	}
+	return locked
+}
+
+// The namespace of a test has no name; it is found as those of processes are.
+func holdNetns(t *testing.T, h *netns.Handle) {
+	t.Helper()
+	cmd := exec.Command("cat")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		_ = cmd.Wait()
+	})
+}
+
+func TestOffRestoresFromTheJournalOfADeadDaemon(t *testing.T) {
+	o := emptyNode(t)
+	holdNetns(t, o.netns)
+	if err := changeLo(t, o).Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	r := o.run("off")
+	if r.code != exitOK || !strings.Contains(r.stdout, "rps_cpus of lo") || !strings.HasSuffix(r.stdout, "off: 1 value restored\n") {
+		t.Errorf("exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	if got := loMask(t, o.netns); got != "0" {
+		t.Errorf("mask of lo: %s", got)
+	}
+	if r = o.run("off"); r.code != exitOK || !strings.Contains(r.stdout, "nothing to do") {
+		t.Errorf("again: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+}
+
+// Between the start of a daemon and its socket, and between its socket's end
+// and its own, the lock is held and nobody answers: off waits.
+func TestOffWaitsForALockWithoutASocket(t *testing.T) {
+	o := emptyNode(t)
+	holdNetns(t, o.netns)
+	locked := changeLo(t, o)
+	done := make(chan result, 1)
+	go func() { done <- o.run("off") }()
+	if err := locked.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if r := <-done; r.code != exitOK || loMask(t, o.netns) != "0" {
+		t.Errorf("exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+}
+
+// startDaemon runs `overlane run` and returns when it says that it is ready.
+func startDaemon(t *testing.T, o overlane) *exec.Cmd {
+	t.Helper()
+	ready := filepath.Join(t.TempDir(), "n")
+	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: ready, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, "run", "--state-dir", o.state, "--config", configFile(t, "metrics: off"))
+	cmd.Env = append(os.Environ(), mainVar+"=1", "NOTIFY_SOCKET="+ready)
+	logs, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := o.netns.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	said := make(chan string, 1)
+	go func() {
+		data, _ := io.ReadAll(logs)
+		l.Close() // whoever still waits has waited in vain
+		said <- string(data)
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		text := <-said
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Log("daemon:\n" + text)
+		}
+	})
+	b := make([]byte, 64)
+	if n, err := l.Read(b); err != nil || !strings.HasPrefix(string(b[:n]), "READY=1") {
+		t.Fatalf("the daemon did not get ready: %q, %v", b[:n], err)
+	}
+	return cmd
+}
+
+func TestOffEndsALivingDaemon(t *testing.T) {
+	if unfit := (overlane{t: t}).run("doctor"); unfit.code == exitUnsupported {
+		t.Skip("needs a kernel that the pipeline can run on: " + unfit.stderr)
+	}
+	o := emptyNode(t)
+	daemon := startDaemon(t, o)
+	if r := o.run("status"); r.code != exitOK || !strings.Contains(r.stdout, "running") {
+		t.Errorf("status: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	if r := o.run("status", "--json"); r.code != exitOK || !strings.Contains(r.stdout, `"state": "running"`) || strings.Contains(r.stdout, "null") {
+		t.Errorf("status: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	if r := o.run("set-cores", "0"); r.code != exitOK {
+		t.Errorf("set-cores: exit code %d\n%s", r.code, r.stderr)
+	}
+	second := o.run("run", "--config", configFile(t, "metrics: off"))
+	second.fails(t, exitFailure, "owns this network namespace")
+	r := o.run("off")
+	if r.code != exitOK || !strings.Contains(r.stdout, "has ended; no value was changed") {
+		t.Errorf("off: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	// Not a child's status but a zombie's: off has waited for the end.
+	var exit *exec.ExitError
+	if err := daemon.Wait(); errors.As(err, &exit) {
+		t.Errorf("the daemon would be revived: %v", exit)
+	}
+	if r := o.run("status"); r.code != exitFailure {
+		t.Errorf("status after off: exit code %d", r.code)
+	}
+}

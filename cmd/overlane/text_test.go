@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+
+	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/control"
+)
+
+var now = time.Unix(1_800_000_000, 0)
+
+var busyStatus = control.Status{
+	State: control.Running, PID: 42, Since: now.Add(-3*time.Hour - 5*time.Minute), Version: "v0.1", Kernel: "6.12.1",
+	Netns: "4711", Cores: config.CPUList{0, 1, 2, 3},
+	Tiers: []control.TierStatus{
+		{Name: "tc", Reached: true},
+		{Name: "xdp", Reason: "native-xdp of eth0: its driver has none", Remedy: "ethtool -i  eth0"},
+	},
+	Mechanisms: []control.Mechanism{{Name: "pipeline", State: control.Active, Reason: "core 0 is saturated by overlay packets", Since: now.Add(-72 * time.Second)}},
+	Devices: []control.Device{
+		{Name: "eth0", Role: control.Underlay, State: control.Active},
+		{Name: "vx0", Netns: "4712", Role: control.Tunnel, State: control.Manual, Reason: "left alone: RPS mask set by somebody else"},
+	},
+	Lanes:      []control.Lane{{Stage: "tunnel", Core: 1, Packets: 12_345_678, Queue: 17, Drops: 3}, {Stage: "pod", Core: 10, Packets: 999}},
+	StageCosts: []control.StageCost{{Stage: "nic", NsPerPacket: 901.4}, {Stage: "tunnel"}},
+	Counters: control.Counters{
+		OverlayPackets: 12_400_000, SteeredPackets: 12_345_678, LaneChanges: 5, LaneChangesHeld: 2,
+		Unparsed: map[string]uint64{"short": 1, "outer fragment": 20, "inner not IP": 0},
+	},
+}
+
+func TestStatusAsText(t *testing.T) {
+	var b bytes.Buffer
+	showStatus(newScreen(&b), busyStatus, now)
+	const want = `overlane v0.1 running for 3h05m
+pid 42, kernel 6.12.1, cores 0-3, network namespace 4711
+
+MECHANISM  STATE   SINCE  WHY
+pipeline   active  1m12s  core 0 is saturated by overlay packets
+
+LANE    CORE  PACKETS  QUEUE  DROPS
+tunnel     1  12.35 M     17      3
+pod       10      999      0      0
+
+PACKETS         COUNT
+overlay       12.40 M  inside of a tunnel of ours
+steered       12.35 M  99.6 % of the overlay's
+lane changes        5  2 held until the old lane was empty
+stock path         20  outer fragment
+stock path          1  short
+
+STAGE      NS/PACKET
+nic              901
+tunnel  not measured
+
+TIER  REACHED  WHY
+tc    yes
+xdp   no       native-xdp of eth0: its driver has none
+               ethtool -i  eth0
+
+DEVICE  ROLE      STATE   NETNS  WHY
+eth0    underlay  active  here
+vx0     tunnel    manual  4712   left alone: RPS mask set by somebody else
+`
+	if d := cmp.Diff(want, b.String()); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestNarrowTerminalBreaksReasonsButNotCommands(t *testing.T) {
+	var b bytes.Buffer
+	s := &screen{w: &b, width: 40}
+	s.table([]string{"A", "WHY"}, [][]cell{
+		{{"x", bold}, {"a reason that is longer than the terminal is wide", plain}},
+		{{}, {"a --command that  --must be copied as it is, --all of it", command}},
+	})
+	const want = `A  WHY
+x  a reason that is longer than the
+   terminal is wide
+   a --command that  --must be copied as it is, --all of it
+`
+	if d := cmp.Diff(want, b.String()); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestColorsKeepTheColumns(t *testing.T) {
+	var b bytes.Buffer
+	(&screen{w: &b, color: true}).table(nil, [][]cell{{{"äb", green}, {"x", plain}}, {{"abcd", red}, {"y", plain}}})
+	if d := cmp.Diff("\x1b[32mäb\x1b[0m    x\n\x1b[31mabcd\x1b[0m  y\n", b.String()); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestNumbersForPeople(t *testing.T) {
+	for n, want := range map[uint64]string{0: "0", 9999: "9999", 10_000: "10.0 k", 1_000_000: "1.00 M", 5_000_000_000: "5.00 G"} {
+		if got := count(n); got != want {
+			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0s", 59 * time.Second: "59s", time.Hour - 1: "59m59s", 25 * time.Hour: "1d01h",
+	} {
+		if got := ago(d); got != want {
+			t.Errorf("%v: %s, want %s", d, got, want)
+		}
+	}
+}
+
+// everyVerb calls fn for the visible verbs.
+func everyVerb(cmd *cobra.Command, fn func(*cobra.Command)) {
+	fn(cmd)
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() && sub.Name() != "help" {
+			everyVerb(sub, fn)
+		}
+	}
+}
+
+func TestHelpIsTheManualPage(t *testing.T) {
+	root := newRootCmd()
+	dir := t.TempDir()
+	if err := writeMan(dir, root); err != nil {
+		t.Fatal(err)
+	}
+	plainText := strings.NewReplacer(`\-`, "-", `\e`, `\`, `\&`, "", "\n", " ")
+	everyVerb(root, func(cmd *cobra.Command) {
+		t.Run(cmd.CommandPath(), func(t *testing.T) {
+			p := newPage(cmd)
+			data, err := os.ReadFile(filepath.Join(dir, p.name+".8"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			man := plainText.Replace(string(data))
+			var b bytes.Buffer
+			printHelp(&b, cmd)
+			help := strings.Join(strings.Fields(b.String()), " ")
+			for _, part := range p.parts() {
+				if strings.TrimSpace(part) == "" {
+					t.Error("an empty text")
+				}
+				if !strings.Contains(man, part) {
+					t.Errorf("the manual page lacks %q", part)
+				}
+				if !strings.Contains(help, strings.Join(strings.Fields(part), " ")) {
+					t.Errorf("the help lacks %q", part)
+				}
+			}
+			if len(p.exits) == 0 {
+				t.Error("no exit codes")
+			}
+		})
+	})
+}
+
+// parts are all texts of a page.
+func (p page) parts() []string {
+	list := []string{p.short, p.synopsis}
+	for _, par := range p.long {
+		list = append(list, strings.ReplaceAll(par, "\n", " "))
+	}
+	for _, pairs := range [][][2]string{p.verbs, p.keys, p.exits, p.files} {
+		for _, l := range pairs {
+			list = append(list, l[0], l[1])
+		}
+	}
+	for _, f := range p.flags {
+		list = append(list, f.spelling, f.text())
+	}
+	return append(list, p.examples...)
+}
+
+func TestManualPagesAreSoundRoff(t *testing.T) {
+	groff, err := exec.LookPath("groff")
+	if err != nil {
+		t.Skip("needs groff")
+	}
+	dir := t.TempDir()
+	if err := writeMan(dir, newRootCmd()); err != nil {
+		t.Fatal(err)
+	}
+	pages, err := filepath.Glob(filepath.Join(dir, "*.8"))
+	if err != nil || len(pages) == 0 {
+		t.Fatal(pages, err)
+	}
+	for _, p := range pages {
+		cmd := exec.Command(groff, "-man", "-Tutf8", "-ww", p)
+		var warnings bytes.Buffer
+		cmd.Stderr = &warnings
+		if err := cmd.Run(); err != nil || warnings.Len() > 0 {
+			t.Errorf("%s: %v\n%s", filepath.Base(p), err, warnings.String())
+		}
+	}
+}
