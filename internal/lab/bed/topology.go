@@ -204,7 +204,9 @@ func (b *Bed) buildOverlay(s Side) error {
 			b.route(i, s)
 			return
 		}
-		br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: Bridge, MTU: OverlayMTU}}
+		// Snooping sends a report of its own, which no count expects.
+		snooping := false
+		br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: Bridge, MTU: OverlayMTU}, MulticastSnooping: &snooping}
 		i.try("create bridge", i.LinkAdd(br))
 		if l := i.link(Tunnel); i.err == nil {
 			i.try("join tunnel to bridge", i.LinkSetMaster(l, br))

@@ -143,19 +143,19 @@ int check(struct __sk_buff *skb)
 	return 0;
 }
 
-/* Frames that reached the pod's device: what the generator's window follows. */
+/* The generators' window: how many frames they sent, and how many arrived. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, __u64);
-	__uint(max_entries, 1);
-} arrivals SEC(".maps");
+	__uint(max_entries, 2);
+} under_way SEC(".maps");
 
 SEC("tcx/ingress")
 int arrive(struct __sk_buff *skb)
 {
-	__u32 zero = 0;
-	__u64 *n = bpf_map_lookup_elem(&arrivals, &zero);
+	__u32 arrived = 1;
+	__u64 *n = bpf_map_lookup_elem(&under_way, &arrived);
 
 	if (n)
 		__sync_fetch_and_add(n, skb->gso_segs ?: 1);

@@ -28,9 +28,9 @@ type CheckFlowCheck struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	CheckMapArrivals    = "arrivals"
 	CheckMapFlows       = "flows"
 	CheckMapLatency     = "latency"
+	CheckMapUnderWay    = "under_way"
 	CheckProgArrive     = "arrive"
 	CheckProgCheck      = "check"
 	CheckVarAlien       = "alien"
@@ -89,9 +89,9 @@ type CheckProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type CheckMapSpecs struct {
-	Arrivals *ebpf.MapSpec `ebpf:"arrivals"`
 	Flows    *ebpf.MapSpec `ebpf:"flows"`
 	Latency  *ebpf.MapSpec `ebpf:"latency"`
+	UnderWay *ebpf.MapSpec `ebpf:"under_way"`
 }
 
 // CheckVariableSpecs contains global variables before they are loaded into the kernel.
@@ -124,16 +124,16 @@ func (o *CheckObjects) Close() error {
 //
 // It can be passed to LoadCheckObjects or ebpf.CollectionSpec.LoadAndAssign.
 type CheckMaps struct {
-	Arrivals *ebpf.Map `ebpf:"arrivals"`
 	Flows    *ebpf.Map `ebpf:"flows"`
 	Latency  *ebpf.Map `ebpf:"latency"`
+	UnderWay *ebpf.Map `ebpf:"under_way"`
 }
 
 func (m *CheckMaps) Close() error {
 	return _CheckClose(
-		m.Arrivals,
 		m.Flows,
 		m.Latency,
+		m.UnderWay,
 	)
 }
 

@@ -26,7 +26,7 @@ const volatile __u32 probe_len = sizeof(struct probe);
 /* Written by user space while the program runs. */
 volatile __u64 gap_ns = 0;		/* between frames; 0: no pause */
 volatile __u64 window = 0;		/* frames under way at most; 0: no limit */
-volatile __u64 stall_ns = 2000000;	/* without progress for this long: lost */
+volatile __u64 patience_ns = 50000000;	/* without progress for this long: lost */
 
 /* Written by the program, which never runs twice at a time. */
 volatile __u64 frames = 0;
@@ -64,20 +64,31 @@ struct {
 	__uint(max_entries, SLOTS);
 } schedule SEC(".maps");
 
-/* Frames that the far end has seen; shared with the arrivals program. */
+/* Shared with the arrivals program, and with generators of other queues. */
+#define SENT 0
+#define ARRIVED 1
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, __u64);
-	__uint(max_entries, 1);
-} arrivals SEC(".maps");
+	__uint(max_entries, 2);
+} under_way SEC(".maps");
 
-static __always_inline __u64 arrived(void)
+static __always_inline __u64 shared(__u32 which)
 {
-	__u32 zero = 0;
-	__u64 *n = bpf_map_lookup_elem(&arrivals, &zero);
+	__u64 *n = bpf_map_lookup_elem(&under_way, &which);
 
 	return n ? *(volatile __u64 *)n : 0;
+}
+
+/*
+ * Frames that are on their way. Signed: what other senders put into a pod
+ * arrives without having been sent here.
+ */
+static __always_inline __s64 in_flight(__u64 got)
+{
+	return shared(SENT) - got - written_off;
 }
 
 /* false: not yet, and the batch should go on to let softirqs run. */
@@ -103,31 +114,29 @@ static __always_inline bool wait_gap(__u64 gap)
 	return true;
 }
 
-static __always_inline bool wait_window(__u64 limit)
+static __always_inline bool wait_window(__s64 limit)
 {
 	__u64 start, now, got;
 	int i;
 
-	got = arrived();
-	if (frames - written_off - got < limit)
+	if (in_flight(shared(ARRIVED)) < limit)
 		return true;
 	start = bpf_ktime_get_ns();
 	for (i = 0; i < 16; i++) {
-		got = arrived();
+		got = shared(ARRIVED);
 		now = bpf_ktime_get_ns();
-		if (got != seen_arrived) {
+		if (got != seen_arrived || !seen_ns) {
 			seen_arrived = got;
 			seen_ns = now;
 		}
-		if (frames - written_off - got < limit) {
+		if (in_flight(got) < limit) {
 			waited_ns += now - start;
 			return true;
 		}
 	}
-	now = bpf_ktime_get_ns();
 	waited_ns += now - start;
-	if (now - seen_ns > stall_ns) {
-		written_off = frames - got;
+	if (now - seen_ns > patience_ns) {
+		written_off += in_flight(got);
 		seen_ns = now;
 	}
 	return false;
@@ -236,6 +245,13 @@ int generate(struct xdp_md *ctx)
 		datagrams++;
 	}
 	frames++;
+	if (limit) {
+		__u32 key = SENT;
+		__u64 *n = bpf_map_lookup_elem(&under_way, &key);
+
+		if (n)
+			__sync_fetch_and_add(n, 1);
+	}
 	return bpf_redirect(wire_ifindex, 0);
 }
 

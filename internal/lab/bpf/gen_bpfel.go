@@ -26,9 +26,9 @@ type GenTemplate struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	GenMapArrivals    = "arrivals"
 	GenMapSchedule    = "schedule"
 	GenMapTemplates   = "templates"
+	GenMapUnderWay    = "under_way"
 	GenProgGenerate   = "generate"
 	GenVarDatagrams   = "datagrams"
 	GenVarFragUnits   = "frag_units"
@@ -37,8 +37,8 @@ const (
 	GenVarGapNs       = "gap_ns"
 	GenVarHdrLen      = "hdr_len"
 	GenVarIpOff       = "ip_off"
+	GenVarPatienceNs  = "patience_ns"
 	GenVarProbeLen    = "probe_len"
-	GenVarStallNs     = "stall_ns"
 	GenVarWaitedNs    = "waited_ns"
 	GenVarWindow      = "window"
 	GenVarWireIfindex = "wire_ifindex"
@@ -94,9 +94,9 @@ type GenProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type GenMapSpecs struct {
-	Arrivals  *ebpf.MapSpec `ebpf:"arrivals"`
 	Schedule  *ebpf.MapSpec `ebpf:"schedule"`
 	Templates *ebpf.MapSpec `ebpf:"templates"`
+	UnderWay  *ebpf.MapSpec `ebpf:"under_way"`
 }
 
 // GenVariableSpecs contains global variables before they are loaded into the kernel.
@@ -110,8 +110,8 @@ type GenVariableSpecs struct {
 	GapNs       *ebpf.VariableSpec `ebpf:"gap_ns"`
 	HdrLen      *ebpf.VariableSpec `ebpf:"hdr_len"`
 	IpOff       *ebpf.VariableSpec `ebpf:"ip_off"`
+	PatienceNs  *ebpf.VariableSpec `ebpf:"patience_ns"`
 	ProbeLen    *ebpf.VariableSpec `ebpf:"probe_len"`
-	StallNs     *ebpf.VariableSpec `ebpf:"stall_ns"`
 	WaitedNs    *ebpf.VariableSpec `ebpf:"waited_ns"`
 	Window      *ebpf.VariableSpec `ebpf:"window"`
 	WireIfindex *ebpf.VariableSpec `ebpf:"wire_ifindex"`
@@ -138,16 +138,16 @@ func (o *GenObjects) Close() error {
 //
 // It can be passed to LoadGenObjects or ebpf.CollectionSpec.LoadAndAssign.
 type GenMaps struct {
-	Arrivals  *ebpf.Map `ebpf:"arrivals"`
 	Schedule  *ebpf.Map `ebpf:"schedule"`
 	Templates *ebpf.Map `ebpf:"templates"`
+	UnderWay  *ebpf.Map `ebpf:"under_way"`
 }
 
 func (m *GenMaps) Close() error {
 	return _GenClose(
-		m.Arrivals,
 		m.Schedule,
 		m.Templates,
+		m.UnderWay,
 	)
 }
 
@@ -162,8 +162,8 @@ type GenVariables struct {
 	GapNs       *ebpf.Variable `ebpf:"gap_ns"`
 	HdrLen      *ebpf.Variable `ebpf:"hdr_len"`
 	IpOff       *ebpf.Variable `ebpf:"ip_off"`
+	PatienceNs  *ebpf.Variable `ebpf:"patience_ns"`
 	ProbeLen    *ebpf.Variable `ebpf:"probe_len"`
-	StallNs     *ebpf.Variable `ebpf:"stall_ns"`
 	WaitedNs    *ebpf.Variable `ebpf:"waited_ns"`
 	Window      *ebpf.Variable `ebpf:"window"`
 	WireIfindex *ebpf.Variable `ebpf:"wire_ifindex"`

@@ -47,12 +47,13 @@ func (e *env) startLive(o offer, check *traffic.Checker) (_ generators, err erro
 		if err != nil {
 			return gens, err
 		}
-		cfg := traffic.LiveConfig{Flows: flows, Schedule: schedule, Size: o.size, Core: e.cores.Gen[q], Batch: batch, Window: o.window / n}
+		cfg := traffic.LiveConfig{Flows: flows, Schedule: schedule, Size: o.size, Core: e.cores.Gen[q], Batch: batch, Window: o.window,
+			Patience: o.patience}
 		if o.rate > 0 {
 			cfg.Gap = time.Duration(float64(time.Second) * float64(n) / o.rate)
 		}
 		if o.window > 0 {
-			cfg.Arrivals = check.Arrivals()
+			cfg.UnderWay = check.UnderWay()
 		}
 		l, err := traffic.StartLive(e.bed, cfg)
 		if err != nil {

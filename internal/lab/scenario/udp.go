@@ -23,6 +23,8 @@ type offer struct {
 	window int     // frames under way at most; 0: no limit
 	batch  int
 	length time.Duration
+	// patience of the window with frames that do not arrive; 0: the generator's.
+	patience time.Duration
 }
 
 // taken is what became of it.

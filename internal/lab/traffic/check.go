@@ -107,8 +107,8 @@ func (c *Checker) CountArrivals(ns *netns.Handle, ifindex int) error {
 	})
 }
 
-// Arrivals is what CountArrivals counts into.
-func (c *Checker) Arrivals() *ebpf.Map { return c.objs.Arrivals }
+// UnderWay is the count of frames sent and arrived, for generators with a window.
+func (c *Checker) UnderWay() *ebpf.Map { return c.objs.UnderWay }
 
 // Flow returns the verdict on one flow so far.
 func (c *Checker) Flow(id int) (Verdict, error) {

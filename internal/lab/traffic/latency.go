@@ -40,36 +40,37 @@ type Probe struct {
 // they are due. It records up to max of them.
 func StartProbe(from, to Endpoint, every time.Duration, core, max int) (*Probe, error) {
 	p := &Probe{got: make([]time.Duration, 0, max)}
-	var tx, rx int
-	if err := errors.Join(
-		to.NS.Do(func() (err error) {
-			rx, err = bindUDP(netip.AddrPortFrom(to.Addr, ProbePort))
-			return err
-		}),
-		from.NS.Do(func() (err error) {
-			tx, err = bindUDP(netip.AddrPortFrom(from.Addr, ProbePort))
-			return err
-		}),
-	); err != nil {
+	rx, err := bindIn(to)
+	if err != nil {
 		return nil, fmt.Errorf("start probe: %w", err)
+	}
+	tx, err := bindIn(from)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start probe: %w", err), unix.Close(rx))
 	}
 	// So that the receiver sees the end.
 	patience := unix.NsecToTimeval(int64(50 * time.Millisecond))
-	err := unix.SetsockoptTimeval(rx, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience)
+	err = unix.SetsockoptTimeval(rx, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience)
 	if err == nil {
 		p.recv, err = startThread(to.NS, core, urgent, func() error { return p.receive(rx) })
 	}
-	if err == nil {
-		p.send, err = startThread(from.NS, core, urgent, func() error { return p.transmit(tx, to.Addr, uint64(every)) })
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start probe: %w", err), unix.Close(rx), unix.Close(tx))
 	}
+	p.send, err = startThread(from.NS, core, urgent, func() error { return p.transmit(tx, to.Addr, uint64(every)) })
 	if err != nil {
 		p.stop.Store(true)
-		if p.recv != nil {
-			<-p.recv.done
-		}
-		return nil, fmt.Errorf("start probe: %w", err)
+		return nil, errors.Join(fmt.Errorf("start probe: %w", err), <-p.recv.done, unix.Close(tx))
 	}
 	return p, nil
+}
+
+func bindIn(at Endpoint) (s int, err error) {
+	err = at.NS.Do(func() error {
+		s, err = bindUDP(netip.AddrPortFrom(at.Addr, ProbePort))
+		return err
+	})
+	return s, err
 }
 
 func (p *Probe) transmit(s int, to netip.Addr, every uint64) error {

@@ -28,9 +28,13 @@ type LiveConfig struct {
 	Core     int      // where it runs; decides the wire queue
 	Batch    int      // frames between two chances for softirqs; 0: 64
 	Gap      time.Duration
-	// Window limits the frames under way, as counted by Arrivals. 0: no limit.
+	// Window limits the frames under way, of all generators that share the
+	// checker's count of them. 0: no limit.
 	Window   int
-	Arrivals *ebpf.Map
+	UnderWay *ebpf.Map
+	// Patience is how long the window waits for frames before it takes them
+	// for lost. 0: 50 ms.
+	Patience time.Duration
 }
 
 // Live is a running live-frame generator: the kernel itself sends prebuilt
@@ -84,8 +88,8 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 		}
 	}
 	var opts ebpf.CollectionOptions
-	if cfg.Arrivals != nil {
-		opts.MapReplacements = map[string]*ebpf.Map{"arrivals": cfg.Arrivals}
+	if cfg.UnderWay != nil {
+		opts.MapReplacements = map[string]*ebpf.Map{"under_way": cfg.UnderWay}
 	}
 	l := &Live{size: size, frags: first.frags}
 	if err := spec.LoadAndAssign(&l.objs, &opts); err != nil {
@@ -120,6 +124,11 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 	}
 	if err := errors.Join(l.SetGap(cfg.Gap), l.objs.Window.Set(uint64(cfg.Window))); err != nil {
 		return nil, err
+	}
+	if cfg.Patience > 0 {
+		if err := l.objs.PatienceNs.Set(uint64(cfg.Patience)); err != nil {
+			return nil, fmt.Errorf("set generator's patience: %w", err)
+		}
 	}
 	batch := cfg.Batch
 	if batch == 0 {

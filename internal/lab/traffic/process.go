@@ -131,3 +131,9 @@ func (p *Process) lastWords() string {
 	}
 	return text
 }
+
+// Installed tells whether a program can be started.
+func Installed(name string) error {
+	_, err := exec.LookPath(name)
+	return err
+}

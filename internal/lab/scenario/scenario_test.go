@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/report"
+	"github.com/overlane/overlane/internal/lab/traffic"
+)
+
+var serial int
+
+// newEnv builds a bed and an env in its plain overlay.
+func newEnv(t *testing.T, o bed.Options, cfg Config) *env {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: builds network namespaces")
+	}
+	serial++
+	o.Name, o.StateDir = fmt.Sprintf("s%dx%d", os.Getpid()%100000, serial), filepath.Join(t.TempDir(), "lab")
+	b, err := bed.Up(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := cfg.Normalize(b.NIC); err != nil {
+		t.Fatal(err)
+	}
+	clock, err := traffic.NewCPUClock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { clock.Close() })
+	return &env{bed: b, cfg: &cfg, cores: b.PlaceCores(), clock: clock, overlay: true, settle: 50 * time.Millisecond}
+}
+
+const short = 150 * time.Millisecond
+
+// With fewer frames under way than any queue holds, nothing may get lost.
+func TestCheckedPacketsCrossEveryTopology(t *testing.T) {
+	type way struct {
+		opt   bed.Options
+		flows int
+		size  int
+		host  bool
+	}
+	ways := map[string]way{
+		"host":        {host: true, flows: 1, size: small},
+		"softirq":     {opt: bed.Options{NIC: bed.Softirq}, flows: 1, size: small},
+		"two queues":  {opt: bed.Options{Queues: 2, Pods: 2}, flows: 4, size: small},
+		"smallest":    {flows: 1, size: traffic.MinSize},
+		"fragments":   {flows: 2, size: 4 * kb},
+		"fragments64": {flows: 1, size: 65000},
+	}
+	for _, topo := range []bed.Topology{bed.Bridged, bed.Routed, bed.Nested} {
+		for _, v6 := range []bool{false, true} {
+			ways[fmt.Sprintf("%s, ipv6 %t", topo, v6)] = way{opt: bed.Options{Topology: topo, IPv6: v6, Pods: 2}, flows: 3, size: small}
+		}
+	}
+	for name, w := range ways {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, w.opt, Config{Scenario: "udp-one"})
+			e.overlay = !w.host
+			got, err := e.live(t.Context(), offer{flows: w.flows, size: w.size, window: window, batch: 16, length: short, patience: time.Minute})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.total.Received == 0 || got.total.Received != got.offered || got.accepted < got.offered {
+				t.Errorf("%d sent, %d on the wire, %d received", got.offered, got.accepted, got.total.Received)
+			}
+			if bad := got.total; bad.Reordered+bad.Duplicated+bad.Stale+bad.Missing > 0 {
+				t.Errorf("verdict: %+v", bad)
+			}
+		})
+	}
+}
+
+func TestLossInThePathIsFoundToThePacket(t *testing.T) {
+	e := newEnv(t, bed.Options{}, Config{Scenario: "udp-one"})
+	rx := e.bed.Receiver()
+	loss, err := traffic.DropEvery(rx.Overlay, bed.Tunnel, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer loss.Close()
+	got, err := e.live(t.Context(), offer{flows: 1, size: small, rate: 50e3, length: short})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dropped, err := loss.Dropped()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if dropped == 0 || got.accepted != got.total.Received+dropped {
+		t.Errorf("%d on the wire, %d received, %d dropped between", got.accepted, got.total.Received, dropped)
+	}
+	if got.total.Reordered+got.total.Duplicated > 0 {
+		t.Errorf("verdict: %+v", got.total)
+	}
+}
+
+// RPS that jumps between cores without a guard is what breaks order in life.
+func TestRealReorderingIsSeen(t *testing.T) {
+	e := newEnv(t, bed.Options{}, Config{Scenario: "udp-one"})
+	if len(e.cores.Steer) < 2 {
+		t.Skip("needs two cores")
+	}
+	rx := e.bed.Receiver()
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	defer stop()
+	for ctx.Err() == nil {
+		jumps := make(chan error, 1)
+		jumping, calm := context.WithCancel(ctx)
+		go func() {
+			var err error
+			for i := 0; err == nil && jumping.Err() == nil; i++ {
+				err = errors.Join(
+					bed.SetRPS(rx.Overlay, bed.Tunnel, e.cores.Steer[i%2:i%2+1]),
+					bed.SetRPS(rx.Pods[0].NS, bed.PodDev, e.cores.Steer[(i+1)%2:(i+1)%2+1]))
+			}
+			jumps <- err
+		}()
+		got, err := e.live(ctx, offer{flows: 1, size: small, length: 300 * time.Millisecond})
+		calm()
+		if err := errors.Join(err, <-jumps); err != nil {
+			t.Fatal(err)
+		}
+		if got.total.Reordered > 0 {
+			return
+		}
+	}
+	t.Error("no reordering in 20 s of RPS masks that jump")
+}
+
+func TestEveryScenarioGivesItsMetrics(t *testing.T) {
+	e := newEnv(t, bed.Options{}, Config{Scenario: "udp-one"})
+	for name, want := range map[string][]string{
+		"udp-one":          {report.KPPS, report.CPUPerMpkt, report.Reordered, report.Duplicated, report.Dropped, report.GeneratorIdle},
+		"udp-large":        {report.KPPS, report.Gbps, report.CPUPerMpkt, report.Reordered},
+		"tcp-one":          {report.Gbps, report.Retransmits, report.OFO, report.CPUPerGB},
+		"latency-idle":     {report.P50, report.P99, report.P999},
+		"latency-load":     {report.P50, report.P99, report.P999, report.BulkKPPS, report.GeneratorIdle},
+		"latency-load-tcp": {report.P50, report.P99, "bulk_gbps"},
+		"overload":         {report.KPPS, "x2_kpps", "x4_kpps", "kept_x2", "kept_x4"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if strings.Contains(name, "tcp") {
+				if err := traffic.Installed("iperf3"); err != nil {
+					t.Skipf("needs iperf3: %v", err)
+				}
+			}
+			s, _ := find(name)
+			one := *e
+			cfg := Config{Scenario: name, Length: 200 * time.Millisecond}
+			if err := cfg.Normalize(e.bed.NIC); err != nil {
+				t.Fatal(err)
+			}
+			one.cfg, one.saturation = &cfg, 50e3
+			if s.slow && strings.Contains(name, "tcp") {
+				one.saturation = 0.2 // Gb/s
+			}
+			got, err := s.measure(t.Context(), &one)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range want {
+				if _, ok := got[m]; !ok {
+					t.Errorf("no %s in %v", m, got)
+				}
+			}
+		})
+	}
+}
+
+func TestVariantsAreInterleavedAndLeaveNothingToEachOther(t *testing.T) {
+	e := newEnv(t, bed.Options{NIC: bed.Softirq}, Config{Scenario: "udp-one"})
+	var log strings.Builder
+	results, err := Run(t.Context(), e.bed, Config{Scenario: "udp-one", Variants: []string{"overlay", "overlay-xdp", "rps", "threaded", "host"},
+		Rounds: 2, Length: short, Log: &log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var order []string
+	for line := range strings.Lines(log.String()) {
+		if f := strings.Fields(line); len(f) > 5 {
+			order = append(order, f[5])
+		}
+	}
+	const want = "overlay overlay-xdp rps threaded host overlay overlay-xdp rps threaded host"
+	if got := strings.Join(order, " "); got != want {
+		t.Errorf("order %q, want %q", got, want)
+	}
+	for _, v := range results[0].Variants {
+		if m := v.Metrics[report.KPPS]; m.Missing > 0 || !(m.Min > 0) {
+			t.Errorf("%s: %+v", v.Name, m)
+		}
+	}
+	// Reset itself fails when a program is left on the wire.
+	if err := e.bed.Reset(); err != nil {
+		t.Error(err)
+	}
+	if tids, err := e.bed.NAPIThreads(); err != nil || len(tids) > 0 {
+		t.Errorf("NAPI threads of a softirq bed: %v %v", tids, err)
+	}
+}
+
+func TestBestMaskIsFoundOnceAndRemembered(t *testing.T) {
+	e := newEnv(t, bed.Options{}, Config{Scenario: "udp-one"})
+	calls := 0
+	s := scenario{name: "fake", measure: func(context.Context, *env) (map[string]float64, error) {
+		calls++
+		if calls == 3 {
+			return map[string]float64{report.KPPS: 1000, report.Reordered: 1}, nil
+		}
+		return map[string]float64{report.KPPS: float64(calls % 7)}, nil
+	}}
+	for range 2 {
+		if _, err := startBestRPS(t.Context(), e, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := len(candidates(e.cores.Steer, true)) + 8; calls != want {
+		t.Errorf("%d measurements, want %d", calls, want)
+	}
+}
+
+func TestConfigIsRefusedWithWhatIsAllowed(t *testing.T) {
+	for _, tc := range []struct {
+		cfg  Config
+		nic  bed.NIC
+		want string
+	}{
+		{Config{Scenario: "udp"}, bed.Thread, "udp-one, udp-many"},
+		{Config{Scenario: "udp-one", Variants: []string{"fast"}}, bed.Thread, "host, overlay"},
+		{Config{Scenario: "udp-one", Variants: []string{"threaded"}}, bed.Thread, "needs --nic softirq"},
+		{Config{Scenario: "udp-one", Variants: []string{"rps", "rps"}}, bed.Thread, "named twice"},
+		{Config{Scenario: "udp-one", Rounds: -1}, bed.Thread, "at least 1 round"},
+		{Config{Scenario: "udp-one", Rates: "odd"}, bed.Thread, "equal, skewed and shifting"},
+		{Config{Scenario: "udp-one", Flows: 1000}, bed.Thread, "1 to 128"},
+		{Config{Scenario: "latency-load", Load: 11}, bed.Thread, "0.01 to 10"},
+	} {
+		if err := tc.cfg.Normalize(tc.nic); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%+v: got %v, want %q", tc.cfg, err, tc.want)
+		}
+	}
+	cfg := Config{Scenario: "udp-one", Variants: []string{"all"}}
+	if err := cfg.Normalize(bed.Thread); err != nil || len(cfg.Variants) != len(variants)-1 {
+		t.Errorf("all: %v %v", cfg.Variants, err)
+	}
+}
+
+func TestCoreListsAsAConfigurationHasThem(t *testing.T) {
+	for want, cores := range map[string][]int{"0-1": {0, 1}, "3": {3}, "0,2-4,7": {0, 2, 3, 4, 7}} {
+		if got := coreList(cores); got != want {
+			t.Errorf("%v: %s, want %s", cores, got, want)
+		}
+	}
+}
