@@ -122,7 +122,10 @@ struct ol_tunnel {
 	__u8 pad;
 };
 
-/* Key of the cells map: a tunnel's device as the tracepoint sees it. */
+/*
+ * Key of the cells map: a device of ours as the tracepoint sees it. The value is
+ * a tunnel's index, or OL_MAX_TUNNELS for an underlay.
+ */
 struct ol_cell_key {
 	__u32 ifindex;
 	__u32 netns; /* inode number */
@@ -179,7 +182,7 @@ struct ol_cpu {
 	__u8 full;     /* the last poll used up its budget: the next follows at once */
 	__u8 nic_full; /* the same of the last poll of a NIC */
 	__u8 stage;    /* whose poll was the last */
-	__u8 pad;
+	__u8 ours;     /* the last poll of a device was of one of ours */
 	__u64 softnet; /* address of this core's softnet_data, once its backlog was polled */
 	struct ol_marks polls;
 	struct ol_progress backlog;

@@ -23,8 +23,8 @@ static __always_inline int ol_gro_holds(struct napi_struct *napi)
 	return BPF_CORE_READ(napi, gro_bitmask) != 0;
 }
 
-/* The tunnel whose GRO cell this NAPI is, or -1. */
-static __always_inline int ol_cell_of(struct napi_struct *napi)
+/* The tunnel whose GRO cell this NAPI is, OL_MAX_TUNNELS for an underlay's, or -1. */
+static __always_inline int ol_device_of(struct napi_struct *napi)
 {
 	struct ol_cell_key key = {};
 	struct net_device *dev = napi->dev;
@@ -127,8 +127,10 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 	cpu->seq = seq;
 	ol_mark_add(&cpu->polls, seq, seq, now);
 
-	tunnel = ol_cell_of(napi);
-	if (tunnel >= 0) {
+	tunnel = ol_device_of(napi);
+	if (napi->dev)
+		cpu->ours = tunnel >= 0;
+	if (tunnel >= 0 && tunnel < OL_MAX_TUNNELS) {
 		stage = OL_STAGE_TUNNEL;
 		ol_cell_polled(napi, this_cpu, tunnel, seq, cpu->nic_seq, now, full);
 	} else if ((sd = ol_backlog_of(napi, this_cpu))) {
@@ -146,13 +148,16 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 	 * The time of a poll is known where it began as the one before ended: a
 	 * NIC that has more, the next stage of what was just polled, a poll that
 	 * was not finished. Else the core may have slept or run a task between.
+	 * Other devices' work is not ours to account for.
 	 */
-	if (work > 0 &&
-	    (cpu->full || (stage == OL_STAGE_NIC ? cpu->nic_full : cpu->stage == stage - 1))) {
-		cpu->cost[stage].ns += spent;
-		cpu->cost[stage].packets += work;
+	if (cpu->ours) {
+		if (work > 0 && (cpu->full || (stage == OL_STAGE_NIC ? cpu->nic_full
+								     : cpu->stage == stage - 1))) {
+			cpu->cost[stage].ns += spent;
+			cpu->cost[stage].packets += work;
+		}
+		cpu->packets[stage] += work;
 	}
-	cpu->packets[stage] += work;
 	cpu->full = full;
 	cpu->stage = stage;
 	if (stage == OL_STAGE_NIC)

@@ -118,7 +118,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	}
 	// The tunnels are told to the tracepoint at once: it is what tells overlay
 	// packets from others.
-	if err := d.dp.SetTunnels(tunnelDevices(d.scanner, d.snap)); err != nil && !errors.Is(err, datapath.ErrTooManyTunnels) {
+	if err := d.dp.SetTunnels(tunnelDevices(d.scanner, d.snap), underlayDevices(d.scanner, d.snap)); err != nil && !errors.Is(err, datapath.ErrTooManyTunnels) {
 		return err
 	}
 	d.gov = governor.New(d.opts.Mode, d.opts.Limits)
@@ -159,7 +159,7 @@ func (d *Daemon) rescan(ctx context.Context) error {
 	}
 	d.snap = snap
 	if !d.pipe.armed {
-		err := d.dp.SetTunnels(tunnelDevices(d.scanner, snap))
+		err := d.dp.SetTunnels(tunnelDevices(d.scanner, snap), underlayDevices(d.scanner, snap))
 		if errors.Is(err, datapath.ErrTooManyTunnels) {
 			return nil
 		}

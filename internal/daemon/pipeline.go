@@ -120,7 +120,7 @@ func (p *pipeline) unsplit() error {
 func (p *pipeline) tunnels(snap node.Snapshot) error {
 	mine := snap
 	mine.Tunnels = slices.DeleteFunc(slices.Clone(snap.Tunnels), func(t node.Tunnel) bool { return p.left[t.Key()] })
-	err := p.dp.SetTunnels(tunnelDevices(p.scanner, mine))
+	err := p.dp.SetTunnels(tunnelDevices(p.scanner, mine), underlayDevices(p.scanner, mine))
 	if errors.Is(err, datapath.ErrTooManyTunnels) {
 		p.log.Warn("some tunnels are left alone", "reason", err)
 		return nil
@@ -241,6 +241,19 @@ func (p *pipeline) planDevice(d node.Dev) plan.Device {
 
 func target(d node.Dev) plan.Target {
 	return plan.Target{NetnsCookie: d.NetnsCookie, Ifindex: d.Ifindex, Name: d.Name}
+}
+
+func underlayDevices(s *node.Scanner, snap node.Snapshot) []datapath.UnderlayDevice {
+	var devs []datapath.UnderlayDevice
+	for _, u := range snap.Underlays {
+		ns, err := s.Namespace(u.NetnsCookie)
+		if err != nil {
+			continue // gone since the scan
+		}
+		devs = append(devs, datapath.UnderlayDevice{Ifindex: u.Ifindex, NetnsIno: ns.Inode()})
+		ns.Close()
+	}
+	return devs
 }
 
 func tunnelDevices(s *node.Scanner, snap node.Snapshot) []datapath.TunnelDevice {

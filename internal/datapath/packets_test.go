@@ -86,7 +86,7 @@ func newBench(t testing.TB, stage Stage) *bench {
 	err := errors.Join(
 		b.stages.OlKey0.Get(&b.key[0]),
 		b.stages.OlKey1.Get(&b.key[1]),
-		b.SetTunnels(devs),
+		b.SetTunnels(devs, nil),
 		b.SetLanes(stage, lanes),
 		b.Steer(b.core, stage),
 	)

@@ -159,12 +159,22 @@ type TunnelDevice struct {
 	NoGRO    bool // the device's GRO is off
 }
 
+// UnderlayDevice is a NIC whose polls carry the tunnels' packets.
+type UnderlayDevice struct {
+	Ifindex  int
+	NetnsIno uint64
+}
+
+// maxDevices is the size of the map of devices that the tracepoint knows.
+const maxDevices = 4 * int(stagesOlLimitOL_MAX_TUNNELS)
+
 // ErrTooManyTunnels says that some tunnels take the stock path.
 var ErrTooManyTunnels = errors.New("too many tunnels")
 
-// SetTunnels replaces the tunnels whose packets are steered. A tunnel that stays
+// SetTunnels replaces the tunnels whose packets are steered, and the underlays
+// whose polls are measured. A tunnel that stays
 // keeps its index, and with it what the order guard knows.
-func (d *Datapath) SetTunnels(devs []TunnelDevice) error {
+func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []UnderlayDevice) error {
 	tunnels := map[stagesOlTunnelKey]stagesOlTunnel{}
 	cells := map[stagesOlCellKey]uint32{}
 	var ports [stagesOlLimitOL_MAX_PORTS]uint16
@@ -205,6 +215,13 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice) error {
 		}
 		tunnels[key] = t
 		cells[stagesOlCellKey{Ifindex: uint32(dev.Ifindex), Netns: uint32(dev.NetnsIno)}] = uint32(t.Index)
+	}
+
+	for _, u := range underlays {
+		if len(cells) == maxDevices {
+			break // the others' polls are not measured
+		}
+		cells[stagesOlCellKey{Ifindex: uint32(u.Ifindex), Netns: uint32(u.NetnsIno)}] = uint32(stagesOlLimitOL_MAX_TUNNELS)
 	}
 
 	// The tracepoint must know a cell before packets are steered through it.

@@ -69,7 +69,7 @@ type stagesOlCpu struct {
 	Full    uint8
 	NicFull uint8
 	Stage   uint8
-	Pad     uint8
+	Ours    uint8
 	Softnet uint64
 	Polls   stagesOlMarks
 	Backlog struct {

@@ -46,7 +46,7 @@ type traceOlCpu struct {
 	Full    uint8
 	NicFull uint8
 	Stage   uint8
-	Pad     uint8
+	Ours    uint8
 	Softnet uint64
 	Polls   traceOlMarks
 	Backlog struct {
