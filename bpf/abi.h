@@ -21,7 +21,7 @@ enum ol_limit {
 	OL_MAX_TUNNELS = 16, /* tunnels steered at a time; further ones take the stock path */
 	OL_MAX_PORTS = 4,    /* distinct outer UDP ports of these tunnels */
 	OL_SLOTS = 4096,     /* flows are steered by slot, as RFS does */
-	OL_FRAGS = 1024,	     /* inner datagrams in pieces, remembered per core */
+	OL_FRAGS = 1024,     /* inner datagrams in pieces, remembered per core */
 	OL_CARRIER = 0x8000, /* skb->tc_index: "slot number follows" */
 };
 
@@ -67,7 +67,8 @@ enum ol_counter {
 	OL_CNT_LANE_CHANGES, /* a flow slot went on on another lane, drained before */
 	OL_CNT_LANE_HELD,    /* a wish to change that waits for the old lane to drain, per packet */
 	OL_CNT_ADOPTED,	     /* a flow slot that came from another core kept its lane */
-	OL_CNT_XDP_LANE,     /* frames sent to a cpumap lane */
+	OL_CNT_XDP_OVERLAY,  /* frames for our tunnels, as XDP saw them */
+	OL_CNT_XDP_LANE,     /* of these, sent to a cpumap lane */
 	OL_CNT_XDP_DROP,     /* frames that a full cpumap lane dropped */
 	OL_NR_COUNTERS,
 };
@@ -191,7 +192,7 @@ struct ol_cpu {
 	__u32 lane_head; /* frames it has taken */
 	__u32 lane_tail; /* frames that were put into its ring, by all cores */
 	__u32 nic_seq;	 /* the last poll after which no NIC's GRO held anything */
-	__u32 pad2;
+	__u32 queue;	 /* packets left in the backlog after its last poll */
 	struct ol_cost cost[OL_NR_STAGES];
 	__u64 packets
 		[OL_NR_STAGES]; /* in all polls; nic: as the driver counts, tunnel, pod: after GRO */

@@ -45,6 +45,7 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 		.tunnel = tunnel->index,
 	};
 
+	ol_count(OL_CNT_XDP_OVERLAY, 1);
 	if (r)
 		return XDP_PASS;
 	lane = ol_steer(&h);

@@ -19,8 +19,8 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
-	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 )
 
@@ -120,7 +120,12 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	if out.Placement, err = place(ctx, cfg, cores); err != nil {
 		return out, err
 	}
-	out.Plan = plan.Pipeline(planInput(s, l.snap, out.Placement, owned))
+	layout := governor.Layout{NIC: out.Placement.NIC, Tunnel: out.Placement.Tunnel, Pod: out.Placement.Pod}
+	in := daemon.PlanInput(s, l.snap, layout, owned)
+	if out.Placement.inPlace {
+		in.Attach = nil
+	}
+	out.Plan = plan.Pipeline(in)
 	out.When = "run would do this once receive processing saturates a core:"
 	switch {
 	case out.Empty() && len(l.snap.Tunnels) == 0:
@@ -231,47 +236,4 @@ func ownedSettings() (map[plan.Setting]plan.Owned, error) {
 	defer dir.Close()
 	entries, err := dir.Entries()
 	return apply.Owned(entries), err
-}
-
-// planInput puts what was seen and what is wanted into the planner's words.
-func planInput(s *node.Scanner, snap node.Snapshot, p placement, owned map[plan.Setting]plan.Owned) plan.Input {
-	in := plan.Input{TunnelCores: p.Tunnel, PodCores: p.Pod, Owned: owned}
-	attach := func(d node.Dev, program, hook string, steers plan.Stage, reason string) {
-		if !p.inPlace {
-			in.Attach = append(in.Attach, plan.Attachment{Target: targetOf(d), Program: program, Hook: hook, Steers: steers, Reason: reason})
-		}
-	}
-	for _, u := range snap.Underlays {
-		if len(p.NIC) > 0 && !u.ForeignXDP {
-			attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, "sends packets to the lanes of the nic stage; many NICs reset their queues once when it comes")
-		}
-		attach(u.Dev, "ol_underlay_in", "tcx ingress", plan.Tunnel, "chooses the core of the tunnel stage for each flow")
-	}
-	for _, t := range snap.Tunnels {
-		in.Tunnels = append(in.Tunnels, deviceOf(s, t.Dev))
-	}
-	for _, pod := range snap.Pods {
-		in.Pods = append(in.Pods, deviceOf(s, pod.Peer))
-		attach(pod.Host, "ol_pod_out", "tcx egress", plan.Pod, "chooses the core of the pod stage for each flow")
-	}
-	for _, sk := range snap.Skipped {
-		in.Skipped = append(in.Skipped, plan.Skip{What: sk.Dev.String(), Reason: sk.Reason, Target: targetOf(sk.Dev)})
-	}
-	return in
-}
-
-func targetOf(d node.Dev) plan.Target {
-	return plan.Target{NetnsCookie: d.NetnsCookie, Ifindex: d.Ifindex, Name: d.Name}
-}
-
-func deviceOf(s *node.Scanner, d node.Dev) plan.Device {
-	dev := plan.Device{Target: targetOf(d)}
-	set, err := s.Settings(d)
-	if err != nil {
-		return dev // gone since the scan: no queues, no steps
-	}
-	for i := range set.RPSCPUs {
-		dev.RxQueues = append(dev.RxQueues, plan.RxQueue{Index: i, RPSCPUs: set.RPSCPUs[i], RPSFlowCnt: int(set.RPSFlowCnt[i])})
-	}
-	return dev
 }

@@ -58,8 +58,8 @@ type Daemon struct {
 	sensor   sensor
 	snap     node.Snapshot
 	cookie   uint64
+	drops    map[int]uint64 // of the backlogs, at the start
 	since    time.Time
-	last     governor.Input
 	off      bool // asked to end
 	evict    bool // somebody else wants a device of ours
 	checked  time.Time
@@ -119,6 +119,9 @@ func (d *Daemon) start(ctx context.Context) error {
 	// The tunnels are told to the tracepoint at once: it is what tells overlay
 	// packets from others.
 	if err := d.dp.SetTunnels(tunnelDevices(d.scanner, d.snap), underlayDevices(d.scanner, d.snap)); err != nil && !errors.Is(err, datapath.ErrTooManyTunnels) {
+		return err
+	}
+	if d.drops, err = backlogDrops(); err != nil {
 		return err
 	}
 	d.gov = governor.New(d.opts.Mode, d.opts.Limits)
@@ -205,7 +208,6 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if !d.pipe.armed {
 		in.Layout = governor.Place(d.opts.Tier, d.opts.Cores, pollers(in), in.Costs)
 	}
-	d.last = in
 	before := d.gov.Last()
 	dec := d.gov.Step(in)
 	if dec.State != before.State {

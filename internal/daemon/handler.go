@@ -3,11 +3,13 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/config"
@@ -64,27 +66,66 @@ func (d *Daemon) fill(st *control.Status) error {
 		{Stage: datapath.Tunnel.String(), NsPerPacket: costs.Tunnel},
 		{Stage: datapath.Pod.String(), NsPerPacket: costs.Pod},
 	}
-	for _, l := range []struct {
-		stage datapath.Stage
-		cores []int
-	}{{datapath.NIC, d.pipe.layout.NIC}, {datapath.Tunnel, d.pipe.layout.Tunnel}, {datapath.Pod, d.pipe.layout.Pod}} {
-		for i, core := range l.cores {
-			n, err := d.dp.LanePackets(l.stage, i)
-			if err != nil {
-				return err
-			}
-			st.Lanes = append(st.Lanes, control.Lane{Stage: l.stage.String(), Core: core, Packets: n})
-		}
-	}
 	c, err := d.dp.Counters()
 	if err != nil {
 		return err
 	}
+	if err := d.fillLanes(st, c); err != nil {
+		return err
+	}
 	st.Counters = control.Counters{
-		OverlayPackets: d.overlayPackets(), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
+		OverlayPackets: max(d.overlayPackets(), c.XDPOverlay), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
 		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, Unparsed: c.Stock,
 	}
 	return nil
+}
+
+func (d *Daemon) fillLanes(st *control.Status, c datapath.Counters) error {
+	drops, err := backlogDrops()
+	if err != nil {
+		return err
+	}
+	for stage, cores := range d.pipe.lanes() {
+		for i, core := range cores {
+			n, err := d.dp.LanePackets(stage, i)
+			if err != nil {
+				return err
+			}
+			lane := control.Lane{Stage: stage.String(), Core: core, Packets: n}
+			if core < len(d.sensor.last) {
+				lane.Queue = uint64(d.sensor.last[core].Queue)
+			}
+			// A backlog is shared by all that RPS and veth send there.
+			lane.Drops = drops[core] - d.drops[core]
+			if stage == datapath.NIC {
+				lane.Queue, lane.Drops = uint64(d.sensor.last[core].LaneQueue), c.XDPDrop
+			}
+			st.Lanes = append(st.Lanes, lane)
+		}
+	}
+	slices.SortFunc(st.Lanes, func(a, b control.Lane) int {
+		return cmp.Or(cmp.Compare(stageOrder[a.Stage], stageOrder[b.Stage]), cmp.Compare(a.Core, b.Core))
+	})
+	return nil
+}
+
+var stageOrder = map[string]int{datapath.NIC.String(): 0, datapath.Tunnel.String(): 1, datapath.Pod.String(): 2}
+
+// backlogDrops are the packets that each core's backlog has dropped.
+func backlogDrops() (map[int]uint64, error) {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return nil, fmt.Errorf("read softnet_stat: %w", err)
+	}
+	stats, err := fs.NetSoftnetStat()
+	if err != nil {
+		return nil, fmt.Errorf("read softnet_stat: %w", err)
+	}
+	drops := map[int]uint64{}
+	for _, s := range stats {
+		drops[int(s.Index)] = uint64(s.Dropped)
+	}
+	return drops, nil
 }
 
 // overlayPackets counts what went through the tunnels since the daemon started,
@@ -116,9 +157,6 @@ func (d *Daemon) fillDevices(st *control.Status) {
 	}
 	for _, s := range d.pipe.skipped {
 		st.Devices = append(st.Devices, control.Device{Name: s.What, State: control.Manual, Reason: s.Reason})
-	}
-	for _, s := range d.snap.Skipped {
-		st.Devices = append(st.Devices, control.Device{Name: s.Dev.String(), State: control.Unsupported, Reason: s.Reason})
 	}
 }
 

@@ -164,14 +164,6 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 	return errors.Join(errs...)
 }
 
-// podUnfit tells why a pod is left alone, if it is.
-func podUnfit(pod node.Pod) string {
-	if pod.HostQdisc != "" && pod.HostQdisc != "noqueue" {
-		return fmt.Sprintf("qdisc %s on its host end may hold packets back: order could not be guarded", pod.HostQdisc)
-	}
-	return ""
-}
-
 func (p *pipeline) hang(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
 	ns, err := p.scanner.Namespace(dev.NetnsCookie)
 	if err != nil {
@@ -188,22 +180,7 @@ func (p *pipeline) hang(dev node.Dev, fn func(datapath.Device) (io.Closer, error
 // plan says which masks are to be written, and remembers which devices are left
 // alone and why.
 func (p *pipeline) plan(snap node.Snapshot) plan.Plan {
-	in := plan.Input{
-		TunnelCores: p.layout.Tunnel,
-		PodCores:    p.layout.Pod,
-		Owned:       apply.Owned(p.locked.Entries()),
-	}
-	for _, t := range snap.Tunnels {
-		in.Tunnels = append(in.Tunnels, p.planDevice(t.Dev))
-	}
-	for _, pod := range snap.Pods {
-		if reason := podUnfit(pod); reason != "" {
-			in.Skipped = append(in.Skipped, plan.Skip{What: target(pod.Host).String(), Reason: reason, Target: target(pod.Peer)})
-			continue
-		}
-		in.Pods = append(in.Pods, p.planDevice(pod.Peer))
-	}
-	made := plan.Pipeline(in)
+	made := plan.Pipeline(PlanInput(p.scanner, snap, p.layout, apply.Owned(p.locked.Entries())))
 	p.skipped = made.Skipped
 	p.left = map[node.DevKey]bool{}
 	for _, s := range made.Skipped {
@@ -226,22 +203,6 @@ func (p *pipeline) do(made plan.Plan) error {
 
 // errTakenOver says that somebody else has set what was ours.
 var errTakenOver = errors.New("somebody else has changed a setting")
-
-func (p *pipeline) planDevice(d node.Dev) plan.Device {
-	dev := plan.Device{Target: target(d)}
-	set, err := p.scanner.Settings(d)
-	if err != nil {
-		return dev // gone: no queues, no steps
-	}
-	for i := range set.RPSCPUs {
-		dev.RxQueues = append(dev.RxQueues, plan.RxQueue{Index: i, RPSCPUs: set.RPSCPUs[i], RPSFlowCnt: int(set.RPSFlowCnt[i])})
-	}
-	return dev
-}
-
-func target(d node.Dev) plan.Target {
-	return plan.Target{NetnsCookie: d.NetnsCookie, Ifindex: d.Ifindex, Name: d.Name}
-}
 
 func underlayDevices(s *node.Scanner, snap node.Snapshot) []datapath.UnderlayDevice {
 	var devs []datapath.UnderlayDevice

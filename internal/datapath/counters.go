@@ -35,7 +35,8 @@ type Counters struct {
 	LaneChanges uint64 // changes of lane that the order guard let pass
 	LaneHeld    uint64 // polls in which a wish for another lane had to wait
 	Adopted     uint64 // flows that came from another core
-	XDPLane     uint64 // frames sent to a cpumap lane
+	XDPOverlay  uint64 // frames for our tunnels, as XDP saw them
+	XDPLane     uint64 // of these, sent to a cpumap lane
 	XDPDrop     uint64 // frames that a full cpumap lane dropped
 
 	// Stock counts packets that took the stock path, by reason.
@@ -53,6 +54,7 @@ func (d *Datapath) Counters() (Counters, error) {
 		stagesOlCounterOL_CNT_LANE_CHANGES: &c.LaneChanges,
 		stagesOlCounterOL_CNT_LANE_HELD:    &c.LaneHeld,
 		stagesOlCounterOL_CNT_ADOPTED:      &c.Adopted,
+		stagesOlCounterOL_CNT_XDP_OVERLAY:  &c.XDPOverlay,
 		stagesOlCounterOL_CNT_XDP_LANE:     &c.XDPLane,
 		stagesOlCounterOL_CNT_XDP_DROP:     &c.XDPDrop,
 	}
@@ -100,6 +102,9 @@ type Core struct {
 	// to have handled what it got; Full: its last poll left work.
 	Safe uint64
 	Full bool
+	// Queue is what the backlog's last poll left in it, LaneQueue what is in
+	// the ring of the core's cpumap lane.
+	Queue, LaneQueue uint32
 	// Saturated work per stage: time and packets of polls that followed
 	// directly on another.
 	StageNs      [Stages]uint64
@@ -122,6 +127,7 @@ func (d *Datapath) Cores() ([]Core, error) {
 		cores[i].Polls = v.Seq
 		cores[i].Safe = v.Backlog.Safe
 		cores[i].Full = v.Full != 0
+		cores[i].Queue, cores[i].LaneQueue = v.Queue, v.LaneTail-v.LaneHead
 		for s := range Stages {
 			cores[i].Packets[s] = v.Packets[s]
 			cores[i].StageNs[s] = v.Cost[s].Ns

@@ -57,9 +57,10 @@ const (
 	stagesOlCounterOL_CNT_LANE_CHANGES stagesOlCounter = 4
 	stagesOlCounterOL_CNT_LANE_HELD    stagesOlCounter = 5
 	stagesOlCounterOL_CNT_ADOPTED      stagesOlCounter = 6
-	stagesOlCounterOL_CNT_XDP_LANE     stagesOlCounter = 7
-	stagesOlCounterOL_CNT_XDP_DROP     stagesOlCounter = 8
-	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 9
+	stagesOlCounterOL_CNT_XDP_OVERLAY  stagesOlCounter = 7
+	stagesOlCounterOL_CNT_XDP_LANE     stagesOlCounter = 8
+	stagesOlCounterOL_CNT_XDP_DROP     stagesOlCounter = 9
+	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 10
 )
 
 type stagesOlCpu struct {
@@ -84,7 +85,7 @@ type stagesOlCpu struct {
 	LaneHead uint32
 	LaneTail uint32
 	NicSeq   uint32
-	Pad2     uint32
+	Queue    uint32
 	Cost     [3]struct {
 		_       structs.HostLayout
 		Ns      uint64

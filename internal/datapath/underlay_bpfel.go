@@ -61,7 +61,7 @@ type underlayOlCpu struct {
 	LaneHead uint32
 	LaneTail uint32
 	NicSeq   uint32
-	Pad2     uint32
+	Queue    uint32
 	Cost     [3]struct {
 		_       structs.HostLayout
 		Ns      uint64

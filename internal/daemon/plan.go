@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"fmt"
+
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+)
+
+// PlanInput puts what was seen on the node and the placement that is wanted into
+// the planner's words. Both the daemon and `overlane plan` plan by it.
+func PlanInput(s *node.Scanner, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned) plan.Input {
+	in := plan.Input{TunnelCores: layout.Tunnel, PodCores: layout.Pod, Owned: owned}
+	attach := func(d node.Dev, program, hook string, steers plan.Stage, reason string) {
+		in.Attach = append(in.Attach, plan.Attachment{Target: target(d), Program: program, Hook: hook, Steers: steers, Reason: reason})
+	}
+	skip := func(d node.Dev, reason string) {
+		in.Skipped = append(in.Skipped, plan.Skip{What: target(d).String(), Reason: reason, Target: target(d)})
+	}
+	for _, u := range snap.Underlays {
+		if len(layout.NIC) > 0 && !u.ForeignXDP {
+			attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, "sends packets to the lanes of the nic stage; many NICs reset their queues once when it comes")
+		}
+		attach(u.Dev, "ol_underlay_in", "tcx ingress", plan.Tunnel, "chooses the core of the tunnel stage for each flow")
+	}
+	for _, t := range snap.Tunnels {
+		in.Tunnels = append(in.Tunnels, planDevice(s, t.Dev))
+	}
+	for _, pod := range snap.Pods {
+		if reason := podUnfit(pod); reason != "" {
+			skip(pod.Peer, reason)
+			continue
+		}
+		in.Pods = append(in.Pods, planDevice(s, pod.Peer))
+		attach(pod.Host, "ol_pod_out", "tcx egress", plan.Pod, "chooses the core of the pod stage for each flow")
+	}
+	for _, sk := range snap.Skipped {
+		skip(sk.Dev, sk.Reason)
+	}
+	return in
+}
+
+// podUnfit tells why a pod is left alone, if it is.
+func podUnfit(pod node.Pod) string {
+	if pod.HostQdisc != "" && pod.HostQdisc != "noqueue" {
+		return fmt.Sprintf("qdisc %s on its host end may hold packets back: order could not be guarded", pod.HostQdisc)
+	}
+	return ""
+}
+
+func planDevice(s *node.Scanner, d node.Dev) plan.Device {
+	dev := plan.Device{Target: target(d)}
+	set, err := s.Settings(d)
+	if err != nil {
+		return dev // gone since the scan: no queues, no steps
+	}
+	for i := range set.RPSCPUs {
+		dev.RxQueues = append(dev.RxQueues, plan.RxQueue{Index: i, RPSCPUs: set.RPSCPUs[i], RPSFlowCnt: int(set.RPSFlowCnt[i])})
+	}
+	return dev
+}
+
+func target(d node.Dev) plan.Target {
+	return plan.Target{NetnsCookie: d.NetnsCookie, Ifindex: d.Ifindex, Name: d.Name}
+}
