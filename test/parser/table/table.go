@@ -120,6 +120,7 @@ func goodPackets() []Case {
 		Case{"a later piece after its first", frame(outer4, piece4(7, 0, true)), frame(outer4, piece4(7, 1480, true)), oracle.OK},
 		Case{"the last piece after its first", frame(outer4, piece4(8, 0, true)), frame(outer4, piece4(8, 1480, false)), oracle.OK},
 		Case{"a later piece of IPv6 after its first", frame(outer6, piece6(9, 0, true)), frame(outer6, piece6(9, 1448, false)), oracle.OK},
+		Case{"a piece from 32 KB on after its first", frame(outer4, piece4(10, 0, true)), frame(outer4, piece4(10, 32768, true)), oracle.OK},
 		Case{"padding behind the datagram", nil, append(frame(outer4, inner4), make([]byte, 18)...), oracle.OK},
 		Case{"padding behind the inner packet", nil, frame(outer4, layers{eth, packet.IPv4{LenDelta: -10}, packet.UDP{Src: 1, Dst: 2, LenDelta: -10}, data}), oracle.OK},
 		Case{"don't fragment, outside and inside", nil, frame(layers{eth, packet.IPv4{Dont: true}, toVX, vx, eth, packet.IPv4{Dont: true}, udp, data}), oracle.OK},
