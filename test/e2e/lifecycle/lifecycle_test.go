@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package lifecycle tests that the program comes and goes without a trace,
+// however it ends, while traffic goes on.
+package lifecycle
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/residue"
+)
+
+func TestMain(m *testing.M) { rig.Main(m) }
+
+// forced makes the daemon act as soon as packets flow.
+const forced = "pipeline: forced\ntier: tc\nmetrics: off\n"
+
+// lab builds a bed whose every change from now on is residue.
+func lab(t *testing.T, o bed.Options) *bed.Bed {
+	t.Helper()
+	rig.NeedCores(t, 2)
+	b := rig.Lab(t, o)
+	residue.Check(t, rig.Scope(b))
+	return b
+}
+
+// start starts a daemon in the receiving host and waits until it acts on load.
+func start(t *testing.T, b *bed.Bed) (*rig.Daemon, *rig.Load) {
+	t.Helper()
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: forced})
+	l := rig.StartLoad(t, b, 4)
+	d.Acting()
+	return d, l
+}
+
+// masks are the receive masks that the pipeline sets, as one word.
+func masks(t *testing.T, b *bed.Bed) string {
+	t.Helper()
+	s := "tunnel " + rig.Mask(t, b.Receiver().Overlay, bed.Tunnel)
+	for _, p := range b.Receiver().Pods {
+		s += ", " + p.Name + " " + rig.Mask(t, p.NS, bed.PodDev)
+	}
+	return s
+}
+
+// orderly fails the test unless every datagram came once and in order.
+func orderly(t *testing.T, v traffic.Verdict) {
+	t.Helper()
+	if v.Reordered+v.Duplicated+v.Stale > 0 {
+		t.Errorf("order was broken: %+v", v)
+	}
+}
+
+// overtaken fails the test if more were overtaken than lanes can hold at one
+// moment, once for each change of path that nobody guards any more.
+func overtaken(t *testing.T, v traffic.Verdict, changes uint64) {
+	t.Helper()
+	const lane = 1000 // net.core.netdev_max_backlog
+	t.Logf("%d of %d datagrams were overtaken", v.Reordered, v.Received)
+	if v.Reordered > changes*lane || v.Duplicated+v.Stale > 0 {
+		t.Errorf("more was overtaken than lanes hold: %+v", v)
+	}
+}
+
+func TestTermRestoresAndEndsWithZero(t *testing.T) {
+	b := lab(t, bed.Options{Pods: 2})
+	before := masks(t, b)
+	d, l := start(t, b)
+	if now := masks(t, b); now == before {
+		t.Fatalf("the daemon acts and the masks are still %s", now)
+	}
+	d.Signal(unix.SIGTERM)
+	if code := d.Exited().ExitCode(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	d.GoneBoth()
+	if now := masks(t, b); now != before {
+		t.Errorf("masks are %s, were %s", now, before)
+	}
+	d.NothingLeft()
+	l.GoesOn()
+	orderly(t, l.Stop())
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lifecycle
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/test/e2e/rig"
+)
+
+func TestOffMakesTheDaemonRestoreAndEndWithZero(t *testing.T) {
+	b := lab(t, bed.Options{Pods: 2})
+	before := masks(t, b)
+	d, l := start(t, b)
+	r := d.Verb("off")
+	if r.Code != 0 || !strings.Contains(r.Out, fmt.Sprint(d.PID)) {
+		t.Errorf("overlane off, with a daemon of pid %d: %s", d.PID, r)
+	}
+	// It has ended, not only promised to.
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", d.PID)); err == nil {
+		t.Error("off came back before the daemon had ended")
+	}
+	if code := d.Exited().ExitCode(); code != 0 {
+		t.Errorf("the daemon ended with %d", code)
+	}
+	if now := masks(t, b); now != before {
+		t.Errorf("masks are %s, were %s", now, before)
+	}
+	d.NothingLeft()
+	for range 2 {
+		if r := d.Verb("off"); r.Code != 0 {
+			t.Errorf("overlane off, again: %s", r)
+		}
+	}
+	l.GoesOn()
+	orderly(t, l.Stop())
+}
+
+func TestOffWhereNothingEverRanChangesNothing(t *testing.T) {
+	b := lab(t, bed.Options{})
+	spec := rig.Spec{NS: b.Receiver().NS}
+	state := t.TempDir() + "/state"
+	if r := rig.Run(t, spec, "off", "--state-dir", state); r.Code != 0 {
+		t.Errorf("overlane off: %s", r)
+	}
+	if _, err := os.Stat(state); err == nil {
+		t.Error("off made a state directory")
+	}
+}
+
+func TestSecondDaemonIsToldOfTheFirst(t *testing.T) {
+	b := lab(t, bed.Options{})
+	d, l := start(t, b)
+	set := masks(t, b)
+	second := rig.Launch(t, rig.Spec{NS: d.NS, State: d.State, Config: forced})
+	if code := second.Exited().ExitCode(); code != 1 {
+		t.Errorf("the second daemon ended with %d, want 1", code)
+	}
+	second.GoneBoth()
+	said := second.Log()
+	if !strings.Contains(said, fmt.Sprintf("pid %d", d.PID)) || strings.Count(said, "\n") != 1 {
+		t.Errorf("the second daemon, with one of pid %d, said:\n%s", d.PID, said)
+	}
+	if now := masks(t, b); now != set {
+		t.Errorf("masks are %s, were %s", now, set)
+	}
+	if st := d.Acting(); st.PID != d.PID {
+		t.Errorf("the daemon has pid %d, was %d", st.PID, d.PID)
+	}
+	d.Signal(unix.SIGTERM)
+	if code := d.Exited().ExitCode(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	orderly(t, l.Stop())
+}

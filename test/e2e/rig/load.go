@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rig
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/internal/netns"
+)
+
+// Load is paced UDP traffic from the sender's pods to the receiver's, with a
+// checker that follows each flow at the socket layer.
+type Load struct {
+	tb    testing.TB
+	bed   *bed.Bed
+	check *traffic.Checker
+	gen   *traffic.Segments
+	flows int
+	ended bool
+}
+
+// Rate of a load in datagrams per second: some of a core, and never so much
+// that a busy machine could not keep up.
+const Rate = 30000
+
+const payload = 64
+
+// StartLoad sends flows, in turn to the given pods (none: all), and waits
+// until the first datagrams have arrived.
+func StartLoad(tb testing.TB, b *bed.Bed, flows int, pods ...int) *Load {
+	tb.Helper()
+	if len(pods) == 0 {
+		for n := range b.Pods {
+			pods = append(pods, n)
+		}
+	}
+	check, err := traffic.NewChecker(-1)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	l := &Load{tb: tb, bed: b, check: check, flows: flows}
+	tb.Cleanup(func() { l.end() })
+	for _, n := range pods {
+		pod := b.Receiver().Pods[n]
+		if err := check.Listen(pod.NS, netip.AddrPortFrom(pod.IP4, traffic.Port)); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	var list []traffic.Flow
+	for id := range flows {
+		list = append(list, traffic.NewFlow(b, id, pods[id%len(pods)], true, false, 0))
+	}
+	cores := b.PlaceCores()
+	l.gen, err = traffic.StartSegments(b, traffic.SegmentConfig{Flows: list, Size: payload, Rate: Rate, Core: cores.Gen[0]})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	l.GoesOn()
+	return l
+}
+
+// Verdict is what became of the flows so far.
+func (l *Load) Verdict() traffic.Verdict {
+	l.tb.Helper()
+	v, err := l.check.Total(l.flows)
+	if err != nil {
+		l.tb.Fatal(err)
+	}
+	return v
+}
+
+// GoesOn waits until every flow has got another few hundred datagrams through.
+func (l *Load) GoesOn() {
+	l.tb.Helper()
+	const more = 200
+	first := make([]uint64, l.flows)
+	for id := range first {
+		first[id] = l.flow(id).Received
+	}
+	Until(l.tb, "traffic goes on", func() (bool, string) {
+		for id := range first {
+			if got := l.flow(id).Received - first[id]; got < more {
+				return false, fmt.Sprintf("%d datagrams of flow %d arrived, %d were sent in all", got, id, l.gen.Sent())
+			}
+		}
+		return true, ""
+	})
+}
+
+func (l *Load) flow(id int) traffic.Verdict {
+	l.tb.Helper()
+	v, err := l.check.Flow(id)
+	if err != nil {
+		l.tb.Fatal(err)
+	}
+	return v
+}
+
+// Stop ends the traffic and returns what became of it.
+func (l *Load) Stop() traffic.Verdict {
+	l.tb.Helper()
+	err := l.gen.Stop()
+	l.gen = nil
+	if err != nil {
+		l.tb.Fatal(err)
+	}
+	last := l.Verdict()
+	for quiet := 0; quiet < 5; {
+		// Nothing tells that the last datagram has arrived.
+		time.Sleep(10 * time.Millisecond)
+		if v := l.Verdict(); v != last {
+			last, quiet = v, 0
+		} else {
+			quiet++
+		}
+	}
+	l.end()
+	return last
+}
+
+func (l *Load) end() {
+	if l.ended {
+		return
+	}
+	l.ended = true
+	var err error
+	if l.gen != nil {
+		err = l.gen.Stop()
+	}
+	if err := errors.Join(err, l.check.Close()); err != nil {
+		l.tb.Error(err)
+	}
+}
+
+// Mask reads the RPS mask of a device's first queue.
+func Mask(tb testing.TB, ns *netns.Handle, dev string) string {
+	tb.Helper()
+	return strings.TrimLeft(strings.ReplaceAll(Queue(tb, ns, dev, "rps_cpus"), ",", ""), "0")
+}
+
+// Queue reads an attribute of a device's first receive queue.
+func Queue(tb testing.TB, ns *netns.Handle, dev, attr string) string {
+	tb.Helper()
+	root, err := ns.Sysfs()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer root.Close()
+	data, err := root.ReadFile("class/net/" + dev + "/queues/rx-0/" + attr)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return strings.TrimSpace(string(data))
+}
+
+// SetQueue writes an attribute of a device's first receive queue, as an
+// administrator would.
+func SetQueue(tb testing.TB, ns *netns.Handle, dev, attr, value string) {
+	tb.Helper()
+	root, err := ns.Sysfs()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer root.Close()
+	f, err := root.OpenFile("class/net/"+dev+"/queues/rx-0/"+attr, os.O_WRONLY, 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	_, err = f.WriteString(value)
+	if err := errors.Join(err, f.Close()); err != nil {
+		tb.Fatalf("set %s of %s to %s: %v", attr, dev, value, err)
+	}
+}
