@@ -24,7 +24,10 @@ OL_INLINE void ol_candidates(__u32 slot, __u32 stage, __u32 nr, __u32 *c1, __u32
 {
 	__u32 h = (slot + 1) * 0x9e3779b1u + stage * 0x85ebca6bu;
 
-	h ^= h >> 15;
+	/* Mixed well enough for each stage to be unrelated to the next, on two lanes too. */
+	h = (h ^ h >> 16) * 0x7feb352du;
+	h = (h ^ h >> 15) * 0x846ca68bu;
+	h ^= h >> 16;
 	*c1 = h % nr;
 	*c2 = nr < 2 ? *c1 : (*c1 + 1 + (h >> 16) % (nr - 1)) % nr;
 }
@@ -32,9 +35,9 @@ OL_INLINE void ol_candidates(__u32 slot, __u32 stage, __u32 nr, __u32 *c1, __u32
 /* Is a clearly less loaded than b? Queues within `slack` of each other count as equal. */
 OL_INLINE int ol_less_loaded(const struct ol_load *a, const struct ol_load *b, __u32 slack)
 {
-	if (a->queue + slack < b->queue)
+	if ((__u64)a->queue + slack < b->queue)
 		return 1;
-	if (b->queue + slack < a->queue)
+	if ((__u64)b->queue + slack < a->queue)
 		return 0;
 	return a->busy + 200 < b->busy;
 }

@@ -165,7 +165,9 @@ func (b *bench) slotOf(f oracle.Flow) uint32 {
 // laneOf is the first of the two candidates of bpf/pipeline.h.
 func laneOf(slot uint32, s Stage, nr int) int {
 	h := (slot+1)*0x9e3779b1 + uint32(s)*0x85ebca6b
-	return int((h ^ h>>15) % uint32(nr))
+	h = (h ^ h>>16) * 0x7feb352d
+	h = (h ^ h>>15) * 0x846ca68b
+	return int((h ^ h>>16) % uint32(nr))
 }
 
 // owner is the core that a slot was handled on last, or -1.

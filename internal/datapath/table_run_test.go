@@ -24,18 +24,24 @@ func (b *bench) next(was seen, slot uint32, r oracle.Reason, segs uint64) seen {
 	if r == oracle.OK {
 		want.Lanes[b.stage][laneOf(slot, b.stage, tableLanes)] += segs
 	}
+	ours := r == oracle.OK || r == oracle.FragmentUntracked
 	switch {
-	case b.stage == NIC && r == oracle.OK:
-		want.Counters.XDPLane++
-	case b.stage == NIC, r == oracle.NotOverlay:
-	case r == oracle.OK:
-		want.Counters.Overlay += segs
-		want.Counters.Steered += segs
-	case r == oracle.FragmentUntracked:
-		want.Counters.Overlay += segs
-		fallthrough
-	default:
-		want.Counters.Stock[string(r)]++
+	case b.stage == NIC:
+		if ours {
+			want.Counters.XDPOverlay++
+		}
+		if r == oracle.OK {
+			want.Counters.XDPLane++
+		}
+	case r != oracle.NotOverlay:
+		if ours {
+			want.Counters.Overlay += segs
+		}
+		if r == oracle.OK {
+			want.Counters.Steered += segs
+		} else {
+			want.Counters.Stock[string(r)]++
+		}
 	}
 	return want
 }
