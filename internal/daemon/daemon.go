@@ -49,7 +49,6 @@ type Daemon struct {
 	log      *slog.Logger
 	dir      *apply.Dir
 	locked   *apply.Locked
-	finder   *apply.Finder
 	guard    *apply.Guardian
 	scanner  *node.Scanner
 	dp       *datapath.Datapath
@@ -93,9 +92,9 @@ func (d *Daemon) start(ctx context.Context) error {
 	if d.locked, err = d.dir.Lock(); err != nil {
 		return err
 	}
-	d.finder = apply.NewFinder()
-	rep, err := d.locked.Restore(d.finder)
-	if err != nil {
+	finder := apply.NewFinder()
+	rep, err := d.locked.Restore(finder)
+	if err = errors.Join(err, finder.Close()); err != nil {
 		return fmt.Errorf("restore what an earlier run left behind: %w", err)
 	}
 	for _, r := range rep.Results {
@@ -293,9 +292,6 @@ func (d *Daemon) close() error {
 	if d.locked != nil {
 		errs = append(errs, d.locked.Unlock())
 	}
-	if d.finder != nil {
-		errs = append(errs, d.finder.Close())
-	}
 	if d.dir != nil {
 		errs = append(errs, d.dir.Close())
 	}
@@ -304,7 +300,7 @@ func (d *Daemon) close() error {
 
 func (d *Daemon) newPipeline() *pipeline {
 	return &pipeline{
-		log: d.log, dp: d.dp, scanner: d.scanner, locked: d.locked, finder: d.finder,
+		log: d.log, dp: d.dp, scanner: d.scanner, locked: d.locked,
 		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{},
 	}
 }

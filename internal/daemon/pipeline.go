@@ -27,7 +27,6 @@ type pipeline struct {
 	dp      *datapath.Datapath
 	scanner *node.Scanner
 	locked  *apply.Locked
-	finder  *apply.Finder
 	cores   int // of the machine
 
 	layout   governor.Layout // in place while armed
@@ -194,11 +193,12 @@ func (p *pipeline) do(made plan.Plan) error {
 	if len(made.Steps) == 0 {
 		return nil
 	}
-	rep, err := p.locked.Do(p.finder, made.Steps)
+	at := newSpaces(p.scanner)
+	rep, err := p.locked.Do(at, made.Steps)
 	for _, r := range rep.Results {
 		p.log.Debug("setting", "result", r.String())
 	}
-	return err
+	return errors.Join(err, at.Close())
 }
 
 // errTakenOver says that somebody else has set what was ours.
@@ -447,7 +447,9 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 			p.log.Warn("some packets may be overtaken once", "reason", w)
 		}
 	}
-	rep, restoreErr := p.locked.Restore(p.finder)
+	at := newSpaces(p.scanner)
+	rep, restoreErr := p.locked.Restore(at)
+	restoreErr = errors.Join(restoreErr, at.Close())
 	for _, r := range rep.Results {
 		if r.Outcome != apply.Restored {
 			p.log.Warn("setting not restored", "result", r.String())

@@ -25,8 +25,14 @@ func lab(t *testing.T, o bed.Options) *bed.Bed {
 	t.Helper()
 	rig.NeedCores(t, 2)
 	b := rig.Lab(t, o)
-	residue.Check(t, rig.Scope(b))
+	check(t, b)
 	return b
+}
+
+// check makes every further change residue.
+func check(t *testing.T, beds ...*bed.Bed) {
+	t.Helper()
+	residue.Check(t, rig.Scope(beds...))
 }
 
 // start starts a daemon in the receiving host and waits until it acts on load.

@@ -33,9 +33,18 @@ type Spec struct {
 	State   string // a new folder
 	Config  string // the text of the configuration file; empty: no file
 	Env     []string
+	UID     int // user and group to run as
 	// Before runs on the thread that starts the program, such as to change
 	// what it will see.
 	Before func() error
+}
+
+func (s *Spec) attr() *syscall.SysProcAttr {
+	a := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if s.UID != 0 {
+		a.Credential = &syscall.Credential{Uid: uint32(s.UID), Gid: uint32(s.UID)}
+	}
+	return a
 }
 
 // Daemon is "overlane run", as a service manager would run it.
@@ -89,7 +98,7 @@ func Launch(tb testing.TB, spec Spec) *Daemon {
 	d.cmd = exec.Command(spec.Program, args...)
 	d.cmd.Stderr = stderr
 	d.cmd.Env = append(append(os.Environ(), "NOTIFY_SOCKET="+socket), spec.Env...)
-	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	d.cmd.SysProcAttr = spec.attr()
 	started := make(chan error, 1)
 	go func() {
 		defer close(d.exited)
@@ -290,6 +299,7 @@ func Run(tb testing.TB, spec Spec, args ...string) Result {
 	}
 	cmd := exec.Command(spec.Program, args...)
 	cmd.Env = append(os.Environ(), spec.Env...)
+	cmd.SysProcAttr = spec.attr()
 	cmd.WaitDelay = time.Second
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs

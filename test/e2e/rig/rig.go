@@ -36,6 +36,11 @@ func Main(m *testing.M) {
 		os.Exit(1)
 	}
 	work = dir
+	// Others than root run the program, too.
+	if err := os.Chmod(dir, 0o711); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	code := m.Run()
 	if err := os.RemoveAll(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)

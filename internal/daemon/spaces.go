@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"errors"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/node"
+)
+
+// spaces finds namespaces for one call: those that the scanner knows, and
+// others by searching the machine. It must be closed with that call: a handle
+// keeps the namespace of a dead container alive, and its veth.
+type spaces struct {
+	scanner *node.Scanner
+	finder  *apply.Finder
+	open    map[uint64]*netns.Handle
+}
+
+func newSpaces(s *node.Scanner) *spaces {
+	return &spaces{scanner: s, finder: apply.NewFinder(), open: map[uint64]*netns.Handle{}}
+}
+
+// ByCookie implements apply.Namespaces.
+func (s *spaces) ByCookie(cookie uint64) (*netns.Handle, error) {
+	if h := s.open[cookie]; h != nil {
+		return h, nil
+	}
+	h, err := s.scanner.Namespace(cookie)
+	if err != nil {
+		return s.finder.ByCookie(cookie)
+	}
+	s.open[cookie] = h
+	return h, nil
+}
+
+// Hint tells the inode number that a namespace had when it was last seen.
+func (s *spaces) Hint(cookie, inode uint64) { s.finder.Hint(cookie, inode) }
+
+// Close lets go of all namespaces.
+func (s *spaces) Close() error {
+	errs := []error{s.finder.Close()}
+	for _, h := range s.open {
+		errs = append(errs, h.Close())
+	}
+	return errors.Join(errs...)
+}
