@@ -155,6 +155,28 @@ __noinline int ol_pass_drained(__u32 this_cpu, __u32 tunnel, __u32 seq)
 	return handed && ol_backlog_drained(this_cpu, handed);
 }
 
+/*
+ * A pod hop without a lane waits in the backlog of the core that runs the hook.
+ * When an earlier stage moves the hook to another core, so does that queue: has
+ * it handled what the slot left there?
+ */
+__noinline int ol_pod_left(__u32 slot)
+{
+	struct ol_owner *o = bpf_map_lookup_elem(&ol_owners, &slot);
+	struct ol_slot *s;
+	__u32 owner;
+	__u64 handed;
+
+	if (!o || !o->cpu[OL_STAGE_POD])
+		return 1;
+	owner = o->cpu[OL_STAGE_POD] - 1;
+	s = ol_get_slot(owner, OL_STAGE_POD, slot);
+	if (!s || s->lane < OL_MAX_LANES)
+		return 1;
+	handed = ol_handed_on_by(owner, OL_NO_CELL, s->seq);
+	return handed && ol_backlog_drained(owner, handed);
+}
+
 /* The order guard: has everything that the slot sent before left its lane? */
 static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slot *s)
 {
@@ -178,13 +200,17 @@ static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slo
 		return 0;
 	}
 	if (h->stage == OL_STAGE_NIC)
-		return lane < OL_MAX_LANES ? ol_ring_drained(h->this_cpu, h->lanes->cpu[lane],
-							     h->tunnel, s->seq, h->cpu->now)
-					   : ol_pass_drained(h->this_cpu, h->tunnel, s->seq);
+		return (lane < OL_MAX_LANES
+				? ol_ring_drained(h->this_cpu, h->lanes->cpu[lane], h->tunnel,
+						  s->seq, h->cpu->now)
+				: ol_pass_drained(h->this_cpu, h->tunnel, s->seq)) &&
+		       ol_pod_left(h->slot);
 	handed = ol_handed_on_by(h->this_cpu, h->tunnel, s->seq);
 	if (!handed)
 		return 0;
-	return ol_backlog_drained(lane < OL_MAX_LANES ? h->lanes->cpu[lane] : h->this_cpu, handed);
+	return ol_backlog_drained(lane < OL_MAX_LANES ? h->lanes->cpu[lane] : h->this_cpu,
+				  handed) &&
+	       (h->stage == OL_STAGE_POD || ol_pod_left(h->slot));
 #endif
 }
 
