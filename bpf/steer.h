@@ -200,10 +200,9 @@ static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slo
 		return 0;
 	}
 	if (h->stage == OL_STAGE_NIC)
-		return (lane < OL_MAX_LANES
-				? ol_ring_drained(h->this_cpu, h->lanes->cpu[lane], h->tunnel,
-						  s->seq, h->cpu->now)
-				: ol_pass_drained(h->this_cpu, h->tunnel, s->seq)) &&
+		return (lane < OL_MAX_LANES ? ol_ring_drained(h->this_cpu, h->lanes->cpu[lane],
+							      h->tunnel, s->seq, h->cpu->now)
+					    : ol_pass_drained(h->this_cpu, h->tunnel, s->seq)) &&
 		       ol_pod_left(h->slot);
 	handed = ol_handed_on_by(h->this_cpu, h->tunnel, s->seq);
 	if (!handed)
