@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lifecycle
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/bpf"
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/test/e2e/rig"
+)
+
+// saysManual waits until status says that a device is somebody else's, for a
+// reason that holds all of the words.
+func saysManual(t *testing.T, d *rig.Daemon, words ...string) {
+	t.Helper()
+	rig.Until(t, "status says that the device is left alone", func() (bool, string) {
+		st := d.Status()
+		return slices.ContainsFunc(st.Devices, func(dev control.Device) bool {
+			said := dev.Name + " " + dev.Reason
+			return dev.State == control.Manual && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(said, w) })
+		}), fmt.Sprintf("%+v", st.Devices)
+	})
+}
+
+// ends stops a daemon by SIGTERM, which has to end with 0.
+func ends(t *testing.T, d *rig.Daemon) {
+	t.Helper()
+	d.Signal(unix.SIGTERM)
+	if code := d.Exited().ExitCode(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	d.GoneBoth()
+	d.NothingLeft()
+}
+
+// What somebody has set before is part of what the residue check compares with.
+func TestForeignSteeringIsLeftAlone(t *testing.T) {
+	for _, tc := range []struct {
+		name, attr, value string
+		tunnel            bool
+		reason            string
+	}{
+		{"mask on the tunnel", "rps_cpus", "1", true, "RPS mask set by somebody else"},
+		{"flow table on the tunnel", "rps_flow_cnt", "64", true, "RFS table of 64 flows"},
+		{"mask on a pod", "rps_cpus", "2", false, "RPS mask set by somebody else"},
+		{"flow table on a pod", "rps_flow_cnt", "64", false, "RFS table of 64 flows"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			rig.NeedCores(t, 2)
+			b := rig.Lab(t, bed.Options{Pods: 2})
+			rx := b.Receiver()
+			ns, dev := rx.Overlay, bed.Tunnel
+			if !tc.tunnel {
+				ns, dev = rx.Pods[1].NS, bed.PodDev
+			}
+			rig.SetQueue(t, ns, dev, tc.attr, tc.value)
+			check(t, b)
+			set := rig.Queue(t, ns, dev, tc.attr)
+
+			d := rig.Start(t, rig.Spec{NS: rx.NS, Config: forced})
+			l := rig.StartLoad(t, b, 4)
+			saysManual(t, d, dev, tc.reason)
+			if !tc.tunnel {
+				// The other pod is served all the same.
+				rig.Until(t, "the other pod has a mask", func() (bool, string) {
+					return rig.Mask(t, rx.Pods[0].NS, bed.PodDev) != "", d.Log()
+				})
+			}
+			if now := rig.Queue(t, ns, dev, tc.attr); now != set {
+				t.Errorf("%s of %s is %s, was set to %s by somebody else", tc.attr, dev, now, set)
+			}
+			l.GoesOn()
+			ends(t, d)
+			l.GoesOn()
+			orderly(t, l.Stop())
+		})
+	}
+}
+
+// A mask that is changed while the daemon acts is the administrator's from then
+// on, and stays as it is when the daemon ends.
+func TestMaskChangedUnderTheDaemonStaysAsItIs(t *testing.T) {
+	b := lab(t, bed.Options{Pods: 2})
+	d, l := start(t, b)
+	pod := b.Receiver().Pods[1]
+	rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", "3")
+	t.Cleanup(func() { rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", "0") })
+	saysManual(t, d, bed.PodDev, "changed by somebody else")
+	l.GoesOn()
+	ends(t, d)
+	if now := rig.Mask(t, pod.NS, bed.PodDev); now != "3" {
+		t.Errorf("the mask is %q, was set to 3 by somebody else", now)
+	}
+	// What the administrator did is not guarded.
+	overtaken(t, l.Stop(), 2)
+}
+
+// attachXDP puts a program of somebody else on a device, until the test ends.
+func attachXDP(t *testing.T, ns *netns.Handle, dev string) {
+	t.Helper()
+	var objs bpf.PassObjects
+	must(t, bpf.LoadPassObjects(&objs, nil))
+	defer objs.Close() // the link keeps the program
+	must(t, ns.Do(func() error {
+		ifi, err := net.InterfaceByName(dev)
+		if err != nil {
+			return err
+		}
+		l, err := link.AttachXDP(link.XDPOptions{Program: objs.Pass, Interface: ifi.Index, Flags: link.XDPDriverMode})
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { l.Close() })
+		return nil
+	}))
+}
+
+func TestForeignXDPProgramIsLeftAlone(t *testing.T) {
+	rig.NeedCores(t, 2)
+	b := rig.Lab(t, bed.Options{})
+	rx := b.Receiver()
+	attachXDP(t, rx.NS, rx.Wire)
+	check(t, b)
+	config := strings.Replace(forced, "tier: tc", "tier: xdp", 1)
+	d := rig.Start(t, rig.Spec{NS: rx.NS, Config: config})
+	l := rig.StartLoad(t, b, 4)
+	saysManual(t, d, rx.Wire, "XDP program of somebody else")
+	// The stages behind it are steered all the same.
+	d.Acting()
+	l.GoesOn()
+	ends(t, d)
+	orderly(t, l.Stop())
+}
