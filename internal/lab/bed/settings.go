@@ -217,6 +217,11 @@ func (b *Bed) SetThreaded(on bool) error {
 		if err := unix.SchedSetaffinity(tid, &set); err != nil {
 			return fmt.Errorf("pin NAPI thread %d: %w", tid, err)
 		}
+		// An interrupt would not wait for whoever else is on the core. Above
+		// all, it is the same in every variant.
+		if err := unix.Setpriority(unix.PRIO_PROCESS, tid, -20); err != nil {
+			return fmt.Errorf("raise NAPI thread %d: %w", tid, err)
+		}
 	}
 	return nil
 }

@@ -17,16 +17,16 @@
 #define SPIN_MAX 256
 
 const volatile __u32 wire_ifindex = 0;
-const volatile __u32 hdr_len = 42;	/* outer Ethernet to inner UDP, inclusive */
-const volatile __u32 ip_off = 14;	/* of the inner IPv4 header; fragments only */
-const volatile __u32 frags = 1;		/* frames per datagram */
-const volatile __u32 frag_units = 0;	/* inner fragment payload, units of 8 bytes */
+const volatile __u32 hdr_len = 42;   /* outer Ethernet to inner UDP, inclusive */
+const volatile __u32 ip_off = 14;    /* of the inner IPv4 header; fragments only */
+const volatile __u32 frags = 1;	     /* frames per datagram */
+const volatile __u32 frag_units = 0; /* inner fragment payload, units of 8 bytes */
 const volatile __u32 probe_len = sizeof(struct probe);
 
 /* Written by user space while the program runs. */
-volatile __u64 gap_ns = 0;		/* between frames; 0: no pause */
-volatile __u64 window = 0;		/* frames under way at most; 0: no limit */
-volatile __u64 patience_ns = 50000000;	/* without progress for this long: lost */
+volatile __u64 gap_ns = 0;	       /* between frames; 0: no pause */
+volatile __u64 window = 0;	       /* frames under way at most; 0: no limit */
+volatile __u64 patience_ns = 50000000; /* without progress for this long: lost */
 
 /* Written by the program, which never runs twice at a time. */
 volatile __u64 frames = 0;
@@ -41,7 +41,8 @@ static __u32 slot;
 static __u32 cur_flow;
 static __u32 cur_frag;
 
-struct template {
+struct template
+{
 	__u8 hdr[HDR_MAX];
 	__u64 seq;
 	__u32 ip_sum; /* of the inner IPv4 header without id, fragment offset and checksum */

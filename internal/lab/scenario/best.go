@@ -89,6 +89,11 @@ func candidates(cores []int, full bool) []masks {
 	return list
 }
 
+const (
+	finalists = 5
+	finals    = 3
+)
+
 func (e *env) sweep(ctx context.Context, s scenario) (masks, error) {
 	look, again, full := 150*time.Millisecond, 600*time.Millisecond, true
 	if s.slow {
@@ -99,10 +104,10 @@ func (e *env) sweep(ctx context.Context, s scenario) (masks, error) {
 	if err := e.score(ctx, s, list, look); err != nil {
 		return masks{}, err
 	}
-	// A short look is noisy: the best few are looked at again, twice.
-	list = list[:min(4, len(list))]
+	// A short look is noisy: the best few are looked at again.
+	list = list[:min(finalists, len(list))]
 	sums := make([]float64, len(list))
-	for range 2 {
+	for range finals {
 		round := slices.Clone(list)
 		for i := range round {
 			one := round[i : i+1]
@@ -113,7 +118,7 @@ func (e *env) sweep(ctx context.Context, s scenario) (masks, error) {
 		}
 	}
 	for i := range list {
-		list[i].Score = sums[i] / 2
+		list[i].Score = sums[i] / finals
 	}
 	sortBest(list)
 	return list[0], nil

@@ -14,9 +14,9 @@ import (
 const probeEvery = time.Millisecond
 
 // probe measures latency for a while, after the others have become steady.
-func (e *env) probe(ctx context.Context) (map[string]float64, error) {
+func (e *env) probe(ctx context.Context, recvOn int) (map[string]float64, error) {
 	from, to := e.endpoints(0)
-	p, err := traffic.StartProbe(from, to, probeEvery, e.cores.Apps, int((e.settle+e.cfg.Length)/probeEvery)+1000)
+	p, err := traffic.StartProbe(from, to, probeEvery, e.cores.Apps, recvOn, int((e.settle+e.cfg.Length)/probeEvery)+1000)
 	if err != nil {
 		return nil, err
 	}
@@ -29,7 +29,9 @@ func (e *env) probe(ctx context.Context) (map[string]float64, error) {
 	return map[string]float64{report.P50: us(l.P50), report.P99: us(l.P99), report.P999: us(l.P999), "lost": float64(l.Sent - min(l.Sent, l.Received))}, nil
 }
 
-func measureIdleLatency(ctx context.Context, e *env) (map[string]float64, error) { return e.probe(ctx) }
+func measureIdleLatency(ctx context.Context, e *env) (map[string]float64, error) {
+	return e.probe(ctx, e.cores.Apps)
+}
 
 // measureUDPLatency sends the same background, in packets per second, in every
 // variant: a share of what the plain overlay can take.
@@ -52,7 +54,7 @@ func measureUDPLatency(ctx context.Context, e *env) (_ map[string]float64, err e
 		return nil, err
 	}
 	before, start := bulk.Slept(), time.Now()
-	values, perr := e.probe(ctx)
+	values, perr := e.probe(ctx, e.cores.Apps)
 	span := time.Since(start)
 	slept := bulk.Slept() - before
 	if err := errors.Join(perr, bulk.Stop(), e.drained(ctx)); err != nil {
@@ -78,7 +80,7 @@ func measureTCPLatency(ctx context.Context, e *env) (map[string]float64, error) 
 	if err != nil {
 		return nil, err
 	}
-	values, err := e.probe(ctx)
+	values, err := e.probe(ctx, e.cores.Apps)
 	if err != nil {
 		return nil, errors.Join(err, t.Stop())
 	}

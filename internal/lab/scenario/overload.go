@@ -30,30 +30,52 @@ func measureLarge(ctx context.Context, e *env) (map[string]float64, error) {
 // after the other, and says which share of the delivery at saturation is kept.
 func measureOverload(ctx context.Context, e *env) (map[string]float64, error) {
 	o := offer{flows: e.cfg.Flows, size: e.cfg.Size, rates: e.cfg.Rates, length: e.cfg.Length, batch: 16}
-	closed := o
-	closed.window, closed.length = window, e.cfg.Length/2
-	sat, err := e.live(ctx, closed)
+	rate, err := e.findSaturation(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	var values map[string]float64
-	var base float64
+	values := map[string]float64{"offered_kpps": rate / 1e3}
 	for _, times := range []float64{1, 2, 4} {
-		o.rate = sat.kpps() * 1e3 * times
+		o.rate = rate * times
 		t, err := e.live(ctx, o)
 		if err != nil {
 			return nil, fmt.Errorf("at %g times saturation: %w", times, err)
 		}
+		one := e.udpValues(t)
 		if times == 1 {
-			values, base = e.udpValues(t), t.kpps()
-			values["offered_kpps"] = o.rate / 1e3
-			continue
+			for _, m := range []string{report.KPPS, report.CPUPerMpkt, report.Dropped} {
+				values[m] = one[m]
+			}
+		} else {
+			values[fmt.Sprintf("x%g_kpps", times)] = t.kpps()
+			values[fmt.Sprintf("kept_x%g", times)] = t.kpps() / values[report.KPPS]
 		}
-		values[fmt.Sprintf("x%g_kpps", times)] = t.kpps()
-		values[fmt.Sprintf("kept_x%g", times)] = t.kpps() / base
-		values[report.Reordered] += float64(t.total.Reordered)
-		values[report.Duplicated] += float64(t.total.Duplicated)
+		values[report.Reordered] += one[report.Reordered]
+		values[report.Duplicated] += one[report.Duplicated]
 		values[report.GeneratorIdle] = t.idle // at the highest offer
 	}
 	return values, nil
+}
+
+// findSaturation raises the offer until delivery does not follow, and returns
+// the offer that gave most.
+func (e *env) findSaturation(ctx context.Context, o offer) (float64, error) {
+	o.length, o.window = e.cfg.Length/4, window
+	t, err := e.live(ctx, o) // no more than can be delivered
+	if err != nil {
+		return 0, err
+	}
+	most, best := t.kpps(), t.kpps()*1e3
+	o.window = 0
+	for o.rate = best; o.rate < 8*best; o.rate *= 1.25 {
+		if t, err = e.live(ctx, o); err != nil {
+			return 0, err
+		}
+		if t.kpps() > most {
+			most, best = t.kpps(), o.rate
+		} else if t.kpps() < 0.9*o.rate/1e3 {
+			break
+		}
+	}
+	return best, nil
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -86,6 +87,7 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 			return rep.Finish(), fmt.Errorf("%s: %w", name, err)
 		}
 	}
+	rows := map[string][]map[string]float64{}
 	start, total, done := time.Now(), cfg.Rounds*len(cfg.Variants), 0
 	for round := range cfg.Rounds {
 		for _, vname := range cfg.Variants {
@@ -102,12 +104,36 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 				rep.Note(vname, fmt.Sprintf("round %d: %v", round+1, err))
 			}
 			rep.Add(vname, round, values)
+			if values != nil {
+				rows[vname] = append(rows[vname], values)
+			}
 			done++
 			left := time.Since(start) / time.Duration(done) * time.Duration(total-done)
 			e.logf("%s  round %d of %d  %-16s %s  (%s left)", name, round+1, cfg.Rounds, vname, brief(values, err), left.Round(time.Second))
 		}
 	}
+	for _, vname := range cfg.Variants {
+		if s.remark != nil && len(rows[vname]) > 0 {
+			rep.Note(vname, s.remark(rows[vname]))
+		}
+	}
 	return rep.Finish(), nil
+}
+
+// remarkOn writes the medians of metrics that are ratios.
+func remarkOn(metrics ...string) func([]map[string]float64) string {
+	return func(rounds []map[string]float64) string {
+		var parts []string
+		for _, m := range metrics {
+			var xs []float64
+			for _, r := range rounds {
+				xs = append(xs, r[m])
+			}
+			slices.Sort(xs)
+			parts = append(parts, fmt.Sprintf("%s %.2f (%.2f to %.2f)", m, (xs[(len(xs)-1)/2]+xs[len(xs)/2])/2, xs[0], xs[len(xs)-1]))
+		}
+		return strings.Join(parts, ", ")
+	}
 }
 
 // measure brings the bed into a variant, runs the traffic, and takes it back.

@@ -16,6 +16,8 @@ type scenario struct {
 	slow bool
 	// prepare measures, in the plain overlay, what all variants then share.
 	prepare func(context.Context, *env) error
+	// remark puts into words what a table has no column for, per variant.
+	remark func(rounds []map[string]float64) string
 	// measure runs the traffic once, in whatever variant the bed is in.
 	measure func(context.Context, *env) (map[string]float64, error)
 }
@@ -42,7 +44,10 @@ var scenarios = []scenario{
 		prepare: findUDPSaturation, measure: measureUDPLatency},
 	{name: "latency-load-tcp", what: "the same beside TCP", flows: 1, size: small, slow: true,
 		prepare: findTCPSaturation, measure: measureTCPLatency},
-	{name: "overload", what: "delivery at 1, 2 and 4 times saturation", flows: 1, size: small, slow: true, measure: measureOverload},
+	{name: "cross-check", what: "the lab's latency probe beside sockperf", flows: 1, size: small, slow: true, measure: measureCrossCheck,
+		remark: remarkOn("p50_to_sockperf", "packet_to_sockperf")},
+	{name: "overload", what: "delivery at 1, 2 and 4 times saturation", flows: 1, size: small, slow: true, measure: measureOverload,
+		remark: remarkOn("kept_x2", "kept_x4")},
 }
 
 // Names lists the scenarios.

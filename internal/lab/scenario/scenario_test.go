@@ -232,7 +232,7 @@ func TestBestMaskIsFoundOnceAndRemembered(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if want := len(candidates(e.cores.Steer, true)) + 8; calls != want {
+	if want := len(candidates(e.cores.Steer, true)) + finalists*finals; calls != want {
 		t.Errorf("%d measurements, want %d", calls, want)
 	}
 }

@@ -226,7 +226,7 @@ func TestProbeHeaderIsReadAsWritten(t *testing.T) {
 func TestProbeMeasuresEveryDatagram(t *testing.T) {
 	ns := loopback(t)
 	from, to := Endpoint{ns, netip.MustParseAddr("127.0.0.2")}, Endpoint{ns, netip.MustParseAddr("127.0.0.1")}
-	p, err := StartProbe(from, to, time.Millisecond, 0, 1000)
+	p, err := StartProbe(from, to, time.Millisecond, 0, 0, 1000)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,8 +37,8 @@ type Probe struct {
 }
 
 // StartProbe sends a small datagram every interval, from threads that run when
-// they are due. It records up to max of them.
-func StartProbe(from, to Endpoint, every time.Duration, core, max int) (*Probe, error) {
+// they are due, on one core each. It records up to max of them.
+func StartProbe(from, to Endpoint, every time.Duration, sendOn, recvOn, max int) (*Probe, error) {
 	p := &Probe{got: make([]time.Duration, 0, max)}
 	rx, err := bindIn(to)
 	if err != nil {
@@ -52,12 +52,12 @@ func StartProbe(from, to Endpoint, every time.Duration, core, max int) (*Probe, 
 	patience := unix.NsecToTimeval(int64(50 * time.Millisecond))
 	err = unix.SetsockoptTimeval(rx, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience)
 	if err == nil {
-		p.recv, err = startThread(to.NS, core, urgent, func() error { return p.receive(rx) })
+		p.recv, err = startThread(to.NS, recvOn, urgent, func() error { return p.receive(rx) })
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start probe: %w", err), unix.Close(rx), unix.Close(tx))
 	}
-	p.send, err = startThread(from.NS, core, urgent, func() error { return p.transmit(tx, to.Addr, uint64(every)) })
+	p.send, err = startThread(from.NS, sendOn, urgent, func() error { return p.transmit(tx, to.Addr, uint64(every)) })
 	if err != nil {
 		p.stop.Store(true)
 		return nil, errors.Join(fmt.Errorf("start probe: %w", err), <-p.recv.done, unix.Close(tx))

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/netns"
-	"golang.org/x/sys/unix"
 )
 
 // Process is a program that runs in a namespace of the lab and does not
@@ -27,44 +26,42 @@ type Process struct {
 	err  error
 }
 
-// StartProcess starts a program on the given cores.
+// StartProcess starts a program on the given cores; none: on all.
 func StartProcess(ns *netns.Handle, cores []int, argv ...string) (*Process, error) {
+	return startProcess(ns, cores, normal, argv...)
+}
+
+func startProcess(ns *netns.Handle, cores []int, p policy, argv ...string) (*Process, error) {
 	path, err := exec.LookPath(argv[0])
 	if err != nil {
 		return nil, fmt.Errorf("%s is not installed: apt-get install %s", argv[0], argv[0])
 	}
-	p := &Process{cmd: exec.Command(path, argv[1:]...), name: argv[0], done: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.errs
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	proc := &Process{cmd: exec.Command(path, argv[1:]...), name: argv[0], done: make(chan struct{})}
+	proc.cmd.Stdout, proc.cmd.Stderr = &proc.out, &proc.errs
+	proc.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started := make(chan error, 1)
 	go func() {
-		defer close(p.done)
+		defer close(proc.done)
 		// The parent death signal follows the thread, not the process: the
 		// thread that starts the program has to wait for it.
-		p.err = ns.Do(func() error {
-			if len(cores) > 0 {
-				var set unix.CPUSet
-				for _, c := range cores {
-					set.Set(c)
-				}
-				if err := unix.SchedSetaffinity(0, &set); err != nil {
-					started <- err
-					return err
-				}
+		proc.err = ns.Do(func() error {
+			if err := inherit(cores, p); err != nil {
+				started <- err
+				return err
 			}
-			if err := p.cmd.Start(); err != nil {
+			if err := proc.cmd.Start(); err != nil {
 				started <- err
 				return err
 			}
 			started <- nil
-			return p.cmd.Wait()
+			return proc.cmd.Wait()
 		})
 	}()
 	if err := <-started; err != nil {
-		<-p.done
+		<-proc.done
 		return nil, fmt.Errorf("start %s: %w", argv[0], err)
 	}
-	return p, nil
+	return proc, nil
 }
 
 // PID is the program's process.

@@ -20,44 +20,66 @@ type SockperfResult struct {
 
 const sockperfPort = 11111
 
-// Sockperf runs the field's own tool (under-load: mps messages a second, half
-// of each round trip), as a cross-check of this package's probe.
-func Sockperf(ctx context.Context, from, to Endpoint, mps, size int, length time.Duration, cores []int) (SockperfResult, error) {
-	port := strconv.Itoa(sockperfPort)
-	server, err := StartProcess(to.NS, cores, "sockperf", "server", "-i", to.Addr.String(), "-p", port)
+// Sockperf runs the field's own tool (ping-pong: half of each of mps round trips
+// a second), as a cross-check of this package's probe. Its client spins between
+// messages, so the server should be on another core; under-load mode would need
+// a third.
+func Sockperf(ctx context.Context, from, to Endpoint, mps, size int, length time.Duration, sendOn, recvOn int) (SockperfResult, error) {
+	server, err := startSockperf(ctx, to, recvOn)
 	if err != nil {
 		return SockperfResult{}, err
 	}
-	res, err := sockperfClient(ctx, from, to, mps, size, length, cores, server)
-	return res, errors.Join(err, server.Stop(2*time.Second))
-}
-
-func sockperfClient(ctx context.Context, from, to Endpoint, mps, size int, length time.Duration, cores []int, server *Process) (SockperfResult, error) {
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for ok := false; !ok; {
-		select {
-		case <-ctx.Done():
-			return SockperfResult{}, ctx.Err()
-		case <-server.Done():
-			return SockperfResult{}, errors.New("sockperf server ended")
-		case <-tick.C:
-		}
-		var err error
-		if ok, err = Bound(to.NS, sockperfPort); err != nil {
-			return SockperfResult{}, err
-		}
-	}
-	client, err := StartProcess(from.NS, cores, "sockperf", "under-load", "-i", to.Addr.String(), "-p", strconv.Itoa(sockperfPort),
-		"-m", strconv.Itoa(size), "-t", strconv.Itoa(int((length+time.Second-1)/time.Second)), "--mps", strconv.Itoa(mps), "--reply-every", "1")
-	if err != nil {
-		return SockperfResult{}, err
-	}
-	out, err := client.Wait(ctx)
-	if err != nil {
+	out, err := sockperfClient(ctx, from, to, "ping-pong", mps, size, length, sendOn)
+	if err := errors.Join(err, server.Stop(2*time.Second)); err != nil {
 		return SockperfResult{}, err
 	}
 	return parseSockperf(string(out))
+}
+
+// SockperfStream sends mps messages a second one way, as sockperf does it.
+func SockperfStream(ctx context.Context, from, to Endpoint, mps, size int, length time.Duration, sendOn, recvOn int) error {
+	server, err := startSockperf(ctx, to, recvOn)
+	if err != nil {
+		return err
+	}
+	_, err = sockperfClient(ctx, from, to, "throughput", mps, size, length, sendOn)
+	return errors.Join(err, server.Stop(2*time.Second))
+}
+
+func startSockperf(ctx context.Context, at Endpoint, core int) (*Process, error) {
+	server, err := startProcess(at.NS, []int{core}, urgent, "sockperf", "server", "-i", at.Addr.String(), "-p", strconv.Itoa(sockperfPort))
+	if err != nil {
+		return nil, err
+	}
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ok, err := Bound(at.NS, sockperfPort)
+		if ok {
+			return server, nil
+		}
+		if err == nil {
+			select {
+			case <-tick.C:
+				continue
+			case <-ctx.Done():
+				err = ctx.Err()
+			case <-server.Done():
+				_, werr := server.Wait(ctx)
+				return nil, errors.Join(errors.New("sockperf server ended"), werr)
+			}
+		}
+		return nil, errors.Join(err, server.kill())
+	}
+}
+
+func sockperfClient(ctx context.Context, from, to Endpoint, mode string, mps, size int, length time.Duration, core int) ([]byte, error) {
+	client, err := startProcess(from.NS, []int{core}, urgent, "sockperf", mode, "-i", to.Addr.String(), "-p", strconv.Itoa(sockperfPort),
+		"-m", strconv.Itoa(size), "-t", strconv.Itoa(int((length+time.Second-1)/time.Second)), "--mps", strconv.Itoa(mps))
+	if err != nil {
+		return nil, err
+	}
+	return client.Wait(ctx)
 }
 
 var (

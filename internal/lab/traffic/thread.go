@@ -56,10 +56,23 @@ func (t *thread) settle(ns *netns.Handle, core int, p policy) error {
 	if err := unix.Setns(ns.FD(), unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("enter network namespace: %w", err)
 	}
-	var set unix.CPUSet
-	set.Set(core)
-	if err := unix.SchedSetaffinity(0, &set); err != nil {
-		return fmt.Errorf("pin thread to core %d: %w", core, err)
+	return inherit([]int{core}, p)
+}
+
+// inherit gives the calling thread, and the programs that it starts, cores and
+// a policy.
+func inherit(cores []int, p policy) error {
+	if len(cores) > 0 {
+		var set unix.CPUSet
+		for _, c := range cores {
+			set.Set(c)
+		}
+		if err := unix.SchedSetaffinity(0, &set); err != nil {
+			return fmt.Errorf("pin thread to cores %v: %w", cores, err)
+		}
+	}
+	if p == normal {
+		return nil // and keep what nice(1) may have set
 	}
 	attr := &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: uint32(p)}
 	if p == urgent {

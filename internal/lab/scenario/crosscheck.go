@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/overlane/overlane/internal/lab/report"
+	"github.com/overlane/overlane/internal/lab/traffic"
+)
+
+// crossRate is what sockperf's client can send on a slow core, too.
+const crossRate = 50e3
+
+// measureCrossCheck sets the lab's own tools against sockperf, the field's: the
+// probe's latency against its ping-pong at the same rate, and what a packet of
+// the live-frame generator costs the wire's core against what one of sockperf's
+// costs. (The paced generator sends bursts, which cost less.)
+func measureCrossCheck(ctx context.Context, e *env) (map[string]float64, error) {
+	values, err := e.probe(ctx, e.cores.NIC[0])
+	if err != nil {
+		return nil, err
+	}
+	from, to := e.endpoints(0)
+	lat, err := traffic.Sockperf(ctx, from, to, int(time.Second/probeEvery), traffic.StampedSize, e.cfg.Length, e.cores.Apps, e.cores.NIC[0])
+	if err != nil {
+		return nil, err
+	}
+	values["sockperf_p50_us"] = float64(lat.P50.Nanoseconds()) / 1e3
+	values["sockperf_p99_us"] = float64(lat.P99.Nanoseconds()) / 1e3
+	values["p50_to_sockperf"] = values[report.P50] / values["sockperf_p50_us"]
+
+	theirs, err := e.costOf(func() error {
+		return traffic.SockperfStream(ctx, from, to, crossRate, e.cfg.Size, e.cfg.Length, e.cores.Apps, e.cores.Apps)
+	})
+	if err != nil {
+		return nil, err
+	}
+	live, err := e.costOf(func() error {
+		_, err := e.live(ctx, offer{flows: 1, size: e.cfg.Size, rate: crossRate, batch: 1, length: e.cfg.Length})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	values["sockperf_packet_us"], values["live_packet_us"] = theirs, live
+	values["packet_to_sockperf"] = live / theirs
+	return values, nil
+}
+
+// costOf is the time that the wire's core spends for each packet, in us.
+func (e *env) costOf(run func() error) (float64, error) {
+	tids, err := e.receivers()
+	if err != nil {
+		return 0, err
+	}
+	if err := e.clock.SetThreads(tids); err != nil {
+		return 0, err
+	}
+	wire0, err := e.wire()
+	if err != nil {
+		return 0, err
+	}
+	busy0, err := e.clock.Busy()
+	if err != nil {
+		return 0, err
+	}
+	if err := run(); err != nil {
+		return 0, err
+	}
+	busy1, err := e.clock.Busy()
+	if err != nil {
+		return 0, err
+	}
+	wire1, err := e.wire()
+	if err != nil || wire1.RxPackets == wire0.RxPackets {
+		return 0, errors.Join(err, errors.New("no packet crossed the wire"))
+	}
+	core := e.cores.NIC[0]
+	return float64((busy1[core] - busy0[core]).Nanoseconds()) / 1e3 / float64(wire1.RxPackets-wire0.RxPackets), nil
+}
