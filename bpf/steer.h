@@ -275,6 +275,8 @@ static __always_inline __u32 ol_steer(const struct ol_hop *h)
 			ol_adopt(h, s, prev - 1);
 			return s->lane;
 		}
+		/* A slot that nobody had yet is on no lane, not on the first. */
+		s->lane = OL_LANE_LOCAL;
 		s->lane = ol_wish(h, s);
 		s->since = h->cpu->now;
 	} else {
