@@ -12,15 +12,25 @@
 
 #define NET_RX 3
 
+#define PF_KTHREAD 0x00200000
+
 struct task_struct {
 	int pid;
+	int tgid;
+	unsigned int flags;
+	struct task_struct *real_parent;
 } __attribute__((preserve_access_index));
+
+const volatile int self = 0; /* the lab's own process */
 
 struct core {
 	__u64 busy_ns;
 	__u64 since;
 	__u32 softirq;
 	__u32 thread;
+	/* Programs that are neither the lab's nor the kernel's. */
+	__u64 foreign_ns;
+	__u64 foreign_since;
 };
 
 struct {
@@ -58,6 +68,16 @@ static __always_inline void change(struct core *c, __u32 softirq, __u32 thread)
 		c->busy_ns += bpf_ktime_get_ns() - c->since;
 }
 
+static __always_inline bool is_foreign(struct task_struct *t)
+{
+	struct task_struct *parent = t->real_parent;
+
+	if (t->pid == 0 || t->flags & PF_KTHREAD || t->tgid == self)
+		return false;
+	/* iperf3, the daemon, and what the daemon starts. */
+	return parent->tgid != self && parent->real_parent->tgid != self;
+}
+
 SEC("tp_btf/softirq_entry")
 int softirq_entry(__u64 *ctx)
 {
@@ -85,8 +105,15 @@ int sched_switch(__u64 *ctx)
 	struct core *c = this_core();
 	__u32 pid = next->pid;
 
-	if (c)
-		change(c, c->softirq, bpf_map_lookup_elem(&threads, &pid) != 0);
+	if (!c)
+		return 0;
+	change(c, c->softirq, bpf_map_lookup_elem(&threads, &pid) != 0);
+	if (c->foreign_since) {
+		c->foreign_ns += bpf_ktime_get_ns() - c->foreign_since;
+		c->foreign_since = 0;
+	}
+	if (is_foreign(next))
+		c->foreign_since = bpf_ktime_get_ns();
 	return 0;
 }
 

@@ -14,11 +14,13 @@ import (
 )
 
 type CPUCore struct {
-	_       structs.HostLayout
-	BusyNs  uint64
-	Since   uint64
-	Softirq uint32
-	Thread  uint32
+	_            structs.HostLayout
+	BusyNs       uint64
+	Since        uint64
+	Softirq      uint32
+	Thread       uint32
+	ForeignNs    uint64
+	ForeignSince uint64
 }
 
 // Names of all BPF objects in the ELF.
@@ -30,6 +32,7 @@ const (
 	CPUProgSchedSwitch  = "sched_switch"
 	CPUProgSoftirqEntry = "softirq_entry"
 	CPUProgSoftirqExit  = "softirq_exit"
+	CPUVarSelf          = "self"
 )
 
 // LoadCPU returns the embedded CollectionSpec for CPU.
@@ -91,6 +94,7 @@ type CPUMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type CPUVariableSpecs struct {
+	Self *ebpf.VariableSpec `ebpf:"self"`
 }
 
 // CPUObjects contains all objects after they have been loaded into the kernel.
@@ -128,6 +132,7 @@ func (m *CPUMaps) Close() error {
 //
 // It can be passed to LoadCPUObjects or ebpf.CollectionSpec.LoadAndAssign.
 type CPUVariables struct {
+	Self *ebpf.Variable `ebpf:"self"`
 }
 
 // CPUPrograms contains all programs after they have been loaded into the kernel.

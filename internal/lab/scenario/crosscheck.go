@@ -63,14 +63,14 @@ func (e *env) costOf(run func() error) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	busy0, err := e.clock.Busy()
+	before, err := e.clock.Read()
 	if err != nil {
 		return 0, err
 	}
 	if err := run(); err != nil {
 		return 0, err
 	}
-	busy1, err := e.clock.Busy()
+	after, err := e.clock.Read()
 	if err != nil {
 		return 0, err
 	}
@@ -78,6 +78,5 @@ func (e *env) costOf(run func() error) (float64, error) {
 	if err != nil || wire1.RxPackets == wire0.RxPackets {
 		return 0, errors.Join(err, errors.New("no packet crossed the wire"))
 	}
-	core := e.cores.NIC[0]
-	return float64((busy1[core] - busy0[core]).Nanoseconds()) / 1e3 / float64(wire1.RxPackets-wire0.RxPackets), nil
+	return float64(after.Since(before).Cores[e.cores.NIC[0]].Nanoseconds()) / 1e3 / float64(wire1.RxPackets-wire0.RxPackets), nil
 }

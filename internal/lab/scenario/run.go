@@ -32,6 +32,8 @@ type env struct {
 	checkerNS float64
 	// saturation of the plain overlay: packets per second, or Gb/s of TCP.
 	saturation float64
+	// eager generators do not step back: for tests on busy machines.
+	eager bool
 	// settle is what traffic gets to become steady before it is measured.
 	settle time.Duration
 }
@@ -113,6 +115,9 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 		}
 	}
 	for _, vname := range cfg.Variants {
+		if x := medianOf(rows[vname], foreign); x > noisy {
+			rep.Note(vname, fmt.Sprintf("other programs used %.2g cores at the same time (median): not a quiet machine", x))
+		}
 		if s.remark != nil && len(rows[vname]) > 0 {
 			rep.Note(vname, s.remark(rows[vname]))
 		}
@@ -125,16 +130,34 @@ func remarkOn(metrics ...string) func([]map[string]float64) string {
 	return func(rounds []map[string]float64) string {
 		var parts []string
 		for _, m := range metrics {
-			var xs []float64
-			for _, r := range rounds {
-				xs = append(xs, r[m])
-			}
-			slices.Sort(xs)
-			parts = append(parts, fmt.Sprintf("%s %.2f (%.2f to %.2f)", m, (xs[(len(xs)-1)/2]+xs[len(xs)/2])/2, xs[0], xs[len(xs)-1]))
+			xs := sorted(rounds, m)
+			parts = append(parts, fmt.Sprintf("%s %.2f (%.2f to %.2f)", m, medianOf(rounds, m), xs[0], xs[len(xs)-1]))
 		}
 		return strings.Join(parts, ", ")
 	}
 }
+
+func medianOf(rounds []map[string]float64, metric string) float64 {
+	xs := sorted(rounds, metric)
+	if len(xs) == 0 {
+		return 0
+	}
+	return (xs[(len(xs)-1)/2] + xs[len(xs)/2]) / 2
+}
+
+func sorted(rounds []map[string]float64, metric string) (xs []float64) {
+	for _, r := range rounds {
+		xs = append(xs, r[metric])
+	}
+	slices.Sort(xs)
+	return xs
+}
+
+// foreign is the number of cores that other programs of the machine used.
+const foreign = "foreign_cores"
+
+// noisy is what of them spoils a figure.
+const noisy = 0.1
 
 // measure brings the bed into a variant, runs the traffic, and takes it back.
 func (e *env) measure(ctx context.Context, s scenario, v variant) (values map[string]float64, err error) {
@@ -146,7 +169,17 @@ func (e *env) measure(ctx context.Context, s scenario, v variant) (values map[st
 	if err != nil {
 		return nil, err
 	}
+	before, err := e.clock.Read()
+	if err != nil {
+		return nil, err
+	}
+	start := time.Now()
 	values, err = s.measure(ctx, e)
+	if err == nil {
+		var after traffic.Usage
+		after, err = e.clock.Read()
+		values[foreign] = after.Since(before).Foreign.Seconds() / time.Since(start).Seconds()
+	}
 	if err == nil && ses.acted != nil {
 		var more map[string]float64
 		more, err = ses.acted(ctx)
@@ -174,6 +207,9 @@ func brief(values map[string]float64, err error) string {
 		if x, ok := values[m]; ok && (x != 0 || m != report.Reordered && m != report.Duplicated) {
 			parts = append(parts, fmt.Sprintf("%s %.4g", m, x))
 		}
+	}
+	if x := values[foreign]; x > noisy {
+		parts = append(parts, fmt.Sprintf("others use %.2g cores", x))
 	}
 	return strings.Join(parts, ", ")
 }

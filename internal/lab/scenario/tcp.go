@@ -90,16 +90,16 @@ func (e *env) busyFor(ctx context.Context, skip, length time.Duration) (float64,
 		return 0, err
 	}
 	start := time.Now()
-	a, err := e.clock.Busy()
+	a, err := e.clock.Read()
 	if err != nil {
 		return 0, err
 	}
 	if err := sleep(ctx, length); err != nil {
 		return 0, err
 	}
-	z, err := e.clock.Busy()
+	z, err := e.clock.Read()
 	if err != nil {
 		return 0, err
 	}
-	return z.Since(a).Sum().Seconds() / time.Since(start).Seconds(), nil
+	return z.Since(a).Busy().Seconds() / time.Since(start).Seconds(), nil
 }

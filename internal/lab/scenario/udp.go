@@ -31,7 +31,7 @@ type offer struct {
 type taken struct {
 	span      time.Duration
 	delivered uint64 // datagrams at the socket layer, in the span
-	busy      time.Duration
+	usage     traffic.Usage
 	idle      float64 // share of the generators' time that was not needed
 	size      int
 	// Over the whole run, with its beginning and end.
@@ -62,7 +62,7 @@ func (e *env) udpValues(t *taken) map[string]float64 {
 		report.GeneratorIdle: t.idle,
 	}
 	if t.delivered > 0 {
-		v[report.CPUPerMpkt] = t.busy.Seconds()/float64(t.delivered)*1e6 - e.checkerNS/1e3
+		v[report.CPUPerMpkt] = t.usage.Busy().Seconds()/float64(t.delivered)*1e6 - e.checkerNS/1e3
 	}
 	return v
 }
@@ -172,7 +172,7 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 		return nil, err
 	}
 	frags := uint64(gens.frags())
-	t := &taken{span: z.at.Sub(a.at), delivered: z.taken - a.taken, busy: z.busy.Since(a.busy).Sum(), size: gens.size(),
+	t := &taken{span: z.at.Sub(a.at), delivered: z.taken - a.taken, usage: z.usage.Since(a.usage), size: gens.size(),
 		total: total, accepted: (wire1.RxPackets - wire0.RxPackets) / frags, offered: sent.Datagrams}
 	t.idle = e.idle(&a, &z, t.span, len(gens))
 	if t.delivered == 0 {
@@ -192,8 +192,9 @@ func (e *env) idle(a, z *sample, span time.Duration, gens int) float64 {
 	}
 	if e.bed.NIC == bed.Softirq {
 		var polled time.Duration
+		used := z.usage.Since(a.usage)
 		for _, core := range e.cores.Gen[:gens] {
-			polled += z.busy[core] - a.busy[core]
+			polled += used.Cores[core]
 		}
 		spare = max(spare, polled.Seconds()/span.Seconds()/float64(gens))
 	}
@@ -203,7 +204,7 @@ func (e *env) idle(a, z *sample, span time.Duration, gens int) float64 {
 type sample struct {
 	at    time.Time
 	taken uint64
-	busy  traffic.Busy
+	usage traffic.Usage
 	sent  traffic.Sent
 	wire  bed.WireStats
 }
@@ -222,7 +223,7 @@ func (e *env) sample(g generators) (s sample, err error) {
 	if s.wire, err = e.wire(); err != nil {
 		return s, err
 	}
-	if s.busy, err = e.clock.Busy(); err != nil {
+	if s.usage, err = e.clock.Read(); err != nil {
 		return s, err
 	}
 	s.taken, err = e.udpTaken()

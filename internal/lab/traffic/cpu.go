@@ -5,6 +5,7 @@ package traffic
 import (
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/cilium/ebpf/link"
@@ -23,7 +24,14 @@ type CPUClock struct {
 // NewCPUClock starts the clock.
 func NewCPUClock() (*CPUClock, error) {
 	c := &CPUClock{}
-	if err := bpf.LoadCPUObjects(&c.objs, nil); err != nil {
+	spec, err := bpf.LoadCPU()
+	if err == nil {
+		err = spec.Variables["self"].Set(int32(os.Getpid()))
+	}
+	if err == nil {
+		err = spec.LoadAndAssign(&c.objs, nil)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("load CPU clock: %w", err)
 	}
 	for _, p := range []link.TracingOptions{
@@ -61,35 +69,41 @@ func (c *CPUClock) SetThreads(tids []int) error {
 	return nil
 }
 
-// Busy returns each core's time since the clock started. A stretch that is
-// still going on counts when it ends.
-func (c *CPUClock) Busy() (Busy, error) {
-	var cores []bpf.CPUCore
-	if err := c.objs.Cores.Lookup(uint32(0), &cores); err != nil {
-		return nil, fmt.Errorf("read CPU clock: %w", err)
-	}
-	busy := make(Busy, len(cores))
-	for i, c := range cores {
-		busy[i] = time.Duration(c.BusyNs)
-	}
-	return busy, nil
+// Usage is CPU time since the clock started.
+type Usage struct {
+	// Cores is the time that each core spent receiving packets. A stretch that
+	// is still going on counts when it ends.
+	Cores []time.Duration
+	// Foreign is the time, over all cores, of programs that are not the lab's.
+	Foreign time.Duration
 }
 
-// Busy is time by core.
-type Busy []time.Duration
+// Read reads the clock.
+func (c *CPUClock) Read() (Usage, error) {
+	var cores []bpf.CPUCore
+	if err := c.objs.Cores.Lookup(uint32(0), &cores); err != nil {
+		return Usage{}, fmt.Errorf("read CPU clock: %w", err)
+	}
+	u := Usage{Cores: make([]time.Duration, len(cores))}
+	for i, c := range cores {
+		u.Cores[i] = time.Duration(c.BusyNs)
+		u.Foreign += time.Duration(c.ForeignNs)
+	}
+	return u, nil
+}
 
 // Since returns what was added since an earlier reading.
-func (b Busy) Since(before Busy) Busy {
-	d := make(Busy, len(b))
-	for i := range b {
-		d[i] = b[i] - before[i]
+func (u Usage) Since(before Usage) Usage {
+	d := Usage{Cores: make([]time.Duration, len(u.Cores)), Foreign: u.Foreign - before.Foreign}
+	for i := range u.Cores {
+		d.Cores[i] = u.Cores[i] - before.Cores[i]
 	}
 	return d
 }
 
-// Sum is the time of all cores.
-func (b Busy) Sum() (sum time.Duration) {
-	for _, d := range b {
+// Busy is the time that all cores spent receiving packets.
+func (u Usage) Busy() (sum time.Duration) {
+	for _, d := range u.Cores {
 		sum += d
 	}
 	return sum

@@ -27,7 +27,10 @@ type LiveConfig struct {
 	Stamp    bool     // datagrams carry their time of sending, if Size allows
 	Core     int      // where it runs; decides the wire queue
 	Batch    int      // frames between two chances for softirqs; 0: 64
-	Gap      time.Duration
+	// Eager generators compete for their core like any program, instead of
+	// taking what is left: not for measurements.
+	Eager bool
+	Gap   time.Duration
 	// Window limits the frames under way, of all generators that share the
 	// checker's count of them. 0: no limit.
 	Window   int
@@ -135,7 +138,11 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 		batch = 64
 	}
 	l.start = time.Now()
-	l.thread, err = startThread(host.NS, cfg.Core, idle, func() error { return l.run(first.bytes, batch) })
+	p := idle
+	if cfg.Eager {
+		p = normal
+	}
+	l.thread, err = startThread(host.NS, cfg.Core, p, func() error { return l.run(first.bytes, batch) })
 	if err != nil {
 		return nil, err
 	}
