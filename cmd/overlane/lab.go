@@ -59,6 +59,9 @@ func newLabUpCmd() *cobra.Command {
 		Short: "Build a lab and leave it up",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.Normalize(); err != nil {
+				return usageError("%w", err)
+			}
 			b, err := bed.Up(o)
 			if err != nil {
 				return err
@@ -117,7 +120,7 @@ sight; /sys/class/net therefore shows the machine's devices.`,
 			}
 			ns, err := b.Namespace(args[0])
 			if err != nil {
-				return errors.Join(err, b.Close())
+				return errors.Join(usageError("%w", err), b.Close())
 			}
 			argv := args[1:]
 			if argv[0] == "--" {
@@ -168,7 +171,7 @@ func newLabRunCmd() *cobra.Command {
 				results = append(results, res...)
 				if !asJSON {
 					for _, r := range res {
-						if err := errors.Join(r.Table(cmd.OutOrStdout())); err != nil {
+						if err := r.Table(cmd.OutOrStdout()); err != nil {
 							return err
 						}
 						fmt.Fprintln(cmd.OutOrStdout())
@@ -206,23 +209,24 @@ func newLabRunCmd() *cobra.Command {
 
 // runLab runs one scenario in the lab that is up, or in a temporary one.
 func runLab(ctx context.Context, o bed.Options, cfg scenario.Config, given func(string) bool) (_ []report.Result, err error) {
+	o.Pods = cfg.Pods()
+	if err := o.Normalize(); err != nil {
+		return nil, usageError("%w", err)
+	}
 	b, err := bed.Open(o.StateDir, o.Name)
 	switch {
 	case err == nil:
 		defer b.Close()
 		for _, flag := range []string{"topology", "nic", "queues", "ipv6"} {
 			if given(flag) {
-				return nil, fmt.Errorf("lab %s is up as it is (%s): leave out --%s, or end it with overlane lab down --name %s",
+				return nil, usageError("lab %s is up as it is (%s): leave out --%s, or end it with overlane lab down --name %s",
 					b.Name, b.Options.String(), flag, b.Name)
 			}
 		}
 	case errors.Is(err, bed.ErrNotUp) && !given("name"):
 		o.Name = "run" + strconv.Itoa(os.Getpid())
-		o.Pods = cfg.Pods()
-		// Before anything is built.
-		check := cfg
-		if err := check.Normalize(o.NIC); err != nil {
-			return nil, err
+		if err := cfg.Normalize(o.NIC); err != nil {
+			return nil, usageError("%w", err)
 		}
 		if b, err = bed.Up(o); err != nil {
 			return nil, err
@@ -231,7 +235,14 @@ func runLab(ctx context.Context, o bed.Options, cfg scenario.Config, given func(
 	default:
 		return nil, err
 	}
-	return scenario.Run(ctx, b, cfg)
+	if err := cfg.Normalize(b.NIC); err != nil {
+		return nil, usageError("%w", err)
+	}
+	res, err := scenario.Run(ctx, b, cfg)
+	if errors.Is(err, context.Canceled) {
+		err = errors.New("interrupted; what was complete is shown")
+	}
+	return res, err
 }
 
 // labCommand is what to type to get one scenario's series again.

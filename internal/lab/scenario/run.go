@@ -64,10 +64,10 @@ func Run(ctx context.Context, b *bed.Bed, cfg Config) ([]report.Result, error) {
 		one.Size = size.size
 		e := &env{bed: b, cfg: &one, cores: b.PlaceCores(), clock: clock, checkerNS: perCheck, settle: settle}
 		res, err := e.series(ctx, s, size.label)
+		results = append(results, res)
 		if err != nil {
 			return results, err
 		}
-		results = append(results, res)
 	}
 	return results, nil
 }
