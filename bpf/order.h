@@ -90,9 +90,18 @@ OL_INLINE __u64 ol_handed_on_nic(const struct ol_marks *m, __u32 seq)
 	return best;
 }
 
-/* To be called by the queue's core: head and tail as read just now, tail after now. */
+/*
+ * To be called by the queue's core: head and tail as read just now, in this
+ * order and after now. If the queue was empty, all that came before has been
+ * handled; else what came before an earlier look may have been.
+ */
 OL_INLINE void ol_progress_step(struct ol_progress *p, __u32 head, __u32 tail, __u64 now)
 {
+	if (head == tail) {
+		p->safe = now;
+		p->armed = 0;
+		return;
+	}
 	if (p->armed && ol_after(p->pending_tail, head))
 		return;
 	if (p->armed)

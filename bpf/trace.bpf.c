@@ -140,6 +140,7 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 		tail = BPF_CORE_READ(sd, input_queue_tail);
 		ol_progress_step(&cpu->backlog, head, tail, now);
 		cpu->queue = tail - head;
+		cpu->backlog_seq = seq;
 	} else {
 		stage = OL_STAGE_NIC;
 		ol_nic_polled(napi, cpu, seq, full);

@@ -396,8 +396,7 @@ func (p *pipeline) passed(ctx context.Context, limit time.Duration) error {
 		}
 		open := 0
 		for i, c := range cores {
-			idle := c.Polls == begin[i].Polls && !c.Full && ticks >= 4
-			if !idle && (c.Polls-begin[i].Polls < 4 || c.Safe <= start) {
+			if !roundPassed(begin[i], c, start, ticks) {
 				open++
 			}
 		}
@@ -406,10 +405,25 @@ func (p *pipeline) passed(ctx context.Context, limit time.Duration) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%d cores have not passed a full round: %w", open, ctx.Err())
+			return fmt.Errorf("%d cores have not passed a full round: %w", open, errFlowsOut)
 		case <-tick.C:
 		}
 	}
+}
+
+// idleTicks is how many looks in a row must find a core's polls unchanged before
+// it counts as idle: work that is pending begins well within that.
+const idleTicks = 4
+
+// roundPassed tells whether what was in a core's hands at start, when it was
+// begin, has been handled by now.
+func roundPassed(begin, now datapath.Core, start uint64, ticks int) bool {
+	polls := now.Polls - begin.Polls
+	if polls == 0 {
+		return ticks >= idleTicks && !now.Full
+	}
+	unused := now.BacklogPoll == begin.BacklogPoll && now.Queue == 0
+	return polls >= 2 && (now.Safe > start || unused)
 }
 
 // errFlowsOut says that flows are still on lanes, so that masks cannot change

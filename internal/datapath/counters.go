@@ -102,6 +102,8 @@ type Core struct {
 	// to have handled what it got; Full: its last poll left work.
 	Safe uint64
 	Full bool
+	// BacklogPoll is which poll was the last of the backlog.
+	BacklogPoll uint32
 	// Queue is what the backlog's last poll left in it, LaneQueue what is in
 	// the ring of the core's cpumap lane.
 	Queue, LaneQueue uint32
@@ -127,6 +129,7 @@ func (d *Datapath) Cores() ([]Core, error) {
 		cores[i].Polls = v.Seq
 		cores[i].Safe = v.Backlog.Safe
 		cores[i].Full = v.Full != 0
+		cores[i].BacklogPoll = v.BacklogSeq
 		cores[i].Queue, cores[i].LaneQueue = v.Queue, v.LaneTail-v.LaneHead
 		for s := range Stages {
 			cores[i].Packets[s] = v.Packets[s]

@@ -56,19 +56,22 @@ type underlayOlCpu struct {
 		PendingTail uint32
 		Armed       uint32
 	}
-	NicHolds uint64
-	LaneTime uint64
-	LaneHead uint32
-	LaneTail uint32
-	NicSeq   uint32
-	Queue    uint32
-	Cost     [3]struct {
+	NicHolds   uint64
+	LaneTime   uint64
+	LaneHead   uint32
+	LaneTail   uint32
+	NicSeq     uint32
+	Queue      uint32
+	BacklogSeq uint32
+	Pad        uint32
+	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
 		Packets uint64
 	}
 	Packets [3]uint64
 	Samples [4]uint64
+	_       [56]byte
 }
 
 type underlayOlFrag struct {
