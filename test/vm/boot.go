@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"github.com/overlane/overlane/test/vm/guest"
+)
+
+// Machine is one boot of one kernel.
+type Machine struct {
+	Kernel *Kernel
+	// Dir gets the root image and what the serial ports said.
+	Dir string
+	// Tests are the files of the binaries that the plan runs, by name.
+	Tests map[string]string
+	// Programs are files that the tests run, found as /bin/NAME. A program that
+	// is not static brings its libraries.
+	Programs []string
+	Init     string
+	Modules  []string
+	Runs     []guest.Run
+}
+
+// Emulator is the program that machines run in.
+const Emulator = "qemu-system-x86_64"
+
+// Boot runs the machine to its end. The error says that the machine did not
+// come to the end of its plan, and shows the end of its console.
+func (m *Machine) Boot(ctx context.Context) (records string, err error) {
+	image := filepath.Join(m.Dir, "root.cpio")
+	if err := m.pack(image); err != nil {
+		return "", fmt.Errorf("pack root image: %w", err)
+	}
+	console, results := filepath.Join(m.Dir, "console.txt"), filepath.Join(m.Dir, "results.txt")
+	out, err := run(ctx, Emulator,
+		"-accel", "tcg,thread=multi", "-smp", "2", "-m", "2G",
+		// "max" makes this kernel crash under multi-threaded emulation.
+		"-cpu", "Haswell-noTSX,-pcid",
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-serial", "file:"+console, "-serial", "file:"+results,
+		"-kernel", m.Kernel.Image, "-initrd", image,
+		// A kernel that oopses must not go on as if nothing was.
+		"-append", "console=ttyS0 panic=-1 oops=panic")
+	said := tail(console, 60)
+	records, readErr := read(results)
+	switch {
+	case ctx.Err() != nil:
+		err = fmt.Errorf("%s did not end: %w\n%s", m.Kernel.Release, context.Cause(ctx), said)
+	case err != nil:
+		err = fmt.Errorf("%s: %w\n%s", Emulator, err, out)
+	case readErr != nil:
+		err = readErr
+	default:
+		err = m.sane(console)
+	}
+	return records, err
+}
+
+// run starts the emulator on a thread that lives as long: it ends with this
+// process, however that ends.
+func run(ctx context.Context, name string, args ...string) (string, error) {
+	type result struct {
+		out string
+		err error
+	}
+	done := make(chan result)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		cmd := command(ctx, name, args...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		out, err := cmd.CombinedOutput()
+		done <- result{string(out), err}
+	}()
+	r := <-done
+	return r.out, r.err
+}
+
+// complaint is what a kernel says when it finds a fault in itself.
+var complaint = regexp.MustCompile(`(?m)^.*(BUG: |WARNING: CPU|Kernel panic|Oops: |general protection fault|possible recursive locking|soft lockup).*$`)
+
+func (m *Machine) sane(console string) error {
+	data, err := os.ReadFile(console)
+	if err != nil {
+		return err
+	}
+	found := complaint.FindAllIndex(data, -1)
+	if found == nil {
+		return nil
+	}
+	from := found[0][0]
+	return fmt.Errorf("kernel %s complains:\n%s", m.Kernel.Release, data[from:min(from+4000, len(data))])
+}
+
+// Tail is the end of the kernel's console.
+func (m *Machine) Tail() string { return tail(filepath.Join(m.Dir, "console.txt"), 60) }
+
+func tail(path string, lines int) string {
+	text, err := read(path)
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// read reads what came out of a serial port.
+func read(path string) (string, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	}
+	return strings.ReplaceAll(string(data), "\r\n", "\n"), err
+}

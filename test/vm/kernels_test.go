@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vm
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/overlane/overlane/test/vm/guest"
+)
+
+// lines are the kernels that overlane supports and the distribution builds: the
+// oldest and the newest.
+var lines = []Line{
+	{Suite: "bookworm-security", Major: 6, Minor: 12},
+	{Suite: "trixie-backports", Major: 7, Minor: -1},
+}
+
+// root is the module's name.
+const root = "github.com/overlane/overlane/"
+
+// smoke is what runs on each of them.
+var smoke = []struct {
+	pkg  string
+	args []string
+}{
+	{pkg: "internal/netns"},
+	// Left out: what asks /proc/config.gz, which Debian's kernels do not have,
+	// and what tries the remedies for a user, with a shell and its tools.
+	{pkg: "internal/probe", args: []string{"-test.skip=^(TestProbesAgreeWithTheKernelsOptions|TestDiagnosisOfRealDevicesAndItsCommandsMendThem)$"}},
+	{pkg: "internal/datapath"},
+	// e2e
+}
+
+// Modules that the tests use; what these need comes along.
+var loaded = []string{"vxlan", "geneve", "veth", "bridge", "tun", "sch_fq", "dummy"}
+
+// Programs that tests of other packages use.
+var programs = []string{"ip"}
+
+const (
+	bootLimit = 4 * time.Minute
+	testLimit = 2 * time.Minute // of each binary, inside
+)
+
+func TestKernels(t *testing.T) {
+	if _, err := exec.LookPath(Emulator); err != nil {
+		t.Skip("needs " + Emulator)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
+	}
+	bin := t.TempDir()
+	build(t, filepath.Join(bin, "init"), "build", root+"test/vm/init")
+	tests := map[string]string{}
+	var runs []guest.Run
+	for _, s := range smoke {
+		name := path.Base(s.pkg)
+		tests[name] = filepath.Join(bin, name)
+		build(t, tests[name], "test", "-c", root+s.pkg)
+		runs = append(runs, guest.Run{Name: name, Args: append([]string{
+			"-test.v=test2json", "-test.count=1", fmt.Sprintf("-test.timeout=%v", testLimit)}, s.args...)})
+	}
+	for _, l := range lines {
+		t.Run(l.String(), func(t *testing.T) {
+			k, err := l.Kernel(t.Context(), filepath.Join(cache, "overlane-vm"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := &Machine{
+				Kernel: k, Dir: t.TempDir(), Tests: tests, Programs: programs,
+				Init: filepath.Join(bin, "init"), Modules: loaded, Runs: runs,
+			}
+			smokeOn(t, m)
+		})
+	}
+}
+
+func smokeOn(t *testing.T, m *Machine) {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), bootLimit, fmt.Errorf("not within %v", bootLimit))
+	defer cancel()
+	start := time.Now()
+	records, err := m.Boot(ctx)
+	t.Logf("%s ran for %.0f s", m.Kernel.Release, time.Since(start).Seconds())
+	if err != nil {
+		t.Error(err)
+	}
+	outcomes, err := Outcomes(records, m.Runs)
+	if err != nil {
+		t.Errorf("%v\n%s", err, m.Tail())
+	}
+	for _, o := range outcomes {
+		t.Run(o.Run, func(t *testing.T) {
+			tests, rest, err := o.Tests(context.WithoutCancel(t.Context()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			failed := false
+			for _, x := range tests {
+				t.Run(x.Name, func(t *testing.T) { report(t, x) })
+				failed = failed || x.Result != "pass" && x.Result != "skip"
+			}
+			switch {
+			case !o.Ended:
+				t.Errorf("did not end\n%s", rest)
+			case len(tests) == 0:
+				t.Errorf("no test ran: %s\n%s", o.Error, rest)
+			case o.Exit != 0 && !failed:
+				t.Errorf("%s\n%s", o.Error, rest)
+			}
+		})
+	}
+}
+
+// report gives a test that ran inside a machine the same place outside.
+func report(t *testing.T, x *Test) {
+	for _, s := range x.Sub {
+		t.Run(s.Name, func(t *testing.T) { report(t, s) })
+	}
+	switch {
+	case x.Result == "skip":
+		t.Skip(x.Reason())
+	case x.Result == "":
+		t.Errorf("did not end\n%s", x.Output)
+	case x.Result == "fail" && !x.FailedBelow():
+		t.Errorf("\n%s", x.Output)
+	}
+}
+
+// build builds a static program.
+func build(t *testing.T, to string, args ...string) {
+	t.Helper()
+	last := len(args) - 1
+	cmd := exec.Command("go", append(args[:last:last], "-trimpath", "-ldflags=-s -w", "-o", to, args[last])...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build %s: %v\n%s", args[last], err, out)
+	}
+}
