@@ -3,125 +3,15 @@
 package bed
 
 import (
+	"errors"
 	"fmt"
-	"net"
 	"net/netip"
+	"strings"
+	"time"
 
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 )
-
-// inside is a namespace with a netlink connection and the first error: a
-// topology is a long list of requests, each of which would fail the same way.
-type inside struct {
-	*netlink.Handle
-	ns  *netns.Handle
-	err error
-}
-
-func (i *inside) try(what string, err error) {
-	if i.err == nil && err != nil {
-		i.err = fmt.Errorf("%s: %w", what, err)
-	}
-}
-
-func within(ns *netns.Handle, fn func(*inside)) error {
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.FD()))
-	if err != nil {
-		return fmt.Errorf("open netlink: %w", err)
-	}
-	defer nl.Close()
-	i := &inside{Handle: nl, ns: ns}
-	fn(i)
-	return i.err
-}
-
-func (i *inside) link(name string) netlink.Link {
-	if i.err != nil {
-		return &netlink.Dummy{}
-	}
-	l, err := i.LinkByName(name)
-	if err != nil {
-		i.try("find device "+name, err)
-		return &netlink.Dummy{}
-	}
-	return l
-}
-
-func (i *inside) up(names ...string) {
-	for _, n := range names {
-		if l := i.link(n); i.err == nil {
-			i.try("set up "+n, i.LinkSetUp(l))
-		}
-	}
-}
-
-func (i *inside) addr(dev string, p netip.Prefix) {
-	if l := i.link(dev); i.err == nil {
-		a := &netlink.Addr{IPNet: ipNet(p)}
-		if p.Addr().Is6() {
-			a.Flags = unix.IFA_F_NODAD
-		}
-		i.try(fmt.Sprintf("add address %s to %s", p, dev), i.AddrAdd(l, a))
-	}
-}
-
-// neigh makes a neighbour permanent: nothing in the lab waits for ARP.
-func (i *inside) neigh(dev string, ip netip.Addr, m MAC) {
-	if l := i.link(dev); i.err == nil {
-		i.try(fmt.Sprintf("add neighbour %s to %s", ip, dev), i.NeighSet(&netlink.Neigh{
-			LinkIndex: l.Attrs().Index, State: netlink.NUD_PERMANENT, IP: ip.AsSlice(), HardwareAddr: m[:]}))
-	}
-}
-
-func (i *inside) route(dev string, dst netip.Prefix, via netip.Addr) {
-	if l := i.link(dev); i.err == nil {
-		r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(dst)}
-		if via.IsValid() {
-			r.Gw = via.AsSlice()
-			r.Flags = int(netlink.FLAG_ONLINK)
-		} else {
-			r.Scope = netlink.SCOPE_LINK
-		}
-		i.try(fmt.Sprintf("add route to %s", dst), i.RouteReplace(r))
-	}
-}
-
-// fdb tells the bridge behind which of its ports an address is.
-func (i *inside) fdb(port string, m MAC) {
-	if l := i.link(port); i.err == nil {
-		i.try("add forwarding entry to "+port, i.NeighSet(&netlink.Neigh{
-			LinkIndex: l.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER,
-			State: netlink.NUD_NOARP, HardwareAddr: m[:]}))
-	}
-}
-
-// flowControl makes the sending stack wait when the wire's ring is full, as a
-// network card with pause frames would (from 6.16; before, veth drops). With
-// the ring's 256 frames and nothing in front of it, one TCP segment in six is
-// sent twice. Frames that XDP redirects do not wait.
-func (i *inside) flowControl(dev string, queues int) {
-	kind := "pfifo"
-	if queues > 1 {
-		kind = "mq"
-	}
-	if l := i.link(dev); i.err == nil {
-		i.try("set queueing of "+dev, i.QdiscReplace(&netlink.GenericQdisc{QdiscType: kind,
-			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)}}))
-	}
-}
-
-func (i *inside) sysctl(path, value string) {
-	if i.err == nil {
-		i.try("set "+path, i.ns.Do(func() error { return writeFile("/proc/sys/"+path, value) }))
-	}
-}
-
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-}
 
 func (b *Bed) build() error {
 	for _, h := range b.names {
@@ -148,7 +38,63 @@ func (b *Bed) build() error {
 			}
 		}
 	}
+	if err := b.settle(); err != nil {
+		return err
+	}
 	return b.Reset()
+}
+
+// settle waits for what the kernel does behind one's back: a carrier is
+// noticed by a worker, and before that a bridge port drops what it gets.
+func (b *Bed) settle() error {
+	const patience = 10 * time.Second
+	for _, h := range b.Hosts {
+		want := map[string]string{"class/net/" + h.Wire + "/operstate": "up"}
+		if err := waitFor(h.NS, want, patience); err != nil {
+			return err
+		}
+		want = map[string]string{}
+		if b.Topology != Routed {
+			want["class/net/"+Tunnel+"/brport/state"] = forwarding
+		}
+		for _, p := range h.Pods {
+			want["class/net/"+p.HostEnd+"/operstate"] = "up"
+			if b.Topology != Routed {
+				want["class/net/"+p.HostEnd+"/brport/state"] = forwarding
+			}
+		}
+		if err := waitFor(h.Overlay, want, patience); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forwarding is BR_STATE_FORWARDING.
+const forwarding = "3"
+
+// waitFor polls files of a namespace's sysfs until they have the wanted values.
+func waitFor(ns *netns.Handle, want map[string]string, patience time.Duration) error {
+	root, err := ns.Sysfs()
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	for deadline := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+		missing := ""
+		for name, value := range want {
+			data, err := root.ReadFile(name)
+			if got := strings.TrimSpace(string(data)); err != nil || got != value {
+				missing = fmt.Sprintf("%s is %q, not %q (%v)", name, got, value, err)
+			}
+		}
+		if missing == "" {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return errors.New(missing)
+		}
+	}
 }
 
 func (b *Bed) buildWire() error {

@@ -54,18 +54,23 @@ static __always_inline struct core *this_core(void)
 	return bpf_map_lookup_elem(&cores, &zero);
 }
 
+/*
+ * A thread may run for seconds without being switched, and a long stretch is
+ * added up bit by bit, so that a reader does not miss what still goes on.
+ */
 static __always_inline void change(struct core *c, __u32 softirq, __u32 thread)
 {
 	bool was = c->softirq || c->thread, is = softirq || thread;
+	__u64 now;
 
 	c->softirq = softirq;
 	c->thread = thread;
-	if (was == is)
+	if (!was && !is)
 		return;
-	if (is)
-		c->since = bpf_ktime_get_ns();
-	else
-		c->busy_ns += bpf_ktime_get_ns() - c->since;
+	now = bpf_ktime_get_ns();
+	if (was)
+		c->busy_ns += now - c->since;
+	c->since = now;
 }
 
 static __always_inline bool is_foreign(struct task_struct *t)

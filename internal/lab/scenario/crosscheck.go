@@ -52,11 +52,7 @@ func measureCrossCheck(ctx context.Context, e *env) (map[string]float64, error) 
 
 // costOf is the time that the wire's core spends for each packet, in us.
 func (e *env) costOf(run func() error) (float64, error) {
-	tids, err := e.receivers()
-	if err != nil {
-		return 0, err
-	}
-	if err := e.clock.SetThreads(tids); err != nil {
+	if err := e.countThreads(); err != nil {
 		return 0, err
 	}
 	wire0, err := e.wire()

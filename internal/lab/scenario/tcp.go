@@ -58,6 +58,9 @@ func (e *env) tcp(ctx context.Context, gbps float64) (res traffic.TCPResult, bus
 	if err != nil {
 		return res, 0, nil, err
 	}
+	if err := e.countThreads(); err != nil {
+		return res, 0, nil, err
+	}
 	t, err := traffic.StartTCP(ctx, from, to, e.tcpConfig(gbps))
 	if err != nil {
 		return res, 0, nil, err
@@ -80,13 +83,6 @@ func (e *env) tcpConfig(gbps float64) traffic.TCPConfig {
 // busyFor waits, and returns CPU seconds per second of what comes after.
 func (e *env) busyFor(ctx context.Context, skip, length time.Duration) (float64, error) {
 	if err := sleep(ctx, skip); err != nil {
-		return 0, err
-	}
-	tids, err := e.receivers()
-	if err != nil {
-		return 0, err
-	}
-	if err := e.clock.SetThreads(tids); err != nil {
 		return 0, err
 	}
 	start := time.Now()

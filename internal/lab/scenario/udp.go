@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
 )
@@ -67,7 +66,7 @@ func (e *env) udpValues(t *taken) map[string]float64 {
 	return v
 }
 
-// receiver is a place where checked datagrams go.
+// listen lets a checker take what arrives, wherever a flow may end.
 func (e *env) listen(c *traffic.Checker) error {
 	rx := e.bed.Receiver()
 	if !e.overlay {
@@ -120,6 +119,9 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 		if err := e.countArrivals(check); err != nil {
 			return nil, err
 		}
+	}
+	if err := e.countThreads(); err != nil {
+		return nil, err
 	}
 	wire0, err := e.wire()
 	if err != nil {
@@ -180,68 +182,6 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 	}
 	return t, nil
 }
-
-// idle is the share of the generators' time that they did not need: waiting
-// for their pace, sending what the full wire refused, or standing aside while
-// the wire was polled on their own core.
-func (e *env) idle(a, z *sample, span time.Duration, gens int) float64 {
-	waited := min((z.sent.Waited-a.sent.Waited).Seconds()/span.Seconds()/float64(gens), 1)
-	spare := 0.0
-	if frames := z.sent.Frames - a.sent.Frames; frames > 0 {
-		spare = float64(z.wire.RxDropped-a.wire.RxDropped) / float64(frames)
-	}
-	if e.bed.NIC == bed.Softirq {
-		var polled time.Duration
-		used := z.usage.Since(a.usage)
-		for _, core := range e.cores.Gen[:gens] {
-			polled += used.Cores[core]
-		}
-		spare = max(spare, polled.Seconds()/span.Seconds()/float64(gens))
-	}
-	return waited + (1-waited)*min(spare, 1)
-}
-
-type sample struct {
-	at    time.Time
-	taken uint64
-	usage traffic.Usage
-	sent  traffic.Sent
-	wire  bed.WireStats
-}
-
-func (e *env) sample(g generators) (s sample, err error) {
-	tids, err := e.receivers()
-	if err != nil {
-		return s, err
-	}
-	if err := e.clock.SetThreads(tids); err != nil {
-		return s, err
-	}
-	if s.sent, err = g.sent(); err != nil {
-		return s, err
-	}
-	if s.wire, err = e.wire(); err != nil {
-		return s, err
-	}
-	if s.usage, err = e.clock.Read(); err != nil {
-		return s, err
-	}
-	s.taken, err = e.udpTaken()
-	s.at = time.Now()
-	return s, err
-}
-
-// receivers lists the kernel threads that receive packets.
-func (e *env) receivers() ([]int, error) {
-	tids, err := e.bed.NAPIThreads()
-	if err != nil || e.threads == nil {
-		return tids, err
-	}
-	more, err := e.threads()
-	return append(tids, more...), err
-}
-
-func (e *env) wire() (bed.WireStats, error) { return e.bed.WireStats() }
 
 // drained waits until nothing more arrives.
 func (e *env) drained(ctx context.Context) error {

@@ -46,7 +46,8 @@ func NewCPUClock() (*CPUClock, error) {
 	return c, nil
 }
 
-// SetThreads says which kernel threads receive packets.
+// SetThreads says which kernel threads receive packets. It is to be called
+// before they do: a thread is noticed when it comes onto its core.
 func (c *CPUClock) SetThreads(tids []int) error {
 	var old []uint32
 	var key uint32
@@ -71,8 +72,8 @@ func (c *CPUClock) SetThreads(tids []int) error {
 
 // Usage is CPU time since the clock started.
 type Usage struct {
-	// Cores is the time that each core spent receiving packets. A stretch that
-	// is still going on counts when it ends.
+	// Cores is the time that each core spent receiving packets, up to its last
+	// softirq or task switch.
 	Cores []time.Duration
 	// Foreign is the time, over all cores, of programs that are not the lab's.
 	Foreign time.Duration

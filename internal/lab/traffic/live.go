@@ -49,7 +49,6 @@ type Live struct {
 	stop   atomic.Bool
 	size   int
 	frags  int
-	start  time.Time
 }
 
 // StartLive starts to send from the sending host of a bed.
@@ -137,7 +136,6 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 	if batch == 0 {
 		batch = 64
 	}
-	l.start = time.Now()
 	p := idle
 	if cfg.Eager {
 		p = normal

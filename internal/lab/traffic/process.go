@@ -64,9 +64,6 @@ func startProcess(ns *netns.Handle, cores []int, p policy, argv ...string) (*Pro
 	return proc, nil
 }
 
-// PID is the program's process.
-func (p *Process) PID() int { return p.cmd.Process.Pid }
-
 // Done is closed when the program has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bed
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestOptionsAreRefusedBeforeAnythingIsBuilt(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		opt  Options
+		want string
+	}{
+		{"name", Options{Name: "../x"}, "1 to 12 of a-z and 0-9"},
+		{"topology", Options{Topology: "star"}, "bridged, routed and nested"},
+		{"nic", Options{NIC: "irq"}, "thread and softirq"},
+		{"queues", Options{Queues: 99}, "1 to 16"},
+		{"pods", Options{Pods: 65}, "1 to 64"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tc.opt.StateDir = filepath.Join(t.TempDir(), "lab")
+			_, err := Up(tc.opt)
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+			if _, err := os.Stat(tc.opt.StateDir); err == nil {
+				t.Error("a state directory was made")
+			}
+		})
+	}
+}
+
+func TestCPUMaskAsSysfsWritesIt(t *testing.T) {
+	for want, cores := range map[string][]int{
+		"00000000": nil, "00000003": {0, 1}, "00000002,00000001": {0, 33},
+	} {
+		if got := cpuMask(cores); got != want {
+			t.Errorf("cpuMask(%v) = %s, want %s", cores, got, want)
+		}
+	}
+}

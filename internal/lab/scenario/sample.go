@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"time"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/traffic"
+)
+
+// sample is what all counters say at one moment.
+type sample struct {
+	at    time.Time
+	taken uint64
+	usage traffic.Usage
+	sent  traffic.Sent
+	wire  bed.WireStats
+}
+
+func (e *env) sample(g generators) (s sample, err error) {
+	if s.sent, err = g.sent(); err != nil {
+		return s, err
+	}
+	if s.wire, err = e.wire(); err != nil {
+		return s, err
+	}
+	if s.usage, err = e.clock.Read(); err != nil {
+		return s, err
+	}
+	s.taken, err = e.udpTaken()
+	s.at = time.Now()
+	return s, err
+}
+
+// countThreads tells the clock which kernel threads receive packets.
+func (e *env) countThreads() error {
+	tids, err := e.bed.NAPIThreads()
+	if err != nil {
+		return err
+	}
+	if e.threads != nil {
+		more, err := e.threads()
+		if err != nil {
+			return err
+		}
+		tids = append(tids, more...)
+	}
+	return e.clock.SetThreads(tids)
+}
+
+func (e *env) wire() (bed.WireStats, error) { return e.bed.WireStats() }
+
+// idle is the share of the generators' time that they did not need: waiting
+// for their pace, sending what the full wire refused, or standing aside while
+// the wire was polled on their own core.
+func (e *env) idle(a, z *sample, span time.Duration, gens int) float64 {
+	waited := min((z.sent.Waited-a.sent.Waited).Seconds()/span.Seconds()/float64(gens), 1)
+	spare := 0.0
+	if frames := z.sent.Frames - a.sent.Frames; frames > 0 {
+		spare = float64(z.wire.RxDropped-a.wire.RxDropped) / float64(frames)
+	}
+	if e.bed.NIC == bed.Softirq {
+		var polled time.Duration
+		used := z.usage.Since(a.usage)
+		for _, core := range e.cores.Gen[:gens] {
+			polled += used.Cores[core]
+		}
+		spare = max(spare, polled.Seconds()/span.Seconds()/float64(gens))
+	}
+	return waited + (1-waited)*min(spare, 1)
+}
