@@ -113,6 +113,8 @@ type Counters struct {
 	// drain when the packet came.
 	LaneChanges     uint64 `json:"lane_changes"`
 	LaneChangesHeld uint64 `json:"lane_changes_held"`
+	// LaneDrops counts frames that a full lane of the nic stage dropped.
+	LaneDrops uint64 `json:"lane_drops"`
 	// Unparsed counts packets that took the stock path because the parser did
 	// not understand them, by reason.
 	Unparsed map[string]uint64 `json:"unparsed"`

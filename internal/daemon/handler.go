@@ -75,7 +75,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	}
 	st.Counters = control.Counters{
 		OverlayPackets: max(d.overlayPackets(), c.XDPOverlay), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
-		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, Unparsed: c.Stock,
+		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, LaneDrops: c.XDPDrop, Unparsed: c.Stock,
 	}
 	return nil
 }
