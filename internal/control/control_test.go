@@ -156,7 +156,7 @@ func TestStatusNamesInJSON(t *testing.T) {
 		`"devices":[{"name":"","netns":"","role":"","state":""}],` +
 		`"lanes":[{"stage":"","core":0,"packets":0,"queue":0,"drops":0}],` +
 		`"stage_costs":[{"stage":"","ns_per_packet":0}],` +
-		`"counters":{"overlay_packets":0,"steered_packets":0,"lane_changes":0,"lane_changes_held":0,"unparsed":null}}`
+		`"counters":{"overlay_packets":0,"steered_packets":0,"lane_changes":0,"lane_changes_held":0,"lane_drops":0,"unparsed":null}}`
 	if d := cmp.Diff(want, string(data)); d != "" {
 		t.Error(d)
 	}
