@@ -186,6 +186,13 @@ func (d *Daemon) Ready() {
 			n, err := d.notify.Read(buf)
 			if err != nil || slices.Contains(strings.Split(string(buf[:n]), "\n"), "READY=1") {
 				said <- err
+				break
+			}
+		}
+		// As a service manager does: whoever sends to a full socket waits.
+		d.notify.SetReadDeadline(time.Time{})
+		for {
+			if _, err := d.notify.Read(buf); err != nil {
 				return
 			}
 		}
