@@ -41,6 +41,10 @@ type env struct {
 // Run runs a series, or one for each size, and returns their results. Rounds
 // that fail are missing in the result, with a note; the series goes on.
 func Run(ctx context.Context, b *bed.Bed, cfg Config) ([]report.Result, error) {
+	return run(ctx, b, cfg, false)
+}
+
+func run(ctx context.Context, b *bed.Bed, cfg Config, eager bool) ([]report.Result, error) {
 	if err := cfg.Normalize(b.NIC); err != nil {
 		return nil, err
 	}
@@ -62,7 +66,7 @@ func Run(ctx context.Context, b *bed.Bed, cfg Config) ([]report.Result, error) {
 	for _, size := range sizes {
 		one := cfg
 		one.Size = size.size
-		e := &env{bed: b, cfg: &one, cores: b.PlaceCores(), clock: clock, checkerNS: perCheck, settle: settle}
+		e := &env{bed: b, cfg: &one, cores: b.PlaceCores(), clock: clock, checkerNS: perCheck, eager: eager, settle: settle}
 		res, err := e.series(ctx, s, size.label)
 		results = append(results, res)
 		if err != nil {
@@ -178,7 +182,7 @@ func (e *env) measure(ctx context.Context, s scenario, v variant) (values map[st
 	if err == nil {
 		var after traffic.Usage
 		after, err = e.clock.Read()
-		values[foreign] = after.Since(before).Foreign.Seconds() / time.Since(start).Seconds()
+		values[foreign] = after.Since(before).Others().Seconds() / time.Since(start).Seconds()
 	}
 	if err == nil && ses.acted != nil {
 		var more map[string]float64

@@ -53,20 +53,26 @@ func (e *env) wire() (bed.WireStats, error) { return e.bed.WireStats() }
 
 // idle is the share of the generators' time that they did not need: waiting
 // for their pace, sending what the full wire refused, or standing aside while
-// the wire was polled on their own core.
+// the wire was polled on their own core. What other programs took of their
+// cores is none of it: a generator that does not get to run offers too little.
 func (e *env) idle(a, z *sample, span time.Duration, gens int) float64 {
+	used := z.usage.Since(a.usage)
 	waited := min((z.sent.Waited-a.sent.Waited).Seconds()/span.Seconds()/float64(gens), 1)
 	spare := 0.0
 	if frames := z.sent.Frames - a.sent.Frames; frames > 0 {
 		spare = float64(z.wire.RxDropped-a.wire.RxDropped) / float64(frames)
 	}
 	if e.bed.NIC == bed.Softirq {
-		var polled time.Duration
-		used := z.usage.Since(a.usage)
-		for _, core := range e.cores.Gen[:gens] {
-			polled += used.Cores[core]
-		}
-		spare = max(spare, polled.Seconds()/span.Seconds()/float64(gens))
+		spare = max(spare, e.share(used.Cores, span, gens))
 	}
-	return waited + (1-waited)*min(spare, 1)
+	return max(waited+(1-waited)*min(spare, 1)-e.share(used.Foreign, span, gens), 0)
+}
+
+// share is how much of the generators' cores was used for something.
+func (e *env) share(cores []time.Duration, span time.Duration, gens int) float64 {
+	var sum time.Duration
+	for _, core := range e.cores.Gen[:gens] {
+		sum += cores[core]
+	}
+	return sum.Seconds() / span.Seconds() / float64(gens)
 }

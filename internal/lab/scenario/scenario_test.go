@@ -188,8 +188,8 @@ func TestEveryScenarioGivesItsMetrics(t *testing.T) {
 func TestVariantsAreInterleavedAndLeaveNothingToEachOther(t *testing.T) {
 	e := newEnv(t, bed.Options{NIC: bed.Softirq}, Config{Scenario: "udp-one"})
 	var log strings.Builder
-	results, err := Run(t.Context(), e.bed, Config{Scenario: "udp-one", Variants: []string{"overlay", "overlay-xdp", "rps", "threaded", "host"},
-		Rounds: 2, Length: short, Log: &log})
+	results, err := run(t.Context(), e.bed, Config{Scenario: "udp-one", Variants: []string{"overlay", "overlay-xdp", "rps", "threaded", "host"},
+		Rounds: 2, Length: short, Log: &log}, true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,8 +75,8 @@ type Usage struct {
 	// Cores is the time that each core spent receiving packets, up to its last
 	// softirq or task switch.
 	Cores []time.Duration
-	// Foreign is the time, over all cores, of programs that are not the lab's.
-	Foreign time.Duration
+	// Foreign is the time on each core of programs that are not the lab's.
+	Foreign []time.Duration
 }
 
 // Read reads the clock.
@@ -85,29 +85,38 @@ func (c *CPUClock) Read() (Usage, error) {
 	if err := c.objs.Cores.Lookup(uint32(0), &cores); err != nil {
 		return Usage{}, fmt.Errorf("read CPU clock: %w", err)
 	}
-	u := Usage{Cores: make([]time.Duration, len(cores))}
-	for i, c := range cores {
-		u.Cores[i] = time.Duration(c.BusyNs)
-		u.Foreign += time.Duration(c.ForeignNs)
+	var u Usage
+	for _, c := range cores {
+		u.Cores = append(u.Cores, time.Duration(c.BusyNs))
+		u.Foreign = append(u.Foreign, time.Duration(c.ForeignNs))
 	}
 	return u, nil
 }
 
 // Since returns what was added since an earlier reading.
 func (u Usage) Since(before Usage) Usage {
-	d := Usage{Cores: make([]time.Duration, len(u.Cores)), Foreign: u.Foreign - before.Foreign}
-	for i := range u.Cores {
-		d.Cores[i] = u.Cores[i] - before.Cores[i]
+	return Usage{Cores: minus(u.Cores, before.Cores), Foreign: minus(u.Foreign, before.Foreign)}
+}
+
+func minus(a, b []time.Duration) []time.Duration {
+	d := make([]time.Duration, len(a))
+	for i := range a {
+		d[i] = a[i] - b[i]
 	}
 	return d
 }
 
 // Busy is the time that all cores spent receiving packets.
-func (u Usage) Busy() (sum time.Duration) {
-	for _, d := range u.Cores {
-		sum += d
+func (u Usage) Busy() time.Duration { return sum(u.Cores) }
+
+// Others is the time of other programs on all cores.
+func (u Usage) Others() time.Duration { return sum(u.Foreign) }
+
+func sum(ds []time.Duration) (total time.Duration) {
+	for _, d := range ds {
+		total += d
 	}
-	return sum
+	return total
 }
 
 // Close stops the clock.
