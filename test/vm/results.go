@@ -67,6 +67,7 @@ type Test struct {
 	Name   string
 	Result string // pass, fail, skip; empty: it did not end
 	Output string
+	Took   float64 // seconds
 	Sub    []*Test
 }
 
@@ -82,7 +83,10 @@ func (o *Outcome) Tests(ctx context.Context) (tests []*Test, rest string, err er
 	var top Test
 	all := map[string]*Test{"": &top}
 	for line := range bytes.Lines(events) {
-		var e struct{ Action, Test, Output string }
+		var e struct {
+			Action, Test, Output string
+			Elapsed              float64
+		}
 		if err := json.Unmarshal(line, &e); err != nil {
 			return nil, "", fmt.Errorf("event %q: %w", line, err)
 		}
@@ -91,7 +95,7 @@ func (o *Outcome) Tests(ctx context.Context) (tests []*Test, rest string, err er
 		case "output":
 			x.Output += e.Output
 		case "pass", "fail", "skip":
-			x.Result = e.Action
+			x.Result, x.Took = e.Action, e.Elapsed
 		}
 	}
 	return top.Sub, top.Output, nil

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/daemon"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/test/residue"
+)
+
+// guardian is the argument that makes this binary the daemon's guardian.
+const guardian = "guardian"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == guardian {
+		if err := guard(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func guard(args []string) error {
+	flags := flag.NewFlagSet(guardian, flag.ContinueOnError)
+	dir := flags.String("state-dir", "", "")
+	cookie := flags.Uint64("netns-cookie", 0, "")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	return apply.RunGuardian(*dir, *cookie, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+}
+
+// tunnels lists what runs here; the machines of test/vm name both kinds, while
+// a developer's kernel may lack one.
+var tunnels = flag.String("tunnels", "vxlan", "kinds of tunnel, separated by commas")
+
+var families = []struct {
+	name string
+	of   func(*host) netip.Addr
+}{
+	{"IPv4", func(h *host) netip.Addr { return h.in4 }},
+	{"IPv6", func(h *host) netip.Addr { return h.in6 }},
+}
+
+func TestOverlayCarriesTrafficPlainAndSteered(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: builds network namespaces and loads BPF programs")
+	}
+	for _, kind := range strings.Split(*tunnels, ",") {
+		t.Run(kind, func(t *testing.T) {
+			if kinds[kind] == nil {
+				t.Fatalf("unknown tunnel %q", kind)
+			}
+			var o overlay
+			t.Cleanup(func() {
+				if err := o.close(); err != nil {
+					t.Error(err)
+				}
+			})
+			if err := o.build(kind); err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range families {
+				t.Run("plain "+f.name, func(t *testing.T) { o.carries(t, f.of) })
+			}
+			t.Run("steered in tier tc", func(t *testing.T) { o.steered(t, governor.TC) })
+			t.Run("steered in tier xdp", func(t *testing.T) { o.steered(t, governor.XDP) })
+			t.Run("plain again", func(t *testing.T) { o.carries(t, families[0].of) })
+		})
+	}
+}
+
+// carries sends both kinds of traffic through the overlay.
+func (o *overlay) carries(t *testing.T, of func(*host) netip.Addr) {
+	s := o.stream(t, of)
+	o.copyTCP(t, of, 256<<10)
+	s.reach(t, 500)
+	s.finish(t)
+}
+
+// steered lets the daemon act in the second host while datagrams flow: before
+// it begins, while it steers, and after it has gone. Each arrives, in order, and
+// nothing of the daemon stays.
+func (o *overlay) steered(t *testing.T, tier governor.Tier) {
+	b := &o.hosts[1]
+	residue.Check(t, residue.Scope{Namespaces: []string{residue.FD(b.ns.FD()), residue.FD(b.pod.FD())}})
+	var log bytes.Buffer
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the daemon said:\n%s", log.String())
+		}
+	})
+	s := o.stream(t, families[0].of)
+	s.reach(t, 100)
+	d, stop := o.start(t, daemon.Options{
+		StateDir: t.TempDir(), Cores: []int{0, 1}, Mode: governor.Forced, Tier: tier,
+		Limits: governor.DefaultLimits(), GuardianVerb: []string{guardian},
+		Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
+	var st control.Status
+	until(t, "the pipeline steers 500 packets", func() bool {
+		st = d.Status()
+		return st.State != control.Running || st.Counters.SteeredPackets >= 500
+	})
+	for _, f := range families {
+		o.copyTCP(t, f.of, 256<<10)
+	}
+	s.reach(t, 500)
+	st = d.Status()
+	if err := stop(); err != nil {
+		t.Errorf("the daemon ended: %v", err)
+	}
+	s.reach(t, 100)
+	s.finish(t)
+	t.Logf("%d of %d packets steered, %d changes of lane", st.Counters.SteeredPackets, st.Counters.OverlayPackets, st.Counters.LaneChanges)
+	if st.State != control.Running || st.Counters.SteeredPackets == 0 {
+		t.Errorf("nothing was steered: %+v", st)
+	}
+}
+
+// start starts a daemon in the second host. What it returns ends it.
+func (o *overlay) start(t *testing.T, opts daemon.Options) (*daemon.Daemon, func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	started, ended := make(chan *daemon.Daemon), make(chan error, 1)
+	go func() {
+		defer close(ended)
+		err := o.hosts[1].ns.Do(func() error {
+			d, err := daemon.Start(ctx, opts)
+			if err != nil {
+				return err
+			}
+			started <- d
+			return d.Run(ctx)
+		})
+		if err != nil && !errors.Is(err, context.Canceled) {
+			ended <- err
+		}
+	}()
+	stop := func() error {
+		cancel()
+		return <-ended
+	}
+	t.Cleanup(func() { _ = stop() }) // twice does no harm; the first answer counts
+	select {
+	case d := <-started:
+		return d, stop
+	case err := <-ended:
+		t.Fatalf("start the daemon: %v", err)
+	}
+	return nil, nil
+}
