@@ -5,6 +5,7 @@ package scenario
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/overlane/overlane/internal/lab/report"
 )
@@ -60,7 +61,7 @@ func measureOverload(ctx context.Context, e *env) (map[string]float64, error) {
 // findSaturation raises the offer until delivery does not follow, and returns
 // the offer that gave most.
 func (e *env) findSaturation(ctx context.Context, o offer) (float64, error) {
-	o.length, o.window = e.cfg.Length/4, window
+	o.length, o.window = max(e.cfg.Length/4, 250*time.Millisecond), window
 	t, err := e.live(ctx, o) // no more than can be delivered
 	if err != nil {
 		return 0, err

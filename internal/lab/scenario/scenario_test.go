@@ -164,7 +164,7 @@ func TestEveryScenarioGivesItsMetrics(t *testing.T) {
 			}
 			s, _ := find(name)
 			one := *e
-			cfg := Config{Scenario: name, Length: 200 * time.Millisecond}
+			cfg := Config{Scenario: name, Length: 300 * time.Millisecond}
 			if err := cfg.Normalize(e.bed.NIC); err != nil {
 				t.Fatal(err)
 			}
