@@ -34,9 +34,9 @@ var smoke = []struct {
 	// Left out: what asks /proc/config.gz, which Debian's kernels do not have,
 	// and what tries the remedies for a user, with a shell and its tools.
 	{pkg: "internal/probe", args: []string{"-test.skip=^(TestProbesAgreeWithTheKernelsOptions|TestDiagnosisOfRealDevicesAndItsCommandsMendThem)$"}},
-	// Left out: thousands of random packets, which compare programs with a model
-	// and not with the kernel, and take minutes here.
-	{pkg: "internal/datapath", args: []string{"-test.skip=^(TestProgramsAgreeWithTheOracleOnMutatedPackets|TestACutFrameIsNeverSteered)$"}},
+	// Loading takes the emulated kernel seconds: one test for each way that a
+	// program is used.
+	{pkg: "internal/datapath", args: []string{"-test.run=^(TestEveryObjectLoads|TestEveryPacketGoesToItsLane|TestXDPRedirectsToALane)"}},
 	{pkg: "test/vm/e2e", args: []string{"-tunnels=vxlan,geneve"}},
 }
 

@@ -187,7 +187,7 @@ func up(nl *netlink.Handle, dev string, addrs ...netip.Prefix) error {
 }
 
 func in(ns *netns.Handle, fn func(*netlink.Handle) error) error {
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.FD()))
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.FD()), unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}
