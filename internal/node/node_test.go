@@ -257,9 +257,6 @@ func devNames[T any](list []T, dev func(T) Dev) []string {
 func underlayNames(s Snapshot) []string {
 	return devNames(s.Underlays, func(u Underlay) Dev { return u.Dev })
 }
-func tunnelNames(s Snapshot) []string {
-	return devNames(s.Tunnels, func(t Tunnel) Dev { return t.Dev })
-}
 func podNames(s Snapshot) []string {
 	return devNames(s.Pods, func(p Pod) Dev { return p.Host })
 }

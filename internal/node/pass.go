@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 
-	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/netns"
 )
@@ -248,6 +247,3 @@ func (p *pass) watch(sp *space) (fresh bool, err error) {
 
 // dev names a device of the space.
 func (sp *space) dev(l *link) Dev { return Dev{sp.cookie, l.index, l.name} }
-
-// up reports whether a device is administratively up.
-func up(l *link) bool { return l.flags&unix.IFF_UP != 0 }
