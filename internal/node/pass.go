@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 
-
 	"github.com/overlane/overlane/internal/netns"
 )
 
