@@ -10,8 +10,6 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
-
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/bpf"
@@ -30,17 +28,6 @@ func saysManual(t *testing.T, d *rig.Daemon, words ...string) {
 			return dev.State == control.Manual && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(said, w) })
 		}), fmt.Sprintf("%+v", st.Devices)
 	})
-}
-
-// ends stops a daemon by SIGTERM, which has to end with 0.
-func ends(t *testing.T, d *rig.Daemon) {
-	t.Helper()
-	d.Signal(unix.SIGTERM)
-	if code := d.Exited().ExitCode(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
-	d.GoneBoth()
-	d.NothingLeft()
 }
 
 // What somebody has set before is part of what the residue check compares with.
@@ -82,7 +69,7 @@ func TestForeignSteeringIsLeftAlone(t *testing.T) {
 			l.GoesOn()
 			ends(t, d)
 			l.GoesOn()
-			orderly(t, l.Stop())
+			left(t, d, l.Stop())
 		})
 	}
 }
@@ -139,5 +126,5 @@ func TestForeignXDPProgramIsLeftAlone(t *testing.T) {
 	d.Acting()
 	l.GoesOn()
 	ends(t, d)
-	orderly(t, l.Stop())
+	left(t, d, l.Stop())
 }

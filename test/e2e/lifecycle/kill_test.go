@@ -107,5 +107,5 @@ func TestDaemonWithoutGuardianRestoresAndEnds(t *testing.T) {
 		t.Errorf("masks are %s, were %s", now, before)
 	}
 	d.NothingLeft()
-	orderly(t, l.Stop())
+	left(t, d, l.Stop())
 }

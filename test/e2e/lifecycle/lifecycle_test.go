@@ -5,6 +5,7 @@
 package lifecycle
 
 import (
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -44,6 +45,17 @@ func start(t *testing.T, b *bed.Bed) (*rig.Daemon, *rig.Load) {
 	return d, l
 }
 
+// ends stops a daemon by SIGTERM, which has to end with 0.
+func ends(t *testing.T, d *rig.Daemon) {
+	t.Helper()
+	d.Signal(unix.SIGTERM)
+	if code := d.Exited().ExitCode(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	d.GoneBoth()
+	d.NothingLeft()
+}
+
 // masks are the receive masks that the pipeline sets, as one word.
 func masks(t *testing.T, b *bed.Bed) string {
 	t.Helper()
@@ -62,6 +74,18 @@ func orderly(t *testing.T, v traffic.Verdict) {
 	}
 }
 
+// left judges the order around the end of a daemon. Only one that says that
+// flows did not leave their lanes in time, as on a machine with other work, may
+// have let packets be overtaken.
+func left(t *testing.T, d *rig.Daemon, v traffic.Verdict) {
+	t.Helper()
+	if strings.Contains(d.Log(), "may be overtaken once") {
+		overtaken(t, v, 3)
+	} else {
+		orderly(t, v)
+	}
+}
+
 // overtaken fails the test if more were overtaken than lanes can hold at one
 // moment, once for each change of path that nobody guards any more.
 func overtaken(t *testing.T, v traffic.Verdict, changes uint64) {
@@ -74,21 +98,23 @@ func overtaken(t *testing.T, v traffic.Verdict, changes uint64) {
 }
 
 func TestTermRestoresAndEndsWithZero(t *testing.T) {
-	b := lab(t, bed.Options{Pods: 2})
-	before := masks(t, b)
-	d, l := start(t, b)
-	if now := masks(t, b); now == before {
-		t.Fatalf("the daemon acts and the masks are still %s", now)
+	for _, tier := range []string{"tc", "xdp"} {
+		t.Run(tier, func(t *testing.T) {
+			b := lab(t, bed.Options{Pods: 2})
+			before := masks(t, b)
+			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: strings.Replace(forced, "tier: tc", "tier: "+tier, 1)})
+			l := rig.StartLoad(t, b, 4)
+			d.Acting()
+			if now := masks(t, b); now == before {
+				t.Fatalf("the daemon acts and the masks are still %s", now)
+			}
+			l.GoesOn()
+			ends(t, d)
+			if now := masks(t, b); now != before {
+				t.Errorf("masks are %s, were %s", now, before)
+			}
+			l.GoesOn()
+			left(t, d, l.Stop())
+		})
 	}
-	d.Signal(unix.SIGTERM)
-	if code := d.Exited().ExitCode(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
-	d.GoneBoth()
-	if now := masks(t, b); now != before {
-		t.Errorf("masks are %s, were %s", now, before)
-	}
-	d.NothingLeft()
-	l.GoesOn()
-	orderly(t, l.Stop())
 }

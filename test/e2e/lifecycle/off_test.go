@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
 )
@@ -39,7 +37,7 @@ func TestOffMakesTheDaemonRestoreAndEndWithZero(t *testing.T) {
 		}
 	}
 	l.GoesOn()
-	orderly(t, l.Stop())
+	left(t, d, l.Stop())
 }
 
 func TestOffWhereNothingEverRanChangesNothing(t *testing.T) {
@@ -73,9 +71,6 @@ func TestSecondDaemonIsToldOfTheFirst(t *testing.T) {
 	if st := d.Acting(); st.PID != d.PID {
 		t.Errorf("the daemon has pid %d, was %d", st.PID, d.PID)
 	}
-	d.Signal(unix.SIGTERM)
-	if code := d.Exited().ExitCode(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
-	orderly(t, l.Stop())
+	ends(t, d)
+	left(t, d, l.Stop())
 }

@@ -136,11 +136,7 @@ func TestPodsThatComeAreSteeredAndThoseThatGoAreForgotten(t *testing.T) {
 			must(t, err)
 			return !strings.Contains(string(journal), strconv.FormatUint(cookie, 10)), string(journal)
 		})
-		d.Signal(unix.SIGTERM)
-		if code := d.Exited().ExitCode(); code != 0 {
-			t.Errorf("exit code %d", code)
-		}
-		d.NothingLeft()
+		ends(t, d)
 	})
 }
 
@@ -201,11 +197,7 @@ func TestContainersComeAndGoAndNothingGrows(t *testing.T) {
 		return len(now) <= len(fds), fmt.Sprintf("%d files, were %d:\n%v\n%v", len(now), len(fds), now, fds)
 	})
 	orderly(t, l.Stop())
-	d.Signal(unix.SIGTERM)
-	if code := d.Exited().ExitCode(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
-	d.NothingLeft()
+	ends(t, d)
 }
 
 func openFiles(t *testing.T, pid int) []string {

@@ -83,6 +83,6 @@ func TestTwoDaemonsTouchNeitherEachOtherNorTheMachine(t *testing.T) {
 	}
 	unchanged(t, a, plainA, "the second daemon was switched off")
 	db.NothingLeft()
-	orderly(t, lb.Stop())
+	left(t, db, lb.Stop())
 	overtaken(t, la.Stop(), 3)
 }

@@ -104,22 +104,21 @@ func (l *Load) flow(id int) traffic.Verdict {
 	return v
 }
 
-// Stop ends the traffic and returns what became of it.
+// Stop ends the traffic and returns what became of it, once all of it has
+// arrived or nothing has for a while.
 func (l *Load) Stop() traffic.Verdict {
 	l.tb.Helper()
-	err := l.gen.Stop()
+	gen := l.gen
 	l.gen = nil
-	if err != nil {
+	if err := gen.Stop(); err != nil {
 		l.tb.Fatal(err)
 	}
-	last := l.Verdict()
-	for quiet := 0; quiet < 5; {
-		// Nothing tells that the last datagram has arrived.
-		time.Sleep(10 * time.Millisecond)
+	const while = 500 * time.Millisecond
+	last, since := l.Verdict(), time.Now()
+	for last.Received < gen.Sent() && time.Since(since) < while {
+		time.Sleep(5 * time.Millisecond) // nothing tells that a datagram was lost
 		if v := l.Verdict(); v != last {
-			last, quiet = v, 0
-		} else {
-			quiet++
+			last, since = v, time.Now()
 		}
 	}
 	l.end()
