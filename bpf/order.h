@@ -28,6 +28,13 @@
  */
 #define OL_CLOCK_SLACK_NS 2000
 
+/*
+ * What one core writes and others read: in the order in which it stands here. The
+ * machines that this runs on (x86) keep the order of stores, and that of loads.
+ */
+#define OL_WRITE(x, v) (*(volatile __typeof__(x) *)&(x) = (v))
+#define OL_READ(x) (*(const volatile __typeof__(x) *)&(x))
+
 OL_INLINE int ol_after(__u32 a, __u32 b)
 {
 	return (__s32)(a - b) > 0;
@@ -46,9 +53,10 @@ OL_INLINE void ol_mark_add(struct ol_marks *m, __u32 seq, __u32 nic_seq, __u64 t
 		at = (at + 1) % OL_MARKS;
 		m->at = at;
 	}
-	m->mark[at].seq = seq;
-	m->mark[at].nic_seq = nic_seq;
-	m->mark[at].time = time;
+	/* The time first: with the new poll's number, the old time would be too early. */
+	OL_WRITE(m->mark[at].time, time);
+	OL_WRITE(m->mark[at].seq, seq);
+	OL_WRITE(m->mark[at].nic_seq, nic_seq);
 }
 
 /* The earliest noted time by which the packets up to poll `seq` were handed on, or 0. */
@@ -61,9 +69,10 @@ OL_INLINE __u64 ol_handed_on(const struct ol_marks *m, __u32 seq)
 #pragma unroll
 #endif
 	for (i = 0; i < OL_MARKS; i++) {
-		__u64 t = m->mark[i].time;
+		__u32 passed = OL_READ(m->mark[i].seq);
+		__u64 t = OL_READ(m->mark[i].time);
 
-		if (t && ol_after(m->mark[i].seq, seq) && (!best || t < best))
+		if (t && ol_after(passed, seq) && (!best || t < best))
 			best = t;
 	}
 	return best;
@@ -82,9 +91,10 @@ OL_INLINE __u64 ol_handed_on_nic(const struct ol_marks *m, __u32 seq)
 #pragma unroll
 #endif
 	for (i = 0; i < OL_MARKS; i++) {
-		__u64 t = m->mark[i].time;
+		__u32 passed = OL_READ(m->mark[i].nic_seq);
+		__u64 t = OL_READ(m->mark[i].time);
 
-		if (t && ol_after(m->mark[i].nic_seq, seq) && (!best || t < best))
+		if (t && ol_after(passed, seq) && (!best || t < best))
 			best = t;
 	}
 	return best;

@@ -114,8 +114,11 @@ __noinline int ol_backlog_drained(__u32 cpu, __u64 handed)
 	return ol_queue_drained(&c->backlog, handed, head == tail);
 }
 
-/* A lane's thread that has not taken frames for so long is done with those it took. */
-#define OL_LANE_DONE_NS 10000000
+/*
+ * A lane's thread that has not taken frames for so long is done with those it
+ * took: for frames that never got as far as the tunnel's cell.
+ */
+#define OL_LANE_DONE_NS 200000000
 
 /*
  * Has everything that the slot sent to a cpumap lane before been handed on by
@@ -126,24 +129,17 @@ __noinline int ol_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 se
 {
 	struct ol_cpu *c = ol_get_cpu(cpu);
 	struct ol_marks *m;
-	__u64 taken;
-	int i;
 
 	/* The ring is filled when the poll ends in which the frame was redirected. */
 	if (!c || !ol_handed_on_by(this_cpu, OL_NO_CELL, seq))
 		return 0;
-	taken = c->lane_time;
-	if (c->lane_head != c->lane_tail)
+	if (OL_READ(c->lane_head) != OL_READ(c->lane_tail))
 		return 0;
-	if (now - taken > OL_LANE_DONE_NS)
-		return 1;
 	m = ol_get_cell_marks(cpu, tunnel);
-	if (!m)
-		return 0;
-	for (i = 0; i < OL_MARKS; i++)
-		if (m->mark[i].time > taken + OL_CLOCK_SLACK_NS)
-			return 1;
-	return 0;
+	if (m && ol_handed_on(m, OL_READ(c->lane_seq)))
+		return 1;
+	/* Its core may be ahead of our last poll. */
+	return (__s64)(now - OL_READ(c->lane_time)) > OL_LANE_DONE_NS;
 }
 
 /* Has everything that the slot let pass to the NIC's GRO been handed on, and handled here? */

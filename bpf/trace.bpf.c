@@ -167,7 +167,7 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 	return 0;
 }
 
-/* Frames went into a lane's ring: by a full one they were dropped instead. */
+/* Frames came to a lane's ring; those that a full one dropped are among the processed. */
 SEC("tp_btf/xdp_cpumap_enqueue")
 int BPF_PROG(ol_lane_enqueue, int map_id, unsigned int processed, unsigned int drops, int to_cpu)
 {
@@ -178,7 +178,7 @@ int BPF_PROG(ol_lane_enqueue, int map_id, unsigned int processed, unsigned int d
 	cpu = ol_get_cpu(to_cpu);
 	if (!cpu)
 		return 0;
-	__sync_fetch_and_add(&cpu->lane_tail, processed);
+	__sync_fetch_and_add(&cpu->lane_tail, processed - drops);
 	if (drops)
 		ol_count(OL_CNT_XDP_DROP, drops);
 	return 0;
@@ -195,8 +195,10 @@ int BPF_PROG(ol_lane_taken, int map_id, unsigned int processed)
 	cpu = ol_get_cpu(bpf_get_smp_processor_id());
 	if (!cpu)
 		return 0;
-	cpu->lane_time = bpf_ktime_get_ns();
-	cpu->lane_head += processed;
+	/* In this order: who sees the frames taken must not see an older time. */
+	OL_WRITE(cpu->lane_time, bpf_ktime_get_ns());
+	OL_WRITE(cpu->lane_seq, cpu->seq);
+	OL_WRITE(cpu->lane_head, cpu->lane_head + processed);
 	return 0;
 }
 

@@ -63,7 +63,7 @@ type traceOlCpu struct {
 	NicSeq     uint32
 	Queue      uint32
 	BacklogSeq uint32
-	Pad        uint32
+	LaneSeq    uint32
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
