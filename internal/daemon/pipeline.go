@@ -32,6 +32,7 @@ type pipeline struct {
 	layout   governor.Layout // in place while armed
 	armed    bool
 	steering bool
+	home     homing // while flows are called back
 	attached map[node.DevKey]io.Closer
 	xdp      map[node.DevKey]io.Closer
 	skipped  []plan.Skip
@@ -282,7 +283,7 @@ func (p *pipeline) gone(t plan.Target) bool {
 
 // steer lets the hooks send flows to the lanes.
 func (p *pipeline) steer() error {
-	p.steering = true
+	p.steering, p.home = true, homing{}
 	for cpu := range p.cores {
 		stages := p.resting(cpu)
 		switch {
@@ -326,45 +327,84 @@ func (p *pipeline) callBack() error {
 	return nil
 }
 
-// homing watches flows leave the lanes: first those of the tunnel stage.
+// homing watches flows leave the lanes: those of the nic and the tunnel stage,
+// then those of the pod stage; then what lanes held is handled. It takes as many
+// looks as it takes; it begins anew when flows are sent out again.
 type homing struct {
+	step    homingStep
 	steered uint64 // packets sent to the lanes so far
 	since   time.Time
-	podsToo bool
+	round   *round
 }
+
+type homingStep int
+
+const (
+	fromTunnel homingStep = iota
+	fromPod
+	handled
+	home
+)
 
 // settled is how long no packet may have been steered before lanes count as
 // left; what they held is then proved to be handled by their progress.
 const settled = 20 * time.Millisecond
 
-// waitHome waits until no flow is on a lane, or the deadline. On overload flows
-// may not drain; then it says so.
-func (p *pipeline) waitHome(ctx context.Context) error {
-	h := homing{}
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
+func (p *pipeline) lookHome(now time.Time) error {
+	h := &p.home
+	switch h.step {
+	case fromTunnel, fromPod:
 		c, err := p.dp.Counters()
 		if err != nil {
 			return err
 		}
 		steered := c.Steered + c.XDPLane
-		if h.podsToo {
+		if h.step == fromPod {
 			steered = c.PodSteered
 		}
-		now := time.Now()
 		if steered != h.steered || h.since.IsZero() {
 			h.steered, h.since = steered, now
-		} else if now.Sub(h.since) >= settled {
-			if h.podsToo {
-				return p.passed(ctx, graceTimeout)
+		}
+		if now.Sub(h.since) < settled {
+			return nil
+		}
+		if h.step == fromPod {
+			*h = homing{step: handled}
+			return nil
+		}
+		for cpu := range p.cores {
+			if err := p.dp.Steer(cpu); err != nil {
+				return err
 			}
-			for cpu := range p.cores {
-				if err := p.dp.Steer(cpu); err != nil {
-					return err
-				}
-			}
-			h = homing{podsToo: true}
+		}
+		*h = homing{step: fromPod}
+	case handled:
+		var err error
+		if h.round == nil {
+			h.round, err = p.newRound()
+			return err
+		}
+		open, err := h.round.look(p.dp)
+		if err == nil && open == 0 {
+			*h = homing{step: home}
+		}
+		return err
+	case home:
+	}
+	return nil
+}
+
+// waitHome waits until no flow is on a lane, or the deadline. On overload flows
+// may not drain; then it says so, and goes on the next time.
+func (p *pipeline) waitHome(ctx context.Context) error {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if err := p.lookHome(time.Now()); err != nil {
+			return err
+		}
+		if p.home.step == home {
+			return nil
 		}
 		select {
 		case <-ctx.Done():
@@ -374,34 +414,21 @@ func (p *pipeline) waitHome(ctx context.Context) error {
 	}
 }
 
-// passed waits until every core has handled what was in its backlog when it was
-// called, and has polled since, or does not poll at all.
+// passed waits until every core has handled what was in its hands when it was
+// called.
 func (p *pipeline) passed(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	begin, err := p.dp.Cores()
-	if err != nil {
-		return err
-	}
-	start, err := datapath.Now()
+	r, err := p.newRound()
 	if err != nil {
 		return err
 	}
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for ticks := 0; ; ticks++ {
-		cores, err := p.dp.Cores()
-		if err != nil {
+	for {
+		open, err := r.look(p.dp)
+		if err != nil || open == 0 {
 			return err
-		}
-		open := 0
-		for i, c := range cores {
-			if !roundPassed(begin[i], c, start, ticks) {
-				open++
-			}
-		}
-		if open == 0 {
-			return nil
 		}
 		select {
 		case <-ctx.Done():
@@ -409,6 +436,37 @@ func (p *pipeline) passed(ctx context.Context, limit time.Duration) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// round watches every core handle what was in its hands at the start.
+type round struct {
+	begin []datapath.Core
+	start uint64
+	looks int
+}
+
+func (p *pipeline) newRound() (*round, error) {
+	begin, err := p.dp.Cores()
+	if err != nil {
+		return nil, err
+	}
+	start, err := datapath.Now()
+	return &round{begin: begin, start: start}, err
+}
+
+// look returns how many cores are not through.
+func (r *round) look(dp *datapath.Datapath) (open int, err error) {
+	cores, err := dp.Cores()
+	if err != nil {
+		return 0, err
+	}
+	for i, c := range cores {
+		if !roundPassed(r.begin[i], c, r.start, r.looks) {
+			open++
+		}
+	}
+	r.looks++
+	return open, nil
 }
 
 // idleTicks is how many looks in a row must find a core's polls unchanged before
