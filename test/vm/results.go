@@ -74,7 +74,7 @@ type Test struct {
 // Tests takes the output of a test binary apart that ran with
 // -test.v=test2json.
 func (o *Outcome) Tests(ctx context.Context) (tests []*Test, rest string, err error) {
-	cmd := command(ctx, "go", "tool", "test2json")
+	cmd := command(ctx, "go", "tool", "test2json", "-t")
 	cmd.Stdin = strings.NewReader(o.Output)
 	events, err := output(cmd)
 	if err != nil {

@@ -89,7 +89,7 @@ func TestOverlayCarriesTrafficPlainAndSteered(t *testing.T) {
 func (o *overlay) carries(t *testing.T, of func(*host) netip.Addr) {
 	s := o.stream(t, of)
 	o.copyTCP(t, of, 256<<10)
-	s.reach(t, 500)
+	s.reach(t, 200)
 	s.finish(t)
 }
 
@@ -106,26 +106,26 @@ func (o *overlay) steered(t *testing.T, tier governor.Tier) {
 		}
 	})
 	s := o.stream(t, families[0].of)
-	s.reach(t, 100)
+	s.reach(t, 50)
 	d, stop := o.start(t, daemon.Options{
 		StateDir: t.TempDir(), Cores: []int{0, 1}, Mode: governor.Forced, Tier: tier,
 		Limits: governor.DefaultLimits(), GuardianVerb: []string{guardian},
 		Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	var st control.Status
-	until(t, "the pipeline steers 500 packets", func() bool {
+	until(t, "the pipeline steers 200 packets", func() bool {
 		st = d.Status()
-		return st.State != control.Running || st.Counters.SteeredPackets >= 500
+		return st.State != control.Running || st.Counters.SteeredPackets >= 200
 	})
 	for _, f := range families {
 		o.copyTCP(t, f.of, 256<<10)
 	}
-	s.reach(t, 500)
+	s.reach(t, 200)
 	st = d.Status()
 	if err := stop(); err != nil {
 		t.Errorf("the daemon ended: %v", err)
 	}
-	s.reach(t, 100)
+	s.reach(t, 50)
 	s.finish(t)
 	t.Logf("%d of %d packets steered, %d changes of lane", st.Counters.SteeredPackets, st.Counters.OverlayPackets, st.Counters.LaneChanges)
 	if st.State != control.Running || st.Counters.SteeredPackets == 0 {

@@ -65,7 +65,18 @@ func (o *overlay) stream(t *testing.T, ip func(*host) netip.Addr) *stream {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.from.Close() })
-	go func() { s.ended <- s.send() }()
+	go func() {
+		s.ended <- a.pod.Do(func() error {
+			// A sender that moves to another core overtakes itself: veth takes
+			// packets on the core that sends them.
+			var core unix.CPUSet
+			core.Set(0)
+			if err := unix.SchedSetaffinity(0, &core); err != nil {
+				return fmt.Errorf("pin the sender: %w", err)
+			}
+			return s.send()
+		})
+	}()
 	go func() { s.ended <- s.receive() }()
 	return s
 }
@@ -74,7 +85,7 @@ func (o *overlay) stream(t *testing.T, ip func(*host) netip.Addr) *stream {
 // emulated core bears.
 func (s *stream) send() error {
 	buf := make([]byte, 64)
-	pace := time.NewTicker(2 * time.Millisecond)
+	pace := time.NewTicker(20 * time.Millisecond)
 	defer pace.Stop()
 	for n := uint64(0); ; {
 		select {
