@@ -200,6 +200,30 @@ func TestContainersComeAndGoAndNothingGrows(t *testing.T) {
 	ends(t, d)
 }
 
+// A tunnel that goes while it is steered takes its settings with it, and neither
+// the daemon nor its way back.
+func TestTunnelGoesWhileItIsSteered(t *testing.T) {
+	rig.NeedCores(t, 2)
+	b := rig.Lab(t, bed.Options{})
+	check(t) // the machine's: this lab does not stay as it is
+	host := b.Receiver()
+	d, l := start(t, b)
+	l.Stop()
+	nl := in(t, host.Overlay)
+	defer nl.Close()
+	tunnel, err := nl.LinkByName(bed.Tunnel)
+	must(t, err)
+	must(t, nl.LinkDel(tunnel))
+	rig.Until(t, "status forgets the tunnel", func() (bool, string) {
+		known, said := named(d, bed.Tunnel)
+		return !known, said
+	})
+	ends(t, d)
+	if now := rig.Mask(t, host.Pods[0].NS, bed.PodDev); now != "" {
+		t.Errorf("the pod's mask is %s, was none", now)
+	}
+}
+
 func openFiles(t *testing.T, pid int) []string {
 	t.Helper()
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))

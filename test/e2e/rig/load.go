@@ -95,6 +95,19 @@ func (l *Load) GoesOn() {
 	})
 }
 
+// Share is the part of the next third of a second's datagrams that arrive.
+func (l *Load) Share() float64 {
+	l.tb.Helper()
+	const window = Rate / 3
+	sent, got := l.gen.Sent(), l.Verdict().Received
+	Until(l.tb, "a window is sent", func() (bool, string) {
+		n := l.gen.Sent() - sent
+		return n >= window, fmt.Sprint(n)
+	})
+	sent = l.gen.Sent() - sent // before what arrived is read: it may be more
+	return float64(l.Verdict().Received-got) / float64(sent)
+}
+
 func (l *Load) flow(id int) traffic.Verdict {
 	l.tb.Helper()
 	v, err := l.check.Flow(id)
