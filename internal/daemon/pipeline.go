@@ -56,6 +56,9 @@ func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.
 	if err := p.attach(snap); err != nil {
 		return err
 	}
+	if err := p.split(snap); err != nil {
+		return err
+	}
 	if err := p.passed(ctx, graceTimeout); err != nil {
 		p.log.Debug("packets from before the programs may still be on their way", "reason", err)
 	}
@@ -63,9 +66,6 @@ func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.
 		if err := p.dp.SetLanes(stage, cores); err != nil {
 			return err
 		}
-	}
-	if err := p.split(snap); err != nil {
-		return err
 	}
 	return p.do(made)
 }
@@ -82,11 +82,11 @@ func (p *pipeline) split(snap node.Snapshot) error {
 	if len(p.layout.NIC) == 0 {
 		return nil
 	}
+	if err := p.dp.StartLanes(p.layout.NIC); err != nil {
+		return err
+	}
 	if p.xdp == nil {
 		p.xdp = map[node.DevKey]io.Closer{}
-		if err := p.dp.StartLanes(p.layout.NIC); err != nil {
-			return err
-		}
 	}
 	for _, u := range snap.Underlays {
 		if p.xdp[u.Key()] != nil {
@@ -381,6 +381,12 @@ func (p *pipeline) lookHome(now time.Time) error {
 	case handled:
 		var err error
 		if h.round == nil {
+			// A thread that does not get its core may hold frames of flows
+			// that pause.
+			cores, err := p.dp.Cores()
+			if err != nil || slices.ContainsFunc(cores, func(c datapath.Core) bool { return c.LaneQueue > 0 }) {
+				return err
+			}
 			h.round, err = p.newRound()
 			return err
 		}
@@ -440,9 +446,10 @@ func (p *pipeline) passed(ctx context.Context, limit time.Duration) error {
 
 // round watches every core handle what was in its hands at the start.
 type round struct {
-	begin []datapath.Core
 	start uint64
-	looks int
+	begin []datapath.Core
+	last  []datapath.Core
+	quiet []int // looks since the core's last poll
 }
 
 func (p *pipeline) newRound() (*round, error) {
@@ -451,7 +458,7 @@ func (p *pipeline) newRound() (*round, error) {
 		return nil, err
 	}
 	start, err := datapath.Now()
-	return &round{begin: begin, start: start}, err
+	return &round{start: start, begin: begin, last: begin, quiet: make([]int, len(begin))}, err
 }
 
 // look returns how many cores are not through.
@@ -461,27 +468,34 @@ func (r *round) look(dp *datapath.Datapath) (open int, err error) {
 		return 0, err
 	}
 	for i, c := range cores {
-		if !roundPassed(r.begin[i], c, r.start, r.looks) {
+		if r.quiet[i]++; c.Polls != r.last[i].Polls {
+			r.quiet[i] = 0
+		}
+		if !r.passed(i, c) {
 			open++
 		}
 	}
-	r.looks++
+	r.last = cores
 	return open, nil
 }
 
-// idleTicks is how many looks in a row must find a core's polls unchanged before
-// it counts as idle: work that is pending begins well within that.
-const idleTicks = 4
+const (
+	// quietLooks is how many looks in a row must find a core's polls unchanged
+	// before it counts as idle: work that is pending begins well within that.
+	quietLooks = 4
+	// roundPolls is within how many polls everything that was scheduled on a
+	// core at some time has been polled. A softirq takes turns; each stage of
+	// the path, on each of some devices, is one turn, and may be the last of
+	// this turn and then the last of the next.
+	roundPolls = 16
+)
 
-// roundPassed tells whether what was in a core's hands at start, when it was
-// begin, has been handled by now.
-func roundPassed(begin, now datapath.Core, start uint64, ticks int) bool {
-	polls := now.Polls - begin.Polls
-	if polls == 0 {
-		return ticks >= idleTicks && !now.Full
+func (r *round) passed(i int, now datapath.Core) bool {
+	if r.quiet[i] >= quietLooks {
+		return !now.Full && now.Queue == 0
 	}
-	unused := now.BacklogPoll == begin.BacklogPoll && now.Queue == 0
-	return polls >= 2 && (now.Safe > start || unused)
+	unused := now.BacklogPoll == r.begin[i].BacklogPoll && now.Queue == 0
+	return now.Polls-r.begin[i].Polls >= roundPolls && (now.Safe > r.start || unused)
 }
 
 // errFlowsOut says that flows are still on lanes, so that masks cannot change

@@ -35,6 +35,8 @@ type Datapath struct {
 	tracer []link.Link
 	perf   []int
 
+	laneThreads map[int]bool // by core
+
 	policy  stagesOlPolicy
 	tunnels map[stagesOlTunnelKey]stagesOlTunnel
 	cells   map[stagesOlCellKey]uint32

@@ -37,10 +37,29 @@ func (d *Datapath) loadXDP(key [16]byte) error {
 	return nil
 }
 
-// StartLanes makes the threads of the nic stage's lanes on the given cores. They
-// must be there before a program that redirects to them is attached; they go
-// with Close. It is to be called once.
+// StartLanes makes the threads of the nic stage's lanes on those of the given
+// cores that have none yet. They must be there before a program redirects to
+// them; they go with Close.
 func (d *Datapath) StartLanes(cores []int) error {
+	if d.laneThreads == nil {
+		if err := d.watchLanes(); err != nil {
+			return err
+		}
+		d.laneThreads = map[int]bool{}
+	}
+	for _, core := range cores {
+		if d.laneThreads[core] {
+			continue // another one in its place would overtake it
+		}
+		if err := d.stages.OlLaneThreads.Put(uint32(core), cpumapValue{QSize: laneQueue}); err != nil {
+			return fmt.Errorf("start lane on core %d: %w", core, err)
+		}
+		d.laneThreads[core] = true
+	}
+	return nil
+}
+
+func (d *Datapath) watchLanes() error {
 	info, err := d.stages.OlLaneThreads.Info()
 	if err != nil {
 		return fmt.Errorf("read lane map: %w", err)
@@ -55,15 +74,7 @@ func (d *Datapath) StartLanes(cores []int) error {
 	if err := d.watch("xdp_cpumap_enqueue", d.trace.OlLaneEnqueue); err != nil {
 		return err
 	}
-	if err := d.watch("xdp_cpumap_kthread", d.trace.OlLaneTaken); err != nil {
-		return err
-	}
-	for _, core := range cores {
-		if err := d.stages.OlLaneThreads.Put(uint32(core), cpumapValue{QSize: laneQueue}); err != nil {
-			return fmt.Errorf("start lane on core %d: %w", core, err)
-		}
-	}
-	return nil
+	return d.watch("xdp_cpumap_kthread", d.trace.OlLaneTaken)
 }
 
 // ErrForeignXDP says that somebody else's program is on the device.
