@@ -8,38 +8,38 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"testing"
 
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/netns"
 )
 
-// account is where packets can have stayed, by the counter that says so.
+// account is where packets have stayed, by the counter that says so.
 type account map[string]uint64
 
-// drops reads the kernel's counters of every device of the receiving path. A
-// backlog or a GRO cell that is full counts at the device that the packet was
-// meant for; veth counts at the wire what found its ring full.
-func drops(b *bed.Bed) (account, error) {
+// place is a device of the receiving path.
+type place struct {
+	ns  *netns.Handle
+	dev string
+}
+
+// path is the receiving path, in order.
+func path(b *bed.Bed) []place {
 	rx := b.Receiver()
-	devs := []struct {
-		ns  *netns.Handle
-		dev string
-	}{{rx.NS, rx.Wire}, {rx.Overlay, bed.Tunnel}}
-	for _, p := range rx.Pods {
-		devs = append(devs, struct {
-			ns  *netns.Handle
-			dev string
-		}{p.NS, bed.PodDev})
-	}
+	return []place{{rx.NS, rx.Wire}, {rx.Overlay, bed.Tunnel}, {rx.Pods[0].NS, bed.PodDev}}
+}
+
+// drops reads the kernel's counters of the path. A backlog or a GRO cell that is
+// full counts at the device that the packet was meant for; veth counts at the
+// wire what found its ring full.
+func drops(b *bed.Bed) (account, error) {
 	a := account{}
-	for _, d := range devs {
-		st, err := bed.LinkStats(d.ns, d.dev)
+	for _, p := range path(b) {
+		st, err := bed.LinkStats(p.ns, p.dev)
 		if err != nil {
-			return nil, fmt.Errorf("read drops of %s: %w", d.dev, err)
+			return nil, fmt.Errorf("read drops of %s: %w", p.dev, err)
 		}
-		a[d.dev+" rx_dropped"] += st.RxDropped
+		a["queues before "+p.dev] = st.RxDropped
 	}
 	return a, nil
 }
@@ -72,29 +72,22 @@ func (a account) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// lossEvery is the share of packets that a lossy run drops in all.
-const lossEvery = 1000
-
-// losses drop packets at several places of the path: behind the underlay's
-// hook, when a packet has its lane and is not there yet; behind the tunnel
-// stage's lane; and behind the pod stage's.
+// losses drop packets on purpose.
 type losses map[string]*traffic.Loss
 
-func lose(t *testing.T, b *bed.Bed) losses {
-	t.Helper()
-	rx := b.Receiver()
+// lose drops one packet in a thousand, a third each at the underlay, behind the
+// tunnel stage's lane, and behind the pod stage's: the guard has packets in its
+// books that never come.
+func lose(b *bed.Bed) (losses, error) {
 	all := losses{}
-	for _, at := range []struct {
-		ns  *netns.Handle
-		dev string
-	}{{rx.NS, rx.Wire}, {rx.Overlay, bed.Tunnel}, {rx.Pods[0].NS, bed.PodDev}} {
-		l, err := traffic.DropEvery(at.ns, at.dev, 3*lossEvery)
+	for _, p := range path(b) {
+		l, err := traffic.DropEvery(p.ns, p.dev, 3000)
 		if err != nil {
-			t.Fatal(errors.Join(err, all.close()))
+			return nil, errors.Join(err, all.close())
 		}
-		all["dropped on purpose behind "+at.dev] = l
+		all["on purpose at "+p.dev] = l
 	}
-	return all
+	return all, nil
 }
 
 func (l losses) account() (account, error) {

@@ -3,48 +3,76 @@
 package order
 
 import (
-	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 
-	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/test/e2e/rig"
 )
 
-var serial int
-
-func up(t *testing.T, topology bed.Topology, nic bed.NIC) *bed.Bed {
-	t.Helper()
-	needRoot(t)
-	serial++
-	b, err := bed.Up(bed.Options{
-		Name: fmt.Sprintf("o%d%d", os.Getpid()%1000000, serial), StateDir: filepath.Join(t.TempDir(), "lab"),
-		Topology: topology, NIC: nic,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := b.Down(); err != nil {
-			t.Error(err)
-		}
-	})
-	return b
+// few are the runs of every CI run: each scene with each tier, each kind of NIC,
+// one flow and several, and with loss, but not each with each.
+var few = []run{
+	{bed.Bridged, bed.Thread, config.TierTC, steady, 8, paced},
+	{bed.Bridged, bed.Thread, config.TierTC, resteered, 1, paced},
+	{bed.Bridged, bed.Thread, config.TierTC, resteered, 8, lossy},
+	{bed.Bridged, bed.Thread, config.TierTC, toggled, 8, paced},
+	{bed.Bridged, bed.Thread, config.TierTC, shrunk, 8, lossy},
+	{bed.Bridged, bed.Thread, config.TierXDP, steady, 1, lossy},
+	{bed.Bridged, bed.Thread, config.TierXDP, resteered, 8, paced},
+	{bed.Bridged, bed.Thread, config.TierXDP, toggled, 8, lossy},
+	{bed.Bridged, bed.Thread, config.TierXDP, shrunk, 8, paced},
+	{bed.Bridged, bed.Thread, config.TierTC, resteered, 8, flooded},
+	{bed.Bridged, bed.Thread, config.TierXDP, resteered, 8, flooded},
+	{bed.Bridged, bed.Softirq, config.TierTC, steady, 1, lossy},
+	{bed.Bridged, bed.Softirq, config.TierTC, resteered, 8, paced},
+	{bed.Bridged, bed.Softirq, config.TierTC, toggled, 8, lossy},
+	{bed.Bridged, bed.Softirq, config.TierTC, shrunk, 8, paced},
+	{bed.Bridged, bed.Softirq, config.TierXDP, steady, 8, paced},
+	{bed.Bridged, bed.Softirq, config.TierXDP, resteered, 1, lossy},
+	{bed.Bridged, bed.Softirq, config.TierXDP, toggled, 8, paced},
+	{bed.Bridged, bed.Softirq, config.TierXDP, shrunk, 8, lossy},
+	{bed.Routed, bed.Thread, config.TierTC, resteered, 8, paced},
+	{bed.Nested, bed.Softirq, config.TierXDP, resteered, 8, lossy},
 }
 
-func TestTry(t *testing.T) {
-	b := up(t, bed.Bridged, bed.NIC(os.Getenv("NIC")))
-	for _, tier := range []governor.Tier{governor.TC, governor.XDP} {
-		for name, s := range map[string]scene{"steady": steady, "resteered": resteered, "toggled": toggled, "shrunk": shrunk} {
-			for _, lossy := range []bool{false, true} {
-				for _, flows := range []int{1, 8} {
-					t.Run(fmt.Sprint(tier, name, lossy, flows), func(t *testing.T) {
-						r := run{bed: b, tier: tier, flows: flows, lossy: lossy, start: startInProcess, scene: s, until: progress{packets: 300000}}
-						r.do(t)
-					})
+// all are the runs of the long version.
+func all() (runs []run) {
+	for _, topology := range []bed.Topology{bed.Bridged, bed.Routed, bed.Nested} {
+		for _, nic := range []bed.NIC{bed.Thread, bed.Softirq} {
+			for _, tier := range []config.Tier{config.TierTC, config.TierXDP} {
+				for _, scene := range []scene{steady, resteered, toggled, shrunk} {
+					for _, flows := range []int{1, 8} {
+						for _, l := range []load{paced, lossy} {
+							runs = append(runs, run{topology, nic, tier, scene, flows, l})
+						}
+					}
 				}
 			}
 		}
+	}
+	return runs
+}
+
+// Packets of a flow arrive in order and once, and drops are counted, whatever
+// the pipeline is made to do.
+func TestOrder(t *testing.T) {
+	runs := few
+	if *volume >= 10 {
+		runs = all()
+	}
+	// One bed at a time: those that run later would only take memory.
+	for len(runs) > 0 {
+		first, mine := runs[0], 0
+		for mine < len(runs) && runs[mine].topology == first.topology && runs[mine].nic == first.nic {
+			mine++
+		}
+		t.Run(string(first.topology)+"-"+string(first.nic), func(t *testing.T) {
+			b := rig.Lab(t, bed.Options{Topology: first.topology, NIC: first.nic})
+			for _, r := range runs[:mine] {
+				t.Run(r.String(), func(t *testing.T) { r.in(t, b) })
+			}
+		})
+		runs = runs[mine:]
 	}
 }

@@ -4,110 +4,110 @@ package order
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
-	"github.com/overlane/overlane/internal/daemon"
-	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/test/e2e/rig"
 )
 
-// patience is how long anything may take that must happen.
-const patience = 20 * time.Second
-
-// product is the daemon under test, running in the receiving host.
-type product interface {
-	Status(context.Context) (control.Status, error)
-	SetCores(context.Context, config.CPUList) error
-	Resteer(context.Context, bool) error
-	// Enable switches the pipeline on, by force, or off.
-	Enable(context.Context, bool) error
-	// Stop ends the daemon, which leaves the node as it was.
-	Stop() error
-}
-
-// setup is how a product is to be started.
-type setup struct {
+// product is the daemon under test, in the receiving host of a bed, as it is
+// told what to do: by its configuration and its control socket.
+type product struct {
+	*rig.Daemon
 	bed   *bed.Bed
-	tier  governor.Tier
+	tier  config.Tier
 	cores config.CPUList
-	dir   string // for its state
 }
 
-// starter starts a product with the pipeline forced on.
-type starter func(*testing.T, setup) product
-
-// inProcess is the daemon as part of this process: no program has to be built,
-// and the test binary can be taken to another kernel.
-type inProcess struct {
-	d      *daemon.Daemon
-	opts   daemon.Options
-	cancel context.CancelFunc
-	done   chan error
-}
-
-func startInProcess(t *testing.T, s setup) product {
+// start starts the daemon with the pipeline forced on, and waits until it acts.
+func start(t *testing.T, b *bed.Bed, tier config.Tier) (*product, error) {
 	t.Helper()
-	p := &inProcess{done: make(chan error, 1), opts: daemon.Options{
-		StateDir:     s.dir,
-		Underlays:    []string{s.bed.Receiver().Wire},
-		Cores:        s.cores,
-		Mode:         governor.Forced,
-		Tier:         s.tier,
-		Limits:       governor.DefaultLimits(),
-		GuardianVerb: []string{guardianVerb},
-		Log:          slog.New(slog.NewTextHandler(t.Output(), nil)),
-	}}
-	ctx, cancel := context.WithCancel(context.Background())
-	p.cancel = cancel
-	started := make(chan error, 1)
-	go func() {
-		p.done <- s.bed.Receiver().NS.Do(func() error {
-			var err error
-			p.d, err = daemon.Start(ctx, p.opts)
-			started <- err
-			if err != nil {
-				return err
-			}
-			return p.d.Run(ctx)
-		})
-	}()
-	if err := <-started; err != nil {
-		cancel()
-		t.Fatal(err)
-	}
-	return p
+	p := &product{bed: b, tier: tier, cores: b.PlaceCores().Steer}
+	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: p.config(config.ModeForced)})
+	return p, p.await("the pipeline acts", acts)
 }
 
-func (p *inProcess) Status(context.Context) (control.Status, error) { return p.d.Status(), nil }
-
-func (p *inProcess) SetCores(ctx context.Context, cores config.CPUList) error {
-	return p.d.SetCores(ctx, cores)
+func (p *product) config(mode config.Mode) string {
+	return fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\npipeline: %s\ntier: %s\n",
+		p.bed.Receiver().Wire, p.cores, mode, p.tier)
 }
 
-func (p *inProcess) Resteer(ctx context.Context, on bool) error { return p.d.Resteer(ctx, on) }
-
-func (p *inProcess) Enable(ctx context.Context, on bool) error {
-	opts := p.opts
-	opts.Mode = governor.Off
+// enable switches the pipeline on, by force, or off, as an administrator would.
+func (p *product) enable(on bool) error {
+	mode := config.ModeOff
 	if on {
-		opts.Mode = governor.Forced
+		mode = config.ModeForced
 	}
-	return p.d.Reconfigure(ctx, opts)
+	// Renamed into place: a reader must not find half of it.
+	file := filepath.Join(filepath.Dir(p.State), "config.yaml")
+	if err := os.WriteFile(file+".new", []byte(p.config(mode)), 0o600); err != nil {
+		return err
+	}
+	if err := os.Rename(file+".new", file); err != nil {
+		return err
+	}
+	p.Signal(unix.SIGHUP)
+	return nil
 }
 
-func (p *inProcess) Stop() error {
-	p.cancel()
-	return <-p.done
+// call asks the daemon over its socket.
+func (p *product) call(ask func(context.Context, *control.Client) error) error {
+	c, err := control.Dial(filepath.Join(p.Folder(), "control.sock"))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), rig.Patience)
+	defer cancel()
+	return errors.Join(ask(ctx, c), c.Close())
 }
 
-// uses tells whether a status shows the pipeline at work with lanes on the core.
+func (p *product) status() (st control.Status, err error) {
+	err = p.call(func(ctx context.Context, c *control.Client) (err error) {
+		st, err = c.Status(ctx)
+		return err
+	})
+	return st, err
+}
+
+func (p *product) setCores(cores config.CPUList) error {
+	return p.call(func(ctx context.Context, c *control.Client) error { return c.SetCores(ctx, cores) })
+}
+
+func (p *product) resteer(on bool) error {
+	return p.call(func(ctx context.Context, c *control.Client) error { return c.Resteer(ctx, on) })
+}
+
+// await asks for the status until it is as it should be.
+func (p *product) await(what string, is func(control.Status) bool) error {
+	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) { // nothing tells of a change
+		st, err := p.status()
+		if err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		if is(st) {
+			return nil
+		}
+		if time.Since(begun) > rig.Patience {
+			return fmt.Errorf("%s: not within %s: lanes %v, mechanisms %v", what, rig.Patience, st.Lanes, st.Mechanisms)
+		}
+	}
+}
+
+// acts tells whether the pipeline is at work.
+func acts(st control.Status) bool {
+	return len(st.Lanes) > 0 && len(st.Mechanisms) > 0 && st.Mechanisms[0].State == control.Active
+}
+
+// uses tells whether the pipeline has a lane on the core.
 func uses(st control.Status, core int) bool {
 	for _, l := range st.Lanes {
 		if l.Core == core {
@@ -117,38 +117,11 @@ func uses(st control.Status, core int) bool {
 	return false
 }
 
-// acts tells whether a status shows the pipeline at work.
-func acts(st control.Status) bool {
-	return len(st.Lanes) > 0 && len(st.Mechanisms) > 0 && st.Mechanisms[0].State == control.Active
-}
-
-// await asks the product until its status is as it should be.
-func await(ctx context.Context, p product, what string, is func(control.Status) bool) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for {
-		st, err := p.Status(ctx)
-		if err != nil {
-			return err
-		}
-		if is(st) {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s: not within %s: lanes %v, mechanisms %v", what, patience, st.Lanes, st.Mechanisms)
-		case <-time.After(10 * time.Millisecond): // nothing tells of a change
-		}
+// end asks the daemon to end, which leaves the node as it was.
+func (p *product) end() error {
+	p.Signal(unix.SIGTERM)
+	if st := p.Exited(); st == nil || st.ExitCode() != 0 {
+		return fmt.Errorf("the daemon ended with %v", st)
 	}
-}
-
-// stateDir is a folder with a short name: the path of a socket has little room.
-func stateDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "ol")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return filepath.Join(dir, "state")
+	return nil
 }

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package order
+
+import (
+	"errors"
+	"maps"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/traffic"
+)
+
+// load is what traffic a run gets.
+type load string
+
+const (
+	// paced traffic fills no queue: the sender knows what is under way.
+	paced load = "paced"
+	// lossy is the same at a fixed pace, whatever overflows, and with one packet
+	// in a thousand dropped inside of the path.
+	lossy load = "lossy"
+	// flooded is as much as can be sent: every queue overflows.
+	flooded load = "flooded"
+)
+
+const (
+	// rate is the packet rate of all flows together.
+	rate = 150_000
+	// underWay is less than the wire's ring holds.
+	underWay = 224
+)
+
+// stream is traffic under way from the sender's pod to the receiver's, and followed.
+type stream struct {
+	bed    *bed.Bed
+	flows  int
+	check  *traffic.Checker
+	losses losses
+	live   *traffic.Live
+	before account
+}
+
+func send(t *testing.T, b *bed.Bed, flows int, l load) *stream {
+	t.Helper()
+	tr := &stream{bed: b, flows: flows}
+	t.Cleanup(func() {
+		if err := tr.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	var err error
+	if tr.check, err = traffic.NewChecker(-1); err != nil {
+		t.Fatal(err)
+	}
+	var list []traffic.Flow
+	for id := range flows {
+		list = append(list, traffic.NewFlow(b, id, 0, true, false, 0))
+	}
+	to := netip.AddrPortFrom(list[0].Dst, list[0].DstPort)
+	if err := tr.check.Listen(b.Receiver().Pods[0].NS, to); err != nil {
+		t.Fatal(err)
+	}
+	if l == lossy {
+		if tr.losses, err = lose(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if tr.before, err = drops(b); err != nil {
+		t.Fatal(err)
+	}
+	cfg := traffic.LiveConfig{Flows: list, Size: traffic.MinSize, Core: b.PlaceCores().Gen[0], Gap: time.Second / rate}
+	switch l {
+	case paced:
+		if err := tr.check.CountArrivals(b.Receiver().Pods[0].NS, podIndex(t, b)); err != nil {
+			t.Fatal(err)
+		}
+		cfg.Window, cfg.UnderWay = underWay, tr.check.UnderWay()
+	case flooded:
+		cfg.Gap = 0
+	}
+	if b.NIC == bed.Softirq {
+		cfg.Batch = 128 // longer than a poll's budget
+	}
+	if tr.live, err = traffic.StartLive(b, cfg); err != nil {
+		t.Fatal(err)
+	}
+	return tr
+}
+
+func podIndex(t *testing.T, b *bed.Bed) (index int) {
+	t.Helper()
+	err := b.Receiver().Pods[0].NS.Do(func() error {
+		dev, err := net.InterfaceByName(bed.PodDev)
+		if err == nil {
+			index = dev.Index
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return index
+}
+
+func (tr *stream) received() (uint64, error) {
+	v, err := tr.check.Total(tr.flows)
+	return v.Received, err
+}
+
+// dropped is what counters say did not come, and why.
+func (tr *stream) dropped() (account, error) {
+	now, err := drops(tr.bed)
+	if err != nil {
+		return nil, err
+	}
+	all := now.since(tr.before)
+	lost, err := tr.losses.account()
+	maps.Copy(all, lost)
+	return all, err
+}
+
+// judge ends the traffic and accounts for every packet of it.
+func (tr *stream) judge(t *testing.T, laneDrops uint64) {
+	t.Helper()
+	live := tr.live
+	tr.live = nil
+	sent, err := live.Stop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v traffic.Verdict
+	var a account
+	// Nothing tells that the queues are empty, but when everything is
+	// accounted for they are.
+	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		if v, err = tr.check.Total(tr.flows); err != nil {
+			t.Fatal(err)
+		}
+		if a, err = tr.dropped(); err != nil {
+			t.Fatal(err)
+		}
+		a["nic lanes"] = laneDrops
+		if v.Received+a.sum() == sent.Frames || time.Since(begun) > 2*time.Second {
+			break
+		}
+	}
+	t.Logf("%d packets sent, %d received; drops: %s", sent.Frames, v.Received, a)
+	if v.Reordered > 0 {
+		t.Errorf("%d packets came after a later one of their flow", v.Reordered)
+	}
+	if v.Duplicated > 0 {
+		t.Errorf("%d packets came twice", v.Duplicated)
+	}
+	if v.Stale > 0 {
+		t.Errorf("%d packets came so late that nobody knows whether they came twice", v.Stale)
+	}
+	if n := v.Received + a.sum(); n != sent.Frames {
+		t.Errorf("of %d packets %d came and %d were counted as dropped: %d are not accounted for",
+			sent.Frames, v.Received, a.sum(), int64(sent.Frames-n))
+	}
+}
+
+func (tr *stream) close() error {
+	var errs []error
+	if tr.live != nil {
+		_, err := tr.live.Stop()
+		errs = append(errs, err)
+	}
+	errs = append(errs, tr.losses.close())
+	if tr.check != nil {
+		errs = append(errs, tr.check.Close())
+	}
+	return errors.Join(errs...)
+}
