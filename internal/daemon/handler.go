@@ -155,7 +155,7 @@ func (d *Daemon) fillDevices(st *control.Status) {
 	for _, p := range d.snap.Pods {
 		add(p.Host.Name, p.Host.NetnsCookie, control.Pod)
 	}
-	for _, s := range d.pipe.skipped {
+	for _, s := range slices.Concat(d.pipe.noXDP, d.pipe.skipped) {
 		st.Devices = append(st.Devices, control.Device{Name: s.What, State: control.Manual, Reason: s.Reason})
 	}
 }

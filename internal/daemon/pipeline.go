@@ -36,6 +36,7 @@ type pipeline struct {
 	attached map[node.DevKey]io.Closer
 	xdp      map[node.DevKey]io.Closer
 	skipped  []plan.Skip
+	noXDP    []plan.Skip          // underlays with somebody else's XDP program
 	left     map[node.DevKey]bool // devices that are somebody else's
 }
 
@@ -98,7 +99,7 @@ func (p *pipeline) split(snap node.Snapshot) error {
 			p.xdp[u.Key()] = l
 		case errors.Is(err, node.ErrGone):
 		case errors.Is(err, datapath.ErrForeignXDP):
-			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: "left alone: an XDP program of somebody else is attached"})
+			p.noXDP = append(p.noXDP, plan.Skip{What: u.Dev.String(), Reason: "left alone: an XDP program of somebody else is attached"})
 		default:
 			return err
 		}
@@ -552,7 +553,7 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 		err = errors.Join(err, l.Close())
 		delete(p.attached, key)
 	}
-	p.armed, p.steering, p.layout, p.skipped = false, false, governor.Layout{}, nil
+	p.armed, p.steering, p.layout, p.skipped, p.noXDP = false, false, governor.Layout{}, nil, nil
 	return rep, err
 }
 
