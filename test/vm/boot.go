@@ -88,8 +88,9 @@ func run(ctx context.Context, name string, args ...string) (string, error) {
 	return r.out, r.err
 }
 
-// complaint is what a kernel says when it finds a fault in itself.
-var complaint = regexp.MustCompile(`(?m)^.*(BUG: |WARNING: CPU|Kernel panic|Oops: |general protection fault|possible recursive locking|soft lockup).*$`)
+// complaint is what a kernel says when it finds a fault in itself. The line of a
+// WARN begins with the core up to 6.17 or so, and has it at its end in 7.x.
+var complaint = regexp.MustCompile(`(?m)^.*(BUG: |WARNING: CPU: \d|WARNING: .*, CPU#\d|Kernel panic|Oops: |general protection fault|possible recursive locking|soft lockup).*$`)
 
 func (m *Machine) sane(console string) error {
 	data, err := os.ReadFile(console)
