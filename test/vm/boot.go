@@ -89,7 +89,7 @@ func run(ctx context.Context, name string, args ...string) (string, error) {
 }
 
 // complaint is what a kernel says when it finds a fault in itself. The line of a
-// WARN begins with the core up to 6.17 or so, and has it at its end in 7.x.
+// WARN begins with the core in 6.12 and has it at its end in 7.2.
 var complaint = regexp.MustCompile(`(?m)^.*(BUG: |WARNING: CPU: \d|WARNING: .*, CPU#\d|Kernel panic|Oops: |general protection fault|possible recursive locking|soft lockup).*$`)
 
 func (m *Machine) sane(console string) error {
