@@ -46,9 +46,13 @@ func (l Layout) Cores() []int {
 	return slices.Compact(all)
 }
 
-// minGain is the least predicted gain for which a hop is taken: predictions of
-// stage costs are no better than that.
-const minGain = 1.05
+// minGain is the least predicted gain for which a hop is taken, and clearly by
+// how much a placement must be predicted to be better than one that is listed
+// before it: predictions from stage costs are no better than that.
+const (
+	minGain = 1.05
+	clearly = 1.15
+)
 
 // Split is the further cost, in ns per frame, of doing the nic stage in a cpumap
 // thread: XDP on the core that polls, the ring, smaller batches.
@@ -93,7 +97,7 @@ func Place(tier Tier, cores, nic []int, measured Costs) Layout {
 		list = splits(cores, free, cost)
 	}
 	for _, l := range list {
-		if tier == XDP || l.Gain >= minGain && l.Gain > best.Gain {
+		if tier == XDP || l.Gain >= minGain && (best.None() || l.Gain > clearly*best.Gain) {
 			l.Reason = fmt.Sprintf("%s (nic %.0f, tunnel %.0f, pod %.0f, hop %.0f ns): %.2f times one core's rate predicted",
 				source, cost.NIC, cost.Tunnel, cost.Pod, cost.Hop, l.Gain)
 			best = l
@@ -102,8 +106,11 @@ func Place(tier Tier, cores, nic []int, measured Costs) Layout {
 	return best
 }
 
-// candidates are the placements worth comparing, with their predicted gain: the
-// time of the slowest core per packet, against all stages on one.
+// candidates are the placements worth comparing, the preferred one first, with
+// their predicted gain: the time of the slowest core per packet, against all
+// stages on one. With one free core the hop there and back comes first: a core
+// that only has pods' packets to handle is done with each batch before the next,
+// and so has to be woken for every one.
 func candidates(cores, nic, free []int, c Costs) []Layout {
 	one := c.NIC + c.Tunnel + c.Pod
 	gain := func(slowest ...float64) float64 { return one / slices.Max(slowest) }
