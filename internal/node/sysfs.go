@@ -10,9 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/safchain/ethtool"
-
-	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/ethtool"
 )
 
 // ErrGone is returned for a device or namespace that is no longer there.
@@ -47,11 +45,14 @@ func (s *Scanner) Settings(d Dev) (Settings, error) {
 		return Settings{}, err
 	}
 	defer h.Close()
-	features, err := Features(h, d.Name)
+	err = h.Do(func() error {
+		features, err := ethtool.Features(d.Name)
+		set.GRO = features["rx-gro"].Active
+		return err
+	})
 	if err != nil {
 		return Settings{}, fmt.Errorf("read settings of %s: %w", d, err)
 	}
-	set.GRO = features["rx-gro"]
 	return set, nil
 }
 
@@ -84,25 +85,6 @@ func readSettings(dir *os.Root) (Settings, error) {
 	}
 	set.Threaded = threaded != "0"
 	return set, nil
-}
-
-// Features reads a device's offload flags by ethtool's kernel names, such as
-// rx-gro, tx-checksum-ip-generic, rx-lro.
-func Features(h *netns.Handle, dev string) (map[string]bool, error) {
-	var features map[string]bool
-	err := h.Do(func() error {
-		e, err := ethtool.NewEthtool()
-		if err != nil {
-			return err
-		}
-		defer e.Close()
-		features, err = e.Features(dev)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read offload flags: %w", err)
-	}
-	return features, nil
 }
 
 // openDev opens a device's directory in sysfs. The directory stays that of the

@@ -10,9 +10,9 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 )
@@ -90,27 +90,22 @@ func gather(spaces Spaces, cookie uint64, list []node.Dev, own func(uint32) bool
 	}
 	defer h.Close()
 	return h.Do(func() error {
-		e, err := ethtool.NewEthtool()
-		if err != nil {
-			return fmt.Errorf("open ethtool: %w", err)
-		}
-		defer e.Close()
 		var failed []error
 		for _, nd := range list {
 			d := dev{Dev: nd, offloads: map[string]offload{}}
-			flags, err := e.FeaturesWithState(nd.Name)
+			flags, err := ethtool.Features(nd.Name)
 			if err != nil {
 				failed = append(failed, fmt.Errorf("read offload flags of %s: %w", nd, err))
 				continue
 			}
 			for name, f := range flags {
-				d.offloads[name] = offload{f.Active, f.Available}
+				d.offloads[name] = offload{f.Active, !f.Fixed}
 			}
-			if ch, err := e.GetChannels(nd.Name); err == nil {
+			if ch, err := ethtool.ReadChannels(nd.Name); err == nil {
 				// Not all drivers have channels.
-				d.rx = queues{"combined", int(ch.CombinedCount), int(ch.MaxCombined)}
+				d.rx = queues{"combined", ch.Combined, ch.MaxCombined}
 				if ch.MaxCombined == 0 {
-					d.rx = queues{"rx", int(ch.RxCount), int(ch.MaxRx)}
+					d.rx = queues{"rx", ch.Rx, ch.MaxRx}
 				}
 			}
 			if d.tcx, err = foreignTCX(nd.Ifindex, own); err != nil {

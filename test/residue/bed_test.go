@@ -3,12 +3,14 @@
 package residue
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -23,14 +25,32 @@ func clsact(a netlink.Link) netlink.Qdisc {
 // withGRO gives device a NAPI instances: a veth has them only with GRO or XDP.
 func withGRO(t *testing.T, b *bed) {
 	t.Helper()
-	b.in(t, func() error {
-		e, err := ethtool.NewEthtool()
-		if err != nil {
-			return err
+	b.feature(t, "generic-receive-offload", "on")
+}
+
+// feature sets a feature of device a with ethtool(8), and makes sure by what
+// that prints. The name must be one that it prints.
+func (b *bed) feature(t *testing.T, name, value string) {
+	t.Helper()
+	if _, err := exec.LookPath("ethtool"); err != nil {
+		t.Skip("needs ethtool: sets a feature of a device")
+	}
+	var out []byte
+	b.in(t, func() (err error) {
+		if out, err = exec.Command("ethtool", "-K", "a", name, value).CombinedOutput(); err == nil {
+			out, err = exec.Command("ethtool", "-k", "a").CombinedOutput()
 		}
-		defer e.Close()
-		return e.Change("a", map[string]bool{"rx-gro": true})
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+		return err
 	})
+	for line := range strings.Lines(string(out)) {
+		if strings.TrimSpace(line) == name+": "+value {
+			return
+		}
+	}
+	t.Fatalf("%s is not %s:\n%s", name, value, out)
 }
 
 func (b *bed) napiThread(t *testing.T) int {

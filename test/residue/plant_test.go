@@ -15,7 +15,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
-	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -228,18 +227,8 @@ var plants = []struct {
 		}
 	}},
 	{name: "ethtool feature", want: "changed: net:[# a feature tx-checksum-ip-generic: was on, is off", plant: func(t *testing.T, b *bed) func() {
-		set := func(on bool) {
-			b.in(t, func() error {
-				e, err := ethtool.NewEthtool()
-				if err != nil {
-					return err
-				}
-				defer e.Close()
-				return e.Change("a", map[string]bool{"tx-checksum-ip-generic": on})
-			})
-		}
-		set(false)
-		return func() { set(true) }
+		b.feature(t, "tx-checksum-ip-generic", "off")
+		return func() { b.feature(t, "tx-checksum-ip-generic", "on") }
 	}},
 	{name: "sysctl of the namespace", want: "changed: net:[# sysctl net.core.somaxconn: was ", plant: func(t *testing.T, b *bed) func() {
 		return b.sysctl(t, "net/core/somaxconn", "123")

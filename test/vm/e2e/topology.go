@@ -9,8 +9,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
+	"unsafe"
 
-	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -111,14 +112,39 @@ func (o *overlay) buildWire() error {
 	}
 	// A real wire never carries unfinished checksums; veth does, and what XDP
 	// redirects from it would lose the note that they are unfinished.
-	return a.ns.Do(func() error {
-		e, err := ethtool.NewEthtool()
-		if err != nil {
-			return err
+	return a.ns.Do(func() error { return finishChecksums(wireDev) })
+}
+
+// finishChecksums is `ethtool -K DEV tx off`, in the calling thread's namespace:
+// there is no ethtool where this runs, and the daemon's own code is no witness.
+func finishChecksums(dev string) error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(s)
+	ask := func(value *[2]uint32) error { // struct ethtool_value: command, data
+		ifr := struct {
+			name [unix.IFNAMSIZ]byte
+			data unsafe.Pointer
+			_    [16]byte // the rest of struct ifreq
+		}{data: unsafe.Pointer(value)}
+		copy(ifr.name[:unix.IFNAMSIZ-1], dev)
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(s), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&ifr)))
+		runtime.KeepAlive(value)
+		if errno != 0 {
+			return fmt.Errorf("ethtool request %#x about %s: %w", value[0], dev, errno)
 		}
-		defer e.Close()
-		return e.Change(wireDev, map[string]bool{"tx-checksum-ip-generic": false})
-	})
+		return nil
+	}
+	off, is := [2]uint32{unix.ETHTOOL_STXCSUM, 0}, [2]uint32{unix.ETHTOOL_GTXCSUM, 1}
+	if err := errors.Join(ask(&off), ask(&is)); err != nil {
+		return err
+	}
+	if is[1] != 0 {
+		return fmt.Errorf("%s still leaves checksums unfinished", dev)
+	}
+	return nil
 }
 
 // join builds tunnel and bridge.
