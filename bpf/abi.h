@@ -19,7 +19,6 @@ enum ol_limit {
 	OL_MAX_CPUS = 512,   /* per-core arrays are sized to the machine at load */
 	OL_MAX_LANES = 64,   /* lanes of one stage */
 	OL_MAX_TUNNELS = 16, /* tunnels steered at a time; further ones take the stock path */
-	OL_MAX_PORTS = 4,    /* distinct outer UDP ports of these tunnels */
 	OL_SLOTS = 4096,     /* flows are steered by slot, as RFS does */
 	OL_FRAGS = 1024,     /* inner datagrams in pieces, remembered per core */
 	OL_CARRIER = 0x8000, /* skb->tc_index: "slot number follows" */
@@ -86,6 +85,14 @@ enum ol_core_flag {
 	OL_CORE_STEER_POD = 4,
 };
 
+/* A tunnel whose packets are steered; its place in the policy is its index. */
+struct ol_tunnel {
+	__u32 vni;
+	__u16 port;  /* host byte order; 0: no tunnel here */
+	__u8 kind;   /* enum ol_tunnel_kind */
+	__u8 no_gro; /* the device's GRO is off: no NAPI poll between underlay and RPS */
+};
+
 /* The lanes of a stage: cores in the order in which the kernel's RPS map holds them. */
 struct ol_lanes {
 	__u32 nr;
@@ -101,26 +108,13 @@ struct ol_lanes {
 struct ol_policy {
 	__u32 version;
 	__u32 flags;
-	__u16 port[OL_MAX_PORTS]; /* host byte order; 0 ends the list */
+	struct ol_tunnel tunnel[OL_MAX_TUNNELS];
+	__u32 nr_tunnels;      /* all that are in use are among the first so many */
 	__u32 rebalance_queue; /* packets in a lane's queue that make its flows look for another */
 	__u32 settle_us;       /* a slot that changed core or lane stays at least so long */
 	struct ol_lanes stage[OL_NR_STAGES];
 	__u16 busy[OL_MAX_CPUS]; /* utilisation in 1/1000, from the daemon */
 	__u8 core_flags[OL_MAX_CPUS];
-};
-
-/* Key and value of the tunnels map; vni and port in host byte order. */
-struct ol_tunnel_key {
-	__u32 vni;
-	__u16 port;
-	__u16 pad;
-};
-
-struct ol_tunnel {
-	__u8 index;  /* below OL_MAX_TUNNELS */
-	__u8 kind;   /* enum ol_tunnel_kind */
-	__u8 no_gro; /* the device's GRO is off: no NAPI poll between underlay and RPS */
-	__u8 pad;
 };
 
 /*

@@ -5,6 +5,7 @@
 
 #include "config.h"
 #include "abi.h"
+#include "parse.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -12,13 +13,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct ol_policy);
 } ol_policies SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, OL_MAX_TUNNELS);
-	__type(key, struct ol_tunnel_key);
-	__type(value, struct ol_tunnel);
-} ol_tunnels SEC(".maps");
 
 /* max_entries of the per-core arrays below are set by the loader. */
 struct {
@@ -71,6 +65,21 @@ struct {
 	__type(key, __u32);
 	__type(value, struct ol_frag);
 } ol_frags SEC(".maps");
+
+/* The last flow that a hook steered, and what came of it. Index: stage. */
+struct ol_recent {
+	struct ol_flow flow;
+	__u32 seq;
+	__u32 slot;
+	__u32 lane;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OL_NR_STAGES);
+	__type(key, __u32);
+	__type(value, struct ol_recent);
+} ol_recents SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

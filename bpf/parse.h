@@ -388,6 +388,15 @@ OL_INLINE __u64 ol_flow_hash(const struct ol_flow *f, __u64 k0, __u64 k1)
 	return ol_hash_words(f, f->tail, k0, k1);
 }
 
+/* Of one flow, so that they hash alike: for datagrams that are whole. */
+OL_INLINE int ol_same_flow(const struct ol_flow *a, const struct ol_flow *b)
+{
+	if (a->addr[0] != b->addr[0] || a->tail != b->tail || a->v6 != b->v6)
+		return 0;
+	return !a->v6 ||
+	       (a->addr[1] == b->addr[1] && a->addr[2] == b->addr[2] && a->addr[3] == b->addr[3]);
+}
+
 /* Names a datagram in pieces: all of its pieces agree on it. Never 0. */
 OL_INLINE __u64 ol_piece_hash(const struct ol_flow *f, __u64 k0, __u64 k1)
 {

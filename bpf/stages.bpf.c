@@ -30,7 +30,7 @@ int ol_underlay_in(struct __sk_buff *skb)
 	__u32 this_cpu = bpf_get_smp_processor_id(), lane, segs;
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
-	struct ol_tunnel *tunnel = NULL;
+	__u32 tunnel = OL_MAX_TUNNELS;
 	struct ol_flow flow = {};
 	__u8 may_concern = 0;
 	struct ol_cursor c;
@@ -45,7 +45,7 @@ int ol_underlay_in(struct __sk_buff *skb)
 	/* A super-packet's lengths need not add up: only its headers are read. */
 	c.total = skb->gso_segs > 1 ? 0 : skb->len;
 	r = ol_classify(&c, policy, &tunnel, &flow, &may_concern);
-	if (r) {
+	if (r || tunnel >= OL_MAX_TUNNELS) {
 		if (r != OL_NOT_OVERLAY)
 			ol_reason(r);
 		return may_concern ? ol_stay(skb, policy) : TCX_NEXT;
@@ -57,17 +57,16 @@ int ol_underlay_in(struct __sk_buff *skb)
 		.cpu = cpu,
 		.this_cpu = this_cpu,
 		.stage = OL_STAGE_TUNNEL,
-		.slot = ol_flow_slot(&flow, &r),
-		.tunnel = tunnel->no_gro ? OL_NO_CELL : tunnel->index,
+		.tunnel = policy->tunnel[tunnel].no_gro ? OL_NO_CELL : tunnel,
 	};
 
 	segs = skb->gso_segs ? skb->gso_segs : 1;
 	ol_count(OL_CNT_OVERLAY, segs);
+	lane = ol_steer_flow(&h, &flow, &r);
 	if (r) {
 		ol_reason(r);
 		return ol_stay(skb, policy);
 	}
-	lane = ol_steer(&h);
 	skb->tc_index = OL_CARRIER | h.slot;
 	if (lane >= OL_MAX_LANES)
 		return ol_stay(skb, policy);

@@ -291,41 +291,55 @@ static __always_inline __u32 ol_steer(const struct ol_hop *h)
 	return s->lane;
 }
 
+static __always_inline int ol_any_tunnel_at(const struct ol_policy *policy, __u16 port)
+{
+	__u32 i;
+
+	for (i = 0; i < OL_MAX_TUNNELS && i < policy->nr_tunnels; i++)
+		if (policy->tunnel[i].port == port)
+			return port != 0;
+	return 0;
+}
+
+/* The tunnel of a VNI, or else one that takes all of them, or OL_MAX_TUNNELS. */
+static __always_inline __u32 ol_find_tunnel(const struct ol_policy *policy, __u16 port, __u32 vni)
+{
+	__u32 i, any = OL_MAX_TUNNELS;
+
+	for (i = 0; i < OL_MAX_TUNNELS && i < policy->nr_tunnels; i++) {
+		if (policy->tunnel[i].port != port)
+			continue;
+		if (policy->tunnel[i].vni == vni)
+			return i;
+		if (policy->tunnel[i].vni == OL_VNI_ANY)
+			any = i;
+	}
+	return any;
+}
+
 /* What is this frame, and for which of our tunnels? */
 static __always_inline enum ol_reason ol_classify(const struct ol_cursor *c,
-						  const struct ol_policy *policy,
-						  struct ol_tunnel **tunnel, struct ol_flow *flow,
-						  __u8 *may_concern)
+						  const struct ol_policy *policy, __u32 *tunnel,
+						  struct ol_flow *flow, __u8 *may_concern)
 {
-	struct ol_tunnel_key key = {};
 	struct ol_outer outer = {};
 	enum ol_reason r;
 	__u32 vni, inner;
-	int i, ours = 0;
 
 	r = ol_parse_outer(c, &outer, may_concern);
 	if (r)
 		return r;
-#pragma unroll
-	for (i = 0; i < OL_MAX_PORTS; i++)
-		ours |= policy->port[i] == outer.port;
-	if (!ours || !outer.port) {
+	if (!ol_any_tunnel_at(policy, outer.port)) {
 		*may_concern = 0;
 		return OL_NOT_OVERLAY;
 	}
 	r = ol_parse_vni(c, &outer, &vni);
 	if (r)
 		return r;
-	key.vni = vni;
-	key.port = outer.port;
-	*tunnel = bpf_map_lookup_elem(&ol_tunnels, &key);
-	if (!*tunnel) {
-		key.vni = OL_VNI_ANY;
-		*tunnel = bpf_map_lookup_elem(&ol_tunnels, &key);
-		if (!*tunnel)
-			return OL_NOT_OVERLAY;
-	}
-	r = ol_parse_tunnel(c, &outer, (*tunnel)->kind, &inner);
+	*tunnel = ol_find_tunnel(policy, outer.port, vni);
+	if (*tunnel >= OL_MAX_TUNNELS)
+		return OL_NOT_OVERLAY;
+	r = ol_parse_tunnel(c, &outer, policy->tunnel[*tunnel].kind, &inner);
 	if (r)
 		return r;
 	return ol_parse_inner(c, inner, vni, flow);
@@ -358,6 +372,36 @@ static __always_inline __u32 ol_flow_slot(const struct ol_flow *f, enum ol_reaso
 	if (frag->datagram != datagram)
 		*reason = OL_FRAGMENT_UNTRACKED;
 	return frag->slot % OL_SLOTS;
+}
+
+/*
+ * The lane for the next packet of a flow. Within a poll no slot changes its lane,
+ * and packets of one flow come in runs: the next of a run takes what the first got.
+ */
+static __always_inline __u32 ol_steer_flow(struct ol_hop *h, const struct ol_flow *flow,
+					   enum ol_reason *reason)
+{
+	__u32 stage = h->stage, lane;
+	struct ol_recent *last = bpf_map_lookup_elem(&ol_recents, &stage);
+
+	if (!last)
+		return OL_LANE_LOCAL;
+	if (last->seq == h->cpu->seq && flow->piece == OL_PIECE_WHOLE &&
+	    ol_same_flow(&last->flow, flow)) {
+		h->slot = last->slot;
+		return last->lane;
+	}
+	h->slot = ol_flow_slot(flow, reason);
+	if (*reason)
+		return OL_LANE_LOCAL;
+	lane = ol_steer(h);
+	if (flow->piece == OL_PIECE_WHOLE) {
+		last->flow = *flow;
+		last->seq = h->cpu->seq;
+		last->slot = h->slot;
+		last->lane = lane;
+	}
+	return lane;
 }
 
 #endif

@@ -17,7 +17,7 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 	__u32 this_cpu = bpf_get_smp_processor_id(), lane;
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
-	struct ol_tunnel *tunnel = NULL;
+	__u32 tunnel = OL_MAX_TUNNELS;
 	struct ol_flow flow = {};
 	__u8 may_concern = 0;
 	struct ol_cursor c;
@@ -27,10 +27,8 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 		return XDP_PASS;
 	c.data = (void *)(long)ctx->data;
 	c.end = (void *)(long)ctx->data_end;
-	/* Of a frame in several buffers only the first is looked at. */
+	/* Of a frame in several buffers only the first is read. */
 	c.total = bpf_xdp_get_buff_len(ctx);
-	if (c.total != c.end - c.data)
-		c.total = 0;
 	r = ol_classify(&c, policy, &tunnel, &flow, &may_concern);
 	if (r)
 		return XDP_PASS;
@@ -41,15 +39,12 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 		.cpu = cpu,
 		.this_cpu = this_cpu,
 		.stage = OL_STAGE_NIC,
-		.slot = ol_flow_slot(&flow, &r),
-		.tunnel = tunnel->index,
+		.tunnel = tunnel,
 	};
 
 	ol_count(OL_CNT_XDP_OVERLAY, 1);
-	if (r)
-		return XDP_PASS;
-	lane = ol_steer(&h);
-	if (lane >= OL_MAX_LANES)
+	lane = ol_steer_flow(&h, &flow, &r);
+	if (r || lane >= OL_MAX_LANES)
 		return XDP_PASS;
 	ol_count(OL_CNT_XDP_LANE, 1);
 	ol_count_lane(OL_STAGE_NIC, lane, 1);

@@ -37,9 +37,8 @@ type Datapath struct {
 
 	laneThreads map[int]bool // by core
 
-	policy  stagesOlPolicy
-	tunnels map[stagesOlTunnelKey]stagesOlTunnel
-	cells   map[stagesOlCellKey]uint32
+	policy stagesOlPolicy
+	cells  map[stagesOlCellKey]uint32
 }
 
 // Load puts programs and maps into the kernel and starts the tracing that the
@@ -53,9 +52,8 @@ func Load() (*Datapath, error) {
 		return nil, fmt.Errorf("this machine may have %d CPUs; at most %d are supported", cpus, stagesOlLimitOL_MAX_CPUS)
 	}
 	d := &Datapath{
-		cpus:    cpus,
-		tunnels: map[stagesOlTunnelKey]stagesOlTunnel{},
-		cells:   map[stagesOlCellKey]uint32{},
+		cpus:  cpus,
+		cells: map[stagesOlCellKey]uint32{},
 	}
 	if err := d.load(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -142,13 +140,13 @@ func (d *Datapath) prepare(spec *ebpf.CollectionSpec, key [16]byte) error {
 func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	all := map[string]*ebpf.Map{
 		"ol_policies":     d.stages.OlPolicies,
-		"ol_tunnels":      d.stages.OlTunnels,
 		"ol_cpus":         d.stages.OlCpus,
 		"ol_cell_marks":   d.stages.OlCellMarks,
 		"ol_cells":        d.stages.OlCells,
 		"ol_slots":        d.stages.OlSlots,
 		"ol_owners":       d.stages.OlOwners,
 		"ol_frags":        d.stages.OlFrags,
+		"ol_recents":      d.stages.OlRecents,
 		"ol_counters":     d.stages.OlCounters,
 		"ol_reasons":      d.stages.OlReasons,
 		"ol_lane_packets": d.stages.OlLanePackets,

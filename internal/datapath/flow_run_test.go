@@ -131,6 +131,34 @@ func TestFlowsThatDifferHaveSlotsOfTheirOwn(t *testing.T) {
 	})
 }
 
+// A run of one flow in one poll is looked up once: what the first packet got is
+// what the others get, and count as.
+func TestWithinAPollAFlowKeepsWhatItsFirstPacketGot(t *testing.T) {
+	onEachHook(t, func(t *testing.T, b *bench) {
+		for _, frame := range [][]byte{flowOf(1), tunnelled(packet.IPv6{}, packet.UDP{Src: 1, Dst: 9})} {
+			slot := b.slotOf(classify(t, frame))
+			b.forget(t, slot)
+			b.run(t, frame, 1)
+			if err := b.stages.OlOwners.Put(slot, [Stages + 1]uint16{}); err != nil {
+				t.Fatal(err)
+			}
+			was := b.look(t)
+			b.run(t, frame, 1)
+			if diff := cmp.Diff(b.next(was, slot, oracle.OK, 1), b.look(t)); diff != "" {
+				t.Errorf("second packet (-want +got):\n%s", diff)
+			}
+			if b.owner(t, slot) >= 0 {
+				t.Error("the slot was looked up again within the poll")
+			}
+			b.nextPoll(t)
+			b.run(t, frame, 1)
+			if b.owner(t, slot) != b.core {
+				t.Error("the slot was not looked up in the next poll")
+			}
+		}
+	})
+}
+
 func TestASuperPacketCountsAsTheFramesItIsMadeOf(t *testing.T) {
 	b := newBench(t, Tunnel)
 	// The lengths of its headers are those of all its frames, or of one.

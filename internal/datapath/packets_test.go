@@ -180,10 +180,24 @@ func (b *bench) owner(t testing.TB, slot uint32) int {
 	return int(o[b.stage]) - 1
 }
 
+// nextPoll lets the bench's core be in another poll than before.
+func (b *bench) nextPoll(t testing.TB) {
+	t.Helper()
+	var cpu stagesOlCpu
+	if err := b.stages.OlCpus.Lookup(uint32(b.core), &cpu); err != nil {
+		t.Fatal(err)
+	}
+	cpu.Seq++
+	if err := b.stages.OlCpus.Put(uint32(b.core), cpu); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // forget makes a slot look like one that no core has handled and that has no
-// lane.
+// lane, in a poll that has just begun.
 func (b *bench) forget(t testing.TB, slot uint32) {
 	t.Helper()
+	b.nextPoll(t)
 	if err := b.stages.OlOwners.Put(slot, [Stages + 1]uint16{}); err != nil {
 		t.Fatal(err)
 	}

@@ -175,53 +175,48 @@ var ErrTooManyTunnels = errors.New("too many tunnels")
 // whose polls are measured. A tunnel that stays
 // keeps its index, and with it what the order guard knows.
 func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []UnderlayDevice) error {
-	tunnels := map[stagesOlTunnelKey]stagesOlTunnel{}
+	tunnels := [stagesOlLimitOL_MAX_TUNNELS]stagesOlTunnel{}
 	cells := map[stagesOlCellKey]uint32{}
-	var ports [stagesOlLimitOL_MAX_PORTS]uint16
-	nports := 0
-	used := map[uint8]bool{}
-	for _, t := range d.tunnels {
-		used[t.Index] = true
-	}
+	var later []stagesOlTunnel // found no place yet
+	var laterCells []stagesOlCellKey
 	var over error
 	for _, dev := range devs {
-		key := stagesOlTunnelKey{Vni: dev.VNI, Port: dev.Port}
+		t := stagesOlTunnel{Vni: dev.VNI, Port: dev.Port, Kind: uint8(dev.Kind)}
 		if dev.AnyVNI {
-			key.Vni = ^uint32(0)
+			t.Vni = ^uint32(0)
 		}
-		if !slices.Contains(ports[:nports], dev.Port) {
-			if nports == len(ports) {
-				over = fmt.Errorf("%w: more than %d UDP ports", ErrTooManyTunnels, len(ports))
-				continue
-			}
-			ports[nports] = dev.Port
-			nports++
-		}
-		t := stagesOlTunnel{Kind: uint8(dev.Kind)}
 		if dev.NoGRO {
 			t.NoGro = 1
 		}
-		if old, ok := d.tunnels[key]; ok {
-			t.Index = old.Index
+		cell := stagesOlCellKey{Ifindex: uint32(dev.Ifindex), Netns: uint32(dev.NetnsIno)}
+		if i := indexOf(d.policy.Tunnel[:], t); i >= 0 {
+			tunnels[i], cells[cell] = t, uint32(i)
 		} else {
-			for used[t.Index] {
-				t.Index++
-			}
-			if int(t.Index) >= int(stagesOlLimitOL_MAX_TUNNELS) {
-				over = fmt.Errorf("%w: more than %d", ErrTooManyTunnels, stagesOlLimitOL_MAX_TUNNELS)
-				continue
-			}
-			used[t.Index] = true
+			later, laterCells = append(later, t), append(laterCells, cell)
 		}
-		tunnels[key] = t
-		cells[stagesOlCellKey{Ifindex: uint32(dev.Ifindex), Netns: uint32(dev.NetnsIno)}] = uint32(t.Index)
 	}
-
+	for i, t := range later {
+		at := indexOf(tunnels[:], t)
+		if at < 0 {
+			at = slices.IndexFunc(tunnels[:], func(t stagesOlTunnel) bool { return t.Port == 0 })
+		}
+		if at < 0 {
+			over = fmt.Errorf("%w: more than %d", ErrTooManyTunnels, len(tunnels))
+			continue
+		}
+		tunnels[at], cells[laterCells[i]] = t, uint32(at)
+	}
 	for _, u := range underlays {
 		if len(cells) == maxDevices {
 			break // the others' polls are not measured
 		}
 		cells[stagesOlCellKey{Ifindex: uint32(u.Ifindex), Netns: uint32(u.NetnsIno)}] = uint32(stagesOlLimitOL_MAX_TUNNELS)
+	}
+	nr := uint32(0)
+	for i, t := range tunnels {
+		if t.Port != 0 {
+			nr = uint32(i) + 1
+		}
 	}
 
 	// The tracepoint must know a cell before packets are steered through it.
@@ -229,15 +224,16 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []UnderlayDevice) e
 		return fmt.Errorf("write tunnel cells: %w", err)
 	}
 	d.cells = cells
-	if err := d.trace.OlNrTunnels.Set(uint32(stagesOlLimitOL_MAX_TUNNELS)); err != nil {
+	if err := d.trace.OlNrTunnels.Set(nr); err != nil {
 		return fmt.Errorf("write tunnel count: %w", err)
 	}
-	if err := replace(d.stages.OlTunnels, d.tunnels, tunnels); err != nil {
-		return fmt.Errorf("write tunnels: %w", err)
-	}
-	d.tunnels = tunnels
-	d.policy.Port = ports
+	d.policy.Tunnel, d.policy.NrTunnels = tunnels, nr
 	return errors.Join(d.writePolicy(), over)
+}
+
+// indexOf is where a tunnel with the same port and VNI stands, or -1.
+func indexOf(list []stagesOlTunnel, t stagesOlTunnel) int {
+	return slices.IndexFunc(list, func(o stagesOlTunnel) bool { return o.Port == t.Port && o.Vni == t.Vni })
 }
 
 // replace makes m hold want, knowing that it holds have.

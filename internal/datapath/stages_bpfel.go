@@ -119,7 +119,6 @@ const (
 	stagesOlLimitOL_MAX_CPUS    stagesOlLimit = 512
 	stagesOlLimitOL_MAX_LANES   stagesOlLimit = 64
 	stagesOlLimitOL_MAX_TUNNELS stagesOlLimit = 16
-	stagesOlLimitOL_MAX_PORTS   stagesOlLimit = 4
 	stagesOlLimitOL_SLOTS       stagesOlLimit = 4096
 	stagesOlLimitOL_FRAGS       stagesOlLimit = 1024
 	stagesOlLimitOL_CARRIER     stagesOlLimit = 32768
@@ -146,7 +145,8 @@ type stagesOlPolicy struct {
 	_              structs.HostLayout
 	Version        uint32
 	Flags          uint32
-	Port           [4]uint16
+	Tunnel         [16]stagesOlTunnel
+	NrTunnels      uint32
 	RebalanceQueue uint32
 	SettleUs       uint32
 	Stage          [3]struct {
@@ -179,6 +179,25 @@ const (
 	stagesOlReasonOL_NR_REASONS         stagesOlReason = 13
 )
 
+type stagesOlRecent struct {
+	_    structs.HostLayout
+	Flow struct {
+		_     structs.HostLayout
+		Addr  [4]uint64
+		Tail  uint64
+		Ports uint32
+		Id    uint32
+		V6    uint8
+		Proto uint8
+		Piece uint8
+		_     [5]byte
+	}
+	Seq  uint32
+	Slot uint32
+	Lane uint32
+	_    [4]byte
+}
+
 type stagesOlSlot struct {
 	_        structs.HostLayout
 	Seq      uint32
@@ -201,17 +220,10 @@ const (
 
 type stagesOlTunnel struct {
 	_     structs.HostLayout
-	Index uint8
+	Vni   uint32
+	Port  uint16
 	Kind  uint8
 	NoGro uint8
-	Pad   uint8
-}
-
-type stagesOlTunnelKey struct {
-	_    structs.HostLayout
-	Vni  uint32
-	Port uint16
-	Pad  uint16
 }
 
 type stagesOlTunnelKind uint32
@@ -235,8 +247,8 @@ const (
 	stagesMapOlOwners      = "ol_owners"
 	stagesMapOlPolicies    = "ol_policies"
 	stagesMapOlReasons     = "ol_reasons"
+	stagesMapOlRecents     = "ol_recents"
 	stagesMapOlSlots       = "ol_slots"
-	stagesMapOlTunnels     = "ol_tunnels"
 	stagesProgOlPodOut     = "ol_pod_out"
 	stagesProgOlPodRestore = "ol_pod_restore"
 	stagesProgOlUnderlayIn = "ol_underlay_in"
@@ -307,8 +319,8 @@ type stagesMapSpecs struct {
 	OlOwners      *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlReasons     *ebpf.MapSpec `ebpf:"ol_reasons"`
+	OlRecents     *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots       *ebpf.MapSpec `ebpf:"ol_slots"`
-	OlTunnels     *ebpf.MapSpec `ebpf:"ol_tunnels"`
 }
 
 // stagesVariableSpecs contains global variables before they are loaded into the kernel.
@@ -351,8 +363,8 @@ type stagesMaps struct {
 	OlOwners      *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.Map `ebpf:"ol_policies"`
 	OlReasons     *ebpf.Map `ebpf:"ol_reasons"`
+	OlRecents     *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots       *ebpf.Map `ebpf:"ol_slots"`
-	OlTunnels     *ebpf.Map `ebpf:"ol_tunnels"`
 }
 
 func (m *stagesMaps) Close() error {
@@ -367,8 +379,8 @@ func (m *stagesMaps) Close() error {
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlReasons,
+		m.OlRecents,
 		m.OlSlots,
-		m.OlTunnels,
 	)
 }
 

@@ -99,10 +99,17 @@ type traceOlOwner struct {
 }
 
 type traceOlPolicy struct {
-	_              structs.HostLayout
-	Version        uint32
-	Flags          uint32
-	Port           [4]uint16
+	_       structs.HostLayout
+	Version uint32
+	Flags   uint32
+	Tunnel  [16]struct {
+		_     structs.HostLayout
+		Vni   uint32
+		Port  uint16
+		Kind  uint8
+		NoGro uint8
+	}
+	NrTunnels      uint32
 	RebalanceQueue uint32
 	SettleUs       uint32
 	Stage          [3]struct {
@@ -116,6 +123,25 @@ type traceOlPolicy struct {
 	CoreFlags [512]uint8
 }
 
+type traceOlRecent struct {
+	_    structs.HostLayout
+	Flow struct {
+		_     structs.HostLayout
+		Addr  [4]uint64
+		Tail  uint64
+		Ports uint32
+		Id    uint32
+		V6    uint8
+		Proto uint8
+		Piece uint8
+		_     [5]byte
+	}
+	Seq  uint32
+	Slot uint32
+	Lane uint32
+	_    [4]byte
+}
+
 type traceOlSlot struct {
 	_        structs.HostLayout
 	Seq      uint32
@@ -125,21 +151,6 @@ type traceOlSlot struct {
 	PrevSeq  uint32
 	Packets  uint32
 	Since    uint64
-}
-
-type traceOlTunnel struct {
-	_     structs.HostLayout
-	Index uint8
-	Kind  uint8
-	NoGro uint8
-	Pad   uint8
-}
-
-type traceOlTunnelKey struct {
-	_    structs.HostLayout
-	Vni  uint32
-	Port uint16
-	Pad  uint16
 }
 
 // Names of all BPF objects in the ELF.
@@ -156,8 +167,8 @@ const (
 	traceMapOlOwners       = "ol_owners"
 	traceMapOlPolicies     = "ol_policies"
 	traceMapOlReasons      = "ol_reasons"
+	traceMapOlRecents      = "ol_recents"
 	traceMapOlSlots        = "ol_slots"
-	traceMapOlTunnels      = "ol_tunnels"
 	traceProgOlLaneEnqueue = "ol_lane_enqueue"
 	traceProgOlLaneTaken   = "ol_lane_taken"
 	traceProgOlNapiPoll    = "ol_napi_poll"
@@ -232,8 +243,8 @@ type traceMapSpecs struct {
 	OlOwners      *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlReasons     *ebpf.MapSpec `ebpf:"ol_reasons"`
+	OlRecents     *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots       *ebpf.MapSpec `ebpf:"ol_slots"`
-	OlTunnels     *ebpf.MapSpec `ebpf:"ol_tunnels"`
 }
 
 // traceVariableSpecs contains global variables before they are loaded into the kernel.
@@ -278,8 +289,8 @@ type traceMaps struct {
 	OlOwners      *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.Map `ebpf:"ol_policies"`
 	OlReasons     *ebpf.Map `ebpf:"ol_reasons"`
+	OlRecents     *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots       *ebpf.Map `ebpf:"ol_slots"`
-	OlTunnels     *ebpf.Map `ebpf:"ol_tunnels"`
 }
 
 func (m *traceMaps) Close() error {
@@ -294,8 +305,8 @@ func (m *traceMaps) Close() error {
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlReasons,
+		m.OlRecents,
 		m.OlSlots,
-		m.OlTunnels,
 	)
 }
 

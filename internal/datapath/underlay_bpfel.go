@@ -99,10 +99,17 @@ type underlayOlOwner struct {
 }
 
 type underlayOlPolicy struct {
-	_              structs.HostLayout
-	Version        uint32
-	Flags          uint32
-	Port           [4]uint16
+	_       structs.HostLayout
+	Version uint32
+	Flags   uint32
+	Tunnel  [16]struct {
+		_     structs.HostLayout
+		Vni   uint32
+		Port  uint16
+		Kind  uint8
+		NoGro uint8
+	}
+	NrTunnels      uint32
 	RebalanceQueue uint32
 	SettleUs       uint32
 	Stage          [3]struct {
@@ -116,6 +123,25 @@ type underlayOlPolicy struct {
 	CoreFlags [512]uint8
 }
 
+type underlayOlRecent struct {
+	_    structs.HostLayout
+	Flow struct {
+		_     structs.HostLayout
+		Addr  [4]uint64
+		Tail  uint64
+		Ports uint32
+		Id    uint32
+		V6    uint8
+		Proto uint8
+		Piece uint8
+		_     [5]byte
+	}
+	Seq  uint32
+	Slot uint32
+	Lane uint32
+	_    [4]byte
+}
+
 type underlayOlSlot struct {
 	_        structs.HostLayout
 	Seq      uint32
@@ -125,21 +151,6 @@ type underlayOlSlot struct {
 	PrevSeq  uint32
 	Packets  uint32
 	Since    uint64
-}
-
-type underlayOlTunnel struct {
-	_     structs.HostLayout
-	Index uint8
-	Kind  uint8
-	NoGro uint8
-	Pad   uint8
-}
-
-type underlayOlTunnelKey struct {
-	_    structs.HostLayout
-	Vni  uint32
-	Port uint16
-	Pad  uint16
 }
 
 // Names of all BPF objects in the ELF.
@@ -156,8 +167,8 @@ const (
 	underlayMapOlOwners       = "ol_owners"
 	underlayMapOlPolicies     = "ol_policies"
 	underlayMapOlReasons      = "ol_reasons"
+	underlayMapOlRecents      = "ol_recents"
 	underlayMapOlSlots        = "ol_slots"
-	underlayMapOlTunnels      = "ol_tunnels"
 	underlayProgOlUnderlayXdp = "ol_underlay_xdp"
 	underlayVarOlAbiEnums     = "ol_abi_enums"
 	underlayVarOlKey0         = "ol_key0"
@@ -224,8 +235,8 @@ type underlayMapSpecs struct {
 	OlOwners      *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlReasons     *ebpf.MapSpec `ebpf:"ol_reasons"`
+	OlRecents     *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots       *ebpf.MapSpec `ebpf:"ol_slots"`
-	OlTunnels     *ebpf.MapSpec `ebpf:"ol_tunnels"`
 }
 
 // underlayVariableSpecs contains global variables before they are loaded into the kernel.
@@ -268,8 +279,8 @@ type underlayMaps struct {
 	OlOwners      *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.Map `ebpf:"ol_policies"`
 	OlReasons     *ebpf.Map `ebpf:"ol_reasons"`
+	OlRecents     *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots       *ebpf.Map `ebpf:"ol_slots"`
-	OlTunnels     *ebpf.Map `ebpf:"ol_tunnels"`
 }
 
 func (m *underlayMaps) Close() error {
@@ -284,8 +295,8 @@ func (m *underlayMaps) Close() error {
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlReasons,
+		m.OlRecents,
 		m.OlSlots,
-		m.OlTunnels,
 	)
 }
 
