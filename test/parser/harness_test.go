@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package parser runs the headers of bpf/ that need no kernel, compiled for this
-// machine under sanitizers.
+// Package parser runs those parts of bpf/ that need no kernel, or for which a model
+// of it does, compiled for this machine under sanitizers.
 package parser
 
 import (
