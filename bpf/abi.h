@@ -181,10 +181,10 @@ struct ol_cpu {
 	__u64 softnet; /* address of this core's softnet_data, once its backlog was polled */
 	struct ol_marks polls;
 	struct ol_progress backlog;
+	__u64 lane;	   /* address of this core's entry of the cpumap, or 0 */
 	__u64 nic_holds;   /* the NAPI whose GRO still holds packets after its last poll, or 0 */
 	__u64 lane_time;   /* ns, when this core's cpumap thread last took frames */
-	__u32 lane_head;   /* frames it has taken */
-	__u32 lane_tail;   /* frames that were put into its ring, by all cores */
+	__u32 lane_head;   /* how far in its ring it had come then */
 	__u32 nic_seq;	   /* the last poll after which no NIC's GRO held anything */
 	__u32 queue;	   /* packets left in the backlog after its last poll ... */
 	__u32 backlog_seq; /* ... which was this one */

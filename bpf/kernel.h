@@ -62,6 +62,25 @@ struct task_struct {
 	int pid;
 	unsigned int policy;
 	unsigned int flags;
+	unsigned int __state;
+} OL_CORE;
+
+#define OL_TASK_INTERRUPTIBLE 1
+
+struct ptr_ring {
+	int producer;
+	int consumer_head;
+	int size;
+	void **queue;
+} OL_CORE;
+
+struct bpf_cpu_map_entry {
+	struct ptr_ring *queue;
+	struct task_struct *kthread;
+} OL_CORE;
+
+struct bpf_cpu_map {
+	struct bpf_cpu_map_entry **cpu_map;
 } OL_CORE;
 
 #endif

@@ -6,6 +6,7 @@
 #include "maps.h"
 #include "order.h"
 #include "pipeline.h"
+#include "ring.h"
 
 /*
  * The functions that are not inlined are global ones: the verifier looks at
@@ -50,24 +51,27 @@ static __always_inline __u32 ol_lane_index(__u32 lane)
 	return lane % OL_MAX_LANES;
 }
 
+/* Packets that wait for a core as a lane of a stage. */
+__noinline __u32 ol_queue_length(__u32 stage, __u32 cpu)
+{
+	struct ol_ring ring;
+	__u32 head, tail;
+
+	if (stage != OL_STAGE_NIC)
+		return ol_backlog(cpu, &head, &tail) ? tail - head : 0;
+	return ol_get_ring(cpu, &ring) ? ol_ring_from(&ring, ring.consumer) : 0;
+}
+
 /* Load of a core as a lane of a stage. */
 static __always_inline struct ol_load ol_core_load(const struct ol_policy *policy, __u32 stage,
 						   __u32 cpu)
 {
 	struct ol_load load = {};
-	struct ol_cpu *c;
-	__u32 head, tail;
 
 	if (cpu >= OL_MAX_CPUS)
 		return load;
 	load.busy = policy->busy[cpu];
-	if (stage == OL_STAGE_NIC) {
-		c = ol_get_cpu(cpu);
-		if (c)
-			load.queue = c->lane_tail - c->lane_head;
-	} else if (ol_backlog(cpu, &head, &tail)) {
-		load.queue = tail - head;
-	}
+	load.queue = ol_queue_length(stage, cpu);
 	return load;
 }
 
@@ -111,6 +115,9 @@ __noinline int ol_backlog_drained(__u32 cpu, __u64 handed)
 
 	if (!c || !ol_backlog(cpu, &head, &tail))
 		return 0;
+	/* From within this backlog's own poll the queue never looks empty: head follows later. */
+	if (cpu == bpf_get_smp_processor_id())
+		return head == tail || handed <= c->backlog.safe;
 	return ol_queue_drained(&c->backlog, handed, head == tail);
 }
 
@@ -125,29 +132,37 @@ __noinline int ol_backlog_drained(__u32 cpu, __u64 handed)
  * its core? Its ring was emptied, which flushes its GRO, and a poll of the
  * tunnel's cell after that found the cell empty.
  */
-__noinline int ol_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 seq, __u64 now)
+__noinline int ol_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 seq)
 {
 	struct ol_cpu *c = ol_get_cpu(cpu);
+	struct ol_ring ring;
 	struct ol_marks *m;
 
 	/* The ring is filled when the poll ends in which the frame was redirected. */
 	if (!c || !ol_handed_on_by(this_cpu, OL_NO_CELL, seq))
 		return 0;
-	if (OL_READ(c->lane_head) != OL_READ(c->lane_tail))
+	/* As far as the thread has told: what it has only just taken is in its hands. */
+	if (!ol_get_ring(cpu, &ring) || ol_ring_from(&ring, OL_READ(c->lane_head)))
 		return 0;
-	m = ol_get_cell_marks(cpu, tunnel);
+	m = tunnel < OL_MAX_TUNNELS ? ol_get_cell_marks(cpu, tunnel) : NULL;
 	if (m && ol_handed_on(m, OL_READ(c->lane_seq)))
 		return 1;
-	/* Its core may be ahead of our last poll. */
-	return (__s64)(now - OL_READ(c->lane_time)) > OL_LANE_DONE_NS;
+	/* The time of our last poll may be long ago, or before. */
+	return (__s64)(bpf_ktime_get_ns() - OL_READ(c->lane_time)) > OL_LANE_DONE_NS;
 }
 
 /* Has everything that the slot let pass to the NIC's GRO been handed on, and handled here? */
 __noinline int ol_pass_drained(__u32 this_cpu, __u32 tunnel, __u32 seq)
 {
-	struct ol_marks *m = ol_get_cell_marks(this_cpu, tunnel);
-	__u64 handed = m ? ol_handed_on_nic(m, seq) : 0;
+	struct ol_cpu *c = ol_get_cpu(this_cpu);
+	struct ol_marks *m;
+	__u64 handed;
 
+	if (!c)
+		return 0;
+	/* Without a cell, the NIC's GRO leads straight to this core's backlog. */
+	m = tunnel < OL_MAX_TUNNELS ? ol_get_cell_marks(this_cpu, tunnel) : &c->polls;
+	handed = m ? ol_handed_on_nic(m, seq) : 0;
 	return handed && ol_backlog_drained(this_cpu, handed);
 }
 
@@ -179,7 +194,8 @@ static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slo
 #ifdef OL_MUTANT_NO_GUARD
 	return 1;
 #else
-	__u32 lane = s->lane;
+	__u32 lane = s->lane, tunnel = h->tunnel;
+	__s64 settled;
 	__u64 handed;
 
 	if (s->settling) {
@@ -187,17 +203,21 @@ static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slo
 		 * Two flows that share the slot may have just met on two cores:
 		 * let the other core's packet be accounted for first.
 		 */
-		if (h->cpu->now - s->since < (__u64)h->policy->settle_us * 1000)
+		settled = h->cpu->now - s->since;
+		if (settled < (__s64)h->policy->settle_us * 1000)
 			return 0;
-		if (h->stage != OL_STAGE_POD &&
-		    !ol_handed_on_by(s->prev_cpu, h->tunnel, s->prev_seq))
+		/* Frames for a lane pass no cell there; lost ones may never be told of. */
+		if (h->stage == OL_STAGE_NIC && lane < OL_MAX_LANES)
+			tunnel = OL_NO_CELL;
+		if (h->stage != OL_STAGE_POD && settled <= OL_LANE_DONE_NS &&
+		    !ol_handed_on_by(s->prev_cpu, tunnel, s->prev_seq))
 			return 0;
 		s->settling = 0;
 		return 0;
 	}
 	if (h->stage == OL_STAGE_NIC)
 		return (lane < OL_MAX_LANES ? ol_ring_drained(h->this_cpu, h->lanes->cpu[lane],
-							      h->tunnel, s->seq, h->cpu->now)
+							      h->tunnel, s->seq)
 					    : ol_pass_drained(h->this_cpu, h->tunnel, s->seq)) &&
 		       ol_pod_left(h->slot);
 	handed = ol_handed_on_by(h->this_cpu, h->tunnel, s->seq);
@@ -244,7 +264,8 @@ static __always_inline void ol_adopt(const struct ol_hop *h, struct ol_slot *s, 
 	s->prev_cpu = prev;
 	s->prev_seq = p->seq;
 	s->settling = 1;
-	s->since = h->cpu->now;
+	/* Not the time of the last poll, which may be long ago. */
+	s->since = bpf_ktime_get_ns();
 	s->seq = h->cpu->seq;
 	ol_count(OL_CNT_ADOPTED, 1);
 }

@@ -119,13 +119,17 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 
 	if (!cpu)
 		return 0;
+	/* Times of one core are compared without slack: they must not step back. */
+	if ((__s64)(now - cpu->now) <= 0)
+		now = cpu->now + 1;
 	ol_flush_pending(this_cpu, ol_nr_tunnels, cpu->nic_seq, now);
 
 	seq = cpu->seq + 1;
 	spent = now - cpu->now;
 	cpu->now = now;
 	cpu->seq = seq;
-	ol_mark_add(&cpu->polls, seq, seq, now);
+	/* nic_seq as before this poll: what its GRO batches comes behind this tracepoint. */
+	ol_mark_add(&cpu->polls, seq, cpu->nic_seq, now);
 
 	tunnel = ol_device_of(napi);
 	if (napi->dev)
@@ -138,12 +142,18 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 		cpu->softnet = (__u64)sd;
 		head = BPF_CORE_READ(sd, input_queue_head);
 		tail = BPF_CORE_READ(sd, input_queue_tail);
-		ol_progress_step(&cpu->backlog, head, tail, now);
 		cpu->queue = tail - head;
 		cpu->backlog_seq = seq;
 	} else {
 		stage = OL_STAGE_NIC;
 		ol_nic_polled(napi, cpu, seq, full);
+	}
+	/* Whoever polled: a mark's time may not run ahead of an empty queue's. */
+	if (cpu->softnet) {
+		sd = (void *)cpu->softnet;
+		head = BPF_CORE_READ(sd, input_queue_head);
+		tail = BPF_CORE_READ(sd, input_queue_tail);
+		ol_progress_step(&cpu->backlog, head, tail, now);
 	}
 
 	/*
@@ -167,39 +177,47 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 	return 0;
 }
 
-/* Frames came to a lane's ring; those that a full one dropped are among the processed. */
+/* Frames came to a lane's ring, or found it full. */
 SEC("tp_btf/xdp_cpumap_enqueue")
-int BPF_PROG(ol_lane_enqueue, int map_id, unsigned int processed, unsigned int drops, int to_cpu)
+int BPF_PROG(ol_lane_enqueue, int map_id, unsigned int processed, unsigned int drops)
 {
-	struct ol_cpu *cpu;
-
-	if (map_id != ol_lane_map_id)
-		return 0;
-	cpu = ol_get_cpu(to_cpu);
-	if (!cpu)
-		return 0;
-	__sync_fetch_and_add(&cpu->lane_tail, processed - drops);
-	if (drops)
+	if (map_id == ol_lane_map_id && drops)
 		ol_count(OL_CNT_XDP_DROP, drops);
 	return 0;
 }
 
 /* A lane's thread took frames out of its ring; it handles them right after this. */
 SEC("tp_btf/xdp_cpumap_kthread")
-int BPF_PROG(ol_lane_taken, int map_id, unsigned int processed)
+int BPF_PROG(ol_lane_taken, int map_id)
 {
-	struct ol_cpu *cpu;
+	__u32 this_cpu = bpf_get_smp_processor_id();
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	struct ol_ring ring;
 
-	if (map_id != ol_lane_map_id)
-		return 0;
-	cpu = ol_get_cpu(bpf_get_smp_processor_id());
-	if (!cpu)
+	if (map_id != ol_lane_map_id || !cpu || !ol_get_ring(this_cpu, &ring))
 		return 0;
 	/* In this order: who sees the frames taken must not see an older time. */
 	OL_WRITE(cpu->lane_time, bpf_ktime_get_ns());
 	OL_WRITE(cpu->lane_seq, cpu->seq);
-	OL_WRITE(cpu->lane_head, cpu->lane_head + processed);
+	OL_WRITE(cpu->lane_head, ring.consumer);
 	return 0;
+}
+
+/*
+ * Run by the daemon, on no tracepoint: how many frames of a core's lane are not
+ * known to be handled? A raw tracepoint's program since it may use any map.
+ */
+SEC("raw_tp")
+int ol_lane_left(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u32 core = ctx->args[0];
+	struct ol_cpu *cpu = ol_get_cpu(core);
+	struct ol_ring ring;
+
+	if (!cpu || !ol_get_ring(core, &ring) ||
+	    (ring.asleep && !ol_ring_from(&ring, ring.consumer)))
+		return 0;
+	return ol_ring_from(&ring, OL_READ(cpu->lane_head));
 }
 
 /*

@@ -39,7 +39,7 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 		.cpu = cpu,
 		.this_cpu = this_cpu,
 		.stage = OL_STAGE_NIC,
-		.tunnel = tunnel,
+		.tunnel = policy->tunnel[tunnel].no_gro ? OL_NO_CELL : tunnel,
 	};
 
 	ol_count(OL_CNT_XDP_OVERLAY, 1);
@@ -49,4 +49,26 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 	ol_count(OL_CNT_XDP_LANE, 1);
 	ol_count_lane(OL_STAGE_NIC, lane, 1);
 	return bpf_redirect_map(&ol_lane_threads, h.lanes->cpu[lane], XDP_PASS);
+}
+
+/*
+ * Run by the daemon, on no device, with a core's number for a frame: where is its
+ * lane? An XDP program of the same kind as the one above: a cpumap serves programs of
+ * one kind only (kernel/bpf/core.c, bpf_check_tail_call).
+ */
+SEC("xdp.frags")
+int ol_find_lane(struct xdp_md *ctx)
+{
+	struct bpf_cpu_map *map = (struct bpf_cpu_map *)&ol_lane_threads;
+	__u32 *core = (void *)(long)ctx->data;
+	struct bpf_cpu_map_entry *entry = NULL;
+	struct ol_cpu *cpu;
+
+	if ((void *)(core + 1) > (void *)(long)ctx->data_end || *core >= ol_nr_cpus)
+		return XDP_ABORTED;
+	cpu = ol_get_cpu(*core);
+	if (!cpu || bpf_probe_read_kernel(&entry, sizeof(entry), map->cpu_map + *core) || !entry)
+		return XDP_ABORTED;
+	cpu->lane = (__u64)entry;
+	return XDP_PASS;
 }

@@ -119,7 +119,7 @@ type Core struct {
 }
 
 // Cores reads every core's numbers.
-func (d *Datapath) Cores() ([]Core, error) {
+func (d *Datapath) Cores() (_ []Core, err error) {
 	cores := make([]Core, d.cpus)
 	for i := range cores {
 		var v stagesOlCpu
@@ -130,7 +130,12 @@ func (d *Datapath) Cores() ([]Core, error) {
 		cores[i].Safe = v.Backlog.Safe
 		cores[i].Full = v.Full != 0
 		cores[i].BacklogPoll = v.BacklogSeq
-		cores[i].Queue, cores[i].LaneQueue = v.Queue, v.LaneTail-v.LaneHead
+		cores[i].Queue = v.Queue
+		if d.laneThreads[i] {
+			if cores[i].LaneQueue, err = d.laneLeft(i); err != nil {
+				return nil, err
+			}
+		}
 		for s := range Stages {
 			cores[i].Packets[s] = v.Packets[s]
 			cores[i].StageNs[s] = v.Cost[s].Ns

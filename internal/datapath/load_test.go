@@ -19,7 +19,7 @@ func load(t testing.TB) *Datapath {
 	if err != nil {
 		var ve *ebpf.VerifierError
 		if errors.As(err, &ve) {
-			t.Fatalf("%+v", ve)
+			t.Fatalf("%v\n%+v", err, ve)
 		}
 		t.Fatal(err)
 	}

@@ -80,14 +80,15 @@ type stagesOlCpu struct {
 		PendingTail uint32
 		Armed       uint32
 	}
+	Lane       uint64
 	NicHolds   uint64
 	LaneTime   uint64
 	LaneHead   uint32
-	LaneTail   uint32
 	NicSeq     uint32
 	Queue      uint32
 	BacklogSeq uint32
 	LaneSeq    uint32
+	_          [4]byte
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
@@ -95,7 +96,7 @@ type stagesOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [56]byte
+	_       [48]byte
 }
 
 type stagesOlFlag uint32

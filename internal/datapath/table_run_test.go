@@ -55,10 +55,7 @@ func (b *bench) verdict() uint32 {
 	return ^uint32(0)
 }
 
-const (
-	xdpPass     = 2
-	xdpRedirect = 4
-)
+const xdpRedirect = 4
 
 func onEachHook(t *testing.T, f func(*testing.T, *bench)) {
 	for _, stage := range []Stage{NIC, Tunnel} {

@@ -56,14 +56,15 @@ type traceOlCpu struct {
 		PendingTail uint32
 		Armed       uint32
 	}
+	Lane       uint64
 	NicHolds   uint64
 	LaneTime   uint64
 	LaneHead   uint32
-	LaneTail   uint32
 	NicSeq     uint32
 	Queue      uint32
 	BacklogSeq uint32
 	LaneSeq    uint32
+	_          [4]byte
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
@@ -71,7 +72,7 @@ type traceOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [56]byte
+	_       [48]byte
 }
 
 type traceOlFrag struct {
@@ -170,6 +171,7 @@ const (
 	traceMapOlRecents      = "ol_recents"
 	traceMapOlSlots        = "ol_slots"
 	traceProgOlLaneEnqueue = "ol_lane_enqueue"
+	traceProgOlLaneLeft    = "ol_lane_left"
 	traceProgOlLaneTaken   = "ol_lane_taken"
 	traceProgOlNapiPoll    = "ol_napi_poll"
 	traceProgOlSample      = "ol_sample"
@@ -224,6 +226,7 @@ type traceSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type traceProgramSpecs struct {
 	OlLaneEnqueue *ebpf.ProgramSpec `ebpf:"ol_lane_enqueue"`
+	OlLaneLeft    *ebpf.ProgramSpec `ebpf:"ol_lane_left"`
 	OlLaneTaken   *ebpf.ProgramSpec `ebpf:"ol_lane_taken"`
 	OlNapiPoll    *ebpf.ProgramSpec `ebpf:"ol_napi_poll"`
 	OlSample      *ebpf.ProgramSpec `ebpf:"ol_sample"`
@@ -327,6 +330,7 @@ type traceVariables struct {
 // It can be passed to loadTraceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tracePrograms struct {
 	OlLaneEnqueue *ebpf.Program `ebpf:"ol_lane_enqueue"`
+	OlLaneLeft    *ebpf.Program `ebpf:"ol_lane_left"`
 	OlLaneTaken   *ebpf.Program `ebpf:"ol_lane_taken"`
 	OlNapiPoll    *ebpf.Program `ebpf:"ol_napi_poll"`
 	OlSample      *ebpf.Program `ebpf:"ol_sample"`
@@ -335,6 +339,7 @@ type tracePrograms struct {
 func (p *tracePrograms) Close() error {
 	return _TraceClose(
 		p.OlLaneEnqueue,
+		p.OlLaneLeft,
 		p.OlLaneTaken,
 		p.OlNapiPoll,
 		p.OlSample,

@@ -56,14 +56,15 @@ type underlayOlCpu struct {
 		PendingTail uint32
 		Armed       uint32
 	}
+	Lane       uint64
 	NicHolds   uint64
 	LaneTime   uint64
 	LaneHead   uint32
-	LaneTail   uint32
 	NicSeq     uint32
 	Queue      uint32
 	BacklogSeq uint32
 	LaneSeq    uint32
+	_          [4]byte
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
@@ -71,7 +72,7 @@ type underlayOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [56]byte
+	_       [48]byte
 }
 
 type underlayOlFrag struct {
@@ -169,6 +170,7 @@ const (
 	underlayMapOlReasons      = "ol_reasons"
 	underlayMapOlRecents      = "ol_recents"
 	underlayMapOlSlots        = "ol_slots"
+	underlayProgOlFindLane    = "ol_find_lane"
 	underlayProgOlUnderlayXdp = "ol_underlay_xdp"
 	underlayVarOlAbiEnums     = "ol_abi_enums"
 	underlayVarOlKey0         = "ol_key0"
@@ -218,6 +220,7 @@ type underlaySpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type underlayProgramSpecs struct {
+	OlFindLane    *ebpf.ProgramSpec `ebpf:"ol_find_lane"`
 	OlUnderlayXdp *ebpf.ProgramSpec `ebpf:"ol_underlay_xdp"`
 }
 
@@ -314,11 +317,13 @@ type underlayVariables struct {
 //
 // It can be passed to loadUnderlayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type underlayPrograms struct {
+	OlFindLane    *ebpf.Program `ebpf:"ol_find_lane"`
 	OlUnderlayXdp *ebpf.Program `ebpf:"ol_underlay_xdp"`
 }
 
 func (p *underlayPrograms) Close() error {
 	return _UnderlayClose(
+		p.OlFindLane,
 		p.OlUnderlayXdp,
 	)
 }

@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,9 @@ import (
 // million packets per second some milliseconds, and less than a core's L2
 // cache holds of headers.
 const laneQueue = 2048
+
+// xdpPass is XDP_PASS of linux/bpf.h.
+const xdpPass = 2
 
 // cpumapValue is struct bpf_cpumap_val of linux/bpf.h.
 type cpumapValue struct {
@@ -54,7 +58,24 @@ func (d *Datapath) StartLanes(cores []int) error {
 		if err := d.stages.OlLaneThreads.Put(uint32(core), cpumapValue{QSize: laneQueue}); err != nil {
 			return fmt.Errorf("start lane on core %d: %w", core, err)
 		}
+		if err := d.findLane(core); err != nil {
+			return err
+		}
 		d.laneThreads[core] = true
+	}
+	return nil
+}
+
+// findLane tells the programs where the kernel keeps a core's lane.
+func (d *Datapath) findLane(core int) error {
+	frame := make([]byte, 14) // the least that a test run takes
+	binary.NativeEndian.PutUint32(frame, uint32(core))
+	verdict, err := d.xdp.OlFindLane.Run(&ebpf.RunOptions{Data: frame})
+	if err == nil && verdict != xdpPass {
+		err = errors.New("the kernel's cpumap is not as expected")
+	}
+	if err != nil {
+		return fmt.Errorf("find lane on core %d: %w", core, err)
 	}
 	return nil
 }
@@ -100,4 +121,13 @@ func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
 		return nil, fmt.Errorf("attach XDP program to device %d: %w", dev.Ifindex, err)
 	}
 	return l, nil
+}
+
+// laneLeft is how many frames of a core's lane are not known to be handled.
+func (d *Datapath) laneLeft(core int) (uint32, error) {
+	left, err := d.trace.OlLaneLeft.Run(&ebpf.RunOptions{Context: uint64(core)})
+	if err != nil {
+		return 0, fmt.Errorf("look into the lane on core %d: %w", core, err)
+	}
+	return left, nil
 }

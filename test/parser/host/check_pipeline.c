@@ -31,8 +31,9 @@ static void check_candidates(void)
 				first[stage][i] = second[i] = pairs[i] = across[i] = 0;
 			for (slot = 0; slot < OL_SLOTS; slot++) {
 				ol_candidates(slot, stage, nr, &c1, &c2);
-				MUST(c1 < nr && c2 < nr, "slot %u stage %u: candidates %u, %u of %u",
-				     slot, stage, c1, c2, nr);
+				MUST(c1 < nr && c2 < nr,
+				     "slot %u stage %u: candidates %u, %u of %u", slot, stage, c1,
+				     c2, nr);
 				MUST(nr == 1 || c1 != c2, "slot %u stage %u: twice lane %u of %u",
 				     slot, stage, c1, nr);
 				first[stage][c1]++;
@@ -53,32 +54,42 @@ static void check_candidates(void)
 
 static void check_less_loaded(void)
 {
-	static const __u32 queues[] = {0, 1, 31, 32, 33, 64, 1000, 0x7fffffff, 0xfffffff0, 0xffffffff};
+	static const __u32 queues[] = {0,  1,	 31,	     32,	 33,
+				       64, 1000, 0x7fffffff, 0xfffffff0, 0xffffffff};
 	static const __u32 busys[] = {0, 1, 199, 200, 201, 500, 999, 1000};
 	static const __u32 slacks[] = {0, 1, 32, 1000, 0xffffffff};
 	unsigned int i, j, k, l, m;
 
 #define EACH(i, of) (i = 0; i < sizeof(of) / sizeof(of[0]); i++)
-	for EACH (i, queues)
-		for EACH (j, queues)
-			for EACH (k, busys)
-				for EACH (l, busys)
-					for EACH (m, slacks) {
-						struct ol_load a = {queues[i], busys[k]};
-						struct ol_load b = {queues[j], busys[l]};
-						__u64 slack = slacks[m];
-						int ab = ol_less_loaded(&a, &b, slack);
-						int ba = ol_less_loaded(&b, &a, slack);
-						int close = a.queue <= b.queue + slack &&
-							    b.queue <= a.queue + slack;
+	for
+		EACH(i, queues)
+		for
+			EACH(j, queues)
+			for
+				EACH(k, busys)
+				for
+					EACH(l, busys)
+					for
+						EACH(m, slacks)
+						{
+							struct ol_load a = {queues[i], busys[k]};
+							struct ol_load b = {queues[j], busys[l]};
+							__u64 slack = slacks[m];
+							int ab = ol_less_loaded(&a, &b, slack);
+							int ba = ol_less_loaded(&b, &a, slack);
+							int close = a.queue <= b.queue + slack &&
+								    b.queue <= a.queue + slack;
 
-						MUST(!(ab && ba), "each is less loaded than the other");
-						MUST(close || ab == (a.queue < b.queue),
-						     "queues %u and %u, slack %llu: %d", a.queue,
-						     b.queue, slack, ab);
-						MUST(!close || ab == (a.busy + 200 < b.busy),
-						     "busy %u and %u: %d", a.busy, b.busy, ab);
-					}
+							MUST(!(ab && ba),
+							     "each is less loaded than the other");
+							MUST(close || ab == (a.queue < b.queue),
+							     "queues %u and %u, slack %llu: %d",
+							     a.queue, b.queue, slack, ab);
+							MUST(!close ||
+								     ab == (a.busy + 200 < b.busy),
+							     "busy %u and %u: %d", a.busy, b.busy,
+							     ab);
+						}
 }
 
 int main(void)

@@ -36,8 +36,8 @@ static const struct tunnel *find_tunnel(const struct tunnel *tunnels, int nr, __
 }
 
 /* total: length of the whole frame, of which len bytes are at hand; 0: not to be judged. */
-static void classify(const __u8 *data, size_t len, __u32 total, const struct tunnel *tunnels, int nr,
-		     struct result *res)
+static void classify(const __u8 *data, size_t len, __u32 total, const struct tunnel *tunnels,
+		     int nr, struct result *res)
 {
 	struct ol_cursor c = {.data = data, .end = data + len, .total = total};
 	const struct tunnel *t;

@@ -17,6 +17,12 @@
  *   share     two flows to a slot, also on two cores
  *   tcx, xdp  without or with the nic stage, instead of by chance
  */
+/* The loader would set it. */
+#define ol_nr_cpus ol_nr_cpus_unset
+#include "config.h"
+#undef ol_nr_cpus
+#define ol_nr_cpus 4
+
 #include "trace.bpf.c"
 
 static struct ol_policy the_policy;
@@ -115,9 +121,7 @@ static __u32 steer(int stage, struct pkt *p)
 		.this_cpu = this_core,
 		.stage = stage,
 		.slot = f->slot,
-		.tunnel = stage == OL_STAGE_POD			   ? OL_NO_CELL
-			  : stage == OL_STAGE_TUNNEL && opt.no_gro ? OL_NO_CELL
-								   : 0,
+		.tunnel = stage == OL_STAGE_POD || opt.no_gro ? OL_NO_CELL : 0,
 	};
 	__u32 lane = ol_steer(&h);
 	int queue = lane < OL_MAX_LANES ? the_policy.stage[stage].cpu[lane] : this_core;

@@ -172,7 +172,7 @@ static void gro_poll_end(struct gro *g, struct napi_struct *napi, int work,
 /* bq_flush_to_queue() */
 static void flush_bulk(int core)
 {
-	struct list *bulk = &cores[this_core].bulk[core], *ring = &cores[core].ring;
+	struct list *bulk = &cores[this_core].bulk[core];
 	unsigned int processed = 0, drops = 0;
 	struct pkt *p;
 
@@ -181,16 +181,16 @@ static void flush_bulk(int core)
 	model_step();
 	while ((p = take(bulk))) {
 		processed++; /* dropped ones, too */
-		if (ring->len >= opt.ring_max) {
+		if (ring_full(&cores[core])) {
 			drops++;
 			left(OL_STAGE_NIC, p);
 			lose(p);
 		} else {
-			put(ring, p);
+			put_in_ring(&cores[core], p);
 		}
 	}
 	model_step();
-	ol_lane_enqueue(ol_lane_map_id, processed, drops, core);
+	ol_lane_enqueue(ol_lane_map_id, processed, drops);
 }
 
 static void xdp_flush(void)
@@ -261,7 +261,7 @@ static void run_lane(void)
 	int n = 0;
 
 	c->in_lane = 1;
-	while (n < LANE_BATCH && (p = take(&c->ring))) {
+	while (n < LANE_BATCH && (p = take_from_ring(c))) {
 		put(&c->got, p);
 		n++;
 	}
@@ -269,7 +269,7 @@ static void run_lane(void)
 	if (one_in(4))
 		softirq();
 	model_step();
-	ol_lane_taken(ol_lane_map_id, n);
+	ol_lane_taken(ol_lane_map_id);
 	model_step();
 	if (!opt.lane_gro) {
 		underlay_receive(&c->got);

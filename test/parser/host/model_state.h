@@ -9,7 +9,9 @@
 #define MAX_NICS 2
 #define MAX_FLOWS 24
 #define NORMAL_BATCH 8 /* gro_normal_batch */
-#define LANE_BATCH 8   /* CPUMAP_BATCH */
+#define RING_MAX 2048
+#define LANE_BATCH 8  /* CPUMAP_BATCH */
+#define RING_BATCH 16 /* of struct ptr_ring: a cache line of places, doubled */
 
 struct pkt {
 	struct pkt *next;
@@ -51,8 +53,13 @@ struct core {
 	struct list cell_queue;
 	struct gro cell_gro;
 	struct list bulk[MAX_CORES]; /* frames for lanes, until the poll ends */
-	struct list ring;	     /* of this core's lane */
-	struct list got;	     /* what the lane's thread has taken from it */
+	struct list ring;	     /* of this core's lane ... */
+	int given_back;		     /* its consumer_tail */
+	struct ptr_ring places;	     /* ... and its places, as the guard reads them */
+	void *in_place[RING_MAX];
+	struct task_struct thread;
+	struct bpf_cpu_map_entry lane;
+	struct list got; /* what the lane's thread has taken from it */
 	struct gro lane_gro;
 	int lane_packets, in_lane;
 	int backlog_again; /* as in struct gro */
@@ -90,6 +97,50 @@ static struct pkt *take(struct list *l)
 		l->head = p->next;
 		l->len--;
 	}
+	return p;
+}
+
+/* The rings of lanes, <linux/ptr_ring.h>. */
+static struct bpf_cpu_map_entry *make_ring(struct core *c)
+{
+	c->places.size = opt.ring_max;
+	c->places.queue = c->in_place;
+
+	c->lane.queue = &c->places;
+	c->lane.kthread = &c->thread;
+	return &c->lane;
+}
+
+static int ring_full(const struct core *c)
+{
+	return c->in_place[c->places.producer] != NULL;
+}
+
+static void put_in_ring(struct core *c, struct pkt *p)
+{
+	put(&c->ring, p);
+	c->in_place[c->places.producer] = p;
+	model_step();
+	c->places.producer = (c->places.producer + 1) % c->places.size;
+}
+
+static struct pkt *take_from_ring(struct core *c)
+{
+	struct pkt *p = take(&c->ring);
+	int next = c->places.consumer_head + 1, i;
+
+	if (!p)
+		return NULL;
+	/* Places are given back some at a time, before the head moves on. */
+	if (next - c->given_back >= RING_BATCH || next >= c->places.size) {
+		for (i = next - 1; i >= c->given_back; i--)
+			c->in_place[i] = NULL;
+		c->given_back = next;
+	}
+	if (next >= c->places.size)
+		next = c->given_back = 0;
+	model_step();
+	c->places.consumer_head = next;
 	return p;
 }
 

@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * Stands in for libbpf's header, so that the kernel side's own files compile
  * into the model. Each helper is a point at which the model may let another core
@@ -25,6 +25,8 @@ void *model_lookup(const void *map, const void *key);
 #define bpf_map_lookup_elem(map, key) model_lookup(map, key)
 #define bpf_get_smp_processor_id() model_this_cpu()
 #define bpf_ktime_get_ns() model_clock()
+#define bpf_probe_read_kernel(to, n, from) \
+	(model_step(), __builtin_memcpy(to, (const void *)(from), n), model_step(), 0)
 #define bpf_get_current_task_btf() ((void *)0)
 
 #endif

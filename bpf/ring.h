@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The rings of the nic stage's lanes, as the kernel has them. Positions that are
+ * counted from tracepoints go wrong: while somebody else attaches to or leaves
+ * the same tracepoint, some events reach nobody (seen on 6.18).
+ */
+#ifndef OVERLANE_RING_H
+#define OVERLANE_RING_H
+
+#include "kernel.h"
+#include "maps.h"
+
+struct ol_ring {
+	__u32 size;
+	__u32 producer; /* where the next frame is put */
+	__u32 consumer; /* where the next frame is taken */
+	int full;	/* producer and consumer meet, with frames all the way round */
+	int asleep;	/* the thread has handled all that it took, and found nothing more */
+};
+
+/* Returns 0 if the core has no lane. */
+static __always_inline int ol_get_ring(__u32 cpu, struct ol_ring *r)
+{
+	struct ol_cpu *c = ol_get_cpu(cpu);
+	struct bpf_cpu_map_entry *entry;
+	struct ptr_ring *ring;
+	void **queue, *at = NULL;
+
+	if (!c || !c->lane)
+		return 0;
+	entry = (void *)c->lane;
+	ring = BPF_CORE_READ(entry, queue);
+	/* The state before the ring: a thread sets it, then looks into the ring once more. */
+	r->asleep = BPF_CORE_READ(entry, kthread, __state) & OL_TASK_INTERRUPTIBLE;
+	r->size = BPF_CORE_READ(ring, size);
+	r->producer = BPF_CORE_READ(ring, producer);
+	queue = BPF_CORE_READ(ring, queue);
+	if (r->producer >= r->size)
+		return 0;
+	bpf_probe_read_kernel(&at, sizeof(at), queue + r->producer);
+	r->full = at != NULL;
+	r->consumer = BPF_CORE_READ(ring, consumer_head);
+	return 1;
+}
+
+/* Frames between a place in the ring and where the next one is put. */
+static __always_inline __u32 ol_ring_from(const struct ol_ring *r, __u32 place)
+{
+	if (place == r->producer)
+		return r->full || r->consumer != place ? r->size : 0;
+	return r->producer > place ? r->producer - place : r->producer + r->size - place;
+}
+
+#endif
