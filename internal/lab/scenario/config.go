@@ -36,8 +36,9 @@ type Config struct {
 const (
 	defaultRounds = 5
 	defaultLength = 2 * time.Second
-	// settle is what traffic gets to reach a steady state before it is measured.
-	settle = 400 * time.Millisecond
+	// settle is what traffic gets to reach a steady state before it is measured:
+	// a mechanism that decides by load has to see it for a while, too.
+	settle = time.Second
 )
 
 // Normalize fills in defaults and refuses what cannot be run on a bed.

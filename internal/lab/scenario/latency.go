@@ -20,7 +20,10 @@ func (e *env) probe(ctx context.Context, recvOn int) (map[string]float64, error)
 	if err != nil {
 		return nil, err
 	}
-	werr := sleep(ctx, e.settle+e.cfg.Length)
+	werr := sleep(ctx, e.settle)
+	if werr == nil {
+		werr = e.window(ctx, func() error { return sleep(ctx, e.cfg.Length) })
+	}
 	l, err := p.Stop(int(e.settle / probeEvery))
 	if err := errors.Join(werr, err); err != nil {
 		return nil, err

@@ -31,13 +31,20 @@ type daemon struct {
 	state string
 	// lanes that were on the machine before belong to somebody else.
 	before []int
-	base   counters
+	// base is what it said when the stretch that is measured began; steered,
+	// overlay and changes are the sums over all of these.
+	base                      counters
+	steered, overlay, changes uint64
+	reason                    string // at the end of the last stretch
 }
 
 // counters are what "overlane status" says the mechanism did.
 type counters struct {
-	State    string `json:"state"`
-	Reason   string `json:"reason"`
+	State      string `json:"state"`
+	Mechanisms []struct {
+		State  string `json:"state"`
+		Reason string `json:"reason"`
+	} `json:"mechanisms"`
 	Counters struct {
 		Steered     uint64 `json:"steered_packets"`
 		Overlay     uint64 `json:"overlay_packets"`
@@ -52,8 +59,8 @@ func pipeline(mode, tier string) func(context.Context, *env, scenario) (session,
 		if err != nil {
 			return session{}, err
 		}
-		e.threads = d.lanes
-		return session{acted: d.acted, end: d.end}, nil
+		e.threads, e.watch = d.lanes, d.watch
+		return session{acted: d.acted, reason: func() string { return d.reason }, end: d.end}, nil
 	}
 }
 
@@ -101,8 +108,8 @@ func (d *daemon) running(ctx context.Context) error {
 			return fmt.Errorf("the daemon does not run: %w (%v)", ctx.Err(), last)
 		default:
 		}
-		d.base, last = d.status(ctx)
-		if last == nil && d.base.State == "running" {
+		var c counters
+		if c, last = d.status(ctx); last == nil && c.State == "running" {
 			return nil
 		}
 		if err := sleep(ctx, 50*time.Millisecond); err != nil {
@@ -126,17 +133,29 @@ func (d *daemon) status(ctx context.Context) (c counters, err error) {
 	return c, nil
 }
 
-// acted says which share of the packets was steered since the start.
-func (d *daemon) acted(ctx context.Context) (map[string]float64, error) {
+// watch adds up what the daemon did in the stretches that were measured.
+func (d *daemon) watch(ctx context.Context, begins bool) error {
 	c, err := d.status(ctx)
-	if err != nil {
-		return nil, err
+	if err != nil || begins {
+		d.base = c
+		return err
 	}
-	v := map[string]float64{report.LaneChanges: float64(c.Counters.LaneChanges - d.base.Counters.LaneChanges), report.Acted: 0}
-	if n := c.Counters.Overlay - d.base.Counters.Overlay; n > 0 {
-		v[report.Acted] = min(float64(c.Counters.Steered-d.base.Counters.Steered)/float64(n), 1)
+	d.steered += c.Counters.Steered - d.base.Counters.Steered
+	d.overlay += c.Counters.Overlay - d.base.Counters.Overlay
+	d.changes += c.Counters.LaneChanges - d.base.Counters.LaneChanges
+	if len(c.Mechanisms) > 0 {
+		d.reason = c.Mechanisms[0].State + ", " + c.Mechanisms[0].Reason
 	}
-	return v, nil
+	return nil
+}
+
+// acted says which share of the packets was steered while it was measured.
+func (d *daemon) acted() map[string]float64 {
+	v := map[string]float64{report.LaneChanges: float64(d.changes), report.Acted: 0}
+	if d.overlay > 0 {
+		v[report.Acted] = min(float64(d.steered)/float64(d.overlay), 1)
+	}
+	return v
 }
 
 func (d *daemon) end() error {

@@ -24,10 +24,19 @@ type env struct {
 	cores bed.Cores
 	clock *traffic.CPUClock
 	round int
+	// variant is the running one's name; offers are those that saturate each, in
+	// packets per second, as far as they have been looked for.
+	variant string
+	offers  map[string]float64
+	// reason is why the variant did or did not act in the last measurement.
+	reason string
 	// overlay is false for traffic between the hosts themselves.
 	overlay bool
 	// threads of the running variant that receive packets, beside NAPI's.
 	threads func() ([]int, error)
+	// watch tells the running variant that a stretch of time that is measured
+	// begins (true) or has ended; nil: nobody wants to know.
+	watch func(ctx context.Context, begins bool) error
 	// checkerNS is what the checker costs for each datagram.
 	checkerNS float64
 	// saturation of the plain overlay: packets per second, or Gb/s of TCP.
@@ -66,7 +75,8 @@ func run(ctx context.Context, b *bed.Bed, cfg Config, eager bool) ([]report.Resu
 	for _, size := range sizes {
 		one := cfg
 		one.Size = size.size
-		e := &env{bed: b, cfg: &one, cores: b.PlaceCores(), clock: clock, checkerNS: perCheck, eager: eager, settle: settle}
+		e := &env{bed: b, cfg: &one, cores: b.PlaceCores(), clock: clock, checkerNS: perCheck, eager: eager, settle: settle,
+			offers: map[string]float64{}}
 		res, err := e.series(ctx, s, size.label)
 		results = append(results, res)
 		if err != nil {
@@ -88,7 +98,7 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 		if err := e.bed.Reset(); err != nil {
 			return rep.Finish(), err
 		}
-		e.overlay, e.threads = true, nil
+		e.overlay, e.threads, e.watch = true, nil, nil
 		if err := s.prepare(ctx, e); err != nil {
 			return rep.Finish(), fmt.Errorf("%s: %w", name, err)
 		}
@@ -110,6 +120,9 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 				rep.Note(vname, fmt.Sprintf("round %d: %v", round+1, err))
 			}
 			rep.Add(vname, round, values)
+			if acted, ok := values[report.Acted]; ok && acted < report.MinActed && round == cfg.Rounds-1 {
+				rep.Note(vname, "in its own words, in the last round: "+e.reason)
+			}
 			if values != nil {
 				rows[vname] = append(rows[vname], values)
 			}
@@ -168,7 +181,7 @@ func (e *env) measure(ctx context.Context, s scenario, v variant) (values map[st
 	if err := e.bed.Reset(); err != nil {
 		return nil, err
 	}
-	e.overlay, e.threads = !v.host, nil
+	e.variant, e.overlay, e.threads, e.watch = v.name, !v.host, nil, nil
 	ses, err := v.start(ctx, e, s)
 	if err != nil {
 		return nil, err
@@ -185,9 +198,8 @@ func (e *env) measure(ctx context.Context, s scenario, v variant) (values map[st
 		values[foreign] = after.Since(before).Others().Seconds() / time.Since(start).Seconds()
 	}
 	if err == nil && ses.acted != nil {
-		var more map[string]float64
-		more, err = ses.acted(ctx)
-		maps.Copy(values, more)
+		maps.Copy(values, ses.acted())
+		e.reason = ses.reason()
 	}
 	if ses.end != nil {
 		err = errors.Join(err, ses.end())
@@ -196,6 +208,22 @@ func (e *env) measure(ctx context.Context, s scenario, v variant) (values map[st
 		return nil, err
 	}
 	return values, nil
+}
+
+// window is one stretch of time that is measured.
+func (e *env) window(ctx context.Context, f func() error) error {
+	if e.watch != nil {
+		if err := e.watch(ctx, true); err != nil {
+			return err
+		}
+	}
+	if err := f(); err != nil {
+		return err
+	}
+	if e.watch != nil {
+		return e.watch(ctx, false)
+	}
+	return nil
 }
 
 func (e *env) logf(format string, args ...any) { fmt.Fprintf(e.cfg.Log, format+"\n", args...) }

@@ -44,7 +44,8 @@ func newEnv(t *testing.T, o bed.Options, cfg Config) *env {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { clock.Close() })
-	return &env{bed: b, cfg: &cfg, cores: b.PlaceCores(), clock: clock, overlay: true, settle: 50 * time.Millisecond, eager: true}
+	return &env{bed: b, cfg: &cfg, cores: b.PlaceCores(), clock: clock, overlay: true, settle: 50 * time.Millisecond, eager: true,
+		offers: map[string]float64{}}
 }
 
 const short = 150 * time.Millisecond

@@ -85,17 +85,19 @@ func (e *env) busyFor(ctx context.Context, skip, length time.Duration) (float64,
 	if err := sleep(ctx, skip); err != nil {
 		return 0, err
 	}
-	start := time.Now()
-	a, err := e.clock.Read()
-	if err != nil {
-		return 0, err
-	}
-	if err := sleep(ctx, length); err != nil {
-		return 0, err
-	}
-	z, err := e.clock.Read()
-	if err != nil {
-		return 0, err
-	}
-	return z.Since(a).Busy().Seconds() / time.Since(start).Seconds(), nil
+	var busy float64
+	err := e.window(ctx, func() error {
+		start := time.Now()
+		a, err := e.clock.Read()
+		if err != nil {
+			return err
+		}
+		if err := sleep(ctx, length); err != nil {
+			return err
+		}
+		z, err := e.clock.Read()
+		busy = z.Since(a).Busy().Seconds() / time.Since(start).Seconds()
+		return err
+	})
+	return busy, err
 }

@@ -147,14 +147,17 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 	if err := gens.wait(ctx, e.settle); err != nil {
 		return nil, err
 	}
-	a, err := e.sample(gens)
-	if err != nil {
-		return nil, err
-	}
-	if err := gens.wait(ctx, o.length); err != nil {
-		return nil, err
-	}
-	z, err := e.sample(gens)
+	var a, z sample
+	err = e.window(ctx, func() (err error) {
+		if a, err = e.sample(gens); err != nil {
+			return err
+		}
+		if err = gens.wait(ctx, o.length); err != nil {
+			return err
+		}
+		z, err = e.sample(gens)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}

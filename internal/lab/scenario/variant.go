@@ -25,8 +25,10 @@ type variant struct {
 
 // session is a variant that is in force.
 type session struct {
-	// acted says what the variant did since start; asked before end.
-	acted func(context.Context) (map[string]float64, error)
+	// acted says what the variant did in the stretches that were measured.
+	acted func() map[string]float64
+	// reason is why the variant did what it did, in its own words.
+	reason func() string
 	// end takes back what bed.Reset does not.
 	end func() error
 }
