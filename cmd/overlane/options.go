@@ -16,6 +16,7 @@ import (
 func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 	opts := daemon.Options{
 		StateDir:     global.stateDir,
+		Online:       func() ([]int, error) { return onlineCores() },
 		Underlays:    cfg.Underlays,
 		Mode:         modeOf(cfg.Pipeline),
 		Tier:         governor.TC,

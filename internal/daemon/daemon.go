@@ -27,18 +27,28 @@ type Options struct {
 	StateDir  string
 	Underlays []string
 	Cores     []int // configured, sorted; the cores that flows may be steered to
-	Mode      governor.Mode
-	Tier      governor.Tier
-	Limits    governor.Limits
-	Version   string
-	Tiers     []control.TierStatus
+	// Online reads the cores that are online, sorted; nil: all stay it.
+	Online  func() ([]int, error)
+	Mode    governor.Mode
+	Tier    governor.Tier
+	Limits  governor.Limits
+	Version string
+	Tiers   []control.TierStatus
 	// GuardianVerb is the argument that makes this program a guardian.
 	GuardianVerb []string
 	Log          *slog.Logger
 }
 
-// window is how often the daemon measures and decides.
-const window = 100 * time.Millisecond
+// The daemon measures and decides once in a window. While nothing asks for it,
+// and nothing of ours is in place, windows are longer: waking up takes time from
+// the cores that packets need.
+const (
+	window     = 100 * time.Millisecond
+	calmWindow = 300 * time.Millisecond
+	// calm is the share of a core's time in saturated polls up to which nothing
+	// is about to ask.
+	calm = 0.05
+)
 
 // farewell bounds how long a stopping daemon waits for flows to leave lanes.
 const farewell = time.Second
@@ -63,6 +73,10 @@ type Daemon struct {
 	evict    bool // somebody else wants a device of ours
 	checked  time.Time
 	retry    time.Time
+	online   []int // at the last look
+	looked   time.Time
+	cores    []int   // configured and online
+	busiest  float64 // the highest saturated share of a core in the last window
 	requests chan func()
 	ended    chan struct{}
 }
@@ -125,7 +139,13 @@ func (d *Daemon) start(ctx context.Context) error {
 	}
 	d.gov = governor.New(d.opts.Mode, d.opts.Limits)
 	d.pipe = d.newPipeline()
-	return nil
+	if d.opts.Online != nil {
+		if d.online, err = d.opts.Online(); err != nil {
+			return err
+		}
+	}
+	d.looked = time.Now()
+	return d.useCores()
 }
 
 // Run works until ctx ends, then leaves the node as it was found.
@@ -139,6 +159,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-tick.C:
 			err = d.step(ctx, time.Now())
+			tick.Reset(d.nextWindow())
 		case <-d.scanner.Events():
 			err = d.rescan(ctx)
 		case fn := <-d.requests:
@@ -196,16 +217,23 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	in, ok := d.sensor.read(now, cores, d.opts.Cores, !d.pipe.steering)
+	if err := d.lookOnline(now); err != nil {
+		return err
+	}
+	in, ok := d.sensor.read(now, cores, d.cores, !d.pipe.steering)
 	if !ok {
 		return nil
 	}
 	if err := d.dp.SetBusy(busyPermille(cores, in)); err != nil {
 		return err
 	}
+	d.busiest = 0
+	for _, c := range in.Cores {
+		d.busiest = max(d.busiest, c.Saturated)
+	}
 	in.Layout = d.pipe.layout
 	if !d.pipe.armed {
-		in.Layout = governor.Place(d.opts.Tier, d.opts.Cores, pollers(in), in.Costs)
+		in.Layout = governor.Place(d.opts.Tier, d.cores, pollers(in), in.Costs)
 	}
 	before := d.gov.Last()
 	dec := d.gov.Step(in)
@@ -215,9 +243,17 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	return d.act(ctx, dec, in)
 }
 
+// nextWindow is how long the next window is to be.
+func (d *Daemon) nextWindow() time.Duration {
+	if d.pipe.armed || d.busiest > calm || d.opts.Mode == governor.Forced {
+		return window
+	}
+	return calmWindow
+}
+
 // act makes what is in place agree with the decision.
 func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Input) error {
-	if d.pipe.armed && (dec.State == governor.Standby || d.evict || d.pipe.stale(d.opts.Cores)) {
+	if d.pipe.armed && (dec.State == governor.Standby || d.evict || d.pipe.stale(d.cores)) {
 		err := d.pipe.recall(ctx, window/2)
 		if errors.Is(err, errFlowsOut) {
 			return nil // looked at again in the next window

@@ -53,7 +53,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.State = control.Running
 	st.Kernel = kernelRelease()
 	st.Netns = fmt.Sprint(d.cookie)
-	st.Cores = d.opts.Cores
+	st.Cores = d.cores
 	st.Tiers = d.opts.Tiers
 	dec := d.gov.Last()
 	st.Mechanisms = []control.Mechanism{{
@@ -192,7 +192,7 @@ func (d *Daemon) SetCores(ctx context.Context, cores config.CPUList) error {
 	var err error
 	e := d.do(ctx, func() {
 		d.opts.Cores = slices.Clone(cores)
-		err = d.pipe.leave(func(core int) bool { return !slices.Contains(d.opts.Cores, core) })
+		err = d.useCores()
 	})
 	return errors.Join(e, err)
 }
@@ -211,7 +211,7 @@ func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 		}
 		d.opts.Mode, d.opts.Limits, d.opts.Cores = opts.Mode, opts.Limits, opts.Cores
 		d.gov.Reconfigure(opts.Mode, opts.Limits)
-		err = d.pipe.leave(func(core int) bool { return !slices.Contains(opts.Cores, core) })
+		err = d.useCores()
 	})
 	return errors.Join(e, err)
 }

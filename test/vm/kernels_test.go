@@ -37,7 +37,7 @@ var smoke = []struct {
 	// Loading takes the emulated kernel seconds: one test for each way that a
 	// program is used.
 	{pkg: "internal/datapath", args: []string{"-test.run=^(TestEveryObjectLoads|TestEveryPacketGoesToItsLane|TestXDPRedirectsToALane)"}},
-	{pkg: "test/vm/e2e", args: []string{"-tunnels=vxlan,geneve"}},
+	{pkg: "test/vm/e2e", args: []string{"-tunnels=vxlan,geneve", "-machine-wide"}},
 }
 
 // Modules that the tests use; what these need comes along.

@@ -41,6 +41,8 @@ type env struct {
 	checkerNS float64
 	// saturation of the plain overlay: packets per second, or Gb/s of TCP.
 	saturation float64
+	// flood is what is offered to saturate every variant, in packets per second.
+	flood float64
 	// eager generators do not step back: for tests on busy machines.
 	eager bool
 	// settle is what traffic gets to become steady before it is measured.

@@ -33,8 +33,8 @@ const (
 )
 
 var scenarios = []scenario{
-	{name: "udp-one", what: "one UDP flow of small packets, offered above saturation", flows: 1, size: small, measure: measureFlood},
-	{name: "udp-many", what: "several UDP flows of small packets (--flows, --rates)", flows: 4, size: small, measure: measureFlood},
+	{name: "udp-one", what: "one UDP flow of small packets, offered above saturation", flows: 1, size: small, prepare: findFlood, measure: measureFlood},
+	{name: "udp-many", what: "several UDP flows of small packets (--flows, --rates)", flows: 4, size: small, prepare: findFlood, measure: measureFlood},
 	{name: "udp-large", what: "one UDP flow of 16 B, 1 KB, 4 KB and 64 KB datagrams (the latter as inner fragments)", flows: 1, size: 64 * kb,
 		sizes: []sized{{"16B", 16}, {"1KB", kb}, {"4KB", 4 * kb}, {"64KB", 65000}}, measure: measureLarge},
 	{name: "tcp-one", what: "one TCP connection (iperf3), MTU-sized frames on the wire", flows: 1, slow: true, measure: measureTCP},

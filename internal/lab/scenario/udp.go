@@ -44,8 +44,24 @@ func (t *taken) gbps() float64 {
 	return float64(t.delivered) * float64(t.size) * 8 / t.span.Seconds() / 1e9
 }
 
+// aboveSaturation is how much more is offered than the host network takes.
+const aboveSaturation = 1.25
+
+// findFlood looks for what even the host network cannot take, and so no variant.
+// More would only keep the generator's core from what else runs there.
+func findFlood(ctx context.Context, e *env) error {
+	e.overlay = false
+	t, err := e.live(ctx, offer{flows: e.cfg.Flows, size: e.cfg.Size, rates: e.cfg.Rates, length: time.Second})
+	if err != nil {
+		return err
+	}
+	e.flood = aboveSaturation * t.kpps() * 1e3
+	e.logf("the host network takes %.4g kpps; offered: %.4g", t.kpps(), e.flood/1e3)
+	return nil
+}
+
 func measureFlood(ctx context.Context, e *env) (map[string]float64, error) {
-	t, err := e.live(ctx, offer{flows: e.cfg.Flows, size: e.cfg.Size, rates: e.cfg.Rates, length: e.cfg.Length})
+	t, err := e.live(ctx, offer{flows: e.cfg.Flows, size: e.cfg.Size, rates: e.cfg.Rates, rate: e.flood, length: e.cfg.Length})
 	if err != nil {
 		return nil, err
 	}

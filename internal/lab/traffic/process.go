@@ -64,6 +64,9 @@ func startProcess(ns *netns.Handle, cores []int, p policy, argv ...string) (*Pro
 	return proc, nil
 }
 
+// PID is the program's process ID.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
 // Done is closed when the program has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 

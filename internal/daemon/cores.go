@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"slices"
+	"time"
+)
+
+// lookOnline follows cores that go offline and come back: a core that is gone
+// takes no work, like one that has left the configured set.
+func (d *Daemon) lookOnline(now time.Time) error {
+	if d.opts.Online == nil || now.Sub(d.looked) < checkEvery {
+		return nil
+	}
+	d.looked = now
+	online, err := d.opts.Online()
+	if err != nil {
+		d.log.Warn("online cores could not be read, will be repeated", "reason", err)
+		return nil
+	}
+	d.online = online
+	return d.useCores()
+}
+
+// useCores makes the pipeline use what is configured and online. Flows leave
+// other cores under the order guard.
+func (d *Daemon) useCores() error {
+	cores := slices.Clone(d.opts.Cores)
+	if d.opts.Online != nil {
+		cores = slices.DeleteFunc(cores, func(c int) bool { return !slices.Contains(d.online, c) })
+	}
+	if slices.Equal(cores, d.cores) {
+		return nil
+	}
+	if d.cores != nil {
+		d.log.Info("cores to steer to have changed", "were", d.cores, "are", cores)
+	}
+	d.cores = cores
+	return d.pipe.leave(func(core int) bool { return !slices.Contains(cores, core) })
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/daemon"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/test/residue"
+)
+
+// These tests change what all of the machine shares.
+var machineWide = flag.Bool("machine-wide", false, "take cores offline and change sysctls of the whole machine: for emulated machines")
+
+func needMachine(t *testing.T) {
+	t.Helper()
+	if !*machineWide {
+		t.Skip("needs a machine of its own (-machine-wide)")
+	}
+}
+
+const (
+	core1   = "/sys/devices/system/cpu/cpu1/online"
+	backlog = "/proc/sys/net/core/netdev_max_backlog"
+)
+
+// set writes a value of the machine, and puts back what was there at the end.
+func set(t *testing.T, file, value string) {
+	t.Helper()
+	was, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(v string) error { return os.WriteFile(file, []byte(v), 0) }
+	if err := write(value); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := write(strings.TrimSpace(string(was))); err != nil {
+			t.Errorf("put back %s: %v", file, err)
+		}
+	})
+}
+
+func online() ([]int, error) {
+	data, err := os.ReadFile("/sys/devices/system/cpu/online")
+	if err != nil {
+		return nil, err
+	}
+	return config.ParseCPUList(string(data))
+}
+
+// acting is an overlay through whose second host a stream is steered.
+func acting(t *testing.T) (*stream, *daemon.Daemon, func() error) {
+	t.Helper()
+	var o overlay
+	t.Cleanup(func() {
+		if err := o.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := o.build("vxlan"); err != nil {
+		t.Fatal(err)
+	}
+	b := &o.hosts[1]
+	residue.Check(t, residue.Scope{Namespaces: []string{residue.FD(b.ns.FD()), residue.FD(b.pod.FD())}})
+	var log bytes.Buffer
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the daemon said:\n%s", log.String())
+		}
+	})
+	s := o.stream(t, families[0].of)
+	s.reach(t, 50)
+	d, stop := o.start(t, daemon.Options{
+		StateDir: t.TempDir(), Cores: []int{0, 1}, Online: online, Mode: governor.Forced, Tier: governor.TC,
+		Limits: governor.DefaultLimits(), GuardianVerb: []string{guardian},
+		Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
+	steers(t, d, 200)
+	return s, d, stop
+}
+
+// steers waits until the daemon has steered so many packets more.
+func steers(t *testing.T, d *daemon.Daemon, n uint64) {
+	t.Helper()
+	begin := d.Status().Counters.SteeredPackets
+	var st control.Status
+	until(t, fmt.Sprintf("the pipeline steers %d packets", n), func() bool {
+		st = d.Status()
+		return st.State != control.Running || st.Counters.SteeredPackets >= begin+n
+	})
+	if st.State != control.Running {
+		t.Fatalf("the daemon runs no more: %+v", st)
+	}
+}
+
+// A core that goes offline takes no more work, and does again when it is back;
+// meanwhile everything arrives, in order.
+func TestALanesCoreGoesOfflineAndComesBack(t *testing.T) {
+	needMachine(t)
+	s, d, stop := acting(t)
+	set(t, core1, "0")
+	until(t, "core 1 is used no more", func() bool {
+		st := d.Status()
+		return slices.Equal(st.Cores, []int{0}) && len(st.Lanes) == 0
+	})
+	s.reach(t, 100)
+	if err := os.WriteFile(core1, []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	steers(t, d, 200)
+	if got := d.Status().Cores; !slices.Equal(got, []int{0, 1}) {
+		t.Errorf("cores after core 1 came back: %v", got)
+	}
+	if err := stop(); err != nil {
+		t.Errorf("the daemon ended: %v", err)
+	}
+	s.reach(t, 50)
+	s.finish(t)
+}
+
+// With hardly any room in the backlogs the kernel drops; what it drops there is
+// counted as the lane's, and what arrives is in order.
+func TestDropsOfATinyBacklogAreCounted(t *testing.T) {
+	needMachine(t)
+	s, d, stop := acting(t)
+	set(t, backlog, "1")
+	until(t, "a lane drops", func() bool {
+		return slices.ContainsFunc(d.Status().Lanes, func(l control.Lane) bool { return l.Drops > 0 })
+	})
+	set(t, backlog, "1000")
+	s.reach(t, 200)
+	dropped := uint64(0)
+	for _, l := range d.Status().Lanes {
+		dropped += l.Drops
+	}
+	if err := stop(); err != nil {
+		t.Errorf("the daemon ended: %v", err)
+	}
+	s.reach(t, 50)
+	s.finishWith(t, dropped)
+}
