@@ -159,7 +159,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-tick.C:
 			err = d.step(ctx, time.Now())
-			tick.Reset(d.nextWindow())
+			next := d.nextWindow()
+			tick.Reset(next)
+			// Who else needs the cores matters once somebody asks for them.
+			err = errors.Join(err, d.dp.Sample(next == window))
 		case <-d.scanner.Events():
 			err = d.rescan(ctx)
 		case fn := <-d.requests:

@@ -34,6 +34,8 @@ type Datapath struct {
 
 	tracer []link.Link
 	perf   []int
+	// sampling of tasks by perf is on.
+	sampling bool
 
 	laneThreads map[int]bool // by core
 
@@ -165,6 +167,24 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 // step with the tick.
 const sampleHz = 199
 
+// Sample switches the sampling of tasks on or off. It is on after Load.
+func (d *Datapath) Sample(on bool) error {
+	if on == d.sampling {
+		return nil
+	}
+	req := uint(unix.PERF_EVENT_IOC_DISABLE)
+	if on {
+		req = unix.PERF_EVENT_IOC_ENABLE
+	}
+	for _, fd := range d.perf {
+		if err := unix.IoctlSetInt(fd, req, 0); err != nil {
+			return fmt.Errorf("switch sampling: %w", err)
+		}
+	}
+	d.sampling = on
+	return nil
+}
+
 // startSampling hangs the task sampler on every core's clock.
 func (d *Datapath) startSampling() error {
 	for cpu := range d.cpus {
@@ -193,6 +213,7 @@ func (d *Datapath) startSampling() error {
 		}
 		d.tracer = append(d.tracer, l)
 	}
+	d.sampling = true
 	return nil
 }
 

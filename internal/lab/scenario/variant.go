@@ -51,8 +51,8 @@ func init() {
 		{name: "pipeline-xdp", what: "the same, with the first stage split by XDP", start: pipeline("auto", "xdp")},
 		{name: "pipeline-forced", what: "the same, without its judgement when to act", start: pipeline("forced", "auto")},
 		{name: "pipeline-tc-forced", what: "pipeline-tc without its judgement", start: pipeline("forced", "tc")},
-		{name: "pipeline-orphaned", what: "what stays when the daemon and its guardian are killed at once", start: startOrphaned},
 		{name: "pipeline-xdp-forced", what: "pipeline-xdp without its judgement", start: pipeline("forced", "xdp")},
+		{name: "orphaned", what: "what stays when the daemon and its guardian are killed at once", start: startOrphaned},
 	}
 }
 
