@@ -253,6 +253,20 @@ static __always_inline __u32 ol_wish(const struct ol_hop *h, const struct ol_slo
 	return ol_less_loaded_lane(h->stage, c1, c2, 32);
 }
 
+/* The lane of a stage that is a core, or OL_LANE_LOCAL. */
+__noinline __u32 ol_lane_of(__u32 stage, __u32 cpu)
+{
+	struct ol_policy *policy = ol_get_policy();
+	__u32 i;
+
+	if (!policy || stage >= OL_NR_STAGES)
+		return OL_LANE_LOCAL;
+	for (i = 0; i < OL_MAX_LANES && i < policy->stage[stage].nr; i++)
+		if (policy->stage[stage].cpu[i] == cpu)
+			return i;
+	return OL_LANE_LOCAL;
+}
+
 /* Another core had the slot last: keep its lane, and remember whom to wait for. */
 static __always_inline void ol_adopt(const struct ol_hop *h, struct ol_slot *s, __u32 prev)
 {
@@ -261,6 +275,9 @@ static __always_inline void ol_adopt(const struct ol_hop *h, struct ol_slot *s, 
 	if (!p)
 		return;
 	s->lane = p->lane;
+	/* A pod's packets without a lane waited in that core's backlog, not in this one's. */
+	if (h->stage == OL_STAGE_POD && s->lane == OL_LANE_LOCAL)
+		s->lane = ol_lane_of(h->stage, prev);
 	s->prev_cpu = prev;
 	s->prev_seq = p->seq;
 	s->settling = 1;
