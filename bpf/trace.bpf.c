@@ -140,9 +140,6 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 	} else if ((sd = ol_backlog_of(napi, this_cpu))) {
 		stage = OL_STAGE_POD;
 		cpu->softnet = (__u64)sd;
-		head = BPF_CORE_READ(sd, input_queue_head);
-		tail = BPF_CORE_READ(sd, input_queue_tail);
-		cpu->queue = tail - head;
 		cpu->backlog_seq = seq;
 	} else {
 		stage = OL_STAGE_NIC;
@@ -154,6 +151,8 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 		head = BPF_CORE_READ(sd, input_queue_head);
 		tail = BPF_CORE_READ(sd, input_queue_tail);
 		ol_progress_step(&cpu->backlog, head, tail, now);
+		if (stage == OL_STAGE_POD)
+			cpu->queue = tail - head;
 	}
 
 	/*

@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"errors"
 	"slices"
 	"time"
 )
@@ -19,8 +20,11 @@ func (d *Daemon) lookOnline(now time.Time) error {
 		d.log.Warn("online cores could not be read, will be repeated", "reason", err)
 		return nil
 	}
+	if slices.Equal(online, d.online) {
+		return nil
+	}
 	d.online = online
-	return d.useCores()
+	return errors.Join(d.dp.Resample(), d.useCores())
 }
 
 // useCores makes the pipeline use what is configured and online. Flows leave

@@ -14,7 +14,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/netns"
 )
@@ -33,9 +32,7 @@ type Datapath struct {
 	cpus   int
 
 	tracer []link.Link
-	perf   []int
-	// sampling of tasks by perf is on.
-	sampling bool
+	sample sampler
 
 	laneThreads map[int]bool // by core
 
@@ -163,60 +160,6 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	return shared
 }
 
-// sampleHz is how often each core is looked at; odd, so that it does not run in
-// step with the tick.
-const sampleHz = 199
-
-// Sample switches the sampling of tasks on or off. It is on after Load.
-func (d *Datapath) Sample(on bool) error {
-	if on == d.sampling {
-		return nil
-	}
-	req := uint(unix.PERF_EVENT_IOC_DISABLE)
-	if on {
-		req = unix.PERF_EVENT_IOC_ENABLE
-	}
-	for _, fd := range d.perf {
-		if err := unix.IoctlSetInt(fd, req, 0); err != nil {
-			return fmt.Errorf("switch sampling: %w", err)
-		}
-	}
-	d.sampling = on
-	return nil
-}
-
-// startSampling hangs the task sampler on every core's clock.
-func (d *Datapath) startSampling() error {
-	for cpu := range d.cpus {
-		attr := unix.PerfEventAttr{
-			Type:   unix.PERF_TYPE_SOFTWARE,
-			Config: unix.PERF_COUNT_SW_CPU_CLOCK,
-			Size:   unix.PERF_ATTR_SIZE_VER5,
-			Sample: sampleHz,
-			Bits:   unix.PerfBitFreq,
-		}
-		fd, err := unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
-		if errors.Is(err, unix.ENODEV) {
-			continue // possible, but not online
-		}
-		if err != nil {
-			return fmt.Errorf("open clock event of core %d: %w", cpu, err)
-		}
-		d.perf = append(d.perf, fd)
-		l, err := link.AttachRawLink(link.RawLinkOptions{
-			Target:  fd,
-			Program: d.trace.OlSample,
-			Attach:  ebpf.AttachPerfEvent,
-		})
-		if err != nil {
-			return fmt.Errorf("attach sampler to core %d: %w", cpu, err)
-		}
-		d.tracer = append(d.tracer, l)
-	}
-	d.sampling = true
-	return nil
-}
-
 // CPUs is the number of cores that the maps are sized to.
 func (d *Datapath) CPUs() int { return d.cpus }
 
@@ -259,12 +202,9 @@ func attachTCX(dev Device, at ebpf.AttachType, prog *ebpf.Program) (io.Closer, e
 // Close stops tracing and unloads everything. Attachments are closed one by one
 // before.
 func (d *Datapath) Close() error {
-	var errs []error
+	errs := []error{d.sample.close()}
 	for _, l := range d.tracer {
 		errs = append(errs, l.Close())
-	}
-	for _, fd := range d.perf {
-		errs = append(errs, unix.Close(fd))
 	}
 	return errors.Join(append(errs, d.trace.Close(), d.xdp.Close(), d.stages.Close())...)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 )
@@ -32,5 +33,55 @@ func load(t testing.TB) *Datapath {
 }
 
 func TestEveryObjectLoadsAndTheSamplerRuns(t *testing.T) {
-	load(t)
+	d := load(t)
+	sampled(t, d)
+}
+
+func TestSamplingStartsAnewOnTheCoresThatAreOnline(t *testing.T) {
+	d := load(t)
+	before := len(d.sample.events)
+	if err := d.Resample(); err != nil {
+		t.Fatal(err)
+	}
+	if got := len(d.sample.events); got != before || !d.sample.on {
+		t.Errorf("%d events, on %v; were %d", got, d.sample.on, before)
+	}
+	sampled(t, d)
+	if err := errors.Join(d.Sample(false), d.Resample()); err != nil {
+		t.Fatal(err)
+	}
+	if d.sample.on {
+		t.Error("sampling that was off is on")
+	}
+	if err := d.Sample(true); err != nil {
+		t.Fatal(err)
+	}
+	sampled(t, d)
+}
+
+// sampled waits until every core with an event was looked at once more.
+func sampled(t *testing.T, d *Datapath) {
+	t.Helper()
+	begin, err := d.Cores()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for start := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		now, err := d.Cores()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fresh := 0
+		for i := range now {
+			if now[i].Samples[0] > begin[i].Samples[0] {
+				fresh++
+			}
+		}
+		if fresh == len(d.sample.events) {
+			return
+		}
+		if time.Since(start) > time.Minute {
+			t.Fatalf("samples come from %d cores, not from all %d", fresh, len(d.sample.events))
+		}
+	}
 }

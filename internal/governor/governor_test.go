@@ -19,6 +19,24 @@ func TestPlaceOnTwoCoresSendsTheTunnelStageAwayAndThePodStageBack(t *testing.T) 
 	}
 }
 
+// Predictions a few per cent apart say nothing; a pod stage that is most of the
+// work does.
+func TestPlaceSendsThePodStageAloneOnlyWhenThatIsClearlyBetter(t *testing.T) {
+	for _, c := range []struct {
+		cost   Costs
+		tunnel []int
+		pod    []int
+	}{
+		{Costs{NIC: 640, Tunnel: 600, Pod: 700, Hop: 100}, []int{1}, []int{0}},
+		{Costs{NIC: 300, Tunnel: 300, Pod: 1200, Hop: 100}, nil, []int{1}},
+	} {
+		l := Place(TC, []int{0, 1}, []int{0}, c.cost)
+		if !slices.Equal(l.Tunnel, c.tunnel) || !slices.Equal(l.Pod, c.pod) {
+			t.Errorf("%+v: got tunnel %v, pod %v (%s)", c.cost, l.Tunnel, l.Pod, l.Reason)
+		}
+	}
+}
+
 func TestPlaceLeavesOneCoreAlone(t *testing.T) {
 	if l := Place(TC, []int{3}, []int{3}, measured); !l.None() {
 		t.Fatalf("got %+v", l)

@@ -99,19 +99,9 @@ func (o *overlay) carries(t *testing.T, of func(*host) netip.Addr) {
 func (o *overlay) steered(t *testing.T, tier governor.Tier) {
 	b := &o.hosts[1]
 	residue.Check(t, residue.Scope{Namespaces: []string{residue.FD(b.ns.FD()), residue.FD(b.pod.FD())}})
-	var log bytes.Buffer
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the daemon said:\n%s", log.String())
-		}
-	})
 	s := o.stream(t, families[0].of)
 	s.reach(t, 50)
-	d, stop := o.start(t, daemon.Options{
-		StateDir: t.TempDir(), Cores: []int{0, 1}, Mode: governor.Forced, Tier: tier,
-		Limits: governor.DefaultLimits(), GuardianVerb: []string{guardian},
-		Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-	})
+	d, stop := o.start(t, tier)
 	var st control.Status
 	until(t, "the pipeline steers 200 packets", func() bool {
 		st = d.Status()
@@ -133,9 +123,20 @@ func (o *overlay) steered(t *testing.T, tier governor.Tier) {
 	}
 }
 
-// start starts a daemon in the second host. What it returns ends it.
-func (o *overlay) start(t *testing.T, opts daemon.Options) (*daemon.Daemon, func() error) {
+// start starts a daemon that acts in the second host. What it returns ends it.
+func (o *overlay) start(t *testing.T, tier governor.Tier) (*daemon.Daemon, func() error) {
 	t.Helper()
+	var log bytes.Buffer
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the daemon said:\n%s", log.String())
+		}
+	})
+	opts := daemon.Options{
+		StateDir: t.TempDir(), Cores: []int{0, 1}, Online: online, Mode: governor.Forced, Tier: tier,
+		Limits: governor.DefaultLimits(), GuardianVerb: []string{guardian},
+		Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	started, ended := make(chan *daemon.Daemon), make(chan error, 1)
 	go func() {

@@ -3,10 +3,8 @@
 package e2e
 
 import (
-	"bytes"
 	"flag"
 	"fmt"
-	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -74,19 +72,9 @@ func acting(t *testing.T) (*stream, *daemon.Daemon, func() error) {
 	}
 	b := &o.hosts[1]
 	residue.Check(t, residue.Scope{Namespaces: []string{residue.FD(b.ns.FD()), residue.FD(b.pod.FD())}})
-	var log bytes.Buffer
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the daemon said:\n%s", log.String())
-		}
-	})
 	s := o.stream(t, families[0].of)
 	s.reach(t, 50)
-	d, stop := o.start(t, daemon.Options{
-		StateDir: t.TempDir(), Cores: []int{0, 1}, Online: online, Mode: governor.Forced, Tier: governor.TC,
-		Limits: governor.DefaultLimits(), GuardianVerb: []string{guardian},
-		Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-	})
+	d, stop := o.start(t, governor.TC)
 	steers(t, d, 200)
 	return s, d, stop
 }
