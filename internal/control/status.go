@@ -106,7 +106,7 @@ type StageCost struct {
 // Counters count since the daemon started, over all underlays.
 type Counters struct {
 	// OverlayPackets were seen inside a tunnel that is ours, SteeredPackets of
-	// these got a lane from us.
+	// these got a lane from us. On a node with hardly a packet nobody looks.
 	OverlayPackets uint64 `json:"overlay_packets"`
 	SteeredPackets uint64 `json:"steered_packets"`
 	// LaneChanges are completed; LaneChangesHeld waited for the old lane to

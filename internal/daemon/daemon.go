@@ -39,17 +39,6 @@ type Options struct {
 	Log          *slog.Logger
 }
 
-// The daemon measures and decides once in a window. While nothing asks for it,
-// and nothing of ours is in place, windows are longer: waking up takes time from
-// the cores that packets need.
-const (
-	window     = 100 * time.Millisecond
-	calmWindow = 300 * time.Millisecond
-	// calm is the share of a core's time in saturated polls up to which nothing
-	// is about to ask.
-	calm = 0.05
-)
-
 // farewell bounds how long a stopping daemon waits for flows to leave lanes.
 const farewell = time.Second
 
@@ -75,8 +64,11 @@ type Daemon struct {
 	retry    time.Time
 	online   []int // at the last look
 	looked   time.Time
-	cores    []int   // configured and online
-	busiest  float64 // the highest saturated share of a core in the last window
+	cores    []int // configured and online
+	heed     heed
+	quiet    time.Time // since when hardly a packet has come
+	woken    time.Time // when it was last asleep
+	softnet  softnet
 	requests chan func()
 	ended    chan struct{}
 }
@@ -150,7 +142,7 @@ func (d *Daemon) start(ctx context.Context) error {
 
 // Run works until ctx ends, then leaves the node as it was found.
 func (d *Daemon) Run(ctx context.Context) error {
-	tick := time.NewTicker(window)
+	tick := time.NewTicker(d.heed.window())
 	defer tick.Stop()
 	defer close(d.ended)
 	for ctx.Err() == nil && !d.off {
@@ -159,10 +151,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-tick.C:
 			err = d.step(ctx, time.Now())
-			next := d.nextWindow()
-			tick.Reset(next)
-			// Who else needs the cores matters once somebody asks for them.
-			err = errors.Join(err, d.dp.Sample(next == window))
+			tick.Reset(d.heed.window())
 		case <-d.scanner.Events():
 			err = d.rescan(ctx)
 		case fn := <-d.requests:
@@ -216,23 +205,12 @@ func (d *Daemon) follow(ctx context.Context) error {
 
 // step takes one window: measure, decide, act.
 func (d *Daemon) step(ctx context.Context, now time.Time) error {
-	cores, err := d.dp.Cores()
-	if err != nil {
-		return err
-	}
 	if err := d.lookOnline(now); err != nil {
 		return err
 	}
-	in, ok := d.sensor.read(now, cores, d.cores, !d.pipe.steering)
-	if !ok {
-		return nil
-	}
-	if err := d.dp.SetBusy(busyPermille(cores, in)); err != nil {
+	in, ok, err := d.measure(now)
+	if err != nil || !ok {
 		return err
-	}
-	d.busiest = 0
-	for _, c := range in.Cores {
-		d.busiest = max(d.busiest, c.Saturated)
 	}
 	in.Layout = d.pipe.layout
 	if !d.pipe.armed {
@@ -246,18 +224,10 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	return d.act(ctx, dec, in)
 }
 
-// nextWindow is how long the next window is to be.
-func (d *Daemon) nextWindow() time.Duration {
-	if d.pipe.armed || d.busiest > calm || d.opts.Mode == governor.Forced {
-		return window
-	}
-	return calmWindow
-}
-
 // act makes what is in place agree with the decision.
 func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Input) error {
 	if d.pipe.armed && (dec.State == governor.Standby || d.evict || d.pipe.stale(d.cores)) {
-		err := d.pipe.recall(ctx, window/2)
+		err := d.pipe.recall(ctx, d.heed.window()/2)
 		if errors.Is(err, errFlowsOut) {
 			return nil // looked at again in the next window
 		}
@@ -294,14 +264,6 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 
 // retryAfter is the pause after an attempt to put the pipeline in place failed.
 const retryAfter = 10 * time.Second
-
-func busyPermille(cores []datapath.Core, in governor.Input) []uint16 {
-	busy := make([]uint16, len(cores))
-	for cpu, c := range in.Cores {
-		busy[cpu] = uint16(1000 * min(c.Tasks+c.Saturated, 1))
-	}
-	return busy
-}
 
 func tuning(resteer bool) datapath.Tuning {
 	return datapath.Tuning{RebalanceQueue: 128, SettleMicros: 10000, Resteer: resteer}

@@ -9,13 +9,14 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
 )
 
 // ErrStopping is the answer to requests that come too late.
@@ -55,10 +56,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Netns = fmt.Sprint(d.cookie)
 	st.Cores = d.cores
 	st.Tiers = d.opts.Tiers
-	dec := d.gov.Last()
-	st.Mechanisms = []control.Mechanism{{
-		Name: "pipeline", State: mechanismState(d.opts.Mode, dec.State), Reason: dec.Reason, Since: dec.Since,
-	}}
+	st.Mechanisms = []control.Mechanism{d.mechanism()}
 	d.fillDevices(st)
 	costs := d.sensor.costs
 	st.StageCosts = []control.StageCost{
@@ -111,25 +109,9 @@ func (d *Daemon) fillLanes(st *control.Status, c datapath.Counters) error {
 
 var stageOrder = map[string]int{datapath.NIC.String(): 0, datapath.Tunnel.String(): 1, datapath.Pod.String(): 2}
 
-// backlogDrops are the packets that each core's backlog has dropped.
-func backlogDrops() (map[int]uint64, error) {
-	fs, err := procfs.NewDefaultFS()
-	if err != nil {
-		return nil, fmt.Errorf("read softnet_stat: %w", err)
-	}
-	stats, err := fs.NetSoftnetStat()
-	if err != nil {
-		return nil, fmt.Errorf("read softnet_stat: %w", err)
-	}
-	drops := map[int]uint64{}
-	for _, s := range stats {
-		drops[int(s.Index)] = uint64(s.Dropped)
-	}
-	return drops, nil
-}
-
 // overlayPackets counts what went through the tunnels since the daemon started,
-// also while no program of ours was on a device.
+// also while no program of ours was on a device; not those of a node so idle that
+// nobody looked.
 func (d *Daemon) overlayPackets() uint64 {
 	var n uint64
 	for _, c := range d.sensor.last {
@@ -138,24 +120,48 @@ func (d *Daemon) overlayPackets() uint64 {
 	return n
 }
 
+// mechanism is what the pipeline does: what was decided, unless the node leaves
+// nothing to carry it out on.
+func (d *Daemon) mechanism() control.Mechanism {
+	dec := d.gov.Last()
+	m := control.Mechanism{
+		Name: "pipeline", State: mechanismState(d.opts.Mode, dec.State), Reason: dec.Reason, Since: dec.Since,
+	}
+	if m.State == control.Active && d.pipe.armed && d.pipe.idle(d.snap) {
+		m.State, m.Reason = control.Manual, "every tunnel is left alone, see the devices"
+	}
+	return m
+}
+
 func (d *Daemon) fillDevices(st *control.Status) {
-	add := func(dev string, netns uint64, role control.Role) {
-		out := control.Device{Name: dev, Role: role, State: mechanismState(d.opts.Mode, d.gov.Last().State)}
-		if netns != d.cookie {
-			out.Netns = fmt.Sprint(netns)
+	left := slices.Concat(d.pipe.noXDP, d.pipe.skipped)
+	state := d.mechanism().State
+	// Masks are set on target: the device itself, or a pod's end of it.
+	add := func(dev, target node.Dev, role control.Role) {
+		out := control.Device{Name: dev.Name, Role: role, State: state}
+		at := slices.IndexFunc(left, func(s plan.Skip) bool { return s.Whole() && key(s.Target) == target.Key() })
+		if at >= 0 {
+			out.State, out.Reason = control.Manual, left[at].Reason
+			if dev != target {
+				out.Reason = left[at].What + ": " + out.Reason
+			}
+			left = slices.Delete(left, at, at+1)
+		}
+		if dev.NetnsCookie != d.cookie {
+			out.Netns = fmt.Sprint(dev.NetnsCookie)
 		}
 		st.Devices = append(st.Devices, out)
 	}
 	for _, u := range d.snap.Underlays {
-		add(u.Name, u.NetnsCookie, control.Underlay)
+		add(u.Dev, u.Dev, control.Underlay)
 	}
 	for _, t := range d.snap.Tunnels {
-		add(t.Name, t.NetnsCookie, control.Tunnel)
+		add(t.Dev, t.Dev, control.Tunnel)
 	}
 	for _, p := range d.snap.Pods {
-		add(p.Host.Name, p.Host.NetnsCookie, control.Pod)
+		add(p.Host, p.Peer, control.Pod)
 	}
-	for _, s := range slices.Concat(d.pipe.noXDP, d.pipe.skipped) {
+	for _, s := range left {
 		st.Devices = append(st.Devices, control.Device{Name: s.What, State: control.Manual, Reason: s.Reason})
 	}
 }

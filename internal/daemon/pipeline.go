@@ -185,9 +185,17 @@ func (p *pipeline) plan(snap node.Snapshot) plan.Plan {
 	p.skipped = made.Skipped
 	p.left = map[node.DevKey]bool{}
 	for _, s := range made.Skipped {
-		p.left[node.DevKey{NetnsCookie: s.Target.NetnsCookie, Ifindex: s.Target.Ifindex}] = true
+		if s.Whole() {
+			p.left[key(s.Target)] = true
+		}
 	}
 	return made
+}
+
+// idle tells that there are tunnels, and that all of them are left alone.
+func (p *pipeline) idle(snap node.Snapshot) bool {
+	mine := func(t node.Tunnel) bool { return !p.left[t.Key()] }
+	return len(snap.Tunnels) > 0 && !slices.ContainsFunc(snap.Tunnels, mine)
 }
 
 // do writes the masks of a plan.

@@ -66,3 +66,7 @@ func planDevice(s *node.Scanner, d node.Dev) plan.Device {
 func target(d node.Dev) plan.Target {
 	return plan.Target{NetnsCookie: d.NetnsCookie, Ifindex: d.Ifindex, Name: d.Name}
 }
+
+func key(t plan.Target) node.DevKey {
+	return node.DevKey{NetnsCookie: t.NetnsCookie, Ifindex: t.Ifindex}
+}

@@ -20,9 +20,9 @@ type sensor struct {
 // one core now, so that their cost can be measured. The first call has no
 // window and returns false.
 func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, learn bool) (governor.Input, bool) {
-	last, since := s.last, now.Sub(s.when)
+	last, since, first := s.last, now.Sub(s.when), s.when.IsZero()
 	s.last, s.when = cores, now
-	if last == nil || since <= 0 {
+	if first || since <= 0 {
 		return governor.Input{}, false
 	}
 	in := governor.Input{Now: now, Cores: map[int]governor.Core{}}
@@ -52,6 +52,18 @@ func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, le
 	}
 	in.Costs = s.costs
 	return withOnly(in, configured), true
+}
+
+// forget makes the next read begin a window.
+func (s *sensor) forget() { s.when = time.Time{} }
+
+// nothing is a window in which no core had anything to do.
+func (s *sensor) nothing(now time.Time, configured []int) governor.Input {
+	in := governor.Input{Now: now, Cores: map[int]governor.Core{}, Costs: s.costs}
+	for _, c := range configured {
+		in.Cores[c] = governor.Core{}
+	}
+	return in
 }
 
 // minLearn is how many saturated packets a window needs to tell a stage's cost.

@@ -31,7 +31,8 @@ type Datapath struct {
 	xdp    underlayObjects
 	cpus   int
 
-	tracer []link.Link
+	polls  link.Link   // what traces polls, while it does
+	tracer []link.Link // the rest, until Close
 	sample sampler
 
 	laneThreads map[int]bool // by core
@@ -92,20 +93,50 @@ func (d *Datapath) load() error {
 	if err := d.writePolicy(); err != nil {
 		return err
 	}
-	if err := d.watch("napi_poll", d.trace.OlNapiPoll); err != nil {
+	if err := d.Watch(true); err != nil {
 		return err
 	}
 	return d.startSampling()
 }
 
-// watch hangs a tracing program on its tracepoint until Close.
-func (d *Datapath) watch(name string, prog *ebpf.Program) error {
+// Watch switches the tracing of polls on or off. It is on after Load; without
+// it Cores stand still, and nothing may be attached to a device.
+func (d *Datapath) Watch(on bool) (err error) {
+	switch {
+	case on && d.polls == nil:
+		if err := d.forgetLastPolls(); err != nil {
+			return err
+		}
+		d.polls, err = traceWith(d.trace.OlNapiPoll)
+	case !on && d.polls != nil:
+		err = d.polls.Close()
+		d.polls = nil
+	}
+	return err
+}
+
+// forgetLastPolls unlinks what comes from what was seen before a pause.
+func (d *Datapath) forgetLastPolls() error {
+	for cpu := range uint32(d.cpus) {
+		var v stagesOlCpu
+		if err := d.stages.OlCpus.Lookup(cpu, &v); err != nil {
+			return fmt.Errorf("read core %d: %w", cpu, err)
+		}
+		v.Full, v.NicFull, v.NicHolds, v.Stage = 0, 0, 0, uint8(stagesOlStageOL_NR_STAGES)
+		if err := d.stages.OlCpus.Put(cpu, v); err != nil {
+			return fmt.Errorf("write core %d: %w", cpu, err)
+		}
+	}
+	return nil
+}
+
+// traceWith hangs a program on the tracepoint that it was written for.
+func traceWith(prog *ebpf.Program) (link.Link, error) {
 	l, err := link.AttachTracing(link.TracingOptions{Program: prog})
 	if err != nil {
-		return fmt.Errorf("attach to tracepoint %s: %w", name, err)
+		return nil, fmt.Errorf("attach %s to its tracepoint: %w", prog, err)
 	}
-	d.tracer = append(d.tracer, l)
-	return nil
+	return l, nil
 }
 
 // prepare sizes the per-core maps and sets the load-time constants.
@@ -202,7 +233,7 @@ func attachTCX(dev Device, at ebpf.AttachType, prog *ebpf.Program) (io.Closer, e
 // Close stops tracing and unloads everything. Attachments are closed one by one
 // before.
 func (d *Datapath) Close() error {
-	errs := []error{d.sample.close()}
+	errs := []error{d.sample.close(), d.Watch(false)}
 	for _, l := range d.tracer {
 		errs = append(errs, l.Close())
 	}

@@ -92,10 +92,14 @@ func (d *Datapath) watchLanes() error {
 	if err := d.trace.OlLaneMapId.Set(int32(id)); err != nil {
 		return fmt.Errorf("write lane map ID: %w", err)
 	}
-	if err := d.watch("xdp_cpumap_enqueue", d.trace.OlLaneEnqueue); err != nil {
-		return err
+	for _, prog := range []*ebpf.Program{d.trace.OlLaneEnqueue, d.trace.OlLaneTaken} {
+		l, err := traceWith(prog)
+		if err != nil {
+			return err
+		}
+		d.tracer = append(d.tracer, l)
 	}
-	return d.watch("xdp_cpumap_kthread", d.trace.OlLaneTaken)
+	return nil
 }
 
 // ErrForeignXDP says that somebody else's program is on the device.

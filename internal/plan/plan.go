@@ -46,6 +46,9 @@ type Skip struct {
 	Target Target `json:"target,omitzero"`
 }
 
+// Whole tells that What is the device itself, not something that would be on it.
+func (s Skip) Whole() bool { return s.What == s.Target.String() }
+
 // Plan is what `overlane run` would do, in this order: first the steps, then
 // the attachments. Nothing is steered before its mask is in place.
 type Plan struct {

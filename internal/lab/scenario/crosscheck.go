@@ -19,7 +19,7 @@ const crossRate = 50e3
 // the live-frame generator costs the wire's core against what one of sockperf's
 // costs. (The paced generator sends bursts, which cost less.)
 func measureCrossCheck(ctx context.Context, e *env) (map[string]float64, error) {
-	values, err := e.probe(ctx, e.cores.NIC[0])
+	values, err := e.probe(ctx, e.cores.NIC[0], e.settle)
 	if err != nil {
 		return nil, err
 	}

@@ -13,18 +13,18 @@ import (
 
 const probeEvery = time.Millisecond
 
-// probe measures latency for a while, after the others have become steady.
-func (e *env) probe(ctx context.Context, recvOn int) (map[string]float64, error) {
+// probe measures latency for a while, once all has settled.
+func (e *env) probe(ctx context.Context, recvOn int, settle time.Duration) (map[string]float64, error) {
 	from, to := e.endpoints(0)
-	p, err := traffic.StartProbe(from, to, probeEvery, e.cores.Apps, recvOn, int((e.settle+e.cfg.Length)/probeEvery)+1000)
+	p, err := traffic.StartProbe(from, to, probeEvery, e.cores.Apps, recvOn, int((settle+e.cfg.Length)/probeEvery)+1000)
 	if err != nil {
 		return nil, err
 	}
-	werr := sleep(ctx, e.settle)
+	werr := sleep(ctx, settle)
 	if werr == nil {
 		werr = e.window(ctx, func() error { return sleep(ctx, e.cfg.Length) })
 	}
-	l, err := p.Stop(int(e.settle / probeEvery))
+	l, err := p.Stop(int(settle / probeEvery))
 	if err := errors.Join(werr, err); err != nil {
 		return nil, err
 	}
@@ -33,7 +33,8 @@ func (e *env) probe(ctx context.Context, recvOn int) (map[string]float64, error)
 }
 
 func measureIdleLatency(ctx context.Context, e *env) (map[string]float64, error) {
-	return e.probe(ctx, e.cores.Apps)
+	// A daemon needs longer to find that the node is idle.
+	return e.probe(ctx, e.cores.Apps, 2*e.settle)
 }
 
 // measureUDPLatency sends the same background, in packets per second, in every
@@ -57,7 +58,7 @@ func measureUDPLatency(ctx context.Context, e *env) (_ map[string]float64, err e
 		return nil, err
 	}
 	before, start := bulk.Slept(), time.Now()
-	values, perr := e.probe(ctx, e.cores.Apps)
+	values, perr := e.probe(ctx, e.cores.Apps, e.settle)
 	span := time.Since(start)
 	slept := bulk.Slept() - before
 	if err := errors.Join(perr, bulk.Stop(), e.drained(ctx)); err != nil {
@@ -83,7 +84,7 @@ func measureTCPLatency(ctx context.Context, e *env) (map[string]float64, error) 
 	if err != nil {
 		return nil, err
 	}
-	values, err := e.probe(ctx, e.cores.Apps)
+	values, err := e.probe(ctx, e.cores.Apps, e.settle)
 	if err != nil {
 		return nil, errors.Join(err, t.Stop())
 	}

@@ -57,6 +57,14 @@ func TestForeignSteeringIsLeftAlone(t *testing.T) {
 			d := rig.Start(t, rig.Spec{NS: rx.NS, Config: forced})
 			l := rig.StartLoad(t, b, 4)
 			saysManual(t, d, dev, tc.reason)
+			want := control.Active
+			if tc.tunnel {
+				want = control.Manual // there is no other tunnel
+			}
+			rig.Until(t, fmt.Sprintf("the pipeline is %s", want), func() (bool, string) {
+				st := d.Status()
+				return st.Mechanisms[0].State == want, fmt.Sprintf("%+v", st.Mechanisms)
+			})
 			if !tc.tunnel {
 				// The other pod is served all the same.
 				rig.Until(t, "the other pod has a mask", func() (bool, string) {

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"errors"
+	"time"
+
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
+)
+
+// heed is how closely the daemon looks. Looking takes time from the cores that
+// packets need, so nobody pays for it on a node that has none to speak of.
+type heed int
+
+const (
+	// alert: polls are traced and tasks sampled, in short windows.
+	alert heed = iota
+	// calm: polls are traced, no core is about to be saturated.
+	calm
+	// asleep: nothing of ours runs with any packet; the kernel's counters tell
+	// when to wake up.
+	asleep
+)
+
+func (h heed) window() time.Duration {
+	if h == alert {
+		return 100 * time.Millisecond
+	}
+	return 300 * time.Millisecond
+}
+
+const (
+	// calmBelow is the share of a core's time in saturated polls up to which
+	// nothing is about to ask for help.
+	calmBelow = 0.05
+	// asleepBelow is how many packets a core may receive in a second while
+	// nobody looks. One packet of an overlay counts once per stage: not even
+	// slow cores are saturated by so few.
+	asleepBelow = 10000
+	// asleepAfter is for how long it must be so, awakeFor how long the daemon
+	// is awake at least: waking up and falling asleep rewrite kernel code.
+	asleepAfter = time.Second
+	awakeFor    = 10 * time.Second
+)
+
+// measure makes the window that ends now. Without one, and without an error, it
+// returns false.
+func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) {
+	quiet := d.isQuiet(now)
+	if d.heed == asleep {
+		if quiet {
+			return d.sensor.nothing(now, d.cores), true, nil
+		}
+		d.woken = now
+		return in, false, d.pay(alert)
+	}
+
+	cores, err := d.dp.Cores()
+	if err != nil {
+		return in, false, err
+	}
+	if in, ok = d.sensor.read(now, cores, d.cores, !d.pipe.steering); !ok {
+		return in, false, nil
+	}
+	if err := d.dp.SetBusy(busyPermille(cores, in)); err != nil {
+		return in, false, err
+	}
+	next := alert
+	if !d.busy(in) {
+		next = calm
+		if quiet && now.Sub(d.quiet) >= asleepAfter && now.Sub(d.woken) >= awakeFor {
+			next = asleep
+		}
+	}
+	return in, true, d.pay(next)
+}
+
+// isQuiet tells whether nobody needs to look: hardly a packet comes, and nothing
+// is in place that lives on what is traced.
+func (d *Daemon) isQuiet(now time.Time) bool {
+	if d.pipe.armed || len(d.pipe.xdp) > 0 || d.opts.Mode == governor.Forced {
+		d.quiet = now
+		return false
+	}
+	rate, err := d.softnet.read(now)
+	if err != nil {
+		d.log.Debug("stays awake", "reason", err)
+	}
+	if err != nil || rate >= asleepBelow {
+		d.quiet = now
+		return false
+	}
+	return true
+}
+
+// busy tells whether there is something to decide soon.
+func (d *Daemon) busy(in governor.Input) bool {
+	if d.pipe.armed || d.opts.Mode == governor.Forced {
+		return true
+	}
+	for _, c := range in.Cores {
+		if c.Saturated > calmBelow {
+			return true
+		}
+	}
+	return false
+}
+
+// pay heed from now on.
+func (d *Daemon) pay(h heed) error {
+	if h == d.heed {
+		return nil
+	}
+	if d.heed == asleep {
+		d.sensor.forget()
+	}
+	d.heed = h
+	// Who else needs the cores matters once somebody asks for them.
+	return errors.Join(d.dp.Watch(h != asleep), d.dp.Sample(h == alert))
+}
+
+func busyPermille(cores []datapath.Core, in governor.Input) []uint16 {
+	busy := make([]uint16, len(cores))
+	for cpu, c := range in.Cores {
+		busy[cpu] = uint16(1000 * min(c.Tasks+c.Saturated, 1))
+	}
+	return busy
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/prometheus/procfs"
+)
+
+// softnet turns the kernel's count of received packets into rates.
+type softnet struct {
+	last map[uint32]uint32 // by core
+	when time.Time
+}
+
+// read returns the packets per second of the core that received most since the
+// last call; infinite if there was none lately.
+func (s *softnet) read(now time.Time) (float64, error) {
+	stats, err := softnetStats()
+	if err != nil {
+		return 0, err
+	}
+	last, since := s.last, now.Sub(s.when)
+	s.last, s.when = map[uint32]uint32{}, now
+	most := 0.0
+	if last == nil || since <= 0 || since > time.Second {
+		most = math.Inf(1)
+	}
+	for _, c := range stats {
+		s.last[c.Index] = c.Processed
+		// Both are cut to 32 bits; a core that has just come had nothing.
+		if before, ok := last[c.Index]; ok {
+			most = max(most, float64(c.Processed-before)/since.Seconds())
+		}
+	}
+	return most, nil
+}
+
+// backlogDrops are the packets that each core's backlog has dropped.
+func backlogDrops() (map[int]uint64, error) {
+	stats, err := softnetStats()
+	if err != nil {
+		return nil, err
+	}
+	drops := map[int]uint64{}
+	for _, s := range stats {
+		drops[int(s.Index)] = uint64(s.Dropped)
+	}
+	return drops, nil
+}
+
+func softnetStats() ([]procfs.SoftnetStat, error) {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return nil, fmt.Errorf("read softnet_stat: %w", err)
+	}
+	stats, err := fs.NetSoftnetStat()
+	if err != nil {
+		return nil, fmt.Errorf("read softnet_stat: %w", err)
+	}
+	return stats, nil
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lifecycle
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/test/e2e/rig"
+)
+
+// traces is how many tracing programs a process has hung up.
+func traces(t *testing.T, pid int) (n int) {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fdinfo/", pid)
+	fds, err := os.ReadDir(dir)
+	must(t, err)
+	for _, fd := range fds {
+		info, err := os.ReadFile(dir + fd.Name())
+		if err != nil {
+			continue // closed since
+		}
+		if strings.Contains(string(info), "link_type:\traw_tracepoint") {
+			n++
+		}
+	}
+	return n
+}
+
+// On a node with hardly a packet nothing of ours runs; with the first load it
+// looks again, and counts what comes.
+func TestNothingIsTracedOnAnIdleNode(t *testing.T) {
+	b := lab(t, bed.Options{})
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: "pipeline: auto\nmetrics: off\n"})
+	for _, part := range []string{"at first", "once more"} {
+		rig.Until(t, "no poll is traced "+part, func() (bool, string) {
+			n := traces(t, d.PID)
+			return n == 0, fmt.Sprintf("%d tracing programs\n%s", n, d.Log())
+		})
+		before := d.Status().Counters.OverlayPackets
+		l := rig.StartLoad(t, b, 4)
+		rig.Until(t, "the load is seen "+part, func() (bool, string) {
+			st := d.Status()
+			return st.Counters.OverlayPackets > before && traces(t, d.PID) > 0, fmt.Sprintf("%+v", st.Counters)
+		})
+		l.Stop()
+	}
+	ends(t, d)
+}
