@@ -32,9 +32,9 @@ func (h heed) window() time.Duration {
 }
 
 const (
-	// calmBelow is the share of a core's time in saturated polls up to which
-	// nothing is about to ask for help.
-	calmBelow = 0.05
+	// calmBelow is up to which part of the share of time in saturated polls
+	// that asks for help nobody is about to ask.
+	calmBelow = 0.8
 	// asleepBelow is how many packets a core may receive in a second while
 	// nobody looks. One packet of an overlay counts once per stage: not even
 	// slow cores are saturated by so few.
@@ -64,8 +64,10 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 	if in, ok = d.sensor.read(now, cores, d.cores, !d.pipe.steering); !ok {
 		return in, false, nil
 	}
-	if err := d.dp.SetBusy(busyPermille(cores, in)); err != nil {
-		return in, false, err
+	if d.heed == alert {
+		if err := d.dp.SetBusy(busyPermille(cores, in)); err != nil {
+			return in, false, err
+		}
 	}
 	next := alert
 	if !d.busy(in) {
@@ -101,7 +103,7 @@ func (d *Daemon) busy(in governor.Input) bool {
 		return true
 	}
 	for _, c := range in.Cores {
-		if c.Saturated > calmBelow {
+		if c.Saturated > calmBelow*d.opts.Limits.Saturated {
 			return true
 		}
 	}

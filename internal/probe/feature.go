@@ -54,6 +54,7 @@ const (
 	BPFQdisc     ID = "bpf-qdisc"     // queueing disciplines in BPF
 	FQ           ID = "fq"            // sch_fq, built in or loadable
 	SoftnetData  ID = "softnet-data"  // BPF can read the backlog's positions
+	OrderGuard   ID = "order-guard"   // the machine keeps the orders that its proof rests on
 	ThreadedNAPI ID = "threaded-napi" // NAPI in threads
 	NativeXDP    ID = "native-xdp"    // the NIC's driver runs XDP and can redirect
 )

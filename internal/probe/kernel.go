@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -30,6 +31,18 @@ func askKernel(e env) answer {
 		return answer{Unsupported, e.release + " is older than the kernels that overlane is tested on", newerKernel(e, minRelease)}
 	}
 	return answer{Supported, e.release, ""}
+}
+
+// askOrderGuard asks for what bpf/order.h takes for granted: cores see each
+// other's stores in order, and nothing gets between the steps of a poll.
+func askOrderGuard(e env) answer {
+	switch {
+	case e.arch != "amd64":
+		return answer{Unsupported, "on " + e.arch + " cores may see each other's stores in another order", "uname -m  # only x86_64 is supported"}
+	case slices.Contains(strings.Fields(e.version), "PREEMPT_RT"):
+		return answer{Unsupported, "with PREEMPT_RT, receive processing can be interrupted by itself", "uname -v  # boot a kernel without PREEMPT_RT"}
+	}
+	return answer{Supported, "x86, receive processing runs undivided", ""}
 }
 
 // olderThan compares the first two numbers of releases.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"runtime"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -24,7 +25,9 @@ type Prober struct {
 // env is the world as the probes see it; tests have their own.
 type env struct {
 	release string
-	root    fs.FS // "/"
+	version string // how the kernel was built, as in uname -v
+	arch    string // as Go names it
+	root    fs.FS  // "/"
 	types   func() (*btf.Spec, error)
 }
 
@@ -36,6 +39,8 @@ func New() *Prober {
 		cache: map[ID]Feature{},
 		env: env{
 			release: unix.ByteSliceToString(u.Release[:]),
+			version: unix.ByteSliceToString(u.Version[:]),
+			arch:    runtime.GOARCH,
 			root:    os.DirFS("/"),
 			types:   btf.LoadKernelSpec,
 		},
@@ -61,6 +66,7 @@ var probes = []struct {
 	{TracepointBT, "5.5", askTracepoint},
 	{RPS, "2.6.35", askRPS},
 	{SoftnetData, "5.5", askSoftnet},
+	{OrderGuard, minRelease, askOrderGuard},
 	{ThreadedNAPI, "5.12", askThreaded},
 	{CPUMap, "4.15", askCPUMap},
 	{CPUMapGRO, "6.15", askCPUMapGRO},

@@ -106,6 +106,21 @@ func TestSysfsThatIsNotMountedIsInconclusive(t *testing.T) {
 	}
 }
 
+func TestOrderGuardNeedsWhatItsProofRestsOn(t *testing.T) {
+	for _, tt := range []struct {
+		arch, version string
+		want          State
+	}{
+		{"amd64", "#1 SMP PREEMPT_DYNAMIC Debian 6.12.57-1 (2025-11-05)", Supported},
+		{"amd64", "#1 SMP PREEMPT_RT Debian 6.12.57-1 (2025-11-05)", Unsupported},
+		{"arm64", "#1 SMP PREEMPT_DYNAMIC Debian 6.12.57-1 (2025-11-05)", Unsupported},
+	} {
+		if a := askOrderGuard(env{arch: tt.arch, version: tt.version}); a.state != tt.want {
+			t.Errorf("%s, %s: %+v", tt.arch, tt.version, a)
+		}
+	}
+}
+
 func TestEveryAnswerHasAReasonAndEveryLackARemedy(t *testing.T) {
 	for _, f := range New().All() {
 		if f.Reason == "" || f.MinKernel == "" || f.State == Unsupported && f.Remedy == "" {
@@ -141,7 +156,7 @@ func TestJSONSaysTheWords(t *testing.T) {
 func TestTiers(t *testing.T) {
 	all := func(change ...Feature) []Feature {
 		var list []Feature
-		for _, id := range []ID{Kernel, BTF, TCX, TracepointBT, RPS, SoftnetData, ThreadedNAPI, CPUMap, CPUMapGRO, BPFQdisc, FQ} {
+		for _, id := range []ID{Kernel, BTF, TCX, TracepointBT, RPS, SoftnetData, OrderGuard, ThreadedNAPI, CPUMap, CPUMapGRO, BPFQdisc, FQ} {
 			f := Feature{ID: id, State: Supported, Reason: "there"}
 			for _, c := range change {
 				if c.ID == id {
@@ -176,6 +191,7 @@ func TestTiers(t *testing.T) {
 		{"no native XDP", all(badNIC), 1, "native-xdp of eth1: none", "get NIC"},
 		{"no underlay", all(), 1, "native-xdp: no underlay was found", "overlane doctor  # after setting underlays: [NIC] in the configuration"},
 		{"unknown is not enough", all(Feature{ID: NativeXDP, Device: "eth0", Reason: "no answer"}), 1, "native-xdp of eth0 is unknown: no answer", ""},
+		{"no order", all(xdp, no(OrderGuard)), 0, "order-guard: none", "get order-guard"},
 		{"no tcx", all(xdp, no(TCX)), 0, "tcx: none", "get tcx"},
 		{"no RPS and no tcx: one reason", all(xdp, no(TCX), no(RPS)), 0, "tcx: none", "get tcx"},
 		{"nothing was asked", nil, 0, "btf: was not asked for", ""},

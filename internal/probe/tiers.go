@@ -23,7 +23,7 @@ func Tiers(feats []Feature) []Tier {
 		{Number: 2, Name: "xdp"},
 		{Number: 3, Name: "merge"},
 	}
-	tiers[1].need(feats, BTF, TCX, RPS, TracepointBT, SoftnetData)
+	tiers[1].need(feats, BTF, TCX, RPS, TracepointBT, SoftnetData, OrderGuard)
 	tiers[2].on(tiers[1]).need(feats, CPUMap, NativeXDP)
 	tiers[3].on(tiers[2]).needOne(feats, BPFQdisc, FQ)
 

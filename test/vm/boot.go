@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -29,14 +30,23 @@ type Machine struct {
 	Init     string
 	Modules  []string
 	Runs     []guest.Run
+	Boot
+}
+
+// Boot is how a machine is started.
+type Boot struct {
+	Name string // empty: the usual way
+	CPUs int
+	// Options of the kernel, beside those that all machines have.
+	Options string
 }
 
 // Emulator is the program that machines run in.
 const Emulator = "qemu-system-x86_64"
 
-// Boot runs the machine to its end. The error says that the machine did not
+// Start runs the machine to its end. The error says that the machine did not
 // come to the end of its plan, and shows the end of its console.
-func (m *Machine) Boot(ctx context.Context) (records string, err error) {
+func (m *Machine) Start(ctx context.Context) (records string, err error) {
 	image := filepath.Join(m.Dir, "root.cpio")
 	if err := m.pack(image); err != nil {
 		return "", fmt.Errorf("pack root image: %w", err)
@@ -46,13 +56,13 @@ func (m *Machine) Boot(ctx context.Context) (records string, err error) {
 		// With a thread for each core, a core may run into the breakpoint of a
 		// static key that another one has patched away meanwhile: an oops in
 		// int3.
-		"-accel", "tcg,thread=single", "-smp", "2", "-m", "2G",
+		"-accel", "tcg,thread=single", "-smp", strconv.Itoa(m.CPUs), "-m", "2G",
 		"-cpu", "Haswell-noTSX,-pcid",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-serial", "file:"+console, "-serial", "file:"+results,
 		"-kernel", m.Kernel.Image, "-initrd", image,
 		// A kernel that oopses must not go on as if nothing was.
-		"-append", "console=ttyS0 panic=-1 oops=panic")
+		"-append", "console=ttyS0 panic=-1 oops=panic "+m.Options)
 	said := tail(console, 60)
 	records, readErr := read(results)
 	switch {

@@ -41,7 +41,7 @@ func TestAMachineWhoseInitPanicsIsReportedWithItsConsole(t *testing.T) {
 	m := brokenMachine(t, `panic("init has fallen over on purpose")`)
 	ctx, cancel := context.WithTimeout(t.Context(), bootLimit)
 	defer cancel()
-	records, err := m.Boot(ctx)
+	records, err := m.Start(ctx)
 	if err == nil || !strings.Contains(err.Error(), "Kernel panic - not syncing: Attempted to kill init") {
 		t.Errorf("got %v, want the kernel's panic", err)
 	}
@@ -59,7 +59,7 @@ func TestAMachineThatDoesNotEndInTimeIsEndedAndReported(t *testing.T) {
 	// Wherever its boot is by then: it never ends by itself.
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 2*time.Second, late)
 	defer cancel()
-	if _, err := m.Boot(ctx); !errors.Is(err, late) {
+	if _, err := m.Start(ctx); !errors.Is(err, late) {
 		t.Errorf("got %v, want %v", err, late)
 	}
 }
@@ -86,7 +86,7 @@ func brokenMachine(t *testing.T, body string) *Machine {
 	if err := os.WriteFile(source, []byte("package main\n\nfunc main() {\n\t"+body+"\n}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	m := &Machine{Kernel: k, Dir: t.ArtifactDir(), Init: filepath.Join(dir, "init")}
+	m := &Machine{Kernel: k, Dir: t.ArtifactDir(), Init: filepath.Join(dir, "init"), Boot: usual}
 	build(t, m.Init, "build", source)
 	return m
 }

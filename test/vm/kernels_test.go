@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -25,11 +26,14 @@ var lines = []Line{
 // root is the module's name.
 const root = "github.com/overlane/overlane/"
 
-// smoke is what runs on each of them.
-var smoke = []struct {
+// suite is a package's tests, with arguments.
+type suite struct {
 	pkg  string
 	args []string
-}{
+}
+
+// smoke is what runs on each of them.
+var smoke = []suite{
 	{pkg: "internal/netns"},
 	// Left out: what asks /proc/config.gz, which Debian's kernels do not have,
 	// and what tries the remedies for a user, with a shell and its tools.
@@ -38,6 +42,20 @@ var smoke = []struct {
 	// program is used.
 	{pkg: "internal/datapath", args: []string{"-test.run=^(TestEveryObjectLoads|TestEveryPacketGoesToItsLane|TestXDPRedirectsToALane)"}},
 	{pkg: "test/vm/e2e", args: []string{"-tunnels=vxlan,geneve", "-machine-wide"}},
+}
+
+var usual = Boot{CPUs: 2}
+
+// special is a way to start a kernel that nodes are found with: a core that is
+// there and not online, one that is set apart, and backlogs that are polled by
+// threads.
+var special = Boot{Name: "special", CPUs: 4, Options: "maxcpus=3 isolcpus=2 thread_backlog_napi"}
+
+// underSpecial is what runs there.
+var underSpecial = []suite{
+	{pkg: "cmd/overlane", args: []string{"-test.run=^TestCoresThatAreSetApartAreNotUsed$"}},
+	{pkg: "internal/datapath", args: []string{"-test.run=^TestXDPRedirectsToALane$"}},
+	{pkg: "test/vm/e2e", args: []string{"-tunnels=vxlan", "-backlog-threads"}},
 }
 
 // Modules that the tests use; what these need comes along.
@@ -62,34 +80,48 @@ func TestKernels(t *testing.T) {
 	bin := t.TempDir()
 	build(t, filepath.Join(bin, "init"), "build", root+"test/vm/init")
 	tests := map[string]string{}
-	var runs []guest.Run
-	for _, s := range smoke {
-		name := path.Base(s.pkg)
-		tests[name] = filepath.Join(bin, name)
-		build(t, tests[name], "test", "-c", root+s.pkg)
-		runs = append(runs, guest.Run{Name: name, Args: append([]string{
-			"-test.v=test2json", "-test.count=1", fmt.Sprintf("-test.timeout=%v", testLimit)}, s.args...)})
+	for _, s := range slices.Concat(smoke, underSpecial) {
+		if name := s.name(); tests[name] == "" {
+			tests[name] = filepath.Join(bin, name)
+			build(t, tests[name], "test", "-c", root+s.pkg)
+		}
 	}
-	for _, l := range lines {
-		t.Run(l.String(), func(t *testing.T) {
+	on := func(l Line, name string, how Boot, list []suite) {
+		t.Run(name, func(t *testing.T) {
 			k, err := l.Kernel(t.Context(), filepath.Join(cache, "overlane-vm"))
 			if err != nil {
 				t.Fatal(err)
 			}
 			m := &Machine{
-				Kernel: k, Dir: t.ArtifactDir(), Tests: tests, Programs: programs,
-				Init: filepath.Join(bin, "init"), Modules: loaded, Runs: runs,
+				Kernel: k, Dir: t.ArtifactDir(), Tests: map[string]string{}, Programs: programs,
+				Init: filepath.Join(bin, "init"), Modules: loaded, Boot: how,
+			}
+			for _, s := range list {
+				m.Tests[s.name()] = tests[s.name()]
+				m.Runs = append(m.Runs, s.run())
 			}
 			smokeOn(t, m)
 		})
 	}
+	for _, l := range lines {
+		on(l, l.String(), usual, smoke)
+	}
+	newest := lines[len(lines)-1]
+	on(newest, newest.String()+" "+special.Name, special, underSpecial)
+}
+
+func (s suite) name() string { return path.Base(s.pkg) }
+
+func (s suite) run() guest.Run {
+	return guest.Run{Name: s.name(), Args: append([]string{
+		"-test.v=test2json", "-test.count=1", fmt.Sprintf("-test.timeout=%v", testLimit)}, s.args...)}
 }
 
 func smokeOn(t *testing.T, m *Machine) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), bootLimit, fmt.Errorf("not within %v", bootLimit))
 	defer cancel()
 	start := time.Now()
-	records, err := m.Boot(ctx)
+	records, err := m.Start(ctx)
 	t.Logf("%s ran for %.0f s", m.Kernel.Release, time.Since(start).Seconds())
 	if err != nil {
 		t.Error(err)

@@ -61,6 +61,9 @@ func TestOverlayCarriesTrafficPlainAndSteered(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: builds network namespaces and loads BPF programs")
 	}
+	if *backlogThreads && !runs(t, "backlog_napi/0") {
+		t.Fatal("no thread polls the backlog of core 0")
+	}
 	for _, kind := range strings.Split(*tunnels, ",") {
 		t.Run(kind, func(t *testing.T) {
 			if kinds[kind] == nil {

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +20,21 @@ import (
 
 // These tests change what all of the machine shares.
 var machineWide = flag.Bool("machine-wide", false, "take cores offline and change sysctls of the whole machine: for emulated machines")
+
+var backlogThreads = flag.Bool("backlog-threads", false, "expect that threads poll the backlogs, as after the boot option thread_backlog_napi")
+
+// runs tells whether there is a task of that name.
+func runs(t *testing.T, name string) bool {
+	t.Helper()
+	comms, err := filepath.Glob("/proc/[0-9]*/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(comms, func(file string) bool {
+		comm, err := os.ReadFile(file) // it may have ended since
+		return err == nil && strings.TrimSpace(string(comm)) == name
+	})
+}
 
 func needMachine(t *testing.T) {
 	t.Helper()
