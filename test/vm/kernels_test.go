@@ -54,8 +54,8 @@ var special = Boot{Name: "special", CPUs: 4, Options: "maxcpus=3 isolcpus=2 thre
 // underSpecial is what runs there.
 var underSpecial = []suite{
 	{pkg: "cmd/overlane", args: []string{"-test.run=^TestCoresThatAreSetApartAreNotUsed$"}},
-	{pkg: "internal/datapath", args: []string{"-test.run=^TestXDPRedirectsToALane$"}},
-	{pkg: "test/vm/e2e", args: []string{"-tunnels=vxlan", "-backlog-threads"}},
+	{pkg: "internal/datapath", args: []string{"-test.run=^(TestXDPRedirectsToALane|TestSamplingStartsAnew)"}},
+	{pkg: "test/vm/e2e", args: []string{"-tunnels=vxlan", "-machine-wide", "-backlog-threads"}},
 }
 
 // Modules that the tests use; what these need comes along.
