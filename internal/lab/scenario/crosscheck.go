@@ -17,20 +17,27 @@ const crossRate = 50e3
 // measureCrossCheck sets the lab's own tools against sockperf, the field's: the
 // probe's latency against its ping-pong at the same rate, and what a packet of
 // the live-frame generator costs the wire's core against what one of sockperf's
-// costs. (The paced generator sends bursts, which cost less.)
+// costs. (The paced generator sends bursts, which cost less.) A round trip goes
+// both ways, so the probe does too: there before sockperf, back after it.
 func measureCrossCheck(ctx context.Context, e *env) (map[string]float64, error) {
-	values, err := e.probe(ctx, e.cores.NIC[0], e.settle)
+	values, err := e.probe(ctx, e.cores.Apps, e.settle)
 	if err != nil {
 		return nil, err
 	}
 	from, to := e.endpoints(0)
-	lat, err := traffic.Sockperf(ctx, from, to, int(time.Second/probeEvery), traffic.StampedSize, e.cfg.Length, e.cores.Apps, e.cores.NIC[0])
+	there := values[report.P50]
+	lat, err := traffic.Sockperf(ctx, from, to, int(time.Second/probeEvery), traffic.StampedSize, e.cfg.Length, e.cores.Apps, e.cores.Apps)
 	if err != nil {
 		return nil, err
 	}
 	values["sockperf_p50_us"] = float64(lat.P50.Nanoseconds()) / 1e3
 	values["sockperf_p99_us"] = float64(lat.P99.Nanoseconds()) / 1e3
-	values["p50_to_sockperf"] = values[report.P50] / values["sockperf_p50_us"]
+	back, err := e.probeFrom(ctx, to, from, e.cores.Apps, e.cores.Apps, e.settle)
+	if err != nil {
+		return nil, err
+	}
+	values["back_p50_us"] = back[report.P50]
+	values["p50_to_sockperf"] = (there + back[report.P50]) / 2 / values["sockperf_p50_us"]
 
 	theirs, err := e.costOf(func() error {
 		return traffic.SockperfStream(ctx, from, to, crossRate, e.cfg.Size, e.cfg.Length, e.cores.Apps, e.cores.Apps)

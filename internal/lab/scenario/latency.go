@@ -16,7 +16,11 @@ const probeEvery = time.Millisecond
 // probe measures latency for a while, once all has settled.
 func (e *env) probe(ctx context.Context, recvOn int, settle time.Duration) (map[string]float64, error) {
 	from, to := e.endpoints(0)
-	p, err := traffic.StartProbe(from, to, probeEvery, e.cores.Apps, recvOn, int((settle+e.cfg.Length)/probeEvery)+1000)
+	return e.probeFrom(ctx, from, to, e.cores.Apps, recvOn, settle)
+}
+
+func (e *env) probeFrom(ctx context.Context, from, to traffic.Endpoint, sendOn, recvOn int, settle time.Duration) (map[string]float64, error) {
+	p, err := traffic.StartProbe(from, to, probeEvery, sendOn, recvOn, int((settle+e.cfg.Length)/probeEvery)+1000)
 	if err != nil {
 		return nil, err
 	}
