@@ -64,7 +64,7 @@ enum ol_counter {
 	OL_CNT_POD,	     /* packets that reached a pod's device from a tunnel */
 	OL_CNT_POD_STEERED,  /* of these, sent to a lane of the pod stage */
 	OL_CNT_LANE_CHANGES, /* a flow slot went on on another lane, drained before */
-	OL_CNT_LANE_HELD,    /* a wish to change that waits for the old lane to drain, per packet */
+	OL_CNT_LANE_HELD,    /* a wish to change that waits for the old lane to drain, per poll */
 	OL_CNT_ADOPTED,	     /* a flow slot that came from another core kept its lane */
 	OL_CNT_XDP_OVERLAY,  /* frames for our tunnels, as XDP saw them */
 	OL_CNT_XDP_LANE,     /* of these, sent to a cpumap lane */
@@ -91,6 +91,8 @@ struct ol_tunnel {
 	__u16 port;  /* host byte order; 0: no tunnel here */
 	__u8 kind;   /* enum ol_tunnel_kind */
 	__u8 no_gro; /* the device's GRO is off: no NAPI poll between underlay and RPS */
+	__u8 outer;  /* outer IP version that it takes, or 0 for both */
+	__u8 pad[3];
 };
 
 /* The lanes of a stage: cores in the order in which the kernel's RPS map holds them. */
@@ -136,7 +138,6 @@ struct ol_slot {
 	__u8 settling; /* came from prev_cpu, whose last packets may still be on their way */
 	__u16 prev_cpu;
 	__u32 prev_seq;
-	__u32 packets;
 	__u64 since; /* ns, when the slot took this lane or came to this core */
 };
 

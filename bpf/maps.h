@@ -32,7 +32,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4 * OL_MAX_TUNNELS);
+	__uint(max_entries, 2 * 4 * OL_MAX_TUNNELS);
 	__type(key, struct ol_cell_key);
 	__type(value, __u32);
 } ol_cells SEC(".maps");

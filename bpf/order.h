@@ -59,8 +59,11 @@ OL_INLINE void ol_mark_add(struct ol_marks *m, __u32 seq, __u32 nic_seq, __u64 t
 	OL_WRITE(m->mark[at].nic_seq, nic_seq);
 }
 
+/* A mark older than this says nothing: polls are counted in 32 bits. */
+#define OL_MARK_LIFE_NS 60000000000ULL
+
 /* The earliest noted time by which the packets up to poll `seq` passed that way, or 0. */
-OL_INLINE __u64 ol_passed_by(const struct ol_marks *m, __u32 seq, int nic)
+OL_INLINE __u64 ol_passed_by(const struct ol_marks *m, __u32 seq, int nic, __u64 now)
 {
 	__u64 best = 0;
 	int i;
@@ -72,25 +75,25 @@ OL_INLINE __u64 ol_passed_by(const struct ol_marks *m, __u32 seq, int nic)
 		__u32 passed = nic ? OL_READ(m->mark[i].nic_seq) : OL_READ(m->mark[i].seq);
 		__u64 t = OL_READ(m->mark[i].time);
 
-		if (t && ol_after(passed, seq) && (!best || t < best))
+		if (t && t + OL_MARK_LIFE_NS > now && ol_after(passed, seq) && (!best || t < best))
 			best = t;
 	}
 	return best;
 }
 
 /* By when were the packets up to poll `seq` handed on? 0: not known to be. */
-OL_INLINE __u64 ol_handed_on(const struct ol_marks *m, __u32 seq)
+OL_INLINE __u64 ol_handed_on(const struct ol_marks *m, __u32 seq, __u64 now)
 {
-	return ol_passed_by(m, seq, 0);
+	return ol_passed_by(m, seq, 0, now);
 }
 
 /*
  * The same for packets that were let through to the NIC's GRO: they pass it, the
  * outer stack and the tunnel's GRO cell.
  */
-OL_INLINE __u64 ol_handed_on_nic(const struct ol_marks *m, __u32 seq)
+OL_INLINE __u64 ol_handed_on_nic(const struct ol_marks *m, __u32 seq, __u64 now)
 {
-	return ol_passed_by(m, seq, 1);
+	return ol_passed_by(m, seq, 1, now);
 }
 
 /*

@@ -31,7 +31,6 @@
 #define OL_ETH_HLEN 14
 #define OL_VXLAN_HLEN 8
 #define OL_GENEVE_HLEN 8
-#define OL_GENEVE_MAX_OPTS 252
 #define OL_MAX_LEN 0xffff /* for a length that cannot be told */
 
 /* A frame being read. total: its whole length, or 0 where data is but the head of it. */
@@ -47,6 +46,7 @@ struct ol_outer {
 	__u32 end;     /* of the IP packet, as its length tells */
 	__u16 port;    /* UDP destination */
 	__u16 udp_len;
+	__u8 version; /* of IP */
 };
 
 /* How pieces of an inner datagram are told apart. */
@@ -139,6 +139,7 @@ OL_INLINE enum ol_reason ol_parse_outer(const struct ol_cursor *c, struct ol_out
 								   : OL_BAD_LENGTH;
 		if (ol_be16(ip + 6) & 0x3fff)
 			return OL_OUTER_FRAGMENT;
+		o->version = 4;
 		o->end = OL_ETH_HLEN + ol_be16(ip + 2);
 		return ol_outer_udp(c, OL_ETH_HLEN + 20, o);
 	}
@@ -149,6 +150,7 @@ OL_INLINE enum ol_reason ol_parse_outer(const struct ol_cursor *c, struct ol_out
 			*may_concern = 1;
 			if (ip[0] >> 4 != 6)
 				return OL_BAD_LENGTH;
+			o->version = 6;
 			o->end = OL_ETH_HLEN + 40 + ol_be16(ip + 4);
 			return ol_outer_udp(c, OL_ETH_HLEN + 40, o);
 		}

@@ -15,6 +15,7 @@ struct ol_ring {
 	__u32 producer; /* where the next frame is put */
 	__u32 consumer; /* where the next frame is taken */
 	int full;	/* producer and consumer meet, with frames all the way round */
+	__u64 thread;	/* its task_struct */
 	int asleep;	/* the thread has handled all that it took, and found nothing more */
 };
 
@@ -32,6 +33,7 @@ static __always_inline int ol_get_ring(__u32 cpu, struct ol_ring *r)
 	ring = BPF_CORE_READ(entry, queue);
 	/* The state before the ring: a thread sets it, then looks into the ring once more. */
 	r->asleep = BPF_CORE_READ(entry, kthread, __state) & OL_TASK_INTERRUPTIBLE;
+	r->thread = (__u64)BPF_CORE_READ(entry, kthread);
 	r->size = BPF_CORE_READ(ring, size);
 	r->producer = BPF_CORE_READ(ring, producer);
 	queue = BPF_CORE_READ(ring, queue);

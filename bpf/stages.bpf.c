@@ -13,8 +13,9 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define TCX_NEXT -1
 
-/* Enough for the longest headers that are read: two Ethernet, VLAN, IPv6 and Geneve with options. */
+/* Headers that are read: what usual ones need, and the longest, with 252 bytes of Geneve options. */
 #define OL_PULL 192
+#define OL_PULL_MAX 400
 
 /* Keeps a packet that is not steered where it is, if RPS would else move it. */
 static __always_inline int ol_stay(struct __sk_buff *skb, const struct ol_policy *policy)
@@ -22,6 +23,22 @@ static __always_inline int ol_stay(struct __sk_buff *skb, const struct ol_policy
 	if (policy->flags & OL_F_NEUTRAL)
 		bpf_set_hash(skb, 0);
 	return TCX_NEXT;
+}
+
+/* What is this packet, as far as its first `want` bytes tell? */
+static __always_inline enum ol_reason ol_read(struct __sk_buff *skb, const struct ol_policy *policy,
+					      __u32 want, __u32 *tunnel, struct ol_flow *flow,
+					      __u8 *may_concern)
+{
+	struct ol_cursor c;
+
+	if (skb->data_end - skb->data < want && skb->len > skb->data_end - skb->data)
+		bpf_skb_pull_data(skb, skb->len < want ? skb->len : want);
+	c.data = (void *)(long)skb->data;
+	c.end = (void *)(long)skb->data_end;
+	/* A super-packet's lengths need not add up: only its headers are read. */
+	c.total = skb->gso_segs > 1 ? 0 : skb->len;
+	return ol_classify(&c, policy, tunnel, flow, may_concern);
 }
 
 SEC("tcx/ingress")
@@ -33,18 +50,14 @@ int ol_underlay_in(struct __sk_buff *skb)
 	__u32 tunnel = OL_MAX_TUNNELS;
 	struct ol_flow flow = {};
 	__u8 may_concern = 0;
-	struct ol_cursor c;
 	enum ol_reason r;
 
 	if (!policy || !cpu)
 		return TCX_NEXT;
-	if (skb->data_end - skb->data < OL_PULL && skb->len > skb->data_end - skb->data)
-		bpf_skb_pull_data(skb, skb->len < OL_PULL ? skb->len : OL_PULL);
-	c.data = (void *)(long)skb->data;
-	c.end = (void *)(long)skb->data_end;
-	/* A super-packet's lengths need not add up: only its headers are read. */
-	c.total = skb->gso_segs > 1 ? 0 : skb->len;
-	r = ol_classify(&c, policy, &tunnel, &flow, &may_concern);
+	r = ol_read(skb, policy, OL_PULL, &tunnel, &flow, &may_concern);
+	/* What is steered must not go by how much of a packet is linear. */
+	if (r == OL_SHORT)
+		r = ol_read(skb, policy, OL_PULL_MAX, &tunnel, &flow, &may_concern);
 	if (r || tunnel >= OL_MAX_TUNNELS) {
 		if (r != OL_NOT_OVERLAY)
 			ol_reason(r);

@@ -101,10 +101,10 @@ __noinline __u64 ol_handed_on_by(__u32 cpu, __u32 tunnel, __u32 seq)
 
 	if (tunnel < OL_MAX_TUNNELS) {
 		m = ol_get_cell_marks(cpu, tunnel);
-		return m ? ol_handed_on(m, seq) : 0;
+		return m ? ol_handed_on(m, seq, bpf_ktime_get_ns()) : 0;
 	}
 	c = ol_get_cpu(cpu);
-	return c ? ol_handed_on(&c->polls, seq) : 0;
+	return c ? ol_handed_on(&c->polls, seq, bpf_ktime_get_ns()) : 0;
 }
 
 /* Has a core's backlog handled what was handed on to it by `handed`? */
@@ -141,11 +141,15 @@ __noinline int ol_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 se
 	/* The ring is filled when the poll ends in which the frame was redirected. */
 	if (!c || !ol_handed_on_by(this_cpu, OL_NO_CELL, seq))
 		return 0;
-	/* As far as the thread has told: what it has only just taken is in its hands. */
-	if (!ol_get_ring(cpu, &ring) || ol_ring_from(&ring, OL_READ(c->lane_head)))
+	/*
+	 * As far as the thread has told: what it has only just taken is in its hands.
+	 * A thread that was driven off its core tells nothing, but sleeps when it is done.
+	 */
+	if (!ol_get_ring(cpu, &ring) || (ol_ring_from(&ring, OL_READ(c->lane_head)) &&
+					 (!ring.asleep || ol_ring_from(&ring, ring.consumer))))
 		return 0;
 	m = tunnel < OL_MAX_TUNNELS ? ol_get_cell_marks(cpu, tunnel) : NULL;
-	if (m && ol_handed_on(m, OL_READ(c->lane_seq)))
+	if (m && ol_handed_on(m, OL_READ(c->lane_seq), bpf_ktime_get_ns()))
 		return 1;
 	/* The time of our last poll may be long ago, or before. */
 	return (__s64)(bpf_ktime_get_ns() - OL_READ(c->lane_time)) > OL_LANE_DONE_NS;
@@ -162,7 +166,7 @@ __noinline int ol_pass_drained(__u32 this_cpu, __u32 tunnel, __u32 seq)
 		return 0;
 	/* Without a cell, the NIC's GRO leads straight to this core's backlog. */
 	m = tunnel < OL_MAX_TUNNELS ? ol_get_cell_marks(this_cpu, tunnel) : &c->polls;
-	handed = m ? ol_handed_on_nic(m, seq) : 0;
+	handed = m ? ol_handed_on_nic(m, seq, bpf_ktime_get_ns()) : 0;
 	return handed && ol_backlog_drained(this_cpu, handed);
 }
 
@@ -267,6 +271,15 @@ __noinline __u32 ol_lane_of(__u32 stage, __u32 cpu)
 	return OL_LANE_LOCAL;
 }
 
+/*
+ * Lanes are only replaced once all flows are home: a slot that still names one
+ * that is no more has left it.
+ */
+static __always_inline __u32 ol_known_lane(const struct ol_hop *h, __u32 lane)
+{
+	return lane < h->lanes->nr ? lane : OL_LANE_LOCAL;
+}
+
 /* Another core had the slot last: keep its lane, and remember whom to wait for. */
 static __always_inline void ol_adopt(const struct ol_hop *h, struct ol_slot *s, __u32 prev)
 {
@@ -274,7 +287,7 @@ static __always_inline void ol_adopt(const struct ol_hop *h, struct ol_slot *s, 
 
 	if (!p)
 		return;
-	s->lane = p->lane;
+	s->lane = ol_known_lane(h, p->lane);
 	/* A pod's packets without a lane waited in that core's backlog, not in this one's. */
 	if (h->stage == OL_STAGE_POD && s->lane == OL_LANE_LOCAL)
 		s->lane = ol_lane_of(h->stage, prev);
@@ -314,6 +327,7 @@ static __always_inline __u32 ol_steer(const struct ol_hop *h)
 		s->lane = ol_wish(h, s);
 		s->since = h->cpu->now;
 	} else {
+		s->lane = ol_known_lane(h, s->lane);
 		wish = ol_wish(h, s);
 		if (wish != s->lane) {
 			if (ol_slot_drained(h, s)) {
@@ -340,12 +354,16 @@ static __always_inline int ol_any_tunnel_at(const struct ol_policy *policy, __u1
 }
 
 /* The tunnel of a VNI, or else one that takes all of them, or OL_MAX_TUNNELS. */
-static __always_inline __u32 ol_find_tunnel(const struct ol_policy *policy, __u16 port, __u32 vni)
+static __always_inline __u32 ol_find_tunnel(const struct ol_policy *policy,
+					    const struct ol_outer *outer, __u32 vni)
 {
 	__u32 i, any = OL_MAX_TUNNELS;
 
 	for (i = 0; i < OL_MAX_TUNNELS && i < policy->nr_tunnels; i++) {
-		if (policy->tunnel[i].port != port)
+		if (policy->tunnel[i].port != outer->port)
+			continue;
+		/* Two devices may share port and VNI, one for each IP version. */
+		if (policy->tunnel[i].outer && policy->tunnel[i].outer != outer->version)
 			continue;
 		if (policy->tunnel[i].vni == vni)
 			return i;
@@ -374,7 +392,7 @@ static __always_inline enum ol_reason ol_classify(const struct ol_cursor *c,
 	r = ol_parse_vni(c, &outer, &vni);
 	if (r)
 		return r;
-	*tunnel = ol_find_tunnel(policy, outer.port, vni);
+	*tunnel = ol_find_tunnel(policy, &outer, vni);
 	if (*tunnel >= OL_MAX_TUNNELS)
 		return OL_NOT_OVERLAY;
 	r = ol_parse_tunnel(c, &outer, policy->tunnel[*tunnel].kind, &inner);

@@ -13,7 +13,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define SCHED_IDLE 5
 #define PF_KTHREAD 0x00200000
 
-/* Packets that GRO still holds; only looked at after a poll that used up its budget. */
+/* Packets that GRO still holds after a poll. */
 static __always_inline int ol_gro_holds(struct napi_struct *napi)
 {
 	struct napi_struct___new *n = (void *)napi;
@@ -56,11 +56,11 @@ static __always_inline void ol_cell_polled(struct napi_struct *napi, __u32 this_
 	struct gro_cell *cell = (void *)napi - bpf_core_field_offset(struct gro_cell, napi);
 	struct ol_marks *m = ol_get_cell_marks(this_cpu, tunnel);
 
-	if (!m || BPF_CORE_READ(cell, napi_skbs.qlen))
+	if (!m || BPF_CORE_READ(cell, napi_skbs.qlen) || ol_gro_holds(napi))
 		return;
 	if (!full) {
 		ol_mark_add(m, seq, nic_seq, now);
-	} else if (!ol_gro_holds(napi)) {
+	} else {
 		/*
 		 * After a poll with nothing of its budget left, __napi_poll()
 		 * hands the last batch on only behind this tracepoint: by the
@@ -71,13 +71,13 @@ static __always_inline void ol_cell_polled(struct napi_struct *napi, __u32 this_
 }
 
 /*
- * A NIC's poll ended. Only a full one leaves packets in GRO. With several NICs'
- * NAPIs on the core, one that holds packets keeps nic_seq from going on.
+ * A NIC's poll ended. A full one may leave packets in GRO, and so may any with a
+ * gro_flush_timeout or a busy poll. With several NICs' NAPIs on the core, one that
+ * holds packets keeps nic_seq from going on.
  */
-static __always_inline void ol_nic_polled(struct napi_struct *napi, struct ol_cpu *cpu, __u32 seq,
-					  int full)
+static __always_inline void ol_nic_polled(struct napi_struct *napi, struct ol_cpu *cpu, __u32 seq)
 {
-	if (full && ol_gro_holds(napi)) {
+	if (ol_gro_holds(napi)) {
 		cpu->nic_holds = (__u64)napi;
 		return;
 	}
@@ -143,7 +143,7 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 		cpu->backlog_seq = seq;
 	} else {
 		stage = OL_STAGE_NIC;
-		ol_nic_polled(napi, cpu, seq, full);
+		ol_nic_polled(napi, cpu, seq);
 	}
 	/* Whoever polled: a mark's time may not run ahead of an empty queue's. */
 	if (cpu->softnet) {
@@ -194,6 +194,9 @@ int BPF_PROG(ol_lane_taken, int map_id)
 	struct ol_ring ring;
 
 	if (map_id != ol_lane_map_id || !cpu || !ol_get_ring(this_cpu, &ring))
+		return 0;
+	/* A lane's thread that its core's going offline drove here speaks of another ring. */
+	if (ring.thread != bpf_get_current_task())
 		return 0;
 	/* In this order: who sees the frames taken must not see an older time. */
 	OL_WRITE(cpu->lane_time, bpf_ktime_get_ns());

@@ -67,8 +67,8 @@ int ol_find_lane(struct xdp_md *ctx)
 	if ((void *)(core + 1) > (void *)(long)ctx->data_end || *core >= ol_nr_cpus)
 		return XDP_ABORTED;
 	cpu = ol_get_cpu(*core);
-	if (!cpu || bpf_probe_read_kernel(&entry, sizeof(entry), map->cpu_map + *core) || !entry)
+	if (!cpu || bpf_probe_read_kernel(&entry, sizeof(entry), map->cpu_map + *core))
 		return XDP_ABORTED;
 	cpu->lane = (__u64)entry;
-	return XDP_PASS;
+	return entry ? XDP_PASS : XDP_DROP;
 }

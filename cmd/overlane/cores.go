@@ -23,17 +23,27 @@ func housekeepingCores() (config.CPUList, error) {
 	if err != nil {
 		return nil, err
 	}
+	apart, err := coresApart()
+	if err != nil {
+		return nil, err
+	}
+	if cores = cores.Minus(apart); len(cores) == 0 {
+		return nil, errors.New("isolcpus and nohz_full set every online core apart: boot with at least one that is not, the kernel sends no receive work to the others")
+	}
+	return cores, nil
+}
+
+// coresApart returns the cores that boot options have set apart.
+func coresApart() (config.CPUList, error) {
+	var all config.CPUList
 	for _, name := range []string{"isolated", "nohz_full"} {
 		apart, err := readCores(name)
 		if err != nil {
 			return nil, err
 		}
-		cores = cores.Minus(apart)
+		all = append(all, apart...)
 	}
-	if len(cores) == 0 {
-		return nil, errors.New("every online core is isolated: name those to use with cores: in the configuration")
-	}
-	return cores, nil
+	return all, nil
 }
 
 // readCores reads a list of cores; a kernel without the feature has no file.

@@ -43,11 +43,7 @@ func newSetCoresCmd() *cobra.Command {
 			if err != nil {
 				return usageError("cores: %w; allowed: a core list such as 2-7,9", err)
 			}
-			online, err := onlineCores()
-			if err != nil {
-				return err
-			}
-			if err := (&config.Config{Cores: cores}).Validate(online); err != nil {
+			if err := checkCores(&config.Config{Cores: cores}); err != nil {
 				return err
 			}
 			return withDaemon("set-cores", func(c *control.Client) error { return c.SetCores(cmd.Context(), cores) })

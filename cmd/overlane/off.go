@@ -10,12 +10,14 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/daemon"
 )
 
 // offTime is how long a daemon may take to let flows drain, to restore and to
@@ -101,6 +103,9 @@ func offByDaemon(ctx context.Context, rep *control.OffReport) (done bool, err er
 	got, err := c.Off(ctx)
 	var refused *control.RemoteError
 	switch {
+	case errors.As(err, &refused) && strings.Contains(refused.Message, daemon.ErrStopping.Error()):
+		// Somebody else has told it so. What it could not restore is in the journal.
+		return false, c.WaitGone(ctx)
 	case errors.As(err, &refused):
 		return true, fmt.Errorf("the daemon (pid %d) could not restore everything: %w", c.PID(), err)
 	case err != nil && ctx.Err() != nil:

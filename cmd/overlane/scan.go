@@ -33,11 +33,7 @@ func loadConfig(path string) (*config.Config, error) {
 
 // checkConfig finds what a configuration asks of this node that is not there.
 func checkConfig(cfg *config.Config) error {
-	online, err := onlineCores()
-	if err != nil {
-		return err
-	}
-	if err := cfg.Validate(online); err != nil {
+	if err := checkCores(cfg); err != nil {
 		return err
 	}
 	devs, err := net.Interfaces()
@@ -54,6 +50,18 @@ func checkConfig(cfg *config.Config) error {
 		}
 	}
 	return nil
+}
+
+func checkCores(cfg *config.Config) error {
+	online, err := onlineCores()
+	if err != nil {
+		return err
+	}
+	apart, err := coresApart()
+	if err != nil {
+		return err
+	}
+	return cfg.Validate(online, apart)
 }
 
 // coresOf returns the cores that flows may be steered to.

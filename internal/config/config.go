@@ -120,16 +120,24 @@ func (c *Config) Problem(key, problem, allowed string) *Error {
 	return e
 }
 
-// Validate checks the configuration against the online cores of the machine.
-func (c *Config) Validate(online CPUList) error {
-	off := c.Cores.Minus(online)
-	switch len(off) {
-	case 0:
-		return nil
-	case 1:
-		return c.Problem("cores", fmt.Sprintf("core %s is offline", off), fmt.Sprintf("online are %s", online))
+// Validate checks the configuration against the machine's cores: those that are
+// online, and those of them that isolcpus or nohz_full has set apart. The kernel
+// takes the latter out of every RPS mask (rps_cpumask_housekeeping).
+func (c *Config) Validate(online, apart CPUList) error {
+	problem := func(cores CPUList, what, allowed string) error {
+		if len(cores) == 1 {
+			return c.Problem("cores", fmt.Sprintf("core %s is %s", cores, what), allowed)
+		}
+		return c.Problem("cores", fmt.Sprintf("cores %s are %s", cores, what), allowed)
 	}
-	return c.Problem("cores", fmt.Sprintf("cores %s are offline", off), fmt.Sprintf("online are %s", online))
+	if off := c.Cores.Minus(online); len(off) > 0 {
+		return problem(off, "offline", fmt.Sprintf("online are %s", online))
+	}
+	rest := c.Cores.Minus(apart)
+	if set := c.Cores.Minus(rest); len(set) > 0 {
+		return problem(set, "set apart by isolcpus or nohz_full, and the kernel sends no receive work there", fmt.Sprintf("possible are %s", online.Minus(apart)))
+	}
+	return nil
 }
 
 // Load reads the file at path.

@@ -23,8 +23,18 @@ func (d *Daemon) lookOnline(now time.Time) error {
 	if slices.Equal(online, d.online) {
 		return nil
 	}
+	for _, core := range d.online {
+		if !slices.Contains(online, core) {
+			d.pipe.lost[core] = true
+		}
+	}
 	d.online = online
 	return errors.Join(d.dp.Resample(), d.useCores())
+}
+
+// isOffline tells a core that has left, at the last look.
+func (d *Daemon) isOffline(core int) bool {
+	return d.opts.Online != nil && !slices.Contains(d.online, core)
 }
 
 // useCores makes the pipeline use what is configured and online. Flows leave

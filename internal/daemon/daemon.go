@@ -62,10 +62,12 @@ type Daemon struct {
 	evict    bool // somebody else wants a device of ours
 	checked  time.Time
 	retry    time.Time
+	armErr   error // why the last attempt to put the pipeline in place failed
 	online   []int // at the last look
 	looked   time.Time
 	cores    []int // configured and online
 	heed     heed
+	useless  bool      // no hop was worth it, in the last window
 	quiet    time.Time // since when hardly a packet has come
 	woken    time.Time // when it was last asleep
 	softnet  softnet
@@ -188,11 +190,11 @@ func (d *Daemon) rescan(ctx context.Context) error {
 const checkEvery = time.Second
 
 // follow makes the pipeline fit the node, and takes it off where somebody else
-// has taken over a device.
+// has taken over a device, or has let go of one.
 func (d *Daemon) follow(ctx context.Context) error {
 	d.checked = time.Now()
 	err := d.pipe.follow(d.snap)
-	if errors.Is(err, errTakenOver) {
+	if errors.Is(err, errChangedHands) {
 		d.log.Info("pipeline is taken off", "reason", err)
 		d.evict = true
 		return nil
@@ -216,6 +218,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if !d.pipe.armed {
 		in.Layout = governor.Place(d.opts.Tier, d.cores, pollers(in), in.Costs)
 	}
+	d.useless = in.Layout.None()
 	before := d.gov.Last()
 	dec := d.gov.Step(in)
 	if dec.State != before.State {
@@ -248,7 +251,8 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 			if len(pollers(in)) == 0 || in.Now.Before(d.retry) {
 				return nil
 			}
-			if err := d.pipe.arm(ctx, d.snap, in.Layout); err != nil {
+			d.armErr = d.pipe.arm(ctx, d.snap, in.Layout)
+			if err := d.armErr; err != nil {
 				d.log.Error("pipeline could not be put in place", "reason", err, "again_in", retryAfter)
 				d.retry = in.Now.Add(retryAfter)
 				_, undo := d.pipe.disarm(ctx)
@@ -302,7 +306,7 @@ func (d *Daemon) close() error {
 func (d *Daemon) newPipeline() *pipeline {
 	return &pipeline{
 		log: d.log, dp: d.dp, scanner: d.scanner, locked: d.locked,
-		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{},
+		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, offline: d.isOffline, lost: map[int]bool{},
 	}
 }
 

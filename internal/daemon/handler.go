@@ -127,6 +127,9 @@ func (d *Daemon) mechanism() control.Mechanism {
 	m := control.Mechanism{
 		Name: "pipeline", State: mechanismState(d.opts.Mode, dec.State), Reason: dec.Reason, Since: dec.Since,
 	}
+	if m.State == control.Active && !d.pipe.armed && d.armErr != nil {
+		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", retryAfter, d.armErr)
+	}
 	if m.State == control.Active && d.pipe.armed && d.pipe.idle(d.snap) {
 		m.State, m.Reason = control.Manual, "every tunnel is left alone, see the devices"
 	}

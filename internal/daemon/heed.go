@@ -102,6 +102,9 @@ func (d *Daemon) busy(in governor.Input) bool {
 	if d.pipe.armed || d.opts.Mode == governor.Forced {
 		return true
 	}
+	if d.useless {
+		return false // whoever is saturated could not be helped
+	}
 	for _, c := range in.Cores {
 		if c.Saturated > calmBelow*d.opts.Limits.Saturated {
 			return true

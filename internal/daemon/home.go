@@ -75,7 +75,7 @@ func (p *pipeline) lookHome(now time.Time) error {
 			h.round, err = p.newRound()
 			return err
 		}
-		open, err := h.round.look(p.dp)
+		open, err := h.round.look(p.dp, p.offline)
 		if err == nil && open == 0 {
 			*h = homing{step: home}
 		}
@@ -117,7 +117,7 @@ func (p *pipeline) passed(ctx context.Context, limit time.Duration) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		open, err := r.look(p.dp)
+		open, err := r.look(p.dp, p.offline)
 		if err != nil || open == 0 {
 			return err
 		}
@@ -147,7 +147,7 @@ func (p *pipeline) newRound() (*round, error) {
 }
 
 // look returns how many cores are not through.
-func (r *round) look(dp *datapath.Datapath) (open int, err error) {
+func (r *round) look(dp *datapath.Datapath, offline func(core int) bool) (open int, err error) {
 	cores, err := dp.Cores()
 	if err != nil {
 		return 0, err
@@ -156,7 +156,8 @@ func (r *round) look(dp *datapath.Datapath) (open int, err error) {
 		if r.quiet[i]++; c.Polls != r.last[i].Polls {
 			r.quiet[i] = 0
 		}
-		if !r.passed(i, c) {
+		// What an offline core had has been handed to others, and its numbers stand still.
+		if !offline(i) && !r.passed(i, c) {
 			open++
 		}
 	}

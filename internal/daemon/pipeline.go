@@ -5,6 +5,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"slices"
@@ -27,6 +28,10 @@ type pipeline struct {
 	scanner *node.Scanner
 	locked  *apply.Locked
 	cores   int // of the machine
+	// offline tells cores that poll no more; lost are those that were since the
+	// lanes were made.
+	offline func(core int) bool
+	lost    map[int]bool
 
 	layout   governor.Layout // in place while armed
 	armed    bool
@@ -82,6 +87,10 @@ func (p *pipeline) split(snap node.Snapshot) error {
 	if len(p.layout.NIC) == 0 {
 		return nil
 	}
+	if err := p.dp.EndLanes(func(core int) bool { return p.lost[core] }); err != nil {
+		return err
+	}
+	clear(p.lost)
 	if err := p.dp.StartLanes(p.layout.NIC); err != nil {
 		return err
 	}
@@ -89,8 +98,8 @@ func (p *pipeline) split(snap node.Snapshot) error {
 		p.xdp = map[node.DevKey]io.Closer{}
 	}
 	for _, u := range snap.Underlays {
-		if p.xdp[u.Key()] != nil {
-			continue
+		if p.xdp[u.Key()] != nil || u.VLANs {
+			continue // the plan says why
 		}
 		l, err := p.hang(u.Dev, p.dp.AttachXDP)
 		switch {
@@ -105,6 +114,10 @@ func (p *pipeline) split(snap node.Snapshot) error {
 	}
 	return nil
 }
+
+// A frame that XDP sends to a lane loses the tag that the NIC took off, and with
+// it the VLAN device that it was for.
+const noXDPUnderVLANs = "no XDP program: a VLAN device sits on it, and XDP does not see the tags that the NIC takes off"
 
 // unsplit takes XDP off again.
 func (p *pipeline) unsplit() error {
@@ -210,8 +223,9 @@ func (p *pipeline) do(made plan.Plan) error {
 	return errors.Join(err, at.Close())
 }
 
-// errTakenOver says that somebody else has set what was ours.
-var errTakenOver = errors.New("somebody else has changed a setting")
+// errChangedHands says that a device was ours and is somebody else's now, or the
+// other way round.
+var errChangedHands = errors.New("a device has changed hands")
 
 func underlayDevices(s *node.Scanner, snap node.Snapshot) []datapath.UnderlayDevice {
 	var devs []datapath.UnderlayDevice
@@ -235,14 +249,14 @@ func tunnelDevices(s *node.Scanner, snap node.Snapshot) []datapath.TunnelDevice 
 		}
 		dev := datapath.TunnelDevice{
 			Kind: datapath.VXLAN, VNI: t.VNI, AnyVNI: t.CollectMetadata, Port: t.Port,
-			Ifindex: t.Ifindex, NetnsIno: ns.Inode(),
+			Ifindex: t.Ifindex, NetnsIno: ns.Inode(), Outer: t.Outer,
 		}
 		ns.Close()
 		if t.Kind == node.Geneve {
 			dev.Kind = datapath.Geneve
 		}
-		if set, err := s.Settings(t.Dev); err == nil {
-			dev.NoGRO = !set.GRO
+		if on, err := s.GRO(t.Dev); err == nil {
+			dev.NoGRO = !on
 		}
 		devs = append(devs, dev)
 	}
@@ -250,8 +264,9 @@ func tunnelDevices(s *node.Scanner, snap node.Snapshot) []datapath.TunnelDevice 
 }
 
 // follow adapts programs, tunnels and masks to what is on the node now. When
-// somebody else has taken a device over that is steered, nothing is changed and
-// errTakenOver returned: flows have to go home first.
+// somebody else has taken a device over that is steered, or has let go of one whose
+// flows are under way, nothing is changed and errChangedHands returned: flows have
+// to go home first.
 func (p *pipeline) follow(snap node.Snapshot) error {
 	if !p.armed {
 		return nil
@@ -260,7 +275,12 @@ func (p *pipeline) follow(snap node.Snapshot) error {
 	made := p.plan(snap)
 	for key := range p.left {
 		if !before[key] && p.steers(key) {
-			return errTakenOver
+			return fmt.Errorf("%w: somebody else has changed a setting", errChangedHands)
+		}
+	}
+	for key := range before {
+		if !p.left[key] && present(snap, key) {
+			return fmt.Errorf("%w: one that was left alone is free now", errChangedHands)
 		}
 	}
 	err := errors.Join(p.tunnels(snap), p.attach(snap), p.do(made))
@@ -274,6 +294,12 @@ func (p *pipeline) follow(snap node.Snapshot) error {
 	return errors.Join(err, p.locked.Forget(func(t plan.Target) bool {
 		return !here[t] && p.gone(t)
 	}))
+}
+
+// present tells whether a device that may be steered is still there.
+func present(snap node.Snapshot, key node.DevKey) bool {
+	return slices.ContainsFunc(snap.Tunnels, func(t node.Tunnel) bool { return t.Key() == key }) ||
+		slices.ContainsFunc(snap.Pods, func(p node.Pod) bool { return p.Peer.Key() == key })
 }
 
 // steers tells whether the device has a mask of ours.

@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/overlane/overlane/internal/governor"
@@ -21,20 +22,31 @@ func PlanInput(s *node.Scanner, snap node.Snapshot, layout governor.Layout, owne
 		in.Skipped = append(in.Skipped, plan.Skip{What: target(d).String(), Reason: reason, Target: target(d)})
 	}
 	for _, u := range snap.Underlays {
-		if len(layout.NIC) > 0 && !u.ForeignXDP {
+		if len(layout.NIC) > 0 && u.VLANs {
+			in.Skipped = append(in.Skipped, plan.Skip{What: "ol_underlay_xdp at xdp (native) of " + target(u.Dev).String(), Reason: noXDPUnderVLANs, Target: target(u.Dev)})
+		} else if len(layout.NIC) > 0 && !u.ForeignXDP {
 			attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, "sends packets to the lanes of the nic stage; many NICs reset their queues once when it comes")
 		}
 		attach(u.Dev, "ol_underlay_in", "tcx ingress", plan.Tunnel, "chooses the core of the tunnel stage for each flow")
 	}
 	for _, t := range snap.Tunnels {
-		in.Tunnels = append(in.Tunnels, planDevice(s, t.Dev))
+		if dev, err := planDevice(s, t.Dev); err != nil {
+			skip(t.Dev, err.Error())
+		} else {
+			in.Tunnels = append(in.Tunnels, dev)
+		}
 	}
 	for _, pod := range snap.Pods {
 		if reason := podUnfit(pod); reason != "" {
 			skip(pod.Peer, reason)
 			continue
 		}
-		in.Pods = append(in.Pods, planDevice(s, pod.Peer))
+		dev, err := planDevice(s, pod.Peer)
+		if err != nil {
+			skip(pod.Peer, err.Error())
+			continue
+		}
+		in.Pods = append(in.Pods, dev)
 		attach(pod.Host, "ol_pod_out", "tcx egress", plan.Pod, "chooses the core of the pod stage for each flow")
 	}
 	for _, sk := range snap.Skipped {
@@ -51,16 +63,19 @@ func podUnfit(pod node.Pod) string {
 	return ""
 }
 
-func planDevice(s *node.Scanner, d node.Dev) plan.Device {
+func planDevice(s *node.Scanner, d node.Dev) (plan.Device, error) {
 	dev := plan.Device{Target: target(d)}
 	set, err := s.Settings(d)
+	if errors.Is(err, node.ErrGone) {
+		return dev, nil // no queues, no steps
+	}
 	if err != nil {
-		return dev // gone since the scan: no queues, no steps
+		return dev, fmt.Errorf("left alone: %w", err)
 	}
 	for i := range set.RPSCPUs {
 		dev.RxQueues = append(dev.RxQueues, plan.RxQueue{Index: i, RPSCPUs: set.RPSCPUs[i], RPSFlowCnt: int(set.RPSFlowCnt[i])})
 	}
-	return dev
+	return dev, nil
 }
 
 func target(d node.Dev) plan.Target {

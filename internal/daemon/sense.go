@@ -25,15 +25,19 @@ func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, le
 	if first || since <= 0 {
 		return governor.Input{}, false
 	}
-	in := governor.Input{Now: now, Cores: map[int]governor.Core{}}
-	var ns, packets [datapath.Stages]uint64
+	in := governor.Input{Now: now, Cores: map[int]governor.Core{}, Configured: configured}
+	var sum costs
 	for i := range cores {
-		var saturated uint64
+		var saturated, movable uint64
 		for st := range datapath.Stages {
 			d := cores[i].StageNs[st] - last[i].StageNs[st]
 			saturated += d
-			ns[st] += d
-			packets[st] += cores[i].StagePackets[st] - last[i].StagePackets[st]
+			if datapath.Stage(st) != datapath.NIC {
+				movable += d
+			}
+			sum.ns[st] += d
+			sum.packets[st] += cores[i].StagePackets[st] - last[i].StagePackets[st]
+			sum.all[st] += cores[i].Packets[st] - last[i].Packets[st]
 		}
 		all := cores[i].Samples[0] - last[i].Samples[0]
 		tasks := cores[i].Samples[3] - last[i].Samples[3]
@@ -45,13 +49,22 @@ func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, le
 		if all > 0 {
 			c.Tasks = float64(tasks) / float64(all)
 		}
+		if saturated > 0 {
+			c.Movable = float64(movable) / float64(saturated)
+		}
 		in.Cores[i] = c
 	}
 	if learn {
-		s.learn(ns, packets)
+		s.learn(sum)
 	}
 	in.Costs = s.costs
-	return withOnly(in, configured), true
+	return in, true
+}
+
+// costs are one window's sums over all cores, by stage: time and packets of
+// saturated polls, and packets of all.
+type costs struct {
+	ns, packets, all [datapath.Stages]uint64
 }
 
 // forget makes the next read begin a window.
@@ -59,7 +72,7 @@ func (s *sensor) forget() { s.when = time.Time{} }
 
 // nothing is a window in which no core had anything to do.
 func (s *sensor) nothing(now time.Time, configured []int) governor.Input {
-	in := governor.Input{Now: now, Cores: map[int]governor.Core{}, Costs: s.costs}
+	in := governor.Input{Now: now, Cores: map[int]governor.Core{}, Configured: configured, Costs: s.costs}
 	for _, c := range configured {
 		in.Cores[c] = governor.Core{}
 	}
@@ -67,35 +80,27 @@ func (s *sensor) nothing(now time.Time, configured []int) governor.Input {
 }
 
 // minLearn is how many saturated packets a window needs to tell a stage's cost.
-const minLearn = 2000
+const minLearn = 500
 
 // learn follows the stages' costs slowly: a machine's speed changes by half and
-// more within seconds.
-func (s *sensor) learn(ns, packets [datapath.Stages]uint64) {
+// more within seconds. A stage's packets may be many frames each.
+func (s *sensor) learn(sum costs) {
+	if sum.all[datapath.NIC] == 0 {
+		return
+	}
 	for st, cost := range map[datapath.Stage]*float64{
 		datapath.NIC: &s.costs.NIC, datapath.Tunnel: &s.costs.Tunnel, datapath.Pod: &s.costs.Pod,
 	} {
-		if packets[st] < minLearn {
+		if sum.packets[st] < minLearn {
 			continue
 		}
-		now := float64(ns[st]) / float64(packets[st])
+		now := float64(sum.ns[st]) / float64(sum.packets[st]) * float64(sum.all[st]) / float64(sum.all[datapath.NIC])
 		if *cost == 0 {
 			*cost = now
 		} else {
 			*cost += (now - *cost) / 8
 		}
 	}
-}
-
-func withOnly(in governor.Input, configured []int) governor.Input {
-	cores := make(map[int]governor.Core, len(configured))
-	for _, c := range configured {
-		if core, ok := in.Cores[c]; ok {
-			cores[c] = core
-		}
-	}
-	in.Cores = cores
-	return in
 }
 
 // pollers are the cores on which a notable part of the overlay's packets is

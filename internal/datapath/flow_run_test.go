@@ -53,6 +53,59 @@ func TestANewFlowTakesTheFirstOfItsCandidates(t *testing.T) {
 	})
 }
 
+// A slot keeps the number of its lane while the pipeline is off, and may find fewer
+// lanes when it is on again.
+func TestALaneThatIsNoMoreIsNotUsed(t *testing.T) {
+	onEachHook(t, func(t *testing.T, b *bench) {
+		frame, slot := flowOf(0), uint32(0)
+		for port := uint16(1); laneOf(slot, b.stage, tableLanes) == 0; port++ {
+			frame = flowOf(port)
+			slot = b.slotOf(classify(t, frame))
+		}
+		b.forget(t, slot)
+		b.run(t, frame, 1)
+		if err := b.SetLanes(b.stage, []int{firstLaneCore}); err != nil {
+			t.Fatal(err)
+		}
+		was := b.look(t).Lanes[b.stage]
+		b.nextPoll(t)
+		b.run(t, frame, 1)
+		now := b.look(t).Lanes[b.stage]
+		delete(was, 0)
+		delete(now, 0)
+		if diff := cmp.Diff(was, now); diff != "" {
+			t.Errorf("lanes beyond the first, of which there are none (-before +after):\n%s", diff)
+		}
+	})
+}
+
+// Two devices may share port and VNI, one for each outer IP version.
+func TestTunnelsAreToldApartByTheOuterVersion(t *testing.T) {
+	onEachHook(t, func(t *testing.T, b *bench) {
+		udp, vxlan := packet.UDP{Src: 7, Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42}
+		inner := []packet.Layer{packet.Ethernet{}, packet.IPv4{}, packet.UDP{Src: 1, Dst: 9}}
+		frames := map[int][]byte{
+			4: packet.Build(append([]packet.Layer{packet.Ethernet{}, packet.IPv4{}, udp, vxlan}, inner...)...),
+			6: packet.Build(append([]packet.Layer{packet.Ethernet{}, packet.IPv6{}, udp, vxlan}, inner...)...),
+		}
+		for _, takes := range []int{0, 4, 6} {
+			dev := TunnelDevice{Kind: VXLAN, VNI: 42, Port: packet.VXLANPort, Ifindex: 1, NetnsIno: 1, Outer: takes}
+			if err := b.SetTunnels([]TunnelDevice{dev}, nil); err != nil {
+				t.Fatal(err)
+			}
+			for version, frame := range frames {
+				was := b.look(t).Counters
+				b.run(t, frame, 1)
+				now := b.look(t).Counters
+				got := now.Overlay+now.XDPOverlay > was.Overlay+was.XDPOverlay
+				if want := takes == 0 || takes == version; got != want {
+					t.Errorf("tunnel for version %d, packet of version %d: taken for its own: %t", takes, version, got)
+				}
+			}
+		}
+	})
+}
+
 // One flow is one slot, however its packets are wrapped.
 func TestAFlowKeepsItsSlotAcrossPacketKinds(t *testing.T) {
 	outer4 := []packet.Layer{packet.Ethernet{}, packet.IPv4{}, packet.UDP{Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42}}

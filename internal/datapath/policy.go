@@ -157,6 +157,7 @@ type TunnelDevice struct {
 	Ifindex  int
 	NetnsIno uint64
 	NoGRO    bool // the device's GRO is off
+	Outer    int  // the outer IP version that it takes, 0 for both
 }
 
 // UnderlayDevice is a NIC whose polls carry the tunnels' packets.
@@ -165,7 +166,8 @@ type UnderlayDevice struct {
 	NetnsIno uint64
 }
 
-// maxDevices is the size of the map of devices that the tracepoint knows.
+// maxDevices is how many devices the tracepoint knows. Its map holds twice as many:
+// new ones come in before old ones go.
 const maxDevices = 4 * int(stagesOlLimitOL_MAX_TUNNELS)
 
 // ErrTooManyTunnels says that some tunnels take the stock path.
@@ -181,7 +183,7 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []UnderlayDevice) e
 	var laterCells []stagesOlCellKey
 	var over error
 	for _, dev := range devs {
-		t := stagesOlTunnel{Vni: dev.VNI, Port: dev.Port, Kind: uint8(dev.Kind)}
+		t := stagesOlTunnel{Vni: dev.VNI, Port: dev.Port, Kind: uint8(dev.Kind), Outer: uint8(dev.Outer)}
 		if dev.AnyVNI {
 			t.Vni = ^uint32(0)
 		}
@@ -231,9 +233,9 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []UnderlayDevice) e
 	return errors.Join(d.writePolicy(), over)
 }
 
-// indexOf is where a tunnel with the same port and VNI stands, or -1.
+// indexOf is where a tunnel with the same port, VNI and outer IP version stands, or -1.
 func indexOf(list []stagesOlTunnel, t stagesOlTunnel) int {
-	return slices.IndexFunc(list, func(o stagesOlTunnel) bool { return o.Port == t.Port && o.Vni == t.Vni })
+	return slices.IndexFunc(list, func(o stagesOlTunnel) bool { return o.Port == t.Port && o.Vni == t.Vni && o.Outer == t.Outer })
 }
 
 // replace makes m hold want, knowing that it holds have.

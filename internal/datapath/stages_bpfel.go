@@ -206,7 +206,7 @@ type stagesOlSlot struct {
 	Settling uint8
 	PrevCpu  uint16
 	PrevSeq  uint32
-	Packets  uint32
+	_        [4]byte
 	Since    uint64
 }
 
@@ -225,6 +225,8 @@ type stagesOlTunnel struct {
 	Port  uint16
 	Kind  uint8
 	NoGro uint8
+	Outer uint8
+	Pad   [3]uint8
 }
 
 type stagesOlTunnelKind uint32

@@ -109,6 +109,8 @@ type traceOlPolicy struct {
 		Port  uint16
 		Kind  uint8
 		NoGro uint8
+		Outer uint8
+		Pad   [3]uint8
 	}
 	NrTunnels      uint32
 	RebalanceQueue uint32
@@ -150,7 +152,7 @@ type traceOlSlot struct {
 	Settling uint8
 	PrevCpu  uint16
 	PrevSeq  uint32
-	Packets  uint32
+	_        [4]byte
 	Since    uint64
 }
 

@@ -18,8 +18,11 @@ import (
 // cache holds of headers.
 const laneQueue = 2048
 
-// xdpPass is XDP_PASS of linux/bpf.h.
-const xdpPass = 2
+// Verdicts of linux/bpf.h.
+const (
+	xdpDrop = 1
+	xdpPass = 2
+)
 
 // cpumapValue is struct bpf_cpumap_val of linux/bpf.h.
 type cpumapValue struct {
@@ -58,7 +61,7 @@ func (d *Datapath) StartLanes(cores []int) error {
 		if err := d.stages.OlLaneThreads.Put(uint32(core), cpumapValue{QSize: laneQueue}); err != nil {
 			return fmt.Errorf("start lane on core %d: %w", core, err)
 		}
-		if err := d.findLane(core); err != nil {
+		if err := d.findLane(core, xdpPass); err != nil {
 			return err
 		}
 		d.laneThreads[core] = true
@@ -66,12 +69,31 @@ func (d *Datapath) StartLanes(cores []int) error {
 	return nil
 }
 
-// findLane tells the programs where the kernel keeps a core's lane.
-func (d *Datapath) findLane(core int) error {
+// EndLanes ends the threads on the given cores. Nothing may redirect to them, and
+// nothing be left in them.
+func (d *Datapath) EndLanes(gone func(core int) bool) error {
+	for core := range d.laneThreads {
+		if !gone(core) {
+			continue
+		}
+		if err := d.stages.OlLaneThreads.Delete(uint32(core)); err != nil {
+			return fmt.Errorf("end lane on core %d: %w", core, err)
+		}
+		delete(d.laneThreads, core)
+		if err := d.findLane(core, xdpDrop); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// findLane tells the programs where the kernel keeps a core's lane. They shall find
+// one (xdpPass) or none (xdpDrop).
+func (d *Datapath) findLane(core int, expected uint32) error {
 	frame := make([]byte, 14) // the least that a test run takes
 	binary.NativeEndian.PutUint32(frame, uint32(core))
 	verdict, err := d.xdp.OlFindLane.Run(&ebpf.RunOptions{Data: frame})
-	if err == nil && verdict != xdpPass {
+	if err == nil && verdict != expected {
 		err = errors.New("the kernel's cpumap is not as expected")
 	}
 	if err != nil {

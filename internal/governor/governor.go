@@ -31,16 +31,22 @@ type Core struct {
 	// Tasks is the share of the window in which ordinary tasks ran: not idle
 	// ones, not the kernel's own threads.
 	Tasks float64
-	// Rate is the packets per second that its NIC polls took, Overlay those
-	// of them that went through a tunnel.
+	// Movable is the share of that time that went into the stages behind the
+	// NIC's: what could be done elsewhere. Traffic that is no overlay has none,
+	// and where GRO makes few packets of many frames they are cheap.
+	Movable float64
+	// Rate is the frames per second that its NIC polls took, Overlay the packets
+	// that GRO made of those of them that went through a tunnel.
 	Rate, Overlay float64
 }
 
 // Input is one window of measurements.
 type Input struct {
 	Now   time.Time
-	Cores map[int]Core // the configured cores
-	Costs Costs
+	Cores map[int]Core // of the machine: a NIC may be polled on any
+	// Configured are the cores that work may be sent to.
+	Configured []int
+	Costs      Costs
 	// Layout is what would be, or is, in use.
 	Layout Layout
 }
@@ -61,6 +67,7 @@ const (
 // back, so that load at the threshold does not switch back and forth.
 type Limits struct {
 	Saturated float64       // a NIC core's saturated share that asks for help
+	Movable   float64       // the least share of that which must be movable
 	TasksOn   float64       // tasks' share of a lane's core up to which help is taken from it
 	TasksOff  float64       // ... and above which it is let alone again
 	Busy      float64       // mean load of the configured cores at which the pipeline is off
@@ -74,7 +81,7 @@ type Limits struct {
 // DefaultLimits are the limits without configuration.
 func DefaultLimits() Limits {
 	return Limits{
-		Saturated: 0.5, TasksOn: 0.35, TasksOff: 0.6, Busy: 0.8, Idle: 0.6,
+		Saturated: 0.5, Movable: 0.3, TasksOn: 0.35, TasksOff: 0.6, Busy: 0.8, Idle: 0.6,
 		Windows: 3, TasksFor: 500 * time.Millisecond, IdleFor: 3 * time.Second, ParkFor: time.Minute,
 	}
 }
@@ -142,10 +149,18 @@ func (g *Governor) decide(in Input) (State, string) {
 
 func (g *Governor) whileNot(in Input) (State, string) {
 	worst, sat := -1, 0.0
+	stuck := -1 // saturated by what nobody can move
 	for cpu, c := range in.Cores {
-		if c.Overlay*2 >= c.Rate && c.Overlay > 0 && c.Saturated > sat {
+		switch {
+		case c.Movable >= g.limits.Movable && c.Saturated > sat:
 			worst, sat = cpu, c.Saturated
+		case c.Movable < g.limits.Movable && c.Saturated >= g.limits.Saturated && (stuck < 0 || cpu < stuck):
+			stuck = cpu
 		}
+	}
+	if sat < g.limits.Saturated && stuck >= 0 && g.last.State == Standby {
+		g.wanted = 0
+		return Standby, fmt.Sprintf("core %d is saturated, but the stages that could move are %.0f %% of its work", stuck, in.Cores[stuck].Movable*100)
 	}
 	if sat < g.limits.Saturated {
 		g.wanted = 0
@@ -186,10 +201,11 @@ func (g *Governor) whileActive(in Input) (State, string) {
 		g.busy = time.Time{}
 	}
 
-	// What the whole path would take of one core.
+	// What the whole path would take of one core. Costs are for each frame.
 	var need float64
+	costs := in.Costs.orTypical()
 	for _, c := range in.Cores {
-		need = max(need, c.Overlay*(in.Costs.NIC+in.Costs.Tunnel+in.Costs.Pod)/1e9)
+		need = max(need, c.Rate*(costs.NIC+costs.Tunnel+costs.Pod)/1e9)
 	}
 	if need < g.limits.Idle {
 		if g.idle.IsZero() {
@@ -218,12 +234,12 @@ func busiest(in Input, except int) (cpu int, tasks float64) {
 // meanLoad is the mean share of the configured cores that tasks take. Receive
 // work does not count: it is what the pipeline spreads.
 func meanLoad(in Input) float64 {
-	if len(in.Cores) == 0 {
+	if len(in.Configured) == 0 {
 		return 0
 	}
 	var sum float64
-	for _, c := range in.Cores {
-		sum += c.Tasks
+	for _, cpu := range in.Configured {
+		sum += in.Cores[cpu].Tasks
 	}
-	return sum / float64(len(in.Cores))
+	return sum / float64(len(in.Configured))
 }

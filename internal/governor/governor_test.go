@@ -53,12 +53,18 @@ func TestPlaceTakesNoHopThatCostsMoreThanItGains(t *testing.T) {
 func TestNoCoreCarriesHopsOfTwoRanks(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 5000 {
-		n := 1 + rng.IntN(64)
-		cores := rng.Perm(128)[:n]
+		n := 1 + rng.IntN(512)
+		all := rng.Perm(512)
+		cores := all[:n]
 		slices.Sort(cores)
 		var nic []int
 		for _, c := range cores {
 			if rng.IntN(3) == 0 {
+				nic = append(nic, c)
+			}
+		}
+		for _, c := range all[n:] { // polled where nothing may be sent
+			if rng.IntN(64) == 0 {
 				nic = append(nic, c)
 			}
 		}
@@ -71,6 +77,9 @@ func TestNoCoreCarriesHopsOfTwoRanks(t *testing.T) {
 				}
 			}
 			for _, list := range [][]int{l.NIC, l.Tunnel, l.Pod} {
+				if len(list) > MaxLanes {
+					t.Fatalf("%d lanes of one stage", len(list))
+				}
 				if !slices.IsSorted(list) {
 					t.Fatalf("cores %v are not in the order of an RPS mask", list)
 				}
@@ -95,11 +104,11 @@ type clock struct{ now time.Time }
 
 func (c *clock) window(cores map[int]Core) Input {
 	c.now = c.now.Add(100 * time.Millisecond)
-	return Input{Now: c.now, Cores: cores, Costs: measured, Layout: Place(TC, []int{0, 1}, []int{0}, measured)}
+	return Input{Now: c.now, Cores: cores, Configured: []int{0, 1}, Costs: measured, Layout: Place(TC, []int{0, 1}, []int{0}, measured)}
 }
 
 func saturated() map[int]Core {
-	return map[int]Core{0: {Saturated: 0.95, Rate: 600e3, Overlay: 600e3}, 1: {}}
+	return map[int]Core{0: {Saturated: 0.95, Movable: 0.6, Rate: 600e3, Overlay: 600e3}, 1: {}}
 }
 
 func TestActsWhenOverlayPacketsSaturateACore(t *testing.T) {
@@ -118,10 +127,47 @@ func TestActsWhenOverlayPacketsSaturateACore(t *testing.T) {
 func TestDoesNotActForWhatIsNoOverlay(t *testing.T) {
 	g, c := New(Auto, DefaultLimits()), clock{}
 	for range 50 {
-		d := g.Step(c.window(map[int]Core{0: {Saturated: 1, Rate: 1e6, Overlay: 1e3}, 1: {}}))
+		d := g.Step(c.window(map[int]Core{0: {Saturated: 1, Movable: 0.01, Rate: 1e6, Overlay: 1e3}, 1: {}}))
 		if d.State != Standby {
 			t.Fatalf("acts: %s", d.Reason)
 		}
+	}
+}
+
+// The NIC's interrupts may be on a core that takes no work from others.
+func TestActsForACoreThatIsNotConfigured(t *testing.T) {
+	g, c := New(Auto, DefaultLimits()), clock{}
+	l := Place(TC, []int{1, 2}, []int{0}, measured)
+	if slices.Contains(l.Cores(), 0) || l.None() {
+		t.Fatalf("got %+v", l)
+	}
+	for range 3 {
+		in := c.window(map[int]Core{0: {Saturated: 0.95, Movable: 0.6, Rate: 600e3}, 1: {}, 2: {}})
+		in.Configured, in.Layout = []int{1, 2}, l
+		g.Step(in)
+	}
+	if g.Last().State != Active {
+		t.Fatalf("got %v: %s", g.Last().State, g.Last().Reason)
+	}
+}
+
+func TestPlaceUsesOneCoreBesideTheNICs(t *testing.T) {
+	cost := Costs{NIC: 600, Tunnel: 600, Pod: 900, Hop: 100}
+	if l := Place(TC, []int{1}, []int{0}, cost); !slices.Equal(l.Pod, []int{1}) || l.Tunnel != nil {
+		t.Fatalf("got %+v", l)
+	}
+}
+
+// What has not been measured is not nothing.
+func TestDoesNotParkOnCostsThatAreNotKnown(t *testing.T) {
+	g, c := New(Auto, DefaultLimits()), clock{}
+	for range 100 {
+		in := c.window(saturated())
+		in.Costs = Costs{NIC: 100}
+		g.Step(in)
+	}
+	if g.Last().State != Active {
+		t.Fatalf("got %v: %s", g.Last().State, g.Last().Reason)
 	}
 }
 
@@ -176,7 +222,7 @@ func TestNeverFlapsWhateverTheLoad(t *testing.T) {
 		for range windows {
 			rate := rng.Float64() * 1e6
 			d := g.Step(c.window(map[int]Core{
-				0: {Saturated: rng.Float64(), Rate: rate, Overlay: rate, Tasks: rng.Float64() * 0.2},
+				0: {Saturated: rng.Float64(), Movable: rng.Float64(), Rate: rate, Overlay: rate, Tasks: rng.Float64() * 0.2},
 				1: {Tasks: rng.Float64()},
 			}))
 			if d.Reason == "" {

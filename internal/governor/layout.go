@@ -3,12 +3,13 @@
 package governor
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
 
-// Costs is the measured time of one packet in each stage, in ns. Zero: not
-// measured.
+// Costs is the measured time in each stage, in ns for each frame that the NIC
+// received: behind GRO many of these are one packet. Zero: not measured.
 type Costs struct {
 	NIC, Tunnel, Pod float64
 	// Hop is what handing a packet to another core's backlog adds, on both
@@ -18,6 +19,15 @@ type Costs struct {
 
 // Known tells whether the stages have been measured.
 func (c Costs) Known() bool { return c.NIC > 0 && c.Tunnel > 0 && c.Pod > 0 }
+
+// orTypical fills in what has not been measured.
+func (c Costs) orTypical() Costs {
+	if !c.Known() {
+		c = Costs{NIC: typical.NIC, Tunnel: typical.Tunnel, Pod: typical.Pod, Hop: c.Hop}
+	}
+	c.Hop = cmp.Or(c.Hop, typical.Hop)
+	return c
+}
 
 // typical are the proportions of the stages of a bridged VXLAN overlay
 // (docs/measurements.md); they only serve until the node's own are known.
@@ -75,21 +85,18 @@ const (
 // poll the NIC. cores is sorted. With tier XDP the nic stage hops, whatever the
 // prediction: that tier is only asked for by name.
 func Place(tier Tier, cores, nic []int, measured Costs) Layout {
-	cost, source := measured, "measured stage costs"
-	if !cost.Known() {
-		cost, source = typical, "typical stage costs"
-	}
-	if cost.Hop == 0 {
-		cost.Hop = typical.Hop
-	}
-	if len(cores) < 2 {
-		return Layout{Gain: 1, Reason: "one core: there is none to hop to"}
+	cost, source := measured.orTypical(), "measured stage costs"
+	if !measured.Known() {
+		source = "typical stage costs"
 	}
 	var free []int
 	for _, c := range cores {
 		if !slices.Contains(nic, c) {
 			free = append(free, c)
 		}
+	}
+	if len(cores) == 0 || len(cores) == 1 && len(free) == 0 {
+		return Layout{Gain: 1, Reason: "one core: there is none to hop to"}
 	}
 	best := Layout{Gain: 1, Reason: fmt.Sprintf("no hop is worth it by %s", source)}
 	list := candidates(cores, nic, free, cost)
@@ -121,24 +128,22 @@ func candidates(cores, nic, free []int, c Costs) []Layout {
 		n := int(float64(len(free))*c.Tunnel/(c.Tunnel+c.Pod) + 0.5)
 		n = min(max(n, 1), len(free)-1)
 		return []Layout{
-			{Tunnel: free[:n], Pod: free[n:], Gain: gain(c.NIC+h/2, c.Tunnel+h, c.Pod+h/2)},
-			{Pod: free, Gain: gain(c.NIC+c.Tunnel+h/2, c.Pod+h/2)},
+			{Tunnel: lanes(free[:n]), Pod: lanes(free[n:]), Gain: gain(c.NIC+h/2, c.Tunnel+h, c.Pod+h/2)},
+			{Pod: lanes(free), Gain: gain(c.NIC+c.Tunnel+h/2, c.Pod+h/2)},
 		}
 	case len(free) == 1:
-		back := nic
-		if i := slices.IndexFunc(nic, func(c int) bool { return slices.Contains(cores, c) }); i >= 0 {
-			back = nic[i : i+1]
+		alone := Layout{Pod: free, Gain: gain(c.NIC+c.Tunnel+h/2, c.Pod+h/2)}
+		i := slices.IndexFunc(nic, func(c int) bool { return slices.Contains(cores, c) })
+		if i < 0 {
+			return []Layout{alone} // the NIC's core may take nothing back
 		}
-		return []Layout{
-			{Tunnel: free, Pod: back, Gain: gain(c.NIC+c.Pod+h, c.Tunnel+h)},
-			{Pod: free, Gain: gain(c.NIC+c.Tunnel+h/2, c.Pod+h/2)},
-		}
+		return []Layout{{Tunnel: free, Pod: nic[i : i+1], Gain: gain(c.NIC+c.Pod+h, c.Tunnel+h)}, alone}
 	default:
 		// Every core polls the NIC: the upper ones take the tunnel stage of
 		// the others' flows, the lower ones the pod stage.
 		n := max(len(cores)/2, 1)
 		return []Layout{
-			{Tunnel: cores[n:], Pod: cores[:n], Gain: gain(c.NIC+c.Pod+h, c.Tunnel+h)},
+			{Tunnel: lanes(cores[n:]), Pod: lanes(cores[:n]), Gain: gain(c.NIC+c.Pod+h, c.Tunnel+h)},
 		}
 	}
 }
@@ -153,19 +158,24 @@ func splits(cores, free []int, c Costs) []Layout {
 	case len(free) >= 3:
 		n := max(int(float64(len(free))*thread/(thread+c.Tunnel+c.Pod)), 1)
 		t := min(max(int(float64(len(free)-n)*c.Tunnel/(c.Tunnel+c.Pod)+0.5), 1), len(free)-n-1)
-		return []Layout{{NIC: free[:n], Tunnel: free[n : n+t], Pod: free[n+t:],
+		return []Layout{{NIC: lanes(free[:n]), Tunnel: lanes(free[n : n+t]), Pod: lanes(free[n+t:]),
 			Gain: gain(splitPoll, thread+c.Hop/2, c.Tunnel+c.Hop, c.Pod+c.Hop/2)}}
 	case len(free) == 2:
 		// The thread's core has no backlog of its own kind: the pod stage may
 		// come back to it.
 		return []Layout{{NIC: free[:1], Tunnel: free[1:], Pod: free[:1],
 			Gain: gain(splitPoll, thread+c.Pod+c.Hop, c.Tunnel+c.Hop)}}
-	case len(free) == 1:
+	case len(free) == 1 && len(cores) > 1:
 		return []Layout{{NIC: free, Tunnel: []int{other(cores, free[0])}, Pod: free,
 			Gain: gain(splitPoll+c.Tunnel+c.Hop, thread+c.Pod+c.Hop)}}
 	}
 	return nil
 }
+
+// MaxLanes is how many lanes a stage can have in the kernel side.
+const MaxLanes = 64
+
+func lanes(cores []int) []int { return cores[:min(len(cores), MaxLanes)] }
 
 func other(cores []int, not int) int {
 	for _, c := range cores {

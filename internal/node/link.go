@@ -147,6 +147,20 @@ type outer struct {
 	remote  netip.Addr // default destination: a unicast peer or a group
 }
 
+// version is the outer IP version, as far as the addresses tell it.
+func (o outer) version() int {
+	for _, a := range []netip.Addr{o.local, o.remote} {
+		switch {
+		case o.collect || !a.IsValid():
+		case a.Is4():
+			return 4
+		default:
+			return 6
+		}
+	}
+	return 0
+}
+
 // outerOf returns false if the device is no tunnel that we know.
 func outerOf(l *link) (outer, bool) {
 	switch l.kind {

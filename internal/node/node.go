@@ -53,6 +53,9 @@ type Underlay struct {
 	XDPProgID uint32       // of the attached program, 0 if none
 	// ForeignXDP is set when XDPProgID is not one of ours by Options.OwnXDP.
 	ForeignXDP bool
+	// VLANs tells that a VLAN device sits on it. XDP does not see the tags that
+	// the NIC takes off.
+	VLANs bool
 }
 
 // Kind is the encapsulation of a tunnel.
@@ -84,6 +87,7 @@ type Tunnel struct {
 	Port            uint16
 	MTU             int
 	Local           netip.Addr // outer source address; invalid if the kernel chooses it
+	Outer           int        // the outer IP version that it receives, 0 if that may be both
 	Underlays       []Dev      // NICs by which its packets arrive, sorted
 	Bridge          *Dev       // the bridge it is a port of, nil if none
 	RxQueues        int

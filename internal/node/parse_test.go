@@ -126,6 +126,11 @@ func TestLowerFindsTheNIC(t *testing.T) {
 			t.Errorf("%d: %s", index, d)
 		}
 	}
+	for index, want := range map[int]bool{1: false, 2: true, 3: false, 9: true} {
+		if got := carriesVLANs(links, index); got != want {
+			t.Errorf("%d: VLAN devices on it: %t", index, got)
+		}
+	}
 }
 
 // The kernel does not lie, but a wrong length must not take the daemon down.

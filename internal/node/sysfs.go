@@ -21,7 +21,6 @@ type Settings struct {
 	RPSCPUs    []string // per RX queue, as sysfs writes a mask: "3", "00000001,00000000"
 	RPSFlowCnt []uint32 // per RX queue; not 0 where RFS is in use
 	Threaded   bool     // NAPI in threads of its own
-	GRO        bool
 }
 
 // Settings reads the current settings of a device. It fails with ErrGone
@@ -40,20 +39,26 @@ func (s *Scanner) Settings(d Dev) (Settings, error) {
 	if err != nil {
 		return Settings{}, fmt.Errorf("read settings of %s: %w", d, err)
 	}
+	return set, nil
+}
+
+// GRO tells whether a device aggregates what it receives. It enters the device's
+// namespace and takes the kernel's lock on all devices, as Settings does not.
+func (s *Scanner) GRO(d Dev) (on bool, err error) {
 	h, err := s.Namespace(d.NetnsCookie)
 	if err != nil {
-		return Settings{}, err
+		return false, err
 	}
 	defer h.Close()
 	err = h.Do(func() error {
 		features, err := ethtool.Features(d.Name)
-		set.GRO = features["rx-gro"].Active
+		on = features["rx-gro"].Active
 		return err
 	})
 	if err != nil {
-		return Settings{}, fmt.Errorf("read settings of %s: %w", d, err)
+		return false, fmt.Errorf("read features of %s: %w", d, err)
 	}
-	return set, nil
+	return on, nil
 }
 
 func readSettings(dir *os.Root) (Settings, error) {

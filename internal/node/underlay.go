@@ -66,6 +66,7 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 	if driver, err := root.Readlink("class/net/" + l.name + "/device/driver"); err == nil {
 		u.Driver = filepath.Base(driver)
 	}
+	u.VLANs = carriesVLANs(p.home.links, l.index)
 	u.ForeignXDP = u.XDPProgID != 0 && (p.s.opts.OwnXDP == nil || !p.s.opts.OwnXDP(u.XDPProgID))
 	p.snap.Underlays = append(p.snap.Underlays, u)
 	return nil
@@ -75,7 +76,7 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured map[int]bool, nics map[int][]netip.Addr) error {
 	o, _ := outerOf(l)
 	t := Tunnel{
-		Dev: sp.dev(l), Kind: o.kind, VNI: o.vni, CollectMetadata: o.collect, Port: o.port, MTU: l.mtu, Local: o.local,
+		Dev: sp.dev(l), Kind: o.kind, VNI: o.vni, CollectMetadata: o.collect, Port: o.port, MTU: l.mtu, Local: o.local, Outer: o.version(),
 	}
 	if b := sp.links[l.master]; b != nil && b.kind == "bridge" {
 		d := sp.dev(b)
@@ -209,6 +210,16 @@ func lower(links map[int]*link, index int) []int {
 	down(index)
 	slices.Sort(found)
 	return found
+}
+
+// carriesVLANs tells whether a VLAN device of this namespace sits on a device.
+func carriesVLANs(links map[int]*link, index int) bool {
+	for _, l := range links {
+		if l.kind == "vlan" && l.lower == index && l.nsid == -1 {
+			return true
+		}
+	}
+	return false
 }
 
 // isNIC tells a bridge's uplink from ports that lead to containers, machines

@@ -100,6 +100,34 @@ func TestMaskChangedUnderTheDaemonStaysAsItIs(t *testing.T) {
 	overtaken(t, l.Stop(), 2)
 }
 
+// A pod that somebody else steered and lets go of is served like the others, by way
+// of the stock path: its flows must not meet a new mask on their way.
+func TestPodThatIsLetGoOfIsServed(t *testing.T) {
+	rig.NeedCores(t, 2)
+	b := rig.Lab(t, bed.Options{Pods: 2})
+	pod := b.Receiver().Pods[1]
+	rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", "1")
+	check(t, b)
+	d, l := start(t, b)
+	saysManual(t, d, bed.PodDev, "RPS mask set by somebody else")
+	rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", "0")
+	rig.Until(t, "the pod has a mask of ours", func() (bool, string) {
+		return rig.Mask(t, pod.NS, bed.PodDev) != "", d.Log()
+	})
+	if !strings.Contains(d.Log(), "changed hands") {
+		t.Errorf("flows were not called home before:\n%s", d.Log())
+	}
+	d.Acting()
+	l.GoesOn()
+	ends(t, d)
+	if now := rig.Mask(t, pod.NS, bed.PodDev); now != "" {
+		t.Errorf("the mask is %q, was let go of", now)
+	}
+	rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", "1") // as the residue check found it
+	// What the administrator did is not guarded.
+	overtaken(t, l.Stop(), 2)
+}
+
 // attachXDP puts a program of somebody else on a device, until the test ends.
 func attachXDP(t *testing.T, ns *netns.Handle, dev string) {
 	t.Helper()

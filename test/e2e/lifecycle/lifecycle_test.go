@@ -5,6 +5,7 @@
 package lifecycle
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -98,6 +99,27 @@ func overtaken(t *testing.T, v traffic.Verdict, changes uint64) {
 	if v.Reordered > changes*lane || v.Duplicated+v.Stale > 0 {
 		t.Errorf("more was overtaken than lanes hold: %+v", v)
 	}
+}
+
+// The NIC's interrupts may be on a core that work must not be sent to.
+func TestActsWhereTheNICsCoreIsNotConfigured(t *testing.T) {
+	b := lab(t, bed.Options{})
+	nic := b.PlaceCores().NIC[0]
+	other := (nic + 1) % 2
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: forced + fmt.Sprintf("cores: %d\n", other)})
+	l := rig.StartLoad(t, b, 4)
+	st := d.Acting()
+	for _, lane := range st.Lanes {
+		if lane.Core != other {
+			t.Errorf("core %d takes work of stage %s, configured is %d", lane.Core, lane.Stage, other)
+		}
+	}
+	if len(st.Lanes) == 0 {
+		t.Error("no lanes")
+	}
+	l.GoesOn()
+	ends(t, d)
+	left(t, d, l.Stop())
 }
 
 func TestTermRestoresAndEndsWithZero(t *testing.T) {

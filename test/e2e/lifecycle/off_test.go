@@ -40,6 +40,22 @@ func TestOffMakesTheDaemonRestoreAndEndWithZero(t *testing.T) {
 	left(t, d, l.Stop())
 }
 
+func TestSeveralOffsAtOnceAllSucceed(t *testing.T) {
+	b := lab(t, bed.Options{})
+	d, l := start(t, b)
+	results := make(chan rig.Result)
+	for range 4 {
+		go func() { results <- d.Verb("off") }()
+	}
+	for range 4 {
+		if r := <-results; r.Code != 0 {
+			t.Errorf("overlane off: %s", r)
+		}
+	}
+	d.NothingLeft()
+	left(t, d, l.Stop())
+}
+
 func TestOffWhereNothingEverRanChangesNothing(t *testing.T) {
 	b := lab(t, bed.Options{})
 	spec := rig.Spec{NS: b.Receiver().NS}

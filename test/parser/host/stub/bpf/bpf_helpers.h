@@ -12,6 +12,7 @@
 void model_step(void);
 __u32 model_this_cpu(void);
 __u64 model_clock(void);
+__u64 model_task(void);
 void *model_lookup(const void *map, const void *key);
 
 #define SEC(name)
@@ -28,5 +29,6 @@ void *model_lookup(const void *map, const void *key);
 #define bpf_probe_read_kernel(to, n, from) \
 	(model_step(), __builtin_memcpy(to, (const void *)(from), n), model_step(), 0)
 #define bpf_get_current_task_btf() ((void *)0)
+#define bpf_get_current_task() model_task()
 
 #endif
