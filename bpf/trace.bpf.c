@@ -206,6 +206,28 @@ int BPF_PROG(ol_lane_taken, int map_id)
 }
 
 /*
+ * A step of a core's way to offline, or of its way back. What still waits in its
+ * backlog when it is dead comes late (net/core/dev.c, dev_cpu_dead), so flows
+ * leave it at the first step, while it runs. They may come back once it runs the
+ * steps itself, which it does online.
+ */
+SEC("raw_tp/cpuhp_enter")
+int ol_core_leaves(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u32 core = ctx->args[0];
+	int target = ctx->args[1], step = ctx->args[2];
+	struct ol_cpu *cpu = ol_get_cpu(core);
+
+	if (!cpu)
+		return 0;
+	if (target < step)
+		OL_WRITE(cpu->leaving, 1);
+	else if (core == bpf_get_smp_processor_id())
+		OL_WRITE(cpu->leaving, 0);
+	return 0;
+}
+
+/*
  * Run by the daemon, on no tracepoint: how many frames of a core's lane are not
  * known to be handled? A raw tracepoint's program since it may use any map.
  */

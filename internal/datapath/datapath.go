@@ -96,6 +96,9 @@ func (d *Datapath) load() error {
 	if err := d.Watch(true); err != nil {
 		return err
 	}
+	if err := d.watchCores(); err != nil {
+		return err
+	}
 	return d.startSampling()
 }
 
@@ -113,6 +116,16 @@ func (d *Datapath) Watch(on bool) (err error) {
 		d.polls = nil
 	}
 	return err
+}
+
+// watchCores tells the programs in time when a core is being taken offline.
+func (d *Datapath) watchCores() error {
+	l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: "cpuhp_enter", Program: d.trace.OlCoreLeaves})
+	if err != nil {
+		return fmt.Errorf("attach %s to its tracepoint: %w", d.trace.OlCoreLeaves, err)
+	}
+	d.tracer = append(d.tracer, l)
+	return nil
 }
 
 // forgetLastPolls unlinks what comes from what was seen before a pause.

@@ -71,6 +71,8 @@ type stagesOlCpu struct {
 	NicFull uint8
 	Stage   uint8
 	Ours    uint8
+	Leaving uint8
+	_       [7]byte
 	Softnet uint64
 	Polls   stagesOlMarks
 	Backlog struct {
@@ -96,7 +98,7 @@ type stagesOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [48]byte
+	_       [40]byte
 }
 
 type stagesOlFlag uint32

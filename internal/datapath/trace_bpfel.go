@@ -47,6 +47,8 @@ type traceOlCpu struct {
 	NicFull uint8
 	Stage   uint8
 	Ours    uint8
+	Leaving uint8
+	_       [7]byte
 	Softnet uint64
 	Polls   traceOlMarks
 	Backlog struct {
@@ -72,7 +74,7 @@ type traceOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [48]byte
+	_       [40]byte
 }
 
 type traceOlFrag struct {
@@ -172,6 +174,7 @@ const (
 	traceMapOlReasons      = "ol_reasons"
 	traceMapOlRecents      = "ol_recents"
 	traceMapOlSlots        = "ol_slots"
+	traceProgOlCoreLeaves  = "ol_core_leaves"
 	traceProgOlLaneEnqueue = "ol_lane_enqueue"
 	traceProgOlLaneLeft    = "ol_lane_left"
 	traceProgOlLaneTaken   = "ol_lane_taken"
@@ -227,6 +230,7 @@ type traceSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type traceProgramSpecs struct {
+	OlCoreLeaves  *ebpf.ProgramSpec `ebpf:"ol_core_leaves"`
 	OlLaneEnqueue *ebpf.ProgramSpec `ebpf:"ol_lane_enqueue"`
 	OlLaneLeft    *ebpf.ProgramSpec `ebpf:"ol_lane_left"`
 	OlLaneTaken   *ebpf.ProgramSpec `ebpf:"ol_lane_taken"`
@@ -331,6 +335,7 @@ type traceVariables struct {
 //
 // It can be passed to loadTraceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tracePrograms struct {
+	OlCoreLeaves  *ebpf.Program `ebpf:"ol_core_leaves"`
 	OlLaneEnqueue *ebpf.Program `ebpf:"ol_lane_enqueue"`
 	OlLaneLeft    *ebpf.Program `ebpf:"ol_lane_left"`
 	OlLaneTaken   *ebpf.Program `ebpf:"ol_lane_taken"`
@@ -340,6 +345,7 @@ type tracePrograms struct {
 
 func (p *tracePrograms) Close() error {
 	return _TraceClose(
+		p.OlCoreLeaves,
 		p.OlLaneEnqueue,
 		p.OlLaneLeft,
 		p.OlLaneTaken,

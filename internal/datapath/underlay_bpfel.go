@@ -47,6 +47,8 @@ type underlayOlCpu struct {
 	NicFull uint8
 	Stage   uint8
 	Ours    uint8
+	Leaving uint8
+	_       [7]byte
 	Softnet uint64
 	Polls   underlayOlMarks
 	Backlog struct {
@@ -72,7 +74,7 @@ type underlayOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [48]byte
+	_       [40]byte
 }
 
 type underlayOlFrag struct {
