@@ -12,7 +12,7 @@ import (
 	"github.com/overlane/overlane/test/e2e/rig"
 )
 
-// traces is how many tracing programs a process has hung up.
+// traces is how many programs a process has on the tracepoint of polls.
 func traces(t *testing.T, pid int) (n int) {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d/fdinfo/", pid)
@@ -23,7 +23,7 @@ func traces(t *testing.T, pid int) (n int) {
 		if err != nil {
 			continue // closed since
 		}
-		if strings.Contains(string(info), "link_type:\traw_tracepoint") {
+		if strings.Contains(string(info), "tp_name:\tnapi_poll") {
 			n++
 		}
 	}
