@@ -22,6 +22,60 @@ enum ol_limit {
 	OL_SLOTS = 4096,     /* flows are steered by slot, as RFS does */
 	OL_FRAGS = 1024,     /* inner datagrams in pieces, remembered per core */
 	OL_CARRIER = 0x8000, /* skb->tc_index: "slot number follows" */
+	OL_MAX_RULES = 4096, /* priority rules, each of up to four keys */
+	OL_MAX_SHAPES = 32,  /* sets of fields that rules look at */
+};
+
+/* How a flow is treated. More may follow: append only. */
+enum ol_class {
+	OL_CLASS_BULK,
+	OL_CLASS_LATENCY,
+	OL_NR_CLASSES,
+};
+
+/* Fields that a shape looks at. */
+enum ol_field {
+	OL_FIELD_PROTO = 1,
+	OL_FIELD_SRC_PORT = 2,
+	OL_FIELD_DST_PORT = 4,
+	OL_FIELD_SRC_ADDR = 8,
+	OL_FIELD_DST_ADDR = 16,
+	OL_FIELD_VNI = 32,
+	OL_FIELD_DSCP = 64,
+};
+
+/*
+ * A set of fields, with the mask of an address. All rules of one shape are found
+ * by one look-up, however many they are.
+ */
+struct ol_shape {
+	__u32 mask[4]; /* network byte order */
+	__u8 fields;
+	__u8 v6; /* the family that the mask is for */
+	__u16 pad;
+};
+
+struct ol_shapes {
+	__u32 nr;
+	struct ol_shape shape[OL_MAX_SHAPES];
+};
+
+/* What a shape picks from a flow; ports and addresses in network byte order. */
+struct ol_rule_key {
+	__u32 addr[4];
+	__u32 vni;
+	__u16 port;
+	__u8 table; /* one of two: rules are replaced as a whole */
+	__u8 shape;
+	__u8 proto;
+	__u8 dscp;
+	__u16 pad;
+};
+
+/* The rule that a key leads to: its place in the list, from 0, and its class. */
+struct ol_rule {
+	__u32 at;
+	__u32 class;
 };
 
 /* A hop of the receive path after which work may go on on another core. */
@@ -69,6 +123,7 @@ enum ol_counter {
 	OL_CNT_XDP_OVERLAY,  /* frames for our tunnels, as XDP saw them */
 	OL_CNT_XDP_LANE,     /* of these, sent to a cpumap lane */
 	OL_CNT_XDP_DROP,     /* frames that a full cpumap lane dropped */
+	OL_CNT_LATENCY,	     /* frames of the latency class, as XDP saw them */
 	OL_NR_COUNTERS,
 };
 
@@ -76,6 +131,7 @@ enum ol_counter {
 enum ol_flag {
 	OL_F_RESTEER = 1, /* tests: wish for another lane with every poll */
 	OL_F_NEUTRAL = 2, /* RPS masks are ours: who is not steered gets hash 0 */
+	OL_F_PRIORITY = 4, /* bulk goes to the lanes while latency traffic is about */
 };
 
 /* ol_policy.core_flags: what the hooks on that core may do with new work */
@@ -114,6 +170,8 @@ struct ol_policy {
 	__u32 nr_tunnels;      /* all that are in use are among the first so many */
 	__u32 rebalance_queue; /* packets in a lane's queue that make its flows look for another */
 	__u32 settle_us;       /* a slot that changed core or lane stays at least so long */
+	__u32 rules_table;     /* which table of rules is in force: 0 or 1 */
+	__u32 latency_window_us; /* latency traffic is about for so long after a packet of it */
 	struct ol_lanes stage[OL_NR_STAGES];
 	__u16 busy[OL_MAX_CPUS]; /* utilisation in 1/1000, from the daemon */
 	__u8 core_flags[OL_MAX_CPUS];
@@ -206,6 +264,8 @@ struct ol_abi {
 	enum ol_counter counter;
 	enum ol_flag flag;
 	enum ol_core_flag core_flag;
+	enum ol_class class;
+	enum ol_field field;
 };
 
 /* Which core handled a slot last, per stage: cpu + 1, or 0. */

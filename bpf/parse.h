@@ -69,6 +69,7 @@ struct ol_flow {
 	__u8 v6;
 	__u8 proto;
 	__u8 piece;
+	__u8 dscp; /* no part of what tells flows apart */
 };
 
 OL_INLINE __u16 ol_be16(const __u8 *p)
@@ -247,6 +248,7 @@ OL_INLINE enum ol_reason ol_inner_v4(const struct ol_cursor *c, __u32 off, struc
 	if (len < ihl || (c->total && off + len > c->total))
 		return OL_BAD_LENGTH;
 	f->v6 = 0;
+	f->dscp = ip[1] >> 2;
 	f->proto = ip[9];
 	f->addr[0] = (__u64)ol_word(ip + 12) << 32 | ol_word(ip + 16);
 	frag = ol_be16(ip + 6) & 0x3fff;
@@ -276,6 +278,7 @@ OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, __u32 off, struc
 	if (c->total && off + 40 + len > c->total)
 		return OL_BAD_LENGTH;
 	f->v6 = 1;
+	f->dscp = (ip[0] << 4 | ip[1] >> 4) >> 2 & 0x3f;
 	f->proto = ip[6];
 #pragma unroll
 	for (i = 0; i < 4; i++)

@@ -201,7 +201,7 @@ func newLabRunCmd() *cobra.Command {
 	f.IntVar(&cfg.Flows, "flows", 0, "number of flows (default: the scenario's own)")
 	f.StringVar((*string)(&cfg.Rates), "rates", "equal", "shares of the flows: equal, skewed, shifting")
 	f.IntVar(&cfg.Size, "size", 0, "bytes in a datagram (default: the scenario's own)")
-	f.Float64Var(&cfg.Load, "load", 0.5, "background load, as a share of saturation")
+	f.Float64Var(&cfg.Load, "load", 0, "background load, as a share of saturation (default: the scenario's own)")
 	f.StringVar(&reportDir, "report", "", "write a page with plots, and the raw numbers, to this directory")
 	f.BoolVar(&asJSON, "json", false, "print JSON instead of a table")
 	return cmd

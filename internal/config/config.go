@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"github.com/overlane/overlane/internal/rules"
 )
 
 // DefaultPath is where the systemd unit looks for the file.
@@ -33,6 +35,8 @@ type Config struct {
 	Pipeline Mode `json:"pipeline"`
 	// Tier bounds which kernel facilities the pipeline uses.
 	Tier Tier `json:"tier"`
+	// Priority lets flows overtake others.
+	Priority Priority `json:"priority"`
 	// Limits say when overlane steps back.
 	Limits Limits `json:"limits"`
 	// Metrics is the address (IP:port) that Prometheus scrapes. Empty: none.
@@ -60,6 +64,21 @@ const (
 	TierXDP  Tier = "xdp"  // native XDP and cpumap; a failure where the node cannot
 )
 
+// Priority says which flows overtake bulk traffic, and how.
+type Priority struct {
+	Mode PriorityMode `json:"mode"`
+	// Rules name the flows; the first that fits wins.
+	Rules []rules.Rule `json:"rules,omitempty"`
+}
+
+// PriorityMode is how latency traffic passes the stages.
+type PriorityMode string
+
+const (
+	PriorityOff   PriorityMode = "off"
+	PriorityBatch PriorityMode = "batch" // stage by stage, in small batches
+)
+
 // Limits are thresholds beyond which overlane goes back to the stock path.
 type Limits struct {
 	// BusyCores is the mean utilisation of the configured cores, in percent,
@@ -72,6 +91,7 @@ func Default() *Config {
 	return &Config{
 		Pipeline: ModeAuto,
 		Tier:     TierAuto,
+		Priority: Priority{Mode: PriorityBatch},
 		Limits:   Limits{BusyCores: 80},
 		Metrics:  "127.0.0.1:9464",
 	}

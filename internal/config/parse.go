@@ -13,6 +13,8 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+
+	"github.com/overlane/overlane/internal/rules"
 )
 
 // keys is the schema: every key a mapping may have, in the order of the
@@ -51,6 +53,23 @@ var schema = keys{
 		allowed: allow(TierAuto, TierTC, TierXDP), def: string(Default().Tier),
 		read: func(d *decoder, path string, n ast.Node) error {
 			return word(d, path, n, &d.cfg.Tier, TierAuto, TierTC, TierXDP)
+		},
+	},
+	{
+		name: "priority", about: "let flows that need low latency overtake bulk",
+		below: keys{
+			{
+				name: "mode", about: "how they pass the stages",
+				allowed: allow(PriorityBatch, PriorityOff), def: string(Default().Priority.Mode),
+				read: func(d *decoder, path string, n ast.Node) error {
+					return word(d, path, n, &d.cfg.Priority.Mode, PriorityBatch, PriorityOff)
+				},
+			},
+			{
+				name: "rules", about: "which they are; the first that fits wins",
+				allowed: allowedRules, def: "none",
+				read: (*decoder).rules,
+			},
 		},
 	},
 	{
@@ -242,6 +261,7 @@ const (
 	allowedUnderlays = "allowed: a list of device names such as [eth0, eth1]"
 	allowedCores     = "allowed: a core list such as 2-7,9"
 	allowedPercent   = "allowed: 1% to 100%"
+	allowedRules     = "allowed: a list such as [{name: web, proto: tcp, port: 80}]"
 	allowedMetrics   = "allowed: an address with a port such as 127.0.0.1:9464, or off"
 )
 
@@ -314,6 +334,75 @@ func (d *decoder) underlays(path string, n ast.Node) error {
 		d.cfg.Underlays = append(d.cfg.Underlays, name)
 	}
 	return nil
+}
+
+// rules reads the list of priority rules. Each is a mapping of its own.
+func (d *decoder) rules(path string, n ast.Node) error {
+	seq, ok := n.(*ast.SequenceNode)
+	if !ok {
+		return d.fail(n, path, "expected a list", allowedRules)
+	}
+	for _, v := range seq.Values {
+		r, err := d.rule(path, v)
+		if err != nil {
+			return err
+		}
+		same := func(o rules.Rule) bool { return o.Name == r.Name }
+		if slices.ContainsFunc(d.cfg.Priority.Rules, same) {
+			return d.fail(v, path, fmt.Sprintf("%q appears twice", r.Name), "")
+		}
+		d.cfg.Priority.Rules = append(d.cfg.Priority.Rules, r)
+	}
+	if _, err := rules.Compile(d.cfg.Priority.Rules); err != nil {
+		return d.fail(n, path, err.Error(), "")
+	}
+	return nil
+}
+
+func (d *decoder) rule(path string, n ast.Node) (r rules.Rule, err error) {
+	var values []*ast.MappingValueNode
+	switch n := n.(type) {
+	case *ast.MappingNode:
+		values = n.Values
+	case *ast.MappingValueNode:
+		values = []*ast.MappingValueNode{n}
+	default:
+		return r, d.fail(n, path, "expected keys and values", allowedRules)
+	}
+	seen := map[string]bool{}
+	for _, v := range values {
+		name, ok := scalar(v.Key)
+		if !ok {
+			return r, d.fail(v.Key, path, "a key must be a plain word", allowedRules)
+		}
+		if seen[name] {
+			return r, d.fail(v.Key, path+"."+name, "appears twice", "")
+		}
+		seen[name] = true
+		value, err := d.text(path+"."+name, v.Value, "")
+		if err != nil {
+			return r, err
+		}
+		if err := r.Set(name, value); err != nil {
+			return r, d.ruleError(v.Key, path, err)
+		}
+	}
+	if err := r.Finish(); err != nil {
+		return r, d.ruleError(n, path, err)
+	}
+	return r, nil
+}
+
+func (d *decoder) ruleError(n ast.Node, path string, err error) error {
+	var fe *rules.FieldError
+	if !errors.As(err, &fe) {
+		return d.fail(n, path, err.Error(), "")
+	}
+	allowed := fe.Allowed
+	if allowed != "" {
+		allowed = "allowed: " + allowed
+	}
+	return d.fail(n, path+"."+fe.Field, fe.Problem, allowed)
 }
 
 // deviceName is the kernel's dev_valid_name.

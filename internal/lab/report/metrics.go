@@ -13,9 +13,12 @@ const (
 	KPPS          = "kpps"           // thousand packets per second at the container's socket layer
 	Gbps          = "gbps"           // 10^9 bits of payload per second
 	RPS           = "rps"            // requests per second
+	Min           = "min_us"         // microseconds
+	Mean          = "mean_us"        // microseconds
 	P50           = "p50_us"         // microseconds
 	P99           = "p99_us"         // microseconds
 	P999          = "p999_us"        // microseconds
+	Longest       = "longest_us"     // microseconds, the longest stall
 	BulkKPPS      = "bulk_kpps"      // background traffic delivered beside a latency flow
 	CPUPerMpkt    = "cpu_s_per_mpkt" // CPU seconds per million packets delivered
 	CPUPerGB      = "cpu_s_per_gb"   // CPU seconds per 10^9 bytes delivered
@@ -86,6 +89,10 @@ func MainMetrics(scenario string) []string {
 		return []string{KPPS}
 	case strings.HasPrefix(scenario, "tcp"):
 		return []string{Gbps}
+	case strings.HasPrefix(scenario, "latency-sweep"):
+		return []string{Min, Mean, P99, BulkKPPS}
+	case strings.HasPrefix(scenario, "latency-busy"):
+		return []string{P50, P99, P999, Longest, BulkKPPS}
 	case strings.HasPrefix(scenario, "latency"):
 		return []string{P50, P99, BulkKPPS}
 	}

@@ -27,7 +27,7 @@ type Config struct {
 	Flows    int           // 0: the scenario's own number
 	Rates    traffic.Rates
 	Size     int     // UDP payload in bytes; 0: the scenario's own
-	Load     float64 // background as a share of saturation, for latency-load
+	Load     float64 // background as a share of saturation; 0: the scenario's own
 	Binary   string  // the program that pipeline variants start; default this one
 	Command  string  // what to type to get this series again
 	Log      io.Writer
@@ -36,6 +36,7 @@ type Config struct {
 const (
 	defaultRounds = 5
 	defaultLength = 2 * time.Second
+	defaultLoad   = 0.5
 	// settle is what traffic gets to reach a steady state before it is measured:
 	// a mechanism that decides by load has to see it for a while, too.
 	settle = time.Second
@@ -94,10 +95,10 @@ func (c *Config) Normalize(nic bed.NIC) error {
 	if _, err := c.Rates.Schedule(c.Flows, 0); err != nil {
 		return err
 	}
-	if c.Load == 0 {
-		c.Load = 0.5
+	if c.Load == 0 && len(s.points) == 0 {
+		c.Load = defaultLoad
 	}
-	if c.Load < 0.01 || c.Load > 10 {
+	if c.Load != 0 && c.Load < 0.01 || c.Load > 10 {
 		return fmt.Errorf("load %g: a share of saturation from 0.01 to 10 is possible", c.Load)
 	}
 	if c.Log == nil {

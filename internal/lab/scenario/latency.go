@@ -33,7 +33,8 @@ func (e *env) probeFrom(ctx context.Context, from, to traffic.Endpoint, sendOn, 
 		return nil, err
 	}
 	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
-	return map[string]float64{report.P50: us(l.P50), report.P99: us(l.P99), report.P999: us(l.P999), "lost": float64(l.Sent - min(l.Sent, l.Received))}, nil
+	return map[string]float64{report.Min: us(l.Min), report.Mean: us(l.Mean), report.P50: us(l.P50), report.P99: us(l.P99), report.P999: us(l.P999),
+		report.Longest: us(l.Max), "lost": float64(l.Sent - min(l.Sent, l.Received))}, nil
 }
 
 func measureIdleLatency(ctx context.Context, e *env) (map[string]float64, error) {
@@ -57,6 +58,9 @@ func measureUDPLatency(ctx context.Context, e *env) (_ map[string]float64, err e
 		flows = append(flows, e.flow(id))
 	}
 	rate := e.saturation * e.cfg.Load
+	if rate == 0 {
+		return measureIdleLatency(ctx, e)
+	}
 	bulk, err := traffic.StartSegments(e.bed, traffic.SegmentConfig{Flows: flows, Size: e.cfg.Size, Rate: rate, Core: e.cores.Apps})
 	if err != nil {
 		return nil, err

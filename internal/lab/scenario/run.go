@@ -41,6 +41,8 @@ type env struct {
 	checkerNS float64
 	// saturation of the plain overlay: packets per second, or Gb/s of TCP.
 	saturation float64
+	// prepared: the scenario's own preparations are done, for this size.
+	prepared bool
 	// flood is what is offered to saturate every variant, in packets per second.
 	flood float64
 	// eager generators do not step back: for tests on busy machines.
@@ -69,17 +71,21 @@ func run(ctx context.Context, b *bed.Bed, cfg Config, eager bool) ([]report.Resu
 	if err != nil {
 		return nil, err
 	}
-	sizes := s.sizes
-	if len(sizes) == 0 || cfg.Size != s.size {
-		sizes = []sized{{"", cfg.Size}}
+	points := s.points
+	if len(points) == 0 || cfg.Size != s.size || cfg.Load != 0 {
+		points = []point{{"", func(*Config) {}}}
 	}
+	e := &env{bed: b, cores: b.PlaceCores(), clock: clock, checkerNS: perCheck, eager: eager, settle: settle,
+		offers: map[string]float64{}}
 	var results []report.Result
-	for _, size := range sizes {
+	for _, at := range points {
 		one := cfg
-		one.Size = size.size
-		e := &env{bed: b, cfg: &one, cores: b.PlaceCores(), clock: clock, checkerNS: perCheck, eager: eager, settle: settle,
-			offers: map[string]float64{}}
-		res, err := e.series(ctx, s, size.label)
+		at.set(&one)
+		if e.cfg == nil || e.cfg.Size != one.Size {
+			e.prepared = false
+		}
+		e.cfg = &one
+		res, err := e.series(ctx, s, at.label)
 		results = append(results, res)
 		if err != nil {
 			return results, err
@@ -96,7 +102,8 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 	}
 	rep := report.New(report.Meta{Scenario: name, NIC: string(e.bed.NIC), Kernel: kernelRelease(), Cores: runtime.NumCPU(),
 		Rounds: cfg.Rounds, Seconds: cfg.Length.Seconds(), Command: cfg.Command})
-	if s.prepare != nil {
+	if s.prepare != nil && !e.prepared {
+		e.prepared = true
 		if err := e.bed.Reset(); err != nil {
 			return rep.Finish(), err
 		}

@@ -2,7 +2,10 @@
 
 package scenario
 
-import "context"
+import (
+	"context"
+	"fmt"
+)
 
 // scenario is a kind of traffic and what is measured of it.
 type scenario struct {
@@ -10,8 +13,8 @@ type scenario struct {
 	what  string
 	flows int
 	size  int
-	// sizes makes a series of its own for each, unless a size was chosen.
-	sizes []sized
+	// points makes a series of its own for each, unless size or load was chosen.
+	points []point
 	// slow measurements take seconds to mean something.
 	slow bool
 	// prepare measures, in the plain overlay, what all variants then share.
@@ -22,9 +25,22 @@ type scenario struct {
 	measure func(context.Context, *env) (map[string]float64, error)
 }
 
-type sized struct {
+// point is what one series of several is made at.
+type point struct {
 	label string
-	size  int
+	set   func(*Config)
+}
+
+func size(label string, bytes int) point {
+	return point{label, func(c *Config) { c.Size = bytes }}
+}
+
+// loads are points at shares of saturation.
+func loads(shares ...float64) (list []point) {
+	for _, x := range shares {
+		list = append(list, point{fmt.Sprintf("%.0f%%", 100*x), func(c *Config) { c.Load = x }})
+	}
+	return list
 }
 
 const (
@@ -36,12 +52,16 @@ var scenarios = []scenario{
 	{name: "udp-one", what: "one UDP flow of small packets, offered above saturation", flows: 1, size: small, prepare: findFlood, measure: measureFlood},
 	{name: "udp-many", what: "several UDP flows of small packets (--flows, --rates)", flows: 4, size: small, prepare: findFlood, measure: measureFlood},
 	{name: "udp-large", what: "one UDP flow of 16 B, 1 KB, 4 KB and 64 KB datagrams (the latter as inner fragments)", flows: 1, size: 64 * kb,
-		sizes: []sized{{"16B", 16}, {"1KB", kb}, {"4KB", 4 * kb}, {"64KB", 65000}}, measure: measureLarge},
+		points: []point{size("16B", 16), size("1KB", kb), size("4KB", 4*kb), size("64KB", 65000)}, measure: measureLarge},
 	{name: "tcp-one", what: "one TCP connection (iperf3), MTU-sized frames on the wire", flows: 1, slow: true, measure: measureTCP},
 	{name: "tcp-many", what: "several TCP connections", flows: 4, slow: true, measure: measureTCP},
 	{name: "latency-idle", what: "one-way latency of 1000 datagrams a second, alone", flows: 1, size: small, slow: true, measure: measureIdleLatency},
 	{name: "latency-load", what: "the same beside UDP at a fixed share of saturation (--load)", flows: 1, size: small, slow: true,
 		prepare: findUDPSaturation, measure: measureUDPLatency},
+	{name: "latency-busy", what: "the same beside UDP at 70 %, 90 % and 200 % of saturation", flows: 1, size: small, slow: true,
+		points: loads(0.7, 0.9, 2), prepare: findUDPSaturation, measure: measureUDPLatency},
+	{name: "latency-sweep", what: "the same at loads from nothing to 120 %", flows: 1, size: small, slow: true,
+		points: loads(0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2), prepare: findUDPSaturation, measure: measureUDPLatency},
 	{name: "latency-load-tcp", what: "the same beside TCP", flows: 1, size: small, slow: true,
 		prepare: findTCPSaturation, measure: measureTCPLatency},
 	{name: "cross-check", what: "the lab's latency probe beside sockperf", flows: 1, size: small, slow: true, measure: measureCrossCheck,

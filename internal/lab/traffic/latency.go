@@ -127,9 +127,11 @@ func (p *Probe) receive(s int) error {
 type Latencies struct {
 	Sent     uint64
 	Received uint64
+	Min      time.Duration
 	P50      time.Duration
 	P99      time.Duration
 	P999     time.Duration
+	Max      time.Duration
 	Mean     time.Duration
 }
 
@@ -150,7 +152,7 @@ func (p *Probe) Stop(skip int) (Latencies, error) {
 	}
 	slices.Sort(got)
 	at := func(q float64) time.Duration { return got[min(int(q*float64(len(got))), len(got)-1)] }
-	l.P50, l.P99, l.P999 = at(0.5), at(0.99), at(0.999)
+	l.Min, l.P50, l.P99, l.P999, l.Max = at(0), at(0.5), at(0.99), at(0.999), at(1)
 	var sum time.Duration
 	for _, d := range got {
 		sum += d
