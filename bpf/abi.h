@@ -124,6 +124,11 @@ enum ol_counter {
 	OL_CNT_XDP_LANE,     /* of these, sent to a cpumap lane */
 	OL_CNT_XDP_DROP,     /* frames that a full cpumap lane dropped */
 	OL_CNT_LATENCY,	     /* frames of the latency class, as XDP saw them */
+	OL_CNT_LATENCY_HELD, /* of these, sent to the lane behind what the flow has in it */
+	OL_CNT_BULK,	     /* frames of the bulk class, as XDP saw them */
+	OL_CNT_BULK_LANE,    /* of these, sent to the lane */
+	OL_CNT_BULK_REFUSED, /* of these, dropped since the lane was full */
+	OL_CNT_DEMOTIONS,    /* a core's bulk went from the stock path to the lane */
 	OL_NR_COUNTERS,
 };
 
@@ -131,7 +136,6 @@ enum ol_counter {
 enum ol_flag {
 	OL_F_RESTEER = 1, /* tests: wish for another lane with every poll */
 	OL_F_NEUTRAL = 2, /* RPS masks are ours: who is not steered gets hash 0 */
-	OL_F_PRIORITY = 4, /* bulk goes to the lanes while latency traffic is about */
 };
 
 /* ol_policy.core_flags: what the hooks on that core may do with new work */
@@ -172,6 +176,7 @@ struct ol_policy {
 	__u32 settle_us;       /* a slot that changed core or lane stays at least so long */
 	__u32 rules_table;     /* which table of rules is in force: 0 or 1 */
 	__u32 latency_window_us; /* latency traffic is about for so long after a packet of it */
+	__u32 bulk_room;	 /* frames that a core's bulk lane holds */
 	struct ol_lanes stage[OL_NR_STAGES];
 	__u16 busy[OL_MAX_CPUS]; /* utilisation in 1/1000, from the daemon */
 	__u8 core_flags[OL_MAX_CPUS];
@@ -253,6 +258,30 @@ struct ol_cpu {
 	__u64 packets
 		[OL_NR_STAGES]; /* in all polls; nic: as the driver counts, tunnel, pod: after GRO */
 	__u64 samples[4];
+} __attribute__((aligned(64)));
+
+/*
+ * Priority on one core, written by that core alone: by the hook in the NIC's poll, but
+ * for the first three fields, which the tracepoint writes behind it.
+ */
+struct ol_prio {
+	__u64 holds; /* the NAPI whose GRO still holds packets after its last poll, or 0 */
+	__u32 polls; /* NICs' polls finished */
+	__u32 pad;
+	__u32 poll;	/* the one under way, once it has brought a frame */
+	__u32 now;	/* us, when that began */
+	__u32 seen;	/* us, the last poll with a frame of the latency class */
+	__u32 room;	/* frames that the lane still takes in this poll */
+	__u8 ever;	/* there has been such a frame */
+	__u8 demoted;	/* bulk goes to the lane */
+	__u8 table;	/* of rules, in force on this core */
+	__u8 armed;	/* the lane's progress is being watched: */
+	__u32 taken;	/* frames that its thread took, at least */
+	__u32 until;	/* that many, and all that came before .. */
+	__u32 before;	/* .. this time, us, have been handled */
+	__u32 consumer; /* place in the ring at the last look */
+	__u32 safe;	/* us: what was redirected in polls up to then has been handled */
+	__u32 empty;	/* us: the same, and GRO has let go of it */
 } __attribute__((aligned(64)));
 
 /* Names every enum once, so that the daemon gets all of them from the object's BTF. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The priority policy put to work on the maps: which class is this flow? */
+/* The rules put to work on the maps: which class is this flow? */
 #ifndef OVERLANE_CLASSES_H
 #define OVERLANE_CLASSES_H
 
@@ -22,26 +22,17 @@ struct {
 	__type(value, struct ol_rule);
 } ol_rules SEC(".maps");
 
-/* When a core last saw a frame of the latency class, ns. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} ol_latency_seen SEC(".maps");
-
-/* The class of a flow by the rules in force. */
-__noinline __u32 ol_class_of(const struct ol_flow *flow)
+/* The class of a flow by one of the tables of rules. */
+__noinline __u32 ol_class_of(const struct ol_flow *flow, __u32 table)
 {
-	struct ol_policy *policy = ol_get_policy();
-	__u32 best = ~0U, class = OL_CLASS_BULK, table, i;
+	__u32 best = ~0U, class = OL_CLASS_BULK, i;
 	struct ol_rule_key key = {};
 	struct ol_shapes *shapes;
 	struct ol_rule *rule;
 
-	if (!policy || !flow)
+	table &= 1;
+	if (!flow)
 		return OL_CLASS_BULK;
-	table = policy->rules_table & 1;
 	shapes = bpf_map_lookup_elem(&ol_rule_shapes, &table);
 	if (!shapes)
 		return OL_CLASS_BULK;
@@ -57,24 +48,6 @@ __noinline __u32 ol_class_of(const struct ol_flow *flow)
 		}
 	}
 	return class;
-}
-
-static __always_inline void ol_saw_latency(__u64 now)
-{
-	__u32 zero = 0;
-	__u64 *seen = bpf_map_lookup_elem(&ol_latency_seen, &zero);
-
-	if (seen)
-		*seen = now;
-}
-
-/* Has this core seen latency traffic lately? */
-static __always_inline int ol_latency_about(const struct ol_policy *policy, __u64 now)
-{
-	__u32 zero = 0;
-	__u64 *seen = bpf_map_lookup_elem(&ol_latency_seen, &zero);
-
-	return seen && *seen && now - *seen < (__u64)policy->latency_window_us * 1000;
 }
 
 #endif

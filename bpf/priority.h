@@ -56,4 +56,88 @@ OL_INLINE int ol_rule_key_of(const struct ol_flow *f, const struct ol_shape *s,
 	return 1;
 }
 
+/* Lists of flows' times, of which each flow has a place in either. */
+#define OL_LAST_LISTS 2
+#define OL_LAST_PLACES 4096
+
+/* Us that a frame waits in a lane, at most by far: older times have wrapped. */
+#define OL_PRIO_LIFE_US 0x40000000U
+
+/* A is not after b; times in us that wrap. */
+OL_INLINE int ol_not_after(__u32 a, __u32 b)
+{
+	return (__s32)(a - b) <= 0;
+}
+
+/* What a core knows of its bulk lane's ring at the beginning of a poll. */
+struct ol_lane_look {
+	__u32 used;	/* frames in it */
+	__u32 consumer; /* where the next one is taken */
+	__u32 size;
+	int asleep; /* the thread has handled all that it took, and found nothing more */
+};
+
+/* Frames that the thread takes at a time (kernel/bpf/cpumap.c, CPUMAP_BATCH). */
+#define OL_LANE_BATCH 8
+
+/*
+ * How far has the lane come? Watched from the core that fills it, between polls, so
+ * that nothing is being added meanwhile. The thread handles a batch before it takes
+ * the next, so what it had taken a whole batch ago has been handled. More than the
+ * ring's size may have been taken since the last look, and is counted short. Returns
+ * 1 if the lane is empty and its thread done.
+ */
+OL_INLINE int ol_lane_step(struct ol_prio *p, const struct ol_lane_look *l, __u32 last_poll)
+{
+	__u32 took = l->consumer - p->consumer;
+
+	if (l->consumer < p->consumer)
+		took += l->size;
+	p->taken += took;
+	p->consumer = l->consumer;
+	if (!l->used && l->asleep) {
+		p->safe = p->empty = last_poll;
+		p->armed = 0;
+		return 1;
+	}
+	if (p->armed && !ol_not_after(p->until, p->taken))
+		return 0;
+	if (p->armed)
+		p->safe = p->before;
+	p->until = p->taken + l->used + OL_LANE_BATCH;
+	p->before = last_poll;
+	p->armed = 1;
+	return 0;
+}
+
+/*
+ * Has everything that a flow sent to the lane by `last` been handed on? GRO may hold
+ * TCP's for as long as the lane is busy.
+ */
+OL_INLINE int ol_lane_left(const struct ol_prio *p, __u32 last, int gro)
+{
+	return !last || p->now - last > OL_PRIO_LIFE_US ||
+	       ol_not_after(last, gro ? p->empty : p->safe);
+}
+
+/*
+ * The beginning of a poll: where shall bulk go in it? The stock path and the lane
+ * meet in this core's queues behind the NIC, first come first served: what has been
+ * handed on by one cannot be overtaken by the other. Held back are only what waits
+ * in the lane, and what the NIC's GRO holds.
+ */
+OL_INLINE void ol_prio_turn(struct ol_prio *p, __u32 window, __u32 table, int lane_empty)
+{
+	int about = p->ever && p->now - p->seen < window;
+
+	if (!about && p->now - p->seen > OL_PRIO_LIFE_US)
+		p->ever = 0;
+	if (!p->holds)
+		p->table = table;
+	if (about && !p->holds)
+		p->demoted = 1;
+	else if (!about && lane_empty)
+		p->demoted = 0;
+}
+
 #endif

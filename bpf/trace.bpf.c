@@ -5,6 +5,7 @@
  * costs.
  */
 #include "kernel.h"
+#include "napi.h"
 #include "steer.h"
 #include <bpf/bpf_tracing.h>
 
@@ -12,31 +13,6 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define SCHED_IDLE 5
 #define PF_KTHREAD 0x00200000
-
-/* Packets that GRO still holds after a poll. */
-static __always_inline int ol_gro_holds(struct napi_struct *napi)
-{
-	struct napi_struct___new *n = (void *)napi;
-
-	if (bpf_core_field_exists(n->gro))
-		return BPF_CORE_READ(n, gro.bitmask) != 0;
-	return BPF_CORE_READ(napi, gro_bitmask) != 0;
-}
-
-/* The tunnel whose GRO cell this NAPI is, OL_MAX_TUNNELS for an underlay's, or -1. */
-static __always_inline int ol_device_of(struct napi_struct *napi)
-{
-	struct ol_cell_key key = {};
-	struct net_device *dev = napi->dev;
-	__u32 *index;
-
-	if (!dev)
-		return -1;
-	key.ifindex = dev->ifindex;
-	key.netns = dev->nd_net.net->ns.inum;
-	index = bpf_map_lookup_elem(&ol_cells, &key);
-	return index ? (int)*index : -1;
-}
 
 /* This core's softnet_data, if this NAPI is its backlog: the only one without a device. */
 static __always_inline struct softnet_data *ol_backlog_of(struct napi_struct *napi, __u32 this_cpu)

@@ -24,6 +24,9 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		Version:      buildVersion(),
 		GuardianVerb: []string{guardianVerb},
 	}
+	if cfg.Priority.Mode != config.PriorityOff {
+		opts.Rules = cfg.Priority.Rules
+	}
 	opts.Limits.Busy = float64(cfg.Limits.BusyCores) / 100
 	cores, err := coresOf(cfg)
 	if err != nil {

@@ -115,6 +115,12 @@ type Counters struct {
 	LaneChangesHeld uint64 `json:"lane_changes_held"`
 	// LaneDrops counts frames that a full lane of the nic stage dropped.
 	LaneDrops uint64 `json:"lane_drops"`
+	// LatencyPackets and BulkPackets are frames by their class, of which BulkLane went
+	// to the bulk lanes and BulkRefused found these full and were dropped.
+	LatencyPackets uint64 `json:"latency_packets"`
+	BulkPackets    uint64 `json:"bulk_packets"`
+	BulkLane       uint64 `json:"bulk_lane_packets"`
+	BulkRefused    uint64 `json:"bulk_refused"`
 	// Unparsed counts packets that took the stock path because the parser did
 	// not understand them, by reason.
 	Unparsed map[string]uint64 `json:"unparsed"`

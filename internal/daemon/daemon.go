@@ -20,6 +20,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/rules"
 )
 
 // Options are what a daemon needs to know.
@@ -28,10 +29,12 @@ type Options struct {
 	Underlays []string
 	Cores     []int // configured, sorted; the cores that flows may be steered to
 	// Online reads the cores that are online, sorted; nil: all stay it.
-	Online  func() ([]int, error)
-	Mode    governor.Mode
-	Tier    governor.Tier
-	Limits  governor.Limits
+	Online func() ([]int, error)
+	Mode   governor.Mode
+	Tier   governor.Tier
+	Limits governor.Limits
+	// Rules name flows for priority; without any it is off.
+	Rules   []rules.Rule
 	Version string
 	Tiers   []control.TierStatus
 	// GuardianVerb is the argument that makes this program a guardian.
@@ -53,6 +56,7 @@ type Daemon struct {
 	dp       *datapath.Datapath
 	gov      *governor.Governor
 	pipe     *pipeline
+	prio     *priority // nil without rules
 	sensor   sensor
 	snap     node.Snapshot
 	cookie   uint64
@@ -139,7 +143,13 @@ func (d *Daemon) start(ctx context.Context) error {
 		}
 	}
 	d.looked = time.Now()
-	return d.useCores()
+	if err := d.useCores(); err != nil {
+		return err
+	}
+	if len(d.opts.Rules) == 0 {
+		return nil
+	}
+	return d.startPriority(d.opts.Rules)
 }
 
 // Run works until ctx ends, then leaves the node as it was found.
@@ -175,6 +185,9 @@ func (d *Daemon) rescan(ctx context.Context) error {
 		return nil
 	}
 	d.snap = snap
+	if err := d.followPriority(); err != nil {
+		d.log.Warn("some underlays could not be followed", "reason", err)
+	}
 	if !d.pipe.armed {
 		err := d.dp.SetTunnels(tunnelDevices(d.scanner, snap), underlayDevices(d.scanner, snap))
 		if errors.Is(err, datapath.ErrTooManyTunnels) {
@@ -278,7 +291,7 @@ func (d *Daemon) stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), farewell)
 	defer cancel()
 	_, err := d.pipe.disarm(ctx)
-	return errors.Join(err, d.pipe.unsplit(), d.close())
+	return errors.Join(err, d.pipe.unsplit(), d.stopPriority(), d.close())
 }
 
 // close lets go of everything; what is journalled stays for the guardian unless

@@ -56,7 +56,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Netns = fmt.Sprint(d.cookie)
 	st.Cores = d.cores
 	st.Tiers = d.opts.Tiers
-	st.Mechanisms = []control.Mechanism{d.mechanism()}
+	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism()}
 	d.fillDevices(st)
 	costs := d.sensor.costs
 	st.StageCosts = []control.StageCost{
@@ -75,6 +75,15 @@ func (d *Daemon) fill(st *control.Status) error {
 		OverlayPackets: max(d.overlayPackets(), c.XDPOverlay), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
 		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, LaneDrops: c.XDPDrop, Unparsed: c.Stock,
 	}
+	if d.prio == nil {
+		return nil
+	}
+	p, err := d.prio.dp.Counters()
+	if err != nil {
+		return err
+	}
+	n := &st.Counters
+	n.LatencyPackets, n.BulkPackets, n.BulkLane, n.BulkRefused = p.Latency, p.Bulk, p.BulkLane, p.BulkRefused
 	return nil
 }
 

@@ -107,7 +107,7 @@ func (p *pipeline) split(snap node.Snapshot) error {
 			p.xdp[u.Key()] = l
 		case errors.Is(err, node.ErrGone):
 		case errors.Is(err, datapath.ErrForeignXDP):
-			p.noXDP = append(p.noXDP, plan.Skip{What: u.Dev.String(), Reason: "left alone: an XDP program of somebody else is attached"})
+			p.noXDP = append(p.noXDP, plan.Skip{What: u.Dev.String(), Reason: foreignXDP})
 		default:
 			return err
 		}
@@ -118,6 +118,8 @@ func (p *pipeline) split(snap node.Snapshot) error {
 // A frame that XDP sends to a lane loses the tag that the NIC took off, and with
 // it the VLAN device that it was for.
 const noXDPUnderVLANs = "no XDP program: a VLAN device sits on it, and XDP does not see the tags that the NIC takes off"
+
+const foreignXDP = "left alone: an XDP program of somebody else is attached"
 
 // unsplit takes XDP off again.
 func (p *pipeline) unsplit() error {

@@ -30,12 +30,14 @@ type Datapath struct {
 	trace  traceObjects
 	xdp    underlayObjects
 	cpus   int
+	key    [16]byte // of the flow hash
 
 	polls  link.Link   // what traces polls, while it does
 	tracer []link.Link // the rest, until Close
 	sample sampler
 
-	laneThreads map[int]bool // by core
+	laneThreads  map[int]bool // by core
+	lanesWatched bool
 
 	policy stagesOlPolicy
 	cells  map[stagesOlCellKey]uint32
@@ -54,6 +56,8 @@ func Load() (*Datapath, error) {
 	d := &Datapath{
 		cpus:  cpus,
 		cells: map[stagesOlCellKey]uint32{},
+
+		laneThreads: map[int]bool{},
 	}
 	if err := d.load(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -62,28 +66,27 @@ func Load() (*Datapath, error) {
 }
 
 func (d *Datapath) load() error {
-	var key [16]byte
-	if _, err := rand.Read(key[:]); err != nil {
+	if _, err := rand.Read(d.key[:]); err != nil {
 		return fmt.Errorf("make flow hash key: %w", err)
 	}
 	stages, err := loadStages()
 	if err != nil {
 		return fmt.Errorf("read stages object: %w", err)
 	}
-	if err := d.prepare(stages, key); err != nil {
+	if err := d.prepare(stages, d.key); err != nil {
 		return err
 	}
 	if err := stages.LoadAndAssign(&d.stages, nil); err != nil {
 		return fmt.Errorf("load tcx programs: %w", err)
 	}
-	if err := d.loadXDP(key); err != nil {
+	if err := d.loadXDP(); err != nil {
 		return err
 	}
 	trace, err := loadTrace()
 	if err != nil {
 		return fmt.Errorf("read trace object: %w", err)
 	}
-	if err := d.prepare(trace, key); err != nil {
+	if err := d.prepare(trace, d.key); err != nil {
 		return err
 	}
 	if err := trace.LoadAndAssign(&d.trace, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(trace)}); err != nil {
@@ -157,6 +160,7 @@ func (d *Datapath) prepare(spec *ebpf.CollectionSpec, key [16]byte) error {
 	perCPU := map[string]uint32{
 		"ol_cpus":         1,
 		"ol_lane_threads": 1,
+		"ol_prios":        1,
 		"ol_cell_marks":   uint32(stagesOlLimitOL_MAX_TUNNELS),
 		"ol_slots":        uint32(stagesOlStageOL_NR_STAGES) * uint32(stagesOlLimitOL_SLOTS),
 	}

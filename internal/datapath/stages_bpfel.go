@@ -31,6 +31,8 @@ type stagesOlAbi struct {
 	Counter  uint32
 	Flag     uint32
 	CoreFlag uint32
+	Class    uint32
+	Field    uint32
 }
 
 type stagesOlCellKey struct {
@@ -60,7 +62,13 @@ const (
 	stagesOlCounterOL_CNT_XDP_OVERLAY  stagesOlCounter = 7
 	stagesOlCounterOL_CNT_XDP_LANE     stagesOlCounter = 8
 	stagesOlCounterOL_CNT_XDP_DROP     stagesOlCounter = 9
-	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 10
+	stagesOlCounterOL_CNT_LATENCY      stagesOlCounter = 10
+	stagesOlCounterOL_CNT_LATENCY_HELD stagesOlCounter = 11
+	stagesOlCounterOL_CNT_BULK         stagesOlCounter = 12
+	stagesOlCounterOL_CNT_BULK_LANE    stagesOlCounter = 13
+	stagesOlCounterOL_CNT_BULK_REFUSED stagesOlCounter = 14
+	stagesOlCounterOL_CNT_DEMOTIONS    stagesOlCounter = 15
+	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 16
 )
 
 type stagesOlCpu struct {
@@ -125,6 +133,8 @@ const (
 	stagesOlLimitOL_SLOTS       stagesOlLimit = 4096
 	stagesOlLimitOL_FRAGS       stagesOlLimit = 1024
 	stagesOlLimitOL_CARRIER     stagesOlLimit = 32768
+	stagesOlLimitOL_MAX_RULES   stagesOlLimit = 4096
+	stagesOlLimitOL_MAX_SHAPES  stagesOlLimit = 32
 )
 
 type stagesOlMarks struct {
@@ -145,14 +155,17 @@ type stagesOlOwner struct {
 }
 
 type stagesOlPolicy struct {
-	_              structs.HostLayout
-	Version        uint32
-	Flags          uint32
-	Tunnel         [16]stagesOlTunnel
-	NrTunnels      uint32
-	RebalanceQueue uint32
-	SettleUs       uint32
-	Stage          [3]struct {
+	_               structs.HostLayout
+	Version         uint32
+	Flags           uint32
+	Tunnel          [16]stagesOlTunnel
+	NrTunnels       uint32
+	RebalanceQueue  uint32
+	SettleUs        uint32
+	RulesTable      uint32
+	LatencyWindowUs uint32
+	BulkRoom        uint32
+	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
 		Cpu     [64]uint16
@@ -193,7 +206,8 @@ type stagesOlRecent struct {
 		V6    uint8
 		Proto uint8
 		Piece uint8
-		_     [5]byte
+		Dscp  uint8
+		_     [4]byte
 	}
 	Seq  uint32
 	Slot uint32

@@ -31,6 +31,8 @@ type underlayOlAbi struct {
 	Counter  uint32
 	Flag     uint32
 	CoreFlag uint32
+	Class    uint32
+	Field    uint32
 }
 
 type underlayOlCellKey struct {
@@ -114,10 +116,13 @@ type underlayOlPolicy struct {
 		Outer uint8
 		Pad   [3]uint8
 	}
-	NrTunnels      uint32
-	RebalanceQueue uint32
-	SettleUs       uint32
-	Stage          [3]struct {
+	NrTunnels       uint32
+	RebalanceQueue  uint32
+	SettleUs        uint32
+	RulesTable      uint32
+	LatencyWindowUs uint32
+	BulkRoom        uint32
+	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
 		Cpu     [64]uint16
@@ -139,7 +144,8 @@ type underlayOlRecent struct {
 		V6    uint8
 		Proto uint8
 		Piece uint8
-		_     [5]byte
+		Dscp  uint8
+		_     [4]byte
 	}
 	Seq  uint32
 	Slot uint32

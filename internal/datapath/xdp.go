@@ -30,12 +30,12 @@ type cpumapValue struct {
 	ProgFD int32
 }
 
-func (d *Datapath) loadXDP(key [16]byte) error {
+func (d *Datapath) loadXDP() error {
 	spec, err := loadUnderlay()
 	if err != nil {
 		return fmt.Errorf("read underlay object: %w", err)
 	}
-	if err := d.prepare(spec, key); err != nil {
+	if err := d.prepare(spec, d.key); err != nil {
 		return err
 	}
 	if err := spec.LoadAndAssign(&d.xdp, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(spec)}); err != nil {
@@ -48,12 +48,16 @@ func (d *Datapath) loadXDP(key [16]byte) error {
 // cores that have none yet. They must be there before a program redirects to
 // them; they go with Close.
 func (d *Datapath) StartLanes(cores []int) error {
-	if d.laneThreads == nil {
+	if !d.lanesWatched {
 		if err := d.watchLanes(); err != nil {
 			return err
 		}
-		d.laneThreads = map[int]bool{}
+		d.lanesWatched = true
 	}
+	return d.startLanes(cores)
+}
+
+func (d *Datapath) startLanes(cores []int) error {
 	for _, core := range cores {
 		if d.laneThreads[core] {
 			continue // another one in its place would overtake it
@@ -127,14 +131,19 @@ func (d *Datapath) watchLanes() error {
 // ErrForeignXDP says that somebody else's program is on the device.
 var ErrForeignXDP = errors.New("another XDP program is attached")
 
-// AttachXDP hangs the XDP program on an underlay, in the driver: generic XDP
-// would cost more than it gains and is never used.
+// AttachXDP hangs the pipeline's XDP program on an underlay, in the driver.
 func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
+	return attachXDP(dev, d.xdp.OlUnderlayXdp)
+}
+
+// attachXDP hangs a program on a device, in the driver: generic XDP would cost more
+// than it gains and is never used.
+func attachXDP(dev Device, prog *ebpf.Program) (io.Closer, error) {
 	var l link.Link
 	err := dev.Netns.Do(func() error {
 		var err error
 		l, err = link.AttachXDP(link.XDPOptions{
-			Program:   d.xdp.OlUnderlayXdp,
+			Program:   prog,
 			Interface: dev.Ifindex,
 			Flags:     link.XDPDriverMode,
 		})

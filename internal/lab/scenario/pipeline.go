@@ -35,6 +35,7 @@ type daemon struct {
 	// overlay and changes are the sums over all of these.
 	base                      counters
 	steered, overlay, changes uint64
+	bulk, bulkLane            uint64
 	reason                    string // at the end of the last stretch
 }
 
@@ -49,6 +50,8 @@ type counters struct {
 		Steered     uint64 `json:"steered_packets"`
 		Overlay     uint64 `json:"overlay_packets"`
 		LaneChanges uint64 `json:"lane_changes"`
+		Bulk        uint64 `json:"bulk_packets"`
+		BulkLane    uint64 `json:"bulk_lane_packets"`
 	} `json:"counters"`
 }
 
@@ -61,6 +64,19 @@ func pipeline(mode, tier string) func(context.Context, *env, scenario) (session,
 		}
 		e.threads, e.watch = d.lanes, d.watch
 		return session{acted: d.acted, reason: func() string { return d.reason }, end: d.end}, nil
+	}
+}
+
+// priority returns a variant's start: the daemon with the probe's flow as latency
+// traffic, in a mode.
+func priority(mode string) func(context.Context, *env, scenario) (session, error) {
+	return func(ctx context.Context, e *env, _ scenario) (session, error) {
+		d, err := e.startDaemon(ctx, fmt.Sprintf("pipeline: off\npriority: {mode: %s, rules: [{name: probe, proto: udp, port: %d}]}\n", mode, traffic.ProbePort))
+		if err != nil {
+			return session{}, err
+		}
+		e.threads, e.watch = d.lanes, d.watch
+		return session{acted: d.madeWay, reason: func() string { return d.reason }, end: d.end}, nil
 	}
 }
 
@@ -141,6 +157,8 @@ func (d *daemon) watch(ctx context.Context, begins bool) error {
 		return err
 	}
 	d.steered += c.Counters.Steered - d.base.Counters.Steered
+	d.bulk += c.Counters.Bulk - d.base.Counters.Bulk
+	d.bulkLane += c.Counters.BulkLane - d.base.Counters.BulkLane
 	d.overlay += c.Counters.Overlay - d.base.Counters.Overlay
 	d.changes += c.Counters.LaneChanges - d.base.Counters.LaneChanges
 	if len(c.Mechanisms) > 0 {
@@ -154,6 +172,15 @@ func (d *daemon) acted() map[string]float64 {
 	v := map[string]float64{report.LaneChanges: float64(d.changes), report.Acted: 0}
 	if d.overlay > 0 {
 		v[report.Acted] = min(float64(d.steered)/float64(d.overlay), 1)
+	}
+	return v
+}
+
+// madeWay says which share of bulk went to the lane while it was measured.
+func (d *daemon) madeWay() map[string]float64 {
+	v := map[string]float64{report.Acted: 0}
+	if d.bulk > 0 {
+		v[report.Acted] = float64(d.bulkLane) / float64(d.bulk)
 	}
 	return v
 }

@@ -52,8 +52,7 @@ func init() {
 		{name: "pipeline-forced", what: "the same, without its judgement when to act", start: pipeline("forced", "auto")},
 		{name: "pipeline-tc-forced", what: "pipeline-tc without its judgement", start: pipeline("forced", "tc")},
 		{name: "pipeline-xdp-forced", what: "pipeline-xdp without its judgement", start: pipeline("forced", "xdp")},
-		{name: "p1", start: startProto("P1")}, {name: "p2", start: startProto("P2")}, {name: "p3", start: startProto("P3")},
-		{name: "p4", start: startProto("P4")}, {name: "p5", start: startProto("P5")}, {name: "p6", start: startProto("P6")},
+		{name: "priority", what: "overlane: the probe's flow overtakes the background", start: priority("batch")},
 		{name: "orphaned", what: "what stays when the daemon and its guardian are killed at once", start: startOrphaned},
 	}
 }

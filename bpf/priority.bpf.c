@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * Priority (PRISM) on the underlay, before an skb exists. Frames of the latency class
+ * take the stock path, in the NIC's poll. While there are such, bulk frames go to a
+ * lane: a cpumap thread on the same core, which the NIC's poll preempts.
+ *
+ * Everything of a core's state is written by that core, between whose polls the
+ * lane's thread runs, never within one: what a poll finds at its first frame holds
+ * until it ends.
+ */
+#include "kernel.h"
+#include "napi.h"
+#include "parse.h"
+#include "steer.h"
+#include "classes.h"
+#include <bpf/bpf_tracing.h>
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* max_entries is set by the loader. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ol_prio);
+} ol_prios SEC(".maps");
+
+/* When flows last sent to this core's lane, us, or 0. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OL_LAST_LISTS *OL_LAST_PLACES);
+	__type(key, __u32);
+	__type(value, __u32);
+} ol_lasts SEC(".maps");
+
+/* The last flow that this core's hook judged: packets of a flow come in runs. */
+struct ol_judged {
+	struct ol_flow flow;
+	__u32 poll;
+	__u32 verdict;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ol_judged);
+} ol_judgements SEC(".maps");
+
+/* Inner datagrams in pieces: what their first piece told of them. */
+struct ol_piece_judged {
+	__u64 datagram;
+	__u64 flow;
+	__u32 class;
+	__u32 pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OL_FRAGS);
+	__type(key, __u32);
+	__type(value, struct ol_piece_judged);
+} ol_pieces SEC(".maps");
+
+/* What to do with a frame. */
+enum ol_prio_verdict {
+	OL_PRIO_PASS,
+	OL_PRIO_LATENCY,      /* pass, and note that there is such traffic */
+	OL_PRIO_LATENCY_LANE, /* the same, behind what the flow has in the lane */
+	OL_PRIO_LANE,
+};
+
+/* The first frame of a poll. */
+__noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu)
+{
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_lane_look look = {};
+	__u32 before, now = bpf_ktime_get_ns() / 1000;
+	struct ol_ring ring;
+	int empty = 1;
+
+	if (!p || !policy)
+		return 0;
+	before = p->now;
+	/* Polls are told apart by it. 0 is for never. */
+	if (ol_not_after(now, before))
+		now = before + 1;
+	p->now = now + !now;
+	p->poll = p->polls + 1;
+	p->room = 0;
+	if (ol_get_ring(this_cpu, &ring)) {
+		look.used = ol_ring_from(&ring, ring.consumer);
+		look.consumer = ring.consumer;
+		look.size = ring.size;
+		look.asleep = ring.asleep;
+		empty = ol_lane_step(p, &look, before);
+		if (look.used < policy->bulk_room)
+			p->room = policy->bulk_room - look.used;
+	}
+	ol_prio_turn(p, policy->latency_window_us, policy->rules_table & 1, empty);
+	return 0;
+}
+
+static __always_inline __u32 *ol_last(__u32 list, __u64 flow)
+{
+	__u32 key = list * OL_LAST_PLACES + (flow >> 32 * list) % OL_LAST_PLACES;
+
+	return bpf_map_lookup_elem(&ol_lasts, &key);
+}
+
+/* Which class, and under which number is the flow known? Pieces follow their first. */
+static __always_inline __u32 ol_prio_class(const struct ol_prio *p, const struct ol_flow *f,
+					   __u64 *flow)
+{
+	__u64 datagram;
+	struct ol_piece_judged *first;
+	__u32 key;
+
+	if (f->piece == OL_PIECE_WHOLE) {
+		*flow = ol_flow_hash(f, ol_key0, ol_key1);
+		return ol_class_of(f, p->table);
+	}
+	datagram = ol_piece_hash(f, ol_key0, ol_key1);
+	*flow = datagram;
+	key = datagram >> 32 & (OL_FRAGS - 1);
+	first = bpf_map_lookup_elem(&ol_pieces, &key);
+	if (!first)
+		return OL_CLASS_BULK;
+	if (f->piece == OL_PIECE_FIRST) {
+		first->datagram = datagram;
+		first->flow = ol_flow_hash(f, ol_key0, ol_key1);
+		first->class = ol_class_of(f, p->table);
+	} else if (first->datagram != datagram) {
+		return OL_CLASS_BULK;
+	}
+	*flow = first->flow;
+	return first->class;
+}
+
+static __always_inline __u32 ol_prio_judge(struct ol_prio *p, const struct ol_flow *f)
+{
+	__u32 class, *a, *b;
+	__u64 flow;
+
+	class = ol_prio_class(p, f, &flow);
+	if (class != OL_CLASS_LATENCY && !p->demoted)
+		return OL_PRIO_PASS;
+	a = ol_last(0, flow);
+	b = ol_last(1, flow);
+	if (!a || !b)
+		return OL_PRIO_PASS;
+	if (class != OL_CLASS_LATENCY) {
+		*a = *b = p->now;
+		return OL_PRIO_LANE;
+	}
+	if (!p->demoted || ol_lane_left(p, *a, f->proto == OL_IPPROTO_TCP) ||
+	    ol_lane_left(p, *b, f->proto == OL_IPPROTO_TCP))
+		return OL_PRIO_LATENCY;
+	*a = *b = p->now;
+	return OL_PRIO_LATENCY_LANE;
+}
+
+SEC("xdp.frags")
+int ol_priority_xdp(struct xdp_md *ctx)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), tunnel = OL_MAX_TUNNELS, zero = 0, verdict;
+	struct ol_judged *last = bpf_map_lookup_elem(&ol_judgements, &zero);
+	struct ol_prio *p = bpf_map_lookup_elem(&ol_prios, &this_cpu);
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_flow flow = {};
+	__u8 may_concern = 0;
+	struct ol_cursor c;
+
+	if (!policy || !p || !last)
+		return XDP_PASS;
+	c.data = (void *)(long)ctx->data;
+	c.end = (void *)(long)ctx->data_end;
+	/* Of a frame in several buffers only the first is read. */
+	c.total = bpf_xdp_get_buff_len(ctx);
+	if (ol_classify(&c, policy, &tunnel, &flow, &may_concern))
+		return XDP_PASS;
+
+	if (p->poll != p->polls + 1)
+		ol_prio_begin(p, this_cpu);
+	if (last->poll == p->poll && flow.piece == OL_PIECE_WHOLE &&
+	    ol_same_flow(&last->flow, &flow)) {
+		verdict = last->verdict;
+	} else {
+		verdict = ol_prio_judge(p, &flow);
+		if (flow.piece == OL_PIECE_WHOLE) {
+			last->flow = flow;
+			last->poll = p->poll;
+			last->verdict = verdict;
+		}
+	}
+
+	switch (verdict) {
+	case OL_PRIO_LATENCY:
+		p->seen = p->now;
+		p->ever = 1;
+		ol_count(OL_CNT_LATENCY, 1);
+		return XDP_PASS;
+	case OL_PRIO_LATENCY_LANE:
+		p->seen = p->now;
+		p->ever = 1;
+		ol_count(OL_CNT_LATENCY, 1);
+		ol_count(OL_CNT_LATENCY_HELD, 1);
+		break;
+	case OL_PRIO_LANE:
+		ol_count(OL_CNT_BULK, 1);
+		break;
+	default:
+		ol_count(OL_CNT_BULK, 1);
+		return XDP_PASS;
+	}
+	if (!p->room) {
+		ol_count(OL_CNT_BULK_REFUSED, 1);
+		return XDP_DROP;
+	}
+	p->room--;
+	ol_count(OL_CNT_BULK_LANE, 1);
+	return bpf_redirect_map(&ol_lane_threads, this_cpu, XDP_PASS);
+}
+
+/* Polls of NICs end: what a verdict was based on may have changed. */
+SEC("tp_btf/napi_poll")
+int BPF_PROG(ol_prio_polled, struct napi_struct *napi, int work, int budget)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id();
+	struct ol_prio *p = bpf_map_lookup_elem(&ol_prios, &this_cpu);
+
+	if (!p || ol_device_of(napi) != OL_MAX_TUNNELS)
+		return 0;
+	p->polls++;
+	if (ol_gro_holds(napi))
+		p->holds = (__u64)napi;
+	else if (p->holds == (__u64)napi)
+		p->holds = 0;
+	return 0;
+}
