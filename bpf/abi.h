@@ -254,6 +254,7 @@ struct ol_cpu {
 	__u32 queue;	   /* packets left in the backlog after its last poll ... */
 	__u32 backlog_seq; /* ... which was this one */
 	__u32 lane_seq;	   /* polls finished when its cpumap thread last took frames */
+	__u32 lane_pid;	   /* that thread, or 0 */
 	struct ol_cost cost[OL_NR_STAGES];
 	__u64 packets
 		[OL_NR_STAGES]; /* in all polls; nic: as the driver counts, tunnel, pod: after GRO */

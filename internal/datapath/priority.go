@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
+	"strconv"
 	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/rules"
 )
@@ -69,12 +72,51 @@ func (p *Priority) SetTuning(t PriorityTuning) error {
 	}
 	p.d.policy.LatencyWindowUs = uint32(t.Window / time.Microsecond)
 	p.d.policy.BulkRoom = uint32(t.Room)
+	if s := os.Getenv("OL_ROOM"); s != "" {
+		n, _ := strconv.Atoi(s)
+		p.d.policy.BulkRoom = uint32(n)
+	}
 	return p.d.writePolicy()
 }
 
 // StartLanes makes the bulk lanes of those of the given cores that have none yet.
 // They must be there before the hook is attached.
-func (p *Priority) StartLanes(cores []int) error { return p.d.startLanes(cores) }
+func (p *Priority) StartLanes(cores []int) error {
+	if err := p.d.startLanes(cores); err != nil {
+		return err
+	}
+	for _, core := range cores {
+		if err := p.d.yieldLane(core); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// yieldLane lets whoever wakes up on a lane's core preempt its thread at once. The
+// scheduler protects a running task until it has had its slice, but not from one
+// whose slice is shorter (kernel/sched/fair.c, PREEMPT_SHORT): so this is the longest.
+func (d *Datapath) yieldLane(core int) error {
+	var cpu stagesOlCpu
+	if err := d.stages.OlCpus.Lookup(uint32(core), &cpu); err != nil {
+		return fmt.Errorf("read core %d: %w", core, err)
+	}
+	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Runtime: uint64(100 * time.Millisecond)}
+	if s := os.Getenv("OL_LANE"); s == "batch" {
+		attr.Policy = unix.SCHED_BATCH
+	} else if s == "idle" {
+		attr.Policy = unix.SCHED_IDLE
+	} else if s == "none" {
+		return nil
+	} else if s != "" {
+		n, _ := strconv.Atoi(s)
+		attr.Nice = int32(n)
+	}
+	if err := unix.SchedSetAttr(int(cpu.LanePid), &attr, 0); err != nil {
+		return fmt.Errorf("set the slice of the lane on core %d: %w", core, err)
+	}
+	return nil
+}
 
 // AttachXDP hangs the hook on an underlay, in the driver. Closing what it returns
 // takes it off again.

@@ -98,7 +98,7 @@ type stagesOlCpu struct {
 	Queue      uint32
 	BacklogSeq uint32
 	LaneSeq    uint32
-	_          [4]byte
+	LanePid    uint32
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64

@@ -107,10 +107,21 @@ func (i *inside) flowControl(dev string, queues int) {
 	if queues > 1 {
 		kind = "mq"
 	}
+	i.try("set queueing of "+dev, i.QdiscReplace(i.rootQdisc(dev, kind)))
+}
+
+// noFlowControl takes that back; to be called only after it.
+func (i *inside) noFlowControl(dev string) {
+	i.try("set queueing of "+dev, i.QdiscDel(i.rootQdisc(dev, "")))
+}
+
+func (i *inside) rootQdisc(dev, kind string) *netlink.GenericQdisc {
+	q := &netlink.GenericQdisc{QdiscType: kind,
+		QdiscAttrs: netlink.QdiscAttrs{Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)}}
 	if l := i.link(dev); i.err == nil {
-		i.try("set queueing of "+dev, i.QdiscReplace(&netlink.GenericQdisc{QdiscType: kind,
-			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)}}))
+		q.LinkIndex = l.Attrs().Index
 	}
+	return q
 }
 
 func (i *inside) sysctl(path, value string) {

@@ -167,7 +167,19 @@ func (b *Bed) Reset() error {
 	if err := wireFeatures(rx.NS, rx.Wire); err != nil {
 		return err
 	}
+	tx := b.Sender()
+	if err := within(tx.NS, func(i *inside) { i.flowControl(tx.Wire, b.Queues) }); err != nil {
+		return err
+	}
 	return b.SetThreaded(b.NIC == Thread)
+}
+
+// StopFlowControl ends, until the next Reset, that the sending stack waits when the
+// wire's ring is full: what finds it full is lost, as on a network card without
+// pause frames.
+func (b *Bed) StopFlowControl() error {
+	tx := b.Sender()
+	return within(tx.NS, func(i *inside) { i.noFlowControl(tx.Wire) })
 }
 
 // residue looks for programs on the receiving devices: none of the lab's own

@@ -53,6 +53,11 @@ func measureUDPLatency(ctx context.Context, e *env) (_ map[string]float64, err e
 	if err := e.listen(check); err != nil {
 		return nil, err
 	}
+	// Else what is above saturation would queue up at the sender, which is not the
+	// receive path, and be sent from the receiving core's softirqs.
+	if err := e.bed.StopFlowControl(); err != nil {
+		return nil, err
+	}
 	var flows []traffic.Flow
 	for id := range e.cfg.Flows {
 		flows = append(flows, e.flow(id))
