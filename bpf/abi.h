@@ -123,12 +123,6 @@ enum ol_counter {
 	OL_CNT_XDP_OVERLAY,  /* frames for our tunnels, as XDP saw them */
 	OL_CNT_XDP_LANE,     /* of these, sent to a cpumap lane */
 	OL_CNT_XDP_DROP,     /* frames that a full cpumap lane dropped */
-	OL_CNT_LATENCY,	     /* frames of the latency class, as XDP saw them */
-	OL_CNT_LATENCY_HELD, /* of these, sent to the lane behind what the flow has in it */
-	OL_CNT_BULK,	     /* frames of the bulk class, as XDP saw them */
-	OL_CNT_BULK_LANE,    /* of these, sent to the lane */
-	OL_CNT_BULK_REFUSED, /* of these, dropped since the lane was full */
-	OL_CNT_DEMOTIONS,    /* a core's bulk went from the stock path to the lane */
 	OL_NR_COUNTERS,
 };
 
@@ -261,14 +255,23 @@ struct ol_cpu {
 	__u64 samples[4];
 } __attribute__((aligned(64)));
 
+/* What became of a frame that priority judged. */
+enum ol_prio_verdict {
+	OL_PRIO_BULK,	      /* the stock path: no latency traffic is about */
+	OL_PRIO_BULK_LANE,    /* the lane */
+	OL_PRIO_LATENCY,      /* the stock path */
+	OL_PRIO_LATENCY_LANE, /* the lane, behind what the flow has in it */
+	OL_PRIO_REFUSED,      /* dropped: the lane was full */
+	OL_NR_PRIO_VERDICTS,
+};
+
 /*
  * Priority on one core, written by that core alone: by the hook in the NIC's poll, but
- * for the first three fields, which the tracepoint writes behind it.
+ * for the first two fields, which the tracepoint writes behind it.
  */
 struct ol_prio {
-	__u64 holds; /* the NAPI whose GRO still holds packets after its last poll, or 0 */
-	__u32 polls; /* NICs' polls finished */
-	__u32 pad;
+	__u64 holds;	/* the NAPI whose GRO still holds packets after its last poll, or 0 */
+	__u32 polls;	/* NICs' polls finished */
 	__u32 poll;	/* the one under way, once it has brought a frame */
 	__u32 now;	/* us, when that began */
 	__u32 seen;	/* us, the last poll with a frame of the latency class */
@@ -277,12 +280,13 @@ struct ol_prio {
 	__u8 demoted;	/* bulk goes to the lane */
 	__u8 table;	/* of rules, in force on this core */
 	__u8 armed;	/* the lane's progress is being watched: */
-	__u32 taken;	/* frames that its thread took, at least */
-	__u32 until;	/* that many, and all that came before .. */
-	__u32 before;	/* .. this time, us, have been handled */
+	__u32 taken;	/* frames that its thread took, at least; once they are .. */
+	__u32 until;	/* .. so many, what came before .. */
+	__u32 before;	/* .. this time, us, has been handled */
 	__u32 consumer; /* place in the ring at the last look */
 	__u32 safe;	/* us: what was redirected in polls up to then has been handled */
 	__u32 empty;	/* us: the same, and GRO has let go of it */
+	__u64 frames[OL_NR_PRIO_VERDICTS];
 } __attribute__((aligned(64)));
 
 /* Names every enum once, so that the daemon gets all of them from the object's BTF. */
@@ -295,6 +299,7 @@ struct ol_abi {
 	enum ol_flag flag;
 	enum ol_core_flag core_flag;
 	enum ol_class class;
+	enum ol_prio_verdict prio_verdict;
 	enum ol_field field;
 };
 

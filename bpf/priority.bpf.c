@@ -62,14 +62,6 @@ struct {
 	__type(value, struct ol_piece_judged);
 } ol_pieces SEC(".maps");
 
-/* What to do with a frame. */
-enum ol_prio_verdict {
-	OL_PRIO_PASS,
-	OL_PRIO_LATENCY,      /* pass, and note that there is such traffic */
-	OL_PRIO_LATENCY_LANE, /* the same, behind what the flow has in the lane */
-	OL_PRIO_LANE,
-};
-
 /* The first frame of a poll. */
 __noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu)
 {
@@ -108,22 +100,15 @@ static __always_inline __u32 *ol_last(__u32 list, __u64 flow)
 	return bpf_map_lookup_elem(&ol_lasts, &key);
 }
 
-/* Which class, and under which number is the flow known? Pieces follow their first. */
-static __always_inline __u32 ol_prio_class(const struct ol_prio *p, const struct ol_flow *f,
+/* What the first piece of a datagram tells of it, to itself and to the later ones. */
+static __always_inline __u32 ol_prio_piece(const struct ol_prio *p, const struct ol_flow *f,
 					   __u64 *flow)
 {
-	__u64 datagram;
-	struct ol_piece_judged *first;
-	__u32 key;
+	__u64 datagram = ol_piece_hash(f, ol_key0, ol_key1);
+	__u32 key = datagram >> 32 & (OL_FRAGS - 1);
+	struct ol_piece_judged *first = bpf_map_lookup_elem(&ol_pieces, &key);
 
-	if (f->piece == OL_PIECE_WHOLE) {
-		*flow = ol_flow_hash(f, ol_key0, ol_key1);
-		return ol_class_of(f, p->table);
-	}
-	datagram = ol_piece_hash(f, ol_key0, ol_key1);
 	*flow = datagram;
-	key = datagram >> 32 & (OL_FRAGS - 1);
-	first = bpf_map_lookup_elem(&ol_pieces, &key);
 	if (!first)
 		return OL_CLASS_BULK;
 	if (f->piece == OL_PIECE_FIRST) {
@@ -137,27 +122,26 @@ static __always_inline __u32 ol_prio_class(const struct ol_prio *p, const struct
 	return first->class;
 }
 
-static __always_inline __u32 ol_prio_judge(struct ol_prio *p, const struct ol_flow *f)
+static __always_inline enum ol_prio_verdict ol_prio_judge(struct ol_prio *p,
+							  const struct ol_flow *f)
 {
-	__u32 class, *a, *b;
-	__u64 flow;
+	__u32 class, gro = f->proto == OL_IPPROTO_TCP, *a, *b;
+	__u64 flow = 0;
 
-	class = ol_prio_class(p, f, &flow);
-	if (class != OL_CLASS_LATENCY && !p->demoted)
-		return OL_PRIO_PASS;
+	class = f->piece == OL_PIECE_WHOLE ? ol_class_of(f, p->table) : ol_prio_piece(p, f, &flow);
+	if (!p->demoted)
+		return class == OL_CLASS_LATENCY ? OL_PRIO_LATENCY : OL_PRIO_BULK;
+	if (!flow)
+		flow = ol_flow_hash(f, ol_key0, ol_key1);
 	a = ol_last(0, flow);
 	b = ol_last(1, flow);
 	if (!a || !b)
-		return OL_PRIO_PASS;
-	if (class != OL_CLASS_LATENCY) {
-		*a = *b = p->now;
-		return OL_PRIO_LANE;
-	}
-	if (!p->demoted || ol_lane_left(p, *a, f->proto == OL_IPPROTO_TCP) ||
-	    ol_lane_left(p, *b, f->proto == OL_IPPROTO_TCP))
+		return OL_PRIO_BULK;
+	/* Other flows may share a place, hardly both. */
+	if (class == OL_CLASS_LATENCY && (ol_lane_left(p, *a, gro) || ol_lane_left(p, *b, gro)))
 		return OL_PRIO_LATENCY;
 	*a = *b = p->now;
-	return OL_PRIO_LATENCY_LANE;
+	return class == OL_CLASS_LATENCY ? OL_PRIO_LATENCY_LANE : OL_PRIO_BULK_LANE;
 }
 
 SEC("xdp.frags")
@@ -175,8 +159,8 @@ int ol_priority_xdp(struct xdp_md *ctx)
 		return XDP_PASS;
 	c.data = (void *)(long)ctx->data;
 	c.end = (void *)(long)ctx->data_end;
-	/* Of a frame in several buffers only the first is read. */
-	c.total = bpf_xdp_get_buff_len(ctx);
+	/* Lengths that contradict each other are the stack's to judge. */
+	c.total = 0;
 	if (ol_classify(&c, policy, &tunnel, &flow, &may_concern))
 		return XDP_PASS;
 
@@ -194,31 +178,20 @@ int ol_priority_xdp(struct xdp_md *ctx)
 		}
 	}
 
-	switch (verdict) {
-	case OL_PRIO_LATENCY:
+	if (verdict == OL_PRIO_LATENCY || verdict == OL_PRIO_LATENCY_LANE) {
 		p->seen = p->now;
 		p->ever = 1;
-		ol_count(OL_CNT_LATENCY, 1);
-		return XDP_PASS;
-	case OL_PRIO_LATENCY_LANE:
-		p->seen = p->now;
-		p->ever = 1;
-		ol_count(OL_CNT_LATENCY, 1);
-		ol_count(OL_CNT_LATENCY_HELD, 1);
-		break;
-	case OL_PRIO_LANE:
-		ol_count(OL_CNT_BULK, 1);
-		break;
-	default:
-		ol_count(OL_CNT_BULK, 1);
+	}
+	if (verdict == OL_PRIO_BULK || verdict == OL_PRIO_LATENCY) {
+		p->frames[verdict]++;
 		return XDP_PASS;
 	}
 	if (!p->room) {
-		ol_count(OL_CNT_BULK_REFUSED, 1);
+		p->frames[OL_PRIO_REFUSED]++;
 		return XDP_DROP;
 	}
 	p->room--;
-	ol_count(OL_CNT_BULK_LANE, 1);
+	p->frames[verdict & 3]++;
 	return bpf_redirect_map(&ol_lane_threads, this_cpu, XDP_PASS);
 }
 

@@ -83,7 +83,7 @@ func (d *Daemon) fill(st *control.Status) error {
 		return err
 	}
 	n := &st.Counters
-	n.LatencyPackets, n.BulkPackets, n.BulkLane, n.BulkRefused = p.Latency, p.Bulk, p.BulkLane, p.BulkRefused
+	n.LatencyPackets, n.BulkPackets, n.BulkLane, n.BulkRefused = p.Latency, p.Bulk, p.BulkLane, p.Refused
 	return nil
 }
 

@@ -48,6 +48,9 @@ const (
 // measure makes the window that ends now. Without one, and without an error, it
 // returns false.
 func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) {
+	if d.opts.Mode == governor.Off {
+		return d.sensor.nothing(now, d.cores), true, d.pay(asleep)
+	}
 	quiet := d.isQuiet(now)
 	if d.heed == asleep {
 		if quiet {

@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
-	"strconv"
 	"time"
 	"unsafe"
 
@@ -72,10 +70,6 @@ func (p *Priority) SetTuning(t PriorityTuning) error {
 	}
 	p.d.policy.LatencyWindowUs = uint32(t.Window / time.Microsecond)
 	p.d.policy.BulkRoom = uint32(t.Room)
-	if s := os.Getenv("OL_ROOM"); s != "" {
-		n, _ := strconv.Atoi(s)
-		p.d.policy.BulkRoom = uint32(n)
-	}
 	return p.d.writePolicy()
 }
 
@@ -102,16 +96,6 @@ func (d *Datapath) yieldLane(core int) error {
 		return fmt.Errorf("read core %d: %w", core, err)
 	}
 	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Runtime: uint64(100 * time.Millisecond)}
-	if s := os.Getenv("OL_LANE"); s == "batch" {
-		attr.Policy = unix.SCHED_BATCH
-	} else if s == "idle" {
-		attr.Policy = unix.SCHED_IDLE
-	} else if s == "none" {
-		return nil
-	} else if s != "" {
-		n, _ := strconv.Atoi(s)
-		attr.Nice = int32(n)
-	}
 	if err := unix.SchedSetAttr(int(cpu.LanePid), &attr, 0); err != nil {
 		return fmt.Errorf("set the slice of the lane on core %d: %w", core, err)
 	}
@@ -180,27 +164,28 @@ func (p *Priority) dropRules(table uint32) error {
 	return nil
 }
 
-// PriorityCounters are totals since Load.
+// PriorityCounters are totals since LoadPriority, of frames.
 type PriorityCounters struct {
-	Latency     uint64 // frames of the latency class
+	Latency     uint64 // of the latency class
 	LatencyHeld uint64 // of these, sent to the lane behind what their flow had in it
-	Bulk        uint64 // frames of the bulk class
-	BulkLane    uint64 // frames that were sent to the lane
-	BulkRefused uint64 // frames that found the lane full, and were dropped
+	Bulk        uint64 // of the bulk class
+	BulkLane    uint64 // of these, sent to the lane
+	Refused     uint64 // dropped since the lane was full
 }
 
 // Counters reads the totals.
 func (p *Priority) Counters() (c PriorityCounters, err error) {
-	for key, field := range map[stagesOlCounter]*uint64{
-		stagesOlCounterOL_CNT_LATENCY:      &c.Latency,
-		stagesOlCounterOL_CNT_LATENCY_HELD: &c.LatencyHeld,
-		stagesOlCounterOL_CNT_BULK:         &c.Bulk,
-		stagesOlCounterOL_CNT_BULK_LANE:    &c.BulkLane,
-		stagesOlCounterOL_CNT_BULK_REFUSED: &c.BulkRefused,
-	} {
-		if *field, err = sum(p.d.stages.OlCounters, uint32(key)); err != nil {
-			return c, err
+	for cpu := range uint32(p.d.cpus) {
+		var v priorityOlPrio
+		if err := p.objs.OlPrios.Lookup(cpu, &v); err != nil {
+			return c, fmt.Errorf("read priority on core %d: %w", cpu, err)
 		}
+		at := func(verdict priorityOlPrioVerdict) uint64 { return v.Frames[verdict] }
+		c.Latency += at(priorityOlPrioVerdictOL_PRIO_LATENCY) + at(priorityOlPrioVerdictOL_PRIO_LATENCY_LANE)
+		c.LatencyHeld += at(priorityOlPrioVerdictOL_PRIO_LATENCY_LANE)
+		c.BulkLane += at(priorityOlPrioVerdictOL_PRIO_BULK_LANE)
+		c.Refused += at(priorityOlPrioVerdictOL_PRIO_REFUSED)
+		c.Bulk += at(priorityOlPrioVerdictOL_PRIO_BULK) + at(priorityOlPrioVerdictOL_PRIO_BULK_LANE)
 	}
 	return c, nil
 }

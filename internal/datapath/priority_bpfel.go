@@ -23,16 +23,17 @@ type priorityBpfCpumapVal struct {
 }
 
 type priorityOlAbi struct {
-	_        structs.HostLayout
-	Limit    uint32
-	Stage    uint32
-	Kind     uint32
-	Reason   uint32
-	Counter  uint32
-	Flag     uint32
-	CoreFlag uint32
-	Class    uint32
-	Field    uint32
+	_           structs.HostLayout
+	Limit       uint32
+	Stage       uint32
+	Kind        uint32
+	Reason      uint32
+	Counter     uint32
+	Flag        uint32
+	CoreFlag    uint32
+	Class       uint32
+	PrioVerdict uint32
+	Field       uint32
 }
 
 type priorityOlCellKey struct {
@@ -171,7 +172,6 @@ type priorityOlPrio struct {
 	_        structs.HostLayout
 	Holds    uint64
 	Polls    uint32
-	Pad      uint32
 	Poll     uint32
 	Now      uint32
 	Seen     uint32
@@ -186,8 +186,20 @@ type priorityOlPrio struct {
 	Consumer uint32
 	Safe     uint32
 	Empty    uint32
-	_        [4]byte
+	Frames   [5]uint64
+	_        [32]byte
 }
+
+type priorityOlPrioVerdict uint32
+
+const (
+	priorityOlPrioVerdictOL_PRIO_BULK         priorityOlPrioVerdict = 0
+	priorityOlPrioVerdictOL_PRIO_BULK_LANE    priorityOlPrioVerdict = 1
+	priorityOlPrioVerdictOL_PRIO_LATENCY      priorityOlPrioVerdict = 2
+	priorityOlPrioVerdictOL_PRIO_LATENCY_LANE priorityOlPrioVerdict = 3
+	priorityOlPrioVerdictOL_PRIO_REFUSED      priorityOlPrioVerdict = 4
+	priorityOlPrioVerdictOL_NR_PRIO_VERDICTS  priorityOlPrioVerdict = 5
+)
 
 type priorityOlRecent struct {
 	_    structs.HostLayout

@@ -23,16 +23,17 @@ type stagesBpfCpumapVal struct {
 }
 
 type stagesOlAbi struct {
-	_        structs.HostLayout
-	Limit    uint32
-	Stage    uint32
-	Kind     uint32
-	Reason   uint32
-	Counter  uint32
-	Flag     uint32
-	CoreFlag uint32
-	Class    uint32
-	Field    uint32
+	_           structs.HostLayout
+	Limit       uint32
+	Stage       uint32
+	Kind        uint32
+	Reason      uint32
+	Counter     uint32
+	Flag        uint32
+	CoreFlag    uint32
+	Class       uint32
+	PrioVerdict uint32
+	Field       uint32
 }
 
 type stagesOlCellKey struct {
@@ -62,13 +63,7 @@ const (
 	stagesOlCounterOL_CNT_XDP_OVERLAY  stagesOlCounter = 7
 	stagesOlCounterOL_CNT_XDP_LANE     stagesOlCounter = 8
 	stagesOlCounterOL_CNT_XDP_DROP     stagesOlCounter = 9
-	stagesOlCounterOL_CNT_LATENCY      stagesOlCounter = 10
-	stagesOlCounterOL_CNT_LATENCY_HELD stagesOlCounter = 11
-	stagesOlCounterOL_CNT_BULK         stagesOlCounter = 12
-	stagesOlCounterOL_CNT_BULK_LANE    stagesOlCounter = 13
-	stagesOlCounterOL_CNT_BULK_REFUSED stagesOlCounter = 14
-	stagesOlCounterOL_CNT_DEMOTIONS    stagesOlCounter = 15
-	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 16
+	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 10
 )
 
 type stagesOlCpu struct {

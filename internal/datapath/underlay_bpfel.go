@@ -23,16 +23,17 @@ type underlayBpfCpumapVal struct {
 }
 
 type underlayOlAbi struct {
-	_        structs.HostLayout
-	Limit    uint32
-	Stage    uint32
-	Kind     uint32
-	Reason   uint32
-	Counter  uint32
-	Flag     uint32
-	CoreFlag uint32
-	Class    uint32
-	Field    uint32
+	_           structs.HostLayout
+	Limit       uint32
+	Stage       uint32
+	Kind        uint32
+	Reason      uint32
+	Counter     uint32
+	Flag        uint32
+	CoreFlag    uint32
+	Class       uint32
+	PrioVerdict uint32
+	Field       uint32
 }
 
 type underlayOlCellKey struct {
