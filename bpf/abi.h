@@ -257,35 +257,35 @@ struct ol_cpu {
 
 /* What became of a frame that priority judged. */
 enum ol_prio_verdict {
-	OL_PRIO_BULK,	      /* the stock path: no latency traffic is about */
+	OL_PRIO_BULK,	      /* the stock path */
 	OL_PRIO_BULK_LANE,    /* the lane */
 	OL_PRIO_LATENCY,      /* the stock path */
 	OL_PRIO_LATENCY_LANE, /* the lane, behind what the flow has in it */
-	OL_PRIO_REFUSED,      /* dropped: the lane was full */
+	OL_PRIO_REFUSED,      /* dropped: the lane was full, or is emptied */
 	OL_NR_PRIO_VERDICTS,
 };
 
 /*
  * Priority on one core, written by that core alone: by the hook in the NIC's poll, but
- * for the first two fields, which the tracepoint writes behind it.
+ * for the first two fields, which the tracepoint writes behind it. Times are in us.
  */
 struct ol_prio {
 	__u64 holds;	/* the NAPI whose GRO still holds packets after its last poll, or 0 */
 	__u32 polls;	/* NICs' polls finished */
 	__u32 poll;	/* the one under way, once it has brought a frame */
-	__u32 now;	/* us, when that began */
-	__u32 seen;	/* us, the last poll with a frame of the latency class */
+	__u32 now;	/* when that began */
+	__u32 seen;	/* the last poll with a frame of the latency class */
 	__u32 room;	/* frames that the lane still takes in this poll */
-	__u8 ever;	/* there has been such a frame */
+	__u8 ever;	/* there has been a frame of the latency class */
 	__u8 demoted;	/* bulk goes to the lane */
 	__u8 table;	/* of rules, in force on this core */
 	__u8 armed;	/* the lane's progress is being watched: */
 	__u32 taken;	/* frames that its thread took, at least; once they are .. */
 	__u32 until;	/* .. so many, what came before .. */
-	__u32 before;	/* .. this time, us, has been handled */
+	__u32 before;	/* .. this time has been handled */
 	__u32 consumer; /* place in the ring at the last look */
-	__u32 safe;	/* us: what was redirected in polls up to then has been handled */
-	__u32 empty;	/* us: the same, and GRO has let go of it */
+	__u32 safe;	/* what was redirected in polls up to then has been handled */
+	__u32 empty;	/* the same, and GRO has let go of it */
 	__u64 frames[OL_NR_PRIO_VERDICTS];
 } __attribute__((aligned(64)));
 

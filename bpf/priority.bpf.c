@@ -75,7 +75,7 @@ __noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu)
 		return 0;
 	before = p->now;
 	/* Polls are told apart by it. 0 is for never. */
-	if (ol_not_after(now, before))
+	if (before - now < OL_PRIO_LIFE_US)
 		now = before + 1;
 	p->now = now + !now;
 	p->poll = p->polls + 1;
@@ -91,13 +91,6 @@ __noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu)
 	}
 	ol_prio_turn(p, policy->latency_window_us, policy->rules_table & 1, empty);
 	return 0;
-}
-
-static __always_inline __u32 *ol_last(__u32 list, __u64 flow)
-{
-	__u32 key = list * OL_LAST_PLACES + (flow >> 32 * list) % OL_LAST_PLACES;
-
-	return bpf_map_lookup_elem(&ol_lasts, &key);
 }
 
 /* What the first piece of a datagram tells of it, to itself and to the later ones. */
@@ -122,10 +115,11 @@ static __always_inline __u32 ol_prio_piece(const struct ol_prio *p, const struct
 	return first->class;
 }
 
+/* What is done with a flow's frames until the poll ends, as long as the lane has room. */
 static __always_inline enum ol_prio_verdict ol_prio_judge(struct ol_prio *p,
 							  const struct ol_flow *f)
 {
-	__u32 class, gro = f->proto == OL_IPPROTO_TCP, *a, *b;
+	__u32 class, gro = f->proto == OL_IPPROTO_TCP, key, *a, *b;
 	__u64 flow = 0;
 
 	class = f->piece == OL_PIECE_WHOLE ? ol_class_of(f, p->table) : ol_prio_piece(p, f, &flow);
@@ -133,10 +127,12 @@ static __always_inline enum ol_prio_verdict ol_prio_judge(struct ol_prio *p,
 		return class == OL_CLASS_LATENCY ? OL_PRIO_LATENCY : OL_PRIO_BULK;
 	if (!flow)
 		flow = ol_flow_hash(f, ol_key0, ol_key1);
-	a = ol_last(0, flow);
-	b = ol_last(1, flow);
+	key = flow % OL_LAST_PLACES;
+	a = bpf_map_lookup_elem(&ol_lasts, &key);
+	key = OL_LAST_PLACES + (flow >> 32) % OL_LAST_PLACES;
+	b = bpf_map_lookup_elem(&ol_lasts, &key);
 	if (!a || !b)
-		return OL_PRIO_BULK;
+		return OL_PRIO_BULK; /* cannot be */
 	/* Other flows may share a place, hardly both. */
 	if (class == OL_CLASS_LATENCY && (ol_lane_left(p, *a, gro) || ol_lane_left(p, *b, gro)))
 		return OL_PRIO_LATENCY;
@@ -147,10 +143,11 @@ static __always_inline enum ol_prio_verdict ol_prio_judge(struct ol_prio *p,
 SEC("xdp.frags")
 int ol_priority_xdp(struct xdp_md *ctx)
 {
-	__u32 this_cpu = bpf_get_smp_processor_id(), tunnel = OL_MAX_TUNNELS, zero = 0, verdict;
+	__u32 this_cpu = bpf_get_smp_processor_id(), tunnel = OL_MAX_TUNNELS, zero = 0;
 	struct ol_judged *last = bpf_map_lookup_elem(&ol_judgements, &zero);
 	struct ol_prio *p = bpf_map_lookup_elem(&ol_prios, &this_cpu);
 	struct ol_policy *policy = ol_get_policy();
+	enum ol_prio_verdict verdict;
 	struct ol_flow flow = {};
 	__u8 may_concern = 0;
 	struct ol_cursor c;
@@ -166,33 +163,34 @@ int ol_priority_xdp(struct xdp_md *ctx)
 
 	if (p->poll != p->polls + 1)
 		ol_prio_begin(p, this_cpu);
-	if (last->poll == p->poll && flow.piece == OL_PIECE_WHOLE &&
-	    ol_same_flow(&last->flow, &flow)) {
-		verdict = last->verdict;
-	} else {
-		verdict = ol_prio_judge(p, &flow);
-		if (flow.piece == OL_PIECE_WHOLE) {
-			last->flow = flow;
-			last->poll = p->poll;
-			last->verdict = verdict;
-		}
+	if (last->poll != p->poll || flow.piece != OL_PIECE_WHOLE ||
+	    last->flow.piece != OL_PIECE_WHOLE || !ol_same_flow(&last->flow, &flow)) {
+		last->flow = flow;
+		last->poll = p->poll;
+		last->verdict = ol_prio_judge(p, &flow);
 	}
-
+	verdict = last->verdict;
 	if (verdict == OL_PRIO_LATENCY || verdict == OL_PRIO_LATENCY_LANE) {
 		p->seen = p->now;
 		p->ever = 1;
 	}
-	if (verdict == OL_PRIO_BULK || verdict == OL_PRIO_LATENCY) {
+	if (verdict == OL_PRIO_BULK_LANE || verdict == OL_PRIO_LATENCY_LANE) {
+		if (p->room)
+			p->room--;
+		else
+			verdict = OL_PRIO_REFUSED;
+	}
+	if (verdict < OL_NR_PRIO_VERDICTS)
 		p->frames[verdict]++;
+	switch (verdict) {
+	case OL_PRIO_BULK_LANE:
+	case OL_PRIO_LATENCY_LANE:
+		return bpf_redirect_map(&ol_lane_threads, this_cpu, XDP_PASS);
+	case OL_PRIO_REFUSED:
+		return XDP_DROP;
+	default:
 		return XDP_PASS;
 	}
-	if (!p->room) {
-		p->frames[OL_PRIO_REFUSED]++;
-		return XDP_DROP;
-	}
-	p->room--;
-	p->frames[verdict & 3]++;
-	return bpf_redirect_map(&ol_lane_threads, this_cpu, XDP_PASS);
 }
 
 /* Polls of NICs end: what a verdict was based on may have changed. */

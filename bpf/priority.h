@@ -121,23 +121,36 @@ OL_INLINE int ol_lane_left(const struct ol_prio *p, __u32 last, int gro)
 }
 
 /*
+ * A lane that has not run empty by itself so long after the last latency frame, in
+ * us, gets more than its thread can do. It is emptied by refusing what comes: that is
+ * lost anyway, and on the stock path the core can do more.
+ */
+#define OL_PRIO_DRAIN_US 10000
+
+/*
  * The beginning of a poll: where shall bulk go in it? The stock path and the lane
  * meet in this core's queues behind the NIC, first come first served: what has been
  * handed on by one cannot be overtaken by the other. Held back are only what waits
- * in the lane, and what the NIC's GRO holds.
+ * in the lane, and what the NIC's GRO holds. lane_empty: and its thread is done.
  */
 OL_INLINE void ol_prio_turn(struct ol_prio *p, __u32 window, __u32 table, int lane_empty)
 {
-	int about = p->ever && p->now - p->seen < window;
+	__u32 silence = p->now - p->seen;
+	int about = p->ever && silence < window;
 
-	if (!about && p->now - p->seen > OL_PRIO_LIFE_US)
+	if (silence > OL_PRIO_LIFE_US)
 		p->ever = 0;
-	if (!p->holds)
+	if (!p->holds) {
 		p->table = table;
-	if (about && !p->holds)
-		p->demoted = 1;
-	else if (!about && lane_empty)
+		if (about)
+			p->demoted = 1;
+	}
+	if (about)
+		return;
+	if (lane_empty)
 		p->demoted = 0;
+	else if (silence > window + OL_PRIO_DRAIN_US)
+		p->room = 0;
 }
 
 #endif

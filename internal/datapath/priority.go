@@ -185,7 +185,7 @@ func (p *Priority) Counters() (c PriorityCounters, err error) {
 		c.LatencyHeld += at(priorityOlPrioVerdictOL_PRIO_LATENCY_LANE)
 		c.BulkLane += at(priorityOlPrioVerdictOL_PRIO_BULK_LANE)
 		c.Refused += at(priorityOlPrioVerdictOL_PRIO_REFUSED)
-		c.Bulk += at(priorityOlPrioVerdictOL_PRIO_BULK) + at(priorityOlPrioVerdictOL_PRIO_BULK_LANE)
+		c.Bulk += at(priorityOlPrioVerdictOL_PRIO_BULK) + at(priorityOlPrioVerdictOL_PRIO_BULK_LANE) + at(priorityOlPrioVerdictOL_PRIO_REFUSED)
 	}
 	return c, nil
 }
