@@ -237,6 +237,7 @@ struct ol_cpu {
 	__u8 stage;    /* whose poll was the last */
 	__u8 ours;     /* the last poll of a device was of one of ours */
 	__u8 leaving;  /* is being taken offline; told by whichever core does that */
+	__u8 left;     /* the same, since its lane was made: the lane's thread may run elsewhere */
 	__u64 softnet; /* address of this core's softnet_data, once its backlog was polled */
 	struct ol_marks polls;
 	struct ol_progress backlog;

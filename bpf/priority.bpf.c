@@ -66,12 +66,13 @@ struct {
 __noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu)
 {
 	struct ol_policy *policy = ol_get_policy();
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	__u32 before, table, now = bpf_ktime_get_ns() / 1000;
 	struct ol_lane_look look = {};
-	__u32 before, now = bpf_ktime_get_ns() / 1000;
 	struct ol_ring ring;
-	int empty = 1;
+	int empty;
 
-	if (!p || !policy)
+	if (!p || !policy || !cpu)
 		return 0;
 	before = p->now;
 	/* Polls are told apart by it. 0 is for never. */
@@ -80,16 +81,21 @@ __noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu)
 	p->now = now + !now;
 	p->poll = p->polls + 1;
 	p->room = 0;
-	if (ol_get_ring(this_cpu, &ring)) {
-		look.used = ol_ring_from(&ring, ring.consumer);
-		look.consumer = ring.consumer;
-		look.size = ring.size;
-		look.asleep = ring.asleep;
-		empty = ol_lane_step(p, &look, before);
-		if (look.used < policy->bulk_room)
-			p->room = policy->bulk_room - look.used;
+	table = policy->rules_table & 1;
+	/* A lane whose thread may run on another core is none: its frames could come late. */
+	if ((OL_READ(cpu->left) && !OL_READ(cpu->leaving)) || !ol_get_ring(this_cpu, &ring)) {
+		p->demoted = 0;
+		p->table = table;
+		return 0;
 	}
-	ol_prio_turn(p, policy->latency_window_us, policy->rules_table & 1, empty);
+	look.used = ol_ring_from(&ring, ring.consumer);
+	look.consumer = ring.consumer;
+	look.size = ring.size;
+	look.asleep = ring.asleep;
+	empty = ol_lane_step(p, &look, before);
+	if (look.used < policy->bulk_room)
+		p->room = policy->bulk_room - look.used;
+	ol_prio_turn(p, policy->latency_window_us, table, empty);
 	return 0;
 }
 

@@ -196,10 +196,12 @@ int ol_core_leaves(struct bpf_raw_tracepoint_args *ctx)
 
 	if (!cpu)
 		return 0;
-	if (target < step)
+	if (target < step) {
+		OL_WRITE(cpu->left, 1);
 		OL_WRITE(cpu->leaving, 1);
-	else if (core == bpf_get_smp_processor_id())
+	} else if (core == bpf_get_smp_processor_id()) {
 		OL_WRITE(cpu->leaving, 0);
+	}
 	return 0;
 }
 

@@ -70,6 +70,7 @@ int ol_find_lane(struct xdp_md *ctx)
 	if (!cpu || bpf_probe_read_kernel(&entry, sizeof(entry), map->cpu_map + *core))
 		return XDP_ABORTED;
 	cpu->lane = (__u64)entry;
+	cpu->left = 0;
 	cpu->lane_pid = entry ? BPF_CORE_READ(entry, kthread, pid) : 0;
 	return entry ? XDP_PASS : XDP_DROP;
 }

@@ -144,7 +144,7 @@ func TestUsageErrors(t *testing.T) {
 	o := overlane{t: t}
 	for args, want := range map[string]string{
 		"stats":                     `unknown verb "stats"; did you mean status? (see: overlane --help)`,
-		"fly":                       `unknown verb "fly"; there are: doctor, run, plan, status, off, lab, version (see: overlane --help)`,
+		"fly":                       `unknown verb "fly"; there are: doctor, run, plan, status, prio, off, lab, version (see: overlane --help)`,
 		"lab fly":                   `unknown verb "fly"; there are: `,
 		"status --fly":              `unknown flag: --fly (see: overlane status --help)`,
 		"--fly":                     `unknown flag: --fly (see: overlane --help)`,

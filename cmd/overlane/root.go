@@ -55,7 +55,7 @@ func newRootCmd() *cobra.Command {
 	flags.BoolVar(&global.json, "json", false, "print JSON instead of text")
 	root.Flags().Bool("version", false, "print the version")
 	root.AddCommand(
-		newDoctorCmd(), newRunCmd(), newPlanCmd(), newStatusCmd(), newOffCmd(), newLabCmd(),
+		newDoctorCmd(), newRunCmd(), newPlanCmd(), newStatusCmd(), newPrioCmd(), newOffCmd(), newLabCmd(),
 		newVersionCmd(), newGuardianCmd(), newManCmd(), newSetCoresCmd(), newResteerCmd(),
 	)
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { printHelp(cmd.OutOrStdout(), cmd) })

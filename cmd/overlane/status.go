@@ -82,6 +82,7 @@ func showStatus(s *screen, st control.Status, now time.Time) {
 	section([]string{"MECHANISM", "STATE", ">SINCE", "WHY"}, mechanismRows(st, now))
 	section([]string{"LANE", ">CORE", ">PACKETS", ">QUEUE", ">DROPS"}, laneRows(st))
 	section([]string{"PACKETS", ">COUNT", ""}, counterRows(st.Counters))
+	section([]string{"", "RULE", "CLASS", "FROM", "FITS"}, ruleRows(st.Rules))
 	section([]string{"STAGE", ">NS/PACKET"}, costRows(st))
 	section([]string{"TIER", "REACHED", "WHY"}, tierRows(st.Tiers))
 	section([]string{"DEVICE", "ROLE", "STATE", "NETNS", "WHY"}, deviceRows(st))
@@ -130,6 +131,11 @@ func counterRows(c control.Counters) [][]cell {
 		{{"overlay", bold}, {count(c.OverlayPackets), plain}, {"inside of a tunnel of ours", dim}},
 		{{"steered", bold}, {count(c.SteeredPackets), plain}, {share, dim}},
 		{{"lane changes", bold}, {count(c.LaneChanges), plain}, {count(c.LaneChangesHeld) + " held until the old lane was empty", dim}},
+	}
+	if c.LatencyPackets+c.BulkPackets > 0 {
+		rows = append(rows,
+			[]cell{{"latency", bold}, {count(c.LatencyPackets), plain}, {count(c.LatencyHeld) + " behind what their flow had in the bulk lane", dim}},
+			[]cell{{"bulk", bold}, {count(c.BulkPackets), plain}, {count(c.BulkLane) + " by the bulk lane, " + count(c.Refused) + " dropped since it was full", dim}})
 	}
 	reasons := slices.SortedFunc(maps.Keys(c.Unparsed), func(a, b string) int {
 		return cmp.Or(cmp.Compare(c.Unparsed[b], c.Unparsed[a]), cmp.Compare(a, b))

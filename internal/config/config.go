@@ -20,8 +20,8 @@ import (
 const DefaultPath = "/etc/overlane/config.yaml"
 
 // maxSize bounds the time that a hostile file costs: the YAML parser needs time
-// quadratic in nesting. A full file has a few hundred bytes.
-const maxSize = 16 << 10
+// quadratic in nesting. Room for as many rules as there may be.
+const maxSize = 512 << 10
 
 // Config is a whole configuration, with defaults filled in.
 type Config struct {

@@ -4,6 +4,8 @@ package config
 
 import (
 	"errors"
+	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/overlane/overlane/internal/rules"
 )
 
 var ignoreSource = cmpopts.IgnoreFields(Config{}, "Source")
@@ -35,6 +38,13 @@ underlays: [eth0, bond0.7]   # two
 cores: 2-7,9
 pipeline: forced
 tier: xdp
+priority:
+  mode: off
+  rules:
+  - {name: web, proto: tcp, port: 80}
+  - name: batch   # everything of a rack
+    cidr: 10.32.7.0/24
+    class: bulk
 limits: {busy-cores: 65%}
 metrics: "[::1]:9000"
 `, &Config{
@@ -42,8 +52,12 @@ metrics: "[::1]:9000"
 			Cores:     CPUList{2, 3, 4, 5, 6, 7, 9},
 			Pipeline:  ModeForced,
 			Tier:      TierXDP,
-			Limits:    Limits{BusyCores: 65},
-			Metrics:   "[::1]:9000",
+			Priority: Priority{Mode: PriorityOff, Rules: []rules.Rule{
+				{Name: "web", Class: rules.Latency, Proto: 6, Port: 80},
+				{Name: "batch", Class: rules.Bulk, Prefix: netip.MustParsePrefix("10.32.7.0/24")},
+			}},
+			Limits:  Limits{BusyCores: 65},
+			Metrics: "[::1]:9000",
 		}},
 		"block style": {"limits:\n  busy-cores: 1%\nunderlays:\n  - eth0\n", with(func(c *Config) {
 			c.Limits.BusyCores, c.Underlays = 1, []string{"eth0"}
@@ -59,15 +73,33 @@ metrics: "[::1]:9000"
 			if err != nil {
 				t.Fatal(err)
 			}
-			if d := cmp.Diff(tc.want, got, ignoreSource); d != "" {
+			if d := cmp.Diff(tc.want, got, ignoreSource, samePrefix); d != "" {
 				t.Error(d)
 			}
 		})
 	}
 }
 
+var samePrefix = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
+
+// As many rules as there may be fit into a file.
+func TestThousandsOfRules(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("priority:\n  rules:\n")
+	for i := range rules.MaxRules {
+		fmt.Fprintf(&b, "  - {name: service-number-%d, class: latency, proto: tcp, port: %d, cidr: 2001:db8:aaaa:bbbb::%x/128}\n", i, i+1, i+1)
+	}
+	c, err := Parse("f", []byte(b.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(c.Priority.Rules); n != rules.MaxRules {
+		t.Errorf("%d rules", n)
+	}
+}
+
 func TestParseErrorsNameLineAndWhatIsAllowed(t *testing.T) {
-	const all = "underlays, cores, pipeline, tier, limits, metrics"
+	const all = "underlays, cores, pipeline, tier, priority, limits, metrics"
 	for name, tc := range map[string]struct{ in, want string }{
 		"unknown key":          {"# c\npipline: auto", `f:2: unknown key "pipline"; allowed: ` + all},
 		"key of a later slice": {"express: off", `f:1: unknown key "express"; allowed: ` + all},
@@ -92,6 +124,12 @@ func TestParseErrorsNameLineAndWhatIsAllowed(t *testing.T) {
 		"percent zero":         {"limits: {busy-cores: 0%}", `f:1: limits.busy-cores: "0%" is not a percentage; allowed: 1% to 100%`},
 		"percent above":        {"limits: {busy-cores: 101%}", `f:1: limits.busy-cores: "101%" is not a percentage; allowed: 1% to 100%`},
 		"percent negative":     {"limits: {busy-cores: -1%}", `f:1: limits.busy-cores: "-1%" is not a percentage; allowed: 1% to 100%`},
+		"a rule for all":       {"priority: {rules: [{name: a}]}", `f:1: priority.rules: it fits every flow; name a proto, port, cidr, vni or dscp`},
+		"a rule without name":  {"priority:\n  rules:\n  - port: 80", `f:3: priority.rules.name: missing; allowed: letters, digits, '.', '-' and '_', at most 40`},
+		"rule, unknown field":  {"priority: {rules: [{name: a, prot: tcp}]}", `f:1: priority.rules.prot: a rule has no such field; allowed: name, class, proto, port, cidr, vni, dscp`},
+		"rule, bad port":       {"priority: {rules: [{name: a, port: 0}]}", `f:1: priority.rules.port: "0" does not fit; allowed: 1 to 65535`},
+		"two rules, one name":  {"priority: {rules: [{name: a, port: 1}, {name: a, port: 2}]}", `f:1: priority.rules: "a" appears twice`},
+		"priority mode":        {"priority: {mode: fast}", `f:1: priority.mode: unknown value "fast"; allowed: batch, off`},
 		"port alone":           {"metrics: 9464", `f:1: metrics: "9464" is not an address with a port; allowed: an address with a port such as 127.0.0.1:9464, or off`},
 		"name":                 {"metrics: localhost:9464", `f:1: metrics: "localhost:9464" is not an address with a port; allowed: an address with a port such as 127.0.0.1:9464, or off`},
 		"a list at the top":    {"- pipeline", `f:1: expected keys and values; allowed: ` + all},
@@ -128,7 +166,7 @@ func TestSyntaxErrorIsOneLineWithPosition(t *testing.T) {
 
 func TestParseBoundsTheFile(t *testing.T) {
 	_, err := Parse("f", []byte(strings.Repeat("#\n", maxSize)))
-	if err == nil || err.Error() != "f: larger than 16 KiB" {
+	if err == nil || err.Error() != "f: larger than 512 KiB" {
 		t.Error(err)
 	}
 }
@@ -226,7 +264,7 @@ func TestKeysDocumentTheSchema(t *testing.T) {
 			t.Errorf("%s is documented incompletely: %+v", k.Name, k)
 		}
 	}
-	if d := cmp.Diff([]string{"underlays", "cores", "pipeline", "tier", "limits.busy-cores", "metrics"}, names); d != "" {
+	if d := cmp.Diff([]string{"underlays", "cores", "pipeline", "tier", "priority.mode", "priority.rules", "limits.busy-cores", "metrics"}, names); d != "" {
 		t.Error(d)
 	}
 }

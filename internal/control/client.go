@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/rules"
 )
 
 // Client talks to one daemon over one connection. It is not safe for
@@ -81,6 +82,16 @@ func (c *Client) Off(ctx context.Context) (OffReport, error) {
 // SetCores replaces the set of cores at run time.
 func (c *Client) SetCores(ctx context.Context, cores config.CPUList) error {
 	return c.call(ctx, verbSetCores, cores, nil)
+}
+
+// AddRule adds a priority rule at run time.
+func (c *Client) AddRule(ctx context.Context, r rules.Rule) error {
+	return c.call(ctx, verbAddRule, r, nil)
+}
+
+// DelRule takes a rule away that was added at run time.
+func (c *Client) DelRule(ctx context.Context, name string) error {
+	return c.call(ctx, verbDelRule, name, nil)
 }
 
 // Resteer switches continuous re-steering on or off, for tests.

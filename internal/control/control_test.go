@@ -7,8 +7,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +25,7 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/rules"
 )
 
 // dialVar and listenVar make the test binary one end of a connection.
@@ -62,6 +65,7 @@ type fake struct {
 	status  Status
 	cores   config.CPUList
 	resteer bool
+	rules   []rules.Rule
 	off     func() (OffReport, error)
 }
 
@@ -77,6 +81,17 @@ func (f *fake) SetCores(_ context.Context, l config.CPUList) error {
 	}
 	f.cores = l
 	return nil
+}
+
+func (f *fake) AddRule(_ context.Context, r rules.Rule) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rules = append(f.rules, r)
+	return nil
+}
+
+func (f *fake) DelRule(_ context.Context, name string) error {
+	return fmt.Errorf("there is no rule %q", name)
 }
 
 func (f *fake) Resteer(_ context.Context, on bool) error {
@@ -127,6 +142,7 @@ func TestStatusComesBackAsItIs(t *testing.T) {
 		Devices:    []Device{{Name: "eth0", Role: Underlay, State: Active}},
 		Lanes:      []Lane{{Stage: "tunnel", Core: 1, Packets: 1 << 60}},
 		StageCosts: []StageCost{{Stage: "nic", NsPerPacket: 1.5}},
+		Rules:      []Rule{},
 		Counters:   Counters{SteeredPackets: 3, Unparsed: map[string]uint64{"short": 1}},
 	}
 	path, _ := start(t, &fake{status: want})
@@ -146,6 +162,7 @@ func TestStatusComesBackAsItIs(t *testing.T) {
 func TestStatusNamesInJSON(t *testing.T) {
 	data, err := json.Marshal(Status{
 		Tiers: []TierStatus{{}}, Mechanisms: []Mechanism{{}}, Devices: []Device{{}}, Lanes: []Lane{{}}, StageCosts: []StageCost{{}},
+		Rules: []Rule{{}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -156,7 +173,9 @@ func TestStatusNamesInJSON(t *testing.T) {
 		`"devices":[{"name":"","netns":"","role":"","state":""}],` +
 		`"lanes":[{"stage":"","core":0,"packets":0,"queue":0,"drops":0}],` +
 		`"stage_costs":[{"stage":"","ns_per_packet":0}],` +
-		`"counters":{"overlay_packets":0,"steered_packets":0,"lane_changes":0,"lane_changes_held":0,"lane_drops":0,"unparsed":null}}`
+		`"rules":[{"name":"","class":"","added":false}],` +
+		`"counters":{"overlay_packets":0,"steered_packets":0,"lane_changes":0,"lane_changes_held":0,"lane_drops":0,` +
+		`"latency_packets":0,"latency_held":0,"bulk_packets":0,"bulk_lane_packets":0,"refused_packets":0,"unparsed":null}}`
 	if d := cmp.Diff(want, string(data)); d != "" {
 		t.Error(d)
 	}
@@ -180,8 +199,21 @@ func TestRequestsReachTheHandlerOrChangeNothing(t *testing.T) {
 	if err := c.Resteer(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
+	web := rules.Rule{Name: "web", Class: rules.Bulk, Proto: 6, Port: 80, Prefix: netip.MustParsePrefix("fd00::/8")}
+	if err := c.AddRule(t.Context(), web); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.AddRule(t.Context(), rules.Rule{Name: "everything"}); !errors.As(err, &remote) {
+		t.Errorf("a rule that fits every flow: got %v", err)
+	}
+	if err := c.DelRule(t.Context(), "x"); !errors.As(err, &remote) || remote.Message != `there is no rule "x"` {
+		t.Errorf("got %v", err)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if d := cmp.Diff([]rules.Rule{web}, f.rules, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" {
+		t.Error(d)
+	}
 	if d := cmp.Diff(config.CPUList{0, 1}, f.cores); d != "" || !f.resteer {
 		t.Error(d, f.resteer)
 	}

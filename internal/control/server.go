@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/rules"
 )
 
 // Handler does what the requests ask. Methods may be called concurrently.
@@ -33,6 +34,12 @@ type Handler interface {
 	// SetCores replaces the configured set of cores until the daemon ends or
 	// reads its configuration again. An error changes nothing.
 	SetCores(context.Context, config.CPUList) error
+	// AddRule puts a priority rule behind those that were added before, and before
+	// those of the configuration; DelRule takes one that was added away. They last
+	// until the daemon ends, and are in force when the method returns. An error
+	// changes nothing.
+	AddRule(context.Context, rules.Rule) error
+	DelRule(ctx context.Context, name string) error
 	// Resteer makes flows choose their lanes anew as long as on is true, as if
 	// the load had changed all the time. For tests of the order guard.
 	Resteer(ctx context.Context, on bool) error
@@ -207,6 +214,21 @@ func (s *Server) call(ctx context.Context, req request) (any, error) {
 			return nil, fmt.Errorf("resteer: %w", err)
 		}
 		return nil, s.h.Resteer(ctx, on)
+	case verbAddRule:
+		var r rules.Rule
+		if err := strict(req.Args, &r); err != nil {
+			return nil, fmt.Errorf("add rule: %w", err)
+		}
+		if err := r.Finish(); err != nil {
+			return nil, fmt.Errorf("add rule: %w", err)
+		}
+		return nil, s.h.AddRule(ctx, r)
+	case verbDelRule:
+		var name string
+		if err := strict(req.Args, &name); err != nil {
+			return nil, fmt.Errorf("delete rule: %w", err)
+		}
+		return nil, s.h.DelRule(ctx, name)
 	}
 	return nil, fmt.Errorf("unknown request %q: the daemon may be of another version", req.Verb)
 }

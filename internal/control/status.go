@@ -7,6 +7,7 @@ import (
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/rules"
 )
 
 // State is what the daemon as a whole is doing.
@@ -37,7 +38,15 @@ type Status struct {
 	Devices    []Device     `json:"devices"`
 	Lanes      []Lane       `json:"lanes"`
 	StageCosts []StageCost  `json:"stage_costs"`
-	Counters   Counters     `json:"counters"`
+	// Rules give flows their class, the first that fits wins.
+	Rules    []Rule   `json:"rules"`
+	Counters Counters `json:"counters"`
+}
+
+// Rule is a priority rule and where it comes from.
+type Rule struct {
+	rules.Rule
+	Added bool `json:"added"` // at run time; else it is the configuration's
 }
 
 // TierStatus says whether the node reaches a tier.
@@ -115,12 +124,14 @@ type Counters struct {
 	LaneChangesHeld uint64 `json:"lane_changes_held"`
 	// LaneDrops counts frames that a full lane of the nic stage dropped.
 	LaneDrops uint64 `json:"lane_drops"`
-	// LatencyPackets and BulkPackets are frames by their class, of which BulkLane went
-	// to the bulk lanes and BulkRefused found these full and were dropped.
+	// LatencyPackets and BulkPackets are frames by their class, since the first rule.
+	// LatencyHeld and BulkLane of these went to the bulk lanes, LatencyHeld behind what
+	// their flow had in them; Refused found them full and were dropped.
 	LatencyPackets uint64 `json:"latency_packets"`
+	LatencyHeld    uint64 `json:"latency_held"`
 	BulkPackets    uint64 `json:"bulk_packets"`
 	BulkLane       uint64 `json:"bulk_lane_packets"`
-	BulkRefused    uint64 `json:"bulk_refused"`
+	Refused        uint64 `json:"refused_packets"`
 	// Unparsed counts packets that took the stock path because the parser did
 	// not understand them, by reason.
 	Unparsed map[string]uint64 `json:"unparsed"`
@@ -141,7 +152,7 @@ func (r OffReport) withoutNil() OffReport {
 
 func (st Status) withoutNil() Status {
 	st.Tiers, st.Mechanisms, st.Devices = list(st.Tiers), list(st.Mechanisms), list(st.Devices)
-	st.Lanes, st.StageCosts = list(st.Lanes), list(st.StageCosts)
+	st.Lanes, st.StageCosts, st.Rules = list(st.Lanes), list(st.StageCosts), list(st.Rules)
 	if st.Counters.Unparsed == nil {
 		st.Counters.Unparsed = map[string]uint64{}
 	}

@@ -41,6 +41,8 @@ const (
 	verbOff      verb = "off"
 	verbSetCores verb = "set-cores"
 	verbResteer  verb = "resteer"
+	verbAddRule  verb = "add-rule"
+	verbDelRule  verb = "del-rule"
 )
 
 type request struct {

@@ -29,7 +29,7 @@ func (d *Daemon) lookOnline(now time.Time) error {
 		}
 	}
 	d.online = online
-	return errors.Join(d.dp.Resample(), d.useCores())
+	return errors.Join(d.dp.Resample(), d.useCores(), d.renewLanes())
 }
 
 // isOffline tells a core that has left, at the last look.
@@ -51,5 +51,10 @@ func (d *Daemon) useCores() error {
 		d.log.Info("cores to steer to have changed", "were", d.cores, "are", cores)
 	}
 	d.cores = cores
+	if d.prio != nil {
+		if err := d.prio.dp.StartLanes(cores); err != nil {
+			return err
+		}
+	}
 	return d.pipe.leave(func(core int) bool { return !slices.Contains(cores, core) })
 }

@@ -56,7 +56,8 @@ type Daemon struct {
 	dp       *datapath.Datapath
 	gov      *governor.Governor
 	pipe     *pipeline
-	prio     *priority // nil without rules
+	prio     *priority    // nil without rules
+	added    []rules.Rule // at run time
 	sensor   sensor
 	snap     node.Snapshot
 	cookie   uint64
@@ -146,10 +147,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	if err := d.useCores(); err != nil {
 		return err
 	}
-	if len(d.opts.Rules) == 0 {
-		return nil
-	}
-	return d.startPriority(d.opts.Rules)
+	return d.useRules(ctx, nil, d.opts.Rules)
 }
 
 // Run works until ctx ends, then leaves the node as it was found.
@@ -291,7 +289,7 @@ func (d *Daemon) stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), farewell)
 	defer cancel()
 	_, err := d.pipe.disarm(ctx)
-	return errors.Join(err, d.pipe.unsplit(), d.stopPriority(), d.close())
+	return errors.Join(err, d.pipe.unsplit(), d.stopPriority(ctx), d.close())
 }
 
 // close lets go of everything; what is journalled stays for the guardian unless

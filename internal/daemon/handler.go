@@ -58,6 +58,12 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Tiers = d.opts.Tiers
 	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism()}
 	d.fillDevices(st)
+	for _, r := range d.added {
+		st.Rules = append(st.Rules, control.Rule{Rule: r, Added: true})
+	}
+	for _, r := range d.opts.Rules {
+		st.Rules = append(st.Rules, control.Rule{Rule: r})
+	}
 	costs := d.sensor.costs
 	st.StageCosts = []control.StageCost{
 		{Stage: datapath.NIC.String(), NsPerPacket: costs.NIC},
@@ -83,7 +89,7 @@ func (d *Daemon) fill(st *control.Status) error {
 		return err
 	}
 	n := &st.Counters
-	n.LatencyPackets, n.BulkPackets, n.BulkLane, n.BulkRefused = p.Latency, p.Bulk, p.BulkLane, p.Refused
+	n.LatencyPackets, n.LatencyHeld, n.BulkPackets, n.BulkLane, n.Refused = p.Latency, p.LatencyHeld, p.Bulk, p.BulkLane, p.Refused
 	return nil
 }
 
@@ -147,6 +153,9 @@ func (d *Daemon) mechanism() control.Mechanism {
 
 func (d *Daemon) fillDevices(st *control.Status) {
 	left := slices.Concat(d.pipe.noXDP, d.pipe.skipped)
+	if d.prio != nil {
+		left = append(left, d.prio.skipped...)
+	}
 	state := d.mechanism().State
 	// Masks are set on target: the device itself, or a pod's end of it.
 	add := func(dev, target node.Dev, role control.Role) {
@@ -225,6 +234,9 @@ func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 	e := d.do(ctx, func() {
 		if !slices.Equal(opts.Underlays, d.opts.Underlays) || opts.Tier != d.opts.Tier {
 			err = fmt.Errorf("change underlays or tier: %w", ErrNeedsRestart)
+			return
+		}
+		if err = d.useRules(ctx, d.added, opts.Rules); err != nil {
 			return
 		}
 		d.opts.Mode, d.opts.Limits, d.opts.Cores = opts.Mode, opts.Limits, opts.Cores

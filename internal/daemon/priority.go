@@ -3,9 +3,11 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/overlane/overlane/internal/control"
@@ -22,7 +24,6 @@ type priority struct {
 	dp       *datapath.Priority
 	attached map[node.DevKey]io.Closer
 	skipped  []plan.Skip // underlays with somebody else's XDP program
-	rules    []rules.Rule
 	since    time.Time
 }
 
@@ -34,24 +35,52 @@ var bulkTuning = datapath.PriorityTuning{Window: 50 * time.Millisecond, Room: 51
 // ErrTierXDP says that two mechanisms want the NIC's XDP hook.
 var ErrTierXDP = errors.New("priority and the pipeline's tier xdp cannot be combined: set \"tier: tc\", or \"priority: {mode: off}\"")
 
-// startPriority puts priority in place for rules.
-func (d *Daemon) startPriority(list []rules.Rule) error {
-	if d.opts.Tier == governor.XDP {
-		return ErrTierXDP
+// useRules puts lists of rules in force: those that were added at run time, then those
+// of the configuration. An error changes nothing.
+func (d *Daemon) useRules(ctx context.Context, added, configured []rules.Rule) error {
+	list := slices.Concat(added, configured)
+	for i, r := range list {
+		if slices.ContainsFunc(list[:i], func(o rules.Rule) bool { return o.Name == r.Name }) {
+			return fmt.Errorf("there is a rule %q already", r.Name)
+		}
 	}
 	table, err := rules.Compile(list)
 	if err != nil {
 		return err
 	}
-	p := &priority{attached: map[node.DevKey]io.Closer{}, rules: list, since: time.Now()}
+	switch {
+	case len(list) == 0:
+		err = d.stopPriority(ctx)
+	case d.prio == nil:
+		err = d.startPriority(table)
+	default:
+		err = d.prio.dp.SetRules(table)
+	}
+	if err == nil {
+		d.added, d.opts.Rules = added, configured
+	}
+	return err
+}
+
+// startPriority puts priority in place.
+func (d *Daemon) startPriority(table *rules.Table) error {
+	if d.opts.Tier == governor.XDP {
+		return ErrTierXDP
+	}
+	p := &priority{attached: map[node.DevKey]io.Closer{}, since: time.Now()}
+	var err error
 	if p.dp, err = d.dp.LoadPriority(); err != nil {
 		return err
 	}
 	d.prio = p
-	if err := errors.Join(p.dp.SetTuning(bulkTuning), p.dp.SetRules(table), p.dp.StartLanes(d.cores)); err != nil {
-		return err
+	err = errors.Join(p.dp.SetTuning(bulkTuning), p.dp.SetRules(table), p.dp.StartLanes(d.cores))
+	if err == nil {
+		err = d.followPriority()
 	}
-	return d.followPriority()
+	if err != nil {
+		return errors.Join(err, p.close())
+	}
+	return nil
 }
 
 // followPriority hangs the hook on the underlays that lack it.
@@ -92,27 +121,113 @@ func (d *Daemon) followPriority() error {
 	return errors.Join(errs...)
 }
 
-// stopPriority takes it off. Frames in the lanes are still handled by their threads.
-func (d *Daemon) stopPriority() error {
+// renewLanes makes new bulk lanes on cores that were offline: the threads of the old
+// ones run elsewhere, and the hook knows.
+func (d *Daemon) renewLanes() error {
 	if d.prio == nil {
 		return nil
 	}
+	back := func(core int) bool { return d.pipe.lost[core] && slices.Contains(d.cores, core) }
+	if err := d.dp.EndLanes(back); err != nil {
+		return err
+	}
+	for _, core := range d.cores {
+		delete(d.pipe.lost, core)
+	}
+	return d.prio.dp.StartLanes(d.cores)
+}
+
+// stopPriority takes it off, once bulk is on the stock path again.
+func (d *Daemon) stopPriority(ctx context.Context) error {
+	if d.prio == nil {
+		return nil
+	}
+	tuning := bulkTuning
+	tuning.Window = 0
+	err := d.prio.dp.SetTuning(tuning)
+	if err == nil {
+		err = d.waitPromoted(ctx)
+	}
+	if errors.Is(err, errFlowsOut) {
+		d.log.Warn("some packets may be overtaken once", "reason", err)
+		err = nil
+	}
+	err = errors.Join(err, d.prio.close())
+	d.prio = nil
+	return err
+}
+
+// waitPromoted waits until no core sends bulk to its lane, and the lanes are empty.
+func (d *Daemon) waitPromoted(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, farewell)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		demoted, err := d.prio.dp.Demoted()
+		if err != nil || demoted == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("bulk is in the lanes of %d cores: %w", demoted, errFlowsOut)
+		case <-tick.C:
+		}
+	}
+}
+
+func (p *priority) close() error {
 	var errs []error
-	for _, l := range d.prio.attached {
+	for _, l := range p.attached {
 		errs = append(errs, l.Close())
 	}
-	errs = append(errs, d.prio.dp.Close())
-	d.prio = nil
-	return errors.Join(errs...)
+	return errors.Join(append(errs, p.dp.Close())...)
+}
+
+// AddRule implements control.Handler.
+func (d *Daemon) AddRule(ctx context.Context, r rules.Rule) error {
+	return d.changeRules(ctx, func() ([]rules.Rule, error) { return append(slices.Clone(d.added), r), nil })
+}
+
+// DelRule implements control.Handler.
+func (d *Daemon) DelRule(ctx context.Context, name string) error {
+	return d.changeRules(ctx, func() ([]rules.Rule, error) {
+		named := func(r rules.Rule) bool { return r.Name == name }
+		if slices.ContainsFunc(d.added, named) {
+			return slices.DeleteFunc(slices.Clone(d.added), named), nil
+		}
+		if slices.ContainsFunc(d.opts.Rules, named) {
+			return nil, fmt.Errorf("rule %q is the configuration's: take it out of the file, and send the daemon SIGHUP", name)
+		}
+		return nil, fmt.Errorf("there is no rule %q", name)
+	})
+}
+
+func (d *Daemon) changeRules(ctx context.Context, change func() ([]rules.Rule, error)) error {
+	var err error
+	e := d.do(ctx, func() {
+		var added []rules.Rule
+		if added, err = change(); err == nil {
+			err = d.useRules(ctx, added, d.opts.Rules)
+		}
+	})
+	return errors.Join(e, err)
 }
 
 // priorityMechanism is what priority does.
 func (d *Daemon) priorityMechanism() control.Mechanism {
-	m := control.Mechanism{Name: "priority", State: control.Off, Reason: "no rules", Since: d.since}
+	m := control.Mechanism{Name: "priority", State: control.Off, Reason: "there are no rules", Since: d.since}
 	if d.prio == nil {
 		return m
 	}
+	n := len(d.added) + len(d.opts.Rules)
 	m.State, m.Since = control.Active, d.prio.since
-	m.Reason = fmt.Sprintf("%d rules; bulk makes way while latency traffic is about", len(d.prio.rules))
+	m.Reason = fmt.Sprintf("%d rules; bulk makes way while latency traffic is about", n)
+	if n == 1 {
+		m.Reason = "1 rule; bulk makes way while latency traffic is about"
+	}
+	if len(d.prio.attached) == 0 {
+		m.State, m.Reason = control.Standby, "no underlay takes its program, see the devices"
+	}
 	return m
 }

@@ -164,6 +164,33 @@ func (p *Priority) dropRules(table uint32) error {
 	return nil
 }
 
+// Demoted is the number of cores that still send bulk to their lanes, or have some
+// there. A core that no frame comes to any more counts until its lane is empty.
+func (p *Priority) Demoted() (n int, err error) {
+	for cpu := range p.d.cpus {
+		var v priorityOlPrio
+		if err := p.objs.OlPrios.Lookup(uint32(cpu), &v); err != nil {
+			return n, fmt.Errorf("read priority on core %d: %w", cpu, err)
+		}
+		if v.Demoted == 0 {
+			continue
+		}
+		now, err := Now()
+		if err != nil {
+			return n, err
+		}
+		left, err := p.d.laneLeft(cpu)
+		if err != nil {
+			return n, err
+		}
+		// The next poll would find that it may go back.
+		if left > 0 || uint32(now/1000)-v.Now < 50000 {
+			n++
+		}
+	}
+	return n, nil
+}
+
 // PriorityCounters are totals since LoadPriority, of frames.
 type PriorityCounters struct {
 	Latency     uint64 // of the latency class

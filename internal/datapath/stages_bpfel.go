@@ -75,7 +75,8 @@ type stagesOlCpu struct {
 	Stage   uint8
 	Ours    uint8
 	Leaving uint8
-	_       [7]byte
+	Left    uint8
+	_       [6]byte
 	Softnet uint64
 	Polls   stagesOlMarks
 	Backlog struct {

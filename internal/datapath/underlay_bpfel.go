@@ -51,7 +51,8 @@ type underlayOlCpu struct {
 	Stage   uint8
 	Ours    uint8
 	Leaving uint8
-	_       [7]byte
+	Left    uint8
+	_       [6]byte
 	Softnet uint64
 	Polls   underlayOlMarks
 	Backlog struct {

@@ -186,6 +186,10 @@ func (r *Rule) Finish() error {
 	switch {
 	case r.Name == "":
 		return &FieldError{"name", "missing", Fields[0].Allowed}
+	case !validName(r.Name):
+		return &FieldError{"name", fmt.Sprintf("%q does not fit", r.Name), Fields[0].Allowed}
+	case r.Class != Latency && r.Class != Bulk:
+		return &FieldError{"class", fmt.Sprintf("%q does not fit", r.Class), Fields[1].Allowed}
 	case r.Proto == 0 && r.Port == 0 && !r.Prefix.IsValid() && r.VNI == nil && r.DSCP == nil:
 		return errors.New("it fits every flow; name a proto, port, cidr, vni or dscp")
 	case r.Port != 0 && r.Proto != 0 && r.Proto != 6 && r.Proto != 17 && r.Proto != 132:
@@ -194,9 +198,9 @@ func (r *Rule) Finish() error {
 	return nil
 }
 
-// String is the rule as `overlane prio add` takes it.
-func (r Rule) String() string {
-	parts := []string{r.Name}
+// Fits is what the rule asks of a flow, as fields and values.
+func (r Rule) Fits() string {
+	var parts []string
 	add := func(name, value string) { parts = append(parts, name+" "+value) }
 	if r.Proto != 0 {
 		add("proto", protoName(r.Proto))
@@ -213,8 +217,12 @@ func (r Rule) String() string {
 	if r.DSCP != nil {
 		add("dscp", strconv.Itoa(int(*r.DSCP)))
 	}
-	add("class", string(r.Class))
 	return strings.Join(parts, " ")
+}
+
+// String is the rule as `overlane prio add` takes it.
+func (r Rule) String() string {
+	return fmt.Sprintf("%s %s class %s", r.Name, r.Fits(), r.Class)
 }
 
 func protoName(p uint8) string {

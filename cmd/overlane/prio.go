@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/rules"
+)
+
+func newPrioCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "prio",
+		Short: "Which flows overtake bulk traffic: rules at run time",
+		Long: `Rules give flows their class: latency overtakes bulk from the driver on, and what no
+rule names is bulk. The first rule that fits a flow wins: those that were added at
+run time, in their order, then those of the configuration file. All fields of a rule
+have to fit; port and cidr may be on either side of a flow.
+
+Rules that are added last until the daemon ends, also when it reads its
+configuration again. They are in force when the command returns.`,
+		Example: `  overlane prio add memcached proto tcp port 11211
+  overlane prio add batch cidr 10.32.7.0/24 class bulk
+  overlane prio list
+  overlane prio del batch`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newPrioAddCmd(), newPrioDelCmd(), newPrioListCmd())
+	return cmd
+}
+
+// prioExits are the codes of all three.
+func prioExits() map[string]string {
+	return exits(map[int]string{exitFailure: "no daemon runs, or it refuses", exitUnsupported: "", exitVerdict: ""})
+}
+
+func newPrioAddCmd() *cobra.Command {
+	var fields []string
+	for _, f := range rules.Fields[1:] {
+		fields = append(fields, fmt.Sprintf("  %-6s %s", f.Name, f.Allowed))
+	}
+	return &cobra.Command{
+		Use:         "add NAME FIELD VALUE...",
+		Short:       "Add a rule behind those that were added before",
+		Long:        "Adds a rule. Its fields:\n\n" + strings.Join(fields, "\n"),
+		Example:     "  overlane prio add memcached proto tcp port 11211",
+		Args:        cobra.MinimumNArgs(1),
+		Annotations: prioExits(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := ruleOf(args)
+			if err != nil {
+				return usageError("rule: %w", err)
+			}
+			return withDaemon("prio add", func(c *control.Client) error { return c.AddRule(cmd.Context(), r) })
+		},
+	}
+}
+
+// ruleOf reads a rule from words: its name, then fields with their values.
+func ruleOf(words []string) (r rules.Rule, err error) {
+	if err := r.Set("name", words[0]); err != nil {
+		return r, err
+	}
+	seen := map[string]bool{}
+	for words = words[1:]; len(words) > 0; words = words[2:] {
+		if seen[words[0]] {
+			return r, fmt.Errorf("%s: appears twice", words[0])
+		}
+		seen[words[0]] = true
+		value := ""
+		if len(words) > 1 {
+			value = words[1]
+		}
+		if err := r.Set(words[0], value); err != nil {
+			return r, err
+		}
+	}
+	return r, r.Finish()
+}
+
+func newPrioDelCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:         "del NAME",
+		Short:       "Take away a rule that was added",
+		Example:     "  overlane prio del memcached",
+		Args:        cobra.ExactArgs(1),
+		Annotations: prioExits(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return withDaemon("prio del", func(c *control.Client) error { return c.DelRule(cmd.Context(), args[0]) })
+		},
+	}
+}
+
+func newPrioListCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:         "list",
+		Short:       "The rules in force, in their order",
+		Args:        cobra.NoArgs,
+		Annotations: prioExits(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return withDaemon("prio list", func(c *control.Client) error {
+				st, err := c.Status(cmd.Context())
+				if err != nil {
+					return err
+				}
+				if st.Reason != "" && len(st.Rules) == 0 {
+					return errors.New(st.Reason)
+				}
+				if global.json {
+					return printJSON(cmd.OutOrStdout(), st.Rules)
+				}
+				s := newScreen(cmd.OutOrStdout())
+				if len(st.Rules) == 0 {
+					s.line(cell{"no rules: all is bulk, and nothing overtakes", plain})
+					return nil
+				}
+				s.table([]string{"", "RULE", "CLASS", "FROM", "FITS"}, ruleRows(st.Rules))
+				return nil
+			})
+		},
+	}
+}
+
+func ruleRows(list []control.Rule) (rows [][]cell) {
+	for i, r := range list {
+		from, class := "file", cell{string(r.Class), plain}
+		if r.Added {
+			from = "added"
+		}
+		if r.Class == rules.Latency {
+			class.style = green
+		}
+		rows = append(rows, []cell{{fmt.Sprint(i + 1), dim}, {r.Name, bold}, class, {from, plain}, {r.Fits(), plain}})
+	}
+	return rows
+}
