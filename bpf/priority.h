@@ -116,6 +116,9 @@ OL_INLINE int ol_lane_step(struct ol_prio *p, const struct ol_lane_look *l, __u3
  */
 OL_INLINE int ol_lane_left(const struct ol_prio *p, __u32 last, int gro)
 {
+#ifdef OL_MUTANT_NO_GUARD
+	return 1;
+#endif
 	return !last || p->now - last > OL_PRIO_LIFE_US ||
 	       ol_not_after(last, gro ? p->empty : p->safe);
 }

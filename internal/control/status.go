@@ -124,7 +124,7 @@ type Counters struct {
 	LaneChangesHeld uint64 `json:"lane_changes_held"`
 	// LaneDrops counts frames that a full lane of the nic stage dropped.
 	LaneDrops uint64 `json:"lane_drops"`
-	// LatencyPackets and BulkPackets are frames by their class, since the first rule.
+	// LatencyPackets and BulkPackets are frames by their class while there were rules.
 	// LatencyHeld and BulkLane of these went to the bulk lanes, LatencyHeld behind what
 	// their flow had in them; Refused found them full and were dropped.
 	LatencyPackets uint64 `json:"latency_packets"`

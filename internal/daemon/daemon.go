@@ -56,8 +56,9 @@ type Daemon struct {
 	dp       *datapath.Datapath
 	gov      *governor.Governor
 	pipe     *pipeline
-	prio     *priority    // nil without rules
-	added    []rules.Rule // at run time
+	prio     *priority                 // nil without rules
+	prioPast datapath.PriorityCounters // of the times before, when there were rules
+	added    []rules.Rule              // at run time
 	sensor   sensor
 	snap     node.Snapshot
 	cookie   uint64

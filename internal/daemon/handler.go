@@ -81,10 +81,7 @@ func (d *Daemon) fill(st *control.Status) error {
 		OverlayPackets: max(d.overlayPackets(), c.XDPOverlay), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
 		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, LaneDrops: c.XDPDrop, Unparsed: c.Stock,
 	}
-	if d.prio == nil {
-		return nil
-	}
-	p, err := d.prio.dp.Counters()
+	p, err := d.priorityCounters()
 	if err != nil {
 		return err
 	}

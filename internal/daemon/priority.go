@@ -152,9 +152,26 @@ func (d *Daemon) stopPriority(ctx context.Context) error {
 		d.log.Warn("some packets may be overtaken once", "reason", err)
 		err = nil
 	}
+	for _, l := range d.prio.attached {
+		err = errors.Join(err, l.Close())
+	}
+	clear(d.prio.attached)
+	past, e := d.priorityCounters()
+	if err = errors.Join(err, e); e == nil {
+		d.prioPast = past
+	}
 	err = errors.Join(err, d.prio.close())
 	d.prio = nil
 	return err
+}
+
+// priorityCounters counts since the daemon started.
+func (d *Daemon) priorityCounters() (datapath.PriorityCounters, error) {
+	if d.prio == nil {
+		return d.prioPast, nil
+	}
+	now, err := d.prio.dp.Counters()
+	return d.prioPast.Add(now), err
 }
 
 // waitPromoted waits until no core sends bulk to its lane, and the lanes are empty.

@@ -200,6 +200,14 @@ type PriorityCounters struct {
 	Refused     uint64 // dropped since the lane was full
 }
 
+// Add is the sum of both.
+func (c PriorityCounters) Add(o PriorityCounters) PriorityCounters {
+	return PriorityCounters{
+		Latency: c.Latency + o.Latency, LatencyHeld: c.LatencyHeld + o.LatencyHeld,
+		Bulk: c.Bulk + o.Bulk, BulkLane: c.BulkLane + o.BulkLane, Refused: c.Refused + o.Refused,
+	}
+}
+
 // Counters reads the totals.
 func (p *Priority) Counters() (c PriorityCounters, err error) {
 	for cpu := range uint32(p.d.cpus) {

@@ -22,7 +22,7 @@ const (
 	// MaxFlows is how many flows one checker can follow.
 	MaxFlows = 256
 
-	basePort = 10000
+	BasePort = 10000
 	// Port is where checked datagrams go.
 	Port = 9000
 
@@ -45,7 +45,7 @@ type Flow struct {
 // themselves. salt varies what hashes see, so that the luck of one hash does
 // not decide a series.
 func NewFlow(b *bed.Bed, id, n int, overlay, v6 bool, salt int) Flow {
-	f := Flow{ID: id, SrcPort: uint16(basePort + id), DstPort: Port}
+	f := Flow{ID: id, SrcPort: uint16(BasePort + id), DstPort: Port}
 	if !overlay {
 		f.SrcPort += uint16(salt % 1000 * 16)
 		f.Link = b.WireLink()

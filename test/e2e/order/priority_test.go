@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package order
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/internal/rules"
+	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/residue"
+)
+
+// ruled is a stretch of traffic in which flows change their class all the time.
+type ruled struct {
+	nic   bed.NIC
+	flows int
+	load  load
+}
+
+func (r ruled) String() string { return fmt.Sprintf("%s-%d-%s", r.nic, r.flows, r.load) }
+
+// Packets of a flow arrive in order and once while rules make it overtake bulk and
+// be bulk again, and while priority comes and goes; drops are counted.
+func TestOrderOfClasses(t *testing.T) {
+	for _, nic := range []bed.NIC{bed.Thread, bed.Softirq} {
+		b := rig.Lab(t, bed.Options{NIC: nic})
+		for _, r := range []ruled{{nic, 1, paced}, {nic, 8, paced}, {nic, 8, lossy}, {nic, 8, flooded}} {
+			t.Run(r.String(), func(t *testing.T) { r.in(t, b) })
+		}
+	}
+}
+
+func (r ruled) in(t *testing.T, b *bed.Bed) {
+	rig.NeedCores(t, 2)
+	if err := b.Reset(); err != nil {
+		t.Fatal(err)
+	}
+	residue.Check(t, rig.Scope(b))
+	s := stall(t)
+	tr := send(t, b, r.flows, r.load)
+	changes, counters, err := r.act(t, b, tr)
+	if err := errors.Join(err, s.end()); err != nil {
+		t.Fatal(err)
+	}
+	tr.judge(t, counters.Refused)
+	t.Logf("%d changes of class; %d of %d latency frames held, %d of %d bulk frames by the lane",
+		changes, counters.LatencyHeld, counters.LatencyPackets, counters.BulkLane, counters.BulkPackets)
+}
+
+// latency is a rule for one flow, by its source port.
+func latency(name string, id int) rules.Rule {
+	return rules.Rule{Name: name, Class: rules.Latency, Proto: 17, Port: uint16(traffic.BasePort + id)}
+}
+
+// act changes the class of one flow after the other. With several flows it takes all
+// rules away each hundredth time, so that priority ends, and begins anew. It goes on
+// until the guard has had something to do.
+func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control.Counters, err error) {
+	p := &product{bed: b, cores: b.PlaceCores().Steer}
+	config := fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\npipeline: off\n", b.Receiver().Wire, p.cores)
+	if r.flows == 1 {
+		config += "priority: {rules: [{name: none, port: 1}]}\n"
+	}
+	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: config})
+	fast := make([]bool, r.flows)
+	set := func(id int, on bool) error {
+		name := fmt.Sprintf("flow-%d", id)
+		changes++
+		fast[id] = on
+		return p.call(func(ctx context.Context, c *control.Client) error {
+			if on {
+				return c.AddRule(ctx, latency(name, id))
+			}
+			return c.DelRule(ctx, name)
+		})
+	}
+	none := func() error {
+		for id, on := range fast {
+			if on {
+				if err := set(id, false); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	begin := time.Now()
+	over := func() (bool, error) {
+		if changes%50 != 0 || changes < 400**volume {
+			return false, nil
+		}
+		st, err := p.status()
+		got, rerr := tr.received()
+		done := got >= 150_000*uint64(*volume) && st.Counters.LatencyHeld >= 10*uint64(*volume)
+		if err == nil && !done && time.Since(begin) > time.Duration(*volume)*tooLong {
+			err = fmt.Errorf("%d packets, %d changes of class and %d latency frames held after %s",
+				got, changes, st.Counters.LatencyHeld, time.Since(begin).Round(time.Second))
+		}
+		return done, errors.Join(err, rerr)
+	}
+	err = every(3*time.Millisecond, over, func(i int) error {
+		if i%100 == 99 && r.flows > 1 {
+			return none()
+		}
+		return set(i%r.flows, !fast[i%r.flows])
+	})
+	if err == nil {
+		err = none()
+	}
+	if err != nil {
+		return changes, c, err
+	}
+	// Without rules nothing is refused any more.
+	st, err := p.status()
+	if err != nil {
+		return changes, c, err
+	}
+	return changes, st.Counters, p.end()
+}
