@@ -73,23 +73,43 @@ func findThread(attr string) error {
 	if err != nil {
 		return err
 	}
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(id.PID) + "/stat")
+	now, err := IdentifyThread(id.PID)
+	if err == nil && now.Start != id.Start {
+		err = errGone
+	}
+	return err
+}
+
+// IdentifyThread returns which thread has a number now.
+func IdentifyThread(tid int) (plan.ThreadID, error) {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/stat")
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return errGone
+		err = errGone
 	}
 	if err != nil {
-		return err
+		return plan.ThreadID{}, err
 	}
 	// The name is in parentheses and may contain any of them.
-	_, rest, ok := cutLast(string(stat), ") ")
+	before, rest, ok := cutLast(string(stat), ") ")
+	_, comm, named := strings.Cut(before, " (")
 	fields := strings.Fields(rest)
-	if !ok || len(fields) < 20 {
-		return fmt.Errorf("/proc/%d/stat has an unknown form", id.PID)
+	if !ok || !named || len(fields) < 20 {
+		return plan.ThreadID{}, fmt.Errorf("/proc/%d/stat has an unknown form", tid)
 	}
-	if fields[19] != strconv.FormatUint(id.Start, 10) {
-		return errGone
+	start, err := strconv.ParseUint(fields[19], 10, 64)
+	if err != nil {
+		return plan.ThreadID{}, fmt.Errorf("/proc/%d/stat: %w", tid, err)
 	}
-	return nil
+	return plan.ThreadID{PID: tid, Start: start, Comm: comm}, nil
+}
+
+// SchedOf reads how a thread is scheduled.
+func SchedOf(id plan.ThreadID) (plan.Sched, error) {
+	value, err := getSched(plan.Thread(plan.Target{}, id).Attr)
+	if err != nil {
+		return plan.Sched{}, err
+	}
+	return plan.ParseSched(value)
 }
 
 func cutLast(s, sep string) (before, after string, found bool) {

@@ -290,7 +290,8 @@ func (d *Daemon) stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), farewell)
 	defer cancel()
 	_, err := d.pipe.disarm(ctx)
-	return errors.Join(err, d.pipe.unsplit(), d.stopPriority(ctx), d.close())
+	_, perr := d.stopPriority(ctx)
+	return errors.Join(err, d.pipe.unsplit(), perr, d.close())
 }
 
 // close lets go of everything; what is journalled stays for the guardian unless

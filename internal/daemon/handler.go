@@ -203,7 +203,9 @@ func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 		stop, cancel := context.WithTimeout(ctx, farewell)
 		defer cancel()
 		out.Report, err = d.pipe.disarm(stop)
-		if err == nil {
+		more, perr := d.stopPriority(stop)
+		out.Results = append(out.Results, more.Results...)
+		if err = errors.Join(err, perr); err == nil {
 			d.off = true
 		}
 	})

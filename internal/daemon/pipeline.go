@@ -395,7 +395,7 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 		}
 	}
 	at := newSpaces(p.scanner)
-	rep, restoreErr := p.locked.Restore(at)
+	rep, restoreErr := p.locked.RestoreIf(at, func(s plan.Setting) bool { return !ofPriority(s) })
 	restoreErr = errors.Join(restoreErr, at.Close())
 	for _, r := range rep.Results {
 		if r.Outcome != apply.Restored {

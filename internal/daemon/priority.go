@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
@@ -50,7 +51,7 @@ func (d *Daemon) useRules(ctx context.Context, added, configured []rules.Rule) e
 	}
 	switch {
 	case len(list) == 0:
-		err = d.stopPriority(ctx)
+		_, err = d.stopPriority(ctx)
 	case d.prio == nil:
 		err = d.startPriority(table)
 	default:
@@ -78,7 +79,8 @@ func (d *Daemon) startPriority(table *rules.Table) error {
 		err = d.followPriority()
 	}
 	if err != nil {
-		return errors.Join(err, p.close())
+		_, undo := d.stopPriority(context.Background())
+		return errors.Join(err, undo)
 	}
 	return nil
 }
@@ -100,6 +102,9 @@ func (d *Daemon) followPriority() error {
 		case u.VLANs:
 			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: noXDPUnderVLANs})
 			continue
+		}
+		if err := d.threadNAPI(u); err != nil {
+			d.log.Warn("the NIC is polled in softirq: bulk may starve under overload", "device", u.Dev, "reason", err)
 		}
 		l, err := d.pipe.hang(u.Dev, p.dp.AttachXDP)
 		switch {
@@ -138,13 +143,13 @@ func (d *Daemon) renewLanes() error {
 }
 
 // stopPriority takes it off, once bulk is on the stock path again.
-func (d *Daemon) stopPriority(ctx context.Context) error {
+func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error) {
 	if d.prio == nil {
-		return nil
+		return rep, nil
 	}
 	tuning := bulkTuning
 	tuning.Window = 0
-	err := d.prio.dp.SetTuning(tuning)
+	err = d.prio.dp.SetTuning(tuning)
 	if err == nil {
 		err = d.waitPromoted(ctx)
 	}
@@ -160,9 +165,10 @@ func (d *Daemon) stopPriority(ctx context.Context) error {
 	if err = errors.Join(err, e); e == nil {
 		d.prioPast = past
 	}
-	err = errors.Join(err, d.prio.close())
+	rep, e = d.restoreThreads()
+	err = errors.Join(err, e, d.prio.close())
 	d.prio = nil
-	return err
+	return rep, err
 }
 
 // priorityCounters counts since the daemon started.

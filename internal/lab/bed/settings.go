@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/overlane/overlane/internal/napi"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -263,4 +264,19 @@ func (b *Bed) WireStats() (WireStats, error) {
 		return WireStats{}, err
 	}
 	return WireStats{st.RxPackets, st.RxDropped}, nil
+}
+
+// NAPIThreads returns the threads that poll the receiving end of the wire, by
+// queue; none in softirq mode.
+func (b *Bed) NAPIThreads() (tids []int, err error) {
+	rx := b.Receiver()
+	var ifindex int
+	if err := within(rx.NS, func(i *inside) { ifindex = i.link(rx.Wire).Attrs().Index }); err != nil {
+		return nil, err
+	}
+	err = rx.NS.Do(func() (err error) {
+		tids, err = napi.Threads(ifindex, b.Queues)
+		return err
+	})
+	return tids, err
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bed
+// Package napi asks the kernel for the threads that poll devices.
+package napi
 
 import (
 	"errors"
@@ -55,47 +56,36 @@ func getNAPI(family uint16, flags int, attr int, value uint32) ([]napi, error) {
 	return found, nil
 }
 
-// NAPIThreads returns the threads that poll the receiving end of the wire, by
-// queue; none in softirq mode. Thread names would not do: several labs have a
-// device of the same name.
-func (b *Bed) NAPIThreads() ([]int, error) {
-	rx := b.Receiver()
-	var ifindex uint32
-	if err := within(rx.NS, func(i *inside) { ifindex = uint32(i.link(rx.Wire).Attrs().Index) }); err != nil {
+// Threads returns the threads that poll a device of the calling thread's network
+// namespace, by queue; none if it is polled in softirq. Names would not do: a device
+// may have the name of another namespace's. queues bounds how many there may be.
+func Threads(ifindex, queues int) ([]int, error) {
+	family, err := netlink.GenlFamilyGet("netdev")
+	if err != nil {
+		return nil, fmt.Errorf("list NAPI threads: %w", err)
+	}
+	first, err := getNAPI(family.ID, unix.NLM_F_DUMP, netdevNAPIIfindex, uint32(ifindex))
+	if err != nil || len(first) == 0 {
 		return nil, err
 	}
+	// The dump of some kernels loses instances of one device (seen in 6.18).
+	// Their numbers lie close together and ascend with the queues: ask for
+	// each by number.
 	var tids []int
-	err := rx.NS.Do(func() error {
-		family, err := netlink.GenlFamilyGet("netdev")
+	near, reach := first[0].id, uint32(4*queues)
+	for id := near - min(near-1, reach); id < near+reach && len(tids) < queues; id++ {
+		one, err := getNAPI(family.ID, 0, netdevNAPIID, id)
+		if errors.Is(err, unix.ENOENT) {
+			continue
+		}
 		if err != nil {
-			return err
+			return nil, fmt.Errorf("list NAPI threads: %w", err)
 		}
-		first, err := getNAPI(family.ID, unix.NLM_F_DUMP, netdevNAPIIfindex, ifindex)
-		if err != nil || len(first) == 0 {
-			return err
-		}
-		// The dump of some kernels loses instances of one device (seen in 6.18).
-		// Their numbers lie close together and ascend with the queues: ask for
-		// each by number.
-		near := first[0].id
-		for id := near - min(near-1, 4*MaxQueues); id < near+4*MaxQueues && len(tids) < b.Queues; id++ {
-			one, err := getNAPI(family.ID, 0, netdevNAPIID, id)
-			if errors.Is(err, unix.ENOENT) {
-				continue
-			}
-			if err != nil {
-				return err
-			}
-			for _, n := range one {
-				if n.ifindex == ifindex && n.pid != 0 {
-					tids = append(tids, int(n.pid))
-				}
+		for _, n := range one {
+			if n.ifindex == uint32(ifindex) && n.pid != 0 {
+				tids = append(tids, int(n.pid))
 			}
 		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list NAPI threads of %s: %w", rx.Wire, err)
 	}
 	return tids, nil
 }
