@@ -102,6 +102,9 @@ func (d *Daemon) followPriority() error {
 		case u.VLANs:
 			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: noXDPUnderVLANs})
 			continue
+		case u.ForeignXDP:
+			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: foreignXDP})
+			continue
 		}
 		if err := d.threadNAPI(u); err != nil {
 			d.log.Warn("the NIC is polled in softirq: bulk may starve under overload", "device", u.Dev, "reason", err)

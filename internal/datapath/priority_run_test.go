@@ -2,14 +2,226 @@
 
 package datapath
 
-import "testing"
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
 
-func TestPriorityLoads(t *testing.T) {
-	p, err := load(t).LoadPriority()
+	"github.com/cilium/ebpf"
+
+	"github.com/overlane/overlane/internal/rules"
+	"github.com/overlane/overlane/test/parser/packet"
+)
+
+// newPriority loads the hook with the table's tunnels, and without lanes: no core can
+// send bulk anywhere, so that a frame's class is all that there is to see.
+func newPriority(t testing.TB) *Priority {
+	t.Helper()
+	b := newBench(t, NIC)
+	p, err := b.LoadPriority()
 	if err != nil {
-		t.Fatalf("%+v", err)
-	}
-	if err := p.Close(); err != nil {
+		var ve *ebpf.VerifierError
+		if errors.As(err, &ve) {
+			t.Fatalf("%v\n%+v", err, ve)
+		}
 		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// nextPoll ends the poll that is under way on every core.
+func (p *Priority) nextPoll(t testing.TB) {
+	t.Helper()
+	for cpu := range uint32(p.d.cpus) {
+		var v priorityOlPrio
+		if err := p.objs.OlPrios.Lookup(cpu, &v); err != nil {
+			t.Fatal(err)
+		}
+		v.Polls++
+		if err := p.objs.OlPrios.Put(cpu, &v); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// class is what the hook takes a frame for, in a poll of its own; empty if it does
+// not judge it.
+func (p *Priority) class(t testing.TB, frame []byte) rules.Class {
+	t.Helper()
+	p.nextPoll(t)
+	return p.classInPoll(t, frame)
+}
+
+func (p *Priority) classInPoll(t testing.TB, frame []byte) rules.Class {
+	t.Helper()
+	was, err := p.Counters()
+	if err != nil {
+		t.Fatal(err)
+	}
+	verdict, err := p.objs.OlPriorityXdp.Run(&ebpf.RunOptions{Data: frame})
+	if err != nil || verdict != xdpPass {
+		t.Fatalf("verdict %d, %v; without a lane everything passes", verdict, err)
+	}
+	now, err := p.Counters()
+	if err != nil {
+		t.Fatal(err)
+	}
+	switch {
+	case now.Latency == was.Latency+1 && now.Bulk == was.Bulk:
+		return rules.Latency
+	case now.Bulk == was.Bulk+1 && now.Latency == was.Latency:
+		return rules.Bulk
+	case now != was:
+		t.Fatalf("one frame made %+v of %+v", now, was)
+	}
+	return ""
+}
+
+func (p *Priority) use(t testing.TB, list ...rules.Rule) {
+	t.Helper()
+	for i := range list {
+		list[i].Name = fmt.Sprintf("r%d", i)
+		if err := list[i].Finish(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	table, err := rules.Compile(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.SetRules(table); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// inVXLAN is a frame of the table's tunnel with VNI 42.
+func inVXLAN(vni uint32, inner ...packet.Layer) []byte {
+	return packet.Build(append([]packet.Layer{packet.Ethernet{}, packet.IPv4{}, packet.UDP{Dst: packet.VXLANPort}, packet.VXLAN{VNI: vni}, packet.Ethernet{}}, inner...)...)
+}
+
+func TestRulesGiveFlowsTheirClass(t *testing.T) {
+	p := newPriority(t)
+	vni, ef := uint32(42), uint8(46)
+	other := uint32(43)
+	a, b := netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("10.9.9.9")
+	a6, b6 := netip.MustParseAddr("fd00:1::5"), netip.MustParseAddr("fd00:2::6")
+	udp := inVXLAN(42, packet.IPv4{Src: a, Dst: b}, packet.UDP{Src: 1000, Dst: 2000})
+	tcp := inVXLAN(42, packet.IPv4{Src: a, Dst: b}, packet.TCP{Src: 1000, Dst: 2000})
+	udp6 := inVXLAN(42, packet.IPv6{Src: a6, Dst: b6}, packet.UDP{Src: 1000, Dst: 2000})
+	icmp := inVXLAN(42, packet.IPv4{Src: a, Dst: b, Proto: 1}, packet.Bytes(16))
+	marked := append([]byte(nil), udp...)
+	marked[14+20+8+8+14+1] = ef << 2 // of the inner header; checksums are not looked at
+	frames := map[string][]byte{"udp": udp, "tcp": tcp, "udp6": udp6, "icmp": icmp, "marked": marked}
+	names := []string{"udp", "tcp", "udp6", "icmp", "marked"}
+
+	prefix := netip.MustParsePrefix
+	for _, c := range []struct {
+		what    string
+		rules   []rules.Rule
+		latency []string // the others are bulk
+	}{
+		{"none", nil, nil},
+		{"protocol", []rules.Rule{{Proto: 6}}, []string{"tcp"}},
+		{"protocol without ports", []rules.Rule{{Proto: 1}}, []string{"icmp"}},
+		{"source port", []rules.Rule{{Port: 1000}}, []string{"udp", "tcp", "udp6", "marked"}},
+		{"destination port", []rules.Rule{{Port: 2000, Proto: 17}}, []string{"udp", "udp6", "marked"}},
+		{"another port", []rules.Rule{{Port: 1001}}, nil},
+		{"no port is not port 0", []rules.Rule{{Port: 1001}, {Proto: 17, Port: 2000}}, []string{"udp", "udp6", "marked"}},
+		{"source prefix", []rules.Rule{{Prefix: prefix("10.1.0.0/16")}}, []string{"udp", "tcp", "icmp", "marked"}},
+		{"destination address", []rules.Rule{{Prefix: prefix("10.9.9.9/32")}}, []string{"udp", "tcp", "icmp", "marked"}},
+		{"another prefix", []rules.Rule{{Prefix: prefix("10.2.0.0/16")}}, nil},
+		{"every IPv4 address", []rules.Rule{{Prefix: prefix("0.0.0.0/0")}}, []string{"udp", "tcp", "icmp", "marked"}},
+		{"IPv6 prefix", []rules.Rule{{Prefix: prefix("fd00:2::/33")}}, []string{"udp6"}},
+		{"another IPv6 prefix", []rules.Rule{{Prefix: prefix("fd00:3::/32")}}, nil},
+		{"VNI", []rules.Rule{{VNI: &vni, Proto: 6}}, []string{"tcp"}},
+		{"another VNI", []rules.Rule{{VNI: &other}}, nil},
+		{"DSCP", []rules.Rule{{DSCP: &ef}}, []string{"marked"}},
+		{"all fields", []rules.Rule{{Proto: 17, Port: 2000, Prefix: prefix("10.1.2.3/32"), VNI: &vni, DSCP: &ef}}, []string{"marked"}},
+		{"the first wins", []rules.Rule{{Port: 1000, Proto: 6, Class: rules.Bulk}, {Prefix: prefix("10.0.0.0/8")}}, []string{"udp", "icmp", "marked"}},
+		{"the first wins, the other way round", []rules.Rule{{Prefix: prefix("10.0.0.0/8")}, {Port: 1000, Proto: 6, Class: rules.Bulk}}, []string{"udp", "tcp", "icmp", "marked"}},
+	} {
+		p.use(t, c.rules...)
+		for _, name := range names {
+			want := rules.Bulk
+			if slices.Contains(c.latency, name) {
+				want = rules.Latency
+			}
+			if got := p.class(t, frames[name]); got != want {
+				t.Errorf("%s: %s is %s, want %s", c.what, name, got, want)
+			}
+		}
+	}
+}
+
+// Pieces without ports have the class that the first piece's ports give.
+func TestPiecesHaveTheClassOfTheirDatagram(t *testing.T) {
+	p := newPriority(t)
+	p.use(t, rules.Rule{Port: 2000})
+	first := inVXLAN(42, packet.IPv4{ID: 7, More: true}, packet.UDP{Src: 1, Dst: 2000}, packet.Bytes(64))
+	later := inVXLAN(42, packet.IPv4{ID: 7, Offset: 72, Proto: 17}, packet.Bytes(64))
+	stranger := inVXLAN(42, packet.IPv4{ID: 8, Offset: 72, Proto: 17}, packet.Bytes(64))
+	for name, c := range map[string]struct {
+		frame []byte
+		want  rules.Class
+	}{"stranger": {stranger, rules.Bulk}} {
+		if got := p.class(t, c.frame); got != c.want {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+	for i, frame := range [][]byte{first, later, later} {
+		if got := p.class(t, frame); got != rules.Latency {
+			t.Errorf("piece %d is %s", i, got)
+		}
+	}
+	if got := p.class(t, stranger); got != rules.Bulk {
+		t.Errorf("a piece whose first was not seen is %s", got)
+	}
+}
+
+// New rules are in force from the next poll on, not in the middle of one.
+func TestRulesChangeBetweenPolls(t *testing.T) {
+	p := newPriority(t)
+	one := inVXLAN(42, packet.IPv4{}, packet.UDP{Src: 1, Dst: 2000})
+	two := inVXLAN(42, packet.IPv4{}, packet.UDP{Src: 2, Dst: 2000})
+	if got := p.class(t, one); got != rules.Bulk {
+		t.Fatal(got)
+	}
+	p.use(t, rules.Rule{Port: 2000})
+	for _, frame := range [][]byte{one, two} {
+		if got := p.classInPoll(t, frame); got != rules.Bulk {
+			t.Errorf("in the poll that was under way: %s", got)
+		}
+	}
+	if got := p.class(t, two); got != rules.Latency {
+		t.Errorf("in the next poll: %s", got)
+	}
+	// What the old rules say is gone for good when the table is used again.
+	p.use(t, rules.Rule{Port: 1})
+	p.use(t)
+	if got := p.class(t, one); got != rules.Bulk {
+		t.Errorf("without rules: %s", got)
+	}
+}
+
+// What is no flow of a tunnel of ours has no class, and passes.
+func TestFramesOfNoTunnelHaveNoClass(t *testing.T) {
+	p := newPriority(t)
+	p.use(t, rules.Rule{Proto: 17})
+	for name, frame := range map[string][]byte{
+		"no tunnel":      packet.Build(packet.Ethernet{}, packet.IPv4{}, packet.UDP{Src: 1, Dst: 2}),
+		"another VNI":    inVXLAN(41, packet.IPv4{}, packet.UDP{Src: 1, Dst: 2}),
+		"no IP inside":   inVXLAN(42, packet.ARP{}),
+		"outer fragment": packet.Build(packet.Ethernet{}, packet.IPv4{More: true}, packet.UDP{Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42}),
+	} {
+		if got := p.class(t, frame); got != "" {
+			t.Errorf("%s is %s", name, got)
+		}
 	}
 }

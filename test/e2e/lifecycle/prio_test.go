@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lifecycle
+
+import (
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/test/e2e/rig"
+)
+
+const prioritised = "pipeline: off\nmetrics: off\npriority: {rules: [{name: ssh, proto: tcp, port: 22}]}\n"
+
+// threaded tells whether the bed's NIC is polled by threads.
+func threaded(t *testing.T, b *bed.Bed) bool {
+	t.Helper()
+	tids, err := b.NAPIThreads()
+	must(t, err)
+	return len(tids) > 0
+}
+
+// startPriority starts a daemon with a rule on a bed whose NIC is polled in softirq,
+// and waits until its hook sees traffic.
+func startPriority(t *testing.T, b *bed.Bed) (*rig.Daemon, *rig.Load) {
+	t.Helper()
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: prioritised})
+	l := rig.StartLoad(t, b, 4)
+	rig.Until(t, "the hook sees frames", func() (bool, string) {
+		st := d.Status()
+		return st.Counters.BulkPackets > 0, strings.Join([]string{st.Mechanisms[1].Reason, d.Log()}, "\n")
+	})
+	if !threaded(t, b) {
+		t.Error("the NIC is not polled by threads")
+	}
+	return d, l
+}
+
+func TestPriorityIsTakenBackByTermOffAndAfterAKill(t *testing.T) {
+	for name, end := range map[string]func(*rig.Daemon){
+		"term": func(d *rig.Daemon) { d.Signal(unix.SIGTERM) },
+		"kill": func(d *rig.Daemon) { d.Signal(unix.SIGKILL) },
+		"off": func(d *rig.Daemon) {
+			if r := d.Verb("off"); r.Code != 0 {
+				t.Errorf("overlane off: %s", r)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := lab(t, bed.Options{NIC: bed.Softirq})
+			d, l := startPriority(t, b)
+			end(d)
+			d.Exited()
+			d.GoneBoth()
+			if threaded(t, b) {
+				t.Error("the NIC is still polled by threads")
+			}
+			l.GoesOn()
+			orderly(t, l.Stop())
+		})
+	}
+}
+
+// The first rule puts priority in place, and the last that goes takes it off.
+func TestRulesComeAndGoAtRunTime(t *testing.T) {
+	b := lab(t, bed.Options{NIC: bed.Softirq})
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: "pipeline: off\nmetrics: off\n"})
+	verb := func(want int, words string, args ...string) {
+		t.Helper()
+		r := d.Verb(append([]string{"prio"}, args...)...)
+		if r.Code != want || !strings.Contains(r.Out+r.Err, words) {
+			t.Errorf("prio %s: %s; want code %d and %q", strings.Join(args, " "), r, want, words)
+		}
+	}
+	verb(0, "no rules", "list")
+	verb(usage, "allowed: 1 to 65535", "add", "web", "port", "http")
+	verb(usage, "fits every flow", "add", "web")
+	verb(0, "", "add", "web", "proto", "tcp", "port", "80")
+	verb(failure, `there is a rule "web" already`, "add", "web", "port", "81")
+	verb(0, "", "add", "rack", "cidr", "10.32.0.0/16", "class", "bulk")
+	verb(0, "proto tcp port 80", "list")
+	if !threaded(t, b) {
+		t.Error("the NIC is not polled by threads")
+	}
+	st := d.Status()
+	if len(st.Rules) != 2 || st.Rules[0].Name != "web" || st.Rules[1].Name != "rack" || !st.Rules[0].Added {
+		t.Errorf("rules are %+v", st.Rules)
+	}
+	// What was added outlives a configuration that is read again.
+	d.Signal(unix.SIGHUP)
+	rig.Until(t, "the configuration is read again", func() (bool, string) {
+		return strings.Contains(d.Log(), "configuration read again"), d.Log()
+	})
+	verb(0, "rack", "list")
+	verb(failure, `there is no rule "nosuch"`, "del", "nosuch")
+	verb(0, "", "del", "web")
+	verb(0, "", "del", "rack")
+	if threaded(t, b) {
+		t.Error("without rules, the NIC is still polled by threads")
+	}
+	if st := d.Status(); len(st.Rules) != 0 || st.Mechanisms[1].State != "off" {
+		t.Errorf("after the last rule: %+v, %+v", st.Rules, st.Mechanisms)
+	}
+	ends(t, d)
+}
+
+func TestPriorityLeavesAForeignXDPProgramAlone(t *testing.T) {
+	rig.NeedCores(t, 2)
+	b := rig.Lab(t, bed.Options{})
+	attachXDP(t, b.Receiver().NS, b.Receiver().Wire)
+	check(t, b)
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: prioritised})
+	saysManual(t, d, b.Receiver().Wire, "XDP program of somebody else")
+	if m := d.Status().Mechanisms[1]; m.State != "standby" {
+		t.Errorf("priority is %s, %s", m.State, m.Reason)
+	}
+	ends(t, d)
+}
+
+func TestPriorityAndTierXDPAreNotCombined(t *testing.T) {
+	b := lab(t, bed.Options{})
+	refused(t, runFor(t, b, prioritised+"tier: xdp\n"), failure, "tier: tc")
+}
