@@ -74,9 +74,13 @@ func (d *Daemon) startPriority(table *rules.Table) error {
 		return err
 	}
 	d.prio = p
-	err = errors.Join(p.dp.SetTuning(bulkTuning), p.dp.SetRules(table), p.dp.StartLanes(d.cores))
+	// Bulk stays where it is until the NICs' threads are where they will be.
+	err = errors.Join(p.dp.SetTuning(datapath.PriorityTuning{}), p.dp.SetRules(table), p.dp.StartLanes(d.cores))
 	if err == nil {
 		err = d.followPriority()
+	}
+	if err == nil {
+		err = p.dp.SetTuning(bulkTuning)
 	}
 	if err != nil {
 		_, undo := d.stopPriority(context.Background())
@@ -102,17 +106,14 @@ func (d *Daemon) followPriority() error {
 		case u.VLANs:
 			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: noXDPUnderVLANs})
 			continue
-		case u.ForeignXDP:
-			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: foreignXDP})
-			continue
-		}
-		if err := d.threadNAPI(u); err != nil {
-			d.log.Warn("the NIC is polled in softirq: bulk may starve under overload", "device", u.Dev, "reason", err)
 		}
 		l, err := d.pipe.hang(u.Dev, p.dp.AttachXDP)
 		switch {
 		case err == nil:
 			p.attached[u.Key()] = l
+			if err := d.threadNAPI(u); err != nil {
+				d.log.Warn("the NIC is polled in softirq: bulk may starve under overload", "device", u.Dev, "reason", err)
+			}
 		case errors.Is(err, node.ErrGone):
 		case errors.Is(err, datapath.ErrForeignXDP):
 			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: foreignXDP})
