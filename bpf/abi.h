@@ -171,7 +171,7 @@ struct ol_cost {
 	__u64 packets;
 };
 
-/* Per core, written by that core alone but for one field. */
+/* Per core, written by that core alone. */
 struct ol_cpu {
 	__u64 now;     /* ns, end of the last poll */
 	__u32 seq;     /* polls finished */
@@ -179,7 +179,6 @@ struct ol_cpu {
 	__u8 nic_full; /* the same of the last poll of a NIC */
 	__u8 stage;    /* whose poll was the last */
 	__u8 ours;     /* the last poll of a device was of one of ours */
-	__u8 leaving;  /* is being taken offline; told by whichever core does that */
 	__u64 softnet; /* address of this core's softnet_data, once its backlog was polled */
 	struct ol_marks polls;
 	struct ol_progress backlog;

@@ -234,14 +234,15 @@ static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slo
 }
 
 /* A core that is being taken offline says so well before it takes no more work. */
-static __always_inline int ol_leaving(const struct ol_hop *h, __u32 lane)
+static __always_inline int ol_lane_leaves(const struct ol_hop *h, __u32 lane)
 {
-	struct ol_cpu *c;
+	__u32 cpu, *leaving;
 
 	if (lane >= OL_MAX_LANES)
 		return 0;
-	c = ol_get_cpu(h->lanes->cpu[ol_lane_index(lane)]);
-	return c && OL_READ(c->leaving);
+	cpu = h->lanes->cpu[ol_lane_index(lane)];
+	leaving = bpf_map_lookup_elem(&ol_leaving, &cpu);
+	return leaving && OL_READ(*leaving);
 }
 
 /* The lane that the policy wishes for the slot. */
@@ -255,11 +256,11 @@ static __always_inline __u32 ol_wish(const struct ol_hop *h, const struct ol_slo
 	ol_candidates(h->slot, h->stage, nr, &c1, &c2);
 	c1 = h->lanes->instead[ol_lane_index(c1)];
 	c2 = h->lanes->instead[ol_lane_index(c2)];
-	if (ol_leaving(h, c1))
+	if (ol_lane_leaves(h, c1))
 		c1 = c2;
-	if (ol_leaving(h, c1))
+	if (ol_lane_leaves(h, c1))
 		return OL_LANE_LOCAL;
-	if (ol_leaving(h, c2))
+	if (ol_lane_leaves(h, c2))
 		c2 = c1;
 	if (h->policy->flags & OL_F_RESTEER) {
 		if (lane == OL_LANE_LOCAL)

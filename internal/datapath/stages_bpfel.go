@@ -71,8 +71,6 @@ type stagesOlCpu struct {
 	NicFull uint8
 	Stage   uint8
 	Ours    uint8
-	Leaving uint8
-	_       [7]byte
 	Softnet uint64
 	Polls   stagesOlMarks
 	Backlog struct {
@@ -98,7 +96,7 @@ type stagesOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [40]byte
+	_       [48]byte
 }
 
 type stagesOlFlag uint32
@@ -249,6 +247,7 @@ const (
 	stagesMapOlFrags       = "ol_frags"
 	stagesMapOlLanePackets = "ol_lane_packets"
 	stagesMapOlLaneThreads = "ol_lane_threads"
+	stagesMapOlLeaving     = "ol_leaving"
 	stagesMapOlOwners      = "ol_owners"
 	stagesMapOlPolicies    = "ol_policies"
 	stagesMapOlReasons     = "ol_reasons"
@@ -321,6 +320,7 @@ type stagesMapSpecs struct {
 	OlFrags       *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads *ebpf.MapSpec `ebpf:"ol_lane_threads"`
+	OlLeaving     *ebpf.MapSpec `ebpf:"ol_leaving"`
 	OlOwners      *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlReasons     *ebpf.MapSpec `ebpf:"ol_reasons"`
@@ -365,6 +365,7 @@ type stagesMaps struct {
 	OlFrags       *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads *ebpf.Map `ebpf:"ol_lane_threads"`
+	OlLeaving     *ebpf.Map `ebpf:"ol_leaving"`
 	OlOwners      *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.Map `ebpf:"ol_policies"`
 	OlReasons     *ebpf.Map `ebpf:"ol_reasons"`
@@ -381,6 +382,7 @@ func (m *stagesMaps) Close() error {
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,
+		m.OlLeaving,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlReasons,

@@ -47,8 +47,6 @@ type underlayOlCpu struct {
 	NicFull uint8
 	Stage   uint8
 	Ours    uint8
-	Leaving uint8
-	_       [7]byte
 	Softnet uint64
 	Polls   underlayOlMarks
 	Backlog struct {
@@ -74,7 +72,7 @@ type underlayOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [40]byte
+	_       [48]byte
 }
 
 type underlayOlFrag struct {
@@ -169,6 +167,7 @@ const (
 	underlayMapOlFrags        = "ol_frags"
 	underlayMapOlLanePackets  = "ol_lane_packets"
 	underlayMapOlLaneThreads  = "ol_lane_threads"
+	underlayMapOlLeaving      = "ol_leaving"
 	underlayMapOlOwners       = "ol_owners"
 	underlayMapOlPolicies     = "ol_policies"
 	underlayMapOlReasons      = "ol_reasons"
@@ -239,6 +238,7 @@ type underlayMapSpecs struct {
 	OlFrags       *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads *ebpf.MapSpec `ebpf:"ol_lane_threads"`
+	OlLeaving     *ebpf.MapSpec `ebpf:"ol_leaving"`
 	OlOwners      *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlReasons     *ebpf.MapSpec `ebpf:"ol_reasons"`
@@ -283,6 +283,7 @@ type underlayMaps struct {
 	OlFrags       *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads *ebpf.Map `ebpf:"ol_lane_threads"`
+	OlLeaving     *ebpf.Map `ebpf:"ol_leaving"`
 	OlOwners      *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.Map `ebpf:"ol_policies"`
 	OlReasons     *ebpf.Map `ebpf:"ol_reasons"`
@@ -299,6 +300,7 @@ func (m *underlayMaps) Close() error {
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,
+		m.OlLeaving,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlReasons,
