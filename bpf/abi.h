@@ -228,7 +228,7 @@ struct ol_cost {
 	__u64 packets;
 };
 
-/* Per core, written by that core alone but for one field. */
+/* Per core, written by that core alone. */
 struct ol_cpu {
 	__u64 now;     /* ns, end of the last poll */
 	__u32 seq;     /* polls finished */
@@ -236,8 +236,6 @@ struct ol_cpu {
 	__u8 nic_full; /* the same of the last poll of a NIC */
 	__u8 stage;    /* whose poll was the last */
 	__u8 ours;     /* the last poll of a device was of one of ours */
-	__u8 leaving;  /* is being taken offline; told by whichever core does that */
-	__u8 left;     /* the same, since its lane was made: the lane's thread may run elsewhere */
 	__u64 softnet; /* address of this core's softnet_data, once its backlog was polled */
 	struct ol_marks polls;
 	struct ol_progress backlog;
@@ -255,6 +253,12 @@ struct ol_cpu {
 		[OL_NR_STAGES]; /* in all polls; nic: as the driver counts, tunnel, pod: after GRO */
 	__u64 samples[4];
 } __attribute__((aligned(64)));
+
+/* A core on its way offline; told by whichever core takes it there. */
+struct ol_leave {
+	__u32 leaving; /* it is */
+	__u32 strayed; /* it was since its lane was made: the lane's thread may run elsewhere */
+};
 
 /* What became of a frame that priority judged. */
 enum ol_prio_verdict {

@@ -66,13 +66,13 @@ struct {
 __noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu)
 {
 	struct ol_policy *policy = ol_get_policy();
-	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	struct ol_leave *leave = bpf_map_lookup_elem(&ol_leaves, &this_cpu);
 	__u32 before, table, now = bpf_ktime_get_ns() / 1000;
 	struct ol_lane_look look = {};
 	struct ol_ring ring;
 	int empty;
 
-	if (!p || !policy || !cpu)
+	if (!p || !policy || !leave)
 		return 0;
 	before = p->now;
 	/* Polls are told apart by it. 0 is for never. */
@@ -83,7 +83,8 @@ __noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu)
 	p->room = 0;
 	table = policy->rules_table & 1;
 	/* A lane whose thread may run on another core is none: its frames could come late. */
-	if ((OL_READ(cpu->left) && !OL_READ(cpu->leaving)) || !ol_get_ring(this_cpu, &ring)) {
+	if ((OL_READ(leave->strayed) && !OL_READ(leave->leaving)) ||
+	    !ol_get_ring(this_cpu, &ring)) {
 		p->demoted = 0;
 		p->table = table;
 		return 0;

@@ -234,14 +234,16 @@ static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slo
 }
 
 /* A core that is being taken offline says so well before it takes no more work. */
-static __always_inline int ol_leaving(const struct ol_hop *h, __u32 lane)
+static __always_inline int ol_lane_leaves(const struct ol_hop *h, __u32 lane)
 {
-	struct ol_cpu *c;
+	struct ol_leave *leave;
+	__u32 cpu;
 
 	if (lane >= OL_MAX_LANES)
 		return 0;
-	c = ol_get_cpu(h->lanes->cpu[ol_lane_index(lane)]);
-	return c && OL_READ(c->leaving);
+	cpu = h->lanes->cpu[ol_lane_index(lane)];
+	leave = bpf_map_lookup_elem(&ol_leaves, &cpu);
+	return leave && OL_READ(leave->leaving);
 }
 
 /* The lane that the policy wishes for the slot. */
@@ -255,11 +257,11 @@ static __always_inline __u32 ol_wish(const struct ol_hop *h, const struct ol_slo
 	ol_candidates(h->slot, h->stage, nr, &c1, &c2);
 	c1 = h->lanes->instead[ol_lane_index(c1)];
 	c2 = h->lanes->instead[ol_lane_index(c2)];
-	if (ol_leaving(h, c1))
+	if (ol_lane_leaves(h, c1))
 		c1 = c2;
-	if (ol_leaving(h, c1))
+	if (ol_lane_leaves(h, c1))
 		return OL_LANE_LOCAL;
-	if (ol_leaving(h, c2))
+	if (ol_lane_leaves(h, c2))
 		c2 = c1;
 	if (h->policy->flags & OL_F_RESTEER) {
 		if (lane == OL_LANE_LOCAL)

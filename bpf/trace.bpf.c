@@ -192,16 +192,32 @@ int ol_core_leaves(struct bpf_raw_tracepoint_args *ctx)
 {
 	__u32 core = ctx->args[0];
 	int target = ctx->args[1], step = ctx->args[2];
-	struct ol_cpu *cpu = ol_get_cpu(core);
+	struct ol_leave *leave = bpf_map_lookup_elem(&ol_leaves, &core);
 
-	if (!cpu)
+	if (!leave)
 		return 0;
 	if (target < step) {
-		OL_WRITE(cpu->left, 1);
-		OL_WRITE(cpu->leaving, 1);
+		OL_WRITE(leave->strayed, 1);
+		OL_WRITE(leave->leaving, 1);
 	} else if (core == bpf_get_smp_processor_id()) {
-		OL_WRITE(cpu->leaving, 0);
+		OL_WRITE(leave->leaving, 0);
 	}
+	return 0;
+}
+
+/*
+ * Such a step ended. One that fails ends the way offline, and if it was the first,
+ * there is no way back for the program above to see.
+ */
+SEC("raw_tp/cpuhp_exit")
+int ol_core_stays(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u32 core = ctx->args[0];
+	int err = ctx->args[3];
+	struct ol_leave *leave = bpf_map_lookup_elem(&ol_leaves, &core);
+
+	if (leave && err)
+		OL_WRITE(leave->leaving, 0);
 	return 0;
 }
 

@@ -62,15 +62,17 @@ int ol_find_lane(struct xdp_md *ctx)
 	struct bpf_cpu_map *map = (struct bpf_cpu_map *)&ol_lane_threads;
 	__u32 *core = (void *)(long)ctx->data;
 	struct bpf_cpu_map_entry *entry = NULL;
+	struct ol_leave *leave;
 	struct ol_cpu *cpu;
 
 	if ((void *)(core + 1) > (void *)(long)ctx->data_end || *core >= ol_nr_cpus)
 		return XDP_ABORTED;
 	cpu = ol_get_cpu(*core);
-	if (!cpu || bpf_probe_read_kernel(&entry, sizeof(entry), map->cpu_map + *core))
+	leave = bpf_map_lookup_elem(&ol_leaves, core);
+	if (!cpu || !leave || bpf_probe_read_kernel(&entry, sizeof(entry), map->cpu_map + *core))
 		return XDP_ABORTED;
 	cpu->lane = (__u64)entry;
-	cpu->left = 0;
+	OL_WRITE(leave->strayed, 0);
 	cpu->lane_pid = entry ? BPF_CORE_READ(entry, kthread, pid) : 0;
 	return entry ? XDP_PASS : XDP_DROP;
 }

@@ -21,7 +21,7 @@ func (d *Daemon) lookOnline(now time.Time) error {
 		return nil
 	}
 	if slices.Equal(online, d.online) {
-		return nil
+		return d.renewLanes()
 	}
 	for _, core := range d.online {
 		if !slices.Contains(online, core) {

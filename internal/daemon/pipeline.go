@@ -75,6 +75,9 @@ func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.
 	return p.do(made)
 }
 
+// Of what the governor places, the kernel side can hold all.
+const _ = uint(datapath.MaxLanes - governor.MaxLanes)
+
 func (p *pipeline) lanes() map[datapath.Stage][]int {
 	return map[datapath.Stage][]int{
 		datapath.NIC: p.layout.NIC, datapath.Tunnel: p.layout.Tunnel, datapath.Pod: p.layout.Pod,

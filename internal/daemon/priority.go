@@ -130,18 +130,22 @@ func (d *Daemon) followPriority() error {
 	return errors.Join(errs...)
 }
 
-// renewLanes makes new bulk lanes on cores that were offline: the threads of the old
-// ones run elsewhere, and the hook knows.
+// renewLanes makes new bulk lanes on cores that were offline, or were about to be: the
+// threads of the old ones may run elsewhere, and the hook knows.
 func (d *Daemon) renewLanes() error {
 	if d.prio == nil {
 		return nil
 	}
-	back := func(core int) bool { return d.pipe.lost[core] && slices.Contains(d.cores, core) }
-	if err := d.dp.EndLanes(back); err != nil {
+	strayed, err := d.dp.StrayedLanes()
+	if err != nil {
 		return err
 	}
-	for _, core := range d.cores {
-		delete(d.pipe.lost, core)
+	back := func(core int) bool { return slices.Contains(strayed, core) && slices.Contains(d.cores, core) }
+	if !slices.ContainsFunc(strayed, back) {
+		return nil
+	}
+	if err := d.dp.EndLanes(back); err != nil {
+		return err
 	}
 	return d.prio.dp.StartLanes(d.cores)
 }

@@ -123,11 +123,13 @@ func (d *Datapath) Watch(on bool) (err error) {
 
 // watchCores tells the programs in time when a core is being taken offline.
 func (d *Datapath) watchCores() error {
-	l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: "cpuhp_enter", Program: d.trace.OlCoreLeaves})
-	if err != nil {
-		return fmt.Errorf("attach %s to its tracepoint: %w", d.trace.OlCoreLeaves, err)
+	for name, prog := range map[string]*ebpf.Program{"cpuhp_enter": d.trace.OlCoreLeaves, "cpuhp_exit": d.trace.OlCoreStays} {
+		l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: name, Program: prog})
+		if err != nil {
+			return fmt.Errorf("attach %s to its tracepoint: %w", prog, err)
+		}
+		d.tracer = append(d.tracer, l)
 	}
-	d.tracer = append(d.tracer, l)
 	return nil
 }
 
@@ -160,6 +162,7 @@ func (d *Datapath) prepare(spec *ebpf.CollectionSpec, key [16]byte) error {
 	perCPU := map[string]uint32{
 		"ol_cpus":         1,
 		"ol_lane_threads": 1,
+		"ol_leaves":       1,
 		"ol_prios":        1,
 		"ol_cell_marks":   uint32(stagesOlLimitOL_MAX_TUNNELS),
 		"ol_slots":        uint32(stagesOlStageOL_NR_STAGES) * uint32(stagesOlLimitOL_SLOTS),
@@ -188,6 +191,7 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	all := map[string]*ebpf.Map{
 		"ol_policies":     d.stages.OlPolicies,
 		"ol_cpus":         d.stages.OlCpus,
+		"ol_leaves":       d.stages.OlLeaves,
 		"ol_cell_marks":   d.stages.OlCellMarks,
 		"ol_cells":        d.stages.OlCells,
 		"ol_slots":        d.stages.OlSlots,

@@ -23,6 +23,15 @@ func (b *bench) step(t *testing.T, core, target, at, by int) {
 	}
 }
 
+// refused is a step of a core's way offline that failed.
+func (b *bench) refused(t *testing.T, core, at int) {
+	t.Helper()
+	_, err := b.trace.OlCoreStays.Run(&ebpf.RunOptions{Context: [4]uint64{uint64(core), uint64(at), uint64(at), uint64(^uint32(15))}})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // laneTaken is the lane that a new flow's packet is sent to, or LaneLocal.
 func (b *bench) laneTaken(t *testing.T, frame []byte) int {
 	t.Helper()
@@ -70,5 +79,9 @@ func TestFlowsLeaveACoreThatIsBeingTakenOffline(t *testing.T) {
 		expect("core 1 runs again", map[int]int{0: 1, 1: 1})
 		b.step(t, 0, online, between, 0)
 		expect("core 0 stays", map[int]int{0: 0, 1: 1})
+		b.step(t, 1, offline, between, 0)
+		expect("core 1 leaves again", map[int]int{0: 0, 1: 0})
+		b.refused(t, 1, between)
+		expect("core 1 may not leave", map[int]int{0: 0, 1: 1})
 	})
 }

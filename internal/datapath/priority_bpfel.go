@@ -58,9 +58,6 @@ type priorityOlCpu struct {
 	NicFull uint8
 	Stage   uint8
 	Ours    uint8
-	Leaving uint8
-	Left    uint8
-	_       [6]byte
 	Softnet uint64
 	Polls   priorityOlMarks
 	Backlog struct {
@@ -86,7 +83,7 @@ type priorityOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [40]byte
+	_       [48]byte
 }
 
 type priorityOlFrag struct {
@@ -112,6 +109,12 @@ type priorityOlJudged struct {
 	}
 	Poll    uint32
 	Verdict uint32
+}
+
+type priorityOlLeave struct {
+	_       structs.HostLayout
+	Leaving uint32
+	Strayed uint32
 }
 
 type priorityOlMarks struct {
@@ -276,6 +279,7 @@ const (
 	priorityMapOlLanePackets  = "ol_lane_packets"
 	priorityMapOlLaneThreads  = "ol_lane_threads"
 	priorityMapOlLasts        = "ol_lasts"
+	priorityMapOlLeaves       = "ol_leaves"
 	priorityMapOlOwners       = "ol_owners"
 	priorityMapOlPieces       = "ol_pieces"
 	priorityMapOlPolicies     = "ol_policies"
@@ -352,6 +356,7 @@ type priorityMapSpecs struct {
 	OlLanePackets *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads *ebpf.MapSpec `ebpf:"ol_lane_threads"`
 	OlLasts       *ebpf.MapSpec `ebpf:"ol_lasts"`
+	OlLeaves      *ebpf.MapSpec `ebpf:"ol_leaves"`
 	OlOwners      *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPieces      *ebpf.MapSpec `ebpf:"ol_pieces"`
 	OlPolicies    *ebpf.MapSpec `ebpf:"ol_policies"`
@@ -402,6 +407,7 @@ type priorityMaps struct {
 	OlLanePackets *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads *ebpf.Map `ebpf:"ol_lane_threads"`
 	OlLasts       *ebpf.Map `ebpf:"ol_lasts"`
+	OlLeaves      *ebpf.Map `ebpf:"ol_leaves"`
 	OlOwners      *ebpf.Map `ebpf:"ol_owners"`
 	OlPieces      *ebpf.Map `ebpf:"ol_pieces"`
 	OlPolicies    *ebpf.Map `ebpf:"ol_policies"`
@@ -424,6 +430,7 @@ func (m *priorityMaps) Close() error {
 		m.OlLanePackets,
 		m.OlLaneThreads,
 		m.OlLasts,
+		m.OlLeaves,
 		m.OlOwners,
 		m.OlPieces,
 		m.OlPolicies,

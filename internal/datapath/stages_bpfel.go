@@ -74,9 +74,6 @@ type stagesOlCpu struct {
 	NicFull uint8
 	Stage   uint8
 	Ours    uint8
-	Leaving uint8
-	Left    uint8
-	_       [6]byte
 	Softnet uint64
 	Polls   stagesOlMarks
 	Backlog struct {
@@ -102,7 +99,7 @@ type stagesOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [40]byte
+	_       [48]byte
 }
 
 type stagesOlFlag uint32
@@ -117,6 +114,12 @@ type stagesOlFrag struct {
 	Datagram uint64
 	Slot     uint32
 	Pad      uint32
+}
+
+type stagesOlLeave struct {
+	_       structs.HostLayout
+	Leaving uint32
+	Strayed uint32
 }
 
 type stagesOlLimit uint32
@@ -259,6 +262,7 @@ const (
 	stagesMapOlFrags       = "ol_frags"
 	stagesMapOlLanePackets = "ol_lane_packets"
 	stagesMapOlLaneThreads = "ol_lane_threads"
+	stagesMapOlLeaves      = "ol_leaves"
 	stagesMapOlOwners      = "ol_owners"
 	stagesMapOlPolicies    = "ol_policies"
 	stagesMapOlReasons     = "ol_reasons"
@@ -331,6 +335,7 @@ type stagesMapSpecs struct {
 	OlFrags       *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads *ebpf.MapSpec `ebpf:"ol_lane_threads"`
+	OlLeaves      *ebpf.MapSpec `ebpf:"ol_leaves"`
 	OlOwners      *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlReasons     *ebpf.MapSpec `ebpf:"ol_reasons"`
@@ -375,6 +380,7 @@ type stagesMaps struct {
 	OlFrags       *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads *ebpf.Map `ebpf:"ol_lane_threads"`
+	OlLeaves      *ebpf.Map `ebpf:"ol_leaves"`
 	OlOwners      *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.Map `ebpf:"ol_policies"`
 	OlReasons     *ebpf.Map `ebpf:"ol_reasons"`
@@ -391,6 +397,7 @@ func (m *stagesMaps) Close() error {
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,
+		m.OlLeaves,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlReasons,

@@ -50,9 +50,6 @@ type traceOlCpu struct {
 	NicFull uint8
 	Stage   uint8
 	Ours    uint8
-	Leaving uint8
-	Left    uint8
-	_       [6]byte
 	Softnet uint64
 	Polls   traceOlMarks
 	Backlog struct {
@@ -78,7 +75,7 @@ type traceOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [40]byte
+	_       [48]byte
 }
 
 type traceOlFrag struct {
@@ -86,6 +83,12 @@ type traceOlFrag struct {
 	Datagram uint64
 	Slot     uint32
 	Pad      uint32
+}
+
+type traceOlLeave struct {
+	_       structs.HostLayout
+	Leaving uint32
+	Strayed uint32
 }
 
 type traceOlMarks struct {
@@ -177,12 +180,14 @@ const (
 	traceMapOlFrags        = "ol_frags"
 	traceMapOlLanePackets  = "ol_lane_packets"
 	traceMapOlLaneThreads  = "ol_lane_threads"
+	traceMapOlLeaves       = "ol_leaves"
 	traceMapOlOwners       = "ol_owners"
 	traceMapOlPolicies     = "ol_policies"
 	traceMapOlReasons      = "ol_reasons"
 	traceMapOlRecents      = "ol_recents"
 	traceMapOlSlots        = "ol_slots"
 	traceProgOlCoreLeaves  = "ol_core_leaves"
+	traceProgOlCoreStays   = "ol_core_stays"
 	traceProgOlLaneEnqueue = "ol_lane_enqueue"
 	traceProgOlLaneLeft    = "ol_lane_left"
 	traceProgOlLaneTaken   = "ol_lane_taken"
@@ -239,6 +244,7 @@ type traceSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type traceProgramSpecs struct {
 	OlCoreLeaves  *ebpf.ProgramSpec `ebpf:"ol_core_leaves"`
+	OlCoreStays   *ebpf.ProgramSpec `ebpf:"ol_core_stays"`
 	OlLaneEnqueue *ebpf.ProgramSpec `ebpf:"ol_lane_enqueue"`
 	OlLaneLeft    *ebpf.ProgramSpec `ebpf:"ol_lane_left"`
 	OlLaneTaken   *ebpf.ProgramSpec `ebpf:"ol_lane_taken"`
@@ -257,6 +263,7 @@ type traceMapSpecs struct {
 	OlFrags       *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads *ebpf.MapSpec `ebpf:"ol_lane_threads"`
+	OlLeaves      *ebpf.MapSpec `ebpf:"ol_leaves"`
 	OlOwners      *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlReasons     *ebpf.MapSpec `ebpf:"ol_reasons"`
@@ -303,6 +310,7 @@ type traceMaps struct {
 	OlFrags       *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads *ebpf.Map `ebpf:"ol_lane_threads"`
+	OlLeaves      *ebpf.Map `ebpf:"ol_leaves"`
 	OlOwners      *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.Map `ebpf:"ol_policies"`
 	OlReasons     *ebpf.Map `ebpf:"ol_reasons"`
@@ -319,6 +327,7 @@ func (m *traceMaps) Close() error {
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,
+		m.OlLeaves,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlReasons,
@@ -344,6 +353,7 @@ type traceVariables struct {
 // It can be passed to loadTraceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tracePrograms struct {
 	OlCoreLeaves  *ebpf.Program `ebpf:"ol_core_leaves"`
+	OlCoreStays   *ebpf.Program `ebpf:"ol_core_stays"`
 	OlLaneEnqueue *ebpf.Program `ebpf:"ol_lane_enqueue"`
 	OlLaneLeft    *ebpf.Program `ebpf:"ol_lane_left"`
 	OlLaneTaken   *ebpf.Program `ebpf:"ol_lane_taken"`
@@ -354,6 +364,7 @@ type tracePrograms struct {
 func (p *tracePrograms) Close() error {
 	return _TraceClose(
 		p.OlCoreLeaves,
+		p.OlCoreStays,
 		p.OlLaneEnqueue,
 		p.OlLaneLeft,
 		p.OlLaneTaken,

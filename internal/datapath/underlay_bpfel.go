@@ -50,9 +50,6 @@ type underlayOlCpu struct {
 	NicFull uint8
 	Stage   uint8
 	Ours    uint8
-	Leaving uint8
-	Left    uint8
-	_       [6]byte
 	Softnet uint64
 	Polls   underlayOlMarks
 	Backlog struct {
@@ -78,7 +75,7 @@ type underlayOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [40]byte
+	_       [48]byte
 }
 
 type underlayOlFrag struct {
@@ -86,6 +83,12 @@ type underlayOlFrag struct {
 	Datagram uint64
 	Slot     uint32
 	Pad      uint32
+}
+
+type underlayOlLeave struct {
+	_       structs.HostLayout
+	Leaving uint32
+	Strayed uint32
 }
 
 type underlayOlMarks struct {
@@ -177,6 +180,7 @@ const (
 	underlayMapOlFrags        = "ol_frags"
 	underlayMapOlLanePackets  = "ol_lane_packets"
 	underlayMapOlLaneThreads  = "ol_lane_threads"
+	underlayMapOlLeaves       = "ol_leaves"
 	underlayMapOlOwners       = "ol_owners"
 	underlayMapOlPolicies     = "ol_policies"
 	underlayMapOlReasons      = "ol_reasons"
@@ -247,6 +251,7 @@ type underlayMapSpecs struct {
 	OlFrags       *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads *ebpf.MapSpec `ebpf:"ol_lane_threads"`
+	OlLeaves      *ebpf.MapSpec `ebpf:"ol_leaves"`
 	OlOwners      *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlReasons     *ebpf.MapSpec `ebpf:"ol_reasons"`
@@ -291,6 +296,7 @@ type underlayMaps struct {
 	OlFrags       *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads *ebpf.Map `ebpf:"ol_lane_threads"`
+	OlLeaves      *ebpf.Map `ebpf:"ol_leaves"`
 	OlOwners      *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies    *ebpf.Map `ebpf:"ol_policies"`
 	OlReasons     *ebpf.Map `ebpf:"ol_reasons"`
@@ -307,6 +313,7 @@ func (m *underlayMaps) Close() error {
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,
+		m.OlLeaves,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlReasons,

@@ -91,6 +91,21 @@ func (d *Datapath) EndLanes(gone func(core int) bool) error {
 	return nil
 }
 
+// StrayedLanes are the cores whose lane's thread may run elsewhere, since the core was on
+// its way offline, whether it got there or not.
+func (d *Datapath) StrayedLanes() (cores []int, err error) {
+	for core := range d.laneThreads {
+		var leave stagesOlLeave
+		if err := d.stages.OlLeaves.Lookup(uint32(core), &leave); err != nil {
+			return nil, fmt.Errorf("read whether core %d leaves: %w", core, err)
+		}
+		if leave.Strayed != 0 && leave.Leaving == 0 {
+			cores = append(cores, core)
+		}
+	}
+	return cores, nil
+}
+
 // findLane tells the programs where the kernel keeps a core's lane. They shall find
 // one (xdpPass) or none (xdpDrop).
 func (d *Datapath) findLane(core int, expected uint32) error {

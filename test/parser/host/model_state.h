@@ -100,13 +100,13 @@ static struct pkt *take(struct list *l)
 	return p;
 }
 
-/* The rings of lanes, <linux/ptr_ring.h>. */
 /* Asked for by a lane's thread alone. */
 __u64 model_task(void)
 {
 	return (__u64)&cores[model_this_cpu()].thread;
 }
 
+/* The rings of lanes, <linux/ptr_ring.h>. */
 static struct bpf_cpu_map_entry *make_ring(struct core *c)
 {
 	c->places.size = opt.ring_max;
