@@ -24,6 +24,7 @@ enum ol_limit {
 	OL_CARRIER = 0x8000, /* skb->tc_index: "slot number follows" */
 	OL_MAX_RULES = 4096, /* priority rules, each of up to four keys */
 	OL_MAX_SHAPES = 32,  /* sets of fields that rules look at */
+	OL_SPARSE = 2048,    /* flows that no rule fits, watched per core */
 };
 
 /* How a flow is treated. More may follow: append only. */
@@ -42,6 +43,8 @@ enum ol_field {
 	OL_FIELD_DST_ADDR = 16,
 	OL_FIELD_VNI = 32,
 	OL_FIELD_DSCP = 64,
+	OL_FIELD_TUNNEL = 128, /* in a tunnel */
+	OL_FIELD_HOST = 256,   /* in none */
 };
 
 /*
@@ -50,13 +53,14 @@ enum ol_field {
  */
 struct ol_shape {
 	__u32 mask[4]; /* network byte order */
-	__u8 fields;
+	__u16 fields;
 	__u8 v6; /* the family that the mask is for */
-	__u16 pad;
+	__u8 pad;
 };
 
 struct ol_shapes {
 	__u32 nr;
+	__u32 host; /* flows in no tunnel have a class, too */
 	struct ol_shape shape[OL_MAX_SHAPES];
 };
 
@@ -171,6 +175,9 @@ struct ol_policy {
 	__u32 rules_table;     /* which table of rules is in force: 0 or 1 */
 	__u32 latency_window_us; /* latency traffic is about for so long after a packet of it */
 	__u32 bulk_room;	 /* frames that a core's bulk lane holds */
+	__u32 latency_share;	 /* of a core's time that latency may take, in 1/1000 */
+	__u32 sparse_frames;	 /* more in a window are heavy; 0: flows are not watched */
+	__u32 sparse_bytes;
 	struct ol_lanes stage[OL_NR_STAGES];
 	__u16 busy[OL_MAX_CPUS]; /* utilisation in 1/1000, from the daemon */
 	__u8 core_flags[OL_MAX_CPUS];
@@ -239,7 +246,7 @@ struct ol_cpu {
 	__u64 softnet; /* address of this core's softnet_data, once its backlog was polled */
 	struct ol_marks polls;
 	struct ol_progress backlog;
-	__u64 lane;	   /* address of this core's entry of the cpumap, or 0 */
+	__u64 lane[OL_NR_CLASSES]; /* addresses of this core's entries of the cpumaps, or 0 */
 	__u64 nic_holds;   /* the NAPI whose GRO still holds packets after its last poll, or 0 */
 	__u64 lane_time;   /* ns, when this core's cpumap thread last took frames */
 	__u32 lane_head;   /* how far in its ring it had come then */
@@ -247,7 +254,7 @@ struct ol_cpu {
 	__u32 queue;	   /* packets left in the backlog after its last poll ... */
 	__u32 backlog_seq; /* ... which was this one */
 	__u32 lane_seq;	   /* polls finished when its cpumap thread last took frames */
-	__u32 lane_pid;	   /* that thread, or 0 */
+	__u32 lane_pid[OL_NR_CLASSES]; /* the threads of its lanes, or 0 */
 	struct ol_cost cost[OL_NR_STAGES];
 	__u64 packets
 		[OL_NR_STAGES]; /* in all polls; nic: as the driver counts, tunnel, pod: after GRO */
@@ -260,39 +267,97 @@ struct ol_leave {
 	__u32 strayed; /* it was since its lane was made: the lane's thread may run elsewhere */
 };
 
-/* What became of a frame that priority judged. */
-enum ol_prio_verdict {
-	OL_PRIO_BULK,	      /* the stock path */
-	OL_PRIO_BULK_LANE,    /* the lane */
-	OL_PRIO_LATENCY,      /* the stock path */
-	OL_PRIO_LATENCY_LANE, /* the lane, behind what the flow has in it */
-	OL_PRIO_REFUSED,      /* dropped: the lane was full, or is emptied */
-	OL_NR_PRIO_VERDICTS,
+/* Where a frame that priority judged went. */
+enum ol_way {
+	OL_WAY_STOCK,
+	OL_WAY_BULK_LANE,
+	OL_WAY_LATENCY_LANE,
+	OL_WAY_REFUSED, /* dropped: the lane was full, or is emptied */
+	OL_NR_WAYS,
 };
 
-/*
- * Priority on one core, written by that core alone: by the hook in the NIC's poll, but
- * for the first two fields, which the tracepoint writes behind it. Times are in us.
- */
-struct ol_prio {
-	__u64 holds;	/* the NAPI whose GRO still holds packets after its last poll, or 0 */
-	__u32 polls;	/* NICs' polls finished */
-	__u32 poll;	/* the one under way, once it has brought a frame */
-	__u32 now;	/* when that began */
-	__u32 seen;	/* the last poll with a frame of the latency class */
-	__u32 room;	/* frames that the lane still takes in this poll */
-	__u8 ever;	/* there has been a frame of the latency class */
-	__u8 demoted;	/* bulk goes to the lane */
-	__u8 table;	/* of rules, in force on this core */
-	__u8 armed;	/* the lane's progress is being watched: */
-	__u32 taken;	/* frames that its thread took, at least; once they are .. */
+/* How far a lane's thread has come, as the core that fills the lane sees it. */
+struct ol_lane_watch {
+	__u32 taken;	/* frames that the thread took, at least; once they are .. */
 	__u32 until;	/* .. so many, what came before .. */
 	__u32 before;	/* .. this time has been handled */
 	__u32 consumer; /* place in the ring at the last look */
 	__u32 safe;	/* what was redirected in polls up to then has been handled */
 	__u32 empty;	/* the same, and GRO has let go of it */
-	__u64 frames[OL_NR_PRIO_VERDICTS];
+	__u32 room;	/* frames that the lane still takes in this poll */
+	__u32 armed;	/* until and before are set */
+};
+
+/*
+ * Priority on one core, written by that core alone: by the tracepoint behind a poll,
+ * and by the hook in the NIC's poll. Times are in us where nothing else is said.
+ */
+struct ol_prio {
+	__u64 holds;   /* the NAPI whose GRO still holds packets after its last poll, or 0 */
+	__u64 charged; /* ns, up to when latency's time was taken off the budget */
+	__s64 budget;  /* ns of this core that the latency class has left */
+	__u32 polls;   /* NICs' polls finished */
+	__u32 task;    /* who polled the NIC last, if that brought latency frames, or 0 */
+	__u32 latency; /* of 256 parts of that poll's frames, theirs */
+
+	/* From here on the hook's. */
+	__u32 poll;    /* the one under way, once it has brought a frame */
+	__u32 now;     /* when that began, and ... */
+	__u64 now_ns;  /* ... the same in ns */
+	__u32 brought; /* frames of the latency class in it */
+	__u32 seen;    /* the last poll with such */
+	__u8 ever;     /* there has been one */
+	__u8 demoted;  /* bulk goes to the lane */
+	__u8 over;     /* the budget is used up: latency joins bulk */
+	__u8 table;    /* of rules, in force on this core */
+	__u8 host;     /* by which flows in no tunnel have a class, too */
+	__u8 pad[3];
+	struct ol_lane_watch lane[OL_NR_CLASSES];
+	__u64 frames[OL_NR_CLASSES][OL_NR_WAYS];
+	__u64 held;   /* of latency in the bulk lane: behind what the flow has in it */
+	__u64 excess; /* of latency in the bulk lane: over budget */
 } __attribute__((aligned(64)));
+
+/* How pieces of an inner datagram are told apart. */
+enum ol_piece {
+	OL_PIECE_WHOLE,
+	OL_PIECE_FIRST,
+	OL_PIECE_LATER,
+};
+
+/*
+ * The inner flow as words to hash: addresses, then protocol, VNI and ports.
+ * ports is zero for protocols without them. id names the datagram that a piece
+ * belongs to, among those of the same addresses and protocol.
+ */
+struct ol_flow {
+	__u64 addr[4];
+	__u64 tail;
+	__u32 ports;
+	__u32 id;
+	__u8 v6;
+	__u8 proto;
+	__u8 piece;
+	__u8 dscp; /* no part of what tells flows apart */
+};
+
+/* A flow that no rule fits, watched: small and sparse ones become latency. */
+struct ol_sparse {
+	struct ol_flow flow;
+	__u32 window; /* us, when the one under way began */
+	__u32 seen;   /* us, the last poll with a packet */
+	__u32 frames; /* in the window under way */
+	__u32 bytes;
+	__u32 was_frames; /* in the last whole one that brought any */
+	__u32 was_bytes;
+	__u32 quiet; /* windows since it was last too much */
+	__u32 since; /* windows for which it has its class */
+	__u8 class;
+	__u8 heavy; /* it was too much once */
+	__u8 used;
+	__u8 host; /* in no tunnel */
+	__u8 pad[4];
+};
 
 /* Names every enum once, so that the daemon gets all of them from the object's BTF. */
 struct ol_abi {
@@ -304,7 +369,7 @@ struct ol_abi {
 	enum ol_flag flag;
 	enum ol_core_flag core_flag;
 	enum ol_class class;
-	enum ol_prio_verdict prio_verdict;
+	enum ol_way way;
 	enum ol_field field;
 };
 

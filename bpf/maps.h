@@ -103,13 +103,21 @@ struct {
 	__type(value, __u64);
 } ol_reasons SEC(".maps");
 
-/* The lanes of the nic stage; filled by the loader before the program is attached. */
+/* The lanes of the nic stage, and of bulk; filled by the loader before programs are attached. */
 struct {
 	__uint(type, BPF_MAP_TYPE_CPUMAP);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct bpf_cpumap_val);
 } ol_lane_threads SEC(".maps");
+
+/* Priority's lanes for the latency class, under NICs that no thread polls. */
+struct {
+	__uint(type, BPF_MAP_TYPE_CPUMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct bpf_cpumap_val);
+} ol_latency_threads SEC(".maps");
 
 /* Packets sent to each lane, per sending core. Index: stage * OL_MAX_LANES + lane. */
 struct {

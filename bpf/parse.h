@@ -49,29 +49,6 @@ struct ol_outer {
 	__u8 version; /* of IP */
 };
 
-/* How pieces of an inner datagram are told apart. */
-enum ol_piece {
-	OL_PIECE_WHOLE,
-	OL_PIECE_FIRST,
-	OL_PIECE_LATER,
-};
-
-/*
- * The inner flow as words to hash: addresses, then protocol, VNI and ports.
- * ports is zero for protocols without them. id names the datagram that a piece
- * belongs to, among those of the same addresses and protocol.
- */
-struct ol_flow {
-	__u64 addr[4];
-	__u64 tail;
-	__u32 ports;
-	__u32 id;
-	__u8 v6;
-	__u8 proto;
-	__u8 piece;
-	__u8 dscp; /* no part of what tells flows apart */
-};
-
 OL_INLINE __u16 ol_be16(const __u8 *p)
 {
 	return (__u16)(p[0] << 8 | p[1]);

@@ -2,10 +2,12 @@
 /*
  * Priority (PRISM) on the underlay, before an skb exists. Frames of the latency class
  * take the stock path, in the NIC's poll. While there are such, bulk frames go to a
- * lane: a cpumap thread on the same core, which the NIC's poll preempts.
+ * lane: a cpumap thread on the same core, which the NIC's poll preempts. Where no
+ * thread polls the NIC, latency frames have a lane of their own, whose thread preempts
+ * that of bulk.
  *
  * Everything of a core's state is written by that core, between whose polls the
- * lane's thread runs, never within one: what a poll finds at its first frame holds
+ * lanes' threads run, never within one: what a poll finds at its first frame holds
  * until it ends.
  */
 #include "kernel.h"
@@ -25,19 +27,49 @@ struct {
 	__type(value, struct ol_prio);
 } ol_prios SEC(".maps");
 
-/* When flows last sent to this core's lane, us, or 0. */
+/* When flows last sent to this core's lanes, us, or 0. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_LAST_LISTS *OL_LAST_PLACES);
+	__uint(max_entries, OL_NR_CLASSES *OL_LAST_LISTS *OL_LAST_PLACES);
 	__type(key, __u32);
 	__type(value, __u32);
 } ol_lasts SEC(".maps");
 
+/* Frames that a rule gave their class. Index: its place in the list, of either table. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 2 * OL_MAX_RULES);
+	__type(key, __u32);
+	__type(value, __u64);
+} ol_rule_frames SEC(".maps");
+
+/* A flow has two places, of which it takes one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OL_SPARSE);
+	__type(key, __u32);
+	__type(value, struct ol_sparse);
+} ol_sparse_flows SEC(".maps");
+
+/* A flow's class, and from where it has it: 0, or the place plus one. */
+struct ol_judgement {
+	__u32 class;
+	__u32 rule;
+	__u32 sparse;
+};
+
 /* The last flow that this core's hook judged: packets of a flow come in runs. */
 struct ol_judged {
+	struct ol_head head;
 	struct ol_flow flow;
+	struct ol_judgement is;
 	__u32 poll;
-	__u32 verdict;
+	__u8 way;
+	__u8 held;    /* in the bulk lane, of the latency class: behind what is there */
+	__u8 excess;  /* the same, since the budget is used up */
+	__u8 host;    /* in no tunnel */
+	__u32 frames; /* not yet told to where the class is from */
+	__u32 bytes;
 };
 
 struct {
@@ -47,11 +79,11 @@ struct {
 	__type(value, struct ol_judged);
 } ol_judgements SEC(".maps");
 
-/* Inner datagrams in pieces: what their first piece told of them. */
+/* Datagrams in pieces: what their first piece told of them. */
 struct ol_piece_judged {
 	__u64 datagram;
 	__u64 flow;
-	__u32 class;
+	struct ol_judgement is;
 	__u32 pad;
 };
 
@@ -62,153 +94,369 @@ struct {
 	__type(value, struct ol_piece_judged);
 } ol_pieces SEC(".maps");
 
-/* The first frame of a poll. */
-__noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu)
+/* What the hook's frames came to, for who gave the flow its class. */
+static __always_inline void ol_prio_account(struct ol_judged *j)
 {
+	struct ol_sparse *s;
+	__u64 *frames;
+	__u32 key;
+
+	if (!j->frames)
+		return;
+	if (j->is.rule) {
+		key = j->is.rule - 1;
+		frames = bpf_map_lookup_elem(&ol_rule_frames, &key);
+		if (frames)
+			*frames += j->frames;
+	} else if (j->is.sparse) {
+		key = j->is.sparse - 1;
+		s = bpf_map_lookup_elem(&ol_sparse_flows, &key);
+		if (s) {
+			s->frames += j->frames;
+			s->bytes += j->bytes;
+		}
+	}
+	j->frames = j->bytes = 0;
+}
+
+/* A lane's ring at the beginning of a poll. Returns whether it is empty and its thread done. */
+static __always_inline int ol_prio_look(struct ol_prio *p, __u32 this_cpu, __u32 class,
+					__u32 before)
+{
+	struct ol_lane_watch *w = &p->lane[class];
 	struct ol_policy *policy = ol_get_policy();
-	struct ol_leave *leave = bpf_map_lookup_elem(&ol_leaves, &this_cpu);
-	__u32 before, table, now = bpf_ktime_get_ns() / 1000;
 	struct ol_lane_look look = {};
 	struct ol_ring ring;
 	int empty;
 
-	if (!p || !policy || !leave)
-		return 0;
-	before = p->now;
-	/* Polls are told apart by it. 0 is for never. */
-	if (before - now < OL_PRIO_LIFE_US)
-		now = before + 1;
-	p->now = now + !now;
-	p->poll = p->polls + 1;
-	p->room = 0;
-	table = policy->rules_table & 1;
-	/* A lane whose thread may run on another core is none: its frames could come late. */
-	if ((OL_READ(leave->strayed) && !OL_READ(leave->leaving)) ||
-	    !ol_get_ring(this_cpu, &ring)) {
-		p->demoted = 0;
-		p->table = table;
-		return 0;
-	}
+	w->room = 0;
+	if (!policy || !ol_get_ring(this_cpu, class, &ring))
+		return 1;
 	look.used = ol_ring_from(&ring, ring.consumer);
 	look.consumer = ring.consumer;
 	look.size = ring.size;
 	look.asleep = ring.asleep;
-	empty = ol_lane_step(p, &look, before);
+	empty = ol_lane_step(w, &look, before);
 	if (look.used < policy->bulk_room)
-		p->room = policy->bulk_room - look.used;
-	ol_prio_turn(p, policy->latency_window_us, table, empty);
+		w->room = policy->bulk_room - look.used;
+	return empty;
+}
+
+static __always_inline void ol_prio_use_table(struct ol_prio *p)
+{
+	__u32 table = p->table & 1;
+	struct ol_shapes *shapes = bpf_map_lookup_elem(&ol_rule_shapes, &table);
+
+	p->host = shapes && shapes->host;
+}
+
+/* The first frame of a poll. */
+__noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu, int two)
+{
+	struct ol_leave *leave = bpf_map_lookup_elem(&ol_leaves, &this_cpu);
+	__u64 ns = bpf_ktime_get_ns(), elapsed;
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	__u32 before, now = ns / 1000;
+	int empty;
+
+	if (!p || !policy || !leave || !cpu)
+		return 0;
+	before = p->now;
+	elapsed = ns - p->now_ns;
+	/* Polls are told apart by it, and the clock may be slow. 0 is for never. */
+	if ((__s64)elapsed < 1000000000 && ol_not_after(now, before))
+		now = before + 1;
+	p->now = now + !now;
+	p->now_ns = ns;
+	p->poll = p->polls + 1;
+	p->brought = 0;
+	/* A lane whose thread may run on another core is none: its frames could come late. */
+	if (!cpu->lane[OL_CLASS_BULK] || (two && !cpu->lane[OL_CLASS_LATENCY]) ||
+	    (OL_READ(leave->strayed) && !OL_READ(leave->leaving))) {
+		p->demoted = 0;
+		p->table = policy->rules_table & 1;
+		ol_prio_use_table(p);
+		return 0;
+	}
+	empty = ol_prio_look(p, this_cpu, OL_CLASS_BULK, before);
+	empty &= ol_prio_look(p, this_cpu, OL_CLASS_LATENCY, before);
+	ol_prio_turn(p, policy->latency_window_us, policy->rules_table & 1, empty);
+	ol_prio_use_table(p);
+	ol_prio_earn(p, elapsed, policy->latency_share);
+	return 0;
+}
+
+/* The class of a flow that no rule fits, by what it has sent. */
+__noinline int ol_prio_watch(const struct ol_prio *p, const struct ol_judged *j, __u64 hash,
+			     struct ol_judgement *is)
+{
+	struct ol_policy *policy = ol_get_policy();
+	__u32 key = hash % (OL_SPARSE / 2) * 2, idle = 0;
+	struct ol_sparse *s, *at = NULL;
+	const struct ol_flow *f;
+	int i;
+
+	if (!p || !j || !is || !policy || !policy->sparse_frames)
+		return 0;
+	f = &j->flow;
+	for (i = 0; i < 2; i++, key++) {
+		s = bpf_map_lookup_elem(&ol_sparse_flows, &key);
+		if (!s)
+			return 0;
+		if (s->used && s->host == j->host && ol_same_flow(&s->flow, f)) {
+			at = s;
+			is->sparse = key + 1;
+			break;
+		}
+		/* A flow that goes on keeps its place: whoever finds none is bulk. */
+		if (s->used && p->now - s->seen <= OL_SPARSE_GONE * OL_SPARSE_WINDOW_US)
+			continue;
+		if (at && s->used && p->now - s->seen <= idle)
+			continue;
+		at = s;
+		idle = s->used ? p->now - s->seen : ~0U;
+		is->sparse = key + 1;
+	}
+	if (!at)
+		return 0;
+	if (!at->used || at->host != j->host || !ol_same_flow(&at->flow, f)) {
+		__builtin_memset(at, 0, sizeof(*at));
+		at->flow = *f;
+		at->window = at->seen = p->now;
+		at->used = 1;
+		at->host = j->host;
+	}
+	is->class = ol_sparse_class(at, p->now, policy->sparse_frames, policy->sparse_bytes);
 	return 0;
 }
 
 /* What the first piece of a datagram tells of it, to itself and to the later ones. */
-static __always_inline __u32 ol_prio_piece(const struct ol_prio *p, const struct ol_flow *f,
-					   __u64 *flow)
+static __always_inline __u64 ol_prio_piece(const struct ol_prio *p, const struct ol_judged *j,
+					   const struct ol_policy *policy, struct ol_judgement *is)
 {
+	const struct ol_flow *f = &j->flow;
 	__u64 datagram = ol_piece_hash(f, ol_key0, ol_key1);
 	__u32 key = datagram >> 32 & (OL_FRAGS - 1);
 	struct ol_piece_judged *first = bpf_map_lookup_elem(&ol_pieces, &key);
+	__u32 rule;
 
-	*flow = datagram;
 	if (!first)
-		return OL_CLASS_BULK;
+		return datagram;
 	if (f->piece == OL_PIECE_FIRST) {
 		first->datagram = datagram;
 		first->flow = ol_flow_hash(f, ol_key0, ol_key1);
-		first->class = ol_class_of(f, p->table);
+		first->is.sparse = 0;
+		rule = ol_rule_of(f, j->host, p->table);
+		first->is.class = rule & 0xff;
+		first->is.rule = rule >> 8;
+		/* What is in pieces of a tunnel's packets nobody knows. */
+		if (j->host && f->proto == OL_IPPROTO_UDP &&
+		    ol_any_tunnel_at(policy, ol_be16((const __u8 *)&f->ports + 2)))
+			first->is.class = OL_NR_CLASSES;
 	} else if (first->datagram != datagram) {
-		return OL_CLASS_BULK;
+		return datagram;
 	}
-	*flow = first->flow;
-	return first->class;
+	*is = first->is;
+	return first->flow;
 }
 
-/* What is done with a flow's frames until the poll ends, as long as the lane has room. */
-static __always_inline enum ol_prio_verdict ol_prio_judge(struct ol_prio *p,
-							  const struct ol_flow *f)
+/* Has what the flow sent to a lane left it? */
+static __always_inline int ol_prio_left(const struct ol_prio *p, __u32 class, __u64 flow, int gro,
+					__u32 **a, __u32 **b)
 {
-	__u32 class, gro = f->proto == OL_IPPROTO_TCP, key, *a, *b;
+	__u32 key = class * OL_LAST_LISTS * OL_LAST_PLACES + flow % OL_LAST_PLACES;
+
+	*a = bpf_map_lookup_elem(&ol_lasts, &key);
+	key = (class * OL_LAST_LISTS + 1) * OL_LAST_PLACES + (flow >> 32) % OL_LAST_PLACES;
+	*b = bpf_map_lookup_elem(&ol_lasts, &key);
+	if (!*a || !*b)
+		return 0; /* cannot be */
+	/* Other flows may share a place, hardly both. */
+	return ol_lane_left(&p->lane[class], **a, p->now, gro) ||
+	       ol_lane_left(&p->lane[class], **b, p->now, gro);
+}
+
+/* Which way do a flow's frames go until the poll ends, as long as a lane has room? */
+__noinline int ol_prio_judge(struct ol_prio *p, struct ol_judged *j, int two)
+{
+	struct ol_policy *policy = ol_get_policy();
+	__u32 *bulk_a, *bulk_b, *latency_a, *latency_b, rule;
+	int gro, bulk_left, latency_left;
+	struct ol_judgement is = {};
+	struct ol_flow *f;
 	__u64 flow = 0;
 
-	class = f->piece == OL_PIECE_WHOLE ? ol_class_of(f, p->table) : ol_prio_piece(p, f, &flow);
-	if (!p->demoted)
-		return class == OL_CLASS_LATENCY ? OL_PRIO_LATENCY : OL_PRIO_BULK;
+	if (!p || !j || !policy)
+		return 0;
+	f = &j->flow;
+	gro = f->proto == OL_IPPROTO_TCP;
+	if (f->piece == OL_PIECE_WHOLE) {
+		rule = ol_rule_of(f, j->host, p->table);
+		is.class = rule & 0xff;
+		is.rule = rule >> 8;
+		if (!rule && policy->sparse_frames) {
+			flow = ol_flow_hash(f, ol_key0, ol_key1);
+			ol_prio_watch(p, j, flow, &is);
+		}
+	} else {
+		flow = ol_prio_piece(p, j, policy, &is);
+	}
+	j->is = is;
+	j->held = j->excess = 0;
+	j->way = OL_WAY_STOCK;
+	if (!p->demoted || is.class >= OL_NR_CLASSES)
+		return 0;
+
 	if (!flow)
 		flow = ol_flow_hash(f, ol_key0, ol_key1);
-	key = flow % OL_LAST_PLACES;
-	a = bpf_map_lookup_elem(&ol_lasts, &key);
-	key = OL_LAST_PLACES + (flow >> 32) % OL_LAST_PLACES;
-	b = bpf_map_lookup_elem(&ol_lasts, &key);
-	if (!a || !b)
-		return OL_PRIO_BULK; /* cannot be */
-	/* Other flows may share a place, hardly both. */
-	if (class == OL_CLASS_LATENCY && (ol_lane_left(p, *a, gro) || ol_lane_left(p, *b, gro)))
-		return OL_PRIO_LATENCY;
-	*a = *b = p->now;
-	return class == OL_CLASS_LATENCY ? OL_PRIO_LATENCY_LANE : OL_PRIO_BULK_LANE;
+	bulk_left = ol_prio_left(p, OL_CLASS_BULK, flow, gro, &bulk_a, &bulk_b);
+	latency_left = ol_prio_left(p, OL_CLASS_LATENCY, flow, gro, &latency_a, &latency_b);
+	if (!bulk_a || !bulk_b || !latency_a || !latency_b)
+		return 0; /* cannot be */
+	/* What the NIC's GRO holds of a flow would be overtaken in the lane. */
+	j->excess = is.class == OL_CLASS_LATENCY && p->over && !(gro && p->holds);
+	if (is.class == OL_CLASS_LATENCY && !j->excess) {
+		j->held = !bulk_left;
+		if (bulk_left && !two)
+			return 0;
+		j->way = bulk_left ? OL_WAY_LATENCY_LANE : OL_WAY_BULK_LANE;
+	} else {
+		j->way = latency_left ? OL_WAY_BULK_LANE : OL_WAY_LATENCY_LANE;
+	}
+	if (j->way == OL_WAY_LATENCY_LANE)
+		*latency_a = *latency_b = p->now;
+	else
+		*bulk_a = *bulk_b = p->now;
+	return 0;
 }
 
-SEC("xdp.frags")
-int ol_priority_xdp(struct xdp_md *ctx)
+/* Which class a frame belongs to, and the way it goes. two: latency has a lane, too. */
+static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 {
-	__u32 this_cpu = bpf_get_smp_processor_id(), tunnel = OL_MAX_TUNNELS, zero = 0;
-	struct ol_judged *last = bpf_map_lookup_elem(&ol_judgements, &zero);
+	__u32 this_cpu = bpf_get_smp_processor_id(), tunnel = OL_MAX_TUNNELS, zero = 0, class, way;
+	struct ol_judged *j = bpf_map_lookup_elem(&ol_judgements, &zero);
 	struct ol_prio *p = bpf_map_lookup_elem(&ol_prios, &this_cpu);
 	struct ol_policy *policy = ol_get_policy();
-	enum ol_prio_verdict verdict;
 	struct ol_flow flow = {};
-	__u8 may_concern = 0;
+	__u8 may_concern = 0, host = 0;
 	struct ol_cursor c;
+	enum ol_reason r;
 
-	if (!policy || !p || !last)
+	if (!policy || !p || !j)
 		return XDP_PASS;
 	c.data = (void *)(long)ctx->data;
 	c.end = (void *)(long)ctx->data_end;
 	/* Lengths that contradict each other are the stack's to judge. */
 	c.total = 0;
-	if (ol_classify(&c, policy, &tunnel, &flow, &may_concern))
-		return XDP_PASS;
+	if (p->poll == p->polls + 1 && j->poll == p->poll && ol_same_head(&c, &j->head))
+		goto known;
 
-	if (p->poll != p->polls + 1)
-		ol_prio_begin(p, this_cpu);
-	if (last->poll != p->poll || flow.piece != OL_PIECE_WHOLE ||
-	    last->flow.piece != OL_PIECE_WHOLE || !ol_same_flow(&last->flow, &flow)) {
-		last->flow = flow;
-		last->poll = p->poll;
-		last->verdict = ol_prio_judge(p, &flow);
+	r = ol_classify(&c, policy, &tunnel, &flow, &may_concern);
+	if (r) {
+		if (r != OL_OUTER_FRAGMENT && (r != OL_NOT_OVERLAY || may_concern))
+			return XDP_PASS;
+		if (ol_parse_inner(&c, 0, 0, &flow))
+			return XDP_PASS;
+		host = 1;
 	}
-	verdict = last->verdict;
-	if (verdict == OL_PRIO_LATENCY || verdict == OL_PRIO_LATENCY_LANE) {
+	if (p->poll != p->polls + 1)
+		ol_prio_begin(p, this_cpu, two);
+	if (host && !p->host)
+		return XDP_PASS;
+	if (j->poll != p->poll || flow.piece != OL_PIECE_WHOLE || j->flow.piece != OL_PIECE_WHOLE ||
+	    j->host != host || !ol_same_flow(&j->flow, &flow) || j->flow.dscp != flow.dscp) {
+		ol_prio_account(j);
+		j->flow = flow;
+		j->host = host;
+		j->poll = p->poll;
+		ol_keep_head(&c, &flow, host,
+			     tunnel < OL_MAX_TUNNELS ? policy->tunnel[tunnel].kind : 0, &j->head);
+		ol_prio_judge(p, j, two);
+	}
+known:
+	class = j->is.class;
+	way = j->way;
+	if (class >= OL_NR_CLASSES)
+		return XDP_PASS;
+	j->frames++;
+	j->bytes += c.end - c.data;
+	if (class == OL_CLASS_LATENCY) {
 		p->seen = p->now;
 		p->ever = 1;
+		p->brought++;
+		p->held += j->held;
+		p->excess += j->excess;
 	}
-	if (verdict == OL_PRIO_BULK_LANE || verdict == OL_PRIO_LATENCY_LANE) {
-		if (p->room)
-			p->room--;
+	if (way == OL_WAY_BULK_LANE || way == OL_WAY_LATENCY_LANE) {
+		struct ol_lane_watch *w =
+			&p->lane[way == OL_WAY_BULK_LANE ? OL_CLASS_BULK : OL_CLASS_LATENCY];
+
+		if (w->room)
+			w->room--;
 		else
-			verdict = OL_PRIO_REFUSED;
+			way = OL_WAY_REFUSED;
 	}
-	if (verdict < OL_NR_PRIO_VERDICTS)
-		p->frames[verdict]++;
-	switch (verdict) {
-	case OL_PRIO_BULK_LANE:
-	case OL_PRIO_LATENCY_LANE:
+	if (way < OL_NR_WAYS)
+		p->frames[class][way]++;
+	switch (way) {
+	case OL_WAY_BULK_LANE:
 		return bpf_redirect_map(&ol_lane_threads, this_cpu, XDP_PASS);
-	case OL_PRIO_REFUSED:
+	case OL_WAY_LATENCY_LANE:
+		return bpf_redirect_map(&ol_latency_threads, this_cpu, XDP_PASS);
+	case OL_WAY_REFUSED:
 		return XDP_DROP;
 	default:
 		return XDP_PASS;
 	}
 }
 
-/* Polls of NICs end: what a verdict was based on may have changed. */
+/* Under a NIC that a thread polls. */
+SEC("xdp.frags")
+int ol_priority_xdp(struct xdp_md *ctx)
+{
+	return ol_prio_frame(ctx, 0);
+}
+
+/* Under any other. */
+SEC("xdp.frags")
+int ol_priority_two_lanes(struct xdp_md *ctx)
+{
+	return ol_prio_frame(ctx, 1);
+}
+
+/*
+ * Polls end. Behind that of a NIC, what a verdict was based on may have changed. What
+ * it handed on is polled next by the same task: that is the time that latency takes.
+ */
 SEC("tp_btf/napi_poll")
 int BPF_PROG(ol_prio_polled, struct napi_struct *napi, int work, int budget)
 {
-	__u32 this_cpu = bpf_get_smp_processor_id();
+	__u32 this_cpu = bpf_get_smp_processor_id(), task = bpf_get_current_pid_tgid();
 	struct ol_prio *p = bpf_map_lookup_elem(&ol_prios, &this_cpu);
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	__u64 now;
 
-	if (!p || ol_device_of(napi) != OL_MAX_TUNNELS)
+	if (!p || !cpu)
 		return 0;
+	if (ol_device_of(napi) != OL_MAX_TUNNELS) {
+		if (p->task && p->task == task) {
+			now = bpf_ktime_get_ns();
+			ol_prio_charge(p, now - p->charged);
+			p->charged = now;
+		}
+		return 0;
+	}
+	p->task = 0;
+	if (p->poll == p->polls + 1 && p->brought) {
+		/* A lane's thread, interrupted by a NIC's poll, goes on to poll its own. */
+		if (task != cpu->lane_pid[OL_CLASS_BULK])
+			p->task = task;
+		p->latency = work > 0 && p->brought < work ? p->brought * 256 / work : 256;
+		now = bpf_ktime_get_ns();
+		ol_prio_charge(p, now - p->now_ns);
+		p->charged = now;
+	}
 	p->polls++;
 	if (ol_gro_holds(napi))
 		p->holds = (__u64)napi;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * PRISM's policy: which class does a flow belong to? The rules are a list of which
- * the first that fits wins, however many there are: rules that look at the same
- * fields have one shape, and one look-up finds the best of a shape. Inputs in,
- * decision out; no maps, no helpers.
+ * PRISM's policy. Which rule fits a flow? The rules are a list of which the first
+ * that fits wins, however many there are: rules that look at the same fields have one
+ * shape, and one look-up finds the best of a shape. And then: how far has a lane come,
+ * where does bulk go, what may latency take? Inputs in, decision out; no maps, no
+ * helpers.
  */
 #ifndef OVERLANE_PRIORITY_H
 #define OVERLANE_PRIORITY_H
@@ -27,13 +28,15 @@ OL_INLINE void ol_flow_addr(const struct ol_flow *f, int dst, __u32 addr[4])
 	addr[3] = a[1];
 }
 
-/* What a shape picks from a flow. Returns 0 if no rule of it can fit. */
-OL_INLINE int ol_rule_key_of(const struct ol_flow *f, const struct ol_shape *s,
+/* What a shape picks from a flow; host: in no tunnel. Returns 0 if no rule of it can fit. */
+OL_INLINE int ol_rule_key_of(const struct ol_flow *f, int host, const struct ol_shape *s,
 			     struct ol_rule_key *k)
 {
 	__u32 addr[4] = {};
 	int i;
 
+	if (s->fields & (host ? OL_FIELD_TUNNEL | OL_FIELD_VNI : OL_FIELD_HOST))
+		return 0;
 	k->proto = s->fields & OL_FIELD_PROTO ? f->proto : 0;
 	k->dscp = s->fields & OL_FIELD_DSCP ? f->dscp : 0;
 	k->vni = s->fields & OL_FIELD_VNI ? (__u32)f->tail & 0xffffff : 0;
@@ -56,7 +59,7 @@ OL_INLINE int ol_rule_key_of(const struct ol_flow *f, const struct ol_shape *s,
 	return 1;
 }
 
-/* Lists of flows' times, of which each flow has a place in either. */
+/* Per lane, lists of flows' times, of which each flow has a place in either. */
 #define OL_LAST_LISTS 2
 #define OL_LAST_PLACES 4096
 
@@ -69,7 +72,7 @@ OL_INLINE int ol_not_after(__u32 a, __u32 b)
 	return (__s32)(a - b) <= 0;
 }
 
-/* What a core knows of its bulk lane's ring at the beginning of a poll. */
+/* What a core knows of a lane's ring at the beginning of a poll. */
 struct ol_lane_look {
 	__u32 used;	/* frames in it */
 	__u32 consumer; /* where the next one is taken */
@@ -87,26 +90,26 @@ struct ol_lane_look {
  * ring's size may have been taken since the last look, and is counted short. Returns
  * 1 if the lane is empty and its thread done.
  */
-OL_INLINE int ol_lane_step(struct ol_prio *p, const struct ol_lane_look *l, __u32 last_poll)
+OL_INLINE int ol_lane_step(struct ol_lane_watch *w, const struct ol_lane_look *l, __u32 last_poll)
 {
-	__u32 took = l->consumer - p->consumer;
+	__u32 took = l->consumer - w->consumer;
 
-	if (l->consumer < p->consumer)
+	if (l->consumer < w->consumer)
 		took += l->size;
-	p->taken += took;
-	p->consumer = l->consumer;
+	w->taken += took;
+	w->consumer = l->consumer;
 	if (!l->used && l->asleep) {
-		p->safe = p->empty = last_poll;
-		p->armed = 0;
+		w->safe = w->empty = last_poll;
+		w->armed = 0;
 		return 1;
 	}
-	if (p->armed && !ol_not_after(p->until, p->taken))
+	if (w->armed && !ol_not_after(w->until, w->taken))
 		return 0;
-	if (p->armed)
-		p->safe = p->before;
-	p->until = p->taken + l->used + OL_LANE_BATCH;
-	p->before = last_poll;
-	p->armed = 1;
+	if (w->armed)
+		w->safe = w->before;
+	w->until = w->taken + l->used + OL_LANE_BATCH;
+	w->before = last_poll;
+	w->armed = 1;
 	return 0;
 }
 
@@ -114,13 +117,13 @@ OL_INLINE int ol_lane_step(struct ol_prio *p, const struct ol_lane_look *l, __u3
  * Has everything that a flow sent to the lane by `last` been handed on? GRO may hold
  * TCP's for as long as the lane is busy.
  */
-OL_INLINE int ol_lane_left(const struct ol_prio *p, __u32 last, int gro)
+OL_INLINE int ol_lane_left(const struct ol_lane_watch *w, __u32 last, __u32 now, int gro)
 {
 #ifdef OL_MUTANT_NO_GUARD
 	return 1;
 #endif
-	return !last || p->now - last > OL_PRIO_LIFE_US ||
-	       ol_not_after(last, gro ? p->empty : p->safe);
+	return !last || now - last > OL_PRIO_LIFE_US ||
+	       ol_not_after(last, gro ? w->empty : w->safe);
 }
 
 /*
@@ -131,12 +134,12 @@ OL_INLINE int ol_lane_left(const struct ol_prio *p, __u32 last, int gro)
 #define OL_PRIO_DRAIN_US 10000
 
 /*
- * The beginning of a poll: where shall bulk go in it? The stock path and the lane
+ * The beginning of a poll: where shall bulk go in it? The stock path and the lanes
  * meet in this core's queues behind the NIC, first come first served: what has been
  * handed on by one cannot be overtaken by the other. Held back are only what waits
- * in the lane, and what the NIC's GRO holds. lane_empty: and its thread is done.
+ * in a lane, and what the NIC's GRO holds. lanes_empty: and their threads are done.
  */
-OL_INLINE void ol_prio_turn(struct ol_prio *p, __u32 window, __u32 table, int lane_empty)
+OL_INLINE void ol_prio_turn(struct ol_prio *p, __u32 window, __u32 table, int lanes_empty)
 {
 	__u32 silence = p->now - p->seen;
 	int about = p->ever && silence < window;
@@ -150,10 +153,196 @@ OL_INLINE void ol_prio_turn(struct ol_prio *p, __u32 window, __u32 table, int la
 	}
 	if (about)
 		return;
-	if (lane_empty)
+	if (lanes_empty)
 		p->demoted = 0;
 	else if (silence > window + OL_PRIO_DRAIN_US)
-		p->room = 0;
+		p->lane[OL_CLASS_BULK].room = 0;
+}
+
+/* Ns of its share that the latency class can save up. */
+#define OL_PRIO_BURST_NS 10000000LL
+
+/*
+ * The latency class may take so many thousandths of this core's time; what it takes
+ * is charged behind its polls. Once it has used that up it joins bulk, until it has
+ * saved up half of the most that it can.
+ */
+OL_INLINE void ol_prio_earn(struct ol_prio *p, __u64 elapsed_ns, __u32 share)
+{
+	__s64 earned;
+
+	/* What it can have saved up, and be behind, is earned in less than a second. */
+	if (elapsed_ns > 1000000000)
+		elapsed_ns = 1000000000;
+	earned = elapsed_ns * share / 1000;
+	if (earned > OL_PRIO_BURST_NS - p->budget)
+		earned = OL_PRIO_BURST_NS - p->budget;
+	p->budget += earned;
+	p->over = p->budget < (p->over ? OL_PRIO_BURST_NS / 2 : 0);
+}
+
+/* What an idle time of a core cannot owe: a task that was kept from running. */
+OL_INLINE void ol_prio_charge(struct ol_prio *p, __u64 ns)
+{
+	if (ns > OL_PRIO_BURST_NS)
+		ns = OL_PRIO_BURST_NS;
+	p->budget -= (__s64)(ns * p->latency >> 8);
+	if (p->budget < -OL_PRIO_BURST_NS)
+		p->budget = -OL_PRIO_BURST_NS;
+}
+
+/* Flows that no rule fits are watched in windows of so many us. */
+#define OL_SPARSE_WINDOW_US 100000
+/* A place is another flow's after so many of them without a packet. */
+#define OL_SPARSE_GONE 10
+/* A flow is latency after so many windows with at most half of what is too much ... */
+#define OL_SPARSE_PROBATION 3
+/* ... or after so many, if it was too much before. */
+#define OL_SPARSE_RELAPSE 20
+
+/*
+ * The class of a watched flow, at a poll that brings packets of it. Becoming latency
+ * takes longer, and asks for less traffic, than remaining it does: a flow at the
+ * limit does not go to and fro.
+ */
+OL_INLINE __u32 ol_sparse_class(struct ol_sparse *s, __u32 now, __u32 frames, __u32 bytes)
+{
+	__u32 windows = (now - s->window) / OL_SPARSE_WINDOW_US;
+	__u32 least = s->heavy ? OL_SPARSE_RELAPSE : OL_SPARSE_PROBATION;
+
+	s->seen = now;
+	if (s->frames > frames || s->bytes > bytes) {
+		if (s->class != OL_CLASS_BULK)
+			s->since = 0;
+		s->class = OL_CLASS_BULK;
+		s->heavy = 1;
+		s->quiet = 0;
+	}
+	if (!windows)
+		return s->class;
+	s->since += windows;
+	/* Windows without packets are as quiet as any. */
+	if (s->frames > frames / 2 || s->bytes > bytes / 2)
+		s->quiet = windows - 1;
+	else
+		s->quiet += windows;
+	s->was_frames = s->frames;
+	s->was_bytes = s->bytes;
+	s->frames = s->bytes = 0;
+	s->window += windows * OL_SPARSE_WINDOW_US;
+	if (s->class == OL_CLASS_BULK && s->quiet >= least) {
+		s->class = OL_CLASS_LATENCY;
+		s->heavy = 0;
+		s->since = 0;
+	}
+	return s->class;
+}
+
+/*
+ * Heads of frames that are told to be of one flow by comparing a few words: of the
+ * commonest kind, TCP or UDP over IPv4 without options, alone or in a tunnel over the
+ * same. The rest is parsed.
+ */
+#define OL_HEAD_TUNNEL 88 /* bytes up to the inner ports */
+#define OL_HEAD_HOST 38
+#define OL_HEAD_WORDS 11
+
+/* Bytes of a word, the first in memory first. */
+#define OL_BYTES(a, b, c, d, e, f, g, h)                                                         \
+	((__u64)(a) | (__u64)(b) << 8 | (__u64)(c) << 16 | (__u64)(d) << 24 | (__u64)(e) << 32 | \
+	 (__u64)(f) << 40 | (__u64)(g) << 48 | (__u64)(h) << 56)
+
+/*
+ * Which bytes of a frame tell what ol_classify and the rules look at. In front: type
+ * and header length; then fragment and protocol; with a tunnel its port and header,
+ * whether the inner frame is multicast, and the same of the inner headers. The outer
+ * addresses and source port are nothing that flows in tunnels are told apart by.
+ */
+#define OL_TUNNEL_MASK                                            \
+	{                                                         \
+		0,                                                \
+		OL_BYTES(0, 0, 0, 0, 255, 255, 255, 0),           \
+		OL_BYTES(0, 0, 0, 0, 0x3f, 255, 0, 255),          \
+		0,                                                \
+		OL_BYTES(0, 0, 0, 0, 255, 255, 0, 0),             \
+		OL_BYTES(0, 0, 255, 255, 255, 255, 255, 255),     \
+		OL_BYTES(255, 255, 255, 0, 0, 0, 0, 0),           \
+		OL_BYTES(0, 0, 0, 0, 0, 0, 255, 255),             \
+		OL_BYTES(255, 255, 0, 0, 0, 0, 0x3f, 255),        \
+		OL_BYTES(0, 255, 0, 0, 255, 255, 255, 255),       \
+		OL_BYTES(255, 255, 255, 255, 255, 255, 255, 255), \
+	}
+#define OL_HOST_MASK                                          \
+	{                                                     \
+		OL_BYTES(1, 0, 0, 0, 0, 0, 0, 0),             \
+		OL_BYTES(0, 0, 0, 0, 255, 255, 255, 255),     \
+		OL_BYTES(0, 0, 0, 0, 0x3f, 255, 0, 255),      \
+		OL_BYTES(0, 0, 255, 255, 255, 255, 255, 255), \
+		OL_BYTES(255, 255, 255, 255, 255, 255, 0, 0), \
+	}
+
+/* The head of the last frame that was judged. */
+struct ol_head {
+	__u64 word[OL_HEAD_WORDS];
+	__u32 len; /* OL_HEAD_TUNNEL, OL_HEAD_HOST, or 0: none to compare with */
+	__u32 pad;
+};
+
+OL_INLINE int ol_head_differs(const __u8 *data, const struct ol_head *h, const __u64 *mask,
+			      int words)
+{
+	__u64 diff = 0, w;
+	int i;
+
+#pragma unroll
+	for (i = 0; i < words; i++) {
+		if (!mask[i])
+			continue;
+		__builtin_memcpy(&w, data + 8 * i, 8);
+		diff |= (w ^ h->word[i]) & mask[i];
+	}
+	return diff != 0;
+}
+
+/* Is the frame of the flow, and treated like the frame, whose head that is? */
+OL_INLINE int ol_same_head(const struct ol_cursor *c, const struct ol_head *h)
+{
+	const __u64 tunnel[OL_HEAD_WORDS] = OL_TUNNEL_MASK, host[5] = OL_HOST_MASK;
+
+	if (h->len == OL_HEAD_TUNNEL && OL_FITS(c, c->data, OL_HEAD_TUNNEL))
+		return !ol_head_differs(c->data, h, tunnel, OL_HEAD_WORDS);
+	if (h->len == OL_HEAD_HOST && OL_FITS(c, c->data, 40))
+		return !ol_head_differs(c->data, h, host, 5);
+	return 0;
+}
+
+/* Keeps the head of a frame that ol_classify gave a flow, if later ones can be compared with it. */
+OL_INLINE void ol_keep_head(const struct ol_cursor *c, const struct ol_flow *f, int host, __u8 kind,
+			    struct ol_head *h)
+{
+	const __u8 *d = c->data;
+	int i;
+
+	h->len = 0;
+	if (f->piece != OL_PIECE_WHOLE || f->v6 || !f->ports)
+		return;
+	if (!OL_FITS(c, d, 40) || ol_be16(d + 12) != OL_ETH_P_IP || d[14] != 0x45)
+		return;
+	if (host) {
+#pragma unroll
+		for (i = 0; i < 5; i++)
+			__builtin_memcpy(&h->word[i], d + 8 * i, 8);
+		h->len = OL_HEAD_HOST;
+		return;
+	}
+	/* Geneve's options move what follows. */
+	if (!OL_FITS(c, d, OL_HEAD_TUNNEL) || (kind != OL_KIND_VXLAN && d[42] & 0x3f) ||
+	    ol_be16(d + 62) != OL_ETH_P_IP || d[64] != 0x45)
+		return;
+#pragma unroll
+	for (i = 0; i < OL_HEAD_WORDS; i++)
+		__builtin_memcpy(&h->word[i], d + 8 * i, 8);
+	h->len = OL_HEAD_TUNNEL;
 }
 
 #endif

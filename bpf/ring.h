@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The rings of the nic stage's lanes, as the kernel has them. Positions that are
+ * The rings of lanes that are threads, as the kernel has them. Positions that are
  * counted from tracepoints go wrong: while somebody else attaches to or leaves
  * the same tracepoint, some events reach nobody (seen on 6.18).
  */
@@ -19,17 +19,17 @@ struct ol_ring {
 	int asleep;	/* the thread has handled all that it took, and found nothing more */
 };
 
-/* Returns 0 if the core has no lane. */
-static __always_inline int ol_get_ring(__u32 cpu, struct ol_ring *r)
+/* Returns 0 if the core has no lane for the class. */
+static __always_inline int ol_get_ring(__u32 cpu, __u32 class, struct ol_ring *r)
 {
 	struct ol_cpu *c = ol_get_cpu(cpu);
 	struct bpf_cpu_map_entry *entry;
 	struct ptr_ring *ring;
 	void **queue, *at = NULL;
 
-	if (!c || !c->lane)
+	if (!c || class >= OL_NR_CLASSES || !c->lane[class])
 		return 0;
-	entry = (void *)c->lane;
+	entry = (void *)c->lane[class];
 	ring = BPF_CORE_READ(entry, queue);
 	/* The state before the ring: a thread sets it, then looks into the ring once more. */
 	r->asleep = BPF_CORE_READ(entry, kthread, __state) & OL_TASK_INTERRUPTIBLE;

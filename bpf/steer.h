@@ -59,7 +59,7 @@ __noinline __u32 ol_queue_length(__u32 stage, __u32 cpu)
 
 	if (stage != OL_STAGE_NIC)
 		return ol_backlog(cpu, &head, &tail) ? tail - head : 0;
-	return ol_get_ring(cpu, &ring) ? ol_ring_from(&ring, ring.consumer) : 0;
+	return ol_get_ring(cpu, OL_CLASS_BULK, &ring) ? ol_ring_from(&ring, ring.consumer) : 0;
 }
 
 /* Load of a core as a lane of a stage. */
@@ -145,8 +145,9 @@ __noinline int ol_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 se
 	 * As far as the thread has told: what it has only just taken is in its hands.
 	 * A thread that was driven off its core tells nothing, but sleeps when it is done.
 	 */
-	if (!ol_get_ring(cpu, &ring) || (ol_ring_from(&ring, OL_READ(c->lane_head)) &&
-					 (!ring.asleep || ol_ring_from(&ring, ring.consumer))))
+	if (!ol_get_ring(cpu, OL_CLASS_BULK, &ring) ||
+	    (ol_ring_from(&ring, OL_READ(c->lane_head)) &&
+	     (!ring.asleep || ol_ring_from(&ring, ring.consumer))))
 		return 0;
 	m = tunnel < OL_MAX_TUNNELS ? ol_get_cell_marks(cpu, tunnel) : NULL;
 	if (m && ol_handed_on(m, OL_READ(c->lane_seq), bpf_ktime_get_ns()))

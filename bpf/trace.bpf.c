@@ -169,7 +169,7 @@ int BPF_PROG(ol_lane_taken, int map_id)
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	struct ol_ring ring;
 
-	if (map_id != ol_lane_map_id || !cpu || !ol_get_ring(this_cpu, &ring))
+	if (map_id != ol_lane_map_id || !cpu || !ol_get_ring(this_cpu, OL_CLASS_BULK, &ring))
 		return 0;
 	/* A lane's thread that its core's going offline drove here speaks of another ring. */
 	if (ring.thread != bpf_get_current_task())
@@ -232,7 +232,7 @@ int ol_lane_left(struct bpf_raw_tracepoint_args *ctx)
 	struct ol_cpu *cpu = ol_get_cpu(core);
 	struct ol_ring ring;
 
-	if (!cpu || !ol_get_ring(core, &ring) ||
+	if (!cpu || !ol_get_ring(core, OL_CLASS_BULK, &ring) ||
 	    (ring.asleep && !ol_ring_from(&ring, ring.consumer)))
 		return 0;
 	return ol_ring_from(&ring, OL_READ(cpu->lane_head));

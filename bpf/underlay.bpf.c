@@ -52,27 +52,32 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 }
 
 /*
- * Run by the daemon, on no device, with a core's number for a frame: where is its
- * lane? An XDP program of the same kind as the one above: a cpumap serves programs of
+ * Run by the daemon, on no device, with a core's number and a class for a frame: where
+ * is its lane? An XDP program of the same kind as the one above: a cpumap serves programs of
  * one kind only (kernel/bpf/core.c, bpf_check_tail_call).
  */
 SEC("xdp.frags")
 int ol_find_lane(struct xdp_md *ctx)
 {
-	struct bpf_cpu_map *map = (struct bpf_cpu_map *)&ol_lane_threads;
-	__u32 *core = (void *)(long)ctx->data;
+	__u32 *core = (void *)(long)ctx->data, class;
+	struct bpf_cpu_map *map;
 	struct bpf_cpu_map_entry *entry = NULL;
 	struct ol_leave *leave;
 	struct ol_cpu *cpu;
 
-	if ((void *)(core + 1) > (void *)(long)ctx->data_end || *core >= ol_nr_cpus)
+	if ((void *)(core + 2) > (void *)(long)ctx->data_end || *core >= ol_nr_cpus)
 		return XDP_ABORTED;
+	class = core[1];
+	if (class >= OL_NR_CLASSES)
+		return XDP_ABORTED;
+	map = class == OL_CLASS_BULK ? (struct bpf_cpu_map *)&ol_lane_threads
+				     : (struct bpf_cpu_map *)&ol_latency_threads;
 	cpu = ol_get_cpu(*core);
 	leave = bpf_map_lookup_elem(&ol_leaves, core);
 	if (!cpu || !leave || bpf_probe_read_kernel(&entry, sizeof(entry), map->cpu_map + *core))
 		return XDP_ABORTED;
-	cpu->lane = (__u64)entry;
+	cpu->lane[class] = (__u64)entry;
 	OL_WRITE(leave->strayed, 0);
-	cpu->lane_pid = entry ? BPF_CORE_READ(entry, kthread, pid) : 0;
+	cpu->lane_pid[class] = entry ? BPF_CORE_READ(entry, kthread, pid) : 0;
 	return entry ? XDP_PASS : XDP_DROP;
 }

@@ -24,8 +24,12 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		Version:      buildVersion(),
 		GuardianVerb: []string{guardianVerb},
 	}
-	if cfg.Priority.Mode != config.PriorityOff {
-		opts.Rules = cfg.Priority.Rules
+	opts.Rules = cfg.Priority.Rules
+	opts.Priority = daemon.Priority{
+		Off:       cfg.Priority.Mode == config.PriorityOff,
+		Auto:      cfg.Priority.Classify == config.ClassifyAuto,
+		NoThreads: cfg.Priority.Threads == config.ThreadsOff,
+		BulkShare: float64(cfg.Priority.BulkShare) / 100,
 	}
 	opts.Limits.Busy = float64(cfg.Limits.BusyCores) / 100
 	cores, err := coresOf(cfg)

@@ -120,7 +120,7 @@ func newPrioListCmd() *cobra.Command {
 					s.line(cell{"no rules: all is bulk, and nothing overtakes", plain})
 					return nil
 				}
-				s.table([]string{"", "RULE", "CLASS", "FROM", "FITS"}, ruleRows(st.Rules))
+				s.table([]string{"", "RULE", "CLASS", "FROM", ">PACKETS", "FITS"}, ruleRows(st.Rules))
 				return nil
 			})
 		},
@@ -136,7 +136,14 @@ func ruleRows(list []control.Rule) (rows [][]cell) {
 		if r.Class == rules.Latency {
 			class.style = green
 		}
-		rows = append(rows, []cell{{fmt.Sprint(i + 1), dim}, {r.Name, bold}, class, {from, plain}, {r.Fits(), plain}})
+		rows = append(rows, []cell{{fmt.Sprint(i + 1), dim}, {r.Name, bold}, class, {from, plain}, {count(r.Packets), plain}, {r.Fits(), plain}})
+	}
+	return rows
+}
+
+func sparseRows(list []control.SparseFlow) (rows [][]cell) {
+	for _, f := range list {
+		rows = append(rows, []cell{{f.Flow, bold}, {fmt.Sprint(f.Core), plain}, {f.Reason, plain}})
 	}
 	return rows
 }

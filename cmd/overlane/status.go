@@ -82,7 +82,8 @@ func showStatus(s *screen, st control.Status, now time.Time) {
 	section([]string{"MECHANISM", "STATE", ">SINCE", "WHY"}, mechanismRows(st, now))
 	section([]string{"LANE", ">CORE", ">PACKETS", ">QUEUE", ">DROPS"}, laneRows(st))
 	section([]string{"PACKETS", ">COUNT", ""}, counterRows(st.Counters))
-	section([]string{"", "RULE", "CLASS", "FROM", "FITS"}, ruleRows(st.Rules))
+	section([]string{"", "RULE", "CLASS", "FROM", ">PACKETS", "FITS"}, ruleRows(st.Rules))
+	section([]string{"SPARSE FLOW", ">CORE", "LATENCY BY ITSELF, WITH"}, sparseRows(st.SparseFlows))
 	section([]string{"STAGE", ">NS/PACKET"}, costRows(st))
 	section([]string{"TIER", "REACHED", "WHY"}, tierRows(st.Tiers))
 	section([]string{"DEVICE", "ROLE", "STATE", "NETNS", "WHY"}, deviceRows(st))
@@ -134,7 +135,7 @@ func counterRows(c control.Counters) [][]cell {
 	}
 	if c.LatencyPackets+c.BulkPackets > 0 {
 		rows = append(rows,
-			[]cell{{"latency", bold}, {count(c.LatencyPackets), plain}, {count(c.LatencyHeld) + " behind what their flow had in the bulk lane", dim}},
+			[]cell{{"latency", bold}, {count(c.LatencyPackets), plain}, {count(c.LatencyHeld) + " behind what their flow had in the bulk lane, " + count(c.LatencyExcess) + " in it as beyond their share of the core", dim}},
 			[]cell{{"bulk", bold}, {count(c.BulkPackets), plain}, {count(c.BulkLane) + " by the bulk lane, " + count(c.Refused) + " dropped since it was full", dim}})
 	}
 	reasons := slices.SortedFunc(maps.Keys(c.Unparsed), func(a, b string) int {

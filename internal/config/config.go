@@ -67,6 +67,12 @@ const (
 // Priority says which flows overtake bulk traffic, and how.
 type Priority struct {
 	Mode PriorityMode `json:"mode"`
+	// Classify says whether flows that no rule fits may become latency by themselves.
+	Classify Classify `json:"classify"`
+	// Threads says whether NICs may be polled by threads.
+	Threads Threads `json:"threads"`
+	// BulkShare is how much of a core's time the latency class leaves to bulk, in percent.
+	BulkShare int `json:"bulk_share"`
 	// Rules name the flows; the first that fits wins.
 	Rules []rules.Rule `json:"rules,omitempty"`
 }
@@ -77,6 +83,22 @@ type PriorityMode string
 const (
 	PriorityOff   PriorityMode = "off"
 	PriorityBatch PriorityMode = "batch" // stage by stage, in small batches
+)
+
+// Threads says what may become of a NIC's polls.
+type Threads string
+
+const (
+	ThreadsAuto Threads = "auto" // a thread polls it, where the NIC can
+	ThreadsOff  Threads = "off"  // softirq, as before; latency traffic has a lane of its own
+)
+
+// Classify is how flows get their class.
+type Classify string
+
+const (
+	ClassifyRules Classify = "rules" // what no rule fits is bulk
+	ClassifyAuto  Classify = "auto"  // what no rule fits is latency as long as it is small and sparse
 )
 
 // Limits are thresholds beyond which overlane goes back to the stock path.
@@ -91,7 +113,7 @@ func Default() *Config {
 	return &Config{
 		Pipeline: ModeAuto,
 		Tier:     TierAuto,
-		Priority: Priority{Mode: PriorityBatch},
+		Priority: Priority{Mode: PriorityBatch, Classify: ClassifyRules, Threads: ThreadsAuto, BulkShare: 20},
 		Limits:   Limits{BusyCores: 80},
 		Metrics:  "127.0.0.1:9464",
 	}

@@ -40,6 +40,9 @@ pipeline: forced
 tier: xdp
 priority:
   mode: off
+  classify: auto
+  threads: off
+  bulk-share: 30%
   rules:
   - {name: web, proto: tcp, port: 80}
   - name: batch   # everything of a rack
@@ -52,7 +55,7 @@ metrics: "[::1]:9000"
 			Cores:     CPUList{2, 3, 4, 5, 6, 7, 9},
 			Pipeline:  ModeForced,
 			Tier:      TierXDP,
-			Priority: Priority{Mode: PriorityOff, Rules: []rules.Rule{
+			Priority: Priority{Mode: PriorityOff, Classify: ClassifyAuto, Threads: ThreadsOff, BulkShare: 30, Rules: []rules.Rule{
 				{Name: "web", Class: rules.Latency, Proto: 6, Port: 80},
 				{Name: "batch", Class: rules.Bulk, Prefix: netip.MustParsePrefix("10.32.7.0/24")},
 			}},
@@ -124,9 +127,9 @@ func TestParseErrorsNameLineAndWhatIsAllowed(t *testing.T) {
 		"percent zero":         {"limits: {busy-cores: 0%}", `f:1: limits.busy-cores: "0%" is not a percentage; allowed: 1% to 100%`},
 		"percent above":        {"limits: {busy-cores: 101%}", `f:1: limits.busy-cores: "101%" is not a percentage; allowed: 1% to 100%`},
 		"percent negative":     {"limits: {busy-cores: -1%}", `f:1: limits.busy-cores: "-1%" is not a percentage; allowed: 1% to 100%`},
-		"a rule for all":       {"priority: {rules: [{name: a}]}", `f:1: priority.rules: it fits every flow; name a proto, port, cidr, vni or dscp`},
+		"a rule for all":       {"priority: {rules: [{name: a}]}", `f:1: priority.rules: it fits every flow; name a proto, port, cidr, vni, dscp or network`},
 		"a rule without name":  {"priority:\n  rules:\n  - port: 80", `f:3: priority.rules.name: missing; allowed: letters, digits, '.', '-' and '_', at most 40`},
-		"rule, unknown field":  {"priority: {rules: [{name: a, prot: tcp}]}", `f:1: priority.rules.prot: a rule has no such field; allowed: name, class, proto, port, cidr, vni, dscp`},
+		"rule, unknown field":  {"priority: {rules: [{name: a, prot: tcp}]}", `f:1: priority.rules.prot: a rule has no such field; allowed: name, class, proto, port, cidr, vni, dscp, network`},
 		"rule, bad port":       {"priority: {rules: [{name: a, port: 0}]}", `f:1: priority.rules.port: "0" does not fit; allowed: 1 to 65535`},
 		"two rules, one name":  {"priority: {rules: [{name: a, port: 1}, {name: a, port: 2}]}", `f:1: priority.rules: "a" appears twice`},
 		"priority mode":        {"priority: {mode: fast}", `f:1: priority.mode: unknown value "fast"; allowed: batch, off`},
@@ -264,7 +267,7 @@ func TestKeysDocumentTheSchema(t *testing.T) {
 			t.Errorf("%s is documented incompletely: %+v", k.Name, k)
 		}
 	}
-	if d := cmp.Diff([]string{"underlays", "cores", "pipeline", "tier", "priority.mode", "priority.rules", "limits.busy-cores", "metrics"}, names); d != "" {
+	if d := cmp.Diff([]string{"underlays", "cores", "pipeline", "tier", "priority.mode", "priority.classify", "priority.threads", "priority.bulk-share", "priority.rules", "limits.busy-cores", "metrics"}, names); d != "" {
 		t.Error(d)
 	}
 }

@@ -66,6 +66,27 @@ var schema = keys{
 				},
 			},
 			{
+				name: "classify", about: "whether small, sparse flows that no rule fits become latency by themselves",
+				allowed: allow(ClassifyRules, ClassifyAuto), def: string(Default().Priority.Classify),
+				read: func(d *decoder, path string, n ast.Node) error {
+					return word(d, path, n, &d.cfg.Priority.Classify, ClassifyRules, ClassifyAuto)
+				},
+			},
+			{
+				name: "threads", about: "whether threads may poll the NICs; if not, latency traffic has a lane of its own",
+				allowed: allow(ThreadsAuto, ThreadsOff), def: string(Default().Priority.Threads),
+				read: func(d *decoder, path string, n ast.Node) error {
+					return word(d, path, n, &d.cfg.Priority.Threads, ThreadsAuto, ThreadsOff)
+				},
+			},
+			{
+				name: "bulk-share", about: "how much of a core's time latency traffic leaves to bulk",
+				allowed: allowedPercent, def: fmt.Sprintf("%d%%", Default().Priority.BulkShare),
+				read: func(d *decoder, path string, n ast.Node) error {
+					return d.percent(path, n, &d.cfg.Priority.BulkShare)
+				},
+			},
+			{
 				name: "rules", about: "which they are; the first that fits wins",
 				allowed: allowedRules, def: "none",
 				read: (*decoder).rules,

@@ -136,14 +136,15 @@ func dial(t *testing.T, path string) *Client {
 func TestStatusComesBackAsItIs(t *testing.T) {
 	want := Status{
 		State: Running, PID: 7, Since: time.Unix(1e9, 0).UTC(), Version: "v", Kernel: "k", Netns: "net:[1]",
-		Cores:      config.CPUList{0, 1},
-		Tiers:      []TierStatus{{Name: "xdp", Reason: "r", Remedy: "m"}},
-		Mechanisms: []Mechanism{{Name: "pipeline", State: Active, Reason: "r", Since: time.Unix(1e9, 0).UTC()}},
-		Devices:    []Device{{Name: "eth0", Role: Underlay, State: Active}},
-		Lanes:      []Lane{{Stage: "tunnel", Core: 1, Packets: 1 << 60}},
-		StageCosts: []StageCost{{Stage: "nic", NsPerPacket: 1.5}},
-		Rules:      []Rule{},
-		Counters:   Counters{SteeredPackets: 3, Unparsed: map[string]uint64{"short": 1}},
+		Cores:       config.CPUList{0, 1},
+		Tiers:       []TierStatus{{Name: "xdp", Reason: "r", Remedy: "m"}},
+		Mechanisms:  []Mechanism{{Name: "pipeline", State: Active, Reason: "r", Since: time.Unix(1e9, 0).UTC()}},
+		Devices:     []Device{{Name: "eth0", Role: Underlay, State: Active}},
+		Lanes:       []Lane{{Stage: "tunnel", Core: 1, Packets: 1 << 60}},
+		StageCosts:  []StageCost{{Stage: "nic", NsPerPacket: 1.5}},
+		Rules:       []Rule{},
+		SparseFlows: []SparseFlow{},
+		Counters:    Counters{SteeredPackets: 3, Unparsed: map[string]uint64{"short": 1}},
 	}
 	path, _ := start(t, &fake{status: want})
 	c := dial(t, path)
@@ -173,9 +174,9 @@ func TestStatusNamesInJSON(t *testing.T) {
 		`"devices":[{"name":"","netns":"","role":"","state":""}],` +
 		`"lanes":[{"stage":"","core":0,"packets":0,"queue":0,"drops":0}],` +
 		`"stage_costs":[{"stage":"","ns_per_packet":0}],` +
-		`"rules":[{"name":"","class":"","added":false}],` +
+		`"rules":[{"name":"","class":"","added":false,"packets":0}],"sparse_flows":null,` +
 		`"counters":{"overlay_packets":0,"steered_packets":0,"lane_changes":0,"lane_changes_held":0,"lane_drops":0,` +
-		`"latency_packets":0,"latency_held":0,"bulk_packets":0,"bulk_lane_packets":0,"refused_packets":0,"unparsed":null}}`
+		`"latency_packets":0,"latency_held":0,"latency_excess":0,"bulk_packets":0,"bulk_lane_packets":0,"refused_packets":0,"unparsed":null}}`
 	if d := cmp.Diff(want, string(data)); d != "" {
 		t.Error(d)
 	}

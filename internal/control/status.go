@@ -39,14 +39,25 @@ type Status struct {
 	Lanes      []Lane       `json:"lanes"`
 	StageCosts []StageCost  `json:"stage_costs"`
 	// Rules give flows their class, the first that fits wins.
-	Rules    []Rule   `json:"rules"`
-	Counters Counters `json:"counters"`
+	Rules []Rule `json:"rules"`
+	// SparseFlows are latency by themselves, as no rule fits them; the first few.
+	SparseFlows []SparseFlow `json:"sparse_flows"`
+	Counters    Counters     `json:"counters"`
+}
+
+// SparseFlow is a flow that is latency by what it sends.
+type SparseFlow struct {
+	Flow   string `json:"flow"`
+	Core   int    `json:"core"` // that receives it
+	Reason string `json:"reason"`
 }
 
 // Rule is a priority rule and where it comes from.
 type Rule struct {
 	rules.Rule
 	Added bool `json:"added"` // at run time; else it is the configuration's
+	// Packets had their class from it, while priority was in place.
+	Packets uint64 `json:"packets"`
 }
 
 // TierStatus says whether the node reaches a tier.
@@ -125,10 +136,12 @@ type Counters struct {
 	// LaneDrops counts frames that a full lane of the nic stage dropped.
 	LaneDrops uint64 `json:"lane_drops"`
 	// LatencyPackets and BulkPackets are frames by their class while there were rules.
-	// LatencyHeld and BulkLane of these went to the bulk lanes, LatencyHeld behind what
-	// their flow had in them; Refused found them full and were dropped.
+	// LatencyHeld, LatencyExcess and BulkLane of these went to the bulk lanes: LatencyHeld
+	// behind what their flow had in them, LatencyExcess since the class had had its share
+	// of the core; Refused found them full and were dropped.
 	LatencyPackets uint64 `json:"latency_packets"`
 	LatencyHeld    uint64 `json:"latency_held"`
+	LatencyExcess  uint64 `json:"latency_excess"`
 	BulkPackets    uint64 `json:"bulk_packets"`
 	BulkLane       uint64 `json:"bulk_lane_packets"`
 	Refused        uint64 `json:"refused_packets"`
@@ -153,6 +166,7 @@ func (r OffReport) withoutNil() OffReport {
 func (st Status) withoutNil() Status {
 	st.Tiers, st.Mechanisms, st.Devices = list(st.Tiers), list(st.Mechanisms), list(st.Devices)
 	st.Lanes, st.StageCosts, st.Rules = list(st.Lanes), list(st.StageCosts), list(st.Rules)
+	st.SparseFlows = list(st.SparseFlows)
 	if st.Counters.Unparsed == nil {
 		st.Counters.Unparsed = map[string]uint64{}
 	}

@@ -21,7 +21,7 @@ func (d *Daemon) lookOnline(now time.Time) error {
 		return nil
 	}
 	if slices.Equal(online, d.online) {
-		return d.renewLanes()
+		return nil
 	}
 	for _, core := range d.online {
 		if !slices.Contains(online, core) {
@@ -29,7 +29,7 @@ func (d *Daemon) lookOnline(now time.Time) error {
 		}
 	}
 	d.online = online
-	return errors.Join(d.dp.Resample(), d.useCores(), d.renewLanes())
+	return errors.Join(d.dp.Resample(), d.useCores())
 }
 
 // isOffline tells a core that has left, at the last look.
@@ -52,7 +52,7 @@ func (d *Daemon) useCores() error {
 	}
 	d.cores = cores
 	if d.prio != nil {
-		if err := d.prio.dp.StartLanes(cores); err != nil {
+		if err := d.prio.dp.StartLanes(cores, d.prio.two); err != nil {
 			return err
 		}
 	}

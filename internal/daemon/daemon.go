@@ -34,9 +34,10 @@ type Options struct {
 	Tier   governor.Tier
 	Limits governor.Limits
 	// Rules name flows for priority; without any it is off.
-	Rules   []rules.Rule
-	Version string
-	Tiers   []control.TierStatus
+	Rules    []rules.Rule
+	Priority Priority
+	Version  string
+	Tiers    []control.TierStatus
 	// GuardianVerb is the argument that makes this program a guardian.
 	GuardianVerb []string
 	Log          *slog.Logger
@@ -219,7 +220,7 @@ func (d *Daemon) follow(ctx context.Context) error {
 
 // step takes one window: measure, decide, act.
 func (d *Daemon) step(ctx context.Context, now time.Time) error {
-	if err := d.lookOnline(now); err != nil {
+	if err := errors.Join(d.lookOnline(now), d.lookPriority(now)); err != nil {
 		return err
 	}
 	in, ok, err := d.measure(now)

@@ -58,11 +58,15 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Tiers = d.opts.Tiers
 	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism()}
 	d.fillDevices(st)
-	for _, r := range d.added {
-		st.Rules = append(st.Rules, control.Rule{Rule: r, Added: true})
+	frames, err := d.ruleFrames()
+	if err != nil {
+		return err
 	}
-	for _, r := range d.opts.Rules {
-		st.Rules = append(st.Rules, control.Rule{Rule: r})
+	for i, r := range slices.Concat(d.added, d.opts.Rules) {
+		st.Rules = append(st.Rules, control.Rule{Rule: r, Added: i < len(d.added), Packets: frames[r.Name]})
+	}
+	if st.SparseFlows, err = d.sparseFlows(); err != nil {
+		return err
 	}
 	costs := d.sensor.costs
 	st.StageCosts = []control.StageCost{
@@ -86,7 +90,8 @@ func (d *Daemon) fill(st *control.Status) error {
 		return err
 	}
 	n := &st.Counters
-	n.LatencyPackets, n.LatencyHeld, n.BulkPackets, n.BulkLane, n.Refused = p.Latency, p.LatencyHeld, p.Bulk, p.BulkLane, p.Refused
+	n.LatencyPackets, n.LatencyHeld, n.LatencyExcess = p.Latency, p.LatencyHeld, p.LatencyExcess
+	n.BulkPackets, n.BulkLane, n.Refused = p.Bulk, p.BulkLane, p.Refused
 	return nil
 }
 
@@ -235,7 +240,15 @@ func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 			err = fmt.Errorf("change underlays or tier: %w", ErrNeedsRestart)
 			return
 		}
+		was := d.opts.Priority
+		d.opts.Priority = opts.Priority
+		if was.NoThreads != opts.Priority.NoThreads {
+			if _, err = d.stopPriority(ctx); err != nil {
+				return
+			}
+		}
 		if err = d.useRules(ctx, d.added, opts.Rules); err != nil {
+			d.opts.Priority = was
 			return
 		}
 		d.opts.Mode, d.opts.Limits, d.opts.Cores = opts.Mode, opts.Limits, opts.Cores

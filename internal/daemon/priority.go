@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
@@ -23,9 +24,43 @@ import (
 // there are rules: bulk makes way only while latency traffic is about.
 type priority struct {
 	dp       *datapath.Priority
-	attached map[node.DevKey]io.Closer
+	attached map[node.DevKey]*datapath.PriorityHook
 	skipped  []plan.Skip // underlays with somebody else's XDP program
 	since    time.Time
+
+	two    bool              // latency has lanes, too: a NIC is polled in softirq
+	frames map[string]uint64 // of rules, by name, before the list last changed
+	looked time.Time
+	broad  broad
+}
+
+// Priority is how priority is configured, but for the rules.
+type Priority struct {
+	// Off: rules are kept, and do nothing.
+	Off bool
+	// Auto: flows that no rule fits are latency as long as they are small and sparse.
+	Auto bool
+	// NoThreads: NICs are polled as before, and latency has a lane of its own.
+	NoThreads bool
+	// BulkShare is how much of a core's time latency leaves to bulk, from 0 to 1.
+	BulkShare float64
+}
+
+// What a flow may send in a tenth of a second, at most, to be sparse by itself: what
+// two thousand small requests a second come to.
+const (
+	sparseFrames = 200
+	sparseBytes  = 64 << 10
+)
+
+// tuning is what the kernel side goes by.
+func (d *Daemon) tuning() datapath.PriorityTuning {
+	t := bulkTuning
+	t.LatencyShare = 1 - d.opts.Priority.BulkShare
+	if d.opts.Priority.Auto {
+		t.SparseFrames, t.SparseBytes = sparseFrames, sparseBytes
+	}
+	return t
 }
 
 // bulkTuning: latency traffic that pauses for longer than the window finds bulk on
@@ -50,12 +85,14 @@ func (d *Daemon) useRules(ctx context.Context, added, configured []rules.Rule) e
 		return err
 	}
 	switch {
-	case len(list) == 0:
+	case d.opts.Priority.Off || (len(list) == 0 && !d.opts.Priority.Auto):
 		_, err = d.stopPriority(ctx)
 	case d.prio == nil:
 		err = d.startPriority(table)
 	default:
-		err = d.prio.dp.SetRules(table)
+		if err = d.keepRuleFrames(); err == nil {
+			err = errors.Join(d.prio.dp.SetRules(table, d.judgesHost(table)), d.prio.dp.SetTuning(d.tuning()))
+		}
 	}
 	if err == nil {
 		d.added, d.opts.Rules = added, configured
@@ -63,30 +100,118 @@ func (d *Daemon) useRules(ctx context.Context, added, configured []rules.Rule) e
 	return err
 }
 
+// judgesHost tells whether flows outside of tunnels have a class.
+func (d *Daemon) judgesHost(t *rules.Table) bool { return d.opts.Priority.Auto || t.FitsHost() }
+
+// ruleFrames counts the frames of each rule in force, by name.
+func (d *Daemon) ruleFrames() (map[string]uint64, error) {
+	sum := map[string]uint64{}
+	if d.prio == nil {
+		return sum, nil
+	}
+	now, err := d.prio.dp.RuleFrames()
+	if err != nil {
+		return nil, err
+	}
+	for i, r := range slices.Concat(d.added, d.opts.Rules) {
+		if i < len(now) {
+			sum[r.Name] = d.prio.frames[r.Name] + now[i]
+		}
+	}
+	return sum, nil
+}
+
+// maxSparse bounds what status tells of flows.
+const maxSparse = 50
+
+// sparseFlows tells which flows are latency by themselves, and why.
+func (d *Daemon) sparseFlows() (list []control.SparseFlow, err error) {
+	if d.prio == nil || !d.opts.Priority.Auto {
+		return nil, nil
+	}
+	flows, err := d.prio.dp.SparseFlows()
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range flows[:min(len(flows), maxSparse)] {
+		where := fmt.Sprintf("vni %d", f.VNI)
+		if f.Host {
+			where = "host"
+		}
+		list = append(list, control.SparseFlow{
+			Flow: fmt.Sprintf("%s %s > %s, %s", rules.ProtoName(f.Proto), f.Src, f.Dst, where),
+			Core: f.Core,
+			Reason: fmt.Sprintf("at most %d packets and %d bytes in a tenth of a second, for %s; %d and %d in the last",
+				sparseFrames, sparseBytes, f.For, f.Frames, f.Bytes),
+		})
+	}
+	return list, nil
+}
+
+// keepRuleFrames remembers them before the list changes.
+func (d *Daemon) keepRuleFrames() (err error) {
+	d.prio.frames, err = d.ruleFrames()
+	return err
+}
+
+// lookPriority looks after what is in place.
+func (d *Daemon) lookPriority(now time.Time) error {
+	if d.prio == nil || now.Sub(d.prio.looked) < checkEvery {
+		return nil
+	}
+	d.prio.looked = now
+	c, err := d.priorityCounters()
+	if err != nil {
+		return err
+	}
+	frames, err := d.ruleFrames()
+	if err != nil {
+		return err
+	}
+	for _, r := range slices.Concat(d.added, d.opts.Rules) {
+		if r.Class != rules.Latency {
+			delete(frames, r.Name)
+		}
+	}
+	d.prio.broad.look(now, c.LatencyExcess, frames)
+	return d.renewLanes()
+}
+
 // startPriority puts priority in place.
 func (d *Daemon) startPriority(table *rules.Table) error {
 	if d.opts.Tier == governor.XDP {
 		return ErrTierXDP
 	}
-	p := &priority{attached: map[node.DevKey]io.Closer{}, since: time.Now()}
+	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), frames: map[string]uint64{}}
 	var err error
 	if p.dp, err = d.dp.LoadPriority(); err != nil {
 		return err
 	}
 	d.prio = p
 	// Bulk stays where it is until the NICs' threads are where they will be.
-	err = errors.Join(p.dp.SetTuning(datapath.PriorityTuning{}), p.dp.SetRules(table), p.dp.StartLanes(d.cores))
+	err = errors.Join(p.dp.SetTuning(datapath.PriorityTuning{}), p.dp.SetRules(table, d.judgesHost(table)), p.dp.StartLanes(d.cores, false))
 	if err == nil {
 		err = d.followPriority()
 	}
 	if err == nil {
-		err = p.dp.SetTuning(bulkTuning)
+		err = p.dp.SetTuning(d.tuning())
 	}
 	if err != nil {
 		_, undo := d.stopPriority(context.Background())
 		return errors.Join(err, undo)
 	}
 	return nil
+}
+
+var errThreadsOff = errors.New("threads are switched off by configuration")
+
+// hook hangs the hook on an underlay.
+func (p *priority) hook(pipe *pipeline, dev node.Dev) (h *datapath.PriorityHook, err error) {
+	_, err = pipe.hang(dev, func(at datapath.Device) (io.Closer, error) {
+		h, err = p.dp.AttachXDP(at)
+		return h, err
+	})
+	return h, err
 }
 
 // followPriority hangs the hook on the underlays that lack it.
@@ -107,12 +232,21 @@ func (d *Daemon) followPriority() error {
 			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: noXDPUnderVLANs})
 			continue
 		}
-		l, err := d.pipe.hang(u.Dev, p.dp.AttachXDP)
+		l, err := p.hook(d.pipe, u.Dev)
 		switch {
 		case err == nil:
 			p.attached[u.Key()] = l
-			if err := d.threadNAPI(u); err != nil {
-				d.log.Warn("the NIC is polled in softirq: bulk may starve under overload", "device", u.Dev, "reason", err)
+			err = errThreadsOff
+			if !d.opts.Priority.NoThreads {
+				err = d.threadNAPI(u)
+			}
+			if err == nil {
+				continue
+			}
+			d.log.Info("the NIC is polled in softirq: latency traffic has a lane of its own", "device", u.Dev, "reason", err)
+			p.two = true
+			if err := errors.Join(p.dp.StartLanes(d.cores, true), l.TwoLanes()); err != nil {
+				errs = append(errs, err)
 			}
 		case errors.Is(err, node.ErrGone):
 		case errors.Is(err, datapath.ErrForeignXDP):
@@ -147,7 +281,7 @@ func (d *Daemon) renewLanes() error {
 	if err := d.dp.EndLanes(back); err != nil {
 		return err
 	}
-	return d.prio.dp.StartLanes(d.cores)
+	return d.prio.dp.StartLanes(d.cores, d.prio.two)
 }
 
 // stopPriority takes it off, once bulk is on the stock path again.
@@ -155,7 +289,7 @@ func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error)
 	if d.prio == nil {
 		return rep, nil
 	}
-	tuning := bulkTuning
+	tuning := d.tuning()
 	tuning.Window = 0
 	err = d.prio.dp.SetTuning(tuning)
 	if err == nil {
@@ -248,14 +382,27 @@ func (d *Daemon) changeRules(ctx context.Context, change func() ([]rules.Rule, e
 // priorityMechanism is what priority does.
 func (d *Daemon) priorityMechanism() control.Mechanism {
 	m := control.Mechanism{Name: "priority", State: control.Off, Reason: "there are no rules", Since: d.since}
+	if d.opts.Priority.Off {
+		m.Reason = "switched off by configuration"
+	}
 	if d.prio == nil {
 		return m
 	}
-	n := len(d.added) + len(d.opts.Rules)
+	var by []string
+	switch n := len(d.added) + len(d.opts.Rules); n {
+	case 0:
+	case 1:
+		by = append(by, "1 rule")
+	default:
+		by = append(by, fmt.Sprintf("%d rules", n))
+	}
+	if d.opts.Priority.Auto {
+		by = append(by, "small, sparse flows")
+	}
 	m.State, m.Since = control.Active, d.prio.since
-	m.Reason = fmt.Sprintf("%d rules; bulk makes way while latency traffic is about", n)
-	if n == 1 {
-		m.Reason = "1 rule; bulk makes way while latency traffic is about"
+	m.Reason = strings.Join(by, " and ") + "; bulk makes way while latency traffic is about"
+	if broad := d.prio.broad.reason(time.Now()); broad != "" {
+		m.Reason = broad
 	}
 	if len(d.prio.attached) == 0 {
 		m.State, m.Reason = control.Standby, "no underlay takes its program, see the devices"

@@ -131,7 +131,7 @@ func (d *Datapath) Cores() (_ []Core, err error) {
 		cores[i].Full = v.Full != 0
 		cores[i].BacklogPoll = v.BacklogSeq
 		cores[i].Queue = v.Queue
-		if d.laneThreads[i] {
+		if d.laneThreads[laneThread{i, bulkLane}] {
 			if cores[i].LaneQueue, err = d.laneLeft(i); err != nil {
 				return nil, err
 			}

@@ -36,7 +36,7 @@ type Datapath struct {
 	tracer []link.Link // the rest, until Close
 	sample sampler
 
-	laneThreads  map[int]bool // by core
+	laneThreads  map[laneThread]bool
 	lanesWatched bool
 
 	policy stagesOlPolicy
@@ -57,7 +57,7 @@ func Load() (*Datapath, error) {
 		cpus:  cpus,
 		cells: map[stagesOlCellKey]uint32{},
 
-		laneThreads: map[int]bool{},
+		laneThreads: map[laneThread]bool{},
 	}
 	if err := d.load(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -160,12 +160,13 @@ func traceWith(prog *ebpf.Program) (link.Link, error) {
 // prepare sizes the per-core maps and sets the load-time constants.
 func (d *Datapath) prepare(spec *ebpf.CollectionSpec, key [16]byte) error {
 	perCPU := map[string]uint32{
-		"ol_cpus":         1,
-		"ol_lane_threads": 1,
-		"ol_leaves":       1,
-		"ol_prios":        1,
-		"ol_cell_marks":   uint32(stagesOlLimitOL_MAX_TUNNELS),
-		"ol_slots":        uint32(stagesOlStageOL_NR_STAGES) * uint32(stagesOlLimitOL_SLOTS),
+		"ol_cpus":            1,
+		"ol_lane_threads":    1,
+		"ol_latency_threads": 1,
+		"ol_leaves":          1,
+		"ol_prios":           1,
+		"ol_cell_marks":      uint32(stagesOlLimitOL_MAX_TUNNELS),
+		"ol_slots":           uint32(stagesOlStageOL_NR_STAGES) * uint32(stagesOlLimitOL_SLOTS),
 	}
 	for name, n := range perCPU {
 		if m := spec.Maps[name]; m != nil {
@@ -189,19 +190,20 @@ func (d *Datapath) prepare(spec *ebpf.CollectionSpec, key [16]byte) error {
 // sharedMaps are the maps of spec that the first object has made already.
 func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	all := map[string]*ebpf.Map{
-		"ol_policies":     d.stages.OlPolicies,
-		"ol_cpus":         d.stages.OlCpus,
-		"ol_leaves":       d.stages.OlLeaves,
-		"ol_cell_marks":   d.stages.OlCellMarks,
-		"ol_cells":        d.stages.OlCells,
-		"ol_slots":        d.stages.OlSlots,
-		"ol_owners":       d.stages.OlOwners,
-		"ol_frags":        d.stages.OlFrags,
-		"ol_recents":      d.stages.OlRecents,
-		"ol_counters":     d.stages.OlCounters,
-		"ol_reasons":      d.stages.OlReasons,
-		"ol_lane_packets": d.stages.OlLanePackets,
-		"ol_lane_threads": d.stages.OlLaneThreads,
+		"ol_policies":        d.stages.OlPolicies,
+		"ol_cpus":            d.stages.OlCpus,
+		"ol_leaves":          d.stages.OlLeaves,
+		"ol_cell_marks":      d.stages.OlCellMarks,
+		"ol_cells":           d.stages.OlCells,
+		"ol_slots":           d.stages.OlSlots,
+		"ol_owners":          d.stages.OlOwners,
+		"ol_frags":           d.stages.OlFrags,
+		"ol_recents":         d.stages.OlRecents,
+		"ol_counters":        d.stages.OlCounters,
+		"ol_reasons":         d.stages.OlReasons,
+		"ol_lane_packets":    d.stages.OlLanePackets,
+		"ol_lane_threads":    d.stages.OlLaneThreads,
+		"ol_latency_threads": d.stages.OlLatencyThreads,
 	}
 	shared := map[string]*ebpf.Map{}
 	for name := range spec.Maps {

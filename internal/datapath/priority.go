@@ -3,9 +3,10 @@
 package datapath
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
+	"net/netip"
 	"slices"
 	"time"
 	"unsafe"
@@ -24,6 +25,9 @@ type Priority struct {
 	d    *Datapath
 	objs priorityObjects
 	poll link.Link
+
+	rules int  // in force
+	host  bool // by them, flows outside of tunnels have a class
 }
 
 // LoadPriority puts priority's programs into the kernel. Nothing is attached to a
@@ -59,8 +63,14 @@ func (p *Priority) Close() error {
 type PriorityTuning struct {
 	// Window is how long after a frame of the latency class bulk goes to the lane.
 	Window time.Duration
-	// Room is how many frames the lane holds before further ones are refused.
+	// Room is how many frames a lane holds before further ones are refused.
 	Room int
+	// LatencyShare is how much of a core's time the latency class may take, from 0
+	// to 1. What is beyond joins bulk.
+	LatencyShare float64
+	// SparseFrames and SparseBytes are what a flow that no rule fits may send in a
+	// tenth of a second without being heavy. Zero: such flows are all bulk.
+	SparseFrames, SparseBytes int
 }
 
 // SetTuning replaces the tuning.
@@ -68,55 +78,110 @@ func (p *Priority) SetTuning(t PriorityTuning) error {
 	if t.Room > laneQueue {
 		return fmt.Errorf("a lane holds at most %d frames, not %d", laneQueue, t.Room)
 	}
-	p.d.policy.LatencyWindowUs = uint32(t.Window / time.Microsecond)
-	p.d.policy.BulkRoom = uint32(t.Room)
+	policy := &p.d.policy
+	policy.LatencyWindowUs = uint32(t.Window / time.Microsecond)
+	policy.BulkRoom = uint32(t.Room)
+	policy.LatencyShare = uint32(1000 * t.LatencyShare)
+	policy.SparseFrames, policy.SparseBytes = uint32(t.SparseFrames), uint32(t.SparseBytes)
 	return p.d.writePolicy()
 }
 
-// StartLanes makes the bulk lanes of those of the given cores that have none yet.
-// They must be there before the hook is attached.
-func (p *Priority) StartLanes(cores []int) error {
-	if err := p.d.startLanes(cores); err != nil {
-		return err
+// StartLanes makes the bulk lanes of those of the given cores that have none yet, and
+// those of the latency class if there shall be two. They must be there before the hook
+// is attached.
+func (p *Priority) StartLanes(cores []int, two bool) error {
+	classes := []int{bulkLane}
+	if two {
+		classes = append(classes, latencyLane)
 	}
-	for _, core := range cores {
-		if err := p.d.yieldLane(core); err != nil {
+	for _, class := range classes {
+		if err := p.d.startLanes(cores, class); err != nil {
 			return err
+		}
+		for _, core := range cores {
+			if err := p.d.tuneLane(core, class); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// yieldLane lets whoever wakes up on a lane's core preempt its thread at once. The
-// scheduler protects a running task until it has had its slice, but not from one
+// EagerNice is the nice value of what preempts bulk: it leaves to others on the core,
+// at nice 0, more than 5 % of it (of the scheduler's weights, 1024 beside 18705;
+// kernel/sched/core.c, sched_prio_to_weight).
+const EagerNice = -13
+
+// tuneLane lets whoever wakes up on a core preempt the thread of its bulk lane at once.
+// The scheduler protects a running task until it has had its slice, but not from one
 // whose slice is shorter (kernel/sched/fair.c, PREEMPT_SHORT): so this is the longest.
-func (d *Datapath) yieldLane(core int) error {
+func (d *Datapath) tuneLane(core, class int) error {
 	var cpu stagesOlCpu
 	if err := d.stages.OlCpus.Lookup(uint32(core), &cpu); err != nil {
 		return fmt.Errorf("read core %d: %w", core, err)
 	}
-	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Runtime: uint64(100 * time.Millisecond)}
-	if err := unix.SchedSetAttr(int(cpu.LanePid), &attr, 0); err != nil {
-		return fmt.Errorf("set the slice of the lane on core %d: %w", core, err)
+	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}
+	if class == bulkLane {
+		attr.Runtime = uint64(100 * time.Millisecond)
+	} else {
+		attr.Nice = EagerNice
+	}
+	if err := unix.SchedSetAttr(int(cpu.LanePid[class]), &attr, 0); err != nil {
+		return fmt.Errorf("set the policy of a lane on core %d: %w", core, err)
 	}
 	return nil
 }
 
-// AttachXDP hangs the hook on an underlay, in the driver. Closing what it returns
-// takes it off again.
-func (p *Priority) AttachXDP(dev Device) (io.Closer, error) {
-	return attachXDP(dev, p.objs.OlPriorityXdp)
+// PriorityHook is the hook on one underlay.
+type PriorityHook struct {
+	p *Priority
+	l link.Link
 }
+
+// AttachXDP hangs the hook on an underlay, in the driver, as is right where a thread
+// polls it. Closing the hook takes it off again.
+func (p *Priority) AttachXDP(dev Device) (*PriorityHook, error) {
+	l, err := attachXDP(dev, p.objs.OlPriorityXdp)
+	if err != nil {
+		return nil, err
+	}
+	return &PriorityHook{p, l}, nil
+}
+
+// TwoLanes tells the hook that no thread polls the underlay: the latency class, too,
+// goes to lanes. They must be there.
+func (h *PriorityHook) TwoLanes() error {
+	if err := h.l.Update(h.p.objs.OlPriorityTwoLanes); err != nil {
+		return fmt.Errorf("change the XDP program: %w", err)
+	}
+	return nil
+}
+
+// Close takes the hook off.
+func (h *PriorityHook) Close() error { return h.l.Close() }
 
 // SetRules replaces the rules that give flows their class, all at once: packets
 // are judged by the old list or by the new one. An error changes nothing.
-func (p *Priority) SetRules(t *rules.Table) error {
+//
+// host: flows outside of tunnels have a class, too. Once they do they keep it: without
+// one they would overtake what they have in a lane.
+func (p *Priority) SetRules(t *rules.Table, host bool) error {
 	next := p.d.policy.RulesTable ^ 1
+	none := make([]uint64, p.d.cpus)
+	for i := range uint32(t.Rules) {
+		if err := p.objs.OlRuleFrames.Put(p.ruleIndex(next, i), none); err != nil {
+			return fmt.Errorf("write priority rules: %w", err)
+		}
+	}
 	if err := p.dropRules(next); err != nil { // of an attempt that failed
 		return err
 	}
 	var shapes priorityOlShapes
 	shapes.Nr = uint32(len(t.Shapes))
+	p.host = p.host || host
+	if p.host {
+		shapes.Host = 1
+	}
 	for i, s := range t.Shapes {
 		shapes.Shape[i].Fields = s.Fields
 		if s.V6 {
@@ -138,7 +203,92 @@ func (p *Priority) SetRules(t *rules.Table) error {
 		return errors.Join(fmt.Errorf("write priority rules: %w", err), p.dropRules(next))
 	}
 	p.d.policy.RulesTable = next
-	return p.d.writePolicy()
+	if err := p.d.writePolicy(); err != nil {
+		return err
+	}
+	p.rules = t.Rules
+	return nil
+}
+
+// ruleIndex is where the frames of a rule are counted.
+func (p *Priority) ruleIndex(table, rule uint32) uint32 {
+	return table*uint32(priorityOlLimitOL_MAX_RULES) + rule
+}
+
+// RuleFrames counts, for each of the rules in force, the frames that had their class from
+// it since SetRules. What came last on a core may not be in it yet.
+func (p *Priority) RuleFrames() ([]uint64, error) {
+	frames := make([]uint64, p.rules)
+	for i := range frames {
+		var v []uint64
+		if err := p.objs.OlRuleFrames.Lookup(p.ruleIndex(p.d.policy.RulesTable, uint32(i)), &v); err != nil {
+			return nil, fmt.Errorf("read frames of rules: %w", err)
+		}
+		for _, n := range v {
+			frames[i] += n
+		}
+	}
+	return frames, nil
+}
+
+// SparseFlow is a flow that no rule fits, and that is latency by what it sends.
+type SparseFlow struct {
+	Src, Dst netip.AddrPort // ports 0 where the protocol has none
+	Proto    uint8
+	VNI      uint32
+	Host     bool // in no tunnel
+	Core     int  // that receives it
+	// Frames and Bytes are of the last whole tenth of a second that brought any.
+	Frames, Bytes int
+	// For is how long it has been latency.
+	For time.Duration
+}
+
+// sparseWindow is OL_SPARSE_WINDOW_US of bpf/priority.h.
+const sparseWindow = 100 * time.Millisecond
+
+// SparseFlows are those that sent something in the last second.
+func (p *Priority) SparseFlows() (list []SparseFlow, err error) {
+	now, err := Now()
+	if err != nil {
+		return nil, err
+	}
+	for i := range uint32(priorityOlLimitOL_SPARSE) {
+		var v []priorityOlSparse
+		if err := p.objs.OlSparseFlows.Lookup(i, &v); err != nil {
+			return nil, fmt.Errorf("read sparse flows: %w", err)
+		}
+		for core, s := range v {
+			if s.Used == 0 || int(s.Class) != latencyLane || uint32(now/1000)-s.Seen > 1e6 {
+				continue
+			}
+			f := SparseFlow{
+				Proto: s.Flow.Proto, VNI: uint32(s.Flow.Tail) & 0xffffff, Host: s.Host != 0, Core: core,
+				Frames: int(s.WasFrames), Bytes: int(s.WasBytes), For: time.Duration(s.Since) * sparseWindow,
+			}
+			f.Src, f.Dst = flowEnds(s.Flow.Addr, uint32(s.Flow.Tail>>32), s.Flow.V6 != 0)
+			list = append(list, f)
+		}
+	}
+	return list, nil
+}
+
+// flowEnds reads struct ol_flow: words in network byte order, the first in memory in the
+// upper half of each pair.
+func flowEnds(addr [4]uint64, ports uint32, v6 bool) (src, dst netip.AddrPort) {
+	var b []byte
+	for _, a := range addr {
+		b = binary.NativeEndian.AppendUint32(b, uint32(a>>32))
+		b = binary.NativeEndian.AppendUint32(b, uint32(a))
+	}
+	p := binary.NativeEndian.AppendUint32(nil, ports)
+	size := 4
+	if v6 {
+		size = 16
+	}
+	from, _ := netip.AddrFromSlice(b[:size])
+	to, _ := netip.AddrFromSlice(b[size : 2*size])
+	return netip.AddrPortFrom(from, binary.BigEndian.Uint16(p)), netip.AddrPortFrom(to, binary.BigEndian.Uint16(p[2:]))
 }
 
 // dropRules empties a table. Cores go over to the other one when their next poll
@@ -193,17 +343,18 @@ func (p *Priority) Demoted() (n int, err error) {
 
 // PriorityCounters are totals since LoadPriority, of frames.
 type PriorityCounters struct {
-	Latency     uint64 // of the latency class
-	LatencyHeld uint64 // of these, sent to the lane behind what their flow had in it
-	Bulk        uint64 // of the bulk class
-	BulkLane    uint64 // of these, sent to the lane
-	Refused     uint64 // dropped since the lane was full
+	Latency       uint64 // of the latency class
+	LatencyHeld   uint64 // of these, sent to the bulk lane behind what their flow had in it
+	LatencyExcess uint64 // of these, sent to the bulk lane since the class had used up its share
+	Bulk          uint64 // of the bulk class
+	BulkLane      uint64 // of these, sent to the lane
+	Refused       uint64 // of either, dropped since the lane was full
 }
 
 // Add is the sum of both.
 func (c PriorityCounters) Add(o PriorityCounters) PriorityCounters {
 	return PriorityCounters{
-		Latency: c.Latency + o.Latency, LatencyHeld: c.LatencyHeld + o.LatencyHeld,
+		Latency: c.Latency + o.Latency, LatencyHeld: c.LatencyHeld + o.LatencyHeld, LatencyExcess: c.LatencyExcess + o.LatencyExcess,
 		Bulk: c.Bulk + o.Bulk, BulkLane: c.BulkLane + o.BulkLane, Refused: c.Refused + o.Refused,
 	}
 }
@@ -215,12 +366,14 @@ func (p *Priority) Counters() (c PriorityCounters, err error) {
 		if err := p.objs.OlPrios.Lookup(cpu, &v); err != nil {
 			return c, fmt.Errorf("read priority on core %d: %w", cpu, err)
 		}
-		at := func(verdict priorityOlPrioVerdict) uint64 { return v.Frames[verdict] }
-		c.Latency += at(priorityOlPrioVerdictOL_PRIO_LATENCY) + at(priorityOlPrioVerdictOL_PRIO_LATENCY_LANE)
-		c.LatencyHeld += at(priorityOlPrioVerdictOL_PRIO_LATENCY_LANE)
-		c.BulkLane += at(priorityOlPrioVerdictOL_PRIO_BULK_LANE)
-		c.Refused += at(priorityOlPrioVerdictOL_PRIO_REFUSED)
-		c.Bulk += at(priorityOlPrioVerdictOL_PRIO_BULK) + at(priorityOlPrioVerdictOL_PRIO_BULK_LANE) + at(priorityOlPrioVerdictOL_PRIO_REFUSED)
+		for way := range v.Frames[bulkLane] {
+			c.Bulk += v.Frames[bulkLane][way]
+			c.Latency += v.Frames[latencyLane][way]
+		}
+		c.LatencyHeld += v.Held
+		c.LatencyExcess += v.Excess
+		c.BulkLane += v.Frames[bulkLane][priorityOlWayOL_WAY_BULK_LANE]
+		c.Refused += v.Frames[bulkLane][priorityOlWayOL_WAY_REFUSED] + v.Frames[latencyLane][priorityOlWayOL_WAY_REFUSED]
 	}
 	return c, nil
 }

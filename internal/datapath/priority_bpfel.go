@@ -23,17 +23,17 @@ type priorityBpfCpumapVal struct {
 }
 
 type priorityOlAbi struct {
-	_           structs.HostLayout
-	Limit       uint32
-	Stage       uint32
-	Kind        uint32
-	Reason      uint32
-	Counter     uint32
-	Flag        uint32
-	CoreFlag    uint32
-	Class       uint32
-	PrioVerdict uint32
-	Field       uint32
+	_        structs.HostLayout
+	Limit    uint32
+	Stage    uint32
+	Kind     uint32
+	Reason   uint32
+	Counter  uint32
+	Flag     uint32
+	CoreFlag uint32
+	Class    uint32
+	Way      uint32
+	Field    uint32
 }
 
 type priorityOlCellKey struct {
@@ -67,7 +67,7 @@ type priorityOlCpu struct {
 		PendingTail uint32
 		Armed       uint32
 	}
-	Lane       uint64
+	Lane       [2]uint64
 	NicHolds   uint64
 	LaneTime   uint64
 	LaneHead   uint32
@@ -75,7 +75,8 @@ type priorityOlCpu struct {
 	Queue      uint32
 	BacklogSeq uint32
 	LaneSeq    uint32
-	LanePid    uint32
+	LanePid    [2]uint32
+	_          [4]byte
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
@@ -83,7 +84,7 @@ type priorityOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [48]byte
+	_       [32]byte
 }
 
 type priorityOlFrag struct {
@@ -95,6 +96,12 @@ type priorityOlFrag struct {
 
 type priorityOlJudged struct {
 	_    structs.HostLayout
+	Head struct {
+		_    structs.HostLayout
+		Word [11]uint64
+		Len  uint32
+		Pad  uint32
+	}
 	Flow struct {
 		_     structs.HostLayout
 		Addr  [4]uint64
@@ -107,8 +114,20 @@ type priorityOlJudged struct {
 		Dscp  uint8
 		_     [4]byte
 	}
-	Poll    uint32
-	Verdict uint32
+	Is struct {
+		_      structs.HostLayout
+		Class  uint32
+		Rule   uint32
+		Sparse uint32
+	}
+	Poll   uint32
+	Way    uint8
+	Held   uint8
+	Excess uint8
+	Host   uint8
+	Frames uint32
+	Bytes  uint32
+	_      [4]byte
 }
 
 type priorityOlLeave struct {
@@ -116,6 +135,21 @@ type priorityOlLeave struct {
 	Leaving uint32
 	Strayed uint32
 }
+
+type priorityOlLimit uint32
+
+const (
+	priorityOlLimitOL_ABI_VERSION priorityOlLimit = 1
+	priorityOlLimitOL_MAX_CPUS    priorityOlLimit = 512
+	priorityOlLimitOL_MAX_LANES   priorityOlLimit = 64
+	priorityOlLimitOL_MAX_TUNNELS priorityOlLimit = 16
+	priorityOlLimitOL_SLOTS       priorityOlLimit = 4096
+	priorityOlLimitOL_FRAGS       priorityOlLimit = 1024
+	priorityOlLimitOL_CARRIER     priorityOlLimit = 32768
+	priorityOlLimitOL_MAX_RULES   priorityOlLimit = 4096
+	priorityOlLimitOL_MAX_SHAPES  priorityOlLimit = 32
+	priorityOlLimitOL_SPARSE      priorityOlLimit = 2048
+)
 
 type priorityOlMarks struct {
 	_    structs.HostLayout
@@ -138,8 +172,13 @@ type priorityOlPieceJudged struct {
 	_        structs.HostLayout
 	Datagram uint64
 	Flow     uint64
-	Class    uint32
-	Pad      uint32
+	Is       struct {
+		_      structs.HostLayout
+		Class  uint32
+		Rule   uint32
+		Sparse uint32
+	}
+	Pad uint32
 }
 
 type priorityOlPolicy struct {
@@ -161,6 +200,9 @@ type priorityOlPolicy struct {
 	RulesTable      uint32
 	LatencyWindowUs uint32
 	BulkRoom        uint32
+	LatencyShare    uint32
+	SparseFrames    uint32
+	SparseBytes     uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -173,37 +215,41 @@ type priorityOlPolicy struct {
 }
 
 type priorityOlPrio struct {
-	_        structs.HostLayout
-	Holds    uint64
-	Polls    uint32
-	Poll     uint32
-	Now      uint32
-	Seen     uint32
-	Room     uint32
-	Ever     uint8
-	Demoted  uint8
-	Table    uint8
-	Armed    uint8
-	Taken    uint32
-	Until    uint32
-	Before   uint32
-	Consumer uint32
-	Safe     uint32
-	Empty    uint32
-	Frames   [5]uint64
-	_        [32]byte
+	_       structs.HostLayout
+	Holds   uint64
+	Charged uint64
+	Budget  int64
+	Polls   uint32
+	Task    uint32
+	Latency uint32
+	Poll    uint32
+	Now     uint32
+	_       [4]byte
+	NowNs   uint64
+	Brought uint32
+	Seen    uint32
+	Ever    uint8
+	Demoted uint8
+	Over    uint8
+	Table   uint8
+	Host    uint8
+	Pad     [3]uint8
+	Lane    [2]struct {
+		_        structs.HostLayout
+		Taken    uint32
+		Until    uint32
+		Before   uint32
+		Consumer uint32
+		Safe     uint32
+		Empty    uint32
+		Room     uint32
+		Armed    uint32
+	}
+	Frames [2][4]uint64
+	Held   uint64
+	Excess uint64
+	_      [40]byte
 }
-
-type priorityOlPrioVerdict uint32
-
-const (
-	priorityOlPrioVerdictOL_PRIO_BULK         priorityOlPrioVerdict = 0
-	priorityOlPrioVerdictOL_PRIO_BULK_LANE    priorityOlPrioVerdict = 1
-	priorityOlPrioVerdictOL_PRIO_LATENCY      priorityOlPrioVerdict = 2
-	priorityOlPrioVerdictOL_PRIO_LATENCY_LANE priorityOlPrioVerdict = 3
-	priorityOlPrioVerdictOL_PRIO_REFUSED      priorityOlPrioVerdict = 4
-	priorityOlPrioVerdictOL_NR_PRIO_VERDICTS  priorityOlPrioVerdict = 5
-)
 
 type priorityOlRecent struct {
 	_    structs.HostLayout
@@ -246,12 +292,13 @@ type priorityOlRuleKey struct {
 type priorityOlShapes struct {
 	_     structs.HostLayout
 	Nr    uint32
+	Host  uint32
 	Shape [32]struct {
 		_      structs.HostLayout
 		Mask   [4]uint32
-		Fields uint8
+		Fields uint16
 		V6     uint8
-		Pad    uint16
+		Pad    uint8
 	}
 }
 
@@ -266,35 +313,78 @@ type priorityOlSlot struct {
 	Since    uint64
 }
 
+type priorityOlSparse struct {
+	_    structs.HostLayout
+	Flow struct {
+		_     structs.HostLayout
+		Addr  [4]uint64
+		Tail  uint64
+		Ports uint32
+		Id    uint32
+		V6    uint8
+		Proto uint8
+		Piece uint8
+		Dscp  uint8
+		_     [4]byte
+	}
+	Window    uint32
+	Seen      uint32
+	Frames    uint32
+	Bytes     uint32
+	WasFrames uint32
+	WasBytes  uint32
+	Quiet     uint32
+	Since     uint32
+	Class     uint8
+	Heavy     uint8
+	Used      uint8
+	Host      uint8
+	Pad       [4]uint8
+}
+
+type priorityOlWay uint32
+
+const (
+	priorityOlWayOL_WAY_STOCK        priorityOlWay = 0
+	priorityOlWayOL_WAY_BULK_LANE    priorityOlWay = 1
+	priorityOlWayOL_WAY_LATENCY_LANE priorityOlWay = 2
+	priorityOlWayOL_WAY_REFUSED      priorityOlWay = 3
+	priorityOlWayOL_NR_WAYS          priorityOlWay = 4
+)
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	priorityMapOlCellMarks    = "ol_cell_marks"
-	priorityMapOlCells        = "ol_cells"
-	priorityMapOlCounters     = "ol_counters"
-	priorityMapOlCpus         = "ol_cpus"
-	priorityMapOlFrags        = "ol_frags"
-	priorityMapOlJudgements   = "ol_judgements"
-	priorityMapOlLanePackets  = "ol_lane_packets"
-	priorityMapOlLaneThreads  = "ol_lane_threads"
-	priorityMapOlLasts        = "ol_lasts"
-	priorityMapOlLeaves       = "ol_leaves"
-	priorityMapOlOwners       = "ol_owners"
-	priorityMapOlPieces       = "ol_pieces"
-	priorityMapOlPolicies     = "ol_policies"
-	priorityMapOlPrios        = "ol_prios"
-	priorityMapOlReasons      = "ol_reasons"
-	priorityMapOlRecents      = "ol_recents"
-	priorityMapOlRuleShapes   = "ol_rule_shapes"
-	priorityMapOlRules        = "ol_rules"
-	priorityMapOlSlots        = "ol_slots"
-	priorityProgOlPrioPolled  = "ol_prio_polled"
-	priorityProgOlPriorityXdp = "ol_priority_xdp"
-	priorityVarOlAbiEnums     = "ol_abi_enums"
-	priorityVarOlKey0         = "ol_key0"
-	priorityVarOlKey1         = "ol_key1"
-	priorityVarOlNrCpus       = "ol_nr_cpus"
+	priorityMapOlCellMarks         = "ol_cell_marks"
+	priorityMapOlCells             = "ol_cells"
+	priorityMapOlCounters          = "ol_counters"
+	priorityMapOlCpus              = "ol_cpus"
+	priorityMapOlFrags             = "ol_frags"
+	priorityMapOlJudgements        = "ol_judgements"
+	priorityMapOlLanePackets       = "ol_lane_packets"
+	priorityMapOlLaneThreads       = "ol_lane_threads"
+	priorityMapOlLasts             = "ol_lasts"
+	priorityMapOlLatencyThreads    = "ol_latency_threads"
+	priorityMapOlLeaves            = "ol_leaves"
+	priorityMapOlOwners            = "ol_owners"
+	priorityMapOlPieces            = "ol_pieces"
+	priorityMapOlPolicies          = "ol_policies"
+	priorityMapOlPrios             = "ol_prios"
+	priorityMapOlReasons           = "ol_reasons"
+	priorityMapOlRecents           = "ol_recents"
+	priorityMapOlRuleFrames        = "ol_rule_frames"
+	priorityMapOlRuleShapes        = "ol_rule_shapes"
+	priorityMapOlRules             = "ol_rules"
+	priorityMapOlSlots             = "ol_slots"
+	priorityMapOlSparseFlows       = "ol_sparse_flows"
+	priorityProgOlPrioPolled       = "ol_prio_polled"
+	priorityProgOlPriorityTwoLanes = "ol_priority_two_lanes"
+	priorityProgOlPriorityXdp      = "ol_priority_xdp"
+	priorityVarOlAbiEnums          = "ol_abi_enums"
+	priorityVarOlKey0              = "ol_key0"
+	priorityVarOlKey1              = "ol_key1"
+	priorityVarOlNrCpus            = "ol_nr_cpus"
 )
 
 // loadPriority returns the embedded CollectionSpec for priority.
@@ -339,33 +429,37 @@ type prioritySpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type priorityProgramSpecs struct {
-	OlPrioPolled  *ebpf.ProgramSpec `ebpf:"ol_prio_polled"`
-	OlPriorityXdp *ebpf.ProgramSpec `ebpf:"ol_priority_xdp"`
+	OlPrioPolled       *ebpf.ProgramSpec `ebpf:"ol_prio_polled"`
+	OlPriorityTwoLanes *ebpf.ProgramSpec `ebpf:"ol_priority_two_lanes"`
+	OlPriorityXdp      *ebpf.ProgramSpec `ebpf:"ol_priority_xdp"`
 }
 
 // priorityMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type priorityMapSpecs struct {
-	OlCellMarks   *ebpf.MapSpec `ebpf:"ol_cell_marks"`
-	OlCells       *ebpf.MapSpec `ebpf:"ol_cells"`
-	OlCounters    *ebpf.MapSpec `ebpf:"ol_counters"`
-	OlCpus        *ebpf.MapSpec `ebpf:"ol_cpus"`
-	OlFrags       *ebpf.MapSpec `ebpf:"ol_frags"`
-	OlJudgements  *ebpf.MapSpec `ebpf:"ol_judgements"`
-	OlLanePackets *ebpf.MapSpec `ebpf:"ol_lane_packets"`
-	OlLaneThreads *ebpf.MapSpec `ebpf:"ol_lane_threads"`
-	OlLasts       *ebpf.MapSpec `ebpf:"ol_lasts"`
-	OlLeaves      *ebpf.MapSpec `ebpf:"ol_leaves"`
-	OlOwners      *ebpf.MapSpec `ebpf:"ol_owners"`
-	OlPieces      *ebpf.MapSpec `ebpf:"ol_pieces"`
-	OlPolicies    *ebpf.MapSpec `ebpf:"ol_policies"`
-	OlPrios       *ebpf.MapSpec `ebpf:"ol_prios"`
-	OlReasons     *ebpf.MapSpec `ebpf:"ol_reasons"`
-	OlRecents     *ebpf.MapSpec `ebpf:"ol_recents"`
-	OlRuleShapes  *ebpf.MapSpec `ebpf:"ol_rule_shapes"`
-	OlRules       *ebpf.MapSpec `ebpf:"ol_rules"`
-	OlSlots       *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlCellMarks      *ebpf.MapSpec `ebpf:"ol_cell_marks"`
+	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
+	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
+	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlJudgements     *ebpf.MapSpec `ebpf:"ol_judgements"`
+	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
+	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
+	OlLasts          *ebpf.MapSpec `ebpf:"ol_lasts"`
+	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
+	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
+	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
+	OlPieces         *ebpf.MapSpec `ebpf:"ol_pieces"`
+	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
+	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
+	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
+	OlRuleFrames     *ebpf.MapSpec `ebpf:"ol_rule_frames"`
+	OlRuleShapes     *ebpf.MapSpec `ebpf:"ol_rule_shapes"`
+	OlRules          *ebpf.MapSpec `ebpf:"ol_rules"`
+	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlSparseFlows    *ebpf.MapSpec `ebpf:"ol_sparse_flows"`
 }
 
 // priorityVariableSpecs contains global variables before they are loaded into the kernel.
@@ -398,25 +492,28 @@ func (o *priorityObjects) Close() error {
 //
 // It can be passed to loadPriorityObjects or ebpf.CollectionSpec.LoadAndAssign.
 type priorityMaps struct {
-	OlCellMarks   *ebpf.Map `ebpf:"ol_cell_marks"`
-	OlCells       *ebpf.Map `ebpf:"ol_cells"`
-	OlCounters    *ebpf.Map `ebpf:"ol_counters"`
-	OlCpus        *ebpf.Map `ebpf:"ol_cpus"`
-	OlFrags       *ebpf.Map `ebpf:"ol_frags"`
-	OlJudgements  *ebpf.Map `ebpf:"ol_judgements"`
-	OlLanePackets *ebpf.Map `ebpf:"ol_lane_packets"`
-	OlLaneThreads *ebpf.Map `ebpf:"ol_lane_threads"`
-	OlLasts       *ebpf.Map `ebpf:"ol_lasts"`
-	OlLeaves      *ebpf.Map `ebpf:"ol_leaves"`
-	OlOwners      *ebpf.Map `ebpf:"ol_owners"`
-	OlPieces      *ebpf.Map `ebpf:"ol_pieces"`
-	OlPolicies    *ebpf.Map `ebpf:"ol_policies"`
-	OlPrios       *ebpf.Map `ebpf:"ol_prios"`
-	OlReasons     *ebpf.Map `ebpf:"ol_reasons"`
-	OlRecents     *ebpf.Map `ebpf:"ol_recents"`
-	OlRuleShapes  *ebpf.Map `ebpf:"ol_rule_shapes"`
-	OlRules       *ebpf.Map `ebpf:"ol_rules"`
-	OlSlots       *ebpf.Map `ebpf:"ol_slots"`
+	OlCellMarks      *ebpf.Map `ebpf:"ol_cell_marks"`
+	OlCells          *ebpf.Map `ebpf:"ol_cells"`
+	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
+	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlJudgements     *ebpf.Map `ebpf:"ol_judgements"`
+	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
+	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
+	OlLasts          *ebpf.Map `ebpf:"ol_lasts"`
+	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
+	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
+	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
+	OlPieces         *ebpf.Map `ebpf:"ol_pieces"`
+	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
+	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
+	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
+	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
+	OlRuleFrames     *ebpf.Map `ebpf:"ol_rule_frames"`
+	OlRuleShapes     *ebpf.Map `ebpf:"ol_rule_shapes"`
+	OlRules          *ebpf.Map `ebpf:"ol_rules"`
+	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
+	OlSparseFlows    *ebpf.Map `ebpf:"ol_sparse_flows"`
 }
 
 func (m *priorityMaps) Close() error {
@@ -430,6 +527,7 @@ func (m *priorityMaps) Close() error {
 		m.OlLanePackets,
 		m.OlLaneThreads,
 		m.OlLasts,
+		m.OlLatencyThreads,
 		m.OlLeaves,
 		m.OlOwners,
 		m.OlPieces,
@@ -437,9 +535,11 @@ func (m *priorityMaps) Close() error {
 		m.OlPrios,
 		m.OlReasons,
 		m.OlRecents,
+		m.OlRuleFrames,
 		m.OlRuleShapes,
 		m.OlRules,
 		m.OlSlots,
+		m.OlSparseFlows,
 	)
 }
 
@@ -457,13 +557,15 @@ type priorityVariables struct {
 //
 // It can be passed to loadPriorityObjects or ebpf.CollectionSpec.LoadAndAssign.
 type priorityPrograms struct {
-	OlPrioPolled  *ebpf.Program `ebpf:"ol_prio_polled"`
-	OlPriorityXdp *ebpf.Program `ebpf:"ol_priority_xdp"`
+	OlPrioPolled       *ebpf.Program `ebpf:"ol_prio_polled"`
+	OlPriorityTwoLanes *ebpf.Program `ebpf:"ol_priority_two_lanes"`
+	OlPriorityXdp      *ebpf.Program `ebpf:"ol_priority_xdp"`
 }
 
 func (p *priorityPrograms) Close() error {
 	return _PriorityClose(
 		p.OlPrioPolled,
+		p.OlPriorityTwoLanes,
 		p.OlPriorityXdp,
 	)
 }

@@ -3,13 +3,17 @@
 package datapath
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/rules"
 	"github.com/overlane/overlane/test/parser/packet"
@@ -96,7 +100,7 @@ func (p *Priority) use(t testing.TB, list ...rules.Rule) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.SetRules(table); err != nil {
+	if err := p.SetRules(table, table.FitsHost()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -210,10 +214,10 @@ func TestRulesChangeBetweenPolls(t *testing.T) {
 	}
 }
 
-// What is no flow of a tunnel of ours has no class, and passes.
+// What is no flow of a tunnel of ours has no class, and passes, if no rule asks for it.
 func TestFramesOfNoTunnelHaveNoClass(t *testing.T) {
 	p := newPriority(t)
-	p.use(t, rules.Rule{Proto: 17})
+	p.use(t, rules.Rule{Proto: 17, Network: rules.Overlay})
 	for name, frame := range map[string][]byte{
 		"no tunnel":      packet.Build(packet.Ethernet{}, packet.IPv4{}, packet.UDP{Src: 1, Dst: 2}),
 		"another VNI":    inVXLAN(41, packet.IPv4{}, packet.UDP{Src: 1, Dst: 2}),
@@ -224,4 +228,250 @@ func TestFramesOfNoTunnelHaveNoClass(t *testing.T) {
 			t.Errorf("%s is %s", name, got)
 		}
 	}
+}
+
+// Flows of the host have a class as soon as a rule may fit them, and keep it.
+func TestFlowsOfTheHostHaveAClass(t *testing.T) {
+	p := newPriority(t)
+	vni := uint32(42)
+	udp := packet.Build(packet.Ethernet{}, packet.IPv4{}, packet.UDP{Src: 1, Dst: 2})
+	tcp6 := packet.Build(packet.Ethernet{}, packet.IPv6{}, packet.TCP{Src: 1, Dst: 2})
+	first := packet.Build(packet.Ethernet{}, packet.IPv4{ID: 3, More: true}, packet.UDP{Src: 1, Dst: 2}, packet.Bytes(64))
+	later := packet.Build(packet.Ethernet{}, packet.IPv4{ID: 3, Offset: 72, Proto: 17}, packet.Bytes(64))
+	inside := inVXLAN(42, packet.IPv4{}, packet.UDP{Src: 1, Dst: 2})
+	piece := packet.Build(packet.Ethernet{}, packet.IPv4{ID: 4, More: true}, packet.UDP{Src: 1, Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42}, packet.Bytes(64))
+	rest := packet.Build(packet.Ethernet{}, packet.IPv4{ID: 4, Offset: 80, Proto: 17}, packet.Bytes(64))
+	many := packet.Build(packet.Ethernet{Multicast: true}, packet.IPv4{}, packet.UDP{Src: 1, Dst: 2})
+	both, host, overlay := rules.Rule{Port: 2}, rules.Rule{Port: 2, Network: rules.Host}, rules.Rule{Port: 2, Network: rules.Overlay}
+
+	for _, c := range []struct {
+		what  string
+		rule  rules.Rule
+		frame []byte
+		want  rules.Class
+	}{
+		{"a rule for tunnels", overlay, udp, ""},
+		{"a rule with a VNI", rules.Rule{VNI: &vni}, udp, ""},
+		{"a rule for both", both, udp, rules.Latency},
+		{"a rule for both, IPv6", both, tcp6, rules.Latency},
+		{"a rule for both, inside", both, inside, rules.Latency},
+		{"a rule for the host", host, udp, rules.Latency},
+		{"a rule for the host, inside", host, inside, rules.Bulk},
+		{"a rule for the host, first piece", host, first, rules.Latency},
+		{"a rule for the host, later piece", host, later, rules.Latency},
+		{"first piece of a tunnel's packet", both, piece, ""},
+		{"later piece of a tunnel's packet", both, rest, ""},
+		{"multicast", both, many, ""},
+		{"a rule for tunnels, after one for the host", overlay, udp, rules.Bulk},
+	} {
+		p.use(t, c.rule)
+		if got := p.class(t, c.frame); got != c.want {
+			t.Errorf("%s: %q, want %q", c.what, got, c.want)
+		}
+	}
+}
+
+// A frame whose head is like the last one's is not parsed: whatever in it could make a
+// difference must be looked at.
+func TestNoFrameIsTakenForAnotherByItsHead(t *testing.T) {
+	vni, ef := uint32(42), uint8(46)
+	a := netip.MustParsePrefix("10.1.2.3/32")
+	src, dst := netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("10.9.9.9")
+	inner := func(l4 packet.Layer) []packet.Layer {
+		return []packet.Layer{packet.Ethernet{}, packet.IPv4{Src: src, Dst: dst}, l4, packet.Bytes(32)}
+	}
+	outer := func(layers ...packet.Layer) []packet.Layer {
+		return append([]packet.Layer{packet.Ethernet{}, packet.IPv4{}, packet.UDP{Dst: packet.VXLANPort}, packet.VXLAN{VNI: vni}}, layers...)
+	}
+	udp := packet.UDP{Src: 1000, Dst: 2000}
+	for name, c := range map[string]struct {
+		rule  rules.Rule
+		frame []byte
+	}{
+		"tunnel": {rules.Rule{Proto: 17, Port: 2000, Prefix: a, VNI: &vni, DSCP: &ef}, packet.Build(outer(inner(udp)...)...)},
+		"host":   {rules.Rule{Proto: 17, Port: 2000, Prefix: a, Network: rules.Host, DSCP: &ef}, packet.Build(inner(udp)...)},
+	} {
+		p := newPriority(t)
+		p.use(t, c.rule)
+		c.frame[bytes.LastIndex(c.frame, []byte{0x45, 0})+1] = ef << 2 // of the innermost header
+		differ := 0
+		for bit := range 8 * len(c.frame) {
+			other := slices.Clone(c.frame)
+			other[bit/8] ^= 1 << (bit % 8)
+			want := p.class(t, other)
+			if got := p.class(t, c.frame); got != rules.Latency {
+				t.Fatalf("%s: %q", name, got)
+			}
+			if got := p.classInPoll(t, other); got != want {
+				t.Errorf("%s: with another bit %d in byte %d, %q behind the like and %q alone", name, bit%8, bit/8, got, want)
+			}
+			if want != rules.Latency {
+				differ++
+			}
+		}
+		if differ < 80 {
+			t.Errorf("%s: only %d bits made a difference", name, differ)
+		}
+	}
+}
+
+// Frames are counted for the rule that gave them their class.
+func TestFramesAreCountedByRule(t *testing.T) {
+	p := newPriority(t)
+	p.use(t, rules.Rule{Port: 1}, rules.Rule{Port: 2}, rules.Rule{Port: 3})
+	one := inVXLAN(42, packet.IPv4{}, packet.UDP{Src: 1, Dst: 9})
+	two := inVXLAN(42, packet.IPv4{}, packet.UDP{Src: 2, Dst: 9})
+	none := inVXLAN(42, packet.IPv4{}, packet.UDP{Src: 8, Dst: 9})
+	p.onOneCore(t, func() {
+		for range 3 {
+			p.class(t, one)
+			p.classInPoll(t, one)
+			p.classInPoll(t, two)
+		}
+		p.class(t, none)
+	})
+	got, err := p.RuleFrames()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []uint64{6, 3, 0}; !slices.Equal(got, want) {
+		t.Errorf("frames %v, want %v", got, want)
+	}
+	p.use(t, rules.Rule{Port: 7})
+	if got, err = p.RuleFrames(); err != nil || !slices.Equal(got, []uint64{0}) {
+		t.Errorf("after the rules changed: %v, %v", got, err)
+	}
+}
+
+// What no rule fits is watched, and told of with what it sent.
+func TestSparseFlowsAreLatencyByThemselves(t *testing.T) {
+	p := newPriority(t)
+	p.use(t, rules.Rule{Port: 7, Class: rules.Bulk})
+	const windows = 5
+	src, dst := netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("10.9.9.9")
+	flow := func(port uint16) []byte {
+		return inVXLAN(42, packet.IPv4{Src: src, Dst: dst}, packet.UDP{Src: port, Dst: 9})
+	}
+	sparse, heavy, ruled := flow(1000), flow(2000), flow(7)
+	if err := p.SetTuning(PriorityTuning{SparseFrames: 8, SparseBytes: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	var got [3]rules.Class
+	p.onOneCore(t, func() {
+		for range windows {
+			for i, frame := range [][]byte{sparse, heavy, ruled} {
+				got[i] = p.class(t, frame)
+				for range 10 * i {
+					p.classInPoll(t, frame)
+				}
+			}
+			p.age(t, sparseWindow)
+		}
+	})
+	if want := [3]rules.Class{rules.Latency, rules.Bulk, rules.Bulk}; got != want {
+		t.Errorf("classes %v, want %v", got, want)
+	}
+	list, err := p.SparseFlows()
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%v, %v", list, err)
+	}
+	f := list[0]
+	if f.Src != netip.AddrPortFrom(src, 1000) || f.Dst != netip.AddrPortFrom(dst, 9) || f.Proto != 17 || f.VNI != 42 || f.Host || f.Frames != 1 || f.Bytes != len(sparse) {
+		t.Errorf("%+v", f)
+	}
+}
+
+// onOneCore keeps test runs on one core: each has a hook of its own.
+func (p *Priority) onOneCore(t testing.TB, fn func()) {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var was, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &was); err != nil {
+		t.Fatal(err)
+	}
+	for cpu := range p.d.cpus {
+		if was.IsSet(cpu) {
+			one.Set(cpu)
+			break
+		}
+	}
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.SchedSetaffinity(0, &was); err != nil {
+			t.Error(err)
+		}
+	}()
+	fn()
+}
+
+// age makes what the kernel side knows of flows older.
+func (p *Priority) age(t testing.TB, by time.Duration) {
+	t.Helper()
+	for i := range uint32(priorityOlLimitOL_SPARSE) {
+		var v []priorityOlSparse
+		if err := p.objs.OlSparseFlows.Lookup(i, &v); err != nil {
+			t.Fatal(err)
+		}
+		used := false
+		for core := range v {
+			if v[core].Used != 0 {
+				used = true
+				v[core].Window -= uint32(by / time.Microsecond)
+			}
+		}
+		if used {
+			if err := p.objs.OlSparseFlows.Put(i, v); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// Whatever the clock shows, and however long no poll came: times are true.
+func TestAPollKnowsTheTime(t *testing.T) {
+	p := newPriority(t)
+	frame := inVXLAN(42, packet.IPv4{}, packet.UDP{Src: 1, Dst: 2})
+	p.onOneCore(t, func() {
+		for quarter := range uint64(4) {
+			var core uint32
+			for cpu := range uint32(p.d.cpus) {
+				var v priorityOlPrio
+				if err := p.objs.OlPrios.Lookup(cpu, &v); err != nil {
+					t.Fatal(err)
+				}
+				now, err := Now()
+				if err != nil {
+					t.Fatal(err)
+				}
+				v.NowNs = now - (quarter<<30+1<<20)*1000
+				v.Now = uint32(v.NowNs / 1000)
+				if err := p.objs.OlPrios.Put(cpu, &v); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p.class(t, frame)
+			now, err := Now()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for cpu := range uint32(p.d.cpus) {
+				var v priorityOlPrio
+				if err := p.objs.OlPrios.Lookup(cpu, &v); err != nil {
+					t.Fatal(err)
+				}
+				if v.Poll == v.Polls+1 {
+					core = cpu + 1
+					if ago := uint32(now/1000) - v.Now; ago > 1e6 {
+						t.Errorf("after %d s without a poll, its time is %d us ago", quarter<<30/1e6, ago)
+					}
+				}
+			}
+			if core == 0 {
+				t.Error("no core has polled")
+			}
+		}
+	})
 }

@@ -23,17 +23,17 @@ type stagesBpfCpumapVal struct {
 }
 
 type stagesOlAbi struct {
-	_           structs.HostLayout
-	Limit       uint32
-	Stage       uint32
-	Kind        uint32
-	Reason      uint32
-	Counter     uint32
-	Flag        uint32
-	CoreFlag    uint32
-	Class       uint32
-	PrioVerdict uint32
-	Field       uint32
+	_        structs.HostLayout
+	Limit    uint32
+	Stage    uint32
+	Kind     uint32
+	Reason   uint32
+	Counter  uint32
+	Flag     uint32
+	CoreFlag uint32
+	Class    uint32
+	Way      uint32
+	Field    uint32
 }
 
 type stagesOlCellKey struct {
@@ -83,7 +83,7 @@ type stagesOlCpu struct {
 		PendingTail uint32
 		Armed       uint32
 	}
-	Lane       uint64
+	Lane       [2]uint64
 	NicHolds   uint64
 	LaneTime   uint64
 	LaneHead   uint32
@@ -91,7 +91,8 @@ type stagesOlCpu struct {
 	Queue      uint32
 	BacklogSeq uint32
 	LaneSeq    uint32
-	LanePid    uint32
+	LanePid    [2]uint32
+	_          [4]byte
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
@@ -99,7 +100,7 @@ type stagesOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [48]byte
+	_       [32]byte
 }
 
 type stagesOlFlag uint32
@@ -134,6 +135,7 @@ const (
 	stagesOlLimitOL_CARRIER     stagesOlLimit = 32768
 	stagesOlLimitOL_MAX_RULES   stagesOlLimit = 4096
 	stagesOlLimitOL_MAX_SHAPES  stagesOlLimit = 32
+	stagesOlLimitOL_SPARSE      stagesOlLimit = 2048
 )
 
 type stagesOlMarks struct {
@@ -164,6 +166,9 @@ type stagesOlPolicy struct {
 	RulesTable      uint32
 	LatencyWindowUs uint32
 	BulkRoom        uint32
+	LatencyShare    uint32
+	SparseFrames    uint32
+	SparseBytes     uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -255,26 +260,27 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	stagesMapOlCellMarks   = "ol_cell_marks"
-	stagesMapOlCells       = "ol_cells"
-	stagesMapOlCounters    = "ol_counters"
-	stagesMapOlCpus        = "ol_cpus"
-	stagesMapOlFrags       = "ol_frags"
-	stagesMapOlLanePackets = "ol_lane_packets"
-	stagesMapOlLaneThreads = "ol_lane_threads"
-	stagesMapOlLeaves      = "ol_leaves"
-	stagesMapOlOwners      = "ol_owners"
-	stagesMapOlPolicies    = "ol_policies"
-	stagesMapOlReasons     = "ol_reasons"
-	stagesMapOlRecents     = "ol_recents"
-	stagesMapOlSlots       = "ol_slots"
-	stagesProgOlPodOut     = "ol_pod_out"
-	stagesProgOlPodRestore = "ol_pod_restore"
-	stagesProgOlUnderlayIn = "ol_underlay_in"
-	stagesVarOlAbiEnums    = "ol_abi_enums"
-	stagesVarOlKey0        = "ol_key0"
-	stagesVarOlKey1        = "ol_key1"
-	stagesVarOlNrCpus      = "ol_nr_cpus"
+	stagesMapOlCellMarks      = "ol_cell_marks"
+	stagesMapOlCells          = "ol_cells"
+	stagesMapOlCounters       = "ol_counters"
+	stagesMapOlCpus           = "ol_cpus"
+	stagesMapOlFrags          = "ol_frags"
+	stagesMapOlLanePackets    = "ol_lane_packets"
+	stagesMapOlLaneThreads    = "ol_lane_threads"
+	stagesMapOlLatencyThreads = "ol_latency_threads"
+	stagesMapOlLeaves         = "ol_leaves"
+	stagesMapOlOwners         = "ol_owners"
+	stagesMapOlPolicies       = "ol_policies"
+	stagesMapOlReasons        = "ol_reasons"
+	stagesMapOlRecents        = "ol_recents"
+	stagesMapOlSlots          = "ol_slots"
+	stagesProgOlPodOut        = "ol_pod_out"
+	stagesProgOlPodRestore    = "ol_pod_restore"
+	stagesProgOlUnderlayIn    = "ol_underlay_in"
+	stagesVarOlAbiEnums       = "ol_abi_enums"
+	stagesVarOlKey0           = "ol_key0"
+	stagesVarOlKey1           = "ol_key1"
+	stagesVarOlNrCpus         = "ol_nr_cpus"
 )
 
 // loadStages returns the embedded CollectionSpec for stages.
@@ -328,19 +334,20 @@ type stagesProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type stagesMapSpecs struct {
-	OlCellMarks   *ebpf.MapSpec `ebpf:"ol_cell_marks"`
-	OlCells       *ebpf.MapSpec `ebpf:"ol_cells"`
-	OlCounters    *ebpf.MapSpec `ebpf:"ol_counters"`
-	OlCpus        *ebpf.MapSpec `ebpf:"ol_cpus"`
-	OlFrags       *ebpf.MapSpec `ebpf:"ol_frags"`
-	OlLanePackets *ebpf.MapSpec `ebpf:"ol_lane_packets"`
-	OlLaneThreads *ebpf.MapSpec `ebpf:"ol_lane_threads"`
-	OlLeaves      *ebpf.MapSpec `ebpf:"ol_leaves"`
-	OlOwners      *ebpf.MapSpec `ebpf:"ol_owners"`
-	OlPolicies    *ebpf.MapSpec `ebpf:"ol_policies"`
-	OlReasons     *ebpf.MapSpec `ebpf:"ol_reasons"`
-	OlRecents     *ebpf.MapSpec `ebpf:"ol_recents"`
-	OlSlots       *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlCellMarks      *ebpf.MapSpec `ebpf:"ol_cell_marks"`
+	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
+	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
+	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
+	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
+	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
+	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
+	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
+	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
+	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
+	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 }
 
 // stagesVariableSpecs contains global variables before they are loaded into the kernel.
@@ -373,19 +380,20 @@ func (o *stagesObjects) Close() error {
 //
 // It can be passed to loadStagesObjects or ebpf.CollectionSpec.LoadAndAssign.
 type stagesMaps struct {
-	OlCellMarks   *ebpf.Map `ebpf:"ol_cell_marks"`
-	OlCells       *ebpf.Map `ebpf:"ol_cells"`
-	OlCounters    *ebpf.Map `ebpf:"ol_counters"`
-	OlCpus        *ebpf.Map `ebpf:"ol_cpus"`
-	OlFrags       *ebpf.Map `ebpf:"ol_frags"`
-	OlLanePackets *ebpf.Map `ebpf:"ol_lane_packets"`
-	OlLaneThreads *ebpf.Map `ebpf:"ol_lane_threads"`
-	OlLeaves      *ebpf.Map `ebpf:"ol_leaves"`
-	OlOwners      *ebpf.Map `ebpf:"ol_owners"`
-	OlPolicies    *ebpf.Map `ebpf:"ol_policies"`
-	OlReasons     *ebpf.Map `ebpf:"ol_reasons"`
-	OlRecents     *ebpf.Map `ebpf:"ol_recents"`
-	OlSlots       *ebpf.Map `ebpf:"ol_slots"`
+	OlCellMarks      *ebpf.Map `ebpf:"ol_cell_marks"`
+	OlCells          *ebpf.Map `ebpf:"ol_cells"`
+	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
+	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
+	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
+	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
+	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
+	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
+	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
+	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
+	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
+	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 }
 
 func (m *stagesMaps) Close() error {
@@ -397,6 +405,7 @@ func (m *stagesMaps) Close() error {
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,
+		m.OlLatencyThreads,
 		m.OlLeaves,
 		m.OlOwners,
 		m.OlPolicies,

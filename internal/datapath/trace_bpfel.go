@@ -23,17 +23,17 @@ type traceBpfCpumapVal struct {
 }
 
 type traceOlAbi struct {
-	_           structs.HostLayout
-	Limit       uint32
-	Stage       uint32
-	Kind        uint32
-	Reason      uint32
-	Counter     uint32
-	Flag        uint32
-	CoreFlag    uint32
-	Class       uint32
-	PrioVerdict uint32
-	Field       uint32
+	_        structs.HostLayout
+	Limit    uint32
+	Stage    uint32
+	Kind     uint32
+	Reason   uint32
+	Counter  uint32
+	Flag     uint32
+	CoreFlag uint32
+	Class    uint32
+	Way      uint32
+	Field    uint32
 }
 
 type traceOlCellKey struct {
@@ -59,7 +59,7 @@ type traceOlCpu struct {
 		PendingTail uint32
 		Armed       uint32
 	}
-	Lane       uint64
+	Lane       [2]uint64
 	NicHolds   uint64
 	LaneTime   uint64
 	LaneHead   uint32
@@ -67,7 +67,8 @@ type traceOlCpu struct {
 	Queue      uint32
 	BacklogSeq uint32
 	LaneSeq    uint32
-	LanePid    uint32
+	LanePid    [2]uint32
+	_          [4]byte
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
@@ -75,7 +76,7 @@ type traceOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [48]byte
+	_       [32]byte
 }
 
 type traceOlFrag struct {
@@ -127,6 +128,9 @@ type traceOlPolicy struct {
 	RulesTable      uint32
 	LatencyWindowUs uint32
 	BulkRoom        uint32
+	LatencyShare    uint32
+	SparseFrames    uint32
+	SparseBytes     uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -173,32 +177,33 @@ type traceOlSlot struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	traceMapOlCellMarks    = "ol_cell_marks"
-	traceMapOlCells        = "ol_cells"
-	traceMapOlCounters     = "ol_counters"
-	traceMapOlCpus         = "ol_cpus"
-	traceMapOlFrags        = "ol_frags"
-	traceMapOlLanePackets  = "ol_lane_packets"
-	traceMapOlLaneThreads  = "ol_lane_threads"
-	traceMapOlLeaves       = "ol_leaves"
-	traceMapOlOwners       = "ol_owners"
-	traceMapOlPolicies     = "ol_policies"
-	traceMapOlReasons      = "ol_reasons"
-	traceMapOlRecents      = "ol_recents"
-	traceMapOlSlots        = "ol_slots"
-	traceProgOlCoreLeaves  = "ol_core_leaves"
-	traceProgOlCoreStays   = "ol_core_stays"
-	traceProgOlLaneEnqueue = "ol_lane_enqueue"
-	traceProgOlLaneLeft    = "ol_lane_left"
-	traceProgOlLaneTaken   = "ol_lane_taken"
-	traceProgOlNapiPoll    = "ol_napi_poll"
-	traceProgOlSample      = "ol_sample"
-	traceVarOlAbiEnums     = "ol_abi_enums"
-	traceVarOlKey0         = "ol_key0"
-	traceVarOlKey1         = "ol_key1"
-	traceVarOlLaneMapId    = "ol_lane_map_id"
-	traceVarOlNrCpus       = "ol_nr_cpus"
-	traceVarOlNrTunnels    = "ol_nr_tunnels"
+	traceMapOlCellMarks      = "ol_cell_marks"
+	traceMapOlCells          = "ol_cells"
+	traceMapOlCounters       = "ol_counters"
+	traceMapOlCpus           = "ol_cpus"
+	traceMapOlFrags          = "ol_frags"
+	traceMapOlLanePackets    = "ol_lane_packets"
+	traceMapOlLaneThreads    = "ol_lane_threads"
+	traceMapOlLatencyThreads = "ol_latency_threads"
+	traceMapOlLeaves         = "ol_leaves"
+	traceMapOlOwners         = "ol_owners"
+	traceMapOlPolicies       = "ol_policies"
+	traceMapOlReasons        = "ol_reasons"
+	traceMapOlRecents        = "ol_recents"
+	traceMapOlSlots          = "ol_slots"
+	traceProgOlCoreLeaves    = "ol_core_leaves"
+	traceProgOlCoreStays     = "ol_core_stays"
+	traceProgOlLaneEnqueue   = "ol_lane_enqueue"
+	traceProgOlLaneLeft      = "ol_lane_left"
+	traceProgOlLaneTaken     = "ol_lane_taken"
+	traceProgOlNapiPoll      = "ol_napi_poll"
+	traceProgOlSample        = "ol_sample"
+	traceVarOlAbiEnums       = "ol_abi_enums"
+	traceVarOlKey0           = "ol_key0"
+	traceVarOlKey1           = "ol_key1"
+	traceVarOlLaneMapId      = "ol_lane_map_id"
+	traceVarOlNrCpus         = "ol_nr_cpus"
+	traceVarOlNrTunnels      = "ol_nr_tunnels"
 )
 
 // loadTrace returns the embedded CollectionSpec for trace.
@@ -256,19 +261,20 @@ type traceProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type traceMapSpecs struct {
-	OlCellMarks   *ebpf.MapSpec `ebpf:"ol_cell_marks"`
-	OlCells       *ebpf.MapSpec `ebpf:"ol_cells"`
-	OlCounters    *ebpf.MapSpec `ebpf:"ol_counters"`
-	OlCpus        *ebpf.MapSpec `ebpf:"ol_cpus"`
-	OlFrags       *ebpf.MapSpec `ebpf:"ol_frags"`
-	OlLanePackets *ebpf.MapSpec `ebpf:"ol_lane_packets"`
-	OlLaneThreads *ebpf.MapSpec `ebpf:"ol_lane_threads"`
-	OlLeaves      *ebpf.MapSpec `ebpf:"ol_leaves"`
-	OlOwners      *ebpf.MapSpec `ebpf:"ol_owners"`
-	OlPolicies    *ebpf.MapSpec `ebpf:"ol_policies"`
-	OlReasons     *ebpf.MapSpec `ebpf:"ol_reasons"`
-	OlRecents     *ebpf.MapSpec `ebpf:"ol_recents"`
-	OlSlots       *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlCellMarks      *ebpf.MapSpec `ebpf:"ol_cell_marks"`
+	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
+	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
+	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
+	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
+	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
+	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
+	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
+	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
+	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
+	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 }
 
 // traceVariableSpecs contains global variables before they are loaded into the kernel.
@@ -303,19 +309,20 @@ func (o *traceObjects) Close() error {
 //
 // It can be passed to loadTraceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type traceMaps struct {
-	OlCellMarks   *ebpf.Map `ebpf:"ol_cell_marks"`
-	OlCells       *ebpf.Map `ebpf:"ol_cells"`
-	OlCounters    *ebpf.Map `ebpf:"ol_counters"`
-	OlCpus        *ebpf.Map `ebpf:"ol_cpus"`
-	OlFrags       *ebpf.Map `ebpf:"ol_frags"`
-	OlLanePackets *ebpf.Map `ebpf:"ol_lane_packets"`
-	OlLaneThreads *ebpf.Map `ebpf:"ol_lane_threads"`
-	OlLeaves      *ebpf.Map `ebpf:"ol_leaves"`
-	OlOwners      *ebpf.Map `ebpf:"ol_owners"`
-	OlPolicies    *ebpf.Map `ebpf:"ol_policies"`
-	OlReasons     *ebpf.Map `ebpf:"ol_reasons"`
-	OlRecents     *ebpf.Map `ebpf:"ol_recents"`
-	OlSlots       *ebpf.Map `ebpf:"ol_slots"`
+	OlCellMarks      *ebpf.Map `ebpf:"ol_cell_marks"`
+	OlCells          *ebpf.Map `ebpf:"ol_cells"`
+	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
+	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
+	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
+	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
+	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
+	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
+	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
+	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
+	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
+	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 }
 
 func (m *traceMaps) Close() error {
@@ -327,6 +334,7 @@ func (m *traceMaps) Close() error {
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,
+		m.OlLatencyThreads,
 		m.OlLeaves,
 		m.OlOwners,
 		m.OlPolicies,

@@ -23,17 +23,17 @@ type underlayBpfCpumapVal struct {
 }
 
 type underlayOlAbi struct {
-	_           structs.HostLayout
-	Limit       uint32
-	Stage       uint32
-	Kind        uint32
-	Reason      uint32
-	Counter     uint32
-	Flag        uint32
-	CoreFlag    uint32
-	Class       uint32
-	PrioVerdict uint32
-	Field       uint32
+	_        structs.HostLayout
+	Limit    uint32
+	Stage    uint32
+	Kind     uint32
+	Reason   uint32
+	Counter  uint32
+	Flag     uint32
+	CoreFlag uint32
+	Class    uint32
+	Way      uint32
+	Field    uint32
 }
 
 type underlayOlCellKey struct {
@@ -59,7 +59,7 @@ type underlayOlCpu struct {
 		PendingTail uint32
 		Armed       uint32
 	}
-	Lane       uint64
+	Lane       [2]uint64
 	NicHolds   uint64
 	LaneTime   uint64
 	LaneHead   uint32
@@ -67,7 +67,8 @@ type underlayOlCpu struct {
 	Queue      uint32
 	BacklogSeq uint32
 	LaneSeq    uint32
-	LanePid    uint32
+	LanePid    [2]uint32
+	_          [4]byte
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
@@ -75,7 +76,7 @@ type underlayOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [48]byte
+	_       [32]byte
 }
 
 type underlayOlFrag struct {
@@ -127,6 +128,9 @@ type underlayOlPolicy struct {
 	RulesTable      uint32
 	LatencyWindowUs uint32
 	BulkRoom        uint32
+	LatencyShare    uint32
+	SparseFrames    uint32
+	SparseBytes     uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -173,25 +177,26 @@ type underlayOlSlot struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	underlayMapOlCellMarks    = "ol_cell_marks"
-	underlayMapOlCells        = "ol_cells"
-	underlayMapOlCounters     = "ol_counters"
-	underlayMapOlCpus         = "ol_cpus"
-	underlayMapOlFrags        = "ol_frags"
-	underlayMapOlLanePackets  = "ol_lane_packets"
-	underlayMapOlLaneThreads  = "ol_lane_threads"
-	underlayMapOlLeaves       = "ol_leaves"
-	underlayMapOlOwners       = "ol_owners"
-	underlayMapOlPolicies     = "ol_policies"
-	underlayMapOlReasons      = "ol_reasons"
-	underlayMapOlRecents      = "ol_recents"
-	underlayMapOlSlots        = "ol_slots"
-	underlayProgOlFindLane    = "ol_find_lane"
-	underlayProgOlUnderlayXdp = "ol_underlay_xdp"
-	underlayVarOlAbiEnums     = "ol_abi_enums"
-	underlayVarOlKey0         = "ol_key0"
-	underlayVarOlKey1         = "ol_key1"
-	underlayVarOlNrCpus       = "ol_nr_cpus"
+	underlayMapOlCellMarks      = "ol_cell_marks"
+	underlayMapOlCells          = "ol_cells"
+	underlayMapOlCounters       = "ol_counters"
+	underlayMapOlCpus           = "ol_cpus"
+	underlayMapOlFrags          = "ol_frags"
+	underlayMapOlLanePackets    = "ol_lane_packets"
+	underlayMapOlLaneThreads    = "ol_lane_threads"
+	underlayMapOlLatencyThreads = "ol_latency_threads"
+	underlayMapOlLeaves         = "ol_leaves"
+	underlayMapOlOwners         = "ol_owners"
+	underlayMapOlPolicies       = "ol_policies"
+	underlayMapOlReasons        = "ol_reasons"
+	underlayMapOlRecents        = "ol_recents"
+	underlayMapOlSlots          = "ol_slots"
+	underlayProgOlFindLane      = "ol_find_lane"
+	underlayProgOlUnderlayXdp   = "ol_underlay_xdp"
+	underlayVarOlAbiEnums       = "ol_abi_enums"
+	underlayVarOlKey0           = "ol_key0"
+	underlayVarOlKey1           = "ol_key1"
+	underlayVarOlNrCpus         = "ol_nr_cpus"
 )
 
 // loadUnderlay returns the embedded CollectionSpec for underlay.
@@ -244,19 +249,20 @@ type underlayProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type underlayMapSpecs struct {
-	OlCellMarks   *ebpf.MapSpec `ebpf:"ol_cell_marks"`
-	OlCells       *ebpf.MapSpec `ebpf:"ol_cells"`
-	OlCounters    *ebpf.MapSpec `ebpf:"ol_counters"`
-	OlCpus        *ebpf.MapSpec `ebpf:"ol_cpus"`
-	OlFrags       *ebpf.MapSpec `ebpf:"ol_frags"`
-	OlLanePackets *ebpf.MapSpec `ebpf:"ol_lane_packets"`
-	OlLaneThreads *ebpf.MapSpec `ebpf:"ol_lane_threads"`
-	OlLeaves      *ebpf.MapSpec `ebpf:"ol_leaves"`
-	OlOwners      *ebpf.MapSpec `ebpf:"ol_owners"`
-	OlPolicies    *ebpf.MapSpec `ebpf:"ol_policies"`
-	OlReasons     *ebpf.MapSpec `ebpf:"ol_reasons"`
-	OlRecents     *ebpf.MapSpec `ebpf:"ol_recents"`
-	OlSlots       *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlCellMarks      *ebpf.MapSpec `ebpf:"ol_cell_marks"`
+	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
+	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
+	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
+	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
+	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
+	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
+	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
+	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
+	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
+	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 }
 
 // underlayVariableSpecs contains global variables before they are loaded into the kernel.
@@ -289,19 +295,20 @@ func (o *underlayObjects) Close() error {
 //
 // It can be passed to loadUnderlayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type underlayMaps struct {
-	OlCellMarks   *ebpf.Map `ebpf:"ol_cell_marks"`
-	OlCells       *ebpf.Map `ebpf:"ol_cells"`
-	OlCounters    *ebpf.Map `ebpf:"ol_counters"`
-	OlCpus        *ebpf.Map `ebpf:"ol_cpus"`
-	OlFrags       *ebpf.Map `ebpf:"ol_frags"`
-	OlLanePackets *ebpf.Map `ebpf:"ol_lane_packets"`
-	OlLaneThreads *ebpf.Map `ebpf:"ol_lane_threads"`
-	OlLeaves      *ebpf.Map `ebpf:"ol_leaves"`
-	OlOwners      *ebpf.Map `ebpf:"ol_owners"`
-	OlPolicies    *ebpf.Map `ebpf:"ol_policies"`
-	OlReasons     *ebpf.Map `ebpf:"ol_reasons"`
-	OlRecents     *ebpf.Map `ebpf:"ol_recents"`
-	OlSlots       *ebpf.Map `ebpf:"ol_slots"`
+	OlCellMarks      *ebpf.Map `ebpf:"ol_cell_marks"`
+	OlCells          *ebpf.Map `ebpf:"ol_cells"`
+	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
+	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
+	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
+	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
+	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
+	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
+	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
+	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
+	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
+	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 }
 
 func (m *underlayMaps) Close() error {
@@ -313,6 +320,7 @@ func (m *underlayMaps) Close() error {
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,
+		m.OlLatencyThreads,
 		m.OlLeaves,
 		m.OlOwners,
 		m.OlPolicies,

@@ -54,21 +54,37 @@ func (d *Datapath) StartLanes(cores []int) error {
 		}
 		d.lanesWatched = true
 	}
-	return d.startLanes(cores)
+	return d.startLanes(cores, bulkLane)
 }
 
-func (d *Datapath) startLanes(cores []int) error {
+// laneThread is a cpumap thread: one of a core's lanes.
+type laneThread struct{ core, class int }
+
+// Whose lanes there are. The nic stage of the pipeline uses those of bulk.
+const (
+	bulkLane    = int(priorityOlClassOL_CLASS_BULK)
+	latencyLane = int(priorityOlClassOL_CLASS_LATENCY)
+)
+
+func (d *Datapath) laneMap(class int) *ebpf.Map {
+	if class == latencyLane {
+		return d.stages.OlLatencyThreads
+	}
+	return d.stages.OlLaneThreads
+}
+
+func (d *Datapath) startLanes(cores []int, class int) error {
 	for _, core := range cores {
-		if d.laneThreads[core] {
+		if d.laneThreads[laneThread{core, class}] {
 			continue // another one in its place would overtake it
 		}
-		if err := d.stages.OlLaneThreads.Put(uint32(core), cpumapValue{QSize: laneQueue}); err != nil {
+		if err := d.laneMap(class).Put(uint32(core), cpumapValue{QSize: laneQueue}); err != nil {
 			return fmt.Errorf("start lane on core %d: %w", core, err)
 		}
-		if err := d.findLane(core, xdpPass); err != nil {
+		if err := d.findLane(core, class, xdpPass); err != nil {
 			return err
 		}
-		d.laneThreads[core] = true
+		d.laneThreads[laneThread{core, class}] = true
 	}
 	return nil
 }
@@ -76,15 +92,15 @@ func (d *Datapath) startLanes(cores []int) error {
 // EndLanes ends the threads on the given cores. Nothing may redirect to them, and
 // nothing be left in them.
 func (d *Datapath) EndLanes(gone func(core int) bool) error {
-	for core := range d.laneThreads {
-		if !gone(core) {
+	for l := range d.laneThreads {
+		if !gone(l.core) {
 			continue
 		}
-		if err := d.stages.OlLaneThreads.Delete(uint32(core)); err != nil {
-			return fmt.Errorf("end lane on core %d: %w", core, err)
+		if err := d.laneMap(l.class).Delete(uint32(l.core)); err != nil {
+			return fmt.Errorf("end lane on core %d: %w", l.core, err)
 		}
-		delete(d.laneThreads, core)
-		if err := d.findLane(core, xdpDrop); err != nil {
+		delete(d.laneThreads, l)
+		if err := d.findLane(l.core, l.class, xdpDrop); err != nil {
 			return err
 		}
 	}
@@ -94,23 +110,24 @@ func (d *Datapath) EndLanes(gone func(core int) bool) error {
 // StrayedLanes are the cores whose lane's thread may run elsewhere, since the core was on
 // its way offline, whether it got there or not.
 func (d *Datapath) StrayedLanes() (cores []int, err error) {
-	for core := range d.laneThreads {
+	for core := range d.cpus {
 		var leave stagesOlLeave
 		if err := d.stages.OlLeaves.Lookup(uint32(core), &leave); err != nil {
 			return nil, fmt.Errorf("read whether core %d leaves: %w", core, err)
 		}
-		if leave.Strayed != 0 && leave.Leaving == 0 {
+		if d.laneThreads[laneThread{core, bulkLane}] && leave.Strayed != 0 && leave.Leaving == 0 {
 			cores = append(cores, core)
 		}
 	}
 	return cores, nil
 }
 
-// findLane tells the programs where the kernel keeps a core's lane. They shall find
-// one (xdpPass) or none (xdpDrop).
-func (d *Datapath) findLane(core int, expected uint32) error {
+// findLane tells the programs where the kernel keeps a core's lane for a class. They
+// shall find one (xdpPass) or none (xdpDrop).
+func (d *Datapath) findLane(core, class int, expected uint32) error {
 	frame := make([]byte, 14) // the least that a test run takes
 	binary.NativeEndian.PutUint32(frame, uint32(core))
+	binary.NativeEndian.PutUint32(frame[4:], uint32(class))
 	verdict, err := d.xdp.OlFindLane.Run(&ebpf.RunOptions{Data: frame})
 	if err == nil && verdict != expected {
 		err = errors.New("the kernel's cpumap is not as expected")
@@ -153,7 +170,7 @@ func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
 
 // attachXDP hangs a program on a device, in the driver: generic XDP would cost more
 // than it gains and is never used.
-func attachXDP(dev Device, prog *ebpf.Program) (io.Closer, error) {
+func attachXDP(dev Device, prog *ebpf.Program) (link.Link, error) {
 	var l link.Link
 	err := dev.Netns.Do(func() error {
 		var err error

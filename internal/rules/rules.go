@@ -40,7 +40,19 @@ type Rule struct {
 	VNI *uint32 `json:"vni,omitempty"`
 	// DSCP is that of the inner IP header; nil for any.
 	DSCP *uint8 `json:"dscp,omitempty"`
+	// Network is where the flow runs; empty for either.
+	Network Network `json:"network,omitempty"`
 }
+
+// Network tells flows in tunnels from those of the host itself. Of the latter, a
+// rule's addresses are the only ones that there are.
+type Network string
+
+// The networks.
+const (
+	Overlay Network = "overlay" // in a tunnel
+	Host    Network = "host"    // in none
+)
 
 // protocols by their names in rules.
 var protocols = map[string]uint8{"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "icmpv6": 58}
@@ -68,6 +80,7 @@ var Fields = []struct{ Name, Allowed string }{
 	{"cidr", "an address or prefix, such as 10.32.0.0/24 or fd00::1"},
 	{"vni", "0 to 16777215"},
 	{"dscp", "a name such as ef or af41, or 0 to 63"},
+	{"network", "overlay or host; both if it is left out"},
 }
 
 // FieldError is about one field of a rule.
@@ -160,6 +173,11 @@ func (r *Rule) Set(field, value string) error {
 			c = uint8(n)
 		}
 		r.DSCP = &c
+	case "network":
+		if Network(value) != Overlay && Network(value) != Host {
+			return bad()
+		}
+		r.Network = Network(value)
 	}
 	return nil
 }
@@ -190,8 +208,12 @@ func (r *Rule) Finish() error {
 		return &FieldError{"name", fmt.Sprintf("%q does not fit", r.Name), Fields[0].Allowed}
 	case r.Class != Latency && r.Class != Bulk:
 		return &FieldError{"class", fmt.Sprintf("%q does not fit", r.Class), Fields[1].Allowed}
-	case r.Proto == 0 && r.Port == 0 && !r.Prefix.IsValid() && r.VNI == nil && r.DSCP == nil:
-		return errors.New("it fits every flow; name a proto, port, cidr, vni or dscp")
+	case r.Proto == 0 && r.Port == 0 && !r.Prefix.IsValid() && r.VNI == nil && r.DSCP == nil && r.Network == "":
+		return errors.New("it fits every flow; name a proto, port, cidr, vni, dscp or network")
+	case r.Network != "" && r.Network != Overlay && r.Network != Host:
+		return &FieldError{"network", fmt.Sprintf("%q does not fit", r.Network), Fields[len(Fields)-1].Allowed}
+	case r.Network == Host && r.VNI != nil:
+		return &FieldError{"vni", "does not go with network host, which is outside of tunnels", ""}
 	case r.Port != 0 && r.Proto != 0 && r.Proto != 6 && r.Proto != 17 && r.Proto != 132:
 		return &FieldError{"port", "does not go with a protocol that has none", ""}
 	}
@@ -203,7 +225,7 @@ func (r Rule) Fits() string {
 	var parts []string
 	add := func(name, value string) { parts = append(parts, name+" "+value) }
 	if r.Proto != 0 {
-		add("proto", protoName(r.Proto))
+		add("proto", ProtoName(r.Proto))
 	}
 	if r.Port != 0 {
 		add("port", strconv.Itoa(int(r.Port)))
@@ -217,6 +239,9 @@ func (r Rule) Fits() string {
 	if r.DSCP != nil {
 		add("dscp", strconv.Itoa(int(*r.DSCP)))
 	}
+	if r.Network != "" {
+		add("network", string(r.Network))
+	}
 	return strings.Join(parts, " ")
 }
 
@@ -225,7 +250,8 @@ func (r Rule) String() string {
 	return fmt.Sprintf("%s %s class %s", r.Name, r.Fits(), r.Class)
 }
 
-func protoName(p uint8) string {
+// ProtoName is how a protocol is written in rules.
+func ProtoName(p uint8) string {
 	for name, n := range protocols {
 		if n == p {
 			return name

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 )
 
 // Limits of what the kernel side holds; bpf/abi.h has the same.
@@ -23,12 +24,14 @@ const (
 	FieldDstAddr
 	FieldVNI
 	FieldDSCP
+	FieldTunnel
+	FieldHost
 )
 
 // Shape is a set of fields, with a prefix length. All rules of one shape are
 // found by one look-up, however many they are.
 type Shape struct {
-	Fields uint8
+	Fields uint16
 	// V6 tells the family that Mask is for; of no matter without an address.
 	V6   bool
 	Mask [16]byte
@@ -44,6 +47,11 @@ type Key struct {
 	Addr  [16]byte
 }
 
+// FitsHost tells whether a flow outside of tunnels may have its class from a rule.
+func (t *Table) FitsHost() bool {
+	return slices.ContainsFunc(t.Shapes, func(s Shape) bool { return s.Fields&(FieldTunnel|FieldVNI) == 0 })
+}
+
 // Match is what a key leads to: a class, and the place of its rule in the list.
 type Match struct {
 	Rule  int
@@ -53,6 +61,7 @@ type Match struct {
 // Table is a list of rules in a form in which the first that fits a flow is
 // found in as many steps as there are shapes.
 type Table struct {
+	Rules  int // in the list
 	Shapes []Shape
 	Keys   map[Key]Match
 }
@@ -64,7 +73,7 @@ func Compile(list []Rule) (*Table, error) {
 	if len(list) > MaxRules {
 		return nil, fmt.Errorf("%d rules, at most %d are possible", len(list), MaxRules)
 	}
-	t := &Table{Keys: map[Key]Match{}}
+	t := &Table{Rules: len(list), Keys: map[Key]Match{}}
 	index := map[Shape]int{}
 	for i, r := range list {
 		for _, s := range shapesOf(r) {
@@ -98,8 +107,14 @@ func shapesOf(r Rule) []Shape {
 	if r.DSCP != nil {
 		base.Fields |= FieldDSCP
 	}
+	switch r.Network {
+	case Overlay:
+		base.Fields |= FieldTunnel
+	case Host:
+		base.Fields |= FieldHost
+	}
 	list := []Shape{base}
-	split := func(fields ...uint8) {
+	split := func(fields ...uint16) {
 		var out []Shape
 		for _, s := range list {
 			for _, f := range fields {

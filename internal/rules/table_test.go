@@ -17,6 +17,7 @@ type flow struct {
 	sport, dport uint16
 	proto, dscp  uint8
 	vni          uint32
+	host         bool
 }
 
 // first is the rule list read literally: the reference.
@@ -26,7 +27,8 @@ func first(list []Rule, f flow) (int, bool) {
 		case r.Proto != 0 && r.Proto != f.proto,
 			r.Port != 0 && r.Port != f.sport && r.Port != f.dport,
 			r.Prefix.IsValid() && !r.Prefix.Contains(f.src) && !r.Prefix.Contains(f.dst),
-			r.VNI != nil && *r.VNI != f.vni,
+			r.VNI != nil && (f.host || *r.VNI != f.vni),
+			r.Network == Host && !f.host, r.Network == Overlay && f.host,
 			r.DSCP != nil && *r.DSCP != f.dscp:
 			continue
 		}
@@ -40,6 +42,13 @@ func look(t *Table, f flow) (int, bool) {
 	best, found := 0, false
 	for i, s := range t.Shapes {
 		k := Key{Shape: uint8(i)}
+		wrong := uint16(FieldHost)
+		if f.host {
+			wrong = FieldTunnel | FieldVNI
+		}
+		if s.Fields&wrong != 0 {
+			continue
+		}
 		if s.Fields&FieldProto != 0 {
 			k.Proto = f.proto
 		}
@@ -49,13 +58,13 @@ func look(t *Table, f flow) (int, bool) {
 		if s.Fields&FieldVNI != 0 {
 			k.VNI = f.vni
 		}
-		for bit, port := range map[uint8]uint16{FieldSrcPort: f.sport, FieldDstPort: f.dport} {
+		for bit, port := range map[uint16]uint16{FieldSrcPort: f.sport, FieldDstPort: f.dport} {
 			if s.Fields&bit != 0 {
 				k.Port = binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
 			}
 		}
 		family := true
-		for bit, a := range map[uint8]netip.Addr{FieldSrcAddr: f.src, FieldDstAddr: f.dst} {
+		for bit, a := range map[uint16]netip.Addr{FieldSrcAddr: f.src, FieldDstAddr: f.dst} {
 			if s.Fields&bit != 0 {
 				family = family && a.Is6() == s.V6
 				copy(k.Addr[:], a.AsSlice())
@@ -95,6 +104,9 @@ func TestTableFindsTheFirstRuleThatFits(t *testing.T) {
 				set("vni", fmt.Sprint(pick(2)))
 			}
 			if pick(4) == 0 {
+				set("network", []string{"overlay", "host"}[pick(2)])
+			}
+			if pick(4) == 0 {
 				set("dscp", fmt.Sprint(pick(2)))
 			}
 			if r.Finish() == nil {
@@ -109,7 +121,7 @@ func TestTableFindsTheFirstRuleThatFits(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 200 {
-			f := flow{sport: uint16(1000 + pick(4)), dport: uint16(1000 + pick(4)), proto: []uint8{6, 17}[pick(2)], dscp: uint8(pick(2)), vni: uint32(pick(2))}
+			f := flow{sport: uint16(1000 + pick(4)), dport: uint16(1000 + pick(4)), proto: []uint8{6, 17}[pick(2)], dscp: uint8(pick(2)), vni: uint32(pick(2)), host: pick(3) == 0}
 			v4 := pick(2) == 0
 			for f.src = (netip.Addr{}); !f.src.IsValid() || f.src.Is4() != v4; {
 				f.src = netip.MustParseAddr(addrs[pick(len(addrs))])
@@ -169,7 +181,7 @@ func TestMalformedRulesAreRefusedWithWhatIsAllowed(t *testing.T) {
 		{"port", "0", "1 to 65535"}, {"port", "65536", "1 to 65535"}, {"port", "-1", "1 to 65535"}, {"port", "http", "1 to 65535"},
 		{"cidr", "10.0.0.1/24", "10.0.0.0/24"}, {"cidr", "10.0.0.0/33", "such as"}, {"cidr", "fe80::1%eth0", "such as"}, {"cidr", "::ffff:10.0.0.1", "such as"},
 		{"vni", "16777216", "16777215"}, {"dscp", "64", "0 to 63"}, {"dscp", "EF", "ef"},
-		{"class", "fast", "latency or bulk"}, {"name", "", "letters"}, {"name", "a b", "letters"}, {"name", strings.Repeat("x", 41), "at most 40"},
+		{"network", "vlan", "overlay or host"}, {"class", "fast", "latency or bulk"}, {"name", "", "letters"}, {"name", "a b", "letters"}, {"name", strings.Repeat("x", 41), "at most 40"},
 		{"colour", "red", "name, class, proto"},
 	} {
 		var r Rule
@@ -183,6 +195,11 @@ func TestMalformedRulesAreRefusedWithWhatIsAllowed(t *testing.T) {
 	all := Rule{Name: "all"}
 	if err := all.Finish(); err == nil {
 		t.Error("a rule that fits everything is accepted")
+	}
+	vni := uint32(1)
+	outside := Rule{Name: "outside", VNI: &vni, Network: Host}
+	if err := outside.Finish(); err == nil {
+		t.Error("a VNI outside of tunnels is accepted")
 	}
 	icmp := Rule{Name: "ping", Proto: 1, Port: 80}
 	if err := icmp.Finish(); err == nil {

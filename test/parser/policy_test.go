@@ -14,6 +14,10 @@ func TestCandidatesDifferAndSpreadEvenly(t *testing.T) {
 	run(t, compile(t, "check_pipeline.c", sanitizers))
 }
 
+func TestSparseFlowsBecomeLatencyAndLatencyTakesItsShare(t *testing.T) {
+	run(t, compile(t, "check_priority.c", sanitizers))
+}
+
 func TestTheOrderGuardKnowsNothingBeforeItIsTrue(t *testing.T) {
 	_, seed := seeded(t)
 	run(t, compile(t, "check_order.c", sanitizers), fmt.Sprint(seed), "20")

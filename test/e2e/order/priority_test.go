@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,17 +23,45 @@ type ruled struct {
 	nic   bed.NIC
 	flows int
 	load  load
+	kind  string
 }
 
-func (r ruled) String() string { return fmt.Sprintf("%s-%d-%s", r.nic, r.flows, r.load) }
+// How latency traffic is treated.
+const (
+	inline   = ""    // in the NIC's poll, which is made a thread's
+	twoLanes = "two" // in a lane, under a NIC that is polled in softirq
+	little   = "low" // like inline, with a share of the core that is soon used up
+)
+
+func (r ruled) String() string {
+	return strings.TrimSuffix(fmt.Sprintf("%s-%d-%s-%s", r.nic, r.flows, r.load, r.kind), "-")
+}
+
+// priority is the configuration of it.
+func (r ruled) priority() string {
+	switch {
+	case r.kind == twoLanes:
+		return "priority: {threads: off}\n"
+	case r.kind == little:
+		return "priority: {bulk-share: 95%}\n"
+	case r.flows == 1:
+		return "priority: {rules: [{name: none, port: 1}]}\n"
+	}
+	return ""
+}
 
 // Packets of a flow arrive in order and once while rules make it overtake bulk and
 // be bulk again, and while priority comes and goes; drops are counted.
 func TestOrderOfClasses(t *testing.T) {
 	for _, nic := range []bed.NIC{bed.Thread, bed.Softirq} {
 		b := rig.Lab(t, bed.Options{NIC: nic})
-		for _, r := range []ruled{{nic, 1, paced}, {nic, 8, paced}, {nic, 8, lossy}, {nic, 8, flooded}} {
-			t.Run(r.String(), func(t *testing.T) { r.in(t, b) })
+		for _, r := range []ruled{
+			{bed.Thread, 1, paced, inline}, {bed.Thread, 8, lossy, inline}, {bed.Thread, 8, flooded, inline}, {bed.Thread, 8, paced, little},
+			{bed.Softirq, 8, paced, inline}, {bed.Softirq, 8, lossy, twoLanes}, {bed.Softirq, 8, flooded, twoLanes},
+		} {
+			if r.nic == nic {
+				t.Run(r.String(), func(t *testing.T) { r.in(t, b) })
+			}
 		}
 	}
 }
@@ -50,8 +79,11 @@ func (r ruled) in(t *testing.T, b *bed.Bed) {
 		t.Fatal(err)
 	}
 	tr.judge(t, counters.Refused)
-	t.Logf("%d changes of class; %d of %d latency frames held, %d of %d bulk frames by the lane",
-		changes, counters.LatencyHeld, counters.LatencyPackets, counters.BulkLane, counters.BulkPackets)
+	if r.kind == little && counters.LatencyExcess == 0 {
+		t.Error("the latency class never used up its share")
+	}
+	t.Logf("%d changes of class; of %d latency frames %d held, %d beyond their share; %d of %d bulk frames by the lane",
+		changes, counters.LatencyPackets, counters.LatencyHeld, counters.LatencyExcess, counters.BulkLane, counters.BulkPackets)
 }
 
 // latency is a rule for one flow, by its source port.
@@ -65,9 +97,7 @@ func latency(name string, id int) rules.Rule {
 func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control.Counters, err error) {
 	p := &product{bed: b, cores: b.PlaceCores().Steer}
 	config := fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\npipeline: off\n", b.Receiver().Wire, p.cores)
-	if r.flows == 1 {
-		config += "priority: {rules: [{name: none, port: 1}]}\n"
-	}
+	config += r.priority()
 	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: config})
 	fast := make([]bool, r.flows)
 	set := func(id int, on bool) error {

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"fmt"
+	"time"
+)
+
+// broad watches for a latency class that takes more of a core than it may.
+type broad struct {
+	excess uint64            // frames beyond, at the last look
+	frames map[string]uint64 // of latency rules, at the last look
+	who    string            // brought most of the class when it last was too much
+	seen   time.Time         // that
+}
+
+// tooBroadFor is how long after it happened status tells.
+const tooBroadFor = time.Minute
+
+// look compares counters with those of the last look.
+func (b *broad) look(now time.Time, excess uint64, frames map[string]uint64) {
+	if excess > b.excess {
+		b.seen, b.who = now, "what is small and sparse"
+		var most uint64
+		for name, n := range frames {
+			if more := n - min(b.frames[name], n); more > most {
+				most, b.who = more, fmt.Sprintf("rule %q", name)
+			}
+		}
+	}
+	b.excess, b.frames = excess, frames
+}
+
+// reason says it in words, or nothing.
+func (b *broad) reason(now time.Time) string {
+	if b.seen.IsZero() || now.Sub(b.seen) > tooBroadFor {
+		return ""
+	}
+	return b.who + " is too broad: latency traffic wants more of a core than it may have, what is beyond joins bulk"
+}

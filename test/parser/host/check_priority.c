@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/* Priority's policy, with a clock of its own: what flows become, what latency may take. */
+#include <stdio.h>
+#include <string.h>
+#include "check.h"
+#include "priority.h"
+
+enum { FRAMES = 200, BYTES = 65536 };
+
+/* A flow that sends so much in each of some windows, a poll each; returns its class after. */
+static __u32 windows(struct ol_sparse *s, __u32 *now, int n, __u32 frames, __u32 bytes)
+{
+	__u32 class = s->class;
+
+	while (n--) {
+		class = ol_sparse_class(s, *now, FRAMES, BYTES);
+		s->frames += frames;
+		s->bytes += bytes;
+		*now += OL_SPARSE_WINDOW_US;
+	}
+	return class;
+}
+
+/* Windows until a flow that sends so much is latency, or 0 if it is not within 100. */
+static int becomes(struct ol_sparse *s, __u32 *now, __u32 frames, __u32 bytes)
+{
+	int n;
+
+	for (n = 1; n <= 100; n++)
+		if (windows(s, now, 1, frames, bytes) == OL_CLASS_LATENCY)
+			return n;
+	return 0;
+}
+
+static void sparse(__u32 start)
+{
+	struct ol_sparse s = { .window = start };
+	__u32 now = start, class;
+
+	MUST(becomes(&s, &now, 10, 1000) == OL_SPARSE_PROBATION + 1, "line %d", __LINE__);
+	/* A rate between the two limits changes nothing in either class. */
+	class = windows(&s, &now, 50, FRAMES * 3 / 4, 1000);
+	MUST(class == OL_CLASS_LATENCY, "line %d", __LINE__);
+
+	/* Heavy by frames within one window, at the next poll already. */
+	s.frames = FRAMES + 1;
+	MUST(ol_sparse_class(&s, now, FRAMES, BYTES) == OL_CLASS_BULK, "line %d", __LINE__);
+	class = windows(&s, &now, 50, FRAMES * 3 / 4, 1000);
+	MUST(class == OL_CLASS_BULK, "line %d", __LINE__);
+	/* And it takes long to be believed again. */
+	MUST(becomes(&s, &now, 10, 1000) >= OL_SPARSE_RELAPSE, "line %d", __LINE__);
+
+	/* Heavy by bytes. */
+	s.bytes = BYTES + 1;
+	MUST(ol_sparse_class(&s, now, FRAMES, BYTES) == OL_CLASS_BULK, "line %d", __LINE__);
+
+	/* A flow that is heavy from its first window on never is latency. */
+	memset(&s, 0, sizeof(s));
+	s.window = now;
+	MUST(!becomes(&s, &now, FRAMES + 1, 1000), "line %d", __LINE__);
+	MUST(!becomes(&s, &now, 10, BYTES + 1), "line %d", __LINE__);
+
+	/* Nor one that is silent between bursts. */
+	memset(&s, 0, sizeof(s));
+	s.window = now;
+	for (int i = 0; i < 100; i++) {
+		class = windows(&s, &now, 1, FRAMES + 1, 1000);
+		MUST(class == OL_CLASS_BULK, "line %d", __LINE__);
+		now += OL_SPARSE_WINDOW_US;
+	}
+
+	/* A packet each second is sparse. */
+	memset(&s, 0, sizeof(s));
+	s.window = now;
+	windows(&s, &now, 1, 1, 100);
+	now += 10 * OL_SPARSE_WINDOW_US;
+	MUST(windows(&s, &now, 1, 1, 100) == OL_CLASS_LATENCY, "line %d", __LINE__);
+}
+
+/* A class that always wants the core gets its share of it, and no more in the long run. */
+static void budget(__u32 share)
+{
+	struct ol_prio p = { .latency = 256 };
+	long long in = 0, total = 0;
+	int turns = 0, was = 0;
+
+	for (int i = 0; i < 1000000; i++) {
+		ol_prio_earn(&p, 10000, share);
+		if (!p.over) {
+			ol_prio_charge(&p, 10000);
+			in += 10000;
+		}
+		turns += p.over != was;
+		was = p.over;
+		total += 10000;
+	}
+	MUST(in * 1000 <= total * share + 2 * 1000 * OL_PRIO_BURST_NS, "line %d", __LINE__);
+	MUST(in * 1000 >= total * share * 99 / 100 - 2 * 1000 * OL_PRIO_BURST_NS, "line %d", __LINE__);
+	/* It does not go to and fro with every poll. */
+	MUST(turns < 4000, "line %d", __LINE__);
+}
+
+static void bounds(void)
+{
+	struct ol_prio p = { .latency = 256 };
+
+	ol_prio_earn(&p, ~0ULL, 1000);
+	MUST(p.budget == OL_PRIO_BURST_NS, "line %d", __LINE__);
+	for (int i = 0; i < 100; i++)
+		ol_prio_charge(&p, ~0ULL);
+	MUST(p.budget == -OL_PRIO_BURST_NS, "line %d", __LINE__);
+	/* Who was far behind has its share again within a second. */
+	ol_prio_earn(&p, 1000000000, 500);
+	MUST(!p.over, "line %d", __LINE__);
+	/* A poll with one latency frame of 256 is charged that part of it. */
+	p.budget = 0;
+	p.latency = 1;
+	ol_prio_charge(&p, 256000);
+	MUST(p.budget == -1000, "line %d", __LINE__);
+}
+
+int main(void)
+{
+	sparse(0);
+	sparse(12345);
+	sparse(~0U - 5 * OL_SPARSE_WINDOW_US); /* the clock wraps */
+	for (__u32 share = 50; share <= 1000; share += 50)
+		budget(share);
+	bounds();
+	return 0;
+}
