@@ -153,6 +153,18 @@ func (s *site) sysctl(key, val string) {
 	}
 }
 
+func (s *site) needBridgeNetfilter() {
+	s.t.Helper()
+	there := false
+	err := s.overlay.Do(func() (err error) { there, err = exists("/proc/sys/net/bridge"); return })
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if !there {
+		s.t.Skip("needs br_netfilter")
+	}
+}
+
 func (s *site) index(h *netns.Handle, dev string) (index int) {
 	s.t.Helper()
 	err := h.Do(func() error {

@@ -194,11 +194,7 @@ func TestNetfilterIsSeen(t *testing.T) {
 
 	t.Run("what br_netfilter calls", func(t *testing.T) {
 		s.t = t
-		there := false
-		s.overlay.Do(func() error { there, _ = exists("/proc/sys/net/bridge"); return nil })
-		if !there {
-			t.Skip("needs br_netfilter")
-		}
+		s.needBridgeNetfilter()
 		call := func(v string) {
 			s.sysctl("bridge/bridge-nf-call-iptables", v)
 			s.sysctl("bridge/bridge-nf-call-ip6tables", v)
@@ -261,6 +257,7 @@ func registerFilter() error {
 
 func TestBPFProgramAtNetfilterIsSeen(t *testing.T) {
 	s := lab(t, bed.Bridged, nil)
+	s.needBridgeNetfilter()
 	s.safe()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter, License: "GPL",
