@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/nlsock"
 )
 
 const (
@@ -126,7 +128,7 @@ func (s *Scanner) follow(f *os.File) {
 		case err != nil:
 			return
 		}
-		for m := range messages(buf[:n]) {
+		for m := range nlsock.Messages(buf[:n]) {
 			s.heed(m)
 		}
 		s.poke()
@@ -134,14 +136,14 @@ func (s *Scanner) follow(f *os.File) {
 }
 
 // heed notes what a message means beyond that something changed.
-func (s *Scanner) heed(m message) {
-	switch m.typ {
+func (s *Scanner) heed(m nlsock.Message) {
+	switch m.Type {
 	case unix.RTM_NEWNSID:
 		s.newIDs.Store(true)
 	case unix.RTM_DELLINK:
 		// A tunnel that moves makes a namespace ours which had no
 		// tunnels when it was last looked into.
-		if l := parseLink(m.body); l != nil {
+		if l := parseLink(m.Body); l != nil {
 			if _, ok := outerOf(l); ok {
 				s.wantFull.Store(true)
 			}

@@ -10,7 +10,12 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/nlsock"
 )
+
+// conn asks rtnetlink about one namespace.
+type conn struct{ *nlsock.Conn }
 
 // link is a device as rtnetlink tells it.
 type link struct {
@@ -40,7 +45,7 @@ func ifinfomsg(index int) []byte {
 // links lists the devices of the namespace.
 func (c *conn) links() (map[int]*link, error) {
 	var all map[int]*link
-	err := c.do(unix.RTM_GETLINK, unix.NLM_F_DUMP, attr32(ifinfomsg(0), unix.IFLA_EXT_MASK, skipStats),
+	err := c.Do(unix.RTM_GETLINK, unix.NLM_F_DUMP, nlsock.Attr32(ifinfomsg(0), unix.IFLA_EXT_MASK, skipStats),
 		func() { all = map[int]*link{} },
 		func(b []byte) error {
 			if l := parseLink(b); l != nil {
@@ -57,10 +62,10 @@ func (c *conn) links() (map[int]*link, error) {
 // linkIn reads one device of the namespace that has the id nsid here, without
 // entering or opening that namespace.
 func (c *conn) linkIn(nsid, index int) (*link, error) {
-	req := attr32(ifinfomsg(index), unix.IFLA_TARGET_NETNSID, uint32(nsid))
-	req = attr32(req, unix.IFLA_EXT_MASK, skipStats)
+	req := nlsock.Attr32(ifinfomsg(index), unix.IFLA_TARGET_NETNSID, uint32(nsid))
+	req = nlsock.Attr32(req, unix.IFLA_EXT_MASK, skipStats)
 	var l *link
-	err := c.do(unix.RTM_GETLINK, 0, req, func() {}, func(b []byte) error {
+	err := c.Do(unix.RTM_GETLINK, 0, req, func() {}, func(b []byte) error {
 		l = parseLink(b)
 		return nil
 	})
@@ -78,32 +83,32 @@ func parseLink(b []byte) *link {
 	if len(b) < unix.SizeofIfInfomsg || b[0] != unix.AF_UNSPEC {
 		return nil
 	}
-	l := &link{index: int(int32(u32(b[4:]))), flags: u32(b[8:]), nsid: -1}
-	for t, v := range attrs(b[unix.SizeofIfInfomsg:]) {
+	l := &link{index: int(int32(nlsock.U32(b[4:]))), flags: nlsock.U32(b[8:]), nsid: -1}
+	for t, v := range nlsock.Attrs(b[unix.SizeofIfInfomsg:]) {
 		switch t {
 		case unix.IFLA_IFNAME:
-			l.name = str(v)
+			l.name = nlsock.Str(v)
 		case unix.IFLA_MTU:
-			l.mtu = int(u32(v))
+			l.mtu = int(nlsock.U32(v))
 		case unix.IFLA_ADDRESS:
 			l.mac = bytes.Clone(v)
 		case unix.IFLA_MASTER:
-			l.master = int(u32(v))
+			l.master = int(nlsock.U32(v))
 		case unix.IFLA_LINK:
-			l.lower = int(u32(v))
+			l.lower = int(nlsock.U32(v))
 		case unix.IFLA_LINK_NETNSID:
-			l.nsid = int(int32(u32(v)))
+			l.nsid = int(int32(nlsock.U32(v)))
 		case unix.IFLA_QDISC:
-			l.qdisc = str(v)
+			l.qdisc = nlsock.Str(v)
 		case unix.IFLA_NUM_RX_QUEUES:
-			l.allocated = int(u32(v))
+			l.allocated = int(nlsock.U32(v))
 		case unix.IFLA_XDP:
 			l.xdpProg = parseXDP(v)
 		case unix.IFLA_LINKINFO:
-			for t, v := range attrs(v) {
+			for t, v := range nlsock.Attrs(v) {
 				switch t {
 				case unix.IFLA_INFO_KIND:
-					l.kind = str(v)
+					l.kind = nlsock.Str(v)
 				case unix.IFLA_INFO_DATA:
 					l.data = bytes.Clone(v)
 				}
@@ -117,14 +122,14 @@ func parseLink(b []byte) *link {
 // modes at once the driver's comes first.
 func parseXDP(b []byte) uint32 {
 	var one, drv, other uint32
-	for t, v := range attrs(b) {
+	for t, v := range nlsock.Attrs(b) {
 		switch t {
 		case unix.IFLA_XDP_PROG_ID:
-			one = u32(v)
+			one = nlsock.U32(v)
 		case unix.IFLA_XDP_DRV_PROG_ID:
-			drv = u32(v)
+			drv = nlsock.U32(v)
 		case unix.IFLA_XDP_SKB_PROG_ID, unix.IFLA_XDP_HW_PROG_ID:
-			other = u32(v)
+			other = nlsock.U32(v)
 		}
 	}
 	switch {
@@ -174,16 +179,16 @@ func outerOf(l *link) (outer, bool) {
 
 func parseVXLAN(b []byte) outer {
 	o := outer{kind: VXLAN}
-	for t, v := range attrs(b) {
+	for t, v := range nlsock.Attrs(b) {
 		switch t {
 		case unix.IFLA_VXLAN_ID:
-			o.vni = u32(v)
+			o.vni = nlsock.U32(v)
 		case unix.IFLA_VXLAN_PORT:
-			o.port = u16be(v)
+			o.port = nlsock.U16BE(v)
 		case unix.IFLA_VXLAN_COLLECT_METADATA:
 			o.collect = len(v) > 0 && v[0] != 0
 		case unix.IFLA_VXLAN_LINK:
-			o.link = int(u32(v))
+			o.link = int(nlsock.U32(v))
 		case unix.IFLA_VXLAN_LOCAL, unix.IFLA_VXLAN_LOCAL6:
 			o.local = addr(v)
 		case unix.IFLA_VXLAN_GROUP, unix.IFLA_VXLAN_GROUP6:
@@ -195,12 +200,12 @@ func parseVXLAN(b []byte) outer {
 
 func parseGeneve(b []byte) outer {
 	o := outer{kind: Geneve}
-	for t, v := range attrs(b) {
+	for t, v := range nlsock.Attrs(b) {
 		switch t {
 		case unix.IFLA_GENEVE_ID:
-			o.vni = u32(v)
+			o.vni = nlsock.U32(v)
 		case unix.IFLA_GENEVE_PORT:
-			o.port = u16be(v)
+			o.port = nlsock.U16BE(v)
 		case unix.IFLA_GENEVE_COLLECT_METADATA:
 			o.collect = true // a flag: being there is its value
 		case unix.IFLA_GENEVE_REMOTE, unix.IFLA_GENEVE_REMOTE6:

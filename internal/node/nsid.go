@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/nlsock"
 )
 
 // rtgenmsg and its padding, which the attributes follow.
@@ -14,9 +16,9 @@ func rtgenmsg() []byte { return make([]byte, 4) }
 // parseNSID returns -1 if there is no id in the message.
 func parseNSID(b []byte) int {
 	if len(b) >= 4 {
-		for t, v := range attrs(b[4:]) {
+		for t, v := range nlsock.Attrs(b[4:]) {
 			if t == unix.NETNSA_NSID {
-				return int(int32(u32(v)))
+				return int(int32(nlsock.U32(v)))
 			}
 		}
 	}
@@ -26,7 +28,7 @@ func parseNSID(b []byte) int {
 // nsids lists the ids of other namespaces that this one knows.
 func (c *conn) nsids() ([]int, error) {
 	var ids []int
-	err := c.do(unix.RTM_GETNSID, unix.NLM_F_DUMP, rtgenmsg(),
+	err := c.Do(unix.RTM_GETNSID, unix.NLM_F_DUMP, rtgenmsg(),
 		func() { ids = nil },
 		func(b []byte) error {
 			if id := parseNSID(b); id >= 0 {
@@ -44,7 +46,7 @@ func (c *conn) nsids() ([]int, error) {
 // none. It does not assign one.
 func (c *conn) nsidOf(fd int) (int, error) {
 	id := -1
-	err := c.do(unix.RTM_GETNSID, 0, attr32(rtgenmsg(), unix.NETNSA_FD, uint32(fd)), func() {},
+	err := c.Do(unix.RTM_GETNSID, 0, nlsock.Attr32(rtgenmsg(), unix.NETNSA_FD, uint32(fd)), func() {},
 		func(b []byte) error { id = parseNSID(b); return nil })
 	if err != nil {
 		return -1, fmt.Errorf("read namespace id: %w", err)

@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/nlsock"
 )
 
 func be16(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
@@ -24,23 +26,23 @@ func TestTunnelAttributes(t *testing.T) {
 		want outer
 	}{
 		{"vxlan", "vxlan", build(
-			attr32(nil, unix.IFLA_VXLAN_ID, 7), attr(nil, unix.IFLA_VXLAN_PORT, be16(8472)),
-			attr(nil, unix.IFLA_VXLAN_LOCAL, a4.AsSlice()), attr32(nil, unix.IFLA_VXLAN_LINK, 3),
-			attr(nil, unix.IFLA_VXLAN_COLLECT_METADATA, []byte{0}),
+			nlsock.Attr32(nil, unix.IFLA_VXLAN_ID, 7), nlsock.Attr(nil, unix.IFLA_VXLAN_PORT, be16(8472)),
+			nlsock.Attr(nil, unix.IFLA_VXLAN_LOCAL, a4.AsSlice()), nlsock.Attr32(nil, unix.IFLA_VXLAN_LINK, 3),
+			nlsock.Attr(nil, unix.IFLA_VXLAN_COLLECT_METADATA, []byte{0}),
 		), outer{kind: VXLAN, vni: 7, port: 8472, local: a4, link: 3}},
 		{"vxlan over IPv6, collect metadata", "vxlan", build(
-			attr(nil, unix.IFLA_VXLAN_LOCAL6, a6.AsSlice()), attr(nil, unix.IFLA_VXLAN_GROUP6, a6.AsSlice()),
-			attr(nil, unix.IFLA_VXLAN_COLLECT_METADATA, []byte{1}),
+			nlsock.Attr(nil, unix.IFLA_VXLAN_LOCAL6, a6.AsSlice()), nlsock.Attr(nil, unix.IFLA_VXLAN_GROUP6, a6.AsSlice()),
+			nlsock.Attr(nil, unix.IFLA_VXLAN_COLLECT_METADATA, []byte{1}),
 		), outer{kind: VXLAN, local: a6, remote: a6, collect: true}},
-		{"an unspecified address is none", "vxlan", attr(nil, unix.IFLA_VXLAN_LOCAL, make([]byte, 4)), outer{kind: VXLAN}},
+		{"an unspecified address is none", "vxlan", nlsock.Attr(nil, unix.IFLA_VXLAN_LOCAL, make([]byte, 4)), outer{kind: VXLAN}},
 		{"geneve", "geneve", build(
-			attr32(nil, unix.IFLA_GENEVE_ID, 9), attr(nil, unix.IFLA_GENEVE_PORT, be16(6081)), attr(nil, unix.IFLA_GENEVE_REMOTE, a4.AsSlice()),
+			nlsock.Attr32(nil, unix.IFLA_GENEVE_ID, 9), nlsock.Attr(nil, unix.IFLA_GENEVE_PORT, be16(6081)), nlsock.Attr(nil, unix.IFLA_GENEVE_REMOTE, a4.AsSlice()),
 		), outer{kind: Geneve, vni: 9, port: 6081, remote: a4}},
 		{"geneve, collect metadata: a flag without a value", "geneve", build(
-			attr(nil, unix.IFLA_GENEVE_COLLECT_METADATA, nil), attr(nil, unix.IFLA_GENEVE_REMOTE6, a6.AsSlice()),
+			nlsock.Attr(nil, unix.IFLA_GENEVE_COLLECT_METADATA, nil), nlsock.Attr(nil, unix.IFLA_GENEVE_REMOTE6, a6.AsSlice()),
 		), outer{kind: Geneve, collect: true, remote: a6}},
 		{"values that are too short", "geneve", build(
-			attr(nil, unix.IFLA_GENEVE_ID, []byte{1}), attr(nil, unix.IFLA_GENEVE_PORT, []byte{1}), attr(nil, unix.IFLA_GENEVE_REMOTE, []byte{1}),
+			nlsock.Attr(nil, unix.IFLA_GENEVE_ID, []byte{1}), nlsock.Attr(nil, unix.IFLA_GENEVE_PORT, []byte{1}), nlsock.Attr(nil, unix.IFLA_GENEVE_REMOTE, []byte{1}),
 		), outer{kind: Geneve}},
 	}
 	for _, tt := range tests {
@@ -62,9 +64,9 @@ func TestXDPOfSeveralModes(t *testing.T) {
 		want  uint32
 	}{
 		{nil, 0},
-		{attr32(nil, unix.IFLA_XDP_PROG_ID, 5), 5},
-		{slices.Concat(attr32(nil, unix.IFLA_XDP_SKB_PROG_ID, 6), attr32(nil, unix.IFLA_XDP_DRV_PROG_ID, 7)), 7},
-		{attr32(nil, unix.IFLA_XDP_SKB_PROG_ID, 6), 6},
+		{nlsock.Attr32(nil, unix.IFLA_XDP_PROG_ID, 5), 5},
+		{slices.Concat(nlsock.Attr32(nil, unix.IFLA_XDP_SKB_PROG_ID, 6), nlsock.Attr32(nil, unix.IFLA_XDP_DRV_PROG_ID, 7)), 7},
+		{nlsock.Attr32(nil, unix.IFLA_XDP_SKB_PROG_ID, 6), 6},
 	} {
 		if got := parseXDP(tt.attrs); got != tt.want {
 			t.Errorf("%v: program %d, want %d", tt.attrs, got, tt.want)
@@ -78,7 +80,7 @@ func TestRoutesAreSummedUpByDevice(t *testing.T) {
 		b[0], b[1], b[4], b[7] = family, bits, unix.RT_TABLE_MAIN, typ
 		return append(b, slices.Concat(attrs...)...)
 	}
-	oif := func(i uint32) []byte { return attr32(nil, unix.RTA_OIF, i) }
+	oif := func(i uint32) []byte { return nlsock.Attr32(nil, unix.RTA_OIF, i) }
 	hop := func(i uint32) []byte {
 		b := make([]byte, unix.SizeofRtNexthop)
 		binary.NativeEndian.PutUint16(b, unix.SizeofRtNexthop)
@@ -92,8 +94,8 @@ func TestRoutesAreSummedUpByDevice(t *testing.T) {
 		route(unix.AF_INET6, 128, unix.RTN_UNICAST, oif(3)),
 		route(unix.AF_INET6, 32, unix.RTN_UNICAST, oif(4)),
 		route(unix.AF_INET, 0, unix.RTN_UNICAST, oif(5)),
-		route(unix.AF_INET, 16, unix.RTN_UNICAST, attr(nil, unix.RTA_MULTIPATH, slices.Concat(hop(6), hop(7)))),
-		route(unix.AF_INET6, 64, unix.RTN_UNICAST, attr(nil, unix.RTA_DST, netip.MustParseAddr("fe80::").AsSlice()), oif(8)),
+		route(unix.AF_INET, 16, unix.RTN_UNICAST, nlsock.Attr(nil, unix.RTA_MULTIPATH, slices.Concat(hop(6), hop(7)))),
+		route(unix.AF_INET6, 64, unix.RTN_UNICAST, nlsock.Attr(nil, unix.RTA_DST, netip.MustParseAddr("fe80::").AsSlice()), oif(8)),
 		route(unix.AF_INET, 16, unix.RTN_BLACKHOLE, oif(9)),
 		route(unix.AF_INET, 32, unix.RTN_UNICAST, oif(1)),
 		{1, 2, 3},
@@ -135,10 +137,10 @@ func TestLowerFindsTheNIC(t *testing.T) {
 
 // The kernel does not lie, but a wrong length must not take the daemon down.
 func FuzzMessages(f *testing.F) {
-	f.Add(attr32(ifinfomsg(3), unix.IFLA_XDP, 1))
-	f.Add(slices.Concat(ifinfomsg(3), attr(nil, unix.IFLA_LINKINFO, attr(nil, unix.IFLA_INFO_KIND, []byte("vxlan\x00")))))
+	f.Add(nlsock.Attr32(ifinfomsg(3), unix.IFLA_XDP, 1))
+	f.Add(slices.Concat(ifinfomsg(3), nlsock.Attr(nil, unix.IFLA_LINKINFO, nlsock.Attr(nil, unix.IFLA_INFO_KIND, []byte("vxlan\x00")))))
 	f.Fuzz(func(_ *testing.T, b []byte) {
-		for m := range messages(b) {
+		for m := range nlsock.Messages(b) {
 			(&Scanner{}).heed(m)
 		}
 		if l := parseLink(b); l != nil {

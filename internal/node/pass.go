@@ -36,7 +36,7 @@ func (p *pass) skip(d Dev, format string, args ...any) {
 func (p *pass) close() {
 	for _, sp := range p.order {
 		if sp.c != nil {
-			sp.c.close()
+			sp.c.Close()
 		}
 		sp.h.Close()
 	}

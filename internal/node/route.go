@@ -8,26 +8,28 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/nlsock"
 )
 
 // addrs lists the addresses of the namespace by device.
 func (c *conn) addrs() (map[int][]netip.Addr, error) {
 	var all map[int][]netip.Addr
-	err := c.do(unix.RTM_GETADDR, unix.NLM_F_DUMP, make([]byte, unix.SizeofIfAddrmsg),
+	err := c.Do(unix.RTM_GETADDR, unix.NLM_F_DUMP, make([]byte, unix.SizeofIfAddrmsg),
 		func() { all = map[int][]netip.Addr{} },
 		func(b []byte) error {
 			if len(b) < unix.SizeofIfAddrmsg {
 				return nil
 			}
 			var a netip.Addr
-			for t, v := range attrs(b[unix.SizeofIfAddrmsg:]) {
+			for t, v := range nlsock.Attrs(b[unix.SizeofIfAddrmsg:]) {
 				// Of a point-to-point device IFA_ADDRESS is the far end.
 				if t == unix.IFA_LOCAL || t == unix.IFA_ADDRESS && !a.IsValid() {
 					a = addr(v)
 				}
 			}
 			if a.IsValid() {
-				index := int(u32(b[4:]))
+				index := int(nlsock.U32(b[4:]))
 				all[index] = append(all[index], a)
 			}
 			return nil
@@ -53,7 +55,7 @@ func (c *conn) routes() (map[int]via, error) {
 		req := make([]byte, unix.SizeofRtMsg)
 		req[0], req[4] = family, unix.RT_TABLE_MAIN
 		one := map[int]via{}
-		err := c.do(unix.RTM_GETROUTE, unix.NLM_F_DUMP, req,
+		err := c.Do(unix.RTM_GETROUTE, unix.NLM_F_DUMP, req,
 			func() { clear(one) },
 			func(b []byte) error { parseRoute(b, one); return nil })
 		// A table that was never used does not exist.
@@ -77,14 +79,14 @@ func parseRoute(b []byte, into map[int]via) {
 	v.host = bits == 32 && family == unix.AF_INET || bits == 128 && family == unix.AF_INET6
 	v.gateway = bits == 0
 	var oifs []int
-	for t, val := range attrs(b[unix.SizeofRtMsg:]) {
+	for t, val := range nlsock.Attrs(b[unix.SizeofRtMsg:]) {
 		switch t {
 		case unix.RTA_DST:
 			if a := addr(val); a.IsLinkLocalUnicast() || a.IsMulticast() {
 				return
 			}
 		case unix.RTA_OIF:
-			oifs = append(oifs, int(u32(val)))
+			oifs = append(oifs, int(nlsock.U32(val)))
 		case unix.RTA_GATEWAY, unix.RTA_VIA:
 			v.gateway = true
 		case unix.RTA_MULTIPATH:
@@ -106,7 +108,7 @@ func hops(b []byte) []int {
 		if l < unix.SizeofRtNexthop || l > len(b) {
 			break
 		}
-		oifs = append(oifs, int(u32(b[4:])))
+		oifs = append(oifs, int(nlsock.U32(b[4:])))
 		b = b[min((l+3)&^3, len(b)):]
 	}
 	return oifs
@@ -121,13 +123,13 @@ func (c *conn) routeTo(a netip.Addr) (int, error) {
 		req[0] = unix.AF_INET6
 	}
 	req[1] = byte(a.BitLen())
-	req = attr(req, unix.RTA_DST, a.AsSlice())
+	req = nlsock.Attr(req, unix.RTA_DST, a.AsSlice())
 	oif := 0
-	err := c.do(unix.RTM_GETROUTE, 0, req, func() {}, func(b []byte) error {
+	err := c.Do(unix.RTM_GETROUTE, 0, req, func() {}, func(b []byte) error {
 		if len(b) >= unix.SizeofRtMsg {
-			for t, v := range attrs(b[unix.SizeofRtMsg:]) {
+			for t, v := range nlsock.Attrs(b[unix.SizeofRtMsg:]) {
 				if t == unix.RTA_OIF {
-					oif = int(u32(v))
+					oif = int(nlsock.U32(v))
 				}
 			}
 		}
@@ -153,13 +155,13 @@ func (c *conn) remotes(index int) ([]netip.Addr, error) {
 	copy(req[4:], ifinfomsg(index)[4:8])
 	var list []netip.Addr
 	var seen map[netip.Addr]bool
-	err := c.do(unix.RTM_GETNEIGH, unix.NLM_F_DUMP, req,
+	err := c.Do(unix.RTM_GETNEIGH, unix.NLM_F_DUMP, req,
 		func() { list, seen = nil, map[netip.Addr]bool{} },
 		func(b []byte) error {
-			if len(b) < unix.SizeofNdMsg || int(u32(b[4:])) != index || len(list) == maxRemotes {
+			if len(b) < unix.SizeofNdMsg || int(nlsock.U32(b[4:])) != index || len(list) == maxRemotes {
 				return nil
 			}
-			for t, v := range attrs(b[unix.SizeofNdMsg:]) {
+			for t, v := range nlsock.Attrs(b[unix.SizeofNdMsg:]) {
 				if t != unix.NDA_DST {
 					continue
 				}

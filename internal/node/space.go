@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/nlsock"
 )
 
 // known is what is kept about a namespace between scans. It holds nothing that
@@ -228,10 +229,10 @@ func (p *pass) dial(sp *space) error {
 	if err := p.enter(sp); err != nil {
 		return err
 	}
-	c, err := dial(p.s.buf)
+	c, err := nlsock.Dial(p.s.buf)
 	if err != nil {
 		return err
 	}
-	sp.c = c
+	sp.c = &conn{c}
 	return nil
 }

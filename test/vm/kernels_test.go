@@ -58,11 +58,23 @@ var underSpecial = []suite{
 	{pkg: "test/vm/e2e", args: []string{"-tunnels=vxlan", "-machine-wide", "-backlog-threads"}},
 }
 
+// filtering is a machine with all that can stand between the ports of a bridge.
+// Of the kernels that are at hand only the newest has every kind of it.
+var filtering = Boot{Name: "filtering", CPUs: 2}
+
+var underFiltering = []suite{{pkg: "internal/shortcut"}}
+
+// filters are the modules of that. The lab's netlink library opens a socket of
+// xfrm, too.
+var filters = []string{
+	"br_netfilter", "nf_tables", "nf_flow_table_inet", "iptable_filter", "sch_tbf", "sch_ingress", "xfrm_user",
+}
+
 // Modules that the tests use; what these need comes along.
 var loaded = []string{"vxlan", "geneve", "veth", "bridge", "tun", "sch_fq", "dummy"}
 
 // Programs that tests of other packages use.
-var programs = []string{"ip"}
+var programs = []string{"ip", "bridge", "tc"}
 
 const (
 	bootLimit = 7 * time.Minute // on a machine that has other work too
@@ -80,13 +92,13 @@ func TestKernels(t *testing.T) {
 	bin := t.TempDir()
 	build(t, filepath.Join(bin, "init"), "build", root+"test/vm/init")
 	tests := map[string]string{}
-	for _, s := range slices.Concat(smoke, underSpecial) {
+	for _, s := range slices.Concat(smoke, underSpecial, underFiltering) {
 		if name := s.name(); tests[name] == "" {
 			tests[name] = filepath.Join(bin, name)
 			build(t, tests[name], "test", "-c", root+s.pkg)
 		}
 	}
-	on := func(l Line, name string, how Boot, list []suite) {
+	on := func(l Line, name string, how Boot, list []suite, modules ...string) {
 		t.Run(name, func(t *testing.T) {
 			k, err := l.Kernel(t.Context(), filepath.Join(cache, "overlane-vm"))
 			if err != nil {
@@ -94,7 +106,7 @@ func TestKernels(t *testing.T) {
 			}
 			m := &Machine{
 				Kernel: k, Dir: t.ArtifactDir(), Tests: map[string]string{}, Programs: programs,
-				Init: filepath.Join(bin, "init"), Modules: loaded, Boot: how,
+				Init: filepath.Join(bin, "init"), Modules: slices.Concat(loaded, modules), Boot: how,
 			}
 			for _, s := range list {
 				m.Tests[s.name()] = tests[s.name()]
@@ -108,6 +120,7 @@ func TestKernels(t *testing.T) {
 	}
 	newest := lines[len(lines)-1]
 	on(newest, newest.String()+" "+special.Name, special, underSpecial)
+	on(newest, newest.String()+" "+filtering.Name, filtering, underFiltering, filters...)
 }
 
 func (s suite) name() string { return path.Base(s.pkg) }

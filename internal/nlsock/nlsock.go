@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nlsock asks netlink questions in one network namespace: rtnetlink's
+// and nfnetlink's.
+//
+// The netlink library keeps neither IFLA_QDISC nor IFLA_TARGET_NETNSID, cannot
+// list namespace ids, and takes 64 KiB of new memory for each answer; a scan
+// asks hundreds of small questions per namespace.
+package nlsock
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+
+	"golang.org/x/sys/unix"
+)
+
+// Conn is a request socket in one namespace.
+type Conn struct {
+	fd  int
+	seq uint32
+	buf []byte
+}
+
+// ErrInterrupted says that a dump changed under us more often than we retry.
+var ErrInterrupted = errors.New("the answer kept changing while it was read")
+
+// Dial opens a socket to rtnetlink in the namespace of the calling thread, which
+// it keeps alive until Close. Answers are read into buf.
+func Dial(buf []byte) (*Conn, error) {
+	c, err := dial(unix.NETLINK_ROUTE, buf)
+	if err != nil {
+		return nil, fmt.Errorf("open rtnetlink: %w", err)
+	}
+	// Filters in dump requests are only heeded with strict checking (4.20).
+	if err := unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
+		return nil, errors.Join(fmt.Errorf("set rtnetlink strict checking: %w", err), unix.Close(c.fd))
+	}
+	return c, nil
+}
+
+// DialNetfilter opens a socket to nfnetlink, as Dial does to rtnetlink. Asking a
+// subsystem that is a module not loaded makes the kernel load it.
+func DialNetfilter(buf []byte) (*Conn, error) {
+	c, err := dial(unix.NETLINK_NETFILTER, buf)
+	if err != nil {
+		return nil, fmt.Errorf("open nfnetlink: %w", err)
+	}
+	return c, nil
+}
+
+func dial(protocol int, buf []byte) (*Conn, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
+	if err != nil {
+		return nil, err
+	}
+	// The kernel answers before send returns; the limit is for its bugs.
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10}); err != nil {
+		return nil, errors.Join(fmt.Errorf("set timeout: %w", err), unix.Close(fd))
+	}
+	return &Conn{fd: fd, buf: buf}, nil
+}
+
+// Close closes the socket.
+func (c *Conn) Close() error { return unix.Close(c.fd) }
+
+// Do sends one request and calls each for the body of every answer. The body
+// is valid only during the call. A dump that was interrupted by a change is
+// repeated, after reset, so that no answer is a mixture of two states.
+func (c *Conn) Do(typ, flags uint16, body []byte, reset func(), each func([]byte) error) error {
+	for range 5 {
+		reset()
+		err := c.once(typ, flags, body, each)
+		if !errors.Is(err, ErrInterrupted) {
+			return err
+		}
+	}
+	return ErrInterrupted
+}
+
+func (c *Conn) once(typ, flags uint16, body []byte, each func([]byte) error) error {
+	c.seq++
+	req := make([]byte, unix.SizeofNlMsghdr, unix.SizeofNlMsghdr+len(body))
+	ne := binary.NativeEndian
+	ne.PutUint32(req[0:], uint32(unix.SizeofNlMsghdr+len(body)))
+	ne.PutUint16(req[4:], typ)
+	ne.PutUint16(req[6:], flags|unix.NLM_F_REQUEST)
+	ne.PutUint32(req[8:], c.seq)
+	req = append(req, body...)
+	if err := unix.Sendto(c.fd, req, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return err
+	}
+	var failed error // of each; the rest of the answer still has to be read
+	interrupted := false
+	for {
+		n, _, err := unix.Recvfrom(c.fd, c.buf, 0)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for m := range Messages(c.buf[:n]) {
+			if m.Seq != c.seq {
+				continue
+			}
+			if m.Flags&unix.NLM_F_DUMP_INTR != 0 {
+				interrupted = true
+			}
+			switch {
+			case m.Type == unix.NLMSG_ERROR || m.Type == unix.NLMSG_DONE:
+				if len(m.Body) >= 4 {
+					if e := int32(ne.Uint32(m.Body)); e != 0 {
+						return unix.Errno(-e)
+					}
+				}
+				if interrupted {
+					return ErrInterrupted
+				}
+				return failed
+			case failed == nil:
+				failed = each(m.Body)
+			}
+			if m.Flags&unix.NLM_F_MULTI == 0 {
+				return failed
+			}
+		}
+	}
+}
+
+// Message is one netlink message.
+type Message struct {
+	Type, Flags uint16
+	Seq         uint32
+	Body        []byte
+}
+
+// Messages walks the messages of one datagram and stops at the first whose
+// length lies.
+func Messages(b []byte) iter.Seq[Message] {
+	return func(yield func(Message) bool) {
+		ne := binary.NativeEndian
+		for len(b) >= unix.SizeofNlMsghdr {
+			l := int(ne.Uint32(b))
+			if l < unix.SizeofNlMsghdr || l > len(b) {
+				return
+			}
+			if !yield(Message{ne.Uint16(b[4:]), ne.Uint16(b[6:]), ne.Uint32(b[8:]), b[unix.SizeofNlMsghdr:l]}) {
+				return
+			}
+			b = b[min((l+3)&^3, len(b)):]
+		}
+	}
+}
+
+// nlaTypeMask cuts NLA_F_NESTED and NLA_F_NET_BYTEORDER off an attribute type.
+const nlaTypeMask = 0x3fff
+
+// Attrs walks netlink attributes and stops at the first whose length lies.
+func Attrs(b []byte) iter.Seq2[uint16, []byte] {
+	return func(yield func(uint16, []byte) bool) {
+		ne := binary.NativeEndian
+		for len(b) >= unix.SizeofRtAttr {
+			l := int(ne.Uint16(b))
+			if l < unix.SizeofRtAttr || l > len(b) {
+				return
+			}
+			if !yield(ne.Uint16(b[2:])&nlaTypeMask, b[unix.SizeofRtAttr:l]) {
+				return
+			}
+			b = b[min((l+3)&^3, len(b)):]
+		}
+	}
+}
+
+// Attr appends one attribute.
+func Attr(b []byte, typ uint16, val []byte) []byte {
+	ne := binary.NativeEndian
+	b = ne.AppendUint16(b, uint16(unix.SizeofRtAttr+len(val)))
+	b = ne.AppendUint16(b, typ)
+	b = append(b, val...)
+	for len(b)%4 != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+// Attr32 appends an attribute that is a number of 32 bits.
+func Attr32(b []byte, typ uint16, val uint32) []byte {
+	return Attr(b, typ, binary.NativeEndian.AppendUint32(nil, val))
+}
+
+// U32 reads an attribute's value; what is too short reads as zero.
+func U32(b []byte) uint32 {
+	if len(b) < 4 {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(b)
+}
+
+// U16BE reads a value in network byte order, and zero of what is too short.
+func U16BE(b []byte) uint16 {
+	if len(b) < 2 {
+		return 0
+	}
+	return binary.BigEndian.Uint16(b)
+}
+
+// Str reads a string, with or without the zero that ends it.
+func Str(b []byte) string { return unix.ByteSliceToString(b) }

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package shortcut judges whether frames for a pod may be handed from the
+// tunnel's tc ingress straight to the pod's end of its veth
+// (bpf_redirect_peer), past the bridge, the host's end and every policy there.
+//
+// It only looks. Judge is a pure function of Facts; a Watcher gathers them in
+// the namespace of the tunnel and tells when to look again. What cannot be found
+// out counts as a reason against: the slow way is always right.
+//
+// # What a verdict covers
+//
+// Frames with one destination address: the pod's own. The kernel marks what it
+// hands to a veth's other end as meant for that end, whatever the address
+// (skb_scrub_packet), so that a pod would take frames that it refuses when the
+// bridge floods them. For other addresses behind the pod, a machine's or a
+// macvlan's, the bridge stays in charge, although it may have learned them.
+//
+// And of these frames only what the program at the tunnel finds to be plain TCP
+// or UDP in IPv4 or IPv6: no fragment, options or extension headers, no VLAN tag,
+// a sender's address that is neither zero nor a group's (the bridge drops those),
+// and no longer than Verdict.MTU with Ethernet header and room for a tag, unless
+// a GSO packet: bpf_redirect_peer does not look. ARP and neighbour discovery
+// always go by the bridge, for which reason neigh_suppress and arptables are not
+// looked at.
+//
+// The bridge does not see who sent the frames that pass it by: see
+// Verdict.Refresh.
+//
+// # What is skipped without a judgement
+//
+// Packet sockets (tcpdump) on the bridge and the veth's host end see nothing,
+// and their counters do not count. A bridge in promiscuous mode, which is how
+// such a socket asks, hands no copies to the host. The hooks of SELinux and Smack,
+// which br_netfilter would call, are not looked at: they judge by labels that
+// come with IP options, which never take the short way, or with rules of a
+// firewall, which end it.
+package shortcut
+
+import (
+	"net"
+	"time"
+
+	"github.com/overlane/overlane/internal/node"
+)
+
+// Way is what is asked about: a tunnel and the host's end of a pod's veth, both
+// in the namespace that is looked at.
+type Way struct{ Tunnel, Host node.Dev }
+
+// Verdict is the judgement of one way.
+type Verdict struct {
+	Way
+	// Reason says why the way may not be cut short, in words for people; empty if
+	// it may. The other fields are set only then.
+	Reason string
+	MAC    MAC // the destination address: the pod's own
+	MTU    int // of the smaller end of the veth
+	// Refresh is how long the bridge remembers behind which port a sender is. It
+	// learns nothing from frames that pass it by, and what it has forgotten it
+	// floods: each sender needs one frame by the slow way within this time. 0:
+	// the tunnel's port does not learn, or the bridge does not forget.
+	Refresh time.Duration
+}
+
+// Safe tells that frames for MAC may be handed to the peer of Host.
+func (v Verdict) Safe() bool { return v.Reason == "" }
+
+// MAC is an Ethernet address that can be compared.
+type MAC [6]byte
+
+func (m MAC) String() string { return net.HardwareAddr(m[:]).String() }
+
+// macOf returns false for what is no address of one Ethernet device.
+func macOf(b []byte) (m MAC, ok bool) {
+	if len(b) != len(m) {
+		return m, false
+	}
+	copy(m[:], b)
+	return m, m[0]&1 == 0 && m != MAC{}
+}

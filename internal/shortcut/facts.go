@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shortcut
+
+import "time"
+
+// Facts are what one look at a namespace saw.
+type Facts struct {
+	Unknown   string         // what could not be found out, why, and what would mend it
+	Cookie    uint64         // of the namespace
+	Devices   map[int]Device // by index; only those with a part in a way
+	Netfilter Netfilter
+}
+
+// Device is a tunnel, a bridge or the host's end of a veth.
+type Device struct {
+	Unknown string // as in Facts, of this device
+	Name    string
+	Kind    string
+	MTU     int
+	Master  int
+	// Metadata: the tunnel takes packets of any network identifier.
+	Metadata bool
+	Bridge   *Bridge // if it is one
+	Port     *Port   // if it is a bridge's
+	Peer     *Peer   // of a veth whose other end is in another namespace
+
+	Qdisc   string   // root
+	Filters string   // clsact or ingress, a qdisc that filters hang on; empty if none
+	TCX     []uint32 // programs of others
+	XDP     uint32   // a program, 0 if none
+}
+
+// Bridge is what a bridge does with all frames.
+type Bridge struct {
+	VLANs    bool          // filters by VLAN
+	IP4, IP6 bool          // hands frames to iptables, ip6tables by a setting of its own
+	Ageing   time.Duration // 0: does not forget
+}
+
+// Port is what a bridge does with the frames of one port.
+type Port struct {
+	State      uint8
+	Isolated   bool
+	Locked     bool // refuses senders that it was not told of
+	VLANTunnel bool // makes VLANs of network identifiers
+	Learning   bool
+}
+
+// Peer is the pod's end of a veth.
+type Peer struct {
+	MTU    int
+	MAC    MAC
+	Master int // in its own namespace
+	XDP    uint32
+	Entry  *Entry // of MAC in the bridge's table; nil if none
+}
+
+// Entry is an entry of a bridge's forwarding table.
+type Entry struct {
+	Dev    int // the port, or the bridge
+	Local  bool
+	Locked bool // not yet let in (MAB)
+}
+
+// Netfilter is what can filter frames between the ports of a bridge.
+type Netfilter struct {
+	IP4, IP6  bool    // net.bridge.bridge-nf-call-iptables, -ip6tables
+	Chains    []Chain // nftables' base chains and flow tables
+	Tables4   []string
+	Tables6   []string
+	Conntrack bool   // connections are followed in this namespace
+	IPVS      bool   // has services
+	Programs  int    // BPF programs at hooks of netfilter, in whatever namespace
+	Ebtables  string // a module of legacy ebtables, whose tables cannot be listed
+}
+
+// Chain is a base chain of nftables or, with no hook, a flow table.
+type Chain struct {
+	Family  uint8
+	Table   string
+	Name    string
+	Hook    int       // -1: a flow table
+	Devices []Pattern // nil: not bound to devices
+}
+
+// Pattern names a device, or all whose names begin so.
+type Pattern struct {
+	Name   string
+	Prefix bool
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shortcut
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Judge decides about one way. The order is that of a person looking for the
+// cause: how it is built, what the bridge does, who else is there.
+func Judge(f Facts, w Way) Verdict {
+	v := Verdict{Way: w}
+	if f.Unknown != "" {
+		v.Reason = f.Unknown
+		return v
+	}
+	if w.Tunnel.NetnsCookie != f.Cookie || w.Host.NetnsCookie != f.Cookie {
+		v.Reason = "tunnel and veth are not both in the network namespace that was looked at"
+		return v
+	}
+	j := judge{f: f, w: w, tunnel: f.Devices[w.Tunnel.Ifindex], host: f.Devices[w.Host.Ifindex]}
+	j.bridge = f.Devices[j.tunnel.Master]
+	for _, look := range []func() string{j.built, j.known, j.ports, j.entry, j.programs, j.bridgeHooks, j.deviceHooks, j.ipHooks} {
+		if v.Reason = look(); v.Reason != "" {
+			return v
+		}
+	}
+	v.MAC, v.MTU = j.host.Peer.MAC, min(j.host.MTU, j.host.Peer.MTU)
+	if j.tunnel.Port.Learning {
+		v.Refresh = j.bridge.Bridge.Ageing
+	}
+	return v
+}
+
+type judge struct {
+	f                    Facts
+	w                    Way
+	tunnel, bridge, host Device
+}
+
+func (j *judge) built() string {
+	t, h := j.tunnel, j.host
+	switch {
+	case t.Name == "" || h.Name == "":
+		return "tunnel or veth are no longer there"
+	case t.Kind != "vxlan" && t.Kind != "geneve":
+		return fmt.Sprintf("%s is no tunnel", t.Name)
+	case t.Metadata:
+		return fmt.Sprintf("%s takes packets of any network identifier, and somebody else decides by it", t.Name)
+	case h.Kind != "veth":
+		return fmt.Sprintf("%s is no veth", h.Name)
+	case t.Master == 0:
+		return fmt.Sprintf("%s is not in a bridge: the host routes between it and the pod, and that must not be skipped (TTL, FORWARD, connection tracking)", t.Name)
+	case j.bridge.Bridge == nil || t.Port == nil:
+		return fmt.Sprintf("%s is a port of something that is no bridge of the kernel's", t.Name)
+	case h.Master != t.Master || h.Port == nil:
+		return fmt.Sprintf("%s is not in the bridge %s, as %s is", h.Name, j.bridge.Name, t.Name)
+	case h.Unknown == "" && h.Peer == nil:
+		return fmt.Sprintf("both ends of %s are in one network namespace", h.Name)
+	}
+	return ""
+}
+
+// known is asked once it is clear that the way is one at all.
+func (j *judge) known() string {
+	for _, d := range []Device{j.tunnel, j.bridge, j.host} {
+		if d.Unknown != "" {
+			return d.Unknown
+		}
+	}
+	return ""
+}
+
+var portStates = []string{"disabled", "listening", "learning", "forwarding", "blocking"}
+
+const forwarding = 3
+
+func (j *judge) ports() string {
+	t, h, b := j.tunnel, j.host, j.bridge
+	if b.Bridge.VLANs {
+		return fmt.Sprintf("%s filters by VLAN (vlan_filtering)", b.Name)
+	}
+	for _, d := range []Device{t, h} {
+		if s := d.Port.State; s != forwarding {
+			state := "in a state that is not known"
+			if int(s) < len(portStates) {
+				state = portStates[s]
+			}
+			return fmt.Sprintf("port %s of %s is %s, not forwarding", d.Name, b.Name, state)
+		}
+	}
+	switch {
+	case t.Port.Isolated && h.Port.Isolated:
+		return fmt.Sprintf("ports %s and %s of %s are isolated from each other", t.Name, h.Name, b.Name)
+	case t.Port.Locked:
+		return fmt.Sprintf("port %s of %s is locked: only senders that the bridge was told of may pass", t.Name, b.Name)
+	case t.Port.VLANTunnel || h.Port.VLANTunnel:
+		return fmt.Sprintf("%s makes VLANs of network identifiers (vlan_tunnel)", b.Name)
+	}
+	return ""
+}
+
+// entry does not ask how old a learned entry is: nor does the bridge, until it
+// takes the entry out.
+func (j *judge) entry() string {
+	p := j.host.Peer
+	switch e := p.Entry; {
+	case p.MAC == MAC{}:
+		return fmt.Sprintf("the pod's end of %s has no Ethernet address of its own", j.host.Name)
+	case p.Master != 0:
+		return fmt.Sprintf("the pod's end of %s is a port of another device there", j.host.Name)
+	case e == nil:
+		return fmt.Sprintf("%s has not learned the pod's address %s; it does when the pod sends", j.bridge.Name, p.MAC)
+	case e.Local:
+		return fmt.Sprintf("%s has the pod's address %s for one of the host's own", j.bridge.Name, p.MAC)
+	case e.Dev != j.w.Host.Ifindex:
+		return fmt.Sprintf("%s has the pod's address %s behind another port than %s", j.bridge.Name, p.MAC, j.host.Name)
+	case e.Locked:
+		return fmt.Sprintf("%s has not let the pod's address %s in yet (MAB)", j.bridge.Name, p.MAC)
+	}
+	return ""
+}
+
+// programs asks about the bridge, too, although frames that it forwards meet no
+// program of its own device: whoever has put one there has plans with it.
+func (j *judge) programs() string {
+	// What is on the tunnel's XDP hook has run already.
+	for _, d := range []Device{j.bridge, j.host} {
+		if d.XDP != 0 {
+			return fmt.Sprintf("XDP program %d is on %s", d.XDP, d.Name)
+		}
+	}
+	if id := j.host.Peer.XDP; id != 0 {
+		return fmt.Sprintf("XDP program %d is on the pod's end of %s", id, j.host.Name)
+	}
+	for _, d := range []Device{j.tunnel, j.bridge, j.host} {
+		switch {
+		case len(d.TCX) > 0:
+			return fmt.Sprintf("tc program %d of somebody else is on %s", d.TCX[0], d.Name)
+		case d.Filters != "":
+			return fmt.Sprintf("the qdisc %s of somebody else, with its filters, is on %s; see: tc filter show dev %[2]s", d.Filters, d.Name)
+		}
+	}
+	if q := j.host.Qdisc; q != "noqueue" {
+		return fmt.Sprintf("the qdisc %s is on %s, and would be skipped", q, j.host.Name)
+	}
+	return ""
+}
+
+func (j *judge) bridgeHooks() string {
+	if m := j.f.Netfilter.Ebtables; m != "" {
+		return fmt.Sprintf("legacy ebtables is in the kernel (%s), and whether it has rules here cannot be read without making them; where it is not used: modprobe -r %[1]s", m)
+	}
+	for _, c := range j.f.Netfilter.Chains {
+		if c.Family == unix.NFPROTO_BRIDGE {
+			return fmt.Sprintf("nftables filters what bridges forward: %s", c)
+		}
+	}
+	return ""
+}
+
+func (j *judge) deviceHooks() string {
+	for _, c := range j.f.Netfilter.Chains {
+		for _, d := range []Device{j.tunnel, j.bridge, j.host} {
+			if slices.ContainsFunc(c.Devices, func(p Pattern) bool { return p.matches(d.Name) }) {
+				return fmt.Sprintf("nftables has a hook on %s: %s", d.Name, c)
+			}
+		}
+	}
+	return ""
+}
+
+// ipHooks judges what br_netfilter calls, if it is there.
+func (j *judge) ipHooks() string {
+	n := j.f.Netfilter
+	for _, v := range []struct {
+		on     bool
+		family uint8
+		name   string
+		legacy []string
+	}{
+		{n.IP4 || j.bridge.Bridge.IP4, unix.NFPROTO_IPV4, "iptables", n.Tables4},
+		{n.IP6 || j.bridge.Bridge.IP6, unix.NFPROTO_IPV6, "ip6tables", n.Tables6},
+	} {
+		if !v.on {
+			continue
+		}
+		calls := "br_netfilter hands the frames of " + j.bridge.Name + " to " + v.name + " (bridge-nf-call-" + v.name + "), and "
+		switch {
+		case len(v.legacy) > 0:
+			return calls + "there are rules in the tables: " + strings.Join(v.legacy, ", ")
+		case n.IPVS:
+			return calls + "IPVS has services here"
+		case n.Programs > 0:
+			return calls + "BPF programs are on netfilter hooks; see: bpftool net"
+		case n.Conntrack:
+			return calls + "connections are tracked here"
+		}
+		for _, c := range n.Chains {
+			if (c.Family == v.family || c.Family == unix.NFPROTO_INET) && forwardHook(c) {
+				return calls + "there are rules in " + c.String()
+			}
+		}
+	}
+	return ""
+}
+
+// forwardHook tells of a chain of IPv4, IPv6 or both whether forwarded packets
+// meet it.
+func forwardHook(c Chain) bool {
+	return c.Devices == nil && (c.Hook == unix.NF_INET_PRE_ROUTING || c.Hook == unix.NF_INET_FORWARD || c.Hook == unix.NF_INET_POST_ROUTING)
+}
+
+var families = map[uint8]string{
+	unix.NFPROTO_INET: "inet", unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6", unix.NFPROTO_ARP: "arp",
+	unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_NETDEV: "netdev",
+}
+
+// String names the chain as nft(8) does.
+func (c Chain) String() string {
+	what := "chain"
+	if c.Hook < 0 {
+		what = "flowtable"
+	}
+	return fmt.Sprintf("%s %s %s %s", what, families[c.Family], c.Table, c.Name)
+}
+
+func (p Pattern) matches(dev string) bool {
+	return dev == p.Name || p.Prefix && strings.HasPrefix(dev, p.Name)
+}

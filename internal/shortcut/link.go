@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shortcut
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/nlsock"
+)
+
+// Not in golang.org/x/sys.
+const (
+	ndaFlagsExt  = 15
+	ntfExtLocked = 1 << 1
+	skipStats    = 1 << 3            // RTEXT_FILTER_SKIP_STATS
+	tcIngress    = 0xffff_fff1       // TC_H_INGRESS, of clsact, too
+	tick         = time.Second / 100 // USER_HZ
+)
+
+// linkInfo is a device and where its other end is.
+type linkInfo struct {
+	Device
+	mac   MAC
+	lower int
+	nsid  int // of the namespace that lower is in; -1: the same
+}
+
+func ifinfomsg(index int) []byte {
+	b := make([]byte, unix.SizeofIfInfomsg)
+	binary.NativeEndian.PutUint32(b[4:], uint32(index))
+	return b
+}
+
+// links lists the devices of the namespace.
+func (w *Watcher) links() (map[int]linkInfo, error) {
+	var all map[int]linkInfo
+	err := w.rtnl.Do(unix.RTM_GETLINK, unix.NLM_F_DUMP, nlsock.Attr32(ifinfomsg(0), unix.IFLA_EXT_MASK, skipStats),
+		func() { all = map[int]linkInfo{} },
+		func(b []byte) error {
+			if index, l, ok := parseLink(b); ok {
+				all[index] = l
+			}
+			return nil
+		})
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	return all, nil
+}
+
+func parseLink(b []byte) (int, linkInfo, bool) {
+	l := linkInfo{nsid: -1}
+	if len(b) < unix.SizeofIfInfomsg || b[0] != unix.AF_UNSPEC {
+		return 0, l, false
+	}
+	var data, slave []byte
+	var master string
+	for t, v := range nlsock.Attrs(b[unix.SizeofIfInfomsg:]) {
+		switch t {
+		case unix.IFLA_IFNAME:
+			l.Name = nlsock.Str(v)
+		case unix.IFLA_MTU:
+			l.MTU = int(nlsock.U32(v))
+		case unix.IFLA_ADDRESS:
+			l.mac, _ = macOf(v)
+		case unix.IFLA_MASTER:
+			l.Master = int(nlsock.U32(v))
+		case unix.IFLA_LINK:
+			l.lower = int(nlsock.U32(v))
+		case unix.IFLA_LINK_NETNSID:
+			l.nsid = int(int32(nlsock.U32(v)))
+		case unix.IFLA_QDISC:
+			l.Qdisc = nlsock.Str(v)
+		case unix.IFLA_XDP:
+			l.XDP = parseXDP(v)
+		case unix.IFLA_LINKINFO:
+			for t, v := range nlsock.Attrs(v) {
+				switch t {
+				case unix.IFLA_INFO_KIND:
+					l.Kind = nlsock.Str(v)
+				case unix.IFLA_INFO_DATA:
+					data = v
+				case unix.IFLA_INFO_SLAVE_KIND:
+					master = nlsock.Str(v)
+				case unix.IFLA_INFO_SLAVE_DATA:
+					slave = v
+				}
+			}
+		}
+	}
+	switch l.Kind {
+	case "bridge":
+		l.Bridge = parseBridge(data)
+	case "vxlan":
+		for t, v := range nlsock.Attrs(data) {
+			l.Metadata = l.Metadata || t == unix.IFLA_VXLAN_COLLECT_METADATA && flag(v)
+		}
+	case "geneve":
+		for t := range nlsock.Attrs(data) { // being there is its value
+			l.Metadata = l.Metadata || t == unix.IFLA_GENEVE_COLLECT_METADATA
+		}
+	}
+	if master == "bridge" {
+		l.Port = parsePort(slave)
+	}
+	return int(int32(nlsock.U32(b[4:]))), l, true
+}
+
+func flag(v []byte) bool { return len(v) > 0 && v[0] != 0 }
+
+func parseBridge(b []byte) *Bridge {
+	var br Bridge
+	for t, v := range nlsock.Attrs(b) {
+		switch t {
+		case unix.IFLA_BR_VLAN_FILTERING:
+			br.VLANs = flag(v)
+		case unix.IFLA_BR_NF_CALL_IPTABLES:
+			br.IP4 = flag(v)
+		case unix.IFLA_BR_NF_CALL_IP6TABLES:
+			br.IP6 = flag(v)
+		case unix.IFLA_BR_AGEING_TIME:
+			br.Ageing = time.Duration(nlsock.U32(v)) * tick
+		}
+	}
+	return &br
+}
+
+func parsePort(b []byte) *Port {
+	var p Port // state 0: disabled
+	for t, v := range nlsock.Attrs(b) {
+		switch t {
+		case unix.IFLA_BRPORT_STATE:
+			if len(v) > 0 {
+				p.State = v[0]
+			}
+		case unix.IFLA_BRPORT_ISOLATED:
+			p.Isolated = flag(v)
+		case unix.IFLA_BRPORT_LOCKED:
+			p.Locked = flag(v)
+		case unix.IFLA_BRPORT_VLAN_TUNNEL:
+			p.VLANTunnel = flag(v)
+		case unix.IFLA_BRPORT_LEARNING:
+			p.Learning = flag(v)
+		}
+	}
+	return &p
+}
+
+// parseXDP returns the id of a program, in whatever mode.
+func parseXDP(b []byte) uint32 {
+	var id uint32
+	for t, v := range nlsock.Attrs(b) {
+		switch t {
+		case unix.IFLA_XDP_PROG_ID, unix.IFLA_XDP_DRV_PROG_ID, unix.IFLA_XDP_SKB_PROG_ID, unix.IFLA_XDP_HW_PROG_ID:
+			if id == 0 {
+				id = nlsock.U32(v)
+			}
+		}
+	}
+	return id
+}
+
+// peer reads the other end of a veth, without entering its namespace.
+func (w *Watcher) peer(l linkInfo) (*Peer, error) {
+	req := nlsock.Attr32(ifinfomsg(l.lower), unix.IFLA_TARGET_NETNSID, uint32(l.nsid))
+	req = nlsock.Attr32(req, unix.IFLA_EXT_MASK, skipStats)
+	var p *Peer
+	err := w.rtnl.Do(unix.RTM_GETLINK, 0, req, func() {}, func(b []byte) error {
+		if _, o, ok := parseLink(b); ok {
+			p = &Peer{MTU: o.MTU, MAC: o.mac, Master: o.Master, XDP: o.XDP}
+		}
+		return nil
+	})
+	if err == nil && p == nil {
+		err = unix.ENODEV
+	}
+	if err != nil {
+		return nil, err
+	}
+	if l.Port != nil && p.MAC != (MAC{}) {
+		p.Entry, err = w.entry(l.Master, p.MAC)
+	}
+	return p, err
+}
+
+// entry asks a bridge for one address, rather than for its table, which may be
+// long.
+func (w *Watcher) entry(bridge int, m MAC) (*Entry, error) {
+	req := make([]byte, unix.SizeofNdMsg)
+	req[0] = unix.AF_BRIDGE
+	req = nlsock.Attr32(req, unix.NDA_MASTER, uint32(bridge))
+	req = nlsock.Attr(req, unix.NDA_LLADDR, m[:])
+	var e *Entry
+	err := w.rtnl.Do(unix.RTM_GETNEIGH, 0, req, func() {}, func(b []byte) error {
+		e = parseEntry(b)
+		return nil
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask the bridge for %s: %w", m, err)
+	}
+	return e, nil
+}
+
+func parseEntry(b []byte) *Entry {
+	if len(b) < unix.SizeofNdMsg || b[0] != unix.AF_BRIDGE {
+		return nil
+	}
+	e := &Entry{
+		Dev:   int(int32(nlsock.U32(b[4:]))),
+		Local: binary.NativeEndian.Uint16(b[8:])&unix.NUD_PERMANENT != 0,
+	}
+	for t, v := range nlsock.Attrs(b[unix.SizeofNdMsg:]) {
+		if t == ndaFlagsExt {
+			e.Locked = nlsock.U32(v)&ntfExtLocked != 0
+		}
+	}
+	return e
+}
+
+// filters lists the qdiscs that tc filters hang on, by device.
+func (w *Watcher) filters() (map[int]string, error) {
+	var all map[int]string
+	err := w.rtnl.Do(unix.RTM_GETQDISC, unix.NLM_F_DUMP, make([]byte, sizeofTcMsg),
+		func() { all = map[int]string{} },
+		func(b []byte) error {
+			if len(b) < sizeofTcMsg || nlsock.U32(b[12:]) != tcIngress {
+				return nil
+			}
+			kind := "?"
+			for t, v := range nlsock.Attrs(b[sizeofTcMsg:]) {
+				if t == unix.TCA_KIND {
+					kind = nlsock.Str(v)
+				}
+			}
+			all[int(int32(nlsock.U32(b[4:])))] = kind
+			return nil
+		})
+	if err != nil {
+		return nil, fmt.Errorf("list qdiscs: %w", err)
+	}
+	return all, nil
+}
+
+const sizeofTcMsg = 20

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shortcut
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// Check judges each way by what is so now. What cannot be looked at is a reason
+// against. It takes a thread, two dumps of rtnetlink, a dozen small files, one
+// system call for each BPF link of the machine if br_netfilter is on, and for
+// each pod two questions to rtnetlink and two for tcx: 0.3 ms and 25 µs a pod as
+// measured (BenchmarkCheck), which each second is 0.2 % of a core for 50 pods.
+func (w *Watcher) Check(ways []Way) []Verdict {
+	f := w.Look(ways)
+	list := make([]Verdict, len(ways))
+	for i, way := range ways {
+		list[i] = Judge(f, way)
+	}
+	return list
+}
+
+// Look gathers the facts that judging these ways takes.
+func (w *Watcher) Look(ways []Way) Facts {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f := Facts{Cookie: w.cookie, Devices: map[int]Device{}}
+	if w.closed {
+		f.Unknown = "the network namespace is no longer watched"
+		return f
+	}
+	err := w.h.Do(func() error { return w.look(&f, ways) })
+	if err != nil {
+		f.Unknown = fmt.Sprintf("what frames would skip cannot be looked at: %v", err)
+	}
+	return f
+}
+
+// look runs on a thread in the namespace.
+func (w *Watcher) look(f *Facts, ways []Way) error {
+	links, err := w.links()
+	if err != nil {
+		return err
+	}
+	filters, err := w.filters()
+	if err != nil {
+		return err
+	}
+	for _, way := range ways {
+		for _, index := range []int{way.Tunnel.Ifindex, way.Host.Ifindex, links[way.Tunnel.Ifindex].Master} {
+			l, ok := links[index]
+			if _, seen := f.Devices[index]; !ok || seen {
+				continue
+			}
+			d := l.Device
+			d.Filters = filters[index]
+			if d.TCX, err = w.foreign(index); err != nil {
+				d.Unknown = fmt.Sprintf("the tc programs on %s cannot be listed: %v", d.Name, err)
+			}
+			if d.Kind == "veth" && l.nsid >= 0 {
+				if d.Peer, err = w.peer(l); err != nil {
+					d.Unknown = fmt.Sprintf("the pod's end of %s cannot be looked at: %v", d.Name, err)
+				}
+			}
+			f.Devices[index] = d
+		}
+	}
+	calls := false
+	for _, d := range f.Devices {
+		calls = calls || d.Bridge != nil && (d.Bridge.IP4 || d.Bridge.IP6)
+	}
+	return w.netfilter(&f.Netfilter, calls)
+}
+
+// foreign lists the programs of others on a device's tcx hooks, which only a
+// query tells of.
+func (w *Watcher) foreign(index int) ([]uint32, error) {
+	var list []uint32
+	for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+		res, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range res.Programs {
+			if !w.own(uint32(p.ID)) {
+				list = append(list, uint32(p.ID))
+			}
+		}
+	}
+	return list, nil
+}
+
+// exists asks for a file that the kernel has or has not.
+func exists(path string) (bool, error) {
+	var st unix.Stat_t
+	switch err := unix.Stat(path, &st); {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, unix.ENOENT):
+		return false, nil
+	default:
+		return false, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shortcut
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"sync"
+)
+
+// netfilter looks at all that br_netfilter and the bridge would call, on a
+// thread in the namespace. calls: a bridge has br_netfilter called by a setting
+// of its own.
+//
+// Nothing is asked that would make the kernel load a module or register a table:
+// looking must leave no trace.
+func (w *Watcher) netfilter(n *Netfilter, calls bool) error {
+	built, err := builtIn()
+	if err != nil {
+		return err
+	}
+	if n.Chains, err = w.chains(built.nftables); err != nil {
+		return err
+	}
+	if n.Ebtables, err = ebtables(built.ebtables); err != nil {
+		return err
+	}
+	if n.IP4, err = isOn("/proc/sys/net/bridge/bridge-nf-call-iptables"); err != nil {
+		return err
+	}
+	if n.IP6, err = isOn("/proc/sys/net/bridge/bridge-nf-call-ip6tables"); err != nil {
+		return err
+	}
+	if !calls && !n.IP4 && !n.IP6 {
+		return nil // nothing below is ever called
+	}
+	if n.Tables4, err = lines("/proc/thread-self/net/ip_tables_names"); err != nil {
+		return err
+	}
+	if n.Tables6, err = lines("/proc/thread-self/net/ip6_tables_names"); err != nil {
+		return err
+	}
+	// Of what br_netfilter calls only connection tracking can be without a rule:
+	// by this setting, and for those who use it without one.
+	if n.Conntrack, err = isOn("/sys/module/nf_conntrack/parameters/enable_hooks"); err != nil {
+		return err
+	}
+	if !n.Conntrack {
+		if n.Conntrack, err = isOn("/proc/sys/net/netfilter/nf_conntrack_count"); err != nil {
+			return err
+		}
+	}
+	const header = 3
+	services, err := lines("/proc/thread-self/net/ip_vs")
+	if err != nil {
+		return err
+	}
+	n.IPVS = len(services) > header
+	n.Programs, err = w.bpf.netfilter()
+	return err
+}
+
+// isOn reads a setting that is there only if its module is.
+func isOn(path string) (bool, error) {
+	list, err := lines(path)
+	return len(list) > 0 && list[0] != "0" && list[0] != "N", err
+}
+
+// lines reads a small file; one that does not exist has none.
+func lines(path string) ([]string, error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var list []string
+	for l := range strings.Lines(string(b)) {
+		list = append(list, strings.TrimSpace(l))
+	}
+	return list, nil
+}
+
+// ebtables names what there is of legacy ebtables. To ask it for its tables
+// registers them, and loads their modules.
+func ebtables(built bool) (string, error) {
+	if built {
+		return "ebtables", nil
+	}
+	for _, m := range []string{"ebtable_filter", "ebtable_nat", "ebtable_broute"} {
+		if there, err := exists("/sys/module/" + m); there || err != nil {
+			return m, err
+		}
+	}
+	return "", nil
+}
+
+type built struct{ nftables, ebtables bool }
+
+// builtIn tells what the kernel has without modules, which /sys/module does not
+// list.
+var builtIn = sync.OnceValues(func() (built, error) {
+	var b built
+	f, err := os.Open("/proc/kallsyms")
+	if err != nil {
+		return b, fmt.Errorf("find out what the kernel has built in: %w", err)
+	}
+	defer f.Close()
+	syms := bufio.NewScanner(f)
+	for syms.Scan() {
+		// ffffffff81f6d200 t nf_tables_getchain, and of a module: \t[nf_tables]
+		switch _, sym, _ := strings.Cut(syms.Text(), " "); {
+		case len(sym) < 2:
+		case sym[2:] == "nf_tables_getchain":
+			b.nftables = true
+		case sym[2:] == "ebt_register_template":
+			b.ebtables = true
+		}
+	}
+	if err := syms.Err(); err != nil {
+		return b, fmt.Errorf("find out what the kernel has built in: %w", err)
+	}
+	return b, nil
+})

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shortcut
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/nlsock"
+)
+
+// gap is the least time between two events: a namespace with many pods has
+// addresses learned all the time.
+const gap = 50 * time.Millisecond
+
+// Watcher looks at one namespace, which it keeps alive: close it as soon as a
+// scan of the node finds no tunnel there. Its methods may be called at the same
+// time.
+type Watcher struct {
+	h      *netns.Handle
+	cookie uint64
+	own    func(progID uint32) bool
+
+	mu     sync.Mutex // a check
+	rtnl   *nlsock.Conn
+	nft    nftables
+	bpf    bpfLinks
+	closed bool
+
+	subs   []*os.File // subscriptions
+	poked  chan struct{}
+	events chan struct{}
+	done   chan struct{}
+	wg     sync.WaitGroup
+	rcvbuf int
+}
+
+// Watch takes over the handle of a namespace. own reports whether a BPF program
+// is overlane's; nil: none is.
+func Watch(h *netns.Handle, own func(progID uint32) bool) (*Watcher, error) {
+	if own == nil {
+		own = func(uint32) bool { return false }
+	}
+	w := &Watcher{
+		h: h, own: own, rcvbuf: 1 << 20,
+		poked: make(chan struct{}, 1), events: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	var err error
+	if w.cookie, err = h.Cookie(); err != nil {
+		return nil, errors.Join(err, h.Close())
+	}
+	err = h.Do(func() error {
+		if w.rtnl, err = nlsock.Dial(make([]byte, 1<<16)); err != nil {
+			return err
+		}
+		return w.subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_TC)
+	})
+	w.wg.Go(w.pace)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("watch what forwards in a network namespace: %w", err), w.Close())
+	}
+	return w, nil
+}
+
+// Events tells that the next Check may judge otherwise than the last: that a
+// device or a port of a bridge, an entry of a bridge's table, a qdisc, a filter
+// or nftables have changed. Many changes make one event, the first of them at
+// once. No event tells of settings (sysctl), of tcx and BPF links, of legacy
+// tables and of what changes at the pod's end: call Check each second, too.
+func (w *Watcher) Events() <-chan struct{} { return w.events }
+
+// Close lets go of the namespace. The channel of Events is closed.
+func (w *Watcher) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return nil
+	}
+	w.closed = true
+	close(w.done)
+	for _, f := range w.subs {
+		f.Close()
+	}
+	w.wg.Wait()
+	close(w.events)
+	var err error
+	if w.rtnl != nil {
+		err = w.rtnl.Close()
+	}
+	return errors.Join(err, w.nft.close(), w.h.Close())
+}
+
+// subscribe joins groups of a protocol in the calling thread's namespace.
+func (w *Watcher) subscribe(protocol int, groups ...int) error {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "netlink")
+	sa := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
+	for _, g := range groups {
+		sa.Groups |= 1 << (g - 1)
+	}
+	err = errors.Join(
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, w.rcvbuf),
+		unix.Bind(fd, sa),
+	)
+	if err != nil {
+		return errors.Join(fmt.Errorf("subscribe to netlink: %w", err), f.Close())
+	}
+	w.subs = append(w.subs, f)
+	w.wg.Go(func() { w.follow(f, protocol) })
+	return nil
+}
+
+// follow reads a subscription until it is closed.
+func (w *Watcher) follow(f *os.File, protocol int) {
+	buf := make([]byte, 1<<16)
+	for {
+		n, err := f.Read(buf)
+		switch {
+		case errors.Is(err, unix.ENOBUFS): // changes are lost, which is a change
+			w.poke()
+			continue
+		case err != nil:
+			return
+		}
+		for m := range nlsock.Messages(buf[:n]) {
+			if protocol != unix.NETLINK_ROUTE || matters(m) {
+				w.poke()
+				break
+			}
+		}
+	}
+}
+
+// matters leaves out the neighbours of IP, which come and go all the time.
+func matters(m nlsock.Message) bool {
+	neigh := m.Type == unix.RTM_NEWNEIGH || m.Type == unix.RTM_DELNEIGH
+	return !neigh || len(m.Body) > 0 && m.Body[0] == unix.AF_BRIDGE
+}
+
+func (w *Watcher) poke() {
+	select {
+	case w.poked <- struct{}{}:
+	default:
+	}
+}
+
+// pace turns pokes into events, the first at once.
+func (w *Watcher) pace() {
+	for {
+		select {
+		case <-w.done:
+			return
+		case <-w.poked:
+		}
+		select {
+		case w.events <- struct{}{}:
+		default: // the last one was not taken yet
+		}
+		select {
+		case <-w.done:
+			return
+		case <-time.After(gap):
+		}
+	}
+}

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shortcut
+
+import (
+	"errors"
+	"runtime"
+	"strconv"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/node"
+)
+
+func TestOverlayOfTheLabIsSafe(t *testing.T) {
+	for _, topology := range []bed.Topology{bed.Bridged, bed.Nested} {
+		t.Run(string(topology), func(t *testing.T) { lab(t, topology, nil).safe() })
+	}
+}
+
+func TestRoutedPodIsNot(t *testing.T) {
+	lab(t, bed.Routed, nil).unsafe("the host routes between it and the pod")
+}
+
+// Each violation makes the way unsafe, and safe again when it is taken back.
+func TestEachViolationIsSeen(t *testing.T) {
+	s := lab(t, bed.Nested, nil)
+	s.safe()
+	for _, tt := range []struct{ name, do, undo, want string }{
+		{"isolated ports", "bridge link set dev VX isolated on\nbridge link set dev VE isolated on",
+			"bridge link set dev VX isolated off\nbridge link set dev VE isolated off", "are isolated from each other"},
+		{"pod's port disabled", "bridge link set dev VE state 0", "bridge link set dev VE state 3", "is disabled, not forwarding"},
+		{"tunnel's port disabled", "bridge link set dev VX state 0", "bridge link set dev VX state 3", "is disabled, not forwarding"},
+		{"tunnel's port locked", "bridge link set dev VX locked on", "bridge link set dev VX locked off", "is locked"},
+		{"vlan_tunnel", "bridge link set dev VX vlan_tunnel on", "bridge link set dev VX vlan_tunnel off", "makes VLANs of network identifiers"},
+		{"veth leaves the bridge", "ip link set VE nomaster",
+			"ip link set VE master BR\nbridge fdb replace MAC dev VE master static", "is not in the bridge"},
+		{"address not learned", "bridge fdb del MAC dev VE master", "bridge fdb add MAC dev VE master static", "has not learned the pod's address"},
+		{"address behind the tunnel", "bridge fdb replace MAC dev VX master static", "bridge fdb replace MAC dev VE master static", "behind another port"},
+		{"address of the host's own", "bridge fdb del MAC dev VE master\nbridge fdb add MAC dev VE master local",
+			"bridge fdb del MAC dev VE master\nbridge fdb add MAC dev VE master static", "for one of the host's own"},
+		{"shaped", "tc qdisc add dev VE root tbf rate 1gbit burst 1mb latency 50ms", "tc qdisc del dev VE root", "the qdisc tbf is on"},
+		{"clsact on the tunnel", "tc qdisc add dev VX clsact", "tc qdisc del dev VX clsact", "the qdisc clsact of somebody else"},
+		{"ingress on the veth", "tc qdisc add dev VE ingress", "tc qdisc del dev VE ingress", "the qdisc ingress of somebody else"},
+		{"clsact on the bridge", "tc qdisc add dev BR clsact", "tc qdisc del dev BR clsact", "the qdisc clsact of somebody else"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s.t = t
+			s.run(s.overlay, tt.do)
+			s.unsafe(tt.want)
+			s.run(s.overlay, tt.undo)
+			s.safe()
+		})
+	}
+	t.Run("an entry that was learned is as good", func(t *testing.T) {
+		s.t = t
+		s.run(s.overlay, "bridge fdb replace MAC dev VE master dynamic")
+		s.safe()
+		s.run(s.overlay, "bridge fdb replace MAC dev VE master static")
+		s.safe()
+	})
+	t.Run("VLANs", func(t *testing.T) {
+		s.t = t
+		if err := s.try(s.overlay, "ip link set BR type bridge vlan_filtering 1"); err != nil {
+			t.Log(err)
+			t.Skip("needs a kernel with CONFIG_BRIDGE_VLAN_FILTERING")
+		}
+		s.unsafe("filters by VLAN")
+		s.run(s.overlay, "ip link set BR type bridge vlan_filtering 0")
+		s.safe()
+	})
+	t.Run("another address in the pod", func(t *testing.T) {
+		s.t = t
+		s.run(s.pod, "ip link set "+bed.PodDev+" address 02:00:00:00:77:77")
+		s.unsafe("has not learned the pod's address 02:00:00:00:77:77")
+		s.run(s.pod, "ip link set "+bed.PodDev+" address MAC")
+		s.safe()
+	})
+	t.Run("both ends in one namespace", func(t *testing.T) {
+		s.t = t
+		s.run(s.overlay, "ip link add one type veth peer name two\nip link set one master BR up\nip link set two up")
+		d := s.ways[0].Host
+		d.Ifindex = s.index(s.overlay, "one")
+		if v := s.w.Check([]Way{{s.ways[0].Tunnel, d}})[0]; v.Reason != "both ends of one are in one network namespace" {
+			t.Fatalf("reason %q", v.Reason)
+		}
+		s.run(s.overlay, "ip link del one")
+	})
+}
+
+func TestProgramsOfOthersAreSeen(t *testing.T) {
+	var ours uint32
+	s := lab(t, bed.Bridged, func(id uint32) bool { return id == ours })
+	cls := program(t, ebpf.SchedCLS, -1)
+	xdp := program(t, ebpf.XDP, 2)
+	br, vx, ve := bed.Bridge, s.ways[0].Tunnel.Name, s.veth
+	attach := func(h *netns.Handle, how func() (link.Link, error)) link.Link {
+		t.Helper()
+		var l link.Link
+		if err := h.Do(func() (err error) { l, err = how(); return }); err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+		for _, dev := range []string{vx, br, ve} {
+			i := s.index(s.overlay, dev)
+			l := attach(s.overlay, func() (link.Link, error) {
+				return link.AttachTCX(link.TCXOptions{Interface: i, Program: cls, Attach: at})
+			})
+			s.unsafe("of somebody else is on " + dev)
+			info, err := cls.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			id, _ := info.ID()
+			ours = uint32(id)
+			s.safe() // overlane's own
+			ours = 0
+			l.Close()
+			s.safe()
+		}
+	}
+	for _, x := range []struct {
+		h         *netns.Handle
+		dev, want string
+		flags     link.XDPAttachFlags
+	}{
+		{s.overlay, br, "is on " + br, link.XDPGenericMode},
+		{s.overlay, ve, "is on " + ve, link.XDPGenericMode},
+		{s.pod, bed.PodDev, "is on the pod's end of " + ve, link.XDPGenericMode},
+		{s.pod, bed.PodDev, "is on the pod's end of " + ve, link.XDPDriverMode},
+	} {
+		i := s.index(x.h, x.dev)
+		l := attach(x.h, func() (link.Link, error) {
+			return link.AttachXDP(link.XDPOptions{Program: xdp, Interface: i, Flags: x.flags})
+		})
+		s.unsafe(x.want)
+		l.Close()
+		s.safe()
+	}
+}
+
+func TestNetfilterIsSeen(t *testing.T) {
+	s := lab(t, bed.Bridged, nil)
+	vx, ve := s.ways[0].Tunnel.Name, s.veth
+	if err := s.nftables(newTable(unix.NFPROTO_INET), delTable(unix.NFPROTO_INET)); err != nil {
+		t.Log(err)
+		t.Skip("needs nftables in the kernel")
+	}
+	const ingress, egress = 0, 1
+	for _, tt := range []struct {
+		name   string
+		family byte
+		add    nftMsg
+		want   string // of the reason; empty: safe all the same
+	}{
+		{"bridge", unix.NFPROTO_BRIDGE, newChain(unix.NFPROTO_BRIDGE, unix.NF_INET_FORWARD, ""), "nftables filters what bridges forward: chain bridge t mine"},
+		{"ingress of the tunnel", unix.NFPROTO_NETDEV, newChain(unix.NFPROTO_NETDEV, ingress, vx), "nftables has a hook on " + vx + ": chain netdev t mine"},
+		{"egress of the veth", unix.NFPROTO_NETDEV, newChain(unix.NFPROTO_NETDEV, egress, ve), "nftables has a hook on " + ve + ": chain netdev t mine"},
+		{"ingress of another", unix.NFPROTO_NETDEV, newChain(unix.NFPROTO_NETDEV, ingress, "lo"), ""},
+		{"inet ingress of the tunnel", unix.NFPROTO_INET, newChain(unix.NFPROTO_INET, nfInetIngress, vx), "nftables has a hook on " + vx + ": chain inet t mine"},
+		{"ingress of all that begin so (Linux 6.16)", unix.NFPROTO_NETDEV, newPrefixChain(unix.NFPROTO_NETDEV, ingress, vx[:1]), "nftables has a hook on " + vx + ": chain netdev t mine"},
+		{"flow table", unix.NFPROTO_INET, newFlowtable(unix.NFPROTO_INET, vx), "nftables has a hook on " + vx + ": flowtable inet t mine"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s.t = t
+			s.safe()
+			switch err := s.nftables(newTable(tt.family), tt.add); {
+			case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL):
+				t.Skip("needs a kernel with nftables' " + families[tt.family] + " " + tt.name)
+			case err != nil:
+				t.Fatal(err)
+			}
+			if tt.want != "" {
+				s.unsafe(tt.want)
+			} else {
+				s.safe()
+			}
+			if err := s.nftables(delTable(tt.family)); err != nil {
+				t.Fatal(err)
+			}
+			s.safe()
+		})
+	}
+
+	t.Run("what br_netfilter calls", func(t *testing.T) {
+		s.t = t
+		s.needBridgeNetfilter()
+		call := func(v string) {
+			s.sysctl("bridge/bridge-nf-call-iptables", v)
+			s.sysctl("bridge/bridge-nf-call-ip6tables", v)
+		}
+		call("0")
+		for _, family := range []byte{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_INET} {
+			for _, hook := range []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING, unix.NF_INET_LOCAL_IN} {
+				if err := s.nftables(newTable(family), newChain(family, hook, "")); err != nil {
+					t.Fatal(err)
+				}
+				s.safe()
+				call("1")
+				if hook == unix.NF_INET_LOCAL_IN {
+					s.safe()
+				} else {
+					s.unsafe("and there are rules in chain " + families[family] + " t mine")
+				}
+				call("0")
+				s.safe()
+				if family == unix.NFPROTO_IPV4 && hook == unix.NF_INET_FORWARD {
+					s.run(s.overlay, "ip link set BR type bridge nf_call_iptables 1")
+					s.unsafe("and there are rules in chain ip t mine")
+					s.run(s.overlay, "ip link set BR type bridge nf_call_iptables 0")
+					s.safe()
+				}
+				if err := s.nftables(delTable(family)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := s.overlay.Do(registerFilter); err != nil {
+			t.Logf("no legacy tables: %v", err)
+			return
+		}
+		s.safe()
+		call("1")
+		s.unsafe("and there are rules in the tables: filter")
+	})
+}
+
+// registerFilter makes the kernel register the legacy table filter in the
+// calling thread's namespace, as iptables -L does.
+func registerFilter() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	info := make([]byte, 84) // struct ipt_getinfo
+	copy(info, "filter")
+	size := uint32(len(info))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_IP, 64, // IPT_SO_GET_INFO
+		uintptr(unsafe.Pointer(&info[0])), uintptr(unsafe.Pointer(&size)), 0)
+	runtime.KeepAlive(info)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+func TestBPFProgramAtNetfilterIsSeen(t *testing.T) {
+	s := lab(t, bed.Bridged, nil)
+	s.needBridgeNetfilter()
+	s.safe()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}, // NF_ACCEPT
+	})
+	if err != nil {
+		t.Log(err)
+		t.Skip("needs BPF programs at netfilter hooks (Linux 6.4)")
+	}
+	defer p.Close()
+	s.sysctl("bridge/bridge-nf-call-iptables", "1")
+	for range 2 { // the second time, with what was remembered
+		var l link.Link
+		err = s.overlay.Do(func() (err error) {
+			l, err = link.AttachNetfilter(link.NetfilterOptions{
+				Program: p, ProtocolFamily: link.NetfilterProtoIPv4, Hook: link.NetfilterInetForward, Priority: 1,
+			})
+			return
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.unsafe("BPF programs are on netfilter hooks")
+		l.Close()
+		s.safe()
+	}
+}
+
+func TestChangesAreEvents(t *testing.T) {
+	s := lab(t, bed.Nested, nil)
+	s.safe()
+	calm := func() {
+		for {
+			select {
+			case <-s.w.Events():
+			case <-time.After(3 * gap):
+				return
+			}
+		}
+	}
+	change := func(name string, do func()) {
+		t.Helper()
+		calm()
+		do()
+		select {
+		case <-s.w.Events():
+		case <-time.After(20 * time.Second):
+			t.Fatalf("no event: %s", name)
+		}
+	}
+	for _, c := range []string{
+		"bridge fdb add 02:00:00:00:66:66 dev VE master static",
+		"bridge fdb del 02:00:00:00:66:66 dev VE master",
+		"bridge link set dev VE isolated on",
+		"bridge link set dev VE state 0",
+		"bridge link set dev VE state 3",
+		"ip link set BR type bridge nf_call_iptables 1",
+		"tc qdisc add dev VE root tbf rate 1gbit burst 1mb latency 50ms",
+		"tc qdisc add dev VX clsact",
+		"ip link set VE nomaster",
+	} {
+		change(c, func() { s.run(s.overlay, c) })
+	}
+	if s.nftables(newTable(unix.NFPROTO_INET)) == nil {
+		change("nftables", func() { s.nftables(newChain(unix.NFPROTO_INET, unix.NF_INET_FORWARD, "")) })
+	}
+	// Neighbours of IP are none of it.
+	calm()
+	s.run(s.overlay, "ip neigh replace 10.9.9.9 lladdr 02:00:00:00:66:66 dev BR")
+	select {
+	case <-s.w.Events():
+		t.Error("an event for an IP neighbour")
+	case <-time.After(3 * gap):
+	}
+	s.w.Close()
+	if _, ok := <-s.w.Events(); ok {
+		t.Error("an event after Close")
+	}
+	s.unsafe("no longer watched")
+}
+
+func TestDevicesThatAreGone(t *testing.T) {
+	s := lab(t, bed.Nested, nil)
+	s.run(s.overlay, "ip link del VE")
+	s.unsafe("tunnel or veth are no longer there")
+	if v := s.w.Check([]Way{{node.Dev{NetnsCookie: 1, Ifindex: 1}, s.ways[0].Host}})[0]; v.Safe() {
+		t.Fatal("safe in another namespace")
+	}
+}
+
+func BenchmarkCheck(b *testing.B) {
+	for _, pods := range []int{1, 50} {
+		b.Run(strconv.Itoa(pods), func(b *testing.B) {
+			s := labOf(b, bed.Nested, pods, nil)
+			for b.Loop() {
+				for _, v := range s.w.Check(s.ways) {
+					if !v.Safe() {
+						b.Fatal(v.Reason)
+					}
+				}
+			}
+		})
+	}
+}
