@@ -25,6 +25,7 @@ enum ol_limit {
 	OL_MAX_RULES = 4096, /* priority rules, each of up to four keys */
 	OL_MAX_SHAPES = 32,  /* sets of fields that rules look at */
 	OL_SPARSE = 2048,    /* flows that no rule fits, watched per core */
+	OL_SHORTCUTS = 4096, /* pods, and senders to them */
 };
 
 /* How a flow is treated. More may follow: append only. */
@@ -314,8 +315,10 @@ struct ol_prio {
 	__u8 pad[3];
 	struct ol_lane_watch lane[OL_NR_CLASSES];
 	__u64 frames[OL_NR_CLASSES][OL_NR_WAYS];
-	__u64 held;   /* of latency in the bulk lane: behind what the flow has in it */
-	__u64 excess; /* of latency in the bulk lane: over budget */
+	__u64 held;	 /* of latency in the bulk lane: behind what the flow has in it */
+	__u64 excess;	 /* of latency in the bulk lane: over budget */
+	__u64 short_cut; /* of latency, from the tunnel straight to the pod */
+	__u64 bridged;	 /* of latency, although that is asked for */
 } __attribute__((aligned(64)));
 
 /* How pieces of an inner datagram are told apart. */
@@ -339,6 +342,20 @@ struct ol_flow {
 	__u8 proto;
 	__u8 piece;
 	__u8 dscp; /* no part of what tells flows apart */
+};
+
+/* A device and an Ethernet address: of a pod behind a tunnel, or of who sends to it. */
+struct ol_shortcut_key {
+	__u32 ifindex; /* of the tunnel */
+	__u8 mac[6];
+	__u8 pad[2];
+};
+
+/* Where frames for a pod may go from the tunnel. */
+struct ol_shortcut {
+	__u32 host;	  /* ifindex of the host's end of its veth */
+	__u32 max_len;	  /* longer frames are the bridge's to judge */
+	__u32 refresh_us; /* so often the bridge is to see a frame of each sender; 0: never */
 };
 
 /* A flow that no rule fits, watched: small and sparse ones become latency. */

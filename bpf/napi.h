@@ -31,4 +31,15 @@ static __always_inline int ol_device_of(struct napi_struct *napi)
 	return index ? (int)*index : -1;
 }
 
+/* This core's softnet_data, if this NAPI is its backlog: the only one without a device. */
+static __always_inline struct softnet_data *ol_backlog_of(struct napi_struct *napi, __u32 this_cpu)
+{
+	struct softnet_data *sd =
+		(void *)napi - bpf_core_field_offset(struct softnet_data, backlog);
+
+	if (napi->dev || BPF_CORE_READ(sd, cpu) != this_cpu)
+		return NULL;
+	return sd;
+}
+
 #endif

@@ -435,11 +435,14 @@ int BPF_PROG(ol_prio_polled, struct napi_struct *napi, int work, int budget)
 	__u32 this_cpu = bpf_get_smp_processor_id(), task = bpf_get_current_pid_tgid();
 	struct ol_prio *p = bpf_map_lookup_elem(&ol_prios, &this_cpu);
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	struct softnet_data *sd;
 	__u64 now;
 
 	if (!p || !cpu)
 		return 0;
 	if (ol_device_of(napi) != OL_MAX_TUNNELS) {
+		if (!cpu->softnet && (sd = ol_backlog_of(napi, this_cpu)))
+			cpu->softnet = (__u64)sd;
 		if (p->task && p->task == task) {
 			now = bpf_ktime_get_ns();
 			ol_prio_charge(p, now - p->charged);

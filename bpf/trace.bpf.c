@@ -14,17 +14,6 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define SCHED_IDLE 5
 #define PF_KTHREAD 0x00200000
 
-/* This core's softnet_data, if this NAPI is its backlog: the only one without a device. */
-static __always_inline struct softnet_data *ol_backlog_of(struct napi_struct *napi, __u32 this_cpu)
-{
-	struct softnet_data *sd =
-		(void *)napi - bpf_core_field_offset(struct softnet_data, backlog);
-
-	if (napi->dev || BPF_CORE_READ(sd, cpu) != this_cpu)
-		return NULL;
-	return sd;
-}
-
 /* A cell's poll ended: is everything that was in it handed on? */
 static __always_inline void ol_cell_polled(struct napi_struct *napi, __u32 this_cpu, int tunnel,
 					   __u32 seq, __u32 nic_seq, __u64 now, int full)

@@ -27,6 +27,7 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 	opts.Rules = cfg.Priority.Rules
 	opts.Priority = daemon.Priority{
 		Off:       cfg.Priority.Mode == config.PriorityOff,
+		Sync:      cfg.Priority.Mode == config.PrioritySync,
 		Auto:      cfg.Priority.Classify == config.ClassifyAuto,
 		NoThreads: cfg.Priority.Threads == config.ThreadsOff,
 		BulkShare: float64(cfg.Priority.BulkShare) / 100,

@@ -83,6 +83,7 @@ type PriorityMode string
 const (
 	PriorityOff   PriorityMode = "off"
 	PriorityBatch PriorityMode = "batch" // stage by stage, in small batches
+	PrioritySync  PriorityMode = "sync"  // from the tunnel straight to the pod, where no policy is skipped
 )
 
 // Threads says what may become of a NIC's polls.

@@ -132,7 +132,7 @@ func TestParseErrorsNameLineAndWhatIsAllowed(t *testing.T) {
 		"rule, unknown field":  {"priority: {rules: [{name: a, prot: tcp}]}", `f:1: priority.rules.prot: a rule has no such field; allowed: name, class, proto, port, cidr, vni, dscp, network`},
 		"rule, bad port":       {"priority: {rules: [{name: a, port: 0}]}", `f:1: priority.rules.port: "0" does not fit; allowed: 1 to 65535`},
 		"two rules, one name":  {"priority: {rules: [{name: a, port: 1}, {name: a, port: 2}]}", `f:1: priority.rules: "a" appears twice`},
-		"priority mode":        {"priority: {mode: fast}", `f:1: priority.mode: unknown value "fast"; allowed: batch, off`},
+		"priority mode":        {"priority: {mode: fast}", `f:1: priority.mode: unknown value "fast"; allowed: batch, sync, off`},
 		"port alone":           {"metrics: 9464", `f:1: metrics: "9464" is not an address with a port; allowed: an address with a port such as 127.0.0.1:9464, or off`},
 		"name":                 {"metrics: localhost:9464", `f:1: metrics: "localhost:9464" is not an address with a port; allowed: an address with a port such as 127.0.0.1:9464, or off`},
 		"a list at the top":    {"- pipeline", `f:1: expected keys and values; allowed: ` + all},

@@ -60,9 +60,9 @@ var schema = keys{
 		below: keys{
 			{
 				name: "mode", about: "how they pass the stages",
-				allowed: allow(PriorityBatch, PriorityOff), def: string(Default().Priority.Mode),
+				allowed: allow(PriorityBatch, PrioritySync, PriorityOff), def: string(Default().Priority.Mode),
 				read: func(d *decoder, path string, n ast.Node) error {
-					return word(d, path, n, &d.cfg.Priority.Mode, PriorityBatch, PriorityOff)
+					return word(d, path, n, &d.cfg.Priority.Mode, PriorityBatch, PrioritySync, PriorityOff)
 				},
 			},
 			{

@@ -142,9 +142,12 @@ type Counters struct {
 	LatencyPackets uint64 `json:"latency_packets"`
 	LatencyHeld    uint64 `json:"latency_held"`
 	LatencyExcess  uint64 `json:"latency_excess"`
-	BulkPackets    uint64 `json:"bulk_packets"`
-	BulkLane       uint64 `json:"bulk_lane_packets"`
-	Refused        uint64 `json:"refused_packets"`
+	// ShortCut and Bridged are of mode sync: straight from the tunnel to the pod, or not.
+	ShortCut    uint64 `json:"short_cut_packets"`
+	Bridged     uint64 `json:"bridged_packets"`
+	BulkPackets uint64 `json:"bulk_packets"`
+	BulkLane    uint64 `json:"bulk_lane_packets"`
+	Refused     uint64 `json:"refused_packets"`
 	// Unparsed counts packets that took the stock path because the parser did
 	// not understand them, by reason.
 	Unparsed map[string]uint64 `json:"unparsed"`

@@ -166,6 +166,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 			tick.Reset(d.heed.window())
 		case <-d.scanner.Events():
 			err = d.rescan(ctx)
+		case <-d.changedWays():
+			err = d.followSync(time.Now())
 		case fn := <-d.requests:
 			fn()
 		case <-d.guard.Done():

@@ -91,6 +91,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	}
 	n := &st.Counters
 	n.LatencyPackets, n.LatencyHeld, n.LatencyExcess = p.Latency, p.LatencyHeld, p.LatencyExcess
+	n.ShortCut, n.Bridged = p.ShortCut, p.Bridged
 	n.BulkPackets, n.BulkLane, n.Refused = p.Bulk, p.BulkLane, p.Refused
 	return nil
 }
@@ -157,6 +158,9 @@ func (d *Daemon) fillDevices(st *control.Status) {
 	left := slices.Concat(d.pipe.noXDP, d.pipe.skipped)
 	if d.prio != nil {
 		left = append(left, d.prio.skipped...)
+		if d.prio.sync != nil {
+			left = append(left, d.prio.sync.without...)
+		}
 	}
 	state := d.mechanism().State
 	// Masks are set on target: the device itself, or a pod's end of it.
@@ -242,7 +246,7 @@ func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 		}
 		was := d.opts.Priority
 		d.opts.Priority = opts.Priority
-		if was.NoThreads != opts.Priority.NoThreads {
+		if was.NoThreads != opts.Priority.NoThreads || was.Sync != opts.Priority.Sync {
 			if _, err = d.stopPriority(ctx); err != nil {
 				return
 			}

@@ -32,12 +32,15 @@ type priority struct {
 	frames map[string]uint64 // of rules, by name, before the list last changed
 	looked time.Time
 	broad  broad
+	sync   *shortcuts // nil in mode batch
 }
 
 // Priority is how priority is configured, but for the rules.
 type Priority struct {
 	// Off: rules are kept, and do nothing.
 	Off bool
+	// Sync: latency traffic goes from the tunnels straight to the pods, where it may.
+	Sync bool
 	// Auto: flows that no rule fits are latency as long as they are small and sparse.
 	Auto bool
 	// NoThreads: NICs are polled as before, and latency has a lane of its own.
@@ -174,6 +177,9 @@ func (d *Daemon) lookPriority(now time.Time) error {
 		}
 	}
 	d.prio.broad.look(now, c.LatencyExcess, frames)
+	if err := d.followSync(now); err != nil {
+		d.log.Warn("some short cuts could not be followed", "reason", err)
+	}
 	return d.renewLanes()
 }
 
@@ -190,6 +196,9 @@ func (d *Daemon) startPriority(table *rules.Table) error {
 	d.prio = p
 	// Bulk stays where it is until the NICs' threads are where they will be.
 	err = errors.Join(p.dp.SetTuning(datapath.PriorityTuning{}), p.dp.SetRules(table, d.judgesHost(table)), p.dp.StartLanes(d.cores, false))
+	if err == nil && d.opts.Priority.Sync {
+		err = p.startSync()
+	}
 	if err == nil {
 		err = d.followPriority()
 	}
@@ -261,7 +270,7 @@ func (d *Daemon) followPriority() error {
 			delete(p.attached, key)
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, d.followSync(time.Now()))...)
 }
 
 // renewLanes makes new bulk lanes on cores that were offline, or were about to be: the
@@ -346,6 +355,9 @@ func (p *priority) close() error {
 	for _, l := range p.attached {
 		errs = append(errs, l.Close())
 	}
+	if p.sync != nil {
+		errs = append(errs, p.sync.close())
+	}
 	return errors.Join(append(errs, p.dp.Close())...)
 }
 
@@ -401,6 +413,9 @@ func (d *Daemon) priorityMechanism() control.Mechanism {
 	}
 	m.State, m.Since = control.Active, d.prio.since
 	m.Reason = strings.Join(by, " and ") + "; bulk makes way while latency traffic is about"
+	if d.prio.sync != nil {
+		m.Reason += "; it goes " + d.prio.sync.reason()
+	}
 	if broad := d.prio.broad.reason(time.Now()); broad != "" {
 		m.Reason = broad
 	}

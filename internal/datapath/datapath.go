@@ -41,6 +41,8 @@ type Datapath struct {
 
 	policy stagesOlPolicy
 	cells  map[stagesOlCellKey]uint32
+
+	programs map[uint32]bool // that are on tcx hooks
 }
 
 // Load puts programs and maps into the kernel and starts the tracing that the
@@ -58,6 +60,7 @@ func Load() (*Datapath, error) {
 		cells: map[stagesOlCellKey]uint32{},
 
 		laneThreads: map[laneThread]bool{},
+		programs:    map[uint32]bool{},
 	}
 	if err := d.load(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -78,6 +81,9 @@ func (d *Datapath) load() error {
 	}
 	if err := stages.LoadAndAssign(&d.stages, nil); err != nil {
 		return fmt.Errorf("load tcx programs: %w", err)
+	}
+	if err := d.know(d.stages.OlUnderlayIn, d.stages.OlPodOut, d.stages.OlPodRestore); err != nil {
+		return err
 	}
 	if err := d.loadXDP(); err != nil {
 		return err

@@ -346,6 +346,8 @@ type PriorityCounters struct {
 	Latency       uint64 // of the latency class
 	LatencyHeld   uint64 // of these, sent to the bulk lane behind what their flow had in it
 	LatencyExcess uint64 // of these, sent to the bulk lane since the class had used up its share
+	ShortCut      uint64 // of these, in mode sync: from the tunnel straight to the pod
+	Bridged       uint64 // of these, in mode sync: by the bridge all the same
 	Bulk          uint64 // of the bulk class
 	BulkLane      uint64 // of these, sent to the lane
 	Refused       uint64 // of either, dropped since the lane was full
@@ -355,6 +357,7 @@ type PriorityCounters struct {
 func (c PriorityCounters) Add(o PriorityCounters) PriorityCounters {
 	return PriorityCounters{
 		Latency: c.Latency + o.Latency, LatencyHeld: c.LatencyHeld + o.LatencyHeld, LatencyExcess: c.LatencyExcess + o.LatencyExcess,
+		ShortCut: c.ShortCut + o.ShortCut, Bridged: c.Bridged + o.Bridged,
 		Bulk: c.Bulk + o.Bulk, BulkLane: c.BulkLane + o.BulkLane, Refused: c.Refused + o.Refused,
 	}
 }
@@ -372,6 +375,8 @@ func (p *Priority) Counters() (c PriorityCounters, err error) {
 		}
 		c.LatencyHeld += v.Held
 		c.LatencyExcess += v.Excess
+		c.ShortCut += v.ShortCut
+		c.Bridged += v.Bridged
 		c.BulkLane += v.Frames[bulkLane][priorityOlWayOL_WAY_BULK_LANE]
 		c.Refused += v.Frames[bulkLane][priorityOlWayOL_WAY_REFUSED] + v.Frames[latencyLane][priorityOlWayOL_WAY_REFUSED]
 	}

@@ -149,6 +149,7 @@ const (
 	priorityOlLimitOL_MAX_RULES   priorityOlLimit = 4096
 	priorityOlLimitOL_MAX_SHAPES  priorityOlLimit = 32
 	priorityOlLimitOL_SPARSE      priorityOlLimit = 2048
+	priorityOlLimitOL_SHORTCUTS   priorityOlLimit = 4096
 )
 
 type priorityOlMarks struct {
@@ -245,10 +246,12 @@ type priorityOlPrio struct {
 		Room     uint32
 		Armed    uint32
 	}
-	Frames [2][4]uint64
-	Held   uint64
-	Excess uint64
-	_      [40]byte
+	Frames   [2][4]uint64
+	Held     uint64
+	Excess   uint64
+	ShortCut uint64
+	Bridged  uint64
+	_        [24]byte
 }
 
 type priorityOlRecent struct {

@@ -136,6 +136,7 @@ const (
 	stagesOlLimitOL_MAX_RULES   stagesOlLimit = 4096
 	stagesOlLimitOL_MAX_SHAPES  stagesOlLimit = 32
 	stagesOlLimitOL_SPARSE      stagesOlLimit = 2048
+	stagesOlLimitOL_SHORTCUTS   stagesOlLimit = 4096
 )
 
 type stagesOlMarks struct {

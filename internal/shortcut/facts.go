@@ -14,6 +14,9 @@ type Facts struct {
 
 // Device is a tunnel, a bridge or the host's end of a veth.
 type Device struct {
+	// Queues tells that what the other end of a veth receives may wait in a queue of
+	// its own (veth_skb_is_eligible_for_gro), rather than in a core's backlog.
+	Queues  bool
 	Unknown string // as in Facts, of this device
 	Name    string
 	Kind    string

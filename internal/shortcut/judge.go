@@ -145,6 +145,9 @@ func (j *judge) programs() string {
 			return fmt.Sprintf("the qdisc %s of somebody else, with its filters, is on %s; see: tc filter show dev %[2]s", d.Filters, d.Name)
 		}
 	}
+	if j.host.Queues {
+		return fmt.Sprintf("TCP segmentation is off on %s, so that the pod's end may have a queue of its own; see: ethtool -K %[1]s tso on", j.host.Name)
+	}
 	if q := j.host.Qdisc; q != "noqueue" {
 		return fmt.Sprintf("the qdisc %s is on %s, and would be skipped", q, j.host.Name)
 	}

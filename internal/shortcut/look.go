@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/ethtool"
 )
 
 // Check judges each way by what is so now. What cannot be looked at is a reason
@@ -64,6 +66,9 @@ func (w *Watcher) look(f *Facts, ways []Way) error {
 				d.Unknown = fmt.Sprintf("the tc programs on %s cannot be listed: %v", d.Name, err)
 			}
 			if d.Kind == "veth" && l.nsid >= 0 {
+				if d.Queues, err = queues(d.Name); err != nil {
+					d.Unknown = fmt.Sprintf("the features of %s cannot be read: %v", d.Name, err)
+				}
 				if d.Peer, err = w.peer(l); err != nil {
 					d.Unknown = fmt.Sprintf("the pod's end of %s cannot be looked at: %v", d.Name, err)
 				}
@@ -76,6 +81,20 @@ func (w *Watcher) look(f *Facts, ways []Way) error {
 		calls = calls || d.Bridge != nil && (d.Bridge.IP4 || d.Bridge.IP6)
 	}
 	return w.netfilter(&f.Netfilter, calls)
+}
+
+// queues asks for what makes GRO at the other end of a veth possible.
+func queues(name string) (bool, error) {
+	features, err := ethtool.Features(name)
+	if err != nil {
+		return false, err
+	}
+	for _, f := range []string{"tx-tcp-segmentation", "tx-tcp6-segmentation"} {
+		if features[f].Active {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // foreign lists the programs of others on a device's tcx hooks, which only a

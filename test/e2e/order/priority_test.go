@@ -28,9 +28,10 @@ type ruled struct {
 
 // How latency traffic is treated.
 const (
-	inline   = ""    // in the NIC's poll, which is made a thread's
-	twoLanes = "two" // in a lane, under a NIC that is polled in softirq
-	little   = "low" // like inline, with a share of the core that is soon used up
+	inline   = ""     // in the NIC's poll, which is made a thread's
+	twoLanes = "two"  // in a lane, under a NIC that is polled in softirq
+	straight = "sync" // like inline, from the tunnel straight to the pod
+	little   = "low"  // like inline, with a share of the core that is soon used up
 )
 
 func (r ruled) String() string {
@@ -42,6 +43,8 @@ func (r ruled) priority() string {
 	switch {
 	case r.kind == twoLanes:
 		return "priority: {threads: off}\n"
+	case r.kind == straight:
+		return "priority: {mode: sync}\n"
 	case r.kind == little:
 		return "priority: {bulk-share: 95%}\n"
 	case r.flows == 1:
@@ -57,6 +60,7 @@ func TestOrderOfClasses(t *testing.T) {
 		b := rig.Lab(t, bed.Options{NIC: nic})
 		for _, r := range []ruled{
 			{bed.Thread, 1, paced, inline}, {bed.Thread, 8, lossy, inline}, {bed.Thread, 8, flooded, inline}, {bed.Thread, 8, paced, little},
+			{bed.Thread, 8, paced, straight}, {bed.Thread, 8, flooded, straight},
 			{bed.Softirq, 8, paced, inline}, {bed.Softirq, 8, lossy, twoLanes}, {bed.Softirq, 8, flooded, twoLanes},
 		} {
 			if r.nic == nic {
@@ -81,6 +85,9 @@ func (r ruled) in(t *testing.T, b *bed.Bed) {
 	tr.judge(t, counters.Refused)
 	if r.kind == little && counters.LatencyExcess == 0 {
 		t.Error("the latency class never used up its share")
+	}
+	if r.kind == straight && (counters.ShortCut == 0 || counters.Bridged == 0) {
+		t.Errorf("%d packets of the latency class went straight to the pod, %d did not", counters.ShortCut, counters.Bridged)
 	}
 	t.Logf("%d changes of class; of %d latency frames %d held, %d beyond their share; %d of %d bulk frames by the lane",
 		changes, counters.LatencyPackets, counters.LatencyHeld, counters.LatencyExcess, counters.BulkLane, counters.BulkPackets)

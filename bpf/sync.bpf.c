@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * Priority, run to completion (PRISM-sync): what the latency class sends to a pod goes
+ * from the tunnel straight to the pod's end of its veth, past the bridge and the queue
+ * behind it, where user space has found that nothing is skipped that could matter.
+ *
+ * tcx on the tunnel's ingress. That a frame is of the latency class is known from who
+ * runs this: its NIC's thread polls what it has handed on before anybody else does.
+ */
+#include "kernel.h"
+#include "steer.h"
+#include "priority.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+#define TCX_NEXT -1
+
+/* max_entries is set by the loader. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ol_prio);
+} ol_prios SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, OL_SHORTCUTS);
+	__type(key, struct ol_shortcut_key);
+	__type(value, struct ol_shortcut);
+} ol_shortcuts SEC(".maps");
+
+/* When a sender's frame last went by the bridge, us. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, OL_SHORTCUTS);
+	__type(key, struct ol_shortcut_key);
+	__type(value, __u32);
+} ol_senders SEC(".maps");
+
+/* Plain TCP or UDP: what the bridge, and netfilter if it were there, would let pass. */
+static __always_inline int ol_plain(const __u8 *data, const __u8 *end, __u16 proto)
+{
+	if (proto == OL_ETH_P_IP)
+		return data + 34 <= end && data[14] == 0x45 && !(ol_be16(data + 20) & 0x3fff) &&
+		       (data[23] == OL_IPPROTO_TCP || data[23] == OL_IPPROTO_UDP);
+	if (proto == OL_ETH_P_IPV6)
+		return data + 54 <= end && data[14] >> 4 == 6 &&
+		       (data[20] == OL_IPPROTO_TCP || data[20] == OL_IPPROTO_UDP);
+	return 0;
+}
+
+/* Does a thread of the latency class run this, with nothing but its frames? */
+static __always_inline int ol_of_latency(const struct ol_prio *p, const struct ol_cpu *cpu)
+{
+	__u32 task = bpf_get_current_pid_tgid();
+
+	return p->demoted && (p->task == task || cpu->lane_pid[OL_CLASS_LATENCY] == task);
+}
+
+SEC("tcx/ingress")
+int ol_tunnel_in(struct __sk_buff *skb)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), head, tail, *last;
+	struct ol_prio *p = bpf_map_lookup_elem(&ol_prios, &this_cpu);
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	const __u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct ol_shortcut_key key = {};
+	struct ol_shortcut *to;
+
+	if (!p || !cpu || !ol_of_latency(p, cpu))
+		return TCX_NEXT;
+	key.ifindex = skb->ifindex;
+	if (data + OL_ETH_HLEN > end || skb->vlan_present)
+		return TCX_NEXT;
+	__builtin_memcpy(key.mac, data, sizeof(key.mac));
+	to = bpf_map_lookup_elem(&ol_shortcuts, &key);
+	if (!to || (!skb->gso_size && skb->len > to->max_len) ||
+	    !ol_plain(data, end, ol_be16(data + 12)))
+		goto bridge;
+	/*
+	 * What its flow sent by the bridge waits in this core's backlog, or nowhere: RPS
+	 * would have moved it, and then there is no short cut.
+	 */
+	if (!ol_backlog(this_cpu, &head, &tail) || head != tail)
+		goto bridge;
+	__builtin_memcpy(key.mac, data + 6, sizeof(key.mac));
+	if (key.mac[0] & 1 || !(ol_word(key.mac) | key.mac[4] | key.mac[5]))
+		goto bridge;
+	if (to->refresh_us) {
+		last = bpf_map_lookup_elem(&ol_senders, &key);
+		if (!last || p->now - *last > to->refresh_us) {
+			bpf_map_update_elem(&ol_senders, &key, &p->now, BPF_ANY);
+			goto bridge;
+		}
+	}
+	p->short_cut++;
+	return bpf_redirect_peer(to->host, 0);
+bridge:
+	p->bridged++;
+	return TCX_NEXT;
+}

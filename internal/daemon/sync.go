@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shortcut"
+)
+
+// shortcuts are priority's mode sync: from the tunnels straight to the pods, where
+// nothing is skipped by that. Who else forwards there may change at any time.
+type shortcuts struct {
+	dp       *datapath.Shortcuts
+	watchers map[uint64]*shortcut.Watcher // by namespace
+	links    map[node.DevKey]io.Closer    // on tunnels
+	changed  chan struct{}
+	looked   time.Time
+
+	ways    int         // tunnels times pods
+	without []plan.Skip // pods that have no short cut
+}
+
+// refreshPart is how much earlier than the bridge forgets a sender it sees it again.
+const refreshPart = 4
+
+func (p *priority) startSync() error {
+	dp, err := p.dp.LoadShortcuts()
+	if err != nil {
+		return err
+	}
+	p.sync = &shortcuts{
+		dp: dp, watchers: map[uint64]*shortcut.Watcher{}, links: map[node.DevKey]io.Closer{},
+		changed: make(chan struct{}, 1),
+	}
+	return nil
+}
+
+// changedWays tells that what forwards may have changed; nil without mode sync.
+func (d *Daemon) changedWays() <-chan struct{} {
+	if d.prio == nil || d.prio.sync == nil {
+		return nil
+	}
+	return d.prio.sync.changed
+}
+
+// followSync judges each way from a tunnel to a pod anew.
+func (d *Daemon) followSync(now time.Time) error {
+	if d.prio == nil || d.prio.sync == nil {
+		return nil
+	}
+	s := d.prio.sync
+	s.looked = now
+	by := map[uint64][]shortcut.Way{}
+	pods := map[node.DevKey]node.Pod{}
+	for _, p := range d.snap.Pods {
+		pods[p.Host.Key()] = p
+		for _, t := range p.Tunnels {
+			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Way{Tunnel: t, Host: p.Host})
+		}
+	}
+	var errs []error
+	want := map[datapath.ShortcutKey]datapath.Shortcut{}
+	twice := map[datapath.ShortcutKey]bool{}
+	s.ways, s.without = 0, nil
+	tunnels := map[node.DevKey]bool{}
+	for cookie, ways := range by {
+		w, err := d.watcher(cookie)
+		if err != nil {
+			if !errors.Is(err, node.ErrGone) {
+				errs = append(errs, err)
+			}
+			continue
+		}
+		for _, v := range w.Check(ways) {
+			s.ways++
+			tunnels[v.Tunnel.Key()] = true
+			if v.Safe() {
+				v.Reason = d.elsewhere(pods[v.Host.Key()])
+			}
+			key := datapath.ShortcutKey{Tunnel: v.Tunnel.Ifindex, MAC: v.MAC}
+			if _, taken := want[key]; v.Safe() && (taken || twice[key]) {
+				delete(want, key)
+				twice[key] = true
+				v.Reason = "a tunnel in another network namespace has the same number and a pod with the same address"
+			}
+			if !v.Safe() {
+				s.without = append(s.without, plan.Skip{What: v.Host.String(), Reason: "no short cut: " + v.Reason})
+				continue
+			}
+			want[key] = datapath.Shortcut{
+				Host: v.Host.Ifindex, MaxLen: v.MTU + ethernetWithTag, Refresh: v.Refresh / refreshPart,
+			}
+		}
+	}
+	errs = append(errs, s.dp.Set(want), d.hangSync(tunnels))
+	for cookie, w := range s.watchers {
+		if _, ok := by[cookie]; !ok {
+			errs = append(errs, w.Close())
+			delete(s.watchers, cookie)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ethernetWithTag is what a device takes beyond its MTU (is_skb_forwardable).
+const ethernetWithTag = 14 + 4
+
+// elsewhere says why a pod's packets may wait on other cores than the tunnel's.
+func (d *Daemon) elsewhere(p node.Pod) string {
+	if d.pipe.armed {
+		return "the pipeline moves packets between the pod's cores"
+	}
+	set, err := d.scanner.Settings(p.Peer)
+	if err != nil {
+		return fmt.Sprintf("whether RPS moves the pod's packets cannot be read: %v", err)
+	}
+	if slices.ContainsFunc(set.RPSCPUs, func(mask string) bool { return strings.Trim(mask, "0,") != "" }) {
+		return "RPS moves the pod's packets to other cores"
+	}
+	return ""
+}
+
+func (d *Daemon) watcher(cookie uint64) (*shortcut.Watcher, error) {
+	s := d.prio.sync
+	if w := s.watchers[cookie]; w != nil {
+		return w, nil
+	}
+	ns, err := d.scanner.Namespace(cookie)
+	if err != nil {
+		return nil, err
+	}
+	w, err := shortcut.Watch(ns, d.dp.Owns)
+	if err != nil {
+		return nil, err
+	}
+	s.watchers[cookie] = w
+	go func() {
+		for range w.Events() {
+			select {
+			case s.changed <- struct{}{}:
+			default: // the last one was not taken yet
+			}
+		}
+	}()
+	return w, nil
+}
+
+// hangSync has the program on these tunnels, and on no others.
+func (d *Daemon) hangSync(tunnels map[node.DevKey]bool) error {
+	s := d.prio.sync
+	var errs []error
+	for _, t := range d.snap.Tunnels {
+		if !tunnels[t.Key()] || s.links[t.Key()] != nil {
+			continue
+		}
+		l, err := d.pipe.hang(t.Dev, s.dp.AttachTunnel)
+		if err == nil {
+			s.links[t.Key()] = l
+		} else if !errors.Is(err, node.ErrGone) {
+			errs = append(errs, err)
+		}
+	}
+	for key, l := range s.links {
+		if !tunnels[key] {
+			errs = append(errs, l.Close())
+			delete(s.links, key)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// reason says which way latency traffic goes.
+func (s *shortcuts) reason() string {
+	switch safe := s.ways - len(s.without); {
+	case s.ways == 0:
+		return "sync, as soon as there is a pod"
+	case safe == 0:
+		return "stage by stage, " + s.without[0].Reason
+	case len(s.without) == 0:
+		return "from the tunnel straight to the pods"
+	default:
+		return fmt.Sprintf("from the tunnel straight to %d of %d pods", safe, s.ways)
+	}
+}
+
+func (s *shortcuts) close() error {
+	var errs []error
+	for _, l := range s.links {
+		errs = append(errs, l.Close())
+	}
+	for _, w := range s.watchers {
+		errs = append(errs, w.Close())
+	}
+	return errors.Join(append(errs, s.dp.Close())...)
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lifecycle
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/test/e2e/rig"
+)
+
+// device finds a device of a namespace and does something with it there.
+func device(t *testing.T, ns *netns.Handle, name string, fn func(netlink.Link) error) {
+	t.Helper()
+	must(t, ns.Do(func() error {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return fn(l)
+	}))
+}
+
+// Latency traffic goes from the tunnel straight to the pod as long as nobody between
+// them has a say, and by the bridge as soon as somebody has.
+func TestShortCutsEndWhereSomebodyHasASay(t *testing.T) {
+	for _, topo := range []bed.Topology{bed.Bridged, bed.Nested} {
+		t.Run(string(topo), func(t *testing.T) {
+			b := lab(t, bed.Options{Topology: topo})
+			rx := b.Receiver()
+			end := rx.Pods[0].HostEnd
+			// The bridge is to see senders several times a second.
+			ageing := uint32(100)
+			device(t, rx.Overlay, bed.Bridge, func(l netlink.Link) error {
+				return netlink.LinkModify(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bed.Bridge, Index: l.Attrs().Index}, AgeingTime: &ageing})
+			})
+			config := fmt.Sprintf("pipeline: off\nmetrics: off\npriority: {mode: sync, rules: [{name: load, proto: udp, port: %d}]}\n", traffic.Port)
+			d := rig.Start(t, rig.Spec{NS: rx.NS, Config: config})
+			l := rig.StartLoad(t, b, 4)
+			grows := func(what string) {
+				t.Helper()
+				was := d.Status().Counters
+				rig.Until(t, what, func() (bool, string) {
+					c := d.Status().Counters
+					return c.ShortCut > was.ShortCut+1000 && c.Bridged > was.Bridged, fmt.Sprintf("%+v\n%+v", c, d.Status().Mechanisms)
+				})
+			}
+			grows("short cuts are taken, and senders are seen by the bridge")
+
+			qdisc := func(l netlink.Link) *netlink.PfifoFast {
+				return &netlink.PfifoFast{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(7, 0), Parent: netlink.HANDLE_ROOT}}
+			}
+			device(t, rx.Overlay, end, func(l netlink.Link) error { return netlink.QdiscAdd(qdisc(l)) })
+			rig.Until(t, "the qdisc is noticed", func() (bool, string) {
+				r := d.Status().Mechanisms[1].Reason
+				return strings.Contains(r, "pfifo_fast"), r
+			})
+			was := d.Status().Counters
+			rig.Until(t, "all goes by the bridge", func() (bool, string) {
+				c := d.Status().Counters
+				return c.Bridged > was.Bridged+1000, fmt.Sprintf("%+v", c)
+			})
+			if c := d.Status().Counters; c.ShortCut != was.ShortCut {
+				t.Errorf("%d packets passed the qdisc by", c.ShortCut-was.ShortCut)
+			}
+			device(t, rx.Overlay, end, func(l netlink.Link) error {
+				// The kernel gave the device a length for its first qdisc.
+				return errors.Join(netlink.QdiscDel(qdisc(l)), netlink.LinkSetTxQLen(l, 0))
+			})
+			grows("short cuts are taken again")
+			orderly(t, l.Stop())
+			ends(t, d)
+		})
+	}
+}
+
+// A routed pod's packets are the router's to judge: they go stage by stage.
+func TestRoutedPodsHaveNoShortCuts(t *testing.T) {
+	b := lab(t, bed.Options{Topology: bed.Routed})
+	config := fmt.Sprintf("pipeline: off\nmetrics: off\npriority: {mode: sync, rules: [{name: load, proto: udp, port: %d}]}\n", traffic.Port)
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: config})
+	l := rig.StartLoad(t, b, 2)
+	rig.Until(t, "latency traffic is seen", func() (bool, string) {
+		c := d.Status().Counters
+		return c.LatencyPackets > 1000, fmt.Sprintf("%+v", c)
+	})
+	st := d.Status()
+	if st.Counters.ShortCut != 0 || !strings.Contains(st.Mechanisms[1].Reason, "stage by stage, no short cut: ") {
+		t.Errorf("%d by a short cut; %s", st.Counters.ShortCut, st.Mechanisms[1].Reason)
+	}
+	orderly(t, l.Stop())
+	ends(t, d)
+}
