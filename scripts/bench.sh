@@ -11,7 +11,8 @@ cd "$(dirname "$0")/.."
 
 [ "$(uname -s)" = Linux ] || die "needs Linux, this is $(uname -s)"
 [ "$(id -u)" = 0 ] || die "needs root, for network namespaces and BPF"
-apt_for ip=iproute2 ethtool=ethtool iperf3=iperf3 sockperf=sockperf
+apt_for ip=iproute2 ethtool=ethtool iperf3=iperf3 sockperf=sockperf \
+	memcached=memcached memcaslap=libmemcached-tools nginx=nginx-light wrk=wrk
 
 common=("$@")
 missed=()
@@ -51,6 +52,9 @@ row tcp-many tcp-many --variants all
 row latency-idle latency-idle --variants $reference,pipeline
 row latency-load-udp latency-load --load 0.5 --variants $reference,pipeline
 row latency-load-tcp latency-load-tcp --load 0.5 --variants $reference,pipeline
+row latency-rr latency-rr --variants overlay,host,priority
+row memcached memcached --variants overlay,host,priority
+row web web --variants overlay,host,priority
 for queues in 1 2; do
 	for flows in 1 8; do
 		row "overload-$queues-$flows" overload --queues $queues --flows $flows --variants overlay,pipeline

@@ -39,6 +39,27 @@ apt_for() {
 	[ "$(id -u)" = 0 ] || die "needs root to install ${missing[*]}; or install them yourself"
 	echo "installing ${missing[*]}"
 	export DEBIAN_FRONTEND=noninteractive
-	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } </dev/null >/dev/null ||
+	{ apt-get update -qq && no_servers apt-get install -y -qq --no-install-recommends "${missing[@]}"; } </dev/null >/dev/null ||
 		die "apt-get could not install ${missing[*]}"
+	for pair in "${missing[@]}"; do
+		case $pair in
+		memcached) unit_off memcached ;;
+		nginx-light) unit_off nginx ;;
+		esac
+	done
 }
+
+# no_servers COMMAND... keeps what is installed by a command from being started:
+# on Debian a server runs as soon as it is there.
+no_servers() (
+	policy=/usr/sbin/policy-rc.d
+	if [ ! -e $policy ]; then
+		trap 'rm -f $policy' EXIT
+		printf '#!/bin/sh\nexit 101\n' >$policy
+		chmod 755 $policy
+	fi
+	"$@"
+)
+
+# unit_off UNIT keeps it from being started at the next boot, too.
+unit_off() { ! command -v systemctl >/dev/null || systemctl disable --quiet "$1" 2>/dev/null || true; }

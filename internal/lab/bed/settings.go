@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -102,6 +103,8 @@ type Cores struct {
 	Gen   []int // feeds wire queue i; which core sends decides the queue
 	Apps  int   // probes and iperf3
 	Steer []int // what RPS and the product may use
+	// Servers have what is left of the receiver's cores, or share the probes'.
+	Servers []int
 }
 
 // PlaceCores spreads the roles over the machine. On two cores the generator
@@ -124,6 +127,14 @@ func (o *Options) PlaceCores() Cores {
 		for q := range c.Gen {
 			c.Gen[q] = c.NIC[q]
 		}
+	}
+	for core := range n {
+		if core != c.Apps && !slices.Contains(c.NIC, core) && !slices.Contains(c.Gen, core) {
+			c.Servers = append(c.Servers, core)
+		}
+	}
+	if len(c.Servers) == 0 {
+		c.Servers = []int{c.Apps}
 	}
 	keep := n
 	if n >= 4 && o.NIC == Thread {
@@ -180,7 +191,10 @@ func (b *Bed) Reset() error {
 // pause frames.
 func (b *Bed) StopFlowControl() error {
 	tx := b.Sender()
-	return within(tx.NS, func(i *inside) { i.noFlowControl(tx.Wire) })
+	return within(tx.NS, func(i *inside) {
+		i.flowControl(tx.Wire, b.Queues) // or there may be nothing to take back
+		i.noFlowControl(tx.Wire)
+	})
 }
 
 // residue looks for programs on the receiving devices: none of the lab's own

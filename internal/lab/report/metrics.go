@@ -19,12 +19,19 @@ const (
 	P99           = "p99_us"         // microseconds
 	P999          = "p999_us"        // microseconds
 	Longest       = "longest_us"     // microseconds, the longest stall
+	Avg           = "avg_us"         // microseconds, mean over requests to a server
+	RRP50         = "rr_p50_us"      // microseconds, there and back
+	RRP99         = "rr_p99_us"      // microseconds, there and back
+	RRP999        = "rr_p999_us"     // microseconds, there and back
 	BulkKPPS      = "bulk_kpps"      // background traffic delivered beside a latency flow
+	BulkGbps      = "bulk_gbps"      // the same of TCP
 	CPUPerMpkt    = "cpu_s_per_mpkt" // CPU seconds per million packets delivered
 	CPUPerGB      = "cpu_s_per_gb"   // CPU seconds per 10^9 bytes delivered
 	Reordered     = "reordered"      // packets later than a successor of their flow
 	Duplicated    = "duplicated"     // packets seen more than once
 	Dropped       = "dropped"        // packets offered and not delivered
+	Lost          = "lost"           // probes that did not arrive, requests without an answer
+	MissedSlots   = "missed_slots"   // requests that could not be sent before the next was due
 	Retransmits   = "retransmits"    // TCP segments sent again
 	OFO           = "ofo"            // TCP segments that entered the out-of-order queue
 	Acted         = "acted"          // share 0..1 of packets that the mechanism touched
@@ -71,7 +78,7 @@ func hasUnit(metric string, units ...string) bool {
 // never the subject of a ratio, since the healthy value of most is zero.
 func isCount(metric string) bool {
 	switch metric {
-	case Reordered, Duplicated, Dropped, Retransmits, OFO, LaneChanges, "lost":
+	case Reordered, Duplicated, Dropped, Retransmits, OFO, LaneChanges, Lost, MissedSlots:
 		return true
 	}
 	return false
@@ -93,6 +100,12 @@ func MainMetrics(scenario string) []string {
 		return []string{Min, Mean, P99, BulkKPPS}
 	case strings.HasPrefix(scenario, "latency-busy"):
 		return []string{P50, P99, P999, Longest, BulkKPPS}
+	case strings.HasPrefix(scenario, "latency-rr"):
+		return []string{RRP50, RRP99, RRP999, BulkKPPS}
+	case strings.HasPrefix(scenario, "memcached"):
+		return []string{RPS, Avg, P50, P99, P999, BulkKPPS}
+	case strings.HasPrefix(scenario, "web"):
+		return []string{RPS, Avg, P50, P99, P999, BulkGbps}
 	case strings.HasPrefix(scenario, "latency"):
 		return []string{P50, P99, BulkKPPS}
 	}

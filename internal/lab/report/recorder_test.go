@@ -186,11 +186,29 @@ func TestReferences(t *testing.T) {
 	}
 }
 
+func TestServersShowRequestsAndTheirLatency(t *testing.T) {
+	for scenario, want := range map[string][]string{
+		"memcached/1 client alone":  {RPS, Avg, P50, P99, P999, BulkKPPS},
+		"web/10 clients under bulk": {RPS, Avg, P50, P99, P999, BulkGbps},
+		"latency-rr/70%":            {RRP50, RRP99, RRP999, BulkKPPS},
+		"latency-busy/70%":          {P50, P99, P999, Longest, BulkKPPS},
+	} {
+		if diff := cmp.Diff(want, MainMetrics(scenario)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", scenario, diff)
+		}
+	}
+	for metric, want := range map[string]string{RPS: "req/s", Avg: "avg µs", RRP99: "rr p99 µs", BulkGbps: "bulk Gb/s"} {
+		if got := label(metric); got != want {
+			t.Errorf("%s is called %q, not %q", metric, got, want)
+		}
+	}
+}
+
 func TestDirections(t *testing.T) {
 	for metric, want := range map[string]Direction{
-		KPPS: Higher, Gbps: Higher, RPS: Higher, BulkKPPS: Higher,
-		P50: Lower, P99: Lower, P999: Lower, "avg_us": Lower, CPUPerMpkt: Lower, CPUPerGB: Lower,
-		Reordered: Lower, Duplicated: Lower, Dropped: Lower, Retransmits: Lower, OFO: Lower,
+		KPPS: Higher, Gbps: Higher, RPS: Higher, BulkKPPS: Higher, BulkGbps: Higher, "rps_bulk_kpps": Higher,
+		P50: Lower, P99: Lower, P999: Lower, Avg: Lower, RRP50: Lower, RRP99: Lower, CPUPerMpkt: Lower, CPUPerGB: Lower,
+		Reordered: Lower, Duplicated: Lower, Dropped: Lower, Retransmits: Lower, OFO: Lower, Lost: Lower, MissedSlots: Lower,
 		Acted: Neutral, LaneChanges: Neutral, GeneratorIdle: Neutral, "offered_kpps": Neutral,
 	} {
 		if got := DirectionOf(metric); got != want {

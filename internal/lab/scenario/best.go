@@ -158,8 +158,10 @@ func goodness(v map[string]float64) float64 {
 	if v[report.Reordered] > 0 {
 		return -v[report.Reordered]
 	}
-	if x, ok := v[report.P99]; ok {
-		return -x
+	for _, m := range []string{report.P99, report.RRP99} {
+		if x, ok := v[m]; ok {
+			return -x
+		}
 	}
 	if x, ok := v[report.Gbps]; ok && v[report.KPPS] == 0 {
 		return x

@@ -30,6 +30,7 @@ type Config struct {
 	Load     float64 // background as a share of saturation; 0: the scenario's own
 	Binary   string  // the program that pipeline variants start; default this one
 	Command  string  // what to type to get this series again
+	clients  int     // of a server, where the scenario has one
 	Log      io.Writer
 }
 
@@ -94,6 +95,9 @@ func (c *Config) Normalize(nic bed.NIC) error {
 	}
 	if _, err := c.Rates.Schedule(c.Flows, 0); err != nil {
 		return err
+	}
+	if c.Load == 0 {
+		c.Load = s.load
 	}
 	if c.Load == 0 && len(s.points) == 0 {
 		c.Load = defaultLoad

@@ -36,13 +36,15 @@ type daemon struct {
 	base                      counters
 	steered, overlay, changes uint64
 	bulk, bulkLane            uint64
-	reason                    string // at the end of the last stretch
+	mechanism                 string // the one that the variant is about
+	reason                    string // its own, at the end of the last stretch
 }
 
 // counters are what "overlane status" says the mechanism did.
 type counters struct {
 	State      string `json:"state"`
 	Mechanisms []struct {
+		Name   string `json:"name"`
 		State  string `json:"state"`
 		Reason string `json:"reason"`
 	} `json:"mechanisms"`
@@ -62,22 +64,33 @@ func pipeline(mode, tier string) func(context.Context, *env, scenario) (session,
 		if err != nil {
 			return session{}, err
 		}
+		d.mechanism = "pipeline"
 		e.threads, e.watch = d.lanes, d.watch
 		return session{acted: d.acted, reason: func() string { return d.reason }, end: d.end}, nil
 	}
 }
 
-// priority returns a variant's start: the daemon with the probe's flow as latency
-// traffic, in a mode.
+// priority returns a variant's start: the daemon with the scenario's latency
+// traffic as such, in a mode. What it answers goes the other way, and is received
+// by a host without a daemon.
 func priority(mode string) func(context.Context, *env, scenario) (session, error) {
-	return func(ctx context.Context, e *env, _ scenario) (session, error) {
-		d, err := e.startDaemon(ctx, fmt.Sprintf("pipeline: off\npriority: {mode: %s, rules: [{name: probe, proto: udp, port: %d}]}\n", mode, traffic.ProbePort))
+	return func(ctx context.Context, e *env, s scenario) (session, error) {
+		d, err := e.startDaemon(ctx, priorityConfig(mode, s.latency))
 		if err != nil {
 			return session{}, err
 		}
+		d.mechanism = "priority"
 		e.threads, e.watch = d.lanes, d.watch
 		return session{acted: d.madeWay, reason: func() string { return d.reason }, end: d.end}, nil
 	}
+}
+
+// priorityConfig names one flow; none: the probe's.
+func priorityConfig(mode string, flow service) string {
+	if flow == (service{}) {
+		flow = probeService
+	}
+	return fmt.Sprintf("pipeline: off\npriority: {mode: %s, rules: [{name: %s, proto: %s, port: %d}]}\n", mode, flow.name, flow.proto, flow.port)
 }
 
 func (e *env) startDaemon(ctx context.Context, config string) (*daemon, error) {
@@ -161,8 +174,10 @@ func (d *daemon) watch(ctx context.Context, begins bool) error {
 	d.bulkLane += c.Counters.BulkLane - d.base.Counters.BulkLane
 	d.overlay += c.Counters.Overlay - d.base.Counters.Overlay
 	d.changes += c.Counters.LaneChanges - d.base.Counters.LaneChanges
-	if len(c.Mechanisms) > 0 {
-		d.reason = c.Mechanisms[0].State + ", " + c.Mechanisms[0].Reason
+	for _, m := range c.Mechanisms {
+		if m.Name == d.mechanism {
+			d.reason = m.State + ", " + m.Reason
+		}
 	}
 	return nil
 }

@@ -62,6 +62,9 @@ func run(ctx context.Context, b *bed.Bed, cfg Config, eager bool) ([]report.Resu
 		return nil, err
 	}
 	s, _ := find(cfg.Scenario)
+	if err := s.possible(b); err != nil {
+		return nil, err
+	}
 	clock, err := traffic.NewCPUClock()
 	if err != nil {
 		return nil, err
@@ -71,14 +74,10 @@ func run(ctx context.Context, b *bed.Bed, cfg Config, eager bool) ([]report.Resu
 	if err != nil {
 		return nil, err
 	}
-	points := s.points
-	if len(points) == 0 || cfg.Size != s.size || cfg.Load != 0 {
-		points = []point{{"", func(*Config) {}}}
-	}
 	e := &env{bed: b, cores: b.PlaceCores(), clock: clock, checkerNS: perCheck, eager: eager, settle: settle,
 		offers: map[string]float64{}}
 	var results []report.Result
-	for _, at := range points {
+	for _, at := range s.pointsFor(&cfg) {
 		one := cfg
 		at.set(&one)
 		if e.cfg == nil || e.cfg.Size != one.Size {
@@ -244,7 +243,8 @@ func brief(values map[string]float64, err error) string {
 		return "failed: " + line
 	}
 	var parts []string
-	for _, m := range []string{report.KPPS, report.Gbps, report.P50, report.P99, report.BulkKPPS, report.Reordered, report.Duplicated} {
+	for _, m := range []string{report.RPS, report.KPPS, report.Gbps, report.P50, report.P99, report.RRP50, report.RRP99,
+		report.BulkKPPS, report.BulkGbps, report.Reordered, report.Duplicated} {
 		if x, ok := values[m]; ok && (x != 0 || m != report.Reordered && m != report.Duplicated) {
 			parts = append(parts, fmt.Sprintf("%s %.4g", m, x))
 		}

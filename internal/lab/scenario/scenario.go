@@ -5,6 +5,9 @@ package scenario
 import (
 	"context"
 	"fmt"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/traffic"
 )
 
 // scenario is a kind of traffic and what is measured of it.
@@ -15,6 +18,15 @@ type scenario struct {
 	size  int
 	// points makes a series of its own for each, unless size or load was chosen.
 	points []point
+	// load is the background's share of saturation where it is not what the points
+	// are about; they then stay whatever was chosen.
+	load float64
+	// latency is the traffic whose latency is measured; none: the probe's.
+	latency service
+	// programs are what it starts, beside the product.
+	programs []string
+	// ipv4 scenarios cannot run inside of an IPv6 overlay, and say why.
+	ipv4 string
 	// slow measurements take seconds to mean something.
 	slow bool
 	// prepare measures, in the plain overlay, what all variants then share.
@@ -48,13 +60,19 @@ const (
 	kb    = 1024
 )
 
+// busy is the background of scenarios with a server: the least at which the
+// receive path of a node is what they wait for.
+const busy = 0.7
+
+var iperf = []string{"iperf3"}
+
 var scenarios = []scenario{
 	{name: "udp-one", what: "one UDP flow of small packets, offered above saturation", flows: 1, size: small, prepare: findFlood, measure: measureFlood},
 	{name: "udp-many", what: "several UDP flows of small packets (--flows, --rates)", flows: 4, size: small, prepare: findFlood, measure: measureFlood},
 	{name: "udp-large", what: "one UDP flow of 16 B, 1 KB, 4 KB and 64 KB datagrams (the latter as inner fragments)", flows: 1, size: 64 * kb,
 		points: []point{size("16B", 16), size("1KB", kb), size("4KB", 4*kb), size("64KB", 65000)}, measure: measureLarge},
-	{name: "tcp-one", what: "one TCP connection (iperf3), MTU-sized frames on the wire", flows: 1, slow: true, measure: measureTCP},
-	{name: "tcp-many", what: "several TCP connections", flows: 4, slow: true, measure: measureTCP},
+	{name: "tcp-one", what: "one TCP connection (iperf3), MTU-sized frames on the wire", flows: 1, slow: true, programs: iperf, measure: measureTCP},
+	{name: "tcp-many", what: "several TCP connections", flows: 4, slow: true, programs: iperf, measure: measureTCP},
 	{name: "latency-idle", what: "one-way latency of 1000 datagrams a second, alone", flows: 1, size: small, slow: true, measure: measureIdleLatency},
 	{name: "latency-load", what: "the same beside UDP at a fixed share of saturation (--load)", flows: 1, size: small, slow: true,
 		prepare: findUDPSaturation, measure: measureUDPLatency},
@@ -62,12 +80,37 @@ var scenarios = []scenario{
 		points: loads(0.7, 0.9, 2), prepare: findUDPSaturation, measure: measureUDPLatency},
 	{name: "latency-sweep", what: "the same at loads from nothing to 120 %", flows: 1, size: small, slow: true,
 		points: loads(0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2), prepare: findUDPSaturation, measure: measureUDPLatency},
-	{name: "latency-load-tcp", what: "the same beside TCP", flows: 1, size: small, slow: true,
-		prepare: findTCPSaturation, measure: measureTCPLatency},
-	{name: "cross-check", what: "the lab's latency probe beside sockperf", flows: 1, size: small, slow: true, measure: measureCrossCheck,
+	{name: "latency-rr", what: "there and back (UDP echo), beside UDP at 70 %, 90 % and 200 % of saturation", flows: 1, size: small, slow: true,
+		points: loads(0.7, 0.9, 2), prepare: findUDPSaturation, measure: measureRoundTrip},
+	{name: "latency-load-tcp", what: "one way, beside TCP", flows: 1, size: small, slow: true,
+		programs: iperf, prepare: findTCPSaturation, measure: measureTCPLatency},
+	{name: "memcached", what: "memcached, 550-byte objects, 1 and 10 clients, alone and beside UDP (--load)", flows: 1, size: small, slow: true,
+		points: clients(1, 10), load: busy, latency: memcachedService, programs: []string{"memcached", "memcaslap"},
+		ipv4: "memcaslap knows no IPv6 addresses", prepare: findUDPSaturation, measure: memcached.measure},
+	{name: "web", what: "nginx, a file of less than 1 KB, 10 clients, alone and beside TCP (--load)", flows: 1, slow: true,
+		points: clients(10), load: busy, latency: webService, programs: []string{"nginx", "wrk", "iperf3"},
+		prepare: findTCPSaturation, measure: web.measure},
+	{name: "cross-check", what: "the lab's latency probe beside sockperf", flows: 1, size: small, slow: true, programs: []string{"sockperf"}, measure: measureCrossCheck,
 		remark: remarkOn("p50_to_sockperf", "packet_to_sockperf")},
 	{name: "overload", what: "delivery at 1, 2 and 4 times saturation", flows: 1, size: small, slow: true, measure: measureOverload,
 		remark: remarkOn("kept_x2", "kept_x4")},
+}
+
+// pointsFor are what series are made at: the scenario's own points, unless what
+// they are about was chosen.
+func (s *scenario) pointsFor(c *Config) []point {
+	if len(s.points) == 0 || s.load == 0 && (c.Size != s.size || c.Load != 0) {
+		return []point{{"", func(*Config) {}}}
+	}
+	return s.points
+}
+
+// possible tells what keeps a scenario from running on a bed.
+func (s *scenario) possible(b *bed.Bed) error {
+	if s.ipv4 != "" && b.IPv6 {
+		return fmt.Errorf("%s does not run with --ipv6: %s", s.name, s.ipv4)
+	}
+	return traffic.Installed(s.programs...)
 }
 
 // Names lists the scenarios.

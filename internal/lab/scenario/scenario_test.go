@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -154,36 +155,53 @@ func TestEveryScenarioGivesItsMetrics(t *testing.T) {
 		"tcp-one":          {report.Gbps, report.Retransmits, report.OFO, report.CPUPerGB},
 		"latency-idle":     {report.P50, report.P99, report.P999},
 		"latency-load":     {report.P50, report.P99, report.P999, report.BulkKPPS, report.GeneratorIdle},
-		"latency-load-tcp": {report.P50, report.P99, "bulk_gbps"},
+		"latency-rr":       {report.RRP50, report.RRP99, report.RRP999, report.BulkKPPS},
+		"latency-load-tcp": {report.P50, report.P99, report.BulkGbps},
+		"memcached":        {report.RPS, report.Avg, report.P50, report.P99, report.P999, report.BulkKPPS, "rps_bulk_kpps", report.Retransmits},
+		"web":              {report.RPS, report.Avg, report.P50, report.P99, report.P999, report.BulkGbps, "rps_bulk_gbps", report.MissedSlots},
 		"overload":         {report.KPPS, "x2_kpps", "x4_kpps", "kept_x2", "kept_x4"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if strings.Contains(name, "tcp") {
-				if err := traffic.Installed("iperf3"); err != nil {
-					t.Skipf("needs iperf3: %v", err)
-				}
-			}
 			s, _ := find(name)
+			if err := s.possible(e.bed); err != nil {
+				t.Skip(err)
+			}
 			one := *e
 			cfg := Config{Scenario: name, Length: 300 * time.Millisecond}
 			if err := cfg.Normalize(e.bed.NIC); err != nil {
 				t.Fatal(err)
 			}
+			points := s.pointsFor(&cfg)
+			points[len(points)-1].set(&cfg)
+			if s.size > 0 {
+				// Little, on whatever machine the test runs.
+				cfg.Size, cfg.Load = s.size, min(cfg.Load, defaultLoad)
+			}
 			one.cfg, one.saturation = &cfg, 50e3
-			if s.slow && strings.Contains(name, "tcp") {
+			if slices.Contains(s.programs, "iperf3") {
 				one.saturation = 0.2 // Gb/s
+			}
+			if err := e.bed.Reset(); err != nil {
+				t.Fatal(err)
 			}
 			got, err := s.measure(t.Context(), &one)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, m := range want {
-				if _, ok := got[m]; !ok {
+				if x, ok := got[m]; !ok {
 					t.Errorf("no %s in %v", m, got)
+				} else if hasRate(m) && !(x > 0) {
+					t.Errorf("%s is %g", m, x)
 				}
 			}
 		})
 	}
+}
+
+// hasRate tells metrics that are never zero in a run that worked.
+func hasRate(metric string) bool {
+	return report.DirectionOf(metric) == report.Higher || metric == report.P50 || metric == report.RRP50
 }
 
 func TestVariantsAreInterleavedAndLeaveNothingToEachOther(t *testing.T) {

@@ -11,8 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/overlane/overlane/internal/netns"
-	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,24 +20,12 @@ func loopback(t *testing.T) *netns.Handle {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: creates a network namespace and loads BPF programs")
 	}
-	ns, err := netns.New()
+	at, err := newLoopback()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { ns.Close() })
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.FD()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nl.Close()
-	lo, err := nl.LinkByName("lo")
-	if err == nil {
-		err = nl.LinkSetUp(lo)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ns
+	t.Cleanup(func() { at.NS.Close() })
+	return at.NS
 }
 
 // sender sends hand-made datagrams to a checker. On loopback a datagram has

@@ -138,14 +138,19 @@ func TestSchedulesShareTheSlots(t *testing.T) {
 }
 
 func TestReportsOfOtherProgramsAreRead(t *testing.T) {
-	r, err := parseIperf([]byte(`{"intervals":[
+	iperf := []byte(`{"intervals":[
 		{"sum":{"start":0,"end":0.5,"bytes":999}},
 		{"sum":{"start":0.5,"end":1.0,"bytes":62500000}},
-		{"sum":{"start":1.0,"end":1.5,"bytes":62500000}}]}`), 500e6)
+		{"sum":{"start":1.0,"end":1.5,"bytes":62500000}}]}`)
+	r, err := parseIperf(iperf, TCPConfig{Omit: 500e6, Length: 500e6})
 	if err != nil || r.Gbps < 0.999 || r.Gbps > 1.001 || r.Bytes != 125000000 {
 		t.Errorf("iperf3: %+v %v", r, err)
 	}
-	if _, err := parseIperf([]byte(`{"error":"unable to connect"}`), 0); err == nil {
+	r, err = parseIperf(iperf, TCPConfig{Omit: 500e6, Length: 500e6, Tail: 1})
+	if err != nil || r.Span != 500e6 || r.Bytes != 62500000 {
+		t.Errorf("iperf3 with a tail: %+v %v", r, err)
+	}
+	if _, err := parseIperf([]byte(`{"error":"unable to connect"}`), TCPConfig{}); err == nil {
 		t.Error("iperf3's error is not reported")
 	}
 	s, err := parseSockperf(`

@@ -7,17 +7,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"strconv"
 	"time"
-
-	"github.com/overlane/overlane/internal/netns"
 )
 
 // TCP is a running iperf3 that sends from one place to another.
 type TCP struct {
 	server, client *Process
-	omit           time.Duration
+	cfg            TCPConfig
 }
 
 const iperfPort = 5201
@@ -34,11 +31,13 @@ type TCPConfig struct {
 	Streams int
 	Omit    time.Duration // the beginning, which does not count
 	Length  time.Duration // what comes after it
+	Tail    time.Duration // and the end, which does not count either
 	Gbps    float64       // over all streams; 0: as much as it can
 	Cores   []int         // where both programs run
 }
 
-// StartTCP starts connections that send for Omit + Length, in whole seconds.
+// StartTCP starts connections that send for Omit + Length + Tail, in whole
+// seconds.
 // The client is at the receiving end, so that it reports what was received.
 func StartTCP(ctx context.Context, from, to Endpoint, cfg TCPConfig) (*TCP, error) {
 	cores := cfg.Cores
@@ -47,12 +46,12 @@ func StartTCP(ctx context.Context, from, to Endpoint, cfg TCPConfig) (*TCP, erro
 	if err != nil {
 		return nil, err
 	}
-	t := &TCP{server: server, omit: cfg.Omit}
-	if err := t.listening(ctx, from.NS, netip.AddrPortFrom(from.Addr, iperfPort)); err != nil {
-		return nil, errors.Join(err, server.Stop(time.Second))
+	t := &TCP{server: server, cfg: cfg}
+	if err := server.awaitSocket(ctx, func() (bool, error) { return Listens(from.NS, iperfPort) }); err != nil {
+		return nil, errors.Join(err, server.kill())
 	}
 	argv := []string{"iperf3", "-c", from.Addr.String(), "-p", port, "-B", to.Addr.String(), "-R", "-J", "-i", "0.1",
-		"-P", strconv.Itoa(cfg.Streams), "-t", strconv.Itoa(int((cfg.Omit + cfg.Length + time.Second - 1) / time.Second))}
+		"-P", strconv.Itoa(cfg.Streams), "-t", strconv.Itoa(int((cfg.Omit + cfg.Length + cfg.Tail + time.Second - 1) / time.Second))}
 	if cfg.Gbps > 0 {
 		argv = append(argv, "-b", strconv.FormatInt(int64(cfg.Gbps*1e9/float64(cfg.Streams)), 10))
 	}
@@ -63,28 +62,6 @@ func StartTCP(ctx context.Context, from, to Endpoint, cfg TCPConfig) (*TCP, erro
 	return t, nil
 }
 
-// listening waits until the server has its socket.
-func (t *TCP) listening(ctx context.Context, ns *netns.Handle, addr netip.AddrPort) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		ok, err := Listens(ns, addr.Port())
-		if ok || err != nil {
-			return err
-		}
-		select {
-		case <-t.server.Done():
-			_, err := t.server.Wait(ctx)
-			return errors.Join(errors.New("iperf3 server ended"), err)
-		case <-ctx.Done():
-			return fmt.Errorf("iperf3 does not listen on %s: %w", addr, ctx.Err())
-		case <-tick.C:
-		}
-	}
-}
-
 // Wait returns the result when the run is over.
 func (t *TCP) Wait(ctx context.Context) (TCPResult, error) {
 	out, err := t.client.Wait(ctx)
@@ -92,7 +69,7 @@ func (t *TCP) Wait(ctx context.Context) (TCPResult, error) {
 	if err != nil {
 		return TCPResult{}, errors.Join(err, serr)
 	}
-	return parseIperf(out, t.omit)
+	return parseIperf(out, t.cfg)
 }
 
 // Stop ends the run early.
@@ -100,7 +77,7 @@ func (t *TCP) Stop() error {
 	return errors.Join(t.client.kill(), t.server.kill())
 }
 
-func parseIperf(out []byte, omit time.Duration) (TCPResult, error) {
+func parseIperf(out []byte, cfg TCPConfig) (TCPResult, error) {
 	var doc struct {
 		Error     string
 		Intervals []struct {
@@ -119,13 +96,15 @@ func parseIperf(out []byte, omit time.Duration) (TCPResult, error) {
 	var r TCPResult
 	var span float64
 	for _, i := range doc.Intervals {
-		if i.Sum.Start >= omit.Seconds() {
+		// Without a tail, what was added for whole seconds is as good as the rest.
+		tail := cfg.Tail > 0 && i.Sum.Start >= (cfg.Omit+cfg.Length).Seconds()
+		if i.Sum.Start >= cfg.Omit.Seconds() && !tail {
 			r.Bytes += i.Sum.Bytes
 			span += i.Sum.End - i.Sum.Start
 		}
 	}
 	if span == 0 {
-		return r, fmt.Errorf("iperf3 reports nothing after the first %s", omit)
+		return r, fmt.Errorf("iperf3 reports nothing after the first %s", cfg.Omit)
 	}
 	r.Span = time.Duration(span * float64(time.Second))
 	r.Gbps = float64(r.Bytes) * 8 / span / 1e9

@@ -26,10 +26,12 @@ type Endpoint struct {
 	Addr netip.Addr
 }
 
-// Probe measures one-way latency, as a program sees it: from before the send
-// call on one host until after the receive call on the other, by one clock.
+// Probe measures latency as a program sees it, by one clock: from before the send
+// call on one host until after the receive call, on the other or, for a round
+// trip, on the same one.
 type Probe struct {
 	send, recv *thread
+	echo       *thread // of a round trip
 	stop       atomic.Bool
 	sent       atomic.Uint64
 	got        []time.Duration
@@ -39,35 +41,88 @@ type Probe struct {
 // StartProbe sends a small datagram every interval, from threads that run when
 // they are due, on one core each. It records up to max of them.
 func StartProbe(from, to Endpoint, every time.Duration, sendOn, recvOn, max int) (*Probe, error) {
+	return startProbe(from, to, every, sendOn, recvOn, max, false)
+}
+
+// StartRoundTrip does the same, and the other end sends each datagram back.
+// Sending goes on whether or not anything comes back.
+func StartRoundTrip(from, to Endpoint, every time.Duration, sendOn, recvOn, max int) (*Probe, error) {
+	return startProbe(from, to, every, sendOn, recvOn, max, true)
+}
+
+func startProbe(from, to Endpoint, every time.Duration, sendOn, recvOn, max int, back bool) (_ *Probe, err error) {
 	p := &Probe{got: make([]time.Duration, 0, max)}
-	rx, err := bindIn(to)
-	if err != nil {
-		return nil, fmt.Errorf("start probe: %w", err)
+	var open []int // sockets that no thread has taken
+	defer func() {
+		if err != nil {
+			p.stop.Store(true)
+			err = errors.Join(fmt.Errorf("start probe: %w", err), closeSockets(open), p.join())
+		}
+	}()
+	for _, at := range []Endpoint{to, from} {
+		s, err := bindIn(at)
+		if err != nil {
+			return nil, err
+		}
+		open = append(open, s)
 	}
-	tx, err := bindIn(from)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start probe: %w", err), unix.Close(rx))
+	rx, tx := open[0], open[1]
+	if !back {
+		if p.recv, err = startThread(to.NS, recvOn, urgent, func() error { return p.receive(rx) }); err != nil {
+			return nil, err
+		}
+		open = open[1:]
+	} else {
+		again, err := unix.Dup(tx) // each thread closes its own
+		if err != nil {
+			return nil, err
+		}
+		open = append(open, again)
+		if p.echo, err = startThread(to.NS, recvOn, urgent, func() error { return p.sendBack(rx) }); err != nil {
+			return nil, err
+		}
+		open = open[1:]
+		if p.recv, err = startThread(from.NS, sendOn, urgent, func() error { return p.receive(again) }); err != nil {
+			return nil, err
+		}
+		open = open[:1]
 	}
-	// So that the receiver sees the end.
-	patience := unix.NsecToTimeval(int64(50 * time.Millisecond))
-	err = unix.SetsockoptTimeval(rx, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience)
-	if err == nil {
-		p.recv, err = startThread(to.NS, recvOn, urgent, func() error { return p.receive(rx) })
+	if p.send, err = startThread(from.NS, sendOn, urgent, func() error { return p.transmit(tx, to.Addr, uint64(every)) }); err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start probe: %w", err), unix.Close(rx), unix.Close(tx))
-	}
-	p.send, err = startThread(from.NS, sendOn, urgent, func() error { return p.transmit(tx, to.Addr, uint64(every)) })
-	if err != nil {
-		p.stop.Store(true)
-		return nil, errors.Join(fmt.Errorf("start probe: %w", err), <-p.recv.done, unix.Close(tx))
-	}
+	open = nil
 	return p, nil
+}
+
+func closeSockets(fds []int) error {
+	var errs []error
+	for _, fd := range fds {
+		errs = append(errs, unix.Close(fd))
+	}
+	return errors.Join(errs...)
+}
+
+// join waits until the threads that were started have ended.
+func (p *Probe) join() error {
+	var errs []error
+	for _, t := range []*thread{p.send, p.recv, p.echo} {
+		if t != nil {
+			errs = append(errs, <-t.done)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func bindIn(at Endpoint) (s int, err error) {
 	err = at.NS.Do(func() error {
-		s, err = bindUDP(netip.AddrPortFrom(at.Addr, ProbePort))
+		if s, err = bindUDP(netip.AddrPortFrom(at.Addr, ProbePort)); err != nil {
+			return err
+		}
+		// So that who receives sees the end.
+		patience := unix.NsecToTimeval(int64(50 * time.Millisecond))
+		if err = unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience); err != nil {
+			err = errors.Join(err, unix.Close(s))
+		}
 		return err
 	})
 	return s, err
@@ -123,10 +178,32 @@ func (p *Probe) receive(s int) error {
 	}
 }
 
-// Latencies are what a probe measured.
+// sendBack returns every datagram to where it came from.
+func (p *Probe) sendBack(s int) error {
+	defer unix.Close(s)
+	buf := make([]byte, 2*StampedSize)
+	for {
+		n, from, err := unix.Recvfrom(s, buf, 0)
+		switch {
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+			if p.stop.Load() {
+				return nil
+			}
+			continue
+		case err != nil:
+			return fmt.Errorf("receive probe: %w", err)
+		}
+		if err := unix.Sendto(s, buf[:n], 0, from); err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("send probe back: %w", err)
+		}
+	}
+}
+
+// Latencies are what a probe, or clients, measured.
 type Latencies struct {
 	Sent     uint64
 	Received uint64
+	Missed   uint64 // times to send that had passed when it could be sent
 	Min      time.Duration
 	P50      time.Duration
 	P99      time.Duration
@@ -138,18 +215,26 @@ type Latencies struct {
 // Stop ends the probe. What was sent before skip is left out of the figures.
 func (p *Probe) Stop(skip int) (Latencies, error) {
 	p.stop.Store(true)
-	err := errors.Join(<-p.send.done, <-p.recv.done)
+	err := p.join()
 	if err == nil {
 		err = p.strange
 	}
 	if err != nil {
 		return Latencies{}, err
 	}
-	got := slices.Clone(p.got[min(skip, len(p.got)):])
-	l := Latencies{Sent: p.sent.Load(), Received: uint64(len(p.got))}
+	sent, received := p.sent.Load(), uint64(len(p.got))
+	got := p.got[min(skip, len(p.got)):]
 	if len(got) == 0 {
-		return l, fmt.Errorf("no probe of %d arrived", l.Sent)
+		return Latencies{Sent: sent, Received: received}, fmt.Errorf("no probe of %d arrived", sent)
 	}
+	l := summary(got)
+	l.Sent, l.Received = sent, received
+	return l, nil
+}
+
+// summary sorts times, at least one, and describes them.
+func summary(got []time.Duration) (l Latencies) {
+	got = slices.Clone(got)
 	slices.Sort(got)
 	at := func(q float64) time.Duration { return got[min(int(q*float64(len(got))), len(got)-1)] }
 	l.Min, l.P50, l.P99, l.P999, l.Max = at(0), at(0.5), at(0.99), at(0.999), at(1)
@@ -158,5 +243,5 @@ func (p *Probe) Stop(skip int) (Latencies, error) {
 		sum += d
 	}
 	l.Mean = sum / time.Duration(len(got))
-	return l, nil
+	return l
 }

@@ -32,13 +32,18 @@ func StartProcess(ns *netns.Handle, cores []int, argv ...string) (*Process, erro
 }
 
 func startProcess(ns *netns.Handle, cores []int, p policy, argv ...string) (*Process, error) {
-	path, err := exec.LookPath(argv[0])
+	return startCloned(ns, cores, p, 0, argv...)
+}
+
+// startCloned starts a program with namespaces of its own, by clone's flags.
+func startCloned(ns *netns.Handle, cores []int, p policy, clone uintptr, argv ...string) (*Process, error) {
+	path, err := find(argv[0])
 	if err != nil {
-		return nil, fmt.Errorf("%s is not installed: apt-get install %s", argv[0], argv[0])
+		return nil, err
 	}
 	proc := &Process{cmd: exec.Command(path, argv[1:]...), name: argv[0], done: make(chan struct{})}
 	proc.cmd.Stdout, proc.cmd.Stderr = &proc.out, &proc.errs
-	proc.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	proc.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Cloneflags: clone}
 	started := make(chan error, 1)
 	go func() {
 		defer close(proc.done)
@@ -84,6 +89,28 @@ func (p *Process) Wait(ctx context.Context) ([]byte, error) {
 	return p.out.Bytes(), nil
 }
 
+// awaitSocket waits until the program has the socket that it is to open.
+func (p *Process) awaitSocket(ctx context.Context, open func() (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ok, err := open()
+		if ok || err != nil {
+			return err
+		}
+		select {
+		case <-p.done:
+			_, err := p.Wait(ctx)
+			return errors.Join(fmt.Errorf("%s ended instead of opening its socket", p.name), err)
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not open its socket: %w", p.name, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
 func (p *Process) kill() error {
 	_ = p.cmd.Process.Kill()
 	<-p.done
@@ -127,10 +154,4 @@ func (p *Process) lastWords() string {
 		text = "... " + text[len(text)-500:]
 	}
 	return text
-}
-
-// Installed tells whether a program can be started.
-func Installed(name string) error {
-	_, err := exec.LookPath(name)
-	return err
 }

@@ -51,26 +51,10 @@ func startSockperf(ctx context.Context, at Endpoint, core int) (*Process, error)
 	if err != nil {
 		return nil, err
 	}
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		ok, err := Bound(at.NS, sockperfPort)
-		if ok {
-			return server, nil
-		}
-		if err == nil {
-			select {
-			case <-tick.C:
-				continue
-			case <-ctx.Done():
-				err = ctx.Err()
-			case <-server.Done():
-				_, werr := server.Wait(ctx)
-				return nil, errors.Join(errors.New("sockperf server ended"), werr)
-			}
-		}
+	if err := server.awaitSocket(ctx, func() (bool, error) { return Bound(at.NS, sockperfPort) }); err != nil {
 		return nil, errors.Join(err, server.kill())
 	}
+	return server, nil
 }
 
 func sockperfClient(ctx context.Context, from, to Endpoint, mode string, mps, size int, length time.Duration, core int) ([]byte, error) {

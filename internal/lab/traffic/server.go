@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package traffic
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+)
+
+// ServerConfig says how a server of a lab runs.
+type ServerConfig struct {
+	Cores []int
+	// Urgent servers run when they are due, like the lab's probes: for rates
+	// that leave most of a core to others.
+	Urgent bool
+	// Dir is an empty directory for what the server needs.
+	Dir string
+}
+
+// Server is a program that answers requests until it is told to end.
+type Server struct {
+	proc *Process
+}
+
+// started waits until a server listens.
+func started(ctx context.Context, proc *Process, at Endpoint, port uint16) (*Server, error) {
+	if err := proc.awaitSocket(ctx, func() (bool, error) { return Listens(at.NS, port) }); err != nil {
+		return nil, errors.Join(err, proc.kill())
+	}
+	return &Server{proc}, nil
+}
+
+func (cfg *ServerConfig) policy() policy {
+	if cfg.Urgent {
+		return urgent
+	}
+	return normal
+}
+
+// Stop ends the server.
+func (s *Server) Stop() error { return s.proc.Stop(10 * time.Second) }
+
+// Flood is a load generator of the field that asks as fast as it is answered.
+type Flood struct {
+	Clients int
+	Length  time.Duration // in whole seconds
+	Core    int
+}
+
+func (f *Flood) seconds() int { return int((f.Length + time.Second - 1) / time.Second) }
+
+// host writes an address as it stands before a port.
+func host(at Endpoint) string {
+	if s := at.Addr.String(); strings.Contains(s, ":") {
+		return "[" + s + "]"
+	}
+	return at.Addr.String()
+}
