@@ -25,7 +25,7 @@ func (d *Daemon) lookOnline(now time.Time) error {
 	}
 	for _, core := range d.online {
 		if !slices.Contains(online, core) {
-			d.pipe.lost[core] = true
+			d.pipe.lost[core], d.lost[core] = true, true
 		}
 	}
 	d.online = online
@@ -56,5 +56,6 @@ func (d *Daemon) useCores() error {
 			return err
 		}
 	}
+	d.placeThreads()
 	return d.pipe.leave(func(core int) bool { return !slices.Contains(cores, core) })
 }

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
@@ -117,6 +119,8 @@ func (d *Daemon) followPriority() error {
 		case errors.Is(err, node.ErrGone):
 		case errors.Is(err, datapath.ErrForeignXDP):
 			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: foreignXDP})
+		case errors.Is(err, unix.EOPNOTSUPP):
+			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: NoNativeXDP})
 		default:
 			errs = append(errs, err)
 		}
@@ -147,7 +151,12 @@ func (d *Daemon) renewLanes() error {
 	if err := d.dp.EndLanes(back); err != nil {
 		return err
 	}
-	return d.prio.dp.StartLanes(d.cores)
+	for _, core := range strayed {
+		d.lost[core] = true
+	}
+	err = d.prio.dp.StartLanes(d.cores)
+	d.placeThreads()
+	return err
 }
 
 // stopPriority takes it off, once bulk is on the stock path again.
