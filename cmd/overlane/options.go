@@ -9,6 +9,7 @@ import (
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/rules"
 )
 
 // daemonOptions turns a configuration that was held against this node into what
@@ -23,9 +24,7 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		Limits:       governor.DefaultLimits(),
 		Version:      buildVersion(),
 		GuardianVerb: []string{guardianVerb},
-	}
-	if cfg.Priority.Mode != config.PriorityOff {
-		opts.Rules = cfg.Priority.Rules
+		Rules:        rulesOf(cfg),
 	}
 	opts.Limits.Busy = float64(cfg.Limits.BusyCores) / 100
 	cores, err := coresOf(cfg)
@@ -47,4 +46,12 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		opts.Tier = governor.XDP
 	}
 	return opts, requireTier(cfg, l.tiers)
+}
+
+// rulesOf are the rules that are in force by a configuration.
+func rulesOf(cfg *config.Config) []rules.Rule {
+	if cfg.Priority.Mode == config.PriorityOff {
+		return nil
+	}
+	return cfg.Priority.Rules
 }
