@@ -128,7 +128,9 @@ func (d *Daemon) carryOut(steps []plan.Step) error {
 }
 
 // ofPriority tells whether a setting is priority's.
-func ofPriority(s plan.Setting) bool { return s.Kind == plan.ThreadSched || s.Attr == "threaded" }
+func ofPriority(s plan.Setting) bool {
+	return s.Kind == plan.ThreadSched || s.Kind == plan.EthtoolFeature || s.Attr == "threaded"
+}
 
 // restoreThreads takes all of that back.
 func (d *Daemon) restoreThreads() (apply.Report, error) {

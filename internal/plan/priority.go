@@ -30,6 +30,9 @@ type Underlay struct {
 	// Attached tells that priority's program is there.
 	Attached bool
 	Threaded bool
+	// GRO is the value of rx-gro, if the NIC has something that threads can poll only
+	// with it or with an XDP program.
+	GRO string
 	// Threads poll it, by queue; none unless it is threaded.
 	Threads []NAPIThread
 }
@@ -119,6 +122,11 @@ func (p *PriorityPlan) thread(nic Underlay, in PriorityInput) {
 	if _, touched := in.Owned[s]; touched {
 		p.skip(nic.Target, s.String(), "left alone: somebody else has switched it off again")
 		return
+	}
+	if nic.GRO != "" && Requested(nic.GRO) == "off" {
+		// Else nobody could switch it back once the program is gone.
+		p.Steps = append(p.Steps, Step{Setting: Setting{Target: nic.Target, Kind: EthtoolFeature, Attr: "rx-gro"},
+			Was: nic.GRO, First: Requested(nic.GRO), Want: "on", Reason: "without GRO or an XDP program, a veth has nothing that threads could poll"})
 	}
 	p.Steps = append(p.Steps, Step{Setting: s, Was: "0", First: "0", Want: "1", Reason: preempts})
 	future := FutureThreads{Target: nic.Target, Count: nic.Queues, Want: fmt.Sprintf("nice %d", eager), Reason: preempts}

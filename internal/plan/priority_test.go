@@ -81,6 +81,14 @@ func TestPriorityBindsThreadsThatNobodyElseHasBound(t *testing.T) {
 			in:    PriorityInput{NICs: []Underlay{nic("eth0", 1)}, Cores: []int{0, 1}},
 			steps: []string{"eth0 threaded 0->1"},
 		}, {
+			name:  "a veth that polls only with GRO",
+			in:    PriorityInput{NICs: []Underlay{{Target: Target{42, 1, "eth0"}, GRO: "on [requested off]"}}, Cores: []int{0}},
+			steps: []string{"eth0 rx-gro on [requested off]->on", "eth0 threaded 0->1"},
+		}, {
+			name:  "a veth that has it",
+			in:    PriorityInput{NICs: []Underlay{{Target: Target{42, 1, "eth0"}, GRO: "on"}}, Cores: []int{0}},
+			steps: []string{"eth0 threaded 0->1"},
+		}, {
 			name:    "somebody else has switched it back",
 			in:      PriorityInput{NICs: []Underlay{nic("eth0", 1)}, Cores: []int{0, 1}, Owned: map[Setting]Owned{Threaded(Target{42, 1, "eth0"}): {"0", "1"}}},
 			skipped: []string{"threaded of eth0: left alone: somebody else has switched it off again"},

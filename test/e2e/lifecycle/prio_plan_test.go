@@ -187,3 +187,26 @@ func TestNewThreadsOfTheNICAreBound(t *testing.T) {
 		t.Error("the NIC is still polled by threads")
 	}
 }
+
+// A veth without GRO, as the underlay of a cluster in containers is one, has nothing
+// to poll when our program is gone; it can be switched back all the same.
+func TestVethWithoutGROIsSwitchedBack(t *testing.T) {
+	for _, end := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
+		t.Run(end.String(), func(t *testing.T) {
+			rig.NeedCores(t, 2)
+			b := rig.Lab(t, bed.Options{NIC: bed.Softirq})
+			must(t, bed.Features(b.Receiver().NS, b.Receiver().Wire, map[string]bool{"rx-gro": false}))
+			check(t, b)
+			if _, p := planned(t, b, prioritised, filepath.Join(t.TempDir(), "state")); len(p.Steps) != 2 || p.Steps[0].Attr != "rx-gro" {
+				t.Errorf("the plan is %+v", p)
+			}
+			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: prioritised})
+			if got := scheds(t, b); len(got) != 1 || got[0] != "nice -13 cores [0]" {
+				t.Errorf("the NIC's threads have %s", got)
+			}
+			d.Signal(end)
+			d.GoneBoth()
+			d.NothingLeft()
+		})
+	}
+}
