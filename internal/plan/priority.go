@@ -130,7 +130,11 @@ func (p *PriorityPlan) thread(nic Underlay, in PriorityInput) {
 	}
 	p.Steps = append(p.Steps, Step{Setting: s, Was: "0", First: "0", Want: "1", Reason: preempts})
 	future := FutureThreads{Target: nic.Target, Count: nic.Queues, Want: fmt.Sprintf("nice %d", eager), Reason: preempts}
-	if len(in.Cores) > 0 {
+	switch len(in.Cores) {
+	case 0:
+	case 1:
+		future.Want += ", bound to " + coresText(in.Cores)
+	default:
 		future.Want += ", each bound to one of " + coresText(in.Cores)
 		future.Reason = ownCore
 	}

@@ -116,6 +116,28 @@ func TestPlanSaysWhyPriorityLeavesANIC(t *testing.T) {
 	})
 }
 
+// A bridge's driver has no native XDP.
+func TestPriorityLeavesANICWithoutNativeXDPAlone(t *testing.T) {
+	b := lab(t, bed.Options{NIC: bed.Softirq})
+	must(t, b.Receiver().NS.Do(func() error {
+		br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br7"}}
+		t.Cleanup(func() { _ = b.Receiver().NS.Do(func() error { return netlink.LinkDel(br) }) })
+		return netlink.LinkAdd(br)
+	}))
+	const words = "no native XDP"
+	config := prioritised + "underlays: [br7, " + b.Receiver().Wire + "]\n"
+	_, p := planned(t, b, config, filepath.Join(t.TempDir(), "state"))
+	if len(p.Attach) != 1 || len(p.Skipped) != 1 || !strings.Contains(p.Skipped[0].Reason, words) {
+		t.Errorf("the plan is %+v", p)
+	}
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: config})
+	saysManual(t, d, "br7", words)
+	if !threaded(t, b) {
+		t.Error("the other NIC is not polled by threads")
+	}
+	ends(t, d)
+}
+
 // onWire does something to the wire's receiving end, in its namespace.
 func onWire(t *testing.T, b *bed.Bed, fn func(netlink.Link) error) {
 	t.Helper()
