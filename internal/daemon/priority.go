@@ -164,16 +164,7 @@ func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error)
 	if d.prio == nil {
 		return rep, nil
 	}
-	tuning := bulkTuning
-	tuning.Window = 0
-	err = d.prio.dp.SetTuning(tuning)
-	if err == nil {
-		err = d.waitPromoted(ctx)
-	}
-	if errors.Is(err, errFlowsOut) {
-		d.log.Warn("some packets may be overtaken once", "reason", err)
-		err = nil
-	}
+	err = d.bulkHome(ctx)
 	for _, l := range d.prio.attached {
 		err = errors.Join(err, l.Close())
 	}

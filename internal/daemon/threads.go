@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/napi"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -67,20 +69,34 @@ func (d *Daemon) moveThreads() error {
 	if len(steps) == 0 {
 		return nil
 	}
-	home := bulkTuning
-	home.Window = 0
-	if err := d.prio.dp.SetTuning(home); err != nil {
-		return err
-	}
-	err := d.waitPromoted(context.Background())
-	if errors.Is(err, errFlowsOut) {
-		d.log.Warn("some packets may be overtaken once", "reason", err)
-		err = nil
-	}
+	err := d.bulkHome(context.Background())
 	if err == nil {
 		err = d.carryOut(steps)
 	}
 	return errors.Join(err, d.prio.dp.SetTuning(bulkTuning))
+}
+
+// bulkHome sends bulk to the stock path again. A lane that gets more than its thread
+// can do does not run empty as long as latency traffic goes on: after a while it is
+// emptied by refusing what comes.
+func (d *Daemon) bulkHome(ctx context.Context) error {
+	var err error
+	for _, try := range []struct {
+		room  int
+		limit time.Duration
+	}{{bulkTuning.Room, farewell / 10}, {0, farewell}} {
+		if err := d.prio.dp.SetTuning(datapath.PriorityTuning{Room: try.room}); err != nil {
+			return err
+		}
+		wait, cancel := context.WithTimeout(ctx, try.limit)
+		err = d.waitPromoted(wait)
+		cancel()
+		if !errors.Is(err, errFlowsOut) {
+			return err
+		}
+	}
+	d.log.Warn("some packets may be overtaken once", "reason", err)
+	return nil
 }
 
 // napiThreads reads which threads poll a device, and how they are scheduled.
