@@ -127,6 +127,7 @@ static __always_inline int ol_prio_look(struct ol_prio *p, __u32 this_cpu, __u32
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_lane_look look = {};
 	struct ol_ring ring;
+	__u32 room;
 	int empty;
 
 	w->room = 0;
@@ -137,8 +138,9 @@ static __always_inline int ol_prio_look(struct ol_prio *p, __u32 this_cpu, __u32
 	look.size = ring.size;
 	look.asleep = ring.asleep;
 	empty = ol_lane_step(w, &look, before);
-	if (look.used < policy->bulk_room)
-		w->room = policy->bulk_room - look.used;
+	room = class == OL_CLASS_BULK ? policy->bulk_room : look.size;
+	if (look.used < room)
+		w->room = room - look.used;
 	return empty;
 }
 
@@ -420,7 +422,7 @@ int ol_priority_xdp(struct xdp_md *ctx)
 
 /* Under any other. */
 SEC("xdp.frags")
-int ol_priority_two_lanes(struct xdp_md *ctx)
+int ol_prio_two_xdp(struct xdp_md *ctx)
 {
 	return ol_prio_frame(ctx, 1);
 }

@@ -15,11 +15,13 @@ import (
 
 // diagnosis is what doctor prints.
 type diagnosis struct {
-	Tiers    []probe.Tier    `json:"tiers"`
-	Features []probe.Feature `json:"features"`
-	Devices  []seen          `json:"devices"`
-	Findings []probe.Finding `json:"findings"`
-	Skipped  []leftOut       `json:"skipped"`
+	Tiers []probe.Tier `json:"tiers"`
+	// Mechanisms are what there is beside the pipeline.
+	Mechanisms []probe.Mechanism `json:"mechanisms"`
+	Features   []probe.Feature   `json:"features"`
+	Devices    []seen            `json:"devices"`
+	Findings   []probe.Finding   `json:"findings"`
+	Skipped    []leftOut         `json:"skipped"`
 }
 
 // seen is a device that the overlay consists of.
@@ -47,7 +49,8 @@ each with the exact command that mends it; see to those first.
 
 Tiers: 0 settings (any kernel), 1 tc (pipeline at the tunnel and pod stages),
 2 xdp (split of the first stage), 3 merge (micro-flows). A missing tier is no
-error: the next lower one runs.
+error: the next lower one runs. Priority has a line of its own: it needs native
+XDP on an underlay, and a NIC that threads can poll.
 
 Without root only the kernel is looked at, as far as it lets others ask.`,
 		Example: `  overlane doctor
@@ -82,7 +85,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	d := &diagnosis{Devices: []seen{}, Findings: []probe.Finding{}, Skipped: []leftOut{}}
 	if os.Geteuid() != 0 {
 		d.Features = probe.New().All()
-		d.Tiers = probe.Tiers(d.Features)
+		d.Tiers, d.Mechanisms = probe.Tiers(d.Features), probe.Mechanisms(d.Features)
 		return d, errors.New("devices need root to be looked at: sudo overlane doctor")
 	}
 	own := ownIfRunning()
@@ -91,7 +94,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 		return nil, err
 	}
 	defer s.Close()
-	d.Tiers, d.Features = l.tiers, l.features
+	d.Tiers, d.Mechanisms, d.Features = l.tiers, probe.Mechanisms(l.features), l.features
 	d.devices(l.snap)
 	found, err := probe.Diagnose(cmd.Context(), s, l.snap, own)
 	d.Findings = append(d.Findings, found...)
@@ -127,6 +130,8 @@ func (d *diagnosis) devices(snap node.Snapshot) {
 
 func showDiagnosis(s *screen, d *diagnosis) {
 	s.table([]string{"TIER", "REACHED", "WHY"}, tierRows(tierStatus(d.Tiers)))
+	s.line()
+	s.table([]string{"MECHANISM", "POSSIBLE", "WHY"}, possibleRows(d.Mechanisms))
 	var rows [][]cell
 	for _, f := range d.Features {
 		state := cell{f.State.String(), yellow}
@@ -167,4 +172,18 @@ func showDiagnosis(s *screen, d *diagnosis) {
 			{{}, {}, {f.Fix, command}},
 		})
 	}
+}
+
+func possibleRows(list []probe.Mechanism) (rows [][]cell) {
+	for _, m := range list {
+		possible := cell{"yes", green}
+		if !m.Possible {
+			possible = cell{"no", yellow}
+		}
+		rows = append(rows, []cell{{m.Name, bold}, possible, {m.Reason, plain}})
+		if m.Remedy != "" {
+			rows = append(rows, []cell{{}, {}, {m.Remedy, command}})
+		}
+	}
+	return rows
 }

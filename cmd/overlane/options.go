@@ -23,14 +23,14 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		Limits:       governor.DefaultLimits(),
 		Version:      buildVersion(),
 		GuardianVerb: []string{guardianVerb},
-	}
-	opts.Rules = cfg.Priority.Rules
-	opts.Priority = daemon.Priority{
-		Off:       cfg.Priority.Mode == config.PriorityOff,
-		Sync:      cfg.Priority.Mode == config.PrioritySync,
-		Auto:      cfg.Priority.Classify == config.ClassifyAuto,
-		NoThreads: cfg.Priority.Threads == config.ThreadsOff,
-		BulkShare: float64(cfg.Priority.BulkShare) / 100,
+		Rules:        cfg.Priority.Rules,
+		Priority: daemon.Priority{
+			Off:       cfg.Priority.Mode == config.PriorityOff,
+			Sync:      cfg.Priority.Mode == config.PrioritySync,
+			Auto:      cfg.Priority.Classify == config.ClassifyAuto,
+			NoThreads: cfg.Priority.Threads == config.ThreadsOff,
+			BulkShare: float64(cfg.Priority.BulkShare) / 100,
+		},
 	}
 	opts.Limits.Busy = float64(cfg.Limits.BusyCores) / 100
 	cores, err := coresOf(cfg)
@@ -52,4 +52,10 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		opts.Tier = governor.XDP
 	}
 	return opts, requireTier(cfg, l.tiers)
+}
+
+// prioritises tells whether a configuration asks for priority.
+func prioritises(cfg *config.Config) bool {
+	p := cfg.Priority
+	return p.Mode != config.PriorityOff && (len(p.Rules) > 0 || p.Classify == config.ClassifyAuto)
 }

@@ -21,7 +21,9 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/probe"
 )
 
 // outlook is what plan prints.
@@ -29,6 +31,13 @@ type outlook struct {
 	plan.Plan
 	Placement placement `json:"placement"`
 	// When says under which condition `run` carries the plan out.
+	When string `json:"when"`
+	// Priority has a plan of its own: it does not wait for load. Nil without rules.
+	Priority *priorityOutlook `json:"priority,omitempty"`
+}
+
+type priorityOutlook struct {
+	plan.PriorityPlan
 	When string `json:"when"`
 }
 
@@ -52,12 +61,15 @@ order, each with the value that is there now, the value wanted, the reason, and
 what undoes it; then the programs it would attach; then what it would leave as
 it is, and why. Plan changes nothing.
 
+Where the configuration has priority rules, it shows what these change as well,
+which does not wait for load.
+
 Without a running daemon nobody has measured this node yet: the placement rests
 on typical stage costs, and on the core that has handled most receive softirqs
 since boot. The daemon decides by what it measures.`,
 		Example: `  overlane plan
   overlane plan --config /etc/overlane/config.yaml
-  overlane plan --json | jq .steps`,
+  overlane plan --json | jq .steps,.priority.steps`,
 		Args: cobra.NoArgs,
 		Annotations: exits(map[int]string{
 			exitOK:      "the plan is printed, also when there is nothing to change",
@@ -88,18 +100,34 @@ since boot. The daemon decides by what it measures.`,
 func (o outlook) show(w io.Writer) error {
 	s := newScreen(w)
 	s.line(cell{o.When, bold})
-	if o.Empty() && len(o.Skipped) == 0 {
+	if !o.Empty() || len(o.Skipped) > 0 {
+		s.line(cell{"placement by " + o.Placement.Reason, dim})
+		if err := o.WriteText(w); err != nil {
+			return err
+		}
+	}
+	if o.Priority == nil {
 		return nil
 	}
-	s.line(cell{"placement by " + o.Placement.Reason, dim})
-	return o.WriteText(w)
+	s.line()
+	s.line(cell{o.Priority.When, bold})
+	if o.Priority.Empty() && len(o.Priority.Skipped) == 0 {
+		return nil
+	}
+	return o.Priority.WriteText(w)
 }
 
 func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	out := outlook{Plan: plan.Plan{Steps: []plan.Step{}, Attach: []plan.Attachment{}, Skipped: []plan.Skip{}}}
+	if prioritises(cfg) && cfg.Tier == config.TierXDP {
+		return out, daemon.ErrTierXDP // as run says
+	}
 	if cfg.Pipeline == config.ModeOff {
 		out.When = "run would only watch: the pipeline is switched off by configuration"
-		return out, nil
+		if !prioritises(cfg) {
+			return out, nil
+		}
+		out.When = "the pipeline is switched off by configuration"
 	}
 	cores, err := coresOf(cfg)
 	if err != nil {
@@ -117,29 +145,78 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	if err != nil {
 		return out, err
 	}
-	if out.Placement, err = place(ctx, cfg, cores); err != nil {
-		return out, err
+	if cfg.Pipeline != config.ModeOff {
+		if err := out.pipeline(ctx, cfg, cores, s, l, owned); err != nil {
+			return out, err
+		}
 	}
-	layout := governor.Layout{NIC: out.Placement.NIC, Tunnel: out.Placement.Tunnel, Pod: out.Placement.Pod}
-	in := daemon.PlanInput(s, l.snap, layout, owned)
-	if out.Placement.inPlace {
-		in.Attach = nil
-	}
-	out.Plan = plan.Pipeline(in)
-	out.When = "run would do this once receive processing saturates a core:"
-	switch {
-	case out.Empty() && len(l.snap.Tunnels) == 0:
-		out.When = "run would only watch: there is no VXLAN or Geneve tunnel yet"
-	case out.Empty() && out.Placement.inPlace:
-		out.When = "nothing to change: the running daemon has done it"
-	case out.Empty():
-		out.When = "run would change nothing here now"
-	case out.Placement.inPlace:
-		out.When = "the running daemon is about to do this:"
-	case cfg.Pipeline == config.ModeForced:
-		out.When = "run would do this as soon as overlay packets arrive:"
+	if prioritises(cfg) {
+		out.Priority = planPriority(cfg.Priority, cores, s, l, owned)
 	}
 	return out, nil
+}
+
+func (o *outlook) pipeline(ctx context.Context, cfg *config.Config, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (err error) {
+	if o.Placement, err = place(ctx, cfg, cores); err != nil {
+		return err
+	}
+	layout := governor.Layout{NIC: o.Placement.NIC, Tunnel: o.Placement.Tunnel, Pod: o.Placement.Pod}
+	in := daemon.PlanInput(s, l.snap, layout, owned)
+	if o.Placement.inPlace {
+		in.Attach = nil
+	}
+	o.Plan = plan.Pipeline(in)
+	o.When = "run would do this once receive processing saturates a core:"
+	switch {
+	case o.Empty() && len(l.snap.Tunnels) == 0:
+		o.When = "run would only watch: there is no VXLAN or Geneve tunnel yet"
+	case o.Empty() && o.Placement.inPlace:
+		o.When = "nothing to change: the running daemon has done it"
+	case o.Empty():
+		o.When = "run would change nothing here now"
+	case o.Placement.inPlace:
+		o.When = "the running daemon is about to do this:"
+	case cfg.Pipeline == config.ModeForced:
+		o.When = "run would do this as soon as overlay packets arrive:"
+	}
+	return nil
+}
+
+// planPriority is what the rules change as soon as they are in force.
+func planPriority(cfg config.Priority, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) *priorityOutlook {
+	attached := func(u node.Underlay) bool {
+		return !u.ForeignXDP && slices.Contains([]string{plan.PriorityProgram, plan.TwoLanesProgram}, programName(u.XDPProgID))
+	}
+	in := daemon.PriorityInput(s, l.snap, slices.Sorted(slices.Values(cores)), owned, attached)
+	in.NoThreads = cfg.Threads == config.ThreadsOff
+	if cfg.Mode == config.PrioritySync {
+		in.Tunnels = daemon.SyncTunnels(l.snap)
+	}
+	for i, nic := range in.NICs {
+		noXDP := func(f probe.Feature) bool {
+			return f.ID == probe.NativeXDP && f.Device == nic.Name && f.State == probe.Unsupported
+		}
+		if nic.Unfit == "" && !nic.Attached && slices.ContainsFunc(l.features, noXDP) {
+			in.NICs[i].Unfit = daemon.NoNativeXDP
+		}
+	}
+	out := &priorityOutlook{PriorityPlan: plan.Priority(in)}
+	by := "small, sparse flows"
+	if n := len(cfg.Rules); n > 0 {
+		by = plural(n, "rule")
+	}
+	out.When = fmt.Sprintf("for priority (%s), run would do this at once:", by)
+	if out.Empty() {
+		switch {
+		case len(in.NICs) == 0:
+			out.When = "for priority, run would wait for an underlay: there is none yet"
+		case slices.ContainsFunc(in.NICs, func(u plan.Underlay) bool { return u.Attached }):
+			out.When = "for priority, nothing is to be changed: the running daemon has done it"
+		default:
+			out.When = "for priority, run would change nothing here now"
+		}
+	}
+	return out
 }
 
 // place is the running daemon's placement, or the one that a daemon would begin

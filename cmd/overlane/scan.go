@@ -130,14 +130,20 @@ func tierStatus(tiers []probe.Tier) []control.TierStatus {
 
 // ownProgram reports whether a BPF program is overlane's. The kernel does not
 // tell who loaded a program; its name is the best there is.
-func ownProgram(id uint32) bool {
+func ownProgram(id uint32) bool { return strings.HasPrefix(programName(id), "ol_") }
+
+// programName returns the name of a BPF program, "" if there is none.
+func programName(id uint32) string {
 	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id))
 	if err != nil {
-		return false
+		return ""
 	}
 	defer p.Close()
 	info, err := p.Info()
-	return err == nil && strings.HasPrefix(info.Name, "ol_")
+	if err != nil {
+		return ""
+	}
+	return info.Name
 }
 
 // ownIfRunning is ownProgram while a daemon runs here; without one no program

@@ -114,6 +114,8 @@ func leaveAlone(step plan.Step, old *Entry, value string) string {
 	switch {
 	case old != nil && old.Kept != "":
 		return "an earlier change could not be undone: " + old.Kept
+	case old != nil && step.Unbound && step.Same(value, step.Was):
+		return ""
 	case old != nil && !step.Same(value, old.Wrote):
 		return fmt.Sprintf("changed by somebody else from %s to %s", old.Wrote, value)
 	case old == nil && step.Was != "" && !step.Same(value, step.Was) && !step.Same(value, step.Want):
@@ -127,7 +129,7 @@ func (j job) entry() Entry {
 	e := Entry{Setting: j.step.Setting, Inode: j.at.inode, Addr: j.at.addr, First: j.before}
 	if j.old != nil {
 		e = *j.old
-		e.Prev = j.old.Wrote
+		e.Prev = j.before
 	}
 	e.Wrote = j.step.Canonical(j.step.Want)
 	return e

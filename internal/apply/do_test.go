@@ -5,6 +5,7 @@ package apply
 import (
 	"errors"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -327,8 +328,58 @@ func TestThreadSchedulingIsRestored(t *testing.T) {
 	wantOutcomes(t, rep, Gone, 1)
 
 	// The number of a thread that has ended may be anybody's.
-	id.PID, id.Start = os.Getpid(), id.Start-1
+	id.PID, id.Start = os.Getpid(), 1 // no process is that old
 	rep, err = l.Do(b, []plan.Step{{Setting: plan.Thread(plan.Target{}, id), Want: "policy=idle prio=0 nice=0 cores=0"}})
 	b.must(err)
 	wantOutcomes(t, rep, Gone, 1)
+}
+
+// A core that goes offline takes a thread's affinity with it. What the kernel makes of
+// it is nobody's value; no core can be taken here, so the test plays the kernel.
+func TestThreadThatTheKernelHasUnboundIsBoundAgain(t *testing.T) {
+	if runtime.NumCPU() < 2 {
+		t.Skip("needs 2 cores: on one every thread is bound")
+	}
+	b := newBed(t)
+	l := b.lock()
+	id, stop := startThread(t)
+	s := plan.Thread(plan.Target{}, id)
+	was, err := getSched(s.Attr)
+	b.must(err)
+	const (
+		bound   = "policy=other prio=0 nice=10 cores=0"
+		unbound = "policy=other prio=0 nice=10 cores=0-1"
+		again   = "policy=other prio=0 nice=10 cores=1"
+	)
+	step := plan.Step{Setting: s, Was: unbound, Want: again}
+	for _, end := range []string{again, unbound} { // written, and not yet
+		_, err = l.Do(b, []plan.Step{{Setting: s, Want: bound}})
+		b.must(err)
+		b.must(putSched(s.Attr, unbound))
+		step.Unbound = false
+		rep, err := l.Do(b, []plan.Step{step})
+		b.must(err)
+		wantOutcomes(t, rep, LeftAlone, 1)
+		step.Unbound = true
+		rep, err = l.Do(b, []plan.Step{step})
+		b.must(err)
+		wantOutcomes(t, rep, Applied, 1)
+		b.must(putSched(s.Attr, end))
+		rep, err = l.Restore(b)
+		b.must(err)
+		wantOutcomes(t, rep, Restored, 1)
+		if now, err := getSched(s.Attr); err != nil || now != was {
+			t.Errorf("scheduling is %q, was %q, %v", now, was, err)
+		}
+	}
+
+	_, err = l.Do(b, []plan.Step{{Setting: s, Want: bound}})
+	b.must(err)
+	b.must(l.ForgetEnded())
+	if n := len(l.Entries()); n != 1 {
+		t.Errorf("%d entries of a thread that lives", n)
+	}
+	stop()
+	b.must(l.ForgetEnded())
+	b.wantNoJournal()
 }

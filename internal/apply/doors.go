@@ -140,17 +140,29 @@ func getSched(attr string) (string, error) {
 	if !ok {
 		return "", fmt.Errorf("scheduling policy %d: overlane does not handle it", a.Policy)
 	}
-	set := unix.NewCPUSet(maxCores)
-	if err := unix.SchedGetaffinityDynamic(id.PID, set); err != nil {
+	cores, err := allowedCores(id.PID)
+	if err != nil {
+		return "", err
+	}
+	value := fmt.Sprintf("policy=%s prio=%d nice=%d cores=%s", policy, a.Priority, a.Nice, cores)
+	_, err = plan.ParseSched(value)
+	return value, err
+}
+
+// allowedCores reads where a thread may run, as "0-3,8". sched_getaffinity leaves out
+// cores that are offline now: a value that was seen then could not be brought back.
+func allowedCores(tid int) (string, error) {
+	status, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
+	if err != nil {
 		return "", fmt.Errorf("read affinity: %w", err)
 	}
-	s := plan.Sched{Policy: policy, Priority: int(a.Priority), Nice: int(a.Nice)}
-	for c := range maxCores {
-		if set.IsSet(c) {
-			s.Cores = append(s.Cores, c)
-		}
+	const key = "\nCpus_allowed_list:"
+	_, rest, ok := strings.Cut(string(status), key)
+	if !ok {
+		return "", fmt.Errorf("read affinity: /proc/%d/status has none", tid)
 	}
-	return s.String(), nil
+	list, _, _ := strings.Cut(rest, "\n")
+	return strings.TrimSpace(list), nil
 }
 
 // maxCores is above any CONFIG_NR_CPUS that distributions build.
@@ -181,12 +193,12 @@ func putSched(attr, value string) error {
 		}
 		set.Set(c)
 	}
-	now := unix.NewCPUSet(maxCores)
-	if err := unix.SchedGetaffinityDynamic(id.PID, now); err != nil {
-		return fmt.Errorf("read affinity: %w", err)
+	now, err := SchedOf(id)
+	if err != nil {
+		return err
 	}
 	// A bound kernel thread refuses any affinity, its own included.
-	if slices.Equal(now, set) {
+	if slices.Equal(now.Cores, s.Cores) {
 		return nil
 	}
 	if err := unix.SchedSetaffinityDynamic(id.PID, set); err != nil {

@@ -111,6 +111,17 @@ func (l *Locked) Forget(which func(plan.Target) bool) error {
 	return l.drop(func(e Entry) bool { return which(e.Target) })
 }
 
+// ForgetEnded drops the entries of threads that have ended: a device may make its
+// threads anew many times.
+func (l *Locked) ForgetEnded() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.f == nil {
+		return ErrUnlocked
+	}
+	return l.drop(func(e Entry) bool { return e.Kind == plan.ThreadSched && errors.Is(findThread(e.Attr), errGone) })
+}
+
 // Entries returns what is changed now, in the order in which it was changed.
 func (l *Locked) Entries() []Entry {
 	l.mu.Lock()

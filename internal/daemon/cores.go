@@ -6,6 +6,8 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"github.com/overlane/overlane/internal/plan"
 )
 
 // lookOnline follows cores that go offline and come back: a core that is gone
@@ -25,7 +27,7 @@ func (d *Daemon) lookOnline(now time.Time) error {
 	}
 	for _, core := range d.online {
 		if !slices.Contains(online, core) {
-			d.pipe.lost[core] = true
+			d.pipe.lost[core], d.lost[core] = true, true
 		}
 	}
 	d.online = online
@@ -52,9 +54,10 @@ func (d *Daemon) useCores() error {
 	}
 	d.cores = cores
 	if d.prio != nil {
-		if err := d.prio.dp.StartLanes(cores, d.prio.two); err != nil {
+		if err := d.prio.dp.StartLanes(cores, d.prio.two, plan.EagerNice); err != nil {
 			return err
 		}
 	}
+	d.placeThreads()
 	return d.pipe.leave(func(core int) bool { return !slices.Contains(cores, core) })
 }

@@ -72,7 +72,8 @@ type Daemon struct {
 	armErr   error // why the last attempt to put the pipeline in place failed
 	online   []int // at the last look
 	looked   time.Time
-	cores    []int // configured and online
+	lost     map[int]bool // cores that were offline since NICs' threads were bound
+	cores    []int        // configured and online
 	heed     heed
 	useless  bool      // no hop was worth it, in the last window
 	quiet    time.Time // since when hardly a packet has come
@@ -85,7 +86,7 @@ type Daemon struct {
 // Start takes the lock, restores what an earlier daemon left behind, starts the
 // guardian and loads the kernel side. Nothing on any device changes yet.
 func Start(ctx context.Context, opts Options) (*Daemon, error) {
-	d := &Daemon{opts: opts, log: opts.Log, since: time.Now(), requests: make(chan func()), ended: make(chan struct{})}
+	d := &Daemon{opts: opts, log: opts.Log, since: time.Now(), lost: map[int]bool{}, requests: make(chan func()), ended: make(chan struct{})}
 	if err := d.start(ctx); err != nil {
 		return nil, errors.Join(err, d.close())
 	}
@@ -190,6 +191,7 @@ func (d *Daemon) rescan(ctx context.Context) error {
 	if err := d.followPriority(); err != nil {
 		d.log.Warn("some underlays could not be followed", "reason", err)
 	}
+	d.placeThreads()
 	if !d.pipe.armed {
 		err := d.dp.SetTunnels(tunnelDevices(d.scanner, snap), underlayDevices(d.scanner, snap))
 		if errors.Is(err, datapath.ErrTooManyTunnels) {

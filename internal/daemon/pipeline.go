@@ -122,6 +122,9 @@ func (p *pipeline) split(snap node.Snapshot) error {
 // it the VLAN device that it was for.
 const noXDPUnderVLANs = "no XDP program: a VLAN device sits on it, and XDP does not see the tags that the NIC takes off"
 
+// NoNativeXDP is why priority leaves a NIC alone; generic XDP is never used.
+const NoNativeXDP = "no XDP program: its driver has no native XDP with the present settings"
+
 const foreignXDP = "left alone: an XDP program of somebody else is attached"
 
 // unsplit takes XDP off again.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/overlane/overlane/internal/apply/offload"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -53,6 +54,60 @@ func PlanInput(s *node.Scanner, snap node.Snapshot, layout governor.Layout, owne
 		skip(sk.Dev, sk.Reason)
 	}
 	return in
+}
+
+// PriorityInput puts what was seen on the node into the planner's words. Both the
+// daemon and `overlane plan` plan by it. attached tells on which underlays priority's
+// program is already.
+func PriorityInput(s *node.Scanner, snap node.Snapshot, cores []int, owned map[plan.Setting]plan.Owned, attached func(node.Underlay) bool) plan.PriorityInput {
+	in := plan.PriorityInput{Cores: cores, Owned: owned}
+	for _, u := range snap.Underlays {
+		nic := plan.Underlay{Target: target(u.Dev), Queues: u.RxQueues, Attached: attached(u)}
+		switch {
+		case nic.Attached:
+			nic.Unfit = readThreads(s, u, &nic)
+		case u.VLANs:
+			nic.Unfit = noXDPUnderVLANs
+		case u.ForeignXDP:
+			nic.Unfit = foreignXDP
+		default:
+			nic.Unfit = readThreads(s, u, &nic)
+		}
+		in.NICs = append(in.NICs, nic)
+	}
+	return in
+}
+
+// readThreads finds out how a NIC is polled, or returns why that cannot be told.
+func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unfit string) {
+	set, err := s.Settings(u.Dev)
+	if err == nil {
+		nic.Threaded, nic.Queues = set.Threaded, len(set.RPSCPUs)
+	}
+	if err == nil && !set.Threaded && u.Driver == "veth" {
+		nic.GRO, err = groOf(s, u.Dev)
+	}
+	if err == nil && set.Threaded {
+		nic.Threads, err = napiThreads(s, u.Dev, nic.Queues)
+	}
+	if err != nil {
+		return fmt.Sprintf("left alone: %v", err)
+	}
+	return ""
+}
+
+func groOf(s *node.Scanner, dev node.Dev) (value string, err error) {
+	ns, err := s.Namespace(dev.NetnsCookie)
+	if err != nil {
+		return "", err
+	}
+	defer ns.Close()
+	err = ns.Do(func() error {
+		f, err := offload.Get(dev.Name, "rx-gro")
+		value = f.String()
+		return err
+	})
+	return value, err
 }
 
 // podUnfit tells why a pod is left alone, if it is.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
@@ -195,7 +197,7 @@ func (d *Daemon) startPriority(table *rules.Table) error {
 	}
 	d.prio = p
 	// Bulk stays where it is until the NICs' threads are where they will be.
-	err = errors.Join(p.dp.SetTuning(datapath.PriorityTuning{}), p.dp.SetRules(table, d.judgesHost(table)), p.dp.StartLanes(d.cores, false))
+	err = errors.Join(p.dp.SetTuning(datapath.PriorityTuning{}), p.dp.SetRules(table, d.judgesHost(table)), p.dp.StartLanes(d.cores, false, plan.EagerNice))
 	if err == nil && d.opts.Priority.Sync {
 		err = p.startSync()
 	}
@@ -254,12 +256,14 @@ func (d *Daemon) followPriority() error {
 			}
 			d.log.Info("the NIC is polled in softirq: latency traffic has a lane of its own", "device", u.Dev, "reason", err)
 			p.two = true
-			if err := errors.Join(p.dp.StartLanes(d.cores, true), l.TwoLanes()); err != nil {
+			if err := errors.Join(p.dp.StartLanes(d.cores, true, plan.EagerNice), l.TwoLanes()); err != nil {
 				errs = append(errs, err)
 			}
 		case errors.Is(err, node.ErrGone):
 		case errors.Is(err, datapath.ErrForeignXDP):
 			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: foreignXDP})
+		case errors.Is(err, unix.EOPNOTSUPP):
+			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: NoNativeXDP})
 		default:
 			errs = append(errs, err)
 		}
@@ -290,7 +294,12 @@ func (d *Daemon) renewLanes() error {
 	if err := d.dp.EndLanes(back); err != nil {
 		return err
 	}
-	return d.prio.dp.StartLanes(d.cores, d.prio.two)
+	for _, core := range strayed {
+		d.lost[core] = true
+	}
+	err = d.prio.dp.StartLanes(d.cores, d.prio.two, plan.EagerNice)
+	d.placeThreads()
+	return err
 }
 
 // stopPriority takes it off, once bulk is on the stock path again.
@@ -298,16 +307,7 @@ func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error)
 	if d.prio == nil {
 		return rep, nil
 	}
-	tuning := d.tuning()
-	tuning.Window = 0
-	err = d.prio.dp.SetTuning(tuning)
-	if err == nil {
-		err = d.waitPromoted(ctx)
-	}
-	if errors.Is(err, errFlowsOut) {
-		d.log.Warn("some packets may be overtaken once", "reason", err)
-		err = nil
-	}
+	err = d.bulkHome(ctx)
 	for _, l := range d.prio.attached {
 		err = errors.Join(err, l.Close())
 	}

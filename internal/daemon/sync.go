@@ -178,6 +178,17 @@ func (d *Daemon) hangSync(tunnels map[node.DevKey]bool) error {
 	return errors.Join(errs...)
 }
 
+// SyncTunnels are those that mode sync puts its program on.
+func SyncTunnels(snap node.Snapshot) (list []plan.Target) {
+	for _, t := range snap.Tunnels {
+		leads := func(p node.Pod) bool { return slices.Contains(p.Tunnels, t.Dev) }
+		if slices.ContainsFunc(snap.Pods, leads) {
+			list = append(list, target(t.Dev))
+		}
+	}
+	return list
+}
+
 // reason says which way latency traffic goes.
 func (s *shortcuts) reason() string {
 	switch safe := s.ways - len(s.without); {

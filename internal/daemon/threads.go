@@ -3,8 +3,12 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"time"
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/napi"
@@ -12,79 +16,120 @@ import (
 	"github.com/overlane/overlane/internal/plan"
 )
 
-// eager is the nice value of a NIC's threads: they preempt bulk lanes, and what a
-// thread leaves of a core is all that others get.
-const eager = -20
-
-// threadNAPI has a NIC polled by threads, each on a core of its own: a softirq runs in
-// the time of whatever it interrupts, bulk lanes among them, and so may keep these
-// from getting on at all. A thread that moved from core to core would leave a flow's
-// frames in two lanes.
+// threadNAPI has a NIC polled by threads, each on a core of its own, as plan.Priority
+// says.
 func (d *Daemon) threadNAPI(u node.Underlay) error {
-	set, err := d.scanner.Settings(u.Dev)
-	if err != nil {
-		return err
-	}
 	t := target(u.Dev)
-	var steps []plan.Step
-	if !set.Threaded {
-		steps = append(steps, plan.Step{Setting: plan.Setting{Target: t, Kind: plan.SysfsAttr, Attr: "threaded"},
-			Was: "0", First: "0", Want: "1", Reason: "the NIC's polls preempt bulk"})
-	}
-	if err := d.carryOut(steps); err != nil {
-		return err
-	}
-	steps = nil
-	threads, err := d.napiThreads(u.Dev, len(set.RPSCPUs))
-	if err != nil {
-		return err
-	}
-	for i, id := range threads {
-		was, err := apply.SchedOf(id)
-		if err != nil {
+	// The threads come with the first step.
+	for range 2 {
+		made := d.planPriority()
+		for _, s := range made.Skipped {
+			if s.Target == t && s.Whole() {
+				return errors.New(s.Reason)
+			}
+		}
+		steps := slices.DeleteFunc(made.Steps, func(s plan.Step) bool { return s.Target != t })
+		if err := d.carryOut(steps); err != nil {
 			return err
 		}
-		want := was
-		if len(was.Cores) != 1 {
-			want.Cores = []int{d.cores[i%len(d.cores)]}
-		}
-		// Who has set something else knows why.
-		if was.Policy == "other" && was.Nice == 0 {
-			want.Nice = eager
-		}
-		if want.String() == was.String() {
-			continue
-		}
-		steps = append(steps, plan.Step{Setting: plan.Thread(t, id), Was: was.String(), First: was.String(), Want: want.String(),
-			Reason: "the NIC's polls preempt bulk, each on a core of its own"})
 	}
-	return d.carryOut(steps)
+	return nil
 }
 
-func (d *Daemon) napiThreads(dev node.Dev, queues int) (ids []plan.ThreadID, err error) {
-	ns, err := d.scanner.Namespace(dev.NetnsCookie)
+// planPriority plans by what is on the node now.
+func (d *Daemon) planPriority() plan.PriorityPlan {
+	attached := func(u node.Underlay) bool { return d.prio.attached[u.Key()] != nil }
+	in := PriorityInput(d.scanner, d.snap, d.cores, apply.Owned(d.locked.Entries()), attached)
+	in.NoThreads = d.opts.Priority.NoThreads
+	in.Lost = slices.Collect(maps.Keys(d.lost))
+	return plan.Priority(in)
+}
+
+// placeThreads binds threads anew: cores have come or gone, or a NIC has other
+// threads than before.
+func (d *Daemon) placeThreads() {
+	if d.prio != nil {
+		if err := d.moveThreads(); err != nil {
+			d.log.Warn("threads of NICs could not be bound to their cores: bulk may be overtaken when they move", "reason", err)
+			return
+		}
+	}
+	clear(d.lost)
+}
+
+// moveThreads moves threads while bulk is on the stock path: what a flow has left in
+// the lane of one core could be overtaken on another.
+func (d *Daemon) moveThreads() error {
+	if err := d.locked.ForgetEnded(); err != nil {
+		return err
+	}
+	steps := slices.DeleteFunc(d.planPriority().Steps, func(s plan.Step) bool {
+		return s.Kind != plan.ThreadSched || d.prio.attached[key(s.Target)] == nil
+	})
+	if len(steps) == 0 {
+		return nil
+	}
+	err := d.bulkHome(context.Background())
+	if err == nil {
+		err = d.carryOut(steps)
+	}
+	return errors.Join(err, d.prio.dp.SetTuning(d.tuning()))
+}
+
+// bulkHome sends bulk to the stock path again. A lane that gets more than its thread
+// can do does not run empty as long as latency traffic goes on: after a while it is
+// emptied by refusing what comes.
+func (d *Daemon) bulkHome(ctx context.Context) error {
+	var err error
+	for _, try := range []struct {
+		room  int
+		limit time.Duration
+	}{{bulkTuning.Room, farewell / 10}, {0, farewell}} {
+		t := d.tuning()
+		t.Window, t.Room, t.LatencyShare = 0, try.room, 1
+		if err := d.prio.dp.SetTuning(t); err != nil {
+			return err
+		}
+		wait, cancel := context.WithTimeout(ctx, try.limit)
+		err = d.waitPromoted(wait)
+		cancel()
+		if !errors.Is(err, errFlowsOut) {
+			return err
+		}
+	}
+	d.log.Warn("some packets may be overtaken once", "reason", err)
+	return nil
+}
+
+// napiThreads reads which threads poll a device, and how they are scheduled.
+func napiThreads(s *node.Scanner, dev node.Dev, queues int) (threads []plan.NAPIThread, err error) {
+	ns, err := s.Namespace(dev.NetnsCookie)
 	if err != nil {
 		return nil, err
 	}
 	defer ns.Close()
-	err = ns.Do(func() error {
-		tids, err := napi.Threads(dev.Ifindex, queues)
-		if err != nil {
-			return err
-		}
-		if len(tids) == 0 {
-			return fmt.Errorf("no thread polls %s", dev)
-		}
-		for _, tid := range tids {
-			id, err := apply.IdentifyThread(tid)
-			if err != nil {
-				return err
-			}
-			ids = append(ids, id)
-		}
-		return nil
+	var tids []int
+	err = ns.Do(func() (err error) {
+		tids, err = napi.Threads(dev.Ifindex, queues)
+		return err
 	})
-	return ids, err
+	if err == nil && len(tids) == 0 {
+		err = fmt.Errorf("no thread polls %s", dev)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, tid := range tids {
+		var th plan.NAPIThread
+		if th.ID, err = apply.IdentifyThread(tid); err != nil {
+			return nil, err
+		}
+		if th.Sched, err = apply.SchedOf(th.ID); err != nil {
+			return nil, err
+		}
+		threads = append(threads, th)
+	}
+	return threads, nil
 }
 
 // carryOut makes priority's settings; the pipeline makes its own.
@@ -101,7 +146,9 @@ func (d *Daemon) carryOut(steps []plan.Step) error {
 }
 
 // ofPriority tells whether a setting is priority's.
-func ofPriority(s plan.Setting) bool { return s.Kind == plan.ThreadSched || s.Attr == "threaded" }
+func ofPriority(s plan.Setting) bool {
+	return s.Kind == plan.ThreadSched || s.Kind == plan.EthtoolFeature || s.Attr == "threaded"
+}
 
 // restoreThreads takes all of that back.
 func (d *Daemon) restoreThreads() (apply.Report, error) {

@@ -89,7 +89,9 @@ func (p *Priority) SetTuning(t PriorityTuning) error {
 // StartLanes makes the bulk lanes of those of the given cores that have none yet, and
 // those of the latency class if there shall be two. They must be there before the hook
 // is attached.
-func (p *Priority) StartLanes(cores []int, two bool) error {
+//
+// nice is that of the latency class's threads.
+func (p *Priority) StartLanes(cores []int, two bool, nice int) error {
 	classes := []int{bulkLane}
 	if two {
 		classes = append(classes, latencyLane)
@@ -99,7 +101,7 @@ func (p *Priority) StartLanes(cores []int, two bool) error {
 			return err
 		}
 		for _, core := range cores {
-			if err := p.d.tuneLane(core, class); err != nil {
+			if err := p.d.tuneLane(core, class, nice); err != nil {
 				return err
 			}
 		}
@@ -107,15 +109,10 @@ func (p *Priority) StartLanes(cores []int, two bool) error {
 	return nil
 }
 
-// EagerNice is the nice value of what preempts bulk: it leaves to others on the core,
-// at nice 0, more than 5 % of it (of the scheduler's weights, 1024 beside 18705;
-// kernel/sched/core.c, sched_prio_to_weight).
-const EagerNice = -13
-
 // tuneLane lets whoever wakes up on a core preempt the thread of its bulk lane at once.
 // The scheduler protects a running task until it has had its slice, but not from one
 // whose slice is shorter (kernel/sched/fair.c, PREEMPT_SHORT): so this is the longest.
-func (d *Datapath) tuneLane(core, class int) error {
+func (d *Datapath) tuneLane(core, class, nice int) error {
 	var cpu stagesOlCpu
 	if err := d.stages.OlCpus.Lookup(uint32(core), &cpu); err != nil {
 		return fmt.Errorf("read core %d: %w", core, err)
@@ -124,7 +121,7 @@ func (d *Datapath) tuneLane(core, class int) error {
 	if class == bulkLane {
 		attr.Runtime = uint64(100 * time.Millisecond)
 	} else {
-		attr.Nice = EagerNice
+		attr.Nice = int32(nice)
 	}
 	if err := unix.SchedSetAttr(int(cpu.LanePid[class]), &attr, 0); err != nil {
 		return fmt.Errorf("set the policy of a lane on core %d: %w", core, err)
@@ -151,7 +148,7 @@ func (p *Priority) AttachXDP(dev Device) (*PriorityHook, error) {
 // TwoLanes tells the hook that no thread polls the underlay: the latency class, too,
 // goes to lanes. They must be there.
 func (h *PriorityHook) TwoLanes() error {
-	if err := h.l.Update(h.p.objs.OlPriorityTwoLanes); err != nil {
+	if err := h.l.Update(h.p.objs.OlPrioTwoXdp); err != nil {
 		return fmt.Errorf("change the XDP program: %w", err)
 	}
 	return nil

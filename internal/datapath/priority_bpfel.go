@@ -359,35 +359,35 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	priorityMapOlCellMarks         = "ol_cell_marks"
-	priorityMapOlCells             = "ol_cells"
-	priorityMapOlCounters          = "ol_counters"
-	priorityMapOlCpus              = "ol_cpus"
-	priorityMapOlFrags             = "ol_frags"
-	priorityMapOlJudgements        = "ol_judgements"
-	priorityMapOlLanePackets       = "ol_lane_packets"
-	priorityMapOlLaneThreads       = "ol_lane_threads"
-	priorityMapOlLasts             = "ol_lasts"
-	priorityMapOlLatencyThreads    = "ol_latency_threads"
-	priorityMapOlLeaves            = "ol_leaves"
-	priorityMapOlOwners            = "ol_owners"
-	priorityMapOlPieces            = "ol_pieces"
-	priorityMapOlPolicies          = "ol_policies"
-	priorityMapOlPrios             = "ol_prios"
-	priorityMapOlReasons           = "ol_reasons"
-	priorityMapOlRecents           = "ol_recents"
-	priorityMapOlRuleFrames        = "ol_rule_frames"
-	priorityMapOlRuleShapes        = "ol_rule_shapes"
-	priorityMapOlRules             = "ol_rules"
-	priorityMapOlSlots             = "ol_slots"
-	priorityMapOlSparseFlows       = "ol_sparse_flows"
-	priorityProgOlPrioPolled       = "ol_prio_polled"
-	priorityProgOlPriorityTwoLanes = "ol_priority_two_lanes"
-	priorityProgOlPriorityXdp      = "ol_priority_xdp"
-	priorityVarOlAbiEnums          = "ol_abi_enums"
-	priorityVarOlKey0              = "ol_key0"
-	priorityVarOlKey1              = "ol_key1"
-	priorityVarOlNrCpus            = "ol_nr_cpus"
+	priorityMapOlCellMarks      = "ol_cell_marks"
+	priorityMapOlCells          = "ol_cells"
+	priorityMapOlCounters       = "ol_counters"
+	priorityMapOlCpus           = "ol_cpus"
+	priorityMapOlFrags          = "ol_frags"
+	priorityMapOlJudgements     = "ol_judgements"
+	priorityMapOlLanePackets    = "ol_lane_packets"
+	priorityMapOlLaneThreads    = "ol_lane_threads"
+	priorityMapOlLasts          = "ol_lasts"
+	priorityMapOlLatencyThreads = "ol_latency_threads"
+	priorityMapOlLeaves         = "ol_leaves"
+	priorityMapOlOwners         = "ol_owners"
+	priorityMapOlPieces         = "ol_pieces"
+	priorityMapOlPolicies       = "ol_policies"
+	priorityMapOlPrios          = "ol_prios"
+	priorityMapOlReasons        = "ol_reasons"
+	priorityMapOlRecents        = "ol_recents"
+	priorityMapOlRuleFrames     = "ol_rule_frames"
+	priorityMapOlRuleShapes     = "ol_rule_shapes"
+	priorityMapOlRules          = "ol_rules"
+	priorityMapOlSlots          = "ol_slots"
+	priorityMapOlSparseFlows    = "ol_sparse_flows"
+	priorityProgOlPrioPolled    = "ol_prio_polled"
+	priorityProgOlPrioTwoXdp    = "ol_prio_two_xdp"
+	priorityProgOlPriorityXdp   = "ol_priority_xdp"
+	priorityVarOlAbiEnums       = "ol_abi_enums"
+	priorityVarOlKey0           = "ol_key0"
+	priorityVarOlKey1           = "ol_key1"
+	priorityVarOlNrCpus         = "ol_nr_cpus"
 )
 
 // loadPriority returns the embedded CollectionSpec for priority.
@@ -432,9 +432,9 @@ type prioritySpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type priorityProgramSpecs struct {
-	OlPrioPolled       *ebpf.ProgramSpec `ebpf:"ol_prio_polled"`
-	OlPriorityTwoLanes *ebpf.ProgramSpec `ebpf:"ol_priority_two_lanes"`
-	OlPriorityXdp      *ebpf.ProgramSpec `ebpf:"ol_priority_xdp"`
+	OlPrioPolled  *ebpf.ProgramSpec `ebpf:"ol_prio_polled"`
+	OlPrioTwoXdp  *ebpf.ProgramSpec `ebpf:"ol_prio_two_xdp"`
+	OlPriorityXdp *ebpf.ProgramSpec `ebpf:"ol_priority_xdp"`
 }
 
 // priorityMapSpecs contains maps before they are loaded into the kernel.
@@ -560,15 +560,15 @@ type priorityVariables struct {
 //
 // It can be passed to loadPriorityObjects or ebpf.CollectionSpec.LoadAndAssign.
 type priorityPrograms struct {
-	OlPrioPolled       *ebpf.Program `ebpf:"ol_prio_polled"`
-	OlPriorityTwoLanes *ebpf.Program `ebpf:"ol_priority_two_lanes"`
-	OlPriorityXdp      *ebpf.Program `ebpf:"ol_priority_xdp"`
+	OlPrioPolled  *ebpf.Program `ebpf:"ol_prio_polled"`
+	OlPrioTwoXdp  *ebpf.Program `ebpf:"ol_prio_two_xdp"`
+	OlPriorityXdp *ebpf.Program `ebpf:"ol_priority_xdp"`
 }
 
 func (p *priorityPrograms) Close() error {
 	return _PriorityClose(
 		p.OlPrioPolled,
-		p.OlPriorityTwoLanes,
+		p.OlPrioTwoXdp,
 		p.OlPriorityXdp,
 	)
 }

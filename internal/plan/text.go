@@ -14,30 +14,64 @@ func (p Plan) WriteText(w io.Writer) error {
 	if p.Empty() {
 		b.WriteString("nothing to change\n")
 	}
-	for i, s := range p.Steps {
+	writeSteps(&b, p.Steps)
+	writeAttach(&b, p.Attach)
+	writeSkipped(&b, p.Skipped)
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// WriteText prints the plan as `overlane plan` shows it.
+func (p PriorityPlan) WriteText(w io.Writer) error {
+	var b bytes.Buffer
+	if p.Empty() {
+		b.WriteString("nothing to change\n")
+	}
+	writeAttach(&b, p.Attach)
+	writeSteps(&b, p.Steps)
+	for i, f := range p.Future {
+		if i == 0 {
+			b.WriteString("threads that come with that, one per receive queue:\n")
+		}
+		fmt.Fprintf(&b, "      %d of %s\n", f.Count, f.Target)
+		fmt.Fprintf(&b, "      set   %s\n", f.Want)
+		fmt.Fprintf(&b, "      why   %s\n", f.Reason)
+		b.WriteString("      undo  set what they were when they came, unless somebody else has changed it by then\n")
+	}
+	writeSkipped(&b, p.Skipped)
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+func writeSteps(b *bytes.Buffer, steps []Step) {
+	for i, s := range steps {
 		if i == 0 {
 			b.WriteString("steps, in this order (undone in the reverse order):\n")
 		}
-		fmt.Fprintf(&b, "%4d  %s\n", i+1, s.Setting)
-		fmt.Fprintf(&b, "      set   %s -> %s\n", s.Was, s.Want)
-		fmt.Fprintf(&b, "      why   %s\n", s.Reason)
-		fmt.Fprintf(&b, "      undo  set %s, unless somebody else has changed it by then\n", s.First)
+		fmt.Fprintf(b, "%4d  %s\n", i+1, s.Setting)
+		fmt.Fprintf(b, "      set   %s -> %s\n", s.Was, s.Want)
+		fmt.Fprintf(b, "      why   %s\n", s.Reason)
+		fmt.Fprintf(b, "      undo  set %s, unless somebody else has changed it by then\n", s.First)
 	}
-	for i, a := range p.Attach {
+}
+
+func writeAttach(b *bytes.Buffer, list []Attachment) {
+	for i, a := range list {
 		if i == 0 {
 			b.WriteString("programs:\n")
 		}
-		fmt.Fprintf(&b, "      %s at %s of %s\n", a.Program, a.Hook, a.Target)
-		fmt.Fprintf(&b, "      why   %s\n", a.Reason)
+		fmt.Fprintf(b, "      %s at %s of %s\n", a.Program, a.Hook, a.Target)
+		fmt.Fprintf(b, "      why   %s\n", a.Reason)
 		b.WriteString("      undo  detached by the kernel when the process ends\n")
 	}
-	for i, s := range p.Skipped {
+}
+
+func writeSkipped(b *bytes.Buffer, list []Skip) {
+	for i, s := range list {
 		if i == 0 {
 			b.WriteString("left as it is:\n")
 		}
-		fmt.Fprintf(&b, "      %s\n", s.What)
-		fmt.Fprintf(&b, "      why   %s\n", s.Reason)
+		fmt.Fprintf(b, "      %s\n", s.What)
+		fmt.Fprintf(b, "      why   %s\n", s.Reason)
 	}
-	_, err := w.Write(b.Bytes())
-	return err
 }

@@ -153,29 +153,33 @@ func TestJSONSaysTheWords(t *testing.T) {
 	}
 }
 
-func TestTiers(t *testing.T) {
-	all := func(change ...Feature) []Feature {
-		var list []Feature
-		for _, id := range []ID{Kernel, BTF, TCX, TracepointBT, RPS, SoftnetData, OrderGuard, ThreadedNAPI, CPUMap, CPUMapGRO, BPFQdisc, FQ} {
-			f := Feature{ID: id, State: Supported, Reason: "there"}
-			for _, c := range change {
-				if c.ID == id {
-					f = c
-				}
-			}
-			list = append(list, f)
-		}
+// all are supported features, but for the changes.
+func all(change ...Feature) []Feature {
+	var list []Feature
+	for _, id := range []ID{Kernel, BTF, TCX, TracepointBT, RPS, SoftnetData, OrderGuard, ThreadedNAPI, CPUMap, CPUMapGRO, BPFQdisc, FQ} {
+		f := Feature{ID: id, State: Supported, Reason: "there"}
 		for _, c := range change {
-			if c.ID == NativeXDP {
-				list = append(list, c)
+			if c.ID == id {
+				f = c
 			}
 		}
-		return list
+		list = append(list, f)
 	}
-	no := func(id ID) Feature {
-		return Feature{ID: id, State: Unsupported, Reason: "none", Remedy: "get " + string(id)}
+	for _, c := range change {
+		if c.ID == NativeXDP {
+			list = append(list, c)
+		}
 	}
-	xdp := Feature{ID: NativeXDP, Device: "eth0", State: Supported}
+	return list
+}
+
+func no(id ID) Feature {
+	return Feature{ID: id, State: Unsupported, Reason: "none", Remedy: "get " + string(id)}
+}
+
+var xdp = Feature{ID: NativeXDP, Device: "eth0", State: Supported}
+
+func TestTiers(t *testing.T) {
 	badNIC := Feature{ID: NativeXDP, Device: "eth1", State: Unsupported, Reason: "none", Remedy: "get NIC"}
 	tests := []struct {
 		name   string
@@ -221,4 +225,31 @@ func TestTiers(t *testing.T) {
 			t.Fatalf("%+v", tier)
 		}
 	})
+}
+
+func TestMechanisms(t *testing.T) {
+	noNIC := Feature{ID: NativeXDP, Device: "eth1", State: Unsupported, Reason: "none", Remedy: "get NIC"}
+	for _, tt := range []struct {
+		name           string
+		feats          []Feature
+		possible       bool
+		reason, remedy string
+	}{
+		{"everything", all(xdp), true, "", ""},
+		{"one NIC of two is enough", all(noNIC, xdp), true, "", ""},
+		{"no native XDP", all(noNIC), false, "native-xdp of eth1: none", "get NIC"},
+		{"no underlay", all(), false, "native-xdp: no underlay was found", "overlane doctor  # after setting underlays: [NIC] in the configuration"},
+		{"no tcx", all(xdp, no(TCX)), true, "", ""},
+		{"no cpumap", all(xdp, no(CPUMap)), false, "cpumap: none", "get cpumap"},
+		{"no order", all(xdp, no(OrderGuard)), false, "order-guard: none", "get order-guard"},
+		{"no GRO in the lane", all(xdp, no(CPUMapGRO)), true, "TCP bulk costs more while latency traffic is about, without GRO in its lane: none", "get cpumap-gro"},
+		{"no threads", all(xdp, no(CPUMapGRO), no(ThreadedNAPI)), true, "bulk may starve under overload, since the NIC is polled in softirq: none", "get threaded-napi"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			want := []Mechanism{{"priority", tt.possible, tt.reason, tt.remedy}}
+			if d := cmp.Diff(want, Mechanisms(tt.feats)); d != "" {
+				t.Error(d)
+			}
+		})
+	}
 }

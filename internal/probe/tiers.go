@@ -44,6 +44,42 @@ func Tiers(feats []Feature) []Tier {
 	return tiers
 }
 
+// Mechanism is something that overlane does, beside the pipeline, which the tiers
+// are about.
+type Mechanism struct {
+	Name     string `json:"name"`
+	Possible bool   `json:"possible"`
+	// Reason is the one thing that keeps it away, or what it has to do without;
+	// Remedy is the one command for it.
+	Reason string `json:"reason,omitempty"`
+	Remedy string `json:"remedy,omitempty"`
+}
+
+// Mechanisms says which mechanisms the features allow.
+func Mechanisms(feats []Feature) []Mechanism {
+	var t Tier
+	t.need(feats, BTF, TracepointBT, SoftnetData, OrderGuard, CPUMap, NativeXDP)
+	m := Mechanism{"priority", t.Reached, t.Reason, t.Remedy}
+	if !m.Possible {
+		return []Mechanism{m}
+	}
+	// The worst lack comes last.
+	for _, lack := range []struct {
+		id   ID
+		what string
+	}{
+		{CPUMapGRO, "TCP bulk costs more while latency traffic is about, without GRO in its lane: "},
+		{ThreadedNAPI, "bulk may starve under overload, since the NIC is polled in softirq: "},
+	} {
+		for _, f := range pick(feats, lack.id) {
+			if f.State != Supported {
+				m.Reason, m.Remedy = lack.what+f.Reason, f.Remedy
+			}
+		}
+	}
+	return []Mechanism{m}
+}
+
 // on makes a tier depend on the one below.
 func (t *Tier) on(below Tier) *Tier {
 	if !below.Reached {

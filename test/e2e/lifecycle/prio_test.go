@@ -89,10 +89,7 @@ func TestRulesComeAndGoAtRunTime(t *testing.T) {
 		t.Errorf("rules are %+v", st.Rules)
 	}
 	// What was added outlives a configuration that is read again.
-	d.Signal(unix.SIGHUP)
-	rig.Until(t, "the configuration is read again", func() (bool, string) {
-		return strings.Contains(d.Log(), "configuration read again"), d.Log()
-	})
+	d.Reload(d.Config)
 	verb(0, "rack", "list")
 	verb(failure, `there is no rule "nosuch"`, "del", "nosuch")
 	verb(0, "", "del", "web")

@@ -53,6 +53,7 @@ type Daemon struct {
 	PID int
 
 	tb     testing.TB
+	config string // the path of its file
 	cmd    *exec.Cmd
 	notify *net.UnixConn
 	exited chan struct{}
@@ -83,6 +84,7 @@ func Launch(tb testing.TB, spec Spec) *Daemon {
 			tb.Fatal(err)
 		}
 		args = append(args, "--config", file)
+		d.config = file
 	}
 	var err error
 	socket := filepath.Join(dir, "notify")
@@ -214,6 +216,21 @@ func (d *Daemon) Signal(s unix.Signal) {
 	default:
 		_ = unix.Kill(d.PID, s) // not waited for yet: the number is still its own
 	}
+}
+
+// Reload gives a daemon that has a configuration file another text of it, and waits
+// until it is taken over.
+func (d *Daemon) Reload(text string) {
+	d.tb.Helper()
+	if err := os.WriteFile(d.config, []byte(text), 0o600); err != nil {
+		d.tb.Fatal(err)
+	}
+	const done = "configuration read again"
+	before := strings.Count(d.Log(), done)
+	d.Signal(unix.SIGHUP)
+	Until(d.tb, "the configuration is read again", func() (bool, string) {
+		return strings.Count(d.Log(), done) > before, d.Log()
+	})
 }
 
 // Exited waits for the end of the daemon and returns how it ended.

@@ -110,7 +110,7 @@ static void run_setting(void)
 	opt.backlog_max = one_in(2) ? 1000 : 60;
 	opt.ring_max = one_in(2) ? 2048 : 32;
 	for (i = 0; i < nr_cores; i++)
-		the_cpus[i].lane = (__u64)make_ring(&cores[i]);
+		the_cpus[i].lane[OL_CLASS_BULK] = (__u64)make_ring(&cores[i]);
 	opt.foreign = one_in(3) ? 0 : 10;
 	chance.yield = 1 + below(12);
 	chance.stall = one_in(3) ? 1000 : 50000;

@@ -127,7 +127,7 @@ func (o *overlay) steered(t *testing.T, tier governor.Tier) {
 }
 
 // start starts a daemon that acts in the second host. What it returns ends it.
-func (o *overlay) start(t *testing.T, tier governor.Tier) (*daemon.Daemon, func() error) {
+func (o *overlay) start(t *testing.T, tier governor.Tier, changes ...func(*daemon.Options)) (*daemon.Daemon, func() error) {
 	t.Helper()
 	var log bytes.Buffer
 	t.Cleanup(func() {
@@ -139,6 +139,9 @@ func (o *overlay) start(t *testing.T, tier governor.Tier) (*daemon.Daemon, func(
 		StateDir: t.TempDir(), Cores: []int{0, 1}, Online: online, Mode: governor.Forced, Tier: tier,
 		Limits: governor.DefaultLimits(), GuardianVerb: []string{guardian},
 		Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	for _, change := range changes {
+		change(&opts)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	started, ended := make(chan *daemon.Daemon), make(chan error, 1)

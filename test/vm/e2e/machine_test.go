@@ -5,16 +5,20 @@ package e2e
 import (
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/napi"
+	"github.com/overlane/overlane/internal/rules"
 	"github.com/overlane/overlane/test/residue"
 )
 
@@ -132,6 +136,87 @@ func TestALanesCoreGoesOfflineAndComesBack(t *testing.T) {
 	}
 	s.reach(t, 50)
 	s.finish(t)
+}
+
+// A core that goes offline takes the NIC's thread's affinity with it. The daemon binds
+// the thread to another core, and when none is left, as soon as there is one.
+func TestTheNICsThreadIsBoundAgainWhenItsCoreGoesOffline(t *testing.T) {
+	needMachine(t)
+	var o overlay
+	t.Cleanup(func() {
+		if err := o.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := o.build("vxlan"); err != nil {
+		t.Fatal(err)
+	}
+	b := &o.hosts[1]
+	residue.Check(t, residue.Scope{Namespaces: []string{residue.FD(b.ns.FD()), residue.FD(b.pod.FD())}})
+	d, stop := o.start(t, governor.TC, func(opts *daemon.Options) {
+		opts.Mode, opts.Cores = governor.Off, []int{1}
+		opts.Rules = []rules.Rule{{Name: "ssh", Class: rules.Latency, Proto: 6, Port: 22}}
+	})
+	bound := func(core int) {
+		t.Helper()
+		want := fmt.Sprintf("nice -13, cores [%d]", core)
+		until(t, "the NIC's thread has "+want, func() bool { return b.thread(t) == want })
+	}
+	use := func(cores ...int) {
+		t.Helper()
+		if err := d.SetCores(t.Context(), cores); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bound(1)
+	use(0, 1)
+	bound(1)
+	set(t, core1, "0")
+	bound(0)
+	back := func() {
+		t.Helper()
+		if err := os.WriteFile(core1, []byte("1"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	back()
+	until(t, "core 1 is used again", func() bool { return slices.Equal(d.Status().Cores, []int{0, 1}) })
+	bound(0)
+	use(1)
+	bound(1)
+	set(t, core1, "0")
+	until(t, "no core is used", func() bool { return len(d.Status().Cores) == 0 })
+	back()
+	bound(1)
+	if err := stop(); err != nil {
+		t.Errorf("the daemon ended: %v", err)
+	}
+}
+
+// thread is how the one thread is scheduled that polls the host's NIC.
+func (h *host) thread(t *testing.T) (how string) {
+	t.Helper()
+	err := h.ns.Do(func() error {
+		nic, err := net.InterfaceByName(wireDev)
+		if err != nil {
+			return err
+		}
+		tids, err := napi.Threads(nic.Index, 1)
+		if err != nil || len(tids) != 1 {
+			return fmt.Errorf("threads of the NIC: %v, %w", tids, err)
+		}
+		id, err := apply.IdentifyThread(tids[0])
+		if err != nil {
+			return err
+		}
+		s, err := apply.SchedOf(id)
+		how = fmt.Sprintf("nice %d, cores %v", s.Nice, s.Cores)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return how
 }
 
 // With hardly any room in the backlogs the kernel drops; what it drops there is

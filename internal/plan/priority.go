@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"fmt"
+	"slices"
+)
+
+// EagerNice is the nice value of what polls a NIC, or stands in for that: it preempt bulk lanes, and what they
+// leave of a core is all that others get. It leaves others at least 5 % of a core by
+// the scheduler's weights: nice -13 has weight 18705 against 1024 of nice 0.
+const EagerNice = -13
+
+// The programs that priority attaches.
+const (
+	PriorityProgram = "ol_priority_xdp" // to a NIC that threads poll
+	TwoLanesProgram = "ol_prio_two_xdp" // to any other
+	SyncProgram     = "ol_tunnel_in"
+)
+
+const (
+	preempts = "the NIC's polls preempt bulk"
+	ownCore  = preempts + ", each on a core of its own"
+)
+
+// Underlay is a NIC as priority finds it.
+type Underlay struct {
+	Target
+	// Queues are its receive queues. A NIC that is switched to threads gets one each.
+	Queues int
+	// Unfit says why it is left as it is, "" if it is not.
+	Unfit string
+	// Attached tells that priority's program is there.
+	Attached bool
+	Threaded bool
+	// GRO is the value of rx-gro, if the NIC has something that threads can poll only
+	// with it or with an XDP program.
+	GRO string
+	// Threads poll it, by queue; none unless it is threaded.
+	Threads []NAPIThread
+}
+
+// NAPIThread is a thread that polls a NIC.
+type NAPIThread struct {
+	ID    ThreadID
+	Sched Sched
+}
+
+// PriorityInput is everything that priority's plan depends on.
+type PriorityInput struct {
+	NICs []Underlay
+	// Cores are those that threads may be bound to.
+	Cores []int
+	// NoThreads: NICs are polled as before.
+	NoThreads bool
+	// Tunnels are those from which latency traffic may go straight to pods.
+	Tunnels []Target
+	// Lost are cores that are offline, or were since threads were bound to them:
+	// whom it finds there the kernel lets run anywhere from then on.
+	Lost []int
+	// Owned holds the settings that overlane has changed and not undone.
+	Owned map[Setting]Owned
+}
+
+// FutureThreads are threads that the kernel makes in the course of the plan: what
+// they are like before, nobody can know.
+type FutureThreads struct {
+	Target
+	// Count is a guess: one for each receive queue.
+	Count  int    `json:"threads"`
+	Want   string `json:"want"`
+	Reason string `json:"reason"`
+}
+
+// PriorityPlan is what priority does, in this order: a virtual NIC has nothing that
+// threads could poll before the program is there, and others make theirs anew.
+type PriorityPlan struct {
+	Attach  []Attachment    `json:"attach"`
+	Steps   []Step          `json:"steps"`
+	Future  []FutureThreads `json:"future_threads"`
+	Skipped []Skip          `json:"skipped"`
+}
+
+// Empty reports whether the plan changes nothing.
+func (p PriorityPlan) Empty() bool { return len(p.Steps) == 0 && len(p.Attach) == 0 }
+
+// Priority plans what priority does to underlays: its program, and that the NIC is
+// polled by threads, each bound to a core. A softirq runs in the time of whatever it
+// interrupts, bulk lanes among them, and so may keep these from getting on at all. A
+// thread that moved from core to core would leave a flow's frames in two lanes.
+func Priority(in PriorityInput) PriorityPlan {
+	p := PriorityPlan{Attach: []Attachment{}, Steps: []Step{}, Future: []FutureThreads{}, Skipped: []Skip{}}
+	seats := in.seats()
+	for _, nic := range in.NICs {
+		if nic.Unfit != "" {
+			p.skip(nic.Target, nic.Target.String(), nic.Unfit)
+			continue
+		}
+		if !nic.Attached {
+			program := PriorityProgram
+			if in.NoThreads {
+				program = TwoLanesProgram
+			}
+			p.Attach = append(p.Attach, Attachment{Target: nic.Target, Program: program, Hook: "xdp (native)",
+				Reason: "tells latency frames from bulk, which makes way; many NICs reset their queues once when it comes"})
+		}
+		if in.NoThreads {
+			continue
+		}
+		if !nic.Threaded {
+			p.thread(nic, in)
+			continue
+		}
+		for _, th := range nic.Threads {
+			s := Thread(nic.Target, th.ID)
+			if seat := seats[s]; seat.foreign != "" {
+				p.skip(nic.Target, s.String(), seat.foreign)
+			} else if !s.Same(seat.step.Was, seat.step.Want) {
+				p.Steps = append(p.Steps, seat.step)
+			}
+		}
+	}
+	for _, t := range in.Tunnels {
+		p.Attach = append(p.Attach, Attachment{Target: t, Program: SyncProgram, Hook: "tcx ingress",
+			Reason: "hands latency frames straight to the pods for which nothing is skipped by that"})
+	}
+	return p
+}
+
+func (p *PriorityPlan) skip(t Target, what, reason string) {
+	p.Skipped = append(p.Skipped, Skip{What: what, Reason: reason, Target: t})
+}
+
+// Threaded returns the setting that has a device polled by threads.
+func Threaded(t Target) Setting { return Setting{Target: t, Kind: SysfsAttr, Attr: "threaded"} }
+
+// thread switches a NIC to threads.
+func (p *PriorityPlan) thread(nic Underlay, in PriorityInput) {
+	s := Threaded(nic.Target)
+	if _, touched := in.Owned[s]; touched {
+		p.skip(nic.Target, s.String(), "left alone: somebody else has switched it off again")
+		return
+	}
+	if nic.GRO != "" && Requested(nic.GRO) == "off" {
+		// Else nobody could switch it back once the program is gone.
+		p.Steps = append(p.Steps, Step{Setting: Setting{Target: nic.Target, Kind: EthtoolFeature, Attr: "rx-gro"},
+			Was: nic.GRO, First: Requested(nic.GRO), Want: "on", Reason: "without GRO or an XDP program, a veth has nothing that threads could poll"})
+	}
+	p.Steps = append(p.Steps, Step{Setting: s, Was: "0", First: "0", Want: "1", Reason: preempts})
+	future := FutureThreads{Target: nic.Target, Count: nic.Queues, Want: fmt.Sprintf("nice %d", EagerNice), Reason: preempts}
+	switch len(in.Cores) {
+	case 0:
+	case 1:
+		future.Want += ", bound to " + coresText(in.Cores)
+	default:
+		future.Want += ", each bound to one of " + coresText(in.Cores)
+		future.Reason = ownCore
+	}
+	p.Future = append(p.Future, future)
+}
+
+// seat is what becomes of a thread.
+type seat struct {
+	step    Step
+	foreign string // why it is left as it is
+	want    Sched
+	free    bool // to be bound to any core
+	now     int  // the core that it was bound to, -1 if none
+}
+
+// seats finds a core for each thread, over all NICs.
+func (in PriorityInput) seats() map[Setting]seat {
+	seats := map[Setting]seat{}
+	var order []Setting // of those that are free
+	var now []int
+	taken := map[int]int{} // threads on a core that stay there
+	for _, nic := range in.NICs {
+		if nic.Unfit != "" {
+			continue
+		}
+		for _, th := range nic.Threads {
+			s := Thread(nic.Target, th.ID)
+			seat := in.seat(s, th.Sched)
+			seats[s] = seat
+			switch {
+			case seat.free:
+				order, now = append(order, s), append(now, seat.now)
+			case len(th.Sched.Cores) == 1:
+				taken[th.Sched.Cores[0]]++
+			}
+		}
+	}
+	for i, core := range spread(now, taken, in.Cores) {
+		seat := seats[order[i]]
+		seat.want.Cores = []int{core}
+		seat.step.Want = seat.want.String()
+		seats[order[i]] = seat
+	}
+	return seats
+}
+
+// seat decides about one thread but for its core.
+func (in PriorityInput) seat(s Setting, is Sched) seat {
+	st := seat{step: Step{Setting: s, Was: is.String(), First: is.String(), Reason: ownCore}, now: -1}
+	first := is
+	ours, touched := in.Owned[s]
+	if touched {
+		wrote, err := ParseSched(ours.Wrote)
+		if f, e := ParseSched(ours.First); err == nil && e == nil {
+			first = f
+		} else {
+			st.foreign = "left alone: what the journal says of it cannot be read"
+			return st
+		}
+		st.step.First = first.String()
+		switch {
+		case s.Same(is.String(), wrote.String()):
+			if len(wrote.Cores) == 1 {
+				st.now = wrote.Cores[0]
+			}
+		case len(first.Cores) != 1 && in.unbound(is, wrote):
+			st.step.Unbound = true
+			st.step.Reason = fmt.Sprintf("%s went offline, and the kernel has let it run anywhere", coresText(wrote.Cores))
+		default:
+			st.foreign = fmt.Sprintf("left alone: changed by somebody else from %s to %s", wrote, is)
+			return st
+		}
+	}
+	// Who has set something else before knows why.
+	st.want, st.free = first, len(first.Cores) != 1 && len(in.Cores) > 0
+	if !st.free && len(first.Cores) != 1 {
+		st.want.Cores = is.Cores
+	}
+	if first.Policy == "other" && first.Nice == 0 {
+		st.want.Nice = EagerNice
+	} else if !st.free {
+		st.foreign = fmt.Sprintf("left alone: somebody else has set %s", first)
+	}
+	st.step.Want = st.want.String()
+	return st
+}
+
+// unbound tells that the kernel itself has let a thread run anywhere again: its core
+// went offline. Somebody else would hardly have named that core among others, and
+// have changed nothing but that.
+func (in PriorityInput) unbound(is, wrote Sched) bool {
+	if len(wrote.Cores) != 1 || len(is.Cores) == 1 || !slices.Contains(is.Cores, wrote.Cores[0]) || !slices.Contains(in.Lost, wrote.Cores[0]) {
+		return false
+	}
+	is.Cores = wrote.Cores
+	return is.String() == wrote.String()
+}
+
+// spread finds a core for each thread. One stays where it is as long as that is one
+// of the cores and has no more than its share: a move costs.
+func spread(now []int, taken map[int]int, cores []int) []int {
+	if len(cores) == 0 || len(now) == 0 {
+		return nil
+	}
+	load, total := map[int]int{}, len(now)
+	for _, c := range cores {
+		load[c] = taken[c]
+		total += taken[c]
+	}
+	share := (total + len(cores) - 1) / len(cores)
+	to := slices.Repeat([]int{-1}, len(now))
+	for i, c := range now {
+		if slices.Contains(cores, c) && load[c] < share {
+			to[i] = c
+			load[c]++
+		}
+	}
+	for i := range to {
+		if to[i] < 0 {
+			to[i] = slices.MinFunc(cores, func(a, b int) int { return load[a] - load[b] })
+			load[to[i]]++
+		}
+	}
+	return to
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lifecycle
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/test/e2e/rig"
+)
+
+// scheds are the nice values and cores of the threads that poll the bed's NIC.
+func scheds(t *testing.T, b *bed.Bed) (list []string) {
+	t.Helper()
+	tids, err := b.NAPIThreads()
+	must(t, err)
+	for _, tid := range tids {
+		id, err := apply.IdentifyThread(tid)
+		must(t, err)
+		s, err := apply.SchedOf(id)
+		must(t, err)
+		list = append(list, fmt.Sprintf("nice %d cores %v", s.Nice, s.Cores))
+	}
+	return list
+}
+
+// unbind makes the threads of the bed's NIC such as the kernel makes them.
+func unbind(t *testing.T, b *bed.Bed) {
+	t.Helper()
+	tids, err := b.NAPIThreads()
+	must(t, err)
+	for _, tid := range tids {
+		set := unix.NewCPUSet(8192)
+		set.Fill()
+		must(t, unix.SchedSetaffinityDynamic(tid, set))
+		must(t, unix.Setpriority(unix.PRIO_PROCESS, tid, 0))
+	}
+}
+
+// planned is what overlane plan says of priority, as text and as data.
+func planned(t *testing.T, b *bed.Bed, config, state string) (text string, priority plan.PriorityPlan) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	must(t, os.WriteFile(file, []byte(config), 0o600))
+	for _, flag := range []string{"--json=false", "--json"} {
+		r := rig.Run(t, rig.Spec{NS: b.Receiver().NS}, "plan", flag, "--config", file, "--state-dir", state)
+		if r.Code != 0 || strings.Contains(r.Out, "null") {
+			t.Fatalf("overlane plan: %s", r)
+		}
+		if flag != "--json" {
+			text = r.Out
+			continue
+		}
+		var out struct{ Priority *plan.PriorityPlan }
+		must(t, json.Unmarshal([]byte(r.Out), &out))
+		if out.Priority == nil {
+			t.Fatalf("overlane plan does not speak of priority: %s", r)
+		}
+		priority = *out.Priority
+	}
+	return text, priority
+}
+
+func TestPlanSaysWhatPriorityDoes(t *testing.T) {
+	b := lab(t, bed.Options{NIC: bed.Softirq})
+	wire := b.Receiver().Wire
+	text, p := planned(t, b, prioritised, filepath.Join(t.TempDir(), "state"))
+	if len(p.Attach) != 1 || p.Attach[0].Name != wire || len(p.Steps) != 1 || p.Steps[0].Attr != "threaded" || len(p.Future) != 1 {
+		t.Errorf("the plan is %+v", p)
+	}
+	for _, words := range []string{"(1 rule), run would do this at once", "ol_priority_xdp", "threaded of " + wire, "0 -> 1", "nice -13, each bound to one of core"} {
+		if !strings.Contains(text, words) {
+			t.Errorf("the plan does not say %q:\n%s", words, text)
+		}
+	}
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: prioritised})
+	if got := scheds(t, b); len(got) != 1 || got[0] != "nice -13 cores [0]" {
+		t.Errorf("the NIC's threads have %s", got)
+	}
+	// What run has done is not planned again.
+	text, p = planned(t, b, prioritised, d.State)
+	if !p.Empty() || len(p.Skipped) > 0 || !strings.Contains(text, "the running daemon has done it") {
+		t.Errorf("beside the daemon, the plan is %+v\n%s", p, text)
+	}
+	ends(t, d)
+}
+
+func TestPlanSaysWhyPriorityLeavesANIC(t *testing.T) {
+	t.Run("foreign XDP program", func(t *testing.T) {
+		rig.NeedCores(t, 2)
+		b := rig.Lab(t, bed.Options{})
+		attachXDP(t, b.Receiver().NS, b.Receiver().Wire)
+		check(t, b)
+		const words = "an XDP program of somebody else"
+		text, p := planned(t, b, prioritised, filepath.Join(t.TempDir(), "state"))
+		if !p.Empty() || len(p.Skipped) != 1 || !strings.Contains(p.Skipped[0].Reason, words) || !strings.Contains(text, words) {
+			t.Errorf("the plan is %+v\n%s", p, text)
+		}
+	})
+	t.Run("tier xdp", func(t *testing.T) {
+		b := lab(t, bed.Options{})
+		file := filepath.Join(t.TempDir(), "config.yaml")
+		must(t, os.WriteFile(file, []byte(prioritised+"tier: xdp\n"), 0o600))
+		refused(t, rig.Run(t, rig.Spec{NS: b.Receiver().NS}, "plan", "--config", file), failure, "tier: tc")
+	})
+}
+
+// A bridge's driver has no native XDP.
+func TestPriorityLeavesANICWithoutNativeXDPAlone(t *testing.T) {
+	b := lab(t, bed.Options{NIC: bed.Softirq})
+	must(t, b.Receiver().NS.Do(func() error {
+		br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br7"}}
+		t.Cleanup(func() { _ = b.Receiver().NS.Do(func() error { return netlink.LinkDel(br) }) })
+		return netlink.LinkAdd(br)
+	}))
+	const words = "no native XDP"
+	config := prioritised + "underlays: [br7, " + b.Receiver().Wire + "]\n"
+	_, p := planned(t, b, config, filepath.Join(t.TempDir(), "state"))
+	if len(p.Attach) != 1 || len(p.Skipped) != 1 || !strings.Contains(p.Skipped[0].Reason, words) {
+		t.Errorf("the plan is %+v", p)
+	}
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: config})
+	saysManual(t, d, "br7", words)
+	if !threaded(t, b) {
+		t.Error("the other NIC is not polled by threads")
+	}
+	ends(t, d)
+}
+
+// onWire does something to the wire's receiving end, in its namespace.
+func onWire(t *testing.T, b *bed.Bed, fn func(netlink.Link) error) {
+	t.Helper()
+	rx := b.Receiver()
+	must(t, rx.NS.Do(func() error {
+		l, err := netlink.LinkByName(rx.Wire)
+		if err != nil {
+			return err
+		}
+		return fn(l)
+	}))
+}
+
+// A core that is taken away from overlane, or given to it, by the configuration:
+// threads go where work may go, bulk on its way is not overtaken, and in the end they
+// are as they were first seen.
+func TestThreadsOfTheNICFollowTheCores(t *testing.T) {
+	rig.NeedCores(t, 2)
+	b := rig.Lab(t, bed.Options{Queues: 2})
+	unbind(t, b)
+	check(t, b)
+	on := func(cores string) string { return prioritised + "cores: " + cores + "\n" }
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: on("0")})
+	l := rig.StartLoad(t, b, 4)
+	want := func(lists ...string) {
+		t.Helper()
+		got := scheds(t, b)
+		for i := range lists {
+			lists[i] = "nice -13 cores " + lists[i]
+		}
+		if !slices.Equal(got, lists) {
+			t.Errorf("the NIC's threads have %q, want %q", got, lists)
+		}
+	}
+	want("[0]", "[0]")
+	d.Reload(on("0-1"))
+	want("[0]", "[1]")
+	l.GoesOn()
+	d.Reload(on("1"))
+	want("[1]", "[1]")
+	l.GoesOn()
+	d.Reload(on("0-1"))
+	want("[1]", "[0]")
+	l.GoesOn()
+	ends(t, d)
+	left(t, d, l.Stop())
+}
+
+// A NIC that goes down and comes up has other threads than before.
+func TestNewThreadsOfTheNICAreBound(t *testing.T) {
+	rig.NeedCores(t, 2)
+	b := rig.Lab(t, bed.Options{NIC: bed.Softirq})
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: prioritised + "cores: 1\n"})
+	before, err := b.NAPIThreads()
+	must(t, err)
+	onWire(t, b, netlink.LinkSetDown)
+	onWire(t, b, netlink.LinkSetUp)
+	rig.Until(t, "new threads are bound", func() (bool, string) {
+		now, err := b.NAPIThreads()
+		must(t, err)
+		if len(now) == 0 || slices.Equal(now, before) {
+			return false, fmt.Sprint(now)
+		}
+		got := scheds(t, b)
+		return slices.Equal(got, []string{"nice -13 cores [1]"}), strings.Join(got, ", ") + d.Log()
+	})
+	ends(t, d)
+	if threaded(t, b) {
+		t.Error("the NIC is still polled by threads")
+	}
+}
+
+// A veth without GRO, as the underlay of a cluster in containers is one, has nothing
+// to poll when our program is gone; it can be switched back all the same.
+func TestVethWithoutGROIsSwitchedBack(t *testing.T) {
+	for _, end := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
+		t.Run(end.String(), func(t *testing.T) {
+			rig.NeedCores(t, 2)
+			b := rig.Lab(t, bed.Options{NIC: bed.Softirq})
+			must(t, bed.Features(b.Receiver().NS, b.Receiver().Wire, map[string]bool{"rx-gro": false}))
+			check(t, b)
+			if _, p := planned(t, b, prioritised, filepath.Join(t.TempDir(), "state")); len(p.Steps) != 2 || p.Steps[0].Attr != "rx-gro" {
+				t.Errorf("the plan is %+v", p)
+			}
+			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: prioritised})
+			if got := scheds(t, b); len(got) != 1 || got[0] != "nice -13 cores [0]" {
+				t.Errorf("the NIC's threads have %s", got)
+			}
+			d.Signal(end)
+			d.GoneBoth()
+			d.NothingLeft()
+		})
+	}
+}
