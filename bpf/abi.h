@@ -312,7 +312,8 @@ struct ol_prio {
 	__u8 over;     /* the budget is used up: latency joins bulk */
 	__u8 table;    /* of rules, in force on this core */
 	__u8 host;     /* by which flows in no tunnel have a class, too */
-	__u8 pad[3];
+	__u8 about;    /* latency traffic is */
+	__u8 pad[2];
 	struct ol_lane_watch lane[OL_NR_CLASSES];
 	__u64 frames[OL_NR_CLASSES][OL_NR_WAYS];
 	__u64 held;	 /* of latency in the bulk lane: behind what the flow has in it */

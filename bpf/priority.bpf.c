@@ -138,7 +138,9 @@ static __always_inline int ol_prio_look(struct ol_prio *p, __u32 this_cpu, __u32
 	look.size = ring.size;
 	look.asleep = ring.asleep;
 	empty = ol_lane_step(w, &look, before);
-	room = class == OL_CLASS_BULK ? policy->bulk_room : look.size;
+	room = policy->bulk_room;
+	if (room && class == OL_CLASS_LATENCY)
+		room = look.size;
 	if (look.used < room)
 		w->room = room - look.used;
 	return empty;
@@ -320,7 +322,8 @@ __noinline int ol_prio_judge(struct ol_prio *p, struct ol_judged *j, int two)
 	j->excess = is.class == OL_CLASS_LATENCY && p->over && !(gro && p->holds);
 	if (is.class == OL_CLASS_LATENCY && !j->excess) {
 		j->held = !bulk_left;
-		if (bulk_left && !two)
+		/* When priority ends its lane is to run empty, however long it goes on. */
+		if (bulk_left && (!two || (latency_left && !p->about)))
 			return 0;
 		j->way = bulk_left ? OL_WAY_LATENCY_LANE : OL_WAY_BULK_LANE;
 	} else {

@@ -144,6 +144,7 @@ OL_INLINE void ol_prio_turn(struct ol_prio *p, __u32 window, __u32 table, int la
 	__u32 silence = p->now - p->seen;
 	int about = p->ever && silence < window;
 
+	p->about = about;
 	if (silence > OL_PRIO_LIFE_US)
 		p->ever = 0;
 	if (!p->holds) {

@@ -234,7 +234,8 @@ type priorityOlPrio struct {
 	Over    uint8
 	Table   uint8
 	Host    uint8
-	Pad     [3]uint8
+	About   uint8
+	Pad     [2]uint8
 	Lane    [2]struct {
 		_        structs.HostLayout
 		Taken    uint32

@@ -161,7 +161,8 @@ type syncOlPrio struct {
 	Over    uint8
 	Table   uint8
 	Host    uint8
-	Pad     [3]uint8
+	About   uint8
+	Pad     [2]uint8
 	Lane    [2]struct {
 		_        structs.HostLayout
 		Taken    uint32

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+// SPDX-License-Identifier: Apache-2.0
 /* Priority's policy, with a clock of its own: what flows become, what latency may take. */
 #include <stdio.h>
 #include <string.h>
