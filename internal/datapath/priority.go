@@ -109,9 +109,14 @@ func (p *Priority) StartLanes(cores []int, two bool, nice int) error {
 	return nil
 }
 
+// bulkSlice is longer than the scheduler's own slices, which are 2.8 ms on machines of
+// eight and more cores. Much longer ones are dangerous: beside control groups whose weight
+// on a core comes and goes, a lane with a slice of 100 ms did not run for seconds.
+const bulkSlice = 5 * time.Millisecond
+
 // tuneLane lets whoever wakes up on a core preempt the thread of its bulk lane at once.
 // The scheduler protects a running task until it has had its slice, but not from one
-// whose slice is shorter (kernel/sched/fair.c, PREEMPT_SHORT): so this is the longest.
+// whose slice is shorter (kernel/sched/fair.c, PREEMPT_SHORT).
 func (d *Datapath) tuneLane(core, class, nice int) error {
 	var cpu stagesOlCpu
 	if err := d.stages.OlCpus.Lookup(uint32(core), &cpu); err != nil {
@@ -119,7 +124,7 @@ func (d *Datapath) tuneLane(core, class, nice int) error {
 	}
 	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}
 	if class == bulkLane {
-		attr.Runtime = uint64(100 * time.Millisecond)
+		attr.Runtime = uint64(bulkSlice)
 	} else {
 		attr.Nice = int32(nice)
 	}
