@@ -12,10 +12,12 @@ const (
 	Overlay    = "overlay"
 	OverlayXDP = "overlay-xdp"
 	RPSBest    = "rps-best"
+	Host       = "host"
 )
 
+// family is the mechanism of a variant; of host-priority, too.
 func family(variant string) string {
-	name, _, _ := strings.Cut(variant, "-")
+	name, _, _ := strings.Cut(strings.TrimPrefix(variant, Host+"-"), "-")
 	return name
 }
 
@@ -49,7 +51,9 @@ func references(variant, baseline string, ran []string) []string {
 		}
 	}
 	add(baseline, true)
-	add(OverlayXDP, mayUseXDP(variant))
+	onHost := strings.HasPrefix(variant, Host+"-")
+	add(Host, onHost)
+	add(OverlayXDP, mayUseXDP(variant) && !onHost)
 	add(RPSBest, family(variant) == "pipeline")
 	return refs
 }

@@ -54,6 +54,7 @@ func init() {
 		{name: "pipeline-xdp-forced", what: "pipeline-xdp without its judgement", start: pipeline("forced", "xdp")},
 		{name: "priority", what: "overlane: the flow whose latency is measured overtakes the background", start: priority("batch")},
 		{name: "priority-sync", what: "the same, from the tunnel straight to the pod", start: priority("sync")},
+		{name: "host-priority", what: "no overlay; the same for flows of the host network", host: true, start: priority("batch")},
 		{name: "orphaned", what: "what stays when the daemon and its guardian are killed at once", start: startOrphaned},
 	}
 }

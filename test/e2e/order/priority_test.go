@@ -60,7 +60,7 @@ func TestOrderOfClasses(t *testing.T) {
 		b := rig.Lab(t, bed.Options{NIC: nic})
 		for _, r := range []ruled{
 			{bed.Thread, 1, paced, inline}, {bed.Thread, 8, lossy, inline}, {bed.Thread, 8, flooded, inline}, {bed.Thread, 8, paced, little},
-			{bed.Thread, 8, paced, straight}, {bed.Thread, 8, flooded, straight},
+			{bed.Thread, 8, flooded, straight},
 			{bed.Softirq, 8, paced, inline}, {bed.Softirq, 8, lossy, twoLanes}, {bed.Softirq, 8, flooded, twoLanes},
 		} {
 			if r.nic == nic {
@@ -130,13 +130,13 @@ func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control
 	}
 	begin := time.Now()
 	over := func() (bool, error) {
-		if changes%50 != 0 || changes < 400**volume {
+		if changes%50 != 0 || changes < 200**volume {
 			return false, nil
 		}
 		st, err := p.status()
 		got, rerr := tr.received()
 		inLane := st.Counters.LatencyHeld + st.Counters.LatencyExcess
-		done := got >= 150_000*uint64(*volume) && inLane >= 10*uint64(*volume)
+		done := got >= 75_000*uint64(*volume) && inLane >= 10*uint64(*volume)
 		if err == nil && !done && time.Since(begin) > time.Duration(*volume)*tooLong {
 			err = fmt.Errorf("%d packets, %d changes of class and %d latency frames in the lane after %s",
 				got, changes, inLane, time.Since(begin).Round(time.Second))
