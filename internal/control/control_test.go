@@ -200,7 +200,7 @@ func TestRequestsReachTheHandlerOrChangeNothing(t *testing.T) {
 	if err := c.Resteer(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	web := rules.Rule{Name: "web", Class: rules.Bulk, Proto: 6, Port: 80, Prefix: netip.MustParsePrefix("fd00::/8")}
+	web := rules.Rule{Name: "web", Class: rules.Bulk, Proto: 6, Port: 80, Prefix: netip.MustParsePrefix("fd00::/8"), Network: rules.Overlay}
 	if err := c.AddRule(t.Context(), web); err != nil {
 		t.Fatal(err)
 	}

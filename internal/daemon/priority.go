@@ -96,7 +96,7 @@ func (d *Daemon) useRules(ctx context.Context, added, configured []rules.Rule) e
 		err = d.startPriority(table)
 	default:
 		if err = d.keepRuleFrames(); err == nil {
-			err = errors.Join(d.prio.dp.SetRules(table, d.judgesHost(table)), d.prio.dp.SetTuning(d.tuning()))
+			err = errors.Join(d.prio.dp.SetRules(table), d.prio.dp.SetTuning(d.tuning()))
 		}
 	}
 	if err == nil {
@@ -104,9 +104,6 @@ func (d *Daemon) useRules(ctx context.Context, added, configured []rules.Rule) e
 	}
 	return err
 }
-
-// judgesHost tells whether flows outside of tunnels have a class.
-func (d *Daemon) judgesHost(t *rules.Table) bool { return d.opts.Priority.Auto || t.FitsHost() }
 
 // ruleFrames counts the frames of each rule in force, by name.
 func (d *Daemon) ruleFrames() (map[string]uint64, error) {
@@ -197,7 +194,7 @@ func (d *Daemon) startPriority(table *rules.Table) error {
 	}
 	d.prio = p
 	// Bulk stays where it is until the NICs' threads are where they will be.
-	err = errors.Join(p.dp.SetTuning(datapath.PriorityTuning{}), p.dp.SetRules(table, d.judgesHost(table)), p.dp.StartLanes(d.cores, false, plan.EagerNice))
+	err = errors.Join(p.dp.SetTuning(datapath.PriorityTuning{}), p.dp.SetRules(table), p.dp.StartLanes(d.cores, false, plan.EagerNice))
 	if err == nil && d.opts.Priority.Sync {
 		err = p.startSync()
 	}

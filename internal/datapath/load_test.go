@@ -35,6 +35,17 @@ func load(t testing.TB) *Datapath {
 func TestEveryObjectLoadsAndTheSamplerRuns(t *testing.T) {
 	d := load(t)
 	sampled(t, d)
+	p, err := d.LoadPriority()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := p.LoadShortcuts()
+	if err != nil {
+		t.Fatal(errors.Join(err, p.Close()))
+	}
+	if err := errors.Join(s.Close(), p.Close()); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestSamplingStartsAnewOnTheCoresThatAreOnline(t *testing.T) {

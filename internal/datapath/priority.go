@@ -165,9 +165,9 @@ func (h *PriorityHook) Close() error { return h.l.Close() }
 // SetRules replaces the rules that give flows their class, all at once: packets
 // are judged by the old list or by the new one. An error changes nothing.
 //
-// host: flows outside of tunnels have a class, too. Once they do they keep it: without
-// one they would overtake what they have in a lane.
-func (p *Priority) SetRules(t *rules.Table, host bool) error {
+// Flows outside of tunnels have a class as soon as a rule may fit them, and keep having
+// one: without, they would overtake what they have in a lane.
+func (p *Priority) SetRules(t *rules.Table) error {
 	next := p.d.policy.RulesTable ^ 1
 	none := make([]uint64, p.d.cpus)
 	for i := range uint32(t.Rules) {
@@ -180,7 +180,7 @@ func (p *Priority) SetRules(t *rules.Table, host bool) error {
 	}
 	var shapes priorityOlShapes
 	shapes.Nr = uint32(len(t.Shapes))
-	p.host = p.host || host
+	p.host = p.host || t.FitsHost()
 	if p.host {
 		shapes.Host = 1
 	}

@@ -100,7 +100,7 @@ func (p *Priority) use(t testing.TB, list ...rules.Rule) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.SetRules(table, table.FitsHost()); err != nil {
+	if err := p.SetRules(table); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -217,7 +217,7 @@ func TestRulesChangeBetweenPolls(t *testing.T) {
 // What is no flow of a tunnel of ours has no class, and passes, if no rule asks for it.
 func TestFramesOfNoTunnelHaveNoClass(t *testing.T) {
 	p := newPriority(t)
-	p.use(t, rules.Rule{Proto: 17, Network: rules.Overlay})
+	p.use(t, rules.Rule{Proto: 17})
 	for name, frame := range map[string][]byte{
 		"no tunnel":      packet.Build(packet.Ethernet{}, packet.IPv4{}, packet.UDP{Src: 1, Dst: 2}),
 		"another VNI":    inVXLAN(41, packet.IPv4{}, packet.UDP{Src: 1, Dst: 2}),
@@ -242,7 +242,7 @@ func TestFlowsOfTheHostHaveAClass(t *testing.T) {
 	piece := packet.Build(packet.Ethernet{}, packet.IPv4{ID: 4, More: true}, packet.UDP{Src: 1, Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42}, packet.Bytes(64))
 	rest := packet.Build(packet.Ethernet{}, packet.IPv4{ID: 4, Offset: 80, Proto: 17}, packet.Bytes(64))
 	many := packet.Build(packet.Ethernet{Multicast: true}, packet.IPv4{}, packet.UDP{Src: 1, Dst: 2})
-	both, host, overlay := rules.Rule{Port: 2}, rules.Rule{Port: 2, Network: rules.Host}, rules.Rule{Port: 2, Network: rules.Overlay}
+	both, host, overlay := rules.Rule{Port: 2, Network: rules.Any}, rules.Rule{Port: 2, Network: rules.Host}, rules.Rule{Port: 2}
 
 	for _, c := range []struct {
 		what  string

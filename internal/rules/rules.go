@@ -40,7 +40,7 @@ type Rule struct {
 	VNI *uint32 `json:"vni,omitempty"`
 	// DSCP is that of the inner IP header; nil for any.
 	DSCP *uint8 `json:"dscp,omitempty"`
-	// Network is where the flow runs; empty for either.
+	// Network is where the flow runs; in a tunnel if nothing is said.
 	Network Network `json:"network,omitempty"`
 }
 
@@ -52,6 +52,7 @@ type Network string
 const (
 	Overlay Network = "overlay" // in a tunnel
 	Host    Network = "host"    // in none
+	Any     Network = "any"     // in either
 )
 
 // protocols by their names in rules.
@@ -80,7 +81,7 @@ var Fields = []struct{ Name, Allowed string }{
 	{"cidr", "an address or prefix, such as 10.32.0.0/24 or fd00::1"},
 	{"vni", "0 to 16777215"},
 	{"dscp", "a name such as ef or af41, or 0 to 63"},
-	{"network", "overlay or host; both if it is left out"},
+	{"network", "overlay, host or any; overlay if it is left out"},
 }
 
 // FieldError is about one field of a rule.
@@ -174,13 +175,15 @@ func (r *Rule) Set(field, value string) error {
 		}
 		r.DSCP = &c
 	case "network":
-		if Network(value) != Overlay && Network(value) != Host {
+		if !Network(value).valid() {
 			return bad()
 		}
 		r.Network = Network(value)
 	}
 	return nil
 }
+
+func (n Network) valid() bool { return n == Overlay || n == Host || n == Any }
 
 func validName(s string) bool {
 	if s == "" || len(s) > maxName {
@@ -201,6 +204,9 @@ func (r *Rule) Finish() error {
 	if r.Class == "" {
 		r.Class = Latency
 	}
+	if r.Network == "" {
+		r.Network = Overlay
+	}
 	switch {
 	case r.Name == "":
 		return &FieldError{"name", "missing", Fields[0].Allowed}
@@ -208,12 +214,12 @@ func (r *Rule) Finish() error {
 		return &FieldError{"name", fmt.Sprintf("%q does not fit", r.Name), Fields[0].Allowed}
 	case r.Class != Latency && r.Class != Bulk:
 		return &FieldError{"class", fmt.Sprintf("%q does not fit", r.Class), Fields[1].Allowed}
-	case r.Proto == 0 && r.Port == 0 && !r.Prefix.IsValid() && r.VNI == nil && r.DSCP == nil && r.Network == "":
-		return errors.New("it fits every flow; name a proto, port, cidr, vni, dscp or network")
-	case r.Network != "" && r.Network != Overlay && r.Network != Host:
+	case r.Proto == 0 && r.Port == 0 && !r.Prefix.IsValid() && r.VNI == nil && r.DSCP == nil && r.Network != Host:
+		return errors.New("it fits every flow; name a proto, port, cidr, vni or dscp")
+	case !r.Network.valid():
 		return &FieldError{"network", fmt.Sprintf("%q does not fit", r.Network), Fields[len(Fields)-1].Allowed}
-	case r.Network == Host && r.VNI != nil:
-		return &FieldError{"vni", "does not go with network host, which is outside of tunnels", ""}
+	case r.Network != Overlay && r.VNI != nil:
+		return &FieldError{"vni", fmt.Sprintf("does not go with network %s: only flows in tunnels have one", r.Network), ""}
 	case r.Port != 0 && r.Proto != 0 && r.Proto != 6 && r.Proto != 17 && r.Proto != 132:
 		return &FieldError{"port", "does not go with a protocol that has none", ""}
 	}
@@ -239,7 +245,7 @@ func (r Rule) Fits() string {
 	if r.DSCP != nil {
 		add("dscp", strconv.Itoa(int(*r.DSCP)))
 	}
-	if r.Network != "" {
+	if r.Network != Overlay {
 		add("network", string(r.Network))
 	}
 	return strings.Join(parts, " ")

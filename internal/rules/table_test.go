@@ -104,7 +104,7 @@ func TestTableFindsTheFirstRuleThatFits(t *testing.T) {
 				set("vni", fmt.Sprint(pick(2)))
 			}
 			if pick(4) == 0 {
-				set("network", []string{"overlay", "host"}[pick(2)])
+				set("network", []string{"overlay", "host", "any"}[pick(3)])
 			}
 			if pick(4) == 0 {
 				set("dscp", fmt.Sprint(pick(2)))
@@ -181,7 +181,7 @@ func TestMalformedRulesAreRefusedWithWhatIsAllowed(t *testing.T) {
 		{"port", "0", "1 to 65535"}, {"port", "65536", "1 to 65535"}, {"port", "-1", "1 to 65535"}, {"port", "http", "1 to 65535"},
 		{"cidr", "10.0.0.1/24", "10.0.0.0/24"}, {"cidr", "10.0.0.0/33", "such as"}, {"cidr", "fe80::1%eth0", "such as"}, {"cidr", "::ffff:10.0.0.1", "such as"},
 		{"vni", "16777216", "16777215"}, {"dscp", "64", "0 to 63"}, {"dscp", "EF", "ef"},
-		{"network", "vlan", "overlay or host"}, {"class", "fast", "latency or bulk"}, {"name", "", "letters"}, {"name", "a b", "letters"}, {"name", strings.Repeat("x", 41), "at most 40"},
+		{"network", "vlan", "overlay, host or any"}, {"class", "fast", "latency or bulk"}, {"name", "", "letters"}, {"name", "a b", "letters"}, {"name", strings.Repeat("x", 41), "at most 40"},
 		{"colour", "red", "name, class, proto"},
 	} {
 		var r Rule

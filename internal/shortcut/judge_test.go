@@ -133,6 +133,7 @@ func TestEachViolationIsAReason(t *testing.T) {
 		{"clsact on the tunnel", func(_ *Facts, p parts) { p.tunnel.Filters = "clsact" }, "the qdisc clsact of somebody else, with its filters, is on vx0; see: tc filter show dev vx0"},
 		{"clsact on the bridge", func(_ *Facts, p parts) { p.bridge.Filters = "clsact" }, "the qdisc clsact of somebody else, with its filters, is on br0"},
 		{"ingress on the veth", func(_ *Facts, p parts) { p.host.Filters = "ingress" }, "the qdisc ingress of somebody else, with its filters, is on ve1"},
+		{"a queue at the pod's end", func(_ *Facts, p parts) { p.host.Queues = true }, "TCP segmentation is off on ve1, so that the pod's end may have a queue of its own"},
 		{"shaped", func(_ *Facts, p parts) { p.host.Qdisc = "tbf" }, "the qdisc tbf is on ve1"},
 		{"not told its qdisc", func(_ *Facts, p parts) { p.host.Qdisc = "" }, "the qdisc  is on ve1"},
 		{"ebtables", func(f *Facts, _ parts) { f.Netfilter.Ebtables = "ebtable_nat" }, "legacy ebtables is in the kernel (ebtable_nat)"},

@@ -40,7 +40,7 @@ var smoke = []suite{
 	{pkg: "internal/probe", args: []string{"-test.skip=^(TestProbesAgreeWithTheKernelsOptions|TestDiagnosisOfRealDevicesAndItsCommandsMendThem)$"}},
 	// Loading takes the emulated kernel seconds: one test for each way that a
 	// program is used.
-	{pkg: "internal/datapath", args: []string{"-test.run=^(TestEveryObjectLoads|TestEveryPacketGoesToItsLane|TestXDPRedirectsToALane|TestRulesGiveFlowsTheirClass)"}},
+	{pkg: "internal/datapath", args: []string{"-test.run=^(TestEveryObjectLoads|TestEveryPacketGoesToItsLane|TestXDPRedirectsToALane|TestRulesGiveFlowsTheirClass|TestSparseFlowsAreLatency)"}},
 	{pkg: "test/vm/e2e", args: []string{"-tunnels=vxlan,geneve", "-machine-wide"}},
 }
 

@@ -75,7 +75,7 @@ func pipeline(mode, tier string) func(context.Context, *env, scenario) (session,
 // by a host without a daemon.
 func priority(mode string) func(context.Context, *env, scenario) (session, error) {
 	return func(ctx context.Context, e *env, s scenario) (session, error) {
-		d, err := e.startDaemon(ctx, priorityConfig(mode, s.latency))
+		d, err := e.startDaemon(ctx, priorityConfig(mode, s.latency, e.overlay))
 		if err != nil {
 			return session{}, err
 		}
@@ -85,12 +85,16 @@ func priority(mode string) func(context.Context, *env, scenario) (session, error
 	}
 }
 
-// priorityConfig names one flow; none: the probe's.
-func priorityConfig(mode string, flow service) string {
+// priorityConfig names one flow, in the overlay or outside; none: the probe's.
+func priorityConfig(mode string, flow service, overlay bool) string {
 	if flow == (service{}) {
 		flow = probeService
 	}
-	return fmt.Sprintf("pipeline: off\npriority: {mode: %s, rules: [{name: %s, proto: %s, port: %d}]}\n", mode, flow.name, flow.proto, flow.port)
+	network := "host"
+	if overlay {
+		network = "overlay"
+	}
+	return fmt.Sprintf("pipeline: off\npriority: {mode: %s, rules: [{name: %s, proto: %s, port: %d, network: %s}]}\n", mode, flow.name, flow.proto, flow.port, network)
 }
 
 func (e *env) startDaemon(ctx context.Context, config string) (*daemon, error) {

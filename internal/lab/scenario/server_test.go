@@ -122,14 +122,14 @@ func TestPointsOfServersStay(t *testing.T) {
 
 func TestPriorityIsToldOfTheScenariosFlow(t *testing.T) {
 	for name, want := range map[string]string{
-		"udp-one":      "pipeline: off\npriority: {mode: batch, rules: [{name: probe, proto: udp, port: 9001}]}\n",
-		"latency-busy": "pipeline: off\npriority: {mode: batch, rules: [{name: probe, proto: udp, port: 9001}]}\n",
-		"latency-rr":   "pipeline: off\npriority: {mode: batch, rules: [{name: probe, proto: udp, port: 9001}]}\n",
-		"memcached":    "pipeline: off\npriority: {mode: batch, rules: [{name: memcached, proto: tcp, port: 11211}]}\n",
-		"web":          "pipeline: off\npriority: {mode: batch, rules: [{name: web, proto: tcp, port: 8080}]}\n",
+		"udp-one":      "pipeline: off\npriority: {mode: batch, rules: [{name: probe, proto: udp, port: 9001, network: overlay}]}\n",
+		"latency-busy": "pipeline: off\npriority: {mode: batch, rules: [{name: probe, proto: udp, port: 9001, network: overlay}]}\n",
+		"latency-rr":   "pipeline: off\npriority: {mode: batch, rules: [{name: probe, proto: udp, port: 9001, network: overlay}]}\n",
+		"memcached":    "pipeline: off\npriority: {mode: batch, rules: [{name: memcached, proto: tcp, port: 11211, network: overlay}]}\n",
+		"web":          "pipeline: off\npriority: {mode: batch, rules: [{name: web, proto: tcp, port: 8080, network: overlay}]}\n",
 	} {
 		s, _ := find(name)
-		if got := priorityConfig("batch", s.latency); got != want {
+		if got := priorityConfig("batch", s.latency, true); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 		if a, ok := applications[name]; ok && a.service != s.latency {

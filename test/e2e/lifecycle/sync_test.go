@@ -75,6 +75,14 @@ func TestShortCutsEndWhereSomebodyHasASay(t *testing.T) {
 				return errors.Join(netlink.QdiscDel(qdisc(l)), netlink.LinkSetTxQLen(l, 0))
 			})
 			grows("short cuts are taken again")
+
+			rig.SetQueue(t, rx.Pods[0].NS, bed.PodDev, "rps_cpus", "2")
+			rig.Until(t, "RPS is noticed", func() (bool, string) {
+				r := d.Status().Mechanisms[1].Reason
+				return strings.Contains(r, "RPS moves the pod's packets"), r
+			})
+			rig.SetQueue(t, rx.Pods[0].NS, bed.PodDev, "rps_cpus", "0")
+			grows("short cuts are taken when RPS is gone")
 			orderly(t, l.Stop())
 			ends(t, d)
 		})

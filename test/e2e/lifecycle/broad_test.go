@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lifecycle
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/test/e2e/rig"
+)
+
+// bystander is a thread of ordinary priority that wants all of a core, and counts how
+// often it has had a bit of it.
+type bystander struct{ turns, end atomic.Int64 }
+
+func (b *bystander) start(t *testing.T, core int) {
+	t.Helper()
+	ready, done := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		var set unix.CPUSet
+		set.Set(core)
+		err := unix.SchedSetaffinity(0, &set)
+		ready <- err
+		for err == nil && b.end.Load() == 0 {
+			var spent unix.Timespec
+			err = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &spent)
+			b.turns.Store(spent.Nano() / 1e6)
+		}
+	}()
+	t.Cleanup(func() { b.end.Store(1); <-done })
+	must(t, <-ready)
+}
+
+// A rule that makes all that a core can take latency traffic does not take the core:
+// bulk and programs get on, and status says which rule it is.
+func TestARuleThatIsTooBroadStarvesNobody(t *testing.T) {
+	rig.NeedCores(t, 2)
+	b := lab(t, bed.Options{})
+	place := b.PlaceCores()
+	config := fmt.Sprintf("cores: %d\npipeline: off\nmetrics: off\npriority: {bulk-share: 30%%, rules: [{name: few, port: 1}, {name: flood, proto: udp, port: %d}]}\n",
+		place.NIC[0], traffic.BasePort+100)
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: config})
+	// Above saturation the sender's queue hands its packets on out of order.
+	must(t, b.StopFlowControl())
+	t.Cleanup(func() { must(t, b.Reset()) })
+	l := rig.StartLoad(t, b, 4)
+	flood, err := traffic.StartLive(b, traffic.LiveConfig{
+		Flows: []traffic.Flow{traffic.NewFlow(b, 100, 0, true, false, 0)}, Size: traffic.MinSize, Core: place.Gen[0],
+	})
+	must(t, err)
+	var by bystander
+	by.start(t, place.NIC[0])
+	rig.Until(t, "status says that the rule is too broad", func() (bool, string) {
+		r := d.Status().Mechanisms[1].Reason
+		return strings.Contains(r, `rule "flood" is too broad`), r
+	})
+	was, turns := d.Status().Counters, by.turns.Load()
+	rig.Until(t, "bulk and programs get on", func() (bool, string) {
+		c := d.Status().Counters
+		return c.BulkLane > was.BulkLane+1000 && by.turns.Load() > turns+200, fmt.Sprintf("%+v, %d ms for others", c, by.turns.Load()-turns)
+	})
+	l.GoesOn()
+	_, err = flood.Stop()
+	must(t, err)
+	if v := l.Stop(); v.Reordered != 0 || v.Duplicated != 0 {
+		t.Errorf("%+v", v)
+	}
+	ends(t, d)
+}
