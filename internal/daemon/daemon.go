@@ -235,7 +235,10 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if !d.pipe.armed {
 		in.Layout = governor.Place(d.opts.Tier, d.cores, pollers(in), in.Costs)
 	}
-	d.useless = in.Layout.None()
+	if d.prio != nil {
+		in.Barred = besidePriority
+	}
+	d.useless = in.Layout.None() || in.Barred != ""
 	before := d.gov.Last()
 	dec := d.gov.Step(in)
 	if dec.State != before.State {

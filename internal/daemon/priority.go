@@ -93,7 +93,7 @@ func (d *Daemon) useRules(ctx context.Context, added, configured []rules.Rule) e
 	case d.opts.Priority.Off || (len(list) == 0 && !d.opts.Priority.Auto):
 		_, err = d.stopPriority(ctx)
 	case d.prio == nil:
-		err = d.startPriority(table)
+		err = d.startPriority(ctx, table)
 	default:
 		if err = d.keepRuleFrames(); err == nil {
 			err = errors.Join(d.prio.dp.SetRules(table), d.prio.dp.SetTuning(d.tuning()))
@@ -182,10 +182,17 @@ func (d *Daemon) lookPriority(now time.Time) error {
 	return d.renewLanes()
 }
 
+// besidePriority: the pipeline does not tell latency traffic from bulk yet, and would send
+// both to the same backlogs.
+const besidePriority = "priority is in place, beside which the pipeline does not act yet"
+
 // startPriority puts priority in place.
-func (d *Daemon) startPriority(table *rules.Table) error {
+func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	if d.opts.Tier == governor.XDP {
 		return ErrTierXDP
+	}
+	if err := d.pipe.recall(ctx, farewell); err != nil {
+		return fmt.Errorf("take the pipeline off before priority comes: %w", err)
 	}
 	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), frames: map[string]uint64{}}
 	var err error

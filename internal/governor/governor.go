@@ -49,6 +49,8 @@ type Input struct {
 	Costs      Costs
 	// Layout is what would be, or is, in use.
 	Layout Layout
+	// Barred says why nothing may act now, whatever the load; empty if it may.
+	Barred string
 }
 
 // Mode is the configuration's word.
@@ -136,6 +138,8 @@ func (g *Governor) decide(in Input) (State, string) {
 	switch {
 	case g.mode == Off:
 		return Standby, "switched off by configuration"
+	case in.Barred != "":
+		return Standby, in.Barred
 	case in.Layout.None():
 		return Standby, in.Layout.Reason
 	case g.mode == Forced:

@@ -239,6 +239,20 @@ func TestNeverFlapsWhateverTheLoad(t *testing.T) {
 	}
 }
 
+func TestWhatIsBarredDoesNotAct(t *testing.T) {
+	c := clock{}
+	for _, mode := range []Mode{Auto, Forced} {
+		g := New(mode, DefaultLimits())
+		for range 100 {
+			in := c.window(saturated())
+			in.Barred = "something else is in place"
+			if d := g.Step(in); d.State != Standby || d.Reason != in.Barred {
+				t.Fatalf("mode %d: %+v", mode, d)
+			}
+		}
+	}
+}
+
 func TestOffIsOffAndForcedIsForced(t *testing.T) {
 	c := clock{}
 	if d := New(Off, DefaultLimits()).Step(c.window(saturated())); d.State != Standby {

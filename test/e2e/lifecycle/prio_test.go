@@ -3,6 +3,7 @@
 package lifecycle
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -119,4 +120,26 @@ func TestPriorityLeavesAForeignXDPProgramAlone(t *testing.T) {
 func TestPriorityAndTierXDPAreNotCombined(t *testing.T) {
 	b := lab(t, bed.Options{})
 	refused(t, runFor(t, b, prioritised+"tier: xdp\n"), failure, "tier: tc")
+}
+
+// Priority takes the pipeline's place when the first rule comes, and gives it back.
+func TestThePipelineStandsBackForPriority(t *testing.T) {
+	b := lab(t, bed.Options{})
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: forced})
+	l := rig.StartLoad(t, b, 4)
+	d.Acting()
+	if r := d.Verb("prio", "add", "ssh", "proto", "tcp", "port", "22"); r.Code != 0 {
+		t.Fatal(r)
+	}
+	rig.Until(t, "priority is in place, and the pipeline is not", func() (bool, string) {
+		m := d.Status().Mechanisms
+		return m[0].State == "standby" && strings.Contains(m[0].Reason, "priority is in place") && m[1].State == "active", fmt.Sprint(m)
+	})
+	l.GoesOn()
+	if r := d.Verb("prio", "del", "ssh"); r.Code != 0 {
+		t.Fatal(r)
+	}
+	d.Acting()
+	orderly(t, l.Stop())
+	ends(t, d)
 }
