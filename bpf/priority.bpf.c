@@ -450,7 +450,11 @@ int BPF_PROG(ol_prio_polled, struct napi_struct *napi, int work, int budget)
 			cpu->softnet = (__u64)sd;
 		if (p->task && p->task == task) {
 			now = bpf_ktime_get_ns();
-			ol_prio_charge(p, now - p->charged);
+			/* A task that a softirq interrupted has done other things since. */
+			if (now - p->charged < OL_PRIO_FOLLOWS_NS)
+				ol_prio_charge(p, now - p->charged);
+			else
+				p->task = 0;
 			p->charged = now;
 		}
 		return 0;

@@ -63,6 +63,9 @@ func (s *Shortcuts) AttachTunnel(dev Device) (io.Closer, error) {
 	return attachTCX(dev, ebpf.AttachTCXIngress, s.objs.OlTunnelIn)
 }
 
+// maxRefresh fits what the kernel side counts in.
+const maxRefresh = 30 * time.Minute
+
 // Set makes these the short cuts.
 func (s *Shortcuts) Set(want map[ShortcutKey]Shortcut) error {
 	for k := range s.have {
@@ -78,7 +81,7 @@ func (s *Shortcuts) Set(want map[ShortcutKey]Shortcut) error {
 		if s.have[k] == v {
 			continue
 		}
-		value := syncOlShortcut{Host: uint32(v.Host), MaxLen: uint32(v.MaxLen), RefreshUs: uint32(v.Refresh / time.Microsecond)}
+		value := syncOlShortcut{Host: uint32(v.Host), MaxLen: uint32(v.MaxLen), RefreshUs: uint32(min(v.Refresh, maxRefresh) / time.Microsecond)}
 		if err := s.objs.OlShortcuts.Put(k.abi(), value); err != nil {
 			return fmt.Errorf("write a short cut: %w", err)
 		}
