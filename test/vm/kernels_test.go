@@ -78,7 +78,7 @@ var programs = []string{"ip", "bridge", "tc"}
 
 const (
 	bootLimit = 10 * time.Minute // on a machine that has other work too
-	testLimit = 5 * time.Minute // of each binary, inside
+	testLimit = 5 * time.Minute  // of each binary, inside
 )
 
 func TestKernels(t *testing.T) {
