@@ -23,8 +23,8 @@ struct {
 } ol_rules SEC(".maps");
 
 /*
- * The first rule of a table that fits a flow (host: in no tunnel): its class in the low byte, above it one
- * more than its index in ol_rule_frames; 0 if none fits.
+ * The first rule of a table that fits a flow (host: in no tunnel): its class in the
+ * low byte, above it one more than its index in ol_rule_frames; 0 if none fits.
  */
 __noinline __u32 ol_rule_of(const struct ol_flow *flow, int host, __u32 table)
 {

@@ -55,7 +55,8 @@ static __always_inline int ol_of_latency(const struct ol_prio *p, const struct o
 {
 	__u32 task = bpf_get_current_pid_tgid();
 
-	return p->demoted && (p->task == task || cpu->lane_pid[OL_CLASS_LATENCY] == task);
+	/* 0 is nobody in ours, and the idle task, which a softirq may interrupt, in theirs. */
+	return p->demoted && task && (p->task == task || cpu->lane_pid[OL_CLASS_LATENCY] == task);
 }
 
 SEC("tcx/ingress")

@@ -52,9 +52,9 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 }
 
 /*
- * Run by the daemon, on no device, with a core's number and a class for a frame: where
- * is its lane? An XDP program of the same kind as the one above: a cpumap serves programs of
- * one kind only (kernel/bpf/core.c, bpf_check_tail_call).
+ * Run by the daemon, on no device, with a core's number and a class for a frame:
+ * where is its lane? An XDP program of the same kind as the one above: a cpumap
+ * serves programs of one kind only (kernel/bpf/core.c, bpf_check_tail_call).
  */
 SEC("xdp.frags")
 int ol_find_lane(struct xdp_md *ctx)

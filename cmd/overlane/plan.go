@@ -122,12 +122,14 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	if prioritises(cfg) && cfg.Tier == config.TierXDP {
 		return out, daemon.ErrTierXDP // as run says
 	}
-	if cfg.Pipeline == config.ModeOff {
-		out.When = "run would only watch: the pipeline is switched off by configuration"
-		if !prioritises(cfg) {
-			return out, nil
-		}
+	switch {
+	case cfg.Pipeline == config.ModeOff && prioritises(cfg):
 		out.When = "the pipeline is switched off by configuration"
+	case cfg.Pipeline == config.ModeOff:
+		out.When = "run would only watch: the pipeline is switched off by configuration"
+		return out, nil
+	case prioritises(cfg):
+		out.When = "of the pipeline, run would do nothing: " + daemon.BesidePriority
 	}
 	cores, err := coresOf(cfg)
 	if err != nil {
@@ -145,7 +147,7 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	if err != nil {
 		return out, err
 	}
-	if cfg.Pipeline != config.ModeOff {
+	if out.When == "" {
 		if err := out.pipeline(ctx, cfg, cores, s, l, owned); err != nil {
 			return out, err
 		}

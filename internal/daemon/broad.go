@@ -9,8 +9,8 @@ import (
 
 // broad watches for a latency class that takes more of a core than it may.
 type broad struct {
-	excess uint64            // frames beyond, at the last look
-	frames map[string]uint64 // of latency rules, at the last look
+	excess uint64            // frames beyond, when it last was too much
+	frames map[string]uint64 // of latency rules, then
 	who    string            // brought most of the class when it last was too much
 	seen   time.Time         // that
 }
@@ -18,15 +18,13 @@ type broad struct {
 // tooBroadFor is how long after it happened status tells.
 const tooBroadFor = time.Minute
 
-// look compares counters with those of the last look.
+// look notes that there is more beyond than before.
 func (b *broad) look(now time.Time, excess uint64, frames map[string]uint64) {
-	if excess > b.excess {
-		b.seen, b.who = now, "what is small and sparse"
-		var most uint64
-		for name, n := range frames {
-			if more := n - min(b.frames[name], n); more > most {
-				most, b.who = more, fmt.Sprintf("rule %q", name)
-			}
+	b.seen, b.who = now, "what is small and sparse"
+	var most uint64
+	for name, n := range frames {
+		if more := n - min(b.frames[name], n); more > most {
+			most, b.who = more, fmt.Sprintf("rule %q", name)
 		}
 	}
 	b.excess, b.frames = excess, frames

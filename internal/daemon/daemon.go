@@ -236,7 +236,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 		in.Layout = governor.Place(d.opts.Tier, d.cores, pollers(in), in.Costs)
 	}
 	if d.prio != nil {
-		in.Barred = besidePriority
+		in.Barred = BesidePriority
 	}
 	d.useless = in.Layout.None() || in.Barred != ""
 	before := d.gov.Last()

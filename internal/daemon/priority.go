@@ -166,25 +166,28 @@ func (d *Daemon) lookPriority(now time.Time) error {
 	if err != nil {
 		return err
 	}
-	frames, err := d.ruleFrames()
-	if err != nil {
-		return err
-	}
-	for _, r := range slices.Concat(d.added, d.opts.Rules) {
-		if r.Class != rules.Latency {
-			delete(frames, r.Name)
+	// Thousands of rules take as many system calls: only where there is something to say.
+	if c.LatencyExcess > d.prio.broad.excess {
+		frames, err := d.ruleFrames()
+		if err != nil {
+			return err
 		}
+		for _, r := range slices.Concat(d.added, d.opts.Rules) {
+			if r.Class != rules.Latency {
+				delete(frames, r.Name)
+			}
+		}
+		d.prio.broad.look(now, c.LatencyExcess, frames)
 	}
-	d.prio.broad.look(now, c.LatencyExcess, frames)
 	if err := d.followSync(now); err != nil {
 		d.log.Warn("some short cuts could not be followed", "reason", err)
 	}
 	return d.renewLanes()
 }
 
-// besidePriority: the pipeline does not tell latency traffic from bulk yet, and would send
+// BesidePriority: the pipeline does not tell latency traffic from bulk yet, and would send
 // both to the same backlogs.
-const besidePriority = "priority is in place, beside which the pipeline does not act yet"
+const BesidePriority = "priority is in place, beside which the pipeline does not act yet"
 
 // startPriority puts priority in place.
 func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
@@ -194,7 +197,7 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	if err := d.pipe.recall(ctx, farewell); err != nil {
 		return fmt.Errorf("take the pipeline off before priority comes: %w", err)
 	}
-	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), frames: map[string]uint64{}}
+	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), frames: map[string]uint64{}, broad: broad{excess: d.prioPast.LatencyExcess}}
 	var err error
 	if p.dp, err = d.dp.LoadPriority(); err != nil {
 		return err

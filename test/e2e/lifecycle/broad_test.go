@@ -46,9 +46,13 @@ func TestARuleThatIsTooBroadStarvesNobody(t *testing.T) {
 	rig.NeedCores(t, 2)
 	b := lab(t, bed.Options{})
 	place := b.PlaceCores()
-	config := fmt.Sprintf("cores: %d\npipeline: off\nmetrics: off\npriority: {bulk-share: 30%%, rules: [{name: few, port: 1}, {name: flood, proto: udp, port: %d}]}\n",
-		place.NIC[0], traffic.BasePort+100)
+	config := fmt.Sprintf("cores: %d\npipeline: off\nmetrics: off\npriority: {bulk-share: 30%%}\n", place.NIC[0])
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: config})
+	for _, words := range [][]string{{"few", "port", "1"}, {"flood", "proto", "udp", "port", fmt.Sprint(traffic.BasePort + 100)}} {
+		if r := d.Verb(append([]string{"prio", "add"}, words...)...); r.Code != 0 {
+			t.Fatal(r)
+		}
+	}
 	// Above saturation the sender's queue hands its packets on out of order.
 	must(t, b.StopFlowControl())
 	t.Cleanup(func() { must(t, b.Reset()) })
@@ -71,6 +75,20 @@ func TestARuleThatIsTooBroadStarvesNobody(t *testing.T) {
 	l.GoesOn()
 	_, err = flood.Stop()
 	must(t, err)
+	// What is in place anew is not blamed for what was before.
+	for _, words := range [][]string{{"del", "flood"}, {"del", "few"}, {"add", "few", "port", "1"}} {
+		if r := d.Verb(append([]string{"prio"}, words...)...); r.Code != 0 {
+			t.Fatal(r)
+		}
+	}
+	bulk := d.Status().Counters.BulkPackets
+	rig.Until(t, "priority is in place anew", func() (bool, string) {
+		c := d.Status().Counters
+		return c.BulkPackets > bulk+60000, fmt.Sprintf("%+v", c)
+	})
+	if r := d.Status().Mechanisms[1].Reason; strings.Contains(r, "too broad") {
+		t.Error(r)
+	}
 	if v := l.Stop(); v.Reordered != 0 || v.Duplicated != 0 {
 		t.Errorf("%+v", v)
 	}

@@ -232,3 +232,12 @@ func TestVethWithoutGROIsSwitchedBack(t *testing.T) {
 		})
 	}
 }
+
+// With rules the pipeline does nothing, and plan does not promise otherwise.
+func TestPlanPromisesNoPipelineBesidePriority(t *testing.T) {
+	b := lab(t, bed.Options{})
+	text, _ := planned(t, b, "metrics: off\npriority: {rules: [{name: ssh, proto: tcp, port: 22}]}\n", t.TempDir())
+	if !strings.Contains(text, "beside which the pipeline does not act") || strings.Contains(text, "rps_cpus") {
+		t.Error(text)
+	}
+}
