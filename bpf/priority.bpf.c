@@ -12,8 +12,7 @@
  */
 #include "kernel.h"
 #include "napi.h"
-#include "parse.h"
-#include "steer.h"
+#include "xdp.h"
 #include "classes.h"
 #include <bpf/bpf_tracing.h>
 
@@ -127,7 +126,7 @@ static __always_inline int ol_prio_look(struct ol_prio *p, __u32 this_cpu, __u32
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_lane_look look = {};
 	struct ol_ring ring;
-	__u32 room;
+	__u32 room, holds;
 	int empty;
 
 	w->room = 0;
@@ -139,8 +138,9 @@ static __always_inline int ol_prio_look(struct ol_prio *p, __u32 this_cpu, __u32
 	look.asleep = ring.asleep;
 	empty = ol_lane_step(w, &look, before);
 	room = policy->bulk_room;
-	if (room && class == OL_CLASS_LATENCY)
-		room = look.size;
+	holds = look.size > OL_RING_STALE ? look.size - OL_RING_STALE : 0;
+	if (room > holds || (room && class == OL_CLASS_LATENCY))
+		room = holds;
 	if (look.used < room)
 		w->room = room - look.used;
 	return empty;
@@ -336,32 +336,42 @@ __noinline int ol_prio_judge(struct ol_prio *p, struct ol_judged *j, int two)
 	return 0;
 }
 
+/* The frame as one that is in no tunnel. */
+__noinline int ol_read_host(struct xdp_md *ctx, struct ol_frame *f)
+{
+	struct ol_cursor c;
+
+	if (!f)
+		return OL_SHORT;
+	ol_cursor_at(ctx, &c);
+	return ol_parse_inner(&c, 0, 0, &f->flow);
+}
+
 /* Which class a frame belongs to, and the way it goes. two: latency has a lane, too. */
 static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 {
-	__u32 this_cpu = bpf_get_smp_processor_id(), tunnel = OL_MAX_TUNNELS, zero = 0, class, way;
+	__u32 this_cpu = bpf_get_smp_processor_id(), zero = 0, class, way;
 	struct ol_judged *j = bpf_map_lookup_elem(&ol_judgements, &zero);
 	struct ol_prio *p = bpf_map_lookup_elem(&ol_prios, &this_cpu);
 	struct ol_policy *policy = ol_get_policy();
-	struct ol_flow flow = {};
-	__u8 may_concern = 0, host = 0;
+	struct ol_frame f;
 	struct ol_cursor c;
 	enum ol_reason r;
+	__u8 host = 0;
 
 	if (!policy || !p || !j)
 		return XDP_PASS;
-	c.data = (void *)(long)ctx->data;
-	c.end = (void *)(long)ctx->data_end;
-	/* Lengths that contradict each other are the stack's to judge. */
-	c.total = 0;
+	ol_cursor_at(ctx, &c);
 	if (p->poll == p->polls + 1 && j->poll == p->poll && ol_same_head(&c, &j->head))
 		goto known;
 
-	r = ol_classify(&c, policy, &tunnel, &flow, &may_concern);
+	__builtin_memset(&f, 0, sizeof(f));
+	/* Lengths that contradict each other are the stack's to judge. */
+	r = ol_read_xdp(ctx, &f, 0);
 	if (r) {
-		if (r != OL_OUTER_FRAGMENT && (r != OL_NOT_OVERLAY || may_concern))
+		if (r != OL_OUTER_FRAGMENT && (r != OL_NOT_OVERLAY || f.may_concern))
 			return XDP_PASS;
-		if (ol_parse_inner(&c, 0, 0, &flow))
+		if (ol_read_host(ctx, &f))
 			return XDP_PASS;
 		host = 1;
 	}
@@ -369,14 +379,16 @@ static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 		ol_prio_begin(p, this_cpu, two);
 	if (host && !p->host)
 		return XDP_PASS;
-	if (j->poll != p->poll || flow.piece != OL_PIECE_WHOLE || j->flow.piece != OL_PIECE_WHOLE ||
-	    j->host != host || !ol_same_flow(&j->flow, &flow) || j->flow.dscp != flow.dscp) {
+	if (j->poll != p->poll || f.flow.piece != OL_PIECE_WHOLE ||
+	    j->flow.piece != OL_PIECE_WHOLE || j->host != host ||
+	    !ol_same_flow(&j->flow, &f.flow) || j->flow.dscp != f.flow.dscp) {
 		ol_prio_account(j);
-		j->flow = flow;
+		j->flow = f.flow;
 		j->host = host;
 		j->poll = p->poll;
-		ol_keep_head(&c, &flow, host,
-			     tunnel < OL_MAX_TUNNELS ? policy->tunnel[tunnel].kind : 0, &j->head);
+		ol_keep_head(&c, &f.flow, host,
+			     f.tunnel < OL_MAX_TUNNELS ? policy->tunnel[f.tunnel].kind : 0,
+			     &j->head);
 		ol_prio_judge(p, j, two);
 	}
 known:

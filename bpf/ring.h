@@ -45,6 +45,13 @@ static __always_inline int ol_get_ring(__u32 cpu, __u32 class, struct ol_ring *r
 	return 1;
 }
 
+/*
+ * Entries that were taken are cleared in batches of two cache lines, and until then in the
+ * way of new ones (include/linux/ptr_ring.h, __ptr_ring_discard_one): a ring holds fewer
+ * than its size by up to so many.
+ */
+#define OL_RING_STALE 32
+
 /* Frames between a place in the ring and where the next one is put. */
 static __always_inline __u32 ol_ring_from(const struct ol_ring *r, __u32 place)
 {

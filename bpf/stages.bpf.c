@@ -6,7 +6,6 @@
  * whose RPS mask is ours but that is not to be steered.
  */
 #include "kernel.h"
-#include "parse.h"
 #include "steer.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -26,19 +25,20 @@ static __always_inline int ol_stay(struct __sk_buff *skb, const struct ol_policy
 }
 
 /* What is this packet, as far as its first `want` bytes tell? */
-static __always_inline enum ol_reason ol_read(struct __sk_buff *skb, const struct ol_policy *policy,
-					      __u32 want, __u32 *tunnel, struct ol_flow *flow,
-					      __u8 *may_concern)
+__noinline int ol_read_skb(struct __sk_buff *skb, struct ol_frame *f, __u32 want)
 {
+	struct ol_policy *policy = ol_get_policy();
 	struct ol_cursor c;
 
+	if (!f || !policy)
+		return OL_NOT_OVERLAY;
 	if (skb->data_end - skb->data < want && skb->len > skb->data_end - skb->data)
 		bpf_skb_pull_data(skb, skb->len < want ? skb->len : want);
 	c.data = (void *)(long)skb->data;
 	c.end = (void *)(long)skb->data_end;
 	/* A super-packet's lengths need not add up: only its headers are read. */
 	c.total = skb->gso_segs > 1 ? 0 : skb->len;
-	return ol_classify(&c, policy, tunnel, flow, may_concern);
+	return ol_classify(&c, policy, f);
 }
 
 SEC("tcx/ingress")
@@ -47,21 +47,19 @@ int ol_underlay_in(struct __sk_buff *skb)
 	__u32 this_cpu = bpf_get_smp_processor_id(), lane, segs;
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
-	__u32 tunnel = OL_MAX_TUNNELS;
-	struct ol_flow flow = {};
-	__u8 may_concern = 0;
+	struct ol_frame f = {};
 	enum ol_reason r;
 
 	if (!policy || !cpu)
 		return TCX_NEXT;
-	r = ol_read(skb, policy, OL_PULL, &tunnel, &flow, &may_concern);
+	r = ol_read_skb(skb, &f, OL_PULL);
 	/* What is steered must not go by how much of a packet is linear. */
 	if (r == OL_SHORT)
-		r = ol_read(skb, policy, OL_PULL_MAX, &tunnel, &flow, &may_concern);
-	if (r || tunnel >= OL_MAX_TUNNELS) {
+		r = ol_read_skb(skb, &f, OL_PULL_MAX);
+	if (r || f.tunnel >= OL_MAX_TUNNELS) {
 		if (r != OL_NOT_OVERLAY)
 			ol_reason(r);
-		return may_concern ? ol_stay(skb, policy) : TCX_NEXT;
+		return f.may_concern ? ol_stay(skb, policy) : TCX_NEXT;
 	}
 
 	struct ol_hop h = {
@@ -70,12 +68,12 @@ int ol_underlay_in(struct __sk_buff *skb)
 		.cpu = cpu,
 		.this_cpu = this_cpu,
 		.stage = OL_STAGE_TUNNEL,
-		.tunnel = policy->tunnel[tunnel].no_gro ? OL_NO_CELL : tunnel,
+		.tunnel = policy->tunnel[f.tunnel].no_gro ? OL_NO_CELL : f.tunnel,
 	};
 
 	segs = skb->gso_segs ? skb->gso_segs : 1;
 	ol_count(OL_CNT_OVERLAY, segs);
-	lane = ol_steer_flow(&h, &flow, &r);
+	lane = ol_steer_flow(&h, &f.flow, &r);
 	if (r) {
 		ol_reason(r);
 		return ol_stay(skb, policy);

@@ -393,32 +393,43 @@ static __always_inline __u32 ol_find_tunnel(const struct ol_policy *policy,
 	return any;
 }
 
-/* What is this frame, and for which of our tunnels? */
-static __always_inline enum ol_reason ol_classify(const struct ol_cursor *c,
-						  const struct ol_policy *policy, __u32 *tunnel,
-						  struct ol_flow *flow, __u8 *may_concern)
+/* What was read of a frame; all of it is zero before. */
+struct ol_frame {
+	struct ol_flow flow;
+	__u32 tunnel;	  /* its index, or OL_MAX_TUNNELS */
+	__u8 may_concern; /* not understood, it could still end in a tunnel */
+	__u8 pad[3];
+};
+
+/*
+ * What is this frame, and for which of our tunnels? For functions that the verifier
+ * looks at once: a hook would be followed to its end for each way through the headers.
+ */
+static __always_inline enum ol_reason
+ol_classify(const struct ol_cursor *c, const struct ol_policy *policy, struct ol_frame *f)
 {
 	struct ol_outer outer = {};
 	enum ol_reason r;
 	__u32 vni, inner;
 
-	r = ol_parse_outer(c, &outer, may_concern);
+	f->tunnel = OL_MAX_TUNNELS;
+	r = ol_parse_outer(c, &outer, &f->may_concern);
 	if (r)
 		return r;
 	if (!ol_any_tunnel_at(policy, outer.port)) {
-		*may_concern = 0;
+		f->may_concern = 0;
 		return OL_NOT_OVERLAY;
 	}
 	r = ol_parse_vni(c, &outer, &vni);
 	if (r)
 		return r;
-	*tunnel = ol_find_tunnel(policy, &outer, vni);
-	if (*tunnel >= OL_MAX_TUNNELS)
+	f->tunnel = ol_find_tunnel(policy, &outer, vni);
+	if (f->tunnel >= OL_MAX_TUNNELS)
 		return OL_NOT_OVERLAY;
-	r = ol_parse_tunnel(c, &outer, policy->tunnel[*tunnel].kind, &inner);
+	r = ol_parse_tunnel(c, &outer, policy->tunnel[f->tunnel].kind, &inner);
 	if (r)
 		return r;
-	return ol_parse_inner(c, inner, vni, flow);
+	return ol_parse_inner(c, inner, vni, &f->flow);
 }
 
 /*

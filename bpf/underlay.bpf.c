@@ -6,8 +6,7 @@
  * or not for a tunnel of ours is passed.
  */
 #include "kernel.h"
-#include "parse.h"
-#include "steer.h"
+#include "xdp.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -17,20 +16,13 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 	__u32 this_cpu = bpf_get_smp_processor_id(), lane;
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
-	__u32 tunnel = OL_MAX_TUNNELS;
-	struct ol_flow flow = {};
-	__u8 may_concern = 0;
-	struct ol_cursor c;
+	struct ol_frame f = {};
 	enum ol_reason r;
 
 	if (!policy || !cpu)
 		return XDP_PASS;
-	c.data = (void *)(long)ctx->data;
-	c.end = (void *)(long)ctx->data_end;
-	/* Of a frame in several buffers only the first is read. */
-	c.total = bpf_xdp_get_buff_len(ctx);
-	r = ol_classify(&c, policy, &tunnel, &flow, &may_concern);
-	if (r)
+	r = ol_read_xdp(ctx, &f, 1);
+	if (r || f.tunnel >= OL_MAX_TUNNELS)
 		return XDP_PASS;
 
 	struct ol_hop h = {
@@ -39,11 +31,11 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 		.cpu = cpu,
 		.this_cpu = this_cpu,
 		.stage = OL_STAGE_NIC,
-		.tunnel = policy->tunnel[tunnel].no_gro ? OL_NO_CELL : tunnel,
+		.tunnel = policy->tunnel[f.tunnel].no_gro ? OL_NO_CELL : f.tunnel,
 	};
 
 	ol_count(OL_CNT_XDP_OVERLAY, 1);
-	lane = ol_steer_flow(&h, &flow, &r);
+	lane = ol_steer_flow(&h, &f.flow, &r);
 	if (r || lane >= OL_MAX_LANES)
 		return XDP_PASS;
 	ol_count(OL_CNT_XDP_LANE, 1);

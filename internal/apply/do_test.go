@@ -308,9 +308,9 @@ func TestThreadSchedulingIsRestored(t *testing.T) {
 	s := plan.Thread(plan.Target{}, id)
 	was, err := getSched(s.Attr)
 	b.must(err)
-	_, err = l.Do(b, []plan.Step{{Setting: s, Want: "policy=batch prio=0 nice=10 cores=0"}})
+	_, err = l.Do(b, []plan.Step{{Setting: s, Want: "policy=batch prio=0 nice=10 cores=0 slice=200µs"}})
 	b.must(err)
-	if a, err := unix.SchedGetAttr(id.PID, 0); err != nil || a.Policy != unix.SCHED_BATCH || a.Nice != 10 {
+	if a, err := unix.SchedGetAttr(id.PID, 0); err != nil || a.Policy != unix.SCHED_BATCH || a.Nice != 10 || a.Runtime != 200_000 {
 		t.Errorf("%+v, %v", a, err)
 	}
 	rep, err := l.Restore(b)

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -145,8 +146,31 @@ func getSched(attr string) (string, error) {
 		return "", err
 	}
 	value := fmt.Sprintf("policy=%s prio=%d nice=%d cores=%s", policy, a.Priority, a.Nice, cores)
+	slice, err := ownSlice(a)
+	if err != nil {
+		return "", err
+	}
+	if slice != 0 {
+		value += " slice=" + slice.String()
+	}
 	_, err = plan.ParseSched(value)
 	return value, err
+}
+
+// ownSlice is the slice that a thread was given, or 0. The kernel tells the scheduler's
+// own, too, which is that of any other thread: of this one.
+func ownSlice(a *unix.SchedAttr) (time.Duration, error) {
+	if a.Policy != unix.SCHED_NORMAL && a.Policy != unix.SCHED_BATCH {
+		return 0, nil
+	}
+	usual, err := unix.SchedGetAttr(0, 0)
+	if err != nil {
+		return 0, fmt.Errorf("read scheduling of this process: %w", err)
+	}
+	if a.Runtime == usual.Runtime {
+		return 0, nil
+	}
+	return time.Duration(a.Runtime), nil
 }
 
 // allowedCores reads where a thread may run, as "0-3,8". sched_getaffinity leaves out
@@ -177,7 +201,7 @@ func putSched(attr, value string) error {
 	if err != nil {
 		return err
 	}
-	a := unix.SchedAttr{Size: unix.SizeofSchedAttr, Priority: uint32(s.Priority), Nice: int32(s.Nice)}
+	a := unix.SchedAttr{Size: unix.SizeofSchedAttr, Priority: uint32(s.Priority), Nice: int32(s.Nice), Runtime: uint64(s.Slice)}
 	for number, name := range policies {
 		if name == s.Policy {
 			a.Policy = number

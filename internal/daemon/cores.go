@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/overlane/overlane/internal/plan"
 )
 
 // lookOnline follows cores that go offline and come back: a core that is gone
@@ -54,7 +53,7 @@ func (d *Daemon) useCores() error {
 	}
 	d.cores = cores
 	if d.prio != nil {
-		if err := d.prio.dp.StartLanes(cores, d.prio.two, plan.EagerNice); err != nil {
+		if err := d.prio.dp.StartLanes(cores, d.prio.two, eager); err != nil {
 			return err
 		}
 	}

@@ -69,9 +69,12 @@ func (d *Daemon) tuning() datapath.PriorityTuning {
 }
 
 // bulkTuning: latency traffic that pauses for longer than the window finds bulk on
-// the stock path again; a lane with so much room delays what is in it by no more
-// than about a millisecond.
-var bulkTuning = datapath.PriorityTuning{Window: 50 * time.Millisecond, Room: 512}
+// the stock path again. The lane's room is what a TCP window needs: with 512 frames each
+// connection lost some again and again; what is in it waits some milliseconds at most.
+var bulkTuning = datapath.PriorityTuning{Window: 50 * time.Millisecond, Room: 2000}
+
+// eager is how the latency class's threads are scheduled.
+var eager = datapath.LaneSched{Nice: plan.EagerNice, Slice: plan.EagerSlice}
 
 // ErrTierXDP says that two mechanisms want the NIC's XDP hook.
 var ErrTierXDP = errors.New("priority and the pipeline's tier xdp cannot be combined: set \"tier: tc\", or \"priority: {mode: off}\"")
@@ -204,7 +207,7 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	}
 	d.prio = p
 	// Bulk stays where it is until the NICs' threads are where they will be.
-	err = errors.Join(p.dp.SetTuning(datapath.PriorityTuning{}), p.dp.SetRules(table), p.dp.StartLanes(d.cores, false, plan.EagerNice))
+	err = errors.Join(p.dp.SetTuning(datapath.PriorityTuning{}), p.dp.SetRules(table), p.dp.StartLanes(d.cores, false, eager))
 	if err == nil && d.opts.Priority.Sync {
 		err = p.startSync()
 	}
@@ -263,7 +266,7 @@ func (d *Daemon) followPriority() error {
 			}
 			d.log.Info("the NIC is polled in softirq: latency traffic has a lane of its own", "device", u.Dev, "reason", err)
 			p.two = true
-			if err := errors.Join(p.dp.StartLanes(d.cores, true, plan.EagerNice), l.TwoLanes()); err != nil {
+			if err := errors.Join(p.dp.StartLanes(d.cores, true, eager), l.TwoLanes()); err != nil {
 				errs = append(errs, err)
 			}
 		case errors.Is(err, node.ErrGone):
@@ -304,7 +307,7 @@ func (d *Daemon) renewLanes() error {
 	for _, core := range strayed {
 		d.lost[core] = true
 	}
-	err = d.prio.dp.StartLanes(d.cores, d.prio.two, plan.EagerNice)
+	err = d.prio.dp.StartLanes(d.cores, d.prio.two, eager)
 	d.placeThreads()
 	return err
 }

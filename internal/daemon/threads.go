@@ -79,8 +79,7 @@ func (d *Daemon) moveThreads() error {
 // bulkHome sends bulk to the stock path again. A lane that gets more than its thread
 // can do does not run empty as long as latency traffic goes on: after a while it is
 // emptied by refusing what comes.
-func (d *Daemon) bulkHome(ctx context.Context) error {
-	var err error
+func (d *Daemon) bulkHome(ctx context.Context) (err error) {
 	for _, try := range []struct {
 		room  int
 		limit time.Duration
@@ -89,6 +88,12 @@ func (d *Daemon) bulkHome(ctx context.Context) error {
 		t.Window, t.Room, t.LatencyShare = 0, try.room, 1
 		if err := d.prio.dp.SetTuning(t); err != nil {
 			return err
+		}
+		if try.room == 0 {
+			if err := d.prio.dp.HurryLanes(d.cores, eager); err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, d.prio.dp.CalmLanes(d.cores)) }()
 		}
 		wait, cancel := context.WithTimeout(ctx, try.limit)
 		err = d.waitPromoted(wait)

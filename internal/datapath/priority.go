@@ -90,8 +90,8 @@ func (p *Priority) SetTuning(t PriorityTuning) error {
 // those of the latency class if there shall be two. They must be there before the hook
 // is attached.
 //
-// nice is that of the latency class's threads.
-func (p *Priority) StartLanes(cores []int, two bool, nice int) error {
+// eager is how the latency class's threads are scheduled.
+func (p *Priority) StartLanes(cores []int, two bool, eager LaneSched) error {
 	classes := []int{bulkLane}
 	if two {
 		classes = append(classes, latencyLane)
@@ -101,7 +101,11 @@ func (p *Priority) StartLanes(cores []int, two bool, nice int) error {
 			return err
 		}
 		for _, core := range cores {
-			if err := p.d.tuneLane(core, class, nice); err != nil {
+			s := eager
+			if class == bulkLane {
+				s = bulkSched
+			}
+			if err := p.d.tuneLane(core, class, s); err != nil {
 				return err
 			}
 		}
@@ -109,25 +113,49 @@ func (p *Priority) StartLanes(cores []int, two bool, nice int) error {
 	return nil
 }
 
+// HurryLanes has the threads of bulk lanes scheduled like the latency class's until
+// CalmLanes: so that lanes run empty soon, whatever else wants their cores.
+func (p *Priority) HurryLanes(cores []int, eager LaneSched) error {
+	return p.d.tuneBulkLanes(cores, eager)
+}
+
+// CalmLanes undoes HurryLanes.
+func (p *Priority) CalmLanes(cores []int) error { return p.d.tuneBulkLanes(cores, bulkSched) }
+
+func (d *Datapath) tuneBulkLanes(cores []int, s LaneSched) error {
+	for _, core := range cores {
+		if err := d.tuneLane(core, bulkLane, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// LaneSched is how the thread of a lane is scheduled.
+type LaneSched struct {
+	Nice  int
+	Slice time.Duration
+}
+
 // bulkSlice is longer than the scheduler's own slices, which are 2.8 ms on machines of
 // eight and more cores. Much longer ones are dangerous: beside control groups whose weight
 // on a core comes and goes, a lane with a slice of 100 ms did not run for seconds.
 const bulkSlice = 5 * time.Millisecond
 
-// tuneLane lets whoever wakes up on a core preempt the thread of its bulk lane at once.
+// bulkSched lets whoever wakes up on a core preempt the thread of its bulk lane at once.
 // The scheduler protects a running task until it has had its slice, but not from one
-// whose slice is shorter (kernel/sched/fair.c, PREEMPT_SHORT).
-func (d *Datapath) tuneLane(core, class, nice int) error {
+// whose slice is shorter.
+var bulkSched = LaneSched{Slice: bulkSlice}
+
+func (d *Datapath) tuneLane(core, class int, s LaneSched) error {
 	var cpu stagesOlCpu
 	if err := d.stages.OlCpus.Lookup(uint32(core), &cpu); err != nil {
 		return fmt.Errorf("read core %d: %w", core, err)
 	}
-	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}
-	if class == bulkLane {
-		attr.Runtime = uint64(bulkSlice)
-	} else {
-		attr.Nice = int32(nice)
+	if cpu.LanePid[class] == 0 {
+		return nil // an offline core has no lane, and 0 would be ourselves
 	}
+	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: int32(s.Nice), Runtime: uint64(s.Slice)}
 	if err := unix.SchedSetAttr(int(cpu.LanePid[class]), &attr, 0); err != nil {
 		return fmt.Errorf("set the policy of a lane on core %d: %w", core, err)
 	}

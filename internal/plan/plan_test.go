@@ -241,7 +241,7 @@ func TestValidateStepsNamesTheStep(t *testing.T) {
 }
 
 func TestSchedulingReadsWhatItWrites(t *testing.T) {
-	for _, s := range []Sched{{"other", 0, -5, []int{0, 1}}, {"fifo", 50, 0, []int{3}}, {"batch", 0, 19, []int{0, 2, 3, 4, 9}}} {
+	for _, s := range []Sched{{"other", 0, -5, []int{0, 1}, 0}, {"other", 0, 0, []int{1}, EagerSlice}, {"fifo", 50, 0, []int{3}, 0}, {"batch", 0, 19, []int{0, 2, 3, 4, 9}, 0}} {
 		got, err := ParseSched(s.String())
 		if err != nil || !reflect.DeepEqual(got, s) {
 			t.Errorf("%q gives %+v, %v", s, got, err)
@@ -250,7 +250,7 @@ func TestSchedulingReadsWhatItWrites(t *testing.T) {
 	for _, bad := range []string{
 		"", "policy=other", "policy=other prio=1 nice=0 cores=0", "policy=fifo prio=0 nice=0 cores=0",
 		"policy=deadline prio=0 nice=0 cores=0", "policy=other prio=0 nice=20 cores=0", "policy=other prio=0 nice=0 cores=",
-		"policy=other prio=0 nice=0 cores=3-1", "nice=0 prio=0 policy=other cores=0",
+		"policy=other prio=0 nice=0 cores=3-1", "policy=fifo prio=1 nice=0 cores=3 slice=1ms", "policy=other prio=0 nice=0 cores=3 slice=1", "nice=0 prio=0 policy=other cores=0",
 	} {
 		if _, err := ParseSched(bad); err == nil {
 			t.Errorf("%q was accepted", bad)

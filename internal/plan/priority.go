@@ -5,12 +5,19 @@ package plan
 import (
 	"fmt"
 	"slices"
+	"time"
 )
 
-// EagerNice is the nice value of what polls a NIC, or stands in for that: it preempt bulk lanes, and what they
+// EagerNice is the nice value of what polls a NIC, or stands in for that: it preempts bulk lanes, and what they
 // leave of a core is all that others get. It leaves others at least 5 % of a core by
 // the scheduler's weights: nice -13 has weight 18705 against 1024 of nice 0.
 const EagerNice = -13
+
+// EagerSlice is its slice, the shortest there is. A running task is protected until it has
+// had its own, from all but those whose slice is shorter (kernel/sched/fair.c,
+// PREEMPT_SHORT): up to 3 ms, and a second and more where the weight of a control group
+// has changed meanwhile.
+const EagerSlice = 100 * time.Microsecond
 
 // The programs that priority attaches.
 const (
@@ -233,7 +240,7 @@ func (in PriorityInput) seat(s Setting, is Sched) seat {
 		st.want.Cores = is.Cores
 	}
 	if first.Policy == "other" && first.Nice == 0 {
-		st.want.Nice = EagerNice
+		st.want.Nice, st.want.Slice = EagerNice, EagerSlice
 	} else if !st.free {
 		st.foreign = fmt.Sprintf("left alone: somebody else has set %s", first)
 	}

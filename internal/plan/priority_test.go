@@ -25,8 +25,13 @@ func nic(name string, index int, threads ...string) Underlay {
 	return u
 }
 
+// other is how a thread is scheduled; at EagerNice, as overlane does it.
 func other(nice int, cores string) string {
-	return fmt.Sprintf("policy=other prio=0 nice=%d cores=%s", nice, cores)
+	s := fmt.Sprintf("policy=other prio=0 nice=%d cores=%s", nice, cores)
+	if nice == EagerNice {
+		s += " slice=" + EagerSlice.String()
+	}
+	return s
 }
 
 // wrote is what overlane did to the threads of a NIC.
@@ -127,12 +132,12 @@ func TestPriorityBindsThreadsThatNobodyElseHasBound(t *testing.T) {
 			name: "somebody let it run anywhere: no core was lost",
 			in: PriorityInput{NICs: []Underlay{nic("eth0", 1, other(EagerNice, "0"), other(EagerNice, "0-3"))}, Cores: []int{0, 1},
 				Owned: wrote(two, free, other(EagerNice, "0"), other(EagerNice, "1"))},
-			skipped: []string{"scheduling of napi/eth0-1: left alone: changed by somebody else from policy=other prio=0 nice=-13 cores=1 to policy=other prio=0 nice=-13 cores=0-3"},
+			skipped: []string{"scheduling of napi/eth0-1: left alone: changed by somebody else from policy=other prio=0 nice=-13 cores=1 slice=100µs to policy=other prio=0 nice=-13 cores=0-3 slice=100µs"},
 		}, {
 			name: "somebody bound it elsewhere when its core was lost",
 			in: PriorityInput{NICs: []Underlay{nic("eth0", 1, other(EagerNice, "3"))}, Cores: []int{0}, Lost: []int{1},
 				Owned: wrote(two, free, other(EagerNice, "1"))},
-			skipped: []string{"scheduling of napi/eth0-0: left alone: changed by somebody else from policy=other prio=0 nice=-13 cores=1 to policy=other prio=0 nice=-13 cores=3"},
+			skipped: []string{"scheduling of napi/eth0-0: left alone: changed by somebody else from policy=other prio=0 nice=-13 cores=1 slice=100µs to policy=other prio=0 nice=-13 cores=3 slice=100µs"},
 		}, {
 			name: "no core is left: it runs where the kernel lets it",
 			in: PriorityInput{NICs: []Underlay{nic("eth0", 1, other(EagerNice, "0-3"))}, Lost: []int{1},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // ThreadID identifies a kernel thread: process numbers are reused, a number
@@ -52,21 +53,28 @@ type Sched struct {
 	// Nice is -20 to 19; fifo and rr keep it but do not use it.
 	Nice  int
 	Cores []int
+	// Slice is that of the thread alone, 0 for the scheduler's own.
+	Slice time.Duration
 }
 
 func (s Sched) String() string {
-	return fmt.Sprintf("policy=%s prio=%d nice=%d cores=%s", s.Policy, s.Priority, s.Nice, coreList(s.Cores))
+	text := fmt.Sprintf("policy=%s prio=%d nice=%d cores=%s", s.Policy, s.Priority, s.Nice, coreList(s.Cores))
+	if s.Slice != 0 {
+		text += " slice=" + s.Slice.String()
+	}
+	return text
 }
 
-// ParseSched reads what Sched.String writes. All four parts are required, so
+// ParseSched reads what Sched.String writes. All parts but the slice are required, so
 // that a value never depends on what was there before.
 func ParseSched(value string) (Sched, error) {
 	var s Sched
+	keys := []string{"policy", "prio", "nice", "cores", "slice"}
 	fields := strings.Fields(value)
-	if len(fields) != 4 {
-		return s, fmt.Errorf("scheduling %q: want policy=, prio=, nice= and cores=", value)
+	if len(fields) < 4 || len(fields) > 5 {
+		return s, fmt.Errorf("scheduling %q: want policy=, prio=, nice=, cores= and maybe slice=", value)
 	}
-	for i, key := range []string{"policy", "prio", "nice", "cores"} {
+	for i, key := range keys[:len(fields)] {
 		k, v, _ := strings.Cut(fields[i], "=")
 		if k != key {
 			return s, fmt.Errorf("scheduling %q: %q where %s= is expected", value, fields[i], key)
@@ -81,6 +89,8 @@ func ParseSched(value string) (Sched, error) {
 			s.Nice, err = strconv.Atoi(v)
 		case "cores":
 			s.Cores, err = parseCoreList(v)
+		case "slice":
+			s.Slice, err = time.ParseDuration(v)
 		}
 		if err != nil {
 			return s, fmt.Errorf("scheduling %q: %w", value, err)
@@ -94,6 +104,8 @@ func ParseSched(value string) (Sched, error) {
 		return s, fmt.Errorf("scheduling %q: priority does not go with the policy", value)
 	case s.Nice < -20 || s.Nice > 19:
 		return s, fmt.Errorf("scheduling %q: nice is -20 to 19", value)
+	case s.Slice < 0 || realtime && s.Slice != 0:
+		return s, fmt.Errorf("scheduling %q: slice does not go with the policy", value)
 	case len(s.Cores) == 0:
 		return s, fmt.Errorf("scheduling %q: no cores", value)
 	}

@@ -30,7 +30,7 @@ func scheds(t *testing.T, b *bed.Bed) (list []string) {
 		must(t, err)
 		s, err := apply.SchedOf(id)
 		must(t, err)
-		list = append(list, fmt.Sprintf("nice %d cores %v", s.Nice, s.Cores))
+		list = append(list, fmt.Sprintf("nice %d slice %v cores %v", s.Nice, s.Slice, s.Cores))
 	}
 	return list
 }
@@ -85,7 +85,7 @@ func TestPlanSaysWhatPriorityDoes(t *testing.T) {
 		}
 	}
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: prioritised})
-	if got := scheds(t, b); len(got) != 1 || got[0] != "nice -13 cores [0]" {
+	if got := scheds(t, b); len(got) != 1 || got[0] != "nice -13 slice 100µs cores [0]" {
 		t.Errorf("the NIC's threads have %s", got)
 	}
 	// What run has done is not planned again.
@@ -166,7 +166,7 @@ func TestThreadsOfTheNICFollowTheCores(t *testing.T) {
 		t.Helper()
 		got := scheds(t, b)
 		for i := range lists {
-			lists[i] = "nice -13 cores " + lists[i]
+			lists[i] = "nice -13 slice 100µs cores " + lists[i]
 		}
 		if !slices.Equal(got, lists) {
 			t.Errorf("the NIC's threads have %q, want %q", got, lists)
@@ -202,7 +202,7 @@ func TestNewThreadsOfTheNICAreBound(t *testing.T) {
 			return false, fmt.Sprint(now)
 		}
 		got := scheds(t, b)
-		return slices.Equal(got, []string{"nice -13 cores [1]"}), strings.Join(got, ", ") + d.Log()
+		return slices.Equal(got, []string{"nice -13 slice 100µs cores [1]"}), strings.Join(got, ", ") + d.Log()
 	})
 	ends(t, d)
 	if threaded(t, b) {
@@ -223,7 +223,7 @@ func TestVethWithoutGROIsSwitchedBack(t *testing.T) {
 				t.Errorf("the plan is %+v", p)
 			}
 			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: prioritised})
-			if got := scheds(t, b); len(got) != 1 || got[0] != "nice -13 cores [0]" {
+			if got := scheds(t, b); len(got) != 1 || got[0] != "nice -13 slice 100µs cores [0]" {
 				t.Errorf("the NIC's threads have %s", got)
 			}
 			d.Signal(end)

@@ -101,9 +101,10 @@ func latency(name string, id int) rules.Rule {
 	return rules.Rule{Name: name, Class: rules.Latency, Proto: 17, Port: uint16(traffic.BasePort + id)}
 }
 
-// act changes the class of one flow after the other. With several flows it takes all
-// rules away each hundredth time, so that priority ends, and begins anew. It goes on
-// until the guard has had something to do.
+// act changes the class of one flow after the other: in each round it makes those latency
+// that were bulk in the last, every second one. With several flows it takes all rules away
+// each fiftieth time, so that priority ends, and begins anew. It goes on until the guard
+// has had something to do.
 func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control.Counters, err error) {
 	p := &product{bed: b, cores: b.PlaceCores().Steer}
 	config := fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\npipeline: off\n", b.Receiver().Wire, p.cores)
@@ -147,10 +148,14 @@ func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control
 		return done, errors.Join(err, rerr)
 	}
 	err = every(3*time.Millisecond, over, func(i int) error {
-		if i%100 == 99 && r.flows > 1 {
+		if i%50 == 49 && r.flows > 1 {
 			return none()
 		}
-		return set(i%r.flows, !fast[i%r.flows])
+		id, round := i%r.flows, i/r.flows
+		if on := (id+round)%2 == 0; on != fast[id] {
+			return set(id, on)
+		}
+		return nil
 	})
 	if err == nil {
 		err = none()

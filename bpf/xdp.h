@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the hooks under a NIC's driver share. */
+#ifndef OVERLANE_XDP_H
+#define OVERLANE_XDP_H
+
+#include "steer.h"
+
+static __always_inline void ol_cursor_at(struct xdp_md *ctx, struct ol_cursor *c)
+{
+	/* Of a frame in several buffers only the first is read. */
+	c->data = (void *)(long)ctx->data;
+	c->end = (void *)(long)ctx->data_end;
+	c->total = 0;
+}
+
+/* What is this frame? lengths: those that its headers tell have to agree with its own. */
+__noinline int ol_read_xdp(struct xdp_md *ctx, struct ol_frame *f, int lengths)
+{
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cursor c;
+
+	if (!f || !policy)
+		return OL_NOT_OVERLAY;
+	ol_cursor_at(ctx, &c);
+	if (lengths)
+		c.total = bpf_xdp_get_buff_len(ctx);
+	return ol_classify(&c, policy, f);
+}
+
+#endif
