@@ -22,10 +22,11 @@ enum ol_limit {
 	OL_SLOTS = 4096,     /* flows are steered by slot, as RFS does */
 	OL_FRAGS = 1024,     /* inner datagrams in pieces, remembered per core */
 	OL_CARRIER = 0x8000, /* skb->tc_index: "slot number follows" */
-	OL_MAX_RULES = 4096, /* priority rules, each of up to four keys */
-	OL_MAX_SHAPES = 32,  /* sets of fields that rules look at */
-	OL_SPARSE = 2048,    /* flows that no rule fits, watched per core */
-	OL_SHORTCUTS = 4096, /* pods, and senders to them */
+	OL_CARRIER_LATENCY = 0x4000, /* the same: of the latency class */
+	OL_MAX_RULES = 4096,	     /* priority rules, each of up to four keys */
+	OL_MAX_SHAPES = 32,	     /* sets of fields that rules look at */
+	OL_SPARSE = 2048,	     /* flows that no rule fits, watched per core */
+	OL_SHORTCUTS = 4096,	     /* pods, and senders to them */
 };
 
 /* How a flow is treated. More may follow: append only. */

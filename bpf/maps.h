@@ -22,6 +22,14 @@ struct {
 	__type(value, struct ol_cpu);
 } ol_cpus SEC(".maps");
 
+/* Priority, where it is in place. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ol_prio);
+} ol_prios SEC(".maps");
+
 /* Cores that are being taken offline; told by whichever core does that. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

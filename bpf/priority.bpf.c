@@ -18,14 +18,6 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* max_entries is set by the loader. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct ol_prio);
-} ol_prios SEC(".maps");
-
 /* When flows last sent to this core's lanes, us, or 0. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -24,6 +24,18 @@ static __always_inline int ol_stay(struct __sk_buff *skb, const struct ol_policy
 	return TCX_NEXT;
 }
 
+/*
+ * Of the latency class, while bulk makes way: what bulk's thread does not bring.
+ * Latency stays on the core that polls the NIC, on which no lane is: bulk, on lanes,
+ * waits in other queues.
+ */
+static __always_inline int ol_of_latency(const struct ol_cpu *cpu, __u32 this_cpu)
+{
+	struct ol_prio *p = bpf_map_lookup_elem(&ol_prios, &this_cpu);
+
+	return p && p->demoted && (__u32)bpf_get_current_pid_tgid() != cpu->lane_pid[OL_CLASS_BULK];
+}
+
 /* What is this packet, as far as its first `want` bytes tell? */
 __noinline int ol_read_skb(struct __sk_buff *skb, struct ol_frame *f, __u32 want)
 {
@@ -69,6 +81,7 @@ int ol_underlay_in(struct __sk_buff *skb)
 		.this_cpu = this_cpu,
 		.stage = OL_STAGE_TUNNEL,
 		.tunnel = policy->tunnel[f.tunnel].no_gro ? OL_NO_CELL : f.tunnel,
+		.stay = ol_of_latency(cpu, this_cpu),
 	};
 
 	segs = skb->gso_segs ? skb->gso_segs : 1;
@@ -78,7 +91,7 @@ int ol_underlay_in(struct __sk_buff *skb)
 		ol_reason(r);
 		return ol_stay(skb, policy);
 	}
-	skb->tc_index = OL_CARRIER | h.slot;
+	skb->tc_index = OL_CARRIER | (h.stay ? OL_CARRIER_LATENCY : 0) | h.slot;
 	if (lane >= OL_MAX_LANES)
 		return ol_stay(skb, policy);
 	bpf_set_hash(skb, h.lanes->hash[lane] + h.slot);
@@ -107,6 +120,7 @@ int ol_pod_out(struct __sk_buff *skb)
 		.stage = OL_STAGE_POD,
 		.slot = skb->tc_index % OL_SLOTS,
 		.tunnel = OL_NO_CELL,
+		.stay = skb->tc_index & OL_CARRIER_LATENCY,
 	};
 
 	skb->tc_index = 0;

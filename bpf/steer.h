@@ -22,6 +22,7 @@ struct ol_hop {
 	__u32 stage;
 	__u32 slot;
 	__u32 tunnel; /* index, or OL_NO_CELL */
+	__u32 stay;   /* wishes for no lane */
 };
 
 /* No GRO cell between the hook and the lane: a packet is in its queue when the poll ends. */
@@ -252,7 +253,7 @@ static __always_inline __u32 ol_wish(const struct ol_hop *h, const struct ol_slo
 {
 	__u32 nr = h->lanes->nr, lane = s->lane, c1, c2;
 
-	if (!nr || nr > OL_MAX_LANES || h->this_cpu >= OL_MAX_CPUS ||
+	if (h->stay || !nr || nr > OL_MAX_LANES || h->this_cpu >= OL_MAX_CPUS ||
 	    !(h->policy->core_flags[h->this_cpu] & (1U << h->stage)))
 		return OL_LANE_LOCAL;
 	ol_candidates(h->slot, h->stage, nr, &c1, &c2);

@@ -15,14 +15,6 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define TCX_NEXT -1
 
-/* max_entries is set by the loader. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct ol_prio);
-} ol_prios SEC(".maps");
-
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, OL_SHORTCUTS);
@@ -59,6 +51,28 @@ static __always_inline int ol_of_latency(const struct ol_prio *p, const struct o
 	return p->demoted && task && (p->task == task || cpu->lane_pid[OL_CLASS_LATENCY] == task);
 }
 
+/*
+ * Does nothing of the packet's flow wait in another core's backlog, where the pipeline
+ * sent it to?
+ */
+static __always_inline int ol_pods_here(struct __sk_buff *skb, __u32 this_cpu)
+{
+	__u32 slot = skb->tc_index % OL_SLOTS;
+	struct ol_owner *o;
+	struct ol_slot *s;
+	__u32 owner;
+
+	if (!(skb->tc_index & OL_CARRIER))
+		return 1;
+	o = bpf_map_lookup_elem(&ol_owners, &slot);
+	if (!o || !o->cpu[OL_STAGE_POD])
+		return 1;
+	owner = o->cpu[OL_STAGE_POD] - 1;
+	s = ol_get_slot(owner, OL_STAGE_POD, slot);
+	/* A lane is left when a packet goes by the bridge, under the order guard. */
+	return s && s->lane >= OL_MAX_LANES && (owner == this_cpu || ol_pod_left(slot));
+}
+
 SEC("tcx/ingress")
 int ol_tunnel_in(struct __sk_buff *skb)
 {
@@ -81,9 +95,9 @@ int ol_tunnel_in(struct __sk_buff *skb)
 		goto bridge;
 	/*
 	 * What its flow sent by the bridge waits in this core's backlog, or nowhere: RPS
-	 * would have moved it, and then there is no short cut.
+	 * that is not ours would have moved it, and then there is no short cut.
 	 */
-	if (!ol_backlog(this_cpu, &head, &tail) || head != tail)
+	if (!ol_backlog(this_cpu, &head, &tail) || head != tail || !ol_pods_here(skb, this_cpu))
 		goto bridge;
 	__builtin_memcpy(key.mac, data + 6, sizeof(key.mac));
 	if (key.mac[0] & 1 || !(ol_word(key.mac) | key.mac[4] | key.mac[5]))

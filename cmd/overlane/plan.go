@@ -128,8 +128,6 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	case cfg.Pipeline == config.ModeOff:
 		out.When = "run would only watch: the pipeline is switched off by configuration"
 		return out, nil
-	case prioritises(cfg):
-		out.When = "of the pipeline, run would do nothing: " + daemon.BesidePriority
 	}
 	cores, err := coresOf(cfg)
 	if err != nil {
@@ -147,19 +145,19 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	if err != nil {
 		return out, err
 	}
+	if prioritises(cfg) {
+		out.Priority = planPriority(cfg.Priority, cores, s, l, owned)
+	}
 	if out.When == "" {
 		if err := out.pipeline(ctx, cfg, cores, s, l, owned); err != nil {
 			return out, err
 		}
 	}
-	if prioritises(cfg) {
-		out.Priority = planPriority(cfg.Priority, cores, s, l, owned)
-	}
 	return out, nil
 }
 
 func (o *outlook) pipeline(ctx context.Context, cfg *config.Config, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (err error) {
-	if o.Placement, err = place(ctx, cfg, cores); err != nil {
+	if o.Placement, err = place(ctx, cfg, cores, o.Priority); err != nil {
 		return err
 	}
 	layout := governor.Layout{NIC: o.Placement.NIC, Tunnel: o.Placement.Tunnel, Pod: o.Placement.Pod}
@@ -221,9 +219,22 @@ func planPriority(cfg config.Priority, cores config.CPUList, s *node.Scanner, l 
 	return out
 }
 
+// pollers are the cores that threads of NICs are, or will be, bound to.
+func (p *priorityOutlook) pollers(cores config.CPUList) (list []int) {
+	for _, s := range p.Steps {
+		if want, err := plan.ParseSched(s.Want); s.Kind == plan.ThreadSched && err == nil {
+			list = append(list, want.Cores...)
+		}
+	}
+	for _, f := range p.Future {
+		list = append(list, cores[:min(f.Count, len(cores))]...)
+	}
+	return list
+}
+
 // place is the running daemon's placement, or the one that a daemon would begin
 // with.
-func place(ctx context.Context, cfg *config.Config, cores config.CPUList) (placement, error) {
+func place(ctx context.Context, cfg *config.Config, cores config.CPUList, prio *priorityOutlook) (placement, error) {
 	if p, ok := placed(ctx); ok {
 		return p, nil
 	}
@@ -236,6 +247,14 @@ func place(ctx context.Context, cfg *config.Config, cores config.CPUList) (place
 		tier = governor.XDP
 	}
 	l := governor.Place(tier, cores, []int{nic}, governor.Costs{})
+	if prio != nil {
+		sorted := slices.Sorted(slices.Values(cores))
+		polled := prio.pollers(sorted)
+		if len(polled) == 0 {
+			polled = []int{nic}
+		}
+		l = governor.PlaceBesidePriority(sorted, polled, governor.Costs{})
+	}
 	return placement{NIC: l.NIC, Tunnel: l.Tunnel, Pod: l.Pod, Reason: l.Reason}, nil
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"slices"
 	"time"
-
 )
 
 // lookOnline follows cores that go offline and come back: a core that is gone

@@ -232,13 +232,17 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 		return err
 	}
 	in.Layout = d.pipe.layout
-	if !d.pipe.armed {
+	if d.prio != nil {
+		d.prio.sawPolls(in, d.locked.Entries())
+	}
+	switch {
+	case d.pipe.armed:
+	case d.prio != nil:
+		in.Layout = governor.PlaceBesidePriority(d.cores, d.prio.pollers(), in.Costs)
+	default:
 		in.Layout = governor.Place(d.opts.Tier, d.cores, pollers(in), in.Costs)
 	}
-	if d.prio != nil {
-		in.Barred = BesidePriority
-	}
-	d.useless = in.Layout.None() || in.Barred != ""
+	d.useless = in.Layout.None()
 	before := d.gov.Last()
 	dec := d.gov.Step(in)
 	if dec.State != before.State {
@@ -249,7 +253,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 
 // act makes what is in place agree with the decision.
 func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Input) error {
-	if d.pipe.armed && (dec.State == governor.Standby || d.evict || d.pipe.stale(d.cores)) {
+	if d.pipe.armed && (dec.State == governor.Standby || d.evict || d.pipe.stale(d.cores) || d.prio.inTheWay(d.pipe.layout)) {
 		err := d.pipe.recall(ctx, d.heed.window()/2)
 		if errors.Is(err, errFlowsOut) {
 			return nil // looked at again in the next window

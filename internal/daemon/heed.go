@@ -48,7 +48,7 @@ const (
 // measure makes the window that ends now. Without one, and without an error, it
 // returns false.
 func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) {
-	if (d.opts.Mode == governor.Off || d.prio != nil) && !d.pipe.armed && len(d.pipe.xdp) == 0 {
+	if d.opts.Mode == governor.Off && !d.pipe.armed && len(d.pipe.xdp) == 0 {
 		return d.sensor.nothing(now, d.cores), true, d.pay(asleep)
 	}
 	quiet := d.isQuiet(now)

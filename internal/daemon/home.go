@@ -67,9 +67,10 @@ func (p *pipeline) lookHome(now time.Time) error {
 		var err error
 		if h.round == nil {
 			// A thread that does not get its core may hold frames of flows
-			// that pause.
+			// that pause. Priority's have not come as far as the pipeline.
 			cores, err := p.dp.Cores()
-			if err != nil || slices.ContainsFunc(cores, func(c datapath.Core) bool { return c.LaneQueue > 0 }) {
+			held := func(c datapath.Core) bool { return len(p.layout.NIC) > 0 && c.LaneQueue > 0 }
+			if err != nil || slices.ContainsFunc(cores, held) {
 				return err
 			}
 			h.round, err = p.newRound()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -30,6 +31,7 @@ type priority struct {
 	skipped  []plan.Skip // underlays with somebody else's XDP program
 	since    time.Time
 
+	polled map[int]bool      // cores that have polled a NIC
 	two    bool              // latency has lanes, too: a NIC is polled in softirq
 	frames map[string]uint64 // of rules, by name, before the list last changed
 	looked time.Time
@@ -188,9 +190,31 @@ func (d *Daemon) lookPriority(now time.Time) error {
 	return d.renewLanes()
 }
 
-// BesidePriority: the pipeline does not tell latency traffic from bulk yet, and would send
-// both to the same backlogs.
-const BesidePriority = "priority is in place, beside which the pipeline does not act yet"
+// sawPolls remembers which cores poll NICs. Threads do where they are bound, whether
+// anything comes or not.
+func (p *priority) sawPolls(in governor.Input, owned []apply.Entry) {
+	for cpu, c := range in.Cores {
+		if c.Rate > 0 {
+			p.polled[cpu] = true
+		}
+	}
+	for _, e := range owned {
+		if e.Kind != plan.ThreadSched {
+			continue
+		}
+		if s, err := plan.ParseSched(e.Wrote); err == nil && len(s.Cores) == 1 {
+			p.polled[s.Cores[0]] = true
+		}
+	}
+}
+
+// pollers are the cores on which latency traffic may be: all that have polled a NIC.
+func (p *priority) pollers() []int { return slices.Sorted(maps.Keys(p.polled)) }
+
+// inTheWay tells that bulk is sent to a core on which latency traffic may be.
+func (p *priority) inTheWay(l governor.Layout) bool {
+	return p != nil && slices.ContainsFunc(l.Cores(), func(c int) bool { return p.polled[c] })
+}
 
 // startPriority puts priority in place.
 func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
@@ -198,9 +222,9 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 		return ErrTierXDP
 	}
 	if err := d.pipe.recall(ctx, farewell); err != nil {
-		return fmt.Errorf("take the pipeline off before priority comes: %w", err)
+		return fmt.Errorf("take the pipeline off, which comes back once it is known where latency traffic is: %w", err)
 	}
-	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), frames: map[string]uint64{}, broad: broad{excess: d.prioPast.LatencyExcess}}
+	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), polled: map[int]bool{}, frames: map[string]uint64{}, broad: broad{excess: d.prioPast.LatencyExcess}}
 	var err error
 	if p.dp, err = d.dp.LoadPriority(); err != nil {
 		return err

@@ -52,6 +52,12 @@ func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, le
 		if saturated > 0 {
 			c.Movable = float64(movable) / float64(saturated)
 		}
+		// A lane's thread makes no polls; that it does not keep up tells enough.
+		if cores[i].LaneQueue >= laneBehind {
+			typical := s.costs.OrTypical()
+			c.Saturated = 1
+			c.Movable = max(c.Movable, (typical.Tunnel+typical.Pod)/(typical.NIC+typical.Tunnel+typical.Pod))
+		}
 		in.Cores[i] = c
 	}
 	if learn {
@@ -60,6 +66,9 @@ func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, le
 	in.Costs = s.costs
 	return in, true
 }
+
+// laneBehind is how many frames in a lane are more than bursts leave there.
+const laneBehind = 256
 
 // costs are one window's sums over all cores, by stage: time and packets of
 // saturated polls, and packets of all.

@@ -199,6 +199,7 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_policies":        d.stages.OlPolicies,
 		"ol_cpus":            d.stages.OlCpus,
 		"ol_leaves":          d.stages.OlLeaves,
+		"ol_prios":           d.stages.OlPrios,
 		"ol_cell_marks":      d.stages.OlCellMarks,
 		"ol_cells":           d.stages.OlCells,
 		"ol_slots":           d.stages.OlSlots,

@@ -84,6 +84,7 @@ func newBench(t testing.TB, stage Stage) *bench {
 		lanes = append(lanes, firstLaneCore+i)
 	}
 	err := errors.Join(
+		b.Watch(false), // polls of the machine's own traffic would end the bench's
 		b.stages.OlKey0.Get(&b.key[0]),
 		b.stages.OlKey1.Get(&b.key[1]),
 		b.SetTunnels(devs, nil),

@@ -44,10 +44,27 @@ func (d *Datapath) LoadPriority() (*Priority, error) {
 	if err := spec.LoadAndAssign(&p.objs, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(spec)}); err != nil {
 		return nil, fmt.Errorf("load priority programs: %w", err)
 	}
+	if err := p.forget(); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
 	if p.poll, err = traceWith(p.objs.OlPrioPolled); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil
+}
+
+// forget makes every core one without latency traffic: the pipeline's hooks go by that,
+// too, and stay.
+func (p *Priority) forget() error {
+	if p.objs.OlPrios == nil {
+		return nil
+	}
+	for cpu := range uint32(p.d.cpus) {
+		if err := p.objs.OlPrios.Put(cpu, priorityOlPrio{}); err != nil {
+			return fmt.Errorf("write priority on core %d: %w", cpu, err)
+		}
+	}
+	return nil
 }
 
 // Close unloads the programs. Attachments are closed one by one before.
@@ -56,7 +73,7 @@ func (p *Priority) Close() error {
 	if p.poll != nil {
 		err = p.poll.Close()
 	}
-	return errors.Join(err, p.objs.Close())
+	return errors.Join(err, p.forget(), p.objs.Close())
 }
 
 // PriorityTuning are the numbers by which bulk makes way.

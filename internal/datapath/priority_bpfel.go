@@ -139,17 +139,18 @@ type priorityOlLeave struct {
 type priorityOlLimit uint32
 
 const (
-	priorityOlLimitOL_ABI_VERSION priorityOlLimit = 1
-	priorityOlLimitOL_MAX_CPUS    priorityOlLimit = 512
-	priorityOlLimitOL_MAX_LANES   priorityOlLimit = 64
-	priorityOlLimitOL_MAX_TUNNELS priorityOlLimit = 16
-	priorityOlLimitOL_SLOTS       priorityOlLimit = 4096
-	priorityOlLimitOL_FRAGS       priorityOlLimit = 1024
-	priorityOlLimitOL_CARRIER     priorityOlLimit = 32768
-	priorityOlLimitOL_MAX_RULES   priorityOlLimit = 4096
-	priorityOlLimitOL_MAX_SHAPES  priorityOlLimit = 32
-	priorityOlLimitOL_SPARSE      priorityOlLimit = 2048
-	priorityOlLimitOL_SHORTCUTS   priorityOlLimit = 4096
+	priorityOlLimitOL_ABI_VERSION     priorityOlLimit = 1
+	priorityOlLimitOL_MAX_CPUS        priorityOlLimit = 512
+	priorityOlLimitOL_MAX_LANES       priorityOlLimit = 64
+	priorityOlLimitOL_MAX_TUNNELS     priorityOlLimit = 16
+	priorityOlLimitOL_SLOTS           priorityOlLimit = 4096
+	priorityOlLimitOL_FRAGS           priorityOlLimit = 1024
+	priorityOlLimitOL_CARRIER         priorityOlLimit = 32768
+	priorityOlLimitOL_CARRIER_LATENCY priorityOlLimit = 16384
+	priorityOlLimitOL_MAX_RULES       priorityOlLimit = 4096
+	priorityOlLimitOL_MAX_SHAPES      priorityOlLimit = 32
+	priorityOlLimitOL_SPARSE          priorityOlLimit = 2048
+	priorityOlLimitOL_SHORTCUTS       priorityOlLimit = 4096
 )
 
 type priorityOlMarks struct {

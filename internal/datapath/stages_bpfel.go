@@ -126,17 +126,18 @@ type stagesOlLeave struct {
 type stagesOlLimit uint32
 
 const (
-	stagesOlLimitOL_ABI_VERSION stagesOlLimit = 1
-	stagesOlLimitOL_MAX_CPUS    stagesOlLimit = 512
-	stagesOlLimitOL_MAX_LANES   stagesOlLimit = 64
-	stagesOlLimitOL_MAX_TUNNELS stagesOlLimit = 16
-	stagesOlLimitOL_SLOTS       stagesOlLimit = 4096
-	stagesOlLimitOL_FRAGS       stagesOlLimit = 1024
-	stagesOlLimitOL_CARRIER     stagesOlLimit = 32768
-	stagesOlLimitOL_MAX_RULES   stagesOlLimit = 4096
-	stagesOlLimitOL_MAX_SHAPES  stagesOlLimit = 32
-	stagesOlLimitOL_SPARSE      stagesOlLimit = 2048
-	stagesOlLimitOL_SHORTCUTS   stagesOlLimit = 4096
+	stagesOlLimitOL_ABI_VERSION     stagesOlLimit = 1
+	stagesOlLimitOL_MAX_CPUS        stagesOlLimit = 512
+	stagesOlLimitOL_MAX_LANES       stagesOlLimit = 64
+	stagesOlLimitOL_MAX_TUNNELS     stagesOlLimit = 16
+	stagesOlLimitOL_SLOTS           stagesOlLimit = 4096
+	stagesOlLimitOL_FRAGS           stagesOlLimit = 1024
+	stagesOlLimitOL_CARRIER         stagesOlLimit = 32768
+	stagesOlLimitOL_CARRIER_LATENCY stagesOlLimit = 16384
+	stagesOlLimitOL_MAX_RULES       stagesOlLimit = 4096
+	stagesOlLimitOL_MAX_SHAPES      stagesOlLimit = 32
+	stagesOlLimitOL_SPARSE          stagesOlLimit = 2048
+	stagesOlLimitOL_SHORTCUTS       stagesOlLimit = 4096
 )
 
 type stagesOlMarks struct {
@@ -179,6 +180,46 @@ type stagesOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+}
+
+type stagesOlPrio struct {
+	_       structs.HostLayout
+	Holds   uint64
+	Charged uint64
+	Budget  int64
+	Polls   uint32
+	Task    uint32
+	Latency uint32
+	Poll    uint32
+	Now     uint32
+	_       [4]byte
+	NowNs   uint64
+	Brought uint32
+	Seen    uint32
+	Ever    uint8
+	Demoted uint8
+	Over    uint8
+	Table   uint8
+	Host    uint8
+	About   uint8
+	Pad     [2]uint8
+	Lane    [2]struct {
+		_        structs.HostLayout
+		Taken    uint32
+		Until    uint32
+		Before   uint32
+		Consumer uint32
+		Safe     uint32
+		Empty    uint32
+		Room     uint32
+		Armed    uint32
+	}
+	Frames   [2][4]uint64
+	Held     uint64
+	Excess   uint64
+	ShortCut uint64
+	Bridged  uint64
+	_        [24]byte
 }
 
 type stagesOlReason uint32
@@ -272,6 +313,7 @@ const (
 	stagesMapOlLeaves         = "ol_leaves"
 	stagesMapOlOwners         = "ol_owners"
 	stagesMapOlPolicies       = "ol_policies"
+	stagesMapOlPrios          = "ol_prios"
 	stagesMapOlReasons        = "ol_reasons"
 	stagesMapOlRecents        = "ol_recents"
 	stagesMapOlSlots          = "ol_slots"
@@ -346,6 +388,7 @@ type stagesMapSpecs struct {
 	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
@@ -392,6 +435,7 @@ type stagesMaps struct {
 	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
+	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
@@ -410,6 +454,7 @@ func (m *stagesMaps) Close() error {
 		m.OlLeaves,
 		m.OlOwners,
 		m.OlPolicies,
+		m.OlPrios,
 		m.OlReasons,
 		m.OlRecents,
 		m.OlSlots,

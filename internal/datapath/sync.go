@@ -42,10 +42,8 @@ func (p *Priority) LoadShortcuts() (*Shortcuts, error) {
 	if err := p.d.prepare(spec, p.d.key); err != nil {
 		return nil, err
 	}
-	shared := p.d.sharedMaps(spec)
-	shared["ol_prios"] = p.objs.OlPrios
 	s := &Shortcuts{have: map[ShortcutKey]Shortcut{}}
-	if err := spec.LoadAndAssign(&s.objs, &ebpf.CollectionOptions{MapReplacements: shared}); err != nil {
+	if err := spec.LoadAndAssign(&s.objs, &ebpf.CollectionOptions{MapReplacements: p.d.sharedMaps(spec)}); err != nil {
 		return nil, fmt.Errorf("load the program for short cuts: %w", err)
 	}
 	if err := p.d.know(s.objs.OlTunnelIn); err != nil {

@@ -142,6 +142,46 @@ type traceOlPolicy struct {
 	CoreFlags [512]uint8
 }
 
+type traceOlPrio struct {
+	_       structs.HostLayout
+	Holds   uint64
+	Charged uint64
+	Budget  int64
+	Polls   uint32
+	Task    uint32
+	Latency uint32
+	Poll    uint32
+	Now     uint32
+	_       [4]byte
+	NowNs   uint64
+	Brought uint32
+	Seen    uint32
+	Ever    uint8
+	Demoted uint8
+	Over    uint8
+	Table   uint8
+	Host    uint8
+	About   uint8
+	Pad     [2]uint8
+	Lane    [2]struct {
+		_        structs.HostLayout
+		Taken    uint32
+		Until    uint32
+		Before   uint32
+		Consumer uint32
+		Safe     uint32
+		Empty    uint32
+		Room     uint32
+		Armed    uint32
+	}
+	Frames   [2][4]uint64
+	Held     uint64
+	Excess   uint64
+	ShortCut uint64
+	Bridged  uint64
+	_        [24]byte
+}
+
 type traceOlRecent struct {
 	_    structs.HostLayout
 	Flow struct {
@@ -188,6 +228,7 @@ const (
 	traceMapOlLeaves         = "ol_leaves"
 	traceMapOlOwners         = "ol_owners"
 	traceMapOlPolicies       = "ol_policies"
+	traceMapOlPrios          = "ol_prios"
 	traceMapOlReasons        = "ol_reasons"
 	traceMapOlRecents        = "ol_recents"
 	traceMapOlSlots          = "ol_slots"
@@ -272,6 +313,7 @@ type traceMapSpecs struct {
 	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
@@ -320,6 +362,7 @@ type traceMaps struct {
 	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
+	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
@@ -338,6 +381,7 @@ func (m *traceMaps) Close() error {
 		m.OlLeaves,
 		m.OlOwners,
 		m.OlPolicies,
+		m.OlPrios,
 		m.OlReasons,
 		m.OlRecents,
 		m.OlSlots,

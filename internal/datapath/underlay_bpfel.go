@@ -142,6 +142,46 @@ type underlayOlPolicy struct {
 	CoreFlags [512]uint8
 }
 
+type underlayOlPrio struct {
+	_       structs.HostLayout
+	Holds   uint64
+	Charged uint64
+	Budget  int64
+	Polls   uint32
+	Task    uint32
+	Latency uint32
+	Poll    uint32
+	Now     uint32
+	_       [4]byte
+	NowNs   uint64
+	Brought uint32
+	Seen    uint32
+	Ever    uint8
+	Demoted uint8
+	Over    uint8
+	Table   uint8
+	Host    uint8
+	About   uint8
+	Pad     [2]uint8
+	Lane    [2]struct {
+		_        structs.HostLayout
+		Taken    uint32
+		Until    uint32
+		Before   uint32
+		Consumer uint32
+		Safe     uint32
+		Empty    uint32
+		Room     uint32
+		Armed    uint32
+	}
+	Frames   [2][4]uint64
+	Held     uint64
+	Excess   uint64
+	ShortCut uint64
+	Bridged  uint64
+	_        [24]byte
+}
+
 type underlayOlRecent struct {
 	_    structs.HostLayout
 	Flow struct {
@@ -188,6 +228,7 @@ const (
 	underlayMapOlLeaves         = "ol_leaves"
 	underlayMapOlOwners         = "ol_owners"
 	underlayMapOlPolicies       = "ol_policies"
+	underlayMapOlPrios          = "ol_prios"
 	underlayMapOlReasons        = "ol_reasons"
 	underlayMapOlRecents        = "ol_recents"
 	underlayMapOlSlots          = "ol_slots"
@@ -260,6 +301,7 @@ type underlayMapSpecs struct {
 	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
@@ -306,6 +348,7 @@ type underlayMaps struct {
 	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
+	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
@@ -324,6 +367,7 @@ func (m *underlayMaps) Close() error {
 		m.OlLeaves,
 		m.OlOwners,
 		m.OlPolicies,
+		m.OlPrios,
 		m.OlReasons,
 		m.OlRecents,
 		m.OlSlots,

@@ -49,8 +49,6 @@ type Input struct {
 	Costs      Costs
 	// Layout is what would be, or is, in use.
 	Layout Layout
-	// Barred says why nothing may act now, whatever the load; empty if it may.
-	Barred string
 }
 
 // Mode is the configuration's word.
@@ -138,8 +136,6 @@ func (g *Governor) decide(in Input) (State, string) {
 	switch {
 	case g.mode == Off:
 		return Standby, "switched off by configuration"
-	case in.Barred != "":
-		return Standby, in.Barred
 	case in.Layout.None():
 		return Standby, in.Layout.Reason
 	case g.mode == Forced:
@@ -207,7 +203,7 @@ func (g *Governor) whileActive(in Input) (State, string) {
 
 	// What the whole path would take of one core. Costs are for each frame.
 	var need float64
-	costs := in.Costs.orTypical()
+	costs := in.Costs.OrTypical()
 	for _, c := range in.Cores {
 		need = max(need, c.Rate*(costs.NIC+costs.Tunnel+costs.Pod)/1e9)
 	}

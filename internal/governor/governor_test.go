@@ -43,6 +43,20 @@ func TestPlaceLeavesOneCoreAlone(t *testing.T) {
 	}
 }
 
+func TestPlaceBesidePriorityKeepsOffTheCoresThatPoll(t *testing.T) {
+	for _, c := range []struct{ cores, nic, tunnel, pod []int }{
+		{[]int{0, 1}, []int{0}, nil, []int{1}},
+		{[]int{0, 1, 2, 3}, []int{1}, []int{0, 2}, []int{3}},
+		{[]int{0, 1}, []int{0, 1}, nil, nil},
+		{[]int{0}, []int{1}, nil, []int{0}},
+	} {
+		l := PlaceBesidePriority(c.cores, c.nic, measured)
+		if !slices.Equal(l.Tunnel, c.tunnel) || !slices.Equal(l.Pod, c.pod) || len(l.NIC) > 0 || l.Reason == "" {
+			t.Errorf("cores %v, polling %v: %+v", c.cores, c.nic, l)
+		}
+	}
+}
+
 func TestPlaceTakesNoHopThatCostsMoreThanItGains(t *testing.T) {
 	dear := Costs{NIC: 900, Tunnel: 100, Pod: 100, Hop: 400}
 	if l := Place(TC, []int{0, 1}, []int{0}, dear); !l.None() {
@@ -235,20 +249,6 @@ func TestNeverFlapsWhateverTheLoad(t *testing.T) {
 		// Acting takes three windows in a row, giving up half a second.
 		if limit := windows / 8; changes > limit {
 			t.Fatalf("seed %d: %d changes in a minute, at most %d expected", seed, changes, limit)
-		}
-	}
-}
-
-func TestWhatIsBarredDoesNotAct(t *testing.T) {
-	c := clock{}
-	for _, mode := range []Mode{Auto, Forced} {
-		g := New(mode, DefaultLimits())
-		for range 100 {
-			in := c.window(saturated())
-			in.Barred = "something else is in place"
-			if d := g.Step(in); d.State != Standby || d.Reason != in.Barred {
-				t.Fatalf("mode %d: %+v", mode, d)
-			}
 		}
 	}
 }

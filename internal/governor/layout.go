@@ -20,8 +20,8 @@ type Costs struct {
 // Known tells whether the stages have been measured.
 func (c Costs) Known() bool { return c.NIC > 0 && c.Tunnel > 0 && c.Pod > 0 }
 
-// orTypical fills in what has not been measured.
-func (c Costs) orTypical() Costs {
+// OrTypical fills in what has not been measured.
+func (c Costs) OrTypical() Costs {
 	if !c.Known() {
 		c = Costs{NIC: typical.NIC, Tunnel: typical.Tunnel, Pod: typical.Pod, Hop: c.Hop}
 	}
@@ -85,7 +85,7 @@ const (
 // poll the NIC. cores is sorted. With tier XDP the nic stage hops, whatever the
 // prediction: that tier is only asked for by name.
 func Place(tier Tier, cores, nic []int, measured Costs) Layout {
-	cost, source := measured.orTypical(), "measured stage costs"
+	cost, source := measured.OrTypical(), "measured stage costs"
 	if !measured.Known() {
 		source = "typical stage costs"
 	}
@@ -111,6 +111,16 @@ func Place(tier Tier, cores, nic []int, measured Costs) Layout {
 		}
 	}
 	return best
+}
+
+// PlaceBesidePriority is Place where bulk must not wait in a backlog in which latency
+// traffic does: on a core that polls a NIC, nothing comes back.
+func PlaceBesidePriority(cores, nic []int, measured Costs) Layout {
+	free := slices.DeleteFunc(slices.Clone(cores), func(c int) bool { return slices.Contains(nic, c) })
+	if len(free) == 0 {
+		return Layout{Gain: 1, Reason: "every core polls a NIC, where latency traffic comes first: none is left for bulk to hop to"}
+	}
+	return Place(TC, free, nil, measured)
 }
 
 // candidates are the placements worth comparing, the preferred one first, with

@@ -233,11 +233,16 @@ func TestVethWithoutGROIsSwitchedBack(t *testing.T) {
 	}
 }
 
-// With rules the pipeline does nothing, and plan does not promise otherwise.
-func TestPlanPromisesNoPipelineBesidePriority(t *testing.T) {
+// Where latency traffic is, no bulk comes back: with rules plan and run place the
+// pipeline's lanes on cores that poll no NIC.
+func TestPlanPlacesThePipelineBesidePriority(t *testing.T) {
+	rig.NeedCores(t, 2)
 	b := lab(t, bed.Options{})
-	text, _ := planned(t, b, "metrics: off\npriority: {rules: [{name: ssh, proto: tcp, port: 22}]}\n", t.TempDir())
-	if !strings.Contains(text, "beside which the pipeline does not act") || strings.Contains(text, "rps_cpus") {
-		t.Error(text)
+	rule := "priority: {rules: [{name: ssh, proto: tcp, port: 22}]}\n"
+	for _, x := range []struct{ cores, says string }{{"0", "every core polls a NIC"}, {"0,1", "rps_cpus"}} {
+		text, _ := planned(t, b, "metrics: off\ncores: "+x.cores+"\n"+rule, t.TempDir())
+		if !strings.Contains(text, x.says) {
+			t.Errorf("cores %s: %s", x.cores, text)
+		}
 	}
 }

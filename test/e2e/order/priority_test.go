@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/traffic"
@@ -30,6 +31,7 @@ type ruled struct {
 var runs = []ruled{
 	{bed.Thread, 1, paced, inline, true}, {bed.Thread, 8, lossy, inline, false}, {bed.Thread, 8, flooded, inline, true},
 	{bed.Thread, 8, paced, little, true}, {bed.Thread, 8, paced, straight, false}, {bed.Thread, 8, flooded, straight, true},
+	{bed.Thread, 8, paced, both, true}, {bed.Thread, 8, flooded, both, false}, {bed.Thread, 8, paced, bothStraight, true}, {bed.Softirq, 8, lossy, bothTwo, false},
 	{bed.Softirq, 8, paced, inline, false}, {bed.Softirq, 8, lossy, twoLanes, true}, {bed.Softirq, 8, flooded, twoLanes, false},
 }
 
@@ -39,7 +41,13 @@ const (
 	twoLanes = "two"  // in a lane, under a NIC that is polled in softirq
 	straight = "sync" // like inline, from the tunnel straight to the pod
 	little   = "low"  // like inline, with a share of the core that is soon used up
+	// With the pipeline, which takes bulk to other cores.
+	both         = "both"
+	bothStraight = "both-sync"
+	bothTwo      = "both-two"
 )
+
+func (r ruled) piped() bool { return strings.HasPrefix(r.kind, both) }
 
 func (r ruled) String() string {
 	return strings.TrimSuffix(fmt.Sprintf("%s-%d-%s-%s", r.nic, r.flows, r.load, r.kind), "-")
@@ -48,9 +56,9 @@ func (r ruled) String() string {
 // priority is the configuration of it.
 func (r ruled) priority() string {
 	switch {
-	case r.kind == twoLanes:
+	case r.kind == twoLanes, r.kind == bothTwo:
 		return "priority: {threads: off}\n"
-	case r.kind == straight:
+	case r.kind == straight, r.kind == bothStraight:
 		return "priority: {mode: sync}\n"
 	case r.kind == little:
 		return "priority: {bulk-share: 95%}\n"
@@ -89,11 +97,11 @@ func (r ruled) in(t *testing.T, b *bed.Bed) {
 	if r.kind == little && counters.LatencyExcess == 0 {
 		t.Error("the latency class never used up its share")
 	}
-	if r.kind == straight && (counters.ShortCut == 0 || counters.Bridged == 0) {
+	if (r.kind == straight || r.kind == bothStraight) && (counters.ShortCut == 0 || counters.Bridged == 0) {
 		t.Errorf("%d packets of the latency class went straight to the pod, %d did not", counters.ShortCut, counters.Bridged)
 	}
-	t.Logf("%d changes of class; of %d latency frames %d held, %d beyond their share; %d of %d bulk frames by the lane",
-		changes, counters.LatencyPackets, counters.LatencyHeld, counters.LatencyExcess, counters.BulkLane, counters.BulkPackets)
+	t.Logf("%d changes of class; of %d latency frames %d held, %d beyond their share; %d of %d bulk frames by the lane; %d packets to other cores",
+		changes, counters.LatencyPackets, counters.LatencyHeld, counters.LatencyExcess, counters.BulkLane, counters.BulkPackets, counters.SteeredPackets)
 }
 
 // latency is a rule for one flow, by its source port.
@@ -107,9 +115,13 @@ func latency(name string, id int) rules.Rule {
 // has had something to do.
 func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control.Counters, err error) {
 	p := &product{bed: b, cores: b.PlaceCores().Steer}
-	config := fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\npipeline: off\n", b.Receiver().Wire, p.cores)
-	config += r.priority()
-	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: config})
+	mode := config.ModeOff
+	if r.piped() {
+		mode = config.ModeForced
+	}
+	text := fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\npipeline: %s\n", b.Receiver().Wire, p.cores, mode)
+	text += r.priority()
+	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: text})
 	fast := make([]bool, r.flows)
 	set := func(id int, on bool) error {
 		name := fmt.Sprintf("flow-%d", id)
@@ -140,10 +152,11 @@ func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control
 		st, err := p.status()
 		got, rerr := tr.received()
 		inLane := st.Counters.LatencyHeld + st.Counters.LatencyExcess
-		done := got >= 75_000*uint64(*volume) && inLane >= 10*uint64(*volume)
+		done := got >= 75_000*uint64(*volume) && inLane >= 10*uint64(*volume) && (!r.piped() || st.Counters.SteeredPackets >= 10_000*uint64(*volume))
 		if err == nil && !done && time.Since(begin) > time.Duration(*volume)*tooLong {
-			err = fmt.Errorf("%d packets, %d changes of class and %d latency frames in the lane after %s",
-				got, changes, inLane, time.Since(begin).Round(time.Second))
+			err = fmt.Errorf("%d packets, %d of them to other cores, %d changes of class and %d latency frames in the lane after %s; lanes %+v, mechanisms %+v, %d overlay packets, %d bulk",
+				got, st.Counters.SteeredPackets, changes, inLane, time.Since(begin).Round(time.Second),
+				st.Lanes, st.Mechanisms, st.Counters.OverlayPackets, st.Counters.BulkPackets)
 		}
 		return done, errors.Join(err, rerr)
 	}
