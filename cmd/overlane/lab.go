@@ -42,6 +42,7 @@ func bedFlags(cmd *cobra.Command, o *bed.Options) {
 	f := cmd.Flags()
 	f.StringVar((*string)(&o.Topology), "topology", "bridged", "bridged, routed (no bridge, as flannel and Calico), nested (tunnel in a namespace of its own, as Docker)")
 	f.StringVar((*string)(&o.NIC), "nic", "thread", "how the wire's receiving end is polled: thread (a pinned NAPI thread) or softirq (on the sender's core)")
+	f.StringVar((*string)(&o.NAPI), "napi", "nice", "how the wire's NAPI thread is scheduled, in every variant: nice (-20) or fifo (real time, lowest priority)")
 	f.IntVar(&o.Queues, "queues", 1, "queues of the wire")
 	f.BoolVar(&o.IPv6, "ipv6", false, "IPv6 inside of the overlay")
 	labFlags(cmd, o)
@@ -217,7 +218,7 @@ func runLab(ctx context.Context, o bed.Options, cfg scenario.Config, given func(
 	switch {
 	case err == nil:
 		defer b.Close()
-		for _, flag := range []string{"topology", "nic", "queues", "ipv6"} {
+		for _, flag := range []string{"topology", "nic", "napi", "queues", "ipv6"} {
 			if given(flag) {
 				return nil, usageError("lab %s is up as it is (%s): leave out --%s, or end it with overlane lab down --name %s",
 					b.Name, b.Options.String(), flag, b.Name)
@@ -248,7 +249,7 @@ func runLab(ctx context.Context, o bed.Options, cfg scenario.Config, given func(
 // labCommand is what to type to get one scenario's series again.
 func labCommand(cmd *cobra.Command, name string) string {
 	words := []string{"overlane", "lab", "run", name}
-	for _, flag := range []string{"variants", "rounds", "seconds", "nic", "queues", "topology", "ipv6", "flows", "rates", "size", "load"} {
+	for _, flag := range []string{"variants", "rounds", "seconds", "nic", "napi", "queues", "topology", "ipv6", "flows", "rates", "size", "load"} {
 		if f := cmd.Flags().Lookup(flag); f.Changed {
 			words = append(words, "--"+flag, strings.Trim(f.Value.String(), "[]"))
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 func needRoot(t *testing.T) {
@@ -267,5 +268,47 @@ func TestQueuesHaveAThreadEach(t *testing.T) {
 	}
 	if len(tids) != 2 {
 		t.Errorf("%d threads for 2 queues", len(tids))
+	}
+}
+
+// A variant that moves the wire's threads compares something else than it says.
+func TestThreadsOfTheWireAreScheduledAsAsked(t *testing.T) {
+	for _, p := range []NAPI{Nice, FIFO} {
+		t.Run(string(p), func(t *testing.T) {
+			o := testOptions(t)
+			o.NAPI = p
+			b := up(t, o)
+			again, err := Open(b.StateDir, b.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer again.Close()
+			if again.NAPI != p {
+				t.Errorf("the record says %s", again.NAPI)
+			}
+			if err := b.KeptNAPI(); err != nil {
+				t.Error(err)
+			}
+			tids, err := b.NAPIThreads()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, a := range []unix.SchedAttr{{Policy: unix.SCHED_NORMAL, Nice: -13}, {Policy: unix.SCHED_FIFO, Priority: 2},
+				{Policy: unix.SCHED_NORMAL, Nice: niceValue, Runtime: 100_000}} {
+				a.Size = unix.SizeofSchedAttr
+				if err := unix.SchedSetAttr(tids[0], &a, 0); err != nil {
+					t.Fatal(err)
+				}
+				if err := b.KeptNAPI(); err == nil || !strings.Contains(err.Error(), b.Polling()) {
+					t.Errorf("%+v passes for %s: %v", a, b.Polling(), err)
+				}
+			}
+			if err := b.Reset(); err != nil {
+				t.Fatal(err)
+			}
+			if err := b.KeptNAPI(); err != nil {
+				t.Errorf("after a reset: %v", err)
+			}
+		})
 	}
 }

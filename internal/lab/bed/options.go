@@ -39,6 +39,25 @@ const (
 	Softirq NIC = "softirq"
 )
 
+// NAPI is how the wire's NAPI threads are scheduled, the same in every variant.
+type NAPI string
+
+const (
+	// Nice: by the fair scheduler, at its most eager nice value.
+	Nice NAPI = "nice"
+	// FIFO: in real time, at its lowest priority. No task of the fair scheduler
+	// preempts that, whatever its nice value.
+	FIFO NAPI = "fifo"
+)
+
+// String says it as people do who set it by hand.
+func (p NAPI) String() string {
+	if p == FIFO {
+		return fmt.Sprintf("fifo %d", fifoPriority)
+	}
+	return fmt.Sprintf("nice %d", niceValue)
+}
+
 const (
 	// VNI of the overlay, and the port of its tunnel.
 	VNI        = 42
@@ -60,6 +79,7 @@ type Options struct {
 	Name     string   `json:"name"`
 	Topology Topology `json:"topology"` // bridged
 	NIC      NIC      `json:"nic"`      // thread
+	NAPI     NAPI     `json:"napi"`     // nice
 	Queues   int      `json:"queues"`   // 1
 	Pods     int      `json:"pods"`     // on each host; 1
 	IPv6     bool     `json:"ipv6"`     // pods have IPv6 beside IPv4
@@ -79,6 +99,7 @@ func (o *Options) Normalize() error {
 	def(&o.StateDir, DefaultStateDir)
 	def((*string)(&o.Topology), string(Bridged))
 	def((*string)(&o.NIC), string(Thread))
+	def((*string)(&o.NAPI), string(Nice))
 	if o.Queues == 0 {
 		o.Queues = 1
 	}
@@ -93,6 +114,12 @@ func (o *Options) Normalize() error {
 	}
 	if o.NIC != Thread && o.NIC != Softirq {
 		return fmt.Errorf("nic %q: thread and softirq are known", o.NIC)
+	}
+	if o.NAPI != Nice && o.NAPI != FIFO {
+		return fmt.Errorf("napi %q: nice and fifo are known", string(o.NAPI))
+	}
+	if o.NAPI == FIFO && o.NIC != Thread {
+		return fmt.Errorf("napi %s needs nic %s: with nic %s no thread polls the wire", string(FIFO), Thread, o.NIC)
 	}
 	if o.Queues < 1 || o.Queues > MaxQueues {
 		return fmt.Errorf("%d wire queues: 1 to %d are possible", o.Queues, MaxQueues)
@@ -171,8 +198,20 @@ func (o *Options) HostNames() []string {
 	return names
 }
 
+// Polling says how the threads are scheduled that poll the wire; nothing where
+// none does.
+func (o *Options) Polling() string {
+	if o.NIC != Thread {
+		return ""
+	}
+	return o.NAPI.String()
+}
+
 func (o *Options) String() string {
 	parts := []string{string(o.Topology), "nic " + string(o.NIC)}
+	if p := o.Polling(); p != "" {
+		parts[1] += " at " + p
+	}
 	if o.Queues > 1 {
 		parts = append(parts, fmt.Sprintf("%d queues", o.Queues))
 	}

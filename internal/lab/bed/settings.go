@@ -246,8 +246,57 @@ func (b *Bed) SetThreaded(on bool) error {
 		}
 		// An interrupt would not wait for whoever else is on the core. Above
 		// all, it is the same in every variant.
-		if err := unix.Setpriority(unix.PRIO_PROCESS, tid, -20); err != nil {
-			return fmt.Errorf("raise NAPI thread %d: %w", tid, err)
+		if err := unix.SchedSetAttr(tid, b.NAPI.attr(), 0); err != nil {
+			return fmt.Errorf("schedule NAPI thread %d at %s: %w", tid, b.NAPI, err)
+		}
+	}
+	return nil
+}
+
+const (
+	niceValue    = -20
+	fifoPriority = 1
+)
+
+func (p NAPI) attr() *unix.SchedAttr {
+	a := &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: niceValue}
+	if p == FIFO {
+		// The kernel's throttle of real-time tasks stays as the machine has it.
+		a.Policy, a.Priority, a.Nice = unix.SCHED_FIFO, fifoPriority, 0
+	}
+	return a
+}
+
+// KeptNAPI fails when the wire's NAPI threads are not scheduled as the bed has
+// them: what was measured until then is another comparison than it says.
+func (b *Bed) KeptNAPI() error {
+	if b.NIC != Thread {
+		return nil
+	}
+	tids, err := b.NAPIThreads()
+	if err != nil {
+		return err
+	}
+	if len(tids) != b.Queues {
+		return fmt.Errorf("%s has %d NAPI threads for %d queues: the variant has to leave them", b.Receiver().Wire, len(tids), b.Queues)
+	}
+	want := b.NAPI.attr()
+	own, err := unix.SchedGetAttr(0, 0) // of this process: what nobody has chosen
+	if err != nil {
+		return fmt.Errorf("look at own scheduling: %w", err)
+	}
+	for _, tid := range tids {
+		is, err := unix.SchedGetAttr(tid, 0)
+		if err != nil {
+			return fmt.Errorf("look at NAPI thread %d: %w", tid, err)
+		}
+		kept := is.Policy == want.Policy && is.Priority == want.Priority
+		if want.Policy == unix.SCHED_NORMAL {
+			kept = kept && is.Nice == want.Nice && is.Runtime == own.Runtime
+		}
+		if !kept {
+			return fmt.Errorf("NAPI thread %d of %s has policy %d, priority %d, nice %d, slice %d ns, not %s: the variant has to leave it alone",
+				tid, b.Receiver().Wire, is.Policy, is.Priority, is.Nice, is.Runtime, b.NAPI)
 		}
 	}
 	return nil

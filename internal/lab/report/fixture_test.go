@@ -45,7 +45,7 @@ func wobble(i, salt int) float64 { return 1 + float64((i*i*7+i*(salt*salt+3)+sal
 // with missing rounds, not run, and an abstention with its reason.
 func udpSeries(rounds int) Result {
 	rec := New(Meta{
-		Scenario: "udp-one", NIC: "thread", Kernel: "6.18.44", Cores: 2, Rounds: rounds, Seconds: 3,
+		Scenario: "udp-one", NIC: "thread", NAPI: "nice -20", Kernel: "6.18.44", Cores: 2, Rounds: rounds, Seconds: 3,
 		Command: "overlane lab run udp-one --variants host,overlay,overlay-xdp,rps,rps-best,threaded,pipeline,pipeline-xdp,aggregate --rounds 25 --seconds 3",
 	})
 	variants := []struct {
@@ -113,7 +113,7 @@ func latencySeries(rounds int) Result {
 
 // tcpSeries is small enough to check by hand: the ratios are 1.1, 1.2, 1.3.
 func tcpSeries() Result {
-	rec := New(Meta{Scenario: "tcp-one", NIC: "thread", Kernel: "6.18.44", Cores: 2, Rounds: 4, Seconds: 1})
+	rec := New(Meta{Scenario: "tcp-one", NIC: "thread", NAPI: "fifo 1", Kernel: "6.18.44", Cores: 2, Rounds: 4, Seconds: 1})
 	for i, x := range []float64{5, 4, 10, 6} {
 		rec.Add("overlay", i, map[string]float64{Gbps: x, Retransmits: float64(i)})
 	}

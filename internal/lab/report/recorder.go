@@ -13,6 +13,7 @@ import (
 type Meta struct {
 	Scenario string
 	NIC      string // thread or softirq
+	NAPI     string // how the NIC's threads are scheduled; none: not said
 	Kernel   string // release, as uname -r prints it
 	Cores    int
 	Rounds   int     // as announced; a round that never comes is missing
@@ -100,6 +101,7 @@ func (r *Recorder) Finish() Result {
 	res := Result{
 		Scenario:  m.Scenario,
 		NIC:       m.NIC,
+		NAPI:      m.NAPI,
 		Machine:   Machine{Kernel: m.Kernel, Cores: m.Cores},
 		Rounds:    r.rounds,
 		Seconds:   m.Seconds,

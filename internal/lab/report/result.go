@@ -40,7 +40,8 @@ type Machine struct {
 // Result is a finished series of one scenario, as written to result.json.
 type Result struct {
 	Scenario string    `json:"scenario"`
-	NIC      string    `json:"nic"` // how the wire's receive end polls: thread or softirq
+	NIC      string    `json:"nic"`            // how the wire's receive end polls: thread or softirq
+	NAPI     string    `json:"napi,omitempty"` // how its threads are scheduled: "nice -20" or "fifo 1"
 	Machine  Machine   `json:"machine"`
 	Rounds   int       `json:"rounds"`
 	Seconds  float64   `json:"seconds"` // per round and variant

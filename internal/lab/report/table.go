@@ -35,8 +35,12 @@ func (r Result) Table(w io.Writer) error {
 
 // facts are the conditions of the series, the same words everywhere.
 func (r Result) facts() []string {
+	nic := "nic " + r.NIC
+	if r.NAPI != "" {
+		nic += " at " + r.NAPI
+	}
 	return []string{
-		"nic " + r.NIC,
+		nic,
 		"Linux " + r.Machine.Kernel,
 		plural(r.Machine.Cores, "core"),
 		plural(r.Rounds, "round") + " × " + seconds(r.Seconds),

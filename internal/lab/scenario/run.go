@@ -99,7 +99,7 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 	if label != "" {
 		name += "/" + label
 	}
-	rep := report.New(report.Meta{Scenario: name, NIC: string(e.bed.NIC), Kernel: kernelRelease(), Cores: runtime.NumCPU(),
+	rep := report.New(report.Meta{Scenario: name, NIC: string(e.bed.NIC), NAPI: e.bed.Polling(), Kernel: kernelRelease(), Cores: runtime.NumCPU(),
 		Rounds: cfg.Rounds, Seconds: cfg.Length.Seconds(), Command: cfg.Command})
 	if s.prepare != nil && !e.prepared {
 		e.prepared = true
@@ -204,6 +204,9 @@ func (e *env) measure(ctx context.Context, s scenario, v variant) (values map[st
 		var after traffic.Usage
 		after, err = e.clock.Read()
 		values[foreign] = after.Since(before).Others().Seconds() / time.Since(start).Seconds()
+	}
+	if err == nil {
+		err = e.bed.KeptNAPI()
 	}
 	if err == nil && ses.acted != nil {
 		maps.Copy(values, ses.acted())

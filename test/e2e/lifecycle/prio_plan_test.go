@@ -96,6 +96,27 @@ func TestPlanSaysWhatPriorityDoes(t *testing.T) {
 	ends(t, d)
 }
 
+// A thread that is scheduled in real time is more eager than ours would be.
+func TestPriorityLeavesThreadsInRealTime(t *testing.T) {
+	rig.NeedCores(t, 2)
+	b := rig.Lab(t, bed.Options{NAPI: bed.FIFO})
+	check(t, b)
+	text, p := planned(t, b, prioritised, filepath.Join(t.TempDir(), "state"))
+	const words = "somebody else has set policy=fifo prio=1"
+	if len(p.Steps) != 0 || len(p.Attach) != 1 || !strings.Contains(text, words) {
+		t.Errorf("the plan does not say %q: %+v\n%s", words, p, text)
+	}
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: prioritised})
+	l := rig.StartLoad(t, b, 4)
+	rig.Until(t, "the hook sees frames", func() (bool, string) {
+		return d.Status().Counters.BulkPackets > 0, d.Log()
+	})
+	must(t, b.KeptNAPI())
+	l.Stop()
+	ends(t, d)
+	must(t, b.KeptNAPI())
+}
+
 func TestPlanSaysWhyPriorityLeavesANIC(t *testing.T) {
 	t.Run("foreign XDP program", func(t *testing.T) {
 		rig.NeedCores(t, 2)
