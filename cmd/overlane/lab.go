@@ -177,6 +177,9 @@ func newLabRunCmd() *cobra.Command {
 						}
 						fmt.Fprintln(cmd.OutOrStdout())
 					}
+					if err := report.Sweeps(cmd.OutOrStdout(), res); err != nil {
+						return err
+					}
 				}
 				if err != nil {
 					return err

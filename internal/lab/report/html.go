@@ -25,6 +25,7 @@ type pageView struct {
 	Style   template.CSS
 	Heads   []string // variants of the overview
 	Rows    []overviewRow
+	Sweeps  []sweep
 	Series  []seriesView
 	Files   []string
 	Caution bool
@@ -72,6 +73,7 @@ func HTML(w io.Writer, results []Result) error {
 	}
 	if len(results) > 1 {
 		view.Heads, view.Rows = overview(results)
+		view.Sweeps = sweeps(results)
 	}
 	if err := page.Execute(w, view); err != nil {
 		return fmt.Errorf("write report page: %w", err)

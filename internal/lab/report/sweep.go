@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// sweep puts series side by side that differ in one thing only, such as the load.
+type sweep struct {
+	Name  string
+	Heads []string // of the figures
+	Rows  []sweepRow
+}
+
+type sweepRow struct {
+	First   bool // of its point
+	Point   string
+	Variant string
+	Class   string
+	Cells   []string
+}
+
+// minPoints make a curve; fewer are seen at a glance.
+const minPoints = 4
+
+// sweeps finds them by their names, SCENARIO/POINT.
+func sweeps(results []Result) (list []sweep) {
+	var names []string
+	points := make(map[string][]Result)
+	for _, r := range results {
+		name, _, ok := strings.Cut(r.Scenario, "/")
+		if !ok {
+			continue
+		}
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+		points[name] = append(points[name], r)
+	}
+	for _, name := range names {
+		if len(points[name]) >= minPoints {
+			list = append(list, newSweep(name, points[name]))
+		}
+	}
+	return list
+}
+
+func newSweep(name string, results []Result) sweep {
+	s := sweep{Name: name}
+	var main []string
+	scales := make(map[string]scale)
+	for _, metric := range MainMetrics(results[0].Scenario) {
+		var xs []float64
+		for _, r := range results {
+			for _, v := range r.Variants {
+				if m, ok := v.Metrics[metric]; ok && !m.Median.Missing() {
+					xs = append(xs, float64(m.Median))
+				}
+			}
+		}
+		if len(xs) > 0 {
+			main = append(main, metric)
+			scales[metric] = scaleOf(xs...)
+			s.Heads = append(s.Heads, label(metric))
+		}
+	}
+	for _, r := range results {
+		_, point, _ := strings.Cut(r.Scenario, "/")
+		for i, v := range r.Variants {
+			row := sweepRow{First: i == 0, Point: point, Variant: v.Name, Class: role(v.Name, r.Baseline)}
+			for _, metric := range main {
+				cell := none
+				if m, ok := v.Metrics[metric]; ok {
+					cell = scales[metric].format(float64(m.Median))
+				}
+				row.Cells = append(row.Cells, cell)
+			}
+			s.Rows = append(s.Rows, row)
+		}
+	}
+	return s
+}
+
+// Sweeps writes the medians of all series of a sweep as one table: a curve for each
+// variant and figure. Series that are no sweep give none.
+func Sweeps(w io.Writer, results []Result) error {
+	b := bufio.NewWriter(w)
+	for _, s := range sweeps(results) {
+		fmt.Fprintf(b, "%s   medians\n", s.Name)
+		g := new(grid)
+		g.column(right, "", "point")
+		g.column(left, "", "variant")
+		for _, head := range s.Heads {
+			g.column(right, "", head)
+		}
+		for i, row := range s.Rows {
+			point := ""
+			if row.First {
+				if point = row.Point; i > 0 {
+					g.gap()
+				}
+			}
+			g.row("", append([]string{point, row.Variant}, row.Cells...)...)
+		}
+		g.write(b)
+		fmt.Fprintln(b)
+	}
+	if err := b.Flush(); err != nil {
+		return fmt.Errorf("write sweep: %w", err)
+	}
+	return nil
+}
