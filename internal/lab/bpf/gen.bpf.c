@@ -23,6 +23,7 @@ const volatile __u32 probe_len = sizeof(struct probe);
 
 /* Written by user space while the program runs. */
 volatile __u64 gap_ns = 0;	       /* between frames; 0: no pause */
+volatile __u64 make_up_ns = 1000000;   /* longest delay whose frames are sent in one heap */
 volatile __u64 window = 0;	       /* frames under way at most; 0: no limit */
 volatile __u64 patience_ns = 50000000; /* without progress for this long: lost */
 
@@ -109,7 +110,7 @@ static __always_inline bool wait_gap(__u64 gap)
 		waits_since = 0;
 	}
 	/* What was missed is made up for, but not after a long absence. */
-	if (now - next_ns > 1000000)
+	if (now - next_ns > make_up_ns)
 		next_ns = now;
 	next_ns += gap;
 	return true;

@@ -37,6 +37,7 @@ const (
 	GenVarGapNs       = "gap_ns"
 	GenVarHdrLen      = "hdr_len"
 	GenVarIpOff       = "ip_off"
+	GenVarMakeUpNs    = "make_up_ns"
 	GenVarPatienceNs  = "patience_ns"
 	GenVarProbeLen    = "probe_len"
 	GenVarWaitedNs    = "waited_ns"
@@ -110,6 +111,7 @@ type GenVariableSpecs struct {
 	GapNs       *ebpf.VariableSpec `ebpf:"gap_ns"`
 	HdrLen      *ebpf.VariableSpec `ebpf:"hdr_len"`
 	IpOff       *ebpf.VariableSpec `ebpf:"ip_off"`
+	MakeUpNs    *ebpf.VariableSpec `ebpf:"make_up_ns"`
 	PatienceNs  *ebpf.VariableSpec `ebpf:"patience_ns"`
 	ProbeLen    *ebpf.VariableSpec `ebpf:"probe_len"`
 	WaitedNs    *ebpf.VariableSpec `ebpf:"waited_ns"`
@@ -162,6 +164,7 @@ type GenVariables struct {
 	GapNs       *ebpf.Variable `ebpf:"gap_ns"`
 	HdrLen      *ebpf.Variable `ebpf:"hdr_len"`
 	IpOff       *ebpf.Variable `ebpf:"ip_off"`
+	MakeUpNs    *ebpf.Variable `ebpf:"make_up_ns"`
 	PatienceNs  *ebpf.Variable `ebpf:"patience_ns"`
 	ProbeLen    *ebpf.Variable `ebpf:"probe_len"`
 	WaitedNs    *ebpf.Variable `ebpf:"waited_ns"`

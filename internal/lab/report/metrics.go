@@ -23,6 +23,7 @@ const (
 	RRP50         = "rr_p50_us"      // microseconds, there and back
 	RRP99         = "rr_p99_us"      // microseconds, there and back
 	RRP999        = "rr_p999_us"     // microseconds, there and back
+	LossFreeKPPS  = "loss_free_kpps" // highest rate at which nothing is lost
 	BulkKPPS      = "bulk_kpps"      // background traffic delivered beside a latency flow
 	BulkGbps      = "bulk_gbps"      // the same of TCP
 	CPUPerMpkt    = "cpu_s_per_mpkt" // CPU seconds per million packets delivered
@@ -100,6 +101,8 @@ func MainMetrics(scenario string) []string {
 		return []string{Min, Mean, P99, BulkKPPS}
 	case strings.HasPrefix(scenario, "latency-busy"):
 		return []string{P50, P99, P999, Longest, BulkKPPS}
+	case strings.HasPrefix(scenario, "streamline"):
+		return []string{P50, P99, KPPS, LossFreeKPPS}
 	case strings.HasPrefix(scenario, "latency-rr"):
 		return []string{RRP50, RRP99, RRP999, BulkKPPS}
 	case strings.HasPrefix(scenario, "memcached"):

@@ -246,7 +246,7 @@ func brief(values map[string]float64, err error) string {
 		return "failed: " + line
 	}
 	var parts []string
-	for _, m := range []string{report.RPS, report.KPPS, report.Gbps, report.P50, report.P99, report.RRP50, report.RRP99,
+	for _, m := range []string{report.RPS, report.KPPS, report.Gbps, report.P50, report.P99, report.LossFreeKPPS, report.RRP50, report.RRP99,
 		report.BulkKPPS, report.BulkGbps, report.Reordered, report.Duplicated} {
 		if x, ok := values[m]; ok && (x != 0 || m != report.Reordered && m != report.Duplicated) {
 			parts = append(parts, fmt.Sprintf("%s %.4g", m, x))

@@ -23,6 +23,8 @@ type scenario struct {
 	load float64
 	// latency is the traffic whose latency is measured; none: the probe's.
 	latency service
+	// alone: there is nothing beside that traffic.
+	alone bool
 	// programs are what it starts, beside the product.
 	programs []string
 	// ipv4 scenarios cannot run inside of an IPv6 overlay, and say why.
@@ -90,6 +92,8 @@ var scenarios = []scenario{
 	{name: "web", what: "nginx, a file of less than 1 KB, 10 clients, alone and beside TCP (--load)", flows: 1, slow: true,
 		points: clients(10), load: busy, latency: webService, programs: []string{"nginx", "wrk", "iperf3"},
 		prepare: findTCPSaturation, measure: web.measure},
+	{name: "streamline", what: "one UDP flow at 75 % of saturation and nothing else: its own latency, and its highest rate without loss", flows: 1, size: small,
+		slow: true, load: steady, latency: flowService, alone: true, prepare: findUDPSaturation, measure: measureStreamline},
 	{name: "cross-check", what: "the lab's latency probe beside sockperf", flows: 1, size: small, slow: true, programs: []string{"sockperf"}, measure: measureCrossCheck,
 		remark: remarkOn("p50_to_sockperf", "packet_to_sockperf")},
 	{name: "overload", what: "delivery at 1, 2 and 4 times saturation", flows: 1, size: small, slow: true, measure: measureOverload,

@@ -159,6 +159,7 @@ func TestEveryScenarioGivesItsMetrics(t *testing.T) {
 		"latency-load-tcp": {report.P50, report.P99, report.BulkGbps},
 		"memcached":        {report.RPS, report.Avg, report.P50, report.P99, report.P999, report.BulkKPPS, "rps_bulk_kpps", report.Retransmits},
 		"web":              {report.RPS, report.Avg, report.P50, report.P99, report.P999, report.BulkGbps, "rps_bulk_gbps", report.MissedSlots},
+		"streamline":       {report.KPPS, report.Min, report.Mean, report.P50, report.P99, report.LossFreeKPPS, report.GeneratorIdle},
 		"overload":         {report.KPPS, "x2_kpps", "x4_kpps", "kept_x2", "kept_x4"},
 	} {
 		t.Run(name, func(t *testing.T) {

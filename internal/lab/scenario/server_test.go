@@ -127,9 +127,10 @@ func TestPriorityIsToldOfTheScenariosFlow(t *testing.T) {
 		"latency-rr":   "pipeline: off\npriority: {mode: batch, rules: [{name: probe, proto: udp, port: 9001, network: overlay}]}\n",
 		"memcached":    "pipeline: off\npriority: {mode: batch, rules: [{name: memcached, proto: tcp, port: 11211, network: overlay}]}\n",
 		"web":          "pipeline: off\npriority: {mode: batch, rules: [{name: web, proto: tcp, port: 8080, network: overlay}]}\n",
+		"streamline":   "pipeline: off\npriority: {mode: batch, bulk-share: 1%, rules: [{name: flow, proto: udp, port: 9000, network: overlay}]}\n",
 	} {
 		s, _ := find(name)
-		if got := priorityConfig("batch", s.latency, true); got != want {
+		if got := priorityConfig("batch", s, true); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 		if a, ok := applications[name]; ok && a.service != s.latency {

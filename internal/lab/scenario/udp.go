@@ -22,6 +22,11 @@ type offer struct {
 	window int     // frames under way at most; 0: no limit
 	batch  int
 	length time.Duration
+	// stamp has the time of each datagram of the first flow taken, from sending to
+	// the socket layer.
+	stamp bool
+	// makeUp is how late frames are still sent; 0: the generator's.
+	makeUp time.Duration
 	// patience of the window with frames that do not arrive; 0: the generator's.
 	patience time.Duration
 }
@@ -31,7 +36,8 @@ type taken struct {
 	span      time.Duration
 	delivered uint64 // datagrams at the socket layer, in the span
 	usage     traffic.Usage
-	idle      float64 // share of the generators' time that was not needed
+	latency   traffic.Latencies // in the span, if datagrams are stamped
+	idle      float64           // share of the generators' time that was not needed
 	size      int
 	// Over the whole run, with its beginning and end.
 	total    traffic.Verdict
@@ -43,6 +49,8 @@ func (t *taken) kpps() float64 { return float64(t.delivered) / t.span.Seconds() 
 func (t *taken) gbps() float64 {
 	return float64(t.delivered) * float64(t.size) * 8 / t.span.Seconds() / 1e9
 }
+
+var errNoneArrived = errors.New("none arrived while it was measured")
 
 // aboveSaturation is how much more is offered than the host network takes.
 const aboveSaturation = 1.25
@@ -123,7 +131,11 @@ func (e *env) flow(id int) traffic.Flow {
 
 // live sends for a while and measures the middle of it.
 func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
-	check, err := traffic.NewChecker(-1)
+	timed := -1
+	if o.stamp {
+		timed = 0
+	}
+	check, err := traffic.NewChecker(timed)
 	if err != nil {
 		return nil, err
 	}
@@ -164,14 +176,22 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 		return nil, err
 	}
 	var a, z sample
+	var early, late traffic.Histogram
 	err = e.window(ctx, func() (err error) {
+		if o.stamp {
+			if early, err = check.Times(); err != nil {
+				return err
+			}
+		}
 		if a, err = e.sample(gens); err != nil {
 			return err
 		}
 		if err = gens.wait(ctx, o.length); err != nil {
 			return err
 		}
-		z, err = e.sample(gens)
+		if z, err = e.sample(gens); err == nil && o.stamp {
+			late, err = check.Times()
+		}
 		return err
 	})
 	if err != nil {
@@ -197,7 +217,12 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 		total: total, accepted: (wire1.RxPackets - wire0.RxPackets) / frags, offered: sent.Datagrams}
 	t.idle = e.idle(&a, &z, t.span, len(gens))
 	if t.delivered == 0 {
-		return nil, fmt.Errorf("of %d datagrams sent, %d were taken by the wire and none arrived", t.offered, t.accepted)
+		return nil, fmt.Errorf("of %d datagrams sent, %d were taken by the wire and %w", t.offered, t.accepted, errNoneArrived)
+	}
+	if o.stamp {
+		if t.latency, err = late.Since(early).Latencies(); err != nil {
+			return nil, err
+		}
 	}
 	return t, nil
 }

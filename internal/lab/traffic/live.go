@@ -31,6 +31,9 @@ type LiveConfig struct {
 	// taking what is left: not for measurements.
 	Eager bool
 	Gap   time.Duration
+	// MakeUp is the longest delay after which frames that are due are sent in one
+	// heap; after a longer one they are left out. 0: 1 ms.
+	MakeUp time.Duration
 	// Window limits the frames under way, of all generators that share the
 	// checker's count of them. 0: no limit.
 	Window   int
@@ -126,6 +129,11 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 	}
 	if err := errors.Join(l.SetGap(cfg.Gap), l.objs.Window.Set(uint64(cfg.Window))); err != nil {
 		return nil, err
+	}
+	if cfg.MakeUp > 0 {
+		if err := l.objs.MakeUpNs.Set(uint64(cfg.MakeUp)); err != nil {
+			return nil, fmt.Errorf("set what the generator makes up for: %w", err)
+		}
 	}
 	if cfg.Patience > 0 {
 		if err := l.objs.PatienceNs.Set(uint64(cfg.Patience)); err != nil {
