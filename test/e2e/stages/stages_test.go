@@ -210,10 +210,12 @@ func laneTable(before, after control.Status) string {
 
 // flood fills the wire as fast as its core can, in bursts that are larger than
 // what one poll takes.
-func flood(t *testing.T, b *bed.Bed) (stop func()) {
+func flood(t *testing.T, b *bed.Bed) (stop func()) { return floodFlow(t, b, 0) }
+
+func floodFlow(t *testing.T, b *bed.Bed, id int) (stop func()) {
 	t.Helper()
 	l, err := traffic.StartLive(b, traffic.LiveConfig{
-		Flows: []traffic.Flow{traffic.NewFlow(b, 0, 0, true, false, 0)},
+		Flows: []traffic.Flow{traffic.NewFlow(b, id, 0, true, false, 0)},
 		Size:  64, Core: b.PlaceCores().Gen[0], Batch: 256,
 	})
 	must(t, err)

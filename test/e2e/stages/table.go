@@ -49,6 +49,10 @@ func (p Poll) String() string {
 		return fmt.Sprintf("eth:%d", p.Work)
 	case p.Role == Tunnel:
 		return fmt.Sprintf("br:%d", p.Work)
+	case p.Role == LatencyLane:
+		return fmt.Sprintf("eth(latency):%d", p.Work)
+	case p.Role == BulkLane:
+		return fmt.Sprintf("eth(bulk):%d", p.Work)
 	case p.ForTunnel():
 		return fmt.Sprintf("br(lane):%d", p.Work)
 	}

@@ -39,6 +39,13 @@ struct napi_struct {
 	struct net_device *dev;
 } CORE;
 
+struct task_struct {
+	int static_prio;
+} CORE;
+
+/* static_prio at nice 0; less is more eager. */
+#define DEFAULT_PRIO 120
+
 /* What a device is in the overlay. */
 enum role {
 	ROLE_NONE,
@@ -46,6 +53,9 @@ enum role {
 	ROLE_TUNNEL,
 	ROLE_HOST_END, /* of a pod's veth */
 	ROLE_POD,
+	/* Of what takes frames before they are packets: a lane's thread, by its nice value. */
+	ROLE_LANE,
+	ROLE_EAGER_LANE,
 	NR_ROLES,
 };
 
@@ -71,6 +81,14 @@ struct {
 	__type(value, __u32); /* enum role */
 	__uint(max_entries, 256);
 } devices SEC(".maps");
+
+/* The cpumaps whose threads are lanes of the product that is looked at, by number. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 16);
+} lanes SEC(".maps");
 
 struct core {
 	__u64 places[NR_PLACES];
@@ -160,6 +178,24 @@ int BPF_PROG(napi_poll, struct napi_struct *napi, int work, int budget)
 		return 0; /* a backlog is everybody's: nothing of this overlay in it */
 	}
 	note_poll(core, role, work);
+	__builtin_memset(core->received, 0, sizeof(core->received));
+	return 0;
+}
+
+/* A thread has taken frames out of its ring, and handles them right after this. */
+SEC("tp_btf/xdp_cpumap_kthread")
+int BPF_PROG(lane, int map_id, unsigned int processed)
+{
+	struct core *core = this_core();
+	struct task_struct *self;
+	__u32 id = map_id;
+
+	if (!core || !processed || !bpf_map_lookup_elem(&lanes, &id))
+		return 0;
+	self = (void *)bpf_get_current_task();
+	note_poll(core,
+		  BPF_CORE_READ(self, static_prio) < DEFAULT_PRIO ? ROLE_EAGER_LANE : ROLE_LANE,
+		  processed);
 	__builtin_memset(core->received, 0, sizeof(core->received));
 	return 0;
 }

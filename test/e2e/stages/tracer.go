@@ -9,6 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -26,6 +30,9 @@ const (
 	Tunnel  = tracerRoleROLE_TUNNEL
 	HostEnd = tracerRoleROLE_HOST_END
 	Pod     = tracerRoleROLE_POD
+	// Of a poll only: a batch that a lane's thread takes, of bulk or of latency.
+	BulkLane    = tracerRoleROLE_LANE
+	LatencyLane = tracerRoleROLE_EAGER_LANE
 )
 
 // Place is where packets are counted, in the order in which they come by.
@@ -54,7 +61,7 @@ func NewTracer() (*Tracer, error) {
 	if err := loadTracerObjects(&t.objs, nil); err != nil {
 		return nil, fmt.Errorf("load tracer: %w", err)
 	}
-	for _, p := range []*ebpf.Program{t.objs.NapiPoll, t.objs.Receive, t.objs.Transmit} {
+	for _, p := range []*ebpf.Program{t.objs.NapiPoll, t.objs.Lane, t.objs.Receive, t.objs.Transmit} {
 		l, err := link.AttachTracing(link.TracingOptions{Program: p})
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("attach tracer: %w", err), t.Close())
@@ -76,6 +83,38 @@ func (t *Tracer) Watch(ns *netns.Handle, dev string, role Role) error {
 	key := tracerDevice{Ifindex: uint32(ifi.Index), Netns: uint32(ns.Inode())}
 	if err := t.objs.Devices.Put(key, uint32(role)); err != nil {
 		return fmt.Errorf("watch %s: %w", dev, err)
+	}
+	return nil
+}
+
+// WatchLanes has the batches recorded that a process's cpumap threads take.
+func (t *Tracer) WatchLanes(pid int) error {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
+	if err != nil {
+		return err
+	}
+	found := 0
+	for _, file := range files {
+		info, err := os.ReadFile(file)
+		if err != nil {
+			continue // closed since
+		}
+		if !strings.Contains(string(info), fmt.Sprintf("map_type:\t%d\n", ebpf.CPUMap)) {
+			continue
+		}
+		_, rest, _ := strings.Cut(string(info), "map_id:\t")
+		number, _, _ := strings.Cut(rest, "\n")
+		id, err := strconv.ParseUint(number, 10, 32)
+		if err != nil {
+			return fmt.Errorf("watch lanes: %s: %w", file, err)
+		}
+		if err := t.objs.Lanes.Put(uint32(id), uint32(1)); err != nil {
+			return fmt.Errorf("watch lanes: %w", err)
+		}
+		found++
+	}
+	if found == 0 {
+		return fmt.Errorf("watch lanes: process %d holds no cpumap", pid)
 	}
 	return nil
 }

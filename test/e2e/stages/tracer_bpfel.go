@@ -16,7 +16,7 @@ import (
 type tracerCore struct {
 	_        structs.HostLayout
 	Places   [6]uint64
-	Received [5]uint32
+	Received [7]uint32
 	Pad      uint32
 }
 
@@ -43,18 +43,20 @@ type tracerPoll struct {
 	Cpu      uint32
 	Role     uint32
 	Work     uint32
-	Received [5]uint32
+	Received [7]uint32
 }
 
 type tracerRole uint32
 
 const (
-	tracerRoleROLE_NONE     tracerRole = 0
-	tracerRoleROLE_WIRE     tracerRole = 1
-	tracerRoleROLE_TUNNEL   tracerRole = 2
-	tracerRoleROLE_HOST_END tracerRole = 3
-	tracerRoleROLE_POD      tracerRole = 4
-	tracerRoleNR_ROLES      tracerRole = 5
+	tracerRoleROLE_NONE       tracerRole = 0
+	tracerRoleROLE_WIRE       tracerRole = 1
+	tracerRoleROLE_TUNNEL     tracerRole = 2
+	tracerRoleROLE_HOST_END   tracerRole = 3
+	tracerRoleROLE_POD        tracerRole = 4
+	tracerRoleROLE_LANE       tracerRole = 5
+	tracerRoleROLE_EAGER_LANE tracerRole = 6
+	tracerRoleNR_ROLES        tracerRole = 7
 )
 
 // Names of all BPF objects in the ELF.
@@ -63,7 +65,9 @@ const (
 const (
 	tracerMapCores      = "cores"
 	tracerMapDevices    = "devices"
+	tracerMapLanes      = "lanes"
 	tracerMapPolls      = "polls"
+	tracerProgLane      = "lane"
 	tracerProgNapiPoll  = "napi_poll"
 	tracerProgReceive   = "receive"
 	tracerProgTransmit  = "transmit"
@@ -115,6 +119,7 @@ type tracerSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tracerProgramSpecs struct {
+	Lane     *ebpf.ProgramSpec `ebpf:"lane"`
 	NapiPoll *ebpf.ProgramSpec `ebpf:"napi_poll"`
 	Receive  *ebpf.ProgramSpec `ebpf:"receive"`
 	Transmit *ebpf.ProgramSpec `ebpf:"transmit"`
@@ -126,6 +131,7 @@ type tracerProgramSpecs struct {
 type tracerMapSpecs struct {
 	Cores   *ebpf.MapSpec `ebpf:"cores"`
 	Devices *ebpf.MapSpec `ebpf:"devices"`
+	Lanes   *ebpf.MapSpec `ebpf:"lanes"`
 	Polls   *ebpf.MapSpec `ebpf:"polls"`
 }
 
@@ -161,6 +167,7 @@ func (o *tracerObjects) Close() error {
 type tracerMaps struct {
 	Cores   *ebpf.Map `ebpf:"cores"`
 	Devices *ebpf.Map `ebpf:"devices"`
+	Lanes   *ebpf.Map `ebpf:"lanes"`
 	Polls   *ebpf.Map `ebpf:"polls"`
 }
 
@@ -168,6 +175,7 @@ func (m *tracerMaps) Close() error {
 	return _TracerClose(
 		m.Cores,
 		m.Devices,
+		m.Lanes,
 		m.Polls,
 	)
 }
@@ -186,6 +194,7 @@ type tracerVariables struct {
 //
 // It can be passed to loadTracerObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tracerPrograms struct {
+	Lane     *ebpf.Program `ebpf:"lane"`
 	NapiPoll *ebpf.Program `ebpf:"napi_poll"`
 	Receive  *ebpf.Program `ebpf:"receive"`
 	Transmit *ebpf.Program `ebpf:"transmit"`
@@ -193,6 +202,7 @@ type tracerPrograms struct {
 
 func (p *tracerPrograms) Close() error {
 	return _TracerClose(
+		p.Lane,
 		p.NapiPoll,
 		p.Receive,
 		p.Transmit,
