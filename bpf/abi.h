@@ -317,10 +317,10 @@ struct ol_prio {
 	__u8 pad[2];
 	struct ol_lane_watch lane[OL_NR_CLASSES];
 	__u64 frames[OL_NR_CLASSES][OL_NR_WAYS];
-	__u64 held;	 /* of latency in the bulk lane: behind what the flow has in it */
-	__u64 excess;	 /* of latency in the bulk lane: over budget */
-	__u64 short_cut; /* of latency, from the tunnel straight to the pod */
-	__u64 bridged;	 /* of latency, although that is asked for */
+	__u64 held;   /* of latency in the bulk lane: behind what the flow has in it */
+	__u64 excess; /* of latency in the bulk lane: over budget */
+	__u64 short_cut[OL_NR_CLASSES]; /* from the tunnel straight to the pod */
+	__u64 bridged[OL_NR_CLASSES];	/* not so, although that is asked for */
 } __attribute__((aligned(64)));
 
 /* How pieces of an inner datagram are told apart. */

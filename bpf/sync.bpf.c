@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * Priority, run to completion (PRISM-sync): what the latency class sends to a pod goes
- * from the tunnel straight to the pod's end of its veth, past the bridge and the queue
- * behind it, where user space has found that nothing is skipped that could matter.
+ * Priority, run to completion (PRISM-sync): while bulk makes way, what comes for a pod
+ * goes from the tunnel straight to the pod's end of its veth, past the bridge and the queue
+ * behind it, where user space has found that nothing is skipped that could matter. Of bulk,
+ * too: what its lane costs more than the stock path, it gets back here.
  *
- * tcx on the tunnel's ingress. That a frame is of the latency class is known from who
- * runs this: its NIC's thread polls what it has handed on before anybody else does.
+ * tcx on the tunnel's ingress. Which class a frame is of is known from who runs this: its
+ * thread polls what it has handed on before anybody else does.
  */
 #include "kernel.h"
 #include "steer.h"
@@ -42,13 +43,17 @@ static __always_inline int ol_plain(const __u8 *data, const __u8 *end, __u16 pro
 	return 0;
 }
 
-/* Does a thread of the latency class run this, with nothing but its frames? */
-static __always_inline int ol_of_latency(const struct ol_prio *p, const struct ol_cpu *cpu)
+/* Whose thread runs this, with nothing but frames of its class? OL_NR_CLASSES: nobody's. */
+static __always_inline __u32 ol_class_of_task(const struct ol_prio *p, const struct ol_cpu *cpu)
 {
 	__u32 task = bpf_get_current_pid_tgid();
 
 	/* 0 is nobody in ours, and the idle task, which a softirq may interrupt, in theirs. */
-	return p->demoted && task && (p->task == task || cpu->lane_pid[OL_CLASS_LATENCY] == task);
+	if (!p->demoted || !task)
+		return OL_NR_CLASSES;
+	if (p->task == task || cpu->lane_pid[OL_CLASS_LATENCY] == task)
+		return OL_CLASS_LATENCY;
+	return cpu->lane_pid[OL_CLASS_BULK] == task ? OL_CLASS_BULK : OL_NR_CLASSES;
 }
 
 /*
@@ -82,8 +87,12 @@ int ol_tunnel_in(struct __sk_buff *skb)
 	const __u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	struct ol_shortcut_key key = {};
 	struct ol_shortcut *to;
+	__u32 class;
 
-	if (!p || !cpu || !ol_of_latency(p, cpu))
+	if (!p || !cpu)
+		return TCX_NEXT;
+	class = ol_class_of_task(p, cpu);
+	if (class >= OL_NR_CLASSES)
 		return TCX_NEXT;
 	key.ifindex = skb->ifindex;
 	if (data + OL_ETH_HLEN > end || skb->vlan_present)
@@ -109,9 +118,9 @@ int ol_tunnel_in(struct __sk_buff *skb)
 			goto bridge;
 		}
 	}
-	p->short_cut++;
+	p->short_cut[class]++;
 	return bpf_redirect_peer(to->host, 0);
 bridge:
-	p->bridged++;
+	p->bridged[class]++;
 	return TCX_NEXT;
 }

@@ -148,6 +148,10 @@ type Counters struct {
 	BulkPackets uint64 `json:"bulk_packets"`
 	BulkLane    uint64 `json:"bulk_lane_packets"`
 	Refused     uint64 `json:"refused_packets"`
+	// BulkShortCut and BulkBridged are the same of what came from the bulk lanes, in
+	// packets as GRO has made them.
+	BulkShortCut uint64 `json:"bulk_short_cut_packets"`
+	BulkBridged  uint64 `json:"bulk_bridged_packets"`
 	// Unparsed counts packets that took the stock path because the parser did
 	// not understand them, by reason.
 	Unparsed map[string]uint64 `json:"unparsed"`

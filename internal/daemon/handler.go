@@ -92,6 +92,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	n := &st.Counters
 	n.LatencyPackets, n.LatencyHeld, n.LatencyExcess = p.Latency, p.LatencyHeld, p.LatencyExcess
 	n.ShortCut, n.Bridged = p.ShortCut, p.Bridged
+	n.BulkShortCut, n.BulkBridged = p.BulkShortCut, p.BulkBridged
 	n.BulkPackets, n.BulkLane, n.Refused = p.Bulk, p.BulkLane, p.Refused
 	return nil
 }

@@ -395,6 +395,8 @@ type PriorityCounters struct {
 	LatencyExcess uint64 // of these, sent to the bulk lane since the class had used up its share
 	ShortCut      uint64 // of these, in mode sync: from the tunnel straight to the pod
 	Bridged       uint64 // of these, in mode sync: by the bridge all the same
+	BulkShortCut  uint64 // of bulk, in mode sync: packets, which GRO may have made of several frames
+	BulkBridged   uint64 // the same, by the bridge
 	Bulk          uint64 // of the bulk class
 	BulkLane      uint64 // of these, sent to the lane
 	Refused       uint64 // of either, dropped since the lane was full
@@ -405,6 +407,7 @@ func (c PriorityCounters) Add(o PriorityCounters) PriorityCounters {
 	return PriorityCounters{
 		Latency: c.Latency + o.Latency, LatencyHeld: c.LatencyHeld + o.LatencyHeld, LatencyExcess: c.LatencyExcess + o.LatencyExcess,
 		ShortCut: c.ShortCut + o.ShortCut, Bridged: c.Bridged + o.Bridged,
+		BulkShortCut: c.BulkShortCut + o.BulkShortCut, BulkBridged: c.BulkBridged + o.BulkBridged,
 		Bulk: c.Bulk + o.Bulk, BulkLane: c.BulkLane + o.BulkLane, Refused: c.Refused + o.Refused,
 	}
 }
@@ -422,8 +425,10 @@ func (p *Priority) Counters() (c PriorityCounters, err error) {
 		}
 		c.LatencyHeld += v.Held
 		c.LatencyExcess += v.Excess
-		c.ShortCut += v.ShortCut
-		c.Bridged += v.Bridged
+		c.ShortCut += v.ShortCut[latencyLane]
+		c.Bridged += v.Bridged[latencyLane]
+		c.BulkShortCut += v.ShortCut[bulkLane]
+		c.BulkBridged += v.Bridged[bulkLane]
 		c.BulkLane += v.Frames[bulkLane][priorityOlWayOL_WAY_BULK_LANE]
 		c.Refused += v.Frames[bulkLane][priorityOlWayOL_WAY_REFUSED] + v.Frames[latencyLane][priorityOlWayOL_WAY_REFUSED]
 	}

@@ -177,9 +177,9 @@ type traceOlPrio struct {
 	Frames   [2][4]uint64
 	Held     uint64
 	Excess   uint64
-	ShortCut uint64
-	Bridged  uint64
-	_        [24]byte
+	ShortCut [2]uint64
+	Bridged  [2]uint64
+	_        [8]byte
 }
 
 type traceOlRecent struct {

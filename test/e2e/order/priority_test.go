@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
@@ -86,6 +88,11 @@ func (r ruled) in(t *testing.T, b *bed.Bed) {
 	if err := b.Reset(); err != nil {
 		t.Fatal(err)
 	}
+	if r.kind == straight || r.kind == bothStraight {
+		// So that every few milliseconds a frame goes by the bridge, which the next could
+		// overtake.
+		age(t, b, 40*time.Millisecond)
+	}
 	residue.Check(t, rig.Scope(b))
 	s := stall(t)
 	tr := send(t, b, r.flows, r.load)
@@ -100,8 +107,36 @@ func (r ruled) in(t *testing.T, b *bed.Bed) {
 	if (r.kind == straight || r.kind == bothStraight) && (counters.ShortCut == 0 || counters.Bridged == 0) {
 		t.Errorf("%d packets of the latency class went straight to the pod, %d did not", counters.ShortCut, counters.Bridged)
 	}
+	if r.kind == straight && counters.BulkShortCut == 0 {
+		t.Errorf("no packet of bulk went straight to the pod, %d did not", counters.BulkBridged)
+	}
 	t.Logf("%d changes of class; of %d latency frames %d held, %d beyond their share; %d of %d bulk frames by the lane; %d packets to other cores",
 		changes, counters.LatencyPackets, counters.LatencyHeld, counters.LatencyExcess, counters.BulkLane, counters.BulkPackets, counters.SteeredPackets)
+}
+
+// age has the bridge forget after so long who is where, for the test's time.
+func age(t *testing.T, b *bed.Bed, after time.Duration) {
+	t.Helper()
+	set := func(ticks uint32) (was uint32, err error) {
+		err = b.Receiver().NS.Do(func() error {
+			l, err := netlink.LinkByName(bed.Bridge)
+			if err != nil {
+				return err
+			}
+			was = *l.(*netlink.Bridge).AgeingTime
+			return netlink.LinkModify(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bed.Bridge, Index: l.Attrs().Index}, AgeingTime: &ticks})
+		})
+		return was, err
+	}
+	was, err := set(uint32(after / (10 * time.Millisecond)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := set(was); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // latency is a rule for one flow, by its source port.
