@@ -9,6 +9,9 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 
+/* As linux/bpf.h has it, in an enum that came with tcx. */
+#define TCX_NEXT -1
+
 #define OL_CORE __attribute__((preserve_access_index))
 
 struct sk_buff_head {

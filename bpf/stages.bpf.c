@@ -10,8 +10,6 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-#define TCX_NEXT -1
-
 /* Headers that are read: what usual ones need, and the longest, with 252 bytes of Geneve options. */
 #define OL_PULL 192
 #define OL_PULL_MAX 400

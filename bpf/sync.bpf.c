@@ -14,8 +14,6 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-#define TCX_NEXT -1
-
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, OL_SHORTCUTS);

@@ -107,7 +107,7 @@ func lookAround(ctx context.Context, underlays []string, own func(uint32) bool) 
 // configuration needs.
 func requireTier(cfg *config.Config, tiers []probe.Tier) error {
 	need := map[config.Tier]int{config.TierAuto: 1, config.TierTC: 1, config.TierXDP: 2}[cfg.Tier]
-	if cfg.Pipeline == config.ModeOff {
+	if cfg.Pipeline == config.ModeOff && !prioritises(cfg) {
 		need = 0
 	}
 	for _, t := range tiers {

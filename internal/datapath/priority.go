@@ -225,8 +225,8 @@ func (p *Priority) SetRules(t *rules.Table) error {
 	}
 	var shapes priorityOlShapes
 	shapes.Nr = uint32(len(t.Shapes))
-	p.host = p.host || t.FitsHost()
-	if p.host {
+	host := p.host || t.FitsHost()
+	if host {
 		shapes.Host = 1
 	}
 	for i, s := range t.Shapes {
@@ -253,7 +253,7 @@ func (p *Priority) SetRules(t *rules.Table) error {
 	if err := p.d.writePolicy(); err != nil {
 		return err
 	}
-	p.rules = t.Rules
+	p.rules, p.host = t.Rules, host
 	return nil
 }
 

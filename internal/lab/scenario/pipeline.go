@@ -78,11 +78,11 @@ func pipeline(mode, tier string) func(context.Context, *env, scenario) (session,
 }
 
 // priority returns a variant's start: the daemon with the scenario's latency
-// traffic as such, in a mode. What it answers goes the other way, and is received
+// traffic as such, in a mode, and the pipeline in one. What it answers goes the other way, and is received
 // by a host without a daemon.
-func priority(mode string) func(context.Context, *env, scenario) (session, error) {
+func priority(mode, pipeline string) func(context.Context, *env, scenario) (session, error) {
 	return func(ctx context.Context, e *env, s scenario) (session, error) {
-		d, err := e.startDaemon(ctx, priorityConfig(mode, s, e.overlay))
+		d, err := e.startDaemon(ctx, priorityConfig(mode, pipeline, s, e.overlay))
 		if err != nil {
 			return session{}, err
 		}
@@ -99,7 +99,7 @@ func priority(mode string) func(context.Context, *env, scenario) (session, error
 // priorityConfig names a scenario's latency traffic, in the overlay or outside; none:
 // the probe's. Where there is no bulk, it leaves it the least that can be set: a flow that
 // needs most of a core would else have used up its share, and be bulk.
-func priorityConfig(mode string, s scenario, overlay bool) string {
+func priorityConfig(mode, pipeline string, s scenario, overlay bool) string {
 	flow, share := s.latency, ""
 	if s.alone {
 		share = "bulk-share: 1%, "
@@ -111,7 +111,7 @@ func priorityConfig(mode string, s scenario, overlay bool) string {
 	if overlay {
 		network = "overlay"
 	}
-	return fmt.Sprintf("pipeline: off\npriority: {mode: %s, %srules: [{name: %s, proto: %s, port: %d, network: %s}]}\n", mode, share, flow.name, flow.proto, flow.port, network)
+	return fmt.Sprintf("pipeline: %s\npriority: {mode: %s, %srules: [{name: %s, proto: %s, port: %d, network: %s}]}\n", pipeline, mode, share, flow.name, flow.proto, flow.port, network)
 }
 
 func (e *env) startDaemon(ctx context.Context, config string) (*daemon, error) {

@@ -130,7 +130,7 @@ func TestPriorityIsToldOfTheScenariosFlow(t *testing.T) {
 		"streamline":   "pipeline: off\npriority: {mode: batch, bulk-share: 1%, rules: [{name: flow, proto: udp, port: 9000, network: overlay}]}\n",
 	} {
 		s, _ := find(name)
-		if got := priorityConfig("batch", s, true); got != want {
+		if got := priorityConfig("batch", "off", s, true); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 		if a, ok := applications[name]; ok && a.service != s.latency {

@@ -52,9 +52,10 @@ func init() {
 		{name: "pipeline-forced", what: "the same, without its judgement when to act", start: pipeline("forced", "auto")},
 		{name: "pipeline-tc-forced", what: "pipeline-tc without its judgement", start: pipeline("forced", "tc")},
 		{name: "pipeline-xdp-forced", what: "pipeline-xdp without its judgement", start: pipeline("forced", "xdp")},
-		{name: "priority", what: "overlane: the flow whose latency is measured overtakes the background", start: priority("batch")},
-		{name: "priority-sync", what: "the same, from the tunnel straight to the pod", start: priority("sync")},
-		{name: "host-priority", what: "no overlay; the same for flows of the host network", host: true, start: priority("batch")},
+		{name: "priority", what: "overlane: the flow whose latency is measured overtakes the background", start: priority("batch", "off")},
+		{name: "priority-sync", what: "the same, from the tunnel straight to the pod", start: priority("sync", "off")},
+		{name: "priority-pipeline", what: "priority, and the pipeline beside it", start: priority("batch", "auto")},
+		{name: "host-priority", what: "no overlay; the same for flows of the host network", host: true, start: priority("batch", "off")},
 		{name: "orphaned", what: "what stays when the daemon and its guardian are killed at once", start: startOrphaned},
 	}
 }
