@@ -3,11 +3,13 @@
 package lifecycle
 
 import (
+	"flag"
 	"fmt"
 	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -15,6 +17,9 @@ import (
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/e2e/rig"
 )
+
+// floodFor is longer than it takes to see anything, for whoever wants figures.
+var floodFor = flag.Duration("e2e.flood", 0, "how long a rule that is too broad meets more than a core can take, at least")
 
 // bystander is a thread of ordinary priority that wants all of a core, and counts how
 // often it has had a bit of it.
@@ -67,11 +72,16 @@ func TestARuleThatIsTooBroadStarvesNobody(t *testing.T) {
 		r := d.Status().Mechanisms[1].Reason
 		return strings.Contains(r, `rule "flood" is too broad`), r
 	})
-	was, turns := d.Status().Counters, by.turns.Load()
+	was, turns, begun := d.Status().Counters, by.turns.Load(), time.Now()
 	rig.Until(t, "bulk and programs get on", func() (bool, string) {
 		c := d.Status().Counters
 		return c.BulkLane > was.BulkLane+1000 && by.turns.Load() > turns+200, fmt.Sprintf("%+v, %d ms for others", c, by.turns.Load()-turns)
 	})
+	time.Sleep(*floodFor - time.Since(begun)) // the flood's length is the scene, not a wait
+	now, took := d.Status(), time.Since(begun)
+	t.Logf("in %.1f s: %d latency frames, %d more beyond their share, %d frames by the bulk lane, %d refused; %.0f %% of the core for a program; status: %s",
+		took.Seconds(), now.Counters.LatencyPackets-now.Counters.LatencyExcess-was.LatencyPackets+was.LatencyExcess, now.Counters.LatencyExcess-was.LatencyExcess,
+		now.Counters.BulkLane-was.BulkLane, now.Counters.Refused-was.Refused, float64(by.turns.Load()-turns)/10/took.Seconds(), now.Mechanisms[1].Reason)
 	l.GoesOn()
 	_, err = flood.Stop()
 	must(t, err)

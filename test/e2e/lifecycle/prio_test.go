@@ -4,12 +4,15 @@ package lifecycle
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/e2e/rig"
 )
 
@@ -60,6 +63,29 @@ func TestPriorityIsTakenBackByTermOffAndAfterAKill(t *testing.T) {
 			}
 			l.GoesOn()
 			orderly(t, l.Stop())
+		})
+	}
+}
+
+// All of the traffic is latency's and on its way through lanes, or by short cuts, when
+// the daemon is killed.
+func TestPriorityIsTakenBackAfterAKillInEachOfItsModes(t *testing.T) {
+	rule := fmt.Sprintf("rules: [{name: load, proto: udp, port: %d}]", traffic.Port)
+	for name, mode := range map[string]string{"sync": "mode: sync, ", "two lanes": "threads: off, ", "batch": ""} {
+		t.Run(name, func(t *testing.T) {
+			b := lab(t, bed.Options{})
+			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: "pipeline: off\nmetrics: off\npriority: {" + mode + rule + "}\n"})
+			l := rig.StartLoad(t, b, 4)
+			rig.Until(t, "latency traffic is about", func() (bool, string) {
+				c := d.Status().Counters
+				return c.LatencyPackets > 10000 && (name != "sync" || c.ShortCut > 10000), fmt.Sprintf("%+v", c)
+			})
+			d.Signal(unix.SIGKILL)
+			killed(t, d.Exited())
+			d.GoneBoth()
+			d.NothingLeft()
+			l.GoesOn()
+			overtaken(t, l.Stop(), 3)
 		})
 	}
 }
@@ -122,24 +148,35 @@ func TestPriorityAndTierXDPAreNotCombined(t *testing.T) {
 	refused(t, runFor(t, b, prioritised+"tier: xdp\n"), failure, "tier: tc")
 }
 
-// Priority takes the pipeline's place when the first rule comes, and gives it back.
-func TestThePipelineStandsBackForPriority(t *testing.T) {
+// When the first rule comes, the pipeline leaves the cores on which latency traffic is,
+// and goes on beside them.
+func TestThePipelineLeavesTheNICsCoreToPriority(t *testing.T) {
 	b := lab(t, bed.Options{})
+	nic := b.PlaceCores().NIC[0]
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: forced})
 	l := rig.StartLoad(t, b, 4)
 	d.Acting()
+	onNIC := func(st control.Status) bool {
+		return slices.ContainsFunc(st.Lanes, func(l control.Lane) bool { return l.Core == nic })
+	}
+	if st := d.Status(); !onNIC(st) {
+		t.Fatalf("without priority a stage comes back to the NIC's core; lanes are %+v", st.Lanes)
+	}
 	if r := d.Verb("prio", "add", "ssh", "proto", "tcp", "port", "22"); r.Code != 0 {
 		t.Fatal(r)
 	}
-	rig.Until(t, "priority is in place, and the pipeline is not", func() (bool, string) {
-		m := d.Status().Mechanisms
-		return m[0].State == "standby" && strings.Contains(m[0].Reason, "priority is in place") && m[1].State == "active", fmt.Sprint(m)
+	steered := d.Status().Counters.SteeredPackets
+	rig.Until(t, "both act, and no lane is on the NIC's core", func() (bool, string) {
+		st := d.Status()
+		m := st.Mechanisms
+		return m[0].State == control.Active && m[1].State == control.Active && len(st.Lanes) > 0 && !onNIC(st) &&
+			st.Counters.SteeredPackets > steered+1000, fmt.Sprintf("%+v %+v", m, st.Lanes)
 	})
 	l.GoesOn()
 	if r := d.Verb("prio", "del", "ssh"); r.Code != 0 {
 		t.Fatal(r)
 	}
-	d.Acting()
+	l.GoesOn()
 	orderly(t, l.Stop())
 	ends(t, d)
 }
