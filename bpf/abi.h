@@ -308,6 +308,7 @@ struct ol_prio {
 	__u64 now_ns;  /* ... the same in ns */
 	__u32 brought; /* frames of the latency class in it */
 	__u32 seen;    /* the last poll with such */
+	__u32 reserve; /* of the bulk lane's room, what latency's frames leave to bulk */
 	__u8 ever;     /* there has been one */
 	__u8 demoted;  /* bulk goes to the lane */
 	__u8 over;     /* the budget is used up: latency joins bulk */

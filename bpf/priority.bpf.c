@@ -133,6 +133,8 @@ static __always_inline int ol_prio_look(struct ol_prio *p, __u32 this_cpu, __u32
 	holds = look.size > OL_RING_STALE ? look.size - OL_RING_STALE : 0;
 	if (room > holds || (room && class == OL_CLASS_LATENCY))
 		room = holds;
+	if (class == OL_CLASS_BULK)
+		p->reserve = room / 2;
 	if (look.used < room)
 		w->room = room - look.used;
 	return empty;
@@ -401,7 +403,9 @@ known:
 		struct ol_lane_watch *w =
 			&p->lane[way == OL_WAY_BULK_LANE ? OL_CLASS_BULK : OL_CLASS_LATENCY];
 
-		if (w->room)
+		/* A flood of latency's that has used up its share is not to fill bulk's lane. */
+		if (w->room >
+		    (class == OL_CLASS_LATENCY && way == OL_WAY_BULK_LANE ? p->reserve : 0))
 			w->room--;
 		else
 			way = OL_WAY_REFUSED;

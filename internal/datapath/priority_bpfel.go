@@ -230,6 +230,7 @@ type priorityOlPrio struct {
 	NowNs   uint64
 	Brought uint32
 	Seen    uint32
+	Reserve uint32
 	Ever    uint8
 	Demoted uint8
 	Over    uint8
@@ -248,12 +249,12 @@ type priorityOlPrio struct {
 		Room     uint32
 		Armed    uint32
 	}
+	_        [4]byte
 	Frames   [2][4]uint64
 	Held     uint64
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
-	_        [8]byte
 }
 
 type priorityOlRecent struct {

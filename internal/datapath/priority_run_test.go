@@ -475,3 +475,36 @@ func TestAPollKnowsTheTime(t *testing.T) {
 		}
 	})
 }
+
+// What is beyond latency's share waits in bulk's lane, and leaves half of it to bulk.
+func TestLatencyBeyondItsShareLeavesBulkItsRoom(t *testing.T) {
+	p := newPriority(t)
+	p.use(t, rules.Rule{Class: rules.Latency, Proto: 17, Port: 7})
+	latency := inVXLAN(42, packet.IPv4{}, packet.UDP{Src: 1, Dst: 7})
+	bulk := inVXLAN(42, packet.IPv4{}, packet.UDP{Src: 1, Dst: 8})
+	p.onOneCore(t, func() {
+		for cpu := range uint32(p.d.cpus) {
+			v := priorityOlPrio{Poll: 1, Now: 1, Demoted: 1, Over: 1, Table: uint8(p.d.policy.RulesTable), Reserve: 4}
+			v.Lane[bulkLane].Room = 6
+			if err := p.objs.OlPrios.Put(cpu, &v); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var got []uint32
+		for _, frame := range [][]byte{latency, latency, latency, bulk, latency, bulk, bulk, bulk, bulk, latency} {
+			verdict, err := p.objs.OlPriorityXdp.Run(&ebpf.RunOptions{Data: frame})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, verdict)
+		}
+		// Without a lane's thread, what goes to the lane is passed.
+		if want := []uint32{xdpPass, xdpPass, xdpDrop, xdpPass, xdpDrop, xdpPass, xdpPass, xdpPass, xdpDrop, xdpDrop}; !slices.Equal(got, want) {
+			t.Errorf("verdicts %d, want %d", got, want)
+		}
+		c, err := p.Counters()
+		if err != nil || c.Refused != 4 || c.LatencyExcess != 5 {
+			t.Errorf("%+v, %v", c, err)
+		}
+	})
+}

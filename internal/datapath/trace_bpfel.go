@@ -156,6 +156,7 @@ type traceOlPrio struct {
 	NowNs   uint64
 	Brought uint32
 	Seen    uint32
+	Reserve uint32
 	Ever    uint8
 	Demoted uint8
 	Over    uint8
@@ -174,12 +175,12 @@ type traceOlPrio struct {
 		Room     uint32
 		Armed    uint32
 	}
+	_        [4]byte
 	Frames   [2][4]uint64
 	Held     uint64
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
-	_        [8]byte
 }
 
 type traceOlRecent struct {

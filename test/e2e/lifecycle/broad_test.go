@@ -21,6 +21,8 @@ import (
 // floodFor is longer than it takes to see anything, for whoever wants figures.
 var floodFor = flag.Duration("e2e.flood", 0, "how long a rule that is too broad meets more than a core can take, at least")
 
+var floodGap = flag.Duration("e2e.flood-gap", 0, "time between two packets of it")
+
 // bystander is a thread of ordinary priority that wants all of a core, and counts how
 // often it has had a bit of it.
 type bystander struct{ turns, end atomic.Int64 }
@@ -63,7 +65,7 @@ func TestARuleThatIsTooBroadStarvesNobody(t *testing.T) {
 	t.Cleanup(func() { must(t, b.Reset()) })
 	l := rig.StartLoad(t, b, 4)
 	flood, err := traffic.StartLive(b, traffic.LiveConfig{
-		Flows: []traffic.Flow{traffic.NewFlow(b, 100, 0, true, false, 0)}, Size: traffic.MinSize, Core: place.Gen[0],
+		Flows: []traffic.Flow{traffic.NewFlow(b, 100, 0, true, false, 0)}, Size: traffic.MinSize, Core: place.Gen[0], Gap: *floodGap,
 	})
 	must(t, err)
 	var by bystander
@@ -79,9 +81,9 @@ func TestARuleThatIsTooBroadStarvesNobody(t *testing.T) {
 	})
 	time.Sleep(*floodFor - time.Since(begun)) // the flood's length is the scene, not a wait
 	now, took := d.Status(), time.Since(begun)
-	t.Logf("in %.1f s: %d latency frames, %d more beyond their share, %d frames by the bulk lane, %d refused; %.0f %% of the core for a program; status: %s",
+	t.Logf("in %.1f s: %d latency frames, %d more beyond their share, %d frames by the bulk lane, %d refused; %.0f %% of the core for a program; %.1f %% of the other flows' datagrams came; status: %s",
 		took.Seconds(), now.Counters.LatencyPackets-now.Counters.LatencyExcess-was.LatencyPackets+was.LatencyExcess, now.Counters.LatencyExcess-was.LatencyExcess,
-		now.Counters.BulkLane-was.BulkLane, now.Counters.Refused-was.Refused, float64(by.turns.Load()-turns)/10/took.Seconds(), now.Mechanisms[1].Reason)
+		now.Counters.BulkLane-was.BulkLane, now.Counters.Refused-was.Refused, float64(by.turns.Load()-turns)/10/took.Seconds(), 100*l.Share(), now.Mechanisms[1].Reason)
 	l.GoesOn()
 	_, err = flood.Stop()
 	must(t, err)
