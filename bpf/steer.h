@@ -123,9 +123,8 @@ __noinline int ol_backlog_drained(__u32 cpu, __u64 handed)
 }
 
 /*
- * A lane's thread that sleeps and has not taken frames for so long is done with those
- * it took: for frames that never got as far as the tunnel's cell. One that does not sleep
- * may have been kept from its core all the time.
+ * A lane's thread that has not taken frames for so long is done with those it
+ * took: for frames that never got as far as the tunnel's cell.
  */
 #define OL_LANE_DONE_NS 200000000
 
@@ -155,7 +154,7 @@ __noinline int ol_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 se
 	if (m && ol_handed_on(m, OL_READ(c->lane_seq), bpf_ktime_get_ns()))
 		return 1;
 	/* The time of our last poll may be long ago, or before. */
-	return ring.asleep && (__s64)(bpf_ktime_get_ns() - OL_READ(c->lane_time)) > OL_LANE_DONE_NS;
+	return (__s64)(bpf_ktime_get_ns() - OL_READ(c->lane_time)) > OL_LANE_DONE_NS;
 }
 
 /* Has everything that the slot let pass to the NIC's GRO been handed on, and handled here? */
