@@ -347,18 +347,21 @@ static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 	__u32 this_cpu = bpf_get_smp_processor_id(), zero = 0, class, way;
 	struct ol_judged *j = bpf_map_lookup_elem(&ol_judgements, &zero);
 	struct ol_prio *p = bpf_map_lookup_elem(&ol_prios, &this_cpu);
-	struct ol_policy *policy = ol_get_policy();
+	struct ol_policy *policy;
 	struct ol_frame f;
 	struct ol_cursor c;
 	enum ol_reason r;
 	__u8 host = 0;
 
-	if (!policy || !p || !j)
+	if (!p || !j)
 		return XDP_PASS;
 	ol_cursor_at(ctx, &c);
 	if (p->poll == p->polls + 1 && j->poll == p->poll && ol_same_head(&c, &j->head))
 		goto known;
 
+	policy = ol_get_policy();
+	if (!policy)
+		return XDP_PASS;
 	__builtin_memset(&f, 0, sizeof(f));
 	/* Lengths that contradict each other are the stack's to judge. */
 	r = ol_read_xdp(ctx, &f, 0);

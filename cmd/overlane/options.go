@@ -47,7 +47,7 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 	if err := scanner.Close(); err != nil {
 		return opts, err
 	}
-	opts.Tiers = tierStatus(l.tiers)
+	opts.Tiers, opts.NoGuard = tierStatus(l.tiers), tierError(l.tiers, 1)
 	if cfg.Tier == config.TierXDP {
 		opts.Tier = governor.XDP
 	}

@@ -110,8 +110,13 @@ func requireTier(cfg *config.Config, tiers []probe.Tier) error {
 	if cfg.Pipeline == config.ModeOff && !prioritises(cfg) {
 		need = 0
 	}
+	return tierError(tiers, need)
+}
+
+// tierError says what a tier lacks here, nil if it is reached.
+func tierError(tiers []probe.Tier, number int) error {
 	for _, t := range tiers {
-		if t.Number == need && !t.Reached {
+		if t.Number == number && !t.Reached {
 			return unsupportedError(fmt.Sprintf("tier %d (%s) needs %s", t.Number, t.Name, t.Reason), t.Remedy)
 		}
 	}

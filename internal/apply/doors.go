@@ -163,14 +163,26 @@ func ownSlice(a *unix.SchedAttr) (time.Duration, error) {
 	if a.Policy != unix.SCHED_NORMAL && a.Policy != unix.SCHED_BATCH {
 		return 0, nil
 	}
-	usual, err := unix.SchedGetAttr(0, 0)
+	usual, err := usualSlice()
+	if err != nil || a.Runtime == usual {
+		return 0, err
+	}
+	return time.Duration(a.Runtime), nil
+}
+
+func usualSlice() (ns uint64, err error) {
+	a, err := unix.SchedGetAttr(0, 0)
 	if err != nil {
 		return 0, fmt.Errorf("read scheduling of this process: %w", err)
 	}
-	if a.Runtime == usual.Runtime {
-		return 0, nil
-	}
-	return time.Duration(a.Runtime), nil
+	return a.Runtime, nil
+}
+
+// KnowsSlices tells whether a thread can have a slice of its own here: before 6.12 the
+// kernel neither takes nor tells one.
+func KnowsSlices() bool {
+	ns, err := usualSlice()
+	return err == nil && ns != 0
 }
 
 // allowedCores reads where a thread may run, as "0-3,8". sched_getaffinity leaves out

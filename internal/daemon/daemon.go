@@ -38,6 +38,9 @@ type Options struct {
 	Priority Priority
 	Version  string
 	Tiers    []control.TierStatus
+	// NoGuard says why the order guard does not hold on this node, nil where it does:
+	// a daemon whose pipeline is off starts all the same.
+	NoGuard error
 	// GuardianVerb is the argument that makes this program a guardian.
 	GuardianVerb []string
 	Log          *slog.Logger

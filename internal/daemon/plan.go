@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/apply/offload"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
@@ -60,7 +61,7 @@ func PlanInput(s *node.Scanner, snap node.Snapshot, layout governor.Layout, owne
 // daemon and `overlane plan` plan by it. attached tells on which underlays priority's
 // program is already.
 func PriorityInput(s *node.Scanner, snap node.Snapshot, cores []int, owned map[plan.Setting]plan.Owned, attached func(node.Underlay) bool) plan.PriorityInput {
-	in := plan.PriorityInput{Cores: cores, Owned: owned}
+	in := plan.PriorityInput{Cores: cores, Owned: owned, NoSlices: !apply.KnowsSlices()}
 	for _, u := range snap.Underlays {
 		nic := plan.Underlay{Target: target(u.Dev), Queues: u.RxQueues, Attached: attached(u)}
 		switch {

@@ -221,11 +221,8 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	if d.opts.Tier == governor.XDP {
 		return ErrTierXDP
 	}
-	// Where the order guard does not hold, run has started with the pipeline off.
-	for _, t := range d.opts.Tiers {
-		if strings.HasPrefix(t.Name, "1 ") && !t.Reached {
-			return fmt.Errorf("priority needs what tier %s needs: %s", t.Name, t.Reason)
-		}
+	if d.opts.NoGuard != nil {
+		return fmt.Errorf("priority cannot keep flows in order here: %w", d.opts.NoGuard)
 	}
 	if err := d.pipe.recall(ctx, farewell); err != nil {
 		return fmt.Errorf("take the pipeline off, which comes back once it is known where latency traffic is: %w", err)

@@ -90,8 +90,9 @@ func (d *Daemon) bulkHome(ctx context.Context) (err error) {
 			return err
 		}
 		if try.room == 0 {
+			// They run empty without, too, if nobody else wants their cores.
 			if err := d.prio.dp.HurryLanes(d.cores, eager); err != nil {
-				return err
+				d.log.Debug("lanes are not hurried", "reason", err)
 			}
 			defer func() { err = errors.Join(err, d.prio.dp.CalmLanes(d.cores)) }()
 		}

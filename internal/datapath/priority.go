@@ -164,6 +164,7 @@ const bulkSlice = 5 * time.Millisecond
 // whose slice is shorter.
 var bulkSched = LaneSched{Slice: bulkSlice}
 
+// tuneLane sets how a lane's thread is scheduled. Before 6.12 the kernel ignores slices.
 func (d *Datapath) tuneLane(core, class int, s LaneSched) error {
 	var cpu stagesOlCpu
 	if err := d.stages.OlCpus.Lookup(uint32(core), &cpu); err != nil {

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// EagerNice is the nice value of what polls a NIC, or stands in for that: it preempts bulk lanes, and what they
-// leave of a core is all that others get. It leaves others at least 5 % of a core by
-// the scheduler's weights: nice -13 has weight 18705 against 1024 of nice 0.
+// EagerNice is the nice value of what polls a NIC, or stands in for that: it preempts bulk
+// lanes, and what they leave of a core is all that others get. It leaves others at least
+// 5 % of a core by the scheduler's weights: nice -13 has weight 18705 against 1024 of nice 0.
 const EagerNice = -13
 
 // EagerSlice is its slice, the shortest there is. A running task is protected until it has
@@ -61,6 +61,8 @@ type PriorityInput struct {
 	Cores []int
 	// NoThreads: NICs are polled as before.
 	NoThreads bool
+	// NoSlices: the kernel knows none of a single thread.
+	NoSlices bool
 	// Tunnels are those from which latency traffic may go straight to pods.
 	Tunnels []Target
 	// Lost are cores that are offline, or were since threads were bound to them:
@@ -156,6 +158,9 @@ func (p *PriorityPlan) thread(nic Underlay, in PriorityInput) {
 	}
 	p.Steps = append(p.Steps, Step{Setting: s, Was: "0", First: "0", Want: "1", Reason: preempts})
 	future := FutureThreads{Target: nic.Target, Count: nic.Queues, Want: fmt.Sprintf("nice %d", EagerNice), Reason: preempts}
+	if !in.NoSlices {
+		future.Want += fmt.Sprintf(", slice %s", EagerSlice)
+	}
 	switch len(in.Cores) {
 	case 0:
 	case 1:
@@ -240,7 +245,10 @@ func (in PriorityInput) seat(s Setting, is Sched) seat {
 		st.want.Cores = is.Cores
 	}
 	if first.Policy == "other" && first.Nice == 0 {
-		st.want.Nice, st.want.Slice = EagerNice, EagerSlice
+		st.want.Nice = EagerNice
+		if !in.NoSlices {
+			st.want.Slice = EagerSlice
+		}
 	} else if !st.free {
 		st.foreign = fmt.Sprintf("left alone: somebody else has set %s", first)
 	}

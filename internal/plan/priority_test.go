@@ -66,6 +66,21 @@ func said(p PriorityPlan) (steps, skipped []string) {
 	return steps, skipped
 }
 
+// Before 6.12 the kernel takes no slice, and a value that it does not keep is an error.
+func TestPriorityAsksForSlicesWhereTheKernelKnowsThem(t *testing.T) {
+	for _, no := range []bool{false, true} {
+		here := PriorityInput{NICs: []Underlay{nic("eth0", 1, other(0, "0-3"))}, Cores: []int{0}, NoSlices: no}
+		p := Priority(here)
+		if len(p.Steps) != 1 || strings.Contains(p.Steps[0].Want, "slice=100µs") == no {
+			t.Errorf("without slices %v: %+v", no, p.Steps)
+		}
+		soon := PriorityInput{NICs: []Underlay{{Target: Target{42, 2, "eth1"}, Queues: 1}}, Cores: []int{0}, NoSlices: no}
+		if p := Priority(soon); len(p.Future) != 1 || strings.Contains(p.Future[0].Want, "slice 100µs") == no {
+			t.Errorf("without slices %v: %+v", no, p.Future)
+		}
+	}
+}
+
 func TestPriorityBindsThreadsThatNobodyElseHasBound(t *testing.T) {
 	free := other(0, "0-3")
 	two := nic("eth0", 1, free, free)
@@ -216,7 +231,7 @@ steps, in this order (undone in the reverse order):
       undo  set 0, unless somebody else has changed it by then
 threads that come with that, one per receive queue:
       4 of eth0 (ifindex 2 in network namespace 42)
-      set   nice -13, each bound to one of cores 0-1
+      set   nice -13, slice 100µs, each bound to one of cores 0-1
       why   the NIC's polls preempt bulk, each on a core of its own
       undo  set what they were when they came, unless somebody else has changed it by then
 left as it is:
@@ -231,7 +246,7 @@ left as it is:
 	if err != nil {
 		t.Fatal(err)
 	}
-	const future = `"future_threads":[{"netns":42,"ifindex":2,"device":"eth0","threads":4,"want":"nice -13, each bound to one of cores 0-1",`
+	const future = `"future_threads":[{"netns":42,"ifindex":2,"device":"eth0","threads":4,"want":"nice -13, slice 100µs, each bound to one of cores 0-1",`
 	if !strings.Contains(string(text), future) || !strings.Contains(string(text), `"attr":"threaded","was":"0","undo":"0","want":"1"`) {
 		t.Errorf("JSON is %s", text)
 	}

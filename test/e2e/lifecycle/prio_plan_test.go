@@ -79,7 +79,7 @@ func TestPlanSaysWhatPriorityDoes(t *testing.T) {
 	if len(p.Attach) != 1 || p.Attach[0].Name != wire || len(p.Steps) != 1 || p.Steps[0].Attr != "threaded" || len(p.Future) != 1 {
 		t.Errorf("the plan is %+v", p)
 	}
-	for _, words := range []string{"(1 rule), run would do this at once", "ol_priority_xdp", "threaded of " + wire, "0 -> 1", "nice -13, each bound to one of core"} {
+	for _, words := range []string{"(1 rule), run would do this at once", "ol_priority_xdp", "threaded of " + wire, "0 -> 1", "nice -13, slice 100µs, each bound to one of core"} {
 		if !strings.Contains(text, words) {
 			t.Errorf("the plan does not say %q:\n%s", words, text)
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -37,10 +38,7 @@ func TestShortCutsEndWhereSomebodyHasASay(t *testing.T) {
 			rx := b.Receiver()
 			end := rx.Pods[0].HostEnd
 			// The bridge is to see senders several times a second.
-			ageing := uint32(100)
-			device(t, rx.Overlay, bed.Bridge, func(l netlink.Link) error {
-				return netlink.LinkModify(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bed.Bridge, Index: l.Attrs().Index}, AgeingTime: &ageing})
-			})
+			rig.BridgeForgets(t, b, time.Second)
 			config := fmt.Sprintf("pipeline: off\nmetrics: off\npriority: {mode: sync, rules: [{name: load, proto: udp, port: %d}]}\n", traffic.Port)
 			d := rig.Start(t, rig.Spec{NS: rx.NS, Config: config})
 			l := rig.StartLoad(t, b, 4)

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
@@ -91,7 +89,7 @@ func (r ruled) in(t *testing.T, b *bed.Bed) {
 	if r.kind == straight || r.kind == bothStraight {
 		// So that every few milliseconds a frame goes by the bridge, which the next could
 		// overtake.
-		age(t, b, 40*time.Millisecond)
+		rig.BridgeForgets(t, b, 40*time.Millisecond)
 	}
 	residue.Check(t, rig.Scope(b))
 	s := stall(t)
@@ -112,31 +110,6 @@ func (r ruled) in(t *testing.T, b *bed.Bed) {
 	}
 	t.Logf("%d changes of class; of %d latency frames %d held, %d beyond their share; %d of %d bulk frames by the lane; %d packets to other cores",
 		changes, counters.LatencyPackets, counters.LatencyHeld, counters.LatencyExcess, counters.BulkLane, counters.BulkPackets, counters.SteeredPackets)
-}
-
-// age has the bridge forget after so long who is where, for the test's time.
-func age(t *testing.T, b *bed.Bed, after time.Duration) {
-	t.Helper()
-	set := func(ticks uint32) (was uint32, err error) {
-		err = b.Receiver().NS.Do(func() error {
-			l, err := netlink.LinkByName(bed.Bridge)
-			if err != nil {
-				return err
-			}
-			was = *l.(*netlink.Bridge).AgeingTime
-			return netlink.LinkModify(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bed.Bridge, Index: l.Attrs().Index}, AgeingTime: &ticks})
-		})
-		return was, err
-	}
-	was, err := set(uint32(after / (10 * time.Millisecond)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if _, err := set(was); err != nil {
-			t.Error(err)
-		}
-	})
 }
 
 // latency is a rule for one flow, by its source port.
