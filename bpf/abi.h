@@ -23,10 +23,17 @@ enum ol_limit {
 	OL_FRAGS = 1024,     /* inner datagrams in pieces, remembered per core */
 	OL_CARRIER = 0x8000, /* skb->tc_index: "slot number follows" */
 	OL_CARRIER_LATENCY = 0x4000, /* the same: of the latency class */
+	OL_CARRIER_MERGED = 0x2000,  /* "place among the merging follows", behind a merge point */
 	OL_MAX_RULES = 4096,	     /* priority rules, each of up to four keys */
 	OL_MAX_SHAPES = 32,	     /* sets of fields that rules look at */
 	OL_SPARSE = 2048,	     /* flows that no rule fits, watched per core */
 	OL_SHORTCUTS = 4096,	     /* pods, and senders to them */
+	OL_ELEPHANTS = 256,	     /* flows watched for whether to split them, per core */
+	OL_BRANCHES = 8,	     /* lanes that a flow is split over, at most */
+	OL_ALL_BRANCHES = OL_BRANCHES + 1, /* and the core that polls */
+	OL_MERGES = 32,			   /* flows that are put in order again at a time */
+	OL_MERGE_POINTS = 64,		   /* devices where that is done */
+	OL_MERGE_READY = 1024,		   /* packets that may go at a time, at each of them */
 };
 
 /* How a flow is treated. More may follow: append only. */
@@ -129,6 +136,10 @@ enum ol_counter {
 	OL_CNT_XDP_OVERLAY,  /* frames for our tunnels, as XDP saw them */
 	OL_CNT_XDP_LANE,     /* of these, sent to a cpumap lane */
 	OL_CNT_XDP_DROP,     /* frames that a full cpumap lane dropped */
+	OL_CNT_SPLIT,	     /* frames of flows that were split when they came */
+	OL_CNT_MICROFLOWS,   /* runs that these were cut into */
+	OL_CNT_SPLIT_BEGUN,  /* times that a flow began to be split ... */
+	OL_CNT_SPLIT_ENDED,  /* ... and was whole again */
 	OL_NR_COUNTERS,
 };
 
@@ -180,6 +191,14 @@ struct ol_policy {
 	__u32 latency_share;	 /* of a core's time that latency may take, in 1/1000 */
 	__u32 sparse_frames;	 /* more in a window are heavy; 0: flows are not watched */
 	__u32 sparse_bytes;
+	__u32 split_batch;  /* frames of a micro-flow; 0: no flow is split */
+	__u32 split_frames; /* more in a window make an elephant ... */
+	__u32 split_bytes;  /* ... and so do more bytes */
+	__u32 split_epoch;  /* changes once nothing that was split is under way any more */
+	__u8 split_here;    /* the core that polls takes its part of a flow, too */
+	__u8 split_protos;  /* of enum ol_split_proto: flows that may be split */
+	__u8 split_pad[2];
+	__u32 merge_ifindex; /* of the devices with merge points, the same in each namespace */
 	struct ol_lanes stage[OL_NR_STAGES];
 	__u16 busy[OL_MAX_CPUS]; /* utilisation in 1/1000, from the daemon */
 	__u8 core_flags[OL_MAX_CPUS];
@@ -379,6 +398,94 @@ struct ol_sparse {
 	__u8 pad[4];
 };
 
+/* ol_policy.split_protos */
+enum ol_split_proto {
+	OL_SPLIT_UDP = 1, /* nobody puts them in order again */
+	OL_SPLIT_TCP = 2, /* where a merge point does */
+};
+
+enum ol_split_state {
+	OL_WHOLE, /* goes the way of its slot */
+	OL_SPLIT, /* cut into micro-flows */
+	OL_JOINS, /* one branch takes all that comes, while what is in others leaves them */
+};
+
+/* A flow that is watched, on the core that polls its NIC: is it an elephant? */
+struct ol_elephant {
+	struct ol_flow flow;
+	__u64 window; /* ns, when the one under way began */
+	__u32 frames; /* in it */
+	__u32 bytes;
+	__u32 seq;		     /* the poll that it last came in */
+	__u32 left;		     /* frames of the micro-flow under way that are to come */
+	__u32 last[OL_ALL_BRANCHES]; /* the poll of its last frame in each branch */
+	__u32 used;		     /* branches that may hold frames of it, a bit each */
+	__u32 epoch;		     /* of the policy, when it was split */
+	__u16 heavy;		     /* windows in a row with too much for one core ... */
+	__u16 light;		     /* ... and, of an elephant, with little */
+	__u8 branch;		     /* of the micro-flow under way */
+	__u8 state;		     /* enum ol_split_state */
+	__u8 elephant;
+	__u8 taken;  /* the place is */
+	__u8 merge;  /* its place among those that are merged, plus one, or 0 */
+	__u8 begins; /* to be split, with the next frame that has a number */
+	__u8 pad[2];
+	__u64 key;    /* of the inner flow, once it has such a place */
+	__u64 handed; /* ns, when its branches were found empty, while it joins */
+};
+
+/*
+ * A flow that is put in order again, or shall be: what the hooks on its way tell each
+ * other. Each field is written by one of them.
+ */
+struct ol_merging {
+	/* The core that polls the NIC. */
+	__u64 key;		     /* of the inner flow in whatever tunnel; 0: a free place */
+	__u64 seen;		     /* ns, when it came last */
+	__u32 generation;	     /* odd while it is split; never the same again */
+	__u32 first;		     /* the sequence number with which that began */
+	__u32 sent[OL_ALL_BRANCHES]; /* the end of what each branch was sent, at most */
+
+	/* The hook in front of its pod. */
+	__u32 ifindex;	 /* of the device that leads there */
+	__u32 ambiguous; /* there are two such, in two tunnels: it cannot be split */
+
+	__u32 held; /* the merge point: packets that wait there */
+	__u32 slot; /* the core that polls the NIC */
+};
+
+/* What that hook leaves in a packet's control block for the merge point. */
+struct ol_merge_mark {
+	__u32 magic; /* of this load */
+	__u16 place; /* among the merging */
+	__u16 branch;
+	__u32 seq;
+	__u32 end;
+	__u32 generation;
+};
+
+/* A qdisc of ours, used under its lock. */
+struct ol_merge_point {
+	__u32 active; /* flows that have packets waiting here, a bit each */
+	__u32 used;
+	__u32 head; /* packets that may go, by count: taken ... */
+	__u32 tail; /* ... and put */
+	__u32 held; /* packets that wait */
+};
+
+/* What the merge has done so far, all merge points together. */
+enum ol_merge_counter {
+	OL_MERGE_PASSED, /* packets of split flows that came in order, or behind what was sent on */
+	OL_MERGE_LATE,	 /* of these, the latter: retransmitted, or given up before */
+	OL_MERGE_HELD,	 /* packets that had to wait */
+	OL_MERGE_GAPS,	 /* times that what was waited for had been lost on the way here */
+	OL_MERGE_EXPIRED,   /* times that it did not come within the limit */
+	OL_MERGE_BYPASSED,  /* packets that went on out of turn: nobody looks after the merge */
+	OL_MERGE_UNTRACKED, /* packets that could not be held, for want of room */
+	OL_MERGE_DROPPED,   /* packets that the qdisc had when it was taken away */
+	OL_NR_MERGE_COUNTERS,
+};
+
 /* Names every enum once, so that the daemon gets all of them from the object's BTF. */
 struct ol_abi {
 	enum ol_limit limit;
@@ -391,6 +498,8 @@ struct ol_abi {
 	enum ol_class class;
 	enum ol_way way;
 	enum ol_field field;
+	enum ol_split_proto split_proto;
+	enum ol_merge_counter merge_counter;
 };
 
 /* Which core handled a slot last, per stage: cpu + 1, or 0. */

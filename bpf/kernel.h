@@ -11,6 +11,7 @@
 
 /* As linux/bpf.h has it, in an enum that came with tcx. */
 #define TCX_NEXT -1
+#define TCX_DROP 2
 
 #define OL_CORE __attribute__((preserve_access_index))
 

@@ -135,6 +135,36 @@ struct {
 	__type(value, __u64);
 } ol_lane_packets SEC(".maps");
 
+/* Flows that are put in order again, and how they are found. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, OL_MERGES);
+	__type(key, __u32);
+	__type(value, struct ol_merging);
+} ol_mergings SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, OL_MERGES);
+	__type(key, __u64);
+	__type(value, __u32);
+} ol_merging_of SEC(".maps");
+
+/* Set when a merge point ends: what is to go there goes straight on, until it is there again. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} ol_merge_ended SEC(".maps");
+
+static __always_inline int ol_merges(void)
+{
+	__u32 key = 0, *ended = bpf_map_lookup_elem(&ol_merge_ended, &key);
+
+	return ended && !*(volatile __u32 *)ended;
+}
+
 static __always_inline void ol_count(enum ol_counter c, __u64 n)
 {
 	__u32 key = c;

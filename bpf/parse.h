@@ -379,6 +379,12 @@ OL_INLINE int ol_same_flow(const struct ol_flow *a, const struct ol_flow *b)
 	       (a->addr[1] == b->addr[1] && a->addr[2] == b->addr[2] && a->addr[3] == b->addr[3]);
 }
 
+/* The flow in whatever tunnel, as behind it: the VNI is no part of it. Never 0. */
+OL_INLINE __u64 ol_inner_hash(const struct ol_flow *f, __u64 k0, __u64 k1)
+{
+	return ol_hash_words(f, (__u64)f->ports << 32 | (__u32)f->proto << 24, k0, ~k1) | 1;
+}
+
 /* Names a datagram in pieces: all of its pieces agree on it. Never 0. */
 OL_INLINE __u64 ol_piece_hash(const struct ol_flow *f, __u64 k0, __u64 k1)
 {

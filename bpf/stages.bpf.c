@@ -7,6 +7,8 @@
  */
 #include "kernel.h"
 #include "steer.h"
+#include "merge.h"
+#include "split.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -146,4 +148,123 @@ int ol_pod_restore(struct __sk_buff *skb)
 		bpf_set_hash_invalid(skb);
 	}
 	return TCX_NEXT;
+}
+
+/* Sequence numbers of a TCP packet, as GRO has made it. Returns 0 if it has none to go by. */
+static __always_inline int ol_tcp_range(struct __sk_buff *skb, const struct ol_flow *f, __u32 *seq,
+					__u32 *end)
+{
+	__u32 l4, total;
+	__u8 head[20];
+
+	if (bpf_skb_load_bytes(skb, OL_ETH_HLEN - 2, head, OL_INNER_READ) ||
+	    !ol_inner_tcp(head, 0, f->v6, &l4, &total))
+		return 0;
+	/* Padding is no data; of a super-packet the length may not fit into the header. */
+	if (skb->gso_size || total > skb->len)
+		total = skb->len;
+	if (total < l4 || bpf_skb_load_bytes(skb, l4, head, sizeof(head)))
+		return 0;
+	return ol_tcp_seqs(head, total - l4, seq, end);
+}
+
+/* The flow's place among those that are put in order again, or OL_MERGES. */
+__noinline __u32 ol_find_merging(struct __sk_buff *skb, struct ol_frame *f)
+{
+	struct ol_cursor c = {};
+	struct ol_merging *g;
+	__u32 *place, at;
+	__u64 key;
+
+	if (!f)
+		return OL_MERGES;
+	c.data = (void *)(long)skb->data;
+	c.end = (void *)(long)skb->data_end;
+	if (ol_parse_inner(&c, 0, 0, &f->flow) || f->flow.piece != OL_PIECE_WHOLE ||
+	    f->flow.proto != OL_IPPROTO_TCP)
+		return OL_MERGES;
+	key = ol_inner_hash(&f->flow, ol_key0, ol_key1);
+	place = bpf_map_lookup_elem(&ol_merging_of, &key);
+	if (!place)
+		return OL_MERGES;
+	at = *place;
+	g = bpf_map_lookup_elem(&ol_mergings, &at);
+	if (!g || g->key != key)
+		return OL_MERGES;
+	if (g->ifindex == skb->ifindex)
+		return at;
+	/* The same addresses and ports in another tunnel lead to another device. */
+	if (g->ifindex)
+		OL_WRITE(g->ambiguous, 1);
+	else
+		OL_WRITE(g->ifindex, skb->ifindex);
+	return OL_MERGES;
+}
+
+/* The branch that a core is, of flows that are split. */
+static __always_inline __u32 ol_branch_of(const struct ol_policy *policy, __u32 core)
+{
+	const struct ol_lanes *lanes = &policy->stage[OL_STAGE_NIC];
+	__u32 i;
+
+	for (i = 0; i < OL_BRANCHES && i < lanes->nr; i++)
+		if (lanes->cpu[i] == core)
+			return i;
+	return OL_BRANCH_HERE;
+}
+
+/*
+ * In front of a pod: the packets of split flows go on by the merge point, marked. Whatever
+ * else comes this way is not touched. Who takes a packet out of there is anybody's guess;
+ * on which core it goes on is told by its hash.
+ */
+SEC("tcx/egress")
+int ol_pod_merge(struct __sk_buff *skb)
+{
+	struct ol_policy *policy = ol_get_policy();
+	__u32 at, generation, lane, segs, seq, end;
+	struct ol_frame f = {};
+	struct ol_lanes *lanes;
+	struct ol_merging *g;
+
+	/* Without a device to send it through, it goes as it comes. */
+	if (!policy || !policy->merge_ifindex || !ol_merges())
+		return TCX_NEXT;
+	at = ol_find_merging(skb, &f);
+	g = at < OL_MERGES ? bpf_map_lookup_elem(&ol_mergings, &at) : NULL;
+	lanes = &policy->stage[OL_STAGE_POD];
+	if (!g || !lanes->nr)
+		return TCX_NEXT;
+	generation = OL_READ(g->generation);
+	if (!(generation & 1))
+		return TCX_NEXT;
+	lane = ol_lane_index(g->slot % lanes->nr);
+	segs = skb->gso_segs ? skb->gso_segs : 1;
+	bpf_set_hash(skb, lanes->hash[lane] + g->slot);
+	ol_count(OL_CNT_POD, segs);
+	ol_count(OL_CNT_POD_STEERED, segs);
+	ol_count_lane(OL_STAGE_POD, lane, segs);
+	skb->tc_index = OL_CARRIER_MERGED | at;
+	skb->cb[0] = 0;
+	if (ol_tcp_range(skb, &f.flow, &seq, &end)) {
+		skb->cb[0] = ol_merge_magic;
+		skb->cb[1] = at | ol_branch_of(policy, bpf_get_smp_processor_id()) << 16;
+		skb->cb[2] = seq;
+		skb->cb[3] = end;
+		skb->cb[4] = generation;
+	}
+	return bpf_redirect(policy->merge_ifindex, 0);
+}
+
+/* Behind the merge point: on to the pod. Nothing else has any business there. */
+SEC("tcx/ingress")
+int ol_merged_in(struct __sk_buff *skb)
+{
+	__u32 at = skb->tc_index & ~OL_CARRIER_MERGED;
+	struct ol_merging *g = bpf_map_lookup_elem(&ol_mergings, &at);
+
+	if (!(skb->tc_index & OL_CARRIER_MERGED) || !g || !g->ifindex)
+		return TCX_DROP;
+	skb->tc_index = 0;
+	return bpf_redirect_peer(g->ifindex, 0);
 }

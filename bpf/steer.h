@@ -23,6 +23,7 @@ struct ol_hop {
 	__u32 slot;
 	__u32 tunnel; /* index, or OL_NO_CELL */
 	__u32 stay;   /* wishes for no lane */
+	__u32 again;  /* the flow of the packet before, in the same poll */
 };
 
 /* No GRO cell between the hook and the lane: a packet is in its queue when the poll ends. */
@@ -398,6 +399,7 @@ static __always_inline __u32 ol_find_tunnel(const struct ol_policy *policy,
 struct ol_frame {
 	struct ol_flow flow;
 	__u32 tunnel;	  /* its index, or OL_MAX_TUNNELS */
+	__u32 inner;	  /* where the inner frame begins */
 	__u8 may_concern; /* not understood, it could still end in a tunnel */
 	__u8 pad[3];
 };
@@ -430,6 +432,7 @@ ol_classify(const struct ol_cursor *c, const struct ol_policy *policy, struct ol
 	r = ol_parse_tunnel(c, &outer, policy->tunnel[f->tunnel].kind, &inner);
 	if (r)
 		return r;
+	f->inner = inner;
 	return ol_parse_inner(c, inner, vni, &f->flow);
 }
 
@@ -477,6 +480,7 @@ static __always_inline __u32 ol_steer_flow(struct ol_hop *h, const struct ol_flo
 	if (last->seq == h->cpu->seq && flow->piece == OL_PIECE_WHOLE &&
 	    ol_same_flow(&last->flow, flow)) {
 		h->slot = last->slot;
+		h->again = 1;
 		return last->lane;
 	}
 	h->slot = ol_flow_slot(flow, reason);

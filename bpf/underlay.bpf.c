@@ -2,18 +2,33 @@
 /*
  * XDP on the underlay: the split of the first stage. Before an skb exists, a
  * flow's frames go to a lane: a cpumap thread on another core, which builds the
- * skb and does the rest of the stage there. Who is not understood, not steered
- * or not for a tunnel of ours is passed.
+ * skb and does the rest of the stage there. An elephant's go to several, a micro-flow
+ * to each. Who is not understood, not steered or not for a tunnel of ours is passed.
  */
 #include "kernel.h"
 #include "xdp.h"
+#include "microflow.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* The sequence numbers of a TCP frame, where they are at the usual place. */
+__noinline int ol_frame_seqs(struct xdp_md *ctx, const struct ol_frame *f, struct ol_part *part)
+{
+	__u32 l4, total, len = bpf_xdp_get_buff_len(ctx);
+	__u8 head[20];
+
+	if (!f || !part || bpf_xdp_load_bytes(ctx, f->inner + OL_ETH_HLEN - 2, head, OL_INNER_READ))
+		return 0;
+	if (!ol_inner_tcp(head, f->inner, f->flow.v6, &l4, &total) || total > len || total < l4 ||
+	    bpf_xdp_load_bytes(ctx, l4, head, sizeof(head)))
+		return 0;
+	return ol_tcp_seqs(head, total - l4, &part->seq, &part->end);
+}
 
 SEC("xdp.frags")
 int ol_underlay_xdp(struct xdp_md *ctx)
 {
-	__u32 this_cpu = bpf_get_smp_processor_id(), lane;
+	__u32 this_cpu = bpf_get_smp_processor_id(), lane, branch;
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	struct ol_frame f = {};
@@ -36,7 +51,23 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 
 	ol_count(OL_CNT_XDP_OVERLAY, 1);
 	lane = ol_steer_flow(&h, &f.flow, &r);
-	if (r || lane >= OL_MAX_LANES)
+	if (r)
+		return XDP_PASS;
+	if (ol_splits(policy->split_protos, f.flow.proto)) {
+		struct ol_part part = {
+			.slot = h.slot,
+			.tunnel = h.tunnel,
+			.len = ctx->data_end - ctx->data,
+			.again = h.again,
+		};
+
+		if (f.flow.proto == OL_IPPROTO_TCP)
+			ol_frame_seqs(ctx, &f, &part);
+		branch = ol_split(&f.flow, &part);
+		if (branch != OL_NO_BRANCH)
+			lane = branch < OL_BRANCHES ? branch : OL_LANE_LOCAL;
+	}
+	if (lane >= h.lanes->nr || lane >= OL_MAX_LANES)
 		return XDP_PASS;
 	ol_count(OL_CNT_XDP_LANE, 1);
 	ol_count_lane(OL_STAGE_NIC, lane, 1);

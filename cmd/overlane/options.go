@@ -4,23 +4,32 @@ package main
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/probe"
 )
 
 // daemonOptions turns a configuration that was held against this node into what
 // the daemon needs, or says what of it the kernel cannot do. It changes nothing.
 func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 	opts := daemon.Options{
-		StateDir:     global.stateDir,
-		Online:       func() ([]int, error) { return onlineCores() },
-		Underlays:    cfg.Underlays,
-		Mode:         modeOf(cfg.Pipeline),
-		Tier:         governor.TC,
-		Limits:       governor.DefaultLimits(),
+		StateDir:  global.stateDir,
+		Online:    func() ([]int, error) { return onlineCores() },
+		Underlays: cfg.Underlays,
+		Mode:      modeOf(cfg.Pipeline),
+		Tier:      governor.TC,
+		Limits:    governor.DefaultLimits(),
+		Microflows: daemon.Microflows{
+			Mode:      modeOf(cfg.Microflows.Mode),
+			Batch:     cfg.Microflows.Batch,
+			Cores:     cfg.Microflows.Cores,
+			Elephant:  float64(cfg.Microflows.Elephant) / 8,
+			Unordered: cfg.Microflows.UDPOrder == config.OrderNone,
+		},
 		Version:      buildVersion(),
 		GuardianVerb: []string{guardianVerb},
 		Rules:        cfg.Priority.Rules,
@@ -48,10 +57,21 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		return opts, err
 	}
 	opts.Tiers, opts.NoGuard = tierStatus(l.tiers), tierError(l.tiers, 1)
+	opts.Microflows.NoXDP, opts.Microflows.NoMerge = tierError(l.tiers, 2), noMerge(l.features)
 	if cfg.Tier == config.TierXDP {
 		opts.Tier = governor.XDP
 	}
 	return opts, requireTier(cfg, l.tiers)
+}
+
+// noMerge says why split flows are not put in order again on this node.
+func noMerge(feats []probe.Feature) error {
+	for _, f := range feats {
+		if f.ID == probe.BPFQdisc && f.State != probe.Supported {
+			return errors.New(f.Reason)
+		}
+	}
+	return errors.New("merge points are not switched on in this version")
 }
 
 // prioritises tells whether a configuration asks for priority.

@@ -34,6 +34,13 @@ type outlook struct {
 	When string `json:"when"`
 	// Priority has a plan of its own: it does not wait for load. Nil without rules.
 	Priority *priorityOutlook `json:"priority,omitempty"`
+	// Microflows have a plan of their own as well; nil where flows are not to be split.
+	Microflows *microflowsOutlook `json:"microflows,omitempty"`
+}
+
+type microflowsOutlook struct {
+	plan.Plan
+	When string `json:"when"`
 }
 
 type priorityOutlook struct {
@@ -106,15 +113,24 @@ func (o outlook) show(w io.Writer) error {
 			return err
 		}
 	}
-	if o.Priority == nil {
+	if o.Priority != nil {
+		s.line()
+		s.line(cell{o.Priority.When, bold})
+		if !o.Priority.Empty() || len(o.Priority.Skipped) > 0 {
+			if err := o.Priority.WriteText(w); err != nil {
+				return err
+			}
+		}
+	}
+	if o.Microflows == nil {
 		return nil
 	}
 	s.line()
-	s.line(cell{o.Priority.When, bold})
-	if o.Priority.Empty() && len(o.Priority.Skipped) == 0 {
+	s.line(cell{o.Microflows.When, bold})
+	if o.Microflows.Empty() {
 		return nil
 	}
-	return o.Priority.WriteText(w)
+	return o.Microflows.WriteText(w)
 }
 
 func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
@@ -123,7 +139,7 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 		return out, daemon.ErrTierXDP // as run says
 	}
 	switch {
-	case cfg.Pipeline == config.ModeOff && prioritises(cfg):
+	case cfg.Pipeline == config.ModeOff && (prioritises(cfg) || splits(cfg)):
 		out.When = "the pipeline is switched off by configuration"
 	case cfg.Pipeline == config.ModeOff:
 		out.When = "run would only watch: the pipeline is switched off by configuration"
@@ -147,6 +163,11 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	}
 	if prioritises(cfg) {
 		out.Priority = planPriority(cfg.Priority, cores, s, l, owned)
+	}
+	if splits(cfg) && !prioritises(cfg) {
+		if out.Microflows, err = planMicroflows(cfg.Microflows, cores, s, l, owned); err != nil {
+			return out, err
+		}
 	}
 	if out.When == "" {
 		if err := out.pipeline(ctx, cfg, cores, s, l, owned); err != nil {
@@ -217,6 +238,41 @@ func planPriority(cfg config.Priority, cores config.CPUList, s *node.Scanner, l 
 		}
 	}
 	return out
+}
+
+// splits tells whether a configuration lets flows be split here: those whose order need
+// not be restored.
+func splits(cfg *config.Config) bool {
+	m := cfg.Microflows
+	return m.Mode != config.ModeOff && m.UDPOrder == config.OrderNone
+}
+
+// planMicroflows is what a flow that is too much for one core changes.
+func planMicroflows(cfg config.Microflows, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*microflowsOutlook, error) {
+	nic, err := busiestReceiver()
+	if err != nil {
+		return nil, err
+	}
+	out := &microflowsOutlook{}
+	if err := tierError(l.tiers, 2); err != nil {
+		out.When = fmt.Sprintf("run would split no flow: %v", err)
+		return out, nil
+	}
+	layout := governor.PlaceMicroflows(slices.Sorted(slices.Values(cores)), []int{nic}, cfg.Cores, false, governor.Costs{})
+	if layout.None() {
+		out.When = "run would split no flow: " + layout.Reason
+		return out, nil
+	}
+	out.Plan = plan.Pipeline(daemon.PlanInput(s, l.snap, layout, owned))
+	// Tunnels and pods that are left alone are no matter here.
+	onNIC := func(sk plan.Skip) bool {
+		return slices.ContainsFunc(l.snap.Underlays, func(u node.Underlay) bool {
+			return u.Ifindex == sk.Target.Ifindex && u.NetnsCookie == sk.Target.NetnsCookie
+		})
+	}
+	out.Skipped = slices.DeleteFunc(out.Skipped, func(sk plan.Skip) bool { return !onNIC(sk) })
+	out.When = fmt.Sprintf("once a UDP flow is too much for one core, run would spread it over %s more:", plural(len(layout.NIC), "core"))
+	return out, nil
 }
 
 // pollers are the cores that threads of NICs are, or will be, bound to.

@@ -133,6 +133,15 @@ func counterRows(c control.Counters) [][]cell {
 		{{"steered", bold}, {count(c.SteeredPackets), plain}, {share, dim}},
 		{{"lane changes", bold}, {count(c.LaneChanges), plain}, {count(c.LaneChangesHeld) + " held until the old lane was empty", dim}},
 	}
+	if c.SplitPackets > 0 {
+		rows = append(rows, []cell{{"split", bold}, {count(c.SplitPackets), plain},
+			{fmt.Sprintf("in %s micro-flows; %s times a flow began to be", count(c.Microflows), count(c.Splits)), dim}})
+	}
+	if n := c.MergePassed + c.MergeHeld; n > 0 {
+		rows = append(rows, []cell{{"merged", bold}, {count(n), plain},
+			{fmt.Sprintf("%s waited for others; %s times these were lost, %s times late; %s did not wait, %s dropped",
+				count(c.MergeHeld), count(c.MergeGaps), count(c.MergeExpired), count(c.MergeUnordered), count(c.MergeDropped)), dim}})
+	}
 	if c.LatencyPackets+c.BulkPackets > 0 {
 		rows = append(rows,
 			[]cell{{"latency", bold}, {count(c.LatencyPackets), plain}, {count(c.LatencyHeld) + " behind what their flow had in the bulk lane, " + count(c.LatencyExcess) + " in it as beyond their share of the core", dim}},

@@ -188,6 +188,8 @@ func (s *spot) get() (string, error) {
 		v, err = s.getSysctl()
 	case plan.ThreadSched:
 		v, err = getSched(s.Attr)
+	case plan.OwnDevice:
+		v, err = s.getDevice()
 	}
 	if err != nil {
 		return "", err
@@ -228,6 +230,8 @@ func (s *spot) write(value string) (now string, err error) {
 		err = s.putSysctl(value)
 	case plan.ThreadSched:
 		err = putSched(s.Attr, value)
+	case plan.OwnDevice:
+		err = s.putDevice(value)
 	}
 	if err != nil {
 		return "", err

@@ -33,6 +33,8 @@ type Config struct {
 	Cores CPUList `json:"cores,omitempty"`
 	// Pipeline steers by (flow, stage).
 	Pipeline Mode `json:"pipeline"`
+	// Microflows cut flows that are too much for one core.
+	Microflows Microflows `json:"microflows"`
 	// Tier bounds which kernel facilities the pipeline uses.
 	Tier Tier `json:"tier"`
 	// Priority lets flows overtake others.
@@ -53,6 +55,34 @@ const (
 	ModeAuto   Mode = "auto"   // the governor decides
 	ModeOff    Mode = "off"    // never
 	ModeForced Mode = "forced" // always, also when it makes things worse; for measurements
+)
+
+// Microflows says which flows are split, and into what.
+type Microflows struct {
+	Mode Mode `json:"mode"`
+	// Batch is the frames of a micro-flow.
+	Batch int `json:"batch"`
+	// Cores take the micro-flows of one flow, at most so many beside the one that polls.
+	Cores int `json:"cores"`
+	// Elephant is how much a flow has to bring to be split, in bit/s; 0: much of what one
+	// core can do.
+	Elephant uint64 `json:"elephant"`
+	// UDPOrder says whether UDP flows are put in order again.
+	UDPOrder UDPOrder `json:"udp_order"`
+}
+
+// UDPOrder is what becomes of the order of UDP flows that are split.
+type UDPOrder string
+
+const (
+	OrderExact UDPOrder = "exact" // they are put in order, or not split where that is impossible
+	OrderNone  UDPOrder = "none"  // micro-flows may overtake each other
+)
+
+// What micro-flows can be.
+const (
+	MinBatch, MaxBatch       = 8, 1024
+	MinBranches, MaxBranches = 1, 8
 )
 
 // Tier is the set of kernel facilities that may be used.
@@ -112,11 +142,12 @@ type Limits struct {
 // Default returns the configuration of an empty file.
 func Default() *Config {
 	return &Config{
-		Pipeline: ModeAuto,
-		Tier:     TierAuto,
-		Priority: Priority{Mode: PriorityBatch, Classify: ClassifyRules, Threads: ThreadsAuto, BulkShare: 20},
-		Limits:   Limits{BusyCores: 80},
-		Metrics:  "127.0.0.1:9464",
+		Pipeline:   ModeAuto,
+		Tier:       TierAuto,
+		Microflows: Microflows{Mode: ModeAuto, Batch: 256, Cores: 2, UDPOrder: OrderExact},
+		Priority:   Priority{Mode: PriorityBatch, Classify: ClassifyRules, Threads: ThreadsAuto, BulkShare: 20},
+		Limits:     Limits{BusyCores: 80},
+		Metrics:    "127.0.0.1:9464",
 	}
 }
 

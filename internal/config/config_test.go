@@ -37,6 +37,7 @@ func TestParse(t *testing.T) {
 underlays: [eth0, bond0.7]   # two
 cores: 2-7,9
 pipeline: forced
+microflows: {mode: off, batch: 64, cores: 3, elephant: 2.5Gbit, udp-order: none}
 tier: xdp
 priority:
   mode: off
@@ -51,10 +52,11 @@ priority:
 limits: {busy-cores: 65%}
 metrics: "[::1]:9000"
 `, &Config{
-			Underlays: []string{"eth0", "bond0.7"},
-			Cores:     CPUList{2, 3, 4, 5, 6, 7, 9},
-			Pipeline:  ModeForced,
-			Tier:      TierXDP,
+			Underlays:  []string{"eth0", "bond0.7"},
+			Cores:      CPUList{2, 3, 4, 5, 6, 7, 9},
+			Pipeline:   ModeForced,
+			Tier:       TierXDP,
+			Microflows: Microflows{Mode: ModeOff, Batch: 64, Cores: 3, Elephant: 2500000000, UDPOrder: OrderNone},
 			Priority: Priority{Mode: PriorityOff, Classify: ClassifyAuto, Threads: ThreadsOff, BulkShare: 30, Rules: []rules.Rule{
 				{Name: "web", Class: rules.Latency, Proto: 6, Port: 80, Network: rules.Overlay},
 				{Name: "batch", Class: rules.Bulk, Prefix: netip.MustParsePrefix("10.32.7.0/24"), Network: rules.Overlay},
@@ -102,7 +104,7 @@ func TestThousandsOfRules(t *testing.T) {
 }
 
 func TestParseErrorsNameLineAndWhatIsAllowed(t *testing.T) {
-	const all = "underlays, cores, pipeline, tier, priority, limits, metrics"
+	const all = "underlays, cores, pipeline, microflows, tier, priority, limits, metrics"
 	for name, tc := range map[string]struct{ in, want string }{
 		"unknown key":          {"# c\npipline: auto", `f:2: unknown key "pipline"; allowed: ` + all},
 		"key of a later slice": {"express: off", `f:1: unknown key "express"; allowed: ` + all},
@@ -127,6 +129,14 @@ func TestParseErrorsNameLineAndWhatIsAllowed(t *testing.T) {
 		"percent zero":         {"limits: {busy-cores: 0%}", `f:1: limits.busy-cores: "0%" is not a percentage; allowed: 1% to 100%`},
 		"percent above":        {"limits: {busy-cores: 101%}", `f:1: limits.busy-cores: "101%" is not a percentage; allowed: 1% to 100%`},
 		"percent negative":     {"limits: {busy-cores: -1%}", `f:1: limits.busy-cores: "-1%" is not a percentage; allowed: 1% to 100%`},
+		"micro-flow order":     {"microflows: {udp-order: exactly}", `f:1: microflows.udp-order: unknown value "exactly"; allowed: exact, none`},
+		"tiny micro-flows":     {"microflows: {batch: 7}", `f:1: microflows.batch: "7" is no such number; allowed: 8 to 1024`},
+		"huge micro-flows":     {"microflows: {batch: 1025}", `f:1: microflows.batch: "1025" is no such number; allowed: 8 to 1024`},
+		"no branch":            {"microflows:\n  cores: 0", `f:2: microflows.cores: "0" is no such number; allowed: 1 to 8`},
+		"elephant in bytes":    {"microflows: {elephant: 3GB}", `f:1: microflows.elephant: "3GB" is not a rate; allowed: auto, or a rate such as 500Mbit or 3Gbit`},
+		"elephant of nothing":  {"microflows: {elephant: 0Mbit}", `f:1: microflows.elephant: "0Mbit" is not a rate; allowed: auto, or a rate such as 500Mbit or 3Gbit`},
+		"elephant of infinity": {"microflows: {elephant: InfGbit}", `f:1: microflows.elephant: "InfGbit" is not a rate; allowed: auto, or a rate such as 500Mbit or 3Gbit`},
+		"elephant of NaN":      {"microflows: {elephant: NaNGbit}", `f:1: microflows.elephant: "NaNGbit" is not a rate; allowed: auto, or a rate such as 500Mbit or 3Gbit`},
 		"a rule for all":       {"priority: {rules: [{name: a}]}", `f:1: priority.rules: it fits every flow; name a proto, port, cidr, vni or dscp`},
 		"a rule without name":  {"priority:\n  rules:\n  - port: 80", `f:3: priority.rules.name: missing; allowed: letters, digits, '.', '-' and '_', at most 40`},
 		"rule, unknown field":  {"priority: {rules: [{name: a, prot: tcp}]}", `f:1: priority.rules.prot: a rule has no such field; allowed: name, class, proto, port, cidr, vni, dscp, network`},
@@ -267,7 +277,7 @@ func TestKeysDocumentTheSchema(t *testing.T) {
 			t.Errorf("%s is documented incompletely: %+v", k.Name, k)
 		}
 	}
-	if d := cmp.Diff([]string{"underlays", "cores", "pipeline", "tier", "priority.mode", "priority.classify", "priority.threads", "priority.bulk-share", "priority.rules", "limits.busy-cores", "metrics"}, names); d != "" {
+	if d := cmp.Diff([]string{"underlays", "cores", "pipeline", "microflows.mode", "microflows.batch", "microflows.cores", "microflows.elephant", "microflows.udp-order", "tier", "priority.mode", "priority.classify", "priority.threads", "priority.bulk-share", "priority.rules", "limits.busy-cores", "metrics"}, names); d != "" {
 		t.Error(d)
 	}
 }

@@ -49,6 +49,10 @@ var schema = keys{
 		},
 	},
 	{
+		name: "microflows", about: "spread the packets of one flow over cores, if it is too much for one",
+		below: microflowKeys,
+	},
+	{
 		name: "tier", about: "the kernel facilities to use; xdp fails where the node does not reach it",
 		allowed: allow(TierAuto, TierTC, TierXDP), def: string(Default().Tier),
 		read: func(d *decoder, path string, n ast.Node) error {

@@ -129,6 +129,20 @@ type Counters struct {
 	// these got a lane from us. On a node with hardly a packet nobody looks.
 	OverlayPackets uint64 `json:"overlay_packets"`
 	SteeredPackets uint64 `json:"steered_packets"`
+	// SplitPackets of these belonged to flows that were split, into so many Microflows;
+	// Splits is how often a flow began to be.
+	SplitPackets uint64 `json:"split_packets"`
+	Microflows   uint64 `json:"microflows"`
+	Splits       uint64 `json:"splits"`
+	// Merge counts at the merge points: packets of split flows that went on at once or
+	// waited; times that what was waited for had been lost, or did not come in time; packets
+	// that did not wait though they should have, and that were lost with their merge point.
+	MergePassed    uint64 `json:"merge_passed"`
+	MergeHeld      uint64 `json:"merge_held"`
+	MergeGaps      uint64 `json:"merge_gaps"`
+	MergeExpired   uint64 `json:"merge_expired"`
+	MergeUnordered uint64 `json:"merge_unordered"`
+	MergeDropped   uint64 `json:"merge_dropped"`
 	// LaneChanges are completed; LaneChangesHeld waited for the old lane to
 	// drain when the packet came.
 	LaneChanges     uint64 `json:"lane_changes"`

@@ -33,6 +33,8 @@ type Options struct {
 	Mode   governor.Mode
 	Tier   governor.Tier
 	Limits governor.Limits
+	// Microflows are elephants, split.
+	Microflows Microflows
 	// Rules name flows for priority; without any it is off.
 	Rules    []rules.Rule
 	Priority Priority
@@ -60,6 +62,7 @@ type Daemon struct {
 	dp       *datapath.Datapath
 	gov      *governor.Governor
 	pipe     *pipeline
+	micro    microflows
 	prio     *priority                 // nil without rules
 	prioPast datapath.PriorityCounters // of the times before, when there were rules
 	added    []rules.Rule              // at run time
@@ -143,6 +146,7 @@ func (d *Daemon) start(ctx context.Context) error {
 		return err
 	}
 	d.gov = governor.New(d.opts.Mode, d.opts.Limits)
+	d.micro.gov = governor.New(d.opts.Microflows.Mode, d.opts.Limits)
 	d.pipe = d.newPipeline()
 	if d.opts.Online != nil {
 		if d.online, err = d.opts.Online(); err != nil {
@@ -234,22 +238,36 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if err != nil || !ok {
 		return err
 	}
-	in.Layout = d.pipe.layout
+	split := in
+	micro, err := d.stepMicroflows(&split)
+	if err != nil {
+		return err
+	}
 	if d.prio != nil {
 		d.prio.sawPolls(in, d.locked.Entries())
 	}
 	switch {
+	case micro.State != governor.Standby:
+		in.Layout = governor.Layout{Reason: "micro-flows act instead"}
 	case d.pipe.armed:
+		in.Layout = d.pipe.layout
 	case d.prio != nil:
 		in.Layout = governor.PlaceBesidePriority(d.cores, d.prio.pollers(), in.Costs)
 	default:
 		in.Layout = governor.Place(d.opts.Tier, d.cores, pollers(in), in.Costs)
 	}
-	d.useless = in.Layout.None()
+	d.useless = in.Layout.None() && split.Layout.None()
 	before := d.gov.Last()
 	dec := d.gov.Step(in)
 	if dec.State != before.State {
 		d.log.Info("pipeline "+dec.State.String(), "reason", dec.Reason)
+	}
+	// One of them at a time: the other one's flows come home first.
+	if d.pipe.armed && d.pipe.layout.Split || !d.pipe.armed && micro.State == governor.Active {
+		if err := d.pipe.splitInto(d.split(split)); err != nil {
+			return err
+		}
+		return d.act(ctx, micro, split)
 	}
 	return d.act(ctx, dec, in)
 }
@@ -306,7 +324,7 @@ func (d *Daemon) stop() error {
 	defer cancel()
 	_, err := d.pipe.disarm(ctx)
 	_, perr := d.stopPriority(ctx)
-	return errors.Join(err, d.pipe.unsplit(), perr, d.close())
+	return errors.Join(err, d.pipe.detachXDP(), perr, d.close())
 }
 
 // close lets go of everything; what is journalled stays for the guardian unless

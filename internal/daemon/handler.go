@@ -56,7 +56,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Netns = fmt.Sprint(d.cookie)
 	st.Cores = d.cores
 	st.Tiers = d.opts.Tiers
-	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism()}
+	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism()}
 	d.fillDevices(st)
 	frames, err := d.ruleFrames()
 	if err != nil {
@@ -83,6 +83,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	}
 	st.Counters = control.Counters{
 		OverlayPackets: max(d.overlayPackets(), c.XDPOverlay), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
+		SplitPackets: c.Split, Microflows: c.Microflows, Splits: c.SplitBegun,
 		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, LaneDrops: c.XDPDrop, Unparsed: c.Stock,
 	}
 	p, err := d.priorityCounters()
@@ -90,6 +91,12 @@ func (d *Daemon) fill(st *control.Status) error {
 		return err
 	}
 	n := &st.Counters
+	m, err := d.pipe.mergeCounters()
+	if err != nil {
+		return err
+	}
+	n.MergePassed, n.MergeHeld, n.MergeGaps, n.MergeExpired = m.Passed, m.Held, m.Gaps, m.Expired
+	n.MergeUnordered, n.MergeDropped = m.Bypassed+m.Untracked, m.Dropped
 	n.LatencyPackets, n.LatencyHeld, n.LatencyExcess = p.Latency, p.LatencyHeld, p.LatencyExcess
 	n.ShortCut, n.Bridged = p.ShortCut, p.Bridged
 	n.BulkShortCut, n.BulkBridged = p.BulkShortCut, p.BulkBridged
@@ -258,6 +265,8 @@ func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 		}
 		d.opts.Mode, d.opts.Limits, d.opts.Cores = opts.Mode, opts.Limits, opts.Cores
 		d.gov.Reconfigure(opts.Mode, opts.Limits)
+		d.opts.Microflows = opts.Microflows
+		d.micro.gov.Reconfigure(opts.Microflows.Mode, opts.Limits)
 		err = d.useCores()
 	})
 	return errors.Join(e, err)

@@ -48,7 +48,7 @@ const (
 // measure makes the window that ends now. Without one, and without an error, it
 // returns false.
 func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) {
-	if d.opts.Mode == governor.Off && !d.pipe.armed && len(d.pipe.xdp) == 0 {
+	if !d.wants(governor.Auto) && !d.wants(governor.Forced) && !d.pipe.armed && len(d.pipe.xdp) == 0 {
 		return d.sensor.nothing(now, d.cores), true, d.pay(asleep)
 	}
 	quiet := d.isQuiet(now)
@@ -85,7 +85,7 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 // isQuiet tells whether nobody needs to look: hardly a packet comes, and nothing
 // is in place that lives on what is traced.
 func (d *Daemon) isQuiet(now time.Time) bool {
-	if d.pipe.armed || len(d.pipe.xdp) > 0 || d.opts.Mode == governor.Forced {
+	if d.pipe.armed || len(d.pipe.xdp) > 0 || d.wants(governor.Forced) {
 		d.quiet = now
 		return false
 	}
@@ -100,9 +100,15 @@ func (d *Daemon) isQuiet(now time.Time) bool {
 	return true
 }
 
+// wants tells whether something that is measured for has that mode.
+func (d *Daemon) wants(m governor.Mode) bool {
+	_, no := d.noMicroflows()
+	return d.opts.Mode == m || no == "" && d.opts.Microflows.Mode == m
+}
+
 // busy tells whether there is something to decide soon.
 func (d *Daemon) busy(in governor.Input) bool {
-	if d.pipe.armed || d.opts.Mode == governor.Forced {
+	if d.pipe.armed || d.wants(governor.Forced) {
 		return true
 	}
 	if d.useless {

@@ -73,6 +73,9 @@ func (p *pipeline) lookHome(now time.Time) error {
 			if err != nil || slices.ContainsFunc(cores, held) {
 				return err
 			}
+			if empty, err := p.merge.emptied(); err != nil || !empty {
+				return err
+			}
 			h.round, err = p.newRound()
 			return err
 		}

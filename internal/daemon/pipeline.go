@@ -33,15 +33,19 @@ type pipeline struct {
 	offline func(core int) bool
 	lost    map[int]bool
 
-	layout   governor.Layout // in place while armed
-	armed    bool
-	steering bool
-	home     homing // while flows are called back
-	attached map[node.DevKey]io.Closer
-	xdp      map[node.DevKey]io.Closer
-	skipped  []plan.Skip
-	noXDP    []plan.Skip          // underlays with somebody else's XDP program
-	left     map[node.DevKey]bool // devices that are somebody else's
+	layout governor.Layout        // in place while armed
+	merge  *merging               // where split flows are put in order
+	merged datapath.MergeCounters // by earlier ones
+	// microflows are what a layout that splits flows cuts them into.
+	microflows datapath.Split
+	armed      bool
+	steering   bool
+	home       homing // while flows are called back
+	attached   map[node.DevKey]io.Closer
+	xdp        map[node.DevKey]io.Closer
+	skipped    []plan.Skip
+	noXDP      []plan.Skip          // underlays with somebody else's XDP program
+	left       map[node.DevKey]bool // devices that are somebody else's
 }
 
 // graceTimeout bounds the wait for packets that were on their way before the
@@ -51,17 +55,20 @@ const graceTimeout = 500 * time.Millisecond
 // arm puts programs and masks in place; every flow still takes the stock path.
 func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.Layout) error {
 	p.armed, p.layout = true, layout
-	made := p.plan(snap)
-	if err := p.tunnels(snap); err != nil {
+	if err := p.useMerge(); err != nil {
 		return err
 	}
-	if err := p.dp.SetNeutral(true); err != nil {
+	made := p.plan(snap)
+	if err := p.placeMerge(snap, made); err != nil {
+		return err
+	}
+	if err := p.tunnels(snap); err != nil {
 		return err
 	}
 	if err := p.attach(snap); err != nil {
 		return err
 	}
-	if err := p.split(snap); err != nil {
+	if err := p.attachXDP(snap); err != nil {
 		return err
 	}
 	if err := p.passed(ctx, graceTimeout); err != nil {
@@ -75,6 +82,27 @@ func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.
 	return p.do(made)
 }
 
+// useMerge loads the merge where the layout asks for it.
+func (p *pipeline) useMerge() (err error) {
+	if p.layout.Merge && p.merge == nil {
+		p.merge, err = p.newMerging()
+	}
+	return err
+}
+
+// placeMerge makes the merge points of a plan, and makes use of them.
+func (p *pipeline) placeMerge(snap node.Snapshot, made plan.Plan) error {
+	if p.merge == nil {
+		return nil
+	}
+	own := plan.Plan{Steps: slices.Clone(made.Steps)}
+	own.Steps = slices.DeleteFunc(own.Steps, func(s plan.Step) bool { return s.Kind != plan.OwnDevice })
+	if err := errors.Join(p.do(own), p.merge.follow(snap)); err != nil {
+		return err
+	}
+	return p.dp.SetMergeReady()
+}
+
 // Of what the governor places, the kernel side can hold all.
 const _ = uint(datapath.MaxLanes - governor.MaxLanes)
 
@@ -84,9 +112,9 @@ func (p *pipeline) lanes() map[datapath.Stage][]int {
 	}
 }
 
-// split attaches XDP where the layout asks for lanes of the nic stage. That
-// resets queues on many NICs, so it stays until the daemon ends.
-func (p *pipeline) split(snap node.Snapshot) error {
+// attachXDP hangs the hook on the underlays where the layout asks for lanes of the nic
+// stage. That resets queues on many NICs, so it stays until the daemon ends.
+func (p *pipeline) attachXDP(snap node.Snapshot) error {
 	if len(p.layout.NIC) == 0 {
 		return nil
 	}
@@ -127,8 +155,8 @@ const NoNativeXDP = "no XDP program: its driver has no native XDP with the prese
 
 const foreignXDP = "left alone: an XDP program of somebody else is attached"
 
-// unsplit takes XDP off again.
-func (p *pipeline) unsplit() error {
+// detachXDP takes XDP off again.
+func (p *pipeline) detachXDP() error {
 	var errs []error
 	for key, l := range p.xdp {
 		errs = append(errs, l.Close())
@@ -149,8 +177,15 @@ func (p *pipeline) tunnels(snap node.Snapshot) error {
 	return err
 }
 
-// attach hangs the programs on the underlays and pods that lack them.
+// attach hangs the programs on the underlays and pods that lack them. Where no stage but
+// the first hops, there are none.
 func (p *pipeline) attach(snap node.Snapshot) error {
+	if p.layout.Split && !p.layout.Merge {
+		return nil
+	}
+	if err := p.dp.SetNeutral(!p.layout.Split); err != nil {
+		return err
+	}
 	want := map[node.DevKey]bool{}
 	var errs []error
 	hang := func(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) {
@@ -167,14 +202,22 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 		}
 	}
 	for _, pod := range snap.Pods {
-		if p.left[pod.Peer.Key()] {
+		switch {
+		case p.merge != nil:
+			// Behind the merge point the qdisc of the host end would be passed by.
+			if p.merge.spaces[pod.Host.NetnsCookie] != nil && podUnfit(pod) == "" {
+				hang(pod.Host, p.dp.AttachPodMerge)
+			}
+		case p.left[pod.Peer.Key()]:
 			hang(pod.Host, p.dp.AttachPodLeftAlone)
-		} else {
+		default:
 			hang(pod.Host, p.dp.AttachPod)
 		}
 	}
 	for _, u := range snap.Underlays {
-		hang(u.Dev, p.dp.AttachUnderlay)
+		if p.merge == nil {
+			hang(u.Dev, p.dp.AttachUnderlay)
+		}
 	}
 	for key, l := range p.attached {
 		if !want[key] {
@@ -201,7 +244,11 @@ func (p *pipeline) hang(dev node.Dev, fn func(datapath.Device) (io.Closer, error
 // plan says which masks are to be written, and remembers which devices are left
 // alone and why.
 func (p *pipeline) plan(snap node.Snapshot) plan.Plan {
-	made := plan.Pipeline(PlanInput(p.scanner, snap, p.layout, apply.Owned(p.locked.Entries())))
+	in := PlanInput(p.scanner, snap, p.layout, apply.Owned(p.locked.Entries()))
+	if p.merge != nil {
+		in.Merge = p.merge.steps(snap)
+	}
+	made := plan.Pipeline(in)
 	p.skipped = made.Skipped
 	p.left = map[node.DevKey]bool{}
 	for _, s := range made.Skipped {
@@ -291,7 +338,7 @@ func (p *pipeline) follow(snap node.Snapshot) error {
 			return fmt.Errorf("%w: one that was left alone is free now", errChangedHands)
 		}
 	}
-	err := errors.Join(p.tunnels(snap), p.attach(snap), p.do(made))
+	err := errors.Join(p.tunnels(snap), p.placeMerge(snap, made), p.attach(snap), p.do(made))
 	here := map[plan.Target]bool{}
 	for _, t := range snap.Tunnels {
 		here[target(t.Dev)] = true
@@ -326,6 +373,9 @@ func (p *pipeline) gone(t plan.Target) bool {
 // steer lets the hooks send flows to the lanes.
 func (p *pipeline) steer() error {
 	p.steering, p.home = true, homing{}
+	if p.layout.Split {
+		return p.dp.SetSplit(p.microflows)
+	}
 	for cpu := range p.cores {
 		stages := p.resting(cpu)
 		switch {
@@ -354,6 +404,18 @@ func (p *pipeline) resting(cpu int) []datapath.Stage {
 	return nil
 }
 
+// splitInto changes what flows are cut into, also of those that are split already.
+func (p *pipeline) splitInto(s datapath.Split) error {
+	if s == p.microflows {
+		return nil
+	}
+	p.microflows = s
+	if !p.steering || !p.layout.Split {
+		return nil
+	}
+	return p.dp.SetSplit(s)
+}
+
 // callBack sends the flows home: first from the tunnel stage's lanes, then from
 // the pod stage's, so that no backlog carries both at any time.
 func (p *pipeline) callBack() error {
@@ -361,6 +423,11 @@ func (p *pipeline) callBack() error {
 		return nil
 	}
 	p.steering = false
+	if p.layout.Split {
+		join := p.microflows
+		join.Batch = 0
+		return p.dp.SetSplit(join)
+	}
 	for cpu := range p.cores {
 		if err := p.dp.Steer(cpu, p.resting(cpu)...); err != nil {
 			return err
@@ -400,6 +467,8 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 			p.log.Warn("some packets may be overtaken once", "reason", w)
 		}
 	}
+	// Nothing is sent to a device that goes.
+	err = errors.Join(err, p.dp.SetMergeDevice(0))
 	at := newSpaces(p.scanner)
 	rep, restoreErr := p.locked.RestoreIf(at, func(s plan.Setting) bool { return !ofPriority(s) })
 	restoreErr = errors.Join(restoreErr, at.Close())
@@ -414,11 +483,12 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 		// the other way round: what is on its way passes first.
 		_ = p.passed(ctx, graceTimeout)
 	}
-	err = errors.Join(err, p.dp.SetNeutral(false))
+	err = errors.Join(err, p.dp.SetNeutral(false), p.dp.SetSplit(datapath.Split{}), p.dp.ForgetSplit())
 	for key, l := range p.attached {
 		err = errors.Join(err, l.Close())
 		delete(p.attached, key)
 	}
+	err = errors.Join(err, p.endMerge())
 	p.armed, p.steering, p.layout, p.skipped, p.noXDP = false, false, governor.Layout{}, nil, nil
 	return rep, err
 }

@@ -17,6 +17,9 @@ import (
 // the planner's words. Both the daemon and `overlane plan` plan by it.
 func PlanInput(s *node.Scanner, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned) plan.Input {
 	in := plan.Input{TunnelCores: layout.Tunnel, PodCores: layout.Pod, Owned: owned}
+	if layout.Split {
+		in.PodCores = nil // behind merge points only, on devices of our own
+	}
 	attach := func(d node.Dev, program, hook string, steers plan.Stage, reason string) {
 		in.Attach = append(in.Attach, plan.Attachment{Target: target(d), Program: program, Hook: hook, Steers: steers, Reason: reason})
 	}
@@ -27,7 +30,14 @@ func PlanInput(s *node.Scanner, snap node.Snapshot, layout governor.Layout, owne
 		if len(layout.NIC) > 0 && u.VLANs {
 			in.Skipped = append(in.Skipped, plan.Skip{What: "ol_underlay_xdp at xdp (native) of " + target(u.Dev).String(), Reason: noXDPUnderVLANs, Target: target(u.Dev)})
 		} else if len(layout.NIC) > 0 && !u.ForeignXDP {
-			attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, "sends packets to the lanes of the nic stage; many NICs reset their queues once when it comes")
+			what := "sends packets to the lanes of the nic stage"
+			if layout.Split {
+				what = "cuts the flows that are too much for one core into micro-flows"
+			}
+			attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, what+"; many NICs reset their queues once when it comes")
+		}
+		if layout.Split {
+			continue
 		}
 		attach(u.Dev, "ol_underlay_in", "tcx ingress", plan.Tunnel, "chooses the core of the tunnel stage for each flow")
 	}
@@ -49,6 +59,12 @@ func PlanInput(s *node.Scanner, snap node.Snapshot, layout governor.Layout, owne
 			continue
 		}
 		in.Pods = append(in.Pods, dev)
+		if layout.Merge {
+			attach(pod.Host, "ol_pod_merge", "tcx egress", plan.NIC, "sends the packets of split flows where they are put in order")
+		}
+		if layout.Split {
+			continue
+		}
 		attach(pod.Host, "ol_pod_out", "tcx egress", plan.Pod, "chooses the core of the pod stage for each flow")
 	}
 	for _, sk := range snap.Skipped {

@@ -227,6 +227,10 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	if err := d.pipe.recall(ctx, farewell); err != nil {
 		return fmt.Errorf("take the pipeline off, which comes back once it is known where latency traffic is: %w", err)
 	}
+	// Micro-flows do not come back beside priority.
+	if err := d.pipe.detachXDP(); err != nil {
+		return err
+	}
 	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), polled: map[int]bool{}, frames: map[string]uint64{}, broad: broad{excess: d.prioPast.LatencyExcess}}
 	var err error
 	if p.dp, err = d.dp.LoadPriority(); err != nil {

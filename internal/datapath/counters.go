@@ -38,6 +38,10 @@ type Counters struct {
 	XDPOverlay  uint64 // frames for our tunnels, as XDP saw them
 	XDPLane     uint64 // of these, sent to a cpumap lane
 	XDPDrop     uint64 // frames that a full cpumap lane dropped
+	Split       uint64 // frames of flows that were split when they came
+	Microflows  uint64 // runs that these were cut into
+	SplitBegun  uint64 // times that a flow began to be split ...
+	SplitEnded  uint64 // ... and was whole again
 
 	// Stock counts packets that took the stock path, by reason.
 	Stock map[string]uint64
@@ -57,6 +61,10 @@ func (d *Datapath) Counters() (Counters, error) {
 		stagesOlCounterOL_CNT_XDP_OVERLAY:  &c.XDPOverlay,
 		stagesOlCounterOL_CNT_XDP_LANE:     &c.XDPLane,
 		stagesOlCounterOL_CNT_XDP_DROP:     &c.XDPDrop,
+		stagesOlCounterOL_CNT_SPLIT:        &c.Split,
+		stagesOlCounterOL_CNT_MICROFLOWS:   &c.Microflows,
+		stagesOlCounterOL_CNT_SPLIT_BEGUN:  &c.SplitBegun,
+		stagesOlCounterOL_CNT_SPLIT_ENDED:  &c.SplitEnded,
 	}
 	for key, field := range fields {
 		n, err := sum(d.stages.OlCounters, uint32(key))

@@ -82,7 +82,7 @@ func (d *Datapath) load() error {
 	if err := stages.LoadAndAssign(&d.stages, nil); err != nil {
 		return fmt.Errorf("load tcx programs: %w", err)
 	}
-	if err := d.know(d.stages.OlUnderlayIn, d.stages.OlPodOut, d.stages.OlPodRestore); err != nil {
+	if err := d.know(d.stages.OlUnderlayIn, d.stages.OlPodOut, d.stages.OlPodMerge, d.stages.OlMergedIn, d.stages.OlPodRestore); err != nil {
 		return err
 	}
 	if err := d.loadXDP(); err != nil {
@@ -173,6 +173,7 @@ func (d *Datapath) prepare(spec *ebpf.CollectionSpec, key [16]byte) error {
 		"ol_prios":           1,
 		"ol_cell_marks":      uint32(stagesOlLimitOL_MAX_TUNNELS),
 		"ol_slots":           uint32(stagesOlStageOL_NR_STAGES) * uint32(stagesOlLimitOL_SLOTS),
+		"ol_elephants":       uint32(stagesOlLimitOL_ELEPHANTS),
 	}
 	for name, n := range perCPU {
 		if m := spec.Maps[name]; m != nil {
@@ -180,9 +181,10 @@ func (d *Datapath) prepare(spec *ebpf.CollectionSpec, key [16]byte) error {
 		}
 	}
 	for name, value := range map[string]any{
-		"ol_key0":    binary.NativeEndian.Uint64(key[:8]),
-		"ol_key1":    binary.NativeEndian.Uint64(key[8:]),
-		"ol_nr_cpus": uint32(d.cpus),
+		"ol_key0":        binary.NativeEndian.Uint64(key[:8]),
+		"ol_key1":        binary.NativeEndian.Uint64(key[8:]),
+		"ol_nr_cpus":     uint32(d.cpus),
+		"ol_merge_magic": magic(key),
 	} {
 		if v := spec.Variables[name]; v != nil {
 			if err := v.Set(value); err != nil {
@@ -209,6 +211,9 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_counters":        d.stages.OlCounters,
 		"ol_reasons":         d.stages.OlReasons,
 		"ol_lane_packets":    d.stages.OlLanePackets,
+		"ol_mergings":        d.stages.OlMergings,
+		"ol_merging_of":      d.stages.OlMergingOf,
+		"ol_merge_ended":     d.stages.OlMergeEnded,
 		"ol_lane_threads":    d.stages.OlLaneThreads,
 		"ol_latency_threads": d.stages.OlLatencyThreads,
 	}
@@ -234,6 +239,18 @@ func (d *Datapath) AttachUnderlay(dev Device) (io.Closer, error) {
 // egress of the host end of a pod's veth.
 func (d *Datapath) AttachPod(dev Device) (io.Closer, error) {
 	return attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodOut)
+}
+
+// AttachPodMerge hangs the program that sends split flows by the merge point on the egress
+// of the host end of a pod's veth, in a namespace that has one.
+func (d *Datapath) AttachPodMerge(dev Device) (io.Closer, error) {
+	return attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodMerge)
+}
+
+// AttachMerged hangs the program that sends on what has been put in order on the ingress of
+// the device behind a merge point.
+func (d *Datapath) AttachMerged(dev Device) (io.Closer, error) {
+	return attachTCX(dev, ebpf.AttachTCXIngress, d.stages.OlMergedIn)
 }
 
 // AttachPodLeftAlone hangs the program for pods that are not ours to steer: it

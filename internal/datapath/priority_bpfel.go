@@ -23,17 +23,19 @@ type priorityBpfCpumapVal struct {
 }
 
 type priorityOlAbi struct {
-	_        structs.HostLayout
-	Limit    uint32
-	Stage    uint32
-	Kind     uint32
-	Reason   uint32
-	Counter  uint32
-	Flag     uint32
-	CoreFlag uint32
-	Class    uint32
-	Way      uint32
-	Field    uint32
+	_            structs.HostLayout
+	Limit        uint32
+	Stage        uint32
+	Kind         uint32
+	Reason       uint32
+	Counter      uint32
+	Flag         uint32
+	CoreFlag     uint32
+	Class        uint32
+	Way          uint32
+	Field        uint32
+	SplitProto   uint32
+	MergeCounter uint32
 }
 
 type priorityOlCellKey struct {
@@ -147,10 +149,17 @@ const (
 	priorityOlLimitOL_FRAGS           priorityOlLimit = 1024
 	priorityOlLimitOL_CARRIER         priorityOlLimit = 32768
 	priorityOlLimitOL_CARRIER_LATENCY priorityOlLimit = 16384
+	priorityOlLimitOL_CARRIER_MERGED  priorityOlLimit = 8192
 	priorityOlLimitOL_MAX_RULES       priorityOlLimit = 4096
 	priorityOlLimitOL_MAX_SHAPES      priorityOlLimit = 32
 	priorityOlLimitOL_SPARSE          priorityOlLimit = 2048
 	priorityOlLimitOL_SHORTCUTS       priorityOlLimit = 4096
+	priorityOlLimitOL_ELEPHANTS       priorityOlLimit = 256
+	priorityOlLimitOL_BRANCHES        priorityOlLimit = 8
+	priorityOlLimitOL_ALL_BRANCHES    priorityOlLimit = 9
+	priorityOlLimitOL_MERGES          priorityOlLimit = 32
+	priorityOlLimitOL_MERGE_POINTS    priorityOlLimit = 64
+	priorityOlLimitOL_MERGE_READY     priorityOlLimit = 1024
 )
 
 type priorityOlMarks struct {
@@ -163,6 +172,20 @@ type priorityOlMarks struct {
 	}
 	At      uint32
 	Pending uint32
+}
+
+type priorityOlMerging struct {
+	_          structs.HostLayout
+	Key        uint64
+	Seen       uint64
+	Generation uint32
+	First      uint32
+	Sent       [9]uint32
+	Ifindex    uint32
+	Ambiguous  uint32
+	Held       uint32
+	Slot       uint32
+	_          [4]byte
 }
 
 type priorityOlOwner struct {
@@ -205,6 +228,14 @@ type priorityOlPolicy struct {
 	LatencyShare    uint32
 	SparseFrames    uint32
 	SparseBytes     uint32
+	SplitBatch      uint32
+	SplitFrames     uint32
+	SplitBytes      uint32
+	SplitEpoch      uint32
+	SplitHere       uint8
+	SplitProtos     uint8
+	SplitPad        [2]uint8
+	MergeIfindex    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -373,6 +404,9 @@ const (
 	priorityMapOlLasts          = "ol_lasts"
 	priorityMapOlLatencyThreads = "ol_latency_threads"
 	priorityMapOlLeaves         = "ol_leaves"
+	priorityMapOlMergeEnded     = "ol_merge_ended"
+	priorityMapOlMergingOf      = "ol_merging_of"
+	priorityMapOlMergings       = "ol_mergings"
 	priorityMapOlOwners         = "ol_owners"
 	priorityMapOlPieces         = "ol_pieces"
 	priorityMapOlPolicies       = "ol_policies"
@@ -390,6 +424,7 @@ const (
 	priorityVarOlAbiEnums       = "ol_abi_enums"
 	priorityVarOlKey0           = "ol_key0"
 	priorityVarOlKey1           = "ol_key1"
+	priorityVarOlMergeMagic     = "ol_merge_magic"
 	priorityVarOlNrCpus         = "ol_nr_cpus"
 )
 
@@ -455,6 +490,9 @@ type priorityMapSpecs struct {
 	OlLasts          *ebpf.MapSpec `ebpf:"ol_lasts"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
+	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
+	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
+	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPieces         *ebpf.MapSpec `ebpf:"ol_pieces"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
@@ -472,10 +510,11 @@ type priorityMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type priorityVariableSpecs struct {
-	OlAbiEnums *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
-	OlKey0     *ebpf.VariableSpec `ebpf:"ol_key0"`
-	OlKey1     *ebpf.VariableSpec `ebpf:"ol_key1"`
-	OlNrCpus   *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
+	OlAbiEnums   *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
+	OlKey0       *ebpf.VariableSpec `ebpf:"ol_key0"`
+	OlKey1       *ebpf.VariableSpec `ebpf:"ol_key1"`
+	OlMergeMagic *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
+	OlNrCpus     *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
 }
 
 // priorityObjects contains all objects after they have been loaded into the kernel.
@@ -509,6 +548,9 @@ type priorityMaps struct {
 	OlLasts          *ebpf.Map `ebpf:"ol_lasts"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
+	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
+	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
+	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPieces         *ebpf.Map `ebpf:"ol_pieces"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
@@ -535,6 +577,9 @@ func (m *priorityMaps) Close() error {
 		m.OlLasts,
 		m.OlLatencyThreads,
 		m.OlLeaves,
+		m.OlMergeEnded,
+		m.OlMergingOf,
+		m.OlMergings,
 		m.OlOwners,
 		m.OlPieces,
 		m.OlPolicies,
@@ -553,10 +598,11 @@ func (m *priorityMaps) Close() error {
 //
 // It can be passed to loadPriorityObjects or ebpf.CollectionSpec.LoadAndAssign.
 type priorityVariables struct {
-	OlAbiEnums *ebpf.Variable `ebpf:"ol_abi_enums"`
-	OlKey0     *ebpf.Variable `ebpf:"ol_key0"`
-	OlKey1     *ebpf.Variable `ebpf:"ol_key1"`
-	OlNrCpus   *ebpf.Variable `ebpf:"ol_nr_cpus"`
+	OlAbiEnums   *ebpf.Variable `ebpf:"ol_abi_enums"`
+	OlKey0       *ebpf.Variable `ebpf:"ol_key0"`
+	OlKey1       *ebpf.Variable `ebpf:"ol_key1"`
+	OlMergeMagic *ebpf.Variable `ebpf:"ol_merge_magic"`
+	OlNrCpus     *ebpf.Variable `ebpf:"ol_nr_cpus"`
 }
 
 // priorityPrograms contains all programs after they have been loaded into the kernel.

@@ -23,17 +23,19 @@ type stagesBpfCpumapVal struct {
 }
 
 type stagesOlAbi struct {
-	_        structs.HostLayout
-	Limit    uint32
-	Stage    uint32
-	Kind     uint32
-	Reason   uint32
-	Counter  uint32
-	Flag     uint32
-	CoreFlag uint32
-	Class    uint32
-	Way      uint32
-	Field    uint32
+	_            structs.HostLayout
+	Limit        uint32
+	Stage        uint32
+	Kind         uint32
+	Reason       uint32
+	Counter      uint32
+	Flag         uint32
+	CoreFlag     uint32
+	Class        uint32
+	Way          uint32
+	Field        uint32
+	SplitProto   uint32
+	MergeCounter uint32
 }
 
 type stagesOlCellKey struct {
@@ -63,7 +65,11 @@ const (
 	stagesOlCounterOL_CNT_XDP_OVERLAY  stagesOlCounter = 7
 	stagesOlCounterOL_CNT_XDP_LANE     stagesOlCounter = 8
 	stagesOlCounterOL_CNT_XDP_DROP     stagesOlCounter = 9
-	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 10
+	stagesOlCounterOL_CNT_SPLIT        stagesOlCounter = 10
+	stagesOlCounterOL_CNT_MICROFLOWS   stagesOlCounter = 11
+	stagesOlCounterOL_CNT_SPLIT_BEGUN  stagesOlCounter = 12
+	stagesOlCounterOL_CNT_SPLIT_ENDED  stagesOlCounter = 13
+	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 14
 )
 
 type stagesOlCpu struct {
@@ -134,10 +140,17 @@ const (
 	stagesOlLimitOL_FRAGS           stagesOlLimit = 1024
 	stagesOlLimitOL_CARRIER         stagesOlLimit = 32768
 	stagesOlLimitOL_CARRIER_LATENCY stagesOlLimit = 16384
+	stagesOlLimitOL_CARRIER_MERGED  stagesOlLimit = 8192
 	stagesOlLimitOL_MAX_RULES       stagesOlLimit = 4096
 	stagesOlLimitOL_MAX_SHAPES      stagesOlLimit = 32
 	stagesOlLimitOL_SPARSE          stagesOlLimit = 2048
 	stagesOlLimitOL_SHORTCUTS       stagesOlLimit = 4096
+	stagesOlLimitOL_ELEPHANTS       stagesOlLimit = 256
+	stagesOlLimitOL_BRANCHES        stagesOlLimit = 8
+	stagesOlLimitOL_ALL_BRANCHES    stagesOlLimit = 9
+	stagesOlLimitOL_MERGES          stagesOlLimit = 32
+	stagesOlLimitOL_MERGE_POINTS    stagesOlLimit = 64
+	stagesOlLimitOL_MERGE_READY     stagesOlLimit = 1024
 )
 
 type stagesOlMarks struct {
@@ -150,6 +163,20 @@ type stagesOlMarks struct {
 	}
 	At      uint32
 	Pending uint32
+}
+
+type stagesOlMerging struct {
+	_          structs.HostLayout
+	Key        uint64
+	Seen       uint64
+	Generation uint32
+	First      uint32
+	Sent       [9]uint32
+	Ifindex    uint32
+	Ambiguous  uint32
+	Held       uint32
+	Slot       uint32
+	_          [4]byte
 }
 
 type stagesOlOwner struct {
@@ -171,6 +198,14 @@ type stagesOlPolicy struct {
 	LatencyShare    uint32
 	SparseFrames    uint32
 	SparseBytes     uint32
+	SplitBatch      uint32
+	SplitFrames     uint32
+	SplitBytes      uint32
+	SplitEpoch      uint32
+	SplitHere       uint8
+	SplitProtos     uint8
+	SplitPad        [2]uint8
+	MergeIfindex    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -273,6 +308,13 @@ type stagesOlSlot struct {
 	Since    uint64
 }
 
+type stagesOlSplitProto uint32
+
+const (
+	stagesOlSplitProtoOL_SPLIT_UDP stagesOlSplitProto = 1
+	stagesOlSplitProtoOL_SPLIT_TCP stagesOlSplitProto = 2
+)
+
 type stagesOlStage uint32
 
 const (
@@ -312,18 +354,24 @@ const (
 	stagesMapOlLaneThreads    = "ol_lane_threads"
 	stagesMapOlLatencyThreads = "ol_latency_threads"
 	stagesMapOlLeaves         = "ol_leaves"
+	stagesMapOlMergeEnded     = "ol_merge_ended"
+	stagesMapOlMergingOf      = "ol_merging_of"
+	stagesMapOlMergings       = "ol_mergings"
 	stagesMapOlOwners         = "ol_owners"
 	stagesMapOlPolicies       = "ol_policies"
 	stagesMapOlPrios          = "ol_prios"
 	stagesMapOlReasons        = "ol_reasons"
 	stagesMapOlRecents        = "ol_recents"
 	stagesMapOlSlots          = "ol_slots"
+	stagesProgOlMergedIn      = "ol_merged_in"
+	stagesProgOlPodMerge      = "ol_pod_merge"
 	stagesProgOlPodOut        = "ol_pod_out"
 	stagesProgOlPodRestore    = "ol_pod_restore"
 	stagesProgOlUnderlayIn    = "ol_underlay_in"
 	stagesVarOlAbiEnums       = "ol_abi_enums"
 	stagesVarOlKey0           = "ol_key0"
 	stagesVarOlKey1           = "ol_key1"
+	stagesVarOlMergeMagic     = "ol_merge_magic"
 	stagesVarOlNrCpus         = "ol_nr_cpus"
 )
 
@@ -369,6 +417,8 @@ type stagesSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type stagesProgramSpecs struct {
+	OlMergedIn   *ebpf.ProgramSpec `ebpf:"ol_merged_in"`
+	OlPodMerge   *ebpf.ProgramSpec `ebpf:"ol_pod_merge"`
 	OlPodOut     *ebpf.ProgramSpec `ebpf:"ol_pod_out"`
 	OlPodRestore *ebpf.ProgramSpec `ebpf:"ol_pod_restore"`
 	OlUnderlayIn *ebpf.ProgramSpec `ebpf:"ol_underlay_in"`
@@ -387,6 +437,9 @@ type stagesMapSpecs struct {
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
+	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
+	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
+	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
@@ -399,10 +452,11 @@ type stagesMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type stagesVariableSpecs struct {
-	OlAbiEnums *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
-	OlKey0     *ebpf.VariableSpec `ebpf:"ol_key0"`
-	OlKey1     *ebpf.VariableSpec `ebpf:"ol_key1"`
-	OlNrCpus   *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
+	OlAbiEnums   *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
+	OlKey0       *ebpf.VariableSpec `ebpf:"ol_key0"`
+	OlKey1       *ebpf.VariableSpec `ebpf:"ol_key1"`
+	OlMergeMagic *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
+	OlNrCpus     *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
 }
 
 // stagesObjects contains all objects after they have been loaded into the kernel.
@@ -434,6 +488,9 @@ type stagesMaps struct {
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
+	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
+	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
+	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
@@ -453,6 +510,9 @@ func (m *stagesMaps) Close() error {
 		m.OlLaneThreads,
 		m.OlLatencyThreads,
 		m.OlLeaves,
+		m.OlMergeEnded,
+		m.OlMergingOf,
+		m.OlMergings,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlPrios,
@@ -466,16 +526,19 @@ func (m *stagesMaps) Close() error {
 //
 // It can be passed to loadStagesObjects or ebpf.CollectionSpec.LoadAndAssign.
 type stagesVariables struct {
-	OlAbiEnums *ebpf.Variable `ebpf:"ol_abi_enums"`
-	OlKey0     *ebpf.Variable `ebpf:"ol_key0"`
-	OlKey1     *ebpf.Variable `ebpf:"ol_key1"`
-	OlNrCpus   *ebpf.Variable `ebpf:"ol_nr_cpus"`
+	OlAbiEnums   *ebpf.Variable `ebpf:"ol_abi_enums"`
+	OlKey0       *ebpf.Variable `ebpf:"ol_key0"`
+	OlKey1       *ebpf.Variable `ebpf:"ol_key1"`
+	OlMergeMagic *ebpf.Variable `ebpf:"ol_merge_magic"`
+	OlNrCpus     *ebpf.Variable `ebpf:"ol_nr_cpus"`
 }
 
 // stagesPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadStagesObjects or ebpf.CollectionSpec.LoadAndAssign.
 type stagesPrograms struct {
+	OlMergedIn   *ebpf.Program `ebpf:"ol_merged_in"`
+	OlPodMerge   *ebpf.Program `ebpf:"ol_pod_merge"`
 	OlPodOut     *ebpf.Program `ebpf:"ol_pod_out"`
 	OlPodRestore *ebpf.Program `ebpf:"ol_pod_restore"`
 	OlUnderlayIn *ebpf.Program `ebpf:"ol_underlay_in"`
@@ -483,6 +546,8 @@ type stagesPrograms struct {
 
 func (p *stagesPrograms) Close() error {
 	return _StagesClose(
+		p.OlMergedIn,
+		p.OlPodMerge,
 		p.OlPodOut,
 		p.OlPodRestore,
 		p.OlUnderlayIn,

@@ -23,17 +23,19 @@ type syncBpfCpumapVal struct {
 }
 
 type syncOlAbi struct {
-	_        structs.HostLayout
-	Limit    uint32
-	Stage    uint32
-	Kind     uint32
-	Reason   uint32
-	Counter  uint32
-	Flag     uint32
-	CoreFlag uint32
-	Class    uint32
-	Way      uint32
-	Field    uint32
+	_            structs.HostLayout
+	Limit        uint32
+	Stage        uint32
+	Kind         uint32
+	Reason       uint32
+	Counter      uint32
+	Flag         uint32
+	CoreFlag     uint32
+	Class        uint32
+	Way          uint32
+	Field        uint32
+	SplitProto   uint32
+	MergeCounter uint32
 }
 
 type syncOlCellKey struct {
@@ -104,6 +106,20 @@ type syncOlMarks struct {
 	Pending uint32
 }
 
+type syncOlMerging struct {
+	_          structs.HostLayout
+	Key        uint64
+	Seen       uint64
+	Generation uint32
+	First      uint32
+	Sent       [9]uint32
+	Ifindex    uint32
+	Ambiguous  uint32
+	Held       uint32
+	Slot       uint32
+	_          [4]byte
+}
+
 type syncOlOwner struct {
 	_   structs.HostLayout
 	Cpu [4]uint16
@@ -131,6 +147,14 @@ type syncOlPolicy struct {
 	LatencyShare    uint32
 	SparseFrames    uint32
 	SparseBytes     uint32
+	SplitBatch      uint32
+	SplitFrames     uint32
+	SplitBytes      uint32
+	SplitEpoch      uint32
+	SplitHere       uint8
+	SplitProtos     uint8
+	SplitPad        [2]uint8
+	MergeIfindex    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -241,6 +265,9 @@ const (
 	syncMapOlLaneThreads    = "ol_lane_threads"
 	syncMapOlLatencyThreads = "ol_latency_threads"
 	syncMapOlLeaves         = "ol_leaves"
+	syncMapOlMergeEnded     = "ol_merge_ended"
+	syncMapOlMergingOf      = "ol_merging_of"
+	syncMapOlMergings       = "ol_mergings"
 	syncMapOlOwners         = "ol_owners"
 	syncMapOlPolicies       = "ol_policies"
 	syncMapOlPrios          = "ol_prios"
@@ -253,6 +280,7 @@ const (
 	syncVarOlAbiEnums       = "ol_abi_enums"
 	syncVarOlKey0           = "ol_key0"
 	syncVarOlKey1           = "ol_key1"
+	syncVarOlMergeMagic     = "ol_merge_magic"
 	syncVarOlNrCpus         = "ol_nr_cpus"
 )
 
@@ -314,6 +342,9 @@ type syncMapSpecs struct {
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
+	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
+	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
+	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
@@ -328,10 +359,11 @@ type syncMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type syncVariableSpecs struct {
-	OlAbiEnums *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
-	OlKey0     *ebpf.VariableSpec `ebpf:"ol_key0"`
-	OlKey1     *ebpf.VariableSpec `ebpf:"ol_key1"`
-	OlNrCpus   *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
+	OlAbiEnums   *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
+	OlKey0       *ebpf.VariableSpec `ebpf:"ol_key0"`
+	OlKey1       *ebpf.VariableSpec `ebpf:"ol_key1"`
+	OlMergeMagic *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
+	OlNrCpus     *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
 }
 
 // syncObjects contains all objects after they have been loaded into the kernel.
@@ -363,6 +395,9 @@ type syncMaps struct {
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
+	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
+	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
+	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
@@ -384,6 +419,9 @@ func (m *syncMaps) Close() error {
 		m.OlLaneThreads,
 		m.OlLatencyThreads,
 		m.OlLeaves,
+		m.OlMergeEnded,
+		m.OlMergingOf,
+		m.OlMergings,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlPrios,
@@ -399,10 +437,11 @@ func (m *syncMaps) Close() error {
 //
 // It can be passed to loadSyncObjects or ebpf.CollectionSpec.LoadAndAssign.
 type syncVariables struct {
-	OlAbiEnums *ebpf.Variable `ebpf:"ol_abi_enums"`
-	OlKey0     *ebpf.Variable `ebpf:"ol_key0"`
-	OlKey1     *ebpf.Variable `ebpf:"ol_key1"`
-	OlNrCpus   *ebpf.Variable `ebpf:"ol_nr_cpus"`
+	OlAbiEnums   *ebpf.Variable `ebpf:"ol_abi_enums"`
+	OlKey0       *ebpf.Variable `ebpf:"ol_key0"`
+	OlKey1       *ebpf.Variable `ebpf:"ol_key1"`
+	OlMergeMagic *ebpf.Variable `ebpf:"ol_merge_magic"`
+	OlNrCpus     *ebpf.Variable `ebpf:"ol_nr_cpus"`
 }
 
 // syncPrograms contains all programs after they have been loaded into the kernel.

@@ -23,17 +23,19 @@ type traceBpfCpumapVal struct {
 }
 
 type traceOlAbi struct {
-	_        structs.HostLayout
-	Limit    uint32
-	Stage    uint32
-	Kind     uint32
-	Reason   uint32
-	Counter  uint32
-	Flag     uint32
-	CoreFlag uint32
-	Class    uint32
-	Way      uint32
-	Field    uint32
+	_            structs.HostLayout
+	Limit        uint32
+	Stage        uint32
+	Kind         uint32
+	Reason       uint32
+	Counter      uint32
+	Flag         uint32
+	CoreFlag     uint32
+	Class        uint32
+	Way          uint32
+	Field        uint32
+	SplitProto   uint32
+	MergeCounter uint32
 }
 
 type traceOlCellKey struct {
@@ -104,6 +106,20 @@ type traceOlMarks struct {
 	Pending uint32
 }
 
+type traceOlMerging struct {
+	_          structs.HostLayout
+	Key        uint64
+	Seen       uint64
+	Generation uint32
+	First      uint32
+	Sent       [9]uint32
+	Ifindex    uint32
+	Ambiguous  uint32
+	Held       uint32
+	Slot       uint32
+	_          [4]byte
+}
+
 type traceOlOwner struct {
 	_   structs.HostLayout
 	Cpu [4]uint16
@@ -131,6 +147,14 @@ type traceOlPolicy struct {
 	LatencyShare    uint32
 	SparseFrames    uint32
 	SparseBytes     uint32
+	SplitBatch      uint32
+	SplitFrames     uint32
+	SplitBytes      uint32
+	SplitEpoch      uint32
+	SplitHere       uint8
+	SplitProtos     uint8
+	SplitPad        [2]uint8
+	MergeIfindex    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -227,6 +251,9 @@ const (
 	traceMapOlLaneThreads    = "ol_lane_threads"
 	traceMapOlLatencyThreads = "ol_latency_threads"
 	traceMapOlLeaves         = "ol_leaves"
+	traceMapOlMergeEnded     = "ol_merge_ended"
+	traceMapOlMergingOf      = "ol_merging_of"
+	traceMapOlMergings       = "ol_mergings"
 	traceMapOlOwners         = "ol_owners"
 	traceMapOlPolicies       = "ol_policies"
 	traceMapOlPrios          = "ol_prios"
@@ -244,6 +271,7 @@ const (
 	traceVarOlKey0           = "ol_key0"
 	traceVarOlKey1           = "ol_key1"
 	traceVarOlLaneMapId      = "ol_lane_map_id"
+	traceVarOlMergeMagic     = "ol_merge_magic"
 	traceVarOlNrCpus         = "ol_nr_cpus"
 	traceVarOlNrTunnels      = "ol_nr_tunnels"
 )
@@ -312,6 +340,9 @@ type traceMapSpecs struct {
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
+	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
+	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
+	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
@@ -324,12 +355,13 @@ type traceMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type traceVariableSpecs struct {
-	OlAbiEnums  *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
-	OlKey0      *ebpf.VariableSpec `ebpf:"ol_key0"`
-	OlKey1      *ebpf.VariableSpec `ebpf:"ol_key1"`
-	OlLaneMapId *ebpf.VariableSpec `ebpf:"ol_lane_map_id"`
-	OlNrCpus    *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
-	OlNrTunnels *ebpf.VariableSpec `ebpf:"ol_nr_tunnels"`
+	OlAbiEnums   *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
+	OlKey0       *ebpf.VariableSpec `ebpf:"ol_key0"`
+	OlKey1       *ebpf.VariableSpec `ebpf:"ol_key1"`
+	OlLaneMapId  *ebpf.VariableSpec `ebpf:"ol_lane_map_id"`
+	OlMergeMagic *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
+	OlNrCpus     *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
+	OlNrTunnels  *ebpf.VariableSpec `ebpf:"ol_nr_tunnels"`
 }
 
 // traceObjects contains all objects after they have been loaded into the kernel.
@@ -361,6 +393,9 @@ type traceMaps struct {
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
+	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
+	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
+	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
@@ -380,6 +415,9 @@ func (m *traceMaps) Close() error {
 		m.OlLaneThreads,
 		m.OlLatencyThreads,
 		m.OlLeaves,
+		m.OlMergeEnded,
+		m.OlMergingOf,
+		m.OlMergings,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlPrios,
@@ -393,12 +431,13 @@ func (m *traceMaps) Close() error {
 //
 // It can be passed to loadTraceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type traceVariables struct {
-	OlAbiEnums  *ebpf.Variable `ebpf:"ol_abi_enums"`
-	OlKey0      *ebpf.Variable `ebpf:"ol_key0"`
-	OlKey1      *ebpf.Variable `ebpf:"ol_key1"`
-	OlLaneMapId *ebpf.Variable `ebpf:"ol_lane_map_id"`
-	OlNrCpus    *ebpf.Variable `ebpf:"ol_nr_cpus"`
-	OlNrTunnels *ebpf.Variable `ebpf:"ol_nr_tunnels"`
+	OlAbiEnums   *ebpf.Variable `ebpf:"ol_abi_enums"`
+	OlKey0       *ebpf.Variable `ebpf:"ol_key0"`
+	OlKey1       *ebpf.Variable `ebpf:"ol_key1"`
+	OlLaneMapId  *ebpf.Variable `ebpf:"ol_lane_map_id"`
+	OlMergeMagic *ebpf.Variable `ebpf:"ol_merge_magic"`
+	OlNrCpus     *ebpf.Variable `ebpf:"ol_nr_cpus"`
+	OlNrTunnels  *ebpf.Variable `ebpf:"ol_nr_tunnels"`
 }
 
 // tracePrograms contains all programs after they have been loaded into the kernel.

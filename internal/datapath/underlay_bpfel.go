@@ -23,17 +23,19 @@ type underlayBpfCpumapVal struct {
 }
 
 type underlayOlAbi struct {
-	_        structs.HostLayout
-	Limit    uint32
-	Stage    uint32
-	Kind     uint32
-	Reason   uint32
-	Counter  uint32
-	Flag     uint32
-	CoreFlag uint32
-	Class    uint32
-	Way      uint32
-	Field    uint32
+	_            structs.HostLayout
+	Limit        uint32
+	Stage        uint32
+	Kind         uint32
+	Reason       uint32
+	Counter      uint32
+	Flag         uint32
+	CoreFlag     uint32
+	Class        uint32
+	Way          uint32
+	Field        uint32
+	SplitProto   uint32
+	MergeCounter uint32
 }
 
 type underlayOlCellKey struct {
@@ -79,6 +81,41 @@ type underlayOlCpu struct {
 	_       [32]byte
 }
 
+type underlayOlElephant struct {
+	_    structs.HostLayout
+	Flow struct {
+		_     structs.HostLayout
+		Addr  [4]uint64
+		Tail  uint64
+		Ports uint32
+		Id    uint32
+		V6    uint8
+		Proto uint8
+		Piece uint8
+		Dscp  uint8
+		_     [4]byte
+	}
+	Window   uint64
+	Frames   uint32
+	Bytes    uint32
+	Seq      uint32
+	Left     uint32
+	Last     [9]uint32
+	Used     uint32
+	Epoch    uint32
+	Heavy    uint16
+	Light    uint16
+	Branch   uint8
+	State    uint8
+	Elephant uint8
+	Taken    uint8
+	Merge    uint8
+	Begins   uint8
+	Pad      [2]uint8
+	Key      uint64
+	Handed   uint64
+}
+
 type underlayOlFrag struct {
 	_        structs.HostLayout
 	Datagram uint64
@@ -102,6 +139,20 @@ type underlayOlMarks struct {
 	}
 	At      uint32
 	Pending uint32
+}
+
+type underlayOlMerging struct {
+	_          structs.HostLayout
+	Key        uint64
+	Seen       uint64
+	Generation uint32
+	First      uint32
+	Sent       [9]uint32
+	Ifindex    uint32
+	Ambiguous  uint32
+	Held       uint32
+	Slot       uint32
+	_          [4]byte
 }
 
 type underlayOlOwner struct {
@@ -131,6 +182,14 @@ type underlayOlPolicy struct {
 	LatencyShare    uint32
 	SparseFrames    uint32
 	SparseBytes     uint32
+	SplitBatch      uint32
+	SplitFrames     uint32
+	SplitBytes      uint32
+	SplitEpoch      uint32
+	SplitHere       uint8
+	SplitProtos     uint8
+	SplitPad        [2]uint8
+	MergeIfindex    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -222,11 +281,16 @@ const (
 	underlayMapOlCells          = "ol_cells"
 	underlayMapOlCounters       = "ol_counters"
 	underlayMapOlCpus           = "ol_cpus"
+	underlayMapOlElephants      = "ol_elephants"
 	underlayMapOlFrags          = "ol_frags"
 	underlayMapOlLanePackets    = "ol_lane_packets"
 	underlayMapOlLaneThreads    = "ol_lane_threads"
+	underlayMapOlLastElephant   = "ol_last_elephant"
 	underlayMapOlLatencyThreads = "ol_latency_threads"
 	underlayMapOlLeaves         = "ol_leaves"
+	underlayMapOlMergeEnded     = "ol_merge_ended"
+	underlayMapOlMergingOf      = "ol_merging_of"
+	underlayMapOlMergings       = "ol_mergings"
 	underlayMapOlOwners         = "ol_owners"
 	underlayMapOlPolicies       = "ol_policies"
 	underlayMapOlPrios          = "ol_prios"
@@ -238,6 +302,7 @@ const (
 	underlayVarOlAbiEnums       = "ol_abi_enums"
 	underlayVarOlKey0           = "ol_key0"
 	underlayVarOlKey1           = "ol_key1"
+	underlayVarOlMergeMagic     = "ol_merge_magic"
 	underlayVarOlNrCpus         = "ol_nr_cpus"
 )
 
@@ -295,11 +360,16 @@ type underlayMapSpecs struct {
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlElephants      *ebpf.MapSpec `ebpf:"ol_elephants"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
+	OlLastElephant   *ebpf.MapSpec `ebpf:"ol_last_elephant"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
+	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
+	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
+	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
@@ -312,10 +382,11 @@ type underlayMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type underlayVariableSpecs struct {
-	OlAbiEnums *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
-	OlKey0     *ebpf.VariableSpec `ebpf:"ol_key0"`
-	OlKey1     *ebpf.VariableSpec `ebpf:"ol_key1"`
-	OlNrCpus   *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
+	OlAbiEnums   *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
+	OlKey0       *ebpf.VariableSpec `ebpf:"ol_key0"`
+	OlKey1       *ebpf.VariableSpec `ebpf:"ol_key1"`
+	OlMergeMagic *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
+	OlNrCpus     *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
 }
 
 // underlayObjects contains all objects after they have been loaded into the kernel.
@@ -342,11 +413,16 @@ type underlayMaps struct {
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlElephants      *ebpf.Map `ebpf:"ol_elephants"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
+	OlLastElephant   *ebpf.Map `ebpf:"ol_last_elephant"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
+	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
+	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
+	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
@@ -361,11 +437,16 @@ func (m *underlayMaps) Close() error {
 		m.OlCells,
 		m.OlCounters,
 		m.OlCpus,
+		m.OlElephants,
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,
+		m.OlLastElephant,
 		m.OlLatencyThreads,
 		m.OlLeaves,
+		m.OlMergeEnded,
+		m.OlMergingOf,
+		m.OlMergings,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlPrios,
@@ -379,10 +460,11 @@ func (m *underlayMaps) Close() error {
 //
 // It can be passed to loadUnderlayObjects or ebpf.CollectionSpec.LoadAndAssign.
 type underlayVariables struct {
-	OlAbiEnums *ebpf.Variable `ebpf:"ol_abi_enums"`
-	OlKey0     *ebpf.Variable `ebpf:"ol_key0"`
-	OlKey1     *ebpf.Variable `ebpf:"ol_key1"`
-	OlNrCpus   *ebpf.Variable `ebpf:"ol_nr_cpus"`
+	OlAbiEnums   *ebpf.Variable `ebpf:"ol_abi_enums"`
+	OlKey0       *ebpf.Variable `ebpf:"ol_key0"`
+	OlKey1       *ebpf.Variable `ebpf:"ol_key1"`
+	OlMergeMagic *ebpf.Variable `ebpf:"ol_merge_magic"`
+	OlNrCpus     *ebpf.Variable `ebpf:"ol_nr_cpus"`
 }
 
 // underlayPrograms contains all programs after they have been loaded into the kernel.

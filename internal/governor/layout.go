@@ -41,6 +41,11 @@ type Layout struct {
 	NIC    []int // tier 2 only: the cores that build skbs, in threads of their own
 	Tunnel []int
 	Pod    []int
+	// Split: each of the NIC cores does all stages of the micro-flows that it gets, and
+	// with Here so does the core that polls.
+	Split, Here bool
+	// Merge: split flows are put in order again, behind which they go on on the Pod cores.
+	Merge  bool
 	Reason string
 	// Gain is the predicted factor of one flow's packet rate.
 	Gain float64

@@ -50,6 +50,9 @@ type Input struct {
 	// TunnelCores and PodCores are the cores on which a stage goes on; none
 	// means that the stage stays where the one before it ran.
 	TunnelCores, PodCores []int
+	// Merge is, for each namespace in which split flows are put in order, the device for
+	// that; none where there is nothing to do.
+	Merge []Step
 	// Owned holds the settings that overlane has changed and not undone.
 	Owned map[Setting]Owned
 	// Attach are the programs that are wanted where steering is possible.
@@ -66,6 +69,14 @@ func Pipeline(in Input) Plan {
 		Steps:   []Step{},
 		Attach:  []Attachment{},
 		Skipped: append([]Skip{}, in.Skipped...),
+	}
+	for _, s := range in.Merge {
+		if ours, touched := in.Owned[s.Setting]; touched {
+			s.First, s.Was = ours.First, ours.Wrote
+		}
+		if s.Was != s.Want {
+			p.Steps = append(p.Steps, s)
+		}
 	}
 	steered := make(map[Stage]bool)
 	for _, stage := range []struct {

@@ -25,6 +25,9 @@ const (
 	Sysctl Kind = "sysctl"
 	// ThreadSched is the scheduling of a kernel thread; see Thread and Sched.
 	ThreadSched Kind = "sched"
+	// OwnDevice is a device that overlane makes for itself: Attr is its name, the value
+	// what OwnVeth spells, or NoDevice.
+	OwnDevice Kind = "device"
 )
 
 // Target identifies a network device for the life of the machine, as far as
@@ -64,7 +67,8 @@ func (s Setting) String() string {
 }
 
 // Validate rejects a setting that could reach anything but a network
-// device's attribute or feature, a network sysctl or a thread's scheduling.
+// device's attribute or feature, a network sysctl, a thread's scheduling or a
+// device of our own.
 func (s Setting) Validate() error {
 	if err := s.validate(); err != nil {
 		return fmt.Errorf("%s setting %q: %w", s.Kind, s.Attr, err)
@@ -98,6 +102,10 @@ func (s Setting) validate() error {
 	case ThreadSched:
 		_, err := ParseThread(s.Attr)
 		return err
+	case OwnDevice:
+		if !deviceName(s.Attr) {
+			return errors.New("not a name that a device can have")
+		}
 	default:
 		return errors.New("unknown kind")
 	}

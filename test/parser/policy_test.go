@@ -18,6 +18,16 @@ func TestSparseFlowsBecomeLatencyAndLatencyTakesItsShare(t *testing.T) {
 	run(t, compile(t, "check_priority.c", sanitizers))
 }
 
+func TestElephantsAreSplitOverTheEmptiestLanes(t *testing.T) {
+	run(t, compile(t, "check_split.c", sanitizers))
+}
+
+// Whatever the branches do, and the wire.
+func TestTheMergeKeepsOrderAndHoldsNothingForEver(t *testing.T) {
+	_, seed := seeded(t)
+	run(t, compile(t, "check_merge.c", sanitizers), fmt.Sprint(seed))
+}
+
 func TestTheOrderGuardKnowsNothingBeforeItIsTrue(t *testing.T) {
 	_, seed := seeded(t)
 	run(t, compile(t, "check_order.c", sanitizers), fmt.Sprint(seed), "20")

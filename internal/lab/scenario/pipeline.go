@@ -35,7 +35,8 @@ type daemon struct {
 	// overlay and changes are the sums over all of these.
 	base                      counters
 	steered, overlay, changes uint64
-	bulk, bulkLane            uint64
+	split                     uint64
+	bulk, madeRoom            uint64
 	latency, late             uint64
 	straight, bridged         uint64
 	mechanism                 string // the one that the variant is about
@@ -54,6 +55,7 @@ type counters struct {
 		Steered     uint64 `json:"steered_packets"`
 		Overlay     uint64 `json:"overlay_packets"`
 		LaneChanges uint64 `json:"lane_changes"`
+		Split       uint64 `json:"split_packets"`
 		Latency     uint64 `json:"latency_packets"`
 		Held        uint64 `json:"latency_held"`
 		Excess      uint64 `json:"latency_excess"`
@@ -61,6 +63,7 @@ type counters struct {
 		Bridged     uint64 `json:"bridged_packets"`
 		Bulk        uint64 `json:"bulk_packets"`
 		BulkLane    uint64 `json:"bulk_lane_packets"`
+		Refused     uint64 `json:"refused_packets"`
 	} `json:"counters"`
 }
 
@@ -74,6 +77,20 @@ func pipeline(mode, tier string) func(context.Context, *env, scenario) (session,
 		d.mechanism = "pipeline"
 		e.threads, e.watch = d.lanes, d.watch
 		return session{acted: d.acted, reason: func() string { return d.reason }, end: d.end}, nil
+	}
+}
+
+// microflows returns a variant's start: the daemon that splits flows and does nothing else.
+// UDP may come in any order: there is nothing yet that would restore it.
+func microflows(mode string) func(context.Context, *env, scenario) (session, error) {
+	return func(ctx context.Context, e *env, _ scenario) (session, error) {
+		d, err := e.startDaemon(ctx, fmt.Sprintf("pipeline: off\nmicroflows: {mode: %s, udp-order: none}\n", mode))
+		if err != nil {
+			return session{}, err
+		}
+		d.mechanism = "microflows"
+		e.threads, e.watch = d.lanes, d.watch
+		return session{acted: d.cut, reason: func() string { return d.reason }, end: d.end}, nil
 	}
 }
 
@@ -191,8 +208,10 @@ func (d *daemon) watch(ctx context.Context, begins bool) error {
 		return err
 	}
 	d.steered += c.Counters.Steered - d.base.Counters.Steered
+	d.split += c.Counters.Split - d.base.Counters.Split
 	d.bulk += c.Counters.Bulk - d.base.Counters.Bulk
-	d.bulkLane += c.Counters.BulkLane - d.base.Counters.BulkLane
+	// What the lane had no room for has made way as well.
+	d.madeRoom += c.Counters.BulkLane + c.Counters.Refused - d.base.Counters.BulkLane - d.base.Counters.Refused
 	d.latency += c.Counters.Latency - d.base.Counters.Latency
 	d.late += c.Counters.Held + c.Counters.Excess - d.base.Counters.Held - d.base.Counters.Excess
 	d.straight += c.Counters.Straight - d.base.Counters.Straight
@@ -216,11 +235,20 @@ func (d *daemon) acted() map[string]float64 {
 	return v
 }
 
-// madeWay says which share of bulk went to the lane while it was measured.
+// cut says which share of the packets was of flows that were split while it was measured.
+func (d *daemon) cut() map[string]float64 {
+	v := map[string]float64{report.Acted: 0}
+	if d.overlay > 0 {
+		v[report.Acted] = min(float64(d.split)/float64(d.overlay), 1)
+	}
+	return v
+}
+
+// madeWay says which share of bulk made way, to the lane or for good, while it was measured.
 func (d *daemon) madeWay() map[string]float64 {
 	v := map[string]float64{report.Acted: 0}
 	if d.bulk > 0 {
-		v[report.Acted] = float64(d.bulkLane) / float64(d.bulk)
+		v[report.Acted] = min(float64(d.madeRoom)/float64(d.bulk), 1)
 	}
 	return v
 }

@@ -52,6 +52,8 @@ func init() {
 		{name: "pipeline-forced", what: "the same, without its judgement when to act", start: pipeline("forced", "auto")},
 		{name: "pipeline-tc-forced", what: "pipeline-tc without its judgement", start: pipeline("forced", "tc")},
 		{name: "pipeline-xdp-forced", what: "pipeline-xdp without its judgement", start: pipeline("forced", "xdp")},
+		{name: "microflows", what: "overlane: one flow's packets on several cores; UDP in no order", start: microflows("auto")},
+		{name: "microflows-forced", what: "the same, without its judgement when to act", start: microflows("forced")},
 		{name: "priority", what: "overlane: the flow whose latency is measured overtakes the background", start: priority("batch", "off")},
 		{name: "priority-sync", what: "the same, from the tunnel straight to the pod", start: priority("sync", "off")},
 		{name: "priority-pipeline", what: "priority, and the pipeline beside it", start: priority("batch", "auto")},

@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * The merge point: a BPF qdisc on a device of ours, by which split flows leave for their
+ * pods. What is next in a flow's order may go, what comes early waits. The hook
+ * in front of it has left in each packet what there is to know of it; a packet without
+ * that goes as it comes.
+ *
+ * A qdisc is used under its lock, and all packets of a flow come by one of them: only
+ * what other hooks look at is written with care.
+ */
+#include "kernel.h"
+#include "maps.h"
+#include "merge.h"
+#include "qdisc.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+/* How long a packet waits at most, ns; told by the loader. */
+const volatile __u64 ol_merge_limit_ns = 100000000;
+
+/* For so long after its last sign of life somebody looks after the merge. */
+#define OL_BEAT_NS 200000000
+
+/* When the daemon last gave a sign of life, ns. */
+__u64 ol_merge_beat SEC(".data.beat") = 0;
+
+/* Packets of a flow that wait in each branch's queue, at most. */
+#define OL_MERGE_DEPTH 1024
+
+/*
+ * A packet that waits. A branch brings what it was sent in order: a queue for each of a
+ * flow's branches, of which only the first is looked at, is all the sorting there is.
+ * Index: (flow * OL_ALL_BRANCHES + branch) * OL_MERGE_DEPTH + place.
+ */
+struct ol_waiting {
+	struct sk_buff __kptr *skb;
+	__u64 since;
+	__u32 seq;
+	__u32 end;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, OL_MERGES *OL_ALL_BRANCHES *OL_MERGE_DEPTH);
+	__type(key, __u32);
+	__type(value, struct ol_waiting);
+} ol_waitings SEC(".maps");
+
+/* Flows, by their place among the merging. Queues: taken and put, by count. */
+struct ol_merge_flow {
+	struct ol_merge order;
+	__u32 head[OL_ALL_BRANCHES];
+	__u32 tail[OL_ALL_BRANCHES];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, OL_MERGES);
+	__type(key, __u32);
+	__type(value, struct ol_merge_flow);
+} ol_merge_flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, OL_MERGE_POINTS);
+	__type(key, __u32);
+	__type(value, struct ol_merge_point);
+} ol_merge_points SEC(".maps");
+
+/* Packets that may go. Index: merge point * OL_MERGE_READY + place. */
+struct ol_ready {
+	struct sk_buff __kptr *skb;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, OL_MERGE_POINTS *OL_MERGE_READY);
+	__type(key, __u32);
+	__type(value, struct ol_ready);
+} ol_readies SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OL_NR_MERGE_COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} ol_merge_counters SEC(".maps");
+
+static __always_inline void ol_merge_count(enum ol_merge_counter c)
+{
+	__u32 key = c;
+	__u64 *v = bpf_map_lookup_elem(&ol_merge_counters, &key);
+
+	if (v)
+		*v += 1;
+}
+
+static __always_inline struct ol_merge_point *ol_point_of(struct Qdisc *sch)
+{
+	__u32 at = sch->limit;
+
+	return bpf_map_lookup_elem(&ol_merge_points, &at);
+}
+
+/* Does somebody look after the merge, so that what waits will be let go in time? */
+static __always_inline int ol_looked_after(__u64 now)
+{
+	return (__s64)(now - OL_READ(ol_merge_beat)) < OL_BEAT_NS;
+}
+
+static __always_inline struct ol_waiting *ol_get_waiting(__u32 flow, __u32 branch, __u32 place)
+{
+	__u32 key = (flow * OL_ALL_BRANCHES + branch) * OL_MERGE_DEPTH + place % OL_MERGE_DEPTH;
+
+	return bpf_map_lookup_elem(&ol_waitings, &key);
+}
+
+/*
+ * Which way does a packet go that the hook in front has marked? Where it has to wait, the
+ * place for it, or NULL: there is none.
+ */
+static __always_inline enum ol_merge_way ol_merge_judge(const struct ol_merge_mark *mark,
+							struct ol_waiting **place)
+{
+	__u32 at = mark->place, b = mark->branch;
+	struct ol_merging *g = bpf_map_lookup_elem(&ol_mergings, &at);
+	struct ol_merge_flow *f = bpf_map_lookup_elem(&ol_merge_flows, &at);
+	enum ol_merge_way way;
+	__u32 generation;
+
+	*place = NULL;
+	if (!g || !f || b >= OL_ALL_BRANCHES)
+		return OL_MERGE_GO;
+	generation = OL_READ(g->generation);
+	/* A flow that is not split any more has come whole. */
+	if (mark->generation != generation)
+		return OL_MERGE_GO;
+	if (f->order.generation != generation)
+		ol_merge_begin(&f->order, generation, OL_READ(g->first));
+	way = ol_merge_arrives(&f->order, b, mark->seq, mark->end);
+	if (way != OL_MERGE_WAIT || f->tail[b] - f->head[b] >= OL_MERGE_DEPTH)
+		return way;
+	*place = ol_get_waiting(at, b, f->tail[b]);
+	if (!*place)
+		return way;
+	f->tail[b]++;
+	OL_WRITE(g->held, g->held + 1);
+	return way;
+}
+
+SEC("struct_ops")
+int BPF_PROG(ol_merge_enqueue, struct sk_buff *skb, struct Qdisc *sch,
+	     struct bpf_sk_buff_ptr *to_free)
+{
+	struct ol_merge_point *p = ol_point_of(sch);
+	const struct ol_merge_mark *mark = ol_mark_of(skb);
+	__u32 at = sch->limit, len = ol_pkt_len(skb), key;
+	enum ol_merge_way way;
+	struct ol_waiting *w;
+	struct ol_merge_mark m;
+	struct ol_ready *r;
+	struct sk_buff *old;
+	__u64 now;
+
+	if (!p)
+		goto drop;
+	if (mark->magic == ol_merge_magic) {
+		m = *mark;
+		now = bpf_ktime_get_ns();
+		if (!ol_looked_after(now)) {
+			ol_merge_count(OL_MERGE_BYPASSED);
+			goto ready;
+		}
+		way = ol_merge_judge(&m, &w);
+		if (w) {
+			w->since = now;
+			w->seq = m.seq;
+			w->end = m.end;
+			old = bpf_kptr_xchg(&w->skb, skb);
+			if (old)
+				bpf_qdisc_skb_drop(old, to_free);
+			p->active |= 1U << (m.place % OL_MERGES);
+			p->held++;
+			sch->q.qlen++;
+			sch->qstats.backlog += len;
+			ol_merge_count(OL_MERGE_HELD);
+			return NET_XMIT_SUCCESS;
+		}
+		ol_merge_count(way == OL_MERGE_WAIT ? OL_MERGE_UNTRACKED : OL_MERGE_PASSED);
+		if (way == OL_MERGE_GO_LATE)
+			ol_merge_count(OL_MERGE_LATE);
+	}
+ready:
+	if (p->tail - p->head >= OL_MERGE_READY)
+		goto drop;
+	key = at * OL_MERGE_READY + p->tail % OL_MERGE_READY;
+	r = bpf_map_lookup_elem(&ol_readies, &key);
+	if (!r)
+		goto drop;
+	old = bpf_kptr_xchg(&r->skb, skb);
+	if (old)
+		bpf_qdisc_skb_drop(old, to_free);
+	p->tail++;
+	sch->q.qlen++;
+	sch->qstats.backlog += len;
+	return NET_XMIT_SUCCESS;
+drop:
+	bpf_qdisc_skb_drop(skb, to_free);
+	return NET_XMIT_DROP;
+}
+
+/*
+ * The functions that are not inlined are global ones, which the verifier looks at once
+ * each: what they find out, they leave in one of these.
+ */
+struct ol_first {
+	__u32 flow;
+	__u32 branch; /* whose queue has the one that is first in order; none: OL_ALL_BRANCHES */
+	__u32 seq;    /* its number */
+	__u32 go;     /* it may */
+	__u64 since;  /* since when one has waited */
+	__u64 until;  /* when it may at the latest; 0: none waits */
+};
+
+/* Of a flow's packets that wait, the first in order. */
+__noinline int ol_find_first(__u32 at, struct ol_first *first)
+{
+	struct ol_merge_flow *f = bpf_map_lookup_elem(&ol_merge_flows, &at);
+	struct ol_waiting *w;
+	__u32 b;
+
+	if (!first)
+		return 0;
+	first->branch = OL_ALL_BRANCHES;
+	if (!f)
+		return 0;
+	for (b = 0; b < OL_ALL_BRANCHES; b++) {
+		if (f->head[b] == f->tail[b])
+			continue;
+		w = ol_get_waiting(at, b, f->head[b]);
+		if (!w)
+			continue;
+		if (first->branch == OL_ALL_BRANCHES || w->since < first->since)
+			first->since = w->since;
+		if (first->branch == OL_ALL_BRANCHES || ol_after(first->seq, w->seq)) {
+			first->branch = b;
+			first->seq = w->seq;
+		}
+	}
+	return 0;
+}
+
+/* May it go? all: whatever waits may. */
+__noinline int ol_may_go(__u32 at, __u64 now, int all, struct ol_first *first)
+{
+	struct ol_merge_flow *f = bpf_map_lookup_elem(&ol_merge_flows, &at);
+	struct ol_merging *g = bpf_map_lookup_elem(&ol_mergings, &at);
+
+	if (!first)
+		return 0;
+	first->go = 0;
+	first->until = 0;
+	first->flow = at;
+	if (!f || !g)
+		return 0;
+	ol_find_first(at, first);
+	if (first->branch >= OL_ALL_BRANCHES)
+		return 0;
+	first->until = first->since + ol_merge_limit_ns;
+	first->go = 1;
+	if (all || !ol_after(first->seq, f->order.next))
+		return 0;
+	if (ol_merge_lost(&f->order, g->sent)) {
+		ol_merge_count(OL_MERGE_GAPS);
+	} else if ((__s64)(now - first->until) >= 0) {
+		ol_merge_count(OL_MERGE_EXPIRED);
+		ol_merge_give_up(&f->order, g->sent);
+	} else {
+		first->go = 0;
+	}
+	return 0;
+}
+
+/* Finds one that may go, among those that wait at a merge point; until is for all of them. */
+__noinline int ol_pick(__u32 point, __u64 now, int all, struct ol_first *first)
+{
+	struct ol_merge_point *p = bpf_map_lookup_elem(&ol_merge_points, &point);
+	__u64 until = 0;
+	__u32 i;
+
+	if (!first)
+		return 0;
+	first->go = 0;
+	if (!p)
+		return 0;
+	for (i = 0; i < OL_MERGES; i++) {
+		if (!(p->active & 1U << i))
+			continue;
+		ol_may_go(i, now, all, first);
+		if (first->go)
+			return 0;
+		if (!first->until)
+			p->active &= ~(1U << i);
+		else if (!until || first->until < until)
+			until = first->until;
+	}
+	first->until = until;
+	return 0;
+}
+
+/* Takes it out of its queue. */
+static __always_inline struct sk_buff *ol_take(struct ol_merge_point *p,
+					       const struct ol_first *first)
+{
+	__u32 at = first->flow, b = first->branch;
+	struct ol_merge_flow *f = bpf_map_lookup_elem(&ol_merge_flows, &at);
+	struct ol_merging *g = bpf_map_lookup_elem(&ol_mergings, &at);
+	struct ol_waiting *w;
+
+	if (!f || !g || b >= OL_ALL_BRANCHES)
+		return NULL;
+	w = ol_get_waiting(at, b, f->head[b]);
+	if (!w)
+		return NULL;
+	f->head[b]++;
+	ol_merge_leaves(&f->order, w->end);
+	OL_WRITE(g->held, g->held - 1);
+	p->held--;
+	return bpf_kptr_xchg(&w->skb, NULL);
+}
+
+SEC("struct_ops")
+struct sk_buff *BPF_PROG(ol_merge_dequeue, struct Qdisc *sch)
+{
+	struct ol_merge_point *p = ol_point_of(sch);
+	__u32 at = sch->limit, key;
+	struct ol_first first = {};
+	struct sk_buff *skb = NULL;
+	struct ol_ready *r;
+	__u64 now;
+	int all;
+
+	if (!p)
+		return NULL;
+	if (p->head != p->tail) {
+		key = at * OL_MERGE_READY + p->head % OL_MERGE_READY;
+		p->head++;
+		r = bpf_map_lookup_elem(&ol_readies, &key);
+		if (r)
+			skb = bpf_kptr_xchg(&r->skb, NULL);
+	} else if (p->active) {
+		now = bpf_ktime_get_ns();
+		all = !ol_looked_after(now);
+		ol_pick(at, now, all, &first);
+		if (first.go) {
+			skb = ol_take(p, &first);
+			if (all)
+				ol_merge_count(OL_MERGE_BYPASSED);
+		} else if (first.until) {
+			bpf_qdisc_watchdog_schedule(sch, first.until, 10000);
+		}
+	}
+	if (!skb)
+		return NULL;
+	sch->q.qlen--;
+	sch->qstats.backlog -= ol_pkt_len(skb);
+	bpf_qdisc_bstats_update(sch, skb);
+	return skb;
+}
+
+/* Finds the qdisc a place among the merge points, which it keeps where its limit would be. */
+SEC("struct_ops")
+int BPF_PROG(ol_merge_init, struct Qdisc *sch, struct nlattr *opt, struct netlink_ext_ack *extack)
+{
+	struct ol_merge_point *p;
+	__u32 i, key;
+
+	for (i = 0; i < OL_MERGE_POINTS; i++) {
+		key = i;
+		p = bpf_map_lookup_elem(&ol_merge_points, &key);
+		if (!p || __sync_val_compare_and_swap(&p->used, 0, 1))
+			continue;
+		p->head = p->tail = p->held = 0;
+		p->active = 0;
+		sch->limit = i;
+		return 0;
+	}
+	return -OL_ENOSPC;
+}
+
+static long ol_drop_ready(__u64 i, __u32 *at)
+{
+	struct ol_merge_point *p = bpf_map_lookup_elem(&ol_merge_points, at);
+	struct sk_buff *skb;
+	struct ol_ready *r;
+	__u32 key;
+
+	if (!p || p->head == p->tail)
+		return 1;
+	key = *at * OL_MERGE_READY + p->head % OL_MERGE_READY;
+	p->head++;
+	r = bpf_map_lookup_elem(&ol_readies, &key);
+	skb = r ? bpf_kptr_xchg(&r->skb, NULL) : NULL;
+	if (skb) {
+		bpf_kfree_skb(skb);
+		ol_merge_count(OL_MERGE_DROPPED);
+	}
+	return 0;
+}
+
+static long ol_drop_waiting(__u64 i, __u32 *at)
+{
+	struct ol_merge_point *p = bpf_map_lookup_elem(&ol_merge_points, at);
+	struct ol_first first = {};
+	struct sk_buff *skb;
+
+	if (!p)
+		return 1;
+	ol_pick(*at, 0, 1, &first);
+	if (!first.go)
+		return 1;
+	skb = ol_take(p, &first);
+	if (skb) {
+		bpf_kfree_skb(skb);
+		ol_merge_count(OL_MERGE_DROPPED);
+	}
+	return 0;
+}
+
+SEC("struct_ops")
+void BPF_PROG(ol_merge_reset, struct Qdisc *sch)
+{
+	__u32 at = sch->limit;
+
+	bpf_loop(OL_MERGE_READY, ol_drop_ready, &at, 0);
+	bpf_loop(OL_MERGES * OL_ALL_BRANCHES * OL_MERGE_DEPTH, ol_drop_waiting, &at, 0);
+	sch->q.qlen = 0;
+	sch->qstats.backlog = 0;
+}
+
+SEC("struct_ops")
+void BPF_PROG(ol_merge_destroy, struct Qdisc *sch)
+{
+	struct ol_merge_point *p = ol_point_of(sch);
+	__u32 key = 0, *ended = bpf_map_lookup_elem(&ol_merge_ended, &key);
+
+	if (ended)
+		OL_WRITE(*ended, 1);
+	if (p)
+		OL_WRITE(p->used, 0);
+}
+
+/* Its name is made anew for each load. */
+SEC(".struct_ops.link")
+struct Qdisc_ops ol_merge_ops = {
+	.enqueue = (void *)ol_merge_enqueue,
+	.dequeue = (void *)ol_merge_dequeue,
+	.init = (void *)ol_merge_init,
+	.reset = (void *)ol_merge_reset,
+	.destroy = (void *)ol_merge_destroy,
+	.id = "overlane",
+};

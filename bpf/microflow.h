@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* MFLOW's policy put to work on the maps: is this flow split, and who takes this frame? */
+#ifndef OVERLANE_MICROFLOW_H
+#define OVERLANE_MICROFLOW_H
+
+#include "steer.h"
+#include "split.h"
+#include "merge.h"
+
+/* Index: cpu * OL_ELEPHANTS + place. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, OL_ELEPHANTS);
+	__type(key, __u32);
+	__type(value, struct ol_elephant);
+} ol_elephants SEC(".maps");
+
+/* A flow has two places, of which it takes one. */
+#define OL_ELEPHANT_SETS (OL_ELEPHANTS / 2)
+#define OL_NO_PLACE OL_ELEPHANTS
+
+/* Which way a frame goes that belongs to no split flow: that of its slot. */
+#define OL_NO_BRANCH 0xfe
+
+static __always_inline struct ol_elephant *ol_get_elephant(__u32 cpu, __u32 place)
+{
+	__u32 key = cpu * OL_ELEPHANTS + place;
+
+	return place < OL_ELEPHANTS ? bpf_map_lookup_elem(&ol_elephants, &key) : NULL;
+}
+
+/* The place of the flow that came last on this core, or OL_NO_PLACE. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} ol_last_elephant SEC(".maps");
+
+/* Finds the flow's place, or takes one whose flow is gone. */
+__noinline __u32 ol_find_elephant(const struct ol_flow *flow, __u32 slot)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), at = OL_NO_PLACE, i, place;
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	struct ol_elephant *e;
+
+	if (!flow || !cpu)
+		return OL_NO_PLACE;
+	for (i = 0; i < 2; i++) {
+		place = slot % OL_ELEPHANT_SETS * 2 + i;
+		e = ol_get_elephant(this_cpu, place);
+		if (!e)
+			return OL_NO_PLACE;
+		if (e->taken && ol_same_flow(&e->flow, flow))
+			return place;
+		if (ol_elephant_gone(e, cpu->now))
+			at = place;
+	}
+	e = ol_get_elephant(this_cpu, at);
+	if (!e)
+		return OL_NO_PLACE;
+	__builtin_memset(e, 0, sizeof(*e));
+	e->flow = *flow;
+	e->window = cpu->now;
+	e->seq = cpu->seq - 1;
+	e->taken = 1;
+	return at;
+}
+
+/*
+ * Has a branch handled what a flow sent to it up to poll seq? A lane's core may still have
+ * what its thread has handed on in its backlog.
+ */
+__noinline int ol_branch_left(__u32 branch, __u32 tunnel, __u32 seq)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), core;
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	__u32 head = 0, tail = 0;
+
+	if (!policy || !cpu || branch > OL_BRANCHES)
+		return 0;
+	if (branch == OL_BRANCH_HERE)
+		return ol_pass_drained(this_cpu, tunnel, seq);
+	core = policy->stage[OL_STAGE_NIC].cpu[ol_lane_index(branch)];
+	if (!ol_ring_drained(this_cpu, core, tunnel, seq))
+		return 0;
+	return !ol_backlog(core, &head, &tail) || head == tail;
+}
+
+/* Which of its branches hold frames of a flow no more? */
+static __always_inline void ol_branches_left(struct ol_elephant *e, __u64 now, __u32 tunnel)
+{
+	__u32 i;
+
+	for (i = 0; i <= OL_BRANCHES; i++)
+		if (e->used & 1U << i && i != e->branch &&
+		    (now - e->window > OL_MARK_LIFE_NS || ol_branch_left(i, tunnel, e->last[i])))
+			e->used &= ~(1U << i);
+}
+
+/* A place among the merging is another flow's after so many ns without a frame. */
+#define OL_MERGING_GONE_NS 10000000000ULL
+
+/* The elephant's place among the merging, or NULL: it was given to another flow. */
+static __always_inline struct ol_merging *ol_get_merging(const struct ol_elephant *e)
+{
+	__u32 at = e->merge - 1;
+	struct ol_merging *g;
+
+	g = e->merge ? bpf_map_lookup_elem(&ol_mergings, &at) : NULL;
+	return g && g->key == e->key ? g : NULL;
+}
+
+/* Gives a place up, and its flow with it. */
+static __always_inline void ol_leave_merging(struct ol_merging *g)
+{
+	__u64 key = g->key;
+
+	bpf_map_delete_elem(&ol_merging_of, &key);
+	OL_WRITE(g->generation, (g->generation | 1) + 1);
+	OL_WRITE(g->key, 0);
+}
+
+/* Of two cores one takes a place. */
+static __always_inline int ol_take_place(struct ol_merging *g, __u64 key, __u64 now)
+{
+	__u64 was = g->key;
+
+	if (was && ((__s64)(now - g->seen) < (__s64)OL_MERGING_GONE_NS || g->held))
+		return 0;
+	if (was)
+		ol_leave_merging(g);
+	return __sync_val_compare_and_swap(&g->key, 0, key) == 0;
+}
+
+/* Has the hooks behind look out for the flow, so that it can be put in order again. */
+__noinline int ol_join_merging(__u32 place, __u32 slot)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), i, at;
+	struct ol_elephant *e = ol_get_elephant(this_cpu, place);
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	struct ol_merging *g;
+	__u64 key;
+
+	if (!e || !cpu || !e->key)
+		return 0;
+	key = e->key;
+	for (i = 0; i < 4; i++) {
+		at = (key + i) % OL_MERGES;
+		g = bpf_map_lookup_elem(&ol_mergings, &at);
+		if (!g || !ol_take_place(g, key, cpu->now))
+			continue;
+		g->seen = cpu->now;
+		g->slot = slot;
+		OL_WRITE(g->ifindex, 0);
+		OL_WRITE(g->ambiguous, 0);
+		/* The same flow in another tunnel has one already: this one stays whole. */
+		if (bpf_map_update_elem(&ol_merging_of, &key, &at, BPF_NOEXIST)) {
+			OL_WRITE(g->key, 0);
+			return 0;
+		}
+		e->merge = at + 1;
+		return 1;
+	}
+	return 0;
+}
+
+/* May the flow be split now, as far as its order is concerned? */
+static __always_inline int ol_order_kept(struct ol_elephant *e, __u32 place, __u32 slot)
+{
+	struct ol_merging *g;
+
+	if (e->flow.proto != OL_IPPROTO_TCP)
+		return 1;
+	g = ol_get_merging(e);
+	if (!g) {
+		e->merge = 0;
+		e->key = ol_inner_hash(&e->flow, ol_key0, ol_key1);
+		ol_join_merging(place, slot);
+		return 0;
+	}
+	/* The hook in front of its pod has seen it: what came before has gone through it. */
+	return g->ifindex && !g->ambiguous && !g->held;
+}
+
+/* Has nothing of a flow that joined been left anywhere behind its branches? */
+static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_policy *policy,
+				     __u64 now)
+{
+	const struct ol_lanes *lanes = &policy->stage[OL_STAGE_POD];
+	struct ol_merging *g = ol_get_merging(e);
+
+	if (!g)
+		return 1;
+	if (!e->handed)
+		e->handed = now;
+	if (g->held || !lanes->nr)
+		return !g->held;
+	return ol_backlog_drained(lanes->cpu[ol_lane_index(g->slot % lanes->nr)], e->handed);
+}
+
+/* The first frame of a flow in a poll: split it, or have it join? */
+__noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id();
+	struct ol_elephant *e = ol_get_elephant(this_cpu, place);
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	struct ol_slot *s = ol_get_slot(this_cpu, OL_STAGE_NIC, slot);
+	struct ol_merging *g;
+	int wish;
+
+	if (!e || !policy || !cpu || !s)
+		return 0;
+	g = ol_get_merging(e);
+	if (e->state != OL_WHOLE && e->epoch != policy->split_epoch) {
+		/* Lanes and merge points are not what they were, and were empty since. */
+		e->state = OL_WHOLE;
+		if (g)
+			ol_leave_merging(g);
+		g = NULL;
+		e->merge = 0;
+	}
+	wish = ol_elephant(e, cpu->now, policy->split_frames, policy->split_bytes) &&
+	       policy->split_batch;
+	if (g)
+		g->seen = cpu->now;
+	if (e->flow.proto == OL_IPPROTO_TCP && (!ol_merges() || (!g && e->state != OL_WHOLE)))
+		wish = 0;
+	switch (e->state) {
+	case OL_WHOLE:
+		if (!wish) {
+			if (g && !e->elephant) {
+				ol_leave_merging(g);
+				e->merge = 0;
+			}
+			break;
+		}
+		/* Only from the stock path, and once nothing of the flow is on it. */
+		if (!ol_order_kept(e, place, slot) || s->lane != OL_LANE_LOCAL ||
+		    !ol_pass_drained(this_cpu, tunnel, e->seq))
+			break;
+		e->state = OL_SPLIT;
+		e->epoch = policy->split_epoch;
+		e->left = e->used = 0;
+		e->begins = 1;
+		ol_count(OL_CNT_SPLIT_BEGUN, 1);
+		break;
+	case OL_SPLIT:
+		if (wish)
+			break;
+		e->state = OL_JOINS;
+		e->branch = OL_BRANCH_HERE;
+		e->used |= 1U << OL_BRANCH_HERE;
+		e->handed = 0;
+		break;
+	case OL_JOINS:
+		if (wish) {
+			e->state = OL_SPLIT;
+			e->left = 0;
+			break;
+		}
+		ol_branches_left(e, cpu->now, tunnel);
+		if (e->used == 1U << OL_BRANCH_HERE && ol_merged(e, policy, cpu->now)) {
+			e->state = OL_WHOLE;
+			/* The merge looks at its numbers no more. */
+			if (g)
+				OL_WRITE(g->generation, (g->generation | 1) + 1);
+			ol_count(OL_CNT_SPLIT_ENDED, 1);
+		}
+		break;
+	}
+	e->seq = cpu->seq;
+	return 0;
+}
+
+/* The branch that takes the flow's next micro-flow. */
+__noinline __u32 ol_find_branch(void)
+{
+	struct ol_branch best = {.lane = OL_BRANCHES};
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_lanes *lanes;
+	struct ol_leave *leave;
+	struct ol_ring ring;
+	__u32 i, core;
+
+	if (!policy)
+		return OL_BRANCH_HERE;
+	lanes = &policy->stage[OL_STAGE_NIC];
+	for (i = 0; i < OL_BRANCHES && i < lanes->nr; i++) {
+		/* One that leaves the set, or whose thread may run elsewhere, is none. */
+		if (lanes->instead[i] != i)
+			continue;
+		core = lanes->cpu[i];
+		leave = bpf_map_lookup_elem(&ol_leaves, &core);
+		if (!leave || OL_READ(leave->leaving) || OL_READ(leave->strayed) ||
+		    !ol_get_ring(core, OL_CLASS_BULK, &ring))
+			continue;
+		ol_better_branch(&best, i, ol_ring_from(&ring, ring.consumer));
+	}
+	return ol_next_branch(&best, policy->split_here);
+}
+
+/* Notes what a branch is sent, in sequence numbers, before it can be seen to have come. */
+static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 branch, __u32 seq, __u32 end)
+{
+	struct ol_merging *g = ol_get_merging(e);
+	__u32 i;
+
+	if (!g || branch >= OL_ALL_BRANCHES)
+		return;
+	if (e->begins) {
+		e->begins = 0;
+		OL_WRITE(g->first, seq);
+		for (i = 0; i < OL_ALL_BRANCHES; i++)
+			OL_WRITE(g->sent[i], seq);
+		OL_WRITE(g->generation, g->generation | 1);
+	}
+	if (ol_after(end, g->sent[branch]))
+		OL_WRITE(g->sent[branch], end);
+}
+
+/* What a frame is, to who splits its flow. */
+struct ol_part {
+	__u32 slot;
+	__u32 tunnel;
+	__u32 len;
+	__u32 again; /* of the flow of the frame before, in the same poll */
+	__u32 seq;   /* of TCP: what it brings; the same number twice for nothing */
+	__u32 end;
+};
+
+/* Who takes a frame: a lane, OL_BRANCH_HERE, or OL_NO_BRANCH where its flow is not split. */
+__noinline __u32 ol_split(const struct ol_flow *flow, const struct ol_part *part)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), zero = 0, place, branch;
+	__u32 *last = bpf_map_lookup_elem(&ol_last_elephant, &zero);
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	struct ol_elephant *e;
+
+	if (!flow || !part || !last || !policy || !cpu)
+		return OL_NO_BRANCH;
+	if (!part->again) {
+		*last = OL_NO_PLACE;
+		if (flow->piece != OL_PIECE_WHOLE)
+			return OL_NO_BRANCH;
+		*last = ol_find_elephant(flow, part->slot);
+	}
+	place = *last;
+	e = ol_get_elephant(this_cpu, place);
+	if (!e)
+		return OL_NO_BRANCH;
+	if (e->seq != cpu->seq)
+		ol_elephant_turn(place, part->slot, part->tunnel);
+	e->frames++;
+	e->bytes += part->len;
+	if (e->state == OL_WHOLE)
+		return OL_NO_BRANCH;
+	/* Numbers begin with data. */
+	if (e->begins && flow->proto == OL_IPPROTO_TCP && part->seq == part->end)
+		return OL_NO_BRANCH;
+	if (e->state == OL_SPLIT) {
+		if (!e->left) {
+			e->branch = ol_find_branch();
+			e->left = ol_batch_of(flow->proto, policy->split_batch);
+			ol_count(OL_CNT_MICROFLOWS, 1);
+		}
+		if (e->left)
+			e->left--;
+	}
+	branch = e->branch;
+	if (branch > OL_BRANCHES)
+		return OL_NO_BRANCH;
+	e->used |= 1U << branch;
+	e->last[branch] = cpu->seq;
+	if (part->seq != part->end)
+		ol_note_sent(e, branch, part->seq, part->end);
+	ol_count(OL_CNT_SPLIT, 1);
+	return branch;
+}
+
+#endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * MFLOW's policy: which flow is too much for one core, and which branch takes the next
+ * micro-flow of it. Inputs in, decision out; no maps, no helpers.
+ */
+#ifndef OVERLANE_SPLIT_H
+#define OVERLANE_SPLIT_H
+
+#include "abi.h"
+#include "parse.h"
+
+/* Flows are judged by windows of so many ns. */
+#define OL_SPLIT_WINDOW_NS 10000000
+/* An elephant is who sent too much for one core in so many of them in a row ... */
+#define OL_SPLIT_HEAVY 3
+/* ... until it has sent less than half of that in so many. */
+#define OL_SPLIT_LIGHT 50
+/* A place is another flow's after so many ns without a frame, that of a split flow later. */
+#define OL_WHOLE_GONE_NS (2 * OL_SPLIT_WINDOW_NS)
+#define OL_SPLIT_GONE_NS 10000000000ULL
+
+/*
+ * Where nobody restores the order, long micro-flows have no use: one of a NAPI poll spreads
+ * the work as evenly, and neither core waits for the other.
+ */
+#define OL_UNORDERED_BATCH 64
+
+OL_INLINE __u32 ol_batch_of(__u8 proto, __u32 batch)
+{
+	return proto == OL_IPPROTO_UDP && batch > OL_UNORDERED_BATCH ? OL_UNORDERED_BATCH : batch;
+}
+
+/* The branch that is the core which polls. The others are lanes. */
+#define OL_BRANCH_HERE OL_BRANCHES
+
+/*
+ * At the first frame of a poll: is the flow an elephant? frames and bytes: more in a
+ * window are too much. A pause counts as what it is, little.
+ */
+OL_INLINE int ol_elephant(struct ol_elephant *e, __u64 now, __u32 frames, __u32 bytes)
+{
+	__u64 elapsed = now - e->window;
+	__u32 windows;
+
+	if ((__s64)elapsed < OL_SPLIT_WINDOW_NS)
+		return e->elephant;
+	windows = elapsed / OL_SPLIT_WINDOW_NS > 0xffff ? 0xffff : elapsed / OL_SPLIT_WINDOW_NS;
+	if (e->frames / windows > frames || e->bytes / windows > bytes) {
+		e->heavy = e->heavy < OL_SPLIT_HEAVY ? e->heavy + 1 : OL_SPLIT_HEAVY;
+		e->light = 0;
+	} else {
+		e->heavy = 0;
+		if (e->frames / windows > frames / 2 || e->bytes / windows > bytes / 2)
+			e->light = 0;
+		else if (windows + e->light < OL_SPLIT_LIGHT)
+			e->light += windows;
+		else
+			e->light = OL_SPLIT_LIGHT;
+	}
+	e->frames = e->bytes = 0;
+	e->window = now;
+	e->elephant = e->elephant ? e->light < OL_SPLIT_LIGHT : e->heavy >= OL_SPLIT_HEAVY;
+	return e->elephant;
+}
+
+/* Is the flow gone, and its place another's? */
+OL_INLINE int ol_elephant_gone(const struct ol_elephant *e, __u64 now)
+{
+	return !e->taken ||
+	       (__s64)(now - e->window) >
+		       (__s64)(e->state == OL_WHOLE ? OL_WHOLE_GONE_NS : OL_SPLIT_GONE_NS);
+}
+
+/* May flows of a protocol be split? protos: of enum ol_split_proto. */
+OL_INLINE int ol_splits(__u32 protos, __u8 proto)
+{
+	return (proto == OL_IPPROTO_UDP && protos & OL_SPLIT_UDP) ||
+	       (proto == OL_IPPROTO_TCP && protos & OL_SPLIT_TCP);
+}
+
+/* A lane as one that could take the next micro-flow. */
+struct ol_branch {
+	__u32 lane; /* its number, OL_BRANCHES: there is none */
+	__u32 used; /* frames that it holds */
+};
+
+/* Of two lanes that one which holds less; the first of two that hold the same. */
+OL_INLINE void ol_better_branch(struct ol_branch *best, __u32 lane, __u32 used)
+{
+	if (best->lane >= OL_BRANCHES || used < best->used) {
+		best->lane = lane;
+		best->used = used;
+	}
+}
+
+/*
+ * The branch of the next micro-flow: the lane that holds least. Where the polling core takes
+ * part, it does while that lane has work: so either does as much as it can, however fast
+ * they are and whatever else they do.
+ */
+OL_INLINE __u32 ol_next_branch(const struct ol_branch *best, int here)
+{
+	if (best->lane >= OL_BRANCHES || (here && best->used))
+		return OL_BRANCH_HERE;
+	return best->lane;
+}
+
+#endif

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+)
+
+const (
+	// mergeLimit is how long a packet waits for one that comes before it where nothing
+	// tells that it is lost: longer than a thread is kept from its core on busy machines
+	// (tens of ms), shorter than a sender's least timeout (200 ms).
+	mergeLimit = 100 * time.Millisecond
+	// MergeDevice is the name of the devices that are merge points, MergedDevice that of
+	// their other ends.
+	MergeDevice  = "ol-merge"
+	MergedDevice = "ol-merged"
+)
+
+// merging are the merge points: in each namespace with pods a veth of ours. Its qdisc puts in
+// order what is sent through it; on the other end RPS takes it to the core that it goes
+// on on, and a program to its pod.
+type merging struct {
+	p       *pipeline
+	dp      *datapath.Merge
+	ifindex int
+	spaces  map[uint64]io.Closer // the programs behind them, by namespace
+	stop    chan struct{}        // ends the signs of life
+	stopped chan struct{}
+}
+
+// beatEvery is how often the merge gets a sign of life, which it waits 200 ms for: from a
+// goroutine of its own, for what ends them is the end of the process.
+const beatEvery = 50 * time.Millisecond
+
+func (p *pipeline) newMerging() (*merging, error) {
+	m, err := p.dp.LoadMerge(mergeLimit)
+	if err != nil {
+		return nil, err
+	}
+	// The programs know one index for all namespaces: one that nobody has.
+	at := 1<<24 + rand.IntN(1<<24)
+	g := &merging{p: p, dp: m, ifindex: at, spaces: map[uint64]io.Closer{}, stop: make(chan struct{}), stopped: make(chan struct{})}
+	go g.live()
+	return g, errors.Join(m.Beat(), p.dp.SetMergeDevice(at))
+}
+
+// live gives signs of life. One that fails is as one that is late: nothing waits any more.
+func (m *merging) live() {
+	defer close(m.stopped)
+	tick := time.NewTicker(beatEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-m.stop:
+			return
+		case <-tick.C:
+			if err := m.dp.Beat(); err != nil {
+				m.p.log.Warn("split flows are not put in order", "reason", err)
+				return
+			}
+		}
+	}
+}
+
+// steps are the devices that a snapshot's pods need.
+func (m *merging) steps(snap node.Snapshot) []plan.Step {
+	cookies := map[uint64]bool{}
+	for _, pod := range snap.Pods {
+		cookies[pod.Host.NetnsCookie] = true
+	}
+	var steps []plan.Step
+	for _, c := range slices.Sorted(maps.Keys(cookies)) {
+		steps = append(steps, plan.Step{
+			Setting: plan.OwnDeviceOf(c, MergeDevice), Was: plan.NoDevice, First: plan.NoDevice,
+			Want:   plan.OwnVeth(m.ifindex, MergedDevice),
+			Reason: "the packets of split flows are put in order there",
+		})
+	}
+	return steps
+}
+
+// follow makes merge points of the devices that are none yet.
+func (m *merging) follow(snap node.Snapshot) error {
+	want := map[uint64]bool{}
+	var errs []error
+	for _, pod := range snap.Pods {
+		c := pod.Host.NetnsCookie
+		if want[c] {
+			continue
+		}
+		want[c] = true
+		err := m.make(c)
+		if errs = append(errs, err); err != nil && m.spaces[c] != nil {
+			errs = append(errs, m.spaces[c].Close())
+			delete(m.spaces, c)
+		}
+	}
+	for c, l := range m.spaces {
+		if !want[c] {
+			errs = append(errs, l.Close())
+			delete(m.spaces, c)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// make makes a merge point of the device in a namespace: first what is behind it, then
+// the qdisc.
+func (m *merging) make(cookie uint64) error {
+	ns, err := m.p.scanner.Namespace(cookie)
+	if err != nil {
+		return nil // gone since the scan
+	}
+	defer ns.Close()
+	return ns.Do(func() error {
+		if m.spaces[cookie] == nil {
+			if err := m.takeOver(ns, cookie); err != nil {
+				return err
+			}
+		}
+		return m.putQdisc()
+	})
+}
+
+// takeOver has what comes out of a merge point go on on its core, to its pod.
+func (m *merging) takeOver(ns *netns.Handle, cookie uint64) error {
+	behind, err := netlink.LinkByName(MergedDevice)
+	if err != nil {
+		return fmt.Errorf("find device %s: %w", MergedDevice, err)
+	}
+	sysfs, err := ns.Sysfs()
+	if err != nil {
+		return err
+	}
+	defer sysfs.Close()
+	mask := "class/net/" + MergedDevice + "/queues/rx-0/rps_cpus"
+	f, err := sysfs.OpenFile(mask, os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("set RPS mask of %s: %w", MergedDevice, err)
+	}
+	_, err = f.WriteString(plan.Mask(m.p.layout.Pod))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("set RPS mask of %s: %w", MergedDevice, err)
+	}
+	m.spaces[cookie], err = m.p.dp.AttachMerged(datapath.Device{Netns: ns, Ifindex: behind.Attrs().Index})
+	return err
+}
+
+// putQdisc puts the qdisc on the device of the namespace that this is run in.
+func (m *merging) putQdisc() error {
+	link, err := netlink.LinkByIndex(m.ifindex)
+	if err != nil {
+		return fmt.Errorf("find device %s: %w", MergeDevice, err)
+	}
+	list, err := netlink.QdiscList(link)
+	if err != nil {
+		return fmt.Errorf("read qdisc of %s: %w", MergeDevice, err)
+	}
+	if slices.ContainsFunc(list, func(q netlink.Qdisc) bool { return q.Type() == m.dp.Kind() }) {
+		return nil
+	}
+	q := &netlink.GenericQdisc{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: m.ifindex, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+		QdiscType:  m.dp.Kind(),
+	}
+	if err := netlink.QdiscReplace(q); err != nil {
+		return fmt.Errorf("put qdisc on %s: %w", MergeDevice, err)
+	}
+	return nil
+}
+
+// emptied tells whether no packet waits.
+func (m *merging) emptied() (bool, error) {
+	if m == nil {
+		return true, nil
+	}
+	c, err := m.dp.Counters()
+	return c.Waiting == 0, err
+}
+
+// mergeCounters counts since the daemon started.
+func (p *pipeline) mergeCounters() (datapath.MergeCounters, error) {
+	if p.merge == nil {
+		return p.merged, nil
+	}
+	now, err := p.merge.dp.Counters()
+	return p.merged.Add(now), err
+}
+
+// endMerge lets go of the merge; what it has counted is kept.
+func (p *pipeline) endMerge() error {
+	if p.merge == nil {
+		return nil
+	}
+	c, err := p.mergeCounters()
+	if err == nil {
+		p.merged = c
+	}
+	close(p.merge.stop)
+	<-p.merge.stopped
+	for _, l := range p.merge.spaces {
+		err = errors.Join(err, l.Close())
+	}
+	err = errors.Join(err, p.merge.dp.Close())
+	p.merge = nil
+	return err
+}

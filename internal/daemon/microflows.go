@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
+)
+
+// Microflows say which flows may be split, and into what.
+type Microflows struct {
+	Mode  governor.Mode
+	Batch int // frames of a micro-flow; 0: off
+	Cores int // lanes of one flow, at most
+	// Elephant is how many bytes a second make a flow one; 0: what is much for one core.
+	Elephant float64
+	// Unordered: UDP flows may be split although nobody puts them in order again.
+	Unordered bool
+	// NoXDP says why no NIC of this node runs XDP, nil where one does.
+	NoXDP error
+	// NoMerge says why this kernel has no merge point, nil where it has.
+	NoMerge error
+}
+
+const (
+	// elephantShare of what one core can do makes a flow an elephant.
+	elephantShare = 0.4
+	// fruitful is the least share of the overlay's frames that must belong to elephants
+	// for micro-flows to stay; they are given fruitlessFor to show it, and not tried
+	// again before fruitlessPause is over.
+	fruitful       = 0.2
+	fruitlessFor   = time.Second
+	fruitlessPause = 30 * time.Second
+)
+
+// microflows decides when elephants are split.
+type microflows struct {
+	gov     *governor.Governor
+	nic     []int             // cores that polled NICs, when last they did and no lanes were out
+	counted datapath.Counters // when the stretch that is judged began
+	since   time.Time         // that
+	share   float64           // of elephants in the last one
+	pause   time.Time         // not before
+	why     string            // that
+}
+
+// noMicroflows says why no flow can be split, or nothing.
+func (d *Daemon) noMicroflows() (state control.MechanismState, reason string) {
+	m := d.opts.Microflows
+	switch {
+	case m.Mode == governor.Off || m.Batch == 0:
+		return control.Off, "switched off by configuration"
+	case m.NoXDP != nil:
+		return control.Unsupported, m.NoXDP.Error()
+	case m.NoMerge != nil && !m.Unordered:
+		return control.Unsupported, fmt.Sprintf("split flows could not be put in order again (%v); with udp-order: none, UDP flows are split all the same", m.NoMerge)
+	case d.prio != nil:
+		return control.Standby, "priority's program is on the underlays"
+	}
+	return "", ""
+}
+
+// placeMicroflows is the placement in force, or the one that would be.
+func (d *Daemon) placeMicroflows(in governor.Input) governor.Layout {
+	if _, reason := d.noMicroflows(); reason != "" {
+		return governor.Layout{Reason: reason}
+	}
+	m := &d.micro
+	if d.pipe.armed && d.pipe.layout.Split {
+		if d.opts.Microflows.Mode != governor.Forced && m.fruitless(in.Now) {
+			return governor.Layout{Reason: m.why}
+		}
+		return d.pipe.layout
+	}
+	if nic := pollers(in); !d.pipe.armed && len(nic) > 0 {
+		m.nic = nic
+	}
+	if in.Now.Before(m.pause) {
+		return governor.Layout{Reason: m.why}
+	}
+	return governor.PlaceMicroflows(d.cores, m.nic, min(d.opts.Microflows.Cores, datapath.MaxBranches), d.opts.Microflows.NoMerge == nil, in.Costs)
+}
+
+// look takes the share of elephants in a stretch that is over, and begins one.
+func (m *microflows) look(now time.Time, c datapath.Counters) {
+	if now.Sub(m.since) < fruitlessFor {
+		return
+	}
+	if all := c.XDPOverlay - m.counted.XDPOverlay; !m.since.IsZero() && all > 0 {
+		m.share = float64(c.Split-m.counted.Split) / float64(all)
+	}
+	m.since, m.counted = now, c
+}
+
+// fruitless tells that hardly anything is split, and lets a while pass from then on.
+func (m *microflows) fruitless(now time.Time) bool {
+	if m.share >= fruitful {
+		return false
+	}
+	m.pause = now.Add(fruitlessPause)
+	m.why = fmt.Sprintf("%.0f %% of the packets are of flows that are much for one core by themselves; looked at again every %s", m.share*100, fruitlessPause)
+	return true
+}
+
+// split is what flows are cut into.
+func (d *Daemon) split(in governor.Input) datapath.Split {
+	m, layout := d.opts.Microflows, in.Layout
+	if d.pipe.armed {
+		layout = d.pipe.layout
+	}
+	s := datapath.Split{UDP: m.Unordered, TCP: layout.Merge, Batch: m.Batch, Here: layout.Here, Frames: math.Inf(1), Bytes: math.Inf(1)}
+	if m.Elephant > 0 {
+		s.Bytes = m.Elephant
+		return s
+	}
+	c := in.Costs.OrTypical()
+	s.Frames = elephantShare * 1e9 / (c.NIC + c.Tunnel + c.Pod)
+	return s
+}
+
+// stepMicroflows decides for the window, and puts their placement into in.
+func (d *Daemon) stepMicroflows(in *governor.Input) (governor.Decision, error) {
+	if d.pipe.armed && d.pipe.layout.Split && d.pipe.steering {
+		c, err := d.dp.Counters()
+		if err != nil {
+			return governor.Decision{}, err
+		}
+		d.micro.look(in.Now, c)
+	} else {
+		d.micro.since, d.micro.share = time.Time{}, 1
+	}
+	in.Layout = d.placeMicroflows(*in)
+	before := d.micro.gov.Last()
+	dec := d.micro.gov.Step(*in)
+	if dec.State != before.State {
+		d.log.Info("micro-flows "+dec.State.String(), "reason", dec.Reason)
+	}
+	return dec, nil
+}
+
+// microflowsMechanism is what they do.
+func (d *Daemon) microflowsMechanism() control.Mechanism {
+	dec := d.micro.gov.Last()
+	m := control.Mechanism{Name: "microflows", State: mechanismState(d.opts.Microflows.Mode, dec.State), Reason: dec.Reason, Since: dec.Since}
+	if state, reason := d.noMicroflows(); reason != "" {
+		m.State, m.Reason = state, reason
+	}
+	return m
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+// Merge is the loaded qdisc that puts split flows in order again. It outlives the process
+// on devices that have it; what looks after it then is the time since its last Beat.
+type Merge struct {
+	objs mergeObjects
+	link link.Link
+	kind string
+}
+
+// LoadMerge makes a kind of qdisc known to the kernel. limit is how long a packet waits
+// at most for one that comes before it.
+func (d *Datapath) LoadMerge(limit time.Duration) (*Merge, error) {
+	spec, err := loadMerge()
+	if err != nil {
+		return nil, fmt.Errorf("read merge object: %w", err)
+	}
+	if err := d.prepare(spec, d.key); err != nil {
+		return nil, err
+	}
+	if err := spec.Variables["ol_merge_limit_ns"].Set(uint64(limit)); err != nil {
+		return nil, fmt.Errorf("set limit of the merge: %w", err)
+	}
+	m := &Merge{kind: fmt.Sprintf("overlane%07x", rand.Uint32N(1<<28))}
+	if err := nameQdisc(spec.Maps["ol_merge_ops"], m.kind); err != nil {
+		return nil, err
+	}
+	if err := spec.LoadAndAssign(&m.objs, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(spec)}); err != nil {
+		return nil, fmt.Errorf("load merge: %w", err)
+	}
+	if m.link, err = link.AttachStructOps(link.StructOpsOptions{Map: m.objs.OlMergeOps}); err != nil {
+		return nil, errors.Join(fmt.Errorf("make qdisc %s known: %w", m.kind, err), m.Close())
+	}
+	return m, nil
+}
+
+// nameQdisc gives the qdisc a name of its own: the kernel's names are the machine's.
+func nameQdisc(ops *ebpf.MapSpec, kind string) error {
+	const size = 16 // IFNAMSIZ
+	if ops == nil || len(ops.Contents) != 1 || len(kind) >= size {
+		return errors.New("name the qdisc: the object is not as expected")
+	}
+	value, ok := ops.Contents[0].Value.([]byte)
+	if !ok || len(value) < size {
+		return errors.New("name the qdisc: its operations are not as expected")
+	}
+	value = bytes.Clone(value)
+	clear(value[:size])
+	copy(value, kind)
+	ops.Contents[0].Value = value
+	return nil
+}
+
+// Kind is the name by which the qdisc is put on a device.
+func (m *Merge) Kind() string { return m.kind }
+
+// Beat is a sign of life: for 200 ms from now on, packets wait for others.
+func (m *Merge) Beat() error {
+	now, err := Now()
+	if err != nil {
+		return err
+	}
+	if err := m.objs.OlMergeBeat.Set(now); err != nil {
+		return fmt.Errorf("tell the merge that somebody looks after it: %w", err)
+	}
+	return nil
+}
+
+// MergeCounters are totals of all merge points since LoadMerge.
+type MergeCounters struct {
+	Passed    uint64 // packets that went on in order, or behind what had
+	Late      uint64 // of these, the latter
+	Held      uint64 // packets that waited
+	Gaps      uint64 // times that what they waited for had been lost on the way
+	Expired   uint64 // times that they waited as long as the limit
+	Bypassed  uint64 // packets that did not wait, since nobody looked after the merge
+	Untracked uint64 // packets that did not wait, for want of room
+	Dropped   uint64 // packets that a merge point had when it was taken away
+	Waiting   int    // packets that wait now
+}
+
+// Add adds what another one counted; what waits is this one's.
+func (c MergeCounters) Add(o MergeCounters) MergeCounters {
+	return MergeCounters{
+		Passed: c.Passed + o.Passed, Late: c.Late + o.Late, Held: c.Held + o.Held, Gaps: c.Gaps + o.Gaps,
+		Expired: c.Expired + o.Expired, Bypassed: c.Bypassed + o.Bypassed, Untracked: c.Untracked + o.Untracked,
+		Dropped: c.Dropped + o.Dropped, Waiting: o.Waiting,
+	}
+}
+
+// Counters reads the totals.
+func (m *Merge) Counters() (c MergeCounters, err error) {
+	for key, field := range map[mergeOlMergeCounter]*uint64{
+		mergeOlMergeCounterOL_MERGE_PASSED:    &c.Passed,
+		mergeOlMergeCounterOL_MERGE_LATE:      &c.Late,
+		mergeOlMergeCounterOL_MERGE_HELD:      &c.Held,
+		mergeOlMergeCounterOL_MERGE_GAPS:      &c.Gaps,
+		mergeOlMergeCounterOL_MERGE_EXPIRED:   &c.Expired,
+		mergeOlMergeCounterOL_MERGE_BYPASSED:  &c.Bypassed,
+		mergeOlMergeCounterOL_MERGE_UNTRACKED: &c.Untracked,
+		mergeOlMergeCounterOL_MERGE_DROPPED:   &c.Dropped,
+	} {
+		if *field, err = sum(m.objs.OlMergeCounters, uint32(key)); err != nil {
+			return c, err
+		}
+	}
+	for i := range uint32(mergeOlLimitOL_MERGE_POINTS) {
+		var p mergeOlMergePoint
+		if err := m.objs.OlMergePoints.Lookup(i, &p); err != nil {
+			return c, fmt.Errorf("read merge point %d: %w", i, err)
+		}
+		c.Waiting += int(p.Held)
+	}
+	return c, nil
+}
+
+// Close lets go of the qdisc. Devices that have it keep it.
+func (m *Merge) Close() error {
+	var err error
+	if m.link != nil {
+		err = m.link.Close()
+	}
+	return errors.Join(err, m.objs.Close())
+}
+
+// magic marks this load's packets for its merge points.
+func magic(key [16]byte) uint32 { return binary.NativeEndian.Uint32(key[4:]) ^ 0x6d657267 | 1 }

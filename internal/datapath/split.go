@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// MaxBranches is how many lanes one flow can be split over.
+const MaxBranches = int(stagesOlLimitOL_BRANCHES)
+
+// MaxBatch is the most frames of a micro-flow: lanes hold some of them.
+const MaxBatch = laneQueue / 2
+
+// splitWindow is OL_SPLIT_WINDOW_NS of bpf/split.h.
+const splitWindow = 10 * time.Millisecond
+
+// Split says which flows are cut into micro-flows, and how.
+type Split struct {
+	// UDP says that UDP flows may be split. Nobody puts them in order again.
+	UDP bool
+	// TCP says that TCP flows may be split: there are merge points.
+	TCP bool
+	// Batch is the frames of a micro-flow; 0: no flow is split any more.
+	Batch int
+	// Frames and Bytes a second: more make a flow an elephant.
+	Frames, Bytes float64
+	// Here: the core that polls takes its part of each flow, beside the lanes of the nic
+	// stage.
+	Here bool
+}
+
+// SetSplit replaces what is split.
+func (d *Datapath) SetSplit(s Split) error {
+	if s.Batch < 0 || s.Batch > MaxBatch {
+		return fmt.Errorf("set what is split: micro-flows of %d frames, at most %d can be", s.Batch, MaxBatch)
+	}
+	p := &d.policy
+	p.SplitBatch = uint32(s.Batch)
+	p.SplitFrames, p.SplitBytes = perWindow(s.Frames), perWindow(s.Bytes)
+	p.SplitProtos, p.SplitHere = 0, 0
+	if s.UDP {
+		p.SplitProtos |= uint8(stagesOlSplitProtoOL_SPLIT_UDP)
+	}
+	if s.TCP {
+		p.SplitProtos |= uint8(stagesOlSplitProtoOL_SPLIT_TCP)
+	}
+	if s.Here {
+		p.SplitHere = 1
+	}
+	return d.writePolicy()
+}
+
+// SetMergeDevice tells the index of the devices with merge points, in each namespace.
+func (d *Datapath) SetMergeDevice(ifindex int) error {
+	d.policy.MergeIfindex = uint32(ifindex)
+	return d.writePolicy()
+}
+
+// SetMergeReady tells that there is a merge point in each namespace that shall have one. When
+// one ends, flows go by none until this is said again.
+func (d *Datapath) SetMergeReady() error {
+	if err := d.stages.OlMergeEnded.Put(uint32(0), uint32(0)); err != nil {
+		return fmt.Errorf("tell that merge points are there: %w", err)
+	}
+	return nil
+}
+
+// ForgetSplit tells that nothing that was split is under way any more: flows that came
+// to rest while they were split begin anew as whole ones.
+func (d *Datapath) ForgetSplit() error {
+	d.policy.SplitEpoch++
+	return d.writePolicy()
+}
+
+func perWindow(rate float64) uint32 {
+	n := rate * splitWindow.Seconds()
+	if n >= math.MaxUint32 {
+		return math.MaxUint32
+	}
+	return uint32(n)
+}

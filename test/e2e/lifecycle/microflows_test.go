@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lifecycle
+
+import (
+	"fmt"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/test/e2e/rig"
+)
+
+// microflows is a configuration that splits flows, whatever order they come in, from
+// a rate on.
+func microflows(elephant string) string {
+	return fmt.Sprintf("pipeline: off\nmetrics: off\nmicroflows: {mode: forced, elephant: %s, udp-order: none}\n", elephant)
+}
+
+// laneOf is the number of packets that went to the nic stage's lanes.
+func laneOf(st control.Status) (n uint64) {
+	for _, l := range st.Lanes {
+		if l.Stage == "nic" {
+			n += l.Packets
+		}
+	}
+	return n
+}
+
+func TestElephantsAreSplitAndBecomeWholeAgain(t *testing.T) {
+	b := lab(t, bed.Options{})
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: microflows("1Mbit")})
+	l := rig.StartLoad(t, b, 2)
+	rig.Until(t, "both flows are split, over the lane and the core that polls", func() (bool, string) {
+		st := d.Status()
+		c, lane := st.Counters, laneOf(st)
+		return c.Splits >= 2 && lane > 1000 && c.SplitPackets > lane+1000, fmt.Sprintf("%+v, %d by the lane", c, lane)
+	})
+	// Too high for them: they become whole, and go on in order.
+	d.Reload(microflows("10Gbit"))
+	var last uint64
+	rig.Until(t, "no packet is split any more", func() (bool, string) {
+		was := last
+		l.GoesOn()
+		last = d.Status().Counters.SplitPackets
+		return was == last, fmt.Sprint(last - was)
+	})
+	before := l.Verdict()
+	l.GoesOn()
+	d.Signal(unix.SIGTERM)
+	d.Exited()
+	d.GoneBoth()
+	v := l.Stop()
+	if v.Reordered != before.Reordered || v.Duplicated != 0 {
+		t.Errorf("%d late once they were whole, %d twice", v.Reordered-before.Reordered, v.Duplicated)
+	}
+}
+
+func TestFlowsThatAreNoElephantsStayWhole(t *testing.T) {
+	b := lab(t, bed.Options{})
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: microflows("auto")})
+	l := rig.StartLoad(t, b, 4)
+	rig.Until(t, "the hook sees frames", func() (bool, string) {
+		st := d.Status()
+		return len(st.Lanes) > 0 && st.Mechanisms[2].State == control.Active && st.Counters.OverlayPackets > 10000, fmt.Sprintf("%+v", st.Mechanisms)
+	})
+	l.GoesOn()
+	if c := d.Status().Counters; c.Splits != 0 || c.SplitPackets != 0 {
+		t.Errorf("flows were split %d times: %+v", c.Splits, c)
+	}
+	orderly(t, l.Stop())
+}
+
+// Priority's program takes the place of theirs as soon as there is a rule.
+func TestMicroflowsMakeRoomForPriority(t *testing.T) {
+	b := lab(t, bed.Options{})
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: microflows("1Mbit")})
+	l := rig.StartLoad(t, b, 2)
+	rig.Until(t, "flows are split", func() (bool, string) {
+		c := d.Status().Counters
+		return c.Splits >= 2, fmt.Sprintf("%+v", c)
+	})
+	if r := d.Verb("prio", "add", "ssh", "proto", "tcp", "port", "22"); r.Code != 0 {
+		t.Fatalf("prio add: %s", r)
+	}
+	rig.Until(t, "priority sees frames, and micro-flows stand by", func() (bool, string) {
+		st := d.Status()
+		return st.Counters.BulkPackets > 1000 && st.Mechanisms[2].State == control.Standby, fmt.Sprintf("%+v", st.Mechanisms)
+	})
+	l.GoesOn()
+	if v := l.Stop(); v.Duplicated != 0 {
+		t.Errorf("%d twice", v.Duplicated)
+	}
+}
