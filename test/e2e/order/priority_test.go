@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -128,8 +129,7 @@ func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control
 		mode = config.ModeForced
 	}
 	text := fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\npipeline: %s\n", b.Receiver().Wire, p.cores, mode)
-	text += r.priority()
-	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: text})
+	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: text + r.priority()})
 	fast := make([]bool, r.flows)
 	set := func(id int, on bool) error {
 		name := fmt.Sprintf("flow-%d", id)
@@ -184,10 +184,19 @@ func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control
 	if err != nil {
 		return changes, c, err
 	}
-	// Without rules nothing is refused any more.
-	st, err := p.status()
+	// A lane that does not run empty is emptied by refusing what comes, as the last thing
+	// that priority does.
+	if err := p.configure(text + "priority: {mode: off}\n"); err != nil {
+		return changes, c, err
+	}
+	err = p.await("priority ends", func(st control.Status) bool {
+		c = st.Counters
+		return !slices.ContainsFunc(st.Mechanisms, func(m control.Mechanism) bool {
+			return m.Name == "priority" && m.State == control.Active
+		})
+	})
 	if err != nil {
 		return changes, c, err
 	}
-	return changes, st.Counters, p.end()
+	return changes, c, p.end()
 }

@@ -47,9 +47,14 @@ func (p *product) enable(on bool) error {
 	if on {
 		mode = config.ModeForced
 	}
+	return p.configure(p.config(mode))
+}
+
+// configure has the daemon read another configuration.
+func (p *product) configure(text string) error {
 	// Renamed into place: a reader must not find half of it.
 	file := filepath.Join(filepath.Dir(p.State), "config.yaml")
-	if err := os.WriteFile(file+".new", []byte(p.config(mode)), 0o600); err != nil {
+	if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
 		return err
 	}
 	if err := os.Rename(file+".new", file); err != nil {
