@@ -21,7 +21,8 @@ enum ol_limit {
 	OL_MAX_TUNNELS = 16, /* tunnels steered at a time; further ones take the stock path */
 	OL_SLOTS = 4096,     /* flows are steered by slot, as RFS does */
 	OL_FRAGS = 1024,     /* inner datagrams in pieces, remembered per core */
-	OL_CARRIER = 0x8000, /* skb->tc_index: "slot number follows" */
+	OL_CARRIER = 0x8000, /* skb->tc_index: "slot number follows", or that of a packet */
+	OL_CARRIER_NUMBERS = 0x8000,
 	OL_CARRIER_LATENCY = 0x4000, /* the same: of the latency class */
 	OL_CARRIER_MERGED = 0x2000,  /* "place among the merging follows", behind a merge point */
 	OL_MAX_RULES = 4096,	     /* priority rules, each of up to four keys */
@@ -400,8 +401,15 @@ struct ol_sparse {
 
 /* ol_policy.split_protos */
 enum ol_split_proto {
-	OL_SPLIT_UDP = 1, /* nobody puts them in order again */
-	OL_SPLIT_TCP = 2, /* where a merge point does */
+	OL_SPLIT_UDP = 1,
+	OL_SPLIT_TCP = 2,      /* where a merge point puts them in order again */
+	OL_SPLIT_NUMBERED = 4, /* and UDP as well, by numbers of ours */
+};
+
+/* Why UDP frames get no numbers: bits. */
+enum ol_unnumbered_by {
+	OL_BY_DRIVER = 1, /* a frame had no room for one */
+	OL_BY_LOADER = 2, /* they would get lost on the way */
 };
 
 enum ol_split_state {
@@ -426,12 +434,18 @@ struct ol_elephant {
 	__u8 branch;		     /* of the micro-flow under way */
 	__u8 state;		     /* enum ol_split_state */
 	__u8 elephant;
-	__u8 taken;  /* the place is */
-	__u8 merge;  /* its place among those that are merged, plus one, or 0 */
-	__u8 begins; /* to be split, with the next frame that has a number */
-	__u8 pad[2];
+	__u8 taken;   /* the place is */
+	__u8 merge;   /* its place among those that are merged, plus one, or 0 */
+	__u8 begins;  /* to be split, with the next frame that has a number */
+	__u8 astray;  /* does not come by a merge point any more, where it should */
+	__u8 pieces;  /* some of its datagrams come in pieces: it cannot be split */
+	__u32 number; /* of UDP that is put in order: the next frame's */
+	__u32 pad2;
 	__u64 key;    /* of the inner flow, once it has such a place */
 	__u64 handed; /* ns, when its branches were found empty, while it joins */
+	__u64 turned; /* ns, the poll that it last came in */
+	__u64 passed; /* ns, as ol_merging.passed was when ... */
+	__u64 since;  /* ... it last was another, or after a pause */
 };
 
 /*
@@ -449,6 +463,7 @@ struct ol_merging {
 	/* The hook in front of its pod. */
 	__u32 ifindex;	 /* of the device that leads there */
 	__u32 ambiguous; /* there are two such, in two tunnels: it cannot be split */
+	__u64 passed;	 /* ns, when it last came there, about */
 
 	__u32 held; /* the merge point: packets that wait there */
 	__u32 slot; /* the core that polls the NIC */
@@ -499,6 +514,7 @@ struct ol_abi {
 	enum ol_way way;
 	enum ol_field field;
 	enum ol_split_proto split_proto;
+	enum ol_unnumbered_by unnumbered;
 	enum ol_merge_counter merge_counter;
 };
 

@@ -158,6 +158,14 @@ struct {
 	__type(value, __u32);
 } ol_merge_ended SEC(".maps");
 
+/* Why frames get no numbers, of enum ol_unnumbered_by. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} ol_unnumbered SEC(".maps");
+
 static __always_inline int ol_merges(void)
 {
 	__u32 key = 0, *ended = bpf_map_lookup_elem(&ol_merge_ended, &key);

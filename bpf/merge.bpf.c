@@ -427,11 +427,21 @@ static long ol_drop_waiting(__u64 i, __u32 *at)
 	return 0;
 }
 
+/* The qdisc is taken away, or its device was set down. */
+static __always_inline void ol_merge_ends(void)
+{
+	__u32 key = 0, *ended = bpf_map_lookup_elem(&ol_merge_ended, &key);
+
+	if (ended)
+		OL_WRITE(*ended, 1);
+}
+
 SEC("struct_ops")
 void BPF_PROG(ol_merge_reset, struct Qdisc *sch)
 {
 	__u32 at = sch->limit;
 
+	ol_merge_ends();
 	bpf_loop(OL_MERGE_READY, ol_drop_ready, &at, 0);
 	bpf_loop(OL_MERGES * OL_ALL_BRANCHES * OL_MERGE_DEPTH, ol_drop_waiting, &at, 0);
 	sch->q.qlen = 0;
@@ -442,10 +452,8 @@ SEC("struct_ops")
 void BPF_PROG(ol_merge_destroy, struct Qdisc *sch)
 {
 	struct ol_merge_point *p = ol_point_of(sch);
-	__u32 key = 0, *ended = bpf_map_lookup_elem(&ol_merge_ended, &key);
 
-	if (ended)
-		OL_WRITE(*ended, 1);
+	ol_merge_ends();
 	if (p)
 		OL_WRITE(p->used, 0);
 }

@@ -166,13 +166,19 @@ __noinline int ol_join_merging(__u32 place, __u32 slot)
 	return 0;
 }
 
+/* Can a flow of that protocol be split so that it is put in order again? */
+static __always_inline int ol_can_order(__u8 proto)
+{
+	__u32 zero = 0, *why = bpf_map_lookup_elem(&ol_unnumbered, &zero);
+
+	return ol_merges() && (proto != OL_IPPROTO_UDP || (why && !*(volatile __u32 *)why));
+}
+
 /* May the flow be split now, as far as its order is concerned? */
 static __always_inline int ol_order_kept(struct ol_elephant *e, __u32 place, __u32 slot)
 {
 	struct ol_merging *g;
 
-	if (e->flow.proto != OL_IPPROTO_TCP)
-		return 1;
 	g = ol_get_merging(e);
 	if (!g) {
 		e->merge = 0;
@@ -181,7 +187,7 @@ static __always_inline int ol_order_kept(struct ol_elephant *e, __u32 place, __u
 		return 0;
 	}
 	/* The hook in front of its pod has seen it: what came before has gone through it. */
-	return g->ifindex && !g->ambiguous && !g->held;
+	return ol_can_order(e->flow.proto) && g->ifindex && !g->ambiguous && !g->held;
 }
 
 /* Has nothing of a flow that joined been left anywhere behind its branches? */
@@ -209,14 +215,16 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	struct ol_slot *s = ol_get_slot(this_cpu, OL_STAGE_NIC, slot);
 	struct ol_merging *g;
-	int wish;
+	int wish, ordered;
 
 	if (!e || !policy || !cpu || !s)
 		return 0;
+	ordered = ol_ordered(policy->split_protos, e->flow.proto);
 	g = ol_get_merging(e);
 	if (e->state != OL_WHOLE && e->epoch != policy->split_epoch) {
 		/* Lanes and merge points are not what they were, and were empty since. */
 		e->state = OL_WHOLE;
+		e->astray = 0;
 		if (g)
 			ol_leave_merging(g);
 		g = NULL;
@@ -226,7 +234,12 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 	       policy->split_batch;
 	if (g)
 		g->seen = cpu->now;
-	if (e->flow.proto == OL_IPPROTO_TCP && (!ol_merges() || (!g && e->state != OL_WHOLE)))
+	if (ordered && e->state != OL_WHOLE &&
+	    (!g || !ol_can_order(e->flow.proto) || g->ambiguous ||
+	     ol_unseen(e, cpu->now, OL_READ(g->passed))))
+		e->astray = 1;
+	/* Nobody knows where its order is to begin again, until it is whole. */
+	if (e->astray || e->pieces)
 		wish = 0;
 	switch (e->state) {
 	case OL_WHOLE:
@@ -238,13 +251,14 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 			break;
 		}
 		/* Only from the stock path, and once nothing of the flow is on it. */
-		if (!ol_order_kept(e, place, slot) || s->lane != OL_LANE_LOCAL ||
+		if ((ordered && !ol_order_kept(e, place, slot)) || s->lane != OL_LANE_LOCAL ||
 		    !ol_pass_drained(this_cpu, tunnel, e->seq))
 			break;
 		e->state = OL_SPLIT;
 		e->epoch = policy->split_epoch;
 		e->left = e->used = 0;
 		e->begins = 1;
+		e->since = e->turned = cpu->now;
 		ol_count(OL_CNT_SPLIT_BEGUN, 1);
 		break;
 	case OL_SPLIT:
@@ -265,8 +279,13 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 		if (e->used == 1U << OL_BRANCH_HERE && ol_merged(e, policy, cpu->now)) {
 			e->state = OL_WHOLE;
 			/* The merge looks at its numbers no more. */
-			if (g)
+			if (g) {
 				OL_WRITE(g->generation, (g->generation | 1) + 1);
+				/* Not before the hook in front of its pod has seen it anew. */
+				if (e->astray)
+					OL_WRITE(g->ifindex, 0);
+			}
+			e->astray = 0;
 			ol_count(OL_CNT_SPLIT_ENDED, 1);
 		}
 		break;
@@ -327,24 +346,25 @@ struct ol_part {
 	__u32 tunnel;
 	__u32 len;
 	__u32 again; /* of the flow of the frame before, in the same poll */
-	__u32 seq;   /* of TCP: what it brings; the same number twice for nothing */
-	__u32 end;
+	__u32 seq;   /* what it brings: of TCP, the same number twice for nothing; */
+	__u32 end;   /* of UDP one number of ours, where it gets one */
 };
 
 /* Who takes a frame: a lane, OL_BRANCH_HERE, or OL_NO_BRANCH where its flow is not split. */
-__noinline __u32 ol_split(const struct ol_flow *flow, const struct ol_part *part)
+__noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 {
 	__u32 this_cpu = bpf_get_smp_processor_id(), zero = 0, place, branch;
 	__u32 *last = bpf_map_lookup_elem(&ol_last_elephant, &zero);
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	struct ol_elephant *e;
+	int ordered;
 
 	if (!flow || !part || !last || !policy || !cpu)
 		return OL_NO_BRANCH;
 	if (!part->again) {
 		*last = OL_NO_PLACE;
-		if (flow->piece != OL_PIECE_WHOLE)
+		if (flow->piece == OL_PIECE_LATER)
 			return OL_NO_BRANCH;
 		*last = ol_find_elephant(flow, part->slot);
 	}
@@ -352,19 +372,27 @@ __noinline __u32 ol_split(const struct ol_flow *flow, const struct ol_part *part
 	e = ol_get_elephant(this_cpu, place);
 	if (!e)
 		return OL_NO_BRANCH;
+	/* Later pieces tell no ports, and would not stay with their datagram. */
+	if (flow->piece != OL_PIECE_WHOLE)
+		e->pieces = 1;
 	if (e->seq != cpu->seq)
 		ol_elephant_turn(place, part->slot, part->tunnel);
 	e->frames++;
 	e->bytes += part->len;
-	if (e->state == OL_WHOLE)
+	if (e->state == OL_WHOLE || flow->piece != OL_PIECE_WHOLE)
 		return OL_NO_BRANCH;
+	ordered = ol_ordered(policy->split_protos, flow->proto);
+	if (ordered && flow->proto == OL_IPPROTO_UDP) {
+		part->seq = e->number++;
+		part->end = e->number;
+	}
 	/* Numbers begin with data. */
-	if (e->begins && flow->proto == OL_IPPROTO_TCP && part->seq == part->end)
+	if (e->begins && ordered && part->seq == part->end)
 		return OL_NO_BRANCH;
 	if (e->state == OL_SPLIT) {
 		if (!e->left) {
 			e->branch = ol_find_branch();
-			e->left = ol_batch_of(flow->proto, policy->split_batch);
+			e->left = ol_batch_of(ordered, policy->split_batch);
 			ol_count(OL_CNT_MICROFLOWS, 1);
 		}
 		if (e->left)

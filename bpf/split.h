@@ -25,9 +25,9 @@
  */
 #define OL_UNORDERED_BATCH 64
 
-OL_INLINE __u32 ol_batch_of(__u8 proto, __u32 batch)
+OL_INLINE __u32 ol_batch_of(int ordered, __u32 batch)
 {
-	return proto == OL_IPPROTO_UDP && batch > OL_UNORDERED_BATCH ? OL_UNORDERED_BATCH : batch;
+	return !ordered && batch > OL_UNORDERED_BATCH ? OL_UNORDERED_BATCH : batch;
 }
 
 /* The branch that is the core which polls. The others are lanes. */
@@ -71,11 +71,50 @@ OL_INLINE int ol_elephant_gone(const struct ol_elephant *e, __u64 now)
 		       (__s64)(e->state == OL_WHOLE ? OL_WHOLE_GONE_NS : OL_SPLIT_GONE_NS);
 }
 
+/*
+ * A flow that comes, and has not been seen in front of its pod for so many ns, goes another
+ * way there than by its merge point. What is seen is what came without pauses.
+ */
+#define OL_SPLIT_UNSEEN_NS 100000000
+#define OL_SPLIT_PAUSE_NS 20000000
+
+/* At the first frame of a poll: does the flow go another way? passed: when it was seen last. */
+OL_INLINE int ol_unseen(struct ol_elephant *e, __u64 now, __u64 passed)
+{
+	if (passed != e->passed || now - e->turned > OL_SPLIT_PAUSE_NS) {
+		e->passed = passed;
+		e->since = now;
+	}
+	e->turned = now;
+	return now - e->since > OL_SPLIT_UNSEEN_NS;
+}
+
 /* May flows of a protocol be split? protos: of enum ol_split_proto. */
 OL_INLINE int ol_splits(__u32 protos, __u8 proto)
 {
 	return (proto == OL_IPPROTO_UDP && protos & OL_SPLIT_UDP) ||
 	       (proto == OL_IPPROTO_TCP && protos & OL_SPLIT_TCP);
+}
+
+/* Is a split flow put in order again? */
+OL_INLINE int ol_ordered(__u32 protos, __u8 proto)
+{
+	return proto != OL_IPPROTO_UDP || protos & OL_SPLIT_NUMBERED;
+}
+
+/*
+ * What a frame of ours has in front of it as XDP's metadata: the last bits of its number,
+ * and that it has one.
+ */
+OL_INLINE __u32 ol_numbered(__u32 magic, __u32 number)
+{
+	return (magic & ~(OL_CARRIER_NUMBERS - 1)) | (number & (OL_CARRIER_NUMBERS - 1));
+}
+
+/* The whole number by its last bits: the last one up to what its branch was sent. */
+OL_INLINE __u32 ol_number_of(__u32 bits, __u32 sent)
+{
+	return sent - 1 - ((sent - 1 - bits) & (OL_CARRIER_NUMBERS - 1));
 }
 
 /* A lane as one that could take the next micro-flow. */

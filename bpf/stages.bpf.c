@@ -150,6 +150,22 @@ int ol_pod_restore(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
+/*
+ * On the underlay: a frame's number, which XDP has put in front of it, is told to the hook
+ * in front of its pod.
+ */
+SEC("tcx/ingress")
+int ol_underlay_number(struct __sk_buff *skb)
+{
+	__u32 *word = (void *)(long)skb->data_meta;
+
+	if ((void *)(word + 1) > (void *)(long)skb->data ||
+	    ol_numbered(ol_merge_magic, *word) != *word)
+		return TCX_NEXT;
+	skb->tc_index = OL_CARRIER | (*word & (OL_CARRIER_NUMBERS - 1));
+	return TCX_NEXT;
+}
+
 /* Sequence numbers of a TCP packet, as GRO has made it. Returns 0 if it has none to go by. */
 static __always_inline int ol_tcp_range(struct __sk_buff *skb, const struct ol_flow *f, __u32 *seq,
 					__u32 *end)
@@ -180,8 +196,7 @@ __noinline __u32 ol_find_merging(struct __sk_buff *skb, struct ol_frame *f)
 		return OL_MERGES;
 	c.data = (void *)(long)skb->data;
 	c.end = (void *)(long)skb->data_end;
-	if (ol_parse_inner(&c, 0, 0, &f->flow) || f->flow.piece != OL_PIECE_WHOLE ||
-	    f->flow.proto != OL_IPPROTO_TCP)
+	if (ol_parse_inner(&c, 0, 0, &f->flow) || f->flow.piece != OL_PIECE_WHOLE)
 		return OL_MERGES;
 	key = ol_inner_hash(&f->flow, ol_key0, ol_key1);
 	place = bpf_map_lookup_elem(&ol_merging_of, &key);
@@ -191,8 +206,10 @@ __noinline __u32 ol_find_merging(struct __sk_buff *skb, struct ol_frame *f)
 	g = bpf_map_lookup_elem(&ol_mergings, &at);
 	if (!g || g->key != key)
 		return OL_MERGES;
-	if (g->ifindex == skb->ifindex)
+	if (g->ifindex == skb->ifindex) {
+		OL_WRITE(g->passed, bpf_ktime_get_coarse_ns());
 		return at;
+	}
 	/* The same addresses and ports in another tunnel lead to another device. */
 	if (g->ifindex)
 		OL_WRITE(g->ambiguous, 1);
@@ -222,11 +239,14 @@ SEC("tcx/egress")
 int ol_pod_merge(struct __sk_buff *skb)
 {
 	struct ol_policy *policy = ol_get_policy();
-	__u32 at, generation, lane, segs, seq, end;
+	__u32 at, generation, lane, segs, branch, number = skb->tc_index, seq, end;
 	struct ol_frame f = {};
 	struct ol_lanes *lanes;
 	struct ol_merging *g;
+	int ordered;
 
+	if (number & OL_CARRIER)
+		skb->tc_index = 0;
 	/* Without a device to send it through, it goes as it comes. */
 	if (!policy || !policy->merge_ifindex || !ol_merges())
 		return TCX_NEXT;
@@ -246,9 +266,17 @@ int ol_pod_merge(struct __sk_buff *skb)
 	ol_count_lane(OL_STAGE_POD, lane, segs);
 	skb->tc_index = OL_CARRIER_MERGED | at;
 	skb->cb[0] = 0;
-	if (ol_tcp_range(skb, &f.flow, &seq, &end)) {
+	branch = ol_branch_of(policy, bpf_get_smp_processor_id());
+	if (f.flow.proto == OL_IPPROTO_UDP) {
+		ordered = number & OL_CARRIER && segs == 1;
+		seq = ol_number_of(number, OL_READ(g->sent[branch % OL_ALL_BRANCHES]));
+		end = seq + 1;
+	} else {
+		ordered = ol_tcp_range(skb, &f.flow, &seq, &end);
+	}
+	if (ordered) {
 		skb->cb[0] = ol_merge_magic;
-		skb->cb[1] = at | ol_branch_of(policy, bpf_get_smp_processor_id()) << 16;
+		skb->cb[1] = at | branch << 16;
 		skb->cb[2] = seq;
 		skb->cb[3] = end;
 		skb->cb[4] = generation;

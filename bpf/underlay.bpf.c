@@ -25,6 +25,23 @@ __noinline int ol_frame_seqs(struct xdp_md *ctx, const struct ol_frame *f, struc
 	return ol_tcp_seqs(head, total - l4, &part->seq, &part->end);
 }
 
+/* Gives a frame its number to take along. After that its bytes have to be looked for anew. */
+static __always_inline void ol_put_number(struct xdp_md *ctx, __u32 number)
+{
+	__u32 zero = 0, *why = bpf_map_lookup_elem(&ol_unnumbered, &zero), *word;
+
+	if (!bpf_xdp_adjust_meta(ctx, -(int)sizeof(*word))) {
+		word = (void *)(long)ctx->data_meta;
+		if ((void *)(word + 1) <= (void *)(long)ctx->data) {
+			*word = ol_numbered(ol_merge_magic, number);
+			return;
+		}
+	}
+	/* The driver knows no metadata. */
+	if (why)
+		__sync_fetch_and_or(why, OL_BY_DRIVER);
+}
+
 SEC("xdp.frags")
 int ol_underlay_xdp(struct xdp_md *ctx)
 {
@@ -64,8 +81,11 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 		if (f.flow.proto == OL_IPPROTO_TCP)
 			ol_frame_seqs(ctx, &f, &part);
 		branch = ol_split(&f.flow, &part);
-		if (branch != OL_NO_BRANCH)
+		if (branch != OL_NO_BRANCH) {
 			lane = branch < OL_BRANCHES ? branch : OL_LANE_LOCAL;
+			if (f.flow.proto == OL_IPPROTO_UDP && part.seq != part.end)
+				ol_put_number(ctx, part.seq);
+		}
 	}
 	if (lane >= h.lanes->nr || lane >= OL_MAX_LANES)
 		return XDP_PASS;

@@ -64,14 +64,18 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 	return opts, requireTier(cfg, l.tiers)
 }
 
-// noMerge says why split flows are not put in order again on this node.
+// noMerge says why split flows cannot be put in order again on this node, nil where they
+// can.
 func noMerge(feats []probe.Feature) error {
 	for _, f := range feats {
-		if f.ID == probe.BPFQdisc && f.State != probe.Supported {
+		if f.ID == probe.BPFQdisc && f.State == probe.Supported {
+			return nil
+		}
+		if f.ID == probe.BPFQdisc {
 			return errors.New(f.Reason)
 		}
 	}
-	return errors.New("merge points are not switched on in this version")
+	return errors.New("nobody has asked whether this kernel has BPF qdiscs")
 }
 
 // prioritises tells whether a configuration asks for priority.

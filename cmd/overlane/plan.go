@@ -138,13 +138,6 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	if prioritises(cfg) && cfg.Tier == config.TierXDP {
 		return out, daemon.ErrTierXDP // as run says
 	}
-	switch {
-	case cfg.Pipeline == config.ModeOff && (prioritises(cfg) || splits(cfg)):
-		out.When = "the pipeline is switched off by configuration"
-	case cfg.Pipeline == config.ModeOff:
-		out.When = "run would only watch: the pipeline is switched off by configuration"
-		return out, nil
-	}
 	cores, err := coresOf(cfg)
 	if err != nil {
 		return out, err
@@ -157,6 +150,13 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	if err := requireTier(cfg, l.tiers); err != nil {
 		return out, err
 	}
+	if cfg.Pipeline == config.ModeOff {
+		out.When = "the pipeline is switched off by configuration"
+		if !prioritises(cfg) && !splits(cfg, l) {
+			out.When = "run would only watch: " + out.When
+			return out, nil
+		}
+	}
 	owned, err := ownedSettings()
 	if err != nil {
 		return out, err
@@ -164,7 +164,7 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	if prioritises(cfg) {
 		out.Priority = planPriority(cfg.Priority, cores, s, l, owned)
 	}
-	if splits(cfg) && !prioritises(cfg) {
+	if splits(cfg, l) && !prioritises(cfg) {
 		if out.Microflows, err = planMicroflows(cfg.Microflows, cores, s, l, owned); err != nil {
 			return out, err
 		}
@@ -240,11 +240,11 @@ func planPriority(cfg config.Priority, cores config.CPUList, s *node.Scanner, l 
 	return out
 }
 
-// splits tells whether a configuration lets flows be split here: those whose order need
-// not be restored.
-func splits(cfg *config.Config) bool {
+// splits tells whether a configuration lets flows be split here: those whose order is
+// restored, or need not be.
+func splits(cfg *config.Config, l look) bool {
 	m := cfg.Microflows
-	return m.Mode != config.ModeOff && m.UDPOrder == config.OrderNone
+	return m.Mode != config.ModeOff && (m.UDPOrder == config.OrderNone || noMerge(l.features) == nil)
 }
 
 // planMicroflows is what a flow that is too much for one core changes.
@@ -258,12 +258,16 @@ func planMicroflows(cfg config.Microflows, cores config.CPUList, s *node.Scanner
 		out.When = fmt.Sprintf("run would split no flow: %v", err)
 		return out, nil
 	}
-	layout := governor.PlaceMicroflows(slices.Sorted(slices.Values(cores)), []int{nic}, cfg.Cores, false, governor.Costs{})
+	layout := governor.PlaceMicroflows(slices.Sorted(slices.Values(cores)), []int{nic}, cfg.Cores, noMerge(l.features) == nil, governor.Costs{})
 	if layout.None() {
 		out.When = "run would split no flow: " + layout.Reason
 		return out, nil
 	}
-	out.Plan = plan.Pipeline(daemon.PlanInput(s, l.snap, layout, owned))
+	in := daemon.PlanInput(s, l.snap, layout, owned)
+	if layout.Merge {
+		in.Merge = daemon.MergeSteps(l.snap, daemon.FirstMergeIndex)
+	}
+	out.Plan = plan.Pipeline(in)
 	// Tunnels and pods that are left alone are no matter here.
 	onNIC := func(sk plan.Skip) bool {
 		return slices.ContainsFunc(l.snap.Underlays, func(u node.Underlay) bool {
@@ -271,7 +275,11 @@ func planMicroflows(cfg config.Microflows, cores config.CPUList, s *node.Scanner
 		})
 	}
 	out.Skipped = slices.DeleteFunc(out.Skipped, func(sk plan.Skip) bool { return !onNIC(sk) })
-	out.When = fmt.Sprintf("once a UDP flow is too much for one core, run would spread it over %s more:", plural(len(layout.NIC), "core"))
+	what := "a flow"
+	if !layout.Merge {
+		what = "a UDP flow"
+	}
+	out.When = fmt.Sprintf("once %s is too much for one core, run would spread it over %s more:", what, plural(len(layout.NIC), "core"))
 	return out, nil
 }
 

@@ -139,8 +139,8 @@ func counterRows(c control.Counters) [][]cell {
 	}
 	if n := c.MergePassed + c.MergeHeld; n > 0 {
 		rows = append(rows, []cell{{"merged", bold}, {count(n), plain},
-			{fmt.Sprintf("%s waited for others; %s times these were lost, %s times late; %s did not wait, %s dropped",
-				count(c.MergeHeld), count(c.MergeGaps), count(c.MergeExpired), count(c.MergeUnordered), count(c.MergeDropped)), dim}})
+			{fmt.Sprintf("%s waited for others; %s times these were lost, %s times late; %s did not wait, %s dropped; %s wait now",
+				count(c.MergeHeld), count(c.MergeGaps), count(c.MergeExpired), count(c.MergeUnordered), count(c.MergeDropped), count(c.MergeWaiting)), dim}})
 	}
 	if c.LatencyPackets+c.BulkPackets > 0 {
 		rows = append(rows,

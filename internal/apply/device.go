@@ -98,6 +98,10 @@ func raise(name string) error {
 	}
 	link, err := netlink.LinkByName(name)
 	if err == nil {
+		// Packets of any pod have to fit.
+		err = netlink.LinkSetMTU(link, plan.OwnVethMTU)
+	}
+	if err == nil {
 		err = netlink.LinkSetUp(link)
 	}
 	if err != nil {

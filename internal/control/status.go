@@ -136,13 +136,15 @@ type Counters struct {
 	Splits       uint64 `json:"splits"`
 	// Merge counts at the merge points: packets of split flows that went on at once or
 	// waited; times that what was waited for had been lost, or did not come in time; packets
-	// that did not wait though they should have, and that were lost with their merge point.
+	// that did not wait though they should have, that were lost with their merge point, and
+	// that wait now.
 	MergePassed    uint64 `json:"merge_passed"`
 	MergeHeld      uint64 `json:"merge_held"`
 	MergeGaps      uint64 `json:"merge_gaps"`
 	MergeExpired   uint64 `json:"merge_expired"`
 	MergeUnordered uint64 `json:"merge_unordered"`
 	MergeDropped   uint64 `json:"merge_dropped"`
+	MergeWaiting   uint64 `json:"merge_waiting"`
 	// LaneChanges are completed; LaneChangesHeld waited for the old lane to
 	// drain when the packet came.
 	LaneChanges     uint64 `json:"lane_changes"`

@@ -96,7 +96,7 @@ func (d *Daemon) fill(st *control.Status) error {
 		return err
 	}
 	n.MergePassed, n.MergeHeld, n.MergeGaps, n.MergeExpired = m.Passed, m.Held, m.Gaps, m.Expired
-	n.MergeUnordered, n.MergeDropped = m.Bypassed+m.Untracked, m.Dropped
+	n.MergeUnordered, n.MergeDropped, n.MergeWaiting = m.Bypassed+m.Untracked, m.Dropped, uint64(m.Waiting)
 	n.LatencyPackets, n.LatencyHeld, n.LatencyExcess = p.Latency, p.LatencyHeld, p.LatencyExcess
 	n.ShortCut, n.Bridged = p.ShortCut, p.Bridged
 	n.BulkShortCut, n.BulkBridged = p.BulkShortCut, p.BulkBridged

@@ -8,12 +8,14 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
-	"os"
+	"runtime"
 	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/apply/offload"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
@@ -29,6 +31,8 @@ const (
 	// their other ends.
 	MergeDevice  = "ol-merge"
 	MergedDevice = "ol-merged"
+	// FirstMergeIndex is the least index that they get.
+	FirstMergeIndex = 1 << 24
 )
 
 // merging are the merge points: in each namespace with pods a veth of ours. Its qdisc puts in
@@ -38,9 +42,15 @@ type merging struct {
 	p       *pipeline
 	dp      *datapath.Merge
 	ifindex int
-	spaces  map[uint64]io.Closer // the programs behind them, by namespace
-	stop    chan struct{}        // ends the signs of life
+	spaces  map[uint64]behind // by namespace
+	stop    chan struct{}     // ends the signs of life
 	stopped chan struct{}
+}
+
+// behind is the other end of a merge point.
+type behind struct {
+	ifindex int
+	program io.Closer
 }
 
 // beatEvery is how often the merge gets a sign of life, which it waits 200 ms for: from a
@@ -53,15 +63,20 @@ func (p *pipeline) newMerging() (*merging, error) {
 		return nil, err
 	}
 	// The programs know one index for all namespaces: one that nobody has.
-	at := 1<<24 + rand.IntN(1<<24)
-	g := &merging{p: p, dp: m, ifindex: at, spaces: map[uint64]io.Closer{}, stop: make(chan struct{}), stopped: make(chan struct{})}
+	at := FirstMergeIndex + rand.IntN(1<<24)
+	g := &merging{p: p, dp: m, ifindex: at, spaces: map[uint64]behind{}, stop: make(chan struct{}), stopped: make(chan struct{})}
 	go g.live()
 	return g, errors.Join(m.Beat(), p.dp.SetMergeDevice(at))
 }
 
 // live gives signs of life. One that fails is as one that is late: nothing waits any more.
+// They are in time on a busy machine, too: they have a thread of their own.
 func (m *merging) live() {
 	defer close(m.stopped)
+	runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, -20); err != nil {
+		m.p.log.Debug("signs of life may be late", "reason", err)
+	}
 	tick := time.NewTicker(beatEvery)
 	defer tick.Stop()
 	for {
@@ -77,8 +92,36 @@ func (m *merging) live() {
 	}
 }
 
-// steps are the devices that a snapshot's pods need.
-func (m *merging) steps(snap node.Snapshot) []plan.Step {
+// wholeUDP says why UDP flows cannot be put in order again, or nothing: frames have to keep
+// their numbers on their way.
+func (p *pipeline) wholeUDP(snap node.Snapshot) (string, error) {
+	if ok, err := p.dp.Numbers(); err != nil || !ok {
+		return "the NIC's driver knows no XDP metadata", err
+	}
+	var devs []node.Dev
+	for _, u := range snap.Underlays {
+		devs = append(devs, u.Dev)
+	}
+	for _, t := range snap.Tunnels {
+		devs = append(devs, t.Dev)
+	}
+	for _, dev := range devs {
+		for _, name := range []string{"rx-udp-gro-forwarding", "rx-gro-list"} {
+			f, err := featureOf(p.scanner, dev, name)
+			switch {
+			case errors.Is(err, node.ErrGone), errors.Is(err, offload.ErrUnknown):
+			case err != nil:
+				return "", err
+			case f.Active:
+				return fmt.Sprintf("%s joins datagrams into one (%s)", dev, name), nil
+			}
+		}
+	}
+	return "", nil
+}
+
+// MergeSteps are the devices that a snapshot's pods need for merge points, with an index.
+func MergeSteps(snap node.Snapshot, ifindex int) []plan.Step {
 	cookies := map[uint64]bool{}
 	for _, pod := range snap.Pods {
 		cookies[pod.Host.NetnsCookie] = true
@@ -87,11 +130,39 @@ func (m *merging) steps(snap node.Snapshot) []plan.Step {
 	for _, c := range slices.Sorted(maps.Keys(cookies)) {
 		steps = append(steps, plan.Step{
 			Setting: plan.OwnDeviceOf(c, MergeDevice), Was: plan.NoDevice, First: plan.NoDevice,
-			Want:   plan.OwnVeth(m.ifindex, MergedDevice),
+			Want:   plan.OwnVeth(ifindex, MergedDevice),
 			Reason: "the packets of split flows are put in order there",
 		})
 	}
 	return steps
+}
+
+// ownDevices tells whether a target stands for devices of our own, which are made.
+func ownDevices(t plan.Target) bool { return t.Ifindex == 0 }
+
+// forgetMergePoints takes those out of the journal that somebody has deleted: they are
+// to be made anew.
+func (p *pipeline) forgetMergePoints() error {
+	if p.merge == nil {
+		return nil
+	}
+	lost := map[uint64]bool{}
+	for c := range p.merge.spaces {
+		ns, err := p.scanner.Namespace(c)
+		if err != nil {
+			continue // gone as a whole
+		}
+		err = ns.Do(func() error {
+			_, err := netlink.LinkByIndex(p.merge.ifindex)
+			return err
+		})
+		ns.Close()
+		var none netlink.LinkNotFoundError
+		if lost[c] = errors.As(err, &none); lost[c] {
+			p.log.Info("a merge point was deleted, and is made anew", "device", MergeDevice)
+		}
+	}
+	return p.locked.Forget(func(t plan.Target) bool { return ownDevices(t) && lost[t.NetnsCookie] })
 }
 
 // follow makes merge points of the devices that are none yet.
@@ -105,18 +176,26 @@ func (m *merging) follow(snap node.Snapshot) error {
 		}
 		want[c] = true
 		err := m.make(c)
-		if errs = append(errs, err); err != nil && m.spaces[c] != nil {
-			errs = append(errs, m.spaces[c].Close())
-			delete(m.spaces, c)
+		if errs = append(errs, err); err != nil {
+			errs = append(errs, m.leave(c))
 		}
 	}
-	for c, l := range m.spaces {
+	for c := range m.spaces {
 		if !want[c] {
-			errs = append(errs, l.Close())
-			delete(m.spaces, c)
+			errs = append(errs, m.leave(c))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// leave takes the program off again.
+func (m *merging) leave(cookie uint64) error {
+	b, ok := m.spaces[cookie]
+	if !ok {
+		return nil
+	}
+	delete(m.spaces, cookie)
+	return b.program.Close()
 }
 
 // make makes a merge point of the device in a namespace: first what is behind it, then
@@ -128,20 +207,26 @@ func (m *merging) make(cookie uint64) error {
 	}
 	defer ns.Close()
 	return ns.Do(func() error {
-		if m.spaces[cookie] == nil {
-			if err := m.takeOver(ns, cookie); err != nil {
-				return err
-			}
+		if err := m.takeOver(ns, cookie); err != nil {
+			return err
 		}
 		return m.putQdisc()
 	})
 }
 
-// takeOver has what comes out of a merge point go on on its core, to its pod.
+// takeOver has what comes out of a merge point go on on its core, to its pod. The devices
+// may be other ones than they were: somebody has deleted those.
 func (m *merging) takeOver(ns *netns.Handle, cookie uint64) error {
-	behind, err := netlink.LinkByName(MergedDevice)
+	link, err := netlink.LinkByName(MergedDevice)
 	if err != nil {
 		return fmt.Errorf("find device %s: %w", MergedDevice, err)
+	}
+	at := link.Attrs().Index
+	if m.spaces[cookie].ifindex == at {
+		return nil
+	}
+	if err := m.leave(cookie); err != nil {
+		return err
 	}
 	sysfs, err := ns.Sysfs()
 	if err != nil {
@@ -149,16 +234,15 @@ func (m *merging) takeOver(ns *netns.Handle, cookie uint64) error {
 	}
 	defer sysfs.Close()
 	mask := "class/net/" + MergedDevice + "/queues/rx-0/rps_cpus"
-	f, err := sysfs.OpenFile(mask, os.O_WRONLY, 0)
+	if err := sysfs.WriteFile(mask, []byte(plan.Mask(m.p.layout.Pod)), 0); err != nil {
+		return fmt.Errorf("set RPS mask of %s: %w", MergedDevice, err)
+	}
+	prog, err := m.p.dp.AttachMerged(datapath.Device{Netns: ns, Ifindex: at})
 	if err != nil {
-		return fmt.Errorf("set RPS mask of %s: %w", MergedDevice, err)
+		return err
 	}
-	_, err = f.WriteString(plan.Mask(m.p.layout.Pod))
-	if err = errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("set RPS mask of %s: %w", MergedDevice, err)
-	}
-	m.spaces[cookie], err = m.p.dp.AttachMerged(datapath.Device{Netns: ns, Ifindex: behind.Attrs().Index})
-	return err
+	m.spaces[cookie] = behind{ifindex: at, program: prog}
+	return nil
 }
 
 // putQdisc puts the qdisc on the device of the namespace that this is run in.
@@ -166,6 +250,10 @@ func (m *merging) putQdisc() error {
 	link, err := netlink.LinkByIndex(m.ifindex)
 	if err != nil {
 		return fmt.Errorf("find device %s: %w", MergeDevice, err)
+	}
+	// Somebody may have set it down.
+	if err := netlink.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set device %s up: %w", MergeDevice, err)
 	}
 	list, err := netlink.QdiscList(link)
 	if err != nil {
@@ -213,8 +301,8 @@ func (p *pipeline) endMerge() error {
 	}
 	close(p.merge.stop)
 	<-p.merge.stopped
-	for _, l := range p.merge.spaces {
-		err = errors.Join(err, l.Close())
+	for c := range p.merge.spaces {
+		err = errors.Join(err, p.merge.leave(c))
 	}
 	err = errors.Join(err, p.merge.dp.Close())
 	p.merge = nil

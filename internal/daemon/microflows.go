@@ -113,7 +113,9 @@ func (d *Daemon) split(in governor.Input) datapath.Split {
 	if d.pipe.armed {
 		layout = d.pipe.layout
 	}
-	s := datapath.Split{UDP: m.Unordered, TCP: layout.Merge, Batch: m.Batch, Here: layout.Here, Frames: math.Inf(1), Bytes: math.Inf(1)}
+	s := datapath.Split{TCP: layout.Merge, Batch: m.Batch, Here: layout.Here, Frames: math.Inf(1), Bytes: math.Inf(1)}
+	s.Numbered = layout.Merge && !m.Unordered
+	s.UDP = m.Unordered || s.Numbered
 	if m.Elephant > 0 {
 		s.Bytes = m.Elephant
 		return s
@@ -149,6 +151,10 @@ func (d *Daemon) microflowsMechanism() control.Mechanism {
 	m := control.Mechanism{Name: "microflows", State: mechanismState(d.opts.Microflows.Mode, dec.State), Reason: dec.Reason, Since: dec.Since}
 	if state, reason := d.noMicroflows(); reason != "" {
 		m.State, m.Reason = state, reason
+		return m
+	}
+	if why := d.pipe.noUDP; why != "" && !d.opts.Microflows.Unordered {
+		m.Reason += "; UDP flows stay whole: " + why
 	}
 	return m
 }

@@ -38,6 +38,7 @@ type pipeline struct {
 	merged datapath.MergeCounters // by earlier ones
 	// microflows are what a layout that splits flows cuts them into.
 	microflows datapath.Split
+	noUDP      string // why UDP flows cannot be put in order, if so
 	armed      bool
 	steering   bool
 	home       homing // while flows are called back
@@ -100,7 +101,12 @@ func (p *pipeline) placeMerge(snap node.Snapshot, made plan.Plan) error {
 	if err := errors.Join(p.do(own), p.merge.follow(snap)); err != nil {
 		return err
 	}
-	return p.dp.SetMergeReady()
+	why, err := p.wholeUDP(snap)
+	if err != nil {
+		return err
+	}
+	p.noUDP = why
+	return errors.Join(p.dp.SetNumbering(why == ""), p.dp.SetMergeReady())
 }
 
 // Of what the governor places, the kernel side can hold all.
@@ -205,7 +211,7 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 		switch {
 		case p.merge != nil:
 			// Behind the merge point the qdisc of the host end would be passed by.
-			if p.merge.spaces[pod.Host.NetnsCookie] != nil && podUnfit(pod) == "" {
+			if p.merge.spaces[pod.Host.NetnsCookie].program != nil && podUnfit(pod) == "" {
 				hang(pod.Host, p.dp.AttachPodMerge)
 			}
 		case p.left[pod.Peer.Key()]:
@@ -217,6 +223,8 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 	for _, u := range snap.Underlays {
 		if p.merge == nil {
 			hang(u.Dev, p.dp.AttachUnderlay)
+		} else {
+			hang(u.Dev, p.dp.AttachNumbers)
 		}
 	}
 	for key, l := range p.attached {
@@ -246,7 +254,7 @@ func (p *pipeline) hang(dev node.Dev, fn func(datapath.Device) (io.Closer, error
 func (p *pipeline) plan(snap node.Snapshot) plan.Plan {
 	in := PlanInput(p.scanner, snap, p.layout, apply.Owned(p.locked.Entries()))
 	if p.merge != nil {
-		in.Merge = p.merge.steps(snap)
+		in.Merge = MergeSteps(snap, p.merge.ifindex)
 	}
 	made := plan.Pipeline(in)
 	p.skipped = made.Skipped
@@ -326,6 +334,9 @@ func (p *pipeline) follow(snap node.Snapshot) error {
 	if !p.armed {
 		return nil
 	}
+	if err := p.forgetMergePoints(); err != nil {
+		return err
+	}
 	before := p.left
 	made := p.plan(snap)
 	for key := range p.left {
@@ -347,7 +358,7 @@ func (p *pipeline) follow(snap node.Snapshot) error {
 		here[target(pod.Peer)] = true
 	}
 	return errors.Join(err, p.locked.Forget(func(t plan.Target) bool {
-		return !here[t] && p.gone(t)
+		return !ownDevices(t) && !here[t] && p.gone(t)
 	}))
 }
 

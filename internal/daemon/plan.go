@@ -36,6 +36,9 @@ func PlanInput(s *node.Scanner, snap node.Snapshot, layout governor.Layout, owne
 			}
 			attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, what+"; many NICs reset their queues once when it comes")
 		}
+		if layout.Merge {
+			attach(u.Dev, "ol_underlay_number", "tcx ingress", plan.NIC, "takes over the numbers of split UDP flows")
+		}
 		if layout.Split {
 			continue
 		}
@@ -114,17 +117,21 @@ func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unfit st
 }
 
 func groOf(s *node.Scanner, dev node.Dev) (value string, err error) {
+	f, err := featureOf(s, dev, "rx-gro")
+	return f.String(), err
+}
+
+func featureOf(s *node.Scanner, dev node.Dev, name string) (f offload.Feature, err error) {
 	ns, err := s.Namespace(dev.NetnsCookie)
 	if err != nil {
-		return "", err
+		return f, err
 	}
 	defer ns.Close()
-	err = ns.Do(func() error {
-		f, err := offload.Get(dev.Name, "rx-gro")
-		value = f.String()
+	err = ns.Do(func() (err error) {
+		f, err = offload.Get(dev.Name, name)
 		return err
 	})
-	return value, err
+	return f, err
 }
 
 // podUnfit tells why a pod is left alone, if it is.

@@ -214,6 +214,7 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_mergings":        d.stages.OlMergings,
 		"ol_merging_of":      d.stages.OlMergingOf,
 		"ol_merge_ended":     d.stages.OlMergeEnded,
+		"ol_unnumbered":      d.stages.OlUnnumbered,
 		"ol_lane_threads":    d.stages.OlLaneThreads,
 		"ol_latency_threads": d.stages.OlLatencyThreads,
 	}
@@ -245,6 +246,12 @@ func (d *Datapath) AttachPod(dev Device) (io.Closer, error) {
 // of the host end of a pod's veth, in a namespace that has one.
 func (d *Datapath) AttachPodMerge(dev Device) (io.Closer, error) {
 	return attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodMerge)
+}
+
+// AttachNumbers hangs the program that takes over the numbers that XDP gives to frames of
+// split UDP flows on the ingress of an underlay.
+func (d *Datapath) AttachNumbers(dev Device) (io.Closer, error) {
+	return attachTCX(dev, ebpf.AttachTCXIngress, d.stages.OlUnderlayNumber)
 }
 
 // AttachMerged hangs the program that sends on what has been put in order on the ingress of

@@ -23,6 +23,7 @@ const (
 	mergeOlLimitOL_SLOTS           mergeOlLimit = 4096
 	mergeOlLimitOL_FRAGS           mergeOlLimit = 1024
 	mergeOlLimitOL_CARRIER         mergeOlLimit = 32768
+	mergeOlLimitOL_CARRIER_NUMBERS mergeOlLimit = 32768
 	mergeOlLimitOL_CARRIER_LATENCY mergeOlLimit = 16384
 	mergeOlLimitOL_CARRIER_MERGED  mergeOlLimit = 8192
 	mergeOlLimitOL_MAX_RULES       mergeOlLimit = 4096
@@ -87,6 +88,7 @@ const (
 	mergeMapOlReasons        = "ol_reasons"
 	mergeMapOlRecents        = "ol_recents"
 	mergeMapOlSlots          = "ol_slots"
+	mergeMapOlUnnumbered     = "ol_unnumbered"
 	mergeMapOlWaitings       = "ol_waitings"
 	mergeProgOlMergeDequeue  = "ol_merge_dequeue"
 	mergeProgOlMergeDestroy  = "ol_merge_destroy"
@@ -178,6 +180,7 @@ type mergeMapSpecs struct {
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 	OlWaitings       *ebpf.MapSpec `ebpf:"ol_waitings"`
 }
 
@@ -237,6 +240,7 @@ type mergeMaps struct {
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
+	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 	OlWaitings       *ebpf.Map `ebpf:"ol_waitings"`
 }
 
@@ -265,6 +269,7 @@ func (m *mergeMaps) Close() error {
 		m.OlReasons,
 		m.OlRecents,
 		m.OlSlots,
+		m.OlUnnumbered,
 		m.OlWaitings,
 	)
 }

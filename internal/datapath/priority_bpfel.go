@@ -35,6 +35,7 @@ type priorityOlAbi struct {
 	Way          uint32
 	Field        uint32
 	SplitProto   uint32
+	Unnumbered   uint32
 	MergeCounter uint32
 }
 
@@ -148,6 +149,7 @@ const (
 	priorityOlLimitOL_SLOTS           priorityOlLimit = 4096
 	priorityOlLimitOL_FRAGS           priorityOlLimit = 1024
 	priorityOlLimitOL_CARRIER         priorityOlLimit = 32768
+	priorityOlLimitOL_CARRIER_NUMBERS priorityOlLimit = 32768
 	priorityOlLimitOL_CARRIER_LATENCY priorityOlLimit = 16384
 	priorityOlLimitOL_CARRIER_MERGED  priorityOlLimit = 8192
 	priorityOlLimitOL_MAX_RULES       priorityOlLimit = 4096
@@ -183,9 +185,10 @@ type priorityOlMerging struct {
 	Sent       [9]uint32
 	Ifindex    uint32
 	Ambiguous  uint32
+	_          [4]byte
+	Passed     uint64
 	Held       uint32
 	Slot       uint32
-	_          [4]byte
 }
 
 type priorityOlOwner struct {
@@ -418,6 +421,7 @@ const (
 	priorityMapOlRules          = "ol_rules"
 	priorityMapOlSlots          = "ol_slots"
 	priorityMapOlSparseFlows    = "ol_sparse_flows"
+	priorityMapOlUnnumbered     = "ol_unnumbered"
 	priorityProgOlPrioPolled    = "ol_prio_polled"
 	priorityProgOlPrioTwoXdp    = "ol_prio_two_xdp"
 	priorityProgOlPriorityXdp   = "ol_priority_xdp"
@@ -504,6 +508,7 @@ type priorityMapSpecs struct {
 	OlRules          *ebpf.MapSpec `ebpf:"ol_rules"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 	OlSparseFlows    *ebpf.MapSpec `ebpf:"ol_sparse_flows"`
+	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
 // priorityVariableSpecs contains global variables before they are loaded into the kernel.
@@ -562,6 +567,7 @@ type priorityMaps struct {
 	OlRules          *ebpf.Map `ebpf:"ol_rules"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 	OlSparseFlows    *ebpf.Map `ebpf:"ol_sparse_flows"`
+	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
 func (m *priorityMaps) Close() error {
@@ -591,6 +597,7 @@ func (m *priorityMaps) Close() error {
 		m.OlRules,
 		m.OlSlots,
 		m.OlSparseFlows,
+		m.OlUnnumbered,
 	)
 }
 

@@ -19,8 +19,9 @@ const splitWindow = 10 * time.Millisecond
 
 // Split says which flows are cut into micro-flows, and how.
 type Split struct {
-	// UDP says that UDP flows may be split. Nobody puts them in order again.
-	UDP bool
+	// UDP says that UDP flows may be split, Numbered that they are put in order again by
+	// numbers that XDP gives them; else nobody does.
+	UDP, Numbered bool
 	// TCP says that TCP flows may be split: there are merge points.
 	TCP bool
 	// Batch is the frames of a micro-flow; 0: no flow is split any more.
@@ -44,6 +45,9 @@ func (d *Datapath) SetSplit(s Split) error {
 	if s.UDP {
 		p.SplitProtos |= uint8(stagesOlSplitProtoOL_SPLIT_UDP)
 	}
+	if s.Numbered {
+		p.SplitProtos |= uint8(stagesOlSplitProtoOL_SPLIT_NUMBERED)
+	}
 	if s.TCP {
 		p.SplitProtos |= uint8(stagesOlSplitProtoOL_SPLIT_TCP)
 	}
@@ -66,6 +70,45 @@ func (d *Datapath) SetMergeReady() error {
 		return fmt.Errorf("tell that merge points are there: %w", err)
 	}
 	return nil
+}
+
+// Numbers tells whether all frames could take their numbers along so far: some drivers
+// know no XDP metadata.
+func (d *Datapath) Numbers() (bool, error) {
+	why, err := d.unnumbered()
+	return why&unnumberedByDriver == 0, err
+}
+
+// SetNumbering tells whether numbers would do any good on the frames' way. Flows that have
+// them come to rest whole when they would not.
+func (d *Datapath) SetNumbering(good bool) error {
+	why, err := d.unnumbered()
+	if err != nil {
+		return err
+	}
+	set := why | unnumberedByLoader
+	if good {
+		set = why &^ unnumberedByLoader
+	}
+	if set == why {
+		return nil
+	}
+	if err := d.stages.OlUnnumbered.Put(uint32(0), set); err != nil {
+		return fmt.Errorf("tell whether frames get numbers: %w", err)
+	}
+	return nil
+}
+
+const (
+	unnumberedByDriver = uint32(stagesOlUnnumberedByOL_BY_DRIVER)
+	unnumberedByLoader = uint32(stagesOlUnnumberedByOL_BY_LOADER)
+)
+
+func (d *Datapath) unnumbered() (why uint32, err error) {
+	if err = d.stages.OlUnnumbered.Lookup(uint32(0), &why); err != nil {
+		err = fmt.Errorf("ask whether frames get numbers: %w", err)
+	}
+	return why, err
 }
 
 // ForgetSplit tells that nothing that was split is under way any more: flows that came

@@ -35,6 +35,7 @@ type stagesOlAbi struct {
 	Way          uint32
 	Field        uint32
 	SplitProto   uint32
+	Unnumbered   uint32
 	MergeCounter uint32
 }
 
@@ -139,6 +140,7 @@ const (
 	stagesOlLimitOL_SLOTS           stagesOlLimit = 4096
 	stagesOlLimitOL_FRAGS           stagesOlLimit = 1024
 	stagesOlLimitOL_CARRIER         stagesOlLimit = 32768
+	stagesOlLimitOL_CARRIER_NUMBERS stagesOlLimit = 32768
 	stagesOlLimitOL_CARRIER_LATENCY stagesOlLimit = 16384
 	stagesOlLimitOL_CARRIER_MERGED  stagesOlLimit = 8192
 	stagesOlLimitOL_MAX_RULES       stagesOlLimit = 4096
@@ -174,9 +176,10 @@ type stagesOlMerging struct {
 	Sent       [9]uint32
 	Ifindex    uint32
 	Ambiguous  uint32
+	_          [4]byte
+	Passed     uint64
 	Held       uint32
 	Slot       uint32
-	_          [4]byte
 }
 
 type stagesOlOwner struct {
@@ -311,8 +314,9 @@ type stagesOlSlot struct {
 type stagesOlSplitProto uint32
 
 const (
-	stagesOlSplitProtoOL_SPLIT_UDP stagesOlSplitProto = 1
-	stagesOlSplitProtoOL_SPLIT_TCP stagesOlSplitProto = 2
+	stagesOlSplitProtoOL_SPLIT_UDP      stagesOlSplitProto = 1
+	stagesOlSplitProtoOL_SPLIT_TCP      stagesOlSplitProto = 2
+	stagesOlSplitProtoOL_SPLIT_NUMBERED stagesOlSplitProto = 4
 )
 
 type stagesOlStage uint32
@@ -341,38 +345,47 @@ const (
 	stagesOlTunnelKindOL_KIND_GENEVE stagesOlTunnelKind = 2
 )
 
+type stagesOlUnnumberedBy uint32
+
+const (
+	stagesOlUnnumberedByOL_BY_DRIVER stagesOlUnnumberedBy = 1
+	stagesOlUnnumberedByOL_BY_LOADER stagesOlUnnumberedBy = 2
+)
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	stagesMapOlCellMarks      = "ol_cell_marks"
-	stagesMapOlCells          = "ol_cells"
-	stagesMapOlCounters       = "ol_counters"
-	stagesMapOlCpus           = "ol_cpus"
-	stagesMapOlFrags          = "ol_frags"
-	stagesMapOlLanePackets    = "ol_lane_packets"
-	stagesMapOlLaneThreads    = "ol_lane_threads"
-	stagesMapOlLatencyThreads = "ol_latency_threads"
-	stagesMapOlLeaves         = "ol_leaves"
-	stagesMapOlMergeEnded     = "ol_merge_ended"
-	stagesMapOlMergingOf      = "ol_merging_of"
-	stagesMapOlMergings       = "ol_mergings"
-	stagesMapOlOwners         = "ol_owners"
-	stagesMapOlPolicies       = "ol_policies"
-	stagesMapOlPrios          = "ol_prios"
-	stagesMapOlReasons        = "ol_reasons"
-	stagesMapOlRecents        = "ol_recents"
-	stagesMapOlSlots          = "ol_slots"
-	stagesProgOlMergedIn      = "ol_merged_in"
-	stagesProgOlPodMerge      = "ol_pod_merge"
-	stagesProgOlPodOut        = "ol_pod_out"
-	stagesProgOlPodRestore    = "ol_pod_restore"
-	stagesProgOlUnderlayIn    = "ol_underlay_in"
-	stagesVarOlAbiEnums       = "ol_abi_enums"
-	stagesVarOlKey0           = "ol_key0"
-	stagesVarOlKey1           = "ol_key1"
-	stagesVarOlMergeMagic     = "ol_merge_magic"
-	stagesVarOlNrCpus         = "ol_nr_cpus"
+	stagesMapOlCellMarks       = "ol_cell_marks"
+	stagesMapOlCells           = "ol_cells"
+	stagesMapOlCounters        = "ol_counters"
+	stagesMapOlCpus            = "ol_cpus"
+	stagesMapOlFrags           = "ol_frags"
+	stagesMapOlLanePackets     = "ol_lane_packets"
+	stagesMapOlLaneThreads     = "ol_lane_threads"
+	stagesMapOlLatencyThreads  = "ol_latency_threads"
+	stagesMapOlLeaves          = "ol_leaves"
+	stagesMapOlMergeEnded      = "ol_merge_ended"
+	stagesMapOlMergingOf       = "ol_merging_of"
+	stagesMapOlMergings        = "ol_mergings"
+	stagesMapOlOwners          = "ol_owners"
+	stagesMapOlPolicies        = "ol_policies"
+	stagesMapOlPrios           = "ol_prios"
+	stagesMapOlReasons         = "ol_reasons"
+	stagesMapOlRecents         = "ol_recents"
+	stagesMapOlSlots           = "ol_slots"
+	stagesMapOlUnnumbered      = "ol_unnumbered"
+	stagesProgOlMergedIn       = "ol_merged_in"
+	stagesProgOlPodMerge       = "ol_pod_merge"
+	stagesProgOlPodOut         = "ol_pod_out"
+	stagesProgOlPodRestore     = "ol_pod_restore"
+	stagesProgOlUnderlayIn     = "ol_underlay_in"
+	stagesProgOlUnderlayNumber = "ol_underlay_number"
+	stagesVarOlAbiEnums        = "ol_abi_enums"
+	stagesVarOlKey0            = "ol_key0"
+	stagesVarOlKey1            = "ol_key1"
+	stagesVarOlMergeMagic      = "ol_merge_magic"
+	stagesVarOlNrCpus          = "ol_nr_cpus"
 )
 
 // loadStages returns the embedded CollectionSpec for stages.
@@ -417,11 +430,12 @@ type stagesSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type stagesProgramSpecs struct {
-	OlMergedIn   *ebpf.ProgramSpec `ebpf:"ol_merged_in"`
-	OlPodMerge   *ebpf.ProgramSpec `ebpf:"ol_pod_merge"`
-	OlPodOut     *ebpf.ProgramSpec `ebpf:"ol_pod_out"`
-	OlPodRestore *ebpf.ProgramSpec `ebpf:"ol_pod_restore"`
-	OlUnderlayIn *ebpf.ProgramSpec `ebpf:"ol_underlay_in"`
+	OlMergedIn       *ebpf.ProgramSpec `ebpf:"ol_merged_in"`
+	OlPodMerge       *ebpf.ProgramSpec `ebpf:"ol_pod_merge"`
+	OlPodOut         *ebpf.ProgramSpec `ebpf:"ol_pod_out"`
+	OlPodRestore     *ebpf.ProgramSpec `ebpf:"ol_pod_restore"`
+	OlUnderlayIn     *ebpf.ProgramSpec `ebpf:"ol_underlay_in"`
+	OlUnderlayNumber *ebpf.ProgramSpec `ebpf:"ol_underlay_number"`
 }
 
 // stagesMapSpecs contains maps before they are loaded into the kernel.
@@ -446,6 +460,7 @@ type stagesMapSpecs struct {
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
 // stagesVariableSpecs contains global variables before they are loaded into the kernel.
@@ -497,6 +512,7 @@ type stagesMaps struct {
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
+	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
 func (m *stagesMaps) Close() error {
@@ -519,6 +535,7 @@ func (m *stagesMaps) Close() error {
 		m.OlReasons,
 		m.OlRecents,
 		m.OlSlots,
+		m.OlUnnumbered,
 	)
 }
 
@@ -537,11 +554,12 @@ type stagesVariables struct {
 //
 // It can be passed to loadStagesObjects or ebpf.CollectionSpec.LoadAndAssign.
 type stagesPrograms struct {
-	OlMergedIn   *ebpf.Program `ebpf:"ol_merged_in"`
-	OlPodMerge   *ebpf.Program `ebpf:"ol_pod_merge"`
-	OlPodOut     *ebpf.Program `ebpf:"ol_pod_out"`
-	OlPodRestore *ebpf.Program `ebpf:"ol_pod_restore"`
-	OlUnderlayIn *ebpf.Program `ebpf:"ol_underlay_in"`
+	OlMergedIn       *ebpf.Program `ebpf:"ol_merged_in"`
+	OlPodMerge       *ebpf.Program `ebpf:"ol_pod_merge"`
+	OlPodOut         *ebpf.Program `ebpf:"ol_pod_out"`
+	OlPodRestore     *ebpf.Program `ebpf:"ol_pod_restore"`
+	OlUnderlayIn     *ebpf.Program `ebpf:"ol_underlay_in"`
+	OlUnderlayNumber *ebpf.Program `ebpf:"ol_underlay_number"`
 }
 
 func (p *stagesPrograms) Close() error {
@@ -551,6 +569,7 @@ func (p *stagesPrograms) Close() error {
 		p.OlPodOut,
 		p.OlPodRestore,
 		p.OlUnderlayIn,
+		p.OlUnderlayNumber,
 	)
 }
 

@@ -35,6 +35,7 @@ type syncOlAbi struct {
 	Way          uint32
 	Field        uint32
 	SplitProto   uint32
+	Unnumbered   uint32
 	MergeCounter uint32
 }
 
@@ -115,9 +116,10 @@ type syncOlMerging struct {
 	Sent       [9]uint32
 	Ifindex    uint32
 	Ambiguous  uint32
+	_          [4]byte
+	Passed     uint64
 	Held       uint32
 	Slot       uint32
-	_          [4]byte
 }
 
 type syncOlOwner struct {
@@ -276,6 +278,7 @@ const (
 	syncMapOlSenders        = "ol_senders"
 	syncMapOlShortcuts      = "ol_shortcuts"
 	syncMapOlSlots          = "ol_slots"
+	syncMapOlUnnumbered     = "ol_unnumbered"
 	syncProgOlTunnelIn      = "ol_tunnel_in"
 	syncVarOlAbiEnums       = "ol_abi_enums"
 	syncVarOlKey0           = "ol_key0"
@@ -353,6 +356,7 @@ type syncMapSpecs struct {
 	OlSenders        *ebpf.MapSpec `ebpf:"ol_senders"`
 	OlShortcuts      *ebpf.MapSpec `ebpf:"ol_shortcuts"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
 // syncVariableSpecs contains global variables before they are loaded into the kernel.
@@ -406,6 +410,7 @@ type syncMaps struct {
 	OlSenders        *ebpf.Map `ebpf:"ol_senders"`
 	OlShortcuts      *ebpf.Map `ebpf:"ol_shortcuts"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
+	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
 func (m *syncMaps) Close() error {
@@ -430,6 +435,7 @@ func (m *syncMaps) Close() error {
 		m.OlSenders,
 		m.OlShortcuts,
 		m.OlSlots,
+		m.OlUnnumbered,
 	)
 }
 

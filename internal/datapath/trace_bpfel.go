@@ -35,6 +35,7 @@ type traceOlAbi struct {
 	Way          uint32
 	Field        uint32
 	SplitProto   uint32
+	Unnumbered   uint32
 	MergeCounter uint32
 }
 
@@ -115,9 +116,10 @@ type traceOlMerging struct {
 	Sent       [9]uint32
 	Ifindex    uint32
 	Ambiguous  uint32
+	_          [4]byte
+	Passed     uint64
 	Held       uint32
 	Slot       uint32
-	_          [4]byte
 }
 
 type traceOlOwner struct {
@@ -260,6 +262,7 @@ const (
 	traceMapOlReasons        = "ol_reasons"
 	traceMapOlRecents        = "ol_recents"
 	traceMapOlSlots          = "ol_slots"
+	traceMapOlUnnumbered     = "ol_unnumbered"
 	traceProgOlCoreLeaves    = "ol_core_leaves"
 	traceProgOlCoreStays     = "ol_core_stays"
 	traceProgOlLaneEnqueue   = "ol_lane_enqueue"
@@ -349,6 +352,7 @@ type traceMapSpecs struct {
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
 // traceVariableSpecs contains global variables before they are loaded into the kernel.
@@ -402,6 +406,7 @@ type traceMaps struct {
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
+	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
 func (m *traceMaps) Close() error {
@@ -424,6 +429,7 @@ func (m *traceMaps) Close() error {
 		m.OlReasons,
 		m.OlRecents,
 		m.OlSlots,
+		m.OlUnnumbered,
 	)
 }
 

@@ -35,6 +35,7 @@ type underlayOlAbi struct {
 	Way          uint32
 	Field        uint32
 	SplitProto   uint32
+	Unnumbered   uint32
 	MergeCounter uint32
 }
 
@@ -111,9 +112,15 @@ type underlayOlElephant struct {
 	Taken    uint8
 	Merge    uint8
 	Begins   uint8
-	Pad      [2]uint8
+	Astray   uint8
+	Pieces   uint8
+	Number   uint32
+	Pad2     uint32
 	Key      uint64
 	Handed   uint64
+	Turned   uint64
+	Passed   uint64
+	Since    uint64
 }
 
 type underlayOlFrag struct {
@@ -150,9 +157,10 @@ type underlayOlMerging struct {
 	Sent       [9]uint32
 	Ifindex    uint32
 	Ambiguous  uint32
+	_          [4]byte
+	Passed     uint64
 	Held       uint32
 	Slot       uint32
-	_          [4]byte
 }
 
 type underlayOlOwner struct {
@@ -297,6 +305,7 @@ const (
 	underlayMapOlReasons        = "ol_reasons"
 	underlayMapOlRecents        = "ol_recents"
 	underlayMapOlSlots          = "ol_slots"
+	underlayMapOlUnnumbered     = "ol_unnumbered"
 	underlayProgOlFindLane      = "ol_find_lane"
 	underlayProgOlUnderlayXdp   = "ol_underlay_xdp"
 	underlayVarOlAbiEnums       = "ol_abi_enums"
@@ -376,6 +385,7 @@ type underlayMapSpecs struct {
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
 // underlayVariableSpecs contains global variables before they are loaded into the kernel.
@@ -429,6 +439,7 @@ type underlayMaps struct {
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
+	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
 func (m *underlayMaps) Close() error {
@@ -453,6 +464,7 @@ func (m *underlayMaps) Close() error {
 		m.OlReasons,
 		m.OlRecents,
 		m.OlSlots,
+		m.OlUnnumbered,
 	)
 }
 

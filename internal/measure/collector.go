@@ -24,22 +24,23 @@ func newMetric(kind prometheus.ValueType, name, help string, labels ...string) m
 
 // What is exported. No label grows with flows or pods.
 var (
-	buildInfo   = newMetric(prometheus.GaugeValue, "build_info", "1, with the version", "version")
-	overlay     = newMetric(prometheus.CounterValue, "overlay_packets_total", "packets that went through a tunnel of ours")
-	steered     = newMetric(prometheus.CounterValue, "steered_packets_total", "of these, sent to a lane")
-	split       = newMetric(prometheus.CounterValue, "split_packets_total", "packets of flows that were split into micro-flows when they came")
-	microflows  = newMetric(prometheus.CounterValue, "microflows_total", "micro-flows that these were cut into")
-	merge       = newMetric(prometheus.CounterValue, "merge_packets_total", "packets of split flows at the merge points, by what became of them", "outcome")
-	mergeWaits  = newMetric(prometheus.CounterValue, "merge_waits_ended_total", "times that packets did not get what they waited for", "reason")
-	lanePackets = newMetric(prometheus.CounterValue, "lane_packets_total", "packets sent to a lane", "stage", "core")
-	laneChanges = newMetric(prometheus.CounterValue, "lane_changes_total", "changes of lane that the order guard let pass")
-	laneHeld    = newMetric(prometheus.CounterValue, "lane_changes_held_total", "polls in which a change of lane had to wait for the old lane to drain")
-	stock       = newMetric(prometheus.CounterValue, "stock_path_packets_total", "packets that took the stock path because they were not understood", "reason")
-	mechanism   = newMetric(prometheus.GaugeValue, "mechanism_active", "1 while the mechanism acts; its status says why", "mechanism", "state")
-	stageCost   = newMetric(prometheus.GaugeValue, "stage_cost_seconds", "measured time of one packet in a stage", "stage")
+	buildInfo    = newMetric(prometheus.GaugeValue, "build_info", "1, with the version", "version")
+	overlay      = newMetric(prometheus.CounterValue, "overlay_packets_total", "packets that went through a tunnel of ours")
+	steered      = newMetric(prometheus.CounterValue, "steered_packets_total", "of these, sent to a lane")
+	split        = newMetric(prometheus.CounterValue, "split_packets_total", "packets of flows that were split into micro-flows when they came")
+	microflows   = newMetric(prometheus.CounterValue, "microflows_total", "micro-flows that these were cut into")
+	merge        = newMetric(prometheus.CounterValue, "merge_packets_total", "packets of split flows at the merge points, by what became of them", "outcome")
+	mergeWaiting = newMetric(prometheus.GaugeValue, "merge_waiting_packets", "packets of split flows that wait at merge points")
+	mergeWaits   = newMetric(prometheus.CounterValue, "merge_waits_ended_total", "times that packets did not get what they waited for", "reason")
+	lanePackets  = newMetric(prometheus.CounterValue, "lane_packets_total", "packets sent to a lane", "stage", "core")
+	laneChanges  = newMetric(prometheus.CounterValue, "lane_changes_total", "changes of lane that the order guard let pass")
+	laneHeld     = newMetric(prometheus.CounterValue, "lane_changes_held_total", "polls in which a change of lane had to wait for the old lane to drain")
+	stock        = newMetric(prometheus.CounterValue, "stock_path_packets_total", "packets that took the stock path because they were not understood", "reason")
+	mechanism    = newMetric(prometheus.GaugeValue, "mechanism_active", "1 while the mechanism acts; its status says why", "mechanism", "state")
+	stageCost    = newMetric(prometheus.GaugeValue, "stage_cost_seconds", "measured time of one packet in a stage", "stage")
 )
 
-var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaits, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost}
+var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaiting, mergeWaits, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost}
 
 // Collector exports a status.
 type Collector struct{ status func() control.Status }
@@ -70,6 +71,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	put(merge, float64(n.MergeHeld), "held")
 	put(merge, float64(n.MergeUnordered), "unordered")
 	put(merge, float64(n.MergeDropped), "dropped")
+	put(mergeWaiting, float64(n.MergeWaiting))
 	put(mergeWaits, float64(n.MergeGaps), "lost")
 	put(mergeWaits, float64(n.MergeExpired), "limit")
 	put(laneChanges, float64(st.Counters.LaneChanges))

@@ -10,6 +10,9 @@ import (
 // NoDevice is the value of an OwnDevice that does not exist.
 const NoDevice = "none"
 
+// OwnVethMTU is the MTU of both ends: what a veth can have at most.
+const OwnVethMTU = 65535
+
 // OwnVeth spells the value of an OwnDevice: a veth with an index and a peer of that name in
 // the same namespace.
 func OwnVeth(ifindex int, peer string) string {

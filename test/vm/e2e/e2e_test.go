@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -21,12 +22,16 @@ import (
 	"github.com/overlane/overlane/test/residue"
 )
 
-// guardian is the argument that makes this binary the daemon's guardian.
-const guardian = "guardian"
+// Arguments that make this binary the daemon's guardian, or a daemon that splits flows.
+const (
+	guardian = "guardian"
+	splitter = "splitter"
+)
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == guardian {
-		if err := guard(os.Args[2:]); err != nil {
+	verbs := map[string]func([]string) error{guardian: guard, splitter: splitFlows}
+	if len(os.Args) > 1 && verbs[os.Args[1]] != nil {
+		if err := verbs[os.Args[1]](os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -126,6 +131,15 @@ func (o *overlay) steered(t *testing.T, tier governor.Tier) {
 	}
 }
 
+// options are those of a daemon that steers.
+func options(state string, log io.Writer) daemon.Options {
+	return daemon.Options{
+		StateDir: state, Cores: []int{0, 1}, Online: online, Mode: governor.Forced,
+		Limits: governor.DefaultLimits(), GuardianVerb: []string{guardian},
+		Log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+}
+
 // start starts a daemon that acts in the second host. What it returns ends it.
 func (o *overlay) start(t *testing.T, tier governor.Tier, changes ...func(*daemon.Options)) (*daemon.Daemon, func() error) {
 	t.Helper()
@@ -135,11 +149,8 @@ func (o *overlay) start(t *testing.T, tier governor.Tier, changes ...func(*daemo
 			t.Logf("the daemon said:\n%s", log.String())
 		}
 	})
-	opts := daemon.Options{
-		StateDir: t.TempDir(), Cores: []int{0, 1}, Online: online, Mode: governor.Forced, Tier: tier,
-		Limits: governor.DefaultLimits(), GuardianVerb: []string{guardian},
-		Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-	}
+	opts := options(t.TempDir(), &log)
+	opts.Tier = tier
 	for _, change := range changes {
 		change(&opts)
 	}

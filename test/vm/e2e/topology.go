@@ -115,9 +115,19 @@ func (o *overlay) buildWire() error {
 	return a.ns.Do(func() error { return finishChecksums(wireDev) })
 }
 
-// finishChecksums is `ethtool -K DEV tx off`, in the calling thread's namespace:
-// there is no ethtool where this runs, and the daemon's own code is no witness.
+// finishChecksums is `ethtool -K DEV tx off`, in the calling thread's namespace.
 func finishChecksums(dev string) error {
+	return switchOff(dev, unix.ETHTOOL_GTXCSUM, unix.ETHTOOL_STXCSUM)
+}
+
+// segmentEarly is `ethtool -K DEV tso off gso off`: what is sent are packets as on the wire.
+func segmentEarly(dev string) error {
+	return errors.Join(switchOff(dev, unix.ETHTOOL_GTSO, unix.ETHTOOL_STSO), switchOff(dev, unix.ETHTOOL_GGSO, unix.ETHTOOL_SGSO))
+}
+
+// switchOff switches an offload off that these requests read and write. There is no ethtool
+// where this runs, and the daemon's own code is no witness.
+func switchOff(dev string, get, set uint32) error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -137,12 +147,12 @@ func finishChecksums(dev string) error {
 		}
 		return nil
 	}
-	off, is := [2]uint32{unix.ETHTOOL_STXCSUM, 0}, [2]uint32{unix.ETHTOOL_GTXCSUM, 1}
+	off, is := [2]uint32{set, 0}, [2]uint32{get, 1}
 	if err := errors.Join(ask(&off), ask(&is)); err != nil {
 		return err
 	}
 	if is[1] != 0 {
-		return fmt.Errorf("%s still leaves checksums unfinished", dev)
+		return fmt.Errorf("offload %#x of %s is still on", get, dev)
 	}
 	return nil
 }

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/overlane/overlane/internal/daemon"
+	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/test/residue"
+)
+
+// TestMergeStandsFaults has one connection go through all that can happen to it. Whatever
+// does, it goes on, each byte arrives, and it is split and put in order again.
+func TestMergeStandsFaults(t *testing.T) {
+	needMerge(t)
+	s := split(t, 32)
+	p := s.pour(t, v4)
+	b := &s.hosts[1]
+	// A fault's end is that packets are put in order again, by flows split anew or not.
+	ordered := func(t *testing.T) {
+		t.Helper()
+		begin := s.d.Status().Counters.MergeHeld
+		until(t, "packets wait for others", func() bool { return s.d.Status().Counters.MergeHeld > begin })
+	}
+	ordered(t)
+	fault := func(name string, do func(t *testing.T)) {
+		t.Run(name, func(t *testing.T) {
+			ordered(t)
+			was := s.count(t)
+			do(t)
+			p.reach(t, 1<<20)
+			ordered(t)
+			s.since(t, was)
+			t.Logf("the longest pause so far: %v", time.Duration(p.pause.Load()).Round(time.Millisecond))
+		})
+	}
+	for _, l := range []struct {
+		what  string
+		ns    *netns.Handle
+		dev   string
+		every int
+	}{
+		// Before the split, as many as the sender hands down at a time.
+		{"bursts are lost on the way", s.hosts[0].ns, vethDev, 20},
+		// Behind it, as many as GRO has joined.
+		{"packets are lost in a branch", b.ns, wireDev, 300},
+		{"packets are lost on the way", s.hosts[0].ns, vethDev, 500},
+	} {
+		if l.every == 500 {
+			if err := s.hosts[0].pod.Do(func() error { return segmentEarly(podDev) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		fault(l.what, func(t *testing.T) {
+			was := s.count(t)
+			loss, err := traffic.DropEvery(l.ns, l.dev, l.every)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.reach(t, 6<<20)
+			n, err := loss.Dropped()
+			if err := errors.Join(err, loss.Close()); err != nil {
+				t.Fatal(err)
+			}
+			d := s.since(t, was)
+			t.Logf("%d packets dropped", n)
+			if n == 0 || d.gaps == 0 {
+				t.Errorf("%d packets were dropped, and %d times one was not waited for", n, d.gaps)
+			}
+		})
+	}
+	fault("a branch stands still, shorter than packets wait", func(t *testing.T) {
+		was := s.count(t)
+		for range 5 {
+			hog(t, 1, 30*time.Millisecond)
+			p.reach(t, 256<<10)
+		}
+		if d := s.since(t, was); d.late != 0 && d.expired+d.unordered == 0 {
+			t.Errorf("%d segments came out of order", d.late)
+		}
+	})
+	fault("a branch stands still, longer than packets wait", func(t *testing.T) {
+		for range 2 {
+			hog(t, 1, 300*time.Millisecond)
+			p.reach(t, 256<<10)
+		}
+	})
+	change := func(do func(nl *netlink.Handle, dev netlink.Link) error) {
+		t.Helper()
+		err := in(b.ns, func(nl *netlink.Handle) error {
+			dev, err := nl.LinkByName(daemon.MergeDevice)
+			if err != nil {
+				return err
+			}
+			return do(nl, dev)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	fault("somebody deletes the qdisc", func(t *testing.T) {
+		change(func(nl *netlink.Handle, dev netlink.Link) error {
+			list, err := nl.QdiscList(dev)
+			if err != nil || len(list) == 0 {
+				return fmt.Errorf("qdiscs %v: %w", list, err)
+			}
+			return nl.QdiscDel(list[0])
+		})
+	})
+	fault("somebody sets the device down", func(t *testing.T) {
+		change(func(nl *netlink.Handle, dev netlink.Link) error { return nl.LinkSetDown(dev) })
+	})
+	fault("somebody deletes the device", func(t *testing.T) {
+		change(func(nl *netlink.Handle, dev netlink.Link) error { return nl.LinkDel(dev) })
+	})
+	t.Run("somebody detaches the program in front of the pod", func(t *testing.T) {
+		was := s.count(t)
+		if err := detach(b.ns, vethDev, ebpf.AttachTCXEgress); err != nil {
+			t.Fatal(err)
+		}
+		p.reach(t, 4<<20)
+		if d := s.since(t, was); d.splits != 0 {
+			t.Errorf("a flow that nobody puts in order was split %d times", d.splits)
+		}
+		// It is whole: nothing comes out of order.
+		was = s.count(t)
+		p.reach(t, 2<<20)
+		if d := s.since(t, was); d.split != 0 || d.late != 0 {
+			t.Errorf("%d packets were split, %d segments came out of order", d.split, d.late)
+		}
+	})
+	p.finish(t)
+	s.end(t)
+}
+
+// detach takes a program off a hook, as somebody else would.
+func detach(ns *netns.Handle, dev string, hook ebpf.AttachType) error {
+	var index int
+	err := in(ns, func(nl *netlink.Handle) error {
+		l, err := nl.LinkByName(dev)
+		if err == nil {
+			index = l.Attrs().Index
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return ns.Do(func() error {
+		r, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: hook})
+		if err != nil {
+			return err
+		}
+		if len(r.Programs) != 1 {
+			return fmt.Errorf("%d programs are attached to %s", len(r.Programs), dev)
+		}
+		id, ok := r.Programs[0].LinkID()
+		if !ok {
+			return fmt.Errorf("a program on %s has no link", dev)
+		}
+		l, err := link.NewFromID(id)
+		if err != nil {
+			return err
+		}
+		return errors.Join(l.Detach(), l.Close())
+	})
+}
+
+// The pod goes while packets wait for their turn on the way to it.
+func TestMergeLosesItsPod(t *testing.T) {
+	needMerge(t)
+	s := lay(t)
+	residue.Check(t, residue.Scope{}) // the pod's devices do not stay
+	s.begin(t, 32)
+	b := &s.hosts[1]
+	p := s.pour(t, v4)
+	p.reach(t, 1<<20)
+	err := in(b.ns, func(nl *netlink.Handle) error {
+		l, err := nl.LinkByName(vethDev)
+		if err != nil {
+			return err
+		}
+		return nl.LinkDel(l)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, "nothing waits any more", func() bool { return s.d.Status().Counters.MergeWaiting == 0 })
+	p.abort(t)
+	s.end(t)
+	if b.mergePoint(t).ifindex != 0 {
+		t.Error("the merge point is still there")
+	}
+}
+
+// The core of a branch goes offline, and comes back.
+func TestABranchsCoreGoesOfflineAndComesBack(t *testing.T) {
+	needMerge(t)
+	needMachine(t)
+	s := split(t, 32)
+	p := s.pour(t, v4)
+	p.reach(t, 1<<20)
+	set(t, core1, "0")
+	until(t, "core 1 is used no more", func() bool { return slices.Equal(s.d.Status().Cores, []int{0}) })
+	p.reach(t, 2<<20)
+	was := s.count(t)
+	p.reach(t, 1<<20)
+	if d := s.since(t, was); d.split != 0 {
+		t.Errorf("%d packets were split over one core", d.split)
+	}
+	if err := os.WriteFile(core1, []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "packets wait for others again", func() bool { return s.d.Status().Counters.MergeHeld > was.daemon.MergeHeld })
+	p.finish(t)
+	s.end(t)
+}
+
+// Several flows at a time, each in its own order.
+func TestSeveralSplitFlowsComeInOrder(t *testing.T) {
+	needMerge(t)
+	s := split(t, 32)
+	var flows []*pour
+	for range 4 {
+		flows = append(flows, s.pour(t, v4), s.pour(t, func(h *host) netip.Addr { return h.in6 }))
+	}
+	until(t, "all of them are split", func() bool { return s.d.Status().Counters.Splits > uint64(len(flows)) })
+	was := s.count(t)
+	for _, p := range flows {
+		p.reach(t, 1<<20)
+	}
+	d := s.since(t, was)
+	for _, p := range flows {
+		p.finish(t)
+	}
+	s.end(t)
+	d.inOrder(t)
+}

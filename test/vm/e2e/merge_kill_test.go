@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/daemon"
+	"github.com/overlane/overlane/test/residue"
+)
+
+// splitFlows is a process of its own that splits flows of the host that it is started in.
+func splitFlows(args []string) error {
+	if len(args) != 1 {
+		return errors.New("one argument is needed: the state folder")
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
+	defer stop()
+	opts := options(args[0], os.Stderr)
+	splits(32)(&opts)
+	d, err := daemon.Start(ctx, opts)
+	if err != nil {
+		return err
+	}
+	return d.Run(ctx)
+}
+
+// splitterIn starts one in a host.
+func splitterIn(t *testing.T, h *host, state string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe", splitter, state)
+	var log strings.Builder
+	cmd.Stderr = &log
+	if err := h.ns.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+		if t.Failed() {
+			t.Logf("the daemon with pid %d said:\n%s", cmd.Process.Pid, log.String())
+		}
+	})
+	return cmd
+}
+
+// childOf is the one child of a process.
+func childOf(t *testing.T, pid int) int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			continue // it has ended
+		}
+		_, rest, _ := strings.Cut(string(data), ") ")
+		if field := strings.Fields(rest); len(field) > 1 && field[1] == strconv.Itoa(pid) {
+			child, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return child
+		}
+	}
+	t.Fatalf("process %d has no child", pid)
+	return 0
+}
+
+// mergePoint is a host's merge point: none without an index.
+type mergePoint struct {
+	ifindex int
+	sent    uint64 // packets so far
+	held    uint32 // packets that it has
+}
+
+func (h *host) mergePoint(t *testing.T) (m mergePoint) {
+	t.Helper()
+	err := in(h.ns, func(nl *netlink.Handle) error {
+		dev, err := nl.LinkByName(daemon.MergeDevice)
+		var none netlink.LinkNotFoundError
+		if errors.As(err, &none) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		m.ifindex = dev.Attrs().Index
+		list, err := nl.QdiscList(dev)
+		for _, q := range list {
+			if strings.HasPrefix(q.Type(), "overlane") {
+				st := q.Attrs().Statistics
+				m.sent, m.held = uint64(st.Basic.Packets), st.Queue.Qlen
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// A connection outlives the daemon that splits it, with its guardian or without.
+func TestMergeOutlivesItsDaemon(t *testing.T) {
+	needMerge(t)
+	s := lay(t)
+	b := &s.hosts[1]
+	residue.Check(t, s.all())
+	p, state := s.pour(t, v4), t.TempDir()
+	act := func() *exec.Cmd {
+		t.Helper()
+		was := b.mergePoint(t).ifindex
+		cmd := splitterIn(t, b, state)
+		until(t, "a new merge point has sent 1000 packets", func() bool {
+			m := b.mergePoint(t)
+			return m.ifindex != was && m.sent >= 1000
+		})
+		return cmd
+	}
+	kill := func(pids ...int) {
+		t.Helper()
+		for _, pid := range pids {
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+				t.Fatalf("kill %d: %v", pid, err)
+			}
+		}
+	}
+
+	first := act()
+	kill(first.Process.Pid)
+	_ = first.Wait() // killed
+	until(t, "the guardian takes the merge point away", func() bool { return b.mergePoint(t).ifindex == 0 })
+	p.reach(t, 2<<20)
+
+	second := act()
+	guardian := childOf(t, second.Process.Pid)
+	if err := unix.Kill(second.Process.Pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	kill(guardian, second.Process.Pid)
+	_ = second.Wait() // killed
+	p.reach(t, 4<<20)
+	if b.mergePoint(t).ifindex == 0 {
+		t.Fatal("somebody has taken the merge point away")
+	}
+	until(t, "nothing waits at a merge point that nobody looks after", func() bool { return b.mergePoint(t).held == 0 })
+
+	third := act()
+	p.reach(t, 2<<20)
+	if err := third.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := third.Wait(); err != nil {
+		t.Errorf("the daemon ended: %v", err)
+	}
+	p.reach(t, 2<<20)
+	p.finish(t)
+}
