@@ -18,8 +18,12 @@ char LICENSE[] SEC("license") = "GPL";
 /* How long a packet waits at most, ns; told by the loader. */
 const volatile __u64 ol_merge_limit_ns = 100000000;
 
-/* For so long after its last sign of life somebody looks after the merge. */
-#define OL_BEAT_NS 200000000
+/*
+ * For so long after its last sign of life somebody looks after the merge. What comes here
+ * was sent by a program that ends with that somebody, and waits no longer than the limit
+ * in any case: this is for one that hangs, and long enough for one that is kept waiting.
+ */
+#define OL_BEAT_NS 1000000000
 
 /* When the daemon last gave a sign of life, ns. */
 __u64 ol_merge_beat SEC(".data.beat") = 0;

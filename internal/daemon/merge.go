@@ -8,12 +8,10 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/apply/offload"
 	"github.com/overlane/overlane/internal/datapath"
@@ -53,9 +51,9 @@ type behind struct {
 	program io.Closer
 }
 
-// beatEvery is how often the merge gets a sign of life, which it waits 200 ms for: from a
+// beatEvery is how often the merge gets a sign of life, which it waits a second for: from a
 // goroutine of its own, for what ends them is the end of the process.
-const beatEvery = 50 * time.Millisecond
+const beatEvery = 200 * time.Millisecond
 
 func (p *pipeline) newMerging() (*merging, error) {
 	m, err := p.dp.LoadMerge(mergeLimit)
@@ -70,13 +68,8 @@ func (p *pipeline) newMerging() (*merging, error) {
 }
 
 // live gives signs of life. One that fails is as one that is late: nothing waits any more.
-// They are in time on a busy machine, too: they have a thread of their own.
 func (m *merging) live() {
 	defer close(m.stopped)
-	runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, -20); err != nil {
-		m.p.log.Debug("signs of life may be late", "reason", err)
-	}
 	tick := time.NewTicker(beatEvery)
 	defer tick.Stop()
 	for {

@@ -68,7 +68,7 @@ func nameQdisc(ops *ebpf.MapSpec, kind string) error {
 // Kind is the name by which the qdisc is put on a device.
 func (m *Merge) Kind() string { return m.kind }
 
-// Beat is a sign of life: for 200 ms from now on, packets wait for others.
+// Beat is a sign of life: for a second from now on, packets wait for others.
 func (m *Merge) Beat() error {
 	now, err := Now()
 	if err != nil {

@@ -30,6 +30,12 @@ type pour struct {
 
 func (o *overlay) pour(t *testing.T, ip func(*host) netip.Addr) *pour {
 	t.Helper()
+	return o.pourAtMost(t, ip, 0)
+}
+
+// pourAtMost is pour with so many bytes under way at a time, if not 0.
+func (o *overlay) pourAtMost(t *testing.T, ip func(*host) netip.Addr, most int) *pour {
+	t.Helper()
 	p := &pour{stop: make(chan struct{}), ended: make(chan error, 2)}
 	a, b := &o.hosts[0], &o.hosts[1]
 	var l *net.TCPListener
@@ -56,6 +62,11 @@ func (o *overlay) pour(t *testing.T, ip func(*host) netip.Addr) *pour {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.from.Close(); to.Close() })
+	if most > 0 {
+		if err := p.from.SetWriteBuffer(most / 2); err != nil { // the kernel doubles it
+			t.Fatal(err)
+		}
+	}
 	go func() { p.ended <- p.send() }()
 	go func() { p.ended <- p.receive(to) }()
 	return p
