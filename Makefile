@@ -61,6 +61,10 @@ mutants: ## Break the code on purpose; each break must turn a named test red
 	@$(GO) build -o build/mutants ./test/mutants
 	@build/mutants
 
+.PHONY: orders
+orders: ## Every way to split and merge flows, 20 times, on an emulated kernel (root, hours)
+	$(GO) test ./test/vm -run '^TestTableOfOrders$$' -count=1 -v -timeout 24h -args -orders 20
+
 .PHONY: fuzz
 fuzz: ## Every fuzz target for FUZZTIME
 	@scripts/fuzz.sh $(FUZZTIME)

@@ -198,7 +198,8 @@ struct ol_policy {
 	__u32 split_epoch;  /* changes once nothing that was split is under way any more */
 	__u8 split_here;    /* the core that polls takes its part of a flow, too */
 	__u8 split_protos;  /* of enum ol_split_proto: flows that may be split */
-	__u8 split_pad[2];
+	__u8 split_stage;   /* whose lanes are the branches: OL_STAGE_NIC or OL_STAGE_TUNNEL */
+	__u8 split_pad;
 	__u32 merge_ifindex; /* of the devices with merge points, the same in each namespace */
 	struct ol_lanes stage[OL_NR_STAGES];
 	__u16 busy[OL_MAX_CPUS]; /* utilisation in 1/1000, from the daemon */
@@ -472,8 +473,9 @@ struct ol_merging {
 /* What that hook leaves in a packet's control block for the merge point. */
 struct ol_merge_mark {
 	__u32 magic; /* of this load */
-	__u16 place; /* among the merging */
-	__u16 branch;
+	__u8 place;  /* among the merging */
+	__u8 branch;
+	__u16 segs; /* packets that it was on the wire */
 	__u32 seq;
 	__u32 end;
 	__u32 generation;

@@ -90,13 +90,21 @@ struct {
 	__type(value, __u64);
 } ol_merge_counters SEC(".maps");
 
-static __always_inline void ol_merge_count(enum ol_merge_counter c)
+static __always_inline void ol_merge_count(enum ol_merge_counter c, __u32 n)
 {
 	__u32 key = c;
 	__u64 *v = bpf_map_lookup_elem(&ol_merge_counters, &key);
 
 	if (v)
-		*v += 1;
+		*v += n;
+}
+
+/* Packets that this was on the wire. */
+static __always_inline __u32 ol_segs_of(const struct sk_buff *skb)
+{
+	const struct ol_merge_mark *mark = ol_mark_of(skb);
+
+	return mark->magic == ol_merge_magic ? mark->segs : 1;
 }
 
 static __always_inline struct ol_merge_point *ol_point_of(struct Qdisc *sch)
@@ -172,7 +180,7 @@ int BPF_PROG(ol_merge_enqueue, struct sk_buff *skb, struct Qdisc *sch,
 		m = *mark;
 		now = bpf_ktime_get_ns();
 		if (!ol_looked_after(now)) {
-			ol_merge_count(OL_MERGE_BYPASSED);
+			ol_merge_count(OL_MERGE_BYPASSED, m.segs);
 			goto ready;
 		}
 		way = ol_merge_judge(&m, &w);
@@ -187,12 +195,12 @@ int BPF_PROG(ol_merge_enqueue, struct sk_buff *skb, struct Qdisc *sch,
 			p->held++;
 			sch->q.qlen++;
 			sch->qstats.backlog += len;
-			ol_merge_count(OL_MERGE_HELD);
+			ol_merge_count(OL_MERGE_HELD, m.segs);
 			return NET_XMIT_SUCCESS;
 		}
-		ol_merge_count(way == OL_MERGE_WAIT ? OL_MERGE_UNTRACKED : OL_MERGE_PASSED);
+		ol_merge_count(way == OL_MERGE_WAIT ? OL_MERGE_UNTRACKED : OL_MERGE_PASSED, m.segs);
 		if (way == OL_MERGE_GO_LATE)
-			ol_merge_count(OL_MERGE_LATE);
+			ol_merge_count(OL_MERGE_LATE, m.segs);
 	}
 ready:
 	if (p->tail - p->head >= OL_MERGE_READY)
@@ -275,9 +283,9 @@ __noinline int ol_may_go(__u32 at, __u64 now, int all, struct ol_first *first)
 	if (all || !ol_after(first->seq, f->order.next))
 		return 0;
 	if (ol_merge_lost(&f->order, g->sent)) {
-		ol_merge_count(OL_MERGE_GAPS);
+		ol_merge_count(OL_MERGE_GAPS, 1);
 	} else if ((__s64)(now - first->until) >= 0) {
-		ol_merge_count(OL_MERGE_EXPIRED);
+		ol_merge_count(OL_MERGE_EXPIRED, 1);
 		ol_merge_give_up(&f->order, g->sent);
 	} else {
 		first->go = 0;
@@ -358,8 +366,8 @@ struct sk_buff *BPF_PROG(ol_merge_dequeue, struct Qdisc *sch)
 		ol_pick(at, now, all, &first);
 		if (first.go) {
 			skb = ol_take(p, &first);
-			if (all)
-				ol_merge_count(OL_MERGE_BYPASSED);
+			if (skb && all)
+				ol_merge_count(OL_MERGE_BYPASSED, ol_segs_of(skb));
 		} else if (first.until) {
 			bpf_qdisc_watchdog_schedule(sch, first.until, 10000);
 		}
@@ -406,8 +414,8 @@ static long ol_drop_ready(__u64 i, __u32 *at)
 	r = bpf_map_lookup_elem(&ol_readies, &key);
 	skb = r ? bpf_kptr_xchg(&r->skb, NULL) : NULL;
 	if (skb) {
+		ol_merge_count(OL_MERGE_DROPPED, ol_segs_of(skb));
 		bpf_kfree_skb(skb);
-		ol_merge_count(OL_MERGE_DROPPED);
 	}
 	return 0;
 }
@@ -425,8 +433,8 @@ static long ol_drop_waiting(__u64 i, __u32 *at)
 		return 1;
 	skb = ol_take(p, &first);
 	if (skb) {
+		ol_merge_count(OL_MERGE_DROPPED, ol_segs_of(skb));
 		bpf_kfree_skb(skb);
-		ol_merge_count(OL_MERGE_DROPPED);
 	}
 	return 0;
 }

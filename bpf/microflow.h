@@ -67,25 +67,38 @@ __noinline __u32 ol_find_elephant(const struct ol_flow *flow, __u32 slot)
 	return at;
 }
 
+/* The lanes that are branches. */
+static __always_inline struct ol_lanes *ol_branches(struct ol_policy *policy)
+{
+	return &policy->stage[policy->split_stage == OL_STAGE_TUNNEL ? OL_STAGE_TUNNEL
+								     : OL_STAGE_NIC];
+}
+
 /*
- * Has a branch handled what a flow sent to it up to poll seq? A lane's core may still have
- * what its thread has handed on in its backlog.
+ * Has a branch handled what a flow sent to it up to poll seq? Its core may still have
+ * what it has handed on in its backlog.
  */
 __noinline int ol_branch_left(__u32 branch, __u32 tunnel, __u32 seq)
 {
-	__u32 this_cpu = bpf_get_smp_processor_id(), core;
+	__u32 this_cpu = bpf_get_smp_processor_id(), core = this_cpu;
 	struct ol_policy *policy = ol_get_policy();
-	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	__u32 head = 0, tail = 0;
+	__u64 handed;
 
-	if (!policy || !cpu || branch > OL_BRANCHES)
+	if (!policy || branch > OL_BRANCHES)
 		return 0;
-	if (branch == OL_BRANCH_HERE)
+	if (branch < OL_BRANCHES)
+		core = ol_branches(policy)->cpu[ol_lane_index(branch)];
+	if (policy->split_stage == OL_STAGE_TUNNEL) {
+		handed = ol_handed_on_by(this_cpu, tunnel, seq);
+		if (!handed || !ol_backlog_drained(core, handed))
+			return 0;
+	} else if (branch == OL_BRANCH_HERE) {
 		return ol_pass_drained(this_cpu, tunnel, seq);
-	core = policy->stage[OL_STAGE_NIC].cpu[ol_lane_index(branch)];
-	if (!ol_ring_drained(this_cpu, core, tunnel, seq))
+	} else if (!ol_ring_drained(this_cpu, core, tunnel, seq)) {
 		return 0;
-	return !ol_backlog(core, &head, &tail) || head == tail;
+	}
+	return core == this_cpu || !ol_backlog(core, &head, &tail) || head == tail;
 }
 
 /* Which of its branches hold frames of a flow no more? */
@@ -251,8 +264,9 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 			break;
 		}
 		/* Only from the stock path, and once nothing of the flow is on it. */
-		if ((ordered && !ol_order_kept(e, place, slot)) || s->lane != OL_LANE_LOCAL ||
-		    !ol_pass_drained(this_cpu, tunnel, e->seq))
+		if ((ordered && !ol_order_kept(e, place, slot)) ||
+		    (policy->split_stage == OL_STAGE_NIC && s->lane != OL_LANE_LOCAL) ||
+		    !ol_branch_left(OL_BRANCH_HERE, tunnel, e->seq))
 			break;
 		e->state = OL_SPLIT;
 		e->epoch = policy->split_epoch;
@@ -294,29 +308,41 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 	return 0;
 }
 
+/* What a lane's core has to do: frames in its ring, or packets in its backlog. None: ~0. */
+static __always_inline __u32 ol_branch_load(const struct ol_policy *policy, __u32 core)
+{
+	struct ol_leave *leave = bpf_map_lookup_elem(&ol_leaves, &core);
+	__u32 head = 0, tail = 0;
+	struct ol_ring ring;
+
+	if (!leave || OL_READ(leave->leaving))
+		return ~0U;
+	if (policy->split_stage == OL_STAGE_TUNNEL)
+		return ol_backlog(core, &head, &tail) ? tail - head : 0;
+	/* A thread that may run elsewhere is none. */
+	if (OL_READ(leave->strayed) || !ol_get_ring(core, OL_CLASS_BULK, &ring))
+		return ~0U;
+	return ol_ring_from(&ring, ring.consumer);
+}
+
 /* The branch that takes the flow's next micro-flow. */
 __noinline __u32 ol_find_branch(void)
 {
 	struct ol_branch best = {.lane = OL_BRANCHES};
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_lanes *lanes;
-	struct ol_leave *leave;
-	struct ol_ring ring;
-	__u32 i, core;
+	__u32 i, load;
 
 	if (!policy)
 		return OL_BRANCH_HERE;
-	lanes = &policy->stage[OL_STAGE_NIC];
+	lanes = ol_branches(policy);
 	for (i = 0; i < OL_BRANCHES && i < lanes->nr; i++) {
-		/* One that leaves the set, or whose thread may run elsewhere, is none. */
+		/* One that leaves the set is none. */
 		if (lanes->instead[i] != i)
 			continue;
-		core = lanes->cpu[i];
-		leave = bpf_map_lookup_elem(&ol_leaves, &core);
-		if (!leave || OL_READ(leave->leaving) || OL_READ(leave->strayed) ||
-		    !ol_get_ring(core, OL_CLASS_BULK, &ring))
-			continue;
-		ol_better_branch(&best, i, ol_ring_from(&ring, ring.consumer));
+		load = ol_branch_load(policy, lanes->cpu[i]);
+		if (load != ~0U)
+			ol_better_branch(&best, i, load);
 	}
 	return ol_next_branch(&best, policy->split_here);
 }
@@ -345,6 +371,7 @@ struct ol_part {
 	__u32 slot;
 	__u32 tunnel;
 	__u32 len;
+	__u32 segs;  /* packets that it was on the wire */
 	__u32 again; /* of the flow of the frame before, in the same poll */
 	__u32 seq;   /* what it brings: of TCP, the same number twice for nothing; */
 	__u32 end;   /* of UDP one number of ours, where it gets one */
@@ -377,7 +404,7 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 		e->pieces = 1;
 	if (e->seq != cpu->seq)
 		ol_elephant_turn(place, part->slot, part->tunnel);
-	e->frames++;
+	e->frames += part->segs;
 	e->bytes += part->len;
 	if (e->state == OL_WHOLE || flow->piece != OL_PIECE_WHOLE)
 		return OL_NO_BRANCH;
@@ -395,8 +422,7 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 			e->left = ol_batch_of(ordered, policy->split_batch);
 			ol_count(OL_CNT_MICROFLOWS, 1);
 		}
-		if (e->left)
-			e->left--;
+		e->left -= e->left < part->segs ? e->left : part->segs;
 	}
 	branch = e->branch;
 	if (branch > OL_BRANCHES)
@@ -405,7 +431,7 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 	e->last[branch] = cpu->seq;
 	if (part->seq != part->end)
 		ol_note_sent(e, branch, part->seq, part->end);
-	ol_count(OL_CNT_SPLIT, 1);
+	ol_count(OL_CNT_SPLIT, part->segs);
 	return branch;
 }
 

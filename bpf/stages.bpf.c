@@ -7,8 +7,7 @@
  */
 #include "kernel.h"
 #include "steer.h"
-#include "merge.h"
-#include "split.h"
+#include "microflow.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -151,6 +150,78 @@ int ol_pod_restore(struct __sk_buff *skb)
 }
 
 /*
+ * Sequence numbers of a TCP packet, as GRO has made it, in a frame that begins at `inner`.
+ * Returns 0 if it has none to go by.
+ */
+static __always_inline int ol_tcp_range(struct __sk_buff *skb, __u32 inner, int v6, __u32 *seq,
+					__u32 *end)
+{
+	__u32 l4, total;
+	__u8 head[20];
+
+	if (bpf_skb_load_bytes(skb, inner + OL_ETH_HLEN - 2, head, OL_INNER_READ) ||
+	    !ol_inner_tcp(head, inner, v6, &l4, &total))
+		return 0;
+	/* Padding is no data; of a super-packet the length may not fit into the header. */
+	if (skb->gso_size || total > skb->len)
+		total = skb->len;
+	if (total < l4 || bpf_skb_load_bytes(skb, l4, head, sizeof(head)))
+		return 0;
+	return ol_tcp_seqs(head, total - l4, seq, end);
+}
+
+/*
+ * On the underlay, where XDP is not to be had: packets of elephants go to several cores from
+ * the tunnel on. What is not split stays.
+ */
+SEC("tcx/ingress")
+int ol_underlay_split(struct __sk_buff *skb)
+{
+	__u32 branch = OL_NO_BRANCH, slot, tunnel, segs = skb->gso_segs ? skb->gso_segs : 1;
+	struct ol_policy *policy = ol_get_policy();
+	enum ol_reason r, untracked = 0;
+	struct ol_frame f = {};
+	struct ol_lanes *lanes;
+
+	if (!policy)
+		return TCX_NEXT;
+	r = ol_read_skb(skb, &f, OL_PULL);
+	if (r == OL_SHORT)
+		r = ol_read_skb(skb, &f, OL_PULL_MAX);
+	tunnel = f.tunnel;
+	if (r || tunnel >= OL_MAX_TUNNELS) {
+		if (r != OL_NOT_OVERLAY)
+			ol_reason(r);
+		return f.may_concern ? ol_stay(skb, policy) : TCX_NEXT;
+	}
+	ol_count(OL_CNT_OVERLAY, segs);
+	slot = ol_flow_slot(&f.flow, &untracked);
+	lanes = ol_branches(policy);
+	if (ol_splits(policy->split_protos, f.flow.proto)) {
+		struct ol_part part = {
+			.slot = slot,
+			.tunnel = policy->tunnel[tunnel].no_gro ? OL_NO_CELL : tunnel,
+			.len = skb->len,
+			.segs = segs,
+		};
+
+		if (f.flow.proto == OL_IPPROTO_TCP)
+			ol_tcp_range(skb, f.inner, f.flow.v6, &part.seq, &part.end);
+		branch = ol_split(&f.flow, &part);
+		skb->tc_index = OL_CARRIER | (part.seq & (OL_CARRIER_NUMBERS - 1));
+	}
+	/* The hook in front of the pod is to take the hash back in any case. */
+	skb->tc_index |= OL_CARRIER;
+	if (branch >= OL_BRANCHES || branch >= lanes->nr)
+		return ol_stay(skb, policy);
+	branch = ol_lane_index(branch);
+	bpf_set_hash(skb, lanes->hash[branch] + slot);
+	ol_count(OL_CNT_STEERED, segs);
+	ol_count_lane(OL_STAGE_TUNNEL, branch, segs);
+	return TCX_NEXT;
+}
+
+/*
  * On the underlay: a frame's number, which XDP has put in front of it, is told to the hook
  * in front of its pod.
  */
@@ -164,24 +235,6 @@ int ol_underlay_number(struct __sk_buff *skb)
 		return TCX_NEXT;
 	skb->tc_index = OL_CARRIER | (*word & (OL_CARRIER_NUMBERS - 1));
 	return TCX_NEXT;
-}
-
-/* Sequence numbers of a TCP packet, as GRO has made it. Returns 0 if it has none to go by. */
-static __always_inline int ol_tcp_range(struct __sk_buff *skb, const struct ol_flow *f, __u32 *seq,
-					__u32 *end)
-{
-	__u32 l4, total;
-	__u8 head[20];
-
-	if (bpf_skb_load_bytes(skb, OL_ETH_HLEN - 2, head, OL_INNER_READ) ||
-	    !ol_inner_tcp(head, 0, f->v6, &l4, &total))
-		return 0;
-	/* Padding is no data; of a super-packet the length may not fit into the header. */
-	if (skb->gso_size || total > skb->len)
-		total = skb->len;
-	if (total < l4 || bpf_skb_load_bytes(skb, l4, head, sizeof(head)))
-		return 0;
-	return ol_tcp_seqs(head, total - l4, seq, end);
 }
 
 /* The flow's place among those that are put in order again, or OL_MERGES. */
@@ -219,9 +272,9 @@ __noinline __u32 ol_find_merging(struct __sk_buff *skb, struct ol_frame *f)
 }
 
 /* The branch that a core is, of flows that are split. */
-static __always_inline __u32 ol_branch_of(const struct ol_policy *policy, __u32 core)
+static __always_inline __u32 ol_branch_of(struct ol_policy *policy, __u32 core)
 {
-	const struct ol_lanes *lanes = &policy->stage[OL_STAGE_NIC];
+	const struct ol_lanes *lanes = ol_branches(policy);
 	__u32 i;
 
 	for (i = 0; i < OL_BRANCHES && i < lanes->nr; i++)
@@ -245,8 +298,10 @@ int ol_pod_merge(struct __sk_buff *skb)
 	struct ol_merging *g;
 	int ordered;
 
-	if (number & OL_CARRIER)
+	if (number & OL_CARRIER) {
 		skb->tc_index = 0;
+		bpf_set_hash_invalid(skb);
+	}
 	/* Without a device to send it through, it goes as it comes. */
 	if (!policy || !policy->merge_ifindex || !ol_merges())
 		return TCX_NEXT;
@@ -272,11 +327,11 @@ int ol_pod_merge(struct __sk_buff *skb)
 		seq = ol_number_of(number, OL_READ(g->sent[branch % OL_ALL_BRANCHES]));
 		end = seq + 1;
 	} else {
-		ordered = ol_tcp_range(skb, &f.flow, &seq, &end);
+		ordered = ol_tcp_range(skb, 0, f.flow.v6, &seq, &end);
 	}
 	if (ordered) {
 		skb->cb[0] = ol_merge_magic;
-		skb->cb[1] = at | branch << 16;
+		skb->cb[1] = at | branch << 8 | segs << 16; /* struct ol_merge_mark */
 		skb->cb[2] = seq;
 		skb->cb[3] = end;
 		skb->cb[4] = generation;

@@ -75,6 +75,7 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 			.slot = h.slot,
 			.tunnel = h.tunnel,
 			.len = ctx->data_end - ctx->data,
+			.segs = 1,
 			.again = h.again,
 		};
 

@@ -57,11 +57,19 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		return opts, err
 	}
 	opts.Tiers, opts.NoGuard = tierStatus(l.tiers), tierError(l.tiers, 1)
-	opts.Microflows.NoXDP, opts.Microflows.NoMerge = tierError(l.tiers, 2), noMerge(l.features)
+	opts.Microflows.NoXDP, opts.Microflows.NoMerge = noXDP(cfg, l), noMerge(l.features)
 	if cfg.Tier == config.TierXDP {
 		opts.Tier = governor.XDP
 	}
 	return opts, requireTier(cfg, l.tiers)
+}
+
+// noXDP says why flows are not cut by XDP, nil where they are.
+func noXDP(cfg *config.Config, l look) error {
+	if cfg.Tier == config.TierTC {
+		return errors.New("tier: tc")
+	}
+	return tierError(l.tiers, 2)
 }
 
 // noMerge says why split flows cannot be put in order again on this node, nil where they

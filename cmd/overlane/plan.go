@@ -165,7 +165,7 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 		out.Priority = planPriority(cfg.Priority, cores, s, l, owned)
 	}
 	if splits(cfg, l) && !prioritises(cfg) {
-		if out.Microflows, err = planMicroflows(cfg.Microflows, cores, s, l, owned); err != nil {
+		if out.Microflows, err = planMicroflows(cfg, cores, s, l, owned); err != nil {
 			return out, err
 		}
 	}
@@ -248,17 +248,17 @@ func splits(cfg *config.Config, l look) bool {
 }
 
 // planMicroflows is what a flow that is too much for one core changes.
-func planMicroflows(cfg config.Microflows, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*microflowsOutlook, error) {
+func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*microflowsOutlook, error) {
 	nic, err := busiestReceiver()
 	if err != nil {
 		return nil, err
 	}
 	out := &microflowsOutlook{}
-	if err := tierError(l.tiers, 2); err != nil {
-		out.When = fmt.Sprintf("run would split no flow: %v", err)
-		return out, nil
+	tier := governor.XDP
+	if noXDP(cfg, l) != nil {
+		tier = governor.TC
 	}
-	layout := governor.PlaceMicroflows(slices.Sorted(slices.Values(cores)), []int{nic}, cfg.Cores, noMerge(l.features) == nil, governor.Costs{})
+	layout := governor.PlaceMicroflows(tier, slices.Sorted(slices.Values(cores)), []int{nic}, cfg.Microflows.Cores, noMerge(l.features) == nil, governor.Costs{})
 	if layout.None() {
 		out.When = "run would split no flow: " + layout.Reason
 		return out, nil
@@ -279,7 +279,7 @@ func planMicroflows(cfg config.Microflows, cores config.CPUList, s *node.Scanner
 	if !layout.Merge {
 		what = "a UDP flow"
 	}
-	out.When = fmt.Sprintf("once %s is too much for one core, run would spread it over %s more:", what, plural(len(layout.NIC), "core"))
+	out.When = fmt.Sprintf("once %s is too much for one core, run would spread it over %s more:", what, plural(len(layout.NIC)+len(layout.Tunnel), "core"))
 	return out, nil
 }
 

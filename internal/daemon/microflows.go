@@ -21,7 +21,7 @@ type Microflows struct {
 	Elephant float64
 	// Unordered: UDP flows may be split although nobody puts them in order again.
 	Unordered bool
-	// NoXDP says why no NIC of this node runs XDP, nil where one does.
+	// NoXDP says why flows are not cut by XDP, on a NIC, but behind it; nil where they are.
 	NoXDP error
 	// NoMerge says why this kernel has no merge point, nil where it has.
 	NoMerge error
@@ -55,8 +55,6 @@ func (d *Daemon) noMicroflows() (state control.MechanismState, reason string) {
 	switch {
 	case m.Mode == governor.Off || m.Batch == 0:
 		return control.Off, "switched off by configuration"
-	case m.NoXDP != nil:
-		return control.Unsupported, m.NoXDP.Error()
 	case m.NoMerge != nil && !m.Unordered:
 		return control.Unsupported, fmt.Sprintf("split flows could not be put in order again (%v); with udp-order: none, UDP flows are split all the same", m.NoMerge)
 	case d.prio != nil:
@@ -83,7 +81,11 @@ func (d *Daemon) placeMicroflows(in governor.Input) governor.Layout {
 	if in.Now.Before(m.pause) {
 		return governor.Layout{Reason: m.why}
 	}
-	return governor.PlaceMicroflows(d.cores, m.nic, min(d.opts.Microflows.Cores, datapath.MaxBranches), d.opts.Microflows.NoMerge == nil, in.Costs)
+	tier := governor.XDP
+	if d.opts.Microflows.NoXDP != nil {
+		tier = governor.TC
+	}
+	return governor.PlaceMicroflows(tier, d.cores, m.nic, min(d.opts.Microflows.Cores, datapath.MaxBranches), d.opts.Microflows.NoMerge == nil, in.Costs)
 }
 
 // look takes the share of elephants in a stretch that is over, and begins one.
@@ -91,7 +93,8 @@ func (m *microflows) look(now time.Time, c datapath.Counters) {
 	if now.Sub(m.since) < fruitlessFor {
 		return
 	}
-	if all := c.XDPOverlay - m.counted.XDPOverlay; !m.since.IsZero() && all > 0 {
+	all := max(c.XDPOverlay-m.counted.XDPOverlay, c.Overlay-m.counted.Overlay)
+	if !m.since.IsZero() && all > 0 {
 		m.share = float64(c.Split-m.counted.Split) / float64(all)
 	}
 	m.since, m.counted = now, c
@@ -114,6 +117,9 @@ func (d *Daemon) split(in governor.Input) datapath.Split {
 		layout = d.pipe.layout
 	}
 	s := datapath.Split{TCP: layout.Merge, Batch: m.Batch, Here: layout.Here, Frames: math.Inf(1), Bytes: math.Inf(1)}
+	if len(layout.NIC) == 0 {
+		s.At = datapath.Tunnel
+	}
 	s.Numbered = layout.Merge && !m.Unordered
 	s.UDP = m.Unordered || s.Numbered
 	if m.Elephant > 0 {
@@ -152,6 +158,9 @@ func (d *Daemon) microflowsMechanism() control.Mechanism {
 	if state, reason := d.noMicroflows(); reason != "" {
 		m.State, m.Reason = state, reason
 		return m
+	}
+	if d.opts.Microflows.NoXDP != nil {
+		m.Reason += fmt.Sprintf("; flows are cut behind the NIC's stage (%v)", d.opts.Microflows.NoXDP)
 	}
 	if why := d.pipe.noUDP; why != "" && !d.opts.Microflows.Unordered {
 		m.Reason += "; UDP flows stay whole: " + why

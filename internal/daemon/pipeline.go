@@ -186,10 +186,12 @@ func (p *pipeline) tunnels(snap node.Snapshot) error {
 // attach hangs the programs on the underlays and pods that lack them. Where no stage but
 // the first hops, there are none.
 func (p *pipeline) attach(snap node.Snapshot) error {
-	if p.layout.Split && !p.layout.Merge {
+	atTunnel := p.layout.Split && len(p.layout.NIC) == 0
+	if p.layout.Split && !p.layout.Merge && !atTunnel {
 		return nil
 	}
-	if err := p.dp.SetNeutral(!p.layout.Split); err != nil {
+	// Masks that send packets elsewhere are on tunnels and pods.
+	if err := p.dp.SetNeutral(!p.layout.Split || atTunnel); err != nil {
 		return err
 	}
 	want := map[node.DevKey]bool{}
@@ -209,22 +211,24 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 	}
 	for _, pod := range snap.Pods {
 		switch {
-		case p.merge != nil:
-			// Behind the merge point the qdisc of the host end would be passed by.
-			if p.merge.spaces[pod.Host.NetnsCookie].program != nil && podUnfit(pod) == "" {
-				hang(pod.Host, p.dp.AttachPodMerge)
-			}
-		case p.left[pod.Peer.Key()]:
+		// Behind the merge point the qdisc of the host end would be passed by.
+		case p.merge != nil && p.merge.spaces[pod.Host.NetnsCookie].program != nil && podUnfit(pod) == "":
+			hang(pod.Host, p.dp.AttachPodMerge)
+		case p.merge != nil && !atTunnel:
+		case p.left[pod.Peer.Key()] || atTunnel:
 			hang(pod.Host, p.dp.AttachPodLeftAlone)
 		default:
 			hang(pod.Host, p.dp.AttachPod)
 		}
 	}
 	for _, u := range snap.Underlays {
-		if p.merge == nil {
-			hang(u.Dev, p.dp.AttachUnderlay)
-		} else {
+		switch {
+		case atTunnel:
+			hang(u.Dev, p.dp.AttachUnderlaySplit)
+		case p.merge != nil:
 			hang(u.Dev, p.dp.AttachNumbers)
+		default:
+			hang(u.Dev, p.dp.AttachUnderlay)
 		}
 	}
 	for key, l := range p.attached {

@@ -215,6 +215,8 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_merging_of":      d.stages.OlMergingOf,
 		"ol_merge_ended":     d.stages.OlMergeEnded,
 		"ol_unnumbered":      d.stages.OlUnnumbered,
+		"ol_elephants":       d.stages.OlElephants,
+		"ol_last_elephant":   d.stages.OlLastElephant,
 		"ol_lane_threads":    d.stages.OlLaneThreads,
 		"ol_latency_threads": d.stages.OlLatencyThreads,
 	}
@@ -246,6 +248,12 @@ func (d *Datapath) AttachPod(dev Device) (io.Closer, error) {
 // of the host end of a pod's veth, in a namespace that has one.
 func (d *Datapath) AttachPodMerge(dev Device) (io.Closer, error) {
 	return attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodMerge)
+}
+
+// AttachUnderlaySplit hangs the program that cuts flows into micro-flows on the ingress of
+// an underlay; their branches are lanes of the tunnel stage.
+func (d *Datapath) AttachUnderlaySplit(dev Device) (io.Closer, error) {
+	return attachTCX(dev, ebpf.AttachTCXIngress, d.stages.OlUnderlaySplit)
 }
 
 // AttachNumbers hangs the program that takes over the numbers that XDP gives to frames of

@@ -237,7 +237,8 @@ type priorityOlPolicy struct {
 	SplitEpoch      uint32
 	SplitHere       uint8
 	SplitProtos     uint8
-	SplitPad        [2]uint8
+	SplitStage      uint8
+	SplitPad        uint8
 	MergeIfindex    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout

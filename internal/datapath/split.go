@@ -28,8 +28,9 @@ type Split struct {
 	Batch int
 	// Frames and Bytes a second: more make a flow an elephant.
 	Frames, Bytes float64
-	// Here: the core that polls takes its part of each flow, beside the lanes of the nic
-	// stage.
+	// At is the stage whose lanes are the branches: NIC or Tunnel.
+	At Stage
+	// Here: the core that polls takes its part of each flow, beside them.
 	Here bool
 }
 
@@ -54,6 +55,7 @@ func (d *Datapath) SetSplit(s Split) error {
 	if s.Here {
 		p.SplitHere = 1
 	}
+	p.SplitStage = uint8(s.At)
 	return d.writePolicy()
 }
 

@@ -110,6 +110,47 @@ type stagesOlCpu struct {
 	_       [32]byte
 }
 
+type stagesOlElephant struct {
+	_    structs.HostLayout
+	Flow struct {
+		_     structs.HostLayout
+		Addr  [4]uint64
+		Tail  uint64
+		Ports uint32
+		Id    uint32
+		V6    uint8
+		Proto uint8
+		Piece uint8
+		Dscp  uint8
+		_     [4]byte
+	}
+	Window   uint64
+	Frames   uint32
+	Bytes    uint32
+	Seq      uint32
+	Left     uint32
+	Last     [9]uint32
+	Used     uint32
+	Epoch    uint32
+	Heavy    uint16
+	Light    uint16
+	Branch   uint8
+	State    uint8
+	Elephant uint8
+	Taken    uint8
+	Merge    uint8
+	Begins   uint8
+	Astray   uint8
+	Pieces   uint8
+	Number   uint32
+	Pad2     uint32
+	Key      uint64
+	Handed   uint64
+	Turned   uint64
+	Passed   uint64
+	Since    uint64
+}
+
 type stagesOlFlag uint32
 
 const (
@@ -207,7 +248,8 @@ type stagesOlPolicy struct {
 	SplitEpoch      uint32
 	SplitHere       uint8
 	SplitProtos     uint8
-	SplitPad        [2]uint8
+	SplitStage      uint8
+	SplitPad        uint8
 	MergeIfindex    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
@@ -360,9 +402,11 @@ const (
 	stagesMapOlCells           = "ol_cells"
 	stagesMapOlCounters        = "ol_counters"
 	stagesMapOlCpus            = "ol_cpus"
+	stagesMapOlElephants       = "ol_elephants"
 	stagesMapOlFrags           = "ol_frags"
 	stagesMapOlLanePackets     = "ol_lane_packets"
 	stagesMapOlLaneThreads     = "ol_lane_threads"
+	stagesMapOlLastElephant    = "ol_last_elephant"
 	stagesMapOlLatencyThreads  = "ol_latency_threads"
 	stagesMapOlLeaves          = "ol_leaves"
 	stagesMapOlMergeEnded      = "ol_merge_ended"
@@ -381,6 +425,7 @@ const (
 	stagesProgOlPodRestore     = "ol_pod_restore"
 	stagesProgOlUnderlayIn     = "ol_underlay_in"
 	stagesProgOlUnderlayNumber = "ol_underlay_number"
+	stagesProgOlUnderlaySplit  = "ol_underlay_split"
 	stagesVarOlAbiEnums        = "ol_abi_enums"
 	stagesVarOlKey0            = "ol_key0"
 	stagesVarOlKey1            = "ol_key1"
@@ -436,6 +481,7 @@ type stagesProgramSpecs struct {
 	OlPodRestore     *ebpf.ProgramSpec `ebpf:"ol_pod_restore"`
 	OlUnderlayIn     *ebpf.ProgramSpec `ebpf:"ol_underlay_in"`
 	OlUnderlayNumber *ebpf.ProgramSpec `ebpf:"ol_underlay_number"`
+	OlUnderlaySplit  *ebpf.ProgramSpec `ebpf:"ol_underlay_split"`
 }
 
 // stagesMapSpecs contains maps before they are loaded into the kernel.
@@ -446,9 +492,11 @@ type stagesMapSpecs struct {
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlElephants      *ebpf.MapSpec `ebpf:"ol_elephants"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
+	OlLastElephant   *ebpf.MapSpec `ebpf:"ol_last_elephant"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
 	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
@@ -498,9 +546,11 @@ type stagesMaps struct {
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlElephants      *ebpf.Map `ebpf:"ol_elephants"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
+	OlLastElephant   *ebpf.Map `ebpf:"ol_last_elephant"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
 	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
@@ -521,9 +571,11 @@ func (m *stagesMaps) Close() error {
 		m.OlCells,
 		m.OlCounters,
 		m.OlCpus,
+		m.OlElephants,
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,
+		m.OlLastElephant,
 		m.OlLatencyThreads,
 		m.OlLeaves,
 		m.OlMergeEnded,
@@ -560,6 +612,7 @@ type stagesPrograms struct {
 	OlPodRestore     *ebpf.Program `ebpf:"ol_pod_restore"`
 	OlUnderlayIn     *ebpf.Program `ebpf:"ol_underlay_in"`
 	OlUnderlayNumber *ebpf.Program `ebpf:"ol_underlay_number"`
+	OlUnderlaySplit  *ebpf.Program `ebpf:"ol_underlay_split"`
 }
 
 func (p *stagesPrograms) Close() error {
@@ -570,6 +623,7 @@ func (p *stagesPrograms) Close() error {
 		p.OlPodRestore,
 		p.OlUnderlayIn,
 		p.OlUnderlayNumber,
+		p.OlUnderlaySplit,
 	)
 }
 

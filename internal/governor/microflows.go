@@ -9,36 +9,46 @@ import (
 
 // PlaceMicroflows decides which lanes take the micro-flows of an elephant: up to most
 // of the cores that poll no NIC. Where there are fewer than two, the core that polls takes
-// its part, if it is one of them. merge: flows are put in order again, and go on from there
-// on a core that is free, or else on the last of the lanes.
-func PlaceMicroflows(cores, nic []int, most int, merge bool, measured Costs) Layout {
+// its part, if it is one of them. tier says where flows are cut: in tier XDP before the first
+// stage, which lanes do as well, else behind it. merge: flows are put in order again, and
+// go on from there on a core that is free, or else on the last of the lanes.
+func PlaceMicroflows(tier Tier, cores, nic []int, most int, merge bool, measured Costs) Layout {
 	cost, source := measured.OrTypical(), "measured stage costs"
 	if !measured.Known() {
 		source = "typical stage costs"
 	}
 	free := slices.DeleteFunc(slices.Clone(cores), func(c int) bool { return slices.Contains(nic, c) })
-	l := Layout{Split: true, NIC: free[:min(len(free), most)]}
+	branches := free[:min(len(free), most)]
 	one := cost.NIC + cost.Tunnel + cost.Pod
-	thread := one + splitThread
+	// What a frame costs the polling core in any case, what a branch that is this core, and
+	// what one that is another.
+	poll, here, there := float64(splitPoll), one, one+splitThread
+	if tier != XDP {
+		poll, here, there = cost.NIC+cost.Hop/2, cost.Tunnel+cost.Pod, cost.Tunnel+cost.Pod+cost.Hop/2
+	}
+	l := Layout{Split: true, NIC: branches}
+	if tier != XDP {
+		l.NIC, l.Tunnel = nil, branches
+	}
 	switch {
 	case len(nic) == 0:
 		return Layout{Gain: 1, Reason: "no overlay packets have come yet"}
 	case len(free) == 0:
 		return Layout{Gain: 1, Reason: "every core polls a NIC: there is none for a micro-flow"}
-	case len(l.NIC) > 1:
+	case len(branches) > 1:
 		// Whoever polls does nothing else.
-		l.Gain = one / max(splitPoll, thread/float64(len(l.NIC)))
+		l.Gain = one / max(poll, there/float64(len(branches)))
 	case !slices.ContainsFunc(nic, func(c int) bool { return slices.Contains(cores, c) }):
 		return Layout{Gain: 1, Reason: fmt.Sprintf("one core, %d, polls no NIC, and the others may take no work: micro-flows need two", free[0])}
 	default:
-		// Of each frame the polling core takes the part here, and both are done at once:
-		// splitPoll + here*one = (1-here)*thread.
+		// Of each frame the polling core takes the part p, and both are done at once:
+		// poll + p*here = (1-p)*there.
 		l.Here = true
-		here := max((thread-splitPoll)/(one+thread), 0)
-		l.Gain = one / ((1 - here) * thread)
+		p := max((there-poll)/(here+there), 0)
+		l.Gain = one / max(poll, (1-p)*there)
 	}
 	if l.Merge = merge; merge {
-		l.Pod = free[max(0, min(len(l.NIC), len(free)-1)):][:1]
+		l.Pod = free[max(0, min(len(branches), len(free)-1)):][:1]
 	}
 	l.Reason = fmt.Sprintf("%s (%.0f ns a frame): %.2f times one core's rate predicted for one flow", source, one, l.Gain)
 	return l

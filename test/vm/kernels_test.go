@@ -4,6 +4,7 @@ package vm
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -28,8 +29,9 @@ const root = "github.com/overlane/overlane/"
 
 // suite is a package's tests, with arguments.
 type suite struct {
-	pkg  string
-	args []string
+	pkg   string
+	args  []string
+	limit time.Duration // of the tests; 0: testLimit
 }
 
 // smoke is what runs on each of them.
@@ -81,7 +83,15 @@ const (
 	testLimit = 5 * time.Minute  // of each binary, inside
 )
 
-func TestKernels(t *testing.T) {
+// fleet is what emulated machines are made of.
+type fleet struct {
+	bin     string
+	tests   map[string]string // binaries, by the suite's name
+	kernels map[Line]*Kernel
+}
+
+func prepare(t *testing.T, suites []suite, of ...Line) *fleet {
+	t.Helper()
 	if _, err := exec.LookPath(Emulator); err != nil {
 		t.Skip("needs " + Emulator)
 	}
@@ -89,34 +99,41 @@ func TestKernels(t *testing.T) {
 	if err != nil {
 		cache = os.TempDir()
 	}
-	bin := t.TempDir()
-	build(t, filepath.Join(bin, "init"), "build", root+"test/vm/init")
-	tests := map[string]string{}
-	for _, s := range slices.Concat(smoke, underSpecial, underFiltering) {
-		if name := s.name(); tests[name] == "" {
-			tests[name] = filepath.Join(bin, name)
-			build(t, tests[name], "test", "-c", root+s.pkg)
+	f := &fleet{bin: t.TempDir(), tests: map[string]string{}, kernels: map[Line]*Kernel{}}
+	build(t, filepath.Join(f.bin, "init"), "build", root+"test/vm/init")
+	for _, s := range suites {
+		if name := s.name(); f.tests[name] == "" {
+			f.tests[name] = filepath.Join(f.bin, name)
+			build(t, f.tests[name], "test", "-c", root+s.pkg)
 		}
 	}
-	kernels := map[Line]*Kernel{}
-	for _, l := range lines {
-		if kernels[l], err = l.Kernel(t.Context(), filepath.Join(cache, "overlane-vm")); err != nil {
+	for _, l := range of {
+		if f.kernels[l], err = l.Kernel(t.Context(), filepath.Join(cache, "overlane-vm")); err != nil {
 			t.Fatal(err)
 		}
 	}
+	return f
+}
+
+// machine is one that runs these suites.
+func (f *fleet) machine(t *testing.T, l Line, how Boot, list []suite, modules ...string) *Machine {
+	m := &Machine{
+		Kernel: f.kernels[l], Dir: t.ArtifactDir(), Tests: map[string]string{}, Programs: programs,
+		Init: filepath.Join(f.bin, "init"), Modules: slices.Concat(loaded, modules), Boot: how,
+	}
+	for _, s := range list {
+		m.Tests[s.name()] = f.tests[s.name()]
+		m.Runs = append(m.Runs, s.run())
+	}
+	return m
+}
+
+func TestKernels(t *testing.T) {
+	f := prepare(t, slices.Concat(smoke, underSpecial, underFiltering), lines...)
 	on := func(l Line, name string, how Boot, list []suite, modules ...string) {
-		k := kernels[l]
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // the emulator takes one core
-			m := &Machine{
-				Kernel: k, Dir: t.ArtifactDir(), Tests: map[string]string{}, Programs: programs,
-				Init: filepath.Join(bin, "init"), Modules: slices.Concat(loaded, modules), Boot: how,
-			}
-			for _, s := range list {
-				m.Tests[s.name()] = tests[s.name()]
-				m.Runs = append(m.Runs, s.run())
-			}
-			smokeOn(t, m)
+			runOn(t, f.machine(t, l, how, list, modules...), bootLimit)
 		})
 	}
 	for _, l := range lines {
@@ -127,15 +144,30 @@ func TestKernels(t *testing.T) {
 	on(newest, newest.String()+" "+filtering.Name, filtering, underFiltering, filters...)
 }
 
+var orders = flag.Int("orders", 0, "so many runs of each row of the table of orders (20: hours)")
+
+// The whole table of ways in which flows are split and put in order again, on a machine
+// with cores for it.
+func TestTableOfOrders(t *testing.T) {
+	if *orders == 0 {
+		t.Skip("needs hours: make orders")
+	}
+	s := suite{pkg: "test/vm/e2e", limit: 20 * time.Hour, args: []string{
+		"-test.run=^TestMerge$/^flows$", fmt.Sprintf("-order-runs=%d", *orders)}}
+	newest := lines[len(lines)-1]
+	f := prepare(t, []suite{s}, newest)
+	runOn(t, f.machine(t, newest, Boot{CPUs: 6}, []suite{s}), s.limit)
+}
+
 func (s suite) name() string { return path.Base(s.pkg) }
 
 func (s suite) run() guest.Run {
 	return guest.Run{Name: s.name(), Args: append([]string{
-		"-test.v=test2json", "-test.count=1", fmt.Sprintf("-test.timeout=%v", testLimit)}, s.args...)}
+		"-test.v=test2json", "-test.count=1", fmt.Sprintf("-test.timeout=%v", max(s.limit, testLimit))}, s.args...)}
 }
 
-func smokeOn(t *testing.T, m *Machine) {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), bootLimit, fmt.Errorf("not within %v", bootLimit))
+func runOn(t *testing.T, m *Machine, limit time.Duration) {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), limit, fmt.Errorf("not within %v", limit))
 	defer cancel()
 	start := time.Now()
 	records, err := m.Start(ctx)

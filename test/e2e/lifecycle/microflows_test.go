@@ -19,10 +19,10 @@ func microflows(elephant string) string {
 	return fmt.Sprintf("pipeline: off\nmetrics: off\nmicroflows: {mode: forced, elephant: %s, udp-order: none}\n", elephant)
 }
 
-// laneOf is the number of packets that went to the nic stage's lanes.
-func laneOf(st control.Status) (n uint64) {
+// laneOf is the number of packets that went to a stage's lanes.
+func laneOf(st control.Status, stage string) (n uint64) {
 	for _, l := range st.Lanes {
-		if l.Stage == "nic" {
+		if l.Stage == stage {
 			n += l.Packets
 		}
 	}
@@ -30,16 +30,23 @@ func laneOf(st control.Status) (n uint64) {
 }
 
 func TestElephantsAreSplitAndBecomeWholeAgain(t *testing.T) {
+	// Before the NIC's stage, and behind it.
+	for tier, stage := range map[string]string{"xdp": "nic", "tc": "tunnel"} {
+		t.Run(tier, func(t *testing.T) { splitAndWholeAgain(t, "tier: "+tier+"\n", stage) })
+	}
+}
+
+func splitAndWholeAgain(t *testing.T, tier, stage string) {
 	b := lab(t, bed.Options{})
-	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: microflows("1Mbit")})
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: microflows("1Mbit") + tier})
 	l := rig.StartLoad(t, b, 2)
 	rig.Until(t, "both flows are split, over the lane and the core that polls", func() (bool, string) {
 		st := d.Status()
-		c, lane := st.Counters, laneOf(st)
+		c, lane := st.Counters, laneOf(st, stage)
 		return c.Splits >= 2 && lane > 1000 && c.SplitPackets > lane+1000, fmt.Sprintf("%+v, %d by the lane", c, lane)
 	})
 	// Too high for them: they become whole, and go on in order.
-	d.Reload(microflows("10Gbit"))
+	d.Reload(microflows("10Gbit") + tier)
 	var last uint64
 	rig.Until(t, "no packet is split any more", func() (bool, string) {
 		was := last

@@ -5,7 +5,6 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"slices"
 	"testing"
@@ -16,15 +15,15 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/overlane/overlane/internal/daemon"
+	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/residue"
 )
 
-// TestMergeStandsFaults has one connection go through all that can happen to it. Whatever
+// mergeStandsFaults has one connection go through all that can happen to it. Whatever
 // does, it goes on, each byte arrives, and it is split and put in order again.
-func TestMergeStandsFaults(t *testing.T) {
-	needMerge(t)
+func mergeStandsFaults(t *testing.T) {
 	s := split(t, 32)
 	p := s.pour(t, v4)
 	b := &s.hosts[1]
@@ -53,10 +52,10 @@ func TestMergeStandsFaults(t *testing.T) {
 		every int
 	}{
 		// Before the split, as many as the sender hands down at a time.
-		{"bursts are lost on the way", s.hosts[0].ns, vethDev, 20},
+		{"bursts are lost on the way", s.hosts[0].net, vethDev, 20},
 		// Behind it, as many as GRO has joined.
 		{"packets are lost in a branch", b.ns, wireDev, 300},
-		{"packets are lost on the way", s.hosts[0].ns, vethDev, 500},
+		{"packets are lost on the way", s.hosts[0].net, vethDev, 500},
 	} {
 		if l.every == 500 {
 			if err := s.hosts[0].pod.Do(func() error { return segmentEarly(podDev) }); err != nil {
@@ -99,7 +98,7 @@ func TestMergeStandsFaults(t *testing.T) {
 	})
 	change := func(do func(nl *netlink.Handle, dev netlink.Link) error) {
 		t.Helper()
-		err := in(b.ns, func(nl *netlink.Handle) error {
+		err := in(b.net, func(nl *netlink.Handle) error {
 			dev, err := nl.LinkByName(daemon.MergeDevice)
 			if err != nil {
 				return err
@@ -127,7 +126,7 @@ func TestMergeStandsFaults(t *testing.T) {
 	})
 	t.Run("somebody detaches the program in front of the pod", func(t *testing.T) {
 		was := s.count(t)
-		if err := detach(b.ns, vethDev, ebpf.AttachTCXEgress); err != nil {
+		if err := detach(b.net, vethDev, ebpf.AttachTCXEgress); err != nil {
 			t.Fatal(err)
 		}
 		p.reach(t, 4<<20)
@@ -179,15 +178,14 @@ func detach(ns *netns.Handle, dev string, hook ebpf.AttachType) error {
 }
 
 // The pod goes while packets wait for their turn on the way to it.
-func TestMergeLosesItsPod(t *testing.T) {
-	needMerge(t)
-	s := lay(t)
+func mergeLosesItsPod(t *testing.T) {
+	s := lay(t, bridged)
 	residue.Check(t, residue.Scope{}) // the pod's devices do not stay
-	s.begin(t, 32)
+	s.begin(t, splits(governor.XDP, 32, 1))
 	b := &s.hosts[1]
 	p := s.pour(t, v4)
 	p.reach(t, 1<<20)
-	err := in(b.ns, func(nl *netlink.Handle) error {
+	err := in(b.net, func(nl *netlink.Handle) error {
 		l, err := nl.LinkByName(vethDev)
 		if err != nil {
 			return err
@@ -206,8 +204,7 @@ func TestMergeLosesItsPod(t *testing.T) {
 }
 
 // The core of a branch goes offline, and comes back.
-func TestABranchsCoreGoesOfflineAndComesBack(t *testing.T) {
-	needMerge(t)
+func branchsCoreGoesOffline(t *testing.T) {
 	needMachine(t)
 	s := split(t, 32)
 	p := s.pour(t, v4)
@@ -226,26 +223,4 @@ func TestABranchsCoreGoesOfflineAndComesBack(t *testing.T) {
 	until(t, "packets wait for others again", func() bool { return s.d.Status().Counters.MergeHeld > was.daemon.MergeHeld })
 	p.finish(t)
 	s.end(t)
-}
-
-// Several flows at a time, each in its own order.
-func TestSeveralSplitFlowsComeInOrder(t *testing.T) {
-	needMerge(t)
-	s := split(t, 32)
-	var flows []*pour
-	const most = 32 << 10 // the wire's ring holds what all of them have under way
-	for range 4 {
-		flows = append(flows, s.pourAtMost(t, v4, most), s.pourAtMost(t, func(h *host) netip.Addr { return h.in6 }, most))
-	}
-	until(t, "all of them are split", func() bool { return s.d.Status().Counters.Splits > uint64(len(flows)) })
-	was := s.count(t)
-	for _, p := range flows {
-		p.reach(t, 1<<20)
-	}
-	d := s.since(t, was)
-	for _, p := range flows {
-		p.finish(t)
-	}
-	s.end(t)
-	d.inOrder(t)
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/daemon"
+	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/test/residue"
 )
 
@@ -28,7 +29,7 @@ func splitFlows(args []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM)
 	defer stop()
 	opts := options(args[0], os.Stderr)
-	splits(32)(&opts)
+	splits(governor.XDP, 32, 1)(&opts)
 	d, err := daemon.Start(ctx, opts)
 	if err != nil {
 		return err
@@ -91,7 +92,7 @@ type mergePoint struct {
 
 func (h *host) mergePoint(t *testing.T) (m mergePoint) {
 	t.Helper()
-	err := in(h.ns, func(nl *netlink.Handle) error {
+	err := in(h.net, func(nl *netlink.Handle) error {
 		dev, err := nl.LinkByName(daemon.MergeDevice)
 		var none netlink.LinkNotFoundError
 		if errors.As(err, &none) {
@@ -117,9 +118,8 @@ func (h *host) mergePoint(t *testing.T) (m mergePoint) {
 }
 
 // A connection outlives the daemon that splits it, with its guardian or without.
-func TestMergeOutlivesItsDaemon(t *testing.T) {
-	needMerge(t)
-	s := lay(t)
+func mergeOutlivesItsDaemon(t *testing.T) {
+	s := lay(t, bridged)
 	b := &s.hosts[1]
 	residue.Check(t, s.all())
 	p, state := s.pour(t, v4), t.TempDir()

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -64,7 +65,7 @@ func netstat(t *testing.T, ns *netns.Handle) map[string]int {
 // itself there.
 func (o *overlay) onOneCore(t *testing.T) {
 	t.Helper()
-	root, err := o.hosts[0].ns.Sysfs()
+	root, err := o.hosts[0].net.Sysfs()
 	if err == nil {
 		err = errors.Join(root.WriteFile("class/net/"+vethDev+"/queues/rx-0/rps_cpus", []byte("1"), 0), root.Close())
 	}
@@ -96,17 +97,6 @@ func name(t *testing.T, ns *netns.Handle) {
 	}
 }
 
-// needMerge skips where the kernel has no merge points.
-func needMerge(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: builds network namespaces and loads BPF programs")
-	}
-	if !hasBPFQdisc(t) {
-		t.Skip("needs a kernel with BPF qdisc: Linux 6.16")
-	}
-}
-
 // v4 is a host's pod's address.
 func v4(h *host) netip.Addr { return h.in4 }
 
@@ -120,14 +110,14 @@ type splitting struct {
 // split builds an overlay, and waits until a flow is split.
 func split(t *testing.T, batch int) *splitting {
 	t.Helper()
-	s := lay(t)
+	s := lay(t, bridged)
 	residue.Check(t, s.all())
-	s.begin(t, batch)
+	s.begin(t, splits(governor.XDP, batch, 1))
 	return s
 }
 
 // lay builds an overlay in whose second host flows can be split.
-func lay(t *testing.T) *splitting {
+func lay(t *testing.T, top topology) *splitting {
 	t.Helper()
 	s := &splitting{}
 	t.Cleanup(func() {
@@ -135,23 +125,31 @@ func lay(t *testing.T) *splitting {
 			t.Error(err)
 		}
 	})
-	if err := s.build("vxlan"); err != nil {
+	if err := s.buildAs("vxlan", top); err != nil {
 		t.Fatal(err)
 	}
 	s.onOneCore(t)
-	name(t, s.hosts[1].pod)
+	b := &s.hosts[1]
+	name(t, b.pod)
+	if b.net != b.ns {
+		name(t, b.net)
+	}
 	return s
 }
 
 // all is all of the second host, and of its pod.
 func (s *splitting) all() residue.Scope {
 	b := &s.hosts[1]
-	return residue.Scope{Namespaces: []string{residue.FD(b.ns.FD()), residue.FD(b.pod.FD())}}
+	scope := residue.Scope{Namespaces: []string{residue.FD(b.ns.FD()), residue.FD(b.pod.FD())}}
+	if b.net != b.ns {
+		scope.Namespaces = append(scope.Namespaces, residue.FD(b.net.FD()))
+	}
+	return scope
 }
 
-func (s *splitting) begin(t *testing.T, batch int) {
+func (s *splitting) begin(t *testing.T, how func(*daemon.Options)) {
 	t.Helper()
-	s.d, s.stop = s.start(t, governor.TC, splits(batch))
+	s.d, s.stop = s.start(t, governor.TC, how)
 	until(t, "a flow is split", func() bool {
 		s.copyTCP(t, v4, 4<<20)
 		return s.d.Status().Counters.Splits > 0
@@ -162,10 +160,17 @@ func (s *splitting) begin(t *testing.T, batch int) {
 // that goes, on an emulated machine.
 const elephant = 2e5
 
-func splits(batch int) func(*daemon.Options) {
+// splits cuts elephants into micro-flows of so many frames, for so many lanes.
+func splits(tier governor.Tier, batch, lanes int) func(*daemon.Options) {
 	return func(opts *daemon.Options) {
+		if cores, err := online(); err == nil {
+			opts.Cores = cores
+		}
 		opts.Mode = governor.Off
-		opts.Microflows = daemon.Microflows{Mode: governor.Forced, Batch: batch, Cores: 1, Elephant: elephant}
+		opts.Microflows = daemon.Microflows{Mode: governor.Forced, Batch: batch, Cores: lanes, Elephant: elephant}
+		if tier == governor.TC {
+			opts.Microflows.NoXDP = errors.New("for this test")
+		}
 	}
 }
 
@@ -210,28 +215,100 @@ func (s *splitting) since(t *testing.T, was tally) toll {
 	return d
 }
 
-func TestSplitFlowsComeInOrder(t *testing.T) {
-	needMerge(t)
-	for _, batch := range []int{8, 32, 128} {
-		t.Run(fmt.Sprintf("batch %d", batch), func(t *testing.T) {
-			s := split(t, batch)
-			// A flow that is not split, beside it, and somebody in the pod.
-			small := s.stream(t, v4)
-			small.reach(t, 20)
-			was := s.count(t)
-			s.copyTCP(t, v4, 8<<20)
-			d := s.since(t, was)
-			small.reach(t, 20)
-			defer small.finish(t)
-			s.end(t)
-			d.inOrder(t)
-		})
+// row is a way in which flows are split.
+type row struct {
+	batch, lanes, flows int
+	top                 topology
+	tier                governor.Tier // where they are cut
+}
+
+func (r row) String() string {
+	at := map[governor.Tier]string{governor.XDP: "xdp", governor.TC: "tc"}[r.tier]
+	return fmt.Sprintf("%s, %d frames, %d lanes, %d flows, %s", at, r.batch, r.lanes, r.flows, r.top)
+}
+
+// brief are the rows that run every time, on two cores; all are for machines with more.
+var (
+	brief = []row{
+		{8, 1, 1, apart, governor.XDP}, {44, 1, 8, routed, governor.XDP}, {128, 1, 1, bridged, governor.XDP}, {44, 1, 1, bridged, governor.TC},
+	}
+	all = []row{
+		{8, 2, 1, bridged, governor.XDP}, {8, 4, 8, routed, governor.XDP}, {8, 2, 8, apart, governor.XDP},
+		{44, 4, 1, bridged, governor.XDP}, {44, 2, 8, routed, governor.XDP}, {44, 4, 1, apart, governor.XDP},
+		{128, 2, 8, bridged, governor.XDP}, {128, 4, 1, routed, governor.XDP}, {128, 2, 1, apart, governor.XDP},
+		{256, 4, 8, bridged, governor.XDP}, {256, 2, 1, routed, governor.XDP}, {256, 4, 8, apart, governor.XDP},
+		{44, 2, 1, bridged, governor.TC}, {128, 4, 8, routed, governor.TC}, {256, 2, 8, apart, governor.TC},
+	}
+)
+
+// In each run so many packets of split flows arrive at least, of which so many had to wait.
+const (
+	enough   = 20_000
+	outOf    = 500
+	underWay = 256 << 10 // bytes, of all flows: the wire's ring holds them
+)
+
+var runsOfAll = flag.Int("order-runs", 0, "so many runs of each row of the table of orders, instead of a few rows once")
+
+// TestMerge is of flows that are split and put in order again.
+func TestMerge(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: builds network namespaces and loads BPF programs")
+	}
+	if !hasBPFQdisc(t) {
+		t.Skip("needs a kernel with BPF qdisc: Linux 6.16")
+	}
+	for _, what := range []struct {
+		name string
+		test func(*testing.T)
+	}{
+		{"flows", flowsComeInOrder}, {"datagrams", datagramsComeInOrder}, {"faults", mergeStandsFaults},
+		{"no pod", mergeLosesItsPod}, {"killed", mergeOutlivesItsDaemon}, {"offline", branchsCoreGoesOffline},
+	} {
+		t.Run(what.name, what.test)
 	}
 }
 
+func flowsComeInOrder(t *testing.T) {
+	rows, runs := brief, 1
+	if *runsOfAll > 0 {
+		rows, runs = all, *runsOfAll
+	}
+	for _, r := range rows {
+		t.Run(r.String(), func(t *testing.T) { r.run(t, runs) })
+	}
+}
+
+func (r row) run(t *testing.T, runs int) {
+	s := lay(t, r.top)
+	residue.Check(t, s.all())
+	s.begin(t, splits(r.tier, r.batch, r.lanes))
+	// A flow that is not split, beside them, and somebody in the pod.
+	small := s.stream(t, v4)
+	small.reach(t, 20)
+	var flows []*pour
+	for range r.flows {
+		flows = append(flows, s.pourAtMost(t, v4, underWay/r.flows))
+	}
+	until(t, "all are split", func() bool { return s.d.Status().Counters.Splits > uint64(r.flows) })
+	for range runs {
+		was := s.count(t)
+		until(t, fmt.Sprintf("%d packets, %d of which waited", enough, outOf), func() bool {
+			c := s.d.Status().Counters
+			return c.MergePassed+c.MergeHeld > was.daemon.MergePassed+was.daemon.MergeHeld+enough && c.MergeHeld > was.daemon.MergeHeld+outOf
+		})
+		s.since(t, was).inOrder(t)
+	}
+	small.reach(t, 20)
+	for _, p := range flows {
+		p.finish(t)
+	}
+	small.finish(t)
+	s.end(t)
+}
+
 // UDP is put in order by numbers: also what a branch brings late, and beside losses.
-func TestSplitDatagramsComeInOrder(t *testing.T) {
-	needMerge(t)
+func datagramsComeInOrder(t *testing.T) {
 	s := split(t, 16)
 	u := s.send(t, v4, 64, 4*time.Millisecond)
 	was := s.count(t)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
 	"unsafe"
 
@@ -28,9 +29,10 @@ const (
 	podDev    = "eth0"
 )
 
-// host is one end of the overlay.
+// host is one end of the overlay. net is where its tunnel is: ns, or a namespace of its own.
 type host struct {
 	ns, pod   *netns.Handle
+	net       *netns.Handle
 	wire, in4 netip.Addr // on the wire; of the pod
 	in6       netip.Addr
 	mac       net.HardwareAddr // of the pod
@@ -52,8 +54,19 @@ var kinds = map[string]func(link netlink.LinkAttrs, wire int, to netip.Addr, loc
 	},
 }
 
+// A topology is how a pod is joined to the tunnel.
+type topology string
+
+const (
+	bridged topology = "bridged" // both are ports of a bridge
+	routed  topology = "routed"  // by routes
+	apart   topology = "apart"   // bridged, in a namespace that is not the host's
+)
+
 // build makes an overlay; close takes it away, also when build fails.
-func (o *overlay) build(kind string) error {
+func (o *overlay) build(kind string) error { return o.buildAs(kind, bridged) }
+
+func (o *overlay) buildAs(kind string, top topology) error {
 	for i := range o.hosts {
 		h := &o.hosts[i]
 		n := byte(i + 1)
@@ -67,17 +80,33 @@ func (o *overlay) build(kind string) error {
 				return err
 			}
 		}
+		h.net = h.ns
+		if top == apart {
+			var err error
+			if h.net, err = netns.New(); err != nil {
+				h.net = nil
+				return err
+			}
+		}
 	}
 	if err := o.buildWire(); err != nil {
 		return fmt.Errorf("build wire: %w", err)
 	}
 	for i := range o.hosts {
 		here, there := &o.hosts[i], &o.hosts[1-i]
-		if err := here.join(kind, there); err != nil {
+		if err := here.join(kind, top, there); err != nil {
 			return fmt.Errorf("build host %d: %w", i, err)
 		}
 		if err := here.buildPod(there); err != nil {
 			return fmt.Errorf("build pod %d: %w", i, err)
+		}
+	}
+	for i := range o.hosts {
+		if top != routed {
+			break
+		}
+		if err := o.hosts[i].route(&o.hosts[1-i]); err != nil {
+			return fmt.Errorf("build routes of host %d: %w", i, err)
 		}
 	}
 	return nil
@@ -86,6 +115,9 @@ func (o *overlay) build(kind string) error {
 func (o *overlay) close() error {
 	var errs []error
 	for _, h := range o.hosts {
+		if h.net != nil && h.net != h.ns {
+			errs = append(errs, h.net.Close())
+		}
 		for _, ns := range []*netns.Handle{h.pod, h.ns} {
 			if ns != nil {
 				errs = append(errs, ns.Close())
@@ -157,28 +189,103 @@ func switchOff(dev string, get, set uint32) error {
 	return nil
 }
 
-// join builds tunnel and bridge.
-func (h *host) join(kind string, far *host) error {
-	return in(h.ns, func(nl *netlink.Handle) error {
+// join builds tunnel and pod, and a bridge that joins them.
+func (h *host) join(kind string, top topology, far *host) error {
+	err := in(h.ns, func(nl *netlink.Handle) error {
 		wire, err := nl.LinkByName(wireDev)
 		if err != nil {
 			return err
 		}
-		snooping := false
-		br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridgeDev, MTU: 1500}, MulticastSnooping: &snooping}
-		if err := nl.LinkAdd(br); err != nil {
-			return fmt.Errorf("create bridge: %w", err)
-		}
-		a := netlink.LinkAttrs{Name: tunnelDev, MTU: 1500, MasterIndex: br.Index}
+		a := netlink.LinkAttrs{Name: tunnelDev, MTU: 1500}
 		if err := nl.LinkAdd(kinds[kind](a, wire.Attrs().Index, far.wire, h.wire)); err != nil {
 			return fmt.Errorf("create %s: %w", kind, err)
 		}
-		v := netlink.NewVeth(netlink.LinkAttrs{Name: vethDev, MTU: 1500, MasterIndex: br.Index})
+		tunnel, err := nl.LinkByName(tunnelDev)
+		if err == nil && h.net != h.ns {
+			err = nl.LinkSetNsFd(tunnel, h.net.FD())
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return in(h.net, func(nl *netlink.Handle) error {
+		v := netlink.NewVeth(netlink.LinkAttrs{Name: vethDev, MTU: 1500})
 		v.PeerName, v.PeerNamespace, v.PeerHardwareAddr = podDev, netlink.NsFd(h.pod.FD()), h.mac
 		if err := nl.LinkAdd(v); err != nil {
 			return fmt.Errorf("create veth: %w", err)
 		}
-		return errors.Join(up(nl, bridgeDev), up(nl, tunnelDev), up(nl, vethDev))
+		if top != routed {
+			snooping := false
+			br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridgeDev, MTU: 1500}, MulticastSnooping: &snooping}
+			if err := nl.LinkAdd(br); err != nil {
+				return fmt.Errorf("create bridge: %w", err)
+			}
+			for _, dev := range []string{tunnelDev, vethDev} {
+				l, err := nl.LinkByName(dev)
+				if err == nil {
+					err = nl.LinkSetMaster(l, br)
+				}
+				if err != nil {
+					return fmt.Errorf("make %s a port: %w", dev, err)
+				}
+			}
+			if err := up(nl, bridgeDev); err != nil {
+				return err
+			}
+		}
+		return errors.Join(up(nl, tunnelDev), up(nl, vethDev))
+	})
+}
+
+// route joins tunnel and pod by routes: to a pod what is for it, to the far host the rest.
+func (h *host) route(far *host) error {
+	for _, file := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		err := h.net.Do(func() error { return os.WriteFile("/proc/sys/net/"+file, []byte("1"), 0) })
+		if err != nil {
+			return fmt.Errorf("forward: %w", err)
+		}
+	}
+	mac := func(h *host, dev string) (addr net.HardwareAddr, err error) {
+		err = in(h.net, func(nl *netlink.Handle) error {
+			l, err := nl.LinkByName(dev)
+			if err == nil {
+				addr = l.Attrs().HardwareAddr
+			}
+			return err
+		})
+		return addr, err
+	}
+	farTunnel, err := mac(far, tunnelDev)
+	if err != nil {
+		return err
+	}
+	gate, err := mac(h, vethDev)
+	if err != nil {
+		return err
+	}
+	// to sends an address out by a device, to a neighbour that nobody has to look for.
+	to := func(nl *netlink.Handle, dev string, ip netip.Addr, mac net.HardwareAddr) error {
+		l, err := nl.LinkByName(dev)
+		if err != nil {
+			return err
+		}
+		at := l.Attrs().Index
+		dst := &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())}
+		return errors.Join(
+			nl.RouteReplace(&netlink.Route{LinkIndex: at, Dst: dst, Scope: netlink.SCOPE_LINK}),
+			nl.NeighSet(&netlink.Neigh{LinkIndex: at, State: netlink.NUD_PERMANENT, IP: ip.AsSlice(), HardwareAddr: mac}))
+	}
+	err = in(h.net, func(nl *netlink.Handle) error {
+		return errors.Join(
+			to(nl, vethDev, h.in4, h.mac), to(nl, vethDev, h.in6, h.mac),
+			to(nl, tunnelDev, far.in4, farTunnel), to(nl, tunnelDev, far.in6, farTunnel))
+	})
+	if err != nil {
+		return err
+	}
+	return in(h.pod, func(nl *netlink.Handle) error {
+		return errors.Join(to(nl, podDev, far.in4, gate), to(nl, podDev, far.in6, gate))
 	})
 }
 
