@@ -325,8 +325,8 @@ static __always_inline __u32 ol_branch_load(const struct ol_policy *policy, __u3
 	return ol_ring_from(&ring, ring.consumer);
 }
 
-/* The branch that takes the flow's next micro-flow. */
-__noinline __u32 ol_find_branch(void)
+/* The branch that takes the flow's next micro-flow, of so many of the packets that it holds. */
+__noinline __u32 ol_find_branch(__u32 batch)
 {
 	struct ol_branch best = {.lane = OL_BRANCHES};
 	struct ol_policy *policy = ol_get_policy();
@@ -344,7 +344,7 @@ __noinline __u32 ol_find_branch(void)
 		if (load != ~0U)
 			ol_better_branch(&best, i, load);
 	}
-	return ol_next_branch(&best, policy->split_here);
+	return ol_next_branch(&best, policy->split_here, batch);
 }
 
 /* Notes what a branch is sent, in sequence numbers, before it can be seen to have come. */
@@ -418,8 +418,9 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 		return OL_NO_BRANCH;
 	if (e->state == OL_SPLIT) {
 		if (!e->left) {
-			e->branch = ol_find_branch();
 			e->left = ol_batch_of(ordered, policy->split_batch);
+			/* Backlogs hold packets as GRO has made them. */
+			e->branch = ol_find_branch(e->left / (part->segs ? part->segs : 1));
 			ol_count(OL_CNT_MICROFLOWS, 1);
 		}
 		e->left -= e->left < part->segs ? e->left : part->segs;

@@ -134,12 +134,13 @@ OL_INLINE void ol_better_branch(struct ol_branch *best, __u32 lane, __u32 used)
 
 /*
  * The branch of the next micro-flow: the lane that holds least. Where the polling core takes
- * part, it does while that lane has work: so either does as much as it can, however fast
- * they are and whatever else they do.
+ * part, it does while that lane has work for the time that a poll takes, three quarters
+ * of a micro-flow: so either does as much as it can, and a lane that has done its part gets
+ * the next before it falls asleep (to wake it up takes as long as thirty frames).
  */
-OL_INLINE __u32 ol_next_branch(const struct ol_branch *best, int here)
+OL_INLINE __u32 ol_next_branch(const struct ol_branch *best, int here, __u32 batch)
 {
-	if (best->lane >= OL_BRANCHES || (here && best->used))
+	if (best->lane >= OL_BRANCHES || (here && best->used > batch * 3 / 4))
 		return OL_BRANCH_HERE;
 	return best->lane;
 }

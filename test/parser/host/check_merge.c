@@ -23,8 +23,8 @@ struct queue {
 static struct queue lane[OL_ALL_BRANCHES], waiting[OL_ALL_BRANCHES];
 static __u32 sent[OL_ALL_BRANCHES];
 static struct ol_merge m;
-static __u32 got, expired, gaps;	 /* the end of what came out in order so far */
-static __u32 late, out;			 /* segments that came out, those behind what had */
+static __u32 got, expired, gaps; /* the end of what came out in order so far */
+static __u32 late, out;		 /* segments that came out, those behind what had */
 
 static void leaves(const struct segment *s)
 {
@@ -141,7 +141,8 @@ static void flow(int wire, int branch, __u32 batch)
 		held += waiting[i].tail - waiting[i].head;
 	/* Without losses in branches nothing is left for the timer to do. */
 	MUST(branch || !held, "%u wait for ever, wire %d, batch %u", held, wire, batch);
-	MUST(wire || branch || (!late && !gaps), "%u late, %u gaps, and nothing was lost", late, gaps);
+	MUST(wire || branch || (!late && !gaps), "%u late, %u gaps, and nothing was lost", late,
+	     gaps);
 	while (take(0))
 		;
 	MUST(out == all, "%u of %u came out", out, all);

@@ -34,7 +34,7 @@ static int becomes(struct ol_sparse *s, __u32 *now, __u32 frames, __u32 bytes)
 
 static void sparse(__u32 start)
 {
-	struct ol_sparse s = { .window = start };
+	struct ol_sparse s = {.window = start};
 	__u32 now = start, class;
 
 	MUST(becomes(&s, &now, 10, 1000) == OL_SPARSE_PROBATION + 1, "line %d", __LINE__);
@@ -80,7 +80,7 @@ static void sparse(__u32 start)
 /* A class that always wants the core gets its share of it, and no more in the long run. */
 static void budget(__u32 share)
 {
-	struct ol_prio p = { .latency = 256 };
+	struct ol_prio p = {.latency = 256};
 	long long in = 0, total = 0;
 	int turns = 0, was = 0;
 
@@ -95,14 +95,15 @@ static void budget(__u32 share)
 		total += 10000;
 	}
 	MUST(in * 1000 <= total * share + 2 * 1000 * OL_PRIO_BURST_NS, "line %d", __LINE__);
-	MUST(in * 1000 >= total * share * 99 / 100 - 2 * 1000 * OL_PRIO_BURST_NS, "line %d", __LINE__);
+	MUST(in * 1000 >= total * share * 99 / 100 - 2 * 1000 * OL_PRIO_BURST_NS, "line %d",
+	     __LINE__);
 	/* It does not go to and fro with every poll. */
 	MUST(turns < 4000, "line %d", __LINE__);
 }
 
 static void bounds(void)
 {
-	struct ol_prio p = { .latency = 256 };
+	struct ol_prio p = {.latency = 256};
 
 	ol_prio_earn(&p, ~0ULL, 1000);
 	MUST(p.budget == OL_PRIO_BURST_NS, "line %d", __LINE__);

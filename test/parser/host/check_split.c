@@ -68,7 +68,7 @@ static void check_pauses(void)
 
 static void check_branches(void)
 {
-	__u32 used[OL_BRANCHES], nr, i, j, least, got;
+	__u32 used[OL_BRANCHES], nr, i, j, least, got, batch;
 	int here;
 
 	for (i = 0; i < 100000; i++) {
@@ -76,18 +76,20 @@ static void check_branches(void)
 
 		nr = rnd() % (OL_BRANCHES + 1);
 		here = rnd() & 1;
+		batch = rnd() % 512;
 		for (j = 0, least = ~0U; j < nr; j++) {
 			used[j] = rnd() % 3 ? rnd() % 2048 : 0;
 			least = used[j] < least ? used[j] : least;
 			ol_better_branch(&best, j, used[j]);
 		}
-		got = ol_next_branch(&best, here);
-		if (!nr || (here && least))
-			MUST(got == OL_BRANCH_HERE, "branch %u of %u, here %d, least %u", got, nr,
-			     here, least);
+		got = ol_next_branch(&best, here, batch);
+		if (!nr || (here && 4 * least > 3 * batch))
+			MUST(got == OL_BRANCH_HERE, "branch %u of %u, here %d, least %u of %u", got,
+			     nr, here, least, batch);
 		else
-			MUST(got < nr && used[got] == least, "branch %u of %u, which holds %u of %u",
-			     got, nr, got < nr ? used[got] : 0, least);
+			MUST(got < nr && used[got] == least,
+			     "branch %u of %u, which holds %u of %u", got, nr,
+			     got < nr ? used[got] : 0, least);
 	}
 }
 
