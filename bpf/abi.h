@@ -24,13 +24,15 @@ enum ol_limit {
 	OL_CARRIER = 0x8000, /* skb->tc_index: "slot number follows", or that of a packet */
 	OL_CARRIER_NUMBERS = 0x8000,
 	OL_CARRIER_LATENCY = 0x4000, /* the same: of the latency class */
-	OL_CARRIER_MERGED = 0x2000,  /* "place among the merging follows", behind a merge point */
-	OL_MAX_RULES = 4096,	     /* priority rules, each of up to four keys */
-	OL_MAX_SHAPES = 32,	     /* sets of fields that rules look at */
-	OL_SPARSE = 2048,	     /* flows that no rule fits, watched per core */
-	OL_SHORTCUTS = 4096,	     /* pods, and senders to them */
-	OL_ELEPHANTS = 256,	     /* flows watched for whether to split them, per core */
-	OL_BRANCHES = 8,	     /* lanes that a flow is split over, at most */
+	OL_CARRIER_HASH = 0x1000,    /* its hash is ours; "branch plus one follows", or 0 */
+	OL_CARRIER_BRANCH = 0xf,
+	OL_CARRIER_MERGED = 0x2000, /* "place among the merging follows", behind a merge point */
+	OL_MAX_RULES = 4096,	    /* priority rules, each of up to four keys */
+	OL_MAX_SHAPES = 32,	    /* sets of fields that rules look at */
+	OL_SPARSE = 2048,	    /* flows that no rule fits, watched per core */
+	OL_SHORTCUTS = 4096,	    /* pods, and senders to them */
+	OL_ELEPHANTS = 256,	    /* flows watched for whether to split them, per core */
+	OL_BRANCHES = 8,	    /* lanes that a flow is split over, at most */
 	OL_ALL_BRANCHES = OL_BRANCHES + 1, /* and the core that polls */
 	OL_MERGES = 32,			   /* flows that are put in order again at a time */
 	OL_MERGE_POINTS = 64,		   /* devices where that is done */
@@ -199,7 +201,7 @@ struct ol_policy {
 	__u8 split_here;    /* the core that polls takes its part of a flow, too */
 	__u8 split_protos;  /* of enum ol_split_proto: flows that may be split */
 	__u8 split_stage;   /* whose lanes are the branches: OL_STAGE_NIC or OL_STAGE_TUNNEL */
-	__u8 split_pad;
+	__u8 split_second; /* branches that are lanes of the first have a core more each, for the second */
 	__u32 merge_ifindex; /* of the devices with merge points, the same in each namespace */
 	struct ol_lanes stage[OL_NR_STAGES];
 	__u16 busy[OL_MAX_CPUS]; /* utilisation in 1/1000, from the daemon */

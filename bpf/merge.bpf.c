@@ -141,7 +141,7 @@ static __always_inline enum ol_merge_way ol_merge_judge(const struct ol_merge_ma
 	__u32 generation;
 
 	*place = NULL;
-	if (!g || !f || b >= OL_ALL_BRANCHES)
+	if (!g || !f)
 		return OL_MERGE_GO;
 	generation = OL_READ(g->generation);
 	/* A flow that is not split any more has come whole. */
@@ -149,6 +149,10 @@ static __always_inline enum ol_merge_way ol_merge_judge(const struct ol_merge_ma
 		return OL_MERGE_GO;
 	if (f->order.generation != generation)
 		ol_merge_begin(&f->order, generation, OL_READ(g->first));
+	if (b >= OL_ALL_BRANCHES) {
+		ol_merge_passes(&f->order, mark->seq, mark->end);
+		return OL_MERGE_GO;
+	}
 	way = ol_merge_arrives(&f->order, b, mark->seq, mark->end);
 	if (way != OL_MERGE_WAIT || f->tail[b] - f->head[b] >= OL_MERGE_DEPTH)
 		return way;
@@ -283,7 +287,8 @@ __noinline int ol_may_go(__u32 at, __u64 now, int all, struct ol_first *first)
 	if (all || !ol_after(first->seq, f->order.next))
 		return 0;
 	if (ol_merge_lost(&f->order, g->sent)) {
-		ol_merge_count(OL_MERGE_GAPS, 1);
+		/* What a branch that was given up may still have is not known to be lost. */
+		ol_merge_count(f->order.given_up ? OL_MERGE_EXPIRED : OL_MERGE_GAPS, 1);
 	} else if ((__s64)(now - first->until) >= 0) {
 		ol_merge_count(OL_MERGE_EXPIRED, 1);
 		ol_merge_give_up(&f->order, g->sent);

@@ -59,7 +59,8 @@ OL_INLINE int ol_tcp_seqs(const __u8 *head, __u32 len, __u32 *seq, __u32 *end)
 struct ol_merge {
 	__u32 generation;
 	__u32 next;			/* what is to come */
-	__u32 brought[OL_ALL_BRANCHES]; /* the end of what each branch brought */
+	__u32 brought[OL_ALL_BRANCHES]; /* the end of what each branch brought ... */
+	__u32 given_up;			/* ... or, of those, a bit each, was sent */
 };
 
 enum ol_merge_way {
@@ -74,6 +75,7 @@ OL_INLINE void ol_merge_begin(struct ol_merge *m, __u32 generation, __u32 first)
 
 	m->generation = generation;
 	m->next = first;
+	m->given_up = 0;
 #pragma unroll
 	for (i = 0; i < OL_ALL_BRANCHES; i++)
 		m->brought[i] = first;
@@ -82,8 +84,10 @@ OL_INLINE void ol_merge_begin(struct ol_merge *m, __u32 generation, __u32 first)
 /* A packet with the bytes from seq up to end came by a branch. */
 OL_INLINE enum ol_merge_way ol_merge_arrives(struct ol_merge *m, __u32 branch, __u32 seq, __u32 end)
 {
-	if (branch < OL_ALL_BRANCHES && ol_after(end, m->brought[branch]))
+	if (branch < OL_ALL_BRANCHES && ol_after(end, m->brought[branch])) {
 		m->brought[branch] = end;
+		m->given_up &= ~(1U << branch);
+	}
 	if (seq - m->next + OL_MERGE_FAR > 2 * OL_MERGE_FAR) {
 		m->next = end;
 		return OL_MERGE_GO;
@@ -94,6 +98,13 @@ OL_INLINE enum ol_merge_way ol_merge_arrives(struct ol_merge *m, __u32 branch, _
 		return OL_MERGE_GO_LATE;
 	m->next = end;
 	return OL_MERGE_GO;
+}
+
+/* A packet came, and goes, that was in no branch: by another core than the one that splits. */
+OL_INLINE void ol_merge_passes(struct ol_merge *m, __u32 seq, __u32 end)
+{
+	if (!ol_after(seq, m->next) && ol_after(end, m->next))
+		m->next = end;
 }
 
 /* What is to come will not: no branch has it any more. sent: what each was sent last. */
@@ -114,8 +125,12 @@ OL_INLINE void ol_merge_give_up(struct ol_merge *m, const __u32 *sent)
 	int i;
 
 #pragma unroll
-	for (i = 0; i < OL_ALL_BRANCHES; i++)
+	for (i = 0; i < OL_ALL_BRANCHES; i++) {
+		if (!ol_after(OL_READ(sent[i]), m->brought[i]))
+			continue;
 		m->brought[i] = OL_READ(sent[i]);
+		m->given_up |= 1U << i;
+	}
 }
 
 /* The first of those that wait leaves. */

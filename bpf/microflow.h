@@ -37,6 +37,22 @@ struct {
 	__type(value, __u32);
 } ol_last_elephant SEC(".maps");
 
+/* Is the flow split on this core, so that what this one handles itself is a branch of it? */
+__noinline int ol_splits_flow(const struct ol_flow *flow, __u32 slot)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), i;
+	struct ol_elephant *e;
+
+	if (!flow)
+		return 0;
+	for (i = 0; i < 2; i++) {
+		e = ol_get_elephant(this_cpu, slot % OL_ELEPHANT_SETS * 2 + i);
+		if (e && e->taken && ol_same_flow(&e->flow, flow))
+			return e->state != OL_WHOLE;
+	}
+	return 0;
+}
+
 /* Finds the flow's place, or takes one whose flow is gone. */
 __noinline __u32 ol_find_elephant(const struct ol_flow *flow, __u32 slot)
 {
@@ -98,7 +114,12 @@ __noinline int ol_branch_left(__u32 branch, __u32 tunnel, __u32 seq)
 	} else if (!ol_ring_drained(this_cpu, core, tunnel, seq)) {
 		return 0;
 	}
-	return core == this_cpu || !ol_backlog(core, &head, &tail) || head == tail;
+	if (core != this_cpu && ol_backlog(core, &head, &tail) && head != tail)
+		return 0;
+	if (!policy->split_second || branch >= OL_BRANCHES)
+		return 1;
+	core = policy->stage[OL_STAGE_TUNNEL].cpu[ol_lane_index(branch)];
+	return !ol_backlog(core, &head, &tail) || head == tail;
 }
 
 /* Which of its branches hold frames of a flow no more? */

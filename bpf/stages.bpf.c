@@ -142,7 +142,7 @@ int ol_pod_out(struct __sk_buff *skb)
 SEC("tcx/egress")
 int ol_pod_restore(struct __sk_buff *skb)
 {
-	if (skb->tc_index & OL_CARRIER) {
+	if (skb->tc_index & (OL_CARRIER | OL_CARRIER_HASH)) {
 		skb->tc_index = 0;
 		bpf_set_hash_invalid(skb);
 	}
@@ -171,6 +171,56 @@ static __always_inline int ol_tcp_range(struct __sk_buff *skb, __u32 inner, int 
 }
 
 /*
+ * A packet for one of our tunnels, whatever flow it is of. Another's hash is its own, as
+ * long as it cannot end in a tunnel.
+ */
+static __always_inline int ol_of_tunnel(struct __sk_buff *skb, struct ol_frame *f, int *verdict)
+{
+	struct ol_policy *policy = ol_get_policy();
+	enum ol_reason r;
+
+	*verdict = TCX_NEXT;
+	if (!policy)
+		return 0;
+	r = ol_read_skb(skb, f, OL_PULL);
+	if (r == OL_SHORT)
+		r = ol_read_skb(skb, f, OL_PULL_MAX);
+	if (!r && f->tunnel < OL_MAX_TUNNELS)
+		return 1;
+	if (r != OL_NOT_OVERLAY)
+		ol_reason(r);
+	if (f->may_concern)
+		*verdict = ol_stay(skb, policy);
+	return 0;
+}
+
+/*
+ * Notes the branch by which a packet comes, of those of its flow, if it does: a flow may
+ * also come by another core than the one that splits it, when a NIC's interrupt has moved.
+ */
+static __always_inline void ol_note_branch(struct __sk_buff *skb, __u32 branch)
+{
+	if (!(skb->tc_index & OL_CARRIER))
+		skb->tc_index = OL_CARRIER_HASH | (branch < OL_ALL_BRANCHES ? branch + 1 : 0);
+}
+
+/* Sends a packet to a lane of the tunnel stage, or lets it stay. */
+static __always_inline int ol_to_tunnel(struct __sk_buff *skb, struct ol_policy *policy, __u32 lane,
+					__u32 slot)
+{
+	struct ol_lanes *lanes = &policy->stage[OL_STAGE_TUNNEL];
+	__u32 segs = skb->gso_segs ? skb->gso_segs : 1;
+
+	if (lane >= lanes->nr)
+		return ol_stay(skb, policy);
+	lane = ol_lane_index(lane);
+	bpf_set_hash(skb, lanes->hash[lane] + slot);
+	ol_count(OL_CNT_STEERED, segs);
+	ol_count_lane(OL_STAGE_TUNNEL, lane, segs);
+	return TCX_NEXT;
+}
+
+/*
  * On the underlay, where XDP is not to be had: packets of elephants go to several cores from
  * the tunnel on. What is not split stays.
  */
@@ -179,24 +229,17 @@ int ol_underlay_split(struct __sk_buff *skb)
 {
 	__u32 branch = OL_NO_BRANCH, slot, tunnel, segs = skb->gso_segs ? skb->gso_segs : 1;
 	struct ol_policy *policy = ol_get_policy();
-	enum ol_reason r, untracked = 0;
+	enum ol_reason untracked = 0;
 	struct ol_frame f = {};
-	struct ol_lanes *lanes;
+	int verdict;
 
-	if (!policy)
-		return TCX_NEXT;
-	r = ol_read_skb(skb, &f, OL_PULL);
-	if (r == OL_SHORT)
-		r = ol_read_skb(skb, &f, OL_PULL_MAX);
+	if (!policy || !ol_of_tunnel(skb, &f, &verdict))
+		return policy ? verdict : TCX_NEXT;
 	tunnel = f.tunnel;
-	if (r || tunnel >= OL_MAX_TUNNELS) {
-		if (r != OL_NOT_OVERLAY)
-			ol_reason(r);
-		return f.may_concern ? ol_stay(skb, policy) : TCX_NEXT;
-	}
+	if (tunnel >= OL_MAX_TUNNELS)
+		return TCX_NEXT;
 	ol_count(OL_CNT_OVERLAY, segs);
 	slot = ol_flow_slot(&f.flow, &untracked);
-	lanes = ol_branches(policy);
 	if (ol_splits(policy->split_protos, f.flow.proto)) {
 		struct ol_part part = {
 			.slot = slot,
@@ -208,33 +251,47 @@ int ol_underlay_split(struct __sk_buff *skb)
 		if (f.flow.proto == OL_IPPROTO_TCP)
 			ol_tcp_range(skb, f.inner, f.flow.v6, &part.seq, &part.end);
 		branch = ol_split(&f.flow, &part);
-		skb->tc_index = OL_CARRIER | (part.seq & (OL_CARRIER_NUMBERS - 1));
+		if (f.flow.proto == OL_IPPROTO_UDP && part.seq != part.end)
+			skb->tc_index = OL_CARRIER | (part.seq & (OL_CARRIER_NUMBERS - 1));
 	}
-	/* The hook in front of the pod is to take the hash back in any case. */
-	skb->tc_index |= OL_CARRIER;
-	if (branch >= OL_BRANCHES || branch >= lanes->nr)
-		return ol_stay(skb, policy);
-	branch = ol_lane_index(branch);
-	bpf_set_hash(skb, lanes->hash[branch] + slot);
-	ol_count(OL_CNT_STEERED, segs);
-	ol_count_lane(OL_STAGE_TUNNEL, branch, segs);
-	return TCX_NEXT;
+	ol_note_branch(skb, branch);
+	return ol_to_tunnel(skb, policy, branch, slot);
 }
 
 /*
- * On the underlay: a frame's number, which XDP has put in front of it, is told to the hook
- * in front of its pod.
+ * On the underlay, behind XDP: a frame's number, which XDP has put in front of it, is told
+ * to the hook in front of its pod. Where a branch has a second core, what its lane's
+ * thread brings goes on there.
  */
 SEC("tcx/ingress")
 int ol_underlay_number(struct __sk_buff *skb)
 {
+	__u32 this_cpu = bpf_get_smp_processor_id(), branch = OL_NO_BRANCH, slot;
 	__u32 *word = (void *)(long)skb->data_meta;
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	enum ol_reason untracked = 0;
+	struct ol_frame f = {};
+	int verdict;
 
-	if ((void *)(word + 1) > (void *)(long)skb->data ||
-	    ol_numbered(ol_merge_magic, *word) != *word)
+	if ((void *)(word + 1) <= (void *)(long)skb->data &&
+	    ol_numbered(ol_merge_magic, *word) == *word)
+		skb->tc_index = OL_CARRIER | (*word & (OL_CARRIER_NUMBERS - 1));
+	if (!policy || !cpu)
 		return TCX_NEXT;
-	skb->tc_index = OL_CARRIER | (*word & (OL_CARRIER_NUMBERS - 1));
-	return TCX_NEXT;
+	if ((__u32)bpf_get_current_pid_tgid() == cpu->lane_pid[OL_CLASS_BULK])
+		branch = ol_lane_of(OL_STAGE_NIC, this_cpu);
+	if (branch < OL_BRANCHES && !policy->split_second) {
+		ol_note_branch(skb, branch);
+		return TCX_NEXT;
+	}
+	if (!ol_of_tunnel(skb, &f, &verdict))
+		return verdict;
+	slot = ol_flow_slot(&f.flow, &untracked);
+	if (branch >= OL_BRANCHES && ol_splits_flow(&f.flow, slot))
+		branch = OL_BRANCH_HERE;
+	ol_note_branch(skb, branch);
+	return policy->split_second ? ol_to_tunnel(skb, policy, branch, slot) : TCX_NEXT;
 }
 
 /* The flow's place among those that are put in order again, or OL_MERGES. */
@@ -274,13 +331,9 @@ __noinline __u32 ol_find_merging(struct __sk_buff *skb, struct ol_frame *f)
 /* The branch that a core is, of flows that are split. */
 static __always_inline __u32 ol_branch_of(struct ol_policy *policy, __u32 core)
 {
-	const struct ol_lanes *lanes = ol_branches(policy);
-	__u32 i;
+	__u32 lane = ol_lane_of(policy->split_second ? OL_STAGE_TUNNEL : policy->split_stage, core);
 
-	for (i = 0; i < OL_BRANCHES && i < lanes->nr; i++)
-		if (lanes->cpu[i] == core)
-			return i;
-	return OL_BRANCH_HERE;
+	return lane < OL_BRANCHES ? lane : OL_BRANCH_HERE;
 }
 
 /*
@@ -298,7 +351,7 @@ int ol_pod_merge(struct __sk_buff *skb)
 	struct ol_merging *g;
 	int ordered;
 
-	if (number & OL_CARRIER) {
+	if (number & (OL_CARRIER | OL_CARRIER_HASH)) {
 		skb->tc_index = 0;
 		bpf_set_hash_invalid(skb);
 	}
@@ -321,12 +374,15 @@ int ol_pod_merge(struct __sk_buff *skb)
 	ol_count_lane(OL_STAGE_POD, lane, segs);
 	skb->tc_index = OL_CARRIER_MERGED | at;
 	skb->cb[0] = 0;
-	branch = ol_branch_of(policy, bpf_get_smp_processor_id());
 	if (f.flow.proto == OL_IPPROTO_UDP) {
+		branch = ol_branch_of(policy, bpf_get_smp_processor_id());
 		ordered = number & OL_CARRIER && segs == 1;
 		seq = ol_number_of(number, OL_READ(g->sent[branch % OL_ALL_BRANCHES]));
 		end = seq + 1;
 	} else {
+		/* Of none: OL_ALL_BRANCHES. */
+		branch = number & OL_CARRIER_HASH ? number & OL_CARRIER_BRANCH : 0;
+		branch = branch ? branch - 1 : OL_ALL_BRANCHES;
 		ordered = ol_tcp_range(skb, 0, f.flow.v6, &seq, &end);
 	}
 	if (ordered) {

@@ -29,6 +29,7 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 			Cores:     cfg.Microflows.Cores,
 			Elephant:  float64(cfg.Microflows.Elephant) / 8,
 			Unordered: cfg.Microflows.UDPOrder == config.OrderNone,
+			Hold:      cfg.Microflows.Hold,
 		},
 		Version:      buildVersion(),
 		GuardianVerb: []string{guardianVerb},

@@ -16,7 +16,7 @@ import (
 
 // emptied is how long a device that is to go may take to send on what its qdisc holds:
 // a merge point lets go of all within its limit.
-const emptied = 400 * time.Millisecond
+const emptied = 1200 * time.Millisecond
 
 // getDevice tells whether there is a device of that name, and which.
 func (s *spot) getDevice() (value string, err error) {

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/overlane/overlane/internal/rules"
 )
@@ -69,7 +70,15 @@ type Microflows struct {
 	Elephant uint64 `json:"elephant"`
 	// UDPOrder says whether UDP flows are put in order again.
 	UDPOrder UDPOrder `json:"udp_order"`
+	// Hold is how long a packet waits at most for one that comes before it.
+	Hold time.Duration `json:"hold_ns"`
 }
+
+// Limits of Microflows.Hold.
+const (
+	MinHold = 10 * time.Millisecond
+	MaxHold = time.Second
+)
 
 // UDPOrder is what becomes of the order of UDP flows that are split.
 type UDPOrder string
@@ -144,7 +153,7 @@ func Default() *Config {
 	return &Config{
 		Pipeline:   ModeAuto,
 		Tier:       TierAuto,
-		Microflows: Microflows{Mode: ModeAuto, Batch: 256, Cores: 2, UDPOrder: OrderExact},
+		Microflows: Microflows{Mode: ModeAuto, Batch: 256, Cores: 2, UDPOrder: OrderExact, Hold: 100 * time.Millisecond},
 		Priority:   Priority{Mode: PriorityBatch, Classify: ClassifyRules, Threads: ThreadsAuto, BulkShare: 20},
 		Limits:     Limits{BusyCores: 80},
 		Metrics:    "127.0.0.1:9464",

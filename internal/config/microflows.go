@@ -7,9 +7,12 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/goccy/go-yaml/ast"
 )
+
+const allowedHold = "allowed: 10ms to 1s"
 
 const allowedElephant = "allowed: auto, or a rate such as 500Mbit or 3Gbit"
 
@@ -47,6 +50,22 @@ var microflowKeys = keys{
 		allowed: allow(OrderExact, OrderNone), def: string(Default().Microflows.UDPOrder),
 		read: func(d *decoder, path string, n ast.Node) error {
 			return word(d, path, n, &d.cfg.Microflows.UDPOrder, OrderExact, OrderNone)
+		},
+	},
+	{
+		name: "hold", about: "how long a packet waits at most for one before it, where nothing tells that it is lost",
+		allowed: allowedHold, def: Default().Microflows.Hold.String(),
+		read: func(d *decoder, path string, n ast.Node) error {
+			s, err := d.text(path, n, allowedHold)
+			if err != nil {
+				return err
+			}
+			v, err := time.ParseDuration(s)
+			if err != nil || v < MinHold || v > MaxHold {
+				return d.fail(n, path, fmt.Sprintf("%q is no such time", s), allowedHold)
+			}
+			d.cfg.Microflows.Hold = v
+			return nil
 		},
 	},
 }

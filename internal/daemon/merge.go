@@ -21,10 +21,6 @@ import (
 )
 
 const (
-	// mergeLimit is how long a packet waits for one that comes before it where nothing
-	// tells that it is lost: longer than a thread is kept from its core on busy machines
-	// (tens of ms), shorter than a sender's least timeout (200 ms).
-	mergeLimit = 100 * time.Millisecond
 	// MergeDevice is the name of the devices that are merge points, MergedDevice that of
 	// their other ends.
 	MergeDevice  = "ol-merge"
@@ -56,7 +52,7 @@ type behind struct {
 const beatEvery = 200 * time.Millisecond
 
 func (p *pipeline) newMerging() (*merging, error) {
-	m, err := p.dp.LoadMerge(mergeLimit)
+	m, err := p.dp.LoadMerge(p.hold)
 	if err != nil {
 		return nil, err
 	}

@@ -21,6 +21,9 @@ type Microflows struct {
 	Elephant float64
 	// Unordered: UDP flows may be split although nobody puts them in order again.
 	Unordered bool
+	// Hold is how long a packet waits at most for one that comes before it, where nothing
+	// tells that it is lost.
+	Hold time.Duration
 	// NoXDP says why flows are not cut by XDP, on a NIC, but behind it; nil where they are.
 	NoXDP error
 	// NoMerge says why this kernel has no merge point, nil where it has.
@@ -117,8 +120,8 @@ func (d *Daemon) split(in governor.Input) datapath.Split {
 		layout = d.pipe.layout
 	}
 	s := datapath.Split{TCP: layout.Merge, Batch: m.Batch, Here: layout.Here, Frames: math.Inf(1), Bytes: math.Inf(1)}
-	if len(layout.NIC) == 0 {
-		s.At = datapath.Tunnel
+	if s.Second = len(layout.Tunnel) > 0; len(layout.NIC) == 0 {
+		s.At, s.Second = datapath.Tunnel, false
 	}
 	s.Numbered = layout.Merge && !m.Unordered
 	s.UDP = m.Unordered || s.Numbered

@@ -36,6 +36,7 @@ type pipeline struct {
 	layout governor.Layout        // in place while armed
 	merge  *merging               // where split flows are put in order
 	merged datapath.MergeCounters // by earlier ones
+	hold   time.Duration          // the most that a packet waits there
 	// microflows are what a layout that splits flows cuts them into.
 	microflows datapath.Split
 	noUDP      string // why UDP flows cannot be put in order, if so
@@ -186,12 +187,13 @@ func (p *pipeline) tunnels(snap node.Snapshot) error {
 // attach hangs the programs on the underlays and pods that lack them. Where no stage but
 // the first hops, there are none.
 func (p *pipeline) attach(snap node.Snapshot) error {
-	atTunnel := p.layout.Split && len(p.layout.NIC) == 0
-	if p.layout.Split && !p.layout.Merge && !atTunnel {
+	split := p.layout.Split
+	hashes := !split || len(p.layout.Tunnel) > 0
+	if !hashes && !p.layout.Merge {
 		return nil
 	}
-	// Masks that send packets elsewhere are on tunnels and pods.
-	if err := p.dp.SetNeutral(!p.layout.Split || atTunnel); err != nil {
+	// Tunnels or pods have masks by which packets may be sent elsewhere.
+	if err := p.dp.SetNeutral(hashes); err != nil {
 		return err
 	}
 	want := map[node.DevKey]bool{}
@@ -214,8 +216,8 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 		// Behind the merge point the qdisc of the host end would be passed by.
 		case p.merge != nil && p.merge.spaces[pod.Host.NetnsCookie].program != nil && podUnfit(pod) == "":
 			hang(pod.Host, p.dp.AttachPodMerge)
-		case p.merge != nil && !atTunnel:
-		case p.left[pod.Peer.Key()] || atTunnel:
+		case !hashes:
+		case p.left[pod.Peer.Key()] || split:
 			hang(pod.Host, p.dp.AttachPodLeftAlone)
 		default:
 			hang(pod.Host, p.dp.AttachPod)
@@ -223,10 +225,10 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 	}
 	for _, u := range snap.Underlays {
 		switch {
-		case atTunnel:
+		case split && len(p.layout.NIC) == 0:
 			hang(u.Dev, p.dp.AttachUnderlaySplit)
-		case p.merge != nil:
-			hang(u.Dev, p.dp.AttachNumbers)
+		case split:
+			hang(u.Dev, p.dp.AttachUnderlayNumber)
 		default:
 			hang(u.Dev, p.dp.AttachUnderlay)
 		}

@@ -20,7 +20,7 @@ func PlanInput(s *node.Scanner, snap node.Snapshot, layout governor.Layout, owne
 	if layout.Split {
 		in.PodCores = nil // behind merge points only, on devices of our own
 	}
-	atTunnel := layout.Split && len(layout.NIC) == 0
+	hashes := layout.Split && len(layout.Tunnel) > 0
 	attach := func(d node.Dev, program, hook string, steers plan.Stage, reason string) {
 		in.Attach = append(in.Attach, plan.Attachment{Target: target(d), Program: program, Hook: hook, Steers: steers, Reason: reason})
 	}
@@ -37,8 +37,10 @@ func PlanInput(s *node.Scanner, snap node.Snapshot, layout governor.Layout, owne
 			}
 			attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, what+"; many NICs reset their queues once when it comes")
 		}
-		if atTunnel {
+		if hashes && len(layout.NIC) == 0 {
 			attach(u.Dev, "ol_underlay_split", "tcx ingress", plan.Tunnel, "cuts the flows that are too much for one core into micro-flows")
+		} else if hashes {
+			attach(u.Dev, "ol_underlay_number", "tcx ingress", plan.Tunnel, "sends each branch's packets on to its second core")
 		} else if layout.Merge {
 			attach(u.Dev, "ol_underlay_number", "tcx ingress", plan.NIC, "takes over the numbers of split UDP flows")
 		}
@@ -65,7 +67,7 @@ func PlanInput(s *node.Scanner, snap node.Snapshot, layout governor.Layout, owne
 			continue
 		}
 		in.Pods = append(in.Pods, dev)
-		if atTunnel && !layout.Merge {
+		if hashes && !layout.Merge {
 			attach(pod.Host, "ol_pod_restore", "tcx egress", plan.Tunnel, "takes back the hash that chose the core")
 		}
 		if layout.Merge {

@@ -256,9 +256,10 @@ func (d *Datapath) AttachUnderlaySplit(dev Device) (io.Closer, error) {
 	return attachTCX(dev, ebpf.AttachTCXIngress, d.stages.OlUnderlaySplit)
 }
 
-// AttachNumbers hangs the program that takes over the numbers that XDP gives to frames of
-// split UDP flows on the ingress of an underlay.
-func (d *Datapath) AttachNumbers(dev Device) (io.Closer, error) {
+// AttachUnderlayNumber hangs the program that takes over the numbers that XDP gives to
+// frames of split UDP flows, and sends what comes by a branch to its second core, on the
+// ingress of an underlay.
+func (d *Datapath) AttachUnderlayNumber(dev Device) (io.Closer, error) {
 	return attachTCX(dev, ebpf.AttachTCXIngress, d.stages.OlUnderlayNumber)
 }
 

@@ -25,6 +25,8 @@ const (
 	mergeOlLimitOL_CARRIER         mergeOlLimit = 32768
 	mergeOlLimitOL_CARRIER_NUMBERS mergeOlLimit = 32768
 	mergeOlLimitOL_CARRIER_LATENCY mergeOlLimit = 16384
+	mergeOlLimitOL_CARRIER_HASH    mergeOlLimit = 4096
+	mergeOlLimitOL_CARRIER_BRANCH  mergeOlLimit = 15
 	mergeOlLimitOL_CARRIER_MERGED  mergeOlLimit = 8192
 	mergeOlLimitOL_MAX_RULES       mergeOlLimit = 4096
 	mergeOlLimitOL_MAX_SHAPES      mergeOlLimit = 32

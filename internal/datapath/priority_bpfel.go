@@ -151,6 +151,8 @@ const (
 	priorityOlLimitOL_CARRIER         priorityOlLimit = 32768
 	priorityOlLimitOL_CARRIER_NUMBERS priorityOlLimit = 32768
 	priorityOlLimitOL_CARRIER_LATENCY priorityOlLimit = 16384
+	priorityOlLimitOL_CARRIER_HASH    priorityOlLimit = 4096
+	priorityOlLimitOL_CARRIER_BRANCH  priorityOlLimit = 15
 	priorityOlLimitOL_CARRIER_MERGED  priorityOlLimit = 8192
 	priorityOlLimitOL_MAX_RULES       priorityOlLimit = 4096
 	priorityOlLimitOL_MAX_SHAPES      priorityOlLimit = 32
@@ -238,7 +240,7 @@ type priorityOlPolicy struct {
 	SplitHere       uint8
 	SplitProtos     uint8
 	SplitStage      uint8
-	SplitPad        uint8
+	SplitSecond     uint8
 	MergeIfindex    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout

@@ -30,6 +30,9 @@ type Split struct {
 	Frames, Bytes float64
 	// At is the stage whose lanes are the branches: NIC or Tunnel.
 	At Stage
+	// Second: with lanes of the nic stage, what they have done that stage for goes on to
+	// the tunnel stage's lane of the same place.
+	Second bool
 	// Here: the core that polls takes its part of each flow, beside them.
 	Here bool
 }
@@ -55,7 +58,10 @@ func (d *Datapath) SetSplit(s Split) error {
 	if s.Here {
 		p.SplitHere = 1
 	}
-	p.SplitStage = uint8(s.At)
+	p.SplitStage, p.SplitSecond = uint8(s.At), 0
+	if s.Second {
+		p.SplitSecond = 1
+	}
 	return d.writePolicy()
 }
 

@@ -183,6 +183,8 @@ const (
 	stagesOlLimitOL_CARRIER         stagesOlLimit = 32768
 	stagesOlLimitOL_CARRIER_NUMBERS stagesOlLimit = 32768
 	stagesOlLimitOL_CARRIER_LATENCY stagesOlLimit = 16384
+	stagesOlLimitOL_CARRIER_HASH    stagesOlLimit = 4096
+	stagesOlLimitOL_CARRIER_BRANCH  stagesOlLimit = 15
 	stagesOlLimitOL_CARRIER_MERGED  stagesOlLimit = 8192
 	stagesOlLimitOL_MAX_RULES       stagesOlLimit = 4096
 	stagesOlLimitOL_MAX_SHAPES      stagesOlLimit = 32
@@ -249,7 +251,7 @@ type stagesOlPolicy struct {
 	SplitHere       uint8
 	SplitProtos     uint8
 	SplitStage      uint8
-	SplitPad        uint8
+	SplitSecond     uint8
 	MergeIfindex    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout

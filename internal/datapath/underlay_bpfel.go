@@ -197,7 +197,7 @@ type underlayOlPolicy struct {
 	SplitHere       uint8
 	SplitProtos     uint8
 	SplitStage      uint8
-	SplitPad        uint8
+	SplitSecond     uint8
 	MergeIfindex    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout

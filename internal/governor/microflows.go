@@ -47,8 +47,19 @@ func PlaceMicroflows(tier Tier, cores, nic []int, most int, merge bool, measured
 		p := max((there-poll)/(here+there), 0)
 		l.Gain = one / max(poll, (1-p)*there)
 	}
+	rest, behind := free[len(branches):], 0
+	if merge {
+		behind = 1
+	}
+	if n := len(branches); tier == XDP && !l.Here && len(rest) >= n+behind {
+		// A core more for each, so that its two halves are done at once.
+		half := max(cost.NIC+splitThread, cost.Tunnel+cost.Pod) + cost.Hop/2
+		if gain := one / max(poll, half/float64(n)); gain > clearly*l.Gain {
+			l.Gain, l.Tunnel = gain, rest[:n]
+		}
+	}
 	if l.Merge = merge; merge {
-		l.Pod = free[max(0, min(len(branches), len(free)-1)):][:1]
+		l.Pod = free[len(free)-1:]
 	}
 	l.Reason = fmt.Sprintf("%s (%.0f ns a frame): %.2f times one core's rate predicted for one flow", source, one, l.Gain)
 	return l

@@ -24,7 +24,12 @@ import (
 // mergeStandsFaults has one connection go through all that can happen to it. Whatever
 // does, it goes on, each byte arrives, and it is split and put in order again.
 func mergeStandsFaults(t *testing.T) {
-	s := split(t, 32)
+	s := lay(t, bridged)
+	residue.Check(t, s.all())
+	s.begin(t, func(opts *daemon.Options) {
+		splits(governor.XDP, 32, 1)(opts)
+		opts.Microflows.Hold = usual
+	})
 	p := s.pour(t, v4)
 	b := &s.hosts[1]
 	// A fault's end is that packets are put in order again, by flows split anew or not.

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package governor
+
+import (
+	"slices"
+	"testing"
+)
+
+// upTo are the cores 0 to n-1.
+func upTo(n int) (cores []int) {
+	for c := range n {
+		cores = append(cores, c)
+	}
+	return cores
+}
+
+func TestPlacesOfMicroflows(t *testing.T) {
+	for name, c := range map[string]struct {
+		tier             Tier
+		cores, nic       []int
+		most             int
+		merge            bool
+		lanes, next, pod []int
+		here             bool
+	}{
+		"two cores, cut by XDP":           {tier: XDP, cores: upTo(2), nic: []int{0}, most: 2, merge: true, lanes: []int{1}, pod: []int{1}, here: true},
+		"two cores, in no order":          {tier: XDP, cores: upTo(2), nic: []int{1}, most: 2, lanes: []int{0}, here: true},
+		"two cores, cut behind the NIC's": {tier: TC, cores: upTo(2), nic: []int{0}, most: 2, merge: true, next: []int{1}, pod: []int{1}, here: true},
+		"three cores":                     {tier: XDP, cores: upTo(3), nic: []int{0}, most: 2, merge: true, lanes: []int{1, 2}, pod: []int{2}},
+		"four cores":                      {tier: XDP, cores: upTo(4), nic: []int{0}, most: 2, merge: true, lanes: []int{1, 2}, pod: []int{3}},
+		"six cores: two for each branch":  {tier: XDP, cores: upTo(6), nic: []int{0}, most: 2, merge: true, lanes: []int{1, 2}, next: []int{3, 4}, pod: []int{5}},
+		"five cores, in no order":         {tier: XDP, cores: upTo(5), nic: []int{0}, most: 2, lanes: []int{1, 2}, next: []int{3, 4}},
+		"six cores behind the NIC's":      {tier: TC, cores: upTo(6), nic: []int{0}, most: 4, merge: true, next: []int{1, 2, 3, 4}, pod: []int{5}},
+		"no core but the NICs'":           {tier: XDP, cores: upTo(2), nic: upTo(2), most: 2},
+		"one that is free, one of others": {tier: XDP, cores: []int{1}, nic: []int{0}, most: 2},
+		"nothing has come":                {tier: XDP, cores: upTo(4), most: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := PlaceMicroflows(c.tier, c.cores, c.nic, c.most, c.merge, Costs{})
+			if !slices.Equal(l.NIC, c.lanes) || !slices.Equal(l.Tunnel, c.next) || !slices.Equal(l.Pod, c.pod) || l.Here != c.here {
+				t.Errorf("lanes %v and %v, behind the merge %v, here %t; want %v and %v, %v, %t",
+					l.NIC, l.Tunnel, l.Pod, l.Here, c.lanes, c.next, c.pod, c.here)
+			}
+			if none := len(c.lanes)+len(c.next) == 0; l.None() != none || !none && l.Gain <= 1 || l.Reason == "" {
+				t.Errorf("gain %.2f, %q", l.Gain, l.Reason)
+			}
+		})
+	}
+}
