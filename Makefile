@@ -65,6 +65,10 @@ mutants: ## Break the code on purpose; each break must turn a named test red
 orders: ## Every way to split and merge flows, 20 times, on an emulated kernel (root, hours)
 	$(GO) test ./test/vm -run '^TestTableOfOrders$$' -count=1 -v -timeout 24h -args -orders 20
 
+.PHONY: costs
+costs: ## What the programs of micro-flows cost, in instructions, on an emulated kernel (root)
+	$(GO) test ./test/vm -run '^TestTableOfOrders$$' -count=1 -v -timeout 2h -args -counted
+
 .PHONY: fuzz
 fuzz: ## Every fuzz target for FUZZTIME
 	@scripts/fuzz.sh $(FUZZTIME)

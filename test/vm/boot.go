@@ -39,6 +39,8 @@ type Boot struct {
 	CPUs int
 	// Options of the kernel, beside those that all machines have.
 	Options string
+	// Counted has time go by instructions, a nanosecond each.
+	Counted bool
 }
 
 // Emulator is the program that machines run in.
@@ -52,17 +54,22 @@ func (m *Machine) Start(ctx context.Context) (records string, err error) {
 		return "", fmt.Errorf("pack root image: %w", err)
 	}
 	console, results := filepath.Join(m.Dir, "console.txt"), filepath.Join(m.Dir, "results.txt")
-	out, err := run(ctx, Emulator,
+	args := []string{
 		// With a thread for each core, a core may run into the breakpoint of a
 		// static key that another one has patched away meanwhile: an oops in
 		// int3.
 		"-accel", "tcg,thread=single", "-smp", strconv.Itoa(m.CPUs), "-m", "2G",
 		"-cpu", "Haswell-noTSX,-pcid",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-serial", "file:"+console, "-serial", "file:"+results,
+		"-serial", "file:" + console, "-serial", "file:" + results,
 		"-kernel", m.Kernel.Image, "-initrd", image,
 		// A kernel that oopses must not go on as if nothing was.
-		"-append", "console=ttyS0 panic=-1 oops=panic "+m.Options)
+		"-append", "console=ttyS0 panic=-1 oops=panic " + m.Options,
+	}
+	if m.Counted {
+		args = append(args, "-icount", "shift=0,sleep=off")
+	}
+	out, err := run(ctx, Emulator, args...)
 	said := tail(console, 60)
 	records, readErr := read(results)
 	switch {

@@ -146,7 +146,15 @@ var scenes = map[scene]func(p *product, over func() (bool, error)) error{
 		return p.resteer(false)
 	},
 	toggled: func(p *product, over func() (bool, error)) error {
-		err := every(100*time.Millisecond, over, func(i int) error { return p.enable(i%2 == 1) })
+		err := every(0, over, func(i int) error {
+			on := i%2 == 1
+			if err := p.enable(on); err != nil {
+				return err
+			}
+			return p.await(fmt.Sprintf("acting %t", on), func(st control.Status) bool {
+				return len(st.Mechanisms) > 0 && (st.Mechanisms[0].State == control.Active) == on
+			})
+		})
 		if err != nil {
 			return err
 		}

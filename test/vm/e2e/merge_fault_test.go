@@ -229,3 +229,51 @@ func branchsCoreGoesOffline(t *testing.T) {
 	p.finish(t)
 	s.end(t)
 }
+
+// Losses on the wire cost a split flow what they cost one that is not.
+func lossesCostTheSame(t *testing.T) {
+	s := lay(t, bridged)
+	residue.Check(t, s.all())
+	a := &s.hosts[0]
+	if err := a.pod.Do(func() error { return segmentEarly(podDev) }); err != nil {
+		t.Fatal(err)
+	}
+	const every, bytes = 500, 16 << 20
+	// cost is what is sent again for each packet that is lost.
+	cost := func(what string) float64 {
+		t.Helper()
+		p := s.pourAtMost(t, v4, underWay)
+		p.reach(t, 1<<20)
+		was, late := netstat(t, a.pod), netstat(t, s.hosts[1].pod)
+		loss, err := traffic.DropEvery(a.net, vethDev, every)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.reach(t, bytes)
+		n, err := loss.Dropped()
+		if err := errors.Join(err, loss.Close()); err != nil {
+			t.Fatal(err)
+		}
+		again := netstat(t, a.pod)["RetransSegs"] - was["RetransSegs"]
+		t.Logf("%s: %d packets lost, %d sent again, %d out of order, longest pause %v", what, n, again,
+			netstat(t, s.hosts[1].pod)["TCPOFOQueue"]-late["TCPOFOQueue"], time.Duration(p.pause.Load()).Round(time.Millisecond))
+		p.finish(t)
+		if n == 0 {
+			t.Fatal("nothing was lost")
+		}
+		return float64(again) / float64(n)
+	}
+	whole := cost("whole")
+	s.begin(t, splits(governor.XDP, 44, 1))
+	was := s.count(t)
+	cut := cost("split")
+	d := s.since(t, was)
+	s.end(t)
+	if d.gaps == 0 || d.expired != 0 {
+		t.Errorf("%d times what was lost was not waited for, %d times for as long as the limit", d.gaps, d.expired)
+	}
+	// An emulated sender sends some again that were not lost.
+	if cut > 2*whole+1 {
+		t.Errorf("%.1f packets were sent again for each that was lost, and %.1f where the flow was whole", cut, whole)
+	}
+}
