@@ -58,7 +58,7 @@ var underSpecial = []suite{
 	{pkg: "cmd/overlane", args: []string{"-test.run=^TestCoresThatAreSetApartAreNotUsed$"}},
 	{pkg: "internal/datapath", args: []string{"-test.run=^(TestXDPRedirectsToALane|TestSamplingStartsAnew)"}},
 	{pkg: "test/vm/e2e", args: []string{"-tunnels=vxlan", "-machine-wide", "-backlog-threads",
-		"-test.skip=^TestMerge$/^(datagrams|losses|faults|no_pod|killed)"}},
+		"-test.skip=^TestMerge$/^(datagrams|faults|no_pod|killed)"}},
 }
 
 // filtering is a machine with all that can stand between the ports of a bridge.
@@ -156,7 +156,7 @@ func TestTableOfOrders(t *testing.T) {
 		t.Skip("needs hours: make orders")
 	}
 	s := suite{pkg: "test/vm/e2e", limit: 20 * time.Hour, args: []string{
-		"-test.run=^TestMerge$/^flows$", fmt.Sprintf("-order-runs=%d", *orders), fmt.Sprintf("-costs=%t", *counted)}}
+		"-test.run=^TestMerge$/^(flows|losses)$", fmt.Sprintf("-order-runs=%d", *orders), fmt.Sprintf("-costs=%t", *counted)}}
 	how := Boot{CPUs: 6}
 	if *counted {
 		how = Boot{CPUs: 2, Counted: true}

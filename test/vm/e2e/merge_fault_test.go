@@ -5,6 +5,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"testing"
@@ -254,26 +255,32 @@ func lossesCostTheSame(t *testing.T) {
 		if err := errors.Join(err, loss.Close()); err != nil {
 			t.Fatal(err)
 		}
-		again := netstat(t, a.pod)["RetransSegs"] - was["RetransSegs"]
-		t.Logf("%s: %d packets lost, %d sent again, %d out of order, longest pause %v", what, n, again,
+		is := netstat(t, a.pod)
+		// An emulated sender's timers have it send some again that only came late: of those
+		// it is told (DSACK).
+		again, needless := is["RetransSegs"]-was["RetransSegs"], is["TCPDSACKRecvSegs"]-was["TCPDSACKRecvSegs"]
+		t.Logf("%s: %d packets lost, %d sent again, %d of them needlessly, %d out of order, longest pause %v", what, n, again, needless,
 			netstat(t, s.hosts[1].pod)["TCPOFOQueue"]-late["TCPOFOQueue"], time.Duration(p.pause.Load()).Round(time.Millisecond))
 		p.finish(t)
 		if n == 0 {
 			t.Fatal("nothing was lost")
 		}
-		return float64(again) / float64(n)
+		return float64(again-needless) / float64(n)
 	}
 	whole := cost("whole")
 	s.begin(t, splits(governor.XDP, 44, 1))
 	was := s.count(t)
-	cut := cost("split")
+	// Whatever else keeps an emulated sender waiting only adds to it: the least of a few counts.
+	cut := math.Inf(1)
+	for i := 0; i < 4 && cut > whole+1; i++ {
+		cut = min(cut, cost("split"))
+	}
 	d := s.since(t, was)
 	s.end(t)
 	if d.gaps == 0 || d.expired != 0 {
 		t.Errorf("%d times what was lost was not waited for, %d times for as long as the limit", d.gaps, d.expired)
 	}
-	// An emulated sender sends some again that were not lost.
-	if cut > 2*whole+1 {
+	if cut > whole+1 {
 		t.Errorf("%.1f packets were sent again for each that was lost, and %.1f where the flow was whole", cut, whole)
 	}
 }
