@@ -37,40 +37,49 @@ struct {
 	__type(value, __u32);
 } ol_last_elephant SEC(".maps");
 
+/* The place that a flow has on a core, or OL_NO_PLACE. */
+static __always_inline __u32 ol_elephant_of(__u32 cpu, const struct ol_flow *flow, __u32 slot)
+{
+	struct ol_elephant *e;
+	__u32 i, place;
+
+	for (i = 0; i < 2; i++) {
+		place = slot % OL_ELEPHANT_SETS * 2 + i;
+		e = ol_get_elephant(cpu, place);
+		if (e && e->taken && ol_same_flow(&e->flow, flow))
+			return place;
+	}
+	return OL_NO_PLACE;
+}
+
 /* Is the flow split on this core, so that what this one handles itself is a branch of it? */
 __noinline int ol_splits_flow(const struct ol_flow *flow, __u32 slot)
 {
-	__u32 this_cpu = bpf_get_smp_processor_id(), i;
+	__u32 this_cpu = bpf_get_smp_processor_id();
 	struct ol_elephant *e;
 
 	if (!flow)
 		return 0;
-	for (i = 0; i < 2; i++) {
-		e = ol_get_elephant(this_cpu, slot % OL_ELEPHANT_SETS * 2 + i);
-		if (e && e->taken && ol_same_flow(&e->flow, flow))
-			return e->state != OL_WHOLE;
-	}
-	return 0;
+	e = ol_get_elephant(this_cpu, ol_elephant_of(this_cpu, flow, slot));
+	return e && e->state != OL_WHOLE;
 }
 
 /* Finds the flow's place, or takes one whose flow is gone. */
 __noinline __u32 ol_find_elephant(const struct ol_flow *flow, __u32 slot)
 {
-	__u32 this_cpu = bpf_get_smp_processor_id(), at = OL_NO_PLACE, i, place;
+	__u32 this_cpu = bpf_get_smp_processor_id(), at, i;
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	struct ol_elephant *e;
 
 	if (!flow || !cpu)
 		return OL_NO_PLACE;
+	at = ol_elephant_of(this_cpu, flow, slot);
+	if (at != OL_NO_PLACE)
+		return at;
 	for (i = 0; i < 2; i++) {
-		place = slot % OL_ELEPHANT_SETS * 2 + i;
-		e = ol_get_elephant(this_cpu, place);
-		if (!e)
-			return OL_NO_PLACE;
-		if (e->taken && ol_same_flow(&e->flow, flow))
-			return place;
-		if (ol_elephant_gone(e, cpu->now))
-			at = place;
+		e = ol_get_elephant(this_cpu, slot % OL_ELEPHANT_SETS * 2 + i);
+		if (e && ol_elephant_gone(e, cpu->now))
+			at = slot % OL_ELEPHANT_SETS * 2 + i;
 	}
 	e = ol_get_elephant(this_cpu, at);
 	if (!e)

@@ -52,26 +52,59 @@ __noinline int ol_read_skb(struct __sk_buff *skb, struct ol_frame *f, __u32 want
 	return ol_classify(&c, policy, f);
 }
 
+/*
+ * Is it a packet for one of our tunnels? If not, what becomes of it: its hash is its own,
+ * as long as it cannot end in a tunnel.
+ */
+static __always_inline int ol_of_tunnel(struct __sk_buff *skb, const struct ol_policy *policy,
+					struct ol_frame *f, int *verdict)
+{
+	enum ol_reason r = ol_read_skb(skb, f, OL_PULL);
+
+	/* What is steered must not go by how much of a packet is linear. */
+	if (r == OL_SHORT)
+		r = ol_read_skb(skb, f, OL_PULL_MAX);
+	if (!r && f->tunnel < OL_MAX_TUNNELS)
+		return 1;
+	if (r != OL_NOT_OVERLAY)
+		ol_reason(r);
+	*verdict = f->may_concern ? ol_stay(skb, policy) : TCX_NEXT;
+	return 0;
+}
+
+/* Sends a packet to a lane of the tunnel stage, or lets it stay. */
+static __always_inline int ol_to_tunnel(struct __sk_buff *skb, struct ol_policy *policy, __u32 lane,
+					__u32 slot)
+{
+	struct ol_lanes *lanes = &policy->stage[OL_STAGE_TUNNEL];
+	__u32 segs = skb->gso_segs ? skb->gso_segs : 1;
+
+	if (lane >= lanes->nr)
+		return ol_stay(skb, policy);
+	lane = ol_lane_index(lane);
+	bpf_set_hash(skb, lanes->hash[lane] + slot);
+	ol_count(OL_CNT_STEERED, segs);
+	ol_count_lane(OL_STAGE_TUNNEL, lane, segs);
+	return TCX_NEXT;
+}
+
 SEC("tcx/ingress")
 int ol_underlay_in(struct __sk_buff *skb)
 {
-	__u32 this_cpu = bpf_get_smp_processor_id(), lane, segs;
+	__u32 this_cpu = bpf_get_smp_processor_id(), lane, tunnel;
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	struct ol_frame f = {};
-	enum ol_reason r;
+	enum ol_reason r = 0;
+	int verdict;
 
 	if (!policy || !cpu)
 		return TCX_NEXT;
-	r = ol_read_skb(skb, &f, OL_PULL);
-	/* What is steered must not go by how much of a packet is linear. */
-	if (r == OL_SHORT)
-		r = ol_read_skb(skb, &f, OL_PULL_MAX);
-	if (r || f.tunnel >= OL_MAX_TUNNELS) {
-		if (r != OL_NOT_OVERLAY)
-			ol_reason(r);
-		return f.may_concern ? ol_stay(skb, policy) : TCX_NEXT;
-	}
+	if (!ol_of_tunnel(skb, policy, &f, &verdict))
+		return verdict;
+	tunnel = f.tunnel;
+	if (tunnel >= OL_MAX_TUNNELS)
+		return TCX_NEXT;
 
 	struct ol_hop h = {
 		.policy = policy,
@@ -79,24 +112,18 @@ int ol_underlay_in(struct __sk_buff *skb)
 		.cpu = cpu,
 		.this_cpu = this_cpu,
 		.stage = OL_STAGE_TUNNEL,
-		.tunnel = policy->tunnel[f.tunnel].no_gro ? OL_NO_CELL : f.tunnel,
+		.tunnel = policy->tunnel[tunnel].no_gro ? OL_NO_CELL : tunnel,
 		.stay = ol_of_latency(cpu, this_cpu),
 	};
 
-	segs = skb->gso_segs ? skb->gso_segs : 1;
-	ol_count(OL_CNT_OVERLAY, segs);
+	ol_count(OL_CNT_OVERLAY, skb->gso_segs ? skb->gso_segs : 1);
 	lane = ol_steer_flow(&h, &f.flow, &r);
 	if (r) {
 		ol_reason(r);
 		return ol_stay(skb, policy);
 	}
 	skb->tc_index = OL_CARRIER | (h.stay ? OL_CARRIER_LATENCY : 0) | h.slot;
-	if (lane >= OL_MAX_LANES)
-		return ol_stay(skb, policy);
-	bpf_set_hash(skb, h.lanes->hash[lane] + h.slot);
-	ol_count(OL_CNT_STEERED, segs);
-	ol_count_lane(OL_STAGE_TUNNEL, lane, segs);
-	return TCX_NEXT;
+	return ol_to_tunnel(skb, policy, lane, h.slot);
 }
 
 SEC("tcx/egress")
@@ -171,30 +198,6 @@ static __always_inline int ol_tcp_range(struct __sk_buff *skb, __u32 inner, int 
 }
 
 /*
- * A packet for one of our tunnels, whatever flow it is of. Another's hash is its own, as
- * long as it cannot end in a tunnel.
- */
-static __always_inline int ol_of_tunnel(struct __sk_buff *skb, struct ol_frame *f, int *verdict)
-{
-	struct ol_policy *policy = ol_get_policy();
-	enum ol_reason r;
-
-	*verdict = TCX_NEXT;
-	if (!policy)
-		return 0;
-	r = ol_read_skb(skb, f, OL_PULL);
-	if (r == OL_SHORT)
-		r = ol_read_skb(skb, f, OL_PULL_MAX);
-	if (!r && f->tunnel < OL_MAX_TUNNELS)
-		return 1;
-	if (r != OL_NOT_OVERLAY)
-		ol_reason(r);
-	if (f->may_concern)
-		*verdict = ol_stay(skb, policy);
-	return 0;
-}
-
-/*
  * Notes the branch by which a packet comes, of those of its flow, if it does: a flow may
  * also come by another core than the one that splits it, when a NIC's interrupt has moved.
  */
@@ -202,22 +205,6 @@ static __always_inline void ol_note_branch(struct __sk_buff *skb, __u32 branch)
 {
 	if (!(skb->tc_index & OL_CARRIER))
 		skb->tc_index = OL_CARRIER_HASH | (branch < OL_ALL_BRANCHES ? branch + 1 : 0);
-}
-
-/* Sends a packet to a lane of the tunnel stage, or lets it stay. */
-static __always_inline int ol_to_tunnel(struct __sk_buff *skb, struct ol_policy *policy, __u32 lane,
-					__u32 slot)
-{
-	struct ol_lanes *lanes = &policy->stage[OL_STAGE_TUNNEL];
-	__u32 segs = skb->gso_segs ? skb->gso_segs : 1;
-
-	if (lane >= lanes->nr)
-		return ol_stay(skb, policy);
-	lane = ol_lane_index(lane);
-	bpf_set_hash(skb, lanes->hash[lane] + slot);
-	ol_count(OL_CNT_STEERED, segs);
-	ol_count_lane(OL_STAGE_TUNNEL, lane, segs);
-	return TCX_NEXT;
 }
 
 /*
@@ -233,8 +220,10 @@ int ol_underlay_split(struct __sk_buff *skb)
 	struct ol_frame f = {};
 	int verdict;
 
-	if (!policy || !ol_of_tunnel(skb, &f, &verdict))
-		return policy ? verdict : TCX_NEXT;
+	if (!policy)
+		return TCX_NEXT;
+	if (!ol_of_tunnel(skb, policy, &f, &verdict))
+		return verdict;
 	tunnel = f.tunnel;
 	if (tunnel >= OL_MAX_TUNNELS)
 		return TCX_NEXT;
@@ -285,7 +274,7 @@ int ol_underlay_number(struct __sk_buff *skb)
 		ol_note_branch(skb, branch);
 		return TCX_NEXT;
 	}
-	if (!ol_of_tunnel(skb, &f, &verdict))
+	if (!ol_of_tunnel(skb, policy, &f, &verdict))
 		return verdict;
 	slot = ol_flow_slot(&f.flow, &untracked);
 	if (branch >= OL_BRANCHES && ol_splits_flow(&f.flow, slot))

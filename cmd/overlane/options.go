@@ -77,10 +77,11 @@ func noXDP(cfg *config.Config, l look) error {
 // can.
 func noMerge(feats []probe.Feature) error {
 	for _, f := range feats {
-		if f.ID == probe.BPFQdisc && f.State == probe.Supported {
+		switch {
+		case f.ID != probe.BPFQdisc:
+		case f.State == probe.Supported:
 			return nil
-		}
-		if f.ID == probe.BPFQdisc {
+		default:
 			return errors.New(f.Reason)
 		}
 	}

@@ -63,7 +63,8 @@ type Microflows struct {
 	Mode Mode `json:"mode"`
 	// Batch is the frames of a micro-flow.
 	Batch int `json:"batch"`
-	// Cores take the micro-flows of one flow, at most so many beside the one that polls.
+	// Cores is how many branches take the micro-flows of one flow, beside the core that
+	// polls, at most.
 	Cores int `json:"cores"`
 	// Elephant is how much a flow has to bring to be split, in bit/s; 0: much of what one
 	// core can do.

@@ -32,7 +32,7 @@ var microflowKeys = keys{
 		},
 	},
 	{
-		name: "cores", about: "how many cores take the micro-flows of one flow, beside the one that polls the NIC, at most",
+		name: "cores", about: "into how many branches one flow is split, beside the core that polls the NIC, at most; each has a core, or two where there are enough",
 		allowed: allowNumber(MinBranches, MaxBranches), def: strconv.Itoa(Default().Microflows.Cores),
 		read: func(d *decoder, path string, n ast.Node) error {
 			return d.number(path, n, &d.cfg.Microflows.Cores, MinBranches, MaxBranches)

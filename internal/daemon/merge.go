@@ -13,8 +13,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/overlane/overlane/internal/apply/offload"
 	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -95,13 +95,23 @@ func (p *pipeline) wholeUDP(snap node.Snapshot) (string, error) {
 		devs = append(devs, t.Dev)
 	}
 	for _, dev := range devs {
+		ns, err := p.scanner.Namespace(dev.NetnsCookie)
+		if errors.Is(err, node.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		var is map[string]ethtool.Feature
+		err = ns.Do(func() (err error) {
+			is, err = ethtool.Features(dev.Name)
+			return err
+		})
+		if err := errors.Join(err, ns.Close()); err != nil {
+			return "", err
+		}
 		for _, name := range []string{"rx-udp-gro-forwarding", "rx-gro-list"} {
-			f, err := featureOf(p.scanner, dev, name)
-			switch {
-			case errors.Is(err, node.ErrGone), errors.Is(err, offload.ErrUnknown):
-			case err != nil:
-				return "", err
-			case f.Active:
+			if is[name].Active {
 				return fmt.Sprintf("%s joins datagrams into one (%s)", dev, name), nil
 			}
 		}

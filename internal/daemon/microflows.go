@@ -88,7 +88,11 @@ func (d *Daemon) placeMicroflows(in governor.Input) governor.Layout {
 	if d.opts.Microflows.NoXDP != nil {
 		tier = governor.TC
 	}
-	return governor.PlaceMicroflows(tier, d.cores, m.nic, min(d.opts.Microflows.Cores, datapath.MaxBranches), d.opts.Microflows.NoMerge == nil, in.Costs)
+	l := governor.PlaceMicroflows(tier, d.cores, m.nic, min(d.opts.Microflows.Cores, datapath.MaxBranches), d.opts.Microflows.NoMerge == nil, in.Costs)
+	if d.opts.Microflows.Mode != governor.Forced && !l.None() && !l.Pays() {
+		return governor.Layout{Gain: 1, Reason: "micro-flows are not worth it by " + l.Reason}
+	}
+	return l
 }
 
 // look takes the share of elephants in a stretch that is over, and begins one.

@@ -97,6 +97,11 @@ func (p *pipeline) placeMerge(snap node.Snapshot, made plan.Plan) error {
 	if p.merge == nil {
 		return nil
 	}
+	// One that ends while this looks at the others is not to pass for one that is there.
+	ended, err := p.dp.MergeEnded()
+	if err != nil {
+		return err
+	}
 	own := plan.Plan{Steps: slices.Clone(made.Steps)}
 	own.Steps = slices.DeleteFunc(own.Steps, func(s plan.Step) bool { return s.Kind != plan.OwnDevice })
 	if err := errors.Join(p.do(own), p.merge.follow(snap)); err != nil {
@@ -107,7 +112,10 @@ func (p *pipeline) placeMerge(snap node.Snapshot, made plan.Plan) error {
 		return err
 	}
 	p.noUDP = why
-	return errors.Join(p.dp.SetNumbering(why == ""), p.dp.SetMergeReady())
+	if err := p.dp.SetNumbering(why == ""); err != nil || !ended {
+		return err
+	}
+	return p.dp.SetMergeReady()
 }
 
 // Of what the governor places, the kernel side can hold all.

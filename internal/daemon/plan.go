@@ -125,21 +125,17 @@ func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unfit st
 }
 
 func groOf(s *node.Scanner, dev node.Dev) (value string, err error) {
-	f, err := featureOf(s, dev, "rx-gro")
-	return f.String(), err
-}
-
-func featureOf(s *node.Scanner, dev node.Dev, name string) (f offload.Feature, err error) {
 	ns, err := s.Namespace(dev.NetnsCookie)
 	if err != nil {
-		return f, err
+		return "", err
 	}
 	defer ns.Close()
-	err = ns.Do(func() (err error) {
-		f, err = offload.Get(dev.Name, name)
+	err = ns.Do(func() error {
+		f, err := offload.Get(dev.Name, "rx-gro")
+		value = f.String()
 		return err
 	})
-	return f, err
+	return value, err
 }
 
 // podUnfit tells why a pod is left alone, if it is.

@@ -71,6 +71,15 @@ func (d *Datapath) SetMergeDevice(ifindex int) error {
 	return d.writePolicy()
 }
 
+// MergeEnded tells whether a merge point has ended since SetMergeReady.
+func (d *Datapath) MergeEnded() (bool, error) {
+	var ended uint32
+	if err := d.stages.OlMergeEnded.Lookup(uint32(0), &ended); err != nil {
+		return false, fmt.Errorf("ask whether merge points are there: %w", err)
+	}
+	return ended != 0, nil
+}
+
 // SetMergeReady tells that there is a merge point in each namespace that shall have one. When
 // one ends, flows go by none until this is said again.
 func (d *Datapath) SetMergeReady() error {

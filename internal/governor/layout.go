@@ -54,6 +54,9 @@ type Layout struct {
 // None tells that no stage is worth a hop.
 func (l Layout) None() bool { return len(l.NIC)+len(l.Tunnel)+len(l.Pod) == 0 }
 
+// Pays tells whether the predicted gain is worth it.
+func (l Layout) Pays() bool { return l.Gain >= minGain }
+
 // Cores are all that take work from others, each once.
 func (l Layout) Cores() []int {
 	all := slices.Concat(l.NIC, l.Tunnel, l.Pod)
@@ -109,7 +112,7 @@ func Place(tier Tier, cores, nic []int, measured Costs) Layout {
 		list = splits(cores, free, cost)
 	}
 	for _, l := range list {
-		if tier == XDP || l.Gain >= minGain && (best.None() || l.Gain > clearly*best.Gain) {
+		if tier == XDP || l.Pays() && (best.None() || l.Gain > clearly*best.Gain) {
 			l.Reason = fmt.Sprintf("%s (nic %.0f, tunnel %.0f, pod %.0f, hop %.0f ns): %.2f times one core's rate predicted",
 				source, cost.NIC, cost.Tunnel, cost.Pod, cost.Hop, l.Gain)
 			best = l

@@ -48,3 +48,13 @@ func TestPlacesOfMicroflows(t *testing.T) {
 		})
 	}
 }
+
+// Behind the NIC's stage nothing is gained where that stage is nearly all there is to do.
+func TestMicroflowsBehindTheNICsStageThatDoNotPay(t *testing.T) {
+	c := Costs{NIC: 2000, Tunnel: 50, Pod: 50, Hop: 250}
+	for tier, pays := range map[Tier]bool{TC: false, XDP: true} {
+		if l := PlaceMicroflows(tier, upTo(4), []int{0}, 2, true, c); l.Pays() != pays {
+			t.Errorf("tier %d: %t at a gain of %.2f", tier, l.Pays(), l.Gain)
+		}
+	}
+}

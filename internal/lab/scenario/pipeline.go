@@ -81,7 +81,7 @@ func pipeline(mode, tier string) func(context.Context, *env, scenario) (session,
 }
 
 // microflows returns a variant's start: the daemon that splits flows and does nothing else.
-// UDP may come in any order: there is nothing yet that would restore it.
+// UDP may come in any order: not each kernel could restore it.
 func microflows(mode, tier string) func(context.Context, *env, scenario) (session, error) {
 	return func(ctx context.Context, e *env, _ scenario) (session, error) {
 		d, err := e.startDaemon(ctx, fmt.Sprintf("tier: %s\npipeline: off\nmicroflows: {mode: %s, udp-order: none}\n", tier, mode))
