@@ -108,13 +108,20 @@ func newLabDownCmd() *cobra.Command {
 func newLabExecCmd() *cobra.Command {
 	var o bed.Options
 	cmd := &cobra.Command{
-		Use:   "exec HOST -- COMMAND [ARG...]",
+		Use:   "exec [flags] HOST -- COMMAND [ARG...]",
 		Short: "Run a command in a host of a lab: hA, hB, cA, cB, ...",
 		Long: `Runs a command in the network namespace of a host. Only the network is another
 one: files, /sys and /proc are the machine's own, so that BPF pins stay in
 sight; /sys/class/net therefore shows the machine's devices.`,
-		Args: cobra.MinimumNArgs(2),
+		DisableFlagsInUseLine: true,
+		Args:                  cobra.MinimumNArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
+			argv := args[1:]
+			if argv[0] == "--" {
+				argv = argv[1:]
+			} else if strings.HasPrefix(argv[0], "-") {
+				return usageError("%s behind the host: flags go before it (see: overlane lab exec --help)", argv[0])
+			}
 			b, err := bed.Open(o.StateDir, o.Name)
 			if err != nil {
 				return err
@@ -122,10 +129,6 @@ sight; /sys/class/net therefore shows the machine's devices.`,
 			ns, err := b.Namespace(args[0])
 			if err != nil {
 				return errors.Join(usageError("%w", err), b.Close())
-			}
-			argv := args[1:]
-			if argv[0] == "--" {
-				argv = argv[1:]
 			}
 			if len(argv) == 0 {
 				return errors.Join(fmt.Errorf("run in %s: no command", args[0]), b.Close())

@@ -154,6 +154,7 @@ func TestUsageErrors(t *testing.T) {
 		"set-cores":                 `accepts 1 arg(s), received 0 (see: overlane set-cores --help)`,
 		"set-cores x":               `cores: "x" is not a core number; allowed: a core list such as 2-7,9`,
 		"set-cores 8191":            `cores: core 8191 is offline; online are `,
+		"lab exec hB --name x":      `--name behind the host: flags go before it (see: overlane lab exec --help)`,
 		"resteer maybe":             `invalid argument "maybe" for "overlane resteer" (see: overlane resteer --help)`,
 		"guardian --netns-cookie x": `invalid argument "x" for "--netns-cookie" flag`,
 	} {
