@@ -11,7 +11,9 @@ int pass(struct xdp_md *ctx)
 	return XDP_PASS;
 }
 
+/* Of so many packets, the last few are dropped. */
 const volatile __u32 drop_every = 1000;
+const volatile __u32 drop_burst = 1;
 volatile __u64 dropped = 0;
 
 static __u64 count;
@@ -19,7 +21,7 @@ static __u64 count;
 SEC("tcx/ingress")
 int drop(struct __sk_buff *skb)
 {
-	if (__sync_fetch_and_add(&count, 1) % drop_every != drop_every - 1)
+	if (__sync_fetch_and_add(&count, 1) % drop_every < drop_every - drop_burst)
 		return -1; /* TCX_NEXT */
 	__sync_fetch_and_add(&dropped, skb->gso_segs ?: 1);
 	return 2; /* TCX_DROP */

@@ -18,6 +18,7 @@ import (
 const (
 	PassProgDrop     = "drop"
 	PassProgPass     = "pass"
+	PassVarDropBurst = "drop_burst"
 	PassVarDropEvery = "drop_every"
 	PassVarDropped   = "dropped"
 )
@@ -78,6 +79,7 @@ type PassMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PassVariableSpecs struct {
+	DropBurst *ebpf.VariableSpec `ebpf:"drop_burst"`
 	DropEvery *ebpf.VariableSpec `ebpf:"drop_every"`
 	Dropped   *ebpf.VariableSpec `ebpf:"dropped"`
 }
@@ -112,6 +114,7 @@ func (m *PassMaps) Close() error {
 //
 // It can be passed to LoadPassObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PassVariables struct {
+	DropBurst *ebpf.Variable `ebpf:"drop_burst"`
 	DropEvery *ebpf.Variable `ebpf:"drop_every"`
 	Dropped   *ebpf.Variable `ebpf:"dropped"`
 }

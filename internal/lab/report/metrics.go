@@ -35,6 +35,8 @@ const (
 	MissedSlots   = "missed_slots"   // requests that could not be sent before the next was due
 	Retransmits   = "retransmits"    // TCP segments sent again
 	OFO           = "ofo"            // TCP segments that entered the out-of-order queue
+	SACKReorder   = "sack_reorder"   // times that a TCP sender was told of segments out of order
+	Waited        = "waited"         // packets of split flows that came early where they are put in order
 	Acted         = "acted"          // share 0..1 of packets that the mechanism touched
 	LaneChanges   = "lane_changes"   // completed changes of a flow's lane
 	GeneratorIdle = "generator_idle" // share 0..1 of the generator's core left idle
@@ -60,7 +62,7 @@ func DirectionOf(metric string) Direction {
 	switch {
 	case strings.HasPrefix(metric, "offered"):
 		return Neutral
-	case isCount(metric) && metric != LaneChanges:
+	case isCount(metric) && metric != LaneChanges && metric != Waited:
 		return Lower
 	case hasUnit(metric, "us", "ns", "ms"), strings.HasPrefix(metric, "cpu_"):
 		return Lower
@@ -79,7 +81,7 @@ func hasUnit(metric string, units ...string) bool {
 // never the subject of a ratio, since the healthy value of most is zero.
 func isCount(metric string) bool {
 	switch metric {
-	case Reordered, Duplicated, Dropped, Retransmits, OFO, LaneChanges, Lost, MissedSlots:
+	case Reordered, Duplicated, Dropped, Retransmits, OFO, SACKReorder, Waited, LaneChanges, Lost, MissedSlots:
 		return true
 	}
 	return false
@@ -128,6 +130,8 @@ func label(metric string) string {
 		return "CPU s/GB"
 	case OFO:
 		return "out of order"
+	case SACKReorder:
+		return "SACK reordering"
 	}
 	name, unit := metric, ""
 	if i := strings.LastIndexByte(metric, '_'); i > 0 {

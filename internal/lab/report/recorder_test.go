@@ -208,7 +208,7 @@ func TestDirections(t *testing.T) {
 	for metric, want := range map[string]Direction{
 		KPPS: Higher, Gbps: Higher, RPS: Higher, BulkKPPS: Higher, BulkGbps: Higher, "rps_bulk_kpps": Higher,
 		P50: Lower, P99: Lower, P999: Lower, Avg: Lower, RRP50: Lower, RRP99: Lower, CPUPerMpkt: Lower, CPUPerGB: Lower,
-		Reordered: Lower, Duplicated: Lower, Dropped: Lower, Retransmits: Lower, OFO: Lower, Lost: Lower, MissedSlots: Lower,
+		Reordered: Lower, Duplicated: Lower, Dropped: Lower, Retransmits: Lower, OFO: Lower, SACKReorder: Lower, Waited: Neutral, Lost: Lower, MissedSlots: Lower,
 		Acted: Neutral, LaneChanges: Neutral, GeneratorIdle: Neutral, "offered_kpps": Neutral,
 	} {
 		if got := DirectionOf(metric); got != want {

@@ -179,6 +179,8 @@ func (r Result) costs() []cost {
 		{Dropped, [2]string{"", "dropped"}, sum},
 		{Retransmits, [2]string{"re-", "transm."}, sum},
 		{OFO, [2]string{"out of", "order"}, sum},
+		{SACKReorder, [2]string{"SACK", "reorder"}, sum},
+		{Waited, [2]string{"had to", "wait"}, sum},
 		{Acted, [2]string{"", "acted"}, share},
 		{LaneChanges, [2]string{"lane", "changes"}, sum},
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/internal/probe"
 )
 
 const (
@@ -35,7 +36,7 @@ type daemon struct {
 	// overlay and changes are the sums over all of these.
 	base                      counters
 	steered, overlay, changes uint64
-	split                     uint64
+	split, waited             uint64
 	bulk, madeRoom            uint64
 	latency, late             uint64
 	straight, bridged         uint64
@@ -56,6 +57,7 @@ type counters struct {
 		Overlay     uint64 `json:"overlay_packets"`
 		LaneChanges uint64 `json:"lane_changes"`
 		Split       uint64 `json:"split_packets"`
+		Waited      uint64 `json:"merge_held"`
 		Latency     uint64 `json:"latency_packets"`
 		Held        uint64 `json:"latency_held"`
 		Excess      uint64 `json:"latency_excess"`
@@ -81,10 +83,14 @@ func pipeline(mode, tier string) func(context.Context, *env, scenario) (session,
 }
 
 // microflows returns a variant's start: the daemon that splits flows and does nothing else.
-// UDP may come in any order: not each kernel could restore it.
+// UDP may come in any order where the kernel cannot restore it: it would stay whole.
 func microflows(mode, tier string) func(context.Context, *env, scenario) (session, error) {
 	return func(ctx context.Context, e *env, _ scenario) (session, error) {
-		d, err := e.startDaemon(ctx, fmt.Sprintf("tier: %s\npipeline: off\nmicroflows: {mode: %s, udp-order: none}\n", tier, mode))
+		order := "none"
+		if probe.New().Feature(probe.BPFQdisc).State == probe.Supported {
+			order = "exact"
+		}
+		d, err := e.startDaemon(ctx, fmt.Sprintf("tier: %s\npipeline: off\nmicroflows: {mode: %s, udp-order: %s}\n", tier, mode, order))
 		if err != nil {
 			return session{}, err
 		}
@@ -209,6 +215,7 @@ func (d *daemon) watch(ctx context.Context, begins bool) error {
 	}
 	d.steered += c.Counters.Steered - d.base.Counters.Steered
 	d.split += c.Counters.Split - d.base.Counters.Split
+	d.waited += c.Counters.Waited - d.base.Counters.Waited
 	d.bulk += c.Counters.Bulk - d.base.Counters.Bulk
 	// What the lane had no room for has made way as well.
 	d.madeRoom += c.Counters.BulkLane + c.Counters.Refused - d.base.Counters.BulkLane - d.base.Counters.Refused
@@ -237,7 +244,7 @@ func (d *daemon) acted() map[string]float64 {
 
 // cut says which share of the packets was of flows that were split while it was measured.
 func (d *daemon) cut() map[string]float64 {
-	v := map[string]float64{report.Acted: 0}
+	v := map[string]float64{report.Acted: 0, report.Waited: float64(d.waited)}
 	if d.overlay > 0 {
 		v[report.Acted] = min(float64(d.split)/float64(d.overlay), 1)
 	}

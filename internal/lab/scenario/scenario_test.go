@@ -152,7 +152,7 @@ func TestEveryScenarioGivesItsMetrics(t *testing.T) {
 	for name, want := range map[string][]string{
 		"udp-one":          {report.KPPS, report.CPUPerMpkt, report.Reordered, report.Duplicated, report.Dropped, report.GeneratorIdle},
 		"udp-large":        {report.KPPS, report.Gbps, report.CPUPerMpkt, report.Reordered},
-		"tcp-one":          {report.Gbps, report.Retransmits, report.OFO, report.CPUPerGB},
+		"tcp-one":          {report.Gbps, report.Retransmits, report.OFO, report.SACKReorder, report.CPUPerGB},
 		"latency-idle":     {report.P50, report.P99, report.P999},
 		"latency-load":     {report.P50, report.P99, report.P999, report.BulkKPPS, report.GeneratorIdle},
 		"latency-rr":       {report.RRP50, report.RRP99, report.RRP999, report.BulkKPPS},

@@ -27,15 +27,17 @@ func (e *env) endpoints(n int) (from, to traffic.Endpoint) {
 	return from, to
 }
 
-// tcpCounters are what both ends say about a stretch of TCP.
-func (e *env) tcpCounters() (retransmits, ofo uint64, err error) {
+// tcpCounters are what both ends say about TCP so far, by metric.
+func (e *env) tcpCounters() (map[string]uint64, error) {
 	from, to := e.endpoints(0)
 	a, err := traffic.ReadCounters(from.NS)
 	if err != nil {
-		return 0, 0, err
+		return nil, err
 	}
 	b, err := traffic.ReadCounters(to.NS)
-	return a["Tcp.RetransSegs"], b["TcpExt.TCPOFOQueue"], err
+	return map[string]uint64{
+		report.Retransmits: a["Tcp.RetransSegs"], report.OFO: b["TcpExt.TCPOFOQueue"], report.SACKReorder: a["TcpExt.TCPSACKReorder"],
+	}, err
 }
 
 func measureTCP(ctx context.Context, e *env) (map[string]float64, error) {
@@ -54,7 +56,7 @@ func measureTCP(ctx context.Context, e *env) (map[string]float64, error) {
 // of both hosts, since TCP's acknowledgements keep the sender's busy too.
 func (e *env) tcp(ctx context.Context, gbps float64) (res traffic.TCPResult, busy float64, values map[string]float64, err error) {
 	from, to := e.endpoints(0)
-	re0, ofo0, err := e.tcpCounters()
+	was, err := e.tcpCounters()
 	if err != nil {
 		return res, 0, nil, err
 	}
@@ -72,8 +74,12 @@ func (e *env) tcp(ctx context.Context, gbps float64) (res traffic.TCPResult, bus
 	if res, err = t.Wait(ctx); err != nil {
 		return res, 0, nil, err
 	}
-	re1, ofo1, err := e.tcpCounters()
-	return res, busy, map[string]float64{report.Retransmits: float64(re1 - re0), report.OFO: float64(ofo1 - ofo0)}, err
+	is, err := e.tcpCounters()
+	values = map[string]float64{}
+	for name, n := range is {
+		values[name] = float64(n - was[name])
+	}
+	return res, busy, values, err
 }
 
 func (e *env) tcpConfig(gbps float64) traffic.TCPConfig {

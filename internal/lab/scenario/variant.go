@@ -52,7 +52,7 @@ func init() {
 		{name: "pipeline-forced", what: "the same, without its judgement when to act", start: pipeline("forced", "auto")},
 		{name: "pipeline-tc-forced", what: "pipeline-tc without its judgement", start: pipeline("forced", "tc")},
 		{name: "pipeline-xdp-forced", what: "pipeline-xdp without its judgement", start: pipeline("forced", "xdp")},
-		{name: "microflows", what: "overlane: one flow's packets on several cores; UDP in no order", start: microflows("auto", "xdp")},
+		{name: "microflows", what: "overlane: one flow's packets on several cores; UDP in no order where the kernel cannot restore it", start: microflows("auto", "xdp")},
 		{name: "microflows-forced", what: "the same, without its judgement when to act", start: microflows("forced", "xdp")},
 		{name: "microflows-tc", what: "the same, cut behind the NIC's stage", start: microflows("auto", "tc")},
 		{name: "microflows-tc-forced", what: "microflows-tc without its judgement", start: microflows("forced", "tc")},

@@ -22,11 +22,16 @@ type Loss struct {
 // DropEvery drops each nth packet that a device receives, behind programs that
 // are on its tcx ingress hook already.
 func DropEvery(ns *netns.Handle, dev string, n int) (*Loss, error) {
+	return DropBursts(ns, dev, n, 1)
+}
+
+// DropBursts is DropEvery, of n packets the last few in a row.
+func DropBursts(ns *netns.Handle, dev string, n, burst int) (*Loss, error) {
 	spec, err := bpf.LoadPass()
 	if err != nil {
 		return nil, fmt.Errorf("load loss: %w", err)
 	}
-	if err := spec.Variables["drop_every"].Set(uint32(n)); err != nil {
+	if err := errors.Join(spec.Variables["drop_every"].Set(uint32(n)), spec.Variables["drop_burst"].Set(uint32(burst))); err != nil {
 		return nil, fmt.Errorf("load loss: %w", err)
 	}
 	l := &Loss{}
@@ -53,6 +58,13 @@ func (l *Loss) Dropped() (n uint64, err error) {
 		return 0, fmt.Errorf("read loss: %w", err)
 	}
 	return n, nil
+}
+
+// End ends the loss, and returns the number of packets of all of it.
+func (l *Loss) End() (uint64, error) {
+	detached := l.link.Close()
+	n, err := l.Dropped()
+	return n, errors.Join(detached, err, l.objs.Close())
 }
 
 // Close ends the loss.
