@@ -487,9 +487,11 @@ struct ol_merge_mark {
 struct ol_merge_point {
 	__u32 active; /* flows that have packets waiting here, a bit each */
 	__u32 used;
-	__u32 head; /* packets that may go, by count: taken ... */
-	__u32 tail; /* ... and put */
-	__u32 held; /* packets that wait */
+	__u32 head;  /* packets that may go, by count: taken ... */
+	__u32 tail;  /* ... and put */
+	__u32 held;  /* packets that wait */
+	__u32 look;  /* flows of which one may go since, a bit each */
+	__u64 until; /* when one of those that wait may at the latest; 0: none waits */
 };
 
 /* What the merge has done so far, all merge points together. */

@@ -31,10 +31,13 @@ __u64 ol_merge_beat SEC(".data.beat") = 0;
 /* Packets of a flow that wait in each branch's queue, at most. */
 #define OL_MERGE_DEPTH 1024
 
+/* One for each branch, and one for what comes by none. */
+#define OL_MERGE_QUEUES (OL_ALL_BRANCHES + 1)
+
 /*
  * A packet that waits. A branch brings what it was sent in order: a queue for each of a
  * flow's branches, of which only the first is looked at, is all the sorting there is.
- * Index: (flow * OL_ALL_BRANCHES + branch) * OL_MERGE_DEPTH + place.
+ * Index: (flow * OL_MERGE_QUEUES + branch) * OL_MERGE_DEPTH + place.
  */
 struct ol_waiting {
 	struct sk_buff __kptr *skb;
@@ -45,7 +48,7 @@ struct ol_waiting {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OL_MERGES *OL_ALL_BRANCHES *OL_MERGE_DEPTH);
+	__uint(max_entries, OL_MERGES *OL_MERGE_QUEUES *OL_MERGE_DEPTH);
 	__type(key, __u32);
 	__type(value, struct ol_waiting);
 } ol_waitings SEC(".maps");
@@ -53,8 +56,8 @@ struct {
 /* Flows, by their place among the merging. Queues: taken and put, by count. */
 struct ol_merge_flow {
 	struct ol_merge order;
-	__u32 head[OL_ALL_BRANCHES];
-	__u32 tail[OL_ALL_BRANCHES];
+	__u32 head[OL_MERGE_QUEUES];
+	__u32 tail[OL_MERGE_QUEUES];
 };
 
 struct {
@@ -122,7 +125,7 @@ static __always_inline int ol_looked_after(__u64 now)
 
 static __always_inline struct ol_waiting *ol_get_waiting(__u32 flow, __u32 branch, __u32 place)
 {
-	__u32 key = (flow * OL_ALL_BRANCHES + branch) * OL_MERGE_DEPTH + place % OL_MERGE_DEPTH;
+	__u32 key = (flow * OL_MERGE_QUEUES + branch) * OL_MERGE_DEPTH + place % OL_MERGE_DEPTH;
 
 	return bpf_map_lookup_elem(&ol_waitings, &key);
 }
@@ -149,10 +152,11 @@ static __always_inline enum ol_merge_way ol_merge_judge(const struct ol_merge_ma
 		return OL_MERGE_GO;
 	if (f->order.generation != generation)
 		ol_merge_begin(&f->order, generation, OL_READ(g->first));
-	if (b >= OL_ALL_BRANCHES) {
-		ol_merge_passes(&f->order, mark->seq, mark->end);
-		return OL_MERGE_GO;
-	}
+	/* A lane's core may poll the NIC as well, even within its thread: what it was not sent
+	 * came by none.
+	 */
+	if (b >= OL_ALL_BRANCHES || ol_after(mark->end, OL_READ(g->sent[b])))
+		b = OL_ALL_BRANCHES;
 	way = ol_merge_arrives(&f->order, b, mark->seq, mark->end);
 	if (way != OL_MERGE_WAIT || f->tail[b] - f->head[b] >= OL_MERGE_DEPTH)
 		return way;
@@ -188,6 +192,7 @@ int BPF_PROG(ol_merge_enqueue, struct sk_buff *skb, struct Qdisc *sch,
 			goto ready;
 		}
 		way = ol_merge_judge(&m, &w);
+		p->look |= 1U << (m.place % OL_MERGES);
 		if (w) {
 			w->since = now;
 			w->seq = m.seq;
@@ -231,7 +236,7 @@ drop:
  */
 struct ol_first {
 	__u32 flow;
-	__u32 branch; /* whose queue has the one that is first in order; none: OL_ALL_BRANCHES */
+	__u32 branch; /* whose queue has the one that is first in order; none: OL_MERGE_QUEUES */
 	__u32 seq;    /* its number */
 	__u32 go;     /* it may */
 	__u64 since;  /* since when one has waited */
@@ -247,18 +252,18 @@ __noinline int ol_find_first(__u32 at, struct ol_first *first)
 
 	if (!first)
 		return 0;
-	first->branch = OL_ALL_BRANCHES;
+	first->branch = OL_MERGE_QUEUES;
 	if (!f)
 		return 0;
-	for (b = 0; b < OL_ALL_BRANCHES; b++) {
+	for (b = 0; b < OL_MERGE_QUEUES; b++) {
 		if (f->head[b] == f->tail[b])
 			continue;
 		w = ol_get_waiting(at, b, f->head[b]);
 		if (!w)
 			continue;
-		if (first->branch == OL_ALL_BRANCHES || w->since < first->since)
+		if (first->branch == OL_MERGE_QUEUES || w->since < first->since)
 			first->since = w->since;
-		if (first->branch == OL_ALL_BRANCHES || ol_after(first->seq, w->seq)) {
+		if (first->branch == OL_MERGE_QUEUES || ol_after(first->seq, w->seq)) {
 			first->branch = b;
 			first->seq = w->seq;
 		}
@@ -280,7 +285,7 @@ __noinline int ol_may_go(__u32 at, __u64 now, int all, struct ol_first *first)
 	if (!f || !g)
 		return 0;
 	ol_find_first(at, first);
-	if (first->branch >= OL_ALL_BRANCHES)
+	if (first->branch >= OL_MERGE_QUEUES)
 		return 0;
 	first->until = first->since + ol_merge_limit_ns;
 	first->go = 1;
@@ -298,11 +303,13 @@ __noinline int ol_may_go(__u32 at, __u64 now, int all, struct ol_first *first)
 	return 0;
 }
 
-/* Finds one that may go, among those that wait at a merge point; until is for all of them. */
+/*
+ * Finds one that may go, among those that wait at a merge point. Whether one may changes
+ * with what arrives and when the limit is reached: flows are looked at then only.
+ */
 __noinline int ol_pick(__u32 point, __u64 now, int all, struct ol_first *first)
 {
 	struct ol_merge_point *p = bpf_map_lookup_elem(&ol_merge_points, &point);
-	__u64 until = 0;
 	__u32 i;
 
 	if (!first)
@@ -310,18 +317,24 @@ __noinline int ol_pick(__u32 point, __u64 now, int all, struct ol_first *first)
 	first->go = 0;
 	if (!p)
 		return 0;
+	if (all || (p->until && (__s64)(now - p->until) >= 0)) {
+		p->look = p->active;
+		p->until = 0;
+	}
 	for (i = 0; i < OL_MERGES; i++) {
-		if (!(p->active & 1U << i))
+		if (!(p->active & p->look & 1U << i))
 			continue;
 		ol_may_go(i, now, all, first);
 		if (first->go)
 			return 0;
+		p->look &= ~(1U << i);
 		if (!first->until)
 			p->active &= ~(1U << i);
-		else if (!until || first->until < until)
-			until = first->until;
+		else if (!p->until || first->until < p->until)
+			p->until = first->until;
 	}
-	first->until = until;
+	if (!p->active)
+		p->until = 0;
 	return 0;
 }
 
@@ -334,7 +347,7 @@ static __always_inline struct sk_buff *ol_take(struct ol_merge_point *p,
 	struct ol_merging *g = bpf_map_lookup_elem(&ol_mergings, &at);
 	struct ol_waiting *w;
 
-	if (!f || !g || b >= OL_ALL_BRANCHES)
+	if (!f || !g || b >= OL_MERGE_QUEUES)
 		return NULL;
 	w = ol_get_waiting(at, b, f->head[b]);
 	if (!w)
@@ -373,8 +386,8 @@ struct sk_buff *BPF_PROG(ol_merge_dequeue, struct Qdisc *sch)
 			skb = ol_take(p, &first);
 			if (skb && all)
 				ol_merge_count(OL_MERGE_BYPASSED, ol_segs_of(skb));
-		} else if (first.until) {
-			bpf_qdisc_watchdog_schedule(sch, first.until, 10000);
+		} else if (p->until) {
+			bpf_qdisc_watchdog_schedule(sch, p->until, 10000);
 		}
 	}
 	if (!skb)
@@ -398,7 +411,8 @@ int BPF_PROG(ol_merge_init, struct Qdisc *sch, struct nlattr *opt, struct netlin
 		if (!p || __sync_val_compare_and_swap(&p->used, 0, 1))
 			continue;
 		p->head = p->tail = p->held = 0;
-		p->active = 0;
+		p->active = p->look = 0;
+		p->until = 0;
 		sch->limit = i;
 		return 0;
 	}
@@ -460,7 +474,7 @@ void BPF_PROG(ol_merge_reset, struct Qdisc *sch)
 
 	ol_merge_ends();
 	bpf_loop(OL_MERGE_READY, ol_drop_ready, &at, 0);
-	bpf_loop(OL_MERGES * OL_ALL_BRANCHES * OL_MERGE_DEPTH, ol_drop_waiting, &at, 0);
+	bpf_loop(OL_MERGES * OL_MERGE_QUEUES * OL_MERGE_DEPTH, ol_drop_waiting, &at, 0);
 	sch->q.qlen = 0;
 	sch->qstats.backlog = 0;
 }

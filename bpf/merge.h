@@ -81,7 +81,10 @@ OL_INLINE void ol_merge_begin(struct ol_merge *m, __u32 generation, __u32 first)
 		m->brought[i] = first;
 }
 
-/* A packet with the bytes from seq up to end came by a branch. */
+/*
+ * A packet with the bytes from seq up to end came by a branch, or by none
+ * (OL_ALL_BRANCHES): by another core than the one that splits.
+ */
 OL_INLINE enum ol_merge_way ol_merge_arrives(struct ol_merge *m, __u32 branch, __u32 seq, __u32 end)
 {
 	if (branch < OL_ALL_BRANCHES && ol_after(end, m->brought[branch])) {
@@ -98,13 +101,6 @@ OL_INLINE enum ol_merge_way ol_merge_arrives(struct ol_merge *m, __u32 branch, _
 		return OL_MERGE_GO_LATE;
 	m->next = end;
 	return OL_MERGE_GO;
-}
-
-/* A packet came, and goes, that was in no branch: by another core than the one that splits. */
-OL_INLINE void ol_merge_passes(struct ol_merge *m, __u32 seq, __u32 end)
-{
-	if (!ol_after(seq, m->next) && ol_after(end, m->next))
-		m->next = end;
 }
 
 /* What is to come will not: no branch has it any more. sent: what each was sent last. */

@@ -61,6 +61,8 @@ type mergeOlMergePoint struct {
 	Head   uint32
 	Tail   uint32
 	Held   uint32
+	Look   uint32
+	Until  uint64
 }
 
 // Names of all BPF objects in the ELF.
