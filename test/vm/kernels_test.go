@@ -156,7 +156,7 @@ func TestTableOfOrders(t *testing.T) {
 		t.Skip("needs hours: make orders")
 	}
 	s := suite{pkg: "test/vm/e2e", limit: 20 * time.Hour, args: []string{
-		"-test.run=^TestMerge$/^(flows|losses)$", fmt.Sprintf("-order-runs=%d", *orders), fmt.Sprintf("-costs=%t", *counted)}}
+		"-machine-wide", "-test.run=^TestMerge$/^(flows|many datagrams|losses)$", fmt.Sprintf("-order-runs=%d", *orders), fmt.Sprintf("-costs=%t", *counted)}}
 	how := Boot{CPUs: 6}
 	if *counted {
 		how = Boot{CPUs: 2, Counted: true}
