@@ -209,6 +209,7 @@ func newLabRunCmd() *cobra.Command {
 	f.StringVar((*string)(&cfg.Rates), "rates", "equal", "shares of the flows: equal, skewed, shifting")
 	f.IntVar(&cfg.Size, "size", 0, "bytes in a datagram (default: the scenario's own)")
 	f.Float64Var(&cfg.Load, "load", 0, "background load, as a share of saturation (default: the scenario's own)")
+	f.IntVar(&cfg.Batch, "batch", 0, "frames in a micro-flow, in variants that have them (default: overlane's own)")
 	f.StringVar(&reportDir, "report", "", "write a page with plots, and the raw numbers, to this directory")
 	f.BoolVar(&asJSON, "json", false, "print JSON instead of a table")
 	return cmd
@@ -255,7 +256,7 @@ func runLab(ctx context.Context, o bed.Options, cfg scenario.Config, given func(
 // labCommand is what to type to get one scenario's series again.
 func labCommand(cmd *cobra.Command, name string) string {
 	words := []string{"overlane", "lab", "run", name}
-	for _, flag := range []string{"variants", "rounds", "seconds", "nic", "napi", "queues", "topology", "ipv6", "flows", "rates", "size", "load"} {
+	for _, flag := range []string{"variants", "rounds", "seconds", "nic", "napi", "queues", "topology", "ipv6", "flows", "rates", "size", "load", "batch"} {
 		if f := cmd.Flags().Lookup(flag); f.Changed {
 			words = append(words, "--"+flag, strings.Trim(f.Value.String(), "[]"))
 		}

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"golang.org/x/sys/unix"
@@ -28,6 +29,7 @@ type Config struct {
 	Rates    traffic.Rates
 	Size     int     // UDP payload in bytes; 0: the scenario's own
 	Load     float64 // background as a share of saturation; 0: the scenario's own
+	Batch    int     // frames in a micro-flow; 0: the product's own number
 	Binary   string  // the program that pipeline variants start; default this one
 	Command  string  // what to type to get this series again
 	clients  int     // of a server, where the scenario has one
@@ -104,6 +106,9 @@ func (c *Config) Normalize(nic bed.NIC) error {
 	}
 	if c.Load != 0 && c.Load < 0.01 || c.Load > 10 {
 		return fmt.Errorf("load %g: a share of saturation from 0.01 to 10 is possible", c.Load)
+	}
+	if c.Batch != 0 && (c.Batch < config.MinBatch || c.Batch > config.MaxBatch) {
+		return fmt.Errorf("batch %d: micro-flows of %d to %d frames are possible", c.Batch, config.MinBatch, config.MaxBatch)
 	}
 	if c.Log == nil {
 		c.Log = io.Discard

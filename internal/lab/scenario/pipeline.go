@@ -90,7 +90,11 @@ func microflows(mode, tier string) func(context.Context, *env, scenario) (sessio
 		if probe.New().Feature(probe.BPFQdisc).State == probe.Supported {
 			order = "exact"
 		}
-		d, err := e.startDaemon(ctx, fmt.Sprintf("tier: %s\npipeline: off\nmicroflows: {mode: %s, udp-order: %s}\n", tier, mode, order))
+		batch := ""
+		if e.cfg.Batch != 0 {
+			batch = fmt.Sprintf(", batch: %d", e.cfg.Batch)
+		}
+		d, err := e.startDaemon(ctx, fmt.Sprintf("tier: %s\npipeline: off\nmicroflows: {mode: %s, udp-order: %s%s}\n", tier, mode, order, batch))
 		if err != nil {
 			return session{}, err
 		}
