@@ -26,11 +26,12 @@ type Device struct {
 
 // Datapath is the loaded BPF side. Its methods are not safe for concurrent use.
 type Datapath struct {
-	stages stagesObjects
-	trace  traceObjects
-	xdp    underlayObjects
-	cpus   int
-	key    [16]byte // of the flow hash
+	stages   stagesObjects
+	branches branchesObjects
+	trace    traceObjects
+	xdp      underlayObjects
+	cpus     int
+	key      [16]byte // of the flow hash
 
 	polls  link.Link   // what traces polls, while it does
 	tracer []link.Link // the rest, until Close
@@ -82,7 +83,18 @@ func (d *Datapath) load() error {
 	if err := stages.LoadAndAssign(&d.stages, nil); err != nil {
 		return fmt.Errorf("load tcx programs: %w", err)
 	}
-	if err := d.know(d.stages.OlUnderlayIn, d.stages.OlPodOut, d.stages.OlPodMerge, d.stages.OlMergedIn, d.stages.OlPodRestore); err != nil {
+	branches, err := loadBranches()
+	if err != nil {
+		return fmt.Errorf("read branches object: %w", err)
+	}
+	if err := d.prepare(branches, d.key); err != nil {
+		return err
+	}
+	if err := branches.LoadAndAssign(&d.branches, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(branches)}); err != nil {
+		return fmt.Errorf("load tcx programs of micro-flows: %w", err)
+	}
+	s, b := &d.stages, &d.branches
+	if err := d.know(s.OlUnderlayIn, s.OlPodOut, s.OlPodRestore, b.OlUnderlaySplit, b.OlUnderlayNumber, b.OlPodMerge, b.OlMergedIn); err != nil {
 		return err
 	}
 	if err := d.loadXDP(); err != nil {
@@ -195,7 +207,7 @@ func (d *Datapath) prepare(spec *ebpf.CollectionSpec, key [16]byte) error {
 	return nil
 }
 
-// sharedMaps are the maps of spec that the first object has made already.
+// sharedMaps are the maps of spec that the objects before it have made already.
 func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	all := map[string]*ebpf.Map{
 		"ol_policies":        d.stages.OlPolicies,
@@ -215,8 +227,8 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_merging_of":      d.stages.OlMergingOf,
 		"ol_merge_ended":     d.stages.OlMergeEnded,
 		"ol_unnumbered":      d.stages.OlUnnumbered,
-		"ol_elephants":       d.stages.OlElephants,
-		"ol_last_elephant":   d.stages.OlLastElephant,
+		"ol_elephants":       d.branches.OlElephants,
+		"ol_last_elephant":   d.branches.OlLastElephant,
 		"ol_lane_threads":    d.stages.OlLaneThreads,
 		"ol_latency_threads": d.stages.OlLatencyThreads,
 	}
@@ -247,26 +259,26 @@ func (d *Datapath) AttachPod(dev Device) (io.Closer, error) {
 // AttachPodMerge hangs the program that sends split flows by the merge point on the egress
 // of the host end of a pod's veth, in a namespace that has one.
 func (d *Datapath) AttachPodMerge(dev Device) (io.Closer, error) {
-	return attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodMerge)
+	return attachTCX(dev, ebpf.AttachTCXEgress, d.branches.OlPodMerge)
 }
 
 // AttachUnderlaySplit hangs the program that cuts flows into micro-flows on the ingress of
 // an underlay; their branches are lanes of the tunnel stage.
 func (d *Datapath) AttachUnderlaySplit(dev Device) (io.Closer, error) {
-	return attachTCX(dev, ebpf.AttachTCXIngress, d.stages.OlUnderlaySplit)
+	return attachTCX(dev, ebpf.AttachTCXIngress, d.branches.OlUnderlaySplit)
 }
 
 // AttachUnderlayNumber hangs the program that takes over the numbers that XDP gives to
 // frames of split UDP flows, and sends what comes by a branch to its second core, on the
 // ingress of an underlay.
 func (d *Datapath) AttachUnderlayNumber(dev Device) (io.Closer, error) {
-	return attachTCX(dev, ebpf.AttachTCXIngress, d.stages.OlUnderlayNumber)
+	return attachTCX(dev, ebpf.AttachTCXIngress, d.branches.OlUnderlayNumber)
 }
 
 // AttachMerged hangs the program that sends on what has been put in order on the ingress of
 // the device behind a merge point.
 func (d *Datapath) AttachMerged(dev Device) (io.Closer, error) {
-	return attachTCX(dev, ebpf.AttachTCXIngress, d.stages.OlMergedIn)
+	return attachTCX(dev, ebpf.AttachTCXIngress, d.branches.OlMergedIn)
 }
 
 // AttachPodLeftAlone hangs the program for pods that are not ours to steer: it
@@ -300,5 +312,5 @@ func (d *Datapath) Close() error {
 	for _, l := range d.tracer {
 		errs = append(errs, l.Close())
 	}
-	return errors.Join(append(errs, d.trace.Close(), d.xdp.Close(), d.stages.Close())...)
+	return errors.Join(append(errs, d.trace.Close(), d.xdp.Close(), d.branches.Close(), d.stages.Close())...)
 }

@@ -110,47 +110,6 @@ type stagesOlCpu struct {
 	_       [32]byte
 }
 
-type stagesOlElephant struct {
-	_    structs.HostLayout
-	Flow struct {
-		_     structs.HostLayout
-		Addr  [4]uint64
-		Tail  uint64
-		Ports uint32
-		Id    uint32
-		V6    uint8
-		Proto uint8
-		Piece uint8
-		Dscp  uint8
-		_     [4]byte
-	}
-	Window   uint64
-	Frames   uint32
-	Bytes    uint32
-	Seq      uint32
-	Left     uint32
-	Last     [9]uint32
-	Used     uint32
-	Epoch    uint32
-	Heavy    uint16
-	Light    uint16
-	Branch   uint8
-	State    uint8
-	Elephant uint8
-	Taken    uint8
-	Merge    uint8
-	Begins   uint8
-	Astray   uint8
-	Pieces   uint8
-	Number   uint32
-	Pad2     uint32
-	Key      uint64
-	Handed   uint64
-	Turned   uint64
-	Passed   uint64
-	Since    uint64
-}
-
 type stagesOlFlag uint32
 
 const (
@@ -400,39 +359,33 @@ const (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	stagesMapOlCellMarks       = "ol_cell_marks"
-	stagesMapOlCells           = "ol_cells"
-	stagesMapOlCounters        = "ol_counters"
-	stagesMapOlCpus            = "ol_cpus"
-	stagesMapOlElephants       = "ol_elephants"
-	stagesMapOlFrags           = "ol_frags"
-	stagesMapOlLanePackets     = "ol_lane_packets"
-	stagesMapOlLaneThreads     = "ol_lane_threads"
-	stagesMapOlLastElephant    = "ol_last_elephant"
-	stagesMapOlLatencyThreads  = "ol_latency_threads"
-	stagesMapOlLeaves          = "ol_leaves"
-	stagesMapOlMergeEnded      = "ol_merge_ended"
-	stagesMapOlMergingOf       = "ol_merging_of"
-	stagesMapOlMergings        = "ol_mergings"
-	stagesMapOlOwners          = "ol_owners"
-	stagesMapOlPolicies        = "ol_policies"
-	stagesMapOlPrios           = "ol_prios"
-	stagesMapOlReasons         = "ol_reasons"
-	stagesMapOlRecents         = "ol_recents"
-	stagesMapOlSlots           = "ol_slots"
-	stagesMapOlUnnumbered      = "ol_unnumbered"
-	stagesProgOlMergedIn       = "ol_merged_in"
-	stagesProgOlPodMerge       = "ol_pod_merge"
-	stagesProgOlPodOut         = "ol_pod_out"
-	stagesProgOlPodRestore     = "ol_pod_restore"
-	stagesProgOlUnderlayIn     = "ol_underlay_in"
-	stagesProgOlUnderlayNumber = "ol_underlay_number"
-	stagesProgOlUnderlaySplit  = "ol_underlay_split"
-	stagesVarOlAbiEnums        = "ol_abi_enums"
-	stagesVarOlKey0            = "ol_key0"
-	stagesVarOlKey1            = "ol_key1"
-	stagesVarOlMergeMagic      = "ol_merge_magic"
-	stagesVarOlNrCpus          = "ol_nr_cpus"
+	stagesMapOlCellMarks      = "ol_cell_marks"
+	stagesMapOlCells          = "ol_cells"
+	stagesMapOlCounters       = "ol_counters"
+	stagesMapOlCpus           = "ol_cpus"
+	stagesMapOlFrags          = "ol_frags"
+	stagesMapOlLanePackets    = "ol_lane_packets"
+	stagesMapOlLaneThreads    = "ol_lane_threads"
+	stagesMapOlLatencyThreads = "ol_latency_threads"
+	stagesMapOlLeaves         = "ol_leaves"
+	stagesMapOlMergeEnded     = "ol_merge_ended"
+	stagesMapOlMergingOf      = "ol_merging_of"
+	stagesMapOlMergings       = "ol_mergings"
+	stagesMapOlOwners         = "ol_owners"
+	stagesMapOlPolicies       = "ol_policies"
+	stagesMapOlPrios          = "ol_prios"
+	stagesMapOlReasons        = "ol_reasons"
+	stagesMapOlRecents        = "ol_recents"
+	stagesMapOlSlots          = "ol_slots"
+	stagesMapOlUnnumbered     = "ol_unnumbered"
+	stagesProgOlPodOut        = "ol_pod_out"
+	stagesProgOlPodRestore    = "ol_pod_restore"
+	stagesProgOlUnderlayIn    = "ol_underlay_in"
+	stagesVarOlAbiEnums       = "ol_abi_enums"
+	stagesVarOlKey0           = "ol_key0"
+	stagesVarOlKey1           = "ol_key1"
+	stagesVarOlMergeMagic     = "ol_merge_magic"
+	stagesVarOlNrCpus         = "ol_nr_cpus"
 )
 
 // loadStages returns the embedded CollectionSpec for stages.
@@ -477,13 +430,9 @@ type stagesSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type stagesProgramSpecs struct {
-	OlMergedIn       *ebpf.ProgramSpec `ebpf:"ol_merged_in"`
-	OlPodMerge       *ebpf.ProgramSpec `ebpf:"ol_pod_merge"`
-	OlPodOut         *ebpf.ProgramSpec `ebpf:"ol_pod_out"`
-	OlPodRestore     *ebpf.ProgramSpec `ebpf:"ol_pod_restore"`
-	OlUnderlayIn     *ebpf.ProgramSpec `ebpf:"ol_underlay_in"`
-	OlUnderlayNumber *ebpf.ProgramSpec `ebpf:"ol_underlay_number"`
-	OlUnderlaySplit  *ebpf.ProgramSpec `ebpf:"ol_underlay_split"`
+	OlPodOut     *ebpf.ProgramSpec `ebpf:"ol_pod_out"`
+	OlPodRestore *ebpf.ProgramSpec `ebpf:"ol_pod_restore"`
+	OlUnderlayIn *ebpf.ProgramSpec `ebpf:"ol_underlay_in"`
 }
 
 // stagesMapSpecs contains maps before they are loaded into the kernel.
@@ -494,11 +443,9 @@ type stagesMapSpecs struct {
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
-	OlElephants      *ebpf.MapSpec `ebpf:"ol_elephants"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
-	OlLastElephant   *ebpf.MapSpec `ebpf:"ol_last_elephant"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
 	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
@@ -548,11 +495,9 @@ type stagesMaps struct {
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
-	OlElephants      *ebpf.Map `ebpf:"ol_elephants"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
-	OlLastElephant   *ebpf.Map `ebpf:"ol_last_elephant"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
 	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
@@ -573,11 +518,9 @@ func (m *stagesMaps) Close() error {
 		m.OlCells,
 		m.OlCounters,
 		m.OlCpus,
-		m.OlElephants,
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,
-		m.OlLastElephant,
 		m.OlLatencyThreads,
 		m.OlLeaves,
 		m.OlMergeEnded,
@@ -608,24 +551,16 @@ type stagesVariables struct {
 //
 // It can be passed to loadStagesObjects or ebpf.CollectionSpec.LoadAndAssign.
 type stagesPrograms struct {
-	OlMergedIn       *ebpf.Program `ebpf:"ol_merged_in"`
-	OlPodMerge       *ebpf.Program `ebpf:"ol_pod_merge"`
-	OlPodOut         *ebpf.Program `ebpf:"ol_pod_out"`
-	OlPodRestore     *ebpf.Program `ebpf:"ol_pod_restore"`
-	OlUnderlayIn     *ebpf.Program `ebpf:"ol_underlay_in"`
-	OlUnderlayNumber *ebpf.Program `ebpf:"ol_underlay_number"`
-	OlUnderlaySplit  *ebpf.Program `ebpf:"ol_underlay_split"`
+	OlPodOut     *ebpf.Program `ebpf:"ol_pod_out"`
+	OlPodRestore *ebpf.Program `ebpf:"ol_pod_restore"`
+	OlUnderlayIn *ebpf.Program `ebpf:"ol_underlay_in"`
 }
 
 func (p *stagesPrograms) Close() error {
 	return _StagesClose(
-		p.OlMergedIn,
-		p.OlPodMerge,
 		p.OlPodOut,
 		p.OlPodRestore,
 		p.OlUnderlayIn,
-		p.OlUnderlayNumber,
-		p.OlUnderlaySplit,
 	)
 }
 

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * What tcx programs share: reading a packet, and choosing the core of the next stage by the
+ * packet's hash, which RPS of the next device follows. Hash 0 means: stay (get_rps_cpu finds
+ * nothing to go by), and is what every packet gets that might reach a device whose RPS mask
+ * is ours but that is not to be steered.
+ */
+#ifndef OVERLANE_TCX_H
+#define OVERLANE_TCX_H
+
+#include "steer.h"
+
+/* Headers that are read: what usual ones need, and the longest, with 252 bytes of Geneve options. */
+#define OL_PULL 192
+#define OL_PULL_MAX 400
+
+/* Keeps a packet that is not steered where it is, if RPS would else move it. */
+static __always_inline int ol_stay(struct __sk_buff *skb, const struct ol_policy *policy)
+{
+	if (policy->flags & OL_F_NEUTRAL)
+		bpf_set_hash(skb, 0);
+	return TCX_NEXT;
+}
+
+/* What is this packet, as far as its first `want` bytes tell? */
+__noinline int ol_read_skb(struct __sk_buff *skb, struct ol_frame *f, __u32 want)
+{
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cursor c;
+
+	if (!f || !policy)
+		return OL_NOT_OVERLAY;
+	if (skb->data_end - skb->data < want && skb->len > skb->data_end - skb->data)
+		bpf_skb_pull_data(skb, skb->len < want ? skb->len : want);
+	c.data = (void *)(long)skb->data;
+	c.end = (void *)(long)skb->data_end;
+	/* A super-packet's lengths need not add up: only its headers are read. */
+	c.total = skb->gso_segs > 1 ? 0 : skb->len;
+	return ol_classify(&c, policy, f);
+}
+
+/*
+ * Is it a packet for one of our tunnels? If not, what becomes of it: its hash is its own,
+ * as long as it cannot end in a tunnel.
+ */
+static __always_inline int ol_of_tunnel(struct __sk_buff *skb, const struct ol_policy *policy,
+					struct ol_frame *f, int *verdict)
+{
+	enum ol_reason r = ol_read_skb(skb, f, OL_PULL);
+
+	/* What is steered must not go by how much of a packet is linear. */
+	if (r == OL_SHORT)
+		r = ol_read_skb(skb, f, OL_PULL_MAX);
+	if (!r && f->tunnel < OL_MAX_TUNNELS)
+		return 1;
+	if (r != OL_NOT_OVERLAY)
+		ol_reason(r);
+	*verdict = f->may_concern ? ol_stay(skb, policy) : TCX_NEXT;
+	return 0;
+}
+
+/* Sends a packet to a lane of the tunnel stage, or lets it stay. */
+static __always_inline int ol_to_tunnel(struct __sk_buff *skb, struct ol_policy *policy, __u32 lane,
+					__u32 slot)
+{
+	struct ol_lanes *lanes = &policy->stage[OL_STAGE_TUNNEL];
+	__u32 segs = skb->gso_segs ? skb->gso_segs : 1;
+
+	if (lane >= lanes->nr)
+		return ol_stay(skb, policy);
+	lane = ol_lane_index(lane);
+	bpf_set_hash(skb, lanes->hash[lane] + slot);
+	ol_count(OL_CNT_STEERED, segs);
+	ol_count_lane(OL_STAGE_TUNNEL, lane, segs);
+	return TCX_NEXT;
+}
+
+#endif
