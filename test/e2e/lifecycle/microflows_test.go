@@ -65,6 +65,48 @@ func splitAndWholeAgain(t *testing.T, tier, stage string) {
 	}
 }
 
+// Micro-flows are on their way through the lanes when the daemon is killed: nothing stays, and
+// what comes after it comes whole, in order.
+func TestMicroflowsAreTakenBackAfterAKill(t *testing.T) {
+	for tier, stage := range map[string]string{"xdp": "nic", "tc": "tunnel"} {
+		for name, kill := range map[string]func(*testing.T, *rig.Daemon){
+			"the daemon": func(t *testing.T, d *rig.Daemon) {
+				d.Signal(unix.SIGKILL)
+				killed(t, d.Exited())
+				d.GoneBoth()
+			},
+			"the guardian, too": func(t *testing.T, d *rig.Daemon) {
+				killBoth(t, d)
+				if r := d.Verb("off"); r.Code != 0 {
+					t.Errorf("overlane off: %s", r)
+				}
+			},
+		} {
+			t.Run(tier+"/"+name, func(t *testing.T) {
+				b := lab(t, bed.Options{})
+				before := masks(t, b)
+				d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: microflows("1Mbit") + "tier: " + tier + "\n"})
+				l := rig.StartLoad(t, b, 2)
+				rig.Until(t, "both flows are split", func() (bool, string) {
+					st := d.Status()
+					return st.Counters.Splits >= 2 && laneOf(st, stage) > 1000, fmt.Sprintf("%+v", st.Counters)
+				})
+				kill(t, d)
+				d.NothingLeft()
+				if now := masks(t, b); now != before {
+					t.Errorf("masks are %s, were %s", now, before)
+				}
+				l.GoesOn()
+				whole := l.Verdict()
+				l.GoesOn()
+				if v := l.Stop(); v.Reordered != whole.Reordered || v.Duplicated != 0 {
+					t.Errorf("%d late once they were whole, %d twice", v.Reordered-whole.Reordered, v.Duplicated)
+				}
+			})
+		}
+	}
+}
+
 func TestFlowsThatAreNoElephantsStayWhole(t *testing.T) {
 	b := lab(t, bed.Options{})
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: microflows("auto")})
