@@ -185,13 +185,12 @@ func TestTiers(t *testing.T) {
 		name   string
 		feats  []Feature
 		top    int
-		reason string // of the first tier that is not reached, or of tier 3
+		reason string // of the first tier that is not reached
 		remedy string
 	}{
 		{"everything", all(xdp), 3, "", ""},
 		{"one NIC of two is enough", all(badNIC, xdp), 3, "", ""},
-		{"fq in place of a BPF qdisc", all(xdp, no(BPFQdisc)), 3, "order within a time bound, by sch_fq: none", "get bpf-qdisc"},
-		{"neither", all(xdp, no(BPFQdisc), no(FQ)), 2, "bpf-qdisc: none", "get bpf-qdisc"},
+		{"fq is no BPF qdisc", all(xdp, no(BPFQdisc)), 2, "bpf-qdisc: none", "get bpf-qdisc"},
 		{"no native XDP", all(badNIC), 1, "native-xdp of eth1: none", "get NIC"},
 		{"no underlay", all(), 1, "native-xdp: no underlay was found", "overlane doctor  # after setting underlays: [NIC] in the configuration"},
 		{"unknown is not enough", all(Feature{ID: NativeXDP, Device: "eth0", Reason: "no answer"}), 1, "native-xdp of eth0 is unknown: no answer", ""},

@@ -25,19 +25,12 @@ func Tiers(feats []Feature) []Tier {
 	}
 	tiers[1].need(feats, BTF, TCX, RPS, TracepointBT, SoftnetData, OrderGuard)
 	tiers[2].on(tiers[1]).need(feats, CPUMap, NativeXDP)
-	tiers[3].on(tiers[2]).needOne(feats, BPFQdisc, FQ)
+	tiers[3].on(tiers[2]).need(feats, BPFQdisc)
 
 	if t := &tiers[2]; t.Reached {
 		for _, f := range pick(feats, CPUMapGRO) {
 			if f.State != Supported {
 				t.Reason, t.Remedy = "without GRO behind the split: "+f.Reason, f.Remedy
-			}
-		}
-	}
-	if t := &tiers[3]; t.Reached {
-		for _, f := range pick(feats, BPFQdisc) {
-			if f.State != Supported {
-				t.Reason, t.Remedy = "order within a time bound, by sch_fq: "+f.Reason, f.Remedy
 			}
 		}
 	}
@@ -101,24 +94,6 @@ func (t *Tier) need(feats []Feature, ids ...ID) {
 		}
 	}
 	t.Reached = true
-}
-
-// needOne reaches the tier if one of the features is there. The reason is that
-// of the first, which is the better one.
-func (t *Tier) needOne(feats []Feature, ids ...ID) {
-	if t.Reason != "" {
-		return
-	}
-	for i, id := range ids {
-		f, ok := best(feats, id)
-		if ok {
-			*t = Tier{Number: t.Number, Name: t.Name, Reached: true}
-			return
-		}
-		if i == 0 {
-			t.Reason, t.Remedy = missing(f), f.Remedy
-		}
-	}
 }
 
 // best returns the answer that says most for a feature, and whether that is
