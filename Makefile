@@ -84,8 +84,9 @@ bench: build ## The whole table, 5 rounds (root)
 	@scripts/bench.sh --rounds 5 --seconds 2
 
 .PHONY: accept
-accept: build ## The announced series: the whole table, 25 rounds (root, hours)
+accept: build ## The announced series: the whole table, 25 rounds, and all orders (root, hours)
 	@scripts/bench.sh --rounds 25 --seconds 2
+	@$(MAKE) orders
 
 .PHONY: help
 help: ## This list

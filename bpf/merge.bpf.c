@@ -9,7 +9,7 @@
  * what other hooks look at is written with care.
  */
 #include "kernel.h"
-#include "maps.h"
+#include "steer.h"
 #include "merge.h"
 #include "qdisc.h"
 
@@ -24,6 +24,16 @@ const volatile __u64 ol_merge_limit_ns = 100000000;
  * in any case: this is for one that hangs, and long enough for one that is kept waiting.
  */
 #define OL_BEAT_NS 1000000000
+
+/*
+ * Behind the merge point a packet waits in the backlog of its flow's core, which drops what
+ * it has no room for (net.core.netdev_max_backlog). When many have waited for one, they go as
+ * fast as that core takes them: while that is half full, none is let go; ns until it is looked
+ * at again.
+ */
+#define OL_AHEAD_NS 100000
+
+extern void net_hotdata __ksym __weak;
 
 /* When the daemon last gave a sign of life, ns. */
 __u64 ol_merge_beat SEC(".data.beat") = 0;
@@ -271,6 +281,33 @@ __noinline int ol_find_first(__u32 at, struct ol_first *first)
 	return 0;
 }
 
+/* Packets that a backlog has room for. */
+static __always_inline __u32 ol_backlog_room(void)
+{
+	const struct net_hotdata *hot = (const void *)&net_hotdata;
+	__u32 room = 0;
+
+	if (hot)
+		bpf_probe_read_kernel(&room, sizeof(room), &hot->max_backlog);
+	return room ? room : 1000;
+}
+
+/* Has the core behind the merge point enough to do? */
+static __always_inline int ol_pod_full(const struct ol_merging *g)
+{
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_lanes *lanes;
+	__u32 head, tail;
+
+	if (!policy)
+		return 0;
+	lanes = &policy->stage[OL_STAGE_POD];
+	if (!lanes->nr)
+		return 0;
+	return ol_backlog(lanes->cpu[ol_lane_index(g->slot % lanes->nr)], &head, &tail) &&
+	       (__s32)(tail - head) > (__s32)(ol_backlog_room() / 2);
+}
+
 /* May it go? all: whatever waits may. */
 __noinline int ol_may_go(__u32 at, __u64 now, int all, struct ol_first *first)
 {
@@ -287,6 +324,10 @@ __noinline int ol_may_go(__u32 at, __u64 now, int all, struct ol_first *first)
 	ol_find_first(at, first);
 	if (first->branch >= OL_MERGE_QUEUES)
 		return 0;
+	if (!all && ol_pod_full(g)) {
+		first->until = now + OL_AHEAD_NS;
+		return 0;
+	}
 	first->until = first->since + ol_merge_limit_ns;
 	first->go = 1;
 	if (all || !ol_after(first->seq, f->order.next))

@@ -36,12 +36,12 @@ type merging struct {
 	p       *pipeline
 	dp      *datapath.Merge
 	ifindex int
-	spaces  map[uint64]behind // by namespace
+	spaces  map[uint64]behind // by namespace: all that are to have one
 	stop    chan struct{}     // ends the signs of life
 	stopped chan struct{}
 }
 
-// behind is the other end of a merge point.
+// behind is the other end of a merge point, or none that can be used.
 type behind struct {
 	ifindex int
 	program io.Closer
@@ -174,6 +174,9 @@ func (m *merging) follow(snap node.Snapshot) error {
 			continue
 		}
 		want[c] = true
+		if _, ok := m.spaces[c]; !ok {
+			m.spaces[c] = behind{}
+		}
 		err := m.make(c)
 		if errs = append(errs, err); err != nil {
 			errs = append(errs, m.leave(c))
@@ -182,6 +185,7 @@ func (m *merging) follow(snap node.Snapshot) error {
 	for c := range m.spaces {
 		if !want[c] {
 			errs = append(errs, m.leave(c))
+			delete(m.spaces, c)
 		}
 	}
 	return errors.Join(errs...)
@@ -189,11 +193,11 @@ func (m *merging) follow(snap node.Snapshot) error {
 
 // leave takes the program off again.
 func (m *merging) leave(cookie uint64) error {
-	b, ok := m.spaces[cookie]
-	if !ok {
+	b := m.spaces[cookie]
+	if b.program == nil {
 		return nil
 	}
-	delete(m.spaces, cookie)
+	m.spaces[cookie] = behind{}
 	return b.program.Close()
 }
 

@@ -129,6 +129,29 @@ func mergeStandsFaults(t *testing.T) {
 	fault("somebody deletes the device", func(t *testing.T) {
 		change(func(nl *netlink.Handle, dev netlink.Link) error { return nl.LinkDel(dev) })
 	})
+	fault("somebody renames the other end, and deletes the device then", func(t *testing.T) {
+		var dev netlink.Link
+		err := in(b.net, func(nl *netlink.Handle) (err error) {
+			if dev, err = nl.LinkByName(daemon.MergedDevice); err != nil {
+				return err
+			}
+			return nl.LinkSetName(dev, "renamed")
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the daemon has let go of it", func() bool {
+			var r *link.QueryResult
+			err := b.net.Do(func() (err error) {
+				r, err = link.QueryPrograms(link.QueryOptions{Target: dev.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+				return err
+			})
+			return err == nil && len(r.Programs) == 0
+		})
+		if err := in(b.net, func(nl *netlink.Handle) error { return nl.LinkDel(dev) }); err != nil {
+			t.Fatal(err)
+		}
+	})
 	t.Run("somebody detaches the program in front of the pod", func(t *testing.T) {
 		was := s.count(t)
 		if err := detach(b.net, vethDev, ebpf.AttachTCXEgress); err != nil {
@@ -147,6 +170,30 @@ func mergeStandsFaults(t *testing.T) {
 	})
 	p.finish(t)
 	s.end(t)
+}
+
+// What has waited for a branch does not go on faster than the core behind takes it.
+func whatWaitedFindsRoom(t *testing.T) {
+	needMachine(t)
+	set(t, backlog, "150")
+	s := lay(t, bridged)
+	residue.Check(t, s.all())
+	s.d, s.stop = s.start(t, governor.TC, splits(governor.XDP, 16, 1))
+	u := s.send(t, v4, 32, 2*time.Millisecond)
+	until(t, "the flow is split", func() bool { return s.d.Status().Counters.Splits > 0 })
+	was := s.count(t)
+	until(t, "many wait", func() bool {
+		hog(t, 1, 300*time.Millisecond)
+		return s.d.Status().Counters.MergeHeld > was.daemon.MergeHeld+2000
+	})
+	u.reach(t, 1000)
+	d := s.since(t, was)
+	s.end(t)
+	u.reach(t, 100)
+	u.finishLate(t, 0)
+	if d.lost != 0 {
+		t.Errorf("%d packets were dropped on the way", d.lost)
+	}
 }
 
 // detach takes a program off a hook, as somebody else would.

@@ -347,7 +347,7 @@ func TestMerge(t *testing.T) {
 	}
 	parts := []part{
 		{"flows", flowsComeInOrder}, {"datagrams", datagramsComeInOrder}, {"datagrams late", datagramsOfABranchThatStandsStill},
-		{"faults", mergeStandsFaults},
+		{"full backlog", whatWaitedFindsRoom}, {"faults", mergeStandsFaults},
 		{"no pod", mergeLosesItsPod}, {"killed", mergeOutlivesItsDaemon}, {"offline", branchsCoreGoesOffline},
 	}
 	if *runsOfAll > 0 {
