@@ -289,7 +289,7 @@ func (s *splitting) since(t *testing.T, was tally) toll {
 		split: a.SplitPackets - b.SplitPackets, microflows: a.Microflows - b.Microflows, splits: a.Splits - b.Splits,
 		passed: a.MergePassed - b.MergePassed, held: a.MergeHeld - b.MergeHeld, gaps: a.MergeGaps - b.MergeGaps,
 		expired: a.MergeExpired - b.MergeExpired, unordered: a.MergeUnordered - b.MergeUnordered, out: a.MergeDropped - b.MergeDropped,
-		lost: is.lost - was.lost + a.LaneDrops - b.LaneDrops, late: is.pod["TCPOFOQueue"] - was.pod["TCPOFOQueue"], resent: is.peer["RetransSegs"] - was.peer["RetransSegs"],
+		lost: max(is.lost, was.lost) - was.lost + a.LaneDrops - b.LaneDrops, late: is.pod["TCPOFOQueue"] - was.pod["TCPOFOQueue"], resent: is.peer["RetransSegs"] - was.peer["RetransSegs"],
 	}
 	t.Logf("%d packets split into %d micro-flows, %d times begun; merge: %d passed, %d held, %d gaps, %d expired, %d unordered, %d dropped; in the pods: %d out of order, %d sent again; %d dropped on the way",
 		d.split, d.microflows, d.splits, d.passed, d.held, d.gaps, d.expired, d.unordered, d.out, d.late, d.resent, d.lost)
