@@ -28,8 +28,8 @@ const volatile __u64 ol_merge_limit_ns = 100000000;
 /*
  * Behind the merge point a packet waits in the backlog of its flow's core, which drops what
  * it has no room for (net.core.netdev_max_backlog). When so many of a flow have waited for one,
- * they go as fast as that core takes them: while it is half full, none is let go; ns until
- * it is looked at again.
+ * they go as fast as that core takes them: while it is half full, none is let go before its
+ * limit; ns until it is looked at again.
  */
 #define OL_CROWD 32
 #define OL_AHEAD_NS 100000
@@ -325,11 +325,12 @@ __noinline int ol_may_go(__u32 at, __u64 now, int all, struct ol_first *first)
 	ol_find_first(at, first);
 	if (first->branch >= OL_MERGE_QUEUES)
 		return 0;
-	if (!all && g->held > OL_CROWD && ol_pod_full(g)) {
-		first->until = now + OL_AHEAD_NS;
+	first->until = first->since + ol_merge_limit_ns;
+	if (!all && g->held > OL_CROWD && (__s64)(now - first->until) < 0 && ol_pod_full(g)) {
+		if (now + OL_AHEAD_NS < first->until)
+			first->until = now + OL_AHEAD_NS;
 		return 0;
 	}
-	first->until = first->since + ol_merge_limit_ns;
 	first->go = 1;
 	if (all || !ol_after(first->seq, f->order.next))
 		return 0;

@@ -73,42 +73,21 @@ func (d *Datapath) load() error {
 	if _, err := rand.Read(d.key[:]); err != nil {
 		return fmt.Errorf("make flow hash key: %w", err)
 	}
-	stages, err := loadStages()
-	if err != nil {
-		return fmt.Errorf("read stages object: %w", err)
-	}
-	if err := d.prepare(stages, d.key); err != nil {
+	if err := d.loadObject("tcx programs", loadStages, &d.stages); err != nil {
 		return err
 	}
-	if err := stages.LoadAndAssign(&d.stages, nil); err != nil {
-		return fmt.Errorf("load tcx programs: %w", err)
-	}
-	branches, err := loadBranches()
-	if err != nil {
-		return fmt.Errorf("read branches object: %w", err)
-	}
-	if err := d.prepare(branches, d.key); err != nil {
+	if err := d.loadObject("tcx programs of micro-flows", loadBranches, &d.branches); err != nil {
 		return err
-	}
-	if err := branches.LoadAndAssign(&d.branches, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(branches)}); err != nil {
-		return fmt.Errorf("load tcx programs of micro-flows: %w", err)
 	}
 	s, b := &d.stages, &d.branches
 	if err := d.know(s.OlUnderlayIn, s.OlPodOut, s.OlPodRestore, b.OlUnderlaySplit, b.OlUnderlayNumber, b.OlPodMerge, b.OlMergedIn); err != nil {
 		return err
 	}
-	if err := d.loadXDP(); err != nil {
+	if err := d.loadObject("XDP program", loadUnderlay, &d.xdp); err != nil {
 		return err
 	}
-	trace, err := loadTrace()
-	if err != nil {
-		return fmt.Errorf("read trace object: %w", err)
-	}
-	if err := d.prepare(trace, d.key); err != nil {
+	if err := d.loadObject("tracing programs", loadTrace, &d.trace); err != nil {
 		return err
-	}
-	if err := trace.LoadAndAssign(&d.trace, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(trace)}); err != nil {
-		return fmt.Errorf("load tracing programs: %w", err)
 	}
 	d.policy.Version = uint32(stagesOlLimitOL_ABI_VERSION)
 	if err := d.writePolicy(); err != nil {
@@ -121,6 +100,22 @@ func (d *Datapath) load() error {
 		return err
 	}
 	return d.startSampling()
+}
+
+// loadObject puts the programs of an object into the kernel, with the maps that those before it
+// have made.
+func (d *Datapath) loadObject(what string, read func() (*ebpf.CollectionSpec, error), into any) error {
+	spec, err := read()
+	if err != nil {
+		return fmt.Errorf("read %s: %w", what, err)
+	}
+	if err := d.prepare(spec, d.key); err != nil {
+		return err
+	}
+	if err := spec.LoadAndAssign(into, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(spec)}); err != nil {
+		return fmt.Errorf("load %s: %w", what, err)
+	}
+	return nil
 }
 
 // Watch switches the tracing of polls on or off. It is on after Load; without

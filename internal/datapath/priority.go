@@ -32,17 +32,10 @@ type Priority struct {
 
 // LoadPriority puts priority's programs into the kernel. Nothing is attached to a
 // device yet, and without rules all is bulk.
-func (d *Datapath) LoadPriority() (*Priority, error) {
-	spec, err := loadPriority()
-	if err != nil {
-		return nil, fmt.Errorf("read priority object: %w", err)
-	}
-	if err := d.prepare(spec, d.key); err != nil {
-		return nil, err
-	}
+func (d *Datapath) LoadPriority() (_ *Priority, err error) {
 	p := &Priority{d: d}
-	if err := spec.LoadAndAssign(&p.objs, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(spec)}); err != nil {
-		return nil, fmt.Errorf("load priority programs: %w", err)
+	if err := d.loadObject("priority programs", loadPriority, &p.objs); err != nil {
+		return nil, err
 	}
 	if err := p.forget(); err != nil {
 		return nil, errors.Join(err, p.Close())

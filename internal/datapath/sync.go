@@ -35,16 +35,9 @@ type Shortcuts struct {
 
 // LoadShortcuts puts the program into the kernel. It does nothing before SetShortcuts.
 func (p *Priority) LoadShortcuts() (*Shortcuts, error) {
-	spec, err := loadSync()
-	if err != nil {
-		return nil, fmt.Errorf("read sync object: %w", err)
-	}
-	if err := p.d.prepare(spec, p.d.key); err != nil {
-		return nil, err
-	}
 	s := &Shortcuts{have: map[ShortcutKey]Shortcut{}}
-	if err := spec.LoadAndAssign(&s.objs, &ebpf.CollectionOptions{MapReplacements: p.d.sharedMaps(spec)}); err != nil {
-		return nil, fmt.Errorf("load the program for short cuts: %w", err)
+	if err := p.d.loadObject("the program for short cuts", loadSync, &s.objs); err != nil {
+		return nil, err
 	}
 	if err := p.d.know(s.objs.OlTunnelIn); err != nil {
 		return nil, errors.Join(err, s.Close())

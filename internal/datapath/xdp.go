@@ -30,20 +30,6 @@ type cpumapValue struct {
 	ProgFD int32
 }
 
-func (d *Datapath) loadXDP() error {
-	spec, err := loadUnderlay()
-	if err != nil {
-		return fmt.Errorf("read underlay object: %w", err)
-	}
-	if err := d.prepare(spec, d.key); err != nil {
-		return err
-	}
-	if err := spec.LoadAndAssign(&d.xdp, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(spec)}); err != nil {
-		return fmt.Errorf("load XDP program: %w", err)
-	}
-	return nil
-}
-
 // StartLanes makes the threads of the nic stage's lanes on those of the given
 // cores that have none yet. They must be there before a program redirects to
 // them; they go with Close.

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/probe"
@@ -86,9 +87,9 @@ func pipeline(mode, tier string) func(context.Context, *env, scenario) (session,
 // UDP may come in any order where the kernel cannot restore it: it would stay whole.
 func microflows(mode, tier string) func(context.Context, *env, scenario) (session, error) {
 	return func(ctx context.Context, e *env, _ scenario) (session, error) {
-		order := "none"
+		order := config.OrderNone
 		if probe.New().Feature(probe.BPFQdisc).State == probe.Supported {
-			order = "exact"
+			order = config.OrderExact
 		}
 		batch := ""
 		if e.cfg.Batch != 0 {
