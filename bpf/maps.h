@@ -150,6 +150,14 @@ struct {
 	__type(value, __u32);
 } ol_merging_of SEC(".maps");
 
+/* Index: place among the merging. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, OL_MERGES);
+	__type(key, __u32);
+	__type(value, struct ol_notes);
+} ol_noted SEC(".maps");
+
 /* Set when a merge point ends: what is to go there goes straight on, until it is there again. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -165,6 +173,15 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } ol_unnumbered SEC(".maps");
+
+/* A merge point is no more. */
+static __always_inline void ol_merge_ends(void)
+{
+	__u32 key = 0, *ended = bpf_map_lookup_elem(&ol_merge_ended, &key);
+
+	if (ended)
+		*(volatile __u32 *)ended = 1;
+}
 
 static __always_inline int ol_merges(void)
 {

@@ -501,15 +501,7 @@ static long ol_drop_waiting(__u64 i, __u32 *at)
 	return 0;
 }
 
-/* The qdisc is taken away, or its device was set down. */
-static __always_inline void ol_merge_ends(void)
-{
-	__u32 key = 0, *ended = bpf_map_lookup_elem(&ol_merge_ended, &key);
-
-	if (ended)
-		OL_WRITE(*ended, 1);
-}
-
+/* It is taken away, or its device was set down. */
 SEC("struct_ops")
 void BPF_PROG(ol_merge_reset, struct Qdisc *sch)
 {

@@ -6,6 +6,7 @@
 #include "steer.h"
 #include "split.h"
 #include "merge.h"
+#include "resequence.h"
 
 /* Index: cpu * OL_ELEPHANTS + place. */
 struct {
@@ -145,6 +146,13 @@ static __always_inline void ol_branches_left(struct ol_elephant *e, __u64 now, _
 /* A place among the merging is another flow's after so many ns without a frame. */
 #define OL_MERGING_GONE_NS 10000000000ULL
 
+static __always_inline struct ol_notes *ol_get_notes(const struct ol_elephant *e)
+{
+	__u32 at = e->merge - 1;
+
+	return bpf_map_lookup_elem(&ol_noted, &at);
+}
+
 /* The elephant's place among the merging, or NULL: it was given to another flow. */
 static __always_inline struct ol_merging *ol_get_merging(const struct ol_elephant *e)
 {
@@ -233,20 +241,32 @@ static __always_inline int ol_order_kept(struct ol_elephant *e, __u32 place, __u
 	return ol_can_order(e->flow.proto) && g->ifindex && !g->ambiguous && !g->held;
 }
 
-/* Has nothing of a flow that joined been left anywhere behind its branches? */
+/* A queue that lets packets go at a time is done with those so many ns later. */
+#define OL_RELEASED_NS 1000000
+
+/*
+ * Has nothing of a flow that joined been left anywhere? It came by this core since: what that
+ * has handled is behind the merge point, on its way to the pod.
+ */
 static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_policy *policy,
-				     __u64 now)
+				     __u32 tunnel, __u64 now)
 {
 	const struct ol_lanes *lanes = &policy->stage[OL_STAGE_POD];
 	struct ol_merging *g = ol_get_merging(e);
+	struct ol_notes *n = ol_get_notes(e);
+	__u32 core, head = 0, tail = 0;
+	__u64 last;
 
-	if (!g)
+	if (!g || !n || !lanes->nr)
 		return 1;
-	if (!e->handed)
-		e->handed = now;
-	if (g->held || !lanes->nr)
-		return !g->held;
-	return ol_backlog_drained(lanes->cpu[ol_lane_index(g->slot % lanes->nr)], e->handed);
+	last = policy->merge_delay ? ol_noted_last(n) : 0;
+	if (g->held || (last && (__s64)(now - last) < OL_RELEASED_NS) ||
+	    !ol_branch_left(OL_BRANCH_HERE, tunnel, e->seq))
+		return 0;
+	core = lanes->cpu[ol_lane_index(g->slot % lanes->nr)];
+	/* As a whole it goes on by this core's backlog, where that of the pod is behind it. */
+	return core == bpf_get_smp_processor_id() || !ol_backlog(core, &head, &tail) ||
+	       head == tail;
 }
 
 /* The first frame of a flow in a poll: split it, or have it join? */
@@ -311,7 +331,6 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 		e->state = OL_JOINS;
 		e->branch = OL_BRANCH_HERE;
 		e->used |= 1U << OL_BRANCH_HERE;
-		e->handed = 0;
 		break;
 	case OL_JOINS:
 		if (wish) {
@@ -320,7 +339,7 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 			break;
 		}
 		ol_branches_left(e, cpu->now, tunnel);
-		if (e->used == 1U << OL_BRANCH_HERE && ol_merged(e, policy, cpu->now)) {
+		if (e->used == 1U << OL_BRANCH_HERE && ol_merged(e, policy, tunnel, cpu->now)) {
 			e->state = OL_WHOLE;
 			/* The merge looks at its numbers no more. */
 			if (g) {
@@ -335,6 +354,7 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 		break;
 	}
 	e->seq = cpu->seq;
+	e->fresh |= OL_FRESH_POLL;
 	return 0;
 }
 
@@ -377,23 +397,53 @@ __noinline __u32 ol_find_branch(__u32 batch)
 	return ol_next_branch(&best, policy->split_here, batch);
 }
 
+/* A micro-flow that lasts is noted anew when so much of the delay has passed, 1/8. */
+#define OL_NOTE_PART 8
+
+/* Notes when what a micro-flow brings from now on may go. */
+static __always_inline void ol_note_fresh(struct ol_elephant *e, struct ol_notes *n, __u32 delay,
+					  __u32 seq)
+{
+	__u64 now = bpf_ktime_get_ns(), last = ol_noted_last(n);
+
+	if (e->fresh & OL_FRESH_MICROFLOW ||
+	    (__s64)(now + delay - last) > (__s64)(delay / OL_NOTE_PART))
+		ol_note_add(n, seq, now + delay);
+	e->fresh = 0;
+}
+
 /* Notes what a branch is sent, in sequence numbers, before it can be seen to have come. */
-static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 branch, __u32 seq, __u32 end)
+static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 delay, __u32 branch,
+					 __u32 seq, __u32 end)
 {
 	struct ol_merging *g = ol_get_merging(e);
+	struct ol_notes *n = ol_get_notes(e);
 	__u32 i;
 
-	if (!g || branch >= OL_ALL_BRANCHES)
+	if (!g || !n || branch >= OL_ALL_BRANCHES)
 		return;
 	if (e->begins) {
-		e->begins = 0;
+		ol_notes_begin(n, seq);
 		OL_WRITE(g->first, seq);
 		for (i = 0; i < OL_ALL_BRANCHES; i++)
 			OL_WRITE(g->sent[i], seq);
-		OL_WRITE(g->generation, g->generation | 1);
 	}
+	/* What joins goes with the last of what was split, and once that has gone at once. */
+	if (delay && e->fresh && e->state == OL_SPLIT)
+		ol_note_fresh(e, n, delay, seq);
+	if (e->begins)
+		OL_WRITE(g->generation, g->generation | 1);
+	e->begins = 0;
 	if (ol_after(end, g->sent[branch]))
 		OL_WRITE(g->sent[branch], end);
+}
+
+/* Would one more micro-flow of it be more than can be kept apart? */
+static __always_inline int ol_too_many(const struct ol_elephant *e, __u32 delay)
+{
+	struct ol_notes *n = ol_get_notes(e);
+
+	return delay && n && ol_notes_full(n, bpf_ktime_get_ns());
 }
 
 /* What a frame is, to who splits its flow. */
@@ -449,9 +499,12 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 	if (e->state == OL_SPLIT) {
 		if (!e->left) {
 			e->left = ol_batch_of(ordered, policy->split_batch);
-			/* Backlogs hold packets as GRO has made them. */
-			e->branch = ol_find_branch(e->left / (part->segs ? part->segs : 1));
-			ol_count(OL_CNT_MICROFLOWS, 1);
+			if (!ordered || !ol_too_many(e, policy->merge_delay)) {
+				/* Backlogs hold packets as GRO has made them. */
+				e->branch = ol_find_branch(e->left / (part->segs ? part->segs : 1));
+				e->fresh |= OL_FRESH_MICROFLOW;
+				ol_count(OL_CNT_MICROFLOWS, 1);
+			}
 		}
 		e->left -= e->left < part->segs ? e->left : part->segs;
 	}
@@ -461,7 +514,7 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 	e->used |= 1U << branch;
 	e->last[branch] = cpu->seq;
 	if (part->seq != part->end)
-		ol_note_sent(e, branch, part->seq, part->end);
+		ol_note_sent(e, policy->merge_delay, branch, part->seq, part->end);
 	ol_count(OL_CNT_SPLIT, part->segs);
 	return branch;
 }

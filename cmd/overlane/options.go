@@ -5,7 +5,9 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"time"
 
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/daemon"
@@ -58,7 +60,8 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		return opts, err
 	}
 	opts.Tiers, opts.NoGuard = tierStatus(l.tiers), tierError(l.tiers, 1)
-	opts.Microflows.NoXDP, opts.Microflows.NoMerge = noXDP(cfg, l), noMerge(l.features)
+	opts.Microflows.NoXDP = noXDP(cfg, l)
+	opts.Microflows.ByTime, opts.Microflows.NoMerge = mergeWith(cfg.Microflows.Delay, l.features)
 	if cfg.Tier == config.TierXDP {
 		opts.Tier = governor.XDP
 	}
@@ -73,19 +76,29 @@ func noXDP(cfg *config.Config, l look) error {
 	return tierError(l.tiers, 2)
 }
 
-// noMerge says why split flows cannot be put in order again on this node, nil where they
-// can.
-func noMerge(feats []probe.Feature) error {
+// mergeWith says how split flows can be put in order again on this node: exactly, by time, for
+// which packets are delayed by so much at most, or why they cannot be.
+func mergeWith(delay time.Duration, feats []probe.Feature) (byTime time.Duration, no error) {
+	exactly, fq := feature(feats, probe.BPFQdisc), feature(feats, probe.FQ)
+	switch {
+	case exactly.State == probe.Supported:
+		return 0, nil
+	case fq.State != probe.Supported:
+		return 0, fmt.Errorf("%s, and by time neither: %s", exactly.Reason, fq.Reason)
+	case delay == 0:
+		return 0, fmt.Errorf("%s, and by time they are not to be: microflows.delay is 0", exactly.Reason)
+	}
+	return delay, nil
+}
+
+// feature is the answer to a question that is about no device.
+func feature(feats []probe.Feature, id probe.ID) probe.Feature {
 	for _, f := range feats {
-		switch {
-		case f.ID != probe.BPFQdisc:
-		case f.State == probe.Supported:
-			return nil
-		default:
-			return errors.New(f.Reason)
+		if f.ID == id {
+			return f
 		}
 	}
-	return errors.New("nobody has asked whether this kernel has BPF qdiscs")
+	return probe.Feature{ID: id, Reason: fmt.Sprintf("nobody has asked for %s", id)}
 }
 
 // prioritises tells whether a configuration asks for priority.

@@ -244,7 +244,13 @@ func planPriority(cfg config.Priority, cores config.CPUList, s *node.Scanner, l 
 // restored, or need not be.
 func splits(cfg *config.Config, l look) bool {
 	m := cfg.Microflows
-	return m.Mode != config.ModeOff && (m.UDPOrder == config.OrderNone || noMerge(l.features) == nil)
+	return m.Mode != config.ModeOff && (m.UDPOrder == config.OrderNone || merges(cfg, l))
+}
+
+// merges tells whether split flows are put in order again here.
+func merges(cfg *config.Config, l look) bool {
+	_, no := mergeWith(cfg.Microflows.Delay, l.features)
+	return no == nil
 }
 
 // planMicroflows is what a flow that is too much for one core changes.
@@ -258,7 +264,7 @@ func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l
 	if noXDP(cfg, l) != nil {
 		tier = governor.TC
 	}
-	layout := governor.PlaceMicroflows(tier, slices.Sorted(slices.Values(cores)), []int{nic}, cfg.Microflows.Cores, noMerge(l.features) == nil, governor.Costs{})
+	layout := governor.PlaceMicroflows(tier, slices.Sorted(slices.Values(cores)), []int{nic}, cfg.Microflows.Cores, merges(cfg, l), governor.Costs{})
 	if layout.None() {
 		out.When = "run would split no flow: " + layout.Reason
 		return out, nil

@@ -12,7 +12,10 @@ import (
 	"github.com/goccy/go-yaml/ast"
 )
 
-const allowedHold = "allowed: 10ms to 1s"
+const (
+	allowedHold  = "allowed: 10ms to 1s"
+	allowedDelay = "allowed: 0, or 50us to 1s"
+)
 
 const allowedElephant = "allowed: auto, or a rate such as 500Mbit or 3Gbit"
 
@@ -56,18 +59,33 @@ var microflowKeys = keys{
 		name: "hold", about: "how long a packet waits at most for one before it, where nothing tells that it is lost",
 		allowed: allowedHold, def: Default().Microflows.Hold.String(),
 		read: func(d *decoder, path string, n ast.Node) error {
-			s, err := d.text(path, n, allowedHold)
-			if err != nil {
-				return err
-			}
-			v, err := time.ParseDuration(s)
-			if err != nil || v < MinHold || v > MaxHold {
-				return d.fail(n, path, fmt.Sprintf("%q is no such time", s), allowedHold)
-			}
-			d.cfg.Microflows.Hold = v
-			return nil
+			return d.duration(path, n, &d.cfg.Microflows.Hold, MinHold, MaxHold, allowedHold)
 		},
 	},
+	{
+		name: "delay", about: "how much later packets of split flows go on at most, where the kernel has no BPF qdiscs and fq puts them in order, by time; 0: it does not",
+		allowed: allowedDelay, def: Default().Microflows.Delay.String(),
+		read: func(d *decoder, path string, n ast.Node) error {
+			if s, err := d.text(path, n, allowedDelay); err == nil && s == "0" {
+				d.cfg.Microflows.Delay = 0
+				return nil
+			}
+			return d.duration(path, n, &d.cfg.Microflows.Delay, MinDelay, MaxDelay, allowedDelay)
+		},
+	},
+}
+
+func (d *decoder) duration(path string, n ast.Node, dst *time.Duration, least, most time.Duration, allowed string) error {
+	s, err := d.text(path, n, allowed)
+	if err != nil {
+		return err
+	}
+	v, err := time.ParseDuration(s)
+	if err != nil || v < least || v > most {
+		return d.fail(n, path, fmt.Sprintf("%q is no such time", s), allowed)
+	}
+	*dst = v
+	return nil
 }
 
 func allowNumber(least, most int) string { return fmt.Sprintf("allowed: %d to %d", least, most) }

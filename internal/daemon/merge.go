@@ -9,7 +9,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -34,51 +33,33 @@ const (
 // on on, and a program to its pod.
 type merging struct {
 	p       *pipeline
-	dp      *datapath.Merge
+	order   ordering
 	ifindex int
 	spaces  map[uint64]behind // by namespace: all that are to have one
-	stop    chan struct{}     // ends the signs of life
-	stopped chan struct{}
 }
 
 // behind is the other end of a merge point, or none that can be used.
 type behind struct {
 	ifindex int
 	program io.Closer
+	front   io.Closer // on the merge point itself
 }
 
-// beatEvery is how often the merge gets a sign of life, which it waits a second for: from a
-// goroutine of its own, for what ends them is the end of the process.
-const beatEvery = 200 * time.Millisecond
-
 func (p *pipeline) newMerging() (*merging, error) {
-	m, err := p.dp.LoadMerge(p.hold)
+	order, err := p.newOrdering()
 	if err != nil {
 		return nil, err
 	}
 	// The programs know one index for all namespaces: one that nobody has.
 	at := FirstMergeIndex + rand.IntN(1<<24)
-	g := &merging{p: p, dp: m, ifindex: at, spaces: map[uint64]behind{}, stop: make(chan struct{}), stopped: make(chan struct{})}
-	go g.live()
-	return g, errors.Join(m.Beat(), p.dp.SetMergeDevice(at))
+	return &merging{p: p, order: order, ifindex: at, spaces: map[uint64]behind{}}, p.dp.SetMergeDevice(at)
 }
 
-// live gives signs of life. One that fails is as one that is late: nothing waits any more.
-func (m *merging) live() {
-	defer close(m.stopped)
-	tick := time.NewTicker(beatEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-m.stop:
-			return
-		case <-tick.C:
-			if err := m.dp.Beat(); err != nil {
-				m.p.log.Warn("split flows are not put in order", "reason", err)
-				return
-			}
-		}
+func (p *pipeline) newOrdering() (ordering, error) {
+	if p.delay > 0 {
+		return newByTime(p.dp, p.delay)
 	}
+	return newByNumber(p.dp, p.hold, p.log)
 }
 
 // wholeUDP says why UDP flows cannot be put in order again, or nothing: frames have to keep
@@ -191,14 +172,14 @@ func (m *merging) follow(snap node.Snapshot) error {
 	return errors.Join(errs...)
 }
 
-// leave takes the program off again.
+// leave takes the programs off again.
 func (m *merging) leave(cookie uint64) error {
 	b := m.spaces[cookie]
 	if b.program == nil {
 		return nil
 	}
 	m.spaces[cookie] = behind{}
-	return b.program.Close()
+	return errors.Join(b.front.Close(), b.program.Close())
 }
 
 // make makes a merge point of the device in a namespace: first what is behind it, then
@@ -244,7 +225,11 @@ func (m *merging) takeOver(ns *netns.Handle, cookie uint64) error {
 	if err != nil {
 		return err
 	}
-	m.spaces[cookie] = behind{ifindex: at, program: prog}
+	front, err := m.order.attach(datapath.Device{Netns: ns, Ifindex: m.ifindex})
+	if err != nil {
+		return errors.Join(err, prog.Close())
+	}
+	m.spaces[cookie] = behind{ifindex: at, program: prog, front: front}
 	return nil
 }
 
@@ -262,13 +247,10 @@ func (m *merging) putQdisc() error {
 	if err != nil {
 		return fmt.Errorf("read qdisc of %s: %w", MergeDevice, err)
 	}
-	if slices.ContainsFunc(list, func(q netlink.Qdisc) bool { return q.Type() == m.dp.Kind() }) {
+	if slices.ContainsFunc(list, m.order.is) {
 		return nil
 	}
-	q := &netlink.GenericQdisc{
-		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: m.ifindex, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
-		QdiscType:  m.dp.Kind(),
-	}
+	q := m.order.qdisc(netlink.QdiscAttrs{LinkIndex: m.ifindex, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT})
 	if err := netlink.QdiscReplace(q); err != nil {
 		return fmt.Errorf("put qdisc on %s: %w", MergeDevice, err)
 	}
@@ -280,8 +262,16 @@ func (m *merging) emptied() (bool, error) {
 	if m == nil {
 		return true, nil
 	}
-	c, err := m.dp.Counters()
+	c, err := m.counters()
 	return c.Waiting == 0, err
+}
+
+func (m *merging) counters() (datapath.MergeCounters, error) {
+	c, err := m.order.counters()
+	if _, ok := m.order.(*byTime); ok && err == nil {
+		c.Waiting, err = m.waiting()
+	}
+	return c, err
 }
 
 // mergeCounters counts since the daemon started.
@@ -289,7 +279,7 @@ func (p *pipeline) mergeCounters() (datapath.MergeCounters, error) {
 	if p.merge == nil {
 		return p.merged, nil
 	}
-	now, err := p.merge.dp.Counters()
+	now, err := p.merge.counters()
 	return p.merged.Add(now), err
 }
 
@@ -302,12 +292,28 @@ func (p *pipeline) endMerge() error {
 	if err == nil {
 		p.merged = c
 	}
-	close(p.merge.stop)
-	<-p.merge.stopped
 	for c := range p.merge.spaces {
 		err = errors.Join(err, p.merge.leave(c))
 	}
-	err = errors.Join(err, p.merge.dp.Close())
+	err = errors.Join(err, p.merge.order.close())
 	p.merge = nil
 	return err
+}
+
+// adaptMerge has the delay of split flows follow what they need, where they are put in order
+// by time.
+func (p *pipeline) adaptMerge() error {
+	if o := p.byTime(); o != nil {
+		return o.adapt()
+	}
+	return nil
+}
+
+// byTime is how split flows are put in order, if that is by time.
+func (p *pipeline) byTime() *byTime {
+	if p.merge == nil {
+		return nil
+	}
+	o, _ := p.merge.order.(*byTime)
+	return o
 }

@@ -23,20 +23,21 @@ type branchesBpfCpumapVal struct {
 }
 
 type branchesOlAbi struct {
-	_            structs.HostLayout
-	Limit        uint32
-	Stage        uint32
-	Kind         uint32
-	Reason       uint32
-	Counter      uint32
-	Flag         uint32
-	CoreFlag     uint32
-	Class        uint32
-	Way          uint32
-	Field        uint32
-	SplitProto   uint32
-	Unnumbered   uint32
-	MergeCounter uint32
+	_                 structs.HostLayout
+	Limit             uint32
+	Stage             uint32
+	Kind              uint32
+	Reason            uint32
+	Counter           uint32
+	Flag              uint32
+	CoreFlag          uint32
+	Class             uint32
+	Way               uint32
+	Field             uint32
+	SplitProto        uint32
+	Unnumbered        uint32
+	MergeCounter      uint32
+	ResequenceCounter uint32
 }
 
 type branchesOlCellKey struct {
@@ -115,9 +116,9 @@ type branchesOlElephant struct {
 	Astray   uint8
 	Pieces   uint8
 	Number   uint32
-	Pad2     uint32
+	Fresh    uint8
+	Pad2     [3]uint8
 	Key      uint64
-	Handed   uint64
 	Turned   uint64
 	Passed   uint64
 	Since    uint64
@@ -159,8 +160,24 @@ type branchesOlMerging struct {
 	Ambiguous  uint32
 	_          [4]byte
 	Passed     uint64
+	Awaited    uint64
+	Came       uint64
 	Held       uint32
 	Slot       uint32
+}
+
+type branchesOlNotes struct {
+	_    structs.HostLayout
+	Note [256]struct {
+		_       structs.HostLayout
+		Release uint64
+		Seq     uint32
+		Pad     uint32
+	}
+	Nr      uint32
+	Front   uint32
+	Brought [9]uint32
+	Pad     uint32
 }
 
 type branchesOlOwner struct {
@@ -199,6 +216,7 @@ type branchesOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
+	MergeDelay      uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -300,6 +318,7 @@ const (
 	branchesMapOlMergeEnded      = "ol_merge_ended"
 	branchesMapOlMergingOf       = "ol_merging_of"
 	branchesMapOlMergings        = "ol_mergings"
+	branchesMapOlNoted           = "ol_noted"
 	branchesMapOlOwners          = "ol_owners"
 	branchesMapOlPolicies        = "ol_policies"
 	branchesMapOlPrios           = "ol_prios"
@@ -384,6 +403,7 @@ type branchesMapSpecs struct {
 	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
+	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
@@ -438,6 +458,7 @@ type branchesMaps struct {
 	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
+	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
@@ -463,6 +484,7 @@ func (m *branchesMaps) Close() error {
 		m.OlMergeEnded,
 		m.OlMergingOf,
 		m.OlMergings,
+		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlPrios,

@@ -105,12 +105,22 @@ func (d *Datapath) load() error {
 // loadObject puts the programs of an object into the kernel, with the maps that those before it
 // have made.
 func (d *Datapath) loadObject(what string, read func() (*ebpf.CollectionSpec, error), into any) error {
+	return d.loadObjectWith(what, read, into, nil)
+}
+
+// loadObjectWith sets constants that only this object has, too.
+func (d *Datapath) loadObjectWith(what string, read func() (*ebpf.CollectionSpec, error), into any, constants map[string]any) error {
 	spec, err := read()
 	if err != nil {
 		return fmt.Errorf("read %s: %w", what, err)
 	}
 	if err := d.prepare(spec, d.key); err != nil {
 		return err
+	}
+	for name, value := range constants {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("set constant %s: %w", name, err)
+		}
 	}
 	if err := spec.LoadAndAssign(into, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(spec)}); err != nil {
 		return fmt.Errorf("load %s: %w", what, err)
@@ -220,6 +230,7 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_lane_packets":    d.stages.OlLanePackets,
 		"ol_mergings":        d.stages.OlMergings,
 		"ol_merging_of":      d.stages.OlMergingOf,
+		"ol_noted":           d.stages.OlNoted,
 		"ol_merge_ended":     d.stages.OlMergeEnded,
 		"ol_unnumbered":      d.stages.OlUnnumbered,
 		"ol_elephants":       d.branches.OlElephants,

@@ -38,6 +38,8 @@ const (
 	mergeOlLimitOL_MERGES          mergeOlLimit = 32
 	mergeOlLimitOL_MERGE_POINTS    mergeOlLimit = 64
 	mergeOlLimitOL_MERGE_READY     mergeOlLimit = 1024
+	mergeOlLimitOL_NOTES           mergeOlLimit = 256
+	mergeOlLimitOL_WAYS            mergeOlLimit = 128
 )
 
 type mergeOlMergeCounter uint32
@@ -85,6 +87,7 @@ const (
 	mergeMapOlMergePoints    = "ol_merge_points"
 	mergeMapOlMergingOf      = "ol_merging_of"
 	mergeMapOlMergings       = "ol_mergings"
+	mergeMapOlNoted          = "ol_noted"
 	mergeMapOlOwners         = "ol_owners"
 	mergeMapOlPolicies       = "ol_policies"
 	mergeMapOlPrios          = "ol_prios"
@@ -177,6 +180,7 @@ type mergeMapSpecs struct {
 	OlMergePoints    *ebpf.MapSpec `ebpf:"ol_merge_points"`
 	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
+	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
@@ -237,6 +241,7 @@ type mergeMaps struct {
 	OlMergePoints    *ebpf.Map `ebpf:"ol_merge_points"`
 	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
+	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
@@ -266,6 +271,7 @@ func (m *mergeMaps) Close() error {
 		m.OlMergePoints,
 		m.OlMergingOf,
 		m.OlMergings,
+		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlPrios,

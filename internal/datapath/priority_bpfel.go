@@ -23,20 +23,21 @@ type priorityBpfCpumapVal struct {
 }
 
 type priorityOlAbi struct {
-	_            structs.HostLayout
-	Limit        uint32
-	Stage        uint32
-	Kind         uint32
-	Reason       uint32
-	Counter      uint32
-	Flag         uint32
-	CoreFlag     uint32
-	Class        uint32
-	Way          uint32
-	Field        uint32
-	SplitProto   uint32
-	Unnumbered   uint32
-	MergeCounter uint32
+	_                 structs.HostLayout
+	Limit             uint32
+	Stage             uint32
+	Kind              uint32
+	Reason            uint32
+	Counter           uint32
+	Flag              uint32
+	CoreFlag          uint32
+	Class             uint32
+	Way               uint32
+	Field             uint32
+	SplitProto        uint32
+	Unnumbered        uint32
+	MergeCounter      uint32
+	ResequenceCounter uint32
 }
 
 type priorityOlCellKey struct {
@@ -164,6 +165,8 @@ const (
 	priorityOlLimitOL_MERGES          priorityOlLimit = 32
 	priorityOlLimitOL_MERGE_POINTS    priorityOlLimit = 64
 	priorityOlLimitOL_MERGE_READY     priorityOlLimit = 1024
+	priorityOlLimitOL_NOTES           priorityOlLimit = 256
+	priorityOlLimitOL_WAYS            priorityOlLimit = 128
 )
 
 type priorityOlMarks struct {
@@ -189,8 +192,24 @@ type priorityOlMerging struct {
 	Ambiguous  uint32
 	_          [4]byte
 	Passed     uint64
+	Awaited    uint64
+	Came       uint64
 	Held       uint32
 	Slot       uint32
+}
+
+type priorityOlNotes struct {
+	_    structs.HostLayout
+	Note [256]struct {
+		_       structs.HostLayout
+		Release uint64
+		Seq     uint32
+		Pad     uint32
+	}
+	Nr      uint32
+	Front   uint32
+	Brought [9]uint32
+	Pad     uint32
 }
 
 type priorityOlOwner struct {
@@ -242,6 +261,7 @@ type priorityOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
+	MergeDelay      uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -413,6 +433,7 @@ const (
 	priorityMapOlMergeEnded     = "ol_merge_ended"
 	priorityMapOlMergingOf      = "ol_merging_of"
 	priorityMapOlMergings       = "ol_mergings"
+	priorityMapOlNoted          = "ol_noted"
 	priorityMapOlOwners         = "ol_owners"
 	priorityMapOlPieces         = "ol_pieces"
 	priorityMapOlPolicies       = "ol_policies"
@@ -500,6 +521,7 @@ type priorityMapSpecs struct {
 	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
+	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPieces         *ebpf.MapSpec `ebpf:"ol_pieces"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
@@ -559,6 +581,7 @@ type priorityMaps struct {
 	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
+	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPieces         *ebpf.Map `ebpf:"ol_pieces"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
@@ -589,6 +612,7 @@ func (m *priorityMaps) Close() error {
 		m.OlMergeEnded,
 		m.OlMergingOf,
 		m.OlMergings,
+		m.OlNoted,
 		m.OlOwners,
 		m.OlPieces,
 		m.OlPolicies,

@@ -23,20 +23,21 @@ type syncBpfCpumapVal struct {
 }
 
 type syncOlAbi struct {
-	_            structs.HostLayout
-	Limit        uint32
-	Stage        uint32
-	Kind         uint32
-	Reason       uint32
-	Counter      uint32
-	Flag         uint32
-	CoreFlag     uint32
-	Class        uint32
-	Way          uint32
-	Field        uint32
-	SplitProto   uint32
-	Unnumbered   uint32
-	MergeCounter uint32
+	_                 structs.HostLayout
+	Limit             uint32
+	Stage             uint32
+	Kind              uint32
+	Reason            uint32
+	Counter           uint32
+	Flag              uint32
+	CoreFlag          uint32
+	Class             uint32
+	Way               uint32
+	Field             uint32
+	SplitProto        uint32
+	Unnumbered        uint32
+	MergeCounter      uint32
+	ResequenceCounter uint32
 }
 
 type syncOlCellKey struct {
@@ -118,8 +119,24 @@ type syncOlMerging struct {
 	Ambiguous  uint32
 	_          [4]byte
 	Passed     uint64
+	Awaited    uint64
+	Came       uint64
 	Held       uint32
 	Slot       uint32
+}
+
+type syncOlNotes struct {
+	_    structs.HostLayout
+	Note [256]struct {
+		_       structs.HostLayout
+		Release uint64
+		Seq     uint32
+		Pad     uint32
+	}
+	Nr      uint32
+	Front   uint32
+	Brought [9]uint32
+	Pad     uint32
 }
 
 type syncOlOwner struct {
@@ -158,6 +175,7 @@ type syncOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
+	MergeDelay      uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -271,6 +289,7 @@ const (
 	syncMapOlMergeEnded     = "ol_merge_ended"
 	syncMapOlMergingOf      = "ol_merging_of"
 	syncMapOlMergings       = "ol_mergings"
+	syncMapOlNoted          = "ol_noted"
 	syncMapOlOwners         = "ol_owners"
 	syncMapOlPolicies       = "ol_policies"
 	syncMapOlPrios          = "ol_prios"
@@ -349,6 +368,7 @@ type syncMapSpecs struct {
 	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
+	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
@@ -403,6 +423,7 @@ type syncMaps struct {
 	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
+	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
@@ -428,6 +449,7 @@ func (m *syncMaps) Close() error {
 		m.OlMergeEnded,
 		m.OlMergingOf,
 		m.OlMergings,
+		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlPrios,

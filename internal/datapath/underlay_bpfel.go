@@ -23,20 +23,21 @@ type underlayBpfCpumapVal struct {
 }
 
 type underlayOlAbi struct {
-	_            structs.HostLayout
-	Limit        uint32
-	Stage        uint32
-	Kind         uint32
-	Reason       uint32
-	Counter      uint32
-	Flag         uint32
-	CoreFlag     uint32
-	Class        uint32
-	Way          uint32
-	Field        uint32
-	SplitProto   uint32
-	Unnumbered   uint32
-	MergeCounter uint32
+	_                 structs.HostLayout
+	Limit             uint32
+	Stage             uint32
+	Kind              uint32
+	Reason            uint32
+	Counter           uint32
+	Flag              uint32
+	CoreFlag          uint32
+	Class             uint32
+	Way               uint32
+	Field             uint32
+	SplitProto        uint32
+	Unnumbered        uint32
+	MergeCounter      uint32
+	ResequenceCounter uint32
 }
 
 type underlayOlCellKey struct {
@@ -115,9 +116,9 @@ type underlayOlElephant struct {
 	Astray   uint8
 	Pieces   uint8
 	Number   uint32
-	Pad2     uint32
+	Fresh    uint8
+	Pad2     [3]uint8
 	Key      uint64
-	Handed   uint64
 	Turned   uint64
 	Passed   uint64
 	Since    uint64
@@ -159,8 +160,24 @@ type underlayOlMerging struct {
 	Ambiguous  uint32
 	_          [4]byte
 	Passed     uint64
+	Awaited    uint64
+	Came       uint64
 	Held       uint32
 	Slot       uint32
+}
+
+type underlayOlNotes struct {
+	_    structs.HostLayout
+	Note [256]struct {
+		_       structs.HostLayout
+		Release uint64
+		Seq     uint32
+		Pad     uint32
+	}
+	Nr      uint32
+	Front   uint32
+	Brought [9]uint32
+	Pad     uint32
 }
 
 type underlayOlOwner struct {
@@ -199,6 +216,7 @@ type underlayOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
+	MergeDelay      uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -300,6 +318,7 @@ const (
 	underlayMapOlMergeEnded     = "ol_merge_ended"
 	underlayMapOlMergingOf      = "ol_merging_of"
 	underlayMapOlMergings       = "ol_mergings"
+	underlayMapOlNoted          = "ol_noted"
 	underlayMapOlOwners         = "ol_owners"
 	underlayMapOlPolicies       = "ol_policies"
 	underlayMapOlPrios          = "ol_prios"
@@ -380,6 +399,7 @@ type underlayMapSpecs struct {
 	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
+	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
@@ -434,6 +454,7 @@ type underlayMaps struct {
 	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
+	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
@@ -459,6 +480,7 @@ func (m *underlayMaps) Close() error {
 		m.OlMergeEnded,
 		m.OlMergingOf,
 		m.OlMergings,
+		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlPrios,

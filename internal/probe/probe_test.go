@@ -185,12 +185,14 @@ func TestTiers(t *testing.T) {
 		name   string
 		feats  []Feature
 		top    int
-		reason string // of the first tier that is not reached
+		reason string // of the first tier that is not reached, or else of the last
 		remedy string
 	}{
 		{"everything", all(xdp), 3, "", ""},
 		{"one NIC of two is enough", all(badNIC, xdp), 3, "", ""},
-		{"fq is no BPF qdisc", all(xdp, no(BPFQdisc)), 2, "bpf-qdisc: none", "get bpf-qdisc"},
+		{"fq does without BPF qdisc", all(xdp, no(BPFQdisc)), 3, "by time (fq), for which packets of split flows are delayed: bpf-qdisc: none", "get bpf-qdisc"},
+		{"neither of them", all(xdp, no(BPFQdisc), no(FQ)), 2, "bpf-qdisc: none", "get bpf-qdisc"},
+		{"fq merges nothing that is not split", all(badNIC, no(BPFQdisc)), 1, "native-xdp of eth1: none", "get NIC"},
 		{"no native XDP", all(badNIC), 1, "native-xdp of eth1: none", "get NIC"},
 		{"no underlay", all(), 1, "native-xdp: no underlay was found", "overlane doctor  # after setting underlays: [NIC] in the configuration"},
 		{"unknown is not enough", all(Feature{ID: NativeXDP, Device: "eth0", Reason: "no answer"}), 1, "native-xdp of eth0 is unknown: no answer", ""},

@@ -25,7 +25,16 @@ func Tiers(feats []Feature) []Tier {
 	}
 	tiers[1].need(feats, BTF, TCX, RPS, TracepointBT, SoftnetData, OrderGuard)
 	tiers[2].on(tiers[1]).need(feats, CPUMap, NativeXDP)
-	tiers[3].on(tiers[2]).need(feats, BPFQdisc)
+	merge := tiers[3].on(tiers[2])
+	exactly, ok := best(feats, BPFQdisc)
+	if _, fq := best(feats, FQ); !ok && fq {
+		if merge.need(feats, FQ); merge.Reached {
+			merge.Reason = "by time (fq), for which packets of split flows are delayed: " + missing(exactly)
+			merge.Remedy = exactly.Remedy
+		}
+	} else {
+		merge.need(feats, BPFQdisc)
+	}
 
 	if t := &tiers[2]; t.Reached {
 		for _, f := range pick(feats, CPUMapGRO) {

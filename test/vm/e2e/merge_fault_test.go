@@ -80,7 +80,7 @@ func mergeStandsFaults(t *testing.T) {
 			}
 			d := s.since(t, was)
 			t.Logf("%d packets dropped", n)
-			if n == 0 || d.gaps == 0 {
+			if n == 0 || d.gaps == 0 && !byTime() {
 				t.Errorf("%d packets were dropped, and %d times one was not waited for", n, d.gaps)
 			}
 		})
