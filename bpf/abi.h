@@ -495,12 +495,12 @@ struct ol_note {
 struct ol_notes {
 	/* The core that polls the NIC. */
 	struct ol_note note[OL_NOTES];
-	__u32 nr; /* by count */
+	__u32 nr;    /* by count */
+	__u32 joins; /* the flow does: what comes goes with the last of them, or at once */
 
 	/* The hook in front of the merge point. */
 	__u32 front;			/* the end of what has come there */
 	__u32 brought[OL_ALL_BRANCHES]; /* and by each branch */
-	__u32 pad;
 };
 
 /* What that hook leaves in a packet's control block for the merge point. */

@@ -429,6 +429,7 @@ static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 delay, __u
 			OL_WRITE(g->sent[i], seq);
 	}
 	/* What joins goes with the last of what was split, and once that has gone at once. */
+	OL_WRITE(n->joins, e->state == OL_JOINS);
 	if (delay && e->fresh && e->state == OL_SPLIT)
 		ol_note_fresh(e, n, delay, seq);
 	if (e->begins)

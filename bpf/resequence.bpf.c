@@ -75,7 +75,7 @@ int ol_merge_release(struct __sk_buff *skb)
 		return TCX_NEXT;
 	}
 	now = bpf_ktime_get_ns();
-	if (branch < OL_ALL_BRANCHES && ol_after(end, n->brought[branch])) {
+	if (branch < OL_ALL_BRANCHES && !OL_READ(n->joins) && ol_after(end, n->brought[branch])) {
 		n->brought[branch] = end;
 		ol_measure_way(release, now, policy->merge_delay, segs);
 	}

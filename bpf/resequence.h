@@ -35,7 +35,7 @@ OL_INLINE void ol_notes_begin(struct ol_notes *n, __u32 seq)
 {
 	int i;
 
-	n->nr = 0;
+	n->nr = n->joins = 0;
 	n->front = seq;
 #ifndef HOST_TEST
 #pragma unroll

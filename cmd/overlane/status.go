@@ -81,7 +81,7 @@ func showStatus(s *screen, st control.Status, now time.Time) {
 	}
 	section([]string{"MECHANISM", "STATE", ">SINCE", "WHY"}, mechanismRows(st, now))
 	section([]string{"LANE", ">CORE", ">PACKETS", ">QUEUE", ">DROPS"}, laneRows(st))
-	section([]string{"PACKETS", ">COUNT", ""}, counterRows(st.Counters))
+	section([]string{"PACKETS", ">COUNT", ""}, counterRows(st))
 	section([]string{"", "RULE", "CLASS", "FROM", ">PACKETS", "FITS"}, ruleRows(st.Rules))
 	section([]string{"SPARSE FLOW", ">CORE", "LATENCY BY ITSELF, WITH"}, sparseRows(st.SparseFlows))
 	section([]string{"STAGE", ">NS/PACKET"}, costRows(st))
@@ -123,8 +123,8 @@ func laneRows(st control.Status) (rows [][]cell) {
 	return rows
 }
 
-func counterRows(c control.Counters) [][]cell {
-	share := ""
+func counterRows(st control.Status) [][]cell {
+	c, share := st.Counters, ""
 	if c.OverlayPackets > 0 {
 		share = fmt.Sprintf("%.1f %% of the overlay's", 100*float64(c.SteeredPackets)/float64(c.OverlayPackets))
 	}
@@ -138,9 +138,13 @@ func counterRows(c control.Counters) [][]cell {
 			{fmt.Sprintf("in %s micro-flows; %s times a flow began to be", count(c.Microflows), count(c.Splits)), dim}})
 	}
 	if n := c.MergePassed + c.MergeHeld; n > 0 {
-		rows = append(rows, []cell{{"merged", bold}, {count(n), plain},
-			{fmt.Sprintf("%s waited for others; %s times these were lost, %s times late; %s did not wait, %s dropped; %s wait now",
-				count(c.MergeHeld), count(c.MergeGaps), count(c.MergeExpired), count(c.MergeUnordered), count(c.MergeDropped), count(c.MergeWaiting)), dim}})
+		what := fmt.Sprintf("%s waited for others; %s times these were lost, %s times late; %s did not wait, %s dropped; %s wait now",
+			count(c.MergeHeld), count(c.MergeGaps), count(c.MergeExpired), count(c.MergeUnordered), count(c.MergeDropped), count(c.MergeWaiting))
+		if st.MergeDelay > 0 {
+			what = fmt.Sprintf("%s came behind later ones; %s too late for their time, of %s it was not known; %s wait now",
+				count(c.MergeHeld), count(c.MergeExpired), count(c.MergeUnordered), count(c.MergeWaiting))
+		}
+		rows = append(rows, []cell{{"merged", bold}, {count(n), plain}, {what, dim}})
 	}
 	if c.LatencyPackets+c.BulkPackets > 0 {
 		rows = append(rows,

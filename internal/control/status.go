@@ -42,7 +42,10 @@ type Status struct {
 	Rules []Rule `json:"rules"`
 	// SparseFlows are latency by themselves, as no rule fits them; the first few.
 	SparseFlows []SparseFlow `json:"sparse_flows"`
-	Counters    Counters     `json:"counters"`
+	// MergeDelay is how much later packets of split flows go on than they came, where they
+	// are put in order by time; 0: by number, or not at all.
+	MergeDelay time.Duration `json:"merge_delay_ns"`
+	Counters   Counters      `json:"counters"`
 }
 
 // SparseFlow is a flow that is latency by what it sends.
@@ -134,11 +137,13 @@ type Counters struct {
 	SplitPackets uint64 `json:"split_packets"`
 	Microflows   uint64 `json:"microflows"`
 	Splits       uint64 `json:"splits"`
-	// Merge counts at the merge points: packets of split flows that went on at once or
-	// waited; times that what was waited for had been lost, or did not come in time; packets
-	// that did not wait though they should have, that were lost with their merge point, and
-	// that wait now.
+	// Merge counts at the merge points: packets of split flows that went on at once (late:
+	// behind others, mostly sent again) or waited; times that what was waited for had been
+	// lost, or did not come in time; packets that did not wait though they should have, that
+	// were lost with their merge point, and that wait now. By time, with a MergeDelay, held
+	// are those that came behind later ones, expired those that came when their time was over.
 	MergePassed    uint64 `json:"merge_passed"`
+	MergeLate      uint64 `json:"merge_late"`
 	MergeHeld      uint64 `json:"merge_held"`
 	MergeGaps      uint64 `json:"merge_gaps"`
 	MergeExpired   uint64 `json:"merge_expired"`

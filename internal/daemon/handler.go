@@ -95,7 +95,10 @@ func (d *Daemon) fill(st *control.Status) error {
 	if err != nil {
 		return err
 	}
-	n.MergePassed, n.MergeHeld, n.MergeGaps, n.MergeExpired = m.Passed, m.Held, m.Gaps, m.Expired
+	if o := d.pipe.byTime(); o != nil {
+		st.MergeDelay = o.now
+	}
+	n.MergePassed, n.MergeLate, n.MergeHeld, n.MergeGaps, n.MergeExpired = m.Passed, m.Late, m.Held, m.Gaps, m.Expired
 	n.MergeUnordered, n.MergeDropped, n.MergeWaiting = m.Bypassed+m.Untracked, m.Dropped, uint64(m.Waiting)
 	n.LatencyPackets, n.LatencyHeld, n.LatencyExcess = p.Latency, p.LatencyHeld, p.LatencyExcess
 	n.ShortCut, n.Bridged = p.ShortCut, p.Bridged

@@ -175,9 +175,9 @@ type branchesOlNotes struct {
 		Pad     uint32
 	}
 	Nr      uint32
+	Joins   uint32
 	Front   uint32
 	Brought [9]uint32
-	Pad     uint32
 }
 
 type branchesOlOwner struct {

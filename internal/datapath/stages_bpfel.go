@@ -198,9 +198,9 @@ type stagesOlNotes struct {
 		Pad     uint32
 	}
 	Nr      uint32
+	Joins   uint32
 	Front   uint32
 	Brought [9]uint32
-	Pad     uint32
 }
 
 type stagesOlOwner struct {

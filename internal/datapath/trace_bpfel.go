@@ -134,9 +134,9 @@ type traceOlNotes struct {
 		Pad     uint32
 	}
 	Nr      uint32
+	Joins   uint32
 	Front   uint32
 	Brought [9]uint32
-	Pad     uint32
 }
 
 type traceOlOwner struct {

@@ -31,6 +31,7 @@ var (
 	microflows   = newMetric(prometheus.CounterValue, "microflows_total", "micro-flows that these were cut into")
 	merge        = newMetric(prometheus.CounterValue, "merge_packets_total", "packets of split flows at the merge points, by what became of them", "outcome")
 	mergeWaiting = newMetric(prometheus.GaugeValue, "merge_waiting_packets", "packets of split flows that wait at merge points")
+	mergeDelay   = newMetric(prometheus.GaugeValue, "merge_delay_seconds", "how much later packets of split flows go on, where they are put in order by time")
 	mergeWaits   = newMetric(prometheus.CounterValue, "merge_waits_ended_total", "times that packets did not get what they waited for", "reason")
 	lanePackets  = newMetric(prometheus.CounterValue, "lane_packets_total", "packets sent to a lane", "stage", "core")
 	laneChanges  = newMetric(prometheus.CounterValue, "lane_changes_total", "changes of lane that the order guard let pass")
@@ -40,7 +41,7 @@ var (
 	stageCost    = newMetric(prometheus.GaugeValue, "stage_cost_seconds", "measured time of one packet in a stage", "stage")
 )
 
-var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaiting, mergeWaits, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost}
+var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaiting, mergeDelay, mergeWaits, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost}
 
 // Collector exports a status.
 type Collector struct{ status func() control.Status }
@@ -72,6 +73,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	put(merge, float64(n.MergeUnordered), "unordered")
 	put(merge, float64(n.MergeDropped), "dropped")
 	put(mergeWaiting, float64(n.MergeWaiting))
+	put(mergeDelay, st.MergeDelay.Seconds())
 	put(mergeWaits, float64(n.MergeGaps), "lost")
 	put(mergeWaits, float64(n.MergeExpired), "limit")
 	put(laneChanges, float64(st.Counters.LaneChanges))
