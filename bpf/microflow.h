@@ -424,6 +424,7 @@ static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 delay, __u
 		return;
 	if (e->begins) {
 		ol_notes_begin(n, seq);
+		OL_WRITE(g->awaited, 0);
 		OL_WRITE(g->first, seq);
 		for (i = 0; i < OL_ALL_BRANCHES; i++)
 			OL_WRITE(g->sent[i], seq);

@@ -35,7 +35,6 @@ static __always_inline void ol_add(void *map, __u32 key, __u32 n)
 		*v += n;
 }
 
-/* A packet that brings what its branch has not brought yet, and so was not sent again. */
 static __always_inline void ol_measure_way(__u64 release, __u64 now, __u32 delay, __u32 segs)
 {
 	__s64 way = now + delay - release;
@@ -55,7 +54,7 @@ int ol_merge_release(struct __sk_buff *skb)
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_merging *g;
 	struct ol_notes *n;
-	__u64 release, now;
+	__u64 release;
 
 	if (skb->cb[0] != ol_merge_magic || !policy)
 		return TCX_NEXT;
@@ -70,14 +69,22 @@ int ol_merge_release(struct __sk_buff *skb)
 	ol_add(&ol_resequence_counters,
 	       ol_after(front, seq) ? OL_RESEQUENCE_OVERTAKEN : OL_RESEQUENCE_FIRST, segs);
 	release = ol_note_find(n, seq);
+	if (branch >= OL_ALL_BRANCHES) {
+		/* Nothing is known of its way. */
+	} else if (!ol_after(end, n->brought[branch])) {
+		/*
+		 * Sent again. Before what was sent before it, it would tell the sender that that
+		 * is lost (RACK).
+		 */
+		release = ol_noted_last(n);
+	} else {
+		n->brought[branch] = end;
+		if (release && !OL_READ(n->joins))
+			ol_measure_way(release, bpf_ktime_get_ns(), policy->merge_delay, segs);
+	}
 	if (!release) {
 		ol_add(&ol_resequence_counters, OL_RESEQUENCE_UNKNOWN, segs);
 		return TCX_NEXT;
-	}
-	now = bpf_ktime_get_ns();
-	if (branch < OL_ALL_BRANCHES && !OL_READ(n->joins) && ol_after(end, n->brought[branch])) {
-		n->brought[branch] = end;
-		ol_measure_way(release, now, policy->merge_delay, segs);
 	}
 	bpf_skb_set_tstamp(skb, release, BPF_SKB_TSTAMP_DELIVERY_MONO);
 	return TCX_NEXT;
