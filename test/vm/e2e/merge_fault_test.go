@@ -50,6 +50,10 @@ func mergeStandsFaults(t *testing.T) {
 			t.Logf("the longest pause so far: %v", time.Duration(p.pause.Load()).Round(time.Millisecond))
 		})
 	}
+	much := uint64(6 << 20)
+	if byTime() {
+		much /= 3 // what is lost takes its time there
+	}
 	for _, l := range []struct {
 		what  string
 		ns    *netns.Handle
@@ -73,7 +77,7 @@ func mergeStandsFaults(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p.reach(t, 6<<20)
+			p.reach(t, much)
 			n, err := loss.End()
 			if err != nil {
 				t.Fatal(err)
