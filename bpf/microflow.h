@@ -269,6 +269,14 @@ static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_poli
 	       head == tail;
 }
 
+/* Would one more micro-flow of it be more than can be kept apart? */
+static __always_inline int ol_too_many(const struct ol_elephant *e, __u32 delay)
+{
+	struct ol_notes *n = ol_get_notes(e);
+
+	return delay && n && ol_notes_full(n, bpf_ktime_get_ns());
+}
+
 /* The first frame of a flow in a poll: split it, or have it join? */
 __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 {
@@ -326,9 +334,10 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 		ol_count(OL_CNT_SPLIT_BEGUN, 1);
 		break;
 	case OL_SPLIT:
-		if (wish)
+		if (wish || ol_too_many(e, policy->merge_delay))
 			break;
 		e->state = OL_JOINS;
+		e->fresh |= OL_FRESH_MICROFLOW;
 		e->branch = OL_BRANCH_HERE;
 		e->used |= 1U << OL_BRANCH_HERE;
 		break;
@@ -406,10 +415,12 @@ static __always_inline void ol_note_fresh(struct ol_elephant *e, struct ol_notes
 {
 	__u64 now = bpf_ktime_get_ns(), last = ol_noted_last(n);
 
-	if (e->fresh & OL_FRESH_MICROFLOW ||
-	    (__s64)(now + delay - last) > (__s64)(delay / OL_NOTE_PART))
-		ol_note_add(n, seq, now + delay);
-	e->fresh = 0;
+	/* What is sent again begins nothing: what comes behind it does. */
+	if (!(e->fresh & OL_FRESH_MICROFLOW) &&
+	    (__s64)(now + delay - last) <= (__s64)(delay / OL_NOTE_PART))
+		e->fresh = 0;
+	else if (ol_note_add(n, seq, now + delay))
+		e->fresh = 0;
 }
 
 /* Notes what a branch is sent, in sequence numbers, before it can be seen to have come. */
@@ -429,23 +440,15 @@ static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 delay, __u
 		for (i = 0; i < OL_ALL_BRANCHES; i++)
 			OL_WRITE(g->sent[i], seq);
 	}
-	/* What joins goes with the last of what was split, and once that has gone at once. */
+	/* What joins is the last that is noted; once its time has come it goes at once. */
 	OL_WRITE(n->joins, e->state == OL_JOINS);
-	if (delay && e->fresh && e->state == OL_SPLIT)
+	if (delay && e->fresh && (e->state == OL_SPLIT || e->fresh & OL_FRESH_MICROFLOW))
 		ol_note_fresh(e, n, delay, seq);
 	if (e->begins)
 		OL_WRITE(g->generation, g->generation | 1);
 	e->begins = 0;
 	if (ol_after(end, g->sent[branch]))
 		OL_WRITE(g->sent[branch], end);
-}
-
-/* Would one more micro-flow of it be more than can be kept apart? */
-static __always_inline int ol_too_many(const struct ol_elephant *e, __u32 delay)
-{
-	struct ol_notes *n = ol_get_notes(e);
-
-	return delay && n && ol_notes_full(n, bpf_ktime_get_ns());
 }
 
 /* What a frame is, to who splits its flow. */

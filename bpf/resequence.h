@@ -45,23 +45,24 @@ OL_INLINE void ol_notes_begin(struct ol_notes *n, __u32 seq)
 }
 
 /*
- * What begins with this number may go at that time; each later than what begins before. What
- * is sent again goes with what it was sent with.
+ * What begins with this number may go at that time; each later than what begins before.
+ * Returns 0 for what is sent again, which begins nothing.
  */
-OL_INLINE void ol_note_add(struct ol_notes *n, __u32 seq, __u64 release)
+OL_INLINE int ol_note_add(struct ol_notes *n, __u32 seq, __u64 release)
 {
 	struct ol_note *note = &n->note[n->nr & (OL_NOTES - 1)];
 	const struct ol_note *last = ol_note_at(n, n->nr - 1);
 
 	if (n->nr) {
 		if (!ol_after(seq, last->seq))
-			return;
+			return 0;
 		if ((__s64)(release - last->release) <= 0)
 			release = last->release + 1;
 	}
 	OL_WRITE(note->release, release);
 	OL_WRITE(note->seq, seq);
 	OL_WRITE(n->nr, n->nr + 1);
+	return 1;
 }
 
 /* When may a packet go that begins with this number? 0: that is not known any more. */

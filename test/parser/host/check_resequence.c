@@ -46,14 +46,13 @@ static void flow(__u32 delay, __u32 every)
 		}
 		/* Now and then what is sent again begins a micro-flow, or the delay becomes less. */
 		if (nr && one_in(10)) {
-			ol_note_add(&notes, seq - 1 - rnd() % 100000, now + delay);
-			MUST(notes.nr == nr, "noted again");
+			MUST(!ol_note_add(&notes, seq - 1 - rnd() % 100000, now + delay),
+			     "noted again");
 		}
 		if (one_in(500))
 			delay = delay / 2 + 1;
 		seq += nr ? 1 + rnd() % 400000 : 0;
-		ol_note_add(&notes, seq, now + delay);
-		MUST(notes.nr == nr + 1, "not noted");
+		MUST(ol_note_add(&notes, seq, now + delay), "not noted");
 		release = ol_noted_last(&notes);
 		MUST(release >= now + delay, "goes early");
 		MUST(!nr || release > all[nr - 1].release, "goes with the one before");
