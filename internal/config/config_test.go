@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/rules"
 )
 
@@ -265,7 +266,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("busy-cores %d", c.Limits.BusyCores)
 		}
 		for _, u := range c.Underlays {
-			if !deviceName(u) {
+			if !netns.ValidDeviceName(u) {
 				t.Fatalf("device name %q", u)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
 
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/rules"
 )
 
@@ -350,7 +351,7 @@ func (d *decoder) underlays(path string, n ast.Node) error {
 		if err != nil {
 			return err
 		}
-		if !deviceName(name) {
+		if !netns.ValidDeviceName(name) {
 			return d.fail(v, path, fmt.Sprintf("%q cannot be a device name", name), allowed)
 		}
 		if slices.Contains(d.cfg.Underlays, name) {
@@ -428,16 +429,6 @@ func (d *decoder) ruleError(n ast.Node, path string, err error) error {
 		allowed = "allowed: " + allowed
 	}
 	return d.fail(n, path+"."+fe.Field, fe.Problem, allowed)
-}
-
-// deviceName is the kernel's dev_valid_name.
-func deviceName(s string) bool {
-	if s == "" || len(s) > 15 || s == "." || s == ".." {
-		return false
-	}
-	return !strings.ContainsFunc(s, func(r rune) bool {
-		return r == '/' || r == ':' || r <= ' ' || r == 0x7f
-	})
 }
 
 func (d *decoder) metrics(path string, n ast.Node) error {

@@ -127,7 +127,11 @@ func (p *pipeline) forgetMergePoints() error {
 		return nil
 	}
 	lost := map[uint64]bool{}
-	for c := range p.merge.spaces {
+	for _, e := range p.locked.Entries() {
+		c := e.Target.NetnsCookie
+		if _, mine := p.merge.spaces[c]; !mine || !ownDevices(e.Target) {
+			continue
+		}
 		ns, err := p.scanner.Namespace(c)
 		if err != nil {
 			continue // gone as a whole
@@ -262,16 +266,8 @@ func (m *merging) emptied() (bool, error) {
 	if m == nil {
 		return true, nil
 	}
-	c, err := m.counters()
+	c, err := m.order.counters(m.waiting)
 	return c.Waiting == 0, err
-}
-
-func (m *merging) counters() (datapath.MergeCounters, error) {
-	c, err := m.order.counters()
-	if _, ok := m.order.(*byTime); ok && err == nil {
-		c.Waiting, err = m.waiting()
-	}
-	return c, err
 }
 
 // mergeCounters counts since the daemon started.
@@ -279,7 +275,7 @@ func (p *pipeline) mergeCounters() (datapath.MergeCounters, error) {
 	if p.merge == nil {
 		return p.merged, nil
 	}
-	now, err := p.merge.counters()
+	now, err := p.merge.order.counters(p.merge.waiting)
 	return p.merged.Add(now), err
 }
 

@@ -24,8 +24,9 @@ type ordering interface {
 	is(netlink.Qdisc) bool
 	// attach puts what the qdisc needs in front of it.
 	attach(datapath.Device) (io.Closer, error)
-	// counters counts since it was loaded.
-	counters() (datapath.MergeCounters, error)
+	// counters counts since it was loaded. waiting counts the packets in all of the devices'
+	// qdiscs, for who does not know.
+	counters(waiting func() (int, error)) (datapath.MergeCounters, error)
 	close() error
 }
 
@@ -78,7 +79,9 @@ func (o *byNumber) is(q netlink.Qdisc) bool { return q.Type() == o.merge.Kind() 
 
 func (*byNumber) attach(datapath.Device) (io.Closer, error) { return nothing{}, nil }
 
-func (o *byNumber) counters() (datapath.MergeCounters, error) { return o.merge.Counters() }
+func (o *byNumber) counters(func() (int, error)) (datapath.MergeCounters, error) {
+	return o.merge.Counters()
+}
 
 func (o *byNumber) close() error {
 	close(o.stop)
@@ -130,7 +133,14 @@ func (*byTime) is(q netlink.Qdisc) bool {
 
 func (o *byTime) attach(dev datapath.Device) (io.Closer, error) { return o.reseq.Attach(dev) }
 
-func (o *byTime) counters() (datapath.MergeCounters, error) { return o.reseq.Counters() }
+func (o *byTime) counters(waiting func() (int, error)) (datapath.MergeCounters, error) {
+	c, err := o.reseq.Counters()
+	if err != nil {
+		return c, err
+	}
+	c.Waiting, err = waiting()
+	return c, err
+}
 
 func (o *byTime) close() error {
 	return errors.Join(o.dp.SetMergeDelay(0), o.reseq.Close())

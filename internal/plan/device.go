@@ -4,7 +4,8 @@ package plan
 
 import (
 	"fmt"
-	"strings"
+
+	"github.com/overlane/overlane/internal/netns"
 )
 
 // NoDevice is the value of an OwnDevice that does not exist.
@@ -22,7 +23,7 @@ func OwnVeth(ifindex int, peer string) string {
 // ParseOwnVeth reads what OwnVeth wrote.
 func ParseOwnVeth(value string) (ifindex int, peer string, err error) {
 	n, err := fmt.Sscanf(value, "veth ifindex=%d peer=%s", &ifindex, &peer)
-	if err != nil || n != 2 || ifindex <= 0 || !deviceName(peer) || OwnVeth(ifindex, peer) != value {
+	if err != nil || n != 2 || ifindex <= 0 || !netns.ValidDeviceName(peer) || OwnVeth(ifindex, peer) != value {
 		return 0, "", fmt.Errorf("%q is no device that could be made", value)
 	}
 	return ifindex, peer, nil
@@ -31,9 +32,4 @@ func ParseOwnVeth(value string) (ifindex int, peer string, err error) {
 // OwnDeviceOf is the setting that stands for a device of that name in a namespace.
 func OwnDeviceOf(netnsCookie uint64, name string) Setting {
 	return Setting{Target: Target{NetnsCookie: netnsCookie}, Kind: OwnDevice, Attr: name}
-}
-
-// deviceName is the kernel's dev_valid_name.
-func deviceName(s string) bool {
-	return s != "" && len(s) < 16 && s != "." && s != ".." && !strings.ContainsAny(s, "/: \t\n")
 }

@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"path"
 	"strings"
+
+	"github.com/overlane/overlane/internal/netns"
 )
 
 // Kind says by which door of the kernel a setting is reached.
@@ -103,7 +105,7 @@ func (s Setting) validate() error {
 		_, err := ParseThread(s.Attr)
 		return err
 	case OwnDevice:
-		if !deviceName(s.Attr) {
+		if !netns.ValidDeviceName(s.Attr) {
 			return errors.New("not a name that a device can have")
 		}
 	default:
