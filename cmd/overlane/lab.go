@@ -207,7 +207,7 @@ func newLabRunCmd() *cobra.Command {
 	f.Float64Var(&seconds, "seconds", 2, "length of one measurement")
 	f.IntVar(&cfg.Flows, "flows", 0, "number of flows (default: the scenario's own)")
 	f.StringVar((*string)(&cfg.Rates), "rates", "equal", "shares of the flows: equal, skewed, shifting")
-	f.IntVar(&cfg.Size, "size", 0, "bytes in a datagram (default: the scenario's own)")
+	f.IntVar(&cfg.Size, "size", 0, "bytes in a datagram, or written to a TCP connection at a time (default: the scenario's own)")
 	f.Float64Var(&cfg.Load, "load", 0, "background load, as a share of saturation (default: the scenario's own)")
 	f.IntVar(&cfg.Batch, "batch", 0, "frames in a micro-flow, in variants that have them (default: overlane's own)")
 	f.StringVar(&reportDir, "report", "", "write a page with plots, and the raw numbers, to this directory")

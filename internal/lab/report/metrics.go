@@ -28,6 +28,7 @@ const (
 	BulkGbps      = "bulk_gbps"      // the same of TCP
 	CPUPerMpkt    = "cpu_s_per_mpkt" // CPU seconds per million packets delivered
 	CPUPerGB      = "cpu_s_per_gb"   // CPU seconds per 10^9 bytes delivered
+	CoreSpread    = "core_spread"    // standard deviation of the cores' loads, of which 1 is all of a core
 	Reordered     = "reordered"      // packets later than a successor of their flow
 	Duplicated    = "duplicated"     // packets seen more than once
 	Dropped       = "dropped"        // packets offered and not delivered

@@ -174,6 +174,7 @@ func (r Result) costs() []cost {
 	all := []cost{
 		{CPUPerMpkt, [2]string{"CPU s", "/Mpkt"}, med(r.scale(CPUPerMpkt))},
 		{CPUPerGB, [2]string{"CPU s", "/GB"}, med(r.scale(CPUPerGB))},
+		{CoreSpread, [2]string{"cores'", "spread"}, share},
 		{Reordered, [2]string{"re-", "ordered"}, sum},
 		{Duplicated, [2]string{"dupli-", "cated"}, sum},
 		{Dropped, [2]string{"", "dropped"}, sum},

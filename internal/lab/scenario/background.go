@@ -105,7 +105,7 @@ func findUDPSaturation(ctx context.Context, e *env) error {
 }
 
 func findTCPSaturation(ctx context.Context, e *env) error {
-	res, _, _, err := e.tcp(ctx, 0)
+	res, _, _, err := e.tcp(ctx, e.tcpConfig(0))
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ type Config struct {
 	Length   time.Duration // of one measurement
 	Flows    int           // 0: the scenario's own number
 	Rates    traffic.Rates
-	Size     int     // UDP payload in bytes; 0: the scenario's own
+	Size     int     // UDP payload in bytes, or what is written to TCP at a time; 0: the scenario's own
 	Load     float64 // background as a share of saturation; 0: the scenario's own
 	Batch    int     // frames in a micro-flow; 0: the product's own number
 	Binary   string  // the program that pipeline variants start; default this one

@@ -75,6 +75,8 @@ var scenarios = []scenario{
 		points: []point{size("16B", 16), size("1KB", kb), size("4KB", 4*kb), size("64KB", 65000)}, measure: measureLarge},
 	{name: "tcp-one", what: "one TCP connection (iperf3), MTU-sized frames on the wire", flows: 1, slow: true, programs: iperf, measure: measureTCP},
 	{name: "tcp-many", what: "several TCP connections", flows: 4, slow: true, programs: iperf, measure: measureTCP},
+	{name: "tcp-sizes", what: "TCP written in pieces of 16 B, 4 KB and 64 KB (--flows)", flows: 1, size: 64 * kb, slow: true,
+		points: []point{size("16B", 16), size("4KB", 4*kb), size("64KB", 64*kb)}, programs: iperf, measure: measureTCP},
 	{name: "latency-idle", what: "one-way latency of 1000 datagrams a second, alone", flows: 1, size: small, slow: true, measure: measureIdleLatency},
 	{name: "latency-load", what: "the same beside UDP at a fixed share of saturation (--load)", flows: 1, size: small, slow: true,
 		prepare: findUDPSaturation, measure: measureUDPLatency},

@@ -5,6 +5,7 @@ package scenario
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"github.com/overlane/overlane/internal/lab/report"
@@ -41,58 +42,76 @@ func (e *env) tcpCounters() (map[string]uint64, error) {
 }
 
 func measureTCP(ctx context.Context, e *env) (map[string]float64, error) {
-	res, busy, values, err := e.tcp(ctx, 0)
+	cfg := e.tcpConfig(0)
+	cfg.Write = e.cfg.Size
+	res, loads, values, err := e.tcp(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
 	values[report.Gbps] = res.Gbps
+	values[report.CoreSpread] = deviation(loads)
 	if res.Gbps > 0 {
-		values[report.CPUPerGB] = busy / (res.Gbps / 8)
+		values[report.CPUPerGB] = sum(loads) / (res.Gbps / 8)
 	}
 	return values, nil
 }
 
-// tcp runs connections for a while. busy is CPU seconds per second: softirqs
+func sum(list []float64) (total float64) {
+	for _, x := range list {
+		total += x
+	}
+	return total
+}
+
+// deviation is the standard deviation.
+func deviation(list []float64) float64 {
+	mean, squares := sum(list)/float64(len(list)), 0.0
+	for _, x := range list {
+		squares += (x - mean) * (x - mean)
+	}
+	return math.Sqrt(squares / float64(len(list)))
+}
+
+// tcp runs connections for a while. loads are CPU seconds per second of each core: softirqs
 // of both hosts, since TCP's acknowledgements keep the sender's busy too.
-func (e *env) tcp(ctx context.Context, gbps float64) (res traffic.TCPResult, busy float64, values map[string]float64, err error) {
+func (e *env) tcp(ctx context.Context, cfg traffic.TCPConfig) (res traffic.TCPResult, loads []float64, values map[string]float64, err error) {
 	from, to := e.endpoints(0)
 	was, err := e.tcpCounters()
 	if err != nil {
-		return res, 0, nil, err
+		return res, nil, nil, err
 	}
 	if err := e.countThreads(); err != nil {
-		return res, 0, nil, err
+		return res, nil, nil, err
 	}
-	t, err := traffic.StartTCP(ctx, from, to, e.tcpConfig(gbps))
+	t, err := traffic.StartTCP(ctx, from, to, cfg)
 	if err != nil {
-		return res, 0, nil, err
+		return res, nil, nil, err
 	}
-	busy, err = e.busyFor(ctx, e.settle, e.cfg.Length)
+	loads, err = e.loadsFor(ctx, e.settle, e.cfg.Length)
 	if err != nil {
-		return res, 0, nil, errors.Join(err, t.Stop())
+		return res, nil, nil, errors.Join(err, t.Stop())
 	}
 	if res, err = t.Wait(ctx); err != nil {
-		return res, 0, nil, err
+		return res, nil, nil, err
 	}
 	is, err := e.tcpCounters()
 	values = map[string]float64{}
 	for name, n := range is {
 		values[name] = float64(n - was[name])
 	}
-	return res, busy, values, err
+	return res, loads, values, err
 }
 
 func (e *env) tcpConfig(gbps float64) traffic.TCPConfig {
 	return traffic.TCPConfig{Streams: e.cfg.Flows, Omit: e.settle, Length: e.cfg.Length, Gbps: gbps, Cores: []int{e.cores.Apps}}
 }
 
-// busyFor waits, and returns CPU seconds per second of what comes after.
-func (e *env) busyFor(ctx context.Context, skip, length time.Duration) (float64, error) {
+// loadsFor waits, and returns CPU seconds per second of what comes after, of each core.
+func (e *env) loadsFor(ctx context.Context, skip, length time.Duration) (loads []float64, err error) {
 	if err := sleep(ctx, skip); err != nil {
-		return 0, err
+		return nil, err
 	}
-	var busy float64
-	err := e.window(ctx, func() error {
+	err = e.window(ctx, func() error {
 		start := time.Now()
 		a, err := e.clock.Read()
 		if err != nil {
@@ -102,8 +121,11 @@ func (e *env) busyFor(ctx context.Context, skip, length time.Duration) (float64,
 			return err
 		}
 		z, err := e.clock.Read()
-		busy = z.Since(a).Busy().Seconds() / time.Since(start).Seconds()
+		span := time.Since(start).Seconds()
+		for _, busy := range z.Since(a).Cores {
+			loads = append(loads, busy.Seconds()/span)
+		}
 		return err
 	})
-	return busy, err
+	return loads, err
 }

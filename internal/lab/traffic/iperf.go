@@ -33,6 +33,7 @@ type TCPConfig struct {
 	Length  time.Duration // what comes after it
 	Tail    time.Duration // and the end, which does not count either
 	Gbps    float64       // over all streams; 0: as much as it can
+	Write   int           // bytes that are written, and read, at a time; 0: as iperf3 has it
 	Cores   []int         // where both programs run
 }
 
@@ -54,6 +55,9 @@ func StartTCP(ctx context.Context, from, to Endpoint, cfg TCPConfig) (*TCP, erro
 		"-P", strconv.Itoa(cfg.Streams), "-t", strconv.Itoa(int((cfg.Omit + cfg.Length + cfg.Tail + time.Second - 1) / time.Second))}
 	if cfg.Gbps > 0 {
 		argv = append(argv, "-b", strconv.FormatInt(int64(cfg.Gbps*1e9/float64(cfg.Streams)), 10))
+	}
+	if cfg.Write > 0 {
+		argv = append(argv, "-l", strconv.Itoa(cfg.Write))
 	}
 	t.client, err = StartProcess(to.NS, cores, argv...)
 	if err != nil {
