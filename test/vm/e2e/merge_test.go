@@ -36,9 +36,10 @@ func knows(function string) bool {
 	return err == nil && spec.TypeByName(function, &f) == nil
 }
 
-// byTime tells whether packets are put in order by time here, by fq: without BPF qdiscs, by
-// which they are by number.
-var byTime = sync.OnceValue(func() bool { return !knows("bpf_qdisc_skb_drop") })
+var notByNumber = flag.Bool("by-time", false, "have fq put packets in order, by time, also where a BPF qdisc could by number")
+
+// byTime tells whether packets are put in order by time here.
+var byTime = sync.OnceValue(func() bool { return *notByNumber || !knows("bpf_qdisc_skb_drop") })
 
 // hasFQ tells whether fq is loaded, or built in.
 func hasFQ() bool {
