@@ -66,6 +66,10 @@ orders: ## Every way to split and merge flows, 20 times, on an emulated kernel (
 	$(GO) test ./test/vm -run '^TestTableOfOrders$$' -count=1 -v -timeout 24h -args -orders 20
 	$(GO) test ./test/vm -run '^TestTableOfOrders$$' -count=1 -v -timeout 24h -args -orders 20 -by-time
 
+.PHONY: kernels
+kernels: ## The end-to-end suite on the oldest and the newest kernel, emulated (root, hours)
+	$(GO) test ./test/vm -run '^TestWholeSuite$$' -count=1 -v -timeout 24h -args -whole .
+
 .PHONY: costs
 costs: ## What the programs of micro-flows cost, in instructions, on an emulated kernel (root)
 	$(GO) test ./test/vm -run '^TestTableOfOrders$$' -count=1 -v -timeout 2h -args -counted
@@ -87,7 +91,7 @@ bench: build ## The whole table, 5 rounds (root)
 .PHONY: accept
 accept: build ## The announced series: the whole table, 25 rounds, and all orders (root, hours)
 	@scripts/bench.sh --rounds 25 --seconds 2
-	@$(MAKE) orders
+	@$(MAKE) orders kernels
 
 .PHONY: help
 help: ## This list

@@ -149,6 +149,38 @@ func TestKernels(t *testing.T) {
 	on(newest, newest.String()+" "+filtering.Name, filtering, underFiltering, filters...)
 }
 
+// whole is the end-to-end suite, which takes an emulated machine hours.
+var whole = []suite{
+	{pkg: "test/e2e/stages", limit: 20 * time.Hour},
+	{pkg: "test/e2e/lifecycle", limit: 20 * time.Hour},
+	{pkg: "test/e2e/order", limit: 20 * time.Hour},
+}
+
+var wholeSuite = flag.String("whole", "", "the end-to-end suite on each kernel: what of it to run (all: .)")
+
+// The product as it is shipped, from end to end.
+func TestWholeSuite(t *testing.T) {
+	if *wholeSuite == "" {
+		t.Skip("needs hours: make kernels")
+	}
+	list := slices.Clone(whole)
+	for i := range list {
+		list[i].args = []string{"-test.run=" + *wholeSuite}
+	}
+	f := prepare(t, list, lines...)
+	products := []string{filepath.Join(f.bin, "overlane"), filepath.Join(f.bin, "overlane_faults")}
+	build(t, products[0], "build", root+"cmd/overlane")
+	build(t, products[1], "build", "-tags=faults", root+"cmd/overlane")
+	for _, l := range lines {
+		t.Run(l.String(), func(t *testing.T) {
+			t.Parallel() // the emulator takes one core
+			m := f.machine(t, l, usual, list, filters...)
+			m.Programs = slices.Concat(programs, products)
+			runOn(t, m, list[0].limit)
+		})
+	}
+}
+
 var counted = flag.Bool("counted", false, "instead, a few rows once, and what each program costs in instructions")
 
 var orders = flag.Int("orders", 0, "so many runs of each row of the table of orders (20: hours)")

@@ -22,8 +22,16 @@ import (
 )
 
 // Patience bounds every wait. It only decides when a test has failed, never
-// whether: nothing is waited for that does not come.
-const Patience = 20 * time.Second
+// whether: nothing is waited for that does not come. OVERLANE_TEST_PATIENCE is another one,
+// for machines that are slow.
+var Patience = patience()
+
+func patience() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("OVERLANE_TEST_PATIENCE")); err == nil {
+		return d
+	}
+	return 20 * time.Second
+}
 
 // work holds what a test binary makes: short, for the paths of sockets.
 var work string

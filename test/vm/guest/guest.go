@@ -13,6 +13,9 @@ const (
 	TestDir   = "tests"
 )
 
+// Products are files in /bin by the variables that tell tests where to find them.
+var Products = map[string]string{"OVERLANE_TEST_PROGRAM": "overlane", "OVERLANE_TEST_PROGRAM_FAULTS": "overlane_faults"}
+
 // Plan is what init does, in this order.
 type Plan struct {
 	// Modules are files in ModuleDir, each behind those that it needs.

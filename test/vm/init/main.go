@@ -102,7 +102,14 @@ func load(name string) error {
 }
 
 func environment() error {
-	for k, v := range map[string]string{"PATH": "/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "USER": "root"} {
+	env := map[string]string{"PATH": "/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "USER": "root", "OVERLANE_TEST_PATIENCE": "5m"}
+	// There is no compiler that tests could have the product made by.
+	for name, file := range guest.Products {
+		if _, err := os.Stat("/bin/" + file); err == nil {
+			env[name] = "/bin/" + file
+		}
+	}
+	for k, v := range env {
 		if err := os.Setenv(k, v); err != nil {
 			return err
 		}
