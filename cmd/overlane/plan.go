@@ -241,9 +241,12 @@ func planPriority(cfg config.Priority, cores config.CPUList, s *node.Scanner, l 
 }
 
 // splits tells whether a configuration lets flows be split here: those whose order is
-// restored, or need not be.
+// restored, or need not be. A pipeline that is forced acts alone.
 func splits(cfg *config.Config, l look) bool {
 	m := cfg.Microflows
+	if cfg.Pipeline == config.ModeForced && m.Mode != config.ModeForced {
+		return false
+	}
 	return m.Mode != config.ModeOff && (m.UDPOrder == config.OrderNone || merges(cfg, l))
 }
 

@@ -65,6 +65,8 @@ func (d *Daemon) noMicroflows() (state control.MechanismState, reason string) {
 		return control.Unsupported, fmt.Sprintf("split flows could not be put in order again (%v); with udp-order: none, UDP flows are split all the same", m.NoMerge)
 	case d.prio != nil:
 		return control.Standby, "priority's program is on the underlays"
+	case d.opts.Mode == governor.Forced && m.Mode != governor.Forced:
+		return control.Standby, "the pipeline is forced by configuration"
 	}
 	return "", ""
 }
