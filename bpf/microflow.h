@@ -254,8 +254,8 @@ static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_poli
 	const struct ol_lanes *lanes = &policy->stage[OL_STAGE_POD];
 	struct ol_merging *g = ol_get_merging(e);
 	struct ol_notes *n = ol_get_notes(e);
-	__u32 core, head = 0, tail = 0;
 	__u64 last;
+	__u32 core;
 
 	if (!g || !n || !lanes->nr)
 		return 1;
@@ -264,9 +264,11 @@ static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_poli
 	    !ol_branch_left(OL_BRANCH_HERE, tunnel, e->seq))
 		return 0;
 	core = lanes->cpu[ol_lane_index(g->slot % lanes->nr)];
-	/* As a whole it goes on by this core's backlog, where that of the pod is behind it. */
-	return core == bpf_get_smp_processor_id() || !ol_backlog(core, &head, &tail) ||
-	       head == tail;
+	/*
+	 * What this core has handled was there when its last poll ended. As a whole the flow goes on
+	 * by this core's backlog, where that of the pod is behind it.
+	 */
+	return core == bpf_get_smp_processor_id() || ol_backlog_drained(core, now);
 }
 
 /* Would one more micro-flow of it be more than can be kept apart? */

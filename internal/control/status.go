@@ -90,6 +90,9 @@ type Mechanism struct {
 	State  MechanismState `json:"state"`
 	Reason string         `json:"reason"`
 	Since  time.Time      `json:"since"`
+	// Gain is the factor of one flow's packet rate that the stage costs predict, of what is
+	// in place.
+	Gain float64 `json:"predicted_gain,omitempty"`
 }
 
 // Role is what a device is for the overlay.

@@ -156,6 +156,9 @@ func (d *Daemon) mechanism() control.Mechanism {
 	m := control.Mechanism{
 		Name: "pipeline", State: mechanismState(d.opts.Mode, dec.State), Reason: dec.Reason, Since: dec.Since,
 	}
+	if d.pipe.armed && !d.pipe.layout.Split {
+		m.Gain = d.pipe.layout.Gain
+	}
 	if m.State == control.Active && !d.pipe.armed && d.armErr != nil {
 		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", retryAfter, d.armErr)
 	}

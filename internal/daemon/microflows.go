@@ -186,6 +186,9 @@ func (d *Daemon) microflowsMechanism() control.Mechanism {
 		m.State, m.Reason = state, reason
 		return m
 	}
+	if d.pipe.armed && d.pipe.layout.Split {
+		m.Gain = d.pipe.layout.Gain
+	}
 	if d.opts.Microflows.NoXDP != nil {
 		m.Reason += fmt.Sprintf("; flows are cut behind the NIC's stage (%v)", d.opts.Microflows.NoXDP)
 	}

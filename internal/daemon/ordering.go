@@ -44,9 +44,12 @@ func newByNumber(dp *datapath.Datapath, limit time.Duration, log *slog.Logger) (
 	if err != nil {
 		return nil, err
 	}
+	if err := m.Beat(); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
 	o := &byNumber{merge: m, log: log, stop: make(chan struct{}), stopped: make(chan struct{})}
 	go o.live()
-	return o, m.Beat()
+	return o, nil
 }
 
 // beatEvery is how often the merge gets a sign of life, which it waits a second for: from a
@@ -112,8 +115,10 @@ func newByTime(dp *datapath.Datapath, most time.Duration) (*byTime, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := &byTime{dp: dp, reseq: r, delay: governor.NewDelay(unit, most), now: most}
-	return o, dp.SetMergeDelay(most)
+	if err := dp.SetMergeDelay(most); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return &byTime{dp: dp, reseq: r, delay: governor.NewDelay(unit, most), now: most}, nil
 }
 
 // fqLimit is how many packets fq holds, as many of one flow: at a million a second, those of

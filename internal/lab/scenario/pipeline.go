@@ -26,6 +26,9 @@ const (
 	stopPatience  = 10 * time.Second
 )
 
+// predicted is the gain that the daemon predicts of one flow that saturates a core.
+const predicted = "predicted_gain"
+
 // daemon is the product, running in the receiving host as a user would run it.
 type daemon struct {
 	env   *env
@@ -43,15 +46,17 @@ type daemon struct {
 	straight, bridged         uint64
 	mechanism                 string // the one that the variant is about
 	reason                    string // its own, at the end of the last stretch
+	predicted                 float64
 }
 
 // counters are what "overlane status" says the mechanism did.
 type counters struct {
 	State      string `json:"state"`
 	Mechanisms []struct {
-		Name   string `json:"name"`
-		State  string `json:"state"`
-		Reason string `json:"reason"`
+		Name   string  `json:"name"`
+		State  string  `json:"state"`
+		Reason string  `json:"reason"`
+		Gain   float64 `json:"predicted_gain"`
 	} `json:"mechanisms"`
 	Counters struct {
 		Steered     uint64 `json:"steered_packets"`
@@ -235,7 +240,7 @@ func (d *daemon) watch(ctx context.Context, begins bool) error {
 	d.changes += c.Counters.LaneChanges - d.base.Counters.LaneChanges
 	for _, m := range c.Mechanisms {
 		if m.Name == d.mechanism {
-			d.reason = m.State + ", " + m.Reason
+			d.reason, d.predicted = m.State+", "+m.Reason, m.Gain
 		}
 	}
 	return nil
@@ -243,7 +248,7 @@ func (d *daemon) watch(ctx context.Context, begins bool) error {
 
 // acted says which share of the packets was steered while it was measured.
 func (d *daemon) acted() map[string]float64 {
-	v := map[string]float64{report.LaneChanges: float64(d.changes), report.Acted: 0}
+	v := map[string]float64{report.LaneChanges: float64(d.changes), report.Acted: 0, predicted: d.predicted}
 	if d.overlay > 0 {
 		v[report.Acted] = min(float64(d.steered)/float64(d.overlay), 1)
 	}
@@ -252,7 +257,7 @@ func (d *daemon) acted() map[string]float64 {
 
 // cut says which share of the packets was of flows that were split while it was measured.
 func (d *daemon) cut() map[string]float64 {
-	v := map[string]float64{report.Acted: 0, report.Waited: float64(d.waited)}
+	v := map[string]float64{report.Acted: 0, report.Waited: float64(d.waited), predicted: d.predicted}
 	if d.overlay > 0 {
 		v[report.Acted] = min(float64(d.split)/float64(d.overlay), 1)
 	}

@@ -143,6 +143,9 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 		if x := medianOf(rows[vname], foreign); x > noisy {
 			rep.Note(vname, fmt.Sprintf("other programs used %.2g cores at the same time (median): not a quiet machine", x))
 		}
+		if x := medianOf(rows[vname], predicted); x > 0 {
+			rep.Note(vname, fmt.Sprintf("predicted by its measure of the stages: %.2f times one core's rate, for one flow that saturates it (median)", x))
+		}
 		if s.remark != nil && len(rows[vname]) > 0 {
 			rep.Note(vname, s.remark(rows[vname]))
 		}
