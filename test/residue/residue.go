@@ -17,6 +17,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/overlane/overlane/test/patience"
 )
 
 // Scope says whose traces count. The zero value watches what no test may touch:
@@ -132,7 +134,7 @@ func Take(tb testing.TB, scope Scope) Snapshot {
 
 // settle bounds the wait for what the kernel frees late: BPF objects after an
 // RCU grace period, namespaces and kernel threads by a worker.
-const settle = 5 * time.Second
+var settle = patience.For(5 * time.Second)
 
 // Check looks now and again when the test ends, and fails it with what differs.
 // Clean-ups run last in, first out: call Check after making what may stay (the
@@ -170,7 +172,7 @@ func check(tb testing.TB, scope Scope, patience time.Duration) {
 	})
 }
 
-// Settled looks until nothing differs from before, for at most five seconds,
+// Settled looks until nothing differs from before, for five seconds or longer on a slow machine,
 // and names what still does. It is Check for programs that are no tests.
 func Settled(before Snapshot, scope Scope) ([]string, error) {
 	o, err := openScope(scope)

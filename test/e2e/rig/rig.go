@@ -18,20 +18,12 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/test/patience"
 	"github.com/overlane/overlane/test/residue"
 )
 
-// Patience bounds every wait. It only decides when a test has failed, never
-// whether: nothing is waited for that does not come. OVERLANE_TEST_PATIENCE is another one,
-// for machines that are slow.
-var Patience = patience()
-
-func patience() time.Duration {
-	if d, err := time.ParseDuration(os.Getenv("OVERLANE_TEST_PATIENCE")); err == nil {
-		return d
-	}
-	return 20 * time.Second
-}
+// Patience bounds every wait: nothing is waited for that does not come.
+var Patience = patience.For(20 * time.Second)
 
 // work holds what a test binary makes: short, for the paths of sockets.
 var work string

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/test/patience"
 	"github.com/overlane/overlane/test/vm/guest"
 )
 
@@ -102,7 +103,7 @@ func load(name string) error {
 }
 
 func environment() error {
-	env := map[string]string{"PATH": "/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "USER": "root", "OVERLANE_TEST_PATIENCE": "5m"}
+	env := map[string]string{"PATH": "/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "USER": "root", patience.Slowness: "12"}
 	// There is no compiler that tests could have the product made by.
 	for name, file := range guest.Products {
 		if _, err := os.Stat("/bin/" + file); err == nil {
