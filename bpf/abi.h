@@ -455,6 +455,7 @@ struct ol_elephant {
 	__u8 fresh;   /* enum ol_fresh */
 	__u8 pad2[3];
 	__u64 key;    /* of the inner flow, once it has such a place */
+	__u64 joined; /* ns, when it began to join */
 	__u64 turned; /* ns, the poll that it last came in */
 	__u64 passed; /* ns, as ol_merging.passed was when ... */
 	__u64 since;  /* ... it last was another, or after a pause */
@@ -477,8 +478,11 @@ struct ol_merging {
 	__u32 ambiguous; /* there are two such, in two tunnels: it cannot be split */
 	__u64 passed;	 /* ns, when it last came there, about */
 	__u64 awaited;	 /* ns, since when something is to come out behind the merge point */
+	__u32 entered;	 /* packets sent there, by count */
 
-	__u64 came; /* the hook behind the merge point: ns, when something last did */
+	/* The hook behind the merge point. */
+	__u32 left; /* packets that came out, by count */
+	__u64 came; /* ns, when something last did */
 
 	__u32 held; /* the merge point: packets that wait there */
 	__u32 slot; /* the core that polls the NIC */

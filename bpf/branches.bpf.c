@@ -218,6 +218,7 @@ int ol_pod_merge(struct __sk_buff *skb)
 	ol_count_lane(OL_STAGE_POD, lane, segs);
 	skb->tc_index = OL_CARRIER_MERGED | at;
 	skb->cb[0] = 0;
+	__sync_fetch_and_add(&g->entered, 1);
 	if (f.flow.proto == OL_IPPROTO_UDP) {
 		branch = ol_branch_of(policy, bpf_get_smp_processor_id());
 		ordered = number & OL_CARRIER && segs == 1;
@@ -253,6 +254,7 @@ int ol_merged_in(struct __sk_buff *skb)
 	if (!(skb->tc_index & OL_CARRIER_MERGED) || !g || !g->ifindex)
 		return TCX_DROP;
 	skb->tc_index = 0;
+	OL_WRITE(g->left, g->left + 1);
 	if (policy && policy->merge_delay)
 		OL_WRITE(g->came, bpf_ktime_get_coarse_ns());
 	if (skb->tstamp_type == BPF_SKB_TSTAMP_DELIVERY_MONO) {

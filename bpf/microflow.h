@@ -241,33 +241,29 @@ static __always_inline int ol_order_kept(struct ol_elephant *e, __u32 place, __u
 	return ol_can_order(e->flow.proto) && g->ifindex && !g->ambiguous && !g->held;
 }
 
-/* A queue that lets packets go at a time is done with those so many ns later. */
-#define OL_RELEASED_NS 1000000
+/* What has not come out of the merge point so many ns after the flow began to join is lost. */
+#define OL_JOINED_NS 200000000
 
 /*
  * Has nothing of a flow that joined been left anywhere? It came by this core since: what that
- * has handled is behind the merge point, on its way to the pod.
+ * had handled when its last poll ended has entered the merge point, and when as much has left
+ * it, that is on the pod's core. As a whole the flow goes on by this core's backlog.
  */
 static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_policy *policy,
 				     __u32 tunnel, __u64 now)
 {
 	const struct ol_lanes *lanes = &policy->stage[OL_STAGE_POD];
 	struct ol_merging *g = ol_get_merging(e);
-	struct ol_notes *n = ol_get_notes(e);
-	__u64 last;
 	__u32 core;
 
-	if (!g || !n || !lanes->nr)
+	if (!g || !lanes->nr)
 		return 1;
-	last = policy->merge_delay ? ol_noted_last(n) : 0;
-	if (g->held || (last && (__s64)(now - last) < OL_RELEASED_NS) ||
-	    !ol_branch_left(OL_BRANCH_HERE, tunnel, e->seq))
+	if (g->held || !ol_branch_left(OL_BRANCH_HERE, tunnel, e->seq))
+		return 0;
+	if (OL_READ(g->left) != OL_READ(g->entered) &&
+	    (__s64)(now - e->joined) < OL_JOINED_NS + (__s64)policy->merge_delay)
 		return 0;
 	core = lanes->cpu[ol_lane_index(g->slot % lanes->nr)];
-	/*
-	 * What this core has handled was there when its last poll ended. As a whole the flow goes on
-	 * by this core's backlog, where that of the pod is behind it.
-	 */
 	return core == bpf_get_smp_processor_id() || ol_backlog_drained(core, now);
 }
 
@@ -339,6 +335,7 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 		if (wish || ol_too_many(e, policy->merge_delay))
 			break;
 		e->state = OL_JOINS;
+		e->joined = cpu->now;
 		e->fresh |= OL_FRESH_MICROFLOW;
 		e->branch = OL_BRANCH_HERE;
 		e->used |= 1U << OL_BRANCH_HERE;
@@ -438,6 +435,8 @@ static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 delay, __u
 	if (e->begins) {
 		ol_notes_begin(n, seq);
 		OL_WRITE(g->awaited, 0);
+		OL_WRITE(g->entered, 0);
+		OL_WRITE(g->left, 0);
 		OL_WRITE(g->first, seq);
 		for (i = 0; i < OL_ALL_BRANCHES; i++)
 			OL_WRITE(g->sent[i], seq);

@@ -6,6 +6,7 @@
 #include "kernel.h"
 #include "maps.h"
 #include "resequence.h"
+#include "split.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -79,7 +80,8 @@ int ol_merge_release(struct __sk_buff *skb)
 		release = ol_noted_last(n);
 	} else {
 		n->brought[branch] = end;
-		if (release && !OL_READ(n->joins))
+		/* What joins comes by the polling core. */
+		if (release && !(branch == OL_BRANCH_HERE && OL_READ(n->joins)))
 			ol_measure_way(release, bpf_ktime_get_ns(), policy->merge_delay, segs);
 	}
 	if (!release) {

@@ -184,6 +184,8 @@ type stagesOlMerging struct {
 	_          [4]byte
 	Passed     uint64
 	Awaited    uint64
+	Entered    uint32
+	Left       uint32
 	Came       uint64
 	Held       uint32
 	Slot       uint32

@@ -120,6 +120,8 @@ type traceOlMerging struct {
 	_          [4]byte
 	Passed     uint64
 	Awaited    uint64
+	Entered    uint32
+	Left       uint32
 	Came       uint64
 	Held       uint32
 	Slot       uint32

@@ -119,6 +119,7 @@ type underlayOlElephant struct {
 	Fresh    uint8
 	Pad2     [3]uint8
 	Key      uint64
+	Joined   uint64
 	Turned   uint64
 	Passed   uint64
 	Since    uint64
@@ -161,6 +162,8 @@ type underlayOlMerging struct {
 	_          [4]byte
 	Passed     uint64
 	Awaited    uint64
+	Entered    uint32
+	Left       uint32
 	Came       uint64
 	Held       uint32
 	Slot       uint32

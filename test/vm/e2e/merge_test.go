@@ -254,15 +254,21 @@ func (s *splitting) end(t *testing.T) {
 type tally struct {
 	daemon    control.Counters
 	pod, peer map[string]int // TCP's counters: of who receives, of who sends
-	lost      uint64         // packets that devices on the way dropped
 	delay     time.Duration  // by time
+	// lost are the packets that devices on the way had dropped when it was begun to count,
+	// lostBy when it was done: what a loss leads to is seen in between.
+	lost, lostBy uint64
 }
 
 func (s *splitting) count(t *testing.T) tally {
 	t.Helper()
 	b := &s.hosts[1]
+	dropped := func() uint64 { return s.hosts[0].dropped(t) + b.dropped(t) + fullRings(t) }
+	n := tally{lost: dropped()}
 	st := s.d.Status()
-	return tally{daemon: st.Counters, delay: st.MergeDelay, pod: netstat(t, b.pod), peer: netstat(t, s.hosts[0].pod), lost: s.hosts[0].dropped(t) + b.dropped(t) + fullRings(t)}
+	n.daemon, n.delay, n.pod, n.peer = st.Counters, st.MergeDelay, netstat(t, b.pod), netstat(t, s.hosts[0].pod)
+	n.lostBy = dropped()
+	return n
 }
 
 // dropped is what the devices of a host and its pod have dropped so far.
@@ -297,6 +303,7 @@ type toll struct {
 	passed, held, gaps, expired, unordered, out uint64
 	lost                                        uint64
 	late, resent                                int
+	end                                         tally
 }
 
 func (s *splitting) since(t *testing.T, was tally) toll {
@@ -304,10 +311,11 @@ func (s *splitting) since(t *testing.T, was tally) toll {
 	is := s.count(t)
 	a, b := is.daemon, was.daemon
 	d := toll{
+		end:   is,
 		split: a.SplitPackets - b.SplitPackets, microflows: a.Microflows - b.Microflows, splits: a.Splits - b.Splits,
 		passed: a.MergePassed - b.MergePassed, held: a.MergeHeld - b.MergeHeld, gaps: a.MergeGaps - b.MergeGaps,
 		expired: a.MergeExpired - b.MergeExpired, unordered: a.MergeUnordered - b.MergeUnordered, out: a.MergeDropped - b.MergeDropped,
-		lost: max(is.lost, was.lost) - was.lost + a.LaneDrops - b.LaneDrops, late: is.pod["TCPOFOQueue"] - was.pod["TCPOFOQueue"], resent: is.peer["RetransSegs"] - was.peer["RetransSegs"],
+		lost: max(is.lostBy, was.lost) - was.lost + a.LaneDrops - b.LaneDrops, late: is.pod["TCPOFOQueue"] - was.pod["TCPOFOQueue"], resent: is.peer["RetransSegs"] - was.peer["RetransSegs"],
 	}
 	t.Logf("%d packets split into %d micro-flows, %d times begun; merge: %d passed, %d held, %d gaps, %d expired, %d unordered, %d dropped; in the pods: %d out of order, %d sent again; %d dropped on the way; delayed by %v",
 		d.split, d.microflows, d.splits, d.passed, d.held, d.gaps, d.expired, d.unordered, d.out, d.late, d.resent, d.lost, is.delay)
@@ -407,9 +415,8 @@ func (r row) run(t *testing.T, runs int) {
 	until(t, "all are split", func() bool { return s.d.Status().Counters.Splits > uint64(r.flows) })
 	begin := s.count(t)
 	// Runs in which the wire's ring was full show less. What follows from it belongs to them.
-	clean := 0
+	clean, was := 0, begin
 	for n := 0; clean < runs && n < 3*runs; n++ {
-		was := s.count(t)
 		least := uint64(fewer)
 		if *runsOfAll > 0 {
 			least = outOf
@@ -424,6 +431,7 @@ func (r row) run(t *testing.T, runs int) {
 		if d.lost == 0 {
 			clean++
 		}
+		was = d.end
 	}
 	t.Logf("%d runs lost nothing", clean)
 	small.reach(t, 20)
@@ -432,7 +440,7 @@ func (r row) run(t *testing.T, runs int) {
 		p.reach(t, 64<<10)
 		p.finish(t)
 	}
-	small.finishWith(t, s.count(t).lost-begin.lost)
+	small.finishWith(t, s.count(t).lostBy-begin.lost)
 	s.end(t)
 }
 
