@@ -205,7 +205,7 @@ struct ol_policy {
 	__u8 split_stage;   /* whose lanes are the branches: OL_STAGE_NIC or OL_STAGE_TUNNEL */
 	__u8 split_second; /* branches that are lanes of the first have a core more each, for the second */
 	__u32 merge_ifindex; /* of the devices with merge points, the same in each namespace */
-	__u32 merge_delay;   /* ns that each packet takes to behind one; 0: no more than it must */
+	__u32 merge_delay;   /* ns by which packets go on later behind one, by time; 0: by number */
 	struct ol_lanes stage[OL_NR_STAGES];
 	__u16 busy[OL_MAX_CPUS]; /* utilisation in 1/1000, from the daemon */
 	__u8 core_flags[OL_MAX_CPUS];
@@ -540,6 +540,11 @@ enum ol_merge_counter {
 	OL_MERGE_UNTRACKED, /* packets that could not be held, for want of room */
 	OL_MERGE_DROPPED,   /* packets that the qdisc had when it was taken away */
 	OL_NR_MERGE_COUNTERS,
+};
+
+/* Packets by how long they took from where they were split, in units. The last: or longer. */
+struct ol_ways {
+	__u64 packets[OL_WAYS];
 };
 
 /* What order by time has done so far. */

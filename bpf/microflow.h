@@ -408,12 +408,22 @@ __noinline __u32 ol_find_branch(__u32 batch)
 /* A micro-flow that lasts is noted anew when so much of the delay has passed, 1/8. */
 #define OL_NOTE_PART 8
 
-/* Notes when what a micro-flow brings from now on may go. */
-static __always_inline void ol_note_fresh(struct ol_elephant *e, struct ol_notes *n, __u32 delay,
-					  __u32 seq)
+/* By time: notes when what a micro-flow brings from now on may go. */
+static __always_inline void ol_note_time(struct ol_elephant *e, __u32 delay, __u32 seq)
 {
-	__u64 now = bpf_ktime_get_ns(), last = ol_noted_last(n);
+	struct ol_notes *n = ol_get_notes(e);
+	__u64 now, last;
 
+	if (!n)
+		return;
+	if (e->begins)
+		ol_notes_begin(n, seq);
+	OL_WRITE(n->joins, e->state == OL_JOINS);
+	/* What joins is the last that is noted; once its time has come it goes at once. */
+	if (!e->fresh || (e->state != OL_SPLIT && !(e->fresh & OL_FRESH_MICROFLOW)))
+		return;
+	now = bpf_ktime_get_ns();
+	last = ol_noted_last(n);
 	/* What is sent again begins nothing: what comes behind it does. */
 	if (!(e->fresh & OL_FRESH_MICROFLOW) &&
 	    (__s64)(now + delay - last) <= (__s64)(delay / OL_NOTE_PART))
@@ -427,27 +437,22 @@ static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 delay, __u
 					 __u32 seq, __u32 end)
 {
 	struct ol_merging *g = ol_get_merging(e);
-	struct ol_notes *n = ol_get_notes(e);
 	__u32 i;
 
-	if (!g || !n || branch >= OL_ALL_BRANCHES)
+	if (!g || branch >= OL_ALL_BRANCHES)
 		return;
+	if (delay)
+		ol_note_time(e, delay, seq);
 	if (e->begins) {
-		ol_notes_begin(n, seq);
+		e->begins = 0;
 		OL_WRITE(g->awaited, 0);
 		OL_WRITE(g->entered, 0);
 		OL_WRITE(g->left, 0);
 		OL_WRITE(g->first, seq);
 		for (i = 0; i < OL_ALL_BRANCHES; i++)
 			OL_WRITE(g->sent[i], seq);
-	}
-	/* What joins is the last that is noted; once its time has come it goes at once. */
-	OL_WRITE(n->joins, e->state == OL_JOINS);
-	if (delay && e->fresh && (e->state == OL_SPLIT || e->fresh & OL_FRESH_MICROFLOW))
-		ol_note_fresh(e, n, delay, seq);
-	if (e->begins)
 		OL_WRITE(g->generation, g->generation | 1);
-	e->begins = 0;
+	}
 	if (ol_after(end, g->sent[branch]))
 		OL_WRITE(g->sent[branch], end);
 }

@@ -13,13 +13,13 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* What ways through branches are measured in, ns; told by the loader. */
 const volatile __u64 ol_way_unit_ns = 1;
 
-/* Packets by how long they took from where they were split to here. The last: or longer. */
+/* One entry: it is read as a whole, many times a second. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_WAYS);
+	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, __u64);
-} ol_ways SEC(".maps");
+	__type(value, struct ol_ways);
+} ol_way_counts SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -28,22 +28,27 @@ struct {
 	__type(value, __u64);
 } ol_resequence_counters SEC(".maps");
 
-static __always_inline void ol_add(void *map, __u32 key, __u32 n)
+static __always_inline void ol_resequence_count(enum ol_resequence_counter c, __u32 n)
 {
-	__u64 *v = bpf_map_lookup_elem(map, &key);
+	__u32 key = c;
+	__u64 *v = bpf_map_lookup_elem(&ol_resequence_counters, &key);
 
 	if (v)
 		*v += n;
 }
 
+/* Of a packet that brings what its branch has not brought yet, and so was not sent again. */
 static __always_inline void ol_measure_way(__u64 release, __u64 now, __u32 delay, __u32 segs)
 {
 	__s64 way = now + delay - release;
 	__u64 unit = way > 0 ? way / ol_way_unit_ns : 0;
+	__u32 zero = 0;
+	struct ol_ways *ways = bpf_map_lookup_elem(&ol_way_counts, &zero);
 
-	ol_add(&ol_ways, unit < OL_WAYS ? unit : OL_WAYS - 1, segs);
+	if (ways)
+		ways->packets[unit < OL_WAYS ? unit : OL_WAYS - 1] += segs;
 	if ((__s64)(now - release) > 0)
-		ol_add(&ol_resequence_counters, OL_RESEQUENCE_LATE, segs);
+		ol_resequence_count(OL_RESEQUENCE_LATE, segs);
 }
 
 SEC("tcx/egress")
@@ -67,8 +72,8 @@ int ol_merge_release(struct __sk_buff *skb)
 	front = OL_READ(n->front);
 	if (ol_after(end, front))
 		OL_WRITE(n->front, end);
-	ol_add(&ol_resequence_counters,
-	       ol_after(front, seq) ? OL_RESEQUENCE_OVERTAKEN : OL_RESEQUENCE_FIRST, segs);
+	ol_resequence_count(ol_after(front, seq) ? OL_RESEQUENCE_OVERTAKEN : OL_RESEQUENCE_FIRST,
+			    segs);
 	release = ol_note_find(n, seq);
 	if (branch >= OL_ALL_BRANCHES) {
 		/* Nothing is known of its way. */
@@ -85,7 +90,7 @@ int ol_merge_release(struct __sk_buff *skb)
 			ol_measure_way(release, bpf_ktime_get_ns(), policy->merge_delay, segs);
 	}
 	if (!release) {
-		ol_add(&ol_resequence_counters, OL_RESEQUENCE_UNKNOWN, segs);
+		ol_resequence_count(OL_RESEQUENCE_UNKNOWN, segs);
 		return TCX_NEXT;
 	}
 	bpf_skb_set_tstamp(skb, release, BPF_SKB_TSTAMP_DELIVERY_MONO);

@@ -46,6 +46,16 @@ func TestEveryObjectLoadsAndTheSamplerRuns(t *testing.T) {
 	if err := errors.Join(s.Close(), p.Close()); err != nil {
 		t.Error(err)
 	}
+	r, err := d.LoadResequencer(time.Microsecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ways, err := r.Ways(); err != nil || ways != [Ways]uint64{} {
+		t.Errorf("ways before any packet: %v, %v", ways, err)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestSamplingStartsAnewOnTheCoresThatAreOnline(t *testing.T) {

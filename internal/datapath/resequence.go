@@ -47,10 +47,14 @@ func (r *Resequencer) Attach(dev Device) (io.Closer, error) {
 // Ways are the packets since the last time by how long their way through a branch took, in
 // units.
 func (r *Resequencer) Ways() (ways [Ways]uint64, err error) {
+	var cores []resequenceOlWays
+	if err := r.objs.OlWayCounts.Lookup(uint32(0), &cores); err != nil {
+		return ways, fmt.Errorf("read ways through branches: %w", err)
+	}
 	for i := range ways {
-		n, err := sum(r.objs.OlWays, uint32(i))
-		if err != nil {
-			return ways, fmt.Errorf("read ways through branches: %w", err)
+		var n uint64
+		for _, c := range cores {
+			n += c.Packets[i]
 		}
 		ways[i], r.last[i] = n-r.last[i], n
 	}

@@ -8,6 +8,7 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
+	"structs"
 
 	"github.com/cilium/ebpf"
 )
@@ -51,6 +52,11 @@ const (
 	resequenceOlResequenceCounterOL_NR_RESEQUENCE_COUNTERS resequenceOlResequenceCounter = 4
 )
 
+type resequenceOlWays struct {
+	_       structs.HostLayout
+	Packets [128]uint64
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -76,7 +82,7 @@ const (
 	resequenceMapOlResequenceCounters = "ol_resequence_counters"
 	resequenceMapOlSlots              = "ol_slots"
 	resequenceMapOlUnnumbered         = "ol_unnumbered"
-	resequenceMapOlWays               = "ol_ways"
+	resequenceMapOlWayCounts          = "ol_way_counts"
 	resequenceProgOlMergeRelease      = "ol_merge_release"
 	resequenceVarOlAbiEnums           = "ol_abi_enums"
 	resequenceVarOlKey0               = "ol_key0"
@@ -156,7 +162,7 @@ type resequenceMapSpecs struct {
 	OlResequenceCounters *ebpf.MapSpec `ebpf:"ol_resequence_counters"`
 	OlSlots              *ebpf.MapSpec `ebpf:"ol_slots"`
 	OlUnnumbered         *ebpf.MapSpec `ebpf:"ol_unnumbered"`
-	OlWays               *ebpf.MapSpec `ebpf:"ol_ways"`
+	OlWayCounts          *ebpf.MapSpec `ebpf:"ol_way_counts"`
 }
 
 // resequenceVariableSpecs contains global variables before they are loaded into the kernel.
@@ -212,7 +218,7 @@ type resequenceMaps struct {
 	OlResequenceCounters *ebpf.Map `ebpf:"ol_resequence_counters"`
 	OlSlots              *ebpf.Map `ebpf:"ol_slots"`
 	OlUnnumbered         *ebpf.Map `ebpf:"ol_unnumbered"`
-	OlWays               *ebpf.Map `ebpf:"ol_ways"`
+	OlWayCounts          *ebpf.Map `ebpf:"ol_way_counts"`
 }
 
 func (m *resequenceMaps) Close() error {
@@ -238,7 +244,7 @@ func (m *resequenceMaps) Close() error {
 		m.OlResequenceCounters,
 		m.OlSlots,
 		m.OlUnnumbered,
-		m.OlWays,
+		m.OlWayCounts,
 	)
 }
 
