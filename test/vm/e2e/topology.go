@@ -136,7 +136,9 @@ func (o *overlay) buildWire() error {
 	})
 	for _, h := range o.hosts {
 		if err == nil {
-			err = in(h.ns, func(nl *netlink.Handle) error { return up(nl, wireDev, netip.PrefixFrom(h.wire, 24)) })
+			err = in(h.ns, func(nl *netlink.Handle) error {
+				return errors.Join(up(nl, wireDev, netip.PrefixFrom(h.wire, 24)), queueAt(nl, wireDev))
+			})
 		}
 	}
 	if err != nil {
@@ -145,6 +147,22 @@ func (o *overlay) buildWire() error {
 	// A real wire never carries unfinished checksums; veth does, and what XDP
 	// redirects from it would lose the note that they are unfinished.
 	return a.ns.Do(func() error { return finishChecksums(wireDev) })
+}
+
+// queueAt has packets wait at a device, as at a NIC's: since Linux 6.16 one of a pair of veths
+// waits for room in the ring of the other where it has a queue, and drops packets where it has
+// none.
+func queueAt(nl *netlink.Handle, dev string) error {
+	l, err := nl.LinkByName(dev)
+	if err != nil {
+		return err
+	}
+	q := &netlink.GenericQdisc{QdiscType: "pfifo", QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}}
+	if err := nl.QdiscAdd(q); err != nil {
+		return fmt.Errorf("give %s a queue: %w", dev, err)
+	}
+	return nil
 }
 
 // finishChecksums is `ethtool -K DEV tx off`, in the calling thread's namespace.
