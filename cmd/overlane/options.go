@@ -23,6 +23,7 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		Online:    func() ([]int, error) { return onlineCores() },
 		Underlays: cfg.Underlays,
 		Mode:      modeOf(cfg.Pipeline),
+		Aggregate: modeOf(cfg.Aggregate),
 		Tier:      governor.TC,
 		Limits:    governor.DefaultLimits(),
 		Microflows: daemon.Microflows{

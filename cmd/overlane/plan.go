@@ -35,10 +35,13 @@ type outlook struct {
 	// Priority has a plan of its own: it does not wait for load. Nil without rules.
 	Priority *priorityOutlook `json:"priority,omitempty"`
 	// Microflows have a plan of their own as well; nil where flows are not to be split.
-	Microflows *microflowsOutlook `json:"microflows,omitempty"`
+	Microflows *plannedOutlook `json:"microflows,omitempty"`
+	// Aggregate has one, too; nil where it is switched off.
+	Aggregate *plannedOutlook `json:"aggregate,omitempty"`
 }
 
-type microflowsOutlook struct {
+// plannedOutlook is the plan of one mechanism.
+type plannedOutlook struct {
 	plan.Plan
 	When string `json:"when"`
 }
@@ -122,15 +125,20 @@ func (o outlook) show(w io.Writer) error {
 			}
 		}
 	}
-	if o.Microflows == nil {
-		return nil
+	for _, m := range []*plannedOutlook{o.Microflows, o.Aggregate} {
+		if m == nil {
+			continue
+		}
+		s.line()
+		s.line(cell{m.When, bold})
+		if m.Empty() && len(m.Skipped) == 0 {
+			continue
+		}
+		if err := m.WriteText(w); err != nil {
+			return err
+		}
 	}
-	s.line()
-	s.line(cell{o.Microflows.When, bold})
-	if o.Microflows.Empty() {
-		return nil
-	}
-	return o.Microflows.WriteText(w)
+	return nil
 }
 
 func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
@@ -152,7 +160,7 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	}
 	if cfg.Pipeline == config.ModeOff {
 		out.When = "the pipeline is switched off by configuration"
-		if !prioritises(cfg) && !splits(cfg, l) {
+		if !prioritises(cfg) && !splits(cfg, l) && cfg.Aggregate == config.ModeOff {
 			out.When = "run would only watch: " + out.When
 			return out, nil
 		}
@@ -160,6 +168,9 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	owned, err := ownedSettings()
 	if err != nil {
 		return out, err
+	}
+	if cfg.Aggregate != config.ModeOff {
+		out.Aggregate = planAggregate(cfg.Aggregate, s, l, owned)
 	}
 	if prioritises(cfg) {
 		out.Priority = planPriority(cfg.Priority, cores, s, l, owned)
@@ -256,13 +267,31 @@ func merges(cfg *config.Config, l look) bool {
 	return no == nil
 }
 
+// planAggregate is what datagrams change that come in a row.
+func planAggregate(mode config.Mode, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) *plannedOutlook {
+	out := &plannedOutlook{Plan: plan.Aggregate(daemon.AggregateInput(s, l.snap, owned))}
+	switch {
+	case len(l.snap.Underlays) == 0:
+		out.When = "for aggregation, run would wait for an underlay: there is none yet"
+	case len(out.Steps) == 0 && len(out.Skipped) > 0:
+		out.When = "for aggregation, run would change nothing here now:"
+	case len(out.Steps) == 0:
+		out.When, out.Attach = "for aggregation, nothing is to be changed: UDP GRO forwarding is on already", nil
+	case mode == config.ModeForced:
+		out.When = "for aggregation, run would do this at once:"
+	default:
+		out.When = "once packets come so fast that datagrams may come in a row, run would do this:"
+	}
+	return out
+}
+
 // planMicroflows is what a flow that is too much for one core changes.
-func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*microflowsOutlook, error) {
+func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*plannedOutlook, error) {
 	nic, err := busiestReceiver()
 	if err != nil {
 		return nil, err
 	}
-	out := &microflowsOutlook{}
+	out := &plannedOutlook{}
 	tier := governor.XDP
 	if noXDP(cfg, l) != nil {
 		tier = governor.TC

@@ -146,6 +146,10 @@ func counterRows(st control.Status) [][]cell {
 		}
 		rows = append(rows, []cell{{"merged", bold}, {count(n), plain}, {what, dim}})
 	}
+	if c.SuperPackets > 0 {
+		rows = append(rows, []cell{{"aggregated", bold}, {count(c.AggregatedPackets), plain},
+			{fmt.Sprintf("crossed the overlay in %s super-packets", count(c.SuperPackets)), dim}})
+	}
 	if c.LatencyPackets+c.BulkPackets > 0 {
 		rows = append(rows,
 			[]cell{{"latency", bold}, {count(c.LatencyPackets), plain}, {count(c.LatencyHeld) + " behind what their flow had in the bulk lane, " + count(c.LatencyExcess) + " in it as beyond their share of the core", dim}},

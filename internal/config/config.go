@@ -36,6 +36,8 @@ type Config struct {
 	Pipeline Mode `json:"pipeline"`
 	// Microflows cut flows that are too much for one core.
 	Microflows Microflows `json:"microflows"`
+	// Aggregate joins datagrams of one flow that come in a row.
+	Aggregate Mode `json:"aggregate"`
 	// Tier bounds which kernel facilities the pipeline uses.
 	Tier Tier `json:"tier"`
 	// Priority lets flows overtake others.
@@ -158,6 +160,7 @@ type Limits struct {
 func Default() *Config {
 	return &Config{
 		Pipeline:   ModeAuto,
+		Aggregate:  ModeAuto,
 		Tier:       TierAuto,
 		Microflows: Microflows{Mode: ModeAuto, Batch: 256, Cores: 2, UDPOrder: OrderExact, Hold: 100 * time.Millisecond, Delay: time.Millisecond},
 		Priority:   Priority{Mode: PriorityBatch, Classify: ClassifyRules, Threads: ThreadsAuto, BulkShare: 20},

@@ -54,6 +54,13 @@ var schema = keys{
 		below: microflowKeys,
 	},
 	{
+		name: "aggregate", about: "have UDP datagrams of one flow that come in a row cross the overlay as one packet",
+		allowed: allow(ModeAuto, ModeOff, ModeForced), def: string(Default().Aggregate),
+		read: func(d *decoder, path string, n ast.Node) error {
+			return word(d, path, n, &d.cfg.Aggregate, ModeAuto, ModeOff, ModeForced)
+		},
+	},
+	{
 		name: "tier", about: "the kernel facilities to use; xdp fails where the node does not reach it",
 		allowed: allow(TierAuto, TierTC, TierXDP), def: string(Default().Tier),
 		read: func(d *decoder, path string, n ast.Node) error {

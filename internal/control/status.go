@@ -153,6 +153,11 @@ type Counters struct {
 	MergeUnordered uint64 `json:"merge_unordered"`
 	MergeDropped   uint64 `json:"merge_dropped"`
 	MergeWaiting   uint64 `json:"merge_waiting"`
+	// AggregatedPackets are datagrams that crossed the overlay in so many SuperPackets, of
+	// CountedPackets: those that came out of tunnels while aggregation was on.
+	AggregatedPackets uint64 `json:"aggregated_packets"`
+	SuperPackets      uint64 `json:"super_packets"`
+	CountedPackets    uint64 `json:"counted_packets"`
 	// LaneChanges are completed; LaneChangesHeld waited for the old lane to
 	// drain when the packet came.
 	LaneChanges     uint64 `json:"lane_changes"`

@@ -35,6 +35,8 @@ type Options struct {
 	Limits governor.Limits
 	// Microflows are elephants, split.
 	Microflows Microflows
+	// Aggregate joins datagrams of one flow that come in a row.
+	Aggregate governor.Mode
 	// Rules name flows for priority; without any it is off.
 	Rules    []rules.Rule
 	Priority Priority
@@ -63,6 +65,7 @@ type Daemon struct {
 	gov      *governor.Governor
 	pipe     *pipeline
 	micro    microflows
+	aggr     aggregation
 	prio     *priority                 // nil without rules
 	prioPast datapath.PriorityCounters // of the times before, when there were rules
 	added    []rules.Rule              // at run time
@@ -147,6 +150,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	}
 	d.gov = governor.New(d.opts.Mode, d.opts.Limits)
 	d.micro.gov = governor.New(d.opts.Microflows.Mode, d.opts.Limits)
+	d.aggr.gov = governor.NewAggregation(d.opts.Aggregate)
 	d.pipe = d.newPipeline()
 	if d.opts.Online != nil {
 		if d.online, err = d.opts.Online(); err != nil {
@@ -199,6 +203,7 @@ func (d *Daemon) rescan(ctx context.Context) error {
 		d.log.Warn("some underlays could not be followed", "reason", err)
 	}
 	d.placeThreads()
+	d.aggr.checked = time.Time{}
 	if !d.pipe.armed {
 		err := d.dp.SetTunnels(tunnelDevices(d.scanner, snap), underlayDevices(d.scanner, snap))
 		if errors.Is(err, datapath.ErrTooManyTunnels) {
@@ -231,7 +236,7 @@ func (d *Daemon) follow(ctx context.Context) error {
 
 // step takes one window: measure, decide, act.
 func (d *Daemon) step(ctx context.Context, now time.Time) error {
-	if err := errors.Join(d.lookOnline(now), d.lookPriority(now)); err != nil {
+	if err := errors.Join(d.lookOnline(now), d.lookPriority(now), d.stepAggregation(now)); err != nil {
 		return err
 	}
 	in, ok, err := d.measure(now)
@@ -328,7 +333,8 @@ func (d *Daemon) stop() error {
 	defer cancel()
 	_, err := d.pipe.disarm(ctx)
 	_, perr := d.stopPriority(ctx)
-	return errors.Join(err, d.pipe.detachXDP(), perr, d.close())
+	_, aerr := d.stopAggregation()
+	return errors.Join(err, d.pipe.detachXDP(), perr, aerr, d.close())
 }
 
 // close lets go of everything; what is journalled stays for the guardian unless

@@ -56,7 +56,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Netns = fmt.Sprint(d.cookie)
 	st.Cores = d.cores
 	st.Tiers = d.opts.Tiers
-	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism()}
+	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggregationMechanism()}
 	d.fillDevices(st)
 	frames, err := d.ruleFrames()
 	if err != nil {
@@ -100,6 +100,11 @@ func (d *Daemon) fill(st *control.Status) error {
 	}
 	n.MergePassed, n.MergeLate, n.MergeHeld, n.MergeGaps, n.MergeExpired = m.Passed, m.Late, m.Held, m.Gaps, m.Expired
 	n.MergeUnordered, n.MergeDropped, n.MergeWaiting = m.Bypassed+m.Untracked, m.Dropped, uint64(m.Waiting)
+	g, err := d.aggregated()
+	if err != nil {
+		return err
+	}
+	n.AggregatedPackets, n.SuperPackets, n.CountedPackets = g.Datagrams, g.Supers, g.Packets
 	n.LatencyPackets, n.LatencyHeld, n.LatencyExcess = p.Latency, p.LatencyHeld, p.LatencyExcess
 	n.ShortCut, n.Bridged = p.ShortCut, p.Bridged
 	n.BulkShortCut, n.BulkBridged = p.BulkShortCut, p.BulkBridged
@@ -169,7 +174,7 @@ func (d *Daemon) mechanism() control.Mechanism {
 }
 
 func (d *Daemon) fillDevices(st *control.Status) {
-	left := slices.Concat(d.pipe.noXDP, d.pipe.skipped)
+	left := slices.Concat(d.pipe.noXDP, d.pipe.skipped, d.aggr.skipped)
 	if d.prio != nil {
 		left = append(left, d.prio.skipped...)
 		if d.prio.sync != nil {
@@ -227,8 +232,9 @@ func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 		defer cancel()
 		out.Report, err = d.pipe.disarm(stop)
 		more, perr := d.stopPriority(stop)
-		out.Results = append(out.Results, more.Results...)
-		if err = errors.Join(err, perr); err == nil {
+		again, aerr := d.stopAggregation()
+		out.Results = slices.Concat(out.Results, more.Results, again.Results)
+		if err = errors.Join(err, perr, aerr); err == nil {
 			d.off = true
 		}
 	})
@@ -271,6 +277,8 @@ func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 		}
 		d.opts.Mode, d.opts.Limits, d.opts.Cores = opts.Mode, opts.Limits, opts.Cores
 		d.gov.Reconfigure(opts.Mode, opts.Limits)
+		d.opts.Aggregate = opts.Aggregate
+		d.aggr.gov.Reconfigure(opts.Aggregate)
 		d.opts.Microflows = opts.Microflows
 		d.micro.gov.Reconfigure(opts.Microflows.Mode, opts.Limits)
 		err = d.useCores()

@@ -496,7 +496,7 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 	// Nothing is sent to a device that goes.
 	err = errors.Join(err, p.dp.SetMergeDevice(0))
 	at := newSpaces(p.scanner)
-	rep, restoreErr := p.locked.RestoreIf(at, func(s plan.Setting) bool { return !ofPriority(s) })
+	rep, restoreErr := p.locked.RestoreIf(at, func(s plan.Setting) bool { return !ofPriority(s) && !ofAggregation(s) })
 	restoreErr = errors.Join(restoreErr, at.Close())
 	for _, r := range rep.Results {
 		if r.Outcome != apply.Restored {

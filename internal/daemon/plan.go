@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"github.com/overlane/overlane/internal/apply"
-	"github.com/overlane/overlane/internal/apply/offload"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -113,7 +112,7 @@ func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unfit st
 		nic.Threaded, nic.Queues = set.Threaded, len(set.RPSCPUs)
 	}
 	if err == nil && !set.Threaded && u.Driver == "veth" {
-		nic.GRO, err = groOf(s, u.Dev)
+		err = offloads(s, u.Dev, map[string]*string{plan.GRO: &nic.GRO})
 	}
 	if err == nil && set.Threaded {
 		nic.Threads, err = napiThreads(s, u.Dev, nic.Queues)
@@ -122,20 +121,6 @@ func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unfit st
 		return fmt.Sprintf("left alone: %v", err)
 	}
 	return ""
-}
-
-func groOf(s *node.Scanner, dev node.Dev) (value string, err error) {
-	ns, err := s.Namespace(dev.NetnsCookie)
-	if err != nil {
-		return "", err
-	}
-	defer ns.Close()
-	err = ns.Do(func() error {
-		f, err := offload.Get(dev.Name, "rx-gro")
-		value = f.String()
-		return err
-	})
-	return value, err
 }
 
 // podUnfit tells why a pod is left alone, if it is.

@@ -357,7 +357,7 @@ func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error)
 	if err = errors.Join(err, e); e == nil {
 		d.prioPast = past
 	}
-	rep, e = d.restoreThreads()
+	rep, e = d.restore(ofPriority)
 	err = errors.Join(err, e, d.prio.close())
 	d.prio = nil
 	return rep, err

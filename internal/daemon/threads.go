@@ -138,7 +138,7 @@ func napiThreads(s *node.Scanner, dev node.Dev, queues int) (threads []plan.NAPI
 	return threads, nil
 }
 
-// carryOut makes priority's settings; the pipeline makes its own.
+// carryOut makes the settings of priority and of aggregation; the pipeline makes its own.
 func (d *Daemon) carryOut(steps []plan.Step) error {
 	if len(steps) == 0 {
 		return nil
@@ -153,13 +153,13 @@ func (d *Daemon) carryOut(steps []plan.Step) error {
 
 // ofPriority tells whether a setting is priority's.
 func ofPriority(s plan.Setting) bool {
-	return s.Kind == plan.ThreadSched || s.Kind == plan.EthtoolFeature || s.Attr == "threaded"
+	return s.Kind == plan.ThreadSched || s.Kind == plan.EthtoolFeature && s.Attr == plan.GRO || s.Attr == "threaded"
 }
 
-// restoreThreads takes all of that back.
-func (d *Daemon) restoreThreads() (apply.Report, error) {
+// restore takes settings back.
+func (d *Daemon) restore(which func(plan.Setting) bool) (apply.Report, error) {
 	at := newSpaces(d.scanner)
-	rep, err := d.locked.RestoreIf(at, ofPriority)
+	rep, err := d.locked.RestoreIf(at, which)
 	for _, r := range rep.Results {
 		if r.Outcome != apply.Restored {
 			d.log.Warn("setting not restored", "result", r.String())

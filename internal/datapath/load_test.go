@@ -53,7 +53,14 @@ func TestEveryObjectLoadsAndTheSamplerRuns(t *testing.T) {
 	if ways, err := r.Ways(); err != nil || ways != [Ways]uint64{} {
 		t.Errorf("ways before any packet: %v, %v", ways, err)
 	}
-	if err := r.Close(); err != nil {
+	a, err := d.LoadAggregation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, err := a.Counters(); err != nil || c != (AggregateCounters{}) {
+		t.Errorf("aggregated before any packet: %+v, %v", c, err)
+	}
+	if err := errors.Join(a.Close(), r.Close()); err != nil {
 		t.Error(err)
 	}
 }

@@ -33,6 +33,8 @@ var (
 	mergeWaiting = newMetric(prometheus.GaugeValue, "merge_waiting_packets", "packets of split flows that wait at merge points")
 	mergeDelay   = newMetric(prometheus.GaugeValue, "merge_delay_seconds", "how much later packets of split flows go on, where they are put in order by time")
 	mergeWaits   = newMetric(prometheus.CounterValue, "merge_waits_ended_total", "times that packets did not get what they waited for", "reason")
+	aggregated   = newMetric(prometheus.CounterValue, "aggregated_packets_total", "datagrams that crossed the overlay in super-packets")
+	supers       = newMetric(prometheus.CounterValue, "super_packets_total", "super-packets that these were joined to")
 	lanePackets  = newMetric(prometheus.CounterValue, "lane_packets_total", "packets sent to a lane", "stage", "core")
 	laneChanges  = newMetric(prometheus.CounterValue, "lane_changes_total", "changes of lane that the order guard let pass")
 	laneHeld     = newMetric(prometheus.CounterValue, "lane_changes_held_total", "polls in which a change of lane had to wait for the old lane to drain")
@@ -41,7 +43,7 @@ var (
 	stageCost    = newMetric(prometheus.GaugeValue, "stage_cost_seconds", "measured time of one packet in a stage", "stage")
 )
 
-var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaiting, mergeDelay, mergeWaits, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost}
+var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaiting, mergeDelay, mergeWaits, aggregated, supers, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost}
 
 // Collector exports a status.
 type Collector struct{ status func() control.Status }
@@ -76,6 +78,8 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	put(mergeDelay, st.MergeDelay.Seconds())
 	put(mergeWaits, float64(n.MergeGaps), "lost")
 	put(mergeWaits, float64(n.MergeExpired), "limit")
+	put(aggregated, float64(n.AggregatedPackets))
+	put(supers, float64(n.SuperPackets))
 	put(laneChanges, float64(st.Counters.LaneChanges))
 	put(laneHeld, float64(st.Counters.LaneChangesHeld))
 	for _, l := range st.Lanes {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/overlane/overlane/internal/ethtool"
 )
@@ -59,6 +60,29 @@ func (s *Scanner) GRO(d Dev) (on bool, err error) {
 		return false, fmt.Errorf("read features of %s: %w", d, err)
 	}
 	return on, nil
+}
+
+// GROHold is how long a device's GRO may keep packets for others that may come, beyond the
+// poll that brought them.
+func (s *Scanner) GROHold(d Dev) (time.Duration, error) {
+	root, err := s.Sysfs(d.NetnsCookie)
+	if err != nil {
+		return 0, err
+	}
+	dir, err := openDev(root, d)
+	if err != nil {
+		return 0, err
+	}
+	defer dir.Close()
+	value, err := readAttr(dir, "gro_flush_timeout")
+	if err != nil {
+		return 0, fmt.Errorf("read settings of %s: %w", d, err)
+	}
+	ns, err := strconv.ParseInt(value, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("parse gro_flush_timeout of %s: %w", d, err)
+	}
+	return time.Duration(ns), nil
 }
 
 func readSettings(dir *os.Root) (Settings, error) {

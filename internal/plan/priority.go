@@ -153,7 +153,7 @@ func (p *PriorityPlan) thread(nic Underlay, in PriorityInput) {
 	}
 	if nic.GRO != "" && Requested(nic.GRO) == "off" {
 		// Else nobody could switch it back once the program is gone.
-		p.Steps = append(p.Steps, Step{Setting: Setting{Target: nic.Target, Kind: EthtoolFeature, Attr: "rx-gro"},
+		p.Steps = append(p.Steps, Step{Setting: Setting{Target: nic.Target, Kind: EthtoolFeature, Attr: GRO},
 			Was: nic.GRO, First: Requested(nic.GRO), Want: "on", Reason: "without GRO or an XDP program, a veth has nothing that threads could poll"})
 	}
 	p.Steps = append(p.Steps, Step{Setting: s, Was: "0", First: "0", Want: "1", Reason: preempts})

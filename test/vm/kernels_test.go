@@ -194,7 +194,7 @@ func TestTableOfOrders(t *testing.T) {
 		t.Skip("needs hours: make orders")
 	}
 	s := suite{pkg: "test/vm/e2e", limit: 20 * time.Hour, args: []string{
-		"-machine-wide", "-test.run=^TestMerge$/^(flows|many datagrams|losses)$", fmt.Sprintf("-order-runs=%d", *orders), fmt.Sprintf("-costs=%t", *counted)}}
+		"-machine-wide", "-test.run=^TestMerge$/^(flows|many datagrams|losses|reordering|sizes)$", fmt.Sprintf("-order-runs=%d", *orders), fmt.Sprintf("-costs=%t", *counted)}}
 	how := Boot{CPUs: 6}
 	if *counted {
 		how = Boot{CPUs: 2, Counted: true}
@@ -204,7 +204,7 @@ func TestTableOfOrders(t *testing.T) {
 		on = lines[0]
 	}
 	f := prepare(t, []suite{s}, on)
-	runOn(t, f.machine(t, on, how, []suite{s}), s.limit)
+	runOn(t, f.machine(t, on, how, []suite{s}, "sch_netem"), s.limit)
 }
 
 func (s suite) name() string { return path.Base(s.pkg) }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* What the mere presence of XDP costs, and loss inside of the receive path. */
+/* What the mere presence of XDP costs, wires, and loss inside of the receive path. */
 
 #include "lab.h"
 
@@ -9,6 +9,15 @@ SEC("xdp.frags")
 int pass(struct xdp_md *ctx)
 {
 	return XDP_PASS;
+}
+
+/* The other end of a wire: what comes is sent on as a frame, with nothing else to it. */
+const volatile __u32 relay_to = 0;
+
+SEC("xdp.frags")
+int relay(struct xdp_md *ctx)
+{
+	return bpf_redirect(relay_to, 0);
 }
 
 /* Of so many packets, the last few are dropped. */

@@ -18,9 +18,11 @@ import (
 const (
 	PassProgDrop     = "drop"
 	PassProgPass     = "pass"
+	PassProgRelay    = "relay"
 	PassVarDropBurst = "drop_burst"
 	PassVarDropEvery = "drop_every"
 	PassVarDropped   = "dropped"
+	PassVarRelayTo   = "relay_to"
 )
 
 // LoadPass returns the embedded CollectionSpec for Pass.
@@ -65,8 +67,9 @@ type PassSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PassProgramSpecs struct {
-	Drop *ebpf.ProgramSpec `ebpf:"drop"`
-	Pass *ebpf.ProgramSpec `ebpf:"pass"`
+	Drop  *ebpf.ProgramSpec `ebpf:"drop"`
+	Pass  *ebpf.ProgramSpec `ebpf:"pass"`
+	Relay *ebpf.ProgramSpec `ebpf:"relay"`
 }
 
 // PassMapSpecs contains maps before they are loaded into the kernel.
@@ -82,6 +85,7 @@ type PassVariableSpecs struct {
 	DropBurst *ebpf.VariableSpec `ebpf:"drop_burst"`
 	DropEvery *ebpf.VariableSpec `ebpf:"drop_every"`
 	Dropped   *ebpf.VariableSpec `ebpf:"dropped"`
+	RelayTo   *ebpf.VariableSpec `ebpf:"relay_to"`
 }
 
 // PassObjects contains all objects after they have been loaded into the kernel.
@@ -117,20 +121,23 @@ type PassVariables struct {
 	DropBurst *ebpf.Variable `ebpf:"drop_burst"`
 	DropEvery *ebpf.Variable `ebpf:"drop_every"`
 	Dropped   *ebpf.Variable `ebpf:"dropped"`
+	RelayTo   *ebpf.Variable `ebpf:"relay_to"`
 }
 
 // PassPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to LoadPassObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PassPrograms struct {
-	Drop *ebpf.Program `ebpf:"drop"`
-	Pass *ebpf.Program `ebpf:"pass"`
+	Drop  *ebpf.Program `ebpf:"drop"`
+	Pass  *ebpf.Program `ebpf:"pass"`
+	Relay *ebpf.Program `ebpf:"relay"`
 }
 
 func (p *PassPrograms) Close() error {
 	return _PassClose(
 		p.Drop,
 		p.Pass,
+		p.Relay,
 	)
 }
 

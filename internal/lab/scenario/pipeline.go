@@ -44,6 +44,8 @@ type daemon struct {
 	bulk, madeRoom            uint64
 	latency, late             uint64
 	straight, bridged         uint64
+	joined                    float64 // shares of packets in super-packets, a sum
+	stretches                 int
 	mechanism                 string // the one that the variant is about
 	reason                    string // its own, at the end of the last stretch
 	predicted                 float64
@@ -67,6 +69,8 @@ type counters struct {
 		Latency     uint64 `json:"latency_packets"`
 		Held        uint64 `json:"latency_held"`
 		Excess      uint64 `json:"latency_excess"`
+		Aggregated  uint64 `json:"aggregated_packets"`
+		Counted     uint64 `json:"counted_packets"`
 		Straight    uint64 `json:"short_cut_packets"`
 		Bridged     uint64 `json:"bridged_packets"`
 		Bulk        uint64 `json:"bulk_packets"`
@@ -110,6 +114,19 @@ func microflows(mode, tier string) func(context.Context, *env, scenario) (sessio
 		d.mechanism = "microflows"
 		e.threads, e.watch = d.lanes, d.watch
 		return session{acted: d.cut, reason: func() string { return d.reason }, end: d.end}, nil
+	}
+}
+
+// aggregate returns a variant's start: the daemon that joins datagrams and does nothing else.
+func aggregate(mode string) func(context.Context, *env, scenario) (session, error) {
+	return func(ctx context.Context, e *env, _ scenario) (session, error) {
+		d, err := e.startDaemon(ctx, fmt.Sprintf("pipeline: off\nmicroflows: {mode: off}\naggregate: %s\n", mode))
+		if err != nil {
+			return session{}, err
+		}
+		d.mechanism = "aggregate"
+		e.threads, e.watch = d.lanes, d.watch
+		return session{acted: d.aggregated, reason: func() string { return d.reason }, end: d.end}, nil
 	}
 }
 
@@ -157,6 +174,9 @@ func (e *env) startDaemon(ctx context.Context, config string) (*daemon, error) {
 	}
 	d := &daemon{env: e, state: filepath.Join(dir, "state")}
 	rx := e.bed.Receiver()
+	if !strings.Contains(config, "aggregate:") {
+		config += "aggregate: off\n" // one mechanism at a time
+	}
 	config = fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\n%s", rx.Wire, coreList(e.cores.Steer), config)
 	file := filepath.Join(dir, "config.yaml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
@@ -238,12 +258,32 @@ func (d *daemon) watch(ctx context.Context, begins bool) error {
 	d.bridged += c.Counters.Bridged - d.base.Counters.Bridged
 	d.overlay += c.Counters.Overlay - d.base.Counters.Overlay
 	d.changes += c.Counters.LaneChanges - d.base.Counters.LaneChanges
+	d.stretches++
+	if n := c.Counters.Counted - d.base.Counters.Counted; n > 0 && c.active("aggregate") && d.base.active("aggregate") {
+		d.joined += float64(c.Counters.Aggregated-d.base.Counters.Aggregated) / float64(n)
+	}
 	for _, m := range c.Mechanisms {
 		if m.Name == d.mechanism {
 			d.reason, d.predicted = m.State+", "+m.Reason, m.Gain
 		}
 	}
 	return nil
+}
+
+// active tells whether a mechanism acts.
+func (c counters) active(name string) bool {
+	for _, m := range c.Mechanisms {
+		if m.Name == name {
+			return m.State == "active"
+		}
+	}
+	return false
+}
+
+// aggregated says which share of the packets crossed the overlay in super-packets while it was
+// measured: none where it was not switched on from begin to end.
+func (d *daemon) aggregated() map[string]float64 {
+	return map[string]float64{report.Acted: d.joined / float64(max(d.stretches, 1))}
 }
 
 // acted says which share of the packets was steered while it was measured.

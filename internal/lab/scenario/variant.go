@@ -56,6 +56,8 @@ func init() {
 		{name: "microflows-forced", what: "the same, without its judgement when to act", start: microflows("forced", "xdp")},
 		{name: "microflows-tc", what: "the same, cut behind the NIC's stage", start: microflows("auto", "tc")},
 		{name: "microflows-tc-forced", what: "microflows-tc without its judgement", start: microflows("forced", "tc")},
+		{name: "aggregate", what: "overlane: datagrams of one flow that come in a row cross the overlay as one packet", start: aggregate("auto")},
+		{name: "aggregate-forced", what: "the same, without its judgement when to act", start: aggregate("forced")},
 		{name: "priority", what: "overlane: the flow whose latency is measured overtakes the background", start: priority("batch", "off")},
 		{name: "priority-sync", what: "the same, from the tunnel straight to the pod", start: priority("sync", "off")},
 		{name: "priority-pipeline", what: "priority, and the pipeline beside it", start: priority("batch", "auto")},

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/residue"
@@ -86,47 +88,36 @@ func lossesCostTheSame(t *testing.T) {
 type loss struct{ every, burst int }
 
 func (l loss) costsTheSame(t *testing.T) {
-	s := lay(t, bridged)
-	residue.Check(t, s.all())
-	a := &s.hosts[0]
-	if err := a.pod.Do(func() error { return segmentEarly(podDev) }); err != nil {
-		t.Fatal(err)
-	}
+	s := layForCosts(t)
 	bytes := max(16<<20, uint64(10*l.every/l.burst*1400))
-	// cost is what is sent again for each packet that is lost.
-	cost := func(what string) float64 {
+	// perLoss is what is sent again for each packet that is lost.
+	perLoss := func(what string) float64 {
 		t.Helper()
-		p := s.pourAtMost(t, v4, underWay)
-		p.reach(t, 1<<20)
-		was, late := netstat(t, a.pod), netstat(t, s.hosts[1].pod)
-		drops, err := traffic.DropBursts(a.net, vethDev, l.every, l.burst)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.reach(t, bytes)
-		n, err := drops.End()
-		if err != nil {
-			t.Fatal(err)
-		}
-		is := netstat(t, a.pod)
-		// An emulated sender's timers have it send some again that only came late: of those
-		// it is told (DSACK).
-		again, needless := is["RetransSegs"]-was["RetransSegs"], is["TCPDSACKRecvSegs"]-was["TCPDSACKRecvSegs"]
-		t.Logf("%s: %d packets lost, %d sent again, %d of them needlessly, %d out of order, longest pause %v", what, n, again, needless,
-			netstat(t, s.hosts[1].pod)["TCPOFOQueue"]-late["TCPOFOQueue"], time.Duration(p.pause.Load()).Round(time.Millisecond))
-		p.finish(t)
+		var n uint64
+		c := s.pays(t, what, bytes, func() func() {
+			drops, err := traffic.DropBursts(s.hosts[0].net, vethDev, l.every, l.burst)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func() {
+				if n, err = drops.End(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+		t.Logf("%s: %d packets lost", what, n)
 		if n == 0 {
 			t.Fatal("nothing was lost")
 		}
-		return float64(again-needless) / float64(n)
+		return float64(c.again-c.needless) / float64(n)
 	}
-	whole := cost("whole")
+	whole := perLoss("whole")
 	s.begin(t, splits(governor.XDP, 44, 1))
 	was := s.count(t)
 	// Whatever else keeps an emulated sender waiting only adds to it: the least of a few counts.
 	cut := math.Inf(1)
 	for i := 0; i < 4 && cut > whole+1; i++ {
-		cut = min(cut, cost("split"))
+		cut = min(cut, perLoss("split"))
 	}
 	d := s.since(t, was)
 	s.end(t)
@@ -135,5 +126,109 @@ func (l loss) costsTheSame(t *testing.T) {
 	}
 	if cut > whole+1 {
 		t.Errorf("%.1f packets were sent again for each that was lost, and %.1f where the flow was whole", cut, whole)
+	}
+}
+
+// What the wire brings out of order costs a split flow what it costs one that is not: each
+// hundredth packet overtakes those of two milliseconds.
+func reorderingCostsTheSame(t *testing.T) {
+	s := layForCosts(t)
+	const bytes = 32 << 20
+	reorder := func() func() {
+		change := func(how func(nl *netlink.Handle, wire int) error) {
+			err := in(s.hosts[0].ns, func(nl *netlink.Handle) error {
+				l, err := nl.LinkByName(wireDev)
+				if err != nil {
+					return err
+				}
+				return how(nl, l.Attrs().Index)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		change(func(nl *netlink.Handle, wire int) error {
+			return nl.QdiscReplace(netlink.NewNetem(
+				netlink.QdiscAttrs{LinkIndex: wire, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+				netlink.NetemQdiscAttrs{Latency: 2000, Limit: 10_000, Gap: 100, ReorderProb: 100}))
+		})
+		return func() {
+			change(func(nl *netlink.Handle, _ int) error { return queueAt(nl, wireDev) })
+		}
+	}
+	whole := s.pays(t, "whole", bytes, reorder)
+	s.begin(t, splits(governor.XDP, 44, 1))
+	was := s.count(t)
+	cut := s.pays(t, "split", bytes, reorder)
+	d := s.since(t, was)
+	s.end(t)
+	if whole.late == 0 || cut.late == 0 {
+		t.Fatalf("%d segments came out of order where the flow was whole, %d where it was split: nothing to see", whole.late, cut.late)
+	}
+	if !byTime() && d.expired != 0 {
+		t.Errorf("packets waited %d times for as long as the limit", d.expired)
+	}
+	if packets := bytes / 1400; cut.again-whole.again > packets/200 {
+		t.Errorf("%d of some %d packets were sent again, and %d where the flow was whole", cut.again, packets, whole.again)
+	}
+}
+
+// layForCosts lays an overlay whose pods send packets as they are on the wire.
+func layForCosts(t *testing.T) *splitting {
+	t.Helper()
+	s := lay(t, bridged)
+	residue.Check(t, s.all())
+	if err := s.hosts[0].pod.Do(func() error { return segmentEarly(podDev) }); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// paid is what a connection had to pay: packets sent again, of these what the receiver had
+// already (an emulated sender's timers are early), and segments that came out of order.
+type paid struct{ again, needless, late int }
+
+// pays sends so many bytes while the wire does something that disturb begins and its result
+// ends.
+func (s *splitting) pays(t *testing.T, what string, bytes uint64, disturb func() func()) paid {
+	t.Helper()
+	from, to := s.hosts[0].pod, s.hosts[1].pod
+	p := s.pourAtMost(t, v4, underWay)
+	p.reach(t, 1<<20)
+	was, late := netstat(t, from), netstat(t, to)
+	end := disturb()
+	p.reach(t, bytes)
+	end()
+	is := netstat(t, from)
+	c := paid{
+		again: is["RetransSegs"] - was["RetransSegs"], needless: is["TCPDSACKRecvSegs"] - was["TCPDSACKRecvSegs"],
+		late: netstat(t, to)["TCPOFOQueue"] - late["TCPOFOQueue"],
+	}
+	t.Logf("%s: %d sent again, %d of them needlessly, %d out of order, longest pause %v",
+		what, c.again, c.needless, c.late, time.Duration(p.pause.Load()).Round(time.Millisecond))
+	p.finish(t)
+	return c
+}
+
+// The smaller the micro-flows, the more packets come behind others (MFLOW, Fig. 7).
+func smallerComeLater(t *testing.T) {
+	held := map[int]uint64{}
+	for _, batch := range []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 512} {
+		t.Run(fmt.Sprintf("%d frames", batch), func(t *testing.T) {
+			s := layForCosts(t)
+			s.begin(t, splits(governor.XDP, batch, 2))
+			p := s.pourAtMost(t, v4, underWay)
+			was := s.count(t)
+			s.pass(t, was, enough, 1)
+			d := s.since(t, was)
+			d.inOrder(t)
+			held[batch] = d.held * 1000 / (d.held + d.passed)
+			t.Logf("%d of 1000 came behind others", held[batch])
+			p.finish(t)
+			s.end(t)
+		})
+	}
+	if held[512] >= held[8] {
+		t.Errorf("%d of 1000 came late with 512 frames, and %d with 8", held[512], held[8])
 	}
 }

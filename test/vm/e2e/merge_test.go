@@ -175,6 +175,12 @@ func split(t *testing.T, batch int) *splitting {
 func lay(t *testing.T, top topology) *splitting {
 	t.Helper()
 	s := &splitting{}
+	s.lay(t, top)
+	return s
+}
+
+func (s *splitting) lay(t *testing.T, top topology) {
+	t.Helper()
 	watchLosses(t)
 	t.Cleanup(func() {
 		if err := s.close(); err != nil {
@@ -191,7 +197,6 @@ func lay(t *testing.T, top topology) *splitting {
 	if b.net != b.ns {
 		name(t, b.net)
 	}
-	return s
 }
 
 // all is all of the second host, and of its pod.
@@ -382,7 +387,8 @@ func TestMerge(t *testing.T) {
 		{"no pod", mergeLosesItsPod}, {"killed", mergeOutlivesItsDaemon}, {"offline", branchsCoreGoesOffline},
 	}
 	if *runsOfAll > 0 {
-		parts = append(parts, part{"many datagrams", manyDatagramsComeInOrder}, part{"losses", lossesCostTheSame})
+		parts = append(parts, part{"many datagrams", manyDatagramsComeInOrder}, part{"losses", lossesCostTheSame},
+			part{"reordering", reorderingCostsTheSame}, part{"sizes", smallerComeLater})
 	}
 	for _, p := range parts {
 		t.Run(p.name, p.test)

@@ -17,6 +17,8 @@ import (
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/ethtool"
+	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/netns"
 )
 
@@ -41,6 +43,9 @@ type host struct {
 // overlay is two hosts, which a wire joins.
 type overlay struct {
 	hosts [2]host
+	// between is where the wire runs through, if bare frames are to come out of it.
+	between *netns.Handle
+	relay   *traffic.Relay
 }
 
 // kinds are the tunnels, by the name that the kernel gives the driver.
@@ -114,6 +119,12 @@ func (o *overlay) buildAs(kind string, top topology) error {
 
 func (o *overlay) close() error {
 	var errs []error
+	if o.relay != nil {
+		errs = append(errs, o.relay.Close())
+	}
+	if o.between != nil {
+		errs = append(errs, o.between.Close())
+	}
 	for _, h := range o.hosts {
 		if h.net != nil && h.net != h.ns {
 			errs = append(errs, h.net.Close())
@@ -129,11 +140,7 @@ func (o *overlay) close() error {
 
 func (o *overlay) buildWire() error {
 	a, b := &o.hosts[0], &o.hosts[1]
-	err := in(a.ns, func(nl *netlink.Handle) error {
-		v := netlink.NewVeth(netlink.LinkAttrs{Name: wireDev, MTU: 1600})
-		v.PeerName, v.PeerNamespace = wireDev, netlink.NsFd(b.ns.FD())
-		return nl.LinkAdd(v)
-	})
+	err := o.strain(a, b)
 	for _, h := range o.hosts {
 		if err == nil {
 			err = in(h.ns, func(nl *netlink.Handle) error {
@@ -149,6 +156,45 @@ func (o *overlay) buildWire() error {
 	return a.ns.Do(func() error { return finishChecksums(wireDev) })
 }
 
+// strain lays the wire from host to host, or through a namespace between them.
+func (o *overlay) strain(a, b *host) error {
+	lay := func(from *host, name string, to *netns.Handle) error {
+		return in(from.ns, func(nl *netlink.Handle) error {
+			v := netlink.NewVeth(netlink.LinkAttrs{Name: wireDev, MTU: 1600})
+			v.PeerName, v.PeerNamespace = name, netlink.NsFd(to.FD())
+			return nl.LinkAdd(v)
+		})
+	}
+	if o.between == nil {
+		return lay(a, wireDev, b.ns)
+	}
+	var ends [2]int
+	for i, h := range []*host{a, b} {
+		name := fmt.Sprintf("end%d", i)
+		if err := lay(h, name, o.between); err != nil {
+			return err
+		}
+		// What is redirected to a veth's other end needs NAPI there.
+		if err := h.ns.Do(func() error { return ethtool.SetFeature(wireDev, "rx-gro", true) }); err != nil {
+			return err
+		}
+		err := in(o.between, func(nl *netlink.Handle) error {
+			l, err := nl.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			ends[i] = l.Attrs().Index
+			return up(nl, name)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	var err error
+	o.relay, err = traffic.StartRelay(o.between, ends[0], ends[1])
+	return err
+}
+
 // queueAt has packets wait at a device, as at a NIC's: since Linux 6.16 one of a pair of veths
 // waits for room in the ring of the other where it has a queue, and drops packets where it has
 // none.
@@ -159,7 +205,7 @@ func queueAt(nl *netlink.Handle, dev string) error {
 	}
 	q := &netlink.GenericQdisc{QdiscType: "pfifo", QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}}
-	if err := nl.QdiscAdd(q); err != nil {
+	if err := nl.QdiscReplace(q); err != nil {
 		return fmt.Errorf("give %s a queue: %w", dev, err)
 	}
 	return nil

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/apply/offload"
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+)
+
+// aggregation has the underlays join datagrams of one flow that come in a row.
+type aggregation struct {
+	gov     *governor.Aggregation
+	softnet softnet
+	dp      *datapath.Aggregation // nil while it does not act
+	counted datapath.AggregateCounters
+	past    datapath.AggregateCounters // of the times before
+	hooks   map[node.DevKey]io.Closer  // on tunnels
+	skipped []plan.Skip
+	none    bool // no underlay can
+	checked time.Time
+	retry   time.Time
+	err     error // why the last attempt to put it in place failed
+}
+
+// stepAggregation takes one window: count, decide, act.
+func (d *Daemon) stepAggregation(now time.Time) error {
+	a := &d.aggr
+	if d.opts.Aggregate == governor.Off && a.dp == nil {
+		a.gov.Step(now, governor.AggregationWindow{})
+		return nil
+	}
+	var w governor.AggregationWindow
+	if a.dp != nil {
+		c, err := a.dp.Counters()
+		if err != nil {
+			return err
+		}
+		w.Packets, w.Datagrams, w.Supers = c.Packets-a.counted.Packets, c.Datagrams-a.counted.Datagrams, c.Supers-a.counted.Supers
+		a.counted = c
+	} else if rate, err := a.softnet.read(now); err == nil {
+		w.Rate = rate
+	}
+	before := a.gov.Last()
+	dec := a.gov.Step(now, w)
+	if dec.State != before.State {
+		d.log.Info("aggregation "+dec.State.String(), "reason", dec.Reason)
+	}
+	switch {
+	case dec.State != governor.Active:
+		_, err := d.stopAggregation()
+		return err
+	case a.dp == nil && now.Before(a.retry):
+	case a.dp == nil || now.Sub(a.checked) >= checkEvery:
+		a.checked = now
+		if a.err = d.followAggregation(); a.err != nil {
+			a.retry = now.Add(retryAfter)
+			d.log.Error("aggregation could not be put in place", "reason", a.err, "again_in", retryAfter)
+			_, err := d.stopAggregation()
+			return err
+		}
+	}
+	return nil
+}
+
+// followAggregation makes it fit the node.
+func (d *Daemon) followAggregation() error {
+	a := &d.aggr
+	if a.dp == nil {
+		dp, err := d.dp.LoadAggregation()
+		if err != nil {
+			return err
+		}
+		a.dp, a.hooks, a.counted = dp, map[node.DevKey]io.Closer{}, datapath.AggregateCounters{}
+	}
+	made := plan.Aggregate(AggregateInput(d.scanner, d.snap, apply.Owned(d.locked.Entries())))
+	a.skipped, a.none = made.Skipped, len(made.Skipped) >= len(d.snap.Underlays)
+	// Who counts comes first, so that what is aggregated is counted.
+	want := map[node.DevKey]bool{}
+	var errs []error
+	for _, at := range made.Attach {
+		want[key(at.Target)] = true
+		if a.hooks[key(at.Target)] != nil {
+			continue
+		}
+		dev := node.Dev{NetnsCookie: at.NetnsCookie, Ifindex: at.Ifindex, Name: at.Name}
+		l, err := d.pipe.hang(dev, a.dp.Attach)
+		switch {
+		case err == nil:
+			a.hooks[key(at.Target)] = l
+		case !errors.Is(err, node.ErrGone):
+			errs = append(errs, err)
+		}
+	}
+	for key, l := range a.hooks {
+		if !want[key] {
+			errs = append(errs, l.Close())
+			delete(a.hooks, key)
+		}
+	}
+	return errors.Join(append(errs, d.carryOut(made.Steps))...)
+}
+
+// stopAggregation leaves no trace of it.
+func (d *Daemon) stopAggregation() (rep apply.Report, err error) {
+	a := &d.aggr
+	if a.dp == nil {
+		return rep, nil
+	}
+	rep, err = d.restore(ofAggregation)
+	for key, l := range a.hooks {
+		err = errors.Join(err, l.Close())
+		delete(a.hooks, key)
+	}
+	c, e := a.dp.Counters()
+	if e == nil {
+		a.past = a.past.Add(c)
+	}
+	err = errors.Join(err, e, a.dp.Close())
+	a.dp, a.skipped = nil, nil
+	return rep, err
+}
+
+// ofAggregation tells whether a setting is aggregation's.
+func ofAggregation(s plan.Setting) bool {
+	return s.Kind == plan.EthtoolFeature && s.Attr == plan.UDPForwarding
+}
+
+// aggregated counts since the daemon started.
+func (d *Daemon) aggregated() (datapath.AggregateCounters, error) {
+	if d.aggr.dp == nil {
+		return d.aggr.past, nil
+	}
+	c, err := d.aggr.dp.Counters()
+	return d.aggr.past.Add(c), err
+}
+
+// aggregationMechanism is what it does.
+func (d *Daemon) aggregationMechanism() control.Mechanism {
+	a := &d.aggr
+	dec := a.gov.Last()
+	m := control.Mechanism{Name: "aggregate", State: mechanismState(d.opts.Aggregate, dec.State), Reason: dec.Reason, Since: dec.Since}
+	switch {
+	case m.State != control.Active:
+	case a.err != nil:
+		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", retryAfter, a.err)
+	case a.none:
+		m.State, m.Reason = control.Standby, "no underlay can do it, see the devices"
+	}
+	return m
+}
+
+// AggregateInput puts what was seen on the node into the planner's words. Both the daemon and
+// `overlane plan` plan by it.
+func AggregateInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned) plan.AggregateInput {
+	in := plan.AggregateInput{Owned: owned}
+	for _, u := range snap.Underlays {
+		nic := plan.Aggregator{Target: target(u.Dev)}
+		var err error
+		if nic.Hold, err = s.GROHold(u.Dev); err == nil {
+			err = offloads(s, u.Dev, map[string]*string{plan.GRO: &nic.GRO, plan.UDPForwarding: &nic.Forwarding, plan.GROList: &nic.List})
+		}
+		if err != nil {
+			nic.Unfit = fmt.Sprintf("left alone: %v", err)
+		}
+		in.NICs = append(in.NICs, nic)
+	}
+	for _, t := range snap.Tunnels {
+		in.Tunnels = append(in.Tunnels, target(t.Dev))
+	}
+	return in
+}
+
+// offloads reads the values of features; one that the kernel does not know has none.
+func offloads(s *node.Scanner, dev node.Dev, into map[string]*string) error {
+	ns, err := s.Namespace(dev.NetnsCookie)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return ns.Do(func() error {
+		for name, value := range into {
+			f, err := offload.Get(dev.Name, name)
+			if errors.Is(err, offload.ErrUnknown) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			*value = f.String()
+		}
+		return nil
+	})
+}

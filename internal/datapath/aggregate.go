@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cilium/ebpf"
+)
+
+// Aggregation counts what comes out of tunnels.
+type Aggregation struct{ objs aggregateObjects }
+
+// LoadAggregation puts the counting program into the kernel.
+func (d *Datapath) LoadAggregation() (*Aggregation, error) {
+	a := &Aggregation{}
+	if err := d.loadObject("the program that counts what is aggregated", loadAggregate, &a.objs); err != nil {
+		return nil, err
+	}
+	if err := d.know(a.objs.OlTunnelCount); err != nil {
+		return nil, errors.Join(err, a.Close())
+	}
+	return a, nil
+}
+
+// Attach hangs the program on a tunnel's ingress. Closing what it returns takes it off again.
+func (a *Aggregation) Attach(dev Device) (io.Closer, error) {
+	return attachTCX(dev, ebpf.AttachTCXIngress, a.objs.OlTunnelCount)
+}
+
+// AggregateCounters are totals over all tunnels.
+type AggregateCounters struct {
+	Packets   uint64 // that came out, as they were sent
+	Datagrams uint64 // of these, in UDP super-packets
+	Supers    uint64 // these
+}
+
+// Add sums counters.
+func (c AggregateCounters) Add(o AggregateCounters) AggregateCounters {
+	return AggregateCounters{c.Packets + o.Packets, c.Datagrams + o.Datagrams, c.Supers + o.Supers}
+}
+
+// Counters reads the totals since the program was loaded.
+func (a *Aggregation) Counters() (c AggregateCounters, err error) {
+	var cores []aggregateOlAggregated
+	if err := a.objs.OlAggregates.Lookup(uint32(0), &cores); err != nil {
+		return c, fmt.Errorf("read what is aggregated: %w", err)
+	}
+	for _, n := range cores {
+		c = c.Add(AggregateCounters{n.Packets, n.Datagrams, n.Supers})
+	}
+	return c, nil
+}
+
+// Close unloads the program. Attachments are closed one by one before.
+func (a *Aggregation) Close() error { return a.objs.Close() }

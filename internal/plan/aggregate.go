@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"fmt"
+	"time"
+)
+
+// The features of a device that aggregation is about, by their kernel names.
+const (
+	GRO           = "rx-gro"
+	UDPForwarding = "rx-udp-gro-forwarding"
+	GROList       = "rx-gro-list"
+)
+
+// CountProgram counts what aggregation comes to.
+const CountProgram = "ol_tunnel_count"
+
+// Aggregator is an underlay as aggregation finds it.
+type Aggregator struct {
+	Target
+	// The values of its features, "" for one that the kernel does not know.
+	GRO, Forwarding, List string
+	// Hold is how long GRO may keep packets for others that may come.
+	Hold time.Duration
+	// Unfit says why it is left as it is, "" if it is not.
+	Unfit string
+}
+
+// AggregateInput is everything that aggregation's plan depends on.
+type AggregateInput struct {
+	NICs []Aggregator
+	// Tunnels are those where it is counted.
+	Tunnels []Target
+	// Owned holds the settings that overlane has changed and not undone.
+	Owned map[Setting]Owned
+}
+
+// Aggregates returns the setting that has a device aggregate datagrams.
+func Aggregates(t Target) Setting {
+	return Setting{Target: t, Kind: EthtoolFeature, Attr: UDPForwarding}
+}
+
+// Aggregate plans that underlays join datagrams of one flow that come in a row, and who
+// counts them.
+func Aggregate(in AggregateInput) Plan {
+	p := Plan{Steps: []Step{}, Attach: []Attachment{}, Skipped: []Skip{}}
+	on := false
+	for _, nic := range in.NICs {
+		s := Aggregates(nic.Target)
+		_, touched := in.Owned[s]
+		if why := nic.unfit(touched); why != "" {
+			p.Skipped = append(p.Skipped, Skip{What: s.String(), Reason: why, Target: nic.Target})
+			continue
+		}
+		if on = true; nic.Forwarding != "on" {
+			p.Steps = append(p.Steps, Step{Setting: s, Was: nic.Forwarding, First: Requested(nic.Forwarding), Want: "on",
+				Reason: "datagrams of one flow that come in a row cross the overlay as one packet"})
+		}
+	}
+	for _, t := range in.Tunnels {
+		if on {
+			p.Attach = append(p.Attach, Attachment{Target: t, Program: CountProgram, Hook: "tcx ingress", Reason: "counts them"})
+		}
+	}
+	return p
+}
+
+func (a Aggregator) unfit(touched bool) string {
+	switch {
+	case a.Unfit != "":
+		return a.Unfit
+	case a.Forwarding == "":
+		return "this kernel's GRO does not join datagrams (Linux 5.12 does)"
+	case touched && a.Forwarding != "on":
+		return "left alone: somebody else has switched it off again"
+	case a.GRO != "on":
+		return "GRO is off; see: ethtool -K " + a.Name + " gro on"
+	case a.List == "on":
+		return "left alone: somebody else has GRO chain packets (rx-gro-list)"
+	case a.Hold > 0:
+		return fmt.Sprintf("GRO may hold packets back for %v (gro_flush_timeout), which datagrams have not been so far", a.Hold)
+	}
+	return ""
+}

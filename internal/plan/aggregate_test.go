@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestAggregationChangesOnlyWhatNobodyElseDecides(t *testing.T) {
+	u, tunnel := Target{42, 2, "u0"}, Target{42, 5, "vx0"}
+	ready := Aggregator{Target: u, GRO: "on", Forwarding: "off", List: "off"}
+	with := func(change func(*Aggregator)) Aggregator {
+		n := ready
+		change(&n)
+		return n
+	}
+	ours := map[Setting]Owned{Aggregates(u): {First: "off", Wrote: "on"}}
+	for _, tt := range []struct {
+		what  string
+		nic   Aggregator
+		owned map[Setting]Owned
+		step  bool   // it is switched on
+		skip  string // why not
+	}{
+		{what: "a NIC that could", nic: ready, step: true},
+		{what: "on by somebody else", nic: with(func(n *Aggregator) { n.Forwarding = "on" })},
+		{what: "on by us", nic: with(func(n *Aggregator) { n.Forwarding = "on" }), owned: ours},
+		{what: "off again", nic: ready, owned: ours, skip: "somebody else has switched it off again"},
+		{what: "GRO is off", nic: with(func(n *Aggregator) { n.GRO = "off" }), skip: "ethtool -K u0 gro on"},
+		{what: "an old kernel", nic: with(func(n *Aggregator) { n.Forwarding = "" }), skip: "Linux 5.12"},
+		{what: "lists", nic: with(func(n *Aggregator) { n.List = "on" }), skip: "rx-gro-list"},
+		{what: "GRO holds packets back", nic: with(func(n *Aggregator) { n.Hold = 20 * time.Microsecond }), skip: "20µs (gro_flush_timeout)"},
+		{what: "unknown", nic: with(func(n *Aggregator) { n.Unfit = "left alone: no such device" }), skip: "no such device"},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			p := Aggregate(AggregateInput{NICs: []Aggregator{tt.nic}, Tunnels: []Target{tunnel}, Owned: tt.owned})
+			if err := ValidateSteps(p.Steps); err != nil {
+				t.Fatal(err)
+			}
+			if got := len(p.Steps) == 1; got != tt.step || got && (p.Steps[0].Want != "on" || p.Steps[0].First != "off" || p.Steps[0].Reason == "") {
+				t.Errorf("steps %+v", p.Steps)
+			}
+			if skipped := len(p.Skipped) == 1; skipped != (tt.skip != "") || skipped && !strings.Contains(p.Skipped[0].Reason, tt.skip) {
+				t.Errorf("skipped %+v, want %q", p.Skipped, tt.skip)
+			}
+			// Nothing is counted where nothing is joined.
+			if counted := len(p.Attach) == 1; counted == (tt.skip != "") {
+				t.Errorf("attached %+v", p.Attach)
+			}
+		})
+	}
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"errors"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/daemon"
+	"github.com/overlane/overlane/internal/ethtool"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/rules"
+	"github.com/overlane/overlane/test/residue"
+)
+
+// Datagrams that crossed the overlay in super-packets, by whatever way these take, are at the
+// pod's socket what they were.
+func TestAggregatedDatagramsComeAsTheyWereSent(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: builds network namespaces and loads BPF programs")
+	}
+	off := func(opts *daemon.Options) { opts.Mode = governor.Off; opts.Microflows.Mode = governor.Off }
+	sync := func(opts *daemon.Options) {
+		off(opts)
+		opts.Priority.Sync = true
+		opts.Rules = []rules.Rule{{Name: "small", Class: rules.Latency, Proto: unix.IPPROTO_TCP, Port: 22}}
+	}
+	for _, way := range []struct {
+		name string
+		top  topology
+		tier governor.Tier
+		how  func(*daemon.Options)
+	}{
+		{"bridge", bridged, governor.TC, off},
+		{"route", routed, governor.TC, off},
+		{"tunnel in its own namespace", apart, governor.TC, off},
+		{"RPS", bridged, governor.TC, func(*daemon.Options) {}},
+		{"cpumap", bridged, governor.XDP, func(*daemon.Options) {}},
+		{"priority", bridged, governor.TC, sync},
+		{"micro-flows", bridged, governor.TC, func(opts *daemon.Options) {
+			splits(governor.XDP, 32, 1)(opts)
+			opts.Microflows.Elephant = 1
+			if byTime() && !hasFQ() {
+				opts.Microflows.Unordered = false
+				opts.Microflows.NoMerge = errors.New("this kernel has none")
+			}
+		}},
+	} {
+		t.Run(way.name, func(t *testing.T) {
+			watchKernel(t)
+			s := layBare(t, way.top)
+			residue.Check(t, s.all())
+			d, stop := s.start(t, way.tier, way.how, func(opts *daemon.Options) { opts.Aggregate = governor.Forced })
+			until(t, "datagrams are joined", func() bool {
+				p := s.parcels(t, v4, 200, &parcels{seed: 1})
+				p.finish(t)
+				return t.Failed() || d.Status().Counters.AggregatedPackets > 0
+			})
+			begin := d.Status().Counters
+			n := 3000
+			if *machineWide {
+				n = 1000
+			}
+			flows := []*parcels{
+				s.parcels(t, v4, n, &parcels{seed: 2}),
+				s.parcels(t, v4, n, &parcels{seed: 3, whole: true}),
+				s.parcels(t, families[1].of, n, &parcels{seed: 4}),
+				s.parcels(t, v4, n/4, &parcels{seed: 5, unchecked: true}),
+			}
+			for _, p := range flows {
+				p.finish(t)
+			}
+			end := d.Status()
+			joined, supers := end.Counters.AggregatedPackets-begin.AggregatedPackets, end.Counters.SuperPackets-begin.SuperPackets
+			t.Logf("%d of %d datagrams crossed in %d super-packets; %d came to who asked for them as one", joined, 3*n+n/4, supers, flows[1].inOne)
+			if err := stop(); err != nil {
+				t.Errorf("the daemon ended: %v", err)
+			}
+			if joined == 0 || flows[1].inOne == 0 {
+				t.Errorf("nothing to see: %+v", end.Mechanisms)
+			}
+			p := s.parcels(t, v4, 200, &parcels{seed: 6, whole: true})
+			p.finish(t)
+		})
+	}
+}
+
+// layBare is lay with a wire out of which bare frames come, one for each datagram: a packet that
+// its host knows to be encapsulated GRO leaves alone (udp_gro_receive).
+func layBare(t *testing.T, top topology) *splitting {
+	t.Helper()
+	between, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &splitting{}
+	s.between = between
+	s.lay(t, top)
+	err = s.hosts[0].pod.Do(func() error {
+		return errors.Join(segmentEarly(podDev), ethtool.SetFeature(podDev, "tx-udp-segmentation", false))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// alarms are what a kernel says of a fault of its own.
+var alarms = regexp.MustCompile(`cut here|BUG:|Oops|general protection fault|refcount_t`)
+
+// watchKernel fails the test if the kernel finds fault with itself meanwhile.
+func watchKernel(t *testing.T) {
+	t.Helper()
+	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Logf("the kernel's log is not watched: %v", err)
+		return
+	}
+	if _, err := unix.Seek(fd, 0, unix.SEEK_END); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		defer unix.Close(fd)
+		buf := make([]byte, 8192)
+		for {
+			n, err := unix.Read(fd, buf)
+			switch {
+			case errors.Is(err, unix.EPIPE):
+				continue // the oldest have gone
+			case errors.Is(err, unix.EAGAIN):
+				return
+			case err != nil:
+				t.Errorf("read the kernel's log: %v", err)
+				return
+			}
+			if line := strings.TrimSpace(string(buf[:n])); alarms.MatchString(line) {
+				t.Errorf("the kernel: %s", line)
+			}
+		}
+	})
+}
