@@ -34,7 +34,7 @@ traffic through it; and compares the plain overlay with the ways to speed it up.
 Nothing outside of these namespaces is touched, several labs can be up at once,
 and "lab down" leaves nothing.`,
 	}
-	cmd.AddCommand(newLabUpCmd(), newLabDownCmd(), newLabRunCmd(), newLabExecCmd())
+	cmd.AddCommand(newLabUpCmd(), newLabDownCmd(), newLabRunCmd(), newLabStagesCmd(), newLabExecCmd())
 	return cmd
 }
 
@@ -215,6 +215,49 @@ func newLabRunCmd() *cobra.Command {
 	return cmd
 }
 
+func newLabStagesCmd() *cobra.Command {
+	var o bed.Options
+	cfg := scenario.Config{Scenario: scenario.Stages}
+	var seconds float64
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "stages",
+		Short: "What each step of the receive path costs, by profile, variants side by side",
+		Long: `Sends one flow of datagrams above saturation, and looks some 4000 times a second
+at what the kernel does on each core: what each step from the NIC to the socket
+costs, in ns for each datagram that gets there. Rounds are interleaved; shown are
+medians.`,
+		Example: "  overlane lab stages --variants overlay,pipeline\n  overlane lab stages --variants overlay,aggregate --size 1400",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+			defer stop()
+			cfg.Length, cfg.Log = time.Duration(seconds*float64(time.Second)), cmd.ErrOrStderr()
+			cfg.Command = labCommand(cmd, "stages")
+			results, err := runLab(ctx, o, cfg, cmd.Flags().Changed)
+			for _, r := range results {
+				show := func() error { return r.Stages(cmd.OutOrStdout(), scenario.StageNames()) }
+				if asJSON {
+					show = func() error { return r.JSON(cmd.OutOrStdout()) }
+				}
+				if err := show(); err != nil {
+					return err
+				}
+			}
+			return err
+		},
+	}
+	bedFlags(cmd, &o)
+	f := cmd.Flags()
+	f.StringSliceVar(&cfg.Variants, "variants", []string{"overlay", "host"}, "what to compare (see: overlane lab run --help)")
+	f.IntVar(&cfg.Rounds, "rounds", 5, "rounds")
+	f.Float64Var(&seconds, "seconds", 2, "length of one measurement")
+	f.IntVar(&cfg.Flows, "flows", 0, "number of flows (default 1)")
+	f.IntVar(&cfg.Size, "size", 0, "bytes in a datagram (default 64)")
+	f.BoolVar(&asJSON, "json", false, "print JSON instead of a table")
+	return cmd
+}
+
 // runLab runs one scenario in the lab that is up, or in a temporary one.
 func runLab(ctx context.Context, o bed.Options, cfg scenario.Config, given func(string) bool) (_ []report.Result, err error) {
 	o.Pods = cfg.Pods()
@@ -255,9 +298,12 @@ func runLab(ctx context.Context, o bed.Options, cfg scenario.Config, given func(
 
 // labCommand is what to type to get one scenario's series again.
 func labCommand(cmd *cobra.Command, name string) string {
-	words := []string{"overlane", "lab", "run", name}
+	words := []string{"overlane", "lab", cmd.Name()}
+	if name != cmd.Name() {
+		words = append(words, name)
+	}
 	for _, flag := range []string{"variants", "rounds", "seconds", "nic", "napi", "queues", "topology", "ipv6", "flows", "rates", "size", "load", "batch"} {
-		if f := cmd.Flags().Lookup(flag); f.Changed {
+		if f := cmd.Flags().Lookup(flag); f != nil && f.Changed {
 			words = append(words, "--"+flag, strings.Trim(f.Value.String(), "[]"))
 		}
 	}

@@ -96,7 +96,7 @@ func MainMetrics(scenario string) []string {
 	switch {
 	case strings.HasPrefix(scenario, "udp-large"):
 		return []string{KPPS, Gbps}
-	case strings.HasPrefix(scenario, "udp"):
+	case strings.HasPrefix(scenario, "udp"), strings.HasPrefix(scenario, "stages"):
 		return []string{KPPS}
 	case strings.HasPrefix(scenario, "tcp"):
 		return []string{Gbps}

@@ -37,6 +37,8 @@ type env struct {
 	// watch tells the running variant that a stretch of time that is measured
 	// begins (true) or has ended; nil: nobody wants to know.
 	watch func(ctx context.Context, begins bool) error
+	// profiled takes what the kernel was seen to do while it was measured; nil: nobody looks.
+	profiled *[]traffic.Look
 	// checkerNS is what the checker costs for each datagram.
 	checkerNS float64
 	// saturation of the plain overlay: packets per second, or Gb/s of TCP.

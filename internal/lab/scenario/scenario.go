@@ -29,6 +29,8 @@ type scenario struct {
 	programs []string
 	// ipv4 scenarios cannot run inside of an IPv6 overlay, and say why.
 	ipv4 string
+	// thread scenarios mean something only where threads poll the wire.
+	thread bool
 	// slow measurements take seconds to mean something.
 	slow bool
 	// prepare measures, in the plain overlay, what all variants then share.
@@ -56,6 +58,9 @@ func loads(shares ...float64) (list []point) {
 	}
 	return list
 }
+
+// Stages is the name of the scenario that is about where time goes.
+const Stages = "stages"
 
 const (
 	small = 64 // bytes in a small datagram
@@ -98,6 +103,8 @@ var scenarios = []scenario{
 		slow: true, load: steady, latency: flowService, alone: true, prepare: findUDPSaturation, measure: measureStreamline},
 	{name: "cross-check", what: "the lab's latency probe beside sockperf", flows: 1, size: small, slow: true, programs: []string{"sockperf"}, measure: measureCrossCheck,
 		remark: remarkOn("p50_to_sockperf", "packet_to_sockperf")},
+	{name: Stages, what: "udp-one, with what each step of the receive path costs (overlane lab stages shows it)", flows: 1, size: small, slow: true,
+		thread: true, prepare: findFlood, measure: measureStages},
 	{name: "overload", what: "delivery at 1, 2 and 4 times saturation", flows: 1, size: small, slow: true, measure: measureOverload,
 		remark: remarkOn("kept_x2", "kept_x4")},
 }
@@ -115,6 +122,9 @@ func (s *scenario) pointsFor(c *Config) []point {
 func (s *scenario) possible(b *bed.Bed) error {
 	if s.ipv4 != "" && b.IPv6 {
 		return fmt.Errorf("%s does not run with --ipv6: %s", s.name, s.ipv4)
+	}
+	if s.thread && b.NIC != bed.Thread {
+		return fmt.Errorf("%s needs --nic %s: it tells stages apart by who polls", s.name, bed.Thread)
 	}
 	return traffic.Installed(s.programs...)
 }

@@ -186,7 +186,7 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 		if a, err = e.sample(gens); err != nil {
 			return err
 		}
-		if err = gens.wait(ctx, o.length); err != nil {
+		if err = e.profile(func() error { return gens.wait(ctx, o.length) }); err != nil {
 			return err
 		}
 		if z, err = e.sample(gens); err == nil && o.stamp {
