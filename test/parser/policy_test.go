@@ -34,6 +34,12 @@ func TestOrderByTimeKnowsWhenEachPacketMayGo(t *testing.T) {
 	run(t, compile(t, "check_resequence.c", sanitizers), fmt.Sprint(seed))
 }
 
+// Nor changes, nor gives to somebody else.
+func TestNoFrameIsExpressThatTheStackWouldDrop(t *testing.T) {
+	_, seed := seeded(t)
+	run(t, compile(t, "check_express.c", sanitizers), fmt.Sprint(seed))
+}
+
 func TestTheOrderGuardKnowsNothingBeforeItIsTrue(t *testing.T) {
 	_, seed := seeded(t)
 	run(t, compile(t, "check_order.c", sanitizers), fmt.Sprint(seed), "20")

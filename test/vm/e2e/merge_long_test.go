@@ -149,7 +149,7 @@ func reorderingCostsTheSame(t *testing.T) {
 		}
 		change(func(nl *netlink.Handle, wire int) error {
 			return nl.QdiscReplace(netlink.NewNetem(
-				netlink.QdiscAttrs{LinkIndex: wire, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+				netlink.QdiscAttrs{LinkIndex: wire, Handle: netlink.MakeHandle(2, 0), Parent: netlink.HANDLE_ROOT},
 				netlink.NetemQdiscAttrs{Latency: 2000, Limit: 10_000, Gap: 100, ReorderProb: 100}))
 		})
 		return func() {

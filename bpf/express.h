@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The express path: from the NIC straight to the pod's veth. What the stack would have done
+ * with a frame on its way there it must not do differently, so whatever the stack would look at
+ * is looked at here, and a frame that is not plain takes the full path.
+ *
+ * Inputs in, decision out; no maps, no helpers.
+ */
+#ifndef OVERLANE_EXPRESS_H
+#define OVERLANE_EXPRESS_H
+
+#include "parse.h"
+
+#define OL_ECN_CE 3
+#define OL_ECN_MASK 3
+
+/* Why a frame takes the full path, or that it need not (OL_PLAIN). */
+enum ol_express_unfit {
+	OL_PLAIN,
+	OL_UNFIT_NIC,	    /* not sent to this NIC's address */
+	OL_UNFIT_OUTER,	    /* lengths, checksum, addresses or marks of the outer headers */
+	OL_UNFIT_UNCHECKED, /* whether the outer checksum is right cannot be told from the headers */
+	OL_UNFIT_FRAME,	    /* the inner frame: a group's or no sender, an echo, a tag */
+	OL_UNFIT_INNER,	    /* options, fragments, neither TCP nor UDP, lengths */
+	OL_NR_UNFIT,
+};
+
+/* One tunnel, as far as frames for it can be told from others. Addresses as on the wire. */
+struct ol_express_tunnel {
+	__u32 local[4]; /* the outer destination; IPv4: the first word */
+	__u8 version;	/* of IP outside; 0: no frame is plain */
+	__u8 nic[6];	/* the NIC's address */
+	__u8 mac[6];	/* the tunnel's own: what comes from it are echoes */
+	__u8 pad[3];
+};
+
+/* Ones' complement sums, of whole 16 bit words in the order of memory. */
+OL_INLINE __u64 ol_sum16(const __u8 *p, __u32 len, __u64 sum)
+{
+	__u32 i;
+
+	for (i = 0; i + 2 <= len; i += 2)
+		sum += (__u16)(p[i] | p[i + 1] << 8);
+	return sum;
+}
+
+OL_INLINE __u16 ol_fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+/* A number as ol_sum16 would have read it. */
+OL_INLINE __u16 ol_swap16(__u16 n)
+{
+	return (__u16)(n << 8 | n >> 8);
+}
+
+OL_INLINE int ol_same_mac(const __u8 *a, const __u8 *b)
+{
+	return ol_word(a) == ol_word(b) && a[4] == b[4] && a[5] == b[5];
+}
+
+/* Of one sender: neither a group's nor zero. */
+OL_INLINE int ol_one_sender(const __u8 *mac)
+{
+	return !(mac[0] & 1) && (ol_word(mac) | mac[4] | mac[5]);
+}
+
+/*
+ * The inner frame, at off. *sum becomes the sum of its Ethernet and IP headers and of what
+ * follows them if the transport's checksum is right: then, with the pseudo header, that is
+ * ~0. *unsummed: it has none.
+ */
+OL_INLINE enum ol_express_unfit ol_express_inner(const struct ol_cursor *c, __u32 off,
+						 const struct ol_express_tunnel *t, __u64 *sum,
+						 __u8 *unsummed)
+{
+	const __u8 *eth = c->data + off, *ip = eth + OL_ETH_HLEN, *l4;
+	__u16 kind, len, inside;
+	__u64 pseudo;
+	__u8 proto;
+
+	if (!OL_FITS(c, eth, OL_ETH_HLEN + 20))
+		return OL_UNFIT_FRAME;
+	if (!ol_one_sender(eth + 6) || ol_same_mac(eth + 6, t->mac))
+		return OL_UNFIT_FRAME;
+	kind = ol_be16(eth + 12);
+	if (kind == OL_ETH_P_IP) {
+		proto = ip[9];
+		len = ol_be16(ip + 2);
+		l4 = ip + 20;
+		if (ip[0] != 0x45 || len < 20 || ol_be16(ip + 6) & 0x3fff)
+			return OL_UNFIT_INNER;
+		inside = len - 20;
+		pseudo = ol_sum16(ip + 12, 8, 0);
+		*sum = ol_sum16(eth, OL_ETH_HLEN + 20, *sum);
+	} else if (kind == OL_ETH_P_IPV6) {
+		if (!OL_FITS(c, ip, 40))
+			return OL_UNFIT_INNER;
+		proto = ip[6];
+		inside = ol_be16(ip + 4);
+		len = 40 + inside;
+		l4 = ip + 40;
+		if (ip[0] >> 4 != 6)
+			return OL_UNFIT_INNER;
+		pseudo = ol_sum16(ip + 8, 32, 0);
+		*sum = ol_sum16(eth, OL_ETH_HLEN + 40, *sum);
+	} else {
+		return OL_UNFIT_FRAME;
+	}
+	/* Nothing behind the packet: it would be in the outer sum. */
+	if (off + OL_ETH_HLEN + len != c->total)
+		return OL_UNFIT_INNER;
+	if (proto == OL_IPPROTO_UDP) {
+		if (inside < 8 || !OL_FITS(c, l4, 8) || ol_be16(l4 + 4) != inside)
+			return OL_UNFIT_INNER;
+		*unsummed = !(l4[6] | l4[7]);
+	} else if (proto == OL_IPPROTO_TCP) {
+		if (inside < 20)
+			return OL_UNFIT_INNER;
+	} else {
+		return OL_UNFIT_INNER;
+	}
+	pseudo += ol_swap16(inside) + ((__u64)proto << 8);
+	*sum += (__u16)~ol_fold(pseudo);
+	return OL_PLAIN;
+}
+
+/* What the stack would take for a martian, or for somebody else's. */
+OL_INLINE int ol_express_outer4(const __u8 *ip, const struct ol_express_tunnel *t)
+{
+	return ip[12] != 0 && ip[12] != 127 && ip[12] < 224 && ol_word(ip + 16) == t->local[0] &&
+	       ol_word(ip + 12) != t->local[0];
+}
+
+/*
+ * Would the stack hand this frame, of a tunnel of ours with the inner frame at `inner`, to the
+ * tunnel, and that the inner frame on as it is? Total is the whole frame's length.
+ *
+ * An outer checksum is not added up over the payload: if the inner one is right, the headers
+ * tell what the payload adds to it (as local checksum offload does it the other way round). If
+ * the inner one is wrong, they do not agree, and the frame takes the full path to whoever
+ * drops it.
+ */
+OL_INLINE enum ol_express_unfit ol_express_plain(const struct ol_cursor *c, __u32 inner,
+						 const struct ol_express_tunnel *t)
+{
+	const __u8 *eth = c->data, *ip = eth + OL_ETH_HLEN, *udp;
+	enum ol_express_unfit r;
+	__u8 unsummed = 0;
+	__u64 sum = 0;
+	__u16 len;
+
+	if (!OL_FITS(c, eth, OL_ETH_HLEN + 20 + 8))
+		return OL_UNFIT_OUTER;
+	if (!ol_same_mac(eth, t->nic))
+		return OL_UNFIT_NIC;
+	if (t->version != 4 || ol_be16(eth + 12) != OL_ETH_P_IP || ip[0] != 0x45)
+		return OL_UNFIT_OUTER;
+	udp = ip + 20;
+	len = ol_be16(udp + 4);
+	if (!ol_express_outer4(ip, t) || (ip[1] & OL_ECN_MASK) == OL_ECN_CE ||
+	    OL_ETH_HLEN + ol_be16(ip + 2) != c->total || 20 + len != ol_be16(ip + 2) ||
+	    ol_fold(ol_sum16(ip, 20, 0)) != 0xffff)
+		return OL_UNFIT_OUTER;
+	r = ol_express_inner(c, inner, t, &sum, &unsummed);
+	if (r)
+		return r;
+	if (!(udp[6] | udp[7]))
+		return OL_PLAIN;
+	if (unsummed)
+		return OL_UNFIT_UNCHECKED;
+	/* From the UDP header to the inner frame: a multiple of four bytes. */
+	if (inner < OL_ETH_HLEN + 20 + 16 || inner > OL_ETH_HLEN + 20 + 16 + 252 ||
+	    !OL_FITS(c, c->data, inner))
+		return OL_UNFIT_OUTER;
+	if (inner != OL_ETH_HLEN + 20 + 16)
+		return OL_UNFIT_UNCHECKED; /* Geneve's options */
+	sum = ol_sum16(udp, 16, sum);
+	sum = ol_sum16(ip + 12, 8, sum);
+	sum += ol_swap16(len) + ((__u64)OL_IPPROTO_UDP << 8);
+	return ol_fold(sum) == 0xffff ? OL_PLAIN : OL_UNFIT_UNCHECKED;
+}
+
+#endif
