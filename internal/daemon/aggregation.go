@@ -83,7 +83,7 @@ func (d *Daemon) followAggregation() error {
 		a.dp, a.hooks, a.counted = dp, map[node.DevKey]io.Closer{}, datapath.AggregateCounters{}
 	}
 	made := plan.Aggregate(AggregateInput(d.scanner, d.snap, apply.Owned(d.locked.Entries())))
-	a.skipped, a.none = made.Skipped, len(made.Skipped) >= len(d.snap.Underlays)
+	a.skipped, a.none = made.Skipped, len(made.Skipped) >= len(d.snap.Underlays)+len(d.snap.Tunnels)
 	// Who counts comes first, so that what is aggregated is counted.
 	want := map[node.DevKey]bool{}
 	var errs []error
@@ -154,7 +154,7 @@ func (d *Daemon) aggregationMechanism() control.Mechanism {
 	case a.err != nil:
 		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", retryAfter, a.err)
 	case a.none:
-		m.State, m.Reason = control.Standby, "no underlay can do it, see the devices"
+		m.State, m.Reason = control.Standby, "no underlay and no tunnel can do it, see the devices"
 	}
 	return m
 }
@@ -164,20 +164,24 @@ func (d *Daemon) aggregationMechanism() control.Mechanism {
 func AggregateInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned) plan.AggregateInput {
 	in := plan.AggregateInput{Owned: owned}
 	for _, u := range snap.Underlays {
-		nic := plan.Aggregator{Target: target(u.Dev)}
-		var err error
-		if nic.Hold, err = s.GROHold(u.Dev); err == nil {
-			err = offloads(s, u.Dev, map[string]*string{plan.GRO: &nic.GRO, plan.UDPForwarding: &nic.Forwarding, plan.GROList: &nic.List})
-		}
-		if err != nil {
-			nic.Unfit = fmt.Sprintf("left alone: %v", err)
-		}
-		in.NICs = append(in.NICs, nic)
+		in.Underlays = append(in.Underlays, aggregator(s, u.Dev))
 	}
 	for _, t := range snap.Tunnels {
-		in.Tunnels = append(in.Tunnels, target(t.Dev))
+		in.Tunnels = append(in.Tunnels, aggregator(s, t.Dev))
 	}
 	return in
+}
+
+func aggregator(s *node.Scanner, dev node.Dev) plan.Aggregator {
+	a := plan.Aggregator{Target: target(dev)}
+	var err error
+	if a.Hold, err = s.GROHold(dev); err == nil {
+		err = offloads(s, dev, map[string]*string{plan.GRO: &a.GRO, plan.UDPForwarding: &a.Forwarding, plan.GROList: &a.List})
+	}
+	if err != nil {
+		a.Unfit = fmt.Sprintf("left alone: %v", err)
+	}
+	return a
 }
 
 // offloads reads the values of features; one that the kernel does not know has none.

@@ -4,6 +4,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -17,7 +18,7 @@ const (
 // CountProgram counts what aggregation comes to.
 const CountProgram = "ol_tunnel_count"
 
-// Aggregator is an underlay as aggregation finds it.
+// Aggregator is an underlay, or a tunnel, as aggregation finds it.
 type Aggregator struct {
 	Target
 	// The values of its features, "" for one that the kernel does not know.
@@ -30,9 +31,10 @@ type Aggregator struct {
 
 // AggregateInput is everything that aggregation's plan depends on.
 type AggregateInput struct {
-	NICs []Aggregator
-	// Tunnels are those where it is counted.
-	Tunnels []Target
+	Underlays []Aggregator
+	// Tunnels join what the underlays could not: behind a lane without GRO, or where the
+	// sender is on the same machine. There it is counted, too.
+	Tunnels []Aggregator
 	// Owned holds the settings that overlane has changed and not undone.
 	Owned map[Setting]Owned
 }
@@ -42,26 +44,26 @@ func Aggregates(t Target) Setting {
 	return Setting{Target: t, Kind: EthtoolFeature, Attr: UDPForwarding}
 }
 
-// Aggregate plans that underlays join datagrams of one flow that come in a row, and who
-// counts them.
+// Aggregate plans that devices join datagrams of one flow that come in a row, and who counts
+// them.
 func Aggregate(in AggregateInput) Plan {
 	p := Plan{Steps: []Step{}, Attach: []Attachment{}, Skipped: []Skip{}}
 	on := false
-	for _, nic := range in.NICs {
-		s := Aggregates(nic.Target)
+	for _, dev := range slices.Concat(in.Underlays, in.Tunnels) {
+		s := Aggregates(dev.Target)
 		_, touched := in.Owned[s]
-		if why := nic.unfit(touched); why != "" {
-			p.Skipped = append(p.Skipped, Skip{What: s.String(), Reason: why, Target: nic.Target})
+		if why := dev.unfit(touched); why != "" {
+			p.Skipped = append(p.Skipped, Skip{What: s.String(), Reason: why, Target: dev.Target})
 			continue
 		}
-		if on = true; nic.Forwarding != "on" {
-			p.Steps = append(p.Steps, Step{Setting: s, Was: nic.Forwarding, First: Requested(nic.Forwarding), Want: "on",
+		if on = true; dev.Forwarding != "on" {
+			p.Steps = append(p.Steps, Step{Setting: s, Was: dev.Forwarding, First: Requested(dev.Forwarding), Want: "on",
 				Reason: "datagrams of one flow that come in a row cross the overlay as one packet"})
 		}
 	}
 	for _, t := range in.Tunnels {
 		if on {
-			p.Attach = append(p.Attach, Attachment{Target: t, Program: CountProgram, Hook: "tcx ingress", Reason: "counts them"})
+			p.Attach = append(p.Attach, Attachment{Target: t.Target, Program: CountProgram, Hook: "tcx ingress", Reason: "counts them"})
 		}
 	}
 	return p

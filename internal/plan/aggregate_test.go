@@ -9,12 +9,19 @@ import (
 )
 
 func TestAggregationChangesOnlyWhatNobodyElseDecides(t *testing.T) {
-	u, tunnel := Target{42, 2, "u0"}, Target{42, 5, "vx0"}
+	u := Target{42, 2, "u0"}
+	off := Aggregator{Target: Target{42, 5, "vx0"}, GRO: "off", Forwarding: "off", List: "off"}
 	ready := Aggregator{Target: u, GRO: "on", Forwarding: "off", List: "off"}
 	with := func(change func(*Aggregator)) Aggregator {
 		n := ready
 		change(&n)
 		return n
+	}
+	// A tunnel joins what comes from an underlay that cannot.
+	on := off
+	on.GRO = "on"
+	if p := Aggregate(AggregateInput{Underlays: []Aggregator{{Target: u, Unfit: "not this one"}}, Tunnels: []Aggregator{on}}); len(p.Steps) != 1 || p.Steps[0].Target != on.Target || len(p.Attach) != 1 {
+		t.Errorf("beside an underlay that cannot: %+v", p)
 	}
 	ours := map[Setting]Owned{Aggregates(u): {First: "off", Wrote: "on"}}
 	for _, tt := range []struct {
@@ -35,14 +42,14 @@ func TestAggregationChangesOnlyWhatNobodyElseDecides(t *testing.T) {
 		{what: "unknown", nic: with(func(n *Aggregator) { n.Unfit = "left alone: no such device" }), skip: "no such device"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
-			p := Aggregate(AggregateInput{NICs: []Aggregator{tt.nic}, Tunnels: []Target{tunnel}, Owned: tt.owned})
+			p := Aggregate(AggregateInput{Underlays: []Aggregator{tt.nic}, Tunnels: []Aggregator{off}, Owned: tt.owned})
 			if err := ValidateSteps(p.Steps); err != nil {
 				t.Fatal(err)
 			}
 			if got := len(p.Steps) == 1; got != tt.step || got && (p.Steps[0].Want != "on" || p.Steps[0].First != "off" || p.Steps[0].Reason == "") {
 				t.Errorf("steps %+v", p.Steps)
 			}
-			if skipped := len(p.Skipped) == 1; skipped != (tt.skip != "") || skipped && !strings.Contains(p.Skipped[0].Reason, tt.skip) {
+			if skipped := len(p.Skipped) == 2; skipped != (tt.skip != "") || skipped && !strings.Contains(p.Skipped[0].Reason, tt.skip) {
 				t.Errorf("skipped %+v, want %q", p.Skipped, tt.skip)
 			}
 			// Nothing is counted where nothing is joined.

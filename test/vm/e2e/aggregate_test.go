@@ -36,25 +36,26 @@ func TestAggregatedDatagramsComeAsTheyWereSent(t *testing.T) {
 		top  topology
 		tier governor.Tier
 		how  func(*daemon.Options)
+		near bool // the sender is on the same machine, and the wire no relay
 	}{
-		{"bridge", bridged, governor.TC, off},
-		{"route", routed, governor.TC, off},
-		{"tunnel in its own namespace", apart, governor.TC, off},
-		{"RPS", bridged, governor.TC, func(*daemon.Options) {}},
-		{"cpumap", bridged, governor.XDP, func(*daemon.Options) {}},
-		{"priority", bridged, governor.TC, sync},
-		{"micro-flows", bridged, governor.TC, func(opts *daemon.Options) {
+		{name: "bridge", top: bridged, tier: governor.TC, how: off},
+		{name: "route", top: routed, tier: governor.TC, how: off},
+		{name: "tunnel in its own namespace", top: apart, tier: governor.TC, how: off},
+		{name: "same machine", top: bridged, tier: governor.TC, how: off, near: true},
+		{name: "RPS", top: bridged, tier: governor.TC, how: func(*daemon.Options) {}},
+		{name: "cpumap", top: bridged, tier: governor.XDP, how: func(*daemon.Options) {}},
+		{name: "priority", top: bridged, tier: governor.TC, how: sync},
+		{name: "micro-flows", top: bridged, tier: governor.TC, how: func(opts *daemon.Options) {
 			splits(governor.XDP, 32, 1)(opts)
 			opts.Microflows.Elephant = 1
 			if byTime() && !hasFQ() {
-				opts.Microflows.Unordered = false
 				opts.Microflows.NoMerge = errors.New("this kernel has none")
 			}
 		}},
 	} {
 		t.Run(way.name, func(t *testing.T) {
 			watchKernel(t)
-			s := layBare(t, way.top)
+			s := layBare(t, way.top, way.near)
 			residue.Check(t, s.all())
 			d, stop := s.start(t, way.tier, way.how, func(opts *daemon.Options) { opts.Aggregate = governor.Forced })
 			until(t, "datagrams are joined", func() bool {
@@ -91,18 +92,19 @@ func TestAggregatedDatagramsComeAsTheyWereSent(t *testing.T) {
 	}
 }
 
-// layBare is lay with a wire out of which bare frames come, one for each datagram: a packet that
-// its host knows to be encapsulated GRO leaves alone (udp_gro_receive).
-func layBare(t *testing.T, top topology) *splitting {
+// layBare is lay with a wire out of which a frame comes for each datagram, and bare unless it is
+// near: a packet that its host knows to be encapsulated a NIC's GRO leaves alone (udp_gro_receive).
+func layBare(t *testing.T, top topology, near bool) *splitting {
 	t.Helper()
-	between, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
 	s := &splitting{}
-	s.between = between
+	if !near {
+		var err error
+		if s.between, err = netns.New(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	s.lay(t, top)
-	err = s.hosts[0].pod.Do(func() error {
+	err := s.hosts[0].pod.Do(func() error {
 		return errors.Join(segmentEarly(podDev), ethtool.SetFeature(podDev, "tx-udp-segmentation", false))
 	})
 	if err != nil {
