@@ -134,7 +134,7 @@ func (o *overlay) steered(t *testing.T, tier governor.Tier) {
 // options are those of a daemon that steers.
 func options(state string, log io.Writer) daemon.Options {
 	return daemon.Options{
-		StateDir: state, Cores: []int{0, 1}, Online: online, Mode: governor.Forced,
+		StateDir: state, Cores: []int{0, 1}, Online: online, Mode: governor.Forced, Aggregate: governor.Off,
 		Limits: governor.DefaultLimits(), GuardianVerb: []string{guardian},
 		Log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
