@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
@@ -82,7 +83,20 @@ func (d *Daemon) followAggregation() error {
 		}
 		a.dp, a.hooks, a.counted = dp, map[node.DevKey]io.Closer{}, datapath.AggregateCounters{}
 	}
-	made := plan.Aggregate(AggregateInput(d.scanner, d.snap, apply.Owned(d.locked.Entries())))
+	owned := apply.Owned(d.locked.Entries())
+	in := AggregateInput(d.scanner, d.snap, owned)
+	here := map[plan.Target]bool{}
+	for _, dev := range slices.Concat(in.Underlays, in.Tunnels) {
+		here[dev.Target] = true
+	}
+	err := d.locked.Forget(func(t plan.Target) bool {
+		_, ours := owned[plan.Aggregates(t)]
+		return ours && !here[t] && d.pipe.gone(t)
+	})
+	if err != nil {
+		return err
+	}
+	made := plan.Aggregate(in)
 	a.skipped, a.none = made.Skipped, len(made.Skipped) >= len(d.snap.Underlays)+len(d.snap.Tunnels)
 	// Who counts comes first, so that what is aggregated is counted.
 	want := map[node.DevKey]bool{}

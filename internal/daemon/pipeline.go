@@ -386,9 +386,12 @@ func present(snap node.Snapshot, key node.DevKey) bool {
 // steers tells whether the device has a mask of ours.
 func (p *pipeline) steers(key node.DevKey) bool {
 	return slices.ContainsFunc(p.locked.Entries(), func(e apply.Entry) bool {
-		return e.Target.NetnsCookie == key.NetnsCookie && e.Target.Ifindex == key.Ifindex
+		return ofPipeline(e.Setting) && e.Target.NetnsCookie == key.NetnsCookie && e.Target.Ifindex == key.Ifindex
 	})
 }
+
+// ofPipeline tells whether a setting is the pipeline's, or that of micro-flows.
+func ofPipeline(s plan.Setting) bool { return !ofPriority(s) && !ofAggregation(s) }
 
 // gone tells that a device exists no more; in doubt it does.
 func (p *pipeline) gone(t plan.Target) bool {
@@ -496,7 +499,7 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 	// Nothing is sent to a device that goes.
 	err = errors.Join(err, p.dp.SetMergeDevice(0))
 	at := newSpaces(p.scanner)
-	rep, restoreErr := p.locked.RestoreIf(at, func(s plan.Setting) bool { return !ofPriority(s) && !ofAggregation(s) })
+	rep, restoreErr := p.locked.RestoreIf(at, ofPipeline)
 	restoreErr = errors.Join(restoreErr, at.Close())
 	for _, r := range rep.Results {
 		if r.Outcome != apply.Restored {
