@@ -13,6 +13,7 @@ import (
 	"github.com/overlane/overlane/internal/apply/offload"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -206,15 +207,14 @@ func offloads(s *node.Scanner, dev node.Dev, into map[string]*string) error {
 	}
 	defer ns.Close()
 	return ns.Do(func() error {
+		all, err := ethtool.Features(dev.Name)
+		if err != nil {
+			return err
+		}
 		for name, value := range into {
-			f, err := offload.Get(dev.Name, name)
-			if errors.Is(err, offload.ErrUnknown) {
-				continue
+			if f, known := all[name]; known {
+				*value = offload.Feature(f).String()
 			}
-			if err != nil {
-				return err
-			}
-			*value = f.String()
 		}
 		return nil
 	})
