@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lifecycle
+
+import (
+	"fmt"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/ethtool"
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/test/e2e/rig"
+)
+
+const aggregates = "pipeline: off\nmetrics: off\nmicroflows: {mode: off}\naggregate: auto\n"
+
+// forwarding is what a feature of the wire and of the tunnel is.
+func forwarding(t *testing.T, b *bed.Bed) (on [2]bool) {
+	t.Helper()
+	rx := b.Receiver()
+	const feature = "rx-udp-gro-forwarding"
+	must(t, rx.NS.Do(func() error {
+		f, err := ethtool.Features(rx.Wire)
+		on[0] = f[feature].Active
+		return err
+	}))
+	must(t, rx.Overlay.Do(func() error {
+		f, err := ethtool.Features(bed.Tunnel)
+		on[1] = f[feature].Active
+		return err
+	}))
+	return on
+}
+
+// aggregating starts a daemon that joins the datagrams of a load.
+func aggregating(t *testing.T, b *bed.Bed) (*rig.Daemon, *rig.Load) {
+	t.Helper()
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: aggregates})
+	if on := forwarding(t, b); on != [2]bool{} {
+		t.Fatalf("on an idle node, wire and tunnel: %v", on)
+	}
+	l := rig.StartLoad(t, b, 2)
+	rig.Until(t, "datagrams are joined", func() (bool, string) {
+		c := d.Status().Counters
+		return c.SuperPackets > 100 && c.AggregatedPackets > 2*c.SuperPackets, fmt.Sprintf("%+v", c)
+	})
+	if on := forwarding(t, b); on != [2]bool{true, true} {
+		t.Fatalf("while it acts, wire and tunnel: %v", on)
+	}
+	return d, l
+}
+
+// joined judges the order of a load during which aggregation ended so often: what GRO had
+// collected in one poll may have been overtaken.
+func joined(t *testing.T, v traffic.Verdict, ends uint64) {
+	t.Helper()
+	const poll = 64
+	t.Logf("%d of %d datagrams were overtaken", v.Reordered, v.Received)
+	if v.Reordered > ends*2*poll+1+v.Received/10000 || v.Duplicated+v.Stale > 0 {
+		t.Errorf("order was broken: %+v", v)
+	}
+}
+
+func TestAggregationComesWithTrafficAndGoesWithTheDaemon(t *testing.T) {
+	for name, end := range map[string]func(*testing.T, *rig.Daemon){
+		"told to end": func(t *testing.T, d *rig.Daemon) {
+			d.Signal(unix.SIGTERM)
+			if code := d.Exited().ExitCode(); code != 0 {
+				t.Errorf("exit code %d", code)
+			}
+		},
+		"killed": func(t *testing.T, d *rig.Daemon) {
+			d.Signal(unix.SIGKILL)
+			killed(t, d.Exited())
+		},
+		"configured off": func(t *testing.T, d *rig.Daemon) {
+			d.Reload("pipeline: off\nmetrics: off\nmicroflows: {mode: off}\naggregate: off\n")
+			rig.Until(t, "it is off", func() (bool, string) {
+				m := d.Status().Mechanisms[3]
+				return m.Name == "aggregate" && m.State == control.Off, fmt.Sprintf("%+v", m)
+			})
+			d.Signal(unix.SIGTERM)
+			d.Exited()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := lab(t, bed.Options{})
+			d, l := aggregating(t, b)
+			l.GoesOn()
+			end(t, d)
+			d.GoneBoth()
+			d.NothingLeft()
+			if on := forwarding(t, b); on != [2]bool{} {
+				t.Errorf("after it, wire and tunnel: %v", on)
+			}
+			l.GoesOn()
+			joined(t, l.Stop(), 1)
+		})
+	}
+}
+
+// Whoever switches it off again has the last word.
+func TestAggregationLeavesAloneWhatSomebodyElseSwitchesOff(t *testing.T) {
+	b := lab(t, bed.Options{})
+	d, l := aggregating(t, b)
+	rx := b.Receiver()
+	must(t, rx.NS.Do(func() error { return ethtool.SetFeature(rx.Wire, "rx-udp-gro-forwarding", false) }))
+	rig.Until(t, "status says that it is somebody else's", func() (bool, string) {
+		st := d.Status()
+		for _, dev := range st.Devices {
+			if dev.State == control.Manual {
+				return true, ""
+			}
+		}
+		return false, fmt.Sprintf("%+v", st.Devices)
+	})
+	if on := forwarding(t, b); on != [2]bool{false, true} {
+		t.Errorf("wire and tunnel: %v", on)
+	}
+	d.Signal(unix.SIGTERM)
+	d.Exited()
+	d.GoneBoth()
+	if on := forwarding(t, b); on != [2]bool{} {
+		t.Errorf("after it, wire and tunnel: %v", on)
+	}
+	joined(t, l.Stop(), 2)
+}
