@@ -26,11 +26,12 @@ func newRunCmd() *cobra.Command {
 		Use:   "run",
 		Short: "Make this node's overlay fast, until told to stop",
 		Long: `Run finds the underlays of its network namespace, the tunnels over them and
-the pods behind, follows their coming and going, and measures. When receive
+the pods behind, follows their coming and going, and measures. When packets come
+fast, it has UDP datagrams that come in a row cross the overlay as one. When receive
 processing of overlay packets saturates a core, it spreads the stages of each
 flow over the configured cores; when that does not pay any more, it steps back.
 
-Until then nothing on any device is changed. When it ends, by whatever cause,
+On an idle node nothing on any device is changed. When it ends, by whatever cause,
 everything is as it was.`,
 		Example: `  overlane run
   overlane run --config /etc/overlane/config.yaml`,
