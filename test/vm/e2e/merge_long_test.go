@@ -196,16 +196,17 @@ func (s *splitting) pays(t *testing.T, what string, bytes uint64, disturb func()
 	p := s.pourAtMost(t, v4, underWay)
 	p.reach(t, 1<<20)
 	was, late := netstat(t, from), netstat(t, to)
-	end := disturb()
+	end, begun := disturb(), time.Now()
 	p.reach(t, bytes)
+	took := time.Since(begun)
 	end()
 	is := netstat(t, from)
 	c := paid{
 		again: is["RetransSegs"] - was["RetransSegs"], needless: is["TCPDSACKRecvSegs"] - was["TCPDSACKRecvSegs"],
 		late: netstat(t, to)["TCPOFOQueue"] - late["TCPOFOQueue"],
 	}
-	t.Logf("%s: %d sent again, %d of them needlessly, %d out of order, longest pause %v",
-		what, c.again, c.needless, c.late, time.Duration(p.pause.Load()).Round(time.Millisecond))
+	t.Logf("%s: %.0f Mbit/s, %d sent again, %d of them needlessly, %d out of order, longest pause %v",
+		what, float64(bytes)*8e-6/took.Seconds(), c.again, c.needless, c.late, time.Duration(p.pause.Load()).Round(time.Millisecond))
 	p.finish(t)
 	return c
 }
