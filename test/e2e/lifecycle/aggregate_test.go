@@ -80,7 +80,8 @@ func TestAggregationComesWithTrafficAndGoesWithTheDaemon(t *testing.T) {
 			d.Reload("pipeline: off\nmetrics: off\nmicroflows: {mode: off}\naggregate: off\n")
 			rig.Until(t, "it is off", func() (bool, string) {
 				m := d.Status().Mechanisms[3]
-				return m.Name == "aggregate" && m.State == control.Off, fmt.Sprintf("%+v", m)
+				on := forwarding(t, b)
+				return m.Name == "aggregate" && m.State == control.Off && on == [2]bool{}, fmt.Sprintf("%+v, wire and tunnel: %v", m, on)
 			})
 			d.Signal(unix.SIGTERM)
 			d.Exited()
