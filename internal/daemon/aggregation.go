@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"time"
 
@@ -49,7 +50,7 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 		}
 		w.Packets, w.Datagrams, w.Supers = c.Packets-a.counted.Packets, c.Datagrams-a.counted.Datagrams, c.Supers-a.counted.Supers
 		a.counted = c
-	} else if rate, err := a.softnet.read(now); err == nil {
+	} else if rate, err := a.softnet.read(now); err == nil && !math.IsInf(rate, 1) {
 		w.Rate = rate
 	}
 	before := a.gov.Last()

@@ -4,6 +4,7 @@ package lifecycle
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -39,6 +40,10 @@ func forwarding(t *testing.T, b *bed.Bed) (on [2]bool) {
 func aggregating(t *testing.T, b *bed.Bed) (*rig.Daemon, *rig.Load) {
 	t.Helper()
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: aggregates})
+	rig.Until(t, "the idle node is left as it is", func() (bool, string) {
+		m := d.Status().Mechanisms[3]
+		return strings.HasPrefix(m.Reason, "fewer than"), fmt.Sprintf("%+v", m)
+	})
 	if on := forwarding(t, b); on != [2]bool{} {
 		t.Fatalf("on an idle node, wire and tunnel: %v", on)
 	}
