@@ -143,8 +143,9 @@ OL_INLINE int ol_express_outer4(const __u8 *ip, const struct ol_express_tunnel *
  *
  * An outer checksum is not added up over the payload: if the inner one is right, the headers
  * tell what the payload adds to it (as local checksum offload does it the other way round). If
- * the inner one is wrong, they do not agree, and the frame takes the full path to whoever
- * drops it.
+ * only one of the two is wrong, they do not agree, and the frame takes the full path to whoever
+ * drops it. If the payload is not what was sent, both are, and the pod drops the packet by the
+ * inner one.
  */
 OL_INLINE enum ol_express_unfit ol_express_plain(const struct ol_cursor *c, __u32 inner,
 						 const struct ol_express_tunnel *t)
@@ -174,10 +175,6 @@ OL_INLINE enum ol_express_unfit ol_express_plain(const struct ol_cursor *c, __u3
 		return OL_PLAIN;
 	if (unsummed)
 		return OL_UNFIT_UNCHECKED;
-	/* From the UDP header to the inner frame: a multiple of four bytes. */
-	if (inner < OL_ETH_HLEN + 20 + 16 || inner > OL_ETH_HLEN + 20 + 16 + 252 ||
-	    !OL_FITS(c, c->data, inner))
-		return OL_UNFIT_OUTER;
 	if (inner != OL_ETH_HLEN + 20 + 16)
 		return OL_UNFIT_UNCHECKED; /* Geneve's options */
 	sum = ol_sum16(udp, 16, sum);

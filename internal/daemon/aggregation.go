@@ -11,10 +11,8 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
-	"github.com/overlane/overlane/internal/apply/offload"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
-	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -23,7 +21,6 @@ import (
 // aggregation has the underlays join datagrams of one flow that come in a row.
 type aggregation struct {
 	gov     *governor.Aggregation
-	softnet softnet
 	dp      *datapath.Aggregation // nil while it does not act
 	counted datapath.AggregateCounters
 	past    datapath.AggregateCounters // of the times before
@@ -50,7 +47,7 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 		}
 		w.Packets, w.Datagrams, w.Supers = c.Packets-a.counted.Packets, c.Datagrams-a.counted.Datagrams, c.Supers-a.counted.Supers
 		a.counted = c
-	} else if rate, err := a.softnet.read(now); err == nil && !math.IsInf(rate, 1) {
+	} else if rate, err := d.softnet.read(now); err == nil && !math.IsInf(rate, 1) {
 		w.Rate = rate
 	}
 	before := a.gov.Last()
@@ -173,50 +170,4 @@ func (d *Daemon) aggregationMechanism() control.Mechanism {
 		m.State, m.Reason = control.Standby, "no underlay and no tunnel can do it, see the devices"
 	}
 	return m
-}
-
-// AggregateInput puts what was seen on the node into the planner's words. Both the daemon and
-// `overlane plan` plan by it.
-func AggregateInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned) plan.AggregateInput {
-	in := plan.AggregateInput{Owned: owned}
-	for _, u := range snap.Underlays {
-		in.Underlays = append(in.Underlays, aggregator(s, u.Dev))
-	}
-	for _, t := range snap.Tunnels {
-		in.Tunnels = append(in.Tunnels, aggregator(s, t.Dev))
-	}
-	return in
-}
-
-func aggregator(s *node.Scanner, dev node.Dev) plan.Aggregator {
-	a := plan.Aggregator{Target: target(dev)}
-	var err error
-	if a.Hold, err = s.GROHold(dev); err == nil {
-		err = offloads(s, dev, map[string]*string{plan.GRO: &a.GRO, plan.UDPForwarding: &a.Forwarding, plan.GROList: &a.List})
-	}
-	if err != nil {
-		a.Unfit = fmt.Sprintf("left alone: %v", err)
-	}
-	return a
-}
-
-// offloads reads the values of features; one that the kernel does not know has none.
-func offloads(s *node.Scanner, dev node.Dev, into map[string]*string) error {
-	ns, err := s.Namespace(dev.NetnsCookie)
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	return ns.Do(func() error {
-		all, err := ethtool.Features(dev.Name)
-		if err != nil {
-			return err
-		}
-		for name, value := range into {
-			if f, known := all[name]; known {
-				*value = offload.Feature(f).String()
-			}
-		}
-		return nil
-	})
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/overlane/overlane/internal/datapath"
-	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -76,22 +75,14 @@ func (p *pipeline) wholeUDP(snap node.Snapshot) (string, error) {
 		devs = append(devs, t.Dev)
 	}
 	for _, dev := range devs {
-		ns, err := p.scanner.Namespace(dev.NetnsCookie)
+		is, err := p.scanner.Features(dev)
 		if errors.Is(err, node.ErrGone) {
 			continue
 		}
 		if err != nil {
 			return "", err
 		}
-		var is map[string]ethtool.Feature
-		err = ns.Do(func() (err error) {
-			is, err = ethtool.Features(dev.Name)
-			return err
-		})
-		if err := errors.Join(err, ns.Close()); err != nil {
-			return "", err
-		}
-		for _, name := range []string{"rx-udp-gro-forwarding", "rx-gro-list"} {
+		for _, name := range []string{plan.UDPForwarding, plan.GROList} {
 			if is[name].Active {
 				return fmt.Sprintf("%s joins datagrams into one (%s)", dev, name), nil
 			}

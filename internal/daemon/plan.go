@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/apply/offload"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -121,6 +122,45 @@ func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unfit st
 		return fmt.Sprintf("left alone: %v", err)
 	}
 	return ""
+}
+
+// AggregateInput puts what was seen on the node into the planner's words. Both the daemon and
+// `overlane plan` plan by it.
+func AggregateInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned) plan.AggregateInput {
+	in := plan.AggregateInput{Owned: owned}
+	for _, u := range snap.Underlays {
+		in.Underlays = append(in.Underlays, aggregator(s, u.Dev))
+	}
+	for _, t := range snap.Tunnels {
+		in.Tunnels = append(in.Tunnels, aggregator(s, t.Dev))
+	}
+	return in
+}
+
+func aggregator(s *node.Scanner, dev node.Dev) plan.Aggregator {
+	a := plan.Aggregator{Target: target(dev)}
+	var err error
+	if a.Hold, err = s.GROHold(dev); err == nil {
+		err = offloads(s, dev, map[string]*string{plan.GRO: &a.GRO, plan.UDPForwarding: &a.Forwarding, plan.GROList: &a.List})
+	}
+	if err != nil {
+		a.Unfit = fmt.Sprintf("left alone: %v", err)
+	}
+	return a
+}
+
+// offloads reads the values of features; one that the kernel does not know has none.
+func offloads(s *node.Scanner, dev node.Dev, into map[string]*string) error {
+	all, err := s.Features(dev)
+	if err != nil {
+		return err
+	}
+	for name, value := range into {
+		if f, known := all[name]; known {
+			*value = offload.Feature(f).String()
+		}
+	}
+	return nil
 }
 
 // podUnfit tells why a pod is left alone, if it is.

@@ -14,11 +14,15 @@ import (
 type softnet struct {
 	last map[uint32]uint32 // by core
 	when time.Time
+	rate float64 // then
 }
 
 // read returns the packets per second of the core that received most since the
-// last call; infinite if there was none lately.
+// last call; infinite if there was none lately. For the same time it is read once.
 func (s *softnet) read(now time.Time) (float64, error) {
+	if s.last != nil && now.Equal(s.when) {
+		return s.rate, nil
+	}
 	stats, err := softnetStats()
 	if err != nil {
 		return 0, err
@@ -36,6 +40,7 @@ func (s *softnet) read(now time.Time) (float64, error) {
 			most = max(most, float64(c.Processed-before)/since.Seconds())
 		}
 	}
+	s.rate = most
 	return most, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 )
 
 // Aggregation counts what comes out of tunnels.
@@ -25,9 +26,10 @@ func (d *Datapath) LoadAggregation() (*Aggregation, error) {
 	return a, nil
 }
 
-// Attach hangs the program on a tunnel's ingress. Closing what it returns takes it off again.
+// Attach hangs the program on a tunnel's ingress, in front of the others: what one of them hands
+// on, none behind it sees. Closing what it returns takes it off again.
 func (a *Aggregation) Attach(dev Device) (io.Closer, error) {
-	return attachTCX(dev, ebpf.AttachTCXIngress, a.objs.OlTunnelCount)
+	return attachTCXAt(dev, ebpf.AttachTCXIngress, link.Head(), a.objs.OlTunnelCount)
 }
 
 // AggregateCounters are totals over all tunnels.

@@ -293,7 +293,12 @@ func (d *Datapath) AttachPodLeftAlone(dev Device) (io.Closer, error) {
 	return attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodRestore)
 }
 
+// attachTCX hangs a program behind the others of a hook.
 func attachTCX(dev Device, at ebpf.AttachType, prog *ebpf.Program) (io.Closer, error) {
+	return attachTCXAt(dev, at, link.Tail(), prog)
+}
+
+func attachTCXAt(dev Device, at ebpf.AttachType, anchor link.Anchor, prog *ebpf.Program) (io.Closer, error) {
 	var l link.Link
 	err := dev.Netns.Do(func() error {
 		var err error
@@ -301,7 +306,7 @@ func attachTCX(dev Device, at ebpf.AttachType, prog *ebpf.Program) (io.Closer, e
 			Interface: dev.Ifindex,
 			Program:   prog,
 			Attach:    at,
-			Anchor:    link.Tail(),
+			Anchor:    anchor,
 		})
 		return err
 	})

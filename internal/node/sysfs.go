@@ -43,23 +43,29 @@ func (s *Scanner) Settings(d Dev) (Settings, error) {
 	return set, nil
 }
 
-// GRO tells whether a device aggregates what it receives. It enters the device's
-// namespace and takes the kernel's lock on all devices, as Settings does not.
-func (s *Scanner) GRO(d Dev) (on bool, err error) {
+// Features reads what a device can do and does, by the kernel's names. It enters the
+// device's namespace and takes the kernel's lock on all devices, as Settings does not.
+func (s *Scanner) Features(d Dev) (map[string]ethtool.Feature, error) {
 	h, err := s.Namespace(d.NetnsCookie)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	defer h.Close()
-	err = h.Do(func() error {
-		features, err := ethtool.Features(d.Name)
-		on = features["rx-gro"].Active
+	var features map[string]ethtool.Feature
+	err = h.Do(func() (err error) {
+		features, err = ethtool.Features(d.Name)
 		return err
 	})
 	if err != nil {
-		return false, fmt.Errorf("read features of %s: %w", d, err)
+		return nil, fmt.Errorf("read features of %s: %w", d, err)
 	}
-	return on, nil
+	return features, nil
+}
+
+// GRO tells whether a device aggregates what it receives.
+func (s *Scanner) GRO(d Dev) (on bool, err error) {
+	features, err := s.Features(d)
+	return features["rx-gro"].Active, err
 }
 
 // GROHold is how long a device's GRO may keep packets for others that may come, beyond the

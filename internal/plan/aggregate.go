@@ -51,8 +51,11 @@ func Aggregate(in AggregateInput) Plan {
 	on := false
 	for _, dev := range slices.Concat(in.Underlays, in.Tunnels) {
 		s := Aggregates(dev.Target)
-		_, touched := in.Owned[s]
+		ours, touched := in.Owned[s]
 		if why := dev.unfit(touched); why != "" {
+			if touched && dev.Forwarding == "on" {
+				p.Steps = append(p.Steps, Step{Setting: s, Was: "on", First: ours.First, Want: ours.First, Reason: why})
+			}
 			p.Skipped = append(p.Skipped, Skip{What: s.String(), Reason: why, Target: dev.Target})
 			continue
 		}
@@ -61,10 +64,11 @@ func Aggregate(in AggregateInput) Plan {
 				Reason: "datagrams of one flow that come in a row cross the overlay as one packet"})
 		}
 	}
+	if !on {
+		return p
+	}
 	for _, t := range in.Tunnels {
-		if on {
-			p.Attach = append(p.Attach, Attachment{Target: t.Target, Program: CountProgram, Hook: "tcx ingress", Reason: "counts them"})
-		}
+		p.Attach = append(p.Attach, Attachment{Target: t.Target, Program: CountProgram, Hook: "tcx ingress", Reason: "counts them"})
 	}
 	return p
 }

@@ -23,6 +23,12 @@ func TestAggregationChangesOnlyWhatNobodyElseDecides(t *testing.T) {
 	if p := Aggregate(AggregateInput{Underlays: []Aggregator{{Target: u, Unfit: "not this one"}}, Tunnels: []Aggregator{on}}); len(p.Steps) != 1 || p.Steps[0].Target != on.Target || len(p.Attach) != 1 {
 		t.Errorf("beside an underlay that cannot: %+v", p)
 	}
+	// GRO has come to hold packets back since.
+	late := Aggregator{Target: u, GRO: "on", Forwarding: "on", List: "off", Hold: time.Microsecond}
+	p := Aggregate(AggregateInput{Underlays: []Aggregator{late}, Owned: map[Setting]Owned{Aggregates(u): {First: "off", Wrote: "on"}}})
+	if err := ValidateSteps(p.Steps); err != nil || len(p.Steps) != 1 || p.Steps[0].Want != "off" || p.Steps[0].Was != "on" || len(p.Skipped) != 1 {
+		t.Errorf("once packets are held back: %v, %+v", err, p)
+	}
 	ours := map[Setting]Owned{Aggregates(u): {First: "off", Wrote: "on"}}
 	for _, tt := range []struct {
 		what  string

@@ -56,8 +56,11 @@ func (r Result) Stages(w io.Writer, stages []string) error {
 	}
 	rate := []string{"thousand packets a second"}
 	for _, v := range r.Variants {
-		m := v.Metrics[KPPS]
-		rate = append(rate, fmt.Sprintf("%.0f", float64(m.Median)), "")
+		kpps := ""
+		if m, ok := v.Metrics[KPPS]; ok && !m.Median.Missing() {
+			kpps = fmt.Sprintf("%.0f", float64(m.Median))
+		}
+		rate = append(rate, kpps, "")
 	}
 	g.row("", rate...)
 	g.write(b)

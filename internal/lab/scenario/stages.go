@@ -5,7 +5,6 @@ package scenario
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 
 	"github.com/overlane/overlane/internal/lab/report"
@@ -156,15 +155,17 @@ func (e *env) profile(wait func() error) error {
 	return err
 }
 
-// StageNames lists the steps, in the order of the path.
+// StageNames lists the steps, in the order of the path, and then those of any place.
 func StageNames() []string {
 	var names []string
 	seen := map[string]bool{}
-	for _, s := range slices.Concat(steps[4:], steps[:4]) {
-		if !seen[s.name] {
-			names = append(names, s.name)
+	for _, anywhere := range []bool{false, true} {
+		for _, s := range steps {
+			if (s.in == "") == anywhere && !seen[s.name] {
+				names = append(names, s.name)
+				seen[s.name] = true
+			}
 		}
-		seen[s.name] = true
 	}
 	return append(names, rest, report.AllStages)
 }

@@ -27,7 +27,6 @@ type parcels struct {
 	room      chan struct{} // one for each datagram that may be under way
 	ended     chan error
 	inOne     int // datagrams that came with others in one packet
-
 }
 
 const (

@@ -57,13 +57,7 @@ func (o *overlay) send(t *testing.T, ip func(*host) netip.Addr, burst int, pace 
 	}
 	t.Cleanup(func() { s.to.Close() })
 	// What waits for the reader must not be dropped and pass for a loss.
-	raw, err := s.to.SyscallConn()
-	if err == nil {
-		err = errors.Join(raw.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20)
-		}), err)
-	}
-	if err != nil {
+	if err := sockopt(s.to, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20); err != nil {
 		t.Fatalf("widen the receive buffer: %v", err)
 	}
 	err = a.pod.Do(func() (err error) {
