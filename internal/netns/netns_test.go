@@ -3,9 +3,13 @@
 package netns
 
 import (
+	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func newNS(t *testing.T) *Handle {
@@ -68,5 +72,37 @@ func TestSysfsShowsTheNamespacesOwnDevices(t *testing.T) {
 func TestOfPathRefusesWhatIsNoNamespace(t *testing.T) {
 	if _, err := OfPath("/proc/self/status"); err == nil {
 		t.Fatal("an ordinary file was taken for a namespace")
+	}
+}
+
+// When ip-netns names its first namespace, it mounts the directory over itself, and what has been
+// mounted in it by others is covered.
+func TestNameOutlivesIPNetns(t *testing.T) {
+	h := newNS(t)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a")
+	if err := h.Name(path); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	if err := h.Name(path); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("a name was given twice: %v", err)
+	}
+	if err := share(dir); err != nil { // as ip-netns does
+		t.Fatal(err)
+	}
+	named, err := OfPath(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer named.Close()
+	if named.Inode() != h.Inode() {
+		t.Error("the name is another namespace's")
+	}
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Error("a mount is left beneath: ", err)
 	}
 }

@@ -22,24 +22,12 @@ const nsDir = "/run/netns"
 
 // addNamed creates a namespace under the name where ip-netns(8) looks for it.
 func addNamed(name string) error {
-	if err := os.MkdirAll(nsDir, 0o755); err != nil {
-		return fmt.Errorf("create %s: %w", nsDir, err)
-	}
-	path := filepath.Join(nsDir, name)
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
-	if err != nil {
-		return fmt.Errorf("create namespace %s: %w", name, err)
-	}
-	f.Close()
 	h, err := netns.New()
 	if err != nil {
 		return err
 	}
 	defer h.Close()
-	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", h.FD()), path, "none", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("name namespace %s: %w", name, err)
-	}
-	return nil
+	return h.Name(filepath.Join(nsDir, name))
 }
 
 // Down ends a lab: processes in its namespaces, devices, namespaces, record.

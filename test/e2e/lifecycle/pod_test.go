@@ -146,8 +146,7 @@ func container(t *testing.T, b *bed.Bed, n int) (p bed.Pod, remove func()) {
 	ns, err := netns.New()
 	must(t, err)
 	path := fmt.Sprintf("/run/netns/ol%s-x%d", b.Name, n)
-	must(t, os.WriteFile(path, nil, 0o444))
-	must(t, unix.Mount(fmt.Sprintf("/proc/self/fd/%d", ns.FD()), path, "none", unix.MS_BIND, ""))
+	must(t, ns.Name(path))
 	p = b.Receiver().Pods[0]
 	p.NS, p.HostEnd = ns, fmt.Sprintf("vc%d", n)
 	p.MAC[5], p.IP4 = byte(100+n), p.IP4.Next()

@@ -133,23 +133,15 @@ func (h *host) polledByOneCore(t *testing.T) {
 // would not find it.
 func name(t *testing.T, ns *netns.Handle) {
 	t.Helper()
-	const dir = "/run/netns"
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.CreateTemp(dir, "overlane-test-")
-	if err != nil {
+	path := fmt.Sprintf("/run/netns/overlane-test-%d-%d", os.Getpid(), ns.Inode())
+	if err := ns.Name(path); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(unix.Unmount(f.Name(), unix.MNT_DETACH), os.Remove(f.Name())); err != nil {
+		if err := errors.Join(unix.Unmount(path, unix.MNT_DETACH), os.Remove(path)); err != nil {
 			t.Error(err)
 		}
 	})
-	err = errors.Join(f.Close(), unix.Mount(fmt.Sprintf("/proc/self/fd/%d", ns.FD()), f.Name(), "", unix.MS_BIND, ""))
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // v4 is a host's pod's address.
