@@ -12,6 +12,7 @@
 #endif
 
 #define OL_LANE_LOCAL 0xff     /* no hop: stay on the core that runs the hook */
+#define OL_LANE_EXPRESS 0xfe   /* no hop either: from the NIC straight to the pod */
 #define OL_VNI_ANY 0xffffffffU /* a tunnel that takes every VNI (collect metadata) */
 
 enum ol_limit {
@@ -38,6 +39,8 @@ enum ol_limit {
 	OL_MERGE_POINTS = 64,		   /* devices where that is done */
 	OL_MERGE_READY = 1024,		   /* packets that may go at a time, at each of them */
 	OL_NOTES = 256,			   /* micro-flows of a flow that are under way, by time */
+	OL_PORTS = 1024,		   /* pods that frames go to straight from the NIC */
+	OL_SENDERS = 4096,		   /* who sends to them */
 	OL_WAYS = 128,			   /* times that ways through branches are told apart by */
 };
 
@@ -145,12 +148,16 @@ enum ol_counter {
 	OL_CNT_MICROFLOWS,   /* runs that these were cut into */
 	OL_CNT_SPLIT_BEGUN,  /* times that a flow began to be split ... */
 	OL_CNT_SPLIT_ENDED,  /* ... and was whole again */
+	OL_CNT_EXPRESS,	     /* frames handed from the NIC straight to a pod ... */
+	OL_CNT_EXPRESS_DROP, /* ... that its ring had no room for */
+	OL_CNT_EXPRESS_LEFT, /* times that a flow left that way before it was seen to be empty */
 	OL_NR_COUNTERS,
 };
 
 /* ol_policy.flags */
 enum ol_flag {
 	OL_F_RESTEER = 1, /* tests: wish for another lane with every poll */
+	OL_F_EXPRESS = 4, /* frames may go straight to pods */
 	OL_F_NEUTRAL = 2, /* RPS masks are ours: who is not steered gets hash 0 */
 };
 
@@ -206,6 +213,7 @@ struct ol_policy {
 	__u8 split_second; /* branches that are lanes of the first have a core more each, for the second */
 	__u32 merge_ifindex; /* of the devices with merge points, the same in each namespace */
 	__u32 merge_delay;   /* ns by which packets go on later behind one, by time; 0: by number */
+	__u32 express_epoch; /* changes when there was nobody to see what took which way */
 	struct ol_lanes stage[OL_NR_STAGES];
 	__u16 busy[OL_MAX_CPUS]; /* utilisation in 1/1000, from the daemon */
 	__u8 core_flags[OL_MAX_CPUS];
@@ -213,7 +221,7 @@ struct ol_policy {
 
 /*
  * Key of the cells map: a device of ours as the tracepoint sees it. The value is
- * a tunnel's index, or OL_MAX_TUNNELS for an underlay.
+ * a tunnel's index, OL_MAX_TUNNELS for an underlay, or above that the port of a pod's end.
  */
 struct ol_cell_key {
 	__u32 ifindex;
@@ -230,6 +238,9 @@ struct ol_slot {
 	__u8 settling; /* came from prev_cpu, whose last packets may still be on their way */
 	__u16 prev_cpu;
 	__u32 prev_seq;
+	__u16 port;  /* of the pod that it goes straight to */
+	__u8 due;    /* the stack is to see who sends */
+	__u8 epoch;  /* of the policy when it began to */
 	__u64 since; /* ns, when the slot took this lane or came to this core */
 };
 
@@ -255,6 +266,66 @@ struct ol_progress {
 	__u64 pending_time; /* candidate for safe ... */
 	__u32 pending_tail; /* ... once the head has come this far */
 	__u32 armed;
+};
+
+/* A pod's end of a veth, polled by one core at a time. */
+struct ol_port {
+	__u64 napi;	    /* address, once it was polled */
+	__u64 safe;	    /* what was in its ring before this time has been handled */
+	__u64 pending_time; /* candidate for safe ... */
+	__u32 left;	    /* ... once so many more frames have been handled */
+	__u32 armed;
+};
+
+/* Where frames came in, for which network, and which pod they are for. */
+struct ol_express_key {
+	__u32 nic; /* ifindex */
+	__u32 vni;
+	__u16 port; /* UDP, host byte order */
+	__u8 mac[6];
+};
+
+/* One tunnel, as far as frames for it can be told from others. Addresses as on the wire. */
+struct ol_express_tunnel {
+	__u32 local[4]; /* the outer destination; IPv4: the first word */
+	__u8 version;	/* of IP outside; 0: no frame is plain */
+	__u8 nic[6];	/* the NIC's address */
+	__u8 mac[6];	/* the tunnel's own: what comes from it are echoes */
+	__u8 pad[3];
+};
+
+/* The way straight to a pod. */
+struct ol_express_way {
+	__u64 withdrawn; /* ns; 0: it is in force */
+	__u32 port;
+	__u32 max_len;	  /* of an inner frame; the stack is to judge longer ones */
+	__u32 refresh_us; /* so often the stack is to see a frame of each sender; 0: never */
+	__u32 pad;
+	struct ol_express_tunnel tunnel;
+};
+
+/* Why a frame takes the full path, or that it need not (OL_PLAIN). */
+enum ol_express_unfit {
+	OL_PLAIN,
+	OL_UNFIT_NIC,	    /* not sent to this NIC's address */
+	OL_UNFIT_OUTER,	    /* lengths, checksum, addresses or marks of the outer headers */
+	OL_UNFIT_UNCHECKED, /* whether the outer checksum is right cannot be told from the headers */
+	OL_UNFIT_FRAME,	    /* the inner frame: a group's or no sender, an echo, a tag */
+	OL_UNFIT_INNER,	    /* options, fragments, neither TCP nor UDP, lengths */
+	OL_UNFIT_LONG,	    /* longer than the pod's veth takes */
+	OL_NR_UNFIT,
+};
+
+struct ol_sender_key {
+	__u32 vni;
+	__u16 port;
+	__u8 mac[6];
+};
+
+/* What the stack has learned of a sender. */
+struct ol_sender {
+	__u32 seen; /* us */
+	__u32 from; /* outer source */
 };
 
 /* Receive work of one kind on one core, from saturated polls only. */
@@ -572,6 +643,7 @@ struct ol_abi {
 	enum ol_unnumbered_by unnumbered;
 	enum ol_merge_counter merge_counter;
 	enum ol_resequence_counter resequence_counter;
+	enum ol_express_unfit express_unfit;
 };
 
 /* Which core handled a slot last, per stage: cpu + 1, or 0. */

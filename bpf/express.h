@@ -9,30 +9,11 @@
 #ifndef OVERLANE_EXPRESS_H
 #define OVERLANE_EXPRESS_H
 
+#include "abi.h"
 #include "parse.h"
 
 #define OL_ECN_CE 3
 #define OL_ECN_MASK 3
-
-/* Why a frame takes the full path, or that it need not (OL_PLAIN). */
-enum ol_express_unfit {
-	OL_PLAIN,
-	OL_UNFIT_NIC,	    /* not sent to this NIC's address */
-	OL_UNFIT_OUTER,	    /* lengths, checksum, addresses or marks of the outer headers */
-	OL_UNFIT_UNCHECKED, /* whether the outer checksum is right cannot be told from the headers */
-	OL_UNFIT_FRAME,	    /* the inner frame: a group's or no sender, an echo, a tag */
-	OL_UNFIT_INNER,	    /* options, fragments, neither TCP nor UDP, lengths */
-	OL_NR_UNFIT,
-};
-
-/* One tunnel, as far as frames for it can be told from others. Addresses as on the wire. */
-struct ol_express_tunnel {
-	__u32 local[4]; /* the outer destination; IPv4: the first word */
-	__u8 version;	/* of IP outside; 0: no frame is plain */
-	__u8 nic[6];	/* the NIC's address */
-	__u8 mac[6];	/* the tunnel's own: what comes from it are echoes */
-	__u8 pad[3];
-};
 
 /* Ones' complement sums, of whole 16 bit words in the order of memory. */
 OL_INLINE __u64 ol_sum16(const __u8 *p, __u32 len, __u64 sum)
@@ -156,7 +137,7 @@ OL_INLINE enum ol_express_unfit ol_express_plain(const struct ol_cursor *c, __u3
 	__u64 sum = 0;
 	__u16 len;
 
-	if (!OL_FITS(c, eth, OL_ETH_HLEN + 20 + 8))
+	if (!OL_FITS(c, eth, OL_ETH_HLEN + 20 + 16))
 		return OL_UNFIT_OUTER;
 	if (!ol_same_mac(eth, t->nic))
 		return OL_UNFIT_NIC;

@@ -36,7 +36,10 @@ struct net_device {
 	possible_net_t nd_net;
 } OL_CORE;
 
+#define OL_NAPI_SCHED 1 /* bit NAPI_STATE_SCHED of state */
+
 struct napi_struct {
+	unsigned long state;
 	struct net_device *dev;
 	unsigned long gro_bitmask;
 } OL_CORE;

@@ -48,10 +48,18 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 2 * 4 * OL_MAX_TUNNELS);
+	__uint(max_entries, 2 * 4 * OL_MAX_TUNNELS + 2 * OL_PORTS);
 	__type(key, struct ol_cell_key);
 	__type(value, __u32);
 } ol_cells SEC(".maps");
+
+/* The pods that frames go to straight from the NIC. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, OL_PORTS);
+	__type(key, __u32);
+	__type(value, struct ol_port);
+} ol_ports SEC(".maps");
 
 /* Index: (cpu * OL_NR_STAGES + stage) * OL_SLOTS + slot. */
 struct {

@@ -117,6 +117,36 @@ OL_INLINE void ol_progress_step(struct ol_progress *p, __u32 head, __u32 tail, _
 	p->armed = 1;
 }
 
+/* Frames that the ring of a veth holds (drivers/net/veth.c, VETH_RING_SIZE). */
+#define OL_PORT_RING 256
+
+/*
+ * A pod's end has been polled. Full: it may have left frames in its ring. holds: its GRO
+ * did. before: no later than the poll began.
+ */
+OL_INLINE void ol_port_step(struct ol_port *p, __u32 work, int full, int holds, __u64 before,
+			    __u64 now)
+{
+	if (holds) {
+		p->armed = 0;
+		return;
+	}
+	if (!full) {
+		OL_WRITE(p->safe, before);
+		p->armed = 0;
+		return;
+	}
+	if (p->armed && p->left > work) {
+		p->left -= work;
+		return;
+	}
+	if (p->armed)
+		OL_WRITE(p->safe, p->pending_time);
+	p->pending_time = now;
+	p->left = OL_PORT_RING;
+	p->armed = 1;
+}
+
 /*
  * Has a queue handled what was handed on to it by `handed`? empty: its head and
  * tail were read equal after that.

@@ -21,9 +21,10 @@ struct ol_hop {
 	__u32 this_cpu;
 	__u32 stage;
 	__u32 slot;
-	__u32 tunnel; /* index, or OL_NO_CELL */
-	__u32 stay;   /* wishes for no lane */
-	__u32 again;  /* the flow of the packet before, in the same poll */
+	__u32 tunnel;  /* index, or OL_NO_CELL */
+	__u32 stay;    /* wishes for no lane */
+	__u32 again;   /* the flow of the packet before, in the same poll */
+	__u32 express; /* the frame may go straight to its pod */
 };
 
 /* No GRO cell between the hook and the lane: a packet is in its queue when the poll ends. */
@@ -195,8 +196,62 @@ __noinline int ol_pod_left(__u32 slot)
 	return handed && ol_backlog_drained(owner, handed);
 }
 
-/* The order guard: has everything that the slot sent before left its lane? */
-static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slot *s)
+/* Has everything been handled that was handed to a pod straight from the NIC by `handed`? */
+__noinline int ol_port_drained(__u32 port, __u64 handed)
+{
+	struct ol_port *p = bpf_map_lookup_elem(&ol_ports, &port);
+	struct napi_struct *napi;
+
+	if (!p || !p->napi || !handed)
+		return 0;
+	napi = (void *)p->napi;
+	/* What is put into the ring schedules its poll, which ends once the ring is empty. */
+	if (!(BPF_CORE_READ(napi, state) & OL_NAPI_SCHED))
+		return 1;
+	return handed + OL_CLOCK_SLACK_NS <= OL_READ(p->safe);
+}
+
+/*
+ * Has everything been handled that the slot sent through the stages behind the NIC's, on
+ * whatever lanes? Nothing of it is on its way there any more. tunnel: as in a hop.
+ */
+__noinline int ol_behind_left(__u32 slot, __u32 tunnel)
+{
+	struct ol_owner *o = bpf_map_lookup_elem(&ol_owners, &slot);
+	struct ol_policy *policy = ol_get_policy();
+	__u32 stage, owner, cpu, lane;
+	struct ol_slot *s;
+	struct ol_cpu *c;
+	__u64 handed;
+
+	if (!o || !policy)
+		return 0;
+	for (stage = OL_STAGE_TUNNEL; stage < OL_NR_STAGES; stage++) {
+		if (!o->cpu[stage])
+			continue;
+		owner = o->cpu[stage] - 1;
+		s = ol_get_slot(owner, stage, slot);
+		c = ol_get_cpu(owner);
+		if (!s || !c)
+			return 0;
+		handed = ol_handed_on_by(owner, stage == OL_STAGE_TUNNEL ? tunnel : OL_NO_CELL,
+					 s->seq);
+		/* A core that has not polled for so long has nothing to hand on. */
+		if (!handed && (__s64)(bpf_ktime_get_ns() - OL_READ(c->now)) < OL_LANE_DONE_NS)
+			return 0;
+		lane = s->lane;
+		cpu = lane < OL_MAX_LANES ? policy->stage[stage].cpu[ol_lane_index(lane)] : owner;
+		if (handed && !ol_backlog_drained(cpu, handed))
+			return 0;
+	}
+	return 1;
+}
+
+/*
+ * The order guard: has everything that the slot sent before left its lane, so that it may
+ * go on another one?
+ */
+static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slot *s, __u32 to)
 {
 #ifdef OL_MUTANT_NO_GUARD
 	return 1;
@@ -214,7 +269,7 @@ static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slo
 		if (settled < (__s64)h->policy->settle_us * 1000)
 			return 0;
 		/* Frames for a lane pass no cell there; lost ones may never be told of. */
-		if (h->stage == OL_STAGE_NIC && lane < OL_MAX_LANES)
+		if (h->stage == OL_STAGE_NIC && lane != OL_LANE_LOCAL)
 			tunnel = OL_NO_CELL;
 		if (h->stage != OL_STAGE_POD && settled <= OL_LANE_DONE_NS &&
 		    !ol_handed_on_by(s->prev_cpu, tunnel, s->prev_seq))
@@ -222,11 +277,16 @@ static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slo
 		s->settling = 0;
 		return 0;
 	}
-	if (h->stage == OL_STAGE_NIC)
-		return (lane < OL_MAX_LANES ? ol_ring_drained(h->this_cpu, h->lanes->cpu[lane],
-							      h->tunnel, s->seq)
-					    : ol_pass_drained(h->this_cpu, h->tunnel, s->seq)) &&
-		       ol_pod_left(h->slot);
+	if (h->stage == OL_STAGE_NIC && lane == OL_LANE_EXPRESS)
+		return ol_port_drained(s->port, ol_handed_on_by(h->this_cpu, OL_NO_CELL, s->seq));
+	if (h->stage == OL_STAGE_NIC) {
+		if (!(lane < OL_MAX_LANES
+			      ? ol_ring_drained(h->this_cpu, h->lanes->cpu[lane], h->tunnel, s->seq)
+			      : ol_pass_drained(h->this_cpu, h->tunnel, s->seq)))
+			return 0;
+		return to == OL_LANE_EXPRESS ? ol_behind_left(h->slot, h->tunnel)
+					     : ol_pod_left(h->slot);
+	}
 	handed = ol_handed_on_by(h->this_cpu, h->tunnel, s->seq);
 	if (!handed)
 		return 0;
@@ -249,11 +309,17 @@ static __always_inline int ol_lane_leaves(const struct ol_hop *h, __u32 lane)
 	return leave && OL_READ(leave->leaving);
 }
 
+/* A flow that left its express way, or is new, takes the full path for so long. */
+#define OL_EXPRESS_PAUSE_NS 100000000
+
 /* The lane that the policy wishes for the slot. */
 static __always_inline __u32 ol_wish(const struct ol_hop *h, const struct ol_slot *s)
 {
 	__u32 nr = h->lanes->nr, lane = s->lane, c1, c2;
 
+	if (h->express && !s->due &&
+	    (lane == OL_LANE_EXPRESS || (__s64)(h->cpu->now - s->since) > OL_EXPRESS_PAUSE_NS))
+		return OL_LANE_EXPRESS;
 	if (h->stay || !nr || nr > OL_MAX_LANES || h->this_cpu >= OL_MAX_CPUS ||
 	    !(h->policy->core_flags[h->this_cpu] & (1U << h->stage)))
 		return OL_LANE_LOCAL;
@@ -299,6 +365,8 @@ __noinline __u32 ol_lane_of(__u32 stage, __u32 cpu)
  */
 static __always_inline __u32 ol_known_lane(const struct ol_hop *h, __u32 lane)
 {
+	if (lane == OL_LANE_EXPRESS && h->stage == OL_STAGE_NIC)
+		return lane;
 	return lane < h->lanes->nr ? lane : OL_LANE_LOCAL;
 }
 
@@ -310,6 +378,9 @@ static __always_inline void ol_adopt(const struct ol_hop *h, struct ol_slot *s, 
 	if (!p)
 		return;
 	s->lane = ol_known_lane(h, p->lane);
+	s->port = p->port;
+	s->due = p->due;
+	s->epoch = p->epoch;
 	/* A pod's packets without a lane waited in that core's backlog, not in this one's. */
 	if (h->stage == OL_STAGE_POD && s->lane == OL_LANE_LOCAL)
 		s->lane = ol_lane_of(h->stage, prev);
@@ -346,14 +417,15 @@ static __always_inline __u32 ol_steer(const struct ol_hop *h)
 		}
 		/* A slot that nobody had yet is on no lane, not on the first. */
 		s->lane = OL_LANE_LOCAL;
-		s->lane = ol_wish(h, s);
 		s->since = h->cpu->now;
+		s->lane = ol_wish(h, s);
 	} else {
 		s->lane = ol_known_lane(h, s->lane);
 		wish = ol_wish(h, s);
 		if (wish != s->lane) {
-			if (ol_slot_drained(h, s)) {
+			if (ol_slot_drained(h, s, wish)) {
 				s->lane = wish;
+				s->epoch = h->policy->express_epoch;
 				s->since = h->cpu->now;
 				ol_count(OL_CNT_LANE_CHANGES, 1);
 			} else {

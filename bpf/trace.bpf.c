@@ -52,6 +52,18 @@ static __always_inline void ol_nic_polled(struct napi_struct *napi, struct ol_cp
 		cpu->nic_seq = seq;
 }
 
+/* A pod's end was polled: how far is it through its ring? */
+static __always_inline void ol_port_polled(struct napi_struct *napi, __u32 port, __u32 work,
+					   int full, __u64 before, __u64 now)
+{
+	struct ol_port *p = bpf_map_lookup_elem(&ol_ports, &port);
+
+	if (!p)
+		return;
+	p->napi = (__u64)napi;
+	ol_port_step(p, work, full, ol_gro_holds(napi), before, now);
+}
+
 static __always_inline void ol_flush_pending(__u32 this_cpu, __u32 nr_tunnels, __u32 nic_seq,
 					     __u64 now)
 {
@@ -77,7 +89,7 @@ SEC("tp_btf/napi_poll")
 int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 {
 	__u32 this_cpu = bpf_get_smp_processor_id(), head, tail, seq;
-	__u64 now = bpf_ktime_get_ns(), spent;
+	__u64 now = bpf_ktime_get_ns(), before, spent;
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	struct softnet_data *sd;
 	int tunnel, stage, full = work >= budget;
@@ -90,7 +102,8 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 	ol_flush_pending(this_cpu, ol_nr_tunnels, cpu->nic_seq, now);
 
 	seq = cpu->seq + 1;
-	spent = now - cpu->now;
+	before = cpu->now;
+	spent = now - before;
 	cpu->now = now;
 	cpu->seq = seq;
 	/* nic_seq as before this poll: what its GRO batches comes behind this tracepoint. */
@@ -102,6 +115,9 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 	if (tunnel >= 0 && tunnel < OL_MAX_TUNNELS) {
 		stage = OL_STAGE_TUNNEL;
 		ol_cell_polled(napi, this_cpu, tunnel, seq, cpu->nic_seq, now, full);
+	} else if (tunnel > OL_MAX_TUNNELS) {
+		stage = OL_STAGE_POD;
+		ol_port_polled(napi, tunnel - OL_MAX_TUNNELS - 1, work, full, before, now);
 	} else if ((sd = ol_backlog_of(napi, this_cpu))) {
 		stage = OL_STAGE_POD;
 		cpu->softnet = (__u64)sd;
@@ -116,7 +132,7 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 		head = BPF_CORE_READ(sd, input_queue_head);
 		tail = BPF_CORE_READ(sd, input_queue_tail);
 		ol_progress_step(&cpu->backlog, head, tail, now);
-		if (stage == OL_STAGE_POD)
+		if (!napi->dev)
 			cpu->queue = tail - head;
 	}
 
@@ -147,6 +163,22 @@ int BPF_PROG(ol_lane_enqueue, int map_id, unsigned int processed, unsigned int d
 {
 	if (map_id == ol_lane_map_id && drops)
 		ol_count(OL_CNT_XDP_DROP, drops);
+	return 0;
+}
+
+/* Frames were handed to a device straight from the NIC, or found no room there. */
+SEC("tp_btf/xdp_devmap_xmit")
+int BPF_PROG(ol_express_sent, const struct net_device *from, const struct net_device *to, int sent,
+	     int drops)
+{
+	struct ol_cell_key key = {};
+
+	if (drops <= 0)
+		return 0;
+	key.ifindex = from->ifindex;
+	key.netns = from->nd_net.net->ns.inum;
+	if (bpf_map_lookup_elem(&ol_cells, &key))
+		ol_count(OL_CNT_EXPRESS_DROP, drops);
 	return 0;
 }
 

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * XDP on the underlay: the split of the first stage. Before an skb exists, a
- * flow's frames go to a lane: a cpumap thread on another core, which builds the
+ * flow's frames go straight to their pod, where nothing on the way there could tell, or to a
+ * lane: a cpumap thread on another core, which builds the
  * skb and does the rest of the stage there. An elephant's go to several, a micro-flow
  * to each. Who is not understood, not steered or not for a tunnel of ours is passed.
  */
 #include "kernel.h"
 #include "xdp.h"
 #include "microflow.h"
+#include "ways.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -48,6 +50,7 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 	__u32 this_cpu = bpf_get_smp_processor_id(), lane, branch;
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	struct ol_express_turn turn = {};
 	struct ol_frame f = {};
 	enum ol_reason r;
 
@@ -67,9 +70,22 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 	};
 
 	ol_count(OL_CNT_XDP_OVERLAY, 1);
+	if (policy->flags & OL_F_EXPRESS) {
+		ol_express_judge(ctx, &f, &turn);
+		h.express = turn.may;
+	}
 	lane = ol_steer_flow(&h, &f.flow, &r);
 	if (r)
 		return XDP_PASS;
+	if (lane == OL_LANE_EXPRESS || turn.port) {
+		turn.lane = lane;
+		turn.slot = h.slot;
+		turn.again = h.again;
+		if (ol_express_take(ctx, &f, &turn) == XDP_REDIRECT)
+			return XDP_REDIRECT;
+		if (lane == OL_LANE_EXPRESS)
+			return XDP_PASS;
+	}
 	if (ol_splits(policy->split_protos, f.flow.proto)) {
 		struct ol_part part = {
 			.slot = h.slot,

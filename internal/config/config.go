@@ -38,6 +38,8 @@ type Config struct {
 	Microflows Microflows `json:"microflows"`
 	// Aggregate joins datagrams of one flow that come in a row.
 	Aggregate Mode `json:"aggregate"`
+	// Express hands frames from the NICs straight to the pods: auto or off.
+	Express Mode `json:"express"`
 	// Tier bounds which kernel facilities the pipeline uses.
 	Tier Tier `json:"tier"`
 	// Priority lets flows overtake others.
@@ -161,6 +163,7 @@ func Default() *Config {
 	return &Config{
 		Pipeline:   ModeAuto,
 		Aggregate:  ModeAuto,
+		Express:    ModeOff,
 		Tier:       TierAuto,
 		Microflows: Microflows{Mode: ModeAuto, Batch: 256, Cores: 2, UDPOrder: OrderExact, Hold: 100 * time.Millisecond, Delay: time.Millisecond},
 		Priority:   Priority{Mode: PriorityBatch, Classify: ClassifyRules, Threads: ThreadsAuto, BulkShare: 20},

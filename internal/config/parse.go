@@ -61,6 +61,13 @@ var schema = keys{
 		},
 	},
 	{
+		name: "express", about: "hand frames from the NIC straight to pods whose packets no policy on the way could touch",
+		allowed: allow(ModeOff, ModeAuto), def: string(Default().Express),
+		read: func(d *decoder, path string, n ast.Node) error {
+			return word(d, path, n, &d.cfg.Express, ModeOff, ModeAuto)
+		},
+	},
+	{
 		name: "tier", about: "the kernel facilities to use; xdp fails where the node does not reach it",
 		allowed: allow(TierAuto, TierTC, TierXDP), def: string(Default().Tier),
 		read: func(d *decoder, path string, n ast.Node) error {

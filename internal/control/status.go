@@ -158,6 +158,14 @@ type Counters struct {
 	AggregatedPackets uint64 `json:"aggregated_packets"`
 	SuperPackets      uint64 `json:"super_packets"`
 	CountedPackets    uint64 `json:"counted_packets"`
+	// ExpressPackets went straight from a NIC to a pod; ExpressDrops of these found no room
+	// there. ExpressLeft is how often a flow left that way before it was seen to be empty, so
+	// that packets may have been overtaken. ExpressUnfit took the full path although there was
+	// a way, by reason.
+	ExpressPackets uint64            `json:"express_packets"`
+	ExpressDrops   uint64            `json:"express_drops"`
+	ExpressLeft    uint64            `json:"express_left"`
+	ExpressUnfit   map[string]uint64 `json:"express_unfit"`
 	// LaneChanges are completed; LaneChangesHeld waited for the old lane to
 	// drain when the packet came.
 	LaneChanges     uint64 `json:"lane_changes"`

@@ -20,6 +20,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
 )
 
@@ -37,6 +38,8 @@ type Options struct {
 	Microflows Microflows
 	// Aggregate joins datagrams of one flow that come in a row.
 	Aggregate governor.Mode
+	// Express hands frames from the NICs straight to the pods: Off or Auto.
+	Express governor.Mode
 	// Rules name flows for priority; without any it is off.
 	Rules    []rules.Rule
 	Priority Priority
@@ -66,6 +69,7 @@ type Daemon struct {
 	pipe     *pipeline
 	micro    microflows
 	aggr     aggregation
+	expr     express
 	prio     *priority                 // nil without rules
 	prioPast datapath.PriorityCounters // of the times before, when there were rules
 	added    []rules.Rule              // at run time
@@ -168,6 +172,8 @@ func (d *Daemon) start(ctx context.Context) error {
 func (d *Daemon) Run(ctx context.Context) error {
 	tick := time.NewTicker(d.heed.window())
 	defer tick.Stop()
+	glance := time.NewTicker(glanceEvery)
+	defer glance.Stop()
 	defer close(d.ended)
 	for ctx.Err() == nil && !d.off {
 		var err error
@@ -180,6 +186,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 			err = d.rescan(ctx)
 		case <-d.changedWays():
 			err = d.followSync(time.Now())
+		case <-d.expr.changed():
+			err = d.tryExpress(ctx, time.Now())
+		case <-d.expr.due(glance.C):
+			err = d.glanceExpress(ctx, time.Now())
 		case fn := <-d.requests:
 			fn()
 		case <-d.guard.Done():
@@ -203,7 +213,7 @@ func (d *Daemon) rescan(ctx context.Context) error {
 		d.log.Warn("some underlays could not be followed", "reason", err)
 	}
 	d.placeThreads()
-	d.aggr.checked = time.Time{}
+	d.aggr.checked, d.expr.checked = time.Time{}, time.Time{}
 	if !d.pipe.armed {
 		err := d.dp.SetTunnels(tunnelDevices(d.scanner, snap), underlayDevices(d.scanner, snap))
 		if errors.Is(err, datapath.ErrTooManyTunnels) {
@@ -236,7 +246,7 @@ func (d *Daemon) follow(ctx context.Context) error {
 
 // step takes one window: measure, decide, act.
 func (d *Daemon) step(ctx context.Context, now time.Time) error {
-	if err := errors.Join(d.lookOnline(now), d.lookPriority(now), d.stepAggregation(now)); err != nil {
+	if err := errors.Join(d.lookOnline(now), d.lookPriority(now), d.stepAggregation(now), d.stepExpress(ctx, now)); err != nil {
 		return err
 	}
 	in, ok, err := d.measure(now)
@@ -332,9 +342,10 @@ func (d *Daemon) stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), farewell)
 	defer cancel()
 	_, err := d.pipe.disarm(ctx)
+	_, eerr := d.stopExpress(ctx)
 	_, perr := d.stopPriority(ctx)
 	_, aerr := d.stopAggregation()
-	return errors.Join(err, d.pipe.detachXDP(), perr, aerr, d.close())
+	return errors.Join(err, eerr, d.pipe.detachXDP(), perr, aerr, d.close())
 }
 
 // close lets go of everything; what is journalled stays for the guardian unless
@@ -362,7 +373,8 @@ func (d *Daemon) close() error {
 func (d *Daemon) newPipeline() *pipeline {
 	return &pipeline{
 		log: d.log, dp: d.dp, scanner: d.scanner, locked: d.locked,
-		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, offline: d.isOffline, lost: map[int]bool{},
+		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, xdp: map[node.DevKey]io.Closer{}, offline: d.isOffline, lost: map[int]bool{},
+		others: func(s plan.Setting) bool { return d.ofPriority(s) || d.ofExpress(s) || ofAggregation(s) },
 	}
 }
 

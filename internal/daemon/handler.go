@@ -56,7 +56,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Netns = fmt.Sprint(d.cookie)
 	st.Cores = d.cores
 	st.Tiers = d.opts.Tiers
-	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggregationMechanism()}
+	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggregationMechanism(), d.expressMechanism()}
 	d.fillDevices(st)
 	frames, err := d.ruleFrames()
 	if err != nil {
@@ -105,6 +105,10 @@ func (d *Daemon) fill(st *control.Status) error {
 		return err
 	}
 	n.AggregatedPackets, n.SuperPackets, n.CountedPackets = g.Datagrams, g.Supers, g.Packets
+	n.ExpressPackets, n.ExpressLeft, n.ExpressDrops = c.Express, c.ExpressLeft, c.ExpressDrop
+	if n.ExpressUnfit, err = d.dp.ExpressUnfit(); err != nil {
+		return err
+	}
 	n.LatencyPackets, n.LatencyHeld, n.LatencyExcess = p.Latency, p.LatencyHeld, p.LatencyExcess
 	n.ShortCut, n.Bridged = p.ShortCut, p.Bridged
 	n.BulkShortCut, n.BulkBridged = p.BulkShortCut, p.BulkBridged

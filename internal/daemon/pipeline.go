@@ -47,8 +47,9 @@ type pipeline struct {
 	attached   map[node.DevKey]io.Closer
 	xdp        map[node.DevKey]io.Closer
 	skipped    []plan.Skip
-	noXDP      []plan.Skip          // underlays with somebody else's XDP program
-	left       map[node.DevKey]bool // devices that are somebody else's
+	noXDP      []plan.Skip             // underlays with somebody else's XDP program
+	left       map[node.DevKey]bool    // devices that are somebody else's
+	others     func(plan.Setting) bool // settings of other mechanisms
 }
 
 // graceTimeout bounds the wait for packets that were on their way before the
@@ -141,23 +142,31 @@ func (p *pipeline) attachXDP(snap node.Snapshot) error {
 	if err := p.dp.StartLanes(p.layout.NIC); err != nil {
 		return err
 	}
-	if p.xdp == nil {
-		p.xdp = map[node.DevKey]io.Closer{}
-	}
 	for _, u := range snap.Underlays {
-		if p.xdp[u.Key()] != nil || u.VLANs {
+		if u.VLANs {
 			continue // the plan says why
 		}
-		l, err := p.hang(u.Dev, p.dp.AttachXDP)
-		switch {
-		case err == nil:
-			p.xdp[u.Key()] = l
-		case errors.Is(err, node.ErrGone):
-		case errors.Is(err, datapath.ErrForeignXDP):
-			p.noXDP = append(p.noXDP, plan.Skip{What: u.Dev.String(), Reason: foreignXDP})
-		default:
+		if err := p.hangXDP(u); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// hangXDP hangs the hook on an underlay, unless somebody else's is there.
+func (p *pipeline) hangXDP(u node.Underlay) error {
+	if p.xdp[u.Key()] != nil {
+		return nil
+	}
+	l, err := p.hang(u.Dev, p.dp.AttachXDP)
+	switch {
+	case err == nil:
+		p.xdp[u.Key()] = l
+	case errors.Is(err, node.ErrGone):
+	case errors.Is(err, datapath.ErrForeignXDP):
+		p.noXDP = append(p.noXDP, plan.Skip{What: u.Dev.String(), Reason: foreignXDP})
+	default:
+		return err
 	}
 	return nil
 }
@@ -386,12 +395,9 @@ func present(snap node.Snapshot, key node.DevKey) bool {
 // steers tells whether the device has a mask of ours.
 func (p *pipeline) steers(key node.DevKey) bool {
 	return slices.ContainsFunc(p.locked.Entries(), func(e apply.Entry) bool {
-		return ofPipeline(e.Setting) && e.Target.NetnsCookie == key.NetnsCookie && e.Target.Ifindex == key.Ifindex
+		return !p.others(e.Setting) && e.Target.NetnsCookie == key.NetnsCookie && e.Target.Ifindex == key.Ifindex
 	})
 }
-
-// ofPipeline tells whether a setting is the pipeline's, or that of micro-flows.
-func ofPipeline(s plan.Setting) bool { return !ofPriority(s) && !ofAggregation(s) }
 
 // gone tells that a device exists no more; in doubt it does.
 func (p *pipeline) gone(t plan.Target) bool {
@@ -499,7 +505,7 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 	// Nothing is sent to a device that goes.
 	err = errors.Join(err, p.dp.SetMergeDevice(0))
 	at := newSpaces(p.scanner)
-	rep, restoreErr := p.locked.RestoreIf(at, ofPipeline)
+	rep, restoreErr := p.locked.RestoreIf(at, func(s plan.Setting) bool { return !p.others(s) })
 	restoreErr = errors.Join(restoreErr, at.Close())
 	for _, r := range rep.Results {
 		if r.Outcome != apply.Restored {

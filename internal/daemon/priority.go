@@ -227,6 +227,9 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	if err := d.pipe.recall(ctx, farewell); err != nil {
 		return fmt.Errorf("take the pipeline off, which comes back once it is known where latency traffic is: %w", err)
 	}
+	if _, err := d.stopExpress(ctx); err != nil {
+		return err
+	}
 	// Micro-flows do not come back beside priority.
 	if err := d.pipe.detachXDP(); err != nil {
 		return err
@@ -240,7 +243,7 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	// Bulk stays where it is until the NICs' threads are where they will be.
 	err = errors.Join(p.dp.SetTuning(datapath.PriorityTuning{}), p.dp.SetRules(table), p.dp.StartLanes(d.cores, false, eager))
 	if err == nil && d.opts.Priority.Sync {
-		err = p.startSync()
+		err = p.startSync(newJudges(d.scanner, d.dp.Owns))
 	}
 	if err == nil {
 		err = d.followPriority()
@@ -357,7 +360,7 @@ func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error)
 	if err = errors.Join(err, e); e == nil {
 		d.prioPast = past
 	}
-	rep, e = d.restore(ofPriority)
+	rep, e = d.restore(d.ofPriority)
 	err = errors.Join(err, e, d.prio.close())
 	d.prio = nil
 	return rep, err

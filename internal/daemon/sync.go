@@ -19,11 +19,10 @@ import (
 // shortcuts are priority's mode sync: from the tunnels straight to the pods, where
 // nothing is skipped by that. Who else forwards there may change at any time.
 type shortcuts struct {
-	dp       *datapath.Shortcuts
-	watchers map[uint64]*shortcut.Watcher // by namespace
-	links    map[node.DevKey]io.Closer    // on tunnels
-	changed  chan struct{}
-	looked   time.Time
+	dp     *datapath.Shortcuts
+	judges *judges
+	links  map[node.DevKey]io.Closer // on tunnels
+	looked time.Time
 
 	ways    int         // tunnels times pods
 	without []plan.Skip // pods that have no short cut
@@ -32,15 +31,12 @@ type shortcuts struct {
 // refreshPart is how much earlier than the bridge forgets a sender it sees it again.
 const refreshPart = 4
 
-func (p *priority) startSync() error {
+func (p *priority) startSync(judges *judges) error {
 	dp, err := p.dp.LoadShortcuts()
 	if err != nil {
 		return err
 	}
-	p.sync = &shortcuts{
-		dp: dp, watchers: map[uint64]*shortcut.Watcher{}, links: map[node.DevKey]io.Closer{},
-		changed: make(chan struct{}, 1),
-	}
+	p.sync = &shortcuts{dp: dp, judges: judges, links: map[node.DevKey]io.Closer{}}
 	return nil
 }
 
@@ -49,7 +45,7 @@ func (d *Daemon) changedWays() <-chan struct{} {
 	if d.prio == nil || d.prio.sync == nil {
 		return nil
 	}
-	return d.prio.sync.changed
+	return d.prio.sync.judges.changed
 }
 
 // followSync judges each way from a tunnel to a pod anew.
@@ -73,7 +69,7 @@ func (d *Daemon) followSync(now time.Time) error {
 	s.ways, s.without = 0, nil
 	tunnels := map[node.DevKey]bool{}
 	for cookie, ways := range by {
-		w, err := d.watcher(cookie)
+		w, err := s.judges.watcher(cookie)
 		if err != nil {
 			if !errors.Is(err, node.ErrGone) {
 				errs = append(errs, err)
@@ -102,12 +98,7 @@ func (d *Daemon) followSync(now time.Time) error {
 		}
 	}
 	errs = append(errs, s.dp.Set(want), d.hangSync(tunnels))
-	for cookie, w := range s.watchers {
-		if _, ok := by[cookie]; !ok {
-			errs = append(errs, w.Close())
-			delete(s.watchers, cookie)
-		}
-	}
+	errs = append(errs, s.judges.keep(func(cookie uint64) bool { return by[cookie] != nil }))
 	return errors.Join(errs...)
 }
 
@@ -127,31 +118,6 @@ func (d *Daemon) elsewhere(p node.Pod) string {
 		return "RPS moves the pod's packets to other cores"
 	}
 	return ""
-}
-
-func (d *Daemon) watcher(cookie uint64) (*shortcut.Watcher, error) {
-	s := d.prio.sync
-	if w := s.watchers[cookie]; w != nil {
-		return w, nil
-	}
-	ns, err := d.scanner.Namespace(cookie)
-	if err != nil {
-		return nil, err
-	}
-	w, err := shortcut.Watch(ns, d.dp.Owns)
-	if err != nil {
-		return nil, err
-	}
-	s.watchers[cookie] = w
-	go func() {
-		for range w.Events() {
-			select {
-			case s.changed <- struct{}{}:
-			default: // the last one was not taken yet
-			}
-		}
-	}()
-	return w, nil
 }
 
 // hangSync has the program on these tunnels, and on no others.
@@ -208,8 +174,5 @@ func (s *shortcuts) close() error {
 	for _, l := range s.links {
 		errs = append(errs, l.Close())
 	}
-	for _, w := range s.watchers {
-		errs = append(errs, w.Close())
-	}
-	return errors.Join(append(errs, s.dp.Close())...)
+	return errors.Join(append(errs, s.judges.close(), s.dp.Close())...)
 }

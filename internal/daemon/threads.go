@@ -152,8 +152,8 @@ func (d *Daemon) carryOut(steps []plan.Step) error {
 }
 
 // ofPriority tells whether a setting is priority's.
-func ofPriority(s plan.Setting) bool {
-	return s.Kind == plan.ThreadSched || s.Kind == plan.EthtoolFeature && s.Attr == plan.GRO || s.Attr == "threaded"
+func (d *Daemon) ofPriority(s plan.Setting) bool {
+	return s.Kind == plan.ThreadSched || s.Kind == plan.EthtoolFeature && s.Attr == plan.GRO && !d.ofExpress(s) || s.Attr == "threaded"
 }
 
 // restore takes settings back.

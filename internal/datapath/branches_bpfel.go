@@ -38,6 +38,7 @@ type branchesOlAbi struct {
 	Unnumbered        uint32
 	MergeCounter      uint32
 	ResequenceCounter uint32
+	ExpressUnfit      uint32
 }
 
 type branchesOlCellKey struct {
@@ -220,6 +221,7 @@ type branchesOlPolicy struct {
 	SplitSecond     uint8
 	MergeIfindex    uint32
 	MergeDelay      uint32
+	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -229,6 +231,15 @@ type branchesOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+}
+
+type branchesOlPort struct {
+	_           structs.HostLayout
+	Napi        uint64
+	Safe        uint64
+	PendingTime uint64
+	Left        uint32
+	Armed       uint32
 }
 
 type branchesOlPrio struct {
@@ -299,7 +310,9 @@ type branchesOlSlot struct {
 	Settling uint8
 	PrevCpu  uint16
 	PrevSeq  uint32
-	_        [4]byte
+	Port     uint16
+	Due      uint8
+	Epoch    uint8
 	Since    uint64
 }
 
@@ -324,6 +337,7 @@ const (
 	branchesMapOlNoted           = "ol_noted"
 	branchesMapOlOwners          = "ol_owners"
 	branchesMapOlPolicies        = "ol_policies"
+	branchesMapOlPorts           = "ol_ports"
 	branchesMapOlPrios           = "ol_prios"
 	branchesMapOlReasons         = "ol_reasons"
 	branchesMapOlRecents         = "ol_recents"
@@ -409,6 +423,7 @@ type branchesMapSpecs struct {
 	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlPorts          *ebpf.MapSpec `ebpf:"ol_ports"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
@@ -464,6 +479,7 @@ type branchesMaps struct {
 	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
+	OlPorts          *ebpf.Map `ebpf:"ol_ports"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
@@ -490,6 +506,7 @@ func (m *branchesMaps) Close() error {
 		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
+		m.OlPorts,
 		m.OlPrios,
 		m.OlReasons,
 		m.OlRecents,

@@ -42,6 +42,9 @@ type Counters struct {
 	Microflows  uint64 // runs that these were cut into
 	SplitBegun  uint64 // times that a flow began to be split ...
 	SplitEnded  uint64 // ... and was whole again
+	Express     uint64 // frames handed from the NIC straight to a pod ...
+	ExpressDrop uint64 // ... that its ring had no room for
+	ExpressLeft uint64 // times that a flow left that way before it was seen to be empty
 
 	// Stock counts packets that took the stock path, by reason.
 	Stock map[string]uint64
@@ -65,6 +68,9 @@ func (d *Datapath) Counters() (Counters, error) {
 		stagesOlCounterOL_CNT_MICROFLOWS:   &c.Microflows,
 		stagesOlCounterOL_CNT_SPLIT_BEGUN:  &c.SplitBegun,
 		stagesOlCounterOL_CNT_SPLIT_ENDED:  &c.SplitEnded,
+		stagesOlCounterOL_CNT_EXPRESS:      &c.Express,
+		stagesOlCounterOL_CNT_EXPRESS_DROP: &c.ExpressDrop,
+		stagesOlCounterOL_CNT_EXPRESS_LEFT: &c.ExpressLeft,
 	}
 	for key, field := range fields {
 		n, err := sum(d.stages.OlCounters, uint32(key))

@@ -43,6 +43,8 @@ type Datapath struct {
 	policy stagesOlPolicy
 	cells  map[stagesOlCellKey]uint32
 
+	express expressWays
+
 	programs map[uint32]bool // that are on tcx hooks
 }
 
@@ -62,6 +64,7 @@ func Load() (*Datapath, error) {
 
 		laneThreads: map[laneThread]bool{},
 		programs:    map[uint32]bool{},
+		express:     expressWays{ways: map[ExpressKey]underlayOlExpressWay{}, ports: map[CellDevice]uint32{}},
 	}
 	if err := d.load(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -84,6 +87,9 @@ func (d *Datapath) load() error {
 		return err
 	}
 	if err := d.loadObject("XDP program", loadUnderlay, &d.xdp); err != nil {
+		return err
+	}
+	if err := d.know(d.xdp.OlUnderlayXdp); err != nil {
 		return err
 	}
 	if err := d.loadObject("tracing programs", loadTrace, &d.trace); err != nil {
@@ -221,6 +227,7 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_prios":           d.stages.OlPrios,
 		"ol_cell_marks":      d.stages.OlCellMarks,
 		"ol_cells":           d.stages.OlCells,
+		"ol_ports":           d.stages.OlPorts,
 		"ol_slots":           d.stages.OlSlots,
 		"ol_owners":          d.stages.OlOwners,
 		"ol_frags":           d.stages.OlFrags,

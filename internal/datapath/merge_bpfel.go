@@ -39,6 +39,8 @@ const (
 	mergeOlLimitOL_MERGE_POINTS    mergeOlLimit = 64
 	mergeOlLimitOL_MERGE_READY     mergeOlLimit = 1024
 	mergeOlLimitOL_NOTES           mergeOlLimit = 256
+	mergeOlLimitOL_PORTS           mergeOlLimit = 1024
+	mergeOlLimitOL_SENDERS         mergeOlLimit = 4096
 	mergeOlLimitOL_WAYS            mergeOlLimit = 128
 )
 
@@ -90,6 +92,7 @@ const (
 	mergeMapOlNoted          = "ol_noted"
 	mergeMapOlOwners         = "ol_owners"
 	mergeMapOlPolicies       = "ol_policies"
+	mergeMapOlPorts          = "ol_ports"
 	mergeMapOlPrios          = "ol_prios"
 	mergeMapOlReadies        = "ol_readies"
 	mergeMapOlReasons        = "ol_reasons"
@@ -183,6 +186,7 @@ type mergeMapSpecs struct {
 	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlPorts          *ebpf.MapSpec `ebpf:"ol_ports"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
 	OlReadies        *ebpf.MapSpec `ebpf:"ol_readies"`
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
@@ -244,6 +248,7 @@ type mergeMaps struct {
 	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
+	OlPorts          *ebpf.Map `ebpf:"ol_ports"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
 	OlReadies        *ebpf.Map `ebpf:"ol_readies"`
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
@@ -274,6 +279,7 @@ func (m *mergeMaps) Close() error {
 		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
+		m.OlPorts,
 		m.OlPrios,
 		m.OlReadies,
 		m.OlReasons,

@@ -38,6 +38,7 @@ type priorityOlAbi struct {
 	Unnumbered        uint32
 	MergeCounter      uint32
 	ResequenceCounter uint32
+	ExpressUnfit      uint32
 }
 
 type priorityOlCellKey struct {
@@ -166,6 +167,8 @@ const (
 	priorityOlLimitOL_MERGE_POINTS    priorityOlLimit = 64
 	priorityOlLimitOL_MERGE_READY     priorityOlLimit = 1024
 	priorityOlLimitOL_NOTES           priorityOlLimit = 256
+	priorityOlLimitOL_PORTS           priorityOlLimit = 1024
+	priorityOlLimitOL_SENDERS         priorityOlLimit = 4096
 	priorityOlLimitOL_WAYS            priorityOlLimit = 128
 )
 
@@ -264,6 +267,7 @@ type priorityOlPolicy struct {
 	SplitSecond     uint8
 	MergeIfindex    uint32
 	MergeDelay      uint32
+	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -273,6 +277,15 @@ type priorityOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+}
+
+type priorityOlPort struct {
+	_           structs.HostLayout
+	Napi        uint64
+	Safe        uint64
+	PendingTime uint64
+	Left        uint32
+	Armed       uint32
 }
 
 type priorityOlPrio struct {
@@ -374,7 +387,9 @@ type priorityOlSlot struct {
 	Settling uint8
 	PrevCpu  uint16
 	PrevSeq  uint32
-	_        [4]byte
+	Port     uint16
+	Due      uint8
+	Epoch    uint8
 	Since    uint64
 }
 
@@ -439,6 +454,7 @@ const (
 	priorityMapOlOwners         = "ol_owners"
 	priorityMapOlPieces         = "ol_pieces"
 	priorityMapOlPolicies       = "ol_policies"
+	priorityMapOlPorts          = "ol_ports"
 	priorityMapOlPrios          = "ol_prios"
 	priorityMapOlReasons        = "ol_reasons"
 	priorityMapOlRecents        = "ol_recents"
@@ -527,6 +543,7 @@ type priorityMapSpecs struct {
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPieces         *ebpf.MapSpec `ebpf:"ol_pieces"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlPorts          *ebpf.MapSpec `ebpf:"ol_ports"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
@@ -587,6 +604,7 @@ type priorityMaps struct {
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPieces         *ebpf.Map `ebpf:"ol_pieces"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
+	OlPorts          *ebpf.Map `ebpf:"ol_ports"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
@@ -618,6 +636,7 @@ func (m *priorityMaps) Close() error {
 		m.OlOwners,
 		m.OlPieces,
 		m.OlPolicies,
+		m.OlPorts,
 		m.OlPrios,
 		m.OlReasons,
 		m.OlRecents,

@@ -39,6 +39,8 @@ const (
 	resequenceOlLimitOL_MERGE_POINTS    resequenceOlLimit = 64
 	resequenceOlLimitOL_MERGE_READY     resequenceOlLimit = 1024
 	resequenceOlLimitOL_NOTES           resequenceOlLimit = 256
+	resequenceOlLimitOL_PORTS           resequenceOlLimit = 1024
+	resequenceOlLimitOL_SENDERS         resequenceOlLimit = 4096
 	resequenceOlLimitOL_WAYS            resequenceOlLimit = 128
 )
 
@@ -76,6 +78,7 @@ const (
 	resequenceMapOlNoted              = "ol_noted"
 	resequenceMapOlOwners             = "ol_owners"
 	resequenceMapOlPolicies           = "ol_policies"
+	resequenceMapOlPorts              = "ol_ports"
 	resequenceMapOlPrios              = "ol_prios"
 	resequenceMapOlReasons            = "ol_reasons"
 	resequenceMapOlRecents            = "ol_recents"
@@ -156,6 +159,7 @@ type resequenceMapSpecs struct {
 	OlNoted              *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners             *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies           *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlPorts              *ebpf.MapSpec `ebpf:"ol_ports"`
 	OlPrios              *ebpf.MapSpec `ebpf:"ol_prios"`
 	OlReasons            *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents            *ebpf.MapSpec `ebpf:"ol_recents"`
@@ -212,6 +216,7 @@ type resequenceMaps struct {
 	OlNoted              *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners             *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies           *ebpf.Map `ebpf:"ol_policies"`
+	OlPorts              *ebpf.Map `ebpf:"ol_ports"`
 	OlPrios              *ebpf.Map `ebpf:"ol_prios"`
 	OlReasons            *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents            *ebpf.Map `ebpf:"ol_recents"`
@@ -238,6 +243,7 @@ func (m *resequenceMaps) Close() error {
 		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
+		m.OlPorts,
 		m.OlPrios,
 		m.OlReasons,
 		m.OlRecents,

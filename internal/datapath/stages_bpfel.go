@@ -38,6 +38,7 @@ type stagesOlAbi struct {
 	Unnumbered        uint32
 	MergeCounter      uint32
 	ResequenceCounter uint32
+	ExpressUnfit      uint32
 }
 
 type stagesOlCellKey struct {
@@ -71,7 +72,10 @@ const (
 	stagesOlCounterOL_CNT_MICROFLOWS   stagesOlCounter = 11
 	stagesOlCounterOL_CNT_SPLIT_BEGUN  stagesOlCounter = 12
 	stagesOlCounterOL_CNT_SPLIT_ENDED  stagesOlCounter = 13
-	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 14
+	stagesOlCounterOL_CNT_EXPRESS      stagesOlCounter = 14
+	stagesOlCounterOL_CNT_EXPRESS_DROP stagesOlCounter = 15
+	stagesOlCounterOL_CNT_EXPRESS_LEFT stagesOlCounter = 16
+	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 17
 )
 
 type stagesOlCpu struct {
@@ -115,6 +119,7 @@ type stagesOlFlag uint32
 
 const (
 	stagesOlFlagOL_F_RESTEER stagesOlFlag = 1
+	stagesOlFlagOL_F_EXPRESS stagesOlFlag = 4
 	stagesOlFlagOL_F_NEUTRAL stagesOlFlag = 2
 )
 
@@ -157,6 +162,8 @@ const (
 	stagesOlLimitOL_MERGE_POINTS    stagesOlLimit = 64
 	stagesOlLimitOL_MERGE_READY     stagesOlLimit = 1024
 	stagesOlLimitOL_NOTES           stagesOlLimit = 256
+	stagesOlLimitOL_PORTS           stagesOlLimit = 1024
+	stagesOlLimitOL_SENDERS         stagesOlLimit = 4096
 	stagesOlLimitOL_WAYS            stagesOlLimit = 128
 )
 
@@ -234,6 +241,7 @@ type stagesOlPolicy struct {
 	SplitSecond     uint8
 	MergeIfindex    uint32
 	MergeDelay      uint32
+	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -243,6 +251,15 @@ type stagesOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+}
+
+type stagesOlPort struct {
+	_           structs.HostLayout
+	Napi        uint64
+	Safe        uint64
+	PendingTime uint64
+	Left        uint32
+	Armed       uint32
 }
 
 type stagesOlPrio struct {
@@ -332,7 +349,9 @@ type stagesOlSlot struct {
 	Settling uint8
 	PrevCpu  uint16
 	PrevSeq  uint32
-	_        [4]byte
+	Port     uint16
+	Due      uint8
+	Epoch    uint8
 	Since    uint64
 }
 
@@ -396,6 +415,7 @@ const (
 	stagesMapOlNoted          = "ol_noted"
 	stagesMapOlOwners         = "ol_owners"
 	stagesMapOlPolicies       = "ol_policies"
+	stagesMapOlPorts          = "ol_ports"
 	stagesMapOlPrios          = "ol_prios"
 	stagesMapOlReasons        = "ol_reasons"
 	stagesMapOlRecents        = "ol_recents"
@@ -477,6 +497,7 @@ type stagesMapSpecs struct {
 	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlPorts          *ebpf.MapSpec `ebpf:"ol_ports"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
@@ -530,6 +551,7 @@ type stagesMaps struct {
 	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
+	OlPorts          *ebpf.Map `ebpf:"ol_ports"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
@@ -554,6 +576,7 @@ func (m *stagesMaps) Close() error {
 		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
+		m.OlPorts,
 		m.OlPrios,
 		m.OlReasons,
 		m.OlRecents,

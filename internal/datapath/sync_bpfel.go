@@ -38,6 +38,7 @@ type syncOlAbi struct {
 	Unnumbered        uint32
 	MergeCounter      uint32
 	ResequenceCounter uint32
+	ExpressUnfit      uint32
 }
 
 type syncOlCellKey struct {
@@ -178,6 +179,7 @@ type syncOlPolicy struct {
 	SplitSecond     uint8
 	MergeIfindex    uint32
 	MergeDelay      uint32
+	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -187,6 +189,15 @@ type syncOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+}
+
+type syncOlPort struct {
+	_           structs.HostLayout
+	Napi        uint64
+	Safe        uint64
+	PendingTime uint64
+	Left        uint32
+	Armed       uint32
 }
 
 type syncOlPrio struct {
@@ -271,7 +282,9 @@ type syncOlSlot struct {
 	Settling uint8
 	PrevCpu  uint16
 	PrevSeq  uint32
-	_        [4]byte
+	Port     uint16
+	Due      uint8
+	Epoch    uint8
 	Since    uint64
 }
 
@@ -294,6 +307,7 @@ const (
 	syncMapOlNoted          = "ol_noted"
 	syncMapOlOwners         = "ol_owners"
 	syncMapOlPolicies       = "ol_policies"
+	syncMapOlPorts          = "ol_ports"
 	syncMapOlPrios          = "ol_prios"
 	syncMapOlReasons        = "ol_reasons"
 	syncMapOlRecents        = "ol_recents"
@@ -373,6 +387,7 @@ type syncMapSpecs struct {
 	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlPorts          *ebpf.MapSpec `ebpf:"ol_ports"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
@@ -428,6 +443,7 @@ type syncMaps struct {
 	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
+	OlPorts          *ebpf.Map `ebpf:"ol_ports"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
@@ -454,6 +470,7 @@ func (m *syncMaps) Close() error {
 		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
+		m.OlPorts,
 		m.OlPrios,
 		m.OlReasons,
 		m.OlRecents,

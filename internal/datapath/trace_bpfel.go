@@ -38,6 +38,7 @@ type traceOlAbi struct {
 	Unnumbered        uint32
 	MergeCounter      uint32
 	ResequenceCounter uint32
+	ExpressUnfit      uint32
 }
 
 type traceOlCellKey struct {
@@ -178,6 +179,7 @@ type traceOlPolicy struct {
 	SplitSecond     uint8
 	MergeIfindex    uint32
 	MergeDelay      uint32
+	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -187,6 +189,15 @@ type traceOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+}
+
+type traceOlPort struct {
+	_           structs.HostLayout
+	Napi        uint64
+	Safe        uint64
+	PendingTime uint64
+	Left        uint32
+	Armed       uint32
 }
 
 type traceOlPrio struct {
@@ -257,7 +268,9 @@ type traceOlSlot struct {
 	Settling uint8
 	PrevCpu  uint16
 	PrevSeq  uint32
-	_        [4]byte
+	Port     uint16
+	Due      uint8
+	Epoch    uint8
 	Since    uint64
 }
 
@@ -280,6 +293,7 @@ const (
 	traceMapOlNoted          = "ol_noted"
 	traceMapOlOwners         = "ol_owners"
 	traceMapOlPolicies       = "ol_policies"
+	traceMapOlPorts          = "ol_ports"
 	traceMapOlPrios          = "ol_prios"
 	traceMapOlReasons        = "ol_reasons"
 	traceMapOlRecents        = "ol_recents"
@@ -287,6 +301,7 @@ const (
 	traceMapOlUnnumbered     = "ol_unnumbered"
 	traceProgOlCoreLeaves    = "ol_core_leaves"
 	traceProgOlCoreStays     = "ol_core_stays"
+	traceProgOlExpressSent   = "ol_express_sent"
 	traceProgOlLaneEnqueue   = "ol_lane_enqueue"
 	traceProgOlLaneLeft      = "ol_lane_left"
 	traceProgOlLaneTaken     = "ol_lane_taken"
@@ -345,6 +360,7 @@ type traceSpecs struct {
 type traceProgramSpecs struct {
 	OlCoreLeaves  *ebpf.ProgramSpec `ebpf:"ol_core_leaves"`
 	OlCoreStays   *ebpf.ProgramSpec `ebpf:"ol_core_stays"`
+	OlExpressSent *ebpf.ProgramSpec `ebpf:"ol_express_sent"`
 	OlLaneEnqueue *ebpf.ProgramSpec `ebpf:"ol_lane_enqueue"`
 	OlLaneLeft    *ebpf.ProgramSpec `ebpf:"ol_lane_left"`
 	OlLaneTaken   *ebpf.ProgramSpec `ebpf:"ol_lane_taken"`
@@ -371,6 +387,7 @@ type traceMapSpecs struct {
 	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlPorts          *ebpf.MapSpec `ebpf:"ol_ports"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
@@ -426,6 +443,7 @@ type traceMaps struct {
 	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
+	OlPorts          *ebpf.Map `ebpf:"ol_ports"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
@@ -450,6 +468,7 @@ func (m *traceMaps) Close() error {
 		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
+		m.OlPorts,
 		m.OlPrios,
 		m.OlReasons,
 		m.OlRecents,
@@ -477,6 +496,7 @@ type traceVariables struct {
 type tracePrograms struct {
 	OlCoreLeaves  *ebpf.Program `ebpf:"ol_core_leaves"`
 	OlCoreStays   *ebpf.Program `ebpf:"ol_core_stays"`
+	OlExpressSent *ebpf.Program `ebpf:"ol_express_sent"`
 	OlLaneEnqueue *ebpf.Program `ebpf:"ol_lane_enqueue"`
 	OlLaneLeft    *ebpf.Program `ebpf:"ol_lane_left"`
 	OlLaneTaken   *ebpf.Program `ebpf:"ol_lane_taken"`
@@ -488,6 +508,7 @@ func (p *tracePrograms) Close() error {
 	return _TraceClose(
 		p.OlCoreLeaves,
 		p.OlCoreStays,
+		p.OlExpressSent,
 		p.OlLaneEnqueue,
 		p.OlLaneLeft,
 		p.OlLaneTaken,

@@ -38,6 +38,7 @@ type underlayOlAbi struct {
 	Unnumbered        uint32
 	MergeCounter      uint32
 	ResequenceCounter uint32
+	ExpressUnfit      uint32
 }
 
 type underlayOlCellKey struct {
@@ -123,6 +124,44 @@ type underlayOlElephant struct {
 	Turned   uint64
 	Passed   uint64
 	Since    uint64
+}
+
+type underlayOlExpressKey struct {
+	_    structs.HostLayout
+	Nic  uint32
+	Vni  uint32
+	Port uint16
+	Mac  [6]uint8
+}
+
+type underlayOlExpressUnfit uint32
+
+const (
+	underlayOlExpressUnfitOL_PLAIN           underlayOlExpressUnfit = 0
+	underlayOlExpressUnfitOL_UNFIT_NIC       underlayOlExpressUnfit = 1
+	underlayOlExpressUnfitOL_UNFIT_OUTER     underlayOlExpressUnfit = 2
+	underlayOlExpressUnfitOL_UNFIT_UNCHECKED underlayOlExpressUnfit = 3
+	underlayOlExpressUnfitOL_UNFIT_FRAME     underlayOlExpressUnfit = 4
+	underlayOlExpressUnfitOL_UNFIT_INNER     underlayOlExpressUnfit = 5
+	underlayOlExpressUnfitOL_UNFIT_LONG      underlayOlExpressUnfit = 6
+	underlayOlExpressUnfitOL_NR_UNFIT        underlayOlExpressUnfit = 7
+)
+
+type underlayOlExpressWay struct {
+	_         structs.HostLayout
+	Withdrawn uint64
+	Port      uint32
+	MaxLen    uint32
+	RefreshUs uint32
+	Pad       uint32
+	Tunnel    struct {
+		_       structs.HostLayout
+		Local   [4]uint32
+		Version uint8
+		Nic     [6]uint8
+		Mac     [6]uint8
+		Pad     [3]uint8
+	}
 }
 
 type underlayOlFrag struct {
@@ -220,6 +259,7 @@ type underlayOlPolicy struct {
 	SplitSecond     uint8
 	MergeIfindex    uint32
 	MergeDelay      uint32
+	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
 		Nr      uint32
@@ -229,6 +269,15 @@ type underlayOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+}
+
+type underlayOlPort struct {
+	_           structs.HostLayout
+	Napi        uint64
+	Safe        uint64
+	PendingTime uint64
+	Left        uint32
+	Armed       uint32
 }
 
 type underlayOlPrio struct {
@@ -292,6 +341,19 @@ type underlayOlRecent struct {
 	_    [4]byte
 }
 
+type underlayOlSender struct {
+	_    structs.HostLayout
+	Seen uint32
+	From uint32
+}
+
+type underlayOlSenderKey struct {
+	_    structs.HostLayout
+	Vni  uint32
+	Port uint16
+	Mac  [6]uint8
+}
+
 type underlayOlSlot struct {
 	_        structs.HostLayout
 	Seq      uint32
@@ -299,7 +361,9 @@ type underlayOlSlot struct {
 	Settling uint8
 	PrevCpu  uint16
 	PrevSeq  uint32
-	_        [4]byte
+	Port     uint16
+	Due      uint8
+	Epoch    uint8
 	Since    uint64
 }
 
@@ -312,6 +376,9 @@ const (
 	underlayMapOlCounters       = "ol_counters"
 	underlayMapOlCpus           = "ol_cpus"
 	underlayMapOlElephants      = "ol_elephants"
+	underlayMapOlExpressPorts   = "ol_express_ports"
+	underlayMapOlExpressUnfits  = "ol_express_unfits"
+	underlayMapOlExpressWays    = "ol_express_ways"
 	underlayMapOlFrags          = "ol_frags"
 	underlayMapOlLanePackets    = "ol_lane_packets"
 	underlayMapOlLaneThreads    = "ol_lane_threads"
@@ -324,9 +391,11 @@ const (
 	underlayMapOlNoted          = "ol_noted"
 	underlayMapOlOwners         = "ol_owners"
 	underlayMapOlPolicies       = "ol_policies"
+	underlayMapOlPorts          = "ol_ports"
 	underlayMapOlPrios          = "ol_prios"
 	underlayMapOlReasons        = "ol_reasons"
 	underlayMapOlRecents        = "ol_recents"
+	underlayMapOlSenders        = "ol_senders"
 	underlayMapOlSlots          = "ol_slots"
 	underlayMapOlUnnumbered     = "ol_unnumbered"
 	underlayProgOlFindLane      = "ol_find_lane"
@@ -393,6 +462,9 @@ type underlayMapSpecs struct {
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlElephants      *ebpf.MapSpec `ebpf:"ol_elephants"`
+	OlExpressPorts   *ebpf.MapSpec `ebpf:"ol_express_ports"`
+	OlExpressUnfits  *ebpf.MapSpec `ebpf:"ol_express_unfits"`
+	OlExpressWays    *ebpf.MapSpec `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
@@ -405,9 +477,11 @@ type underlayMapSpecs struct {
 	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlPorts          *ebpf.MapSpec `ebpf:"ol_ports"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
+	OlSenders        *ebpf.MapSpec `ebpf:"ol_senders"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
@@ -448,6 +522,9 @@ type underlayMaps struct {
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlElephants      *ebpf.Map `ebpf:"ol_elephants"`
+	OlExpressPorts   *ebpf.Map `ebpf:"ol_express_ports"`
+	OlExpressUnfits  *ebpf.Map `ebpf:"ol_express_unfits"`
+	OlExpressWays    *ebpf.Map `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
@@ -460,9 +537,11 @@ type underlayMaps struct {
 	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
+	OlPorts          *ebpf.Map `ebpf:"ol_ports"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
+	OlSenders        *ebpf.Map `ebpf:"ol_senders"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
@@ -474,6 +553,9 @@ func (m *underlayMaps) Close() error {
 		m.OlCounters,
 		m.OlCpus,
 		m.OlElephants,
+		m.OlExpressPorts,
+		m.OlExpressUnfits,
+		m.OlExpressWays,
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,
@@ -486,9 +568,11 @@ func (m *underlayMaps) Close() error {
 		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
+		m.OlPorts,
 		m.OlPrios,
 		m.OlReasons,
 		m.OlRecents,
+		m.OlSenders,
 		m.OlSlots,
 		m.OlUnnumbered,
 	)

@@ -151,6 +151,11 @@ var ErrForeignXDP = errors.New("another XDP program is attached")
 
 // AttachXDP hangs the pipeline's XDP program on an underlay, in the driver.
 func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
+	// Nobody knows which ways flows have taken since it was last there.
+	d.policy.ExpressEpoch++
+	if err := d.writePolicy(); err != nil {
+		return nil, err
+	}
 	return attachXDP(dev, d.xdp.OlUnderlayXdp)
 }
 

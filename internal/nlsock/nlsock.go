@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nlsock asks netlink questions in one network namespace: rtnetlink's
-// and nfnetlink's.
+// Package nlsock asks netlink questions in one network namespace: rtnetlink's,
+// nfnetlink's and those of IPsec.
 //
 // The netlink library keeps neither IFLA_QDISC nor IFLA_TARGET_NETNSID, cannot
 // list namespace ids, and takes 64 KiB of new memory for each answer; a scan
@@ -47,6 +47,16 @@ func DialNetfilter(buf []byte) (*Conn, error) {
 	c, err := dial(unix.NETLINK_NETFILTER, buf)
 	if err != nil {
 		return nil, fmt.Errorf("open nfnetlink: %w", err)
+	}
+	return c, nil
+}
+
+// DialXfrm opens a socket to the kernel's IPsec, as Dial does to rtnetlink. It may
+// make the kernel load the module, too.
+func DialXfrm(buf []byte) (*Conn, error) {
+	c, err := dial(unix.NETLINK_XFRM, buf)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink of IPsec: %w", err)
 	}
 	return c, nil
 }

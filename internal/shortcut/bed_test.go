@@ -112,7 +112,7 @@ func (s *site) verdict() Verdict {
 func (s *site) safe() {
 	s.t.Helper()
 	v := s.verdict()
-	if want := (Verdict{Way: s.ways[0], MAC: s.mac, MTU: v.MTU, Refresh: 300 * time.Second}); v != want || v.MTU == 0 {
+	if want := (Verdict{Way: s.ways[0], MAC: s.mac, MTU: v.MTU, Refresh: 300 * time.Second, Relearn: 300 * time.Second}); v != want || v.MTU == 0 {
 		s.t.Fatalf("got  %+v\nwant %+v", v, want)
 	}
 }
@@ -133,7 +133,11 @@ func (s *site) run(h *netns.Handle, script string) {
 }
 
 func (s *site) try(h *netns.Handle, script string) error {
-	script = strings.NewReplacer("VX", s.ways[0].Tunnel.Name, "VE", s.veth, "BR", bed.Bridge, "MAC", s.mac.String()).Replace(script)
+	return shell(h, strings.NewReplacer("VX", s.ways[0].Tunnel.Name, "VE", s.veth, "BR", bed.Bridge, "MAC", s.mac.String()).Replace(script))
+}
+
+// shell runs commands, one a line.
+func shell(h *netns.Handle, script string) error {
 	return h.Do(func() error {
 		for line := range strings.Lines(script) {
 			args := strings.Fields(line)
@@ -249,8 +253,10 @@ func newFlowtable(family byte, dev string) nftMsg {
 	return nftMsg{unix.NFT_MSG_NEWFLOWTABLE, family, unix.NLM_F_CREATE, a}
 }
 
-// nftables commits a batch.
-func (s *site) nftables(msgs ...nftMsg) error {
+func (s *site) nftables(msgs ...nftMsg) error { return commit(s.overlay, msgs...) }
+
+// commit commits a batch to nftables.
+func commit(h *netns.Handle, msgs ...nftMsg) error {
 	var b []byte
 	put := func(typ, flags uint16, family byte, resource uint16, attrs []byte) {
 		var h []byte
@@ -266,7 +272,7 @@ func (s *site) nftables(msgs ...nftMsg) error {
 		put(nft(m.typ), unix.NLM_F_ACK|m.flags, m.family, 0, m.attrs)
 	}
 	put(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES, nil)
-	return s.overlay.Do(func() error {
+	return h.Do(func() error {
 		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 		if err != nil {
 			return err

@@ -12,15 +12,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bpfLinks remembers which of the machine's BPF links are at hooks of
-// netfilter. They do not say in which namespace; that there is one is enough.
+// bpfLinks remembers the kinds of the machine's BPF links. That there is one of a
+// kind is enough: those at hooks of netfilter do not say in which namespace.
 type bpfLinks struct {
-	seen map[uint32]bool // by id, which is not used again for long
+	seen map[uint32]link.Type // by id, which is not used again for long
 }
 
-// netfilter counts them. Only links that are new are opened.
-func (l *bpfLinks) netfilter() (int, error) {
-	seen, n := map[uint32]bool{}, 0
+// linkCounts are the BPF links of the machine, by kind.
+type linkCounts struct {
+	netfilter int // at hooks of netfilter
+	netns     int // at a namespace: sk_lookup, flow dissectors
+}
+
+// count opens only links that are new.
+func (l *bpfLinks) count() (linkCounts, error) {
+	seen := map[uint32]link.Type{}
+	var n linkCounts
 	for id := uint32(0); ; {
 		var err error
 		if id, err = nextLink(id); errors.Is(err, unix.ENOENT) {
@@ -28,36 +35,39 @@ func (l *bpfLinks) netfilter() (int, error) {
 			return n, nil
 		}
 		if err != nil {
-			return 0, fmt.Errorf("list BPF links: %w", err)
+			return n, fmt.Errorf("list BPF links: %w", err)
 		}
-		is, known := l.seen[id]
+		kind, known := l.seen[id]
 		if !known {
-			is, err = atNetfilter(id)
+			kind, err = kindOf(id)
 			if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.EAGAIN) {
 				continue // gone already, or being made: the next check will see it
 			}
 			if err != nil {
-				return 0, fmt.Errorf("read BPF link %d: %w", id, err)
+				return n, fmt.Errorf("read BPF link %d: %w", id, err)
 			}
 		}
-		seen[id] = is
-		if is {
-			n++
+		seen[id] = kind
+		switch kind {
+		case link.NetfilterType:
+			n.netfilter++
+		case link.NetNsType:
+			n.netns++
 		}
 	}
 }
 
-func atNetfilter(id uint32) (bool, error) {
+func kindOf(id uint32) (link.Type, error) {
 	l, err := link.NewFromID(link.ID(id))
 	if err != nil {
-		return false, err
+		return 0, err
 	}
 	defer l.Close()
 	info, err := l.Info()
 	if err != nil {
-		return false, err
+		return 0, err
 	}
-	return info.Type == link.NetfilterType, nil
+	return info.Type, nil
 }
 
 // nextLink asks for the id that follows one. The library opens every link on

@@ -27,6 +27,13 @@
 // The bridge does not see who sent the frames that pass it by: see
 // Verdict.Refresh.
 //
+// # The NIC's side
+//
+// Who takes frames from the NIC itself skips what is between NIC and tunnel, too,
+// in the NIC's namespace, which may be another. JudgeIngress judges that: see
+// Ingress. Both judgements, of the way and of the NIC, have to allow it, and the
+// tunnel must not be Marked.
+//
 // # What is skipped without a judgement
 //
 // Packet sockets (tcpdump) on the bridge and the veth's host end see nothing,
@@ -61,6 +68,15 @@ type Verdict struct {
 	// floods: each sender needs one frame by the slow way within this time. 0:
 	// the tunnel's port does not learn, or the bridge does not forget.
 	Refresh time.Duration
+	// Relearn is the same for who skips the tunnel, too: the smaller of Refresh and
+	// of how long the tunnel remembers behind which host a sender is. 0: neither.
+	Relearn time.Duration
+	// TunnelMAC is the tunnel's own address: what comes from it are echoes, which the
+	// tunnel drops.
+	TunnelMAC MAC
+	// Marked: the tunnel makes something of marks in its packets (GBP, GPE). What
+	// the tunnel has handed on is not concerned; to skip the tunnel is not safe.
+	Marked bool
 }
 
 // Safe tells that frames for MAC may be handed to the peer of Host.

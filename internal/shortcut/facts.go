@@ -2,7 +2,10 @@
 
 package shortcut
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
 
 // Facts are what one look at a namespace saw.
 type Facts struct {
@@ -20,10 +23,17 @@ type Device struct {
 	Unknown string // as in Facts, of this device
 	Name    string
 	Kind    string
+	Address MAC // its own
 	MTU     int
 	Master  int
 	// Metadata: the tunnel takes packets of any network identifier.
 	Metadata bool
+	// Marks: the tunnel's packets carry marks or more (GBP, GPE), which the tunnel
+	// makes something of.
+	Marks bool
+	// Learning is how long the tunnel itself remembers behind which host a sender
+	// is. 0: it does not learn, or does not forget.
+	Learning time.Duration
 	Bridge   *Bridge // if it is one
 	Port     *Port   // if it is a bridge's
 	Peer     *Peer   // of a veth whose other end is in another namespace
@@ -91,4 +101,43 @@ type Chain struct {
 type Pattern struct {
 	Name   string
 	Prefix bool
+}
+
+// IngressFacts are what one look at the NICs of a namespace saw.
+type IngressFacts struct {
+	Unknown string      // as in Facts
+	Cookie  uint64      // of the namespace
+	NICs    map[int]NIC // by index; only those asked about
+	// Netfilter is without what only bridges ask for: IP4, IP6, Tables6, Ebtables.
+	Netfilter Netfilter
+	Selectors int    // BPF programs that choose sockets or dissect flows, in whatever namespace
+	Rules     []Rule // of IPv4 routing; nil: the kernel knows none
+	// Default: the main table has an IPv4 default route. Only looked for if a NIC's
+	// PathFilter asks for routes to senders.
+	Default  bool
+	Policies int  // of IPsec (xfrm), in whatever direction
+	Blocks   bool // IPsec takes no packets for which there is no policy
+}
+
+// NIC is a device that packets for tunnels arrive at. Its XDP and TCX are those of
+// others, TCX only of what it receives.
+type NIC struct {
+	Device
+	Up         bool
+	MAC        MAC
+	PortOf     string       // the name of its master
+	Above      []Above      // devices of its namespace that name it as theirs
+	Addrs      []netip.Addr // of IPv4, sorted
+	PathFilter int          // net.ipv4.conf.*.rp_filter: of all or its own, the greater
+	RPS        []string     // rps_cpus of each queue; none if the kernel is without RPS
+}
+
+// Above is a device that names another as the one beneath it.
+type Above struct{ Name, Kind string }
+
+// Rule is a rule of IPv4 routing.
+type Rule struct {
+	Priority uint32
+	Table    uint32
+	Plain    bool // it sends all packets to the table
 }

@@ -33,6 +33,11 @@ func Judge(f Facts, w Way) Verdict {
 	if j.tunnel.Port.Learning {
 		v.Refresh = j.bridge.Bridge.Ageing
 	}
+	v.Relearn = v.Refresh
+	if age := j.tunnel.Learning; age != 0 && (age < v.Relearn || v.Relearn == 0) {
+		v.Relearn = age
+	}
+	v.Marked, v.TunnelMAC = j.tunnel.Marks, j.tunnel.Address
 	return v
 }
 
@@ -138,11 +143,8 @@ func (j *judge) programs() string {
 		return fmt.Sprintf("XDP program %d is on the pod's end of %s", id, j.host.Name)
 	}
 	for _, d := range []Device{j.tunnel, j.bridge, j.host} {
-		switch {
-		case len(d.TCX) > 0:
-			return fmt.Sprintf("tc program %d of somebody else is on %s", d.TCX[0], d.Name)
-		case d.Filters != "":
-			return fmt.Sprintf("the qdisc %s of somebody else, with its filters, is on %s; see: tc filter show dev %[2]s", d.Filters, d.Name)
+		if who := classified(d); who != "" {
+			return who
 		}
 	}
 	if j.host.Queues {
@@ -150,6 +152,17 @@ func (j *judge) programs() string {
 	}
 	if q := j.host.Qdisc; q != "noqueue" {
 		return fmt.Sprintf("the qdisc %s is on %s, and would be skipped", q, j.host.Name)
+	}
+	return ""
+}
+
+// classified says who else is at a device's tc hooks; empty if nobody is.
+func classified(d Device) string {
+	switch {
+	case len(d.TCX) > 0:
+		return fmt.Sprintf("tc program %d of somebody else is on %s", d.TCX[0], d.Name)
+	case d.Filters != "":
+		return fmt.Sprintf("the qdisc %s of somebody else, with its filters, is on %s; see: tc filter show dev %[2]s", d.Filters, d.Name)
 	}
 	return ""
 }
@@ -169,7 +182,7 @@ func (j *judge) bridgeHooks() string {
 func (j *judge) deviceHooks() string {
 	for _, c := range j.f.Netfilter.Chains {
 		for _, d := range []Device{j.tunnel, j.bridge, j.host} {
-			if slices.ContainsFunc(c.Devices, func(p Pattern) bool { return p.matches(d.Name) }) {
+			if c.on(d.Name) {
 				return fmt.Sprintf("nftables has a hook on %s: %s", d.Name, c)
 			}
 		}
@@ -193,29 +206,32 @@ func (j *judge) ipHooks() string {
 			continue
 		}
 		calls := "br_netfilter hands the frames of " + j.bridge.Name + " to " + v.name + " (bridge-nf-call-" + v.name + "), and "
-		switch {
-		case len(v.legacy) > 0:
-			return calls + "there are rules in the tables: " + strings.Join(v.legacy, ", ")
-		case n.IPVS:
-			return calls + "IPVS has services here"
-		case n.Programs > 0:
-			return calls + "BPF programs are on netfilter hooks; see: bpftool net"
-		case n.Conntrack:
-			return calls + "connections are tracked here"
-		}
-		for _, c := range n.Chains {
-			if (c.Family == v.family || c.Family == unix.NFPROTO_INET) && forwardHook(c) {
-				return calls + "there are rules in " + c.String()
-			}
+		if who := hooked(n, v.family, v.legacy, unix.NF_INET_PRE_ROUTING, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING); who != "" {
+			return calls + who
 		}
 	}
 	return ""
 }
 
-// forwardHook tells of a chain of IPv4, IPv6 or both whether forwarded packets
-// meet it.
-func forwardHook(c Chain) bool {
-	return c.Devices == nil && (c.Hook == unix.NF_INET_PRE_ROUTING || c.Hook == unix.NF_INET_FORWARD || c.Hook == unix.NF_INET_POST_ROUTING)
+// hooked says who is at netfilter's hooks that packets of one version of IP pass;
+// empty if nobody is. Only nftables tells which hooks.
+func hooked(n Netfilter, family uint8, legacy []string, hooks ...int) string {
+	switch {
+	case len(legacy) > 0:
+		return "there are rules in the tables: " + strings.Join(legacy, ", ")
+	case n.IPVS:
+		return "IPVS has services here"
+	case n.Programs > 0:
+		return "BPF programs are on netfilter hooks; see: bpftool net"
+	case n.Conntrack:
+		return "connections are tracked here"
+	}
+	for _, c := range n.Chains {
+		if (c.Family == family || c.Family == unix.NFPROTO_INET) && c.Devices == nil && slices.Contains(hooks, c.Hook) {
+			return "there are rules in " + c.String()
+		}
+	}
+	return ""
 }
 
 var families = map[uint8]string{
@@ -230,6 +246,11 @@ func (c Chain) String() string {
 		what = "flowtable"
 	}
 	return fmt.Sprintf("%s %s %s %s", what, families[c.Family], c.Table, c.Name)
+}
+
+// on tells whether the chain is bound to a device.
+func (c Chain) on(dev string) bool {
+	return slices.ContainsFunc(c.Devices, func(p Pattern) bool { return p.matches(dev) })
 }
 
 func (p Pattern) matches(dev string) bool {

@@ -47,6 +47,10 @@ func TestOverlayThatNothingSpeaksAgainst(t *testing.T) {
 		{"the tunnel's port does not learn", func(_ *Facts, p parts) { p.tunnel.Port.Learning = false }, Verdict{MTU: 1400}},
 		{"the pod's port does not learn", func(_ *Facts, p parts) { p.host.Port.Learning = false }, Verdict{MTU: 1400, Refresh: 5 * time.Minute}},
 		{"the host's end is the smaller", func(_ *Facts, p parts) { p.host.MTU = 1300 }, Verdict{MTU: 1300, Refresh: 5 * time.Minute}},
+		{"the tunnel forgets sooner than the bridge", func(_ *Facts, p parts) { p.tunnel.Learning = time.Minute }, Verdict{MTU: 1400, Refresh: 5 * time.Minute, Relearn: time.Minute}},
+		{"the tunnel forgets later than the bridge", func(_ *Facts, p parts) { p.tunnel.Learning = time.Hour }, Verdict{MTU: 1400, Refresh: 5 * time.Minute}},
+		{"only the tunnel learns", func(_ *Facts, p parts) { p.tunnel.Port.Learning, p.tunnel.Learning = false, time.Minute }, Verdict{MTU: 1400, Relearn: time.Minute}},
+		{"marks", func(_ *Facts, p parts) { p.tunnel.Marks = true }, Verdict{MTU: 1400, Refresh: 5 * time.Minute, Marked: true}},
 		{"geneve", func(_ *Facts, p parts) { p.tunnel.Kind = "geneve" }, Verdict{MTU: 1400, Refresh: 5 * time.Minute}},
 		{"only one port is isolated", func(_ *Facts, p parts) { p.host.Port.Isolated = true }, Verdict{MTU: 1400, Refresh: 5 * time.Minute}},
 		{"the pod's port is locked: what the pod sends", func(_ *Facts, p parts) { p.host.Port.Locked = true }, Verdict{MTU: 1400, Refresh: 5 * time.Minute}},
@@ -71,6 +75,9 @@ func TestOverlayThatNothingSpeaksAgainst(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.want.Way, tt.want.MAC = aWay, podMAC
+			if tt.want.Relearn == 0 {
+				tt.want.Relearn = tt.want.Refresh
+			}
 			if got := Judge(overlay(tt.change), aWay); got != tt.want {
 				t.Fatalf("got %+v\nwant %+v", got, tt.want)
 			}

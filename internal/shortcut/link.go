@@ -26,6 +26,8 @@ const (
 type linkInfo struct {
 	Device
 	mac   MAC
+	up    bool
+	xdp   []uint32 // the programs of all modes; some twice
 	lower int
 	nsid  int // of the namespace that lower is in; -1: the same
 }
@@ -58,6 +60,7 @@ func parseLink(b []byte) (int, linkInfo, bool) {
 	if len(b) < unix.SizeofIfInfomsg || b[0] != unix.AF_UNSPEC {
 		return 0, l, false
 	}
+	l.up = nlsock.U32(b[8:])&unix.IFF_UP != 0
 	var data, slave []byte
 	var master string
 	for t, v := range nlsock.Attrs(b[unix.SizeofIfInfomsg:]) {
@@ -77,7 +80,9 @@ func parseLink(b []byte) (int, linkInfo, bool) {
 		case unix.IFLA_QDISC:
 			l.Qdisc = nlsock.Str(v)
 		case unix.IFLA_XDP:
-			l.XDP = parseXDP(v)
+			if l.xdp = parseXDP(v); len(l.xdp) > 0 {
+				l.XDP = l.xdp[0]
+			}
 		case unix.IFLA_LINKINFO:
 			for t, v := range nlsock.Attrs(v) {
 				switch t {
@@ -97,9 +102,7 @@ func parseLink(b []byte) (int, linkInfo, bool) {
 	case "bridge":
 		l.Bridge = parseBridge(data)
 	case "vxlan":
-		for t, v := range nlsock.Attrs(data) {
-			l.Metadata = l.Metadata || t == unix.IFLA_VXLAN_COLLECT_METADATA && flag(v)
-		}
+		parseVXLAN(&l.Device, data)
 	case "geneve":
 		for t := range nlsock.Attrs(data) { // being there is its value
 			l.Metadata = l.Metadata || t == unix.IFLA_GENEVE_COLLECT_METADATA
@@ -109,6 +112,25 @@ func parseLink(b []byte) (int, linkInfo, bool) {
 		l.Port = parsePort(slave)
 	}
 	return int(int32(nlsock.U32(b[4:]))), l, true
+}
+
+func parseVXLAN(d *Device, b []byte) {
+	learns := false
+	for t, v := range nlsock.Attrs(b) {
+		switch t {
+		case unix.IFLA_VXLAN_COLLECT_METADATA:
+			d.Metadata = flag(v)
+		case unix.IFLA_VXLAN_GBP, unix.IFLA_VXLAN_GPE: // being there is their value
+			d.Marks = true
+		case unix.IFLA_VXLAN_LEARNING:
+			learns = flag(v)
+		case unix.IFLA_VXLAN_AGEING:
+			d.Learning = time.Duration(nlsock.U32(v)) * time.Second
+		}
+	}
+	if !learns {
+		d.Learning = 0
+	}
 }
 
 func flag(v []byte) bool { return len(v) > 0 && v[0] != 0 }
@@ -151,18 +173,18 @@ func parsePort(b []byte) *Port {
 	return &p
 }
 
-// parseXDP returns the id of a program, in whatever mode.
-func parseXDP(b []byte) uint32 {
-	var id uint32
+// parseXDP returns the ids of programs, in whatever mode.
+func parseXDP(b []byte) []uint32 {
+	var ids []uint32
 	for t, v := range nlsock.Attrs(b) {
 		switch t {
 		case unix.IFLA_XDP_PROG_ID, unix.IFLA_XDP_DRV_PROG_ID, unix.IFLA_XDP_SKB_PROG_ID, unix.IFLA_XDP_HW_PROG_ID:
-			if id == 0 {
-				id = nlsock.U32(v)
+			if id := nlsock.U32(v); id != 0 {
+				ids = append(ids, id)
 			}
 		}
 	}
-	return id
+	return ids
 }
 
 // peer reads the other end of a veth, without entering its namespace.

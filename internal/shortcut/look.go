@@ -33,6 +33,7 @@ func (w *Watcher) Look(ways []Way) Facts {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	f := Facts{Cookie: w.cookie, Devices: map[int]Device{}}
+	w.ways = readings{}
 	if w.closed {
 		f.Unknown = "the network namespace is no longer watched"
 		return f
@@ -40,6 +41,7 @@ func (w *Watcher) Look(ways []Way) Facts {
 	err := w.h.Do(func() error { return w.look(&f, ways) })
 	if err != nil {
 		f.Unknown = fmt.Sprintf("what frames would skip cannot be looked at: %v", err)
+		w.ways.fail(err)
 	}
 	return f
 }
@@ -61,8 +63,9 @@ func (w *Watcher) look(f *Facts, ways []Way) error {
 				continue
 			}
 			d := l.Device
-			d.Filters = filters[index]
-			if d.TCX, err = w.foreign(index); err != nil {
+			d.Address, d.Filters = l.mac, filters[index]
+			d.TCX, err = w.foreign(&w.ways, index, ebpf.AttachTCXIngress, ebpf.AttachTCXEgress)
+			if err != nil {
 				d.Unknown = fmt.Sprintf("the tc programs on %s cannot be listed: %v", d.Name, err)
 			}
 			if d.Kind == "veth" && l.nsid >= 0 {
@@ -80,7 +83,7 @@ func (w *Watcher) look(f *Facts, ways []Way) error {
 	for _, d := range f.Devices {
 		calls = calls || d.Bridge != nil && (d.Bridge.IP4 || d.Bridge.IP6)
 	}
-	return w.netfilter(&f.Netfilter, calls)
+	return w.netfilter(&f.Netfilter, calls, &w.ways)
 }
 
 // queues asks for what makes GRO at the other end of a veth possible.
@@ -99,23 +102,33 @@ func queues(name string) (bool, error) {
 
 // foreign lists the programs of others on a device's tcx hooks, which only a
 // query tells of.
-func (w *Watcher) foreign(index int) ([]uint32, error) {
-	var list []uint32
-	for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-		res, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
-		if errors.Is(err, ebpf.ErrNotSupported) {
-			return nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		for _, p := range res.Programs {
-			if !w.own(uint32(p.ID)) {
-				list = append(list, uint32(p.ID))
+func (w *Watcher) foreign(rs *readings, index int, hooks ...ebpf.AttachType) ([]uint32, error) {
+	return read(rs, func() ([]uint32, error) {
+		var list []uint32
+		for _, at := range hooks {
+			res, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
+			if errors.Is(err, ebpf.ErrNotSupported) {
+				return nil, nil
+			}
+			if err != nil {
+				return nil, err
+			}
+			for _, p := range res.Programs {
+				if !w.own(uint32(p.ID)) {
+					list = append(list, uint32(p.ID))
+				}
 			}
 		}
+		return list, nil
+	})
+}
+
+// module tells whether the kernel has something that may be a module.
+func module(rs *readings, built bool, name string) (bool, error) {
+	if built {
+		return true, nil
 	}
-	return list, nil
+	return read(rs, func() (bool, error) { return exists("/sys/module/" + name) })
 }
 
 // exists asks for a file that the kernel has or has not.

@@ -18,50 +18,75 @@ import (
 //
 // Nothing is asked that would make the kernel load a module or register a table:
 // looking must leave no trace.
-func (w *Watcher) netfilter(n *Netfilter, calls bool) error {
+func (w *Watcher) netfilter(n *Netfilter, calls bool, rs *readings) error {
 	built, err := builtIn()
 	if err != nil {
 		return err
 	}
-	if n.Chains, err = w.chains(built.nftables); err != nil {
+	if n.Chains, err = w.chains(built.nftables, rs); err != nil {
 		return err
 	}
-	if n.Ebtables, err = ebtables(built.ebtables); err != nil {
+	n.Ebtables, err = read(rs, func() (string, error) { return ebtables(built.ebtables) })
+	if err != nil {
 		return err
 	}
-	if n.IP4, err = isOn("/proc/sys/net/bridge/bridge-nf-call-iptables"); err != nil {
+	if n.IP4, err = setting(rs, "/proc/sys/net/bridge/bridge-nf-call-iptables"); err != nil {
 		return err
 	}
-	if n.IP6, err = isOn("/proc/sys/net/bridge/bridge-nf-call-ip6tables"); err != nil {
+	if n.IP6, err = setting(rs, "/proc/sys/net/bridge/bridge-nf-call-ip6tables"); err != nil {
 		return err
 	}
 	if !calls && !n.IP4 && !n.IP6 {
 		return nil // nothing below is ever called
 	}
-	if n.Tables4, err = lines("/proc/thread-self/net/ip_tables_names"); err != nil {
+	if n.Tables6, err = list(rs, "/proc/thread-self/net/ip6_tables_names"); err != nil {
 		return err
 	}
-	if n.Tables6, err = lines("/proc/thread-self/net/ip6_tables_names"); err != nil {
-		return err
+	_, err = w.ipHooks(n, rs)
+	return err
+}
+
+// ipHooks looks at who else is at the hooks that packets of IPv4 pass, and at
+// those of both versions.
+func (w *Watcher) ipHooks(n *Netfilter, rs *readings) (linkCounts, error) {
+	var none, links linkCounts
+	var err error
+	if n.Tables4, err = list(rs, "/proc/thread-self/net/ip_tables_names"); err != nil {
+		return none, err
 	}
-	// Of what br_netfilter calls only connection tracking can be without a rule:
-	// by this setting, and for those who use it without one.
-	if n.Conntrack, err = isOn("/sys/module/nf_conntrack/parameters/enable_hooks"); err != nil {
-		return err
+	// Only connection tracking can be there without a rule: by this setting, and
+	// for those who use it without one.
+	if n.Conntrack, err = setting(rs, "/sys/module/nf_conntrack/parameters/enable_hooks"); err != nil {
+		return none, err
 	}
 	if !n.Conntrack {
-		if n.Conntrack, err = isOn("/proc/sys/net/netfilter/nf_conntrack_count"); err != nil {
-			return err
+		if n.Conntrack, err = setting(rs, "/proc/sys/net/netfilter/nf_conntrack_count"); err != nil {
+			return none, err
 		}
 	}
-	const header = 3
-	services, err := lines("/proc/thread-self/net/ip_vs")
-	if err != nil {
-		return err
+	if n.IPVS, err = read(rs, services); err != nil {
+		return none, err
 	}
-	n.IPVS = len(services) > header
-	n.Programs, err = w.bpf.netfilter()
-	return err
+	links, err = read(rs, w.bpf.count)
+	n.Programs = links.netfilter
+	return links, err
+}
+
+// services tells whether IPVS has any. What follows each, its connections, is
+// none of ours.
+func services() (bool, error) {
+	const header = 3
+	l, err := lines("/proc/thread-self/net/ip_vs")
+	return len(l) > header, err
+}
+
+// setting is isOn, and list is lines, of what Glance reads again.
+func setting(rs *readings, path string) (bool, error) {
+	return read(rs, func() (bool, error) { return isOn(path) })
+}
+
+func list(rs *readings, path string) ([]string, error) {
+	return read(rs, func() ([]string, error) { return lines(path) })
 }
 
 // isOn reads a setting that is there only if its module is.
@@ -100,7 +125,7 @@ func ebtables(built bool) (string, error) {
 	return "", nil
 }
 
-type built struct{ nftables, ebtables bool }
+type built struct{ nftables, ebtables, xfrm, pfkey bool }
 
 // builtIn tells what the kernel has without modules, which /sys/module does not
 // list.
@@ -120,6 +145,10 @@ var builtIn = sync.OnceValues(func() (built, error) {
 			b.nftables = true
 		case sym[2:] == "ebt_register_template":
 			b.ebtables = true
+		case sym[2:] == "xfrm_user_rcv_msg":
+			b.xfrm = true
+		case sym[2:] == "pfkey_process":
+			b.pfkey = true
 		}
 	}
 	if err := syms.Err(); err != nil {

@@ -27,6 +27,7 @@ const (
 	nftaDevicePrefix = 2
 
 	nfInetIngress = 5
+	netdevIngress = 0 // NF_NETDEV_INGRESS
 	sizeofGenmsg  = 4
 )
 
@@ -46,12 +47,10 @@ func (n *nftables) close() error {
 }
 
 // chains lists base chains and flow tables.
-func (w *Watcher) chains(built bool) ([]Chain, error) {
-	if !built {
-		// To ask, or to subscribe, would load it.
-		if there, err := exists("/sys/module/nf_tables"); !there || err != nil {
-			return nil, err
-		}
+func (w *Watcher) chains(built bool, rs *readings) ([]Chain, error) {
+	// To ask, or to subscribe, would load it.
+	if there, err := module(rs, built, "nf_tables"); !there || err != nil {
+		return nil, err
 	}
 	n := &w.nft
 	if n.c == nil {

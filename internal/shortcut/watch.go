@@ -31,6 +31,9 @@ type Watcher struct {
 	rtnl   *nlsock.Conn
 	nft    nftables
 	bpf    bpfLinks
+	ways   readings // of the last Look
+	nics   readings // of the last LookIngress
+	side   side
 	closed bool
 
 	subs   []*os.File // subscriptions
@@ -72,7 +75,9 @@ func Watch(h *netns.Handle, own func(progID uint32) bool) (*Watcher, error) {
 // device or a port of a bridge, an entry of a bridge's table, a qdisc, a filter
 // or nftables have changed. Many changes make one event, the first of them at
 // once. No event tells of settings (sysctl), of tcx and BPF links, of legacy
-// tables and of what changes at the pod's end: call Check each second, too.
+// tables and of what changes at the pod's end: call Check each second, too, and
+// Glance where that is late. Once a NIC was looked at, IPv4 addresses, default
+// routes and rules, and IPsec policies are events as well.
 func (w *Watcher) Events() <-chan struct{} { return w.events }
 
 // Close lets go of the namespace. The channel of Events is closed.
@@ -93,7 +98,7 @@ func (w *Watcher) Close() error {
 	if w.rtnl != nil {
 		err = w.rtnl.Close()
 	}
-	return errors.Join(err, w.nft.close(), w.h.Close())
+	return errors.Join(err, w.nft.close(), w.side.close(), w.h.Close())
 }
 
 // subscribe joins groups of a protocol in the calling thread's namespace.
@@ -140,10 +145,16 @@ func (w *Watcher) follow(f *os.File, protocol int) {
 	}
 }
 
-// matters leaves out the neighbours of IP, which come and go all the time.
+// matters leaves out the neighbours of IP, which come and go all the time, and of
+// the routes, which may be many, all but the default ones.
 func matters(m nlsock.Message) bool {
-	neigh := m.Type == unix.RTM_NEWNEIGH || m.Type == unix.RTM_DELNEIGH
-	return !neigh || len(m.Body) > 0 && m.Body[0] == unix.AF_BRIDGE
+	switch m.Type {
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		return len(m.Body) > 0 && m.Body[0] == unix.AF_BRIDGE
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		return isDefault(m.Body)
+	}
+	return true
 }
 
 func (w *Watcher) poke() {

@@ -44,6 +44,7 @@ type daemon struct {
 	bulk, madeRoom            uint64
 	latency, late             uint64
 	straight, bridged         uint64
+	express                   uint64
 	joined                    float64 // shares of packets in super-packets, a sum
 	stretches                 int
 	mechanism                 string // the one that the variant is about
@@ -71,6 +72,7 @@ type counters struct {
 		Excess      uint64 `json:"latency_excess"`
 		Aggregated  uint64 `json:"aggregated_packets"`
 		Counted     uint64 `json:"counted_packets"`
+		Express     uint64 `json:"express_packets"`
 		Straight    uint64 `json:"short_cut_packets"`
 		Bridged     uint64 `json:"bridged_packets"`
 		Bulk        uint64 `json:"bulk_packets"`
@@ -127,6 +129,20 @@ func aggregate(mode string) func(context.Context, *env, scenario) (session, erro
 		d.mechanism = "aggregate"
 		e.threads, e.watch = d.lanes, d.watch
 		return session{acted: d.aggregated, reason: func() string { return d.reason }, end: d.end}, nil
+	}
+}
+
+// express returns a variant's start: the daemon that hands frames straight to pods, and joins
+// datagrams in a mode.
+func express(aggregate string) func(context.Context, *env, scenario) (session, error) {
+	return func(ctx context.Context, e *env, _ scenario) (session, error) {
+		d, err := e.startDaemon(ctx, fmt.Sprintf("pipeline: off\nmicroflows: {mode: off}\nexpress: auto\naggregate: %s\n", aggregate))
+		if err != nil {
+			return session{}, err
+		}
+		d.mechanism = "express"
+		e.threads, e.watch = d.lanes, d.watch
+		return session{acted: d.expressed, reason: func() string { return d.reason }, end: d.end}, nil
 	}
 }
 
@@ -257,6 +273,7 @@ func (d *daemon) watch(ctx context.Context, begins bool) error {
 	d.straight += c.Counters.Straight - d.base.Counters.Straight
 	d.bridged += c.Counters.Bridged - d.base.Counters.Bridged
 	d.overlay += c.Counters.Overlay - d.base.Counters.Overlay
+	d.express += c.Counters.Express - d.base.Counters.Express
 	d.changes += c.Counters.LaneChanges - d.base.Counters.LaneChanges
 	d.stretches++
 	if n := c.Counters.Counted - d.base.Counters.Counted; n > 0 && c.active("aggregate") && d.base.active("aggregate") {
@@ -284,6 +301,11 @@ func (c counters) active(name string) bool {
 // measured: none where it was not switched on from begin to end.
 func (d *daemon) aggregated() map[string]float64 {
 	return map[string]float64{report.Acted: d.joined / float64(max(d.stretches, 1))}
+}
+
+// expressed says which share of the packets went straight to the pods.
+func (d *daemon) expressed() map[string]float64 {
+	return map[string]float64{report.Acted: float64(d.express) / float64(max(d.overlay, d.express, 1))}
 }
 
 // acted says which share of the packets was steered while it was measured.

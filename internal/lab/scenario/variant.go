@@ -58,6 +58,8 @@ func init() {
 		{name: "microflows-tc-forced", what: "microflows-tc without its judgement", start: microflows("forced", "tc")},
 		{name: "aggregate", what: "overlane: datagrams of one flow that come in a row cross the overlay as one packet", start: aggregate("auto")},
 		{name: "aggregate-forced", what: "the same, without its judgement when to act", start: aggregate("forced")},
+		{name: "express", what: "overlane: frames go from the NIC straight to the pod", start: express("off")},
+		{name: "shorter", what: "overlane: aggregate and express together", start: express("auto")},
 		{name: "priority", what: "overlane: the flow whose latency is measured overtakes the background", start: priority("batch", "off")},
 		{name: "priority-sync", what: "the same, from the tunnel straight to the pod", start: priority("sync", "off")},
 		{name: "priority-pipeline", what: "priority, and the pipeline beside it", start: priority("batch", "auto")},

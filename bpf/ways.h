@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The express path put to work on the maps: is there a way from the NIC straight to the pod
+ * that this frame is for, and does its flow take it? Who goes that way is a lane of the NIC's
+ * stage to the order guard, entered and left as any other, but left at once where the stack has
+ * to see a frame.
+ */
+#ifndef OVERLANE_WAYS_H
+#define OVERLANE_WAYS_H
+
+#include "steer.h"
+#include "express.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4 * OL_PORTS);
+	__type(key, struct ol_express_key);
+	__type(value, struct ol_express_way);
+} ol_express_ways SEC(".maps");
+
+/* The hosts' ends of the pods' veths. */
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__uint(max_entries, OL_PORTS);
+	__type(key, __u32);
+	__type(value, __u32);
+} ol_express_ports SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, OL_SENDERS);
+	__type(key, struct ol_sender_key);
+	__type(value, struct ol_sender);
+} ol_senders SEC(".maps");
+
+/* Frames for which there was a way, by why they took the full path: enum ol_express_unfit. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OL_NR_UNFIT);
+	__type(key, __u32);
+	__type(value, __u64);
+} ol_express_unfits SEC(".maps");
+
+/*
+ * A way that is withdrawn is still taken for so long by flows that have not been seen to
+ * leave it in order.
+ */
+#define OL_EXPRESS_LEAVE_NS 5000000
+
+/* What is known of a frame on its way through the hook. */
+struct ol_express_turn {
+	struct ol_sender_key sender;
+	__u32 port; /* where it may go, plus one; 0: there is no way */
+	__u32 refresh_us;
+	__u32 from; /* outer source */
+	__u32 slot;
+	__u8 may;   /* wish for the way */
+	__u8 never; /* this frame is not to take it, whatever that does to its flow's order */
+	__u8 unfit;
+	__u8 again;
+	__u32 lane;
+};
+
+/* Is there a way for this frame, and may it take it? */
+__noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
+				struct ol_express_turn *t)
+{
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_express_key key = {};
+	struct ol_express_way *way;
+	struct ol_cursor c;
+	const __u8 *eth;
+	__u32 inner;
+	__u64 *n;
+
+	if (!f || !t || !policy || f->tunnel >= OL_MAX_TUNNELS)
+		return 0;
+	t->never = 1;
+	inner = f->inner;
+	ol_cursor_at(ctx, &c);
+	if (inner > 512)
+		return 0;
+	eth = c.data + inner;
+	if (!OL_FITS(&c, eth, OL_ETH_HLEN))
+		return 0;
+	key.nic = ctx->ingress_ifindex;
+	key.vni = policy->tunnel[f->tunnel].vni;
+	key.port = policy->tunnel[f->tunnel].port;
+	__builtin_memcpy(key.mac, eth, sizeof(key.mac));
+	way = bpf_map_lookup_elem(&ol_express_ways, &key);
+	if (!way)
+		return 0;
+	t->port = way->port + 1;
+	t->refresh_us = way->refresh_us;
+	t->sender.vni = key.vni;
+	t->sender.port = key.port;
+	__builtin_memcpy(t->sender.mac, eth + 6, sizeof(t->sender.mac));
+	c.total = bpf_xdp_get_buff_len(ctx);
+	t->unfit = c.total - inner > way->max_len ? OL_UNFIT_LONG
+						  : ol_express_plain(&c, inner, &way->tunnel);
+	if (t->unfit) {
+		key.nic = t->unfit;
+		n = bpf_map_lookup_elem(&ol_express_unfits, &key.nic);
+		if (n)
+			*n += 1;
+		return 0;
+	}
+	t->from = ol_word(c.data + OL_ETH_HLEN + 12);
+	if (way->withdrawn) {
+		t->never = bpf_ktime_get_ns() - way->withdrawn > OL_EXPRESS_LEAVE_NS;
+		return 0;
+	}
+	t->may = 1;
+	t->never = 0;
+	return 0;
+}
+
+/* Does the stack know the sender, or does it have to see a frame? */
+static __always_inline int ol_sender_known(struct ol_express_turn *t, struct ol_slot *s)
+{
+	struct ol_sender *known = bpf_map_lookup_elem(&ol_senders, &t->sender);
+
+	if (known && known->from != t->from) {
+		t->never = 1;
+		return 0;
+	}
+	s->due = !known || (__u32)(bpf_ktime_get_ns() / 1000) - known->seen > t->refresh_us;
+	return 1;
+}
+
+/*
+ * Sends a frame on its way if that is its flow's lane: XDP_REDIRECT. Else it goes the full
+ * path, on which whoever has to know gets to know its sender.
+ */
+__noinline int ol_express_take(struct xdp_md *ctx, const struct ol_frame *f,
+			       struct ol_express_turn *t)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), stage = OL_STAGE_NIC;
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_sender now = {};
+	struct ol_recent *last;
+	struct ol_cpu *cpu;
+	struct ol_slot *s;
+
+	if (!f || !t)
+		return XDP_PASS;
+	s = ol_get_slot(this_cpu, OL_STAGE_NIC, t->slot);
+	cpu = ol_get_cpu(this_cpu);
+	last = bpf_map_lookup_elem(&ol_recents, &stage);
+	if (!s || !cpu || !last || !policy)
+		return XDP_PASS;
+	if (t->lane == OL_LANE_EXPRESS && !t->never && t->port &&
+	    s->epoch == (__u8)policy->express_epoch) {
+		__u32 port = t->port - 1;
+
+		if ((t->again || !t->refresh_us || ol_sender_known(t, s)) &&
+		    bpf_redirect_map(&ol_express_ports, port, XDP_PASS) == XDP_REDIRECT &&
+		    !bpf_xdp_adjust_head(ctx, f->inner)) {
+			s->port = port;
+			ol_count(OL_CNT_EXPRESS, 1);
+			return XDP_REDIRECT;
+		}
+	}
+	if (s->lane == OL_LANE_EXPRESS) {
+		s->lane = OL_LANE_LOCAL;
+		s->since = cpu->now;
+		if (last->slot == t->slot)
+			last->lane = OL_LANE_LOCAL;
+		ol_count(OL_CNT_EXPRESS_LEFT, 1);
+	} else if (t->unfit) {
+		s->since = cpu->now;
+	}
+	if (t->port && t->refresh_us && !t->again && !t->unfit) {
+		now.seen = bpf_ktime_get_ns() / 1000;
+		now.from = t->from;
+		bpf_map_update_elem(&ol_senders, &t->sender, &now, BPF_ANY);
+		s->due = 0;
+	}
+	return XDP_PASS;
+}
+
+#endif

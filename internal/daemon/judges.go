@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"errors"
+
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/shortcut"
+)
+
+// judges watch the namespaces in which frames would pass by what others have put there.
+type judges struct {
+	scanner  *node.Scanner
+	own      func(progID uint32) bool
+	watchers map[uint64]*shortcut.Watcher // by namespace
+	changed  chan struct{}                // what they say may be otherwise now
+}
+
+func newJudges(s *node.Scanner, own func(progID uint32) bool) *judges {
+	return &judges{scanner: s, own: own, watchers: map[uint64]*shortcut.Watcher{}, changed: make(chan struct{}, 1)}
+}
+
+// watcher returns the one of a namespace.
+func (j *judges) watcher(cookie uint64) (*shortcut.Watcher, error) {
+	if w := j.watchers[cookie]; w != nil {
+		return w, nil
+	}
+	ns, err := j.scanner.Namespace(cookie)
+	if err != nil {
+		return nil, err
+	}
+	w, err := shortcut.Watch(ns, j.own)
+	if err != nil {
+		return nil, err
+	}
+	j.watchers[cookie] = w
+	go func() {
+		for range w.Events() {
+			select {
+			case j.changed <- struct{}{}:
+			default: // the last one was not taken yet
+			}
+		}
+	}()
+	return w, nil
+}
+
+// glance tells whether something that makes no event may be otherwise than at the last look.
+func (j *judges) glance() bool {
+	for _, w := range j.watchers {
+		if changed, err := w.Glance(); changed || err != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// keep lets go of all other namespaces: to be watched keeps one alive.
+func (j *judges) keep(needed func(cookie uint64) bool) error {
+	var errs []error
+	for cookie, w := range j.watchers {
+		if !needed(cookie) {
+			errs = append(errs, w.Close())
+			delete(j.watchers, cookie)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (j *judges) close() error { return j.keep(func(uint64) bool { return false }) }

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+// ExpressKey is a NIC where frames come in, a network and a pod's address in it.
+type ExpressKey struct {
+	NIC  int // ifindex, in the namespace of the underlays
+	VNI  uint32
+	Port uint16 // UDP, of the tunnel
+	MAC  [6]byte
+}
+
+// ExpressWay is the way of such frames straight to the pod.
+type ExpressWay struct {
+	Host   Device     // the host's end of the pod's veth
+	Pod    CellDevice // the pod's end, whose polls tell how far it is
+	MaxLen int        // of an inner frame; longer ones take the full path
+	// Refresh is how often the stack is to see a frame of each sender. 0: never.
+	Refresh time.Duration
+	Local   netip.Addr // IPv4: the outer destination
+	NICMAC  [6]byte
+	// TunnelMAC is the tunnel's own address.
+	TunnelMAC [6]byte
+}
+
+// CellDevice is a device as the tracing of polls knows it.
+type CellDevice struct {
+	Ifindex  int
+	NetnsIno uint64
+}
+
+// expressWays are those that the kernel knows, and the ports that they lead to.
+type expressWays struct {
+	ways   map[ExpressKey]underlayOlExpressWay
+	ports  map[CellDevice]uint32
+	traced bool
+}
+
+// MaxPorts is the number of pods that can have a way.
+const MaxPorts = int(stagesOlLimitOL_PORTS)
+
+// ErrTooManyPods says that some pods have no express way.
+var ErrTooManyPods = errors.New("too many pods")
+
+// AddWay opens a way, or changes one. Frames take it once SetExpress has allowed that.
+func (d *Datapath) AddWay(k ExpressKey, w ExpressWay) error {
+	if !w.Local.Is4() {
+		return fmt.Errorf("open an express way for %s: the outer address %s is not IPv4", net.HardwareAddr(k.MAC[:]), w.Local)
+	}
+	port, err := d.openPort(w)
+	if err != nil {
+		return fmt.Errorf("open an express way for %s: %w", net.HardwareAddr(k.MAC[:]), err)
+	}
+	v := underlayOlExpressWay{
+		Port: port, MaxLen: uint32(w.MaxLen),
+		RefreshUs: uint32(min(w.Refresh, maxRefresh) / time.Microsecond),
+	}
+	v.Tunnel.Version = 4
+	local := w.Local.As4()
+	v.Tunnel.Local[0] = binary.NativeEndian.Uint32(local[:])
+	v.Tunnel.Nic, v.Tunnel.Mac = w.NICMAC, w.TunnelMAC
+	if old, ok := d.express.ways[k]; ok && old == v {
+		return nil
+	}
+	if err := d.xdp.OlExpressWays.Put(k.abi(), v); err != nil {
+		return fmt.Errorf("open an express way for %s: %w", net.HardwareAddr(k.MAC[:]), err)
+	}
+	d.express.ways[k] = v
+	return nil
+}
+
+// WithdrawWay has flows leave a way: in order if that is a matter of a few milliseconds, at once
+// after that. CloseWay may follow once they have.
+func (d *Datapath) WithdrawWay(k ExpressKey) error {
+	v, ok := d.express.ways[k]
+	if !ok || v.Withdrawn != 0 {
+		return nil
+	}
+	now, err := Now()
+	if err != nil {
+		return err
+	}
+	v.Withdrawn = now
+	if err := d.xdp.OlExpressWays.Put(k.abi(), v); err != nil {
+		return fmt.Errorf("withdraw the express way for %s: %w", net.HardwareAddr(k.MAC[:]), err)
+	}
+	d.express.ways[k] = v
+	return nil
+}
+
+// CloseWay takes a way away, and the pod's port if it was the last that led there.
+func (d *Datapath) CloseWay(k ExpressKey) error {
+	v, ok := d.express.ways[k]
+	if !ok {
+		return nil
+	}
+	if err := d.xdp.OlExpressWays.Delete(k.abi()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("close the express way for %s: %w", net.HardwareAddr(k.MAC[:]), err)
+	}
+	delete(d.express.ways, k)
+	for _, other := range d.express.ways {
+		if other.Port == v.Port {
+			return nil
+		}
+	}
+	return d.closePort(v.Port)
+}
+
+// SetExpress allows frames to take the ways that are open, or does not.
+func (d *Datapath) SetExpress(on bool) error {
+	if on && !d.express.traced {
+		l, err := traceWith(d.trace.OlExpressSent)
+		if err != nil {
+			return err
+		}
+		d.tracer = append(d.tracer, l)
+		d.express.traced = true
+	}
+	flag := uint32(stagesOlFlagOL_F_EXPRESS)
+	if on == (d.policy.Flags&flag != 0) {
+		return nil
+	}
+	d.policy.Flags ^= flag
+	return d.writePolicy()
+}
+
+// openPort returns the number of a pod's port, and makes it one if it is none yet.
+func (d *Datapath) openPort(w ExpressWay) (uint32, error) {
+	if port, ok := d.express.ports[w.Pod]; ok {
+		return port, nil
+	}
+	used := slices.Collect(maps.Values(d.express.ports))
+	port := uint32(0)
+	for slices.Contains(used, port) {
+		port++
+	}
+	if int(port) >= MaxPorts {
+		return 0, fmt.Errorf("%w: more than %d", ErrTooManyPods, MaxPorts)
+	}
+	if err := d.stages.OlPorts.Put(port, stagesOlPort{}); err != nil {
+		return 0, fmt.Errorf("clear the port: %w", err)
+	}
+	// Its polls must be watched before frames come there.
+	if err := d.stages.OlCells.Put(w.Pod.key(), uint32(stagesOlLimitOL_MAX_TUNNELS)+1+port); err != nil {
+		return 0, fmt.Errorf("watch the pod's end: %w", err)
+	}
+	// The kernel looks for the device in the namespace of who asks.
+	err := w.Host.Netns.Do(func() error { return d.xdp.OlExpressPorts.Put(port, uint32(w.Host.Ifindex)) })
+	if err != nil {
+		return 0, errors.Join(fmt.Errorf("open the port: %w", err), d.stages.OlCells.Delete(w.Pod.key()))
+	}
+	d.express.ports[w.Pod] = port
+	return port, nil
+}
+
+func (d *Datapath) closePort(port uint32) error {
+	var errs []error
+	for pod, p := range d.express.ports {
+		if p != port {
+			continue
+		}
+		// It goes by itself with its device.
+		if err := d.xdp.OlExpressPorts.Delete(port); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, fmt.Errorf("close the port of a pod: %w", err))
+		}
+		if err := d.stages.OlCells.Delete(pod.key()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, fmt.Errorf("watch the pod's end no more: %w", err))
+		}
+		delete(d.express.ports, pod)
+	}
+	return errors.Join(errs...)
+}
+
+// unfitNames are the words for enum ol_express_unfit, in status and metrics.
+var unfitNames = map[underlayOlExpressUnfit]string{
+	underlayOlExpressUnfitOL_UNFIT_NIC:       "nic-address",
+	underlayOlExpressUnfitOL_UNFIT_OUTER:     "outer-headers",
+	underlayOlExpressUnfitOL_UNFIT_UNCHECKED: "outer-checksum",
+	underlayOlExpressUnfitOL_UNFIT_FRAME:     "inner-frame",
+	underlayOlExpressUnfitOL_UNFIT_INNER:     "inner-headers",
+	underlayOlExpressUnfitOL_UNFIT_LONG:      "too-long",
+}
+
+// ExpressUnfit are the frames for which there was a way, and which took the full path, by reason.
+func (d *Datapath) ExpressUnfit() (map[string]uint64, error) {
+	all := map[string]uint64{}
+	for key, name := range unfitNames {
+		n, err := sum(d.xdp.OlExpressUnfits, uint32(key))
+		if err != nil {
+			return nil, err
+		}
+		if n > 0 {
+			all[name] = n
+		}
+	}
+	return all, nil
+}
+
+func (c CellDevice) key() stagesOlCellKey {
+	return stagesOlCellKey{Ifindex: uint32(c.Ifindex), Netns: uint32(c.NetnsIno)}
+}
+
+func (k ExpressKey) abi() underlayOlExpressKey {
+	return underlayOlExpressKey{Nic: uint32(k.NIC), Vni: k.VNI, Port: k.Port, Mac: k.MAC}
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import "slices"
+
+// ExpressProgram hands frames from a NIC straight to pods.
+const ExpressProgram = "ol_underlay_xdp"
+
+// Landing is a pod's end of a veth as the express path finds it.
+type Landing struct {
+	Target
+	// GRO is the value of rx-gro: it has the veth polled, without which XDP frames cannot land.
+	GRO string
+	// Way tells that there is a way to the pod, or may be one as soon as frames can land; if
+	// not, Unfit says why.
+	Way   bool
+	Unfit string
+}
+
+// ExpressInput is everything that the express path's plan depends on.
+type ExpressInput struct {
+	NICs []Target // that ways begin at
+	Pods []Landing
+	// Owned holds the settings that overlane has changed and not undone.
+	Owned map[Setting]Owned
+}
+
+// Lands returns the setting that lets frames land at a pod's end.
+func Lands(t Target) Setting { return Setting{Target: t, Kind: EthtoolFeature, Attr: GRO} }
+
+// Express plans the ways from NICs straight to pods.
+func Express(in ExpressInput) Plan {
+	p := Plan{Steps: []Step{}, Attach: []Attachment{}, Skipped: []Skip{}}
+	for _, pod := range in.Pods {
+		s := Lands(pod.Target)
+		if _, touched := in.Owned[s]; pod.Way && touched && pod.GRO != "on" {
+			pod.Way, pod.Unfit = false, "left alone: somebody else has switched GRO off again"
+		}
+		if !pod.Way {
+			p.Skipped = append(p.Skipped, Skip{What: pod.Target.String(), Reason: "no express path: " + pod.Unfit, Target: pod.Target})
+			continue
+		}
+		if pod.GRO != "on" {
+			p.Steps = append(p.Steps, Step{Setting: s, Was: pod.GRO, First: Requested(pod.GRO), Want: "on",
+				Reason: "without GRO a veth takes no frames straight from a NIC"})
+		}
+	}
+	if slices.ContainsFunc(in.Pods, func(l Landing) bool { return l.Way }) {
+		for _, nic := range in.NICs {
+			p.Attach = append(p.Attach, Attachment{Target: nic, Program: ExpressProgram, Hook: "xdp (native)",
+				Reason: "hands frames straight to pods where nothing on the way could tell; many NICs reset their queues once when it comes"})
+		}
+	}
+	return p
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shortcut
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/node"
+)
+
+// Ingress is what is asked about of the NIC's side: whether what the host does
+// with a tunnel's packets, from the NIC's XDP hook to the tunnel, may be skipped.
+type Ingress struct {
+	NIC   node.Dev   // in the namespace that is looked at
+	Local netip.Addr // the outer destination address of the tunnel's packets; invalid or unspecified: the tunnel takes any of the host's
+	Port  uint16     // UDP, of the tunnel; only handed back
+}
+
+// IngressVerdict is the judgement of one NIC for one tunnel.
+//
+// It covers packets of outer IPv4 without options, fragments and VLAN tag, sent to
+// MAC and one of Locals, from an address that is not the host's own. Not judged
+// are packet sockets and counters, and a macvlan or ipvlan on the NIC that was
+// moved to another namespace: of it nothing is seen here, and but for a macvlan in
+// mode passthru, with which the host gets nothing, it leaves such packets alone.
+type IngressVerdict struct {
+	Ingress
+	// Reason says why nothing may be skipped, in words for people; empty if it may.
+	// The other fields are set only then.
+	Reason string
+	MAC    MAC // the NIC's
+	// Locals are the IPv4 addresses that are the host's on that NIC, and to which
+	// such packets may be sent, sorted. With Ingress.Local it is that one.
+	Locals []netip.Addr
+}
+
+// Safe tells that what is between the NIC and the tunnel may be skipped.
+func (v IngressVerdict) Safe() bool { return v.Reason == "" }
+
+// JudgeIngress decides about one NIC. The order is that of Judge.
+func JudgeIngress(f IngressFacts, in Ingress) IngressVerdict {
+	v := IngressVerdict{Ingress: in}
+	if f.Unknown != "" {
+		v.Reason = f.Unknown
+		return v
+	}
+	if in.NIC.NetnsCookie != f.Cookie {
+		v.Reason = fmt.Sprintf("%s is not in the network namespace that was looked at", in.NIC.Name)
+		return v
+	}
+	j := ingress{f: f, in: in, nic: f.NICs[in.NIC.Ifindex]}
+	for _, look := range []func() string{j.device, j.addresses, j.programs, j.hooks, j.rules, j.sources, j.ipsec} {
+		if v.Reason = look(); v.Reason != "" {
+			return v
+		}
+	}
+	v.MAC, v.Locals = j.nic.MAC, j.locals()
+	return v
+}
+
+type ingress struct {
+	f   IngressFacts
+	in  Ingress
+	nic NIC
+}
+
+func (j *ingress) device() string {
+	n := j.nic
+	switch {
+	case n.Name == "":
+		return fmt.Sprintf("%s is no longer there", j.in.NIC.Name)
+	case n.Unknown != "":
+		return n.Unknown
+	case !n.Up:
+		return fmt.Sprintf("%s is down; see: ip link set %[1]s up", n.Name)
+	case n.MAC == MAC{}:
+		return fmt.Sprintf("%s has no Ethernet address of its own", n.Name)
+	case n.Master != 0:
+		return fmt.Sprintf("%s is a port of %s, which takes what it receives", n.Name, n.PortOf)
+	}
+	for _, u := range n.Above {
+		if !bystander[u.Kind] {
+			return fmt.Sprintf("%s (%s) is on %s and may take what that receives", u.Name, u.Kind, n.Name)
+		}
+	}
+	return ""
+}
+
+// bystander has the kinds of devices that name a NIC and take no packets from it
+// before IP does: tunnels say by which they send, and pairs which is their other
+// end.
+var bystander = map[string]bool{
+	"vxlan": true, "geneve": true, "ipip": true, "sit": true, "gre": true, "gretap": true, "erspan": true,
+	"ip6tnl": true, "ip6gre": true, "ip6gretap": true, "ip6erspan": true, "vti": true, "vti6": true,
+	"veth": true, "netkit": true, "vxcan": true,
+}
+
+func (j *ingress) addresses() string {
+	n, local := j.nic, j.in.Local.Unmap()
+	switch {
+	case local.Is6() && !local.IsUnspecified():
+		return fmt.Sprintf("the tunnel's packets are sent to %s, and of the outer ones only IPv4 is looked at", local)
+	case len(j.locals()) > 0:
+		return ""
+	case any4(local):
+		return fmt.Sprintf("%s has no IPv4 address", n.Name)
+	}
+	return fmt.Sprintf("%s is no address of %s: the host gets the tunnel's packets by another device", local, n.Name)
+}
+
+func any4(a netip.Addr) bool { return !a.IsValid() || a.IsUnspecified() }
+
+// locals returns those of the NIC's addresses that the tunnel takes.
+func (j *ingress) locals() []netip.Addr {
+	local := j.in.Local.Unmap()
+	if any4(local) {
+		return j.nic.Addrs
+	}
+	if slices.Contains(j.nic.Addrs, local) {
+		return []netip.Addr{local}
+	}
+	return nil
+}
+
+func (j *ingress) programs() string {
+	n := j.nic
+	if n.XDP != 0 {
+		return fmt.Sprintf("XDP program %d of somebody else is on %s", n.XDP, n.Name)
+	}
+	if who := classified(n.Device); who != "" {
+		return who
+	}
+	if slices.ContainsFunc(n.RPS, func(mask string) bool { return strings.Trim(mask, "0,") != "" }) {
+		return fmt.Sprintf("RPS moves what %s receives to other cores, where packets would be overtaken; see: grep . /sys/class/net/%[1]s/queues/rx-*/rps_cpus", n.Name)
+	}
+	if j.f.Selectors > 0 {
+		return "BPF programs choose sockets or dissect packets in some network namespace; see: bpftool link"
+	}
+	return ""
+}
+
+// hooks asks for IPv4 and what sees all protocols: the outer headers are IPv4.
+func (j *ingress) hooks() string {
+	for _, c := range j.f.Netfilter.Chains {
+		receives := c.Hook < 0 || c.Family == unix.NFPROTO_NETDEV && c.Hook == netdevIngress || c.Family == unix.NFPROTO_INET && c.Hook == nfInetIngress
+		if receives && c.on(j.nic.Name) {
+			return fmt.Sprintf("nftables has a hook on %s: %s", j.nic.Name, c)
+		}
+	}
+	n := j.f.Netfilter
+	if who := hooked(n, unix.NFPROTO_IPV4, n.Tables4, unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_IN); who != "" {
+		return "the tunnel's packets pass netfilter on their way from " + j.nic.Name + ", and " + who
+	}
+	return ""
+}
+
+// kernelRules are those that every namespace begins with.
+var kernelRules = []Rule{
+	{0, unix.RT_TABLE_LOCAL, true},
+	{32766, unix.RT_TABLE_MAIN, true},
+	{32767, unix.RT_TABLE_DEFAULT, true},
+}
+
+// rules asks for rules of others, and for a rule of the kernel's that is gone: it
+// may have moved.
+func (j *ingress) rules() string {
+	if j.f.Rules == nil {
+		return "" // the kernel knows no rules
+	}
+	for _, r := range j.f.Rules {
+		if !slices.Contains(kernelRules, r) {
+			return fmt.Sprintf("the routing rule %d is not one that the kernel begins with, and may apply to the tunnel's packets; see: ip rule", r.Priority)
+		}
+	}
+	for _, r := range kernelRules {
+		if !slices.Contains(j.f.Rules, r) {
+			return fmt.Sprintf("the routing rule %d, with which the kernel begins, is gone; see: ip rule", r.Priority)
+		}
+	}
+	return ""
+}
+
+// sources asks what IP asks about a sender's address.
+func (j *ingress) sources() string {
+	switch n := j.nic; {
+	case n.PathFilter == 0:
+		return ""
+	case n.PathFilter == strictPath:
+		return fmt.Sprintf("the host takes packets only from where it would send back by %s (rp_filter 1 of %[1]s or of all); see: sysctl net.ipv4.conf.all.rp_filter net.ipv4.conf.%[1]s.rp_filter, which 2 or 0 would mend", n.Name)
+	case n.PathFilter != loosePath:
+		return fmt.Sprintf("rp_filter of %s or of all is %d, which is not known", n.Name, n.PathFilter)
+	case !j.f.Default:
+		return fmt.Sprintf("the host takes packets only from senders to which it has a route (rp_filter 2 of %s or of all), and there is no IPv4 default route", n.Name)
+	}
+	return ""
+}
+
+// Values of rp_filter.
+const (
+	strictPath = 1
+	loosePath  = 2
+)
+
+func (j *ingress) ipsec() string {
+	switch {
+	case j.f.Policies > 0:
+		return "there are IPsec policies here, which may ask for encryption; see: ip xfrm policy"
+	case j.f.Blocks:
+		return "IPsec takes only what a policy allows (the default for incoming packets is block); see: ip xfrm policy getdefault"
+	}
+	return ""
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shortcut
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/nlsock"
+)
+
+// side is what only looking at NICs takes.
+type side struct {
+	subscribed bool
+	xfrm       *nlsock.Conn
+	sysfs      *os.Root
+	queues     map[int]*queueMasks // by NIC
+}
+
+func (s *side) close() error {
+	var errs []error
+	for _, q := range s.queues {
+		errs = append(errs, q.close())
+	}
+	if s.xfrm != nil {
+		errs = append(errs, s.xfrm.Close())
+	}
+	if s.sysfs != nil {
+		errs = append(errs, s.sysfs.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// CheckIngress judges each NIC by what is so now. What cannot be looked at is a
+// reason against.
+func (w *Watcher) CheckIngress(list []Ingress) []IngressVerdict {
+	f := w.LookIngress(list)
+	verdicts := make([]IngressVerdict, len(list))
+	for i, in := range list {
+		verdicts[i] = JudgeIngress(f, in)
+	}
+	return verdicts
+}
+
+// LookIngress gathers the facts that judging these NICs takes. From the first
+// time on Events tells of what concerns them, too.
+func (w *Watcher) LookIngress(list []Ingress) IngressFacts {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f := IngressFacts{Cookie: w.cookie, NICs: map[int]NIC{}}
+	w.nics = readings{}
+	if w.closed {
+		f.Unknown = "the network namespace is no longer watched"
+		return f
+	}
+	err := w.h.Do(func() error { return w.lookIngress(&f, list) })
+	if err != nil {
+		f.Unknown = fmt.Sprintf("what the tunnels' packets would skip cannot be looked at: %v", err)
+		w.nics.fail(err)
+	}
+	return f
+}
+
+// lookIngress runs on a thread in the namespace.
+func (w *Watcher) lookIngress(f *IngressFacts, list []Ingress) error {
+	if !w.side.subscribed {
+		if err := w.subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE); err != nil {
+			return err
+		}
+		w.side.subscribed = true
+	}
+	links, err := w.links()
+	if err != nil {
+		return err
+	}
+	filters, err := w.filters()
+	if err != nil {
+		return err
+	}
+	loose := false
+	for _, in := range list {
+		index := in.NIC.Ifindex
+		l, ok := links[index]
+		if _, seen := f.NICs[index]; !ok || seen || in.NIC.NetnsCookie != w.cookie {
+			continue
+		}
+		n := NIC{Device: l.Device, Up: l.up, MAC: l.mac, PortOf: links[l.Master].Name, Above: above(links, index)}
+		n.Filters = filters[index]
+		i := slices.IndexFunc(l.xdp, func(id uint32) bool { return !w.own(id) })
+		if n.XDP = 0; i >= 0 {
+			n.XDP = l.xdp[i]
+		}
+		if err := w.nic(&n, index); err != nil {
+			n.Unknown = fmt.Sprintf("what concerns the packets of %s cannot be looked at: %v", n.Name, err)
+		}
+		loose = loose || n.PathFilter == loosePath
+		f.NICs[index] = n
+	}
+	w.side.keep(f.NICs)
+	return w.host(f, loose)
+}
+
+// above lists the devices that name another as theirs.
+func above(links map[int]linkInfo, index int) []Above {
+	var list []Above
+	for _, l := range links {
+		if l.lower == index && l.nsid < 0 {
+			list = append(list, Above{l.Name, l.Kind})
+		}
+	}
+	slices.SortFunc(list, func(a, b Above) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+// nic looks at what is not in the list of devices.
+func (w *Watcher) nic(n *NIC, index int) error {
+	var err error
+	if n.TCX, err = w.foreign(&w.nics, index, ebpf.AttachTCXIngress); err != nil {
+		return fmt.Errorf("list tc programs: %w", err)
+	}
+	if n.Addrs, err = w.addrs(index); err != nil {
+		return err
+	}
+	for _, dev := range []string{"all", n.Name} {
+		v, err := read(&w.nics, func() (int, error) { return number("/proc/sys/net/ipv4/conf/" + dev + "/rp_filter") })
+		if err != nil {
+			return err
+		}
+		n.PathFilter = max(n.PathFilter, v)
+	}
+	n.RPS, err = w.masks(index, n.Name)
+	return err
+}
+
+// host looks at what concerns all NICs. loose: one of them asks for routes.
+func (w *Watcher) host(f *IngressFacts, loose bool) error {
+	built, err := builtIn()
+	if err != nil {
+		return err
+	}
+	if f.Netfilter.Chains, err = w.chains(built.nftables, &w.nics); err != nil {
+		return err
+	}
+	links, err := w.ipHooks(&f.Netfilter, &w.nics)
+	if err != nil {
+		return err
+	}
+	f.Selectors = links.netns
+	if f.Rules, err = w.rules(); err != nil {
+		return err
+	}
+	if loose {
+		if f.Default, err = w.defaultRoute(); err != nil {
+			return err
+		}
+	}
+	f.Policies, f.Blocks, err = w.policies(built)
+	return err
+}
+
+// number reads a setting that has to be there.
+func number(path string) (int, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return 0, fmt.Errorf("parse %s: %w", path, err)
+	}
+	return n, nil
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shortcut
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/nlsock"
+)
+
+// Not in golang.org/x/sys.
+const (
+	xfrmMsgGetSPDInfo = 0x25
+	xfrmMsgGetDefault = 0x28
+	xfrmaSPDInfo      = 1
+	xfrmGroupPolicy   = 4
+	xfrmBlock         = 1 // XFRM_USERPOLICY_BLOCK
+)
+
+// policies counts the policies of IPsec and tells whether packets without one are
+// dropped.
+func (w *Watcher) policies(built built) (n int, blocks bool, err error) {
+	there, err := module(&w.nics, built.xfrm, "xfrm_user")
+	if err != nil {
+		return 0, false, err
+	}
+	if !there { // to open a socket would load it
+		keys, err := module(&w.nics, built.pfkey, "af_key")
+		if err == nil && keys {
+			err = errors.New("IPsec can have policies (af_key) that nothing lists (xfrm_user is not loaded); where it is not used: modprobe -r af_key")
+		}
+		return 0, false, err
+	}
+	c, err := w.xfrm()
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	err = c.Do(xfrmMsgGetSPDInfo, 0, make([]byte, 4), func() { n = -1 }, func(b []byte) error {
+		n = parsePolicies(b)
+		return nil
+	})
+	if err == nil && n < 0 {
+		err = errors.New("no answer")
+	}
+	if err != nil {
+		return 0, false, fmt.Errorf("count IPsec policies: %w", err)
+	}
+	err = c.Do(xfrmMsgGetDefault, 0, make([]byte, 4), func() { blocks = false }, func(b []byte) error {
+		blocks = len(b) > 0 && b[0] == xfrmBlock // in, forward, out
+		return nil
+	})
+	if err != nil && !errors.Is(err, unix.EINVAL) { // Linux 5.15
+		return 0, false, fmt.Errorf("ask for IPsec's default policy: %w", err)
+	}
+	return n, blocks, nil
+}
+
+// parsePolicies returns -1 for no answer. Those of single sockets are not counted:
+// a tunnel's has none.
+func parsePolicies(b []byte) int {
+	const flags, in, out, forward = 4, 0, 4, 8 // struct xfrmu_spdinfo
+	n := -1
+	for t, v := range nlsock.Attrs(b[min(flags, len(b)):]) {
+		if t == xfrmaSPDInfo && len(v) >= 12 {
+			n = int(nlsock.U32(v[in:])) + int(nlsock.U32(v[out:])) + int(nlsock.U32(v[forward:]))
+		}
+	}
+	return n
+}
+
+// xfrm opens the socket and subscribes.
+func (w *Watcher) xfrm() (*nlsock.Conn, error) {
+	if w.side.xfrm != nil {
+		return w.side.xfrm, nil
+	}
+	c, err := nlsock.DialXfrm(make([]byte, 1<<12))
+	if err != nil {
+		return nil, err
+	}
+	if err := w.subscribe(unix.NETLINK_XFRM, xfrmGroupPolicy); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	w.side.xfrm = c
+	return c, nil
+}
