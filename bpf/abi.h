@@ -213,6 +213,7 @@ struct ol_policy {
 	__u8 split_second; /* branches that are lanes of the first have a core more each, for the second */
 	__u32 merge_ifindex; /* of the devices with merge points, the same in each namespace */
 	__u32 merge_delay;   /* ns by which packets go on later behind one, by time; 0: by number */
+	__u32 ways;	     /* changes with the express ways */
 	__u32 express_epoch; /* changes when there was nobody to see what took which way */
 	struct ol_lanes stage[OL_NR_STAGES];
 	__u16 busy[OL_MAX_CPUS]; /* utilisation in 1/1000, from the daemon */

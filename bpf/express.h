@@ -164,4 +164,83 @@ OL_INLINE enum ol_express_unfit ol_express_plain(const struct ol_cursor *c, __u3
 	return ol_fold(sum) == 0xffff ? OL_PLAIN : OL_UNFIT_UNCHECKED;
 }
 
+/*
+ * Frames of a flow come in runs. One whose head is that of a plain frame before it, but for
+ * lengths, identifications and checksums, is plain if these are as they should be. For IPv4 in
+ * VXLAN over IPv4 without an outer UDP checksum.
+ */
+#define OL_RUN_WORDS 11
+#define OL_RUN_HEAD 92 /* up to and including an inner UDP header */
+
+struct ol_run {
+	__u64 word[OL_RUN_WORDS];
+};
+
+#define OL_RUN_MASK                                                       \
+	{                                                                 \
+		~0ULL,                                                    \
+		~0ULL,                                                    \
+		0xffffffff00000000ULL, /* outer length, identification */ \
+		0xffffffffffff0000ULL, /* outer checksum */               \
+		0x0000ffffffffffffULL, /* outer UDP length */             \
+		~0ULL,                                                    \
+		~0ULL,                                                    \
+		~0ULL,                                                    \
+		0xffff00000000ffffULL, /* inner length, identification */ \
+		0xffffffff0000ffffULL, /* inner checksum */               \
+		~0ULL,                                                    \
+	}
+
+/* May frames be compared with this plain one? */
+OL_INLINE int ol_run_begins(const struct ol_cursor *c, __u32 inner)
+{
+	const __u8 *d = c->data;
+
+	return inner == 50 && OL_FITS(c, d, OL_RUN_HEAD) && d[14] == 0x45 && !(d[40] | d[41]) &&
+	       ol_be16(d + 62) == OL_ETH_P_IP;
+}
+
+/* Keeps the head of a frame of which ol_run_begins is true. */
+OL_INLINE void ol_run_keep(const struct ol_cursor *c, struct ol_run *r)
+{
+	int i;
+
+	if (!OL_FITS(c, c->data, OL_RUN_HEAD))
+		return;
+#ifndef HOST_TEST
+#pragma unroll
+#endif
+	for (i = 0; i < OL_RUN_WORDS; i++)
+		__builtin_memcpy(&r->word[i], c->data + 8 * i, 8);
+}
+
+/* Is the frame plain, and of the flow of the one that was kept? Total is its whole length. */
+OL_INLINE int ol_run_goes_on(const struct ol_cursor *c, const struct ol_run *r)
+{
+	const __u64 mask[OL_RUN_WORDS] = OL_RUN_MASK;
+	const __u8 *d = c->data;
+	__u64 diff = 0, w;
+	__u16 len, inner;
+	int i;
+
+	if (!OL_FITS(c, d, OL_RUN_HEAD))
+		return 0;
+#ifndef HOST_TEST
+#pragma unroll
+#endif
+	for (i = 0; i < OL_RUN_WORDS; i++) {
+		__builtin_memcpy(&w, d + 8 * i, 8);
+		diff |= (w ^ r->word[i]) & mask[i];
+	}
+	if (diff)
+		return 0;
+	len = ol_be16(d + 16);
+	inner = ol_be16(d + 66);
+	if (OL_ETH_HLEN + len != c->total || 20 + ol_be16(d + 38) != len || 64 + inner != c->total)
+		return 0;
+	if (d[73] == OL_IPPROTO_UDP ? 20 + ol_be16(d + 88) != inner : inner < 40)
+		return 0;
+	return ol_fold(ol_sum16(d + OL_ETH_HLEN, 20, 0)) == 0xffff;
+}
+
 #endif

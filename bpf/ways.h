@@ -47,11 +47,56 @@ struct {
  */
 #define OL_EXPRESS_LEAVE_NS 5000000
 
+/* The last frame that took a way in this core's hook, as the second of its flow in a row. */
+struct ol_express_last {
+	struct ol_run run;
+	__u32 seq; /* of the poll; within one, no flow changes its lane */
+	__u32 ways;
+	__u32 nic;
+	__u32 port;
+	__u32 max_len;
+	__u32 slot;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ol_express_last);
+} ol_express_lasts SEC(".maps");
+
+/*
+ * Sends a frame on its way that is the next of such a run, without another look at all that
+ * was found out about the run's first. Returns XDP_PASS for any other.
+ */
+__noinline int ol_express_next(struct xdp_md *ctx)
+{
+	__u32 zero = 0;
+	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+	struct ol_cpu *cpu = ol_get_cpu(bpf_get_smp_processor_id());
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cursor c;
+
+	if (!l || !cpu || !policy || l->seq != cpu->seq || l->ways != policy->ways ||
+	    l->nic != ctx->ingress_ifindex)
+		return XDP_PASS;
+	ol_cursor_at(ctx, &c);
+	c.total = bpf_xdp_get_buff_len(ctx);
+	if (!ol_run_goes_on(&c, &l->run) || c.total - 50 > l->max_len ||
+	    bpf_redirect_map(&ol_express_ports, l->port, XDP_PASS) != XDP_REDIRECT ||
+	    bpf_xdp_adjust_head(ctx, 50))
+		return XDP_PASS;
+	ol_count(OL_CNT_XDP_OVERLAY, 1);
+	ol_count(OL_CNT_EXPRESS, 1);
+	return XDP_REDIRECT;
+}
+
 /* What is known of a frame on its way through the hook. */
 struct ol_express_turn {
 	struct ol_sender_key sender;
 	__u32 port; /* where it may go, plus one; 0: there is no way */
 	__u32 refresh_us;
+	__u32 max_len;
 	__u32 from; /* outer source */
 	__u32 slot;
 	__u8 may;   /* wish for the way */
@@ -60,6 +105,24 @@ struct ol_express_turn {
 	__u8 again;
 	__u32 lane;
 };
+
+/* Not on the stack, which has no room for it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ol_express_turn);
+} ol_express_turns SEC(".maps");
+
+static __always_inline struct ol_express_turn *ol_express_new_turn(void)
+{
+	__u32 zero = 0;
+	struct ol_express_turn *t = bpf_map_lookup_elem(&ol_express_turns, &zero);
+
+	if (t)
+		__builtin_memset(t, 0, sizeof(*t));
+	return t;
+}
 
 /* Is there a way for this frame, and may it take it? */
 __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
@@ -92,6 +155,7 @@ __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 		return 0;
 	t->port = way->port + 1;
 	t->refresh_us = way->refresh_us;
+	t->max_len = way->max_len;
 	t->sender.vni = key.vni;
 	t->sender.port = key.port;
 	__builtin_memcpy(t->sender.mac, eth + 6, sizeof(t->sender.mac));
@@ -128,6 +192,35 @@ static __always_inline int ol_sender_known(struct ol_express_turn *t, struct ol_
 	return 1;
 }
 
+static __always_inline void ol_express_keep(struct xdp_md *ctx, const struct ol_frame *f,
+					    const struct ol_express_turn *t, __u32 ways, __u32 seq)
+{
+	__u32 zero = 0;
+	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+	struct ol_cursor c;
+
+	ol_cursor_at(ctx, &c);
+	if (!l || !ol_run_begins(&c, f->inner))
+		return;
+	ol_run_keep(&c, &l->run);
+	l->seq = seq;
+	l->ways = ways;
+	l->nic = ctx->ingress_ifindex;
+	l->port = t->port - 1;
+	l->max_len = t->max_len;
+	l->slot = t->slot;
+}
+
+/* A flow of the slot leaves its way: no frame is to go on as the one before did. */
+static __always_inline void ol_express_forget(__u32 slot)
+{
+	__u32 zero = 0;
+	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+
+	if (l && l->slot == slot)
+		l->nic = 0;
+}
+
 /*
  * Sends a frame on its way if that is its flow's lane: XDP_REDIRECT. Else it goes the full
  * path, on which whoever has to know gets to know its sender.
@@ -153,6 +246,8 @@ __noinline int ol_express_take(struct xdp_md *ctx, const struct ol_frame *f,
 	    s->epoch == (__u8)policy->express_epoch) {
 		__u32 port = t->port - 1;
 
+		if (t->again)
+			ol_express_keep(ctx, f, t, policy->ways, cpu->seq);
 		if ((t->again || !t->refresh_us || ol_sender_known(t, s)) &&
 		    bpf_redirect_map(&ol_express_ports, port, XDP_PASS) == XDP_REDIRECT &&
 		    !bpf_xdp_adjust_head(ctx, f->inner)) {
@@ -161,6 +256,8 @@ __noinline int ol_express_take(struct xdp_md *ctx, const struct ol_frame *f,
 			return XDP_REDIRECT;
 		}
 	}
+	/* The run is over, if it was this flow's. */
+	ol_express_forget(t->slot);
 	if (s->lane == OL_LANE_EXPRESS) {
 		s->lane = OL_LANE_LOCAL;
 		s->since = cpu->now;

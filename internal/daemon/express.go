@@ -144,6 +144,7 @@ func (d *Daemon) followExpress(ctx context.Context, now time.Time) error {
 	var errs []error
 	errs = append(errs, d.judgeWays(owned))
 	in := expressInput(d.scanner, e.ways, owned)
+	in.Join = d.opts.Aggregate != governor.Off
 	made := plan.Express(in)
 	e.skipped = made.Skipped
 	for i := range e.ways {
@@ -445,7 +446,7 @@ func expressInput(s *node.Scanner, ways []way, owned map[plan.Setting]plan.Owned
 			continue
 		}
 		l := plan.Landing{Target: target(w.pod.Peer), Way: w.reason == "", Unfit: w.reason}
-		if err := offloads(s, w.pod.Peer, map[string]*string{plan.GRO: &l.GRO}); err != nil {
+		if err := offloads(s, w.pod.Peer, map[string]*string{plan.GRO: &l.GRO, plan.GROList: &l.List}); err != nil {
 			l.Way, l.Unfit = false, fmt.Sprintf("its features cannot be read: %v", err)
 		}
 		in.Pods = append(in.Pods, l)
@@ -455,7 +456,7 @@ func expressInput(s *node.Scanner, ways []way, owned map[plan.Setting]plan.Owned
 
 // ofExpress tells whether a setting is the express path's: pods live elsewhere than the NICs.
 func (d *Daemon) ofExpress(s plan.Setting) bool {
-	return s.Kind == plan.EthtoolFeature && s.Attr == plan.GRO && s.NetnsCookie != d.cookie
+	return s.Kind == plan.EthtoolFeature && (s.Attr == plan.GRO || s.Attr == plan.GROList) && s.NetnsCookie != d.cookie
 }
 
 // expressMechanism is what it does.

@@ -79,7 +79,13 @@ func (d *Datapath) AddWay(k ExpressKey, w ExpressWay) error {
 		return fmt.Errorf("open an express way for %s: %w", net.HardwareAddr(k.MAC[:]), err)
 	}
 	d.express.ways[k] = v
-	return nil
+	return d.waysChanged()
+}
+
+// waysChanged has the programs look at the ways anew.
+func (d *Datapath) waysChanged() error {
+	d.policy.Ways++
+	return d.writePolicy()
 }
 
 // WithdrawWay has flows leave a way: in order if that is a matter of a few milliseconds, at once
@@ -98,7 +104,7 @@ func (d *Datapath) WithdrawWay(k ExpressKey) error {
 		return fmt.Errorf("withdraw the express way for %s: %w", net.HardwareAddr(k.MAC[:]), err)
 	}
 	d.express.ways[k] = v
-	return nil
+	return d.waysChanged()
 }
 
 // CloseWay takes a way away, and the pod's port if it was the last that led there.
@@ -111,6 +117,9 @@ func (d *Datapath) CloseWay(k ExpressKey) error {
 		return fmt.Errorf("close the express way for %s: %w", net.HardwareAddr(k.MAC[:]), err)
 	}
 	delete(d.express.ways, k)
+	if err := d.waysChanged(); err != nil {
+		return err
+	}
 	for _, other := range d.express.ways {
 		if other.Port == v.Port {
 			return nil

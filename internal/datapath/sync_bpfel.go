@@ -179,6 +179,7 @@ type syncOlPolicy struct {
 	SplitSecond     uint8
 	MergeIfindex    uint32
 	MergeDelay      uint32
+	Ways            uint32
 	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout

@@ -134,6 +134,35 @@ type underlayOlExpressKey struct {
 	Mac  [6]uint8
 }
 
+type underlayOlExpressLast struct {
+	_   structs.HostLayout
+	Run struct {
+		_    structs.HostLayout
+		Word [11]uint64
+	}
+	Seq    uint32
+	Ways   uint32
+	Nic    uint32
+	Port   uint32
+	MaxLen uint32
+	Slot   uint32
+}
+
+type underlayOlExpressTurn struct {
+	_         structs.HostLayout
+	Sender    underlayOlSenderKey
+	Port      uint32
+	RefreshUs uint32
+	MaxLen    uint32
+	From      uint32
+	Slot      uint32
+	May       uint8
+	Never     uint8
+	Unfit     uint8
+	Again     uint8
+	Lane      uint32
+}
+
 type underlayOlExpressUnfit uint32
 
 const (
@@ -259,6 +288,7 @@ type underlayOlPolicy struct {
 	SplitSecond     uint8
 	MergeIfindex    uint32
 	MergeDelay      uint32
+	Ways            uint32
 	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
@@ -376,7 +406,9 @@ const (
 	underlayMapOlCounters       = "ol_counters"
 	underlayMapOlCpus           = "ol_cpus"
 	underlayMapOlElephants      = "ol_elephants"
+	underlayMapOlExpressLasts   = "ol_express_lasts"
 	underlayMapOlExpressPorts   = "ol_express_ports"
+	underlayMapOlExpressTurns   = "ol_express_turns"
 	underlayMapOlExpressUnfits  = "ol_express_unfits"
 	underlayMapOlExpressWays    = "ol_express_ways"
 	underlayMapOlFrags          = "ol_frags"
@@ -462,7 +494,9 @@ type underlayMapSpecs struct {
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlElephants      *ebpf.MapSpec `ebpf:"ol_elephants"`
+	OlExpressLasts   *ebpf.MapSpec `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.MapSpec `ebpf:"ol_express_ports"`
+	OlExpressTurns   *ebpf.MapSpec `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.MapSpec `ebpf:"ol_express_unfits"`
 	OlExpressWays    *ebpf.MapSpec `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
@@ -522,7 +556,9 @@ type underlayMaps struct {
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlElephants      *ebpf.Map `ebpf:"ol_elephants"`
+	OlExpressLasts   *ebpf.Map `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.Map `ebpf:"ol_express_ports"`
+	OlExpressTurns   *ebpf.Map `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.Map `ebpf:"ol_express_unfits"`
 	OlExpressWays    *ebpf.Map `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
@@ -553,7 +589,9 @@ func (m *underlayMaps) Close() error {
 		m.OlCounters,
 		m.OlCpus,
 		m.OlElephants,
+		m.OlExpressLasts,
 		m.OlExpressPorts,
+		m.OlExpressTurns,
 		m.OlExpressUnfits,
 		m.OlExpressWays,
 		m.OlFrags,

@@ -12,6 +12,8 @@ type Landing struct {
 	Target
 	// GRO is the value of rx-gro: it has the veth polled, without which XDP frames cannot land.
 	GRO string
+	// List is the value of rx-gro-list, "" if the kernel does not know it.
+	List string
 	// Way tells that there is a way to the pod, or may be one as soon as frames can land; if
 	// not, Unfit says why.
 	Way   bool
@@ -22,12 +24,18 @@ type Landing struct {
 type ExpressInput struct {
 	NICs []Target // that ways begin at
 	Pods []Landing
+	// Join has what lands join datagrams of one flow that come in a row, as aggregation does on
+	// the full path.
+	Join bool
 	// Owned holds the settings that overlane has changed and not undone.
 	Owned map[Setting]Owned
 }
 
 // Lands returns the setting that lets frames land at a pod's end.
 func Lands(t Target) Setting { return Setting{Target: t, Kind: EthtoolFeature, Attr: GRO} }
+
+// Joins returns the setting that joins datagrams that land at a pod's end.
+func Joins(t Target) Setting { return Setting{Target: t, Kind: EthtoolFeature, Attr: GROList} }
 
 // Express plans the ways from NICs straight to pods.
 func Express(in ExpressInput) Plan {
@@ -44,6 +52,11 @@ func Express(in ExpressInput) Plan {
 		if pod.GRO != "on" {
 			p.Steps = append(p.Steps, Step{Setting: s, Was: pod.GRO, First: Requested(pod.GRO), Want: "on",
 				Reason: "without GRO a veth takes no frames straight from a NIC"})
+		}
+		_, listed := in.Owned[Joins(pod.Target)]
+		if in.Join && pod.List == "off" && !listed {
+			p.Steps = append(p.Steps, Step{Setting: Joins(pod.Target), Was: pod.List, First: pod.List, Want: "on",
+				Reason: "datagrams of one flow that come in a row pass the pod's stack as one packet"})
 		}
 	}
 	if slices.ContainsFunc(in.Pods, func(l Landing) bool { return l.Way }) {
