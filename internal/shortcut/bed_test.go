@@ -112,9 +112,25 @@ func (s *site) verdict() Verdict {
 func (s *site) safe() {
 	s.t.Helper()
 	v := s.verdict()
-	if want := (Verdict{Way: s.ways[0], MAC: s.mac, MTU: v.MTU, Refresh: 300 * time.Second, Relearn: 300 * time.Second}); v != want || v.MTU == 0 {
+	if want := (Verdict{Way: s.ways[0], MAC: s.mac, TunnelMAC: s.macOf(s.ways[0].Tunnel), MTU: v.MTU, Refresh: 300 * time.Second, Relearn: 300 * time.Second}); v != want || v.MTU == 0 {
 		s.t.Fatalf("got  %+v\nwant %+v", v, want)
 	}
+}
+
+// macOf asks for the address of a device of the overlay's namespace.
+func (s *site) macOf(dev node.Dev) (m MAC) {
+	s.t.Helper()
+	err := s.overlay.Do(func() error {
+		i, err := net.InterfaceByIndex(dev.Ifindex)
+		if err == nil {
+			m = MAC(i.HardwareAddr)
+		}
+		return err
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return m
 }
 
 func (s *site) unsafe(want string) {

@@ -49,7 +49,10 @@ func (rs *readings) same() (bool, error) {
 // It reads again the programs on tcx hooks, BPF links, small files (settings,
 // legacy tables, connection tracking, IPVS) and RPS, of the devices and the NICs
 // of these looks. It lists no devices, for which reason it does not see what
-// changes at the pod's end, nor new queues of a NIC: they take a look.
+// changes at the pod's end, nor new queues of a NIC: they take a look. It takes a
+// thread, some ten files and two system calls for each device: 0.13 ms for 50 pods
+// as measured (BenchmarkGlance), and each tcx hook asks for the kernel's lock on
+// all devices.
 func (w *Watcher) Glance() (changed bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -39,7 +39,9 @@ func (s *side) close() error {
 }
 
 // CheckIngress judges each NIC by what is so now. What cannot be looked at is a
-// reason against.
+// reason against. It takes what Check takes for the namespace, three dumps more
+// and, for each NIC, some small files: 0.2 ms as measured (BenchmarkCheckIngress),
+// and more where rp_filter is loose and the main table long.
 func (w *Watcher) CheckIngress(list []Ingress) []IngressVerdict {
 	f := w.LookIngress(list)
 	verdicts := make([]IngressVerdict, len(list))
@@ -93,10 +95,7 @@ func (w *Watcher) lookIngress(f *IngressFacts, list []Ingress) error {
 		}
 		n := NIC{Device: l.Device, Up: l.up, MAC: l.mac, PortOf: links[l.Master].Name, Above: above(links, index)}
 		n.Filters = filters[index]
-		i := slices.IndexFunc(l.xdp, func(id uint32) bool { return !w.own(id) })
-		if n.XDP = 0; i >= 0 {
-			n.XDP = l.xdp[i]
-		}
+		n.XDP = w.foreignXDP(l)
 		if err := w.nic(&n, index); err != nil {
 			n.Unknown = fmt.Sprintf("what concerns the packets of %s cannot be looked at: %v", n.Name, err)
 		}
@@ -105,6 +104,17 @@ func (w *Watcher) lookIngress(f *IngressFacts, list []Ingress) error {
 	}
 	w.side.keep(f.NICs)
 	return w.host(f, loose)
+}
+
+// foreignXDP returns the program of somebody else on a device, 0 if there is none.
+// Beside one in the driver another may be in the hardware.
+func (w *Watcher) foreignXDP(l linkInfo) uint32 {
+	for _, id := range l.xdp {
+		if !w.own(id) {
+			return id
+		}
+	}
+	return 0
 }
 
 // above lists the devices that name another as theirs.
@@ -167,7 +177,7 @@ func (w *Watcher) host(f *IngressFacts, loose bool) error {
 
 // number reads a setting that has to be there.
 func number(path string) (int, error) {
-	b, err := os.ReadFile(path)
+	b, err := contents(path)
 	if err != nil {
 		return 0, err
 	}

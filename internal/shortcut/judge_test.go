@@ -13,8 +13,9 @@ import (
 )
 
 var (
-	podMAC = MAC{2, 0, 0, 0, 0, 7}
-	aWay   = Way{node.Dev{NetnsCookie: 9, Ifindex: 1, Name: "vx0"}, node.Dev{NetnsCookie: 9, Ifindex: 3, Name: "ve1"}}
+	podMAC    = MAC{2, 0, 0, 0, 0, 7}
+	tunnelMAC = MAC{2, 0, 0, 0, 0, 8}
+	aWay      = Way{node.Dev{NetnsCookie: 9, Ifindex: 1, Name: "vx0"}, node.Dev{NetnsCookie: 9, Ifindex: 3, Name: "ve1"}}
 )
 
 // parts are the devices of the way, to be changed by a test.
@@ -24,7 +25,7 @@ type parts struct{ tunnel, bridge, host *Device }
 func overlay(change func(f *Facts, p parts)) Facts {
 	port := Port{State: forwarding, Learning: true}
 	tunnelPort, hostPort := port, port
-	t := Device{Name: "vx0", Kind: "vxlan", MTU: 1450, Master: 2, Port: &tunnelPort, Qdisc: "noqueue"}
+	t := Device{Name: "vx0", Kind: "vxlan", Address: tunnelMAC, MTU: 1450, Master: 2, Port: &tunnelPort, Qdisc: "noqueue"}
 	b := Device{Name: "br0", Kind: "bridge", MTU: 1450, Bridge: &Bridge{Ageing: 5 * time.Minute}, Qdisc: "noqueue"}
 	h := Device{
 		Name: "ve1", Kind: "veth", MTU: 1450, Master: 2, Port: &hostPort, Qdisc: "noqueue",
@@ -74,7 +75,7 @@ func TestOverlayThatNothingSpeaksAgainst(t *testing.T) {
 		}, Verdict{MTU: 1400, Refresh: 5 * time.Minute}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			tt.want.Way, tt.want.MAC = aWay, podMAC
+			tt.want.Way, tt.want.MAC, tt.want.TunnelMAC = aWay, podMAC, tunnelMAC
 			if tt.want.Relearn == 0 {
 				tt.want.Relearn = tt.want.Refresh
 			}

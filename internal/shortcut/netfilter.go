@@ -10,6 +10,8 @@ import (
 	"os"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // netfilter looks at all that br_netfilter and the bridge would call, on a
@@ -97,7 +99,7 @@ func isOn(path string) (bool, error) {
 
 // lines reads a small file; one that does not exist has none.
 func lines(path string) ([]string, error) {
-	b, err := os.ReadFile(path)
+	b, err := contents(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -109,6 +111,29 @@ func lines(path string) ([]string, error) {
 		list = append(list, strings.TrimSpace(l))
 	}
 	return list, nil
+}
+
+// contents reads a small file of the kernel's. Glance reads a dozen at a time; the
+// library asks of each what it is, and whether it can be waited for.
+func contents(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	var b []byte
+	var buf [512]byte
+	for {
+		switch n, err := unix.Read(fd, buf[:]); {
+		case err == unix.EINTR:
+		case err != nil:
+			return nil, &os.PathError{Op: "read", Path: path, Err: err}
+		case n == 0:
+			return b, nil
+		default:
+			b = append(b, buf[:n]...)
+		}
+	}
 }
 
 // ebtables names what there is of legacy ebtables. To ask it for its tables

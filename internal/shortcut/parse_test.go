@@ -3,8 +3,10 @@
 package shortcut
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -76,6 +78,100 @@ func TestEntriesOfABridge(t *testing.T) {
 	}
 }
 
+func TestTunnelsAndProgramsOfADevice(t *testing.T) {
+	tunnel := func(kind string, data ...[]byte) []byte {
+		info := nlsock.Attr(nil, unix.IFLA_INFO_KIND, zstr(kind))
+		info = nlsock.Attr(info, unix.IFLA_INFO_DATA, slices.Concat(data...))
+		return nlsock.Attr(ifinfomsg(3), unix.IFLA_LINKINFO, info)
+	}
+	byt := func(typ uint16, v byte) []byte { return nlsock.Attr(nil, typ, []byte{v}) }
+	age := nlsock.Attr32(nil, unix.IFLA_VXLAN_AGEING, 60)
+	for _, tt := range []struct {
+		name string
+		msg  []byte
+		want Device
+	}{
+		{"it learns", tunnel("vxlan", byt(unix.IFLA_VXLAN_LEARNING, 1), age), Device{Kind: "vxlan", Learning: time.Minute}},
+		{"it does not learn", tunnel("vxlan", byt(unix.IFLA_VXLAN_LEARNING, 0), age), Device{Kind: "vxlan"}},
+		{"it does not forget", tunnel("vxlan", byt(unix.IFLA_VXLAN_LEARNING, 1), nlsock.Attr32(nil, unix.IFLA_VXLAN_AGEING, 0)), Device{Kind: "vxlan"}},
+		{"GBP", tunnel("vxlan", nlsock.Attr(nil, unix.IFLA_VXLAN_GBP, nil)), Device{Kind: "vxlan", Marks: true}},
+		{"GPE", tunnel("vxlan", nlsock.Attr(nil, unix.IFLA_VXLAN_GPE, nil)), Device{Kind: "vxlan", Marks: true}},
+		{"of any identifier", tunnel("vxlan", byt(unix.IFLA_VXLAN_COLLECT_METADATA, 1)), Device{Kind: "vxlan", Metadata: true}},
+		{"of one", tunnel("vxlan", byt(unix.IFLA_VXLAN_COLLECT_METADATA, 0)), Device{Kind: "vxlan"}},
+		{"geneve has other numbers", tunnel("geneve", byt(unix.IFLA_VXLAN_LEARNING, 1), age), Device{Kind: "geneve"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			index, l, ok := parseLink(tt.msg)
+			if d := cmp.Diff(tt.want, l.Device); d != "" || index != 3 || !ok {
+				t.Fatalf("%d %t\n%s", index, ok, d)
+			}
+		})
+	}
+
+	// In the driver's mode alone an id is told twice; with one in hardware there are two.
+	_, l, _ := parseLink(nlsock.Attr(ifinfomsg(3), unix.IFLA_XDP, slices.Concat(
+		nlsock.Attr32(nil, unix.IFLA_XDP_PROG_ID, 0), nlsock.Attr32(nil, unix.IFLA_XDP_DRV_PROG_ID, 7), nlsock.Attr32(nil, unix.IFLA_XDP_HW_PROG_ID, 8))))
+	for ours, want := range map[uint32]uint32{7: 8, 8: 7, 9: 7} {
+		w := &Watcher{own: func(id uint32) bool { return id == ours }}
+		if got := w.foreignXDP(l); got != want || l.XDP != 7 {
+			t.Errorf("with %d ours: %d of somebody else, want %d; on it: %d", ours, got, want, l.XDP)
+		}
+	}
+}
+
+func TestAnswersOfRouting(t *testing.T) {
+	rule := func(change func(h []byte), attrs ...[]byte) []byte {
+		h := make([]byte, sizeofRuleHdr)
+		h[0], h[4], h[7] = unix.AF_INET, unix.RT_TABLE_MAIN, toTable
+		change(h)
+		return append(h, slices.Concat(nlsock.Attr32(nil, unix.FRA_PRIORITY, 5), slices.Concat(attrs...))...)
+	}
+	same := func([]byte) {}
+	for _, tt := range []struct {
+		name string
+		msg  []byte
+		want Rule
+	}{
+		{"plain", rule(same, nlsock.Attr32(nil, unix.FRA_SUPPRESS_PREFIXLEN, notSuppressed), nlsock.Attr(nil, unix.FRA_PROTOCOL, []byte{2})), Rule{5, 254, true}},
+		{"a great table", rule(func(h []byte) { h[4] = 0 }, nlsock.Attr32(nil, unix.FRA_TABLE, 1000)), Rule{5, 1000, true}},
+		{"to a network", rule(func(h []byte) { h[1] = 8 }), Rule{5, 254, false}},
+		{"from a network", rule(func(h []byte) { h[2] = 8 }), Rule{5, 254, false}},
+		{"of a class", rule(func(h []byte) { h[3] = 4 }), Rule{5, 254, false}},
+		{"prohibits", rule(func(h []byte) { h[7] = 8 }), Rule{5, 254, false}},
+		{"not", rule(func(h []byte) { h[8] = 2 }), Rule{5, 254, false}},
+		{"of a mark", rule(same, nlsock.Attr32(nil, unix.FRA_FWMARK, 1)), Rule{5, 254, false}},
+		{"no default routes", rule(same, nlsock.Attr32(nil, unix.FRA_SUPPRESS_PREFIXLEN, 0)), Rule{5, 254, false}},
+		{"of a later kernel", rule(same, nlsock.Attr32(nil, 99, 1)), Rule{5, 254, false}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if d := cmp.Diff(tt.want, parseRule(tt.msg)); d != "" {
+				t.Fatal(d)
+			}
+		})
+	}
+
+	addr := func(ip string, index byte) []byte {
+		b := []byte{unix.AF_INET, 24, 0, 0, index, 0, 0, 0}
+		a := netip.MustParseAddr(ip)
+		return nlsock.Attr(nlsock.Attr(b, unix.IFA_ADDRESS, []byte{192, 0, 2, 99}), unix.IFA_LOCAL, a.AsSlice())
+	}
+	for msg, want := range map[string]bool{
+		string(addr("192.0.2.1", 3)): true, string(addr("192.0.2.1", 4)): false, string(addr("224.0.0.5", 3)): false,
+		string(addr("127.0.0.2", 3)): false, string(addr("0.0.0.0", 3)): false, "short": false,
+	} {
+		if a, ok := parseAddr([]byte(msg), 3); ok != want || ok && a.String() != "192.0.2.1" {
+			t.Errorf("%q: %s %t", msg, a, ok)
+		}
+	}
+	if n := parsePolicies(nil); n != -1 {
+		t.Errorf("%d policies in no answer", n)
+	}
+	info := nlsock.Attr(make([]byte, 4), xfrmaSPDInfo, []byte{1, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0, 8, 0, 0, 0, 8, 0, 0, 0, 8, 0, 0, 0})
+	if n := parsePolicies(info); nlsock.U32([]byte{1, 0, 0, 0}) == 1 && n != 7 {
+		t.Errorf("%d policies, want 7", n)
+	}
+}
+
 func FuzzAnswers(f *testing.F) {
 	f.Add(nlsock.Attr(ifinfomsg(3), unix.IFLA_LINKINFO, nlsock.Attr(nil, unix.IFLA_INFO_KIND, []byte("bridge\x00"))))
 	f.Fuzz(func(_ *testing.T, b []byte) {
@@ -84,6 +180,12 @@ func FuzzAnswers(f *testing.F) {
 		parseEntry(b)
 		parseChain(b)
 		parseFlowtable(b)
+		parseAddr(b, 3)
+		parsePolicies(b)
+		isDefault(b)
+		if len(b) >= sizeofRuleHdr {
+			parseRule(b)
+		}
 		for m := range nlsock.Messages(b) {
 			matters(m)
 		}

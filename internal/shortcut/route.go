@@ -93,14 +93,15 @@ func parseRule(b []byte) Rule {
 	return r
 }
 
-// defaultRoute looks for one of IPv4 in the main table. The kernel has no filter
-// for it, so that all routes there are listed.
+// defaultRoute looks for one of IPv4 in the main table that leads somewhere
+// (unicast). The kernel has no filter for default ones, so that all routes there
+// are listed.
 func (w *Watcher) defaultRoute() (bool, error) {
 	req := make([]byte, unix.SizeofRtMsg)
 	req[0], req[4], req[7] = unix.AF_INET, unix.RT_TABLE_MAIN, unix.RTN_UNICAST
 	there := false
 	err := w.rtnl.Do(unix.RTM_GETROUTE, unix.NLM_F_DUMP, req, func() { there = false }, func(b []byte) error {
-		there = there || isDefault(b) && b[7] == unix.RTN_UNICAST
+		there = there || isDefault(b)
 		return nil
 	})
 	if errors.Is(err, unix.ENOENT) { // there is no such table

@@ -348,6 +348,99 @@ func TestDevicesThatAreGone(t *testing.T) {
 	}
 }
 
+// The tunnel's own settings reach the verdict.
+func TestTunnelThatLearnsOrMarks(t *testing.T) {
+	s := lab(t, bed.Nested, nil)
+	s.safe()
+	i := s.index(s.overlay, s.ways[0].Tunnel.Name)
+	s.run(s.overlay, `ip link add tv type vxlan id 77 dstport 4777 gbp learning ageing 60 remote 192.0.2.9
+		ip link set tv master BR up
+		bridge link set dev tv state 3`)
+	s.ways[0].Tunnel.Ifindex, s.ways[0].Tunnel.Name = s.index(s.overlay, "tv"), "tv"
+	want := Verdict{Way: s.ways[0], MAC: s.mac, TunnelMAC: s.macOf(s.ways[0].Tunnel), Refresh: 300 * time.Second, Relearn: 60 * time.Second, Marked: true}
+	v := s.verdict()
+	if want.MTU = v.MTU; v != want || i == want.Tunnel.Ifindex {
+		t.Fatalf("got  %+v\nwant %+v", v, want)
+	}
+}
+
+// What makes no event on a way is noticed between two looks.
+func TestGlanceNoticesWhatMakesNoEvent(t *testing.T) {
+	s := lab(t, bed.Nested, nil)
+	s.safe()
+	glance(t, s.w, false)
+	cls := program(t, ebpf.SchedCLS, -1)
+	for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+		for _, dev := range []string{s.ways[0].Tunnel.Name, bed.Bridge, s.veth} {
+			i := s.index(s.overlay, dev)
+			var l link.Link
+			err := s.overlay.Do(func() (err error) {
+				l, err = link.AttachTCX(link.TCXOptions{Interface: i, Program: cls, Attach: at})
+				return
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			glance(t, s.w, true)
+			s.unsafe("of somebody else is on " + dev)
+			glance(t, s.w, false)
+			l.Close()
+			glance(t, s.w, true)
+			s.safe()
+			glance(t, s.w, false)
+		}
+	}
+	s.needBridgeNetfilter()
+	for _, key := range []string{"bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"} {
+		for _, v := range []string{"0", "1"} {
+			s.sysctl(key, v)
+			s.verdict()
+			glance(t, s.w, false)
+			s.sysctl(key, map[string]string{"0": "1", "1": "0"}[v])
+			glance(t, s.w, true)
+		}
+	}
+	// Legacy tables are asked for where br_netfilter would call them.
+	s.sysctl("bridge/bridge-nf-call-iptables", "1")
+	s.safe()
+	glance(t, s.w, false)
+	if err := s.overlay.Do(registerFilter); err != nil {
+		t.Skip("needs legacy iptables: ", err)
+	}
+	glance(t, s.w, true)
+}
+
+// BenchmarkGlance is with a NIC in the tunnels' namespace.
+func BenchmarkGlance(b *testing.B) {
+	for _, pods := range []int{1, 50} {
+		b.Run(strconv.Itoa(pods), func(b *testing.B) {
+			s := labOf(b, bed.Nested, pods, nil)
+			s.run(s.overlay, "ip link add nic type veth peer name far\nip addr add 192.0.2.1/24 dev nic\nip link set nic up")
+			nic := node.Dev{NetnsCookie: s.ways[0].Tunnel.NetnsCookie, Ifindex: s.index(s.overlay, "nic"), Name: "nic"}
+			s.w.Check(s.ways)
+			if v := s.w.CheckIngress([]Ingress{{NIC: nic}})[0]; !v.Safe() {
+				b.Fatal(v.Reason)
+			}
+			for b.Loop() {
+				if changed, err := s.w.Glance(); changed || err != nil {
+					b.Fatal(changed, err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkCheckIngress(b *testing.B) {
+	s := labOf(b, bed.Nested, 1, nil)
+	s.run(s.overlay, "ip link add nic type veth peer name far\nip addr add 192.0.2.1/24 dev nic\nip link set nic up")
+	list := []Ingress{{NIC: node.Dev{NetnsCookie: s.ways[0].Tunnel.NetnsCookie, Ifindex: s.index(s.overlay, "nic"), Name: "nic"}}}
+	for b.Loop() {
+		if v := s.w.CheckIngress(list)[0]; !v.Safe() {
+			b.Fatal(v.Reason)
+		}
+	}
+}
+
 func BenchmarkCheck(b *testing.B) {
 	for _, pods := range []int{1, 50} {
 		b.Run(strconv.Itoa(pods), func(b *testing.B) {
