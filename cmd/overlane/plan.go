@@ -21,6 +21,7 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/probe"
@@ -38,6 +39,8 @@ type outlook struct {
 	Microflows *plannedOutlook `json:"microflows,omitempty"`
 	// Aggregate has one, too; nil where it is switched off.
 	Aggregate *plannedOutlook `json:"aggregate,omitempty"`
+	// Express has one where it is asked for.
+	Express *plannedOutlook `json:"express,omitempty"`
 }
 
 // plannedOutlook is the plan of one mechanism.
@@ -125,7 +128,7 @@ func (o outlook) show(w io.Writer) error {
 			}
 		}
 	}
-	for _, m := range []*plannedOutlook{o.Microflows, o.Aggregate} {
+	for _, m := range []*plannedOutlook{o.Microflows, o.Aggregate, o.Express} {
 		if m == nil {
 			continue
 		}
@@ -160,7 +163,7 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	}
 	if cfg.Pipeline == config.ModeOff {
 		out.When = "the pipeline is switched off by configuration"
-		if !prioritises(cfg) && !splits(cfg, l) && cfg.Aggregate == config.ModeOff {
+		if !prioritises(cfg) && !splits(cfg, l) && cfg.Aggregate == config.ModeOff && cfg.Express == config.ModeOff {
 			out.When = "run would only watch: " + out.When
 			return out, nil
 		}
@@ -171,6 +174,11 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	}
 	if cfg.Aggregate != config.ModeOff {
 		out.Aggregate = planAggregate(cfg.Aggregate, s, l, owned)
+	}
+	if cfg.Express != config.ModeOff {
+		if out.Express, err = planExpress(cfg, s, l, owned); err != nil {
+			return out, err
+		}
 	}
 	if prioritises(cfg) {
 		out.Priority = planPriority(cfg.Priority, cores, s, l, owned)
@@ -283,6 +291,38 @@ func planAggregate(mode config.Mode, s *node.Scanner, l look, owned map[plan.Set
 		out.When = "once packets come so fast that datagrams may come in a row, run would do this:"
 	}
 	return out
+}
+
+// planExpress is what frames change that go straight to pods.
+func planExpress(cfg *config.Config, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*plannedOutlook, error) {
+	home, err := netns.Current()
+	if err != nil {
+		return nil, err
+	}
+	defer home.Close()
+	cookie, err := home.Cookie()
+	if err != nil {
+		return nil, err
+	}
+	hooked := func(u node.Underlay) bool { return !u.ForeignXDP && programName(u.XDPProgID) == plan.ExpressProgram }
+	out := &plannedOutlook{}
+	if out.Plan, err = daemon.ExpressPlan(s, l.snap, cookie, owned, cfg.Aggregate != config.ModeOff, hooked, ownIfRunning()); err != nil {
+		return nil, err
+	}
+	switch {
+	case prioritises(cfg):
+		out.Plan = plan.Plan{Steps: []plan.Step{}, Attach: []plan.Attachment{}, Skipped: []plan.Skip{}}
+		out.When = "run would hand no frames straight to pods: priority has its own program on the NICs"
+	case len(l.snap.Pods) == 0:
+		out.When = "to hand frames straight to pods, run would wait for a pod: there is none yet"
+	case len(out.Attach) == 0:
+		out.When = "run would hand no frames straight to pods now:"
+	case len(out.Steps) == 0:
+		out.When = "to hand frames straight to pods, no setting is to be changed:"
+	default:
+		out.When = "once packets come fast, run would hand them straight to pods where nothing on the way could tell:"
+	}
+	return out, nil
 }
 
 // planMicroflows is what a flow that is too much for one core changes.

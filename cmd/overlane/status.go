@@ -84,6 +84,7 @@ func showStatus(s *screen, st control.Status, now time.Time) {
 	section([]string{"PACKETS", ">COUNT", ""}, counterRows(st))
 	section([]string{"", "RULE", "CLASS", "FROM", ">PACKETS", "FITS"}, ruleRows(st.Rules))
 	section([]string{"SPARSE FLOW", ">CORE", "LATENCY BY ITSELF, WITH"}, sparseRows(st.SparseFlows))
+	section([]string{"EXPRESS TO POD", "FROM", "PAST", "OPEN", "NETNS", "WHY NOT"}, expressRows(st))
 	section([]string{"STAGE", ">NS/PACKET"}, costRows(st))
 	section([]string{"TIER", "REACHED", "WHY"}, tierRows(st.Tiers))
 	section([]string{"DEVICE", "ROLE", "STATE", "NETNS", "WHY"}, deviceRows(st))
@@ -150,6 +151,13 @@ func counterRows(st control.Status) [][]cell {
 		rows = append(rows, []cell{{"aggregated", bold}, {count(c.AggregatedPackets), plain},
 			{fmt.Sprintf("crossed the overlay in %s super-packets", count(c.SuperPackets)), dim}})
 	}
+	if c.ExpressPackets > 0 {
+		rows = append(rows, []cell{{"express", bold}, {count(c.ExpressPackets), plain},
+			{fmt.Sprintf("straight from the NIC to the pod; %s times a flow left that way before it was seen to be empty; %s found no room", count(c.ExpressLeft), count(c.ExpressDrops)), dim}})
+	}
+	for _, r := range slices.Sorted(maps.Keys(c.ExpressUnfit)) {
+		rows = append(rows, []cell{{"full path", bold}, {count(c.ExpressUnfit[r]), plain}, {"not plain: " + r, dim}})
+	}
 	if c.LatencyPackets+c.BulkPackets > 0 {
 		rows = append(rows,
 			[]cell{{"latency", bold}, {count(c.LatencyPackets), plain}, {count(c.LatencyHeld) + " behind what their flow had in the bulk lane, " + count(c.LatencyExcess) + " in it as beyond their share of the core", dim}},
@@ -162,6 +170,21 @@ func counterRows(st control.Status) [][]cell {
 		if n := c.Unparsed[r]; n > 0 {
 			rows = append(rows, []cell{{"stock path", bold}, {count(n), plain}, {r, dim}})
 		}
+	}
+	return rows
+}
+
+func expressRows(st control.Status) (rows [][]cell) {
+	for _, w := range st.Express {
+		open := cell{"no", plain}
+		if w.Open {
+			open = cell{"yes", green}
+		}
+		where := w.Netns
+		if where == "" {
+			where = "here"
+		}
+		rows = append(rows, []cell{{w.Pod, bold}, {w.NIC, plain}, {w.Tunnel, plain}, open, {where, plain}, {w.Reason, plain}})
 	}
 	return rows
 }

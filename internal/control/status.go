@@ -45,7 +45,19 @@ type Status struct {
 	// MergeDelay is how much later packets of split flows go on than they came, where they
 	// are put in order by time; 0: by number, or not at all.
 	MergeDelay time.Duration `json:"merge_delay_ns"`
-	Counters   Counters      `json:"counters"`
+	// Express are the ways from NICs straight to pods, open or not.
+	Express  []ExpressWay `json:"express"`
+	Counters Counters     `json:"counters"`
+}
+
+// ExpressWay is a way from a NIC, past a tunnel, to a pod.
+type ExpressWay struct {
+	NIC    string `json:"nic"`
+	Tunnel string `json:"tunnel"`
+	Pod    string `json:"pod"`   // the host's end of its veth
+	Netns  string `json:"netns"` // of that end; empty: the namespace of the daemon
+	Open   bool   `json:"open"`
+	Reason string `json:"reason,omitempty"` // which policy or what else stands in the way
 }
 
 // SparseFlow is a flow that is latency by what it sends.
@@ -210,9 +222,12 @@ func (r OffReport) withoutNil() OffReport {
 func (st Status) withoutNil() Status {
 	st.Tiers, st.Mechanisms, st.Devices = list(st.Tiers), list(st.Mechanisms), list(st.Devices)
 	st.Lanes, st.StageCosts, st.Rules = list(st.Lanes), list(st.StageCosts), list(st.Rules)
-	st.SparseFlows = list(st.SparseFlows)
+	st.SparseFlows, st.Express = list(st.SparseFlows), list(st.Express)
 	if st.Counters.Unparsed == nil {
 		st.Counters.Unparsed = map[string]uint64{}
+	}
+	if st.Counters.ExpressUnfit == nil {
+		st.Counters.ExpressUnfit = map[string]uint64{}
 	}
 	return st
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
@@ -17,7 +16,6 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
-	"github.com/overlane/overlane/internal/shortcut"
 )
 
 // express hands frames from the NICs straight to the pods' veths, where nothing on the way there
@@ -38,16 +36,6 @@ type express struct {
 	dropped uint64
 }
 
-// A way is one from an underlay, by a tunnel, to a pod.
-type way struct {
-	nic    node.Underlay
-	tunnel node.Tunnel
-	pod    node.Pod
-	reason string // against it; empty: none
-	key    datapath.ExpressKey
-	to     datapath.ExpressWay
-}
-
 const (
 	// glanceEvery is how often it is looked for what makes no event.
 	glanceEvery = 50 * time.Millisecond
@@ -60,8 +48,9 @@ const (
 // stepExpress takes one window: decide, act.
 func (d *Daemon) stepExpress(ctx context.Context, now time.Time) error {
 	e := &d.expr
-	if d.opts.Express != governor.Auto {
-		return nil
+	if d.opts.Express == governor.Off {
+		_, err := d.stopExpress(ctx)
+		return err
 	}
 	rate, err := d.softnet.read(now)
 	if err != nil {
@@ -140,10 +129,11 @@ func (d *Daemon) followExpress(ctx context.Context, now time.Time) error {
 		e.since = now
 	}
 	e.checked = now
-	owned := apply.Owned(d.locked.Entries())
+	l := d.lookout()
 	var errs []error
-	errs = append(errs, d.judgeWays(owned))
-	in := expressInput(d.scanner, e.ways, owned)
+	ways, err := l.ways()
+	errs, e.ways = append(errs, err), ways
+	in := l.input(ways)
 	in.Join = d.opts.Aggregate != governor.Off
 	made := plan.Express(in)
 	e.skipped = made.Skipped
@@ -187,7 +177,7 @@ func (d *Daemon) followExpress(ctx context.Context, now time.Time) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return errors.Join(d.openWays(ctx, made, safe), d.leaveLandings(owned))
+	return errors.Join(d.openWays(ctx, made, safe), d.leaveLandings(l.owned))
 }
 
 func has[K comparable, V any](m map[K]V, k K) bool { _, ok := m[k]; return ok }
@@ -300,160 +290,6 @@ func (d *Daemon) stopExpress(ctx context.Context) (rep apply.Report, err error) 
 	return rep, err
 }
 
-// judgeWays looks at each way from a NIC to a pod.
-func (d *Daemon) judgeWays(owned map[plan.Setting]plan.Owned) error {
-	e := &d.expr
-	e.ways = nil
-	nics := map[node.DevKey]node.Underlay{}
-	for _, u := range d.snap.Underlays {
-		nics[u.Key()] = u
-	}
-	tunnels := map[node.DevKey]node.Tunnel{}
-	for _, t := range d.snap.Tunnels {
-		tunnels[t.Key()] = t
-	}
-	by := map[uint64][]shortcut.Way{}
-	for _, p := range d.snap.Pods {
-		for _, t := range p.Tunnels {
-			for _, u := range tunnels[t.Key()].Underlays {
-				w := way{nic: nics[u.Key()], tunnel: tunnels[t.Key()], pod: p}
-				w.reason = d.unfitWay(w, owned)
-				e.ways = append(e.ways, w)
-			}
-			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Way{Tunnel: t, Host: p.Host})
-		}
-	}
-	var errs []error
-	verdicts := map[shortcut.Way]shortcut.Verdict{}
-	for cookie, ways := range by {
-		w, err := e.judges.watcher(cookie)
-		if err != nil {
-			if !errors.Is(err, node.ErrGone) {
-				errs = append(errs, err)
-			}
-			continue
-		}
-		for _, v := range w.Check(ways) {
-			verdicts[v.Way] = v
-		}
-	}
-	entries, err := d.judgeIngress()
-	if err != nil {
-		errs = append(errs, err)
-	}
-	for i := range e.ways {
-		w := &e.ways[i]
-		if w.reason != "" {
-			continue
-		}
-		v, ok := verdicts[shortcut.Way{Tunnel: w.tunnel.Dev, Host: w.pod.Host}]
-		from, known := entries[w.ingress()]
-		switch {
-		case !ok || !known:
-			w.reason = "its network namespace is gone"
-		case !v.Safe():
-			w.reason = v.Reason
-		case v.Marked:
-			w.reason = fmt.Sprintf("%s takes marks from its packets (gbp, gpe)", w.tunnel.Name)
-		case !from.Safe():
-			w.reason = from.Reason
-		case len(from.Locals) != 1:
-			w.reason = fmt.Sprintf("%s has several addresses, and the tunnel takes packets for any of them", w.nic.Name)
-		default:
-			w.key = datapath.ExpressKey{NIC: w.nic.Ifindex, VNI: w.tunnel.VNI, Port: w.tunnel.Port, MAC: v.MAC}
-			w.to = datapath.ExpressWay{
-				MaxLen: v.MTU + ethernetWithTag, Refresh: v.Relearn / refreshPart,
-				Local: from.Locals[0], NICMAC: from.MAC, TunnelMAC: v.TunnelMAC,
-			}
-		}
-	}
-	errs = append(errs, e.judges.keep(func(cookie uint64) bool { return by[cookie] != nil || cookie == d.cookie }))
-	return errors.Join(errs...)
-}
-
-// ingress is what the NIC's side of a way is asked about.
-func (w way) ingress() shortcut.Ingress {
-	return shortcut.Ingress{NIC: w.nic.Dev, Local: w.tunnel.Local, Port: w.tunnel.Port}
-}
-
-// judgeIngress looks at the NICs' side of the ways.
-func (d *Daemon) judgeIngress() (map[shortcut.Ingress]shortcut.IngressVerdict, error) {
-	var list []shortcut.Ingress
-	for _, w := range d.expr.ways {
-		if in := w.ingress(); w.reason == "" && !slices.Contains(list, in) {
-			list = append(list, in)
-		}
-	}
-	verdicts := map[shortcut.Ingress]shortcut.IngressVerdict{}
-	if len(list) == 0 {
-		return verdicts, nil
-	}
-	w, err := d.expr.judges.watcher(d.cookie)
-	if err != nil {
-		return nil, err
-	}
-	for _, v := range w.CheckIngress(list) {
-		verdicts[v.Ingress] = v
-	}
-	return verdicts, nil
-}
-
-// unfitWay says what speaks against a way without a look at who else is there.
-func (d *Daemon) unfitWay(w way, owned map[plan.Setting]plan.Owned) string {
-	switch {
-	case d.prio != nil:
-		return "priority has its own program on the NICs"
-	case d.pipe.armed && d.pipe.layout.Split:
-		return "flows are cut into micro-flows"
-	case w.nic.VLANs:
-		return noXDPUnderVLANs
-	case w.nic.ForeignXDP && d.pipe.xdp[w.nic.Key()] == nil:
-		return foreignXDP
-	case w.tunnel.Outer == 6:
-		return "only IPv4 outside is understood"
-	case w.pod.PeerRxQueues != 1:
-		return fmt.Sprintf("the pod's end of its veth has %d receive queues, between which packets could overtake", w.pod.PeerRxQueues)
-	}
-	for _, dev := range []node.Dev{w.tunnel.Dev, w.pod.Peer} {
-		set, err := d.scanner.Settings(dev)
-		if err != nil {
-			return fmt.Sprintf("how %s receives cannot be read: %v", dev.Name, err)
-		}
-		if set.Threaded {
-			return dev.Name + " is polled by a thread of its own"
-		}
-		for i, mask := range set.RPSCPUs {
-			_, ours := owned[plan.RPSMask(target(dev), i)]
-			if strings.Trim(mask, "0,") != "" && (!ours || dev.Same(w.pod.Peer)) {
-				return fmt.Sprintf("RPS moves the packets of %s to other cores", dev.Name)
-			}
-		}
-	}
-	return ""
-}
-
-// expressInput puts what was judged into the planner's words.
-func expressInput(s *node.Scanner, ways []way, owned map[plan.Setting]plan.Owned) plan.ExpressInput {
-	in := plan.ExpressInput{Owned: owned}
-	for _, w := range ways {
-		nic := target(w.nic.Dev)
-		if w.reason == "" && !slices.Contains(in.NICs, nic) {
-			in.NICs = append(in.NICs, nic)
-		}
-		at := slices.IndexFunc(in.Pods, func(l plan.Landing) bool { return l.Target == target(w.pod.Peer) })
-		if at >= 0 {
-			in.Pods[at].Way = in.Pods[at].Way || w.reason == ""
-			continue
-		}
-		l := plan.Landing{Target: target(w.pod.Peer), Way: w.reason == "", Unfit: w.reason}
-		if err := offloads(s, w.pod.Peer, map[string]*string{plan.GRO: &l.GRO, plan.GROList: &l.List}); err != nil {
-			l.Way, l.Unfit = false, fmt.Sprintf("its features cannot be read: %v", err)
-		}
-		in.Pods = append(in.Pods, l)
-	}
-	return in
-}
-
 // ofExpress tells whether a setting is the express path's: pods live elsewhere than the NICs.
 func (d *Daemon) ofExpress(s plan.Setting) bool {
 	return s.Kind == plan.EthtoolFeature && (s.Attr == plan.GRO || s.Attr == plan.GROList) && s.NetnsCookie != d.cookie
@@ -487,4 +323,15 @@ func (d *Daemon) expressMechanism() control.Mechanism {
 		m.State, m.Reason = control.Active, fmt.Sprintf("%d of %d ways from NICs to pods are open", len(e.open), len(e.ways))
 	}
 	return m
+}
+
+// fillExpress tells of each way whether it is open, and why not.
+func (d *Daemon) fillExpress(st *control.Status) {
+	for _, w := range d.expr.ways {
+		out := control.ExpressWay{NIC: w.nic.Name, Tunnel: w.tunnel.Name, Pod: w.pod.Host.Name, Open: w.reason == "" && d.expr.open[w.key], Reason: w.reason}
+		if w.pod.Host.NetnsCookie != d.cookie {
+			out.Netns = fmt.Sprint(w.pod.Host.NetnsCookie)
+		}
+		st.Express = append(st.Express, out)
+	}
 }

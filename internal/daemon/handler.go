@@ -58,6 +58,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Tiers = d.opts.Tiers
 	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggregationMechanism(), d.expressMechanism()}
 	d.fillDevices(st)
+	d.fillExpress(st)
 	frames, err := d.ruleFrames()
 	if err != nil {
 		return err
@@ -237,8 +238,9 @@ func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 		out.Report, err = d.pipe.disarm(stop)
 		more, perr := d.stopPriority(stop)
 		again, aerr := d.stopAggregation()
-		out.Results = slices.Concat(out.Results, more.Results, again.Results)
-		if err = errors.Join(err, perr, aerr); err == nil {
+		ways, eerr := d.stopExpress(stop)
+		out.Results = slices.Concat(out.Results, more.Results, again.Results, ways.Results)
+		if err = errors.Join(err, perr, aerr, eerr); err == nil {
 			d.off = true
 		}
 	})
@@ -281,7 +283,7 @@ func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 		}
 		d.opts.Mode, d.opts.Limits, d.opts.Cores = opts.Mode, opts.Limits, opts.Cores
 		d.gov.Reconfigure(opts.Mode, opts.Limits)
-		d.opts.Aggregate = opts.Aggregate
+		d.opts.Aggregate, d.opts.Express = opts.Aggregate, opts.Express
 		d.aggr.gov.Reconfigure(opts.Aggregate)
 		d.opts.Microflows = opts.Microflows
 		d.micro.gov.Reconfigure(opts.Microflows.Mode, opts.Limits)

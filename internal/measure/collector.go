@@ -33,6 +33,9 @@ var (
 	mergeWaiting = newMetric(prometheus.GaugeValue, "merge_waiting_packets", "packets of split flows that wait at merge points")
 	mergeDelay   = newMetric(prometheus.GaugeValue, "merge_delay_seconds", "how much later packets of split flows go on, where they are put in order by time")
 	mergeWaits   = newMetric(prometheus.CounterValue, "merge_waits_ended_total", "times that packets did not get what they waited for", "reason")
+	express      = newMetric(prometheus.CounterValue, "express_packets_total", "frames that went from a NIC straight to a pod")
+	expressLeft  = newMetric(prometheus.CounterValue, "express_left_total", "times that a flow left that way before it was seen to be empty")
+	expressDrops = newMetric(prometheus.CounterValue, "express_drops_total", "frames that found no room at the pod")
 	aggregated   = newMetric(prometheus.CounterValue, "aggregated_packets_total", "datagrams that crossed the overlay in super-packets")
 	supers       = newMetric(prometheus.CounterValue, "super_packets_total", "super-packets that these were joined to")
 	lanePackets  = newMetric(prometheus.CounterValue, "lane_packets_total", "packets sent to a lane", "stage", "core")
@@ -43,7 +46,7 @@ var (
 	stageCost    = newMetric(prometheus.GaugeValue, "stage_cost_seconds", "measured time of one packet in a stage", "stage")
 )
 
-var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaiting, mergeDelay, mergeWaits, aggregated, supers, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost}
+var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaiting, mergeDelay, mergeWaits, express, expressLeft, expressDrops, aggregated, supers, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost}
 
 // Collector exports a status.
 type Collector struct{ status func() control.Status }
@@ -79,6 +82,9 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	put(mergeWaits, float64(n.MergeGaps), "lost")
 	put(mergeWaits, float64(n.MergeExpired), "limit")
 	put(aggregated, float64(n.AggregatedPackets))
+	put(express, float64(n.ExpressPackets))
+	put(expressLeft, float64(n.ExpressLeft))
+	put(expressDrops, float64(n.ExpressDrops))
 	put(supers, float64(n.SuperPackets))
 	put(laneChanges, float64(st.Counters.LaneChanges))
 	put(laneHeld, float64(st.Counters.LaneChangesHeld))

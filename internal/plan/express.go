@@ -2,8 +2,6 @@
 
 package plan
 
-import "slices"
-
 // ExpressProgram hands frames from a NIC straight to pods.
 const ExpressProgram = "ol_underlay_xdp"
 
@@ -40,6 +38,7 @@ func Joins(t Target) Setting { return Setting{Target: t, Kind: EthtoolFeature, A
 // Express plans the ways from NICs straight to pods.
 func Express(in ExpressInput) Plan {
 	p := Plan{Steps: []Step{}, Attach: []Attachment{}, Skipped: []Skip{}}
+	ways := false
 	for _, pod := range in.Pods {
 		s := Lands(pod.Target)
 		if _, touched := in.Owned[s]; pod.Way && touched && pod.GRO != "on" {
@@ -49,6 +48,7 @@ func Express(in ExpressInput) Plan {
 			p.Skipped = append(p.Skipped, Skip{What: pod.Target.String(), Reason: "no express path: " + pod.Unfit, Target: pod.Target})
 			continue
 		}
+		ways = true
 		if pod.GRO != "on" {
 			p.Steps = append(p.Steps, Step{Setting: s, Was: pod.GRO, First: Requested(pod.GRO), Want: "on",
 				Reason: "without GRO a veth takes no frames straight from a NIC"})
@@ -59,7 +59,7 @@ func Express(in ExpressInput) Plan {
 				Reason: "datagrams of one flow that come in a row pass the pod's stack as one packet"})
 		}
 	}
-	if slices.ContainsFunc(in.Pods, func(l Landing) bool { return l.Way }) {
+	if ways {
 		for _, nic := range in.NICs {
 			p.Attach = append(p.Attach, Attachment{Target: nic, Program: ExpressProgram, Hook: "xdp (native)",
 				Reason: "hands frames straight to pods where nothing on the way could tell; many NICs reset their queues once when it comes"})

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shortcut"
+)
+
+// A way is one from an underlay, by a tunnel, to a pod.
+type way struct {
+	nic    node.Underlay
+	tunnel node.Tunnel
+	pod    node.Pod
+	reason string // against it; empty: none
+	key    datapath.ExpressKey
+	to     datapath.ExpressWay
+}
+
+// lookout is what it takes to judge the ways of a node. Both the daemon and `overlane plan` look
+// by it.
+type lookout struct {
+	scanner *node.Scanner
+	snap    node.Snapshot
+	judges  *judges
+	home    uint64 // cookie of the NICs' namespace
+	owned   map[plan.Setting]plan.Owned
+	hooked  func(node.Underlay) bool // has a hook of ours
+	never   string                   // what speaks against any way
+}
+
+// lookout is how the daemon looks.
+func (d *Daemon) lookout() lookout {
+	l := lookout{
+		scanner: d.scanner, snap: d.snap, judges: d.expr.judges, home: d.cookie, owned: apply.Owned(d.locked.Entries()),
+		hooked: func(u node.Underlay) bool { return d.pipe.xdp[u.Key()] != nil },
+	}
+	switch {
+	case d.prio != nil:
+		l.never = "priority has its own program on the NICs"
+	case d.pipe.armed && d.pipe.layout.Split:
+		l.never = "flows are cut into micro-flows"
+	}
+	return l
+}
+
+// ExpressPlan says what the express path would change on a node. hooked tells of underlays that
+// have overlane's hook; own, of BPF programs that they are overlane's.
+func ExpressPlan(s *node.Scanner, snap node.Snapshot, home uint64, owned map[plan.Setting]plan.Owned, join bool, hooked func(node.Underlay) bool, own func(progID uint32) bool) (plan.Plan, error) {
+	l := lookout{scanner: s, snap: snap, judges: newJudges(s, own), home: home, owned: owned, hooked: hooked}
+	ways, err := l.ways()
+	in := l.input(ways)
+	in.Join = join
+	return plan.Express(in), errors.Join(err, l.judges.close())
+}
+
+// judgeWays looks at each way from a NIC to a pod.
+func (l lookout) ways() ([]way, error) {
+	var ways []way
+	nics := map[node.DevKey]node.Underlay{}
+	for _, u := range l.snap.Underlays {
+		nics[u.Key()] = u
+	}
+	tunnels := map[node.DevKey]node.Tunnel{}
+	for _, t := range l.snap.Tunnels {
+		tunnels[t.Key()] = t
+	}
+	by := map[uint64][]shortcut.Way{}
+	for _, p := range l.snap.Pods {
+		for _, t := range p.Tunnels {
+			for _, u := range tunnels[t.Key()].Underlays {
+				w := way{nic: nics[u.Key()], tunnel: tunnels[t.Key()], pod: p}
+				w.reason = l.unfit(w)
+				ways = append(ways, w)
+			}
+			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Way{Tunnel: t, Host: p.Host})
+		}
+	}
+	var errs []error
+	verdicts := map[shortcut.Way]shortcut.Verdict{}
+	for cookie, asked := range by {
+		w, err := l.judges.watcher(cookie)
+		if err != nil {
+			if !errors.Is(err, node.ErrGone) {
+				errs = append(errs, err)
+			}
+			continue
+		}
+		for _, v := range w.Check(asked) {
+			verdicts[v.Way] = v
+		}
+	}
+	entries, err := l.ingress(ways)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	for i := range ways {
+		w := &ways[i]
+		if w.reason != "" {
+			continue
+		}
+		v, ok := verdicts[shortcut.Way{Tunnel: w.tunnel.Dev, Host: w.pod.Host}]
+		from, known := entries[w.ingress()]
+		switch {
+		case !ok || !known:
+			w.reason = "its network namespace is gone"
+		case !v.Safe():
+			w.reason = v.Reason
+		case v.Marked:
+			w.reason = fmt.Sprintf("%s takes marks from its packets (gbp, gpe)", w.tunnel.Name)
+		case !from.Safe():
+			w.reason = from.Reason
+		case len(from.Locals) != 1:
+			w.reason = fmt.Sprintf("%s has several addresses, and the tunnel takes packets for any of them", w.nic.Name)
+		default:
+			w.key = datapath.ExpressKey{NIC: w.nic.Ifindex, VNI: w.tunnel.VNI, Port: w.tunnel.Port, MAC: v.MAC}
+			w.to = datapath.ExpressWay{
+				MaxLen: v.MTU + ethernetWithTag, Refresh: v.Relearn / refreshPart,
+				Local: from.Locals[0], NICMAC: from.MAC, TunnelMAC: v.TunnelMAC,
+			}
+		}
+	}
+	errs = append(errs, l.judges.keep(func(cookie uint64) bool { return by[cookie] != nil || cookie == l.home }))
+	return ways, errors.Join(errs...)
+}
+
+// ingress is what the NIC's side of a way is asked about.
+func (w way) ingress() shortcut.Ingress {
+	return shortcut.Ingress{NIC: w.nic.Dev, Local: w.tunnel.Local, Port: w.tunnel.Port}
+}
+
+// ingress looks at the NICs' side of the ways.
+func (l lookout) ingress(ways []way) (map[shortcut.Ingress]shortcut.IngressVerdict, error) {
+	var list []shortcut.Ingress
+	for _, w := range ways {
+		if in := w.ingress(); w.reason == "" && !slices.Contains(list, in) {
+			list = append(list, in)
+		}
+	}
+	verdicts := map[shortcut.Ingress]shortcut.IngressVerdict{}
+	if len(list) == 0 {
+		return verdicts, nil
+	}
+	w, err := l.judges.watcher(l.home)
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range w.CheckIngress(list) {
+		verdicts[v.Ingress] = v
+	}
+	return verdicts, nil
+}
+
+// unfit says what speaks against a way without a look at who else is there.
+func (l lookout) unfit(w way) string {
+	switch {
+	case l.never != "":
+		return l.never
+	case w.nic.VLANs:
+		return noXDPUnderVLANs
+	case w.nic.ForeignXDP && !l.hooked(w.nic):
+		return foreignXDP
+	case w.tunnel.Outer == 6:
+		return "only IPv4 outside is understood"
+	case w.pod.PeerRxQueues != 1:
+		return fmt.Sprintf("the pod's end of its veth has %d receive queues, between which packets could overtake", w.pod.PeerRxQueues)
+	}
+	for _, dev := range []node.Dev{w.tunnel.Dev, w.pod.Peer} {
+		set, err := l.scanner.Settings(dev)
+		if err != nil {
+			return fmt.Sprintf("how %s receives cannot be read: %v", dev.Name, err)
+		}
+		if set.Threaded {
+			return dev.Name + " is polled by a thread of its own"
+		}
+		for i, mask := range set.RPSCPUs {
+			_, ours := l.owned[plan.RPSMask(target(dev), i)]
+			if strings.Trim(mask, "0,") != "" && (!ours || dev.Same(w.pod.Peer)) {
+				return fmt.Sprintf("RPS moves the packets of %s to other cores", dev.Name)
+			}
+		}
+	}
+	return ""
+}
+
+// input puts what was judged into the planner's words.
+func (l lookout) input(ways []way) plan.ExpressInput {
+	in := plan.ExpressInput{Owned: l.owned}
+	for _, w := range ways {
+		nic := target(w.nic.Dev)
+		if w.reason == "" && !slices.Contains(in.NICs, nic) {
+			in.NICs = append(in.NICs, nic)
+		}
+		at := slices.IndexFunc(in.Pods, func(p plan.Landing) bool { return p.Target == target(w.pod.Peer) })
+		if at >= 0 {
+			in.Pods[at].Way = in.Pods[at].Way || w.reason == ""
+			continue
+		}
+		pod := plan.Landing{Target: target(w.pod.Peer), Way: w.reason == "", Unfit: w.reason}
+		if err := offloads(l.scanner, w.pod.Peer, map[string]*string{plan.GRO: &pod.GRO, plan.GROList: &pod.List}); err != nil {
+			pod.Way, pod.Unfit = false, fmt.Sprintf("its features cannot be read: %v", err)
+		}
+		in.Pods = append(in.Pods, pod)
+	}
+	return in
+}
