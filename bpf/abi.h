@@ -288,10 +288,11 @@ struct ol_express_key {
 
 /* One tunnel, as far as frames for it can be told from others. Addresses as on the wire. */
 struct ol_express_tunnel {
-	__u32 local[4]; /* the outer destination; IPv4: the first word */
-	__u8 version;	/* of IP outside; 0: no frame is plain */
-	__u8 nic[6];	/* the NIC's address */
-	__u8 mac[6];	/* the tunnel's own: what comes from it are echoes */
+	__u32 local[4];	 /* the outer destination; IPv4: the first word */
+	__u32 remote[4]; /* the only outer source that it takes; zero: any */
+	__u8 version;	 /* of IP outside; 0: no frame is plain */
+	__u8 nic[6];	 /* the NIC's address */
+	__u8 mac[6];	 /* the tunnel's own: what comes from it are echoes */
 	__u8 pad[3];
 };
 

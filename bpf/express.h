@@ -115,7 +115,8 @@ OL_INLINE enum ol_express_unfit ol_express_inner(const struct ol_cursor *c, __u3
 OL_INLINE int ol_express_outer4(const __u8 *ip, const struct ol_express_tunnel *t)
 {
 	return ip[12] != 0 && ip[12] != 127 && ip[12] < 224 && ol_word(ip + 16) == t->local[0] &&
-	       ol_word(ip + 12) != t->local[0];
+	       ol_word(ip + 12) != t->local[0] &&
+	       (!t->remote[0] || ol_word(ip + 12) == t->remote[0]);
 }
 
 /*

@@ -335,3 +335,8 @@ func (d *Daemon) fillExpress(st *control.Status) {
 		st.Express = append(st.Express, out)
 	}
 }
+
+// claims tells whether a pod's packets come, or are to come, straight from the NIC.
+func (e *express) claims(p node.Pod) bool {
+	return slices.ContainsFunc(e.ways, func(w way) bool { return w.pod.Peer.Same(p.Peer) && (w.reason == "" || w.waits) })
+}

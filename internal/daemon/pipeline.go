@@ -50,6 +50,7 @@ type pipeline struct {
 	noXDP      []plan.Skip             // underlays with somebody else's XDP program
 	left       map[node.DevKey]bool    // devices that are somebody else's
 	others     func(plan.Setting) bool // settings of other mechanisms
+	express    func(node.Pod) bool     // pods whose packets come straight from the NIC
 }
 
 // graceTimeout bounds the wait for packets that were on their way before the
@@ -277,6 +278,12 @@ func (p *pipeline) hang(dev node.Dev, fn func(datapath.Device) (io.Closer, error
 // alone and why.
 func (p *pipeline) plan(snap node.Snapshot) plan.Plan {
 	in := PlanInput(p.scanner, snap, p.layout, apply.Owned(p.locked.Entries()))
+	for _, pod := range snap.Pods {
+		if at := slices.IndexFunc(in.Pods, func(d plan.Device) bool { return d.Target == target(pod.Peer) }); at >= 0 && p.express(pod) {
+			in.Pods = slices.Delete(in.Pods, at, at+1)
+			in.Skipped = append(in.Skipped, plan.Skip{What: target(pod.Peer).String(), Reason: "its packets come straight from the NIC (express)", Target: target(pod.Peer)})
+		}
+	}
 	if p.merge != nil {
 		in.Merge = MergeSteps(snap, p.merge.ifindex)
 	}

@@ -21,8 +21,11 @@ type way struct {
 	tunnel node.Tunnel
 	pod    node.Pod
 	reason string // against it; empty: none
-	key    datapath.ExpressKey
-	to     datapath.ExpressWay
+	// waits tells that there is a reason, which the pipeline takes away as soon as it sees
+	// that the pod is to have a way.
+	waits bool
+	key   datapath.ExpressKey
+	to    datapath.ExpressWay
 }
 
 // lookout is what it takes to judge the ways of a node. Both the daemon and `overlane plan` look
@@ -78,7 +81,7 @@ func (l lookout) ways() ([]way, error) {
 		for _, t := range p.Tunnels {
 			for _, u := range tunnels[t.Key()].Underlays {
 				w := way{nic: nics[u.Key()], tunnel: tunnels[t.Key()], pod: p}
-				w.reason = l.unfit(w)
+				w.reason, w.waits = l.unfit(w)
 				ways = append(ways, w)
 			}
 			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Way{Tunnel: t, Host: p.Host})
@@ -124,8 +127,11 @@ func (l lookout) ways() ([]way, error) {
 			w.key = datapath.ExpressKey{NIC: w.nic.Ifindex, VNI: w.tunnel.VNI, Port: w.tunnel.Port, MAC: v.MAC}
 			w.to = datapath.ExpressWay{
 				MaxLen: v.MTU + ethernetWithTag, Refresh: v.Relearn / refreshPart,
-				Local: from.Locals[0], NICMAC: from.MAC, TunnelMAC: v.TunnelMAC,
+				Local: from.Locals[0], Remote: w.tunnel.Remote, NICMAC: from.MAC, TunnelMAC: v.TunnelMAC,
 			}
+		}
+		if w.waits = w.waits && w.reason == ""; w.waits {
+			w.reason = "the pipeline still moves the pod's packets between cores"
 		}
 	}
 	errs = append(errs, l.judges.keep(func(cookie uint64) bool { return by[cookie] != nil || cookie == l.home }))
@@ -159,36 +165,42 @@ func (l lookout) ingress(ways []way) (map[shortcut.Ingress]shortcut.IngressVerdi
 	return verdicts, nil
 }
 
-// unfit says what speaks against a way without a look at who else is there.
-func (l lookout) unfit(w way) string {
+// unfit says what speaks against a way without a look at who else is there; waits: nothing but the
+// pipeline does.
+func (l lookout) unfit(w way) (reason string, waits bool) {
 	switch {
 	case l.never != "":
-		return l.never
+		return l.never, false
 	case w.nic.VLANs:
-		return noXDPUnderVLANs
+		return noXDPUnderVLANs, false
 	case w.nic.ForeignXDP && !l.hooked(w.nic):
-		return foreignXDP
+		return foreignXDP, false
 	case w.tunnel.Outer == 6:
-		return "only IPv4 outside is understood"
+		return "only IPv4 outside is understood", false
 	case w.pod.PeerRxQueues != 1:
-		return fmt.Sprintf("the pod's end of its veth has %d receive queues, between which packets could overtake", w.pod.PeerRxQueues)
+		return fmt.Sprintf("the pod's end of its veth has %d receive queues, between which packets could overtake", w.pod.PeerRxQueues), false
 	}
 	for _, dev := range []node.Dev{w.tunnel.Dev, w.pod.Peer} {
 		set, err := l.scanner.Settings(dev)
 		if err != nil {
-			return fmt.Sprintf("how %s receives cannot be read: %v", dev.Name, err)
+			return fmt.Sprintf("how %s receives cannot be read: %v", dev.Name, err), false
 		}
 		if set.Threaded {
-			return dev.Name + " is polled by a thread of its own"
+			return dev.Name + " is polled by a thread of its own", false
 		}
 		for i, mask := range set.RPSCPUs {
-			_, ours := l.owned[plan.RPSMask(target(dev), i)]
-			if strings.Trim(mask, "0,") != "" && (!ours || dev.Same(w.pod.Peer)) {
-				return fmt.Sprintf("RPS moves the packets of %s to other cores", dev.Name)
+			if strings.Trim(mask, "0,") == "" {
+				continue
 			}
+			if _, ours := l.owned[plan.RPSMask(target(dev), i)]; !ours {
+				return fmt.Sprintf("RPS moves the packets of %s to other cores", dev.Name), false
+			}
+			// The guard knows the tunnel's lanes. At the pod, frames without a hash of ours
+			// would go where nobody looks.
+			waits = waits || dev.Same(w.pod.Peer)
 		}
 	}
-	return ""
+	return "", waits
 }
 
 // input puts what was judged into the planner's words.

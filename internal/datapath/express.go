@@ -31,6 +31,7 @@ type ExpressWay struct {
 	// Refresh is how often the stack is to see a frame of each sender. 0: never.
 	Refresh time.Duration
 	Local   netip.Addr // IPv4: the outer destination
+	Remote  netip.Addr // IPv4: the only outer source that the tunnel takes; invalid: any
 	NICMAC  [6]byte
 	// TunnelMAC is the tunnel's own address.
 	TunnelMAC [6]byte
@@ -71,6 +72,10 @@ func (d *Datapath) AddWay(k ExpressKey, w ExpressWay) error {
 	v.Tunnel.Version = 4
 	local := w.Local.As4()
 	v.Tunnel.Local[0] = binary.NativeEndian.Uint32(local[:])
+	if w.Remote.Is4() {
+		remote := w.Remote.As4()
+		v.Tunnel.Remote[0] = binary.NativeEndian.Uint32(remote[:])
+	}
 	v.Tunnel.Nic, v.Tunnel.Mac = w.NICMAC, w.TunnelMAC
 	if old, ok := d.express.ways[k]; ok && old == v {
 		return nil
@@ -142,6 +147,8 @@ func (d *Datapath) SetExpress(on bool) error {
 	if on == (d.policy.Flags&flag != 0) {
 		return nil
 	}
+	// Nobody knows which ways flows have taken while it was off.
+	d.policy.ExpressEpoch++
 	d.policy.Flags ^= flag
 	return d.writePolicy()
 }

@@ -186,6 +186,7 @@ type underlayOlExpressWay struct {
 	Tunnel    struct {
 		_       structs.HostLayout
 		Local   [4]uint32
+		Remote  [4]uint32
 		Version uint8
 		Nic     [6]uint8
 		Mac     [6]uint8

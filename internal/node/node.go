@@ -87,6 +87,7 @@ type Tunnel struct {
 	Port            uint16
 	MTU             int
 	Local           netip.Addr // outer source address; invalid if the kernel chooses it
+	Remote          netip.Addr // the only outer source that a Geneve tunnel takes; else invalid
 	Outer           int        // the outer IP version that it receives, 0 if that may be both
 	Underlays       []Dev      // NICs by which its packets arrive, sorted
 	Bridge          *Dev       // the bridge it is a port of, nil if none

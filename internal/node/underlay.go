@@ -78,6 +78,9 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 	t := Tunnel{
 		Dev: sp.dev(l), Kind: o.kind, VNI: o.vni, CollectMetadata: o.collect, Port: o.port, MTU: l.mtu, Local: o.local, Outer: o.version(),
 	}
+	if o.kind == Geneve && !o.collect {
+		t.Remote = o.remote
+	}
 	if b := sp.links[l.master]; b != nil && b.kind == "bridge" {
 		d := sp.dev(b)
 		t.Bridge = &d

@@ -54,7 +54,7 @@ func JudgeIngress(f IngressFacts, in Ingress) IngressVerdict {
 		return v
 	}
 	j := ingress{f: f, in: in, nic: f.NICs[in.NIC.Ifindex]}
-	for _, look := range []func() string{j.device, j.addresses, j.programs, j.hooks, j.rules, j.sources, j.ipsec} {
+	for _, look := range []func() string{j.device, j.addresses, j.tags, j.programs, j.hooks, j.rules, j.sources, j.ipsec} {
 		if v.Reason = look(); v.Reason != "" {
 			return v
 		}
@@ -125,6 +125,15 @@ func (j *ingress) locals() []netip.Addr {
 		return []netip.Addr{local}
 	}
 	return nil
+}
+
+// tags asks for frames of VLANs that the host would drop, and which nobody can tell from others
+// once their tag is off. At the other end of a veth is this machine, which sends none by mistake.
+func (j *ingress) tags() string {
+	if n := j.nic; n.Tags && n.Kind != "veth" {
+		return fmt.Sprintf("%s takes VLAN tags off the frames that it lets in from any VLAN; see: ethtool -K %[1]s rx-vlan-filter on, or rxvlan off, and who has it promiscuous", n.Name)
+	}
+	return ""
 }
 
 func (j *ingress) programs() string {

@@ -52,6 +52,7 @@ func TestHostThatNothingSpeaksAgainst(t *testing.T) {
 		{"a tunnel for one address", addr2, same, []netip.Addr{addr2}},
 		{"the same as IPv6 writes it", netip.AddrFrom16(addr2.As16()), same, []netip.Addr{addr2}},
 		{"no RPS in the kernel", netip.Addr{}, func(_ *IngressFacts, n *NIC) { n.RPS = nil }, both},
+		{"the tags of a veth", netip.Addr{}, func(_ *IngressFacts, n *NIC) { n.Tags, n.Kind = true, "veth" }, both},
 		{"no rules in the kernel", netip.Addr{}, func(f *IngressFacts, _ *NIC) { f.Rules = nil }, both},
 		{"loose, with a default route", netip.Addr{}, func(f *IngressFacts, n *NIC) { n.PathFilter, f.Default = 2, true }, both},
 		{"tunnels and the other end of a veth", netip.Addr{}, func(_ *IngressFacts, n *NIC) {
@@ -123,6 +124,7 @@ func TestEachThingAtTheNICIsAReason(t *testing.T) {
 		{"XDP", anIngress, nic(func(n *NIC) { n.XDP = 5 }), "XDP program 5 of somebody else is on eth0"},
 		{"tcx", anIngress, nic(func(n *NIC) { n.TCX = []uint32{6} }), "tc program 6 of somebody else is on eth0"},
 		{"clsact", anIngress, nic(func(n *NIC) { n.Filters = "clsact" }), "the qdisc clsact of somebody else, with its filters, is on eth0"},
+		{"VLAN tags", anIngress, nic(func(n *NIC) { n.Tags = true }), "eth0 takes VLAN tags off the frames that it lets in"},
 		{"RPS", anIngress, nic(func(n *NIC) { n.RPS = []string{"0", "00000000,00000002"} }), "RPS moves what eth0 receives to other cores"},
 		{"sk_lookup", anIngress, func(f *IngressFacts, _ *NIC) { f.Selectors = 1 }, "BPF programs choose sockets or dissect packets"},
 		{"netdev ingress", anIngress, chain(Chain{Family: unix.NFPROTO_NETDEV, Devices: []Pattern{{Name: "eth0"}}}), "nftables has a hook on eth0: chain netdev tab mine"},

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/nlsock"
 )
 
@@ -96,7 +97,7 @@ func (w *Watcher) lookIngress(f *IngressFacts, list []Ingress) error {
 		n := NIC{Device: l.Device, Up: l.up, MAC: l.mac, PortOf: links[l.Master].Name, Above: above(links, index)}
 		n.Filters = filters[index]
 		n.XDP = w.foreignXDP(l)
-		if err := w.nic(&n, index); err != nil {
+		if err := w.nic(&n, index, l.promisc); err != nil {
 			n.Unknown = fmt.Sprintf("what concerns the packets of %s cannot be looked at: %v", n.Name, err)
 		}
 		loose = loose || n.PathFilter == loosePath
@@ -130,8 +131,12 @@ func above(links map[int]linkInfo, index int) []Above {
 }
 
 // nic looks at what is not in the list of devices.
-func (w *Watcher) nic(n *NIC, index int) error {
-	var err error
+func (w *Watcher) nic(n *NIC, index int, promisc bool) error {
+	features, err := ethtool.Features(n.Name)
+	if err != nil {
+		return fmt.Errorf("read features: %w", err)
+	}
+	n.Tags = features["rx-vlan-hw-parse"].Active && (promisc || !features["rx-vlan-filter"].Active)
 	if n.TCX, err = w.foreign(&w.nics, index, ebpf.AttachTCXIngress); err != nil {
 		return fmt.Errorf("list tc programs: %w", err)
 	}

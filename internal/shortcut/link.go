@@ -25,11 +25,12 @@ const (
 // linkInfo is a device and where its other end is.
 type linkInfo struct {
 	Device
-	mac   MAC
-	up    bool
-	xdp   []uint32 // the programs of all modes; some twice
-	lower int
-	nsid  int // of the namespace that lower is in; -1: the same
+	mac     MAC
+	up      bool
+	promisc bool
+	xdp     []uint32 // the programs of all modes; some twice
+	lower   int
+	nsid    int // of the namespace that lower is in; -1: the same
 }
 
 func ifinfomsg(index int) []byte {
@@ -67,6 +68,8 @@ func parseLink(b []byte) (int, linkInfo, bool) {
 		switch t {
 		case unix.IFLA_IFNAME:
 			l.Name = nlsock.Str(v)
+		case unix.IFLA_PROMISCUITY:
+			l.promisc = nlsock.U32(v) > 0
 		case unix.IFLA_MTU:
 			l.MTU = int(nlsock.U32(v))
 		case unix.IFLA_ADDRESS:

@@ -133,10 +133,10 @@ func aggregate(mode string) func(context.Context, *env, scenario) (session, erro
 }
 
 // express returns a variant's start: the daemon that hands frames straight to pods, and joins
-// datagrams in a mode.
-func express(aggregate string) func(context.Context, *env, scenario) (session, error) {
+// datagrams and spreads stages in modes.
+func express(aggregate, pipeline string) func(context.Context, *env, scenario) (session, error) {
 	return func(ctx context.Context, e *env, _ scenario) (session, error) {
-		d, err := e.startDaemon(ctx, fmt.Sprintf("pipeline: off\nmicroflows: {mode: off}\nexpress: auto\naggregate: %s\n", aggregate))
+		d, err := e.startDaemon(ctx, fmt.Sprintf("pipeline: %s\nmicroflows: {mode: off}\nexpress: auto\naggregate: %s\n", pipeline, aggregate))
 		if err != nil {
 			return session{}, err
 		}
