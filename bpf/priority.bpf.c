@@ -14,6 +14,7 @@
 #include "napi.h"
 #include "xdp.h"
 #include "classes.h"
+#include "ways.h"
 #include <bpf/bpf_tracing.h>
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -56,9 +57,11 @@ struct ol_judged {
 	struct ol_judgement is;
 	__u32 poll;
 	__u8 way;
-	__u8 held;    /* in the bulk lane, of the latency class: behind what is there */
-	__u8 excess;  /* the same, since the budget is used up */
-	__u8 host;    /* in no tunnel */
+	__u8 held;     /* in the bulk lane, of the latency class: behind what is there */
+	__u8 excess;   /* the same, since the budget is used up */
+	__u8 host;     /* in no tunnel */
+	__u8 straight; /* the last frame went straight to its pod */
+	__u8 pad[3];
 	__u32 frames; /* not yet told to where the class is from */
 	__u32 bytes;
 };
@@ -341,6 +344,46 @@ __noinline int ol_read_host(struct xdp_md *ctx, struct ol_frame *f)
 	return ol_parse_inner(&c, 0, 0, &f->flow);
 }
 
+/*
+ * Behind the verdict on a flow: what takes the stock path may go straight to its pod, what goes
+ * to a lane leaves that way.
+ */
+__noinline int ol_prio_straight(struct xdp_md *ctx, const struct ol_frame *f, struct ol_judged *j)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), lane = OL_LANE_LOCAL;
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	enum ol_reason r = 0;
+	struct ol_slot *s;
+
+	if (!f || !j || !policy || !cpu || f->tunnel >= OL_MAX_TUNNELS)
+		return XDP_PASS;
+
+	struct ol_hop h = {
+		.policy = policy,
+		.lanes = &policy->stage[OL_STAGE_NIC],
+		.cpu = cpu,
+		.this_cpu = this_cpu,
+		.stage = OL_STAGE_NIC,
+		.tunnel = policy->tunnel[f->tunnel].no_gro ? OL_NO_CELL : f->tunnel,
+		.stay = 1,
+	};
+
+	j->straight = 0;
+	if (j->way != OL_WAY_STOCK) {
+		h.slot = ol_flow_slot(&f->flow, &r);
+		s = ol_get_slot(this_cpu, OL_STAGE_NIC, h.slot);
+		if (s)
+			ol_express_leave(s, cpu->now);
+		ol_express_forget(h.slot);
+		return XDP_PASS;
+	}
+	if (ol_express_steer(ctx, policy, &h, f, &lane, &r) != XDP_REDIRECT)
+		return XDP_PASS;
+	j->straight = 1;
+	return XDP_REDIRECT;
+}
+
 /* Which class a frame belongs to, and the way it goes. two: latency has a lane, too. */
 static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 {
@@ -351,13 +394,22 @@ static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 	struct ol_frame f;
 	struct ol_cursor c;
 	enum ol_reason r;
+	int verdict = XDP_PASS;
 	__u8 host = 0;
+	__u32 len;
 
 	if (!p || !j)
 		return XDP_PASS;
 	ol_cursor_at(ctx, &c);
-	if (p->poll == p->polls + 1 && j->poll == p->poll && ol_same_head(&c, &j->head))
-		goto known;
+	len = c.end - c.data;
+	if (p->poll == p->polls + 1 && j->poll == p->poll && ol_same_head(&c, &j->head)) {
+		if (!j->straight)
+			goto known;
+		verdict = ol_express_next(ctx);
+		if (verdict == XDP_REDIRECT)
+			goto known;
+		ol_cursor_at(ctx, &c);
+	}
 
 	policy = ol_get_policy();
 	if (!policy)
@@ -388,13 +440,15 @@ static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 			     &j->head);
 		ol_prio_judge(p, j, two);
 	}
+	if (policy->flags & OL_F_EXPRESS && !host)
+		verdict = ol_prio_straight(ctx, &f, j);
 known:
 	class = j->is.class;
 	way = j->way;
 	if (class >= OL_NR_CLASSES)
-		return XDP_PASS;
+		return verdict;
 	j->frames++;
-	j->bytes += c.end - c.data;
+	j->bytes += len;
 	if (class == OL_CLASS_LATENCY) {
 		p->seen = p->now;
 		p->ever = 1;
@@ -423,7 +477,7 @@ known:
 	case OL_WAY_REFUSED:
 		return XDP_DROP;
 	default:
-		return XDP_PASS;
+		return verdict;
 	}
 }
 

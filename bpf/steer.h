@@ -418,14 +418,21 @@ static __always_inline __u32 ol_steer(const struct ol_hop *h)
 		/* A slot that nobody had yet is on no lane, not on the first. */
 		s->lane = OL_LANE_LOCAL;
 		s->since = h->cpu->now;
+		s->epoch = h->policy->express_epoch;
 		s->lane = ol_wish(h, s);
 	} else {
 		s->lane = ol_known_lane(h, s->lane);
+		/* Which way its packets went before nobody has seen. */
+		if (h->express && s->epoch != (__u8)h->policy->express_epoch) {
+			s->epoch = h->policy->express_epoch;
+			s->since = h->cpu->now;
+			if (s->lane == OL_LANE_EXPRESS)
+				s->lane = OL_LANE_LOCAL;
+		}
 		wish = ol_wish(h, s);
 		if (wish != s->lane) {
 			if (ol_slot_drained(h, s, wish)) {
 				s->lane = wish;
-				s->epoch = h->policy->express_epoch;
 				s->since = h->cpu->now;
 				ol_count(OL_CNT_LANE_CHANGES, 1);
 			} else {

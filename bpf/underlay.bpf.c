@@ -50,7 +50,6 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 	__u32 this_cpu = bpf_get_smp_processor_id(), lane, branch;
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
-	struct ol_express_turn *turn = NULL;
 	struct ol_frame f = {};
 	enum ol_reason r;
 
@@ -72,23 +71,9 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 	};
 
 	ol_count(OL_CNT_XDP_OVERLAY, 1);
-	if (policy->flags & OL_F_EXPRESS)
-		turn = ol_express_new_turn();
-	if (turn) {
-		ol_express_judge(ctx, &f, turn);
-		h.express = turn->may;
-	}
-	lane = ol_steer_flow(&h, &f.flow, &r);
+	if (ol_express_steer(ctx, policy, &h, &f, &lane, &r) == XDP_REDIRECT)
+		return XDP_REDIRECT;
 	if (r)
-		return XDP_PASS;
-	if (turn && (lane == OL_LANE_EXPRESS || turn->port)) {
-		turn->lane = lane;
-		turn->slot = h.slot;
-		turn->again = h.again;
-		if (ol_express_take(ctx, &f, turn) == XDP_REDIRECT)
-			return XDP_REDIRECT;
-	}
-	if (lane == OL_LANE_EXPRESS)
 		return XDP_PASS;
 	if (ol_splits(policy->split_protos, f.flow.proto)) {
 		struct ol_part part = {

@@ -31,7 +31,7 @@ struct {
 	__uint(max_entries, OL_SENDERS);
 	__type(key, struct ol_sender_key);
 	__type(value, struct ol_sender);
-} ol_senders SEC(".maps");
+} ol_express_senders SEC(".maps");
 
 /* Frames for which there was a way, by why they took the full path: enum ol_express_unfit. */
 struct {
@@ -182,7 +182,7 @@ __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 /* Does the stack know the sender, or does it have to see a frame? */
 static __always_inline int ol_sender_known(struct ol_express_turn *t, struct ol_slot *s)
 {
-	struct ol_sender *known = bpf_map_lookup_elem(&ol_senders, &t->sender);
+	struct ol_sender *known = bpf_map_lookup_elem(&ol_express_senders, &t->sender);
 
 	if (known && known->from != t->from) {
 		t->never = 1;
@@ -219,6 +219,16 @@ static __always_inline void ol_express_forget(__u32 slot)
 
 	if (l && l->slot == slot)
 		l->nic = 0;
+}
+
+/* A flow leaves its way at once. Whether it may overtake itself by that, nobody has seen. */
+static __always_inline void ol_express_leave(struct ol_slot *s, __u64 now)
+{
+	if (s->lane == OL_LANE_EXPRESS) {
+		s->lane = OL_LANE_LOCAL;
+		ol_count(OL_CNT_EXPRESS_LEFT, 1);
+	}
+	s->since = now;
 }
 
 /*
@@ -258,21 +268,49 @@ __noinline int ol_express_take(struct xdp_md *ctx, const struct ol_frame *f,
 	}
 	/* The run is over, if it was this flow's. */
 	ol_express_forget(t->slot);
-	if (s->lane == OL_LANE_EXPRESS) {
-		s->lane = OL_LANE_LOCAL;
-		s->since = cpu->now;
-		if (last->slot == t->slot)
-			last->lane = OL_LANE_LOCAL;
-		ol_count(OL_CNT_EXPRESS_LEFT, 1);
-	} else if (t->unfit) {
-		s->since = cpu->now;
-	}
+	if (s->lane == OL_LANE_EXPRESS || t->unfit)
+		ol_express_leave(s, cpu->now);
+	if (last->slot == t->slot && last->lane == OL_LANE_EXPRESS)
+		last->lane = OL_LANE_LOCAL;
 	if (t->port && t->refresh_us && !t->again && !t->unfit) {
 		now.seen = bpf_ktime_get_ns() / 1000;
 		now.from = t->from;
-		bpf_map_update_elem(&ol_senders, &t->sender, &now, BPF_ANY);
+		bpf_map_update_elem(&ol_express_senders, &t->sender, &now, BPF_ANY);
 		s->due = 0;
 	}
+	return XDP_PASS;
+}
+
+/*
+ * The way of a frame in the NIC's stage: XDP_REDIRECT if it has been sent straight to its pod,
+ * else XDP_PASS, and *lane is where its flow goes on: h->slot and h->again as by ol_steer_flow.
+ * An untracked piece of a datagram has none.
+ */
+static __always_inline int ol_express_steer(struct xdp_md *ctx, const struct ol_policy *policy,
+					    struct ol_hop *h, const struct ol_frame *f, __u32 *lane,
+					    enum ol_reason *r)
+{
+	struct ol_express_turn *t = ol_express_new_turn();
+
+	*lane = OL_LANE_LOCAL;
+	if (!t)
+		return XDP_PASS;
+	if (policy->flags & OL_F_EXPRESS) {
+		ol_express_judge(ctx, f, t);
+		h->express = t->may;
+	}
+	*lane = ol_steer_flow(h, &f->flow, r);
+	if (*r)
+		return XDP_PASS;
+	if (*lane == OL_LANE_EXPRESS || t->port) {
+		t->lane = *lane;
+		t->slot = h->slot;
+		t->again = h->again;
+		if (ol_express_take(ctx, f, t) == XDP_REDIRECT)
+			return XDP_REDIRECT;
+	}
+	if (*lane == OL_LANE_EXPRESS)
+		*lane = OL_LANE_LOCAL;
 	return XDP_PASS;
 }
 

@@ -304,15 +304,11 @@ func planExpress(cfg *config.Config, s *node.Scanner, l look, owned map[plan.Set
 	if err != nil {
 		return nil, err
 	}
-	hooked := func(u node.Underlay) bool { return !u.ForeignXDP && programName(u.XDPProgID) == plan.ExpressProgram }
 	out := &plannedOutlook{}
-	if out.Plan, err = daemon.ExpressPlan(s, l.snap, cookie, owned, cfg.Aggregate != config.ModeOff, hooked, ownIfRunning()); err != nil {
+	if out.Plan, err = daemon.ExpressPlan(s, l.snap, cookie, owned, cfg.Aggregate != config.ModeOff, ownIfRunning()); err != nil {
 		return nil, err
 	}
 	switch {
-	case prioritises(cfg):
-		out.Plan = plan.Plan{Steps: []plan.Step{}, Attach: []plan.Attachment{}, Skipped: []plan.Skip{}}
-		out.When = "run would hand no frames straight to pods: priority has its own program on the NICs"
 	case len(l.snap.Pods) == 0:
 		out.When = "to hand frames straight to pods, run would wait for a pod: there is none yet"
 	case len(out.Attach) == 0:

@@ -193,12 +193,14 @@ func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath
 	}
 	fresh := false
 	for _, w := range safe {
-		if d.pipe.xdp[w.nic.Key()] == nil {
-			if err := d.pipe.hangXDP(w.nic); err != nil {
-				return err
-			}
-			fresh = fresh || d.pipe.xdp[w.nic.Key()] != nil
+		// Beside priority it is priority's that does this, where that has one.
+		if d.hooked(w.nic) || d.prio != nil {
+			continue
 		}
+		if err := d.pipe.hangXDP(w.nic); err != nil {
+			return err
+		}
+		fresh = fresh || d.hooked(w.nic)
 	}
 	if fresh {
 		// What came before the hook must not be overtaken.
@@ -207,8 +209,8 @@ func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath
 		}
 	}
 	for k, w := range safe {
-		if d.pipe.xdp[w.nic.Key()] == nil {
-			continue // gone since the scan
+		if !d.hooked(w.nic) {
+			continue // gone since the scan, or left alone
 		}
 		err := d.openWay(k, w)
 		switch {

@@ -236,9 +236,9 @@ func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 		stop, cancel := context.WithTimeout(ctx, farewell)
 		defer cancel()
 		out.Report, err = d.pipe.disarm(stop)
+		ways, eerr := d.stopExpress(stop)
 		more, perr := d.stopPriority(stop)
 		again, aerr := d.stopAggregation()
-		ways, eerr := d.stopExpress(stop)
 		out.Results = slices.Concat(out.Results, more.Results, again.Results, ways.Results)
 		if err = errors.Join(err, perr, aerr, eerr); err == nil {
 			d.off = true

@@ -351,7 +351,9 @@ func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error)
 	if d.prio == nil {
 		return rep, nil
 	}
-	err = d.bulkHome(ctx)
+	// Its hook goes.
+	_, err = d.stopExpress(ctx)
+	err = errors.Join(err, d.bulkHome(ctx))
 	for _, l := range d.prio.attached {
 		err = errors.Join(err, l.Close())
 	}

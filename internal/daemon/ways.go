@@ -36,7 +36,8 @@ type lookout struct {
 	judges  *judges
 	home    uint64 // cookie of the NICs' namespace
 	owned   map[plan.Setting]plan.Owned
-	hooked  func(node.Underlay) bool // has a hook of ours
+	hooked  func(node.Underlay) bool // has a hook of ours; nil: none has
+	only    bool                     // others get none: priority has its own
 	never   string                   // what speaks against any way
 }
 
@@ -44,21 +45,23 @@ type lookout struct {
 func (d *Daemon) lookout() lookout {
 	l := lookout{
 		scanner: d.scanner, snap: d.snap, judges: d.expr.judges, home: d.cookie, owned: apply.Owned(d.locked.Entries()),
-		hooked: func(u node.Underlay) bool { return d.pipe.xdp[u.Key()] != nil },
+		hooked: d.hooked, only: d.prio != nil,
 	}
-	switch {
-	case d.prio != nil:
-		l.never = "priority has its own program on the NICs"
-	case d.pipe.armed && d.pipe.layout.Split:
+	if d.pipe.armed && d.pipe.layout.Split {
 		l.never = "flows are cut into micro-flows"
 	}
 	return l
 }
 
-// ExpressPlan says what the express path would change on a node. hooked tells of underlays that
-// have overlane's hook; own, of BPF programs that they are overlane's.
-func ExpressPlan(s *node.Scanner, snap node.Snapshot, home uint64, owned map[plan.Setting]plan.Owned, join bool, hooked func(node.Underlay) bool, own func(progID uint32) bool) (plan.Plan, error) {
-	l := lookout{scanner: s, snap: snap, judges: newJudges(s, own), home: home, owned: owned, hooked: hooked}
+// hooked tells whether a hook of ours is on an underlay that sends frames straight to pods.
+func (d *Daemon) hooked(u node.Underlay) bool {
+	return d.pipe.xdp[u.Key()] != nil || d.prio != nil && d.prio.attached[u.Key()] != nil
+}
+
+// ExpressPlan says what the express path would change on a node. own tells of BPF programs that
+// they are overlane's; join: datagrams are to be joined.
+func ExpressPlan(s *node.Scanner, snap node.Snapshot, home uint64, owned map[plan.Setting]plan.Owned, join bool, own func(progID uint32) bool) (plan.Plan, error) {
+	l := lookout{scanner: s, snap: snap, judges: newJudges(s, own), home: home, owned: owned}
 	ways, err := l.ways()
 	in := l.input(ways)
 	in.Join = join
@@ -173,8 +176,10 @@ func (l lookout) unfit(w way) (reason string, waits bool) {
 		return l.never, false
 	case w.nic.VLANs:
 		return noXDPUnderVLANs, false
-	case w.nic.ForeignXDP && !l.hooked(w.nic):
+	case w.nic.ForeignXDP && (l.hooked == nil || !l.hooked(w.nic)):
 		return foreignXDP, false
+	case l.only && !l.hooked(w.nic):
+		return fmt.Sprintf("priority's program is not on %s", w.nic.Name), false
 	case w.tunnel.Outer == 6:
 		return "only IPv4 outside is understood", false
 	case w.pod.PeerRxQueues != 1:

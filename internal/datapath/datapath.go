@@ -243,6 +243,10 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_elephants":       d.branches.OlElephants,
 		"ol_last_elephant":   d.branches.OlLastElephant,
 		"ol_lane_threads":    d.stages.OlLaneThreads,
+		"ol_express_ways":    d.xdp.OlExpressWays,
+		"ol_express_ports":   d.xdp.OlExpressPorts,
+		"ol_express_senders": d.xdp.OlExpressSenders,
+		"ol_express_unfits":  d.xdp.OlExpressUnfits,
 		"ol_latency_threads": d.stages.OlLatencyThreads,
 	}
 	shared := map[string]*ebpf.Map{}

@@ -92,6 +92,61 @@ type priorityOlCpu struct {
 	_       [32]byte
 }
 
+type priorityOlExpressKey struct {
+	_    structs.HostLayout
+	Nic  uint32
+	Vni  uint32
+	Port uint16
+	Mac  [6]uint8
+}
+
+type priorityOlExpressLast struct {
+	_   structs.HostLayout
+	Run struct {
+		_    structs.HostLayout
+		Word [11]uint64
+	}
+	Seq    uint32
+	Ways   uint32
+	Nic    uint32
+	Port   uint32
+	MaxLen uint32
+	Slot   uint32
+}
+
+type priorityOlExpressTurn struct {
+	_         structs.HostLayout
+	Sender    priorityOlSenderKey
+	Port      uint32
+	RefreshUs uint32
+	MaxLen    uint32
+	From      uint32
+	Slot      uint32
+	May       uint8
+	Never     uint8
+	Unfit     uint8
+	Again     uint8
+	Lane      uint32
+}
+
+type priorityOlExpressWay struct {
+	_         structs.HostLayout
+	Withdrawn uint64
+	Port      uint32
+	MaxLen    uint32
+	RefreshUs uint32
+	Pad       uint32
+	Tunnel    struct {
+		_       structs.HostLayout
+		Local   [4]uint32
+		Remote  [4]uint32
+		Version uint8
+		Nic     [6]uint8
+		Mac     [6]uint8
+		Pad     [3]uint8
+	}
+}
+
 type priorityOlFrag struct {
 	_        structs.HostLayout
 	Datagram uint64
@@ -125,14 +180,15 @@ type priorityOlJudged struct {
 		Rule   uint32
 		Sparse uint32
 	}
-	Poll   uint32
-	Way    uint8
-	Held   uint8
-	Excess uint8
-	Host   uint8
-	Frames uint32
-	Bytes  uint32
-	_      [4]byte
+	Poll     uint32
+	Way      uint8
+	Held     uint8
+	Excess   uint8
+	Host     uint8
+	Straight uint8
+	Pad      [3]uint8
+	Frames   uint32
+	Bytes    uint32
 }
 
 type priorityOlLeave struct {
@@ -368,6 +424,19 @@ type priorityOlRuleKey struct {
 	Pad   uint16
 }
 
+type priorityOlSender struct {
+	_    structs.HostLayout
+	Seen uint32
+	From uint32
+}
+
+type priorityOlSenderKey struct {
+	_    structs.HostLayout
+	Vni  uint32
+	Port uint16
+	Mac  [6]uint8
+}
+
 type priorityOlShapes struct {
 	_     structs.HostLayout
 	Nr    uint32
@@ -441,6 +510,12 @@ const (
 	priorityMapOlCells          = "ol_cells"
 	priorityMapOlCounters       = "ol_counters"
 	priorityMapOlCpus           = "ol_cpus"
+	priorityMapOlExpressLasts   = "ol_express_lasts"
+	priorityMapOlExpressPorts   = "ol_express_ports"
+	priorityMapOlExpressSenders = "ol_express_senders"
+	priorityMapOlExpressTurns   = "ol_express_turns"
+	priorityMapOlExpressUnfits  = "ol_express_unfits"
+	priorityMapOlExpressWays    = "ol_express_ways"
 	priorityMapOlFrags          = "ol_frags"
 	priorityMapOlJudgements     = "ol_judgements"
 	priorityMapOlLanePackets    = "ol_lane_packets"
@@ -530,6 +605,12 @@ type priorityMapSpecs struct {
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlExpressLasts   *ebpf.MapSpec `ebpf:"ol_express_lasts"`
+	OlExpressPorts   *ebpf.MapSpec `ebpf:"ol_express_ports"`
+	OlExpressSenders *ebpf.MapSpec `ebpf:"ol_express_senders"`
+	OlExpressTurns   *ebpf.MapSpec `ebpf:"ol_express_turns"`
+	OlExpressUnfits  *ebpf.MapSpec `ebpf:"ol_express_unfits"`
+	OlExpressWays    *ebpf.MapSpec `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlJudgements     *ebpf.MapSpec `ebpf:"ol_judgements"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
@@ -591,6 +672,12 @@ type priorityMaps struct {
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlExpressLasts   *ebpf.Map `ebpf:"ol_express_lasts"`
+	OlExpressPorts   *ebpf.Map `ebpf:"ol_express_ports"`
+	OlExpressSenders *ebpf.Map `ebpf:"ol_express_senders"`
+	OlExpressTurns   *ebpf.Map `ebpf:"ol_express_turns"`
+	OlExpressUnfits  *ebpf.Map `ebpf:"ol_express_unfits"`
+	OlExpressWays    *ebpf.Map `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
 	OlJudgements     *ebpf.Map `ebpf:"ol_judgements"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
@@ -623,6 +710,12 @@ func (m *priorityMaps) Close() error {
 		m.OlCells,
 		m.OlCounters,
 		m.OlCpus,
+		m.OlExpressLasts,
+		m.OlExpressPorts,
+		m.OlExpressSenders,
+		m.OlExpressTurns,
+		m.OlExpressUnfits,
+		m.OlExpressWays,
 		m.OlFrags,
 		m.OlJudgements,
 		m.OlLanePackets,

@@ -409,6 +409,7 @@ const (
 	underlayMapOlElephants      = "ol_elephants"
 	underlayMapOlExpressLasts   = "ol_express_lasts"
 	underlayMapOlExpressPorts   = "ol_express_ports"
+	underlayMapOlExpressSenders = "ol_express_senders"
 	underlayMapOlExpressTurns   = "ol_express_turns"
 	underlayMapOlExpressUnfits  = "ol_express_unfits"
 	underlayMapOlExpressWays    = "ol_express_ways"
@@ -428,7 +429,6 @@ const (
 	underlayMapOlPrios          = "ol_prios"
 	underlayMapOlReasons        = "ol_reasons"
 	underlayMapOlRecents        = "ol_recents"
-	underlayMapOlSenders        = "ol_senders"
 	underlayMapOlSlots          = "ol_slots"
 	underlayMapOlUnnumbered     = "ol_unnumbered"
 	underlayProgOlFindLane      = "ol_find_lane"
@@ -497,6 +497,7 @@ type underlayMapSpecs struct {
 	OlElephants      *ebpf.MapSpec `ebpf:"ol_elephants"`
 	OlExpressLasts   *ebpf.MapSpec `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.MapSpec `ebpf:"ol_express_ports"`
+	OlExpressSenders *ebpf.MapSpec `ebpf:"ol_express_senders"`
 	OlExpressTurns   *ebpf.MapSpec `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.MapSpec `ebpf:"ol_express_unfits"`
 	OlExpressWays    *ebpf.MapSpec `ebpf:"ol_express_ways"`
@@ -516,7 +517,6 @@ type underlayMapSpecs struct {
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
-	OlSenders        *ebpf.MapSpec `ebpf:"ol_senders"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
@@ -559,6 +559,7 @@ type underlayMaps struct {
 	OlElephants      *ebpf.Map `ebpf:"ol_elephants"`
 	OlExpressLasts   *ebpf.Map `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.Map `ebpf:"ol_express_ports"`
+	OlExpressSenders *ebpf.Map `ebpf:"ol_express_senders"`
 	OlExpressTurns   *ebpf.Map `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.Map `ebpf:"ol_express_unfits"`
 	OlExpressWays    *ebpf.Map `ebpf:"ol_express_ways"`
@@ -578,7 +579,6 @@ type underlayMaps struct {
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
-	OlSenders        *ebpf.Map `ebpf:"ol_senders"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
@@ -592,6 +592,7 @@ func (m *underlayMaps) Close() error {
 		m.OlElephants,
 		m.OlExpressLasts,
 		m.OlExpressPorts,
+		m.OlExpressSenders,
 		m.OlExpressTurns,
 		m.OlExpressUnfits,
 		m.OlExpressWays,
@@ -611,7 +612,6 @@ func (m *underlayMaps) Close() error {
 		m.OlPrios,
 		m.OlReasons,
 		m.OlRecents,
-		m.OlSenders,
 		m.OlSlots,
 		m.OlUnnumbered,
 	)

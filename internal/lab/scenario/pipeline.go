@@ -147,11 +147,11 @@ func express(aggregate, pipeline string) func(context.Context, *env, scenario) (
 }
 
 // priority returns a variant's start: the daemon with the scenario's latency
-// traffic as such, in a mode, and the pipeline in one. What it answers goes the other way, and is received
+// traffic as such, in a mode, the pipeline in one, and what more is to act. What it answers goes the other way, and is received
 // by a host without a daemon.
-func priority(mode, pipeline string) func(context.Context, *env, scenario) (session, error) {
+func priority(mode, pipeline string, more ...string) func(context.Context, *env, scenario) (session, error) {
 	return func(ctx context.Context, e *env, s scenario) (session, error) {
-		d, err := e.startDaemon(ctx, priorityConfig(mode, pipeline, s, e.overlay))
+		d, err := e.startDaemon(ctx, priorityConfig(mode, pipeline, s, e.overlay)+strings.Join(append(more, ""), "\n"))
 		if err != nil {
 			return session{}, err
 		}

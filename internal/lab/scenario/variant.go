@@ -64,6 +64,8 @@ func init() {
 		{name: "priority", what: "overlane: the flow whose latency is measured overtakes the background", start: priority("batch", "off")},
 		{name: "priority-sync", what: "the same, from the tunnel straight to the pod", start: priority("sync", "off")},
 		{name: "priority-pipeline", what: "priority, and the pipeline beside it", start: priority("batch", "auto")},
+		{name: "priority-shorter", what: "priority, and shorter beside it", start: priority("batch", "off", "express: auto", "aggregate: auto")},
+		{name: "together", what: "priority, shorter and the pipeline", start: priority("batch", "auto", "express: auto", "aggregate: auto")},
 		{name: "host-priority", what: "no overlay; the same for flows of the host network", host: true, start: priority("batch", "off")},
 		{name: "orphaned", what: "what stays when the daemon and its guardian are killed at once", start: startOrphaned},
 	}
