@@ -21,6 +21,9 @@ const volatile __u32 ip_off = 14;    /* of the inner IPv4 header; fragments only
 const volatile __u32 frags = 1;	     /* frames per datagram */
 const volatile __u32 frag_units = 0; /* inner fragment payload, units of 8 bytes */
 const volatile __u32 probe_len = sizeof(struct probe);
+const volatile __u32 outer_ip = 0;    /* of the outer IPv4 header; 0: there is none */
+const volatile __u32 cuts = 0;	      /* sizes of datagrams that come by chance; 0: one size */
+const volatile __u16 cut[8] = {};     /* by how much each is smaller, in bytes; even */
 
 /* Written by user space while the program runs. */
 volatile __u64 gap_ns = 0;	       /* between frames; 0: no pause */
@@ -41,6 +44,7 @@ static __u64 seen_ns;
 static __u32 slot;
 static __u32 cur_flow;
 static __u32 cur_frag;
+static __u32 chance = 1;
 
 struct template
 {
@@ -187,6 +191,46 @@ static __always_inline void write_fragment(void *data, void *data_end, struct te
 	ip[5] = ~fold(t->ip_sum + id + off);
 }
 
+/* A word of a header that gets smaller, and the checksum that counts it so many times. */
+static __always_inline void lessen(__u16 *len, __u16 *check, __u16 by, __u32 times)
+{
+	__u16 now = bpf_htons(bpf_ntohs(*len) - by);
+	__u32 sum = (__u16) ~*check, i;
+
+	for (i = 0; i < times; i++)
+		sum += (__u16) ~*len + now;
+	*len = now;
+	*check = ~fold(sum);
+}
+
+/* Makes a datagram of IPv4 smaller: what it ends with is zero. */
+static __always_inline int shrink(struct xdp_md *ctx, void *data, void *data_end)
+{
+	__u32 which, udp = hdr_len - 8;
+	__u16 by;
+
+	chance = chance * 1664525 + 1013904223;
+	which = (chance >> 16) % cuts;
+	barrier_var(which);
+	by = cut[which & 7];
+	if (!by)
+		return 0;
+	if (data + ip_off + 20 > data_end || data + udp + 8 > data_end)
+		return -1;
+	lessen(data + ip_off + 2, data + ip_off + 10, by, 1);
+	lessen(data + udp + 4, data + udp + 6, by, 2); /* and the pseudo header */
+	if (outer_ip) {
+		__u16 *len;
+
+		if (data + outer_ip + 28 > data_end)
+			return -1;
+		lessen(data + outer_ip + 2, data + outer_ip + 10, by, 1);
+		len = data + outer_ip + 24;
+		*len = bpf_htons(bpf_ntohs(*len) - by);
+	}
+	return bpf_xdp_adjust_tail(ctx, -(int)by);
+}
+
 SEC("xdp")
 int generate(struct xdp_md *ctx)
 {
@@ -244,6 +288,8 @@ int generate(struct xdp_md *ctx)
 		if (probe_len == sizeof(*p) && (void *)(p + 1) > data_end)
 			return XDP_ABORTED;
 		write_probe(p, t->seq, t->flow);
+		if (cuts && shrink(ctx, data, data_end))
+			return XDP_ABORTED;
 	} else {
 		/* Where the first fragment has its UDP header and probe. */
 		__u64 *z = data + hdr_len - 8;

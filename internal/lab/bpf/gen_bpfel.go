@@ -30,6 +30,8 @@ const (
 	GenMapTemplates   = "templates"
 	GenMapUnderWay    = "under_way"
 	GenProgGenerate   = "generate"
+	GenVarCut         = "cut"
+	GenVarCuts        = "cuts"
 	GenVarDatagrams   = "datagrams"
 	GenVarFragUnits   = "frag_units"
 	GenVarFrags       = "frags"
@@ -38,6 +40,7 @@ const (
 	GenVarHdrLen      = "hdr_len"
 	GenVarIpOff       = "ip_off"
 	GenVarMakeUpNs    = "make_up_ns"
+	GenVarOuterIp     = "outer_ip"
 	GenVarPatienceNs  = "patience_ns"
 	GenVarProbeLen    = "probe_len"
 	GenVarWaitedNs    = "waited_ns"
@@ -104,6 +107,8 @@ type GenMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type GenVariableSpecs struct {
+	Cut         *ebpf.VariableSpec `ebpf:"cut"`
+	Cuts        *ebpf.VariableSpec `ebpf:"cuts"`
 	Datagrams   *ebpf.VariableSpec `ebpf:"datagrams"`
 	FragUnits   *ebpf.VariableSpec `ebpf:"frag_units"`
 	Frags       *ebpf.VariableSpec `ebpf:"frags"`
@@ -112,6 +117,7 @@ type GenVariableSpecs struct {
 	HdrLen      *ebpf.VariableSpec `ebpf:"hdr_len"`
 	IpOff       *ebpf.VariableSpec `ebpf:"ip_off"`
 	MakeUpNs    *ebpf.VariableSpec `ebpf:"make_up_ns"`
+	OuterIp     *ebpf.VariableSpec `ebpf:"outer_ip"`
 	PatienceNs  *ebpf.VariableSpec `ebpf:"patience_ns"`
 	ProbeLen    *ebpf.VariableSpec `ebpf:"probe_len"`
 	WaitedNs    *ebpf.VariableSpec `ebpf:"waited_ns"`
@@ -157,6 +163,8 @@ func (m *GenMaps) Close() error {
 //
 // It can be passed to LoadGenObjects or ebpf.CollectionSpec.LoadAndAssign.
 type GenVariables struct {
+	Cut         *ebpf.Variable `ebpf:"cut"`
+	Cuts        *ebpf.Variable `ebpf:"cuts"`
 	Datagrams   *ebpf.Variable `ebpf:"datagrams"`
 	FragUnits   *ebpf.Variable `ebpf:"frag_units"`
 	Frags       *ebpf.Variable `ebpf:"frags"`
@@ -165,6 +173,7 @@ type GenVariables struct {
 	HdrLen      *ebpf.Variable `ebpf:"hdr_len"`
 	IpOff       *ebpf.Variable `ebpf:"ip_off"`
 	MakeUpNs    *ebpf.Variable `ebpf:"make_up_ns"`
+	OuterIp     *ebpf.Variable `ebpf:"outer_ip"`
 	PatienceNs  *ebpf.Variable `ebpf:"patience_ns"`
 	ProbeLen    *ebpf.Variable `ebpf:"probe_len"`
 	WaitedNs    *ebpf.Variable `ebpf:"waited_ns"`

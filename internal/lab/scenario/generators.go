@@ -47,7 +47,7 @@ func (e *env) startLive(o offer, check *traffic.Checker) (_ generators, err erro
 		if err != nil {
 			return gens, err
 		}
-		cfg := traffic.LiveConfig{Flows: flows, Schedule: schedule, Size: o.size, Core: e.cores.Gen[q], Batch: batch, Window: o.window,
+		cfg := traffic.LiveConfig{Flows: flows, Schedule: schedule, Size: o.size, Mixed: o.mixed, Core: e.cores.Gen[q], Batch: batch, Window: o.window,
 			Patience: o.patience, Eager: e.eager, Stamp: o.stamp, MakeUp: o.makeUp}
 		if o.rate > 0 {
 			cfg.Gap = time.Duration(float64(time.Second) * float64(n) / o.rate)

@@ -19,6 +19,7 @@ import (
 
 // env is what a measurement works with.
 type env struct {
+	mixed []int // further sizes of datagrams
 	bed   *bed.Bed
 	cfg   *Config
 	cores bed.Cores
@@ -76,7 +77,7 @@ func run(ctx context.Context, b *bed.Bed, cfg Config, eager bool) ([]report.Resu
 	if err != nil {
 		return nil, err
 	}
-	e := &env{bed: b, cores: b.PlaceCores(), clock: clock, checkerNS: perCheck, eager: eager, settle: settle,
+	e := &env{bed: b, cores: b.PlaceCores(), clock: clock, checkerNS: perCheck, eager: eager, settle: settle, mixed: s.mixed,
 		offers: map[string]float64{}}
 	var results []report.Result
 	for _, at := range s.pointsFor(&cfg) {

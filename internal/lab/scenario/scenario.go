@@ -18,6 +18,8 @@ type scenario struct {
 	size  int
 	// points makes a series of its own for each, unless size or load was chosen.
 	points []point
+	// mixed are further sizes of datagrams, which come by chance.
+	mixed []int
 	// load is the background's share of saturation where it is not what the points
 	// are about; they then stay whatever was chosen.
 	load float64
@@ -76,6 +78,7 @@ var iperf = []string{"iperf3"}
 var scenarios = []scenario{
 	{name: "udp-one", what: "one UDP flow of small packets, offered above saturation", flows: 1, size: small, prepare: findFlood, measure: measureFlood},
 	{name: "udp-many", what: "several UDP flows of small packets (--flows, --rates)", flows: 4, size: small, prepare: findFlood, measure: measureFlood},
+	{name: "udp-mixed", what: "several UDP flows whose datagrams are of 64, 512 and 1400 bytes by chance (--flows)", flows: 8, size: 1400, mixed: []int{512, small}, prepare: findFlood, measure: measureFlood},
 	{name: "udp-large", what: "one UDP flow of 16 B, 1 KB, 4 KB and 64 KB datagrams (the latter as inner fragments)", flows: 1, size: 64 * kb,
 		points: []point{size("16B", 16), size("1KB", kb), size("4KB", 4*kb), size("64KB", 65000)}, measure: measureLarge},
 	{name: "tcp-one", what: "one TCP connection (iperf3), MTU-sized frames on the wire", flows: 1, slow: true, programs: iperf, measure: measureTCP},

@@ -16,6 +16,8 @@ import (
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/vishvananda/netlink"
 )
 
 var serial int
@@ -88,6 +90,49 @@ func TestCheckedPacketsCrossEveryTopology(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Sizes that come by chance, whose headers have to fit each: the stack looks at the checksums.
+func TestDatagramsOfMixedSizesArrive(t *testing.T) {
+	for name, host := range map[string]bool{"overlay": false, "host": true} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, bed.Options{}, Config{Scenario: "udp-mixed"})
+			e.overlay = !host
+			wire := e.bed.Receiver().Wire
+			before := received(t, e.bed.Receiver().NS, wire)
+			got, err := e.live(t.Context(), offer{flows: 3, size: 1400, mixed: []int{512, small}, window: window, batch: 16, length: short, patience: time.Minute})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.total.Received < 1000 || got.total.Received != got.offered || got.total.Reordered+got.total.Stale+got.total.Missing > 0 {
+				t.Errorf("%d sent, verdict: %+v", got.offered, got.total)
+			}
+			after := received(t, e.bed.Receiver().NS, wire)
+			headers := 42.0
+			if !host {
+				headers = 92
+			}
+			mean := float64(after.RxBytes-before.RxBytes)/float64(after.RxPackets-before.RxPackets) - headers
+			if want := (1400 + 512 + small) / 3.0; mean < 0.8*want || mean > 1.2*want {
+				t.Errorf("datagrams of %.0f bytes, want %.0f in the mean", mean, want)
+			}
+		})
+	}
+}
+
+func received(t *testing.T, ns *netns.Handle, dev string) netlink.LinkStatistics {
+	t.Helper()
+	var stats netlink.LinkStatistics
+	if err := ns.Do(func() error {
+		l, err := netlink.LinkByName(dev)
+		if err == nil {
+			stats = *l.Attrs().Statistics
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return stats
 }
 
 func TestLossInThePathIsFoundToThePacket(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 type offer struct {
 	flows  int
 	size   int
+	mixed  []int // further sizes
 	rates  traffic.Rates
 	rate   float64 // packets per second over all; 0: as fast as it goes
 	window int     // frames under way at most; 0: no limit
@@ -59,7 +60,7 @@ const aboveSaturation = 1.25
 // More would only keep the generator's core from what else runs there.
 func findFlood(ctx context.Context, e *env) error {
 	e.overlay = false
-	t, err := e.live(ctx, offer{flows: e.cfg.Flows, size: e.cfg.Size, rates: e.cfg.Rates, length: time.Second})
+	t, err := e.live(ctx, offer{flows: e.cfg.Flows, size: e.cfg.Size, mixed: e.mixed, rates: e.cfg.Rates, length: time.Second})
 	if err != nil {
 		return err
 	}
@@ -69,7 +70,7 @@ func findFlood(ctx context.Context, e *env) error {
 }
 
 func measureFlood(ctx context.Context, e *env) (map[string]float64, error) {
-	t, err := e.live(ctx, offer{flows: e.cfg.Flows, size: e.cfg.Size, rates: e.cfg.Rates, rate: e.flood, length: e.cfg.Length})
+	t, err := e.live(ctx, offer{flows: e.cfg.Flows, size: e.cfg.Size, mixed: e.mixed, rates: e.cfg.Rates, rate: e.flood, length: e.cfg.Length})
 	if err != nil {
 		return nil, err
 	}

@@ -24,6 +24,7 @@ type LiveConfig struct {
 	Flows    []Flow
 	Schedule []uint16 // indexes into Flows, see Rates; nil: in turn
 	Size     int      // UDP payload in bytes
+	Mixed    []int    // further sizes, which come by chance as often as Size, the largest; IPv4 only
 	Stamp    bool     // datagrams carry their time of sending, if Size allows
 	Core     int      // where it runs; decides the wire queue
 	Batch    int      // frames between two chances for softirqs; 0: 64
@@ -80,8 +81,17 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 		return nil, fmt.Errorf("load generator: %w", err)
 	}
 	spec.Maps["templates"].MaxEntries = uint32(len(cfg.Flows))
+	nr, cut, outer, err := cuts(&cfg, size, first)
+	if err != nil {
+		return nil, err
+	}
+	if err := spec.Variables["cut"].Set(cut); err != nil {
+		return nil, fmt.Errorf("load generator: cut: %w", err)
+	}
 	for name, v := range map[string]uint32{
 		"wire_ifindex": uint32(wire.Index),
+		"cuts":         nr,
+		"outer_ip":     outer,
 		"hdr_len":      uint32(first.hdrLen),
 		"ip_off":       uint32(first.ipOff),
 		"frags":        uint32(first.frags),
@@ -153,6 +163,26 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// cuts tells by how much datagrams are made smaller, and where the outer header is.
+func cuts(cfg *LiveConfig, size int, first *frame) (nr uint32, cut [8]uint16, outer uint32, err error) {
+	if len(cfg.Mixed) == 0 {
+		return 0, cut, 0, nil
+	}
+	if first.frags > 1 || cfg.Flows[0].Src.Is6() || len(cfg.Mixed) >= len(cut) {
+		return 0, cut, 0, fmt.Errorf("start generator: datagrams of %d mixed sizes: they have to fit into a frame of IPv4, and be %d at most", len(cfg.Mixed)+1, len(cut))
+	}
+	for i, s := range cfg.Mixed {
+		if s > size || s < StampedSize || (size-s)%2 != 0 {
+			return 0, cut, 0, fmt.Errorf("start generator: datagrams of %d bytes among those of %d", s, size)
+		}
+		cut[i+1] = uint16(size - s)
+	}
+	if cfg.Flows[0].Outer != nil {
+		outer = ethLen
+	}
+	return uint32(len(cfg.Mixed) + 1), cut, outer, nil
 }
 
 // fixChecksum accounts for the flag that says that a stamp is there.
