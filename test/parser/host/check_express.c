@@ -2,7 +2,8 @@
 /*
  * Properties of bpf/express.h, beside a judge that adds everything up: a plain frame may
  * take the express path, and none may that the stack would drop, change or give to somebody
- * else. Frames are built, and then bits of them turned over and bytes cut off.
+ * else. Frames are built, and then bits of them turned over and bytes cut off. Nor may one be
+ * taken for the next of a run that is not plain, or of another flow.
  */
 #include <string.h>
 #include "check.h"
@@ -68,9 +69,8 @@ static __u32 ip4(__u8 *ip, __u8 proto, __u32 payload)
 }
 
 /* A frame as a tunnel sends it, with or without an outer checksum. */
-static void build(int summed)
+static void build_of(int summed, int v6, int tcp)
 {
-	int v6 = one_in(3), tcp = one_in(2);
 	__u32 payload = below(1200), head = tcp ? 20 : 8, l4 = head + payload,
 	      ip_len = v6 ? 40 : 20;
 	__u8 *eth = frame, *ip = eth + 14, *udp = ip + 20, *vx = udp + 8, *in = vx + 8;
@@ -109,6 +109,11 @@ static void build(int summed)
 	inner = in - frame;
 	length = in - frame + inside - 8;
 	memcpy(&here.local[0], ip + 16, 4);
+}
+
+static void build(int summed)
+{
+	build_of(summed, one_in(3), one_in(2));
 }
 
 /* What the stack does with it, up to the tunnel. */
@@ -174,6 +179,224 @@ static enum ol_express_unfit ask(const __u8 *f, __u32 len)
 	return r;
 }
 
+enum {
+	IP = 14,
+	UDP = 34,
+	VXLAN = 42,
+	INNER = 50,
+	INNER_IP = 64,
+	INNER_L4 = 84,
+	/* What is looked at of a frame that a buffer does not hold as a whole. */
+	HEAD = 92,
+};
+
+/* The checksum of an IPv4 header, made right again. */
+static void mend(__u8 *ip)
+{
+	put16(ip + 10, 0);
+	put16(ip + 10, ~add(ip, 20, 0));
+}
+
+/* Is the frame the next of the run, as far as so many bytes of it tell? */
+static int goes_on(const struct ol_run *run, __u32 len)
+{
+	__u8 *copy = malloc(len ? len : 1);
+	struct ol_cursor c = {.data = copy, .end = copy + len, .total = length};
+	int yes;
+
+	memcpy(copy, frame, len);
+	yes = ol_run_goes_on(&c, run);
+	free(copy);
+	return yes;
+}
+
+/* Begins a run with the frame, if it may begin one. */
+static int begin(struct ol_run *run, __u32 len)
+{
+	__u8 *copy = malloc(len ? len : 1);
+	struct ol_cursor c = {.data = copy, .end = copy + len, .total = length};
+	int yes;
+
+	memcpy(copy, frame, len);
+	yes = ol_run_begins(&c, inner);
+	if (yes)
+		ol_run_keep(&c, run);
+	free(copy);
+	return yes;
+}
+
+/* All that has to be the same within a run; what is no part of it is zero. */
+struct whose {
+	struct ol_flow flow;
+	__u32 vni, port, kind;
+	__u8 outer[8]; /* addresses */
+	__u8 macs[12];
+};
+
+static enum ol_reason read_whose(struct whose *w)
+{
+	struct ol_cursor c = {.data = frame, .end = frame + length, .total = length};
+	struct ol_outer outer = {0};
+	enum ol_reason r;
+	__u8 may_concern;
+	__u32 at;
+
+	memset(w, 0, sizeof(*w));
+	r = ol_parse_outer(&c, &outer, &may_concern);
+	if (!r)
+		r = ol_parse_vni(&c, &outer, &w->vni);
+	if (!r)
+		r = ol_parse_tunnel(&c, &outer, OL_KIND_VXLAN, &at);
+	if (!r)
+		r = ol_parse_inner(&c, at, w->vni, &w->flow);
+	if (r)
+		return r;
+	w->flow.id = 0; /* of a whole datagram, no part of its flow */
+	w->port = outer.port;
+	w->kind = get16(frame + at + 12);
+	memcpy(w->outer, frame + IP + 12, sizeof(w->outer));
+	memcpy(w->macs, frame + at, sizeof(w->macs));
+	return OL_OK;
+}
+
+/*
+ * Of the frame makes the next of its flow, with so much behind its IP header, and with new
+ * numbers and sums.
+ */
+static void next_of_run(__u32 l4)
+{
+	__u8 *ip = frame + IP, *in = frame + INNER_IP, *seg = frame + INNER_L4;
+	int tcp = in[9] == 6;
+
+	fill(seg + 4, l4 - 4);
+	put16(in + 2, 20 + l4);
+	fill(in + 4, 2);
+	if (one_in(16))
+		fill(in + 10, 2); /* the pod looks at it */
+	else
+		mend(in);
+	if (!tcp)
+		put16(seg + 4, l4);
+	length = INNER_L4 + l4;
+	put16(frame + UDP + 4, length - UDP);
+	put16(ip + 2, length - IP);
+	fill(ip + 4, 2);
+	mend(ip);
+}
+
+/* Makes something else of it. What was done is what is returned, for the counts. */
+enum change { NONE, BITS, CUT, LENGTHS, OTHER, NO_HEADER, CHANGES };
+
+static enum change change(void)
+{
+	/* Of each of these fields a byte. */
+	static const __u8 flows[] = {INNER_IP + 12, INNER_IP + 19, INNER_L4,	 INNER_L4 + 3,
+				     INNER,	    INNER + 5,	   INNER + 6,	 INNER + 11,
+				     VXLAN + 4,	    VXLAN + 6,	   IP + 12,	 IP + 15,
+				     IP + 19,	    UDP + 3,	   INNER_IP + 9, INNER_IP + 7};
+	static const __u8 lengths[] = {IP + 2, UDP + 4, INNER_IP + 2, INNER_L4 + 4};
+	enum change how = below(CHANGES);
+	__u32 at, n, i;
+
+	switch (how) {
+	case BITS:
+		for (n = 1 + below(3); n; n--) {
+			at = one_in(8) ? below(length) : below(HEAD);
+			frame[at] ^= 1 << below(8);
+		}
+		break;
+	case CUT: /* shorter or longer than it tells, or told so by some of its lengths */
+		n = 1 + below(one_in(2) ? 16 : length - 1);
+		length = one_in(2) && length + n <= ROOM ? length + n : length - n;
+		break;
+	case LENGTHS:
+		n = 1 + below(one_in(2) ? 4 : 0xffff);
+		for (i = 0; i < sizeof(lengths); i++)
+			if (one_in(2))
+				put16(frame + lengths[i], get16(frame + lengths[i]) + n);
+		break;
+	case OTHER: /* in all else as it should be */
+		at = flows[below(sizeof(flows))];
+		frame[at] ^= 1 << below(8);
+		mend(frame + INNER_IP);
+		break;
+	case NO_HEADER: /* of TCP: in all else as it should be */
+		next_of_run(8 + below(12));
+		break;
+	default:
+		break;
+	}
+	/* That the sum tells of it must not hide that nothing else does. */
+	if (how != NONE && !one_in(4))
+		mend(frame + IP);
+	return how;
+}
+
+static void check_runs(void)
+{
+	__u32 asked[CHANGES] = {0}, yes[CHANGES] = {0};
+	struct whose kept, got;
+	struct ol_run run;
+	enum change how;
+	int i, k, summed, v6, tcp;
+
+	for (i = 0; i < FRAMES / 8; i++) {
+		summed = one_in(8);
+		v6 = one_in(8);
+		tcp = one_in(2);
+		build_of(summed, v6, tcp);
+		MUST(begin(&run, one_in(2) ? HEAD : length) == (!summed && !v6),
+		     "run %d: %s IPv%d begins one, or does not", i,
+		     summed ? "with an outer checksum," : "", v6 ? 6 : 4);
+		MUST(!begin(&run, below(HEAD)), "run %d: begins with what is not there", i);
+		inner += 4;
+		MUST(!begin(&run, length), "run %d: begins behind options", i);
+		inner -= 4;
+		if (summed || v6)
+			continue;
+		MUST(ask(frame, length) == OL_PLAIN && !read_whose(&kept), "run %d: not plain", i);
+		for (k = 0; k < 8; k++) {
+			__u8 was[ROOM];
+			__u32 was_long;
+
+			next_of_run((tcp ? 20 : 8) + (one_in(8) ? 0 : below(1200)));
+			memcpy(was, frame, sizeof(was));
+			was_long = length;
+			how = change();
+			asked[how]++;
+			goes_on(&run, below(HEAD)); /* reads nothing that is not there */
+			MUST(how == CUT || goes_on(&run, length) == goes_on(&run, HEAD),
+			     "run %d, frame %d: its payload matters", i, k);
+			if (goes_on(&run, length)) {
+				yes[how]++;
+				MUST(ask(frame, length) == OL_PLAIN && accepts(frame) &&
+					     plain_inside(frame),
+				     "run %d, frame %d, change %d: goes on and is not plain: %d", i,
+				     k, how, ask(frame, length));
+				MUST(!read_whose(&got) && !memcmp(&got, &kept, sizeof(got)),
+				     "run %d, frame %d, change %d: goes on for another flow", i, k,
+				     how);
+			} else {
+				MUST(how != NONE, "run %d, frame %d: a proper next frame is not", i,
+				     k);
+			}
+			memcpy(frame, was, sizeof(was));
+			length = was_long;
+		}
+	}
+	MUST(yes[BITS] > asked[BITS] / 50 && yes[BITS] < asked[BITS] / 2,
+	     "of %u frames with turned bits %u go on", asked[BITS], yes[BITS]);
+	/* Of TCP, whatever a UDP header's length would be is data. */
+	MUST(yes[LENGTHS] && yes[LENGTHS] < asked[LENGTHS] / 4,
+	     "of %u frames with other lengths %u go on", asked[LENGTHS], yes[LENGTHS]);
+	MUST(yes[NO_HEADER] && yes[NO_HEADER] < asked[NO_HEADER], "of %u short frames %u go on",
+	     asked[NO_HEADER], yes[NO_HEADER]);
+	MUST(!yes[CUT] && !yes[OTHER],
+	     "%u frames that are not as long as they tell go on, %u of "
+	     "other flows",
+	     yes[CUT], yes[OTHER]);
+}
+
 int main(int argc, char **argv)
 {
 	__u32 i, turned = 0, refused = 0, plain = 0;
@@ -181,6 +404,7 @@ int main(int argc, char **argv)
 	if (argc > 1)
 		rnd_state = strtoull(argv[1], NULL, 0);
 	here = tunnel;
+	check_runs();
 	for (i = 0; i < FRAMES; i++) {
 		int summed = one_in(2);
 		enum ol_express_unfit r;
