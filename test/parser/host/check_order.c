@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Properties of bpf/order.h, each half against a full history that forgets
- * nothing. All counts are 32 bit and begin just below their wrap.
+ * nothing, and a pod's ring against a model of it. All counts are 32 bit and begin just below their wrap.
  *
  * Arguments: seed, rounds. Exit status 1: a property is broken.
  */
+#include <string.h>
 #include "check.h"
 #include "order.h"
 
@@ -122,6 +123,172 @@ static void check_slack(void)
 	MUST(ol_queue_drained(&p, 2000000, 1), "an empty queue is not drained");
 }
 
+#define VETH_RING 256 /* VETH_RING_SIZE */
+/*
+ * The last batch of a poll that took its budget is handed on only behind the tracepoint; 0: as
+ * if it were not.
+ */
+#define OL_PORT_TAIL 0
+#define PORT_HISTORY (1 << 16)
+#define PORT_ENOUGH (PORT_HISTORY - 32 * VETH_RING) /* the rest is for the end of a round */
+#define PORT_BUDGET 64
+#define PORT_BATCH 16
+
+/*
+ * A pod's end of a veth (drivers/net/veth.c, veth_poll): a ring of VETH_RING frames, polls
+ * that take up to a budget and go on as long as they take all of that, and a GRO engine.
+ */
+static struct {
+	__u64 entered[PORT_HISTORY]; /* when a frame was put into the ring, by its number */
+	__u8 gone[PORT_HISTORY];     /* it has been handed on */
+	__u32 batch[PORT_BATCH], in_batch, batch_max; /* net.core.gro_normal_batch */
+	__u32 held[PORT_BUDGET * 8], nr_held;	      /* for merging */
+	__u32 in, out, checked;
+	__u64 now;
+	__u32 brim;    /* one chance in so many to fill the ring up */
+	__u32 merging; /* one frame in so many is held; 0: none */
+	int timeout;   /* gro_flush_timeout: what is held may stay so behind a poll that ends */
+} port;
+
+/* Others put frames into the ring at any time; beyond what it holds they are lost. */
+static void port_fill(__u32 most)
+{
+	__u32 n = one_in(port.brim) ? VETH_RING : below(most + 1);
+
+	while (n-- && port.in - port.out < VETH_RING && port.in < PORT_HISTORY) {
+		port.now += 1 + below(50);
+		port.entered[port.in++] = port.now;
+	}
+	port.now += 1 + below(200);
+}
+
+/* gro_normal_list() */
+static void port_pass_up(void)
+{
+	while (port.in_batch)
+		port.gone[port.batch[--port.in_batch]] = 1;
+}
+
+static void port_normal(__u32 frame)
+{
+	port.batch[port.in_batch++] = frame;
+	if (port.in_batch == port.batch_max)
+		port_pass_up();
+}
+
+static void port_flush(int all)
+{
+	__u32 keep = 0, i;
+
+	for (i = 0; i < port.nr_held; i++) {
+		if (all || one_in(2))
+			port_normal(port.held[i]);
+		else
+			port.held[keep++] = port.held[i];
+	}
+	port.nr_held = keep;
+}
+
+/* A poll and what follows; whether the next one follows at once. */
+static int port_poll(struct ol_port *p)
+{
+	__u64 before, safe = p->safe;
+	__u32 work = 0;
+	int full;
+
+	/* The end of another poll of this core, of whatever it was. */
+	before = port.now - below(one_in(4) ? 100000 : 100);
+	port.now += 1 + below(100);
+	while (work < PORT_BUDGET && port.out < port.in) {
+		if (port.merging && one_in(port.merging) &&
+		    port.nr_held < sizeof(port.held) / sizeof(port.held[0]))
+			port.held[port.nr_held++] = port.out;
+		else
+			port_normal(port.out);
+		port.out++;
+		work++;
+		if (one_in(4))
+			port_fill(2);
+	}
+	full = work == PORT_BUDGET;
+	/* napi_complete_done() */
+	if (!full) {
+		if (!port.timeout)
+			port_flush(1);
+		port_pass_up();
+	} else if (!OL_PORT_TAIL) {
+		port_pass_up();
+	}
+	port_fill(4);
+	{
+		__u64 now = port.now;
+
+		if (one_in(4))
+			port_fill(4);
+		ol_port_step(p, work, full, port.nr_held != 0, before, now);
+	}
+	if (p->safe > safe) {
+		for (; port.checked < port.in && port.entered[port.checked] <= p->safe;
+		     port.checked++)
+			MUST(port.gone[port.checked],
+			     "frame %u came at %llu, is said to be handed on by %llu; %u of %u are "
+			     "taken",
+			     port.checked, port.entered[port.checked], p->safe, port.out, port.in);
+	}
+	/* __napi_poll(): behind the tracepoint. */
+	if (full) {
+		port_flush(0);
+		port_pass_up();
+	}
+	return full;
+}
+
+/*
+ * What was in a pod's ring at the time that is told as safe has been handed on, whatever comes
+ * meanwhile and whatever GRO holds. And that time goes on: as long as frames come without a
+ * pause, within the polls that take a ring; else with the next one.
+ */
+static void check_port(void)
+{
+	struct ol_port p = {0};
+	__u64 since;
+	int i, n;
+
+	memset(&port, 0, sizeof(port));
+	port.now = 1000000;
+	port.brim = one_in(2) ? 1 + below(4) : 20;
+	port.merging = one_in(2) ? 0 : 1 + below(200);
+	port.timeout = one_in(4);
+	port.batch_max = one_in(2) ? 8 : 1 + below(PORT_BATCH);
+	while (port.in < PORT_ENOUGH) {
+		port_fill(one_in(4) ? 200 : 8);
+		while (port_poll(&p) && port.in < PORT_ENOUGH)
+			if (one_in(2))
+				port_fill(100);
+		port.now += one_in(8) ? below(1000000) : below(1000);
+	}
+	/* It gets quiet, and GRO lets go. */
+	port.brim = ~0U;
+	port.merging = port.timeout = 0;
+	while (port_poll(&p))
+		;
+	since = port.now;
+	port_fill(8);
+	port.now += 200000;
+	port_poll(&p);
+	MUST(p.safe > since, "a ring that was found empty is not told to be");
+	port.brim = 1;
+	for (i = 0; i < 2; i++) {
+		since = port.now;
+		for (n = 0; p.safe <= since && n < 2 * VETH_RING / PORT_BUDGET + 3; n++) {
+			port_fill(VETH_RING);
+			MUST(port_poll(&p), "a full ring was emptied by one poll");
+		}
+		MUST(p.safe > since, "of a ring that is never empty nothing is told in %d polls",
+		     n);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	int rounds = argc > 2 ? atoi(argv[2]) : 100;
@@ -131,6 +298,7 @@ int main(int argc, char **argv)
 	while (rounds-- > 0) {
 		check_marks();
 		check_progress();
+		check_port();
 	}
 	return 0;
 }
