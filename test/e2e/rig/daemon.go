@@ -400,7 +400,7 @@ func (d *Daemon) ActsOrEnds() (acts bool) {
 			return true, ""
 		default:
 		}
-		st, err := d.peek()
+		st, err := d.Peek()
 		if err != nil {
 			return false, err.Error() + "\n" + d.Log()
 		}
@@ -410,8 +410,8 @@ func (d *Daemon) ActsOrEnds() (acts bool) {
 	return acts
 }
 
-// peek asks for the status at less cost than by the program.
-func (d *Daemon) peek() (control.Status, error) {
+// Peek asks for the status at less cost than by the program.
+func (d *Daemon) Peek() (control.Status, error) {
 	c, err := control.Dial(filepath.Join(d.Folder(), "control.sock"))
 	if err != nil {
 		return control.Status{}, err

@@ -22,9 +22,42 @@ type Load struct {
 	tb    testing.TB
 	bed   *bed.Bed
 	check *traffic.Checker
-	gen   *traffic.Segments
+	gen   generator
 	flows int
-	ended bool
+	// stopped: the generator; ended: the checker, too.
+	stopped, ended bool
+}
+
+// generator is what sends a load.
+type generator interface {
+	Sent() uint64
+	Stop() error
+}
+
+// steady is a generator of the kernel's.
+type steady struct {
+	tb   testing.TB
+	live *traffic.Live
+	sent uint64 // in all, once it has ended
+	over bool
+}
+
+func (s *steady) Sent() uint64 {
+	s.tb.Helper()
+	if s.over {
+		return s.sent
+	}
+	n, err := s.live.Sent()
+	if err != nil {
+		s.tb.Error(err)
+	}
+	return n.Datagrams
+}
+
+func (s *steady) Stop() error {
+	n, err := s.live.Stop()
+	s.sent, s.over = n.Datagrams, true
+	return err
 }
 
 // Rate of a load in datagrams per second: some of a core, and never so much
@@ -36,6 +69,24 @@ const payload = 64
 // StartLoad sends flows, in turn to the given pods (none: all), and waits
 // until the first datagrams have arrived.
 func StartLoad(tb testing.TB, b *bed.Bed, flows int, pods ...int) *Load {
+	tb.Helper()
+	return startLoad(tb, b, flows, pods, func(list []traffic.Flow) (generator, error) {
+		return traffic.StartSegments(b, traffic.SegmentConfig{Flows: list, Size: payload, Rate: Rate, Core: b.PlaceCores().Gen[0]})
+	})
+}
+
+// StartSteady is StartLoad with bare frames, as a NIC hands them on, each so long after the one
+// before. They take what others leave of their core, and their order is exact: what is late
+// was overtaken on the way.
+func StartSteady(tb testing.TB, b *bed.Bed, flows int, pods ...int) *Load {
+	tb.Helper()
+	return startLoad(tb, b, flows, pods, func(list []traffic.Flow) (generator, error) {
+		live, err := traffic.StartLive(b, traffic.LiveConfig{Flows: list, Size: payload, Core: b.PlaceCores().Gen[0], Gap: time.Second / Rate})
+		return &steady{tb: tb, live: live}, err
+	})
+}
+
+func startLoad(tb testing.TB, b *bed.Bed, flows int, pods []int, send func([]traffic.Flow) (generator, error)) *Load {
 	tb.Helper()
 	if len(pods) == 0 {
 		for n := range b.Pods {
@@ -58,11 +109,11 @@ func StartLoad(tb testing.TB, b *bed.Bed, flows int, pods ...int) *Load {
 	for id := range flows {
 		list = append(list, traffic.NewFlow(b, id, pods[id%len(pods)], true, false, 0))
 	}
-	cores := b.PlaceCores()
-	l.gen, err = traffic.StartSegments(b, traffic.SegmentConfig{Flows: list, Size: payload, Rate: Rate, Core: cores.Gen[0]})
+	gen, err := send(list)
 	if err != nil {
 		tb.Fatal(err)
 	}
+	l.gen = gen
 	l.GoesOn()
 	return l
 }
@@ -75,6 +126,12 @@ func (l *Load) Verdict() traffic.Verdict {
 		l.tb.Fatal(err)
 	}
 	return v
+}
+
+// Sent is the number of datagrams so far.
+func (l *Load) Sent() uint64 {
+	l.tb.Helper()
+	return l.gen.Sent()
 }
 
 // GoesOn waits until every flow has got another few hundred datagrams through.
@@ -122,7 +179,7 @@ func (l *Load) flow(id int) traffic.Verdict {
 func (l *Load) Stop() traffic.Verdict {
 	l.tb.Helper()
 	gen := l.gen
-	l.gen = nil
+	l.stopped = true
 	if err := gen.Stop(); err != nil {
 		l.tb.Fatal(err)
 	}
@@ -144,7 +201,7 @@ func (l *Load) end() {
 	}
 	l.ended = true
 	var err error
-	if l.gen != nil {
+	if l.gen != nil && !l.stopped {
 		err = l.gen.Stop()
 	}
 	if err := errors.Join(err, l.check.Close()); err != nil {
