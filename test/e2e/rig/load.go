@@ -140,11 +140,11 @@ func (l *Load) GoesOn() {
 	const more = 200
 	first := make([]uint64, l.flows)
 	for id := range first {
-		first[id] = l.flow(id).Received
+		first[id] = l.Flow(id).Received
 	}
 	Until(l.tb, "traffic goes on", func() (bool, string) {
 		for id := range first {
-			if got := l.flow(id).Received - first[id]; got < more {
+			if got := l.Flow(id).Received - first[id]; got < more {
 				return false, fmt.Sprintf("%d datagrams of flow %d arrived, %d were sent in all", got, id, l.gen.Sent())
 			}
 		}
@@ -165,7 +165,8 @@ func (l *Load) Share() float64 {
 	return float64(l.Verdict().Received-got) / float64(sent)
 }
 
-func (l *Load) flow(id int) traffic.Verdict {
+// Flow is what became of one flow so far.
+func (l *Load) Flow(id int) traffic.Verdict {
 	l.tb.Helper()
 	v, err := l.check.Flow(id)
 	if err != nil {
