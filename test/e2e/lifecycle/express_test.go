@@ -96,17 +96,18 @@ func TestExpressComesWithTrafficAndGoesWithTheDaemon(t *testing.T) {
 		name  string
 		topo  bed.Topology
 		flows int
-		end   func(*testing.T, *rig.Daemon)
+		end   func(*testing.T, *rig.Daemon, bed.Pod)
 	}{
-		{"told to end, one flow", bed.Bridged, 1, ends},
-		{"told to end, eight flows", bed.Nested, 8, ends},
+		{"told to end, one flow", bed.Bridged, 1, told},
+		{"told to end, eight flows", bed.Nested, 8, told},
 		{"killed, one flow", bed.Nested, 1, killedAlone},
 		{"killed, eight flows", bed.Bridged, 8, killedAlone},
-		{"configured off", bed.Bridged, 8, func(t *testing.T, d *rig.Daemon) {
+		{"configured off", bed.Bridged, 8, func(t *testing.T, d *rig.Daemon, pod bed.Pod) {
 			d.Reload(strings.Replace(expresses, "express: auto", "express: off", 1))
 			rig.Until(t, "it is off", func() (bool, string) {
 				m := expressOf(t, peek(t, d))
-				return m.State == control.Off, fmt.Sprintf("%+v", m)
+				on := lands(t, pod)
+				return m.State == control.Off && !on, fmt.Sprintf("%+v, rx-gro of the pod's end: %t", m, on)
 			})
 			ends(t, d)
 		}},
@@ -143,7 +144,7 @@ func TestExpressComesWithTrafficAndGoesWithTheDaemon(t *testing.T) {
 				t.Errorf("on the way in, %d were lost, %d of these on the wire (%v)", v.Missing, w.RxDropped-wire.RxDropped, err)
 			}
 
-			tc.end(t, d)
+			tc.end(t, d, pod)
 			d.GoneBoth()
 			d.NothingLeft()
 			if lands(t, pod) {
@@ -162,8 +163,13 @@ func TestExpressComesWithTrafficAndGoesWithTheDaemon(t *testing.T) {
 	}
 }
 
+func told(t *testing.T, d *rig.Daemon, _ bed.Pod) {
+	t.Helper()
+	ends(t, d)
+}
+
 // killedAlone kills the daemon, not its guardian.
-func killedAlone(t *testing.T, d *rig.Daemon) {
+func killedAlone(t *testing.T, d *rig.Daemon, _ bed.Pod) {
 	t.Helper()
 	d.Signal(unix.SIGKILL)
 	killed(t, d.Exited())

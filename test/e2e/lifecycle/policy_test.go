@@ -368,8 +368,19 @@ func TestAPolicyAtOnePodLeavesTheOthersWayOpen(t *testing.T) {
 	onWay(t, d)
 	uproot, err := tcx(atOverlay, "VE", ebpf.AttachTCXEgress, tcxDrop)(s)
 	must(t, err)
-	awaitPromised(l)
-	passes(t, l, 500)
+	other := func() (bool, string) {
+		ways := peek(t, d).Express
+		for _, w := range ways {
+			if w.Pod != b.Receiver().Pods[0].HostEnd && !w.Open {
+				t.Fatalf("the other pod's way is closed: %+v", w)
+			}
+		}
+		return slices.ContainsFunc(ways, func(w control.ExpressWay) bool { return !w.Open }), fmt.Sprintf("%+v", ways)
+	}
+	rig.Until(t, "the pod's way is closed", other)
+	for begun := l.Sent(); l.Sent() < begun+5000; {
+		other()
+	}
 	first, second, was := l.Flow(0).Received, l.Flow(1).Received, peek(t, d).Counters
 	passes(t, l, 5000)
 	st := peek(t, d)
@@ -412,6 +423,8 @@ func TestPoliciesPlantedDuringTraffic(t *testing.T) {
 			if p.prepare != "" {
 				must(t, s.run(p.at, p.prepare))
 			}
+			wire, err := b.WireStats()
+			must(t, err)
 			l := rig.StartSteady(t, b, flows)
 			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: expresses})
 			onWay(t, d)
@@ -433,6 +446,9 @@ func TestPoliciesPlantedDuringTraffic(t *testing.T) {
 			if late := out.Reordered - first.Reordered; late > inRing || left == 0 && late > 0 {
 				t.Errorf("on the way out, %d were late, and %d flows left early", late, left)
 			}
+			if n := peek(t, d).Counters.ExpressDrops; n > 0 {
+				t.Errorf("%d frames that went straight to the pod found no room there", n)
+			}
 			if uproot == nil {
 				left := l.Stop()
 				if left.Duplicated+left.Stale > 0 {
@@ -449,8 +465,12 @@ func TestPoliciesPlantedDuringTraffic(t *testing.T) {
 			}
 			ends(t, d)
 			l.GoesOn()
-			if v := l.Stop(); v.Reordered > in.Reordered+inRing || v.Duplicated+v.Stale > 0 {
+			v := l.Stop()
+			if v.Reordered > in.Reordered+inRing || v.Duplicated+v.Stale > 0 {
 				t.Errorf("%+v", v)
+			}
+			if n := lost(t, b, l, v, wire); p.lets && n > 0 {
+				t.Errorf("%d of %d were lost", n, l.Sent())
 			}
 		})
 	}
