@@ -149,6 +149,7 @@ func (d *Datapath) SetExpress(on bool) error {
 	}
 	// Nobody knows which ways flows have taken while it was off.
 	d.policy.ExpressEpoch++
+	d.policy.Ways++
 	d.policy.Flags ^= flag
 	return d.writePolicy()
 }

@@ -153,6 +153,7 @@ var ErrForeignXDP = errors.New("another XDP program is attached")
 func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
 	// Nobody knows which ways flows have taken since it was last there.
 	d.policy.ExpressEpoch++
+	d.policy.Ways++
 	if err := d.writePolicy(); err != nil {
 		return nil, err
 	}
