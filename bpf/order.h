@@ -136,8 +136,9 @@ OL_INLINE void ol_port_step(struct ol_port *p, __u32 work, int full, int holds, 
 		p->armed = 0;
 		return;
 	}
-	if (p->armed && p->left > work) {
-		p->left -= work;
+	/* What a full poll took last is handed on behind it: the next one tells. */
+	if (p->armed && p->left) {
+		p->left -= work < p->left ? work : p->left;
 		return;
 	}
 	if (p->armed)

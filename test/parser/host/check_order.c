@@ -124,11 +124,6 @@ static void check_slack(void)
 }
 
 #define VETH_RING 256 /* VETH_RING_SIZE */
-/*
- * The last batch of a poll that took its budget is handed on only behind the tracepoint; 0: as
- * if it were not.
- */
-#define OL_PORT_TAIL 0
 #define PORT_HISTORY (1 << 16)
 #define PORT_ENOUGH (PORT_HISTORY - 32 * VETH_RING) /* the rest is for the end of a round */
 #define PORT_BUDGET 64
@@ -215,8 +210,6 @@ static int port_poll(struct ol_port *p)
 	if (!full) {
 		if (!port.timeout)
 			port_flush(1);
-		port_pass_up();
-	} else if (!OL_PORT_TAIL) {
 		port_pass_up();
 	}
 	port_fill(4);
