@@ -11,7 +11,8 @@
 #include <linux/types.h>
 #endif
 
-#define OL_LANE_LOCAL 0xff     /* no hop: stay on the core that runs the hook */
+#define OL_LANE_LOCAL 0xff /* no hop: stay on the core that runs the hook */
+#define OL_NO_PORT 0xffff
 #define OL_LANE_EXPRESS 0xfe   /* no hop either: from the NIC straight to the pod */
 #define OL_VNI_ANY 0xffffffffU /* a tunnel that takes every VNI (collect metadata) */
 

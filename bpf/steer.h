@@ -24,7 +24,7 @@ struct ol_hop {
 	__u32 tunnel;  /* index, or OL_NO_CELL */
 	__u32 stay;    /* wishes for no lane */
 	__u32 again;   /* the flow of the packet before, in the same poll */
-	__u32 express; /* the frame may go straight to its pod */
+	__u32 express; /* the pod's port that the frame may go straight to, plus one, or 0 */
 };
 
 /* No GRO cell between the hook and the lane: a packet is in its queue when the poll ends. */
@@ -318,7 +318,8 @@ static __always_inline __u32 ol_wish(const struct ol_hop *h, const struct ol_slo
 	__u32 nr = h->lanes->nr, lane = s->lane, c1, c2;
 
 	if (h->express && !s->due &&
-	    (lane == OL_LANE_EXPRESS || (__s64)(h->cpu->now - s->since) > OL_EXPRESS_PAUSE_NS))
+	    (lane == OL_LANE_EXPRESS ? s->port == OL_NO_PORT || s->port + 1U == h->express
+				     : (__s64)(h->cpu->now - s->since) > OL_EXPRESS_PAUSE_NS))
 		return OL_LANE_EXPRESS;
 	if (h->stay || !nr || nr > OL_MAX_LANES || h->this_cpu >= OL_MAX_CPUS ||
 	    !(h->policy->core_flags[h->this_cpu] & (1U << h->stage)))
@@ -433,6 +434,7 @@ static __always_inline __u32 ol_steer(const struct ol_hop *h)
 		if (wish != s->lane) {
 			if (ol_slot_drained(h, s, wish)) {
 				s->lane = wish;
+				s->port = OL_NO_PORT;
 				s->since = h->cpu->now;
 				ol_count(OL_CNT_LANE_CHANGES, 1);
 			} else {

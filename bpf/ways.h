@@ -56,6 +56,9 @@ struct ol_express_last {
 	__u32 port;
 	__u32 max_len;
 	__u32 slot;
+	struct ol_sender_key sender; /* the last that was asked about ... */
+	__u32 from;		     /* ... behind this host ... */
+	__u32 asked;		     /* ... in the poll with this number */
 };
 
 struct {
@@ -180,14 +183,23 @@ __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 }
 
 /* Does the stack know the sender, or does it have to see a frame? */
-static __always_inline int ol_sender_known(struct ol_express_turn *t, struct ol_slot *s)
+static __always_inline int ol_sender_known(struct ol_express_turn *t, struct ol_slot *s, __u32 seq)
 {
-	struct ol_sender *known = bpf_map_lookup_elem(&ol_express_senders, &t->sender);
+	__u32 zero = 0;
+	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+	struct ol_sender *known;
 
-	if (known && known->from != t->from) {
-		t->never = 1;
+	if (!l)
 		return 0;
-	}
+	if (l->asked == seq && l->from == t->from &&
+	    !__builtin_memcmp(&l->sender, &t->sender, sizeof(l->sender)))
+		return 1;
+	known = bpf_map_lookup_elem(&ol_express_senders, &t->sender);
+	if (known && known->from != t->from)
+		return 0;
+	l->asked = seq;
+	l->from = t->from;
+	l->sender = t->sender;
 	s->due = !known || (__u32)(bpf_ktime_get_ns() / 1000) - known->seen > t->refresh_us;
 	return 1;
 }
@@ -252,16 +264,20 @@ __noinline int ol_express_take(struct xdp_md *ctx, const struct ol_frame *f,
 	last = bpf_map_lookup_elem(&ol_recents, &stage);
 	if (!s || !cpu || !last || !policy)
 		return XDP_PASS;
+	/* A slot that entered has no port yet. It has one: flows to other pods, or without a way. */
+	if (t->lane == OL_LANE_EXPRESS && s->port == OL_NO_PORT && t->port)
+		s->port = t->port - 1;
+	if (t->lane == OL_LANE_EXPRESS && t->port != s->port + 1U)
+		return XDP_PASS;
 	if (t->lane == OL_LANE_EXPRESS && !t->never && t->port &&
 	    s->epoch == (__u8)policy->express_epoch) {
 		__u32 port = t->port - 1;
 
 		if (t->again)
 			ol_express_keep(ctx, f, t, policy->ways, cpu->seq);
-		if ((t->again || !t->refresh_us || ol_sender_known(t, s)) &&
+		if ((!t->refresh_us || ol_sender_known(t, s, cpu->seq)) &&
 		    bpf_redirect_map(&ol_express_ports, port, XDP_PASS) == XDP_REDIRECT &&
 		    !bpf_xdp_adjust_head(ctx, f->inner)) {
-			s->port = port;
 			ol_count(OL_CNT_EXPRESS, 1);
 			return XDP_REDIRECT;
 		}
@@ -297,7 +313,7 @@ static __always_inline int ol_express_steer(struct xdp_md *ctx, const struct ol_
 		return XDP_PASS;
 	if (policy->flags & OL_F_EXPRESS) {
 		ol_express_judge(ctx, f, t);
-		h->express = t->may;
+		h->express = t->may ? t->port : 0;
 	}
 	*lane = ol_steer_flow(h, &f->flow, r);
 	if (*r)

@@ -48,7 +48,7 @@ const (
 // measure makes the window that ends now. Without one, and without an error, it
 // returns false.
 func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) {
-	if !d.wants(governor.Auto) && !d.wants(governor.Forced) && !d.pipe.armed && len(d.pipe.xdp) == 0 {
+	if !d.wants(governor.Auto) && !d.wants(governor.Forced) && !d.pipe.armed && len(d.pipe.xdp) == 0 && d.expr.judges == nil {
 		return d.sensor.nothing(now, d.cores), true, d.pay(asleep)
 	}
 	quiet := d.isQuiet(now)
@@ -75,7 +75,8 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 	next := alert
 	if !d.busy(in) {
 		next = calm
-		if quiet && now.Sub(d.quiet) >= asleepAfter && now.Sub(d.woken) >= awakeFor {
+		// The order guard of the express path lives on what is traced.
+		if quiet && d.expr.judges == nil && now.Sub(d.quiet) >= asleepAfter && now.Sub(d.woken) >= awakeFor {
 			next = asleep
 		}
 	}

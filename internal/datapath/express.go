@@ -47,6 +47,7 @@ type CellDevice struct {
 type expressWays struct {
 	ways   map[ExpressKey]underlayOlExpressWay
 	ports  map[CellDevice]uint32
+	next   uint32 // port to be given away
 	traced bool
 }
 
@@ -160,13 +161,15 @@ func (d *Datapath) openPort(w ExpressWay) (uint32, error) {
 		return port, nil
 	}
 	used := slices.Collect(maps.Values(d.express.ports))
-	port := uint32(0)
-	for slices.Contains(used, port) {
-		port++
-	}
-	if int(port) >= MaxPorts {
+	if len(used) == MaxPorts {
 		return 0, fmt.Errorf("%w: more than %d", ErrTooManyPods, MaxPorts)
 	}
+	// In turn: a flow slot may name a port that was another pod's before.
+	port := d.express.next
+	for slices.Contains(used, port) {
+		port = (port + 1) % uint32(MaxPorts)
+	}
+	d.express.next = (port + 1) % uint32(MaxPorts)
 	if err := d.stages.OlPorts.Put(port, stagesOlPort{}); err != nil {
 		return 0, fmt.Errorf("clear the port: %w", err)
 	}

@@ -516,8 +516,12 @@ func TestWithoutAWayOrItsDeviceFramesTakeTheFullPath(t *testing.T) {
 		s.must(err, s.CloseWay(s.key))
 		s.poll(1)
 		s.stays("the way is closed", f)
-		s.lane("the way is closed", f, LaneLocal)
-		s.counted("the way is closed", was, 0, 1, 0)
+		s.counted("the way is closed", was, 0, 0, 0) // whose flow is no longer known
+		s.drained(s.port, true)
+		s.poll(1)
+		s.stays("the way is closed, and its pod's ring empty", f)
+		s.lane("the way is closed, and its pod's ring empty", f, LaneLocal)
+		s.counted("the way is closed, and its pod's ring empty", was, 0, 0, 1)
 		var device uint32
 		if err := s.xdp.OlExpressPorts.Lookup(s.port, &device); !errors.Is(err, ebpf.ErrKeyNotExist) {
 			t.Errorf("the port of a closed way: %d, %v", device, err)
@@ -615,42 +619,6 @@ func TestTheStackSeesWhoSends(t *testing.T) {
 	s.poll(1)
 	s.stays("forgotten", f)
 	s.must(s.xdp.OlExpressSenders.Lookup(key, &known))
-}
-
-// Flows that share a slot each go to their own pod.
-func TestTwoFlowsOfASlotGoToTheirPods(t *testing.T) {
-	s := newStraight(t, 0)
-	hostEnd, podEnd := pod(t, s.host, "pod1")
-	key, way := s.key, s.way
-	key.MAC[5]++
-	way.Host, way.Pod = hostEnd, podEnd
-	s.must(s.AddWay(key, way))
-	f := plain(1)
-	slot := s.slotOf(classify(t, f))
-	var other []byte
-	for port := uint16(2); other == nil; port++ {
-		if g := plain(port); s.slotOf(classify(t, g)) == slot {
-			other = changed(g, func(f []byte) { copy(f[innerEth:], key.MAC[:]) })
-		}
-		if port == 0 {
-			t.Fatal("no two flows share a slot")
-		}
-	}
-	s.onTheWay(f)
-	ports := []uint32{s.port, s.portOf(podEnd)}
-	for range 3 {
-		for i, frame := range [][]byte{f, other, other} {
-			s.goes("one of two flows", frame)
-			if _, v := s.slotAt(NIC, f); uint32(v.Port) != ports[min(i, 1)] {
-				t.Errorf("a frame of flow %d went to port %d, want %d", min(i, 1), v.Port, ports[min(i, 1)])
-			}
-		}
-		s.poll(1)
-	}
-	// The one's way has gone: the other's frames do not go its way.
-	s.must(s.CloseWay(key))
-	s.stays("without its way", other)
-	s.stays("the slot has left", f)
 }
 
 // Once the program was taken off and is there again, nobody knows where frames have gone.

@@ -112,6 +112,10 @@ type priorityOlExpressLast struct {
 	Port   uint32
 	MaxLen uint32
 	Slot   uint32
+	Sender priorityOlSenderKey
+	From   uint32
+	Asked  uint32
+	_      [4]byte
 }
 
 type priorityOlExpressTurn struct {

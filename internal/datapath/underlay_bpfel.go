@@ -146,6 +146,10 @@ type underlayOlExpressLast struct {
 	Port   uint32
 	MaxLen uint32
 	Slot   uint32
+	Sender underlayOlSenderKey
+	From   uint32
+	Asked  uint32
+	_      [4]byte
 }
 
 type underlayOlExpressTurn struct {
