@@ -21,9 +21,9 @@ const volatile __u32 ip_off = 14;    /* of the inner IPv4 header; fragments only
 const volatile __u32 frags = 1;	     /* frames per datagram */
 const volatile __u32 frag_units = 0; /* inner fragment payload, units of 8 bytes */
 const volatile __u32 probe_len = sizeof(struct probe);
-const volatile __u32 outer_ip = 0;    /* of the outer IPv4 header; 0: there is none */
-const volatile __u32 cuts = 0;	      /* sizes of datagrams that come by chance; 0: one size */
-const volatile __u16 cut[8] = {};     /* by how much each is smaller, in bytes; even */
+const volatile __u32 outer_ip = 0; /* of the outer IPv4 header; 0: there is none */
+const volatile __u32 cuts = 0;	   /* sizes of datagrams that come by chance; 0: one size */
+const volatile __u16 cut[8] = {};  /* by how much each is smaller, in bytes; even */
 
 /* Written by user space while the program runs. */
 volatile __u64 gap_ns = 0;	       /* between frames; 0: no pause */
