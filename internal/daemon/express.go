@@ -23,9 +23,10 @@ import (
 type express struct {
 	judges *judges // nil while it does not act
 	ways   []way   // as last judged
-	// open are the ways that flows may take, closing those that they are leaving, since then.
-	open    map[datapath.ExpressKey]bool
-	closing map[datapath.ExpressKey]time.Time
+	// open are the ways that flows may take, by the pods' ends where frames land; closing those
+	// that they are leaving.
+	open    map[datapath.ExpressKey]plan.Target
+	closing map[datapath.ExpressKey]leaving
 	skipped []plan.Skip
 
 	since   time.Time // when it began to act, or ceased to
@@ -34,6 +35,12 @@ type express struct {
 	retry   time.Time
 	err     error // why the last attempt to put it in place failed
 	dropped uint64
+}
+
+// leaving is a way that flows are leaving.
+type leaving struct {
+	since time.Time
+	lands plan.Target
 }
 
 const (
@@ -125,7 +132,7 @@ func (d *Daemon) followExpress(ctx context.Context, now time.Time) error {
 	e := &d.expr
 	if e.judges == nil {
 		e.judges = newJudges(d.scanner, d.dp.Owns)
-		e.open, e.closing = map[datapath.ExpressKey]bool{}, map[datapath.ExpressKey]time.Time{}
+		e.open, e.closing = map[datapath.ExpressKey]plan.Target{}, map[datapath.ExpressKey]leaving{}
 		e.since = now
 	}
 	e.checked = now
@@ -158,16 +165,16 @@ func (d *Daemon) followExpress(ctx context.Context, now time.Time) error {
 			safe[w.key] = *w
 		}
 	}
-	for k := range e.open {
+	for k, lands := range e.open {
 		if has(safe, k) {
 			continue
 		}
 		errs = append(errs, d.dp.WithdrawWay(k))
 		delete(e.open, k)
-		e.closing[k] = now
+		e.closing[k] = leaving{since: now, lands: lands}
 	}
-	for k, since := range e.closing {
-		if now.Sub(since) < closeAfter {
+	for k, l := range e.closing {
+		if now.Sub(l.since) < closeAfter {
 			delete(safe, k)
 			continue
 		}
@@ -222,7 +229,7 @@ func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath
 		case err != nil:
 			return err
 		}
-		e.open[k] = true
+		e.open[k] = target(w.pod.Peer)
 	}
 	return d.dp.SetExpress(true)
 }
@@ -249,9 +256,13 @@ func (d *Daemon) leaveLandings(owned map[plan.Setting]plan.Owned) error {
 	here := map[plan.Target]bool{}
 	for _, w := range d.expr.ways {
 		here[target(w.pod.Peer)] = true
-		if w.reason == "" || has(d.expr.closing, w.key) {
+		if w.reason == "" {
 			needed[target(w.pod.Peer)] = true
 		}
+	}
+	// Who stands in a way has no key, and of a pod that left its bridge there is no way.
+	for _, l := range d.expr.closing {
+		needed[l.lands] = true
 	}
 	err := d.locked.Forget(func(t plan.Target) bool {
 		_, ours := owned[plan.Lands(t)]
@@ -273,7 +284,7 @@ func (d *Daemon) stopExpress(ctx context.Context) (rep apply.Report, err error) 
 	}
 	for k := range e.open {
 		err = errors.Join(err, d.dp.WithdrawWay(k))
-		e.closing[k] = time.Now()
+		e.closing[k] = leaving{}
 	}
 	if len(e.closing) > 0 {
 		// Frames that are on their way land before their landing is taken away.
@@ -330,7 +341,7 @@ func (d *Daemon) expressMechanism() control.Mechanism {
 // fillExpress tells of each way whether it is open, and why not.
 func (d *Daemon) fillExpress(st *control.Status) {
 	for _, w := range d.expr.ways {
-		out := control.ExpressWay{NIC: w.nic.Name, Tunnel: w.tunnel.Name, Pod: w.pod.Host.Name, Open: w.reason == "" && d.expr.open[w.key], Reason: w.reason}
+		out := control.ExpressWay{NIC: w.nic.Name, Tunnel: w.tunnel.Name, Pod: w.pod.Host.Name, Open: w.reason == "" && has(d.expr.open, w.key), Reason: w.reason}
 		if w.pod.Host.NetnsCookie != d.cookie {
 			out.Netns = fmt.Sprint(w.pod.Host.NetnsCookie)
 		}
