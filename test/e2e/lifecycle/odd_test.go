@@ -257,22 +257,22 @@ func TestWhatIsNotPlainTakesTheFullPath(t *testing.T) {
 		return len(st.Express) == 2 && st.Express[0].Open && st.Express[1].Open, fmt.Sprintf("%+v", st.Express)
 	})
 	plain := c.plain(packet.IPv4{})
-	straight := func() {
+	straight := func(t *testing.T) {
 		t.Helper()
 		rig.Until(t, "a plain frame goes straight to the pod", func() (bool, string) {
 			host, _ := p.pass(c.outer(packet.IPv4{}, plain))
 			return len(host) == 0, "by the full path"
 		})
 	}
-	straight()
 	for i, o := range list {
 		t.Run(o.name, func(t *testing.T) {
+			straight(t) // its flow, or what would be
 			was := peek(t, d).Counters
 			host, came := p.pass(o.frames...)
 			if diff := cmp.Diff(without[i], came); diff != "" {
 				t.Errorf("otherwise than without express:\n%s", diff)
 			}
-			// A packet socket shows at the host's end what it sends to the pod, too.
+			// A packet socket at the host's end shows what the bridge sends to the pod.
 			if len(host) < len(came) {
 				t.Errorf("%d frames came, and %d by the full path", len(came), len(host))
 			}
@@ -292,7 +292,7 @@ func TestWhatIsNotPlainTakesTheFullPath(t *testing.T) {
 		})
 	}
 	// A flow that has gone straight to the pod does so again after each of these.
-	straight()
+	straight(t)
 	// What it carries is all that comes.
 	deadline := time.Now().Add(rig.Patience)
 	for came := [][]byte(nil); !slices.ContainsFunc(came, func(f []byte) bool { return bytes.Equal(f, plain) }); {
