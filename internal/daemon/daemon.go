@@ -374,8 +374,8 @@ func (d *Daemon) newPipeline() *pipeline {
 	return &pipeline{
 		log: d.log, dp: d.dp, scanner: d.scanner, locked: d.locked,
 		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, xdp: map[node.DevKey]io.Closer{}, offline: d.isOffline, lost: map[int]bool{},
-		express: d.expr.claims,
-		others:  func(s plan.Setting) bool { return d.ofPriority(s) || d.ofExpress(s) || ofAggregation(s) },
+		express: d.expr.claims, meanwhile: d.watchWays,
+		others: func(s plan.Setting) bool { return d.ofPriority(s) || d.ofExpress(s) || ofAggregation(s) },
 	}
 }
 

@@ -32,6 +32,7 @@ type express struct {
 	since   time.Time // when it began to act, or ceased to
 	quiet   time.Time // since when hardly a packet has come
 	checked time.Time
+	glanced time.Time // while the daemon waits
 	retry   time.Time
 	err     error // why the last attempt to put it in place failed
 	dropped uint64
@@ -126,8 +127,7 @@ func (d *Daemon) glanceExpress(ctx context.Context, now time.Time) error {
 	return d.tryExpress(ctx, now)
 }
 
-// followExpress judges each way anew: those that are no longer safe are withdrawn before
-// anything else is done.
+// followExpress judges each way anew, and has frames take those that are safe.
 func (d *Daemon) followExpress(ctx context.Context, now time.Time) error {
 	e := &d.expr
 	if e.judges == nil {
@@ -136,32 +136,52 @@ func (d *Daemon) followExpress(ctx context.Context, now time.Time) error {
 		e.since = now
 	}
 	e.checked = now
+	made, safe, err := d.judgeWays(now)
+	if err != nil {
+		return err
+	}
+	for k, l := range e.closing {
+		if now.Sub(l.since) < closeAfter {
+			delete(safe, k)
+			continue
+		}
+		if err := d.dp.CloseWay(k); err != nil {
+			return err
+		}
+		delete(e.closing, k)
+	}
+	return errors.Join(d.openWays(ctx, made, safe), d.leaveLandings())
+}
+
+// judgeWays withdraws the ways that are no longer safe, before anything else is done. It returns
+// those that are, and what it takes to have frames take them.
+func (d *Daemon) judgeWays(now time.Time) (made plan.Plan, safe map[datapath.ExpressKey]way, err error) {
+	e := &d.expr
 	l := d.lookout()
-	var errs []error
-	ways, err := l.ways()
-	errs, e.ways = append(errs, err), ways
-	in := l.input(ways)
+	e.ways, err = l.ways()
+	in := l.input(e.ways)
 	in.Join = d.opts.Aggregate != governor.Off
-	made := plan.Express(in)
+	made = plan.Express(in)
 	e.skipped = made.Skipped
+	same := map[datapath.ExpressKey]int{}
 	for i := range e.ways {
 		w := &e.ways[i]
 		at := slices.IndexFunc(made.Skipped, func(s plan.Skip) bool { return s.Target == target(w.pod.Peer) })
 		if at >= 0 && w.reason == "" {
 			w.reason = made.Skipped[at].Reason
 		}
+		if w.reason == "" {
+			same[w.key]++
+		}
 	}
-	safe := map[datapath.ExpressKey]way{}
-	twice := map[datapath.ExpressKey]bool{}
+	safe = map[datapath.ExpressKey]way{}
 	for i := range e.ways {
 		w := &e.ways[i]
-		if w.reason == "" && (twice[w.key] || safe[w.key].reason != "" || has(safe, w.key)) {
-			delete(safe, w.key)
-			twice[w.key] = true
+		switch {
+		case w.reason != "":
+		case same[w.key] > 1:
 			w.reason = "another tunnel with the same number and port leads to a pod with the same address"
-			continue
-		}
-		if w.reason == "" {
+		default:
 			safe[w.key] = *w
 		}
 	}
@@ -169,22 +189,37 @@ func (d *Daemon) followExpress(ctx context.Context, now time.Time) error {
 		if has(safe, k) {
 			continue
 		}
-		errs = append(errs, d.dp.WithdrawWay(k))
+		err = errors.Join(err, d.dp.WithdrawWay(k))
 		delete(e.open, k)
 		e.closing[k] = leaving{since: now, lands: lands}
 	}
-	for k, l := range e.closing {
-		if now.Sub(l.since) < closeAfter {
-			delete(safe, k)
-			continue
-		}
-		errs = append(errs, d.dp.CloseWay(k))
-		delete(e.closing, k)
+	return made, safe, err
+}
+
+// watchWays withdraws ways that are no longer safe, while the daemon waits for something else.
+func (d *Daemon) watchWays() {
+	e := &d.expr
+	if len(e.open) == 0 {
+		return
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
+	changed := false
+	select {
+	case <-e.judges.changed:
+		changed = true
+	default:
 	}
-	return errors.Join(d.openWays(ctx, made, safe), d.leaveLandings(l.owned))
+	now := time.Now()
+	if !changed && now.Sub(e.glanced) < glanceEvery {
+		return
+	}
+	e.glanced = now
+	if !changed && !e.judges.glance() {
+		return
+	}
+	e.checked = time.Time{} // the rest follows as soon as there is time
+	if _, _, err := d.judgeWays(now); err != nil {
+		d.log.Warn("express ways could not be judged", "reason", err)
+	}
 }
 
 func has[K comparable, V any](m map[K]V, k K) bool { _, ok := m[k]; return ok }
@@ -210,10 +245,13 @@ func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath
 		fresh = fresh || d.hooked(w.nic)
 	}
 	if fresh {
-		// What came before the hook must not be overtaken.
+		// What came before the hook must not be overtaken. It takes a while: then the ways are
+		// judged again.
 		if err := d.pipe.passed(ctx, graceTimeout); err != nil {
 			d.log.Debug("packets from before the hook may still be on their way", "reason", err)
 		}
+		e.checked = time.Time{}
+		return nil
 	}
 	for k, w := range safe {
 		if !d.hooked(w.nic) {
@@ -251,7 +289,8 @@ func (d *Daemon) openWay(k datapath.ExpressKey, w way) error {
 }
 
 // leaveLandings takes back what no way needs any more.
-func (d *Daemon) leaveLandings(owned map[plan.Setting]plan.Owned) error {
+func (d *Daemon) leaveLandings() error {
+	owned := apply.Owned(d.locked.Entries())
 	needed := map[plan.Target]bool{}
 	here := map[plan.Target]bool{}
 	for _, w := range d.expr.ways {

@@ -95,6 +95,7 @@ func (p *pipeline) waitHome(ctx context.Context) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {
+		p.meanwhile()
 		if err := p.lookHome(time.Now()); err != nil {
 			return err
 		}
@@ -121,6 +122,7 @@ func (p *pipeline) passed(ctx context.Context, limit time.Duration) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {
+		p.meanwhile()
 		open, err := r.look(p.dp, p.offline)
 		if err != nil || open == 0 {
 			return err

@@ -50,6 +50,7 @@ type pipeline struct {
 	noXDP      []plan.Skip             // underlays with somebody else's XDP program
 	left       map[node.DevKey]bool    // devices that are somebody else's
 	others     func(plan.Setting) bool // settings of other mechanisms
+	meanwhile  func()                  // is called while it waits
 	express    func(node.Pod) bool     // pods whose packets come straight from the NIC
 }
 
