@@ -116,7 +116,7 @@ func fragments(p packet.IPv4, proto byte, payload []byte, build func(packet.IPv4
 type oddity struct {
 	name   string
 	frames [][]byte
-	unfit  string // why status says that it took the full path; empty: its flow was not understood, and nobody asked
+	unfit  string // why status says that it took the full path; empty: its flow was not understood, or is no UDP, and nobody asked
 	comes  int    // frames that come to the pod
 }
 
@@ -142,7 +142,7 @@ func (c *crate) oddities() []oddity {
 		{"inner padding", one(c.outer(packet.IPv4{}, append(c.plain(packet.IPv4{}), 0, 0, 0, 0))), "inner-headers", 1},
 		{"an inner tag", one(c.outer(packet.IPv4{}, c.inner(packet.VLAN{ID: 5}, c.ip(packet.IPv4{}), packet.UDP{Src: 7, Dst: 9}, packet.Bytes(40)))), "inner-frame", 1},
 		{"ARP", one(c.outer(packet.IPv4{}, c.inner(packet.ARP{}))), "", 1},
-		{"neither TCP nor UDP", one(c.outer(packet.IPv4{}, c.inner(c.ip(packet.IPv4{Proto: 89}), packet.Bytes(40)))), "inner-headers", 1},
+		{"no UDP", one(c.outer(packet.IPv4{}, c.inner(c.ip(packet.IPv4{Proto: 89}), packet.Bytes(40)))), "", 1},
 		{"too long for the pod", one(c.outer(packet.IPv4{}, c.inner(c.ip(packet.IPv4{}), packet.UDP{Src: 7, Dst: 9}, packet.Bytes(1100)))), "too-long", 0},
 		{"from a group", one(edited(plain, tunnelAt+6, 1)), "inner-frame", 0},
 		{"from the tunnel itself", one(edited(plain, tunnelAt+6, c.tunnel[:]...)), "inner-frame", 0},
