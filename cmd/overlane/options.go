@@ -24,7 +24,7 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		Underlays: cfg.Underlays,
 		Mode:      modeOf(cfg.Pipeline),
 		Aggregate: modeOf(cfg.Aggregate),
-		Express:   modeOf(cfg.Express),
+		Express:   cfg.Express == config.ModeAuto,
 		Tier:      governor.TC,
 		Limits:    governor.DefaultLimits(),
 		Microflows: daemon.Microflows{

@@ -38,8 +38,8 @@ type Options struct {
 	Microflows Microflows
 	// Aggregate joins datagrams of one flow that come in a row.
 	Aggregate governor.Mode
-	// Express hands frames from the NICs straight to the pods: Off or Auto.
-	Express governor.Mode
+	// Express hands frames from the NICs straight to the pods.
+	Express bool
 	// Rules name flows for priority; without any it is off.
 	Rules    []rules.Rule
 	Priority Priority

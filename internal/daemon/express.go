@@ -56,7 +56,7 @@ const (
 // stepExpress takes one window: decide, act.
 func (d *Daemon) stepExpress(ctx context.Context, now time.Time) error {
 	e := &d.expr
-	if d.opts.Express == governor.Off {
+	if !d.opts.Express {
 		_, err := d.stopExpress(ctx)
 		return err
 	}
@@ -361,7 +361,7 @@ func (d *Daemon) expressMechanism() control.Mechanism {
 		}
 	}
 	switch {
-	case d.opts.Express == governor.Off:
+	case !d.opts.Express:
 		m.State, m.Reason = control.Off, "switched off by configuration"
 	case e.err != nil:
 		m.Reason = fmt.Sprintf("could not be put in place, and is tried again every %s: %v", retryAfter, e.err)
