@@ -11,9 +11,9 @@
 #include <linux/types.h>
 #endif
 
-#define OL_LANE_LOCAL 0xff /* no hop: stay on the core that runs the hook */
-#define OL_NO_PORT 0xffff
+#define OL_LANE_LOCAL 0xff     /* no hop: stay on the core that runs the hook */
 #define OL_LANE_EXPRESS 0xfe   /* no hop either: from the NIC straight to the pod */
+#define OL_NO_PORT 0xffff      /* of a pod: none yet */
 #define OL_VNI_ANY 0xffffffffU /* a tunnel that takes every VNI (collect metadata) */
 
 enum ol_limit {
@@ -158,8 +158,8 @@ enum ol_counter {
 /* ol_policy.flags */
 enum ol_flag {
 	OL_F_RESTEER = 1, /* tests: wish for another lane with every poll */
-	OL_F_EXPRESS = 4, /* frames may go straight to pods */
 	OL_F_NEUTRAL = 2, /* RPS masks are ours: who is not steered gets hash 0 */
+	OL_F_EXPRESS = 4, /* frames may go straight to pods */
 };
 
 /* ol_policy.core_flags: what the hooks on that core may do with new work */

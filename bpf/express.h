@@ -45,12 +45,6 @@ OL_INLINE int ol_same_mac(const __u8 *a, const __u8 *b)
 	return ol_word(a) == ol_word(b) && a[4] == b[4] && a[5] == b[5];
 }
 
-/* Of one sender: neither a group's nor zero. */
-OL_INLINE int ol_one_sender(const __u8 *mac)
-{
-	return !(mac[0] & 1) && (ol_word(mac) | mac[4] | mac[5]);
-}
-
 /*
  * The inner frame, at off. *sum becomes the sum of its Ethernet and IP headers and of what
  * follows them if the transport's checksum is right: then, with the pseudo header, that is

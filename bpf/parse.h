@@ -77,6 +77,12 @@ OL_INLINE __u32 ol_word_host(const __u8 *p)
 #define ol_word ol_word_host
 #endif
 
+/* Of one sender: neither a group's nor zero. */
+OL_INLINE int ol_one_sender(const __u8 *mac)
+{
+	return !(mac[0] & 1) && (ol_word(mac) | mac[4] | mac[5]);
+}
+
 /* Does the frame hold len bytes from off on? */
 #define OL_FITS(c, p, len) ((p) + (len) <= (c)->end)
 

@@ -359,15 +359,9 @@ __noinline int ol_prio_straight(struct xdp_md *ctx, const struct ol_frame *f, st
 	if (!f || !j || !policy || !cpu || f->tunnel >= OL_MAX_TUNNELS)
 		return XDP_PASS;
 
-	struct ol_hop h = {
-		.policy = policy,
-		.lanes = &policy->stage[OL_STAGE_NIC],
-		.cpu = cpu,
-		.this_cpu = this_cpu,
-		.stage = OL_STAGE_NIC,
-		.tunnel = policy->tunnel[f->tunnel].no_gro ? OL_NO_CELL : f->tunnel,
-		.stay = 1,
-	};
+	struct ol_hop h = ol_nic_hop(policy, cpu, this_cpu, f->tunnel);
+
+	h.stay = 1;
 
 	j->straight = 0;
 	if (j->way != OL_WAY_STOCK) {

@@ -107,7 +107,7 @@ int ol_tunnel_in(struct __sk_buff *skb)
 	if (!ol_backlog(this_cpu, &head, &tail) || head != tail || !ol_pods_here(skb, this_cpu))
 		goto bridge;
 	__builtin_memcpy(key.mac, data + 6, sizeof(key.mac));
-	if (key.mac[0] & 1 || !(ol_word(key.mac) | key.mac[4] | key.mac[5]))
+	if (!ol_one_sender(key.mac))
 		goto bridge;
 	if (to->refresh_us) {
 		last = bpf_map_lookup_elem(&ol_senders, &key);

@@ -61,14 +61,7 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 	if (r || f.tunnel >= OL_MAX_TUNNELS)
 		return XDP_PASS;
 
-	struct ol_hop h = {
-		.policy = policy,
-		.lanes = &policy->stage[OL_STAGE_NIC],
-		.cpu = cpu,
-		.this_cpu = this_cpu,
-		.stage = OL_STAGE_NIC,
-		.tunnel = policy->tunnel[f.tunnel].no_gro ? OL_NO_CELL : f.tunnel,
-	};
+	struct ol_hop h = ol_nic_hop(policy, cpu, this_cpu, f.tunnel);
 
 	ol_count(OL_CNT_XDP_OVERLAY, 1);
 	if (ol_express_steer(ctx, policy, &h, &f, &lane, &r) == XDP_REDIRECT)

@@ -117,16 +117,6 @@ struct {
 	__type(value, struct ol_express_turn);
 } ol_express_turns SEC(".maps");
 
-static __always_inline struct ol_express_turn *ol_express_new_turn(void)
-{
-	__u32 zero = 0;
-	struct ol_express_turn *t = bpf_map_lookup_elem(&ol_express_turns, &zero);
-
-	if (t)
-		__builtin_memset(t, 0, sizeof(*t));
-	return t;
-}
-
 /* Is there a way for this frame, and may it take it? */
 __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 				struct ol_express_turn *t)
@@ -275,14 +265,11 @@ __noinline int ol_express_take(struct xdp_md *ctx, const struct ol_frame *f,
 		s->port = t->port - 1;
 	if (t->lane == OL_LANE_EXPRESS && t->port != s->port + 1U)
 		return XDP_PASS;
-	if (t->lane == OL_LANE_EXPRESS && !t->never && t->port &&
-	    s->epoch == (__u8)policy->express_epoch) {
-		__u32 port = t->port - 1;
-
+	if (t->lane == OL_LANE_EXPRESS && !t->never && s->epoch == (__u8)policy->express_epoch) {
 		if (t->again)
 			ol_express_keep(ctx, f, t, policy->ways, cpu->seq);
 		if ((!t->refresh_us || ol_sender_known(t, s, cpu->seq)) &&
-		    bpf_redirect_map(&ol_express_ports, port, XDP_PASS) == XDP_REDIRECT &&
+		    bpf_redirect_map(&ol_express_ports, s->port, XDP_PASS) == XDP_REDIRECT &&
 		    !bpf_xdp_adjust_head(ctx, f->inner)) {
 			ol_count(OL_CNT_EXPRESS, 1);
 			return XDP_REDIRECT;
@@ -312,12 +299,15 @@ static __always_inline int ol_express_steer(struct xdp_md *ctx, const struct ol_
 					    struct ol_hop *h, const struct ol_frame *f, __u32 *lane,
 					    enum ol_reason *r)
 {
-	struct ol_express_turn *t = ol_express_new_turn();
+	__u32 zero = 0;
+	struct ol_express_turn *t = bpf_map_lookup_elem(&ol_express_turns, &zero);
 
 	*lane = OL_LANE_LOCAL;
 	if (!t)
 		return XDP_PASS;
+	t->port = 0;
 	if (policy->flags & OL_F_EXPRESS) {
+		__builtin_memset(t, 0, sizeof(*t));
 		ol_express_judge(ctx, f, t);
 		h->express = t->may ? t->port : 0;
 	}

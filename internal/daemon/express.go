@@ -27,7 +27,6 @@ type express struct {
 	// that they are leaving.
 	open    map[datapath.ExpressKey]plan.Target
 	closing map[datapath.ExpressKey]leaving
-	skipped []plan.Skip
 
 	since   time.Time // when it began to act, or ceased to
 	quiet   time.Time // since when hardly a packet has come
@@ -115,12 +114,12 @@ func (d *Daemon) tryExpress(ctx context.Context, now time.Time) error {
 // glanceExpress looks for what makes no event, and for frames that do not arrive.
 func (d *Daemon) glanceExpress(ctx context.Context, now time.Time) error {
 	e := &d.expr
-	c, err := d.dp.Counters()
+	drops, err := d.dp.ExpressDrops()
 	if err != nil {
 		return err
 	}
-	dropped := c.ExpressDrop != e.dropped
-	e.dropped = c.ExpressDrop
+	dropped := drops != e.dropped
+	e.dropped = drops
 	if !dropped && !e.judges.glance() {
 		return nil
 	}
@@ -162,7 +161,6 @@ func (d *Daemon) judgeWays(now time.Time) (made plan.Plan, safe map[datapath.Exp
 	in := l.input(e.ways)
 	in.Join = d.opts.Aggregate != governor.Off
 	made = plan.Express(in)
-	e.skipped = made.Skipped
 	same := map[datapath.ExpressKey]int{}
 	for i := range e.ways {
 		w := &e.ways[i]
@@ -337,7 +335,7 @@ func (d *Daemon) stopExpress(ctx context.Context) (rep apply.Report, err error) 
 	}
 	rep, r := d.restore(d.ofExpress)
 	err = errors.Join(err, d.dp.SetExpress(false), r, e.judges.close())
-	e.judges, e.ways, e.open, e.closing, e.skipped = nil, nil, nil, nil, nil
+	e.judges, e.ways, e.open, e.closing = nil, nil, nil, nil
 	e.since = time.Now()
 	return rep, err
 }

@@ -68,7 +68,7 @@ func ExpressPlan(s *node.Scanner, snap node.Snapshot, home uint64, owned map[pla
 	return plan.Express(in), errors.Join(err, l.judges.close())
 }
 
-// judgeWays looks at each way from a NIC to a pod.
+// ways looks at each way from a NIC to a pod.
 func (l lookout) ways() ([]way, error) {
 	var ways []way
 	nics := map[node.DevKey]node.Underlay{}

@@ -229,6 +229,12 @@ func (d *Datapath) ExpressUnfit() (map[string]uint64, error) {
 	return all, nil
 }
 
+// ExpressDrops are the frames that went straight to a pod and found no room there: of Counters, what
+// is read all the time.
+func (d *Datapath) ExpressDrops() (uint64, error) {
+	return sum(d.stages.OlCounters, uint32(stagesOlCounterOL_CNT_EXPRESS_DROP))
+}
+
 func (c CellDevice) key() stagesOlCellKey {
 	return stagesOlCellKey{Ifindex: uint32(c.Ifindex), Netns: uint32(c.NetnsIno)}
 }

@@ -119,8 +119,8 @@ type stagesOlFlag uint32
 
 const (
 	stagesOlFlagOL_F_RESTEER stagesOlFlag = 1
-	stagesOlFlagOL_F_EXPRESS stagesOlFlag = 4
 	stagesOlFlagOL_F_NEUTRAL stagesOlFlag = 2
+	stagesOlFlagOL_F_EXPRESS stagesOlFlag = 4
 )
 
 type stagesOlFrag struct {
