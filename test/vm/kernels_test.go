@@ -76,6 +76,7 @@ var underFiltering = []suite{{pkg: "internal/shortcut"}}
 // xfrm, too.
 var filters = []string{
 	"br_netfilter", "nf_tables", "nf_flow_table_inet", "iptable_filter", "sch_tbf", "sch_ingress", "xfrm_user",
+	"bonding", "8021q", "macvlan", "ipvlan",
 }
 
 // Modules that the tests use; what these need comes along.
