@@ -17,6 +17,13 @@ const (
 	nameLen     = 32
 )
 
+// Features of receiving, by the kernel's names.
+const (
+	GRO           = "rx-gro"
+	UDPForwarding = "rx-udp-gro-forwarding" // GRO joins datagrams that are only passed on
+	GROList       = "rx-gro-list"           // GRO chains packets as they are
+)
+
 // ErrUnknown means that the kernel has no feature of that name.
 var ErrUnknown = errors.New("unknown feature")
 

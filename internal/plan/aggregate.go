@@ -6,13 +6,15 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/overlane/overlane/internal/ethtool"
 )
 
-// The features of a device that aggregation is about, by their kernel names.
+// The features of a device that aggregation is about.
 const (
-	GRO           = "rx-gro"
-	UDPForwarding = "rx-udp-gro-forwarding"
-	GROList       = "rx-gro-list"
+	GRO           = ethtool.GRO
+	UDPForwarding = ethtool.UDPForwarding
+	GROList       = ethtool.GROList
 )
 
 // CountProgram counts what aggregation comes to.

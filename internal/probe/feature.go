@@ -56,6 +56,7 @@ const (
 	SoftnetData  ID = "softnet-data"  // BPF can read the backlog's positions
 	OrderGuard   ID = "order-guard"   // the machine keeps the orders that its proof rests on
 	ThreadedNAPI ID = "threaded-napi" // NAPI in threads
+	UDPGRO       ID = "udp-gro"       // GRO joins datagrams that are only passed on
 	NativeXDP    ID = "native-xdp"    // the NIC's driver runs XDP and can redirect
 )
 

@@ -17,6 +17,8 @@ import (
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/ethtool"
 )
 
 // minRelease is the oldest kernel that the tests run on.
@@ -172,6 +174,19 @@ func askRPS(e env) answer {
 
 func askThreaded(e env) answer {
 	return askLo(e, "threaded", "devices can run NAPI in threads", "devices have no threaded switch", newerKernel(e, "5.12"))
+}
+
+// askUDPGRO asks a device of this namespace; each names all features that the kernel knows.
+func askUDPGRO(e env) answer {
+	const missing = "the kernel's GRO does not join datagrams that are only passed on"
+	all, err := ethtool.Features("lo")
+	if err != nil {
+		return answer{Unknown, err.Error(), asRoot}
+	}
+	if _, known := all[ethtool.UDPForwarding]; !known {
+		return answer{Unsupported, missing, newerKernel(e, "5.12")}
+	}
+	return answer{Supported, "devices have the feature " + ethtool.UDPForwarding, ""}
 }
 
 // askFQ does not try, since that would load the module.

@@ -68,6 +68,7 @@ var probes = []struct {
 	{SoftnetData, "5.5", askSoftnet},
 	{OrderGuard, minRelease, askOrderGuard},
 	{ThreadedNAPI, "5.12", askThreaded},
+	{UDPGRO, "5.12", askUDPGRO},
 	{CPUMap, "4.15", askCPUMap},
 	{CPUMapGRO, "6.15", askCPUMapGRO},
 	{BPFQdisc, "6.16", askBPFQdisc},

@@ -156,7 +156,7 @@ func TestJSONSaysTheWords(t *testing.T) {
 // all are supported features, but for the changes.
 func all(change ...Feature) []Feature {
 	var list []Feature
-	for _, id := range []ID{Kernel, BTF, TCX, TracepointBT, RPS, SoftnetData, OrderGuard, ThreadedNAPI, CPUMap, CPUMapGRO, BPFQdisc, FQ} {
+	for _, id := range []ID{Kernel, BTF, TCX, TracepointBT, RPS, SoftnetData, OrderGuard, ThreadedNAPI, UDPGRO, CPUMap, CPUMapGRO, BPFQdisc, FQ} {
 		f := Feature{ID: id, State: Supported, Reason: "there"}
 		for _, c := range change {
 			if c.ID == id {
@@ -230,25 +230,29 @@ func TestTiers(t *testing.T) {
 
 func TestMechanisms(t *testing.T) {
 	noNIC := Feature{ID: NativeXDP, Device: "eth1", State: Unsupported, Reason: "none", Remedy: "get NIC"}
+	const noUnderlay, setOne = "native-xdp: no underlay was found", "overlane doctor  # after setting underlays: [NIC] in the configuration"
+	yes := func(name string) Mechanism { return Mechanism{Name: name, Possible: true} }
+	lacks := func(name, reason, remedy string) Mechanism {
+		return Mechanism{Name: name, Reason: reason, Remedy: remedy}
+	}
 	for _, tt := range []struct {
-		name           string
-		feats          []Feature
-		possible       bool
-		reason, remedy string
+		name                           string
+		feats                          []Feature
+		priority, aggregation, express Mechanism
 	}{
-		{"everything", all(xdp), true, "", ""},
-		{"one NIC of two is enough", all(noNIC, xdp), true, "", ""},
-		{"no native XDP", all(noNIC), false, "native-xdp of eth1: none", "get NIC"},
-		{"no underlay", all(), false, "native-xdp: no underlay was found", "overlane doctor  # after setting underlays: [NIC] in the configuration"},
-		{"no tcx", all(xdp, no(TCX)), true, "", ""},
-		{"no cpumap", all(xdp, no(CPUMap)), false, "cpumap: none", "get cpumap"},
-		{"no order", all(xdp, no(OrderGuard)), false, "order-guard: none", "get order-guard"},
-		{"no GRO in the lane", all(xdp, no(CPUMapGRO)), true, "TCP bulk costs more while latency traffic is about, without GRO in its lane: none", "get cpumap-gro"},
-		{"no threads", all(xdp, no(CPUMapGRO), no(ThreadedNAPI)), true, "bulk may starve under overload, since the NIC is polled in softirq: none", "get threaded-napi"},
+		{"everything", all(xdp), yes("priority"), yes("aggregation"), yes("express")},
+		{"one NIC of two is enough", all(noNIC, xdp), yes("priority"), yes("aggregation"), yes("express")},
+		{"no native XDP", all(noNIC), lacks("priority", "native-xdp of eth1: none", "get NIC"), yes("aggregation"), lacks("express", "native-xdp of eth1: none", "get NIC")},
+		{"no underlay", all(), lacks("priority", noUnderlay, setOne), yes("aggregation"), lacks("express", noUnderlay, setOne)},
+		{"no tcx", all(xdp, no(TCX)), yes("priority"), lacks("aggregation", "tcx: none", "get tcx"), yes("express")},
+		{"datagrams are not joined", all(xdp, no(UDPGRO)), yes("priority"), lacks("aggregation", "udp-gro: none", "get udp-gro"), yes("express")},
+		{"no cpumap", all(xdp, no(CPUMap)), lacks("priority", "cpumap: none", "get cpumap"), yes("aggregation"), lacks("express", "cpumap: none", "get cpumap")},
+		{"no order", all(xdp, no(OrderGuard)), lacks("priority", "order-guard: none", "get order-guard"), yes("aggregation"), lacks("express", "order-guard: none", "get order-guard")},
+		{"no GRO in the lane", all(xdp, no(CPUMapGRO)), Mechanism{"priority", true, "TCP bulk costs more while latency traffic is about, without GRO in its lane: none", "get cpumap-gro"}, yes("aggregation"), yes("express")},
+		{"no threads", all(xdp, no(CPUMapGRO), no(ThreadedNAPI)), Mechanism{"priority", true, "bulk may starve under overload, since the NIC is polled in softirq: none", "get threaded-napi"}, yes("aggregation"), yes("express")},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			want := []Mechanism{{"priority", tt.possible, tt.reason, tt.remedy}}
-			if d := cmp.Diff(want, Mechanisms(tt.feats)); d != "" {
+			if d := cmp.Diff([]Mechanism{tt.priority, tt.aggregation, tt.express}, Mechanisms(tt.feats)); d != "" {
 				t.Error(d)
 			}
 		})

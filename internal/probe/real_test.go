@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/netns"
 )
 
@@ -85,6 +86,9 @@ var doing = map[ID]func(h *netns.Handle) error{
 	ThreadedNAPI: func(h *netns.Handle) error {
 		return writeSysfs(h, "class/net/vx0/threaded", "1")
 	},
+	UDPGRO: func(h *netns.Handle) error {
+		return h.Do(func() error { return ethtool.SetFeature("vx0", "rx-udp-gro-forwarding", true) })
+	},
 	CPUMap: func(*netns.Handle) error {
 		m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.CPUMap, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 		if err != nil {
@@ -149,7 +153,7 @@ func TestProbesAgreeWithTheKernelsAge(t *testing.T) {
 	newNS(t, "")
 	p := New()
 	// What no build option takes away from a kernel with BPF and BTF.
-	for _, id := range []ID{TCX, ThreadedNAPI, CPUMap, CPUMapGRO} {
+	for _, id := range []ID{TCX, ThreadedNAPI, UDPGRO, CPUMap, CPUMapGRO} {
 		f := p.Feature(id)
 		older, ok := olderThan(p.env.release, f.MinKernel)
 		if !ok {

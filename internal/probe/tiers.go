@@ -59,27 +59,28 @@ type Mechanism struct {
 
 // Mechanisms says which mechanisms the features allow.
 func Mechanisms(feats []Feature) []Mechanism {
-	var t Tier
-	t.need(feats, BTF, TracepointBT, SoftnetData, OrderGuard, CPUMap, NativeXDP)
-	m := Mechanism{"priority", t.Reached, t.Reason, t.Remedy}
-	if !m.Possible {
-		return []Mechanism{m}
+	needs := func(name string, ids ...ID) Mechanism {
+		var t Tier
+		t.need(feats, ids...)
+		return Mechanism{name, t.Reached, t.Reason, t.Remedy}
 	}
-	// The worst lack comes last.
-	for _, lack := range []struct {
-		id   ID
-		what string
-	}{
-		{CPUMapGRO, "TCP bulk costs more while latency traffic is about, without GRO in its lane: "},
-		{ThreadedNAPI, "bulk may starve under overload, since the NIC is polled in softirq: "},
-	} {
-		for _, f := range pick(feats, lack.id) {
-			if f.State != Supported {
-				m.Reason, m.Remedy = lack.what+f.Reason, f.Remedy
-			}
+	atNIC := []ID{BTF, TracepointBT, SoftnetData, OrderGuard, CPUMap, NativeXDP}
+	priority := needs("priority", atNIC...)
+	if priority.Possible {
+		// The worst lack comes last.
+		priority.without(feats, CPUMapGRO, "TCP bulk costs more while latency traffic is about, without GRO in its lane: ")
+		priority.without(feats, ThreadedNAPI, "bulk may starve under overload, since the NIC is polled in softirq: ")
+	}
+	return []Mechanism{priority, needs("aggregation", TCX, UDPGRO), needs("express", atNIC...)}
+}
+
+// without says what it has to do without.
+func (m *Mechanism) without(feats []Feature, id ID, what string) {
+	for _, f := range pick(feats, id) {
+		if f.State != Supported {
+			m.Reason, m.Remedy = what+f.Reason, f.Remedy
 		}
 	}
-	return []Mechanism{m}
 }
 
 // on makes a tier depend on the one below.

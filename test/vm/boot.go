@@ -27,6 +27,8 @@ type Machine struct {
 	// Programs are files that the tests run, found as /bin/NAME. A program that
 	// is not static brings its libraries.
 	Programs []string
+	// Files are found where they are here, such as plug-ins of programs.
+	Files []string
 	Init     string
 	Modules  []string
 	Runs     []guest.Run

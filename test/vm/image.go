@@ -50,6 +50,9 @@ func (m *Machine) pack(to string) (err error) {
 			return fmt.Errorf("program %s: %w", p, err)
 		}
 	}
+	for _, path := range m.Files {
+		files[strings.TrimPrefix(path, "/")] = path
+	}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		data, err := os.ReadFile(files[name])
 		if err != nil {

@@ -157,6 +157,19 @@ var whole = []suite{
 	{pkg: "test/e2e/order", limit: 20 * time.Hour},
 }
 
+// planters are what its tests plant policies with. Only the oldest kernel has legacy ebtables.
+var planters = []string{"nft", "iptables-legacy", "ebtables-legacy"}
+
+// plugins of those: iptables has its verdicts in one.
+const plugins = "/usr/lib/*/xtables/libxt_standard.so"
+
+func legacy(l Line) []string {
+	if l == lines[0] {
+		return []string{"iptable_raw", "ebtable_filter"}
+	}
+	return []string{"iptable_raw"}
+}
+
 var wholeSuite = flag.String("whole", "", "the end-to-end suite on each kernel: what of it to run (all: .)")
 
 // The product as it is shipped, from end to end.
@@ -175,8 +188,9 @@ func TestWholeSuite(t *testing.T) {
 	for _, l := range lines {
 		t.Run(l.String(), func(t *testing.T) {
 			t.Parallel() // the emulator takes one core
-			m := f.machine(t, l, usual, list, filters...)
-			m.Programs = slices.Concat(programs, products)
+			m := f.machine(t, l, usual, list, slices.Concat(filters, legacy(l))...)
+			m.Programs = slices.Concat(programs, planters, products)
+			m.Files, _ = filepath.Glob(plugins)
 			runOn(t, m, list[0].limit)
 		})
 	}
