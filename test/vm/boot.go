@@ -28,10 +28,10 @@ type Machine struct {
 	// is not static brings its libraries.
 	Programs []string
 	// Files are found where they are here, such as plug-ins of programs.
-	Files []string
-	Init     string
-	Modules  []string
-	Runs     []guest.Run
+	Files   []string
+	Init    string
+	Modules []string
+	Runs    []guest.Run
 	Boot
 }
 

@@ -157,18 +157,12 @@ var whole = []suite{
 	{pkg: "test/e2e/order", limit: 20 * time.Hour},
 }
 
-// planters are what its tests plant policies with. Only the oldest kernel has legacy ebtables.
-var planters = []string{"nft", "iptables-legacy", "ebtables-legacy"}
+// planters are what its tests plant policies with. Express acts nowhere where legacy ebtables are
+// in the kernel, so these are left out.
+var planters = []string{"nft", "iptables-legacy"}
 
 // plugins of those: iptables has its verdicts in one.
 const plugins = "/usr/lib/*/xtables/libxt_standard.so"
-
-func legacy(l Line) []string {
-	if l == lines[0] {
-		return []string{"iptable_raw", "ebtable_filter"}
-	}
-	return []string{"iptable_raw"}
-}
 
 var wholeSuite = flag.String("whole", "", "the end-to-end suite on each kernel: what of it to run (all: .)")
 
@@ -188,7 +182,7 @@ func TestWholeSuite(t *testing.T) {
 	for _, l := range lines {
 		t.Run(l.String(), func(t *testing.T) {
 			t.Parallel() // the emulator takes one core
-			m := f.machine(t, l, usual, list, slices.Concat(filters, legacy(l))...)
+			m := f.machine(t, l, usual, list, slices.Concat(filters, []string{"iptable_raw"})...)
 			m.Programs = slices.Concat(programs, planters, products)
 			m.Files, _ = filepath.Glob(plugins)
 			runOn(t, m, list[0].limit)

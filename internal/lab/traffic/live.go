@@ -51,8 +51,10 @@ type Live struct {
 	objs   bpf.GenObjects
 	thread *thread
 	stop   atomic.Bool
-	size   int
-	frags  int
+	// stopping ends who interrupts it, who then closes ended.
+	stopping, ended chan struct{}
+	size            int
+	frags           int
 }
 
 // StartLive starts to send from the sending host of a bed.
@@ -162,6 +164,8 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 	if err != nil {
 		return nil, err
 	}
+	l.stopping, l.ended = make(chan struct{}), make(chan struct{})
+	go l.letGracePeriodsEnd()
 	return l, nil
 }
 
@@ -225,6 +229,45 @@ func (l *Live) run(data []byte, batch int) error {
 	return nil
 }
 
+// graceLimit is by when a grace period of RCU has ended where the generator lets it: within 120 ms
+// on the kernels that ask their system calls to make way.
+const graceLimit = 200 * time.Millisecond
+
+// membarrierGlobal, of linux/membarrier.h, waits for a grace period.
+const membarrierGlobal = 1
+
+// letGracePeriodsEnd has the generator's call begin anew while a grace period takes too long. A
+// call is one read-side section until the kernel asks it to make way (bpf_test_timer_continue);
+// kernels with full or lazy preemption do not ask: they take its core away, section and all.
+func (l *Live) letGracePeriodsEnd() {
+	defer close(l.ended)
+	tick := time.NewTicker(graceLimit)
+	defer tick.Stop()
+	for {
+		select {
+		case <-l.stopping:
+			return
+		case <-tick.C:
+		}
+		over := make(chan unix.Errno, 1)
+		go func() {
+			_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0)
+			over <- errno
+		}()
+		for waiting := true; waiting; {
+			select {
+			case errno := <-over:
+				if errno != 0 {
+					return // a kernel with cores without a tick tells nobody
+				}
+				waiting = false
+			case <-tick.C:
+				_ = unix.Tgkill(unix.Getpid(), l.thread.tid, unix.SIGURG) // it has ended, or ends
+			}
+		}
+	}
+}
+
 // SetSchedule changes the flows' shares while the generator runs.
 func (l *Live) SetSchedule(schedule []uint16, flows int) error {
 	n := l.objs.Schedule.MaxEntries()
@@ -283,6 +326,8 @@ func (l *Live) Sent() (Sent, error) {
 func (l *Live) Stop() (Sent, error) {
 	l.stop.Store(true)
 	err := l.thread.interrupt()
+	close(l.stopping)
+	<-l.ended
 	s, serr := l.Sent()
 	return s, errors.Join(err, serr, l.objs.Close())
 }

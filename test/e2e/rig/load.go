@@ -14,6 +14,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/test/patience"
 )
 
 // Load is paced UDP traffic from the sender's pods to the receiver's, with a
@@ -64,6 +65,9 @@ func (s *steady) Stop() error {
 // that a busy machine could not keep up.
 const Rate = 30000
 
+// noticed is how many datagrams in a second keep a daemon awake.
+const noticed = 12000
+
 const payload = 64
 
 // StartLoad sends flows, in turn to the given pods (none: all), and waits
@@ -76,12 +80,12 @@ func StartLoad(tb testing.TB, b *bed.Bed, flows int, pods ...int) *Load {
 }
 
 // StartSteady is StartLoad with bare frames, as a NIC hands them on, each so long after the one
-// before. They take what others leave of their core, and their order is exact: what is late
-// was overtaken on the way.
+// before, fewer on a slow machine. They take what others leave of their core, and their order
+// is exact: what is late was overtaken on the way.
 func StartSteady(tb testing.TB, b *bed.Bed, flows int, pods ...int) *Load {
 	tb.Helper()
 	return startLoad(tb, b, flows, pods, func(list []traffic.Flow) (generator, error) {
-		live, err := traffic.StartLive(b, traffic.LiveConfig{Flows: list, Size: payload, Core: b.PlaceCores().Gen[0], Gap: time.Second / Rate})
+		live, err := traffic.StartLive(b, traffic.LiveConfig{Flows: list, Size: payload, Core: b.PlaceCores().Gen[0], Gap: min(patience.For(time.Second/Rate), time.Second/noticed)})
 		return &steady{tb: tb, live: live}, err
 	})
 }
