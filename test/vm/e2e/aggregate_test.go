@@ -56,7 +56,7 @@ func TestAggregatedDatagramsComeAsTheyWereSent(t *testing.T) {
 	} {
 		t.Run(way.name, func(t *testing.T) {
 			watchKernel(t)
-			s := layBare(t, way.top, way.near)
+			s := layBare(t, "vxlan", way.top, way.near)
 			residue.Check(t, s.all())
 			d, stop := s.start(t, way.tier, way.how, func(opts *daemon.Options) { opts.Aggregate = governor.Forced })
 			until(t, "datagrams are joined", func() bool {
@@ -99,7 +99,7 @@ func TestAggregatedDatagramsComeAsTheyWereSent(t *testing.T) {
 
 // layBare is lay with a wire out of which a frame comes for each datagram, and bare unless it is
 // near: a packet that its host knows to be encapsulated a NIC's GRO leaves alone (udp_gro_receive).
-func layBare(t *testing.T, top topology, near bool) *splitting {
+func layBare(t *testing.T, kind string, top topology, near bool) *splitting {
 	t.Helper()
 	s := &splitting{}
 	if !near {
@@ -108,7 +108,7 @@ func layBare(t *testing.T, top topology, near bool) *splitting {
 			t.Fatal(err)
 		}
 	}
-	s.lay(t, top)
+	s.lay(t, kind, top)
 	err := s.hosts[0].pod.Do(func() error {
 		return errors.Join(segmentEarly(podDev), ethtool.SetFeature(podDev, "tx-udp-segmentation", false))
 	})

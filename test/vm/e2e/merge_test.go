@@ -167,11 +167,11 @@ func split(t *testing.T, batch int) *splitting {
 func lay(t *testing.T, top topology) *splitting {
 	t.Helper()
 	s := &splitting{}
-	s.lay(t, top)
+	s.lay(t, "vxlan", top)
 	return s
 }
 
-func (s *splitting) lay(t *testing.T, top topology) {
+func (s *splitting) lay(t *testing.T, kind string, top topology) {
 	t.Helper()
 	watchLosses(t)
 	t.Cleanup(func() {
@@ -179,7 +179,7 @@ func (s *splitting) lay(t *testing.T, top topology) {
 			t.Error(err)
 		}
 	})
-	if err := s.buildAs("vxlan", top); err != nil {
+	if err := s.buildAs(kind, top); err != nil {
 		t.Fatal(err)
 	}
 	s.onOneCore(t)

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/overlane/overlane/internal/daemon"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/test/residue"
+)
+
+// Datagrams that go from the NIC straight to the pod are at its socket what they were, from
+// whatever tunnel they came.
+func TestDatagramsThatGoStraightToThePodComeAsTheyWereSent(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: builds network namespaces and loads BPF programs")
+	}
+	for _, kind := range strings.Split(*tunnels, ",") {
+		for _, top := range []topology{bridged, apart} {
+			for _, joined := range []bool{false, true} {
+				if *machineWide && (top == apart || !joined) {
+					continue // what a tunnel and a kernel change is to be seen in one
+				}
+				name := fmt.Sprintf("%s, %s", kind, top)
+				if joined {
+					name += ", joined"
+				}
+				t.Run(name, func(t *testing.T) { goStraight(t, kind, top, joined) })
+			}
+		}
+	}
+}
+
+func goStraight(t *testing.T, kind string, top topology, joined bool) {
+	watchKernel(t)
+	s := layBare(t, kind, top, false)
+	residue.Check(t, s.all())
+	d, stop := s.start(t, governor.TC, func(opts *daemon.Options) {
+		opts.Mode, opts.Microflows.Mode, opts.Aggregate = governor.Off, governor.Off, governor.Off
+		if opts.Express = true; joined {
+			opts.Aggregate = governor.Forced
+		}
+	})
+	v4, v6 := families[0].of, families[1].of
+	until(t, "frames go straight to the pod", func() bool {
+		p := s.parcels(t, v4, 2000, &parcels{seed: 1})
+		p.finish(t)
+		return t.Failed() || d.Status().Counters.ExpressPackets > 0
+	})
+	before := d.Status().Counters
+	n := 10000
+	if *machineWide {
+		n = 1000
+	}
+	flows := []*parcels{
+		s.parcels(t, v4, n, &parcels{seed: 2}),
+		s.parcels(t, v4, n, &parcels{seed: 3, whole: true}),
+		s.parcels(t, v6, n, &parcels{seed: 4}),
+		s.parcels(t, v4, n, &parcels{seed: 5, unchecked: true}),
+	}
+	for _, p := range flows {
+		p.finish(t)
+	}
+	after := d.Status()
+	if t.Failed() {
+		t.Fatalf("%+v, %+v", after.Mechanisms, after.Express)
+	}
+	straight := after.Counters.ExpressPackets - before.ExpressPackets
+	unfit := after.Counters.ExpressUnfit["outer-checksum"] - before.ExpressUnfit["outer-checksum"]
+	t.Logf("%d of %d datagrams went straight to the pod, for %d that cannot be told; %d came to who asked for them as one", straight, 4*n, unfit, flows[1].inOne)
+	// A flow begins on the full path. One without inner checksums stays there: whether its outer
+	// ones are right only the payload tells.
+	if straight < uint64(3*n/2) || unfit < uint64(n) || flows[1].inOne == 0 {
+		t.Errorf("nothing to see: %+v, %+v", after.Mechanisms, after.Counters)
+	}
+	if err := stop(); err != nil {
+		t.Errorf("the daemon ended: %v", err)
+	}
+	p := s.parcels(t, v4, 200, &parcels{seed: 6, whole: true})
+	p.finish(t)
+}
