@@ -26,7 +26,9 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		Aggregate: modeOf(cfg.Aggregate),
 		Express:   cfg.Express == config.ModeAuto,
 		Tier:      governor.TC,
-		Limits:    governor.DefaultLimits(),
+
+		SkipUnusedHooks: cfg.BridgeNetfilter == config.HooksUnused,
+		Limits:          governor.DefaultLimits(),
 		Microflows: daemon.Microflows{
 			Mode:      modeOf(cfg.Microflows.Mode),
 			Batch:     cfg.Microflows.Batch,

@@ -41,6 +41,8 @@ type outlook struct {
 	Aggregate *plannedOutlook `json:"aggregate,omitempty"`
 	// Express has one where it is asked for.
 	Express *plannedOutlook `json:"express,omitempty"`
+	// BridgeNetfilter as well.
+	BridgeNetfilter *plannedOutlook `json:"bridge_netfilter,omitempty"`
 }
 
 // plannedOutlook is the plan of one mechanism.
@@ -128,7 +130,7 @@ func (o outlook) show(w io.Writer) error {
 			}
 		}
 	}
-	for _, m := range []*plannedOutlook{o.Microflows, o.Aggregate, o.Express} {
+	for _, m := range []*plannedOutlook{o.Microflows, o.Aggregate, o.Express, o.BridgeNetfilter} {
 		if m == nil {
 			continue
 		}
@@ -163,7 +165,7 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	}
 	if cfg.Pipeline == config.ModeOff {
 		out.When = "the pipeline is switched off by configuration"
-		if !prioritises(cfg) && !splits(cfg, l) && cfg.Aggregate == config.ModeOff && cfg.Express == config.ModeOff {
+		if !prioritises(cfg) && !splits(cfg, l) && cfg.Aggregate == config.ModeOff && cfg.Express == config.ModeOff && cfg.BridgeNetfilter == config.HooksKept {
 			out.When = "run would only watch: " + out.When
 			return out, nil
 		}
@@ -177,6 +179,11 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	}
 	if cfg.Express != config.ModeOff {
 		if out.Express, err = planExpress(cfg, s, l, owned); err != nil {
+			return out, err
+		}
+	}
+	if cfg.BridgeNetfilter != config.HooksKept {
+		if out.BridgeNetfilter, err = planBridging(s, l, owned); err != nil {
 			return out, err
 		}
 	}
@@ -317,6 +324,22 @@ func planExpress(cfg *config.Config, s *node.Scanner, l look, owned map[plan.Set
 		out.When = "to hand frames straight to pods, no setting is to be changed:"
 	default:
 		out.When = "once packets come fast, run would hand them straight to pods where nothing on the way could tell:"
+	}
+	return out, nil
+}
+
+// planBridging is what bridges change that call netfilter where nobody is.
+func planBridging(s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*plannedOutlook, error) {
+	out := &plannedOutlook{When: "once packets come fast, run would have bridges leave out netfilter where nobody is:"}
+	var err error
+	if out.Plan, err = daemon.BridgingPlan(s, l.snap, owned, ownIfRunning()); err != nil {
+		return nil, err
+	}
+	switch {
+	case len(out.Steps) == 0 && len(out.Skipped) > 0:
+		out.When = "run would have bridges call netfilter as they do:"
+	case len(out.Steps) == 0:
+		out.When = "no bridge with a tunnel calls netfilter"
 	}
 	return out, nil
 }

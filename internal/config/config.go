@@ -40,6 +40,8 @@ type Config struct {
 	Aggregate Mode `json:"aggregate"`
 	// Express hands frames from the NICs straight to the pods: auto or off.
 	Express Mode `json:"express"`
+	// BridgeNetfilter says whether bridges call netfilter's hooks where nobody is.
+	BridgeNetfilter BridgeNetfilter `json:"bridge_netfilter"`
 	// Tier bounds which kernel facilities the pipeline uses.
 	Tier Tier `json:"tier"`
 	// Priority lets flows overtake others.
@@ -104,6 +106,14 @@ const (
 	MinBranches, MaxBranches = 1, 8
 )
 
+// BridgeNetfilter is what becomes of the hooks that bridges call.
+type BridgeNetfilter string
+
+const (
+	HooksKept   BridgeNetfilter = "keep"
+	HooksUnused BridgeNetfilter = "skip-unused" // left out as long as nobody is there
+)
+
 // Tier is the set of kernel facilities that may be used.
 type Tier string
 
@@ -161,10 +171,13 @@ type Limits struct {
 // Default returns the configuration of an empty file.
 func Default() *Config {
 	return &Config{
-		Pipeline:   ModeAuto,
-		Aggregate:  ModeAuto,
-		Express:    ModeOff,
-		Tier:       TierAuto,
+		Pipeline:  ModeAuto,
+		Aggregate: ModeAuto,
+		Express:   ModeOff,
+		Tier:      TierAuto,
+
+		BridgeNetfilter: HooksKept,
+
 		Microflows: Microflows{Mode: ModeAuto, Batch: 256, Cores: 2, UDPOrder: OrderExact, Hold: 100 * time.Millisecond, Delay: time.Millisecond},
 		Priority:   Priority{Mode: PriorityBatch, Classify: ClassifyRules, Threads: ThreadsAuto, BulkShare: 20},
 		Limits:     Limits{BusyCores: 80},

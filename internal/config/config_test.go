@@ -42,6 +42,7 @@ pipeline: forced
 microflows: {mode: off, batch: 64, cores: 3, elephant: 2.5Gbit, udp-order: none, hold: 250ms, delay: 300us}
 aggregate: forced
 express: auto
+bridge-netfilter: skip-unused
 tier: xdp
 priority:
   mode: off
@@ -63,6 +64,9 @@ metrics: "[::1]:9000"
 			Microflows: Microflows{Mode: ModeOff, Batch: 64, Cores: 3, Elephant: 2500000000, UDPOrder: OrderNone, Hold: 250 * time.Millisecond, Delay: 300 * time.Microsecond},
 			Aggregate:  ModeForced,
 			Express:    ModeAuto,
+
+			BridgeNetfilter: HooksUnused,
+
 			Priority: Priority{Mode: PriorityOff, Classify: ClassifyAuto, Threads: ThreadsOff, BulkShare: 30, Rules: []rules.Rule{
 				{Name: "web", Class: rules.Latency, Proto: 6, Port: 80, Network: rules.Overlay},
 				{Name: "batch", Class: rules.Bulk, Prefix: netip.MustParsePrefix("10.32.7.0/24"), Network: rules.Overlay},
@@ -110,7 +114,7 @@ func TestThousandsOfRules(t *testing.T) {
 }
 
 func TestParseErrorsNameLineAndWhatIsAllowed(t *testing.T) {
-	const all = "underlays, cores, pipeline, microflows, aggregate, express, tier, priority, limits, metrics"
+	const all = "underlays, cores, pipeline, microflows, aggregate, express, bridge-netfilter, tier, priority, limits, metrics"
 	for name, tc := range map[string]struct{ in, want string }{
 		"unknown key":          {"# c\npipline: auto", `f:2: unknown key "pipline"; allowed: ` + all},
 		"express by force":     {"express: forced", `f:1: express: unknown value "forced"; allowed: off, auto`},
@@ -285,7 +289,7 @@ func TestKeysDocumentTheSchema(t *testing.T) {
 			t.Errorf("%s is documented incompletely: %+v", k.Name, k)
 		}
 	}
-	if d := cmp.Diff([]string{"underlays", "cores", "pipeline", "microflows.mode", "microflows.batch", "microflows.cores", "microflows.elephant", "microflows.udp-order", "microflows.hold", "microflows.delay", "aggregate", "express", "tier", "priority.mode", "priority.classify", "priority.threads", "priority.bulk-share", "priority.rules", "limits.busy-cores", "metrics"}, names); d != "" {
+	if d := cmp.Diff([]string{"underlays", "cores", "pipeline", "microflows.mode", "microflows.batch", "microflows.cores", "microflows.elephant", "microflows.udp-order", "microflows.hold", "microflows.delay", "aggregate", "express", "bridge-netfilter", "tier", "priority.mode", "priority.classify", "priority.threads", "priority.bulk-share", "priority.rules", "limits.busy-cores", "metrics"}, names); d != "" {
 		t.Error(d)
 	}
 }

@@ -68,6 +68,13 @@ var schema = keys{
 		},
 	},
 	{
+		name: "bridge-netfilter", about: "have bridges leave out netfilter's hooks of IP as long as no rule and no program is there",
+		allowed: allow(HooksKept, HooksUnused), def: string(Default().BridgeNetfilter),
+		read: func(d *decoder, path string, n ast.Node) error {
+			return word(d, path, n, &d.cfg.BridgeNetfilter, HooksKept, HooksUnused)
+		},
+	},
+	{
 		name: "tier", about: "the kernel facilities to use; xdp fails where the node does not reach it",
 		allowed: allow(TierAuto, TierTC, TierXDP), def: string(Default().Tier),
 		read: func(d *decoder, path string, n ast.Node) error {

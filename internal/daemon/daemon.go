@@ -40,6 +40,8 @@ type Options struct {
 	Aggregate governor.Mode
 	// Express hands frames from the NICs straight to the pods.
 	Express bool
+	// SkipUnusedHooks has bridges leave out netfilter's hooks of IP while nobody is there.
+	SkipUnusedHooks bool
 	// Rules name flows for priority; without any it is off.
 	Rules    []rules.Rule
 	Priority Priority
@@ -70,6 +72,7 @@ type Daemon struct {
 	micro    microflows
 	aggr     aggregation
 	expr     express
+	bridge   bridging
 	prio     *priority                 // nil without rules
 	prioPast datapath.PriorityCounters // of the times before, when there were rules
 	added    []rules.Rule              // at run time
@@ -188,8 +191,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 			err = d.followSync(time.Now())
 		case <-d.expr.changed():
 			err = d.tryExpress(ctx, time.Now())
-		case <-d.expr.due(glance.C):
-			err = d.glanceExpress(ctx, time.Now())
+		case <-d.bridge.changed():
+			err = d.tryBridging(time.Now())
+		case <-d.glances(glance.C):
+			err = d.glance(ctx, time.Now())
 		case fn := <-d.requests:
 			fn()
 		case <-d.guard.Done():
@@ -213,7 +218,7 @@ func (d *Daemon) rescan(ctx context.Context) error {
 		d.log.Warn("some underlays could not be followed", "reason", err)
 	}
 	d.placeThreads()
-	d.aggr.checked, d.expr.checked = time.Time{}, time.Time{}
+	d.aggr.checked, d.expr.checked, d.bridge.checked = time.Time{}, time.Time{}, time.Time{}
 	if !d.pipe.armed {
 		err := d.dp.SetTunnels(tunnelDevices(d.scanner, snap), underlayDevices(d.scanner, snap))
 		if errors.Is(err, datapath.ErrTooManyTunnels) {
@@ -246,7 +251,7 @@ func (d *Daemon) follow(ctx context.Context) error {
 
 // step takes one window: measure, decide, act.
 func (d *Daemon) step(ctx context.Context, now time.Time) error {
-	if err := errors.Join(d.lookOnline(now), d.lookPriority(now), d.stepAggregation(now), d.stepExpress(ctx, now)); err != nil {
+	if err := errors.Join(d.lookOnline(now), d.lookPriority(now), d.stepAggregation(now), d.stepExpress(ctx, now), d.stepBridging(now)); err != nil {
 		return err
 	}
 	in, ok, err := d.measure(now)
@@ -344,8 +349,9 @@ func (d *Daemon) stop() error {
 	_, err := d.pipe.disarm(ctx)
 	_, eerr := d.stopExpress(ctx)
 	_, perr := d.stopPriority(ctx)
+	_, berr := d.stopBridging()
 	_, aerr := d.stopAggregation()
-	return errors.Join(err, eerr, d.pipe.detachXDP(), perr, aerr, d.close())
+	return errors.Join(err, eerr, d.pipe.detachXDP(), perr, berr, aerr, d.close())
 }
 
 // close lets go of everything; what is journalled stays for the guardian unless
@@ -374,8 +380,10 @@ func (d *Daemon) newPipeline() *pipeline {
 	return &pipeline{
 		log: d.log, dp: d.dp, scanner: d.scanner, locked: d.locked,
 		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, xdp: map[node.DevKey]io.Closer{}, offline: d.isOffline, lost: map[int]bool{},
-		express: d.expr.claims, meanwhile: d.watchWays,
-		others: func(s plan.Setting) bool { return d.ofPriority(s) || d.ofExpress(s) || ofAggregation(s) },
+		express: d.expr.claims, meanwhile: func() { d.watchWays(); d.watchBridging() },
+		others: func(s plan.Setting) bool {
+			return d.ofPriority(s) || d.ofExpress(s) || ofAggregation(s) || ofBridging(s)
+		},
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -29,7 +28,7 @@ type express struct {
 	closing map[datapath.ExpressKey]leaving
 
 	since   time.Time // when it began to act, or ceased to
-	quiet   time.Time // since when hardly a packet has come
+	awake   awake
 	checked time.Time
 	glanced time.Time // while the daemon waits
 	retry   time.Time
@@ -48,8 +47,6 @@ const (
 	glanceEvery = 50 * time.Millisecond
 	// closeAfter is by when every flow has left a way that is withdrawn.
 	closeAfter = 100 * time.Millisecond
-	// expressQuiet is how long hardly a packet must have come before the ways are closed.
-	expressQuiet = time.Minute
 )
 
 // stepExpress takes one window: decide, act.
@@ -59,14 +56,11 @@ func (d *Daemon) stepExpress(ctx context.Context, now time.Time) error {
 		_, err := d.stopExpress(ctx)
 		return err
 	}
-	rate, err := d.softnet.read(now)
+	active, err := d.isAwake(&e.awake, now)
 	if err != nil {
 		return err
 	}
-	if rate >= asleepBelow && !math.IsInf(rate, 1) {
-		e.quiet = now
-	}
-	active := now.Sub(e.quiet) < expressQuiet && now.After(e.retry)
+	active = active && now.After(e.retry)
 	switch {
 	case !active && e.judges == nil:
 	case !active:
@@ -87,13 +81,8 @@ func (e *express) changed() <-chan struct{} {
 	return e.judges.changed
 }
 
-// due is the time to glance, while there are ways that flows may be on.
-func (e *express) due(tick <-chan time.Time) <-chan time.Time {
-	if len(e.open)+len(e.closing) == 0 {
-		return nil
-	}
-	return tick
-}
+// glancing tells whether there are ways that flows may be on.
+func (e *express) glancing() bool { return len(e.open)+len(e.closing) > 0 }
 
 // tryExpress makes it fit the node; where that fails, it leaves no trace.
 func (d *Daemon) tryExpress(ctx context.Context, now time.Time) error {

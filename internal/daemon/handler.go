@@ -56,7 +56,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Netns = fmt.Sprint(d.cookie)
 	st.Cores = d.cores
 	st.Tiers = d.opts.Tiers
-	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggregationMechanism(), d.expressMechanism()}
+	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggregationMechanism(), d.expressMechanism(), d.bridgingMechanism()}
 	d.fillDevices(st)
 	d.fillExpress(st)
 	frames, err := d.ruleFrames()
@@ -283,7 +283,7 @@ func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 		}
 		d.opts.Mode, d.opts.Limits, d.opts.Cores = opts.Mode, opts.Limits, opts.Cores
 		d.gov.Reconfigure(opts.Mode, opts.Limits)
-		d.opts.Aggregate, d.opts.Express = opts.Aggregate, opts.Express
+		d.opts.Aggregate, d.opts.Express, d.opts.SkipUnusedHooks = opts.Aggregate, opts.Express, opts.SkipUnusedHooks
 		d.aggr.gov.Reconfigure(opts.Aggregate)
 		d.opts.Microflows = opts.Microflows
 		d.micro.gov.Reconfigure(opts.Microflows.Mode, opts.Limits)

@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"errors"
+	"math"
 	"time"
 
 	"github.com/overlane/overlane/internal/datapath"
@@ -99,6 +100,24 @@ func (d *Daemon) isQuiet(now time.Time) bool {
 		return false
 	}
 	return true
+}
+
+// awake is until when what acts by settings alone stays in place.
+type awake struct{ last time.Time }
+
+// calmAfter is how long hardly a packet must have come before that is taken off.
+const calmAfter = time.Minute
+
+// isAwake tells whether packets come, or came lately.
+func (d *Daemon) isAwake(a *awake, now time.Time) (bool, error) {
+	rate, err := d.softnet.read(now)
+	if err != nil {
+		return false, err
+	}
+	if rate >= asleepBelow && !math.IsInf(rate, 1) {
+		a.last = now
+	}
+	return now.Sub(a.last) < calmAfter, nil
 }
 
 // wants tells whether something that is measured for has that mode.

@@ -3,7 +3,9 @@
 package daemon
 
 import (
+	"context"
 	"errors"
+	"time"
 
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/shortcut"
@@ -54,6 +56,26 @@ func (j *judges) glance() bool {
 		}
 	}
 	return false
+}
+
+// glances is the time to glance, while something rests on what makes no event.
+func (d *Daemon) glances(tick <-chan time.Time) <-chan time.Time {
+	if !d.expr.glancing() && d.bridge.judges == nil {
+		return nil
+	}
+	return tick
+}
+
+// glance looks for what makes no event.
+func (d *Daemon) glance(ctx context.Context, now time.Time) error {
+	var err error
+	if d.bridge.judges != nil && d.bridge.judges.glance() {
+		err = d.tryBridging(now)
+	}
+	if d.expr.glancing() {
+		err = errors.Join(err, d.glanceExpress(ctx, now))
+	}
+	return err
 }
 
 // keep lets go of all other namespaces: to be watched keeps one alive.

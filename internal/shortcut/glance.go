@@ -42,8 +42,8 @@ func (rs *readings) same() (bool, error) {
 	return true, nil
 }
 
-// Glance tells whether what makes no event is otherwise than the last Look or
-// LookIngress saw it, or cannot be read; the reason is then in err. It is true
+// Glance tells whether what makes no event is otherwise than the last Look,
+// LookIngress or BridgeCalls saw it, or cannot be read; the reason is then in err. It is true
 // before the first look, too.
 //
 // It reads again the programs on tcx hooks, BPF links, small files (settings,
@@ -59,12 +59,12 @@ func (w *Watcher) Glance() (changed bool, err error) {
 	if w.closed {
 		return true, errors.New("the network namespace is no longer watched")
 	}
-	if !w.ways.made && !w.nics.made {
+	if !w.ways.made && !w.nics.made && !w.calls.made {
 		return true, nil
 	}
 	same := true
 	err = w.h.Do(func() (err error) {
-		for _, rs := range []*readings{&w.ways, &w.nics} {
+		for _, rs := range []*readings{&w.ways, &w.nics, &w.calls} {
 			if same, err = rs.same(); !same || err != nil {
 				return err
 			}

@@ -190,6 +190,9 @@ func (j *judge) deviceHooks() string {
 	return ""
 }
 
+// bridgedHooks are those that br_netfilter calls for what a bridge forwards.
+var bridgedHooks = []int{unix.NF_INET_PRE_ROUTING, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
+
 // ipHooks judges what br_netfilter calls, if it is there.
 func (j *judge) ipHooks() string {
 	n := j.f.Netfilter
@@ -206,7 +209,7 @@ func (j *judge) ipHooks() string {
 			continue
 		}
 		calls := "br_netfilter hands the frames of " + j.bridge.Name + " to " + v.name + " (bridge-nf-call-" + v.name + "), and "
-		if who := hooked(n, v.family, v.legacy, unix.NF_INET_PRE_ROUTING, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING); who != "" {
+		if who := hooked(n, v.family, v.legacy, bridgedHooks...); who != "" {
 			return calls + who
 		}
 	}

@@ -33,6 +33,7 @@ type Watcher struct {
 	bpf    bpfLinks
 	ways   readings // of the last Look
 	nics   readings // of the last LookIngress
+	calls  readings // of the last BridgeCalls
 	side   side
 	closed bool
 

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shortcut
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// BridgeCall is one of the settings by which br_netfilter hands what the bridges of a namespace
+// forward to netfilter's hooks of IP.
+type BridgeCall struct {
+	Sysctl string // below /proc/sys
+	Value  string // empty: br_netfilter is not there
+	// Used says who is at those hooks; empty: nobody is, and a frame passes them as it came.
+	Used string
+}
+
+// The settings, by version of IP. What calls arptables is left alone.
+const (
+	bridgeCalls4 = "net/bridge/bridge-nf-call-iptables"
+	bridgeCalls6 = "net/bridge/bridge-nf-call-ip6tables"
+)
+
+// BridgeCalls looks at what bridges hand to netfilter here, whether they do so now or not. What
+// cannot be looked at counts as used.
+func (w *Watcher) BridgeCalls() []BridgeCall {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.calls = readings{}
+	calls := []BridgeCall{{Sysctl: bridgeCalls4}, {Sysctl: bridgeCalls6}}
+	if w.closed {
+		return unknown(calls, "the network namespace is no longer watched")
+	}
+	if err := w.h.Do(func() error { return w.bridgeCalls(calls) }); err != nil {
+		w.calls.fail(err)
+		return unknown(calls, fmt.Sprintf("who is at netfilter's hooks cannot be looked at: %v", err))
+	}
+	return calls
+}
+
+func unknown(calls []BridgeCall, why string) []BridgeCall {
+	for i := range calls {
+		calls[i].Used = why
+	}
+	return calls
+}
+
+// bridgeCalls runs on a thread in the namespace.
+func (w *Watcher) bridgeCalls(calls []BridgeCall) error {
+	there := false
+	for i := range calls {
+		l, err := list(&w.calls, "/proc/sys/"+calls[i].Sysctl)
+		if err != nil {
+			return err
+		}
+		if len(l) > 0 {
+			calls[i].Value, there = l[0], true
+		}
+	}
+	if !there {
+		return nil
+	}
+	built, err := builtIn()
+	if err != nil {
+		return err
+	}
+	var n Netfilter
+	if n.Chains, err = w.chains(built.nftables, &w.calls); err != nil {
+		return err
+	}
+	if n.Tables6, err = list(&w.calls, "/proc/thread-self/net/ip6_tables_names"); err != nil {
+		return err
+	}
+	if _, err := w.ipHooks(&n, &w.calls); err != nil {
+		return err
+	}
+	calls[0].Used = hooked(n, unix.NFPROTO_IPV4, n.Tables4, bridgedHooks...)
+	calls[1].Used = hooked(n, unix.NFPROTO_IPV6, n.Tables6, bridgedHooks...)
+	return nil
+}
