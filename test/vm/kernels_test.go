@@ -182,7 +182,7 @@ func TestWholeSuite(t *testing.T) {
 	for _, l := range lines {
 		t.Run(l.String(), func(t *testing.T) {
 			t.Parallel() // the emulator takes one core
-			m := f.machine(t, l, usual, list, slices.Concat(filters, []string{"iptable_raw"})...)
+			m := f.machine(t, l, usual, list, slices.Concat(filters, []string{"iptable_raw", "cls_bpf"})...)
 			m.Programs = slices.Concat(programs, planters, products)
 			m.Files, _ = filepath.Glob(plugins)
 			runOn(t, m, list[0].limit)

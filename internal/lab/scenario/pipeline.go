@@ -47,6 +47,7 @@ type daemon struct {
 	express                   uint64
 	joined                    float64 // shares of packets in super-packets, a sum
 	stretches                 int
+	active                    int    // of those, in which its mechanism was active
 	mechanism                 string // the one that the variant is about
 	reason                    string // its own, at the end of the last stretch
 	predicted                 float64
@@ -144,6 +145,20 @@ func express(aggregate, pipeline string) func(context.Context, *env, scenario) (
 		e.threads, e.watch = d.lanes, d.watch
 		return session{acted: d.expressed, reason: func() string { return d.reason }, end: d.end}, nil
 	}
+}
+
+// startSkipping has bridges leave out the hooks at which nobody is.
+func startSkipping(ctx context.Context, e *env, _ scenario) (session, error) {
+	d, err := e.startDaemon(ctx, "pipeline: off\nmicroflows: {mode: off}\nbridge-netfilter: skip-unused\n")
+	if err != nil {
+		return session{}, err
+	}
+	d.mechanism = "bridge-netfilter"
+	e.threads, e.watch = d.lanes, d.watch
+	acted := func() map[string]float64 {
+		return map[string]float64{report.Acted: float64(d.active) / float64(max(d.stretches, 1))}
+	}
+	return session{acted: acted, reason: func() string { return d.reason }, end: d.end}, nil
 }
 
 // priority returns a variant's start: the daemon with the scenario's latency
@@ -276,6 +291,9 @@ func (d *daemon) watch(ctx context.Context, begins bool) error {
 	d.express += c.Counters.Express - d.base.Counters.Express
 	d.changes += c.Counters.LaneChanges - d.base.Counters.LaneChanges
 	d.stretches++
+	if c.active(d.mechanism) && d.base.active(d.mechanism) {
+		d.active++
+	}
 	if n := c.Counters.Counted - d.base.Counters.Counted; n > 0 && c.active("aggregate") && d.base.active("aggregate") {
 		d.joined += float64(c.Counters.Aggregated-d.base.Counters.Aggregated) / float64(n)
 	}
