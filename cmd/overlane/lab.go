@@ -209,6 +209,7 @@ func newLabRunCmd() *cobra.Command {
 	f.StringVar((*string)(&cfg.Rates), "rates", "equal", "shares of the flows: equal, skewed, shifting")
 	f.IntVar(&cfg.Size, "size", 0, "bytes in a datagram, or written to a TCP connection at a time (default: the scenario's own)")
 	f.Float64Var(&cfg.Load, "load", 0, "background load, as a share of saturation (default: the scenario's own)")
+	f.BoolVar(&cfg.Awake, "awake", false, "keep the machine's cores from halting meanwhile (/dev/cpu_dma_latency): what saves work lets them halt, and to wake takes its time")
 	f.IntVar(&cfg.Batch, "batch", 0, "frames in a micro-flow, in variants that have them (default: overlane's own)")
 	f.StringVar(&reportDir, "report", "", "write a page with plots, and the raw numbers, to this directory")
 	f.BoolVar(&asJSON, "json", false, "print JSON instead of a table")
@@ -302,13 +303,15 @@ func labCommand(cmd *cobra.Command, name string) string {
 	if name != cmd.Name() {
 		words = append(words, name)
 	}
-	for _, flag := range []string{"variants", "rounds", "seconds", "nic", "napi", "queues", "topology", "ipv6", "flows", "rates", "size", "load", "batch"} {
+	for _, flag := range []string{"variants", "rounds", "seconds", "nic", "napi", "queues", "topology", "ipv6", "flows", "rates", "size", "load", "batch", "awake"} {
 		if f := cmd.Flags().Lookup(flag); f != nil && f.Changed {
 			words = append(words, "--"+flag, strings.Trim(f.Value.String(), "[]"))
 		}
 	}
-	if i := slices.Index(words, "--ipv6"); i >= 0 {
-		words = slices.Delete(words, i+1, i+2)
+	for _, set := range []string{"--ipv6", "--awake"} {
+		if i := slices.Index(words, set); i >= 0 {
+			words = slices.Delete(words, i+1, i+2)
+		}
 	}
 	return strings.Join(words, " ")
 }

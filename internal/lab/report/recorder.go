@@ -14,6 +14,7 @@ type Meta struct {
 	Scenario string
 	NIC      string // thread or softirq
 	NAPI     string // how the NIC's threads are scheduled; none: not said
+	Awake    bool   // cores did not halt
 	Kernel   string // release, as uname -r prints it
 	Cores    int
 	Rounds   int     // as announced; a round that never comes is missing
@@ -102,6 +103,7 @@ func (r *Recorder) Finish() Result {
 		Scenario:  m.Scenario,
 		NIC:       m.NIC,
 		NAPI:      m.NAPI,
+		Awake:     m.Awake,
 		Machine:   Machine{Kernel: m.Kernel, Cores: m.Cores},
 		Rounds:    r.rounds,
 		Seconds:   m.Seconds,

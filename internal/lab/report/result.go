@@ -40,8 +40,9 @@ type Machine struct {
 // Result is a finished series of one scenario, as written to result.json.
 type Result struct {
 	Scenario string    `json:"scenario"`
-	NIC      string    `json:"nic"`            // how the wire's receive end polls: thread or softirq
-	NAPI     string    `json:"napi,omitempty"` // how its threads are scheduled: "nice -20" or "fifo 1"
+	NIC      string    `json:"nic"`             // how the wire's receive end polls: thread or softirq
+	NAPI     string    `json:"napi,omitempty"`  // how its threads are scheduled: "nice -20" or "fifo 1"
+	Awake    bool      `json:"awake,omitempty"` // the machine's cores were kept from halting
 	Machine  Machine   `json:"machine"`
 	Rounds   int       `json:"rounds"`
 	Seconds  float64   `json:"seconds"` // per round and variant

@@ -39,10 +39,14 @@ func (r Result) facts() []string {
 	if r.NAPI != "" {
 		nic += " at " + r.NAPI
 	}
+	cores := plural(r.Machine.Cores, "core")
+	if r.Awake {
+		cores += " kept awake"
+	}
 	return []string{
 		nic,
 		"Linux " + r.Machine.Kernel,
-		plural(r.Machine.Cores, "core"),
+		cores,
 		plural(r.Rounds, "round") + " × " + seconds(r.Seconds),
 	}
 }

@@ -30,6 +30,7 @@ type Config struct {
 	Size     int     // UDP payload in bytes, or what is written to TCP at a time; 0: the scenario's own
 	Load     float64 // background as a share of saturation; 0: the scenario's own
 	Batch    int     // frames in a micro-flow; 0: the product's own number
+	Awake    bool    // cores of the machine do not halt meanwhile
 	Binary   string  // the program that pipeline variants start; default this one
 	Command  string  // what to type to get this series again
 	clients  int     // of a server, where the scenario has one

@@ -73,6 +73,13 @@ func run(ctx context.Context, b *bed.Bed, cfg Config, eager bool) ([]report.Resu
 		return nil, err
 	}
 	defer clock.Close()
+	if cfg.Awake {
+		done, err := traffic.StayAwake()
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+	}
 	perCheck, err := traffic.CheckerCost()
 	if err != nil {
 		return nil, err
@@ -102,7 +109,7 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 	if label != "" {
 		name += "/" + label
 	}
-	rep := report.New(report.Meta{Scenario: name, NIC: string(e.bed.NIC), NAPI: e.bed.Polling(), Kernel: kernelRelease(), Cores: runtime.NumCPU(),
+	rep := report.New(report.Meta{Scenario: name, NIC: string(e.bed.NIC), NAPI: e.bed.Polling(), Awake: cfg.Awake, Kernel: kernelRelease(), Cores: runtime.NumCPU(),
 		Rounds: cfg.Rounds, Seconds: cfg.Length.Seconds(), Command: cfg.Command})
 	if s.prepare != nil && !e.prepared {
 		e.prepared = true
