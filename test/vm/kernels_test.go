@@ -63,7 +63,7 @@ var underSpecial = []suite{
 	{pkg: "cmd/overlane", args: []string{"-test.run=^TestCoresThatAreSetApartAreNotUsed$"}},
 	{pkg: "internal/datapath", args: []string{"-test.run=^(TestXDPRedirectsToALane|TestSamplingStartsAnew)"}},
 	{pkg: "test/vm/e2e", args: []string{"-tunnels=vxlan", "-machine-wide", "-backlog-threads",
-		"-test.skip=^TestMerge$/^(datagrams|faults|no_pod|killed)|^TestAggregatedDatagrams"}},
+		"-test.skip=^TestMerge$/^(datagrams|faults|no_pod|killed)|^TestAggregatedDatagrams|^TestDatagramsThatGoStraight"}},
 }
 
 // filtering is a machine with all that can stand between the ports of a bridge.

@@ -20,17 +20,18 @@ func TestDatagramsThatGoStraightToThePodComeAsTheyWereSent(t *testing.T) {
 		t.Skip("needs root: builds network namespaces and loads BPF programs")
 	}
 	for _, kind := range strings.Split(*tunnels, ",") {
-		for _, top := range []topology{bridged, apart} {
-			for _, joined := range []bool{false, true} {
-				if *machineWide && (top == apart || !joined) {
-					continue // what a tunnel and a kernel change is to be seen in one
-				}
-				name := fmt.Sprintf("%s, %s", kind, top)
-				if joined {
-					name += ", joined"
-				}
-				t.Run(name, func(t *testing.T) { goStraight(t, kind, top, joined) })
+		for _, row := range []struct {
+			top    topology
+			joined bool
+		}{{bridged, true}, {apart, false}} {
+			if *machineWide && !row.joined {
+				continue // what a tunnel and a kernel change is to be seen in one
 			}
+			name := fmt.Sprintf("%s, %s", kind, row.top)
+			if row.joined {
+				name += ", joined"
+			}
+			t.Run(name, func(t *testing.T) { goStraight(t, kind, row.top, row.joined) })
 		}
 	}
 }
