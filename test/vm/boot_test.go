@@ -22,6 +22,8 @@ func TestKernelsComplaintsAreSeenInEachKernelsWords(t *testing.T) {
 		{"[    9.1] WARNING: net/core/dev.c:5678 at f+0x1/0x2, CPU#1: test/73", true}, // 7.x
 		{"[    9.1] Kernel panic - not syncing: Attempted to kill init! exitcode=0x00000200", true},
 		{"[    9.1] BUG: kernel NULL pointer dereference, address: 0000000000000000", true},
+		{"[    9.1] WARNING: CPU: 2 PID: 3304 at arch/x86/kernel/traps.c:1120 exc_debug_kernel+0xca/0x160\n[    9.2] WARNING: CPU: 1 PID: 73 at net/core/dev.c:5678 f+0x1/0x2", true},
+		{"[    9.1] WARNING: CPU: 2 PID: 3304 at arch/x86/kernel/traps.c:1120 exc_debug_kernel+0xca/0x160", false},
 		{"[    0.1] WARNING: Spectre v2 mitigation leaves CPU vulnerable to RETBleed attacks", false},
 		{"[    0.1] Spectre V2 : WARNING: CPU does not support IBPB.", false},
 	} {
