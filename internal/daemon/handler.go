@@ -238,9 +238,10 @@ func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 		out.Report, err = d.pipe.disarm(stop)
 		ways, eerr := d.stopExpress(stop)
 		more, perr := d.stopPriority(stop)
+		hooks, berr := d.stopBridging()
 		again, aerr := d.stopAggregation()
-		out.Results = slices.Concat(out.Results, more.Results, again.Results, ways.Results)
-		if err = errors.Join(err, perr, aerr, eerr); err == nil {
+		out.Results = slices.Concat(out.Results, more.Results, hooks.Results, again.Results, ways.Results)
+		if err = errors.Join(err, perr, berr, aerr, eerr); err == nil {
 			d.off = true
 		}
 	})

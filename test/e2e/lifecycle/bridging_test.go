@@ -127,21 +127,47 @@ func TestUnusedHooksAreLeftOutUntilSomebodyComes(t *testing.T) {
 	}
 }
 
-// Also when the daemon is killed, bridges call netfilter again.
-func TestUnusedHooksAreCalledAgainWhenTheDaemonIsKilled(t *testing.T) {
-	b := lab(t, bed.Options{})
-	if _, err := os.Stat("/proc/sys/net/bridge"); err != nil {
-		t.Skip("needs br_netfilter")
+// However it ends, bridges call netfilter again.
+func TestUnusedHooksAreCalledAgainInTheEnd(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		end  func(*testing.T, *rig.Daemon, *netns.Handle)
+	}{
+		{"killed", func(t *testing.T, d *rig.Daemon, _ *netns.Handle) {
+			d.Signal(unix.SIGKILL)
+			killed(t, d.Exited())
+		}},
+		{"off", func(t *testing.T, d *rig.Daemon, _ *netns.Handle) {
+			r := d.Verb("off")
+			if n := strings.Count(r.Out, "bridge-nf-call-"); r.Code != 0 || n != 2 {
+				t.Errorf("exit code %d, and %d of 2 settings in\n%s%s", r.Code, n, r.Out, r.Err)
+			}
+		}},
+		{"configured to be kept", func(t *testing.T, d *rig.Daemon, ns *netns.Handle) {
+			d.Reload(strings.Replace(skipsUnused, "skip-unused", "keep", 1))
+			untilCalls(t, ns, "11")
+			if m := bridgingOf(t, peek(t, d)); m.State != control.Off {
+				t.Errorf("%+v", m)
+			}
+			ends(t, d)
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := lab(t, bed.Options{})
+			ns := b.Receiver().Overlay
+			if _, err := os.Stat("/proc/sys/net/bridge"); err != nil {
+				t.Skip("needs br_netfilter")
+			}
+			l := rig.StartSteady(t, b, 1)
+			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: skipsUnused})
+			untilCalls(t, ns, "00")
+			tc.end(t, d, ns)
+			d.GoneBoth()
+			d.NothingLeft()
+			if is := calls(t, ns); is != "11" {
+				t.Errorf("bridges call netfilter as %s", is)
+			}
+			l.Stop()
+		})
 	}
-	l := rig.StartSteady(t, b, 1)
-	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: skipsUnused})
-	untilCalls(t, b.Receiver().Overlay, "00")
-	d.Signal(unix.SIGKILL)
-	killed(t, d.Exited())
-	d.GoneBoth()
-	d.NothingLeft()
-	if is := calls(t, b.Receiver().Overlay); is != "11" {
-		t.Errorf("bridges call netfilter as %s", is)
-	}
-	l.Stop()
 }
