@@ -128,7 +128,7 @@ func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control
 	if r.piped() {
 		mode = config.ModeForced
 	}
-	text := fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\npipeline: %s\n", b.Receiver().Wire, p.cores, mode)
+	text := fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\npipeline: %s\naggregate: off\n", b.Receiver().Wire, p.cores, mode)
 	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: text + r.priority()})
 	fast := make([]bool, r.flows)
 	set := func(id int, on bool) error {

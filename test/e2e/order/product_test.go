@@ -37,7 +37,7 @@ func start(t *testing.T, b *bed.Bed, tier config.Tier) (*product, error) {
 }
 
 func (p *product) config(mode config.Mode) string {
-	return fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\npipeline: %s\ntier: %s\n",
+	return fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\npipeline: %s\naggregate: off\ntier: %s\n",
 		p.bed.Receiver().Wire, p.cores, mode, p.tier)
 }
 
