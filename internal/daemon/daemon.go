@@ -40,6 +40,9 @@ type Options struct {
 	Aggregate governor.Mode
 	// Express hands frames from the NICs straight to the pods.
 	Express bool
+	// AsleepBelow is how many packets a core receives in a second, at most, while hardly a packet
+	// comes; 0: what is worth looking closely for.
+	AsleepBelow float64
 	// SkipUnusedHooks has bridges leave out netfilter's hooks of IP while nobody is there.
 	SkipUnusedHooks bool
 	// Rules name flows for priority; without any it is off.

@@ -95,7 +95,7 @@ func (d *Daemon) isQuiet(now time.Time) bool {
 	if err != nil {
 		d.log.Debug("stays awake", "reason", err)
 	}
-	if err != nil || rate >= asleepBelow {
+	if err != nil || rate >= d.asleepBelow() {
 		d.quiet = now
 		return false
 	}
@@ -108,13 +108,20 @@ type awake struct{ last time.Time }
 // calmAfter is how long hardly a packet must have come before that is taken off.
 const calmAfter = time.Minute
 
+func (d *Daemon) asleepBelow() float64 {
+	if d.opts.AsleepBelow > 0 {
+		return d.opts.AsleepBelow
+	}
+	return asleepBelow
+}
+
 // isAwake tells whether packets come, or came lately.
 func (d *Daemon) isAwake(a *awake, now time.Time) (bool, error) {
 	rate, err := d.softnet.read(now)
 	if err != nil {
 		return false, err
 	}
-	if rate >= asleepBelow && !math.IsInf(rate, 1) {
+	if rate >= d.asleepBelow() && !math.IsInf(rate, 1) {
 		a.last = now
 	}
 	return now.Sub(a.last) < calmAfter, nil
