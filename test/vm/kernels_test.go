@@ -11,6 +11,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -46,6 +47,11 @@ var smoke = []suite{
 	{pkg: "test/vm/e2e", args: []string{"-tunnels=vxlan,geneve", "-machine-wide"}},
 }
 
+// onNewest leaves out what the special machine has.
+var onNewest = append(slices.Clone(smoke[:len(smoke)-1]), suite{
+	pkg: "test/vm/e2e", args: append(slices.Clone(smoke[len(smoke)-1].args), "-test.skip=^TestMerge$/^offline$"),
+})
+
 // onOldest leaves out what is the same however flows are put in order.
 var onOldest = append(slices.Clone(smoke[:len(smoke)-1]), suite{
 	pkg: "test/vm/e2e", args: append(slices.Clone(smoke[len(smoke)-1].args), "-test.skip=^TestMerge$/^(no_pod|killed|offline)$"),
@@ -63,7 +69,7 @@ var underSpecial = []suite{
 	{pkg: "cmd/overlane", args: []string{"-test.run=^TestCoresThatAreSetApartAreNotUsed$"}},
 	{pkg: "internal/datapath", args: []string{"-test.run=^(TestXDPRedirectsToALane|TestSamplingStartsAnew)"}},
 	{pkg: "test/vm/e2e", args: []string{"-tunnels=vxlan", "-machine-wide", "-backlog-threads",
-		"-test.skip=^TestMerge$/^(datagrams|faults|no_pod|killed)|^TestAggregatedDatagrams|^TestDatagramsThatGoStraight"}},
+		"-test.skip=^TestMerge$/^(flows|datagrams|full_backlog|faults|no_pod|killed)|^TestAggregatedDatagrams|^TestDatagramsThatGoStraight"}},
 }
 
 // filtering is a machine with all that can stand between the ports of a bridge.
@@ -137,17 +143,21 @@ func (f *fleet) machine(t *testing.T, l Line, how Boot, list []suite, modules ..
 
 func TestKernels(t *testing.T) {
 	f := prepare(t, slices.Concat(smoke, underSpecial, underFiltering), lines...)
-	on := func(l Line, name string, how Boot, list []suite, modules ...string) {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel() // the emulator takes one core
-			runOn(t, f.machine(t, l, how, list, modules...), bootLimit)
-		})
+	on := func(t *testing.T, l Line, how Boot, list []suite, modules ...string) {
+		t.Run(strings.TrimSpace(l.String()+" "+how.Name), func(t *testing.T) { runOn(t, f.machine(t, l, how, list, modules...), bootLimit) })
 	}
 	oldest, newest := lines[0], lines[len(lines)-1]
-	on(oldest, oldest.String(), usual, onOldest)
-	on(newest, newest.String(), usual, smoke)
-	on(newest, newest.String()+" "+special.Name, special, underSpecial)
-	on(newest, newest.String()+" "+filtering.Name, filtering, underFiltering, filters...)
+	// The emulator takes one core: the longest of all has one for itself.
+	t.Run("one core", func(t *testing.T) {
+		t.Parallel()
+		on(t, newest, usual, onNewest)
+	})
+	t.Run("another", func(t *testing.T) {
+		t.Parallel()
+		on(t, oldest, usual, onOldest)
+		on(t, newest, special, underSpecial)
+		on(t, newest, filtering, underFiltering, filters...)
+	})
 }
 
 // whole is the end-to-end suite, which takes an emulated machine hours.

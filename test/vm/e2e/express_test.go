@@ -24,8 +24,8 @@ func TestDatagramsThatGoStraightToThePodComeAsTheyWereSent(t *testing.T) {
 			top    topology
 			joined bool
 		}{{bridged, true}, {apart, false}} {
-			if *machineWide && !row.joined {
-				continue // what a tunnel and a kernel change is to be seen in one
+			if *machineWide && (!row.joined || kind == "vxlan") {
+				continue // VXLAN has more of them in lifecycle
 			}
 			name := fmt.Sprintf("%s, %s", kind, row.top)
 			if row.joined {
@@ -74,9 +74,9 @@ func goStraight(t *testing.T, kind string, top topology, joined bool) {
 	straight := after.Counters.ExpressPackets - before.ExpressPackets
 	unfit := after.Counters.ExpressUnfit["outer-checksum"] - before.ExpressUnfit["outer-checksum"]
 	t.Logf("%d of %d datagrams went straight to the pod, for %d that cannot be told; %d came to who asked for them as one", straight, 4*n, unfit, flows[1].inOne)
-	// A flow begins on the full path. One without inner checksums stays there: whether its outer
-	// ones are right only the payload tells.
-	if straight < uint64(3*n/2) || unfit < uint64(n) || flows[1].inOne == 0 {
+	// A flow begins on the full path. Of VXLAN, which has outer checksums here, one without inner
+	// ones stays there: whether they are right only the payload tells.
+	if straight < uint64(3*n/2) || kind == "vxlan" && unfit < uint64(n) || flows[1].inOne == 0 {
 		t.Errorf("nothing to see: %+v, %+v", after.Mechanisms, after.Counters)
 	}
 	if err := stop(); err != nil {
