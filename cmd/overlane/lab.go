@@ -31,8 +31,8 @@ func newLabCmd() *cobra.Command {
 		Long: `Builds two hosts in network namespaces of their own, joined by a veth pair that
 stands for the wire, with a real VXLAN overlay and pods on top; sends real
 traffic through it; and compares the plain overlay with the ways to speed it up.
-Nothing outside of these namespaces is touched, several labs can be up at once,
-and "lab down" leaves nothing.`,
+Nothing outside of these namespaces is touched (but by "lab run --awake", while
+it runs), several labs can be up at once, and "lab down" leaves nothing.`,
 	}
 	cmd.AddCommand(newLabUpCmd(), newLabDownCmd(), newLabRunCmd(), newLabStagesCmd(), newLabExecCmd())
 	return cmd

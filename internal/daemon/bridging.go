@@ -22,10 +22,9 @@ type bridging struct {
 	made   plan.Plan
 	calls  int // settings that are there
 	since  time.Time
-	awake  awake
 	// checked is when all was looked at, back when a setting was last put back.
-	checked, glanced, back, retry time.Time
-	err                           error // why the last attempt failed
+	checked, back, retry time.Time
+	err                  error // why the last attempt failed
 }
 
 // calmFor is how long nobody must have come to the hooks before they are left out again: who
@@ -39,7 +38,7 @@ func (d *Daemon) stepBridging(now time.Time) error {
 		_, err := d.stopBridging()
 		return err
 	}
-	active, err := d.isAwake(&b.awake, now)
+	active, err := d.isAwake(now)
 	if err != nil {
 		return err
 	}
@@ -53,14 +52,6 @@ func (d *Daemon) stepBridging(now time.Time) error {
 		return d.tryBridging(now)
 	}
 	return nil
-}
-
-// changed tells that somebody may have come to the hooks; nil while it does not act.
-func (b *bridging) changed() <-chan struct{} {
-	if b.judges == nil {
-		return nil
-	}
-	return b.judges.changed
 }
 
 // tryBridging makes it fit the node; where that fails, it leaves no trace.
@@ -113,22 +104,8 @@ func (d *Daemon) followBridging(now time.Time) error {
 
 // watchBridging puts back what somebody needs, while the daemon waits for something else.
 func (d *Daemon) watchBridging() {
-	b := &d.bridge
-	if b.judges == nil {
-		return
-	}
-	changed := false
-	select {
-	case <-b.judges.changed:
-		changed = true
-	default:
-	}
 	now := time.Now()
-	if !changed && now.Sub(b.glanced) < glanceEvery {
-		return
-	}
-	b.glanced = now
-	if !changed && !b.judges.glance() {
+	if d.bridge.judges == nil || !d.bridge.judges.stirred(now) {
 		return
 	}
 	if err := d.tryBridging(now); err != nil {

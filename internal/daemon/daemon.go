@@ -40,8 +40,8 @@ type Options struct {
 	Aggregate governor.Mode
 	// Express hands frames from the NICs straight to the pods.
 	Express bool
-	// AsleepBelow is how many packets a core receives in a second, at most, while hardly a packet
-	// comes; 0: what is worth looking closely for.
+	// AsleepBelow is from how many packets a second on, of one core, the daemon looks closely;
+	// 0: 10000. See asleepBelow.
 	AsleepBelow float64
 	// SkipUnusedHooks has bridges leave out netfilter's hooks of IP while nobody is there.
 	SkipUnusedHooks bool
@@ -97,6 +97,7 @@ type Daemon struct {
 	useless  bool      // no hop was worth it, in the last window
 	quiet    time.Time // since when hardly a packet has come
 	woken    time.Time // when it was last asleep
+	lively   time.Time // when packets last came, as isAwake saw it
 	softnet  softnet
 	requests chan func()
 	ended    chan struct{}
@@ -105,6 +106,9 @@ type Daemon struct {
 // Start takes the lock, restores what an earlier daemon left behind, starts the
 // guardian and loads the kernel side. Nothing on any device changes yet.
 func Start(ctx context.Context, opts Options) (*Daemon, error) {
+	if opts.AsleepBelow == 0 {
+		opts.AsleepBelow = asleepBelow
+	}
 	d := &Daemon{opts: opts, log: opts.Log, since: time.Now(), lost: map[int]bool{}, requests: make(chan func()), ended: make(chan struct{})}
 	if err := d.start(ctx); err != nil {
 		return nil, errors.Join(err, d.close())
@@ -192,9 +196,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 			err = d.rescan(ctx)
 		case <-d.changedWays():
 			err = d.followSync(time.Now())
-		case <-d.expr.changed():
+		case <-d.expr.judges.events():
 			err = d.tryExpress(ctx, time.Now())
-		case <-d.bridge.changed():
+		case <-d.bridge.judges.events():
 			err = d.tryBridging(time.Now())
 		case <-d.glances(glance.C):
 			err = d.glance(ctx, time.Now())

@@ -28,9 +28,7 @@ type express struct {
 	closing map[datapath.ExpressKey]leaving
 
 	since   time.Time // when it began to act, or ceased to
-	awake   awake
 	checked time.Time
-	glanced time.Time // while the daemon waits
 	retry   time.Time
 	err     error // why the last attempt to put it in place failed
 	dropped uint64
@@ -56,7 +54,7 @@ func (d *Daemon) stepExpress(ctx context.Context, now time.Time) error {
 		_, err := d.stopExpress(ctx)
 		return err
 	}
-	active, err := d.isAwake(&e.awake, now)
+	active, err := d.isAwake(now)
 	if err != nil {
 		return err
 	}
@@ -71,14 +69,6 @@ func (d *Daemon) stepExpress(ctx context.Context, now time.Time) error {
 		return d.tryExpress(ctx, now)
 	}
 	return nil
-}
-
-// changed tells that a judgement may be otherwise now; nil while it does not act.
-func (e *express) changed() <-chan struct{} {
-	if e.judges == nil {
-		return nil
-	}
-	return e.judges.changed
 }
 
 // glancing tells whether there are ways that flows may be on.
@@ -189,18 +179,8 @@ func (d *Daemon) watchWays() {
 	if len(e.open) == 0 {
 		return
 	}
-	changed := false
-	select {
-	case <-e.judges.changed:
-		changed = true
-	default:
-	}
 	now := time.Now()
-	if !changed && now.Sub(e.glanced) < glanceEvery {
-		return
-	}
-	e.glanced = now
-	if !changed && !e.judges.glance() {
+	if !e.judges.stirred(now) {
 		return
 	}
 	e.checked = time.Time{} // the rest follows as soon as there is time

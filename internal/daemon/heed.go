@@ -95,36 +95,27 @@ func (d *Daemon) isQuiet(now time.Time) bool {
 	if err != nil {
 		d.log.Debug("stays awake", "reason", err)
 	}
-	if err != nil || rate >= d.asleepBelow() {
+	if err != nil || rate >= d.opts.AsleepBelow {
 		d.quiet = now
 		return false
 	}
 	return true
 }
 
-// awake is until when what acts by settings alone stays in place.
-type awake struct{ last time.Time }
-
-// calmAfter is how long hardly a packet must have come before that is taken off.
+// calmAfter is how long hardly a packet must have come before what acts by settings and ways is
+// taken off.
 const calmAfter = time.Minute
 
-func (d *Daemon) asleepBelow() float64 {
-	if d.opts.AsleepBelow > 0 {
-		return d.opts.AsleepBelow
-	}
-	return asleepBelow
-}
-
 // isAwake tells whether packets come, or came lately.
-func (d *Daemon) isAwake(a *awake, now time.Time) (bool, error) {
+func (d *Daemon) isAwake(now time.Time) (bool, error) {
 	rate, err := d.softnet.read(now)
 	if err != nil {
 		return false, err
 	}
-	if rate >= d.asleepBelow() && !math.IsInf(rate, 1) {
-		a.last = now
+	if rate >= d.opts.AsleepBelow && !math.IsInf(rate, 1) {
+		d.lively = now
 	}
-	return now.Sub(a.last) < calmAfter, nil
+	return now.Sub(d.lively) < calmAfter, nil
 }
 
 // wants tells whether something that is measured for has that mode.

@@ -17,6 +17,7 @@ type judges struct {
 	own      func(progID uint32) bool
 	watchers map[uint64]*shortcut.Watcher // by namespace
 	changed  chan struct{}                // what they say may be otherwise now
+	glanced  time.Time                    // while the daemon waits
 }
 
 func newJudges(s *node.Scanner, own func(progID uint32) bool) *judges {
@@ -56,6 +57,29 @@ func (j *judges) glance() bool {
 		}
 	}
 	return false
+}
+
+// events tell that what they say may be otherwise now; nil while nobody judges.
+func (j *judges) events() <-chan struct{} {
+	if j == nil {
+		return nil
+	}
+	return j.changed
+}
+
+// stirred tells while the daemon waits for something else, and takes no events, whether what they
+// say may be otherwise now.
+func (j *judges) stirred(now time.Time) bool {
+	select {
+	case <-j.changed:
+		return true
+	default:
+	}
+	if now.Sub(j.glanced) < glanceEvery {
+		return false
+	}
+	j.glanced = now
+	return j.glance()
 }
 
 // glances is the time to glance, while something rests on what makes no event.

@@ -45,7 +45,7 @@ func (d *Daemon) changedWays() <-chan struct{} {
 	if d.prio == nil || d.prio.sync == nil {
 		return nil
 	}
-	return d.prio.sync.judges.changed
+	return d.prio.sync.judges.events()
 }
 
 // followSync judges each way from a tunnel to a pod anew.

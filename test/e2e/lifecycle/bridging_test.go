@@ -47,13 +47,7 @@ func untilCalls(t *testing.T, ns *netns.Handle, want string) {
 
 func bridgingOf(t *testing.T, st control.Status) control.Mechanism {
 	t.Helper()
-	for _, m := range st.Mechanisms {
-		if m.Name == "bridge-netfilter" {
-			return m
-		}
-	}
-	t.Fatalf("no mechanism bridge-netfilter in %+v", st.Mechanisms)
-	return control.Mechanism{}
+	return mechanismOf(t, st, "bridge-netfilter")
 }
 
 // Hooks at which nobody is are left out, and are called again before whoever comes there could

@@ -25,16 +25,21 @@ const expresses = "pipeline: off\nmetrics: off\nmicroflows: {mode: off}\nexpress
 // can be overtaken at most, of however many flows they are.
 const inRing = 256 + 64
 
-// expressOf is the mechanism in a status.
-func expressOf(t *testing.T, st control.Status) control.Mechanism {
+// mechanismOf is a mechanism in a status.
+func mechanismOf(t *testing.T, st control.Status, name string) control.Mechanism {
 	t.Helper()
 	for _, m := range st.Mechanisms {
-		if m.Name == "express" {
+		if m.Name == name {
 			return m
 		}
 	}
-	t.Fatalf("no mechanism express in %+v", st.Mechanisms)
+	t.Fatalf("no mechanism %s in %+v", name, st.Mechanisms)
 	return control.Mechanism{}
+}
+
+func expressOf(t *testing.T, st control.Status) control.Mechanism {
+	t.Helper()
+	return mechanismOf(t, st, "express")
 }
 
 func peek(t *testing.T, d *rig.Daemon) control.Status {

@@ -69,22 +69,10 @@ func TestAggregatedDatagramsComeAsTheyWereSent(t *testing.T) {
 				return t.Failed() || d.Status().Counters.AggregatedPackets > 0
 			})
 			begin := d.Status().Counters
-			n := 3000
-			if *machineWide {
-				n = 1000
-			}
-			flows := []*parcels{
-				s.parcels(t, v4, n, &parcels{seed: 2}),
-				s.parcels(t, v4, n, &parcels{seed: 3, whole: true}),
-				s.parcels(t, families[1].of, n, &parcels{seed: 4}),
-				s.parcels(t, v4, n/4, &parcels{seed: 5, unchecked: true}),
-			}
-			for _, p := range flows {
-				p.finish(t)
-			}
+			flows, n := s.assortment(t, 3000)
 			end := d.Status()
 			joined, supers := end.Counters.AggregatedPackets-begin.AggregatedPackets, end.Counters.SuperPackets-begin.SuperPackets
-			t.Logf("%d of %d datagrams crossed in %d super-packets; %d came to who asked for them as one", joined, 3*n+n/4, supers, flows[1].inOne)
+			t.Logf("%d of %d datagrams crossed in %d super-packets; %d came to who asked for them as one", joined, n, supers, flows[1].inOne)
 			if err := stop(); err != nil {
 				t.Errorf("the daemon ended: %v", err)
 			}

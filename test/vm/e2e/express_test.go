@@ -47,36 +47,24 @@ func goStraight(t *testing.T, kind string, top topology, joined bool) {
 			opts.Aggregate = governor.Forced
 		}
 	})
-	v4, v6 := families[0].of, families[1].of
+	v4 := families[0].of
 	until(t, "frames go straight to the pod", func() bool {
 		p := s.parcels(t, v4, 2000, &parcels{seed: 1})
 		p.finish(t)
 		return t.Failed() || d.Status().Counters.ExpressPackets > 0
 	})
 	before := d.Status().Counters
-	n := 10000
-	if *machineWide {
-		n = 1000
-	}
-	flows := []*parcels{
-		s.parcels(t, v4, n, &parcels{seed: 2}),
-		s.parcels(t, v4, n, &parcels{seed: 3, whole: true}),
-		s.parcels(t, v6, n, &parcels{seed: 4}),
-		s.parcels(t, v4, n, &parcels{seed: 5, unchecked: true}),
-	}
-	for _, p := range flows {
-		p.finish(t)
-	}
+	flows, n := s.assortment(t, 20000)
 	after := d.Status()
 	if t.Failed() {
 		t.Fatalf("%+v, %+v", after.Mechanisms, after.Express)
 	}
 	straight := after.Counters.ExpressPackets - before.ExpressPackets
 	unfit := after.Counters.ExpressUnfit["outer-checksum"] - before.ExpressUnfit["outer-checksum"]
-	t.Logf("%d of %d datagrams went straight to the pod, for %d that cannot be told; %d came to who asked for them as one", straight, 4*n, unfit, flows[1].inOne)
+	t.Logf("%d of %d datagrams went straight to the pod, for %d that cannot be told; %d came to who asked for them as one", straight, n, unfit, flows[1].inOne)
 	// A flow begins on the full path. Of VXLAN, which has outer checksums here, one without inner
 	// ones stays there: whether they are right only the payload tells.
-	if straight < uint64(3*n/2) || kind == "vxlan" && unfit < uint64(n) || flows[1].inOne == 0 {
+	if straight < uint64(3*flows[0].n/2) || kind == "vxlan" && unfit < uint64(flows[3].n) || flows[1].inOne == 0 {
 		t.Errorf("nothing to see: %+v, %+v", after.Mechanisms, after.Counters)
 	}
 	if err := stop(); err != nil {

@@ -107,6 +107,27 @@ func (o *overlay) parcels(t *testing.T, ip func(*host) netip.Addr, n int, p *par
 	return p
 }
 
+// assortment sends flows of each kind, and returns them, and how many datagrams they were, when all
+// have come: the second to who takes super-packets, the last without checksums.
+func (o *overlay) assortment(t *testing.T, n int) (flows []*parcels, all int) {
+	t.Helper()
+	if *machineWide {
+		n = min(n, 1000)
+	}
+	v4, v6 := families[0].of, families[1].of
+	flows = []*parcels{
+		o.parcels(t, v4, n, &parcels{seed: 2}),
+		o.parcels(t, v4, n, &parcels{seed: 3, whole: true}),
+		o.parcels(t, v6, n, &parcels{seed: 4}),
+		o.parcels(t, v4, n/4, &parcels{seed: 5, unchecked: true}),
+	}
+	for _, p := range flows {
+		p.finish(t)
+		all += p.n
+	}
+	return flows, all
+}
+
 func btoi(b bool) int {
 	if b {
 		return 1
