@@ -16,6 +16,7 @@ type Aggregation struct {
 	last    Decision
 	pause   time.Time // not before
 	stretch stretch
+	trial   bool      // it is the first stretch since it was switched on
 	quiet   time.Time // since when hardly a packet has come out of a tunnel
 }
 
@@ -43,7 +44,9 @@ const (
 	aggregateQuiet    = 1000
 	aggregateQuietFor = 10 * time.Second
 	aggregateStretch  = time.Second
-	aggregatePause    = 30 * time.Second
+	// aggregateTrial is what a try costs whom it does not help: a few thousand packets tell.
+	aggregateTrial = 250 * time.Millisecond
+	aggregatePause = 30 * time.Second
 )
 
 // NewAggregation returns one that has not seen anything yet.
@@ -70,7 +73,7 @@ func (a *Aggregation) Step(now time.Time, w AggregationWindow) Decision {
 	case w.Rate < aggregateFrom:
 		a.decide(now, Standby, fmt.Sprintf("fewer than %d packets a second: datagrams hardly come in a row", aggregateFrom))
 	default:
-		a.stretch, a.quiet = stretch{since: now}, now
+		a.stretch, a.trial, a.quiet = stretch{since: now}, true, now
 		a.decide(now, Active, "datagrams that come in a row cross the overlay as one packet")
 	}
 	return a.last
@@ -82,10 +85,14 @@ func (a *Aggregation) judge(now time.Time, w AggregationWindow) {
 	s.sum.Packets += w.Packets
 	s.sum.Datagrams += w.Datagrams
 	s.sum.Supers += w.Supers
-	since := now.Sub(s.since)
-	if since < aggregateStretch {
+	since, least := now.Sub(s.since), aggregateStretch
+	if a.trial {
+		least = aggregateTrial
+	}
+	if since < least {
 		return
 	}
+	a.trial = false
 	rate, sum := float64(s.sum.Packets)/since.Seconds(), s.sum
 	*s = stretch{since: now}
 	if rate >= aggregateQuiet {

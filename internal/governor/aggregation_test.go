@@ -45,6 +45,17 @@ func TestAggregationComesWithTrafficAndStaysWhileItIsWorthIt(t *testing.T) {
 	}
 }
 
+func TestAggregationIsTriedBriefly(t *testing.T) {
+	a, now := NewAggregation(Auto), time.Unix(1000, 0)
+	alone := AggregationWindow{Rate: 50_000, Packets: 5000}
+	if d := after(a, &now, 200*time.Millisecond, alone); d.State != Active {
+		t.Fatalf("while it is tried: %+v", d)
+	}
+	if d := after(a, &now, 300*time.Millisecond, alone); d.State != Standby || !strings.Contains(d.Reason, "0 % of the overlay's packets") {
+		t.Errorf("after a try in vain: %+v", d)
+	}
+}
+
 func TestAggregationSwitchesRarely(t *testing.T) {
 	a, now := NewAggregation(Auto), time.Unix(1000, 0)
 	switches := 0

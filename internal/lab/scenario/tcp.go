@@ -72,9 +72,26 @@ func deviation(list []float64) float64 {
 	return math.Sqrt(squares / float64(len(list)))
 }
 
+// tcpLead has a variant act before a connection begins that is measured: what attaches a program
+// to a NIC while a connection sends all it can has the receiver's buffer grow to its limit, and
+// buffers do not shrink.
+func (e *env) tcpLead(ctx context.Context, cfg traffic.TCPConfig) error {
+	from, to := e.endpoints(0)
+	cfg.Omit, cfg.Length = 0, e.settle
+	t, err := traffic.StartTCP(ctx, from, to, cfg)
+	if err != nil {
+		return err
+	}
+	_, err = t.Wait(ctx)
+	return err
+}
+
 // tcp runs connections for a while. loads are CPU seconds per second of each core: softirqs
 // of both hosts, since TCP's acknowledgements keep the sender's busy too.
 func (e *env) tcp(ctx context.Context, cfg traffic.TCPConfig) (res traffic.TCPResult, loads []float64, values map[string]float64, err error) {
+	if err := e.tcpLead(ctx, cfg); err != nil {
+		return res, nil, nil, err
+	}
 	from, to := e.endpoints(0)
 	was, err := e.tcpCounters()
 	if err != nil {

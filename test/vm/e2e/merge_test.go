@@ -415,7 +415,7 @@ func (r row) run(t *testing.T, runs int) {
 	for range r.flows {
 		flows = append(flows, s.pourAtMost(t, v4, underWay/r.flows))
 	}
-	until(t, "all are split", func() bool { return s.d.Status().Counters.Splits > uint64(r.flows) })
+	s.allSplit(t, flows)
 	begin := s.count(t)
 	// Runs in which the wire's ring was full show less. What follows from it belongs to them.
 	clean, was := 0, begin
@@ -445,6 +445,22 @@ func (r row) run(t *testing.T, runs int) {
 	}
 	small.finishWith(t, s.count(t).lostBy-begin.lost)
 	s.end(t)
+}
+
+// allSplit waits until one flow has been split, by begin, and all of these.
+func (s *splitting) allSplit(t *testing.T, flows []*pour) {
+	t.Helper()
+	begun := time.Now()
+	defer func() {
+		if !t.Failed() {
+			return
+		}
+		t.Logf("in %v %d flows began to be split: %+v", time.Since(begun), s.d.Status().Counters.Splits, s.d.Status().Counters)
+		for _, p := range flows {
+			t.Logf("%d bytes of one came, the longest pause was %v", p.got.Load(), time.Duration(p.pause.Load()))
+		}
+	}()
+	until(t, "all are split", func() bool { return s.d.Status().Counters.Splits > uint64(len(flows)) })
 }
 
 // comeHome has the daemon take its hands off all flows, which go on meanwhile, in order.
