@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * What aggregation comes to: how many packets come out of a tunnel, and how many of them as
- * parts of UDP super-packets. Read only, on the tunnel's ingress while aggregation is on.
+ * parts of UDP super-packets; and before it acts, how many could be. Read only, on the tunnel's
+ * ingress.
  */
 #include "kernel.h"
 #include "aggregate.h"
@@ -17,19 +18,44 @@ struct {
 	__type(value, struct ol_aggregated);
 } ol_aggregates SEC(".maps");
 
+/* The last datagram of each of some flows. */
+#define OL_DATAGRAMS 64
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OL_DATAGRAMS);
+	__type(key, __u32);
+	__type(value, struct ol_datagram);
+} ol_datagrams SEC(".maps");
+
+/* Whether it is watched. */
+volatile __u32 ol_watching = 0;
+
 SEC("tcx/ingress")
 int ol_tunnel_count(struct __sk_buff *skb)
 {
 	const __u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	__u32 segs = skb->gso_segs > 1 ? skb->gso_segs : 1, zero = 0;
+	__u32 segs = skb->gso_segs > 1 ? skb->gso_segs : 1, zero = 0, place;
 	struct ol_aggregated *a = bpf_map_lookup_elem(&ol_aggregates, &zero);
+	struct ol_datagram d = {}, *last;
 
 	if (!a)
 		return TCX_NEXT;
 	a->packets += segs;
-	if (segs > 1 && ol_is_udp(data, end)) {
+	if ((segs == 1 && !ol_watching) || !ol_datagram_of(data, end, &d))
+		return TCX_NEXT;
+	if (segs > 1) {
 		a->datagrams += segs;
 		a->supers++;
+		return TCX_NEXT;
 	}
+	d.len = skb->len;
+	d.at = a->packets;
+	place = d.flow * 0x9e3779b97f4a7c15ULL >> 58;
+	last = bpf_map_lookup_elem(&ol_datagrams, &place);
+	if (!last)
+		return TCX_NEXT;
+	a->follows += ol_datagram_follows(last, &d);
+	*last = d;
 	return TCX_NEXT;
 }

@@ -1,29 +1,67 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Aggregation: what is counted of it. Its decisions are user space's. */
+/*
+ * Aggregation: what is counted of it, and of what it could join. Its decisions are user space's.
+ * Inputs in, result out; no maps, no helpers.
+ */
 #ifndef OVERLANE_AGGREGATE_H
 #define OVERLANE_AGGREGATE_H
 
 #include "abi.h"
 #include "parse.h"
 
-/* Of packets that came out of tunnels while aggregation was on. */
+/* Of packets that came out of tunnels. */
 struct ol_aggregated {
 	__u64 packets;	 /* as they were sent */
 	__u64 datagrams; /* of these, of UDP, in super-packets */
 	__u64 supers;	 /* these */
+	__u64 follows;	 /* while it is watched: datagrams that GRO could have joined to another */
 };
 
-/* Is it UDP, as far as GRO would have aggregated it: no VLAN, options or extension headers? */
-OL_INLINE int ol_is_udp(const __u8 *data, const __u8 *end)
-{
-	__u16 proto;
+/* A datagram, as far as GRO compares it with the next of its flow. */
+struct ol_datagram {
+	__u64 flow; /* addresses and ports, mixed */
+	__u32 len;  /* of the frame; 0: none */
+	__u32 at;   /* packets that had come out of tunnels on this core */
+};
 
-	if (data + OL_ETH_HLEN + 20 > end)
+/*
+ * A NAPI poll takes up to 64 packets, and GRO lets go of everything behind it: of two that are
+ * half of that apart, one of two pairs is in one poll.
+ */
+#define OL_FOLLOWS_WITHIN 32
+
+/* Of UDP, as far as GRO would join it: no VLAN, options, pieces or extension headers? */
+OL_INLINE int ol_datagram_of(const __u8 *data, const __u8 *end, struct ol_datagram *d)
+{
+	const __u8 *ip = data + OL_ETH_HLEN, *udp;
+	__u64 mixed = 0;
+	__u16 kind;
+	int i;
+
+	if (ip + 20 + 8 > end)
 		return 0;
-	proto = ol_be16(data + 12);
-	if (proto == OL_ETH_P_IP)
-		return data[OL_ETH_HLEN + 9] == OL_IPPROTO_UDP;
-	return proto == OL_ETH_P_IPV6 && data[OL_ETH_HLEN + 6] == OL_IPPROTO_UDP;
+	kind = ol_be16(data + 12);
+	if (kind == OL_ETH_P_IP) {
+		if (ip[0] != 0x45 || ip[9] != OL_IPPROTO_UDP || ol_be16(ip + 6) & 0x3fff)
+			return 0;
+		mixed = (__u64)ol_word(ip + 12) << 32 | ol_word(ip + 16);
+		udp = ip + 20;
+	} else {
+		if (kind != OL_ETH_P_IPV6 || ip + 40 + 8 > end || ip[6] != OL_IPPROTO_UDP)
+			return 0;
+		for (i = 8; i < 40; i += 8)
+			mixed = mixed * 31 + ((__u64)ol_word(ip + i) << 32 | ol_word(ip + i + 4));
+		udp = ip + 40;
+	}
+	d->flow = mixed ^ ol_word(udp) * 0x9e3779b97f4a7c15ULL;
+	return 1;
+}
+
+/* Could GRO have joined this datagram to the last one of its flow? A shorter one ends a run. */
+OL_INLINE int ol_datagram_follows(const struct ol_datagram *last, const struct ol_datagram *d)
+{
+	return last->len && last->flow == d->flow && d->len <= last->len &&
+	       d->at - last->at <= OL_FOLLOWS_WITHIN;
 }
 
 #endif

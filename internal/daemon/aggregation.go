@@ -45,7 +45,8 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 		if err != nil {
 			return err
 		}
-		w.Packets, w.Datagrams, w.Supers = c.Packets-a.counted.Packets, c.Datagrams-a.counted.Datagrams, c.Supers-a.counted.Supers
+		n := c.Sub(a.counted)
+		w.Packets, w.Datagrams, w.Supers, w.Follows = n.Packets, n.Datagrams, n.Supers, n.Follows
 		a.counted = c
 	} else if rate, err := d.softnet.read(now); err == nil && !math.IsInf(rate, 1) {
 		w.Rate = rate
@@ -56,13 +57,13 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 		d.log.Info("aggregation "+dec.State.String(), "reason", dec.Reason)
 	}
 	switch {
-	case dec.State != governor.Active:
+	case dec.State == governor.Standby:
 		_, err := d.stopAggregation()
 		return err
 	case a.dp == nil && now.Before(a.retry):
-	case a.dp == nil || now.Sub(a.checked) >= checkEvery:
+	case a.dp == nil || dec.State != before.State || now.Sub(a.checked) >= checkEvery:
 		a.checked = now
-		if a.err = d.followAggregation(); a.err != nil {
+		if a.err = d.followAggregation(dec.State == governor.Active); a.err != nil {
 			a.retry = now.Add(retryAfter)
 			d.log.Error("aggregation could not be put in place", "reason", a.err, "again_in", retryAfter)
 			_, err := d.stopAggregation()
@@ -72,8 +73,9 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 	return nil
 }
 
-// followAggregation makes it fit the node.
-func (d *Daemon) followAggregation() error {
+// followAggregation makes it fit the node. act: packets are joined, or else it is only watched
+// whether they could be.
+func (d *Daemon) followAggregation(act bool) error {
 	a := &d.aggr
 	if a.dp == nil {
 		dp, err := d.dp.LoadAggregation()
@@ -120,7 +122,11 @@ func (d *Daemon) followAggregation() error {
 			delete(a.hooks, key)
 		}
 	}
-	return errors.Join(append(errs, d.carryOut(made.Steps))...)
+	errs = append(errs, a.dp.Watch(!act))
+	if act {
+		errs = append(errs, d.carryOut(made.Steps))
+	}
+	return errors.Join(errs...)
 }
 
 // stopAggregation leaves no trace of it.

@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Aggregation counts what comes out of tunnels.
+// Aggregation counts what comes out of tunnels, and what of that could be joined.
 type Aggregation struct{ objs aggregateObjects }
 
 // LoadAggregation puts the counting program into the kernel.
@@ -32,16 +32,34 @@ func (a *Aggregation) Attach(dev Device) (io.Closer, error) {
 	return attachTCXAt(dev, ebpf.AttachTCXIngress, link.Head(), a.objs.OlTunnelCount)
 }
 
+// Watch has datagrams counted that could be joined, or no longer.
+func (a *Aggregation) Watch(on bool) error {
+	var n uint32
+	if on {
+		n = 1
+	}
+	if err := a.objs.OlWatching.Set(n); err != nil {
+		return fmt.Errorf("watch what could be aggregated: %w", err)
+	}
+	return nil
+}
+
 // AggregateCounters are totals over all tunnels.
 type AggregateCounters struct {
 	Packets   uint64 // that came out, as they were sent
 	Datagrams uint64 // of these, in UDP super-packets
 	Supers    uint64 // these
+	Follows   uint64 // datagrams that could have been joined to one before, while it was watched
 }
 
 // Add sums counters.
 func (c AggregateCounters) Add(o AggregateCounters) AggregateCounters {
-	return AggregateCounters{c.Packets + o.Packets, c.Datagrams + o.Datagrams, c.Supers + o.Supers}
+	return AggregateCounters{c.Packets + o.Packets, c.Datagrams + o.Datagrams, c.Supers + o.Supers, c.Follows + o.Follows}
+}
+
+// Sub is what has come since.
+func (c AggregateCounters) Sub(o AggregateCounters) AggregateCounters {
+	return AggregateCounters{c.Packets - o.Packets, c.Datagrams - o.Datagrams, c.Supers - o.Supers, c.Follows - o.Follows}
 }
 
 // Counters reads the totals since the program was loaded.
@@ -51,7 +69,7 @@ func (a *Aggregation) Counters() (c AggregateCounters, err error) {
 		return c, fmt.Errorf("read what is aggregated: %w", err)
 	}
 	for _, n := range cores {
-		c = c.Add(AggregateCounters{n.Packets, n.Datagrams, n.Supers})
+		c = c.Add(AggregateCounters{n.Packets, n.Datagrams, n.Supers, n.Follows})
 	}
 	return c, nil
 }

@@ -18,6 +18,7 @@ type aggregateOlAggregated struct {
 	Packets   uint64
 	Datagrams uint64
 	Supers    uint64
+	Follows   uint64
 }
 
 // Names of all BPF objects in the ELF.
@@ -25,7 +26,9 @@ type aggregateOlAggregated struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	aggregateMapOlAggregates   = "ol_aggregates"
+	aggregateMapOlDatagrams    = "ol_datagrams"
 	aggregateProgOlTunnelCount = "ol_tunnel_count"
+	aggregateVarOlWatching     = "ol_watching"
 )
 
 // loadAggregate returns the embedded CollectionSpec for aggregate.
@@ -78,12 +81,14 @@ type aggregateProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type aggregateMapSpecs struct {
 	OlAggregates *ebpf.MapSpec `ebpf:"ol_aggregates"`
+	OlDatagrams  *ebpf.MapSpec `ebpf:"ol_datagrams"`
 }
 
 // aggregateVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type aggregateVariableSpecs struct {
+	OlWatching *ebpf.VariableSpec `ebpf:"ol_watching"`
 }
 
 // aggregateObjects contains all objects after they have been loaded into the kernel.
@@ -107,11 +112,13 @@ func (o *aggregateObjects) Close() error {
 // It can be passed to loadAggregateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type aggregateMaps struct {
 	OlAggregates *ebpf.Map `ebpf:"ol_aggregates"`
+	OlDatagrams  *ebpf.Map `ebpf:"ol_datagrams"`
 }
 
 func (m *aggregateMaps) Close() error {
 	return _AggregateClose(
 		m.OlAggregates,
+		m.OlDatagrams,
 	)
 }
 
@@ -119,6 +126,7 @@ func (m *aggregateMaps) Close() error {
 //
 // It can be passed to loadAggregateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type aggregateVariables struct {
+	OlWatching *ebpf.Variable `ebpf:"ol_watching"`
 }
 
 // aggregatePrograms contains all programs after they have been loaded into the kernel.

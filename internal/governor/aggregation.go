@@ -8,16 +8,16 @@ import (
 )
 
 // Aggregation decides when datagrams of one flow that come in a row are to cross the overlay
-// as one super-packet. It costs nothing that is worth a word where it finds none, and who
-// takes it back in mid-traffic may let a packet overtake those that are being collected: so
-// it stays until there is hardly any traffic, or hardly a datagram in it.
+// as one super-packet. Who takes it back in mid-traffic may let a packet overtake those that are
+// being collected: so it is watched first whether it would find any (Parked), and it stays until
+// there is hardly any traffic, or for long hardly a datagram in it.
 type Aggregation struct {
 	mode    Mode
 	last    Decision
 	pause   time.Time // not before
 	stretch stretch
-	trial   bool      // it is the first stretch since it was switched on
 	quiet   time.Time // since when hardly a packet has come out of a tunnel
+	useless time.Time // since when hardly one of them was a datagram that was joined
 }
 
 // stretch is what came out of tunnels since it began.
@@ -30,23 +30,26 @@ type stretch struct {
 type AggregationWindow struct {
 	// Rate is the packets per second that the node's busiest core receives, of whatever.
 	Rate float64
-	// Packets came out of tunnels while it was on, Datagrams of these in Supers.
-	Packets, Datagrams, Supers uint64
+	// Packets came out of tunnels while it was on or watched, Datagrams of these in Supers;
+	// Follows of those that it did not join it could have joined to another.
+	Packets, Datagrams, Supers, Follows uint64
 }
 
 const (
 	// aggregateFrom is the rate from which polls find more than one packet at a time.
 	aggregateFrom = 10_000
-	// rarely is the share of packets in super-packets below which it is not worth having.
+	// rarely is the share of packets in super-packets below which it is not worth having,
+	// often that of packets which could be from which it is worth trying.
 	rarely = 0.05
-	// aggregateQuiet is the rate below which nobody misses it, aggregateQuietFor how long
-	// that must be so.
-	aggregateQuiet    = 1000
-	aggregateQuietFor = 10 * time.Second
-	aggregateStretch  = time.Second
-	// aggregateTrial is what a try costs whom it does not help: a few thousand packets tell.
-	aggregateTrial = 250 * time.Millisecond
-	aggregatePause = 30 * time.Second
+	often  = 0.1
+	// aggregateQuiet is the rate below which nobody misses it, aggregateFor how long it stays
+	// when that is so, or when it joins hardly a packet.
+	aggregateQuiet = 1000
+	aggregateFor   = 10 * time.Second
+	// aggregateWatch is how long it is watched: a few thousand packets tell.
+	aggregateWatch   = 250 * time.Millisecond
+	aggregateStretch = time.Second
+	aggregatePause   = 30 * time.Second
 )
 
 // NewAggregation returns one that has not seen anything yet.
@@ -60,7 +63,7 @@ func (a *Aggregation) Reconfigure(mode Mode) { a.mode = mode }
 // Last is the decision in force.
 func (a *Aggregation) Last() Decision { return a.last }
 
-// Step takes a window and returns the decision in force after it: Standby or Active.
+// Step takes a window and returns the decision in force after it.
 func (a *Aggregation) Step(now time.Time, w AggregationWindow) Decision {
 	switch {
 	case a.mode == Off:
@@ -69,41 +72,74 @@ func (a *Aggregation) Step(now time.Time, w AggregationWindow) Decision {
 		a.decide(now, Active, "forced by configuration")
 	case a.last.State == Active:
 		a.judge(now, w)
+	case a.last.State == Parked:
+		a.watch(now, w)
 	case now.Before(a.pause):
 	case w.Rate < aggregateFrom:
 		a.decide(now, Standby, fmt.Sprintf("fewer than %d packets a second: datagrams hardly come in a row", aggregateFrom))
 	default:
-		a.stretch, a.trial, a.quiet = stretch{since: now}, true, now
-		a.decide(now, Active, "datagrams that come in a row cross the overlay as one packet")
+		a.stretch = stretch{since: now}
+		a.decide(now, Parked, "it is watched whether datagrams come in a row")
 	}
 	return a.last
 }
 
-// judge takes a stretch that is over: was it worth having?
-func (a *Aggregation) judge(now time.Time, w AggregationWindow) {
+// add takes a window into the stretch, and returns it when it has lasted so long.
+func (a *Aggregation) add(now time.Time, w AggregationWindow, least time.Duration) (sum AggregationWindow, rate float64, over bool) {
 	s := &a.stretch
 	s.sum.Packets += w.Packets
 	s.sum.Datagrams += w.Datagrams
 	s.sum.Supers += w.Supers
-	since, least := now.Sub(s.since), aggregateStretch
-	if a.trial {
-		least = aggregateTrial
-	}
+	s.sum.Follows += w.Follows
+	since := now.Sub(s.since)
 	if since < least {
+		return sum, 0, false
+	}
+	sum, rate = s.sum, float64(s.sum.Packets)/since.Seconds()
+	*s = stretch{since: now}
+	return sum, rate, true
+}
+
+// watch takes a stretch in which nothing was joined: could it have been?
+func (a *Aggregation) watch(now time.Time, w AggregationWindow) {
+	sum, rate, over := a.add(now, w, aggregateWatch)
+	if !over {
 		return
 	}
-	a.trial = false
-	rate, sum := float64(s.sum.Packets)/since.Seconds(), s.sum
-	*s = stretch{since: now}
+	share := float64(sum.Follows+sum.Datagrams) / float64(max(sum.Packets, 1))
+	switch {
+	case rate < aggregateQuiet:
+		a.stop(now, "hardly a packet comes out of the tunnels")
+	case share < often:
+		a.stop(now, inARow(share))
+	default:
+		a.quiet, a.useless = now, now
+		a.decide(now, Active, "datagrams that come in a row cross the overlay as one packet")
+	}
+}
+
+func inARow(share float64) string {
+	return fmt.Sprintf("%.0f %% of the overlay's packets are datagrams that come in a row", share*100)
+}
+
+// judge takes a stretch that is over: was it worth having?
+func (a *Aggregation) judge(now time.Time, w AggregationWindow) {
+	sum, rate, over := a.add(now, w, aggregateStretch)
+	if !over {
+		return
+	}
+	share := float64(sum.Datagrams) / float64(max(sum.Packets, 1))
 	if rate >= aggregateQuiet {
 		a.quiet = now
 	}
-	share := float64(sum.Datagrams) / float64(max(sum.Packets, 1))
+	if rate < aggregateQuiet || share >= rarely {
+		a.useless = now
+	}
 	switch {
-	case now.Sub(a.quiet) >= aggregateQuietFor:
+	case now.Sub(a.quiet) >= aggregateFor:
 		a.stop(now, "hardly a packet comes out of the tunnels")
-	case rate >= aggregateQuiet && share < rarely:
-		a.stop(now, fmt.Sprintf("%.0f %% of the overlay's packets are datagrams that come in a row", share*100))
+	case now.Sub(a.useless) >= aggregateFor:
+		a.stop(now, inARow(share))
 	case sum.Supers > 0:
 		a.decide(now, Active, fmt.Sprintf("%.0f %% of the overlay's packets cross it as super-packets, of %.0f datagrams each", share*100, float64(sum.Datagrams)/float64(sum.Supers)))
 	}

@@ -20,7 +20,9 @@ func after(a *Aggregation, now *time.Time, d time.Duration, w AggregationWindow)
 func TestAggregationComesWithTrafficAndStaysWhileItIsWorthIt(t *testing.T) {
 	a, now := NewAggregation(Auto), time.Unix(1000, 0)
 	busy := AggregationWindow{Rate: 50_000}
+	could := AggregationWindow{Packets: 5000, Follows: 4000}
 	runs := AggregationWindow{Packets: 5000, Datagrams: 4000, Supers: 100}
+	alone := AggregationWindow{Packets: 5000, Datagrams: 100, Supers: 50}
 	for _, step := range []struct {
 		what   string
 		long   time.Duration
@@ -29,14 +31,17 @@ func TestAggregationComesWithTrafficAndStaysWhileItIsWorthIt(t *testing.T) {
 		reason string
 	}{
 		{"an idle node", time.Second, AggregationWindow{Rate: 500}, Standby, "fewer than 10000 packets a second"},
-		{"traffic", 100 * time.Millisecond, busy, Active, "one packet"},
+		{"traffic", 100 * time.Millisecond, busy, Parked, "it is watched"},
+		{"datagrams that could be joined", 300 * time.Millisecond, could, Active, "one packet"},
 		{"datagrams in runs", 20 * time.Second, runs, Active, "80 % of the overlay's packets cross it as super-packets, of 40 datagrams each"},
 		{"a short pause", 9 * time.Second, AggregationWindow{}, Active, "super-packets"},
 		{"datagrams again", 5 * time.Second, runs, Active, "super-packets"},
+		{"nothing in runs, briefly", 9 * time.Second, alone, Active, "super-packets"},
+		{"datagrams once more", 5 * time.Second, runs, Active, "super-packets"},
 		{"a long pause", 11 * time.Second, AggregationWindow{}, Standby, "hardly a packet comes out of the tunnels"},
-		{"what comes too soon", 20 * time.Second, busy, Standby, "looked at again every 30s"},
-		{"later", 15 * time.Second, AggregationWindow{Rate: 50_000, Packets: 5000, Datagrams: 4900, Supers: 100}, Active, "98 %"},
-		{"nothing in runs", 2 * time.Second, AggregationWindow{Packets: 5000, Datagrams: 100, Supers: 50}, Standby, "2 % of the overlay's packets are datagrams that come in a row"},
+		{"what comes too soon", 18 * time.Second, busy, Standby, "looked at again every 30s"},
+		{"later", 15 * time.Second, AggregationWindow{Rate: 50_000, Packets: 5000, Follows: 4900}, Active, "one packet"},
+		{"nothing in runs", 12 * time.Second, alone, Standby, "2 % of the overlay's packets are datagrams that come in a row"},
 	} {
 		d := after(a, &now, step.long, step.w)
 		if d.State != step.want || !strings.Contains(d.Reason, step.reason) {
@@ -45,14 +50,23 @@ func TestAggregationComesWithTrafficAndStaysWhileItIsWorthIt(t *testing.T) {
 	}
 }
 
-func TestAggregationIsTriedBriefly(t *testing.T) {
-	a, now := NewAggregation(Auto), time.Unix(1000, 0)
-	alone := AggregationWindow{Rate: 50_000, Packets: 5000}
-	if d := after(a, &now, 200*time.Millisecond, alone); d.State != Active {
-		t.Fatalf("while it is tried: %+v", d)
-	}
-	if d := after(a, &now, 300*time.Millisecond, alone); d.State != Standby || !strings.Contains(d.Reason, "0 % of the overlay's packets") {
-		t.Errorf("after a try in vain: %+v", d)
+// Nothing is joined, and nothing has to be taken back, where it would be in vain.
+func TestAggregationWatchesFirst(t *testing.T) {
+	for what, w := range map[string]AggregationWindow{
+		"6 % of the overlay's packets":                        {Rate: 50_000, Packets: 5000, Follows: 300},
+		"hardly a packet comes out of the tunnels; looked at": {Rate: 50_000},
+	} {
+		a, now := NewAggregation(Auto), time.Unix(1000, 0)
+		for range 600 {
+			now = now.Add(100 * time.Millisecond)
+			if d := a.Step(now, w); d.State == Active {
+				t.Fatalf("%s: %+v", what, d)
+			}
+		}
+		// At the next try.
+		if d := after(a, &now, 5*time.Second, w); d.State != Standby || !strings.Contains(d.Reason, what) {
+			t.Errorf("%s: %+v", what, d)
+		}
 	}
 }
 
