@@ -32,6 +32,7 @@ type express struct {
 	retry   time.Time
 	err     error // why the last attempt to put it in place failed
 	dropped uint64
+	doubt   doubt
 }
 
 // leaving is a way that flows are leaving.
@@ -99,10 +100,27 @@ func (d *Daemon) glanceExpress(ctx context.Context, now time.Time) error {
 	}
 	dropped := drops != e.dropped
 	e.dropped = drops
-	if !dropped && !e.judges.glance() {
+	if !e.doubt.raised(dropped, now.Sub(e.checked)) && !e.judges.glance() {
 		return nil
 	}
 	return d.tryExpress(ctx, now)
+}
+
+// doubt is about ways that drop frames. A landing that is gone drops all, and a pod that does not
+// keep up some: the longer it goes on, the likelier is that, and to judge costs.
+type doubt struct{ wait time.Duration }
+
+// raised tells whether the ways are to be judged again, so long since they were.
+func (d *doubt) raised(dropped bool, since time.Duration) bool {
+	if !dropped {
+		d.wait = 0
+		return false
+	}
+	if since < d.wait {
+		return false
+	}
+	d.wait = min(max(2*d.wait, glanceEvery), checkEvery)
+	return true
 }
 
 // followExpress judges each way anew, and has frames take those that are safe.
