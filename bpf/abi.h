@@ -387,6 +387,7 @@ struct ol_lane_watch {
 	__u32 safe;	/* what was redirected in polls up to then has been handled */
 	__u32 empty;	/* the same, and GRO has let go of it */
 	__u32 room;	/* frames that the lane still takes in this poll */
+	__u32 used;	/* frames that it held when the poll began */
 	__u32 armed;	/* until and before are set */
 };
 
@@ -409,6 +410,7 @@ struct ol_prio {
 	__u32 brought; /* frames of the latency class in it */
 	__u32 seen;    /* the last poll with such */
 	__u32 reserve; /* of the bulk lane's room, what latency's frames leave to bulk */
+	__u32 apart;   /* what tells bulk's datagrams apart, see ol_prio_apart */
 	__u8 ever;     /* there has been one */
 	__u8 demoted;  /* bulk goes to the lane */
 	__u8 over;     /* the budget is used up: latency joins bulk */

@@ -124,13 +124,14 @@ static __always_inline int ol_prio_look(struct ol_prio *p, __u32 this_cpu, __u32
 	__u32 room, holds;
 	int empty;
 
-	w->room = 0;
+	w->room = w->used = 0;
 	if (!policy || !ol_get_ring(this_cpu, class, &ring))
 		return 1;
 	look.used = ol_ring_from(&ring, ring.consumer);
 	look.consumer = ring.consumer;
 	look.size = ring.size;
 	look.asleep = ring.asleep;
+	w->used = look.used;
 	empty = ol_lane_step(w, &look, before);
 	room = policy->bulk_room;
 	holds = look.size > OL_RING_STALE ? look.size - OL_RING_STALE : 0;
@@ -465,6 +466,9 @@ known:
 		p->frames[class][way]++;
 	switch (way) {
 	case OL_WAY_BULK_LANE:
+		/* What GRO makes of TCP, nobody cuts up again on the way to a socket. */
+		if (j->flow.proto == OL_IPPROTO_UDP && !j->host)
+			ol_put_word(ctx, ol_prio_apart(p));
 		return bpf_redirect_map(&ol_lane_threads, this_cpu, XDP_PASS);
 	case OL_WAY_LATENCY_LANE:
 		return bpf_redirect_map(&ol_latency_threads, this_cpu, XDP_PASS);

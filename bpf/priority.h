@@ -113,6 +113,22 @@ OL_INLINE int ol_lane_step(struct ol_lane_watch *w, const struct ol_lane_look *l
 	return 0;
 }
 
+/* A lane that holds so many frames is behind: what costs less is worth more than what is short. */
+#define OL_LANE_BEHIND 256
+
+/*
+ * What tells a datagram of bulk apart from the one before, as XDP's metadata: GRO joins only
+ * what has the same, and order is kept where a number never comes again. A super-packet of 64
+ * takes the stack some 20 us, in which no poll of the NIC can preempt it; so they are made only
+ * when a lane is behind. The low bits are zero: others who look there take them for flags.
+ */
+OL_INLINE __u32 ol_prio_apart(struct ol_prio *p)
+{
+	if (p->lane[OL_CLASS_BULK].used < OL_LANE_BEHIND)
+		p->apart++;
+	return p->apart << 8;
+}
+
 /*
  * Has everything that a flow sent to the lane by `last` been handed on? GRO may hold
  * TCP's for as long as the lane is busy.

@@ -27,18 +27,14 @@ __noinline int ol_frame_seqs(struct xdp_md *ctx, const struct ol_frame *f, struc
 	return ol_tcp_seqs(head, total - l4, &part->seq, &part->end);
 }
 
-/* Gives a frame its number to take along. After that its bytes have to be looked for anew. */
+/* Gives a frame its number to take along. */
 static __always_inline void ol_put_number(struct xdp_md *ctx, __u32 number)
 {
-	__u32 zero = 0, *why = bpf_map_lookup_elem(&ol_unnumbered, &zero), *word;
+	__u32 zero = 0, *why;
 
-	if (!bpf_xdp_adjust_meta(ctx, -(int)sizeof(*word))) {
-		word = (void *)(long)ctx->data_meta;
-		if ((void *)(word + 1) <= (void *)(long)ctx->data) {
-			*word = ol_numbered(ol_merge_magic, number);
-			return;
-		}
-	}
+	if (ol_put_word(ctx, ol_numbered(ol_merge_magic, number)))
+		return;
+	why = bpf_map_lookup_elem(&ol_unnumbered, &zero);
 	/* The driver knows no metadata. */
 	if (why)
 		__sync_fetch_and_or(why, OL_BY_DRIVER);

@@ -43,4 +43,21 @@ static __always_inline struct ol_hop ol_nic_hop(struct ol_policy *policy, struct
 	return h;
 }
 
+/*
+ * Gives a frame a word to take along, as metadata. After that its bytes have to be looked for
+ * anew. Returns 0 where the driver knows none.
+ */
+__noinline int ol_put_word(struct xdp_md *ctx, __u32 word)
+{
+	__u32 *meta;
+
+	if (bpf_xdp_adjust_meta(ctx, -(int)sizeof(*meta)))
+		return 0;
+	meta = (void *)(long)ctx->data_meta;
+	if ((void *)(meta + 1) > (void *)(long)ctx->data)
+		return 0;
+	*meta = word;
+	return 1;
+}
+
 #endif

@@ -45,6 +45,7 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 			Sync:      cfg.Priority.Mode == config.PrioritySync,
 			Auto:      cfg.Priority.Classify == config.ClassifyAuto,
 			NoThreads: cfg.Priority.Threads == config.ThreadsOff,
+			Fair:      cfg.Priority.Threads == config.ThreadsFair,
 			BulkShare: float64(cfg.Priority.BulkShare) / 100,
 		},
 	}

@@ -235,7 +235,7 @@ func planPriority(cfg config.Priority, cores config.CPUList, s *node.Scanner, l 
 		return !u.ForeignXDP && slices.Contains([]string{plan.PriorityProgram, plan.TwoLanesProgram}, programName(u.XDPProgID))
 	}
 	in := daemon.PriorityInput(s, l.snap, slices.Sorted(slices.Values(cores)), owned, attached)
-	in.NoThreads = cfg.Threads == config.ThreadsOff
+	in.NoThreads, in.Fair = cfg.Threads == config.ThreadsOff, cfg.Threads == config.ThreadsFair
 	if cfg.Mode == config.PrioritySync {
 		in.Tunnels = daemon.SyncTunnels(l.snap)
 	}

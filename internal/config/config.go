@@ -150,6 +150,7 @@ type Threads string
 
 const (
 	ThreadsAuto Threads = "auto" // a thread polls it, where the NIC can
+	ThreadsFair Threads = "fair" // the same, never in real time
 	ThreadsOff  Threads = "off"  // softirq, as before; latency traffic has a lane of its own
 )
 

@@ -99,10 +99,10 @@ var schema = keys{
 				},
 			},
 			{
-				name: "threads", about: "whether threads may poll the NICs; if not, latency traffic has a lane of its own",
-				allowed: allow(ThreadsAuto, ThreadsOff), def: string(Default().Priority.Threads),
+				name: "threads", about: "whether threads may poll the NICs, in real time while programs want their cores; if not, latency traffic has a lane of its own",
+				allowed: allow(ThreadsAuto, ThreadsFair, ThreadsOff), def: string(Default().Priority.Threads),
 				read: func(d *decoder, path string, n ast.Node) error {
-					return word(d, path, n, &d.cfg.Priority.Threads, ThreadsAuto, ThreadsOff)
+					return word(d, path, n, &d.cfg.Priority.Threads, ThreadsAuto, ThreadsFair, ThreadsOff)
 				},
 			},
 			{

@@ -258,7 +258,7 @@ func (d *Daemon) follow(ctx context.Context) error {
 
 // step takes one window: measure, decide, act.
 func (d *Daemon) step(ctx context.Context, now time.Time) error {
-	if err := errors.Join(d.lookOnline(now), d.lookPriority(now), d.stepAggregation(now), d.stepExpress(ctx, now), d.stepBridging(now)); err != nil {
+	if err := errors.Join(d.lookOnline(now), d.lookPriority(now), d.stepRealtime(now), d.stepAggregation(now), d.stepExpress(ctx, now), d.stepBridging(now)); err != nil {
 		return err
 	}
 	in, ok, err := d.measure(now)

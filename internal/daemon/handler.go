@@ -273,7 +273,7 @@ func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 		}
 		was := d.opts.Priority
 		d.opts.Priority = opts.Priority
-		if was.NoThreads != opts.Priority.NoThreads || was.Sync != opts.Priority.Sync {
+		if was.NoThreads != opts.Priority.NoThreads || was.Fair != opts.Priority.Fair || was.Sync != opts.Priority.Sync {
 			if _, err = d.stopPriority(ctx); err != nil {
 				return
 			}

@@ -37,6 +37,8 @@ type priority struct {
 	looked time.Time
 	broad  broad
 	sync   *shortcuts // nil in mode batch
+
+	realtime realtime
 }
 
 // Priority is how priority is configured, but for the rules.
@@ -49,6 +51,8 @@ type Priority struct {
 	Auto bool
 	// NoThreads: NICs are polled as before, and latency has a lane of its own.
 	NoThreads bool
+	// Fair: threads that poll NICs never run in real time.
+	Fair bool
 	// BulkShare is how much of a core's time latency leaves to bulk, from 0 to 1.
 	BulkShare float64
 }
@@ -354,6 +358,9 @@ func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error)
 	// Its hook goes.
 	_, err = d.stopExpress(ctx)
 	err = errors.Join(err, d.bulkHome(ctx))
+	if d.prio.realtime.on {
+		err = errors.Join(err, d.prio.dp.BesideRealtime(d.cores, false, eager))
+	}
 	for _, l := range d.prio.attached {
 		err = errors.Join(err, l.Close())
 	}
@@ -461,6 +468,9 @@ func (d *Daemon) priorityMechanism() control.Mechanism {
 	m.Reason = strings.Join(by, " and ") + "; bulk makes way while latency traffic is about"
 	if d.prio.sync != nil {
 		m.Reason += "; it goes " + d.prio.sync.reason()
+	}
+	if why := d.prio.realtime.reason; why != "" {
+		m.Reason += "; " + why
 	}
 	if broad := d.prio.broad.reason(time.Now()); broad != "" {
 		m.Reason = broad

@@ -42,6 +42,7 @@ func (d *Daemon) planPriority() plan.PriorityPlan {
 	in := PriorityInput(d.scanner, d.snap, d.cores, apply.Owned(d.locked.Entries()), attached)
 	in.NoThreads = d.opts.Priority.NoThreads
 	in.Lost = slices.Collect(maps.Keys(d.lost))
+	in.Realtime, in.Fair = d.prio.realtime.on, d.opts.Priority.Fair
 	return plan.Priority(in)
 }
 
@@ -66,14 +67,21 @@ func (d *Daemon) moveThreads() error {
 	steps := slices.DeleteFunc(d.planPriority().Steps, func(s plan.Step) bool {
 		return s.Kind != plan.ThreadSched || d.prio.attached[key(s.Target)] == nil
 	})
-	if len(steps) == 0 {
-		return nil
+	if !slices.ContainsFunc(steps, moves) {
+		return d.carryOut(steps)
 	}
 	err := d.bulkHome(context.Background())
 	if err == nil {
 		err = d.carryOut(steps)
 	}
 	return errors.Join(err, d.prio.dp.SetTuning(d.tuning()))
+}
+
+// moves tells that a thread gets other cores, not only another policy.
+func moves(s plan.Step) bool {
+	was, err := plan.ParseSched(s.Was)
+	want, e := plan.ParseSched(s.Want)
+	return err != nil || e != nil || !slices.Equal(was.Cores, want.Cores)
 }
 
 // bulkHome sends bulk to the stock path again. A lane that gets more than its thread

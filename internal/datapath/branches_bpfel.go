@@ -258,6 +258,7 @@ type branchesOlPrio struct {
 	Brought uint32
 	Seen    uint32
 	Reserve uint32
+	Apart   uint32
 	Ever    uint8
 	Demoted uint8
 	Over    uint8
@@ -274,14 +275,15 @@ type branchesOlPrio struct {
 		Safe     uint32
 		Empty    uint32
 		Room     uint32
+		Used     uint32
 		Armed    uint32
 	}
-	_        [4]byte
 	Frames   [2][4]uint64
 	Held     uint64
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
+	_        [56]byte
 }
 
 type branchesOlRecent struct {

@@ -28,12 +28,13 @@ type Priority struct {
 
 	rules int  // in force
 	host  bool // by them, flows outside of tunnels have a class
+	bulk  LaneSched
 }
 
 // LoadPriority puts priority's programs into the kernel. Nothing is attached to a
 // device yet, and without rules all is bulk.
 func (d *Datapath) LoadPriority() (_ *Priority, err error) {
-	p := &Priority{d: d}
+	p := &Priority{d: d, bulk: bulkSched}
 	if err := d.loadObject("priority programs", loadPriority, &p.objs); err != nil {
 		return nil, err
 	}
@@ -113,7 +114,7 @@ func (p *Priority) StartLanes(cores []int, two bool, eager LaneSched) error {
 		for _, core := range cores {
 			s := eager
 			if class == bulkLane {
-				s = bulkSched
+				s = p.bulk
 			}
 			if err := p.d.tuneLane(core, class, s); err != nil {
 				return err
@@ -130,7 +131,17 @@ func (p *Priority) HurryLanes(cores []int, eager LaneSched) error {
 }
 
 // CalmLanes undoes HurryLanes.
-func (p *Priority) CalmLanes(cores []int) error { return p.d.tuneBulkLanes(cores, bulkSched) }
+func (p *Priority) CalmLanes(cores []int) error { return p.d.tuneBulkLanes(cores, p.bulk) }
+
+// BesideRealtime has bulk lanes scheduled for NICs that are polled in real time, or no longer:
+// whatever they do, these preempt them.
+func (p *Priority) BesideRealtime(cores []int, on bool, eager LaneSched) error {
+	p.bulk = bulkSched
+	if on {
+		p.bulk = LaneSched{Nice: eager.Nice, Slice: bulkSlice}
+	}
+	return p.d.tuneBulkLanes(cores, p.bulk)
+}
 
 func (d *Datapath) tuneBulkLanes(cores []int, s LaneSched) error {
 	for _, core := range cores {

@@ -278,6 +278,7 @@ type stagesOlPrio struct {
 	Brought uint32
 	Seen    uint32
 	Reserve uint32
+	Apart   uint32
 	Ever    uint8
 	Demoted uint8
 	Over    uint8
@@ -294,14 +295,15 @@ type stagesOlPrio struct {
 		Safe     uint32
 		Empty    uint32
 		Room     uint32
+		Used     uint32
 		Armed    uint32
 	}
-	_        [4]byte
 	Frames   [2][4]uint64
 	Held     uint64
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
+	_        [56]byte
 }
 
 type stagesOlReason uint32

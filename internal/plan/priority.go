@@ -19,6 +19,9 @@ const EagerNice = -13
 // has changed meanwhile.
 const EagerSlice = 100 * time.Microsecond
 
+// RealtimePriority is the lowest: nobody else who asks for real time waits.
+const RealtimePriority = 1
+
 // The programs that priority attaches.
 const (
 	PriorityProgram = "ol_priority_xdp" // to a NIC that threads poll
@@ -63,6 +66,9 @@ type PriorityInput struct {
 	NoThreads bool
 	// NoSlices: the kernel knows none of a single thread.
 	NoSlices bool
+	// Realtime: threads run in real time, since programs want their cores, too. Fair: they
+	// never will.
+	Realtime, Fair bool
 	// Tunnels are those from which latency traffic may go straight to pods.
 	Tunnels []Target
 	// Lost are cores that are offline, or were since threads were bound to them:
@@ -161,6 +167,9 @@ func (p *PriorityPlan) thread(nic Underlay, in PriorityInput) {
 	if !in.NoSlices {
 		future.Want += fmt.Sprintf(", slice %s", EagerSlice)
 	}
+	if !in.Fair {
+		future.Want += " (real time while programs want their cores)"
+	}
 	switch len(in.Cores) {
 	case 0:
 	case 1:
@@ -244,12 +253,15 @@ func (in PriorityInput) seat(s Setting, is Sched) seat {
 	if !st.free && len(first.Cores) != 1 {
 		st.want.Cores = is.Cores
 	}
-	if first.Policy == "other" && first.Nice == 0 {
+	switch {
+	case first.Policy == "other" && first.Nice == 0 && in.Realtime:
+		st.want.Policy, st.want.Priority, st.want.Slice = "fifo", RealtimePriority, 0
+	case first.Policy == "other" && first.Nice == 0:
 		st.want.Nice = EagerNice
 		if !in.NoSlices {
 			st.want.Slice = EagerSlice
 		}
-	} else if !st.free {
+	case !st.free:
 		st.foreign = fmt.Sprintf("left alone: somebody else has set %s", first)
 	}
 	st.step.Want = st.want.String()

@@ -16,7 +16,7 @@ import (
 	"github.com/overlane/overlane/test/e2e/rig"
 )
 
-const prioritised = "pipeline: off\nmetrics: off\npriority: {rules: [{name: ssh, proto: tcp, port: 22}]}\n"
+const prioritised = "pipeline: off\nmetrics: off\npriority: {threads: fair, rules: [{name: ssh, proto: tcp, port: 22}]}\n"
 
 // threaded tells whether the bed's NIC is polled by threads.
 func threaded(t *testing.T, b *bed.Bed) bool {
