@@ -387,7 +387,6 @@ struct ol_lane_watch {
 	__u32 safe;	/* what was redirected in polls up to then has been handled */
 	__u32 empty;	/* the same, and GRO has let go of it */
 	__u32 room;	/* frames that the lane still takes in this poll */
-	__u32 used;	/* frames that it held when the poll began */
 	__u32 armed;	/* until and before are set */
 };
 
@@ -410,14 +409,19 @@ struct ol_prio {
 	__u32 brought; /* frames of the latency class in it */
 	__u32 seen;    /* the last poll with such */
 	__u32 reserve; /* of the bulk lane's room, what latency's frames leave to bulk */
-	__u32 apart;   /* what tells bulk's datagrams apart, see ol_prio_apart */
+	__u32 number;  /* what tells bulk's frames apart, see ol_prio_number */
+	__u32 looked;  /* when it was last looked whether bulk's lane is to join frames */
+	__u32 calm;    /* so many looks in a row nothing had been refused */
 	__u8 ever;     /* there has been one */
 	__u8 demoted;  /* bulk goes to the lane */
 	__u8 over;     /* the budget is used up: latency joins bulk */
 	__u8 table;    /* of rules, in force on this core */
 	__u8 host;     /* by which flows in no tunnel have a class, too */
 	__u8 about;    /* latency traffic is */
-	__u8 pad[2];
+	__u8 join;     /* bulk's lane is to join frames, see ol_prio_join */
+	__u8 joins;    /* it does */
+	__u64 refused; /* of bulk, and ... */
+	__u64 laned;   /* ... sent to the lane, at that look */
 	struct ol_lane_watch lane[OL_NR_CLASSES];
 	__u64 frames[OL_NR_CLASSES][OL_NR_WAYS];
 	__u64 held;   /* of latency in the bulk lane: behind what the flow has in it */

@@ -124,14 +124,13 @@ static __always_inline int ol_prio_look(struct ol_prio *p, __u32 this_cpu, __u32
 	__u32 room, holds;
 	int empty;
 
-	w->room = w->used = 0;
+	w->room = 0;
 	if (!policy || !ol_get_ring(this_cpu, class, &ring))
 		return 1;
 	look.used = ol_ring_from(&ring, ring.consumer);
 	look.consumer = ring.consumer;
 	look.size = ring.size;
 	look.asleep = ring.asleep;
-	w->used = look.used;
 	empty = ol_lane_step(w, &look, before);
 	room = policy->bulk_room;
 	holds = look.size > OL_RING_STALE ? look.size - OL_RING_STALE : 0;
@@ -182,6 +181,8 @@ __noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu, int two)
 		return 0;
 	}
 	empty = ol_prio_look(p, this_cpu, OL_CLASS_BULK, before);
+	if (ol_prio_join(p, empty))
+		p->lane[OL_CLASS_BULK].room = 0;
 	empty &= ol_prio_look(p, this_cpu, OL_CLASS_LATENCY, before);
 	ol_prio_turn(p, policy->latency_window_us, policy->rules_table & 1, empty);
 	ol_prio_use_table(p);
@@ -468,7 +469,7 @@ known:
 	case OL_WAY_BULK_LANE:
 		/* What GRO makes of TCP, nobody cuts up again on the way to a socket. */
 		if (j->flow.proto == OL_IPPROTO_UDP && !j->host)
-			ol_put_word(ctx, ol_prio_apart(p));
+			ol_put_word(ctx, ol_prio_number(p));
 		return bpf_redirect_map(&ol_lane_threads, this_cpu, XDP_PASS);
 	case OL_WAY_LATENCY_LANE:
 		return bpf_redirect_map(&ol_latency_threads, this_cpu, XDP_PASS);

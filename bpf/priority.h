@@ -113,20 +113,52 @@ OL_INLINE int ol_lane_step(struct ol_lane_watch *w, const struct ol_lane_look *l
 	return 0;
 }
 
-/* A lane that holds so many frames is behind: what costs less is worth more than what is short. */
-#define OL_LANE_BEHIND 256
+/*
+ * A frame of a bulk lane takes a number along, as XDP's metadata: the lane's GRO joins only what
+ * has the same. A super-packet of 64 datagrams takes the stack some 20 us, in which no poll of the
+ * NIC can preempt it, so each has a number of its own; the tunnel's cells, polled behind each few
+ * frames, join no more than these. In overload, what costs less is worth more than what is
+ * short: then all have the same. The low bits are zero: others who look there take them for flags.
+ */
+OL_INLINE __u32 ol_prio_number(struct ol_prio *p)
+{
+	if (!p->joins)
+		p->number++;
+	return p->number << 8;
+}
+
+/* Overload is when a quarter of what is for the lane is refused, in so many us ... */
+#define OL_JOIN_LOOK_US 100000
+/* ... and it has ended when nothing was, so many looks in a row. */
+#define OL_JOIN_CALM 100
 
 /*
- * What tells a datagram of bulk apart from the one before, as XDP's metadata: GRO joins only
- * what has the same, and order is kept where a number never comes again. A super-packet of 64
- * takes the stack some 20 us, in which no poll of the NIC can preempt it; so they are made only
- * when a lane is behind. The low bits are zero: others who look there take them for flags.
+ * The beginning of a poll: shall the lane join frames? That changes only while it is empty: GRO
+ * would let go of joined ones before others that it holds of their flow. Returns whether it
+ * is to be emptied for that, by refusing what comes: in overload that is lost anyway.
  */
-OL_INLINE __u32 ol_prio_apart(struct ol_prio *p)
+OL_INLINE int ol_prio_join(struct ol_prio *p, int empty)
 {
-	if (p->lane[OL_CLASS_BULK].used < OL_LANE_BEHIND)
-		p->apart++;
-	return p->apart << 8;
+	__u64 refused = p->frames[OL_CLASS_BULK][OL_WAY_REFUSED], missed = refused - p->refused;
+	__u64 laned = p->frames[OL_CLASS_BULK][OL_WAY_BULK_LANE], came = laned - p->laned + missed;
+
+	if (p->now - p->looked >= OL_JOIN_LOOK_US) {
+		p->calm = missed ? 0 : p->calm + 1;
+		if (missed && missed >= came / 4)
+			p->join = 1;
+		else if (p->calm >= OL_JOIN_CALM)
+			p->join = 0;
+		p->looked = p->now;
+		p->refused = refused;
+		p->laned = laned;
+	}
+	if (p->join == p->joins)
+		return 0;
+	if (!empty)
+		return p->join;
+	p->joins = p->join;
+	p->number++;
+	return 0;
 }
 
 /*

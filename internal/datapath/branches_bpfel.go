@@ -258,14 +258,19 @@ type branchesOlPrio struct {
 	Brought uint32
 	Seen    uint32
 	Reserve uint32
-	Apart   uint32
+	Number  uint32
+	Looked  uint32
+	Calm    uint32
 	Ever    uint8
 	Demoted uint8
 	Over    uint8
 	Table   uint8
 	Host    uint8
 	About   uint8
-	Pad     [2]uint8
+	Join    uint8
+	Joins   uint8
+	Refused uint64
+	Laned   uint64
 	Lane    [2]struct {
 		_        structs.HostLayout
 		Taken    uint32
@@ -275,7 +280,6 @@ type branchesOlPrio struct {
 		Safe     uint32
 		Empty    uint32
 		Room     uint32
-		Used     uint32
 		Armed    uint32
 	}
 	Frames   [2][4]uint64
@@ -283,7 +287,7 @@ type branchesOlPrio struct {
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
-	_        [56]byte
+	_        [40]byte
 }
 
 type branchesOlRecent struct {

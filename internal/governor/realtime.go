@@ -34,7 +34,7 @@ const (
 	realtimeFor   = 10 * time.Second
 	// realtimeMost is how much of a core one may take in real time: the kernel lets no
 	// real-time task have more than 95 %, in a second.
-	realtimeMost  = 0.8
+	realtimeMost  = 0.9
 	realtimePause = 10 * time.Second
 )
 

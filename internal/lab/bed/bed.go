@@ -41,6 +41,8 @@ type Bed struct {
 	Options
 	Hosts [2]Host
 	names map[string]*netns.Handle
+	// released: a variant schedules the wire's NAPI threads.
+	released bool
 }
 
 // Tunnel is the name of the VXLAN device in each host's Overlay namespace, and

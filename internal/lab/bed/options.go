@@ -39,7 +39,7 @@ const (
 	Softirq NIC = "softirq"
 )
 
-// NAPI is how the wire's NAPI threads are scheduled, the same in every variant.
+// NAPI is how the wire's NAPI threads are scheduled, the same in every variant but for Own.
 type NAPI string
 
 const (
@@ -48,14 +48,21 @@ const (
 	// FIFO: in real time, at its lowest priority. No task of the fair scheduler
 	// preempts that, whatever its nice value.
 	FIFO NAPI = "fifo"
+	// Own: as Nice, but a variant that schedules them itself finds them as the kernel makes
+	// them.
+	Own NAPI = "own"
 )
 
 // String says it as people do who set it by hand.
 func (p NAPI) String() string {
-	if p == FIFO {
+	switch p {
+	case FIFO:
 		return fmt.Sprintf("fifo %d", fifoPriority)
+	case Own:
+		return fmt.Sprintf("nice %d, of priority its own", niceValue)
+	default:
+		return fmt.Sprintf("nice %d", niceValue)
 	}
-	return fmt.Sprintf("nice %d", niceValue)
 }
 
 const (
@@ -115,10 +122,10 @@ func (o *Options) Normalize() error {
 	if o.NIC != Thread && o.NIC != Softirq {
 		return fmt.Errorf("nic %q: thread and softirq are known", o.NIC)
 	}
-	if o.NAPI != Nice && o.NAPI != FIFO {
-		return fmt.Errorf("napi %q: nice and fifo are known", string(o.NAPI))
+	if o.NAPI != Nice && o.NAPI != FIFO && o.NAPI != Own {
+		return fmt.Errorf("napi %q: nice, fifo and own are known", string(o.NAPI))
 	}
-	if o.NAPI == FIFO && o.NIC != Thread {
+	if o.NAPI != Nice && o.NIC != Thread {
 		return fmt.Errorf("napi %s needs nic %s: with nic %s no thread polls the wire", string(FIFO), Thread, o.NIC)
 	}
 	if o.Queues < 1 || o.Queues > MaxQueues {

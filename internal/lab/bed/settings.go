@@ -231,6 +231,7 @@ func (b *Bed) SetThreaded(on bool) error {
 	if !on {
 		return nil
 	}
+	b.released = false
 	tids, err := b.NAPIThreads()
 	if err != nil {
 		return err
@@ -267,10 +268,29 @@ func (p NAPI) attr() *unix.SchedAttr {
 	return a
 }
 
+// ReleaseNAPI leaves the scheduling of the wire's NAPI threads, but for their cores, to a variant
+// that does it itself, where the bed's options say so. SetThreaded takes it back.
+func (b *Bed) ReleaseNAPI() error {
+	if b.NAPI != Own {
+		return nil
+	}
+	b.released = true
+	tids, err := b.NAPIThreads()
+	if err != nil {
+		return err
+	}
+	for _, tid := range tids {
+		if err := unix.SchedSetAttr(tid, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0); err != nil {
+			return fmt.Errorf("release NAPI thread %d: %w", tid, err)
+		}
+	}
+	return nil
+}
+
 // KeptNAPI fails when the wire's NAPI threads are not scheduled as the bed has
 // them: what was measured until then is another comparison than it says.
 func (b *Bed) KeptNAPI() error {
-	if b.NIC != Thread {
+	if b.NIC != Thread || b.released {
 		return nil
 	}
 	tids, err := b.NAPIThreads()

@@ -166,6 +166,9 @@ func startSkipping(ctx context.Context, e *env, _ scenario) (session, error) {
 // by a host without a daemon.
 func priority(mode, pipeline string, more ...string) func(context.Context, *env, scenario) (session, error) {
 	return func(ctx context.Context, e *env, s scenario) (session, error) {
+		if err := e.bed.ReleaseNAPI(); err != nil {
+			return session{}, err
+		}
 		d, err := e.startDaemon(ctx, priorityConfig(mode, pipeline, s, e.overlay)+strings.Join(append(more, ""), "\n"))
 		if err != nil {
 			return session{}, err

@@ -120,8 +120,57 @@ static void bounds(void)
 	MUST(p.budget == -1000, "line %d", __LINE__);
 }
 
+/*
+ * Polls for so many ms, in each of which so many of ten frames find no room; every so many the
+ * lane is seen to be empty. Returns in how many of them it was to be emptied.
+ */
+static int polls(struct ol_prio *p, int ms, int refused, int empty)
+{
+	int drains = 0, i;
+
+	for (i = 1; i <= ms; i++) {
+		__u32 joins = p->joins, number = p->number;
+		int is = empty && i % empty == 0, drain;
+
+		p->now += 1000;
+		drain = ol_prio_join(p, is);
+		drains += drain;
+		MUST(!drain || (!is && p->join && !p->joins), "emptied for nothing");
+		MUST(p->joins == joins || is, "changes while it holds frames");
+		MUST(p->joins == joins || p->number != number, "joins what came before");
+		p->frames[OL_CLASS_BULK][OL_WAY_REFUSED] += refused;
+		p->frames[OL_CLASS_BULK][OL_WAY_BULK_LANE] += 10 - refused;
+	}
+	return drains;
+}
+
+static void joins(__u32 start)
+{
+	struct ol_prio p = {.now = start, .looked = start};
+	__u32 a, b;
+
+	MUST(!polls(&p, 1000, 0, 10) && !p.joins, "line %d", __LINE__);
+	a = ol_prio_number(&p);
+	b = ol_prio_number(&p);
+	MUST(a != b && !(a & 0xff) && !(b & 0xff), "line %d", __LINE__);
+	/* A few that are refused are no overload. */
+	MUST(!polls(&p, 1000, 2, 10) && !p.joins, "line %d", __LINE__);
+	/* In overload the lane is emptied, once. */
+	MUST(polls(&p, 1000, 5, 0) > 700 && !p.joins, "line %d", __LINE__);
+	MUST(!polls(&p, 1, 5, 1) && p.joins, "line %d", __LINE__);
+	MUST(!polls(&p, 1000, 5, 0) && p.joins, "line %d", __LINE__);
+	MUST(ol_prio_number(&p) == ol_prio_number(&p), "line %d", __LINE__);
+	/* Then it joins for as long as anything is refused, and ten seconds more. */
+	MUST(!polls(&p, 60000, 1, 10) && p.joins, "line %d", __LINE__);
+	MUST(!polls(&p, 9000, 0, 10) && p.joins, "line %d", __LINE__);
+	MUST(!polls(&p, 2000, 0, 0) && p.joins, "line %d", __LINE__);
+	MUST(!polls(&p, 10, 0, 10) && !p.joins, "line %d", __LINE__);
+}
+
 int main(void)
 {
+	joins(0);
+	joins(~0U - 3000000); /* the clock wraps */
 	sparse(0);
 	sparse(12345);
 	sparse(~0U - 5 * OL_SPARSE_WINDOW_US); /* the clock wraps */
