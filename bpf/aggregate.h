@@ -25,10 +25,10 @@ struct ol_datagram {
 };
 
 /*
- * A NAPI poll takes up to 64 packets, and GRO lets go of everything behind it: of two that are
- * half of that apart, one of two pairs is in one poll.
+ * Of packets to which no NIC has given different hashes GRO holds eight that do not belong
+ * together, and then lets go of the oldest (net/core/gro.c, MAX_GRO_SKBS).
  */
-#define OL_FOLLOWS_WITHIN 32
+#define OL_FOLLOWS_WITHIN 8
 
 /* Of UDP, as far as GRO would join it: no VLAN, options, pieces or extension headers? */
 OL_INLINE int ol_datagram_of(const __u8 *data, const __u8 *end, struct ol_datagram *d)

@@ -229,13 +229,24 @@ func (o *outlook) pipeline(ctx context.Context, cfg *config.Config, cores config
 	return nil
 }
 
+// notInRealtime tells whether the running daemon has threads, and does not run them in real time.
+func notInRealtime(owned map[plan.Setting]plan.Owned) bool {
+	for s, o := range owned {
+		if sched, err := plan.ParseSched(o.Wrote); s.Kind == plan.ThreadSched && err == nil && sched.Policy != "fifo" {
+			return true
+		}
+	}
+	return false
+}
+
 // planPriority is what the rules change as soon as they are in force.
 func planPriority(cfg config.Priority, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) *priorityOutlook {
 	attached := func(u node.Underlay) bool {
 		return !u.ForeignXDP && slices.Contains([]string{plan.PriorityProgram, plan.TwoLanesProgram}, programName(u.XDPProgID))
 	}
 	in := daemon.PriorityInput(s, l.snap, slices.Sorted(slices.Values(cores)), owned, attached)
-	in.NoThreads, in.Fair = cfg.Threads == config.ThreadsOff, cfg.Threads == config.ThreadsFair
+	in.NoThreads = cfg.Threads == config.ThreadsOff
+	in.Realtime = cfg.Threads == config.ThreadsAuto && !notInRealtime(owned)
 	if cfg.Mode == config.PrioritySync {
 		in.Tunnels = daemon.SyncTunnels(l.snap)
 	}

@@ -149,8 +149,8 @@ const (
 type Threads string
 
 const (
-	ThreadsAuto Threads = "auto" // a thread polls it, where the NIC can
-	ThreadsFair Threads = "fair" // the same, never in real time
+	ThreadsAuto Threads = "auto" // a thread polls it in real time, where the NIC can
+	ThreadsFair Threads = "fair" // the same, by the fair scheduler
 	ThreadsOff  Threads = "off"  // softirq, as before; latency traffic has a lane of its own
 )
 

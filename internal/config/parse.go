@@ -99,7 +99,7 @@ var schema = keys{
 				},
 			},
 			{
-				name: "threads", about: "whether threads may poll the NICs, in real time while programs want their cores; if not, latency traffic has a lane of its own",
+				name: "threads", about: "whether threads may poll the NICs, in real time or by the fair scheduler; if not, latency traffic has a lane of its own",
 				allowed: allow(ThreadsAuto, ThreadsFair, ThreadsOff), def: string(Default().Priority.Threads),
 				read: func(d *decoder, path string, n ast.Node) error {
 					return word(d, path, n, &d.cfg.Priority.Threads, ThreadsAuto, ThreadsFair, ThreadsOff)

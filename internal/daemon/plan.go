@@ -88,7 +88,7 @@ func PlanInput(s *node.Scanner, snap node.Snapshot, layout governor.Layout, owne
 // daemon and `overlane plan` plan by it. attached tells on which underlays priority's
 // program is already.
 func PriorityInput(s *node.Scanner, snap node.Snapshot, cores []int, owned map[plan.Setting]plan.Owned, attached func(node.Underlay) bool) plan.PriorityInput {
-	in := plan.PriorityInput{Cores: cores, Owned: owned, NoSlices: !apply.KnowsSlices(), Realtime: inRealtime(owned)}
+	in := plan.PriorityInput{Cores: cores, Owned: owned, NoSlices: !apply.KnowsSlices()}
 	for _, u := range snap.Underlays {
 		nic := plan.Underlay{Target: target(u.Dev), Queues: u.RxQueues, Attached: attached(u)}
 		switch {
@@ -104,16 +104,6 @@ func PriorityInput(s *node.Scanner, snap node.Snapshot, cores []int, owned map[p
 		in.NICs = append(in.NICs, nic)
 	}
 	return in
-}
-
-// inRealtime tells whether threads run in real time by us.
-func inRealtime(owned map[plan.Setting]plan.Owned) bool {
-	for s, o := range owned {
-		if sched, err := plan.ParseSched(o.Wrote); s.Kind == plan.ThreadSched && err == nil && sched.Policy == "fifo" {
-			return true
-		}
-	}
-	return false
 }
 
 // readThreads finds out how a NIC is polled, or returns why that cannot be told.

@@ -238,7 +238,8 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	if err := d.pipe.detachXDP(); err != nil {
 		return err
 	}
-	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), polled: map[int]bool{}, frames: map[string]uint64{}, broad: broad{excess: d.prioPast.LatencyExcess}}
+	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), polled: map[int]bool{}, frames: map[string]uint64{}, broad: broad{excess: d.prioPast.LatencyExcess},
+		realtime: realtime{on: !d.opts.Priority.Fair}}
 	var err error
 	if p.dp, err = d.dp.LoadPriority(); err != nil {
 		return err
@@ -322,7 +323,7 @@ func (d *Daemon) followPriority() error {
 			delete(p.attached, key)
 		}
 	}
-	return errors.Join(append(errs, d.followSync(time.Now()))...)
+	return errors.Join(append(errs, d.besideRealtime(), d.followSync(time.Now()))...)
 }
 
 // renewLanes makes new bulk lanes on cores that were offline, or were about to be: the
@@ -358,9 +359,7 @@ func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error)
 	// Its hook goes.
 	_, err = d.stopExpress(ctx)
 	err = errors.Join(err, d.bulkHome(ctx))
-	if d.prio.realtime.on {
-		err = errors.Join(err, d.prio.dp.BesideRealtime(d.cores, false, eager))
-	}
+	err = errors.Join(err, d.prio.dp.BesideRealtime(nil, eager))
 	for _, l := range d.prio.attached {
 		err = errors.Join(err, l.Close())
 	}
@@ -469,7 +468,7 @@ func (d *Daemon) priorityMechanism() control.Mechanism {
 	if d.prio.sync != nil {
 		m.Reason += "; it goes " + d.prio.sync.reason()
 	}
-	if why := d.prio.realtime.reason; why != "" {
+	if why := d.prio.realtime.why; why != "" {
 		m.Reason += "; " + why
 	}
 	if broad := d.prio.broad.reason(time.Now()); broad != "" {

@@ -42,7 +42,7 @@ func (d *Daemon) planPriority() plan.PriorityPlan {
 	in := PriorityInput(d.scanner, d.snap, d.cores, apply.Owned(d.locked.Entries()), attached)
 	in.NoThreads = d.opts.Priority.NoThreads
 	in.Lost = slices.Collect(maps.Keys(d.lost))
-	in.Realtime, in.Fair = d.prio.realtime.on, d.opts.Priority.Fair
+	in.Realtime = d.prio.realtime.on
 	return plan.Priority(in)
 }
 
@@ -68,13 +68,13 @@ func (d *Daemon) moveThreads() error {
 		return s.Kind != plan.ThreadSched || d.prio.attached[key(s.Target)] == nil
 	})
 	if !slices.ContainsFunc(steps, moves) {
-		return d.carryOut(steps)
+		return errors.Join(d.carryOut(steps), d.besideRealtime())
 	}
 	err := d.bulkHome(context.Background())
 	if err == nil {
 		err = d.carryOut(steps)
 	}
-	return errors.Join(err, d.prio.dp.SetTuning(d.tuning()))
+	return errors.Join(err, d.besideRealtime(), d.prio.dp.SetTuning(d.tuning()))
 }
 
 // moves tells that a thread gets other cores, not only another policy.

@@ -28,13 +28,14 @@ type Priority struct {
 
 	rules int  // in force
 	host  bool // by them, flows outside of tunnels have a class
-	bulk  LaneSched
+	// beside are cores on which NICs are polled in real time, and how their lanes are scheduled.
+	beside map[int]LaneSched
 }
 
 // LoadPriority puts priority's programs into the kernel. Nothing is attached to a
 // device yet, and without rules all is bulk.
 func (d *Datapath) LoadPriority() (_ *Priority, err error) {
-	p := &Priority{d: d, bulk: bulkSched}
+	p := &Priority{d: d}
 	if err := d.loadObject("priority programs", loadPriority, &p.objs); err != nil {
 		return nil, err
 	}
@@ -114,7 +115,7 @@ func (p *Priority) StartLanes(cores []int, two bool, eager LaneSched) error {
 		for _, core := range cores {
 			s := eager
 			if class == bulkLane {
-				s = p.bulk
+				s = p.bulkSched(core)
 			}
 			if err := p.d.tuneLane(core, class, s); err != nil {
 				return err
@@ -127,25 +128,40 @@ func (p *Priority) StartLanes(cores []int, two bool, eager LaneSched) error {
 // HurryLanes has the threads of bulk lanes scheduled like the latency class's until
 // CalmLanes: so that lanes run empty soon, whatever else wants their cores.
 func (p *Priority) HurryLanes(cores []int, eager LaneSched) error {
-	return p.d.tuneBulkLanes(cores, eager)
+	return p.tuneBulkLanes(cores, func(int) LaneSched { return eager })
 }
 
 // CalmLanes undoes HurryLanes.
-func (p *Priority) CalmLanes(cores []int) error { return p.d.tuneBulkLanes(cores, p.bulk) }
+func (p *Priority) CalmLanes(cores []int) error { return p.tuneBulkLanes(cores, p.bulkSched) }
 
-// BesideRealtime has bulk lanes scheduled for NICs that are polled in real time, or no longer:
-// whatever they do, these preempt them.
-func (p *Priority) BesideRealtime(cores []int, on bool, eager LaneSched) error {
-	p.bulk = bulkSched
-	if on {
-		p.bulk = LaneSched{Nice: eager.Nice, Slice: bulkSlice}
+// BesideRealtime says on which cores NICs are polled in real time: that preempts a bulk lane
+// whatever its nice value, which can be the latency class's there.
+func (p *Priority) BesideRealtime(cores []int, eager LaneSched) error {
+	was := p.beside
+	p.beside = map[int]LaneSched{}
+	for _, core := range cores {
+		p.beside[core] = LaneSched{Nice: eager.Nice, Slice: bulkSlice}
 	}
-	return p.d.tuneBulkLanes(cores, p.bulk)
+	var changed []int
+	for core := range p.d.cpus {
+		if was[core] != p.beside[core] {
+			changed = append(changed, core)
+		}
+	}
+	return p.CalmLanes(changed)
 }
 
-func (d *Datapath) tuneBulkLanes(cores []int, s LaneSched) error {
+// bulkSched is how a bulk lane is scheduled on a core.
+func (p *Priority) bulkSched(core int) LaneSched {
+	if s, ok := p.beside[core]; ok {
+		return s
+	}
+	return bulkSched
+}
+
+func (p *Priority) tuneBulkLanes(cores []int, s func(core int) LaneSched) error {
 	for _, core := range cores {
-		if err := d.tuneLane(core, bulkLane, s); err != nil {
+		if err := p.d.tuneLane(core, bulkLane, s(core)); err != nil {
 			return err
 		}
 	}

@@ -510,3 +510,45 @@ func TestLatencyBeyondItsShareLeavesBulkItsRoom(t *testing.T) {
 		}
 	})
 }
+
+// A lane is as eager as a NIC's thread in real time allows, until that ends, also after it was
+// hurried.
+func TestLanesBesideRealTime(t *testing.T) {
+	p := newPriority(t)
+	core, eager := 0, LaneSched{Nice: -13, Slice: 100 * time.Microsecond}
+	cores := []int{core}
+	if err := p.StartLanes(cores, false, eager); err != nil {
+		t.Fatal(err)
+	}
+	nice := func(when string, want int32) {
+		t.Helper()
+		var cpu stagesOlCpu
+		if err := p.d.stages.OlCpus.Lookup(uint32(core), &cpu); err != nil {
+			t.Fatal(err)
+		}
+		a, err := unix.SchedGetAttr(int(cpu.LanePid[bulkLane]), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.Nice != want {
+			t.Errorf("%s: nice %d, want %d", when, a.Nice, want)
+		}
+	}
+	for _, step := range []struct {
+		when string
+		do   func() error
+		want int32
+	}{
+		{"alone", func() error { return nil }, 0},
+		{"hurried", func() error { return p.HurryLanes(cores, eager) }, -13},
+		{"calm", func() error { return p.CalmLanes(cores) }, 0},
+		{"beside real time", func() error { return p.BesideRealtime(cores, eager) }, -13},
+		{"calm beside it", func() error { return p.CalmLanes(cores) }, -13},
+		{"after it", func() error { return p.BesideRealtime(nil, eager) }, 0},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatalf("%s: %v", step.when, err)
+		}
+		nice(step.when, step.want)
+	}
+}

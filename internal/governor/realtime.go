@@ -7,53 +7,33 @@ import (
 	"time"
 )
 
-// Realtime decides when the threads that poll NICs run in real time. By the fair scheduler, one
-// that wakes up right after it has slept preempts a task only if it has not had more than its
-// share; if it has, it waits for the next tick, up to 10 ms, whatever its weight. Where nobody
-// but the lanes wants the core, they soon run empty, and the fair scheduler does better. In real
-// time it must not take the core altogether: who is flooded goes back at once.
+// Realtime decides when the threads that poll NICs run in real time: unless they are flooded. By
+// the fair scheduler a thread that wakes up right after it has slept preempts another one only if
+// it has not had more than its share; if it has, it waits for the next tick, up to 10 ms,
+// whatever its weight. In real time it does not, but must not take the core altogether.
+// The zero value is ready.
 type Realtime struct {
-	on     bool
-	reason string
-	quiet  time.Time // since when tasks hardly want the cores
-	pause  time.Time // not before
-}
-
-// RealtimeWindow is what was seen since the last one.
-type RealtimeWindow struct {
-	// Tasks is the largest share of a NIC's core that programs had, 0 to 1.
-	Tasks float64
-	// Polling is the largest share of a core that a thread took which polls a NIC.
-	Polling float64
+	flooded bool
+	pause   time.Time // not before
+	reason  string
 }
 
 const (
-	// realtimeFrom and realtimeUntil are shares of a core that programs have.
-	realtimeFrom  = 0.1
-	realtimeUntil = 0.03
-	realtimeFor   = 10 * time.Second
-	// realtimeMost is how much of a core one may take in real time: the kernel lets no
-	// real-time task have more than 95 %, in a second.
+	// realtimeMost is how much of a core a thread may take in real time: the kernel lets all of
+	// them have 95 %, in a second.
 	realtimeMost  = 0.9
 	realtimePause = 10 * time.Second
 )
 
-// Step takes a window. It returns whether they run in real time after it, and why, "" if not.
-func (r *Realtime) Step(now time.Time, w RealtimeWindow) (on bool, reason string) {
-	if w.Tasks >= realtimeUntil {
-		r.quiet = now
-	}
+// Step takes a window: the largest share of a core that one of the threads took. It returns
+// whether they run in real time after it, and if not, why.
+func (r *Realtime) Step(now time.Time, polling float64) (on bool, why string) {
 	switch {
-	case r.on && w.Polling > realtimeMost:
-		r.on, r.pause = false, now.Add(realtimePause)
-	case r.on && now.Sub(r.quiet) >= realtimeFor:
-		r.on = false
-	case !r.on && w.Tasks >= realtimeFrom && !now.Before(r.pause):
-		r.on = true
-		r.reason = fmt.Sprintf("real time for the NICs' threads: programs want their cores (%.0f %% of one)", w.Tasks*100)
+	case polling > realtimeMost:
+		r.flooded, r.pause = true, now.Add(realtimePause)
+		r.reason = fmt.Sprintf("not in real time: a NIC's thread takes %.0f %% of its core", polling*100)
+	case !now.Before(r.pause):
+		r.flooded, r.reason = false, ""
 	}
-	if !r.on {
-		r.reason = ""
-	}
-	return r.on, r.reason
+	return !r.flooded, r.reason
 }

@@ -8,47 +8,44 @@ import (
 	"time"
 )
 
-func TestRealTimeIsForCoresThatProgramsWant(t *testing.T) {
+func TestRealTimeEndsInAFlood(t *testing.T) {
 	var r Realtime
 	now := time.Unix(1000, 0)
 	for _, step := range []struct {
-		what string
-		long time.Duration
-		w    RealtimeWindow
-		want bool
+		what    string
+		long    time.Duration
+		polling float64
+		want    bool
 	}{
-		{"nobody", time.Second, RealtimeWindow{}, false},
-		{"hardly anybody", 20 * time.Second, RealtimeWindow{Tasks: 0.09, Polling: 0.9}, false},
-		{"a program", 100 * time.Millisecond, RealtimeWindow{Tasks: 0.5, Polling: 0.3}, true},
-		{"less of it", 20 * time.Second, RealtimeWindow{Tasks: 0.05, Polling: 0.3}, true},
-		{"a pause", 9 * time.Second, RealtimeWindow{Polling: 0.3}, true},
-		{"again", time.Second, RealtimeWindow{Tasks: 0.5, Polling: 0.3}, true},
-		{"a long pause", 11 * time.Second, RealtimeWindow{Polling: 0.3}, false},
-		{"once more", 100 * time.Millisecond, RealtimeWindow{Tasks: 0.5}, true},
-		{"a flood", 100 * time.Millisecond, RealtimeWindow{Tasks: 0.1, Polling: 0.91}, false},
-		{"a flood goes on", 9 * time.Second, RealtimeWindow{Tasks: 0.5, Polling: 0.91}, false},
-		{"a flood has ended", 2 * time.Second, RealtimeWindow{Tasks: 0.5, Polling: 0.3}, true},
+		{"nothing", time.Second, 0, true},
+		{"much", time.Minute, 0.85, true},
+		{"a flood", 100 * time.Millisecond, 0.91, false},
+		{"a flood goes on", time.Minute, 0.95, false},
+		{"it has just ended", 9 * time.Second, 0.3, false},
+		{"it has ended", 2 * time.Second, 0.3, true},
 	} {
 		var on bool
-		var reason string
+		var why string
 		for end := now.Add(step.long); now.Before(end); {
 			now = now.Add(100 * time.Millisecond)
-			on, reason = r.Step(now, step.w)
+			on, why = r.Step(now, step.polling)
 		}
-		if on != step.want || strings.Contains(reason, "programs want") != on {
-			t.Fatalf("%s: %v, %q", step.what, on, reason)
+		if on != step.want || strings.HasPrefix(why, "not in real time") == on {
+			t.Fatalf("%s: %v, %q", step.what, on, why)
 		}
 	}
 }
 
-// In a flood that does not end, the NIC's thread runs in real time for one window in a hundred.
+// Who is flooded only in real time is so for one window in a hundred.
 func TestRealTimeDoesNotStarveAnybody(t *testing.T) {
 	var r Realtime
 	now, on, windows := time.Unix(1000, 0), 0, 6000
 	for range windows {
 		now = now.Add(100 * time.Millisecond)
-		if is, _ := r.Step(now, RealtimeWindow{Tasks: 0.2, Polling: 0.95}); is {
+		if is, _ := r.Step(now, 0.5); is {
 			on++
+			now = now.Add(100 * time.Millisecond)
+			r.Step(now, 0.95)
 		}
 	}
 	if share := float64(on) / float64(windows); share > 0.011 {

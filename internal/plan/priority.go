@@ -66,9 +66,8 @@ type PriorityInput struct {
 	NoThreads bool
 	// NoSlices: the kernel knows none of a single thread.
 	NoSlices bool
-	// Realtime: threads run in real time, since programs want their cores, too. Fair: they
-	// never will.
-	Realtime, Fair bool
+	// Realtime: threads run in real time.
+	Realtime bool
 	// Tunnels are those from which latency traffic may go straight to pods.
 	Tunnels []Target
 	// Lost are cores that are offline, or were since threads were bound to them:
@@ -164,11 +163,11 @@ func (p *PriorityPlan) thread(nic Underlay, in PriorityInput) {
 	}
 	p.Steps = append(p.Steps, Step{Setting: s, Was: "0", First: "0", Want: "1", Reason: preempts})
 	future := FutureThreads{Target: nic.Target, Count: nic.Queues, Want: fmt.Sprintf("nice %d", EagerNice), Reason: preempts}
-	if !in.NoSlices {
+	switch {
+	case in.Realtime:
+		future.Want = fmt.Sprintf("real time (fifo %d; nice %d in a flood)", RealtimePriority, EagerNice)
+	case !in.NoSlices:
 		future.Want += fmt.Sprintf(", slice %s", EagerSlice)
-	}
-	if !in.Fair {
-		future.Want += " (real time while programs want their cores)"
 	}
 	switch len(in.Cores) {
 	case 0:

@@ -93,9 +93,9 @@ func TestPriorityHasThreadsRunInRealTime(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	soon := PriorityInput{NICs: []Underlay{{Target: Target{42, 2, "eth1"}, Queues: 1}}, Cores: []int{0}, Fair: true}
-	if p := Priority(soon); len(p.Future) != 1 || strings.Contains(p.Future[0].Want, "real time") {
-		t.Errorf("never in real time: %+v", p.Future)
+	soon := PriorityInput{NICs: []Underlay{{Target: Target{42, 2, "eth1"}, Queues: 1}}, Cores: []int{0}, Realtime: true}
+	if p := Priority(soon); len(p.Future) != 1 || p.Future[0].Want != "real time (fifo 1; nice -13 in a flood), bound to core 0" {
+		t.Errorf("%+v", p.Future)
 	}
 }
 
@@ -249,7 +249,7 @@ steps, in this order (undone in the reverse order):
       undo  set 0, unless somebody else has changed it by then
 threads that come with that, one per receive queue:
       4 of eth0 (ifindex 2 in network namespace 42)
-      set   nice -13, slice 100µs (real time while programs want their cores), each bound to one of cores 0-1
+      set   nice -13, slice 100µs, each bound to one of cores 0-1
       why   the NIC's polls preempt bulk, each on a core of its own
       undo  set what they were when they came, unless somebody else has changed it by then
 left as it is:
@@ -264,7 +264,7 @@ left as it is:
 	if err != nil {
 		t.Fatal(err)
 	}
-	const future = `"future_threads":[{"netns":42,"ifindex":2,"device":"eth0","threads":4,"want":"nice -13, slice 100µs (real time while programs want their cores), each bound to one of cores 0-1",`
+	const future = `"future_threads":[{"netns":42,"ifindex":2,"device":"eth0","threads":4,"want":"nice -13, slice 100µs, each bound to one of cores 0-1",`
 	if !strings.Contains(string(text), future) || !strings.Contains(string(text), `"attr":"threaded","was":"0","undo":"0","want":"1"`) {
 		t.Errorf("JSON is %s", text)
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -212,44 +211,32 @@ func TestThreadsOfTheNICFollowTheCores(t *testing.T) {
 	left(t, d, l.Stop())
 }
 
-// Beside a program that takes what it can get of its core, the NIC's thread runs in real time.
-func TestThreadsOfTheNICRunInRealTimeWhileProgramsWantTheirCores(t *testing.T) {
+// By default they run in real time.
+func TestThreadsOfTheNICRunInRealTime(t *testing.T) {
 	b := rig.Lab(t, bed.Options{})
 	unbind(t, b)
 	check(t, b)
 	auto := strings.Replace(prioritised, "threads: fair", "threads: auto", 1) + "cores: 0\n"
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: auto})
 	l := rig.StartLoad(t, b, 2)
-	spin(t, 0)
-	rig.Until(t, "it runs in real time", func() (bool, string) {
-		got := scheds(t, b)
-		return slices.Equal(got, []string{"fifo 1 cores [0]"}), strings.Join(got, ", ") + d.Log()
-	})
-	for _, m := range d.Status().Mechanisms {
-		if m.Name == "priority" && !strings.Contains(m.Reason, "real time for the NICs' threads: programs want their cores") {
-			t.Errorf("status says %q", m.Reason)
-		}
+	want := func(sched string) {
+		t.Helper()
+		rig.Until(t, sched, func() (bool, string) {
+			got := scheds(t, b)
+			return slices.Equal(got, []string{sched}), fmt.Sprintf("%q%s", got, d.Log())
+		})
 	}
+	want("fifo 1 cores [0]")
 	if text, p := planned(t, b, auto, d.State); len(p.Steps) > 0 {
 		t.Errorf("there is something left to do:\n%s", text)
 	}
+	d.Reload(prioritised + "cores: 0\n")
+	want("nice -13 slice 100µs cores [0]")
+	d.Reload(auto)
+	want("fifo 1 cores [0]")
 	l.GoesOn()
 	ends(t, d)
 	left(t, d, l.Stop())
-}
-
-// spin has a program take what it can get of a core until the test ends.
-func spin(t *testing.T, core int) {
-	t.Helper()
-	cmd := exec.Command("sh", "-c", "while :; do :; done")
-	must(t, cmd.Start())
-	t.Cleanup(func() {
-		must(t, cmd.Process.Kill())
-		_ = cmd.Wait() // killed
-	})
-	var set unix.CPUSet
-	set.Set(core)
-	must(t, unix.SchedSetaffinity(cmd.Process.Pid, &set))
 }
 
 // A NIC that goes down and comes up has other threads than before.
