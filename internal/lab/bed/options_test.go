@@ -18,7 +18,7 @@ func TestOptionsAreRefusedBeforeAnythingIsBuilt(t *testing.T) {
 		{"name", Options{Name: "../x"}, "1 to 12 of a-z and 0-9"},
 		{"topology", Options{Topology: "star"}, "bridged, routed and nested"},
 		{"nic", Options{NIC: "irq"}, "thread and softirq"},
-		{"napi", Options{NAPI: "rr"}, "nice and fifo"},
+		{"napi", Options{NAPI: "rr"}, "nice, fifo and own"},
 		{"napi without a thread", Options{NAPI: FIFO, NIC: Softirq}, "needs nic thread"},
 		{"queues", Options{Queues: 99}, "1 to 16"},
 		{"pods", Options{Pods: 65}, "1 to 64"},
