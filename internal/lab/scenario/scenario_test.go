@@ -245,9 +245,8 @@ func TestEveryScenarioGivesItsMetrics(t *testing.T) {
 	}
 }
 
-// hasRate tells metrics that are never zero in a run that worked.
-// hasRate tells of metrics that are more than nothing. Beside other work a machine may lose
-// something at any rate.
+// hasRate tells metrics that are never zero in a run that worked. The loss-free rate is none:
+// beside other work a machine may lose something at any rate.
 func hasRate(metric string) bool {
 	if metric == report.LossFreeKPPS {
 		return false
