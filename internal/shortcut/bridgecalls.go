@@ -51,7 +51,7 @@ func unknown(calls []BridgeCall, why string) []BridgeCall {
 func (w *Watcher) bridgeCalls(calls []BridgeCall) error {
 	there := false
 	for i := range calls {
-		l, err := list(&w.calls, "/proc/sys/"+calls[i].Sysctl)
+		l, err := w.list(&w.calls, "/proc/sys/"+calls[i].Sysctl)
 		if err != nil {
 			return err
 		}
@@ -70,7 +70,7 @@ func (w *Watcher) bridgeCalls(calls []BridgeCall) error {
 	if n.Chains, err = w.chains(built.nftables, &w.calls); err != nil {
 		return err
 	}
-	if n.Tables6, err = list(&w.calls, "/proc/thread-self/net/ip6_tables_names"); err != nil {
+	if n.Tables6, err = w.list(&w.calls, "/proc/thread-self/net/ip6_tables_names"); err != nil {
 		return err
 	}
 	if _, err := w.ipHooks(&n, &w.calls); err != nil {

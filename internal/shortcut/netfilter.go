@@ -4,14 +4,10 @@ package shortcut
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"strings"
 	"sync"
-
-	"golang.org/x/sys/unix"
 )
 
 // netfilter looks at all that br_netfilter and the bridge would call, on a
@@ -32,16 +28,16 @@ func (w *Watcher) netfilter(n *Netfilter, calls bool, rs *readings) error {
 	if err != nil {
 		return err
 	}
-	if n.IP4, err = setting(rs, "/proc/sys/net/bridge/bridge-nf-call-iptables"); err != nil {
+	if n.IP4, err = w.setting(rs, "/proc/sys/net/bridge/bridge-nf-call-iptables"); err != nil {
 		return err
 	}
-	if n.IP6, err = setting(rs, "/proc/sys/net/bridge/bridge-nf-call-ip6tables"); err != nil {
+	if n.IP6, err = w.setting(rs, "/proc/sys/net/bridge/bridge-nf-call-ip6tables"); err != nil {
 		return err
 	}
 	if !calls && !n.IP4 && !n.IP6 {
 		return nil // nothing below is ever called
 	}
-	if n.Tables6, err = list(rs, "/proc/thread-self/net/ip6_tables_names"); err != nil {
+	if n.Tables6, err = w.list(rs, "/proc/thread-self/net/ip6_tables_names"); err != nil {
 		return err
 	}
 	_, err = w.ipHooks(n, rs)
@@ -53,20 +49,20 @@ func (w *Watcher) netfilter(n *Netfilter, calls bool, rs *readings) error {
 func (w *Watcher) ipHooks(n *Netfilter, rs *readings) (linkCounts, error) {
 	var none, links linkCounts
 	var err error
-	if n.Tables4, err = list(rs, "/proc/thread-self/net/ip_tables_names"); err != nil {
+	if n.Tables4, err = w.list(rs, "/proc/thread-self/net/ip_tables_names"); err != nil {
 		return none, err
 	}
 	// Only connection tracking can be there without a rule: by this setting, and
 	// for those who use it without one.
-	if n.Conntrack, err = setting(rs, "/sys/module/nf_conntrack/parameters/enable_hooks"); err != nil {
+	if n.Conntrack, err = w.setting(rs, "/sys/module/nf_conntrack/parameters/enable_hooks"); err != nil {
 		return none, err
 	}
 	if !n.Conntrack {
-		if n.Conntrack, err = setting(rs, "/proc/sys/net/netfilter/nf_conntrack_count"); err != nil {
+		if n.Conntrack, err = w.setting(rs, "/proc/sys/net/netfilter/nf_conntrack_count"); err != nil {
 			return none, err
 		}
 	}
-	if n.IPVS, err = read(rs, services); err != nil {
+	if n.IPVS, err = read(rs, w.services); err != nil {
 		return none, err
 	}
 	links, err = read(rs, w.bpf.count)
@@ -76,64 +72,19 @@ func (w *Watcher) ipHooks(n *Netfilter, rs *readings) (linkCounts, error) {
 
 // services tells whether IPVS has any. What follows each, its connections, is
 // none of ours.
-func services() (bool, error) {
+func (w *Watcher) services() (bool, error) {
 	const header = 3
-	l, err := lines("/proc/thread-self/net/ip_vs")
+	l, err := w.files.lines("/proc/thread-self/net/ip_vs")
 	return len(l) > header, err
 }
 
-// setting is isOn, and list is lines, of what Glance reads again.
-func setting(rs *readings, path string) (bool, error) {
-	return read(rs, func() (bool, error) { return isOn(path) })
+// setting is files.isOn, and list is files.lines, of what Glance reads again.
+func (w *Watcher) setting(rs *readings, path string) (bool, error) {
+	return read(rs, func() (bool, error) { return w.files.isOn(path) })
 }
 
-func list(rs *readings, path string) ([]string, error) {
-	return read(rs, func() ([]string, error) { return lines(path) })
-}
-
-// isOn reads a setting that is there only if its module is.
-func isOn(path string) (bool, error) {
-	list, err := lines(path)
-	return len(list) > 0 && list[0] != "0" && list[0] != "N", err
-}
-
-// lines reads a small file; one that does not exist has none.
-func lines(path string) ([]string, error) {
-	b, err := contents(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var list []string
-	for l := range strings.Lines(string(b)) {
-		list = append(list, strings.TrimSpace(l))
-	}
-	return list, nil
-}
-
-// contents reads a small file of the kernel's. Glance reads a dozen at a time; the
-// library asks of each what it is, and whether it can be waited for.
-func contents(path string) ([]byte, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: path, Err: err}
-	}
-	defer unix.Close(fd)
-	var b []byte
-	var buf [512]byte
-	for {
-		switch n, err := unix.Read(fd, buf[:]); {
-		case err == unix.EINTR:
-		case err != nil:
-			return nil, &os.PathError{Op: "read", Path: path, Err: err}
-		case n == 0:
-			return b, nil
-		default:
-			b = append(b, buf[:n]...)
-		}
-	}
+func (w *Watcher) list(rs *readings, path string) ([]string, error) {
+	return read(rs, func() ([]string, error) { return w.files.lines(path) })
 }
 
 // ebtables names what there is of legacy ebtables. To ask it for its tables

@@ -35,6 +35,7 @@ type Watcher struct {
 	nics   readings // of the last LookIngress
 	calls  readings // of the last BridgeCalls
 	side   side
+	files  files
 	closed bool
 
 	subs   []*os.File // subscriptions
@@ -99,7 +100,7 @@ func (w *Watcher) Close() error {
 	if w.rtnl != nil {
 		err = w.rtnl.Close()
 	}
-	return errors.Join(err, w.nft.close(), w.side.close(), w.h.Close())
+	return errors.Join(err, w.nft.close(), w.side.close(), w.files.close(), w.h.Close())
 }
 
 // subscribe joins groups of a protocol in the calling thread's namespace.
