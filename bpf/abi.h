@@ -160,6 +160,7 @@ enum ol_flag {
 	OL_F_RESTEER = 1, /* tests: wish for another lane with every poll */
 	OL_F_NEUTRAL = 2, /* RPS masks are ours: who is not steered gets hash 0 */
 	OL_F_EXPRESS = 4, /* frames may go straight to pods */
+	OL_F_APART = 8,	  /* GRO joins datagrams, which bulk lanes are to keep apart */
 };
 
 /* ol_policy.core_flags: what the hooks on that core may do with new work */
@@ -409,7 +410,8 @@ struct ol_prio {
 	__u32 brought; /* frames of the latency class in it */
 	__u32 seen;    /* the last poll with such */
 	__u32 reserve; /* of the bulk lane's room, what latency's frames leave to bulk */
-	__u32 number;  /* what tells bulk's frames apart, see ol_prio_number */
+	__u32 apart;   /* bulk's frames are told apart ... */
+	__u32 number;  /* ... by this, see ol_prio_number */
 	__u32 looked;  /* when it was last looked whether bulk's lane is to join frames */
 	__u32 calm;    /* so many looks in a row nothing had been refused */
 	__u8 ever;     /* there has been one */

@@ -172,6 +172,7 @@ __noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu, int two)
 	p->now_ns = ns;
 	p->poll = p->polls + 1;
 	p->brought = 0;
+	p->apart = policy->flags & OL_F_APART;
 	/* A lane whose thread may run on another core is none: its frames could come late. */
 	if (!cpu->lane[OL_CLASS_BULK] || (two && !cpu->lane[OL_CLASS_LATENCY]) ||
 	    (OL_READ(leave->strayed) && !OL_READ(leave->leaving))) {
@@ -468,7 +469,7 @@ known:
 	switch (way) {
 	case OL_WAY_BULK_LANE:
 		/* What GRO makes of TCP, nobody cuts up again on the way to a socket. */
-		if (j->flow.proto == OL_IPPROTO_UDP && !j->host)
+		if (p->apart && j->flow.proto == OL_IPPROTO_UDP && !j->host)
 			ol_put_word(ctx, ol_prio_number(p));
 		return bpf_redirect_map(&ol_lane_threads, this_cpu, XDP_PASS);
 	case OL_WAY_LATENCY_LANE:

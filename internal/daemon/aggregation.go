@@ -124,7 +124,7 @@ func (d *Daemon) followAggregation(act bool) error {
 	}
 	errs = append(errs, a.dp.Watch(!act))
 	if act {
-		errs = append(errs, d.carryOut(made.Steps))
+		errs = append(errs, d.dp.SetApart(true), d.carryOut(made.Steps))
 	}
 	return errors.Join(errs...)
 }
@@ -136,6 +136,7 @@ func (d *Daemon) stopAggregation() (rep apply.Report, err error) {
 		return rep, nil
 	}
 	rep, err = d.restore(ofAggregation)
+	err = errors.Join(err, d.dp.SetApart(false))
 	for key, l := range a.hooks {
 		err = errors.Join(err, l.Close())
 		delete(a.hooks, key)

@@ -18,6 +18,7 @@ type realtime struct {
 	gov    governor.Realtime
 	on     bool
 	why    string // not
+	no     bool   // somebody does not let us
 	looked time.Time
 	ran    map[int]time.Duration // by thread, at the last look
 }
@@ -45,7 +46,7 @@ func boundThreads(owned []apply.Entry) (list []thread) {
 
 // stepRealtime takes one window: look, decide, act.
 func (d *Daemon) stepRealtime(now time.Time) error {
-	if d.prio == nil || d.opts.Priority.Fair {
+	if d.prio == nil || d.opts.Priority.Fair || d.prio.realtime.no {
 		return nil
 	}
 	r := &d.prio.realtime
@@ -64,7 +65,17 @@ func (d *Daemon) stepRealtime(now time.Time) error {
 	if !on {
 		err = d.prio.dp.BesideRealtime(nil, eager)
 	}
-	return errors.Join(err, d.moveThreads())
+	if err = errors.Join(err, d.moveThreads()); err != nil {
+		d.log.Warn("some of the NICs' threads stay as they are", "reason", err)
+	}
+	return nil
+}
+
+// refuseRealtime has threads scheduled by the fair scheduler from now on.
+func (d *Daemon) refuseRealtime(reason error) {
+	d.log.Warn("NICs' threads do not run in real time", "reason", reason)
+	r := &d.prio.realtime
+	r.on, r.no, r.why = false, true, "NICs' threads do not run in real time, see the log"
 }
 
 // besideRealtime has bulk lanes scheduled by how the NICs' threads on their cores are.
@@ -78,9 +89,9 @@ func (d *Daemon) besideRealtime() error {
 	return d.prio.dp.BesideRealtime(cores, eager)
 }
 
-// polling is the largest share of a core that one of the threads took since the last look.
+// polling is the largest share of a core that threads took since the last look.
 func (r *realtime) polling(now time.Time, threads []thread) (most float64) {
-	since, ran := now.Sub(r.looked), map[int]time.Duration{}
+	since, ran, took := now.Sub(r.looked), map[int]time.Duration{}, map[int]time.Duration{}
 	for _, th := range threads {
 		var ts unix.Timespec
 		// The thread's own clock (include/linux/posix-timers.h): a system call instead of a file.
@@ -89,7 +100,9 @@ func (r *realtime) polling(now time.Time, threads []thread) (most float64) {
 		}
 		ran[th.pid] = time.Duration(ts.Nano())
 		if was, ok := r.ran[th.pid]; ok && since > 0 {
-			most = max(most, float64(ran[th.pid]-was)/float64(since))
+			core := th.sched.Cores[0]
+			took[core] += ran[th.pid] - was
+			most = max(most, float64(took[core])/float64(since))
 		}
 	}
 	r.looked, r.ran = now, ran

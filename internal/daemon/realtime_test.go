@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/plan"
 )
 
 // A thread that runs all the time takes all that it gets of a core, one that sleeps nothing.
@@ -15,7 +17,7 @@ func TestPollingIsWhatThreadsTake(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var r realtime
-	me := []thread{{pid: unix.Gettid()}}
+	me := []thread{{unix.Gettid(), plan.Sched{Cores: []int{0}}}}
 	took := func() time.Duration {
 		var ts unix.Timespec
 		if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
@@ -35,5 +37,16 @@ func TestPollingIsWhatThreadsTake(t *testing.T) {
 	}
 	if got := r.polling(begun.Add(time.Hour), me); got > 0.001 {
 		t.Errorf("nothing of an hour is %v", got)
+	}
+	// Two on one core take as much as both.
+	var two realtime
+	both := append(me, thread{unix.Getpid(), plan.Sched{Cores: []int{0}}})
+	two.polling(begun, both)
+	for pid := range two.ran {
+		two.ran[pid] -= 300 * time.Millisecond
+	}
+	want := 0.3 * float64(len(two.ran)) // of one, where this is the process's first thread
+	if got := two.polling(begun.Add(time.Second), both); got < want {
+		t.Errorf("300 ms of a second, %d times, are %v", len(two.ran), got)
 	}
 }

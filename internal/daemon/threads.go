@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/napi"
 	"github.com/overlane/overlane/internal/node"
@@ -19,6 +21,15 @@ import (
 // threadNAPI has a NIC polled by threads, each on a core of its own, as plan.Priority
 // says.
 func (d *Daemon) threadNAPI(u node.Underlay) error {
+	err := d.seatThreads(u)
+	if errors.Is(err, unix.EPERM) && d.prio.realtime.on {
+		d.refuseRealtime(err)
+		err = d.seatThreads(u)
+	}
+	return err
+}
+
+func (d *Daemon) seatThreads(u node.Underlay) error {
 	t := target(u.Dev)
 	// The threads come with the first step.
 	for range 2 {

@@ -44,6 +44,17 @@ func (a *Aggregation) Watch(on bool) error {
 	return nil
 }
 
+// SetApart says whether GRO joins datagrams, which priority's lanes then tell apart. It is to be on
+// for as long as any device has that.
+func (d *Datapath) SetApart(on bool) error {
+	flag := uint32(stagesOlFlagOL_F_APART)
+	if on == (d.policy.Flags&flag != 0) {
+		return nil
+	}
+	d.policy.Flags ^= flag
+	return d.writePolicy()
+}
+
 // AggregateCounters are totals over all tunnels.
 type AggregateCounters struct {
 	Packets   uint64 // that came out, as they were sent

@@ -364,6 +364,7 @@ type priorityOlPrio struct {
 	Brought uint32
 	Seen    uint32
 	Reserve uint32
+	Apart   uint32
 	Number  uint32
 	Looked  uint32
 	Calm    uint32
@@ -375,6 +376,7 @@ type priorityOlPrio struct {
 	About   uint8
 	Join    uint8
 	Joins   uint8
+	_       [4]byte
 	Refused uint64
 	Laned   uint64
 	Lane    [2]struct {
@@ -393,7 +395,7 @@ type priorityOlPrio struct {
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
-	_        [40]byte
+	_        [32]byte
 }
 
 type priorityOlRecent struct {

@@ -121,6 +121,7 @@ const (
 	stagesOlFlagOL_F_RESTEER stagesOlFlag = 1
 	stagesOlFlagOL_F_NEUTRAL stagesOlFlag = 2
 	stagesOlFlagOL_F_EXPRESS stagesOlFlag = 4
+	stagesOlFlagOL_F_APART   stagesOlFlag = 8
 )
 
 type stagesOlFrag struct {
@@ -278,6 +279,7 @@ type stagesOlPrio struct {
 	Brought uint32
 	Seen    uint32
 	Reserve uint32
+	Apart   uint32
 	Number  uint32
 	Looked  uint32
 	Calm    uint32
@@ -289,6 +291,7 @@ type stagesOlPrio struct {
 	About   uint8
 	Join    uint8
 	Joins   uint8
+	_       [4]byte
 	Refused uint64
 	Laned   uint64
 	Lane    [2]struct {
@@ -307,7 +310,7 @@ type stagesOlPrio struct {
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
-	_        [40]byte
+	_        [32]byte
 }
 
 type stagesOlReason uint32

@@ -216,6 +216,7 @@ type traceOlPrio struct {
 	Brought uint32
 	Seen    uint32
 	Reserve uint32
+	Apart   uint32
 	Number  uint32
 	Looked  uint32
 	Calm    uint32
@@ -227,6 +228,7 @@ type traceOlPrio struct {
 	About   uint8
 	Join    uint8
 	Joins   uint8
+	_       [4]byte
 	Refused uint64
 	Laned   uint64
 	Lane    [2]struct {
@@ -245,7 +247,7 @@ type traceOlPrio struct {
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
-	_        [40]byte
+	_        [32]byte
 }
 
 type traceOlRecent struct {

@@ -25,13 +25,13 @@ const (
 	realtimePause = 10 * time.Second
 )
 
-// Step takes a window: the largest share of a core that one of the threads took. It returns
+// Step takes a window: the largest share of a core that these threads took. It returns
 // whether they run in real time after it, and if not, why.
 func (r *Realtime) Step(now time.Time, polling float64) (on bool, why string) {
 	switch {
 	case polling > realtimeMost:
 		r.flooded, r.pause = true, now.Add(realtimePause)
-		r.reason = fmt.Sprintf("not in real time: a NIC's thread takes %.0f %% of its core", polling*100)
+		r.reason = fmt.Sprintf("not in real time: NICs' threads take %.0f %% of a core", polling*100)
 	case !now.Before(r.pause):
 		r.flooded, r.reason = false, ""
 	}

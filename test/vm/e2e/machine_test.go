@@ -159,7 +159,7 @@ func TestTheNICsThreadIsBoundAgainWhenItsCoreGoesOffline(t *testing.T) {
 	})
 	bound := func(core int) {
 		t.Helper()
-		want := fmt.Sprintf("nice -13, cores [%d]", core)
+		want := fmt.Sprintf("fifo, cores [%d]", core)
 		until(t, "the NIC's thread has "+want, func() bool { return b.thread(t) == want })
 	}
 	use := func(cores ...int) {
@@ -210,7 +210,7 @@ func (h *host) thread(t *testing.T) (how string) {
 			return err
 		}
 		s, err := apply.SchedOf(id)
-		how = fmt.Sprintf("nice %d, cores %v", s.Nice, s.Cores)
+		how = fmt.Sprintf("%s, cores %v", s.Policy, s.Cores)
 		return err
 	})
 	if err != nil {
