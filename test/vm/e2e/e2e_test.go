@@ -83,6 +83,7 @@ func TestOverlayCarriesTrafficPlainAndSteered(t *testing.T) {
 			if err := o.build(kind); err != nil {
 				t.Fatal(err)
 			}
+			o.onOneCore(t)
 			for _, f := range families {
 				t.Run("plain "+f.name, func(t *testing.T) { o.carries(t, f.of) })
 			}

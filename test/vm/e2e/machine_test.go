@@ -90,6 +90,7 @@ func acting(t *testing.T) (*stream, *daemon.Daemon, func() error) {
 	if err := o.build("vxlan"); err != nil {
 		t.Fatal(err)
 	}
+	o.onOneCore(t)
 	b := &o.hosts[1]
 	residue.Check(t, residue.Scope{Namespaces: []string{residue.FD(b.ns.FD()), residue.FD(b.pod.FD())}})
 	s := o.stream(t, families[0].of)
