@@ -202,13 +202,8 @@ func (p *priority) sawPolls(in governor.Input, owned []apply.Entry) {
 			p.polled[cpu] = true
 		}
 	}
-	for _, e := range owned {
-		if e.Kind != plan.ThreadSched {
-			continue
-		}
-		if s, err := plan.ParseSched(e.Wrote); err == nil && len(s.Cores) == 1 {
-			p.polled[s.Cores[0]] = true
-		}
+	for _, th := range boundThreads(owned) {
+		p.polled[th.sched.Cores[0]] = true
 	}
 }
 

@@ -126,7 +126,7 @@ func (o *Options) Normalize() error {
 		return fmt.Errorf("napi %q: nice, fifo and own are known", string(o.NAPI))
 	}
 	if o.NAPI != Nice && o.NIC != Thread {
-		return fmt.Errorf("napi %s needs nic %s: with nic %s no thread polls the wire", string(FIFO), Thread, o.NIC)
+		return fmt.Errorf("napi %s needs nic %s: with nic %s no thread polls the wire", string(o.NAPI), Thread, o.NIC)
 	}
 	if o.Queues < 1 || o.Queues > MaxQueues {
 		return fmt.Errorf("%d wire queues: 1 to %d are possible", o.Queues, MaxQueues)

@@ -19,7 +19,8 @@ func TestOptionsAreRefusedBeforeAnythingIsBuilt(t *testing.T) {
 		{"topology", Options{Topology: "star"}, "bridged, routed and nested"},
 		{"nic", Options{NIC: "irq"}, "thread and softirq"},
 		{"napi", Options{NAPI: "rr"}, "nice, fifo and own"},
-		{"napi without a thread", Options{NAPI: FIFO, NIC: Softirq}, "needs nic thread"},
+		{"napi without a thread", Options{NAPI: FIFO, NIC: Softirq}, "napi fifo needs nic thread"},
+		{"napi of a thread's own without one", Options{NAPI: Own, NIC: Softirq}, "napi own needs nic thread"},
 		{"queues", Options{Queues: 99}, "1 to 16"},
 		{"pods", Options{Pods: 65}, "1 to 64"},
 	} {

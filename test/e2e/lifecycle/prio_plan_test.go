@@ -239,6 +239,24 @@ func TestThreadsOfTheNICRunInRealTime(t *testing.T) {
 	left(t, d, l.Stop())
 }
 
+// Who kills the daemon finds them as they were.
+func TestThreadsInRealTimeAreRestoredAfterAKill(t *testing.T) {
+	b := rig.Lab(t, bed.Options{})
+	unbind(t, b)
+	check(t, b)
+	before := scheds(t, b)
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: strings.Replace(prioritised, "threads: fair", "threads: auto", 1) + "cores: 0\n"})
+	if got := scheds(t, b); !slices.Equal(got, []string{"fifo 1 cores [0]"}) {
+		t.Fatalf("the NIC's threads have %q", got)
+	}
+	d.Signal(unix.SIGKILL)
+	d.GoneBoth()
+	d.NothingLeft()
+	if got := scheds(t, b); !slices.Equal(got, before) {
+		t.Errorf("the NIC's threads have %q, and had %q", got, before)
+	}
+}
+
 // A NIC that goes down and comes up has other threads than before.
 func TestNewThreadsOfTheNICAreBound(t *testing.T) {
 	rig.NeedCores(t, 2)
