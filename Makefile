@@ -70,6 +70,10 @@ orders: ## Every way to split and merge flows, 20 times, on an emulated kernel (
 kernels: ## The end-to-end suite on the oldest and the newest kernel, emulated (root, hours)
 	$(GO) test ./test/vm -run '^TestWholeSuite$$' -count=1 -v -timeout 24h -args -whole .
 
+.PHONY: soak
+soak: ## Twenty minutes beside a node on which everything changes, and 200 pods at once: nothing grows (root)
+	OVERLANE_SOAK=20m $(GO) test ./test/e2e/soak -count=1 -v -timeout 60m
+
 .PHONY: costs
 costs: ## What the programs of micro-flows cost, in instructions, on an emulated kernel (root)
 	$(GO) test ./test/vm -run '^TestTableOfOrders$$' -count=1 -v -timeout 2h -args -counted
@@ -81,7 +85,7 @@ fuzz: ## Every fuzz target for FUZZTIME
 ##@ See it
 
 .PHONY: demo
-demo: ## A small table of this machine, in under 4 minutes (root)
+demo: ## A small table of this machine, in some 4 minutes (root)
 	@scripts/demo.sh
 
 .PHONY: bench

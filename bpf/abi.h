@@ -43,6 +43,7 @@ enum ol_limit {
 	OL_PORTS = 1024,		   /* pods that frames go to straight from the NIC */
 	OL_SENDERS = 4096,		   /* who sends to them */
 	OL_WAYS = 128,			   /* times that ways through branches are told apart by */
+	OL_ALONE_MS = 2000,		   /* without a sign of life after which flows go home */
 };
 
 /* How a flow is treated. More may follow: append only. */
@@ -195,6 +196,7 @@ struct ol_lanes {
 struct ol_policy {
 	__u32 version;
 	__u32 flags;
+	__u64 beat; /* ns, the daemon's last sign of life; 0: none is asked for */
 	struct ol_tunnel tunnel[OL_MAX_TUNNELS];
 	__u32 nr_tunnels;      /* all that are in use are among the first so many */
 	__u32 rebalance_queue; /* packets in a lane's queue that make its flows look for another */
@@ -261,6 +263,7 @@ struct ol_marks {
 	struct ol_mark mark[OL_MARKS];
 	__u32 at;
 	__u32 pending; /* poll count of a round whose tail is still being handed on, or 0 */
+	__u64 napi;    /* of a tunnel's cell: its address, once it was polled */
 };
 
 /* Progress of a queue, as its core proves it. */
@@ -362,6 +365,8 @@ struct ol_cpu {
 	__u64 packets
 		[OL_NR_STAGES]; /* in all polls; nic: as the driver counts, tunnel, pod: after GRO */
 	__u64 samples[4];
+	__u64 stretch; /* ns, end of the first of the NIC's polls that followed directly on each other */
+	__u64 waited; /* ns, for each frame of such polls: how long it waited in the NIC, at most */
 } __attribute__((aligned(64)));
 
 /* A core on its way offline; told by whichever core takes it there. */
@@ -414,6 +419,7 @@ struct ol_prio {
 	__u32 number;  /* ... by this, see ol_prio_number */
 	__u32 looked;  /* when it was last looked whether bulk's lane is to join frames */
 	__u32 calm;    /* so many looks in a row nothing had been refused */
+	__u32 ended;   /* when latency traffic was last about */
 	__u8 ever;     /* there has been one */
 	__u8 demoted;  /* bulk goes to the lane */
 	__u8 over;     /* the budget is used up: latency joins bulk */

@@ -86,11 +86,6 @@ struct bpf_cpu_map_entry {
 	struct task_struct *kthread;
 } OL_CORE;
 
-/* include/net/hotdata.h, from 6.9 on */
-struct net_hotdata {
-	int max_backlog;
-} OL_CORE;
-
 struct bpf_cpu_map {
 	struct bpf_cpu_map_entry **cpu_map;
 } OL_CORE;

@@ -34,7 +34,8 @@ const volatile __u64 ol_merge_limit_ns = 100000000;
 #define OL_CROWD 32
 #define OL_AHEAD_NS 100000
 
-extern void net_hotdata __ksym __weak;
+/* Packets that a backlog has room for: net.core.netdev_max_backlog. */
+const volatile __u32 ol_backlog_room = 1000;
 
 /* When the daemon last gave a sign of life, ns. */
 __u64 ol_merge_beat SEC(".data.beat") = 0;
@@ -282,17 +283,6 @@ __noinline int ol_find_first(__u32 at, struct ol_first *first)
 	return 0;
 }
 
-/* Packets that a backlog has room for. */
-static __always_inline __u32 ol_backlog_room(void)
-{
-	const struct net_hotdata *hot = (const void *)&net_hotdata;
-	__u32 room = 0;
-
-	if (hot)
-		bpf_probe_read_kernel(&room, sizeof(room), &hot->max_backlog);
-	return room ? room : 1000;
-}
-
 /* Has the core behind the merge point enough to do? */
 static __always_inline int ol_pod_full(const struct ol_merging *g)
 {
@@ -306,7 +296,7 @@ static __always_inline int ol_pod_full(const struct ol_merging *g)
 	if (!lanes->nr)
 		return 0;
 	return ol_backlog(lanes->cpu[ol_lane_index(g->slot % lanes->nr)], &head, &tail) &&
-	       (__s32)(tail - head) > (__s32)(ol_backlog_room() / 2);
+	       (__s32)(tail - head) > (__s32)(ol_backlog_room / 2);
 }
 
 /* May it go? all: whatever waits may. */

@@ -309,7 +309,7 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 		e->merge = 0;
 	}
 	wish = ol_elephant(e, cpu->now, policy->split_frames, policy->split_bytes) &&
-	       policy->split_batch;
+	       policy->split_batch && !ol_alone(policy, cpu->now);
 	if (g)
 		g->seen = cpu->now;
 	if (ordered && e->state != OL_WHOLE &&

@@ -113,9 +113,35 @@ static __always_inline void ol_prio_account(struct ol_judged *j)
 	j->frames = j->bytes = 0;
 }
 
-/* A lane's ring at the beginning of a poll. Returns whether it is empty and its thread done. */
+/*
+ * Beside aggregation: may a tunnel's cell of this core have packets in its queue, or its GRO? What
+ * came by a lane has metadata, which stays with it, and so is another flow to GRO than what came by
+ * the stock path: it may let go of either first.
+ */
+__noinline int ol_prio_cells_busy(__u32 this_cpu)
+{
+	struct ol_policy *policy = ol_get_policy();
+	struct napi_struct *napi;
+	struct ol_marks *m;
+	__u32 i;
+
+	if (!policy)
+		return 1;
+	for (i = 0; i < OL_MAX_TUNNELS && i < policy->nr_tunnels; i++) {
+		m = ol_get_cell_marks(this_cpu, i);
+		napi = m ? (void *)m->napi : NULL;
+		if (napi && BPF_CORE_READ(napi, state) & OL_NAPI_SCHED)
+			return 1;
+	}
+	return 0;
+}
+
+/*
+ * A lane's ring at the beginning of a poll. Returns whether it is empty and its thread done. busy:
+ * what it handed on may not be.
+ */
 static __always_inline int ol_prio_look(struct ol_prio *p, __u32 this_cpu, __u32 class,
-					__u32 before)
+					__u32 before, int busy)
 {
 	struct ol_lane_watch *w = &p->lane[class];
 	struct ol_policy *policy = ol_get_policy();
@@ -130,7 +156,7 @@ static __always_inline int ol_prio_look(struct ol_prio *p, __u32 this_cpu, __u32
 	look.used = ol_ring_from(&ring, ring.consumer);
 	look.consumer = ring.consumer;
 	look.size = ring.size;
-	look.asleep = ring.asleep;
+	look.asleep = ring.asleep && !busy;
 	empty = ol_lane_step(w, &look, before);
 	room = policy->bulk_room;
 	holds = look.size > OL_RING_STALE ? look.size - OL_RING_STALE : 0;
@@ -159,7 +185,7 @@ __noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu, int two)
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	__u32 before, now = ns / 1000;
-	int empty;
+	int empty, busy;
 
 	if (!p || !policy || !leave || !cpu)
 		return 0;
@@ -181,11 +207,12 @@ __noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu, int two)
 		ol_prio_use_table(p);
 		return 0;
 	}
-	empty = ol_prio_look(p, this_cpu, OL_CLASS_BULK, before);
+	busy = p->apart && ol_prio_cells_busy(this_cpu);
+	empty = ol_prio_look(p, this_cpu, OL_CLASS_BULK, before, busy);
 	if (ol_prio_join(p, empty) && p->apart)
 		p->lane[OL_CLASS_BULK].room = 0;
-	empty &= ol_prio_look(p, this_cpu, OL_CLASS_LATENCY, before);
-	ol_prio_turn(p, policy->latency_window_us, policy->rules_table & 1, empty);
+	empty &= ol_prio_look(p, this_cpu, OL_CLASS_LATENCY, before, busy);
+	ol_prio_turn(p, policy->latency_window_us, policy->rules_table & 1, empty, busy);
 	ol_prio_use_table(p);
 	ol_prio_earn(p, elapsed, policy->latency_share);
 	return 0;
@@ -294,7 +321,7 @@ __noinline int ol_prio_judge(struct ol_prio *p, struct ol_judged *j, int two)
 	if (!p || !j || !policy)
 		return 0;
 	f = &j->flow;
-	gro = f->proto == OL_IPPROTO_TCP;
+	gro = f->proto == OL_IPPROTO_TCP || p->apart;
 	if (f->piece == OL_PIECE_WHOLE) {
 		rule = ol_rule_of(f, j->host, p->table);
 		is.class = rule & 0xff;
@@ -349,7 +376,8 @@ __noinline int ol_read_host(struct xdp_md *ctx, struct ol_frame *f)
 
 /*
  * Behind the verdict on a flow: what takes the stock path may go straight to its pod, what goes
- * to a lane leaves that way.
+ * to a lane leaves that way once its frames have left the pod's ring, and is bulk on the stock path
+ * until then: the pod's GRO may hold some while those of the lane pass by.
  */
 __noinline int ol_prio_straight(struct xdp_md *ctx, const struct ol_frame *f, struct ol_judged *j)
 {
@@ -358,6 +386,7 @@ __noinline int ol_prio_straight(struct xdp_md *ctx, const struct ol_frame *f, st
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	enum ol_reason r = 0;
 	struct ol_slot *s;
+	int leave;
 
 	if (!f || !j || !policy || !cpu || f->tunnel >= OL_MAX_TUNNELS)
 		return XDP_PASS;
@@ -367,16 +396,21 @@ __noinline int ol_prio_straight(struct xdp_md *ctx, const struct ol_frame *f, st
 	h.stay = 1;
 
 	j->straight = 0;
-	if (j->way != OL_WAY_STOCK) {
+	leave = j->way != OL_WAY_STOCK;
+	if (leave)
 		h.slot = ol_flow_slot(&f->flow, &r);
-		s = ol_get_slot(this_cpu, OL_STAGE_NIC, h.slot);
-		if (s)
+	s = leave ? ol_get_slot(this_cpu, OL_STAGE_NIC, h.slot) : NULL;
+	if (leave && !s)
+		return XDP_PASS;
+	if ((leave && s->lane != OL_LANE_EXPRESS) ||
+	    ol_express_steer(ctx, policy, &h, f, leave, &lane, &r) != XDP_REDIRECT) {
+		if (leave) {
 			ol_express_leave(s, cpu->now);
-		ol_express_forget(h.slot);
+			ol_express_forget(h.slot);
+		}
 		return XDP_PASS;
 	}
-	if (ol_express_steer(ctx, policy, &h, f, &lane, &r) != XDP_REDIRECT)
-		return XDP_PASS;
+	j->way = OL_WAY_STOCK;
 	j->straight = 1;
 	return XDP_REDIRECT;
 }

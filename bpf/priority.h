@@ -175,7 +175,7 @@ OL_INLINE int ol_lane_left(const struct ol_lane_watch *w, __u32 last, __u32 now,
 }
 
 /*
- * A lane that has not run empty by itself so long after the last latency frame, in
+ * A lane that has not run empty by itself so long after bulk need not make way any more, in
  * us, gets more than its thread can do. It is emptied by refusing what comes: that is
  * lost anyway, and on the stock path the core can do more.
  */
@@ -185,26 +185,29 @@ OL_INLINE int ol_lane_left(const struct ol_lane_watch *w, __u32 last, __u32 now,
  * The beginning of a poll: where shall bulk go in it? The stock path and the lanes
  * meet in this core's queues behind the NIC, first come first served: what has been
  * handed on by one cannot be overtaken by the other. Held back are only what waits
- * in a lane, and what the NIC's GRO holds. lanes_empty: and their threads are done.
+ * in a lane, and what the NIC's GRO holds. lanes_empty: and their threads are done. busy: in these
+ * queues they can be overtaken.
  */
-OL_INLINE void ol_prio_turn(struct ol_prio *p, __u32 window, __u32 table, int lanes_empty)
+OL_INLINE void ol_prio_turn(struct ol_prio *p, __u32 window, __u32 table, int lanes_empty, int busy)
 {
 	__u32 silence = p->now - p->seen;
 	int about = p->ever && silence < window;
 
 	p->about = about;
+	if (about)
+		p->ended = p->now;
 	if (silence > OL_PRIO_LIFE_US)
 		p->ever = 0;
 	if (!p->holds) {
 		p->table = table;
-		if (about)
+		if (about && !busy)
 			p->demoted = 1;
 	}
 	if (about)
 		return;
 	if (lanes_empty)
 		p->demoted = 0;
-	else if (silence > window + OL_PRIO_DRAIN_US)
+	else if (p->now - p->ended > OL_PRIO_DRAIN_US)
 		p->lane[OL_CLASS_BULK].room = 0;
 }
 

@@ -312,11 +312,24 @@ static __always_inline int ol_lane_leaves(const struct ol_hop *h, __u32 lane)
 /* A flow that left its express way, or is new, takes the full path for so long. */
 #define OL_EXPRESS_PAUSE_NS 100000000
 
+/*
+ * Has the daemon hung for so long that nobody takes back any more what should be? Then flows
+ * go home.
+ */
+static __always_inline int ol_alone(const struct ol_policy *policy, __u64 now)
+{
+	__u64 beat = OL_READ(policy->beat);
+
+	return beat && (__s64)(now - beat) > (__s64)OL_ALONE_MS * 1000000;
+}
+
 /* The lane that the policy wishes for the slot. */
 static __always_inline __u32 ol_wish(const struct ol_hop *h, const struct ol_slot *s)
 {
 	__u32 nr = h->lanes->nr, lane = s->lane, c1, c2;
 
+	if (ol_alone(h->policy, h->cpu->now))
+		return OL_LANE_LOCAL;
 	if (h->express && !s->due &&
 	    (lane == OL_LANE_EXPRESS ? s->port == OL_NO_PORT || s->port + 1U == h->express
 				     : (__s64)(h->cpu->now - s->since) > OL_EXPRESS_PAUSE_NS))

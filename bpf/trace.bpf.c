@@ -21,7 +21,10 @@ static __always_inline void ol_cell_polled(struct napi_struct *napi, __u32 this_
 	struct gro_cell *cell = (void *)napi - bpf_core_field_offset(struct gro_cell, napi);
 	struct ol_marks *m = ol_get_cell_marks(this_cpu, tunnel);
 
-	if (!m || BPF_CORE_READ(cell, napi_skbs.qlen) || ol_gro_holds(napi))
+	if (!m)
+		return;
+	m->napi = (__u64)napi;
+	if (BPF_CORE_READ(cell, napi_skbs.qlen) || ol_gro_holds(napi))
 		return;
 	if (!full) {
 		ol_mark_add(m, seq, nic_seq, now);
@@ -50,6 +53,23 @@ static __always_inline void ol_nic_polled(struct napi_struct *napi, struct ol_cp
 		cpu->nic_holds = 0;
 	if (!cpu->nic_holds)
 		cpu->nic_seq = seq;
+}
+
+/* What a full ring makes of waiting is not told apart beyond so many ns. */
+#define OL_WAIT_MOST 10000000
+
+/*
+ * How long did the frames of a NIC's poll wait for others? At most since the NIC was last seen
+ * empty, if it has not been since.
+ */
+static __always_inline void ol_nic_waited(struct ol_cpu *cpu, int work, __u64 now)
+{
+	__u64 wait = now - cpu->stretch;
+
+	if (!cpu->nic_full)
+		cpu->stretch = now;
+	else if (work > 0)
+		cpu->waited += work * (wait < OL_WAIT_MOST ? wait : OL_WAIT_MOST);
 }
 
 /* A pod's end was polled: how far is it through its ring? */
@@ -148,6 +168,8 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 			cpu->cost[stage].ns += spent;
 			cpu->cost[stage].packets += work;
 		}
+		if (stage == OL_STAGE_NIC)
+			ol_nic_waited(cpu, work, now);
 		cpu->packets[stage] += work;
 	}
 	cpu->full = full;

@@ -60,7 +60,7 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 	struct ol_hop h = ol_nic_hop(policy, cpu, this_cpu, f.tunnel);
 
 	ol_count(OL_CNT_XDP_OVERLAY, 1);
-	if (ol_express_steer(ctx, policy, &h, &f, &lane, &r) == XDP_REDIRECT)
+	if (ol_express_steer(ctx, policy, &h, &f, 0, &lane, &r) == XDP_REDIRECT)
 		return XDP_REDIRECT;
 	if (r)
 		return XDP_PASS;

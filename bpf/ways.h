@@ -293,11 +293,11 @@ __noinline int ol_express_take(struct xdp_md *ctx, const struct ol_frame *f,
 /*
  * The way of a frame in the NIC's stage: XDP_REDIRECT if it has been sent straight to its pod,
  * else XDP_PASS, and *lane is where its flow goes on: h->slot and h->again as by ol_steer_flow.
- * An untracked piece of a datagram has none.
+ * leave: its flow is to go another way as soon as that overtakes nothing. An untracked piece of a datagram has none.
  */
 static __always_inline int ol_express_steer(struct xdp_md *ctx, const struct ol_policy *policy,
-					    struct ol_hop *h, const struct ol_frame *f, __u32 *lane,
-					    enum ol_reason *r)
+					    struct ol_hop *h, const struct ol_frame *f, int leave,
+					    __u32 *lane, enum ol_reason *r)
 {
 	__u32 zero = 0;
 	struct ol_express_turn *t = bpf_map_lookup_elem(&ol_express_turns, &zero);
@@ -309,7 +309,7 @@ static __always_inline int ol_express_steer(struct xdp_md *ctx, const struct ol_
 	if (policy->flags & OL_F_EXPRESS) {
 		__builtin_memset(t, 0, sizeof(*t));
 		ol_express_judge(ctx, f, t);
-		h->express = t->may ? t->port : 0;
+		h->express = t->may && !leave ? t->port : 0;
 	}
 	*lane = ol_steer_flow(h, &f->flow, r);
 	if (*r)

@@ -3,7 +3,7 @@
 #
 # One flow over a VXLAN overlay, five ways: as the kernel does it, with the
 # usual advice (RPS), with overlane's mechanisms. In network namespaces of its own; nothing
-# of this machine's network is touched. Under 4 minutes.
+# of this machine's network is touched. Some 4 minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh

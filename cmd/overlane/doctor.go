@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/probe"
 )
@@ -22,6 +23,8 @@ type diagnosis struct {
 	Devices    []seen            `json:"devices"`
 	Findings   []probe.Finding   `json:"findings"`
 	Skipped    []leftOut         `json:"skipped"`
+	// Neighbours are services of the machine that change what is gone by.
+	Neighbours []neighbour.Service `json:"neighbours"`
 }
 
 // seen is a device that the overlay consists of.
@@ -45,7 +48,9 @@ func newDoctorCmd() *cobra.Command {
 		Long: `Looks at the kernel, the NICs, the tunnels and the pods, and changes nothing. For
 each tier that this node does not reach it names the one reason and the one
 command that would change it. Findings are classic causes of a slow overlay,
-each with the exact command that mends it; see to those first.
+each with the exact command that mends it; see to those first. Programs of others on
+the devices, and services that move what overlane goes by, are named, with what
+is left alone because of them and what remains.
 
 Tiers: 0 settings (any kernel), 1 tc (pipeline at the tunnel and pod stages),
 2 xdp (split of the first stage), 3 merge (micro-flows). A missing tier is no
@@ -82,11 +87,17 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &diagnosis{Devices: []seen{}, Findings: []probe.Finding{}, Skipped: []leftOut{}}
+	d := &diagnosis{Devices: []seen{}, Findings: []probe.Finding{}, Skipped: []leftOut{}, Neighbours: []neighbour.Service{}}
+	d.Neighbours = append(d.Neighbours, neighbour.Services(os.DirFS("/proc"))...)
 	if os.Geteuid() != 0 {
 		d.Features = probe.New().All()
 		d.Tiers, d.Mechanisms = probe.Tiers(d.Features), probe.Mechanisms(d.Features)
 		return d, errors.New("devices need root to be looked at: sudo overlane doctor")
+	}
+	if err := needCapabilities(); err != nil {
+		d.Features = probe.New().All()
+		d.Tiers, d.Mechanisms = probe.Tiers(d.Features), probe.Mechanisms(d.Features)
+		return d, err
 	}
 	own := ownIfRunning()
 	s, l, err := lookAround(cmd.Context(), cfg.Underlays, own)
@@ -94,7 +105,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 		return nil, err
 	}
 	defer s.Close()
-	d.Tiers, d.Mechanisms, d.Features = l.tiers, probe.Mechanisms(l.features), l.features
+	d.Tiers, d.Mechanisms, d.Features = l.tiers, l.mechanisms(), l.features
 	d.devices(l.snap)
 	found, err := probe.Diagnose(cmd.Context(), s, l.snap, own)
 	d.Findings = append(d.Findings, found...)
@@ -161,6 +172,10 @@ func showDiagnosis(s *screen, d *diagnosis) {
 		s.line()
 		s.line(cell{"no VXLAN or Geneve tunnel was found", plain})
 	}
+	if rows = neighbourRows(d.Neighbours); len(rows) > 0 {
+		s.line()
+		s.table([]string{"BESIDE US", ">PID", "WHAT THAT MEANS"}, rows)
+	}
 	if len(d.Findings) > 0 {
 		s.line()
 		s.line(cell{"FINDINGS", dim})
@@ -172,6 +187,13 @@ func showDiagnosis(s *screen, d *diagnosis) {
 			{{}, {}, {f.Fix, command}},
 		})
 	}
+}
+
+func neighbourRows(list []neighbour.Service) (rows [][]cell) {
+	for _, n := range list {
+		rows = append(rows, []cell{{n.Name, bold}, {n.PID, plain}, {n.Means, plain}})
+	}
+	return rows
 }
 
 func possibleRows(list []probe.Mechanism) (rows [][]cell) {

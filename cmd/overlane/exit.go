@@ -80,7 +80,7 @@ func message(err error) string {
 	s := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
 	var coded *codedError
 	if errors.Is(err, os.ErrPermission) && !errors.As(err, &coded) {
-		s += " (overlane needs root with the capabilities BPF, PERFMON, NET_ADMIN and SYS_ADMIN)"
+		s += " (overlane needs root with the capabilities BPF, PERFMON, NET_ADMIN, SYS_ADMIN, SYS_PTRACE and SYS_NICE, and gives up others)"
 	}
 	return s
 }

@@ -44,6 +44,7 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 			Off:       cfg.Priority.Mode == config.PriorityOff,
 			Sync:      cfg.Priority.Mode == config.PrioritySync,
 			Auto:      cfg.Priority.Classify == config.ClassifyAuto,
+			OnDemand:  cfg.Priority.Classify == config.ClassifyProven,
 			NoThreads: cfg.Priority.Threads == config.ThreadsOff,
 			Fair:      cfg.Priority.Threads == config.ThreadsFair,
 			BulkShare: float64(cfg.Priority.BulkShare) / 100,
@@ -65,6 +66,7 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		return opts, err
 	}
 	opts.Tiers, opts.NoGuard = tierStatus(l.tiers), tierError(l.tiers, 1)
+	opts.Priority.No = l.noPriority()
 	opts.Microflows.NoXDP = noXDP(cfg, l)
 	opts.Microflows.ByTime, opts.Microflows.NoMerge = mergeWith(cfg.Microflows.Delay, l.features)
 	if cfg.Tier == config.TierXDP {

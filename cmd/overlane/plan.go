@@ -21,6 +21,7 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -92,6 +93,9 @@ since boot. The daemon decides by what it measures.`,
 		}),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := needRoot("plan"); err != nil {
+				return err
+			}
+			if err := needCapabilities(); err != nil {
 				return err
 			}
 			cfg, err := loadConfig(file)
@@ -187,7 +191,11 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 			return out, err
 		}
 	}
-	if prioritises(cfg) {
+	switch no := l.noPriority(); {
+	case !prioritises(cfg):
+	case no != nil:
+		out.Priority = &priorityOutlook{When: no.Error()}
+	default:
 		out.Priority = planPriority(cfg.Priority, cores, s, l, owned)
 	}
 	if splits(cfg, l) && !prioritises(cfg) {
@@ -242,7 +250,7 @@ func notInRealtime(owned map[plan.Setting]plan.Owned) bool {
 // planPriority is what the rules change as soon as they are in force.
 func planPriority(cfg config.Priority, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) *priorityOutlook {
 	attached := func(u node.Underlay) bool {
-		return !u.ForeignXDP && slices.Contains([]string{plan.PriorityProgram, plan.TwoLanesProgram}, programName(u.XDPProgID))
+		return !u.ForeignXDP && slices.Contains([]string{plan.PriorityProgram, plan.TwoLanesProgram}, neighbour.ProgramName(u.XDPProgID))
 	}
 	in := daemon.PriorityInput(s, l.snap, slices.Sorted(slices.Values(cores)), owned, attached)
 	in.NoThreads = cfg.Threads == config.ThreadsOff

@@ -17,6 +17,7 @@ import (
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/measure"
+	"github.com/overlane/overlane/internal/privilege"
 )
 
 func newRunCmd() *cobra.Command {
@@ -32,7 +33,11 @@ processing of overlay packets saturates a core, it spreads the stages of each
 flow over the configured cores; when that does not pay any more, it steps back.
 
 On an idle node nothing on any device is changed. When it ends, by whatever cause,
-everything is as it was.`,
+everything is as it was.
+
+It needs root and the capabilities BPF, PERFMON, NET_ADMIN, SYS_ADMIN, SYS_PTRACE and
+SYS_NICE, and gives up all others at its start. Without SYS_PTRACE or SYS_NICE it
+does less, and status says what.`,
 		Example: `  overlane run
   overlane run --config /etc/overlane/config.yaml`,
 		Args: cobra.NoArgs,
@@ -48,6 +53,16 @@ everything is as it was.`,
 func run(ctx context.Context, file string, verbose bool) error {
 	if err := needRoot("run"); err != nil {
 		return err
+	}
+	if err := privilege.Drop(privilege.Daemon()); err != nil {
+		return err
+	}
+	if err := needCapabilities(); err != nil {
+		return err
+	}
+	lowered := privilege.Lower()
+	if lowered != nil && !errors.Is(lowered, privilege.ErrLinkedWithC) {
+		return lowered
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
@@ -75,6 +90,9 @@ func run(ctx context.Context, file string, verbose bool) error {
 	d, err := daemon.Start(ctx, opts)
 	if err != nil {
 		return err
+	}
+	if err := tellPrivileges(log, lowered); err != nil {
+		return errors.Join(err, d.Close())
 	}
 	return serve(ctx, d, metrics, file, log)
 }

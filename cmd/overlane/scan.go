@@ -10,11 +10,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/privilege"
 	"github.com/overlane/overlane/internal/probe"
 )
 
@@ -77,6 +77,7 @@ type look struct {
 	snap     node.Snapshot
 	features []probe.Feature
 	tiers    []probe.Tier
+	lacking  []privilege.Need
 }
 
 // lookAround scans the node. The scanner is the caller's to close.
@@ -100,6 +101,10 @@ func lookAround(ctx context.Context, underlays []string, own func(uint32) bool) 
 		h.Close()
 	}
 	l.tiers = probe.Tiers(l.features)
+	if l.lacking, err = lacking(); err != nil {
+		return nil, l, errors.Join(err, s.Close())
+	}
+	l.tell()
 	return s, l, nil
 }
 
@@ -135,21 +140,7 @@ func tierStatus(tiers []probe.Tier) []control.TierStatus {
 
 // ownProgram reports whether a BPF program is overlane's. The kernel does not
 // tell who loaded a program; its name is the best there is.
-func ownProgram(id uint32) bool { return strings.HasPrefix(programName(id), "ol_") }
-
-// programName returns the name of a BPF program, "" if there is none.
-func programName(id uint32) string {
-	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id))
-	if err != nil {
-		return ""
-	}
-	defer p.Close()
-	info, err := p.Info()
-	if err != nil {
-		return ""
-	}
-	return info.Name
-}
+func ownProgram(id uint32) bool { return strings.HasPrefix(neighbour.ProgramName(id), "ol_") }
 
 // ownIfRunning is ownProgram while a daemon runs here; without one no program
 // is ours.

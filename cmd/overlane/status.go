@@ -24,7 +24,8 @@ func newStatusCmd() *cobra.Command {
 		Use:   "status",
 		Short: "What the daemon does, and why",
 		Long: `Shows the daemon of this network namespace: the mechanisms with their state and
-the reason for it, the lanes that steered work goes to, what was steered and
+the reason for it, what mechanisms have shown in trials (what was measured with
+them, of that without), the lanes that steered work goes to, what was steered and
 what took the stock path, the measured cost of the stages, the tiers that this
 node reaches, and the devices.
 
@@ -80,6 +81,7 @@ func showStatus(s *screen, st control.Status, now time.Time) {
 		}
 	}
 	section([]string{"MECHANISM", "STATE", ">SINCE", "WHY"}, mechanismRows(st, now))
+	section([]string{"TRIAL", "VERDICT", ">PACKETS", ">COST", ">WAIT", ">PAIRS", ">AGO", ">HOLDS"}, trialRows(st.Trials, now))
 	section([]string{"LANE", ">CORE", ">PACKETS", ">QUEUE", ">DROPS"}, laneRows(st))
 	section([]string{"PACKETS", ">COUNT", ""}, counterRows(st))
 	section([]string{"", "RULE", "CLASS", "FROM", ">PACKETS", "FITS"}, ruleRows(st.Rules))
@@ -88,6 +90,7 @@ func showStatus(s *screen, st control.Status, now time.Time) {
 	section([]string{"STAGE", ">NS/PACKET"}, costRows(st))
 	section([]string{"TIER", "REACHED", "WHY"}, tierRows(st.Tiers))
 	section([]string{"DEVICE", "ROLE", "STATE", "NETNS", "WHY"}, deviceRows(st))
+	section([]string{"BESIDE US", ">PID", "WHAT THAT MEANS"}, neighbourRows(st.Neighbours))
 }
 
 func stateCell(st control.MechanismState) cell {
@@ -107,6 +110,32 @@ func mechanismRows(st control.Status, now time.Time) (rows [][]cell) {
 			since = ago(now.Sub(m.Since))
 		}
 		rows = append(rows, []cell{{m.Name, bold}, stateCell(m.State), {since, plain}, {m.Reason, plain}})
+	}
+	return rows
+}
+
+// trialRows tells of each trial what was measured with the mechanism, of that without.
+func trialRows(list []control.Trial, now time.Time) (rows [][]cell) {
+	times := func(x float64) cell {
+		if x == 0 {
+			return cell{"-", plain}
+		}
+		return cell{fmt.Sprintf("%.2f×", x), plain}
+	}
+	for _, t := range list {
+		verdict := cell{t.Verdict, plain}
+		switch t.Verdict {
+		case "better":
+			verdict.style = green
+		case "worse":
+			verdict.style = red
+		}
+		holds := cell{"-", plain}
+		if left := t.Until.Sub(now); left > 0 {
+			holds = cell{ago(left), plain}
+		}
+		rows = append(rows, []cell{{t.Mechanism, bold}, verdict, times(t.Packets), times(t.Cost), times(t.Wait),
+			{fmt.Sprint(t.Pairs), plain}, {ago(now.Sub(t.At)), plain}, holds})
 	}
 	return rows
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/overlane/overlane/internal/apply/offload"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/privilege"
 )
 
 // getFeature spells the value as offload.Feature does: "on", "off", or
@@ -219,7 +220,7 @@ func putSched(attr, value string) error {
 			a.Policy = number
 		}
 	}
-	if err := unix.SchedSetAttr(id.PID, &a, 0); err != nil {
+	if err := privilege.With(unix.CAP_SYS_NICE, func() error { return unix.SchedSetAttr(id.PID, &a, 0) }); err != nil {
 		return fmt.Errorf("set scheduling: %w", err)
 	}
 	set := unix.NewCPUSet(maxCores)
@@ -237,7 +238,7 @@ func putSched(attr, value string) error {
 	if slices.Equal(now.Cores, s.Cores) {
 		return nil
 	}
-	if err := unix.SchedSetaffinityDynamic(id.PID, set); err != nil {
+	if err := privilege.With(unix.CAP_SYS_NICE, func() error { return unix.SchedSetaffinityDynamic(id.PID, set) }); err != nil {
 		return fmt.Errorf("set affinity: %w", err)
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/privilege"
 )
 
 // Finder finds network namespaces without anybody's help: by mounts (named
@@ -60,7 +61,15 @@ func (f *Finder) Close() error {
 }
 
 // ByCookie implements Namespaces.
-func (f *Finder) ByCookie(cookie uint64) (*netns.Handle, error) {
+func (f *Finder) ByCookie(cookie uint64) (h *netns.Handle, err error) {
+	err = privilege.With(unix.CAP_SYS_PTRACE, func() (err error) {
+		h, err = f.byCookie(cookie)
+		return err
+	})
+	return h, err
+}
+
+func (f *Finder) byCookie(cookie uint64) (*netns.Handle, error) {
 	if !f.near {
 		f.near = true
 		f.checkSight()

@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/privilege"
 )
 
 // GuardianFD is the descriptor by which a guardian is tied to its daemon.
@@ -75,7 +77,7 @@ func startGuardian(args []string, stderr *os.File) (*Guardian, error) {
 		cmd.Stderr = stderr
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := errors.Join(cmd.Start(), theirs.Close()); err != nil {
+	if err := errors.Join(privilege.Start(cmd, privilege.Guardian()), theirs.Close()); err != nil {
 		return nil, errors.Join(err, ours.Close())
 	}
 	g := &Guardian{conn: ours, cmd: cmd, done: make(chan struct{})}

@@ -22,8 +22,9 @@ func RunGuardian(stateDir string, cookie uint64, log *slog.Logger) error {
 	// A terminal's Ctrl-C and a service manager's SIGTERM are meant for the
 	// daemon, whose end the guardian has to outlive.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE)
-	// Being killed for memory is one of the ends it is there for. Without
-	// CAP_SYS_RESOURCE it stays as likely as the daemon's.
+	// Being killed for memory is one of the ends it is there for. Where the
+	// daemon had no CAP_SYS_RESOURCE at its start, see privilege.Drop, it stays
+	// as likely as the daemon's.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0)
 
 	var st unix.Stat_t

@@ -13,10 +13,6 @@ import (
 	"github.com/overlane/overlane/internal/plan"
 )
 
-// journalVersion changes when an older overlane could no longer restore what
-// a newer one wrote.
-const journalVersion = 1
-
 // Entry is a setting that overlane has changed and not brought back.
 type Entry struct {
 	plan.Setting

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"time"
 
@@ -160,6 +161,9 @@ type Classify string
 const (
 	ClassifyRules Classify = "rules" // what no rule fits is bulk
 	ClassifyAuto  Classify = "auto"  // what no rule fits is latency as long as it is small and sparse
+	// ClassifyProven: the same where there are no rules, as far as a trial shows that it pays; with
+	// rules, what none fits is bulk.
+	ClassifyProven Classify = "proven"
 )
 
 // Limits are thresholds beyond which overlane goes back to the stock path.
@@ -180,7 +184,7 @@ func Default() *Config {
 		BridgeNetfilter: HooksKept,
 
 		Microflows: Microflows{Mode: ModeAuto, Batch: 256, Cores: 2, UDPOrder: OrderExact, Hold: 100 * time.Millisecond, Delay: time.Millisecond},
-		Priority:   Priority{Mode: PriorityBatch, Classify: ClassifyRules, Threads: ThreadsAuto, BulkShare: 20},
+		Priority:   Priority{Mode: PriorityBatch, Classify: ClassifyProven, Threads: ThreadsAuto, BulkShare: 20},
 		Limits:     Limits{BusyCores: 80},
 		Metrics:    "127.0.0.1:9464",
 	}
@@ -257,7 +261,11 @@ func Load(path string) (*Config, error) {
 		if errors.As(err, &pe) {
 			err = pe.Err
 		}
-		return nil, &Error{File: path, Problem: "cannot be read: " + err.Error()}
+		e := &Error{File: path, Problem: "cannot be read: " + err.Error()}
+		if errors.Is(err, fs.ErrPermission) {
+			e.Allowed = "allowed: a file that root owns or all may read, in folders that all may enter (run has given up the capability to read others)"
+		}
+		return nil, e
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))

@@ -92,10 +92,10 @@ var schema = keys{
 				},
 			},
 			{
-				name: "classify", about: "whether small, sparse flows that no rule fits become latency by themselves",
-				allowed: allow(ClassifyRules, ClassifyAuto), def: string(Default().Priority.Classify),
+				name: "classify", about: "whether small, sparse flows that no rule fits become latency by themselves; proven: where there are no rules, as far as a trial shows that it pays",
+				allowed: allow(ClassifyRules, ClassifyAuto, ClassifyProven), def: string(Default().Priority.Classify),
 				read: func(d *decoder, path string, n ast.Node) error {
-					return word(d, path, n, &d.cfg.Priority.Classify, ClassifyRules, ClassifyAuto)
+					return word(d, path, n, &d.cfg.Priority.Classify, ClassifyRules, ClassifyAuto, ClassifyProven)
 				},
 			},
 			{

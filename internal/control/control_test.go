@@ -24,6 +24,7 @@ import (
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
 )
@@ -143,9 +144,10 @@ func TestStatusComesBackAsItIs(t *testing.T) {
 		Lanes:       []Lane{{Stage: "tunnel", Core: 1, Packets: 1 << 60}},
 		StageCosts:  []StageCost{{Stage: "nic", NsPerPacket: 1.5}},
 		Rules:       []Rule{},
-		SparseFlows: []SparseFlow{},
-		Express:     []ExpressWay{{NIC: "eth0", Tunnel: "vx0", Pod: "ve1", Netns: "7", Reason: "nftables"}},
-		Counters:    Counters{SteeredPackets: 3, ExpressUnfit: map[string]uint64{"too-long": 2}, Unparsed: map[string]uint64{"short": 1}},
+		SparseFlows: []SparseFlow{}, Trials: []Trial{},
+		Neighbours: []neighbour.Service{},
+		Express:    []ExpressWay{{NIC: "eth0", Tunnel: "vx0", Pod: "ve1", Netns: "7", Reason: "nftables"}},
+		Counters:   Counters{SteeredPackets: 3, ExpressUnfit: map[string]uint64{"too-long": 2}, Unparsed: map[string]uint64{"short": 1}},
 	}
 	path, _ := start(t, &fake{status: want})
 	c := dial(t, path)
@@ -175,10 +177,10 @@ func TestStatusNamesInJSON(t *testing.T) {
 		`"devices":[{"name":"","netns":"","role":"","state":""}],` +
 		`"lanes":[{"stage":"","core":0,"packets":0,"queue":0,"drops":0}],` +
 		`"stage_costs":[{"stage":"","ns_per_packet":0}],` +
-		`"rules":[{"name":"","class":"","added":false,"packets":0}],"sparse_flows":null,"merge_delay_ns":0,"express":null,` +
+		`"rules":[{"name":"","class":"","added":false,"packets":0}],"sparse_flows":null,"trials":null,"merge_delay_ns":0,"express":null,` +
 		`"counters":{"overlay_packets":0,"steered_packets":0,"split_packets":0,"microflows":0,"splits":0,` +
 		`"merge_passed":0,"merge_late":0,"merge_held":0,"merge_gaps":0,"merge_expired":0,"merge_unordered":0,"merge_dropped":0,"merge_waiting":0,"aggregated_packets":0,"super_packets":0,"counted_packets":0,"express_packets":0,"express_drops":0,"express_left":0,"express_unfit":null,"lane_changes":0,"lane_changes_held":0,"lane_drops":0,` +
-		`"latency_packets":0,"latency_held":0,"latency_excess":0,"short_cut_packets":0,"bridged_packets":0,"bulk_packets":0,"bulk_lane_packets":0,"refused_packets":0,"bulk_short_cut_packets":0,"bulk_bridged_packets":0,"unparsed":null}}`
+		`"latency_packets":0,"latency_held":0,"latency_excess":0,"short_cut_packets":0,"bridged_packets":0,"bulk_packets":0,"bulk_lane_packets":0,"refused_packets":0,"bulk_short_cut_packets":0,"bulk_bridged_packets":0,"unparsed":null,"scans":0},"neighbours":null}`
 	if d := cmp.Diff(want, string(data)); d != "" {
 		t.Error(d)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/rules"
 )
 
@@ -42,12 +43,16 @@ type Status struct {
 	Rules []Rule `json:"rules"`
 	// SparseFlows are latency by themselves, as no rule fits them; the first few.
 	SparseFlows []SparseFlow `json:"sparse_flows"`
+	// Trials are what mechanisms have shown, the latest last.
+	Trials []Trial `json:"trials"`
 	// MergeDelay is how much later packets of split flows go on than they came, where they
 	// are put in order by time; 0: by number, or not at all.
 	MergeDelay time.Duration `json:"merge_delay_ns"`
 	// Express are the ways from NICs straight to pods, open or not.
 	Express  []ExpressWay `json:"express"`
 	Counters Counters     `json:"counters"`
+	// Neighbours are services of the machine that change what is gone by.
+	Neighbours []neighbour.Service `json:"neighbours"`
 }
 
 // ExpressWay is a way from a NIC, past a tunnel, to a pod.
@@ -58,6 +63,21 @@ type ExpressWay struct {
 	Netns  string `json:"netns"` // of that end; empty: the namespace of the daemon
 	Open   bool   `json:"open"`
 	Reason string `json:"reason,omitempty"` // which policy or what else stands in the way
+}
+
+// Trial is what a mechanism has shown on this node.
+type Trial struct {
+	Mechanism string `json:"mechanism"`
+	Verdict   string `json:"verdict"` // better, worse or undecided
+	// Medians of with to without, of packets a second, receive time of a packet and its wait in
+	// the NIC; 0: not measured.
+	Packets float64 `json:"packets"`
+	Cost    float64 `json:"cost"`
+	Wait    float64 `json:"wait"`
+	Pairs   int     `json:"pairs"` // of windows that were compared
+	// At is when, Until when it holds at most.
+	At    time.Time `json:"at"`
+	Until time.Time `json:"until"`
 }
 
 // SparseFlow is a flow that is latency by what it sends.
@@ -204,6 +224,8 @@ type Counters struct {
 	// Unparsed counts packets that took the stock path because the parser did
 	// not understand them, by reason.
 	Unparsed map[string]uint64 `json:"unparsed"`
+	// Scans is how often the node was looked at since something on it had changed, or might have.
+	Scans uint64 `json:"scans"`
 }
 
 // OffReport is what Off did: what became of every value that was changed.
@@ -222,7 +244,8 @@ func (r OffReport) withoutNil() OffReport {
 func (st Status) withoutNil() Status {
 	st.Tiers, st.Mechanisms, st.Devices = list(st.Tiers), list(st.Mechanisms), list(st.Devices)
 	st.Lanes, st.StageCosts, st.Rules = list(st.Lanes), list(st.StageCosts), list(st.Rules)
-	st.SparseFlows, st.Express = list(st.SparseFlows), list(st.Express)
+	st.SparseFlows, st.Express, st.Trials = list(st.SparseFlows), list(st.Express), list(st.Trials)
+	st.Neighbours = list(st.Neighbours)
 	if st.Counters.Unparsed == nil {
 		st.Counters.Unparsed = map[string]uint64{}
 	}

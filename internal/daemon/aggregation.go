@@ -47,7 +47,7 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 		}
 		n := c.Sub(a.counted)
 		w.Packets, w.Datagrams, w.Supers, w.Follows = n.Packets, n.Datagrams, n.Supers, n.Follows
-		a.counted = c
+		a.counted, w.Behind = c, d.sensor.behind
 	} else if rate, err := d.softnet.read(now); err == nil && !math.IsInf(rate, 1) {
 		w.Rate = rate
 	}

@@ -71,9 +71,11 @@ type Daemon struct {
 	scanner  *node.Scanner
 	dp       *datapath.Datapath
 	gov      *governor.Governor
+	trial    trial // of the pipeline
 	pipe     *pipeline
 	micro    microflows
 	aggr     aggregation
+	demand   demand
 	expr     express
 	bridge   bridging
 	prio     *priority                 // nil without rules
@@ -94,11 +96,14 @@ type Daemon struct {
 	lost     map[int]bool // cores that were offline since NICs' threads were bound
 	cores    []int        // configured and online
 	heed     heed
+	moved    movedPolls
+	beaten   time.Time // the last sign of life
 	useless  bool      // no hop was worth it, in the last window
 	quiet    time.Time // since when hardly a packet has come
 	woken    time.Time // when it was last asleep
 	lively   time.Time // when packets last came, as isAwake saw it
 	softnet  softnet
+	pace     pace
 	requests chan func()
 	ended    chan struct{}
 }
@@ -164,6 +169,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	}
 	d.gov = governor.New(d.opts.Mode, d.opts.Limits)
 	d.micro.gov = governor.New(d.opts.Microflows.Mode, d.opts.Limits)
+	d.trial, d.micro.trial, d.demand.trial = newTrial(forGoodput), newTrial(forGoodput), newTrial(forLatency)
 	d.aggr.gov = governor.NewAggregation(d.opts.Aggregate)
 	d.pipe = d.newPipeline()
 	if d.opts.Online != nil {
@@ -191,8 +197,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-tick.C:
 			err = d.step(ctx, time.Now())
-			tick.Reset(d.heed.window())
-		case <-d.scanner.Events():
+			tick.Reset(d.window())
+		case <-d.news():
 			err = d.rescan(ctx)
 		case <-d.changedWays():
 			err = d.followSync(time.Now())
@@ -215,6 +221,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 }
 
 func (d *Daemon) rescan(ctx context.Context) error {
+	defer d.pace.looked(time.Now())
 	snap, err := d.scanner.Scan(ctx)
 	if err != nil {
 		d.log.Warn("scan failed, will be repeated", "reason", err)
@@ -258,11 +265,17 @@ func (d *Daemon) follow(ctx context.Context) error {
 
 // step takes one window: measure, decide, act.
 func (d *Daemon) step(ctx context.Context, now time.Time) error {
-	if err := errors.Join(d.lookOnline(now), d.lookPriority(now), d.stepRealtime(now), d.stepAggregation(now), d.stepExpress(ctx, now), d.stepBridging(now)); err != nil {
+	if only, err := d.settled(); only || err != nil {
+		return err
+	}
+	if err := errors.Join(d.beat(now), d.lookOnline(now), d.lookPriority(now), d.stepRealtime(now), d.stepAggregation(now), d.stepExpress(ctx, now), d.stepBridging(now)); err != nil {
 		return err
 	}
 	in, ok, err := d.measure(now)
 	if err != nil || !ok {
+		return err
+	}
+	if err := d.stepDemand(ctx, in); err != nil {
 		return err
 	}
 	split := in
@@ -283,6 +296,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	default:
 		in.Layout = governor.Place(d.opts.Tier, d.cores, pollers(in), in.Costs)
 	}
+	d.trial.barred(&in)
 	d.useless = in.Layout.None() && split.Layout.None()
 	before := d.gov.Last()
 	dec := d.gov.Step(in)
@@ -298,13 +312,20 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 		if err := d.pipe.splitInto(d.split(split)); err != nil {
 			return err
 		}
-		return d.act(ctx, micro, split)
+		d.trial.leave()
+		return d.act(ctx, micro, split, "micro-flows", &d.micro.trial, d.opts.Microflows.Mode)
 	}
-	return d.act(ctx, dec, in)
+	d.micro.trial.leave()
+	return d.act(ctx, dec, in, "pipeline", &d.trial, d.opts.Mode)
 }
 
-// act makes what is in place agree with the decision.
-func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Input) error {
+// act makes what is in place agree with the decision. t: as it is forced by no configuration, flows
+// are steered as far as that has shown that it pays.
+func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Input, name string, t *trial, mode governor.Mode) error {
+	d.followPolls(in)
+	if dec.State != governor.Active || mode == governor.Forced || !d.pipe.armed {
+		t.leave()
+	}
 	if d.pipe.armed && (dec.State == governor.Standby || d.evict || d.pipe.stale(d.cores) || d.prio.inTheWay(d.pipe.layout)) {
 		err := d.pipe.recall(ctx, d.heed.window()/2)
 		if errors.Is(err, errFlowsOut) {
@@ -327,6 +348,7 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 			if len(pollers(in)) == 0 || in.Now.Before(d.retry) {
 				return nil
 			}
+			d.moved.at = pollers(in)
 			d.armErr = d.pipe.arm(ctx, d.snap, in.Layout)
 			if err := d.armErr; err != nil {
 				d.log.Error("pipeline could not be put in place", "reason", err, "again_in", retryAfter)
@@ -335,9 +357,25 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 				return undo
 			}
 		}
-		if !d.pipe.steering {
-			return d.pipe.steer()
+		return d.steer(in, name, t, mode)
+	}
+	return nil
+}
+
+// steer lets flows be steered, or calls them back, as the trial says.
+func (d *Daemon) steer(in governor.Input, name string, t *trial, mode governor.Mode) error {
+	on := true
+	if mode != governor.Forced {
+		var err error
+		if on, err = d.tryOut(name, t, in, situation(in), d.steered); err != nil {
+			return err
 		}
+	}
+	switch {
+	case !on:
+		return d.pipe.callBack()
+	case !d.pipe.steering:
+		return d.pipe.steer()
 	}
 	return nil
 }
@@ -356,6 +394,7 @@ func (d *Daemon) stop() error {
 	_, err := d.pipe.disarm(ctx)
 	_, eerr := d.stopExpress(ctx)
 	_, perr := d.stopPriority(ctx)
+	perr = errors.Join(perr, d.demand.endCensus())
 	_, berr := d.stopBridging()
 	_, aerr := d.stopAggregation()
 	return errors.Join(err, eerr, d.pipe.detachXDP(), perr, berr, aerr, d.close())

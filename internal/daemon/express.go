@@ -277,9 +277,7 @@ func (d *Daemon) openWay(k datapath.ExpressKey, w way) error {
 func (d *Daemon) leaveLandings() error {
 	owned := apply.Owned(d.locked.Entries())
 	needed := map[plan.Target]bool{}
-	here := map[plan.Target]bool{}
 	for _, w := range d.expr.ways {
-		here[target(w.pod.Peer)] = true
 		if w.reason == "" {
 			needed[target(w.pod.Peer)] = true
 		}
@@ -288,11 +286,23 @@ func (d *Daemon) leaveLandings() error {
 	for _, l := range d.expr.closing {
 		needed[l.lands] = true
 	}
+	// The judges see a pod go before the next scan does.
 	err := d.locked.Forget(func(t plan.Target) bool {
 		_, ours := owned[plan.Lands(t)]
-		return ours && !here[t] && d.pipe.gone(t)
+		return ours && !needed[t] && d.pipe.gone(t)
 	})
-	over := func(s plan.Setting) bool { return d.ofExpress(s) && !needed[s.Target] }
+	// A pod's namespace that is not found any more is about to go, and its device with it; or the
+	// next scan finds it by another path.
+	found := map[uint64]bool{}
+	over := func(s plan.Setting) bool {
+		if !d.ofExpress(s) || needed[s.Target] {
+			return false
+		}
+		if !has(found, s.NetnsCookie) {
+			found[s.NetnsCookie] = d.pipe.found(s.NetnsCookie)
+		}
+		return found[s.NetnsCookie]
+	}
 	if slices.ContainsFunc(d.locked.Entries(), func(e apply.Entry) bool { return over(e.Setting) }) {
 		_, e := d.restore(over)
 		err = errors.Join(err, e)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +16,7 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 )
@@ -38,7 +40,7 @@ func (d *Daemon) do(ctx context.Context, fn func()) error {
 
 // Status implements control.Handler.
 func (d *Daemon) Status() control.Status {
-	st := control.Status{State: control.Stopping, PID: unix.Getpid(), Since: d.since, Version: d.opts.Version}
+	st := control.Status{State: control.Stopping, PID: unix.Getpid(), Since: d.since, Version: d.opts.Version, Neighbours: neighbour.Services(os.DirFS("/proc"))}
 	var err error
 	if e := d.do(context.Background(), func() { err = d.fill(&st) }); e != nil {
 		st.Reason = e.Error()
@@ -69,6 +71,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	if st.SparseFlows, err = d.sparseFlows(); err != nil {
 		return err
 	}
+	d.fillTrials(st)
 	costs := d.sensor.costs
 	st.StageCosts = []control.StageCost{
 		{Stage: datapath.NIC.String(), NsPerPacket: costs.NIC},
@@ -86,6 +89,7 @@ func (d *Daemon) fill(st *control.Status) error {
 		OverlayPackets: max(d.overlayPackets(), c.XDPOverlay), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
 		SplitPackets: c.Split, Microflows: c.Microflows, Splits: c.SplitBegun,
 		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, LaneDrops: c.XDPDrop, Unparsed: c.Stock,
+		Scans: d.pace.scans,
 	}
 	p, err := d.priorityCounters()
 	if err != nil {
@@ -168,6 +172,9 @@ func (d *Daemon) mechanism() control.Mechanism {
 	}
 	if d.pipe.armed && !d.pipe.layout.Split {
 		m.Gain = d.pipe.layout.Gain
+	}
+	if why := d.trial.reason; why != "" {
+		m.Reason += "; " + why
 	}
 	if m.State == control.Active && !d.pipe.armed && d.armErr != nil {
 		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", retryAfter, d.armErr)

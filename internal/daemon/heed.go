@@ -49,7 +49,7 @@ const (
 // measure makes the window that ends now. Without one, and without an error, it
 // returns false.
 func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) {
-	if !d.wants(governor.Auto) && !d.wants(governor.Forced) && !d.pipe.armed && len(d.pipe.xdp) == 0 && d.expr.judges == nil {
+	if !d.wants(governor.Auto) && !d.wants(governor.Forced) && d.noDemand() != "" && !d.pipe.armed && len(d.pipe.xdp) == 0 && d.expr.judges == nil {
 		return d.sensor.nothing(now, d.cores), true, d.pay(asleep)
 	}
 	quiet := d.isQuiet(now)
@@ -126,7 +126,7 @@ func (d *Daemon) wants(m governor.Mode) bool {
 
 // busy tells whether there is something to decide soon.
 func (d *Daemon) busy(in governor.Input) bool {
-	if d.pipe.armed || d.wants(governor.Forced) {
+	if d.pipe.armed || d.wants(governor.Forced) || d.trying() != nil {
 		return true
 	}
 	if d.useless {

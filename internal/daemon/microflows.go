@@ -47,6 +47,7 @@ const (
 // microflows decides when elephants are split.
 type microflows struct {
 	gov     *governor.Governor
+	trial   trial
 	nic     []int             // cores that polled NICs, when last they did and no lanes were out
 	counted datapath.Counters // when the stretch that is judged began
 	since   time.Time         // that
@@ -170,6 +171,7 @@ func (d *Daemon) stepMicroflows(in *governor.Input) (governor.Decision, error) {
 		d.micro.since, d.micro.share = time.Time{}, 1
 	}
 	in.Layout = d.placeMicroflows(*in)
+	d.micro.trial.barred(in)
 	before := d.micro.gov.Last()
 	dec := d.micro.gov.Step(*in)
 	if dec.State != before.State {
@@ -188,6 +190,9 @@ func (d *Daemon) microflowsMechanism() control.Mechanism {
 	}
 	if d.pipe.armed && d.pipe.layout.Split {
 		m.Gain = d.pipe.layout.Gain
+	}
+	if why := d.micro.trial.reason; why != "" {
+		m.Reason += "; " + why
 	}
 	if d.opts.Microflows.NoXDP != nil {
 		m.Reason += fmt.Sprintf("; flows are cut behind the NIC's stage (%v)", d.opts.Microflows.NoXDP)

@@ -80,6 +80,9 @@ func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.
 	if err := p.passed(ctx, graceTimeout); err != nil {
 		p.log.Debug("packets from before the programs may still be on their way", "reason", err)
 	}
+	if err := p.sees(ctx, snap); err != nil {
+		return err
+	}
 	for stage, cores := range p.lanes() {
 		if err := p.dp.SetLanes(stage, cores); err != nil {
 			return err
@@ -145,7 +148,7 @@ func (p *pipeline) attachXDP(snap node.Snapshot) error {
 		return err
 	}
 	for _, u := range snap.Underlays {
-		if u.VLANs {
+		if u.VLANs || p.left[u.Key()] {
 			continue // the plan says why
 		}
 		if err := p.hangXDP(u); err != nil {
@@ -166,7 +169,7 @@ func (p *pipeline) hangXDP(u node.Underlay) error {
 		p.xdp[u.Key()] = l
 	case errors.Is(err, node.ErrGone):
 	case errors.Is(err, datapath.ErrForeignXDP):
-		p.noXDP = append(p.noXDP, plan.Skip{What: u.Dev.String(), Reason: foreignXDP})
+		p.noXDP = append(p.noXDP, plan.Skip{What: u.Dev.String(), Reason: foreignXDPOn(u)})
 	default:
 		return err
 	}
@@ -192,10 +195,13 @@ func (p *pipeline) detachXDP() error {
 	return errors.Join(errs...)
 }
 
-// tunnels tells the programs which tunnels to steer: all but those left alone.
+// tunnels tells the programs which tunnels to steer: all but those left alone. Where a tunnel's
+// underlays are left alone as well nobody steers, and priority is to know it.
 func (p *pipeline) tunnels(snap node.Snapshot) error {
 	mine := snap
-	mine.Tunnels = slices.DeleteFunc(slices.Clone(snap.Tunnels), func(t node.Tunnel) bool { return p.left[t.Key()] })
+	mine.Tunnels = slices.DeleteFunc(slices.Clone(snap.Tunnels), func(t node.Tunnel) bool {
+		return p.left[t.Key()] && slices.ContainsFunc(t.Underlays, func(u node.Dev) bool { return !p.left[u.Key()] })
+	})
 	err := p.dp.SetTunnels(tunnelDevices(p.scanner, mine), underlayDevices(p.scanner, mine))
 	if errors.Is(err, datapath.ErrTooManyTunnels) {
 		p.log.Warn("some tunnels are left alone", "reason", err)
@@ -233,6 +239,7 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 	}
 	for _, pod := range snap.Pods {
 		switch {
+		case !p.crossed(pod):
 		// Behind the merge point the qdisc of the host end would be passed by.
 		case p.merge != nil && p.merge.spaces[pod.Host.NetnsCookie].program != nil && podUnfit(pod) == "":
 			hang(pod.Host, p.dp.AttachPodMerge)
@@ -245,6 +252,7 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 	}
 	for _, u := range snap.Underlays {
 		switch {
+		case p.left[u.Key()]:
 		case split && len(p.layout.NIC) == 0:
 			hang(u.Dev, p.dp.AttachUnderlaySplit)
 		case split:
@@ -260,6 +268,12 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// crossed tells whether packets that were steered may come to a pod: by one of its tunnels at
+// least.
+func (p *pipeline) crossed(pod node.Pod) bool {
+	return len(pod.Tunnels) == 0 || slices.ContainsFunc(pod.Tunnels, func(t node.Dev) bool { return !p.left[t.Key()] })
 }
 
 func (p *pipeline) hang(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
@@ -512,8 +526,10 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 	}
 	// Nothing is sent to a device that goes.
 	err = errors.Join(err, p.dp.SetMergeDevice(0))
+	mine := func(s plan.Setting) bool { return !p.others(s) }
+	err = errors.Join(err, p.forgetEnding(mine))
 	at := newSpaces(p.scanner)
-	rep, restoreErr := p.locked.RestoreIf(at, func(s plan.Setting) bool { return !p.others(s) })
+	rep, restoreErr := p.locked.RestoreIf(at, mine)
 	restoreErr = errors.Join(restoreErr, at.Close())
 	for _, r := range rep.Results {
 		if r.Outcome != apply.Restored {

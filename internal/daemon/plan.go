@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -27,7 +28,12 @@ func PlanInput(s *node.Scanner, snap node.Snapshot, layout governor.Layout, owne
 	skip := func(d node.Dev, reason string) {
 		in.Skipped = append(in.Skipped, plan.Skip{What: target(d).String(), Reason: reason, Target: target(d)})
 	}
+	dataplane := dataplanes(s, snap)
 	for _, u := range snap.Underlays {
+		if reason := dataplane[u.Key()]; reason != "" {
+			skip(u.Dev, reason)
+			continue
+		}
 		if len(layout.NIC) > 0 && u.VLANs {
 			in.Skipped = append(in.Skipped, plan.Skip{What: "ol_underlay_xdp at xdp (native) of " + target(u.Dev).String(), Reason: noXDPUnderVLANs, Target: target(u.Dev)})
 		} else if len(layout.NIC) > 0 && !u.ForeignXDP {
@@ -50,14 +56,16 @@ func PlanInput(s *node.Scanner, snap node.Snapshot, layout governor.Layout, owne
 		attach(u.Dev, "ol_underlay_in", "tcx ingress", plan.Tunnel, "chooses the core of the tunnel stage for each flow")
 	}
 	for _, t := range snap.Tunnels {
-		if dev, err := planDevice(s, t.Dev); err != nil {
+		if reason := dataplane[t.Key()]; reason != "" {
+			skip(t.Dev, reason)
+		} else if dev, err := planDevice(s, t.Dev); err != nil {
 			skip(t.Dev, err.Error())
 		} else {
 			in.Tunnels = append(in.Tunnels, dev)
 		}
 	}
 	for _, pod := range snap.Pods {
-		if reason := podUnfit(pod); reason != "" {
+		if reason := cmp.Or(dataplane[pod.Peer.Key()], podUnfit(pod)); reason != "" {
 			skip(pod.Peer, reason)
 			continue
 		}
@@ -97,7 +105,7 @@ func PriorityInput(s *node.Scanner, snap node.Snapshot, cores []int, owned map[p
 		case u.VLANs:
 			nic.Unfit = noXDPUnderVLANs
 		case u.ForeignXDP:
-			nic.Unfit = foreignXDP
+			nic.Unfit = foreignXDPOn(u)
 		default:
 			nic.Unfit = readThreads(s, u, &nic)
 		}
@@ -128,17 +136,21 @@ func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unfit st
 // `overlane plan` plan by it.
 func AggregateInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned) plan.AggregateInput {
 	in := plan.AggregateInput{Owned: owned}
+	dataplane := dataplanes(s, snap)
 	for _, u := range snap.Underlays {
-		in.Underlays = append(in.Underlays, aggregator(s, u.Dev))
+		in.Underlays = append(in.Underlays, aggregator(s, u.Dev, dataplane))
 	}
 	for _, t := range snap.Tunnels {
-		in.Tunnels = append(in.Tunnels, aggregator(s, t.Dev))
+		in.Tunnels = append(in.Tunnels, aggregator(s, t.Dev, dataplane))
 	}
 	return in
 }
 
-func aggregator(s *node.Scanner, dev node.Dev) plan.Aggregator {
-	a := plan.Aggregator{Target: target(dev)}
+func aggregator(s *node.Scanner, dev node.Dev, dataplane theirs) plan.Aggregator {
+	a := plan.Aggregator{Target: target(dev), Unfit: dataplane[dev.Key()]}
+	if a.Unfit != "" {
+		return a
+	}
 	var err error
 	if a.Hold, err = s.GROHold(dev); err == nil {
 		err = offloads(s, dev, map[string]*string{plan.GRO: &a.GRO, plan.UDPForwarding: &a.Forwarding, plan.GROList: &a.List})
@@ -179,6 +191,10 @@ func planDevice(s *node.Scanner, d node.Dev) (plan.Device, error) {
 	}
 	if err != nil {
 		return dev, fmt.Errorf("left alone: %w", err)
+	}
+	if set.Owner != 0 {
+		// Said of who has the capability, too, as run has not.
+		return dev, fmt.Errorf("left alone: a user namespace owns its network namespace, and user %d its receive masks, which root may not write without CAP_DAC_OVERRIDE", set.Owner)
 	}
 	for i := range set.RPSCPUs {
 		dev.RxQueues = append(dev.RxQueues, plan.RxQueue{Index: i, RPSCPUs: set.RPSCPUs[i], RPSFlowCnt: int(set.RPSFlowCnt[i])})

@@ -45,10 +45,14 @@ type priority struct {
 type Priority struct {
 	// Off: rules are kept, and do nothing.
 	Off bool
+	// No is why they do nothing though they are not switched off; nil: they do.
+	No error
 	// Sync: latency traffic goes from the tunnels straight to the pods, where it may.
 	Sync bool
 	// Auto: flows that no rule fits are latency as long as they are small and sparse.
 	Auto bool
+	// OnDemand: the same while there are no rules, where a trial shows that it pays.
+	OnDemand bool
 	// NoThreads: NICs are polled as before, and latency has a lane of its own.
 	NoThreads bool
 	// Fair: threads that poll NICs never run in real time.
@@ -68,8 +72,11 @@ const (
 func (d *Daemon) tuning() datapath.PriorityTuning {
 	t := bulkTuning
 	t.LatencyShare = 1 - d.opts.Priority.BulkShare
-	if d.opts.Priority.Auto {
+	if d.opts.Priority.Auto || d.demand.on {
 		t.SparseFrames, t.SparseBytes = sparseFrames, sparseBytes
+	}
+	if d.demand.on && !d.demand.trial.on {
+		t.Window = 0 // nobody makes way
 	}
 	return t
 }
@@ -98,8 +105,11 @@ func (d *Daemon) useRules(ctx context.Context, added, configured []rules.Rule) e
 	if err != nil {
 		return err
 	}
+	if len(list) > 0 {
+		d.demand.on = false // what it has put in place stays, for the rules
+	}
 	switch {
-	case d.opts.Priority.Off || (len(list) == 0 && !d.opts.Priority.Auto):
+	case d.opts.Priority.Off || d.opts.Priority.No != nil || (len(list) == 0 && !d.opts.Priority.Auto && !d.demand.on):
 		_, err = d.stopPriority(ctx)
 	case d.prio == nil:
 		err = d.startPriority(ctx, table)
@@ -137,7 +147,7 @@ const maxSparse = 50
 
 // sparseFlows tells which flows are latency by themselves, and why.
 func (d *Daemon) sparseFlows() (list []control.SparseFlow, err error) {
-	if d.prio == nil || !d.opts.Priority.Auto {
+	if d.prio == nil || !d.opts.Priority.Auto && !d.demand.on {
 		return nil, nil
 	}
 	flows, err := d.prio.dp.SparseFlows()
@@ -305,7 +315,7 @@ func (d *Daemon) followPriority() error {
 			}
 		case errors.Is(err, node.ErrGone):
 		case errors.Is(err, datapath.ErrForeignXDP):
-			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: foreignXDP})
+			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: foreignXDPOn(u)})
 		case errors.Is(err, unix.EOPNOTSUPP):
 			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: NoNativeXDP})
 		default:
@@ -348,6 +358,7 @@ func (d *Daemon) renewLanes() error {
 
 // stopPriority takes it off, once bulk is on the stock path again.
 func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error) {
+	defer func() { d.demand.on = false }()
 	if d.prio == nil {
 		return rep, nil
 	}
@@ -441,10 +452,16 @@ func (d *Daemon) changeRules(ctx context.Context, change func() ([]rules.Rule, e
 // priorityMechanism is what priority does.
 func (d *Daemon) priorityMechanism() control.Mechanism {
 	m := control.Mechanism{Name: "priority", State: control.Off, Reason: "there are no rules", Since: d.since}
-	if d.opts.Priority.Off {
+	switch p := d.opts.Priority; {
+	case p.Off:
 		m.Reason = "switched off by configuration"
+	case p.No != nil && (p.Auto || len(d.added)+len(d.opts.Rules) > 0):
+		m.State, m.Reason = control.Unsupported, p.No.Error()
 	}
 	if d.prio == nil {
+		if why := d.demand.gov.Last().Reason; why != "" && d.noDemand() == "" {
+			m.State, m.Reason = control.Standby, why
+		}
 		return m
 	}
 	var by []string
@@ -455,7 +472,7 @@ func (d *Daemon) priorityMechanism() control.Mechanism {
 	default:
 		by = append(by, fmt.Sprintf("%d rules", n))
 	}
-	if d.opts.Priority.Auto {
+	if d.opts.Priority.Auto || d.demand.on {
 		by = append(by, "small, sparse flows")
 	}
 	m.State, m.Since = control.Active, d.prio.since
@@ -464,6 +481,9 @@ func (d *Daemon) priorityMechanism() control.Mechanism {
 		m.Reason += "; it goes " + d.prio.sync.reason()
 	}
 	if why := d.prio.realtime.why; why != "" {
+		m.Reason += "; " + why
+	}
+	if why := d.demand.trial.reason; d.demand.on && why != "" {
 		m.Reason += "; " + why
 	}
 	if broad := d.prio.broad.reason(time.Now()); broad != "" {

@@ -14,6 +14,9 @@ type sensor struct {
 	last  []datapath.Core
 	when  time.Time
 	costs governor.Costs
+	// behind is what a frame cost behind the NIC's stage in the last window, of what it cost there;
+	// 0: not known.
+	behind float64
 }
 
 // read makes the window since the last call. learn tells that all stages run on
@@ -63,6 +66,7 @@ func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, le
 	if learn {
 		s.learn(sum)
 	}
+	s.behind = sum.behind()
 	in.Costs = s.costs
 	return in, true
 }
@@ -74,6 +78,25 @@ const laneBehind = 256
 // saturated polls, and packets of all.
 type costs struct {
 	ns, packets, all [datapath.Stages]uint64
+}
+
+// Fewer frames than manyFrames, or packets made of them, are too few to tell what is behind.
+const manyFrames, fewPackets = 2000, 20
+
+// behind is the cost of a frame behind the NIC's stage, of that there: no machine's speed changes
+// it.
+func (c costs) behind() float64 {
+	var cost [datapath.Stages]float64
+	if c.packets[datapath.NIC] < manyFrames {
+		return 0
+	}
+	for st := range cost {
+		if c.packets[st] < fewPackets {
+			return 0
+		}
+		cost[st] = float64(c.ns[st]) / float64(c.packets[st]) * float64(c.all[st])
+	}
+	return (cost[datapath.Tunnel] + cost[datapath.Pod]) / cost[datapath.NIC]
 }
 
 // forget makes the next read begin a window.

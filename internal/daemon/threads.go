@@ -177,6 +177,7 @@ func (d *Daemon) ofPriority(s plan.Setting) bool {
 
 // restore takes settings back.
 func (d *Daemon) restore(which func(plan.Setting) bool) (apply.Report, error) {
+	forgotten := d.pipe.forgetEnding(which)
 	at := newSpaces(d.scanner)
 	rep, err := d.locked.RestoreIf(at, which)
 	for _, r := range rep.Results {
@@ -184,5 +185,5 @@ func (d *Daemon) restore(which func(plan.Setting) bool) (apply.Report, error) {
 			d.log.Warn("setting not restored", "result", r.String())
 		}
 	}
-	return rep, errors.Join(err, at.Close())
+	return rep, errors.Join(forgotten, err, at.Close())
 }

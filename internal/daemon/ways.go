@@ -177,7 +177,7 @@ func (l lookout) unfit(w way) (reason string, waits bool) {
 	case w.nic.VLANs:
 		return noXDPUnderVLANs, false
 	case w.nic.ForeignXDP && (l.hooked == nil || !l.hooked(w.nic)):
-		return foreignXDP, false
+		return foreignXDPOn(w.nic), false
 	case l.only && !l.hooked(w.nic):
 		return fmt.Sprintf("priority's program is not on %s", w.nic.Name), false
 	case w.tunnel.Outer == 6:

@@ -81,7 +81,9 @@ type branchesOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [32]byte
+	Stretch uint64
+	Waited  uint64
+	_       [8]byte
 }
 
 type branchesOlElephant struct {
@@ -149,6 +151,7 @@ type branchesOlMarks struct {
 	}
 	At      uint32
 	Pending uint32
+	Napi    uint64
 }
 
 type branchesOlMerging struct {
@@ -193,6 +196,7 @@ type branchesOlPolicy struct {
 	_       structs.HostLayout
 	Version uint32
 	Flags   uint32
+	Beat    uint64
 	Tunnel  [16]struct {
 		_     structs.HostLayout
 		Vni   uint32
@@ -232,6 +236,7 @@ type branchesOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+	_         [4]byte
 }
 
 type branchesOlPort struct {
@@ -262,6 +267,7 @@ type branchesOlPrio struct {
 	Number  uint32
 	Looked  uint32
 	Calm    uint32
+	Ended   uint32
 	Ever    uint8
 	Demoted uint8
 	Over    uint8
@@ -270,7 +276,6 @@ type branchesOlPrio struct {
 	About   uint8
 	Join    uint8
 	Joins   uint8
-	_       [4]byte
 	Refused uint64
 	Laned   uint64
 	Lane    [2]struct {

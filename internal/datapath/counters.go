@@ -130,6 +130,8 @@ type Core struct {
 	Packets [Stages]uint64
 	// Samples of what tasks did: all, idle or idle-class, kernel threads, others.
 	Samples [4]uint64
+	// WaitedNs is how long frames waited in the NIC, at most, while it was not seen empty.
+	WaitedNs uint64
 }
 
 // Cores reads every core's numbers.
@@ -156,6 +158,7 @@ func (d *Datapath) Cores() (_ []Core, err error) {
 			cores[i].StagePackets[s] = v.Cost[s].Packets
 		}
 		cores[i].Samples = v.Samples
+		cores[i].WaitedNs = v.Waited
 	}
 	return cores, nil
 }

@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+
+	"github.com/overlane/overlane/internal/netns"
 )
 
 func load(t testing.TB) *Datapath {
@@ -30,6 +33,59 @@ func load(t testing.TB) *Datapath {
 		}
 	})
 	return d
+}
+
+// The address of a variable of the kernel is looked up in /proc/kallsyms, which tells it to none but
+// who has CAP_SYSLOG; the daemon has not. (Functions are found by their types.)
+func TestNoObjectAsksForAddressesOfTheKernel(t *testing.T) {
+	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){
+		"aggregate": loadAggregate, "branches": loadBranches, "merge": loadMerge, "priority": loadPriority,
+		"resequence": loadResequence, "stages": loadStages, "sync": loadSync, "trace": loadTrace, "underlay": loadUnderlay,
+	} {
+		spec, err := load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for typ, err := range spec.Types.All() {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if v, ok := typ.(*btf.Var); ok && v.Linkage == btf.ExternVar {
+				t.Errorf("object %s asks for the address of %s", name, v.Name)
+			}
+		}
+	}
+}
+
+// A namespace that does not show the setting is not one in which backlogs have no room.
+func TestRoomOfBacklogsIsTheMachines(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes a network namespace")
+	}
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	want, err := readBacklog()
+	if err != nil {
+		want = 1000
+	}
+	if got := backlogRoom(); got != want {
+		t.Errorf("room for %d packets, want %d", got, want)
+	}
+	err = ns.Do(func() error {
+		if _, err := readBacklog(); err == nil {
+			t.Error("any namespace shows the setting")
+		}
+		if got := backlogRoom(); got == 0 {
+			t.Error("no room in another namespace")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 func TestEveryObjectLoadsAndTheSamplerRuns(t *testing.T) {

@@ -8,10 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+
+	"github.com/overlane/overlane/internal/netns"
 )
 
 // Merge is the loaded qdisc that puts split flows in order again. It outlives the process
@@ -35,6 +40,9 @@ func (d *Datapath) LoadMerge(limit time.Duration) (*Merge, error) {
 	if err := spec.Variables["ol_merge_limit_ns"].Set(uint64(limit)); err != nil {
 		return nil, fmt.Errorf("set limit of the merge: %w", err)
 	}
+	if err := spec.Variables["ol_backlog_room"].Set(backlogRoom()); err != nil {
+		return nil, fmt.Errorf("set room of backlogs: %w", err)
+	}
 	m := &Merge{kind: fmt.Sprintf("overlane%07x", rand.Uint32N(1<<28))}
 	if err := nameQdisc(spec.Maps["ol_merge_ops"], m.kind); err != nil {
 		return nil, err
@@ -46,6 +54,41 @@ func (d *Datapath) LoadMerge(limit time.Duration) (*Merge, error) {
 		return nil, errors.Join(fmt.Errorf("make qdisc %s known: %w", m.kind, err), m.Close())
 	}
 	return m, nil
+}
+
+// backlogRoom is how many packets a backlog has room for. The setting is the machine's, and only
+// its first network namespace shows it: the daemon's own, mostly, or that of the first process. The
+// kernel's variable has an address that is told to none but who has CAP_SYSLOG. Where the setting
+// cannot be read it is taken for what the kernel begins with.
+func backlogRoom() uint32 {
+	const usual = 1000
+	room, err := readBacklog()
+	if err == nil {
+		return room
+	}
+	first, err := netns.OfPID(1)
+	if err != nil {
+		return usual
+	}
+	defer first.Close()
+	err = first.Do(func() error {
+		room, err = readBacklog()
+		return err
+	})
+	if err != nil {
+		return usual
+	}
+	return room
+}
+
+// readBacklog reads it as the calling thread's network namespace shows it.
+func readBacklog() (uint32, error) {
+	b, err := os.ReadFile("/proc/sys/net/core/netdev_max_backlog")
+	if err != nil {
+		return 0, err
+	}
+	room, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 31)
+	return uint32(room), err
 }
 
 // nameQdisc gives the qdisc a name of its own: the kernel's names are the machine's.

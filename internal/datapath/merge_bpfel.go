@@ -42,6 +42,7 @@ const (
 	mergeOlLimitOL_PORTS           mergeOlLimit = 1024
 	mergeOlLimitOL_SENDERS         mergeOlLimit = 4096
 	mergeOlLimitOL_WAYS            mergeOlLimit = 128
+	mergeOlLimitOL_ALONE_MS        mergeOlLimit = 2000
 )
 
 type mergeOlMergeCounter uint32
@@ -106,6 +107,7 @@ const (
 	mergeProgOlMergeInit     = "ol_merge_init"
 	mergeProgOlMergeReset    = "ol_merge_reset"
 	mergeVarOlAbiEnums       = "ol_abi_enums"
+	mergeVarOlBacklogRoom    = "ol_backlog_room"
 	mergeVarOlKey0           = "ol_key0"
 	mergeVarOlKey1           = "ol_key1"
 	mergeVarOlMergeBeat      = "ol_merge_beat"
@@ -201,6 +203,7 @@ type mergeMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type mergeVariableSpecs struct {
 	OlAbiEnums     *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
+	OlBacklogRoom  *ebpf.VariableSpec `ebpf:"ol_backlog_room"`
 	OlKey0         *ebpf.VariableSpec `ebpf:"ol_key0"`
 	OlKey1         *ebpf.VariableSpec `ebpf:"ol_key1"`
 	OlMergeBeat    *ebpf.VariableSpec `ebpf:"ol_merge_beat"`
@@ -295,6 +298,7 @@ func (m *mergeMaps) Close() error {
 // It can be passed to loadMergeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type mergeVariables struct {
 	OlAbiEnums     *ebpf.Variable `ebpf:"ol_abi_enums"`
+	OlBacklogRoom  *ebpf.Variable `ebpf:"ol_backlog_room"`
 	OlKey0         *ebpf.Variable `ebpf:"ol_key0"`
 	OlKey1         *ebpf.Variable `ebpf:"ol_key1"`
 	OlMergeBeat    *ebpf.Variable `ebpf:"ol_merge_beat"`

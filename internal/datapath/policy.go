@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"structs"
+	"time"
 
 	"github.com/cilium/ebpf"
 )
@@ -132,6 +133,20 @@ func (d *Datapath) SetBusy(permille []uint16) error {
 	return d.writePolicy()
 }
 
+// AloneAfter is how long flows stay on lanes without a Beat.
+const AloneAfter = time.Duration(stagesOlLimitOL_ALONE_MS) * time.Millisecond
+
+// Beat is a sign of life. After the first one, flows leave their lanes, under the order guard, when
+// there is none for AloneAfter.
+func (d *Datapath) Beat() error {
+	now, err := Now()
+	if err != nil {
+		return err
+	}
+	d.policy.Beat = now
+	return d.writePolicy()
+}
+
 func (d *Datapath) writePolicy() error {
 	if err := d.stages.OlPolicies.Put(uint32(0), &d.policy); err != nil {
 		return fmt.Errorf("write policy: %w", err)
@@ -221,6 +236,10 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []UnderlayDevice) e
 		}
 	}
 
+	// What polls the cell of another device is not known yet.
+	if err := d.forgetCells(cells); err != nil {
+		return err
+	}
 	// The tracepoint must know a cell before packets are steered through it.
 	if err := replace(d.stages.OlCells, d.cells, cells); err != nil {
 		return fmt.Errorf("write tunnel cells: %w", err)
@@ -231,6 +250,30 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []UnderlayDevice) e
 	}
 	d.policy.Tunnel, d.policy.NrTunnels = tunnels, nr
 	return errors.Join(d.writePolicy(), over)
+}
+
+// forgetCells forgets who polls the cells of tunnels that go, or become others.
+func (d *Datapath) forgetCells(now map[stagesOlCellKey]uint32) error {
+	for cell, i := range d.cells {
+		if is, ok := now[cell]; ok && is == i || i >= uint32(stagesOlLimitOL_MAX_TUNNELS) {
+			continue
+		}
+		for cpu := range uint32(d.cpus) {
+			key := cpu*uint32(stagesOlLimitOL_MAX_TUNNELS) + i
+			var m stagesOlMarks
+			if err := d.stages.OlCellMarks.Lookup(key, &m); err != nil {
+				return fmt.Errorf("read cell %d of core %d: %w", i, cpu, err)
+			}
+			if m.Napi == 0 {
+				continue
+			}
+			m.Napi = 0
+			if err := d.stages.OlCellMarks.Put(key, m); err != nil {
+				return fmt.Errorf("write cell %d of core %d: %w", i, cpu, err)
+			}
+		}
+	}
+	return nil
 }
 
 // indexOf is where a tunnel with the same port, VNI and outer IP version stands, or -1.

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/privilege"
 	"github.com/overlane/overlane/internal/rules"
 )
 
@@ -194,7 +195,7 @@ func (d *Datapath) tuneLane(core, class int, s LaneSched) error {
 		return nil // an offline core has no lane, and 0 would be ourselves
 	}
 	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: int32(s.Nice), Runtime: uint64(s.Slice)}
-	if err := unix.SchedSetAttr(int(cpu.LanePid[class]), &attr, 0); err != nil {
+	if err := privilege.With(unix.CAP_SYS_NICE, func() error { return unix.SchedSetAttr(int(cpu.LanePid[class]), &attr, 0) }); err != nil {
 		return fmt.Errorf("set the policy of a lane on core %d: %w", core, err)
 	}
 	return nil

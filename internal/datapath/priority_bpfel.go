@@ -89,7 +89,9 @@ type priorityOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [32]byte
+	Stretch uint64
+	Waited  uint64
+	_       [8]byte
 }
 
 type priorityOlExpressKey struct {
@@ -230,6 +232,7 @@ const (
 	priorityOlLimitOL_PORTS           priorityOlLimit = 1024
 	priorityOlLimitOL_SENDERS         priorityOlLimit = 4096
 	priorityOlLimitOL_WAYS            priorityOlLimit = 128
+	priorityOlLimitOL_ALONE_MS        priorityOlLimit = 2000
 )
 
 type priorityOlMarks struct {
@@ -242,6 +245,7 @@ type priorityOlMarks struct {
 	}
 	At      uint32
 	Pending uint32
+	Napi    uint64
 }
 
 type priorityOlMerging struct {
@@ -299,6 +303,7 @@ type priorityOlPolicy struct {
 	_       structs.HostLayout
 	Version uint32
 	Flags   uint32
+	Beat    uint64
 	Tunnel  [16]struct {
 		_     structs.HostLayout
 		Vni   uint32
@@ -338,6 +343,7 @@ type priorityOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+	_         [4]byte
 }
 
 type priorityOlPort struct {
@@ -368,6 +374,7 @@ type priorityOlPrio struct {
 	Number  uint32
 	Looked  uint32
 	Calm    uint32
+	Ended   uint32
 	Ever    uint8
 	Demoted uint8
 	Over    uint8
@@ -376,7 +383,6 @@ type priorityOlPrio struct {
 	About   uint8
 	Join    uint8
 	Joins   uint8
-	_       [4]byte
 	Refused uint64
 	Laned   uint64
 	Lane    [2]struct {

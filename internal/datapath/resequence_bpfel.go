@@ -42,6 +42,7 @@ const (
 	resequenceOlLimitOL_PORTS           resequenceOlLimit = 1024
 	resequenceOlLimitOL_SENDERS         resequenceOlLimit = 4096
 	resequenceOlLimitOL_WAYS            resequenceOlLimit = 128
+	resequenceOlLimitOL_ALONE_MS        resequenceOlLimit = 2000
 )
 
 type resequenceOlResequenceCounter uint32

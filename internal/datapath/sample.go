@@ -9,6 +9,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/privilege"
 )
 
 // sampleHz is how often each core is looked at; odd, so that it does not run in
@@ -58,7 +60,13 @@ func (d *Datapath) startSampling() error {
 			Sample: sampleHz,
 			Bits:   unix.PerfBitFreq,
 		}
-		fd, err := unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+		// CAP_PERFMON is enough for the kernel, and not for those of distributions that have
+		// more levels of perf_event_paranoid than it has.
+		var fd int
+		err := privilege.With(unix.CAP_SYS_ADMIN, func() (err error) {
+			fd, err = unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+			return err
+		})
 		if errors.Is(err, unix.ENODEV) {
 			continue // possible, but not online
 		}

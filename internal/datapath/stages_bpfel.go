@@ -112,7 +112,9 @@ type stagesOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [32]byte
+	Stretch uint64
+	Waited  uint64
+	_       [8]byte
 }
 
 type stagesOlFlag uint32
@@ -166,6 +168,7 @@ const (
 	stagesOlLimitOL_PORTS           stagesOlLimit = 1024
 	stagesOlLimitOL_SENDERS         stagesOlLimit = 4096
 	stagesOlLimitOL_WAYS            stagesOlLimit = 128
+	stagesOlLimitOL_ALONE_MS        stagesOlLimit = 2000
 )
 
 type stagesOlMarks struct {
@@ -178,6 +181,7 @@ type stagesOlMarks struct {
 	}
 	At      uint32
 	Pending uint32
+	Napi    uint64
 }
 
 type stagesOlMerging struct {
@@ -222,6 +226,7 @@ type stagesOlPolicy struct {
 	_               structs.HostLayout
 	Version         uint32
 	Flags           uint32
+	Beat            uint64
 	Tunnel          [16]stagesOlTunnel
 	NrTunnels       uint32
 	RebalanceQueue  uint32
@@ -253,6 +258,7 @@ type stagesOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+	_         [4]byte
 }
 
 type stagesOlPort struct {
@@ -283,6 +289,7 @@ type stagesOlPrio struct {
 	Number  uint32
 	Looked  uint32
 	Calm    uint32
+	Ended   uint32
 	Ever    uint8
 	Demoted uint8
 	Over    uint8
@@ -291,7 +298,6 @@ type stagesOlPrio struct {
 	About   uint8
 	Join    uint8
 	Joins   uint8
-	_       [4]byte
 	Refused uint64
 	Laned   uint64
 	Lane    [2]struct {

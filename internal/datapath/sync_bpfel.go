@@ -81,7 +81,9 @@ type syncOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [32]byte
+	Stretch uint64
+	Waited  uint64
+	_       [8]byte
 }
 
 type syncOlFrag struct {
@@ -107,6 +109,7 @@ type syncOlMarks struct {
 	}
 	At      uint32
 	Pending uint32
+	Napi    uint64
 }
 
 type syncOlMerging struct {
@@ -151,6 +154,7 @@ type syncOlPolicy struct {
 	_       structs.HostLayout
 	Version uint32
 	Flags   uint32
+	Beat    uint64
 	Tunnel  [16]struct {
 		_     structs.HostLayout
 		Vni   uint32
@@ -190,6 +194,7 @@ type syncOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+	_         [4]byte
 }
 
 type syncOlPort struct {
@@ -220,6 +225,7 @@ type syncOlPrio struct {
 	Number  uint32
 	Looked  uint32
 	Calm    uint32
+	Ended   uint32
 	Ever    uint8
 	Demoted uint8
 	Over    uint8
@@ -228,7 +234,6 @@ type syncOlPrio struct {
 	About   uint8
 	Join    uint8
 	Joins   uint8
-	_       [4]byte
 	Refused uint64
 	Laned   uint64
 	Lane    [2]struct {

@@ -81,7 +81,9 @@ type underlayOlCpu struct {
 	}
 	Packets [3]uint64
 	Samples [4]uint64
-	_       [32]byte
+	Stretch uint64
+	Waited  uint64
+	_       [8]byte
 }
 
 type underlayOlElephant struct {
@@ -221,6 +223,7 @@ type underlayOlMarks struct {
 	}
 	At      uint32
 	Pending uint32
+	Napi    uint64
 }
 
 type underlayOlMerging struct {
@@ -265,6 +268,7 @@ type underlayOlPolicy struct {
 	_       structs.HostLayout
 	Version uint32
 	Flags   uint32
+	Beat    uint64
 	Tunnel  [16]struct {
 		_     structs.HostLayout
 		Vni   uint32
@@ -304,6 +308,7 @@ type underlayOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+	_         [4]byte
 }
 
 type underlayOlPort struct {
@@ -334,6 +339,7 @@ type underlayOlPrio struct {
 	Number  uint32
 	Looked  uint32
 	Calm    uint32
+	Ended   uint32
 	Ever    uint8
 	Demoted uint8
 	Over    uint8
@@ -342,7 +348,6 @@ type underlayOlPrio struct {
 	About   uint8
 	Join    uint8
 	Joins   uint8
-	_       [4]byte
 	Refused uint64
 	Laned   uint64
 	Lane    [2]struct {

@@ -4,6 +4,7 @@ package governor
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -18,6 +19,8 @@ type Aggregation struct {
 	stretch stretch
 	quiet   time.Time // since when hardly a packet has come out of a tunnel
 	useless time.Time // since when hardly one of them was a datagram that was joined
+	// before and after are what windows told of Behind, without it and since.
+	before, after []float64
 }
 
 // stretch is what came out of tunnels since it began.
@@ -33,6 +36,9 @@ type AggregationWindow struct {
 	// Packets came out of tunnels while it was on or watched, Datagrams of these in Supers;
 	// Follows of those that it did not join it could have joined to another.
 	Packets, Datagrams, Supers, Follows uint64
+	// Behind is what a frame cost behind the NIC's stage, of what it cost there: that is what is
+	// saved, and no machine's speed changes it. 0: not known.
+	Behind float64
 }
 
 const (
@@ -47,9 +53,15 @@ const (
 	aggregateQuiet = 1000
 	aggregateFor   = 10 * time.Second
 	// aggregateWatch is how long it is watched: a few thousand packets tell.
-	aggregateWatch   = 250 * time.Millisecond
+	aggregateWatch   = 500 * time.Millisecond
 	aggregateStretch = time.Second
 	aggregatePause   = 30 * time.Second
+	// Where frames cost clearly more behind the NIC in each of so many windows than in any of those
+	// before, somebody takes super-packets apart: then it is not tried again for longer.
+	aggregateDearer = 1.1
+	aggregateProof  = 10
+	aggregateBefore = 4
+	aggregateVainly = 10 * time.Minute
 )
 
 // NewAggregation returns one that has not seen anything yet.
@@ -78,7 +90,7 @@ func (a *Aggregation) Step(now time.Time, w AggregationWindow) Decision {
 	case w.Rate < aggregateFrom:
 		a.decide(now, Standby, fmt.Sprintf("fewer than %d packets a second: datagrams hardly come in a row", aggregateFrom))
 	default:
-		a.stretch = stretch{since: now}
+		a.stretch, a.before, a.after = stretch{since: now}, nil, nil
 		a.decide(now, Parked, "it is watched whether datagrams come in a row")
 	}
 	return a.last
@@ -102,6 +114,9 @@ func (a *Aggregation) add(now time.Time, w AggregationWindow, least time.Duratio
 
 // watch takes a stretch in which nothing was joined: could it have been?
 func (a *Aggregation) watch(now time.Time, w AggregationWindow) {
+	if w.Behind > 0 {
+		a.before = append(a.before, w.Behind)
+	}
 	sum, rate, over := a.add(now, w, aggregateWatch)
 	if !over {
 		return
@@ -109,9 +124,9 @@ func (a *Aggregation) watch(now time.Time, w AggregationWindow) {
 	share := float64(sum.Follows+sum.Datagrams) / float64(max(sum.Packets, 1))
 	switch {
 	case rate < aggregateQuiet:
-		a.stop(now, "hardly a packet comes out of the tunnels")
+		a.stop(now, "hardly a packet comes out of the tunnels", aggregatePause)
 	case share < often:
-		a.stop(now, inARow(share))
+		a.stop(now, inARow(share), aggregatePause)
 	default:
 		a.quiet, a.useless = now, now
 		a.decide(now, Active, "datagrams that come in a row cross the overlay as one packet")
@@ -124,6 +139,11 @@ func inARow(share float64) string {
 
 // judge takes a stretch that is over: was it worth having?
 func (a *Aggregation) judge(now time.Time, w AggregationWindow) {
+	if a.vain(w) {
+		why := fmt.Sprintf("behind the NIC, frames cost at least %.2f times what they did without", slices.Min(a.after)/slices.Max(a.before))
+		a.stop(now, why, aggregateVainly)
+		return
+	}
 	sum, rate, over := a.add(now, w, aggregateStretch)
 	if !over {
 		return
@@ -137,17 +157,26 @@ func (a *Aggregation) judge(now time.Time, w AggregationWindow) {
 	}
 	switch {
 	case now.Sub(a.quiet) >= aggregateFor:
-		a.stop(now, "hardly a packet comes out of the tunnels")
+		a.stop(now, "hardly a packet comes out of the tunnels", aggregatePause)
 	case now.Sub(a.useless) >= aggregateFor:
-		a.stop(now, inARow(share))
+		a.stop(now, inARow(share), aggregatePause)
 	case sum.Supers > 0:
 		a.decide(now, Active, fmt.Sprintf("%.0f %% of the overlay's packets cross it as super-packets, of %.0f datagrams each", share*100, float64(sum.Datagrams)/float64(sum.Supers)))
 	}
 }
 
-func (a *Aggregation) stop(now time.Time, why string) {
-	a.pause = now.Add(aggregatePause)
-	a.decide(now, Standby, fmt.Sprintf("%s; looked at again every %v", why, aggregatePause))
+// vain takes what a window tells of the frames' cost, and says whether they cost more than before.
+// Windows of before and after are no pairs: only where none of them overlap is it believed.
+func (a *Aggregation) vain(w AggregationWindow) bool {
+	if w.Behind > 0 && len(a.after) < aggregateProof {
+		a.after = append(a.after, w.Behind)
+	}
+	return len(a.before) >= aggregateBefore && len(a.after) == aggregateProof && slices.Min(a.after) > aggregateDearer*slices.Max(a.before)
+}
+
+func (a *Aggregation) stop(now time.Time, why string, pause time.Duration) {
+	a.pause = now.Add(pause)
+	a.decide(now, Standby, fmt.Sprintf("%s; looked at again every %v", why, pause))
 }
 
 func (a *Aggregation) decide(now time.Time, s State, reason string) {

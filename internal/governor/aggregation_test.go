@@ -32,7 +32,7 @@ func TestAggregationComesWithTrafficAndStaysWhileItIsWorthIt(t *testing.T) {
 	}{
 		{"an idle node", time.Second, AggregationWindow{Rate: 500}, Standby, "fewer than 10000 packets a second"},
 		{"traffic", 100 * time.Millisecond, busy, Parked, "it is watched"},
-		{"datagrams that could be joined", 300 * time.Millisecond, could, Active, "one packet"},
+		{"datagrams that could be joined", 600 * time.Millisecond, could, Active, "one packet"},
 		{"datagrams in runs", 20 * time.Second, runs, Active, "80 % of the overlay's packets cross it as super-packets, of 40 datagrams each"},
 		{"a short pause", 9 * time.Second, AggregationWindow{}, Active, "super-packets"},
 		{"datagrams again", 5 * time.Second, runs, Active, "super-packets"},
@@ -93,5 +93,26 @@ func TestAggregationDoesAsItIsTold(t *testing.T) {
 	a.Reconfigure(Off)
 	if d := a.Step(now.Add(time.Second), AggregationWindow{Rate: 1e6, Packets: 1e5, Datagrams: 1e5}); d.State != Standby || d.Since != now.Add(time.Second) {
 		t.Errorf("off, with traffic: %+v", d)
+	}
+}
+
+// Where super-packets are taken apart again behind the NIC, nothing is saved, and it ends.
+func TestAggregationEndsWhereItSavesNothing(t *testing.T) {
+	for behind, want := range map[float64]State{0.3: Active, 1.9: Active, 2.1: Active, 2.5: Standby, 0: Active} {
+		a, now := NewAggregation(Auto), time.Unix(1000, 0)
+		after(a, &now, 100*time.Millisecond, AggregationWindow{Rate: 50_000})
+		for a.Last().State == Parked {
+			after(a, &now, 100*time.Millisecond, AggregationWindow{Packets: 5000, Follows: 4000, Behind: 2})
+		}
+		if d := a.Last(); d.State != Active {
+			t.Fatalf("%v, %s", d.State, d.Reason)
+		}
+		d := after(a, &now, 3*time.Second, AggregationWindow{Packets: 5000, Datagrams: 4500, Supers: 100, Behind: behind})
+		if d.State != want {
+			t.Errorf("frames cost %.1f times the NIC's stage behind it, 2 without: %v, %s", behind, d.State, d.Reason)
+		}
+		if want == Standby && !strings.Contains(d.Reason, "cost at least 1.25 times what they did without; looked at again every 10m") {
+			t.Error(d.Reason)
+		}
 	}
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package governor decides when the pipeline acts. Its core is pure: what is
-// measured goes in with the time, what to do comes out with the reason.
+// Package governor decides when mechanisms act, where they would work, and whether they have shown
+// that they pay. It is pure: what is measured goes in with the time, what to do comes out with
+// the reason.
 package governor
 
 import (
@@ -102,8 +103,13 @@ type Governor struct {
 	wanted  int // windows in a row that asked for help
 	busy    time.Time
 	idle    time.Time
+	now     time.Time // of the last window
 	started bool
 }
+
+// jump is how much later than the last one a window may be at most: who asks for the time all along
+// is not told of hours in between.
+const jump = time.Minute
 
 // New returns a governor in standby.
 func New(mode Mode, limits Limits) *Governor {
@@ -121,7 +127,18 @@ func (g *Governor) Step(in Input) Decision {
 	if !g.started {
 		g.last.Since, g.started = in.Now, true
 	}
+	jumped := !g.now.IsZero() && (in.Now.Before(g.now) || in.Now.Sub(g.now) > jump)
+	g.now = in.Now
 	state, reason := g.decide(in)
+	if jumped && g.mode == Auto {
+		// What lasted how long nobody knows.
+		g.wanted, g.busy, g.idle = 0, time.Time{}, time.Time{}
+		if g.last.Since = in.Now; g.last.State == Active {
+			state, reason = Parked, "the clock jumped"
+		} else {
+			state, reason = g.last.State, ""
+		}
+	}
 	if state != g.last.State {
 		g.last = Decision{State: state, Reason: reason, Since: in.Now}
 		g.wanted, g.busy, g.idle = 0, time.Time{}, time.Time{}

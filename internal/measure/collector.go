@@ -44,9 +44,10 @@ var (
 	stock        = newMetric(prometheus.CounterValue, "stock_path_packets_total", "packets that took the stock path because they were not understood", "reason")
 	mechanism    = newMetric(prometheus.GaugeValue, "mechanism_active", "1 while the mechanism acts; its status says why", "mechanism", "state")
 	stageCost    = newMetric(prometheus.GaugeValue, "stage_cost_seconds", "measured time of one packet in a stage", "stage")
+	scans        = newMetric(prometheus.CounterValue, "scans_total", "looks at the node after something on it had changed, or might have")
 )
 
-var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaiting, mergeDelay, mergeWaits, express, expressLeft, expressDrops, aggregated, supers, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost}
+var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaiting, mergeDelay, mergeWaits, express, expressLeft, expressDrops, aggregated, supers, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost, scans}
 
 // Collector exports a status.
 type Collector struct{ status func() control.Status }
@@ -88,6 +89,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	put(supers, float64(n.SuperPackets))
 	put(laneChanges, float64(st.Counters.LaneChanges))
 	put(laneHeld, float64(st.Counters.LaneChangesHeld))
+	put(scans, float64(n.Scans))
 	for _, l := range st.Lanes {
 		put(lanePackets, float64(l.Packets), l.Stage, strconv.Itoa(l.Core))
 	}

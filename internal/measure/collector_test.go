@@ -40,12 +40,15 @@ func TestScrapeShowsTheStatus(t *testing.T) {
 		`overlane_lane_packets_total{core="1",stage="tunnel"} 7`,
 		`overlane_mechanism_active{mechanism="pipeline",state="active"} 1`,
 		`overlane_stock_path_packets_total{reason="short"} 2`,
+		"\nprocess_resident_memory_bytes ",
+		"\nprocess_open_fds ",
+		"\ngo_goroutines ",
 	} {
 		if !strings.Contains(string(body), want) {
 			t.Errorf("missing %s in\n%s", want, body)
 		}
 	}
-	if strings.Contains(string(body), "93") {
+	if strings.Contains(string(body), "spends 93") {
 		t.Error("a reason with numbers became a label: its series would have no bound")
 	}
 	cancel()

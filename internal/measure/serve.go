@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/overlane/overlane/internal/control"
@@ -34,8 +35,13 @@ func (s *Server) Close() error { return s.l.Close() }
 // Serve answers until ctx ends.
 func (s *Server) Serve(ctx context.Context, status func() control.Status) error {
 	reg := prometheus.NewPedanticRegistry()
-	if err := reg.Register(NewCollector(status)); err != nil {
-		return errors.Join(err, s.l.Close())
+	// What the daemon itself takes, its memory, descriptors and time, has the names that
+	// everybody knows.
+	for _, c := range []prometheus.Collector{NewCollector(status), collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
+		if err := reg.Register(c); err != nil {
+			return errors.Join(err, s.l.Close())
+		}
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))

@@ -15,6 +15,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/privilege"
 )
 
 // Handle is one network namespace, held by a file descriptor. It stays valid
@@ -37,7 +39,11 @@ func OfName(name string) (*Handle, error) { return OfPath("/run/netns/" + name) 
 
 // OfPath opens a namespace by a path under a nsfs mount or /proc.
 func OfPath(path string) (*Handle, error) {
-	f, err := os.Open(path)
+	var f *os.File
+	err := privilege.With(unix.CAP_SYS_PTRACE, func() (err error) {
+		f, err = os.Open(path)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("open network namespace: %w", err)
 	}
@@ -111,11 +117,20 @@ func (h *Handle) Cookie() (uint64, error) {
 // Processes that fn starts inherit the namespace.
 func (h *Handle) Do(fn func() error) error {
 	return onThread(func() error {
-		if err := unix.Setns(h.FD(), unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("enter network namespace: %w", err)
+		if err := h.Enter(); err != nil {
+			return err
 		}
 		return fn()
 	})
+}
+
+// Enter moves the calling thread, which has to be locked, and must not go back to the runtime.
+func (h *Handle) Enter() error {
+	err := privilege.With(unix.CAP_SYS_ADMIN, func() error { return unix.Setns(h.FD(), unix.CLONE_NEWNET) })
+	if err != nil {
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	return nil
 }
 
 // onThread runs fn on a locked thread that is thrown away afterwards: the
@@ -135,24 +150,30 @@ func onThread(fn func() error) error {
 func (h *Handle) Sysfs() (*os.Root, error) {
 	var root *os.Root
 	err := h.Do(func() error {
-		fsfd, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
-		if err != nil {
-			return fmt.Errorf("fsopen sysfs: %w", err)
-		}
-		defer unix.Close(fsfd)
-		if err := unix.FsconfigCreate(fsfd); err != nil {
-			return fmt.Errorf("fsconfig sysfs: %w", err)
-		}
-		mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
-		if err != nil {
-			return fmt.Errorf("fsmount sysfs: %w", err)
-		}
-		defer unix.Close(mfd)
-		root, err = os.OpenRoot("/proc/self/fd/" + strconv.Itoa(mfd))
-		return err
+		return privilege.With(unix.CAP_SYS_ADMIN, func() (err error) {
+			root, err = sysfsHere()
+			return err
+		})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("sysfs of network namespace: %w", err)
 	}
 	return root, nil
+}
+
+func sysfsHere() (*os.Root, error) {
+	fsfd, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("fsopen sysfs: %w", err)
+	}
+	defer unix.Close(fsfd)
+	if err := unix.FsconfigCreate(fsfd); err != nil {
+		return nil, fmt.Errorf("fsconfig sysfs: %w", err)
+	}
+	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("fsmount sysfs: %w", err)
+	}
+	defer unix.Close(mfd)
+	return os.OpenRoot("/proc/self/fd/" + strconv.Itoa(mfd))
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/nlsock"
+	"github.com/overlane/overlane/internal/privilege"
 )
 
 // known is what is kept about a namespace between scans. It holds nothing that
@@ -119,7 +120,11 @@ func pids() []string {
 // without being followed.
 func (p *pass) magic(path string) {
 	var b [64]byte
-	n, err := unix.Readlink(path, b[:])
+	var n int
+	err := privilege.With(unix.CAP_SYS_PTRACE, func() (err error) {
+		n, err = unix.Readlink(path, b[:])
+		return err
+	})
 	if err != nil {
 		return
 	}
@@ -168,8 +173,8 @@ func (p *pass) add(path string, inode uint64) {
 
 // adopt makes a space of an open namespace.
 func (p *pass) adopt(h *netns.Handle, path string) error {
-	if err := unix.Setns(h.FD(), unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("enter network namespace: %w", err)
+	if err := h.Enter(); err != nil {
+		return err
 	}
 	p.at = h.FD()
 	cookie, err := cookieHere()
@@ -214,8 +219,8 @@ func (p *pass) enter(sp *space) error {
 	if p.at == sp.h.FD() {
 		return nil
 	}
-	if err := unix.Setns(sp.h.FD(), unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("enter network namespace: %w", err)
+	if err := sp.h.Enter(); err != nil {
+		return err
 	}
 	p.at = sp.h.FD()
 	return nil

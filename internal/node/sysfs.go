@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/overlane/overlane/internal/ethtool"
@@ -22,6 +23,9 @@ type Settings struct {
 	RPSCPUs    []string // per RX queue, as sysfs writes a mask: "3", "00000001,00000000"
 	RPSFlowCnt []uint32 // per RX queue; not 0 where RFS is in use
 	Threaded   bool     // NAPI in threads of its own
+	// Owner is the user that they belong to: not root where a user namespace owns the network
+	// namespace.
+	Owner uint32
 }
 
 // Settings reads the current settings of a device. It fails with ErrGone
@@ -119,6 +123,13 @@ func readSettings(dir *os.Root) (Settings, error) {
 		return set, err
 	}
 	set.Threaded = threaded != "0"
+	info, err := dir.Stat("threaded")
+	if err != nil {
+		return set, err
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		set.Owner = st.Uid
+	}
 	return set, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/node"
 )
 
@@ -50,8 +51,8 @@ type dev struct {
 	at       string // what to put before a command to run it in the device's namespace
 	offloads map[string]offload
 	rx       queues
-	tcx      []uint32 // programs that are not ours
-	filters  []string // kinds of legacy tc filters
+	hooks    neighbour.Hooks // without what is ours
+	xdp      string          // somebody else's XDP program
 }
 
 // offload is a flag of ethtool -k.
@@ -66,6 +67,16 @@ type queues struct {
 	now, of int
 }
 
+// besideDataplane is what becomes of overlane where somebody else's programs decide.
+const besideDataplane = "what crosses it is left alone by pipeline, micro-flows, aggregation and express, which change what it goes by; priority is possible"
+
+func named(p neighbour.Program) string {
+	if p.Name == "" {
+		return fmt.Sprint(p.ID)
+	}
+	return fmt.Sprintf("%s (%d)", p.Name, p.ID)
+}
+
 // diagnose is the part that only thinks.
 func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 	var list []Finding
@@ -74,10 +85,16 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 	}
 	set := func(d dev, flag, to string) string { return "ethtool -K " + d.Name + " " + flag + " " + to }
 	foreign := func(d dev) {
-		for _, id := range d.tcx {
-			add(Note, d, fmt.Sprintf("bpftool prog show id %d", id), "somebody else's tcx program %d is attached", id)
+		for _, p := range d.hooks.Programs {
+			show := fmt.Sprintf("bpftool prog show id %d", p.ID)
+			if p.Owner().Dataplane() {
+				add(Note, d, show, "%s's program %s (%d) is at %s: %s", p.Owner(), p.Name, p.ID, p.Hook, besideDataplane)
+				continue
+			}
+			add(Note, d, show, "somebody else's program %s is at %s: what it takes no program behind it sees, and behind overlane's it sees the hash and tc_index of steered packets",
+				named(p), p.Hook)
 		}
-		for _, kind := range d.filters {
+		for _, kind := range d.hooks.Filters {
 			add(Note, d, "tc filter show dev "+d.Name+" ingress", "somebody else's tc filter (%s) is attached; it may redirect packets before our programs see them", kind)
 		}
 	}
@@ -90,7 +107,7 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 			continue
 		}
 		if u.ForeignXDP {
-			add(Note, d, fmt.Sprintf("bpftool prog show id %d", u.XDPProgID), "somebody else's XDP program %d is attached; the NIC is left alone", u.XDPProgID)
+			add(Note, d, fmt.Sprintf("bpftool prog show id %d", u.XDPProgID), "somebody else's XDP program %s is attached: overlane puts none there, so there is no priority, no express path and no lane of the nic stage", d.xdp)
 		}
 		foreign(d)
 		if f, ok := d.offloads["rx-gro"]; ok && !f.on {
@@ -133,6 +150,18 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 					"its MTU %d and the outer headers (%d) do not fit the MTU %d of %s: large packets are sent as fragments or dropped", t.MTU, overhead(t, u), u.MTU, u.Name)
 				break
 			}
+		}
+	}
+	ends := map[neighbour.Owner]int{}
+	for _, p := range snap.Pods {
+		d := devs[p.Host.Key()]
+		theirs, ok := d.hooks.Dataplane()
+		if !ok {
+			continue
+		}
+		if ends[theirs.Owner()]++; ends[theirs.Owner()] == 1 {
+			add(Note, d, fmt.Sprintf("bpftool prog show id %d", theirs.ID), "%s's program %s (%d) is at %s of this pod: %s",
+				theirs.Owner(), theirs.Name, theirs.ID, theirs.Hook, besideDataplane)
 		}
 	}
 	for _, p := range snap.Pods {

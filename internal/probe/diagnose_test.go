@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/node"
 )
 
@@ -77,12 +78,20 @@ func TestDiagnosis(t *testing.T) {
 		{"our XDP", func(s *node.Snapshot, _ map[node.DevKey]dev) { s.Underlays[0].XDPProgID = 77 }, ""},
 		{"foreign tcx", func(_ *node.Snapshot, d map[node.DevKey]dev) {
 			e := d[vx]
-			e.tcx = []uint32{5}
+			e.hooks.Programs = []neighbour.Program{{ID: 5, Name: "look", Hook: "tcx ingress"}}
 			d[vx] = e
 		}, "note: bpftool prog show id 5"},
+		{"a dataplane on two pods", func(s *node.Snapshot, d map[node.DevKey]dev) {
+			other := s.Pods[0]
+			other.Host.Ifindex = 99
+			s.Pods = append(s.Pods, other)
+			for id, host := range []node.Dev{s.Pods[0].Host, other.Host} {
+				d[host.Key()] = dev{Dev: host, hooks: neighbour.Hooks{Programs: []neighbour.Program{{ID: uint32(id), Name: "cil_from_contain", Hook: "tcx ingress"}}}}
+			}
+		}, "note: bpftool prog show id 0"},
 		{"legacy filters", func(_ *node.Snapshot, d map[node.DevKey]dev) {
 			e := d[eth]
-			e.filters = []string{"bpf"}
+			e.hooks.Filters = []string{"u32"}
 			d[eth] = e
 		}, "note: tc filter show dev eth0 ingress"},
 	}

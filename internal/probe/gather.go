@@ -8,11 +8,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
-
 	"github.com/overlane/overlane/internal/ethtool"
+	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 )
@@ -45,6 +42,13 @@ func Diagnose(ctx context.Context, spaces Spaces, snap node.Snapshot, own func(p
 	for _, t := range snap.Tunnels {
 		want(t.Dev)
 	}
+	ends := map[uint64][]int{} // of pods, on the host's side
+	for _, p := range snap.Pods {
+		if ends[p.Host.NetnsCookie] == nil && bySpace[p.Host.NetnsCookie] == nil {
+			cookies = append(cookies, p.Host.NetnsCookie)
+		}
+		ends[p.Host.NetnsCookie] = append(ends[p.Host.NetnsCookie], p.Host.Ifindex)
+	}
 	here, err := hereCookie()
 	if err != nil {
 		return nil, err
@@ -55,12 +59,21 @@ func Diagnose(ctx context.Context, spaces Spaces, snap node.Snapshot, own func(p
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if err := gather(spaces, cookie, bySpace[cookie], own, devs); err != nil {
+		if err := gather(spaces, cookie, bySpace[cookie], ends[cookie], own, devs); err != nil {
 			failed = append(failed, err)
+		}
+	}
+	for _, u := range snap.Underlays {
+		if d, ok := devs[u.Key()]; ok && u.ForeignXDP {
+			d.xdp = neighbour.Say(u.XDPProgID)
+			devs[u.Key()] = d
 		}
 	}
 	for _, p := range snap.Pods {
 		devs[p.Peer.Key()] = dev{Dev: p.Peer}
+		host := devs[p.Host.Key()]
+		host.Dev = p.Host
+		devs[p.Host.Key()] = host
 	}
 	for k, d := range devs {
 		if k.NetnsCookie != here {
@@ -82,8 +95,8 @@ func hereCookie() (uint64, error) {
 	return h.Cookie()
 }
 
-// gather reads the devices of one namespace.
-func gather(spaces Spaces, cookie uint64, list []node.Dev, own func(uint32) bool, into map[node.DevKey]dev) error {
+// gather reads the devices of one namespace; of the pods' ends in it only who is at their hooks.
+func gather(spaces Spaces, cookie uint64, list []node.Dev, ends []int, own func(uint32) bool, into map[node.DevKey]dev) error {
 	h, err := spaces.Namespace(cookie)
 	if err != nil {
 		return err
@@ -91,8 +104,20 @@ func gather(spaces Spaces, cookie uint64, list []node.Dev, own func(uint32) bool
 	defer h.Close()
 	return h.Do(func() error {
 		var failed []error
+		all := slices.Clone(ends)
 		for _, nd := range list {
-			d := dev{Dev: nd, offloads: map[string]offload{}}
+			all = append(all, nd.Ifindex)
+		}
+		var looker neighbour.Looker
+		hooks, err := looker.Look(all)
+		if err != nil {
+			failed = append(failed, err)
+		}
+		for _, end := range ends {
+			into[node.DevKey{NetnsCookie: cookie, Ifindex: end}] = dev{hooks: others(hooks[end], own)}
+		}
+		for _, nd := range list {
+			d := dev{Dev: nd, offloads: map[string]offload{}, hooks: others(hooks[nd.Ifindex], own)}
 			flags, err := ethtool.Features(nd.Name)
 			if err != nil {
 				failed = append(failed, fmt.Errorf("read offload flags of %s: %w", nd, err))
@@ -108,62 +133,14 @@ func gather(spaces Spaces, cookie uint64, list []node.Dev, own func(uint32) bool
 					d.rx = queues{"rx", ch.Rx, ch.MaxRx}
 				}
 			}
-			if d.tcx, err = foreignTCX(nd.Ifindex, own); err != nil {
-				failed = append(failed, fmt.Errorf("list tcx programs of %s: %w", nd, err))
-			}
-			if d.filters, err = filters(nd); err != nil {
-				failed = append(failed, fmt.Errorf("list tc filters of %s: %w", nd, err))
-			}
 			into[nd.Key()] = d
 		}
 		return errors.Join(failed...)
 	})
 }
 
-func foreignTCX(ifindex int, own func(uint32) bool) ([]uint32, error) {
-	var list []uint32
-	for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-		res, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: at})
-		if errors.Is(err, ebpf.ErrNotSupported) {
-			return nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		for _, p := range res.Programs {
-			if !own(uint32(p.ID)) {
-				list = append(list, uint32(p.ID))
-			}
-		}
-	}
-	return list, nil
-}
-
-// filters lists the kinds of filters behind a clsact or ingress qdisc.
-func filters(d node.Dev) ([]string, error) {
-	l, err := netlink.LinkByIndex(d.Ifindex)
-	if err != nil {
-		return nil, err
-	}
-	qdiscs, err := netlink.QdiscList(l)
-	if err != nil {
-		return nil, err
-	}
-	clsact := slices.ContainsFunc(qdiscs, func(q netlink.Qdisc) bool { return q.Type() == "clsact" || q.Type() == "ingress" })
-	if !clsact {
-		return nil, nil
-	}
-	var kinds []string
-	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-		list, err := netlink.FilterList(l, parent)
-		if err != nil {
-			return nil, err
-		}
-		for _, f := range list {
-			if !slices.Contains(kinds, f.Type()) {
-				kinds = append(kinds, f.Type())
-			}
-		}
-	}
-	return kinds, nil
+// others leaves out what is ours.
+func others(h neighbour.Hooks, own func(uint32) bool) neighbour.Hooks {
+	h.Programs = slices.DeleteFunc(h.Programs, func(p neighbour.Program) bool { return own(p.ID) })
+	return h
 }

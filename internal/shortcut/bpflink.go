@@ -10,6 +10,8 @@ import (
 
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/privilege"
 )
 
 // bpfLinks remembers the kinds of the machine's BPF links. That there is one of a
@@ -25,7 +27,15 @@ type linkCounts struct {
 }
 
 // count opens only links that are new.
-func (l *bpfLinks) count() (linkCounts, error) {
+func (l *bpfLinks) count() (n linkCounts, err error) {
+	err = privilege.With(unix.CAP_SYS_ADMIN, func() (err error) {
+		n, err = l.all()
+		return err
+	})
+	return n, err
+}
+
+func (l *bpfLinks) all() (linkCounts, error) {
 	seen := map[uint32]link.Type{}
 	var n linkCounts
 	for id := uint32(0); ; {

@@ -186,9 +186,12 @@ func TestWholeSuite(t *testing.T) {
 		list[i].args = []string{"-test.run=" + *wholeSuite}
 	}
 	f := prepare(t, list, lines...)
-	products := []string{filepath.Join(f.bin, "overlane"), filepath.Join(f.bin, "overlane_faults")}
-	build(t, products[0], "build", root+"cmd/overlane")
-	build(t, products[1], "build", "-tags=faults", root+"cmd/overlane")
+	var products []string
+	for _, tag := range []string{"", "faults", "next"} {
+		product := filepath.Join(f.bin, strings.TrimSuffix("overlane_"+tag, "_"))
+		build(t, product, "build", "-tags="+tag, root+"cmd/overlane")
+		products = append(products, product)
+	}
 	for _, l := range lines {
 		t.Run(l.String(), func(t *testing.T) {
 			t.Parallel() // the emulator takes one core

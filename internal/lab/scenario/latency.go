@@ -59,17 +59,20 @@ func (e *env) watchProbe(ctx context.Context, p *traffic.Probe, settle time.Dura
 	return l, errors.Join(werr, err)
 }
 
-// settleFor is what a probe waits for at the series' load: a daemon needs longer
-// to find that the node is idle.
+// idleSettle is what an idle node gets: there is nothing to judge, but a daemon needs longer to find
+// that it is idle.
+const idleSettle = 2 * settle
+
+// settleFor is what a probe waits for at the series' load.
 func (e *env) settleFor() time.Duration {
 	if e.cfg.Load == 0 {
-		return 2 * e.settle
+		return idleSettle
 	}
 	return e.settle
 }
 
 func measureIdleLatency(ctx context.Context, e *env) (map[string]float64, error) {
-	return e.probe(ctx, e.cores.Apps, 2*e.settle)
+	return e.probe(ctx, e.cores.Apps, idleSettle)
 }
 
 func measureUDPLatency(ctx context.Context, e *env) (map[string]float64, error) {

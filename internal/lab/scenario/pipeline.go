@@ -62,6 +62,13 @@ type counters struct {
 		Reason string  `json:"reason"`
 		Gain   float64 `json:"predicted_gain"`
 	} `json:"mechanisms"`
+	Trials []struct {
+		Mechanism string  `json:"mechanism"`
+		Verdict   string  `json:"verdict"`
+		Packets   float64 `json:"packets"`
+		Wait      float64 `json:"wait"`
+		Pairs     int     `json:"pairs"`
+	} `json:"trials"`
 	Counters struct {
 		Steered     uint64 `json:"steered_packets"`
 		Overlay     uint64 `json:"overlay_packets"`
@@ -183,6 +190,22 @@ func priority(mode, pipeline string, more ...string) func(context.Context, *env,
 	}
 }
 
+// auto returns a variant's start: the daemon as a user would start it, without a configuration file
+// where that says nothing. Which of its mechanisms act is its own affair.
+func auto(config string) func(context.Context, *env, scenario) (session, error) {
+	return func(ctx context.Context, e *env, _ scenario) (session, error) {
+		if err := e.bed.ReleaseNAPI(); err != nil {
+			return session{}, err
+		}
+		d, err := e.runDaemon(ctx, config)
+		if err != nil {
+			return session{}, err
+		}
+		e.threads, e.watch = d.lanes, d.watch
+		return session{acted: d.anything, reason: func() string { return d.reason }, end: d.end}, nil
+	}
+}
+
 // priorityConfig names a scenario's latency traffic, in the overlay or outside; none:
 // the probe's. Where there is no bulk, it leaves it the least that can be set: a flow that
 // needs most of a core would else have used up its share, and be bulk.
@@ -201,25 +224,36 @@ func priorityConfig(mode, pipeline string, s scenario, overlay bool) string {
 	return fmt.Sprintf("pipeline: %s\npriority: {mode: %s, %srules: [{name: %s, proto: %s, port: %d, network: %s}]}\n", pipeline, mode, share, flow.name, flow.proto, flow.port, network)
 }
 
+// startDaemon runs the daemon on the wire and the lab's cores, with one mechanism.
 func (e *env) startDaemon(ctx context.Context, config string) (*daemon, error) {
+	if !strings.Contains(config, "aggregate:") {
+		config += "aggregate: off\n" // one mechanism at a time
+	}
+	if !strings.Contains(config, "priority:") {
+		config += "priority: {mode: off}\n"
+	}
+	return e.runDaemon(ctx, fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\n%s", e.bed.Receiver().Wire, coreList(e.cores.Steer), config))
+}
+
+// runDaemon runs the daemon in the receiving host; without a configuration there is no file.
+func (e *env) runDaemon(ctx context.Context, config string) (*daemon, error) {
 	dir, err := os.MkdirTemp(e.bed.Dir(), "daemon")
 	if err != nil {
 		return nil, fmt.Errorf("start daemon: %w", err)
 	}
 	d := &daemon{env: e, state: filepath.Join(dir, "state")}
-	rx := e.bed.Receiver()
-	if !strings.Contains(config, "aggregate:") {
-		config += "aggregate: off\n" // one mechanism at a time
-	}
-	config = fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\n%s", rx.Wire, coreList(e.cores.Steer), config)
-	file := filepath.Join(dir, "config.yaml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		return nil, fmt.Errorf("start daemon: %w", err)
+	args := []string{e.cfg.Binary, "run", "--state-dir", d.state}
+	if config != "" {
+		file := filepath.Join(dir, "config.yaml")
+		if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+			return nil, fmt.Errorf("start daemon: %w", err)
+		}
+		args = append(args, "--config", file)
 	}
 	if d.before, err = cpumapThreads(); err != nil {
 		return nil, err
 	}
-	d.proc, err = traffic.StartProcess(rx.NS, nil, e.cfg.Binary, "run", "--config", file, "--state-dir", d.state)
+	d.proc, err = traffic.StartProcess(e.bed.Receiver().NS, nil, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -300,12 +334,32 @@ func (d *daemon) watch(ctx context.Context, begins bool) error {
 	if n := c.Counters.Counted - d.base.Counters.Counted; n > 0 && c.active("aggregate") && d.base.active("aggregate") {
 		d.joined += float64(c.Counters.Aggregated-d.base.Counters.Aggregated) / float64(n)
 	}
+	if d.mechanism == "" {
+		d.reason = c.reasons()
+	}
 	for _, m := range c.Mechanisms {
 		if m.Name == d.mechanism {
 			d.reason, d.predicted = m.State+", "+m.Reason, m.Gain
 		}
 	}
 	return nil
+}
+
+// reasons are those of all that acts, or else of the first that does not, and what trials showed.
+func (c counters) reasons() string {
+	var list []string
+	for _, m := range c.Mechanisms {
+		if m.State == "active" {
+			list = append(list, m.Name+": "+m.Reason)
+		}
+	}
+	if len(list) == 0 && len(c.Mechanisms) > 0 {
+		list = append(list, "nothing acts: "+c.Mechanisms[0].Name+", "+c.Mechanisms[0].Reason)
+	}
+	for _, t := range c.Trials {
+		list = append(list, fmt.Sprintf("trial of %s: %s, packets %.2f, wait %.2f times in %d pairs", t.Mechanism, t.Verdict, t.Packets, t.Wait, t.Pairs))
+	}
+	return strings.Join(list, "; ")
 }
 
 // active tells whether a mechanism acts.
@@ -335,6 +389,16 @@ func (d *daemon) acted() map[string]float64 {
 	if d.overlay > 0 {
 		v[report.Acted] = min(float64(d.steered)/float64(d.overlay), 1)
 	}
+	return v
+}
+
+// anything says on which share of the packets the mechanism acted that acted on most of them.
+func (d *daemon) anything() map[string]float64 {
+	v := d.acted()
+	for _, share := range []map[string]float64{d.aggregated(), d.expressed(), d.cut(), d.madeWay()} {
+		v[report.Acted] = max(v[report.Acted], share[report.Acted])
+	}
+	delete(v, predicted)
 	return v
 }
 

@@ -138,7 +138,8 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 				rep.Note(vname, fmt.Sprintf("round %d: %v", round+1, err))
 			}
 			rep.Add(vname, round, values)
-			if acted, ok := values[report.Acted]; ok && acted < report.MinActed && round == cfg.Rounds-1 {
+			// What chooses among mechanisms says which.
+			if acted, ok := values[report.Acted]; ok && (acted < report.MinActed || v.chooses) && round == cfg.Rounds-1 {
 				rep.Note(vname, "in its own words, in the last round: "+e.reason)
 			}
 			if values != nil {
@@ -147,6 +148,9 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 			done++
 			left := time.Since(start) / time.Duration(done) * time.Duration(total-done)
 			e.logf("%s  round %d of %d  %-16s %s  (%s left)", name, round+1, cfg.Rounds, vname, brief(values, err), left.Round(time.Second))
+			if v.chooses && err == nil {
+				e.logf("    %s", e.reason)
+			}
 		}
 	}
 	for _, vname := range cfg.Variants {
@@ -203,6 +207,7 @@ func (e *env) measure(ctx context.Context, s scenario, v variant) (values map[st
 		return nil, err
 	}
 	e.variant, e.overlay, e.threads, e.watch = v.name, !v.host, nil, nil
+	e.settle = max(v.settle, settle)
 	ses, err := v.start(ctx, e, s)
 	if err != nil {
 		return nil, err

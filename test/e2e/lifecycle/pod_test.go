@@ -6,65 +6,19 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
-
 	"github.com/overlane/overlane/internal/lab/bed"
-	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/e2e/rig"
 )
-
-// in opens a netlink connection in a namespace, which it keeps alive until it
-// is closed.
-func in(t *testing.T, ns *netns.Handle) *netlink.Handle {
-	t.Helper()
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(ns.FD()))
-	must(t, err)
-	return nl
-}
 
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-// plug joins a pod to its host's bridge by a new veth.
-func plug(t *testing.T, host *bed.Host, p bed.Pod) {
-	t.Helper()
-	out, inside := in(t, host.Overlay), in(t, p.NS)
-	defer out.Close()
-	defer inside.Close()
-	v := netlink.NewVeth(netlink.LinkAttrs{Name: p.HostEnd, MTU: bed.OverlayMTU})
-	v.PeerName, v.PeerHardwareAddr, v.PeerNamespace = bed.PodDev, p.MAC[:], netlink.NsFd(p.NS.FD())
-	must(t, out.LinkAdd(v))
-	bridge, err := out.LinkByName(bed.Bridge)
-	must(t, err)
-	must(t, out.LinkSetMaster(v, bridge))
-	must(t, out.LinkSetUp(v))
-	eth, err := inside.LinkByName(bed.PodDev)
-	must(t, err)
-	must(t, inside.LinkSetUp(eth))
-	addr, err := netlink.ParseAddr(p.IP4.String() + "/16")
-	must(t, err)
-	must(t, inside.AddrAdd(eth, addr))
-}
-
-// unplug takes a pod's veth away.
-func unplug(t *testing.T, host *bed.Host, p bed.Pod) {
-	t.Helper()
-	nl := in(t, host.Overlay)
-	defer nl.Close()
-	l, err := nl.LinkByName(p.HostEnd)
-	must(t, err)
-	must(t, nl.LinkDel(l))
 }
 
 // steered waits until a pod's device has the same mask as that of another.
@@ -102,13 +56,13 @@ func TestPodsThatComeAreSteeredAndThoseThatGoAreForgotten(t *testing.T) {
 	b := rig.Lab(t, bed.Options{Pods: 2})
 	host := b.Receiver()
 	first, second := host.Pods[0], host.Pods[1]
-	unplug(t, host, second)
+	rig.Unplug(t, host, second)
 	t.Run("with residue check", func(t *testing.T) {
 		check(t, b)
 		d := rig.Start(t, rig.Spec{NS: host.NS, Config: forced})
 		l := rig.StartLoad(t, b, 2, 0)
 		d.Acting()
-		plug(t, host, second)
+		rig.Plug(t, host, second)
 		steered(t, d, second, first)
 		orderly(t, l.Stop())
 
@@ -121,7 +75,7 @@ func TestPodsThatComeAreSteeredAndThoseThatGoAreForgotten(t *testing.T) {
 		})
 		orderly(t, l.Stop())
 
-		unplug(t, host, second)
+		rig.Unplug(t, host, second)
 		rig.Until(t, "status forgets the pod", func() (bool, string) {
 			known, said := named(d, second.HostEnd)
 			return !known, said
@@ -140,46 +94,22 @@ func TestPodsThatComeAreSteeredAndThoseThatGoAreForgotten(t *testing.T) {
 	})
 }
 
-// container is a pod with a namespace of its own that comes and goes.
-func container(t *testing.T, b *bed.Bed, n int) (p bed.Pod, remove func()) {
-	t.Helper()
-	ns, err := netns.New()
-	must(t, err)
-	path := fmt.Sprintf("/run/netns/ol%s-x%d", b.Name, n)
-	must(t, ns.Name(path))
-	p = b.Receiver().Pods[0]
-	p.NS, p.HostEnd = ns, fmt.Sprintf("vc%d", n)
-	p.MAC[5], p.IP4 = byte(100+n), p.IP4.Next()
-	gone := false
-	remove = func() {
-		if gone {
-			return
-		}
-		gone = true
-		must(t, unix.Unmount(path, unix.MNT_DETACH))
-		must(t, os.Remove(path))
-		must(t, ns.Close())
-	}
-	t.Cleanup(remove)
-	return p, remove
-}
-
 // A daemon must not keep the namespaces of dead containers alive: with them
 // would live their veths. Nor may anything grow with their number.
 func TestContainersComeAndGoAndNothingGrows(t *testing.T) {
 	b := lab(t, bed.Options{})
 	host := b.Receiver()
 	d, l := start(t, b)
-	nl := in(t, host.Overlay)
+	nl := rig.In(t, host.Overlay)
 	defer nl.Close()
 	round := func(n int) {
-		p, remove := container(t, b, n)
-		plug(t, host, p)
+		p, remove := rig.Container(t, b, n)
+		rig.Plug(t, host, p)
 		steered(t, d, p, host.Pods[0])
 		remove()
 		rig.Until(t, "the kernel frees the container's namespace", func() (bool, string) {
 			_, err := nl.LinkByName(p.HostEnd)
-			return err != nil, fmt.Sprintf("%s is still there, the daemon has open:\n%s", p.HostEnd, strings.Join(openFiles(t, d.PID), "\n"))
+			return err != nil, fmt.Sprintf("%s is still there, the daemon has open:\n%s", p.HostEnd, strings.Join(rig.OpenFiles(t, d.PID), "\n"))
 		})
 		rig.Until(t, "status forgets the container", func() (bool, string) {
 			known, said := named(d, p.HostEnd)
@@ -187,12 +117,12 @@ func TestContainersComeAndGoAndNothingGrows(t *testing.T) {
 		})
 	}
 	round(0)
-	fds := openFiles(t, d.PID)
+	fds := rig.OpenFiles(t, d.PID)
 	for n := range 6 {
 		round(n + 1)
 	}
 	rig.Until(t, "as many files are open as after the first container", func() (bool, string) {
-		now := openFiles(t, d.PID)
+		now := rig.OpenFiles(t, d.PID)
 		return len(now) <= len(fds), fmt.Sprintf("%d files, were %d:\n%v\n%v", len(now), len(fds), now, fds)
 	})
 	orderly(t, l.Stop())
@@ -208,7 +138,7 @@ func TestTunnelGoesWhileItIsSteered(t *testing.T) {
 	host := b.Receiver()
 	d, l := start(t, b)
 	l.Stop()
-	nl := in(t, host.Overlay)
+	nl := rig.In(t, host.Overlay)
 	defer nl.Close()
 	tunnel, err := nl.LinkByName(bed.Tunnel)
 	must(t, err)
@@ -221,18 +151,4 @@ func TestTunnelGoesWhileItIsSteered(t *testing.T) {
 	if now := rig.Mask(t, host.Pods[0].NS, bed.PodDev); now != "" {
 		t.Errorf("the pod's mask is %s, was none", now)
 	}
-}
-
-func openFiles(t *testing.T, pid int) []string {
-	t.Helper()
-	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	must(t, err)
-	var files []string
-	for _, l := range links {
-		if to, err := os.Readlink(l); err == nil {
-			files = append(files, to)
-		}
-	}
-	slices.Sort(files)
-	return files
 }

@@ -231,14 +231,24 @@ func alone(config string) string {
 // until it is taken over.
 func (d *Daemon) Reload(text string) {
 	d.tb.Helper()
-	if err := os.WriteFile(d.config, []byte(alone(text)), 0o600); err != nil {
+	d.reread(alone(text), "configuration read again")
+}
+
+// Refuses is Reload with a text that has a mistake.
+func (d *Daemon) Refuses(text string) {
+	d.tb.Helper()
+	d.reread(text, "configuration not taken over")
+}
+
+func (d *Daemon) reread(text, outcome string) {
+	d.tb.Helper()
+	if err := os.WriteFile(d.config, []byte(text), 0o600); err != nil {
 		d.tb.Fatal(err)
 	}
-	const done = "configuration read again"
-	before := strings.Count(d.Log(), done)
+	before := strings.Count(d.Log(), outcome)
 	d.Signal(unix.SIGHUP)
-	Until(d.tb, "the configuration is read again", func() (bool, string) {
-		return strings.Count(d.Log(), done) > before, d.Log()
+	Until(d.tb, "the log says: "+outcome, func() (bool, string) {
+		return strings.Count(d.Log(), outcome) > before, d.Log()
 	})
 }
 
@@ -433,7 +443,8 @@ func (d *Daemon) Folder() string {
 }
 
 // NothingLeft asserts that the state directory names nothing to restore and
-// nobody to ask. Of a killed daemon, its socket and empty files may stay.
+// nobody to ask. Of a daemon that was killed, or crashed, its socket and empty
+// files may stay.
 func (d *Daemon) NothingLeft() {
 	d.tb.Helper()
 	entries, err := os.ReadDir(d.Folder())
@@ -445,9 +456,9 @@ func (d *Daemon) NothingLeft() {
 		if err != nil {
 			d.tb.Fatal(err)
 		}
-		switch clean := d.cmd.ProcessState.Exited(); {
+		switch code := d.cmd.ProcessState.ExitCode(); {
 		case e.Name() == "lock" && info.Size() == 0:
-		case !clean && (info.Size() == 0 || e.Name() == "control.sock"):
+		case code != 0 && code != 1 && (info.Size() == 0 || e.Name() == "control.sock"):
 		default:
 			d.tb.Errorf("%s is left in the state directory, with %d bytes", e.Name(), info.Size())
 		}

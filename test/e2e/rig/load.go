@@ -90,6 +90,16 @@ func StartSteady(tb testing.TB, b *bed.Bed, flows int, pods ...int) *Load {
 	})
 }
 
+// StartFlood is StartSteady with as many frames as the generator's core can send. What the
+// overlay cannot take is dropped.
+func StartFlood(tb testing.TB, b *bed.Bed, flows int) *Load {
+	tb.Helper()
+	return startLoad(tb, b, flows, nil, func(list []traffic.Flow) (generator, error) {
+		live, err := traffic.StartLive(b, traffic.LiveConfig{Flows: list, Size: payload, Core: b.PlaceCores().Gen[0]})
+		return &steady{tb: tb, live: live}, err
+	})
+}
+
 func startLoad(tb testing.TB, b *bed.Bed, flows int, pods []int, send func([]traffic.Flow) (generator, error)) *Load {
 	tb.Helper()
 	if len(pods) == 0 {

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * A census of the flows that come out of tunnels, for a moment: how many packets and bytes does
+ * each bring? Who decides whether small, sparse flows come beside large ones needs no more. Read
+ * only, on the tunnels' ingress.
+ */
+#include "kernel.h"
+#include "aggregate.h"
+#include "parse.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* What a flow has brought since the census began. */
+struct ol_census_flow {
+	__u64 flow; /* addresses, protocol and ports, mixed; 0: none */
+	__u32 packets;
+	__u32 bytes;
+};
+
+#define OL_CENSUS_FLOWS 512
+
+/* A flow has one place; whoever finds it taken is counted at the end, with the rest. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OL_CENSUS_FLOWS + 1);
+	__type(key, __u32);
+	__type(value, struct ol_census_flow);
+} ol_census_flows SEC(".maps");
+
+SEC("tcx/ingress")
+int ol_tunnel_census(struct __sk_buff *skb)
+{
+	const __u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	__u32 segs = skb->gso_segs > 1 ? skb->gso_segs : 1, place;
+	__u64 flow = ol_mixed_flow(data, end);
+	struct ol_census_flow *f;
+
+	place = flow >> 55;
+	f = bpf_map_lookup_elem(&ol_census_flows, &place);
+	if (!f)
+		return TCX_NEXT;
+	if (!flow || (f->flow && f->flow != flow)) {
+		place = OL_CENSUS_FLOWS;
+		f = bpf_map_lookup_elem(&ol_census_flows, &place);
+		if (!f)
+			return TCX_NEXT;
+	} else {
+		f->flow = flow;
+	}
+	f->packets += segs;
+	f->bytes += skb->len;
+	return TCX_NEXT;
+}

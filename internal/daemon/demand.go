@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/rules"
+)
+
+// demand puts priority in place where nobody has named flows, but somebody would profit.
+type demand struct {
+	gov   governor.Demand
+	trial trial
+	on    bool // priority is in place for it
+
+	census *datapath.Census // under way, or nil
+	hooks  []io.Closer
+}
+
+// forLatency: frames wait less in the NIC, and bulk keeps most of what it had. To try it again
+// takes a program onto the NIC, and off it, which many NICs do by resetting their queues.
+var forLatency = governor.Terms{
+	Goal:  governor.Wait,
+	Keep:  map[governor.Metric]float64{governor.Goodput: 0.8},
+	Holds: 10 * time.Minute,
+}
+
+// stepDemand takes one window: look, decide, act.
+func (d *Daemon) stepDemand(ctx context.Context, in governor.Input) error {
+	m := &d.demand
+	if why := d.noDemand(); why != "" {
+		return errors.Join(m.endCensus(), d.leaveDemand(ctx))
+	}
+	if !m.on {
+		if why, yes := m.trial.judge.Bars(in.Now, byPriority(in)); yes {
+			m.gov.Refuse(in.Now, why)
+			return m.endCensus()
+		}
+	}
+	before := m.gov.Last().State
+	dec := m.gov.Step(in.Now, shortOfTime(in))
+	if dec.State == governor.Parked && m.census != nil && m.gov.Over(in.Now) {
+		c, err := m.count()
+		if err := errors.Join(err, m.endCensus()); err != nil {
+			m.gov.Refuse(in.Now, err.Error())
+			d.log.Warn("flows could not be counted", "reason", err)
+			return nil
+		}
+		dec = m.gov.Counted(in.Now, c)
+	}
+	if dec.State != before {
+		d.log.Info("priority without rules "+dec.State.String(), "reason", dec.Reason)
+	}
+	switch {
+	case dec.State == governor.Parked && m.census == nil:
+		if err := d.beginCensus(); err != nil {
+			m.gov.Refuse(in.Now, err.Error())
+			d.log.Warn("flows could not be counted", "reason", err)
+		}
+		return nil
+	case dec.State == governor.Standby:
+		return d.leaveDemand(ctx)
+	case dec.State != governor.Active || !m.on && d.trying() != nil:
+		return nil
+	case !m.on:
+		return d.meetDemand(ctx, in)
+	}
+	return d.proveDemand(ctx, in)
+}
+
+// noDemand says why nobody asks, or nothing.
+func (d *Daemon) noDemand() string {
+	switch {
+	case !d.opts.Priority.OnDemand || d.opts.Priority.Off:
+		return "switched off by configuration"
+	case len(d.added)+len(d.opts.Rules) > 0:
+		return "there are rules"
+	case d.opts.Priority.No != nil || d.opts.NoGuard != nil || d.opts.Tier == governor.XDP:
+		return "it would not be safe, or its place is taken"
+	case d.pipe.armed && d.pipe.layout.Split:
+		return "micro-flows act"
+	}
+	return ""
+}
+
+// shortOfTime is the largest share of a core's time in saturated polls of overlay packets.
+func shortOfTime(in governor.Input) (most float64) {
+	for _, c := range in.Cores {
+		if c.Overlay > 0 {
+			most = max(most, c.Saturated)
+		}
+	}
+	return most
+}
+
+func byPriority(in governor.Input) governor.Situation {
+	in.Layout = governor.Layout{}
+	s := situation(in)
+	s.Layout = "priority"
+	return s
+}
+
+func (d *Daemon) beginCensus() error {
+	m := &d.demand
+	var err error
+	if m.census, err = d.dp.LoadCensus(); err != nil {
+		return err
+	}
+	for _, t := range d.snap.Tunnels {
+		l, err := d.pipe.hang(t.Dev, m.census.Attach)
+		switch {
+		case err == nil:
+			m.hooks = append(m.hooks, l)
+		case !errors.Is(err, node.ErrGone):
+			return errors.Join(err, m.endCensus())
+		}
+	}
+	return nil
+}
+
+// count tells the small, sparse flows: what a flow may send in a tenth of a second counts for
+// each that the census took.
+func (m *demand) count() (c governor.Census, err error) {
+	flows, rest, err := m.census.Flows()
+	if err != nil {
+		return c, err
+	}
+	tenths := uint64(governor.CensusFor / (100 * time.Millisecond))
+	c.All = rest.Packets
+	for _, f := range flows {
+		c.All += f.Packets
+		// One packet may be the last of a flow, or the first of a large one.
+		if f.Packets > 1 && f.Packets <= sparseFrames*tenths && f.Bytes <= sparseBytes*tenths {
+			c.Flows++
+			c.Sparse += f.Packets
+		}
+	}
+	return c, nil
+}
+
+func (m *demand) endCensus() error {
+	if m.census == nil {
+		return nil
+	}
+	var errs []error
+	for _, h := range m.hooks {
+		errs = append(errs, h.Close())
+	}
+	errs = append(errs, m.census.Close())
+	m.census, m.hooks = nil, nil
+	return errors.Join(errs...)
+}
+
+// meetDemand puts priority in place. Bulk makes way as soon as the trial says so.
+func (d *Daemon) meetDemand(ctx context.Context, in governor.Input) error {
+	m := &d.demand
+	m.on = true
+	m.trial.leave()
+	table, err := rules.Compile(nil)
+	if err == nil {
+		err = d.startPriority(ctx, table)
+	}
+	if err != nil {
+		m.on = false // also where nothing was begun
+		m.gov.Refuse(in.Now, err.Error())
+		d.log.Warn("priority could not be put in place", "reason", err)
+	}
+	return nil
+}
+
+// proveDemand lets priority show whether it pays.
+func (d *Daemon) proveDemand(ctx context.Context, in governor.Input) error {
+	m := &d.demand
+	was := m.trial.on
+	on, err := d.tryOut("priority without rules", &m.trial, in, byPriority(in), madeWay)
+	if err != nil {
+		return err
+	}
+	if why, yes := m.trial.judge.Bars(in.Now, byPriority(in)); yes {
+		m.gov.Refuse(in.Now, why)
+		return d.leaveDemand(ctx)
+	}
+	if on != was {
+		return d.prio.dp.SetTuning(d.tuning())
+	}
+	return nil
+}
+
+// madeWay tells how much of bulk made way.
+func madeWay(_ datapath.Counters, p datapath.PriorityCounters) (acted, of uint64) {
+	return p.BulkLane + p.Refused, p.Bulk
+}
+
+// leaveDemand takes priority off again, if it was put in place for it.
+func (d *Daemon) leaveDemand(ctx context.Context) error {
+	d.demand.trial.leave()
+	if !d.demand.on {
+		return nil // or it is for rules that have come
+	}
+	_, err := d.stopPriority(ctx)
+	return err
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"testing"
+	"time"
+)
+
+// Whatever a look costs, and however fast changes come, a twentieth of the time goes into looks;
+// but a node is never left alone for long.
+func TestLooksAtTheNodeTakeATwentiethOfTheTime(t *testing.T) {
+	for _, cost := range []time.Duration{100 * time.Microsecond, 5 * time.Millisecond, 40 * time.Millisecond} {
+		var p pace
+		begin := time.Unix(1000, 0)
+		now, spent := begin, time.Duration(0)
+		for now.Sub(begin) < time.Minute {
+			if p.due(now) {
+				p.took(now, cost)
+				spent += cost
+				now = now.Add(cost)
+			}
+			now = now.Add(100 * time.Microsecond) // something has changed
+		}
+		if share := float64(spent) / float64(now.Sub(begin)); share > 1.01/lookShare {
+			t.Errorf("looks of %s take %.3f of the time", cost, share)
+		}
+		if p.scans < 2 {
+			t.Errorf("with looks of %s, %d in a minute", cost, p.scans)
+		}
+	}
+	var p pace
+	p.took(time.Unix(1000, 0), time.Minute)
+	if !p.due(time.Unix(1000, 0).Add(time.Minute)) {
+		t.Error("after a look that took a minute, the node is left alone for longer than another one")
+	}
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
+)
+
+// A machine that slept, or was stopped and went on, has a window of hours in which nothing came;
+// and a time that does not go on makes none. Neither is a reason to act, or to crash.
+func TestAClockThatJumpsIsNoLoad(t *testing.T) {
+	const configured = 2
+	begin := time.Unix(1_000_000, 0)
+	total := datapath.Core{}
+	busy := func(d time.Duration, part float64) []datapath.Core {
+		for st := range datapath.Stages {
+			total.StageNs[st] += uint64(part * float64(d) / float64(datapath.Stages))
+			total.StagePackets[st] += 10000
+			total.Packets[st] += 10000
+		}
+		return []datapath.Core{total, {}}
+	}
+	for _, tc := range []struct {
+		name string
+		jump time.Duration
+		want bool // that there is a window
+	}{
+		{"asleep for eight hours", 8 * time.Hour, true},
+		{"stopped for a minute", time.Minute, true},
+		{"stands still", 0, false},
+		{"goes back", -time.Hour, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var s sensor
+			g := governor.New(governor.Auto, governor.DefaultLimits())
+			now := begin
+			s.read(now, busy(0, 0), []int{0, 1}, true)
+			// Its work of the usual time, seen after the jump.
+			in, ok := s.read(now.Add(tc.jump), busy(100*time.Millisecond, 1), []int{0, 1}, true)
+			if ok != tc.want {
+				t.Fatalf("there is a window: %t, want %t", ok, tc.want)
+			}
+			now = now.Add(tc.jump)
+			if ok {
+				if c := in.Cores[0]; !(c.Saturated >= 0 && c.Saturated < 0.01) || math.IsInf(c.Rate, 0) || math.IsNaN(c.Rate) {
+					t.Errorf("the window across the jump: %+v", c)
+				}
+				in.Layout = governor.Place(governor.TC, []int{0, 1}, []int{0}, in.Costs)
+				if d := g.Step(in); d.State != governor.Standby {
+					t.Errorf("acts for it: %+v", d)
+				}
+			}
+			// Then the clock goes on, and load is seen as it is.
+			now = now.Add(100 * time.Millisecond)
+			in, ok = s.read(now, busy(100*time.Millisecond, 0.9), []int{0, 1}, true)
+			if !ok || in.Cores[0].Saturated < 0.8 || len(in.Cores) != configured {
+				t.Errorf("the window after it: %t %+v", ok, in.Cores)
+			}
+		})
+	}
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package governor
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Judge lets a mechanism act where a trial has shown that it pays. What it has found out it
+// remembers, by the situation, and looks at again. The zero value is not ready; use NewJudge.
+type Judge struct {
+	terms  Terms
+	seed   uint64
+	known  []Finding // the latest last
+	trial  *Trial
+	of     Situation // of the trial
+	rest   time.Time // no trial before
+	doubts doubts
+}
+
+// Situation is what a verdict is about.
+type Situation struct {
+	// Layout names what would act, on which cores.
+	Layout string
+	// Rate is the frames a second that come.
+	Rate float64
+}
+
+// Finding is a verdict that is remembered.
+type Finding struct {
+	Situation
+	Verdict
+	At    time.Time
+	Holds time.Duration // from then on
+}
+
+func (f Finding) until() time.Time { return f.At.Add(f.Holds) }
+
+// otherLoad is by how much a rate differs beyond what a machine's speed and the mechanism itself do.
+const otherLoad = 5
+
+// of tells whether a rate may be of the load that the verdict is about.
+func (f Finding) of(rate float64) bool { return rate <= otherLoad*f.Rate && f.Rate <= otherLoad*rate }
+
+const (
+	// mostKnown bounds what is remembered.
+	mostKnown = 16
+	// A verdict holds so long at first, and twice as long each time that it is confirmed.
+	holdsFirst, holdsMost = 30 * time.Second, 10 * time.Minute
+	// restFor is the least time from the end of a trial to the next.
+	restFor = 5 * time.Second
+)
+
+// NewJudge returns one that has not found out anything.
+func NewJudge(t Terms, seed uint64) *Judge { return &Judge{terms: t, seed: seed} }
+
+// Trying tells whether a trial is under way: windows are to be short.
+func (j *Judge) Trying() bool { return j.trial != nil }
+
+// Known are the verdicts that are remembered, the latest last.
+func (j *Judge) Known() []Finding { return slices.Clone(j.known) }
+
+// Leave is for a window in which nobody asks for the mechanism.
+func (j *Judge) Leave() { j.trial = nil }
+
+// Step takes the window that ended, in a situation in which the mechanism is asked for, and
+// returns whether it is to act in the next one, and why.
+func (j *Judge) Step(now time.Time, s Situation, w Window) (act bool, reason string) {
+	j.heedClock(now)
+	if j.trial != nil && s.Layout != j.of.Layout {
+		j.trial, j.rest = nil, now.Add(restFor)
+	}
+	if j.trial != nil {
+		if v, over := j.trial.Add(w); over {
+			j.trial, j.rest = nil, now.Add(restFor)
+			j.learn(now, v)
+		} else {
+			return j.trial.On(), j.trial.Progress()
+		}
+	}
+	if m, ok := j.remembers(now, s, w); ok {
+		return m.Outcome == Better, m.Reason
+	}
+	j.doubts = doubts{}
+	if now.Before(j.rest) {
+		return false, "it has yet to show that it pays with this load"
+	}
+	j.seed++
+	j.trial, j.of = NewTrial(j.terms, j.seed), s
+	return j.trial.On(), j.trial.Progress()
+}
+
+// Bars tells whether it is remembered that a mechanism which is not in place does not pay in a
+// situation, and why.
+func (j *Judge) Bars(now time.Time, s Situation) (why string, yes bool) {
+	j.heedClock(now)
+	if i := j.find(s.Layout); j.trial != nil || i < 0 || j.known[i].Outcome == Better {
+		return "", false
+	}
+	m, ok := j.remembers(now, s, Window{})
+	return m.Reason, ok
+}
+
+// heedClock bounds what a clock that jumped back would have made last for ever.
+func (j *Judge) heedClock(now time.Time) {
+	if j.rest.Sub(now) > restFor {
+		j.rest = now
+	}
+	if now.Before(j.doubts.since) {
+		j.doubts = doubts{}
+	}
+	for i := range j.known {
+		if m := &j.known[i]; now.Before(m.At) {
+			m.At = now.Add(-m.Holds)
+		}
+	}
+}
+
+// remembers is what is known of a situation. What paid may have become worse, and what did not may
+// pay with another load: then it is forgotten.
+func (j *Judge) remembers(now time.Time, s Situation, w Window) (m Finding, ok bool) {
+	i := j.find(s.Layout)
+	if i < 0 {
+		return m, false
+	}
+	m = j.known[i]
+	doubtful := m.Outcome == Better && m.Level.suffers(w) || m.Outcome != Better && !m.of(s.Rate)
+	if !now.Before(m.until()) {
+		return m, false // but how long it held
+	}
+	if j.doubts.raised(now, doubtful) {
+		j.known = slices.Delete(j.known, i, i+1)
+		return m, false
+	}
+	return m, true
+}
+
+// find is the place of what is remembered of a layout, or -1.
+func (j *Judge) find(layout string) int {
+	return slices.IndexFunc(j.known, func(m Finding) bool { return m.Layout == layout })
+}
+
+// learn keeps a verdict on the situation of the trial.
+func (j *Judge) learn(now time.Time, v Verdict) {
+	m := Finding{Situation: j.of, Verdict: v, At: now, Holds: cmp.Or(j.terms.Holds, holdsFirst)}
+	if i := j.find(j.of.Layout); i >= 0 {
+		if j.known[i].Outcome == v.Outcome {
+			m.Holds = min(2*j.known[i].Holds, max(holdsMost, m.Holds))
+		}
+		j.known = slices.Delete(j.known, i, i+1)
+	}
+	j.known = append(j.known, m)
+	if len(j.known) > mostKnown {
+		j.known = j.known[1:]
+	}
+}
+
+// doubts watch whether what was found out still holds. What they go by, the machine's speed
+// changes as well: they do not decide, they ask for a trial.
+type doubts struct {
+	since, last time.Time
+	bad, all    int
+}
+
+const (
+	// doubtFor is how long it must look otherwise, in mostly of the windows.
+	doubtFor = time.Second
+	mostly   = 0.8
+)
+
+// raised takes a window.
+func (d *doubts) raised(now time.Time, doubtful bool) bool {
+	if d.since.IsZero() || now.Sub(d.last) >= doubtFor {
+		*d = doubts{since: now, last: now}
+		return false
+	}
+	d.last = now
+	d.all++
+	if doubtful {
+		d.bad++
+	}
+	if now.Sub(d.since) < doubtFor {
+		return false
+	}
+	bad := float64(d.bad) >= mostly*float64(d.all)
+	*d = doubts{since: now, last: now}
+	return bad
+}
+
+// Level is how things were while a mechanism acted, as it paid.
+type Level struct {
+	// Dropped is the share of frames, the others are as in Window; 0: not measured.
+	Goodput, Dropped, Cost float64
+	Wait                   time.Duration
+}
+
+// suffers tells that a window looks a fifth worse.
+func (l Level) suffers(w Window) bool {
+	if w.Frames < fewFrames {
+		return false
+	}
+	return float64(w.Dropped)/float64(w.Frames) > l.Dropped+0.2 ||
+		w.Saturated && w.value(Goodput) < 0.8*l.Goodput ||
+		l.Cost > 0 && w.Cost > 1.25*l.Cost ||
+		l.Wait > 0 && w.Wait > 2*l.Wait
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package governor
+
+import (
+	"math"
+	"testing"
+	"time"
+)
+
+// judged runs a judge on a bench, and tells after each window whether the mechanism acts for good,
+// not at all, or is on trial.
+func judged(b *bench, j *Judge, d time.Duration, each func(since time.Duration, act, trying bool, reason string)) {
+	act := false
+	for end := b.now.Add(d); b.now.Before(end); {
+		length := 100 * time.Millisecond
+		if j.Trying() {
+			length = short
+		}
+		w := b.window(length, act)
+		s := Situation{Layout: "a", Rate: float64(w.Frames) / length.Seconds()}
+		var reason string
+		act, reason = j.Step(b.now, s, w)
+		each(b.now.Sub(b.began), act, j.Trying(), reason)
+	}
+}
+
+// loads are what may be offered to a path that can take 800 000 frames a second.
+var loads = map[string]func(time.Duration) float64{
+	"saturating":   func(time.Duration) float64 { return 2e6 },
+	"light":        func(time.Duration) float64 { return 200e3 },
+	"at the brink": func(at time.Duration) float64 { return 800e3 * (1 + 0.3*math.Sin(at.Seconds())) },
+	"on and off": func(at time.Duration) float64 {
+		if int(at.Seconds())%2 == 0 {
+			return 2e6
+		}
+		return 50e3
+	},
+	"slow waves": func(at time.Duration) float64 { return 1e6 * (1 + math.Sin(at.Seconds()/5)) },
+	"rising":     func(at time.Duration) float64 { return 20e3 * at.Seconds() },
+}
+
+// Whatever comes, and whatever the mechanism does: it does not go to and fro, each decision has a
+// reason, and trials take but a part of the time.
+func TestDoesNotOscillate(t *testing.T) {
+	t.Parallel()
+	const minutes = 2
+	for load, offered := range loads {
+		for name, noise := range noises {
+			for _, effect := range []float64{0.5, 0.8, 1, 1.2, 2} {
+				for seed := range uint64(20) {
+					b := newBench(seed)
+					noise(b)
+					b.offered, b.effect = offered, effect
+					switches, last := 0, false
+					judged(b, NewJudge(forGoodput, seed), minutes*time.Minute, func(_ time.Duration, act, trying bool, reason string) {
+						if reason == "" {
+							t.Fatalf("%s, %s: no reason", load, name)
+						}
+						if !trying && act != last {
+							switches, last = switches+1, act
+						}
+					})
+					if switches > 12*minutes {
+						t.Errorf("%s, %s, effect %.1f, seed %d: %d decisions in %d minutes", load, name, effect, seed, switches, minutes)
+					}
+				}
+			}
+		}
+	}
+}
+
+// What pays acts nearly all the time, what does not hardly.
+func TestActsWhereItPays(t *testing.T) {
+	t.Parallel()
+	for name, noise := range noises {
+		for effect, want := range map[float64]func(share float64) bool{
+			2:   func(s float64) bool { return s > 0.8 },
+			1:   func(s float64) bool { return s < 0.2 },
+			0.6: func(s float64) bool { return s < 0.1 },
+		} {
+			mean := 0.0
+			const runs = 20
+			for seed := range uint64(runs) {
+				b := newBench(seed)
+				noise(b)
+				b.effect = effect
+				on, all := 0, 0
+				judged(b, NewJudge(forGoodput, seed), time.Minute, func(_ time.Duration, act, _ bool, _ string) {
+					all++
+					if act {
+						on++
+					}
+				})
+				mean += float64(on) / float64(all) / runs
+			}
+			if !want(mean) {
+				t.Errorf("%s: with an effect of %.1f it acts %.0f %% of the time", name, effect, mean*100)
+			}
+		}
+	}
+}
+
+// A mechanism that paid and then makes things worse by a fifth is withdrawn within three seconds.
+func TestRegressionIsWithdrawn(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(100) {
+		b := newBench(seed)
+		b.effect = 1.5
+		j := NewJudge(forGoodput, seed)
+		paid := false
+		judged(b, j, 10*time.Second, func(_ time.Duration, act, trying bool, _ string) { paid = act && !trying })
+		if !paid {
+			t.Fatal("it did not pay")
+		}
+		b.effect = 0.8
+		bad := b.now
+		var since time.Duration
+		judged(b, j, 10*time.Second, func(_ time.Duration, act, trying bool, _ string) {
+			if act && !trying {
+				since = b.now.Sub(bad)
+			}
+		})
+		if since > 3*time.Second {
+			t.Errorf("seed %d: it acted for good until %v after it had become worse", seed, since)
+		}
+	}
+}
+
+// What is remembered is bounded, and looked at again less and less often.
+func TestVerdictsAreRememberedAndRechecked(t *testing.T) {
+	t.Parallel()
+	b := newBench(1)
+	b.effect = 2
+	j := NewJudge(forGoodput, 1)
+	trials, was := 0, false
+	judged(b, j, 30*time.Minute, func(_ time.Duration, _, trying bool, _ string) {
+		if trying && !was {
+			trials++
+		}
+		was = trying
+	})
+	if trials < 4 || trials > 10 {
+		t.Errorf("%d trials in half an hour of the same", trials)
+	}
+	for i := range 100 {
+		w := b.window(short, false)
+		j.Leave()
+		j.Step(b.now, Situation{Layout: string(rune('a' + i)), Rate: 1e6}, w)
+		for j.Trying() {
+			j.Step(b.now, Situation{Layout: string(rune('a' + i)), Rate: 1e6}, b.window(short, j.trial.On()))
+		}
+		b.now = b.now.Add(restFor)
+	}
+	if len(j.known) > mostKnown {
+		t.Errorf("%d verdicts are remembered", len(j.known))
+	}
+}
+
+// What did not pay is not tried for half a minute, but with another load it is, also while the
+// mechanism is not in place.
+func TestVerdictIsForgottenWithAnotherLoad(t *testing.T) {
+	t.Parallel()
+	b := newBench(1)
+	j := NewJudge(forGoodput, 1)
+	judged(b, j, 10*time.Second, func(time.Duration, bool, bool, string) {})
+	bars := func(rate float64, d time.Duration) (barred time.Duration) {
+		begin := b.now
+		for b.now.Sub(begin) < d {
+			b.now = b.now.Add(100 * time.Millisecond)
+			j.Leave()
+			if _, yes := j.Bars(b.now, Situation{Layout: "a", Rate: rate}); !yes {
+				break
+			}
+			barred = b.now.Sub(begin)
+		}
+		return barred
+	}
+	if d := bars(1e6, 5*time.Second); d < 5*time.Second {
+		t.Errorf("the same load is barred for %v", d)
+	}
+	if d := bars(1e5, 5*time.Second); d > 3*time.Second {
+		t.Errorf("another load is barred for %v", d)
+	}
+}

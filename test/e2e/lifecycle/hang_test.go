@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lifecycle
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/test/e2e/rig"
+)
+
+// A daemon that hangs decides nothing: its flows go home by themselves, in order, and are
+// steered again when it lives.
+func TestFlowsGoHomeFromADaemonThatHangs(t *testing.T) {
+	b := lab(t, bed.Options{Pods: 2})
+	rx := b.Receiver()
+	d := rig.Start(t, rig.Spec{NS: rx.NS, Config: forced})
+	l := rig.StartSteady(t, b, 4, 0, 1)
+	d.Acting()
+	// Whoever is steered has a hash, whoever is not has none.
+	w := newWitnessOf(t, hash, "looker", goOn)
+	there := w.hang(rx.Pods[0].NS, bed.PodDev, ebpf.AttachTCXIngress)
+	rig.Until(t, "packets are steered", func() (bool, string) {
+		without, with := w.counts()
+		return with > 0, fmt.Sprint(without, with)
+	})
+	d.Signal(unix.SIGSTOP)
+	rig.Until(t, "no packet is steered any more", func() (bool, string) {
+		_, was := w.counts()
+		l.GoesOn()
+		without, with := w.counts()
+		return with == was && without > 0, fmt.Sprint(without, with, was)
+	})
+	d.Signal(unix.SIGCONT)
+	_, was := w.counts()
+	rig.Until(t, "packets are steered again", func() (bool, string) {
+		without, with := w.counts()
+		return with > was, fmt.Sprint(without, with, was)
+	})
+	if !strings.Contains(d.Log(), "flows went home meanwhile") {
+		t.Errorf("the daemon does not say what has become of its flows:\n%s", d.Log())
+	}
+	must(t, there.Close())
+	l.GoesOn()
+	ends(t, d)
+	left(t, d, l.Stop())
+}

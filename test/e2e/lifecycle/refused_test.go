@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lifecycle
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/test/e2e/rig"
+)
+
+// Somebody else has the port for metrics: an error at the start, which says what would mend it.
+func TestMetricsPortThatIsTaken(t *testing.T) {
+	b := lab(t, bed.Options{})
+	var other net.Listener
+	must(t, b.Receiver().NS.Do(func() (err error) {
+		other, err = net.Listen("tcp", "127.0.0.1:9464")
+		return err
+	}))
+	defer other.Close()
+	r := rig.Run(t, rig.Spec{NS: b.Receiver().NS}, "run", "--state-dir", filepath.Join(t.TempDir(), "state"))
+	refused(t, r, failure, "127.0.0.1:9464", "metrics:")
+}
+
+// A file with a mistake changes nothing of what a daemon does, and the next one without is
+// taken over.
+func TestAMistakeInTheFileWhileTheDaemonRuns(t *testing.T) {
+	b := lab(t, bed.Options{})
+	d, l := start(t, b)
+	set, steered := masks(t, b), d.Status().Counters.SteeredPackets
+	for _, text := range []string{"pipeline: of\n", "\x00\xff", "pipeline: off\nteir: xdp\n", strings.Repeat("[", 2000)} {
+		d.Refuses(text)
+	}
+	rig.Until(t, "packets are steered as before", func() (bool, string) {
+		st := d.Status()
+		return st.Counters.SteeredPackets > steered+5000, fmt.Sprintf("%+v", st.Counters)
+	})
+	if now := masks(t, b); now != set {
+		t.Errorf("masks are %s, were %s", now, set)
+	}
+	d.Reload("pipeline: off\nmetrics: off\n")
+	rig.Until(t, "the pipeline is off", func() (bool, string) {
+		st := d.Status()
+		return st.Mechanisms[0].State == control.Off && len(st.Lanes) == 0, fmt.Sprintf("%+v", st.Mechanisms[0])
+	})
+	ends(t, d)
+	left(t, d, l.Stop())
+}
+
+// Where nothing can be journalled, nothing is changed; status says why, and traffic goes on.
+func TestAFullDiskLeavesTheNodeAsItIs(t *testing.T) {
+	b := lab(t, bed.Options{})
+	before := masks(t, b)
+	// A page for the lock, and some to fill.
+	disk := tinyDisk(t, 8)
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: forced, State: disk + "/state"})
+	f, err := os.Create(disk + "/filler")
+	must(t, err)
+	defer f.Close()
+	for page := make([]byte, os.Getpagesize()); err == nil; {
+		_, err = f.Write(page)
+	}
+	if !strings.Contains(err.Error(), unix.ENOSPC.Error()) {
+		t.Fatal(err)
+	}
+	l := rig.StartLoad(t, b, 4)
+	rig.Until(t, "status says that the disk is full", func() (bool, string) {
+		m := d.Status().Mechanisms[0]
+		return m.State == control.Standby && strings.Contains(m.Reason, unix.ENOSPC.Error()), fmt.Sprintf("%+v\n%s", m, d.Log())
+	})
+	if now := masks(t, b); now != before {
+		t.Errorf("masks are %s, were %s", now, before)
+	}
+	l.GoesOn()
+	d.Signal(unix.SIGTERM)
+	if code := d.Exited().ExitCode(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	d.GoneBoth()
+	l.GoesOn()
+	orderly(t, l.Stop())
+}
+
+// tinyDisk is a file system of so many pages that ends with the test.
+func tinyDisk(t *testing.T, pages int) string {
+	t.Helper()
+	fsfd, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	must(t, err)
+	defer unix.Close(fsfd)
+	must(t, unix.FsconfigSetString(fsfd, "size", fmt.Sprint(pages*os.Getpagesize())))
+	must(t, unix.FsconfigCreate(fsfd))
+	mnt, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(mnt)
+	dir := t.TempDir()
+	must(t, unix.MoveMount(mnt, "", unix.AT_FDCWD, dir, unix.MOVE_MOUNT_F_EMPTY_PATH))
+	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	return dir
+}

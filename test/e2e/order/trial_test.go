@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package order
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/patience"
+	"github.com/overlane/overlane/test/residue"
+)
+
+// A trial switches a mechanism to and fro, ten times a second, under a load that saturates a core:
+// packets arrive in order and once, and whatever the verdict, the node is left as it was. By
+// itself the pipeline is on trial; with a small, sparse flow beside, so is priority.
+func TestTrialsKeepOrder(t *testing.T) {
+	b := rig.Lab(t, bed.Options{NIC: bed.Thread})
+	for _, c := range []struct{ name, mechanism, config string }{
+		{"pipeline", "pipeline", "aggregate: off\npriority: {mode: off}\n"},
+		{"priority", "priority", "pipeline: off\nmicroflows: {mode: off}\naggregate: off\n"},
+		{"priority-beside-aggregation", "priority", "pipeline: off\nmicroflows: {mode: off}\naggregate: forced\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) { onTrial(t, b, c.mechanism, c.config) })
+	}
+}
+
+func onTrial(t *testing.T, b *bed.Bed, mechanism, config string) {
+	rig.NeedCores(t, 2)
+	if err := b.Reset(); err != nil {
+		t.Fatal(err)
+	}
+	residue.Check(t, rig.Scope(b))
+	s := stall(t)
+	flows := 8
+	lost := func() uint64 { return 0 }
+	if mechanism == "priority" {
+		flows = 1 // whose packets a tunnel's GRO joins
+		lost = sparse(t, b)
+	}
+	tr := send(t, b, flows, flooded)
+	verdict, refused, err := awaitTrials(t, b, mechanism, config)
+	if err := errors.Join(err, s.end()); err != nil {
+		t.Fatal(err)
+	}
+	// What was dropped of the sparse flow is counted with the rest, and was not sent by it.
+	tr.judge(t, refused-lost())
+	t.Logf("%s after %d pairs: packets %.2f, wait %.2f times", verdict.Verdict, verdict.Pairs, verdict.Packets, verdict.Wait)
+}
+
+// sparse sends few datagrams beside the load, each some time after the one before. What it returns
+// ends that, and says how many did not come.
+func sparse(t *testing.T, b *bed.Bed) (lost func() uint64) {
+	t.Helper()
+	from, to := b.Sender().Pods[0], b.Receiver().Pods[0]
+	core := b.PlaceCores().Apps
+	p, err := traffic.StartProbe(traffic.Endpoint{NS: from.NS, Addr: from.IP4}, traffic.Endpoint{NS: to.NS, Addr: to.IP4}, 2*time.Millisecond, core, core, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var n uint64
+	end := sync.OnceFunc(func() {
+		l, err := p.Stop(0)
+		if err != nil {
+			t.Error(err)
+		}
+		n = l.Sent - l.Received
+	})
+	t.Cleanup(end)
+	return func() uint64 { end(); return n }
+}
+
+// awaitTrials runs the daemon until the mechanism has had a trial, and ends it.
+func awaitTrials(t *testing.T, b *bed.Bed, mechanism, config string) (verdict control.Trial, refused uint64, err error) {
+	p := &product{bed: b, cores: b.PlaceCores().Steer}
+	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS,
+		Config: fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\n%s", b.Receiver().Wire, p.cores, config)})
+	begin := time.Now()
+	err = every(50*time.Millisecond, func() (bool, error) {
+		st, err := p.status()
+		if err != nil {
+			return false, err
+		}
+		for _, tr := range st.Trials {
+			if tr.Mechanism == mechanism {
+				verdict = tr
+				return true, nil
+			}
+		}
+		if time.Since(begin) > patience.For(tooLong) {
+			err = fmt.Errorf("no trial of %s has ended after %s: %+v\n%s", mechanism, time.Since(begin).Round(time.Second), st.Mechanisms, p.Log())
+		}
+		return false, err
+	}, func(int) error { return nil })
+	if err != nil {
+		return verdict, 0, err
+	}
+	// What lanes refuse is known to the daemon alone: it may not go before it has been taken off.
+	if err := p.configure(fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\npipeline: off\naggregate: off\nmicroflows: {mode: off}\npriority: {mode: off}\n", b.Receiver().Wire, p.cores)); err != nil {
+		return verdict, 0, err
+	}
+	err = p.await("all is switched off", func(st control.Status) bool {
+		refused = st.Counters.Refused
+		for _, m := range st.Mechanisms {
+			if m.State == control.Active {
+				return false
+			}
+		}
+		return true
+	})
+	if err != nil {
+		return verdict, 0, err
+	}
+	return verdict, refused, p.end()
+}
