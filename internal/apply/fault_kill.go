@@ -15,12 +15,13 @@ import (
 )
 
 // With the build tag "faults", OVERLANE_FAULT=n kills the process with
-// SIGKILL at the n-th fault point that it passes, counted from 1, and
-// OVERLANE_PANIC=n makes it panic there.
+// SIGKILL at the n-th fault point that it passes, counted from 1,
+// OVERLANE_PANIC=n makes it panic there, and OVERLANE_STARVE=n has it find no
+// more memory.
 func init() {
 	var passed atomic.Int64
-	kill, panics := number("OVERLANE_FAULT"), number("OVERLANE_PANIC")
-	if kill+panics == 0 {
+	kill, panics, starves := number("OVERLANE_FAULT"), number("OVERLANE_PANIC"), number("OVERLANE_STARVE")
+	if kill+panics+starves == 0 {
 		return
 	}
 	fault = func(point string) {
@@ -30,7 +31,19 @@ func init() {
 			select {}
 		case panics:
 			panic("a fault at " + point)
+		case starves:
+			starve()
 		}
+	}
+}
+
+// starve takes all the memory that this process may have, which becomes what it has.
+func starve() {
+	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{}); err != nil {
+		panic(err)
+	}
+	for all := [][]byte{}; ; {
+		all = append(all, make([]byte, 1<<20))
 	}
 }
 
