@@ -29,7 +29,7 @@ func goTests(ctx context.Context, t *tally, run string, patterns []string) error
 	if err != nil {
 		return err
 	}
-	common := []string{"test", "-json", "-count=1", "-timeout=15m"}
+	common := []string{"test", "-json", "-count=1", "-timeout=40m"}
 	if run != "" {
 		common = append(common, "-run", run)
 	}

@@ -92,8 +92,8 @@ var loaded = []string{"vxlan", "geneve", "veth", "bridge", "tun", "sch_fq", "dum
 var programs = []string{"ip", "bridge", "tc"}
 
 const (
-	bootLimit = 15 * time.Minute // on a machine that has other work too
-	testLimit = 10 * time.Minute // of each binary, inside
+	bootLimit = 35 * time.Minute // of a machine that hangs: they take a third of it
+	testLimit = 30 * time.Minute // of each binary, inside
 )
 
 // fleet is what emulated machines are made of.
