@@ -113,3 +113,9 @@ func prioritises(cfg *config.Config) bool {
 	p := cfg.Priority
 	return p.Mode != config.PriorityOff && (len(p.Rules) > 0 || p.Classify == config.ClassifyAuto)
 }
+
+// triesPriority tells whether a configuration leaves it to a trial.
+func triesPriority(cfg *config.Config) bool {
+	p := cfg.Priority
+	return p.Mode != config.PriorityOff && len(p.Rules) == 0 && p.Classify == config.ClassifyProven && cfg.Tier != config.TierXDP
+}

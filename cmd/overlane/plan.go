@@ -34,7 +34,8 @@ type outlook struct {
 	Placement placement `json:"placement"`
 	// When says under which condition `run` carries the plan out.
 	When string `json:"when"`
-	// Priority has a plan of its own: it does not wait for load. Nil without rules.
+	// Priority has a plan of its own: with rules it does not wait for load, and where flows
+	// are judged by what a trial shows it waits for more. Nil where neither is asked for.
 	Priority *priorityOutlook `json:"priority,omitempty"`
 	// Microflows have a plan of their own as well; nil where flows are not to be split.
 	Microflows *plannedOutlook `json:"microflows,omitempty"`
@@ -78,7 +79,8 @@ what undoes it; then the programs it would attach; then what it would leave as
 it is, and why. Plan changes nothing.
 
 Where the configuration has priority rules, it shows what these change as well,
-which does not wait for load.
+which does not wait for load; without, what a trial would change that is made
+when flows would have to wait.
 
 Without a running daemon nobody has measured this node yet: the placement rests
 on typical stage costs, and on the core that has handled most receive softirqs
@@ -169,7 +171,7 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	}
 	if cfg.Pipeline == config.ModeOff {
 		out.When = "the pipeline is switched off by configuration"
-		if !prioritises(cfg) && !splits(cfg, l) && cfg.Aggregate == config.ModeOff && cfg.Express == config.ModeOff && cfg.BridgeNetfilter == config.HooksKept {
+		if !prioritises(cfg) && !triesPriority(cfg) && !splits(cfg, l) && cfg.Aggregate == config.ModeOff && cfg.Express == config.ModeOff && cfg.BridgeNetfilter == config.HooksKept {
 			out.When = "run would only watch: " + out.When
 			return out, nil
 		}
@@ -192,11 +194,11 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 		}
 	}
 	switch no := l.noPriority(); {
-	case !prioritises(cfg):
+	case !prioritises(cfg) && !triesPriority(cfg):
 	case no != nil:
 		out.Priority = &priorityOutlook{When: no.Error()}
 	default:
-		out.Priority = planPriority(cfg.Priority, cores, s, l, owned)
+		out.Priority = planPriority(cfg, cores, s, l, owned)
 	}
 	if splits(cfg, l) && !prioritises(cfg) {
 		if out.Microflows, err = planMicroflows(cfg, cores, s, l, owned); err != nil {
@@ -212,7 +214,11 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 }
 
 func (o *outlook) pipeline(ctx context.Context, cfg *config.Config, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (err error) {
-	if o.Placement, err = place(ctx, cfg, cores, o.Priority); err != nil {
+	var beside *priorityOutlook
+	if prioritises(cfg) {
+		beside = o.Priority
+	}
+	if o.Placement, err = place(ctx, cfg, cores, beside); err != nil {
 		return err
 	}
 	layout := governor.Layout{NIC: o.Placement.NIC, Tunnel: o.Placement.Tunnel, Pod: o.Placement.Pod}
@@ -247,8 +253,10 @@ func notInRealtime(owned map[plan.Setting]plan.Owned) bool {
 	return false
 }
 
-// planPriority is what the rules change as soon as they are in force.
-func planPriority(cfg config.Priority, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) *priorityOutlook {
+// planPriority is what the rules change as soon as they are in force, and what a trial changes
+// without them.
+func planPriority(all *config.Config, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) *priorityOutlook {
+	cfg := all.Priority
 	attached := func(u node.Underlay) bool {
 		return !u.ForeignXDP && slices.Contains([]string{plan.PriorityProgram, plan.TwoLanesProgram}, neighbour.ProgramName(u.XDPProgID))
 	}
@@ -272,6 +280,9 @@ func planPriority(cfg config.Priority, cores config.CPUList, s *node.Scanner, l 
 		by = plural(n, "rule")
 	}
 	out.When = fmt.Sprintf("for priority (%s), run would do this at once:", by)
+	if !prioritises(all) {
+		out.When = "once small, sparse flows have to wait behind others, run would do this, on trial:"
+	}
 	if out.Empty() {
 		switch {
 		case len(in.NICs) == 0:

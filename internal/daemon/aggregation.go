@@ -27,7 +27,7 @@ type aggregation struct {
 	hooks   map[node.DevKey]io.Closer  // on tunnels
 	skipped []plan.Skip
 	none    bool // no underlay can
-	checked time.Time
+	check   check
 	retry   time.Time
 	err     error // why the last attempt to put it in place failed
 }
@@ -61,8 +61,8 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 		_, err := d.stopAggregation()
 		return err
 	case a.dp == nil && now.Before(a.retry):
-	case a.dp == nil || dec.State != before.State || now.Sub(a.checked) >= checkEvery:
-		a.checked = now
+	case a.dp == nil || dec.State != before.State || a.check.due(now):
+		defer a.check.made(time.Now())
 		if a.err = d.followAggregation(dec.State == governor.Active); a.err != nil {
 			a.retry = now.Add(retryAfter)
 			d.log.Error("aggregation could not be put in place", "reason", a.err, "again_in", retryAfter)

@@ -69,6 +69,7 @@ type Daemon struct {
 	locked   *apply.Locked
 	guard    *apply.Guardian
 	scanner  *node.Scanner
+	readings *readings
 	dp       *datapath.Datapath
 	gov      *governor.Governor
 	trial    trial // of the pipeline
@@ -86,9 +87,9 @@ type Daemon struct {
 	cookie   uint64
 	drops    map[int]uint64 // of the backlogs, at the start
 	since    time.Time
-	off      bool // asked to end
-	evict    bool // somebody else wants a device of ours
-	checked  time.Time
+	off      bool  // asked to end
+	evict    bool  // somebody else wants a device of ours
+	check    check // of what is ours
 	retry    time.Time
 	armErr   error // why the last attempt to put the pipeline in place failed
 	online   []int // at the last look
@@ -156,6 +157,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	if d.scanner, err = node.NewScanner(node.Options{Underlays: d.opts.Underlays}); err != nil {
 		return err
 	}
+	d.readings = newReadings(d.scanner)
 	if d.snap, err = d.scanner.Scan(ctx); err != nil {
 		return fmt.Errorf("scan node: %w", err)
 	}
@@ -232,7 +234,8 @@ func (d *Daemon) rescan(ctx context.Context) error {
 		d.log.Warn("some underlays could not be followed", "reason", err)
 	}
 	d.placeThreads()
-	d.aggr.checked, d.expr.checked, d.bridge.checked = time.Time{}, time.Time{}, time.Time{}
+	d.aggr.check.again()
+	d.expr.checked, d.bridge.checked = time.Time{}, time.Time{}
 	if !d.pipe.armed {
 		err := d.dp.SetTunnels(tunnelDevices(d.scanner, snap), underlayDevices(d.scanner, snap))
 		if errors.Is(err, datapath.ErrTooManyTunnels) {
@@ -243,14 +246,10 @@ func (d *Daemon) rescan(ctx context.Context) error {
 	return d.follow(ctx)
 }
 
-// checkEvery is how often it is looked whether somebody else has changed what is
-// ours: a write to sysfs makes no event.
-const checkEvery = time.Second
-
 // follow makes the pipeline fit the node, and takes it off where somebody else
 // has taken over a device, or has let go of one.
 func (d *Daemon) follow(ctx context.Context) error {
-	d.checked = time.Now()
+	defer d.check.made(time.Now())
 	err := d.pipe.follow(d.snap)
 	if errors.Is(err, errChangedHands) {
 		d.log.Info("pipeline is taken off", "reason", err)
@@ -334,7 +333,7 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 		d.evict = false
 		return err
 	}
-	if d.pipe.armed && in.Now.Sub(d.checked) >= checkEvery {
+	if d.pipe.armed && d.check.due(in.Now) {
 		if err := d.follow(ctx); err != nil {
 			return err
 		}
@@ -424,7 +423,7 @@ func (d *Daemon) close() error {
 
 func (d *Daemon) newPipeline() *pipeline {
 	return &pipeline{
-		log: d.log, dp: d.dp, scanner: d.scanner, locked: d.locked,
+		log: d.log, dp: d.dp, scanner: d.scanner, readings: d.readings, locked: d.locked,
 		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, xdp: map[node.DevKey]io.Closer{}, offline: d.isOffline, lost: map[int]bool{},
 		express: d.expr.claims, meanwhile: func() { d.watchWays(); d.watchBridging() },
 		others: func(s plan.Setting) bool {

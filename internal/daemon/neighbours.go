@@ -35,7 +35,7 @@ var looker struct {
 
 // dataplanes looks for them on the underlays, the tunnels and the host ends of the pods. A
 // pod has its reason on its own end, where its settings are.
-func dataplanes(s *node.Scanner, snap node.Snapshot) theirs {
+func dataplanes(s Looker, snap node.Snapshot) theirs {
 	hooks := lookAtHooks(s, snap)
 	list := theirs{}
 	says := func(on node.Dev) string {
@@ -95,7 +95,7 @@ type hooksOf struct {
 	err error
 }
 
-func lookAtHooks(s *node.Scanner, snap node.Snapshot) map[node.DevKey]hooksOf {
+func lookAtHooks(s Looker, snap node.Snapshot) map[node.DevKey]hooksOf {
 	bySpace := map[uint64][]int{}
 	add := func(d node.Dev) { bySpace[d.NetnsCookie] = append(bySpace[d.NetnsCookie], d.Ifindex) }
 	for _, u := range snap.Underlays {

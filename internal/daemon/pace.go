@@ -38,3 +38,30 @@ func (d *Daemon) news() <-chan struct{} {
 	}
 	return d.scanner.Events()
 }
+
+// checkEvery is how often it is looked whether somebody else has changed what is
+// ours: a write to sysfs makes no event.
+const checkEvery = time.Second
+
+const (
+	// checkShare is the part of the daemon's time that this may take, each time: 1/200.
+	checkShare = 200
+	// checkPause bounds how late it is seen, on a node with hundreds of pods.
+	checkPause = 5 * time.Second
+)
+
+// check paces looks that no event asks for.
+type check struct{ next time.Time }
+
+// made notes one that began then and ends now.
+func (c *check) made(began time.Time) { c.took(began, time.Since(began)) }
+
+func (c *check) took(began time.Time, so time.Duration) {
+	c.next = began.Add(min(max(checkEvery, checkShare*so), checkPause))
+}
+
+// due tells whether it is time for the next.
+func (c *check) due(now time.Time) bool { return !now.Before(c.next) }
+
+// again has the next come at once.
+func (c *check) again() { c.next = time.Time{} }

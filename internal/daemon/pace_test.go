@@ -35,3 +35,25 @@ func TestLooksAtTheNodeTakeATwentiethOfTheTime(t *testing.T) {
 		t.Error("after a look that took a minute, the node is left alone for longer than another one")
 	}
 }
+
+// A check comes each second, and later where it takes long, but not for ever.
+func TestChecksTakeAShareOfTheTime(t *testing.T) {
+	for _, tc := range []struct{ took, next time.Duration }{
+		{0, checkEvery}, {checkEvery / checkShare, checkEvery},
+		{3 * checkEvery / checkShare, 3 * checkEvery}, {time.Minute, checkPause},
+	} {
+		var c check
+		began := time.Now()
+		if !c.due(began) {
+			t.Fatal("the first is not due")
+		}
+		c.took(began, tc.took)
+		if c.due(began.Add(tc.next-1)) || !c.due(began.Add(tc.next)) {
+			t.Errorf("one of %s: the next is not due after %s", tc.took, tc.next)
+		}
+		c.again()
+		if !c.due(began) {
+			t.Errorf("one of %s: not due when asked for", tc.took)
+		}
+	}
+}

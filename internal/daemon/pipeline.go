@@ -23,11 +23,12 @@ import (
 // pipeline carries out what the governor decides: programs and masks come and
 // go, flows are sent to lanes and called back.
 type pipeline struct {
-	log     *slog.Logger
-	dp      *datapath.Datapath
-	scanner *node.Scanner
-	locked  *apply.Locked
-	cores   int // of the machine
+	log      *slog.Logger
+	dp       *datapath.Datapath
+	scanner  *node.Scanner
+	readings *readings
+	locked   *apply.Locked
+	cores    int // of the machine
 	// offline tells cores that poll no more; lost are those that were since the
 	// lanes were made.
 	offline func(core int) bool
@@ -292,7 +293,9 @@ func (p *pipeline) hang(dev node.Dev, fn func(datapath.Device) (io.Closer, error
 // plan says which masks are to be written, and remembers which devices are left
 // alone and why.
 func (p *pipeline) plan(snap node.Snapshot) plan.Plan {
-	in := PlanInput(p.scanner, snap, p.layout, apply.Owned(p.locked.Entries()))
+	owned := apply.Owned(p.locked.Entries())
+	p.readings.now(owned)
+	in := PlanInput(p.readings, snap, p.layout, owned)
 	for _, pod := range snap.Pods {
 		if at := slices.IndexFunc(in.Pods, func(d plan.Device) bool { return d.Target == target(pod.Peer) }); at >= 0 && p.express(pod) {
 			in.Pods = slices.Delete(in.Pods, at, at+1)

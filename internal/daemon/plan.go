@@ -16,7 +16,7 @@ import (
 
 // PlanInput puts what was seen on the node and the placement that is wanted into
 // the planner's words. Both the daemon and `overlane plan` plan by it.
-func PlanInput(s *node.Scanner, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned) plan.Input {
+func PlanInput(s Looker, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned) plan.Input {
 	in := plan.Input{TunnelCores: layout.Tunnel, PodCores: layout.Pod, Owned: owned}
 	if layout.Split {
 		in.PodCores = nil // behind merge points only, on devices of our own
@@ -162,7 +162,7 @@ func aggregator(s *node.Scanner, dev node.Dev, dataplane theirs) plan.Aggregator
 }
 
 // offloads reads the values of features; one that the kernel does not know has none.
-func offloads(s *node.Scanner, dev node.Dev, into map[string]*string) error {
+func offloads(s Looker, dev node.Dev, into map[string]*string) error {
 	all, err := s.Features(dev)
 	if err != nil {
 		return err
@@ -183,7 +183,7 @@ func podUnfit(pod node.Pod) string {
 	return ""
 }
 
-func planDevice(s *node.Scanner, d node.Dev) (plan.Device, error) {
+func planDevice(s Looker, d node.Dev) (plan.Device, error) {
 	dev := plan.Device{Target: target(d)}
 	set, err := s.Settings(d)
 	if errors.Is(err, node.ErrGone) {

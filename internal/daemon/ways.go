@@ -31,7 +31,7 @@ type way struct {
 // lookout is what it takes to judge the ways of a node. Both the daemon and `overlane plan` look
 // by it.
 type lookout struct {
-	scanner *node.Scanner
+	devices Looker
 	snap    node.Snapshot
 	judges  *judges
 	home    uint64 // cookie of the NICs' namespace
@@ -43,8 +43,10 @@ type lookout struct {
 
 // lookout is how the daemon looks.
 func (d *Daemon) lookout() lookout {
+	owned := apply.Owned(d.locked.Entries())
+	d.readings.now(owned)
 	l := lookout{
-		scanner: d.scanner, snap: d.snap, judges: d.expr.judges, home: d.cookie, owned: apply.Owned(d.locked.Entries()),
+		devices: d.readings, snap: d.snap, judges: d.expr.judges, home: d.cookie, owned: owned,
 		hooked: d.hooked, only: d.prio != nil,
 	}
 	if d.pipe.armed && d.pipe.layout.Split {
@@ -61,7 +63,7 @@ func (d *Daemon) hooked(u node.Underlay) bool {
 // ExpressPlan says what the express path would change on a node. own tells of BPF programs that
 // they are overlane's; join: datagrams are to be joined.
 func ExpressPlan(s *node.Scanner, snap node.Snapshot, home uint64, owned map[plan.Setting]plan.Owned, join bool, own func(progID uint32) bool) (plan.Plan, error) {
-	l := lookout{scanner: s, snap: snap, judges: newJudges(s, own), home: home, owned: owned}
+	l := lookout{devices: s, snap: snap, judges: newJudges(s, own), home: home, owned: owned}
 	ways, err := l.ways()
 	in := l.input(ways)
 	in.Join = join
@@ -186,7 +188,7 @@ func (l lookout) unfit(w way) (reason string, waits bool) {
 		return fmt.Sprintf("the pod's end of its veth has %d receive queues, between which packets could overtake", w.pod.PeerRxQueues), false
 	}
 	for _, dev := range []node.Dev{w.tunnel.Dev, w.pod.Peer} {
-		set, err := l.scanner.Settings(dev)
+		set, err := l.devices.Settings(dev)
 		if err != nil {
 			return fmt.Sprintf("how %s receives cannot be read: %v", dev.Name, err), false
 		}
@@ -222,7 +224,7 @@ func (l lookout) input(ways []way) plan.ExpressInput {
 			continue
 		}
 		pod := plan.Landing{Target: target(w.pod.Peer), Way: w.reason == "", Unfit: w.reason}
-		if err := offloads(l.scanner, w.pod.Peer, map[string]*string{plan.GRO: &pod.GRO, plan.GROList: &pod.List}); err != nil {
+		if err := offloads(l.devices, w.pod.Peer, map[string]*string{plan.GRO: &pod.GRO, plan.GROList: &pod.List}); err != nil {
 			pod.Way, pod.Unfit = false, fmt.Sprintf("its features cannot be read: %v", err)
 		}
 		in.Pods = append(in.Pods, pod)

@@ -124,6 +124,40 @@ func (h *Handle) Do(fn func() error) error {
 	})
 }
 
+// Thread is one that stays in a namespace. To make one takes longer than much of what is done there.
+type Thread struct{ work chan func() }
+
+// Thread makes one, which is to be closed. It keeps the namespace alive.
+func (h *Handle) Thread() (*Thread, error) {
+	t := &Thread{work: make(chan func())}
+	entered := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never back: it ends with this goroutine
+		err := h.Enter()
+		entered <- err
+		if err != nil {
+			return
+		}
+		for fn := range t.work {
+			fn()
+		}
+	}()
+	if err := <-entered; err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// Do is Handle.Do, on this thread, one call at a time. It must not be called after Close.
+func (t *Thread) Do(fn func() error) error {
+	done := make(chan error, 1)
+	t.work <- func() { done <- fn() }
+	return <-done
+}
+
+// Close ends the thread.
+func (t *Thread) Close() { close(t.work) }
+
 // Enter moves the calling thread, which has to be locked, and must not go back to the runtime.
 func (h *Handle) Enter() error {
 	err := privilege.With(unix.CAP_SYS_ADMIN, func() error { return unix.Setns(h.FD(), unix.CLONE_NEWNET) })

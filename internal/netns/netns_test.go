@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -104,5 +105,44 @@ func TestNameOutlivesIPNetns(t *testing.T) {
 	}
 	if err := os.Remove(path); err != nil {
 		t.Error("a mount is left beneath: ", err)
+	}
+}
+
+// A thread stays one and the same, in its namespace, and ends when it is closed.
+func TestAThreadStaysInItsNamespace(t *testing.T) {
+	h := newNS(t)
+	thread, err := h.Thread()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tids [2]int
+	for i := range tids {
+		err := thread.Do(func() error {
+			tids[i] = unix.Gettid()
+			here, err := OfPath("/proc/thread-self/ns/net")
+			if err != nil {
+				return err
+			}
+			defer here.Close()
+			if here.Inode() != h.Inode() {
+				t.Errorf("call %d is in another namespace", i)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if tids[0] != tids[1] || tids[0] == unix.Gettid() {
+		t.Errorf("threads %v, this one is %d", tids, unix.Gettid())
+	}
+	if err := thread.Do(func() error { return fs.ErrExist }); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("error %v", err)
+	}
+	thread.Close()
+	for deadline := time.Now().Add(20 * time.Second); unix.Tgkill(os.Getpid(), tids[0], 0) == nil; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it goes on")
+		}
 	}
 }

@@ -33,7 +33,7 @@ func (w *Watcher) BridgeCalls() []BridgeCall {
 	if w.closed {
 		return unknown(calls, "the network namespace is no longer watched")
 	}
-	if err := w.h.Do(func() error { return w.bridgeCalls(calls) }); err != nil {
+	if err := w.thread.Do(func() error { return w.bridgeCalls(calls) }); err != nil {
 		w.calls.fail(err)
 		return unknown(calls, fmt.Sprintf("who is at netfilter's hooks cannot be looked at: %v", err))
 	}

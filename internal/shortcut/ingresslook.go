@@ -63,7 +63,7 @@ func (w *Watcher) LookIngress(list []Ingress) IngressFacts {
 		f.Unknown = "the network namespace is no longer watched"
 		return f
 	}
-	err := w.h.Do(func() error { return w.lookIngress(&f, list) })
+	err := w.thread.Do(func() error { return w.lookIngress(&f, list) })
 	if err != nil {
 		f.Unknown = fmt.Sprintf("what the tunnels' packets would skip cannot be looked at: %v", err)
 		w.nics.fail(err)

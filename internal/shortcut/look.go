@@ -15,7 +15,7 @@ import (
 )
 
 // Check judges each way by what is so now. What cannot be looked at is a reason
-// against. It takes a thread, two dumps of rtnetlink, a dozen small files, one
+// against. It takes two dumps of rtnetlink, a dozen small files, one
 // system call for each BPF link of the machine if br_netfilter is on, and for
 // each pod two questions to rtnetlink and two for tcx: 0.3 ms and 25 µs a pod as
 // measured (BenchmarkCheck), which each second is 0.2 % of a core for 50 pods.
@@ -38,7 +38,7 @@ func (w *Watcher) Look(ways []Way) Facts {
 		f.Unknown = "the network namespace is no longer watched"
 		return f
 	}
-	err := w.h.Do(func() error { return w.look(&f, ways) })
+	err := w.thread.Do(func() error { return w.look(&f, ways) })
 	if err != nil {
 		f.Unknown = fmt.Sprintf("what frames would skip cannot be looked at: %v", err)
 		w.ways.fail(err)

@@ -24,6 +24,7 @@ const gap = 50 * time.Millisecond
 // time.
 type Watcher struct {
 	h      *netns.Handle
+	thread *netns.Thread // in h
 	cookie uint64
 	own    func(progID uint32) bool
 
@@ -60,7 +61,10 @@ func Watch(h *netns.Handle, own func(progID uint32) bool) (*Watcher, error) {
 	if w.cookie, err = h.Cookie(); err != nil {
 		return nil, errors.Join(err, h.Close())
 	}
-	err = h.Do(func() error {
+	if w.thread, err = h.Thread(); err != nil {
+		return nil, errors.Join(err, h.Close())
+	}
+	err = w.thread.Do(func() error {
 		if w.rtnl, err = nlsock.Dial(make([]byte, 1<<16)); err != nil {
 			return err
 		}
@@ -96,6 +100,7 @@ func (w *Watcher) Close() error {
 	}
 	w.wg.Wait()
 	close(w.events)
+	w.thread.Close()
 	var err error
 	if w.rtnl != nil {
 		err = w.rtnl.Close()

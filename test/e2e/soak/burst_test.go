@@ -11,6 +11,7 @@ import (
 
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/residue"
 )
@@ -25,7 +26,8 @@ const (
 // few times, not for each pod or each of its events, and has not become big.
 func TestABurstOfPodsIsBoundedWork(t *testing.T) {
 	list := runs
-	if _, asked := duration(t); !asked {
+	lasts, asked := duration(t)
+	if !asked {
 		list = list[:1]
 	}
 	for _, r := range list {
@@ -58,7 +60,20 @@ func TestABurstOfPodsIsBoundedWork(t *testing.T) {
 				}
 				knows(burst + 1)
 			})
-			rest(t, d)
+			span := time.Second
+			if asked {
+				span = lasts / 10
+			}
+			spent(t, d, "at rest", span)
+			if asked {
+				inOrder(t, l.Stop())
+				flood := rig.StartFlood(t, b, 4)
+				// At first mechanisms come, to 200 pods, and are tried.
+				spent(t, d, "beside a saturated core", span)
+				spent(t, d, "and then", span)
+				flood.Stop()
+				l = rig.StartSteady(t, b, 1)
+			}
 			now := s.look()
 			t.Logf("with one pod: %s", before)
 			t.Logf("with %d more: %s", burst, now)
@@ -76,10 +91,15 @@ func TestABurstOfPodsIsBoundedWork(t *testing.T) {
 			if code := d.Exited().ExitCode(); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
-			if v := l.Stop(); v.Reordered > polls || v.Duplicated+v.Stale > 0 {
-				t.Errorf("%+v", v)
-			}
+			inOrder(t, l.Stop())
 		})
+	}
+}
+
+func inOrder(t *testing.T, v traffic.Verdict) {
+	t.Helper()
+	if v.Reordered > polls || v.Duplicated+v.Stale > 0 {
+		t.Errorf("%+v", v)
 	}
 }
 
@@ -103,11 +123,11 @@ func changes(t *testing.T, d *rig.Daemon, what string, happen func()) {
 	}
 }
 
-// rest says what a daemon takes that has nothing to follow.
-func rest(t *testing.T, d *rig.Daemon) {
+// spent says what a daemon takes, which is measured and judged by nobody.
+func spent(t *testing.T, d *rig.Daemon, when string, span time.Duration) {
 	t.Helper()
 	begin, busy := time.Now(), d.Time()
-	time.Sleep(time.Second) // what is measured, and judged by nobody
+	time.Sleep(span)
 	took := time.Since(begin)
-	t.Logf("at rest: %.1f %% of a core", 100*float64(d.Time()-busy)/float64(took))
+	t.Logf("%s: %.2f %% of a core", when, 100*float64(d.Time()-busy)/float64(took))
 }
