@@ -28,6 +28,7 @@ type aggregation struct {
 	skipped []plan.Skip
 	none    bool // no underlay can
 	check   check
+	waits   bool // what lanes hold is to be handed on first
 	retry   time.Time
 	err     error // why the last attempt to put it in place failed
 }
@@ -61,7 +62,7 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 		_, err := d.stopAggregation()
 		return err
 	case a.dp == nil && now.Before(a.retry):
-	case a.dp == nil || dec.State != before.State || a.check.due(now):
+	case a.dp == nil || dec.State != before.State || a.waits || a.check.due(now):
 		defer a.check.made(time.Now())
 		if a.err = d.followAggregation(dec.State == governor.Active); a.err != nil {
 			a.retry = now.Add(retryAfter)
@@ -124,9 +125,19 @@ func (d *Daemon) followAggregation(act bool) error {
 	}
 	errs = append(errs, a.dp.Watch(!act))
 	if act {
-		errs = append(errs, d.dp.SetApart(true), d.carryOut(made.Steps))
+		errs = append(errs, d.joinDatagrams(made.Steps))
 	}
 	return errors.Join(errs...)
+}
+
+// joinDatagrams has GRO join datagrams. What priority's lanes already hold has no numbers, and to
+// GRO is another flow than what will have them: it is handed on first, by the next window.
+func (d *Daemon) joinDatagrams(steps []plan.Step) error {
+	fresh, err := d.dp.SetApart(true)
+	if d.aggr.waits = fresh && d.prio != nil; d.aggr.waits || err != nil {
+		return err
+	}
+	return d.carryOut(steps)
 }
 
 // stopAggregation leaves no trace of it.
@@ -136,7 +147,8 @@ func (d *Daemon) stopAggregation() (rep apply.Report, err error) {
 		return rep, nil
 	}
 	rep, err = d.restore(ofAggregation)
-	err = errors.Join(err, d.dp.SetApart(false))
+	_, e := d.dp.SetApart(false)
+	err = errors.Join(err, e)
 	for key, l := range a.hooks {
 		err = errors.Join(err, l.Close())
 		delete(a.hooks, key)
@@ -146,7 +158,7 @@ func (d *Daemon) stopAggregation() (rep apply.Report, err error) {
 		a.past = a.past.Add(c)
 	}
 	err = errors.Join(err, e, a.dp.Close())
-	a.dp, a.skipped = nil, nil
+	a.dp, a.skipped, a.waits = nil, nil, false
 	return rep, err
 }
 

@@ -45,14 +45,14 @@ func (a *Aggregation) Watch(on bool) error {
 }
 
 // SetApart says whether GRO joins datagrams, which priority's lanes then tell apart. It is to be on
-// for as long as any device has that.
-func (d *Datapath) SetApart(on bool) error {
+// for as long as any device has that. It returns whether that is new.
+func (d *Datapath) SetApart(on bool) (changed bool, err error) {
 	flag := uint32(stagesOlFlagOL_F_APART)
 	if on == (d.policy.Flags&flag != 0) {
-		return nil
+		return false, nil
 	}
 	d.policy.Flags ^= flag
-	return d.writePolicy()
+	return true, d.writePolicy()
 }
 
 // AggregateCounters are totals over all tunnels.
