@@ -84,18 +84,27 @@ func StartLoad(tb testing.TB, b *bed.Bed, flows int, pods ...int) *Load {
 // is exact: what is late was overtaken on the way.
 func StartSteady(tb testing.TB, b *bed.Bed, flows int, pods ...int) *Load {
 	tb.Helper()
-	return startLoad(tb, b, flows, pods, func(list []traffic.Flow) (generator, error) {
-		live, err := traffic.StartLive(b, traffic.LiveConfig{Flows: list, Size: payload, Core: b.PlaceCores().Gen[0], Gap: min(patience.For(time.Second/Rate), time.Second/noticed)})
-		return &steady{tb: tb, live: live}, err
-	})
+	return startFrames(tb, b, flows, pods, min(patience.For(time.Second/Rate), time.Second/noticed))
+}
+
+// StartDense is StartSteady with frames that come soon one after the other, some of which
+// wait for their softirq, and yet not so many that those take a core from everybody.
+func StartDense(tb testing.TB, b *bed.Bed, flows int) *Load {
+	tb.Helper()
+	return startFrames(tb, b, flows, nil, patience.For(10*time.Microsecond))
 }
 
 // StartFlood is StartSteady with as many frames as the generator's core can send. What the
-// overlay cannot take is dropped.
+// overlay cannot take is dropped, and what else runs on its cores has little of them.
 func StartFlood(tb testing.TB, b *bed.Bed, flows int) *Load {
 	tb.Helper()
-	return startLoad(tb, b, flows, nil, func(list []traffic.Flow) (generator, error) {
-		live, err := traffic.StartLive(b, traffic.LiveConfig{Flows: list, Size: payload, Core: b.PlaceCores().Gen[0]})
+	return startFrames(tb, b, flows, nil, 0)
+}
+
+func startFrames(tb testing.TB, b *bed.Bed, flows int, pods []int, gap time.Duration) *Load {
+	tb.Helper()
+	return startLoad(tb, b, flows, pods, func(list []traffic.Flow) (generator, error) {
+		live, err := traffic.StartLive(b, traffic.LiveConfig{Flows: list, Size: payload, Core: b.PlaceCores().Gen[0], Gap: gap})
 		return &steady{tb: tb, live: live}, err
 	})
 }

@@ -23,7 +23,7 @@ import (
 )
 
 // Patience bounds every wait: nothing is waited for that does not come.
-var Patience = patience.For(20 * time.Second)
+var Patience = patience.For(time.Minute)
 
 // work holds what a test binary makes: short, for the paths of sockets.
 var work string

@@ -45,9 +45,9 @@ func aborted(t *testing.T) func() uint64 {
 	}
 }
 
-// Programs are put before a NIC that receives as fast as it can: they find what they look up
-// there, from the first frame on. None is aborted, and what comes is in order.
-func TestProgramsComeAndGoInAFlood(t *testing.T) {
+// Programs are put before a NIC that has a frame every few microseconds: they find what they
+// look up there, from the first frame on. None is aborted, and what comes is in order.
+func TestProgramsComeAndGoInDenseTraffic(t *testing.T) {
 	rule := fmt.Sprintf("pipeline: off\npriority: {rules: [{name: load, proto: udp, port: %d}]}\n", traffic.Port)
 	for _, tc := range []struct {
 		name, config string
@@ -63,7 +63,7 @@ func TestProgramsComeAndGoInAFlood(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			b := lab(t, bed.Options{})
 			count := aborted(t)
-			l := rig.StartFlood(t, b, 8)
+			l := rig.StartDense(t, b, 8)
 			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: tc.config + "metrics: off\nmicroflows: {mode: off}\n"})
 			rig.Until(t, "it acts", func() (bool, string) { return tc.acts(t, d), fmt.Sprintf("%+v\n%s", peek(t, d), d.Log()) })
 			if v := l.Verdict(); v.Reordered+v.Duplicated+v.Stale > 0 {
