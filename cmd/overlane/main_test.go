@@ -229,6 +229,19 @@ func TestWithoutKernelTypes(t *testing.T) {
 	}
 }
 
+func TestAKernelThatIsLockedDown(t *testing.T) {
+	if mode, err := os.ReadFile("/sys/kernel/security/lockdown"); err != nil || !strings.Contains(string(mode), "[confidentiality]") {
+		t.Skip("needs a kernel that is locked down (boot option lockdown=confidentiality)")
+	}
+	for _, verb := range []string{"run", "plan", "doctor"} {
+		t.Run(verb, func(t *testing.T) {
+			o := emptyNode(t)
+			o.run(verb).fails(t, exitUnsupported, "boot with lockdown=integrity")
+			o.untouched()
+		})
+	}
+}
+
 func TestVerbsThatFindNothing(t *testing.T) {
 	for _, tc := range []struct {
 		verb string

@@ -46,6 +46,7 @@ type ID string
 const (
 	Kernel       ID = "kernel"        // a release that overlane is tested on
 	BTF          ID = "btf"           // type information of the running kernel
+	KernelRead   ID = "kernel-read"   // BPF may read the kernel's memory
 	TCX          ID = "tcx"           // tc programs on links that end with their process
 	TracepointBT ID = "tp_btf"        // typed tracepoint programs
 	RPS          ID = "rps"           // receive packet steering

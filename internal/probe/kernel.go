@@ -123,6 +123,21 @@ func askTCX(e env) answer {
 	return failed(err, missing, newerKernel(e, "6.6"))
 }
 
+// askKernelRead asks for the helper that reads fields of the kernel's structures.
+func askKernelRead(e env) answer {
+	err := features.HaveProgramHelper(ebpf.SchedCLS, asm.FnProbeReadKernel)
+	if err == nil {
+		return answer{Supported, "BPF programs may read the kernel's memory", ""}
+	}
+	// The word in brackets is in force (security/lockdown/lockdown.c).
+	if mode, _ := fs.ReadFile(e.root, "sys/kernel/security/lockdown"); strings.Contains(string(mode), "[confidentiality]") {
+		return answer{Unsupported, "the kernel is locked down for confidentiality: BPF programs may not read its memory",
+			"cat /sys/kernel/security/lockdown  # boot with lockdown=integrity, which allows it"}
+	}
+	// Without CAP_PERFMON the kernel says the same.
+	return answer{Unknown, "the kernel takes no BPF program that reads its memory: " + err.Error(), asRoot}
+}
+
 // askTracepoint loads a typed tracepoint program and does not attach it.
 func askTracepoint(e env) answer {
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{

@@ -62,6 +62,7 @@ var probes = []struct {
 }{
 	{Kernel, minRelease, askKernel},
 	{BTF, "5.4", askBTF},
+	{KernelRead, "5.5", askKernelRead},
 	{TCX, "6.6", askTCX},
 	{TracepointBT, "5.5", askTracepoint},
 	{RPS, "2.6.35", askRPS},

@@ -156,7 +156,7 @@ func TestJSONSaysTheWords(t *testing.T) {
 // all are supported features, but for the changes.
 func all(change ...Feature) []Feature {
 	var list []Feature
-	for _, id := range []ID{Kernel, BTF, TCX, TracepointBT, RPS, SoftnetData, OrderGuard, ThreadedNAPI, UDPGRO, CPUMap, CPUMapGRO, BPFQdisc, FQ} {
+	for _, id := range []ID{Kernel, BTF, KernelRead, TCX, TracepointBT, RPS, SoftnetData, OrderGuard, ThreadedNAPI, UDPGRO, CPUMap, CPUMapGRO, BPFQdisc, FQ} {
 		f := Feature{ID: id, State: Supported, Reason: "there"}
 		for _, c := range change {
 			if c.ID == id {
@@ -197,6 +197,7 @@ func TestTiers(t *testing.T) {
 		{"no underlay", all(), 1, "native-xdp: no underlay was found", "overlane doctor  # after setting underlays: [NIC] in the configuration"},
 		{"unknown is not enough", all(Feature{ID: NativeXDP, Device: "eth0", Reason: "no answer"}), 1, "native-xdp of eth0 is unknown: no answer", ""},
 		{"no order", all(xdp, no(OrderGuard)), 0, "order-guard: none", "get order-guard"},
+		{"locked down", all(xdp, no(KernelRead)), 0, "kernel-read: none", "get kernel-read"},
 		{"no tcx", all(xdp, no(TCX)), 0, "tcx: none", "get tcx"},
 		{"no RPS and no tcx: one reason", all(xdp, no(TCX), no(RPS)), 0, "tcx: none", "get tcx"},
 		{"nothing was asked", nil, 0, "btf: was not asked for", ""},
@@ -244,6 +245,7 @@ func TestMechanisms(t *testing.T) {
 		{"one NIC of two is enough", all(noNIC, xdp), yes("priority"), yes("aggregation"), yes("express")},
 		{"no native XDP", all(noNIC), lacks("priority", "native-xdp of eth1: none", "get NIC"), yes("aggregation"), lacks("express", "native-xdp of eth1: none", "get NIC")},
 		{"no underlay", all(), lacks("priority", noUnderlay, setOne), yes("aggregation"), lacks("express", noUnderlay, setOne)},
+		{"locked down", all(xdp, no(KernelRead)), lacks("priority", "kernel-read: none", "get kernel-read"), lacks("aggregation", "kernel-read: none", "get kernel-read"), lacks("express", "kernel-read: none", "get kernel-read")},
 		{"no tcx", all(xdp, no(TCX)), yes("priority"), lacks("aggregation", "tcx: none", "get tcx"), yes("express")},
 		{"datagrams are not joined", all(xdp, no(UDPGRO)), yes("priority"), lacks("aggregation", "udp-gro: none", "get udp-gro"), yes("express")},
 		{"no cpumap", all(xdp, no(CPUMap)), lacks("priority", "cpumap: none", "get cpumap"), yes("aggregation"), lacks("express", "cpumap: none", "get cpumap")},

@@ -23,7 +23,7 @@ func Tiers(feats []Feature) []Tier {
 		{Number: 2, Name: "xdp"},
 		{Number: 3, Name: "merge"},
 	}
-	tiers[1].need(feats, BTF, TCX, RPS, TracepointBT, SoftnetData, OrderGuard)
+	tiers[1].need(feats, BTF, KernelRead, TCX, RPS, TracepointBT, SoftnetData, OrderGuard)
 	tiers[2].on(tiers[1]).need(feats, CPUMap, NativeXDP)
 	merge := tiers[3].on(tiers[2])
 	exactly, ok := best(feats, BPFQdisc)
@@ -64,14 +64,14 @@ func Mechanisms(feats []Feature) []Mechanism {
 		t.need(feats, ids...)
 		return Mechanism{name, t.Reached, t.Reason, t.Remedy}
 	}
-	atNIC := []ID{BTF, TracepointBT, SoftnetData, OrderGuard, CPUMap, NativeXDP}
+	atNIC := []ID{BTF, KernelRead, TracepointBT, SoftnetData, OrderGuard, CPUMap, NativeXDP}
 	priority := needs("priority", atNIC...)
 	if priority.Possible {
 		// The worst lack comes last.
 		priority.without(feats, CPUMapGRO, "TCP bulk costs more while latency traffic is about, without GRO in its lane: ")
 		priority.without(feats, ThreadedNAPI, "bulk may starve under overload, since the NIC is polled in softirq: ")
 	}
-	return []Mechanism{priority, needs("aggregation", TCX, UDPGRO), needs("express", atNIC...)}
+	return []Mechanism{priority, needs("aggregation", KernelRead, TCX, UDPGRO), needs("express", atNIC...)}
 }
 
 // without says what it has to do without.

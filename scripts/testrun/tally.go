@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -19,8 +20,20 @@ type tally struct {
 	out                     io.Writer
 	passed, failed, skipped int
 	skips                   map[string][]string // reason -> tests
+	slow                    []timed
 	open                    map[string]*pkg
 }
+
+// timed is a test that took long.
+type timed struct {
+	name    string
+	seconds float64
+}
+
+const (
+	slowAfter = 5  // seconds
+	mostSlow  = 25 // that are told of
+)
 
 // pkg is a package whose tests run.
 type pkg struct {
@@ -69,8 +82,15 @@ func (t *tally) skip(name, reason string) {
 	t.skips[reason] = append(t.skips[reason], name)
 }
 
-// close prints the skips with their reasons, and the plain line.
+// close prints the slowest tests, the skips with their reasons, and the plain line.
 func (t *tally) close() {
+	slices.SortStableFunc(t.slow, func(a, b timed) int { return cmp.Compare(b.seconds, a.seconds) })
+	if len(t.slow) > 0 {
+		t.say("\nslowest:")
+		for _, x := range t.slow[:min(len(t.slow), mostSlow)] {
+			t.say("  %6.1fs  %s", x.seconds, x.name)
+		}
+	}
 	if t.skipped > 0 {
 		t.say("\nskipped:")
 		for _, reason := range slices.Sorted(maps.Keys(t.skips)) {
@@ -142,6 +162,9 @@ func (t *tally) take(e event) {
 	case "pass", "fail", "skip":
 		x.result = e.Action
 		t.result(name, e.Test, p, x)
+		if !x.parent && e.Elapsed >= slowAfter {
+			t.slow = append(t.slow, timed{strings.TrimPrefix(name, module+"/") + " " + e.Test, e.Elapsed})
+		}
 	}
 }
 

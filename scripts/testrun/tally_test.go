@@ -71,3 +71,21 @@ func TestMaxSkipsIsANumber(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestTheSlowestAreTold(t *testing.T) {
+	var out strings.Builder
+	tl := newTally(&out)
+	for _, e := range []event{
+		{Action: "run", Test: "A"}, {Action: "run", Test: "A/x"}, {Action: "pass", Test: "A/x", Elapsed: 6}, {Action: "pass", Test: "A", Elapsed: 6},
+		{Action: "run", Test: "B"}, {Action: "pass", Test: "B", Elapsed: 70},
+		{Action: "run", Test: "C"}, {Action: "pass", Test: "C", Elapsed: 4},
+		{Action: "pass"},
+	} {
+		e.Package = "p"
+		tl.take(e)
+	}
+	tl.close()
+	if want := "slowest:\n    70.0s  p B\n     6.0s  p A/x\n\n3 passed"; !strings.Contains(out.String(), want) {
+		t.Errorf("want %q in:\n%s", want, out.String())
+	}
+}

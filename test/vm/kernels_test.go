@@ -78,6 +78,11 @@ var filtering = Boot{Name: "filtering", CPUs: 2}
 
 var underFiltering = []suite{{pkg: "internal/shortcut"}}
 
+// lockedDown is a machine whose kernel lets nobody read its memory.
+var lockedDown = Boot{Name: "locked down", CPUs: 1, Options: "lockdown=confidentiality"}
+
+var underLockdown = []suite{{pkg: "cmd/overlane", args: []string{"-test.run=^TestAKernelThatIsLockedDown$"}}}
+
 // filters are the modules of that. The lab's netlink library opens a socket of
 // xfrm, too.
 var filters = []string{
@@ -142,7 +147,7 @@ func (f *fleet) machine(t *testing.T, l Line, how Boot, list []suite, modules ..
 }
 
 func TestKernels(t *testing.T) {
-	f := prepare(t, slices.Concat(smoke, underSpecial, underFiltering), lines...)
+	f := prepare(t, slices.Concat(smoke, underSpecial, underFiltering, underLockdown), lines...)
 	on := func(t *testing.T, l Line, how Boot, list []suite, modules ...string) {
 		t.Run(strings.TrimSpace(l.String()+" "+how.Name), func(t *testing.T) { runOn(t, f.machine(t, l, how, list, modules...), bootLimit) })
 	}
@@ -157,6 +162,7 @@ func TestKernels(t *testing.T) {
 		on(t, oldest, usual, onOldest)
 		on(t, newest, special, underSpecial)
 		on(t, newest, filtering, underFiltering, filters...)
+		on(t, newest, lockedDown, underLockdown)
 	})
 }
 

@@ -78,6 +78,7 @@ func mounts() error {
 	for _, m := range []struct{ kind, at string }{
 		{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/tmp"}, {"tmpfs", "/run"},
 		{"bpf", "/sys/fs/bpf"}, {"tracefs", "/sys/kernel/tracing"}, {"cgroup2", "/sys/fs/cgroup"},
+		{"securityfs", "/sys/kernel/security"},
 	} {
 		if err := os.MkdirAll(m.at, 0o755); err != nil {
 			return err
