@@ -235,7 +235,8 @@ func (d *Daemon) rescan(ctx context.Context) error {
 	}
 	d.placeThreads()
 	d.aggr.check.again()
-	d.expr.checked, d.bridge.checked = time.Time{}, time.Time{}
+	d.expr.check.again()
+	d.bridge.checked = time.Time{}
 	if !d.pipe.armed {
 		err := d.dp.SetTunnels(tunnelDevices(d.scanner, snap), underlayDevices(d.scanner, snap))
 		if errors.Is(err, datapath.ErrTooManyTunnels) {

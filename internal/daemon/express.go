@@ -22,17 +22,24 @@ import (
 type express struct {
 	judges *judges // nil while it does not act
 	ways   []way   // as last judged
-	// open are the ways that flows may take, by the pods' ends where frames land; closing those
-	// that they are leaving.
-	open    map[datapath.ExpressKey]plan.Target
+	// open are the ways that flows may take, closing those that they are leaving.
+	open    map[datapath.ExpressKey]opened
 	closing map[datapath.ExpressKey]leaving
 
 	since   time.Time // when it began to act, or ceased to
 	checked time.Time
+	check   check
 	retry   time.Time
 	err     error // why the last attempt to put it in place failed
 	dropped uint64
 	doubt   doubt
+}
+
+// opened is what a way was when it was opened.
+type opened struct {
+	host, pod node.DevKey
+	lands     plan.Target // the pod's end
+	to        datapath.ExpressWay
 }
 
 // leaving is a way that flows are leaving.
@@ -66,7 +73,7 @@ func (d *Daemon) stepExpress(ctx context.Context, now time.Time) error {
 		d.log.Info("express standby", "reason", "hardly a packet comes")
 		_, err := d.stopExpress(ctx)
 		return err
-	case e.judges == nil || now.Sub(e.checked) >= checkEvery || len(e.closing) > 0:
+	case e.judges == nil || e.check.due(now) || len(e.closing) > 0:
 		return d.tryExpress(ctx, now)
 	}
 	return nil
@@ -128,11 +135,13 @@ func (d *Daemon) followExpress(ctx context.Context, now time.Time) error {
 	e := &d.expr
 	if e.judges == nil {
 		e.judges = newJudges(d.scanner, d.dp.Owns)
-		e.open, e.closing = map[datapath.ExpressKey]plan.Target{}, map[datapath.ExpressKey]leaving{}
+		e.open, e.closing = map[datapath.ExpressKey]opened{}, map[datapath.ExpressKey]leaving{}
 		e.since = now
 	}
 	e.checked = now
+	began := time.Now()
 	made, safe, err := d.judgeWays(now)
+	e.check.made(began)
 	if err != nil {
 		return err
 	}
@@ -180,13 +189,13 @@ func (d *Daemon) judgeWays(now time.Time) (made plan.Plan, safe map[datapath.Exp
 			safe[w.key] = *w
 		}
 	}
-	for k, lands := range e.open {
+	for k, o := range e.open {
 		if has(safe, k) {
 			continue
 		}
 		err = errors.Join(err, d.dp.WithdrawWay(k))
 		delete(e.open, k)
-		e.closing[k] = leaving{since: now, lands: lands}
+		e.closing[k] = leaving{since: now, lands: o.lands}
 	}
 	return made, safe, err
 }
@@ -201,7 +210,7 @@ func (d *Daemon) watchWays() {
 	if !e.judges.stirred(now) {
 		return
 	}
-	e.checked = time.Time{} // the rest follows as soon as there is time
+	e.check.again() // the rest follows as soon as there is time
 	if _, _, err := d.judgeWays(now); err != nil {
 		d.log.Warn("express ways could not be judged", "reason", err)
 	}
@@ -235,12 +244,16 @@ func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath
 		if err := d.pipe.passed(ctx, graceTimeout); err != nil {
 			d.log.Debug("packets from before the hook may still be on their way", "reason", err)
 		}
-		e.checked = time.Time{}
+		e.check.again()
 		return nil
 	}
 	for k, w := range safe {
 		if !d.hooked(w.nic) {
 			continue // gone since the scan, or left alone
+		}
+		as := opened{w.pod.Host.Key(), w.pod.Peer.Key(), target(w.pod.Peer), w.to}
+		if e.open[k] == as {
+			continue
 		}
 		err := d.openWay(k, w)
 		switch {
@@ -252,7 +265,7 @@ func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath
 		case err != nil:
 			return err
 		}
-		e.open[k] = target(w.pod.Peer)
+		e.open[k] = as
 	}
 	return d.dp.SetExpress(true)
 }

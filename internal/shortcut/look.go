@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -69,7 +70,7 @@ func (w *Watcher) look(f *Facts, ways []Way) error {
 				d.Unknown = fmt.Sprintf("the tc programs on %s cannot be listed: %v", d.Name, err)
 			}
 			if d.Kind == "veth" && l.nsid >= 0 {
-				if d.Queues, err = queues(d.Name); err != nil {
+				if d.Queues, err = w.queued.at(index, d.Name); err != nil {
 					d.Unknown = fmt.Sprintf("the features of %s cannot be read: %v", d.Name, err)
 				}
 				if d.Peer, err = w.peer(l); err != nil {
@@ -84,6 +85,29 @@ func (w *Watcher) look(f *Facts, ways []Way) error {
 		calls = calls || d.Bridge != nil && (d.Bridge.IP4 || d.Bridge.IP6)
 	}
 	return w.netfilter(&f.Netfilter, calls, &w.ways)
+}
+
+// queued remembers which veths may have a queue at their other end. To ask for a device's features
+// takes longer than all the rest of a look at it, and a change of them is an event.
+type queued struct {
+	known map[int]bool // by the device's number
+	stale atomic.Bool  // a device has changed
+}
+
+// at asks for a device, on a thread in its namespace.
+func (q *queued) at(index int, name string) (bool, error) {
+	if q.stale.Swap(false) || q.known == nil {
+		q.known = map[int]bool{}
+	}
+	may, ok := q.known[index]
+	if ok {
+		return may, nil
+	}
+	may, err := queues(name)
+	if err == nil {
+		q.known[index] = may
+	}
+	return may, err
 }
 
 // queues asks for what makes GRO at the other end of a veth possible.

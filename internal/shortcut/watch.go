@@ -37,6 +37,7 @@ type Watcher struct {
 	calls  readings // of the last BridgeCalls
 	side   side
 	files  files
+	queued queued
 	closed bool
 
 	subs   []*os.File // subscriptions
@@ -138,16 +139,21 @@ func (w *Watcher) follow(f *os.File, protocol int) {
 		n, err := f.Read(buf)
 		switch {
 		case errors.Is(err, unix.ENOBUFS): // changes are lost, which is a change
+			w.queued.stale.Store(true)
 			w.poke()
 			continue
 		case err != nil:
 			return
 		}
+		changed := false
 		for m := range nlsock.Messages(buf[:n]) {
-			if protocol != unix.NETLINK_ROUTE || matters(m) {
-				w.poke()
-				break
+			changed = changed || protocol != unix.NETLINK_ROUTE || matters(m)
+			if protocol == unix.NETLINK_ROUTE && m.Type == unix.RTM_NEWLINK {
+				w.queued.stale.Store(true)
 			}
+		}
+		if changed {
+			w.poke()
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
@@ -337,6 +338,29 @@ func TestChangesAreEvents(t *testing.T) {
 		t.Error("an event after Close")
 	}
 	s.unsafe("no longer watched")
+}
+
+// Whether the pod's end may have a queue is not asked for at each look: a change is an event.
+func TestAQueueAtThePodsEndIsSeen(t *testing.T) {
+	s := lab(t, bed.Nested, nil)
+	s.safe()
+	for _, on := range []bool{false, true} {
+		for _, feature := range []string{"tx-tcp-segmentation", "tx-tcp6-segmentation"} {
+			if err := s.overlay.Do(func() error { return ethtool.SetFeature(s.veth, feature, on) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for deadline := time.After(20 * time.Second); s.verdict().Safe() != on; {
+			select {
+			case <-s.w.Events():
+			case <-deadline:
+				t.Fatalf("with segmentation %t the way is safe: %t", on, !on)
+			}
+		}
+		if !on {
+			s.unsafe("TCP segmentation is off")
+		}
+	}
 }
 
 func TestDevicesThatAreGone(t *testing.T) {
