@@ -17,7 +17,6 @@
 #define OL_VNI_ANY 0xffffffffU /* a tunnel that takes every VNI (collect metadata) */
 
 enum ol_limit {
-	OL_ABI_VERSION = 1,
 	OL_MAX_CPUS = 512,   /* per-core arrays are sized to the machine at load */
 	OL_MAX_LANES = 64,   /* lanes of one stage */
 	OL_MAX_TUNNELS = 16, /* tunnels steered at a time; further ones take the stock path */
@@ -194,11 +193,10 @@ struct ol_lanes {
  * the rest are single words that may change at any time.
  */
 struct ol_policy {
-	__u32 version;
 	__u32 flags;
-	__u64 beat; /* ns, the daemon's last sign of life; 0: none is asked for */
+	__u32 nr_tunnels; /* all that are in use are among the first so many */
+	__u64 beat;	  /* ns, the daemon's last sign of life; 0: none is asked for */
 	struct ol_tunnel tunnel[OL_MAX_TUNNELS];
-	__u32 nr_tunnels;      /* all that are in use are among the first so many */
 	__u32 rebalance_queue; /* packets in a lane's queue that make its flows look for another */
 	__u32 settle_us;       /* a slot that changed core or lane stays at least so long */
 	__u32 rules_table;     /* which table of rules is in force: 0 or 1 */

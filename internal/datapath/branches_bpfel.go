@@ -193,11 +193,11 @@ type branchesOlOwner struct {
 }
 
 type branchesOlPolicy struct {
-	_       structs.HostLayout
-	Version uint32
-	Flags   uint32
-	Beat    uint64
-	Tunnel  [16]struct {
+	_         structs.HostLayout
+	Flags     uint32
+	NrTunnels uint32
+	Beat      uint64
+	Tunnel    [16]struct {
 		_     structs.HostLayout
 		Vni   uint32
 		Port  uint16
@@ -206,7 +206,6 @@ type branchesOlPolicy struct {
 		Outer uint8
 		Pad   [3]uint8
 	}
-	NrTunnels       uint32
 	RebalanceQueue  uint32
 	SettleUs        uint32
 	RulesTable      uint32
@@ -236,7 +235,6 @@ type branchesOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
-	_         [4]byte
 }
 
 type branchesOlPort struct {

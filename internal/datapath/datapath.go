@@ -95,7 +95,6 @@ func (d *Datapath) load() error {
 	if err := d.loadObject("tracing programs", loadTrace, &d.trace); err != nil {
 		return err
 	}
-	d.policy.Version = uint32(stagesOlLimitOL_ABI_VERSION)
 	if err := d.writePolicy(); err != nil {
 		return err
 	}

@@ -16,7 +16,6 @@ import (
 type mergeOlLimit uint32
 
 const (
-	mergeOlLimitOL_ABI_VERSION     mergeOlLimit = 1
 	mergeOlLimitOL_MAX_CPUS        mergeOlLimit = 512
 	mergeOlLimitOL_MAX_LANES       mergeOlLimit = 64
 	mergeOlLimitOL_MAX_TUNNELS     mergeOlLimit = 16

@@ -206,7 +206,6 @@ type priorityOlLeave struct {
 type priorityOlLimit uint32
 
 const (
-	priorityOlLimitOL_ABI_VERSION     priorityOlLimit = 1
 	priorityOlLimitOL_MAX_CPUS        priorityOlLimit = 512
 	priorityOlLimitOL_MAX_LANES       priorityOlLimit = 64
 	priorityOlLimitOL_MAX_TUNNELS     priorityOlLimit = 16
@@ -300,11 +299,11 @@ type priorityOlPieceJudged struct {
 }
 
 type priorityOlPolicy struct {
-	_       structs.HostLayout
-	Version uint32
-	Flags   uint32
-	Beat    uint64
-	Tunnel  [16]struct {
+	_         structs.HostLayout
+	Flags     uint32
+	NrTunnels uint32
+	Beat      uint64
+	Tunnel    [16]struct {
 		_     structs.HostLayout
 		Vni   uint32
 		Port  uint16
@@ -313,7 +312,6 @@ type priorityOlPolicy struct {
 		Outer uint8
 		Pad   [3]uint8
 	}
-	NrTunnels       uint32
 	RebalanceQueue  uint32
 	SettleUs        uint32
 	RulesTable      uint32
@@ -343,7 +341,6 @@ type priorityOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
-	_         [4]byte
 }
 
 type priorityOlPort struct {

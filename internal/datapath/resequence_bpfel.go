@@ -16,7 +16,6 @@ import (
 type resequenceOlLimit uint32
 
 const (
-	resequenceOlLimitOL_ABI_VERSION     resequenceOlLimit = 1
 	resequenceOlLimitOL_MAX_CPUS        resequenceOlLimit = 512
 	resequenceOlLimitOL_MAX_LANES       resequenceOlLimit = 64
 	resequenceOlLimitOL_MAX_TUNNELS     resequenceOlLimit = 16

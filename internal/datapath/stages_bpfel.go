@@ -142,7 +142,6 @@ type stagesOlLeave struct {
 type stagesOlLimit uint32
 
 const (
-	stagesOlLimitOL_ABI_VERSION     stagesOlLimit = 1
 	stagesOlLimitOL_MAX_CPUS        stagesOlLimit = 512
 	stagesOlLimitOL_MAX_LANES       stagesOlLimit = 64
 	stagesOlLimitOL_MAX_TUNNELS     stagesOlLimit = 16
@@ -224,11 +223,10 @@ type stagesOlOwner struct {
 
 type stagesOlPolicy struct {
 	_               structs.HostLayout
-	Version         uint32
 	Flags           uint32
+	NrTunnels       uint32
 	Beat            uint64
 	Tunnel          [16]stagesOlTunnel
-	NrTunnels       uint32
 	RebalanceQueue  uint32
 	SettleUs        uint32
 	RulesTable      uint32
@@ -258,7 +256,6 @@ type stagesOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
-	_         [4]byte
 }
 
 type stagesOlPort struct {

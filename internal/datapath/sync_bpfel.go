@@ -151,11 +151,11 @@ type syncOlOwner struct {
 }
 
 type syncOlPolicy struct {
-	_       structs.HostLayout
-	Version uint32
-	Flags   uint32
-	Beat    uint64
-	Tunnel  [16]struct {
+	_         structs.HostLayout
+	Flags     uint32
+	NrTunnels uint32
+	Beat      uint64
+	Tunnel    [16]struct {
 		_     structs.HostLayout
 		Vni   uint32
 		Port  uint16
@@ -164,7 +164,6 @@ type syncOlPolicy struct {
 		Outer uint8
 		Pad   [3]uint8
 	}
-	NrTunnels       uint32
 	RebalanceQueue  uint32
 	SettleUs        uint32
 	RulesTable      uint32
@@ -194,7 +193,6 @@ type syncOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
-	_         [4]byte
 }
 
 type syncOlPort struct {

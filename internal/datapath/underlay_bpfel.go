@@ -265,11 +265,11 @@ type underlayOlOwner struct {
 }
 
 type underlayOlPolicy struct {
-	_       structs.HostLayout
-	Version uint32
-	Flags   uint32
-	Beat    uint64
-	Tunnel  [16]struct {
+	_         structs.HostLayout
+	Flags     uint32
+	NrTunnels uint32
+	Beat      uint64
+	Tunnel    [16]struct {
 		_     structs.HostLayout
 		Vni   uint32
 		Port  uint16
@@ -278,7 +278,6 @@ type underlayOlPolicy struct {
 		Outer uint8
 		Pad   [3]uint8
 	}
-	NrTunnels       uint32
 	RebalanceQueue  uint32
 	SettleUs        uint32
 	RulesTable      uint32
@@ -308,7 +307,6 @@ type underlayOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
-	_         [4]byte
 }
 
 type underlayOlPort struct {
