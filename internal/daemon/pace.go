@@ -44,8 +44,8 @@ func (d *Daemon) news() <-chan struct{} {
 const checkEvery = time.Second
 
 const (
-	// checkShare is the part of the daemon's time that this may take, each time: 1/200.
-	checkShare = 200
+	// checkShare is the part of the daemon's time that this may take, each time: 1/500.
+	checkShare = 500
 	// checkPause bounds how late it is seen, on a node with hundreds of pods.
 	checkPause = 5 * time.Second
 )

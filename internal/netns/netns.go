@@ -131,17 +131,17 @@ type Thread struct{ work chan func() }
 func (h *Handle) Thread() (*Thread, error) {
 	t := &Thread{work: make(chan func())}
 	entered := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never back: it ends with this goroutine
+	go onThread(func() error {
 		err := h.Enter()
 		entered <- err
 		if err != nil {
-			return
+			return err
 		}
 		for fn := range t.work {
 			fn()
 		}
-	}()
+		return nil
+	})
 	if err := <-entered; err != nil {
 		return nil, err
 	}
@@ -168,11 +168,18 @@ func (h *Handle) Enter() error {
 }
 
 // onThread runs fn on a locked thread that is thrown away afterwards: the
-// runtime ends a thread whose goroutine exits while locked.
+// runtime ends a thread whose goroutine exits while locked. Only the first thread
+// of the process it keeps, for ever, wherever fn has left it, and with it a namespace that
+// others want gone. That one is never used.
 func onThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			done <- onThread(fn)
+			runtime.UnlockOSThread()
+			return
+		}
 		done <- fn()
 	}()
 	return <-done

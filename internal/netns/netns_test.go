@@ -108,6 +108,20 @@ func TestNameOutlivesIPNetns(t *testing.T) {
 	}
 }
 
+// The process's first thread never goes anywhere: it would stay there, and keep the namespace alive.
+func TestTheFirstThreadStaysWhereItIs(t *testing.T) {
+	h := newNS(t)
+	for range 1000 {
+		var tid int
+		if err := h.Do(func() error { tid = unix.Gettid(); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if tid == unix.Getpid() {
+			t.Fatal("it was used")
+		}
+	}
+}
+
 // A thread stays one and the same, in its namespace, and ends when it is closed.
 func TestAThreadStaysInItsNamespace(t *testing.T) {
 	h := newNS(t)

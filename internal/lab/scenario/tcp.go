@@ -87,16 +87,13 @@ func (e *env) tcpLead(ctx context.Context, cfg traffic.TCPConfig) error {
 }
 
 // tcp runs connections for a while. loads are CPU seconds per second of each core: softirqs
-// of both hosts, since TCP's acknowledgements keep the sender's busy too.
+// of both hosts, since TCP's acknowledgements keep the sender's busy too. values are what both ends
+// count meanwhile.
 func (e *env) tcp(ctx context.Context, cfg traffic.TCPConfig) (res traffic.TCPResult, loads []float64, values map[string]float64, err error) {
 	if err := e.tcpLead(ctx, cfg); err != nil {
 		return res, nil, nil, err
 	}
 	from, to := e.endpoints(0)
-	was, err := e.tcpCounters()
-	if err != nil {
-		return res, nil, nil, err
-	}
 	if err := e.countThreads(); err != nil {
 		return res, nil, nil, err
 	}
@@ -104,18 +101,10 @@ func (e *env) tcp(ctx context.Context, cfg traffic.TCPConfig) (res traffic.TCPRe
 	if err != nil {
 		return res, nil, nil, err
 	}
-	loads, err = e.loadsFor(ctx, e.settle, e.cfg.Length)
-	if err != nil {
+	if loads, values, err = e.tcpWindow(ctx); err != nil {
 		return res, nil, nil, errors.Join(err, t.Stop())
 	}
-	if res, err = t.Wait(ctx); err != nil {
-		return res, nil, nil, err
-	}
-	is, err := e.tcpCounters()
-	values = map[string]float64{}
-	for name, n := range is {
-		values[name] = float64(n - was[name])
-	}
+	res, err = t.Wait(ctx)
 	return res, loads, values, err
 }
 
@@ -123,26 +112,39 @@ func (e *env) tcpConfig(gbps float64) traffic.TCPConfig {
 	return traffic.TCPConfig{Streams: e.cfg.Flows, Omit: e.settle, Length: e.cfg.Length, Gbps: gbps, Cores: []int{e.cores.Apps}}
 }
 
-// loadsFor waits, and returns CPU seconds per second of what comes after, of each core.
-func (e *env) loadsFor(ctx context.Context, skip, length time.Duration) (loads []float64, err error) {
-	if err := sleep(ctx, skip); err != nil {
-		return nil, err
+// tcpWindow waits until a variant acts, and returns what comes after: CPU seconds per second of each
+// core, and what both ends count.
+func (e *env) tcpWindow(ctx context.Context) (loads []float64, values map[string]float64, err error) {
+	if err := sleep(ctx, e.settle); err != nil {
+		return nil, nil, err
 	}
 	err = e.window(ctx, func() error {
+		was, err := e.tcpCounters()
+		if err != nil {
+			return err
+		}
 		start := time.Now()
 		a, err := e.clock.Read()
 		if err != nil {
 			return err
 		}
-		if err := sleep(ctx, length); err != nil {
+		if err := sleep(ctx, e.cfg.Length); err != nil {
 			return err
 		}
 		z, err := e.clock.Read()
+		if err != nil {
+			return err
+		}
 		span := time.Since(start).Seconds()
 		for _, busy := range z.Since(a).Cores {
 			loads = append(loads, busy.Seconds()/span)
 		}
+		is, err := e.tcpCounters()
+		values = map[string]float64{}
+		for name, n := range is {
+			values[name] = float64(n - was[name])
+		}
 		return err
 	})
-	return loads, err
+	return loads, values, err
 }
