@@ -164,7 +164,8 @@ type StageCost struct {
 // Counters count since the daemon started, over all underlays.
 type Counters struct {
 	// OverlayPackets were seen inside a tunnel that is ours, SteeredPackets of
-	// these got a lane from us. On a node with hardly a packet nobody looks.
+	// these got a lane from us. On a node with hardly a packet, or with nothing to do for long,
+	// nobody looks.
 	OverlayPackets uint64 `json:"overlay_packets"`
 	SteeredPackets uint64 `json:"steered_packets"`
 	// SplitPackets of these belonged to flows that were split, into so many Microflows;

@@ -102,6 +102,7 @@ type Daemon struct {
 	useless  bool      // no hop was worth it, in the last window
 	quiet    time.Time // since when hardly a packet has come
 	woken    time.Time // when it was last asleep
+	dull     dull
 	lively   time.Time // when packets last came, as isAwake saw it
 	softnet  softnet
 	pace     pace

@@ -20,8 +20,7 @@ const (
 	alert heed = iota
 	// calm: polls are traced, no core is about to be saturated.
 	calm
-	// asleep: nothing of ours runs with any packet; the kernel's counters tell
-	// when to wake up.
+	// asleep: no poll is traced; the kernel's counters tell when to wake up.
 	asleep
 )
 
@@ -54,10 +53,15 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 	}
 	quiet := d.isQuiet(now)
 	if d.heed == asleep {
-		if quiet {
+		switch {
+		case quiet:
 			return d.sensor.nothing(now, d.cores), true, nil
+		case d.mayRest() && d.dull.holds(now, d.softnet.rate):
+			in = d.dull.in
+			in.Now, in.Configured = now, d.cores
+			return in, true, nil
 		}
-		d.woken = now
+		d.woken, d.dull = now, dull{}
 		return in, false, d.pay(alert)
 	}
 
@@ -73,21 +77,21 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 			return in, false, err
 		}
 	}
-	next := alert
-	if !d.busy(in) {
-		next = calm
-		// The order guard of the express path lives on what is traced.
-		if quiet && d.expr.judges == nil && now.Sub(d.quiet) >= asleepAfter && now.Sub(d.woken) >= awakeFor {
-			next = asleep
-		}
+	switch {
+	case d.busy(in):
+		d.dull = dull{}
+		return in, true, d.pay(alert)
+	case quiet && now.Sub(d.quiet) >= asleepAfter && now.Sub(d.woken) >= awakeFor,
+		!quiet && d.mayRest() && d.dull.seen(in, d.softnet.rate):
+		return in, true, d.pay(asleep)
 	}
-	return in, true, d.pay(next)
+	return in, true, d.pay(calm)
 }
 
 // isQuiet tells whether nobody needs to look: hardly a packet comes, and nothing
 // is in place that lives on what is traced.
 func (d *Daemon) isQuiet(now time.Time) bool {
-	if d.pipe.armed || len(d.pipe.xdp) > 0 || d.wants(governor.Forced) {
+	if d.livesOnTraces() {
 		d.quiet = now
 		return false
 	}
@@ -100,6 +104,52 @@ func (d *Daemon) isQuiet(now time.Time) bool {
 		return false
 	}
 	return true
+}
+
+// livesOnTraces tells whether something is in place that does: the order guards of pipeline and
+// express know from polls how far queues are.
+func (d *Daemon) livesOnTraces() bool {
+	return d.pipe.armed || len(d.pipe.xdp) > 0 || d.wants(governor.Forced) || d.expr.judges != nil
+}
+
+// mayRest tells whether a load for which there is nothing to do needs no more than a look now and
+// then: nobody else asks what polls do.
+func (d *Daemon) mayRest() bool {
+	return !d.livesOnTraces() && d.prio == nil && d.demand.census == nil && d.aggr.dp == nil
+}
+
+// dull is a load that was looked at, and for which there is nothing to do. As long as it does not
+// become a larger one it is looked at again from time to time only: tracing polls costs whoever
+// asks and answers over the overlay, one request after the other, some percent.
+type dull struct {
+	in    governor.Input // as last seen
+	since time.Time      // it has been dull
+	most  float64        // packets a second that a core has received since then
+	until time.Time      // no look before
+}
+
+const (
+	// dullAfter is how long there must be nothing to do, and dullFor for how long it is believed.
+	dullAfter, dullFor = 700 * time.Millisecond, 10 * time.Second
+	// largerLoad is by how much one differs for which there may be.
+	largerLoad = 1.5
+)
+
+// seen takes a window in which there was nothing to do, and tells whether that is enough.
+func (l *dull) seen(in governor.Input, rate float64) bool {
+	if math.IsInf(rate, 1) {
+		return false
+	}
+	if l.since.IsZero() {
+		l.since = in.Now
+	}
+	l.in, l.most, l.until = in, max(l.most, rate), in.Now.Add(dullFor)
+	return in.Now.Sub(l.since) >= dullAfter
+}
+
+// holds tells whether it is still the same, as far as the kernel's counters tell.
+func (l *dull) holds(now time.Time, rate float64) bool {
+	return !now.Before(l.in.Now) && now.Before(l.until) && rate < largerLoad*l.most
 }
 
 // calmAfter is how long hardly a packet must have come before what acts by settings and ways is
@@ -145,7 +195,7 @@ func (d *Daemon) pay(h heed) error {
 	if h == d.heed {
 		return nil
 	}
-	if d.heed == asleep {
+	if d.heed == asleep || h == asleep {
 		d.sensor.forget()
 	}
 	d.heed = h

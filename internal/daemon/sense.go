@@ -99,8 +99,8 @@ func (c costs) behind() float64 {
 	return (cost[datapath.Tunnel] + cost[datapath.Pod]) / cost[datapath.NIC]
 }
 
-// forget makes the next read begin a window.
-func (s *sensor) forget() { s.when = time.Time{} }
+// forget makes the next read begin a window, and nothing is known of the last.
+func (s *sensor) forget() { s.when, s.behind = time.Time{}, 0 }
 
 // nothing is a window in which no core had anything to do.
 func (s *sensor) nothing(now time.Time, configured []int) governor.Input {

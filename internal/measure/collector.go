@@ -25,7 +25,7 @@ func newMetric(kind prometheus.ValueType, name, help string, labels ...string) m
 // What is exported. No label grows with flows or pods.
 var (
 	buildInfo    = newMetric(prometheus.GaugeValue, "build_info", "1, with the version", "version")
-	overlay      = newMetric(prometheus.CounterValue, "overlay_packets_total", "packets that went through a tunnel of ours")
+	overlay      = newMetric(prometheus.CounterValue, "overlay_packets_total", "packets that were seen to go through a tunnel of ours, while there was a reason to look")
 	steered      = newMetric(prometheus.CounterValue, "steered_packets_total", "of these, sent to a lane")
 	split        = newMetric(prometheus.CounterValue, "split_packets_total", "packets of flows that were split into micro-flows when they came")
 	microflows   = newMetric(prometheus.CounterValue, "microflows_total", "micro-flows that these were cut into")

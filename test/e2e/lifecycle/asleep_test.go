@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
 )
@@ -48,5 +49,30 @@ func TestNothingIsTracedOnAnIdleNode(t *testing.T) {
 		})
 		l.Stop()
 	}
+	ends(t, d)
+}
+
+// With a load for which there is nothing to do polls are traced now and then only; with one that
+// saturates a core they are again, at once.
+func TestADullLoadIsNotTracedAllTheTime(t *testing.T) {
+	b := lab(t, bed.Options{})
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: "aggregate: off\nmetrics: off\n"})
+	l := rig.StartSteady(t, b, 1)
+	rig.Until(t, "the load is seen", func() (bool, string) {
+		return d.Status().Counters.OverlayPackets > 0 && traces(t, d.PID) > 0, d.Log()
+	})
+	rig.Until(t, "no poll is traced", func() (bool, string) { return traces(t, d.PID) == 0, d.Log() })
+	l.GoesOn()
+	seen := d.Status().Counters.OverlayPackets
+	rig.Until(t, "it is looked at again", func() (bool, string) {
+		return d.Status().Counters.OverlayPackets > seen, d.Log()
+	})
+	rig.Until(t, "no poll is traced any more", func() (bool, string) { return traces(t, d.PID) == 0, d.Log() })
+	l.Stop()
+	flood := rig.StartFlood(t, b, 4)
+	rig.Until(t, "the flood is seen", func() (bool, string) {
+		return d.Status().Mechanisms[0].State == control.Active, fmt.Sprintf("%+v\n%s", d.Status().Mechanisms, d.Log())
+	})
+	flood.Stop()
 	ends(t, d)
 }

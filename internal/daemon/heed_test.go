@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/overlane/overlane/internal/governor"
+)
+
+// A load for which there is nothing to do is looked at until that is known, and again when it grows,
+// or after a while.
+func TestADullLoadIsLookedAtNowAndThen(t *testing.T) {
+	const rate = 20000
+	begin := time.Unix(1000, 0)
+	at := func(since time.Duration) governor.Input { return governor.Input{Now: begin.Add(since)} }
+	var l dull
+	if l.holds(begin, 0) {
+		t.Error("nothing was seen, and it holds")
+	}
+	for since, enough := range map[time.Duration]bool{0: false, dullAfter - 1: false, dullAfter: true} {
+		l = dull{}
+		l.seen(at(0), rate)
+		if got := l.seen(at(since), rate/2); got != enough {
+			t.Errorf("seen for %s: enough is %t", since, got)
+		}
+	}
+	for _, tc := range []struct {
+		name string
+		now  time.Time
+		rate float64
+		want bool
+	}{
+		{"at once", begin.Add(dullAfter), rate, true},
+		{"less", begin.Add(dullAfter), 1, true},
+		{"a larger load", begin.Add(dullAfter), largerLoad * rate, false},
+		{"nearly larger", begin.Add(dullAfter), largerLoad*rate - 1, true},
+		{"no rate", begin.Add(dullAfter), math.Inf(1), false},
+		{"in time", begin.Add(dullAfter + dullFor - 1), rate, true},
+		{"later", begin.Add(dullAfter + dullFor), rate, false},
+		{"a clock that jumps back", begin, rate, false},
+	} {
+		if got := l.holds(tc.now, tc.rate); got != tc.want {
+			t.Errorf("%s: it holds is %t", tc.name, got)
+		}
+	}
+	before := l
+	if l.seen(at(time.Hour), math.Inf(1)) || l.most != before.most {
+		t.Error("a window without a rate counts")
+	}
+}
