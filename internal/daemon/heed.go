@@ -118,21 +118,22 @@ func (d *Daemon) mayRest() bool {
 	return !d.livesOnTraces() && d.prio == nil && d.demand.census == nil && d.aggr.dp == nil
 }
 
-// dull is a load that was looked at, and for which there is nothing to do. As long as it does not
-// become a larger one it is looked at again from time to time only: tracing polls costs whoever
+// dull is a load that was looked at, and for which there is nothing to do. As long as it stays
+// about the same it is looked at again from time to time only: tracing polls costs whoever
 // asks and answers over the overlay, one request after the other, some percent.
 type dull struct {
 	in    governor.Input // as last seen
 	since time.Time      // it has been dull
-	most  float64        // packets a second that a core has received since then
 	until time.Time      // no look before
+	// least and most are the packets a second of the core that received most, since then.
+	least, most float64
 }
 
 const (
 	// dullAfter is how long there must be nothing to do, and dullFor for how long it is believed.
 	dullAfter, dullFor = 700 * time.Millisecond, 10 * time.Second
-	// largerLoad is by how much one differs for which there may be.
-	largerLoad = 1.5
+	// changedLoad is by how much one differs for which there may be something.
+	changedLoad = 1.5
 )
 
 // seen takes a window in which there was nothing to do, and tells whether that is enough.
@@ -141,15 +142,16 @@ func (l *dull) seen(in governor.Input, rate float64) bool {
 		return false
 	}
 	if l.since.IsZero() {
-		l.since = in.Now
+		l.since, l.least, l.most = in.Now, rate, rate
 	}
-	l.in, l.most, l.until = in, max(l.most, rate), in.Now.Add(dullFor)
+	l.in, l.until = in, in.Now.Add(dullFor)
+	l.least, l.most = min(l.least, rate), max(l.most, rate)
 	return in.Now.Sub(l.since) >= dullAfter
 }
 
 // holds tells whether it is still the same, as far as the kernel's counters tell.
 func (l *dull) holds(now time.Time, rate float64) bool {
-	return !now.Before(l.in.Now) && now.Before(l.until) && rate < largerLoad*l.most
+	return !now.Before(l.in.Now) && now.Before(l.until) && rate < changedLoad*l.most && rate > l.least/changedLoad
 }
 
 // calmAfter is how long hardly a packet must have come before what acts by settings and ways is

@@ -10,8 +10,8 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 )
 
-// A load for which there is nothing to do is looked at until that is known, and again when it grows,
-// or after a while.
+// A load for which there is nothing to do is looked at until that is known, and again when it
+// changes, or after a while.
 func TestADullLoadIsLookedAtNowAndThen(t *testing.T) {
 	const rate = 20000
 	begin := time.Unix(1000, 0)
@@ -23,7 +23,8 @@ func TestADullLoadIsLookedAtNowAndThen(t *testing.T) {
 	for since, enough := range map[time.Duration]bool{0: false, dullAfter - 1: false, dullAfter: true} {
 		l = dull{}
 		l.seen(at(0), rate)
-		if got := l.seen(at(since), rate/2); got != enough {
+		l.seen(at(0), rate/2)
+		if got := l.seen(at(since), rate); got != enough {
 			t.Errorf("seen for %s: enough is %t", since, got)
 		}
 	}
@@ -34,9 +35,11 @@ func TestADullLoadIsLookedAtNowAndThen(t *testing.T) {
 		want bool
 	}{
 		{"at once", begin.Add(dullAfter), rate, true},
-		{"less", begin.Add(dullAfter), 1, true},
-		{"a larger load", begin.Add(dullAfter), largerLoad * rate, false},
-		{"nearly larger", begin.Add(dullAfter), largerLoad*rate - 1, true},
+		{"as little as once", begin.Add(dullAfter), rate / 2, true},
+		{"a larger load", begin.Add(dullAfter), changedLoad * rate, false},
+		{"nearly larger", begin.Add(dullAfter), changedLoad*rate - 1, true},
+		{"a smaller load", begin.Add(dullAfter), rate / 2 / changedLoad, false},
+		{"nearly smaller", begin.Add(dullAfter), rate/2/changedLoad + 1, true},
 		{"no rate", begin.Add(dullAfter), math.Inf(1), false},
 		{"in time", begin.Add(dullAfter + dullFor - 1), rate, true},
 		{"later", begin.Add(dullAfter + dullFor), rate, false},
