@@ -14,7 +14,7 @@ import (
 const (
 	dropTrigger = "/sys/kernel/tracing/events/skb/kfree_skb/trigger"
 	dropHist    = "/sys/kernel/tracing/events/skb/kfree_skb/hist"
-	byPlace     = "hist:keys=location.sym,reason"
+	byPlace     = "hist:keys=location.sym-offset,reason"
 )
 
 // watchLosses has all of the machine's drops counted while the test runs.

@@ -195,7 +195,8 @@ func (p *parcels) receive() error {
 			one := rest[:min(size, len(rest))]
 			rest = rest[len(one):]
 			if is := s.next(want); !bytes.Equal(one, is) {
-				return fmt.Errorf("datagram %d, %d bytes, is not as it was sent, %d bytes; it came at %d of %d", got, len(one), len(is), n-len(rest)-len(one), n)
+				return fmt.Errorf("datagram %d, %d bytes, is not as it was sent, %d bytes: it is %s; it came at %d of %d",
+					got, len(one), len(is), p.which(got, one), n-len(rest)-len(one), n)
 			}
 			if size < n {
 				p.inOne++
@@ -204,6 +205,26 @@ func (p *parcels) receive() error {
 		}
 	}
 	return nil
+}
+
+// which tells what a datagram is that came where another was due.
+func (p *parcels) which(due int, b []byte) string {
+	s, buf := p.shape(), make([]byte, largest+8)
+	for i := range p.n {
+		is := s.next(buf)
+		if bytes.Equal(is, b) {
+			return fmt.Sprintf("datagram %d", i)
+		}
+		if i != due || len(is) != len(b) {
+			continue
+		}
+		for at := range b {
+			if b[at] != is[at] {
+				return fmt.Sprintf("another from its byte %d on", at)
+			}
+		}
+	}
+	return "none that was sent"
 }
 
 // segment is the size of the datagrams that came as one.
