@@ -417,7 +417,7 @@ struct ol_prio {
 	__u32 number;  /* ... by this, see ol_prio_number */
 	__u32 looked;  /* when it was last looked whether bulk's lane is to join frames */
 	__u32 calm;    /* so many looks in a row nothing had been refused */
-	__u32 ended;   /* when latency traffic was last about */
+	__u32 owed;    /* once bulk's lane took so many it was to be empty, see ol_prio_turn */
 	__u8 ever;     /* there has been one */
 	__u8 demoted;  /* bulk goes to the lane */
 	__u8 over;     /* the budget is used up: latency joins bulk */

@@ -212,7 +212,7 @@ __noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu, int two)
 	if (ol_prio_join(p, empty) && p->apart)
 		p->lane[OL_CLASS_BULK].room = 0;
 	empty &= ol_prio_look(p, this_cpu, OL_CLASS_LATENCY, before, busy);
-	ol_prio_turn(p, policy->latency_window_us, policy->rules_table & 1, empty, busy);
+	ol_prio_turn(p, policy, empty, busy);
 	ol_prio_use_table(p);
 	ol_prio_earn(p, elapsed, policy->latency_share);
 	return 0;

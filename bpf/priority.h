@@ -175,31 +175,31 @@ OL_INLINE int ol_lane_left(const struct ol_lane_watch *w, __u32 last, __u32 now,
 }
 
 /*
- * A lane that has not run empty by itself so long after bulk need not make way any more, in
- * us, gets more than its thread can do. It is emptied by refusing what comes: that is
- * lost anyway, and on the stock path the core can do more.
- */
-#define OL_PRIO_DRAIN_US 10000
-
-/*
  * The beginning of a poll: where shall bulk go in it? The stock path and the lanes
  * meet in this core's queues behind the NIC, first come first served: what has been
  * handed on by one cannot be overtaken by the other. Held back are only what waits
  * in a lane, and what the NIC's GRO holds. lanes_empty: and their threads are done. busy: in these
  * queues they can be overtaken.
+ *
+ * A lane whose thread, once bulk need not make way any more, has handled as many frames as the
+ * lane has room for without having it empty gets more than that thread can do. It is emptied by
+ * refusing what comes: that is lost anyway, and on the stock path the core can do more. Time tells
+ * nothing: a thread that has to wait for its core is behind, too, and nothing need be lost.
  */
-OL_INLINE void ol_prio_turn(struct ol_prio *p, __u32 window, __u32 table, int lanes_empty, int busy)
+OL_INLINE void ol_prio_turn(struct ol_prio *p, const struct ol_policy *policy, int lanes_empty,
+			    int busy)
 {
 	__u32 silence = p->now - p->seen;
-	int about = p->ever && silence < window;
+	int about = p->ever && silence < policy->latency_window_us;
+	struct ol_lane_watch *bulk = &p->lane[OL_CLASS_BULK];
 
 	p->about = about;
 	if (about)
-		p->ended = p->now;
+		p->owed = bulk->taken + policy->bulk_room;
 	if (silence > OL_PRIO_LIFE_US)
 		p->ever = 0;
 	if (!p->holds) {
-		p->table = table;
+		p->table = policy->rules_table & 1;
 		if (about && !busy)
 			p->demoted = 1;
 	}
@@ -207,8 +207,8 @@ OL_INLINE void ol_prio_turn(struct ol_prio *p, __u32 window, __u32 table, int la
 		return;
 	if (lanes_empty)
 		p->demoted = 0;
-	else if (p->now - p->ended > OL_PRIO_DRAIN_US)
-		p->lane[OL_CLASS_BULK].room = 0;
+	else if (ol_not_after(p->owed, bulk->taken))
+		bulk->room = 0;
 }
 
 /* Ns of its share that the latency class can save up. */

@@ -286,7 +286,7 @@ type stagesOlPrio struct {
 	Number  uint32
 	Looked  uint32
 	Calm    uint32
-	Ended   uint32
+	Owed    uint32
 	Ever    uint8
 	Demoted uint8
 	Over    uint8

@@ -14,7 +14,7 @@ func TestCandidatesDifferAndSpreadEvenly(t *testing.T) {
 	run(t, compile(t, "check_pipeline.c", sanitizers))
 }
 
-func TestSparseFlowsBecomeLatencyAndLatencyTakesItsShare(t *testing.T) {
+func TestPrioritysPolicyWithAClockOfItsOwn(t *testing.T) {
 	run(t, compile(t, "check_priority.c", sanitizers))
 }
 

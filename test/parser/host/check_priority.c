@@ -167,6 +167,67 @@ static void joins(__u32 start)
 	MUST(!polls(&p, 10, 0, 10) && !p.joins, "line %d", __LINE__);
 }
 
+/*
+ * Polls without latency's frames, before each of which the lane's thread took so many of bulk's, and
+ * the lane was never empty. Returns before which of them it was first to be emptied, or 0.
+ */
+static int emptied(struct ol_prio *p, const struct ol_policy *policy, int n, __u32 takes)
+{
+	struct ol_lane_watch *bulk = &p->lane[OL_CLASS_BULK];
+
+	for (int i = 1; i <= n; i++) {
+		p->now += 1000;
+		bulk->room = 7;
+		bulk->taken += takes;
+		ol_prio_turn(p, policy, 0, 0);
+		MUST(!p->about && p->demoted, "line %d", __LINE__);
+		if (!bulk->room)
+			return i;
+	}
+	return 0;
+}
+
+/* Bulk makes way as long as latency is about; then its lane is emptied if its thread is too slow. */
+static void turns(__u32 start, __u32 taken)
+{
+	struct ol_policy policy = {.latency_window_us = 50000, .bulk_room = 2000, .rules_table = 1};
+	struct ol_prio p = {.now = start};
+	struct ol_lane_watch *bulk = &p.lane[OL_CLASS_BULK];
+
+	bulk->taken = taken;
+	bulk->room = 7;
+	ol_prio_turn(&p, &policy, 1, 0);
+	MUST(!p.about && !p.demoted && bulk->room == 7, "line %d", __LINE__);
+	p.ever = 1;
+	for (int i = 0; i < 10; i++) {
+		p.now += 49000;
+		p.seen = p.now;
+		p.now += 49000;
+		bulk->taken += 10000;
+		ol_prio_turn(&p, &policy, 0, 0);
+		MUST(p.about && p.demoted && bulk->room == 7 && p.table == 1, "line %d", __LINE__);
+	}
+	/* A thread that waits for its core has time. */
+	p.now += 1000;
+	MUST(!emptied(&p, &policy, 5000, 0), "line %d", __LINE__);
+	MUST(emptied(&p, &policy, 5000, 8) == 250, "line %d", __LINE__);
+	/* Until it is empty. */
+	MUST(emptied(&p, &policy, 1, 8) == 1, "line %d", __LINE__);
+	bulk->room = 7;
+	ol_prio_turn(&p, &policy, 1, 0);
+	MUST(!p.demoted && bulk->room == 7, "line %d", __LINE__);
+	/* Once more, with a lane that runs empty by itself. */
+	p.seen = p.now;
+	ol_prio_turn(&p, &policy, 0, 1);
+	MUST(p.about && !p.demoted, "line %d", __LINE__);
+	ol_prio_turn(&p, &policy, 0, 0);
+	MUST(p.demoted, "line %d", __LINE__);
+	p.now += 50000;
+	MUST(!emptied(&p, &policy, 199, 10), "line %d", __LINE__);
+	ol_prio_turn(&p, &policy, 1, 0);
+	MUST(!p.demoted && bulk->room == 7, "line %d", __LINE__);
+}
+
 int main(void)
 {
 	joins(0);
@@ -177,5 +238,7 @@ int main(void)
 	for (__u32 share = 50; share <= 1000; share += 50)
 		budget(share);
 	bounds();
+	turns(1, 0);
+	turns(~0U - 100000, ~0U - 100000); /* the clock wraps, and what was taken */
 	return 0;
 }
