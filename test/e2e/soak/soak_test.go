@@ -207,10 +207,7 @@ func (s *life) settled() (now held) {
 // look says what the daemon does, and holds.
 func (s *life) look() held {
 	s.t.Helper()
-	h := held{Holds: s.d.Holds(s.b)}
-	if s.d.Config == "" {
-		h.goroutines = int(s.d.Metric("go_goroutines"))
-	}
+	h := held{Holds: s.d.Holds(s.b), goroutines: int(s.d.Metric("go_goroutines"))}
 	for _, m := range s.status().Mechanisms {
 		h.doing += fmt.Sprintf("%s %s ", m.Name, m.State)
 	}

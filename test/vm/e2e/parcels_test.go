@@ -210,6 +210,7 @@ func (p *parcels) receive() error {
 // which tells what a datagram is that came where another was due.
 func (p *parcels) which(due int, b []byte) string {
 	s, buf := p.shape(), make([]byte, largest+8)
+	what := "none that was sent"
 	for i := range p.n {
 		is := s.next(buf)
 		if bytes.Equal(is, b) {
@@ -218,13 +219,13 @@ func (p *parcels) which(due int, b []byte) string {
 		if i != due || len(is) != len(b) {
 			continue
 		}
-		for at := range b {
-			if b[at] != is[at] {
-				return fmt.Sprintf("another from its byte %d on", at)
-			}
+		at := 0
+		for b[at] == is[at] {
+			at++
 		}
+		what = fmt.Sprintf("this one, and another from its byte %d on", at)
 	}
-	return "none that was sent"
+	return what
 }
 
 // segment is the size of the datagrams that came as one.
