@@ -16,6 +16,7 @@ import (
 
 	"github.com/overlane/overlane/internal/apply/offload"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/polled"
 	"github.com/overlane/overlane/internal/privilege"
 )
 
@@ -39,7 +40,12 @@ func (s *spot) putFeature(value string) error {
 	if on != "on" && on != "off" {
 		return fmt.Errorf("%q is neither on nor off", value)
 	}
-	return s.handle.Do(func() error { return offload.Set(s.Name, s.Attr, on == "on") })
+	set := func() error { return offload.Set(s.Name, s.Attr, on == "on") }
+	// What GRO holds by a feature could be overtaken.
+	if s.Attr != plan.UDPForwarding || on == "on" {
+		return s.handle.Do(set)
+	}
+	return s.handle.Do(func() error { return polled.On(s.polls(), set) })
 }
 
 // sysctl opens /proc/sys in the namespace: below net/ the kernel shows each

@@ -9,11 +9,13 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/polled"
 )
 
 // Namespaces finds network namespaces. The handles stay the property of the
@@ -43,6 +45,8 @@ type spot struct {
 	// dev is the device's sysfs folder. It stays the device's own, whatever
 	// the device is called later, and is dead when the device is gone.
 	dev *os.Root
+	// polls is the kernel's.
+	polls func() int
 }
 
 // kernel reaches settings for the time of one call.
@@ -50,10 +54,11 @@ type kernel struct {
 	ns    Namespaces
 	sysfs map[uint64]*os.Root // by cookie
 	devs  map[plan.Target]*spot
+	polls func() int // polled.Core, looked for once
 }
 
 func newKernel(ns Namespaces) *kernel {
-	return &kernel{ns: ns, sysfs: make(map[uint64]*os.Root), devs: make(map[plan.Target]*spot)}
+	return &kernel{ns: ns, sysfs: make(map[uint64]*os.Root), devs: make(map[plan.Target]*spot), polls: sync.OnceValue(polled.Core)}
 }
 
 func (k *kernel) close() {
@@ -113,7 +118,7 @@ func (k *kernel) device(t plan.Target, addr string) (*spot, error) {
 	if err != nil {
 		return nil, gone(err)
 	}
-	d := &spot{Setting: plan.Setting{Target: t}, inode: h.Inode(), handle: h, dev: dev}
+	d := &spot{Setting: plan.Setting{Target: t}, inode: h.Inode(), handle: h, dev: dev, polls: k.polls}
 	d.Name = name
 	// Once more, now that the folder is held: the name may have moved on.
 	if index, err := readIfindex(dev, "."); err != nil || index != t.Ifindex {

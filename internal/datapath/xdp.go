@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/polled"
 )
 
 // laneQueue is the number of frames that a lane of the nic stage holds: at a
@@ -165,13 +167,14 @@ func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
 func attachXDP(dev Device, prog *ebpf.Program) (link.Link, error) {
 	var l link.Link
 	err := dev.Netns.Do(func() error {
-		var err error
-		l, err = link.AttachXDP(link.XDPOptions{
-			Program:   prog,
-			Interface: dev.Ifindex,
-			Flags:     link.XDPDriverMode,
+		return polled.On(polled.Core(), func() (err error) {
+			l, err = link.AttachXDP(link.XDPOptions{
+				Program:   prog,
+				Interface: dev.Ifindex,
+				Flags:     link.XDPDriverMode,
+			})
+			return err
 		})
-		return err
 	})
 	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
 		err = errors.Join(ErrForeignXDP, err)
@@ -179,8 +182,14 @@ func attachXDP(dev Device, prog *ebpf.Program) (link.Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("attach XDP program to device %d: %w", dev.Ifindex, err)
 	}
-	return l, nil
+	return xdpLink{l}, nil
 }
+
+// xdpLink is one of XDP, which goes as it came: between two polls.
+type xdpLink struct{ link.Link }
+
+// Close takes the program off.
+func (l xdpLink) Close() error { return polled.On(polled.Core(), l.Link.Close) }
 
 // laneLeft is how many frames of a core's lane are not known to be handled.
 func (d *Datapath) laneLeft(core int) (uint32, error) {
