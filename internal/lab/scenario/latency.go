@@ -54,8 +54,8 @@ func (e *env) roundTrip(ctx context.Context, settle time.Duration) (map[string]f
 func (e *env) probes(settle time.Duration) int { return int((settle+e.cfg.Length)/probeEvery) + 1000 }
 
 func (e *env) watchProbe(ctx context.Context, p *traffic.Probe, settle time.Duration) (traffic.Latencies, error) {
-	werr := e.settled(ctx, settle, func() error { return sleep(ctx, e.cfg.Length) })
-	l, err := p.Stop(int(settle / probeEvery))
+	werr := e.settled(ctx, settle, func() error { p.Begin(); return sleep(ctx, e.cfg.Length) })
+	l, err := p.Stop()
 	return l, errors.Join(werr, err)
 }
 

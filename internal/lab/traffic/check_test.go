@@ -216,15 +216,24 @@ func TestProbeMeasuresEveryDatagram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for p.sent.Load() < 50 {
-		time.Sleep(5 * time.Millisecond)
+	send := func(n uint64) {
+		for n += p.sent.Load(); p.sent.Load() < n; {
+			time.Sleep(5 * time.Millisecond)
+		}
 	}
-	l, err := p.Stop(10)
+	send(20)
+	p.Begin()
+	send(50)
+	l, err := p.Stop()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if l.Received != l.Sent {
 		t.Errorf("%d of %d arrived", l.Received, l.Sent)
+	}
+	// One may have been on its way to be sent.
+	if n := len(p.counted()); n < 49 || int(l.Sent)-n < 20 {
+		t.Errorf("the figures are of %d of %d", n, l.Sent)
 	}
 	if l.P50 <= 0 || l.P50 > l.P99 || l.P99 > l.P999 {
 		t.Errorf("percentiles out of order: %+v", l)

@@ -34,8 +34,15 @@ type Probe struct {
 	echo       *thread // of a round trip
 	stop       atomic.Bool
 	sent       atomic.Uint64
-	got        []time.Duration
+	begun      atomic.Uint64 // what was sent before is left out
+	got        []arrival
 	strange    error
+}
+
+// arrival is a datagram that came, when it was sent and how long it took.
+type arrival struct {
+	sent uint64
+	took time.Duration
 }
 
 // StartProbe sends a small datagram every interval, from threads that run when
@@ -51,7 +58,7 @@ func StartRoundTrip(from, to Endpoint, every time.Duration, sendOn, recvOn, max 
 }
 
 func startProbe(from, to Endpoint, every time.Duration, sendOn, recvOn, max int, back bool) (_ *Probe, err error) {
-	p := &Probe{got: make([]time.Duration, 0, max)}
+	p := &Probe{got: make([]arrival, 0, max)}
 	var open []int // sockets that no thread has taken
 	defer func() {
 		if err != nil {
@@ -173,7 +180,7 @@ func (p *Probe) receive(s int) error {
 			continue
 		}
 		if len(p.got) < cap(p.got) {
-			p.got = append(p.got, time.Duration(now-when))
+			p.got = append(p.got, arrival{when, time.Duration(now - when)})
 		}
 	}
 }
@@ -212,8 +219,20 @@ type Latencies struct {
 	Mean     time.Duration
 }
 
-// Stop ends the probe. What was sent before skip is left out of the figures.
-func (p *Probe) Stop(skip int) (Latencies, error) {
+// Begin leaves what was sent before out of the figures.
+func (p *Probe) Begin() { p.begun.Store(monotonic()) }
+
+func (p *Probe) counted() (took []time.Duration) {
+	for _, a := range p.got {
+		if a.sent >= p.begun.Load() {
+			took = append(took, a.took)
+		}
+	}
+	return took
+}
+
+// Stop ends the probe.
+func (p *Probe) Stop() (Latencies, error) {
 	p.stop.Store(true)
 	err := p.join()
 	if err == nil {
@@ -223,7 +242,7 @@ func (p *Probe) Stop(skip int) (Latencies, error) {
 		return Latencies{}, err
 	}
 	sent, received := p.sent.Load(), uint64(len(p.got))
-	got := p.got[min(skip, len(p.got)):]
+	got := p.counted()
 	if len(got) == 0 {
 		return Latencies{Sent: sent, Received: received}, fmt.Errorf("no probe of %d arrived", sent)
 	}

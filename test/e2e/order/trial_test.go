@@ -66,7 +66,7 @@ func sparse(t *testing.T, b *bed.Bed) (lost func() uint64) {
 	}
 	var n uint64
 	end := sync.OnceFunc(func() {
-		l, err := p.Stop(0)
+		l, err := p.Stop()
 		if err != nil {
 			t.Error(err)
 		}
