@@ -19,7 +19,7 @@ import (
 )
 
 // patience bounds every wait; it decides when a test has failed, never whether.
-const patience = 60 * time.Second
+const patience = 3 * time.Minute
 
 // stream sends numbered datagrams from the first host's pod to the second's
 // until stopped, and looks at what comes out.
