@@ -3,11 +3,10 @@
 package daemon
 
 import (
-	"fmt"
 	"math"
 	"time"
 
-	"github.com/prometheus/procfs"
+	"github.com/overlane/overlane/internal/polled"
 )
 
 // softnet turns the kernel's count of received packets into rates.
@@ -23,7 +22,7 @@ func (s *softnet) read(now time.Time) (float64, error) {
 	if s.last != nil && now.Equal(s.when) {
 		return s.rate, nil
 	}
-	stats, err := softnetStats()
+	stats, err := polled.Softnet()
 	if err != nil {
 		return 0, err
 	}
@@ -46,7 +45,7 @@ func (s *softnet) read(now time.Time) (float64, error) {
 
 // backlogDrops are the packets that each core's backlog has dropped.
 func backlogDrops() (map[int]uint64, error) {
-	stats, err := softnetStats()
+	stats, err := polled.Softnet()
 	if err != nil {
 		return nil, err
 	}
@@ -55,16 +54,4 @@ func backlogDrops() (map[int]uint64, error) {
 		drops[int(s.Index)] = uint64(s.Dropped)
 	}
 	return drops, nil
-}
-
-func softnetStats() ([]procfs.SoftnetStat, error) {
-	fs, err := procfs.NewDefaultFS()
-	if err != nil {
-		return nil, fmt.Errorf("read softnet_stat: %w", err)
-	}
-	stats, err := fs.NetSoftnetStat()
-	if err != nil {
-		return nil, fmt.Errorf("read softnet_stat: %w", err)
-	}
-	return stats, nil
 }

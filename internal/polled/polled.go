@@ -7,10 +7,11 @@
 // one flow treated in two ways within a poll, a feature that GRO joins them by, an XDP program on
 // a veth, lets the later ones overtake those that it holds. A task never runs in the middle of a
 // poll of its own core: a change that a task makes on the core that polls the NIC falls between
-// two. Where several cores poll it, that is so for the busiest of them.
+// two. Where several cores receive, that is so for the one that receives most.
 package polled
 
 import (
+	"fmt"
 	"runtime"
 	"time"
 
@@ -42,16 +43,22 @@ func Core() int {
 	return core
 }
 
-// received are the packets that each core has received, in 32 bits, by its number.
-func received() map[uint32]uint32 {
+// Softnet is what the kernel counts of each core's receiving, in 32 bits.
+func Softnet() ([]procfs.SoftnetStat, error) {
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {
-		return nil
+		return nil, fmt.Errorf("read softnet_stat: %w", err)
 	}
 	stats, err := fs.NetSoftnetStat()
 	if err != nil {
-		return nil
+		return nil, fmt.Errorf("read softnet_stat: %w", err)
 	}
+	return stats, nil
+}
+
+// received are the packets that each core has received, by its number; none if that cannot be told.
+func received() map[uint32]uint32 {
+	stats, _ := Softnet()
 	n := make(map[uint32]uint32, len(stats))
 	for _, s := range stats {
 		n[s.Index] = s.Processed
@@ -79,20 +86,19 @@ func on(core int, patience time.Duration, fn func() error) error {
 		_ = unix.SchedSetaffinityDynamic(tid, was)
 		_ = unix.SchedSetAttr(tid, policy, 0)
 	}
-	let := make(chan struct{})
-	late := time.AfterFunc(patience, func() { back(); close(let) })
 	if policy.Policy == unix.SCHED_NORMAL || policy.Policy == unix.SCHED_BATCH || policy.Policy == unix.SCHED_IDLE {
 		_ = privilege.With(unix.CAP_SYS_NICE, func() error { // else it waits its turn
 			return unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: aheadOfPolls}, 0)
 		})
 	}
 	there.Set(core)
+	let := make(chan struct{})
+	late := time.AfterFunc(patience, func() { back(); close(let) })
 	_ = unix.SchedSetaffinityDynamic(0, there)
 	err = fn()
-	if late.Stop() {
-		back()
-	} else {
+	if !late.Stop() {
 		<-let // this thread and no other
 	}
+	back() // however the two fell together
 	return err
 }

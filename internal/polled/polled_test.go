@@ -62,7 +62,7 @@ func TestACoreThatIsTakenHoldsUpNothing(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	was, scheduled := allowed(t), policy(t)
-	err := on(last(was), time.Millisecond, func() error {
+	err := on(last(was), 50*time.Millisecond, func() error {
 		for begun := time.Now(); allowed(t) != was || policy(t) != scheduled; time.Sleep(time.Millisecond) { // nothing tells of it
 			if time.Since(begun) > 10*time.Second {
 				return errors.New("it waits for one core only")

@@ -87,10 +87,12 @@ func TestXDPComesAndGoesBetweenPolls(t *testing.T) {
 	t.Cleanup(func() { must(t, stop()) })
 	var v traffic.Verdict
 	come := func() { // some polls' worth
-		for before := v.Received; v.Received < before+2000; {
+		before := v.Received
+		rig.Until(t, "2000 datagrams come", func() (bool, string) {
 			v, err = check.Total(1)
 			must(t, err)
-		}
+			return v.Received >= before+2000, fmt.Sprintf("%+v", v)
+		})
 	}
 	for range changes {
 		come()
