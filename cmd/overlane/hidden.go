@@ -11,6 +11,7 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/datapath"
 )
 
 // guardianVerb is the verb that a daemon starts its guardian with.
@@ -25,12 +26,15 @@ func newGuardianCmd() *cobra.Command {
 		Args:   cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-			return apply.RunGuardian(global.stateDir, cookie, log)
+			return apply.RunGuardian(global.stateDir, cookie, adopt, log)
 		},
 	}
 	cmd.Flags().Uint64Var(&cookie, "netns-cookie", 0, "`COOKIE` of the network namespace")
 	return cmd
 }
+
+// adopt lets a guardian handle the programs of a daemon that has died.
+func adopt(held map[string][]int) (apply.Orphans, error) { return datapath.Adopt(held) }
 
 func newSetCoresCmd() *cobra.Command {
 	return &cobra.Command{

@@ -283,8 +283,7 @@ func TestSecondDaemonIsToldOfTheFirst(t *testing.T) {
 	b.must(l.Unlock())
 }
 
-// A new daemon that is faster than the guardian restores itself; the guardian
-// must neither wait for it nor disturb it.
+// Who holds the lock restores; the guardian must neither wait for it nor disturb it.
 func TestGuardianLeavesTheLockToAFasterOwner(t *testing.T) {
 	b := newBed(t)
 	before := b.snapshot()
@@ -292,12 +291,37 @@ func TestGuardianLeavesTheLockToAFasterOwner(t *testing.T) {
 	b.must(unix.Kill(d.guardian, unix.SIGSTOP))
 	d.kill()
 	_ = d.cmd.Wait()
-	l := b.lock()
+	l, err := b.open().lock(restoring) // by another guardian, say
+	b.must(err)
 	b.must(unix.Kill(d.guardian, unix.SIGCONT))
 	if said := d.wait(); !strings.Contains(said, "left to the new holder") {
 		t.Errorf("the guardian said: %s", said)
 	}
-	_, err := l.Restore(b)
+	_, err = l.Restore(b)
+	b.must(err)
+	b.must(l.Unlock())
+	b.wantSnapshot(before)
+}
+
+// The guardian of a daemon that has died comes first, however fast another one is. One that
+// does not come is killed: its daemon's programs are not to stay.
+func TestAGuardianThatIsStoppedIsKilledByTheNextOwner(t *testing.T) {
+	b := newBed(t)
+	before := b.snapshot()
+	d := b.start(script{Plans: [][]plan.Step{b.steps()}, Guardian: true})
+	b.must(unix.Kill(d.guardian, unix.SIGSTOP))
+	d.kill()
+	_ = d.cmd.Wait()
+	_, err := b.open().lock("")
+	var busy *BusyError
+	if !errors.As(err, &busy) || busy.PID != d.guardian || !busy.Restoring {
+		t.Errorf("before it has restored: %v", err)
+	}
+	l := b.lock()
+	if said := d.wait(); said != "" { // to its end
+		t.Errorf("the guardian said: %s", said)
+	}
+	_, err = l.Restore(b)
 	b.must(err)
 	b.wantSnapshot(before)
 }

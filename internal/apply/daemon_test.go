@@ -49,7 +49,7 @@ func guardianMain(args []string) error {
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
-	return RunGuardian(*state, *cookie, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	return RunGuardian(*state, *cookie, nil, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 }
 
 // script is what a test daemon does: restore, apply the plans, say so, wait

@@ -10,7 +10,9 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,13 +30,20 @@ const (
 )
 
 // Guardian is a small process that restores when this one ends without
-// having released it.
+// having released it. It holds this one's programs, so that flows are home before
+// anything is restored, see Hold.
 type Guardian struct {
 	conn *os.File
 	cmd  *exec.Cmd
 	done chan struct{}
 	err  error // valid once done is closed
+
+	mu   sync.Mutex
+	held uint32 // so many descriptors were handed to it
 }
+
+// answerWait is how long a guardian may take to answer before it is taken for stopped.
+const answerWait = 20 * time.Second
 
 // StartGuardian runs this program again with the given arguments, which must
 // lead to RunGuardian, and returns once the guardian stands. It has to come
@@ -51,8 +60,12 @@ func (l *Locked) StartGuardian(args []string, stderr *os.File) (*Guardian, error
 	}
 	g, err := startGuardian(args, stderr)
 	if err != nil {
+		if g != nil {
+			err = errors.Join(err, g.Release())
+		}
 		return nil, fmt.Errorf("start guardian: %w (nothing was changed)", err)
 	}
+	l.write(fmt.Sprintf("%s%d", guardedBy, g.PID()))
 	return g, nil
 }
 
@@ -62,7 +75,7 @@ func startGuardian(args []string, stderr *os.File) (*Guardian, error) {
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("mark descriptors: %w", err)
 	}
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("socket pair: %w", err)
 	}
@@ -91,7 +104,18 @@ func startGuardian(args []string, stderr *os.File) (*Guardian, error) {
 		<-g.done
 		return nil, errors.Join(errors.New("it ended before it was ready"), err, g.err)
 	}
-	return g, nil
+	return g, g.limit(answerWait)
+}
+
+// limit bounds how long it is waited for from now on.
+func (g *Guardian) limit(d time.Duration) error {
+	wait, fd := unix.NsecToTimeval(d.Nanoseconds()), int(g.conn.Fd())
+	err := errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
+	if err != nil {
+		return fmt.Errorf("limit the wait for its answers: %w", err)
+	}
+	return nil
 }
 
 // PID returns the guardian's process number.
@@ -104,8 +128,12 @@ func (g *Guardian) Done() <-chan struct{} { return g.done }
 // Release tells the guardian that nothing is left to restore, and waits for
 // its end. It comes after a Restore, and before Unlock.
 func (g *Guardian) Release() error {
-	_, werr := g.conn.Write([]byte{released})
-	<-g.done
+	werr := g.send([]byte{released}, nil)
+	select {
+	case <-g.done:
+	case <-time.After(answerWait):
+		g.kill()
+	}
 	if err := errors.Join(g.err, g.conn.Close()); err != nil {
 		return fmt.Errorf("release guardian: %w", errors.Join(err, werr))
 	}

@@ -5,7 +5,6 @@ package apply
 import (
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -17,8 +16,9 @@ import (
 
 // RunGuardian is the body of the guardian process. It returns nil when it was
 // released, and when whoever took the lock after the daemon's death does the
-// restoring; an error means that settings are left, which the journal names.
-func RunGuardian(stateDir string, cookie uint64, log *slog.Logger) error {
+// restoring; an error means that settings are left, which the journal names. What the daemon has had
+// it hold it gives to adopt, before it restores; without one it lets go of it then.
+func RunGuardian(stateDir string, cookie uint64, adopt Adopt, log *slog.Logger) error {
 	// A terminal's Ctrl-C and a service manager's SIGTERM are meant for the
 	// daemon, whose end the guardian has to outlive.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE)
@@ -48,22 +48,17 @@ func RunGuardian(stateDir string, cookie uint64, log *slog.Logger) error {
 	}
 	defer dir.Close()
 
-	conn := os.NewFile(GuardianFD, "daemon")
-	if _, err := conn.Write([]byte{ready}); err != nil {
+	if _, err := unix.Write(GuardianFD, []byte{ready}); err != nil {
 		log.Warn("guardian: the daemon ended before it heard that the guardian stands")
 	}
-	if said := make([]byte, 1); readByte(conn, said) == nil && said[0] == released {
+	var left heritage
+	if left.listen(GuardianFD) {
 		return nil
 	}
 	if err := waitForEnd(daemon); err != nil {
 		return fmt.Errorf("guardian: wait for the daemon's end: %w", err)
 	}
-	return inherit(dir, int(cred.Pid), log)
-}
-
-func readByte(r io.Reader, b []byte) error {
-	_, err := io.ReadFull(r, b)
-	return err
+	return inherit(dir, int(cred.Pid), left, adopt, log)
 }
 
 // waitForEnd waits until the process is dead. The kernel closes its files,
@@ -81,8 +76,9 @@ func waitForEnd(pidfd int) error {
 }
 
 // inherit takes the dead daemon's lock and restores. If it is taken already,
-// its holder restores: `overlane off`, or a new daemon, whose start does.
-func inherit(dir *Dir, daemon int, log *slog.Logger) error {
+// its holder restores: `overlane off`, or a new daemon, whose start does; then what is held ends with
+// this process.
+func inherit(dir *Dir, daemon int, left heritage, adopt Adopt, log *slog.Logger) error {
 	l, err := dir.lock(restoring)
 	// A child that the daemon was just starting may hold a copy of the lock
 	// until its exec; then the file still names the daemon.
@@ -98,8 +94,11 @@ func inherit(dir *Dir, daemon int, log *slog.Logger) error {
 		return fmt.Errorf("guardian: %w", err)
 	}
 	at("guardian:locked")
+	end := left.goHome(adopt, log)
+	at("guardian:home")
 	f := NewFinder()
 	rep, err := l.Restore(f)
+	end()
 	for _, r := range rep.Results {
 		log.Info("guardian: "+r.String(), "daemon", daemon)
 	}

@@ -28,6 +28,8 @@ type BusyError struct {
 	Restoring bool
 	// Path is the lock file.
 	Path string
+	// orphaned: nobody holds the lock, but a guardian is going to.
+	orphaned bool
 }
 
 func (e *BusyError) Error() string {
@@ -54,19 +56,28 @@ type Locked struct {
 	unseen bool
 }
 
-// guardianWait is how long Lock waits for a guardian that is restoring. It is
+// guardianWait is how long Lock waits for a guardian that is restoring, or is to. It is
 // promised to be done within 1 s.
 const guardianWait = 3 * time.Second
 
 // Lock takes the lock and reads the journal. The kernel releases the lock
 // when the process ends, however it ends. A *BusyError names the holder; the
-// guardian of a daemon that has died is no holder, its end is waited for.
+// guardian of a daemon that has died is no holder, its end is waited for. One that does
+// not come to restoring, since somebody has stopped it, is killed: it holds its daemon's
+// programs.
 func (d *Dir) Lock() (*Locked, error) {
+	killed := false
 	for deadline := time.Now().Add(guardianWait); ; time.Sleep(5 * time.Millisecond) {
 		l, err := d.lock("")
 		var busy *BusyError
-		if !errors.As(err, &busy) || !busy.Restoring || time.Now().After(deadline) {
+		switch late := time.Now().After(deadline); {
+		case !errors.As(err, &busy) || !busy.Restoring || late && (killed || !busy.orphaned):
 			return l, err
+		case late:
+			if err := d.killGuardian(busy.PID); err != nil {
+				return nil, err
+			}
+			killed, deadline = true, time.Now().Add(guardianWait)
 		}
 		at("lock:waits")
 	}
@@ -86,6 +97,9 @@ func (d *Dir) lock(role string) (*Locked, error) {
 		}
 		return nil, errors.Join(fmt.Errorf("take lock %s: %w", f.Name(), err), f.Close())
 	}
+	if pid := guardianIn(f); role != restoring && d.isGuardian(pid) {
+		return nil, errors.Join(&BusyError{Path: f.Name(), PID: pid, Restoring: true, orphaned: true}, f.Close())
+	}
 	l := &Locked{dir: d, f: f}
 	if err := l.start(role); err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -93,19 +107,26 @@ func (d *Dir) lock(role string) (*Locked, error) {
 	return l, nil
 }
 
-// restoring is the role of a guardian.
-const restoring = "restoring"
+// restoring is the role of a guardian; a daemon that has one says so, with its number.
+const (
+	restoring = "restoring"
+	guardedBy = "guardian="
+)
 
 func (l *Locked) start(role string) error {
 	if err := l.f.Truncate(0); err != nil {
 		return fmt.Errorf("write lock: %w", err)
 	}
-	// A full disk keeps the pid out of the lock, not the lock from working.
-	_, _ = l.f.WriteAt(fmt.Appendf(nil, "%d %s\n", os.Getpid(), role), 0)
+	l.write(role)
 	var err error
 	l.j, err = openJournal(l.dir)
 	l.unseen = err == nil && len(l.j.entries) > 0
 	return err
+}
+
+// write says who holds the lock. A full disk keeps that out of it, not the lock from working.
+func (l *Locked) write(role string) {
+	_, _ = l.f.WriteAt(fmt.Appendf(nil, "%d %s\n", os.Getpid(), role), 0)
 }
 
 // Unlock releases the lock. It undoes nothing.
@@ -137,17 +158,59 @@ func (d *Dir) Holder() int {
 }
 
 func holder(f *os.File) (pid int, isRestoring bool) {
-	b := make([]byte, 32)
+	pid, role := roleIn(f)
+	return pid, role == restoring
+}
+
+// guardianIn is the guardian of who has held the lock, 0 if there was none.
+func guardianIn(f *os.File) (pid int) {
+	_, role := roleIn(f)
+	if number, ok := strings.CutPrefix(role, guardedBy); ok {
+		pid, _ = strconv.Atoi(number)
+	}
+	return pid
+}
+
+func roleIn(f *os.File) (pid int, role string) {
+	b := make([]byte, 64)
 	n, err := f.ReadAt(b, 0)
 	if err != nil && err != io.EOF {
-		return 0, false
+		return 0, ""
 	}
 	fields := strings.Fields(string(b[:n]))
 	if len(fields) == 0 {
-		return 0, false
+		return 0, ""
 	}
-	if pid, err = strconv.Atoi(fields[0]); err != nil {
-		return 0, false
+	if pid, err = strconv.Atoi(fields[0]); err != nil || len(fields) == 1 {
+		return pid, ""
 	}
-	return pid, len(fields) > 1 && fields[1] == restoring
+	return pid, fields[1]
+}
+
+// isGuardian tells whether a process is a guardian of this namespace: numbers are given anew.
+func (d *Dir) isGuardian(pid int) bool {
+	if pid <= 0 {
+		return false
+	}
+	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return err == nil && strings.Contains(string(args), "\x00"+strings.Join(d.GuardianArgs()[2:], "\x00")+"\x00")
+}
+
+// killGuardian ends a guardian, and with it the programs that it holds.
+func (d *Dir) killGuardian(pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("end the guardian with pid %d: %w", pid, err)
+	}
+	defer unix.Close(fd)
+	if !d.isGuardian(pid) { // the number was another's before the descriptor was made
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("end the guardian with pid %d: %w", pid, err)
+	}
+	return waitForEnd(fd)
 }

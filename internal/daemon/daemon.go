@@ -152,6 +152,9 @@ func (d *Daemon) start(ctx context.Context) error {
 	if d.dp, err = datapath.Load(); err != nil {
 		return err
 	}
+	if err := d.dp.HeldBy(d.guard); err != nil {
+		return err
+	}
 	if err := d.dp.SetTuning(tuning(false)); err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ type homing struct {
 	step    homingStep
 	steered uint64 // packets sent to the lanes so far
 	since   time.Time
-	round   *round
+	round   *datapath.Round
 }
 
 type homingStep int
@@ -76,10 +76,10 @@ func (p *pipeline) lookHome(now time.Time) error {
 			if empty, err := p.merge.emptied(); err != nil || !empty {
 				return err
 			}
-			h.round, err = p.newRound()
+			h.round, err = p.dp.NewRound()
 			return err
 		}
-		open, err := h.round.look(p.dp, p.offline)
+		open, err := h.round.Look(p.offline)
 		if err == nil && open == 0 {
 			*h = homing{step: home}
 		}
@@ -115,7 +115,7 @@ func (p *pipeline) waitHome(ctx context.Context) error {
 func (p *pipeline) passed(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	r, err := p.newRound()
+	r, err := p.dp.NewRound()
 	if err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ func (p *pipeline) passed(ctx context.Context, limit time.Duration) error {
 	defer tick.Stop()
 	for {
 		p.meanwhile()
-		open, err := r.look(p.dp, p.offline)
+		open, err := r.Look(p.offline)
 		if err != nil || open == 0 {
 			return err
 		}
@@ -133,61 +133,6 @@ func (p *pipeline) passed(ctx context.Context, limit time.Duration) error {
 		case <-tick.C:
 		}
 	}
-}
-
-// round watches every core handle what was in its hands at the start.
-type round struct {
-	start uint64
-	begin []datapath.Core
-	last  []datapath.Core
-	quiet []int // looks since the core's last poll
-}
-
-func (p *pipeline) newRound() (*round, error) {
-	begin, err := p.dp.Cores()
-	if err != nil {
-		return nil, err
-	}
-	start, err := datapath.Now()
-	return &round{start: start, begin: begin, last: begin, quiet: make([]int, len(begin))}, err
-}
-
-// look returns how many cores are not through.
-func (r *round) look(dp *datapath.Datapath, offline func(core int) bool) (open int, err error) {
-	cores, err := dp.Cores()
-	if err != nil {
-		return 0, err
-	}
-	for i, c := range cores {
-		if r.quiet[i]++; c.Polls != r.last[i].Polls {
-			r.quiet[i] = 0
-		}
-		// What an offline core had has been handed to others, and its numbers stand still.
-		if !offline(i) && !r.passed(i, c) {
-			open++
-		}
-	}
-	r.last = cores
-	return open, nil
-}
-
-const (
-	// quietLooks is how many looks in a row must find a core's polls unchanged
-	// before it counts as idle: work that is pending begins well within that.
-	quietLooks = 4
-	// roundPolls is within how many polls everything that was scheduled on a
-	// core at some time has been polled. A softirq takes turns; each stage of
-	// the path, on each of some devices, is one turn, and may be the last of
-	// this turn and then the last of the next.
-	roundPolls = 16
-)
-
-func (r *round) passed(i int, now datapath.Core) bool {
-	if r.quiet[i] >= quietLooks {
-		return !now.Full && now.Queue == 0
-	}
-	unused := now.BacklogPoll == r.begin[i].BacklogPoll && now.Queue == 0
-	return now.Polls-r.begin[i].Polls >= roundPolls && (now.Safe > r.start || unused)
 }
 
 // errFlowsOut says that flows are still on lanes, so that masks cannot change

@@ -2,7 +2,8 @@
 
 // Package datapath loads the BPF side, attaches it and reads and writes its
 // maps with types. It is the only user of the link APIs: every attachment is
-// an unpinned bpf_link, so that the kernel removes it with the process.
+// an unpinned bpf_link, so that the kernel removes it with the process, and with
+// the Holder of that, which brings home what was under way.
 package datapath
 
 import (
@@ -44,6 +45,8 @@ type Datapath struct {
 	cells  map[stagesOlCellKey]uint32
 
 	express expressWays
+
+	holder Holder // nil: nobody
 
 	programs map[uint32]bool // that are on tcx hooks
 }
@@ -141,7 +144,7 @@ func (d *Datapath) Watch(on bool) (err error) {
 		if err := d.forgetLastPolls(); err != nil {
 			return err
 		}
-		d.polls, err = traceWith(d.trace.OlNapiPoll)
+		d.polls, err = d.traceAs(heldPolls, d.trace.OlNapiPoll)
 	case !on && d.polls != nil:
 		err = d.polls.Close()
 		d.polls = nil
@@ -177,12 +180,17 @@ func (d *Datapath) forgetLastPolls() error {
 }
 
 // traceWith hangs a program on the tracepoint that it was written for.
-func traceWith(prog *ebpf.Program) (link.Link, error) {
+func (d *Datapath) traceWith(prog *ebpf.Program) (link.Link, error) {
+	return d.traceAs(heldTrace, prog)
+}
+
+// traceAs does that for a link that is held by a name of its own.
+func (d *Datapath) traceAs(name string, prog *ebpf.Program) (link.Link, error) {
 	l, err := link.AttachTracing(link.TracingOptions{Program: prog})
 	if err != nil {
 		return nil, fmt.Errorf("attach %s to its tracepoint: %w", prog, err)
 	}
-	return l, nil
+	return d.hold(name, l)
 }
 
 // prepare sizes the per-core maps and sets the load-time constants.
@@ -263,52 +271,56 @@ func (d *Datapath) CPUs() int { return d.cpus }
 // AttachUnderlay hangs the steering program behind the other tcx programs of an
 // underlay's ingress. Closing what it returns takes it off again.
 func (d *Datapath) AttachUnderlay(dev Device) (io.Closer, error) {
-	return attachTCX(dev, ebpf.AttachTCXIngress, d.stages.OlUnderlayIn)
+	return d.attachTCX(dev, ebpf.AttachTCXIngress, d.stages.OlUnderlayIn)
 }
 
 // AttachPod hangs the steering program behind the other tcx programs on the
 // egress of the host end of a pod's veth.
 func (d *Datapath) AttachPod(dev Device) (io.Closer, error) {
-	return attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodOut)
+	return d.attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodOut)
 }
 
 // AttachPodMerge hangs the program that sends split flows by the merge point on the egress
 // of the host end of a pod's veth, in a namespace that has one.
 func (d *Datapath) AttachPodMerge(dev Device) (io.Closer, error) {
-	return attachTCX(dev, ebpf.AttachTCXEgress, d.branches.OlPodMerge)
+	return d.attachTCX(dev, ebpf.AttachTCXEgress, d.branches.OlPodMerge)
 }
 
 // AttachUnderlaySplit hangs the program that cuts flows into micro-flows on the ingress of
 // an underlay; their branches are lanes of the tunnel stage.
 func (d *Datapath) AttachUnderlaySplit(dev Device) (io.Closer, error) {
-	return attachTCX(dev, ebpf.AttachTCXIngress, d.branches.OlUnderlaySplit)
+	return d.attachTCX(dev, ebpf.AttachTCXIngress, d.branches.OlUnderlaySplit)
 }
 
 // AttachUnderlayNumber hangs the program that takes over the numbers that XDP gives to
 // frames of split UDP flows, and sends what comes by a branch to its second core, on the
 // ingress of an underlay.
 func (d *Datapath) AttachUnderlayNumber(dev Device) (io.Closer, error) {
-	return attachTCX(dev, ebpf.AttachTCXIngress, d.branches.OlUnderlayNumber)
+	return d.attachTCX(dev, ebpf.AttachTCXIngress, d.branches.OlUnderlayNumber)
 }
 
 // AttachMerged hangs the program that sends on what has been put in order on the ingress of
 // the device behind a merge point.
 func (d *Datapath) AttachMerged(dev Device) (io.Closer, error) {
-	return attachTCX(dev, ebpf.AttachTCXIngress, d.branches.OlMergedIn)
+	return d.attachTCX(dev, ebpf.AttachTCXIngress, d.branches.OlMergedIn)
 }
 
 // AttachPodLeftAlone hangs the program for pods that are not ours to steer: it
 // takes back what was done to their packets before they were known as theirs.
 func (d *Datapath) AttachPodLeftAlone(dev Device) (io.Closer, error) {
-	return attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodRestore)
+	return d.attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodRestore)
 }
 
 // attachTCX hangs a program behind the others of a hook.
-func attachTCX(dev Device, at ebpf.AttachType, prog *ebpf.Program) (io.Closer, error) {
-	return attachTCXAt(dev, at, link.Tail(), prog)
+func (d *Datapath) attachTCX(dev Device, at ebpf.AttachType, prog *ebpf.Program) (io.Closer, error) {
+	l, err := attachTCXAt(dev, at, link.Tail(), prog)
+	if err != nil {
+		return nil, err
+	}
+	return d.hold(heldTCX, l)
 }
 
-func attachTCXAt(dev Device, at ebpf.AttachType, anchor link.Anchor, prog *ebpf.Program) (io.Closer, error) {
+func attachTCXAt(dev Device, at ebpf.AttachType, anchor link.Anchor, prog *ebpf.Program) (link.Link, error) {
 	var l link.Link
 	err := dev.Netns.Do(func() error {
 		var err error

@@ -137,7 +137,7 @@ func (d *Datapath) CloseWay(k ExpressKey) error {
 // SetExpress allows frames to take the ways that are open, or does not.
 func (d *Datapath) SetExpress(on bool) error {
 	if on && !d.express.traced {
-		l, err := traceWith(d.trace.OlExpressSent)
+		l, err := d.traceWith(d.trace.OlExpressSent)
 		if err != nil {
 			return err
 		}

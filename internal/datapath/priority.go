@@ -43,7 +43,7 @@ func (d *Datapath) LoadPriority() (_ *Priority, err error) {
 	if err := p.forget(); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	if p.poll, err = traceWith(p.objs.OlPrioPolled); err != nil {
+	if p.poll, err = d.traceWith(p.objs.OlPrioPolled); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil
@@ -210,7 +210,7 @@ type PriorityHook struct {
 // AttachXDP hangs the hook on an underlay, in the driver, as is right where a thread
 // polls it. Closing the hook takes it off again.
 func (p *Priority) AttachXDP(dev Device) (*PriorityHook, error) {
-	l, err := attachXDP(dev, p.objs.OlPriorityXdp)
+	l, err := p.d.attachXDP(dev, p.objs.OlPriorityXdp)
 	if err != nil {
 		return nil, err
 	}

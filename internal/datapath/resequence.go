@@ -20,6 +20,7 @@ const Ways = int(resequenceOlLimitOL_WAYS)
 
 // Resequencer is what has the kernel's fq put split flows in order again, by time.
 type Resequencer struct {
+	d    *Datapath
 	objs resequenceObjects
 	last [Ways]uint64
 }
@@ -27,7 +28,7 @@ type Resequencer struct {
 // LoadResequencer puts the program into the kernel. unit is what it measures the ways
 // through branches in: the last that it tells apart is so many times Ways, or longer.
 func (d *Datapath) LoadResequencer(unit time.Duration) (*Resequencer, error) {
-	r := &Resequencer{}
+	r := &Resequencer{d: d}
 	err := d.loadObjectWith("the program for order by time", loadResequence, &r.objs, map[string]any{"ol_way_unit_ns": uint64(max(unit, 1))})
 	if err != nil {
 		return nil, err
@@ -41,7 +42,7 @@ func (d *Datapath) LoadResequencer(unit time.Duration) (*Resequencer, error) {
 // Attach hangs the program on the egress of a merge point's device. Closing what it returns
 // takes it off again.
 func (r *Resequencer) Attach(dev Device) (io.Closer, error) {
-	return attachTCX(dev, ebpf.AttachTCXEgress, r.objs.OlMergeRelease)
+	return r.d.attachTCX(dev, ebpf.AttachTCXEgress, r.objs.OlMergeRelease)
 }
 
 // Ways are the packets since the last time by how long their way through a branch took, in

@@ -29,13 +29,14 @@ type ShortcutKey struct {
 
 // Shortcuts is the loaded kernel side of priority's mode sync.
 type Shortcuts struct {
+	d    *Datapath
 	objs syncObjects
 	have map[ShortcutKey]Shortcut
 }
 
 // LoadShortcuts puts the program into the kernel. It does nothing before SetShortcuts.
 func (p *Priority) LoadShortcuts() (*Shortcuts, error) {
-	s := &Shortcuts{have: map[ShortcutKey]Shortcut{}}
+	s := &Shortcuts{d: p.d, have: map[ShortcutKey]Shortcut{}}
 	if err := p.d.loadObject("the program for short cuts", loadSync, &s.objs); err != nil {
 		return nil, err
 	}
@@ -51,7 +52,7 @@ func (s *Shortcuts) Close() error { return s.objs.Close() }
 // AttachTunnel hangs the program behind the other tcx programs of a tunnel's ingress.
 // Closing what it returns takes it off again.
 func (s *Shortcuts) AttachTunnel(dev Device) (io.Closer, error) {
-	return attachTCX(dev, ebpf.AttachTCXIngress, s.objs.OlTunnelIn)
+	return s.d.attachTCX(dev, ebpf.AttachTCXIngress, s.objs.OlTunnelIn)
 }
 
 // maxRefresh fits what the kernel side counts in.

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -139,7 +141,7 @@ func (d *Datapath) watchLanes() error {
 		return fmt.Errorf("write lane map ID: %w", err)
 	}
 	for _, prog := range []*ebpf.Program{d.trace.OlLaneEnqueue, d.trace.OlLaneTaken} {
-		l, err := traceWith(prog)
+		l, err := d.traceWith(prog)
 		if err != nil {
 			return err
 		}
@@ -159,12 +161,12 @@ func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
 	if err := d.writePolicy(); err != nil {
 		return nil, err
 	}
-	return attachXDP(dev, d.xdp.OlUnderlayXdp)
+	return d.attachXDP(dev, d.xdp.OlUnderlayXdp)
 }
 
 // attachXDP hangs a program on a device, in the driver: generic XDP would cost more
 // than it gains and is never used.
-func attachXDP(dev Device, prog *ebpf.Program) (link.Link, error) {
+func (d *Datapath) attachXDP(dev Device, prog *ebpf.Program) (link.Link, error) {
 	var l link.Link
 	err := dev.Netns.Do(func() error {
 		return polled.On(polled.Core(), func() (err error) {
@@ -182,7 +184,7 @@ func attachXDP(dev Device, prog *ebpf.Program) (link.Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("attach XDP program to device %d: %w", dev.Ifindex, err)
 	}
-	return xdpLink{l}, nil
+	return d.hold(heldXDP, xdpLink{l})
 }
 
 // xdpLink is one of XDP, which goes as it came: between two polls.
@@ -191,11 +193,27 @@ type xdpLink struct{ link.Link }
 // Close takes the program off.
 func (l xdpLink) Close() error { return polled.On(polled.Core(), l.Link.Close) }
 
-// laneLeft is how many frames of a core's lane are not known to be handled.
+// laneLeft is how many frames of a core's lane are not known to be handled. It asks the kernel
+// itself: the library loads a program of its own first, to see whether it can, and a guardian may
+// load none.
 func (d *Datapath) laneLeft(core int) (uint32, error) {
-	left, err := d.trace.OlLaneLeft.Run(&ebpf.RunOptions{Context: uint64(core)})
-	if err != nil {
-		return 0, fmt.Errorf("look into the lane on core %d: %w", core, err)
+	ctx := uint64(core)
+	attr := testRun{ProgFD: uint32(d.trace.OlLaneLeft.FD()), CtxSizeIn: uint32(unsafe.Sizeof(ctx)), CtxIn: uint64(uintptr(unsafe.Pointer(&ctx)))}
+	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_TEST_RUN, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	runtime.KeepAlive(&ctx)
+	if errno != 0 {
+		return 0, fmt.Errorf("look into the lane on core %d: %w", core, errno)
 	}
-	return left, nil
+	return attr.Retval, nil
+}
+
+// testRun is what union bpf_attr of linux/bpf.h has for BPF_PROG_TEST_RUN.
+type testRun struct {
+	ProgFD, Retval           uint32
+	DataSizeIn, DataSizeOut  uint32
+	DataIn, DataOut          uint64
+	Repeat, Duration         uint32
+	CtxSizeIn, CtxSizeOut    uint32
+	CtxIn, CtxOut            uint64
+	Flags, CPU, BatchSize, _ uint32
 }

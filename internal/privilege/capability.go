@@ -95,7 +95,7 @@ func Daemon() (s Set) {
 }
 
 // Guardian is what its guardian keeps: enough to find and to write what outlives a daemon, and no
-// BPF, which does not.
+// BPF: what it does with the daemon's programs and maps it may do by their descriptors.
 func Guardian() Set {
 	return Of(unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE, unix.CAP_SYS_NICE)
 }

@@ -357,7 +357,13 @@ func (c counters) reasons() string {
 		list = append(list, "nothing acts: "+c.Mechanisms[0].Name+", "+c.Mechanisms[0].Reason)
 	}
 	for _, t := range c.Trials {
-		list = append(list, fmt.Sprintf("trial of %s: %s, packets %.2f, wait %.2f times in %d pairs", t.Mechanism, t.Verdict, t.Packets, t.Wait, t.Pairs))
+		said := fmt.Sprintf("trial of %s: %s", t.Mechanism, t.Verdict)
+		if t.Pairs > 0 {
+			said += fmt.Sprintf(", packets %.2f, wait %.2f times in %d pairs", t.Packets, t.Wait, t.Pairs)
+		} else {
+			said += ": no two windows could be compared"
+		}
+		list = append(list, said)
 	}
 	return strings.Join(list, "; ")
 }

@@ -161,7 +161,7 @@ func TestExpressComesWithTrafficAndGoesWithTheDaemon(t *testing.T) {
 			if v.Reordered > inRing || v.Duplicated+v.Stale > 0 {
 				t.Errorf("on the way out, order was broken: %+v", v)
 			}
-			if n := lost(t, b, l, v, wire); n > 0 && !strings.HasPrefix(tc.name, "killed") {
+			if n := lost(t, b, l, v, wire); n > 0 {
 				t.Errorf("%d of %d were lost", n, l.Sent())
 			}
 		})

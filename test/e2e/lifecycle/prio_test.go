@@ -85,7 +85,7 @@ func TestPriorityIsTakenBackAfterAKillInEachOfItsModes(t *testing.T) {
 			d.GoneBoth()
 			d.NothingLeft()
 			l.GoesOn()
-			overtaken(t, l.Stop(), 3)
+			left(t, d, l.Stop())
 		})
 	}
 }

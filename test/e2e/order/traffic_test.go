@@ -20,6 +20,8 @@ type load string
 const (
 	// paced traffic fills no queue: the sender knows what is under way.
 	paced load = "paced"
+	// windowed is as much as that allows, all the time.
+	windowed load = "windowed"
 	// lossy is the same at a fixed pace, whatever overflows, and with one packet
 	// in a thousand dropped inside of the path.
 	lossy load = "lossy"
@@ -74,11 +76,14 @@ func send(t *testing.T, b *bed.Bed, flows int, l load) *stream {
 	}
 	cfg := traffic.LiveConfig{Flows: list, Size: traffic.MinSize, Core: b.PlaceCores().Gen[0], Gap: time.Second / rate}
 	switch l {
-	case paced:
+	case paced, windowed:
 		if err := tr.check.CountArrivals(b.Receiver().Pods[0].NS, podIndex(t, b)); err != nil {
 			t.Fatal(err)
 		}
 		cfg.Window, cfg.UnderWay = underWay, tr.check.UnderWay()
+		if l == windowed {
+			cfg.Gap = 0
+		}
 	case flooded:
 		cfg.Gap = 0
 	}

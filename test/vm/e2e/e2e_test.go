@@ -18,6 +18,7 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
+	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/test/residue"
 )
@@ -47,7 +48,8 @@ func guard(args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	return apply.RunGuardian(*dir, *cookie, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	adopt := func(held map[string][]int) (apply.Orphans, error) { return datapath.Adopt(held) }
+	return apply.RunGuardian(*dir, *cookie, adopt, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 }
 
 // tunnels lists what runs here; the machines of test/vm name both kinds, while

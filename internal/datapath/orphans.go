@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/polled"
+)
+
+// Orphans are the programs of a process that has died, as its Holder has them. They do what they
+// did, by what they were told last.
+type Orphans struct {
+	d     *Datapath
+	prio  Priority
+	links map[string][]int
+}
+
+// Adopt takes over the descriptors that were held, by their names, in the order in which they came; on
+// an error they are closed. It needs no capability of BPF.
+func Adopt(held map[string][]int) (*Orphans, error) {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		err = fmt.Errorf("count CPUs: %w", err)
+	}
+	o := &Orphans{d: &Datapath{cpus: cpus, laneThreads: map[laneThread]bool{}}, links: map[string][]int{}}
+	for cpu := range cpus {
+		o.d.laneThreads[laneThread{cpu, bulkLane}] = true // or none is found there
+	}
+	o.prio.d = o.d
+	s := &o.d.stages
+	maps := map[string]**ebpf.Map{
+		heldPolicies: &s.OlPolicies, heldCounters: &s.OlCounters, heldCores: &s.OlCpus, heldPrios: &o.prio.objs.OlPrios,
+	}
+	for name, fds := range held {
+		var e error
+		switch {
+		case maps[name] != nil && len(fds) == 1:
+			*maps[name], e = ebpf.NewMapFromFD(fds[0])
+			delete(maps, name)
+		case name == heldLaneLeft && len(fds) == 1:
+			o.d.trace.OlLaneLeft, e = ebpf.NewProgramFromFD(fds[0])
+		default: // with what nobody knows, which goes with them
+			o.links[name] = fds
+		}
+		if e != nil {
+			err = errors.Join(err, fmt.Errorf("take over %s: %w", name, e))
+		}
+	}
+	if len(maps) > 0 || o.d.trace.OlLaneLeft == nil {
+		err = errors.Join(err, errors.New("take over programs: not all was held that they are told by"))
+	}
+	if err != nil {
+		return nil, errors.Join(err, o.close())
+	}
+	return o, nil
+}
+
+// homeAfter is how long nothing may have been sent to lanes before they count as left.
+const homeAfter = 20 * time.Millisecond
+
+// errNotHome says that flows are on lanes still.
+var errNotHome = errors.New("flows are still on lanes")
+
+// emptyAfter is when lanes that are not empty yet are emptied by refusing what comes.
+const emptyAfter = 100 * time.Millisecond
+
+// GoHome has all flows go home under the order guard, at once, and waits until lanes are empty, so
+// that nothing is overtaken by what takes the stock path. Nothing is sent to lanes any more, also
+// where it takes longer than the limit, which is an error.
+func (o *Orphans) GoHome(limit time.Duration) (err error) {
+	if !o.attached() {
+		return nil
+	}
+	begin := time.Now()
+	until := begin.Add(limit)
+	p := &o.d.policy
+	if err := o.d.stages.OlPolicies.Lookup(uint32(0), p); err != nil {
+		return fmt.Errorf("read policy: %w", err)
+	}
+	p.Beat = 1 // long ago
+	// Bulk makes way for nobody, and nobody is sent behind it.
+	p.LatencyWindowUs, p.LatencyShare = 0, 1000
+	if err := o.d.writePolicy(); err != nil {
+		return err
+	}
+	defer func() {
+		// Whoever comes to another core, and whoever paused, finds no lane, and nothing is sent to
+		// a device that goes.
+		for s := range p.Stage {
+			p.Stage[s].Nr = 0
+		}
+		p.MergeIfindex = 0
+		p.Flags &^= uint32(stagesOlFlagOL_F_EXPRESS)
+		p.ExpressEpoch++
+		p.Ways++
+		err = errors.Join(err, o.d.writePolicy())
+	}()
+	var sent uint64
+	since := begin
+	err = o.wait(until, func() (bool, error) {
+		now, err := o.sent()
+		if err != nil {
+			return false, err
+		}
+		if now != sent {
+			sent, since = now, time.Now()
+		}
+		demoted, err := o.prio.Demoted()
+		if err == nil && demoted > 0 && p.BulkRoom > 0 && time.Since(begin) > emptyAfter {
+			p.BulkRoom = 0
+			err = o.d.writePolicy()
+		}
+		return demoted == 0 && time.Since(since) >= homeAfter, err
+	})
+	if err != nil {
+		return err
+	}
+	return o.passed(until)
+}
+
+// attached tells whether a program is on any device, and may act: not while polls are not traced.
+func (o *Orphans) attached() bool {
+	return len(o.links[heldPolls]) > 0 && len(o.links[heldXDP])+len(o.links[heldTCX]) > 0
+}
+
+// sent is how many packets went to lanes.
+func (o *Orphans) sent() (n uint64, err error) {
+	for _, c := range []stagesOlCounter{
+		stagesOlCounterOL_CNT_STEERED, stagesOlCounterOL_CNT_POD_STEERED, stagesOlCounterOL_CNT_XDP_LANE,
+		stagesOlCounterOL_CNT_EXPRESS, stagesOlCounterOL_CNT_SPLIT,
+	} {
+		more, err := sum(o.d.stages.OlCounters, uint32(c))
+		if err != nil {
+			return 0, err
+		}
+		n += more
+	}
+	return n, nil
+}
+
+// passed waits until every core has handled what is in its hands now.
+func (o *Orphans) passed(until time.Time) error {
+	lanes := func() (bool, error) {
+		cores, err := o.d.Cores()
+		for _, c := range cores {
+			if c.LaneQueue > 0 {
+				return false, err
+			}
+		}
+		return err == nil, err
+	}
+	if err := o.wait(until, lanes); err != nil {
+		return err
+	}
+	online, err := polled.Softnet() // of cores that are online only
+	if err != nil {
+		return err
+	}
+	offline := func(core int) bool {
+		return !slices.ContainsFunc(online, func(s procfs.SoftnetStat) bool { return int(s.Index) == core })
+	}
+	r, err := o.d.NewRound()
+	if err != nil {
+		return err
+	}
+	return o.wait(until, func() (bool, error) {
+		open, err := r.Look(offline)
+		return open == 0, err
+	})
+}
+
+// wait looks until it is so.
+func (o *Orphans) wait(until time.Time, is func() (bool, error)) error {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ok, err := is()
+		switch {
+		case ok || err != nil:
+			return err
+		case time.Now().After(until):
+			return errNotHome
+		}
+		<-tick.C
+	}
+}
+
+// End takes the programs off, once what is under way has passed, for which it waits for the limit at
+// most; 0: it does not. What was set for them to act by has to be gone before.
+func (o *Orphans) End(limit time.Duration) error {
+	var err error
+	if limit > 0 && o.attached() {
+		err = o.passed(time.Now().Add(limit))
+	}
+	return errors.Join(err, o.close())
+}
+
+func (o *Orphans) close() error {
+	var errs []error
+	if xdp := o.links[heldXDP]; len(xdp) > 0 {
+		core := polled.Core()
+		for _, fd := range xdp {
+			errs = append(errs, polled.On(core, func() error { return unix.Close(fd) }))
+		}
+		delete(o.links, heldXDP)
+	}
+	// Whoever sends to the merge points came behind whoever sends on from there.
+	for _, fd := range slices.Backward(o.links[heldTCX]) {
+		errs = append(errs, unix.Close(fd))
+	}
+	delete(o.links, heldTCX)
+	// What is traced is what the order of all others is read from.
+	for _, fds := range o.links {
+		for _, fd := range fds {
+			errs = append(errs, unix.Close(fd))
+		}
+	}
+	o.links = nil
+	return errors.Join(append(errs, o.prio.objs.OlPrios.Close(), o.d.Close())...)
+}

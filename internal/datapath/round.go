@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+// Round watches every core handle what was in its hands at the start.
+type Round struct {
+	d     *Datapath
+	start uint64
+	begin []Core
+	last  []Core
+	quiet []int // looks since the core's last poll
+}
+
+// NewRound begins one.
+func (d *Datapath) NewRound() (*Round, error) {
+	begin, err := d.Cores()
+	if err != nil {
+		return nil, err
+	}
+	start, err := Now()
+	return &Round{d: d, start: start, begin: begin, last: begin, quiet: make([]int, len(begin))}, err
+}
+
+// Look returns how many cores are not through. What an offline core had has been handed to
+// others, and its numbers stand still.
+func (r *Round) Look(offline func(core int) bool) (open int, err error) {
+	cores, err := r.d.Cores()
+	if err != nil {
+		return 0, err
+	}
+	for i, c := range cores {
+		if r.quiet[i]++; c.Polls != r.last[i].Polls {
+			r.quiet[i] = 0
+		}
+		if !offline(i) && !r.passed(i, c) {
+			open++
+		}
+	}
+	r.last = cores
+	return open, nil
+}
+
+const (
+	// quietLooks is how many looks in a row must find a core's polls unchanged
+	// before it counts as idle: work that is pending begins well within that.
+	quietLooks = 4
+	// roundPolls is within how many polls everything that was scheduled on a
+	// core at some time has been polled. A softirq takes turns; each stage of
+	// the path, on each of some devices, is one turn, and may be the last of
+	// this turn and then the last of the next.
+	roundPolls = 16
+)
+
+func (r *Round) passed(i int, now Core) bool {
+	if r.quiet[i] >= quietLooks {
+		return !now.Full && now.Queue == 0
+	}
+	unused := now.BacklogPoll == r.begin[i].BacklogPoll && now.Queue == 0
+	return now.Polls-r.begin[i].Polls >= roundPolls && (now.Safe > r.start || unused)
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package order
+
+import (
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/residue"
+)
+
+// A daemon is killed with flows in its lanes, again and again: its guardian has them home before
+// anything of it goes.
+func TestFlowsOfAKilledDaemonGoHome(t *testing.T) {
+	rig.NeedCores(t, 2)
+	b := rig.Lab(t, bed.Options{})
+	for _, tier := range []config.Tier{config.TierTC, config.TierXDP} {
+		t.Run(string(tier), func(t *testing.T) {
+			residue.Check(t, rig.Scope(b))
+			tr := send(t, b, 8, windowed) // so that there is something in its lanes
+			for i := range 3 * *volume {
+				p, err := start(t, b, tier)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := p.resteer(true); err != nil {
+					t.Fatal(err)
+				}
+				arrived(t, tr, uint64(i+1)*10_000)
+				p.Signal(unix.SIGKILL)
+				p.Exited()
+				p.GoneBoth()
+				p.NothingLeft()
+				if strings.Contains(p.Log(), "may be overtaken once") {
+					t.Errorf("flows were not home in time:\n%s", p.Log())
+				}
+			}
+			tr.judge(t, 0)
+		})
+	}
+}
