@@ -332,7 +332,7 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 	}
 	if d.pipe.armed && (dec.State == governor.Standby || d.evict || d.pipe.stale(d.cores) || d.prio.inTheWay(d.pipe.layout)) {
 		err := d.pipe.recall(ctx, d.heed.window()/2)
-		if errors.Is(err, errFlowsOut) {
+		if errors.Is(err, datapath.ErrFlowsOut) {
 			return nil // looked at again in the next window
 		}
 		d.evict = false

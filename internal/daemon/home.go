@@ -4,7 +4,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -31,10 +30,6 @@ const (
 	home
 )
 
-// settled is how long no packet may have been steered before lanes count as
-// left; what they held is then proved to be handled by their progress.
-const settled = 20 * time.Millisecond
-
 func (p *pipeline) lookHome(now time.Time) error {
 	h := &p.home
 	switch h.step {
@@ -50,7 +45,7 @@ func (p *pipeline) lookHome(now time.Time) error {
 		if steered != h.steered || h.since.IsZero() {
 			h.steered, h.since = steered, now
 		}
-		if now.Sub(h.since) < settled {
+		if now.Sub(h.since) < datapath.Settled {
 			return nil
 		}
 		if h.step == fromPod {
@@ -104,7 +99,7 @@ func (p *pipeline) waitHome(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return errFlowsOut
+			return datapath.ErrFlowsOut
 		case <-tick.C:
 		}
 	}
@@ -129,12 +124,8 @@ func (p *pipeline) passed(ctx context.Context, limit time.Duration) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%d cores have not passed a full round: %w", open, errFlowsOut)
+			return fmt.Errorf("%d cores have not passed a full round: %w", open, datapath.ErrFlowsOut)
 		case <-tick.C:
 		}
 	}
 }
-
-// errFlowsOut says that flows are still on lanes, so that masks cannot change
-// without packets being overtaken.
-var errFlowsOut = errors.New("flows are still on lanes")

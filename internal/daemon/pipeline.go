@@ -498,7 +498,7 @@ func (p *pipeline) callBack() error {
 
 // recall calls the flows back and, once they are home, leaves no trace: masks
 // are restored, programs go. As long as flows are out it changes nothing else
-// and returns errFlowsOut.
+// and returns datapath.ErrFlowsOut.
 func (p *pipeline) recall(ctx context.Context, limit time.Duration) error {
 	if !p.armed {
 		return nil

@@ -402,7 +402,7 @@ func (d *Daemon) waitPromoted(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("bulk is in the lanes of %d cores: %w", demoted, errFlowsOut)
+			return fmt.Errorf("bulk is in the lanes of %d cores: %w", demoted, datapath.ErrFlowsOut)
 		case <-tick.C:
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/napi"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -118,7 +119,7 @@ func (d *Daemon) bulkHome(ctx context.Context) (err error) {
 		wait, cancel := context.WithTimeout(ctx, try.limit)
 		err = d.waitPromoted(wait)
 		cancel()
-		if !errors.Is(err, errFlowsOut) {
+		if !errors.Is(err, datapath.ErrFlowsOut) {
 			return err
 		}
 	}

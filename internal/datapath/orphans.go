@@ -63,12 +63,6 @@ func Adopt(held map[string][]int) (*Orphans, error) {
 	return o, nil
 }
 
-// homeAfter is how long nothing may have been sent to lanes before they count as left.
-const homeAfter = 20 * time.Millisecond
-
-// errNotHome says that flows are on lanes still.
-var errNotHome = errors.New("flows are still on lanes")
-
 // emptyAfter is when lanes that are not empty yet are emptied by refusing what comes.
 const emptyAfter = 100 * time.Millisecond
 
@@ -118,7 +112,7 @@ func (o *Orphans) GoHome(limit time.Duration) (err error) {
 			p.BulkRoom = 0
 			err = o.d.writePolicy()
 		}
-		return demoted == 0 && time.Since(since) >= homeAfter, err
+		return demoted == 0 && time.Since(since) >= Settled, err
 	})
 	if err != nil {
 		return err
@@ -187,7 +181,7 @@ func (o *Orphans) wait(until time.Time, is func() (bool, error)) error {
 		case ok || err != nil:
 			return err
 		case time.Now().After(until):
-			return errNotHome
+			return ErrFlowsOut
 		}
 		<-tick.C
 	}

@@ -2,6 +2,19 @@
 
 package datapath
 
+import (
+	"errors"
+	"time"
+)
+
+// Settled is how long no packet may have been steered before lanes count as
+// left; what they held is then proved to be handled by their progress.
+const Settled = 20 * time.Millisecond
+
+// ErrFlowsOut says that flows are still on lanes, so that masks cannot change
+// without packets being overtaken.
+var ErrFlowsOut = errors.New("flows are still on lanes")
+
 // Round watches every core handle what was in its hands at the start.
 type Round struct {
 	d     *Datapath

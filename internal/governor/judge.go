@@ -4,6 +4,7 @@ package governor
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -15,9 +16,10 @@ type Judge struct {
 	seed   uint64
 	known  []Finding // the latest last
 	trial  *Trial
-	of     Situation // of the trial
+	of     Situation // of the trial, before it began
 	rest   time.Time // no trial before
 	doubts doubts
+	less   doubts // that as much comes as before the trial
 }
 
 // Situation is what a verdict is about.
@@ -73,12 +75,17 @@ func (j *Judge) Step(now time.Time, s Situation, w Window) (act bool, reason str
 		j.trial, j.rest = nil, now.Add(restFor)
 	}
 	if j.trial != nil {
-		if v, over := j.trial.Add(w); over {
-			j.trial, j.rest = nil, now.Add(restFor)
-			j.learn(now, v)
-		} else {
+		v, over := j.trial.Add(w)
+		// A sender that backs off is slow in windows without, too: pairs do not show it.
+		if less := s.Rate < muchLess*j.of.Rate; !over && j.less.raised(now, less, lessFor) {
+			v, over = j.trial.verdict(Undecided, ""), true
+			v.Reason = fmt.Sprintf("less comes since it is on trial, %.2f times", s.Rate/j.of.Rate)
+		}
+		if !over {
 			return j.trial.On(), j.trial.Progress()
 		}
+		j.trial, j.rest = nil, now.Add(restFor)
+		j.learn(now, v)
 	}
 	if m, ok := j.remembers(now, s, w); ok {
 		return m.Outcome == Better, m.Reason
@@ -88,7 +95,7 @@ func (j *Judge) Step(now time.Time, s Situation, w Window) (act bool, reason str
 		return false, "it has yet to show that it pays with this load"
 	}
 	j.seed++
-	j.trial, j.of = NewTrial(j.terms, j.seed), s
+	j.trial, j.of, j.less = NewTrial(j.terms, j.seed), s, doubts{}
 	return j.trial.On(), j.trial.Progress()
 }
 
@@ -111,6 +118,9 @@ func (j *Judge) heedClock(now time.Time) {
 	if now.Before(j.doubts.since) {
 		j.doubts = doubts{}
 	}
+	if now.Before(j.less.since) {
+		j.less = doubts{}
+	}
 	for i := range j.known {
 		if m := &j.known[i]; now.Before(m.At) {
 			m.At = now.Add(-m.Holds)
@@ -130,7 +140,7 @@ func (j *Judge) remembers(now time.Time, s Situation, w Window) (m Finding, ok b
 	if !now.Before(m.until()) {
 		return m, false // but how long it held
 	}
-	if j.doubts.raised(now, doubtful) {
+	if j.doubts.raised(now, doubtful, doubtFor) {
 		j.known = slices.Delete(j.known, i, i+1)
 		return m, false
 	}
@@ -168,11 +178,14 @@ const (
 	// doubtFor is how long it must look otherwise, in mostly of the windows.
 	doubtFor = time.Second
 	mostly   = 0.8
+	// A trial is given up when for lessFor, in mostly of its windows, muchLess came than before.
+	lessFor  = 2 * time.Second
+	muchLess = 0.8
 )
 
-// raised takes a window.
-func (d *doubts) raised(now time.Time, doubtful bool) bool {
-	if d.since.IsZero() || now.Sub(d.last) >= doubtFor {
+// raised takes a window, of those within which it must look so.
+func (d *doubts) raised(now time.Time, doubtful bool, within time.Duration) bool {
+	if d.since.IsZero() || now.Sub(d.last) >= within {
 		*d = doubts{since: now, last: now}
 		return false
 	}
@@ -181,7 +194,7 @@ func (d *doubts) raised(now time.Time, doubtful bool) bool {
 	if doubtful {
 		d.bad++
 	}
-	if now.Sub(d.since) < doubtFor {
+	if now.Sub(d.since) < within {
 		return false
 	}
 	bad := float64(d.bad) >= mostly*float64(d.all)

@@ -4,6 +4,7 @@ package governor
 
 import (
 	"math"
+	"strings"
 	"testing"
 	"time"
 )
@@ -96,6 +97,51 @@ func TestActsWhereItPays(t *testing.T) {
 			}
 			if !want(mean) {
 				t.Errorf("%s: with an effect of %.1f it acts %.0f %% of the time", name, effect, mean*100)
+			}
+		}
+	}
+}
+
+// What takes from senders for as long as it is on trial, with and without, as TCP that backs off, is
+// off again within three seconds, and stays so for half a minute. What takes but a moment is tried to its end.
+func TestATrialThatCostsIsGivenUp(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		takes func(since time.Duration) bool
+		most  time.Duration
+		says  string
+	}{
+		"as long as it lasts": {func(time.Duration) bool { return true }, 3 * time.Second, "less comes since it is on trial"},
+		"for a second":        {func(d time.Duration) bool { return d < time.Second }, 10 * time.Second, "does not show"},
+	} {
+		for seed := range uint64(20) {
+			b := newBench(seed)
+			b.effect = 1
+			trying := time.Duration(-1) // since when
+			b.offered = func(at time.Duration) float64 {
+				if trying >= 0 && c.takes(at-trying) {
+					return 280e3
+				}
+				return 400e3
+			}
+			j := NewJudge(forGoodput, seed)
+			var ended time.Duration
+			said := ""
+			judged(b, j, 20*time.Second, func(since time.Duration, act, is bool, reason string) {
+				switch {
+				case is && trying < 0 && ended == 0:
+					trying = since
+				case !is && trying >= 0:
+					ended, said, trying = since-trying, reason, -1
+				case is && ended > 0:
+					t.Fatalf("%s, seed %d: on trial again after %s", name, seed, since)
+				}
+				if act && !is {
+					t.Fatalf("%s, seed %d: it acts", name, seed)
+				}
+			})
+			if ended == 0 || ended > c.most || !strings.Contains(said, c.says) {
+				t.Errorf("%s, seed %d: on trial for %s: %q", name, seed, ended, said)
 			}
 		}
 	}
