@@ -196,15 +196,22 @@ func TestLockWaitsForARestoringGuardian(t *testing.T) {
 	b.must(<-locked)
 }
 
+// guardian is one of this process, which holds the lock.
+func (b *bed) guardian() (*Locked, *Guardian) {
+	b.t.Helper()
+	l := b.lock()
+	g, err := l.StartGuardian(append([]string{"guardian"}, l.Dir().GuardianArgs()...), nil)
+	b.must(err)
+	return l, g
+}
+
 // A released guardian restores nothing, not even what it could.
 func TestReleasedGuardianDoesNothing(t *testing.T) {
 	b := newBed(t)
-	l := b.lock()
+	l, g := b.guardian()
 	_, err := l.Do(b, b.steps())
 	b.must(err)
 	after := b.snapshot()
-	g, err := l.StartGuardian(append([]string{"guardian"}, l.Dir().GuardianArgs()...), nil)
-	b.must(err)
 	b.must(g.Release())
 	b.wantSnapshot(after)
 	if n := len(l.Entries()); n != len(b.steps()) {
@@ -216,9 +223,7 @@ func TestReleasedGuardianDoesNothing(t *testing.T) {
 
 func TestDeathOfTheGuardianIsSeen(t *testing.T) {
 	b := newBed(t)
-	l := b.lock()
-	g, err := l.StartGuardian(append([]string{"guardian"}, l.Dir().GuardianArgs()...), nil)
-	b.must(err)
+	_, g := b.guardian()
 	b.must(unix.Kill(g.PID(), unix.SIGKILL))
 	<-g.Done()
 	if err := g.Release(); err == nil {
@@ -283,14 +288,21 @@ func TestSecondDaemonIsToldOfTheFirst(t *testing.T) {
 	b.must(l.Unlock())
 }
 
-// Who holds the lock restores; the guardian must neither wait for it nor disturb it.
-func TestGuardianLeavesTheLockToAFasterOwner(t *testing.T) {
-	b := newBed(t)
-	before := b.snapshot()
+// dead is a daemon that has died while its guardian is stopped.
+func (b *bed) dead() *daemon {
+	b.t.Helper()
 	d := b.start(script{Plans: [][]plan.Step{b.steps()}, Guardian: true})
 	b.must(unix.Kill(d.guardian, unix.SIGSTOP))
 	d.kill()
 	_ = d.cmd.Wait()
+	return d
+}
+
+// Who holds the lock restores; the guardian must neither wait for it nor disturb it.
+func TestGuardianLeavesTheLockToAFasterOwner(t *testing.T) {
+	b := newBed(t)
+	before := b.snapshot()
+	d := b.dead()
 	l, err := b.open().lock(restoring) // by another guardian, say
 	b.must(err)
 	b.must(unix.Kill(d.guardian, unix.SIGCONT))
@@ -308,10 +320,7 @@ func TestGuardianLeavesTheLockToAFasterOwner(t *testing.T) {
 func TestAGuardianThatIsStoppedIsKilledByTheNextOwner(t *testing.T) {
 	b := newBed(t)
 	before := b.snapshot()
-	d := b.start(script{Plans: [][]plan.Step{b.steps()}, Guardian: true})
-	b.must(unix.Kill(d.guardian, unix.SIGSTOP))
-	d.kill()
-	_ = d.cmd.Wait()
+	d := b.dead()
 	_, err := b.open().lock("")
 	var busy *BusyError
 	if !errors.As(err, &busy) || busy.PID != d.guardian || !busy.Restoring {

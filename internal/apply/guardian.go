@@ -140,8 +140,11 @@ func (g *Guardian) Release() error {
 	return nil
 }
 
+// cookieFlag tells a guardian's namespace, to itself and to whoever looks for it.
+const cookieFlag = "--netns-cookie"
+
 // GuardianArgs are the flags by which a guardian finds its daemon's folder,
 // to be put behind the name of the verb that leads to RunGuardian.
 func (d *Dir) GuardianArgs() []string {
-	return []string{"--state-dir", d.stateDir(), "--netns-cookie", strconv.FormatUint(d.cookie, 10)}
+	return []string{"--state-dir", d.stateDir(), cookieFlag, strconv.FormatUint(d.cookie, 10)}
 }

@@ -33,14 +33,6 @@ func (p pipe) held(t *testing.T) bool {
 	return fds[0].Revents&unix.POLLHUP == 0
 }
 
-func (b *bed) guardian() (*Locked, *Guardian) {
-	b.t.Helper()
-	l := b.lock()
-	g, err := l.StartGuardian(append([]string{"guardian"}, l.Dir().GuardianArgs()...), nil)
-	b.must(err)
-	return l, g
-}
-
 // What a guardian was told to let go of it has let go of when that returns, and of nothing else.
 func TestGuardianHoldsUntilItIsToldToLetGo(t *testing.T) {
 	b := newBed(t)

@@ -193,7 +193,7 @@ func (d *Dir) isGuardian(pid int) bool {
 		return false
 	}
 	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	return err == nil && strings.Contains(string(args), "\x00"+strings.Join(d.GuardianArgs()[2:], "\x00")+"\x00")
+	return err == nil && strings.Contains(string(args), fmt.Sprintf("\x00%s\x00%d\x00", cookieFlag, d.cookie))
 }
 
 // killGuardian ends a guardian, and with it the programs that it holds.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"runtime"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -198,22 +197,22 @@ func (l xdpLink) Close() error { return polled.On(polled.Core(), l.Link.Close) }
 // load none.
 func (d *Datapath) laneLeft(core int) (uint32, error) {
 	ctx := uint64(core)
-	attr := testRun{ProgFD: uint32(d.trace.OlLaneLeft.FD()), CtxSizeIn: uint32(unsafe.Sizeof(ctx)), CtxIn: uint64(uintptr(unsafe.Pointer(&ctx)))}
+	attr := testRun{ProgFD: uint32(d.trace.OlLaneLeft.FD()), CtxSizeIn: uint32(unsafe.Sizeof(ctx)), CtxIn: unsafe.Pointer(&ctx)}
 	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_TEST_RUN, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
-	runtime.KeepAlive(&ctx)
 	if errno != 0 {
 		return 0, fmt.Errorf("look into the lane on core %d: %w", core, errno)
 	}
 	return attr.Retval, nil
 }
 
-// testRun is what union bpf_attr of linux/bpf.h has for BPF_PROG_TEST_RUN.
+// testRun is what union bpf_attr of linux/bpf.h has for BPF_PROG_TEST_RUN, on machines of 64 bits. What it
+// points to has to be a pointer to the runtime, too, which moves stacks.
 type testRun struct {
 	ProgFD, Retval           uint32
 	DataSizeIn, DataSizeOut  uint32
 	DataIn, DataOut          uint64
 	Repeat, Duration         uint32
 	CtxSizeIn, CtxSizeOut    uint32
-	CtxIn, CtxOut            uint64
+	CtxIn, CtxOut            unsafe.Pointer
 	Flags, CPU, BatchSize, _ uint32
 }
