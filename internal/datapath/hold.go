@@ -23,6 +23,7 @@ const (
 	heldCores    = "cores"
 	heldPrios    = "priority"
 	heldLaneLeft = "lane"
+	heldMergings = "mergings"
 	// Links: of XDP, of other hooks, of what traces polls, and of what else is traced.
 	heldXDP   = "xdp"
 	heldTCX   = "tcx"
@@ -35,7 +36,7 @@ const (
 func (d *Datapath) HeldBy(h Holder) error {
 	for name, fd := range map[string]int{
 		heldPolicies: d.stages.OlPolicies.FD(), heldCounters: d.stages.OlCounters.FD(), heldCores: d.stages.OlCpus.FD(),
-		heldPrios: d.stages.OlPrios.FD(), heldLaneLeft: d.trace.OlLaneLeft.FD(),
+		heldPrios: d.stages.OlPrios.FD(), heldLaneLeft: d.trace.OlLaneLeft.FD(), heldMergings: d.stages.OlMergings.FD(),
 	} {
 		if _, err := h.Hold(name, fd); err != nil {
 			return fmt.Errorf("have %s held: %w", name, err)

@@ -37,7 +37,8 @@ func Adopt(held map[string][]int) (*Orphans, error) {
 	o.prio.d = o.d
 	s := &o.d.stages
 	maps := map[string]**ebpf.Map{
-		heldPolicies: &s.OlPolicies, heldCounters: &s.OlCounters, heldCores: &s.OlCpus, heldPrios: &o.prio.objs.OlPrios,
+		heldPolicies: &s.OlPolicies, heldCounters: &s.OlCounters, heldCores: &s.OlCpus, heldMergings: &s.OlMergings,
+		heldPrios: &o.prio.objs.OlPrios,
 	}
 	for name, fds := range held {
 		var e error
@@ -63,8 +64,13 @@ func Adopt(held map[string][]int) (*Orphans, error) {
 	return o, nil
 }
 
-// emptyAfter is when lanes that are not empty yet are emptied by refusing what comes.
-const emptyAfter = 100 * time.Millisecond
+const (
+	// emptyAfter is when lanes that are not empty yet are emptied by refusing what comes.
+	emptyAfter = 100 * time.Millisecond
+	// lostAfter is when what has not come out of a merge point is lost: OL_JOINED_NS of bpf/microflow.h,
+	// beyond the delay there.
+	lostAfter = 200 * time.Millisecond
+)
 
 // GoHome has all flows go home under the order guard, at once, and waits until lanes are empty, so
 // that nothing is overtaken by what takes the stock path. Nothing is sent to lanes any more, also
@@ -112,7 +118,10 @@ func (o *Orphans) GoHome(limit time.Duration) (err error) {
 			p.BulkRoom = 0
 			err = o.d.writePolicy()
 		}
-		return demoted == 0 && time.Since(since) >= Settled, err
+		if err != nil || demoted > 0 || time.Since(since) < Settled {
+			return false, err
+		}
+		return o.merged(time.Since(begin) > lostAfter+time.Duration(p.MergeDelay))
 	})
 	if err != nil {
 		return err
@@ -123,6 +132,21 @@ func (o *Orphans) GoHome(limit time.Duration) (err error) {
 // attached tells whether a program is on any device, and may act: not while polls are not traced.
 func (o *Orphans) attached() bool {
 	return len(o.links[heldPolls]) > 0 && len(o.links[heldXDP])+len(o.links[heldTCX]) > 0
+}
+
+// merged tells whether nothing of a flow is left at a merge point, also of one that sends nothing
+// now: what it sends next goes to its pod by another way. lost: what did not come out of there is lost.
+func (o *Orphans) merged(lost bool) (bool, error) {
+	for i := range o.d.stages.OlMergings.MaxEntries() {
+		var g stagesOlMerging
+		if err := o.d.stages.OlMergings.Lookup(i, &g); err != nil {
+			return false, fmt.Errorf("read merging %d: %w", i, err)
+		}
+		if g.Key != 0 && (g.Held > 0 || g.Left != g.Entered && !lost) {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // sent is how many packets went to lanes.
