@@ -24,7 +24,7 @@ import (
 // "off [requested on]" where a request waits for something else to change.
 func (s *spot) getFeature() (string, error) {
 	var f offload.Feature
-	err := s.handle.Do(func() error {
+	err := s.handle.Visit(func() error {
 		var err error
 		f, err = offload.Get(s.Name, s.Attr)
 		return err
@@ -43,7 +43,7 @@ func (s *spot) putFeature(value string) error {
 	set := func() error { return offload.Set(s.Name, s.Attr, on == "on") }
 	// What GRO holds by a feature could be overtaken.
 	if s.Attr != plan.UDPForwarding || on == "on" {
-		return s.handle.Do(set)
+		return s.handle.Visit(set)
 	}
 	return s.handle.Do(func() error { return polled.On(s.polls(), set) })
 }

@@ -117,7 +117,7 @@ func lookAtHooks(s Looker, snap node.Snapshot) map[node.DevKey]hooksOf {
 		}
 		var hooks map[int]neighbour.Hooks
 		if err == nil {
-			err = errors.Join(ns.Do(func() (err error) {
+			err = errors.Join(ns.Visit(func() (err error) {
 				hooks, err = looker.Look(devs)
 				return err
 			}), ns.Close())

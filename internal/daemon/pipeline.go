@@ -224,13 +224,14 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 		return err
 	}
 	want := map[node.DevKey]bool{}
+	at := newSpaces(p.scanner) // most are in one
 	var errs []error
 	hang := func(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) {
 		want[dev.Key()] = true
 		if p.attached[dev.Key()] != nil {
 			return
 		}
-		l, err := p.hang(dev, fn)
+		l, err := hangIn(at, dev, fn)
 		switch {
 		case err == nil:
 			p.attached[dev.Key()] = l
@@ -268,7 +269,7 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 			delete(p.attached, key)
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, at.Close())...)
 }
 
 // crossed tells whether packets that were steered may come to a pod: by one of its tunnels at
@@ -278,11 +279,16 @@ func (p *pipeline) crossed(pod node.Pod) bool {
 }
 
 func (p *pipeline) hang(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
-	ns, err := p.scanner.Namespace(dev.NetnsCookie)
+	at := newSpaces(p.scanner)
+	l, err := hangIn(at, dev, fn)
+	return l, errors.Join(err, at.Close())
+}
+
+func hangIn(at *spaces, dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
+	ns, err := at.known(dev.NetnsCookie)
 	if err != nil {
 		return nil, err
 	}
-	defer ns.Close()
 	l, err := fn(datapath.Device{Netns: ns, Ifindex: dev.Ifindex})
 	if errors.Is(err, unix.ENODEV) {
 		err = errors.Join(node.ErrGone, err)

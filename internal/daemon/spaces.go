@@ -25,15 +25,23 @@ func newSpaces(s *node.Scanner) *spaces {
 
 // ByCookie implements apply.Namespaces.
 func (s *spaces) ByCookie(cookie uint64) (*netns.Handle, error) {
+	h, err := s.known(cookie)
+	if err != nil {
+		return s.finder.ByCookie(cookie)
+	}
+	return h, nil
+}
+
+// known finds one of those that the scanner knows.
+func (s *spaces) known(cookie uint64) (*netns.Handle, error) {
 	if h := s.open[cookie]; h != nil {
 		return h, nil
 	}
 	h, err := s.scanner.Namespace(cookie)
-	if err != nil {
-		return s.finder.ByCookie(cookie)
+	if err == nil {
+		s.open[cookie] = h
 	}
-	s.open[cookie] = h
-	return h, nil
+	return h, err
 }
 
 // Hint tells the inode number that a namespace had when it was last seen.

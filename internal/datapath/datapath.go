@@ -322,7 +322,7 @@ func (d *Datapath) attachTCX(dev Device, at ebpf.AttachType, prog *ebpf.Program)
 
 func attachTCXAt(dev Device, at ebpf.AttachType, anchor link.Anchor, prog *ebpf.Program) (link.Link, error) {
 	var l link.Link
-	err := dev.Netns.Do(func() error {
+	err := dev.Netns.Visit(func() error {
 		var err error
 		l, err = link.AttachTCX(link.TCXOptions{
 			Interface: dev.Ifindex,

@@ -178,7 +178,7 @@ func (d *Datapath) openPort(w ExpressWay) (uint32, error) {
 		return 0, fmt.Errorf("watch the pod's end: %w", err)
 	}
 	// The kernel looks for the device in the namespace of who asks.
-	err := w.Host.Netns.Do(func() error { return d.xdp.OlExpressPorts.Put(port, uint32(w.Host.Ifindex)) })
+	err := w.Host.Netns.Visit(func() error { return d.xdp.OlExpressPorts.Put(port, uint32(w.Host.Ifindex)) })
 	if err != nil {
 		return 0, errors.Join(fmt.Errorf("open the port: %w", err), d.stages.OlCells.Delete(w.Pod.key()))
 	}

@@ -2,7 +2,7 @@
 
 // Package netns opens, enters and identifies network namespaces.
 //
-// A namespace is entered on a thread of its own: code that runs in Do cannot
+// A namespace is entered on threads that run nothing else: code that runs in Do or Visit cannot
 // leak its namespace into other goroutines, and a thread that could not return
 // to where it came from ends instead of being reused.
 package netns
@@ -97,7 +97,7 @@ func (h *Handle) Close() error { return h.f.Close() }
 // Cookie identifies the namespace for the life of the machine.
 func (h *Handle) Cookie() (uint64, error) {
 	var cookie uint64
-	err := h.Do(func() error {
+	err := h.Visit(func() error {
 		s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -122,6 +122,60 @@ func (h *Handle) Do(fn func() error) error {
 		}
 		return fn()
 	})
+}
+
+// Visit is Do for what is short and done often, on a thread that others use before and afterwards: of
+// the thread itself fn changes nothing, but may enter other namespaces, and starts no process.
+func (h *Handle) Visit(fn func() error) error {
+	v := visit{h, fn, make(chan error, 1)}
+	select {
+	case t := <-resting:
+		t <- v
+	default:
+		go onThread(func() error { return travel(v) })
+	}
+	return <-v.done
+}
+
+// visit is of one namespace.
+type visit struct {
+	to   *Handle
+	fn   func() error
+	done chan error
+}
+
+// resting are threads between two visits. To make a thread, and to end it, takes longer than most
+// visits do, of which a look at a node makes one for each pod.
+var resting = make(chan chan visit, 2)
+
+// travel makes visits, on a thread of its own, which rests in the namespace that it began in: it keeps
+// no other alive. It ends with the first visit that fails: nobody knows what that has left behind.
+func travel(v visit) error {
+	home, err := Current()
+	if err != nil {
+		v.done <- err
+		return nil
+	}
+	defer home.Close()
+	next := make(chan visit)
+	for {
+		err := v.to.Enter()
+		if err == nil {
+			err = v.fn()
+		}
+		if back := home.Enter(); err != nil || back != nil {
+			v.done <- err
+			return nil
+		}
+		select {
+		case resting <- next: // before who waits for this one asks again
+			v.done <- nil
+			v = <-next
+		default:
+			v.done <- nil
+			return nil
+		}
+	}
 }
 
 // Thread is one that stays in a namespace. To make one takes longer than much of what is done there.
@@ -190,7 +244,7 @@ func onThread(fn func() error) error {
 // CAP_SYS_ADMIN.
 func (h *Handle) Sysfs() (*os.Root, error) {
 	var root *os.Root
-	err := h.Do(func() error {
+	err := h.Visit(func() error {
 		return privilege.With(unix.CAP_SYS_ADMIN, func() (err error) {
 			root, err = sysfsHere()
 			return err

@@ -4,6 +4,7 @@ package netns
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -165,9 +166,63 @@ func TestAThreadStaysInItsNamespace(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	thread.Close()
-	for deadline := time.Now().Add(20 * time.Second); unix.Tgkill(os.Getpid(), tids[0], 0) == nil; time.Sleep(time.Millisecond) {
+	ends(t, tids[0])
+}
+
+// ends waits for a thread of this process to end.
+func ends(t *testing.T, tid int) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); unix.Tgkill(os.Getpid(), tid, 0) == nil; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("it goes on")
 		}
 	}
+}
+
+// One thread makes one visit after the other, and keeps none of the namespaces alive meanwhile. After one that
+// failed it makes none any more.
+func TestAThreadGoesHomeBetweenVisits(t *testing.T) {
+	for len(resting) > 0 {
+		<-resting // of tests before: for ever
+	}
+	home, err := Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer home.Close()
+	visit := func(fails error) (tid int) {
+		h := newNS(t)
+		err := h.Visit(func() error {
+			tid = unix.Gettid()
+			here, err := Current()
+			if err != nil {
+				return err
+			}
+			defer here.Close()
+			if here.Inode() != h.Inode() {
+				t.Error("a visit is made elsewhere")
+			}
+			return fails
+		})
+		if !errors.Is(err, fails) {
+			t.Errorf("error %v, not %v", err, fails)
+		}
+		return tid
+	}
+	first := visit(nil)
+	rests, err := OfPath(fmt.Sprintf("/proc/self/task/%d/ns/net", first))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rests.Close()
+	if rests.Inode() != home.Inode() {
+		t.Error("it does not rest where it came from")
+	}
+	if second := visit(fs.ErrExist); second != first {
+		t.Errorf("threads %d and %d", first, second)
+	}
+	if third := visit(nil); third == first {
+		t.Error("it goes on after a visit that failed")
+	}
+	ends(t, first)
 }

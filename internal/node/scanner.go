@@ -129,7 +129,7 @@ func (s *Scanner) Scan(ctx context.Context) (Snapshot, error) {
 		clear(s.unknown)
 	}
 	p := &pass{s: s, full: s.wantFull.Swap(false), byInode: map[uint64]*space{}}
-	err := s.home.Do(func() error {
+	err := s.home.Visit(func() error {
 		defer p.close()
 		return p.run(ctx)
 	})

@@ -56,7 +56,7 @@ func (s *Scanner) Features(d Dev) (map[string]ethtool.Feature, error) {
 	}
 	defer h.Close()
 	var features map[string]ethtool.Feature
-	err = h.Do(func() (err error) {
+	err = h.Visit(func() (err error) {
 		features, err = ethtool.Features(d.Name)
 		return err
 	})

@@ -13,6 +13,7 @@ package polled
 import (
 	"fmt"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/prometheus/procfs"
@@ -43,9 +44,12 @@ func Core() int {
 	return core
 }
 
+// proc is looked for once.
+var proc = sync.OnceValues(procfs.NewDefaultFS)
+
 // Softnet is what the kernel counts of each core's receiving, in 32 bits.
 func Softnet() ([]procfs.SoftnetStat, error) {
-	fs, err := procfs.NewDefaultFS()
+	fs, err := proc()
 	if err != nil {
 		return nil, fmt.Errorf("read softnet_stat: %w", err)
 	}
