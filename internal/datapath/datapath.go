@@ -7,6 +7,7 @@
 package datapath
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -28,9 +29,9 @@ type Device struct {
 // Datapath is the loaded BPF side. Its methods are not safe for concurrent use.
 type Datapath struct {
 	stages   stagesObjects
-	branches branchesObjects
+	branches branchesObjects // once needed
 	trace    traceObjects
-	xdp      underlayObjects
+	xdp      underlayObjects // once needed
 	cpus     int
 	key      [16]byte // of the flow hash
 
@@ -52,7 +53,8 @@ type Datapath struct {
 }
 
 // Load puts programs and maps into the kernel and starts the tracing that the
-// order guard reads. Nothing is attached to a device yet.
+// order guard reads. Nothing is attached to a device yet. What only some mechanisms
+// use is loaded with the first of them.
 func Load() (*Datapath, error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
@@ -82,17 +84,7 @@ func (d *Datapath) load() error {
 	if err := d.loadObject("tcx programs", loadStages, &d.stages); err != nil {
 		return err
 	}
-	if err := d.loadObject("tcx programs of micro-flows", loadBranches, &d.branches); err != nil {
-		return err
-	}
-	s, b := &d.stages, &d.branches
-	if err := d.know(s.OlUnderlayIn, s.OlPodOut, s.OlPodRestore, b.OlUnderlaySplit, b.OlUnderlayNumber, b.OlPodMerge, b.OlMergedIn); err != nil {
-		return err
-	}
-	if err := d.loadObject("XDP program", loadUnderlay, &d.xdp); err != nil {
-		return err
-	}
-	if err := d.know(d.xdp.OlUnderlayXdp); err != nil {
+	if err := d.know(d.stages.OlUnderlayIn, d.stages.OlPodOut, d.stages.OlPodRestore); err != nil {
 		return err
 	}
 	if err := d.loadObject("tracing programs", loadTrace, &d.trace); err != nil {
@@ -108,6 +100,30 @@ func (d *Datapath) load() error {
 		return err
 	}
 	return d.startSampling()
+}
+
+// needBranches loads the programs of micro-flows, at which the verifier looks for longer than at all
+// that everybody needs; so it does with the XDP program.
+func (d *Datapath) needBranches() error {
+	b := &d.branches
+	if b.OlUnderlaySplit != nil {
+		return nil
+	}
+	if err := d.loadObject("tcx programs of micro-flows", loadBranches, b); err != nil {
+		return err
+	}
+	return d.know(b.OlUnderlaySplit, b.OlUnderlayNumber, b.OlPodMerge, b.OlMergedIn)
+}
+
+// needXDP loads the XDP program, and with it what finds lanes, and the ways straight to pods.
+func (d *Datapath) needXDP() error {
+	if d.xdp.OlUnderlayXdp != nil {
+		return nil
+	}
+	if err := d.loadObject("XDP program", loadUnderlay, &d.xdp); err != nil {
+		return err
+	}
+	return d.know(d.xdp.OlUnderlayXdp)
 }
 
 // loadObject puts the programs of an object into the kernel, with the maps that those before it
@@ -247,8 +263,8 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_noted":           d.stages.OlNoted,
 		"ol_merge_ended":     d.stages.OlMergeEnded,
 		"ol_unnumbered":      d.stages.OlUnnumbered,
-		"ol_elephants":       d.branches.OlElephants,
-		"ol_last_elephant":   d.branches.OlLastElephant,
+		"ol_elephants":       cmp.Or(d.branches.OlElephants, d.xdp.OlElephants),
+		"ol_last_elephant":   cmp.Or(d.branches.OlLastElephant, d.xdp.OlLastElephant),
 		"ol_lane_threads":    d.stages.OlLaneThreads,
 		"ol_express_ways":    d.xdp.OlExpressWays,
 		"ol_express_ports":   d.xdp.OlExpressPorts,
@@ -283,32 +299,40 @@ func (d *Datapath) AttachPod(dev Device) (io.Closer, error) {
 // AttachPodMerge hangs the program that sends split flows by the merge point on the egress
 // of the host end of a pod's veth, in a namespace that has one.
 func (d *Datapath) AttachPodMerge(dev Device) (io.Closer, error) {
-	return d.attachTCX(dev, ebpf.AttachTCXEgress, d.branches.OlPodMerge)
+	return d.attachBranches(dev, ebpf.AttachTCXEgress, func() *ebpf.Program { return d.branches.OlPodMerge })
 }
 
 // AttachUnderlaySplit hangs the program that cuts flows into micro-flows on the ingress of
 // an underlay; their branches are lanes of the tunnel stage.
 func (d *Datapath) AttachUnderlaySplit(dev Device) (io.Closer, error) {
-	return d.attachTCX(dev, ebpf.AttachTCXIngress, d.branches.OlUnderlaySplit)
+	return d.attachBranches(dev, ebpf.AttachTCXIngress, func() *ebpf.Program { return d.branches.OlUnderlaySplit })
 }
 
 // AttachUnderlayNumber hangs the program that takes over the numbers that XDP gives to
 // frames of split UDP flows, and sends what comes by a branch to its second core, on the
 // ingress of an underlay.
 func (d *Datapath) AttachUnderlayNumber(dev Device) (io.Closer, error) {
-	return d.attachTCX(dev, ebpf.AttachTCXIngress, d.branches.OlUnderlayNumber)
+	return d.attachBranches(dev, ebpf.AttachTCXIngress, func() *ebpf.Program { return d.branches.OlUnderlayNumber })
 }
 
 // AttachMerged hangs the program that sends on what has been put in order on the ingress of
 // the device behind a merge point.
 func (d *Datapath) AttachMerged(dev Device) (io.Closer, error) {
-	return d.attachTCX(dev, ebpf.AttachTCXIngress, d.branches.OlMergedIn)
+	return d.attachBranches(dev, ebpf.AttachTCXIngress, func() *ebpf.Program { return d.branches.OlMergedIn })
 }
 
 // AttachPodLeftAlone hangs the program for pods that are not ours to steer: it
 // takes back what was done to their packets before they were known as theirs.
 func (d *Datapath) AttachPodLeftAlone(dev Device) (io.Closer, error) {
 	return d.attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodRestore)
+}
+
+// attachBranches is attachTCX for a program that may have to be loaded first.
+func (d *Datapath) attachBranches(dev Device, at ebpf.AttachType, prog func() *ebpf.Program) (io.Closer, error) {
+	if err := d.needBranches(); err != nil {
+		return nil, err
+	}
+	return d.attachTCX(dev, at, prog())
 }
 
 // attachTCX hangs a program behind the others of a hook.

@@ -59,6 +59,9 @@ var ErrTooManyPods = errors.New("too many pods")
 
 // AddWay opens a way, or changes one. Frames take it once SetExpress has allowed that.
 func (d *Datapath) AddWay(k ExpressKey, w ExpressWay) error {
+	if err := d.needXDP(); err != nil {
+		return err
+	}
 	if !w.Local.Is4() {
 		return fmt.Errorf("open an express way for %s: the outer address %s is not IPv4", net.HardwareAddr(k.MAC[:]), w.Local)
 	}
@@ -217,6 +220,9 @@ var unfitNames = map[underlayOlExpressUnfit]string{
 // ExpressUnfit are the frames for which there was a way, and which took the full path, by reason.
 func (d *Datapath) ExpressUnfit() (map[string]uint64, error) {
 	all := map[string]uint64{}
+	if d.xdp.OlExpressUnfits == nil {
+		return all, nil
+	}
 	for key, name := range unfitNames {
 		n, err := sum(d.xdp.OlExpressUnfits, uint32(key))
 		if err != nil {

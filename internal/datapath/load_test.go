@@ -91,6 +91,9 @@ func TestRoomOfBacklogsIsTheMachines(t *testing.T) {
 func TestEveryObjectLoadsAndTheSamplerRuns(t *testing.T) {
 	d := load(t)
 	sampled(t, d)
+	if err := errors.Join(d.needBranches(), d.needXDP()); err != nil {
+		t.Fatal(err)
+	}
 	p, err := d.LoadPriority()
 	if err != nil {
 		t.Fatal(err)

@@ -66,6 +66,9 @@ func newBench(t testing.TB, stage Stage) *bench {
 	b := &bench{Datapath: load(t), stage: stage, core: pinned(t)}
 	b.prog = b.stages.OlUnderlayIn
 	if stage == NIC {
+		if err := b.needXDP(); err != nil {
+			t.Fatal(err)
+		}
 		b.prog = b.xdp.OlUnderlayXdp
 	}
 	var devs []TunnelDevice

@@ -37,6 +37,9 @@ type Priority struct {
 // device yet, and without rules all is bulk.
 func (d *Datapath) LoadPriority() (_ *Priority, err error) {
 	p := &Priority{d: d}
+	if err := d.needXDP(); err != nil { // they have the ways in common
+		return nil, err
+	}
 	if err := d.loadObject("priority programs", loadPriority, &p.objs); err != nil {
 		return nil, err
 	}

@@ -63,6 +63,9 @@ func (d *Datapath) laneMap(class int) *ebpf.Map {
 }
 
 func (d *Datapath) startLanes(cores []int, class int) error {
+	if err := d.needXDP(); err != nil {
+		return err
+	}
 	for _, core := range cores {
 		if d.laneThreads[laneThread{core, class}] {
 			continue // another one in its place would overtake it
@@ -154,6 +157,9 @@ var ErrForeignXDP = errors.New("another XDP program is attached")
 
 // AttachXDP hangs the pipeline's XDP program on an underlay, in the driver.
 func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
+	if err := d.needXDP(); err != nil {
+		return nil, err
+	}
 	// Nobody knows which ways flows have taken since it was last there.
 	d.policy.ExpressEpoch++
 	d.policy.Ways++
