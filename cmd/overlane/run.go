@@ -71,6 +71,9 @@ func run(ctx context.Context, file string, verbose bool) error {
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	if err := beModest(); err != nil {
+		log.Debug("the daemon takes more of the cores than it has to", "reason", err)
+	}
 	cfg, err := loadConfig(file)
 	if err != nil {
 		return err

@@ -124,9 +124,6 @@ func Start(ctx context.Context, opts Options) (*Daemon, error) {
 }
 
 func (d *Daemon) start(ctx context.Context) error {
-	if err := beModest(); err != nil {
-		d.log.Debug("the daemon takes more of the cores than it has to", "reason", err)
-	}
 	home, err := netns.Current()
 	if err != nil {
 		return err

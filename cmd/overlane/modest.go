@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package main
 
 import (
 	"errors"
@@ -19,7 +19,7 @@ import (
 // slack is by how much the kernel may be late to wake a thread of the daemon's. Nothing here is due
 // by less, and the default, 50 us, costs: Go's runtime has a thread that wakes each 20 us for as
 // long as any other is at work or waits in a system call, to see whether one of them is to be helped.
-// Beside a saturated core that alone took more time than all that the daemon does.
+// Beside a saturated core that was a third of all that the daemon took.
 const slack = time.Millisecond
 
 // beModest has this process take less time from the cores that packets need. It runs on one core at
