@@ -418,67 +418,106 @@ func TestAPolicyAtOnePodLeavesTheOthersWayOpen(t *testing.T) {
 	l.Stop()
 }
 
+// beside is a lab with a daemon, where policies come and go, one after the other.
+type beside struct {
+	b *bed.Bed
+	d *rig.Daemon
+}
+
+func (in *beside) start(t *testing.T) {
+	t.Helper()
+	in.d = rig.Start(t, rig.Spec{NS: in.b.Receiver().NS, Config: expresses})
+}
+
 // A policy that is planted while frames pass it by is passed by no more: by what it drops, by
 // what it counts and by what status says. When it is gone, the way opens again.
 func TestPoliciesPlantedDuringTraffic(t *testing.T) {
-	for i, p := range policies {
-		t.Run(p.name, func(t *testing.T) {
-			flows := []int{1, 8}[i%2]
-			b := lab(t, bed.Options{Topology: []bed.Topology{bed.Nested, bed.Bridged}[i/2%2]})
-			s := &scene{t: t, b: b}
-			if p.prepare != "" {
-				must(t, s.run(p.at, p.prepare))
+	topologies := []bed.Topology{bed.Nested, bed.Bridged}
+	each := func(alone bool, in func(*testing.T, int) beside) {
+		for i, p := range policies {
+			if alone == (p.prepare != "" || p.stays) {
+				t.Run(p.name, func(t *testing.T) { p.plantedBeside(t, in(t, i/2%2), []int{1, 8}[i%2]) })
 			}
-			wire, err := b.WireStats()
-			must(t, err)
-			l := rig.StartSteady(t, b, flows)
-			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: expresses})
-			onWay(t, d)
-			first, was := l.Verdict(), peek(t, d).Counters
-			if first.Reordered > 0 {
-				t.Errorf("on the first way in, %d were late", first.Reordered)
-			}
+		}
+	}
+	// What leaves its lab as no other is to find it has one of its own, and a daemon that ends there.
+	each(true, func(t *testing.T, at int) beside {
+		in := beside{b: lab(t, bed.Options{Topology: topologies[at]})}
+		in.start(t)
+		t.Cleanup(func() { ends(t, in.d) })
+		return in
+	})
+	var shared [2]beside
+	for at := range shared { // all of them before there is a daemon, whose programs nobody is to miss
+		shared[at].b = lab(t, bed.Options{Topology: topologies[at]})
+	}
+	for at := range shared {
+		shared[at].start(t)
+	}
+	each(false, func(_ *testing.T, at int) beside { return shared[at] })
+	for _, in := range shared {
+		ends(t, in.d)
+	}
+}
 
-			uproot := p.put(s)
-			last := awaitPromised(l)
-			p.holds(s, d, l)
-			out, left := l.Verdict(), peek(t, d).Counters.ExpressLeft-was.ExpressLeft
-			t.Logf("%d flows: %d late, %d left before the way was seen to be empty", flows, out.Reordered-first.Reordered, left)
-			if !p.lets {
-				t.Logf("the last datagram came %s after it was planted", last.Round(time.Millisecond))
-			}
-			// The counter tells of flows. What one that leaves at once can overtake is what a ring
-			// holds, and all leave within one of their gaps: no more than one ring full.
-			if late := out.Reordered - first.Reordered; late > inRing || left == 0 && late > 0 {
-				t.Errorf("on the way out, %d were late, and %d flows left early", late, left)
-			}
-			if n := peek(t, d).Counters.ExpressDrops; n > 0 {
-				t.Errorf("%d frames that went straight to the pod found no room there", n)
-			}
-			if uproot == nil {
-				left := l.Stop()
-				if left.Duplicated+left.Stale > 0 {
-					t.Errorf("%+v", left)
-				}
-				ends(t, d)
-				return
-			}
-			must(t, uproot())
-			onWay(t, d)
-			in := l.Verdict()
-			if in.Reordered != out.Reordered {
-				t.Errorf("on the way in again, %d were late", in.Reordered-out.Reordered)
-			}
-			ends(t, d)
-			l.GoesOn()
-			v := l.Stop()
-			if v.Reordered > in.Reordered+inRing || v.Duplicated+v.Stale > 0 {
-				t.Errorf("%+v", v)
-			}
-			if n := lost(t, b, l, v, wire); p.lets && !p.swaps && n > 0 {
-				t.Errorf("%d of %d were lost", n, l.Sent())
-			}
-		})
+func (p *policy) plantedBeside(t *testing.T, in beside, flows int) {
+	b, d := in.b, in.d
+	s := &scene{t: t, b: b}
+	if p.prepare != "" {
+		must(t, s.run(p.at, p.prepare))
+	}
+	wire, err := b.WireStats()
+	must(t, err)
+	l := rig.StartSteady(t, b, flows)
+	onWay(t, d)
+	first, was := l.Verdict(), peek(t, d).Counters
+	if first.Reordered > 0 {
+		t.Errorf("on the first way in, %d were late", first.Reordered)
+	}
+
+	uproot := p.put(s)
+	uprooted := uproot == nil
+	t.Cleanup(func() {
+		if !uprooted { // for those that come after this one
+			_ = uproot()
+		}
+	})
+	last := awaitPromised(l)
+	p.holds(s, d, l)
+	out, now := l.Verdict(), peek(t, d).Counters
+	left := now.ExpressLeft - was.ExpressLeft
+	t.Logf("%d flows: %d late, %d left before the way was seen to be empty", flows, out.Reordered-first.Reordered, left)
+	if !p.lets {
+		t.Logf("the last datagram came %s after it was planted", last.Round(time.Millisecond))
+	}
+	// The counter tells of flows. What one that leaves at once can overtake is what a ring
+	// holds, and all leave within one of their gaps: no more than one ring full.
+	if late := out.Reordered - first.Reordered; late > inRing || left == 0 && late > 0 {
+		t.Errorf("on the way out, %d were late, and %d flows left early", late, left)
+	}
+	if n := now.ExpressDrops - was.ExpressDrops; n > 0 {
+		t.Errorf("%d frames that went straight to the pod found no room there", n)
+	}
+	if uproot == nil {
+		if v := l.Stop(); v.Duplicated+v.Stale > 0 {
+			t.Errorf("%+v", v)
+		}
+		return
+	}
+	uprooted = true
+	must(t, uproot())
+	onWay(t, d)
+	again := l.Verdict()
+	if again.Reordered != out.Reordered {
+		t.Errorf("on the way in again, %d were late", again.Reordered-out.Reordered)
+	}
+	l.GoesOn()
+	v := l.Stop()
+	if v.Reordered > again.Reordered+inRing || v.Duplicated+v.Stale > 0 {
+		t.Errorf("%+v", v)
+	}
+	if n := lost(t, b, l, v, wire); p.lets && !p.swaps && n > 0 {
+		t.Errorf("%d of %d were lost", n, l.Sent())
 	}
 }
 
