@@ -163,25 +163,43 @@ func (f *Finder) add(inode uint64, path string) {
 	}
 }
 
-// searchProcesses adds the namespaces that processes are in.
+// searchProcesses adds the namespaces that processes are in. One that may not be inspected (a security
+// module can shield it even from root) hides nothing if somebody else is in the same namespace.
 func (f *Finder) searchProcesses() {
+	shielded := map[string]error{}
+	seen := []string{"thread-self"}
 	for _, pid := range f.pids() {
-		err := f.link("/proc/" + pid + "/ns/net")
-		if errors.Is(err, fs.ErrPermission) && inOwn(pid) {
-			continue
+		switch err := f.link("/proc/" + pid + "/ns/net"); {
+		case err == nil:
+			seen = append(seen, pid)
+		case errors.Is(err, fs.ErrPermission):
+			shielded[pid] = err
+		default:
+			f.missed(err)
 		}
-		f.missed(err)
+	}
+	if len(shielded) == 0 {
+		return
+	}
+	found := map[uint64]bool{}
+	for _, pid := range seen {
+		if file, ok := spaceOf(pid); ok {
+			found[file] = true
+		}
+	}
+	for pid, err := range shielded {
+		if file, ok := spaceOf(pid); !ok || !found[file] {
+			f.missed(err)
+		}
 	}
 }
 
-// inOwn reports whether a process that may not be inspected (a security
-// module can shield it even from root) is in this one's namespace. Its
-// /proc/<pid>/net is open to all, and is one and the same file for all
-// processes of a namespace.
-func inOwn(pid string) bool {
-	var own, its unix.Stat_t
-	return unix.Stat("/proc/thread-self/net/dev", &own) == nil &&
-		unix.Stat("/proc/"+pid+"/net/dev", &its) == nil && own.Ino == its.Ino
+// spaceOf tells processes of one namespace from those of others: /proc/<pid>/net is open to all, and is one
+// and the same file for all processes of a namespace.
+func spaceOf(pid string) (file uint64, ok bool) {
+	var st unix.Stat_t
+	err := unix.Stat("/proc/"+pid+"/net/dev", &st)
+	return st.Ino, err == nil
 }
 
 // searchThreads adds the namespaces that single threads are in and that

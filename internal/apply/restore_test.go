@@ -215,3 +215,16 @@ func TestNamespaceThatIsGoneIsDone(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A process that may not be inspected hides no namespace that others are in: who looks from another
+// one than its own still knows what is gone. (Here the first process may be such a one, or not.)
+func TestWhoLooksFromAnotherNamespaceKnowsWhatIsGone(t *testing.T) {
+	b := newBed(t)
+	const never = 1 << 62 // a cookie that no namespace has
+	b.must(b.a.Do(func() error {
+		if _, err := NewFinder().ByCookie(never); !errors.Is(err, ErrNoNamespace) {
+			t.Errorf("error %v", err)
+		}
+		return nil
+	}))
+}
