@@ -280,8 +280,8 @@ func (p *pipeline) crossed(pod node.Pod) bool {
 
 func (p *pipeline) hang(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
 	at := newSpaces(p.scanner)
-	l, err := hangIn(at, dev, fn)
-	return l, errors.Join(err, at.Close())
+	defer at.Close()
+	return hangIn(at, dev, fn)
 }
 
 func hangIn(at *spaces, dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {

@@ -299,26 +299,26 @@ func (d *Datapath) AttachPod(dev Device) (io.Closer, error) {
 // AttachPodMerge hangs the program that sends split flows by the merge point on the egress
 // of the host end of a pod's veth, in a namespace that has one.
 func (d *Datapath) AttachPodMerge(dev Device) (io.Closer, error) {
-	return d.attachBranches(dev, ebpf.AttachTCXEgress, func() *ebpf.Program { return d.branches.OlPodMerge })
+	return d.attachBranches(dev, ebpf.AttachTCXEgress, &d.branches.OlPodMerge)
 }
 
 // AttachUnderlaySplit hangs the program that cuts flows into micro-flows on the ingress of
 // an underlay; their branches are lanes of the tunnel stage.
 func (d *Datapath) AttachUnderlaySplit(dev Device) (io.Closer, error) {
-	return d.attachBranches(dev, ebpf.AttachTCXIngress, func() *ebpf.Program { return d.branches.OlUnderlaySplit })
+	return d.attachBranches(dev, ebpf.AttachTCXIngress, &d.branches.OlUnderlaySplit)
 }
 
 // AttachUnderlayNumber hangs the program that takes over the numbers that XDP gives to
 // frames of split UDP flows, and sends what comes by a branch to its second core, on the
 // ingress of an underlay.
 func (d *Datapath) AttachUnderlayNumber(dev Device) (io.Closer, error) {
-	return d.attachBranches(dev, ebpf.AttachTCXIngress, func() *ebpf.Program { return d.branches.OlUnderlayNumber })
+	return d.attachBranches(dev, ebpf.AttachTCXIngress, &d.branches.OlUnderlayNumber)
 }
 
 // AttachMerged hangs the program that sends on what has been put in order on the ingress of
 // the device behind a merge point.
 func (d *Datapath) AttachMerged(dev Device) (io.Closer, error) {
-	return d.attachBranches(dev, ebpf.AttachTCXIngress, func() *ebpf.Program { return d.branches.OlMergedIn })
+	return d.attachBranches(dev, ebpf.AttachTCXIngress, &d.branches.OlMergedIn)
 }
 
 // AttachPodLeftAlone hangs the program for pods that are not ours to steer: it
@@ -328,11 +328,11 @@ func (d *Datapath) AttachPodLeftAlone(dev Device) (io.Closer, error) {
 }
 
 // attachBranches is attachTCX for a program that may have to be loaded first.
-func (d *Datapath) attachBranches(dev Device, at ebpf.AttachType, prog func() *ebpf.Program) (io.Closer, error) {
+func (d *Datapath) attachBranches(dev Device, at ebpf.AttachType, prog **ebpf.Program) (io.Closer, error) {
 	if err := d.needBranches(); err != nil {
 		return nil, err
 	}
-	return d.attachTCX(dev, at, prog())
+	return d.attachTCX(dev, at, *prog)
 }
 
 // attachTCX hangs a program behind the others of a hook.

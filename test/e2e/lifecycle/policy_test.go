@@ -456,7 +456,20 @@ func TestPoliciesPlantedDuringTraffic(t *testing.T) {
 	}
 	each(false, func(_ *testing.T, at int) beside { return shared[at] })
 	for _, in := range shared {
-		ends(t, in.d)
+		in.ends(t)
+	}
+}
+
+// ends ends the daemon while frames go straight to the pod.
+func (in *beside) ends(t *testing.T) {
+	t.Helper()
+	l := rig.StartSteady(t, in.b, 8)
+	onWay(t, in.d)
+	was := l.Verdict()
+	ends(t, in.d)
+	l.GoesOn()
+	if v := l.Stop(); v.Reordered > was.Reordered+inRing || v.Duplicated+v.Stale > 0 {
+		t.Errorf("as the daemon ended: %+v, before %+v", v, was)
 	}
 }
 
