@@ -70,7 +70,7 @@ func (d *Daemon) tryBridging(now time.Time) error {
 func (d *Daemon) followBridging(now time.Time) error {
 	b := &d.bridge
 	if b.judges == nil {
-		b.judges, b.since = newJudges(d.scanner, d.dp.Owns), now
+		b.judges, b.since = d.newJudges(), now
 	}
 	b.checked = now
 	calls, err := bridgeCalls(d.snap, b.judges)

@@ -22,6 +22,7 @@ import (
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
+	"github.com/overlane/overlane/internal/shortcut"
 )
 
 // Options are what a daemon needs to know.
@@ -79,6 +80,7 @@ type Daemon struct {
 	demand   demand
 	expr     express
 	bridge   bridging
+	hooks    *shortcut.Hooks           // once somebody judges
 	prio     *priority                 // nil without rules
 	prioPast datapath.PriorityCounters // of the times before, when there were rules
 	added    []rules.Rule              // at run time
@@ -408,6 +410,9 @@ func (d *Daemon) stop() error {
 // it was restored.
 func (d *Daemon) close() error {
 	var errs []error
+	if d.hooks != nil {
+		errs = append(errs, d.hooks.Close())
+	}
 	if d.dp != nil {
 		errs = append(errs, d.dp.Close())
 	}

@@ -134,7 +134,7 @@ func (d *doubt) raised(dropped bool, since time.Duration) bool {
 func (d *Daemon) followExpress(ctx context.Context, now time.Time) error {
 	e := &d.expr
 	if e.judges == nil {
-		e.judges = newJudges(d.scanner, d.dp.Owns)
+		e.judges = d.newJudges()
 		e.open, e.closing = map[datapath.ExpressKey]opened{}, map[datapath.ExpressKey]leaving{}
 		e.since = now
 	}

@@ -15,13 +15,28 @@ import (
 type judges struct {
 	scanner  *node.Scanner
 	own      func(progID uint32) bool
+	hooks    *shortcut.Hooks              // nil: each device is asked
 	watchers map[uint64]*shortcut.Watcher // by namespace
 	changed  chan struct{}                // what they say may be otherwise now
 	glanced  time.Time                    // while the daemon waits
 }
 
+// newJudges are for one look; who looks again and again has the daemon's.
 func newJudges(s *node.Scanner, own func(progID uint32) bool) *judges {
 	return &judges{scanner: s, own: own, watchers: map[uint64]*shortcut.Watcher{}, changed: make(chan struct{}, 1)}
+}
+
+// newJudges are the daemon's, which share the program that reads tcx hooks.
+func (d *Daemon) newJudges() *judges {
+	if d.hooks == nil {
+		var err error
+		if d.hooks, err = shortcut.LoadHooks(); err != nil {
+			d.log.Debug("each device is asked for its tcx hooks", "reason", err)
+		}
+	}
+	j := newJudges(d.scanner, d.dp.Owns)
+	j.hooks = d.hooks
+	return j
 }
 
 // watcher returns the one of a namespace.
@@ -33,7 +48,7 @@ func (j *judges) watcher(cookie uint64) (*shortcut.Watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	w, err := shortcut.Watch(ns, j.own)
+	w, err := shortcut.Watch(ns, j.own, j.hooks)
 	if err != nil {
 		return nil, err
 	}

@@ -253,7 +253,7 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	// Bulk stays where it is until the NICs' threads are where they will be.
 	err = errors.Join(p.dp.SetTuning(datapath.PriorityTuning{}), p.dp.SetRules(table), p.dp.StartLanes(d.cores, false, eager))
 	if err == nil && d.opts.Priority.Sync {
-		err = p.startSync(newJudges(d.scanner, d.dp.Owns))
+		err = p.startSync(d.newJudges())
 	}
 	if err == nil {
 		err = d.followPriority()

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -89,7 +90,7 @@ func labOf(t testing.TB, topology bed.Topology, pods int, own func(uint32) bool)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.w, err = Watch(h, own); err != nil {
+	if s.w, err = Watch(h, own, hooks(t)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -99,6 +100,18 @@ func labOf(t testing.TB, topology bed.Topology, pods int, own func(uint32) bool)
 	})
 	return s
 }
+
+// hooks are shared, as by the daemon's watchers, and end with the tests.
+func hooks(t testing.TB) *Hooks {
+	t.Helper()
+	h, err := allHooks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+var allHooks = sync.OnceValues(LoadHooks)
 
 func (s *site) verdict() Verdict {
 	s.t.Helper()

@@ -18,6 +18,7 @@ import (
 // kind is enough: those at hooks of netfilter do not say in which namespace.
 type bpfLinks struct {
 	seen map[uint32]link.Type // by id, which is not used again for long
+	last uint32               // all up to this one were there to be seen
 }
 
 // linkCounts are the BPF links of the machine, by kind.
@@ -26,43 +27,64 @@ type linkCounts struct {
 	netns     int // at a namespace: sk_lookup, flow dissectors
 }
 
+func (n *linkCounts) add(kind link.Type) {
+	switch kind {
+	case link.NetfilterType:
+		n.netfilter++
+	case link.NetNsType:
+		n.netns++
+	}
+}
+
 // count opens only links that are new.
 func (l *bpfLinks) count() (n linkCounts, err error) {
+	was := l.seen
+	l.seen, l.last = map[uint32]link.Type{}, 0
 	err = privilege.With(unix.CAP_SYS_ADMIN, func() (err error) {
-		n, err = l.all()
+		n, err = l.from(was)
 		return err
 	})
 	return n, err
 }
 
-func (l *bpfLinks) all() (linkCounts, error) {
-	seen := map[uint32]link.Type{}
-	var n linkCounts
-	for id := uint32(0); ; {
-		var err error
+// same tells whether there is none that a count would count and the last has not, of those after
+// the last: the kernel numbers links one after the other, and begins anew after two thousand millions.
+func (l *bpfLinks) same() (same bool, err error) {
+	err = privilege.With(unix.CAP_SYS_ADMIN, func() error {
+		n, err := l.from(nil)
+		same = n == linkCounts{}
+		return err
+	})
+	return same && err == nil, err
+}
+
+// from counts those after the last. known are the kinds of some.
+func (l *bpfLinks) from(known map[uint32]link.Type) (n linkCounts, err error) {
+	whole := true
+	for id := l.last; ; {
 		if id, err = nextLink(id); errors.Is(err, unix.ENOENT) {
-			l.seen = seen
 			return n, nil
 		}
 		if err != nil {
 			return n, fmt.Errorf("list BPF links: %w", err)
 		}
-		kind, known := l.seen[id]
-		if !known {
+		kind, ok := known[id]
+		if !ok {
 			kind, err = kindOf(id)
-			if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.EAGAIN) {
-				continue // gone already, or being made: the next check will see it
-			}
-			if err != nil {
-				return n, fmt.Errorf("read BPF link %d: %w", id, err)
-			}
 		}
-		seen[id] = kind
-		switch kind {
-		case link.NetfilterType:
-			n.netfilter++
-		case link.NetNsType:
-			n.netns++
+		switch {
+		case errors.Is(err, os.ErrNotExist): // gone already
+		case errors.Is(err, unix.EAGAIN):
+			whole = false // being made: who comes next will see it
+			continue
+		case err != nil:
+			return n, fmt.Errorf("read BPF link %d: %w", id, err)
+		default:
+			l.seen[id] = kind
+			n.add(kind)
+		}
+		if whole {
+			l.last = id
 		}
 	}
 }

@@ -79,6 +79,7 @@ func (w *Watcher) lookIngress(f *IngressFacts, list []Ingress) error {
 		}
 		w.side.subscribed = true
 	}
+	w.noteHooks(&w.nics)
 	links, err := w.links()
 	if err != nil {
 		return err

@@ -65,7 +65,7 @@ func newYard(t testing.TB, own func(uint32) bool) *yard {
 	}
 	s := site{t: t}
 	y.in = Ingress{NIC: node.Dev{NetnsCookie: cookie, Ifindex: s.index(h, "nic"), Name: "nic"}, Port: 4789}
-	if y.w, err = Watch(h, own); err != nil {
+	if y.w, err = Watch(h, own, hooks(t)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -351,8 +351,8 @@ func TestProgramsAtTheNICAreSeen(t *testing.T) {
 	y.glance(true)
 	y.safe()
 	l = tcx(ebpf.AttachTCXEgress)
-	y.glance(false)
 	y.safe()
+	y.glance(false)
 	l.Close()
 
 	for _, mode := range []link.XDPAttachFlags{link.XDPGenericMode, link.XDPDriverMode} {
@@ -385,8 +385,8 @@ func TestProgramsAtTheNICAreSeen(t *testing.T) {
 	}
 	y.glance(true)
 	y.unsafe("BPF programs choose sockets")
-	ns.Close()
-	y.glance(true)
+	y.glance(false)
+	ns.Close() // which takes a look
 	y.safe()
 }
 

@@ -49,6 +49,7 @@ func (w *Watcher) Look(ways []Way) Facts {
 
 // look runs on a thread in the namespace.
 func (w *Watcher) look(f *Facts, ways []Way) error {
+	w.noteHooks(&w.ways)
 	links, err := w.links()
 	if err != nil {
 		return err
@@ -127,7 +128,7 @@ func queues(name string) (bool, error) {
 // foreign lists the programs of others on a device's tcx hooks, which only a
 // query tells of.
 func (w *Watcher) foreign(rs *readings, index int, hooks ...ebpf.AttachType) ([]uint32, error) {
-	return read(rs, func() ([]uint32, error) {
+	ask := func() ([]uint32, error) {
 		var list []uint32
 		for _, at := range hooks {
 			res, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
@@ -144,7 +145,11 @@ func (w *Watcher) foreign(rs *readings, index int, hooks ...ebpf.AttachType) ([]
 			}
 		}
 		return list, nil
-	})
+	}
+	if rs.known {
+		return ask()
+	}
+	return read(rs, ask)
 }
 
 // module tells whether the kernel has something that may be a module.

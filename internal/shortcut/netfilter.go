@@ -65,7 +65,8 @@ func (w *Watcher) ipHooks(n *Netfilter, rs *readings) (linkCounts, error) {
 	if n.IPVS, err = read(rs, w.services); err != nil {
 		return none, err
 	}
-	links, err = read(rs, w.bpf.count)
+	links, err = w.bpf.count()
+	rs.note(w.bpf.same)
 	n.Programs = links.netfilter
 	return links, err
 }

@@ -27,6 +27,7 @@ type Watcher struct {
 	thread *netns.Thread // in h
 	cookie uint64
 	own    func(progID uint32) bool
+	hooks  *Hooks // nil: each device is asked
 
 	mu     sync.Mutex // a check
 	rtnl   *nlsock.Conn
@@ -49,13 +50,13 @@ type Watcher struct {
 }
 
 // Watch takes over the handle of a namespace. own reports whether a BPF program
-// is overlane's; nil: none is.
-func Watch(h *netns.Handle, own func(progID uint32) bool) (*Watcher, error) {
+// is overlane's; nil: none is. hooks make Glance faster, and may be nil.
+func Watch(h *netns.Handle, own func(progID uint32) bool, hooks *Hooks) (*Watcher, error) {
 	if own == nil {
 		own = func(uint32) bool { return false }
 	}
 	w := &Watcher{
-		h: h, own: own, rcvbuf: 1 << 20,
+		h: h, own: own, hooks: hooks, rcvbuf: 1 << 20,
 		poked: make(chan struct{}, 1), events: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	var err error

@@ -388,32 +388,58 @@ func TestTunnelThatLearnsOrMarks(t *testing.T) {
 	}
 }
 
-// What makes no event on a way is noticed between two looks.
-func TestGlanceNoticesWhatMakesNoEvent(t *testing.T) {
-	s := lab(t, bed.Nested, nil)
-	s.safe()
-	glance(t, s.w, false)
-	cls := program(t, ebpf.SchedCLS, -1)
-	for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-		for _, dev := range []string{s.ways[0].Tunnel.Name, bed.Bridge, s.veth} {
-			i := s.index(s.overlay, dev)
-			var l link.Link
-			err := s.overlay.Do(func() (err error) {
-				l, err = link.AttachTCX(link.TCXOptions{Interface: i, Program: cls, Attach: at})
-				return
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			glance(t, s.w, true)
-			s.unsafe("of somebody else is on " + dev)
-			glance(t, s.w, false)
-			l.Close()
-			glance(t, s.w, true)
+// What hangs on hooks makes no event, and is noticed between two looks: on each device of a way, by
+// one look at all hooks and by asking each, as it comes and goes, and as another takes its place.
+func TestGlanceNoticesProgramsOnHooks(t *testing.T) {
+	for name, hooks := range map[string]*Hooks{"all at once": hooks(t), "one by one": nil} {
+		t.Run(name, func(t *testing.T) {
+			s := lab(t, bed.Nested, nil)
+			s.w.hooks = hooks
 			s.safe()
 			glance(t, s.w, false)
-		}
+			one, other := program(t, ebpf.SchedCLS, -1), program(t, ebpf.SchedCLS, -1)
+			for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+				for _, dev := range []string{s.ways[0].Tunnel.Name, bed.Bridge, s.veth} {
+					i := s.index(s.overlay, dev)
+					hang := func(p *ebpf.Program) (l link.Link) {
+						t.Helper()
+						err := s.overlay.Do(func() (err error) {
+							l, err = link.AttachTCX(link.TCXOptions{Interface: i, Program: p, Attach: at})
+							return
+						})
+						if err != nil {
+							t.Fatal(err)
+						}
+						return l
+					}
+					seen := func() {
+						t.Helper()
+						glance(t, s.w, true)
+						s.unsafe("of somebody else is on " + dev)
+						glance(t, s.w, false)
+					}
+					l := hang(one)
+					seen()
+					if err := l.Update(other); err != nil {
+						t.Fatal(err)
+					}
+					seen()
+					l.Close()
+					l = hang(one)
+					seen()
+					l.Close()
+					glance(t, s.w, true)
+					s.safe()
+					glance(t, s.w, false)
+				}
+			}
+		})
 	}
+}
+
+// What else makes no event on a way is noticed between two looks.
+func TestGlanceNoticesWhatMakesNoEvent(t *testing.T) {
+	s := lab(t, bed.Nested, nil)
 	s.needBridgeNetfilter()
 	for _, key := range []string{"bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"} {
 		for _, v := range []string{"0", "1"} {

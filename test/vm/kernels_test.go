@@ -53,8 +53,11 @@ var onNewest = append(slices.Clone(smoke[:len(smoke)-1]), suite{
 		"-test.skip=^TestMerge$/^offline$|^(TestALanesCoreGoesOfflineAndComesBack|TestTheNICsThreadIsBoundAgainWhenItsCoreGoesOffline)$"),
 })
 
-// onOldest leaves out what is the same however flows are put in order.
+// onOldest leaves out what is the same however flows are put in order. What the filtering machine runs
+// whole it has to load.
 var onOldest = append(slices.Clone(smoke[:len(smoke)-1]), suite{
+	pkg: "internal/shortcut", args: []string{"-test.run=^TestGlanceNoticesProgramsOnHooks$"},
+}, suite{
 	pkg: "test/vm/e2e", args: append(slices.Clone(smoke[len(smoke)-1].args), "-test.skip=^TestMerge$/^(no_pod|killed|offline)$"),
 })
 
