@@ -29,6 +29,12 @@ type Namespaces interface {
 // hinter is a Namespaces that finds faster when it knows inode numbers.
 type hinter interface{ Hint(cookie, inode uint64) }
 
+// mounted is a Namespaces that has /sys open, as some of them see it. It stays the property of the
+// implementation. To mount it anew takes several times what a device takes.
+type mounted interface {
+	Sysfs(cookie uint64) (*os.Root, error)
+}
+
 // errGone means that a setting exists no more, errOther that something else
 // bears the device's index now.
 var (
@@ -52,7 +58,7 @@ type spot struct {
 // kernel reaches settings for the time of one call.
 type kernel struct {
 	ns    Namespaces
-	sysfs map[uint64]*os.Root // by cookie
+	sysfs map[uint64]*os.Root // by cookie; ours
 	devs  map[plan.Target]*spot
 	polls func() int // polled.Core, looked for once
 }
@@ -103,12 +109,9 @@ func (k *kernel) device(t plan.Target, addr string) (*spot, error) {
 	if err != nil {
 		return nil, err
 	}
-	root := k.sysfs[t.NetnsCookie]
-	if root == nil {
-		if root, err = h.Sysfs(); err != nil {
-			return nil, err
-		}
-		k.sysfs[t.NetnsCookie] = root
+	root, err := k.root(h, t.NetnsCookie)
+	if err != nil {
+		return nil, err
 	}
 	name, err := nameOf(root, t, addr)
 	if err != nil {
@@ -129,6 +132,23 @@ func (k *kernel) device(t plan.Target, addr string) (*spot, error) {
 	}
 	k.devs[t] = d
 	return d, nil
+}
+
+// root is /sys as a namespace sees it.
+func (k *kernel) root(h *netns.Handle, cookie uint64) (*os.Root, error) {
+	if root := k.sysfs[cookie]; root != nil {
+		return root, nil
+	}
+	if m, ok := k.ns.(mounted); ok {
+		if root, err := m.Sysfs(cookie); err == nil {
+			return root, nil
+		}
+	}
+	root, err := h.Sysfs()
+	if err == nil {
+		k.sysfs[cookie] = root
+	}
+	return root, err
 }
 
 // nameOf returns the name that the target has now. A device with the same

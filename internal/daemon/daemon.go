@@ -256,11 +256,16 @@ func (d *Daemon) rescan(ctx context.Context) error {
 // follow makes the pipeline fit the node, and takes it off where somebody else
 // has taken over a device, or has let go of one.
 func (d *Daemon) follow(ctx context.Context) error {
-	defer d.check.made(time.Now())
+	began := time.Now()
 	err := d.pipe.follow(d.snap)
-	if errors.Is(err, errChangedHands) {
+	d.check.made(began)
+	switch {
+	case errors.Is(err, errChangedHands):
 		d.log.Info("pipeline is taken off", "reason", err)
 		d.evict = true
+		return nil
+	case errors.Is(err, errMore):
+		d.check.again()
 		return nil
 	}
 	if err != nil {
@@ -431,11 +436,24 @@ func (d *Daemon) close() error {
 	return errors.Join(errs...)
 }
 
+// meanwhile is what does not wait while the daemon waits for the kernel. Flows that are steered do: on
+// them somebody is to decide, and nobody does.
+func (d *Daemon) meanwhile() {
+	d.watchWays()
+	d.watchBridging()
+	if d.pipe.steering {
+		return
+	}
+	if err := d.beat(time.Now()); err != nil {
+		d.log.Warn("no sign of life", "reason", err)
+	}
+}
+
 func (d *Daemon) newPipeline() *pipeline {
 	return &pipeline{
 		log: d.log, dp: d.dp, scanner: d.scanner, readings: d.readings, locked: d.locked,
 		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, xdp: map[node.DevKey]io.Closer{}, offline: d.isOffline, lost: map[int]bool{},
-		express: d.expr.claims, meanwhile: func() { d.watchWays(); d.watchBridging() },
+		express: d.expr.claims, meanwhile: d.meanwhile,
 		others: func(s plan.Setting) bool {
 			return d.ofPriority(s) || d.ofExpress(s) || ofAggregation(s) || ofBridging(s)
 		},

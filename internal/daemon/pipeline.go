@@ -211,8 +211,18 @@ func (p *pipeline) tunnels(snap node.Snapshot) error {
 	return err
 }
 
-// attach hangs the programs on the underlays and pods that lack them. Where no stage but
-// the first hops, there are none.
+// errMore says that programs are still to be hung, or to be taken off.
+var errMore = errors.New("there are more devices")
+
+// hangFor is how long programs are hung on devices at once while flows are steered, on which
+// somebody is to decide. For each the kernel waits for all cores, with its lock on all devices:
+// beside a saturated core some 30 ms, which with 200 pods is six seconds.
+const hangFor = 200 * time.Millisecond
+
+// attach hangs the programs on the underlays and pods that lack them, and takes off what nobody
+// needs any more. Where no stage but the first hops, there are none. While flows are steered, and
+// none is split, whose micro-flows each pod has to have merged, it may end with errMore, and is to
+// be called again.
 func (p *pipeline) attach(snap node.Snapshot) error {
 	split := p.layout.Split
 	hashes := !split || len(p.layout.Tunnel) > 0
@@ -226,9 +236,15 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 	want := map[node.DevKey]bool{}
 	at := newSpaces(p.scanner) // most are in one
 	var errs []error
+	begun, more := time.Now(), false
+	late := func() bool {
+		p.meanwhile()
+		more = more || p.steering && !split && time.Since(begun) > hangFor
+		return more
+	}
 	hang := func(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) {
 		want[dev.Key()] = true
-		if p.attached[dev.Key()] != nil {
+		if p.attached[dev.Key()] != nil || late() {
 			return
 		}
 		l, err := hangIn(at, dev, fn)
@@ -264,10 +280,17 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 		}
 	}
 	for key, l := range p.attached {
-		if !want[key] {
-			errs = append(errs, l.Close())
-			delete(p.attached, key)
+		if want[key] {
+			continue
 		}
+		if late() {
+			break
+		}
+		errs = append(errs, l.Close())
+		delete(p.attached, key)
+	}
+	if more {
+		errs = append(errs, errMore)
 	}
 	return errors.Join(append(errs, at.Close())...)
 }
@@ -404,7 +427,11 @@ func (p *pipeline) follow(snap node.Snapshot) error {
 			return fmt.Errorf("%w: one that was left alone is free now", errChangedHands)
 		}
 	}
-	err := errors.Join(p.tunnels(snap), p.placeMerge(snap, made), p.attach(snap), p.do(made))
+	err := errors.Join(p.tunnels(snap), p.placeMerge(snap, made), p.attach(snap))
+	if errors.Is(err, errMore) {
+		return err // no mask without a program
+	}
+	err = errors.Join(err, p.do(made))
 	here := map[plan.Target]bool{}
 	for _, t := range snap.Tunnels {
 		here[target(t.Dev)] = true
@@ -553,6 +580,7 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 	}
 	err = errors.Join(err, p.dp.SetNeutral(false), p.dp.SetSplit(datapath.Split{}), p.dp.ForgetSplit())
 	for key, l := range p.attached {
+		p.meanwhile()
 		err = errors.Join(err, l.Close())
 		delete(p.attached, key)
 	}

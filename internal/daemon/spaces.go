@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"errors"
+	"os"
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/netns"
@@ -43,6 +44,9 @@ func (s *spaces) known(cookie uint64) (*netns.Handle, error) {
 	}
 	return h, err
 }
+
+// Sysfs is what the scanner has open of a namespace that it knows.
+func (s *spaces) Sysfs(cookie uint64) (*os.Root, error) { return s.scanner.Sysfs(cookie) }
 
 // Hint tells the inode number that a namespace had when it was last seen.
 func (s *spaces) Hint(cookie, inode uint64) { s.finder.Hint(cookie, inode) }

@@ -6,10 +6,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
+
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
 )
@@ -124,6 +128,44 @@ func TestContainersComeAndGoAndNothingGrows(t *testing.T) {
 	rig.Until(t, "as many files are open as after the first container", func() (bool, string) {
 		now := rig.OpenFiles(t, d.PID)
 		return len(now) <= len(fds), fmt.Sprintf("%d files, were %d:\n%v\n%v", len(now), len(fds), now, fds)
+	})
+	orderly(t, l.Stop())
+	ends(t, d)
+}
+
+// While flows are steered programs come to many new pods in steps, between which the daemon decides. In
+// the end each has its own and its mask, and none has a mask before.
+func TestManyPodsThatComeAtOnceAreSteered(t *testing.T) {
+	b := lab(t, bed.Options{})
+	host := b.Receiver()
+	d, l := start(t, b)
+	want := rig.Mask(t, host.Pods[0].NS, bed.PodDev)
+	var pods []bed.Pod
+	var gone []func()
+	for n := range 40 {
+		p, remove := rig.Container(t, b, n)
+		rig.Plug(t, host, p)
+		pods, gone = append(pods, p), append(gone, remove)
+	}
+	rig.Until(t, "all pods have masks", func() (bool, string) {
+		masks := 0
+		for _, p := range pods {
+			if rig.Mask(t, p.NS, bed.PodDev) != want {
+				continue
+			}
+			masks++
+			if hung := on(t, host.Overlay, p.HostEnd, ebpf.AttachTCXEgress); !slices.Contains(hung, "ol_pod_out") {
+				t.Fatalf("pod %s has a mask and the programs %v", p.HostEnd, hung)
+			}
+		}
+		return masks == len(pods), fmt.Sprintf("%d of %d\n%s", masks, len(pods), d.Log())
+	})
+	for _, remove := range gone {
+		remove()
+	}
+	rig.Until(t, "status forgets the pods", func() (bool, string) {
+		known := slices.DeleteFunc(d.Status().Devices, func(dev control.Device) bool { return dev.Role != control.Pod })
+		return len(known) == 1, fmt.Sprintf("%+v", known)
 	})
 	orderly(t, l.Stop())
 	ends(t, d)
