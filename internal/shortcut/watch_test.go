@@ -4,6 +4,8 @@ package shortcut
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"runtime"
 	"strconv"
 	"testing"
@@ -385,6 +387,63 @@ func TestTunnelThatLearnsOrMarks(t *testing.T) {
 	v := s.verdict()
 	if want.MTU = v.MTU; v != want || i == want.Tunnel.Ifindex {
 		t.Fatalf("got  %+v\nwant %+v", v, want)
+	}
+}
+
+// One number is of one namespace, and the same again once all is as it was.
+func TestHooksOfANamespace(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+	all := hooks(t)
+	digest := func(ns *netns.Handle) (n uint64) {
+		t.Helper()
+		if err := ns.Visit(func() (err error) { n, err = all.digest(); return err }); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	var spaces [2]*netns.Handle
+	var bare [2]uint64
+	for i := range spaces {
+		ns, err := netns.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ns.Close()
+		spaces[i], bare[i] = ns, digest(ns)
+	}
+	seen := map[uint64]bool{bare[0]: true}
+	news := func(what string) {
+		t.Helper()
+		n := digest(spaces[0])
+		if seen[n] {
+			t.Errorf("%s: nothing new is seen", what)
+		}
+		seen[n] = true
+	}
+	var links []link.Link
+	for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress, ebpf.AttachTCXIngress} {
+		p := program(t, ebpf.SchedCLS, -1)
+		err := spaces[0].Visit(func() error {
+			l, err := link.AttachTCX(link.TCXOptions{Interface: 1, Program: p, Attach: at}) // the loopback device
+			links = append(links, l)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		news(fmt.Sprintf("a program at %s", at))
+	}
+	if err := links[1].Update(program(t, ebpf.SchedCLS, -1)); err != nil {
+		t.Fatal(err)
+	}
+	news("another program in its place")
+	for _, l := range links {
+		l.Close()
+	}
+	if now := [2]uint64{digest(spaces[0]), digest(spaces[1])}; now != bare {
+		t.Errorf("%x without programs, %x before", now, bare)
 	}
 }
 

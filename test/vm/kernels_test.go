@@ -56,7 +56,7 @@ var onNewest = append(slices.Clone(smoke[:len(smoke)-1]), suite{
 // onOldest leaves out what is the same however flows are put in order. What the filtering machine runs
 // whole it has to load.
 var onOldest = append(slices.Clone(smoke[:len(smoke)-1]), suite{
-	pkg: "internal/shortcut", args: []string{"-test.run=^TestGlanceNoticesProgramsOnHooks$"},
+	pkg: "internal/shortcut", args: []string{"-test.run=^TestHooksOfANamespace$"},
 }, suite{
 	pkg: "test/vm/e2e", args: append(slices.Clone(smoke[len(smoke)-1].args), "-test.skip=^TestMerge$/^(no_pod|killed|offline)$"),
 })
@@ -163,7 +163,7 @@ func TestKernels(t *testing.T) {
 	})
 	t.Run("another", func(t *testing.T) {
 		t.Parallel()
-		on(t, oldest, usual, onOldest, "xfrm_user") // the lab's netlink library opens a socket of it
+		on(t, oldest, usual, onOldest)
 		on(t, newest, special, underSpecial)
 		on(t, newest, filtering, underFiltering, filters...)
 		on(t, newest, lockedDown, underLockdown)
