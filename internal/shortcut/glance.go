@@ -5,17 +5,24 @@ package shortcut
 import (
 	"errors"
 	"reflect"
-	"slices"
 )
 
 // readings are what a look has read that changes without an event. The look's own
 // readers read it again: what Glance sees cannot be something else.
 type readings struct {
 	again []func() (same bool, err error)
-	made  bool // a look was made
-	// hung is what was on tcx hooks before the look asked for it, if that is known.
+	hooks []func() (same bool, err error) // the same of devices' tcx hooks
+	made  bool                            // a look was made
+	// hung is what was on all tcx hooks before the look asked each, if that is known.
 	hung  uint64
 	known bool
+}
+
+// read reads something, on a thread in the namespace, and notes it down.
+func read[T any](rs *readings, from func() (T, error)) (T, error) {
+	saw, err := from()
+	rs.note(sameAs(saw, err, from))
+	return saw, err
 }
 
 // note has a look be told apart from the next by what again says.
@@ -24,33 +31,12 @@ func (rs *readings) note(again func() (same bool, err error)) {
 	rs.again = append(rs.again, again)
 }
 
-// read reads something, on a thread in the namespace, and notes it down.
-func read[T any](rs *readings, from func() (T, error)) (T, error) {
-	saw, err := from()
-	rs.note(func() (bool, error) {
+// sameAs reads again what was seen.
+func sameAs[T any](saw T, err error, from func() (T, error)) func() (bool, error) {
+	return func() (bool, error) {
 		now, failed := from()
 		return err == nil && reflect.DeepEqual(saw, now), failed
-	})
-	return saw, err
-}
-
-// noteHooks notes down what is on the tcx hooks of all devices, on a thread in the namespace. Where
-// that cannot be read, each device is asked for its own.
-func (w *Watcher) noteHooks(rs *readings) {
-	if w.hooks == nil {
-		return
 	}
-	hung, err := w.hooks.digest()
-	rs.hung, rs.known = hung, err == nil
-}
-
-// sameHooks tells whether they are as these looks noted them down.
-func (w *Watcher) sameHooks(looks ...*readings) (bool, error) {
-	if !slices.ContainsFunc(looks, func(rs *readings) bool { return rs.known }) {
-		return true, nil
-	}
-	now, err := w.hooks.digest()
-	return !slices.ContainsFunc(looks, func(rs *readings) bool { return rs.known && rs.hung != now }), err
 }
 
 // fail notes down that a look came to no end, for which reason the next may see
@@ -60,12 +46,37 @@ func (rs *readings) fail(err error) {
 	rs.note(func() (bool, error) { return false, err })
 }
 
-// same stops at the first difference.
-func (rs *readings) same() (bool, error) {
-	for _, again := range rs.again {
+// allSame stops at the first difference.
+func allSame(readers []func() (bool, error)) (bool, error) {
+	for _, again := range readers {
 		if same, err := again(); !same || err != nil {
 			return false, err
 		}
+	}
+	return true, nil
+}
+
+// hung is what is on all tcx hooks now, on a thread in the namespace, if that can be told.
+func (w *Watcher) hung() (digest uint64, known bool) {
+	if w.hooks == nil {
+		return 0, false
+	}
+	digest, err := w.hooks.digest()
+	return digest, err == nil
+}
+
+// sameHooks tells whether the same programs of others are on devices' tcx hooks. Each is asked only
+// where something has changed on any: ours, or at a device that concerns nobody, make no difference.
+func (w *Watcher) sameHooks(looks []*readings) (bool, error) {
+	now, known := w.hung()
+	for _, rs := range looks {
+		if known && rs.known && rs.hung == now {
+			continue
+		}
+		if same, err := allSame(rs.hooks); !same || err != nil {
+			return false, err
+		}
+		rs.hung, rs.known = now, known
 	}
 	return true, nil
 }
@@ -78,8 +89,9 @@ func (rs *readings) same() (bool, error) {
 // legacy tables, connection tracking, IPVS) and RPS. It lists no devices, for which
 // reason it does not see what changes at the pod's end, nor new queues of a NIC: they
 // take a look. It takes some ten files and one run of a program, 0.13 ms for one pod as for fifty
-// as measured (BenchmarkGlance). Without Hooks, two system calls for each device of
-// these looks, each of which asks for the kernel's lock on all devices.
+// as measured (BenchmarkGlance). Without Hooks, and where something has changed on any
+// hook there, it takes two system calls for each device of these looks, too, each of which
+// asks for the kernel's lock on all devices.
 func (w *Watcher) Glance() (changed bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -90,17 +102,17 @@ func (w *Watcher) Glance() (changed bool, err error) {
 		return true, nil
 	}
 	looks := []*readings{&w.ways, &w.nics, &w.calls}
-	same := true
+	unchanged := true
 	err = w.thread.Do(func() (err error) {
-		if same, err = w.sameHooks(looks...); !same || err != nil {
+		if unchanged, err = w.sameHooks(looks); !unchanged || err != nil {
 			return err
 		}
 		for _, rs := range looks {
-			if same, err = rs.same(); !same || err != nil {
+			if unchanged, err = allSame(rs.again); !unchanged || err != nil {
 				return err
 			}
 		}
 		return nil
 	})
-	return !same || err != nil, err
+	return !unchanged || err != nil, err
 }

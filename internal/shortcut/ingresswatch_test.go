@@ -351,8 +351,8 @@ func TestProgramsAtTheNICAreSeen(t *testing.T) {
 	y.glance(true)
 	y.safe()
 	l = tcx(ebpf.AttachTCXEgress)
-	y.safe()
 	y.glance(false)
+	y.safe()
 	l.Close()
 
 	for _, mode := range []link.XDPAttachFlags{link.XDPGenericMode, link.XDPDriverMode} {

@@ -49,7 +49,7 @@ func (w *Watcher) Look(ways []Way) Facts {
 
 // look runs on a thread in the namespace.
 func (w *Watcher) look(f *Facts, ways []Way) error {
-	w.noteHooks(&w.ways)
+	w.ways.hung, w.ways.known = w.hung()
 	links, err := w.links()
 	if err != nil {
 		return err
@@ -146,10 +146,10 @@ func (w *Watcher) foreign(rs *readings, index int, hooks ...ebpf.AttachType) ([]
 		}
 		return list, nil
 	}
-	if rs.known {
-		return ask()
-	}
-	return read(rs, ask)
+	saw, err := ask()
+	rs.hooks = append(rs.hooks, sameAs(saw, err, ask))
+	rs.known = rs.known && err == nil
+	return saw, err
 }
 
 // module tells whether the kernel has something that may be a module.

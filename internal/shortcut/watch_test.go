@@ -492,6 +492,20 @@ func TestGlanceNoticesProgramsOnHooks(t *testing.T) {
 					glance(t, s.w, false)
 				}
 			}
+			// Ours make no difference.
+			s.w.own = func(uint32) bool { return true }
+			var l link.Link
+			err := s.overlay.Do(func() (err error) {
+				l, err = link.AttachTCX(link.TCXOptions{Interface: s.index(s.overlay, s.veth), Program: one, Attach: ebpf.AttachTCXEgress})
+				return
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			glance(t, s.w, false)
+			s.safe()
+			glance(t, s.w, false)
 		})
 	}
 }
