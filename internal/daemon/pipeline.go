@@ -11,8 +11,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
@@ -209,114 +207,6 @@ func (p *pipeline) tunnels(snap node.Snapshot) error {
 		return nil
 	}
 	return err
-}
-
-// errMore says that programs are still to be hung, or to be taken off.
-var errMore = errors.New("there are more devices")
-
-// hangFor is how long programs are hung on devices at once while flows are steered, on which
-// somebody is to decide. For each the kernel waits for all cores, with its lock on all devices:
-// beside a saturated core some 30 ms, which with 200 pods is six seconds.
-const hangFor = 200 * time.Millisecond
-
-// attach hangs the programs on the underlays and pods that lack them, and takes off what nobody
-// needs any more. Where no stage but the first hops, there are none. While flows are steered, and
-// none is split, whose micro-flows each pod has to have merged, it may end with errMore, and is to
-// be called again.
-func (p *pipeline) attach(snap node.Snapshot) error {
-	split := p.layout.Split
-	hashes := !split || len(p.layout.Tunnel) > 0
-	if !hashes && !p.layout.Merge {
-		return nil
-	}
-	// Tunnels or pods have masks by which packets may be sent elsewhere.
-	if err := p.dp.SetNeutral(hashes); err != nil {
-		return err
-	}
-	want := map[node.DevKey]bool{}
-	at := newSpaces(p.scanner) // most are in one
-	var errs []error
-	begun, more := time.Now(), false
-	late := func() bool {
-		p.meanwhile()
-		more = more || p.steering && !split && time.Since(begun) > hangFor
-		return more
-	}
-	hang := func(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) {
-		want[dev.Key()] = true
-		if p.attached[dev.Key()] != nil || late() {
-			return
-		}
-		l, err := hangIn(at, dev, fn)
-		switch {
-		case err == nil:
-			p.attached[dev.Key()] = l
-		case !errors.Is(err, node.ErrGone):
-			errs = append(errs, err)
-		}
-	}
-	for _, pod := range snap.Pods {
-		switch {
-		case !p.crossed(pod):
-		// Behind the merge point the qdisc of the host end would be passed by.
-		case p.merge != nil && p.merge.spaces[pod.Host.NetnsCookie].program != nil && podUnfit(pod) == "":
-			hang(pod.Host, p.dp.AttachPodMerge)
-		case !hashes:
-		case p.left[pod.Peer.Key()] || split:
-			hang(pod.Host, p.dp.AttachPodLeftAlone)
-		default:
-			hang(pod.Host, p.dp.AttachPod)
-		}
-	}
-	for _, u := range snap.Underlays {
-		switch {
-		case p.left[u.Key()]:
-		case split && len(p.layout.NIC) == 0:
-			hang(u.Dev, p.dp.AttachUnderlaySplit)
-		case split:
-			hang(u.Dev, p.dp.AttachUnderlayNumber)
-		default:
-			hang(u.Dev, p.dp.AttachUnderlay)
-		}
-	}
-	for key, l := range p.attached {
-		if want[key] {
-			continue
-		}
-		if late() {
-			break
-		}
-		errs = append(errs, l.Close())
-		delete(p.attached, key)
-	}
-	if more {
-		errs = append(errs, errMore)
-	}
-	return errors.Join(append(errs, at.Close())...)
-}
-
-// crossed tells whether packets that were steered may come to a pod: by one of its tunnels at
-// least.
-func (p *pipeline) crossed(pod node.Pod) bool {
-	return len(pod.Tunnels) == 0 || slices.ContainsFunc(pod.Tunnels, func(t node.Dev) bool { return !p.left[t.Key()] })
-}
-
-func (p *pipeline) hang(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
-	at := newSpaces(p.scanner)
-	defer at.Close()
-	return hangIn(at, dev, fn)
-}
-
-func hangIn(at *spaces, dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
-	ns, err := at.known(dev.NetnsCookie)
-	if err != nil {
-		return nil, err
-	}
-	l, err := fn(datapath.Device{Netns: ns, Ifindex: dev.Ifindex})
-	if errors.Is(err, unix.ENODEV) {
-		err = errors.Join(node.ErrGone, err)
-	}
-	return l, err
 }
 
 // plan says which masks are to be written, and remembers which devices are left
