@@ -18,7 +18,6 @@ import (
 // kind is enough: those at hooks of netfilter do not say in which namespace.
 type bpfLinks struct {
 	seen map[uint32]link.Type // by id, which is not used again for long
-	last uint32               // all up to this one were there to be seen
 }
 
 // linkCounts are the BPF links of the machine, by kind.
@@ -36,55 +35,54 @@ func (n *linkCounts) add(kind link.Type) {
 	}
 }
 
-// count opens only links that are new.
-func (l *bpfLinks) count() (n linkCounts, err error) {
-	was := l.seen
-	l.seen, l.last = map[uint32]link.Type{}, 0
+// count opens only links that are new. All up to last were there to be seen.
+func (l *bpfLinks) count() (n linkCounts, last uint32, err error) {
 	err = privilege.With(unix.CAP_SYS_ADMIN, func() (err error) {
-		n, err = l.from(was)
+		seen := map[uint32]link.Type{}
+		n, last, err = l.after(0, seen)
+		l.seen = seen
 		return err
 	})
-	return n, err
+	return n, last, err
 }
 
-// same tells whether there is none that a count would count and the last has not, of those after
-// the last: the kernel numbers links one after the other, and begins anew after two thousand millions.
-func (l *bpfLinks) same() (same bool, err error) {
+// noneAfter tells whether none has come after the last of a count that would count: the kernel numbers
+// links one after the other, and begins anew after two thousand millions.
+func (l *bpfLinks) noneAfter(last uint32) (none bool, err error) {
 	err = privilege.With(unix.CAP_SYS_ADMIN, func() error {
-		n, err := l.from(nil)
-		same = n == linkCounts{}
+		n, _, err := l.after(last, l.seen)
+		none = err == nil && n == linkCounts{}
 		return err
 	})
-	return same && err == nil, err
+	return none, err
 }
 
-// from counts those after the last. known are the kinds of some.
-func (l *bpfLinks) from(known map[uint32]link.Type) (n linkCounts, err error) {
-	whole := true
-	for id := l.last; ; {
+// after counts those after a link, and notes their kinds down.
+func (l *bpfLinks) after(id uint32, seen map[uint32]link.Type) (n linkCounts, last uint32, err error) {
+	last = id
+	for whole := true; ; {
 		if id, err = nextLink(id); errors.Is(err, unix.ENOENT) {
-			return n, nil
+			return n, last, nil
 		}
 		if err != nil {
-			return n, fmt.Errorf("list BPF links: %w", err)
+			return n, last, fmt.Errorf("list BPF links: %w", err)
 		}
-		kind, ok := known[id]
-		if !ok {
+		kind, known := l.seen[id]
+		if !known {
 			kind, err = kindOf(id)
 		}
 		switch {
 		case errors.Is(err, os.ErrNotExist): // gone already
 		case errors.Is(err, unix.EAGAIN):
 			whole = false // being made: who comes next will see it
-			continue
 		case err != nil:
-			return n, fmt.Errorf("read BPF link %d: %w", id, err)
+			return n, last, fmt.Errorf("read BPF link %d: %w", id, err)
 		default:
-			l.seen[id] = kind
+			seen[id] = kind
 			n.add(kind)
 		}
 		if whole {
-			l.last = id
+			last = id
 		}
 	}
 }

@@ -384,6 +384,7 @@ func TestProgramsAtTheNICAreSeen(t *testing.T) {
 		t.Fatal(err)
 	}
 	y.glance(true)
+	y.glance(true) // until somebody looks
 	y.unsafe("BPF programs choose sockets")
 	y.glance(false)
 	ns.Close() // which takes a look

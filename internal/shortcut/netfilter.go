@@ -47,7 +47,7 @@ func (w *Watcher) netfilter(n *Netfilter, calls bool, rs *readings) error {
 // ipHooks looks at who else is at the hooks that packets of IPv4 pass, and at
 // those of both versions.
 func (w *Watcher) ipHooks(n *Netfilter, rs *readings) (linkCounts, error) {
-	var none, links linkCounts
+	var none linkCounts
 	var err error
 	if n.Tables4, err = w.list(rs, "/proc/thread-self/net/ip_tables_names"); err != nil {
 		return none, err
@@ -65,8 +65,8 @@ func (w *Watcher) ipHooks(n *Netfilter, rs *readings) (linkCounts, error) {
 	if n.IPVS, err = read(rs, w.services); err != nil {
 		return none, err
 	}
-	links, err = w.bpf.count()
-	rs.note(w.bpf.same)
+	links, last, err := w.bpf.count()
+	rs.note(func() (bool, error) { return w.bpf.noneAfter(last) })
 	n.Programs = links.netfilter
 	return links, err
 }
