@@ -76,7 +76,9 @@ func off(ctx context.Context, stateDir string) (control.OffReport, error) {
 		if done {
 			return rep, err
 		}
-		err = offByJournal(stateDir, cookie, &rep)
+		got, err := apply.RestoreLeft(stateDir, cookie)
+		rep.Report.Results = append(rep.Report.Results, got.Results...)
+		rep.Damaged += got.Damaged
 		if !errors.Is(err, apply.ErrBusy) {
 			return rep, err
 		}
@@ -116,23 +118,6 @@ func offByDaemon(ctx context.Context, rep *control.OffReport) (done bool, err er
 	}
 	*rep = got
 	return true, c.WaitGone(ctx)
-}
-
-func offByJournal(stateDir string, cookie uint64, rep *control.OffReport) error {
-	dir, err := apply.Open(stateDir, cookie)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	locked, err := dir.Lock()
-	if err != nil {
-		return err
-	}
-	finder := apply.NewFinder()
-	got, err := locked.Restore(finder)
-	rep.Report.Results = append(rep.Report.Results, got.Results...)
-	rep.Damaged += got.Damaged
-	return errors.Join(err, finder.Close(), locked.Unlock())
 }
 
 func showOff(s *screen, rep control.OffReport, err error) {

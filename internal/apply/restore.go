@@ -19,6 +19,23 @@ func (l *Locked) Restore(ns Namespaces) (Report, error) {
 	return l.RestoreIf(ns, func(plan.Setting) bool { return true })
 }
 
+// RestoreLeft restores what an earlier run has left behind in the caller's network namespace, whose
+// cookie it is. It fails with ErrBusy while somebody else has the lock.
+func RestoreLeft(stateDir string, cookie uint64) (Report, error) {
+	dir, err := Open(stateDir, cookie)
+	if err != nil {
+		return Report{}, err
+	}
+	defer dir.Close()
+	locked, err := dir.Lock()
+	if err != nil {
+		return Report{}, err
+	}
+	finder := NewFinder()
+	rep, err := locked.Restore(finder)
+	return rep, errors.Join(err, finder.Close(), locked.Unlock())
+}
+
 // RestoreIf is Restore for some of the settings: a device that overlane is
 // to let go of while it goes on with others.
 func (l *Locked) RestoreIf(ns Namespaces, which func(plan.Setting) bool) (Report, error) {

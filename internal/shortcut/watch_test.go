@@ -457,34 +457,34 @@ func TestGlanceNoticesProgramsOnHooks(t *testing.T) {
 			s.safe()
 			glance(t, s.w, false)
 			one, other := program(t, ebpf.SchedCLS, -1), program(t, ebpf.SchedCLS, -1)
+			hang := func(dev string, at ebpf.AttachType, p *ebpf.Program) (l link.Link) {
+				t.Helper()
+				i := s.index(s.overlay, dev)
+				err := s.overlay.Do(func() (err error) {
+					l, err = link.AttachTCX(link.TCXOptions{Interface: i, Program: p, Attach: at})
+					return
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return l
+			}
 			for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 				for _, dev := range []string{s.ways[0].Tunnel.Name, bed.Bridge, s.veth} {
-					i := s.index(s.overlay, dev)
-					hang := func(p *ebpf.Program) (l link.Link) {
-						t.Helper()
-						err := s.overlay.Do(func() (err error) {
-							l, err = link.AttachTCX(link.TCXOptions{Interface: i, Program: p, Attach: at})
-							return
-						})
-						if err != nil {
-							t.Fatal(err)
-						}
-						return l
-					}
 					seen := func() {
 						t.Helper()
 						glance(t, s.w, true)
 						s.unsafe("of somebody else is on " + dev)
 						glance(t, s.w, false)
 					}
-					l := hang(one)
+					l := hang(dev, at, one)
 					seen()
 					if err := l.Update(other); err != nil {
 						t.Fatal(err)
 					}
 					seen()
 					l.Close()
-					l = hang(one)
+					l = hang(dev, at, one)
 					seen()
 					l.Close()
 					glance(t, s.w, true)
@@ -494,15 +494,7 @@ func TestGlanceNoticesProgramsOnHooks(t *testing.T) {
 			}
 			// Ours make no difference.
 			s.w.own = func(uint32) bool { return true }
-			var l link.Link
-			err := s.overlay.Do(func() (err error) {
-				l, err = link.AttachTCX(link.TCXOptions{Interface: s.index(s.overlay, s.veth), Program: one, Attach: ebpf.AttachTCXEgress})
-				return
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
+			defer hang(s.veth, ebpf.AttachTCXEgress, one).Close()
 			glance(t, s.w, false)
 			s.safe()
 			glance(t, s.w, false)

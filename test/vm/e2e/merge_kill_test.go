@@ -19,7 +19,6 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
-	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/residue"
 )
 
@@ -119,31 +118,6 @@ func (h *host) mergePoint(t *testing.T) (m mergePoint) {
 	return m
 }
 
-// restore brings back what a daemon has left behind in the caller's network namespace.
-func restore(state string) error {
-	ns, err := netns.Current()
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	cookie, err := ns.Cookie()
-	if err != nil {
-		return err
-	}
-	dir, err := apply.Open(state, cookie)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	locked, err := dir.Lock()
-	if err != nil {
-		return err
-	}
-	finder := apply.NewFinder()
-	_, err = locked.Restore(finder)
-	return errors.Join(err, finder.Close(), locked.Unlock())
-}
-
 // A connection outlives the daemon that splits it, with its guardian or without.
 func mergeOutlivesItsDaemon(t *testing.T) {
 	s := lay(t, bridged)
@@ -189,7 +163,14 @@ func mergeOutlivesItsDaemon(t *testing.T) {
 	until(t, "nothing waits at a merge point that nobody looks after", func() bool { return b.mergePoint(t).held == 0 })
 
 	// What the next daemon does first, and `overlane off`.
-	if err := b.ns.Do(func() error { return restore(state) }); err != nil {
+	err := b.ns.Do(func() error {
+		cookie, err := b.ns.Cookie()
+		if err == nil {
+			_, err = apply.RestoreLeft(state, cookie)
+		}
+		return err
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	if b.mergePoint(t).ifindex != 0 {
