@@ -94,6 +94,11 @@ func (p *Places) Why(u node.Underlay, w Want) string {
 		}
 		return ""
 	}
+	return p.Bars(u, w)
+}
+
+// Bars is Why as it would be without a program of ours there.
+func (p *Places) Bars(u node.Underlay, w Want) string {
 	switch {
 	case u.VLANs:
 		return UnderVLANs
