@@ -165,8 +165,11 @@ func (p *Places) Take(u node.Underlay, w Want, attach func() (io.Closer, error))
 	}
 	p.places[u.Key()] = &place{nic: u, link: link, by: map[Mechanism]bool{w.By: true}}
 	delete(p.said, u.Key())
-	cost := p.observe(u, before, err)
-	p.log.Info("XDP program attached", "device", u.Dev, "for", w.By, "cost", cost)
+	about := []any{"device", u.Dev, "for", w.By}
+	if cost := p.observe(u, before, err); cost != "" {
+		about = append(about, "cost", cost)
+	}
+	p.log.Info("XDP program attached", about...)
 	return nil
 }
 
@@ -213,9 +216,22 @@ func (p *Places) say(u node.Underlay, why string) {
 	}
 }
 
-// Look follows a scan: what stood against an attach may have changed.
+// Look follows a scan: what stood against an attach may have changed, and NICs may be gone.
 func (p *Places) Look(list []node.Underlay) {
 	clear(p.busy)
+	here := map[node.DevKey]bool{}
+	for _, u := range list {
+		here[u.Key()] = true
+	}
+	for key, pl := range p.places {
+		if here[key] {
+			continue
+		}
+		if _, err := p.ground.Look(pl.nic); errors.Is(err, node.ErrGone) {
+			_ = pl.link.Close() // the kernel has detached it
+			delete(p.places, key)
+		}
+	}
 	for _, u := range list {
 		if pl := p.places[u.Key()]; pl != nil {
 			pl.nic = u

@@ -265,6 +265,23 @@ func TestThePlaceIsSharedAndGivenBack(t *testing.T) {
 	}
 }
 
+// Another device may get the number of one that is gone.
+func TestADeviceThatIsGoneHasNoPlace(t *testing.T) {
+	n := &nics{state: map[int]State{1: up(2)}}
+	p := places(t, n, nil, io.Discard)
+	u := eth("veth")
+	if err := p.Take(u, asked, n.attach(up(2), nil)); err != nil {
+		t.Fatal(err)
+	}
+	if p.Look(nil); !p.On(u) { // no tunnel uses it any more
+		t.Error("a program goes with the tunnels")
+	}
+	delete(n.state, 1)
+	if p.Look(nil); p.On(u) {
+		t.Error("a program is on a device that is gone")
+	}
+}
+
 // Failures that are none of the driver's are no reason to leave the NIC alone.
 func TestOtherFailuresAreNoRefusals(t *testing.T) {
 	n := &nics{state: map[int]State{1: up(2)}}
