@@ -36,14 +36,16 @@ func PlanInput(s Looker, snap node.Snapshot, layout governor.Layout, owned map[p
 			skip(u.Dev, reason)
 			continue
 		}
-		if why := places.Why(u, want); len(layout.NIC) > 0 && why != "" {
-			in.Skipped = append(in.Skipped, plan.Skip{What: "ol_underlay_xdp at xdp (native) of " + target(u.Dev).String(), Reason: why, Target: target(u.Dev)})
-		} else if len(layout.NIC) > 0 {
+		if len(layout.NIC) > 0 {
 			what := "sends packets to the lanes of the nic stage"
 			if layout.Split {
 				what = "cuts the flows that are too much for one core into micro-flows"
 			}
-			attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, plan.Costs(what, places.Cost(u)))
+			if why := places.Why(u, want); why != "" {
+				in.Skipped = append(in.Skipped, plan.Skip{What: "ol_underlay_xdp at xdp (native) of " + target(u.Dev).String(), Reason: why, Target: target(u.Dev)})
+			} else {
+				attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, plan.Costs(what, places.Cost(u)))
+			}
 		}
 		if hashes && len(layout.NIC) == 0 {
 			attach(u.Dev, "ol_underlay_split", "tcx ingress", plan.Tunnel, "cuts the flows that are too much for one core into micro-flows")

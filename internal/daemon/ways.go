@@ -175,11 +175,12 @@ func (l lookout) ingress(ways []way) (map[shortcut.Ingress]shortcut.IngressVerdi
 // unfit says what speaks against a way without a look at who else is there; waits: nothing but the
 // pipeline does.
 func (l lookout) unfit(w way) (reason string, waits bool) {
+	why := l.places.Why(w.nic, wantExpress)
 	switch {
 	case l.never != "":
 		return l.never, false
-	case l.places.Why(w.nic, wantExpress) != "":
-		return l.places.Why(w.nic, wantExpress), false
+	case why != "":
+		return why, false
 	case w.nic.Master():
 		return fmt.Sprintf("frames come by the ports of %s, and ways are from a NIC", w.nic.Name), false
 	case l.only && !l.hooked(w.nic):

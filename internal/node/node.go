@@ -16,6 +16,7 @@ package node
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 )
 
@@ -70,9 +71,10 @@ type Receiver struct {
 	Driver string
 }
 
-// Master tells that others receive for it.
+// Master tells that only others receive for it.
 func (u Underlay) Master() bool {
-	return len(u.Receivers) > 0 && !u.Receivers[0].Same(u.Dev)
+	itself := func(r Receiver) bool { return r.Same(u.Dev) }
+	return len(u.Receivers) > 0 && !slices.ContainsFunc(u.Receivers, itself)
 }
 
 // Kind is the encapsulation of a tunnel.

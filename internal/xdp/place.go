@@ -72,6 +72,7 @@ type Places struct {
 	places map[node.DevKey]*place
 	busy   map[node.DevKey]string // refused for what others do there, until the next scan
 	said   map[node.DevKey]string // what the log says last of a NIC
+	named  map[uint32]string      // what is said of programs of others, until the next scan
 }
 
 // place is one that has a program of ours.
@@ -83,7 +84,7 @@ type place struct {
 
 // New returns places without a program. What is found out about NICs goes into memory.
 func New(ground Ground, memory *Memory, log *slog.Logger) *Places {
-	return &Places{ground: ground, log: log, memory: memory, places: map[node.DevKey]*place{}, busy: map[node.DevKey]string{}, said: map[node.DevKey]string{}}
+	return &Places{ground: ground, log: log, memory: memory, places: map[node.DevKey]*place{}, busy: map[node.DevKey]string{}, said: map[node.DevKey]string{}, named: map[uint32]string{}}
 }
 
 // Why says why a mechanism would not get a NIC's place now; empty if it has it, or would be let try.
@@ -103,7 +104,7 @@ func (p *Places) Bars(u node.Underlay, w Want) string {
 	case u.VLANs:
 		return UnderVLANs
 	case u.ForeignXDP:
-		return ForeignOn(u)
+		return p.foreignOn(u)
 	case p.busy[u.Key()] != "":
 		return p.busy[u.Key()]
 	}
@@ -219,6 +220,7 @@ func (p *Places) say(u node.Underlay, why string) {
 // Look follows a scan: what stood against an attach may have changed, and NICs may be gone.
 func (p *Places) Look(list []node.Underlay) {
 	clear(p.busy)
+	clear(p.named)
 	here := map[node.DevKey]bool{}
 	for _, u := range list {
 		here[u.Key()] = true
@@ -314,11 +316,20 @@ func (p *Places) Held() []Held {
 
 func (pl *place) holders() []Mechanism { return slices.Sorted(maps.Keys(pl.by)) }
 
-// ForeignOn is why a NIC gets no XDP program, by the name of the one that is there.
-func ForeignOn(u node.Underlay) string {
+// foreignOn is why a NIC gets no XDP program, by the name of the one that is there.
+func (p *Places) foreignOn(u node.Underlay) string {
 	if u.XDPProgID == 0 {
 		return Foreign
 	}
+	said := p.named[u.XDPProgID]
+	if said == "" {
+		said = name(u)
+		p.named[u.XDPProgID] = said
+	}
+	return said
+}
+
+func name(u node.Underlay) string {
 	said := Foreign + ": " + neighbour.Say(u.XDPProgID)
 	if neighbour.OwnerOf(neighbour.ProgramName(u.XDPProgID)) == neighbour.LibXDP {
 		said += ", which runs others in turn; overlane does not join them"
