@@ -39,7 +39,9 @@ func TestADriverThatRefusesXDPEndsNothing(t *testing.T) {
 		acts                    func(control.Status) bool
 	}{
 		{"tier xdp", strings.Replace(forced, "tier: tc", "tier: xdp", 1), "pipeline", control.Active, "the NIC's stage stays where it is",
-			func(st control.Status) bool { return laneOf(st, "tunnel")+laneOf(st, "pod") > 1000 && laneOf(st, "nic") == 0 }},
+			func(st control.Status) bool {
+				return laneOf(st, "tunnel")+laneOf(st, "pod") > 1000 && laneOf(st, "nic") == 0
+			}},
 		{"micro-flows", microflows("1Mbit"), "microflows", control.Active, "flows are cut behind the NIC's stage",
 			func(st control.Status) bool { return st.Counters.Splits > 0 && laneOf(st, "tunnel") > 1000 }},
 		{"priority", prioritised, "priority", control.Standby, "no underlay takes its program",
