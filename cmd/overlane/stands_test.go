@@ -21,7 +21,7 @@ func (f folder) WriteFile(name string, b []byte) error { f[name] = string(b); re
 // What the driver could do is no use where something stands against a program on the NIC.
 func TestDoctorKnowsWhatStandsAgainstXDP(t *testing.T) {
 	features := []probe.Feature{{ID: probe.NativeXDP, Device: "eth0", State: probe.Supported}}
-	for _, id := range []probe.ID{probe.BTF, probe.KernelRead, probe.TCX, probe.RPS, probe.TracepointBT, probe.SoftnetData, probe.OrderGuard, probe.CPUMap, probe.CPUMapGRO, probe.ThreadedNAPI, probe.UDPGRO, probe.BPFQdisc} {
+	for _, id := range []probe.ID{probe.Kernel, probe.BTF, probe.KernelRead, probe.TCX, probe.RPS, probe.TracepointBT, probe.SoftnetData, probe.OrderGuard, probe.CPUMap, probe.CPUMapGRO, probe.ThreadedNAPI, probe.UDPGRO, probe.BPFQdisc} {
 		features = append(features, probe.Feature{ID: id, State: probe.Supported})
 	}
 	memory := folder{xdp.MemoryFile: `{"version":1,"kernel":"` + kernelRelease(t) + `","nics":[{"driver":"igb","at":"0000:00:03.0","mtu":9000,"refused":"too small"}]}`}
