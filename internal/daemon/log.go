@@ -137,7 +137,7 @@ func (c *changes) rules(was, now []rules.Rule) {
 // closed.
 func (c *changes) attached(dev node.Dev, l io.Closer) io.Closer {
 	program, hook, ok := c.program(l)
-	if !ok {
+	if !ok || hook == "XDP" { // that one is told of by xdp.Places, with what it costs
 		return l
 	}
 	at := c.device(dev.Name, dev.NetnsCookie)

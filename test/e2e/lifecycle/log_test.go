@@ -103,8 +103,8 @@ func TestTheLogTellsWhatWasChanged(t *testing.T) {
 			t.Errorf("%s: %d are in the journal, %d are said to be written, %d restored", what, n, written[what], restored[what])
 		}
 	}
-	attached, detached := tally(list, "program attached", "program", "hook"), tally(list, "program detached", "program", "hook")
-	for _, what := range []string{"ol_underlay_in tcx ingress", "ol_pod_out tcx egress", "ol_priority_xdp XDP"} {
+	attached, detached := tally(list, "program attached", "hook", "program", "mechanism"), tally(list, "program detached", "hook", "program", "mechanism")
+	for _, what := range []string{"tcx ingress ol_underlay_in ", "tcx egress ol_pod_out ", "XDP  priority"} {
 		if attached[what] == 0 || attached[what] != detached[what] {
 			t.Errorf("%s: %d times attached, %d detached", what, attached[what], detached[what])
 		}
