@@ -49,7 +49,7 @@ does less, and status says what.`,
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE`; without, the defaults")
-	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "log every setting that is changed")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "log also what was looked at and left as it is")
 	return cmd
 }
 

@@ -31,6 +31,7 @@ func (l *Locked) Do(ns Namespaces, steps []plan.Step) (Report, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var rep Report
+	defer l.told(&rep)
 	switch {
 	case l.f == nil:
 		return rep, ErrUnlocked

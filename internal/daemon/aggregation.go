@@ -55,7 +55,7 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 	before := a.gov.Last()
 	dec := a.gov.Step(now, w)
 	if dec.State != before.State {
-		d.log.Info("aggregation "+dec.State.String(), "reason", dec.Reason)
+		d.log.Info("aggregate "+dec.State.String(), "mechanism", "aggregate", "reason", dec.Reason)
 	}
 	switch {
 	case dec.State == governor.Standby:
@@ -66,7 +66,7 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 		defer a.check.made(time.Now())
 		if a.err = d.followAggregation(dec.State == governor.Active); a.err != nil {
 			a.retry = now.Add(retryAfter)
-			d.log.Error("aggregation could not be put in place", "reason", a.err, "again_in", retryAfter)
+			d.log.Error("aggregate could not be put in place", "mechanism", "aggregate", "reason", a.err, "again_in", retryAfter)
 			_, err := d.stopAggregation()
 			return err
 		}

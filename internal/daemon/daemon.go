@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
@@ -71,6 +72,7 @@ type Daemon struct {
 	log      *slog.Logger
 	dir      *apply.Dir
 	locked   *apply.Locked
+	changes  *changes
 	claim    *apply.Claim // nil if it could not be known whether there is another daemon
 	guard    *apply.Guardian
 	scanner  *node.Scanner
@@ -124,7 +126,7 @@ func Start(ctx context.Context, opts Options) (*Daemon, error) {
 	if opts.AsleepBelow == 0 {
 		opts.AsleepBelow = asleepBelow
 	}
-	d := &Daemon{opts: opts, log: opts.Log, since: time.Now(), lost: map[int]bool{}, requests: make(chan func()), ended: make(chan struct{})}
+	d := &Daemon{opts: opts, log: slog.New(goneHandler{opts.Log.Handler()}), since: time.Now(), lost: map[int]bool{}, requests: make(chan func()), ended: make(chan struct{})}
 	if err := d.start(ctx); err != nil {
 		return nil, errors.Join(err, d.close())
 	}
@@ -159,6 +161,9 @@ func (d *Daemon) start(ctx context.Context) error {
 	for _, r := range rep.Results {
 		d.log.Info("restored after an earlier run", "result", r.String())
 	}
+	d.changes = newChanges(d.log, d.cookie)
+	d.locked.Tell(d.changes.setting)
+	d.log.Info("start", "version", d.opts.Version, "kernel", kernelRelease(), "tier", d.opts.Tier.String(), "cores", config.CPUList(d.opts.Cores), "netns", d.cookie, "state_dir", d.opts.StateDir)
 	if d.guard, err = d.locked.StartGuardian(append(slices.Clone(d.opts.GuardianVerb), d.dir.GuardianArgs()...), os.Stderr); err != nil {
 		return err
 	}
@@ -206,7 +211,11 @@ func (d *Daemon) start(ctx context.Context) error {
 	if err := d.useCores(); err != nil {
 		return err
 	}
-	return d.useRules(ctx, nil, d.opts.Rules)
+	if err := d.useRules(ctx, nil, d.opts.Rules); err != nil {
+		return err
+	}
+	d.changes.rules(nil, d.opts.Rules)
+	return nil
 }
 
 // Run works until ctx ends, then leaves the node as it was found.
@@ -238,6 +247,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case <-d.guard.Done():
 			err = errors.New("the guardian has ended: nothing would restore the node after a crash")
 		}
+		d.changes.flush()
 		if err != nil && ctx.Err() == nil {
 			return errors.Join(err, d.stop())
 		}
@@ -279,7 +289,7 @@ func (d *Daemon) follow(ctx context.Context) error {
 	d.check.made(began)
 	switch {
 	case errors.Is(err, errChangedHands):
-		d.log.Info("pipeline is taken off", "reason", err)
+		d.log.Info("pipeline is taken off", "mechanism", "pipeline", "reason", err)
 		d.evict = true
 		return nil
 	case errors.Is(err, errMore):
@@ -335,7 +345,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	before := d.gov.Last()
 	dec := d.gov.Step(in)
 	if dec.State != before.State {
-		d.log.Info("pipeline "+dec.State.String(), "reason", dec.Reason)
+		d.log.Info("pipeline "+dec.State.String(), "mechanism", "pipeline", "reason", dec.Reason)
 	}
 	// One of them at a time: the other one's flows come home first.
 	if d.pipe.armed && d.pipe.layout.Split || !d.pipe.armed && micro.State == governor.Active {
@@ -347,7 +357,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 			return err
 		}
 		d.trial.leave()
-		return d.act(ctx, micro, split, "micro-flows", &d.micro.trial, d.opts.Microflows.Mode)
+		return d.act(ctx, micro, split, "microflows", &d.micro.trial, d.opts.Microflows.Mode)
 	}
 	d.micro.trial.leave()
 	return d.act(ctx, dec, in, "pipeline", &d.trial, d.opts.Mode)
@@ -392,7 +402,7 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 				return err
 			}
 			if err := d.armErr; err != nil {
-				d.log.Error("pipeline could not be put in place", "reason", err, "again_in", retryAfter)
+				d.log.Error("pipeline could not be put in place", "mechanism", name, "reason", err, "again_in", retryAfter)
 				d.retry = in.Now.Add(retryAfter)
 				_, undo := d.pipe.disarm(ctx)
 				return undo
@@ -438,7 +448,15 @@ func (d *Daemon) stop() error {
 	perr = errors.Join(perr, d.demand.endCensus())
 	_, berr := d.stopBridging()
 	_, aerr := d.stopAggregation()
-	return errors.Join(err, eerr, perr, d.places.ReleaseAll(xdp.Pipeline, xdp.Microflows, xdp.Express), berr, aerr, d.close())
+	err = errors.Join(err, eerr, perr, d.places.ReleaseAll(xdp.Pipeline, xdp.Microflows, xdp.Express), berr, aerr)
+	d.changes.flush()
+	err = errors.Join(err, d.close())
+	if err != nil {
+		d.log.Error("stop", "reason", err)
+	} else {
+		d.log.Info("stop")
+	}
+	return err
 }
 
 // close lets go of everything; what is journalled stays for the guardian unless
@@ -484,7 +502,7 @@ func (d *Daemon) meanwhile() {
 
 func (d *Daemon) newPipeline() *pipeline {
 	return &pipeline{
-		log: d.log, dp: d.dp, scanner: d.scanner, readings: d.readings, locked: d.locked,
+		log: d.log, changes: d.changes, dp: d.dp, scanner: d.scanner, readings: d.readings, locked: d.locked,
 		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, places: d.places, offline: d.isOffline, lost: map[int]bool{},
 		express: d.expr.claims, meanwhile: d.meanwhile, wants: d.pipelineWants,
 		others: func(s plan.Setting) bool {

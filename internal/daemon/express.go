@@ -72,7 +72,7 @@ func (d *Daemon) stepExpress(ctx context.Context, now time.Time) error {
 	switch {
 	case !active && e.judges == nil:
 	case !active:
-		d.log.Info("express standby", "reason", "hardly a packet comes")
+		d.log.Info("express standby", "mechanism", "express", "reason", "hardly a packet comes")
 		_, err := d.stopExpress(ctx)
 		return err
 	case e.judges == nil || e.check.due(now) || len(e.closing) > 0:
@@ -90,12 +90,12 @@ func (d *Daemon) tryExpress(ctx context.Context, now time.Time) error {
 	before := len(e.open)
 	if e.err = d.followExpress(ctx, now); e.err != nil {
 		e.retry = now.Add(retryAfter)
-		d.log.Error("express could not be put in place", "reason", e.err, "again_in", retryAfter)
+		d.log.Error("express could not be put in place", "mechanism", "express", "reason", e.err, "again_in", retryAfter)
 		_, err := d.stopExpress(ctx)
 		return err
 	}
 	if n := len(e.open); n != before {
-		d.log.Info("express ways", "open", n, "were", before)
+		d.log.Info("express ways", "mechanism", "express", "open", n, "were", before)
 	}
 	return nil
 }
@@ -214,7 +214,7 @@ func (d *Daemon) watchWays() {
 	}
 	e.check.again() // the rest follows as soon as there is time
 	if _, _, err := d.judgeWays(now); err != nil {
-		d.log.Warn("express ways could not be judged", "reason", err)
+		d.log.Warn("express ways could not be judged", "mechanism", "express", "reason", err)
 	}
 }
 
@@ -264,7 +264,7 @@ func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath
 		case errors.Is(err, node.ErrGone):
 			continue
 		case errors.Is(err, datapath.ErrTooManyPods):
-			d.log.Warn("some pods have no express path", "reason", err)
+			d.log.Warn("some pods have no express path", "mechanism", "express", "reason", err)
 			continue
 		case err != nil:
 			return err

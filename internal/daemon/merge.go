@@ -217,10 +217,12 @@ func (m *merging) takeOver(ns *netns.Handle, cookie uint64) error {
 	if err != nil {
 		return err
 	}
+	prog = m.p.changes.attached(node.Dev{Name: MergedDevice, NetnsCookie: cookie, Ifindex: at}, prog)
 	front, err := m.order.attach(datapath.Device{Netns: ns, Ifindex: m.ifindex})
 	if err != nil {
 		return errors.Join(err, prog.Close())
 	}
+	front = m.p.changes.attached(node.Dev{Name: MergeDevice, NetnsCookie: cookie, Ifindex: m.ifindex}, front)
 	m.spaces[cookie] = behind{ifindex: at, program: prog, front: front}
 	return nil
 }

@@ -189,7 +189,7 @@ func (d *Daemon) stepMicroflows(in *governor.Input) (governor.Decision, error) {
 	before := d.micro.gov.Last()
 	dec := d.micro.gov.Step(*in)
 	if dec.State != before.State {
-		d.log.Info("micro-flows "+dec.State.String(), "reason", dec.Reason)
+		d.log.Info("microflows "+dec.State.String(), "mechanism", "microflows", "reason", dec.Reason)
 	}
 	return dec, nil
 }

@@ -23,6 +23,7 @@ import (
 // go, flows are sent to lanes and called back.
 type pipeline struct {
 	log      *slog.Logger
+	changes  *changes
 	dp       *datapath.Datapath
 	scanner  *node.Scanner
 	readings *readings
@@ -230,10 +231,7 @@ func (p *pipeline) do(made plan.Plan) error {
 		return nil
 	}
 	at := newSpaces(p.scanner)
-	rep, err := p.locked.Do(at, made.Steps)
-	for _, r := range rep.Results {
-		p.log.Debug("setting", "result", r.String())
-	}
+	_, err := p.locked.Do(at, made.Steps)
 	return errors.Join(err, at.Close())
 }
 
@@ -454,11 +452,6 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 	at := newSpaces(p.scanner)
 	rep, restoreErr := p.locked.RestoreIf(at, mine)
 	restoreErr = errors.Join(restoreErr, at.Close())
-	for _, r := range rep.Results {
-		if r.Outcome != apply.Restored {
-			p.log.Warn("setting not restored", "result", r.String())
-		}
-	}
 	err = errors.Join(err, restoreErr)
 	if ctx.Err() == nil {
 		// A hash that was set to stay must not meet a mask that is gone, nor

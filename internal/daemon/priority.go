@@ -119,6 +119,7 @@ func (d *Daemon) useRules(ctx context.Context, added, configured []rules.Rule) e
 		}
 	}
 	if err == nil {
+		d.changes.rules(slices.Concat(d.added, d.opts.Rules), list)
 		d.added, d.opts.Rules = added, configured
 	}
 	return err

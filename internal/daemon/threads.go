@@ -164,10 +164,7 @@ func (d *Daemon) carryOut(steps []plan.Step) error {
 		return nil
 	}
 	at := newSpaces(d.scanner)
-	rep, err := d.locked.Do(at, steps)
-	for _, r := range rep.Results {
-		d.log.Debug("setting", "result", r.String())
-	}
+	_, err := d.locked.Do(at, steps)
 	return errors.Join(err, at.Close())
 }
 
@@ -181,10 +178,5 @@ func (d *Daemon) restore(which func(plan.Setting) bool) (apply.Report, error) {
 	forgotten := d.pipe.forgetEnding(which)
 	at := newSpaces(d.scanner)
 	rep, err := d.locked.RestoreIf(at, which)
-	for _, r := range rep.Results {
-		if r.Outcome != apply.Restored {
-			d.log.Warn("setting not restored", "result", r.String())
-		}
-	}
 	return rep, errors.Join(forgotten, err, at.Close())
 }

@@ -192,7 +192,7 @@ func (d *Daemon) tryOut(name string, t *trial, in governor.Input, s governor.Sit
 	t.on, t.reason = t.judge.Step(in.Now, s, t.meter.window(sum, saturated(in)))
 	t.settles = t.judge.Trying() && t.on != was
 	if now := t.judge.Trying(); now != trying || !now && t.on != was {
-		d.log.Info(name+" is judged", "acts", t.on, "reason", t.reason)
+		d.log.Info("verdict", "mechanism", name, "acts", t.on, "reason", t.reason)
 	}
 	return t.on, nil
 }

@@ -234,6 +234,9 @@ func (h *PriorityHook) TwoLanes() error {
 	return nil
 }
 
+// Info tells what the kernel knows of it.
+func (h *PriorityHook) Info() (*link.Info, error) { return h.l.Info() }
+
 // Close takes the hook off.
 func (h *PriorityHook) Close() error { return h.l.Close() }
 

@@ -89,6 +89,14 @@ const (
 	XDP
 )
 
+// String is what the configuration calls it.
+func (t Tier) String() string {
+	if t == XDP {
+		return "xdp"
+	}
+	return "tc"
+}
+
 // Place decides which stages hop, and to which of the cores, given those that
 // poll the NIC. cores is sorted. With tier XDP the nic stage hops, whatever the
 // prediction: that tier is only asked for by name.

@@ -166,11 +166,11 @@ func (p *Places) Take(u node.Underlay, w Want, attach func() (io.Closer, error))
 	}
 	p.places[u.Key()] = &place{nic: u, link: link, by: map[Mechanism]bool{w.By: true}}
 	delete(p.said, u.Key())
-	about := []any{"device", u.Dev, "for", w.By}
+	about := []any{"mechanism", w.By, "hook", "XDP", "device", u.Name}
 	if cost := p.observe(u, before, err); cost != "" {
 		about = append(about, "cost", cost)
 	}
-	p.log.Info("XDP program attached", about...)
+	p.log.Info("program attached", about...)
 	return nil
 }
 
@@ -281,7 +281,7 @@ func (p *Places) Release(nic node.DevKey, by Mechanism) error {
 	}
 	delete(p.places, nic)
 	err := pl.link.Close()
-	p.log.Info("XDP program taken off", "device", pl.nic.Dev, "was_for", by)
+	p.log.Info("program detached", "mechanism", by, "hook", "XDP", "device", pl.nic.Name)
 	return err
 }
 
