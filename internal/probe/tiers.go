@@ -18,12 +18,13 @@ type Tier struct {
 // Tiers says which tiers the features allow. Each stands on the one before.
 func Tiers(feats []Feature) []Tier {
 	tiers := []Tier{
-		{Number: 0, Name: "settings", Reached: true},
+		{Number: 0, Name: "settings"},
 		{Number: 1, Name: "tc"},
 		{Number: 2, Name: "xdp"},
 		{Number: 3, Name: "merge"},
 	}
-	tiers[1].need(feats, BTF, KernelRead, TCX, RPS, TracepointBT, SoftnetData, OrderGuard)
+	tiers[0].need(feats, Kernel)
+	tiers[1].need(feats, Kernel, BTF, KernelRead, TCX, RPS, TracepointBT, SoftnetData, OrderGuard)
 	tiers[2].on(tiers[1]).need(feats, CPUMap, NativeXDP)
 	merge := tiers[3].on(tiers[2])
 	exactly, ok := best(feats, BPFQdisc)
@@ -64,14 +65,14 @@ func Mechanisms(feats []Feature) []Mechanism {
 		t.need(feats, ids...)
 		return Mechanism{name, t.Reached, t.Reason, t.Remedy}
 	}
-	atNIC := []ID{BTF, KernelRead, TracepointBT, SoftnetData, OrderGuard, CPUMap, NativeXDP}
+	atNIC := []ID{Kernel, BTF, KernelRead, TracepointBT, SoftnetData, OrderGuard, CPUMap, NativeXDP}
 	priority := needs("priority", atNIC...)
 	if priority.Possible {
 		// The worst lack comes last.
 		priority.without(feats, CPUMapGRO, "TCP bulk costs more while latency traffic is about, without GRO in its lane: ")
 		priority.without(feats, ThreadedNAPI, "bulk may starve under overload, since the NIC is polled in softirq: ")
 	}
-	return []Mechanism{priority, needs("aggregation", KernelRead, TCX, UDPGRO), needs("express", atNIC...)}
+	return []Mechanism{priority, needs("aggregation", Kernel, KernelRead, TCX, UDPGRO), needs("express", atNIC...)}
 }
 
 // without says what it has to do without.
