@@ -73,18 +73,18 @@ func newPlanCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "What run would change on this node, with the way back",
-		Long: `Shows what "overlane run" would change as soon as it decides to act, as steps in
-order, each with the value that is there now, the value wanted, the reason, and
-what undoes it; then the programs it would attach; then what it would leave as
-it is, and why. Plan changes nothing.
+		Long: `Shows what "overlane run" would change once it acts. Nothing is changed by plan.
 
-Where the configuration has priority rules, it shows what these change as well,
-which does not wait for load; without, what a trial would change that is made
-when flows would have to wait.
+Each step has the setting, its value now and the new one, the reason, and what
+takes it back. Then come the programs that would be attached, and the devices
+that are left as they are, with the reason.
 
-Without a running daemon nobody has measured this node yet: the placement rests
-on typical stage costs, and on the core that has handled most receive softirqs
-since boot. The daemon decides by what it measures.`,
+Priority rules of the configuration act at once, without waiting for load; they
+have a part of their own.
+
+Without a running daemon nothing has been measured yet. The cores are then chosen
+by typical costs, and by which core has received most since boot. The daemon
+decides by what it measures.`,
 		Example: `  overlane plan
   overlane plan --config /etc/overlane/config.yaml
   overlane plan --json | jq .steps,.priority.steps`,
