@@ -215,6 +215,7 @@ func (d *Daemon) start(ctx context.Context) error {
 		return err
 	}
 	d.changes.rules(nil, d.opts.Rules)
+	d.changes.flush()
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
 	"github.com/overlane/overlane/internal/apply"
@@ -165,10 +166,13 @@ func (c *changes) program(l io.Closer) (name, hook string, ok bool) {
 		c.programs[id] = name
 		c.mu.Unlock()
 	}
-	if tcx := info.TCX(); tcx != nil {
-		return name, strings.Replace(strings.ToLower(tcx.AttachType.String()), "tcx", "tcx ", 1), true
+	switch tcx := info.TCX(); {
+	case tcx == nil:
+		return name, "XDP", true
+	case ebpf.AttachType(tcx.AttachType) == ebpf.AttachTCXIngress:
+		return name, "tcx ingress", true
 	}
-	return name, "XDP", true
+	return name, "tcx egress", true
 }
 
 // noted is an attachment whose end is noted.
