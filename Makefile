@@ -40,6 +40,7 @@ FUZZTIME ?= 60s
 
 .PHONY: build
 build: ## Build the static binary bin/overlane
+	@. scripts/lib.sh && need_go
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/overlane ./cmd/overlane
 
 .PHONY: generate

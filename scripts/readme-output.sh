@@ -39,15 +39,19 @@ fill() {
 bin/overlane lab up --name "$lab" --topology nested --pods 2 >/dev/null
 { echo '$ sudo overlane doctor'; seen doctor; } | fill doctor
 { echo '$ sudo overlane plan'; seen plan; } | fill plan
-here run 2>/dev/null &
-daemon=$!
-bin/overlane lab run udp-one --name "$lab" --variants overlay --rounds 1 --seconds 50 >/dev/null 2>&1 &
+bin/overlane lab run udp-one --name "$lab" --variants overlay --rounds 1 --seconds 60 >"$state/traffic" 2>&1 &
 traffic=$!
-for ((i = 0; i < 120; i++)); do
-	if here status | grep -Eq '^aggregate +active'; then break; fi
+# The lab first sees what the host network takes. The daemon comes after that.
+until grep -q 'round 1 of 1' "$state/traffic"; do
+	kill -0 $traffic || die "no traffic: $(cat "$state/traffic")"
+	sleep 0.2
+done
+here run 2>"$state/log" &
+daemon=$!
+until here status 2>/dev/null | grep -Eq '^aggregate +active'; do
+	kill -0 $traffic || die "aggregate did not become active: $(cat "$state/log")"
 	sleep 0.5
 done
-((i < 120)) || die "aggregate did not become active within a minute"
 sleep 3 # some packets to count
 { echo '$ sudo overlane status'; seen status; } | fill status
 wait $traffic
