@@ -84,6 +84,7 @@ type Daemon struct {
 	pipe     *pipeline
 	micro    microflows
 	aggr     aggregation
+	landing  landing
 	demand   demand
 	expr     express
 	bridge   bridging
@@ -115,6 +116,7 @@ type Daemon struct {
 	dull     dull
 	lively   time.Time // when packets last came, as isAwake saw it
 	softnet  softnet
+	tunnels  overlayRate
 	pace     pace
 	requests chan func()
 	ended    chan struct{}
@@ -241,6 +243,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 			err = d.tryExpress(ctx, time.Now())
 		case <-d.bridge.judges.events():
 			err = d.tryBridging(time.Now())
+		case <-d.aggr.events():
+			err = d.rulesChanged(time.Now())
 		case <-d.glances(glance.C):
 			err = d.glance(ctx, time.Now())
 		case fn := <-d.requests:
@@ -467,6 +471,7 @@ func (d *Daemon) close() error {
 	if d.hooks != nil {
 		errs = append(errs, d.hooks.Close())
 	}
+	d.tunnels.close()
 	if d.dp != nil {
 		errs = append(errs, d.dp.Close())
 	}
