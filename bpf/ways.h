@@ -33,6 +33,17 @@ struct {
 	__type(value, struct ol_sender);
 } ol_express_senders SEC(".maps");
 
+/*
+ * Senders of which tunnels that learn were told behind which host they are: what comes from another
+ * one they drop (vxlan_snoop). The value is the host's address, IPv4 as on the wire; 0: none's.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, OL_SENDERS);
+	__type(key, struct ol_sender_key);
+	__type(value, __u32);
+} ol_express_fixed SEC(".maps");
+
 /* Frames for which there was a way, by why they took the full path: enum ol_express_unfit. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -117,10 +128,24 @@ struct {
 	__type(value, struct ol_express_turn);
 } ol_express_turns SEC(".maps");
 
+/* Would the tunnel take a frame of that sender from that host? */
+static __always_inline int ol_sender_fits(const struct ol_express_turn *t, __u32 seq)
+{
+	__u32 zero = 0, *host;
+	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+
+	if (l && l->asked == seq && l->from == t->from &&
+	    !__builtin_memcmp(&l->sender, &t->sender, sizeof(l->sender)))
+		return 1;
+	host = bpf_map_lookup_elem(&ol_express_fixed, &t->sender);
+	return !host || *host == t->from;
+}
+
 /* Is there a way for this frame, and may it take it? */
 __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 				struct ol_express_turn *t)
 {
+	struct ol_cpu *cpu = ol_get_cpu(bpf_get_smp_processor_id());
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_express_key key = {};
 	struct ol_express_way *way;
@@ -129,7 +154,7 @@ __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 	__u32 inner;
 	__u64 *n;
 
-	if (!f || !t || !policy || f->tunnel >= OL_MAX_TUNNELS)
+	if (!f || !t || !policy || !cpu || f->tunnel >= OL_MAX_TUNNELS)
 		return 0;
 	t->never = 1;
 	/*
@@ -161,6 +186,11 @@ __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 	c.total = bpf_xdp_get_buff_len(ctx);
 	t->unfit = c.total - inner > way->max_len ? OL_UNFIT_LONG
 						  : ol_express_plain(&c, inner, &way->tunnel);
+	if (!t->unfit && OL_FITS(&c, c.data, OL_ETH_HLEN + 20)) {
+		t->from = ol_word(c.data + OL_ETH_HLEN + 12);
+		if (way->fixed && !ol_sender_fits(t, cpu->seq))
+			t->unfit = OL_UNFIT_SENDER;
+	}
 	if (t->unfit) {
 		key.nic = t->unfit;
 		n = bpf_map_lookup_elem(&ol_express_unfits, &key.nic);
@@ -168,12 +198,11 @@ __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 			*n += 1;
 		return 0;
 	}
-	t->from = ol_word(c.data + OL_ETH_HLEN + 12);
 	if (way->withdrawn) {
 		t->never = bpf_ktime_get_ns() - way->withdrawn > OL_EXPRESS_LEAVE_NS;
 		return 0;
 	}
-	t->may = 1;
+	t->may = !(policy->flags & OL_F_EXPRESS_HELD);
 	t->never = 0;
 	return 0;
 }

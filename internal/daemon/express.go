@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -178,11 +179,14 @@ func (d *Daemon) judgeWays(now time.Time) (made plan.Plan, safe map[datapath.Exp
 			same[w.key]++
 		}
 	}
+	fixed := fixedSenders(e.ways)
 	safe = map[datapath.ExpressKey]way{}
 	for i := range e.ways {
 		w := &e.ways[i]
 		switch {
 		case w.reason != "":
+		case len(w.fixed) > 0 && len(fixed) > datapath.MaxSenders:
+			w.reason = fmt.Sprintf("the tunnels were told where more than %d senders are", datapath.MaxSenders)
 		case same[w.key] > 1:
 			w.reason = "another tunnel with the same number and port leads to a pod with the same address"
 		default:
@@ -197,7 +201,25 @@ func (d *Daemon) judgeWays(now time.Time) (made plan.Plan, safe map[datapath.Exp
 		delete(e.open, k)
 		e.closing[k] = leaving{since: now, lands: o.lands}
 	}
-	return made, safe, err
+	if len(fixed) > datapath.MaxSenders {
+		fixed = nil
+	}
+	return made, safe, errors.Join(err, d.dp.FixSenders(fixed))
+}
+
+// fixedSenders are those of all tunnels with ways.
+func fixedSenders(ways []way) map[datapath.Sender]netip.Addr {
+	all, seen := map[datapath.Sender]netip.Addr{}, map[node.DevKey]bool{}
+	for _, w := range ways {
+		if w.reason != "" || seen[w.tunnel.Key()] {
+			continue
+		}
+		seen[w.tunnel.Key()] = true
+		for mac, host := range w.fixed {
+			all[datapath.Sender{VNI: w.key.VNI, Port: w.key.Port, MAC: mac}] = host
+		}
+	}
+	return all
 }
 
 // watchWays withdraws ways that are no longer safe, while the daemon waits for something else.

@@ -5,6 +5,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -26,6 +27,8 @@ type way struct {
 	waits bool
 	key   datapath.ExpressKey
 	to    datapath.ExpressWay
+	// fixed are senders whose frames the tunnel drops unless they come from these hosts.
+	fixed map[shortcut.MAC]netip.Addr
 }
 
 // lookout is what it takes to judge the ways of a node. Both the daemon and `overlane plan` look
@@ -133,7 +136,9 @@ func (l lookout) ways() ([]way, error) {
 			w.to = datapath.ExpressWay{
 				MaxLen: v.MTU + ethernetWithTag, Refresh: v.Relearn / refreshPart,
 				Local: from.Locals[0], Remote: w.tunnel.Remote, NICMAC: from.MAC, TunnelMAC: v.TunnelMAC,
+				Fixed: len(v.Fixed) > 0,
 			}
+			w.fixed = v.Fixed
 		}
 		if w.waits = w.waits && w.reason == ""; w.waits {
 			w.reason = "the pipeline still moves the pod's packets between cores"

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -69,7 +70,7 @@ func Load() (*Datapath, error) {
 
 		laneThreads: map[laneThread]bool{},
 		programs:    map[uint32]bool{},
-		express:     expressWays{ways: map[ExpressKey]underlayOlExpressWay{}, ports: map[CellDevice]uint32{}},
+		express:     expressWays{ways: map[ExpressKey]underlayOlExpressWay{}, ports: map[CellDevice]uint32{}, fixed: map[Sender]netip.Addr{}},
 	}
 	if err := d.load(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -269,6 +270,7 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_express_ways":    d.xdp.OlExpressWays,
 		"ol_express_ports":   d.xdp.OlExpressPorts,
 		"ol_express_senders": d.xdp.OlExpressSenders,
+		"ol_express_fixed":   d.xdp.OlExpressFixed,
 		"ol_express_unfits":  d.xdp.OlExpressUnfits,
 		"ol_latency_threads": d.stages.OlLatencyThreads,
 	}
@@ -365,7 +367,7 @@ func attachTCXAt(dev Device, at ebpf.AttachType, anchor link.Anchor, prog *ebpf.
 // Close stops tracing and unloads everything. Attachments are closed one by one
 // before.
 func (d *Datapath) Close() error {
-	errs := []error{d.sample.close(), d.Watch(false)}
+	errs := []error{d.sample.close(), d.Watch(false), d.CountUnread(false)}
 	for _, l := range d.tracer {
 		errs = append(errs, l.Close())
 	}

@@ -319,6 +319,7 @@ const (
 	traceProgOlLaneTaken     = "ol_lane_taken"
 	traceProgOlNapiPoll      = "ol_napi_poll"
 	traceProgOlSample        = "ol_sample"
+	traceProgOlUnread        = "ol_unread"
 	traceVarOlAbiEnums       = "ol_abi_enums"
 	traceVarOlKey0           = "ol_key0"
 	traceVarOlKey1           = "ol_key1"
@@ -378,6 +379,7 @@ type traceProgramSpecs struct {
 	OlLaneTaken   *ebpf.ProgramSpec `ebpf:"ol_lane_taken"`
 	OlNapiPoll    *ebpf.ProgramSpec `ebpf:"ol_napi_poll"`
 	OlSample      *ebpf.ProgramSpec `ebpf:"ol_sample"`
+	OlUnread      *ebpf.ProgramSpec `ebpf:"ol_unread"`
 }
 
 // traceMapSpecs contains maps before they are loaded into the kernel.
@@ -514,6 +516,7 @@ type tracePrograms struct {
 	OlLaneTaken   *ebpf.Program `ebpf:"ol_lane_taken"`
 	OlNapiPoll    *ebpf.Program `ebpf:"ol_napi_poll"`
 	OlSample      *ebpf.Program `ebpf:"ol_sample"`
+	OlUnread      *ebpf.Program `ebpf:"ol_unread"`
 }
 
 func (p *tracePrograms) Close() error {
@@ -526,6 +529,7 @@ func (p *tracePrograms) Close() error {
 		p.OlLaneTaken,
 		p.OlNapiPoll,
 		p.OlSample,
+		p.OlUnread,
 	)
 }
 

@@ -46,6 +46,7 @@ package shortcut
 
 import (
 	"net"
+	"net/netip"
 	"time"
 
 	"github.com/overlane/overlane/internal/node"
@@ -77,6 +78,9 @@ type Verdict struct {
 	// Marked: the tunnel makes something of marks in its packets (GBP, GPE). What
 	// the tunnel has handed on is not concerned; to skip the tunnel is not safe.
 	Marked bool
+	// Fixed are the senders whose frames the tunnel drops unless they come from these hosts, as in
+	// Device.
+	Fixed map[MAC]netip.Addr
 }
 
 // Safe tells that frames for MAC may be handed to the peer of Host.

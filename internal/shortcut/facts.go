@@ -34,9 +34,13 @@ type Device struct {
 	// Learning is how long the tunnel itself remembers behind which host a sender
 	// is. 0: it does not learn, or does not forget.
 	Learning time.Duration
-	Bridge   *Bridge // if it is one
-	Port     *Port   // if it is a bridge's
-	Peer     *Peer   // of a veth whose other end is in another namespace
+	// Fixed are the senders of which a tunnel that learns was told behind which host they are: what
+	// comes from another one it drops. An invalid address: behind none.
+	Fixed  map[MAC]netip.Addr
+	learns bool
+	Bridge *Bridge // if it is one
+	Port   *Port   // if it is a bridge's
+	Peer   *Peer   // of a veth whose other end is in another namespace
 
 	Qdisc   string   // root
 	Filters string   // clsact or ingress, a qdisc that filters hang on; empty if none
