@@ -61,10 +61,10 @@ var schema = keys{
 		},
 	},
 	{
-		name: "express", about: "hand frames from the NIC straight to pods whose packets no policy on the way could touch",
-		allowed: allow(ModeOff, ModeAuto), def: string(Default().Express),
+		name: "express", about: "hand frames from the NIC straight to pods whose packets no policy on the way could touch: never, as far as a trial shows that it pays, or always",
+		allowed: allow(ModeOff, ModeAuto, ModeForced), def: string(Default().Express),
 		read: func(d *decoder, path string, n ast.Node) error {
-			return word(d, path, n, &d.cfg.Express, ModeOff, ModeAuto)
+			return word(d, path, n, &d.cfg.Express, ModeOff, ModeAuto, ModeForced)
 		},
 	},
 	{

@@ -136,9 +136,11 @@ func (l lookout) ways() ([]way, error) {
 			w.to = datapath.ExpressWay{
 				MaxLen: v.MTU + ethernetWithTag, Refresh: v.Relearn / refreshPart,
 				Local: from.Locals[0], Remote: w.tunnel.Remote, NICMAC: from.MAC, TunnelMAC: v.TunnelMAC,
-				Fixed: len(v.Fixed) > 0,
+				Fixed: v.Fixed != nil,
 			}
-			w.fixed = v.Fixed
+			if v.Fixed != nil {
+				w.fixed = v.Fixed.Hosts
+			}
 		}
 		if w.waits = w.waits && w.reason == ""; w.waits {
 			w.reason = "the pipeline still moves the pod's packets between cores"

@@ -33,6 +33,7 @@ type linkInfo struct {
 	xdp     []uint32 // the programs of all modes; some twice
 	lower   int
 	nsid    int // of the namespace that lower is in; -1: the same
+	learns  bool
 }
 
 func ifinfomsg(index int) []byte {
@@ -107,7 +108,7 @@ func parseLink(b []byte) (int, linkInfo, bool) {
 	case "bridge":
 		l.Bridge = parseBridge(data)
 	case "vxlan":
-		parseVXLAN(&l.Device, data)
+		parseVXLAN(&l, data)
 	case "geneve":
 		for t := range nlsock.Attrs(data) { // being there is its value
 			l.Metadata = l.Metadata || t == unix.IFLA_GENEVE_COLLECT_METADATA
@@ -119,7 +120,7 @@ func parseLink(b []byte) (int, linkInfo, bool) {
 	return int(int32(nlsock.U32(b[4:]))), l, true
 }
 
-func parseVXLAN(d *Device, b []byte) {
+func parseVXLAN(d *linkInfo, b []byte) {
 	for t, v := range nlsock.Attrs(b) {
 		switch t {
 		case unix.IFLA_VXLAN_COLLECT_METADATA:
@@ -138,9 +139,12 @@ func parseVXLAN(d *Device, b []byte) {
 }
 
 // fixed lists the senders of which a tunnel was told behind which host they are.
-func (w *Watcher) fixed(tunnel int) (map[MAC]netip.Addr, error) {
+func (w *Watcher) fixed(tunnel int) (*FixedSenders, error) {
 	var all map[MAC]netip.Addr
-	err := w.rtnl.Do(unix.RTM_GETNEIGH, unix.NLM_F_DUMP, bridgeMsg(tunnel),
+	req := make([]byte, unix.SizeofNdMsg)
+	req[0] = unix.AF_BRIDGE
+	binary.NativeEndian.PutUint32(req[4:], uint32(tunnel))
+	err := w.rtnl.Do(unix.RTM_GETNEIGH, unix.NLM_F_DUMP, req,
 		func() { all = map[MAC]netip.Addr{} },
 		func(b []byte) error {
 			if m, host, ok := parseFixed(b, tunnel); ok {
@@ -153,15 +157,10 @@ func (w *Watcher) fixed(tunnel int) (map[MAC]netip.Addr, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the tunnel's entries: %w", err)
 	}
-	return all, nil
-}
-
-// bridgeMsg asks for the entries of one device: with a header of this kind only that is looked at
-// (rtnl_fdb_dump, net/core/rtnetlink.c).
-func bridgeMsg(index int) []byte {
-	b := ifinfomsg(index)
-	b[0] = unix.AF_BRIDGE
-	return b
+	if len(all) == 0 {
+		return nil, nil
+	}
+	return &FixedSenders{all}, nil
 }
 
 // parseFixed reads an entry that a tunnel neither learns anew nor forgets (vxlan_snoop,

@@ -70,7 +70,7 @@ func (w *Watcher) look(f *Facts, ways []Way) error {
 			if err != nil {
 				d.Unknown = fmt.Sprintf("the tc programs on %s cannot be listed: %v", d.Name, err)
 			}
-			if d.learns {
+			if l.learns {
 				if d.Fixed, err = w.fixed(index); err != nil {
 					d.Unknown = fmt.Sprintf("what %s was told of senders cannot be read: %v", d.Name, err)
 				}

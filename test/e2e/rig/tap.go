@@ -45,7 +45,7 @@ func NewTap(tb testing.TB, ns *netns.Handle, dev string, to [6]byte) *Tap {
 		const all = unix.ETH_P_ALL>>8 | unix.ETH_P_ALL<<8&0xff00
 		return unix.Bind(p.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: ifi.Index})
 	})
-	tb.Cleanup(func() { unix.Close(p.fd) })
+	tb.Cleanup(p.Close)
 	if err != nil {
 		tb.Fatalf("open a packet socket on %s: %v", dev, err)
 	}
@@ -78,4 +78,15 @@ func (p *Tap) Until(mark []byte) (frames [][]byte) {
 			frames = append(frames, f)
 		}
 	}
+}
+
+// FD is the socket.
+func (p *Tap) FD() int { return p.fd }
+
+// Close closes it, which the end of the test does as well.
+func (p *Tap) Close() {
+	if p.fd >= 0 {
+		unix.Close(p.fd)
+	}
+	p.fd = -1
 }
