@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // express hands frames from the NICs straight to the pods' veths, where nothing on the way there
@@ -273,10 +275,12 @@ func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath
 	fresh := false
 	for _, w := range safe {
 		// Beside priority it is priority's that does this, where that has one.
-		if d.hooked(w.nic) || d.prio != nil {
+		if d.hooked(w.nic) || d.prio.onNIC() {
 			continue
 		}
-		if err := d.pipe.hangXDP(w.nic); err != nil {
+		var left *xdp.Left
+		err := d.places.Take(w.nic, expressWant(d.opts.Express), func() (io.Closer, error) { return d.pipe.hang(w.nic.Dev, d.dp.AttachXDP) })
+		if err != nil && !errors.As(err, &left) && !errors.Is(err, node.ErrGone) {
 			return err
 		}
 		fresh = fresh || d.hooked(w.nic)
@@ -401,16 +405,7 @@ func (d *Daemon) leaveWays(ctx context.Context) (rep apply.Report, err error) {
 	clear(e.open)
 	clear(e.closing)
 	rep, r := d.restore(d.ofExpress)
-	return rep, errors.Join(err, d.dp.SetExpress(false), d.dp.HoldExpress(false), r, d.releaseXDP())
-}
-
-// releaseXDP takes the program off the NICs that only express needs. With tier: xdp it stays for the
-// pipeline until the daemon ends, since many NICs reset their queues when it comes or goes.
-func (d *Daemon) releaseXDP() error {
-	if d.opts.Tier == governor.XDP || d.pipe.armed && len(d.pipe.layout.NIC) > 0 {
-		return nil
-	}
-	return d.pipe.detachXDP()
+	return rep, errors.Join(err, d.dp.SetExpress(false), d.dp.HoldExpress(false), r, d.places.ReleaseAll(xdp.Express))
 }
 
 // forget ends what finds out whether it pays.

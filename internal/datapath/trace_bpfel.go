@@ -320,6 +320,7 @@ const (
 	traceProgOlNapiPoll      = "ol_napi_poll"
 	traceProgOlSample        = "ol_sample"
 	traceProgOlUnread        = "ol_unread"
+	traceProgOlXdpRefused    = "ol_xdp_refused"
 	traceVarOlAbiEnums       = "ol_abi_enums"
 	traceVarOlKey0           = "ol_key0"
 	traceVarOlKey1           = "ol_key1"
@@ -327,6 +328,7 @@ const (
 	traceVarOlMergeMagic     = "ol_merge_magic"
 	traceVarOlNrCpus         = "ol_nr_cpus"
 	traceVarOlNrTunnels      = "ol_nr_tunnels"
+	traceVarOlXdpRefusal     = "ol_xdp_refusal"
 )
 
 // loadTrace returns the embedded CollectionSpec for trace.
@@ -380,6 +382,7 @@ type traceProgramSpecs struct {
 	OlNapiPoll    *ebpf.ProgramSpec `ebpf:"ol_napi_poll"`
 	OlSample      *ebpf.ProgramSpec `ebpf:"ol_sample"`
 	OlUnread      *ebpf.ProgramSpec `ebpf:"ol_unread"`
+	OlXdpRefused  *ebpf.ProgramSpec `ebpf:"ol_xdp_refused"`
 }
 
 // traceMapSpecs contains maps before they are loaded into the kernel.
@@ -420,6 +423,7 @@ type traceVariableSpecs struct {
 	OlMergeMagic *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
 	OlNrCpus     *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
 	OlNrTunnels  *ebpf.VariableSpec `ebpf:"ol_nr_tunnels"`
+	OlXdpRefusal *ebpf.VariableSpec `ebpf:"ol_xdp_refusal"`
 }
 
 // traceObjects contains all objects after they have been loaded into the kernel.
@@ -502,6 +506,7 @@ type traceVariables struct {
 	OlMergeMagic *ebpf.Variable `ebpf:"ol_merge_magic"`
 	OlNrCpus     *ebpf.Variable `ebpf:"ol_nr_cpus"`
 	OlNrTunnels  *ebpf.Variable `ebpf:"ol_nr_tunnels"`
+	OlXdpRefusal *ebpf.Variable `ebpf:"ol_xdp_refusal"`
 }
 
 // tracePrograms contains all programs after they have been loaded into the kernel.
@@ -517,6 +522,7 @@ type tracePrograms struct {
 	OlNapiPoll    *ebpf.Program `ebpf:"ol_napi_poll"`
 	OlSample      *ebpf.Program `ebpf:"ol_sample"`
 	OlUnread      *ebpf.Program `ebpf:"ol_unread"`
+	OlXdpRefused  *ebpf.Program `ebpf:"ol_xdp_refused"`
 }
 
 func (p *tracePrograms) Close() error {
@@ -530,6 +536,7 @@ func (p *tracePrograms) Close() error {
 		p.OlNapiPoll,
 		p.OlSample,
 		p.OlUnread,
+		p.OlXdpRefused,
 	)
 }
 
