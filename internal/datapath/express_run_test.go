@@ -290,16 +290,24 @@ func plain(port uint16) []byte {
 func changed(frame []byte, change func(f []byte)) []byte {
 	f := slices.Clone(frame)
 	change(f)
-	binary.BigEndian.PutUint16(f[outerIP+10:], 0)
+	mend(f[outerIP:])
+	if binary.BigEndian.Uint16(f[innerIP-2:]) == 0x0800 {
+		mend(f[innerIP:])
+	}
+	return f
+}
+
+// mend makes the checksum of an IPv4 header without options right.
+func mend(ip []byte) {
+	binary.BigEndian.PutUint16(ip[10:], 0)
 	sum := uint32(0)
-	for i := outerIP; i < outerUDP; i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(f[i:]))
+	for i := 0; i < 20; i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(ip[i:]))
 	}
 	for sum > 0xffff {
 		sum = sum>>16 + sum&0xffff
 	}
-	binary.BigEndian.PutUint16(f[outerIP+10:], ^uint16(sum))
-	return f
+	binary.BigEndian.PutUint16(ip[10:], ^uint16(sum))
 }
 
 // A flow is let go straight to its pod once its pause is over and nothing of it is on the full
@@ -716,6 +724,10 @@ func TestTheNextOfARunGoesTheWayOfTheOneBefore(t *testing.T) {
 	sum := nextOf(f, 64)
 	sum[outerIP+10] ^= 1
 	s.stays("outer header's sum", sum)
+	restore()
+	sum = nextOf(f, 64)
+	sum[innerIP+10] ^= 1
+	s.stays("inner header's sum", sum)
 	restore()
 	s.stays("cut", nextOf(f, 64)[:runHead+60])
 	restore()

@@ -132,6 +132,8 @@ type priorityOlExpressTurn struct {
 	Never     uint8
 	Unfit     uint8
 	Again     uint8
+	Fixed     uint8
+	_         [3]byte
 	Lane      uint32
 }
 

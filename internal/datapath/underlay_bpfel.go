@@ -166,6 +166,8 @@ type underlayOlExpressTurn struct {
 	Never     uint8
 	Unfit     uint8
 	Again     uint8
+	Fixed     uint8
+	_         [3]byte
 	Lane      uint32
 }
 
