@@ -767,3 +767,57 @@ func TestARunEndsWithWhatItWasJudgedBy(t *testing.T) {
 		})
 	}
 }
+
+// In a trial flows leave their ways in order, however long that takes, and come back.
+func TestHeldFlowsLeaveInOrderOnly(t *testing.T) {
+	s := newStraight(t, 0)
+	f := plain(1)
+	s.onTheWay(f)
+	was, err := s.Counters()
+	s.must(err)
+	s.must(s.HoldExpress(true))
+	s.drained(s.portOf(s.way.Pod), false)
+	for range 3 {
+		s.poll(10 * expressLeave)
+		s.goes("held, and not drained", f)
+	}
+	s.drained(s.portOf(s.way.Pod), true)
+	s.handedOn()
+	s.poll(1)
+	s.stays("held, and drained", f)
+	s.lane("held, and drained", f, LaneLocal)
+	s.counted("held", was, 3, 0, 1)
+	s.poll(10 * expressPause)
+	s.stays("held, later", f)
+	s.must(s.HoldExpress(false))
+	s.handedOn()
+	s.poll(1)
+	s.goes("let go", f)
+}
+
+// A tunnel that was told behind which host a sender is drops what comes from another one.
+func TestASenderIsWhereTheTunnelWasToldThatItIs(t *testing.T) {
+	s := newStraight(t, 0)
+	f := plain(1)
+	s.onTheWay(f)
+	who := Sender{VNI: s.key.VNI, Port: s.key.Port, MAC: [6]byte(f[innerEth+6 : innerEth+12])}
+	here := netip.AddrFrom4([4]byte(f[outerIP+12 : outerIP+16]))
+	s.way.Fixed = true
+	s.must(s.AddWay(s.key, s.way), s.FixSenders(map[Sender]netip.Addr{who: here}))
+	s.poll(1)
+	s.goes("from the host that it is behind", f)
+	for _, elsewhere := range []netip.Addr{here.Next(), {}} {
+		s.must(s.FixSenders(map[Sender]netip.Addr{who: elsewhere}))
+		s.poll(1)
+		s.stays("from another host", f)
+		s.poll(10 * expressPause)
+		s.stays("from another host, later", f)
+	}
+	if unfit, err := s.ExpressUnfit(); err != nil || unfit["other-host"] != 4 {
+		t.Errorf("unfit: %v, %v", unfit, err)
+	}
+	s.must(s.FixSenders(nil))
+	s.handedOn()
+	s.poll(10 * expressPause)
+	s.goes("the tunnel was told nothing", f)
+}

@@ -276,11 +276,8 @@ func (m *maker) innerUDP() {
 	}
 	f := rig.SumUDP(rig.SumUDP(m.plain(0), innerIPAt), rig.IPAt)
 	f[len(f)-2] ^= 1
-	m.add("checksums", bothWrong, f)
+	m.add("checksums", "the payload is not what was sent", f)
 }
-
-// bothWrong is a payload that is not what was sent: the outer and the inner checksum tell.
-const bothWrong = "the payload is not what was sent"
 
 func (m *maker) lengths() {
 	for _, n := range []int{0, 1, 2, 17, 18, 19, 20, 63, 64, 65, 511, 512, 1000, 1371, 1372, 1373, 1399, 1400, bed.OverlayMTU - 28} {
