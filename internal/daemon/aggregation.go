@@ -53,7 +53,11 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 		w.Rate = rate
 	}
 	before := a.gov.Last()
-	dec := a.gov.Step(now, w)
+	dec := before
+	// What goes straight to pods no tunnel sees: aggregation stays what express is held against.
+	if d.opts.Aggregate != governor.Auto || before.State != governor.Active || len(d.expr.open) == 0 {
+		dec = a.gov.Step(now, w)
+	}
 	if dec.State != before.State {
 		d.log.Info("aggregation "+dec.State.String(), "reason", dec.Reason)
 	}
