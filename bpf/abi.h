@@ -158,10 +158,10 @@ enum ol_counter {
 
 /* ol_policy.flags */
 enum ol_flag {
-	OL_F_RESTEER = 1, /* tests: wish for another lane with every poll */
-	OL_F_NEUTRAL = 2, /* RPS masks are ours: who is not steered gets hash 0 */
-	OL_F_EXPRESS = 4, /* frames may go straight to pods */
-	OL_F_APART = 8,	  /* GRO joins datagrams, which bulk lanes are to keep apart */
+	OL_F_RESTEER = 1,	/* tests: wish for another lane with every poll */
+	OL_F_NEUTRAL = 2,	/* RPS masks are ours: who is not steered gets hash 0 */
+	OL_F_EXPRESS = 4,	/* frames may go straight to pods */
+	OL_F_APART = 8,		/* GRO joins datagrams, which bulk lanes are to keep apart */
 	OL_F_EXPRESS_HELD = 16, /* flows are to leave their ways in order, and none to take one */
 };
 

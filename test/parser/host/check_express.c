@@ -149,9 +149,8 @@ static int accepts(const __u8 *f)
 
 	return !memcmp(f, tunnel.nic, 6) && get16(f + 12) == 0x0800 && ip[0] == 0x45 &&
 	       add(ip, 20, 0) == 0xffff && get16(ip + 2) == length - 14 &&
-	       get16(udp + 4) == length - 34 && ip[12] && ip[12] != 127 &&
-	       ip[12] < 224 && !memcmp(ip + 16, &here.local[0], 4) &&
-	       memcmp(ip + 12, &here.local[0], 4) &&
+	       get16(udp + 4) == length - 34 && ip[12] && ip[12] != 127 && ip[12] < 224 &&
+	       !memcmp(ip + 16, &here.local[0], 4) && memcmp(ip + 12, &here.local[0], 4) &&
 	       (!(udp[6] | udp[7]) || transport(ip + 12, 8, 17, udp, length - 34) == 0xffff);
 }
 
