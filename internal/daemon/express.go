@@ -412,7 +412,7 @@ func (d *Daemon) leaveWays(ctx context.Context) (rep apply.Report, err error) {
 func (e *express) forget(dp *datapath.Datapath) error {
 	e.trial.leave()
 	e.gov = governor.Express{}
-	err := errors.Join(e.census.end(), dp.CountUnread(false))
+	err := errors.Join(e.census.end(), dp.CountUnread(false), dp.HoldExpress(false))
 	e.census, e.meter = nil, meter{}
 	return err
 }
@@ -453,6 +453,7 @@ func (d *Daemon) proveExpress(ctx context.Context, in governor.Input) error {
 	case dec.State == governor.Active && !e.wanted:
 		e.wanted = true
 		e.check.again()
+		return d.dp.HoldExpress(true) // until the trial has flows take their ways
 	case dec.State == governor.Standby:
 		e.trial.leave()
 		err = errors.Join(e.census.end(), d.dp.CountUnread(false))
