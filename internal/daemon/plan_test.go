@@ -71,8 +71,8 @@ func TestABondReceivesByItsPorts(t *testing.T) {
 	}
 }
 
-// By itself overlane plans no attach that restarts a link; asked, it says what that costs. Nobody's
-// threads poll a bond, and a program that is replaced there is never freed: it gets its last one.
+// By itself overlane plans no attach that restarts a link; asked, it says what that costs. No
+// thread polls a bond, and a program that is replaced there is never freed: it gets its last one.
 func TestThePlanSaysWhatXDPCosts(t *testing.T) {
 	for name, tc := range map[string]struct {
 		nic   node.Underlay
@@ -135,14 +135,21 @@ func TestAQueueThatIsQuietIsStillPolled(t *testing.T) {
 	}
 }
 
-// Rules whose program no NIC takes are in nobody's way.
+// Rules whose program no NIC takes are in no mechanism's way.
 func TestPriorityWithoutANICLeavesTheCoresToOthers(t *testing.T) {
 	p := &priority{polled: map[int]bool{0: true}, attached: map[node.DevKey]*datapath.PriorityHook{}}
 	l := governor.Layout{Tunnel: []int{1}, Pod: []int{0}}
 	if p.onNIC() || p.inTheWay(l) {
 		t.Error("it is in the way, and on no NIC")
 	}
+	d := &Daemon{opts: Options{Microflows: Microflows{Mode: governor.Auto, Batch: 64}}, prio: p}
+	if _, why := d.noMicroflows(); why != "" {
+		t.Errorf("micro-flows stand back: %s", why)
+	}
 	p.attached[node.DevKey{Ifindex: 2}] = nil
+	if _, why := d.noMicroflows(); why == "" {
+		t.Error("micro-flows act beside priority")
+	}
 	if !p.onNIC() || !p.inTheWay(l) {
 		t.Error("it is on a NIC, and not in the way")
 	}
