@@ -152,15 +152,17 @@ enum ol_counter {
 	OL_CNT_EXPRESS,	     /* frames handed from the NIC straight to a pod ... */
 	OL_CNT_EXPRESS_DROP, /* ... that its ring had no room for */
 	OL_CNT_EXPRESS_LEFT, /* times that a flow left that way before it was seen to be empty */
+	OL_CNT_UNREAD,	     /* datagrams for which a UDP socket had no room, while it is counted */
 	OL_NR_COUNTERS,
 };
 
 /* ol_policy.flags */
 enum ol_flag {
-	OL_F_RESTEER = 1, /* tests: wish for another lane with every poll */
-	OL_F_NEUTRAL = 2, /* RPS masks are ours: who is not steered gets hash 0 */
-	OL_F_EXPRESS = 4, /* frames may go straight to pods */
-	OL_F_APART = 8,	  /* GRO joins datagrams, which bulk lanes are to keep apart */
+	OL_F_RESTEER = 1,	/* tests: wish for another lane with every poll */
+	OL_F_NEUTRAL = 2,	/* RPS masks are ours: who is not steered gets hash 0 */
+	OL_F_EXPRESS = 4,	/* frames may go straight to pods */
+	OL_F_APART = 8,		/* GRO joins datagrams, which bulk lanes are to keep apart */
+	OL_F_EXPRESS_HELD = 16, /* flows are to leave their ways in order, and none to take one */
 };
 
 /* ol_policy.core_flags: what the hooks on that core may do with new work */
@@ -305,7 +307,7 @@ struct ol_express_way {
 	__u32 port;
 	__u32 max_len;	  /* of an inner frame; the stack is to judge longer ones */
 	__u32 refresh_us; /* so often the stack is to see a frame of each sender; 0: never */
-	__u32 pad;
+	__u32 fixed;	  /* the tunnel drops frames of some senders that come from another host */
 	struct ol_express_tunnel tunnel;
 };
 
@@ -318,6 +320,7 @@ enum ol_express_unfit {
 	OL_UNFIT_FRAME,	    /* the inner frame: a group's or no sender, an echo, a tag */
 	OL_UNFIT_INNER,	    /* options, fragments, neither TCP nor UDP, lengths */
 	OL_UNFIT_LONG,	    /* longer than the pod's veth takes */
+	OL_UNFIT_SENDER,    /* the tunnel was told that its sender is behind another host */
 	OL_NR_UNFIT,
 };
 

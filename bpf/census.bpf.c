@@ -15,6 +15,8 @@ struct ol_census_flow {
 	__u64 flow; /* addresses, protocol and ports, mixed; 0: none */
 	__u32 packets;
 	__u32 bytes;
+	__u32 datagrams; /* of the packets, those of UDP */
+	__u32 pad;
 };
 
 #define OL_CENSUS_FLOWS 512
@@ -32,8 +34,10 @@ int ol_tunnel_census(struct __sk_buff *skb)
 {
 	const __u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	__u32 segs = skb->gso_segs > 1 ? skb->gso_segs : 1, place;
-	__u64 flow = ol_mixed_flow(data, end);
 	struct ol_census_flow *f;
+	struct ol_datagram d = {};
+	int udp = ol_datagram_of(data, end, &d);
+	__u64 flow = d.flow;
 
 	place = flow >> 55;
 	f = bpf_map_lookup_elem(&ol_census_flows, &place);
@@ -49,5 +53,7 @@ int ol_tunnel_census(struct __sk_buff *skb)
 	}
 	f->packets += segs;
 	f->bytes += skb->len;
+	if (udp)
+		f->datagrams += segs;
 	return TCX_NEXT;
 }

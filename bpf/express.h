@@ -12,6 +12,9 @@
 #include "abi.h"
 #include "parse.h"
 
+#define OL_ECN_NONE 0
+#define OL_ECN_ECT1 1
+#define OL_ECN_ECT0 2
 #define OL_ECN_CE 3
 #define OL_ECN_MASK 3
 
@@ -45,30 +48,53 @@ OL_INLINE int ol_same_mac(const __u8 *a, const __u8 *b)
 	return ol_word(a) == ol_word(b) && a[4] == b[4] && a[5] == b[5];
 }
 
+/* Is an IPv4 header without options whole? */
+OL_INLINE int ol_header_right(const __u8 *ip)
+{
+	return ol_fold(ol_sum16(ip, 20, 0)) == 0xffff;
+}
+
+/*
+ * Would the tunnel leave the inner ECN bits as they are, and say nothing about them
+ * (INET_ECN_decapsulate, RFC 6040)?
+ */
+OL_INLINE int ol_express_ecn(__u8 outer, __u8 inner)
+{
+	outer &= OL_ECN_MASK;
+	inner &= OL_ECN_MASK;
+	if (outer == OL_ECN_NONE)
+		return 1;
+	return outer != OL_ECN_CE && inner != OL_ECN_NONE &&
+	       !(outer == OL_ECN_ECT1 && inner == OL_ECN_ECT0);
+}
+
 /*
  * The inner frame, at off. *sum becomes the sum of its Ethernet and IP headers and of what
  * follows them if the transport's checksum is right: then, with the pseudo header, that is
- * ~0. *unsummed: it has none.
+ * ~0. *unsummed: it has none. tos: of the outer header.
  */
 OL_INLINE enum ol_express_unfit ol_express_inner(const struct ol_cursor *c, __u32 off,
-						 const struct ol_express_tunnel *t, __u64 *sum,
-						 __u8 *unsummed)
+						 const struct ol_express_tunnel *t, __u8 tos,
+						 __u64 *sum, __u8 *unsummed)
 {
 	const __u8 *eth = c->data + off, *ip = eth + OL_ETH_HLEN, *l4;
 	__u16 kind, len, inside;
 	__u64 pseudo;
-	__u8 proto;
+	__u8 proto, ecn;
 
 	if (!OL_FITS(c, eth, OL_ETH_HLEN + 20))
 		return OL_UNFIT_FRAME;
-	if (!ol_one_sender(eth + 6) || ol_same_mac(eth + 6, t->mac))
+	/* A bridge that learns takes what is from the pod's own address for the pod that moved. */
+	if (!ol_one_sender(eth + 6) || ol_same_mac(eth + 6, t->mac) || ol_same_mac(eth + 6, eth))
 		return OL_UNFIT_FRAME;
 	kind = ol_be16(eth + 12);
 	if (kind == OL_ETH_P_IP) {
 		proto = ip[9];
+		ecn = ip[1];
 		len = ol_be16(ip + 2);
 		l4 = ip + 20;
-		if (ip[0] != 0x45 || len < 20 || ol_be16(ip + 6) & 0x3fff)
+		/* br_netfilter drops what has a wrong checksum (br_validate_ipv4). */
+		if (ip[0] != 0x45 || len < 20 || ol_be16(ip + 6) & 0x3fff || !ol_header_right(ip))
 			return OL_UNFIT_INNER;
 		inside = len - 20;
 		pseudo = ol_sum16(ip + 12, 8, 0);
@@ -77,6 +103,7 @@ OL_INLINE enum ol_express_unfit ol_express_inner(const struct ol_cursor *c, __u3
 		if (!OL_FITS(c, ip, 40))
 			return OL_UNFIT_INNER;
 		proto = ip[6];
+		ecn = ip[1] >> 4;
 		inside = ol_be16(ip + 4);
 		len = 40 + inside;
 		l4 = ip + 40;
@@ -87,6 +114,8 @@ OL_INLINE enum ol_express_unfit ol_express_inner(const struct ol_cursor *c, __u3
 	} else {
 		return OL_UNFIT_FRAME;
 	}
+	if (!ol_express_ecn(tos, ecn))
+		return OL_UNFIT_OUTER;
 	/* Nothing behind the packet: it would be in the outer sum. */
 	if (off + OL_ETH_HLEN + len != c->total)
 		return OL_UNFIT_INNER;
@@ -140,11 +169,10 @@ OL_INLINE enum ol_express_unfit ol_express_plain(const struct ol_cursor *c, __u3
 		return OL_UNFIT_OUTER;
 	udp = ip + 20;
 	len = ol_be16(udp + 4);
-	if (!ol_express_outer4(ip, t) || (ip[1] & OL_ECN_MASK) == OL_ECN_CE ||
-	    OL_ETH_HLEN + ol_be16(ip + 2) != c->total || 20 + len != ol_be16(ip + 2) ||
-	    ol_fold(ol_sum16(ip, 20, 0)) != 0xffff)
+	if (!ol_express_outer4(ip, t) || OL_ETH_HLEN + ol_be16(ip + 2) != c->total ||
+	    20 + len != ol_be16(ip + 2) || !ol_header_right(ip))
 		return OL_UNFIT_OUTER;
-	r = ol_express_inner(c, inner, t, &sum, &unsummed);
+	r = ol_express_inner(c, inner, t, ip[1], &sum, &unsummed);
 	if (r)
 		return r;
 	if (!(udp[6] | udp[7]))
@@ -235,7 +263,7 @@ OL_INLINE int ol_run_goes_on(const struct ol_cursor *c, const struct ol_run *r)
 		return 0;
 	if (d[73] == OL_IPPROTO_UDP ? 20 + ol_be16(d + 88) != inner : inner < 40)
 		return 0;
-	return ol_fold(ol_sum16(d + OL_ETH_HLEN, 20, 0)) == 0xffff;
+	return ol_header_right(d + OL_ETH_HLEN) && ol_header_right(d + 64);
 }
 
 #endif

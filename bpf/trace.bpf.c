@@ -204,6 +204,17 @@ int BPF_PROG(ol_express_sent, const struct net_device *from, const struct net_de
 	return 0;
 }
 
+/*
+ * A datagram came all the way, and its socket had no room: whoever is to read it does not keep up.
+ * To bring it faster gains nothing.
+ */
+SEC("tp_btf/udp_fail_queue_rcv_skb")
+int ol_unread(void *ctx)
+{
+	ol_count(OL_CNT_UNREAD, 1);
+	return 0;
+}
+
 /* A lane's thread took frames out of its ring; it handles them right after this. */
 SEC("tp_btf/xdp_cpumap_kthread")
 int BPF_PROG(ol_lane_taken, int map_id)

@@ -33,6 +33,17 @@ struct {
 	__type(value, struct ol_sender);
 } ol_express_senders SEC(".maps");
 
+/*
+ * Senders of which tunnels that learn were told behind which host they are: what comes from another
+ * one they drop (vxlan_snoop). The value is the host's address, IPv4 as on the wire; 0: none's.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, OL_SENDERS);
+	__type(key, struct ol_sender_key);
+	__type(value, __u32);
+} ol_express_fixed SEC(".maps");
+
 /* Frames for which there was a way, by why they took the full path: enum ol_express_unfit. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -106,6 +117,7 @@ struct ol_express_turn {
 	__u8 never; /* this frame is not to take it, whatever that does to its flow's order */
 	__u8 unfit;
 	__u8 again;
+	__u8 fixed; /* the tunnel was told where some senders are */
 	__u32 lane;
 };
 
@@ -117,6 +129,37 @@ struct {
 	__type(value, struct ol_express_turn);
 } ol_express_turns SEC(".maps");
 
+/* A frame for which there is a way takes the full path. */
+static __always_inline void ol_express_unfit(struct ol_express_turn *t, __u32 why)
+{
+	__u64 *n = bpf_map_lookup_elem(&ol_express_unfits, &why);
+
+	t->unfit = why;
+	if (n)
+		*n += 1;
+}
+
+/*
+ * Would the tunnel take a frame of that sender from that host? Not in ol_express_judge, which has no
+ * room left on the stack.
+ */
+__noinline int ol_express_locate(struct ol_express_turn *t, __u32 seq)
+{
+	__u32 zero = 0, *host;
+	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+
+	if (!t || (l && l->asked == seq && l->from == t->from &&
+		   !__builtin_memcmp(&l->sender, &t->sender, sizeof(l->sender))))
+		return 0;
+	host = bpf_map_lookup_elem(&ol_express_fixed, &t->sender);
+	if (!host || *host == t->from)
+		return 0;
+	t->may = 0;
+	t->never = 1;
+	ol_express_unfit(t, OL_UNFIT_SENDER);
+	return 0;
+}
+
 /* Is there a way for this frame, and may it take it? */
 __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 				struct ol_express_turn *t)
@@ -127,7 +170,6 @@ __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 	struct ol_cursor c;
 	const __u8 *eth;
 	__u32 inner;
-	__u64 *n;
 
 	if (!f || !t || !policy || f->tunnel >= OL_MAX_TUNNELS)
 		return 0;
@@ -162,18 +204,16 @@ __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 	t->unfit = c.total - inner > way->max_len ? OL_UNFIT_LONG
 						  : ol_express_plain(&c, inner, &way->tunnel);
 	if (t->unfit) {
-		key.nic = t->unfit;
-		n = bpf_map_lookup_elem(&ol_express_unfits, &key.nic);
-		if (n)
-			*n += 1;
+		ol_express_unfit(t, t->unfit);
 		return 0;
 	}
 	t->from = ol_word(c.data + OL_ETH_HLEN + 12);
+	t->fixed = way->fixed;
 	if (way->withdrawn) {
 		t->never = bpf_ktime_get_ns() - way->withdrawn > OL_EXPRESS_LEAVE_NS;
 		return 0;
 	}
-	t->may = 1;
+	t->may = !(policy->flags & OL_F_EXPRESS_HELD);
 	t->never = 0;
 	return 0;
 }
@@ -309,6 +349,8 @@ static __always_inline int ol_express_steer(struct xdp_md *ctx, const struct ol_
 	if (policy->flags & OL_F_EXPRESS) {
 		__builtin_memset(t, 0, sizeof(*t));
 		ol_express_judge(ctx, f, t);
+		if (t->fixed)
+			ol_express_locate(t, h->cpu->seq);
 		h->express = t->may && !leave ? t->port : 0;
 	}
 	*lane = ol_steer_flow(h, &f->flow, r);

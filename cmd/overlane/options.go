@@ -24,7 +24,7 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		Underlays: cfg.Underlays,
 		Mode:      modeOf(cfg.Pipeline),
 		Aggregate: modeOf(cfg.Aggregate),
-		Express:   cfg.Express == config.ModeAuto,
+		Express:   modeOf(cfg.Express),
 		Tier:      governor.TC,
 
 		SkipUnusedHooks: cfg.BridgeNetfilter == config.HooksUnused,

@@ -352,7 +352,7 @@ func planExpress(cfg *config.Config, s *node.Scanner, l look, owned map[plan.Set
 		return nil, err
 	}
 	out := &plannedOutlook{}
-	if out.Plan, err = daemon.ExpressPlan(s, l.snap, cookie, owned, cfg.Aggregate != config.ModeOff, ownIfRunning(), l.places); err != nil {
+	if out.Plan, err = daemon.ExpressPlan(s, l.snap, cookie, owned, cfg.Aggregate != config.ModeOff, ownIfRunning(), l.places, modeOf(cfg.Express)); err != nil {
 		return nil, err
 	}
 	switch {

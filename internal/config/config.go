@@ -39,7 +39,7 @@ type Config struct {
 	Microflows Microflows `json:"microflows"`
 	// Aggregate joins datagrams of one flow that come in a row.
 	Aggregate Mode `json:"aggregate"`
-	// Express hands frames from the NICs straight to the pods: auto or off.
+	// Express hands frames from the NICs straight to the pods: off, auto or forced.
 	Express Mode `json:"express"`
 	// BridgeNetfilter says whether bridges call netfilter's hooks where nobody is.
 	BridgeNetfilter BridgeNetfilter `json:"bridge_netfilter"`

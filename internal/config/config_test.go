@@ -117,7 +117,7 @@ func TestParseErrorsNameLineAndWhatIsAllowed(t *testing.T) {
 	const all = "underlays, cores, pipeline, microflows, aggregate, express, bridge-netfilter, tier, priority, limits, metrics"
 	for name, tc := range map[string]struct{ in, want string }{
 		"unknown key":          {"# c\npipline: auto", `f:2: unknown key "pipline"; allowed: ` + all},
-		"express by force":     {"express: forced", `f:1: express: unknown value "forced"; allowed: off, auto`},
+		"express always":       {"express: always", `f:1: express: unknown value "always"; allowed: off, auto, forced`},
 		"unknown nested key":   {"limits:\n  busy: 3%", `f:2: limits: unknown key "busy"; allowed: busy-cores`},
 		"case matters":         {"Pipeline: off", `f:1: unknown key "Pipeline"; allowed: ` + all},
 		"bad word":             {"tier: auto\npipeline: on", `f:2: pipeline: unknown value "on"; allowed: auto, off, forced`},

@@ -61,10 +61,10 @@ var schema = keys{
 		},
 	},
 	{
-		name: "express", about: "hand UDP frames from the NIC straight to the pod, where no rule or program on the way could touch them",
-		allowed: allow(ModeOff, ModeAuto), def: string(Default().Express),
+		name: "express", about: "hand UDP frames from the NIC straight to the pod, where no rule or program on the way could touch them; auto: as far as a trial shows that it pays",
+		allowed: allow(ModeOff, ModeAuto, ModeForced), def: string(Default().Express),
 		read: func(d *decoder, path string, n ast.Node) error {
-			return word(d, path, n, &d.cfg.Express, ModeOff, ModeAuto)
+			return word(d, path, n, &d.cfg.Express, ModeOff, ModeAuto, ModeForced)
 		},
 	},
 	{

@@ -58,7 +58,11 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 		a.counted, w.Behind = c, d.sensor.behind
 	}
 	before := a.gov.Last()
-	dec := a.gov.Step(now, w)
+	dec := before
+	// What goes straight to pods no tunnel sees: aggregation stays what express is held against.
+	if d.opts.Aggregate != governor.Auto || before.State != governor.Active || len(d.expr.open) == 0 {
+		dec = a.gov.Step(now, w)
+	}
 	d.tellAggregation(before, dec)
 	switch {
 	case dec.State == governor.Standby:

@@ -42,7 +42,7 @@ type Options struct {
 	// Aggregate joins datagrams of one flow that come in a row.
 	Aggregate governor.Mode
 	// Express hands frames from the NICs straight to the pods.
-	Express bool
+	Express governor.Mode
 	// AsleepBelow is from how many packets a second on, of one core, the daemon looks closely;
 	// 0: 10000. See asleepBelow.
 	AsleepBelow float64
@@ -201,7 +201,8 @@ func (d *Daemon) start(ctx context.Context) error {
 	}
 	d.gov = governor.New(d.opts.Mode, d.opts.Limits)
 	d.micro.gov = governor.New(d.opts.Microflows.Mode, d.opts.Limits)
-	d.trial, d.micro.trial, d.demand.trial = newTrial(forGoodput), newTrial(forGoodput), newTrial(forLatency)
+	d.trial, d.micro.trial, d.demand.trial, d.expr.trial = newTrial(forGoodput), newTrial(forGoodput), newTrial(forLatency), newTrial(forGoodput)
+	d.expr.trial.settle = expressSettles
 	d.aggr.gov = governor.NewAggregation(d.opts.Aggregate)
 	d.pipe = d.newPipeline()
 	if d.opts.Online != nil {
@@ -319,7 +320,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if err != nil || !ok {
 		return err
 	}
-	if err := d.stepDemand(ctx, in); err != nil {
+	if err := errors.Join(d.stepDemand(ctx, in), d.proveExpress(ctx, in)); err != nil {
 		return err
 	}
 	split := in

@@ -20,8 +20,13 @@ type demand struct {
 	trial trial
 	on    bool // priority is in place for it
 
-	census *datapath.Census // under way, or nil
-	hooks  []io.Closer
+	census *census // under way, or nil
+}
+
+// census counts what flows bring out of the tunnels.
+type census struct {
+	dp    *datapath.Census
+	hooks []io.Closer
 }
 
 // forLatency: frames wait less in the NIC, and bulk keeps most of what it had. To try it again
@@ -47,7 +52,7 @@ func (d *Daemon) stepDemand(ctx context.Context, in governor.Input) error {
 	before := m.gov.Last().State
 	dec := m.gov.Step(in.Now, shortOfTime(in))
 	if dec.State == governor.Parked && m.census != nil && m.gov.Over(in.Now) {
-		c, err := m.count()
+		c, err := m.census.small()
 		if err := errors.Join(err, m.endCensus()); err != nil {
 			m.gov.Refuse(in.Now, err.Error())
 			d.log.Warn("flows could not be counted", "mechanism", "priority", "reason", err)
@@ -60,7 +65,8 @@ func (d *Daemon) stepDemand(ctx context.Context, in governor.Input) error {
 	}
 	switch {
 	case dec.State == governor.Parked && m.census == nil:
-		if err := d.beginCensus(); err != nil {
+		var err error
+		if m.census, err = d.beginCensus(); err != nil {
 			m.gov.Refuse(in.Now, err.Error())
 			d.log.Warn("flows could not be counted", "mechanism", "priority", "reason", err)
 		}
@@ -107,28 +113,38 @@ func byPriority(in governor.Input) governor.Situation {
 	return s
 }
 
-func (d *Daemon) beginCensus() error {
-	m := &d.demand
-	var err error
-	if m.census, err = d.dp.LoadCensus(); err != nil {
-		return err
+// beginCensus begins one, or leaves no trace of it.
+func (d *Daemon) beginCensus() (*census, error) {
+	dp, err := d.dp.LoadCensus()
+	if err != nil {
+		return nil, err
 	}
+	c := &census{dp: dp}
 	for _, t := range d.snap.Tunnels {
-		l, err := d.pipe.hang(t.Dev, m.census.Attach)
+		l, err := d.pipe.hang(t.Dev, dp.Attach)
 		switch {
 		case err == nil:
-			m.hooks = append(m.hooks, l)
+			c.hooks = append(c.hooks, l)
 		case !errors.Is(err, node.ErrGone):
-			return errors.Join(err, m.endCensus())
+			return nil, errors.Join(err, c.end())
 		}
 	}
-	return nil
+	return c, nil
 }
 
-// count tells the small, sparse flows: what a flow may send in a tenth of a second counts for
+// datagrams tells how many packets came, and how many of them were of UDP.
+func (c *census) datagrams() (packets, udp uint64, err error) {
+	flows, rest, err := c.dp.Flows()
+	for _, f := range append(flows, rest) {
+		packets, udp = packets+f.Packets, udp+f.Datagrams
+	}
+	return packets, udp, err
+}
+
+// small tells the small, sparse flows: what a flow may send in a tenth of a second counts for
 // each that the census took.
-func (m *demand) count() (c governor.Census, err error) {
-	flows, rest, err := m.census.Flows()
+func (s *census) small() (c governor.Census, err error) {
+	flows, rest, err := s.dp.Flows()
 	if err != nil {
 		return c, err
 	}
@@ -146,16 +162,21 @@ func (m *demand) count() (c governor.Census, err error) {
 }
 
 func (m *demand) endCensus() error {
-	if m.census == nil {
+	err := m.census.end()
+	m.census = nil
+	return err
+}
+
+// end leaves no trace of it; nil: there is none.
+func (c *census) end() error {
+	if c == nil {
 		return nil
 	}
 	var errs []error
-	for _, h := range m.hooks {
+	for _, h := range c.hooks {
 		errs = append(errs, h.Close())
 	}
-	errs = append(errs, m.census.Close())
-	m.census, m.hooks = nil, nil
-	return errors.Join(errs...)
+	return errors.Join(append(errs, c.dp.Close())...)
 }
 
 // meetDemand puts priority in place. Bulk makes way as soon as the trial says so.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -35,6 +36,17 @@ type express struct {
 	err     error // why the last attempt to put it in place failed
 	dropped uint64
 	doubt   doubt
+
+	// wanted: frames are to take the ways that are safe, and a program is to be on the NICs for that.
+	wanted  bool
+	gov     governor.Express // whether, where nothing forces it
+	trial   trial
+	layout  string  // what the trial is held against
+	without float64 // frames a second that were delivered then
+	census  *census // under way, or nil
+	meter   meter
+	counted datapath.Counters         // at the last look
+	prio    datapath.PriorityCounters // the same
 }
 
 // opened is what a way was when it was opened.
@@ -55,20 +67,30 @@ const (
 	glanceEvery = 50 * time.Millisecond
 	// closeAfter is by when every flow has left a way that is withdrawn.
 	closeAfter = 100 * time.Millisecond
+	// expressSettles is how long it takes in a trial until flows are on their ways, or have left
+	// them: one that has left takes its way again after 100 ms (OL_EXPRESS_PAUSE_NS), of which the
+	// windows without it are most.
+	expressSettles = 60 * time.Millisecond
 )
 
 // stepExpress takes one window: decide, act.
 func (d *Daemon) stepExpress(ctx context.Context, now time.Time) error {
 	e := &d.expr
-	if !d.opts.Express {
+	if d.opts.Express == governor.Off {
 		_, err := d.stopExpress(ctx)
 		return err
+	}
+	if d.opts.Express == governor.Forced {
+		if err := e.forget(d.dp); err != nil {
+			return err
+		}
+		e.wanted = true
 	}
 	active, err := d.isAwake(now)
 	if err != nil {
 		return err
 	}
-	active = active && now.After(e.retry)
+	active = (active || d.opts.Express == governor.Forced) && now.After(e.retry)
 	switch {
 	case !active && e.judges == nil:
 	case !active:
@@ -180,11 +202,14 @@ func (d *Daemon) judgeWays(now time.Time) (made plan.Plan, safe map[datapath.Exp
 			same[w.key]++
 		}
 	}
+	fixed := fixedSenders(e.ways)
 	safe = map[datapath.ExpressKey]way{}
 	for i := range e.ways {
 		w := &e.ways[i]
 		switch {
 		case w.reason != "":
+		case len(w.fixed) > 0 && len(fixed) > datapath.MaxSenders:
+			w.reason = fmt.Sprintf("the tunnels were told where more than %d senders are", datapath.MaxSenders)
 		case same[w.key] > 1:
 			w.reason = "another tunnel with the same number and port leads to a pod with the same address"
 		default:
@@ -199,7 +224,25 @@ func (d *Daemon) judgeWays(now time.Time) (made plan.Plan, safe map[datapath.Exp
 		delete(e.open, k)
 		e.closing[k] = leaving{since: now, lands: o.lands}
 	}
-	return made, safe, err
+	if len(fixed) > datapath.MaxSenders {
+		fixed = nil
+	}
+	return made, safe, errors.Join(err, d.dp.FixSenders(fixed))
+}
+
+// fixedSenders are those of all tunnels with ways.
+func fixedSenders(ways []way) map[datapath.Sender]netip.Addr {
+	all, seen := map[datapath.Sender]netip.Addr{}, map[node.DevKey]bool{}
+	for _, w := range ways {
+		if w.reason != "" || seen[w.tunnel.Key()] {
+			continue
+		}
+		seen[w.tunnel.Key()] = true
+		for mac, host := range w.fixed {
+			all[datapath.Sender{VNI: w.key.VNI, Port: w.key.Port, MAC: mac}] = host
+		}
+	}
+	return all
 }
 
 // watchWays withdraws ways that are no longer safe, while the daemon waits for something else.
@@ -223,7 +266,7 @@ func has[K comparable, V any](m map[K]V, k K) bool { _, ok := m[k]; return ok }
 // openWays has frames take the ways that are safe.
 func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath.ExpressKey]way) error {
 	e := &d.expr
-	if len(safe) == 0 {
+	if len(safe) == 0 || !e.wanted {
 		return nil
 	}
 	if err := d.carryOut(made.Steps); err != nil {
@@ -236,7 +279,7 @@ func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath
 			continue
 		}
 		var left *xdp.Left
-		err := d.places.Take(w.nic, wantExpress, func() (io.Closer, error) { return d.pipe.hang(w.nic.Dev, d.dp.AttachXDP) })
+		err := d.places.Take(w.nic, expressWant(d.opts.Express), func() (io.Closer, error) { return d.pipe.hang(w.nic.Dev, d.dp.AttachXDP) })
 		if err != nil && !errors.As(err, &left) && !errors.Is(err, node.ErrGone) {
 			return err
 		}
@@ -295,7 +338,7 @@ func (d *Daemon) leaveLandings() error {
 	owned := apply.Owned(d.locked.Entries())
 	needed := map[plan.Target]bool{}
 	for _, w := range d.expr.ways {
-		if w.reason == "" {
+		if w.reason == "" && d.expr.wanted {
 			needed[target(w.pod.Peer)] = true
 		}
 	}
@@ -327,12 +370,24 @@ func (d *Daemon) leaveLandings() error {
 	return err
 }
 
-// stopExpress leaves no trace of it but the hook on the NICs, which stays until the daemon ends.
+// stopExpress leaves no trace of it.
 func (d *Daemon) stopExpress(ctx context.Context) (rep apply.Report, err error) {
 	e := &d.expr
 	if e.judges == nil {
 		return rep, nil
 	}
+	rep, err = d.leaveWays(ctx)
+	err = errors.Join(err, e.forget(d.dp), e.judges.close())
+	e.judges, e.ways, e.open, e.closing = nil, nil, nil, nil
+	e.since = time.Now()
+	return rep, err
+}
+
+// leaveWays has all flows leave their ways, and takes back what it took to have them there: settings,
+// and the program on the NICs where nothing else needs it.
+func (d *Daemon) leaveWays(ctx context.Context) (rep apply.Report, err error) {
+	e := &d.expr
+	e.wanted = false
 	for k := range e.open {
 		err = errors.Join(err, d.dp.WithdrawWay(k))
 		e.closing[k] = leaving{}
@@ -347,11 +402,182 @@ func (d *Daemon) stopExpress(ctx context.Context) (rep apply.Report, err error) 
 	for k := range e.closing {
 		err = errors.Join(err, d.dp.CloseWay(k))
 	}
+	clear(e.open)
+	clear(e.closing)
 	rep, r := d.restore(d.ofExpress)
-	err = errors.Join(err, d.dp.SetExpress(false), r, e.judges.close())
-	e.judges, e.ways, e.open, e.closing = nil, nil, nil, nil
-	e.since = time.Now()
-	return rep, err
+	return rep, errors.Join(err, d.dp.SetExpress(false), d.dp.HoldExpress(false), r, d.places.ReleaseAll(xdp.Express))
+}
+
+// forget ends what finds out whether it pays.
+func (e *express) forget(dp *datapath.Datapath) error {
+	e.trial.leave()
+	e.gov = governor.Express{}
+	err := errors.Join(e.census.end(), dp.CountUnread(false), dp.HoldExpress(false))
+	e.census, e.meter = nil, meter{}
+	return err
+}
+
+// proveExpress has frames take the ways only where that has shown that it pays, against what the node
+// has without it, and as long as it does.
+func (d *Daemon) proveExpress(ctx context.Context, in governor.Input) error {
+	e := &d.expr
+	if d.opts.Express != governor.Auto || e.judges == nil {
+		return nil
+	}
+	before := e.gov.Last()
+	w, err := d.expressWindow(in)
+	if err != nil {
+		return err
+	}
+	if e.gov.Last().State != governor.Active {
+		e.layout = d.besideExpress()
+		if why, yes := e.trial.judge.Bars(in.Now, d.expressSituation(in)); yes {
+			e.gov.Refuse(in.Now, why)
+		}
+	}
+	switch e.gov.Step(in.Now, w).State {
+	case governor.Parked:
+		err = d.lookBeforeExpress(in.Now)
+	case governor.Active:
+		err = d.tryExpressOut(in)
+	}
+	if err != nil {
+		d.log.Warn("whether express pays could not be found out", "reason", err)
+		e.gov.Refuse(in.Now, err.Error())
+	}
+	dec := e.gov.Last()
+	if dec.State != before.State {
+		d.log.Info("express "+dec.State.String(), "reason", dec.Reason)
+	}
+	switch {
+	case dec.State == governor.Active && !e.wanted:
+		e.wanted = true
+		e.check.again()
+		return d.dp.HoldExpress(true) // until the trial has flows take their ways
+	case dec.State == governor.Standby:
+		e.trial.leave()
+		err = errors.Join(e.census.end(), d.dp.CountUnread(false))
+		e.census = nil
+		if e.wanted {
+			_, l := d.leaveWays(ctx)
+			err = errors.Join(err, l)
+			e.since = time.Now()
+		}
+		return err
+	}
+	return nil
+}
+
+// expressWindow is what there was to see since the last one.
+func (d *Daemon) expressWindow(in governor.Input) (w governor.ExpressWindow, err error) {
+	e := &d.expr
+	w.Saturated = shortOfTime(in)
+	for _, way := range e.ways {
+		if way.reason == "" || way.waits {
+			w.Ways++
+		}
+	}
+	if other := d.trying(); other != nil && other != &e.trial || d.aggr.gov.Last().State == governor.Parked {
+		w.Unsettled = true
+	}
+	if e.gov.Last().State != governor.Active {
+		return w, nil
+	}
+	c, err := d.dp.Counters()
+	if err != nil {
+		return w, err
+	}
+	p, err := d.priorityCounters()
+	if err != nil {
+		return w, err
+	}
+	acted, of := straight(c, p)
+	was, all := straight(e.counted, e.prio)
+	e.counted, e.prio = c, p
+	w.Straight, w.Overlay = acted-was, of-all
+	return w, nil
+}
+
+// besideExpress names what the node has without it.
+func (d *Daemon) besideExpress() string {
+	if d.aggr.gov.Last().State == governor.Active {
+		return "express for aggregate"
+	}
+	return "express"
+}
+
+func (d *Daemon) expressSituation(in governor.Input) governor.Situation {
+	in.Layout = governor.Layout{}
+	s := situation(in)
+	s.Layout, s.Without = d.expr.layout, d.expr.without
+	return s
+}
+
+// straight tells how many frames went straight to pods.
+func straight(c datapath.Counters, p datapath.PriorityCounters) (acted, of uint64) {
+	return c.Express, max(c.XDPOverlay, c.Express+p.Latency+p.Bulk)
+}
+
+// lookBeforeExpress counts the datagrams that come out of the tunnels, and measures what is delivered
+// without it.
+func (d *Daemon) lookBeforeExpress(now time.Time) (err error) {
+	e := &d.expr
+	switch {
+	case e.gov.Counting() && e.census == nil:
+		e.census, err = d.beginCensus()
+	case !e.gov.Over(now):
+	case e.gov.Counting():
+		packets, udp, err := e.census.datagrams()
+		err = errors.Join(err, e.census.end())
+		e.census = nil
+		if err != nil || e.gov.Counted(now, packets, udp).State != governor.Parked {
+			return err
+		}
+		if err := d.dp.CountUnread(true); err != nil {
+			return err
+		}
+		e.meter.from, err = d.total(straight)
+		return err
+	default:
+		sum, err := d.total(straight)
+		if err != nil {
+			return err
+		}
+		e.without = e.meter.window(sum, false).Delivered()
+		e.counted, err = d.dp.Counters()
+		if err != nil {
+			return err
+		}
+		e.prio, err = d.priorityCounters()
+		e.gov.Measured(now)
+		return err
+	}
+	return err
+}
+
+// tryExpressOut lets it show whether it pays, once ways are open.
+func (d *Daemon) tryExpressOut(in governor.Input) error {
+	e := &d.expr
+	s := d.expressSituation(in)
+	switch {
+	case len(e.open) == 0:
+		if e.gov.Late(in.Now) {
+			e.gov.Refuse(in.Now, "no way could be opened")
+		}
+		return nil
+	case e.trial.judge.Stale(in.Now, s):
+		e.gov.Again(in.Now, "it is looked at from the beginning whether it still pays")
+		return nil
+	}
+	acts, err := d.tryOut("express", &e.trial, in, s, straight)
+	if err != nil {
+		return err
+	}
+	if why, yes := e.trial.judge.Bars(in.Now, s); yes {
+		e.gov.Refuse(in.Now, why)
+		return nil
+	}
+	return d.dp.HoldExpress(!acts)
 }
 
 // ofExpress tells whether a setting is the express path's: pods live elsewhere than the NICs.
@@ -368,12 +594,12 @@ func (d *Daemon) expressMechanism() control.Mechanism {
 	}
 	safe := 0
 	for _, w := range e.ways {
-		if w.reason == "" {
+		if w.reason == "" || w.waits {
 			safe++
 		}
 	}
 	switch {
-	case !d.opts.Express:
+	case d.opts.Express == governor.Off:
 		m.State, m.Reason = control.Off, "switched off by configuration"
 	case e.err != nil:
 		m.Reason = fmt.Sprintf("could not be put in place, and is tried again every %s: %v", retryAfter, e.err)
@@ -383,8 +609,13 @@ func (d *Daemon) expressMechanism() control.Mechanism {
 		m.Reason = "as soon as there is a pod"
 	case safe == 0:
 		m.Reason = "no way is without a policy or somebody else's program: " + e.ways[0].reason
+	case !e.wanted:
+		m.Reason = e.gov.Last().Reason
 	default:
 		m.State, m.Reason = control.Active, fmt.Sprintf("%d of %d ways from NICs to pods are open", len(e.open), len(e.ways))
+	}
+	if why := e.trial.reason; e.wanted && why != "" {
+		m.Reason += "; " + why
 	}
 	return m
 }
@@ -402,5 +633,5 @@ func (d *Daemon) fillExpress(st *control.Status) {
 
 // claims tells whether a pod's packets come, or are to come, straight from the NIC.
 func (e *express) claims(p node.Pod) bool {
-	return slices.ContainsFunc(e.ways, func(w way) bool { return w.pod.Peer.Same(p.Peer) && (w.reason == "" || w.waits) })
+	return e.wanted && slices.ContainsFunc(e.ways, func(w way) bool { return w.pod.Peer.Same(p.Peer) && (w.reason == "" || w.waits) })
 }

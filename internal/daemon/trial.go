@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -28,7 +29,8 @@ type trial struct {
 	on    bool // it is to act
 	// settles: it has just been switched, and the window is to begin.
 	settles bool
-	reason  string // empty: nobody asked
+	settle  time.Duration // how long that takes; 0: trialSettles
+	reason  string        // empty: nobody asked
 }
 
 // forGoodput: more packets a second, and none of them late for it.
@@ -92,7 +94,7 @@ func (d *Daemon) total(s share) (t totals, err error) {
 	if err != nil {
 		return t, err
 	}
-	t.dropped += c.XDPDrop + c.ExpressDrop + p.Refused
+	t.dropped += c.XDPDrop + c.ExpressDrop + c.Unread + p.Refused
 	t.acted, t.could = s(c, p)
 	t.at = time.Now()
 	return t, nil
@@ -136,7 +138,7 @@ func saturated(in governor.Input) bool {
 
 // trying is the trial that is under way, or nil.
 func (d *Daemon) trying() *trial {
-	for _, t := range []*trial{&d.trial, &d.micro.trial, &d.demand.trial} {
+	for _, t := range []*trial{&d.trial, &d.micro.trial, &d.demand.trial, &d.expr.trial} {
 		if t.judge.Trying() {
 			return t
 		}
@@ -151,7 +153,7 @@ func (d *Daemon) window() time.Duration {
 	case t == nil:
 		return d.heed.window()
 	case t.settles:
-		return trialSettles
+		return cmp.Or(t.settle, trialSettles)
 	}
 	return trialMeasures
 }
@@ -218,7 +220,7 @@ func (d *Daemon) fillTrials(st *control.Status) {
 	for _, m := range []struct {
 		name string
 		*trial
-	}{{"pipeline", &d.trial}, {"microflows", &d.micro.trial}, {"priority", &d.demand.trial}} {
+	}{{"pipeline", &d.trial}, {"microflows", &d.micro.trial}, {"priority", &d.demand.trial}, {"express", &d.expr.trial}} {
 		for _, f := range m.judge.Known() {
 			st.Trials = append(st.Trials, control.Trial{
 				Mechanism: m.name, Verdict: f.Outcome.String(), Pairs: f.Pairs, At: f.At, Until: f.At.Add(f.Holds),

@@ -5,11 +5,13 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/shortcut"
@@ -27,6 +29,8 @@ type way struct {
 	waits bool
 	key   datapath.ExpressKey
 	to    datapath.ExpressWay
+	// fixed are senders whose frames the tunnel drops unless they come from these hosts.
+	fixed map[shortcut.MAC]netip.Addr
 }
 
 // lookout is what it takes to judge the ways of a node. Both the daemon and `overlane plan` look
@@ -39,8 +43,9 @@ type lookout struct {
 	owned   map[plan.Setting]plan.Owned
 	hooked  func(node.Underlay) bool // has a hook of ours; nil: none has
 	places  *xdp.Places
-	only    bool   // others get none: priority has its own
-	never   string // what speaks against any way
+	want    xdp.Want // of them
+	only    bool     // others get none: priority has its own
+	never   string   // what speaks against any way
 }
 
 // lookout is how the daemon looks.
@@ -49,7 +54,7 @@ func (d *Daemon) lookout() lookout {
 	d.readings.now(owned)
 	l := lookout{
 		devices: d.readings, snap: d.snap, judges: d.expr.judges, home: d.cookie, owned: owned,
-		hooked: d.hooked, only: d.prio.onNIC(), places: d.places,
+		hooked: d.hooked, only: d.prio.onNIC(), places: d.places, want: expressWant(d.opts.Express),
 	}
 	if d.pipe.armed && d.pipe.layout.Split {
 		l.never = "flows are cut into micro-flows"
@@ -64,8 +69,8 @@ func (d *Daemon) hooked(u node.Underlay) bool {
 
 // ExpressPlan says what the express path would change on a node. own tells of BPF programs that
 // they are overlane's; join: datagrams are to be joined.
-func ExpressPlan(s *node.Scanner, snap node.Snapshot, home uint64, owned map[plan.Setting]plan.Owned, join bool, own func(progID uint32) bool, places *xdp.Places) (plan.Plan, error) {
-	l := lookout{devices: s, snap: snap, judges: newJudges(s, own), home: home, owned: owned, places: places}
+func ExpressPlan(s *node.Scanner, snap node.Snapshot, home uint64, owned map[plan.Setting]plan.Owned, join bool, own func(progID uint32) bool, places *xdp.Places, mode governor.Mode) (plan.Plan, error) {
+	l := lookout{devices: s, snap: snap, judges: newJudges(s, own), home: home, owned: owned, places: places, want: expressWant(mode)}
 	ways, err := l.ways()
 	in := l.input(ways)
 	in.Join = join
@@ -135,6 +140,10 @@ func (l lookout) ways() ([]way, error) {
 			w.to = datapath.ExpressWay{
 				MaxLen: v.MTU + ethernetWithTag, Refresh: v.Relearn / refreshPart,
 				Local: from.Locals[0], Remote: w.tunnel.Remote, NICMAC: from.MAC, TunnelMAC: v.TunnelMAC,
+				Fixed: v.Fixed != nil,
+			}
+			if v.Fixed != nil {
+				w.fixed = v.Fixed.Hosts
 			}
 		}
 		if w.waits = w.waits && w.reason == ""; w.waits {
@@ -175,7 +184,7 @@ func (l lookout) ingress(ways []way) (map[shortcut.Ingress]shortcut.IngressVerdi
 // unfit says what speaks against a way without a look at who else is there; waits: nothing but the
 // pipeline does.
 func (l lookout) unfit(w way) (reason string, waits bool) {
-	why := l.places.Why(w.nic, wantExpress)
+	why := l.places.Why(w.nic, l.want)
 	switch {
 	case l.never != "":
 		return l.never, false

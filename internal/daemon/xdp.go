@@ -12,8 +12,11 @@ import (
 	"github.com/overlane/overlane/internal/xdp"
 )
 
-// wantExpress: express acts only where the configuration says so.
-var wantExpress = xdp.Want{By: xdp.Express, Asked: true}
+// expressWant is how express wants a NIC: as far as a trial shows that it pays, for which its program
+// comes and goes, unless it is forced.
+func expressWant(mode governor.Mode) xdp.Want {
+	return xdp.Want{By: xdp.Express, Asked: mode == governor.Forced}
+}
 
 // microflowsWant is how micro-flows want a NIC: by themselves, unless they are forced.
 func (d *Daemon) microflowsWant() xdp.Want {

@@ -29,7 +29,10 @@ func (c *Census) Attach(dev Device) (io.Closer, error) {
 }
 
 // FlowBrought is what a flow brought, or the rest of the flows together.
-type FlowBrought struct{ Packets, Bytes uint64 }
+type FlowBrought struct {
+	Packets, Bytes uint64
+	Datagrams      uint64 // of the packets, those of UDP
+}
 
 // Flows reads what each flow brought, and what the rest did that had no place.
 func (c *Census) Flows() (flows []FlowBrought, rest FlowBrought, err error) {
@@ -38,10 +41,10 @@ func (c *Census) Flows() (flows []FlowBrought, rest FlowBrought, err error) {
 	it := c.objs.OlCensusFlows.Iterate()
 	for it.Next(&key, &cores) {
 		for _, f := range cores {
-			switch n := (FlowBrought{uint64(f.Packets), uint64(f.Bytes)}); {
+			switch n := (FlowBrought{uint64(f.Packets), uint64(f.Bytes), uint64(f.Datagrams)}); {
 			case n.Packets == 0:
 			case f.Flow == 0:
-				rest.Packets, rest.Bytes = rest.Packets+n.Packets, rest.Bytes+n.Bytes
+				rest.Packets, rest.Bytes, rest.Datagrams = rest.Packets+n.Packets, rest.Bytes+n.Bytes, rest.Datagrams+n.Datagrams
 			default:
 				flows = append(flows, n)
 			}

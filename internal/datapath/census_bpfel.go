@@ -14,10 +14,12 @@ import (
 )
 
 type censusOlCensusFlow struct {
-	_       structs.HostLayout
-	Flow    uint64
-	Packets uint32
-	Bytes   uint32
+	_         structs.HostLayout
+	Flow      uint64
+	Packets   uint32
+	Bytes     uint32
+	Datagrams uint32
+	Pad       uint32
 }
 
 // Names of all BPF objects in the ELF.

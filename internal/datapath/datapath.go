@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -71,7 +72,7 @@ func Load() (*Datapath, error) {
 
 		laneThreads: map[laneThread]bool{},
 		programs:    map[uint32]bool{},
-		express:     expressWays{ways: map[ExpressKey]underlayOlExpressWay{}, ports: map[CellDevice]uint32{}},
+		express:     expressWays{ways: map[ExpressKey]underlayOlExpressWay{}, ports: map[CellDevice]uint32{}, fixed: map[Sender]netip.Addr{}},
 	}
 	if err := d.load(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -270,6 +271,7 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_express_ways":    d.xdp.OlExpressWays,
 		"ol_express_ports":   d.xdp.OlExpressPorts,
 		"ol_express_senders": d.xdp.OlExpressSenders,
+		"ol_express_fixed":   d.xdp.OlExpressFixed,
 		"ol_express_unfits":  d.xdp.OlExpressUnfits,
 		"ol_latency_threads": d.stages.OlLatencyThreads,
 	}
@@ -366,7 +368,7 @@ func attachTCXAt(dev Device, at ebpf.AttachType, anchor link.Anchor, prog *ebpf.
 // Close stops tracing and unloads everything. Attachments are closed one by one
 // before.
 func (d *Datapath) Close() error {
-	errs := []error{d.sample.close(), d.Watch(false)}
+	errs := []error{d.sample.close(), d.Watch(false), d.CountUnread(false)}
 	for _, l := range d.tracer {
 		errs = append(errs, l.Close())
 	}

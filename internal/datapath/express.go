@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/netip"
@@ -35,6 +36,15 @@ type ExpressWay struct {
 	NICMAC  [6]byte
 	// TunnelMAC is the tunnel's own address.
 	TunnelMAC [6]byte
+	// Fixed: the tunnel drops frames of some senders that come from another host; see FixSenders.
+	Fixed bool
+}
+
+// Sender is who sends in a network, by the tunnel that takes its frames.
+type Sender struct {
+	VNI  uint32
+	Port uint16
+	MAC  [6]byte
 }
 
 // CellDevice is a device as the tracing of polls knows it.
@@ -47,8 +57,10 @@ type CellDevice struct {
 type expressWays struct {
 	ways   map[ExpressKey]underlayOlExpressWay
 	ports  map[CellDevice]uint32
+	fixed  map[Sender]netip.Addr
 	next   uint32 // port to be given away
 	traced bool
+	unread io.Closer // while it is counted
 }
 
 // MaxPorts is the number of pods that can have a way.
@@ -81,6 +93,9 @@ func (d *Datapath) AddWay(k ExpressKey, w ExpressWay) error {
 		v.Tunnel.Remote[0] = binary.NativeEndian.Uint32(remote[:])
 	}
 	v.Tunnel.Nic, v.Tunnel.Mac = w.NICMAC, w.TunnelMAC
+	if w.Fixed {
+		v.Fixed = 1
+	}
 	if old, ok := d.express.ways[k]; ok && old == v {
 		return nil
 	}
@@ -135,6 +150,66 @@ func (d *Datapath) CloseWay(k ExpressKey) error {
 		}
 	}
 	return d.closePort(v.Port)
+}
+
+// MaxSenders is the number of senders that FixSenders takes.
+const MaxSenders = int(stagesOlLimitOL_SENDERS)
+
+// FixSenders tells behind which host each of these senders is; an invalid address: behind none. Their
+// frames from elsewhere, which the tunnel drops, take no way that is Fixed.
+func (d *Datapath) FixSenders(want map[Sender]netip.Addr) error {
+	if maps.Equal(want, d.express.fixed) {
+		return nil
+	}
+	if err := d.needXDP(); err != nil {
+		return err
+	}
+	for s, host := range want {
+		if was, ok := d.express.fixed[s]; ok && was == host {
+			continue
+		}
+		word := uint32(0)
+		if host.Is4() {
+			b := host.As4()
+			word = binary.NativeEndian.Uint32(b[:])
+		}
+		if err := d.xdp.OlExpressFixed.Put(s.abi(), word); err != nil {
+			return fmt.Errorf("tell where the sender %s is: %w", net.HardwareAddr(s.MAC[:]), err)
+		}
+		d.express.fixed[s] = host
+	}
+	for s := range d.express.fixed {
+		if _, ok := want[s]; ok {
+			continue
+		}
+		if err := d.xdp.OlExpressFixed.Delete(s.abi()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("forget where the sender %s is: %w", net.HardwareAddr(s.MAC[:]), err)
+		}
+		delete(d.express.fixed, s)
+	}
+	return d.waysChanged()
+}
+
+// HoldExpress has flows leave their ways in order, and none take one, or lets them take them again.
+func (d *Datapath) HoldExpress(on bool) error {
+	flag := uint32(stagesOlFlagOL_F_EXPRESS_HELD)
+	if on == (d.policy.Flags&flag != 0) {
+		return nil
+	}
+	d.policy.Flags ^= flag
+	return d.waysChanged()
+}
+
+// CountUnread counts the datagrams for which UDP sockets have no room, or does not.
+func (d *Datapath) CountUnread(on bool) (err error) {
+	switch {
+	case on && d.express.unread == nil:
+		d.express.unread, err = d.traceWith(d.trace.OlUnread)
+	case !on && d.express.unread != nil:
+		err = d.express.unread.Close()
+		d.express.unread = nil
+	}
+	return err
 }
 
 // SetExpress allows frames to take the ways that are open, or does not.
@@ -215,6 +290,7 @@ var unfitNames = map[underlayOlExpressUnfit]string{
 	underlayOlExpressUnfitOL_UNFIT_FRAME:     "inner-frame",
 	underlayOlExpressUnfitOL_UNFIT_INNER:     "inner-headers",
 	underlayOlExpressUnfitOL_UNFIT_LONG:      "too-long",
+	underlayOlExpressUnfitOL_UNFIT_SENDER:    "other-host",
 }
 
 // ExpressUnfit are the frames for which there was a way, and which took the full path, by reason.
@@ -243,6 +319,10 @@ func (d *Datapath) ExpressDrops() (uint64, error) {
 
 func (c CellDevice) key() stagesOlCellKey {
 	return stagesOlCellKey{Ifindex: uint32(c.Ifindex), Netns: uint32(c.NetnsIno)}
+}
+
+func (s Sender) abi() underlayOlSenderKey {
+	return underlayOlSenderKey{Vni: s.VNI, Port: s.Port, Mac: s.MAC}
 }
 
 func (k ExpressKey) abi() underlayOlExpressKey {

@@ -290,16 +290,24 @@ func plain(port uint16) []byte {
 func changed(frame []byte, change func(f []byte)) []byte {
 	f := slices.Clone(frame)
 	change(f)
-	binary.BigEndian.PutUint16(f[outerIP+10:], 0)
+	mend(f[outerIP:])
+	if binary.BigEndian.Uint16(f[innerIP-2:]) == 0x0800 {
+		mend(f[innerIP:])
+	}
+	return f
+}
+
+// mend makes the checksum of an IPv4 header without options right.
+func mend(ip []byte) {
+	binary.BigEndian.PutUint16(ip[10:], 0)
 	sum := uint32(0)
-	for i := outerIP; i < outerUDP; i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(f[i:]))
+	for i := 0; i < 20; i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(ip[i:]))
 	}
 	for sum > 0xffff {
 		sum = sum>>16 + sum&0xffff
 	}
-	binary.BigEndian.PutUint16(f[outerIP+10:], ^uint16(sum))
-	return f
+	binary.BigEndian.PutUint16(ip[10:], ^uint16(sum))
 }
 
 // A flow is let go straight to its pod once its pause is over and nothing of it is on the full
@@ -717,6 +725,10 @@ func TestTheNextOfARunGoesTheWayOfTheOneBefore(t *testing.T) {
 	sum[outerIP+10] ^= 1
 	s.stays("outer header's sum", sum)
 	restore()
+	sum = nextOf(f, 64)
+	sum[innerIP+10] ^= 1
+	s.stays("inner header's sum", sum)
+	restore()
 	s.stays("cut", nextOf(f, 64)[:runHead+60])
 	restore()
 	s.stays("with bytes behind it", append(nextOf(f, 64), 0))
@@ -754,4 +766,58 @@ func TestARunEndsWithWhatItWasJudgedBy(t *testing.T) {
 			s.stays("the next", nextOf(f, 10))
 		})
 	}
+}
+
+// In a trial flows leave their ways in order, however long that takes, and come back.
+func TestHeldFlowsLeaveInOrderOnly(t *testing.T) {
+	s := newStraight(t, 0)
+	f := plain(1)
+	s.onTheWay(f)
+	was, err := s.Counters()
+	s.must(err)
+	s.must(s.HoldExpress(true))
+	s.drained(s.portOf(s.way.Pod), false)
+	for range 3 {
+		s.poll(10 * expressLeave)
+		s.goes("held, and not drained", f)
+	}
+	s.drained(s.portOf(s.way.Pod), true)
+	s.handedOn()
+	s.poll(1)
+	s.stays("held, and drained", f)
+	s.lane("held, and drained", f, LaneLocal)
+	s.counted("held", was, 3, 0, 1)
+	s.poll(10 * expressPause)
+	s.stays("held, later", f)
+	s.must(s.HoldExpress(false))
+	s.handedOn()
+	s.poll(1)
+	s.goes("let go", f)
+}
+
+// A tunnel that was told behind which host a sender is drops what comes from another one.
+func TestASenderIsWhereTheTunnelWasToldThatItIs(t *testing.T) {
+	s := newStraight(t, 0)
+	f := plain(1)
+	s.onTheWay(f)
+	who := Sender{VNI: s.key.VNI, Port: s.key.Port, MAC: [6]byte(f[innerEth+6 : innerEth+12])}
+	here := netip.AddrFrom4([4]byte(f[outerIP+12 : outerIP+16]))
+	s.way.Fixed = true
+	s.must(s.AddWay(s.key, s.way), s.FixSenders(map[Sender]netip.Addr{who: here}))
+	s.poll(1)
+	s.goes("from the host that it is behind", f)
+	for _, elsewhere := range []netip.Addr{here.Next(), {}} {
+		s.must(s.FixSenders(map[Sender]netip.Addr{who: elsewhere}))
+		s.poll(1)
+		s.stays("from another host", f)
+		s.poll(10 * expressPause)
+		s.stays("from another host, later", f)
+	}
+	if unfit, err := s.ExpressUnfit(); err != nil || unfit["other-host"] != 4 {
+		t.Errorf("unfit: %v, %v", unfit, err)
+	}
+	s.must(s.FixSenders(nil))
+	s.handedOn()
+	s.poll(10 * expressPause)
+	s.goes("the tunnel was told nothing", f)
 }

@@ -132,6 +132,8 @@ type priorityOlExpressTurn struct {
 	Never     uint8
 	Unfit     uint8
 	Again     uint8
+	Fixed     uint8
+	_         [3]byte
 	Lane      uint32
 }
 
@@ -141,7 +143,7 @@ type priorityOlExpressWay struct {
 	Port      uint32
 	MaxLen    uint32
 	RefreshUs uint32
-	Pad       uint32
+	Fixed     uint32
 	Tunnel    struct {
 		_       structs.HostLayout
 		Local   [4]uint32
@@ -530,6 +532,7 @@ const (
 	priorityMapOlCells          = "ol_cells"
 	priorityMapOlCounters       = "ol_counters"
 	priorityMapOlCpus           = "ol_cpus"
+	priorityMapOlExpressFixed   = "ol_express_fixed"
 	priorityMapOlExpressLasts   = "ol_express_lasts"
 	priorityMapOlExpressPorts   = "ol_express_ports"
 	priorityMapOlExpressSenders = "ol_express_senders"
@@ -625,6 +628,7 @@ type priorityMapSpecs struct {
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlExpressFixed   *ebpf.MapSpec `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.MapSpec `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.MapSpec `ebpf:"ol_express_ports"`
 	OlExpressSenders *ebpf.MapSpec `ebpf:"ol_express_senders"`
@@ -692,6 +696,7 @@ type priorityMaps struct {
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlExpressFixed   *ebpf.Map `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.Map `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.Map `ebpf:"ol_express_ports"`
 	OlExpressSenders *ebpf.Map `ebpf:"ol_express_senders"`
@@ -730,6 +735,7 @@ func (m *priorityMaps) Close() error {
 		m.OlCells,
 		m.OlCounters,
 		m.OlCpus,
+		m.OlExpressFixed,
 		m.OlExpressLasts,
 		m.OlExpressPorts,
 		m.OlExpressSenders,

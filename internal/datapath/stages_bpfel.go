@@ -75,7 +75,8 @@ const (
 	stagesOlCounterOL_CNT_EXPRESS      stagesOlCounter = 14
 	stagesOlCounterOL_CNT_EXPRESS_DROP stagesOlCounter = 15
 	stagesOlCounterOL_CNT_EXPRESS_LEFT stagesOlCounter = 16
-	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 17
+	stagesOlCounterOL_CNT_UNREAD       stagesOlCounter = 17
+	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 18
 )
 
 type stagesOlCpu struct {
@@ -120,10 +121,11 @@ type stagesOlCpu struct {
 type stagesOlFlag uint32
 
 const (
-	stagesOlFlagOL_F_RESTEER stagesOlFlag = 1
-	stagesOlFlagOL_F_NEUTRAL stagesOlFlag = 2
-	stagesOlFlagOL_F_EXPRESS stagesOlFlag = 4
-	stagesOlFlagOL_F_APART   stagesOlFlag = 8
+	stagesOlFlagOL_F_RESTEER      stagesOlFlag = 1
+	stagesOlFlagOL_F_NEUTRAL      stagesOlFlag = 2
+	stagesOlFlagOL_F_EXPRESS      stagesOlFlag = 4
+	stagesOlFlagOL_F_APART        stagesOlFlag = 8
+	stagesOlFlagOL_F_EXPRESS_HELD stagesOlFlag = 16
 )
 
 type stagesOlFrag struct {

@@ -319,6 +319,7 @@ const (
 	traceProgOlLaneTaken     = "ol_lane_taken"
 	traceProgOlNapiPoll      = "ol_napi_poll"
 	traceProgOlSample        = "ol_sample"
+	traceProgOlUnread        = "ol_unread"
 	traceProgOlXdpRefused    = "ol_xdp_refused"
 	traceVarOlAbiEnums       = "ol_abi_enums"
 	traceVarOlKey0           = "ol_key0"
@@ -380,6 +381,7 @@ type traceProgramSpecs struct {
 	OlLaneTaken   *ebpf.ProgramSpec `ebpf:"ol_lane_taken"`
 	OlNapiPoll    *ebpf.ProgramSpec `ebpf:"ol_napi_poll"`
 	OlSample      *ebpf.ProgramSpec `ebpf:"ol_sample"`
+	OlUnread      *ebpf.ProgramSpec `ebpf:"ol_unread"`
 	OlXdpRefused  *ebpf.ProgramSpec `ebpf:"ol_xdp_refused"`
 }
 
@@ -519,6 +521,7 @@ type tracePrograms struct {
 	OlLaneTaken   *ebpf.Program `ebpf:"ol_lane_taken"`
 	OlNapiPoll    *ebpf.Program `ebpf:"ol_napi_poll"`
 	OlSample      *ebpf.Program `ebpf:"ol_sample"`
+	OlUnread      *ebpf.Program `ebpf:"ol_unread"`
 	OlXdpRefused  *ebpf.Program `ebpf:"ol_xdp_refused"`
 }
 
@@ -532,6 +535,7 @@ func (p *tracePrograms) Close() error {
 		p.OlLaneTaken,
 		p.OlNapiPoll,
 		p.OlSample,
+		p.OlUnread,
 		p.OlXdpRefused,
 	)
 }

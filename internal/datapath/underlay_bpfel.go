@@ -166,6 +166,8 @@ type underlayOlExpressTurn struct {
 	Never     uint8
 	Unfit     uint8
 	Again     uint8
+	Fixed     uint8
+	_         [3]byte
 	Lane      uint32
 }
 
@@ -179,7 +181,8 @@ const (
 	underlayOlExpressUnfitOL_UNFIT_FRAME     underlayOlExpressUnfit = 4
 	underlayOlExpressUnfitOL_UNFIT_INNER     underlayOlExpressUnfit = 5
 	underlayOlExpressUnfitOL_UNFIT_LONG      underlayOlExpressUnfit = 6
-	underlayOlExpressUnfitOL_NR_UNFIT        underlayOlExpressUnfit = 7
+	underlayOlExpressUnfitOL_UNFIT_SENDER    underlayOlExpressUnfit = 7
+	underlayOlExpressUnfitOL_NR_UNFIT        underlayOlExpressUnfit = 8
 )
 
 type underlayOlExpressWay struct {
@@ -188,7 +191,7 @@ type underlayOlExpressWay struct {
 	Port      uint32
 	MaxLen    uint32
 	RefreshUs uint32
-	Pad       uint32
+	Fixed     uint32
 	Tunnel    struct {
 		_       structs.HostLayout
 		Local   [4]uint32
@@ -422,6 +425,7 @@ const (
 	underlayMapOlCounters       = "ol_counters"
 	underlayMapOlCpus           = "ol_cpus"
 	underlayMapOlElephants      = "ol_elephants"
+	underlayMapOlExpressFixed   = "ol_express_fixed"
 	underlayMapOlExpressLasts   = "ol_express_lasts"
 	underlayMapOlExpressPorts   = "ol_express_ports"
 	underlayMapOlExpressSenders = "ol_express_senders"
@@ -510,6 +514,7 @@ type underlayMapSpecs struct {
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlElephants      *ebpf.MapSpec `ebpf:"ol_elephants"`
+	OlExpressFixed   *ebpf.MapSpec `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.MapSpec `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.MapSpec `ebpf:"ol_express_ports"`
 	OlExpressSenders *ebpf.MapSpec `ebpf:"ol_express_senders"`
@@ -572,6 +577,7 @@ type underlayMaps struct {
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlElephants      *ebpf.Map `ebpf:"ol_elephants"`
+	OlExpressFixed   *ebpf.Map `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.Map `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.Map `ebpf:"ol_express_ports"`
 	OlExpressSenders *ebpf.Map `ebpf:"ol_express_senders"`
@@ -605,6 +611,7 @@ func (m *underlayMaps) Close() error {
 		m.OlCounters,
 		m.OlCpus,
 		m.OlElephants,
+		m.OlExpressFixed,
 		m.OlExpressLasts,
 		m.OlExpressPorts,
 		m.OlExpressSenders,

@@ -28,6 +28,9 @@ type Situation struct {
 	Layout string
 	// Rate is the frames a second that come.
 	Rate float64
+	// Without are the frames a second that were received and not dropped before what the mechanism
+	// needs was put in place, which may cost by itself; 0: not measured.
+	Without float64
 }
 
 // Finding is a verdict that is remembered.
@@ -85,7 +88,7 @@ func (j *Judge) Step(now time.Time, s Situation, w Window) (act bool, reason str
 			return j.trial.On(), j.trial.Progress()
 		}
 		j.trial, j.rest = nil, now.Add(restFor)
-		j.learn(now, v)
+		j.learn(now, v.against(j.of.Without))
 	}
 	if m, ok := j.remembers(now, s, w); ok {
 		return m.Outcome == Better, m.Reason
@@ -108,6 +111,22 @@ func (j *Judge) Bars(now time.Time, s Situation) (why string, yes bool) {
 	}
 	m, ok := j.remembers(now, s, Window{})
 	return m.Reason, ok
+}
+
+// against holds a verdict against what was delivered before what the mechanism needs was in place: in
+// windows in which it is switched off, that is there as well.
+func (v Verdict) against(without float64) Verdict {
+	if r := v.Level.Goodput / max(without, 1); v.Outcome == Better && without > 0 && r < worthwhile {
+		v.Outcome = Worse
+		v.Reason = fmt.Sprintf("%.2f times as much is delivered with it as before its program came (%.0f packets a second), although %s", r, without, v.Reason)
+	}
+	return v
+}
+
+// Stale tells that the time is over for which it was remembered that a mechanism pays.
+func (j *Judge) Stale(now time.Time, s Situation) bool {
+	i := j.find(s.Layout)
+	return j.trial == nil && i >= 0 && j.known[i].Outcome == Better && !now.Before(j.known[i].until())
 }
 
 // heedClock bounds what a clock that jumped back would have made last for ever.

@@ -76,6 +76,9 @@ func (w Window) value(m Metric) float64 {
 	return 0
 }
 
+// Delivered is the frames a second that were received and not dropped.
+func (w Window) Delivered() float64 { return w.value(Goodput) }
+
 // Terms say what a trial is about.
 type Terms struct {
 	// Goal is what is to become better.

@@ -77,6 +77,9 @@ type Verdict struct {
 	// Marked: the tunnel makes something of marks in its packets (GBP, GPE). What
 	// the tunnel has handed on is not concerned; to skip the tunnel is not safe.
 	Marked bool
+	// Fixed are the senders whose frames the tunnel drops unless they come from these hosts, as in
+	// Device.
+	Fixed *FixedSenders
 }
 
 // Safe tells that frames for MAC may be handed to the peer of Host.

@@ -34,15 +34,22 @@ type Device struct {
 	// Learning is how long the tunnel itself remembers behind which host a sender
 	// is. 0: it does not learn, or does not forget.
 	Learning time.Duration
-	Bridge   *Bridge // if it is one
-	Port     *Port   // if it is a bridge's
-	Peer     *Peer   // of a veth whose other end is in another namespace
+	// Fixed are the senders of which a tunnel that learns was told behind which host they are; nil: of
+	// none.
+	Fixed  *FixedSenders
+	Bridge *Bridge // if it is one
+	Port   *Port   // if it is a bridge's
+	Peer   *Peer   // of a veth whose other end is in another namespace
 
 	Qdisc   string   // root
 	Filters string   // clsact or ingress, a qdisc that filters hang on; empty if none
 	TCX     []uint32 // programs of others
 	XDP     uint32   // a program, 0 if none
 }
+
+// FixedSenders are senders of which a tunnel was told behind which host they are: what comes from
+// another one it drops. An invalid address: behind none.
+type FixedSenders struct{ Hosts map[MAC]netip.Addr }
 
 // Bridge is what a bridge does with all frames.
 type Bridge struct {

@@ -37,7 +37,7 @@ func Judge(f Facts, w Way) Verdict {
 	if age := j.tunnel.Learning; age != 0 && (age < v.Relearn || v.Relearn == 0) {
 		v.Relearn = age
 	}
-	v.Marked, v.TunnelMAC = j.tunnel.Marks, j.tunnel.Address
+	v.Marked, v.TunnelMAC, v.Fixed = j.tunnel.Marks, j.tunnel.Address, j.tunnel.Fixed
 	return v
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +17,7 @@ import (
 // Not in golang.org/x/sys.
 const (
 	ndaFlagsExt  = 15
+	ndaNexthop   = 13 // NDA_NH_ID
 	ntfExtLocked = 1 << 1
 	skipStats    = 1 << 3            // RTEXT_FILTER_SKIP_STATS
 	tcIngress    = 0xffff_fff1       // TC_H_INGRESS, of clsact, too
@@ -32,6 +34,7 @@ type linkInfo struct {
 	generic uint32   // the one that runs behind GRO, 0 if there is none
 	lower   int
 	nsid    int // of the namespace that lower is in; -1: the same
+	learns  bool
 }
 
 func ifinfomsg(index int) []byte {
@@ -107,7 +110,7 @@ func parseLink(b []byte) (int, linkInfo, bool) {
 	case "bridge":
 		l.Bridge = parseBridge(data)
 	case "vxlan":
-		parseVXLAN(&l.Device, data)
+		parseVXLAN(&l, data)
 	case "geneve":
 		for t := range nlsock.Attrs(data) { // being there is its value
 			l.Metadata = l.Metadata || t == unix.IFLA_GENEVE_COLLECT_METADATA
@@ -119,8 +122,7 @@ func parseLink(b []byte) (int, linkInfo, bool) {
 	return int(int32(nlsock.U32(b[4:]))), l, true
 }
 
-func parseVXLAN(d *Device, b []byte) {
-	learns := false
+func parseVXLAN(d *linkInfo, b []byte) {
 	for t, v := range nlsock.Attrs(b) {
 		switch t {
 		case unix.IFLA_VXLAN_COLLECT_METADATA:
@@ -128,14 +130,63 @@ func parseVXLAN(d *Device, b []byte) {
 		case unix.IFLA_VXLAN_GBP, unix.IFLA_VXLAN_GPE: // being there is their value
 			d.Marks = true
 		case unix.IFLA_VXLAN_LEARNING:
-			learns = flag(v)
+			d.learns = flag(v)
 		case unix.IFLA_VXLAN_AGEING:
 			d.Learning = time.Duration(nlsock.U32(v)) * time.Second
 		}
 	}
-	if !learns {
+	if !d.learns {
 		d.Learning = 0
 	}
+}
+
+// fixed lists the senders of which a tunnel was told behind which host they are.
+func (w *Watcher) fixed(tunnel int) (*FixedSenders, error) {
+	var all map[MAC]netip.Addr
+	req := make([]byte, unix.SizeofNdMsg)
+	req[0] = unix.AF_BRIDGE
+	binary.NativeEndian.PutUint32(req[4:], uint32(tunnel))
+	err := w.rtnl.Do(unix.RTM_GETNEIGH, unix.NLM_F_DUMP, req,
+		func() { all = map[MAC]netip.Addr{} },
+		func(b []byte) error {
+			if m, host, ok := parseFixed(b, tunnel); ok {
+				if _, more := all[m]; !more { // the tunnel looks at the first
+					all[m] = host
+				}
+			}
+			return nil
+		})
+	if err != nil {
+		return nil, fmt.Errorf("list the tunnel's entries: %w", err)
+	}
+	if len(all) == 0 {
+		return nil, nil
+	}
+	return &FixedSenders{all}, nil
+}
+
+// parseFixed reads an entry that a tunnel neither learns anew nor forgets (vxlan_snoop,
+// drivers/net/vxlan/vxlan_core.c).
+func parseFixed(b []byte, tunnel int) (m MAC, host netip.Addr, ok bool) {
+	if len(b) < unix.SizeofNdMsg || b[0] != unix.AF_BRIDGE || int(int32(nlsock.U32(b[4:]))) != tunnel || b[10]&unix.NTF_SELF == 0 {
+		return m, host, false
+	}
+	static := binary.NativeEndian.Uint16(b[8:])&(unix.NUD_PERMANENT|unix.NUD_NOARP) != 0
+	nexthop := false
+	for t, v := range nlsock.Attrs(b[unix.SizeofNdMsg:]) {
+		switch t {
+		case unix.NDA_LLADDR:
+			m, ok = macOf(v)
+		case unix.NDA_DST:
+			host, _ = netip.AddrFromSlice(v)
+		case ndaNexthop:
+			nexthop = true
+		}
+	}
+	if nexthop {
+		host = netip.Addr{}
+	}
+	return m, host, ok && (static || nexthop) && m[0]&1 == 0 && m != (MAC{})
 }
 
 func flag(v []byte) bool { return len(v) > 0 && v[0] != 0 }

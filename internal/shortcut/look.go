@@ -70,6 +70,11 @@ func (w *Watcher) look(f *Facts, ways []Way) error {
 			if err != nil {
 				d.Unknown = fmt.Sprintf("the tc programs on %s cannot be listed: %v", d.Name, err)
 			}
+			if l.learns {
+				if d.Fixed, err = w.fixed(index); err != nil {
+					d.Unknown = fmt.Sprintf("what %s was told of senders cannot be read: %v", d.Name, err)
+				}
+			}
 			if d.Kind == "veth" && l.nsid >= 0 {
 				if d.Queues, err = w.queued.at(index, d.Name); err != nil {
 					d.Unknown = fmt.Sprintf("the features of %s cannot be read: %v", d.Name, err)

@@ -3,6 +3,7 @@
 package shortcut
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
 	"testing"
@@ -190,4 +191,40 @@ func FuzzAnswers(f *testing.F) {
 			matters(m)
 		}
 	})
+}
+
+// A tunnel that learns drops what comes from another host than the one that it was told of.
+func TestFixedSendersAreThoseThatATunnelWasToldOf(t *testing.T) {
+	const tunnel = 7
+	mac, far := MAC{2, 0, 0, 0, 0, 1}, netip.MustParseAddr("192.0.2.1")
+	entry := func(dev uint32, state uint16, flags byte, attrs ...[]byte) []byte {
+		b := make([]byte, unix.SizeofNdMsg)
+		b[0], b[10] = unix.AF_BRIDGE, flags
+		binary.NativeEndian.PutUint32(b[4:], dev)
+		binary.NativeEndian.PutUint16(b[8:], state)
+		return slices.Concat(append([][]byte{b}, attrs...)...)
+	}
+	at, to := nlsock.Attr(nil, unix.NDA_LLADDR, mac[:]), nlsock.Attr(nil, unix.NDA_DST, far.AsSlice())
+	for _, tt := range []struct {
+		name string
+		msg  []byte
+		host netip.Addr
+		ok   bool
+	}{
+		{"permanent", entry(tunnel, unix.NUD_PERMANENT, unix.NTF_SELF, at, to), far, true},
+		{"static", entry(tunnel, unix.NUD_NOARP, unix.NTF_SELF, at, to), far, true},
+		{"behind a nexthop", entry(tunnel, unix.NUD_REACHABLE, unix.NTF_SELF, at, nlsock.Attr32(nil, ndaNexthop, 1)), netip.Addr{}, true},
+		{"learned", entry(tunnel, unix.NUD_REACHABLE, unix.NTF_SELF, at, to), far, false},
+		{"the bridge's", entry(tunnel, unix.NUD_NOARP, 0, at), netip.Addr{}, false},
+		{"another tunnel's", entry(tunnel+1, unix.NUD_PERMANENT, unix.NTF_SELF, at, to), far, false},
+		{"for all that is unknown", entry(tunnel, unix.NUD_PERMANENT, unix.NTF_SELF, nlsock.Attr(nil, unix.NDA_LLADDR, make([]byte, 6)), to), far, false},
+		{"too short", []byte{unix.AF_BRIDGE}, netip.Addr{}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m, host, ok := parseFixed(tt.msg, tunnel)
+			if ok != tt.ok || ok && (m != mac || host != tt.host) {
+				t.Errorf("%s behind %s, %t", m, host, ok)
+			}
+		})
+	}
 }

@@ -34,7 +34,7 @@ const (
 var asks = map[Mechanism]string{
 	Pipeline:   "tier: xdp",
 	Microflows: "microflows: {mode: forced}",
-	Express:    "express: auto",
+	Express:    "express: forced",
 	Priority:   "priority rules, or classify: auto",
 }
 

@@ -144,7 +144,7 @@ func aggregate(mode string) func(context.Context, *env, scenario) (session, erro
 // datagrams and spreads stages in modes.
 func express(aggregate, pipeline string) func(context.Context, *env, scenario) (session, error) {
 	return func(ctx context.Context, e *env, _ scenario) (session, error) {
-		d, err := e.startDaemon(ctx, fmt.Sprintf("pipeline: %s\nmicroflows: {mode: off}\nexpress: auto\naggregate: %s\n", pipeline, aggregate))
+		d, err := e.startDaemon(ctx, fmt.Sprintf("pipeline: %s\nmicroflows: {mode: off}\nexpress: forced\naggregate: %s\n", pipeline, aggregate))
 		if err != nil {
 			return session{}, err
 		}

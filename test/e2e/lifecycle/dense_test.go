@@ -58,7 +58,7 @@ func TestProgramsComeAndGoInDenseTraffic(t *testing.T) {
 			return len(st.Lanes) > 0 && st.Counters.SteeredPackets > 10000
 		}},
 		{"priority", rule, func(t *testing.T, d *rig.Daemon) bool { return peek(t, d).Counters.LatencyPackets > 10000 }},
-		{"express", "pipeline: off\nexpress: auto\n", func(t *testing.T, d *rig.Daemon) bool { return peek(t, d).Counters.ExpressPackets > 10000 }},
+		{"express", "pipeline: off\nexpress: forced\n", func(t *testing.T, d *rig.Daemon) bool { return peek(t, d).Counters.ExpressPackets > 10000 }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := lab(t, bed.Options{})

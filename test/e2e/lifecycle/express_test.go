@@ -18,7 +18,7 @@ import (
 	"github.com/overlane/overlane/test/e2e/rig"
 )
 
-const expresses = "pipeline: off\nmetrics: off\nmicroflows: {mode: off}\nexpress: auto\n"
+const expresses = "pipeline: off\nmetrics: off\nmicroflows: {mode: off}\nexpress: forced\n"
 
 // inRing is what can be between a NIC and the end of a pod's veth that is polled: a ring, and
 // what a poll has taken from it. Of flows that leave the way in this moment, so many datagrams
@@ -117,7 +117,7 @@ func TestExpressComesWithTrafficAndGoesWithTheDaemon(t *testing.T) {
 		{"killed, one flow", bed.Nested, 1, killedAlone},
 		{"killed, eight flows", bed.Bridged, 8, killedAlone},
 		{"configured off", bed.Bridged, 8, func(t *testing.T, d *rig.Daemon, pod bed.Pod) {
-			d.Reload(strings.Replace(expresses, "express: auto", "express: off", 1))
+			d.Reload(strings.Replace(expresses, "express: forced", "express: off", 1))
 			rig.Until(t, "it is off", func() (bool, string) {
 				m := expressOf(t, peek(t, d))
 				on := lands(t, pod)

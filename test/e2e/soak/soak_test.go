@@ -59,7 +59,7 @@ const (
 // runs are the daemons beside which the node lives, each for its part of the time.
 var runs = []struct{ name, config string }{
 	{"without configuration", ""},
-	{"express", "express: auto\naggregate: auto\n"},
+	{"express", "express: forced\naggregate: auto\n"},
 }
 
 func TestNothingGrowsBesideALivingNode(t *testing.T) {
@@ -75,7 +75,7 @@ func TestNothingGrowsBesideALivingNode(t *testing.T) {
 			residue.Check(t, rig.Scope(b))
 			l := rig.StartSteady(t, b, 4)
 			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: r.config})
-			s := &life{t: t, b: b, d: d, l: l, express: strings.Contains(r.config, "express: auto")}
+			s := &life{t: t, b: b, d: d, l: l, express: strings.Contains(r.config, "express: forced")}
 			s.live(span / time.Duration(len(list)))
 			st := s.status()
 			t.Logf("%+v", st.Counters)

@@ -76,7 +76,7 @@ static void mend(__u8 *ip)
 static __u32 ip4(__u8 *ip, __u8 proto, __u32 payload)
 {
 	ip[0] = 0x45;
-	ip[1] = below(4) << 2 | below(3); /* no congestion yet */
+	ip[1] = below(4) << 2 | below(4);
 	put16(ip + 2, 20 + payload);
 	fill(ip + 4, 2);
 	put16(ip + 6, one_in(2) ? 0x4000 : 0);
@@ -84,6 +84,13 @@ static __u32 ip4(__u8 *ip, __u8 proto, __u32 payload)
 	ip[9] = proto;
 	mend(ip);
 	return 20;
+}
+
+/* The ECN bits that a tunnel sends with a packet (RFC 6040, 4.1): its own, but for congestion. */
+static void ecn_of_tunnel(__u8 *outer, __u8 inner)
+{
+	outer[1] = (outer[1] & ~3) | ((inner & 3) == 3 ? 2 : inner & 3);
+	mend(outer);
 }
 
 /* A frame as a tunnel sends it, with or without an outer checksum. */
@@ -114,6 +121,7 @@ static void build_of(int summed, int v6, int tcp)
 		memcpy(in_ip + 12, "\12\364\0\1\12\364\0\2", 8);
 		ip4(in_ip, tcp ? 6 : 17, l4);
 	}
+	ecn_of_tunnel(ip, v6 ? in_ip[1] >> 4 : in_ip[1]);
 	if (!tcp)
 		put16(seg + 4, l4);
 	put16(seg + (tcp ? 16 : 6), 0);
@@ -141,22 +149,37 @@ static int accepts(const __u8 *f)
 
 	return !memcmp(f, tunnel.nic, 6) && get16(f + 12) == 0x0800 && ip[0] == 0x45 &&
 	       add(ip, 20, 0) == 0xffff && get16(ip + 2) == length - 14 &&
-	       get16(udp + 4) == length - 34 && (ip[1] & 3) != 3 && ip[12] && ip[12] != 127 &&
-	       ip[12] < 224 && !memcmp(ip + 16, &here.local[0], 4) &&
-	       memcmp(ip + 12, &here.local[0], 4) &&
+	       get16(udp + 4) == length - 34 && ip[12] && ip[12] != 127 && ip[12] < 224 &&
+	       !memcmp(ip + 16, &here.local[0], 4) && memcmp(ip + 12, &here.local[0], 4) &&
 	       (!(udp[6] | udp[7]) || transport(ip + 12, 8, 17, udp, length - 34) == 0xffff);
 }
+
+/*
+ * RFC 6040, figure 4: may a packet leave the tunnel as it was sent, and without a word about it? By
+ * what is inside, then outside: none, ECT(1), ECT(0), congestion.
+ */
+static const __u8 ecn_stays[4][4] = {
+	{1, 0, 0, 0},
+	{1, 1, 1, 0},
+	{1, 0, 1, 0},
+	{1, 1, 1, 1},
+};
 
 /* And behind the tunnel: it goes where its address says, as it is. */
 static int plain_inside(const __u8 *f)
 {
 	const __u8 *in = f + inner, *ip = in + 14;
 	__u32 kind = get16(in + 12), proto, len;
+	__u8 ecn;
 
-	if (in[6] & 1 || !memcmp(in + 6, "\0\0\0\0\0\0", 6) || !memcmp(in + 6, tunnel.mac, 6))
+	if (in[6] & 1 || !memcmp(in + 6, "\0\0\0\0\0\0", 6) || !memcmp(in + 6, tunnel.mac, 6) ||
+	    !memcmp(in, in + 6, 6))
+		return 0;
+	ecn = kind == 0x86dd ? ip[1] >> 4 & 3 : ip[1] & 3;
+	if (!ecn_stays[ecn][f[15] & 3])
 		return 0;
 	if (kind == 0x0800) {
-		if (ip[0] != 0x45 || get16(ip + 6) & 0x3fff)
+		if (ip[0] != 0x45 || get16(ip + 6) & 0x3fff || add(ip, 20, 0) != 0xffff)
 			return 0;
 		proto = ip[9];
 		len = get16(ip + 2);
@@ -271,10 +294,7 @@ static void next_of_run(__u32 l4)
 	fill(seg + 4, l4 - 4);
 	put16(in + 2, 20 + l4);
 	fill(in + 4, 2);
-	if (one_in(16))
-		fill(in + 10, 2); /* the pod looks at it */
-	else
-		mend(in);
+	mend(in);
 	if (!tcp)
 		put16(seg + 4, l4);
 	length = INNER_L4 + l4;

@@ -137,7 +137,7 @@ func (o *overlay) steered(t *testing.T, tier governor.Tier) {
 // options are those of a daemon that steers.
 func options(state string, log io.Writer) daemon.Options {
 	return daemon.Options{
-		StateDir: state, Cores: []int{0, 1}, Online: online, Mode: governor.Forced, Aggregate: governor.Off,
+		StateDir: state, Cores: []int{0, 1}, Online: online, Mode: governor.Forced, Aggregate: governor.Off, Express: governor.Off,
 		Limits: governor.DefaultLimits(), GuardianVerb: []string{guardian},
 		Log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}

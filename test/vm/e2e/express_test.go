@@ -43,7 +43,7 @@ func goStraight(t *testing.T, kind string, top topology, joined bool) {
 	d, stop := s.start(t, governor.TC, func(opts *daemon.Options) {
 		opts.Mode, opts.Microflows.Mode, opts.Aggregate = governor.Off, governor.Off, governor.Off
 		opts.AsleepBelow = 1 // an emulated machine can do less than what wakes a daemon
-		if opts.Express = true; joined {
+		if opts.Express = governor.Forced; joined {
 			opts.Aggregate = governor.Forced
 		}
 	})
