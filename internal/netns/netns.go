@@ -37,17 +37,18 @@ func OfPID(pid int) (*Handle, error) {
 // OfName opens a namespace by the name that ip-netns(8) gave it.
 func OfName(name string) (*Handle, error) { return OfPath("/run/netns/" + name) }
 
-// OfPath opens a namespace by a path under a nsfs mount or /proc.
+// OfPath opens a namespace by a path under a nsfs mount or /proc. It follows links: the path is to be one
+// that no other user has chosen, see OfMount. What is no namespace is not opened.
 func OfPath(path string) (*Handle, error) {
-	var f *os.File
+	var fd int
 	err := privilege.With(unix.CAP_SYS_PTRACE, func() (err error) {
-		f, err = os.Open(path)
+		fd, err = unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("open network namespace: %w", err)
+		return nil, fmt.Errorf("open network namespace: %w", &os.PathError{Op: "open", Path: path, Err: err})
 	}
-	return ofFile(f)
+	return reopen(fd, path)
 }
 
 // OfFD takes ownership of a descriptor, such as one returned by
