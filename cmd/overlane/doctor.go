@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/probe"
@@ -107,6 +108,13 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	defer s.Close()
 	d.Tiers, d.Mechanisms, d.Features = l.tiers, l.mechanisms(), l.features
 	d.devices(l.snap)
+	owned, err := ownedSettings()
+	if err != nil {
+		return d, err
+	}
+	for _, sk := range daemon.LeftAlone(s, l.snap, owned) {
+		d.Skipped = append(d.Skipped, leftOut{sk.Target.Name, sk.Reason})
+	}
 	found, err := probe.Diagnose(cmd.Context(), s, l.snap, own)
 	d.Findings = append(d.Findings, found...)
 	if err != nil {

@@ -452,7 +452,7 @@ func (d *Daemon) meanwhile() {
 func (d *Daemon) newPipeline() *pipeline {
 	return &pipeline{
 		log: d.log, dp: d.dp, scanner: d.scanner, readings: d.readings, locked: d.locked,
-		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, xdp: map[node.DevKey]io.Closer{}, offline: d.isOffline, lost: map[int]bool{},
+		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, refused: map[node.DevKey]refusal{}, xdp: map[node.DevKey]io.Closer{}, offline: d.isOffline, lost: map[int]bool{},
 		express: d.expr.claims, meanwhile: d.meanwhile,
 		others: func(s plan.Setting) bool {
 			return d.ofPriority(s) || d.ofExpress(s) || ofAggregation(s) || ofBridging(s)

@@ -224,8 +224,15 @@ func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath
 	if len(safe) == 0 {
 		return nil
 	}
-	if err := d.carryOut(made.Steps); err != nil {
+	refused, err := d.carryOutEach(made.Steps)
+	if err != nil {
 		return err
+	}
+	for i := range e.ways {
+		if why := refused[target(e.ways[i].pod.Peer)]; why != "" && e.ways[i].reason == "" {
+			e.ways[i].reason = why
+			delete(safe, e.ways[i].key)
+		}
 	}
 	fresh := false
 	for _, w := range safe {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -158,17 +159,39 @@ func napiThreads(s *node.Scanner, dev node.Dev, queues int) (threads []plan.NAPI
 	return threads, nil
 }
 
-// carryOut makes the settings of priority and of aggregation; the pipeline makes its own.
+// carryOut makes the settings of priority, all or none.
 func (d *Daemon) carryOut(steps []plan.Step) error {
-	if len(steps) == 0 {
-		return nil
-	}
-	at := newSpaces(d.scanner)
-	rep, err := d.locked.Do(at, steps)
+	_, err := setAt(d.scanner, d.log, d.locked.Do, steps)
+	return err
+}
+
+// carryOutEach makes settings of devices, each device's by themselves, and returns which were refused, and why.
+func (d *Daemon) carryOutEach(steps []plan.Step) (map[plan.Target]string, error) {
+	rep, err := setAt(d.scanner, d.log, d.locked.DoEach, steps)
+	refused := map[plan.Target]string{}
 	for _, r := range rep.Results {
-		d.log.Debug("setting", "result", r.String())
+		if r.Outcome == apply.Refused {
+			refused[r.Target] = "left alone: " + r.Reason
+		}
 	}
-	return errors.Join(err, at.Close())
+	return refused, err
+}
+
+// setAt carries out steps by a function of apply.Locked.
+func setAt(s *node.Scanner, log *slog.Logger, do func(apply.Namespaces, []plan.Step) (apply.Report, error), steps []plan.Step) (apply.Report, error) {
+	if len(steps) == 0 {
+		return apply.Report{}, nil
+	}
+	at := newSpaces(s)
+	rep, err := do(at, steps)
+	for _, r := range rep.Results {
+		if r.Outcome == apply.Kept {
+			log.Warn("setting not restored", "result", r.String())
+		} else {
+			log.Debug("setting", "result", r.String())
+		}
+	}
+	return rep, errors.Join(err, at.Close())
 }
 
 // ofPriority tells whether a setting is priority's.

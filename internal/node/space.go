@@ -28,6 +28,8 @@ type known struct {
 	sysfs   *os.Root // does not keep the namespace alive; opened when asked for
 	gateway map[int]bool
 	retries int
+	// switches: its sysfs is read-only, and could be made writable.
+	switches bool
 }
 
 // space is a namespace during one scan.
