@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -26,6 +27,8 @@ type diagnosis struct {
 	Skipped    []leftOut         `json:"skipped"`
 	// Neighbours are services of the machine that change what is gone by.
 	Neighbours []neighbour.Service `json:"neighbours"`
+	// looked is where devices were looked for.
+	looked node.Looked
 }
 
 // seen is a device that the overlay consists of.
@@ -108,6 +111,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	defer s.Close()
 	d.Tiers, d.Mechanisms, d.Features = l.tiers, l.mechanisms(), l.features
 	d.devices(l.snap)
+	d.looked = s.Looked()
 	owned, err := ownedSettings()
 	if err != nil {
 		return d, err
@@ -178,7 +182,7 @@ func showDiagnosis(s *screen, d *diagnosis) {
 		s.table([]string{"DEVICE", "ROLE", "WHAT"}, rows)
 	} else if os.Geteuid() == 0 {
 		s.line()
-		s.line(cell{"no VXLAN or Geneve tunnel was found", plain})
+		s.line(cell{nothingIn(d.looked), plain})
 	}
 	if rows = neighbourRows(d.Neighbours); len(rows) > 0 {
 		s.line()
@@ -195,6 +199,21 @@ func showDiagnosis(s *screen, d *diagnosis) {
 			{{}, {}, {f.Fix, command}},
 		})
 	}
+}
+
+// nothingIn says where no tunnel was found, and what would change that.
+func nothingIn(l node.Looked) string {
+	if l.Namespaces == 0 {
+		return "no VXLAN or Geneve tunnel was looked for"
+	}
+	s := "no VXLAN or Geneve tunnel of this network namespace's NICs was found in " + plural(l.Namespaces, "network namespace")
+	if len(l.Dirs) > 0 {
+		s += ": those mounted in " + strings.Join(printable(l.Dirs), ", ") + ", and those that processes are in"
+	}
+	if l.Elsewhere > 0 {
+		return fmt.Sprintf("%s; NICs of other namespaces carry %s: run overlane where these NICs are", s, plural(l.Elsewhere, "tunnel"))
+	}
+	return s + "; container engines make one as soon as a container of an overlay network runs on this node"
 }
 
 func neighbourRows(list []neighbour.Service) (rows [][]cell) {
