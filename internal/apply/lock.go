@@ -189,7 +189,9 @@ func roleIn(f *os.File) (pid int, role string) {
 
 // isGuardian tells whether a process is a guardian of this namespace: numbers are given anew.
 func (d *Dir) isGuardian(pid int) bool {
-	if pid <= 0 {
+	// Another user's process may have its arguments where reading them never ends.
+	var st unix.Stat_t
+	if pid <= 0 || unix.Stat(fmt.Sprintf("/proc/%d", pid), &st) != nil || int(st.Uid) != os.Geteuid() {
 		return false
 	}
 	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
