@@ -28,6 +28,8 @@ type BusyError struct {
 	Restoring bool
 	// Path is the lock file.
 	Path string
+	// Elsewhere: the holder has another state directory, which is not known.
+	Elsewhere bool
 	// orphaned: nobody holds the lock, but a guardian is going to.
 	orphaned bool
 }
@@ -36,6 +38,9 @@ func (e *BusyError) Error() string {
 	who := "another overlane"
 	if e.PID != 0 {
 		who = fmt.Sprintf("overlane with pid %d", e.PID)
+	}
+	if e.Elsewhere {
+		return fmt.Sprintf("%s owns this network namespace, with another state directory: use it, or stop it with `overlane off` and its --state-dir", who)
 	}
 	return fmt.Sprintf("%s owns this network namespace (lock %s): use it, or stop it with `overlane off`", who, e.Path)
 }

@@ -233,6 +233,9 @@ type Counters struct {
 type OffReport struct {
 	// PID is that of the daemon that restored, 0 when none was running.
 	PID int `json:"pid"`
+	// EndedPID is that of a daemon that did not answer and was ended, Killed: by SIGKILL.
+	EndedPID int  `json:"ended_pid,omitempty"`
+	Killed   bool `json:"killed,omitempty"`
 	apply.Report
 }
 
