@@ -57,6 +57,8 @@ type Options struct {
 	// GuardianVerb is the argument that makes this program a guardian.
 	GuardianVerb []string
 	Log          *slog.Logger
+	// Metrics is where they are served, for the status; nil: nowhere.
+	Metrics func() control.Metrics
 }
 
 // farewell bounds how long a stopping daemon waits for flows to leave lanes.

@@ -80,7 +80,7 @@ func (d *Daemon) Time() time.Duration {
 func (d *Daemon) Metric(name string) (v float64) {
 	d.tb.Helper()
 	err := d.NS.Do(func() error {
-		conn, err := net.DialTimeout("tcp", "127.0.0.1:9464", Patience)
+		conn, err := net.DialTimeout("tcp", "127.0.0.1:14789", Patience)
 		if err != nil {
 			return err
 		}
