@@ -242,7 +242,7 @@ func (f *Finder) link(path string) error {
 	if err != nil {
 		return err
 	}
-	if inode, ok := netns.InodeOf(to); ok {
+	if inode, ok := netns.ParseLink(to); ok {
 		f.add(inode, func() (*netns.Handle, error) { return netns.OfPath(path) })
 	}
 	return nil
@@ -255,7 +255,7 @@ func (f *Finder) searchMounts(pid string) {
 		f.missed(err)
 	}
 	for _, m := range mounts {
-		f.add(m.Inode, m.Open)
+		f.add(m.Inode, func() (*netns.Handle, error) { return netns.OfMount(m) })
 	}
 }
 

@@ -39,7 +39,7 @@ func OfName(name string) (*Handle, error) { return OfPath("/run/netns/" + name) 
 
 // OfPath opens a namespace by a path under a nsfs mount or /proc. What else the path may lead to is
 // not opened: a FIFO would block, and a device may act on being opened. A path in a mount namespace that
-// another user has made is for Mount.Open.
+// another user has made is for OfMount.
 func OfPath(path string) (*Handle, error) {
 	var h *Handle
 	err := privilege.With(unix.CAP_SYS_PTRACE, func() error {

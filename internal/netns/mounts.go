@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,37 +16,52 @@ import (
 	"github.com/overlane/overlane/internal/privilege"
 )
 
-// Mount is a network namespace that a process sees mounted. The mount point may be any path, with
-// anything over it, in a mount namespace that an ordinary user has made.
+// Mount is where a process sees a network namespace mounted. That may be any path, with anything over it, in
+// a mount namespace that an ordinary user has made.
 type Mount struct {
-	PID   string // the process, or self
-	Point string // as the process sees it
-	Inode uint64
+	PID   string // "self", or a number
+	Point string // below the root of that process
+	Inode uint64 // of the namespace, as the kernel's list of mounts says
 }
 
-// Mounts are the network namespaces in the mount table of a process, which PID names, or self.
+// Path is the mount's place for people, and for commands.
+func (m Mount) Path() string {
+	if m.PID == "self" {
+		return m.Point
+	}
+	return "/proc/" + m.PID + "/root" + m.Point
+}
+
+// Mounts lists the network namespaces that a process sees mounted, wherever ip-netns(8), container
+// engines and others have put them. It opens none of them.
 func Mounts(pid string) ([]Mount, error) {
 	info, err := os.ReadFile("/proc/" + pid + "/mountinfo")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list mounts: %w", err)
 	}
-	var list []Mount
-	for line := range strings.Lines(string(info)) {
-		// id parent major:minor root mountpoint ...
-		fields := strings.Fields(line)
-		if len(fields) < 5 {
-			continue
-		}
-		if inode, ok := InodeOf(fields[3]); ok {
-			list = append(list, Mount{pid, unescape(fields[4]), inode})
-		}
-	}
-	return list, nil
+	return parseMounts(pid, string(info)), nil
 }
 
-// InodeOf reads the inode number of a network namespace from what links of /proc and mount tables call
-// it: net:[4026531840].
-func InodeOf(name string) (uint64, bool) {
+func parseMounts(pid, info string) (list []Mount) {
+	for line := range strings.Lines(info) {
+		// id parent major:minor root mountpoint options [optional] - type source superoptions
+		left, right, ok := strings.Cut(line, " - ")
+		fields := strings.Fields(left)
+		if !ok || len(fields) < 5 || !strings.HasPrefix(right, "nsfs ") {
+			continue
+		}
+		if inode, ok := ParseLink(fields[3]); ok {
+			list = append(list, Mount{pid, unescape.Replace(fields[4]), inode})
+		}
+	}
+	return list
+}
+
+// unescape undoes what the kernel does to blanks in its list of mounts.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+// ParseLink reads the inode of a network namespace from what the kernel calls it: "net:[4026531840]".
+func ParseLink(name string) (inode uint64, ok bool) {
 	s, ok := strings.CutPrefix(name, "net:[")
 	if !ok {
 		return 0, false
@@ -62,13 +76,10 @@ var ErrHidden = errors.New("something is mounted over it")
 // resolveCached is RESOLVE_CACHED of linux/openat2.h (Linux 5.12).
 const resolveCached = 0x20
 
-// Path is where this process reaches the mount point.
-func (m Mount) Path() string { return filepath.Join("/proc", m.PID, "root", m.Point) }
-
-// Open opens the namespace. Of what stands in its place nothing is opened, no link is followed, and no
+// OfMount opens a namespace by its mount. Of what stands in its place nothing is opened, no link is followed, and no
 // file system is asked: the directories on the way to a mount point are in the kernel's cache for as long
 // as the mount exists, and one that another user serves (FUSE) might never answer.
-func (m Mount) Open() (*Handle, error) {
+func OfMount(m Mount) (*Handle, error) {
 	var h *Handle
 	err := privilege.With(unix.CAP_SYS_PTRACE, func() error {
 		root, err := unix.Open("/proc/"+m.PID+"/root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -107,25 +118,18 @@ func (m Mount) place(root int) (*os.File, error) {
 		Flags:   unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | resolveCached,
 	}
-	// A walk through the cache ends early when something is renamed or mounted meanwhile.
+	// A walk through the cache ends early, too, when something is renamed or mounted meanwhile.
 	const tries = 16
 	for i := 0; ; i++ {
 		fd, err := unix.Openat2(root, m.Point, &how)
 		switch {
 		case err == nil:
 			return os.NewFile(uintptr(fd), m.Path()), nil
-		case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
-			return nil, ErrHidden
-		case i == tries || !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN) && i < tries:
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ENOENT):
+			return nil, ErrHidden // what is mounted on a path is in the cache
+		default:
 			return nil, err
 		}
 	}
-}
-
-// unescape undoes the kernel's octal escapes of blanks in mount points.
-func unescape(s string) string {
-	for _, c := range []string{" ", "\t", "\n", "\\"} {
-		s = strings.ReplaceAll(s, fmt.Sprintf("\\%03o", c[0]), c)
-	}
-	return s
 }
