@@ -473,7 +473,10 @@ struct ol_shortcut {
 	__u32 refresh_us; /* so often the bridge is to see a frame of each sender; 0: never */
 };
 
-/* A flow that no rule fits, watched: small and sparse ones become latency. */
+/*
+ * A flow that no rule fits, watched: small and sparse ones become latency. Or what one source sends in
+ * all of its flows that are small and sparse.
+ */
 struct ol_sparse {
 	struct ol_flow flow;
 	__u32 window; /* us, when the one under way began */
@@ -488,7 +491,8 @@ struct ol_sparse {
 	__u8 heavy; /* it was too much once */
 	__u8 used;
 	__u8 host; /* in no tunnel */
-	__u8 pad[4];
+	__u8 bound; /* bulk nevertheless: its source sends too much in such flows */
+	__u8 pad[3];
 };
 
 /* ol_policy.split_protos */

@@ -35,10 +35,10 @@ struct {
 	__type(value, __u64);
 } ol_rule_frames SEC(".maps");
 
-/* A flow has two places, of which it takes one. */
+/* Flows, and behind them sources. Each has two places, of which it takes one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_SPARSE);
+	__uint(max_entries, OL_SPARSE + OL_SPARSE_SOURCES);
 	__type(key, __u32);
 	__type(value, struct ol_sparse);
 } ol_sparse_flows SEC(".maps");
@@ -48,6 +48,7 @@ struct ol_judgement {
 	__u32 class;
 	__u32 rule;
 	__u32 sparse;
+	__u32 source; /* of a sparse one */
 };
 
 /* The last flow that this core's hook judged: packets of a flow come in runs. */
@@ -91,7 +92,7 @@ struct {
 /* What the hook's frames came to, for who gave the flow its class. */
 static __always_inline void ol_prio_account(struct ol_judged *j)
 {
-	struct ol_sparse *s;
+	struct ol_sparse *s, *source;
 	__u64 *frames;
 	__u32 key;
 
@@ -105,10 +106,10 @@ static __always_inline void ol_prio_account(struct ol_judged *j)
 	} else if (j->is.sparse) {
 		key = j->is.sparse - 1;
 		s = bpf_map_lookup_elem(&ol_sparse_flows, &key);
-		if (s) {
-			s->frames += j->frames;
-			s->bytes += j->bytes;
-		}
+		key = j->is.source - 1;
+		source = bpf_map_lookup_elem(&ol_sparse_flows, &key);
+		if (s && source)
+			ol_sparse_add(s, source, j->frames, j->bytes);
 	}
 	j->frames = j->bytes = 0;
 }
@@ -218,47 +219,66 @@ __noinline int ol_prio_begin(struct ol_prio *p, __u32 this_cpu, int two)
 	return 0;
 }
 
-/* The class of a flow that no rule fits, by what it has sent. */
-__noinline int ol_prio_watch(const struct ol_prio *p, const struct ol_judged *j, __u64 hash,
-			     struct ol_judgement *is)
+/* The place, plus one, of a flow or of a source; 0: none is free. */
+__noinline int ol_sparse_place(const struct ol_prio *p, const struct ol_flow *f, __u32 host,
+			       __u64 hash, int source)
 {
-	struct ol_policy *policy = ol_get_policy();
-	__u32 key = hash % (OL_SPARSE / 2) * 2, idle = 0;
+	__u32 key, taken = 0, idle = 0;
 	struct ol_sparse *s, *at = NULL;
-	const struct ol_flow *f;
 	int i;
 
-	if (!p || !j || !is || !policy || !policy->sparse_frames)
+	if (!p || !f)
 		return 0;
-	f = &j->flow;
+	key = source ? OL_SPARSE + hash % (OL_SPARSE_SOURCES / 2) * 2 : hash % (OL_SPARSE / 2) * 2;
 	for (i = 0; i < 2; i++, key++) {
 		s = bpf_map_lookup_elem(&ol_sparse_flows, &key);
 		if (!s)
 			return 0;
-		if (s->used && s->host == j->host && ol_same_flow(&s->flow, f)) {
-			at = s;
-			is->sparse = key + 1;
-			break;
-		}
-		/* A flow that goes on keeps its place: whoever finds none is bulk. */
+		if (s->used && s->host == host && ol_same_flow(&s->flow, f))
+			return key + 1;
+		/* One that goes on keeps its place: whoever finds none is bulk. */
 		if (s->used && p->now - s->seen <= OL_SPARSE_GONE * OL_SPARSE_WINDOW_US)
 			continue;
 		if (at && s->used && p->now - s->seen <= idle)
 			continue;
 		at = s;
 		idle = s->used ? p->now - s->seen : ~0U;
-		is->sparse = key + 1;
+		taken = key + 1;
 	}
 	if (!at)
 		return 0;
-	if (!at->used || at->host != j->host || !ol_same_flow(&at->flow, f)) {
-		__builtin_memset(at, 0, sizeof(*at));
-		at->flow = *f;
-		at->window = at->seen = p->now;
-		at->used = 1;
-		at->host = j->host;
+	__builtin_memset(at, 0, sizeof(*at));
+	at->flow = *f;
+	at->window = at->seen = p->now;
+	at->used = 1;
+	at->host = host;
+	return taken;
+}
+
+/* The class of a flow that no rule fits, by what it and its source have sent. */
+__noinline int ol_prio_watch(const struct ol_prio *p, const struct ol_judged *j, __u64 hash,
+			     struct ol_judgement *is)
+{
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_sparse *flow, *source;
+	struct ol_flow from;
+	__u32 key, of;
+
+	if (!p || !j || !is || !policy || !policy->sparse_frames)
+		return 0;
+	ol_source_of(&j->flow, &from);
+	is->sparse = ol_sparse_place(p, &j->flow, j->host, hash, 0);
+	is->source = ol_sparse_place(p, &from, j->host, ol_flow_hash(&from, ol_key0, ol_key1), 1);
+	key = is->sparse - 1;
+	of = is->source - 1;
+	flow = bpf_map_lookup_elem(&ol_sparse_flows, &key);
+	source = bpf_map_lookup_elem(&ol_sparse_flows, &of);
+	if (!flow || !source) {
+		is->sparse = 0; /* no place for it */
+		return 0;
 	}
-	is->class = ol_sparse_class(at, p->now, policy->sparse_frames, policy->sparse_bytes);
+	is->class = ol_sparse_bounded(flow, source, p->now, policy->sparse_frames,
+				      policy->sparse_bytes);
 	return 0;
 }
 

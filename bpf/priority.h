@@ -294,6 +294,50 @@ OL_INLINE __u32 ol_sparse_class(struct ol_sparse *s, __u32 now, __u32 frames, __
 }
 
 /*
+ * What one source sends in small, sparse flows, all together, may be as much as this many of them may. Else
+ * who spreads a flood over many ports had the latency class for all of it.
+ */
+#define OL_SPARSE_FLOWS 8
+/* Sources that are watched per core. */
+#define OL_SPARSE_SOURCES 512
+
+/* Who sends a flow: an address in its network, as a flow to look it up by. */
+OL_INLINE void ol_source_of(const struct ol_flow *f, struct ol_flow *source)
+{
+	__builtin_memset(source, 0, sizeof(*source));
+	source->v6 = f->v6;
+	source->tail = f->tail & 0xffffff; /* the VNI */
+	source->addr[0] = f->v6 ? f->addr[0] : f->addr[0] & ~0xffffffffULL;
+	source->addr[1] = f->v6 ? f->addr[1] : 0;
+}
+
+/*
+ * The class of a watched flow by itself and by its source, of which only those that are latency by
+ * themselves count: a flood is one as long as it goes on, and bulk beside sparse flows takes nothing of theirs.
+ */
+OL_INLINE __u32 ol_sparse_bounded(struct ol_sparse *flow, struct ol_sparse *source, __u32 now,
+				  __u32 frames, __u32 bytes)
+{
+	__u32 class = ol_sparse_class(flow, now, frames, bytes);
+	__u32 all = ol_sparse_class(source, now, frames * OL_SPARSE_FLOWS, bytes * OL_SPARSE_FLOWS);
+
+	flow->bound = class == OL_CLASS_LATENCY && all != OL_CLASS_LATENCY;
+	return all == OL_CLASS_LATENCY ? class : OL_CLASS_BULK;
+}
+
+/* Frames that came of a watched flow. */
+OL_INLINE void ol_sparse_add(struct ol_sparse *flow, struct ol_sparse *source, __u32 frames,
+			     __u32 bytes)
+{
+	flow->frames += frames;
+	flow->bytes += bytes;
+	if (flow->class == OL_CLASS_LATENCY) {
+		source->frames += frames;
+		source->bytes += bytes;
+	}
+}
+
+/*
  * Heads of frames that are told to be of one flow by comparing a few words: of the
  * commonest kind, TCP or UDP over IPv4 without options, alone or in a tunnel over the
  * same. The rest is parsed.

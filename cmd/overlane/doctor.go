@@ -208,7 +208,7 @@ func nothingIn(l node.Looked) string {
 	}
 	s := "no VXLAN or Geneve tunnel of this network namespace's NICs was found in " + plural(l.Namespaces, "network namespace")
 	if len(l.Dirs) > 0 {
-		s += ": those mounted in " + strings.Join(printable(l.Dirs), ", ") + ", and those that processes are in"
+		s += ": those mounted in " + strings.Join(l.Dirs, ", ") + ", and those that processes are in"
 	}
 	if l.Elsewhere > 0 {
 		return fmt.Sprintf("%s; NICs of other namespaces carry %s: run overlane where these NICs are", s, plural(l.Elsewhere, "tunnel"))

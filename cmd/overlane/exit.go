@@ -10,6 +10,7 @@ import (
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/printable"
 )
 
 // Exit codes of every verb. They are an interface.
@@ -82,7 +83,7 @@ func message(err error) string {
 	if errors.Is(err, os.ErrPermission) && !errors.As(err, &coded) {
 		s += " (overlane needs root with the capabilities BPF, PERFMON, NET_ADMIN, SYS_ADMIN, SYS_PTRACE and SYS_NICE, and gives up others)"
 	}
-	return s
+	return printable.Text(s)
 }
 
 // needRoot is asked before anything is opened, so that a user does not have to

@@ -18,10 +18,15 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
+	"github.com/overlane/overlane/internal/netns"
 )
 
-// offTime is how long a daemon may take to let flows drain, to restore and to
-// end.
+// answerWait is how long a daemon may take to answer at all. To take its programs off hundreds of pods
+// beside a saturated core takes it some seconds, during which it answers nobody.
+const answerWait = 10 * time.Second
+
+// offTime is how long a daemon may take, once it has answered, to let flows drain, to restore and to
+// end, and how long one without a socket may start or stop.
 const offTime = 15 * time.Second
 
 func newOffCmd() *cobra.Command {
@@ -31,7 +36,9 @@ func newOffCmd() *cobra.Command {
 		Long: `Brings back every value that overlane has changed in this network namespace and
 in those of its tunnels and pods. A living daemon does it itself and ends with
 exit code 0, so that a service manager does not start it again. Without one, off
-restores from the journal that a daemon leaves behind when it is killed.
+restores from the journal that a daemon leaves behind when it is killed. A daemon
+that does not answer within 10 s is ended, by SIGTERM and then by SIGKILL; a service
+manager may start it again after that.
 
 A value that somebody else has changed in the meantime stays as it is. Off may
 be repeated at any time; when there is nothing to do it says so and succeeds.`,
@@ -46,9 +53,7 @@ be repeated at any time; when there is nothing to do it says so and succeeds.`,
 			if err := needRoot("off"); err != nil {
 				return err
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), offTime)
-			defer cancel()
-			rep, err := off(ctx, global.stateDir)
+			rep, err := off(cmd.Context(), global.stateDir)
 			if global.json {
 				return errors.Join(err, printJSON(cmd.OutOrStdout(), rep))
 			}
@@ -59,33 +64,61 @@ be repeated at any time; when there is nothing to do it says so and succeeds.`,
 }
 
 // off makes whoever is able to restore do it: the daemon, its guardian, or this
-// process.
+// process. A daemon that hangs is ended first.
 func off(ctx context.Context, stateDir string) (control.OffReport, error) {
 	rep := control.OffReport{Report: apply.Report{Results: []apply.Result{}}}
-	cookie, err := here()
+	home, err := netns.Current()
+	if err != nil {
+		return rep, err
+	}
+	defer home.Close()
+	cookie, err := home.Cookie()
 	if err != nil {
 		return rep, err
 	}
 	// Looking must not create the folder.
 	_, err = os.Stat(filepath.Join(stateDir, strconv.FormatUint(cookie, 10)))
 	if errors.Is(err, fs.ErrNotExist) {
-		return rep, nil
+		return rep, apply.Claimed(home)
 	}
+	err = offUntil(ctx, stateDir, cookie, &rep)
+	if ctx.Err() == nil && errors.Is(err, errHangs) {
+		ended, eerr := apply.EndHolder(stateDir, cookie)
+		if eerr != nil {
+			return rep, eerr
+		}
+		rep.EndedPID, rep.Killed = ended.PID, ended.Killed
+		err = offUntil(ctx, stateDir, cookie, &rep)
+	}
+	if err == nil && rep.PID == 0 && rep.EndedPID == 0 && len(rep.Results) == 0 {
+		err = apply.Claimed(home)
+	}
+	return rep, err
+}
+
+// errHangs says that the holder of the lock does nothing.
+var errHangs = errors.New("overlane holds this network namespace and does not answer")
+
+// offUntil fails with errHangs if the holder of the lock neither restores nor lets go.
+func offUntil(ctx context.Context, stateDir string, cookie uint64, rep *control.OffReport) error {
+	late := time.After(offTime)
 	for {
-		done, err := offByDaemon(ctx, &rep)
+		done, err := offByDaemon(ctx, rep)
 		if done {
-			return rep, err
+			return err
 		}
 		got, err := apply.RestoreLeft(stateDir, cookie)
 		rep.Report.Results = append(rep.Report.Results, got.Results...)
 		rep.Damaged += got.Damaged
 		if !errors.Is(err, apply.ErrBusy) {
-			return rep, err
+			return err
 		}
 		// Its holder is starting or stopping: it will listen or let go.
 		select {
 		case <-ctx.Done():
-			return rep, busyHint(err)
+			return busyHint(err)
+		case <-late:
+			return fmt.Errorf("%w: %w", errHangs, busyHint(err))
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -102,22 +135,43 @@ func offByDaemon(ctx context.Context, rep *control.OffReport) (done bool, err er
 		return true, err
 	}
 	defer c.Close()
-	got, err := c.Off(ctx)
+	asked, cancel := context.WithTimeout(ctx, answerWait)
+	defer cancel()
+	if _, err := c.Status(asked); asked.Err() != nil {
+		return true, hangs(ctx, err)
+	}
+	asked, cancel = context.WithTimeout(ctx, offTime)
+	defer cancel()
+	got, err := c.Off(asked)
 	var refused *control.RemoteError
 	switch {
 	case errors.As(err, &refused) && strings.Contains(refused.Message, daemon.ErrStopping.Error()):
 		// Somebody else has told it so. What it could not restore is in the journal.
-		return false, c.WaitGone(ctx)
+		return gone(ctx, asked, c)
 	case errors.As(err, &refused):
 		return true, fmt.Errorf("the daemon (pid %d) could not restore everything: %w", c.PID(), err)
-	case err != nil && ctx.Err() != nil:
-		return true, err
+	case err != nil && asked.Err() != nil:
+		return true, hangs(ctx, err)
 	case err != nil:
 		// It was on its way out. What it has not restored is in the journal.
-		return false, c.WaitGone(ctx)
+		return gone(ctx, asked, c)
 	}
-	*rep = got
-	return true, c.WaitGone(ctx)
+	rep.PID, rep.Report, rep.Damaged = got.PID, got.Report, got.Damaged
+	return true, hangs(ctx, c.WaitGone(asked))
+}
+
+// gone waits for the end of a daemon that is on its way out.
+func gone(ctx, asked context.Context, c *control.Client) (done bool, err error) {
+	err = hangs(ctx, c.WaitGone(asked))
+	return err != nil, err
+}
+
+// hangs makes errHangs of an error, unless off itself is to end.
+func hangs(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("%w: %w", errHangs, err)
+	}
+	return err
 }
 
 func showOff(s *screen, rep control.OffReport, err error) {
@@ -147,6 +201,17 @@ func showOff(s *screen, rep control.OffReport, err error) {
 	by := ""
 	if rep.PID != 0 {
 		by = fmt.Sprintf(" by the daemon (pid %d), which has ended", rep.PID)
+	}
+	if rep.EndedPID != 0 {
+		with, by := "SIGTERM", "itself"
+		if rep.Killed {
+			with, by = "SIGKILL", "its guardian"
+		}
+		s.line(cell{"off: ", bold}, cell{fmt.Sprintf("the daemon (pid %d) did not answer and was ended with %s; a service manager may start it again", rep.EndedPID, with), yellow})
+		if rep.Count(apply.Restored) == 0 {
+			s.line(cell{"off: ", bold}, cell{"what it had changed is restored, by " + by, plain})
+			return
+		}
 	}
 	switch n := rep.Count(apply.Restored); {
 	case n > 0:

@@ -174,6 +174,10 @@ func TestOffEndsALivingDaemon(t *testing.T) {
 	}
 	second := o.run("run", "--config", configFile(t, "metrics: off"))
 	second.fails(t, exitFailure, "owns this network namespace")
+	elsewhere := overlane{t: t, netns: o.netns, state: t.TempDir()}
+	for _, verb := range []string{"run", "off"} {
+		elsewhere.run(verb).fails(t, exitFailure, "with another state directory")
+	}
 	r := o.run("off")
 	if r.code != exitOK || !strings.Contains(r.stdout, "has ended; no value was changed") {
 		t.Errorf("off: exit code %d\n%s%s", r.code, r.stdout, r.stderr)

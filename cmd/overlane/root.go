@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/printable"
 )
 
 // global are the flags of every verb.
@@ -114,10 +115,15 @@ func verbs(cmd *cobra.Command, typed string) string {
 }
 
 func printJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
+	if err := enc.Encode(v); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, printable.JSON(b.String()))
+	return err
 }
 
 func newVersionCmd() *cobra.Command {

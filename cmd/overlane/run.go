@@ -83,14 +83,14 @@ func run(ctx context.Context, file string, verbose bool) error {
 		return err
 	}
 	opts.Log = log
+	var d *daemon.Daemon
 	var metrics *measure.Server
 	if cfg.Metrics != "" {
-		if metrics, err = measure.Listen(cfg.Metrics); err != nil {
-			return err
-		}
-		defer metrics.Close()
+		status := func(ctx context.Context) (control.Status, error) { return d.Snapshot(ctx) }
+		metrics = measure.NewServer(cfg.Metrics, status, log)
+		opts.Metrics = metrics.State
 	}
-	d, err := daemon.Start(ctx, opts)
+	d, err = daemon.Start(ctx, opts)
 	if err != nil {
 		return err
 	}
@@ -124,11 +124,7 @@ func serve(ctx context.Context, d *daemon.Daemon, metrics *measure.Server, file 
 	go func() { served <- srv.Serve(ctx) }()
 	go reloads(ctx, d, file, log)
 	if metrics != nil {
-		go func() {
-			if err := metrics.Serve(ctx, d.Status); err != nil {
-				log.Error("metrics ended", "reason", err)
-			}
-		}()
+		metrics.Start(ctx)
 	}
 	log.Info("running", "socket", path)
 	notified(log, control.NotifyReady("running"))

@@ -74,6 +74,9 @@ func showStatus(s *screen, st control.Status, now time.Time) {
 	if st.Reason != "" {
 		s.line(cell{st.Reason, yellow})
 	}
+	if m := st.Metrics; m.Reason != "" {
+		s.line(cell{fmt.Sprintf("metrics are not served at %s: %s", m.Address, m.Reason), yellow})
+	}
 	section := func(titles []string, rows [][]cell) {
 		if len(rows) > 0 {
 			s.line()

@@ -10,10 +10,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/printable"
 )
 
 // screen is where text for people goes: with colours and line breaks when it
-// is a terminal, plain when it is a file or a pipe.
+// is a terminal, plain when it is a file or a pipe. Names that others have chosen come to it as they
+// are; it makes them printable.
 type screen struct {
 	w     io.Writer
 	width int // 0: lines are not broken
@@ -64,7 +67,7 @@ func (s *screen) paint(c cell) string {
 
 func (s *screen) line(cells ...cell) {
 	for _, c := range cells {
-		io.WriteString(s.w, s.paint(c))
+		io.WriteString(s.w, s.paint(cell{printable.Text(c.text), c.style}))
 	}
 	io.WriteString(s.w, "\n")
 }
@@ -82,9 +85,16 @@ func (s *screen) table(titles []string, rows [][]cell) {
 		t, right[i] = strings.CutPrefix(t, ">")
 		head[i] = cell{t, dim}
 	}
-	all := rows
+	var all [][]cell
 	if len(head) > 0 {
-		all = append([][]cell{head}, rows...)
+		all = append(all, head)
+	}
+	for _, row := range rows {
+		shown := make([]cell, len(row))
+		for i, c := range row {
+			shown[i] = cell{printable.Text(c.text), c.style}
+		}
+		all = append(all, shown)
 	}
 	widths := make([]int, len(rows[0]))
 	for _, row := range all {

@@ -4,6 +4,8 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,8 +16,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 
+	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/printable"
 )
 
 var now = time.Unix(1_800_000_000, 0)
@@ -75,6 +80,36 @@ vx0     tunnel    manual  4712   left alone: RPS mask set by somebody else
 `
 	if d := cmp.Diff(want, b.String()); d != "" {
 		t.Error(d)
+	}
+}
+
+// A pod chooses the names of its devices. None reaches a terminal as a command.
+func TestNamesOfDevicesDoNotCommandTheTerminal(t *testing.T) {
+	const name = "\x1b]0;\u009b\x9bx\a"
+	target := plan.Target{NetnsCookie: 1, Ifindex: 2, Name: name}
+	step := plan.Step{Setting: plan.RPSMask(target, 0), Was: "0", Want: "2", Reason: "of " + name}
+	p := plan.Plan{
+		Steps:   []plan.Step{step},
+		Attach:  []plan.Attachment{{Program: "p", Hook: "tcx", Target: target, Reason: name}},
+		Skipped: []plan.Skip{{What: name, Reason: name}},
+	}
+	st := busyStatus
+	st.Devices = []control.Device{{Name: name, Role: control.Pod, State: control.Manual, Reason: name}}
+	st.Mechanisms = []control.Mechanism{{Name: "pipeline", State: control.Standby, Reason: name}}
+	off := control.OffReport{Report: apply.Report{Results: []apply.Result{{Setting: step.Setting, Outcome: apply.LeftAlone, Reason: name}}}}
+	for what, show := range map[string]func(*bytes.Buffer){
+		"plan":   func(b *bytes.Buffer) { _ = p.WriteText(b) },
+		"status": func(b *bytes.Buffer) { showStatus(newScreen(b), st, now) },
+		"off":    func(b *bytes.Buffer) { showOff(newScreen(b), off, nil) },
+		"error":  func(b *bytes.Buffer) { b.WriteString(message(errors.New(name))) },
+		"JSON":   func(b *bytes.Buffer) { _ = printJSON(b, st) },
+		"log":    func(b *bytes.Buffer) { slog.New(slog.NewTextHandler(b, nil)).Info(name, "device", name, name, 1) },
+	} {
+		var b bytes.Buffer
+		show(&b)
+		if text := b.String(); text != printable.Lines(text) || !strings.Contains(text, `]0;`) {
+			t.Errorf("%s: %q", what, text)
+		}
 	}
 }
 

@@ -29,6 +29,8 @@ func TestMain(m *testing.M) {
 			exit(guardianMain(os.Args[2:]))
 		case "daemon":
 			exit(daemonMain(os.Args[2]))
+		case "hide":
+			exit(hideMain(os.Args[2], os.Args[3]))
 		}
 	}
 	os.Exit(m.Run())

@@ -8,8 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -29,12 +27,15 @@ type Finder struct {
 	hints map[uint64]uint64 // cookie to inode
 	found map[uint64]*netns.Handle
 	known map[uint64]bool // inodes already looked into
-	paths map[uint64][]string
+	paths map[uint64][]opener
 	// deep is set when the costly places have been searched.
 	near, deep bool
 	// blind holds what kept the search from being complete.
 	blind error
 }
+
+// opener opens a namespace at one of the places that lead to it.
+type opener func() (*netns.Handle, error)
 
 // NewFinder returns a Finder that has not searched yet.
 func NewFinder() *Finder {
@@ -42,7 +43,7 @@ func NewFinder() *Finder {
 		hints: make(map[uint64]uint64),
 		found: make(map[uint64]*netns.Handle),
 		known: make(map[uint64]bool),
-		paths: make(map[uint64][]string),
+		paths: make(map[uint64][]opener),
 	}
 }
 
@@ -88,7 +89,11 @@ func (f *Finder) byCookie(cookie uint64) (*netns.Handle, error) {
 		}
 	}
 	if f.blind != nil {
-		return nil, fmt.Errorf("find network namespace %d: not seen, but it may exist: %w (needs CAP_SYS_PTRACE in the initial pid namespace)", cookie, f.blind)
+		mend := "needs CAP_SYS_PTRACE in the initial pid namespace"
+		if errors.Is(f.blind, netns.ErrHidden) {
+			mend = "end the process, or unmount what is in the way"
+		}
+		return nil, fmt.Errorf("find network namespace %d: not seen, but it may exist: %w (%s)", cookie, f.blind, mend)
 	}
 	return nil, ErrNoNamespace
 }
@@ -116,8 +121,8 @@ func (f *Finder) open(inode uint64) {
 	if f.known[inode] {
 		return
 	}
-	for _, path := range f.paths[inode] {
-		h, err := netns.OfPath(path)
+	for _, open := range f.paths[inode] {
+		h, err := open()
 		if err != nil || h.Inode() != inode {
 			f.missed(err)
 			if h != nil {
@@ -156,10 +161,10 @@ func (f *Finder) missed(err error) {
 	}
 }
 
-func (f *Finder) add(inode uint64, path string) {
+func (f *Finder) add(inode uint64, open opener) {
 	const enough = 4 // some may be gone when they are opened
 	if !f.known[inode] && len(f.paths[inode]) < enough {
-		f.paths[inode] = append(f.paths[inode], path)
+		f.paths[inode] = append(f.paths[inode], open)
 	}
 }
 
@@ -237,37 +242,20 @@ func (f *Finder) link(path string) error {
 	if err != nil {
 		return err
 	}
-	if inode, ok := nsInode(to); ok {
-		f.add(inode, path)
+	if inode, ok := netns.ParseLink(to); ok {
+		f.add(inode, func() (*netns.Handle, error) { return netns.OfPath(path) })
 	}
 	return nil
 }
 
-func nsInode(link string) (uint64, bool) {
-	s, ok := strings.CutPrefix(link, "net:[")
-	if !ok {
-		return 0, false
-	}
-	inode, err := strconv.ParseUint(strings.TrimSuffix(s, "]"), 10, 64)
-	return inode, err == nil
-}
-
 // searchMounts adds the network namespaces that a process sees mounted.
 func (f *Finder) searchMounts(pid string) {
-	info, err := os.ReadFile("/proc/" + pid + "/mountinfo")
+	mounts, err := netns.Mounts(pid)
 	if err != nil {
 		f.missed(err)
-		return
 	}
-	for line := range strings.Lines(string(info)) {
-		// id parent major:minor root mountpoint ...
-		fields := strings.Fields(line)
-		if len(fields) < 5 {
-			continue
-		}
-		if inode, ok := nsInode(fields[3]); ok {
-			f.add(inode, "/proc/"+pid+"/root"+unescape(fields[4]))
-		}
+	for _, m := range mounts {
+		f.add(m.Inode, func() (*netns.Handle, error) { return netns.OfMount(m) })
 	}
 }
 
@@ -283,12 +271,4 @@ func (f *Finder) searchOtherMounts() {
 			f.searchMounts(pid)
 		}
 	}
-}
-
-// unescape undoes the kernel's octal escapes of blanks in mount points.
-func unescape(s string) string {
-	for _, c := range []string{" ", "\t", "\n", "\\"} {
-		s = strings.ReplaceAll(s, fmt.Sprintf("\\%03o", c[0]), c)
-	}
-	return s
 }

@@ -28,6 +28,8 @@ type BusyError struct {
 	Restoring bool
 	// Path is the lock file.
 	Path string
+	// Elsewhere: the holder has another state directory, which is not known.
+	Elsewhere bool
 	// orphaned: nobody holds the lock, but a guardian is going to.
 	orphaned bool
 }
@@ -36,6 +38,9 @@ func (e *BusyError) Error() string {
 	who := "another overlane"
 	if e.PID != 0 {
 		who = fmt.Sprintf("overlane with pid %d", e.PID)
+	}
+	if e.Elsewhere {
+		return fmt.Sprintf("%s owns this network namespace, with another state directory: use it, or stop it with `overlane off` and its --state-dir", who)
 	}
 	return fmt.Sprintf("%s owns this network namespace (lock %s): use it, or stop it with `overlane off`", who, e.Path)
 }
@@ -189,7 +194,9 @@ func roleIn(f *os.File) (pid int, role string) {
 
 // isGuardian tells whether a process is a guardian of this namespace: numbers are given anew.
 func (d *Dir) isGuardian(pid int) bool {
-	if pid <= 0 {
+	// Another user's process may have its arguments where reading them never ends.
+	var st unix.Stat_t
+	if pid <= 0 || unix.Stat(fmt.Sprintf("/proc/%d", pid), &st) != nil || int(st.Uid) != os.Geteuid() {
 		return false
 	}
 	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))

@@ -186,7 +186,8 @@ func Default() *Config {
 		Microflows: Microflows{Mode: ModeAuto, Batch: 256, Cores: 2, UDPOrder: OrderExact, Hold: 100 * time.Millisecond, Delay: time.Millisecond},
 		Priority:   Priority{Mode: PriorityBatch, Classify: ClassifyProven, Threads: ThreadsAuto, BulkShare: 20},
 		Limits:     Limits{BusyCores: 80},
-		Metrics:    "127.0.0.1:9464",
+		// No exporter's, by Prometheus's list of default ports, in which 9100 to 9999 are all given away.
+		Metrics: "127.0.0.1:14789",
 	}
 }
 

@@ -309,7 +309,7 @@ const (
 	allowedCores     = "allowed: a core list such as 2-7,9"
 	allowedPercent   = "allowed: 1% to 100%"
 	allowedRules     = "allowed: a list such as [{name: web, proto: tcp, port: 80}]"
-	allowedMetrics   = "allowed: an address with a port such as 127.0.0.1:9464, or off"
+	allowedMetrics   = "allowed: an address with a port such as 127.0.0.1:14789, or off"
 )
 
 // word reads one of a fixed set of words.

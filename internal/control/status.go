@@ -53,6 +53,14 @@ type Status struct {
 	Counters Counters     `json:"counters"`
 	// Neighbours are services of the machine that change what is gone by.
 	Neighbours []neighbour.Service `json:"neighbours"`
+	Metrics    Metrics             `json:"metrics"`
+}
+
+// Metrics is where Prometheus scrapes.
+type Metrics struct {
+	Address string `json:"address"` // empty: off
+	// Reason is why nothing listens there; it is tried again.
+	Reason string `json:"reason,omitempty"`
 }
 
 // ExpressWay is a way from a NIC, past a tunnel, to a pod.
@@ -233,6 +241,9 @@ type Counters struct {
 type OffReport struct {
 	// PID is that of the daemon that restored, 0 when none was running.
 	PID int `json:"pid"`
+	// EndedPID is that of a daemon that did not answer and was ended, Killed: by SIGKILL.
+	EndedPID int  `json:"ended_pid,omitempty"`
+	Killed   bool `json:"killed,omitempty"`
 	apply.Report
 }
 

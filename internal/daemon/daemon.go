@@ -57,6 +57,8 @@ type Options struct {
 	// GuardianVerb is the argument that makes this program a guardian.
 	GuardianVerb []string
 	Log          *slog.Logger
+	// Metrics is where they are served, for the status; nil: nowhere.
+	Metrics func() control.Metrics
 }
 
 // farewell bounds how long a stopping daemon waits for flows to leave lanes.
@@ -68,6 +70,7 @@ type Daemon struct {
 	log      *slog.Logger
 	dir      *apply.Dir
 	locked   *apply.Locked
+	claim    *apply.Claim // nil if it could not be known whether there is another daemon
 	guard    *apply.Guardian
 	scanner  *node.Scanner
 	readings *readings
@@ -139,6 +142,11 @@ func (d *Daemon) start(ctx context.Context) error {
 	}
 	if d.locked, err = d.dir.Lock(); err != nil {
 		return err
+	}
+	if d.claim, err = apply.ClaimNamespace(home); errors.Is(err, apply.ErrBusy) {
+		return err
+	} else if err != nil {
+		d.log.Warn("a daemon with another state directory would not be noticed", "reason", err)
 	}
 	finder := apply.NewFinder()
 	rep, err := d.locked.Restore(finder)
@@ -426,6 +434,9 @@ func (d *Daemon) close() error {
 	}
 	if d.guard != nil && len(d.locked.Entries()) == 0 {
 		errs = append(errs, d.guard.Release())
+	}
+	if d.claim != nil {
+		errs = append(errs, d.claim.Close())
 	}
 	if d.locked != nil {
 		errs = append(errs, d.locked.Unlock())

@@ -40,16 +40,26 @@ func (d *Daemon) do(ctx context.Context, fn func()) error {
 
 // Status implements control.Handler.
 func (d *Daemon) Status() control.Status {
-	st := control.Status{State: control.Stopping, PID: unix.Getpid(), Since: d.since, Version: d.opts.Version, Neighbours: neighbour.Services(os.DirFS("/proc"))}
-	var err error
-	if e := d.do(context.Background(), func() { err = d.fill(&st) }); e != nil {
-		st.Reason = e.Error()
-		return st
-	}
+	st, err := d.Snapshot(context.Background())
 	if err != nil {
 		st.Reason = err.Error()
 	}
+	st.Neighbours = neighbour.Services(os.DirFS("/proc"))
+	if d.opts.Metrics != nil {
+		st.Metrics = d.opts.Metrics()
+	}
 	return st
+}
+
+// Snapshot is the status without what is read elsewhere than in the daemon. It waits for the daemon, which
+// answers between two decisions, and not longer than ctx.
+func (d *Daemon) Snapshot(ctx context.Context) (control.Status, error) {
+	st := control.Status{State: control.Stopping, PID: unix.Getpid(), Since: d.since, Version: d.opts.Version}
+	var err error
+	if e := d.do(ctx, func() { err = d.fill(&st) }); e != nil {
+		return st, e
+	}
+	return st, err
 }
 
 func (d *Daemon) fill(st *control.Status) error {

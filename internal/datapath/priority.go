@@ -331,7 +331,7 @@ func (p *Priority) SparseFlows() (list []SparseFlow, err error) {
 			return nil, fmt.Errorf("read sparse flows: %w", err)
 		}
 		for core, s := range v {
-			if s.Used == 0 || int(s.Class) != latencyLane || uint32(now/1000)-s.Seen > 1e6 {
+			if s.Used == 0 || int(s.Class) != latencyLane || s.Bound != 0 || uint32(now/1000)-s.Seen > 1e6 {
 				continue
 			}
 			f := SparseFlow{

@@ -185,6 +185,7 @@ type priorityOlJudged struct {
 		Class  uint32
 		Rule   uint32
 		Sparse uint32
+		Source uint32
 	}
 	Poll     uint32
 	Way      uint8
@@ -195,6 +196,7 @@ type priorityOlJudged struct {
 	Pad      [3]uint8
 	Frames   uint32
 	Bytes    uint32
+	_        [4]byte
 }
 
 type priorityOlLeave struct {
@@ -294,8 +296,10 @@ type priorityOlPieceJudged struct {
 		Class  uint32
 		Rule   uint32
 		Sparse uint32
+		Source uint32
 	}
 	Pad uint32
+	_   [4]byte
 }
 
 type priorityOlPolicy struct {
@@ -504,7 +508,8 @@ type priorityOlSparse struct {
 	Heavy     uint8
 	Used      uint8
 	Host      uint8
-	Pad       [4]uint8
+	Bound     uint8
+	Pad       [3]uint8
 }
 
 type priorityOlWay uint32

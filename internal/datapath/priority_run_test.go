@@ -383,6 +383,46 @@ func TestSparseFlowsAreLatencyByThemselves(t *testing.T) {
 	}
 }
 
+// A flood that is spread over many ports is bulk, and takes nothing from another source's sparse flow.
+func TestAFloodOverManyPortsIsBulk(t *testing.T) {
+	p := newPriority(t)
+	if err := p.SetTuning(PriorityTuning{SparseFrames: 8, SparseBytes: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	dst := netip.MustParseAddr("10.9.9.9")
+	from := func(src string, port uint16) []byte {
+		return inVXLAN(42, packet.IPv4{Src: netip.MustParseAddr(src), Dst: dst}, packet.UDP{Src: port, Dst: 9})
+	}
+	const windows, ports = 8, 100
+	var latency, other int
+	p.onOneCore(t, func() {
+		for w := range windows {
+			latency = 0
+			for range 3 {
+				for port := range uint16(ports) {
+					if p.class(t, from("10.1.2.3", 1000+port)) == rules.Latency {
+						latency++
+					}
+				}
+			}
+			if p.class(t, from("10.1.2.4", 1000)) == rules.Latency && w > 4 {
+				other++
+			}
+			p.age(t, sparseWindow)
+		}
+	})
+	if latency > 0 {
+		t.Errorf("%d of %d frames of the flood were latency in the last window", latency, 3*ports)
+	}
+	if other != windows-5 {
+		t.Errorf("a sparse flow of another source was latency in %d of %d windows", other, windows-5)
+	}
+	list, err := p.SparseFlows()
+	if err != nil || len(list) != 1 || list[0].Src.Addr() != netip.MustParseAddr("10.1.2.4") {
+		t.Errorf("sparse flows: %+v, %v", list, err)
+	}
+}
+
 // onOneCore keeps test runs on one core: each has a hook of its own.
 func (p *Priority) onOneCore(t testing.TB, fn func()) {
 	t.Helper()
@@ -412,7 +452,7 @@ func (p *Priority) onOneCore(t testing.TB, fn func()) {
 // age makes what the kernel side knows of flows older.
 func (p *Priority) age(t testing.TB, by time.Duration) {
 	t.Helper()
-	for i := range uint32(priorityOlLimitOL_SPARSE) {
+	for i := range p.objs.OlSparseFlows.MaxEntries() { // sources are behind flows
 		var v []priorityOlSparse
 		if err := p.objs.OlSparseFlows.Lookup(i, &v); err != nil {
 			t.Fatal(err)

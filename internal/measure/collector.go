@@ -5,6 +5,7 @@
 package measure
 
 import (
+	"context"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,8 +26,8 @@ func newMetric(kind prometheus.ValueType, name, help string, labels ...string) m
 // What is exported. No label grows with flows or pods.
 var (
 	buildInfo    = newMetric(prometheus.GaugeValue, "build_info", "1, with the version", "version")
-	overlay      = newMetric(prometheus.CounterValue, "overlay_packets_total", "packets that were seen to go through a tunnel of ours, while there was a reason to look")
-	steered      = newMetric(prometheus.CounterValue, "steered_packets_total", "of these, sent to a lane")
+	overlay      = newMetric(prometheus.CounterValue, "observed_overlay_packets_total", "overlay packets that were counted; while the node is quiet, or has nothing to do for long, they are not")
+	steered      = newMetric(prometheus.CounterValue, "steered_packets_total", "overlay packets that were sent to a lane")
 	split        = newMetric(prometheus.CounterValue, "split_packets_total", "packets of flows that were split into micro-flows when they came")
 	microflows   = newMetric(prometheus.CounterValue, "microflows_total", "micro-flows that these were cut into")
 	merge        = newMetric(prometheus.CounterValue, "merge_packets_total", "packets of split flows at the merge points, by what became of them", "outcome")
@@ -42,18 +43,18 @@ var (
 	laneChanges  = newMetric(prometheus.CounterValue, "lane_changes_total", "changes of lane that the order guard let pass")
 	laneHeld     = newMetric(prometheus.CounterValue, "lane_changes_held_total", "polls in which a change of lane had to wait for the old lane to drain")
 	stock        = newMetric(prometheus.CounterValue, "stock_path_packets_total", "packets that took the stock path because they were not understood", "reason")
-	mechanism    = newMetric(prometheus.GaugeValue, "mechanism_active", "1 while the mechanism acts; its status says why", "mechanism", "state")
-	stageCost    = newMetric(prometheus.GaugeValue, "stage_cost_seconds", "measured time of one packet in a stage", "stage")
+	mechanism    = newMetric(prometheus.GaugeValue, "mechanism_active", "1 while the mechanism acts, else 0; overlane status says why", "mechanism")
+	stageCost    = newMetric(prometheus.GaugeValue, "stage_cost_seconds", "measured time of one packet in a stage, once it was measured", "stage")
 	scans        = newMetric(prometheus.CounterValue, "scans_total", "looks at the node after something on it had changed, or might have")
 )
 
 var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaiting, mergeDelay, mergeWaits, express, expressLeft, expressDrops, aggregated, supers, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost, scans}
 
 // Collector exports a status.
-type Collector struct{ status func() control.Status }
+type Collector struct{ status Status }
 
-// NewCollector returns a collector that asks status at each scrape.
-func NewCollector(status func() control.Status) *Collector { return &Collector{status} }
+// NewCollector returns a collector that asks status each time.
+func NewCollector(status Status) *Collector { return &Collector{status} }
 
 // Describe implements prometheus.Collector.
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
@@ -64,7 +65,13 @@ func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *Collector) Collect(ch chan<- prometheus.Metric) {
-	st := c.status()
+	ctx, cancel := context.WithTimeout(context.Background(), statusTime)
+	defer cancel()
+	st, err := c.status(ctx)
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(buildInfo.desc, err)
+		return
+	}
 	put := func(m metric, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
 	}
@@ -101,9 +108,11 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 		if m.State == control.Active {
 			active = 1
 		}
-		put(mechanism, active, m.Name, string(m.State))
+		put(mechanism, active, m.Name)
 	}
 	for _, s := range st.StageCosts {
-		put(stageCost, s.NsPerPacket/1e9, s.Stage)
+		if s.NsPerPacket > 0 {
+			put(stageCost, s.NsPerPacket/1e9, s.Stage)
+		}
 	}
 }

@@ -4,66 +4,76 @@ package measure
 
 import (
 	"context"
-	"io"
+	"errors"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
 	"github.com/overlane/overlane/internal/control"
 )
 
+// scrape asks a page once.
+func scrape(t *testing.T, p *page) *httptest.ResponseRecorder {
+	t.Helper()
+	w := httptest.NewRecorder()
+	p.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	return w
+}
+
+func pageOf(t *testing.T, status Status) *page {
+	t.Helper()
+	p, err := newPage(status)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
 func TestScrapeShowsTheStatus(t *testing.T) {
 	st := control.Status{
-		Version:    "v1",
-		Mechanisms: []control.Mechanism{{Name: "pipeline", State: control.Active, Reason: "core 3 spends 93 % of its time"}},
+		Version: "v1",
+		Mechanisms: []control.Mechanism{
+			{Name: "pipeline", State: control.Active, Reason: "core 3 spends 93 % of its time"},
+			{Name: "express", State: control.Standby},
+		},
 		Lanes:      []control.Lane{{Stage: "tunnel", Core: 1, Packets: 7}},
+		StageCosts: []control.StageCost{{Stage: "nic", NsPerPacket: 900}, {Stage: "tunnel"}},
 		Counters:   control.Counters{OverlayPackets: 9, SteeredPackets: 7, Unparsed: map[string]uint64{"short": 2}},
 	}
-	s, err := Listen("127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(ctx, func() control.Status { return st }) }()
-	res, err := http.Get("http://" + s.l.Addr().String() + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	res.Body.Close()
+	w := scrape(t, pageOf(t, func(context.Context) (control.Status, error) { return st, nil }))
+	body := w.Body.String()
 	for _, want := range []string{
-		`overlane_overlay_packets_total 9`,
+		`overlane_observed_overlay_packets_total 9`,
 		`overlane_lane_packets_total{core="1",stage="tunnel"} 7`,
-		`overlane_mechanism_active{mechanism="pipeline",state="active"} 1`,
+		`overlane_mechanism_active{mechanism="pipeline"} 1`,
+		`overlane_mechanism_active{mechanism="express"} 0`,
+		`overlane_stage_cost_seconds{stage="nic"} 9e-07`,
 		`overlane_stock_path_packets_total{reason="short"} 2`,
 		"\nprocess_resident_memory_bytes ",
 		"\nprocess_open_fds ",
 		"\ngo_goroutines ",
 	} {
-		if !strings.Contains(string(body), want) {
+		if !strings.Contains(body, want) {
 			t.Errorf("missing %s in\n%s", want, body)
 		}
 	}
-	if strings.Contains(string(body), "spends 93") {
-		t.Error("a reason with numbers became a label: its series would have no bound")
+	for _, no := range []string{"spends 93", `stage="tunnel"} 0`} {
+		if strings.Contains(body, no) {
+			t.Errorf("%s in\n%s", no, body)
+		}
 	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Fatal(err)
+	if kind := w.Header().Get("Content-Type"); !strings.HasPrefix(kind, "text/plain; version=0.0.4") {
+		t.Errorf("content type %s", kind)
 	}
 }
 
-func TestAnAddressInUseIsAnErrorAtStart(t *testing.T) {
-	s, err := Listen("127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	if _, err := Listen(s.l.Addr().String()); err == nil || !strings.Contains(err.Error(), "metrics:") {
-		t.Fatalf("got %v, want an error that names the setting", err)
+// A daemon that does not say how it is counts as down.
+func TestAScrapeFailsWithoutAnAnswer(t *testing.T) {
+	w := scrape(t, pageOf(t, func(context.Context) (control.Status, error) {
+		return control.Status{}, errors.New("busy")
+	}))
+	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "busy") {
+		t.Errorf("%d %s", w.Code, w.Body)
 	}
 }

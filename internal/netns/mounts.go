@@ -5,7 +5,9 @@ package netns
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -14,7 +16,8 @@ import (
 	"github.com/overlane/overlane/internal/privilege"
 )
 
-// Mount is where a process sees a network namespace mounted.
+// Mount is where a process sees a network namespace mounted. That may be any path, with anything over it, in
+// a mount namespace that an ordinary user has made.
 type Mount struct {
 	PID   string // "self", or a number
 	Point string // below the root of that process
@@ -67,49 +70,66 @@ func ParseLink(name string) (inode uint64, ok bool) {
 	return inode, err == nil
 }
 
-// OfMount opens a namespace by its mount. Mounts of other mount namespaces, and what lies below and over
-// them, may be an unprivileged user's: no link is followed on the way, and nothing is opened that is not
-// the namespace that the list of mounts has named.
+// ErrHidden says that what is found at a mount point is not the namespace that is mounted there.
+var ErrHidden = errors.New("something is mounted over it")
+
+// resolveCached is RESOLVE_CACHED of linux/openat2.h (Linux 5.12).
+const resolveCached = 0x20
+
+// OfMount opens a namespace by its mount. Of what stands in its place nothing is opened, no link is followed, and no
+// file system is asked: the directories on the way to a mount point are in the kernel's cache for as long
+// as the mount exists, and one that another user serves (FUSE) might never answer.
 func OfMount(m Mount) (*Handle, error) {
-	var fd int
+	var h *Handle
 	err := privilege.With(unix.CAP_SYS_PTRACE, func() error {
 		root, err := unix.Open("/proc/"+m.PID+"/root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return err
 		}
 		defer unix.Close(root)
-		fd, err = unix.Openat2(root, m.Point, &unix.OpenHow{
-			Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
-			Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
-		})
+		place, err := m.place(root)
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := errors.Join(isNamespace(place), unix.Fstat(int(place.Fd()), &st)); err != nil || st.Ino != m.Inode {
+			return errors.Join(ErrHidden, place.Close())
+		}
+		h, err = ofPlace(place)
 		return err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("look up %q: %w", m.Path(), err)
-	}
-	h, err := reopen(fd, m.Path())
-	if err == nil && h.inode != m.Inode {
-		err = errors.Join(fmt.Errorf("%q is another namespace by now", m.Path()), h.Close())
+	if errors.Is(err, ErrHidden) && !m.stands() {
+		err = fs.ErrNotExist
 	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("open network namespace net:[%d], mounted at %q for process %s: %w", m.Inode, m.Point, m.PID, err)
 	}
 	return h, nil
 }
 
-// reopen opens what a descriptor of O_PATH, which it closes, refers to, if that is a namespace.
-func reopen(fd int, path string) (*Handle, error) {
-	defer unix.Close(fd)
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(fd, &fs); err != nil {
-		return nil, fmt.Errorf("look at %q: %w", path, err)
+// stands tells whether the namespace is still mounted there.
+func (m Mount) stands() bool {
+	now, err := Mounts(m.PID)
+	return err == nil && slices.Contains(now, m)
+}
+
+func (m Mount) place(root int) (*os.File, error) {
+	how := unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | resolveCached,
 	}
-	if fs.Type != unix.NSFS_MAGIC {
-		return nil, fmt.Errorf("%q is not a namespace", path)
+	// A walk through the cache ends early, too, when something is renamed or mounted meanwhile.
+	const tries = 16
+	for i := 0; ; i++ {
+		fd, err := unix.Openat2(root, m.Point, &how)
+		switch {
+		case err == nil:
+			return os.NewFile(uintptr(fd), m.Path()), nil
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN) && i < tries:
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ENOENT):
+			return nil, ErrHidden // what is mounted on a path is in the cache
+		default:
+			return nil, err
+		}
 	}
-	f, err := os.Open("/proc/self/fd/" + strconv.Itoa(fd))
-	if err != nil {
-		return nil, fmt.Errorf("open network namespace: %w", err)
-	}
-	return ofFile(f)
 }

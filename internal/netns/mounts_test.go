@@ -4,6 +4,7 @@ package netns
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -69,20 +70,28 @@ func TestNothingButANamespaceIsOpened(t *testing.T) {
 	if err := errors.Join(unix.Mkfifo(fifo, 0o600), os.Symlink(m.Point, link), os.Symlink(dir, through)); err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range map[string]string{
-		fifo: "is not a namespace", link: "is not a namespace", through + "/ns": "symbolic links", dir + "/none": unix.ENOENT.Error(),
-		"/proc/thread-self/ns/net": "symbolic links",
+	for path, want := range map[string]error{
+		fifo: fs.ErrNotExist, link: fs.ErrNotExist, through + "/ns": fs.ErrNotExist, dir + "/none": fs.ErrNotExist,
+		"/proc/thread-self/ns/net": fs.ErrNotExist,
 	} {
 		got, err := OfMount(Mount{"self", path, h.Inode()})
 		if err == nil {
 			got.Close()
 		}
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %s", path, err, want)
+		if !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", path, err, want)
 		}
 	}
-	if _, err := OfMount(Mount{"self", m.Point, h.Inode() + 1}); err == nil || !strings.Contains(err.Error(), "another namespace") {
+	if _, err := OfMount(Mount{"self", m.Point, h.Inode() + 1}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("another inode: %v", err)
+	}
+	// The list names it, and something is over it.
+	if err := unix.Mount(fifo, m.Point, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(m.Point, unix.MNT_DETACH)
+	if _, err := OfMount(m); !errors.Is(err, ErrHidden) {
+		t.Errorf("under a FIFO: %v", err)
 	}
 	if _, err := OfPath(fifo); err == nil || !strings.Contains(err.Error(), "is not a namespace") {
 		t.Errorf("OfPath of a FIFO: %v", err)

@@ -37,18 +37,48 @@ func OfPID(pid int) (*Handle, error) {
 // OfName opens a namespace by the name that ip-netns(8) gave it.
 func OfName(name string) (*Handle, error) { return OfPath("/run/netns/" + name) }
 
-// OfPath opens a namespace by a path under a nsfs mount or /proc. It follows links: the path is to be one
-// that no other user has chosen, see OfMount. What is no namespace is not opened.
+// OfPath opens a namespace by a path under a nsfs mount or /proc. What else the path may lead to is
+// not opened: a FIFO would block, and a device may act on being opened. A path in a mount namespace that
+// another user has made is for OfMount.
 func OfPath(path string) (*Handle, error) {
-	var fd int
-	err := privilege.With(unix.CAP_SYS_PTRACE, func() (err error) {
-		fd, err = unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	var h *Handle
+	err := privilege.With(unix.CAP_SYS_PTRACE, func() error {
+		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return &os.PathError{Op: "open", Path: path, Err: err}
+		}
+		h, err = ofPlace(os.NewFile(uintptr(fd), path))
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("open network namespace: %w", &os.PathError{Op: "open", Path: path, Err: err})
+		return nil, fmt.Errorf("open network namespace: %w", err)
 	}
-	return reopen(fd, path)
+	return h, nil
+}
+
+// ofPlace takes ownership of an O_PATH descriptor, which tells what a file is without opening it, and
+// opens the file once it is known to be a namespace.
+func ofPlace(place *os.File) (*Handle, error) {
+	defer place.Close()
+	if err := isNamespace(place); err != nil {
+		return nil, err
+	}
+	fd, err := unix.Open("/proc/self/fd/"+strconv.Itoa(int(place.Fd())), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: place.Name(), Err: err}
+	}
+	return ofFile(os.NewFile(uintptr(fd), place.Name()))
+}
+
+func isNamespace(f *os.File) error {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
+		return fmt.Errorf("stat network namespace: %w", err)
+	}
+	if fs.Type != unix.NSFS_MAGIC {
+		return fmt.Errorf("%s is not a namespace", f.Name())
+	}
+	return nil
 }
 
 // OfFD takes ownership of a descriptor, such as one returned by
@@ -56,12 +86,8 @@ func OfPath(path string) (*Handle, error) {
 func OfFD(fd int) (*Handle, error) { return ofFile(os.NewFile(uintptr(fd), "netns")) }
 
 func ofFile(f *os.File) (*Handle, error) {
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
-		return nil, errors.Join(fmt.Errorf("stat network namespace: %w", err), f.Close())
-	}
-	if fs.Type != unix.NSFS_MAGIC {
-		return nil, errors.Join(fmt.Errorf("%s is not a namespace", f.Name()), f.Close())
+	if err := isNamespace(f); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {

@@ -76,6 +76,14 @@ func TestOfPathRefusesWhatIsNoNamespace(t *testing.T) {
 	if _, err := OfPath("/proc/self/status"); err == nil {
 		t.Fatal("an ordinary file was taken for a namespace")
 	}
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Were it opened, the test would hang.
+	if _, err := OfPath(fifo); err == nil {
+		t.Fatal("a FIFO was taken for a namespace")
+	}
 }
 
 // When ip-netns names its first namespace, it mounts the directory over itself, and what has been

@@ -22,7 +22,7 @@ type pass struct {
 	// elsewhere counts tunnels that other namespaces' NICs carry.
 	elsewhere int
 	again     bool // something may be ready soon of which no event will tell
-	snap    Snapshot
+	snap      Snapshot
 }
 
 const (

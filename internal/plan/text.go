@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+
+	"github.com/overlane/overlane/internal/printable"
 )
 
 // WriteText prints the plan as `overlane plan` shows it.
@@ -17,7 +19,7 @@ func (p Plan) WriteText(w io.Writer) error {
 	writeSteps(&b, p.Steps)
 	writeAttach(&b, p.Attach)
 	writeSkipped(&b, p.Skipped)
-	_, err := w.Write(b.Bytes())
+	_, err := io.WriteString(w, printable.Lines(b.String()))
 	return err
 }
 
@@ -39,7 +41,7 @@ func (p PriorityPlan) WriteText(w io.Writer) error {
 		b.WriteString("      undo  set what they were when they came, unless somebody else has changed it by then\n")
 	}
 	writeSkipped(&b, p.Skipped)
-	_, err := w.Write(b.Bytes())
+	_, err := io.WriteString(w, printable.Lines(b.String()))
 	return err
 }
 

@@ -6,6 +6,7 @@ package lifecycle
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -17,7 +18,16 @@ import (
 	"github.com/overlane/overlane/test/residue"
 )
 
-func TestMain(m *testing.M) { rig.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(floodVar) != "" {
+		if err := flood(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	rig.Main(m)
+}
 
 // forced makes the daemon act as soon as packets flow.
 const forced = "pipeline: forced\ntier: tc\nmetrics: off\n"

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
 )
@@ -36,6 +38,25 @@ func TestOffMakesTheDaemonRestoreAndEndWithZero(t *testing.T) {
 			t.Errorf("overlane off, again: %s", r)
 		}
 	}
+	l.GoesOn()
+	left(t, d, l.Stop())
+}
+
+// A daemon that does nothing any more is ended, and what it has changed is restored.
+func TestOffEndsADaemonThatHangs(t *testing.T) {
+	b := lab(t, bed.Options{Pods: 2})
+	before := masks(t, b)
+	d, l := start(t, b)
+	d.Signal(unix.SIGSTOP)
+	r := d.Verb("off")
+	if r.Code != 0 || !strings.Contains(r.Out, fmt.Sprintf("(pid %d) did not answer and was ended with SIGKILL", d.PID)) {
+		t.Errorf("overlane off, beside a daemon of pid %d that is stopped: %s", d.PID, r)
+	}
+	d.GoneBoth()
+	if now := masks(t, b); now != before {
+		t.Errorf("masks are %s, were %s", now, before)
+	}
+	d.NothingLeft()
 	l.GoesOn()
 	left(t, d, l.Stop())
 }

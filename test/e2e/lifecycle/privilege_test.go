@@ -193,7 +193,7 @@ func TestSocketIsRootsAndMetricsAreLocal(t *testing.T) {
 			t.Errorf("%s has mode %s and is user %d's, want %s and root's", file.path, info.Mode(), owner, file.mode)
 		}
 	}
-	if got, want := inetSockets(t, d.PID), []string{"tcp 0100007F:24F8"}; !slices.Equal(got, want) { // 127.0.0.1:9464
+	if got, want := inetSockets(t, d.PID), []string{"tcp 0100007F:39C5"}; !slices.Equal(got, want) { // 127.0.0.1:14789
 		t.Errorf("the daemon listens to %v, want %v", got, want)
 	}
 	ends(t, d)

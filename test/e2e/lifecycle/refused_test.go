@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -17,17 +16,31 @@ import (
 	"github.com/overlane/overlane/test/e2e/rig"
 )
 
-// Somebody else has the port for metrics: an error at the start, which says what would mend it.
+// Another program has the port for metrics: the daemon works without, says so, and takes the port when it is free.
 func TestMetricsPortThatIsTaken(t *testing.T) {
 	b := lab(t, bed.Options{})
 	var other net.Listener
 	must(t, b.Receiver().NS.Do(func() (err error) {
-		other, err = net.Listen("tcp", "127.0.0.1:9464")
+		other, err = net.Listen("tcp", "127.0.0.1:14789")
 		return err
 	}))
 	defer other.Close()
-	r := rig.Run(t, rig.Spec{NS: b.Receiver().NS}, "run", "--state-dir", filepath.Join(t.TempDir(), "state"))
-	refused(t, r, failure, "127.0.0.1:9464", "metrics:")
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS})
+	if m := d.Status().Metrics; m.Address != "127.0.0.1:14789" || !strings.Contains(m.Reason, "metrics:") {
+		t.Errorf("status: %+v", m)
+	}
+	if r := d.Verb("status"); !strings.Contains(r.Out, "metrics are not served at 127.0.0.1:14789") {
+		t.Errorf("overlane status: %s", r)
+	}
+	must(t, other.Close())
+	rig.Until(t, "metrics are served", func() (bool, string) {
+		m := d.Status().Metrics
+		return m.Reason == "", fmt.Sprintf("%+v", m)
+	})
+	if n := d.Metric("process_open_fds"); n == 0 {
+		t.Error("no descriptor is open")
+	}
+	ends(t, d)
 }
 
 // A file with a mistake changes nothing of what a daemon does, and the next one without is

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -76,11 +77,14 @@ func (d *Daemon) Time() time.Duration {
 	return time.Duration(spent.Nano())
 }
 
+// Metrics is where a daemon serves metrics if it is not told otherwise.
+var Metrics = netip.MustParseAddrPort("127.0.0.1:14789")
+
 // Metric scrapes one metric without labels from a daemon at its default address.
 func (d *Daemon) Metric(name string) (v float64) {
 	d.tb.Helper()
 	err := d.NS.Do(func() error {
-		conn, err := net.DialTimeout("tcp", "127.0.0.1:9464", Patience)
+		conn, err := net.DialTimeout("tcp", Metrics.String(), Patience)
 		if err != nil {
 			return err
 		}

@@ -77,6 +77,53 @@ static void sparse(__u32 start)
 	MUST(windows(&s, &now, 1, 1, 100) == OL_CLASS_LATENCY, "line %d", __LINE__);
 }
 
+/*
+ * So many flows of one source, each of them small and sparse, send so much in each window. Returns how
+ * many thousandths of their frames were latency.
+ */
+static int spread(__u32 now, int flows, __u32 frames, __u32 bytes)
+{
+	static struct ol_sparse s[300];
+	struct ol_sparse source = {.window = now};
+	long all = 0, latency = 0;
+
+	memset(s, 0, sizeof(s));
+	for (int i = 0; i < flows; i++)
+		s[i].window = now;
+	for (int w = 0; w < 100; w++, now += OL_SPARSE_WINDOW_US) {
+		/* Ten polls a window. */
+		for (__u32 poll = 0; poll < 10; poll++)
+			for (int i = 0; i < flows; i++) {
+				__u32 when = now + poll * (OL_SPARSE_WINDOW_US / 10);
+				__u32 class = ol_sparse_bounded(&s[i], &source, when, FRAMES, BYTES);
+
+				ol_sparse_add(&s[i], &source, frames / 10, bytes / 10);
+				all += frames / 10;
+				latency += class == OL_CLASS_LATENCY ? frames / 10 : 0;
+			}
+	}
+	return latency * 1000 / all;
+}
+
+static void sources(__u32 start)
+{
+	const struct ol_flow v4 = {.addr = {0x0a010203aabbccddULL}, .tail = 7ULL << 32 | 17 << 24 | 42};
+	const struct ol_flow v6 = {.addr = {1, 2, 3, 4}, .tail = 7ULL << 32 | 6 << 24 | 42, .v6 = 1};
+	struct ol_flow of;
+
+	/* Some flows of a source are latency but for their probation, whatever it sends beside them. */
+	MUST(spread(start, 4, 100, 1000) > 950, "line %d", __LINE__);
+	/* A flood over many ports is bulk, for as long as it lasts, by frames and by bytes. */
+	MUST(spread(start, 300, 10, 1000) < 20, "line %d", __LINE__);
+	MUST(spread(start, 300, 10, BYTES / 10) < 20, "line %d", __LINE__);
+
+	ol_source_of(&v4, &of);
+	MUST(of.addr[0] == 0x0a01020300000000ULL && of.tail == 42 && !of.v6, "line %d", __LINE__);
+	ol_source_of(&v6, &of);
+	MUST(of.addr[0] == 1 && of.addr[1] == 2 && !of.addr[2] && !of.addr[3] && of.tail == 42 && of.v6,
+	     "line %d", __LINE__);
+}
+
 /* A class that always wants the core gets its share of it, and no more in the long run. */
 static void budget(__u32 share)
 {
@@ -235,6 +282,8 @@ int main(void)
 	sparse(0);
 	sparse(12345);
 	sparse(~0U - 5 * OL_SPARSE_WINDOW_US); /* the clock wraps */
+	sources(0);
+	sources(~0U - 5 * OL_SPARSE_WINDOW_US); /* the clock wraps */
 	for (__u32 share = 50; share <= 1000; share += 50)
 		budget(share);
 	bounds();

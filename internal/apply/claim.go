@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apply
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/netns"
+)
+
+// Claim is the right to be the only daemon of a network namespace, whatever state directories there are.
+//
+// It is a lock on a file in the namespace's sysfs. The kernel has one sysfs for each network namespace, for all
+// mount and process namespaces: all daemons meet there, and the lock ends with its process. Of its files those
+// serve that only root can open: a lock on a file that all can open, or on an abstract socket's name, any user
+// could take first.
+type Claim struct{ f *os.File }
+
+// claimFile is there on each kernel, and does nothing unless something is written to it.
+const claimFile = "bus/cpu/drivers_probe"
+
+// ClaimNamespace takes the claim. A *BusyError names the daemon that has it.
+func ClaimNamespace(home *netns.Handle) (*Claim, error) {
+	sysfs, err := home.Sysfs()
+	if err != nil {
+		return nil, fmt.Errorf("claim network namespace: %w", err)
+	}
+	defer sysfs.Close()
+	f, err := sysfs.OpenFile(claimFile, os.O_WRONLY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("claim network namespace: %w", err)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = &BusyError{PID: flocker(f), Elsewhere: true}
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &Claim{f}, nil
+}
+
+// Close gives the claim up.
+func (c *Claim) Close() error { return c.f.Close() }
+
+// Claimed returns a *BusyError if a daemon has the namespace.
+func Claimed(home *netns.Handle) error {
+	c, err := ClaimNamespace(home)
+	if err == nil {
+		return c.Close()
+	}
+	if errors.Is(err, ErrBusy) {
+		return err
+	}
+	return nil // not known: see where the daemon claims
+}
+
+// flocker is the process that has locked a file, 0 if it is not told: it may be in another process
+// namespace.
+func flocker(f *os.File) (pid int) {
+	var st unix.Stat_t
+	list, err := os.Open("/proc/locks")
+	if err := errors.Join(err, unix.Fstat(int(f.Fd()), &st)); err != nil {
+		return 0
+	}
+	defer list.Close()
+	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	for lines := bufio.NewScanner(list); lines.Scan(); {
+		// 1: FLOCK  ADVISORY  WRITE 4711 00:17:52 0 EOF
+		fields := strings.Fields(lines.Text())
+		if len(fields) > 5 && fields[1] == "FLOCK" && fields[5] == file {
+			fmt.Sscan(fields[4], &pid)
+		}
+	}
+	return pid
+}

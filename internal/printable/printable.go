@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package printable makes text fit for a terminal. Names of devices and of containers are chosen by others, and
+// may hold what a terminal obeys: a device's name can have any byte but white space, '/' and ':'.
+package printable
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Text is s with each character that is not printable written as in a Go string: \x1b, \n, \u202e. It is
+// for the place where text is shown; data keeps what the kernel says.
+func Text(s string) string {
+	return escape(s, func(rune) bool { return false }, func(part string) string {
+		q := strconv.Quote(part)
+		return q[1 : len(q)-1]
+	})
+}
+
+// Lines is Text for text of several lines, which are kept.
+func Lines(s string) string {
+	lines := strings.Split(s, "\n")
+	for i, l := range lines {
+		lines[i] = Text(l)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// JSON is Lines for what an encoder has written. It stays the same JSON: of what is not printable, an
+// encoder leaves in strings what is beyond ASCII.
+func JSON(s string) string {
+	return escape(s, func(r rune) bool { return r == '\n' }, func(part string) string {
+		r, _ := utf8.DecodeRuneInString(part)
+		if r > 0xffff {
+			a, b := utf16(r)
+			return fmt.Sprintf(`\u%04x\u%04x`, a, b)
+		}
+		return fmt.Sprintf(`\u%04x`, r)
+	})
+}
+
+func utf16(r rune) (high, low rune) { return 0xd800 + (r-0x10000)>>10, 0xdc00 + (r-0x10000)&0x3ff }
+
+func escape(s string, keep func(rune) bool, spell func(part string) string) string {
+	var b strings.Builder
+	done := 0
+	for i := 0; i < len(s); {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		if (r == utf8.RuneError && n == 1) || !unicode.IsPrint(r) && !keep(r) {
+			b.WriteString(s[done:i])
+			b.WriteString(spell(s[i : i+n]))
+			done = i + n
+		}
+		i += n
+	}
+	if done == 0 {
+		return s
+	}
+	b.WriteString(s[done:])
+	return b.String()
+}
