@@ -182,7 +182,9 @@ func showDiagnosis(s *screen, d *diagnosis) {
 		s.table([]string{"DEVICE", "ROLE", "WHAT"}, rows)
 	} else if os.Geteuid() == 0 {
 		s.line()
-		s.line(cell{nothingIn(d.looked), plain})
+		for _, l := range nothingIn(d.looked) {
+			s.line(cell{l, plain})
+		}
 	}
 	if rows = neighbourRows(d.Neighbours); len(rows) > 0 {
 		s.line()
@@ -201,19 +203,18 @@ func showDiagnosis(s *screen, d *diagnosis) {
 	}
 }
 
-// nothingIn says where no tunnel was found, and what would change that.
-func nothingIn(l node.Looked) string {
-	if l.Namespaces == 0 {
-		return "no VXLAN or Geneve tunnel was looked for"
-	}
-	s := "no VXLAN or Geneve tunnel of this network namespace's NICs was found in " + plural(l.Namespaces, "network namespace")
+// nothingIn says that no tunnel was found, where, and what would change that.
+func nothingIn(l node.Looked) []string {
+	lines := []string{"no VXLAN or Geneve tunnel was found that the NICs of this network namespace carry"}
+	where := plural(l.Namespaces, "network namespace") + ", this one and those of processes"
 	if len(l.Dirs) > 0 {
-		s += ": those mounted in " + strings.Join(l.Dirs, ", ") + ", and those that processes are in"
+		where += ", and what is mounted in " + strings.Join(l.Dirs, ", ")
 	}
+	lines = append(lines, "looked into: "+where)
 	if l.Elsewhere > 0 {
-		return fmt.Sprintf("%s; NICs of other namespaces carry %s: run overlane where these NICs are", s, plural(l.Elsewhere, "tunnel"))
+		return append(lines, fmt.Sprintf("NICs of other network namespaces carry %s: run overlane where these NICs are, as with ip netns exec", plural(l.Elsewhere, "tunnel")))
 	}
-	return s + "; container engines make one as soon as a container of an overlay network runs on this node"
+	return append(lines, "a container engine makes one as soon as a container of an overlay network runs on this node")
 }
 
 func neighbourRows(list []neighbour.Service) (rows [][]cell) {
