@@ -55,7 +55,7 @@ be repeated at any time; when there is nothing to do it says so and succeeds.`,
 			}
 			rep, err := off(cmd.Context(), global.stateDir)
 			if global.json {
-				return errors.Join(err, printJSON(cmd.OutOrStdout(), rep))
+				return told(cmd.OutOrStdout(), &rep, err, func(message string) { rep.Error = message })
 			}
 			showOff(newScreen(cmd.OutOrStdout()), rep, err)
 			return err
@@ -66,7 +66,7 @@ be repeated at any time; when there is nothing to do it says so and succeeds.`,
 // off makes whoever is able to restore do it: the daemon, its guardian, or this
 // process. A daemon that hangs is ended first.
 func off(ctx context.Context, stateDir string) (control.OffReport, error) {
-	rep := control.OffReport{Report: apply.Report{Results: []apply.Result{}}}
+	rep := control.OffReport{Schema: control.Schema, Report: apply.Report{Results: []apply.Result{}}}
 	home, err := netns.Current()
 	if err != nil {
 		return rep, err

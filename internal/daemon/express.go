@@ -393,12 +393,9 @@ func (d *Daemon) expressMechanism() control.Mechanism {
 }
 
 // fillExpress tells of each way whether it is open, and why not.
-func (d *Daemon) fillExpress(st *control.Status) {
+func (d *Daemon) fillExpress(st *control.Status, names Names) {
 	for _, w := range d.expr.ways {
-		out := control.ExpressWay{NIC: w.nic.Name, Tunnel: w.tunnel.Name, Pod: w.pod.Host.Name, Open: w.reason == "" && has(d.expr.open, w.key), Reason: w.reason}
-		if w.pod.Host.NetnsCookie != d.cookie {
-			out.Netns = fmt.Sprint(w.pod.Host.NetnsCookie)
-		}
+		out := control.ExpressWay{NIC: w.nic.Name, Tunnel: w.tunnel.Name, Pod: w.pod.Host.Name, Netns: w.pod.Host.NetnsCookie, Name: names.Pod(w.pod), Open: w.reason == "" && has(d.expr.open, w.key), Reason: names.Text(w.reason)}
 		st.Express = append(st.Express, out)
 	}
 }

@@ -131,6 +131,9 @@ func (s *Scanner) Scan(ctx context.Context) (Snapshot, error) {
 	return p.snap, nil
 }
 
+// Home is the cookie of the home namespace.
+func (s *Scanner) Home() uint64 { return s.homeCookie }
+
 // Looked is where a scan has looked, for who finds nothing.
 type Looked struct {
 	Namespaces int
