@@ -89,7 +89,7 @@ func showStatus(s *screen, st control.Status, now time.Time) {
 	section([]string{"EXPRESS TO", "VETH", "FROM", "PAST", "OPEN", "WHY NOT"}, expressRows(st))
 	section([]string{"STAGE", ">NS/PACKET"}, costRows(st))
 	section([]string{"TIER", "REACHED", "WHY"}, tierRows(st.Tiers))
-	section([]string{"NAME", "ROLE", "NETWORK", ">VNI", "VETH", "STATE", "WHY"}, deviceRows(st))
+	section([]string{"NAME", "ROLE", "NETWORK", ">VNI", "STATE", "WHY"}, deviceRows(st))
 	section([]string{"BESIDE US", ">PID", "WHAT THAT MEANS"}, neighbourRows(st.Neighbours))
 }
 
@@ -241,14 +241,14 @@ func tierRows(tiers []control.TierStatus) (rows [][]cell) {
 
 func deviceRows(st control.Status) (rows [][]cell) {
 	for _, d := range st.Devices {
-		name, veth, vni := d.Name, "", ""
+		name, vni := d.Name, ""
 		if d.Place != nil {
-			name, veth = cmp.Or(d.Place.String(), d.Name), d.Name
+			name = cmp.Or(d.Place.String(), name)
 		}
 		if d.VNI != nil {
 			vni = fmt.Sprint(*d.VNI)
 		}
-		rows = append(rows, []cell{{name, bold}, {string(d.Role), plain}, {d.Network, plain}, {vni, plain}, {veth, plain}, stateCell(d.State), {d.Reason, plain}})
+		rows = append(rows, []cell{{name, bold}, {string(d.Role), plain}, {d.Network, plain}, {vni, plain}, stateCell(d.State), {d.Reason, plain}})
 	}
 	return rows
 }

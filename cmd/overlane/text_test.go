@@ -81,11 +81,11 @@ tc    yes
 xdp   no       native-xdp of eth0: its driver has none
                ethtool -i  eth0
 
-NAME                        ROLE      NETWORK      VNI  VETH   STATE   WHY
-eth0                        underlay                           active
-vxlan0                      tunnel    i79xvqm2hn  4097         manual  left alone: RPS mask set by somebody else
-3f2a9c1b7d44                pod       i79xvqm2hn  4097  veth1  active
-load balancer of i79xvqm2h  balancer  i79xvqm2hn  4097  veth2  active
+NAME          ROLE      NETWORK      VNI  STATE   WHY
+eth0          underlay                    active
+vxlan0        tunnel    i79xvqm2hn  4097  manual  left alone: RPS mask set by somebody else
+3f2a9c1b7d44  pod       i79xvqm2hn  4097  active
+lb_i79xvqm2h  balancer  i79xvqm2hn  4097  active
 `
 	if d := cmp.Diff(want, b.String()); d != "" {
 		t.Error(d)

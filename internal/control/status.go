@@ -168,8 +168,9 @@ type Device struct {
 	// Network is the overlay network of a tunnel or a pod, VNI its number; nil: the tunnel is one for many.
 	Network string  `json:"network,omitempty"`
 	VNI     *uint32 `json:"vni,omitempty"`
-	// Place is that of a pod's own end.
-	Place *node.Place `json:"place,omitempty"`
+	// Place is that of a pod's own end, Inside what the device is called there.
+	Place  *node.Place `json:"place,omitempty"`
+	Inside string      `json:"inside,omitempty"`
 }
 
 // Lane is one place that steered work goes to. Packets and Drops count since

@@ -238,7 +238,7 @@ func (d *Daemon) fillDevices(st *control.Status, names Names) {
 			role = control.Balancer
 		}
 		dev := add(p.Host, p.Peer, role)
-		dev.Place = &place
+		dev.Place, dev.Inside = &place, p.Peer.Name
 		if t, ok := names.Overlay(p); ok {
 			of(dev, t)
 		}

@@ -80,6 +80,8 @@ func (n Names) at(cookie uint64) string {
 		return ""
 	case s == p.Container:
 		return "container " + s
+	case p.Balancer:
+		return "load balancer " + strconv.Quote(s)
 	case s == p.Mount:
 		return "network namespace " + strconv.Quote(s)
 	default:

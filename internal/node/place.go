@@ -48,10 +48,8 @@ func (p Place) String() string {
 		return p.Container
 	case p.Pod != "":
 		return "pod " + p.Pod
-	case p.Balancer && p.Network == "":
-		return "ingress load balancer"
 	case p.Balancer:
-		return "load balancer of " + p.Network
+		return p.Mount
 	case p.Network != "":
 		return "network " + p.Network
 	case p.Mount != "":

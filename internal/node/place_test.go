@@ -44,8 +44,8 @@ func TestDockersMountsTellNetworks(t *testing.T) {
 		says  string
 	}{
 		"1-i79xvqm2hn": {Place{Network: "i79xvqm2hn", Mount: "1-i79xvqm2hn"}, "network i79xvqm2hn"},
-		"lb_i79xvqm2h": {Place{Network: "i79xvqm2h", Balancer: true, Mount: "lb_i79xvqm2h"}, "load balancer of i79xvqm2h"},
-		"ingress_sbox": {Place{Balancer: true, Mount: "ingress_sbox"}, "ingress load balancer"},
+		"lb_i79xvqm2h": {Place{Network: "i79xvqm2h", Balancer: true, Mount: "lb_i79xvqm2h"}, "lb_i79xvqm2h"},
+		"ingress_sbox": {Place{Balancer: true, Mount: "ingress_sbox"}, "ingress_sbox"},
 		"blue":         {Place{Mount: "blue"}, "blue"},
 		"f0bcd9a8e713": {Place{Mount: "f0bcd9a8e713"}, "f0bcd9a8e713"},
 	} {
