@@ -82,6 +82,11 @@ func (s *Scanner) Places() map[uint64]Place {
 		if k.member.pid != "" && inodeOf(k.member.pid) != k.inode {
 			k.member = member{}
 		}
+		var named Place
+		named.mounted(path.Base(k.mount.Point))
+		if named.Network != "" || named.Balancer {
+			continue // Docker's own, where no process is
+		}
 		if k.member.place.Container == "" && time.Since(k.member.since) >= walkEvery {
 			k.member.since = time.Now()
 			wanted[k.inode] = k
