@@ -15,9 +15,23 @@ export BPF2GO_CC ?= clang-$(LLVM)
 export BPF2GO_STRIP ?= llvm-strip-$(LLVM)
 export CLANG_FORMAT ?= clang-format-$(LLVM)
 export STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
+export NFPM ?= github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
+
+# Packages want a version that grows, begins with a number and has no hyphen.
+COMMITS := $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
+export PKG_VERSION ?= $(shell echo '$(VERSION)' | sed -E '/^v?[0-9]+[.]/!s/^/0.0.0+$(COMMITS)./; s/^v//; s/-/+/g')
+# The oldest kernel has one place: what `overlane doctor` asks for.
+export MIN_KERNEL := $(shell sed -n 's/^const minRelease = "\(.*\)"/\1/p' internal/probe/kernel.go)
+
+# Where `make install` puts things; the configuration is in /etc whatever the prefix.
+PREFIX ?= /usr/local
+bindir = $(DESTDIR)$(PREFIX)/bin
+unitdir = $(DESTDIR)$(PREFIX)/lib/systemd/system
+sharedir = $(DESTDIR)$(PREFIX)/share
+etcdir = $(DESTDIR)/etc/overlane
 
 # How long `make fuzz` stays with one target.
 FUZZTIME ?= 60s
@@ -26,6 +40,7 @@ FUZZTIME ?= 60s
 
 .PHONY: build
 build: ## Build the static binary bin/overlane
+	@. scripts/lib.sh && need_go
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/overlane ./cmd/overlane
 
 .PHONY: generate
@@ -35,6 +50,55 @@ generate: ## Regenerate the BPF objects and their Go bindings
 .PHONY: clean
 clean: ## Remove what was built
 	rm -rf bin build
+
+##@ Install
+
+.PHONY: install
+install: build ## Program, manual, completion, unit, sample configuration (PREFIX, DESTDIR)
+	@rm -rf build/man && mkdir -p build/man && bin/overlane man build/man && gzip -9n build/man/*.8
+	install -D -m 755 bin/overlane $(bindir)/overlane
+	install -d $(unitdir) $(sharedir)/man/man8 $(sharedir)/doc/overlane/docs
+	sed 's|/usr/bin/overlane|$(PREFIX)/bin/overlane|' deploy/overlane.service >$(unitdir)/overlane.service
+	@chmod 644 $(unitdir)/overlane.service
+	[ -e $(etcdir)/config.yaml ] || install -D -m 644 deploy/config.yaml $(etcdir)/config.yaml
+	install -m 644 build/man/*.8.gz $(sharedir)/man/man8
+	for shell in $(completions); do \
+		install -D -m 644 <(bin/overlane completion $${shell%%:*}) $(sharedir)/$${shell#*:} || exit; \
+	done
+	install -m 644 README.md KNOWN_ISSUES.md LICENSE LICENSES/* $(sharedir)/doc/overlane
+	install -m 644 docs/*.md $(sharedir)/doc/overlane/docs
+	@[ -n '$(DESTDIR)' ] || deploy/package/after-install.sh
+
+completions := bash:bash-completion/completions/overlane zsh:zsh/site-functions/_overlane \
+	fish:fish/vendor_completions.d/overlane.fish
+
+.PHONY: uninstall
+uninstall: ## Stop overlane, restore the node, remove what install installed
+	@[ -n '$(DESTDIR)' ] || PATH=$(bindir):$$PATH deploy/package/before-remove.sh remove
+	rm -f $(bindir)/overlane $(unitdir)/overlane.service $(sharedir)/man/man8/overlane{,-*}.8.gz \
+		$(foreach shell,$(completions),$(sharedir)/$(lastword $(subst :, ,$(shell))))
+	rm -rf $(sharedir)/doc/overlane
+	@! cmp -s deploy/config.yaml $(etcdir)/config.yaml || rm $(etcdir)/config.yaml
+	@[ ! -d $(etcdir) ] || rmdir $(etcdir) || echo 'kept, since it was changed: $(etcdir)'
+	@[ -n '$(DESTDIR)' ] || deploy/package/after-remove.sh remove
+
+.PHONY: packages
+packages: ## A deb and an rpm in build/packages
+	@rm -rf build/root build/packages && mkdir -p build/packages
+	@$(MAKE) install DESTDIR=build/root PREFIX=/usr >/dev/null
+	@for kind in deb rpm; do \
+		$(GO) run $(NFPM) package --config deploy/nfpm.yaml --packager $$kind --target build/packages || exit; \
+	done
+
+.PHONY: try-packages
+try-packages: packages ## Install, upgrade and purge the packages in roots of their own (root, debootstrap, rpm)
+	@scripts/try-packages.sh
+
+# podman has the same options.
+DOCKER ?= docker
+.PHONY: image
+image: build ## A container image overlane:VERSION of nothing but the program (docker, or DOCKER=podman)
+	$(DOCKER) build --file deploy/Dockerfile --tag overlane:$(VERSION) --tag overlane:latest bin
 
 ##@ Check
 

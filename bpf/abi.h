@@ -490,7 +490,7 @@ struct ol_sparse {
 	__u8 class;
 	__u8 heavy; /* it was too much once */
 	__u8 used;
-	__u8 host; /* in no tunnel */
+	__u8 host;  /* in no tunnel */
 	__u8 bound; /* bulk nevertheless: its source sends too much in such flows */
 	__u8 pad[3];
 };

@@ -40,7 +40,7 @@ func withDaemon(verb string, fn func(*control.Client) error) error {
 	}
 	c, err := dialDaemon()
 	if errors.Is(err, control.ErrNoDaemon) {
-		return fmt.Errorf("%w (state directory %s): start one with overlane run", err, global.stateDir)
+		return fmt.Errorf("%w (state directory %s): start one with systemctl start overlane, or overlane run", err, global.stateDir)
 	}
 	if err != nil {
 		return err

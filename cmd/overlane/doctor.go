@@ -63,26 +63,32 @@ func newDoctorCmd() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "What this node can get, and what slows its overlay down",
-		Long: `Looks at the kernel, the NICs, the tunnels and the pods, and changes nothing. For
-each tier that this node does not reach it names the one reason and the one
-command that would change it. Findings are classic causes of a slow overlay,
-each with the exact command that mends it; see to those first. Programs of others on
-the devices, and services that move what overlane goes by, are named, with what
-is left alone because of them and what remains.
+		Short: "What overlane can do here, and what makes the overlay slow",
+		Long: `Looks at the kernel, the NICs, the tunnels and the pods, for about a second, and
+changes nothing.
 
-Tiers: 0 settings (any kernel), 1 tc (pipeline at the tunnel and pod stages),
-2 xdp (split of the first stage), 3 merge (micro-flows). A missing tier is no
-error: the next lower one runs. Priority has a line of its own: it needs native
-XDP on an underlay, and a NIC that threads can poll.
+Its parts:
+  TIER       how much of the pipeline is possible: 0 settings, 1 tc (stages behind the NIC on other cores), 2 xdp (the NIC's stage, too), 3 merge (one flow on several cores)
+  MECHANISM  which other mechanisms are possible
+  FEATURE    what the kernel and the NICs have
+  DEVICE     the NICs, tunnels and pods that were found
+  BESIDE US  services of this node that change what overlane goes by
+  FINDINGS   known causes of a slow overlay, the worst first
 
-Without root only the kernel is looked at, as far as it lets others ask.`,
+What is not possible has one reason and one command. A tier that is not reached
+is no error: the next lower one runs.
+
+Each finding has the command that mends it. See to these first: they help without
+overlane, too. A command may change more than the overlay; read it before you run
+it.
+
+Without root only the kernel is looked at.`,
 		Example: `  overlane doctor
   overlane doctor --json | jq -r '.findings[].fix'`,
 		Args: cobra.NoArgs,
 		Annotations: exits(map[int]string{
-			exitOK:          "the pipeline can run here (tier 1 or above)",
-			exitUnsupported: "the pipeline cannot run here; the reason is in the table",
+			exitOK:          "overlane can run here",
+			exitUnsupported: "overlane cannot run here; the reason is in the table",
 			exitVerdict:     "",
 		}),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -124,6 +130,10 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 		return nil, err
 	}
 	defer s.Close()
+	required := requireTier(cfg, l.tiers)
+	l.features = l.stands()
+	l.tiers = probe.Tiers(l.features)
+	l.tell()
 	d.Tiers, d.Mechanisms, d.Features = l.tiers, l.mechanisms(), l.features
 	names := daemon.NewNames(s, l.snap)
 	d.Namespaces, d.looked = names.Places(), s.Looked()
@@ -140,7 +150,37 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	if err != nil {
 		return d, err
 	}
-	return d, requireTier(cfg, l.tiers)
+	if err := d.onlookers(s, l.snap, own); err != nil {
+		return d, err
+	}
+	return d, required
+}
+
+// onlookers says why datagrams are not joined (aggregate: auto), once for each reason.
+func (d *diagnosis) onlookers(s *node.Scanner, snap node.Snapshot, own func(uint32) bool) error {
+	reasons, err := daemon.JoinedReasons(s, snap, own)
+	if err != nil {
+		return err
+	}
+	told := map[string]bool{}
+	add := func(dev node.Dev) {
+		why := reasons[dev.Key()]
+		if why == "" || told[why] {
+			return
+		}
+		told[why] = true
+		what, see, _ := strings.Cut(strings.TrimPrefix(why, "left alone: "), "; see: ")
+		d.Findings = append(d.Findings, probe.Finding{Level: probe.Note, Device: dev, What: "aggregate leaves it alone: " + what, Fix: see})
+	}
+	for _, u := range snap.Underlays {
+		for _, r := range u.Receivers {
+			add(r.Dev)
+		}
+	}
+	for _, t := range snap.Tunnels {
+		add(t.Dev)
+	}
+	return nil
 }
 
 func (d *diagnosis) devices(snap node.Snapshot, names daemon.Names) {

@@ -30,7 +30,7 @@ var exitMeaning = []string{
 	exitFailure:     "failure",
 	exitUsage:       "usage: an unknown verb or flag, or a mistake in the configuration",
 	exitUnsupported: "not supported here: the kernel or the NIC lacks what is needed",
-	exitVerdict:     "drift, or a verdict that is not met",
+	exitVerdict:     "a measurement does not show what it was to show",
 }
 
 // codedError carries the exit code that an error leads to.

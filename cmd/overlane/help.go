@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,7 +21,7 @@ type page struct {
 	name     string // "overlane-status"
 	short    string
 	synopsis string
-	long     []string // paragraphs; lines that begin with a space stay as they are
+	long     []string // paragraphs; a line that begins with a space stays on its own
 	verbs    [][2]string
 	flags    []flagDoc
 	keys     [][2]string // of the configuration file
@@ -86,7 +87,7 @@ func newPage(cmd *cobra.Command) page {
 	if !cmd.HasParent() {
 		p.files = [][2]string{
 			{"/etc/overlane/config.yaml", "read by the systemd unit; every key is optional"},
-			{"/run/overlane/COOKIE/", "lock, journal and control socket, by the cookie of the network namespace"},
+			{"/run/overlane/COOKIE/", "lock, journal and control socket of one network namespace"},
 		}
 	}
 	if ex := strings.TrimRight(cmd.Example, "\n"); ex != "" {
@@ -131,12 +132,41 @@ func (d flagDoc) text() string {
 	return d.usage + " (default " + d.def + ")"
 }
 
+// helpWidth leaves the last column free.
+const helpWidth = 79
+
+// listed is a line of a list: a word or two, a gap, and what they mean.
+var listed = regexp.MustCompile(`^( +\S+(?: \S+)* {2,}| +\S+ )(\S.*)$`)
+
+// items breaks a paragraph into running text, whose first half is empty, and lines of a list.
+func items(par string) (list [][2]string) {
+	running := false
+	for line := range strings.SplitSeq(par, "\n") {
+		switch m := listed.FindStringSubmatch(line); {
+		case m != nil:
+			list = append(list, [2]string{m[1], m[2]})
+			running = false
+		case running:
+			list[len(list)-1][1] += " " + line
+		default:
+			list = append(list, [2]string{"", line})
+			running = true
+		}
+	}
+	return list
+}
+
 // printHelp writes the page for a terminal of 80 columns.
 func printHelp(w io.Writer, cmd *cobra.Command) {
 	p := newPage(cmd)
-	fmt.Fprintf(w, "%s - %s\n\nUsage:\n  %s\n", strings.ReplaceAll(p.name, "-", " "), p.short, p.synopsis)
+	fmt.Fprintf(w, "%s\n\nUsage:\n  %s\n", strings.Join(wrap(strings.ReplaceAll(p.name, "-", " ")+" - "+p.short, helpWidth), "\n"), p.synopsis)
 	for _, par := range p.long {
-		fmt.Fprintf(w, "\n%s\n", par)
+		fmt.Fprintln(w)
+		for _, item := range items(par) {
+			name, text := item[0], item[1]
+			lines := wrap(text, max(helpWidth-runes(name), 30))
+			fmt.Fprintf(w, "%s%s\n", name, strings.Join(lines, "\n"+strings.Repeat(" ", runes(name))))
+		}
 	}
 	pairs(w, "Verbs", p.verbs)
 	var flags [][2]string
@@ -162,7 +192,7 @@ func pairs(w io.Writer, title string, list [][2]string) {
 	}
 	fmt.Fprintf(w, "\n%s:\n", title)
 	for _, l := range list {
-		lines := wrap(l[1], max(80-width-4, 30))
+		lines := wrap(l[1], max(helpWidth-width-4, 30))
 		fmt.Fprintf(w, "  %-*s  %s\n", width, l[0], strings.Join(lines, "\n"+strings.Repeat(" ", width+4)))
 	}
 }

@@ -27,12 +27,13 @@ import (
 func newLabCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
-		Short: "Testbed and benchmark: two hosts, a wire and an overlay in network namespaces",
-		Long: `Builds two hosts in network namespaces of their own, joined by a veth pair that
-stands for the wire, with a real VXLAN overlay and pods on top; sends real
-traffic through it; and compares the plain overlay with the ways to speed it up.
-Nothing outside of these namespaces is touched (but by "lab run --awake", while
-it runs), several labs can be up at once, and "lab down" leaves nothing.`,
+		Short: "Testbed and benchmark, in network namespaces of its own",
+		Long: `Builds two hosts in network namespaces, joined by a veth pair in place of a wire,
+with a real VXLAN overlay and pods on top. It sends traffic through them and
+compares the plain overlay with ways to make it faster.
+
+Nothing outside of these namespaces is touched, except by "lab run --awake" while
+it runs. Several labs can be up at once. "lab down" leaves nothing.`,
 	}
 	cmd.AddCommand(newLabUpCmd(), newLabDownCmd(), newLabRunCmd(), newLabStagesCmd(), newLabExecCmd())
 	return cmd
@@ -158,7 +159,7 @@ func newLabRunCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "run SCENARIO...",
-		Short: "Compare variants under a kind of traffic, in interleaved rounds",
+		Short: "Compare variants under traffic, in interleaved rounds",
 		Long:  "Runs the variants of each scenario in turn (A B C A B C ...), and prints a table.\nUses the lab of the given name if it is up, or else one of its own for the time.\n\n" + labCatalogue(),
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -223,7 +224,7 @@ func newLabStagesCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "stages",
-		Short: "What each step of the receive path costs, by profile, variants side by side",
+		Short: "What each step of the receive path costs",
 		Long: `Sends one flow of datagrams above saturation, and looks some 4000 times a second
 at what the kernel does on each core: what each step from the NIC to the socket
 costs, in ns for each datagram that gets there. Rounds are interleaved; shown are

@@ -248,7 +248,7 @@ func TestVerbsThatFindNothing(t *testing.T) {
 		code int
 		want string // in stdout, or in stderr if the code is not 0
 	}{
-		{"status", exitFailure, "start one with overlane run"},
+		{"status", exitFailure, "start one with systemctl start overlane, or overlane run"},
 		{"off", exitOK, "nothing to do: nothing of overlane is in place"},
 		{"off --json", exitOK, `"results": []`},
 		{"plan", exitOK, "run would only watch: there is no VXLAN or Geneve tunnel yet"},

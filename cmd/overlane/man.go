@@ -63,15 +63,11 @@ func (p page) roff() []byte {
 		if i > 0 {
 			line(".PP")
 		}
-		verbatim := strings.HasPrefix(par, " ") || strings.Contains(par, "\n ")
-		if verbatim {
-			line(".nf")
-		}
-		for l := range strings.SplitSeq(par, "\n") {
-			line("%s", esc(l))
-		}
-		if verbatim {
-			line(".fi")
+		for _, item := range items(par) {
+			if name := strings.TrimSpace(item[0]); name != "" {
+				line(".TP\n.B %s", esc(name))
+			}
+			line("%s", esc(item[1]))
 		}
 	}
 	list("VERBS", p.verbs)

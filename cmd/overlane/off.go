@@ -32,16 +32,17 @@ const offTime = 15 * time.Second
 func newOffCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "off",
-		Short: "Back to the stock path, with or without a living daemon",
-		Long: `Brings back every value that overlane has changed in this network namespace and
-in those of its tunnels and pods. A living daemon does it itself and ends with
-exit code 0, so that a service manager does not start it again. Without one, off
-restores from the journal that a daemon leaves behind when it is killed. A daemon
-that does not answer within 10 s is ended, by SIGTERM and then by SIGKILL; a service
-manager may start it again after that.
+		Short: "Take everything back, with or without a running daemon",
+		Long: `Takes back everything that overlane has changed in this network namespace and in
+those of its tunnels and pods.
 
-A value that somebody else has changed in the meantime stays as it is. Off may
-be repeated at any time; when there is nothing to do it says so and succeeds.`,
+A running daemon does so itself, and ends with exit code 0, so that systemd does
+not start it again. When the daemon was killed, off restores from its journal. A
+daemon that does not answer within 10 s is ended, by SIGTERM and then by SIGKILL;
+a service manager may start it again after that.
+
+A value that another program has changed meanwhile stays as it is. Off may be run
+at any time; with nothing to do it says so and succeeds.`,
 		Example: `  overlane off`,
 		Args:    cobra.NoArgs,
 		Annotations: exits(map[int]string{

@@ -27,6 +27,7 @@ import (
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/printable"
 	"github.com/overlane/overlane/internal/probe"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // outlook is what plan prints.
@@ -79,18 +80,18 @@ func newPlanCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "What run would change on this node, with the way back",
-		Long: `Shows what "overlane run" would change as soon as it decides to act, as steps in
-order, each with the value that is there now, the value wanted, the reason, and
-what undoes it; then the programs it would attach; then what it would leave as
-it is, and why. Plan changes nothing.
+		Long: `Shows what "overlane run" would change once it acts. Nothing is changed by plan.
 
-Where the configuration has priority rules, it shows what these change as well,
-which does not wait for load; without, what a trial would change that is made
-when flows would have to wait.
+Each step has the setting, its value now and the new one, the reason, and what
+takes it back. Then come the programs that would be attached, and the devices
+that are left as they are, with the reason.
 
-Without a running daemon nobody has measured this node yet: the placement rests
-on typical stage costs, and on the core that has handled most receive softirqs
-since boot. The daemon decides by what it measures.`,
+Priority rules of the configuration act at once, without waiting for load; they
+have a part of their own.
+
+Without a running daemon nothing has been measured yet. The cores are then chosen
+by typical costs, and by which core has received most since boot. The daemon
+decides by what it measures.`,
 		Example: `  overlane plan
   overlane plan --config /etc/overlane/config.yaml
   overlane plan --json | jq .steps,.priority.steps`,
@@ -198,7 +199,9 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 		return out, err
 	}
 	if cfg.Aggregate != config.ModeOff {
-		out.Aggregate = planAggregate(cfg.Aggregate, s, l, owned)
+		if out.Aggregate, err = planAggregate(cfg.Aggregate, s, l, owned); err != nil {
+			return out, err
+		}
 	}
 	if cfg.Express != config.ModeOff {
 		if out.Express, err = planExpress(cfg, s, l, owned); err != nil {
@@ -235,11 +238,11 @@ func (o *outlook) pipeline(ctx context.Context, cfg *config.Config, cores config
 	if prioritises(cfg) {
 		beside = o.Priority
 	}
-	if o.Placement, err = place(ctx, cfg, cores, beside); err != nil {
+	if o.Placement, err = place(ctx, cfg, cores, beside, l); err != nil {
 		return err
 	}
 	layout := governor.Layout{NIC: o.Placement.NIC, Tunnel: o.Placement.Tunnel, Pod: o.Placement.Pod}
-	in := daemon.PlanInput(s, l.snap, layout, owned)
+	in := daemon.PlanInput(s, l.snap, layout, owned, l.places, xdp.Want{By: xdp.Pipeline, Asked: true})
 	if o.Placement.inPlace {
 		in.Attach = nil
 	}
@@ -277,7 +280,7 @@ func planPriority(all *config.Config, cores config.CPUList, s *node.Scanner, l l
 	attached := func(u node.Underlay) bool {
 		return !u.ForeignXDP && slices.Contains([]string{plan.PriorityProgram, plan.TwoLanesProgram}, neighbour.ProgramName(u.XDPProgID))
 	}
-	in := daemon.PriorityInput(s, l.snap, slices.Sorted(slices.Values(cores)), owned, attached)
+	in := daemon.PriorityInput(s, l.snap, slices.Sorted(slices.Values(cores)), owned, attached, l.places, xdp.Want{By: xdp.Priority, Asked: prioritises(all)})
 	in.NoThreads = cfg.Threads == config.ThreadsOff
 	in.Realtime = cfg.Threads == config.ThreadsAuto && !notInRealtime(owned)
 	if cfg.Mode == config.PrioritySync {
@@ -288,7 +291,7 @@ func planPriority(all *config.Config, cores config.CPUList, s *node.Scanner, l l
 			return f.ID == probe.NativeXDP && f.Device == nic.Name && f.State == probe.Unsupported
 		}
 		if nic.Unfit == "" && !nic.Attached && slices.ContainsFunc(l.features, noXDP) {
-			in.NICs[i].Unfit = daemon.NoNativeXDP
+			in.NICs[i].Unfit = "no XDP program: its driver has no native XDP with the present settings"
 		}
 	}
 	out := &priorityOutlook{PriorityPlan: plan.Priority(in)}
@@ -330,8 +333,15 @@ func merges(cfg *config.Config, l look) bool {
 }
 
 // planAggregate is what datagrams change that come in a row.
-func planAggregate(mode config.Mode, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) *plannedOutlook {
-	out := &plannedOutlook{Plan: plan.Aggregate(daemon.AggregateInput(s, l.snap, owned))}
+func planAggregate(mode config.Mode, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*plannedOutlook, error) {
+	var reasons map[node.DevKey]string
+	if mode != config.ModeForced {
+		var err error
+		if reasons, err = daemon.JoinedReasons(s, l.snap, ownIfRunning()); err != nil {
+			return nil, err
+		}
+	}
+	out := &plannedOutlook{Plan: plan.Aggregate(daemon.AggregateInput(s, l.snap, owned, reasons))}
 	switch {
 	case len(l.snap.Underlays) == 0:
 		out.When = "for aggregation, run would wait for an underlay: there is none yet"
@@ -344,7 +354,7 @@ func planAggregate(mode config.Mode, s *node.Scanner, l look, owned map[plan.Set
 	default:
 		out.When = "once packets come so fast that datagrams may come in a row, run would do this:"
 	}
-	return out
+	return out, nil
 }
 
 // planExpress is what frames change that go straight to pods.
@@ -359,7 +369,7 @@ func planExpress(cfg *config.Config, s *node.Scanner, l look, owned map[plan.Set
 		return nil, err
 	}
 	out := &plannedOutlook{}
-	if out.Plan, err = daemon.ExpressPlan(s, l.snap, cookie, owned, cfg.Aggregate != config.ModeOff, ownIfRunning()); err != nil {
+	if out.Plan, err = daemon.ExpressPlan(s, l.snap, cookie, owned, cfg.Aggregate != config.ModeOff, ownIfRunning(), l.places); err != nil {
 		return nil, err
 	}
 	switch {
@@ -399,7 +409,8 @@ func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l
 	}
 	out := &plannedOutlook{}
 	tier := governor.XDP
-	if noXDP(cfg, l) != nil {
+	refuses := func(u node.Underlay) bool { return l.places.Bars(u, microflowsWant(cfg)) != "" }
+	if noXDP(cfg, l) != nil || slices.ContainsFunc(l.snap.Underlays, refuses) {
 		tier = governor.TC
 	}
 	layout := governor.PlaceMicroflows(tier, slices.Sorted(slices.Values(cores)), []int{nic}, cfg.Microflows.Cores, merges(cfg, l), governor.Costs{})
@@ -407,7 +418,7 @@ func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l
 		out.When = "run would split no flow: " + layout.Reason
 		return out, nil
 	}
-	in := daemon.PlanInput(s, l.snap, layout, owned)
+	in := daemon.PlanInput(s, l.snap, layout, owned, l.places, microflowsWant(cfg))
 	if layout.Merge {
 		in.Merge = daemon.MergeSteps(l.snap, daemon.FirstMergeIndex)
 	}
@@ -427,6 +438,11 @@ func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l
 	return out, nil
 }
 
+// microflowsWant is how micro-flows want a NIC: by themselves, unless they are forced.
+func microflowsWant(cfg *config.Config) xdp.Want {
+	return xdp.Want{By: xdp.Microflows, Asked: cfg.Microflows.Mode == config.ModeForced}
+}
+
 // pollers are the cores that threads of NICs are, or will be, bound to.
 func (p *priorityOutlook) pollers(cores config.CPUList) (list []int) {
 	for _, s := range p.Steps {
@@ -442,7 +458,7 @@ func (p *priorityOutlook) pollers(cores config.CPUList) (list []int) {
 
 // place is the running daemon's placement, or the one that a daemon would begin
 // with.
-func place(ctx context.Context, cfg *config.Config, cores config.CPUList, prio *priorityOutlook) (placement, error) {
+func place(ctx context.Context, cfg *config.Config, cores config.CPUList, prio *priorityOutlook, seen look) (placement, error) {
 	if p, ok := placed(ctx); ok {
 		return p, nil
 	}
@@ -450,8 +466,9 @@ func place(ctx context.Context, cfg *config.Config, cores config.CPUList, prio *
 	if err != nil {
 		return placement{}, err
 	}
+	takes := func(u node.Underlay) bool { return seen.places.Bars(u, xdp.Want{By: xdp.Pipeline, Asked: true}) == "" }
 	tier := governor.TC
-	if cfg.Tier == config.TierXDP {
+	if cfg.Tier == config.TierXDP && (len(seen.snap.Underlays) == 0 || slices.ContainsFunc(seen.snap.Underlays, takes)) {
 		tier = governor.XDP
 	}
 	l := governor.Place(tier, cores, []int{nic}, governor.Costs{})
@@ -525,21 +542,43 @@ func busiestReceiver() (int, error) {
 }
 
 // ownedSettings reads, without the lock, what overlane has changed here.
-func ownedSettings() (map[plan.Setting]plan.Owned, error) {
+func ownedSettings() (owned map[plan.Setting]plan.Owned, err error) {
+	err = inFolder(func(dir *apply.Dir) error {
+		entries, err := dir.Entries()
+		owned = apply.Owned(entries)
+		return err
+	})
+	return owned, err
+}
+
+// placesKnown tells what XDP programs cost here, and where they were refused, as far as a daemon has
+// found out. No program comes to a NIC by it.
+func placesKnown() (places *xdp.Places, err error) {
+	var known *xdp.Memory
+	err = inFolder(func(dir *apply.Dir) (err error) {
+		known, err = xdp.Remember(dir)
+		return err
+	})
+	if known == nil && err == nil {
+		known, err = xdp.Remember(nil)
+	}
+	return xdp.New(nil, known, nil), err
+}
+
+// inFolder calls fn with this namespace's folder, if it has one.
+func inFolder(fn func(*apply.Dir) error) error {
 	cookie, err := here()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	// Looking must not create the folder.
 	_, err = os.Stat(filepath.Join(global.stateDir, strconv.FormatUint(cookie, 10)))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil
 	}
 	dir, err := apply.Open(global.stateDir, cookie)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer dir.Close()
-	entries, err := dir.Entries()
-	return apply.Owned(entries), err
+	return errors.Join(fn(dir), dir.Close())
 }

@@ -16,20 +16,21 @@ import (
 func newPrioCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prio",
-		Short: "Which flows overtake bulk traffic: rules at run time",
-		Long: `Rules give flows their class: latency overtakes bulk from the driver on, and what no
-rule names is bulk. The first rule that fits a flow wins: those that were added at
-run time, in their order, then those of the configuration file. All fields of a rule
-have to fit; port and cidr may be on either side of a flow.
+		Short: "Let flows overtake bulk traffic: rules at run time",
+		Long: `A rule gives flows a class. Flows of the class latency overtake those of the class
+bulk; a flow that no rule names is bulk. The first rule that fits a flow decides:
+first the rules that were added by "prio add", then those of the configuration.
+All fields of a rule have to fit. Port and cidr may be on either side of a flow.
 
-Rules that are added last until the daemon ends, also when it reads its
-configuration again. They are in force when the command returns.`,
+A rule that was added is in force when the command returns, and stays until the
+daemon ends. For good, write it into the configuration (priority.rules).`,
 		Example: `  overlane prio add memcached proto tcp port 11211
   overlane prio add batch cidr 10.32.7.0/24 class bulk
   overlane prio list
   overlane prio del batch`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Args:        cobra.NoArgs,
+		Annotations: prioExits(),
+		RunE:        func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newPrioAddCmd(), newPrioDelCmd(), newPrioListCmd())
 	return cmd

@@ -20,31 +20,30 @@ var global struct {
 	json     bool
 }
 
-const rootLong = `overlane gives a container overlay network (VXLAN, Geneve) the speed and the
-latency of the host network, on the kernel that the node already runs, and
-leaves no trace when it is switched off.
+const rootLong = `overlane makes container overlay networks (VXLAN, Geneve) faster, on the kernel
+that the node already runs. It needs no kernel module, no change to the network
+and no restart of a container.
 
-An overlay packet crosses three devices on its way in: the underlay NIC, the
-tunnel device and the container's veth. Linux runs all three stages of a flow on
-one core. overlane spreads them over several, in order, when that helps, and
-steps back when it does not.
+It acts while that pays: when UDP datagrams of a flow come fast, or when
+receiving overlay packets keeps one core busy while others have room. Otherwise
+packets take the stock path, as if overlane were not there.
 
-Start with "overlane doctor", which only looks. "overlane plan" shows what
-"overlane run" would change, and "overlane off" takes all of it back, at any
-time, with or without a running daemon.`
+Begin with "overlane doctor", which only looks. "overlane plan" shows what
+"overlane run" would change. "overlane off" takes all of it back at any time,
+with or without a running daemon.`
 
 func newRootCmd() *cobra.Command {
 	cobra.EnableCommandSorting = false // in the order in which a newcomer needs them
 	root := &cobra.Command{
 		Use:   "overlane",
-		Short: "the speed of the host network for container overlay networks",
+		Short: "makes container overlay networks faster",
 		Long:  rootLong,
 		Example: `  overlane doctor          what this node can get, and what slows it down
-  overlane plan            what would be changed, with the way back
+  overlane plan            what run would change, with the way back
   overlane run             act, until told to stop
-  overlane status          what it does and why
-  overlane off             back to the stock path
-  overlane lab run udp-one the proof, in network namespaces of its own`,
+  overlane status          what it does, and why
+  overlane off             everything as it was
+  overlane lab run udp-one a benchmark, in network namespaces of its own`,
 		Version:           buildVersion(),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
@@ -52,7 +51,7 @@ func newRootCmd() *cobra.Command {
 	}
 	root.SetVersionTemplate("overlane {{.Version}}\n")
 	flags := root.PersistentFlags()
-	flags.StringVar(&global.stateDir, "state-dir", apply.DefaultStateDir, "folder `DIR` of lock, journal and control socket")
+	flags.StringVar(&global.stateDir, "state-dir", apply.DefaultStateDir, "keep lock, journal and control socket below `DIR`")
 	flags.BoolVar(&global.json, "json", false, "print JSON instead of text")
 	root.Flags().Bool("version", false, "print the version")
 	root.AddCommand(

@@ -25,28 +25,31 @@ func newRunCmd() *cobra.Command {
 	var verbose bool
 	cmd := &cobra.Command{
 		Use:   "run",
-		Short: "Make this node's overlay fast, until told to stop",
-		Long: `Run finds the underlays of its network namespace, the tunnels over them and
-the pods behind, follows their coming and going, and measures. When packets come
-fast, it has UDP datagrams that come in a row cross the overlay as one. When receive
-processing of overlay packets saturates a core, it spreads the stages of each
-flow over the configured cores; when that does not pay any more, it steps back.
+		Short: "Make the overlays of this node faster, until told to stop",
+		Long: `Finds the NICs that carry tunnels, the tunnels and the pods behind them in this
+network namespace, follows their coming and going, and measures.
 
-On an idle node nothing on any device is changed. When it ends, by whatever cause,
-everything is as it was.
+When packets come fast, UDP datagrams of one flow that come in a row cross the
+overlay as one packet. When receiving overlay packets keeps a core busy, the work
+of a flow is spread over several cores, if a trial shows that this pays. When it
+does not pay any more, overlane steps back.
 
-It needs root and the capabilities BPF, PERFMON, NET_ADMIN, SYS_ADMIN, SYS_PTRACE and
-SYS_NICE, and gives up all others at its start. Without SYS_PTRACE or SYS_NICE it
+On an idle node nothing is changed on any device. When overlane ends, for
+whatever reason, everything is as it was.
+
+It needs root, and keeps the capabilities BPF, PERFMON, NET_ADMIN, SYS_ADMIN,
+SYS_PTRACE and SYS_NICE; it gives up all others. Without SYS_PTRACE or SYS_NICE it
 does less, and status says what.`,
 		Example: `  overlane run
   overlane run --config /etc/overlane/config.yaml`,
-		Args: cobra.NoArgs,
+		Args:        cobra.NoArgs,
+		Annotations: exits(map[int]string{exitOK: "told to stop, and everything is as it was", exitVerdict: ""}),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return run(cmd.Context(), file, verbose)
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE`; without, the defaults")
-	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "log every setting that is changed")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "log also what was looked at and left as it is")
 	return cmd
 }
 

@@ -23,15 +23,20 @@ func newStatusCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
 		Short: "What the daemon does, and why",
-		Long: `Shows the daemon of this network namespace: the mechanisms with their state and
-the reason for it, what mechanisms have shown in trials (what was measured with
-them, of that without), the lanes that steered work goes to, what was steered and
-what took the stock path, the measured cost of the stages, the tiers that this
-node reaches, and the devices.
+		Long: `Shows what the daemon of this network namespace does.
 
-States: active (acts on packets), standby (could act, and it would not pay now),
-off (configured so), unsupported (the node cannot), manual (somebody else has
-set what it would set; left alone).`,
+MECHANISM: the state of each, and the reason.
+  active       acts on packets
+  standby      could act, and it would not pay now
+  off          switched off in the configuration
+  unsupported  the kernel or the NIC cannot
+  manual       the setting was changed by another program; it is left alone
+
+Below:
+  TRIAL    what a mechanism has gained here, against times without it
+  LANE     the cores that flows are sent to
+  PACKETS  how many were sent there, and how many took the stock path
+  STAGE    what a packet costs, as measured`,
 		Example: `  overlane status
   overlane status --json | jq .counters.steered_packets`,
 		Args:        cobra.NoArgs,

@@ -172,6 +172,19 @@ func everyVerb(cmd *cobra.Command, fn func(*cobra.Command)) {
 	}
 }
 
+// Each page fits a terminal of 80 columns.
+func TestHelpFitsATerminal(t *testing.T) {
+	everyVerb(newRootCmd(), func(cmd *cobra.Command) {
+		var b bytes.Buffer
+		printHelp(&b, cmd)
+		for line := range strings.Lines(b.String()) {
+			if line = strings.TrimSuffix(line, "\n"); runes(line) > 80 {
+				t.Errorf("%s --help has a line of %d characters: %s", cmd.CommandPath(), runes(line), line)
+			}
+		}
+	})
+}
+
 func TestHelpIsTheManualPage(t *testing.T) {
 	root := newRootCmd()
 	dir := t.TempDir()
@@ -212,7 +225,12 @@ func TestHelpIsTheManualPage(t *testing.T) {
 func (p page) parts() []string {
 	list := []string{p.short, p.synopsis}
 	for _, par := range p.long {
-		list = append(list, strings.ReplaceAll(par, "\n", " "))
+		for _, item := range items(par) {
+			list = append(list, item[1])
+			if name := strings.TrimSpace(item[0]); name != "" {
+				list = append(list, name)
+			}
+		}
 	}
 	for _, pairs := range [][][2]string{p.verbs, p.keys, p.exits, p.files} {
 		for _, l := range pairs {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/test/process"
 )
 
 // eachFault runs the script with a SIGKILL at every fault point in turn,
@@ -155,7 +156,7 @@ func TestGuardianHoldsNothingOfTheDaemons(t *testing.T) {
 		return
 	}
 	// Only the daemon held the other end of this one.
-	b.must(unix.Kill(d.guardian, unix.SIGSTOP))
+	b.stopGuardian(d)
 	d.kill()
 	if _, err := io.ReadAll(d.lingerer); err != nil {
 		t.Error(err)
@@ -292,10 +293,17 @@ func TestSecondDaemonIsToldOfTheFirst(t *testing.T) {
 func (b *bed) dead() *daemon {
 	b.t.Helper()
 	d := b.start(script{Plans: [][]plan.Step{b.steps()}, Guardian: true})
-	b.must(unix.Kill(d.guardian, unix.SIGSTOP))
+	b.stopGuardian(d)
 	d.kill()
 	_ = d.cmd.Wait()
 	return d
+}
+
+// stopGuardian stops a daemon's guardian, for the test's time at most: its end is waited for.
+func (b *bed) stopGuardian(d *daemon) {
+	b.t.Helper()
+	b.t.Cleanup(func() { _ = unix.Kill(d.guardian, unix.SIGCONT) })
+	b.must(process.Stop(d.guardian))
 }
 
 // Who holds the lock restores; the guardian must neither wait for it nor disturb it.

@@ -63,6 +63,7 @@ func (l *Locked) DoEach(ns Namespaces, steps []plan.Step) (Report, error) {
 func (l *Locked) do(ns Namespaces, steps []plan.Step, fn func(*kernel, *Report) error) (rep Report, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	defer l.told(&rep)
 	switch {
 	case l.f == nil:
 		return rep, ErrUnlocked

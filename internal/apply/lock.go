@@ -53,9 +53,10 @@ func (e *BusyError) Unwrap() error { return ErrBusy }
 type Locked struct {
 	dir *Dir
 
-	mu sync.Mutex
-	f  *os.File // nil once released
-	j  *journal
+	mu   sync.Mutex
+	f    *os.File // nil once released
+	j    *journal
+	tell func(Result)
 	// unseen: the journal has entries of an earlier process on which
 	// Restore has not been tried.
 	unseen bool
@@ -76,7 +77,8 @@ func (d *Dir) Lock() (*Locked, error) {
 		l, err := d.lock("")
 		var busy *BusyError
 		switch late := time.Now().After(deadline); {
-		case !errors.As(err, &busy) || !busy.Restoring || late && (killed || !busy.orphaned):
+		// A holder that has not written its number yet may be a guardian.
+		case !errors.As(err, &busy) || !busy.Restoring && busy.PID != 0 || late && (killed || !busy.orphaned):
 			return l, err
 		case late:
 			if err := d.killGuardian(busy.PID); err != nil {
@@ -145,6 +147,22 @@ func (l *Locked) Unlock() error {
 	err := errors.Join(l.j.close(), l.f.Close())
 	l.f = nil
 	return err
+}
+
+// Tell has fn told of each setting that Do and Restore are done with. It must not call back.
+func (l *Locked) Tell(fn func(Result)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tell = fn
+}
+
+func (l *Locked) told(rep *Report) {
+	if l.tell == nil {
+		return
+	}
+	for _, r := range rep.Results {
+		l.tell(r)
+	}
 }
 
 // Dir returns the folder that the lock belongs to.

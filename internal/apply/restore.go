@@ -45,6 +45,7 @@ func (l *Locked) RestoreIf(ns Namespaces, which func(plan.Setting) bool) (Report
 		return Report{}, ErrUnlocked
 	}
 	rep := Report{Damaged: l.j.damaged}
+	defer l.told(&rep)
 	k := newKernel(ns)
 	defer k.close()
 

@@ -21,49 +21,49 @@ const allowedElephant = "allowed: auto, or a rate such as 500Mbit or 3Gbit"
 
 var microflowKeys = keys{
 	{
-		name: "mode", about: "when it pays, never, or always (for measurements)",
+		name: "mode", about: "spread one flow that is too much for a core over several; auto: when it pays, forced: always, for measurements",
 		allowed: allow(ModeAuto, ModeOff, ModeForced), def: string(Default().Microflows.Mode),
 		read: func(d *decoder, path string, n ast.Node) error {
 			return word(d, path, n, &d.cfg.Microflows.Mode, ModeAuto, ModeOff, ModeForced)
 		},
 	},
 	{
-		name: "batch", about: "the frames of a micro-flow",
+		name: "batch", about: "how many packets of the flow go to one core in turn",
 		allowed: allowNumber(MinBatch, MaxBatch), def: strconv.Itoa(Default().Microflows.Batch),
 		read: func(d *decoder, path string, n ast.Node) error {
 			return d.number(path, n, &d.cfg.Microflows.Batch, MinBatch, MaxBatch)
 		},
 	},
 	{
-		name: "cores", about: "into how many branches one flow is split, beside the core that polls the NIC, at most; each has a core, or two where there are enough",
+		name: "cores", about: "how many branches a flow is split into at most, beside the core that polls the NIC; a branch takes one core, or two where there are enough",
 		allowed: allowNumber(MinBranches, MaxBranches), def: strconv.Itoa(Default().Microflows.Cores),
 		read: func(d *decoder, path string, n ast.Node) error {
 			return d.number(path, n, &d.cfg.Microflows.Cores, MinBranches, MaxBranches)
 		},
 	},
 	{
-		name: "elephant", about: "the rate at which a flow is split; auto: a good part of what a core can do, as it is measured",
+		name: "elephant", about: "the rate from which a flow is split; auto: 40 % of what a core can do, as measured",
 		allowed: allowedElephant, def: "auto",
 		read: func(d *decoder, path string, n ast.Node) error {
 			return d.rate(path, n, &d.cfg.Microflows.Elephant)
 		},
 	},
 	{
-		name: "udp-order", about: "whether UDP flows are put in order again, and so not split where that is impossible; none: they may be overtaken",
+		name: "udp-order", about: "exact: UDP is put in order again, and not split where that is impossible; none: UDP may be reordered",
 		allowed: allow(OrderExact, OrderNone), def: string(Default().Microflows.UDPOrder),
 		read: func(d *decoder, path string, n ast.Node) error {
 			return word(d, path, n, &d.cfg.Microflows.UDPOrder, OrderExact, OrderNone)
 		},
 	},
 	{
-		name: "hold", about: "how long a packet waits at most for one before it, where nothing tells that it is lost",
+		name: "hold", about: "how long a packet waits at most for an earlier one that does not come",
 		allowed: allowedHold, def: Default().Microflows.Hold.String(),
 		read: func(d *decoder, path string, n ast.Node) error {
 			return d.duration(path, n, &d.cfg.Microflows.Hold, MinHold, MaxHold, allowedHold)
 		},
 	},
 	{
-		name: "delay", about: "how much later packets of split flows go on at most, where the kernel has no BPF qdiscs and fq puts them in order, by time; 0: it does not",
+		name: "delay", about: "without BPF qdiscs fq restores the order by time: the longest delay that this may add; 0: such flows are not split",
 		allowed: allowedDelay, def: Default().Microflows.Delay.String(),
 		read: func(d *decoder, path string, n ast.Node) error {
 			if s, err := d.text(path, n, allowedDelay); err == nil && s == "0" {

@@ -33,17 +33,17 @@ type key struct {
 
 var schema = keys{
 	{
-		name: "underlays", about: "the NICs to work on",
+		name: "underlays", about: "the NICs on which overlane works",
 		allowed: allowedUnderlays, def: "every NIC that carries a tunnel's outer packets",
 		read: (*decoder).underlays,
 	},
 	{
-		name: "cores", about: "the cores that receive work may go to",
+		name: "cores", about: "the cores to which overlane may send receive work",
 		allowed: allowedCores, def: "online cores that are not isolated",
 		read: (*decoder).cores,
 	},
 	{
-		name: "pipeline", about: "spread the stages of a flow over cores: when it pays, never, or always (for measurements)",
+		name: "pipeline", about: "spread the work of a flow over cores; auto: when it pays, forced: always, for measurements",
 		allowed: allow(ModeAuto, ModeOff, ModeForced), def: string(Default().Pipeline),
 		read: func(d *decoder, path string, n ast.Node) error {
 			return word(d, path, n, &d.cfg.Pipeline, ModeAuto, ModeOff, ModeForced)
@@ -54,28 +54,28 @@ var schema = keys{
 		below: microflowKeys,
 	},
 	{
-		name: "aggregate", about: "have UDP datagrams of one flow that come in a row cross the overlay as one packet",
+		name: "aggregate", about: "have UDP datagrams of one flow that come in a row cross the overlay as one packet; auto: when they do, forced: always, for measurements",
 		allowed: allow(ModeAuto, ModeOff, ModeForced), def: string(Default().Aggregate),
 		read: func(d *decoder, path string, n ast.Node) error {
 			return word(d, path, n, &d.cfg.Aggregate, ModeAuto, ModeOff, ModeForced)
 		},
 	},
 	{
-		name: "express", about: "hand frames from the NIC straight to pods whose packets no policy on the way could touch",
+		name: "express", about: "hand UDP frames from the NIC straight to the pod, where no rule or program on the way could touch them",
 		allowed: allow(ModeOff, ModeAuto), def: string(Default().Express),
 		read: func(d *decoder, path string, n ast.Node) error {
 			return word(d, path, n, &d.cfg.Express, ModeOff, ModeAuto)
 		},
 	},
 	{
-		name: "bridge-netfilter", about: "have bridges leave out netfilter's hooks of IP as long as no rule and no program is there",
+		name: "bridge-netfilter", about: "whether bridges call netfilter for each packet; skip-unused: not while netfilter has no rule and no program",
 		allowed: allow(HooksKept, HooksUnused), def: string(Default().BridgeNetfilter),
 		read: func(d *decoder, path string, n ast.Node) error {
 			return word(d, path, n, &d.cfg.BridgeNetfilter, HooksKept, HooksUnused)
 		},
 	},
 	{
-		name: "tier", about: "the kernel facilities to use; xdp fails where the node does not reach it",
+		name: "tier", about: "where the pipeline steers; tc: behind the NIC, xdp: in the NIC's driver, an error where that is impossible",
 		allowed: allow(TierAuto, TierTC, TierXDP), def: string(Default().Tier),
 		read: func(d *decoder, path string, n ast.Node) error {
 			return word(d, path, n, &d.cfg.Tier, TierAuto, TierTC, TierXDP)
@@ -85,35 +85,35 @@ var schema = keys{
 		name: "priority", about: "let flows that need low latency overtake bulk",
 		below: keys{
 			{
-				name: "mode", about: "how they pass the stages",
+				name: "mode", about: "how latency flows get ahead; batch: bulk waits in a lane, sync: straight from tunnel to pod as well, off: they do not",
 				allowed: allow(PriorityBatch, PrioritySync, PriorityOff), def: string(Default().Priority.Mode),
 				read: func(d *decoder, path string, n ast.Node) error {
 					return word(d, path, n, &d.cfg.Priority.Mode, PriorityBatch, PrioritySync, PriorityOff)
 				},
 			},
 			{
-				name: "classify", about: "whether small, sparse flows that no rule fits become latency by themselves; proven: where there are no rules, as far as a trial shows that it pays",
+				name: "classify", about: "which flows are latency; rules: those that rules name, auto: small, sparse flows, too, proven: these only without rules and after a trial has shown that it pays",
 				allowed: allow(ClassifyRules, ClassifyAuto, ClassifyProven), def: string(Default().Priority.Classify),
 				read: func(d *decoder, path string, n ast.Node) error {
 					return word(d, path, n, &d.cfg.Priority.Classify, ClassifyRules, ClassifyAuto, ClassifyProven)
 				},
 			},
 			{
-				name: "threads", about: "whether threads may poll the NICs, in real time or by the fair scheduler; if not, latency traffic has a lane of its own",
+				name: "threads", about: "how NICs are polled beside priority; auto: by threads in real time, fair: by threads of the fair scheduler, off: in softirq, as before",
 				allowed: allow(ThreadsAuto, ThreadsFair, ThreadsOff), def: string(Default().Priority.Threads),
 				read: func(d *decoder, path string, n ast.Node) error {
 					return word(d, path, n, &d.cfg.Priority.Threads, ThreadsAuto, ThreadsFair, ThreadsOff)
 				},
 			},
 			{
-				name: "bulk-share", about: "how much of a core's time latency traffic leaves to bulk",
+				name: "bulk-share", about: "the share of a core's time that latency flows leave to bulk",
 				allowed: allowedPercent, def: fmt.Sprintf("%d%%", Default().Priority.BulkShare),
 				read: func(d *decoder, path string, n ast.Node) error {
 					return d.percent(path, n, &d.cfg.Priority.BulkShare)
 				},
 			},
 			{
-				name: "rules", about: "which they are; the first that fits wins",
+				name: "rules", about: "rules that give flows a class; the first that fits decides",
 				allowed: allowedRules, def: "none",
 				read: (*decoder).rules,
 			},
@@ -123,7 +123,7 @@ var schema = keys{
 		name: "limits", about: "when to step back",
 		below: keys{
 			{
-				name: "busy-cores", about: "mean load of the cores above which no further CPU time is spent, as in limits: {busy-cores: 70%}",
+				name: "busy-cores", about: "overlane steps back when the cores are busier than this on average, as in limits: {busy-cores: 70%}",
 				allowed: allowedPercent, def: fmt.Sprintf("%d%%", Default().Limits.BusyCores),
 				read: func(d *decoder, path string, n ast.Node) error {
 					return d.percent(path, n, &d.cfg.Limits.BusyCores)
@@ -132,7 +132,7 @@ var schema = keys{
 		},
 	},
 	{
-		name: "metrics", about: "where Prometheus scrapes",
+		name: "metrics", about: "the address at which Prometheus may read metrics",
 		allowed: allowedMetrics, def: Default().Metrics,
 		read: (*decoder).metrics,
 	},

@@ -59,7 +59,7 @@ func (d *Daemon) tryBridging(now time.Time) error {
 	b := &d.bridge
 	if b.err = d.followBridging(now); b.err != nil {
 		b.retry = now.Add(retryAfter)
-		d.log.Error("bridges cannot be had leave out netfilter", "reason", b.err, "again_in", retryAfter)
+		d.log.Error("bridge-netfilter could not be put in place", "mechanism", "bridge-netfilter", "reason", b.err, "again_in", retryAfter)
 		_, err := d.stopBridging()
 		return err
 	}
@@ -92,7 +92,7 @@ func (d *Daemon) followBridging(now time.Time) error {
 		_, err = d.restore(over)
 		if slices.ContainsFunc(back, func(s plan.Setting) bool { return here[s.Target] }) {
 			b.back = now
-			d.log.Info("bridges call netfilter again", "settings", len(back))
+			d.log.Info("bridges call netfilter again", "mechanism", "bridge-netfilter", "settings", len(back))
 		}
 	}
 	b.made = plan.BridgeCalls(calls, owned)
@@ -113,7 +113,7 @@ func (d *Daemon) watchBridging() {
 		return
 	}
 	if err := d.tryBridging(now); err != nil {
-		d.log.Warn("bridges may leave out netfilter for longer than they should", "reason", err)
+		d.log.Warn("bridges may leave out netfilter for longer than they should", "mechanism", "bridge-netfilter", "reason", err)
 	}
 }
 

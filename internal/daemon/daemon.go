@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
@@ -23,6 +24,7 @@ import (
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
 	"github.com/overlane/overlane/internal/shortcut"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // Options are what a daemon needs to know.
@@ -70,16 +72,19 @@ type Daemon struct {
 	log      *slog.Logger
 	dir      *apply.Dir
 	locked   *apply.Locked
+	changes  *changes
 	claim    *apply.Claim // nil if it could not be known whether there is another daemon
 	guard    *apply.Guardian
 	scanner  *node.Scanner
 	readings *readings
 	dp       *datapath.Datapath
+	places   *xdp.Places // for XDP programs
 	gov      *governor.Governor
 	trial    trial // of the pipeline
 	pipe     *pipeline
 	micro    microflows
 	aggr     aggregation
+	landing  landing
 	demand   demand
 	expr     express
 	bridge   bridging
@@ -103,6 +108,7 @@ type Daemon struct {
 	cores    []int        // configured and online
 	heed     heed
 	moved    movedPolls
+	polls    polls
 	beaten   time.Time // the last sign of life
 	useless  bool      // no hop was worth it, in the last window
 	quiet    time.Time // since when hardly a packet has come
@@ -110,6 +116,7 @@ type Daemon struct {
 	dull     dull
 	lively   time.Time // when packets last came, as isAwake saw it
 	softnet  softnet
+	tunnels  overlayRate
 	pace     pace
 	requests chan func()
 	ended    chan struct{}
@@ -121,7 +128,7 @@ func Start(ctx context.Context, opts Options) (*Daemon, error) {
 	if opts.AsleepBelow == 0 {
 		opts.AsleepBelow = asleepBelow
 	}
-	d := &Daemon{opts: opts, log: opts.Log, since: time.Now(), lost: map[int]bool{}, requests: make(chan func()), ended: make(chan struct{})}
+	d := &Daemon{opts: opts, log: slog.New(goneHandler{opts.Log.Handler()}), since: time.Now(), lost: map[int]bool{}, requests: make(chan func()), ended: make(chan struct{})}
 	if err := d.start(ctx); err != nil {
 		return nil, errors.Join(err, d.close())
 	}
@@ -156,6 +163,9 @@ func (d *Daemon) start(ctx context.Context) error {
 	for _, r := range rep.Results {
 		d.log.Info("restored after an earlier run", "result", r.String())
 	}
+	d.changes = newChanges(d.log, d.cookie)
+	d.locked.Tell(d.changes.setting)
+	d.log.Info("start", "version", d.opts.Version, "kernel", kernelRelease(), "tier", d.opts.Tier.String(), "cores", config.CPUList(d.opts.Cores), "netns", d.cookie, "state_dir", d.opts.StateDir)
 	if d.guard, err = d.locked.StartGuardian(append(slices.Clone(d.opts.GuardianVerb), d.dir.GuardianArgs()...), os.Stderr); err != nil {
 		return err
 	}
@@ -168,13 +178,19 @@ func (d *Daemon) start(ctx context.Context) error {
 	if err := d.dp.SetTuning(tuning(false)); err != nil {
 		return err
 	}
-	if d.scanner, err = node.NewScanner(node.Options{Underlays: d.opts.Underlays}); err != nil {
+	if d.scanner, err = node.NewScanner(node.Options{Underlays: d.opts.Underlays, OwnXDP: d.dp.Owns}); err != nil {
 		return err
 	}
 	d.readings = newReadings(d.scanner)
 	if d.snap, err = d.scanner.Scan(ctx); err != nil {
 		return fmt.Errorf("scan node: %w", err)
 	}
+	known, err := xdp.Remember(d.dir)
+	if err != nil {
+		d.log.Warn("what was found out about NICs is lost", "reason", err)
+	}
+	d.places = xdp.New(xdp.OnNode(d.scanner), known, d.log)
+	d.places.Look(d.snap.Underlays)
 	// The tunnels are told to the tracepoint at once: it is what tells overlay
 	// packets from others.
 	if err := d.dp.SetTunnels(tunnelDevices(d.scanner, d.snap), underlayDevices(d.scanner, d.snap)); err != nil && !errors.Is(err, datapath.ErrTooManyTunnels) {
@@ -197,7 +213,12 @@ func (d *Daemon) start(ctx context.Context) error {
 	if err := d.useCores(); err != nil {
 		return err
 	}
-	return d.useRules(ctx, nil, d.opts.Rules)
+	if err := d.useRules(ctx, nil, d.opts.Rules); err != nil {
+		return err
+	}
+	d.changes.rules(nil, d.opts.Rules)
+	d.changes.flush()
+	return nil
 }
 
 // Run works until ctx ends, then leaves the node as it was found.
@@ -222,6 +243,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 			err = d.tryExpress(ctx, time.Now())
 		case <-d.bridge.judges.events():
 			err = d.tryBridging(time.Now())
+		case <-d.aggr.events():
+			err = d.rulesChanged(time.Now())
 		case <-d.glances(glance.C):
 			err = d.glance(ctx, time.Now())
 		case fn := <-d.requests:
@@ -229,6 +252,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case <-d.guard.Done():
 			err = errors.New("the guardian has ended: nothing would restore the node after a crash")
 		}
+		d.changes.flush()
 		if err != nil && ctx.Err() == nil {
 			return errors.Join(err, d.stop())
 		}
@@ -244,7 +268,8 @@ func (d *Daemon) rescan(ctx context.Context) error {
 		return nil
 	}
 	d.snap = snap
-	if err := d.followPriority(); err != nil {
+	d.places.Look(snap.Underlays)
+	if err := d.followPriority(ctx); err != nil {
 		d.log.Warn("some underlays could not be followed", "reason", err)
 	}
 	d.placeThreads()
@@ -269,7 +294,7 @@ func (d *Daemon) follow(ctx context.Context) error {
 	d.check.made(began)
 	switch {
 	case errors.Is(err, errChangedHands):
-		d.log.Info("pipeline is taken off", "reason", err)
+		d.log.Info("pipeline is taken off", "mechanism", "pipeline", "reason", err)
 		d.evict = true
 		return nil
 	case errors.Is(err, errMore):
@@ -305,22 +330,27 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if d.prio != nil {
 		d.prio.sawPolls(in, d.locked.Entries())
 	}
+	d.polls.saw(in, d.pipe.armed)
 	switch {
 	case micro.State != governor.Standby:
 		in.Layout = governor.Layout{Reason: "micro-flows act instead"}
 	case d.pipe.armed:
 		in.Layout = d.pipe.layout
-	case d.prio != nil:
+	case d.prio.onNIC():
 		in.Layout = governor.PlaceBesidePriority(d.cores, d.prio.pollers(), in.Costs)
 	default:
-		in.Layout = governor.Place(d.opts.Tier, d.cores, pollers(in), in.Costs)
+		tier, nic := d.tier(), pollers(in)
+		if tier == governor.XDP {
+			nic = d.polls.lately(in.Now)
+		}
+		in.Layout = governor.Place(tier, d.cores, nic, in.Costs)
 	}
 	d.trial.barred(&in)
 	d.useless = in.Layout.None() && split.Layout.None()
 	before := d.gov.Last()
 	dec := d.gov.Step(in)
 	if dec.State != before.State {
-		d.log.Info("pipeline "+dec.State.String(), "reason", dec.Reason)
+		d.log.Info("pipeline "+dec.State.String(), "mechanism", "pipeline", "reason", dec.Reason)
 	}
 	// One of them at a time: the other one's flows come home first.
 	if d.pipe.armed && d.pipe.layout.Split || !d.pipe.armed && micro.State == governor.Active {
@@ -332,7 +362,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 			return err
 		}
 		d.trial.leave()
-		return d.act(ctx, micro, split, "micro-flows", &d.micro.trial, d.opts.Microflows.Mode)
+		return d.act(ctx, micro, split, "microflows", &d.micro.trial, d.opts.Microflows.Mode)
 	}
 	d.micro.trial.leave()
 	return d.act(ctx, dec, in, "pipeline", &d.trial, d.opts.Mode)
@@ -369,8 +399,15 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 			}
 			d.moved.at = pollers(in)
 			d.armErr = d.pipe.arm(ctx, d.snap, in.Layout)
+			var left *xdp.Left
+			if errors.As(d.armErr, &left) {
+				// Said already. The next window places it behind the NIC's stage.
+				d.armErr = nil
+				_, err := d.pipe.disarm(ctx)
+				return err
+			}
 			if err := d.armErr; err != nil {
-				d.log.Error("pipeline could not be put in place", "reason", err, "again_in", retryAfter)
+				d.log.Error("pipeline could not be put in place", "mechanism", name, "reason", err, "again_in", retryAfter)
 				d.retry = in.Now.Add(retryAfter)
 				_, undo := d.pipe.disarm(ctx)
 				return undo
@@ -416,7 +453,15 @@ func (d *Daemon) stop() error {
 	perr = errors.Join(perr, d.demand.endCensus())
 	_, berr := d.stopBridging()
 	_, aerr := d.stopAggregation()
-	return errors.Join(err, eerr, d.pipe.detachXDP(), perr, berr, aerr, d.close())
+	err = errors.Join(err, eerr, perr, d.places.ReleaseAll(xdp.Pipeline, xdp.Microflows, xdp.Express), berr, aerr)
+	d.changes.flush()
+	err = errors.Join(err, d.close())
+	if err != nil {
+		d.log.Error("stop", "reason", err)
+	} else {
+		d.log.Info("stop")
+	}
+	return err
 }
 
 // close lets go of everything; what is journalled stays for the guardian unless
@@ -426,6 +471,7 @@ func (d *Daemon) close() error {
 	if d.hooks != nil {
 		errs = append(errs, d.hooks.Close())
 	}
+	d.tunnels.close()
 	if d.dp != nil {
 		errs = append(errs, d.dp.Close())
 	}
@@ -462,9 +508,9 @@ func (d *Daemon) meanwhile() {
 
 func (d *Daemon) newPipeline() *pipeline {
 	return &pipeline{
-		log: d.log, dp: d.dp, scanner: d.scanner, readings: d.readings, locked: d.locked,
-		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, refused: map[node.DevKey]refusal{}, xdp: map[node.DevKey]io.Closer{}, offline: d.isOffline, lost: map[int]bool{},
-		express: d.expr.claims, meanwhile: d.meanwhile,
+		log: d.log, changes: d.changes, dp: d.dp, scanner: d.scanner, readings: d.readings, locked: d.locked,
+		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, refused: map[node.DevKey]refusal{}, places: d.places, offline: d.isOffline, lost: map[int]bool{},
+		express: d.expr.claims, meanwhile: d.meanwhile, wants: d.pipelineWants,
 		others: func(s plan.Setting) bool {
 			return d.ofPriority(s) || d.ofExpress(s) || ofAggregation(s) || ofBridging(s)
 		},

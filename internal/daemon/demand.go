@@ -50,19 +50,19 @@ func (d *Daemon) stepDemand(ctx context.Context, in governor.Input) error {
 		c, err := m.count()
 		if err := errors.Join(err, m.endCensus()); err != nil {
 			m.gov.Refuse(in.Now, err.Error())
-			d.log.Warn("flows could not be counted", "reason", err)
+			d.log.Warn("flows could not be counted", "mechanism", "priority", "reason", err)
 			return nil
 		}
 		dec = m.gov.Counted(in.Now, c)
 	}
 	if dec.State != before {
-		d.log.Info("priority without rules "+dec.State.String(), "reason", dec.Reason)
+		d.log.Info("priority "+dec.State.String(), "mechanism", "priority", "reason", dec.Reason)
 	}
 	switch {
 	case dec.State == governor.Parked && m.census == nil:
 		if err := d.beginCensus(); err != nil {
 			m.gov.Refuse(in.Now, err.Error())
-			d.log.Warn("flows could not be counted", "reason", err)
+			d.log.Warn("flows could not be counted", "mechanism", "priority", "reason", err)
 		}
 		return nil
 	case dec.State == governor.Standby:
@@ -87,7 +87,7 @@ func (d *Daemon) noDemand() string {
 	case d.pipe.armed && d.pipe.layout.Split:
 		return "micro-flows act"
 	}
-	return ""
+	return d.tooDear()
 }
 
 // shortOfTime is the largest share of a core's time in saturated polls of overlay packets.
@@ -167,10 +167,15 @@ func (d *Daemon) meetDemand(ctx context.Context, in governor.Input) error {
 	if err == nil {
 		err = d.startPriority(ctx, table)
 	}
+	if err == nil && !d.prio.onNIC() {
+		why := d.noPriorityNIC()
+		_, err = d.stopPriority(ctx)
+		m.gov.Refuse(in.Now, why)
+	}
 	if err != nil {
 		m.on = false // also where nothing was begun
 		m.gov.Refuse(in.Now, err.Error())
-		d.log.Warn("priority could not be put in place", "reason", err)
+		d.log.Warn("priority could not be put in place", "mechanism", "priority", "reason", err)
 	}
 	return nil
 }
@@ -179,7 +184,7 @@ func (d *Daemon) meetDemand(ctx context.Context, in governor.Input) error {
 func (d *Daemon) proveDemand(ctx context.Context, in governor.Input) error {
 	m := &d.demand
 	was := m.trial.on
-	on, err := d.tryOut("priority without rules", &m.trial, in, byPriority(in), madeWay)
+	on, err := d.tryOut("priority", &m.trial, in, byPriority(in), madeWay)
 	if err != nil {
 		return err
 	}

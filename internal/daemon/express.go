@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // express hands frames from the NICs straight to the pods' veths, where nothing on the way there
@@ -70,7 +72,7 @@ func (d *Daemon) stepExpress(ctx context.Context, now time.Time) error {
 	switch {
 	case !active && e.judges == nil:
 	case !active:
-		d.log.Info("express standby", "reason", "hardly a packet comes")
+		d.log.Info("express standby", "mechanism", "express", "reason", "hardly a packet comes")
 		_, err := d.stopExpress(ctx)
 		return err
 	case e.judges == nil || e.check.due(now) || len(e.closing) > 0:
@@ -88,12 +90,12 @@ func (d *Daemon) tryExpress(ctx context.Context, now time.Time) error {
 	before := len(e.open)
 	if e.err = d.followExpress(ctx, now); e.err != nil {
 		e.retry = now.Add(retryAfter)
-		d.log.Error("express could not be put in place", "reason", e.err, "again_in", retryAfter)
+		d.log.Error("express could not be put in place", "mechanism", "express", "reason", e.err, "again_in", retryAfter)
 		_, err := d.stopExpress(ctx)
 		return err
 	}
 	if n := len(e.open); n != before {
-		d.log.Info("express ways", "open", n, "were", before)
+		d.log.Info("express ways", "mechanism", "express", "open", n, "were", before)
 	}
 	return nil
 }
@@ -165,7 +167,7 @@ func (d *Daemon) judgeWays(now time.Time) (made plan.Plan, safe map[datapath.Exp
 	l := d.lookout()
 	e.ways, err = l.ways()
 	in := l.input(e.ways)
-	in.Join = d.opts.Aggregate != governor.Off
+	in.Join = d.opts.Aggregate != governor.Off && d.landing.joins(d, now)
 	made = plan.Express(in)
 	same := map[datapath.ExpressKey]int{}
 	for i := range e.ways {
@@ -212,7 +214,7 @@ func (d *Daemon) watchWays() {
 	}
 	e.check.again() // the rest follows as soon as there is time
 	if _, _, err := d.judgeWays(now); err != nil {
-		d.log.Warn("express ways could not be judged", "reason", err)
+		d.log.Warn("express ways could not be judged", "mechanism", "express", "reason", err)
 	}
 }
 
@@ -237,10 +239,12 @@ func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath
 	fresh := false
 	for _, w := range safe {
 		// Beside priority it is priority's that does this, where that has one.
-		if d.hooked(w.nic) || d.prio != nil {
+		if d.hooked(w.nic) || d.prio.onNIC() {
 			continue
 		}
-		if err := d.pipe.hangXDP(w.nic); err != nil {
+		var left *xdp.Left
+		err := d.places.Take(w.nic, wantExpress, func() (io.Closer, error) { return d.pipe.hang(w.nic.Dev, d.dp.AttachXDP) })
+		if err != nil && !errors.As(err, &left) && !errors.Is(err, node.ErrGone) {
 			return err
 		}
 		fresh = fresh || d.hooked(w.nic)
@@ -267,7 +271,7 @@ func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath
 		case errors.Is(err, node.ErrGone):
 			continue
 		case errors.Is(err, datapath.ErrTooManyPods):
-			d.log.Warn("some pods have no express path", "reason", err)
+			d.log.Warn("some pods have no express path", "mechanism", "express", "reason", err)
 			continue
 		case err != nil:
 			return err

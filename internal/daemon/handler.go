@@ -101,7 +101,7 @@ func (d *Daemon) fill(st *control.Status) error {
 		return err
 	}
 	st.Counters = control.Counters{
-		OverlayPackets: max(d.overlayPackets(), c.XDPOverlay), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
+		OverlayPackets: overlayTotal(d.overlayPackets(), c), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
 		SplitPackets: c.Split, Microflows: c.Microflows, Splits: c.SplitBegun,
 		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, LaneDrops: c.XDPDrop, Unparsed: c.Stock,
 		Scans: d.pace.scans,
@@ -178,6 +178,13 @@ func (d *Daemon) overlayPackets() uint64 {
 	return n
 }
 
+// overlayTotal is what all that counts has seen at least. Polls are traced only while the daemon looks,
+// and what GRO has joined they count as one; programs count each frame while they are on a device. What
+// was steered is part of what the same program saw.
+func overlayTotal(polled uint64, c datapath.Counters) uint64 {
+	return max(polled, c.XDPOverlay, c.Overlay, c.Pod)
+}
+
 // mechanism is what the pipeline does: what was decided, unless the node leaves
 // nothing to carry it out on.
 func (d *Daemon) mechanism() control.Mechanism {
@@ -191,6 +198,9 @@ func (d *Daemon) mechanism() control.Mechanism {
 	if why := d.trial.reason; why != "" {
 		m.Reason += "; " + why
 	}
+	if why := d.noXDPTier(); why != "" && m.State == control.Active {
+		m.Reason += "; the NIC's stage stays where it is (" + why + ")"
+	}
 	if m.State == control.Active && !d.pipe.armed && d.armErr != nil {
 		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", retryAfter, d.armErr)
 	}
@@ -201,7 +211,7 @@ func (d *Daemon) mechanism() control.Mechanism {
 }
 
 func (d *Daemon) fillDevices(st *control.Status, names Names) {
-	left := slices.Concat(d.pipe.noXDP, d.pipe.skipped, d.aggr.skipped)
+	left := slices.Concat(d.withoutXDP(), d.pipe.skipped, d.aggr.skipped)
 	if d.prio != nil {
 		left = append(left, d.prio.skipped...)
 		if d.prio.sync != nil {
@@ -241,6 +251,12 @@ func (d *Daemon) fillDevices(st *control.Status, names Names) {
 		dev.Place, dev.Inside = &place, p.Peer.Name
 		if t, ok := names.Overlay(p); ok {
 			of(dev, t)
+		}
+	}
+	for _, h := range d.places.Held() {
+		if h.Cost != "" {
+			st.Devices = append(st.Devices, control.Device{Name: "xdp (native) of " + h.NIC.Name, State: control.Active,
+				Reason: fmt.Sprintf("overlane's program is there for %s; %s", h.By[0], h.Cost)})
 		}
 	}
 	for _, s := range left {

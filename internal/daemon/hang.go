@@ -51,7 +51,7 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 		if p.attached[dev.Key()] != nil || late() {
 			return nil
 		}
-		l, err := hangIn(at, dev, fn)
+		l, err := p.hangIn(at, dev, fn)
 		if errors.Is(err, node.ErrGone) {
 			return nil
 		}
@@ -118,10 +118,11 @@ func (p *pipeline) crossed(pod node.Pod) bool {
 func (p *pipeline) hang(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
 	at := newSpaces(p.scanner)
 	defer at.Close()
-	return hangIn(at, dev, fn)
+	return p.hangIn(at, dev, fn)
 }
 
-func hangIn(at *spaces, dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
+// hangIn attaches a program to a device. All of ours come there by this way, so that the log has them.
+func (p *pipeline) hangIn(at *spaces, dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
 	ns, err := at.known(dev.NetnsCookie)
 	if err != nil {
 		return nil, err
@@ -130,5 +131,8 @@ func hangIn(at *spaces, dev node.Dev, fn func(datapath.Device) (io.Closer, error
 	if errors.Is(err, unix.ENODEV) {
 		err = errors.Join(node.ErrGone, err)
 	}
-	return l, err
+	if err != nil {
+		return nil, err
+	}
+	return p.changes.attached(dev, l), nil
 }

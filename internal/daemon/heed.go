@@ -48,7 +48,7 @@ const (
 // measure makes the window that ends now. Without one, and without an error, it
 // returns false.
 func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) {
-	if !d.wants(governor.Auto) && !d.wants(governor.Forced) && d.noDemand() != "" && !d.pipe.armed && len(d.pipe.xdp) == 0 && d.expr.judges == nil {
+	if !d.wants(governor.Auto) && !d.wants(governor.Forced) && d.noDemand() != "" && !d.pipe.armed && !d.places.Shared() && d.expr.judges == nil {
 		return d.sensor.nothing(now, d.cores), true, d.pay(asleep)
 	}
 	quiet := d.isQuiet(now)
@@ -95,11 +95,11 @@ func (d *Daemon) isQuiet(now time.Time) bool {
 		d.quiet = now
 		return false
 	}
-	rate, err := d.softnet.read(now)
+	comes, err := d.comes(now)
 	if err != nil {
 		d.log.Debug("stays awake", "reason", err)
 	}
-	if err != nil || rate >= d.opts.AsleepBelow {
+	if err != nil || comes {
 		d.quiet = now
 		return false
 	}
@@ -109,7 +109,7 @@ func (d *Daemon) isQuiet(now time.Time) bool {
 // livesOnTraces tells whether something is in place that does: the order guards of pipeline and
 // express know from polls how far queues are.
 func (d *Daemon) livesOnTraces() bool {
-	return d.pipe.armed || len(d.pipe.xdp) > 0 || d.wants(governor.Forced) || d.expr.judges != nil
+	return d.pipe.armed || d.places.Shared() || d.wants(governor.Forced) || d.expr.judges != nil
 }
 
 // mayRest tells whether a load for which there is nothing to do needs no more than a look now and
@@ -160,11 +160,11 @@ const calmAfter = time.Minute
 
 // isAwake tells whether packets come, or came lately.
 func (d *Daemon) isAwake(now time.Time) (bool, error) {
-	rate, err := d.softnet.read(now)
+	comes, err := d.comes(now)
 	if err != nil {
 		return false, err
 	}
-	if rate >= d.opts.AsleepBelow && !math.IsInf(rate, 1) {
+	if comes && !math.IsInf(d.softnet.rate, 1) {
 		d.lively = now
 	}
 	return now.Sub(d.lively) < calmAfter, nil

@@ -67,10 +67,7 @@ func (p *pipeline) wholeUDP(snap node.Snapshot) (string, error) {
 	if ok, err := p.dp.Numbers(); err != nil || !ok {
 		return "the NIC's driver knows no XDP metadata", err
 	}
-	var devs []node.Dev
-	for _, u := range snap.Underlays {
-		devs = append(devs, u.Dev)
-	}
+	devs := receivers(snap)
 	for _, t := range snap.Tunnels {
 		devs = append(devs, t.Dev)
 	}
@@ -220,10 +217,12 @@ func (m *merging) takeOver(ns *netns.Handle, cookie uint64) error {
 	if err != nil {
 		return err
 	}
+	prog = m.p.changes.attached(node.Dev{Name: MergedDevice, NetnsCookie: cookie, Ifindex: at}, prog)
 	front, err := m.order.attach(datapath.Device{Netns: ns, Ifindex: m.ifindex})
 	if err != nil {
 		return errors.Join(err, prog.Close())
 	}
+	front = m.p.changes.attached(node.Dev{Name: MergeDevice, NetnsCookie: cookie, Ifindex: m.ifindex}, front)
 	m.spaces[cookie] = behind{ifindex: at, program: prog, front: front}
 	return nil
 }

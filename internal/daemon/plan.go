@@ -13,11 +13,13 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // PlanInput puts what was seen on the node and the placement that is wanted into
 // the planner's words. Both the daemon and `overlane plan` plan by it.
-func PlanInput(s Looker, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned) plan.Input {
+// want is what an XDP program is for, where the layout has one.
+func PlanInput(s Looker, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want) plan.Input {
 	in := plan.Input{TunnelCores: layout.Tunnel, PodCores: layout.Pod, Owned: owned}
 	if layout.Split {
 		in.PodCores = nil // behind merge points only, on devices of our own
@@ -35,14 +37,16 @@ func PlanInput(s Looker, snap node.Snapshot, layout governor.Layout, owned map[p
 			skip(u.Dev, reason)
 			continue
 		}
-		if len(layout.NIC) > 0 && u.VLANs {
-			in.Skipped = append(in.Skipped, plan.Skip{What: "ol_underlay_xdp at xdp (native) of " + target(u.Dev).String(), Reason: noXDPUnderVLANs, Target: target(u.Dev)})
-		} else if len(layout.NIC) > 0 && !u.ForeignXDP {
+		if len(layout.NIC) > 0 {
 			what := "sends packets to the lanes of the nic stage"
 			if layout.Split {
 				what = "cuts the flows that are too much for one core into micro-flows"
 			}
-			attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, what+"; many NICs reset their queues once when it comes")
+			if why := places.Why(u, want); why != "" {
+				in.Skipped = append(in.Skipped, plan.Skip{What: "ol_underlay_xdp at xdp (native) of " + target(u.Dev).String(), Reason: why, Target: target(u.Dev)})
+			} else {
+				attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, plan.Costs(what, places.Cost(u)))
+			}
 		}
 		if hashes && len(layout.NIC) == 0 {
 			attach(u.Dev, "ol_underlay_split", "tcx ingress", plan.Tunnel, "cuts the flows that are too much for one core into micro-flows")
@@ -97,25 +101,21 @@ func PlanInput(s Looker, snap node.Snapshot, layout governor.Layout, owned map[p
 // by it what plan and run say.
 func LeftAlone(s Looker, snap node.Snapshot, owned map[plan.Setting]plan.Owned) []plan.Skip {
 	snap.Skipped = nil
-	skipped := plan.Pipeline(PlanInput(s, snap, governor.Layout{}, owned)).Skipped
+	skipped := plan.Pipeline(PlanInput(s, snap, governor.Layout{}, owned, nil, xdp.Want{})).Skipped
 	return slices.DeleteFunc(skipped, func(sk plan.Skip) bool { return !sk.Whole() })
 }
 
 // PriorityInput puts what was seen on the node into the planner's words. Both the
 // daemon and `overlane plan` plan by it. attached tells on which underlays priority's
 // program is already.
-func PriorityInput(s *node.Scanner, snap node.Snapshot, cores []int, owned map[plan.Setting]plan.Owned, attached func(node.Underlay) bool) plan.PriorityInput {
+func PriorityInput(s *node.Scanner, snap node.Snapshot, cores []int, owned map[plan.Setting]plan.Owned, attached func(node.Underlay) bool, places *xdp.Places, want xdp.Want) plan.PriorityInput {
 	in := plan.PriorityInput{Cores: cores, Owned: owned, NoSlices: !apply.KnowsSlices()}
 	for _, u := range snap.Underlays {
-		nic := plan.Underlay{Target: target(u.Dev), Queues: u.RxQueues, Attached: attached(u)}
-		switch {
-		case nic.Attached:
-			nic.Unfit = readThreads(s, u, &nic)
-		case u.VLANs:
-			nic.Unfit = noXDPUnderVLANs
-		case u.ForeignXDP:
-			nic.Unfit = foreignXDPOn(u)
-		default:
+		nic := plan.Underlay{Target: target(u.Dev), Queues: u.RxQueues, Attached: attached(u), Master: u.Master(), Cost: places.Cost(u)}
+		if !nic.Attached {
+			nic.Unfit = places.Why(u, want)
+		}
+		if nic.Unfit == "" && !nic.Master {
 			nic.Unfit = readThreads(s, u, &nic)
 		}
 		in.NICs = append(in.NICs, nic)
@@ -142,29 +142,30 @@ func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unfit st
 }
 
 // AggregateInput puts what was seen on the node into the planner's words. Both the daemon and
-// `overlane plan` plan by it.
-func AggregateInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned) plan.AggregateInput {
+// `overlane plan` plan by it. reasons say why devices are not to join datagrams.
+func AggregateInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned, reasons map[node.DevKey]string) plan.AggregateInput {
 	in := plan.AggregateInput{Owned: owned}
 	dataplane := dataplanes(s, snap)
-	for _, u := range snap.Underlays {
-		in.Underlays = append(in.Underlays, aggregator(s, u.Dev, dataplane))
+	add := func(to *[]plan.Aggregator, dev node.Dev) {
+		*to = append(*to, aggregator(s, dev, cmp.Or(dataplane[dev.Key()], reasons[dev.Key()])))
+	}
+	for _, dev := range receivers(snap) {
+		add(&in.Underlays, dev)
 	}
 	for _, t := range snap.Tunnels {
-		in.Tunnels = append(in.Tunnels, aggregator(s, t.Dev, dataplane))
+		add(&in.Tunnels, t.Dev)
 	}
 	return in
 }
 
-func aggregator(s *node.Scanner, dev node.Dev, dataplane theirs) plan.Aggregator {
-	a := plan.Aggregator{Target: target(dev), Unfit: dataplane[dev.Key()]}
-	if a.Unfit != "" {
-		return a
-	}
+// aggregator reads also what is to be left alone: what overlane has switched on there is taken back.
+func aggregator(s *node.Scanner, dev node.Dev, unfit string) plan.Aggregator {
+	a := plan.Aggregator{Target: target(dev)}
 	var err error
 	if a.Hold, err = s.GROHold(dev); err == nil {
 		err = offloads(s, dev, map[string]*string{plan.GRO: &a.GRO, plan.UDPForwarding: &a.Forwarding, plan.GROList: &a.List})
 	}
-	if err != nil {
+	if a.Unfit = unfit; a.Unfit == "" && err != nil {
 		a.Unfit = fmt.Sprintf("left alone: %v", err)
 	}
 	return a

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -52,7 +51,7 @@ func (d *Daemon) seatThreads(u node.Underlay) error {
 // planPriority plans by what is on the node now.
 func (d *Daemon) planPriority() plan.PriorityPlan {
 	attached := func(u node.Underlay) bool { return d.prio.attached[u.Key()] != nil }
-	in := PriorityInput(d.scanner, d.snap, d.cores, apply.Owned(d.locked.Entries()), attached)
+	in := PriorityInput(d.scanner, d.snap, d.cores, apply.Owned(d.locked.Entries()), attached, d.places, d.priorityWants())
 	in.NoThreads = d.opts.Priority.NoThreads
 	in.Lost = slices.Collect(maps.Keys(d.lost))
 	in.Realtime = d.prio.realtime.on
@@ -161,13 +160,13 @@ func napiThreads(s *node.Scanner, dev node.Dev, queues int) (threads []plan.NAPI
 
 // carryOut makes the settings of priority, all or none.
 func (d *Daemon) carryOut(steps []plan.Step) error {
-	_, err := setAt(d.scanner, d.log, d.locked.Do, steps)
+	_, err := setAt(d.scanner, d.locked.Do, steps)
 	return err
 }
 
 // carryOutEach makes settings of devices, each device's by themselves, and returns which were refused, and why.
 func (d *Daemon) carryOutEach(steps []plan.Step) (map[plan.Target]string, error) {
-	rep, err := setAt(d.scanner, d.log, d.locked.DoEach, steps)
+	rep, err := setAt(d.scanner, d.locked.DoEach, steps)
 	refused := map[plan.Target]string{}
 	for _, r := range rep.Results {
 		if r.Outcome == apply.Refused {
@@ -178,19 +177,12 @@ func (d *Daemon) carryOutEach(steps []plan.Step) (map[plan.Target]string, error)
 }
 
 // setAt carries out steps by a function of apply.Locked.
-func setAt(s *node.Scanner, log *slog.Logger, do func(apply.Namespaces, []plan.Step) (apply.Report, error), steps []plan.Step) (apply.Report, error) {
+func setAt(s *node.Scanner, do func(apply.Namespaces, []plan.Step) (apply.Report, error), steps []plan.Step) (apply.Report, error) {
 	if len(steps) == 0 {
 		return apply.Report{}, nil
 	}
 	at := newSpaces(s)
 	rep, err := do(at, steps)
-	for _, r := range rep.Results {
-		if r.Outcome == apply.Kept {
-			log.Warn("setting not restored", "result", r.String())
-		} else {
-			log.Debug("setting", "result", r.String())
-		}
-	}
 	return rep, errors.Join(err, at.Close())
 }
 
@@ -204,10 +196,5 @@ func (d *Daemon) restore(which func(plan.Setting) bool) (apply.Report, error) {
 	forgotten := d.pipe.forgetEnding(which)
 	at := newSpaces(d.scanner)
 	rep, err := d.locked.RestoreIf(at, which)
-	for _, r := range rep.Results {
-		if r.Outcome != apply.Restored {
-			d.log.Warn("setting not restored", "result", r.String())
-		}
-	}
 	return rep, errors.Join(forgotten, err, at.Close())
 }

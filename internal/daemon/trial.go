@@ -174,7 +174,7 @@ func (d *Daemon) steered(c datapath.Counters, _ datapath.PriorityCounters) (acte
 	if d.pipe.layout.Split {
 		return c.Split, max(c.Overlay, c.XDPOverlay)
 	}
-	return max(c.Steered, c.PodSteered, c.XDPLane), max(c.Overlay, c.XDPOverlay, c.Pod)
+	return max(c.Steered, c.PodSteered, c.XDPLane), overlayTotal(0, c)
 }
 
 // tryOut lets a mechanism whose switch is in place show whether it pays, and returns whether it is
@@ -192,7 +192,7 @@ func (d *Daemon) tryOut(name string, t *trial, in governor.Input, s governor.Sit
 	t.on, t.reason = t.judge.Step(in.Now, s, t.meter.window(sum, saturated(in)))
 	t.settles = t.judge.Trying() && t.on != was
 	if now := t.judge.Trying(); now != trying || !now && t.on != was {
-		d.log.Info(name+" is judged", "acts", t.on, "reason", t.reason)
+		d.log.Info("verdict", "mechanism", name, "acts", t.on, "reason", t.reason)
 	}
 	return t.on, nil
 }

@@ -89,6 +89,14 @@ const (
 	XDP
 )
 
+// String is what the configuration calls it.
+func (t Tier) String() string {
+	if t == XDP {
+		return "xdp"
+	}
+	return "tc"
+}
+
 // Place decides which stages hop, and to which of the cores, given those that
 // poll the NIC. cores is sorted. With tier XDP the nic stage hops, whatever the
 // prediction: that tier is only asked for by name.
@@ -105,6 +113,9 @@ func Place(tier Tier, cores, nic []int, measured Costs) Layout {
 	}
 	if len(cores) == 0 || len(cores) == 1 && len(free) == 0 {
 		return Layout{Gain: 1, Reason: "one core: there is none to hop to"}
+	}
+	if tier == XDP && len(free) == 0 {
+		return Layout{Gain: 1, Reason: "every core polls a NIC: none is left for the NIC's stage (tier: xdp); give the NIC fewer queues (ethtool -L), or set tier: tc"}
 	}
 	best := Layout{Gain: 1, Reason: fmt.Sprintf("no hop is worth it by %s", source)}
 	list := candidates(cores, nic, free, cost)

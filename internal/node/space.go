@@ -26,6 +26,7 @@ type known struct {
 	path    string      // leads to it, checked by inode and cookie at every use
 	mount   netns.Mount // that the path is of, if it is one's
 	tunnels bool        // has tunnels of ours
+	vlans   []int       // devices of home on which its VLAN devices sit, when it was last listed
 	sysfs   *os.Root    // does not keep the namespace alive; opened when asked for
 	gateway map[int]bool
 	retries int

@@ -66,6 +66,7 @@ type dev struct {
 	rx       queues
 	hooks    neighbour.Hooks // without what is ours
 	xdp      string          // somebody else's XDP program
+	badSums  uint64          // packets that TCP and UDP of its namespace dropped for a wrong checksum meanwhile
 }
 
 // offload is a flag of ethtool -k.
@@ -88,6 +89,50 @@ func named(p neighbour.Program) string {
 		return fmt.Sprint(p.ID)
 	}
 	return fmt.Sprintf("%s (%d)", p.Name, p.ID)
+}
+
+// untilMade goes with an MTU that an engine or a CNI sets again.
+const untilMade = "  # until the %s is made anew: set it in the network's own configuration, too"
+
+// wrongChecksums accuses the offload of checksums by what arrives. The flag alone says nothing:
+// most NICs do it right, and those that do not spoil what others receive.
+func wrongChecksums(snap node.Snapshot, devs map[node.DevKey]dev) (list []Finding) {
+	const why = "packets with a wrong checksum were dropped while doctor looked, %d in the network namespace of this %s%s: " +
+		"most often the NIC or the virtual switch of a sending node computes checksums of tunnelled packets wrongly (known of vmxnet3 and ice)"
+	accuse := func(d dev, where, others string, tunnels []node.Dev) {
+		if len(tunnels) == 0 {
+			return
+		}
+		list = append(list, Finding{Broken, d.Dev, fmt.Sprintf(why, d.badSums, where, others),
+			devs[tunnels[0].Key()].at + "ethtool -K " + tunnels[0].Name + " tx-checksum-ip-generic off  # on each node that sends to this one; on takes it back"})
+	}
+	for _, u := range snap.Underlays {
+		if d := devs[u.Key()]; d.badSums > 0 {
+			for _, t := range snap.Tunnels {
+				if slices.ContainsFunc(t.Underlays, func(on node.Dev) bool { return on.Key() == u.Key() }) {
+					accuse(d, "NIC", "", []node.Dev{t.Dev})
+					break
+				}
+			}
+			break // all underlays are in one namespace
+		}
+	}
+	var worst node.Pod
+	var most dev
+	hit := 0
+	for _, p := range snap.Pods {
+		if d := devs[p.Peer.Key()]; d.badSums > 0 {
+			if hit++; d.badSums > most.badSums {
+				worst, most = p, d
+			}
+		}
+	}
+	others := ""
+	if hit > 1 {
+		others = fmt.Sprintf(" and some in those of %d others", hit-1)
+	}
+	accuse(most, "pod", others, worst.Tunnels)
+	return list
 }
 
 // diagnose is the part that only thinks.
@@ -150,16 +195,13 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 		if f, ok := d.offloads["rx-gro"]; ok && !f.on {
 			add(Slow, d, set(d, "gro", "on"), "GRO is off: every packet crosses the bridge and the veth on its own")
 		}
-		if f := d.offloads["tx-checksum-ip-generic"]; !f.on && f.available {
-			add(Slow, d, set(d, "tx-checksum-ip-generic", "on"), "checksums of packets to other hosts are left to the CPU, and GSO with them; some set this against NICs that break tunnelled checksums: test after changing it")
-		}
 		for _, on := range t.Underlays {
 			u, ok := underlay[on.Key()]
 			if !ok {
 				continue
 			}
 			if most := u.MTU - overhead(t, u); t.MTU > most {
-				add(Broken, d, fmt.Sprintf("ip link set dev %s mtu %d", d.Name, most),
+				add(Broken, d, fmt.Sprintf("ip link set dev %s mtu %d"+untilMade, d.Name, most, "network"),
 					"its MTU %d and the outer headers (%d) do not fit the MTU %d of %s: large packets are sent as fragments or dropped", t.MTU, overhead(t, u), u.MTU, u.Name)
 				break
 			}
@@ -190,9 +232,10 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 		}
 		// A router would say "too big"; a bridge drops without a word.
 		if least != 0 && p.PeerMTU > least {
-			add(Broken, d, fmt.Sprintf("ip link set dev %s mtu %d", d.Name, least), "its MTU %d is above the tunnel's %d: a bridge drops large packets without telling the sender", p.PeerMTU, least)
+			add(Broken, d, fmt.Sprintf("ip link set dev %s mtu %d"+untilMade, d.Name, least, "pod"), "its MTU %d is above the tunnel's %d: a bridge drops large packets without telling the sender", p.PeerMTU, least)
 		}
 	}
+	list = append(list, wrongChecksums(snap, devs)...)
 	slices.SortStableFunc(list, func(a, b Finding) int { return cmp.Compare(a.Level, b.Level) })
 	return list
 }

@@ -3,6 +3,8 @@
 package probe
 
 import (
+	"fmt"
+	"net"
 	"net/netip"
 	"os/exec"
 	"strings"
@@ -14,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/overlane/overlane/internal/neighbour"
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 )
 
@@ -51,12 +54,12 @@ func TestDiagnosis(t *testing.T) {
 		want  string // level and command; empty: nothing to find
 	}{
 		{"nothing wrong", func(*node.Snapshot, map[node.DevKey]dev) {}, ""},
-		{"tunnel MTU", func(s *node.Snapshot, _ map[node.DevKey]dev) { s.Tunnels[0].MTU = 1500 }, "broken: ip link set dev vx0 mtu 1450"},
+		{"tunnel MTU", func(s *node.Snapshot, _ map[node.DevKey]dev) { s.Tunnels[0].MTU = 1500 }, "broken: ip link set dev vx0 mtu 1450  # until the network is made anew: set it in the network's own configuration, too"},
 		{"tunnel MTU over IPv6", func(s *node.Snapshot, _ map[node.DevKey]dev) {
 			s.Tunnels[0].Local = netip.MustParseAddr("fd00::1")
 			s.Pods[0].PeerMTU = 1400
-		}, "broken: ip link set dev vx0 mtu 1430"},
-		{"pod MTU behind a bridge", func(s *node.Snapshot, _ map[node.DevKey]dev) { s.Pods[0].PeerMTU = 1500 }, "broken: nsenter --net=/run/netns/pod ip link set dev eth0 mtu 1450"},
+		}, "broken: ip link set dev vx0 mtu 1430  # until the network is made anew: set it in the network's own configuration, too"},
+		{"pod MTU behind a bridge", func(s *node.Snapshot, _ map[node.DevKey]dev) { s.Pods[0].PeerMTU = 1500 }, "broken: nsenter --net=/run/netns/pod ip link set dev eth0 mtu 1450  # until the pod is made anew: set it in the network's own configuration, too"},
 		{"pod MTU behind a router", func(s *node.Snapshot, _ map[node.DevKey]dev) {
 			s.Pods[0].PeerMTU, s.Tunnels[0].Bridge = 1500, nil
 		}, ""},
@@ -66,7 +69,22 @@ func TestDiagnosis(t *testing.T) {
 		{"receive checksums that the NIC has not", flag(eth, "rx-checksum", fixed), ""},
 		{"LRO", flag(eth, "rx-lro", on), "slow: ethtool -K eth0 lro off"},
 		{"tunnel segmentation", flag(eth, "tx-udp_tnl-segmentation", off), "slow: ethtool -K eth0 tx-udp_tnl-segmentation on"},
-		{"tunnel checksums", flag(vx, "tx-checksum-ip-generic", off), "slow: ethtool -K vx0 tx-checksum-ip-generic on"},
+		{"checksum offload of the tunnel, off", flag(vx, "tx-checksum-ip-generic", off), ""},
+		{"checksum offload of the tunnel, on", flag(vx, "tx-checksum-ip-generic", on), ""},
+		{"wrong checksums in pods", func(s *node.Snapshot, d map[node.DevKey]dev) {
+			other := s.Pods[0]
+			other.Peer.NetnsCookie = 10
+			s.Pods = append(s.Pods, other)
+			d[other.Peer.Key()] = dev{Dev: other.Peer, badSums: 2}
+			p := d[s.Pods[0].Peer.Key()]
+			p.badSums = 1
+			d[p.Key()] = p
+		}, "broken: ethtool -K vx0 tx-checksum-ip-generic off  # on each node that sends to this one; on takes it back"},
+		{"wrong checksums of outer packets", func(_ *node.Snapshot, d map[node.DevKey]dev) {
+			e := d[eth]
+			e.badSums = 7
+			d[eth] = e
+		}, "broken: ethtool -K vx0 tx-checksum-ip-generic off  # on each node that sends to this one; on takes it back"},
 		{"one queue", func(_ *node.Snapshot, d map[node.DevKey]dev) {
 			e := d[eth]
 			e.rx = queues{"combined", 1, 8}
@@ -112,6 +130,55 @@ func TestDiagnosis(t *testing.T) {
 		})
 	}
 }
+
+// A datagram with a wrong checksum that comes while doctor looks is told of, one from before is
+// not.
+func TestWrongChecksumsAreCountedWhileTheyCome(t *testing.T) {
+	h := newNS(t, `link set lo up
+		addr add 10.1.0.1/24 dev lo
+		link add vx0 type vxlan id 1 dstport 4789 local 10.1.0.1
+		link set vx0 up`)
+	spaces := oneSpace{h}
+	snap := node.Snapshot{Underlays: []node.Underlay{{Dev: node.Dev{NetnsCookie: 1}}}}
+	send := func() {
+		t.Helper()
+		err := h.Do(func() error {
+			to, err := net.ListenPacket("udp4", "127.0.0.1:9")
+			if err != nil {
+				return err
+			}
+			defer to.Close()
+			from, err := net.Dial("ip4:udp", "127.0.0.1")
+			if err != nil {
+				return err
+			}
+			defer from.Close()
+			_, err = from.Write([]byte{0, 7, 0, 9, 0, 12, 0xba, 0xad, 1, 2, 3, 4})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	send()
+	before := badChecksums(spaces, snap)
+	if n := before[1]; n != 1 {
+		t.Fatalf("%d wrong checksums, sent was one", n)
+	}
+	send()
+	send()
+	if after := badChecksums(spaces, snap); after[1]-before[1] != 2 {
+		t.Errorf("%d more wrong checksums, sent were two", after[1]-before[1])
+	}
+}
+
+// oneSpace knows one namespace under any cookie.
+type oneSpace struct{ h *netns.Handle }
+
+func (s oneSpace) Namespace(uint64) (*netns.Handle, error) {
+	return netns.OfPath(fmt.Sprintf("/proc/self/fd/%d", s.h.FD()))
+}
+func (s oneSpace) Path(uint64) (string, error) { return "", nil }
 
 func TestDiagnosisOfRealDevicesAndItsCommandsMendThem(t *testing.T) {
 	for _, tool := range []string{"ethtool", "nsenter", "tc"} {

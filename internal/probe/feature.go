@@ -67,7 +67,7 @@ type Feature struct {
 	Device    string `json:"device,omitempty"` // for NativeXDP
 	State     State  `json:"state"`
 	Reason    string `json:"reason"`               // why this is the answer
-	MinKernel string `json:"min_kernel,omitempty"` // first release that has it
+	MinKernel string `json:"min_kernel,omitempty"` // the least release for it
 	Remedy    string `json:"remedy,omitempty"`     // one command that would change it
 }
 

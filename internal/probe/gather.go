@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/neighbour"
@@ -21,7 +22,7 @@ type Spaces interface {
 }
 
 // Diagnose looks for classic causes of a slow overlay in what a scan found, the
-// worst first. own reports which BPF programs are ours; nil: none. It changes
+// worst first; it takes a second, in which it watches counters. own reports which BPF programs are ours; nil: none. It changes
 // nothing. Devices that cannot be looked at are joined into the error, beside
 // the findings about the others.
 func Diagnose(ctx context.Context, spaces Spaces, snap node.Snapshot, own func(progID uint32) bool) ([]Finding, error) {
@@ -53,6 +54,7 @@ func Diagnose(ctx context.Context, spaces Spaces, snap node.Snapshot, own func(p
 	if err != nil {
 		return nil, err
 	}
+	since, sums := time.Now(), badChecksums(spaces, snap)
 	devs := map[node.DevKey]dev{}
 	var failed []error
 	for _, cookie := range cookies {
@@ -74,6 +76,9 @@ func Diagnose(ctx context.Context, spaces Spaces, snap node.Snapshot, own func(p
 		host := devs[p.Host.Key()]
 		host.Dev = p.Host
 		devs[p.Host.Key()] = host
+	}
+	if err := grown(ctx, spaces, snap, sums, since, devs); err != nil {
+		return nil, err
 	}
 	for k, d := range devs {
 		if k.NetnsCookie != here {

@@ -21,7 +21,9 @@ import (
 	"github.com/overlane/overlane/internal/ethtool"
 )
 
-// minRelease is the oldest kernel that the tests run on.
+// minRelease is the oldest kernel that overlane runs on: the oldest that the tests run on. Some
+// of what it needs is older, but nothing is promised that was not tried. README.md and the
+// packages say the same number.
 const minRelease = "6.12"
 
 func askKernel(e env) answer {
@@ -30,7 +32,7 @@ func askKernel(e env) answer {
 	case !ok:
 		return answer{Unknown, "cannot read the release " + strconv.Quote(e.release), ""}
 	case older:
-		return answer{Unsupported, e.release + " is older than the kernels that overlane is tested on", newerKernel(e, minRelease)}
+		return answer{Unsupported, e.release + " is older than " + minRelease + ", the oldest kernel that overlane runs on", newerKernel(e, minRelease)}
 	}
 	return answer{Supported, e.release, ""}
 }
@@ -109,7 +111,7 @@ func askTCX(e env) answer {
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
 	})
 	if err != nil {
-		return failed(fmt.Errorf("load program: %w", err), missing, newerKernel(e, "6.6"))
+		return failed(fmt.Errorf("load program: %w", err), missing, newerKernel(e, minRelease))
 	}
 	defer prog.Close()
 	l, err := link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: prog, Attach: ebpf.AttachTCXIngress})
@@ -120,7 +122,7 @@ func askTCX(e env) answer {
 	if errors.Is(err, unix.ENODEV) {
 		return answer{Supported, "the kernel attaches tc programs by tcx", ""}
 	}
-	return failed(err, missing, newerKernel(e, "6.6"))
+	return failed(err, missing, newerKernel(e, minRelease))
 }
 
 // askKernelRead asks for the helper that reads fields of the kernel's structures.
@@ -145,7 +147,7 @@ func askTracepoint(e env) answer {
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
 	})
 	if err != nil {
-		return failed(err, "the kernel has no typed tracepoint programs, or no type information", option(e, "5.5", "CONFIG_DEBUG_INFO_BTF"))
+		return failed(err, "the kernel has no typed tracepoint programs, or no type information", option(e, minRelease, "CONFIG_DEBUG_INFO_BTF"))
 	}
 	prog.Close()
 	return answer{Supported, "the kernel loads typed tracepoint programs", ""}
@@ -153,7 +155,7 @@ func askTracepoint(e env) answer {
 
 func askCPUMap(e env) answer {
 	if err := features.HaveMapType(ebpf.CPUMap); err != nil {
-		return failed(err, "the kernel has no cpumap", option(e, "4.15", "CONFIG_BPF_SYSCALL"))
+		return failed(err, "the kernel has no cpumap", option(e, minRelease, "CONFIG_BPF_SYSCALL"))
 	}
 	return answer{Supported, "the kernel has cpumap", ""}
 }
@@ -184,11 +186,11 @@ func askLo(e env, file, have, missing, remedy string) answer {
 
 func askRPS(e env) answer {
 	return askLo(e, "queues/rx-0/rps_cpus", "receive queues have an rps_cpus mask",
-		"receive queues have no rps_cpus mask: CONFIG_RPS is off", option(e, "2.6", "CONFIG_RPS"))
+		"receive queues have no rps_cpus mask: CONFIG_RPS is off", option(e, minRelease, "CONFIG_RPS"))
 }
 
 func askThreaded(e env) answer {
-	return askLo(e, "threaded", "devices can run NAPI in threads", "devices have no threaded switch", newerKernel(e, "5.12"))
+	return askLo(e, "threaded", "devices can run NAPI in threads", "devices have no threaded switch", newerKernel(e, minRelease))
 }
 
 // askUDPGRO asks a device of this namespace; each names all features that the kernel knows.
@@ -199,14 +201,14 @@ func askUDPGRO(e env) answer {
 		return answer{Unknown, err.Error(), asRoot}
 	}
 	if _, known := all[ethtool.UDPForwarding]; !known {
-		return answer{Unsupported, missing, newerKernel(e, "5.12")}
+		return answer{Unsupported, missing, newerKernel(e, minRelease)}
 	}
 	return answer{Supported, "devices have the feature " + ethtool.UDPForwarding, ""}
 }
 
 // askFQ does not try, since that would load the module.
 func askFQ(e env) answer {
-	remedy := option(e, "3.12", "CONFIG_NET_SCH_FQ")
+	remedy := option(e, minRelease, "CONFIG_NET_SCH_FQ")
 	if loaded, _ := exists(e, "sys/module/sch_fq"); loaded {
 		return answer{Supported, "sch_fq is loaded", ""}
 	}

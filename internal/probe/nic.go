@@ -106,8 +106,8 @@ func (p *Prober) NIC(h *netns.Handle, name string, ifindex, mtu int) Feature {
 	case err != nil:
 		a := failed(err, "", "")
 		if errors.Is(err, unix.ENOENT) {
-			a = answer{Unknown, "the kernel does not tell what drivers can do", newerKernel(p.env, "6.3")}
-			f.MinKernel = "6.3"
+			a = answer{Unknown, "the kernel does not tell what drivers can do", newerKernel(p.env, minRelease)}
+			f.MinKernel = minRelease
 		}
 		f.State, f.Reason, f.Remedy = a.state, a.reason, a.remedy
 	case flags&XDPBasic == 0:
@@ -119,7 +119,7 @@ func (p *Prober) NIC(h *netns.Handle, name string, ifindex, mtu int) Feature {
 	case flags&XDPRxSG == 0 && mtu > sgMTU:
 		f.State = Unknown // the limit is the driver's own
 		f.Reason = fmt.Sprintf("its driver has native XDP only for packets of one buffer, which an MTU of %d may exceed", mtu)
-		f.Remedy = fmt.Sprintf("ip link set dev %s mtu %d", name, sgMTU)
+		f.Remedy = fmt.Sprintf("ip link set dev %s mtu %d  # warning: this node then loses larger frames, of all traffic; lower the MTU of its peers and overlays first", name, sgMTU)
 	default:
 		f.State, f.Reason = Supported, "its driver has native XDP: "+flags.String()
 	}

@@ -61,19 +61,19 @@ var probes = []struct {
 	ask       func(env) answer
 }{
 	{Kernel, minRelease, askKernel},
-	{BTF, "5.4", askBTF},
-	{KernelRead, "5.5", askKernelRead},
-	{TCX, "6.6", askTCX},
-	{TracepointBT, "5.5", askTracepoint},
-	{RPS, "2.6.35", askRPS},
-	{SoftnetData, "5.5", askSoftnet},
+	{BTF, minRelease, askBTF},
+	{KernelRead, minRelease, askKernelRead},
+	{TCX, minRelease, askTCX},
+	{TracepointBT, minRelease, askTracepoint},
+	{RPS, minRelease, askRPS},
+	{SoftnetData, minRelease, askSoftnet},
 	{OrderGuard, minRelease, askOrderGuard},
-	{ThreadedNAPI, "5.12", askThreaded},
-	{UDPGRO, "5.12", askUDPGRO},
-	{CPUMap, "4.15", askCPUMap},
+	{ThreadedNAPI, minRelease, askThreaded},
+	{UDPGRO, minRelease, askUDPGRO},
+	{CPUMap, minRelease, askCPUMap},
 	{CPUMapGRO, "6.15", askCPUMapGRO},
 	{BPFQdisc, "6.16", askBPFQdisc},
-	{FQ, "3.12", askFQ},
+	{FQ, minRelease, askFQ},
 }
 
 // All returns every feature of the kernel.

@@ -241,3 +241,27 @@ func TestNICAnswersAgreeWithAttaching(t *testing.T) {
 		t.Fatalf("a device that is not there: %+v", f)
 	}
 }
+
+// What lowers the MTU of a whole node says so where it is copied from.
+func TestAnMTUIsNotLoweredWithoutAWarning(t *testing.T) {
+	h := newNS(t, `tuntap add tap0 mode tap
+		link set tap0 mtu 9000`)
+	var index int
+	err := h.Do(func() error {
+		l, err := netlink.LinkByName("tap0")
+		if err == nil {
+			index = l.Attrs().Index
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := New().NIC(h, "tap0", index, 9000)
+	if f.State != Unknown || !strings.Contains(f.Remedy, "mtu 3498") {
+		t.Fatalf("%+v, want the driver's limit unknown", f)
+	}
+	if !strings.Contains(f.Remedy, "# warning: this node then loses larger frames") {
+		t.Errorf("no warning: %s", f.Remedy)
+	}
+}

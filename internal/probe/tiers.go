@@ -15,17 +15,19 @@ type Tier struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
-// Tiers says which tiers the features allow. Each stands on the one before.
+// Tiers says which tiers the features allow. Each stands on the one before, but for merge: flows
+// may be cut behind the NIC's stage as well.
 func Tiers(feats []Feature) []Tier {
 	tiers := []Tier{
-		{Number: 0, Name: "settings", Reached: true},
+		{Number: 0, Name: "settings"},
 		{Number: 1, Name: "tc"},
 		{Number: 2, Name: "xdp"},
 		{Number: 3, Name: "merge"},
 	}
-	tiers[1].need(feats, BTF, KernelRead, TCX, RPS, TracepointBT, SoftnetData, OrderGuard)
+	tiers[0].need(feats, Kernel)
+	tiers[1].need(feats, Kernel, BTF, KernelRead, TCX, RPS, TracepointBT, SoftnetData, OrderGuard)
 	tiers[2].on(tiers[1]).need(feats, CPUMap, NativeXDP)
-	merge := tiers[3].on(tiers[2])
+	merge := tiers[3].on(tiers[1])
 	exactly, ok := best(feats, BPFQdisc)
 	if _, fq := best(feats, FQ); !ok && fq {
 		if merge.need(feats, FQ); merge.Reached {
@@ -34,6 +36,13 @@ func Tiers(feats []Feature) []Tier {
 		}
 	} else {
 		merge.need(feats, BPFQdisc)
+	}
+	if merge.Reached && !tiers[2].Reached {
+		cut := "flows are cut behind the NIC's stage: tier 2 (xdp) needs " + tiers[2].Reason
+		if merge.Reason != "" {
+			cut = merge.Reason + "; " + cut
+		}
+		merge.Reason = cut
 	}
 
 	if t := &tiers[2]; t.Reached {
@@ -64,14 +73,14 @@ func Mechanisms(feats []Feature) []Mechanism {
 		t.need(feats, ids...)
 		return Mechanism{name, t.Reached, t.Reason, t.Remedy}
 	}
-	atNIC := []ID{BTF, KernelRead, TracepointBT, SoftnetData, OrderGuard, CPUMap, NativeXDP}
+	atNIC := []ID{Kernel, BTF, KernelRead, TracepointBT, SoftnetData, OrderGuard, CPUMap, NativeXDP}
 	priority := needs("priority", atNIC...)
 	if priority.Possible {
 		// The worst lack comes last.
 		priority.without(feats, CPUMapGRO, "TCP bulk costs more while latency traffic is about, without GRO in its lane: ")
 		priority.without(feats, ThreadedNAPI, "bulk may starve under overload, since the NIC is polled in softirq: ")
 	}
-	return []Mechanism{priority, needs("aggregation", KernelRead, TCX, UDPGRO), needs("express", atNIC...)}
+	return []Mechanism{priority, needs("aggregation", Kernel, KernelRead, TCX, UDPGRO), needs("express", atNIC...)}
 }
 
 // without says what it has to do without.

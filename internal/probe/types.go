@@ -15,7 +15,7 @@ func types(e env) (*btf.Spec, answer) {
 	if err == nil {
 		return spec, answer{}
 	}
-	remedy := option(e, "5.4", "CONFIG_DEBUG_INFO_BTF")
+	remedy := option(e, minRelease, "CONFIG_DEBUG_INFO_BTF")
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, btf.ErrNotSupported) {
 		return nil, answer{Unsupported, "the kernel has no type information: CONFIG_DEBUG_INFO_BTF is off", remedy}
 	}
@@ -69,7 +69,7 @@ func askSoftnet(e env) answer {
 		}
 		for _, field := range []string{"backlog", "cpu", "input_queue_head", "input_queue_tail"} {
 			if !hasMember(s, field) {
-				return answer{Unsupported, "softnet_data has no " + field + ": CONFIG_RPS is off", option(e, "2.6", "CONFIG_RPS")}
+				return answer{Unsupported, "softnet_data has no " + field + ": CONFIG_RPS is off", option(e, minRelease, "CONFIG_RPS")}
 			}
 		}
 		var tp *btf.Typedef

@@ -12,6 +12,7 @@ import (
 
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/internal/snmp"
 )
 
 // service is where a scenario's latency traffic goes, for whoever wants to treat
@@ -144,11 +145,11 @@ func (a *application) atRate(ctx context.Context, e *env, from, at traffic.Endpo
 // one waits for a timer of 200 ms, not for the receive path.
 func (e *env) resent() (uint64, error) {
 	from, at := e.endpoints(0)
-	a, err := traffic.ReadCounters(from.NS)
+	a, err := snmp.Read(from.NS)
 	if err != nil {
 		return 0, err
 	}
-	b, err := traffic.ReadCounters(at.NS)
+	b, err := snmp.Read(at.NS)
 	return a["Tcp.RetransSegs"] + b["Tcp.RetransSegs"], err
 }
 

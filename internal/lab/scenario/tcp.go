@@ -10,6 +10,7 @@ import (
 
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/internal/snmp"
 )
 
 // endpoints of traffic that programs send: the first pod of each host, or the
@@ -31,11 +32,11 @@ func (e *env) endpoints(n int) (from, to traffic.Endpoint) {
 // tcpCounters are what both ends say about TCP so far, by metric.
 func (e *env) tcpCounters() (map[string]uint64, error) {
 	from, to := e.endpoints(0)
-	a, err := traffic.ReadCounters(from.NS)
+	a, err := snmp.Read(from.NS)
 	if err != nil {
 		return nil, err
 	}
-	b, err := traffic.ReadCounters(to.NS)
+	b, err := snmp.Read(to.NS)
 	return map[string]uint64{
 		report.Retransmits: a["Tcp.RetransSegs"], report.OFO: b["TcpExt.TCPOFOQueue"], report.SACKReorder: a["TcpExt.TCPSACKReorder"],
 	}, err

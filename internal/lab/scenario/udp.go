@@ -11,6 +11,7 @@ import (
 
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/internal/snmp"
 )
 
 // offer is what the live-frame generators are to send.
@@ -123,12 +124,12 @@ func (e *env) listen(c *traffic.Checker) error {
 func (e *env) udpTaken() (uint64, error) {
 	rx := e.bed.Receiver()
 	if !e.overlay {
-		c, err := traffic.ReadCounters(rx.NS)
+		c, err := snmp.Read(rx.NS)
 		return c.UDPTaken(), err
 	}
 	var sum uint64
 	for i := range rx.Pods {
-		c, err := traffic.ReadCounters(rx.Pods[i].NS)
+		c, err := snmp.Read(rx.Pods[i].NS)
 		if err != nil {
 			return 0, err
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/snmp"
 	"golang.org/x/sys/unix"
 )
 
@@ -172,14 +173,14 @@ func TestTheKernelCountsWhatTheCheckerRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	send := sender(t, ns, at)
-	before, err := ReadCounters(ns)
+	before, err := snmp.Read(ns)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for seq := range uint64(1000) {
 		send(datagram(64, 0, seq))
 	}
-	after, err := ReadCounters(ns)
+	after, err := snmp.Read(ns)
 	if err != nil {
 		t.Fatal(err)
 	}

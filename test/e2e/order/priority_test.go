@@ -50,6 +50,16 @@ const (
 
 func (r ruled) piped() bool { return strings.HasPrefix(r.kind, both) }
 
+func (r ruled) sync() bool { return r.kind == straight || r.kind == bothStraight }
+
+// crossed tells whether packets of each class took the short cut, and some of latency's the bridge.
+// Beside a flood latency's frames have a poll to themselves only until its share of the core is used
+// up, and where all of its flows still have frames in the lane not even that: so the run goes on
+// until there were some.
+func (r ruled) crossed(c control.Counters) bool {
+	return !r.sync() || c.ShortCut > 0 && c.Bridged > 0 && (r.kind == bothStraight || c.BulkShortCut > 0)
+}
+
 func (r ruled) String() string {
 	return strings.TrimSuffix(fmt.Sprintf("%s-%d-%s-%s", r.nic, r.flows, r.load, r.kind), "-")
 }
@@ -87,7 +97,7 @@ func (r ruled) in(t *testing.T, b *bed.Bed) {
 	if err := b.Reset(); err != nil {
 		t.Fatal(err)
 	}
-	if r.kind == straight || r.kind == bothStraight {
+	if r.sync() {
 		// So that every few milliseconds a frame goes by the bridge, which the next could
 		// overtake.
 		rig.BridgeForgets(t, b, 40*time.Millisecond)
@@ -102,12 +112,6 @@ func (r ruled) in(t *testing.T, b *bed.Bed) {
 	tr.judge(t, counters.Refused)
 	if r.kind == little && counters.LatencyExcess == 0 {
 		t.Error("the latency class never used up its share")
-	}
-	if (r.kind == straight || r.kind == bothStraight) && (counters.ShortCut == 0 || counters.Bridged == 0) {
-		t.Errorf("%d packets of the latency class went straight to the pod, %d did not", counters.ShortCut, counters.Bridged)
-	}
-	if r.kind == straight && counters.BulkShortCut == 0 {
-		t.Errorf("no packet of bulk went straight to the pod, %d did not", counters.BulkBridged)
 	}
 	t.Logf("%d changes of class; of %d latency frames %d held, %d beyond their share; %d of %d bulk frames by the lane; %d packets to other cores",
 		changes, counters.LatencyPackets, counters.LatencyHeld, counters.LatencyExcess, counters.BulkLane, counters.BulkPackets, counters.SteeredPackets)
@@ -160,11 +164,10 @@ func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control
 		st, err := p.status()
 		got, rerr := tr.received()
 		inLane := st.Counters.LatencyHeld + st.Counters.LatencyExcess
-		done := got >= 75_000*uint64(*volume) && inLane >= 10*uint64(*volume) && (!r.piped() || st.Counters.SteeredPackets >= 10_000*uint64(*volume))
+		done := got >= 75_000*uint64(*volume) && inLane >= 10*uint64(*volume) && r.crossed(st.Counters) && (!r.piped() || st.Counters.SteeredPackets >= 10_000*uint64(*volume))
 		if err == nil && !done && time.Since(begin) > time.Duration(*volume)*tooLong {
-			err = fmt.Errorf("%d packets, %d of them to other cores, %d changes of class and %d latency frames in the lane after %s; lanes %+v, mechanisms %+v, %d overlay packets, %d bulk",
-				got, st.Counters.SteeredPackets, changes, inLane, time.Since(begin).Round(time.Second),
-				st.Lanes, st.Mechanisms, st.Counters.OverlayPackets, st.Counters.BulkPackets)
+			err = fmt.Errorf("%d packets and %d changes of class after %s are no test yet: lanes %+v, mechanisms %+v, counters %+v",
+				got, changes, time.Since(begin).Round(time.Second), st.Lanes, st.Mechanisms, st.Counters)
 		}
 		return done, errors.Join(err, rerr)
 	}

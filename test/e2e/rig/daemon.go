@@ -23,6 +23,7 @@ import (
 
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/test/process"
 )
 
 // Spec says how a daemon is started. The zero value of a field means its
@@ -291,7 +292,7 @@ func (d *Daemon) Guardian() int {
 func (d *Daemon) StopGuardian() {
 	d.tb.Helper()
 	d.stopped = d.Guardian()
-	if err := unix.Kill(d.stopped, unix.SIGSTOP); err != nil {
+	if err := process.Stop(d.stopped); err != nil {
 		d.tb.Fatalf("stop the guardian: %v", err)
 	}
 }

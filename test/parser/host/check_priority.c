@@ -95,7 +95,8 @@ static int spread(__u32 now, int flows, __u32 frames, __u32 bytes)
 		for (__u32 poll = 0; poll < 10; poll++)
 			for (int i = 0; i < flows; i++) {
 				__u32 when = now + poll * (OL_SPARSE_WINDOW_US / 10);
-				__u32 class = ol_sparse_bounded(&s[i], &source, when, FRAMES, BYTES);
+				__u32 class =
+					ol_sparse_bounded(&s[i], &source, when, FRAMES, BYTES);
 
 				ol_sparse_add(&s[i], &source, frames / 10, bytes / 10);
 				all += frames / 10;
@@ -107,8 +108,10 @@ static int spread(__u32 now, int flows, __u32 frames, __u32 bytes)
 
 static void sources(__u32 start)
 {
-	const struct ol_flow v4 = {.addr = {0x0a010203aabbccddULL}, .tail = 7ULL << 32 | 17 << 24 | 42};
-	const struct ol_flow v6 = {.addr = {1, 2, 3, 4}, .tail = 7ULL << 32 | 6 << 24 | 42, .v6 = 1};
+	const struct ol_flow v4 = {.addr = {0x0a010203aabbccddULL},
+				   .tail = 7ULL << 32 | 17 << 24 | 42};
+	const struct ol_flow v6 = {
+		.addr = {1, 2, 3, 4}, .tail = 7ULL << 32 | 6 << 24 | 42, .v6 = 1};
 	struct ol_flow of;
 
 	/* Some flows of a source are latency but for their probation, whatever it sends beside them. */
@@ -120,7 +123,8 @@ static void sources(__u32 start)
 	ol_source_of(&v4, &of);
 	MUST(of.addr[0] == 0x0a01020300000000ULL && of.tail == 42 && !of.v6, "line %d", __LINE__);
 	ol_source_of(&v6, &of);
-	MUST(of.addr[0] == 1 && of.addr[1] == 2 && !of.addr[2] && !of.addr[3] && of.tail == 42 && of.v6,
+	MUST(of.addr[0] == 1 && of.addr[1] == 2 && !of.addr[2] && !of.addr[3] && of.tail == 42 &&
+		     of.v6,
 	     "line %d", __LINE__);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package traffic
+// Package snmp reads the protocol counters of network namespaces.
+package snmp
 
 import (
 	"fmt"
@@ -15,8 +16,8 @@ import (
 // "Udp.InDatagrams" and "TcpExt.TCPOFOQueue".
 type Counters map[string]uint64
 
-// ReadCounters reads the counters of IPv4, TCP and UDP, and IPv6's beside them.
-func ReadCounters(ns *netns.Handle) (Counters, error) {
+// Read reads the counters of IPv4, TCP and UDP, and IPv6's beside them.
+func Read(ns *netns.Handle) (Counters, error) {
 	c := Counters{}
 	err := ns.Do(func() error {
 		for _, name := range []string{"snmp", "netstat"} {
@@ -71,4 +72,10 @@ func (c Counters) addPairs(text string) {
 // socket had no room and those that its filter refused.
 func (c Counters) UDPTaken() uint64 {
 	return c["Udp.InDatagrams"] + c["Udp.InErrors"] + c["Udp6InDatagrams"] + c["Udp6InErrors"]
+}
+
+// BadChecksums is the number of packets that TCP and UDP have dropped because their checksum
+// was wrong. TCP counts both versions of IP in one place.
+func (c Counters) BadChecksums() uint64 {
+	return c["Tcp.InCsumErrors"] + c["Udp.InCsumErrors"] + c["Udp6InCsumErrors"]
 }

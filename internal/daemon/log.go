@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/neighbour"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/rules"
+)
+
+// changes are what was changed on the node since the log was last written: programs on devices, settings and
+// rules. What the daemon does alike to many devices in one turn is one line, which counts them and names the
+// first: with 200 pods, 200 lines would hide all others.
+type changes struct {
+	log  *slog.Logger
+	home uint64
+
+	mu       sync.Mutex
+	order    []change
+	where    map[change][]string
+	programs map[uint32]string
+}
+
+// change is what was done, without where.
+type change struct {
+	msg string
+	// attrs are keys and values, each ended by a zero byte: a change is compared.
+	attrs string
+	noun  string // of what it was done to
+}
+
+// named is how many of those that something was done to are named in a line.
+const named = 3
+
+func newChanges(log *slog.Logger, home uint64) *changes {
+	return &changes{log: log, home: home, where: map[change][]string{}, programs: map[uint32]string{}}
+}
+
+// add notes a change; attrs are keys and values.
+func (c *changes) add(msg, noun, where string, attrs ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := change{msg, strings.Join(attrs, "\x00"), noun}
+	if c.where[k] == nil {
+		c.order = append(c.order, k)
+	}
+	c.where[k] = append(c.where[k], where)
+}
+
+// flush writes what there is, a line for each kind of change.
+func (c *changes) flush() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range c.order {
+		var args []any
+		parts := strings.Split(k.attrs, "\x00")
+		for i := 0; i+1 < len(parts); i += 2 {
+			args = append(args, slog.String(parts[i], parts[i+1]))
+		}
+		where := c.where[k]
+		if len(where) == 1 {
+			args = append(args, slog.String(k.noun, where[0]))
+		} else {
+			args = append(args, slog.Int("count", len(where)), slog.String(k.noun+"s", strings.Join(where[:min(named, len(where))], ", ")))
+		}
+		c.log.Info(k.msg, args...)
+	}
+	c.order = nil
+	clear(c.where)
+}
+
+// device is what the log calls a device.
+func (c *changes) device(name string, cookie uint64) string {
+	if cookie == c.home {
+		return name
+	}
+	return name + " (network namespace " + strconv.FormatUint(cookie, 10) + ")"
+}
+
+// setting notes what became of one: what apply.Locked tells.
+func (c *changes) setting(r apply.Result) {
+	what, noun, where := r.Attr, "device", c.device(r.Name, r.NetnsCookie)
+	switch {
+	case r.Kind == plan.ThreadSched:
+		what, noun, where = "scheduling", "thread", r.Setting.String()
+		if id, err := plan.ParseThread(r.Attr); err == nil {
+			where = id.Comm + " (pid " + strconv.Itoa(id.PID) + ")"
+		}
+	case r.Ifindex == 0:
+		noun, where = "netns", strconv.FormatUint(r.NetnsCookie, 10)
+	}
+	switch r.Outcome {
+	case apply.Applied:
+		c.add("setting written", noun, where, "setting", what, "from", r.From, "to", r.To)
+	case apply.Restored:
+		c.add("setting restored", noun, where, "setting", what, "from", r.From, "to", r.To)
+	case apply.LeftAlone:
+		c.add("setting left alone", noun, where, "setting", what, "value", r.To, "reason", r.Reason)
+	case apply.Kept:
+		c.log.Warn("setting not restored", "setting", what, noun, where, "reason", r.Reason)
+	default:
+		c.log.Debug("setting", "result", r.String())
+	}
+}
+
+// rules notes which rules have come into force, and which no longer are.
+func (c *changes) rules(was, now []rules.Rule) {
+	named := func(list []rules.Rule, r rules.Rule) bool {
+		return slices.ContainsFunc(list, func(o rules.Rule) bool { return o.Name == r.Name })
+	}
+	for _, r := range now {
+		if !named(was, r) {
+			c.add("rule in force", "rule", r.Name, "mechanism", "priority", "class", string(r.Class))
+		}
+	}
+	for _, r := range was {
+		if !named(now, r) {
+			c.add("rule taken away", "rule", r.Name, "mechanism", "priority", "class", string(r.Class))
+		}
+	}
+}
+
+// attached notes that a program of ours was attached to a device, and notes its end when what it returns is
+// closed.
+func (c *changes) attached(dev node.Dev, l io.Closer) io.Closer {
+	program, hook, ok := c.program(l)
+	if !ok || hook == "XDP" { // that one is told of by xdp.Places, with what it costs
+		return l
+	}
+	at := c.device(dev.Name, dev.NetnsCookie)
+	c.add("program attached", "device", at, "program", program, "hook", hook)
+	return noted{l, func() { c.add("program detached", "device", at, "program", program, "hook", hook) }}
+}
+
+// program asks the kernel what a link attaches, and to which hook; not ok: it is none.
+func (c *changes) program(l io.Closer) (name, hook string, ok bool) {
+	k, ok := l.(interface{ Info() (*link.Info, error) })
+	if !ok {
+		return "", "", false
+	}
+	info, err := k.Info()
+	if err != nil {
+		return "unknown", "unknown", true
+	}
+	id := uint32(info.Program)
+	c.mu.Lock()
+	name, known := c.programs[id]
+	c.mu.Unlock()
+	if !known {
+		name = neighbour.ProgramName(id)
+		c.mu.Lock()
+		c.programs[id] = name
+		c.mu.Unlock()
+	}
+	switch tcx := info.TCX(); {
+	case tcx == nil:
+		return name, "XDP", true
+	case ebpf.AttachType(tcx.AttachType) == ebpf.AttachTCXIngress:
+		return name, "tcx ingress", true
+	}
+	return name, "tcx egress", true
+}
+
+// noted is an attachment whose end is noted.
+type noted struct {
+	io.Closer
+	end func()
+}
+
+// Close takes it off.
+func (n noted) Close() error {
+	err := n.Closer.Close()
+	if err == nil {
+		n.end()
+	}
+	return err
+}
+
+// onlyGone tells that an error says no more than that a device, or its namespace, is gone.
+func onlyGone(err error) bool {
+	switch e := err.(type) {
+	case nil:
+		return false
+	case interface{ Unwrap() []error }:
+		all := e.Unwrap()
+		for _, err := range all {
+			if err == node.ErrGone {
+				return true // the others say how that was seen
+			}
+		}
+		for _, err := range all {
+			if !onlyGone(err) {
+				return false
+			}
+		}
+		return len(all) > 0
+	}
+	return err == node.ErrGone || onlyGone(errors.Unwrap(err))
+}
+
+// goneHandler is a log in which nothing is a warning for the reason that a device or a namespace is gone:
+// pods and networks come and go, and are looked at again.
+type goneHandler struct{ slog.Handler }
+
+// Handle implements slog.Handler.
+func (h goneHandler) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level > slog.LevelInfo {
+		r.Attrs(func(a slog.Attr) bool {
+			if err, ok := a.Value.Any().(error); ok && onlyGone(err) {
+				r.Level = slog.LevelDebug
+			}
+			return true
+		})
+	}
+	if !h.Enabled(ctx, r.Level) {
+		return nil
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+// WithAttrs implements slog.Handler.
+func (h goneHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return goneHandler{h.Handler.WithAttrs(attrs)}
+}
+
+// WithGroup implements slog.Handler.
+func (h goneHandler) WithGroup(name string) slog.Handler {
+	return goneHandler{h.Handler.WithGroup(name)}
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lifecycle
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/test/e2e/rig"
+)
+
+// queues sets how many the receiver's NIC has. A veth whose other end sends by more refuses XDP
+// programs, with ENOSPC, of which nothing knew.
+func queues(t *testing.T, b *bed.Bed, n string) {
+	t.Helper()
+	must(t, b.Receiver().NS.Do(func() error {
+		out, err := exec.Command("ethtool", "-L", b.Receiver().Wire, "rx", n).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	}))
+}
+
+// What the kernel says for it.
+const refusal = "XDP expects number of rx queues"
+
+// A driver that refuses XDP, with whatever number, ends nothing: the NIC is left alone, once, with the
+// kernel's reason, and what remains acts behind the NIC's stage.
+func TestADriverThatRefusesXDPEndsNothing(t *testing.T) {
+	for _, tc := range []struct {
+		name, config, mechanism string
+		state                   control.MechanismState
+		words                   string // of the mechanism's reason
+		acts                    func(control.Status) bool
+	}{
+		{"tier xdp", strings.Replace(forced, "tier: tc", "tier: xdp", 1), "pipeline", control.Active, "the NIC's stage stays where it is",
+			func(st control.Status) bool {
+				return laneOf(st, "tunnel")+laneOf(st, "pod") > 1000 && laneOf(st, "nic") == 0
+			}},
+		{"micro-flows", microflows("1Mbit"), "microflows", control.Active, "flows are cut behind the NIC's stage",
+			func(st control.Status) bool { return st.Counters.Splits > 0 && laneOf(st, "tunnel") > 1000 }},
+		{"priority", prioritised, "priority", control.Standby, "no underlay takes its program",
+			func(control.Status) bool { return true }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			rig.NeedCores(t, 2)
+			b := rig.Lab(t, bed.Options{Queues: 2})
+			queues(t, b, "1")
+			check(t, b)
+			if tc.state == control.Active { // where its driver says so at the start, that is known
+				queues(t, b, "2")
+			}
+			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: tc.config})
+			if tc.state == control.Active {
+				queues(t, b, "1")
+			}
+			l := rig.StartLoad(t, b, 2)
+			rig.Until(t, "what remains acts", func() (bool, string) {
+				st := d.Status()
+				m := mechanismOf(t, st, tc.mechanism)
+				return m.State == tc.state && strings.Contains(m.Reason, tc.words) && strings.Contains(m.Reason, refusal) && tc.acts(st), fmt.Sprintf("%+v\n%s", st, d.Log())
+			})
+			saysManual(t, d, b.Receiver().Wire, refusal)
+			l.GoesOn()
+			if n := strings.Count(d.Log(), "left without an XDP program"); n != 1 || strings.Contains(d.Log(), "level=ERROR") {
+				t.Errorf("the log says %d times that the NIC is left alone:\n%s", n, d.Log())
+			}
+			ends(t, d)
+			l.Stop()
+		})
+	}
+}
+
+// Beside priority, frames take the express way by priority's program, which is overlane's as well.
+func TestExpressOpensBesidePriority(t *testing.T) {
+	b := lab(t, bed.Options{})
+	l := rig.StartSteady(t, b, 2)
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: prioritised + "microflows: {mode: off}\nexpress: auto\n"})
+	onWay(t, d)
+	if st := d.Status(); st.Counters.BulkPackets == 0 || mechanismOf(t, st, "priority").State != control.Active {
+		t.Errorf("priority: %+v", mechanismOf(t, st, "priority"))
+	}
+	ends(t, d)
+	l.Stop()
+}
