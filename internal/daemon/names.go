@@ -18,22 +18,30 @@ type Names struct {
 	home    uint64
 	places  map[uint64]node.Place
 	tunnels map[node.DevKey]node.Tunnel
+	spoken  map[uint64]bool // namespaces that a snapshot names
 }
 
 // NewNames looks at who is in the namespaces now.
 func NewNames(s *node.Scanner, snap node.Snapshot) Names {
-	n := Names{home: s.Home(), places: s.Places(), tunnels: map[node.DevKey]node.Tunnel{}}
+	n := Names{home: s.Home(), places: s.Places(), tunnels: map[node.DevKey]node.Tunnel{}, spoken: map[uint64]bool{}}
 	for _, t := range snap.Tunnels {
 		n.tunnels[t.Key()] = t
+		n.spoken[t.NetnsCookie] = true
+	}
+	for _, p := range snap.Pods {
+		n.spoken[p.Host.NetnsCookie], n.spoken[p.Peer.NetnsCookie] = true, true
+	}
+	for _, sk := range snap.Skipped {
+		n.spoken[sk.Dev.NetnsCookie] = true
 	}
 	return n
 }
 
-// Places are those of other namespaces, in the order of their cookies.
+// Places are those of the overlay's other namespaces, in the order of their cookies.
 func (n Names) Places() []node.Place {
 	places := []node.Place{}
 	for _, cookie := range slices.Sorted(maps.Keys(n.places)) {
-		if cookie != n.home {
+		if cookie != n.home && n.spoken[cookie] {
 			places = append(places, n.places[cookie])
 		}
 	}
