@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/node"
@@ -18,15 +20,22 @@ import (
 
 // diagnosis is what doctor prints.
 type diagnosis struct {
-	Tiers []probe.Tier `json:"tiers"`
+	Schema int          `json:"schema"`
+	Tiers  []probe.Tier `json:"tiers"`
 	// Mechanisms are what there is beside the pipeline.
 	Mechanisms []probe.Mechanism `json:"mechanisms"`
 	Features   []probe.Feature   `json:"features"`
 	Devices    []seen            `json:"devices"`
 	Findings   []probe.Finding   `json:"findings"`
 	Skipped    []leftOut         `json:"skipped"`
+	// Namespaces are what the namespaces are that others have a number of.
+	Namespaces []node.Place `json:"namespaces"`
 	// Neighbours are services of the machine that change what is gone by.
 	Neighbours []neighbour.Service `json:"neighbours"`
+	// Error is why it is not all, or what the configuration needs that this node has not.
+	Error string `json:"error,omitempty"`
+	// looked is where devices were looked for.
+	looked node.Looked
 }
 
 // seen is a device that the overlay consists of.
@@ -35,11 +44,19 @@ type seen struct {
 	Role  string `json:"role"`
 	Netns uint64 `json:"netns"`
 	About string `json:"about"`
+	// Network is the overlay network of a tunnel or a pod, VNI its number; nil: the tunnel is one for many.
+	Network string  `json:"network,omitempty"`
+	VNI     *uint32 `json:"vni,omitempty"`
+	// Place is that of a pod's own end.
+	Place *node.Place `json:"place,omitempty"`
 }
 
 type leftOut struct {
 	Device string `json:"device"`
+	Netns  uint64 `json:"netns"`
 	Reason string `json:"reason"`
+	// name is what people call it.
+	name string
 }
 
 func newDoctorCmd() *cobra.Command {
@@ -80,7 +97,7 @@ Without root only the kernel is looked at.`,
 				return err
 			}
 			if global.json {
-				return errors.Join(printJSON(cmd.OutOrStdout(), d), err)
+				return told(cmd.OutOrStdout(), d, err, func(message string) { d.Error = message })
 			}
 			showDiagnosis(newScreen(cmd.OutOrStdout()), d)
 			return err
@@ -95,7 +112,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &diagnosis{Devices: []seen{}, Findings: []probe.Finding{}, Skipped: []leftOut{}, Neighbours: []neighbour.Service{}}
+	d := &diagnosis{Schema: control.Schema, Namespaces: []node.Place{}, Devices: []seen{}, Findings: []probe.Finding{}, Skipped: []leftOut{}, Neighbours: []neighbour.Service{}}
 	d.Neighbours = append(d.Neighbours, neighbour.Services(os.DirFS("/proc"))...)
 	if os.Geteuid() != 0 {
 		d.Features = probe.New().All()
@@ -118,7 +135,16 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	l.tiers = probe.Tiers(l.features)
 	l.tell()
 	d.Tiers, d.Mechanisms, d.Features = l.tiers, l.mechanisms(), l.features
-	d.devices(l.snap)
+	names := daemon.NewNames(s, l.snap)
+	d.Namespaces, d.looked = names.Places(), s.Looked()
+	d.devices(l.snap, names)
+	owned, err := ownedSettings()
+	if err != nil {
+		return d, err
+	}
+	for _, sk := range daemon.LeftAlone(s, l.snap, owned) {
+		d.Skipped = append(d.Skipped, leftOut{sk.Target.Name, sk.Target.NetnsCookie, names.Text(sk.Reason), names.Text(sk.What)})
+	}
 	found, err := probe.Diagnose(cmd.Context(), s, l.snap, own)
 	d.Findings = append(d.Findings, found...)
 	if err != nil {
@@ -157,10 +183,10 @@ func (d *diagnosis) onlookers(s *node.Scanner, snap node.Snapshot, own func(uint
 	return nil
 }
 
-func (d *diagnosis) devices(snap node.Snapshot) {
+func (d *diagnosis) devices(snap node.Snapshot, names daemon.Names) {
 	for _, u := range snap.Underlays {
-		d.Devices = append(d.Devices, seen{u.Name, "underlay", u.NetnsCookie,
-			fmt.Sprintf("%s, MTU %d, %s", u.Driver, u.MTU, plural(u.RxQueues, "receive queue"))})
+		d.Devices = append(d.Devices, seen{Name: u.Name, Role: string(control.Underlay), Netns: u.NetnsCookie,
+			About: fmt.Sprintf("%s, MTU %d, %s", u.Driver, u.MTU, plural(u.RxQueues, "receive queue"))})
 	}
 	for _, t := range snap.Tunnels {
 		about := fmt.Sprintf("%s, VNI %d, port %d, MTU %d", t.Kind, t.VNI, t.Port, t.MTU)
@@ -170,14 +196,38 @@ func (d *diagnosis) devices(snap node.Snapshot) {
 		if t.Bridge != nil {
 			about += ", port of bridge " + t.Bridge.Name
 		}
-		d.Devices = append(d.Devices, seen{t.Name, "tunnel", t.NetnsCookie, about})
+		dev := seen{Name: t.Name, Role: string(control.Tunnel), Netns: t.NetnsCookie, Network: names.Network(t)}
+		if !t.CollectMetadata {
+			dev.VNI = &t.VNI
+		}
+		if dev.Network != t.Name {
+			about += ", of Docker's network " + dev.Network
+		}
+		dev.About = about
+		d.Devices = append(d.Devices, dev)
 	}
 	for _, p := range snap.Pods {
-		d.Devices = append(d.Devices, seen{p.Host.Name, "pod", p.Host.NetnsCookie,
-			fmt.Sprintf("%s in network namespace %d, MTU %d", p.Peer.Name, p.Peer.NetnsCookie, p.PeerMTU)})
+		place := names.Place(p.Peer.NetnsCookie)
+		dev := seen{Name: p.Host.Name, Role: string(control.Pod), Netns: p.Host.NetnsCookie, Place: &place,
+			About: fmt.Sprintf("%s, inside %s, MTU %d", p.Host.Name, p.Peer.Name, p.PeerMTU)}
+		if place.Balancer {
+			dev.Role = string(control.Balancer)
+		}
+		if place.Engine != "" {
+			dev.About += ", by " + place.Engine
+		}
+		if t, ok := names.Overlay(p); ok {
+			dev.Network = names.Network(t)
+			dev.About += ", behind " + dev.Network
+			if !t.CollectMetadata {
+				dev.VNI = &t.VNI
+				dev.About += fmt.Sprintf(" (VNI %d)", t.VNI)
+			}
+		}
+		d.Devices = append(d.Devices, dev)
 	}
 	for _, s := range snap.Skipped {
-		d.Skipped = append(d.Skipped, leftOut{s.Dev.Name, s.Reason})
+		d.Skipped = append(d.Skipped, leftOut{s.Dev.Name, s.Dev.NetnsCookie, names.Text(s.Reason), names.Device(s.Dev.Name, s.Dev.NetnsCookie)})
 	}
 }
 
@@ -202,17 +252,23 @@ func showDiagnosis(s *screen, d *diagnosis) {
 
 	rows = nil
 	for _, dev := range d.Devices {
-		rows = append(rows, []cell{{dev.Name, bold}, {dev.Role, plain}, {dev.About, plain}})
+		name := dev.Name
+		if dev.Place != nil {
+			name = cmp.Or(dev.Place.String(), name)
+		}
+		rows = append(rows, []cell{{name, bold}, {dev.Role, plain}, {dev.About, plain}})
 	}
 	for _, dev := range d.Skipped {
-		rows = append(rows, []cell{{dev.Device, bold}, {"left out", yellow}, {dev.Reason, plain}})
+		rows = append(rows, []cell{{dev.name, bold}, {"left out", yellow}, {dev.Reason, plain}})
 	}
 	if len(rows) > 0 {
 		s.line()
-		s.table([]string{"DEVICE", "ROLE", "WHAT"}, rows)
+		s.table([]string{"NAME", "ROLE", "WHAT"}, rows)
 	} else if os.Geteuid() == 0 {
 		s.line()
-		s.line(cell{"no VXLAN or Geneve tunnel was found", plain})
+		for _, l := range nothingIn(d.looked) {
+			s.line(cell{l, plain})
+		}
 	}
 	if rows = neighbourRows(d.Neighbours); len(rows) > 0 {
 		s.line()
@@ -229,6 +285,20 @@ func showDiagnosis(s *screen, d *diagnosis) {
 			{{}, {}, {f.Fix, command}},
 		})
 	}
+}
+
+// nothingIn says that no tunnel was found, where, and what would change that.
+func nothingIn(l node.Looked) []string {
+	lines := []string{"no VXLAN or Geneve tunnel was found that the NICs of this network namespace carry"}
+	where := plural(l.Namespaces, "network namespace") + ", this one and those of processes"
+	if len(l.Dirs) > 0 {
+		where += ", and what is mounted in " + strings.Join(l.Dirs, ", ")
+	}
+	lines = append(lines, "looked into: "+where)
+	if l.Elsewhere > 0 {
+		return append(lines, fmt.Sprintf("NICs of other network namespaces carry %s: run overlane where these NICs are, as with ip netns exec", plural(l.Elsewhere, "tunnel")))
+	}
+	return append(lines, "a container engine makes one as soon as a container of an overlay network runs on this node")
 }
 
 func neighbourRows(list []neighbour.Service) (rows [][]cell) {

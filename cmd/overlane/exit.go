@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 
@@ -40,6 +41,24 @@ type codedError struct {
 
 func (e *codedError) Error() string { return e.err.Error() }
 func (e *codedError) Unwrap() error { return e.err }
+
+// toldError is one that the JSON on stdout holds already.
+type toldError struct{ err error }
+
+func (e *toldError) Error() string { return e.err.Error() }
+func (e *toldError) Unwrap() error { return e.err }
+
+// told prints a report as JSON, in which fail notes the error if there is one.
+func told(w io.Writer, report any, err error, fail func(message string)) error {
+	if err == nil {
+		return printJSON(w, report)
+	}
+	fail(message(err))
+	if p := printJSON(w, report); p != nil {
+		return errors.Join(err, p)
+	}
+	return &toldError{err}
+}
 
 // usageError is for what the user wrote.
 func usageError(format string, args ...any) error {

@@ -56,7 +56,7 @@ at any time; with nothing to do it says so and succeeds.`,
 			}
 			rep, err := off(cmd.Context(), global.stateDir)
 			if global.json {
-				return errors.Join(err, printJSON(cmd.OutOrStdout(), rep))
+				return told(cmd.OutOrStdout(), &rep, err, func(message string) { rep.Error = message })
 			}
 			showOff(newScreen(cmd.OutOrStdout()), rep, err)
 			return err
@@ -67,7 +67,7 @@ at any time; with nothing to do it says so and succeeds.`,
 // off makes whoever is able to restore do it: the daemon, its guardian, or this
 // process. A daemon that hangs is ended first.
 func off(ctx context.Context, stateDir string) (control.OffReport, error) {
-	rep := control.OffReport{Report: apply.Report{Results: []apply.Result{}}}
+	rep := control.OffReport{Schema: control.Schema, Report: apply.Report{Results: []apply.Result{}}}
 	home, err := netns.Current()
 	if err != nil {
 		return rep, err

@@ -166,8 +166,14 @@ func TestOffEndsALivingDaemon(t *testing.T) {
 	if r := o.run("status"); r.code != exitOK || !strings.Contains(r.stdout, "running") {
 		t.Errorf("status: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
-	if r := o.run("status", "--json"); r.code != exitOK || !strings.Contains(r.stdout, `"state": "running"`) || strings.Contains(r.stdout, "null") {
+	if r := o.run("status", "--json"); r.code != exitOK || !strings.Contains(r.stdout, `"state": "running"`) {
 		t.Errorf("status: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	} else {
+		for _, cost := range typed(t, "status", r.stdout)["stage_costs"].([]any) {
+			if ns, there := cost.(map[string]any)["ns_per_packet"]; !there || ns != nil {
+				t.Errorf("without a packet a stage costs %v", cost)
+			}
+		}
 	}
 	if r := o.run("set-cores", "0"); r.code != exitOK {
 		t.Errorf("set-cores: exit code %d\n%s", r.code, r.stderr)

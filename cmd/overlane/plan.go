@@ -25,12 +25,14 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/printable"
 	"github.com/overlane/overlane/internal/probe"
 	"github.com/overlane/overlane/internal/xdp"
 )
 
 // outlook is what plan prints.
 type outlook struct {
+	Schema int `json:"schema"`
 	plan.Plan
 	Placement placement `json:"placement"`
 	// When says under which condition `run` carries the plan out.
@@ -46,6 +48,10 @@ type outlook struct {
 	Express *plannedOutlook `json:"express,omitempty"`
 	// BridgeNetfilter as well.
 	BridgeNetfilter *plannedOutlook `json:"bridge_netfilter,omitempty"`
+	// Namespaces are what the namespaces are that targets have a number of.
+	Namespaces []node.Place `json:"namespaces"`
+
+	names daemon.Names
 }
 
 // plannedOutlook is the plan of one mechanism.
@@ -121,10 +127,19 @@ decides by what it measures.`,
 
 func (o outlook) show(w io.Writer) error {
 	s := newScreen(w)
+	// write prints a part with the names of containers in the place of numbers.
+	write := func(part interface{ WriteText(io.Writer) error }) error {
+		var b strings.Builder
+		if err := part.WriteText(&b); err != nil {
+			return err
+		}
+		_, err := io.WriteString(w, printable.Lines(o.names.Text(b.String())))
+		return err
+	}
 	s.line(cell{o.When, bold})
 	if !o.Empty() || len(o.Skipped) > 0 {
 		s.line(cell{"placement by " + o.Placement.Reason, dim})
-		if err := o.WriteText(w); err != nil {
+		if err := write(o.Plan); err != nil {
 			return err
 		}
 	}
@@ -132,7 +147,7 @@ func (o outlook) show(w io.Writer) error {
 		s.line()
 		s.line(cell{o.Priority.When, bold})
 		if !o.Priority.Empty() || len(o.Priority.Skipped) > 0 {
-			if err := o.Priority.WriteText(w); err != nil {
+			if err := write(o.Priority); err != nil {
 				return err
 			}
 		}
@@ -146,7 +161,7 @@ func (o outlook) show(w io.Writer) error {
 		if m.Empty() && len(m.Skipped) == 0 {
 			continue
 		}
-		if err := m.WriteText(w); err != nil {
+		if err := write(m); err != nil {
 			return err
 		}
 	}
@@ -154,7 +169,7 @@ func (o outlook) show(w io.Writer) error {
 }
 
 func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
-	out := outlook{Plan: plan.Plan{Steps: []plan.Step{}, Attach: []plan.Attachment{}, Skipped: []plan.Skip{}}}
+	out := outlook{Schema: control.Schema, Namespaces: []node.Place{}, Plan: plan.Plan{Steps: []plan.Step{}, Attach: []plan.Attachment{}, Skipped: []plan.Skip{}}}
 	if prioritises(cfg) && cfg.Tier == config.TierXDP {
 		return out, daemon.ErrTierXDP // as run says
 	}
@@ -167,6 +182,8 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 		return out, err
 	}
 	defer s.Close()
+	out.names = daemon.NewNames(s, l.snap)
+	out.Namespaces = out.names.Places()
 	if err := requireTier(cfg, l.tiers); err != nil {
 		return out, err
 	}

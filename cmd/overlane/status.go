@@ -72,9 +72,6 @@ func showStatus(s *screen, st control.Status, now time.Time) {
 	if len(st.Cores) > 0 {
 		about = append(about, "cores "+st.Cores.String())
 	}
-	if st.Netns != "" {
-		about = append(about, "network namespace "+st.Netns)
-	}
 	s.line(cell{strings.Join(about, ", "), dim})
 	if st.Reason != "" {
 		s.line(cell{st.Reason, yellow})
@@ -94,10 +91,10 @@ func showStatus(s *screen, st control.Status, now time.Time) {
 	section([]string{"PACKETS", ">COUNT", ""}, counterRows(st))
 	section([]string{"", "RULE", "CLASS", "FROM", ">PACKETS", "FITS"}, ruleRows(st.Rules))
 	section([]string{"SPARSE FLOW", ">CORE", "LATENCY BY ITSELF, WITH"}, sparseRows(st.SparseFlows))
-	section([]string{"EXPRESS TO POD", "FROM", "PAST", "OPEN", "NETNS", "WHY NOT"}, expressRows(st))
+	section([]string{"EXPRESS TO", "VETH", "FROM", "PAST", "OPEN", "WHY NOT"}, expressRows(st))
 	section([]string{"STAGE", ">NS/PACKET"}, costRows(st))
 	section([]string{"TIER", "REACHED", "WHY"}, tierRows(st.Tiers))
-	section([]string{"DEVICE", "ROLE", "STATE", "NETNS", "WHY"}, deviceRows(st))
+	section([]string{"NAME", "ROLE", "NETWORK", ">VNI", "STATE", "WHY"}, deviceRows(st))
 	section([]string{"BESIDE US", ">PID", "WHAT THAT MEANS"}, neighbourRows(st.Neighbours))
 }
 
@@ -124,11 +121,11 @@ func mechanismRows(st control.Status, now time.Time) (rows [][]cell) {
 
 // trialRows tells of each trial what was measured with the mechanism, of that without.
 func trialRows(list []control.Trial, now time.Time) (rows [][]cell) {
-	times := func(x float64) cell {
-		if x == 0 {
+	times := func(x *float64) cell {
+		if x == nil {
 			return cell{"-", plain}
 		}
-		return cell{fmt.Sprintf("%.2f×", x), plain}
+		return cell{fmt.Sprintf("%.2f×", *x), plain}
 	}
 	for _, t := range list {
 		verdict := cell{t.Verdict, plain}
@@ -217,11 +214,7 @@ func expressRows(st control.Status) (rows [][]cell) {
 		if w.Open {
 			open = cell{"yes", green}
 		}
-		where := w.Netns
-		if where == "" {
-			where = "here"
-		}
-		rows = append(rows, []cell{{w.Pod, bold}, {w.NIC, plain}, {w.Tunnel, plain}, open, {where, plain}, {w.Reason, plain}})
+		rows = append(rows, []cell{{w.Name, bold}, {w.Pod, plain}, {w.NIC, plain}, {w.Tunnel, plain}, open, {w.Reason, plain}})
 	}
 	return rows
 }
@@ -229,8 +222,8 @@ func expressRows(st control.Status) (rows [][]cell) {
 func costRows(st control.Status) (rows [][]cell) {
 	for _, c := range st.StageCosts {
 		ns := "not measured"
-		if c.NsPerPacket > 0 {
-			ns = fmt.Sprintf("%.0f", c.NsPerPacket)
+		if c.NsPerPacket != nil {
+			ns = fmt.Sprintf("%.0f", *c.NsPerPacket)
 		}
 		rows = append(rows, []cell{{c.Stage, bold}, {ns, plain}})
 	}
@@ -253,11 +246,14 @@ func tierRows(tiers []control.TierStatus) (rows [][]cell) {
 
 func deviceRows(st control.Status) (rows [][]cell) {
 	for _, d := range st.Devices {
-		where := d.Netns
-		if where == "" {
-			where = "here"
+		name, vni := d.Name, ""
+		if d.Place != nil {
+			name = cmp.Or(d.Place.String(), name)
 		}
-		rows = append(rows, []cell{{d.Name, bold}, {string(d.Role), plain}, stateCell(d.State), {where, plain}, {d.Reason, plain}})
+		if d.VNI != nil {
+			vni = fmt.Sprint(*d.VNI)
+		}
+		rows = append(rows, []cell{{name, bold}, {string(d.Role), plain}, {d.Network, plain}, {vni, plain}, stateCell(d.State), {d.Reason, plain}})
 	}
 	return rows
 }

@@ -19,26 +19,33 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/printable"
 )
 
 var now = time.Unix(1_800_000_000, 0)
 
+var busyVNI = uint32(4097)
+
 var busyStatus = control.Status{
 	State: control.Running, PID: 42, Since: now.Add(-3*time.Hour - 5*time.Minute), Version: "v0.1", Kernel: "6.12.1",
-	Netns: "4711", Cores: config.CPUList{0, 1, 2, 3},
+	Netns: 4711, Cores: config.CPUList{0, 1, 2, 3},
 	Tiers: []control.TierStatus{
 		{Name: "tc", Reached: true},
 		{Name: "xdp", Reason: "native-xdp of eth0: its driver has none", Remedy: "ethtool -i  eth0"},
 	},
 	Mechanisms: []control.Mechanism{{Name: "pipeline", State: control.Active, Reason: "core 0 is saturated by overlay packets", Since: now.Add(-72 * time.Second)}},
 	Devices: []control.Device{
-		{Name: "eth0", Role: control.Underlay, State: control.Active},
-		{Name: "vx0", Netns: "4712", Role: control.Tunnel, State: control.Manual, Reason: "left alone: RPS mask set by somebody else"},
+		{Name: "eth0", Netns: 4711, Role: control.Underlay, State: control.Active},
+		{Name: "vxlan0", Netns: 4712, Role: control.Tunnel, State: control.Manual, Reason: "left alone: RPS mask set by somebody else", Network: "i79xvqm2hn", VNI: &busyVNI},
+		{Name: "veth1", Netns: 4712, Role: control.Pod, State: control.Active, Network: "i79xvqm2hn", VNI: &busyVNI,
+			Place: &node.Place{Netns: 4713, Container: "3f2a9c1b7d44", Engine: "docker", Mount: "0a1b2c3d4e5f"}},
+		{Name: "veth2", Netns: 4712, Role: control.Balancer, State: control.Active, Network: "i79xvqm2hn", VNI: &busyVNI,
+			Place: &node.Place{Netns: 4714, Network: "i79xvqm2h", Balancer: true, Mount: "lb_i79xvqm2h"}},
 	},
 	Lanes:      []control.Lane{{Stage: "tunnel", Core: 1, Packets: 12_345_678, Queue: 17, Drops: 3}, {Stage: "pod", Core: 10, Packets: 999}},
-	StageCosts: []control.StageCost{{Stage: "nic", NsPerPacket: 901.4}, {Stage: "tunnel"}},
+	StageCosts: []control.StageCost{{Stage: "nic", NsPerPacket: control.Measured(901.4)}, {Stage: "tunnel"}},
 	Counters: control.Counters{
 		OverlayPackets: 12_400_000, SteeredPackets: 12_345_678, LaneChanges: 5, LaneChangesHeld: 2,
 		Unparsed: map[string]uint64{"short": 1, "outer fragment": 20, "inner not IP": 0},
@@ -49,7 +56,7 @@ func TestStatusAsText(t *testing.T) {
 	var b bytes.Buffer
 	showStatus(newScreen(&b), busyStatus, now)
 	const want = `overlane v0.1 running for 3h05m
-pid 42, kernel 6.12.1, cores 0-3, network namespace 4711
+pid 42, kernel 6.12.1, cores 0-3
 
 MECHANISM  STATE   SINCE  WHY
 pipeline   active  1m12s  core 0 is saturated by overlay packets
@@ -74,9 +81,11 @@ tc    yes
 xdp   no       native-xdp of eth0: its driver has none
                ethtool -i  eth0
 
-DEVICE  ROLE      STATE   NETNS  WHY
-eth0    underlay  active  here
-vx0     tunnel    manual  4712   left alone: RPS mask set by somebody else
+NAME          ROLE      NETWORK      VNI  STATE   WHY
+eth0          underlay                    active
+vxlan0        tunnel    i79xvqm2hn  4097  manual  left alone: RPS mask set by somebody else
+3f2a9c1b7d44  pod       i79xvqm2hn  4097  active
+lb_i79xvqm2h  balancer  i79xvqm2hn  4097  active
 `
 	if d := cmp.Diff(want, b.String()); d != "" {
 		t.Error(d)

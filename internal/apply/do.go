@@ -28,9 +28,41 @@ type job struct {
 // A setting that somebody else has changed since it was planned is left
 // alone, and a device that has gone is passed over; neither is an error.
 func (l *Locked) Do(ns Namespaces, steps []plan.Step) (Report, error) {
+	return l.do(ns, steps, func(k *kernel, rep *Report) error {
+		refused, err := l.carryOut(k, steps, rep)
+		return errors.Join(refused, err)
+	})
+}
+
+// DoEach is Do for each device by itself: where a step of one cannot be carried out, all of that device's
+// are Refused, with the reason, and the others are carried out.
+func (l *Locked) DoEach(ns Namespaces, steps []plan.Step) (Report, error) {
+	var order []plan.Target
+	of := make(map[plan.Target][]plan.Step)
+	for _, s := range steps {
+		if of[s.Target] == nil {
+			order = append(order, s.Target)
+		}
+		of[s.Target] = append(of[s.Target], s)
+	}
+	return l.do(ns, steps, func(k *kernel, rep *Report) error {
+		for _, target := range order {
+			first := len(rep.Results)
+			refused, err := l.carryOut(k, of[target], rep)
+			if err != nil {
+				return errors.Join(refused, err)
+			}
+			if refused != nil {
+				rep.refuse(first, of[target], refused)
+			}
+		}
+		return nil
+	})
+}
+
+func (l *Locked) do(ns Namespaces, steps []plan.Step, fn func(*kernel, *Report) error) (rep Report, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var rep Report
 	defer l.told(&rep)
 	switch {
 	case l.f == nil:
@@ -43,25 +75,39 @@ func (l *Locked) Do(ns Namespaces, steps []plan.Step) (Report, error) {
 	}
 	k := newKernel(ns)
 	defer k.close()
+	err = fn(k, &rep)
+	return rep, errors.Join(err, l.shut(k, &rep))
+}
 
-	jobs, err := l.look(k, steps, &rep)
+// carryOut carries out all of the steps or none. refused is why it is none, err what went wrong with the
+// journal.
+func (l *Locked) carryOut(k *kernel, steps []plan.Step, rep *Report) (refused, err error) {
+	jobs, err := l.look(k, steps, rep)
 	if err != nil || len(jobs) == 0 {
-		return rep, err
+		return err, nil
 	}
-	entries := make([]Entry, len(jobs))
+	spots := make([]*spot, len(jobs))
 	for i, j := range jobs {
-		entries[i] = j.entry()
+		spots[i] = j.at
+	}
+	entries, err := k.announce(spots)
+	if err != nil {
+		return err, nil
+	}
+	for _, j := range jobs {
+		entries = append(entries, j.entry())
 	}
 	if err := l.j.add(entries); err != nil {
-		return rep, fmt.Errorf("nothing was changed: %w", err)
+		return nil, fmt.Errorf("nothing was changed: %w", err)
 	}
 	for i := range jobs {
-		if err := jobs[i].write(&rep); err != nil {
-			err = fmt.Errorf("set %s to %s: %w", jobs[i].step.Setting, jobs[i].step.Want, err)
-			return rep, errors.Join(err, l.rollBack(jobs, i, &rep))
+		if err := jobs[i].write(rep); err != nil {
+			refused = fmt.Errorf("set %s to %s: %w", jobs[i].step.Setting, jobs[i].step.Want, err)
+			kept, err := l.rollBack(jobs, i, rep)
+			return errors.Join(refused, kept), err
 		}
 	}
-	return rep, l.settle(jobs, rep)
+	return nil, l.settle(jobs, *rep)
 }
 
 // look finds every setting and decides what is to be written. It changes
@@ -187,8 +233,8 @@ func (l *Locked) drop(which func(Entry) bool) error {
 }
 
 // rollBack brings back what the jobs found, from the one that failed to the
-// first. What cannot be brought back stays in the journal, for Restore.
-func (l *Locked) rollBack(jobs []job, failed int, rep *Report) error {
+// first. What cannot be brought back stays in the journal, for Restore: kept says so.
+func (l *Locked) rollBack(jobs []job, failed int, rep *Report) (kept, err error) {
 	var errs []error
 	entries := slices.Clone(l.j.entries)
 	for i, j := range slices.Backward(jobs) {
@@ -210,7 +256,7 @@ func (l *Locked) rollBack(jobs []job, failed int, rep *Report) error {
 		}
 	}
 	entries = slices.DeleteFunc(entries, func(e Entry) bool { return e.First == "" && e.Wrote == "" })
-	return errors.Join(append(errs, l.j.rewrite(entries))...)
+	return errors.Join(errs...), l.j.rewrite(entries)
 }
 
 // takeBack undoes one write. A write that failed may have left any value

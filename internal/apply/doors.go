@@ -45,7 +45,7 @@ func (s *spot) putFeature(value string) error {
 	if s.Attr != plan.UDPForwarding || on == "on" {
 		return s.handle.Visit(set)
 	}
-	return s.handle.Do(func() error { return polled.On(s.polls(), set) })
+	return s.handle.Do(func() error { return polled.On(s.k.polls(), set) })
 }
 
 // sysctl opens /proc/sys in the namespace: below net/ the kernel shows each

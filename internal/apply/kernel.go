@@ -51,8 +51,9 @@ type spot struct {
 	// dev is the device's sysfs folder. It stays the device's own, whatever
 	// the device is called later, and is dead when the device is gone.
 	dev *os.Root
-	// polls is the kernel's.
-	polls func() int
+	// sysfs is that of the namespace, for a plan.Superblock.
+	sysfs *os.Root
+	k     *kernel
 }
 
 // kernel reaches settings for the time of one call.
@@ -61,10 +62,14 @@ type kernel struct {
 	sysfs map[uint64]*os.Root // by cookie; ours
 	devs  map[plan.Target]*spot
 	polls func() int // polled.Core, looked for once
+	// announced are the namespaces of which the journal says that their sysfs superblocks are made writable
+	// now and then; opened is the one that is.
+	announced map[uint64]bool
+	opened    *spot
 }
 
 func newKernel(ns Namespaces) *kernel {
-	return &kernel{ns: ns, sysfs: make(map[uint64]*os.Root), devs: make(map[plan.Target]*spot), polls: sync.OnceValue(polled.Core)}
+	return &kernel{ns: ns, sysfs: make(map[uint64]*os.Root), devs: make(map[plan.Target]*spot), announced: make(map[uint64]bool), polls: sync.OnceValue(polled.Core)}
 }
 
 func (k *kernel) close() {
@@ -80,7 +85,7 @@ func (k *kernel) close() {
 // ErrNoNamespace are certain; any other means that it is not known.
 func (k *kernel) find(e Entry) (*spot, error) {
 	if e.Kind == plan.ThreadSched {
-		return &spot{Setting: e.Setting}, findThread(e.Attr)
+		return &spot{Setting: e.Setting, k: k}, findThread(e.Attr)
 	}
 	if h, ok := k.ns.(hinter); ok && e.Inode != 0 {
 		h.Hint(e.NetnsCookie, e.Inode)
@@ -90,7 +95,11 @@ func (k *kernel) find(e Entry) (*spot, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &spot{Setting: e.Setting, inode: h.Inode(), handle: h}, nil
+		at := &spot{Setting: e.Setting, inode: h.Inode(), handle: h, k: k}
+		if e.Kind == plan.Superblock {
+			at.sysfs, err = k.root(h, e.NetnsCookie)
+		}
+		return at, err
 	}
 	dev, err := k.device(e.Target, e.Addr)
 	if err != nil {
@@ -121,7 +130,7 @@ func (k *kernel) device(t plan.Target, addr string) (*spot, error) {
 	if err != nil {
 		return nil, gone(err)
 	}
-	d := &spot{Setting: plan.Setting{Target: t}, inode: h.Inode(), handle: h, dev: dev, polls: k.polls}
+	d := &spot{Setting: plan.Setting{Target: t}, inode: h.Inode(), handle: h, dev: dev, k: k}
 	d.Name = name
 	// Once more, now that the folder is held: the name may have moved on.
 	if index, err := readIfindex(dev, "."); err != nil || index != t.Ifindex {
@@ -215,6 +224,8 @@ func (s *spot) get() (string, error) {
 		v, err = getSched(s.Attr)
 	case plan.OwnDevice:
 		v, err = s.getDevice()
+	case plan.Superblock:
+		v, err = s.getSuperblock()
 	}
 	if err != nil {
 		return "", err
@@ -246,6 +257,9 @@ func (s *spot) putBack(value string) error {
 }
 
 func (s *spot) write(value string) (now string, err error) {
+	if err := s.k.reach(s); err != nil {
+		return "", err
+	}
 	switch s.Kind {
 	case plan.SysfsAttr:
 		err = writeAttr(s.dev, s.Attr, value)
@@ -257,6 +271,8 @@ func (s *spot) write(value string) (now string, err error) {
 		err = putSched(s.Attr, value)
 	case plan.OwnDevice:
 		err = s.putDevice(value)
+	case plan.Superblock:
+		err = s.putSuperblock(value)
 	}
 	if err != nil {
 		return "", err

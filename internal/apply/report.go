@@ -5,6 +5,7 @@ package apply
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/overlane/overlane/internal/plan"
 )
@@ -27,6 +28,8 @@ const (
 	Gone Outcome = "gone"
 	// Kept: the value could not be brought back; it stays in the journal.
 	Kept Outcome = "not restored"
+	// Refused: it could not be written, and so nothing of its device was.
+	Refused Outcome = "refused"
 )
 
 // Result is the outcome of one setting, with the reason where there is one.
@@ -56,6 +59,17 @@ type Report struct {
 	// Damaged counts journal records that could not be read. A record torn
 	// by a crash is not among them: its setting was never written.
 	Damaged int `json:"damaged,omitempty"`
+}
+
+// refuse makes the results from a number on those of steps that were refused, all but what was Kept.
+func (r *Report) refuse(from int, steps []plan.Step, why error) {
+	kept := slices.DeleteFunc(slices.Clone(r.Results[from:]), func(res Result) bool { return res.Outcome != Kept })
+	r.Results = append(r.Results[:from], kept...)
+	for _, s := range steps {
+		if !slices.ContainsFunc(kept, func(res Result) bool { return res.Setting == s.Setting }) {
+			r.Results = append(r.Results, Result{Setting: s.Setting, Outcome: Refused, Reason: why.Error()})
+		}
+	}
 }
 
 // Count returns how many settings had the outcome.

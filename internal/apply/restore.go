@@ -49,10 +49,14 @@ func (l *Locked) RestoreIf(ns Namespaces, which func(plan.Setting) bool) (Report
 	k := newKernel(ns)
 	defer k.close()
 
-	var errs []error
+	errs := []error{l.announce(k, which)}
 	var left []Entry
 	seen := true
 	for _, e := range slices.Backward(l.j.entries) {
+		if e.Kind == plan.Superblock {
+			left = append(left, e) // after the attributes
+			continue
+		}
 		if !which(e.Setting) {
 			left = append(left, e)
 			seen = false
@@ -70,8 +74,35 @@ func (l *Locked) RestoreIf(ns Namespaces, which func(plan.Setting) bool) (Report
 	if len(rep.Results) > 0 || rep.Damaged > 0 {
 		errs = append(errs, l.j.rewrite(left))
 	}
+	restored := len(rep.Results)
+	errs = append(errs, l.shut(k, &rep))
+	for _, res := range rep.Results[restored:] {
+		if res.Outcome == Kept && which(res.Setting) {
+			errs = append(errs, fmt.Errorf("make %s read-only again: %s", res.Setting, res.Reason))
+		}
+	}
 	l.unseen = l.unseen && !seen
 	return rep, errors.Join(errs...)
+}
+
+// announce has the journal say which sysfs superblocks are made writable for what is restored. Where it
+// cannot be written all is restored nevertheless: the superblock is as it was in a moment.
+func (l *Locked) announce(k *kernel, which func(plan.Setting) bool) error {
+	var add []Entry
+	for _, e := range l.j.entries {
+		if e.Kind != plan.SysfsAttr || !which(e.Setting) {
+			continue
+		}
+		// Of one that is not found, or not announced, restore says why.
+		if at, err := k.find(e); err == nil {
+			entries, _ := k.announce([]*spot{at})
+			add = append(add, entries...)
+		}
+	}
+	if len(add) == 0 {
+		return nil
+	}
+	return l.j.add(add)
 }
 
 func (k *kernel) restore(e Entry) Result {

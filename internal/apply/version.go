@@ -6,4 +6,4 @@ package apply
 
 // journalVersion changes when an older overlane could no longer restore what
 // a newer one wrote.
-const journalVersion = 1
+const journalVersion = 2

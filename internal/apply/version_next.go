@@ -6,4 +6,4 @@ package apply
 
 // With the build tag "next", for tests of upgrade and downgrade, this is a later overlane,
 // whose journal the present one does not know.
-const journalVersion = 2
+const journalVersion = 3

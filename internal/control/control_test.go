@@ -25,6 +25,7 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/neighbour"
+	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
 )
@@ -136,18 +137,18 @@ func dial(t *testing.T, path string) *Client {
 
 func TestStatusComesBackAsItIs(t *testing.T) {
 	want := Status{
-		State: Running, PID: 7, Since: time.Unix(1e9, 0).UTC(), Version: "v", Kernel: "k", Netns: "net:[1]",
+		Schema: Schema, State: Running, PID: 7, Since: time.Unix(1e9, 0).UTC(), Version: "v", Kernel: "k", Netns: 1,
 		Cores:       config.CPUList{0, 1},
 		Tiers:       []TierStatus{{Name: "xdp", Reason: "r", Remedy: "m"}},
 		Mechanisms:  []Mechanism{{Name: "pipeline", State: Active, Reason: "r", Since: time.Unix(1e9, 0).UTC()}},
 		Devices:     []Device{{Name: "eth0", Role: Underlay, State: Active}},
 		Lanes:       []Lane{{Stage: "tunnel", Core: 1, Packets: 1 << 60}},
-		StageCosts:  []StageCost{{Stage: "nic", NsPerPacket: 1.5}},
+		StageCosts:  []StageCost{{Stage: "nic", NsPerPacket: Measured(1.5)}},
 		Rules:       []Rule{},
 		SparseFlows: []SparseFlow{}, Trials: []Trial{},
-		Neighbours: []neighbour.Service{},
-		Express:    []ExpressWay{{NIC: "eth0", Tunnel: "vx0", Pod: "ve1", Netns: "7", Reason: "nftables"}},
-		Counters:   Counters{SteeredPackets: 3, ExpressUnfit: map[string]uint64{"too-long": 2}, Unparsed: map[string]uint64{"short": 1}},
+		Neighbours: []neighbour.Service{}, Namespaces: []node.Place{{Netns: 7, Container: "3f2a9c1b7d44"}},
+		Express:  []ExpressWay{{NIC: "eth0", Tunnel: "vx0", Pod: "ve1", Netns: 7, Name: "3f2a9c1b7d44", Reason: "nftables"}},
+		Counters: Counters{SteeredPackets: 3, ExpressUnfit: map[string]uint64{"too-long": 2}, Unparsed: map[string]uint64{"short": 1}},
 	}
 	path, _ := start(t, &fake{status: want})
 	c := dial(t, path)
@@ -171,12 +172,12 @@ func TestStatusNamesInJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"state":"","pid":0,"since":"0001-01-01T00:00:00Z","version":"","kernel":"","netns":"","cores":"",` +
+	const want = `{"schema":0,"state":"","pid":0,"since":"0001-01-01T00:00:00Z","version":"","kernel":"","netns":0,"cores":"",` +
 		`"tiers":[{"name":"","reached":false}],` +
 		`"mechanisms":[{"name":"","state":"","reason":"","since":"0001-01-01T00:00:00Z"}],` +
-		`"devices":[{"name":"","netns":"","role":"","state":""}],` +
+		`"devices":[{"name":"","netns":0,"role":"","state":""}],"namespaces":null,` +
 		`"lanes":[{"stage":"","core":0,"packets":0,"queue":0,"drops":0}],` +
-		`"stage_costs":[{"stage":"","ns_per_packet":0}],` +
+		`"stage_costs":[{"stage":"","ns_per_packet":null}],` +
 		`"rules":[{"name":"","class":"","added":false,"packets":0}],"sparse_flows":null,"trials":null,"merge_delay_ns":0,"express":null,` +
 		`"counters":{"overlay_packets":0,"steered_packets":0,"split_packets":0,"microflows":0,"splits":0,` +
 		`"merge_passed":0,"merge_late":0,"merge_held":0,"merge_gaps":0,"merge_expired":0,"merge_unordered":0,"merge_dropped":0,"merge_waiting":0,"aggregated_packets":0,"super_packets":0,"counted_packets":0,"express_packets":0,"express_drops":0,"express_left":0,"express_unfit":null,"lane_changes":0,"lane_changes_held":0,"lane_drops":0,` +
@@ -265,7 +266,7 @@ func TestBadRequestsAreRefusedWithAReason(t *testing.T) {
 
 func TestOffIsAnsweredAlthoughTheDaemonStopsBecauseOfIt(t *testing.T) {
 	f := &fake{}
-	want := OffReport{PID: 3, Report: apply.Report{Results: []apply.Result{{
+	want := OffReport{Schema: Schema, PID: 3, Report: apply.Report{Results: []apply.Result{{
 		Setting: plan.Setting{Kind: plan.SysfsAttr, Attr: "queues/rx-0/rps_cpus"}, Outcome: apply.Restored, From: "2", To: "0",
 	}}}}
 	path, stop := start(t, f)

@@ -8,6 +8,7 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/neighbour"
+	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/rules"
 )
 
@@ -20,23 +21,32 @@ const (
 	Stopping State = "stopping" // restoring what was there before
 )
 
+// Schema is the version of what status, plan, doctor and off print as JSON. It changes when a field changes its
+// type or its meaning, or goes; not when one is added. 1 had netns as a text in some places, and 0 for what was
+// not measured.
+const Schema = 2
+
 // Status is the daemon's account of itself. Its JSON form is an interface:
 // fields are added, never renamed.
 type Status struct {
+	// Schema is that of the JSON form.
+	Schema  int       `json:"schema"`
 	State   State     `json:"state"`
 	Reason  string    `json:"reason,omitempty"`
 	PID     int       `json:"pid"`
 	Since   time.Time `json:"since"`
 	Version string    `json:"version"`
 	Kernel  string    `json:"kernel"`
-	// Netns names the network namespace whose underlays are worked on.
-	Netns string `json:"netns"`
+	// Netns is the cookie of the network namespace whose underlays are worked on.
+	Netns uint64 `json:"netns"`
 	// Cores are those that work may be steered to now.
 	Cores config.CPUList `json:"cores"`
 
 	Tiers      []TierStatus `json:"tiers"`
 	Mechanisms []Mechanism  `json:"mechanisms"`
 	Devices    []Device     `json:"devices"`
+	// Namespaces are what the namespaces are that others have a number of.
+	Namespaces []node.Place `json:"namespaces"`
 	Lanes      []Lane       `json:"lanes"`
 	StageCosts []StageCost  `json:"stage_costs"`
 	// Rules give flows their class, the first that fits wins.
@@ -68,7 +78,9 @@ type ExpressWay struct {
 	NIC    string `json:"nic"`
 	Tunnel string `json:"tunnel"`
 	Pod    string `json:"pod"`   // the host's end of its veth
-	Netns  string `json:"netns"` // of that end; empty: the namespace of the daemon
+	Netns  uint64 `json:"netns"` // of that end
+	// Name is what people call the pod.
+	Name   string `json:"name"`
 	Open   bool   `json:"open"`
 	Reason string `json:"reason,omitempty"` // which policy or what else stands in the way
 }
@@ -78,11 +90,11 @@ type Trial struct {
 	Mechanism string `json:"mechanism"`
 	Verdict   string `json:"verdict"` // better, worse or undecided
 	// Medians of with to without, of packets a second, receive time of a packet and its wait in
-	// the NIC; 0: not measured.
-	Packets float64 `json:"packets"`
-	Cost    float64 `json:"cost"`
-	Wait    float64 `json:"wait"`
-	Pairs   int     `json:"pairs"` // of windows that were compared
+	// the NIC; nil: not measured.
+	Packets *float64 `json:"packets"`
+	Cost    *float64 `json:"cost"`
+	Wait    *float64 `json:"wait"`
+	Pairs   int      `json:"pairs"` // of windows that were compared
 	// At is when, Until when it holds at most.
 	At    time.Time `json:"at"`
 	Until time.Time `json:"until"`
@@ -142,15 +154,23 @@ const (
 	Underlay Role = "underlay"
 	Tunnel   Role = "tunnel"
 	Pod      Role = "pod"
+	// Balancer is a namespace of Docker's own that spreads a service's connections.
+	Balancer Role = "balancer"
 )
 
 // Device is one device that the daemon owns or leaves alone for a reason.
 type Device struct {
 	Name   string         `json:"name"`
-	Netns  string         `json:"netns"` // empty: the namespace of the daemon
+	Netns  uint64         `json:"netns"`
 	Role   Role           `json:"role"`
 	State  MechanismState `json:"state"`
 	Reason string         `json:"reason,omitempty"`
+	// Network is the overlay network of a tunnel or a pod, VNI its number; nil: the tunnel is one for many.
+	Network string  `json:"network,omitempty"`
+	VNI     *uint32 `json:"vni,omitempty"`
+	// Place is that of a pod's own end, Inside what the device is called there.
+	Place  *node.Place `json:"place,omitempty"`
+	Inside string      `json:"inside,omitempty"`
 }
 
 // Lane is one place that steered work goes to. Packets and Drops count since
@@ -165,8 +185,17 @@ type Lane struct {
 
 // StageCost is the measured cost of one stage.
 type StageCost struct {
-	Stage       string  `json:"stage"`
-	NsPerPacket float64 `json:"ns_per_packet"`
+	Stage string `json:"stage"`
+	// NsPerPacket is nil where it was not measured.
+	NsPerPacket *float64 `json:"ns_per_packet"`
+}
+
+// Measured is a number, nil for 0, which stands for one that was not measured.
+func Measured(x float64) *float64 {
+	if x == 0 {
+		return nil
+	}
+	return &x
 }
 
 // Counters count since the daemon started, over all underlays.
@@ -239,6 +268,9 @@ type Counters struct {
 
 // OffReport is what Off did: what became of every value that was changed.
 type OffReport struct {
+	Schema int `json:"schema"`
+	// Error is what could not be done.
+	Error string `json:"error,omitempty"`
 	// PID is that of the daemon that restored, 0 when none was running.
 	PID int `json:"pid"`
 	// EndedPID is that of a daemon that did not answer and was ended, Killed: by SIGKILL.
@@ -250,6 +282,7 @@ type OffReport struct {
 // withoutNil makes empty lists of missing ones, which JSON would show as null.
 func (r OffReport) withoutNil() OffReport {
 	r.Results = list(r.Results)
+	r.Schema = Schema
 	return r
 }
 
@@ -257,7 +290,8 @@ func (st Status) withoutNil() Status {
 	st.Tiers, st.Mechanisms, st.Devices = list(st.Tiers), list(st.Mechanisms), list(st.Devices)
 	st.Lanes, st.StageCosts, st.Rules = list(st.Lanes), list(st.StageCosts), list(st.Rules)
 	st.SparseFlows, st.Express, st.Trials = list(st.SparseFlows), list(st.Express), list(st.Trials)
-	st.Neighbours = list(st.Neighbours)
+	st.Neighbours, st.Namespaces = list(st.Neighbours), list(st.Namespaces)
+	st.Schema = Schema
 	if st.Counters.Unparsed == nil {
 		st.Counters.Unparsed = map[string]uint64{}
 	}

@@ -234,7 +234,11 @@ func (d *Daemon) joinDatagrams(steps []plan.Step) error {
 	if d.aggr.waits = fresh && d.prio != nil; d.aggr.waits || err != nil {
 		return err
 	}
-	return d.carryOut(steps)
+	refused, err := d.carryOutEach(steps)
+	for target, why := range refused {
+		d.aggr.skipped = append(d.aggr.skipped, plan.Skip{What: plan.Aggregates(target).String(), Reason: why, Target: target})
+	}
+	return err
 }
 
 // stopAggregation leaves no trace of it.

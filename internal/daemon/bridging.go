@@ -97,7 +97,11 @@ func (d *Daemon) followBridging(now time.Time) error {
 	}
 	b.made = plan.BridgeCalls(calls, owned)
 	if err == nil && now.Sub(b.back) >= calmFor {
-		err = d.carryOut(b.made.Steps)
+		var refused map[plan.Target]string
+		refused, err = d.carryOutEach(b.made.Steps)
+		for target, why := range refused {
+			b.made.Skipped = append(b.made.Skipped, plan.Skip{What: target.String(), Reason: why, Target: target})
+		}
 	}
 	return err
 }

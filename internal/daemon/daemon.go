@@ -510,7 +510,7 @@ func (d *Daemon) meanwhile() {
 func (d *Daemon) newPipeline() *pipeline {
 	return &pipeline{
 		log: d.log, changes: d.changes, dp: d.dp, scanner: d.scanner, readings: d.readings, locked: d.locked,
-		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, places: d.places, offline: d.isOffline, lost: map[int]bool{},
+		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, refused: map[node.DevKey]refusal{}, places: d.places, offline: d.isOffline, lost: map[int]bool{},
 		express: d.expr.claims, meanwhile: d.meanwhile, wants: d.pipelineWants,
 		others: func(s plan.Setting) bool {
 			return d.ofPriority(s) || d.ofExpress(s) || ofAggregation(s) || ofBridging(s)

@@ -269,8 +269,15 @@ func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath
 	if len(safe) == 0 || !e.wanted {
 		return nil
 	}
-	if err := d.carryOut(made.Steps); err != nil {
+	refused, err := d.carryOutEach(made.Steps)
+	if err != nil {
 		return err
+	}
+	for i := range e.ways {
+		if why := refused[target(e.ways[i].pod.Peer)]; why != "" && e.ways[i].reason == "" {
+			e.ways[i].reason = why
+			delete(safe, e.ways[i].key)
+		}
 	}
 	fresh := false
 	for _, w := range safe {
@@ -621,12 +628,9 @@ func (d *Daemon) expressMechanism() control.Mechanism {
 }
 
 // fillExpress tells of each way whether it is open, and why not.
-func (d *Daemon) fillExpress(st *control.Status) {
+func (d *Daemon) fillExpress(st *control.Status, names Names) {
 	for _, w := range d.expr.ways {
-		out := control.ExpressWay{NIC: w.nic.Name, Tunnel: w.tunnel.Name, Pod: w.pod.Host.Name, Open: w.reason == "" && has(d.expr.open, w.key), Reason: w.reason}
-		if w.pod.Host.NetnsCookie != d.cookie {
-			out.Netns = fmt.Sprint(w.pod.Host.NetnsCookie)
-		}
+		out := control.ExpressWay{NIC: w.nic.Name, Tunnel: w.tunnel.Name, Pod: w.pod.Host.Name, Netns: w.pod.Host.NetnsCookie, Name: names.Pod(w.pod), Open: w.reason == "" && has(d.expr.open, w.key), Reason: names.Text(w.reason)}
 		st.Express = append(st.Express, out)
 	}
 }

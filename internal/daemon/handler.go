@@ -65,12 +65,17 @@ func (d *Daemon) Snapshot(ctx context.Context) (control.Status, error) {
 func (d *Daemon) fill(st *control.Status) error {
 	st.State = control.Running
 	st.Kernel = kernelRelease()
-	st.Netns = fmt.Sprint(d.cookie)
+	st.Netns = d.cookie
 	st.Cores = d.cores
 	st.Tiers = d.opts.Tiers
 	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggregationMechanism(), d.expressMechanism(), d.bridgingMechanism()}
-	d.fillDevices(st)
-	d.fillExpress(st)
+	names := NewNames(d.scanner, d.snap)
+	st.Namespaces = names.Places()
+	d.fillDevices(st, names)
+	d.fillExpress(st, names)
+	for i := range st.Mechanisms {
+		st.Mechanisms[i].Reason = names.Text(st.Mechanisms[i].Reason)
+	}
 	frames, err := d.ruleFrames()
 	if err != nil {
 		return err
@@ -84,9 +89,9 @@ func (d *Daemon) fill(st *control.Status) error {
 	d.fillTrials(st)
 	costs := d.sensor.costs
 	st.StageCosts = []control.StageCost{
-		{Stage: datapath.NIC.String(), NsPerPacket: costs.NIC},
-		{Stage: datapath.Tunnel.String(), NsPerPacket: costs.Tunnel},
-		{Stage: datapath.Pod.String(), NsPerPacket: costs.Pod},
+		{Stage: datapath.NIC.String(), NsPerPacket: control.Measured(costs.NIC)},
+		{Stage: datapath.Tunnel.String(), NsPerPacket: control.Measured(costs.Tunnel)},
+		{Stage: datapath.Pod.String(), NsPerPacket: control.Measured(costs.Pod)},
 	}
 	c, err := d.dp.Counters()
 	if err != nil {
@@ -205,7 +210,7 @@ func (d *Daemon) mechanism() control.Mechanism {
 	return m
 }
 
-func (d *Daemon) fillDevices(st *control.Status) {
+func (d *Daemon) fillDevices(st *control.Status, names Names) {
 	left := slices.Concat(d.withoutXDP(), d.pipe.skipped, d.aggr.skipped)
 	if d.prio != nil {
 		left = append(left, d.prio.skipped...)
@@ -215,29 +220,38 @@ func (d *Daemon) fillDevices(st *control.Status) {
 	}
 	state := d.mechanism().State
 	// Masks are set on target: the device itself, or a pod's end of it.
-	add := func(dev, target node.Dev, role control.Role) {
-		out := control.Device{Name: dev.Name, Role: role, State: state}
+	add := func(dev, target node.Dev, role control.Role) *control.Device {
+		out := control.Device{Name: dev.Name, Netns: dev.NetnsCookie, Role: role, State: state}
 		at := slices.IndexFunc(left, func(s plan.Skip) bool { return s.Whole() && key(s.Target) == target.Key() })
 		if at >= 0 {
-			out.State, out.Reason = control.Manual, left[at].Reason
-			if dev != target {
-				out.Reason = left[at].What + ": " + out.Reason
-			}
+			out.State, out.Reason = control.Manual, names.Text(left[at].Reason)
 			left = slices.Delete(left, at, at+1)
 		}
-		if dev.NetnsCookie != d.cookie {
-			out.Netns = fmt.Sprint(dev.NetnsCookie)
-		}
 		st.Devices = append(st.Devices, out)
+		return &st.Devices[len(st.Devices)-1]
+	}
+	of := func(dev *control.Device, t node.Tunnel) {
+		dev.Network = names.Network(t)
+		if !t.CollectMetadata {
+			dev.VNI = &t.VNI
+		}
 	}
 	for _, u := range d.snap.Underlays {
 		add(u.Dev, u.Dev, control.Underlay)
 	}
 	for _, t := range d.snap.Tunnels {
-		add(t.Dev, t.Dev, control.Tunnel)
+		of(add(t.Dev, t.Dev, control.Tunnel), t)
 	}
 	for _, p := range d.snap.Pods {
-		add(p.Host, p.Peer, control.Pod)
+		place, role := names.Place(p.Peer.NetnsCookie), control.Pod
+		if place.Balancer {
+			role = control.Balancer
+		}
+		dev := add(p.Host, p.Peer, role)
+		dev.Place, dev.Inside = &place, p.Peer.Name
+		if t, ok := names.Overlay(p); ok {
+			of(dev, t)
+		}
 	}
 	for _, h := range d.places.Held() {
 		if h.Cost != "" {
@@ -246,7 +260,7 @@ func (d *Daemon) fillDevices(st *control.Status) {
 		}
 	}
 	for _, s := range left {
-		st.Devices = append(st.Devices, control.Device{Name: s.What, State: control.Manual, Reason: s.Reason})
+		st.Devices = append(st.Devices, control.Device{Name: names.Text(s.What), Netns: s.Target.NetnsCookie, State: control.Manual, Reason: names.Text(s.Reason)})
 	}
 }
 

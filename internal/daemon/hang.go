@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"time"
@@ -45,41 +46,51 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 		more = more || p.steering && !split && time.Since(begun) > hangFor
 		return more
 	}
-	hang := func(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) {
+	hang := func(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) error {
 		want[dev.Key()] = true
 		if p.attached[dev.Key()] != nil || late() {
-			return
+			return nil
 		}
 		l, err := p.hangIn(at, dev, fn)
-		switch {
-		case err == nil:
-			p.attached[dev.Key()] = l
-		case !errors.Is(err, node.ErrGone):
-			errs = append(errs, err)
+		if errors.Is(err, node.ErrGone) {
+			return nil
 		}
+		if err == nil {
+			p.attached[dev.Key()] = l
+		}
+		return err
 	}
 	for _, pod := range snap.Pods {
+		var err error
 		switch {
+		case p.refused[pod.Peer.Key()].bare:
 		case !p.crossed(pod):
 		// Behind the merge point the qdisc of the host end would be passed by.
 		case p.merge != nil && p.merge.spaces[pod.Host.NetnsCookie].program != nil && podUnfit(pod) == "":
-			hang(pod.Host, p.dp.AttachPodMerge)
+			err = hang(pod.Host, p.dp.AttachPodMerge)
 		case !hashes:
 		case p.left[pod.Peer.Key()] || split:
-			hang(pod.Host, p.dp.AttachPodLeftAlone)
+			err = hang(pod.Host, p.dp.AttachPodLeftAlone)
 		default:
-			hang(pod.Host, p.dp.AttachPod)
+			err = hang(pod.Host, p.dp.AttachPod)
+		}
+		switch {
+		case err == nil:
+		case split: // each pod has to have its micro-flows merged
+			errs = append(errs, err)
+		default:
+			p.refuse(snap, target(pod.Peer), refusal{fmt.Sprintf("no program could be attached to its host end %s: %v", pod.Host.Name, err), true})
 		}
 	}
 	for _, u := range snap.Underlays {
 		switch {
 		case p.left[u.Key()]:
 		case split && len(p.layout.NIC) == 0:
-			hang(u.Dev, p.dp.AttachUnderlaySplit)
+			errs = append(errs, hang(u.Dev, p.dp.AttachUnderlaySplit))
 		case split:
-			hang(u.Dev, p.dp.AttachUnderlayNumber)
+			errs = append(errs, hang(u.Dev, p.dp.AttachUnderlayNumber))
 		default:
-			hang(u.Dev, p.dp.AttachUnderlay)
+			errs = append(errs, hang(u.Dev, p.dp.AttachUnderlay))
 		}
 	}
 	for key, l := range p.attached {

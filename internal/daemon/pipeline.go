@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -48,11 +49,15 @@ type pipeline struct {
 	attached   map[node.DevKey]io.Closer
 	places     *xdp.Places // for XDP programs
 	skipped    []plan.Skip
-	left       map[node.DevKey]bool    // devices that are somebody else's
-	others     func(plan.Setting) bool // settings of other mechanisms
-	meanwhile  func()                  // is called while it waits
-	wants      func(governor.Layout) xdp.Want
-	express    func(node.Pod) bool // pods whose packets come straight from the NIC
+	left       map[node.DevKey]bool // devices that are somebody else's
+	// refused are tunnels and pods of which the kernel has refused a mask or a program, until flows have
+	// come home. unplanned: there are some that the plan does not know yet.
+	refused   map[node.DevKey]refusal
+	unplanned bool
+	others    func(plan.Setting) bool // settings of other mechanisms
+	meanwhile func()                  // is called while it waits
+	wants     func(governor.Layout) xdp.Want
+	express   func(node.Pod) bool // pods whose packets come straight from the NIC
 }
 
 // graceTimeout bounds the wait for packets that were on their way before the
@@ -89,7 +94,43 @@ func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.
 			return err
 		}
 	}
-	return p.do(made)
+	return p.setMasks(snap, made)
+}
+
+// setMasks writes the masks of a plan. A device that is refused one is left alone from then on: another
+// program is attached to it, and nothing is steered to it.
+func (p *pipeline) setMasks(snap node.Snapshot, made plan.Plan) error {
+	if p.unplanned {
+		made = p.plan(snap)
+	}
+	if err := p.do(snap, made); err != nil || !p.unplanned {
+		return err
+	}
+	p.plan(snap)
+	return errors.Join(p.tunnels(snap), p.attach(snap))
+}
+
+// refusal is what the kernel has refused of a device.
+type refusal struct {
+	reason string
+	bare   bool // no program can be attached
+}
+
+// refuse leaves a tunnel, or the pod of such a device, alone.
+func (p *pipeline) refuse(snap node.Snapshot, t plan.Target, r refusal) {
+	if p.refused[key(t)] != (refusal{}) {
+		return
+	}
+	p.log.Warn("a device is left alone", "device", t.String(), "reason", r.reason)
+	p.refused[key(t)], p.unplanned = r, true
+	for _, pod := range snap.Pods {
+		if l := p.attached[pod.Host.Key()]; l != nil && pod.Peer.Key() == key(t) {
+			if err := l.Close(); err != nil {
+				p.log.Warn("a program could not be detached", "device", pod.Host.String(), "reason", err)
+			}
+			delete(p.attached, pod.Host.Key()) // attach has another one
+		}
+	}
 }
 
 // useMerge loads the merge where the layout asks for it.
@@ -112,7 +153,7 @@ func (p *pipeline) placeMerge(snap node.Snapshot, made plan.Plan) error {
 	}
 	own := plan.Plan{Steps: slices.Clone(made.Steps)}
 	own.Steps = slices.DeleteFunc(own.Steps, func(s plan.Step) bool { return s.Kind != plan.OwnDevice })
-	if err := errors.Join(p.do(own), p.merge.follow(snap)); err != nil {
+	if err := errors.Join(p.do(snap, own), p.merge.follow(snap)); err != nil {
 		return err
 	}
 	why, err := p.wholeUDP(snap)
@@ -205,6 +246,17 @@ func (p *pipeline) plan(snap node.Snapshot) plan.Plan {
 			in.Skipped = append(in.Skipped, plan.Skip{What: target(pod.Peer).String(), Reason: "its packets come straight from the NIC (express)", Target: target(pod.Peer)})
 		}
 	}
+	p.unplanned = false
+	maps.DeleteFunc(p.refused, func(k node.DevKey, _ refusal) bool { return !present(snap, k) })
+	for _, devices := range []*[]plan.Device{&in.Tunnels, &in.Pods} {
+		*devices = slices.DeleteFunc(*devices, func(d plan.Device) bool {
+			r, refused := p.refused[key(d.Target)]
+			if refused {
+				in.Skipped = append(in.Skipped, plan.Skip{What: d.Target.String(), Reason: "left alone: " + r.reason, Target: d.Target})
+			}
+			return refused
+		})
+	}
 	if p.merge != nil {
 		in.Merge = MergeSteps(snap, p.merge.ifindex)
 	}
@@ -225,14 +277,20 @@ func (p *pipeline) idle(snap node.Snapshot) bool {
 	return len(snap.Tunnels) > 0 && !slices.ContainsFunc(snap.Tunnels, mine)
 }
 
-// do writes the masks of a plan.
-func (p *pipeline) do(made plan.Plan) error {
-	if len(made.Steps) == 0 {
-		return nil
+// do carries out a plan, each device by itself.
+func (p *pipeline) do(snap node.Snapshot, made plan.Plan) error {
+	rep, err := setAt(p.scanner, p.locked.DoEach, made.Steps)
+	errs := []error{err}
+	for _, r := range rep.Results {
+		switch {
+		case r.Outcome != apply.Refused:
+		case ownDevices(r.Target):
+			errs = append(errs, errors.New(r.Reason))
+		default:
+			p.refuse(snap, r.Target, refusal{reason: r.Reason})
+		}
 	}
-	at := newSpaces(p.scanner)
-	_, err := p.locked.Do(at, made.Steps)
-	return errors.Join(err, at.Close())
+	return errors.Join(errs...)
 }
 
 // errChangedHands says that a device was ours and is somebody else's now, or the
@@ -316,7 +374,7 @@ func (p *pipeline) follow(snap node.Snapshot) error {
 	if errors.Is(err, errMore) {
 		return err // no mask without a program
 	}
-	err = errors.Join(err, p.do(made))
+	err = errors.Join(err, p.setMasks(snap, made))
 	here := map[plan.Target]bool{}
 	for _, t := range snap.Tunnels {
 		here[target(t.Dev)] = true
@@ -466,6 +524,7 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 	}
 	err = errors.Join(err, p.endMerge())
 	p.armed, p.steering, p.layout, p.skipped = false, false, governor.Layout{}, nil
+	clear(p.refused)
 	return rep, err
 }
 

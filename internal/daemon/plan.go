@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/apply/offload"
@@ -94,6 +95,14 @@ func PlanInput(s Looker, snap node.Snapshot, layout governor.Layout, owned map[p
 		skip(sk.Dev, sk.Reason)
 	}
 	return in
+}
+
+// LeftAlone are the devices that the pipeline would not touch, wherever its stages go on, and why. Doctor says
+// by it what plan and run say.
+func LeftAlone(s Looker, snap node.Snapshot, owned map[plan.Setting]plan.Owned) []plan.Skip {
+	snap.Skipped = nil
+	skipped := plan.Pipeline(PlanInput(s, snap, governor.Layout{}, owned, nil, xdp.Want{})).Skipped
+	return slices.DeleteFunc(skipped, func(sk plan.Skip) bool { return !sk.Whole() })
 }
 
 // PriorityInput puts what was seen on the node into the planner's words. Both the
@@ -196,6 +205,9 @@ func planDevice(s Looker, d node.Dev) (plan.Device, error) {
 	if set.Owner != 0 {
 		// Said of who has the capability, too, as run has not.
 		return dev, fmt.Errorf("left alone: a user namespace owns its network namespace, and user %d its receive masks, which root may not write without CAP_DAC_OVERRIDE", set.Owner)
+	}
+	if set.Unwritable != "" {
+		return dev, fmt.Errorf("left alone: %s", set.Unwritable)
 	}
 	for i := range set.RPSCPUs {
 		dev.RxQueues = append(dev.RxQueues, plan.RxQueue{Index: i, RPSCPUs: set.RPSCPUs[i], RPSFlowCnt: int(set.RPSFlowCnt[i])})

@@ -158,14 +158,32 @@ func napiThreads(s *node.Scanner, dev node.Dev, queues int) (threads []plan.NAPI
 	return threads, nil
 }
 
-// carryOut makes the settings of priority and of aggregation; the pipeline makes its own.
+// carryOut makes the settings of priority, all or none.
 func (d *Daemon) carryOut(steps []plan.Step) error {
-	if len(steps) == 0 {
-		return nil
+	_, err := setAt(d.scanner, d.locked.Do, steps)
+	return err
+}
+
+// carryOutEach makes settings of devices, each device's by themselves, and returns which were refused, and why.
+func (d *Daemon) carryOutEach(steps []plan.Step) (map[plan.Target]string, error) {
+	rep, err := setAt(d.scanner, d.locked.DoEach, steps)
+	refused := map[plan.Target]string{}
+	for _, r := range rep.Results {
+		if r.Outcome == apply.Refused {
+			refused[r.Target] = "left alone: " + r.Reason
+		}
 	}
-	at := newSpaces(d.scanner)
-	_, err := d.locked.Do(at, steps)
-	return errors.Join(err, at.Close())
+	return refused, err
+}
+
+// setAt carries out steps by a function of apply.Locked.
+func setAt(s *node.Scanner, do func(apply.Namespaces, []plan.Step) (apply.Report, error), steps []plan.Step) (apply.Report, error) {
+	if len(steps) == 0 {
+		return apply.Report{}, nil
+	}
+	at := newSpaces(s)
+	rep, err := do(at, steps)
+	return rep, errors.Join(err, at.Close())
 }
 
 // ofPriority tells whether a setting is priority's.

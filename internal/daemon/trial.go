@@ -224,7 +224,7 @@ func (d *Daemon) fillTrials(st *control.Status) {
 		for _, f := range m.judge.Known() {
 			st.Trials = append(st.Trials, control.Trial{
 				Mechanism: m.name, Verdict: f.Outcome.String(), Pairs: f.Pairs, At: f.At, Until: f.At.Add(f.Holds),
-				Packets: f.Ratios[governor.Goodput], Cost: inverse(f.Ratios[governor.Cost]), Wait: inverse(f.Ratios[governor.Wait]),
+				Packets: control.Measured(f.Ratios[governor.Goodput]), Cost: control.Measured(inverse(f.Ratios[governor.Cost])), Wait: control.Measured(inverse(f.Ratios[governor.Wait])),
 			})
 		}
 	}

@@ -111,8 +111,8 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 		put(mechanism, active, m.Name)
 	}
 	for _, s := range st.StageCosts {
-		if s.NsPerPacket > 0 {
-			put(stageCost, s.NsPerPacket/1e9, s.Stage)
+		if s.NsPerPacket != nil {
+			put(stageCost, *s.NsPerPacket/1e9, s.Stage)
 		}
 	}
 }

@@ -38,7 +38,7 @@ func TestScrapeShowsTheStatus(t *testing.T) {
 			{Name: "express", State: control.Standby},
 		},
 		Lanes:      []control.Lane{{Stage: "tunnel", Core: 1, Packets: 7}},
-		StageCosts: []control.StageCost{{Stage: "nic", NsPerPacket: 900}, {Stage: "tunnel"}},
+		StageCosts: []control.StageCost{{Stage: "nic", NsPerPacket: control.Measured(900)}, {Stage: "tunnel"}},
 		Counters:   control.Counters{OverlayPackets: 9, SteeredPackets: 7, Unparsed: map[string]uint64{"short": 2}},
 	}
 	w := scrape(t, pageOf(t, func(context.Context) (control.Status, error) { return st, nil }))

@@ -265,37 +265,3 @@ func onThread(fn func() error) error {
 	}()
 	return <-done
 }
-
-// Sysfs returns /sys as the namespace sees it: an os.Root over a detached
-// mount that no other process sees and that ends with Close. It needs
-// CAP_SYS_ADMIN.
-func (h *Handle) Sysfs() (*os.Root, error) {
-	var root *os.Root
-	err := h.Visit(func() error {
-		return privilege.With(unix.CAP_SYS_ADMIN, func() (err error) {
-			root, err = sysfsHere()
-			return err
-		})
-	})
-	if err != nil {
-		return nil, fmt.Errorf("sysfs of network namespace: %w", err)
-	}
-	return root, nil
-}
-
-func sysfsHere() (*os.Root, error) {
-	fsfd, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("fsopen sysfs: %w", err)
-	}
-	defer unix.Close(fsfd)
-	if err := unix.FsconfigCreate(fsfd); err != nil {
-		return nil, fmt.Errorf("fsconfig sysfs: %w", err)
-	}
-	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("fsmount sysfs: %w", err)
-	}
-	defer unix.Close(mfd)
-	return os.OpenRoot("/proc/self/fd/" + strconv.Itoa(mfd))
-}

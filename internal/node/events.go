@@ -3,7 +3,6 @@
 package node
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/nlsock"
 )
 
@@ -153,9 +153,9 @@ func (s *Scanner) heed(m nlsock.Message) {
 
 // watchHolder makes the end of a process an event, when the namespace is
 // reached through that process: nothing else would tell.
-func (s *Scanner) watchHolder(w *watch, path string) {
+func (s *Scanner) watchHolder(w *watch, k *known) {
 	pid := 0
-	if rest, ok := strings.CutPrefix(path, proc+"/"); ok {
+	if rest, ok := strings.CutPrefix(k.path, proc+"/"); ok && k.mount == (netns.Mount{}) {
 		num, _, _ := strings.Cut(rest, "/")
 		pid, _ = strconv.Atoi(num) // 0 for "self" and "thread-self"
 	}
@@ -188,41 +188,6 @@ func (s *Scanner) watchHolder(w *watch, path string) {
 		})
 		if err == nil {
 			s.poke()
-		}
-	})
-}
-
-// watchNames makes it an event when a namespace gets or loses a name. A
-// directory that does not exist yet is tried again at every scan.
-func (s *Scanner) watchNames() {
-	if s.inotify == nil {
-		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-		if err != nil {
-			return // the limit of instances is reached; the resync finds names too
-		}
-		f := os.NewFile(uintptr(fd), "inotify")
-		s.inotify = f
-		s.wg.Go(func() {
-			var buf [1 << 12]byte
-			for {
-				n, err := f.Read(buf[:])
-				if err != nil {
-					return
-				}
-				if n >= unix.SizeofInotifyEvent && binary.NativeEndian.Uint32(buf[4:])&unix.IN_IGNORED == 0 {
-					s.poke()
-				}
-			}
-		})
-	}
-	c, err := s.inotify.SyscallConn()
-	if err != nil {
-		return
-	}
-	c.Control(func(fd uintptr) {
-		for _, dir := range s.opts.Dirs {
-			// Adding what is watched already changes nothing.
-			unix.InotifyAddWatch(int(fd), dir, unix.IN_CREATE|unix.IN_DELETE|unix.IN_MOVE|unix.IN_ONLYDIR)
 		}
 	})
 }

@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/overlane/overlane/internal/netns"
 )
 
 const bridge = vxlan + `link add br0 type bridge
@@ -234,4 +237,46 @@ func openFDs(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(entries)
+}
+
+// A container engine may have its namespaces mounted anywhere, and in that of an overlay network there is no process.
+func TestATunnelIsFoundWhereverItsNamespaceIsMounted(t *testing.T) {
+	w := newWorld(t)
+	a, _ := w.hosts()
+	anywhere := func(o *Options) { o.Dirs = nil }
+	s := w.scanner(a, anywhere)
+	if snap := scan(t, s); len(snap.Tunnels) != 0 {
+		t.Fatalf("%+v", snap)
+	}
+	calm(t, s)
+	// The tunnel is there before its namespace is mounted, and nothing else tells of it.
+	h, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	over := wrap(t, h)
+	a.ip(t, vxlan+"link set vx0 netns $1", over)
+	if snap := scan(t, s); len(snap.Tunnels) != 0 {
+		t.Fatalf("found without a mount: %+v", snap)
+	}
+	calm(t, s)
+	dir := filepath.Join(t.TempDir(), "exec root", "netns")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	mount(t, h, filepath.Join(dir, "1-abcdefghij"))
+	until(t, s, "the tunnel in the namespace that is mounted", func(n Snapshot) bool {
+		return len(n.Tunnels) == 1 && n.Tunnels[0].NetnsCookie == over.cookie
+	})
+	if l := s.Looked(); !slices.Contains(l.Dirs, dir) {
+		t.Errorf("looked in %v", l.Dirs)
+	}
+	// Another scanner finds it from the beginning, and may be told to look elsewhere only.
+	if snap := scan(t, w.scanner(a, anywhere)); len(snap.Tunnels) != 1 {
+		t.Errorf("%+v", snap)
+	}
+	if snap := scan(t, w.scanner(a)); len(snap.Tunnels) != 0 {
+		t.Errorf("%+v", snap)
+	}
 }

@@ -44,18 +44,20 @@ func named(t testing.TB, dir, name string) *ns {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(dir, name)
+	t.Cleanup(func() { h.Close() })
+	mount(t, h, filepath.Join(dir, name))
+	return wrap(t, h)
+}
+
+func mount(t testing.TB, h *netns.Handle, path string) {
+	t.Helper()
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", h.FD()), path, "", unix.MS_BIND, ""); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		unname(path)
-		h.Close()
-	})
-	return wrap(t, h)
+	t.Cleanup(func() { unname(path) })
 }
 
 func unname(path string) {

@@ -19,8 +19,10 @@ type pass struct {
 	home    *space
 	order   []*space
 	byInode map[uint64]*space
-	again   bool // something may be ready soon of which no event will tell
-	snap    Snapshot
+	// elsewhere counts tunnels that other namespaces' NICs carry.
+	elsewhere int
+	again     bool // something may be ready soon of which no event will tell
+	snap      Snapshot
 }
 
 const (
@@ -47,13 +49,13 @@ func (p *pass) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := p.adopt(h, p.s.homePath); err != nil {
+	if err := p.adopt(h, p.s.homePath, netns.Mount{}); err != nil {
 		h.Close()
 		return err
 	}
 	p.home = p.order[0]
-	p.path(p.s.homeKnownAs)
-	p.names()
+	p.mounts()
+	p.magic(p.s.homeKnownAs)
 	if !p.remembered() || p.full {
 		p.procs()
 	}
@@ -155,10 +157,13 @@ func (p *pass) list(sp *space) error {
 		if sp == p.home {
 			if l.nsid == -1 && l.kind != "vlan" {
 				sp.ours = append(sp.ours, l)
+			} else {
+				p.elsewhere++
 			}
 			continue
 		}
 		if l.nsid == -1 {
+			p.elsewhere++
 			continue // sends and receives in its own namespace
 		}
 		if homeID == -1 {
@@ -168,6 +173,8 @@ func (p *pass) list(sp *space) error {
 		}
 		if l.nsid == homeID && l.kind != "vlan" {
 			sp.ours = append(sp.ours, l)
+		} else {
+			p.elsewhere++
 		}
 	}
 	if homeID != -1 {
@@ -246,7 +253,7 @@ func (p *pass) watch(sp *space) (fresh bool, err error) {
 		p.s.watches[sp.cookie] = w
 		fresh = true
 	}
-	p.s.watchHolder(w, sp.path)
+	p.s.watchHolder(w, sp.known)
 	return fresh, nil
 }
 

@@ -8,13 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/netns"
 )
@@ -27,8 +26,7 @@ type Options struct {
 	// Home is the namespace whose underlays we own; nil: that of the calling
 	// thread. It is not kept, and stays the caller's.
 	Home *netns.Handle
-	// Dirs are where namespaces have names; nil: where ip-netns(8) and
-	// Docker put them.
+	// Dirs are where mounted namespaces are looked for; nil: wherever they are.
 	Dirs []string
 	// Resync is the time between events without a cause; 0: 30 s.
 	Resync time.Duration
@@ -41,13 +39,13 @@ type Scanner struct {
 	opts     Options
 	home     *netns.Handle
 	homePath string // reopens home
-	nsfs     uint64 // device number of namespace files
 	buf      []byte // answers to a scan's requests
 
 	homeCookie  uint64
 	homeKnownAs string // a path of home that other processes can use
 
 	mu      sync.Mutex // a scan, and what follows
+	looked  Looked
 	known   map[uint64]*known
 	unknown map[nsKey]bool // ids that were searched for in vain
 	watches map[uint64]*watch
@@ -59,7 +57,7 @@ type Scanner struct {
 	poked    chan struct{}
 	events   chan struct{}
 	done     chan struct{}
-	inotify  *os.File
+	mounts   *mounts
 	rcvbuf   int
 	wg       sync.WaitGroup
 }
@@ -73,9 +71,6 @@ type nsKey struct {
 // NewScanner starts watching the home namespace. It needs CAP_NET_ADMIN and
 // CAP_SYS_ADMIN: namespaces are entered to be looked at.
 func NewScanner(opts Options) (*Scanner, error) {
-	if opts.Dirs == nil {
-		opts.Dirs = []string{"/run/netns", "/run/docker/netns"}
-	}
 	if opts.Resync == 0 {
 		opts.Resync = 30 * time.Second
 	}
@@ -87,12 +82,8 @@ func NewScanner(opts Options) (*Scanner, error) {
 	if err != nil {
 		return nil, err
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(home.FD(), &st); err != nil {
-		return nil, errors.Join(fmt.Errorf("stat network namespace: %w", err), home.Close())
-	}
 	s := &Scanner{
-		opts: opts, home: home, homePath: "/proc/self/fd/" + strconv.Itoa(home.FD()), nsfs: st.Dev,
+		opts: opts, home: home, homePath: "/proc/self/fd/" + strconv.Itoa(home.FD()),
 		buf:   make([]byte, 1<<16),
 		known: map[uint64]*known{}, unknown: map[nsKey]bool{}, watches: map[uint64]*watch{},
 		poked: make(chan struct{}, 1), events: make(chan struct{}, 1), done: make(chan struct{}),
@@ -111,7 +102,7 @@ func NewScanner(opts Options) (*Scanner, error) {
 	if err != nil {
 		return nil, errors.Join(err, home.Close())
 	}
-	s.watchNames()
+	s.mounts = watchMounts(opts.Dirs, s.poke, s.wg.Go)
 	s.wg.Go(s.settle)
 	return s, nil
 }
@@ -124,7 +115,6 @@ func (s *Scanner) Scan(ctx context.Context) (Snapshot, error) {
 	if s.closed {
 		return Snapshot{}, fmt.Errorf("scan node: %w", os.ErrClosed)
 	}
-	s.watchNames()
 	if s.newIDs.Swap(false) {
 		clear(s.unknown)
 	}
@@ -141,6 +131,25 @@ func (s *Scanner) Scan(ctx context.Context) (Snapshot, error) {
 	return p.snap, nil
 }
 
+// Home is the cookie of the home namespace.
+func (s *Scanner) Home() uint64 { return s.homeCookie }
+
+// Looked is where a scan has looked, for who finds nothing.
+type Looked struct {
+	Namespaces int
+	// Dirs are where some of them are mounted; the others processes are in, or hold.
+	Dirs []string
+	// Elsewhere are tunnels that other namespaces' NICs carry.
+	Elsewhere int
+}
+
+// Looked tells where the last scan has looked.
+func (s *Scanner) Looked() Looked {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.looked
+}
+
 // keep remembers the namespaces of a scan and lets go of all others.
 func (s *Scanner) keep(p *pass) {
 	found := map[uint64]*space{}
@@ -149,6 +158,13 @@ func (s *Scanner) keep(p *pass) {
 		s.known[sp.cookie] = sp.known
 	}
 	s.homeKnownAs = p.home.path
+	s.looked = Looked{Namespaces: len(p.order), Elsewhere: p.elsewhere}
+	for _, sp := range p.order {
+		if dir := filepath.Dir(sp.mount.Path()); sp.mount != (netns.Mount{}) && !slices.Contains(s.looked.Dirs, dir) {
+			s.looked.Dirs = append(s.looked.Dirs, dir)
+		}
+	}
+	slices.Sort(s.looked.Dirs)
 	for cookie, k := range s.known {
 		if found[cookie] == nil {
 			if k.sysfs != nil {
@@ -180,14 +196,18 @@ func (s *Scanner) keep(p *pass) {
 // and soon: an open handle keeps the namespace of a dead container alive. It
 // fails with ErrGone if the namespace has ended.
 func (s *Scanner) Namespace(cookie uint64) (*netns.Handle, error) {
-	path := s.homePath
+	path, mount := s.homePath, netns.Mount{}
 	if cookie != s.homeCookie {
-		var err error
-		if path, err = s.Path(cookie); err != nil {
-			return nil, err
+		s.mu.Lock()
+		k := s.known[cookie]
+		if k == nil {
+			s.mu.Unlock()
+			return nil, fmt.Errorf("network namespace %d: %w", cookie, ErrGone)
 		}
+		path, mount = k.path, k.mount
+		s.mu.Unlock()
 	}
-	h, err := netns.OfPath(path)
+	h, err := open(path, mount)
 	if err != nil {
 		return nil, fmt.Errorf("network namespace %d: %w (%w)", cookie, ErrGone, err)
 	}
@@ -260,9 +280,7 @@ func (s *Scanner) Close() error {
 	for _, w := range s.watches {
 		w.close()
 	}
-	if s.inotify != nil {
-		s.inotify.Close()
-	}
+	s.mounts.close()
 	if s.retry != nil {
 		s.retry.Stop()
 	}

@@ -23,12 +23,16 @@ import (
 type known struct {
 	cookie  uint64
 	inode   uint64
-	path    string   // leads to it, checked by inode and cookie at every use
-	tunnels bool     // has tunnels of ours
-	vlans   []int    // devices of home on which its VLAN devices sit, when it was last listed
-	sysfs   *os.Root // does not keep the namespace alive; opened when asked for
+	path    string      // leads to it, checked by inode and cookie at every use
+	mount   netns.Mount // that the path is of, if it is one's
+	tunnels bool        // has tunnels of ours
+	vlans   []int       // devices of home on which its VLAN devices sit, when it was last listed
+	sysfs   *os.Root    // does not keep the namespace alive; opened when asked for
 	gateway map[int]bool
 	retries int
+	member  member // who is in it, for people
+	// switches: its sysfs is read-only, and could be made writable.
+	switches bool
 }
 
 // space is a namespace during one scan.
@@ -46,16 +50,10 @@ type space struct {
 // proc is where namespaces are reached that have no name.
 const proc = "/proc"
 
-// names adds the namespaces that have a name in one of the directories.
-func (p *pass) names() {
-	for _, dir := range p.s.opts.Dirs {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			continue // most nodes have only one of them
-		}
-		for _, e := range entries {
-			p.path(dir + "/" + e.Name())
-		}
+// mounts adds the namespaces that are mounted.
+func (p *pass) mounts() {
+	for _, m := range p.s.mounts.all() {
+		p.add(m.Path(), m.Inode, m)
 	}
 }
 
@@ -65,7 +63,7 @@ func (p *pass) remembered() bool {
 	all := true
 	for _, k := range p.s.known {
 		if _, ok := p.byInode[k.inode]; !ok {
-			p.path(k.path)
+			p.magic(k.path)
 			_, ok = p.byInode[k.inode]
 			all = all && ok
 		}
@@ -135,45 +133,41 @@ func (p *pass) magic(path string) {
 	}
 	inode, err := strconv.ParseUint(strings.TrimSuffix(num, "]"), 10, 64)
 	if err == nil {
-		p.add(path, inode)
+		p.add(path, inode, netns.Mount{})
 	}
 }
 
-// path adds the namespace at a path of any kind. Nothing but a namespace is
-// opened.
-func (p *pass) path(path string) {
-	if strings.HasPrefix(path, proc+"/") {
-		p.magic(path)
-		return
-	}
-	var st unix.Stat_t
-	if unix.Stat(path, &st) == nil && st.Dev == p.s.nsfs {
-		p.add(path, st.Ino)
-	}
-}
-
-// add opens a namespace, unless this scan knows it.
-func (p *pass) add(path string, inode uint64) {
+// add opens a namespace, unless this scan knows it. Nothing else is opened.
+func (p *pass) add(path string, inode uint64, m netns.Mount) {
 	if sp, ok := p.byInode[inode]; ok {
-		// A name outlives a process, and nobody else can use our descriptors.
-		if strings.HasPrefix(sp.path, proc+"/") && !strings.HasPrefix(path, proc+"/") || sp.path == p.s.homePath {
-			sp.path = path
+		// A mount outlives a process, and nobody else can use our descriptors.
+		mounted := sp.mount != (netns.Mount{})
+		if !mounted && m != (netns.Mount{}) || sp.path == p.s.homePath {
+			sp.path, sp.mount = path, m
 		}
 		return
 	}
-	h, err := netns.OfPath(path)
+	h, err := open(path, m)
 	if err != nil {
 		p.gone(path, err)
 		return
 	}
-	if err := p.adopt(h, path); err != nil {
+	if err := p.adopt(h, path, m); err != nil {
 		h.Close()
 		p.gone(path, err)
 	}
 }
 
+// open opens a namespace by its mount, or by a path of /proc.
+func open(path string, m netns.Mount) (*netns.Handle, error) {
+	if m != (netns.Mount{}) {
+		return netns.OfMount(m)
+	}
+	return netns.OfPath(path)
+}
+
 // adopt makes a space of an open namespace.
-func (p *pass) adopt(h *netns.Handle, path string) error {
+func (p *pass) adopt(h *netns.Handle, path string, m netns.Mount) error {
 	if err := h.Enter(); err != nil {
 		return err
 	}
@@ -186,7 +180,7 @@ func (p *pass) adopt(h *netns.Handle, path string) error {
 	if k == nil {
 		k = &known{cookie: cookie, gateway: map[int]bool{}}
 	}
-	k.inode, k.path = h.Inode(), path
+	k.inode, k.path, k.mount = h.Inode(), path, m
 	sp := &space{known: k, h: h}
 	p.byInode[k.inode] = sp
 	p.order = append(p.order, sp)

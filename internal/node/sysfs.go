@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/ethtool"
+	"github.com/overlane/overlane/internal/netns"
 )
 
 // ErrGone is returned for a device or namespace that is no longer there.
@@ -26,6 +27,8 @@ type Settings struct {
 	// Owner is the user that they belong to: not root where a user namespace owns the network
 	// namespace.
 	Owner uint32
+	// Unwritable says why they cannot be written whatever they are, empty if they can be.
+	Unwritable string
 }
 
 // Settings reads the current settings of a device. It fails with ErrGone
@@ -44,7 +47,36 @@ func (s *Scanner) Settings(d Dev) (Settings, error) {
 	if err != nil {
 		return Settings{}, fmt.Errorf("read settings of %s: %w", d, err)
 	}
+	set.Unwritable = s.unwritable(d.NetnsCookie, root)
 	return set, nil
+}
+
+// unwritable says why nothing can be written in a namespace's sysfs, empty if it can be. A read-only
+// superblock is no reason by itself: it is made writable for a moment, which is tried here without change.
+func (s *Scanner) unwritable(cookie uint64, root *os.Root) string {
+	readOnly, err := netns.SysfsReadOnly(root)
+	if err != nil {
+		return err.Error()
+	}
+	if !readOnly {
+		return ""
+	}
+	s.mu.Lock()
+	k := s.known[cookie]
+	tried := k != nil && k.switches
+	s.mu.Unlock()
+	if tried {
+		return ""
+	}
+	if err := netns.TrySysfs(root); err != nil {
+		return fmt.Sprintf("its container's runtime has made the sysfs of its network namespace read-only, which cannot be changed for the moment of a write: %v", err)
+	}
+	if k != nil {
+		s.mu.Lock()
+		k.switches = true
+		s.mu.Unlock()
+	}
+	return ""
 }
 
 // Features reads what a device can do and does, by the kernel's names. It enters the

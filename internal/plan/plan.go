@@ -73,6 +73,8 @@ func ValidateSteps(steps []Step) error {
 		case err != nil:
 		case s.Want == "":
 			err = errors.New("no value wanted")
+		case s.Kind == Superblock:
+			err = errors.New("a superblock is changed for as long as attributes are written, and by no step")
 		case seen[s.Setting]:
 			err = errors.New("the setting occurs twice in the plan")
 		}

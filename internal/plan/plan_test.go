@@ -221,6 +221,8 @@ func TestSettingsThatReachElsewhereAreRejected(t *testing.T) {
 		{d, ThreadSched, "1"},
 		{d, ThreadSched, "0:1:x"},
 		{d, "file", "x"},
+		{d, Superblock, SysfsType},
+		{Target{1, 0, ""}, Superblock, "proc"},
 	} {
 		if s.Validate() == nil {
 			t.Errorf("%+v was accepted", s)
@@ -233,6 +235,9 @@ func TestValidateStepsNamesTheStep(t *testing.T) {
 	err := ValidateSteps([]Step{ok, ok})
 	if err == nil || !strings.Contains(err.Error(), "step 2") {
 		t.Fatalf("a setting that occurs twice: %v", err)
+	}
+	if ValidateSteps([]Step{{Setting: SysfsOf(1), Want: Writable}}) == nil {
+		t.Fatal("a superblock was accepted as a step")
 	}
 	ok.Want = ""
 	if ValidateSteps([]Step{ok}) == nil {

@@ -30,7 +30,23 @@ const (
 	// OwnDevice is a device that overlane makes for itself: Attr is its name, the value
 	// what OwnVeth spells, or NoDevice.
 	OwnDevice Kind = "device"
+	// Superblock is whether a namespace's superblock of the file system that Attr names, SysfsType, is
+	// ReadOnly or Writable. No plan has it as a step: it is changed for as long as attributes are
+	// written.
+	Superblock Kind = "superblock"
 )
+
+// SysfsType is the file system of attributes, ReadOnly and Writable what its superblock may be.
+const (
+	SysfsType = "sysfs"
+	ReadOnly  = "ro"
+	Writable  = "rw"
+)
+
+// SysfsOf is the setting that stands for the sysfs superblock of a namespace.
+func SysfsOf(netnsCookie uint64) Setting {
+	return Setting{Target: Target{NetnsCookie: netnsCookie}, Kind: Superblock, Attr: SysfsType}
+}
 
 // Target identifies a network device for the life of the machine, as far as
 // the kernel allows: names and indices are reused, cookies are not.
@@ -64,6 +80,9 @@ func (s Setting) String() string {
 		if id, err := ParseThread(s.Attr); err == nil {
 			return fmt.Sprintf("scheduling of %s (pid %d)", id.Comm, id.PID)
 		}
+	}
+	if s.Kind == Superblock {
+		return s.Attr + " superblock of " + s.Target.String()
 	}
 	return s.Attr + " of " + s.Target.String()
 }
@@ -107,6 +126,10 @@ func (s Setting) validate() error {
 	case OwnDevice:
 		if !netns.ValidDeviceName(s.Attr) {
 			return errors.New("not a name that a device can have")
+		}
+	case Superblock:
+		if s.Attr != SysfsType || s.Ifindex != 0 {
+			return errors.New("not the sysfs of a network namespace")
 		}
 	default:
 		return errors.New("unknown kind")

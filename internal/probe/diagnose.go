@@ -4,6 +4,7 @@ package probe
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -39,10 +40,22 @@ func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
 // Finding is a classic cause of a slow overlay, found on this node.
 type Finding struct {
-	Level  Level    `json:"level"`
-	Device node.Dev `json:"device"`
-	What   string   `json:"what"`
-	Fix    string   `json:"fix"` // the exact command; for what is somebody else's, the one that shows whose
+	Level  Level
+	Device node.Dev
+	What   string
+	Fix    string // the exact command; for what is somebody else's, the one that shows whose
+}
+
+// MarshalJSON names the device as plans do.
+func (f Finding) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Level   Level  `json:"level"`
+		Netns   uint64 `json:"netns"`
+		Ifindex int    `json:"ifindex"`
+		Device  string `json:"device"`
+		What    string `json:"what"`
+		Fix     string `json:"fix"`
+	}{f.Level, f.Device.NetnsCookie, f.Device.Ifindex, f.Device.Name, f.What, f.Fix})
 }
 
 // dev is what a diagnosis knows of one device.

@@ -231,7 +231,7 @@ func TestTiers(t *testing.T) {
 		{"neither of them", all(xdp, no(BPFQdisc), no(FQ)), 2, "bpf-qdisc: none", "get bpf-qdisc"},
 		{"fq merges nothing that is not split", all(badNIC, no(BPFQdisc)), 1, "native-xdp of eth1: none", "get NIC"},
 		{"no native XDP", all(badNIC), 1, "native-xdp of eth1: none", "get NIC"},
-		{"no underlay", all(), 1, "native-xdp: no underlay was found", "overlane doctor  # after setting underlays: [NIC] in the configuration"},
+		{"no underlay", all(), 1, "native-xdp: no underlay was found", "overlane doctor  # again, once a container of an overlay network runs on this node"},
 		{"unknown is not enough", all(Feature{ID: NativeXDP, Device: "eth0", Reason: "no answer"}), 1, "native-xdp of eth0 is unknown: no answer", ""},
 		{"no order", all(xdp, no(OrderGuard)), 0, "order-guard: none", "get order-guard"},
 		{"locked down", all(xdp, no(KernelRead)), 0, "kernel-read: none", "get kernel-read"},
@@ -270,7 +270,7 @@ func TestTiers(t *testing.T) {
 
 func TestMechanisms(t *testing.T) {
 	noNIC := Feature{ID: NativeXDP, Device: "eth1", State: Unsupported, Reason: "none", Remedy: "get NIC"}
-	const noUnderlay, setOne = "native-xdp: no underlay was found", "overlane doctor  # after setting underlays: [NIC] in the configuration"
+	const noUnderlay, setOne = "native-xdp: no underlay was found", "overlane doctor  # again, once a container of an overlay network runs on this node"
 	yes := func(name string) Mechanism { return Mechanism{Name: name, Possible: true} }
 	lacks := func(name, reason, remedy string) Mechanism {
 		return Mechanism{Name: name, Reason: reason, Remedy: remedy}

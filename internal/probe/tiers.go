@@ -127,7 +127,7 @@ func best(feats []Feature, id ID) (Feature, bool) {
 	if len(list) == 0 {
 		f := Feature{ID: id, Reason: "was not asked for"}
 		if id == NativeXDP {
-			f.Reason, f.Remedy = "no underlay was found", "overlane doctor  # after setting underlays: [NIC] in the configuration"
+			f.Reason, f.Remedy = "no underlay was found", "overlane doctor  # again, once a container of an overlay network runs on this node"
 		}
 		return f, false
 	}

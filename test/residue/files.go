@@ -28,6 +28,11 @@ func readSysfs(s *Snapshot, ns uint64, rule counts, devices []device) error {
 		return fmt.Errorf("mount sysfs: %w", err)
 	}
 	defer root.Close()
+	flag, err := superblock()
+	if err != nil {
+		return fmt.Errorf("look at the superblock of sysfs: %w", err)
+	}
+	s.add(key{ns, "", "sysfs superblock"}, rule&changes, "%s", flag)
 	tree := root.FS()
 	for _, d := range devices {
 		// class/net/X is a symbolic link that leads out of itself; os.Root
@@ -78,6 +83,31 @@ func mountSysfs() (*os.Root, error) {
 	}
 	defer unix.Close(mfd)
 	return os.OpenRoot("/proc/thread-self/fd/" + strconv.Itoa(mfd))
+}
+
+// superblock tells whether the sysfs of the calling thread's network namespace can be written by any mount.
+func superblock() (string, error) {
+	fsfd, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(fsfd)
+	if err := unix.FsconfigCreate(fsfd); err != nil {
+		return "", err
+	}
+	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(mfd)
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(mfd, &st); err != nil {
+		return "", err
+	}
+	if st.Flags&unix.ST_RDONLY != 0 {
+		return "read-only", nil
+	}
+	return "writable", nil
 }
 
 // moving are sysctls that change by themselves, or do something when read.

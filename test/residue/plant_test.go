@@ -3,6 +3,7 @@
 package residue
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -203,6 +204,33 @@ var plants = []struct {
 	{name: "RPS mask", want: "changed: net:[# a queues/rx-1/rps_cpus: was ", plant: func(t *testing.T, b *bed) func() {
 		b.writeSys(t, "queues/rx-1/rps_cpus", "1")
 		return func() { b.writeSys(t, "queues/rx-1/rps_cpus", "0") }
+	}},
+	{name: "superblock of sysfs", want: "changed: net:[# sysfs superblock: was writable, is read-only", plant: func(t *testing.T, b *bed) func() {
+		var mount int // keeps the superblock
+		flag := func(flag string) {
+			b.in(t, func() error {
+				fsfd, err := unix.Fspick(mount, "", unix.FSPICK_EMPTY_PATH|unix.FSPICK_CLOEXEC)
+				if err != nil {
+					return err
+				}
+				defer unix.Close(fsfd)
+				return errors.Join(unix.FsconfigSetFlag(fsfd, flag), unix.FsconfigReconfigure(fsfd))
+			})
+		}
+		b.in(t, func() error {
+			fsfd, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fsfd)
+			if err := unix.FsconfigCreate(fsfd); err != nil {
+				return err
+			}
+			mount, err = unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, 0)
+			return err
+		})
+		flag("ro")
+		return func() { flag("rw"); unix.Close(mount) }
 	}},
 	{name: "RFS table", want: "changed: net:[# a queues/rx-0/rps_flow_cnt: was 0, is 64", plant: func(t *testing.T, b *bed) func() {
 		b.writeSys(t, "queues/rx-0/rps_flow_cnt", "64")

@@ -24,7 +24,7 @@ func saysManual(t *testing.T, d *rig.Daemon, words ...string) {
 	rig.Until(t, "status says that the device is left alone", func() (bool, string) {
 		st := d.Status()
 		return slices.ContainsFunc(st.Devices, func(dev control.Device) bool {
-			said := dev.Name + " " + dev.Reason
+			said := dev.Name + " " + dev.Inside + " " + dev.Reason
 			return dev.State == control.Manual && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(said, w) })
 		}), fmt.Sprintf("%+v", st.Devices)
 	})

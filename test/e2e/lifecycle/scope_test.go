@@ -4,7 +4,6 @@ package lifecycle
 
 import (
 	"slices"
-	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -34,7 +33,7 @@ func unchanged(t *testing.T, b *bed.Bed, before residue.Snapshot, while string) 
 // within asserts that a daemon speaks of no device outside of its own bed.
 func within(t *testing.T, b *bed.Bed, st control.Status) {
 	t.Helper()
-	var own []string
+	var own []uint64
 	for _, name := range b.HostNames() {
 		h, err := b.Namespace(name)
 		if err != nil {
@@ -44,10 +43,10 @@ func within(t *testing.T, b *bed.Bed, st control.Status) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		own = append(own, strconv.FormatUint(cookie, 10))
+		own = append(own, cookie)
 	}
 	for _, dev := range st.Devices {
-		if dev.Netns != "" && !slices.Contains(own, dev.Netns) {
+		if !slices.Contains(own, dev.Netns) {
 			t.Errorf("status names a device of another lab: %+v", dev)
 		}
 	}

@@ -51,7 +51,7 @@ func onTrial(t *testing.T, b *bed.Bed, mechanism, config string) {
 	}
 	// What was dropped of the sparse flow is counted with the rest, and was not sent by it.
 	tr.judge(t, refused-lost())
-	t.Logf("%s after %d pairs: packets %.2f, wait %.2f times", verdict.Verdict, verdict.Pairs, verdict.Packets, verdict.Wait)
+	t.Logf("%s after %d pairs: packets %.2f, wait %.2f times", verdict.Verdict, verdict.Pairs, measured(verdict.Packets), measured(verdict.Wait))
 }
 
 // sparse sends few datagrams beside the load, each some time after the one before. What it returns
@@ -118,4 +118,12 @@ func awaitTrials(t *testing.T, b *bed.Bed, mechanism, config string) (verdict co
 		return verdict, 0, err
 	}
 	return verdict, refused, p.end()
+}
+
+// measured is 0 for what was not.
+func measured(x *float64) float64 {
+	if x == nil {
+		return 0
+	}
+	return *x
 }

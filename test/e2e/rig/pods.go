@@ -108,3 +108,32 @@ func Container(tb testing.TB, b *bed.Bed, n int) (p bed.Pod, remove func()) {
 	tb.Cleanup(remove)
 	return p, remove
 }
+
+// Contain mounts a pod's /sys read-only before any other program has its sysfs, as a container runtime does
+// it: so is the superblock then. It returns the container's own view.
+func Contain(tb testing.TB, p bed.Pod) *os.Root {
+	tb.Helper()
+	var view *os.Root
+	dir := folder(tb)
+	err := p.NS.Do(func() error { // on a thread that ends with its mount namespace
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return err
+		}
+		err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			unix.Mount("sysfs", dir, "sysfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""))
+		if err == nil {
+			view, err = os.OpenRoot(dir)
+		}
+		return err
+	})
+	if err != nil {
+		tb.Fatalf("mount the sysfs of pod %s: %v", p.HostEnd, err)
+	}
+	tb.Cleanup(func() { view.Close() })
+	if root, err := p.NS.Sysfs(); err != nil {
+		tb.Fatal(err)
+	} else if readOnly, err := netns.SysfsReadOnly(root); !readOnly || errors.Join(err, root.Close()) != nil {
+		tb.Fatalf("the sysfs of pod %s is not read-only: %v", p.HostEnd, err)
+	}
+	return view
+}
