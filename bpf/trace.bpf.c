@@ -264,6 +264,17 @@ int ol_core_stays(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
+/* What the kernel says for a refused XDP program: bpf(2) has no room for it. */
+char ol_xdp_refusal[96] SEC(".data.refusal") = "";
+
+/* Attached while an attach is under way, and no longer. */
+SEC("raw_tp/bpf_xdp_link_attach_failed")
+int ol_xdp_refused(struct bpf_raw_tracepoint_args *ctx)
+{
+	bpf_probe_read_kernel_str(ol_xdp_refusal, sizeof(ol_xdp_refusal), (void *)ctx->args[0]);
+	return 0;
+}
+
 /*
  * Run by the daemon, on no tracepoint: how many frames of a core's lane are not
  * known to be handled? A raw tracepoint's program since it may use any map.

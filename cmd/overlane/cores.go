@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 
 	"github.com/overlane/overlane/internal/config"
 )
@@ -55,13 +56,19 @@ func readCores(name string) (config.CPUList, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read cores: %w", err)
 	}
-	// The kernel writes "(null)" for nohz_full without a list.
-	if s := string(data); s == "(null)\n" || s == " (null)\n" {
-		return nil, nil
-	}
-	list, err := config.ParseCPUList(string(data))
+	list, err := parseCores(string(data))
 	if err != nil {
 		return nil, fmt.Errorf("read %s%s: %w", cpuDir, name, err)
 	}
 	return list, nil
+}
+
+// parseCores reads a list as the kernel writes it. A list that does not exist, as that of nohz_full
+// without the boot option, is "(null)", padded with blanks to as many characters as there are possible
+// CPUs (print_cpus_nohz_full, drivers/base/cpu.c: %*pbl of no mask).
+func parseCores(s string) (config.CPUList, error) {
+	if s = strings.TrimSpace(s); s == "(null)" {
+		return nil, nil
+	}
+	return config.ParseCPUList(s)
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -27,5 +28,20 @@ func TestCoresThatAreSetApartAreNotUsed(t *testing.T) {
 		if slices.Contains(cores, c) == slices.Contains(apart, c) {
 			t.Errorf("core %d: online are %v, isolated %v, used %v", c, online, apart, cores)
 		}
+	}
+}
+
+// The blanks are as many as the machine has possible CPUs, which is not known here.
+func TestAListOfCoresThatDoesNotExistIsEmpty(t *testing.T) {
+	for _, text := range []string{"(null)\n", " (null)\n", "  (null)\n", strings.Repeat(" ", 506) + "(null)\n", "\n", ""} {
+		if list, err := parseCores(text); err != nil || len(list) != 0 {
+			t.Errorf("%q: %v, %v", text, list, err)
+		}
+	}
+	if list, err := parseCores("2-3,7\n"); err != nil || !slices.Equal(list, []int{2, 3, 7}) {
+		t.Errorf("%v, %v", list, err)
+	}
+	if list, err := parseCores("(nul)\n"); err == nil {
+		t.Errorf("taken for %v", list)
 	}
 }

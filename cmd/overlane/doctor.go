@@ -105,6 +105,10 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 		return nil, err
 	}
 	defer s.Close()
+	required := requireTier(cfg, l.tiers)
+	l.features = l.stands()
+	l.tiers = probe.Tiers(l.features)
+	l.tell()
 	d.Tiers, d.Mechanisms, d.Features = l.tiers, l.mechanisms(), l.features
 	d.devices(l.snap)
 	found, err := probe.Diagnose(cmd.Context(), s, l.snap, own)
@@ -112,7 +116,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	if err != nil {
 		return d, err
 	}
-	return d, requireTier(cfg, l.tiers)
+	return d, required
 }
 
 func (d *diagnosis) devices(snap node.Snapshot) {

@@ -26,6 +26,7 @@ import (
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/probe"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // outlook is what plan prints.
@@ -218,11 +219,11 @@ func (o *outlook) pipeline(ctx context.Context, cfg *config.Config, cores config
 	if prioritises(cfg) {
 		beside = o.Priority
 	}
-	if o.Placement, err = place(ctx, cfg, cores, beside); err != nil {
+	if o.Placement, err = place(ctx, cfg, cores, beside, l); err != nil {
 		return err
 	}
 	layout := governor.Layout{NIC: o.Placement.NIC, Tunnel: o.Placement.Tunnel, Pod: o.Placement.Pod}
-	in := daemon.PlanInput(s, l.snap, layout, owned)
+	in := daemon.PlanInput(s, l.snap, layout, owned, l.places, xdp.Want{By: xdp.Pipeline, Asked: true})
 	if o.Placement.inPlace {
 		in.Attach = nil
 	}
@@ -260,7 +261,7 @@ func planPriority(all *config.Config, cores config.CPUList, s *node.Scanner, l l
 	attached := func(u node.Underlay) bool {
 		return !u.ForeignXDP && slices.Contains([]string{plan.PriorityProgram, plan.TwoLanesProgram}, neighbour.ProgramName(u.XDPProgID))
 	}
-	in := daemon.PriorityInput(s, l.snap, slices.Sorted(slices.Values(cores)), owned, attached)
+	in := daemon.PriorityInput(s, l.snap, slices.Sorted(slices.Values(cores)), owned, attached, l.places, xdp.Want{By: xdp.Priority, Asked: prioritises(all)})
 	in.NoThreads = cfg.Threads == config.ThreadsOff
 	in.Realtime = cfg.Threads == config.ThreadsAuto && !notInRealtime(owned)
 	if cfg.Mode == config.PrioritySync {
@@ -271,7 +272,7 @@ func planPriority(all *config.Config, cores config.CPUList, s *node.Scanner, l l
 			return f.ID == probe.NativeXDP && f.Device == nic.Name && f.State == probe.Unsupported
 		}
 		if nic.Unfit == "" && !nic.Attached && slices.ContainsFunc(l.features, noXDP) {
-			in.NICs[i].Unfit = daemon.NoNativeXDP
+			in.NICs[i].Unfit = "no XDP program: its driver has no native XDP with the present settings"
 		}
 	}
 	out := &priorityOutlook{PriorityPlan: plan.Priority(in)}
@@ -342,7 +343,7 @@ func planExpress(cfg *config.Config, s *node.Scanner, l look, owned map[plan.Set
 		return nil, err
 	}
 	out := &plannedOutlook{}
-	if out.Plan, err = daemon.ExpressPlan(s, l.snap, cookie, owned, cfg.Aggregate != config.ModeOff, ownIfRunning()); err != nil {
+	if out.Plan, err = daemon.ExpressPlan(s, l.snap, cookie, owned, cfg.Aggregate != config.ModeOff, ownIfRunning(), l.places); err != nil {
 		return nil, err
 	}
 	switch {
@@ -382,7 +383,8 @@ func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l
 	}
 	out := &plannedOutlook{}
 	tier := governor.XDP
-	if noXDP(cfg, l) != nil {
+	refuses := func(u node.Underlay) bool { return l.places.Bars(u, microflowsWant(cfg)) != "" }
+	if noXDP(cfg, l) != nil || slices.ContainsFunc(l.snap.Underlays, refuses) {
 		tier = governor.TC
 	}
 	layout := governor.PlaceMicroflows(tier, slices.Sorted(slices.Values(cores)), []int{nic}, cfg.Microflows.Cores, merges(cfg, l), governor.Costs{})
@@ -390,7 +392,7 @@ func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l
 		out.When = "run would split no flow: " + layout.Reason
 		return out, nil
 	}
-	in := daemon.PlanInput(s, l.snap, layout, owned)
+	in := daemon.PlanInput(s, l.snap, layout, owned, l.places, microflowsWant(cfg))
 	if layout.Merge {
 		in.Merge = daemon.MergeSteps(l.snap, daemon.FirstMergeIndex)
 	}
@@ -410,6 +412,11 @@ func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l
 	return out, nil
 }
 
+// microflowsWant is how micro-flows want a NIC: by themselves, unless they are forced.
+func microflowsWant(cfg *config.Config) xdp.Want {
+	return xdp.Want{By: xdp.Microflows, Asked: cfg.Microflows.Mode == config.ModeForced}
+}
+
 // pollers are the cores that threads of NICs are, or will be, bound to.
 func (p *priorityOutlook) pollers(cores config.CPUList) (list []int) {
 	for _, s := range p.Steps {
@@ -425,7 +432,7 @@ func (p *priorityOutlook) pollers(cores config.CPUList) (list []int) {
 
 // place is the running daemon's placement, or the one that a daemon would begin
 // with.
-func place(ctx context.Context, cfg *config.Config, cores config.CPUList, prio *priorityOutlook) (placement, error) {
+func place(ctx context.Context, cfg *config.Config, cores config.CPUList, prio *priorityOutlook, seen look) (placement, error) {
 	if p, ok := placed(ctx); ok {
 		return p, nil
 	}
@@ -433,8 +440,9 @@ func place(ctx context.Context, cfg *config.Config, cores config.CPUList, prio *
 	if err != nil {
 		return placement{}, err
 	}
+	takes := func(u node.Underlay) bool { return seen.places.Bars(u, xdp.Want{By: xdp.Pipeline, Asked: true}) == "" }
 	tier := governor.TC
-	if cfg.Tier == config.TierXDP {
+	if cfg.Tier == config.TierXDP && (len(seen.snap.Underlays) == 0 || slices.ContainsFunc(seen.snap.Underlays, takes)) {
 		tier = governor.XDP
 	}
 	l := governor.Place(tier, cores, []int{nic}, governor.Costs{})
@@ -508,21 +516,43 @@ func busiestReceiver() (int, error) {
 }
 
 // ownedSettings reads, without the lock, what overlane has changed here.
-func ownedSettings() (map[plan.Setting]plan.Owned, error) {
+func ownedSettings() (owned map[plan.Setting]plan.Owned, err error) {
+	err = inFolder(func(dir *apply.Dir) error {
+		entries, err := dir.Entries()
+		owned = apply.Owned(entries)
+		return err
+	})
+	return owned, err
+}
+
+// placesKnown tells what XDP programs cost here, and where they were refused, as far as a daemon has
+// found out. No program comes to a NIC by it.
+func placesKnown() (places *xdp.Places, err error) {
+	var known *xdp.Memory
+	err = inFolder(func(dir *apply.Dir) (err error) {
+		known, err = xdp.Remember(dir)
+		return err
+	})
+	if known == nil && err == nil {
+		known, err = xdp.Remember(nil)
+	}
+	return xdp.New(nil, known, nil), err
+}
+
+// inFolder calls fn with this namespace's folder, if it has one.
+func inFolder(fn func(*apply.Dir) error) error {
 	cookie, err := here()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	// Looking must not create the folder.
 	_, err = os.Stat(filepath.Join(global.stateDir, strconv.FormatUint(cookie, 10)))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil
 	}
 	dir, err := apply.Open(global.stateDir, cookie)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer dir.Close()
-	entries, err := dir.Entries()
-	return apply.Owned(entries), err
+	return errors.Join(fn(dir), dir.Close())
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/privilege"
 	"github.com/overlane/overlane/internal/probe"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // loadConfig reads the configuration and holds it against this node. An empty
@@ -77,6 +78,7 @@ type look struct {
 	snap     node.Snapshot
 	features []probe.Feature
 	tiers    []probe.Tier
+	places   *xdp.Places
 	lacking  []privilege.Need
 }
 
@@ -101,11 +103,27 @@ func lookAround(ctx context.Context, underlays []string, own func(uint32) bool) 
 		h.Close()
 	}
 	l.tiers = probe.Tiers(l.features)
+	if l.places, err = placesKnown(); err != nil {
+		return nil, l, errors.Join(err, s.Close())
+	}
 	if l.lacking, err = lacking(); err != nil {
 		return nil, l, errors.Join(err, s.Close())
 	}
 	l.tell()
 	return s, l, nil
+}
+
+// stands adds to what drivers can do what stands against an XDP program on the NICs now.
+func (l look) stands() []probe.Feature {
+	features := slices.Clone(l.features)
+	for _, u := range l.snap.Underlays {
+		why := l.places.Bars(u, xdp.Want{Asked: true})
+		at := slices.IndexFunc(features, func(f probe.Feature) bool { return f.ID == probe.NativeXDP && f.Device == u.Name })
+		if why != "" && at >= 0 {
+			features[at].State, features[at].Reason, features[at].Remedy = probe.Unsupported, why, ""
+		}
+	}
+	return features
 }
 
 // requireTier returns the error of a node that does not reach what the

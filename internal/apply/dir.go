@@ -87,6 +87,22 @@ func (d *Dir) Entries() ([]Entry, error) {
 	return st.entries, err
 }
 
+// ReadFile reads a file of the folder that is not the journal's.
+func (d *Dir) ReadFile(name string) ([]byte, error) { return d.root.ReadFile(name) }
+
+// WriteFile replaces such a file, or leaves it as it was.
+func (d *Dir) WriteFile(name string, data []byte) error {
+	fresh := name + ".new"
+	err := d.root.WriteFile(fresh, data, 0o600)
+	if err == nil {
+		err = d.root.Rename(fresh, name)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("write %s in %s: %w", name, d.path, err), d.root.Remove(fresh))
+	}
+	return nil
+}
+
 // syncDir makes a rename or a new file in the folder last.
 func (d *Dir) syncDir() error {
 	f, err := d.root.Open(".")

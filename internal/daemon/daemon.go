@@ -23,6 +23,7 @@ import (
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
 	"github.com/overlane/overlane/internal/shortcut"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // Options are what a daemon needs to know.
@@ -72,6 +73,7 @@ type Daemon struct {
 	scanner  *node.Scanner
 	readings *readings
 	dp       *datapath.Datapath
+	places   *xdp.Places // for XDP programs
 	gov      *governor.Governor
 	trial    trial // of the pipeline
 	pipe     *pipeline
@@ -100,6 +102,7 @@ type Daemon struct {
 	cores    []int        // configured and online
 	heed     heed
 	moved    movedPolls
+	polls    polls
 	beaten   time.Time // the last sign of life
 	useless  bool      // no hop was worth it, in the last window
 	quiet    time.Time // since when hardly a packet has come
@@ -160,13 +163,19 @@ func (d *Daemon) start(ctx context.Context) error {
 	if err := d.dp.SetTuning(tuning(false)); err != nil {
 		return err
 	}
-	if d.scanner, err = node.NewScanner(node.Options{Underlays: d.opts.Underlays}); err != nil {
+	if d.scanner, err = node.NewScanner(node.Options{Underlays: d.opts.Underlays, OwnXDP: d.dp.Owns}); err != nil {
 		return err
 	}
 	d.readings = newReadings(d.scanner)
 	if d.snap, err = d.scanner.Scan(ctx); err != nil {
 		return fmt.Errorf("scan node: %w", err)
 	}
+	known, err := xdp.Remember(d.dir)
+	if err != nil {
+		d.log.Warn("what was found out about NICs is lost", "reason", err)
+	}
+	d.places = xdp.New(xdp.OnNode(d.scanner), known, d.log)
+	d.places.Look(d.snap.Underlays)
 	// The tunnels are told to the tracepoint at once: it is what tells overlay
 	// packets from others.
 	if err := d.dp.SetTunnels(tunnelDevices(d.scanner, d.snap), underlayDevices(d.scanner, d.snap)); err != nil && !errors.Is(err, datapath.ErrTooManyTunnels) {
@@ -236,7 +245,8 @@ func (d *Daemon) rescan(ctx context.Context) error {
 		return nil
 	}
 	d.snap = snap
-	if err := d.followPriority(); err != nil {
+	d.places.Look(snap.Underlays)
+	if err := d.followPriority(ctx); err != nil {
 		d.log.Warn("some underlays could not be followed", "reason", err)
 	}
 	d.placeThreads()
@@ -297,15 +307,20 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if d.prio != nil {
 		d.prio.sawPolls(in, d.locked.Entries())
 	}
+	d.polls.saw(in, d.pipe.armed)
 	switch {
 	case micro.State != governor.Standby:
 		in.Layout = governor.Layout{Reason: "micro-flows act instead"}
 	case d.pipe.armed:
 		in.Layout = d.pipe.layout
-	case d.prio != nil:
+	case d.prio.onNIC():
 		in.Layout = governor.PlaceBesidePriority(d.cores, d.prio.pollers(), in.Costs)
 	default:
-		in.Layout = governor.Place(d.opts.Tier, d.cores, pollers(in), in.Costs)
+		tier, nic := d.tier(), pollers(in)
+		if tier == governor.XDP {
+			nic = d.polls.lately(in.Now)
+		}
+		in.Layout = governor.Place(tier, d.cores, nic, in.Costs)
 	}
 	d.trial.barred(&in)
 	d.useless = in.Layout.None() && split.Layout.None()
@@ -361,6 +376,13 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 			}
 			d.moved.at = pollers(in)
 			d.armErr = d.pipe.arm(ctx, d.snap, in.Layout)
+			var left *xdp.Left
+			if errors.As(d.armErr, &left) {
+				// Said already. The next window places it behind the NIC's stage.
+				d.armErr = nil
+				_, err := d.pipe.disarm(ctx)
+				return err
+			}
 			if err := d.armErr; err != nil {
 				d.log.Error("pipeline could not be put in place", "reason", err, "again_in", retryAfter)
 				d.retry = in.Now.Add(retryAfter)
@@ -408,7 +430,7 @@ func (d *Daemon) stop() error {
 	perr = errors.Join(perr, d.demand.endCensus())
 	_, berr := d.stopBridging()
 	_, aerr := d.stopAggregation()
-	return errors.Join(err, eerr, d.pipe.detachXDP(), perr, berr, aerr, d.close())
+	return errors.Join(err, eerr, perr, d.places.ReleaseAll(xdp.Pipeline, xdp.Microflows, xdp.Express), berr, aerr, d.close())
 }
 
 // close lets go of everything; what is journalled stays for the guardian unless
@@ -452,8 +474,8 @@ func (d *Daemon) meanwhile() {
 func (d *Daemon) newPipeline() *pipeline {
 	return &pipeline{
 		log: d.log, dp: d.dp, scanner: d.scanner, readings: d.readings, locked: d.locked,
-		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, xdp: map[node.DevKey]io.Closer{}, offline: d.isOffline, lost: map[int]bool{},
-		express: d.expr.claims, meanwhile: d.meanwhile,
+		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, places: d.places, offline: d.isOffline, lost: map[int]bool{},
+		express: d.expr.claims, meanwhile: d.meanwhile, wants: d.pipelineWants,
 		others: func(s plan.Setting) bool {
 			return d.ofPriority(s) || d.ofExpress(s) || ofAggregation(s) || ofBridging(s)
 		},

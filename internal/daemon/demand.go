@@ -87,7 +87,7 @@ func (d *Daemon) noDemand() string {
 	case d.pipe.armed && d.pipe.layout.Split:
 		return "micro-flows act"
 	}
-	return ""
+	return d.tooDear()
 }
 
 // shortOfTime is the largest share of a core's time in saturated polls of overlay packets.
@@ -166,6 +166,11 @@ func (d *Daemon) meetDemand(ctx context.Context, in governor.Input) error {
 	table, err := rules.Compile(nil)
 	if err == nil {
 		err = d.startPriority(ctx, table)
+	}
+	if err == nil && !d.prio.onNIC() {
+		why := d.noPriorityNIC()
+		_, err = d.stopPriority(ctx)
+		m.gov.Refuse(in.Now, why)
 	}
 	if err != nil {
 		m.on = false // also where nothing was begun

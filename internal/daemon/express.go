@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // express hands frames from the NICs straight to the pods' veths, where nothing on the way there
@@ -230,10 +232,12 @@ func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath
 	fresh := false
 	for _, w := range safe {
 		// Beside priority it is priority's that does this, where that has one.
-		if d.hooked(w.nic) || d.prio != nil {
+		if d.hooked(w.nic) || d.prio.onNIC() {
 			continue
 		}
-		if err := d.pipe.hangXDP(w.nic); err != nil {
+		var left *xdp.Left
+		err := d.places.Take(w.nic, wantExpress, func() (io.Closer, error) { return d.pipe.hang(w.nic.Dev, d.dp.AttachXDP) })
+		if err != nil && !errors.As(err, &left) && !errors.Is(err, node.ErrGone) {
 			return err
 		}
 		fresh = fresh || d.hooked(w.nic)

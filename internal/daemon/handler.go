@@ -176,6 +176,9 @@ func (d *Daemon) mechanism() control.Mechanism {
 	if why := d.trial.reason; why != "" {
 		m.Reason += "; " + why
 	}
+	if why := d.noXDPTier(); why != "" && m.State == control.Active {
+		m.Reason += "; the NIC's stage stays where it is (" + why + ")"
+	}
 	if m.State == control.Active && !d.pipe.armed && d.armErr != nil {
 		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", retryAfter, d.armErr)
 	}
@@ -186,7 +189,7 @@ func (d *Daemon) mechanism() control.Mechanism {
 }
 
 func (d *Daemon) fillDevices(st *control.Status) {
-	left := slices.Concat(d.pipe.noXDP, d.pipe.skipped, d.aggr.skipped)
+	left := slices.Concat(d.withoutXDP(), d.pipe.skipped, d.aggr.skipped)
 	if d.prio != nil {
 		left = append(left, d.prio.skipped...)
 		if d.prio.sync != nil {
@@ -218,6 +221,12 @@ func (d *Daemon) fillDevices(st *control.Status) {
 	}
 	for _, p := range d.snap.Pods {
 		add(p.Host, p.Peer, control.Pod)
+	}
+	for _, h := range d.places.Held() {
+		if h.Cost != "" {
+			st.Devices = append(st.Devices, control.Device{Name: "xdp (native) of " + h.NIC.Name, State: control.Active,
+				Reason: fmt.Sprintf("overlane's program is there for %s; %s", h.By[0], h.Cost)})
+		}
 	}
 	for _, s := range left {
 		st.Devices = append(st.Devices, control.Device{Name: s.What, State: control.Manual, Reason: s.Reason})

@@ -67,10 +67,7 @@ func (p *pipeline) wholeUDP(snap node.Snapshot) (string, error) {
 	if ok, err := p.dp.Numbers(); err != nil || !ok {
 		return "the NIC's driver knows no XDP metadata", err
 	}
-	var devs []node.Dev
-	for _, u := range snap.Underlays {
-		devs = append(devs, u.Dev)
-	}
+	devs := receivers(snap)
 	for _, t := range snap.Tunnels {
 		devs = append(devs, t.Dev)
 	}

@@ -64,7 +64,7 @@ func (d *Daemon) noMicroflows() (state control.MechanismState, reason string) {
 		return control.Off, "switched off by configuration"
 	case m.NoMerge != nil && !m.Unordered:
 		return control.Unsupported, fmt.Sprintf("split flows could not be put in order again (%v); with udp-order: none, UDP flows are split all the same", m.NoMerge)
-	case d.prio != nil:
+	case d.prio.onNIC():
 		return control.Standby, "priority's program is on the underlays"
 	case d.opts.Mode == governor.Forced && m.Mode != governor.Forced:
 		return control.Standby, "the pipeline is forced by configuration"
@@ -91,7 +91,7 @@ func (d *Daemon) placeMicroflows(in governor.Input) governor.Layout {
 		return governor.Layout{Reason: m.why}
 	}
 	tier := governor.XDP
-	if d.opts.Microflows.NoXDP != nil {
+	if d.cutBehind() != "" {
 		tier = governor.TC
 	}
 	l := governor.PlaceMicroflows(tier, d.cores, m.nic, min(d.opts.Microflows.Cores, datapath.MaxBranches), d.opts.Microflows.NoMerge == nil, in.Costs)
@@ -99,6 +99,20 @@ func (d *Daemon) placeMicroflows(in governor.Input) governor.Layout {
 		return governor.Layout{Gain: 1, Reason: "micro-flows are not worth it by " + l.Reason}
 	}
 	return l
+}
+
+// cutBehind says why flows are not cut on the NIC, but behind its stage; empty where they are. Each
+// underlay has to take the program for that.
+func (d *Daemon) cutBehind() string {
+	if no := d.opts.Microflows.NoXDP; no != nil {
+		return no.Error()
+	}
+	for _, u := range d.snap.Underlays {
+		if why := d.places.Why(u, d.microflowsWant()); why != "" {
+			return why
+		}
+	}
+	return ""
 }
 
 // look takes the share of elephants in a stretch that is over, and begins one.
@@ -194,8 +208,8 @@ func (d *Daemon) microflowsMechanism() control.Mechanism {
 	if why := d.micro.trial.reason; why != "" {
 		m.Reason += "; " + why
 	}
-	if d.opts.Microflows.NoXDP != nil {
-		m.Reason += fmt.Sprintf("; flows are cut behind the NIC's stage (%v)", d.opts.Microflows.NoXDP)
+	if why := d.cutBehind(); why != "" {
+		m.Reason += fmt.Sprintf("; flows are cut behind the NIC's stage (%s)", why)
 	}
 	if o := d.pipe.byTime(); o != nil {
 		m.Reason += fmt.Sprintf("; put in order by time, for which packets of split flows are delayed by %v", o.now.Round(time.Microsecond))

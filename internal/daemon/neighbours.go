@@ -67,6 +67,11 @@ func dataplanes(s Looker, snap node.Snapshot) theirs {
 			note(t.Key(), says(p.Host))
 		}
 	}
+	for _, u := range snap.Underlays {
+		for _, r := range u.Receivers {
+			note(u.Key(), says(r.Dev))
+		}
+	}
 	// A program on a NIC would see all that comes by it. Tunnels may have several.
 	for known := -1; known != len(list); {
 		known = len(list)
@@ -75,6 +80,11 @@ func dataplanes(s Looker, snap node.Snapshot) theirs {
 				note(u.Key(), list[t.Key()])
 				note(t.Key(), list[u.Key()])
 			}
+		}
+	}
+	for _, u := range snap.Underlays {
+		for _, r := range u.Receivers {
+			note(r.Key(), list[u.Key()])
 		}
 	}
 	for _, p := range snap.Pods {
@@ -100,6 +110,11 @@ func lookAtHooks(s Looker, snap node.Snapshot) map[node.DevKey]hooksOf {
 	add := func(d node.Dev) { bySpace[d.NetnsCookie] = append(bySpace[d.NetnsCookie], d.Ifindex) }
 	for _, u := range snap.Underlays {
 		add(u.Dev)
+		for _, r := range u.Receivers {
+			if !r.Same(u.Dev) {
+				add(r.Dev)
+			}
+		}
 	}
 	for _, t := range snap.Tunnels {
 		add(t.Dev)
@@ -195,16 +210,4 @@ func (p *pipeline) inFront(snap node.Snapshot) string {
 		}
 	}
 	return ""
-}
-
-// foreignXDPOn is why a NIC gets no XDP program, by the name of the one that is there.
-func foreignXDPOn(u node.Underlay) string {
-	if u.XDPProgID == 0 {
-		return foreignXDP
-	}
-	said := foreignXDP + ": " + neighbour.Say(u.XDPProgID)
-	if neighbour.OwnerOf(neighbour.ProgramName(u.XDPProgID)) == neighbour.LibXDP {
-		said += ", which runs others in turn; overlane does not join them"
-	}
-	return said
 }

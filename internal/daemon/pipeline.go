@@ -16,6 +16,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // pipeline carries out what the governor decides: programs and masks come and
@@ -44,13 +45,13 @@ type pipeline struct {
 	steering   bool
 	home       homing // while flows are called back
 	attached   map[node.DevKey]io.Closer
-	xdp        map[node.DevKey]io.Closer
+	places     *xdp.Places // for XDP programs
 	skipped    []plan.Skip
-	noXDP      []plan.Skip             // underlays with somebody else's XDP program
 	left       map[node.DevKey]bool    // devices that are somebody else's
 	others     func(plan.Setting) bool // settings of other mechanisms
 	meanwhile  func()                  // is called while it waits
-	express    func(node.Pod) bool     // pods whose packets come straight from the NIC
+	wants      func(governor.Layout) xdp.Want
+	express    func(node.Pod) bool // pods whose packets come straight from the NIC
 }
 
 // graceTimeout bounds the wait for packets that were on their way before the
@@ -134,7 +135,7 @@ func (p *pipeline) lanes() map[datapath.Stage][]int {
 }
 
 // attachXDP hangs the hook on the underlays where the layout asks for lanes of the nic
-// stage. That resets queues on many NICs, so it stays until the daemon ends.
+// stage. Where that was asked for it stays until the daemon ends: to many NICs it costs something.
 func (p *pipeline) attachXDP(snap node.Snapshot) error {
 	if len(p.layout.NIC) == 0 {
 		return nil
@@ -146,52 +147,34 @@ func (p *pipeline) attachXDP(snap node.Snapshot) error {
 	if err := p.dp.StartLanes(p.layout.NIC); err != nil {
 		return err
 	}
+	return p.takePlaces(snap)
+}
+
+// takePlaces puts the XDP program on the underlays. It returns an xdp.Left if none takes it, or, where
+// flows are split, if one does not: behind the NIC's stage all can.
+func (p *pipeline) takePlaces(snap node.Snapshot) error {
+	var none error
+	got := false
 	for _, u := range snap.Underlays {
-		if u.VLANs || p.left[u.Key()] {
+		if p.left[u.Key()] {
 			continue // the plan says why
 		}
-		if err := p.hangXDP(u); err != nil {
+		var left *xdp.Left
+		err := p.places.Take(u, p.wants(p.layout), func() (io.Closer, error) { return p.hang(u.Dev, p.dp.AttachXDP) })
+		switch {
+		case err == nil:
+			got = true
+		case errors.Is(err, node.ErrGone):
+		case !errors.As(err, &left):
 			return err
+		case none == nil:
+			none = left
 		}
 	}
-	return nil
-}
-
-// hangXDP hangs the hook on an underlay, unless somebody else's is there.
-func (p *pipeline) hangXDP(u node.Underlay) error {
-	if p.xdp[u.Key()] != nil {
+	if got && !p.layout.Split {
 		return nil
 	}
-	l, err := p.hang(u.Dev, p.dp.AttachXDP)
-	switch {
-	case err == nil:
-		p.xdp[u.Key()] = l
-	case errors.Is(err, node.ErrGone):
-	case errors.Is(err, datapath.ErrForeignXDP):
-		p.noXDP = append(p.noXDP, plan.Skip{What: u.Dev.String(), Reason: foreignXDPOn(u)})
-	default:
-		return err
-	}
-	return nil
-}
-
-// A frame that XDP sends to a lane loses the tag that the NIC took off, and with
-// it the VLAN device that it was for.
-const noXDPUnderVLANs = "no XDP program: a VLAN device sits on it, and XDP does not see the tags that the NIC takes off"
-
-// NoNativeXDP is why priority leaves a NIC alone; generic XDP is never used.
-const NoNativeXDP = "no XDP program: its driver has no native XDP with the present settings"
-
-const foreignXDP = "left alone: an XDP program of somebody else is attached"
-
-// detachXDP takes XDP off again.
-func (p *pipeline) detachXDP() error {
-	var errs []error
-	for key, l := range p.xdp {
-		errs = append(errs, l.Close())
-		delete(p.xdp, key)
-	}
-	return errors.Join(errs...)
+	return none
 }
 
 // tunnels tells the programs which tunnels to steer: all but those left alone. Where a tunnel's
@@ -214,7 +197,7 @@ func (p *pipeline) tunnels(snap node.Snapshot) error {
 func (p *pipeline) plan(snap node.Snapshot) plan.Plan {
 	owned := apply.Owned(p.locked.Entries())
 	p.readings.now(owned)
-	in := PlanInput(p.readings, snap, p.layout, owned)
+	in := PlanInput(p.readings, snap, p.layout, owned, p.places, p.wants(p.layout))
 	for _, pod := range snap.Pods {
 		if at := slices.IndexFunc(in.Pods, func(d plan.Device) bool { return d.Target == target(pod.Peer) }); at >= 0 && p.express(pod) {
 			in.Pods = slices.Delete(in.Pods, at, at+1)
@@ -260,13 +243,27 @@ var errChangedHands = errors.New("a device has changed hands")
 
 func underlayDevices(s *node.Scanner, snap node.Snapshot) []datapath.UnderlayDevice {
 	var devs []datapath.UnderlayDevice
-	for _, u := range snap.Underlays {
-		ns, err := s.Namespace(u.NetnsCookie)
+	for _, dev := range receivers(snap) {
+		ns, err := s.Namespace(dev.NetnsCookie)
 		if err != nil {
 			continue // gone since the scan
 		}
-		devs = append(devs, datapath.UnderlayDevice{Ifindex: u.Ifindex, NetnsIno: ns.Inode()})
+		devs = append(devs, datapath.UnderlayDevice{Ifindex: dev.Ifindex, NetnsIno: ns.Inode()})
 		ns.Close()
+	}
+	return devs
+}
+
+// receivers are the devices that receive for the underlays, each once. NAPI polls them, and GRO goes by
+// their settings: those of a bond's ports, not of the bond.
+func receivers(snap node.Snapshot) []node.Dev {
+	var devs []node.Dev
+	for _, u := range snap.Underlays {
+		for _, r := range u.Receivers {
+			if !slices.Contains(devs, r.Dev) {
+				devs = append(devs, r.Dev)
+			}
+		}
 	}
 	return devs
 }
@@ -475,7 +472,11 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 		delete(p.attached, key)
 	}
 	err = errors.Join(err, p.endMerge())
-	p.armed, p.steering, p.layout, p.skipped, p.noXDP = false, false, governor.Layout{}, nil, nil
+	if want := p.wants(p.layout); p.layout.Split && len(p.layout.NIC) > 0 && !want.Asked {
+		// It came by itself where it costs nothing, and costs a veth's other end while it is there.
+		err = errors.Join(err, p.places.ReleaseAll(want.By))
+	}
+	p.armed, p.steering, p.layout, p.skipped = false, false, governor.Layout{}, nil
 	return rep, err
 }
 

@@ -12,11 +12,13 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // PlanInput puts what was seen on the node and the placement that is wanted into
 // the planner's words. Both the daemon and `overlane plan` plan by it.
-func PlanInput(s Looker, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned) plan.Input {
+// want is what an XDP program is for, where the layout has one.
+func PlanInput(s Looker, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want) plan.Input {
 	in := plan.Input{TunnelCores: layout.Tunnel, PodCores: layout.Pod, Owned: owned}
 	if layout.Split {
 		in.PodCores = nil // behind merge points only, on devices of our own
@@ -34,14 +36,16 @@ func PlanInput(s Looker, snap node.Snapshot, layout governor.Layout, owned map[p
 			skip(u.Dev, reason)
 			continue
 		}
-		if len(layout.NIC) > 0 && u.VLANs {
-			in.Skipped = append(in.Skipped, plan.Skip{What: "ol_underlay_xdp at xdp (native) of " + target(u.Dev).String(), Reason: noXDPUnderVLANs, Target: target(u.Dev)})
-		} else if len(layout.NIC) > 0 && !u.ForeignXDP {
+		if len(layout.NIC) > 0 {
 			what := "sends packets to the lanes of the nic stage"
 			if layout.Split {
 				what = "cuts the flows that are too much for one core into micro-flows"
 			}
-			attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, what+"; many NICs reset their queues once when it comes")
+			if why := places.Why(u, want); why != "" {
+				in.Skipped = append(in.Skipped, plan.Skip{What: "ol_underlay_xdp at xdp (native) of " + target(u.Dev).String(), Reason: why, Target: target(u.Dev)})
+			} else {
+				attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, plan.Costs(what, places.Cost(u)))
+			}
 		}
 		if hashes && len(layout.NIC) == 0 {
 			attach(u.Dev, "ol_underlay_split", "tcx ingress", plan.Tunnel, "cuts the flows that are too much for one core into micro-flows")
@@ -95,18 +99,14 @@ func PlanInput(s Looker, snap node.Snapshot, layout governor.Layout, owned map[p
 // PriorityInput puts what was seen on the node into the planner's words. Both the
 // daemon and `overlane plan` plan by it. attached tells on which underlays priority's
 // program is already.
-func PriorityInput(s *node.Scanner, snap node.Snapshot, cores []int, owned map[plan.Setting]plan.Owned, attached func(node.Underlay) bool) plan.PriorityInput {
+func PriorityInput(s *node.Scanner, snap node.Snapshot, cores []int, owned map[plan.Setting]plan.Owned, attached func(node.Underlay) bool, places *xdp.Places, want xdp.Want) plan.PriorityInput {
 	in := plan.PriorityInput{Cores: cores, Owned: owned, NoSlices: !apply.KnowsSlices()}
 	for _, u := range snap.Underlays {
-		nic := plan.Underlay{Target: target(u.Dev), Queues: u.RxQueues, Attached: attached(u)}
-		switch {
-		case nic.Attached:
-			nic.Unfit = readThreads(s, u, &nic)
-		case u.VLANs:
-			nic.Unfit = noXDPUnderVLANs
-		case u.ForeignXDP:
-			nic.Unfit = foreignXDPOn(u)
-		default:
+		nic := plan.Underlay{Target: target(u.Dev), Queues: u.RxQueues, Attached: attached(u), Master: u.Master(), Cost: places.Cost(u)}
+		if !nic.Attached {
+			nic.Unfit = places.Why(u, want)
+		}
+		if nic.Unfit == "" && !nic.Master {
 			nic.Unfit = readThreads(s, u, &nic)
 		}
 		in.NICs = append(in.NICs, nic)
@@ -137,8 +137,8 @@ func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unfit st
 func AggregateInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned) plan.AggregateInput {
 	in := plan.AggregateInput{Owned: owned}
 	dataplane := dataplanes(s, snap)
-	for _, u := range snap.Underlays {
-		in.Underlays = append(in.Underlays, aggregator(s, u.Dev, dataplane))
+	for _, dev := range receivers(snap) {
+		in.Underlays = append(in.Underlays, aggregator(s, dev, dataplane))
 	}
 	for _, t := range snap.Tunnels {
 		in.Tunnels = append(in.Tunnels, aggregator(s, t.Dev, dataplane))

@@ -3,11 +3,27 @@
 package daemon
 
 import (
+	"log/slog"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/xdp"
 )
+
+// noPlaces are places of which nothing was found out.
+func noPlaces(t *testing.T) *xdp.Places {
+	t.Helper()
+	known, err := xdp.Remember(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return xdp.New(nil, known, slog.New(slog.DiscardHandler))
+}
 
 // What is on a NIC decides before anything of it is read: there is no scanner here.
 func TestPriorityLeavesNICsThatItsProgramCannotGoTo(t *testing.T) {
@@ -15,16 +31,105 @@ func TestPriorityLeavesNICsThatItsProgramCannotGoTo(t *testing.T) {
 		nic  node.Underlay
 		want string
 	}{
-		"a VLAN device sits on it": {node.Underlay{VLANs: true}, noXDPUnderVLANs},
-		"somebody else's program":  {node.Underlay{ForeignXDP: true}, foreignXDP},
+		"a VLAN device sits on it": {node.Underlay{VLANs: true}, xdp.UnderVLANs},
+		"somebody else's program":  {node.Underlay{ForeignXDP: true}, xdp.Foreign},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.nic.Dev = node.Dev{NetnsCookie: 42, Ifindex: 2, Name: "eth0"}
 			none := func(node.Underlay) bool { return false }
-			p := plan.Priority(PriorityInput(nil, node.Snapshot{Underlays: []node.Underlay{tc.nic}}, []int{0}, nil, none))
+			p := plan.Priority(PriorityInput(nil, node.Snapshot{Underlays: []node.Underlay{tc.nic}}, []int{0}, nil, none, noPlaces(t), xdp.Want{By: xdp.Priority, Asked: true}))
 			if !p.Empty() || len(p.Skipped) != 1 || p.Skipped[0].Reason != tc.want || !p.Skipped[0].Whole() {
 				t.Errorf("the plan is %+v", p)
 			}
 		})
+	}
+}
+
+// A NIC, and one that a bond or a VLAN has taken.
+func underlay(index int, driver string, ports ...node.Receiver) node.Underlay {
+	u := node.Underlay{Dev: node.Dev{NetnsCookie: 42, Ifindex: index, Name: "eth0"}, Driver: driver, Receivers: ports}
+	if len(ports) == 0 {
+		u.Receivers = []node.Receiver{{Dev: u.Dev, Driver: driver}}
+	}
+	return u
+}
+
+func port(index int) node.Receiver {
+	return node.Receiver{Dev: node.Dev{NetnsCookie: 42, Ifindex: index}, Driver: "igb"}
+}
+
+// What counts polls, and has GRO join datagrams, is about the devices that receive.
+func TestABondReceivesByItsPorts(t *testing.T) {
+	snap := node.Snapshot{Underlays: []node.Underlay{underlay(2, "veth"), underlay(3, "bond", port(4), port(5)), underlay(6, "bond", port(5))}}
+	var got []int
+	for _, dev := range receivers(snap) {
+		got = append(got, dev.Ifindex)
+	}
+	if !slices.Equal(got, []int{2, 4, 5}) {
+		t.Errorf("%v receive", got)
+	}
+}
+
+// By itself overlane plans no attach that restarts a link; asked, it says what that costs. Nobody's
+// threads poll a bond, and a program that is replaced there is never freed: it gets its last one.
+func TestThePlanSaysWhatXDPCosts(t *testing.T) {
+	for name, tc := range map[string]struct {
+		nic   node.Underlay
+		asked bool
+		skip  string // why it is left alone
+		costs string
+		two   bool
+	}{
+		"igb, on trial":   {nic: underlay(2, "igb"), skip: "restarts the link"},
+		"bond, on trial":  {nic: underlay(2, "bond", port(4)), skip: "restarts the link"},
+		"bond, asked for": {nic: underlay(2, "bond", port(4)), asked: true, costs: "restarts the link", two: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			want := xdp.Want{By: xdp.Priority, Asked: tc.asked}
+			none := func(node.Underlay) bool { return false }
+			p := plan.Priority(PriorityInput(nil, node.Snapshot{Underlays: []node.Underlay{tc.nic}}, []int{0}, nil, none, noPlaces(t), want))
+			switch {
+			case tc.skip != "" && (len(p.Attach) > 0 || len(p.Skipped) != 1 || !strings.Contains(p.Skipped[0].Reason, tc.skip)):
+				t.Errorf("the plan is %+v", p)
+			case tc.skip == "" && (len(p.Steps) > 0 || len(p.Attach) != 1 || !strings.Contains(p.Attach[0].Reason, tc.costs) || (p.Attach[0].Program == plan.TwoLanesProgram) != tc.two):
+				t.Errorf("the plan is %+v", p)
+			}
+		})
+	}
+}
+
+// Tier xdp keeps off cores that poll a queue, also while nothing comes to that for a while.
+func TestAQueueThatIsQuietIsStillPolled(t *testing.T) {
+	var p polls
+	begin := time.Unix(1000, 0)
+	at := func(s float64) time.Time { return begin.Add(time.Duration(s * float64(time.Second))) }
+	saw := func(s float64, armed bool, rates ...float64) {
+		in := governor.Input{Now: at(s), Cores: map[int]governor.Core{}}
+		for core, r := range rates {
+			in.Cores[core] = governor.Core{Overlay: r}
+		}
+		p.saw(in, armed)
+	}
+	saw(0, false, 1000, 0)
+	saw(1, false, 0, 1000)
+	for s := 2.0; s < 50; s++ {
+		saw(s, false, 1000, 0)
+	}
+	if got := p.lately(at(50)); !slices.Equal(got, []int{0, 1}) {
+		t.Errorf("%v poll", got)
+	}
+	// Lanes are out for an hour: what polls then is theirs, and what is known stays.
+	for s := 50.0; s < 3650; s++ {
+		saw(s, true, 0, 0, 1000)
+	}
+	saw(3649.5, false, 0, 0, 1000)
+	if got := p.lately(at(3649.5)); !slices.Equal(got, []int{0, 1}) {
+		t.Errorf("behind lanes, %v poll", got)
+	}
+	for s := 3652.0; s < 3720; s++ {
+		saw(s, false, 1000, 0)
+	}
+	if got := p.lately(at(3720)); !slices.Equal(got, []int{0}) {
+		t.Errorf("after a minute, %v poll", got)
 	}
 }

@@ -12,8 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
@@ -21,6 +19,7 @@ import (
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // priority lets flows of the latency class overtake bulk. It is in place as long as
@@ -28,7 +27,7 @@ import (
 type priority struct {
 	dp       *datapath.Priority
 	attached map[node.DevKey]*datapath.PriorityHook
-	skipped  []plan.Skip // underlays with somebody else's XDP program
+	skipped  []plan.Skip // underlays without its program
 	since    time.Time
 
 	polled map[int]bool      // cores that have polled a NIC
@@ -115,7 +114,8 @@ func (d *Daemon) useRules(ctx context.Context, added, configured []rules.Rule) e
 		err = d.startPriority(ctx, table)
 	default:
 		if err = d.keepRuleFrames(); err == nil {
-			err = errors.Join(d.prio.dp.SetRules(table), d.prio.dp.SetTuning(d.tuning()))
+			// A NIC that was left alone by itself may be asked for now.
+			err = errors.Join(d.prio.dp.SetRules(table), d.prio.dp.SetTuning(d.tuning()), d.followPriority(ctx))
 		}
 	}
 	if err == nil {
@@ -240,7 +240,7 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 		return err
 	}
 	// Micro-flows do not come back beside priority.
-	if err := d.pipe.detachXDP(); err != nil {
+	if err := d.places.ReleaseAll(xdp.Pipeline, xdp.Microflows, xdp.Express); err != nil {
 		return err
 	}
 	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), polled: map[int]bool{}, frames: map[string]uint64{}, broad: broad{excess: d.prioPast.LatencyExcess},
@@ -256,7 +256,7 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 		err = p.startSync(d.newJudges())
 	}
 	if err == nil {
-		err = d.followPriority()
+		err = d.followPriority(ctx)
 	}
 	if err == nil {
 		err = p.dp.SetTuning(d.tuning())
@@ -268,19 +268,43 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	return nil
 }
 
-var errThreadsOff = errors.New("threads are switched off by configuration")
+// onNIC tells that priority's program is on an underlay.
+func (p *priority) onNIC() bool { return p != nil && len(p.attached) > 0 }
+
+// noThreads says why no thread polls a NIC for priority.
+func (d *Daemon) noThreads(u node.Underlay) string {
+	if d.opts.Priority.NoThreads {
+		return "threads are switched off by configuration"
+	}
+	return fmt.Sprintf("others receive for %s", u.Name)
+}
+
+// makeWayFor has micro-flows and the pipeline's lanes taken off before priority's program comes to a NIC
+// that has not taken it so far: they did not stand back while none did.
+func (d *Daemon) makeWayFor(ctx context.Context, u node.Underlay) error {
+	if d.prio.onNIC() || d.places.Bars(u, d.priorityWants()) != "" {
+		return nil
+	}
+	err := d.pipe.recall(ctx, farewell)
+	if err == nil {
+		_, err = d.stopExpress(ctx)
+	}
+	return errors.Join(err, d.places.ReleaseAll(xdp.Pipeline, xdp.Microflows, xdp.Express))
+}
 
 // hook hangs the hook on an underlay.
-func (p *priority) hook(pipe *pipeline, dev node.Dev) (h *datapath.PriorityHook, err error) {
-	_, err = pipe.hang(dev, func(at datapath.Device) (io.Closer, error) {
-		h, err = p.dp.AttachXDP(at)
-		return h, err
+func (d *Daemon) hookPriority(u node.Underlay, two bool) (h *datapath.PriorityHook, err error) {
+	err = d.places.Take(u, d.priorityWants(), func() (io.Closer, error) {
+		return d.pipe.hang(u.Dev, func(at datapath.Device) (io.Closer, error) {
+			h, err = d.prio.dp.AttachXDP(at, two)
+			return h, err
+		})
 	})
 	return h, err
 }
 
 // followPriority hangs the hook on the underlays that lack it.
-func (d *Daemon) followPriority() error {
+func (d *Daemon) followPriority(ctx context.Context) error {
 	if d.prio == nil {
 		return nil
 	}
@@ -290,21 +314,28 @@ func (d *Daemon) followPriority() error {
 	p.skipped = nil
 	for _, u := range d.snap.Underlays {
 		want[u.Key()] = true
-		switch {
-		case p.attached[u.Key()] != nil:
-			continue
-		case u.VLANs:
-			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: noXDPUnderVLANs})
+		if p.attached[u.Key()] != nil {
 			continue
 		}
-		l, err := p.hook(d.pipe, u.Dev)
+		if err := d.makeWayFor(ctx, u); err != nil {
+			return err
+		}
+		two := d.opts.Priority.NoThreads || u.Master()
+		if two {
+			p.two = true
+			if err := p.dp.StartLanes(d.cores, true, eager); err != nil {
+				return err
+			}
+		}
+		l, err := d.hookPriority(u, two)
+		var left *xdp.Left
 		switch {
+		case err == nil && two:
+			p.attached[u.Key()] = l
+			d.log.Info("the NIC is polled in softirq: latency traffic has a lane of its own", "device", u.Dev, "reason", d.noThreads(u))
 		case err == nil:
 			p.attached[u.Key()] = l
-			err = errThreadsOff
-			if !d.opts.Priority.NoThreads {
-				err = d.threadNAPI(u)
-			}
+			err := d.threadNAPI(u)
 			if err == nil {
 				continue
 			}
@@ -314,17 +345,15 @@ func (d *Daemon) followPriority() error {
 				errs = append(errs, err)
 			}
 		case errors.Is(err, node.ErrGone):
-		case errors.Is(err, datapath.ErrForeignXDP):
-			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: foreignXDPOn(u)})
-		case errors.Is(err, unix.EOPNOTSUPP):
-			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: NoNativeXDP})
+		case errors.As(err, &left):
+			p.skipped = append(p.skipped, plan.Skip{What: u.Dev.String(), Reason: left.Reason})
 		default:
 			errs = append(errs, err)
 		}
 	}
-	for key, l := range p.attached {
+	for key := range p.attached {
 		if !want[key] {
-			errs = append(errs, l.Close())
+			errs = append(errs, d.places.Release(key, xdp.Priority))
 			delete(p.attached, key)
 		}
 	}
@@ -366,9 +395,7 @@ func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error)
 	_, err = d.stopExpress(ctx)
 	err = errors.Join(err, d.bulkHome(ctx))
 	err = errors.Join(err, d.prio.dp.BesideRealtime(nil, eager))
-	for _, l := range d.prio.attached {
-		err = errors.Join(err, l.Close())
-	}
+	err = errors.Join(err, d.places.ReleaseAll(xdp.Priority))
 	clear(d.prio.attached)
 	past, e := d.priorityCounters()
 	if err = errors.Join(err, e); e == nil {
@@ -410,9 +437,6 @@ func (d *Daemon) waitPromoted(ctx context.Context) error {
 
 func (p *priority) close() error {
 	var errs []error
-	for _, l := range p.attached {
-		errs = append(errs, l.Close())
-	}
 	if p.sync != nil {
 		errs = append(errs, p.sync.close())
 	}
@@ -459,6 +483,10 @@ func (d *Daemon) priorityMechanism() control.Mechanism {
 		m.State, m.Reason = control.Unsupported, p.No.Error()
 	}
 	if d.prio == nil {
+		if why := d.tooDear(); why != "" && !d.opts.Priority.Off && d.opts.Priority.OnDemand && d.opts.Priority.No == nil && len(d.added)+len(d.opts.Rules) == 0 {
+			m.State, m.Reason = control.Standby, why
+			return m
+		}
 		if why := d.demand.gov.Last().Reason; why != "" && d.noDemand() == "" {
 			m.State, m.Reason = control.Standby, why
 		}
@@ -490,7 +518,7 @@ func (d *Daemon) priorityMechanism() control.Mechanism {
 		m.Reason = broad
 	}
 	if len(d.prio.attached) == 0 {
-		m.State, m.Reason = control.Standby, "no underlay takes its program, see the devices"
+		m.State, m.Reason = control.Standby, d.noPriorityNIC()
 	}
 	return m
 }

@@ -51,7 +51,7 @@ func (d *Daemon) seatThreads(u node.Underlay) error {
 // planPriority plans by what is on the node now.
 func (d *Daemon) planPriority() plan.PriorityPlan {
 	attached := func(u node.Underlay) bool { return d.prio.attached[u.Key()] != nil }
-	in := PriorityInput(d.scanner, d.snap, d.cores, apply.Owned(d.locked.Entries()), attached)
+	in := PriorityInput(d.scanner, d.snap, d.cores, apply.Owned(d.locked.Entries()), attached, d.places, d.priorityWants())
 	in.NoThreads = d.opts.Priority.NoThreads
 	in.Lost = slices.Collect(maps.Keys(d.lost))
 	in.Realtime = d.prio.realtime.on

@@ -13,6 +13,7 @@ import (
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/shortcut"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // A way is one from an underlay, by a tunnel, to a pod.
@@ -37,8 +38,9 @@ type lookout struct {
 	home    uint64 // cookie of the NICs' namespace
 	owned   map[plan.Setting]plan.Owned
 	hooked  func(node.Underlay) bool // has a hook of ours; nil: none has
-	only    bool                     // others get none: priority has its own
-	never   string                   // what speaks against any way
+	places  *xdp.Places
+	only    bool   // others get none: priority has its own
+	never   string // what speaks against any way
 }
 
 // lookout is how the daemon looks.
@@ -47,7 +49,7 @@ func (d *Daemon) lookout() lookout {
 	d.readings.now(owned)
 	l := lookout{
 		devices: d.readings, snap: d.snap, judges: d.expr.judges, home: d.cookie, owned: owned,
-		hooked: d.hooked, only: d.prio != nil,
+		hooked: d.hooked, only: d.prio.onNIC(), places: d.places,
 	}
 	if d.pipe.armed && d.pipe.layout.Split {
 		l.never = "flows are cut into micro-flows"
@@ -57,13 +59,13 @@ func (d *Daemon) lookout() lookout {
 
 // hooked tells whether a hook of ours is on an underlay that sends frames straight to pods.
 func (d *Daemon) hooked(u node.Underlay) bool {
-	return d.pipe.xdp[u.Key()] != nil || d.prio != nil && d.prio.attached[u.Key()] != nil
+	return d.places.On(u)
 }
 
 // ExpressPlan says what the express path would change on a node. own tells of BPF programs that
 // they are overlane's; join: datagrams are to be joined.
-func ExpressPlan(s *node.Scanner, snap node.Snapshot, home uint64, owned map[plan.Setting]plan.Owned, join bool, own func(progID uint32) bool) (plan.Plan, error) {
-	l := lookout{devices: s, snap: snap, judges: newJudges(s, own), home: home, owned: owned}
+func ExpressPlan(s *node.Scanner, snap node.Snapshot, home uint64, owned map[plan.Setting]plan.Owned, join bool, own func(progID uint32) bool, places *xdp.Places) (plan.Plan, error) {
+	l := lookout{devices: s, snap: snap, judges: newJudges(s, own), home: home, owned: owned, places: places}
 	ways, err := l.ways()
 	in := l.input(ways)
 	in.Join = join
@@ -173,13 +175,14 @@ func (l lookout) ingress(ways []way) (map[shortcut.Ingress]shortcut.IngressVerdi
 // unfit says what speaks against a way without a look at who else is there; waits: nothing but the
 // pipeline does.
 func (l lookout) unfit(w way) (reason string, waits bool) {
+	why := l.places.Why(w.nic, wantExpress)
 	switch {
 	case l.never != "":
 		return l.never, false
-	case w.nic.VLANs:
-		return noXDPUnderVLANs, false
-	case w.nic.ForeignXDP && (l.hooked == nil || !l.hooked(w.nic)):
-		return foreignXDPOn(w.nic), false
+	case why != "":
+		return why, false
+	case w.nic.Master():
+		return fmt.Sprintf("frames come by the ports of %s, and ways are from a NIC", w.nic.Name), false
 	case l.only && !l.hooked(w.nic):
 		return fmt.Sprintf("priority's program is not on %s", w.nic.Name), false
 	case w.tunnel.Outer == 6:
@@ -215,8 +218,8 @@ func (l lookout) input(ways []way) plan.ExpressInput {
 	in := plan.ExpressInput{Owned: l.owned}
 	for _, w := range ways {
 		nic := target(w.nic.Dev)
-		if w.reason == "" && !slices.Contains(in.NICs, nic) {
-			in.NICs = append(in.NICs, nic)
+		if w.reason == "" && !slices.ContainsFunc(in.NICs, func(n plan.HandingNIC) bool { return n.Target == nic }) {
+			in.NICs = append(in.NICs, plan.HandingNIC{Target: nic, Cost: l.places.Cost(w.nic)})
 		}
 		at := slices.IndexFunc(in.Pods, func(p plan.Landing) bool { return p.Target == target(w.pod.Peer) })
 		if at >= 0 {

@@ -3,7 +3,6 @@
 package datapath
 
 import (
-	"errors"
 	"fmt"
 	"io"
 
@@ -19,9 +18,6 @@ func (d *Datapath) LoadAggregation() (*Aggregation, error) {
 	a := &Aggregation{}
 	if err := d.loadObject("the program that counts what is aggregated", loadAggregate, &a.objs); err != nil {
 		return nil, err
-	}
-	if err := d.know(a.objs.OlTunnelCount); err != nil {
-		return nil, errors.Join(err, a.Close())
 	}
 	return a, nil
 }

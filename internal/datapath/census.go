@@ -3,7 +3,6 @@
 package datapath
 
 import (
-	"errors"
 	"fmt"
 	"io"
 
@@ -19,9 +18,6 @@ func (d *Datapath) LoadCensus() (*Census, error) {
 	c := &Census{}
 	if err := d.loadObject("the program that counts flows", loadCensus, &c.objs); err != nil {
 		return nil, err
-	}
-	if err := d.know(c.objs.OlTunnelCensus); err != nil {
-		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
 }

@@ -13,6 +13,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -49,7 +51,7 @@ type Datapath struct {
 
 	holder Holder // nil: nobody
 
-	programs map[uint32]bool // that are on tcx hooks
+	programs map[uint32]bool // all that were loaded, also those that are gone
 }
 
 // Load puts programs and maps into the kernel and starts the tracing that the
@@ -84,9 +86,6 @@ func (d *Datapath) load() error {
 	if err := d.loadObject("tcx programs", loadStages, &d.stages); err != nil {
 		return err
 	}
-	if err := d.know(d.stages.OlUnderlayIn, d.stages.OlPodOut, d.stages.OlPodRestore); err != nil {
-		return err
-	}
 	if err := d.loadObject("tracing programs", loadTrace, &d.trace); err != nil {
 		return err
 	}
@@ -109,10 +108,7 @@ func (d *Datapath) needBranches() error {
 	if b.OlUnderlaySplit != nil {
 		return nil
 	}
-	if err := d.loadObject("tcx programs of micro-flows", loadBranches, b); err != nil {
-		return err
-	}
-	return d.know(b.OlUnderlaySplit, b.OlUnderlayNumber, b.OlPodMerge, b.OlMergedIn)
+	return d.loadObject("tcx programs of micro-flows", loadBranches, b)
 }
 
 // needXDP loads the XDP program, and with it what finds lanes, and the ways straight to pods.
@@ -120,10 +116,7 @@ func (d *Datapath) needXDP() error {
 	if d.xdp.OlUnderlayXdp != nil {
 		return nil
 	}
-	if err := d.loadObject("XDP program", loadUnderlay, &d.xdp); err != nil {
-		return err
-	}
-	return d.know(d.xdp.OlUnderlayXdp)
+	return d.loadObject("XDP program", loadUnderlay, &d.xdp)
 }
 
 // loadObject puts the programs of an object into the kernel, with the maps that those before it
@@ -146,7 +139,15 @@ func (d *Datapath) loadObjectWith(what string, read func() (*ebpf.CollectionSpec
 			return fmt.Errorf("set constant %s: %w", name, err)
 		}
 	}
-	if err := spec.LoadAndAssign(into, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(spec)}); err != nil {
+	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: d.sharedMaps(spec)})
+	if err != nil {
+		return fmt.Errorf("load %s: %w", what, err)
+	}
+	defer loaded.Close() // of what nobody was assigned
+	if err := d.know(slices.Collect(maps.Values(loaded.Programs))...); err != nil {
+		return fmt.Errorf("load %s: %w", what, err)
+	}
+	if err := loaded.Assign(into); err != nil {
 		return fmt.Errorf("load %s: %w", what, err)
 	}
 	return nil

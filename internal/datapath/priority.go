@@ -210,18 +210,23 @@ type PriorityHook struct {
 	l link.Link
 }
 
-// AttachXDP hangs the hook on an underlay, in the driver, as is right where a thread
-// polls it. Closing the hook takes it off again.
-func (p *Priority) AttachXDP(dev Device) (*PriorityHook, error) {
-	l, err := p.d.attachXDP(dev, p.objs.OlPriorityXdp)
+// AttachXDP hangs the hook on an underlay, in the driver. two: no thread polls it, and the latency
+// class has lanes, too, which must be there. A bond never frees a program that is replaced, nor its
+// lanes (bond_xdp_set, drivers/net/bonding/bond_main.c), so that there it has to be known at once.
+// Closing the hook takes it off again.
+func (p *Priority) AttachXDP(dev Device, two bool) (*PriorityHook, error) {
+	prog := p.objs.OlPriorityXdp
+	if two {
+		prog = p.objs.OlPrioTwoXdp
+	}
+	l, err := p.d.attachXDP(dev, prog)
 	if err != nil {
 		return nil, err
 	}
 	return &PriorityHook{p, l}, nil
 }
 
-// TwoLanes tells the hook that no thread polls the underlay: the latency class, too,
-// goes to lanes. They must be there.
+// TwoLanes tells a hook that no thread polls the underlay after all.
 func (h *PriorityHook) TwoLanes() error {
 	if err := h.l.Update(h.p.objs.OlPrioTwoXdp); err != nil {
 		return fmt.Errorf("change the XDP program: %w", err)

@@ -3,7 +3,6 @@
 package datapath
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -32,9 +31,6 @@ func (d *Datapath) LoadResequencer(unit time.Duration) (*Resequencer, error) {
 	err := d.loadObjectWith("the program for order by time", loadResequence, &r.objs, map[string]any{"ol_way_unit_ns": uint64(max(unit, 1))})
 	if err != nil {
 		return nil, err
-	}
-	if err := d.know(r.objs.OlMergeRelease); err != nil {
-		return nil, errors.Join(err, r.Close())
 	}
 	return r, nil
 }

@@ -40,9 +40,6 @@ func (p *Priority) LoadShortcuts() (*Shortcuts, error) {
 	if err := p.d.loadObject("the program for short cuts", loadSync, &s.objs); err != nil {
 		return nil, err
 	}
-	if err := p.d.know(s.objs.OlTunnelIn); err != nil {
-		return nil, errors.Join(err, s.Close())
-	}
 	return s, nil
 }
 

@@ -319,6 +319,7 @@ const (
 	traceProgOlLaneTaken     = "ol_lane_taken"
 	traceProgOlNapiPoll      = "ol_napi_poll"
 	traceProgOlSample        = "ol_sample"
+	traceProgOlXdpRefused    = "ol_xdp_refused"
 	traceVarOlAbiEnums       = "ol_abi_enums"
 	traceVarOlKey0           = "ol_key0"
 	traceVarOlKey1           = "ol_key1"
@@ -326,6 +327,7 @@ const (
 	traceVarOlMergeMagic     = "ol_merge_magic"
 	traceVarOlNrCpus         = "ol_nr_cpus"
 	traceVarOlNrTunnels      = "ol_nr_tunnels"
+	traceVarOlXdpRefusal     = "ol_xdp_refusal"
 )
 
 // loadTrace returns the embedded CollectionSpec for trace.
@@ -378,6 +380,7 @@ type traceProgramSpecs struct {
 	OlLaneTaken   *ebpf.ProgramSpec `ebpf:"ol_lane_taken"`
 	OlNapiPoll    *ebpf.ProgramSpec `ebpf:"ol_napi_poll"`
 	OlSample      *ebpf.ProgramSpec `ebpf:"ol_sample"`
+	OlXdpRefused  *ebpf.ProgramSpec `ebpf:"ol_xdp_refused"`
 }
 
 // traceMapSpecs contains maps before they are loaded into the kernel.
@@ -418,6 +421,7 @@ type traceVariableSpecs struct {
 	OlMergeMagic *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
 	OlNrCpus     *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
 	OlNrTunnels  *ebpf.VariableSpec `ebpf:"ol_nr_tunnels"`
+	OlXdpRefusal *ebpf.VariableSpec `ebpf:"ol_xdp_refusal"`
 }
 
 // traceObjects contains all objects after they have been loaded into the kernel.
@@ -500,6 +504,7 @@ type traceVariables struct {
 	OlMergeMagic *ebpf.Variable `ebpf:"ol_merge_magic"`
 	OlNrCpus     *ebpf.Variable `ebpf:"ol_nr_cpus"`
 	OlNrTunnels  *ebpf.Variable `ebpf:"ol_nr_tunnels"`
+	OlXdpRefusal *ebpf.Variable `ebpf:"ol_xdp_refusal"`
 }
 
 // tracePrograms contains all programs after they have been loaded into the kernel.
@@ -514,6 +519,7 @@ type tracePrograms struct {
 	OlLaneTaken   *ebpf.Program `ebpf:"ol_lane_taken"`
 	OlNapiPoll    *ebpf.Program `ebpf:"ol_napi_poll"`
 	OlSample      *ebpf.Program `ebpf:"ol_sample"`
+	OlXdpRefused  *ebpf.Program `ebpf:"ol_xdp_refused"`
 }
 
 func (p *tracePrograms) Close() error {
@@ -526,6 +532,7 @@ func (p *tracePrograms) Close() error {
 		p.OlLaneTaken,
 		p.OlNapiPoll,
 		p.OlSample,
+		p.OlXdpRefused,
 	)
 }
 

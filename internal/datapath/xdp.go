@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -152,8 +153,25 @@ func (d *Datapath) watchLanes() error {
 	return nil
 }
 
-// ErrForeignXDP says that somebody else's program is on the device.
+// ErrForeignXDP says that what others have on the device stands against a program of ours.
 var ErrForeignXDP = errors.New("another XDP program is attached")
+
+// Refused is the kernel's refusal of an XDP program on a device.
+type Refused struct {
+	Errno unix.Errno
+	// Reason is what the driver or the kernel says beside the number, if it says anything.
+	Reason string
+}
+
+func (e *Refused) Error() string {
+	said := fmt.Sprintf("the kernel refuses it: %s (%s)", e.Errno.Error(), unix.ErrnoName(e.Errno))
+	if e.Reason != "" {
+		said += ": " + e.Reason
+	}
+	return said
+}
+
+func (e *Refused) Unwrap() error { return e.Errno }
 
 // AttachXDP hangs the pipeline's XDP program on an underlay, in the driver.
 func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
@@ -170,11 +188,14 @@ func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
 }
 
 // attachXDP hangs a program on a device, in the driver: generic XDP would cost more
-// than it gains and is never used.
+// than it gains and is never used. The error is ENODEV if the device is gone, or else Refused.
 func (d *Datapath) attachXDP(dev Device, prog *ebpf.Program) (link.Link, error) {
 	var l link.Link
 	err := dev.Netns.Do(func() error {
-		return polled.On(polled.Core(), func() (err error) {
+		core := polled.Core()
+		why, stop := d.refusals()
+		defer stop()
+		err := polled.On(core, func() (err error) {
 			l, err = link.AttachXDP(link.XDPOptions{
 				Program:   prog,
 				Interface: dev.Ifindex,
@@ -182,6 +203,15 @@ func (d *Datapath) attachXDP(dev Device, prog *ebpf.Program) (link.Link, error) 
 			})
 			return err
 		})
+		var no unix.Errno
+		if err == nil || !errors.As(err, &no) {
+			return err
+		}
+		// The kernel says EINVAL of a device that is not there, too.
+		if _, gone := net.InterfaceByIndex(dev.Ifindex); gone != nil {
+			return errors.Join(unix.ENODEV, err)
+		}
+		return &Refused{Errno: no, Reason: why()}
 	})
 	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
 		err = errors.Join(ErrForeignXDP, err)
@@ -190,6 +220,23 @@ func (d *Datapath) attachXDP(dev Device, prog *ebpf.Program) (link.Link, error) 
 		return nil, fmt.Errorf("attach XDP program to device %d: %w", dev.Ifindex, err)
 	}
 	return d.hold(heldXDP, xdpLink{l})
+}
+
+// refusals has what the kernel says for a refused program noted until stop: bpf(2) returns a number
+// only. Linux has the tracepoint since 6.6; without, it says nothing.
+func (d *Datapath) refusals() (why func() string, stop func()) {
+	var said [96]byte
+	l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: "bpf_xdp_link_attach_failed", Program: d.trace.OlXdpRefused})
+	if err != nil {
+		return func() string { return "" }, func() {}
+	}
+	_ = d.trace.OlXdpRefusal.Set(said) // else the last one's reason would be said again
+	return func() string {
+		if err := d.trace.OlXdpRefusal.Get(&said); err != nil {
+			return ""
+		}
+		return unix.ByteSliceToString(said[:])
+	}, func() { _ = l.Close() }
 }
 
 // xdpLink is one of XDP, which goes as it came: between two polls.

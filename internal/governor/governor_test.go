@@ -262,3 +262,16 @@ func TestOffIsOffAndForcedIsForced(t *testing.T) {
 		t.Fatalf("forced: %v", d)
 	}
 }
+
+// With tier xdp there has to be a core for the NIC's stage: the reason says what is missing.
+func TestTierXDPNeedsACoreThatPollsNoNIC(t *testing.T) {
+	for _, n := range []int{2, 4, 8} {
+		l := Place(XDP, upTo(n), upTo(n), Costs{})
+		if !l.None() || !strings.Contains(l.Reason, "every core polls a NIC") {
+			t.Errorf("%d cores: %+v", n, l)
+		}
+	}
+	if l := Place(XDP, upTo(4), upTo(3), Costs{}); l.None() {
+		t.Errorf("with one that is free: %s", l.Reason)
+	}
+}

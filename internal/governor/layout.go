@@ -106,6 +106,9 @@ func Place(tier Tier, cores, nic []int, measured Costs) Layout {
 	if len(cores) == 0 || len(cores) == 1 && len(free) == 0 {
 		return Layout{Gain: 1, Reason: "one core: there is none to hop to"}
 	}
+	if tier == XDP && len(free) == 0 {
+		return Layout{Gain: 1, Reason: "every core polls a NIC: none is left for the NIC's stage (tier: xdp); give the NIC fewer queues (ethtool -L), or set tier: tc"}
+	}
 	best := Layout{Gain: 1, Reason: fmt.Sprintf("no hop is worth it by %s", source)}
 	list := candidates(cores, nic, free, cost)
 	if tier == XDP {

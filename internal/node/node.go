@@ -16,6 +16,7 @@ package node
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 )
 
@@ -53,9 +54,27 @@ type Underlay struct {
 	XDPProgID uint32       // of the attached program, 0 if none
 	// ForeignXDP is set when XDPProgID is not one of ours by Options.OwnXDP.
 	ForeignXDP bool
-	// VLANs tells that a VLAN device sits on it. XDP does not see the tags that
-	// the NIC takes off.
+	// At is its bus address, which is the same after a restart; those of its ports if it is a
+	// bond. Empty for a virtual device.
+	At string
+	// Receivers are the devices whose NAPI receives for it, sorted: itself, or the ports of a
+	// bond or team, all the way down, and the virtual function beside a NIC of Hyper-V.
+	Receivers []Receiver
+	// VLANs tells that a VLAN device sits on it, or on one that receives for it, in whatever
+	// namespace. XDP does not see the tags that the NIC takes off.
 	VLANs bool
+}
+
+// Receiver is a device that receives for an underlay.
+type Receiver struct {
+	Dev
+	Driver string
+}
+
+// Master tells that only others receive for it.
+func (u Underlay) Master() bool {
+	itself := func(r Receiver) bool { return r.Same(u.Dev) }
+	return len(u.Receivers) > 0 && !slices.ContainsFunc(u.Receivers, itself)
 }
 
 // Kind is the encapsulation of a tunnel.

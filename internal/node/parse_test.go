@@ -128,10 +128,69 @@ func TestLowerFindsTheNIC(t *testing.T) {
 			t.Errorf("%d: %s", index, d)
 		}
 	}
-	for index, want := range map[int]bool{1: false, 2: true, 3: false, 9: true} {
-		if got := carriesVLANs(links, index); got != want {
-			t.Errorf("%d: VLAN devices on it: %t", index, got)
+}
+
+func TestWhoReceivesForAnUnderlay(t *testing.T) {
+	links := map[int]*link{
+		1: {index: 1, name: "eth0", master: 3},
+		2: {index: 2, name: "eth1", master: 3},
+		3: {index: 3, name: "bond0", kind: "bond", master: 5},
+		4: {index: 4, name: "eth2", master: 5},
+		5: {index: 5, name: "team0", kind: "team"},
+		6: {index: 6, name: "vf", master: 7},
+		7: {index: 7, name: "hyperv"},
+		8: {index: 8, name: "bond1", kind: "bond"},
+		9: {index: 9, name: "loop", kind: "bond", master: 9},
+	}
+	for index, want := range map[int][]int{1: {1}, 3: {1, 2}, 5: {1, 2, 4}, 7: {6, 7}, 8: {8}, 9: {9}, 99: nil} {
+		var got []int
+		for _, l := range receivers(links, index) {
+			got = append(got, l.index)
 		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("%d: %s", index, d)
+		}
+	}
+}
+
+func TestVLANsAreSeenFromWhateverNamespace(t *testing.T) {
+	home := &space{known: &known{}, links: map[int]*link{
+		1: {index: 1, name: "eth0", nsid: -1, master: 3}, 2: {index: 2, name: "eth1", nsid: -1, master: 3},
+		3: {index: 3, name: "bond0", kind: "bond", nsid: -1}, 4: {index: 4, name: "eth2", nsid: -1, master: 5},
+		5: {index: 5, name: "br0", kind: "bridge", nsid: -1}, 6: {index: 6, name: "eth3", nsid: -1},
+	}}
+	eth := func(indexes ...int) Underlay {
+		u := Underlay{Dev: Dev{Ifindex: indexes[0]}}
+		for _, i := range indexes[max(len(indexes)-2, 0):] {
+			u.Receivers = append(u.Receivers, Receiver{Dev: Dev{Ifindex: i}})
+		}
+		return u
+	}
+	vlan := func(nsid, on int) map[int]*link {
+		return map[int]*link{7: {index: 7, kind: "vlan", lower: on, nsid: nsid}, 8: {index: 8, kind: "macvlan", lower: 6, nsid: nsid}}
+	}
+	const homeID = 3
+	for name, tt := range map[string]struct {
+		links map[int]*link
+		nic   Underlay
+		want  bool
+	}{
+		"elsewhere, on the NIC":          {vlan(homeID, 6), eth(6), true},
+		"elsewhere, on another's":        {vlan(4, 6), eth(6), false},
+		"elsewhere, on another NIC":      {vlan(homeID, 4), eth(6), false},
+		"elsewhere, on the bond":         {vlan(homeID, 3), eth(3, 1, 2), true},
+		"elsewhere, on a port of it":     {vlan(homeID, 2), eth(3, 1, 2), true},
+		"elsewhere, on the NIC's bridge": {vlan(homeID, 5), eth(4), true},
+	} {
+		p := &pass{home: home, order: []*space{home, {known: &known{vlans: vlansOn(tt.links, homeID)}}}}
+		if got := p.carriesVLANs(tt.nic); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	home.links[9] = &link{index: 9, kind: "vlan", lower: 6, nsid: -1}
+	home.vlans = vlansOn(home.links, -1)
+	if p := (&pass{home: home, order: []*space{home}}); !p.carriesVLANs(eth(6)) || p.carriesVLANs(eth(4)) {
+		t.Error("at home")
 	}
 }
 

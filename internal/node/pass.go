@@ -143,14 +143,17 @@ func (p *pass) list(sp *space) error {
 	if sp.links, err = sp.c.links(); err != nil {
 		return err
 	}
-	sp.ours = nil
+	sp.ours, sp.vlans = nil, nil
+	if sp == p.home {
+		sp.vlans = vlansOn(sp.links, -1)
+	}
 	homeID := -1
 	for _, l := range sp.links {
-		if _, ok := outerOf(l); !ok {
+		if _, ok := outerOf(l); !ok && l.kind != "vlan" {
 			continue
 		}
 		if sp == p.home {
-			if l.nsid == -1 {
+			if l.nsid == -1 && l.kind != "vlan" {
 				sp.ours = append(sp.ours, l)
 			}
 			continue
@@ -163,9 +166,12 @@ func (p *pass) list(sp *space) error {
 				return err
 			}
 		}
-		if l.nsid == homeID {
+		if l.nsid == homeID && l.kind != "vlan" {
 			sp.ours = append(sp.ours, l)
 		}
+	}
+	if homeID != -1 {
+		sp.vlans = vlansOn(sp.links, homeID)
 	}
 	return nil
 }

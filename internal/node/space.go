@@ -25,6 +25,7 @@ type known struct {
 	inode   uint64
 	path    string   // leads to it, checked by inode and cookie at every use
 	tunnels bool     // has tunnels of ours
+	vlans   []int    // devices of home on which its VLAN devices sit, when it was last listed
 	sysfs   *os.Root // does not keep the namespace alive; opened when asked for
 	gateway map[int]bool
 	retries int

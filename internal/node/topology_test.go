@@ -31,7 +31,7 @@ func TestBridgedPodIsFoundWithBothEnds(t *testing.T) {
 	dev := func(n *ns, name string) Dev { return Dev{NetnsCookie: n.cookie, Name: name} }
 	br := dev(a, "br0")
 	want := Snapshot{
-		Underlays: []Underlay{{Dev: dev(a, "pA"), MTU: 1500, RxQueues: 1, Driver: "veth"}},
+		Underlays: []Underlay{{Dev: dev(a, "pA"), MTU: 1500, RxQueues: 1, Driver: "veth", Receivers: []Receiver{{dev(a, "pA"), "veth"}}}},
 		Tunnels: []Tunnel{{
 			Dev: dev(a, "vx0"), Kind: VXLAN, VNI: 42, Port: 4789, MTU: 1500, Local: netip.MustParseAddr("10.1.0.1"), Outer: 4,
 			Underlays: []Dev{dev(a, "pA")}, Bridge: &br, RxQueues: 1,

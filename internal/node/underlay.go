@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 )
 
 // underlays reports the tunnels, and the NICs of home that they use.
@@ -63,10 +64,24 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 		p.skip(u.Dev, "%v", err)
 		return nil
 	}
-	if driver, err := root.Readlink("class/net/" + l.name + "/device/driver"); err == nil {
-		u.Driver = filepath.Base(driver)
+	var at []string
+	for _, port := range receivers(p.home.links, l.index) {
+		r := Receiver{Dev: p.home.dev(port), Driver: port.kind}
+		if driver, err := root.Readlink("class/net/" + r.Name + "/device/driver"); err == nil {
+			r.Driver = filepath.Base(driver)
+		}
+		if bus, err := root.Readlink("class/net/" + r.Name + "/device"); err == nil {
+			at = append(at, filepath.Base(bus))
+		}
+		if port == l {
+			u.Driver = r.Driver
+		}
+		u.Receivers = append(u.Receivers, r)
 	}
-	u.VLANs = carriesVLANs(p.home.links, l.index)
+	if len(at) == len(u.Receivers) {
+		u.At = strings.Join(at, " ")
+	}
+	u.VLANs = p.carriesVLANs(u)
 	u.ForeignXDP = u.XDPProgID != 0 && (p.s.opts.OwnXDP == nil || !p.s.opts.OwnXDP(u.XDPProgID))
 	p.snap.Underlays = append(p.snap.Underlays, u)
 	return nil
@@ -215,14 +230,58 @@ func lower(links map[int]*link, index int) []int {
 	return found
 }
 
-// carriesVLANs tells whether a VLAN device of this namespace sits on a device.
-func carriesVLANs(links map[int]*link, index int) bool {
-	for _, l := range links {
-		if l.kind == "vlan" && l.lower == index && l.nsid == -1 {
-			return true
+// receivers returns the devices whose NAPI receives for one: the ports of a bond or team, all the
+// way down. A NIC of Hyper-V has its virtual function as a port, and receives itself as well.
+func receivers(links map[int]*link, index int) []*link {
+	var found []*link
+	seen := map[int]bool{}
+	var down func(int)
+	down = func(index int) {
+		l := links[index]
+		if l == nil || seen[index] {
+			return
+		}
+		seen[index] = true
+		before := len(seen)
+		for _, port := range links {
+			if port.master == index {
+				down(port.index)
+			}
+		}
+		if ports := len(seen) > before; !ports || l.kind != "bond" && l.kind != "team" {
+			found = append(found, l)
 		}
 	}
-	return false
+	down(index)
+	slices.SortFunc(found, func(a, b *link) int { return a.index - b.index })
+	return found
+}
+
+// carriesVLANs tells whether a VLAN device of any namespace sits on a NIC, on what receives for it,
+// or on a bridge that it is a port of.
+func (p *pass) carriesVLANs(u Underlay) bool {
+	family := []int{u.Ifindex}
+	for _, r := range u.Receivers {
+		family = append(family, r.Ifindex)
+	}
+	for l := p.home.links[u.Ifindex]; l != nil && l.master != 0 && !slices.Contains(family, l.master); l = p.home.links[l.master] {
+		family = append(family, l.master)
+	}
+	return slices.ContainsFunc(p.order, func(sp *space) bool {
+		return slices.ContainsFunc(sp.vlans, func(on int) bool { return slices.Contains(family, on) })
+	})
+}
+
+// vlansOn returns the devices of home on which the VLAN devices of a namespace sit. homeID is the
+// number that it has for home, -1 if it is home.
+func vlansOn(links map[int]*link, homeID int) []int {
+	var on []int
+	for _, l := range links {
+		if l.kind == "vlan" && l.nsid == homeID {
+			on = append(on, l.lower)
+		}
+	}
+	return on
 }
 
 // isNIC tells a bridge's uplink from ports that lead to containers, machines

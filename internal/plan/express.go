@@ -18,9 +18,24 @@ type Landing struct {
 	Unfit string
 }
 
+// HandingNIC is a NIC that ways begin at.
+type HandingNIC struct {
+	Target
+	// Cost is what it costs to put a program there, "" if nothing.
+	Cost string
+}
+
+// Costs adds to a reason what an XDP program costs.
+func Costs(reason, cost string) string {
+	if cost == "" {
+		return reason
+	}
+	return reason + "; " + cost
+}
+
 // ExpressInput is everything that the express path's plan depends on.
 type ExpressInput struct {
-	NICs []Target // that ways begin at
+	NICs []HandingNIC // that ways begin at
 	Pods []Landing
 	// Join has what lands join datagrams of one flow that come in a row, as aggregation does on
 	// the full path.
@@ -61,8 +76,8 @@ func Express(in ExpressInput) Plan {
 	}
 	if ways {
 		for _, nic := range in.NICs {
-			p.Attach = append(p.Attach, Attachment{Target: nic, Program: ExpressProgram, Hook: "xdp (native)",
-				Reason: "hands frames straight to pods where nothing on the way could tell; many NICs reset their queues once when it comes"})
+			p.Attach = append(p.Attach, Attachment{Target: nic.Target, Program: ExpressProgram, Hook: "xdp (native)",
+				Reason: Costs("hands frames straight to pods where nothing on the way could tell", nic.Cost)})
 		}
 	}
 	return p

@@ -34,7 +34,7 @@ func TestExpressChangesOnlyPodsThatHaveAWay(t *testing.T) {
 		{what: "a policy", pod: with(func(l *Landing) { l.Way, l.Unfit = false, "nftables" }), join: true, skip: "nftables"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
-			p := Express(ExpressInput{NICs: []Target{nic}, Pods: []Landing{tt.pod}, Join: tt.join, Owned: tt.owned})
+			p := Express(ExpressInput{NICs: []HandingNIC{{Target: nic}}, Pods: []Landing{tt.pod}, Join: tt.join, Owned: tt.owned})
 			if err := ValidateSteps(p.Steps); err != nil {
 				t.Fatal(err)
 			}

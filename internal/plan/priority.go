@@ -43,6 +43,10 @@ type Underlay struct {
 	Unfit string
 	// Attached tells that priority's program is there.
 	Attached bool
+	// Master: others receive for it, whose threads are not its own. It is polled as before.
+	Master bool
+	// Cost is what it costs to put a program there, "" if nothing.
+	Cost     string
 	Threaded bool
 	// GRO is the value of rx-gro, if the NIC has something that threads can poll only
 	// with it or with an XDP program.
@@ -113,13 +117,13 @@ func Priority(in PriorityInput) PriorityPlan {
 		}
 		if !nic.Attached {
 			program := PriorityProgram
-			if in.NoThreads {
+			if in.NoThreads || nic.Master {
 				program = TwoLanesProgram
 			}
 			p.Attach = append(p.Attach, Attachment{Target: nic.Target, Program: program, Hook: "xdp (native)",
-				Reason: "tells latency frames from bulk, which makes way; many NICs reset their queues once when it comes"})
+				Reason: Costs("tells latency frames from bulk, which makes way", nic.Cost)})
 		}
-		if in.NoThreads {
+		if in.NoThreads || nic.Master {
 			continue
 		}
 		if !nic.Threaded {

@@ -235,12 +235,12 @@ func TestThreadsAreSpreadAndStay(t *testing.T) {
 }
 
 func TestPriorityTextShowsProgramsThenStepsAndWhatIsToCome(t *testing.T) {
-	fresh := Underlay{Target: Target{42, 2, "eth0"}, Queues: 4}
+	fresh := Underlay{Target: Target{42, 2, "eth0"}, Queues: 4, Cost: "attaching one to eth0 (ice) restarts the link"}
 	other := Underlay{Target: Target{42, 3, "eth1"}, Unfit: "left alone: an XDP program of somebody else is attached"}
 	p := Priority(PriorityInput{NICs: []Underlay{fresh, other}, Cores: []int{0, 1}})
 	want := `programs:
       ol_priority_xdp at xdp (native) of eth0 (ifindex 2 in network namespace 42)
-      why   tells latency frames from bulk, which makes way; many NICs reset their queues once when it comes
+      why   tells latency frames from bulk, which makes way; attaching one to eth0 (ice) restarts the link
       undo  detached by the kernel when the process ends
 steps, in this order (undone in the reverse order):
    1  threaded of eth0 (ifindex 2 in network namespace 42)

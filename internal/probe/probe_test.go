@@ -209,7 +209,8 @@ func TestTiers(t *testing.T) {
 				t.Fatalf("%+v", tiers)
 			}
 			for _, tier := range tiers {
-				if tier.Reached != (tier.Number <= tt.top) {
+				// Flows that are cut behind the NIC's stage need no XDP to be merged.
+				if behind := tt.top == 1 && tier.Number == 3; tier.Reached != (behind || tier.Number <= tt.top) || behind && !strings.Contains(tier.Reason, "behind the NIC's stage") {
 					t.Errorf("tier %d: %+v", tier.Number, tier)
 				}
 				if !tier.Reached && tier.Reason == "" {

@@ -15,7 +15,8 @@ type Tier struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
-// Tiers says which tiers the features allow. Each stands on the one before.
+// Tiers says which tiers the features allow. Each stands on the one before, but for merge: flows
+// may be cut behind the NIC's stage as well.
 func Tiers(feats []Feature) []Tier {
 	tiers := []Tier{
 		{Number: 0, Name: "settings", Reached: true},
@@ -25,7 +26,7 @@ func Tiers(feats []Feature) []Tier {
 	}
 	tiers[1].need(feats, BTF, KernelRead, TCX, RPS, TracepointBT, SoftnetData, OrderGuard)
 	tiers[2].on(tiers[1]).need(feats, CPUMap, NativeXDP)
-	merge := tiers[3].on(tiers[2])
+	merge := tiers[3].on(tiers[1])
 	exactly, ok := best(feats, BPFQdisc)
 	if _, fq := best(feats, FQ); !ok && fq {
 		if merge.need(feats, FQ); merge.Reached {
@@ -34,6 +35,13 @@ func Tiers(feats []Feature) []Tier {
 		}
 	} else {
 		merge.need(feats, BPFQdisc)
+	}
+	if merge.Reached && !tiers[2].Reached {
+		cut := "flows are cut behind the NIC's stage: tier 2 (xdp) needs " + tiers[2].Reason
+		if merge.Reason != "" {
+			cut = merge.Reason + "; " + cut
+		}
+		merge.Reason = cut
 	}
 
 	if t := &tiers[2]; t.Reached {

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lifecycle
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/test/e2e/rig"
+)
+
+// refusing has the receiver's NIC refuse XDP programs: a veth does whose other end sends by more
+// queues. It refuses with ENOSPC, of which nothing knew.
+func refusing(t *testing.T, b *bed.Bed) {
+	t.Helper()
+	must(t, b.Sender().NS.Do(func() error {
+		out, err := exec.Command("ethtool", "-L", b.Sender().Wire, "tx", "2").CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	}))
+}
+
+// What the kernel says for it.
+const refusal = "XDP expects number of rx queues"
+
+// A driver that refuses XDP, with whatever number, ends nothing: the NIC is left alone, once, with the
+// kernel's reason, and what remains acts behind the NIC's stage.
+func TestADriverThatRefusesXDPEndsNothing(t *testing.T) {
+	for _, tc := range []struct {
+		name, config, mechanism string
+		state                   control.MechanismState
+		words                   string // of the mechanism's reason
+		acts                    func(control.Status) bool
+	}{
+		{"tier xdp", strings.Replace(forced, "tier: tc", "tier: xdp", 1), "pipeline", control.Active, "the NIC's stage stays where it is",
+			func(st control.Status) bool {
+				return laneOf(st, "tunnel")+laneOf(st, "pod") > 1000 && laneOf(st, "nic") == 0
+			}},
+		{"micro-flows", microflows("1Mbit"), "microflows", control.Active, "flows are cut behind the NIC's stage",
+			func(st control.Status) bool { return st.Counters.Splits > 0 && laneOf(st, "tunnel") > 1000 }},
+		{"priority", prioritised, "priority", control.Standby, "no underlay takes its program",
+			func(control.Status) bool { return true }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			rig.NeedCores(t, 2)
+			b := rig.Lab(t, bed.Options{})
+			refusing(t, b)
+			check(t, b)
+			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: tc.config})
+			l := rig.StartLoad(t, b, 2)
+			rig.Until(t, "what remains acts", func() (bool, string) {
+				st := d.Status()
+				m := mechanismOf(t, st, tc.mechanism)
+				return m.State == tc.state && strings.Contains(m.Reason, tc.words) && strings.Contains(m.Reason, refusal) && tc.acts(st), fmt.Sprintf("%+v\n%s", st, d.Log())
+			})
+			saysManual(t, d, b.Receiver().Wire, refusal)
+			l.GoesOn()
+			if n := strings.Count(d.Log(), "left without an XDP program"); n != 1 || strings.Contains(d.Log(), "level=ERROR") {
+				t.Errorf("the log says %d times that the NIC is left alone:\n%s", n, d.Log())
+			}
+			ends(t, d)
+			l.Stop()
+		})
+	}
+}
+
+// Beside priority, frames take the express way by priority's program, which is overlane's as well.
+func TestExpressOpensBesidePriority(t *testing.T) {
+	b := lab(t, bed.Options{})
+	l := rig.StartSteady(t, b, 2)
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: prioritised + "microflows: {mode: off}\nexpress: auto\n"})
+	onWay(t, d)
+	if st := d.Status(); st.Counters.BulkPackets == 0 || mechanismOf(t, st, "priority").State != control.Active {
+		t.Errorf("priority: %+v", mechanismOf(t, st, "priority"))
+	}
+	ends(t, d)
+	l.Stop()
+}
