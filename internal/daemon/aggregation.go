@@ -99,7 +99,7 @@ func (d *Daemon) followAggregation(act bool) error {
 		return err
 	}
 	made := plan.Aggregate(in)
-	a.skipped, a.none = made.Skipped, len(made.Skipped) >= len(d.snap.Underlays)+len(d.snap.Tunnels)
+	a.skipped, a.none = made.Skipped, len(made.Skipped) >= len(in.Underlays)+len(in.Tunnels)
 	// Who counts comes first, so that what is aggregated is counted.
 	want := map[node.DevKey]bool{}
 	var errs []error

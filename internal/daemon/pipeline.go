@@ -135,7 +135,7 @@ func (p *pipeline) lanes() map[datapath.Stage][]int {
 }
 
 // attachXDP hangs the hook on the underlays where the layout asks for lanes of the nic
-// stage. Where that was asked for it stays until the daemon ends: to many NICs it costs something.
+// stage. It stays until the daemon ends: to many NICs it costs something to come and to go.
 func (p *pipeline) attachXDP(snap node.Snapshot) error {
 	if len(p.layout.NIC) == 0 {
 		return nil
@@ -472,10 +472,6 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 		delete(p.attached, key)
 	}
 	err = errors.Join(err, p.endMerge())
-	if want := p.wants(p.layout); p.layout.Split && len(p.layout.NIC) > 0 && !want.Asked {
-		// It came by itself where it costs nothing, and costs a veth's other end while it is there.
-		err = errors.Join(err, p.places.ReleaseAll(want.By))
-	}
 	p.armed, p.steering, p.layout, p.skipped = false, false, governor.Layout{}, nil
 	return rep, err
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -131,5 +132,18 @@ func TestAQueueThatIsQuietIsStillPolled(t *testing.T) {
 	}
 	if got := p.lately(at(3720)); !slices.Equal(got, []int{0}) {
 		t.Errorf("after a minute, %v poll", got)
+	}
+}
+
+// Rules whose program no NIC takes are in nobody's way.
+func TestPriorityWithoutANICLeavesTheCoresToOthers(t *testing.T) {
+	p := &priority{polled: map[int]bool{0: true}, attached: map[node.DevKey]*datapath.PriorityHook{}}
+	l := governor.Layout{Tunnel: []int{1}, Pod: []int{0}}
+	if p.onNIC() || p.inTheWay(l) {
+		t.Error("it is in the way, and on no NIC")
+	}
+	p.attached[node.DevKey{Ifindex: 2}] = nil
+	if !p.onNIC() || !p.inTheWay(l) {
+		t.Error("it is on a NIC, and not in the way")
 	}
 }

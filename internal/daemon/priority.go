@@ -222,7 +222,7 @@ func (p *priority) pollers() []int { return slices.Sorted(maps.Keys(p.polled)) }
 
 // inTheWay tells that bulk is sent to a core on which latency traffic may be.
 func (p *priority) inTheWay(l governor.Layout) bool {
-	return p != nil && slices.ContainsFunc(l.Cores(), func(c int) bool { return p.polled[c] })
+	return p.onNIC() && slices.ContainsFunc(l.Cores(), func(c int) bool { return p.polled[c] })
 }
 
 // startPriority puts priority in place.

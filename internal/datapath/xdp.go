@@ -164,7 +164,11 @@ type Refused struct {
 }
 
 func (e *Refused) Error() string {
-	said := fmt.Sprintf("the kernel refuses it: %s (%s)", e.Errno.Error(), unix.ErrnoName(e.Errno))
+	name := unix.ErrnoName(e.Errno)
+	if e.Errno == unix.EOPNOTSUPP {
+		name = "EOPNOTSUPP" // it has two
+	}
+	said := fmt.Sprintf("the kernel refuses it: %s (%s)", e.Errno.Error(), name)
 	if e.Reason != "" {
 		said += ": " + e.Reason
 	}

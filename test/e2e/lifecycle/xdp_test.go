@@ -17,8 +17,8 @@ import (
 // queues. It refuses with ENOSPC, of which nothing knew.
 func refusing(t *testing.T, b *bed.Bed) {
 	t.Helper()
-	must(t, b.Sender().NS.Do(func() error {
-		out, err := exec.Command("ethtool", "-L", b.Sender().Wire, "tx", "2").CombinedOutput()
+	must(t, b.Receiver().NS.Do(func() error {
+		out, err := exec.Command("ethtool", "-L", b.Receiver().Wire, "rx", "1").CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
@@ -49,7 +49,7 @@ func TestADriverThatRefusesXDPEndsNothing(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			rig.NeedCores(t, 2)
-			b := rig.Lab(t, bed.Options{})
+			b := rig.Lab(t, bed.Options{Queues: 2})
 			refusing(t, b)
 			check(t, b)
 			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: tc.config})

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/probe"
+	"github.com/overlane/overlane/internal/xdp"
+)
+
+// folder is one with what a daemon found out.
+type folder map[string]string
+
+func (f folder) ReadFile(name string) ([]byte, error)  { return []byte(f[name]), nil }
+func (f folder) WriteFile(name string, b []byte) error { f[name] = string(b); return nil }
+
+// What the driver could do is no use where something stands against a program on the NIC.
+func TestDoctorKnowsWhatStandsAgainstXDP(t *testing.T) {
+	features := []probe.Feature{{ID: probe.NativeXDP, Device: "eth0", State: probe.Supported}}
+	for _, id := range []probe.ID{probe.BTF, probe.KernelRead, probe.TCX, probe.RPS, probe.TracepointBT, probe.SoftnetData, probe.OrderGuard, probe.CPUMap, probe.CPUMapGRO, probe.ThreadedNAPI, probe.UDPGRO, probe.BPFQdisc} {
+		features = append(features, probe.Feature{ID: id, State: probe.Supported})
+	}
+	memory := folder{xdp.MemoryFile: `{"version":1,"kernel":"` + kernelRelease(t) + `","nics":[{"driver":"igb","at":"0000:00:03.0","mtu":9000,"refused":"too small"}]}`}
+	nic := func(change func(*node.Underlay)) node.Underlay {
+		u := node.Underlay{Dev: node.Dev{Name: "eth0", Ifindex: 2}, Driver: "igb", At: "0000:00:03.0", MTU: 1500}
+		change(&u)
+		return u
+	}
+	for words, u := range map[string]node.Underlay{
+		"a VLAN device sits on it": nic(func(u *node.Underlay) { u.VLANs = true }),
+		"too small":                nic(func(u *node.Underlay) { u.MTU = 9000 }),
+		"of somebody else":         nic(func(u *node.Underlay) { u.ForeignXDP = true }),
+		"":                         nic(func(*node.Underlay) {}),
+	} {
+		known, err := xdp.Remember(memory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := look{features: features, snap: node.Snapshot{Underlays: []node.Underlay{u}}, places: xdp.New(nil, known, nil)}
+		l.features = l.stands()
+		for _, m := range l.mechanisms() {
+			if m.Name == "aggregation" {
+				continue
+			}
+			if m.Possible != (words == "") || !strings.Contains(m.Reason, words) {
+				t.Errorf("%s with %q: %+v", m.Name, words, m)
+			}
+		}
+		// Flows are cut behind the NIC's stage, which needs no XDP.
+		if merge := probe.Tiers(l.features)[3]; !merge.Reached {
+			t.Errorf("with %q: %+v", words, merge)
+		}
+	}
+}
+
+func kernelRelease(t *testing.T) string {
+	t.Helper()
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(release))
+}
