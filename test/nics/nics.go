@@ -51,6 +51,7 @@ const (
 	StreamPort  = 7001 // at both pods: a numbered stream, whose pauses count
 	LoadPort    = 7003 // at the near pod
 	UnreadPort  = 7004 // the same, where nothing is read
+	TCPPort     = 7005 // the same, for connections
 )
 
 // StreamPace is the time between two datagrams of a stream.
@@ -61,6 +62,8 @@ type Load struct {
 	Flows, Burst, Size int
 	Every              time.Duration
 	Port               uint16
+	// TCP: over connections, which do not count datagrams.
+	TCP bool
 	// Ragged: each datagram is larger than the one before, up to Size, so that nothing can join
 	// them.
 	Ragged bool
@@ -68,8 +71,8 @@ type Load struct {
 
 // Ask is a request to the far end.
 type Ask struct {
-	// Load replaces the load that is sent.
-	Load *Load
+	// Load replaces what is sent beside the stream; nil changes nothing.
+	Load []Load
 }
 
 // Answer is what the far end has seen, since it was asked last, of the stream that comes to it.
@@ -217,6 +220,9 @@ func (r *Receiver) Cut() (c Count) {
 
 func (r *Receiver) Close() error { return errors.Join(r.conn.Close(), <-r.ended) }
 
+// outage is for how long a connection waits for its link at most.
+const outage = 10 * time.Second
+
 // Sender sends datagrams until it is closed.
 type Sender struct {
 	stop  chan struct{}
@@ -228,9 +234,13 @@ var senders atomic.Uint32
 
 // Send sends from the calling thread's namespace.
 func Send(to netip.Addr, l Load) (*Sender, error) {
-	var conns []*net.UDPConn
+	network := "udp4"
+	if l.TCP {
+		network = "tcp4"
+	}
+	var conns []net.Conn
 	for range l.Flows {
-		c, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, l.Port)))
+		c, err := net.DialTimeout(network, netip.AddrPortFrom(to, l.Port).String(), outage)
 		if err != nil {
 			return nil, err
 		}
@@ -269,6 +279,7 @@ func Send(to netip.Addr, l Load) (*Sender, error) {
 						out = buf[:head+k*(len(buf)-head)/l.Burst]
 					}
 					// Where the link is down there is no way, and it comes back.
+					_ = c.SetWriteDeadline(time.Now().Add(outage))
 					_, _ = c.Write(out)
 				}
 			}

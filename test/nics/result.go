@@ -2,6 +2,12 @@
 
 package nics
 
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
 // Row is what became of one mechanism on one NIC.
 type Row struct {
 	NIC       string
@@ -31,3 +37,44 @@ type Phase struct{ In, Out Count }
 
 // Mark begins the line of a row in the output of the machine.
 const Mark = "ROW "
+
+// Late is how many datagrams came behind later ones while the daemon was there.
+func (r Row) Late() (n uint64) {
+	for _, p := range []Phase{r.Attach, r.Detach} {
+		n += p.In.Late + p.Out.Late
+	}
+	return n + r.Load.Late
+}
+
+// Table is rows as Markdown.
+func Table(rows []Row) string {
+	var b strings.Builder
+	b.WriteString("| NIC | kernel | mechanism | acts | longest pause in ms, to the machine / from it: before | attach | detach | late | carrier changes | restored |\n|---|---|---|---|---|---|---|---|---|---|\n")
+	for _, r := range rows {
+		kernel, _, _ := strings.Cut(r.Kernel, "+")
+		restored := "yes"
+		if len(r.Left) > 0 {
+			restored = fmt.Sprintf("no, %d differences", len(r.Left))
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %d | %d | %s |\n", r.NIC, kernel, r.Mechanism, strings.ReplaceAll(r.acts(), "|", "\\|"),
+			r.Before.pauses(), r.Attach.pauses(), r.Detach.pauses(), r.Late(), r.Carrier, restored)
+	}
+	return b.String()
+}
+
+func (p Phase) pauses() string {
+	ms := func(d time.Duration) int64 { return d.Round(time.Millisecond).Milliseconds() }
+	return fmt.Sprintf("%d / %d", ms(p.In.Pause), ms(p.Out.Pause))
+}
+
+func (r Row) acts() string {
+	switch {
+	case r.Exit > 0:
+		return fmt.Sprintf("the daemon ends, exit code %d: %s", r.Exit, r.Said)
+	case r.Acts:
+		return "yes"
+	case r.Reason == "":
+		return "no"
+	}
+	return fmt.Sprintf("no, %s: %s", r.State, r.Reason)
+}

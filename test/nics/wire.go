@@ -34,7 +34,7 @@ type Wire struct {
 	receiver *Receiver
 	listener net.Listener
 	served   chan error
-	load     *Sender
+	load     []*Sender
 }
 
 // Port is what a NIC of the machine is connected to.
@@ -64,12 +64,12 @@ func NewWire(mtu int, ports ...Port) (_ *Wire, err error) {
 			fmt.Sprintf("link add wire address %s mtu %d type bridge stp_state 0 mcast_snooping 0", FarMAC, mtu),
 			"link set wire up",
 			fmt.Sprintf("addr add %s/24 dev wire", FarWire),
-			fmt.Sprintf("neigh add %s lladdr %s dev wire nud permanent", NearWire, NearMAC),
+			fmt.Sprintf("neigh replace %s lladdr %s dev wire nud permanent", NearWire, NearMAC),
 			fmt.Sprintf("link add tun0 address %s mtu %d type vxlan id %d dstport %d local %s remote %s dev wire nolearning",
 				FarPodMAC, mtu-Encapsulated, VNI, TunnelPort, FarWire, NearWire),
 			"link set tun0 up",
 			fmt.Sprintf("addr add %s/24 dev tun0", FarPod),
-			fmt.Sprintf("neigh add %s lladdr %s dev tun0 nud permanent", NearPod, NearPodMAC))
+			fmt.Sprintf("neigh replace %s lladdr %s dev tun0 nud permanent", NearPod, NearPodMAC))
 		if err != nil {
 			return err
 		}
@@ -146,17 +146,20 @@ func (w *Wire) change(a Ask) (err error) {
 	if a.Load == nil {
 		return nil
 	}
-	if w.load != nil {
-		err = w.load.Close()
-		w.load = nil
+	for _, s := range w.load {
+		err = errors.Join(err, s.Close())
 	}
-	if a.Load.Flows == 0 || err != nil {
-		return err
-	}
-	return w.ns.Do(func() (err error) {
-		w.load, err = Send(NearPod, *a.Load)
-		return err
-	})
+	w.load = nil
+	return errors.Join(err, w.ns.Do(func() error {
+		for _, l := range a.Load {
+			s, err := Send(NearPod, l)
+			if err != nil {
+				return err
+			}
+			w.load = append(w.load, s)
+		}
+		return nil
+	}))
 }
 
 // Close takes all of it away; the machine has ended.
@@ -168,7 +171,7 @@ func (w *Wire) Close() error {
 	if w.listener != nil {
 		errs = append(errs, w.listener.Close(), <-w.served)
 	}
-	for _, s := range []*Sender{w.stream, w.load} {
+	for _, s := range append(w.load, w.stream) {
 		if s != nil {
 			errs = append(errs, s.Close())
 		}

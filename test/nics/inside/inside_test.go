@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/nics"
@@ -33,48 +36,58 @@ type mechanism struct {
 	name   string // of the row
 	key    string // of the configuration, and in status
 	config string
-	load   nics.Load
-	acts   func(was, is control.Counters) bool
+	load   []nics.Load
+	acts   func(control.Counters) bool
 	refuse bool // without the mechanism the daemon does not start
 }
 
-const alone = "metrics: off\n"
-
 var (
+	// Datagrams that come in a row, in flows that are numbered.
 	rows = nics.Load{Flows: 2, Burst: 16, Size: 200, Every: 40 * time.Millisecond, Port: nics.LoadPort}
+	// What wakes a daemon.
+	crowds = nics.Load{Flows: 2, Burst: 100, Size: 100, Every: 20 * time.Millisecond, Port: nics.UnreadPort}
 	// What makes a core short of time, and cannot be mended by joining datagrams.
 	ragged = nics.Load{Flows: 2, Burst: 100, Size: 600, Every: 20 * time.Millisecond, Port: nics.UnreadPort, Ragged: true}
-	crowds = nics.Load{Flows: 2, Burst: 100, Size: 100, Every: 20 * time.Millisecond, Port: nics.UnreadPort}
+	bulk   = nics.Load{Flows: 1, Burst: 1, Size: 32 << 10, Every: 40 * time.Millisecond, Port: nics.TCPPort, TCP: true}
 )
 
-var mechanisms = []mechanism{
-	{name: "default", config: alone + "aggregate: auto\n", load: ragged},
-	{name: "pipeline", key: "pipeline", load: rows,
-		config: alone + "pipeline: forced\ntier: tc\nmicroflows: {mode: off}\npriority: {mode: off}\naggregate: off\n",
-		acts:   func(was, is control.Counters) bool { return is.SteeredPackets > was.SteeredPackets+200 }},
-	{name: "tier xdp", key: "pipeline", load: rows, refuse: true,
-		config: alone + "pipeline: forced\ntier: xdp\nmicroflows: {mode: off}\npriority: {mode: off}\naggregate: off\n",
-		acts:   func(was, is control.Counters) bool { return is.SteeredPackets > was.SteeredPackets+200 }},
-	{name: "aggregate", key: "aggregate", load: rows,
-		config: alone + "pipeline: off\nmicroflows: {mode: off}\npriority: {mode: off}\naggregate: forced\n",
-		acts:   func(was, is control.Counters) bool { return is.AggregatedPackets > was.AggregatedPackets+200 }},
-	{name: "express", key: "express", load: crowds,
-		config: alone + "pipeline: off\nmicroflows: {mode: off}\npriority: {mode: off}\naggregate: off\nexpress: auto\n",
-		acts:   func(was, is control.Counters) bool { return is.ExpressPackets > was.ExpressPackets+200 }},
-	{name: "priority", key: "priority", load: rows,
-		config: alone + fmt.Sprintf("pipeline: off\nmicroflows: {mode: off}\naggregate: off\npriority: {rules: [{name: stream, proto: udp, port: %d}]}\n", nics.StreamPort),
-		acts: func(was, is control.Counters) bool {
-			return is.LatencyPackets > was.LatencyPackets+200 && is.BulkPackets > was.BulkPackets+200
-		}},
-	{name: "microflows", key: "microflows", load: rows,
-		config: alone + "pipeline: off\npriority: {mode: off}\naggregate: off\nmicroflows: {mode: forced, batch: 8, elephant: 300kbit, udp-order: none}\n",
-		acts:   func(was, is control.Counters) bool { return is.SplitPackets > was.SplitPackets+200 }},
+const alone = "metrics: off\n"
+
+// but is a configuration with one mechanism, the keys of which are given.
+func but(keys string) string {
+	text := alone + keys
+	for _, off := range []string{"pipeline: off\n", "microflows: {mode: off}\n", "priority: {mode: off}\n", "aggregate: off\n"} {
+		if key, _, _ := strings.Cut(off, ":"); !strings.Contains("\n"+keys, "\n"+key+":") {
+			text += off
+		}
+	}
+	return text
 }
+
+const more = 200 // packets, by which it is seen that a mechanism acts
+
+var mechanisms = []mechanism{
+	// With the load that has it want priority.
+	{name: "default", key: "priority", load: []nics.Load{ragged}, config: alone + "aggregate: auto\n"},
+	{name: "pipeline", key: "pipeline", load: []nics.Load{rows}, config: but("pipeline: forced\ntier: tc\n"), acts: steers},
+	{name: "tier xdp", key: "pipeline", load: []nics.Load{rows}, config: but("pipeline: forced\ntier: xdp\n"), acts: steers, refuse: true},
+	{name: "aggregate", key: "aggregate", load: []nics.Load{rows}, config: but("aggregate: forced\n"),
+		acts: func(c control.Counters) bool { return c.AggregatedPackets > more }},
+	{name: "express", key: "express", load: []nics.Load{crowds}, config: but("express: auto\n"),
+		acts: func(c control.Counters) bool { return c.ExpressPackets > more }},
+	{name: "priority", key: "priority", load: []nics.Load{rows},
+		config: but(fmt.Sprintf("priority: {rules: [{name: stream, proto: udp, port: %d}]}\n", nics.StreamPort)),
+		acts:   func(c control.Counters) bool { return c.LatencyPackets > more && c.BulkPackets > more }},
+	{name: "microflows", key: "microflows", load: []nics.Load{rows, bulk}, config: but("microflows: {mode: forced, batch: 8, elephant: 300kbit}\n"),
+		acts: func(c control.Counters) bool { return c.SplitPackets > more }},
+}
+
+func steers(c control.Counters) bool { return c.SteeredPackets > more }
 
 const (
 	settled = 2 * time.Second  // of each phase: what a link needs to come back
-	actsIn  = 40 * time.Second // at most
-	watched = 25 * time.Second // the default configuration
+	idle    = 25 * time.Second // for how long a daemon is watched that does not act
+	actsIn  = 90 * time.Second // by when one acts that says that it does
 )
 
 // bed is the machine with its streams.
@@ -129,6 +142,9 @@ func lay(t *testing.T) *bed {
 		if _, err := unread(nics.UnreadPort); err != nil {
 			return err
 		}
+		if err := discard(nics.TCPPort); err != nil {
+			return err
+		}
 		sender, err = nics.Send(nics.FarPod, nics.Load{Flows: 1, Burst: 1, Size: 64, Every: nics.StreamPace, Port: nics.StreamPort})
 		return err
 	}))
@@ -151,8 +167,26 @@ func unread(port uint16) (int, error) {
 	return fd, unix.Bind(fd, &unix.SockaddrInet4{Port: int(port)})
 }
 
+// discard takes connections, and what comes by them.
+func discard(port int) error {
+	l, err := net.ListenTCP("tcp4", &net.TCPAddr{Port: port})
+	if err != nil {
+		return err
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() { _, _ = io.Copy(io.Discard, c) }()
+		}
+	}()
+	return nil
+}
+
 // cut ends a phase.
-func (b *bed) cut(t *testing.T, load *nics.Load) (p nics.Phase) {
+func (b *bed) cut(t *testing.T, load []nics.Load) (p nics.Phase) {
 	t.Helper()
 	var err error
 	p.Out, err = b.far.Ask(nics.Ask{Load: load})
@@ -177,7 +211,7 @@ func scope() residue.Scope {
 func (b *bed) try(t *testing.T, m mechanism) nics.Row {
 	row := nics.Row{NIC: *nic, Driver: b.driver(), Kernel: release(), Mechanism: m.name}
 	before := residue.Take(t, scope())
-	b.cut(t, &m.load)
+	b.cut(t, m.load)
 	b.load.Cut()
 	b.lasts(t, settled)
 	row.Before = b.cut(t, nil)
@@ -187,6 +221,9 @@ func (b *bed) try(t *testing.T, m mechanism) nics.Row {
 	d := rig.Launch(t, rig.Spec{NS: b.root, Config: m.config})
 	row.Exit = -1
 	b.await(t, d, m, &row)
+	if row.Acts && m.key == "aggregate" {
+		b.joins(t)
+	}
 	b.lasts(t, settled)
 	row.Attach = b.cut(t, nil)
 	if row.Exit < 0 {
@@ -197,7 +234,7 @@ func (b *bed) try(t *testing.T, m mechanism) nics.Row {
 	}
 	d.GoneBoth()
 	b.lasts(t, settled)
-	row.Detach = b.cut(t, &nics.Load{})
+	row.Detach = b.cut(t, []nics.Load{})
 	row.Load = b.load.Cut()
 	now, err := b.carrier()
 	must(t, err)
@@ -210,35 +247,47 @@ func (b *bed) try(t *testing.T, m mechanism) nics.Row {
 	return row
 }
 
-// await waits until the mechanism acts, or the daemon has ended.
+// await waits until the mechanism acts, is known not to, or the daemon has ended.
 func (b *bed) await(t *testing.T, d *rig.Daemon, m mechanism, row *nics.Row) {
 	t.Helper()
-	limit := actsIn
-	if m.acts == nil {
-		limit = watched
-	}
-	var was *control.Counters
-	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+	rig.Until(t, "the daemon runs", func() (bool, string) {
+		_, err := d.Peek()
+		return err == nil || !d.Runs(), d.Log()
+	})
+	begun := time.Now()
+	for limit := idle; time.Since(begun) < limit; time.Sleep(200 * time.Millisecond) {
 		if !d.Runs() {
 			row.Exit, row.Said = d.Exited().ExitCode(), last(d.Log())
 			return
 		}
 		st, err := d.Peek()
 		if err != nil {
-			continue // it has just begun
+			continue // it is about to end
 		}
-		row.State, row.Reason = "", ""
 		for _, x := range st.Mechanisms {
-			if x.Name == m.key || strings.ReplaceAll(x.Name, "-", "") == m.key {
+			if strings.ReplaceAll(x.Name, "-", "") == m.key {
 				row.State, row.Reason = string(x.State), x.Reason
 			}
 		}
-		if was == nil {
-			was = &st.Counters
+		if m.acts == nil {
+			continue
 		}
-		if m.acts != nil && m.acts(*was, st.Counters) {
-			row.Acts = true
+		if row.Acts = m.acts(st.Counters); row.Acts {
 			return
+		}
+		if limit = idle; row.State == string(control.Active) {
+			limit = actsIn
+		}
+	}
+}
+
+// joins asserts that the NICs' GRO joins datagrams, which reads the flag of what receives.
+func (b *bed) joins(t *testing.T) {
+	for _, p := range b.ports {
+		f, err := ethtool.Features(p)
+		must(t, err)
+		if !f["rx-udp-gro-forwarding"].Active {
+			t.Errorf("rx-udp-gro-forwarding of %s is off", p)
 		}
 	}
 }
@@ -262,7 +311,7 @@ func (b *bed) judge(t *testing.T, m mechanism, row nics.Row) {
 	for _, left := range row.Left {
 		t.Errorf("residue: %s", left)
 	}
-	if late := row.Attach.In.Late + row.Attach.Out.Late + row.Detach.In.Late + row.Detach.Out.Late + row.Load.Late; late > 0 && m.name != "microflows" {
+	if late := row.Attach.In.Late + row.Attach.Out.Late + row.Detach.In.Late + row.Detach.Out.Late + row.Load.Late; late > 0 && !(m.name == "microflows" && strings.Contains(row.Reason, "by time")) {
 		t.Errorf("%d datagrams came late", late)
 	}
 	if row.Exit > 0 && !(m.refuse && row.Exit == 3) {
@@ -270,5 +319,8 @@ func (b *bed) judge(t *testing.T, m mechanism, row nics.Row) {
 	}
 	if m.name == "default" && row.Carrier > 0 {
 		t.Errorf("the default configuration restarted the link: the carrier changed %d times", row.Carrier)
+	}
+	if m.acts != nil && !row.Acts && row.Exit < 0 && row.State == string(control.Active) {
+		t.Errorf("%s is active, as it says, and counters do not show it: %s", m.key, row.Reason)
 	}
 }

@@ -4,6 +4,7 @@
 package inside
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -39,7 +40,7 @@ func build(how nics.How, mtu int) (*node, error) {
 	lines = append(lines,
 		fmt.Sprintf("link set %s up", n.underlay),
 		fmt.Sprintf("addr add %s/24 dev %s", nics.NearWire, n.underlay),
-		fmt.Sprintf("neigh add %s lladdr %s dev %s nud permanent", nics.FarWire, nics.FarMAC, n.underlay),
+		fmt.Sprintf("neigh replace %s lladdr %s dev %s nud permanent", nics.FarWire, nics.FarMAC, n.underlay),
 		fmt.Sprintf("link add tun0 mtu %d type vxlan id %d dstport %d local %s remote %s dev %s nolearning",
 			mtu-nics.Encapsulated, nics.VNI, nics.TunnelPort, nics.NearWire, nics.FarWire, n.underlay),
 		fmt.Sprintf("link add br0 mtu %d type bridge stp_state 0 mcast_snooping 0", mtu-nics.Encapsulated),
@@ -47,10 +48,17 @@ func build(how nics.How, mtu int) (*node, error) {
 		"netns add pod",
 		fmt.Sprintf("link add veth0 mtu %d type veth peer name eth0 mtu %d address %s netns pod", mtu-nics.Encapsulated, mtu-nics.Encapsulated, nics.NearPodMAC),
 		"link set veth0 master br0 up")
-	if err := nics.Batch(lines...); err != nil {
+	err := nics.Batch(lines...)
+	// Up to 6.16 the kernel keeps the threads of a NIC that was once polled by threads: they are
+	// there before, and must not become more.
+	for _, p := range n.ports {
+		for _, v := range []string{"1", "0"} {
+			err = errors.Join(err, os.WriteFile("/sys/class/net/"+p+"/threaded", []byte(v), 0))
+		}
+	}
+	if err != nil {
 		return nil, err
 	}
-	var err error
 	if n.pod, err = netns.OfName("pod"); err != nil {
 		return nil, err
 	}
@@ -60,7 +68,7 @@ func build(how nics.How, mtu int) (*node, error) {
 			return err
 		}
 		return nics.Batch("link set lo up", "link set eth0 up", fmt.Sprintf("addr add %s/24 dev eth0", nics.NearPod),
-			fmt.Sprintf("neigh add %s lladdr %s dev eth0 nud permanent", nics.FarPod, nics.FarPodMAC))
+			fmt.Sprintf("neigh replace %s lladdr %s dev eth0 nud permanent", nics.FarPod, nics.FarPodMAC))
 	})
 }
 
