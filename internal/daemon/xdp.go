@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/overlane/overlane/internal/governor"
@@ -77,7 +78,7 @@ func (d *Daemon) tooDear() string {
 // noPriorityNIC says why priority's program is nowhere.
 func (d *Daemon) noPriorityNIC() string {
 	if why := d.noNIC(d.priorityWants()); why != "" {
-		return "no underlay takes its program: " + why
+		return "no underlay takes its program: " + strings.TrimPrefix(why, "no XDP program: ")
 	}
 	return "no underlay takes its program, see the devices"
 }
