@@ -88,10 +88,6 @@ type Count struct {
 	Pause time.Duration
 }
 
-func (c Count) Add(o Count) Count {
-	return Count{c.Got + o.Got, c.Lost + o.Lost, c.Late + o.Late, c.Again + o.Again, max(c.Pause, o.Pause)}
-}
-
 // head is what a datagram begins with: flow, number.
 const head = 16
 
