@@ -49,8 +49,8 @@ func build(how nics.How, mtu int) (*node, error) {
 		fmt.Sprintf("link add veth0 mtu %d type veth peer name eth0 mtu %d address %s netns pod", mtu-nics.Encapsulated, mtu-nics.Encapsulated, nics.NearPodMAC),
 		"link set veth0 master br0 up")
 	err := nics.Batch(lines...)
-	// Up to 6.16 the kernel keeps the threads of a NIC that was once polled by threads: they are
-	// there before, and must not become more.
+	// Linux 6.12 keeps the threads of a NIC that was once polled by threads: they are there before,
+	// and must not become more.
 	for _, p := range n.ports {
 		for _, v := range []string{"1", "0"} {
 			err = errors.Join(err, os.WriteFile("/sys/class/net/"+p+"/threaded", []byte(v), 0))
