@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -285,4 +286,28 @@ func FuzzDecode(f *testing.F) {
 			}
 		}
 	})
+}
+
+// What a daemon has found out is there for the next one, and replaced as a whole.
+func TestAFileOfTheFolderIsReplacedAsAWhole(t *testing.T) {
+	d, err := Open(t.TempDir(), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if _, err := d.ReadFile("known"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("one that is not there: %v", err)
+	}
+	for _, text := range []string{"a long text", "short"} {
+		if err := d.WriteFile("known", []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := d.ReadFile("known"); err != nil || string(got) != text {
+			t.Errorf("%q, %v, want %q", got, err, text)
+		}
+	}
+	left, err := os.ReadDir(d.Path())
+	if err != nil || len(left) != 1 {
+		t.Errorf("%v, %v", left, err)
+	}
 }

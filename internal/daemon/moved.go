@@ -48,7 +48,7 @@ func (m *movedPolls) look(now time.Time, polls, lanes []int) (core int, anew boo
 // followPolls has the pipeline taken off, its flows at home, where the NIC is polled on one of
 // its cores since. It is placed anew then, by what polls now.
 func (d *Daemon) followPolls(in governor.Input) {
-	// Behind lanes of the nic stage the tunnels' polls tell where these are, not who polls the NIC.
+	// Behind lanes of the nic stage the tunnels' polls tell where these are, not which core polls the NIC.
 	if !d.pipe.armed || d.pipe.layout.Split || len(d.pipe.layout.NIC) > 0 || d.evict {
 		d.moved.since = time.Time{}
 		return

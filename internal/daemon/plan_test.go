@@ -71,8 +71,8 @@ func TestABondReceivesByItsPorts(t *testing.T) {
 	}
 }
 
-// By itself overlane plans no attach that restarts a link; asked, it says what that costs. Nobody's
-// threads poll a bond, and a program that is replaced there is never freed: it gets its last one.
+// By itself overlane plans no attach that restarts a link; asked, it says what that costs. No
+// thread polls a bond, and a program that is replaced there is never freed: it gets its last one.
 func TestThePlanSaysWhatXDPCosts(t *testing.T) {
 	for name, tc := range map[string]struct {
 		nic   node.Underlay
@@ -135,7 +135,7 @@ func TestAQueueThatIsQuietIsStillPolled(t *testing.T) {
 	}
 }
 
-// Rules whose program no NIC takes are in nobody's way.
+// Rules whose program no NIC takes are in no mechanism's way.
 func TestPriorityWithoutANICLeavesTheCoresToOthers(t *testing.T) {
 	p := &priority{polled: map[int]bool{0: true}, attached: map[node.DevKey]*datapath.PriorityHook{}}
 	l := governor.Layout{Tunnel: []int{1}, Pod: []int{0}}

@@ -117,7 +117,7 @@ const (
 	lanesGone = time.Second
 )
 
-// saw takes a window. Behind lanes nothing tells who polls the NIC: what is known stays.
+// saw takes a window. Behind lanes nothing tells which core polls the NIC: what is known stays.
 func (p *polls) saw(in governor.Input, armed bool) {
 	since := in.Now.Sub(p.last)
 	p.last = in.Now

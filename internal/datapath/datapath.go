@@ -143,7 +143,7 @@ func (d *Datapath) loadObjectWith(what string, read func() (*ebpf.CollectionSpec
 	if err != nil {
 		return fmt.Errorf("load %s: %w", what, err)
 	}
-	defer loaded.Close() // of what nobody was assigned
+	defer loaded.Close() // of what was not assigned
 	if err := d.know(slices.Collect(maps.Values(loaded.Programs))...); err != nil {
 		return fmt.Errorf("load %s: %w", what, err)
 	}

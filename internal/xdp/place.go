@@ -112,7 +112,7 @@ func (p *Places) Bars(u node.Underlay, w Want) string {
 		return "no XDP program: " + r
 	}
 	if cost := p.Cost(u); cost != "" && !w.Asked {
-		return fmt.Sprintf("no XDP program by itself: %s; %s asks for it", cost, asks[w.By])
+		return fmt.Sprintf("no XDP program by itself: %s (to ask for it: %s)", cost, asks[w.By])
 	}
 	return ""
 }

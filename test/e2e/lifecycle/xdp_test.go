@@ -13,12 +13,12 @@ import (
 	"github.com/overlane/overlane/test/e2e/rig"
 )
 
-// refusing has the receiver's NIC refuse XDP programs: a veth does whose other end sends by more
-// queues. It refuses with ENOSPC, of which nothing knew.
-func refusing(t *testing.T, b *bed.Bed) {
+// queues sets how many the receiver's NIC has. A veth whose other end sends by more refuses XDP
+// programs, with ENOSPC, of which nothing knew.
+func queues(t *testing.T, b *bed.Bed, n string) {
 	t.Helper()
 	must(t, b.Receiver().NS.Do(func() error {
-		out, err := exec.Command("ethtool", "-L", b.Receiver().Wire, "rx", "1").CombinedOutput()
+		out, err := exec.Command("ethtool", "-L", b.Receiver().Wire, "rx", n).CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
@@ -50,9 +50,15 @@ func TestADriverThatRefusesXDPEndsNothing(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			rig.NeedCores(t, 2)
 			b := rig.Lab(t, bed.Options{Queues: 2})
-			refusing(t, b)
+			queues(t, b, "1")
 			check(t, b)
+			if tc.state == control.Active { // where its driver says so at the start, that is known
+				queues(t, b, "2")
+			}
 			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: tc.config})
+			if tc.state == control.Active {
+				queues(t, b, "1")
+			}
 			l := rig.StartLoad(t, b, 2)
 			rig.Until(t, "what remains acts", func() (bool, string) {
 				st := d.Status()
