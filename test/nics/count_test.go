@@ -37,11 +37,11 @@ func TestAReceiverTellsLostFromLate(t *testing.T) {
 func TestTheTableTellsWhyAndHowLong(t *testing.T) {
 	var r Row
 	text := `{"NIC":"igb","Kernel":"6.12.1+deb12-amd64","Mechanism":"priority","State":"standby","Reason":"a | b","Exit":-1,
-		"Attach":{"In":{"Pause":1500000000,"Late":2},"Out":{"Pause":7000000}},"Load":{"Late":1},"Carrier":4,"Left":["x"]}`
+		"Attach":{"In":{"Pause":1500000000,"Late":2},"Out":{"Pause":7000000},"Stall":6000000},"Load":{"Late":1},"Carrier":4,"Left":["x"]}`
 	if err := json.Unmarshal([]byte(text), &r); err != nil {
 		t.Fatal(err)
 	}
-	want := `| igb | 6.12.1 | priority | no, standby: a \| b | 0 / 0 | 1500 / 7 | 0 / 0 | 3 | 4 | no, 1 differences |`
+	want := `| igb | 6.12.1 | priority | no, standby: a \| b | 0, 0, 0 | 1500, 7, 6 | 0, 0, 0 | 3 | 4 | no, 1 differences |`
 	if got := Table([]Row{r}); !strings.HasSuffix(got, want+"\n") {
 		t.Errorf("got %s\nwant %s", got, want)
 	}

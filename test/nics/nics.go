@@ -223,7 +223,12 @@ const outage = 10 * time.Second
 type Sender struct {
 	stop  chan struct{}
 	ended chan error
+	stall atomic.Int64
 }
+
+// Stall is the longest time since it was asked last in which the sender got nothing sent, though
+// it was due, for what else its machine did.
+func (s *Sender) Stall() time.Duration { return time.Duration(s.stall.Swap(0)) }
 
 // senders counts them: each has flows of its own, which begin with 1.
 var senders atomic.Uint32
@@ -241,8 +246,15 @@ func Send(to netip.Addr, l Load) (*Sender, error) {
 			return nil, err
 		}
 		conns = append(conns, c)
+		// An emulated NIC looks at a queue when it is told of something new there: what was queued
+		// while its link was away must not keep the sender from sending more.
+		if u, ok := c.(*net.UDPConn); ok {
+			if err := sockopt(u, unix.SO_SNDBUFFORCE, 64<<20); err != nil {
+				return nil, err
+			}
+		}
 	}
-	s := &Sender{make(chan struct{}), make(chan error, 1)}
+	s := &Sender{stop: make(chan struct{}), ended: make(chan error, 1)}
 	go func() {
 		// One that moves to another core overtakes itself in the queues of the NIC.
 		runtime.LockOSThread() // and the thread ends with it
@@ -257,6 +269,7 @@ func Send(to netip.Addr, l Load) (*Sender, error) {
 		var errs []error
 		buf := make([]byte, max(l.Size, head))
 		first := uint64(senders.Add(1)) << 32
+		last := time.Now()
 		for n := uint64(1); ; n += uint64(l.Burst) {
 			select {
 			case <-s.stop:
@@ -267,6 +280,11 @@ func Send(to netip.Addr, l Load) (*Sender, error) {
 				return
 			case <-tick.C:
 			}
+			now := time.Now()
+			if gap := int64(now.Sub(last)); gap > s.stall.Load() {
+				s.stall.Store(gap)
+			}
+			last = now
 			for i, c := range conns {
 				for k := range l.Burst {
 					number(buf, first+uint64(i), n+uint64(k))

@@ -33,7 +33,12 @@ type Row struct {
 }
 
 // Phase is the stream in both directions: to the machine, and from it.
-type Phase struct{ In, Out Count }
+type Phase struct {
+	In, Out Count
+	// Stall is for how long the machine itself stood still at most, as its sender saw it: that much
+	// of a pause is the emulator's, or a core's that has other work.
+	Stall time.Duration
+}
 
 // Mark begins the line of a row in the output of the machine.
 const Mark = "ROW "
@@ -46,10 +51,11 @@ func (r Row) Late() (n uint64) {
 	return n + r.Load.Late
 }
 
-// Table is rows as Markdown.
+// Table is rows as Markdown. Of each phase it tells the longest pause of the stream to the machine,
+// of the one from it, and for how long the machine stood still by itself, in ms.
 func Table(rows []Row) string {
 	var b strings.Builder
-	b.WriteString("| NIC | kernel | mechanism | acts | longest pause in ms, to the machine / from it: before | attach | detach | late | carrier changes | restored |\n|---|---|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("| NIC | kernel | mechanism | acts | before | attach | detach | late | carrier changes | restored |\n|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, r := range rows {
 		kernel, _, _ := strings.Cut(r.Kernel, "+")
 		restored := "yes"
@@ -64,7 +70,7 @@ func Table(rows []Row) string {
 
 func (p Phase) pauses() string {
 	ms := func(d time.Duration) int64 { return d.Round(time.Millisecond).Milliseconds() }
-	return fmt.Sprintf("%d / %d", ms(p.In.Pause), ms(p.Out.Pause))
+	return fmt.Sprintf("%d, %d, %d", ms(p.In.Pause), ms(p.Out.Pause), ms(p.Stall))
 }
 
 func (r Row) acts() string {

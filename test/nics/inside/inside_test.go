@@ -95,6 +95,7 @@ type bed struct {
 	*node
 	far    *nics.Far
 	stream *nics.Receiver
+	sender *nics.Sender // of the one to the far end
 	load   *nics.Receiver
 	root   *netns.Handle
 }
@@ -131,7 +132,6 @@ func lay(t *testing.T) *bed {
 	must(t, err)
 	b.root, err = netns.Current()
 	must(t, err)
-	var sender *nics.Sender
 	must(t, b.pod.Do(func() error {
 		if b.stream, err = nics.Receive(nics.StreamPort); err != nil {
 			return err
@@ -145,10 +145,10 @@ func lay(t *testing.T) *bed {
 		if err := discard(nics.TCPPort); err != nil {
 			return err
 		}
-		sender, err = nics.Send(nics.FarPod, nics.Load{Flows: 1, Burst: 1, Size: 64, Every: nics.StreamPace, Port: nics.StreamPort})
+		b.sender, err = nics.Send(nics.FarPod, nics.Load{Flows: 1, Burst: 1, Size: 64, Every: nics.StreamPace, Port: nics.StreamPort})
 		return err
 	}))
-	t.Cleanup(func() { _ = sender.Close() })
+	t.Cleanup(func() { _ = b.sender.Close() })
 	rig.Until(t, "the stream comes", func() (bool, string) { return b.stream.Got() > 100, fmt.Sprint(b.stream.Got()) })
 	b.far, err = nics.Dial(rig.Patience)
 	must(t, err)
@@ -191,7 +191,7 @@ func (b *bed) cut(t *testing.T, load []nics.Load) (p nics.Phase) {
 	var err error
 	p.Out, err = b.far.Ask(nics.Ask{Load: load})
 	must(t, err)
-	p.In = b.stream.Cut()
+	p.In, p.Stall = b.stream.Cut(), b.sender.Stall()
 	return p
 }
 
