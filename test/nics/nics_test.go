@@ -89,7 +89,7 @@ var (
 	out        = flag.String("out", "", "with -table: the folder for the table")
 )
 
-const limit = 40 * time.Minute
+const limit = 30 * time.Minute
 
 // machines boots machines with a NIC.
 type machines struct {
