@@ -24,6 +24,8 @@ type Row struct {
 	// Before anything of the daemon is there, from its start until two seconds after it acts, and
 	// from when it is told to end until two seconds after it has ended.
 	Before, Attach, Detach Phase
+	// Expired counts packets of split flows that did not wait any longer for those before them.
+	Expired uint64
 	// Load is what came of the load meanwhile.
 	Load Count
 	// Carrier is how often the carrier of a NIC changed.
