@@ -142,7 +142,14 @@ func TestPriorityWithoutANICLeavesTheCoresToOthers(t *testing.T) {
 	if p.onNIC() || p.inTheWay(l) {
 		t.Error("it is in the way, and on no NIC")
 	}
+	d := &Daemon{opts: Options{Microflows: Microflows{Mode: governor.Auto, Batch: 64}}, prio: p}
+	if _, why := d.noMicroflows(); why != "" {
+		t.Errorf("micro-flows stand back: %s", why)
+	}
 	p.attached[node.DevKey{Ifindex: 2}] = nil
+	if _, why := d.noMicroflows(); why == "" {
+		t.Error("micro-flows act beside priority")
+	}
 	if !p.onNIC() || !p.inTheWay(l) {
 		t.Error("it is on a NIC, and not in the way")
 	}
