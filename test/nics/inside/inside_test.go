@@ -78,10 +78,10 @@ var mechanisms = []mechanism{
 	{name: "priority", key: "priority", load: []nics.Load{rows},
 		config: but(fmt.Sprintf("priority: {rules: [{name: stream, proto: udp, port: %d}]}\n", nics.StreamPort)),
 		acts:   func(c control.Counters) bool { return c.LatencyPackets > more && c.BulkPackets > more }},
-	{name: "microflows", key: "microflows", load: []nics.Load{rows, bulk}, 
+	{name: "microflows", key: "microflows", load: []nics.Load{rows, bulk},
 		// An emulated core stands still for longer than packets wait by default.
 		config: but("microflows: {mode: forced, batch: 8, elephant: 300kbit, hold: 1s, delay: 50ms}\n"),
-		acts: func(c control.Counters) bool { return c.SplitPackets > more }},
+		acts:   func(c control.Counters) bool { return c.SplitPackets > more }},
 }
 
 func steers(c control.Counters) bool { return c.SteeredPackets > more }
