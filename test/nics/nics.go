@@ -54,8 +54,12 @@ const (
 	TCPPort     = 7005 // the same, for connections
 )
 
-// StreamPace is the time between two datagrams of a stream.
-const StreamPace = 4 * time.Millisecond
+// The time between two datagrams of the streams to the machine and from it. What is sent while the
+// link is away must not fill the NIC's ring: an emulated NIC forgets to look at it then.
+const (
+	PaceIn  = 4 * time.Millisecond
+	PaceOut = 10 * time.Millisecond
+)
 
 // Load is what the far end sends beside its stream: of each flow Burst datagrams in a row.
 type Load struct {

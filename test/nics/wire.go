@@ -101,7 +101,7 @@ func (w *Wire) open() (err error) {
 	if w.receiver, err = Receive(StreamPort); err != nil {
 		return err
 	}
-	if w.stream, err = Send(NearPod, Load{Flows: 1, Burst: 1, Size: 64, Every: StreamPace, Port: StreamPort}); err != nil {
+	if w.stream, err = Send(NearPod, Load{Flows: 1, Burst: 1, Size: 64, Every: PaceIn, Port: StreamPort}); err != nil {
 		return err
 	}
 	if w.listener, err = net.Listen("tcp4", netip.AddrPortFrom(FarWire, ControlPort).String()); err != nil {

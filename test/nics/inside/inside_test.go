@@ -148,7 +148,7 @@ func lay(t *testing.T) *bed {
 		if err := discard(nics.TCPPort); err != nil {
 			return err
 		}
-		b.sender, err = nics.Send(nics.FarPod, nics.Load{Flows: 1, Burst: 1, Size: 64, Every: nics.StreamPace, Port: nics.StreamPort})
+		b.sender, err = nics.Send(nics.FarPod, nics.Load{Flows: 1, Burst: 1, Size: 64, Every: nics.PaceOut, Port: nics.StreamPort})
 		return err
 	}))
 	t.Cleanup(func() { _ = b.sender.Close() })
