@@ -184,7 +184,7 @@ func (e *engine) start() error {
 	e.exited = exited
 	cmd := e.cmd
 	go func() {
-		_ = cmd.Wait() // its end is noticed by all who ask it
+		_ = cmd.Wait() // the next request notices its end
 		close(exited)
 	}()
 	return nil

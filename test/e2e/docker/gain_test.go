@@ -18,12 +18,15 @@ import (
 	"github.com/overlane/overlane/test/e2e/rig"
 )
 
-// rounds is the variable with how many rounds are measured; `make docker-bench` sets it.
+// rounds is the variable with the number of rounds that `make docker-bench` measures.
 const rounds = "OVERLANE_DOCKER_BENCH"
+
+// abstains is a daemon of which no mechanism acts for so long.
+const abstains = 10 * time.Second
 
 // One UDP flow of 64 bytes from an ordinary sender (UDP_SEGMENT) that sends what it can, to an
 // application that reads, both on a core that does not poll the NIC. The daemon, without a
-// configuration, acts by itself. What it gains is measured where somebody asks for it.
+// configuration, acts by itself. What it gains is measured by `make docker-bench`.
 func TestDefaultActsBesideASaturatedCore(t *testing.T) {
 	count, span := 1, 200*time.Millisecond
 	if text := os.Getenv(rounds); text != "" {
@@ -48,12 +51,19 @@ func TestDefaultActsBesideASaturatedCore(t *testing.T) {
 		rec.Add(report.Overlay, round, values)
 		d := rig.Start(t, rig.Spec{NS: s.bed.Receiver().NS})
 		begin := time.Now()
+		acts := false
 		rig.Until(t, "a mechanism acts", func() (bool, string) {
 			st := peek(t, d)
 			c := st.Counters
-			return c.AggregatedPackets+c.SteeredPackets > 10000, fmt.Sprintf("%+v\n%+v", st.Mechanisms, c)
+			acts = c.AggregatedPackets+c.SteeredPackets > 10000
+			// A round in which none does counts, too.
+			return acts || count > 1 && time.Since(begin) > abstains, fmt.Sprintf("%+v\n%+v", st.Mechanisms, c)
 		})
-		t.Logf("round %d: a mechanism acts after %s", round+1, time.Since(begin).Round(100*time.Millisecond))
+		if acts {
+			t.Logf("round %d: a mechanism acts after %s", round+1, time.Since(begin).Round(100*time.Millisecond))
+		} else {
+			t.Logf("round %d: none acts: %+v", round+1, peek(t, d).Mechanisms)
+		}
 		if count > 1 {
 			time.Sleep(time.Second) // what came before has gone through
 		}

@@ -67,7 +67,7 @@ func (c Counters) save(path string) error {
 	if err != nil {
 		return err
 	}
-	// Complete at any time for those who read it.
+	// A test finds it complete at any time.
 	tmp := filepath.Join(filepath.Dir(path), ".new")
 	if err := os.WriteFile(tmp, data, 0o644); err != nil {
 		return err

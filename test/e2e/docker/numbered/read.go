@@ -75,7 +75,7 @@ func (r *reader) run(file string) error {
 		return err
 	}
 	if err := errors.Join(
-		// As much as is allowed to everybody.
+		// As much as net.core.rmem_max allows.
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 4<<20),
 		unix.Bind(fd, &unix.SockaddrInet4{Port: r.port})); err != nil {
 		return fmt.Errorf("listen at port %d: %w", r.port, err)
