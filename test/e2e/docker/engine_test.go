@@ -74,6 +74,13 @@ func engines(t testing.TB, options ...string) *swarm {
 		t.Logf("two engines and their network in %s", time.Since(begin).Round(time.Millisecond))
 		made[key] = s
 	}
+	for _, e := range []*engine{made[key].sender, made[key].receiver} {
+		select {
+		case <-e.exited: // of a test that failed
+			t.Fatalf("an engine has ended: %s\n%s", e.cmd.ProcessState, e.log())
+		default:
+		}
+	}
 	return made[key]
 }
 

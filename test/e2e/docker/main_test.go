@@ -113,6 +113,9 @@ func keep() int {
 
 // mounts hides the places that engines write to, all of them in memory.
 func mounts(dir string) error {
+	// Names of other labs' namespaces would be there, and hidden.
+	for unix.Unmount("/run/netns", unix.MNT_DETACH) == nil {
+	}
 	for _, at := range []string{dir, "/run", "/etc/docker"} {
 		if err := unix.Mount("docker", at, "tmpfs", 0, "mode=755"); err != nil {
 			return fmt.Errorf("mount an empty folder at %s: %w", at, err)
