@@ -45,6 +45,8 @@ apt_for() {
 		case $pair in
 		memcached) unit_off memcached ;;
 		nginx-light) unit_off nginx ;;
+		docker.io) unit_off docker.socket && unit_off docker ;;
+		containerd) unit_off containerd ;;
 		esac
 	done
 }

@@ -41,7 +41,7 @@ it runs. Several labs can be up at once. "lab down" leaves nothing.`,
 
 func bedFlags(cmd *cobra.Command, o *bed.Options) {
 	f := cmd.Flags()
-	f.StringVar((*string)(&o.Topology), "topology", "bridged", "bridged, routed (no bridge, as flannel and Calico), nested (tunnel in a namespace of its own, as Docker)")
+	f.StringVar((*string)(&o.Topology), "topology", "bridged", "bridged, routed (no bridge, as flannel and Calico), nested (tunnel in a namespace of its own, as Docker), bare (hosts and wire, for a container engine to build its own on)")
 	f.StringVar((*string)(&o.NIC), "nic", "thread", "how the wire's receiving end is polled: thread (a pinned NAPI thread) or softirq (on the sender's core)")
 	f.StringVar((*string)(&o.NAPI), "napi", "nice", "how the wire's NAPI thread is scheduled, in every variant: nice (-20), fifo (real time, lowest priority), or own (nice, but as priority has it where that acts)")
 	f.IntVar(&o.Queues, "queues", 1, "queues of the wire")

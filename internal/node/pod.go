@@ -132,6 +132,12 @@ func (p *pass) pod(sp *space, v *link, tunnels []Dev, routed bool) error {
 	pod := Pod{
 		Host: host, Peer: in.dev(peer), PeerMTU: peer.mtu, PeerMAC: peer.mac, HostQdisc: v.qdisc, Tunnels: tunnels,
 	}
+	if in == p.home && peer.flags&unix.IFF_UP == 0 {
+		// Engines make both ends there. What is set on this one goes with it into the container,
+		// and could not be taken back.
+		p.skip(host, "its other end %s is not in a container yet", pod.Peer)
+		return nil
+	}
 	if peer.master != 0 {
 		p.skip(host, "its other end %s is a port of another device, not a container's", pod.Peer)
 		return nil

@@ -187,6 +187,31 @@ func TestTunnelInANamespaceOfItsOwn(t *testing.T) {
 	}
 }
 
+// Docker makes both ends of a container's veth in the host's namespace. What is set on the
+// container's end there goes with it to where it is not found again.
+func TestContainersEndIsLeftAloneUntilItIsInItsContainer(t *testing.T) {
+	w := newWorld(t)
+	a, _ := w.hosts()
+	over, pod := named(t, w.dir, "overlay"), held(t)
+	a.ip(t, vxlan+`link set vx0 netns $1
+		link add ve1 type veth peer name vethc
+		link set ve1 netns $1`, over)
+	over.ip(t, `link add br0 type bridge
+		link set vx0 master br0 up
+		link set br0 up
+		link set ve1 master br0 up`)
+	s := w.scanner(a)
+	if snap := scan(t, s); len(snap.Pods) != 0 || len(snap.Skipped) != 1 {
+		t.Fatalf("pods: %+v\nskipped: %v", snap.Pods, snap.Skipped)
+	}
+	calm(t, s)
+	a.ip(t, "link set vethc netns $1 name eth0", pod)
+	pod.ip(t, "link set eth0 up")
+	until(t, s, "the container's end is in its namespace", func(snap Snapshot) bool {
+		return len(snap.Pods) == 1 && snap.Pods[0].Peer.NetnsCookie == pod.cookie
+	})
+}
+
 func TestTunnelWhoseLinkNamespaceIsElsewhereIsNotOurs(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.hosts()

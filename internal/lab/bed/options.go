@@ -27,6 +27,8 @@ const (
 	// Nested: tunnel, bridge and host ends in a namespace of their own, as
 	// Docker's overlay networks have them.
 	Nested Topology = "nested"
+	// Bare: the hosts and the wire alone, for an overlay that a container engine builds.
+	Bare Topology = "bare"
 )
 
 // NIC is how the receiving end of the wire is polled.
@@ -110,14 +112,14 @@ func (o *Options) Normalize() error {
 	if o.Queues == 0 {
 		o.Queues = 1
 	}
-	if o.Pods == 0 {
+	if o.Pods == 0 && o.Topology != Bare {
 		o.Pods = 1
 	}
 	if !nameRE.MatchString(o.Name) {
 		return fmt.Errorf("lab name %q: 1 to 12 of a-z and 0-9 are allowed", o.Name)
 	}
-	if !slices.Contains([]Topology{Bridged, Routed, Nested}, o.Topology) {
-		return fmt.Errorf("topology %q: bridged, routed and nested are known", o.Topology)
+	if !slices.Contains([]Topology{Bridged, Routed, Nested, Bare}, o.Topology) {
+		return fmt.Errorf("topology %q: bridged, routed, nested and bare are known", o.Topology)
 	}
 	if o.NIC != Thread && o.NIC != Softirq {
 		return fmt.Errorf("nic %q: thread and softirq are known", o.NIC)
@@ -135,7 +137,11 @@ func (o *Options) Normalize() error {
 		return fmt.Errorf("%d wire queues on %d cores: a queue needs a core that feeds it, use --queues %d or fewer",
 			o.Queues, runtime.NumCPU(), runtime.NumCPU())
 	}
-	if o.Pods < 1 || o.Pods > MaxPods {
+	if o.Topology == Bare {
+		if o.Pods != 0 {
+			return fmt.Errorf("%d pods: a bare lab has none", o.Pods)
+		}
+	} else if o.Pods < 1 || o.Pods > MaxPods {
 		return fmt.Errorf("%d pods: 1 to %d are possible", o.Pods, MaxPods)
 	}
 	return nil

@@ -16,7 +16,8 @@ func TestOptionsAreRefusedBeforeAnythingIsBuilt(t *testing.T) {
 		want string
 	}{
 		{"name", Options{Name: "../x"}, "1 to 12 of a-z and 0-9"},
-		{"topology", Options{Topology: "star"}, "bridged, routed and nested"},
+		{"topology", Options{Topology: "star"}, "bridged, routed, nested and bare"},
+		{"pods of a bare lab", Options{Topology: Bare, Pods: 1}, "has none"},
 		{"nic", Options{NIC: "irq"}, "thread and softirq"},
 		{"napi", Options{NAPI: "rr"}, "nice, fifo and own"},
 		{"napi without a thread", Options{NAPI: FIFO, NIC: Softirq}, "napi fifo needs nic thread"},

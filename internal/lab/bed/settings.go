@@ -155,7 +155,10 @@ func (b *Bed) Reset() error {
 		return err
 	}
 	for _, h := range b.Hosts {
-		rps := map[string]*netns.Handle{h.Wire: h.NS, Tunnel: h.Overlay}
+		rps := map[string]*netns.Handle{h.Wire: h.NS}
+		if b.Topology != Bare {
+			rps[Tunnel] = h.Overlay
+		}
 		for name, ns := range rps {
 			if err := SetRPS(ns, name, nil); err != nil {
 				return err

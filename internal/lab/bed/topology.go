@@ -29,6 +29,9 @@ func (b *Bed) build() error {
 		return fmt.Errorf("wire: %w", err)
 	}
 	for _, s := range []Side{A, B} {
+		if b.Topology == Bare {
+			break
+		}
 		if err := b.buildOverlay(s); err != nil {
 			return fmt.Errorf("overlay of %s: %w", b.Hosts[s].Name, err)
 		}
@@ -54,7 +57,7 @@ func (b *Bed) settle() error {
 			return err
 		}
 		want = map[string]string{}
-		if b.Topology != Routed {
+		if b.Topology != Routed && b.Topology != Bare {
 			want["class/net/"+Tunnel+"/brport/state"] = forwarding
 		}
 		for _, p := range h.Pods {

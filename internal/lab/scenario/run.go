@@ -61,6 +61,9 @@ func Run(ctx context.Context, b *bed.Bed, cfg Config) ([]report.Result, error) {
 }
 
 func run(ctx context.Context, b *bed.Bed, cfg Config, eager bool) ([]report.Result, error) {
+	if b.Topology == bed.Bare {
+		return nil, errors.New("a bare lab has no overlay to measure: choose another --topology")
+	}
 	if err := cfg.Normalize(b.NIC); err != nil {
 		return nil, err
 	}

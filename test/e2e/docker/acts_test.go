@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package docker
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/test/e2e/rig"
+)
+
+// mechanism is one in a status.
+func mechanism(st control.Status, name string) control.Mechanism {
+	for _, m := range st.Mechanisms {
+		if m.Name == name {
+			return m
+		}
+	}
+	return control.Mechanism{}
+}
+
+// bare engines leave netfilter alone. With Docker's own rules connections are tracked where the
+// tunnel's packets come in, which express would pass by.
+var bare = []string{"--iptables=false"}
+
+const alone = "metrics: off\nmicroflows: {mode: off}\n"
+
+// Each mechanism acts between containers, takes nothing from their traffic, and leaves nothing.
+func TestMechanismsActBetweenContainers(t *testing.T) {
+	for _, tt := range []struct {
+		name, config string
+		of           string // the mechanism
+		packets      func(control.Counters) uint64
+		end          unix.Signal
+		engines      []string // options
+	}{
+		{"pipeline", alone + "pipeline: forced\ntier: tc\n", "pipeline",
+			func(c control.Counters) uint64 { return c.SteeredPackets }, unix.SIGTERM, nil},
+		{"pipeline, killed", alone + "pipeline: forced\ntier: tc\n", "pipeline",
+			func(c control.Counters) uint64 { return c.SteeredPackets }, unix.SIGKILL, nil},
+		{"priority", alone + fmt.Sprintf("pipeline: off\npriority: {rules: [{name: numbers, proto: udp, port: %d}]}\n", port), "priority",
+			func(c control.Counters) uint64 { return c.LatencyPackets }, unix.SIGTERM, nil},
+		{"aggregation", alone + "pipeline: off\naggregate: forced\n", "aggregate",
+			func(c control.Counters) uint64 { return c.SuperPackets }, unix.SIGTERM, nil},
+		{"express", alone + "pipeline: off\nexpress: auto\n", "express",
+			func(c control.Counters) uint64 { return c.ExpressPackets }, unix.SIGTERM, bare},
+		{"express, killed", alone + "pipeline: off\nexpress: auto\n", "express",
+			func(c control.Counters) uint64 { return c.ExpressPackets }, unix.SIGKILL, bare},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := engines(t, tt.engines...)
+			l := paced(t, s)
+			l.check(t)
+			d := rig.Start(t, rig.Spec{NS: s.bed.Receiver().NS, Config: tt.config})
+			rig.Until(t, "it acts on packets", func() (bool, string) {
+				st, err := d.Peek()
+				if err != nil {
+					t.Fatal(err)
+				}
+				m := mechanism(st, tt.of)
+				return m.State == control.Active && tt.packets(st.Counters) > 1000, fmt.Sprintf("%+v, %+v\n%+v", m, st.Counters, st.Express)
+			})
+			if tt.of == "pipeline" {
+				if mask := l.to.mask(); mask == "" {
+					t.Error("the container's device has no mask")
+				}
+			}
+			l.goesOn()
+			if tt.end == unix.SIGTERM {
+				ends(t, d)
+			} else {
+				d.Signal(tt.end)
+				d.GoneBoth()
+				d.NothingLeft()
+			}
+			if mask := l.to.mask(); mask != "" {
+				t.Errorf("the container's device has the mask %s, had none", mask)
+			}
+			l.goesOn()
+			l.stop(0)
+		})
+	}
+}
+
+// What the program calls a container is what Docker does.
+func TestStatusNamesContainersNetworkAndVNI(t *testing.T) {
+	s := engines(t)
+	l := paced(t, s)
+	l.check(t)
+	d := rig.Start(t, rig.Spec{NS: s.bed.Receiver().NS, Config: alone + "pipeline: forced\ntier: tc\n"})
+	for _, args := range [][]string{{"status"}, {"plan"}, {"doctor"}} {
+		out := d.Verb(args...).String()
+		for _, want := range []string{l.to.id[:12], s.networkID[:10], "4097"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("no %s in overlane %s:\n%s", want, strings.Join(args, " "), out)
+			}
+		}
+		if strings.Contains(out, "lb_") {
+			t.Errorf("Swarm's own sandbox is named in overlane %s:\n%s", strings.Join(args, " "), out)
+		}
+	}
+	l.stop(0)
+}
+
+// Beside Docker's own rules express stays away, and says why.
+func TestExpressLeavesTrackedConnectionsAlone(t *testing.T) {
+	s := engines(t)
+	l := paced(t, s)
+	l.check(t)
+	d := rig.Start(t, rig.Spec{NS: s.bed.Receiver().NS, Config: alone + "pipeline: off\nexpress: auto\n"})
+	rig.Until(t, "status says what stands in the way", func() (bool, string) {
+		st := d.Status()
+		for _, way := range st.Express {
+			if strings.Contains(way.Reason, "connections are tracked") {
+				return !way.Open, fmt.Sprintf("%+v", way)
+			}
+		}
+		return false, fmt.Sprintf("%+v", st.Express)
+	})
+	l.goesOn()
+	if n := d.Status().Counters.ExpressPackets; n > 0 {
+		t.Errorf("%d packets went straight to the container", n)
+	}
+	ends(t, d)
+	l.stop(0)
+}
