@@ -99,10 +99,12 @@ func TestAFloodOfScrapesDelaysNoPolicy(t *testing.T) {
 	d.Metric("go_goroutines") // what the first scrape takes is taken
 	files, memory := len(rig.OpenFiles(t, d.PID)), d.Memory()
 	stop := startFlood(t, d)
-	mostFiles, mostMemory := 0, 0
+	mostFiles, mostMemory, took := 0, 0, d.Time()
 	for begun := time.Now(); time.Since(begun) < time.Second; time.Sleep(10 * time.Millisecond) {
 		mostFiles, mostMemory = max(mostFiles, len(rig.OpenFiles(t, d.PID))), max(mostMemory, d.Memory())
 	}
+	took = d.Time() - took
+	onWay(t, d) // where a policy has to be noticed
 	must(t, s.run(atOverlay, fmt.Sprintf(isolated, "on")))
 	last := awaitPromised(l)
 	from := l.Verdict().Received
@@ -112,16 +114,13 @@ func TestAFloodOfScrapesDelaysNoPolicy(t *testing.T) {
 	}
 	must(t, s.run(atOverlay, fmt.Sprintf(isolated, "off")))
 	stop()
-	t.Logf("%d descriptors before, %d at most; %d KiB before, %d at most; last datagram after %s", files, mostFiles, memory, mostMemory, last)
+	t.Logf("%d descriptors before, %d at most; %d KiB before, %d at most; %s of a second taken; last datagram after %s", files, mostFiles, memory, mostMemory, took, last)
 	const room = 32 // connections, at once and in the midst of their ends
 	if mostFiles > files+room {
 		t.Errorf("%d descriptors, %d without the flood", mostFiles, files)
 	}
 	if mostMemory > memory+8<<10 {
 		t.Errorf("%d KiB, %d without the flood", mostMemory, memory)
-	}
-	if strings.Contains(d.Log(), "did not get to decide") {
-		t.Errorf("the daemon was kept from deciding:\n%s", d.Log())
 	}
 	ends(t, d)
 	l.Stop()
