@@ -270,13 +270,18 @@ func (p *Places) Shared() bool {
 	return false
 }
 
-// Release gives a NIC's place back. The program goes with the last mechanism that has it.
+// Release gives a NIC's place back. The program goes with the last mechanism that has it, and
+// priority's with priority.
 func (p *Places) Release(nic node.DevKey, by Mechanism) error {
 	pl := p.places[nic]
 	if pl == nil || !pl.by[by] {
 		return nil
 	}
-	if delete(pl.by, by); len(pl.by) > 0 {
+	delete(pl.by, by)
+	if by == Priority {
+		clear(pl.by) // express uses priority's program, which goes with it
+	}
+	if len(pl.by) > 0 {
 		return nil
 	}
 	delete(p.places, nic)

@@ -260,8 +260,13 @@ func TestThePlaceIsSharedAndGivenBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	left(t, p.Take(u, byItself, hang), "priority's program is on eth0")
-	if why := p.Why(u, Want{Express, true}); why != "" { // priority's does that, too
-		t.Error(why)
+	// Priority's does that, too, and goes with it.
+	if err := p.Take(u, Want{Express, true}, hang); err != nil || !p.Holds(Express) || p.Shared() {
+		t.Errorf("beside priority: %v", err)
+	}
+	h.closed = false
+	if err := p.Release(u.Key(), Priority); err != nil || !h.closed || p.On(u) {
+		t.Errorf("%v, priority's program is there without it: %t", err, p.On(u))
 	}
 }
 
