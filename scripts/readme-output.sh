@@ -42,7 +42,7 @@ bin/overlane lab up --name "$lab" --topology nested --pods 2 >/dev/null
 bin/overlane lab run udp-one --name "$lab" --variants overlay --rounds 1 --seconds 60 >"$state/traffic" 2>&1 &
 traffic=$!
 # The lab first sees what the host network takes. The daemon comes after that.
-until grep -q 'round 1 of 1' "$state/traffic"; do
+until grep -q '^the host network takes' "$state/traffic"; do
 	kill -0 $traffic || die "no traffic: $(cat "$state/traffic")"
 	sleep 0.2
 done
