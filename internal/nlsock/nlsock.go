@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nlsock asks netlink questions in one network namespace: rtnetlink's,
-// nfnetlink's and those of IPsec.
+// nfnetlink's, those of IPsec and of sock_diag.
 //
 // The netlink library keeps neither IFLA_QDISC nor IFLA_TARGET_NETNSID, cannot
 // list namespace ids, and takes 64 KiB of new memory for each answer; a scan
@@ -57,6 +57,16 @@ func DialXfrm(buf []byte) (*Conn, error) {
 	c, err := dial(unix.NETLINK_XFRM, buf)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink of IPsec: %w", err)
+	}
+	return c, nil
+}
+
+// DialSockDiag opens a socket to the kernel's diagnosis of sockets, as Dial does to rtnetlink. It may
+// make the kernel load a module, too.
+func DialSockDiag(buf []byte) (*Conn, error) {
+	c, err := dial(unix.NETLINK_SOCK_DIAG, buf)
+	if err != nil {
+		return nil, fmt.Errorf("open sock_diag: %w", err)
 	}
 	return c, nil
 }

@@ -80,6 +80,13 @@ func contents(path string) ([]byte, error) {
 	return b, errors.Join(err, f.close())
 }
 
+// lines is files.lines, once.
+func lines(path string) ([]string, error) {
+	var f files
+	list, err := f.lines(path)
+	return list, errors.Join(err, f.close())
+}
+
 // readAll reads a file from its beginning. The library would ask what it is, and whether it can be
 // waited for.
 func readAll(fd int) ([]byte, error) {

@@ -169,7 +169,7 @@ func classified(d Device) string {
 
 func (j *judge) bridgeHooks() string {
 	if m := j.f.Netfilter.Ebtables; m != "" {
-		return fmt.Sprintf("legacy ebtables is in the kernel (%s), and whether it has rules here cannot be read without making them; where it is not used: modprobe -r %[1]s", m)
+		return legacyEbtables(m)
 	}
 	for _, c := range j.f.Netfilter.Chains {
 		if c.Family == unix.NFPROTO_BRIDGE {
@@ -177,6 +177,13 @@ func (j *judge) bridgeHooks() string {
 		}
 	}
 	return ""
+}
+
+func legacyEbtables(module string) string {
+	if module == "" {
+		return ""
+	}
+	return fmt.Sprintf("legacy ebtables is in the kernel (%s), and whether it has rules here cannot be read without making them; where it is not used: modprobe -r %[1]s", module)
 }
 
 func (j *judge) deviceHooks() string {

@@ -29,6 +29,7 @@ type linkInfo struct {
 	up      bool
 	promisc bool
 	xdp     []uint32 // the programs of all modes; some twice
+	generic uint32   // the one that runs behind GRO, 0 if there is none
 	lower   int
 	nsid    int // of the namespace that lower is in; -1: the same
 }
@@ -86,6 +87,7 @@ func parseLink(b []byte) (int, linkInfo, bool) {
 			if l.xdp = parseXDP(v); len(l.xdp) > 0 {
 				l.XDP = l.xdp[0]
 			}
+			l.generic = genericXDP(v)
 		case unix.IFLA_LINKINFO:
 			for t, v := range nlsock.Attrs(v) {
 				switch t {
@@ -188,6 +190,16 @@ func parseXDP(b []byte) []uint32 {
 		}
 	}
 	return ids
+}
+
+// genericXDP returns the id of the program in generic mode.
+func genericXDP(b []byte) (id uint32) {
+	for t, v := range nlsock.Attrs(b) {
+		if t == unix.IFLA_XDP_SKB_PROG_ID {
+			id = nlsock.U32(v)
+		}
+	}
+	return id
 }
 
 // peer reads the other end of a veth, without entering its namespace.

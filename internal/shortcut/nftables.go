@@ -46,22 +46,32 @@ func (n *nftables) close() error {
 	return n.c.Close()
 }
 
-// chains lists base chains and flow tables.
-func (w *Watcher) chains(built bool, rs *readings) ([]Chain, error) {
+// nftables returns what is known of it, and makes its changes events; nil: the kernel has none.
+func (w *Watcher) nftables(built bool, rs *readings) (*nftables, error) {
 	// To ask, or to subscribe, would load it.
 	if there, err := module(rs, built, "nf_tables"); !there || err != nil {
 		return nil, err
 	}
 	n := &w.nft
-	if n.c == nil {
-		c, err := nlsock.DialNetfilter(make([]byte, 1<<16))
-		if err != nil {
-			return nil, err
-		}
-		if err := w.subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES); err != nil {
-			return nil, errors.Join(err, c.Close())
-		}
-		n.c = c
+	if n.c != nil {
+		return n, nil
+	}
+	c, err := nlsock.DialNetfilter(make([]byte, 1<<16))
+	if err != nil {
+		return nil, err
+	}
+	if err := w.subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	n.c = c
+	return n, nil
+}
+
+// chains lists base chains and flow tables.
+func (w *Watcher) chains(built bool, rs *readings) ([]Chain, error) {
+	n, err := w.nftables(built, rs)
+	if n == nil || err != nil {
+		return nil, err
 	}
 	gen, err := n.generation()
 	if err != nil {

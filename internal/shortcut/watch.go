@@ -88,6 +88,23 @@ func Watch(h *netns.Handle, own func(progID uint32) bool, hooks *Hooks) (*Watche
 // routes and rules, and IPsec policies are events as well.
 func (w *Watcher) Events() <-chan struct{} { return w.events }
 
+// FollowRules makes changes of nftables an event, if they are not yet.
+func (w *Watcher) FollowRules() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return errors.New("the network namespace is no longer watched")
+	}
+	return w.thread.Do(func() error {
+		built, err := builtIn()
+		if err != nil {
+			return err
+		}
+		_, err = w.nftables(built.nftables, &readings{})
+		return err
+	})
+}
+
 // Close lets go of the namespace. The channel of Events is closed.
 func (w *Watcher) Close() error {
 	w.mu.Lock()

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shortcut
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/nlsock"
+)
+
+// Passed is a device that joined datagrams pass, on its way in, out, or both.
+type Passed struct {
+	Ifindex int
+	Name    string
+	In, Out bool
+}
+
+// Onlooker is what would tell joined datagrams from single ones.
+type Onlooker struct {
+	What string // empty: there is none
+	See  string // the command that shows it
+}
+
+// Places are the network namespaces that joined datagrams come through. Datagrams that GRO has joined
+// pass as one packet what is between the NIC and the socket: what counts packets, or looks at their
+// length, sees that. It is a reason not to join them.
+//
+// Nothing of a namespace is held open, for which reason one that ends is not kept alive: what was read
+// is remembered, and is read again when it may have changed. That takes a file or two, a question to
+// nftables and some to rtnetlink for each namespace (BenchmarkPlaces).
+type Places struct {
+	own   func(progID uint32) bool
+	buf   []byte
+	known map[uint64]*place
+	bpf   bpfLinks
+	// programs are BPF programs at hooks of netfilter, in whatever namespace.
+	programs int
+}
+
+// place is what is remembered of a namespace.
+type place struct {
+	gen    uint32 // of nftables
+	bound  bool   // some of its chains are bound to devices
+	devs   []Passed
+	rules  Onlooker           // which of them would tell
+	tables map[string]xtKnown // of legacy iptables
+}
+
+type xtKnown struct {
+	info []byte
+	read time.Time
+	seen Onlooker
+}
+
+// tablesFor is how long a legacy table of the same size and shape counts as the same: the kernel tells
+// of no change, and to read one with tens of thousands of rules takes milliseconds.
+const tablesFor = 5 * time.Second
+
+// NewPlaces knows none. own reports whether a BPF program is overlane's; nil: none is.
+func NewPlaces(own func(progID uint32) bool) *Places {
+	if own == nil {
+		own = func(uint32) bool { return false }
+	}
+	return &Places{own: own, buf: make([]byte, 1<<16), known: map[uint64]*place{}}
+}
+
+// Begin looks at what is no namespace's, before a look at each.
+func (p *Places) Begin() error {
+	links, _, err := p.bpf.count()
+	p.programs = links.netfilter
+	return err
+}
+
+// Keep forgets all others.
+func (p *Places) Keep(needed func(cookie uint64) bool) {
+	maps.DeleteFunc(p.known, func(cookie uint64, _ *place) bool { return !needed(cookie) })
+}
+
+// Look says what in the namespace that the calling thread is in would tell joined datagrams from single
+// ones. What cannot be looked at is a reason, too. bridged: a bridge forwards them here.
+func (p *Places) Look(cookie uint64, devs []Passed, bridged bool) Onlooker {
+	o, err := p.look(cookie, devs, bridged)
+	if err != nil {
+		return Onlooker{What: fmt.Sprintf("what joined datagrams would meet cannot be looked at: %v", err)}
+	}
+	return o
+}
+
+func (p *Places) look(cookie uint64, devs []Passed, bridged bool) (o Onlooker, err error) {
+	c, err := nlsock.Dial(p.buf)
+	if err != nil {
+		return o, err
+	}
+	defer c.Close()
+	w := &Watcher{rtnl: c, own: p.own}
+	links, err := w.links()
+	if err != nil {
+		return o, err
+	}
+	devs = withRelated(devs, links)
+	k := p.known[cookie]
+	if k == nil {
+		k = &place{tables: map[string]xtKnown{}}
+		p.known[cookie] = k
+	}
+	if k.bound && !slices.Equal(k.devs, devs) {
+		k.gen = 0
+	}
+	k.devs = devs
+	for _, look := range []func() (Onlooker, error){
+		k.nftables,
+		k.legacy,
+		func() (Onlooker, error) { return p.netfilter(bridged) },
+		k.sockets,
+		func() (Onlooker, error) { return p.devices(w, links, devs) },
+	} {
+		if o, err = look(); o.What != "" || err != nil {
+			return o, err
+		}
+	}
+	return o, nil
+}
+
+// withRelated adds the devices that packets pass before or after those that they come in by: VLANs,
+// bonds and what these are made of, bridges.
+func withRelated(devs []Passed, links map[int]linkInfo) []Passed {
+	devs = slices.Clone(devs)
+	has := map[int]bool{}
+	for _, d := range devs {
+		has[d.Ifindex] = true
+	}
+	add := func(index int, out bool) {
+		if l, ok := links[index]; ok && !has[index] {
+			has[index] = true
+			devs = append(devs, Passed{Ifindex: index, Name: l.Name, In: true, Out: out})
+		}
+	}
+	sorted := slices.Sorted(maps.Keys(links))
+	for i := 0; i < len(devs); i++ {
+		if !devs[i].In {
+			continue
+		}
+		at := devs[i].Ifindex
+		self := links[at]
+		add(self.Master, true)
+		if self.Kind == "vlan" && self.nsid < 0 {
+			add(self.lower, false)
+		}
+		for _, index := range sorted {
+			l := links[index]
+			over := l.lower == at && l.nsid < 0 && !bystander[l.Kind]
+			part := l.Master == at && (self.Kind == "bond" || self.Kind == "team")
+			if over || part {
+				add(index, false)
+			}
+		}
+	}
+	return devs
+}
+
+// nftables reads the rules anew when their generation is another one.
+func (k *place) nftables() (o Onlooker, err error) {
+	built, err := builtIn()
+	if err != nil {
+		return o, err
+	}
+	if there, err := module(&readings{}, built.nftables, "nf_tables"); !there || err != nil {
+		return o, err
+	}
+	c, err := nlsock.DialNetfilter(make([]byte, 1<<15))
+	if err != nil {
+		return o, err
+	}
+	n := nftables{c: c}
+	defer n.close()
+	gen, err := n.generation()
+	if err != nil || gen == k.gen {
+		return k.rules, err
+	}
+	r, err := n.rules(k.devs)
+	if err != nil {
+		return o, err
+	}
+	k.gen, k.rules = gen, r.seen(k.devs)
+	k.bound = slices.ContainsFunc(r.Base, func(c BaseChain) bool { return c.Devices != nil })
+	return k.rules, nil
+}
+
+// legacy reads the tables that there are: to ask for others would make them.
+func (k *place) legacy() (o Onlooker, err error) {
+	here := map[string]bool{}
+	for _, f := range xtFamilies {
+		names, err := lines(f.names)
+		if err != nil {
+			return o, err
+		}
+		if len(names) == 0 {
+			continue
+		}
+		fd, err := unix.Socket(f.domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return o, fmt.Errorf("open a socket to ask for iptables: %w", err)
+		}
+		for _, name := range names {
+			id := fmt.Sprint(f.family, name)
+			here[id] = true
+			known, err := f.look(fd, name, k.tables[id], k.devs)
+			if err != nil {
+				return o, errors.Join(fmt.Errorf("read iptables' table %s: %w", name, err), unix.Close(fd))
+			}
+			k.tables[id] = known
+		}
+		if err := unix.Close(fd); err != nil {
+			return o, err
+		}
+	}
+	maps.DeleteFunc(k.tables, func(id string, _ xtKnown) bool { return !here[id] })
+	for _, id := range slices.Sorted(maps.Keys(k.tables)) {
+		if seen := k.tables[id].seen; seen.What != "" {
+			return seen, nil
+		}
+	}
+	return o, nil
+}
+
+func (f xtFamily) look(fd int, name string, known xtKnown, devs []Passed) (xtKnown, error) {
+	t, info, err := xtInfo(fd, f, name)
+	if err != nil {
+		return known, err
+	}
+	if bytes.Equal(info, known.info) && time.Since(known.read) < tablesFor {
+		return known, nil
+	}
+	b, err := xtEntries(fd, f, t)
+	if errors.Is(err, unix.EAGAIN) { // it was replaced meanwhile
+		if t, info, err = xtInfo(fd, f, name); err == nil {
+			b, err = xtEntries(fd, f, t)
+		}
+	}
+	if err != nil {
+		return known, err
+	}
+	r := Rules{Rules: map[ChainKey][]PacketRule{}}
+	if err := f.parse(t, b, &r); err != nil {
+		return known, err
+	}
+	return xtKnown{info, time.Now(), r.seen(devs)}, nil
+}
+
+// netfilter looks at what has no rules that can be read.
+func (p *Places) netfilter(bridged bool) (o Onlooker, err error) {
+	if p.programs > 0 {
+		return Onlooker{"BPF programs are on netfilter hooks", "bpftool net"}, nil
+	}
+	built, err := builtIn()
+	if err != nil {
+		return o, err
+	}
+	if bridged {
+		m, err := ebtables(built.ebtables)
+		if err != nil || m != "" {
+			return Onlooker{What: legacyEbtables(m)}, err
+		}
+	}
+	services, err := lines("/proc/thread-self/net/ip_vs")
+	if s := onePacket(services); s != "" {
+		return Onlooker{s, "ipvsadm -L"}, err
+	}
+	return o, err
+}
+
+// onePacket says whether IPVS chooses a server anew for each packet (ipvsadm --ops).
+func onePacket(services []string) string {
+	for _, l := range services {
+		if f := strings.Fields(l); len(f) > 2 && f[0] == "UDP" && slices.Contains(f[2:], "ops") {
+			return "IPVS chooses a server anew for each packet of " + f[1] + " (ops)"
+		}
+	}
+	return ""
+}
+
+// sockets looks at those that get packets as they pass.
+func (k *place) sockets() (o Onlooker, err error) {
+	var list []Socket
+	for _, s := range []struct {
+		path  string
+		parse func([]string) ([]Socket, error)
+	}{
+		{"/proc/thread-self/net/raw", parseRaw}, {"/proc/thread-self/net/raw6", parseRaw},
+		{"/proc/thread-self/net/packet", parsePackets},
+	} {
+		sockets, err := lines(s.path)
+		if err != nil {
+			return o, err
+		}
+		more, err := s.parse(sockets)
+		if err != nil {
+			return o, err
+		}
+		list = append(list, more...)
+	}
+	if slices.ContainsFunc(list, func(s Socket) bool { return s.Kind == "packet" }) {
+		if err := readFilters(list); err != nil {
+			return o, err
+		}
+	}
+	return seenBy(list, k.devs), nil
+}
+
+// devices looks at tc and BPF programs.
+func (p *Places) devices(w *Watcher, links map[int]linkInfo, devs []Passed) (o Onlooker, err error) {
+	ingress, err := w.filters()
+	if err != nil {
+		return o, err
+	}
+	for _, d := range devs {
+		l, ok := links[d.Ifindex]
+		if !ok {
+			continue
+		}
+		if l.generic != 0 && !p.own(l.generic) {
+			return Onlooker{fmt.Sprintf("XDP program %d is on %s in generic mode, behind GRO", l.generic, d.Name), fmt.Sprintf("bpftool prog show id %d", l.generic)}, nil
+		}
+		if o, err := trafficControl(w.rtnl, d, l.Qdisc, ingress[d.Ifindex]); o.What != "" || err != nil {
+			return o, err
+		}
+		var hooks []ebpf.AttachType
+		if d.In {
+			hooks = append(hooks, ebpf.AttachTCXIngress)
+		}
+		if d.Out {
+			hooks = append(hooks, ebpf.AttachTCXEgress)
+		}
+		programs, err := w.foreign(&readings{}, d.Ifindex, hooks...)
+		if err != nil {
+			return o, fmt.Errorf("list the tc programs on %s: %w", d.Name, err)
+		}
+		if len(programs) > 0 {
+			return Onlooker{fmt.Sprintf("tc program %d, which is not overlane's, is on %s and may tell joined packets", programs[0], d.Name), fmt.Sprintf("bpftool prog show id %d", programs[0])}, nil
+		}
+	}
+	return o, nil
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shortcut
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/nlsock"
+)
+
+// Not in golang.org/x/sys.
+const (
+	tcaActKind, tcaActOptions = 1, 2
+	tcaGactProb               = 3
+	tcaU32Sel                 = 5
+	clsactIngress             = 0xffff_fff2
+	clsactEgress              = 0xffff_fff3
+)
+
+// filter is a filter of tc, as far as it matters to joined datagrams.
+type filter struct {
+	kind    string
+	actions []action
+	reads   bool // bytes of the packet that are not the same in joined datagrams
+}
+
+type action struct {
+	kind   string
+	random bool
+}
+
+// attributes of the filters that go by what joined datagrams have as the first of them: where their
+// actions are, where policers.
+var filterKinds = map[string]struct{ act, police uint16 }{
+	"flower": {3, 0}, "matchall": {2, 0}, "fw": {4, 2}, "route": {6, 5}, "u32": {7, 6},
+}
+
+var harmlessActions = []string{"gact", "skbedit", "vlan", "csum", "ct", "nat", "connmark", "tunnel_key", "ctinfo"}
+
+// harmlessQdiscs treat a packet of many datagrams by its bytes, or take it apart.
+var harmlessQdiscs = []string{
+	"", "noqueue", "noop", "mq", "pfifo_fast", "pfifo", "bfifo", "fq", "fq_codel", "fq_pie", "codel", "pie", "sfq", "prio", "htb", "hfsc",
+	"drr", "qfq", "tbf", "cake", "multiq", "mqprio", "ets",
+}
+
+// seen says what of a filter would tell joined datagrams from single ones; empty if nothing.
+func (f filter) seen() string {
+	if _, known := filterKinds[f.kind]; !known {
+		return "a tc filter (" + f.kind + ") that may tell joined packets"
+	}
+	if f.reads {
+		return "a tc filter (" + f.kind + ") that reads bytes which are not the same in joined datagrams"
+	}
+	for _, a := range f.actions {
+		switch {
+		case a.kind == "police":
+			return "a tc policer"
+		case a.random:
+			return "a tc filter that chooses among packets (gact random)"
+		case !slices.Contains(harmlessActions, a.kind):
+			return "a tc action that may tell joined packets (" + a.kind + ")"
+		}
+	}
+	return ""
+}
+
+// parseTraffic reads one; false: it is only the head of others.
+func parseTraffic(b []byte) (f filter, ok bool) {
+	if len(b) < sizeofTcMsg {
+		return f, false
+	}
+	var options []byte
+	for t, v := range nlsock.Attrs(b[sizeofTcMsg:]) {
+		switch t {
+		case unix.TCA_KIND:
+			f.kind = nlsock.Str(v)
+		case unix.TCA_OPTIONS:
+			options, ok = v, true
+		}
+	}
+	at := filterKinds[f.kind]
+	proto := binary.BigEndian.Uint16(b[18:]) // the low half of tcm_info
+	if proto == unix.ETH_P_ARP {
+		return f, false
+	}
+	for t, v := range nlsock.Attrs(options) {
+		switch {
+		case t == at.act:
+			f.actions = append(f.actions, parseActions(v)...)
+		case t == at.police && at.police != 0:
+			f.actions = append(f.actions, action{kind: "police"})
+		case f.kind == "u32" && t == tcaU32Sel:
+			f.reads = f.reads || readsLength(v, proto)
+		}
+	}
+	return f, ok
+}
+
+func parseActions(b []byte) (list []action) {
+	for _, v := range nlsock.Attrs(b) {
+		var a action
+		for t, v := range nlsock.Attrs(v) {
+			switch t {
+			case tcaActKind:
+				a.kind = nlsock.Str(v)
+			case tcaActOptions:
+				for t := range nlsock.Attrs(v) {
+					a.random = a.random || t == tcaGactProb
+				}
+			}
+		}
+		a.random = a.random && a.kind == "gact"
+		list = append(list, a)
+	}
+	return list
+}
+
+// readsLength tells whether a selector of u32 (struct tc_u32_sel) reads what is not the same in joined
+// datagrams.
+func readsLength(b []byte, proto uint16) bool {
+	const head, sizeofKey = 16, 16
+	if len(b) < head {
+		return true
+	}
+	keys := int(b[2])
+	for k := range keys {
+		at := head + k*sizeofKey
+		if at+sizeofKey > len(b) {
+			return true
+		}
+		mask, off, offmask := b[at:at+4], int(int32(nlsock.U32(b[at+8:]))), nlsock.U32(b[at+12:])
+		for i, m := range mask {
+			if m == 0 {
+				continue
+			}
+			from := off + i
+			same := from < 20+4 && (from < 2 || from >= 6) && from != 10 && from != 11
+			if proto == etherIPv6 {
+				same = from < 40+4 && from != 4 && from != 5
+			}
+			if offmask != 0 || !same {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// trafficControl says what tc has on a device that would tell joined datagrams. ingress is the kind of qdisc that filters hang on.
+func trafficControl(c *nlsock.Conn, d Passed, root, ingress string) (o Onlooker, err error) {
+	if d.Out && !slices.Contains(harmlessQdiscs, root) {
+		return Onlooker{fmt.Sprintf("the qdisc %s is on %s and may tell joined packets", root, d.Name), "tc qdisc show dev " + d.Name}, nil
+	}
+	var parents []uint32
+	if d.In && ingress != "" {
+		parents = append(parents, clsactIngress)
+	}
+	if d.Out && ingress == "clsact" {
+		parents = append(parents, clsactEgress)
+	}
+	for _, parent := range parents {
+		req := make([]byte, sizeofTcMsg)
+		binary.NativeEndian.PutUint32(req[4:], uint32(d.Ifindex))
+		binary.NativeEndian.PutUint32(req[12:], parent)
+		seen := ""
+		err := c.Do(unix.RTM_GETTFILTER, unix.NLM_F_DUMP, req, func() { seen = "" }, func(b []byte) error {
+			if f, ok := parseTraffic(b); ok && seen == "" {
+				seen = f.seen()
+			}
+			return nil
+		})
+		if err != nil {
+			return o, fmt.Errorf("list the tc filters of %s: %w", d.Name, err)
+		}
+		if seen != "" {
+			way := "ingress"
+			if parent == clsactEgress {
+				way = "egress"
+			}
+			return Onlooker{fmt.Sprintf("%s is on %s", seen, d.Name), fmt.Sprintf("tc filter show dev %s %s", d.Name, way)}, nil
+		}
+	}
+	return o, nil
+}
