@@ -86,7 +86,7 @@ func (d *Daemon) fill(st *control.Status) error {
 		return err
 	}
 	st.Counters = control.Counters{
-		OverlayPackets: max(d.overlayPackets(), c.XDPOverlay), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
+		OverlayPackets: overlayTotal(d.overlayPackets(), c), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
 		SplitPackets: c.Split, Microflows: c.Microflows, Splits: c.SplitBegun,
 		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, LaneDrops: c.XDPDrop, Unparsed: c.Stock,
 		Scans: d.pace.scans,
@@ -161,6 +161,13 @@ func (d *Daemon) overlayPackets() uint64 {
 		n += c.Packets[datapath.Tunnel]
 	}
 	return n
+}
+
+// overlayTotal is what all that counts has seen at least. Polls are traced only while the daemon looks,
+// and what GRO has joined they count as one; programs count each frame while they are on a device. What
+// was steered is part of what the same program saw.
+func overlayTotal(polled uint64, c datapath.Counters) uint64 {
+	return max(polled, c.XDPOverlay, c.Overlay, c.Pod)
 }
 
 // mechanism is what the pipeline does: what was decided, unless the node leaves

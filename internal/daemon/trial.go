@@ -174,7 +174,7 @@ func (d *Daemon) steered(c datapath.Counters, _ datapath.PriorityCounters) (acte
 	if d.pipe.layout.Split {
 		return c.Split, max(c.Overlay, c.XDPOverlay)
 	}
-	return max(c.Steered, c.PodSteered, c.XDPLane), max(c.Overlay, c.XDPOverlay, c.Pod)
+	return max(c.Steered, c.PodSteered, c.XDPLane), overlayTotal(0, c)
 }
 
 // tryOut lets a mechanism whose switch is in place show whether it pays, and returns whether it is
