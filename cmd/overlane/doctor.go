@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/probe"
@@ -112,7 +114,35 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	if err != nil {
 		return d, err
 	}
+	if err := d.onlookers(s, l.snap, own); err != nil {
+		return d, err
+	}
 	return d, requireTier(cfg, l.tiers)
+}
+
+// onlookers says why datagrams are not joined (aggregate: auto), once for each reason.
+func (d *diagnosis) onlookers(s *node.Scanner, snap node.Snapshot, own func(uint32) bool) error {
+	reasons, err := daemon.JoinedReasons(s, snap, own)
+	if err != nil {
+		return err
+	}
+	told := map[string]bool{}
+	add := func(dev node.Dev) {
+		why := reasons[dev.Key()]
+		if why == "" || told[why] {
+			return
+		}
+		told[why] = true
+		what, see, _ := strings.Cut(strings.TrimPrefix(why, "left alone: "), "; see: ")
+		d.Findings = append(d.Findings, probe.Finding{Level: probe.Note, Device: dev, What: "aggregate leaves it alone: " + what, Fix: see})
+	}
+	for _, u := range snap.Underlays {
+		add(u.Dev)
+	}
+	for _, t := range snap.Tunnels {
+		add(t.Dev)
+	}
+	return nil
 }
 
 func (d *diagnosis) devices(snap node.Snapshot) {

@@ -181,7 +181,9 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 		return out, err
 	}
 	if cfg.Aggregate != config.ModeOff {
-		out.Aggregate = planAggregate(cfg.Aggregate, s, l, owned)
+		if out.Aggregate, err = planAggregate(cfg.Aggregate, s, l, owned); err != nil {
+			return out, err
+		}
 	}
 	if cfg.Express != config.ModeOff {
 		if out.Express, err = planExpress(cfg, s, l, owned); err != nil {
@@ -313,8 +315,15 @@ func merges(cfg *config.Config, l look) bool {
 }
 
 // planAggregate is what datagrams change that come in a row.
-func planAggregate(mode config.Mode, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) *plannedOutlook {
-	out := &plannedOutlook{Plan: plan.Aggregate(daemon.AggregateInput(s, l.snap, owned))}
+func planAggregate(mode config.Mode, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*plannedOutlook, error) {
+	var reasons map[node.DevKey]string
+	if mode != config.ModeForced {
+		var err error
+		if reasons, err = daemon.JoinedReasons(s, l.snap, ownIfRunning()); err != nil {
+			return nil, err
+		}
+	}
+	out := &plannedOutlook{Plan: plan.Aggregate(daemon.AggregateInput(s, l.snap, owned, reasons))}
 	switch {
 	case len(l.snap.Underlays) == 0:
 		out.When = "for aggregation, run would wait for an underlay: there is none yet"
@@ -327,7 +336,7 @@ func planAggregate(mode config.Mode, s *node.Scanner, l look, owned map[plan.Set
 	default:
 		out.When = "once packets come so fast that datagrams may come in a row, run would do this:"
 	}
-	return out
+	return out, nil
 }
 
 // planExpress is what frames change that go straight to pods.

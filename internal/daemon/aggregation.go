@@ -6,8 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"slices"
+	"strings"
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
@@ -27,7 +26,11 @@ type aggregation struct {
 	hooks   map[node.DevKey]io.Closer  // on tunnels
 	skipped []plan.Skip
 	none    bool // no underlay can
+	joined  *joined
 	check   check
+	looks   pace // at changes of rules
+	stirred bool // rules have changed since the last look
+	told    string
 	waits   bool // what lanes hold is to be handed on first
 	retry   time.Time
 	err     error // why the last attempt to put it in place failed
@@ -40,7 +43,11 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 		a.gov.Step(now, governor.AggregationWindow{})
 		return nil
 	}
-	var w governor.AggregationWindow
+	rate, _, err := d.overlay(now)
+	if err != nil {
+		return err
+	}
+	w := governor.AggregationWindow{Rate: rate}
 	if a.dp != nil {
 		c, err := a.dp.Counters()
 		if err != nil {
@@ -49,34 +56,121 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 		n := c.Sub(a.counted)
 		w.Packets, w.Datagrams, w.Supers, w.Follows = n.Packets, n.Datagrams, n.Supers, n.Follows
 		a.counted, w.Behind = c, d.sensor.behind
-	} else if rate, err := d.softnet.read(now); err == nil && !math.IsInf(rate, 1) {
-		w.Rate = rate
 	}
 	before := a.gov.Last()
 	dec := a.gov.Step(now, w)
-	if dec.State != before.State {
-		d.log.Info("aggregation "+dec.State.String(), "reason", dec.Reason)
-	}
+	d.tellAggregation(before, dec)
 	switch {
 	case dec.State == governor.Standby:
 		_, err := d.stopAggregation()
 		return err
 	case a.dp == nil && now.Before(a.retry):
-	case a.dp == nil || dec.State != before.State || a.waits || a.check.due(now):
-		defer a.check.made(time.Now())
-		if a.err = d.followAggregation(dec.State == governor.Active); a.err != nil {
-			a.retry = now.Add(retryAfter)
-			d.log.Error("aggregation could not be put in place", "reason", a.err, "again_in", retryAfter)
-			_, err := d.stopAggregation()
-			return err
-		}
+	case a.dp == nil || dec.State != before.State || a.waits || a.check.due(now) || a.stirred && a.looks.due(now):
+		return d.tryAggregation(now, true)
 	}
 	return nil
 }
 
-// followAggregation makes it fit the node. act: packets are joined, or else it is only watched
+// tellAggregation logs what an operator wants to know: that it begins or ends. That it is watched, and
+// for nothing, is none of that.
+func (d *Daemon) tellAggregation(before, now governor.Decision) {
+	if now.State == governor.Active {
+		d.aggr.told = ""
+	}
+	switch {
+	case now.State == before.State:
+	case now.State == governor.Active || before.State == governor.Active:
+		d.log.Info("aggregate "+now.State.String(), "reason", now.Reason)
+	default:
+		d.log.Debug("aggregate "+now.State.String(), "reason", now.Reason)
+	}
+}
+
+// events tell that rules may be otherwise now; nil while it does not act.
+func (a *aggregation) events() <-chan struct{} {
+	if a.joined == nil {
+		return nil
+	}
+	return a.joined.judges.events()
+}
+
+// rulesChanged looks at rules that may have changed, at once unless they change all the time.
+func (d *Daemon) rulesChanged(now time.Time) error {
+	d.aggr.stirred = true
+	if d.aggr.dp == nil || !d.aggr.looks.due(now) {
+		return nil // with a window that begins soon
+	}
+	return d.tryAggregation(now, false)
+}
+
+// ruleShare is the part of the daemon's time that looking at rules that change may take: 1/100.
+const ruleShare = 100
+
+// tryAggregation makes it fit the node; where that fails, it leaves no trace. all: nothing is taken from
+// the last look.
+func (d *Daemon) tryAggregation(now time.Time, all bool) error {
+	a := &d.aggr
+	all = all && a.check.due(now)
+	a.stirred = false
+	began := time.Now()
+	made, owned, err := d.planAggregation(all)
+	a.looks.took(began, ruleShare*time.Since(began)/lookShare)
+	if all {
+		a.check.made(began)
+	}
+	if a.err = err; err == nil && a.none && d.opts.Aggregate == governor.Auto && len(made.Skipped) > 0 {
+		return d.refuseAggregation(now, made.Skipped)
+	}
+	if a.err == nil {
+		a.err = d.followAggregation(made, owned, a.gov.Last().State == governor.Active)
+	}
+	if a.err != nil {
+		a.retry = now.Add(retryAfter)
+		d.log.Error("aggregate could not be put in place", "reason", a.err, "again_in", retryAfter)
+		_, err := d.stopAggregation()
+		return err
+	}
+	return nil
+}
+
+// refuseAggregation stands by where no device may join datagrams, and says what stands in the way.
+func (d *Daemon) refuseAggregation(now time.Time, skipped []plan.Skip) error {
+	a := &d.aggr
+	before := a.gov.Last()
+	why := strings.TrimPrefix(skipped[0].Reason, "left alone: ")
+	a.gov.Refuse(now, why)
+	if before.State == governor.Active || a.told != why {
+		a.told = why
+		d.log.Info("aggregate standby", "reason", a.gov.Last().Reason)
+	}
+	_, err := d.stopAggregation()
+	a.skipped = skipped
+	return err
+}
+
+// planAggregation plans by what is on the node. all: nothing is taken from the last look.
+func (d *Daemon) planAggregation(all bool) (plan.Plan, map[plan.Setting]plan.Owned, error) {
+	a := &d.aggr
+	owned := apply.Owned(d.locked.Entries())
+	var reasons map[node.DevKey]string
+	if d.opts.Aggregate != governor.Forced {
+		if a.joined == nil {
+			a.joined = newJoined(d.scanner, d.dp.Owns)
+			a.joined.judges = newJudges(d.scanner, d.dp.Owns)
+		}
+		var err error
+		if reasons, err = a.joined.look(d.snap, all); err != nil {
+			return plan.Plan{}, owned, err
+		}
+	}
+	made := plan.Aggregate(AggregateInput(d.scanner, d.snap, owned, reasons))
+	a.skipped, a.none = made.Skipped, len(made.Skipped) >= len(d.snap.Underlays)+len(d.snap.Tunnels)
+	return made, owned, nil
+}
+
+// followAggregation carries a plan out. act: packets are joined, or else it is only watched
 // whether they could be.
-func (d *Daemon) followAggregation(act bool) error {
+func (d *Daemon) followAggregation(made plan.Plan, owned map[plan.Setting]plan.Owned, act bool) error {
 	a := &d.aggr
 	if a.dp == nil {
 		dp, err := d.dp.LoadAggregation()
@@ -85,11 +179,12 @@ func (d *Daemon) followAggregation(act bool) error {
 		}
 		a.dp, a.hooks, a.counted = dp, map[node.DevKey]io.Closer{}, datapath.AggregateCounters{}
 	}
-	owned := apply.Owned(d.locked.Entries())
-	in := AggregateInput(d.scanner, d.snap, owned)
 	here := map[plan.Target]bool{}
-	for _, dev := range slices.Concat(in.Underlays, in.Tunnels) {
-		here[dev.Target] = true
+	for _, u := range d.snap.Underlays {
+		here[target(u.Dev)] = true
+	}
+	for _, t := range d.snap.Tunnels {
+		here[target(t.Dev)] = true
 	}
 	err := d.locked.Forget(func(t plan.Target) bool {
 		_, ours := owned[plan.Aggregates(t)]
@@ -98,8 +193,6 @@ func (d *Daemon) followAggregation(act bool) error {
 	if err != nil {
 		return err
 	}
-	made := plan.Aggregate(in)
-	a.skipped, a.none = made.Skipped, len(made.Skipped) >= len(d.snap.Underlays)+len(d.snap.Tunnels)
 	// Who counts comes first, so that what is aggregated is counted.
 	want := map[node.DevKey]bool{}
 	var errs []error
@@ -143,10 +236,16 @@ func (d *Daemon) joinDatagrams(steps []plan.Step) error {
 // stopAggregation leaves no trace of it.
 func (d *Daemon) stopAggregation() (rep apply.Report, err error) {
 	a := &d.aggr
-	if a.dp == nil {
-		return rep, nil
+	if a.joined != nil {
+		err = a.joined.close()
+		a.joined = nil
 	}
+	if a.dp == nil {
+		return rep, err
+	}
+	closed := err
 	rep, err = d.restore(ofAggregation)
+	err = errors.Join(closed, err)
 	_, e := d.dp.SetApart(false)
 	err = errors.Join(err, e)
 	for key, l := range a.hooks {

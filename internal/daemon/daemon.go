@@ -77,6 +77,7 @@ type Daemon struct {
 	pipe     *pipeline
 	micro    microflows
 	aggr     aggregation
+	landing  landing
 	demand   demand
 	expr     express
 	bridge   bridging
@@ -107,6 +108,7 @@ type Daemon struct {
 	dull     dull
 	lively   time.Time // when packets last came, as isAwake saw it
 	softnet  softnet
+	tunnels  overlayRate
 	pace     pace
 	requests chan func()
 	ended    chan struct{}
@@ -214,6 +216,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 			err = d.tryExpress(ctx, time.Now())
 		case <-d.bridge.judges.events():
 			err = d.tryBridging(time.Now())
+		case <-d.aggr.events():
+			err = d.rulesChanged(time.Now())
 		case <-d.glances(glance.C):
 			err = d.glance(ctx, time.Now())
 		case fn := <-d.requests:
@@ -418,6 +422,7 @@ func (d *Daemon) close() error {
 	if d.hooks != nil {
 		errs = append(errs, d.hooks.Close())
 	}
+	d.tunnels.close()
 	if d.dp != nil {
 		errs = append(errs, d.dp.Close())
 	}

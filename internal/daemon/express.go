@@ -165,7 +165,7 @@ func (d *Daemon) judgeWays(now time.Time) (made plan.Plan, safe map[datapath.Exp
 	l := d.lookout()
 	e.ways, err = l.ways()
 	in := l.input(e.ways)
-	in.Join = d.opts.Aggregate != governor.Off
+	in.Join = d.opts.Aggregate != governor.Off && d.landing.joins(d, now)
 	made = plan.Express(in)
 	same := map[datapath.ExpressKey]int{}
 	for i := range e.ways {

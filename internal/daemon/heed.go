@@ -95,11 +95,11 @@ func (d *Daemon) isQuiet(now time.Time) bool {
 		d.quiet = now
 		return false
 	}
-	rate, err := d.softnet.read(now)
+	comes, err := d.comes(now)
 	if err != nil {
 		d.log.Debug("stays awake", "reason", err)
 	}
-	if err != nil || rate >= d.opts.AsleepBelow {
+	if err != nil || comes {
 		d.quiet = now
 		return false
 	}
@@ -160,11 +160,11 @@ const calmAfter = time.Minute
 
 // isAwake tells whether packets come, or came lately.
 func (d *Daemon) isAwake(now time.Time) (bool, error) {
-	rate, err := d.softnet.read(now)
+	comes, err := d.comes(now)
 	if err != nil {
 		return false, err
 	}
-	if rate >= d.opts.AsleepBelow && !math.IsInf(rate, 1) {
+	if comes && !math.IsInf(d.softnet.rate, 1) {
 		d.lively = now
 	}
 	return now.Sub(d.lively) < calmAfter, nil

@@ -133,29 +133,30 @@ func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unfit st
 }
 
 // AggregateInput puts what was seen on the node into the planner's words. Both the daemon and
-// `overlane plan` plan by it.
-func AggregateInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned) plan.AggregateInput {
+// `overlane plan` plan by it. reasons say why devices are not to join datagrams.
+func AggregateInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned, reasons map[node.DevKey]string) plan.AggregateInput {
 	in := plan.AggregateInput{Owned: owned}
 	dataplane := dataplanes(s, snap)
+	add := func(to *[]plan.Aggregator, dev node.Dev) {
+		*to = append(*to, aggregator(s, dev, cmp.Or(dataplane[dev.Key()], reasons[dev.Key()])))
+	}
 	for _, u := range snap.Underlays {
-		in.Underlays = append(in.Underlays, aggregator(s, u.Dev, dataplane))
+		add(&in.Underlays, u.Dev)
 	}
 	for _, t := range snap.Tunnels {
-		in.Tunnels = append(in.Tunnels, aggregator(s, t.Dev, dataplane))
+		add(&in.Tunnels, t.Dev)
 	}
 	return in
 }
 
-func aggregator(s *node.Scanner, dev node.Dev, dataplane theirs) plan.Aggregator {
-	a := plan.Aggregator{Target: target(dev), Unfit: dataplane[dev.Key()]}
-	if a.Unfit != "" {
-		return a
-	}
+// aggregator reads also what is to be left alone: what overlane has switched on there is taken back.
+func aggregator(s *node.Scanner, dev node.Dev, unfit string) plan.Aggregator {
+	a := plan.Aggregator{Target: target(dev)}
 	var err error
 	if a.Hold, err = s.GROHold(dev); err == nil {
 		err = offloads(s, dev, map[string]*string{plan.GRO: &a.GRO, plan.UDPForwarding: &a.Forwarding, plan.GROList: &a.List})
 	}
-	if err != nil {
+	if a.Unfit = unfit; a.Unfit == "" && err != nil {
 		a.Unfit = fmt.Sprintf("left alone: %v", err)
 	}
 	return a

@@ -4,6 +4,7 @@ package governor
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 )
@@ -16,6 +17,7 @@ type Aggregation struct {
 	mode    Mode
 	last    Decision
 	pause   time.Time // not before
+	refused float64   // the Rate for which that is so: with a much greater one it is another load
 	stretch stretch
 	quiet   time.Time // since when hardly a packet has come out of a tunnel
 	useless time.Time // since when hardly one of them was a datagram that was joined
@@ -31,7 +33,7 @@ type stretch struct {
 
 // AggregationWindow is what came since the last one.
 type AggregationWindow struct {
-	// Rate is the packets per second that the node's busiest core receives, of whatever.
+	// Rate is the packets per second that come out of all tunnels; what GRO has joined is one.
 	Rate float64
 	// Packets came out of tunnels while it was on or watched, Datagrams of these in Supers;
 	// Follows of those that it did not join it could have joined to another.
@@ -56,6 +58,8 @@ const (
 	aggregateWatch   = 500 * time.Millisecond
 	aggregateStretch = time.Second
 	aggregatePause   = 30 * time.Second
+	// aggregateOther is by how much the rate grows when it is another load, which is looked at at once.
+	aggregateOther = 1.5
 	// Where frames cost clearly more behind the NIC in each of so many windows than in any of those
 	// before, somebody takes super-packets apart: then it is not tried again for longer.
 	aggregateDearer = 1.1
@@ -69,8 +73,13 @@ func NewAggregation(mode Mode) *Aggregation {
 	return &Aggregation{mode: mode, last: Decision{Reason: "not measured yet"}}
 }
 
-// Reconfigure changes the mode; the next window decides by it.
-func (a *Aggregation) Reconfigure(mode Mode) { a.mode = mode }
+// Reconfigure changes the mode; the next window decides by it, and looks at what was looked away from.
+func (a *Aggregation) Reconfigure(mode Mode) {
+	if mode != a.mode {
+		a.pause = time.Time{}
+	}
+	a.mode = mode
+}
 
 // Last is the decision in force.
 func (a *Aggregation) Last() Decision { return a.last }
@@ -86,9 +95,9 @@ func (a *Aggregation) Step(now time.Time, w AggregationWindow) Decision {
 		a.judge(now, w)
 	case a.last.State == Parked:
 		a.watch(now, w)
-	case now.Before(a.pause):
+	case now.Before(a.pause) && w.Rate < aggregateOther*a.refused:
 	case w.Rate < aggregateFrom:
-		a.decide(now, Standby, fmt.Sprintf("fewer than %d packets a second: datagrams hardly come in a row", aggregateFrom))
+		a.decide(now, Standby, fmt.Sprintf("fewer than %d packets a second come out of the tunnels: datagrams hardly come in a row", aggregateFrom))
 	default:
 		a.stretch, a.before, a.after = stretch{since: now}, nil, nil
 		a.decide(now, Parked, "it is watched whether datagrams come in a row")
@@ -124,9 +133,9 @@ func (a *Aggregation) watch(now time.Time, w AggregationWindow) {
 	share := float64(sum.Follows+sum.Datagrams) / float64(max(sum.Packets, 1))
 	switch {
 	case rate < aggregateQuiet:
-		a.stop(now, "hardly a packet comes out of the tunnels", aggregatePause)
+		a.decide(now, Standby, hardlyAny)
 	case share < often:
-		a.stop(now, inARow(share), aggregatePause)
+		a.stop(now, inARow(share), aggregatePause, w.Rate)
 	default:
 		a.quiet, a.useless = now, now
 		a.decide(now, Active, "datagrams that come in a row cross the overlay as one packet")
@@ -141,7 +150,7 @@ func inARow(share float64) string {
 func (a *Aggregation) judge(now time.Time, w AggregationWindow) {
 	if a.vain(w) {
 		why := fmt.Sprintf("behind the NIC, frames cost at least %.2f times what they did without", slices.Min(a.after)/slices.Max(a.before))
-		a.stop(now, why, aggregateVainly)
+		a.stop(now, why, aggregateVainly, math.Inf(1))
 		return
 	}
 	sum, rate, over := a.add(now, w, aggregateStretch)
@@ -157,9 +166,9 @@ func (a *Aggregation) judge(now time.Time, w AggregationWindow) {
 	}
 	switch {
 	case now.Sub(a.quiet) >= aggregateFor:
-		a.stop(now, "hardly a packet comes out of the tunnels", aggregatePause)
+		a.decide(now, Standby, hardlyAny)
 	case now.Sub(a.useless) >= aggregateFor:
-		a.stop(now, inARow(share), aggregatePause)
+		a.stop(now, inARow(share), aggregatePause, w.Rate)
 	case sum.Supers > 0:
 		a.decide(now, Active, fmt.Sprintf("%.0f %% of the overlay's packets cross it as super-packets, of %.0f datagrams each", share*100, float64(sum.Datagrams)/float64(sum.Supers)))
 	}
@@ -174,8 +183,18 @@ func (a *Aggregation) vain(w AggregationWindow) bool {
 	return len(a.before) >= aggregateBefore && len(a.after) == aggregateProof && slices.Min(a.after) > aggregateDearer*slices.Max(a.before)
 }
 
-func (a *Aggregation) stop(now time.Time, why string, pause time.Duration) {
-	a.pause = now.Add(pause)
+// hardlyAny is no reason to look away: what comes next is seen at once.
+const hardlyAny = "hardly a packet comes out of the tunnels"
+
+// Refuse ends it, or has it not begin, for a reason that no measurement tells.
+func (a *Aggregation) Refuse(now time.Time, why string) {
+	if a.mode == Auto {
+		a.stop(now, why, aggregatePause, math.Inf(1))
+	}
+}
+
+func (a *Aggregation) stop(now time.Time, why string, pause time.Duration, refused float64) {
+	a.pause, a.refused = now.Add(pause), max(refused, aggregateFrom)
 	a.decide(now, Standby, fmt.Sprintf("%s; looked at again every %v", why, pause))
 }
 

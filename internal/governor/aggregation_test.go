@@ -30,7 +30,7 @@ func TestAggregationComesWithTrafficAndStaysWhileItIsWorthIt(t *testing.T) {
 		want   State
 		reason string
 	}{
-		{"an idle node", time.Second, AggregationWindow{Rate: 500}, Standby, "fewer than 10000 packets a second"},
+		{"an idle node", time.Second, AggregationWindow{Rate: 500}, Standby, "fewer than 10000 packets a second come out of the tunnels"},
 		{"traffic", 100 * time.Millisecond, busy, Parked, "it is watched"},
 		{"datagrams that could be joined", 600 * time.Millisecond, could, Active, "one packet"},
 		{"datagrams in runs", 20 * time.Second, runs, Active, "80 % of the overlay's packets cross it as super-packets, of 40 datagrams each"},
@@ -38,9 +38,8 @@ func TestAggregationComesWithTrafficAndStaysWhileItIsWorthIt(t *testing.T) {
 		{"datagrams again", 5 * time.Second, runs, Active, "super-packets"},
 		{"nothing in runs, briefly", 9 * time.Second, alone, Active, "super-packets"},
 		{"datagrams once more", 5 * time.Second, runs, Active, "super-packets"},
-		{"a long pause", 11 * time.Second, AggregationWindow{}, Standby, "hardly a packet comes out of the tunnels"},
-		{"what comes too soon", 18 * time.Second, busy, Standby, "looked at again every 30s"},
-		{"later", 15 * time.Second, AggregationWindow{Rate: 50_000, Packets: 5000, Follows: 4900}, Active, "one packet"},
+		{"a long pause", 11 * time.Second, AggregationWindow{}, Standby, "fewer than 10000 packets a second come out of the tunnels"},
+		{"traffic again, which is seen at once", 600 * time.Millisecond, AggregationWindow{Rate: 50_000, Packets: 5000, Follows: 4900}, Active, "one packet"},
 		{"nothing in runs", 12 * time.Second, alone, Standby, "2 % of the overlay's packets are datagrams that come in a row"},
 	} {
 		d := after(a, &now, step.long, step.w)
@@ -53,8 +52,7 @@ func TestAggregationComesWithTrafficAndStaysWhileItIsWorthIt(t *testing.T) {
 // Nothing is joined, and nothing has to be taken back, where it would be in vain.
 func TestAggregationWatchesFirst(t *testing.T) {
 	for what, w := range map[string]AggregationWindow{
-		"6 % of the overlay's packets":                        {Rate: 50_000, Packets: 5000, Follows: 300},
-		"hardly a packet comes out of the tunnels; looked at": {Rate: 50_000},
+		"6 % of the overlay's packets": {Rate: 50_000, Packets: 5000, Follows: 300},
 	} {
 		a, now := NewAggregation(Auto), time.Unix(1000, 0)
 		for range 600 {
@@ -67,6 +65,50 @@ func TestAggregationWatchesFirst(t *testing.T) {
 		if d := after(a, &now, 5*time.Second, w); d.State != Standby || !strings.Contains(d.Reason, what) {
 			t.Errorf("%s: %+v", what, d)
 		}
+	}
+}
+
+// It looks away for half a minute from a load that it could do nothing for, and not from another one.
+func TestAggregationSeesAnotherLoadAtOnce(t *testing.T) {
+	a, now := NewAggregation(Auto), time.Unix(1000, 0)
+	alone := AggregationWindow{Rate: 20_000, Packets: 2000}
+	for _, step := range []struct {
+		what string
+		long time.Duration
+		w    AggregationWindow
+		want State
+	}{
+		{"packets alone", time.Second, alone, Standby},
+		{"the same, a little more", 10 * time.Second, AggregationWindow{Rate: 25_000}, Standby},
+		{"a flood", 100 * time.Millisecond, AggregationWindow{Rate: 200_000}, Parked},
+		{"the flood's datagrams come in a row", 600 * time.Millisecond, AggregationWindow{Rate: 200_000, Packets: 20_000, Follows: 19_000}, Active},
+	} {
+		if d := after(a, &now, step.long, step.w); d.State != step.want {
+			t.Fatalf("%s: %+v", step.what, d)
+		}
+	}
+}
+
+// What stands in its way is said, and ends it; forced by configuration it acts all the same.
+func TestAggregationIsRefused(t *testing.T) {
+	busy := AggregationWindow{Rate: 50_000, Packets: 5000, Follows: 4900, Datagrams: 4900, Supers: 100}
+	a, now := NewAggregation(Auto), time.Unix(1000, 0)
+	after(a, &now, 2*time.Second, busy)
+	a.Refuse(now, "a rule is in the way")
+	if d := a.Last(); d.State != Standby || d.Reason != "a rule is in the way; looked at again every 30s" {
+		t.Errorf("%+v", d)
+	}
+	if d := after(a, &now, 29*time.Second, busy); d.State != Standby {
+		t.Errorf("before it is looked at again: %+v", d)
+	}
+	if d := after(a, &now, 3*time.Second, busy); d.State != Active {
+		t.Errorf("later: %+v", d)
+	}
+	f := NewAggregation(Forced)
+	f.Step(now, busy)
+	f.Refuse(now, "a rule is in the way")
+	if d := f.Step(now, busy); d.State != Active {
+		t.Errorf("forced: %+v", d)
 	}
 }
 

@@ -53,7 +53,11 @@ func Express(in ExpressInput) Plan {
 			p.Steps = append(p.Steps, Step{Setting: s, Was: pod.GRO, First: Requested(pod.GRO), Want: "on",
 				Reason: "without GRO a veth takes no frames straight from a NIC"})
 		}
-		_, listed := in.Owned[Joins(pod.Target)]
+		ours, listed := in.Owned[Joins(pod.Target)]
+		if !in.Join && listed && pod.List == "on" {
+			p.Steps = append(p.Steps, Step{Setting: Joins(pod.Target), Was: pod.List, First: ours.First, Want: ours.First,
+				Reason: "datagrams are no longer to be joined"})
+		}
 		if in.Join && pod.List == "off" && !listed {
 			p.Steps = append(p.Steps, Step{Setting: Joins(pod.Target), Was: pod.List, First: pod.List, Want: "on",
 				Reason: "datagrams of one flow that come in a row pass the pod's stack as one packet"})

@@ -32,6 +32,7 @@ func TestExpressChangesOnlyPodsThatHaveAWay(t *testing.T) {
 		{what: "lists were switched off again", pod: with(func(l *Landing) { l.GRO = "on" }), join: true, owned: ours},
 		{what: "a kernel without lists", pod: with(func(l *Landing) { l.List = "" }), join: true, steps: "rx-gro"},
 		{what: "a policy", pod: with(func(l *Landing) { l.Way, l.Unfit = false, "nftables" }), join: true, skip: "nftables"},
+		{what: "lists are ours, and no longer to be", pod: with(func(l *Landing) { l.GRO, l.List = "on", "on" }), owned: ours, steps: "rx-gro-list back"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			p := Express(ExpressInput{NICs: []Target{nic}, Pods: []Landing{tt.pod}, Join: tt.join, Owned: tt.owned})
@@ -40,7 +41,11 @@ func TestExpressChangesOnlyPodsThatHaveAWay(t *testing.T) {
 			}
 			var steps []string
 			for _, s := range p.Steps {
-				if steps = append(steps, s.Attr); s.Target != pod || s.Want != "on" || s.First != "off" || s.Reason == "" {
+				what := s.Attr
+				if s.Want == "off" && s.Was == "on" {
+					what += " back"
+				}
+				if steps = append(steps, what); s.Target != pod || s.Want == s.Was || s.First != "off" || s.Reason == "" {
 					t.Errorf("step %+v", s)
 				}
 			}

@@ -88,7 +88,7 @@ func TestNothingGrowsBesideALivingNode(t *testing.T) {
 			d.NothingLeft()
 			l.GoesOn()
 			v := l.Stop()
-			ended := uint64(strings.Count(d.Log(), "aggregation standby")) + 1 // and once with the daemon
+			ended := uint64(strings.Count(d.Log(), "aggregate standby")) + 1 // and once with the daemon
 			left := st.Counters.ExpressLeft
 			t.Logf("%d of %d came, %d late, %d of these when rules changed; aggregation ended %d times, %d flows left a way that was not seen to be empty",
 				v.Received, l.Sent(), v.Reordered, s.handed, ended, left)

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/shortcut"
+)
+
+// joined tells where datagrams are not to be joined, because something on their way would see the
+// difference: rules on a packet's length or rate, sockets that get packets as they pass, tc.
+type joined struct {
+	scanner *node.Scanner
+	places  *shortcut.Places
+	pods    map[uint64]string // what the last look at a pod's namespace said
+	judges  *judges           // tell when rules change; nil: once only
+}
+
+func newJoined(s *node.Scanner, own func(progID uint32) bool) *joined {
+	return &joined{scanner: s, places: shortcut.NewPlaces(own), pods: map[uint64]string{}}
+}
+
+// place is a network namespace that joined datagrams come through, and what joins them.
+type place struct {
+	cookie  uint64
+	where   string // in front of what is there
+	devs    []shortcut.Passed
+	bridged bool
+	pod     bool
+	joins   []node.DevKey
+}
+
+// places lists the namespaces that joined datagrams come through: those of the NICs, where what is
+// forwarded and is no overlay's is joined as well, of the tunnels and of the pods behind them.
+func places(snap node.Snapshot) []*place {
+	var list []*place
+	at := func(cookie uint64) *place {
+		if i := slices.IndexFunc(list, func(p *place) bool { return p.cookie == cookie }); i >= 0 {
+			return list[i]
+		}
+		list = append(list, &place{cookie: cookie})
+		return list[len(list)-1]
+	}
+	for _, u := range snap.Underlays {
+		p := at(u.NetnsCookie)
+		p.devs = append(p.devs, shortcut.Passed{Ifindex: u.Ifindex, Name: u.Name, In: true, Out: true})
+		p.joins = append(p.joins, u.Key())
+	}
+	behind := map[node.DevKey][]node.DevKey{} // what joins the datagrams of a tunnel
+	for _, t := range snap.Tunnels {
+		p := at(t.NetnsCookie)
+		if p.where == "" && len(p.devs) == 0 {
+			p.where = "in the namespace of " + t.Name
+		}
+		p.devs = append(p.devs, shortcut.Passed{Ifindex: t.Ifindex, Name: t.Name, In: true})
+		p.bridged = p.bridged || t.Bridge != nil
+		behind[t.Key()] = []node.DevKey{t.Key()}
+		for _, u := range t.Underlays {
+			behind[t.Key()] = append(behind[t.Key()], u.Key())
+		}
+		p.joins = append(p.joins, behind[t.Key()]...)
+	}
+	for _, pod := range snap.Pods {
+		host := at(pod.Host.NetnsCookie)
+		host.devs = append(host.devs, shortcut.Passed{Ifindex: pod.Host.Ifindex, Name: pod.Host.Name, Out: true})
+		p := at(pod.Peer.NetnsCookie)
+		if len(p.devs) == 0 {
+			p.pod, p.where = true, "in the pod behind "+pod.Host.Name
+		}
+		p.devs = append(p.devs, shortcut.Passed{Ifindex: pod.Peer.Ifindex, Name: pod.Peer.Name, In: true})
+		for _, t := range pod.Tunnels {
+			p.joins = append(p.joins, behind[t.Key()]...)
+		}
+	}
+	return list
+}
+
+// look says why a device is not to join datagrams, by device. all: pods are looked at anew as well,
+// where rules make no event, and sockets nowhere do.
+func (j *joined) look(snap node.Snapshot, all bool) (map[node.DevKey]string, error) {
+	if err := j.places.Begin(); err != nil {
+		return nil, err
+	}
+	reasons := map[node.DevKey]string{}
+	seen := map[uint64]bool{}
+	for _, p := range places(snap) {
+		seen[p.cookie] = true
+		reason, known := j.pods[p.cookie]
+		if !p.pod || all || !known {
+			var err error
+			if reason, err = j.lookAt(p); errors.Is(err, node.ErrGone) {
+				continue
+			} else if err != nil {
+				return nil, err
+			}
+		}
+		if p.pod {
+			j.pods[p.cookie] = reason
+		}
+		if reason == "" {
+			continue
+		}
+		for _, dev := range p.joins {
+			if reasons[dev] == "" {
+				reasons[dev] = reason
+			}
+		}
+	}
+	needed := func(cookie uint64) bool { return seen[cookie] }
+	j.places.Keep(needed)
+	for cookie := range j.pods {
+		if !seen[cookie] {
+			delete(j.pods, cookie)
+		}
+	}
+	if j.judges == nil {
+		return reasons, nil
+	}
+	return reasons, j.judges.keep(needed)
+}
+
+// lookAt visits one namespace, and has its rules watched unless it is a pod's: to be watched keeps
+// one alive.
+func (j *joined) lookAt(p *place) (reason string, err error) {
+	if j.judges != nil && !p.pod {
+		w, err := j.judges.watcher(p.cookie)
+		if err != nil {
+			return "", err
+		}
+		if err := w.FollowRules(); err != nil {
+			return "", err
+		}
+	}
+	ns, err := j.scanner.Namespace(p.cookie)
+	if err != nil {
+		return "", err
+	}
+	var o shortcut.Onlooker
+	err = errors.Join(ns.Visit(func() error {
+		o = j.places.Look(p.cookie, p.devs, p.bridged)
+		return nil
+	}), ns.Close())
+	if o.What == "" || err != nil {
+		return "", err
+	}
+	said, enter := "left alone: ", ""
+	if p.where != "" {
+		said += p.where + ", "
+		if path, err := j.scanner.Path(p.cookie); err == nil {
+			enter = "nsenter --net=" + path + " "
+		}
+	}
+	said += o.What + "; joined datagrams are one packet there"
+	if o.See != "" {
+		said += "; see: " + enter + o.See
+	}
+	return said, nil
+}
+
+// anyPod says what in a pod would tell joined datagrams from single ones; empty if nothing would.
+func (j *joined) anyPod(snap node.Snapshot) (string, error) {
+	if err := j.places.Begin(); err != nil {
+		return "", err
+	}
+	seen := map[uint64]bool{}
+	found := ""
+	for _, p := range places(snap) {
+		if !p.pod {
+			continue
+		}
+		seen[p.cookie] = true
+		reason, err := j.lookAt(p)
+		if err != nil && !errors.Is(err, node.ErrGone) {
+			return "", err
+		}
+		found = cmp.Or(found, reason)
+	}
+	j.places.Keep(func(cookie uint64) bool { return seen[cookie] })
+	return found, nil
+}
+
+// landing is what frames of express come to: at the pods' ends of veths datagrams are joined as well,
+// unless something in a pod would see the difference.
+type landing struct {
+	joined *joined
+	check  check
+	may    bool
+}
+
+func (l *landing) joins(d *Daemon, now time.Time) bool {
+	if d.opts.Aggregate == governor.Forced {
+		return true
+	}
+	if l.joined == nil {
+		l.joined = newJoined(d.scanner, d.dp.Owns)
+	}
+	if !l.check.due(now) {
+		return l.may
+	}
+	defer l.check.made(time.Now())
+	reason, err := l.joined.anyPod(d.snap)
+	if err != nil {
+		reason = err.Error()
+	}
+	if was := l.may; was != (reason == "") {
+		l.may = !was
+		if reason != "" {
+			d.log.Info("express: datagrams are not joined at the pods' ends", "reason", reason)
+		}
+	}
+	return l.may
+}
+
+func (j *joined) close() error {
+	if j.judges == nil {
+		return nil
+	}
+	return j.judges.close()
+}
+
+// JoinedReasons says once why devices are not to join datagrams. own tells of BPF programs that they
+// are overlane's.
+func JoinedReasons(s *node.Scanner, snap node.Snapshot, own func(progID uint32) bool) (map[node.DevKey]string, error) {
+	return newJoined(s, own).look(snap, true)
+}
