@@ -92,15 +92,12 @@ func TestStatusNamesContainersNetworkAndVNI(t *testing.T) {
 	l := paced(t, s)
 	l.check(t)
 	d := rig.Start(t, rig.Spec{NS: s.bed.Receiver().NS, Config: alone + "pipeline: forced\ntier: tc\n"})
-	for _, args := range [][]string{{"status"}, {"plan"}, {"doctor"}} {
-		out := d.Verb(args...).String()
-		for _, want := range []string{l.to.id[:12], s.networkID[:10], "4097"} {
+	for verb, tells := range map[string][]string{"status": {"4097"}, "plan": nil, "doctor": {"4097"}} {
+		out := d.Verb(verb).String()
+		for _, want := range append(tells, l.to.id[:12], s.networkID[:10]) {
 			if !strings.Contains(out, want) {
-				t.Errorf("no %s in overlane %s:\n%s", want, strings.Join(args, " "), out)
+				t.Errorf("no %s in overlane %s:\n%s", want, verb, out)
 			}
-		}
-		if strings.Contains(out, "lb_") {
-			t.Errorf("Swarm's own sandbox is named in overlane %s:\n%s", strings.Join(args, " "), out)
 		}
 	}
 	l.stop(0)
