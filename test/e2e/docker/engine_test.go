@@ -324,10 +324,14 @@ func (s *swarm) create(e *engine, core int, args ...string) (*container, error) 
 	if err := os.Mkdir(c.share, 0o700); err != nil {
 		return nil, err
 	}
+	shares := 1024
+	if args[0] == "sender" {
+		shares = 2 // the least: it takes what the reader leaves of their core
+	}
 	var created struct{ Id string }
 	err := e.call("POST", "/containers/create?name="+c.name, map[string]any{
 		"Image": image, "Cmd": append([]string{"/" + image, "-counters", "/share/counters"}, args[1:]...),
-		"HostConfig": map[string]any{"NetworkMode": network, "CpusetCpus": fmt.Sprint(core), "Binds": []string{c.share + ":/share"}},
+		"HostConfig": map[string]any{"NetworkMode": network, "CpusetCpus": fmt.Sprint(core), "CpuShares": shares, "Binds": []string{c.share + ":/share"}},
 	}, &created)
 	if err != nil {
 		return nil, err
