@@ -442,6 +442,7 @@ func TestAFrameThatIsNotPlainTakesTheFullPathAndItsFlowWithIt(t *testing.T) {
 	}
 	// The longest that may.
 	f := long(0)(99)
+	s.forget(t, s.slotOf(classify(t, f))) // it may be that of a flow above
 	s.onTheWay(f)
 	s.poll(1)
 	s.goes("as long as may be", f)
