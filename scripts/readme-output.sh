@@ -42,7 +42,7 @@ bin/overlane lab up --name "$lab" --topology nested --pods 2 >/dev/null
 bin/overlane lab run udp-one --name "$lab" --variants overlay --rounds 1 --seconds 60 >"$state/traffic" 2>&1 &
 traffic=$!
 # The lab first sees what the host network takes. The daemon comes after that.
-until grep -q 'round 1 of 1' "$state/traffic"; do
+until grep -qs '^the host network takes' "$state/traffic"; do
 	kill -0 $traffic || die "no traffic: $(cat "$state/traffic")"
 	sleep 0.2
 done
@@ -52,7 +52,7 @@ until here status 2>/dev/null | grep -Eq '^aggregate +active'; do
 	kill -0 $traffic || die "aggregate did not become active: $(cat "$state/log")"
 	sleep 0.5
 done
-sleep 3 # some packets to count
+sleep 10 # packets to count, beyond the lab's own preparations
 { echo '$ sudo overlane status'; seen status; } | fill status
 wait $traffic
 here off >/dev/null

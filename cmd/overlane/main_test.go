@@ -254,7 +254,7 @@ func TestVerbsThatFindNothing(t *testing.T) {
 		{"plan", exitOK, "run would only watch: there is no VXLAN or Geneve tunnel yet"},
 		{"plan --json", exitOK, `"steps": []`},
 		{"doctor", exitOK, "no VXLAN or Geneve tunnel was found"},
-		{"doctor", exitOK, "priority     no        native-xdp: no underlay was found"},
+		{"doctor", exitOK, "priority   no        native-xdp: no underlay was found"},
 		{"doctor --json", exitOK, `"findings": []`},
 		{"set-cores 0", exitFailure, "no overlane daemon is running in this network namespace"},
 		{"version", exitOK, "overlane "},

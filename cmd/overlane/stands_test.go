@@ -43,7 +43,7 @@ func TestDoctorKnowsWhatStandsAgainstXDP(t *testing.T) {
 		l := look{features: features, snap: node.Snapshot{Underlays: []node.Underlay{u}}, places: xdp.New(nil, known, nil)}
 		l.features = l.stands()
 		for _, m := range l.mechanisms() {
-			if m.Name == "aggregation" {
+			if m.Name == "aggregate" {
 				continue
 			}
 			if m.Possible != (words == "") || !strings.Contains(m.Reason, words) {

@@ -18,7 +18,6 @@ remove | purge | 0)
 	[ ! -d /run/overlane ] || rmdir /run/overlane || true
 	;;
 esac
-case "$1" in
-purge) rm -rf /etc/overlane /var/lib/overlane ;;
-0) rm -rf /var/lib/overlane ;;
-esac
+if [ "$1" = purge ]; then
+	rm -rf /etc/overlane
+fi

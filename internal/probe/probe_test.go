@@ -280,17 +280,17 @@ func TestMechanisms(t *testing.T) {
 		feats                          []Feature
 		priority, aggregation, express Mechanism
 	}{
-		{"everything", all(xdp), yes("priority"), yes("aggregation"), yes("express")},
-		{"one NIC of two is enough", all(noNIC, xdp), yes("priority"), yes("aggregation"), yes("express")},
-		{"no native XDP", all(noNIC), lacks("priority", "native-xdp of eth1: none", "get NIC"), yes("aggregation"), lacks("express", "native-xdp of eth1: none", "get NIC")},
-		{"no underlay", all(), lacks("priority", noUnderlay, setOne), yes("aggregation"), lacks("express", noUnderlay, setOne)},
-		{"locked down", all(xdp, no(KernelRead)), lacks("priority", "kernel-read: none", "get kernel-read"), lacks("aggregation", "kernel-read: none", "get kernel-read"), lacks("express", "kernel-read: none", "get kernel-read")},
-		{"no tcx", all(xdp, no(TCX)), yes("priority"), lacks("aggregation", "tcx: none", "get tcx"), yes("express")},
-		{"datagrams are not joined", all(xdp, no(UDPGRO)), yes("priority"), lacks("aggregation", "udp-gro: none", "get udp-gro"), yes("express")},
-		{"no cpumap", all(xdp, no(CPUMap)), lacks("priority", "cpumap: none", "get cpumap"), yes("aggregation"), lacks("express", "cpumap: none", "get cpumap")},
-		{"no order", all(xdp, no(OrderGuard)), lacks("priority", "order-guard: none", "get order-guard"), yes("aggregation"), lacks("express", "order-guard: none", "get order-guard")},
-		{"no GRO in the lane", all(xdp, no(CPUMapGRO)), Mechanism{"priority", true, "TCP bulk costs more while latency traffic is about, without GRO in its lane: none", "get cpumap-gro"}, yes("aggregation"), yes("express")},
-		{"no threads", all(xdp, no(CPUMapGRO), no(ThreadedNAPI)), Mechanism{"priority", true, "bulk may starve under overload, since the NIC is polled in softirq: none", "get threaded-napi"}, yes("aggregation"), yes("express")},
+		{"everything", all(xdp), yes("priority"), yes("aggregate"), yes("express")},
+		{"one NIC of two is enough", all(noNIC, xdp), yes("priority"), yes("aggregate"), yes("express")},
+		{"no native XDP", all(noNIC), lacks("priority", "native-xdp of eth1: none", "get NIC"), yes("aggregate"), lacks("express", "native-xdp of eth1: none", "get NIC")},
+		{"no underlay", all(), lacks("priority", noUnderlay, setOne), yes("aggregate"), lacks("express", noUnderlay, setOne)},
+		{"locked down", all(xdp, no(KernelRead)), lacks("priority", "kernel-read: none", "get kernel-read"), lacks("aggregate", "kernel-read: none", "get kernel-read"), lacks("express", "kernel-read: none", "get kernel-read")},
+		{"no tcx", all(xdp, no(TCX)), yes("priority"), lacks("aggregate", "tcx: none", "get tcx"), yes("express")},
+		{"datagrams are not joined", all(xdp, no(UDPGRO)), yes("priority"), lacks("aggregate", "udp-gro: none", "get udp-gro"), yes("express")},
+		{"no cpumap", all(xdp, no(CPUMap)), lacks("priority", "cpumap: none", "get cpumap"), yes("aggregate"), lacks("express", "cpumap: none", "get cpumap")},
+		{"no order", all(xdp, no(OrderGuard)), lacks("priority", "order-guard: none", "get order-guard"), yes("aggregate"), lacks("express", "order-guard: none", "get order-guard")},
+		{"no GRO in the lane", all(xdp, no(CPUMapGRO)), Mechanism{"priority", true, "TCP bulk costs more while latency traffic is about, without GRO in its lane: none", "get cpumap-gro"}, yes("aggregate"), yes("express")},
+		{"no threads", all(xdp, no(CPUMapGRO), no(ThreadedNAPI)), Mechanism{"priority", true, "bulk may starve under overload, since the NIC is polled in softirq: none", "get threaded-napi"}, yes("aggregate"), yes("express")},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if d := cmp.Diff([]Mechanism{tt.priority, tt.aggregation, tt.express}, Mechanisms(tt.feats)); d != "" {

@@ -80,7 +80,7 @@ func Mechanisms(feats []Feature) []Mechanism {
 		priority.without(feats, CPUMapGRO, "TCP bulk costs more while latency traffic is about, without GRO in its lane: ")
 		priority.without(feats, ThreadedNAPI, "bulk may starve under overload, since the NIC is polled in softirq: ")
 	}
-	return []Mechanism{priority, needs("aggregation", Kernel, KernelRead, TCX, UDPGRO), needs("express", atNIC...)}
+	return []Mechanism{priority, needs("aggregate", Kernel, KernelRead, TCX, UDPGRO), needs("express", atNIC...)}
 }
 
 // without says what it has to do without.

@@ -4,6 +4,7 @@ package nics
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -53,21 +54,35 @@ func (r Row) Late() (n uint64) {
 	return n + r.Load.Late
 }
 
-// Table is rows as Markdown. Of each phase it tells the longest pause of the stream to the machine,
-// of the one from it, and for how long the machine stood still by itself, in ms.
+// Table is rows as Markdown, by NIC. Of each phase it tells the longest pause of the stream to the
+// machine, of the one from it, and for how long the machine stood still by itself, in ms.
 func Table(rows []Row) string {
 	var b strings.Builder
-	b.WriteString("| NIC | kernel | mechanism | acts | before | attach | detach | late | carrier changes | restored |\n|---|---|---|---|---|---|---|---|---|---|\n")
-	for _, r := range rows {
-		kernel, _, _ := strings.Cut(r.Kernel, "+")
-		restored := "yes"
-		if len(r.Left) > 0 {
-			restored = fmt.Sprintf("no, %d differences", len(r.Left))
+	var done []string
+	for _, first := range rows {
+		if slices.Contains(done, first.NIC) {
+			continue
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %d | %d | %s |\n", r.NIC, kernel, r.Mechanism, strings.ReplaceAll(r.acts(), "|", "\\|"),
-			r.Before.pauses(), r.Attach.pauses(), r.Detach.pauses(), r.Late(), r.Carrier, restored)
+		done = append(done, first.NIC)
+		fmt.Fprintf(&b, "### %s\n\n| mechanism | Linux | acts | before | attach | detach | late | carrier changes | restored |\n|---|---|---|---|---|---|---|---|---|\n", first.NIC)
+		for _, r := range rows {
+			if r.NIC == first.NIC {
+				r.write(&b)
+			}
+		}
+		b.WriteString("\n")
 	}
 	return b.String()
+}
+
+func (r Row) write(b *strings.Builder) {
+	kernel, _, _ := strings.Cut(r.Kernel, "+")
+	restored := "yes"
+	if len(r.Left) > 0 {
+		restored = fmt.Sprintf("no, %d differences", len(r.Left))
+	}
+	fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %d | %d | %s |\n", r.Mechanism, kernel, strings.ReplaceAll(r.acts(), "|", "\\|"),
+		r.Before.pauses(), r.Attach.pauses(), r.Detach.pauses(), r.Late(), r.Carrier, restored)
 }
 
 func (p Phase) pauses() string {

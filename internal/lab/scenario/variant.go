@@ -77,7 +77,7 @@ func init() {
 		{name: "together", what: "priority, shorter and the pipeline", start: priority("batch", "auto", "express: forced", "aggregate: auto"), settle: judged},
 		{name: "host-priority", what: "no overlay; the same for flows of the host network", host: true, start: priority("batch", "off")},
 		{name: "auto", what: "overlane run without a configuration: what a user gets", start: auto(""), settle: judged, chooses: true},
-		{name: "auto-express", what: "the same, with the express path allowed", start: auto("express: auto\n"), settle: judged, chooses: true},
+		{name: "auto-express", what: "the same, with the express path allowed", start: auto("express: auto\n"), settle: 2 * judged, chooses: true},
 		{name: "orphaned", what: "what stays when the daemon and its guardian are killed at once", start: startOrphaned},
 	}
 }

@@ -179,22 +179,3 @@ func TestAReaderDecidesWhetherItPays(t *testing.T) {
 	}
 	stop(t, d)
 }
-
-// It comes where it pays, and goes with what it was there for.
-func TestItGoesWithItsTraffic(t *testing.T) {
-	rig.NeedCores(t, 2)
-	b := rig.Lab(t, bed.Options{})
-	l := rig.StartFlood(t, b, 1)
-	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: auto})
-	v := verdict(t, d)
-	t.Logf("%+v", v)
-	if v.Verdict != "better" {
-		t.Logf("it did not pay here: %s", leaves(t, b, d))
-	}
-	l.Stop()
-	t.Log(leaves(t, b, d))
-	if v.Verdict == "better" && !strings.Contains(d.Log(), "hardly a frame went straight") {
-		t.Errorf("it did not leave for want of frames:\n%s", d.Log())
-	}
-	stop(t, d)
-}

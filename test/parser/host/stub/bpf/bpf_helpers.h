@@ -28,6 +28,7 @@ void *model_lookup(const void *map, const void *key);
 #define bpf_ktime_get_ns() model_clock()
 #define bpf_probe_read_kernel(to, n, from) \
 	(model_step(), __builtin_memcpy(to, (const void *)(from), n), model_step(), 0)
+#define bpf_probe_read_kernel_str(to, n, from) ((void)(to), (void)(n), (void)(from), 0)
 #define bpf_get_current_task_btf() ((void *)0)
 #define bpf_get_current_task() model_task()
 
