@@ -325,8 +325,8 @@ func (s *swarm) create(e *engine, core int, args ...string) (*container, error) 
 		return nil, err
 	}
 	shares := 1024
-	if args[0] == "sender" {
-		shares = 2 // the least: it takes what the reader leaves of their core
+	if args[0] == "reader" {
+		shares *= 16 // the sender, on the same core, takes what it leaves
 	}
 	var created struct{ Id string }
 	err := e.call("POST", "/containers/create?name="+c.name, map[string]any{
