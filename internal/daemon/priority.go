@@ -396,14 +396,17 @@ func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error)
 	_, err = d.stopExpress(ctx)
 	err = errors.Join(err, d.bulkHome(ctx))
 	err = errors.Join(err, d.prio.dp.BesideRealtime(nil, eager))
-	err = errors.Join(err, d.places.ReleaseAll(xdp.Priority))
+	// Settings first, as the guardian does: many drivers reset the NIC when a program goes, and since Linux 6.17
+	// threaded = 0 waits, with the device's lock, for a NAPI that a reset has disabled, and the reset for that lock
+	// (napi_stop_kthread, net/core/dev.c; seen to hang on igb).
+	rep, e := d.restore(d.ofPriority)
+	err = errors.Join(err, e, d.places.ReleaseAll(xdp.Priority))
 	clear(d.prio.attached)
 	past, e := d.priorityCounters()
 	if err = errors.Join(err, e); e == nil {
 		d.prioPast = past
 	}
-	rep, e = d.restore(d.ofPriority)
-	err = errors.Join(err, e, d.prio.close())
+	err = errors.Join(err, d.prio.close())
 	d.prio = nil
 	return rep, err
 }

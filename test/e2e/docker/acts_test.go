@@ -46,9 +46,9 @@ func TestMechanismsActBetweenContainers(t *testing.T) {
 			func(c control.Counters) uint64 { return c.LatencyPackets }, unix.SIGTERM, nil},
 		{"aggregation", alone + "pipeline: off\naggregate: forced\n", "aggregate",
 			func(c control.Counters) uint64 { return c.SuperPackets }, unix.SIGTERM, nil},
-		{"express", alone + "pipeline: off\nexpress: auto\n", "express",
+		{"express", alone + "pipeline: off\nexpress: forced\n", "express",
 			func(c control.Counters) uint64 { return c.ExpressPackets }, unix.SIGTERM, bare},
-		{"express, killed", alone + "pipeline: off\nexpress: auto\n", "express",
+		{"express, killed", alone + "pipeline: off\nexpress: forced\n", "express",
 			func(c control.Counters) uint64 { return c.ExpressPackets }, unix.SIGKILL, bare},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -113,7 +113,7 @@ func TestExpressLeavesTrackedConnectionsAlone(t *testing.T) {
 	s := engines(t)
 	l := paced(t, s)
 	l.check(t)
-	d := rig.Start(t, rig.Spec{NS: s.bed.Receiver().NS, Config: alone + "pipeline: off\nexpress: auto\n"})
+	d := rig.Start(t, rig.Spec{NS: s.bed.Receiver().NS, Config: alone + "pipeline: off\nexpress: forced\n"})
 	rig.Until(t, "status says what stands in the way", func() (bool, string) {
 		st := d.Status()
 		for _, way := range st.Express {
