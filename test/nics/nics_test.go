@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -83,7 +84,7 @@ func (n nic) devices() (args []string, ports []Port) {
 
 var (
 	table      = flag.Bool("table", false, "every NIC on both kernels (an hour)")
-	only       = flag.String("only", "", "with -table: NICs whose name contains this")
+	only       = flag.String("only", "", "with -table: NICs whose names this expression fits")
 	line       = flag.String("line", "", "with -table: the kernel whose line is this")
 	mechanisms = flag.String("mechanisms", "", "with -table: those to try, separated by commas")
 	out        = flag.String("out", "", "with -table: the folder for the table")
@@ -181,6 +182,10 @@ func TestEveryNIC(t *testing.T) {
 	if !*table {
 		t.Skip("needs hours: make nics")
 	}
+	which, err := regexp.Compile(*only)
+	if err != nil {
+		t.Fatal(err)
+	}
 	ms := prepare(t)
 	var mu sync.Mutex
 	rows := map[string][]Row{}
@@ -188,7 +193,7 @@ func TestEveryNIC(t *testing.T) {
 	t.Run("machines", func(t *testing.T) {
 		for _, l := range []vm.Line{oldest, newest} {
 			for _, n := range all {
-				if *line != "" && *line != l.String() || !strings.Contains(n.name, *only) {
+				if *line != "" && *line != l.String() || !which.MatchString(n.name) {
 					continue
 				}
 				name := l.String() + " " + n.name

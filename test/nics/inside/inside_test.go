@@ -74,7 +74,7 @@ var mechanisms = []mechanism{
 	{name: "tier xdp", key: "pipeline", load: []nics.Load{rows}, config: but("pipeline: forced\ntier: xdp\n"), acts: steers, refuse: true},
 	{name: "aggregate", key: "aggregate", load: []nics.Load{rows}, config: but("aggregate: forced\n"),
 		acts: func(c control.Counters) bool { return c.AggregatedPackets > more }},
-	{name: "express", key: "express", load: []nics.Load{crowds}, config: but("express: auto\n"),
+	{name: "express", key: "express", load: []nics.Load{crowds}, config: but("express: forced\n"),
 		acts: func(c control.Counters) bool { return c.ExpressPackets > more }},
 	{name: "priority", key: "priority", load: []nics.Load{rows},
 		config: but(fmt.Sprintf("priority: {rules: [{name: stream, proto: udp, port: %d}]}\n", nics.StreamPort)),
