@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -33,6 +34,12 @@ type Machine struct {
 	Init    string
 	Modules []string
 	Runs    []guest.Run
+	// Emulator is what runs the machine; the zero value is the installed one.
+	Emulator Emulator
+	// Devices are arguments of the emulator about devices, and Handed what these call descriptors
+	// 3, 4 and so on.
+	Devices []string
+	Handed  []*os.File
 	Boot
 }
 
@@ -45,9 +52,6 @@ type Boot struct {
 	// Counted has time go by instructions, a nanosecond each.
 	Counted bool
 }
-
-// Emulator is the program that machines run in.
-const Emulator = "qemu-system-x86_64"
 
 // Start runs the machine to its end. The error says that the machine did not
 // come to the end of its plan, and shows the end of its console.
@@ -73,14 +77,16 @@ func (m *Machine) Start(ctx context.Context) (records string, err error) {
 	if m.Counted {
 		args = append(args, "-icount", "shift=0,sleep=off")
 	}
-	out, err := run(ctx, Emulator, args...)
+	cmd := m.Emulator.command(ctx, append(args, m.Devices...)...)
+	cmd.ExtraFiles = m.Handed
+	out, err := run(cmd)
 	said := tail(console, 60)
 	records, readErr := read(results)
 	switch {
 	case ctx.Err() != nil:
 		err = fmt.Errorf("%s did not end: %w\n%s", m.Kernel.Release, context.Cause(ctx), said)
 	case err != nil:
-		err = fmt.Errorf("%s: %w\n%s", Emulator, err, out)
+		err = fmt.Errorf("%s: %w\n%s", cmd.Path, err, out)
 	case readErr != nil:
 		err = readErr
 	default:
@@ -91,7 +97,7 @@ func (m *Machine) Start(ctx context.Context) (records string, err error) {
 
 // run starts the emulator on a thread that lives as long: it ends with this
 // process, however that ends.
-func run(ctx context.Context, name string, args ...string) (string, error) {
+func run(cmd *exec.Cmd) (string, error) {
 	type result struct {
 		out string
 		err error
@@ -100,7 +106,6 @@ func run(ctx context.Context, name string, args ...string) (string, error) {
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		cmd := command(ctx, name, args...)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		out, err := cmd.CombinedOutput()
 		done <- result{string(out), err}

@@ -72,8 +72,8 @@ func brokenMachine(t *testing.T, body string) *Machine {
 	if testing.Short() {
 		t.Skip("needs a boot: left out with -short")
 	}
-	if _, err := exec.LookPath(Emulator); err != nil {
-		t.Skip("needs " + Emulator)
+	if _, err := exec.LookPath(Program); err != nil {
+		t.Skip("needs " + Program)
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -89,6 +89,6 @@ func brokenMachine(t *testing.T, body string) *Machine {
 		t.Fatal(err)
 	}
 	m := &Machine{Kernel: k, Dir: t.ArtifactDir(), Init: filepath.Join(dir, "init"), Boot: usual}
-	build(t, m.Init, "build", source)
+	Build(t, m.Init, "build", source)
 	return m
 }

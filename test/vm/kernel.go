@@ -23,6 +23,8 @@ type Line struct {
 	Suite string
 	// Major and Minor version; a Minor of -1 stands for any.
 	Major, Minor int
+	// Generic kernels have the drivers of NICs, which cloud kernels lack.
+	Generic bool
 }
 
 // Kernel is an unpacked kernel package.
@@ -39,6 +41,9 @@ const freshFor = 24 * time.Hour
 // for within a day.
 func (l Line) Kernel(ctx context.Context, cache string) (*Kernel, error) {
 	dir := filepath.Join(cache, l.Suite)
+	if l.Generic {
+		dir += "-generic"
+	}
 	stamp := filepath.Join(dir, "newest")
 	if st, err := os.Stat(stamp); err == nil && time.Since(st.ModTime()) < freshFor {
 		if release, err := os.ReadFile(stamp); err == nil {
@@ -79,9 +84,16 @@ func (l Line) Kernel(ctx context.Context, cache string) (*Kernel, error) {
 // "unsigned" and the like.
 const imagePrefix = "linux-image-"
 
-var image = regexp.MustCompile(`^` + imagePrefix + `((\d+)\.(\d+)\.(\d+)\S*-cloud-amd64)$`)
+var (
+	cloud   = regexp.MustCompile(`^` + imagePrefix + `((\d+)\.(\d+)\.(\d+)[^-\s]*-cloud-amd64)$`)
+	generic = regexp.MustCompile(`^` + imagePrefix + `((\d+)\.(\d+)\.(\d+)[^-\s]*-amd64)$`)
+)
 
 func (l Line) newest(ctx context.Context, a *apt) (string, error) {
+	image := cloud
+	if l.Generic {
+		image = generic
+	}
 	names, err := a.names(ctx, imagePrefix)
 	if err != nil {
 		return "", err
@@ -102,7 +114,7 @@ func (l Line) newest(ctx context.Context, a *apt) (string, error) {
 		}
 	}
 	if best == "" {
-		return "", fmt.Errorf("%s has no cloud kernel %s", l.Suite, l)
+		return "", fmt.Errorf("%s has no kernel %s of this kind", l.Suite, l)
 	}
 	return best, nil
 }
@@ -157,7 +169,7 @@ func (l Line) open(dir, release string) (*Kernel, error) {
 
 // prune removes kernels that are not the newest any more.
 func prune(dir, keep string) error {
-	old, err := filepath.Glob(filepath.Join(dir, "*-cloud-amd64"))
+	old, err := filepath.Glob(filepath.Join(dir, "*-amd64"))
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@
 package vm
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"os"
@@ -114,19 +113,19 @@ type fleet struct {
 
 func prepare(t *testing.T, suites []suite, of ...Line) *fleet {
 	t.Helper()
-	if _, err := exec.LookPath(Emulator); err != nil {
-		t.Skip("needs " + Emulator)
+	if _, err := exec.LookPath(Program); err != nil {
+		t.Skip("needs " + Program)
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		cache = os.TempDir()
 	}
 	f := &fleet{bin: t.TempDir(), tests: map[string]string{}, kernels: map[Line]*Kernel{}}
-	build(t, filepath.Join(f.bin, "init"), "build", root+"test/vm/init")
+	Build(t, filepath.Join(f.bin, "init"), "build", root+"test/vm/init")
 	for _, s := range suites {
 		if name := s.name(); f.tests[name] == "" {
 			f.tests[name] = filepath.Join(f.bin, name)
-			build(t, f.tests[name], "test", "-c", root+s.pkg)
+			Build(t, f.tests[name], "test", "-c", root+s.pkg)
 		}
 	}
 	for _, l := range of {
@@ -153,7 +152,7 @@ func (f *fleet) machine(t *testing.T, l Line, how Boot, list []suite, modules ..
 func TestKernels(t *testing.T) {
 	f := prepare(t, slices.Concat(smoke, underSpecial, underFiltering, underLockdown), lines...)
 	on := func(t *testing.T, l Line, how Boot, list []suite, modules ...string) {
-		t.Run(strings.TrimSpace(l.String()+" "+how.Name), func(t *testing.T) { runOn(t, f.machine(t, l, how, list, modules...), bootLimit) })
+		t.Run(strings.TrimSpace(l.String()+" "+how.Name), func(t *testing.T) { Run(t, f.machine(t, l, how, list, modules...), bootLimit, false) })
 	}
 	oldest, newest := lines[0], lines[len(lines)-1]
 	// The emulator takes one core: the longest of all has one for itself.
@@ -199,7 +198,7 @@ func TestWholeSuite(t *testing.T) {
 	var products []string
 	for _, tag := range []string{"", "faults", "next"} {
 		product := filepath.Join(f.bin, strings.TrimSuffix("overlane_"+tag, "_"))
-		build(t, product, "build", "-tags="+tag, root+"cmd/overlane")
+		Build(t, product, "build", "-tags="+tag, root+"cmd/overlane")
 		products = append(products, product)
 	}
 	for _, l := range lines {
@@ -208,7 +207,7 @@ func TestWholeSuite(t *testing.T) {
 			m := f.machine(t, l, usual, list, slices.Concat(filters, []string{"iptable_raw", "cls_bpf"})...)
 			m.Programs = slices.Concat(programs, planters, products)
 			m.Files, _ = filepath.Glob(plugins)
-			runOn(t, m, list[0].limit)
+			Run(t, m, list[0].limit, false)
 		})
 	}
 }
@@ -236,7 +235,7 @@ func TestTableOfOrders(t *testing.T) {
 		on = lines[0]
 	}
 	f := prepare(t, []suite{s}, on)
-	runOn(t, f.machine(t, on, how, []suite{s}, "sch_netem"), s.limit)
+	Run(t, f.machine(t, on, how, []suite{s}, "sch_netem"), s.limit, true)
 }
 
 func (s suite) name() string { return path.Base(s.pkg) }
@@ -244,72 +243,4 @@ func (s suite) name() string { return path.Base(s.pkg) }
 func (s suite) run() guest.Run {
 	return guest.Run{Name: s.name(), Args: append([]string{
 		"-test.v=test2json", "-test.count=1", fmt.Sprintf("-test.timeout=%v", max(s.limit, testLimit))}, s.args...)}
-}
-
-func runOn(t *testing.T, m *Machine, limit time.Duration) {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), limit, fmt.Errorf("not within %v", limit))
-	defer cancel()
-	start := time.Now()
-	records, err := m.Start(ctx)
-	t.Logf("%s ran for %.0f s", m.Kernel.Release, time.Since(start).Seconds())
-	if err != nil {
-		t.Error(err)
-	}
-	outcomes, err := Outcomes(records, m.Runs)
-	if err != nil {
-		t.Errorf("%v\n%s", err, m.Tail())
-	}
-	for _, o := range outcomes {
-		t.Run(o.Run, func(t *testing.T) {
-			tests, rest, err := o.Tests(context.WithoutCancel(t.Context()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			failed := false
-			for _, x := range tests {
-				t.Run(x.Name, func(t *testing.T) { report(t, x) })
-				failed = failed || x.Result != "pass" && x.Result != "skip"
-			}
-			switch {
-			case !o.Ended:
-				t.Errorf("did not end\n%s", rest)
-			case len(tests) == 0:
-				t.Errorf("no test ran: %s\n%s", o.Error, rest)
-			case o.Exit != 0 && !failed:
-				t.Errorf("%s\n%s", o.Error, rest)
-			}
-		})
-	}
-}
-
-// report gives a test that ran inside a machine the same place outside.
-func report(t *testing.T, x *Test) {
-	for _, s := range x.Sub {
-		t.Run(s.Name, func(t *testing.T) { report(t, s) })
-	}
-	if x.Took >= 1 {
-		t.Logf("took %.1f s inside", x.Took)
-	}
-	if *counted || *orders > 0 {
-		t.Logf("\n%s", x.Output)
-	}
-	switch {
-	case x.Result == "skip":
-		t.Skip(x.Reason())
-	case x.Result == "":
-		t.Errorf("did not end\n%s", x.Output)
-	case x.Result == "fail" && !x.FailedBelow():
-		t.Errorf("\n%s", x.Output)
-	}
-}
-
-// build builds a static program.
-func build(t *testing.T, to string, args ...string) {
-	t.Helper()
-	last := len(args) - 1
-	cmd := exec.Command("go", append(args[:last:last], "-trimpath", "-ldflags=-s -w", "-o", to, args[last])...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build %s: %v\n%s", args[last], err, out)
-	}
 }

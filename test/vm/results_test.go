@@ -5,6 +5,7 @@ package vm
 import (
 	"bytes"
 	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -96,17 +97,21 @@ func TestTheRootImageIsReadByCPIO(t *testing.T) {
 	}
 }
 
-func TestOnlySignedCloudKernelsAreTaken(t *testing.T) {
-	for name, want := range map[string]string{
-		"linux-image-6.12.117+deb12-cloud-amd64":          "6.12.117+deb12-cloud-amd64",
-		"linux-image-6.12.117+deb12-cloud-amd64-unsigned": "",
-		"linux-image-6.12.117+deb12-amd64":                "",
-		"linux-image-cloud-amd64":                         "",
-		"linux-image-6.12.117+deb12-cloud-amd64-dbg":      "",
+func TestOnlySignedKernelsOfTheRightKindAreTaken(t *testing.T) {
+	for name, want := range map[string]*regexp.Regexp{
+		"linux-image-6.12.117+deb12-cloud-amd64":          cloud,
+		"linux-image-6.12.117+deb12-cloud-amd64-unsigned": nil,
+		"linux-image-6.12.117+deb12-amd64":                generic,
+		"linux-image-6.12.117+deb12-amd64-unsigned":       nil,
+		"linux-image-6.12.117+deb12-rt-amd64":             nil,
+		"linux-image-cloud-amd64":                         nil,
+		"linux-image-6.12.117+deb12-cloud-amd64-dbg":      nil,
 	} {
-		m := image.FindStringSubmatch(name)
-		if got := append(m, "", "")[min(1, len(m))]; got != want {
-			t.Errorf("%s: %q, want %q", name, got, want)
+		for _, kind := range []*regexp.Regexp{cloud, generic} {
+			m := kind.FindStringSubmatch(name)
+			if (m != nil) != (kind == want) || m != nil && m[1] != strings.TrimPrefix(name, imagePrefix) {
+				t.Errorf("%s by %s: %q", name, kind, m)
+			}
 		}
 	}
 	if got := moduleName("/x/udp-tunnel.ko.xz"); got != "udp_tunnel" {
