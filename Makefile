@@ -70,6 +70,10 @@ orders: ## Every way to split and merge flows, 20 times, on an emulated kernel (
 kernels: ## The end-to-end suite on the oldest and the newest kernel, emulated (root, hours)
 	$(GO) test ./test/vm -run '^TestWholeSuite$$' -count=1 -v -timeout 24h -args -whole .
 
+.PHONY: nics
+nics: ## Every mechanism on the drivers of NICs, emulated, on two kernels: build/nics/nics.md (root, hours)
+	$(GO) test ./test/nics -run '^TestEveryNIC$$' -count=1 -v -timeout 24h -parallel 2 -args -table -out $(CURDIR)/build/nics
+
 .PHONY: soak
 soak: ## Twenty minutes beside a node on which everything changes, and 200 pods at once: nothing grows (root)
 	OVERLANE_SOAK=20m $(GO) test ./test/e2e/soak -count=1 -v -timeout 60m

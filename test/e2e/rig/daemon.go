@@ -464,3 +464,13 @@ func (d *Daemon) NothingLeft() {
 		}
 	}
 }
+
+// Runs tells that the daemon has not ended.
+func (d *Daemon) Runs() bool {
+	select {
+	case <-d.exited:
+		return false
+	default:
+		return true
+	}
+}
