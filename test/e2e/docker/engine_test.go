@@ -56,6 +56,9 @@ type engine struct {
 // made are the swarms by the engines' options, the same for all tests. The keeper ends them.
 var made = map[string]*swarm{}
 
+// beds counts those that were built, of swarms that no test uses any more, too: they are there until the end.
+var beds int
+
 // engines starts two engines, with further options, if there are not any yet.
 func engines(t testing.TB, options ...string) *swarm {
 	t.Helper()
@@ -106,7 +109,8 @@ func join(program []byte, options []string) (*swarm, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := bed.Up(bed.Options{Name: fmt.Sprintf("d%x%d", os.Getpid(), len(made)), Topology: bed.Bare, StateDir: filepath.Join(dir, "lab")})
+	beds++
+	b, err := bed.Up(bed.Options{Name: fmt.Sprintf("d%x%d", os.Getpid(), beds), Topology: bed.Bare, StateDir: filepath.Join(dir, "lab")})
 	if err != nil {
 		return nil, err
 	}
