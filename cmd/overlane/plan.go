@@ -63,6 +63,8 @@ type plannedOutlook struct {
 type priorityOutlook struct {
 	plan.PriorityPlan
 	When string `json:"when"`
+	// bound are the cores of threads that stay where another program has bound them.
+	bound []int
 }
 
 // placement is which cores the stages go on on.
@@ -295,6 +297,14 @@ func planPriority(all *config.Config, cores config.CPUList, s *node.Scanner, l l
 		}
 	}
 	out := &priorityOutlook{PriorityPlan: plan.Priority(in)}
+	for _, nic := range in.NICs {
+		for _, th := range nic.Threads {
+			moves := func(s plan.Step) bool { return s.Setting == plan.Thread(nic.Target, th.ID) }
+			if len(th.Sched.Cores) == 1 && !slices.ContainsFunc(out.Steps, moves) {
+				out.bound = append(out.bound, th.Sched.Cores...)
+			}
+		}
+	}
 	by := "small, sparse flows"
 	if n := len(cfg.Rules); n > 0 {
 		by = plural(n, "rule")
@@ -445,6 +455,7 @@ func microflowsWant(cfg *config.Config) xdp.Want {
 
 // pollers are the cores that threads of NICs are, or will be, bound to.
 func (p *priorityOutlook) pollers(cores config.CPUList) (list []int) {
+	list = slices.Clone(p.bound)
 	for _, s := range p.Steps {
 		if want, err := plan.ParseSched(s.Want); s.Kind == plan.ThreadSched && err == nil {
 			list = append(list, want.Cores...)

@@ -165,6 +165,9 @@ func (d *Daemon) start(ctx context.Context) error {
 	}
 	d.changes = newChanges(d.log, d.cookie)
 	d.locked.Tell(d.changes.setting)
+	if d.opts.Tier == governor.XDP && d.opts.prioritises(len(d.opts.Rules)) {
+		return ErrTierXDP
+	}
 	d.log.Info("start", "version", d.opts.Version, "kernel", kernelRelease(), "tier", d.opts.Tier.String(), "cores", config.CPUList(d.opts.Cores), "netns", d.cookie, "state_dir", d.opts.StateDir)
 	if d.guard, err = d.locked.StartGuardian(append(slices.Clone(d.opts.GuardianVerb), d.dir.GuardianArgs()...), os.Stderr); err != nil {
 		return err

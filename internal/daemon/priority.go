@@ -88,6 +88,11 @@ var bulkTuning = datapath.PriorityTuning{Window: 50 * time.Millisecond, Room: 20
 // eager is how the latency class's threads are scheduled.
 var eager = datapath.LaneSched{Nice: plan.EagerNice, Slice: plan.EagerSlice}
 
+// prioritises tells whether priority acts without a trial, with so many rules.
+func (o Options) prioritises(rules int) bool {
+	return !o.Priority.Off && o.Priority.No == nil && (rules > 0 || o.Priority.Auto)
+}
+
 // ErrTierXDP says that two mechanisms want the NIC's XDP hook.
 var ErrTierXDP = errors.New("priority and the pipeline's tier xdp cannot be combined: set \"tier: tc\", or \"priority: {mode: off}\"")
 
@@ -108,7 +113,7 @@ func (d *Daemon) useRules(ctx context.Context, added, configured []rules.Rule) e
 		d.demand.on = false // what it has put in place stays, for the rules
 	}
 	switch {
-	case d.opts.Priority.Off || d.opts.Priority.No != nil || (len(list) == 0 && !d.opts.Priority.Auto && !d.demand.on):
+	case !d.opts.prioritises(len(list)) && (d.opts.Priority.Off || d.opts.Priority.No != nil || !d.demand.on):
 		_, err = d.stopPriority(ctx)
 	case d.prio == nil:
 		err = d.startPriority(ctx, table)
