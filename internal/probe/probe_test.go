@@ -5,9 +5,6 @@ package probe
 import (
 	"encoding/json"
 	"errors"
-	"io/fs"
-	"os"
-	"regexp"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -109,37 +106,12 @@ func TestSysfsThatIsNotMountedIsInconclusive(t *testing.T) {
 	}
 }
 
-// The least kernel is one number, wherever it is told: no other older one may be asked for.
-func TestTheLeastKernelIsOneNumberEverywhere(t *testing.T) {
+// No feature asks for an older kernel than the least. Documents are looked at in test/install.
+func TestNoFeatureAsksForLessThanTheLeastKernel(t *testing.T) {
 	for _, f := range New().All() {
 		if older, ok := olderThan(f.MinKernel, minRelease); !ok || older {
 			t.Errorf("%s asks for %q, the least kernel is %s", f.ID, f.MinKernel, minRelease)
 		}
-	}
-	root := os.DirFS("../..")
-	docs, err := fs.Glob(root, "docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	least := regexp.MustCompile(`(?:Linux|kernel) (?:≥ |>= )?(\d+\.\d+) or newer|(?:Linux|kernel) (?:≥|>=) (\d+\.\d+)`)
-	said := 0
-	for _, name := range append(docs, "README.md", "KNOWN_ISSUES.md", "deploy/config.yaml", "deploy/nfpm.yaml") {
-		text, err := fs.ReadFile(root, name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range least.FindAllStringSubmatch(string(text), -1) {
-			got := m[1] + m[2]
-			if got == minRelease && name == "README.md" {
-				said++
-			}
-			if older, ok := olderThan(got, minRelease); !ok || older {
-				t.Errorf("%s says %q, the least kernel is %s", name, m[0], minRelease)
-			}
-		}
-	}
-	if said == 0 {
-		t.Error("README.md does not tell the least kernel")
 	}
 }
 

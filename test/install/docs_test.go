@@ -3,9 +3,12 @@
 package install
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -45,5 +48,43 @@ func TestLinksLeadSomewhere(t *testing.T) {
 				t.Errorf("%s: %s leads nowhere", name, m[0])
 			}
 		}
+	}
+}
+
+// The least kernel is one number, wherever it is told: no older one may be asked for.
+func TestTheLeastKernelIsOneNumberEverywhere(t *testing.T) {
+	number := regexp.MustCompile(`const minRelease = "(\d+)\.(\d+)"`).FindStringSubmatch(read(t, filepath.Join(repo, "internal/probe/kernel.go")))
+	if number == nil {
+		t.Fatal("internal/probe/kernel.go does not tell the least kernel")
+	}
+	version := func(major, minor string) [2]int {
+		a, err := strconv.Atoi(major)
+		b, berr := strconv.Atoi(minor)
+		if err := errors.Join(err, berr); err != nil {
+			t.Fatal(err)
+		}
+		return [2]int{a, b}
+	}
+	want := version(number[1], number[2])
+	names, err := filepath.Glob(filepath.Join(repo, "docs/*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	least := regexp.MustCompile(`(?:Linux|kernel) (?:(?:≥|>=) (\d+)\.(\d+)|(\d+)\.(\d+) or newer)`)
+	said := false
+	for _, name := range []string{"README.md", "KNOWN_ISSUES.md", "deploy/config.yaml", "deploy/nfpm.yaml"} {
+		names = append(names, filepath.Join(repo, name))
+	}
+	for _, name := range names {
+		for _, m := range least.FindAllStringSubmatch(read(t, name), -1) {
+			got := version(m[1]+m[3], m[2]+m[4])
+			said = said || filepath.Base(name) == "README.md" && got == want
+			if slices.Compare(got[:], want[:]) < 0 {
+				t.Errorf("%s says %q, the least kernel is %d.%d", name, m[0], want[0], want[1])
+			}
+		}
+	}
+	if !said {
+		t.Error("README.md does not tell the least kernel")
 	}
 }

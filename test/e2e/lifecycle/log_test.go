@@ -109,12 +109,6 @@ func TestTheLogTellsWhatWasChanged(t *testing.T) {
 			t.Errorf("%s: %d times attached, %d detached", what, attached[what], detached[what])
 		}
 	}
-	// Drivers reset the NIC when a program goes: by then threaded is what it was.
-	threads := slices.IndexFunc(list, func(l line) bool { return l["msg"] == "setting restored" && l["setting"] == "threaded" })
-	gone := slices.IndexFunc(list, func(l line) bool { return l["msg"] == "program detached" && l["hook"] == "XDP" })
-	if threads < 0 || gone < threads {
-		t.Errorf("threaded is restored in line %d, the XDP program goes in line %d", threads, gone)
-	}
 	if n := tally(list, "rule in force", "mechanism", "rule", "class"); n["priority dns latency"] != 1 {
 		t.Errorf("rules: %v", n)
 	}
