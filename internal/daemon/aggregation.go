@@ -63,7 +63,10 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 	if d.opts.Aggregate != governor.Auto || before.State != governor.Active || len(d.expr.open) == 0 {
 		dec = a.gov.Step(now, w)
 	}
-	d.tellAggregation(before, dec)
+	if dec.State == governor.Active {
+		a.told = ""
+	}
+	d.decided("aggregate", before, dec)
 	switch {
 	case dec.State == governor.Standby:
 		_, err := d.stopAggregation()
@@ -73,21 +76,6 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 		return d.tryAggregation(now, true)
 	}
 	return nil
-}
-
-// tellAggregation logs what an operator wants to know: that it begins or ends. That it is watched, and
-// for nothing, is none of that.
-func (d *Daemon) tellAggregation(before, now governor.Decision) {
-	if now.State == governor.Active {
-		d.aggr.told = ""
-	}
-	switch {
-	case now.State == before.State:
-	case now.State == governor.Active || before.State == governor.Active:
-		d.log.Info("aggregate "+now.State.String(), "mechanism", "aggregate", "reason", now.Reason)
-	default:
-		d.log.Debug("aggregate "+now.State.String(), "mechanism", "aggregate", "reason", now.Reason)
-	}
 }
 
 // events tell that rules may be otherwise now; nil while it does not act.

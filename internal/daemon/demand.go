@@ -49,7 +49,7 @@ func (d *Daemon) stepDemand(ctx context.Context, in governor.Input) error {
 			return m.endCensus()
 		}
 	}
-	before := m.gov.Last().State
+	before := m.gov.Last()
 	dec := m.gov.Step(in.Now, shortOfTime(in))
 	if dec.State == governor.Parked && m.census != nil && m.gov.Over(in.Now) {
 		c, err := m.census.small()
@@ -60,9 +60,7 @@ func (d *Daemon) stepDemand(ctx context.Context, in governor.Input) error {
 		}
 		dec = m.gov.Counted(in.Now, c)
 	}
-	if dec.State != before {
-		d.log.Info("priority "+dec.State.String(), "mechanism", "priority", "reason", dec.Reason)
-	}
+	d.decided("priority", before, dec)
 	switch {
 	case dec.State == governor.Parked && m.census == nil:
 		var err error

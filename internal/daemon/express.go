@@ -453,9 +453,7 @@ func (d *Daemon) proveExpress(ctx context.Context, in governor.Input) error {
 		e.gov.Refuse(in.Now, err.Error())
 	}
 	dec := e.gov.Last()
-	if dec.State != before.State {
-		d.log.Info("express "+dec.State.String(), "reason", dec.Reason)
-	}
+	d.decided("express", before, dec)
 	switch {
 	case dec.State == governor.Active && !e.wanted:
 		e.wanted = true
