@@ -22,7 +22,7 @@ import (
 )
 
 // answerWait is how long a daemon may take to answer at all. To take its programs off hundreds of pods
-// beside a saturated core takes it some seconds, during which it answers nobody.
+// beside a saturated core takes it some seconds, during which it answers no request.
 const answerWait = 10 * time.Second
 
 // offTime is how long a daemon may take, once it has answered, to let flows drain, to restore and to
