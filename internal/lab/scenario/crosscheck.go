@@ -7,6 +7,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/overlane/overlane/internal/lab/datagram"
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
 )
@@ -26,7 +27,7 @@ func measureCrossCheck(ctx context.Context, e *env) (map[string]float64, error) 
 	}
 	from, to := e.endpoints(0)
 	there := values[report.P50]
-	lat, err := traffic.Sockperf(ctx, from, to, int(time.Second/probeEvery), traffic.StampedSize, e.cfg.Length, e.cores.Apps, e.cores.Apps)
+	lat, err := traffic.Sockperf(ctx, from, to, int(time.Second/probeEvery), datagram.StampedSize, e.cfg.Length, e.cores.Apps, e.cores.Apps)
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/datagram"
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/netns"
@@ -65,7 +66,7 @@ func TestCheckedPacketsCrossEveryTopology(t *testing.T) {
 		"host":        {host: true, flows: 1, size: small},
 		"softirq":     {opt: bed.Options{NIC: bed.Softirq}, flows: 1, size: small},
 		"two queues":  {opt: bed.Options{Queues: 2, Pods: 2}, flows: 4, size: small},
-		"smallest":    {flows: 1, size: traffic.MinSize},
+		"smallest":    {flows: 1, size: datagram.MinSize},
 		"fragments":   {flows: 2, size: 4 * kb},
 		"fragments64": {flows: 1, size: 65000},
 	}

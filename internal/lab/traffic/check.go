@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/overlane/overlane/internal/lab/bpf"
+	"github.com/overlane/overlane/internal/lab/datagram"
 	"github.com/overlane/overlane/internal/netns"
 	"golang.org/x/sys/unix"
 )
@@ -168,8 +169,8 @@ func CheckerCost() (ns float64, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	data := make([]byte, ethLen+udpLen+StampedSize)
-	putProbe(data[ethLen+udpLen:], 0, 1, 1)
+	data := make([]byte, ethLen+udpLen+datagram.StampedSize)
+	datagram.Put(data[ethLen+udpLen:], 0, 1, 1)
 	_, perRun, err := c.objs.Check.Benchmark(data, 100000, nil)
 	if err != nil {
 		return 0, fmt.Errorf("measure checker: %w", err)

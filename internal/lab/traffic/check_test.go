@@ -3,7 +3,6 @@
 package traffic
 
 import (
-	"errors"
 	"net/netip"
 	"os"
 	"testing"
@@ -13,6 +12,8 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/snmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/lab/datagram"
 )
 
 // loopback is a namespace in which 127.0.0.1 works.
@@ -51,9 +52,9 @@ func sender(t *testing.T, ns *netns.Handle, to netip.AddrPort) func([]byte) {
 	}
 }
 
-func datagram(size int, flow uint16, seq uint64) []byte {
+func checked(size int, flow uint16, seq uint64) []byte {
 	p := make([]byte, size)
-	putProbe(p, flow, seq, 12345)
+	datagram.Put(p, flow, seq, 12345)
 	return p
 }
 
@@ -104,11 +105,11 @@ func TestCheckerTellsWhatBecameOfAFlow(t *testing.T) {
 		{"numbers of more than 32 bits", []uint64{1 << 33, 1<<33 + 2, 1<<33 + 1, 1<<33 + 1},
 			Verdict{Received: 3, Reordered: 1, Duplicated: 1, Missing: 1<<33 + 3 - 3}},
 	} {
-		for _, size := range []int{MinSize, StampedSize, 100} {
+		for _, size := range []int{datagram.MinSize, datagram.StampedSize, 100} {
 			t.Run(tc.name, func(t *testing.T) {
 				c, send := newChecker(t, -1)
 				for _, seq := range tc.seqs {
-					send(datagram(size, 5, seq))
+					send(checked(size, 5, seq))
 				}
 				got, err := c.Flow(5)
 				if err != nil {
@@ -125,8 +126,8 @@ func TestCheckerTellsWhatBecameOfAFlow(t *testing.T) {
 func TestCheckerKeepsFlowsApart(t *testing.T) {
 	c, send := newChecker(t, -1)
 	for seq := range uint64(10) {
-		send(datagram(64, 0, seq))
-		send(datagram(64, MaxFlows-1, 9-seq))
+		send(checked(64, 0, seq))
+		send(checked(64, MaxFlows-1, 9-seq))
 	}
 	a, err := c.Flow(0)
 	if err != nil {
@@ -147,13 +148,13 @@ func TestCheckerRefusesWhatTheLabDidNotSend(t *testing.T) {
 		"time":            func(p []byte) []byte { p[20] ^= 1; return p },
 		"magic":           func(p []byte) []byte { p[0] ^= 1; return p },
 		"flow number":     func(p []byte) []byte { p[5] = 0xff; return p },
-		"cut short":       func(p []byte) []byte { return p[:MinSize+1] },
+		"cut short":       func(p []byte) []byte { return p[:datagram.MinSize+1] },
 		"empty":           func(p []byte) []byte { return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, send := newChecker(t, -1)
-			send(datagram(64, 1, 0))
-			send(spoil(datagram(64, 1, 1)))
+			send(checked(64, 1, 0))
+			send(spoil(checked(64, 1, 1)))
 			if v, err := c.Total(MaxFlows); err == nil {
 				t.Errorf("no error, and a verdict of %+v", v)
 			}
@@ -178,7 +179,7 @@ func TestTheKernelCountsWhatTheCheckerRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for seq := range uint64(1000) {
-		send(datagram(64, 0, seq))
+		send(checked(64, 0, seq))
 	}
 	after, err := snmp.Read(ns)
 	if err != nil {
@@ -186,27 +187,6 @@ func TestTheKernelCountsWhatTheCheckerRefuses(t *testing.T) {
 	}
 	if got := after.UDPTaken() - before.UDPTaken(); got != 1000 {
 		t.Errorf("the UDP layer took %d datagrams of 1000", got)
-	}
-}
-
-func TestProbeHeaderIsReadAsWritten(t *testing.T) {
-	for _, size := range []int{MinSize, StampedSize, 200} {
-		for _, seq := range []uint64{0, 1, 1<<32 - 1, 1 << 63, 1<<64 - 1} {
-			p := make([]byte, size)
-			putProbe(p, 77, seq, 1<<40+3)
-			flow, s, when, err := parseProbe(p)
-			want := uint64(1<<40 + 3)
-			if size < StampedSize {
-				want = 0
-			}
-			if err != nil || flow != 77 || s != seq || when != want {
-				t.Errorf("%d bytes, seq %d: got %d %d %d %v", size, seq, flow, s, when, err)
-			}
-			p[9] ^= 0x10
-			if _, _, _, err := parseProbe(p); !errors.Is(err, errAlien) {
-				t.Errorf("%d bytes, seq %d: a changed number is not noticed: %v", size, seq, err)
-			}
-		}
 	}
 }
 

@@ -3,22 +3,16 @@
 package traffic
 
 import (
+	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/datagram"
 )
 
-// Payload of every datagram: struct probe of bpf/lab.h.
 const (
-	probeMagic   = 0x4f6c
-	probeHasWhen = 1
-	// MinSize is the smallest UDP payload that can be checked, and StampedSize
-	// the smallest that also carries its time of sending.
-	MinSize     = 16
-	StampedSize = 24
 	// MaxFlows is how many flows one checker can follow.
 	MaxFlows = 256
 
@@ -37,6 +31,8 @@ type Flow struct {
 	SrcPort, DstPort uint16
 	// Outer is the tunnel's path; nil: the flow runs on the wire itself.
 	Outer *bed.Link
+	// VNI is the overlay's; 0: the one that a bed builds.
+	VNI uint32
 	// OuterPort is the tunnel's source port, by which RSS and RPS tell flows.
 	OuterPort uint16
 }
@@ -55,47 +51,6 @@ func NewFlow(b *bed.Bed, id, n int, overlay, v6 bool, salt int) Flow {
 	f.Link, f.Outer = b.PodLink(n, v6), &wire
 	f.OuterPort = 49152 + uint16((id*257+salt*31)%16384)
 	return f
-}
-
-// putProbe writes the lab's header for a datagram of a flow. comp keeps the
-// ones' complement sum of {comp, seq, when} at zero.
-func putProbe(p []byte, flow uint16, seq uint64, when uint64) {
-	stamped := len(p) >= StampedSize
-	binary.NativeEndian.PutUint16(p[0:], probeMagic)
-	p[2], p[3] = 0, 0
-	binary.NativeEndian.PutUint16(p[4:], flow)
-	binary.NativeEndian.PutUint64(p[8:], seq)
-	if stamped {
-		p[2] = probeHasWhen
-		binary.NativeEndian.PutUint64(p[16:], when)
-	} else {
-		when = 0
-	}
-	binary.NativeEndian.PutUint16(p[6:], ^probeSum(seq, when))
-}
-
-var errAlien = errors.New("not a datagram of the lab")
-
-// parseProbe reads what putProbe wrote.
-func parseProbe(p []byte) (flow uint16, seq, when uint64, err error) {
-	if len(p) < MinSize || binary.NativeEndian.Uint16(p) != probeMagic {
-		return 0, 0, 0, errAlien
-	}
-	flow, seq = binary.NativeEndian.Uint16(p[4:]), binary.NativeEndian.Uint64(p[8:])
-	if p[2]&probeHasWhen != 0 {
-		if len(p) < StampedSize {
-			return 0, 0, 0, fmt.Errorf("%w: cut short", errAlien)
-		}
-		when = binary.NativeEndian.Uint64(p[16:])
-	}
-	if binary.NativeEndian.Uint16(p[6:]) != ^probeSum(seq, when) {
-		return 0, 0, 0, fmt.Errorf("%w: its bytes were changed", errAlien)
-	}
-	return flow, seq, when, nil
-}
-
-func probeSum(seq, when uint64) uint16 {
-	return fold(seq&0xffffffff + seq>>32 + when&0xffffffff + when>>32)
 }
 
 func fold(sum uint64) uint16 {
@@ -119,8 +74,8 @@ type frame struct {
 // Datagrams above the overlay's MTU go as inner fragments of equal size, so
 // size may grow by a few bytes: it returns what is sent.
 func buildFrame(f *Flow, size int) (*frame, int, error) {
-	if size < MinSize {
-		return nil, 0, fmt.Errorf("datagrams of %d bytes: %d is the smallest that can be checked", size, MinSize)
+	if size < datagram.MinSize {
+		return nil, 0, fmt.Errorf("datagrams of %d bytes: %d is the smallest that can be checked", size, datagram.MinSize)
 	}
 	ipLen, mtu := ipv4Len, bed.WireMTU
 	if f.Src.Is6() {
@@ -148,7 +103,8 @@ func buildFrame(f *Flow, size int) (*frame, int, error) {
 		b = appendIP(b, o.Src, o.Dst, udpLen+vxlanLen+inner, 0)
 		// No outer checksum: a network card would have verified it for free.
 		b = appendUDP(b, f.OuterPort, bed.TunnelPort, udpLen+vxlanLen+inner)
-		b = append(b, 0x08, 0, 0, 0, 0, 0, bed.VNI, 0)
+		b = append(b, 0x08, 0, 0, 0)
+		b = binary.BigEndian.AppendUint32(b, cmp.Or(f.VNI, bed.VNI)<<8)
 	}
 	b = appendEth(b, &f.Link)
 	fr.ipOff = len(b)
@@ -160,7 +116,7 @@ func buildFrame(f *Flow, size int) (*frame, int, error) {
 		return nil, 0, fmt.Errorf("headers of %d bytes", fr.hdrLen)
 	}
 	b = append(b, make([]byte, fr.perFrag-udpLen)...)
-	putProbe(b[fr.hdrLen:fr.hdrLen+min(size, StampedSize)], uint16(f.ID), 0, 0)
+	datagram.Put(b[fr.hdrLen:fr.hdrLen+min(size, datagram.StampedSize)], uint16(f.ID), 0, 0)
 	// The rest of the datagram is zero, in whatever fragment it travels.
 	sum := uint64(0x11) + uint64(udpLen+size) + sumBytes(f.Src.AsSlice()) + sumBytes(f.Dst.AsSlice()) + sumBytes(b[udp:])
 	check := ^fold(sum)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/datagram"
 )
 
 func testFlow(v6, outer bool) Flow {
@@ -62,7 +63,7 @@ func TestFramesHaveRightLengthsAndChecksums(t *testing.T) {
 					t.Errorf("v6 %t outer %t size %d: UDP checksum sums to %#x", v6, outer, size, s)
 				}
 				// Any number and time keep the checksum.
-				putProbe(udp[8:8+min(size, StampedSize)], 3, 1<<35+77, 987654321)
+				datagram.Put(udp[8:8+min(size, datagram.StampedSize)], 3, 1<<35+77, 987654321)
 				if s := udpSum(&f, udp, len(udp)); s != 0xffff {
 					t.Errorf("v6 %t outer %t size %d: another number changes the checksum to %#x", v6, outer, size, s)
 				}

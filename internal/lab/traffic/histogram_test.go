@@ -5,6 +5,8 @@ package traffic
 import (
 	"testing"
 	"time"
+
+	"github.com/overlane/overlane/internal/lab/datagram"
 )
 
 func TestBucketsFollowOneAnother(t *testing.T) {
@@ -62,8 +64,8 @@ func TestHistogramIsDescribed(t *testing.T) {
 func TestCheckerSortsTimesOfItsFlow(t *testing.T) {
 	c, send := newChecker(t, 3)
 	stamped := func(flow uint16, seq uint64, ago time.Duration) {
-		p := make([]byte, StampedSize)
-		putProbe(p, flow, seq, monotonic()-uint64(ago))
+		p := make([]byte, datagram.StampedSize)
+		datagram.Put(p, flow, seq, monotonic()-uint64(ago))
 		send(p)
 	}
 	const first, then = 1000 * time.Second, 4000 * time.Second

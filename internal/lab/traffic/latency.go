@@ -12,6 +12,8 @@ import (
 
 	"github.com/overlane/overlane/internal/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/lab/datagram"
 )
 
 // ProbeFlow is the flow number of the latency probe, apart from all others.
@@ -141,7 +143,7 @@ func (p *Probe) transmit(s int, to netip.Addr, every uint64) error {
 	if to.Is6() {
 		sa = &unix.SockaddrInet6{Port: ProbePort, Addr: to.As16()}
 	}
-	buf := make([]byte, StampedSize)
+	buf := make([]byte, datagram.StampedSize)
 	next := monotonic() + every
 	for seq := uint64(0); !p.stop.Load(); seq++ {
 		sleepUntil(next)
@@ -150,7 +152,7 @@ func (p *Probe) transmit(s int, to netip.Addr, every uint64) error {
 		if next += every; next < now {
 			next = now + every
 		}
-		putProbe(buf, ProbeFlow, seq, now)
+		datagram.Put(buf, ProbeFlow, seq, now)
 		if err := unix.Sendto(s, buf, 0, sa); err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("send probe: %w", err)
 		}
@@ -161,7 +163,7 @@ func (p *Probe) transmit(s int, to netip.Addr, every uint64) error {
 
 func (p *Probe) receive(s int) error {
 	defer unix.Close(s)
-	buf := make([]byte, 2*StampedSize)
+	buf := make([]byte, 2*datagram.StampedSize)
 	for {
 		n, _, err := unix.Recvfrom(s, buf, 0)
 		now := monotonic()
@@ -174,7 +176,7 @@ func (p *Probe) receive(s int) error {
 		if err != nil {
 			return fmt.Errorf("receive probe: %w", err)
 		}
-		_, _, when, err := parseProbe(buf[:n])
+		_, _, when, err := datagram.Parse(buf[:n])
 		if err != nil {
 			p.strange = err
 			continue
@@ -188,7 +190,7 @@ func (p *Probe) receive(s int) error {
 // sendBack returns every datagram to where it came from.
 func (p *Probe) sendBack(s int) error {
 	defer unix.Close(s)
-	buf := make([]byte, 2*StampedSize)
+	buf := make([]byte, 2*datagram.StampedSize)
 	for {
 		n, from, err := unix.Recvfrom(s, buf, 0)
 		switch {

@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/bpf"
+	"github.com/overlane/overlane/internal/lab/datagram"
 	"golang.org/x/sys/unix"
 )
 
@@ -74,9 +75,9 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 	if err != nil {
 		return nil, err
 	}
-	probeLen := MinSize
-	if cfg.Stamp && size >= StampedSize {
-		probeLen = StampedSize
+	probeLen := datagram.MinSize
+	if cfg.Stamp && size >= datagram.StampedSize {
+		probeLen = datagram.StampedSize
 	}
 	spec, err := bpf.LoadGen()
 	if err != nil {
@@ -128,7 +129,7 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 		t := bpf.GenTemplate{IpSum: fr.ipSum, Flow: uint16(cfg.Flows[i].ID)}
 		// The probe behind the headers is written by the program.
 		copy(t.Hdr[:], fr.bytes[:fr.hdrLen])
-		if probeLen == MinSize && size >= StampedSize {
+		if probeLen == datagram.MinSize && size >= datagram.StampedSize {
 			// Without a stamp the header's flags differ, and so does the sum.
 			fixChecksum(t.Hdr[:fr.hdrLen])
 		}
@@ -178,7 +179,7 @@ func cuts(cfg *LiveConfig, size int, first *frame) (nr uint32, cut [8]uint16, ou
 		return 0, cut, 0, fmt.Errorf("start generator: datagrams of %d mixed sizes: they have to fit into a frame of IPv4, and be %d at most", len(cfg.Mixed)+1, len(cut))
 	}
 	for i, s := range cfg.Mixed {
-		if s > size || s < StampedSize || (size-s)%2 != 0 {
+		if s > size || s < datagram.StampedSize || (size-s)%2 != 0 {
 			return 0, cut, 0, fmt.Errorf("start generator: datagrams of %d bytes among those of %d", s, size)
 		}
 		cut[i+1] = uint16(size - s)
@@ -192,8 +193,7 @@ func cuts(cfg *LiveConfig, size int, first *frame) (nr uint32, cut [8]uint16, ou
 // fixChecksum accounts for the flag that says that a stamp is there.
 func fixChecksum(hdr []byte) {
 	at := len(hdr) - 2
-	var with, without [2]byte
-	with[0] = probeHasWhen
+	with, without := datagram.Flags(true), datagram.Flags(false)
 	sum := uint64(^binary.BigEndian.Uint16(hdr[at:])) + uint64(^binary.BigEndian.Uint16(with[:])) + uint64(binary.BigEndian.Uint16(without[:]))
 	check := ^fold(sum)
 	if check == 0 {

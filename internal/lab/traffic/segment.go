@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/datagram"
 	"golang.org/x/sys/unix"
 )
 
@@ -94,7 +95,7 @@ func newStream(b *bed.Bed, f *Flow, size int) (*stream, error) {
 	}
 	payload := fr.bytes[skip:]
 	s := &stream{flow: uint16(f.ID), seg: len(payload), probe: fr.hdrLen - skip, burst: min(maxBurst, maxBurstBytes/len(payload))}
-	s.end = s.probe + min(size, StampedSize)
+	s.end = s.probe + min(size, datagram.StampedSize)
 	for range s.burst {
 		s.buf = append(s.buf, payload...)
 	}
@@ -116,7 +117,7 @@ func (s *stream) send(n int) error {
 	now := monotonic()
 	for i := range n {
 		p := s.buf[i*s.seg:]
-		putProbe(p[s.probe:s.end], s.flow, s.seq, now)
+		datagram.Put(p[s.probe:s.end], s.flow, s.seq, now)
 		s.seq++
 	}
 	_, err := unix.Write(s.fd, s.buf[:n*s.seg])

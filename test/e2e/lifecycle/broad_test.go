@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/datagram"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/e2e/rig"
 )
@@ -65,7 +66,7 @@ func TestARuleThatIsTooBroadStarvesNobody(t *testing.T) {
 	t.Cleanup(func() { must(t, b.Reset()) })
 	l := rig.StartLoad(t, b, 4)
 	flood, err := traffic.StartLive(b, traffic.LiveConfig{
-		Flows: []traffic.Flow{traffic.NewFlow(b, 100, 0, true, false, 0)}, Size: traffic.MinSize, Core: place.Gen[0], Gap: *floodGap,
+		Flows: []traffic.Flow{traffic.NewFlow(b, 100, 0, true, false, 0)}, Size: datagram.MinSize, Core: place.Gen[0], Gap: *floodGap,
 	})
 	must(t, err)
 	var by bystander

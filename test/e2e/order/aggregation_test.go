@@ -15,6 +15,7 @@ import (
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/datagram"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/residue"
@@ -81,7 +82,7 @@ func TestXDPComesAndGoesBetweenPolls(t *testing.T) {
 	dp, err := datapath.Load()
 	must(t, err)
 	t.Cleanup(func() { must(t, dp.Close()) })
-	gen, err := traffic.StartSegments(b, traffic.SegmentConfig{Flows: []traffic.Flow{flow}, Size: traffic.MinSize, Rate: 600_000, Core: b.PlaceCores().Gen[0]})
+	gen, err := traffic.StartSegments(b, traffic.SegmentConfig{Flows: []traffic.Flow{flow}, Size: datagram.MinSize, Rate: 600_000, Core: b.PlaceCores().Gen[0]})
 	must(t, err)
 	stop := sync.OnceValue(gen.Stop)
 	t.Cleanup(func() { must(t, stop()) })

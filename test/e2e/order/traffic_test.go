@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/datagram"
 	"github.com/overlane/overlane/internal/lab/traffic"
 )
 
@@ -76,7 +77,7 @@ func send(t *testing.T, b *bed.Bed, flows int, l load) *stream {
 	if tr.before, err = drops(b); err != nil {
 		t.Fatal(err)
 	}
-	cfg := traffic.LiveConfig{Flows: list, Size: traffic.MinSize, Core: b.PlaceCores().Gen[0], Gap: time.Second / rate}
+	cfg := traffic.LiveConfig{Flows: list, Size: datagram.MinSize, Core: b.PlaceCores().Gen[0], Gap: time.Second / rate}
 	switch l {
 	case paced, windowed:
 		if err := tr.check.CountArrivals(b.Receiver().Pods[0].NS, podIndex(t, b)); err != nil {

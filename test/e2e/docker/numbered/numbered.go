@@ -5,7 +5,6 @@
 package numbered
 
 import (
-	"encoding/binary"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -16,12 +15,11 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/lab/datagram"
 )
 
-// The first bytes of a datagram: magic, flow, number. What follows repeats the number.
 const (
-	magic     = 0x6f6c6e62 // "olnb"
-	headerLen = 16
 	// greeting is the number of a datagram that asks whether the reader is there.
 	greeting = 1<<64 - 1
 	// maxFlows and maxSize bound what a reader keeps.
@@ -89,36 +87,13 @@ func Main() error {
 	switch {
 	case *file == "" || (s.to == "") == (r.port == 0):
 		return fmt.Errorf("wanted: -counters FILE, and one of -to and -port")
-	case s.to != "" && (s.flows < 1 || s.flows > maxFlows || s.size < headerLen || s.size > maxSize || s.burst < 1 || s.burst > batch || s.rate < 0):
-		return fmt.Errorf("allowed: -flows 1 to %d, -size %d to %d, -burst 1 to %d, -rate 0 and more", maxFlows, headerLen, maxSize, batch)
+	case s.to != "" && (s.flows < 1 || s.flows > maxFlows || s.size < datagram.MinSize || s.size > maxSize || s.burst < 1 || s.burst > batch || s.rate < 0):
+		return fmt.Errorf("allowed: -flows 1 to %d, -size %d to %d, -burst 1 to %d, -rate 0 and more", maxFlows, datagram.MinSize, maxSize, batch)
 	case s.to != "":
 		return s.run(*file)
 	default:
 		return r.run(*file)
 	}
-}
-
-func put(p []byte, flow uint32, number uint64) {
-	binary.LittleEndian.PutUint32(p, magic)
-	binary.LittleEndian.PutUint32(p[4:], flow)
-	binary.LittleEndian.PutUint64(p[8:], number)
-	for at := headerLen; at+8 <= len(p); at += 8 {
-		binary.LittleEndian.PutUint64(p[at:], number*uint64(at))
-	}
-}
-
-// get tells what a datagram says; ok: it says it all the way.
-func get(p []byte) (flow uint32, number uint64, ok bool) {
-	if len(p) < headerLen || binary.LittleEndian.Uint32(p) != magic {
-		return 0, 0, false
-	}
-	flow, number = binary.LittleEndian.Uint32(p[4:]), binary.LittleEndian.Uint64(p[8:])
-	for at := headerLen; at+8 <= len(p); at += 8 {
-		if binary.LittleEndian.Uint64(p[at:]) != number*uint64(at) {
-			return 0, 0, false
-		}
-	}
-	return flow, number, flow < maxFlows
 }
 
 // overflow reads what the kernel dropped at UDP sockets of this namespace for want of room.

@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/lab/datagram"
 )
 
 type reader struct {
@@ -131,9 +133,9 @@ func (r *reader) read(fd int) error {
 		r.mu.Lock()
 		for i := range messages[:n] {
 			p := buf[i][:messages[i].n]
-			flow, number, ok := get(p)
+			flow, number, _, err := datagram.Parse(p)
 			switch {
-			case !ok:
+			case err != nil || flow >= maxFlows:
 				r.counts.Corrupt++
 			case number == greeting:
 				// That it does not arrive is for the other side to notice.

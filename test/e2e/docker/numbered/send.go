@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/lab/datagram"
 )
 
 type sender struct {
@@ -82,8 +84,8 @@ func greet(fd int) error {
 	if err := setTimeout(fd, pause); err != nil {
 		return err
 	}
-	p := make([]byte, headerLen)
-	put(p, 0, greeting)
+	p := make([]byte, datagram.MinSize)
+	datagram.Put(p, 0, greeting, 0)
 	answer := make([]byte, maxSize)
 	for begin := time.Now(); time.Since(begin) < patience; {
 		// Whatever goes wrong, the next try may succeed.
@@ -91,7 +93,7 @@ func greet(fd int) error {
 			time.Sleep(pause)
 			continue
 		}
-		if n, err := unix.Read(fd, answer); err == nil && n == headerLen {
+		if n, err := unix.Read(fd, answer); err == nil && n == datagram.MinSize {
 			return nil
 		}
 	}
@@ -106,7 +108,7 @@ func (s *sender) send(streams []stream, sent *atomic.Uint64, over *atomic.Bool) 
 		flow := turn % len(streams)
 		st := &streams[flow]
 		for i := range s.burst {
-			put(buf[i*s.size:(i+1)*s.size], uint32(flow), st.next+uint64(i))
+			datagram.PutFilled(buf[i*s.size:(i+1)*s.size], uint16(flow), st.next+uint64(i))
 		}
 		switch _, err := unix.Write(st.fd, buf); {
 		case err == nil:
