@@ -143,8 +143,8 @@ soak: ## Twenty minutes beside a node on which everything changes, and 200 pods 
 	OVERLANE_SOAK=20m $(GO) test ./test/e2e/soak -count=1 -v -timeout 60m
 
 .PHONY: docker-bench
-docker-bench: ## What `overlane run` gains between containers of two Docker engines, in some 4 minutes (root)
-	OVERLANE_DOCKER_BENCH=12 $(GO) test ./test/e2e/docker -run '^TestDefaultActsBesideASaturatedCore$$' -count=1 -v -timeout 20m
+docker-bench: ## What `overlane run` gains between containers of two Docker engines, in some 12 minutes (root)
+	OVERLANE_DOCKER_BENCH=25 $(GO) test ./test/e2e/docker -run '^TestDefaultActsBesideASaturatedCore$$' -count=1 -v -timeout 20m
 
 .PHONY: costs
 costs: ## What the programs of micro-flows cost, in instructions, on an emulated kernel (root)

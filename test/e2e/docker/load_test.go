@@ -35,11 +35,11 @@ type load struct {
 
 // startLoad starts both containers and returns when datagrams arrive. Both are on the core that does
 // not poll the NIC, as far as there are others.
-func startLoad(t testing.TB, s *swarm, args ...string) *load {
+func startLoad(t testing.TB, s *swarm, reader []string, args ...string) *load {
 	t.Helper()
 	apps := runtime.NumCPU() - 1
 	l := &load{t: t, s: s}
-	l.to = s.run(t, s.receiver, apps, "reader", "-port", fmt.Sprint(port))
+	l.to = s.run(t, s.receiver, apps, append([]string{"reader", "-port", fmt.Sprint(port)}, reader...)...)
 	var err error
 	if l.wire, err = s.bed.WireStats(); err != nil {
 		t.Fatal(err)
@@ -51,7 +51,7 @@ func startLoad(t testing.TB, s *swarm, args ...string) *load {
 
 func paced(t testing.TB, s *swarm) *load {
 	t.Helper()
-	return startLoad(t, s, "-flows", "4", "-rate", fmt.Sprint(rate))
+	return startLoad(t, s, nil, "-flows", "4", "-rate", fmt.Sprint(rate))
 }
 
 // counters of a container's program; zero before it has said any.

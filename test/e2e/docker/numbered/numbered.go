@@ -83,6 +83,7 @@ func Main() error {
 	flag.IntVar(&s.rate, "rate", 0, "send so many datagrams a second; 0: as many as the core can")
 	flag.IntVar(&s.burst, "burst", 16, "send so many datagrams with one system call (UDP_SEGMENT)")
 	flag.IntVar(&r.port, "port", 0, "read from this `port`")
+	flag.BoolVar(&r.gro, "gro", false, "read datagrams in a row as one (UDP_GRO)")
 	flag.Parse()
 	switch {
 	case *file == "" || (s.to == "") == (r.port == 0):

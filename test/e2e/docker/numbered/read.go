@@ -3,6 +3,7 @@
 package numbered
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -16,6 +17,8 @@ import (
 
 type reader struct {
 	port int
+	// gro: it takes datagrams in a row as one message (UDP_GRO).
+	gro bool
 
 	mu     sync.Mutex
 	counts Counters
@@ -107,21 +110,33 @@ func (r *reader) run(file string) error {
 }
 
 func (r *reader) read(fd int) error {
+	room := maxSize
+	if r.gro {
+		room = 1 << 16
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1); err != nil {
+			return fmt.Errorf("UDP_GRO: %w", err)
+		}
+	}
 	var (
-		buf      [batch][maxSize]byte
+		buf      = make([]byte, batch*room)
 		from     [batch]unix.RawSockaddrInet4
+		control  [batch][64]byte
 		vecs     [batch]unix.Iovec
 		messages [batch]message
 	)
 	for i := range messages {
-		vecs[i].Base = &buf[i][0]
-		vecs[i].SetLen(maxSize)
+		vecs[i].Base = &buf[i*room]
+		vecs[i].SetLen(room)
 		messages[i].Iov, messages[i].Iovlen = &vecs[i], 1
 		messages[i].Name = (*byte)(unsafe.Pointer(&from[i]))
 	}
 	for {
 		for i := range messages {
 			messages[i].Namelen = unix.SizeofSockaddrInet4
+			if r.gro {
+				messages[i].Control = &control[i][0]
+				messages[i].SetControllen(len(control[i]))
+			}
 		}
 		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&messages)), batch, unix.MSG_WAITFORONE, 0, 0)
 		if errno == unix.EINTR {
@@ -132,20 +147,43 @@ func (r *reader) read(fd int) error {
 		}
 		r.mu.Lock()
 		for i := range messages[:n] {
-			p := buf[i][:messages[i].n]
-			flow, number, _, err := datagram.Parse(p)
-			switch {
-			case err != nil || flow >= maxFlows:
-				r.counts.Corrupt++
-			case number == greeting:
-				// That it does not arrive is for the other side to notice.
-				_ = unix.Sendto(fd, p, 0, address(&from[i]))
-			default:
-				r.flows[flow].take(number, &r.counts)
+			rest := buf[i*room:][:messages[i].n]
+			each := cmp.Or(segment(control[i][:messages[i].Controllen]), len(rest))
+			for len(rest) > 0 {
+				p := rest[:min(each, len(rest))]
+				rest = rest[len(p):]
+				r.one(fd, p, &from[i])
 			}
 		}
 		r.mu.Unlock()
 	}
+}
+
+// one takes a datagram.
+func (r *reader) one(fd int, p []byte, from *unix.RawSockaddrInet4) {
+	flow, number, _, err := datagram.Parse(p)
+	switch {
+	case err != nil || flow >= maxFlows:
+		r.counts.Corrupt++
+	case number == greeting:
+		// That it does not arrive is for the other side to notice.
+		_ = unix.Sendto(fd, p, 0, address(from))
+	default:
+		r.flows[flow].take(number, &r.counts)
+	}
+}
+
+// segment is the size of each datagram but the last of a message, by its control message (UDP_GRO);
+// 0: it is one datagram.
+func segment(control []byte) int {
+	if len(control) < unix.CmsgLen(4) {
+		return 0
+	}
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&control[0]))
+	if h.Level != unix.IPPROTO_UDP || h.Type != unix.UDP_GRO {
+		return 0
+	}
+	return int(*(*int32)(unsafe.Pointer(&control[unix.CmsgLen(0)])))
 }
 
 func address(raw *unix.RawSockaddrInet4) unix.Sockaddr {
