@@ -7,14 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
+	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/neighbour"
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/probe"
 )
 
@@ -142,6 +146,9 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	if err != nil {
 		return d, err
 	}
+	if err := d.express(s, l, names, owned, own); err != nil {
+		return d, err
+	}
 	for _, sk := range daemon.LeftAlone(s, l.snap, owned) {
 		d.Skipped = append(d.Skipped, leftOut{sk.Target.Name, sk.Target.NetnsCookie, names.Text(sk.Reason), names.Text(sk.What)})
 	}
@@ -154,6 +161,41 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 		return d, err
 	}
 	return d, required
+}
+
+// express says what stands between the NICs and the pods that there are, where kernel and NICs allow it.
+func (d *diagnosis) express(s *node.Scanner, l look, names daemon.Names, owned map[plan.Setting]plan.Owned, own func(uint32) bool) error {
+	i := slices.IndexFunc(d.Mechanisms, func(m probe.Mechanism) bool { return m.Name == "express" && m.Possible })
+	if i < 0 || len(l.snap.Pods) == 0 {
+		return nil
+	}
+	home, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer home.Close()
+	cookie, err := home.Cookie()
+	if err != nil {
+		return err
+	}
+	p, err := daemon.ExpressPlan(s, l.snap, cookie, owned, false, own, l.places, governor.Forced)
+	if err != nil {
+		return err
+	}
+	skipped := slices.DeleteFunc(p.Skipped, func(sk plan.Skip) bool { return names.Place(sk.Target.NetnsCookie).Balancer })
+	pods := 0
+	for _, pod := range l.snap.Pods {
+		if !names.Place(pod.Peer.NetnsCookie).Balancer {
+			pods++
+		}
+	}
+	if len(skipped) == 0 {
+		return nil
+	}
+	m := &d.Mechanisms[i]
+	m.Possible = len(skipped) < pods
+	m.Reason = fmt.Sprintf("not to %d of %s: %s", len(skipped), plural(pods, "pod"), names.Text(strings.TrimPrefix(skipped[0].Reason, "no express path: ")))
+	return nil
 }
 
 // onlookers says why datagrams are not joined (aggregate: auto), once for each reason.

@@ -192,7 +192,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	if err != nil {
 		d.log.Warn("what was found out about NICs is lost", "reason", err)
 	}
-	d.places = xdp.New(xdp.OnNode(d.scanner), known, d.log)
+	d.places = xdp.New(xdp.OnNode(d.scanner), known, d.changes.inOrder())
 	d.places.Look(d.snap.Underlays)
 	// The tunnels are told to the tracepoint at once: it is what tells overlay
 	// packets from others.

@@ -51,6 +51,27 @@ func newChanges(log *slog.Logger, home uint64) *changes {
 	return &changes{log: log, home: home, where: map[change][]string{}, programs: map[uint32]string{}}
 }
 
+// inOrder is a log whose lines come behind those of all changes that were noted before.
+func (c *changes) inOrder() *slog.Logger { return slog.New(inOrder{c.log.Handler(), c}) }
+
+type inOrder struct {
+	slog.Handler
+	changes *changes
+}
+
+func (h inOrder) Handle(ctx context.Context, r slog.Record) error {
+	h.changes.flush()
+	return h.Handler.Handle(ctx, r)
+}
+
+func (h inOrder) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return inOrder{h.Handler.WithAttrs(attrs), h.changes}
+}
+
+func (h inOrder) WithGroup(name string) slog.Handler {
+	return inOrder{h.Handler.WithGroup(name), h.changes}
+}
+
 // add notes a change; attrs are keys and values.
 func (c *changes) add(msg, noun, where string, attrs ...string) {
 	c.mu.Lock()

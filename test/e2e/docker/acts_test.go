@@ -4,6 +4,7 @@ package docker
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -128,5 +129,8 @@ func TestExpressLeavesTrackedConnectionsAlone(t *testing.T) {
 		t.Errorf("%d packets went straight to the container", n)
 	}
 	ends(t, d)
+	if out := rig.Run(t, rig.Spec{NS: s.bed.Receiver().NS}, "doctor").String(); !regexp.MustCompile(`express +no .*connections are tracked`).MatchString(out) {
+		t.Errorf("doctor does not say what stands in the way:\n%s", out)
+	}
 	l.stop(0)
 }

@@ -179,3 +179,29 @@ func TestAReaderDecidesWhetherItPays(t *testing.T) {
 	}
 	stop(t, d)
 }
+
+// A core that datagrams saturate takes more of them by the shorter path, at a socket at which nobody
+// waits for a core. It stays on the NIC, and goes with the traffic.
+func TestWhereItPaysItStays(t *testing.T) {
+	rig.NeedCores(t, 2)
+	b := rig.Lab(t, bed.Options{})
+	l := rig.StartFlood(t, b, 1)
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: auto + "aggregate: off\n"})
+	v := verdict(t, d)
+	t.Logf("%+v", v)
+	if v.Verdict != "better" {
+		t.Fatalf("%+v\n%s", v, d.Log())
+	}
+	_, st := of(t, d)
+	const many = 1_000_000
+	first := st.Counters.ExpressPackets
+	rig.Until(t, "frames go straight to the pod", func() (bool, string) {
+		m, st := of(t, d)
+		return st.Counters.ExpressPackets > first+many && m.State == control.Active && program(t, b), fmt.Sprintf("%+v\n%s", m, d.Log())
+	})
+	l.Stop()
+	if reason := leaves(t, b, d); !strings.Contains(reason, "hardly a frame went straight") {
+		t.Errorf("it left, and says %q", reason)
+	}
+	stop(t, d)
+}

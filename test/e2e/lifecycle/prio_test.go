@@ -4,6 +4,7 @@ package lifecycle
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -60,6 +61,12 @@ func TestPriorityIsTakenBackByTermOffAndAfterAKill(t *testing.T) {
 			d.GoneBoth()
 			if threaded(t, b) {
 				t.Error("the NIC is still polled by threads")
+			}
+			// Many drivers reset the NIC when a program goes. Threads that are given back meanwhile have hung igb.
+			back := regexp.MustCompile(`"setting restored" setting=threaded`).FindStringIndex(d.Log())
+			off := regexp.MustCompile(`"program detached" mechanism=priority`).FindStringIndex(d.Log())
+			if name != "kill" && (back == nil || off == nil || back[0] > off[0]) {
+				t.Errorf("threads of the NIC were to be given back (%v) before its program went (%v):\n%s", back, off, d.Log())
 			}
 			l.GoesOn()
 			orderly(t, l.Stop())
