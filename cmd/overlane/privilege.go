@@ -48,8 +48,11 @@ func tellPrivileges(log *slog.Logger, lowered error) error {
 	if lowered != nil {
 		log.Warn("all capabilities are in force all the time", "reason", lowered)
 	}
-	list, err := lacking()
-	for _, n := range list {
+	held, err := privilege.Held()
+	if lowered == nil && err == nil && privilege.Everyday(held).Has(unix.CAP_SYS_ADMIN) {
+		log.Warn("CAP_SYS_ADMIN is in force all the time", "reason", "CAP_BPF and CAP_PERFMON were not given, and the kernel takes it for them; Docker before 23 does not know them")
+	}
+	for _, n := range privilege.Missing(held) {
 		reason, remedy := without(n)
 		log.Warn("not all is done here", "reason", reason, "remedy", remedy)
 	}

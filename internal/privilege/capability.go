@@ -72,9 +72,6 @@ type Need struct {
 }
 
 // needs are all that the daemon ever needs. docs/how-it-works.md says by which check of the kernel.
-//
-// The kernel takes CAP_SYS_ADMIN for CAP_BPF and CAP_PERFMON, too. Who grants the one and not the
-// others is told all the same: nothing is to rest on that.
 var needs = []Need{
 	{unix.CAP_BPF, "loads its BPF programs and maps", ""},
 	{unix.CAP_PERFMON, "has BPF programs read the kernel's queues and what polls cost", ""},
@@ -103,11 +100,25 @@ func Guardian() Set {
 // Missing lists what a thread with these capabilities lacks of what the daemon needs.
 func Missing(held Set) (list []Need) {
 	for _, n := range needs {
-		if !held.Has(n.Capability) {
+		if !held.Has(n.Capability) && !(byAdmin.Has(n.Capability) && held.Has(unix.CAP_SYS_ADMIN)) {
 			list = append(list, n)
 		}
 	}
 	return list
+}
+
+// byAdmin are those for which the kernel takes CAP_SYS_ADMIN, too. Docker before 23 does not know them:
+// there not even --privileged gives them.
+const byAdmin = Set(1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON)
+
+// Everyday is what a thread with these capabilities has in force all the time: what most of the daemon's
+// system calls need. The other ones are raised for what needs them.
+func Everyday(held Set) Set {
+	s := byAdmin | Of(unix.CAP_NET_ADMIN)
+	if held&byAdmin != byAdmin {
+		s |= Of(unix.CAP_SYS_ADMIN)
+	}
+	return held & s
 }
 
 // Grant is how capabilities are given to who starts the daemon.

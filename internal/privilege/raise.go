@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lower leaves in force, on every thread, only the everyday capabilities of those that this process
+// Lower leaves in force, on every thread, only the Everyday capabilities of those that this process
 // keeps. The others have to be raised for what needs them, by With: a mistake anywhere else cannot
 // make use of them. It is no wall against who has made the process run code of his own.
 //
@@ -23,7 +23,7 @@ func Lower() error {
 	if err != nil {
 		return err
 	}
-	hdr, data := capUser(t.permitted, t.permitted&everyday, t.inheritable)
+	hdr, data := capUser(t.permitted, Everyday(t.permitted), t.inheritable)
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&hdr)), uintptr(unsafe.Pointer(&data[0])), 0)
 	if errno == syscall.ENOTSUP {
 		return ErrLinkedWithC
@@ -36,9 +36,6 @@ func Lower() error {
 
 // ErrLinkedWithC says that the runtime does not know all threads of this program.
 var ErrLinkedWithC = errors.New("built with cgo, whose threads are not known: build with CGO_ENABLED=0")
-
-// everyday is what is always in force: what most of the daemon's system calls need.
-const everyday = Set(1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_NET_ADMIN)
 
 // With runs fn, on the calling thread, with a capability in force that this process keeps. Where it
 // does not, or it is in force anyhow, fn is just run: the kernel says what it thinks of it.

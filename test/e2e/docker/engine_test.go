@@ -151,9 +151,10 @@ func join(program []byte, options []string) (*swarm, error) {
 	return s, err
 }
 
-// exec is its exec-root, where the namespaces of its networks are mounted.
+// exec is its exec-root, where the namespaces of its networks are mounted: as by default below /run, which
+// containers can be given, and not in /run/docker.
 func (e *engine) exec() string {
-	return filepath.Join(e.dir, "exec")
+	return filepath.Join("/run", filepath.Base(filepath.Dir(e.dir)), filepath.Base(e.dir))
 }
 
 // overlay is the namespace of the network's tunnel on an engine, which is there while a container is.
@@ -328,14 +329,10 @@ func (s *swarm) create(e *engine, core int, args ...string) (*container, error) 
 	if err := os.Mkdir(c.share, 0o700); err != nil {
 		return nil, err
 	}
-	shares := 1024
-	if args[0] == "reader" {
-		shares *= 16 // the sender, on the same core, takes what it leaves
-	}
 	var created struct{ Id string }
 	err := e.call("POST", "/containers/create?name="+c.name, map[string]any{
 		"Image": image, "Cmd": append([]string{"/" + image, "-counters", "/share/counters"}, args[1:]...),
-		"HostConfig": map[string]any{"NetworkMode": network, "CpusetCpus": fmt.Sprint(core), "CpuShares": shares, "Binds": []string{c.share + ":/share"}},
+		"HostConfig": map[string]any{"NetworkMode": network, "CpusetCpus": fmt.Sprint(core), "Binds": []string{c.share + ":/share"}},
 	}, &created)
 	if err != nil {
 		return nil, err
@@ -381,13 +378,16 @@ func (c *container) remove() {
 	}
 }
 
-// output is what the program said; the API puts eight bytes before each line of it.
-func (c *container) output() string {
-	res, err := c.api.Get("http://engine/containers/" + c.id + "/logs?stdout=1&stderr=1")
+// output is what the program said.
+func (c *container) output() string { return c.logsOf(c.id) }
+
+// logsOf is what a container said.
+func (e *engine) logsOf(id string) string {
+	res, err := e.api.Get("http://engine/containers/" + id + "/logs?stdout=1&stderr=1")
 	if err != nil {
 		return err.Error()
 	}
 	defer res.Body.Close()
 	data, _ := io.ReadAll(res.Body)
-	return string(data)
+	return plain(data)
 }

@@ -121,6 +121,10 @@ func mounts(dir string) error {
 			return fmt.Errorf("mount an empty folder at %s: %w", at, err)
 		}
 	}
+	// As it is on nodes, for containers that see what is mounted there later (rslave).
+	if err := unix.Mount("", "/run", "", unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("share /run: %w", err)
+	}
 	// containerd makes a folder in it, and can do without.
 	err := unix.Mount("/opt", "/opt", "", unix.MS_BIND, "")
 	if err == nil {

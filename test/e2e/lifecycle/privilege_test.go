@@ -3,6 +3,7 @@
 package lifecycle
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -82,7 +83,7 @@ func (c capability) without() error { return unix.Prctl(unix.PR_CAPBSET_DROP, ui
 // Each capability that is taken away is told, with what it is for and who grants it.
 func TestWithoutACapabilityThereIsOneError(t *testing.T) {
 	b := lab(t, bed.Options{})
-	for _, c := range capabilities[:4] {
+	for _, c := range capabilities[2:4] {
 		for _, verb := range []string{"run", "plan"} {
 			t.Run(c.name+"/"+verb, func(t *testing.T) {
 				state := filepath.Join(t.TempDir(), "state")
@@ -94,6 +95,26 @@ func TestWithoutACapabilityThereIsOneError(t *testing.T) {
 			})
 		}
 	}
+}
+
+// As Docker before 23 starts it: SYS_ADMIN stands for what that does not know.
+func TestSysAdminStandsForBPFAndPerfmon(t *testing.T) {
+	b := lab(t, bed.Options{})
+	none := func() error { return errors.Join(capabilities[0].without(), capabilities[1].without()) }
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: forced, Before: none})
+	l := rig.StartLoad(t, b, 4)
+	d.Acting()
+	four, two := setOf("NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE", "SYS_NICE"), setOf("NET_ADMIN", "SYS_ADMIN")
+	for _, p := range rig.PrivilegesOf(t, d.PID) {
+		if p.Permitted != four || p.Effective&two != two {
+			t.Errorf("a thread of the daemon may %s", p)
+		}
+	}
+	if !strings.Contains(d.Log(), "CAP_SYS_ADMIN is in force all the time") {
+		t.Errorf("the log does not say so:\n%s", d.Log())
+	}
+	ends(t, d)
+	left(t, d, l.Stop())
 }
 
 func TestWithoutSysPtraceNamedNamespacesAreServed(t *testing.T) {
