@@ -518,11 +518,17 @@ func datagramsComeInOrder(t *testing.T) {
 	u.reach(t, 100)
 	s.end(t)
 	u.reach(t, 100)
-	if d.expired+d.unordered == 0 {
-		u.finishWith(t, lost)
-	} else {
+	switch {
+	case byTime():
+		// What takes longer than the delay comes late (KNOWN_ISSUES.md), also after the daemon was last asked
+		// for what it has counted. An emulated core that stands still takes longer.
+		t.Logf("%d came late: put in order by time, order is not judged", u.late.Load())
+		u.finishLate(t, lost)
+	case d.expired+d.unordered > 0:
 		t.Log("a core stood still for longer than packets wait: order is not judged")
 		u.finishLate(t, lost)
+	default:
+		u.finishWith(t, lost)
 	}
 	if d.held == 0 || d.gaps == 0 && !byTime() {
 		t.Errorf("%d packets waited, and %d times one was not waited for; %d were lost", d.held, d.gaps, lost)
