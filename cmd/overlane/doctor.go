@@ -16,7 +16,6 @@ import (
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/neighbour"
-	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/probe"
@@ -169,16 +168,7 @@ func (d *diagnosis) express(s *node.Scanner, l look, names daemon.Names, owned m
 	if i < 0 || len(l.snap.Pods) == 0 {
 		return nil
 	}
-	home, err := netns.Current()
-	if err != nil {
-		return err
-	}
-	defer home.Close()
-	cookie, err := home.Cookie()
-	if err != nil {
-		return err
-	}
-	p, err := daemon.ExpressPlan(s, l.snap, cookie, owned, false, own, l.places, governor.Forced)
+	p, err := l.express(s, owned, false, own, governor.Forced)
 	if err != nil {
 		return err
 	}

@@ -367,19 +367,25 @@ func planAggregate(mode config.Mode, s *node.Scanner, l look, owned map[plan.Set
 	return out, nil
 }
 
-// planExpress is what frames change that go straight to pods.
-func planExpress(cfg *config.Config, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*plannedOutlook, error) {
+// express judges the ways from the NICs of this network namespace to the pods.
+func (l look) express(s *node.Scanner, owned map[plan.Setting]plan.Owned, join bool, own func(uint32) bool, mode governor.Mode) (p plan.Plan, err error) {
 	home, err := netns.Current()
 	if err != nil {
-		return nil, err
+		return p, err
 	}
 	defer home.Close()
 	cookie, err := home.Cookie()
 	if err != nil {
-		return nil, err
+		return p, err
 	}
+	return daemon.ExpressPlan(s, l.snap, cookie, owned, join, own, l.places, mode)
+}
+
+// planExpress is what frames change that go straight to pods.
+func planExpress(cfg *config.Config, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*plannedOutlook, error) {
 	out := &plannedOutlook{}
-	if out.Plan, err = daemon.ExpressPlan(s, l.snap, cookie, owned, cfg.Aggregate != config.ModeOff, ownIfRunning(), l.places, modeOf(cfg.Express)); err != nil {
+	var err error
+	if out.Plan, err = l.express(s, owned, cfg.Aggregate != config.ModeOff, ownIfRunning(), modeOf(cfg.Express)); err != nil {
 		return nil, err
 	}
 	switch {

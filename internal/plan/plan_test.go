@@ -272,7 +272,7 @@ func TestTextShowsEveryStepWithItsUndo(t *testing.T) {
    1  queues/rx-0/rps_cpus of vx0 (ifindex 5 in network namespace 42)
       set   0 -> 2
       why   tunnel stage goes on on core 1
-      undo  set 0, unless somebody else has changed it by then
+      undo  set 0, unless the operator or another program has changed it by then
 programs:
       steer at tcx/ingress of u0 (ifindex 2 in network namespace 42)
       why   sets the hash that RPS follows

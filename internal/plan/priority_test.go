@@ -246,12 +246,12 @@ steps, in this order (undone in the reverse order):
    1  threaded of eth0 (ifindex 2 in network namespace 42)
       set   0 -> 1
       why   the NIC's polls preempt bulk
-      undo  set 0, unless somebody else has changed it by then
+      undo  set 0, unless the operator or another program has changed it by then
 threads that come with that, one per receive queue:
       4 of eth0 (ifindex 2 in network namespace 42)
       set   nice -13, slice 100µs, each bound to one of cores 0-1
       why   the NIC's polls preempt bulk, each on a core of its own
-      undo  set what they were when they came, unless somebody else has changed it by then
+      undo  set what they were when they came, unless the operator or another program has changed it by then
 left as it is:
       eth1 (ifindex 3 in network namespace 42)
       why   left alone: an XDP program of somebody else is attached

@@ -38,7 +38,7 @@ func (p PriorityPlan) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, "      %d of %s\n", f.Count, f.Target)
 		fmt.Fprintf(&b, "      set   %s\n", f.Want)
 		fmt.Fprintf(&b, "      why   %s\n", f.Reason)
-		b.WriteString("      undo  set what they were when they came, unless somebody else has changed it by then\n")
+		b.WriteString("      undo  set what they were when they came, unless the operator or another program has changed it by then\n")
 	}
 	writeSkipped(&b, p.Skipped)
 	_, err := io.WriteString(w, printable.Lines(b.String()))
@@ -53,7 +53,7 @@ func writeSteps(b *bytes.Buffer, steps []Step) {
 		fmt.Fprintf(b, "%4d  %s\n", i+1, s.Setting)
 		fmt.Fprintf(b, "      set   %s -> %s\n", s.Was, s.Want)
 		fmt.Fprintf(b, "      why   %s\n", s.Reason)
-		fmt.Fprintf(b, "      undo  set %s, unless somebody else has changed it by then\n", s.First)
+		fmt.Fprintf(b, "      undo  set %s, unless the operator or another program has changed it by then\n", s.First)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 const (
 	magic   = 0x4f6c
 	hasWhen = 1
-	filled  = 2
+	filled  = 2 // for readers; the checker (check.bpf.c) does not look at it
 	// MinSize is the smallest UDP payload that can be checked, and StampedSize
 	// the smallest that also carries its time of sending.
 	MinSize     = 16

@@ -36,8 +36,8 @@ const (
 // poll the NIC. It comes as from another machine: the lab's generator puts the frames on the wire
 // that the sending container's would be, with what the reader leaves of its core. (Two engines on
 // one machine share its cores; a sender through the first one's stack took more of them than all that
-// is judged here.) The daemon, without a configuration, acts by itself. What it gains is measured by
-// `make docker-bench`.
+// is judged here.) Another reader takes datagrams in a row as one (UDP_GRO). The daemon, without a
+// configuration, acts by itself. What it gains is measured by `make docker-bench`.
 func TestDefaultActsBesideASaturatedCore(t *testing.T) {
 	count, span := 1, 200*time.Millisecond
 	if text := os.Getenv(rounds); text != "" {
@@ -162,40 +162,36 @@ func (s *swarm) vni(t testing.TB) uint32 {
 		t.Fatal(err)
 	}
 	defer h.Close()
-	var vni uint32
-	err = h.Do(func() error {
-		links, err := netlink.LinkList()
-		for _, l := range links {
-			if v, ok := l.(*netlink.Vxlan); ok {
-				vni = uint32(v.VxlanId)
-			}
-		}
-		return err
-	})
-	if err != nil || vni == 0 {
-		t.Fatalf("no tunnel in %s (%v)", s.overlay(s.receiver), err)
+	nl := rig.In(t, h)
+	defer nl.Close()
+	links, err := nl.LinkList()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return vni
+	for _, l := range links {
+		if v, ok := l.(*netlink.Vxlan); ok {
+			return uint32(v.VxlanId)
+		}
+	}
+	t.Fatalf("no tunnel in %s", s.overlay(s.receiver))
+	return 0
 }
 
 // mac is of the container's device.
-func (c *container) mac() (mac bed.MAC) {
+func (c *container) mac() bed.MAC {
 	c.t.Helper()
 	h, err := netns.OfPID(c.pid)
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	defer h.Close()
-	if err := h.Do(func() error {
-		link, err := netlink.LinkByName(dev)
-		if err == nil {
-			copy(mac[:], link.Attrs().HardwareAddr)
-		}
-		return err
-	}); err != nil {
+	nl := rig.In(c.t, h)
+	defer nl.Close()
+	link, err := nl.LinkByName(dev)
+	if err != nil {
 		c.t.Fatal(err)
 	}
-	return mac
+	return bed.MAC(link.Attrs().HardwareAddr)
 }
 
 func peek(t testing.TB, d *rig.Daemon) control.Status {

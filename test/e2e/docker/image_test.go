@@ -5,12 +5,9 @@ package docker
 import (
 	"archive/tar"
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -137,55 +134,4 @@ func (e *engine) runOverlane(t *testing.T, binds []string, args ...string) (id s
 	})
 	e.must(t, "POST", "/containers/"+created.Id+"/start")
 	return created.Id
-}
-
-func (e *engine) must(t *testing.T, method, path string) {
-	t.Helper()
-	if err := e.call(method, path, nil, nil); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// wait returns what a container ended with.
-func (e *engine) wait(t *testing.T, id string) int {
-	t.Helper()
-	var end struct{ StatusCode int }
-	if err := e.call("POST", "/containers/"+id+"/wait", nil, &end); err != nil {
-		t.Fatal(err)
-	}
-	return end.StatusCode
-}
-
-// execIn is docker exec.
-func (e *engine) execIn(t *testing.T, id string, command ...string) (out string, code int) {
-	t.Helper()
-	var created struct{ Id string }
-	if err := e.call("POST", "/containers/"+id+"/exec", map[string]any{"Cmd": command, "AttachStdout": true}, &created); err != nil {
-		t.Fatalf("%v\n%s", err, e.logsOf(id))
-	}
-	res, err := e.api.Post("http://engine/exec/"+created.Id+"/start", "application/json", strings.NewReader(`{}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	data, err := io.ReadAll(res.Body)
-	if err != nil || res.StatusCode != http.StatusOK {
-		t.Fatalf("%s: %v\n%s", res.Status, err, data)
-	}
-	var end struct{ ExitCode int }
-	if err := e.call("GET", "/exec/"+created.Id+"/json", nil, &end); err != nil {
-		t.Fatal(err)
-	}
-	return plain(data), end.ExitCode
-}
-
-// plain is a stream of the API without the eight bytes before each piece, of which the last four are its length.
-func plain(data []byte) string {
-	var out strings.Builder
-	for len(data) >= 8 {
-		n := min(int(binary.BigEndian.Uint32(data[4:])), len(data)-8)
-		out.Write(data[8 : 8+n])
-		data = data[8+n:]
-	}
-	return out.String()
 }
