@@ -11,6 +11,7 @@ import (
 
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 func (b *Bed) build() error {
@@ -47,8 +48,9 @@ func (b *Bed) build() error {
 	return b.Reset()
 }
 
-// settle waits for what the kernel does behind one's back: a carrier is
-// noticed by a worker, and before that a bridge port drops what it gets.
+// settle waits for what the kernel does by itself: a worker notices a carrier, and
+// before that the device at this end drops what it is given to send, and a bridge
+// port what it gets. The same holds for an IPv6 address and its local route.
 func (b *Bed) settle() error {
 	const patience = 10 * time.Second
 	for _, h := range b.Hosts {
@@ -68,6 +70,16 @@ func (b *Bed) settle() error {
 		}
 		if err := waitFor(h.Overlay, want, patience); err != nil {
 			return err
+		}
+		want = map[string]string{"class/net/" + PodDev + "/operstate": "up"}
+		for _, p := range h.Pods {
+			err := waitFor(p.NS, want, patience)
+			if err == nil && b.IPv6 {
+				err = waitForLocal(p.NS, p.IP6, patience)
+			}
+			if err != nil {
+				return fmt.Errorf("pod %s: %w", p.Name, err)
+			}
 		}
 	}
 	return nil
@@ -96,6 +108,27 @@ func waitFor(ns *netns.Handle, want map[string]string, patience time.Duration) e
 		}
 		if time.Now().After(deadline) {
 			return errors.New(missing)
+		}
+	}
+}
+
+// waitForLocal waits until a namespace receives what is sent to an IPv6 address: the
+// kernel adds the local route in a worker, some time after the address.
+func waitForLocal(ns *netns.Handle, ip netip.Addr, patience time.Duration) error {
+	for deadline := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+		var routes []netlink.Route
+		err := within(ns, func(i *inside) {
+			var err error
+			routes, err = i.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{
+				Table: unix.RT_TABLE_LOCAL, Dst: ipNet(netip.PrefixFrom(ip, ip.BitLen())),
+			}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+			i.try("list local routes", err)
+		})
+		if err != nil || len(routes) > 0 {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("no local route for %s", ip)
 		}
 	}
 }
