@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -21,6 +22,8 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 	opts := daemon.Options{
 		StateDir:  global.stateDir,
 		Online:    func() ([]int, error) { return onlineCores() },
+		Apart:     func() ([]int, error) { return exclusiveCores(os.DirFS("/")) },
+		Topology:  topology(),
 		Underlays: cfg.Underlays,
 		Mode:      modeOf(cfg.Pipeline),
 		Aggregate: modeOf(cfg.Aggregate),

@@ -429,7 +429,7 @@ func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l
 	if noXDP(cfg, l) != nil || slices.ContainsFunc(l.snap.Underlays, refuses) {
 		tier = governor.TC
 	}
-	layout := governor.PlaceMicroflows(tier, slices.Sorted(slices.Values(cores)), []int{nic}, cfg.Microflows.Cores, merges(cfg, l), governor.Costs{})
+	layout := governor.PlaceMicroflows(tier, machine(cores, nic), cfg.Microflows.Cores, merges(cfg, l), governor.Costs{})
 	if layout.None() {
 		out.When = "run would split no flow: " + layout.Reason
 		return out, nil
@@ -488,16 +488,20 @@ func place(ctx context.Context, cfg *config.Config, cores config.CPUList, prio *
 	if cfg.Tier == config.TierXDP && (len(seen.snap.Underlays) == 0 || slices.ContainsFunc(seen.snap.Underlays, takes)) {
 		tier = governor.XDP
 	}
-	l := governor.Place(tier, cores, []int{nic}, governor.Costs{})
+	m := machine(cores, nic)
+	l := governor.Place(tier, m, governor.Costs{})
 	if prio != nil {
-		sorted := slices.Sorted(slices.Values(cores))
-		polled := prio.pollers(sorted)
-		if len(polled) == 0 {
-			polled = []int{nic}
+		if polled := prio.pollers(m.Cores); len(polled) > 0 {
+			m.NIC = slices.Sorted(slices.Values(polled))
 		}
-		l = governor.PlaceBesidePriority(sorted, polled, governor.Costs{})
+		l = governor.PlaceBesidePriority(m, governor.Costs{})
 	}
 	return placement{NIC: l.NIC, Tunnel: l.Tunnel, Pod: l.Pod, Reason: l.Reason}, nil
+}
+
+// machine is the node's, of which nothing is measured but the core that received most.
+func machine(cores config.CPUList, nic int) governor.Machine {
+	return governor.Machine{Cores: slices.Sorted(slices.Values(cores)), NIC: []int{nic}, Topology: topology()}
 }
 
 // placed asks the running daemon.

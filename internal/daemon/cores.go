@@ -20,9 +20,21 @@ func (d *Daemon) lookOnline(now time.Time) error {
 		d.log.Warn("online cores could not be read, will be repeated", "reason", err)
 		return nil
 	}
-	if slices.Equal(online, d.online) {
-		return nil
+	apart := d.apart
+	if d.opts.Apart != nil {
+		if apart, err = d.opts.Apart(); err != nil {
+			d.log.Warn("cores that containers have for themselves could not be read, will be repeated", "reason", err)
+			apart = d.apart
+		}
 	}
+	if slices.Equal(online, d.online) {
+		if slices.Equal(apart, d.apart) {
+			return nil
+		}
+		d.apart = apart
+		return d.useCores()
+	}
+	d.apart = apart
 	for _, core := range d.online {
 		if !slices.Contains(online, core) {
 			d.pipe.lost[core], d.lost[core] = true, true
@@ -44,6 +56,7 @@ func (d *Daemon) useCores() error {
 	if d.opts.Online != nil {
 		cores = slices.DeleteFunc(cores, func(c int) bool { return !slices.Contains(d.online, c) })
 	}
+	cores = slices.DeleteFunc(cores, func(c int) bool { return slices.Contains(d.apart, c) })
 	if slices.Equal(cores, d.cores) {
 		return nil
 	}
@@ -57,5 +70,5 @@ func (d *Daemon) useCores() error {
 		}
 	}
 	d.placeThreads()
-	return d.pipe.leave(func(core int) bool { return !slices.Contains(cores, core) })
+	return d.leaveCores()
 }

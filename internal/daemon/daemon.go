@@ -37,6 +37,10 @@ type Options struct {
 	Mode   governor.Mode
 	Tier   governor.Tier
 	Limits governor.Limits
+	// Topology is how the cores are wired.
+	Topology governor.Topology
+	// Apart reads the cores that containers have for themselves, sorted: nothing is steered there. nil: none.
+	Apart func() ([]int, error)
 	// Microflows are elephants, split.
 	Microflows Microflows
 	// Aggregate joins datagrams of one flow that come in a row.
@@ -68,58 +72,62 @@ const farewell = time.Second
 
 // Daemon is a running instance.
 type Daemon struct {
-	opts     Options
-	log      *slog.Logger
-	dir      *apply.Dir
-	locked   *apply.Locked
-	changes  *changes
-	claim    *apply.Claim // nil if it could not be known whether there is another daemon
-	guard    *apply.Guardian
-	scanner  *node.Scanner
-	readings *readings
-	dp       *datapath.Datapath
-	places   *xdp.Places // for XDP programs
-	gov      *governor.Governor
-	trial    trial // of the pipeline
-	pipe     *pipeline
-	micro    microflows
-	aggr     aggregation
-	landing  landing
-	demand   demand
-	expr     express
-	bridge   bridging
-	hooks    *shortcut.Hooks           // once somebody judges
-	prio     *priority                 // nil without rules
-	prioPast datapath.PriorityCounters // of the times before, when there were rules
-	added    []rules.Rule              // at run time
-	sensor   sensor
-	snap     node.Snapshot
-	cookie   uint64
-	drops    map[int]uint64 // of the backlogs, at the start
-	since    time.Time
-	off      bool  // asked to end
-	evict    bool  // somebody else wants a device of ours
-	check    check // of what is ours
-	retry    time.Time
-	armErr   error // why the last attempt to put the pipeline in place failed
-	online   []int // at the last look
-	looked   time.Time
-	lost     map[int]bool // cores that were offline since NICs' threads were bound
-	cores    []int        // configured and online
-	heed     heed
-	moved    movedPolls
-	polls    polls
-	beaten   time.Time // the last sign of life
-	useless  bool      // no hop was worth it, in the last window
-	quiet    time.Time // since when hardly a packet has come
-	woken    time.Time // when it was last asleep
-	dull     dull
-	lively   time.Time // when packets last came, as isAwake saw it
-	softnet  softnet
-	tunnels  overlayRate
-	pace     pace
-	requests chan func()
-	ended    chan struct{}
+	opts      Options
+	log       *slog.Logger
+	dir       *apply.Dir
+	locked    *apply.Locked
+	changes   *changes
+	claim     *apply.Claim // nil if it could not be known whether there is another daemon
+	guard     *apply.Guardian
+	scanner   *node.Scanner
+	readings  *readings
+	dp        *datapath.Datapath
+	places    *xdp.Places // for XDP programs
+	gov       *governor.Governor
+	trial     trial // of the pipeline
+	pipe      *pipeline
+	micro     microflows
+	aggr      aggregation
+	landing   landing
+	demand    demand
+	expr      express
+	bridge    bridging
+	hooks     *shortcut.Hooks           // once somebody judges
+	prio      *priority                 // nil without rules
+	prioPast  datapath.PriorityCounters // of the times before, when there were rules
+	added     []rules.Rule              // at run time
+	sensor    sensor
+	snap      node.Snapshot
+	cookie    uint64
+	drops     map[int]uint64 // of the backlogs, at the start
+	since     time.Time
+	off       bool  // asked to end
+	evict     bool  // somebody else wants a device of ours
+	check     check // of what is ours
+	retry     time.Time
+	armErr    error // why the last attempt to put the pipeline in place failed
+	online    []int // at the last look
+	looked    time.Time
+	lost      map[int]bool // cores that were offline since NICs' threads were bound
+	apart     []int        // at the last look
+	cores     []int        // configured and online
+	heed      heed
+	refit     governor.Refit
+	polled    []int // the cores that polled NICs when the pipeline was put in place
+	avoid     []int // cores that tasks need, and whose lanes flows have left
+	polls     polls
+	beaten    time.Time // the last sign of life
+	useless   bool      // no hop was worth it, in the last window
+	quiet     time.Time // since when hardly a packet has come
+	woken     time.Time // when it was last asleep
+	dull      dull
+	lively    time.Time // when packets last came, as isAwake saw it
+	softnet   softnet
+	receiving receiving
+	tunnels   overlayRate
+	pace      pace
+	requests  chan func()
+	ended     chan struct{}
 }
 
 // Start takes the lock, restores what an earlier daemon left behind, starts the
@@ -340,14 +348,8 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 		in.Layout = governor.Layout{Reason: "micro-flows act instead"}
 	case d.pipe.armed:
 		in.Layout = d.pipe.layout
-	case d.prio.onNIC():
-		in.Layout = governor.PlaceBesidePriority(d.cores, d.prio.pollers(), in.Costs)
 	default:
-		tier, nic := d.tier(), pollers(in)
-		if tier == governor.XDP {
-			nic = d.polls.lately(in.Now)
-		}
-		in.Layout = governor.Place(tier, d.cores, nic, in.Costs)
+		in.Layout = d.place(in, d.opts.Limits.Short(in, d.tier() == governor.XDP))
 	}
 	d.trial.barred(&in)
 	d.useless = in.Layout.None() && split.Layout.None()
@@ -375,7 +377,10 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 // act makes what is in place agree with the decision. t: as it is forced by no configuration, flows
 // are steered as far as that has shown that it pays.
 func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Input, name string, t *trial, mode governor.Mode) error {
-	d.followPolls(in)
+	d.refitLanes(in, dec)
+	if err := d.avoidCores(dec); err != nil {
+		return err
+	}
 	if dec.State != governor.Active || mode == governor.Forced || !d.pipe.armed {
 		t.leave()
 	}
@@ -398,10 +403,10 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 	case governor.Active:
 		if !d.pipe.armed {
 			// Without traffic nobody knows yet which cores poll the NIC.
-			if len(pollers(in)) == 0 || in.Now.Before(d.retry) {
+			if len(in.Pollers()) == 0 || in.Now.Before(d.retry) {
 				return nil
 			}
-			d.moved.at = pollers(in)
+			d.polled = in.Pollers()
 			d.armErr = d.pipe.arm(ctx, d.snap, in.Layout)
 			var left *xdp.Left
 			if errors.As(d.armErr, &left) {
@@ -417,13 +422,13 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 				return undo
 			}
 		}
-		return d.steer(in, name, t, mode)
+		return d.steer(in, name, t, mode, dec.Helped)
 	}
 	return nil
 }
 
-// steer lets flows be steered, or calls them back, as the trial says.
-func (d *Daemon) steer(in governor.Input, name string, t *trial, mode governor.Mode) error {
+// steer lets the flows of the helped cores be steered, or calls them back, as the trial says.
+func (d *Daemon) steer(in governor.Input, name string, t *trial, mode governor.Mode, helped []int) error {
 	on := true
 	if mode != governor.Forced {
 		var err error
@@ -431,13 +436,10 @@ func (d *Daemon) steer(in governor.Input, name string, t *trial, mode governor.M
 			return err
 		}
 	}
-	switch {
-	case !on:
+	if !on {
 		return d.pipe.callBack()
-	case !d.pipe.steering:
-		return d.pipe.steer()
 	}
-	return nil
+	return d.pipe.steer(helped)
 }
 
 // retryAfter is the pause after an attempt to put the pipeline in place failed.

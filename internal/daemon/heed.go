@@ -69,7 +69,11 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 	if err != nil {
 		return in, false, err
 	}
-	if in, ok = d.sensor.read(now, cores, d.cores, !d.pipe.steering); !ok {
+	receiving, err := d.receiving.look(now)
+	if err != nil {
+		return in, false, err
+	}
+	if in, ok = d.sensor.read(now, cores, d.cores, receiving, !d.pipe.steering); !ok {
 		return in, false, nil
 	}
 	if d.heed == alert {

@@ -84,7 +84,7 @@ func (d *Daemon) placeMicroflows(in governor.Input) governor.Layout {
 		}
 		return d.pipe.layout
 	}
-	if nic := pollers(in); !d.pipe.armed && len(nic) > 0 {
+	if nic := in.Pollers(); !d.pipe.armed && len(nic) > 0 {
 		m.nic = nic
 	}
 	if in.Now.Before(m.pause) {
@@ -94,7 +94,9 @@ func (d *Daemon) placeMicroflows(in governor.Input) governor.Layout {
 	if d.cutBehind() != "" {
 		tier = governor.TC
 	}
-	l := governor.PlaceMicroflows(tier, d.cores, m.nic, min(d.opts.Microflows.Cores, datapath.MaxBranches), d.opts.Microflows.NoMerge == nil, in.Costs)
+	machine := d.machine(in, nil, d.opts.Microflows.Mode)
+	machine.NIC = m.nic
+	l := governor.PlaceMicroflows(tier, machine, min(d.opts.Microflows.Cores, datapath.MaxBranches), d.opts.Microflows.NoMerge == nil, in.Costs)
 	if d.opts.Microflows.Mode != governor.Forced && !l.None() && !l.Pays() {
 		return governor.Layout{Gain: 1, Reason: "micro-flows are not worth it by " + l.Reason}
 	}

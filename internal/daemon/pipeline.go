@@ -406,22 +406,27 @@ func (p *pipeline) gone(t plan.Target) bool {
 	return errors.Is(err, node.ErrGone)
 }
 
-// steer lets the hooks send flows to the lanes.
-func (p *pipeline) steer() error {
+// steer lets the hooks of the helped cores send flows to the lanes; nil: those of all.
+func (p *pipeline) steer(helped []int) error {
+	was := p.steering
 	p.steering, p.home = true, homing{}
 	if p.layout.Split {
+		if was {
+			return nil
+		}
 		return p.dp.SetSplit(p.microflows)
 	}
 	for cpu := range p.cores {
 		stages := p.resting(cpu)
 		switch {
+		case helped != nil && !slices.Contains(helped, cpu):
 		case slices.Contains(p.layout.Tunnel, cpu):
 		case len(p.layout.Tunnel) > 0:
 			stages = append(stages, datapath.Tunnel)
 		default:
 			stages = append(stages, datapath.Pod)
 		}
-		if len(p.layout.NIC) > 0 && !slices.Contains(p.layout.NIC, cpu) {
+		if helped == nil && len(p.layout.NIC) > 0 && !slices.Contains(p.layout.NIC, cpu) {
 			stages = append(stages, datapath.NIC)
 		}
 		if err := p.dp.Steer(cpu, stages...); err != nil {

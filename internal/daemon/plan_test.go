@@ -137,7 +137,7 @@ func TestAQueueThatIsQuietIsStillPolled(t *testing.T) {
 
 // Rules whose program no NIC takes are in no mechanism's way.
 func TestPriorityWithoutANICLeavesTheCoresToOthers(t *testing.T) {
-	p := &priority{polled: map[int]bool{0: true}, attached: map[node.DevKey]*datapath.PriorityHook{}}
+	p := &priority{polled: map[int]time.Time{0: time.Unix(1, 0)}, attached: map[node.DevKey]*datapath.PriorityHook{}}
 	l := governor.Layout{Tunnel: []int{1}, Pod: []int{0}}
 	if p.onNIC() || p.inTheWay(l) {
 		t.Error("it is in the way, and on no NIC")

@@ -30,7 +30,7 @@ type priority struct {
 	skipped  []plan.Skip // underlays without its program
 	since    time.Time
 
-	polled map[int]bool      // cores that have polled a NIC
+	polled map[int]time.Time // cores that have polled a NIC lately, by when they last did
 	two    bool              // latency has lanes, too: a NIC is polled in softirq
 	frames map[string]uint64 // of rules, by name, before the list last changed
 	looked time.Time
@@ -215,20 +215,21 @@ func (d *Daemon) lookPriority(now time.Time) error {
 func (p *priority) sawPolls(in governor.Input, owned []apply.Entry) {
 	for cpu, c := range in.Cores {
 		if c.Rate > 0 {
-			p.polled[cpu] = true
+			p.polled[cpu] = in.Now
 		}
 	}
 	for _, th := range boundThreads(owned) {
-		p.polled[th.sched.Cores[0]] = true
+		p.polled[th.sched.Cores[0]] = in.Now
 	}
+	maps.DeleteFunc(p.polled, func(_ int, last time.Time) bool { return in.Now.Sub(last) >= polledFor })
 }
 
-// pollers are the cores on which latency traffic may be: all that have polled a NIC.
+// pollers are the cores on which latency traffic may be: all that have polled a NIC lately.
 func (p *priority) pollers() []int { return slices.Sorted(maps.Keys(p.polled)) }
 
 // inTheWay tells that bulk is sent to a core on which latency traffic may be.
 func (p *priority) inTheWay(l governor.Layout) bool {
-	return p.onNIC() && slices.ContainsFunc(l.Cores(), func(c int) bool { return p.polled[c] })
+	return p.onNIC() && slices.ContainsFunc(l.Cores(), func(c int) bool { return !p.polled[c].IsZero() })
 }
 
 // startPriority puts priority in place.
@@ -249,7 +250,7 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	if err := d.places.ReleaseAll(xdp.Pipeline, xdp.Microflows, xdp.Express); err != nil {
 		return err
 	}
-	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), polled: map[int]bool{}, frames: map[string]uint64{}, broad: broad{excess: d.prioPast.LatencyExcess},
+	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), polled: map[int]time.Time{}, frames: map[string]uint64{}, broad: broad{excess: d.prioPast.LatencyExcess},
 		realtime: realtime{on: !d.opts.Priority.Fair}}
 	var err error
 	if p.dp, err = d.dp.LoadPriority(); err != nil {

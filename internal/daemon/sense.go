@@ -14,6 +14,7 @@ type sensor struct {
 	last  []datapath.Core
 	when  time.Time
 	costs governor.Costs
+	tasks map[int]float64 // tasks' share of each core, smoothed
 	// behind is what a frame cost behind the NIC's stage in the last window, of what it cost there;
 	// 0: not known.
 	behind float64
@@ -22,7 +23,8 @@ type sensor struct {
 // read makes the window since the last call. learn tells that all stages run on
 // one core now, so that their cost can be measured. The first call has no
 // window and returns false.
-func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, learn bool) (governor.Input, bool) {
+// receiving is the share of each core's time that softirqs took lately.
+func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, receiving map[int]float64, learn bool) (governor.Input, bool) {
 	last, since, first := s.last, now.Sub(s.when), s.when.IsZero()
 	s.last, s.when = cores, now
 	if first || since <= 0 {
@@ -52,6 +54,7 @@ func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, le
 		if all > 0 {
 			c.Tasks = float64(tasks) / float64(all)
 		}
+		c.Load = min(s.smooth(i, c.Tasks, since)+receiving[i], 1)
 		if saturated > 0 {
 			c.Movable = float64(movable) / float64(saturated)
 		}
@@ -69,6 +72,21 @@ func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, le
 	s.behind = sum.behind()
 	in.Costs = s.costs
 	return in, true
+}
+
+// loadFor is over how long tasks' share of a core is smoothed.
+const loadFor = time.Second
+
+func (s *sensor) smooth(core int, tasks float64, since time.Duration) float64 {
+	if s.tasks == nil {
+		s.tasks = map[int]float64{}
+	}
+	was, known := s.tasks[core]
+	if !known {
+		was = tasks
+	}
+	s.tasks[core] = was + (tasks-was)*min(float64(since)/float64(loadFor), 1)
+	return s.tasks[core]
 }
 
 // laneBehind is how many frames in a lane are more than bursts leave there.
@@ -100,7 +118,7 @@ func (c costs) behind() float64 {
 }
 
 // forget makes the next read begin a window, and nothing is known of the last.
-func (s *sensor) forget() { s.when, s.behind = time.Time{}, 0 }
+func (s *sensor) forget() { s.when, s.behind, s.tasks = time.Time{}, 0, nil }
 
 // nothing is a window in which no core had anything to do.
 func (s *sensor) nothing(now time.Time, configured []int) governor.Input {
@@ -133,22 +151,4 @@ func (s *sensor) learn(sum costs) {
 			*cost += (now - *cost) / 8
 		}
 	}
-}
-
-// pollers are the cores on which a notable part of the overlay's packets is
-// polled from the NIC.
-func pollers(in governor.Input) []int {
-	var total float64
-	top := 0
-	for cpu, c := range in.Cores {
-		total += c.Overlay
-		top = max(top, cpu)
-	}
-	var nic []int
-	for cpu := range top + 1 {
-		if c := in.Cores[cpu]; c.Overlay > 0 && c.Overlay >= total/10 {
-			nic = append(nic, cpu)
-		}
-	}
-	return nic
 }

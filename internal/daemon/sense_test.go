@@ -39,9 +39,9 @@ func TestAClockThatJumpsIsNoLoad(t *testing.T) {
 			var s sensor
 			g := governor.New(governor.Auto, governor.DefaultLimits())
 			now := begin
-			s.read(now, busy(0, 0), []int{0, 1}, true)
+			s.read(now, busy(0, 0), []int{0, 1}, nil, true)
 			// Its work of the usual time, seen after the jump.
-			in, ok := s.read(now.Add(tc.jump), busy(100*time.Millisecond, 1), []int{0, 1}, true)
+			in, ok := s.read(now.Add(tc.jump), busy(100*time.Millisecond, 1), []int{0, 1}, nil, true)
 			if ok != tc.want {
 				t.Fatalf("there is a window: %t, want %t", ok, tc.want)
 			}
@@ -50,14 +50,14 @@ func TestAClockThatJumpsIsNoLoad(t *testing.T) {
 				if c := in.Cores[0]; !(c.Saturated >= 0 && c.Saturated < 0.01) || math.IsInf(c.Rate, 0) || math.IsNaN(c.Rate) {
 					t.Errorf("the window across the jump: %+v", c)
 				}
-				in.Layout = governor.Place(governor.TC, []int{0, 1}, []int{0}, in.Costs)
+				in.Layout = governor.Place(governor.TC, governor.Machine{Cores: []int{0, 1}, NIC: []int{0}}, in.Costs)
 				if d := g.Step(in); d.State != governor.Standby {
 					t.Errorf("acts for it: %+v", d)
 				}
 			}
 			// Then the clock goes on, and load is seen as it is.
 			now = now.Add(100 * time.Millisecond)
-			in, ok = s.read(now, busy(100*time.Millisecond, 0.9), []int{0, 1}, true)
+			in, ok = s.read(now, busy(100*time.Millisecond, 0.9), []int{0, 1}, nil, true)
 			if !ok || in.Cores[0].Saturated < 0.8 || len(in.Cores) != configured {
 				t.Errorf("the window after it: %t %+v", ok, in.Cores)
 			}

@@ -4,7 +4,6 @@ package daemon
 
 import (
 	"cmp"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -208,7 +207,7 @@ func (t *trial) barred(in *governor.Input) {
 
 // situation is what a verdict holds for.
 func situation(in governor.Input) governor.Situation {
-	s := governor.Situation{Layout: fmt.Sprint(in.Layout.NIC, in.Layout.Tunnel, in.Layout.Pod, in.Layout.Split)}
+	s := governor.Situation{Layout: in.Layout.Shape()}
 	for _, c := range in.Cores {
 		s.Rate += c.Rate
 	}

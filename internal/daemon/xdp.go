@@ -136,7 +136,7 @@ func (p *polls) saw(in governor.Input, armed bool) {
 		}
 		return
 	}
-	for _, core := range pollers(in) {
+	for _, core := range in.Pollers() {
 		p.at[core] = in.Now
 	}
 }

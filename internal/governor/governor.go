@@ -7,6 +7,8 @@ package governor
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 )
 
@@ -32,6 +34,8 @@ type Core struct {
 	// Tasks is the share of the window in which ordinary tasks ran: not idle
 	// ones, not the kernel's own threads.
 	Tasks float64
+	// Load is the share that tasks took lately, and softirqs, which receive packets among other things.
+	Load float64
 	// Movable is the share of that time that went into the stages behind the
 	// NIC's: what could be done elsewhere. Traffic that is no overlay has none,
 	// and where GRO makes few packets of many frames they are cheap.
@@ -50,6 +54,30 @@ type Input struct {
 	Costs      Costs
 	// Layout is what would be, or is, in use.
 	Layout Layout
+}
+
+// Pollers are the cores on which a notable part of the overlay's packets is polled from a NIC: a tenth of
+// what the core polls that polls most.
+func (in Input) Pollers() []int {
+	var most float64
+	for _, c := range in.Cores {
+		most = max(most, c.Overlay)
+	}
+	var nic []int
+	for cpu, c := range in.Cores {
+		if c.Overlay > 0 && c.Overlay >= most/10 {
+			nic = append(nic, cpu)
+		}
+	}
+	slices.Sort(nic)
+	return nic
+}
+
+// path is the part of a core that the whole receive path of what it polls would take. Costs are for
+// each frame.
+func (in Input) path(c Core) float64 {
+	costs := in.Costs.OrTypical()
+	return c.Rate * (costs.NIC + costs.Tunnel + costs.Pod) / 1e9
 }
 
 // Mode is the configuration's word.
@@ -92,6 +120,10 @@ type Decision struct {
 	State  State
 	Reason string
 	Since  time.Time
+	// Helped are the cores whose flows are steered while active, sorted; nil: those of all.
+	Helped []int
+	// Avoid are the cores that tasks need so much that they are to take no work, sorted.
+	Avoid []int
 }
 
 // Governor is the state between windows. The zero value is not ready; use New.
@@ -100,10 +132,13 @@ type Governor struct {
 	limits Limits
 
 	last    Decision
-	wanted  int // windows in a row that asked for help
-	busy    time.Time
-	idle    time.Time
-	now     time.Time // of the last window
+	wanted  map[int]int       // by core: windows in a row in which it asked for help
+	helped  map[int]time.Time // cores that are helped, by since when they could do without; zero: they cannot
+	needed  map[int]time.Time // lanes' cores that tasks need, since
+	avoid   map[int]time.Time // lanes' cores that take no work, by since when they could; zero: they cannot
+	full    time.Time         // since when the configured cores are busy
+	idle    time.Time         // since when all that are helped together could do without
+	now     time.Time         // of the last window
 	started bool
 }
 
@@ -113,7 +148,9 @@ const jump = time.Minute
 
 // New returns a governor in standby.
 func New(mode Mode, limits Limits) *Governor {
-	return &Governor{mode: mode, limits: limits, last: Decision{Reason: "not measured yet"}}
+	g := &Governor{mode: mode, limits: limits, last: Decision{Reason: "not measured yet"}}
+	g.forget()
+	return g
 }
 
 // Reconfigure changes mode and limits; the next window decides by them.
@@ -121,6 +158,12 @@ func (g *Governor) Reconfigure(mode Mode, limits Limits) { g.mode, g.limits = mo
 
 // Last is the decision in force.
 func (g *Governor) Last() Decision { return g.last }
+
+// forget what has lasted for a while.
+func (g *Governor) forget() {
+	g.wanted, g.full, g.idle = map[int]int{}, time.Time{}, time.Time{}
+	g.helped, g.needed, g.avoid = map[int]time.Time{}, map[int]time.Time{}, map[int]time.Time{}
+}
 
 // Step takes one window and returns the decision in force after it.
 func (g *Governor) Step(in Input) Decision {
@@ -131,8 +174,8 @@ func (g *Governor) Step(in Input) Decision {
 	g.now = in.Now
 	state, reason := g.decide(in)
 	if jumped && g.mode == Auto {
-		// What lasted how long nobody knows.
-		g.wanted, g.busy, g.idle = 0, time.Time{}, time.Time{}
+		// How long anything lasted is not known.
+		g.forget()
 		if g.last.Since = in.Now; g.last.State == Active {
 			state, reason = Parked, "the clock jumped"
 		} else {
@@ -141,9 +184,17 @@ func (g *Governor) Step(in Input) Decision {
 	}
 	if state != g.last.State {
 		g.last = Decision{State: state, Reason: reason, Since: in.Now}
-		g.wanted, g.busy, g.idle = 0, time.Time{}, time.Time{}
+		g.full, g.idle = time.Time{}, time.Time{}
+		clear(g.wanted)
+		if state != Active {
+			clear(g.helped)
+		}
 	} else if reason != "" {
 		g.last.Reason = reason
+	}
+	g.last.Helped, g.last.Avoid = nil, slices.Sorted(maps.Keys(g.avoid))
+	if state == Active && g.mode == Auto && !in.Layout.all() {
+		g.last.Helped = slices.Sorted(maps.Keys(g.helped))
 	}
 	return g.last
 }
@@ -154,98 +205,190 @@ func (g *Governor) decide(in Input) (State, string) {
 	case g.mode == Off:
 		return Standby, "switched off by configuration"
 	case in.Layout.None():
+		clear(g.wanted)
 		return Standby, in.Layout.Reason
 	case g.mode == Forced:
 		return Active, "forced by configuration"
 	}
+	g.lookAtLanes(in)
 	if g.last.State == Active {
 		return g.whileActive(in)
 	}
 	return g.whileNot(in)
 }
 
-func (g *Governor) whileNot(in Input) (State, string) {
-	worst, sat := -1, 0.0
-	stuck := -1 // saturated by what nobody can move
+// Short are the cores that need help: overlay packets saturate them, and enough of that work could be
+// done elsewhere. movesNIC: so could the NIC's stage.
+func (l Limits) Short(in Input, movesNIC bool) (cores []int) {
 	for cpu, c := range in.Cores {
-		switch {
-		case c.Movable >= g.limits.Movable && c.Saturated > sat:
-			worst, sat = cpu, c.Saturated
-		case c.Movable < g.limits.Movable && c.Saturated >= g.limits.Saturated && (stuck < 0 || cpu < stuck):
-			stuck = cpu
+		if l.short(c, movesNIC) {
+			cores = append(cores, cpu)
 		}
 	}
-	if sat < g.limits.Saturated && stuck >= 0 && g.last.State == Standby {
-		g.wanted = 0
-		return Standby, fmt.Sprintf("core %d is saturated, but the stages that could move are %.0f %% of its work", stuck, in.Cores[stuck].Movable*100)
+	slices.Sort(cores)
+	return cores
+}
+
+// nicShare is how much less must be movable behind the NIC's stage where that stage moves as well:
+// then the rest only tells that the packets are those of an overlay.
+const nicShare = 1. / 3
+
+func (l Limits) short(c Core, movesNIC bool) bool {
+	least := l.Movable
+	if movesNIC {
+		least *= nicShare
 	}
-	if sat < g.limits.Saturated {
-		g.wanted = 0
-		if g.last.State == Parked && in.Now.Sub(g.last.Since) >= g.limits.ParkFor {
+	return c.Saturated >= l.Saturated && c.Movable >= least
+}
+
+func (g *Governor) whileNot(in Input) (State, string) {
+	short := g.limits.Short(in, len(in.Layout.NIC) > 0)
+	worst, longest := -1, 0
+	wanted := map[int]int{}
+	for _, cpu := range short {
+		wanted[cpu] = g.wanted[cpu] + 1
+		if worst < 0 || in.Cores[cpu].Saturated > in.Cores[worst].Saturated {
+			worst = cpu
+		}
+		longest = max(longest, wanted[cpu])
+	}
+	g.wanted = wanted
+	if worst < 0 {
+		for cpu := range in.Cores {
+			if in.Cores[cpu].Saturated >= g.limits.Saturated && (worst < 0 || cpu < worst) {
+				worst = cpu
+			}
+		}
+		switch {
+		case worst >= 0 && g.last.State == Standby:
+			return Standby, fmt.Sprintf("core %d is saturated, but the stages that could move are %.0f %% of its work", worst, in.Cores[worst].Movable*100)
+		case g.last.State == Parked && in.Now.Sub(g.last.Since) >= g.limits.ParkFor:
 			return Standby, "no core has been saturated by overlay packets for a while"
 		}
 		return g.last.State, "no core is saturated by overlay packets"
 	}
-	if cpu, tasks := busiest(in, worst); tasks > g.limits.TasksOn {
-		g.wanted = 0
-		return g.last.State, fmt.Sprintf("core %d is saturated, but tasks need core %d (%.0f %% of it)", worst, cpu, tasks*100)
+	if core, lacks := g.lacksLanes(in, short); lacks {
+		clear(g.wanted)
+		return g.last.State, fmt.Sprintf("core %d is saturated, but tasks need core %d (%.0f %% of it)", worst, core, in.Cores[core].Tasks*100)
 	}
 	if load := meanLoad(in); load >= g.limits.Busy {
-		g.wanted = 0
+		clear(g.wanted)
 		return g.last.State, fmt.Sprintf("core %d is saturated, but the configured cores are %.0f %% busy", worst, load*100)
 	}
-	g.wanted++
-	if g.wanted < g.limits.Windows {
+	if longest < g.limits.Windows {
 		return g.last.State, ""
 	}
-	return Active, fmt.Sprintf("core %d spends %.0f %% of its time on saturated receive polls", worst, sat*100)
+	for _, cpu := range short {
+		g.helped[cpu] = time.Time{}
+	}
+	return Active, fmt.Sprintf("core %d spends %.0f %% of its time on saturated receive polls", worst, in.Cores[worst].Saturated*100)
 }
 
 func (g *Governor) whileActive(in Input) (State, string) {
-	cpu, tasks := busiest(in, -1)
-	load := meanLoad(in)
-	if tasks > g.limits.TasksOff || load >= g.limits.Busy+0.1 {
-		if g.busy.IsZero() {
-			g.busy = in.Now
-		}
-		if in.Now.Sub(g.busy) >= g.limits.TasksFor {
-			if tasks > g.limits.TasksOff {
-				return Parked, fmt.Sprintf("tasks need core %d (%.0f %% of it)", cpu, tasks*100)
-			}
-			return Parked, fmt.Sprintf("the configured cores are %.0f %% busy", load*100)
-		}
-	} else {
-		g.busy = time.Time{}
+	if core, lacks := g.lacksLanes(in, nil); lacks {
+		return Parked, fmt.Sprintf("tasks need core %d (%.0f %% of it)", core, in.Cores[core].Tasks*100)
+	}
+	if load := meanLoad(in); load < g.limits.Busy+0.1 {
+		g.full = time.Time{}
+	} else if g.full.IsZero() {
+		g.full = in.Now
+	} else if in.Now.Sub(g.full) >= g.limits.TasksFor {
+		return Parked, fmt.Sprintf("the configured cores are %.0f %% busy", load*100)
 	}
 
-	// What the whole path would take of one core. Costs are for each frame.
 	var need float64
-	costs := in.Costs.OrTypical()
 	for _, c := range in.Cores {
-		need = max(need, c.Rate*(costs.NIC+costs.Tunnel+costs.Pod)/1e9)
+		need = max(need, in.path(c))
 	}
-	if need < g.limits.Idle {
-		if g.idle.IsZero() {
+	enough := fmt.Sprintf("one core is enough: the path would take %.0f %% of it", need*100)
+	if in.Layout.all() {
+		if need >= g.limits.Idle {
+			g.idle = time.Time{}
+		} else if g.idle.IsZero() {
 			g.idle = in.Now
+		} else if in.Now.Sub(g.idle) >= g.limits.IdleFor {
+			return Parked, enough
 		}
-		if in.Now.Sub(g.idle) >= g.limits.IdleFor {
-			return Parked, fmt.Sprintf("one core is enough: the path would take %.0f %% of it", need*100)
+		return Active, ""
+	}
+	short := g.limits.Short(in, false)
+	wanted := map[int]int{}
+	for _, cpu := range short {
+		if _, is := g.helped[cpu]; is {
+			continue
 		}
-	} else {
-		g.idle = time.Time{}
+		if wanted[cpu] = g.wanted[cpu] + 1; wanted[cpu] >= g.limits.Windows {
+			g.helped[cpu] = time.Time{}
+		}
+	}
+	g.wanted = wanted
+	for cpu, since := range g.helped {
+		switch {
+		case in.path(in.Cores[cpu]) >= g.limits.Idle || slices.Contains(short, cpu):
+			g.helped[cpu] = time.Time{}
+		case since.IsZero():
+			g.helped[cpu] = in.Now
+		case in.Now.Sub(since) >= g.limits.IdleFor:
+			delete(g.helped, cpu)
+		}
+	}
+	if len(g.helped) == 0 {
+		return Parked, enough
 	}
 	return Active, ""
 }
 
-// busiest is the lane core, other than the given one, with most tasks on it.
-func busiest(in Input, except int) (cpu int, tasks float64) {
-	cpu = -1
-	for _, c := range in.Layout.Cores() {
-		if c != except && (cpu < 0 || in.Cores[c].Tasks > tasks) {
-			cpu, tasks = c, in.Cores[c].Tasks
+// lookAtLanes follows which of the lanes' cores are needed by tasks.
+func (g *Governor) lookAtLanes(in Input) {
+	lanes := in.Layout.Cores()
+	for _, known := range []map[int]time.Time{g.needed, g.avoid} {
+		maps.DeleteFunc(known, func(c int, _ time.Time) bool { return !slices.Contains(lanes, c) })
+	}
+	for _, cpu := range lanes {
+		tasks := in.Cores[cpu].Tasks
+		if since, avoided := g.avoid[cpu]; avoided {
+			switch {
+			case tasks > g.limits.TasksOn:
+				g.avoid[cpu] = time.Time{}
+			case since.IsZero():
+				g.avoid[cpu] = in.Now
+			case in.Now.Sub(since) >= g.limits.TasksFor:
+				delete(g.avoid, cpu)
+			}
+			continue
+		}
+		switch since, is := g.needed[cpu]; {
+		case tasks <= g.limits.TasksOff:
+			delete(g.needed, cpu)
+		case !is:
+			g.needed[cpu] = in.Now
+		case in.Now.Sub(since) >= g.limits.TasksFor:
+			delete(g.needed, cpu)
+			g.avoid[cpu] = time.Time{}
 		}
 	}
-	return cpu, tasks
+}
+
+// lacksLanes tells whether a stage has no lane left that tasks do not need, and which of its cores they
+// need most. Micro-flows have the lanes that they have. Not yet in use, given the cores that are short, a lane
+// must be free of tasks; in use, it is not to be one that is avoided.
+func (g *Governor) lacksLanes(in Input, short []int) (core int, lacks bool) {
+	for _, stage := range [][]int{in.Layout.NIC, in.Layout.Tunnel, in.Layout.Pod} {
+		core = -1
+		fit := 0
+		for _, c := range stage {
+			_, avoided := g.avoid[c]
+			if !avoided && (short == nil || slices.Contains(short, c) || in.Cores[c].Tasks <= g.limits.TasksOn) {
+				fit++
+			} else if core < 0 || in.Cores[c].Tasks > in.Cores[core].Tasks {
+				core = c
+			}
+		}
+		if core >= 0 && (fit == 0 || in.Layout.Split) {
+			return core, true
+		}
+	}
+	return 0, false
 }
 
 // meanLoad is the mean share of the configured cores that tasks take. Receive

@@ -13,7 +13,7 @@ import (
 var measured = Costs{NIC: 900, Tunnel: 1200, Pod: 600, Hop: 250}
 
 func TestPlaceOnTwoCoresSendsTheTunnelStageAwayAndThePodStageBack(t *testing.T) {
-	l := Place(TC, []int{0, 1}, []int{0}, measured)
+	l := Place(TC, Machine{Cores: []int{0, 1}, NIC: []int{0}}, measured)
 	if !slices.Equal(l.Tunnel, []int{1}) || !slices.Equal(l.Pod, []int{0}) {
 		t.Fatalf("got tunnel %v, pod %v (%s)", l.Tunnel, l.Pod, l.Reason)
 	}
@@ -30,7 +30,7 @@ func TestPlaceSendsThePodStageAloneOnlyWhenThatIsClearlyBetter(t *testing.T) {
 		{Costs{NIC: 640, Tunnel: 600, Pod: 700, Hop: 100}, []int{1}, []int{0}},
 		{Costs{NIC: 300, Tunnel: 300, Pod: 1200, Hop: 100}, nil, []int{1}},
 	} {
-		l := Place(TC, []int{0, 1}, []int{0}, c.cost)
+		l := Place(TC, Machine{Cores: []int{0, 1}, NIC: []int{0}}, c.cost)
 		if !slices.Equal(l.Tunnel, c.tunnel) || !slices.Equal(l.Pod, c.pod) {
 			t.Errorf("%+v: got tunnel %v, pod %v (%s)", c.cost, l.Tunnel, l.Pod, l.Reason)
 		}
@@ -38,7 +38,7 @@ func TestPlaceSendsThePodStageAloneOnlyWhenThatIsClearlyBetter(t *testing.T) {
 }
 
 func TestPlaceLeavesOneCoreAlone(t *testing.T) {
-	if l := Place(TC, []int{3}, []int{3}, measured); !l.None() {
+	if l := Place(TC, Machine{Cores: []int{3}, NIC: []int{3}}, measured); !l.None() {
 		t.Fatalf("got %+v", l)
 	}
 }
@@ -50,7 +50,7 @@ func TestPlaceBesidePriorityKeepsOffTheCoresThatPoll(t *testing.T) {
 		{[]int{0, 1}, []int{0, 1}, nil, nil},
 		{[]int{0}, []int{1}, nil, []int{0}},
 	} {
-		l := PlaceBesidePriority(c.cores, c.nic, measured)
+		l := PlaceBesidePriority(Machine{Cores: c.cores, NIC: c.nic}, measured)
 		if !slices.Equal(l.Tunnel, c.tunnel) || !slices.Equal(l.Pod, c.pod) || len(l.NIC) > 0 || l.Reason == "" {
 			t.Errorf("cores %v, polling %v: %+v", c.cores, c.nic, l)
 		}
@@ -59,7 +59,7 @@ func TestPlaceBesidePriorityKeepsOffTheCoresThatPoll(t *testing.T) {
 
 func TestPlaceTakesNoHopThatCostsMoreThanItGains(t *testing.T) {
 	dear := Costs{NIC: 900, Tunnel: 100, Pod: 100, Hop: 400}
-	if l := Place(TC, []int{0, 1}, []int{0}, dear); !l.None() {
+	if l := Place(TC, Machine{Cores: []int{0, 1}, NIC: []int{0}}, dear); !l.None() {
 		t.Fatalf("got %+v", l)
 	}
 }
@@ -84,7 +84,7 @@ func TestNoCoreCarriesHopsOfTwoRanks(t *testing.T) {
 		}
 		cost := Costs{NIC: 1 + rng.Float64()*3000, Tunnel: 1 + rng.Float64()*3000, Pod: 1 + rng.Float64()*3000, Hop: rng.Float64() * 500}
 		for _, tier := range []Tier{TC, XDP} {
-			l := Place(tier, cores, nic, cost)
+			l := Place(tier, Machine{Cores: cores, NIC: nic}, cost)
 			for _, c := range l.Tunnel {
 				if slices.Contains(l.Pod, c) {
 					t.Fatalf("core %d takes both stages: %+v of cores %v, nic %v", c, l, cores, nic)
@@ -118,7 +118,7 @@ type clock struct{ now time.Time }
 
 func (c *clock) window(cores map[int]Core) Input {
 	c.now = c.now.Add(100 * time.Millisecond)
-	return Input{Now: c.now, Cores: cores, Configured: []int{0, 1}, Costs: measured, Layout: Place(TC, []int{0, 1}, []int{0}, measured)}
+	return Input{Now: c.now, Cores: cores, Configured: []int{0, 1}, Costs: measured, Layout: Place(TC, Machine{Cores: []int{0, 1}, NIC: []int{0}}, measured)}
 }
 
 func saturated() map[int]Core {
@@ -151,7 +151,7 @@ func TestDoesNotActForWhatIsNoOverlay(t *testing.T) {
 // The NIC's interrupts may be on a core that takes no work from others.
 func TestActsForACoreThatIsNotConfigured(t *testing.T) {
 	g, c := New(Auto, DefaultLimits()), clock{}
-	l := Place(TC, []int{1, 2}, []int{0}, measured)
+	l := Place(TC, Machine{Cores: []int{1, 2}, NIC: []int{0}}, measured)
 	if slices.Contains(l.Cores(), 0) || l.None() {
 		t.Fatalf("got %+v", l)
 	}
@@ -167,7 +167,7 @@ func TestActsForACoreThatIsNotConfigured(t *testing.T) {
 
 func TestPlaceUsesOneCoreBesideTheNICs(t *testing.T) {
 	cost := Costs{NIC: 600, Tunnel: 600, Pod: 900, Hop: 100}
-	if l := Place(TC, []int{1}, []int{0}, cost); !slices.Equal(l.Pod, []int{1}) || l.Tunnel != nil {
+	if l := Place(TC, Machine{Cores: []int{1}, NIC: []int{0}}, cost); !slices.Equal(l.Pod, []int{1}) || l.Tunnel != nil {
 		t.Fatalf("got %+v", l)
 	}
 }
@@ -266,12 +266,12 @@ func TestOffIsOffAndForcedIsForced(t *testing.T) {
 // With tier xdp there has to be a core for the NIC's stage: the reason says what is missing.
 func TestTierXDPNeedsACoreThatPollsNoNIC(t *testing.T) {
 	for _, n := range []int{2, 4, 8} {
-		l := Place(XDP, upTo(n), upTo(n), Costs{})
+		l := Place(XDP, Machine{Cores: upTo(n), NIC: upTo(n)}, Costs{})
 		if !l.None() || !strings.Contains(l.Reason, "every core polls a NIC") {
 			t.Errorf("%d cores: %+v", n, l)
 		}
 	}
-	if l := Place(XDP, upTo(4), upTo(3), Costs{}); l.None() {
+	if l := Place(XDP, Machine{Cores: upTo(4), NIC: upTo(3)}, Costs{}); l.None() {
 		t.Errorf("with one that is free: %s", l.Reason)
 	}
 }

@@ -5,6 +5,7 @@ package governor
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -57,6 +58,20 @@ func (l Layout) None() bool { return len(l.NIC)+len(l.Tunnel)+len(l.Pod) == 0 }
 // Pays tells whether the predicted gain is worth it.
 func (l Layout) Pays() bool { return l.Gain >= minGain }
 
+// all tells that the flows of all cores are helped together: behind lanes of the nic stage it is the lanes'
+// cores that count frames, and micro-flows are for flows, wherever they come.
+func (l Layout) all() bool { return l.Split || len(l.NIC) > 0 }
+
+// Shape tells what kind of placement it is, whichever cores it has: what one shows holds for another of the
+// same shape.
+func (l Layout) Shape() string {
+	s := fmt.Sprintf("nic %d, tunnel %d, pod %d", len(l.NIC), len(l.Tunnel), len(l.Pod))
+	if l.Split {
+		s += ", split"
+	}
+	return s
+}
+
 // Cores are all that take work from others, each once.
 func (l Layout) Cores() []int {
 	all := slices.Concat(l.NIC, l.Tunnel, l.Pod)
@@ -97,32 +112,23 @@ func (t Tier) String() string {
 	return "tc"
 }
 
-// Place decides which stages hop, and to which of the cores, given those that
-// poll the NIC. cores is sorted. With tier XDP the nic stage hops, whatever the
-// prediction: that tier is only asked for by name.
-func Place(tier Tier, cores, nic []int, measured Costs) Layout {
+// Place decides which stages hop, and to which of a machine's cores. With tier XDP the nic stage hops,
+// whatever the prediction: that tier is only asked for by name.
+func Place(tier Tier, m Machine, measured Costs) Layout {
 	cost, source := measured.OrTypical(), "measured stage costs"
 	if !measured.Known() {
 		source = "typical stage costs"
 	}
-	var free []int
-	for _, c := range cores {
-		if !slices.Contains(nic, c) {
-			free = append(free, c)
-		}
-	}
-	if len(cores) == 0 || len(cores) == 1 && len(free) == 0 {
-		return Layout{Gain: 1, Reason: "one core: there is none to hop to"}
-	}
-	if tier == XDP && len(free) == 0 {
-		return Layout{Gain: 1, Reason: "every core polls a NIC: none is left for the NIC's stage (tier: xdp); give the NIC fewer queues (ethtool -L), or set tier: tc"}
+	if none := m.none(tier); none != "" {
+		return Layout{Gain: 1, Reason: none}
 	}
 	best := Layout{Gain: 1, Reason: fmt.Sprintf("no hop is worth it by %s", source)}
-	list := candidates(cores, nic, free, cost)
+	list := m.candidates(cost)
 	if tier == XDP {
-		list = splits(cores, free, cost)
+		list = m.splits(cost)
 	}
 	for _, l := range list {
+		l.Gain = min(l.Gain, m.most(l, cost))
 		if tier == XDP || l.Pays() && (best.None() || l.Gain > clearly*best.Gain) {
 			l.Reason = fmt.Sprintf("%s (nic %.0f, tunnel %.0f, pod %.0f, hop %.0f ns): %.2f times one core's rate predicted",
 				source, cost.NIC, cost.Tunnel, cost.Pod, cost.Hop, l.Gain)
@@ -132,14 +138,48 @@ func Place(tier Tier, cores, nic []int, measured Costs) Layout {
 	return best
 }
 
+// none says why there is no core to hop to, or nothing.
+func (m Machine) none(tier Tier) string {
+	idle := func(c int) bool { return !slices.Contains(m.NIC, c) }
+	switch others := slices.DeleteFunc(slices.Clone(m.Cores), func(c int) bool { return !idle(c) }); {
+	case len(m.Cores) == 0 || len(m.Cores) == 1 && len(others) == 0:
+		return "one core: there is none to hop to"
+	case len(m.free()) > 0:
+		return ""
+	case len(others) > 0:
+		return "tasks, or packets that they receive, need all the other cores"
+	case m.Short != nil:
+		return "every core polls a NIC, and none of them has time to spare"
+	case tier == XDP:
+		return "every core polls a NIC: none is left for the NIC's stage (tier: xdp); give the NIC fewer queues (ethtool -L), or set tier: tc"
+	}
+	return ""
+}
+
+// most is the gain that a placement can have at most, by the room on its cores: two cores that are
+// full do not become faster by changing work with one another.
+func (m Machine) most(l Layout, c Costs) float64 {
+	if m.Short == nil || len(m.Short) == 0 {
+		return math.Inf(1)
+	}
+	one := c.NIC + c.Tunnel + c.Pod
+	room := float64(len(m.Short))
+	for _, core := range l.Cores() {
+		if !slices.Contains(m.Short, core) {
+			room += m.room(core)
+		}
+	}
+	return room / float64(len(m.Short)) * one / (one + 2*c.Hop)
+}
+
 // PlaceBesidePriority is Place where bulk must not wait in a backlog in which latency
 // traffic does: on a core that polls a NIC, nothing comes back.
-func PlaceBesidePriority(cores, nic []int, measured Costs) Layout {
-	free := slices.DeleteFunc(slices.Clone(cores), func(c int) bool { return slices.Contains(nic, c) })
-	if len(free) == 0 {
+func PlaceBesidePriority(m Machine, measured Costs) Layout {
+	polls := func(c int) bool { return slices.Contains(m.NIC, c) }
+	if m.Cores = slices.DeleteFunc(slices.Clone(m.Cores), polls); len(m.Cores) == 0 {
 		return Layout{Gain: 1, Reason: "every core polls a NIC, where latency traffic comes first: none is left for bulk to hop to"}
 	}
-	return Place(TC, free, nil, measured)
+	return Place(TC, m, measured)
 }
 
 // candidates are the placements worth comparing, the preferred one first, with
@@ -147,64 +187,101 @@ func PlaceBesidePriority(cores, nic []int, measured Costs) Layout {
 // stages on one. With one free core the hop there and back comes first: a core
 // that only has pods' packets to handle is done with each batch before the next,
 // and so has to be woken for every one.
-func candidates(cores, nic, free []int, c Costs) []Layout {
+func (m Machine) candidates(c Costs) []Layout {
+	free := m.free()
 	one := c.NIC + c.Tunnel + c.Pod
 	gain := func(slowest ...float64) float64 { return one / slices.Max(slowest) }
 	h := c.Hop
 	switch {
 	case len(free) >= 2:
 		// Cores of their own for either stage, in proportion to its cost.
-		n := int(float64(len(free))*c.Tunnel/(c.Tunnel+c.Pod) + 0.5)
-		n = min(max(n, 1), len(free)-1)
+		both := free[:m.size(free, c.NIC+h/2, c.Tunnel+h, c.Pod+h/2)]
+		n := part(len(both), c.Tunnel, c.Pod)
+		pod := free[:m.size(free, c.NIC+c.Tunnel+h/2, c.Pod+h/2)]
 		return []Layout{
-			{Tunnel: lanes(free[:n]), Pod: lanes(free[n:]), Gain: gain(c.NIC+h/2, c.Tunnel+h, c.Pod+h/2)},
-			{Pod: lanes(free), Gain: gain(c.NIC+c.Tunnel+h/2, c.Pod+h/2)},
+			{Tunnel: lanes(both[:n]), Pod: lanes(both[n:]), Gain: gain(c.NIC+h/2, c.Tunnel+h, c.Pod+h/2)},
+			{Pod: lanes(pod), Gain: gain(c.NIC+c.Tunnel+h/2, c.Pod+h/2)},
 		}
 	case len(free) == 1:
 		alone := Layout{Pod: free, Gain: gain(c.NIC+c.Tunnel+h/2, c.Pod+h/2)}
-		i := slices.IndexFunc(nic, func(c int) bool { return slices.Contains(cores, c) })
+		i := slices.IndexFunc(m.helped(), func(core int) bool { return slices.Contains(m.Cores, core) })
 		if i < 0 {
-			return []Layout{alone} // the NIC's core may take nothing back
+			return []Layout{alone} // the core that is helped may take nothing back
 		}
-		return []Layout{{Tunnel: free, Pod: nic[i : i+1], Gain: gain(c.NIC+c.Pod+h, c.Tunnel+h)}, alone}
+		return []Layout{{Tunnel: free, Pod: m.helped()[i : i+1], Gain: gain(c.NIC+c.Pod+h, c.Tunnel+h)}, alone}
 	default:
 		// Every core polls the NIC: the upper ones take the tunnel stage of
 		// the others' flows, the lower ones the pod stage.
-		n := max(len(cores)/2, 1)
+		n := max(len(m.Cores)/2, 1)
 		return []Layout{
-			{Tunnel: lanes(cores[n:]), Pod: lanes(cores[:n]), Gain: gain(c.NIC+c.Pod+h, c.Tunnel+h)},
+			{Tunnel: lanes(m.Cores[n:]), Pod: lanes(m.Cores[:n]), Gain: gain(c.NIC+c.Pod+h, c.Tunnel+h)},
 		}
 	}
 }
 
 // splits are the placements in which the nic stage goes to threads on other
 // cores than those that poll.
-func splits(cores, free []int, c Costs) []Layout {
+func (m Machine) splits(c Costs) []Layout {
+	free := m.free()
 	one := c.NIC + c.Tunnel + c.Pod
 	gain := func(slowest ...float64) float64 { return one / slices.Max(slowest) }
 	thread := c.NIC + splitThread
 	switch {
 	case len(free) >= 3:
-		n := max(int(float64(len(free))*thread/(thread+c.Tunnel+c.Pod)), 1)
-		t := min(max(int(float64(len(free)-n)*c.Tunnel/(c.Tunnel+c.Pod)+0.5), 1), len(free)-n-1)
-		return []Layout{{NIC: lanes(free[:n]), Tunnel: lanes(free[n : n+t]), Pod: lanes(free[n+t:]),
+		free = free[:max(m.size(free, splitPoll, thread+c.Hop/2, c.Tunnel+c.Hop, c.Pod+c.Hop/2), 3)]
+		n := min(part(len(free), thread, c.Tunnel+c.Pod), len(free)-2)
+		t := n + part(len(free)-n, c.Tunnel, c.Pod)
+		return []Layout{{NIC: lanes(free[:n]), Tunnel: lanes(free[n:t]), Pod: lanes(free[t:]),
 			Gain: gain(splitPoll, thread+c.Hop/2, c.Tunnel+c.Hop, c.Pod+c.Hop/2)}}
 	case len(free) == 2:
 		// The thread's core has no backlog of its own kind: the pod stage may
 		// come back to it.
 		return []Layout{{NIC: free[:1], Tunnel: free[1:], Pod: free[:1],
 			Gain: gain(splitPoll, thread+c.Pod+c.Hop, c.Tunnel+c.Hop)}}
-	case len(free) == 1 && len(cores) > 1:
-		return []Layout{{NIC: free, Tunnel: []int{other(cores, free[0])}, Pod: free,
+	case len(free) == 1 && len(m.Cores) > 1:
+		return []Layout{{NIC: free, Tunnel: []int{other(m.Cores, free[0])}, Pod: free,
 			Gain: gain(splitPoll+c.Tunnel+c.Hop, thread+c.Pod+c.Hop)}}
 	}
 	return nil
 }
 
+// spare is how much more room lanes have than they need: flows come to them by their hashes.
+const spare = 1.5
+
+// size is how many of the free cores are needed as lanes: for each core that is helped as many as
+// keep up with it, when it has nothing but its own stage to do, and one for each stage.
+func (m Machine) size(free []int, own float64, stages ...float64) int {
+	if m.Short == nil {
+		return len(free)
+	}
+	var behind float64
+	for _, s := range stages {
+		behind += s
+	}
+	need, n := spare*float64(len(m.Short))*behind/own, 0
+	for _, core := range free {
+		if n >= len(stages) && need <= 0 {
+			break
+		}
+		need -= m.room(core)
+		n++
+	}
+	return n
+}
+
+// part is how many of n cores a stage gets that shares them with another one: by their costs,
+// each at least one.
+func part(n int, cost, others float64) int {
+	return min(max(int(float64(n)*cost/(cost+others)+0.5), 1), n-1)
+}
+
 // MaxLanes is how many lanes a stage can have in the kernel side.
 const MaxLanes = 64
 
-func lanes(cores []int) []int { return cores[:min(len(cores), MaxLanes)] }
+// lanes are cores in the order in which the kernel keeps those of an RPS mask.
+func lanes(cores []int) []int {
+	return slices.Sorted(slices.Values(cores[:min(len(cores), MaxLanes)]))
+}
 
 func other(cores []int, not int) int {
 	for _, c := range cores {

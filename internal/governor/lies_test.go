@@ -40,7 +40,7 @@ func (n *node) step() {
 	}
 	n.sensor(&c)
 	in := Input{Now: n.clock(n.now), Cores: map[int]Core{0: c, 1: {}}, Configured: []int{0, 1}}
-	in.Layout = Place(TC, in.Configured, []int{0}, Costs{})
+	in.Layout = Place(TC, Machine{Cores: in.Configured, NIC: []int{0}}, Costs{})
 	s := Situation{Layout: "a", Rate: c.Rate}
 	if why, yes := n.judge.Bars(in.Now, s); yes {
 		in.Layout = Layout{Reason: why}

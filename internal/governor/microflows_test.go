@@ -37,7 +37,7 @@ func TestPlacesOfMicroflows(t *testing.T) {
 		"nothing has come":                {tier: XDP, cores: upTo(4), most: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := PlaceMicroflows(c.tier, c.cores, c.nic, c.most, c.merge, Costs{})
+			l := PlaceMicroflows(c.tier, Machine{Cores: c.cores, NIC: c.nic}, c.most, c.merge, Costs{})
 			if !slices.Equal(l.NIC, c.lanes) || !slices.Equal(l.Tunnel, c.next) || !slices.Equal(l.Pod, c.pod) || l.Here != c.here {
 				t.Errorf("lanes %v and %v, behind the merge %v, here %t; want %v and %v, %v, %t",
 					l.NIC, l.Tunnel, l.Pod, l.Here, c.lanes, c.next, c.pod, c.here)
@@ -53,7 +53,7 @@ func TestPlacesOfMicroflows(t *testing.T) {
 func TestMicroflowsBehindTheNICsStageThatDoNotPay(t *testing.T) {
 	c := Costs{NIC: 2000, Tunnel: 50, Pod: 50, Hop: 250}
 	for tier, pays := range map[Tier]bool{TC: false, XDP: true} {
-		if l := PlaceMicroflows(tier, upTo(4), []int{0}, 2, true, c); l.Pays() != pays {
+		if l := PlaceMicroflows(tier, Machine{Cores: upTo(4), NIC: []int{0}}, 2, true, c); l.Pays() != pays {
 			t.Errorf("tier %d: %t at a gain of %.2f", tier, l.Pays(), l.Gain)
 		}
 	}

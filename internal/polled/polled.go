@@ -106,3 +106,20 @@ func on(core int, patience time.Duration, fn func() error) error {
 	back() // however the two fell together
 	return err
 }
+
+// Softirqs is the time that each core has spent in softirqs since boot.
+func Softirqs() (map[int]time.Duration, error) {
+	fs, err := proc()
+	if err != nil {
+		return nil, fmt.Errorf("read time in softirqs: %w", err)
+	}
+	stat, err := fs.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("read time in softirqs: %w", err)
+	}
+	took := make(map[int]time.Duration, len(stat.CPU))
+	for cpu, s := range stat.CPU {
+		took[int(cpu)] = time.Duration(s.SoftIRQ * float64(time.Second))
+	}
+	return took, nil
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package governor
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Refit tells when lanes do not fit any more, and are to be placed anew: what is in place is taken off
+// first, its flows drained. The zero value is ready.
+type Refit struct {
+	since time.Time // when it was first seen
+	acted time.Time // when that was said last
+}
+
+const (
+	// refitFor is how long it must be so: an operator, or irqbalance, may move several interrupts, or
+	// move them back.
+	refitFor = 2 * time.Second
+	// refitAgain is the least time from one placement for it to the next. irqbalance looks every 10 s.
+	refitAgain = 30 * time.Second
+	// moreLanes is how many times the lanes in place are too few for it.
+	moreLanes = 1.5
+)
+
+// InPlace is a placement that is in place.
+type InPlace struct {
+	Layout Layout
+	// Polled are the cores that polled NICs when it was made.
+	Polled []int
+}
+
+// Step takes a window: what is in place, what the governor decided, and the placement that would be made
+// now. It returns why lanes are to be placed anew, or nothing.
+func (r *Refit) Step(in Input, at InPlace, dec Decision, would Layout) string {
+	why := misfit(in, at, dec, would)
+	if why == "" {
+		r.since = time.Time{}
+		return ""
+	}
+	if r.since.IsZero() {
+		r.since = in.Now
+	}
+	if in.Now.Sub(r.since) < refitFor || !r.acted.IsZero() && in.Now.Sub(r.acted) < refitAgain {
+		return ""
+	}
+	r.since, r.acted = time.Time{}, in.Now
+	return why
+}
+
+// Leave is for a window in which no lane is in place that could be another.
+func (r *Refit) Leave() { r.since = time.Time{} }
+
+func misfit(in Input, at InPlace, dec Decision, would Layout) string {
+	lanes := at.Layout.Cores()
+	for _, core := range in.Pollers() {
+		if slices.Contains(lanes, core) && !slices.Contains(at.Polled, core) {
+			return fmt.Sprintf("the NIC is polled on core %d since, which takes work of its own", core)
+		}
+	}
+	if would.None() {
+		return ""
+	}
+	for _, core := range dec.Avoid {
+		if !slices.Contains(would.Cores(), core) && len(would.Cores()) >= len(lanes) {
+			return fmt.Sprintf("tasks need core %d, and there are others", core)
+		}
+	}
+	if now := len(would.Cores()); float64(now) >= moreLanes*float64(len(lanes)) {
+		return fmt.Sprintf("%d cores are saturated, for which %d lanes are too few", max(len(dec.Helped), 1), len(lanes))
+	}
+	return ""
+}
