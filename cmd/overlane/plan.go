@@ -265,14 +265,14 @@ func (o *outlook) pipeline(ctx context.Context, cfg *config.Config, cores config
 	return nil
 }
 
-// notInRealtime tells whether the running daemon has threads, and does not run them in real time.
-func notInRealtime(owned map[plan.Setting]plan.Owned) bool {
+// notInRealtime are the cores on which the running daemon has threads that it does not run in real time.
+func notInRealtime(owned map[plan.Setting]plan.Owned) (cores []int) {
 	for s, o := range owned {
 		if sched, err := plan.ParseSched(o.Wrote); s.Kind == plan.ThreadSched && err == nil && sched.Policy != "fifo" {
-			return true
+			cores = append(cores, sched.Cores...)
 		}
 	}
-	return false
+	return cores
 }
 
 // planPriority is what the rules change as soon as they are in force, and what a trial changes
@@ -284,7 +284,7 @@ func planPriority(all *config.Config, cores config.CPUList, s *node.Scanner, l l
 	}
 	in := daemon.PriorityInput(s, l.snap, slices.Sorted(slices.Values(cores)), owned, attached, l.places, xdp.Want{By: xdp.Priority, Asked: prioritises(all)})
 	in.NoThreads = cfg.Threads == config.ThreadsOff
-	in.Realtime = cfg.Threads == config.ThreadsAuto && !notInRealtime(owned)
+	in.Realtime, in.Flooded = cfg.Threads == config.ThreadsAuto, notInRealtime(owned)
 	if cfg.Mode == config.PrioritySync {
 		in.Tunnels = daemon.SyncTunnels(l.snap)
 	}

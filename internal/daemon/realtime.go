@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,14 +14,14 @@ import (
 	"github.com/overlane/overlane/internal/plan"
 )
 
-// realtime is whether the threads that poll NICs run in real time.
+// realtime is where the threads that poll NICs run in real time.
 type realtime struct {
-	gov    governor.Realtime
-	on     bool
-	why    string // not
-	no     bool   // somebody does not let us
-	looked time.Time
-	ran    map[int]time.Duration // by thread, at the last look
+	gov     governor.Realtime
+	on      bool   // but on the cores that are flooded
+	flooded []int  // these
+	why     string // not
+	looked  time.Time
+	ran     map[int]time.Duration // by thread, at the last look
 }
 
 // thread is one that polls a NIC, as we have it scheduled.
@@ -46,25 +47,22 @@ func boundThreads(owned []apply.Entry) (list []thread) {
 
 // stepRealtime takes one window: look, decide, act.
 func (d *Daemon) stepRealtime(now time.Time) error {
-	if d.prio == nil || d.opts.Priority.Fair || d.prio.realtime.no {
+	if d.prio == nil || !d.prio.realtime.on {
 		return nil
 	}
 	r := &d.prio.realtime
-	on, why := r.gov.Step(now, r.polling(now, boundThreads(d.locked.Entries())))
+	flooded, why := r.gov.Step(now, r.polling(now, boundThreads(d.locked.Entries())))
 	r.why = why
-	if on == r.on {
+	if slices.Equal(flooded, r.flooded) {
 		return nil
 	}
-	if r.on = on; on {
+	if r.flooded = flooded; len(flooded) == 0 {
 		d.log.Info("NICs' threads run in real time again")
 	} else {
-		d.log.Info("NICs' threads do not run in real time", "reason", why)
+		d.log.Info("NICs' threads do not run in real time", "cores", flooded, "reason", why)
 	}
 	// First come the lanes, which are not to compete with them, or last.
-	var err error
-	if !on {
-		err = d.prio.dp.BesideRealtime(nil, eager)
-	}
+	err := d.besideRealtime()
 	if err = errors.Join(err, d.moveThreads()); err != nil {
 		d.log.Warn("some of the NICs' threads stay as they are", "reason", err)
 	}
@@ -75,23 +73,23 @@ func (d *Daemon) stepRealtime(now time.Time) error {
 func (d *Daemon) refuseRealtime(reason error) {
 	d.log.Warn("NICs' threads do not run in real time", "reason", reason)
 	r := &d.prio.realtime
-	r.on, r.no, r.why = false, true, "NICs' threads do not run in real time, see the log"
+	r.on, r.why = false, "NICs' threads do not run in real time, see the log"
 }
 
 // besideRealtime has bulk lanes scheduled by how the NICs' threads on their cores are.
 func (d *Daemon) besideRealtime() error {
 	var cores []int
 	for _, th := range boundThreads(d.locked.Entries()) {
-		if th.sched.Policy == "fifo" {
-			cores = append(cores, th.sched.Cores[0])
+		if core := th.sched.Cores[0]; th.sched.Policy == "fifo" && !slices.Contains(d.prio.realtime.flooded, core) {
+			cores = append(cores, core)
 		}
 	}
 	return d.prio.dp.BesideRealtime(cores, eager)
 }
 
-// polling is the largest share of a core that threads took since the last look.
-func (r *realtime) polling(now time.Time, threads []thread) (most float64) {
-	since, ran, took := now.Sub(r.looked), map[int]time.Duration{}, map[int]time.Duration{}
+// polling is the share of each core that threads took since the last look.
+func (r *realtime) polling(now time.Time, threads []thread) map[int]float64 {
+	since, ran, took := now.Sub(r.looked), map[int]time.Duration{}, map[int]float64{}
 	for _, th := range threads {
 		var ts unix.Timespec
 		// The thread's own clock (include/linux/posix-timers.h): a system call instead of a file.
@@ -100,11 +98,9 @@ func (r *realtime) polling(now time.Time, threads []thread) (most float64) {
 		}
 		ran[th.pid] = time.Duration(ts.Nano())
 		if was, ok := r.ran[th.pid]; ok && since > 0 {
-			core := th.sched.Cores[0]
-			took[core] += ran[th.pid] - was
-			most = max(most, float64(took[core])/float64(since))
+			took[th.sched.Cores[0]] += float64(ran[th.pid]-was) / float64(since)
 		}
 	}
 	r.looked, r.ran = now, ran
-	return most
+	return took
 }

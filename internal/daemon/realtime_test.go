@@ -26,17 +26,17 @@ func TestPollingIsWhatThreadsTake(t *testing.T) {
 		return time.Duration(ts.Nano())
 	}
 	begun, first := time.Unix(1000, 0), took()
-	if got := r.polling(begun, me); got != 0 {
+	if got := r.polling(begun, me)[0]; got != 0 {
 		t.Errorf("at the first look: %v", got)
 	}
 	before := took()
 	for took() < before+20*time.Millisecond {
 	}
-	got, most := r.polling(begun.Add(40*time.Millisecond), me), float64(took()-first)/float64(40*time.Millisecond)
+	got, most := r.polling(begun.Add(40*time.Millisecond), me)[0], float64(took()-first)/float64(40*time.Millisecond)
 	if got < 0.5 || got > most {
 		t.Errorf("20 of 40 ms, and at most %v, are %v", most, got)
 	}
-	if got := r.polling(begun.Add(time.Hour), me); got > 0.001 {
+	if got := r.polling(begun.Add(time.Hour), me)[0]; got > 0.001 {
 		t.Errorf("nothing of an hour is %v", got)
 	}
 	// Two on one core take as much as both.
@@ -47,7 +47,7 @@ func TestPollingIsWhatThreadsTake(t *testing.T) {
 		two.ran[pid] -= 300 * time.Millisecond
 	}
 	want := 0.3 * float64(len(two.ran)) // of one, where this is the process's first thread
-	if got := two.polling(begun.Add(time.Second), both); got < want {
+	if got := two.polling(begun.Add(time.Second), both)[0]; got < want {
 		t.Errorf("300 ms of a second, %d times, are %v", len(two.ran), got)
 	}
 }

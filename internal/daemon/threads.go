@@ -54,7 +54,7 @@ func (d *Daemon) planPriority() plan.PriorityPlan {
 	in := PriorityInput(d.scanner, d.snap, d.cores, apply.Owned(d.locked.Entries()), attached, d.places, d.priorityWants())
 	in.NoThreads = d.opts.Priority.NoThreads
 	in.Lost = slices.Collect(maps.Keys(d.lost))
-	in.Realtime = d.prio.realtime.on
+	in.Realtime, in.Flooded = d.prio.realtime.on, d.prio.realtime.flooded
 	return plan.Priority(in)
 }
 

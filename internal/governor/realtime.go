@@ -4,18 +4,23 @@ package governor
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 )
 
-// Realtime decides when the threads that poll NICs run in real time: unless they are flooded. By
-// the fair scheduler a thread that wakes up right after it has slept preempts another one only if
-// it has not had more than its share; if it has, it waits for the next tick, up to 10 ms,
+// Realtime decides on which cores the threads that poll NICs run in real time: where they are not
+// flooded. By the fair scheduler a thread that wakes up right after it has slept preempts another one only
+// if it has not had more than its share; if it has, it waits for the next tick, up to 10 ms,
 // whatever its weight. In real time it does not, but must not take the core altogether.
 // The zero value is ready.
 type Realtime struct {
-	flooded bool
-	pause   time.Time // not before
-	reason  string
+	flooded map[int]flood
+}
+
+type flood struct {
+	until time.Time // not before
+	share float64   // of the core, when it was last too much
 }
 
 const (
@@ -25,15 +30,31 @@ const (
 	realtimePause = 10 * time.Second
 )
 
-// Step takes a window: the largest share of a core that these threads took. It returns
-// whether they run in real time after it, and if not, why.
-func (r *Realtime) Step(now time.Time, polling float64) (on bool, why string) {
-	switch {
-	case polling > realtimeMost:
-		r.flooded, r.pause = true, now.Add(realtimePause)
-		r.reason = fmt.Sprintf("not in real time: NICs' threads take %.0f %% of a core", polling*100)
-	case !now.Before(r.pause):
-		r.flooded, r.reason = false, ""
+// Step takes a window: the share of each core that these threads took. It returns the cores on which
+// they do not run in real time after it, sorted, and why.
+func (r *Realtime) Step(now time.Time, polling map[int]float64) (flooded []int, why string) {
+	if r.flooded == nil {
+		r.flooded = map[int]flood{}
 	}
-	return !r.flooded, r.reason
+	for core, share := range polling {
+		if share > realtimeMost {
+			r.flooded[core] = flood{now.Add(realtimePause), share}
+		}
+	}
+	maps.DeleteFunc(r.flooded, func(_ int, f flood) bool { return !now.Before(f.until) })
+	flooded = slices.Sorted(maps.Keys(r.flooded))
+	if len(flooded) == 0 {
+		return nil, ""
+	}
+	worst := flooded[0]
+	for _, core := range flooded {
+		if r.flooded[core].share > r.flooded[worst].share {
+			worst = core
+		}
+	}
+	why = fmt.Sprintf("on core %d not in real time: the NIC's threads take %.0f %% of it", worst, r.flooded[worst].share*100)
+	if n := len(flooded) - 1; n > 0 {
+		why += fmt.Sprintf(" (and on %d more)", n)
+	}
+	return flooded, why
 }

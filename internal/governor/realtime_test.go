@@ -3,6 +3,7 @@
 package governor
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,28 +25,42 @@ func TestRealTimeEndsInAFlood(t *testing.T) {
 		{"it has just ended", 9 * time.Second, 0.3, false},
 		{"it has ended", 2 * time.Second, 0.3, true},
 	} {
-		var on bool
+		var flooded []int
 		var why string
 		for end := now.Add(step.long); now.Before(end); {
 			now = now.Add(100 * time.Millisecond)
-			on, why = r.Step(now, step.polling)
+			flooded, why = r.Step(now, map[int]float64{3: step.polling})
 		}
-		if on != step.want || strings.HasPrefix(why, "not in real time") == on {
-			t.Fatalf("%s: %v, %q", step.what, on, why)
+		on := len(flooded) == 0
+		if on != step.want || strings.Contains(why, "core 3 not in real time") == on {
+			t.Fatalf("%s: %v, %q", step.what, flooded, why)
 		}
 	}
 }
 
-// Who is flooded only in real time is so for one window in a hundred.
-func TestRealTimeDoesNotStarveAnybody(t *testing.T) {
+// A flood of one queue is no matter of the other queues' cores.
+func TestRealTimeEndsWhereTheFloodIs(t *testing.T) {
+	var r Realtime
+	now := time.Unix(1000, 0)
+	for range 20 {
+		now = now.Add(100 * time.Millisecond)
+		got, why := r.Step(now, map[int]float64{0: 0.2, 1: 0.97, 2: 0.5, 5: 0.95})
+		if !slices.Equal(got, []int{1, 5}) || !strings.Contains(why, "core 1") || !strings.Contains(why, "1 more") {
+			t.Fatalf("flooded are %v, %q", got, why)
+		}
+	}
+}
+
+// A thread that floods its core only in real time does so in one window of a hundred.
+func TestRealTimeStarvesNoOtherTask(t *testing.T) {
 	var r Realtime
 	now, on, windows := time.Unix(1000, 0), 0, 6000
 	for range windows {
 		now = now.Add(100 * time.Millisecond)
-		if is, _ := r.Step(now, 0.5); is {
+		if flooded, _ := r.Step(now, map[int]float64{0: 0.5}); len(flooded) == 0 {
 			on++
 			now = now.Add(100 * time.Millisecond)
-			r.Step(now, 0.95)
+			r.Step(now, map[int]float64{0: 0.95})
 		}
 	}
 	if share := float64(on) / float64(windows); share > 0.011 {

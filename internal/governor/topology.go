@@ -43,49 +43,78 @@ func (m Machine) helped() []int {
 // room is the share of a core that is left for work of others.
 func (m Machine) room(core int) float64 { return max(1-m.Load[core], 0) }
 
-// least is the room that makes a core worth a hop.
-const least = 0.2
+const (
+	// least is the room that makes a core worth a hop.
+	least = 0.2
+	// busySibling is the room below which a core has little left for the other threads of its own.
+	busySibling = 0.5
+)
 
-// free are the cores that can take work, the best first: on the NUMA node of the cores that are
-// helped, no sibling of one that is busy, with the same cache, the idlest, the lowest. A core that
-// polls a NIC comes last, and only where it is known to need no help itself.
+// free are the cores that can take work, the best first: by how they are wired to others that work, by
+// whether they share the cache of a core that is helped, poll themselves, by their load, and the lowest. A
+// core that polls a NIC is one only where it is known to need no help itself.
 func (m Machine) free() []int {
-	helped := m.helped()
-	fit := slices.DeleteFunc(slices.Clone(m.Cores), func(c int) bool {
-		return slices.Contains(helped, c) || m.Short == nil && slices.Contains(m.NIC, c) ||
-			m.room(c) < least || m.Most > 0 && m.Tasks[c] > m.Most
-	})
-	busy := func(c int) bool { return m.room(c) < 0.5 || slices.Contains(helped, c) }
-	flag := func(b bool) int {
-		if b {
-			return 1
-		}
-		return 0
+	helped, polls := set(m.helped()), set(m.NIC)
+	nodes, caches := map[int]bool{}, map[int]bool{}
+	for c := range helped {
+		nodes[m.Topology.Node[c]], caches[m.Topology.Cache[c]] = true, true
 	}
-	rank := func(c int) [5]int {
-		t := m.Topology
-		near := func(of map[int]int) bool {
-			return len(helped) == 0 || slices.ContainsFunc(helped, func(h int) bool { return of[h] == of[c] })
-		}
-		return [5]int{
-			flag(!near(t.Node)), flag(slices.ContainsFunc(t.Siblings[c], busy)), flag(!near(t.Cache)),
-			flag(slices.Contains(m.NIC, c)), int(math.Round(10 * m.Load[c])),
-		}
-	}
-	slices.SortStableFunc(fit, func(a, b int) int {
-		ra, rb := rank(a), rank(b)
-		return cmp.Or(slices.Compare(ra[:], rb[:]), cmp.Compare(a, b))
-	})
-	// Of two threads of one core, the second is only worth something once all cores have one.
-	var second []int
-	for i := 0; i < len(fit); {
-		if slices.ContainsFunc(fit[:i], func(c int) bool { return slices.Contains(m.Topology.Siblings[fit[i]], c) }) {
-			second, fit = append(second, fit[i]), slices.Delete(fit, i, i+1)
+	var free []int
+	rank := map[int][4]int{}
+	for _, c := range m.Cores {
+		if helped[c] || m.Short == nil && polls[c] || m.room(c) < least || m.Most > 0 && m.Tasks[c] > m.Most {
 			continue
 		}
-		i++
+		free = append(free, c)
+		r := [4]int{own, 0, 0, int(math.Round(10 * m.Load[c]))}
+		if !nodes[m.Topology.Node[c]] && len(nodes) > 0 {
+			r[0] = otherNode
+		}
+		if !caches[m.Topology.Cache[c]] && len(caches) > 0 {
+			r[1] = 1
+		}
+		if polls[c] {
+			r[2] = 1
+		}
+		if slices.ContainsFunc(m.Topology.Siblings[c], func(s int) bool { return helped[s] || m.room(s) < busySibling }) {
+			r[0] = besideBusy
+		}
+		rank[c] = r
 	}
-	return append(fit, second...)
+	sort := func() {
+		slices.SortFunc(free, func(a, b int) int {
+			ra, rb := rank[a], rank[b]
+			return cmp.Or(slices.Compare(ra[:], rb[:]), cmp.Compare(a, b))
+		})
+	}
+	sort()
+	// Of the threads of one core, the first takes a lane before the others do.
+	before := map[int]bool{}
+	for _, c := range free {
+		if r := rank[c]; r[0] == own && slices.ContainsFunc(m.Topology.Siblings[c], func(s int) bool { return before[s] }) {
+			r[0] = besideLane
+			rank[c] = r
+		}
+		before[c] = true
+	}
+	sort()
+	return free
+}
+
+// How a core is wired to others that work, the best first.
+const (
+	own        = iota // nothing else runs on it
+	besideLane        // another of its threads is a lane
+	otherNode         // no core that is helped is on its NUMA node
+	besideBusy        // another of its threads has little room, or is helped
+)
+
+func set(cores []int) map[int]bool {
+	s := make(map[int]bool, len(cores))
+	for _, c := range cores {
+		s[c] = true
+	}
+	return s
 }
 
 // Machine is the one of a window, for a placement that helps the given cores; nil: those that are not

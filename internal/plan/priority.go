@@ -70,8 +70,9 @@ type PriorityInput struct {
 	NoThreads bool
 	// NoSlices: the kernel knows none of a single thread.
 	NoSlices bool
-	// Realtime: threads run in real time.
+	// Realtime: threads run in real time, but for those on cores that are Flooded.
 	Realtime bool
+	Flooded  []int
 	// Tunnels are those from which latency traffic may go straight to pods.
 	Tunnels []Target
 	// Lost are cores that are offline, or were since threads were bound to them:
@@ -218,6 +219,7 @@ func (in PriorityInput) seats() map[Setting]seat {
 	for i, core := range spread(now, taken, in.Cores) {
 		seat := seats[order[i]]
 		seat.want.Cores = []int{core}
+		seat.want = in.calm(seat.want)
 		seat.step.Want = seat.want.String()
 		seats[order[i]] = seat
 	}
@@ -260,15 +262,32 @@ func (in PriorityInput) seat(s Setting, is Sched) seat {
 	case first.Policy == "other" && first.Nice == 0 && in.Realtime:
 		st.want.Policy, st.want.Priority, st.want.Slice = "fifo", RealtimePriority, 0
 	case first.Policy == "other" && first.Nice == 0:
-		st.want.Nice = EagerNice
-		if !in.NoSlices {
-			st.want.Slice = EagerSlice
-		}
+		st.want = in.eager(st.want)
 	case !st.free:
 		st.foreign = fmt.Sprintf("left alone: somebody else has set %s", first)
 	}
+	if first.Policy == "other" {
+		st.want = in.calm(st.want)
+	}
 	st.step.Want = st.want.String()
 	return st
+}
+
+// eager is how a thread is scheduled that does not run in real time.
+func (in PriorityInput) eager(s Sched) Sched {
+	s.Policy, s.Priority, s.Nice = "other", 0, EagerNice
+	if !in.NoSlices {
+		s.Slice = EagerSlice
+	}
+	return s
+}
+
+// calm takes a thread out of real time whose core is flooded.
+func (in PriorityInput) calm(s Sched) Sched {
+	if s.Policy != "fifo" || len(s.Cores) != 1 || !slices.Contains(in.Flooded, s.Cores[0]) {
+		return s
+	}
+	return in.eager(s)
 }
 
 // unbound tells that the kernel itself has let a thread run anywhere again: its core

@@ -99,6 +99,20 @@ func TestPriorityHasThreadsRunInRealTime(t *testing.T) {
 	}
 }
 
+// A flood on one core takes that core's threads out of real time, and no other's.
+func TestPriorityTakesThreadsOfAFloodedCoreOutOfRealTime(t *testing.T) {
+	two := nic("eth0", 2, other(0, "0-3"), other(0, "0-3"), other(0, "2"))
+	steps := Priority(PriorityInput{NICs: []Underlay{two}, Cores: []int{0, 1}, Realtime: true, Flooded: []int{1, 2}}).Steps
+	var got []string
+	for _, s := range steps {
+		got = append(got, s.Want)
+	}
+	want := []string{"policy=fifo prio=1 nice=0 cores=0", "policy=other prio=0 nice=-13 cores=1 slice=100µs", "policy=other prio=0 nice=-13 cores=2 slice=100µs"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestPriorityBindsThreadsThatNobodyElseHasBound(t *testing.T) {
 	free := other(0, "0-3")
 	two := nic("eth0", 1, free, free)
