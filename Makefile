@@ -128,7 +128,6 @@ mutants: ## Break the code on purpose; each break must turn a named test red
 .PHONY: orders
 orders: ## Every way to split and merge flows, 20 times, on an emulated kernel (root, hours)
 	$(GO) test ./test/vm -run '^TestTableOfOrders$$' -count=1 -v -timeout 24h -args -orders 20
-	$(GO) test ./test/vm -run '^TestTableOfOrders$$' -count=1 -v -timeout 24h -args -orders 20 -by-time
 
 .PHONY: kernels
 kernels: ## The end-to-end suite on the oldest and the newest kernel, emulated (root, hours)

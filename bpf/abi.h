@@ -38,10 +38,8 @@ enum ol_limit {
 	OL_MERGES = 32,			   /* flows that are put in order again at a time */
 	OL_MERGE_POINTS = 64,		   /* devices where that is done */
 	OL_MERGE_READY = 1024,		   /* packets that may go at a time, at each of them */
-	OL_NOTES = 256,			   /* micro-flows of a flow that are under way, by time */
 	OL_PORTS = 1024,		   /* pods that frames go to straight from the NIC */
 	OL_SENDERS = 4096,		   /* who sends to them */
-	OL_WAYS = 128,			   /* times that ways through branches are told apart by */
 	OL_ALONE_MS = 2000,		   /* without a sign of life after which flows go home */
 };
 
@@ -216,7 +214,6 @@ struct ol_policy {
 	__u8 split_stage;   /* whose lanes are the branches: OL_STAGE_NIC or OL_STAGE_TUNNEL */
 	__u8 split_second; /* branches that are lanes of the first have a core more each, for the second */
 	__u32 merge_ifindex; /* of the devices with merge points, the same in each namespace */
-	__u32 merge_delay;   /* ns by which packets go on later behind one, by time; 0: by number */
 	__u32 ways;	     /* changes with the express ways */
 	__u32 express_epoch; /* changes when there was nobody to see what took which way */
 	struct ol_lanes stage[OL_NR_STAGES];
@@ -511,12 +508,6 @@ enum ol_unnumbered_by {
 	OL_BY_LOADER = 2, /* they would get lost on the way */
 };
 
-/* What began with the next frame that has a number. */
-enum ol_fresh {
-	OL_FRESH_POLL = 1,
-	OL_FRESH_MICROFLOW = 2,
-};
-
 enum ol_split_state {
 	OL_WHOLE, /* goes the way of its slot */
 	OL_SPLIT, /* cut into micro-flows */
@@ -545,8 +536,7 @@ struct ol_elephant {
 	__u8 astray;  /* does not come by a merge point any more, where it should */
 	__u8 pieces;  /* some of its datagrams come in pieces: it cannot be split */
 	__u32 number; /* of UDP that is put in order: the next frame's */
-	__u8 fresh;   /* enum ol_fresh */
-	__u8 pad2[3];
+	__u32 pad;
 	__u64 key;    /* of the inner flow, once it has such a place */
 	__u64 joined; /* ns, when it began to join */
 	__u64 turned; /* ns, the poll that it last came in */
@@ -570,34 +560,13 @@ struct ol_merging {
 	__u32 ifindex;	 /* of the device that leads there */
 	__u32 ambiguous; /* there are two such, in two tunnels: it cannot be split */
 	__u64 passed;	 /* ns, when it last came there, about */
-	__u64 awaited;	 /* ns, since when something is to come out behind the merge point */
 	__u32 entered;	 /* packets sent there, by count */
 
 	/* The hook behind the merge point. */
 	__u32 left; /* packets that came out, by count */
-	__u64 came; /* ns, when something last did */
 
 	__u32 held; /* the merge point: packets that wait there */
 	__u32 slot; /* the core that polls the NIC */
-};
-
-/* From this number on, a flow's packets may go at a time. */
-struct ol_note {
-	__u64 release; /* ns */
-	__u32 seq;
-	__u32 pad;
-};
-
-/* Order by time. */
-struct ol_notes {
-	/* The core that polls the NIC. */
-	struct ol_note note[OL_NOTES];
-	__u32 nr;    /* by count */
-	__u32 joins; /* the flow does: what comes goes with the last of them, or at once */
-
-	/* The hook in front of the merge point. */
-	__u32 front;			/* the end of what has come there */
-	__u32 brought[OL_ALL_BRANCHES]; /* and by each branch */
 };
 
 /* What that hook leaves in a packet's control block for the merge point. */
@@ -635,20 +604,6 @@ enum ol_merge_counter {
 	OL_NR_MERGE_COUNTERS,
 };
 
-/* Packets by how long they took from where they were split, in units. The last: or longer. */
-struct ol_ways {
-	__u64 packets[OL_WAYS];
-};
-
-/* What order by time has done so far. */
-enum ol_resequence_counter {
-	OL_RESEQUENCE_FIRST,	 /* packets that came in front of all before */
-	OL_RESEQUENCE_OVERTAKEN, /* packets that came behind later ones */
-	OL_RESEQUENCE_LATE,	 /* packets that came when their time had passed */
-	OL_RESEQUENCE_UNKNOWN,	 /* packets whose time was not known any more */
-	OL_NR_RESEQUENCE_COUNTERS,
-};
-
 /* Names every enum once, so that the daemon gets all of them from the object's BTF. */
 struct ol_abi {
 	enum ol_limit limit;
@@ -664,7 +619,6 @@ struct ol_abi {
 	enum ol_split_proto split_proto;
 	enum ol_unnumbered_by unnumbered;
 	enum ol_merge_counter merge_counter;
-	enum ol_resequence_counter resequence_counter;
 	enum ol_express_unfit express_unfit;
 };
 

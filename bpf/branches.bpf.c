@@ -116,24 +116,6 @@ int ol_underlay_number(struct __sk_buff *skb)
 	return policy->split_second ? ol_to_tunnel(skb, policy, branch, slot) : TCX_NEXT;
 }
 
-/* A merge point by which nothing comes out for so long, beyond the delay, is none. */
-#define OL_MERGE_STUCK_NS 100000000
-
-/*
- * A packet is on its way to a merge point that is no program of ours, and would not tell that
- * it is gone. Does anything come out behind it?
- */
-static __always_inline int ol_comes_out(struct ol_merging *g, __u32 delay)
-{
-	__u64 now = bpf_ktime_get_coarse_ns();
-
-	if ((__s64)(OL_READ(g->came) - OL_READ(g->awaited)) >= 0) {
-		OL_WRITE(g->awaited, now);
-		return 1;
-	}
-	return (__s64)(now - OL_READ(g->awaited)) < OL_MERGE_STUCK_NS + (__s64)delay;
-}
-
 /* The flow's place among those that are put in order again, or OL_MERGES. */
 __noinline __u32 ol_find_merging(struct __sk_buff *skb, struct ol_frame *f)
 {
@@ -206,10 +188,6 @@ int ol_pod_merge(struct __sk_buff *skb)
 	generation = OL_READ(g->generation);
 	if (!(generation & 1))
 		return TCX_NEXT;
-	if (policy->merge_delay && !ol_comes_out(g, policy->merge_delay)) {
-		ol_merge_ends();
-		return TCX_NEXT;
-	}
 	lane = ol_lane_index(g->slot % lanes->nr);
 	segs = skb->gso_segs ? skb->gso_segs : 1;
 	bpf_set_hash(skb, lanes->hash[lane] + g->slot);
@@ -240,29 +218,16 @@ int ol_pod_merge(struct __sk_buff *skb)
 	return bpf_redirect(policy->merge_ifindex, 0);
 }
 
-/* More than clocks of two cores differ by. */
-#define OL_MERGE_EARLY_NS 10000
-
 /* Behind the merge point: on to the pod. Nothing else has any business there. */
 SEC("tcx/ingress")
 int ol_merged_in(struct __sk_buff *skb)
 {
 	__u32 at = skb->tc_index & ~OL_CARRIER_MERGED;
 	struct ol_merging *g = bpf_map_lookup_elem(&ol_mergings, &at);
-	struct ol_policy *policy = ol_get_policy();
 
 	if (!(skb->tc_index & OL_CARRIER_MERGED) || !g || !g->ifindex)
 		return TCX_DROP;
 	skb->tc_index = 0;
 	OL_WRITE(g->left, g->left + 1);
-	if (policy && policy->merge_delay)
-		OL_WRITE(g->came, bpf_ktime_get_coarse_ns());
-	if (skb->tstamp_type == BPF_SKB_TSTAMP_DELIVERY_MONO) {
-		/* Nobody looked at the time: the queue is gone. */
-		if ((__s64)(skb->tstamp - bpf_ktime_get_ns()) > OL_MERGE_EARLY_NS)
-			ol_merge_ends();
-		/* Else it would pass for the time of arrival. */
-		bpf_skb_set_tstamp(skb, 0, BPF_SKB_TSTAMP_UNSPEC);
-	}
 	return bpf_redirect_peer(g->ifindex, 0);
 }

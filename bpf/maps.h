@@ -158,14 +158,6 @@ struct {
 	__type(value, __u32);
 } ol_merging_of SEC(".maps");
 
-/* Index: place among the merging. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OL_MERGES);
-	__type(key, __u32);
-	__type(value, struct ol_notes);
-} ol_noted SEC(".maps");
-
 /* Set when a merge point ends: what is to go there goes straight on, until it is there again. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

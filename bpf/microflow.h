@@ -6,7 +6,6 @@
 #include "steer.h"
 #include "split.h"
 #include "merge.h"
-#include "resequence.h"
 
 /* Index: cpu * OL_ELEPHANTS + place. */
 struct {
@@ -155,13 +154,6 @@ static __always_inline void ol_branches_left(struct ol_elephant *e, __u64 now, _
 #define OL_MERGING_TRIES 8
 #define OL_MERGING_GONE_NS 10000000000ULL
 
-static __always_inline struct ol_notes *ol_get_notes(const struct ol_elephant *e)
-{
-	__u32 at = e->merge - 1;
-
-	return bpf_map_lookup_elem(&ol_noted, &at);
-}
-
 /* The elephant's place among the merging, or NULL: it was given to another flow. */
 static __always_inline struct ol_merging *ol_get_merging(const struct ol_elephant *e)
 {
@@ -269,19 +261,10 @@ static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_poli
 		return 1;
 	if (g->held || !ol_branch_left(OL_BRANCH_HERE, tunnel, e->seq))
 		return 0;
-	if (OL_READ(g->left) != OL_READ(g->entered) &&
-	    (__s64)(now - e->joined) < OL_JOINED_NS + (__s64)policy->merge_delay)
+	if (OL_READ(g->left) != OL_READ(g->entered) && (__s64)(now - e->joined) < OL_JOINED_NS)
 		return 0;
 	core = lanes->cpu[ol_lane_index(g->slot % lanes->nr)];
 	return core == bpf_get_smp_processor_id() || ol_backlog_drained(core, now);
-}
-
-/* Would one more micro-flow of it be more than can be kept apart? */
-static __always_inline int ol_too_many(const struct ol_elephant *e, __u32 delay)
-{
-	struct ol_notes *n = ol_get_notes(e);
-
-	return delay && n && ol_notes_full(n, bpf_ktime_get_ns());
 }
 
 /* The first frame of a flow in a poll: split it, or have it join? */
@@ -341,11 +324,10 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 		ol_count(OL_CNT_SPLIT_BEGUN, 1);
 		break;
 	case OL_SPLIT:
-		if (wish || ol_too_many(e, policy->merge_delay))
+		if (wish)
 			break;
 		e->state = OL_JOINS;
 		e->joined = cpu->now;
-		e->fresh |= OL_FRESH_MICROFLOW;
 		e->branch = OL_BRANCH_HERE;
 		e->used |= 1U << OL_BRANCH_HERE;
 		break;
@@ -371,7 +353,6 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 		break;
 	}
 	e->seq = cpu->seq;
-	e->fresh |= OL_FRESH_POLL;
 	return 0;
 }
 
@@ -414,47 +395,16 @@ __noinline __u32 ol_find_branch(__u32 batch)
 	return ol_next_branch(&best, policy->split_here, batch);
 }
 
-/* A micro-flow that lasts is noted anew when so much of the delay has passed, 1/8. */
-#define OL_NOTE_PART 8
-
-/* By time: notes when what a micro-flow brings from now on may go. */
-static __always_inline void ol_note_time(struct ol_elephant *e, __u32 delay, __u32 seq)
-{
-	struct ol_notes *n = ol_get_notes(e);
-	__u64 now, last;
-
-	if (!n)
-		return;
-	if (e->begins)
-		ol_notes_begin(n, seq);
-	OL_WRITE(n->joins, e->state == OL_JOINS);
-	/* What joins is the last that is noted; once its time has come it goes at once. */
-	if (!e->fresh || (e->state != OL_SPLIT && !(e->fresh & OL_FRESH_MICROFLOW)))
-		return;
-	now = bpf_ktime_get_ns();
-	last = ol_noted_last(n);
-	/* What is sent again begins nothing: what comes behind it does. */
-	if (!(e->fresh & OL_FRESH_MICROFLOW) &&
-	    (__s64)(now + delay - last) <= (__s64)(delay / OL_NOTE_PART))
-		e->fresh = 0;
-	else if (ol_note_add(n, seq, now + delay))
-		e->fresh = 0;
-}
-
 /* Notes what a branch is sent, in sequence numbers, before it can be seen to have come. */
-static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 delay, __u32 branch,
-					 __u32 seq, __u32 end)
+static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 branch, __u32 seq, __u32 end)
 {
 	struct ol_merging *g = ol_get_merging(e);
 	__u32 i;
 
 	if (!g || branch >= OL_ALL_BRANCHES)
 		return;
-	if (delay)
-		ol_note_time(e, delay, seq);
 	if (e->begins) {
 		e->begins = 0;
-		OL_WRITE(g->awaited, 0);
 		OL_WRITE(g->entered, 0);
 		OL_WRITE(g->left, 0);
 		OL_WRITE(g->first, seq);
@@ -519,12 +469,9 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 	if (e->state == OL_SPLIT) {
 		if (!e->left) {
 			e->left = ol_batch_of(ordered, policy->split_batch);
-			if (!ordered || !ol_too_many(e, policy->merge_delay)) {
-				/* Backlogs hold packets as GRO has made them. */
-				e->branch = ol_find_branch(e->left / (part->segs ? part->segs : 1));
-				e->fresh |= OL_FRESH_MICROFLOW;
-				ol_count(OL_CNT_MICROFLOWS, 1);
-			}
+			/* Backlogs hold packets as GRO has made them. */
+			e->branch = ol_find_branch(e->left / (part->segs ? part->segs : 1));
+			ol_count(OL_CNT_MICROFLOWS, 1);
 		}
 		e->left -= e->left < part->segs ? e->left : part->segs;
 	}
@@ -534,7 +481,7 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 	e->used |= 1U << branch;
 	e->last[branch] = cpu->seq;
 	if (part->seq != part->end)
-		ol_note_sent(e, policy->merge_delay, branch, part->seq, part->end);
+		ol_note_sent(e, branch, part->seq, part->end);
 	ol_count(OL_CNT_SPLIT, part->segs);
 	return branch;
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"time"
 
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/daemon"
@@ -71,7 +70,7 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 	opts.Tiers, opts.NoGuard = tierStatus(l.tiers), tierError(l.tiers, 1)
 	opts.Priority.No = l.noPriority()
 	opts.Microflows.NoXDP = noXDP(cfg, l)
-	opts.Microflows.ByTime, opts.Microflows.NoMerge = mergeWith(cfg.Microflows.Delay, l.features)
+	opts.Microflows.NoMerge = noMerge(l.features)
 	if cfg.Tier == config.TierXDP {
 		opts.Tier = governor.XDP
 	}
@@ -86,19 +85,12 @@ func noXDP(cfg *config.Config, l look) error {
 	return tierError(l.tiers, 2)
 }
 
-// mergeWith says how split flows can be put in order again on this node: exactly, by time, for
-// which packets are delayed by so much at most, or why they cannot be.
-func mergeWith(delay time.Duration, feats []probe.Feature) (byTime time.Duration, no error) {
-	exactly, fq := feature(feats, probe.BPFQdisc), feature(feats, probe.FQ)
-	switch {
-	case exactly.State == probe.Supported:
-		return 0, nil
-	case fq.State != probe.Supported:
-		return 0, fmt.Errorf("%s, and by time neither: %s", exactly.Reason, fq.Reason)
-	case delay == 0:
-		return 0, fmt.Errorf("%s, and by time they are not to be: microflows.delay is 0", exactly.Reason)
+// noMerge says why split flows cannot be put in order again on this node, nil where they can.
+func noMerge(feats []probe.Feature) error {
+	if f := feature(feats, probe.BPFQdisc); f.State != probe.Supported {
+		return errors.New(f.Reason)
 	}
-	return delay, nil
+	return nil
 }
 
 // feature is the answer to a question that is about no device.

@@ -333,13 +333,7 @@ func splits(cfg *config.Config, l look) bool {
 	if cfg.Pipeline == config.ModeForced && m.Mode != config.ModeForced {
 		return false
 	}
-	return m.Mode != config.ModeOff && (m.UDPOrder == config.OrderNone || merges(cfg, l))
-}
-
-// merges tells whether split flows are put in order again here.
-func merges(cfg *config.Config, l look) bool {
-	_, no := mergeWith(cfg.Microflows.Delay, l.features)
-	return no == nil
+	return m.Mode != config.ModeOff && (m.UDPOrder == config.OrderNone || noMerge(l.features) == nil)
 }
 
 // planAggregate is what datagrams change that come in a row.
@@ -429,7 +423,7 @@ func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l
 	if noXDP(cfg, l) != nil || slices.ContainsFunc(l.snap.Underlays, refuses) {
 		tier = governor.TC
 	}
-	layout := governor.PlaceMicroflows(tier, machine(cores, nic), cfg.Microflows.Cores, merges(cfg, l), governor.Costs{})
+	layout := governor.PlaceMicroflows(tier, machine(cores, nic), cfg.Microflows.Cores, noMerge(l.features) == nil, governor.Costs{})
 	if layout.None() {
 		out.When = "run would split no flow: " + layout.Reason
 		return out, nil

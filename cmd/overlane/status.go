@@ -175,10 +175,6 @@ func counterRows(st control.Status) [][]cell {
 	if n := c.MergePassed + c.MergeHeld; n > 0 {
 		what := fmt.Sprintf("%s waited for others; %s times these were lost, %s times late; %s did not wait, %s dropped; %s wait now",
 			count(c.MergeHeld), count(c.MergeGaps), count(c.MergeExpired), count(c.MergeUnordered), count(c.MergeDropped), count(c.MergeWaiting))
-		if st.MergeDelay > 0 {
-			what = fmt.Sprintf("%s came behind later ones; %s too late for their time, of %s it was not known; %s wait now",
-				count(c.MergeHeld), count(c.MergeExpired), count(c.MergeUnordered), count(c.MergeWaiting))
-		}
 		rows = append(rows, []cell{{"merged", bold}, {count(n), plain}, {what, dim}})
 	}
 	if c.SuperPackets > 0 {

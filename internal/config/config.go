@@ -80,17 +80,12 @@ type Microflows struct {
 	UDPOrder UDPOrder `json:"udp_order"`
 	// Hold is how long a packet waits at most for one that comes before it.
 	Hold time.Duration `json:"hold_ns"`
-	// Delay is how much later each packet goes on at most, where the kernel can put them
-	// in order by time only; 0: it is not to.
-	Delay time.Duration `json:"delay_ns"`
 }
 
-// Limits of Microflows.Hold, and of Microflows.Delay where it is not 0.
+// Limits of Microflows.Hold.
 const (
-	MinHold  = 10 * time.Millisecond
-	MaxHold  = time.Second
-	MinDelay = 50 * time.Microsecond
-	MaxDelay = time.Second
+	MinHold = 10 * time.Millisecond
+	MaxHold = time.Second
 )
 
 // UDPOrder is what becomes of the order of UDP flows that are split.
@@ -183,7 +178,7 @@ func Default() *Config {
 
 		BridgeNetfilter: HooksKept,
 
-		Microflows: Microflows{Mode: ModeAuto, Batch: 256, Cores: 2, UDPOrder: OrderExact, Hold: 100 * time.Millisecond, Delay: time.Millisecond},
+		Microflows: Microflows{Mode: ModeAuto, Batch: 256, Cores: 2, UDPOrder: OrderExact, Hold: 100 * time.Millisecond},
 		Priority:   Priority{Mode: PriorityBatch, Classify: ClassifyProven, Threads: ThreadsAuto, BulkShare: 20},
 		Limits:     Limits{BusyCores: 80},
 		// No exporter's, by Prometheus's list of default ports, in which 9100 to 9999 are all given away.

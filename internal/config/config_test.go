@@ -39,7 +39,7 @@ func TestParse(t *testing.T) {
 underlays: [eth0, bond0.7]   # two
 cores: 2-7,9
 pipeline: forced
-microflows: {mode: off, batch: 64, cores: 3, elephant: 2.5Gbit, udp-order: none, hold: 250ms, delay: 300us}
+microflows: {mode: off, batch: 64, cores: 3, elephant: 2.5Gbit, udp-order: none, hold: 250ms}
 aggregate: forced
 express: auto
 bridge-netfilter: skip-unused
@@ -61,7 +61,7 @@ metrics: "[::1]:9000"
 			Cores:      CPUList{2, 3, 4, 5, 6, 7, 9},
 			Pipeline:   ModeForced,
 			Tier:       TierXDP,
-			Microflows: Microflows{Mode: ModeOff, Batch: 64, Cores: 3, Elephant: 2500000000, UDPOrder: OrderNone, Hold: 250 * time.Millisecond, Delay: 300 * time.Microsecond},
+			Microflows: Microflows{Mode: ModeOff, Batch: 64, Cores: 3, Elephant: 2500000000, UDPOrder: OrderNone, Hold: 250 * time.Millisecond},
 			Aggregate:  ModeForced,
 			Express:    ModeAuto,
 
@@ -119,6 +119,7 @@ func TestParseErrorsNameLineAndWhatIsAllowed(t *testing.T) {
 		"unknown key":          {"# c\npipline: auto", `f:2: unknown key "pipline"; allowed: ` + all},
 		"express always":       {"express: always", `f:1: express: unknown value "always"; allowed: off, auto, forced`},
 		"unknown nested key":   {"limits:\n  busy: 3%", `f:2: limits: unknown key "busy"; allowed: busy-cores`},
+		"a key of the past":    {"microflows: {delay: 1ms}", `f:1: microflows: unknown key "delay"; allowed: mode, batch, cores, elephant, udp-order, hold`},
 		"case matters":         {"Pipeline: off", `f:1: unknown key "Pipeline"; allowed: ` + all},
 		"bad word":             {"tier: auto\npipeline: on", `f:2: pipeline: unknown value "on"; allowed: auto, off, forced`},
 		"bad tier":             {"tier: 2", `f:1: tier: unknown value "2"; allowed: auto, tc, xdp`},
@@ -139,7 +140,6 @@ func TestParseErrorsNameLineAndWhatIsAllowed(t *testing.T) {
 		"percent zero":         {"limits: {busy-cores: 0%}", `f:1: limits.busy-cores: "0%" is not a percentage; allowed: 1% to 100%`},
 		"percent above":        {"limits: {busy-cores: 101%}", `f:1: limits.busy-cores: "101%" is not a percentage; allowed: 1% to 100%`},
 		"percent negative":     {"limits: {busy-cores: -1%}", `f:1: limits.busy-cores: "-1%" is not a percentage; allowed: 1% to 100%`},
-		"micro-flow delay":     {"microflows: {delay: 10us}", `f:1: microflows.delay: "10us" is no such time; allowed: 0, or 50us to 1s`},
 		"micro-flow hold":      {"microflows: {hold: 2s}", `f:1: microflows.hold: "2s" is no such time; allowed: 10ms to 1s`},
 		"micro-flow order":     {"microflows: {udp-order: exactly}", `f:1: microflows.udp-order: unknown value "exactly"; allowed: exact, none`},
 		"tiny micro-flows":     {"microflows: {batch: 7}", `f:1: microflows.batch: "7" is no such number; allowed: 8 to 1024`},
@@ -289,7 +289,7 @@ func TestKeysDocumentTheSchema(t *testing.T) {
 			t.Errorf("%s is documented incompletely: %+v", k.Name, k)
 		}
 	}
-	if d := cmp.Diff([]string{"underlays", "cores", "pipeline", "microflows.mode", "microflows.batch", "microflows.cores", "microflows.elephant", "microflows.udp-order", "microflows.hold", "microflows.delay", "aggregate", "express", "bridge-netfilter", "tier", "priority.mode", "priority.classify", "priority.threads", "priority.bulk-share", "priority.rules", "limits.busy-cores", "metrics"}, names); d != "" {
+	if d := cmp.Diff([]string{"underlays", "cores", "pipeline", "microflows.mode", "microflows.batch", "microflows.cores", "microflows.elephant", "microflows.udp-order", "microflows.hold", "aggregate", "express", "bridge-netfilter", "tier", "priority.mode", "priority.classify", "priority.threads", "priority.bulk-share", "priority.rules", "limits.busy-cores", "metrics"}, names); d != "" {
 		t.Error(d)
 	}
 }

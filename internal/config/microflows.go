@@ -12,10 +12,7 @@ import (
 	"github.com/goccy/go-yaml/ast"
 )
 
-const (
-	allowedHold  = "allowed: 10ms to 1s"
-	allowedDelay = "allowed: 0, or 50us to 1s"
-)
+const allowedHold = "allowed: 10ms to 1s"
 
 const allowedElephant = "allowed: auto, or a rate such as 500Mbit or 3Gbit"
 
@@ -60,17 +57,6 @@ var microflowKeys = keys{
 		allowed: allowedHold, def: Default().Microflows.Hold.String(),
 		read: func(d *decoder, path string, n ast.Node) error {
 			return d.duration(path, n, &d.cfg.Microflows.Hold, MinHold, MaxHold, allowedHold)
-		},
-	},
-	{
-		name: "delay", about: "without BPF qdiscs fq restores the order by time: the longest delay that this may add; 0: such flows are not split",
-		allowed: allowedDelay, def: Default().Microflows.Delay.String(),
-		read: func(d *decoder, path string, n ast.Node) error {
-			if s, err := d.text(path, n, allowedDelay); err == nil && s == "0" {
-				d.cfg.Microflows.Delay = 0
-				return nil
-			}
-			return d.duration(path, n, &d.cfg.Microflows.Delay, MinDelay, MaxDelay, allowedDelay)
 		},
 	},
 }

@@ -24,7 +24,7 @@ const (
 // Schema is the version of what status, plan, doctor and off print as JSON. It changes when a field changes its
 // type or its meaning, or goes; not when one is added. 1 had netns as a text in some places, and 0 for what was
 // not measured.
-const Schema = 2
+const Schema = 3
 
 // Status is the daemon's account of itself. Its JSON form is an interface:
 // fields are added, never renamed.
@@ -55,9 +55,6 @@ type Status struct {
 	SparseFlows []SparseFlow `json:"sparse_flows"`
 	// Trials are what mechanisms have shown, the latest last.
 	Trials []Trial `json:"trials"`
-	// MergeDelay is how much later packets of split flows go on than they came, where they
-	// are put in order by time; 0: by number, or not at all.
-	MergeDelay time.Duration `json:"merge_delay_ns"`
 	// Express are the ways from NICs straight to pods, open or not.
 	Express  []ExpressWay `json:"express"`
 	Counters Counters     `json:"counters"`
@@ -213,8 +210,7 @@ type Counters struct {
 	// Merge counts at the merge points: packets of split flows that went on at once (late:
 	// behind others, mostly sent again) or waited; times that what was waited for had been
 	// lost, or did not come in time; packets that did not wait though they should have, that
-	// were lost with their merge point, and that wait now. By time, with a MergeDelay, held
-	// are those that came behind later ones, expired those that came when their time was over.
+	// were lost with their merge point, and that wait now.
 	MergePassed    uint64 `json:"merge_passed"`
 	MergeLate      uint64 `json:"merge_late"`
 	MergeHeld      uint64 `json:"merge_held"`

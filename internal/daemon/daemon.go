@@ -360,10 +360,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	}
 	// One of them at a time: the other one's flows come home first.
 	if d.pipe.armed && d.pipe.layout.Split || !d.pipe.armed && micro.State == governor.Active {
-		d.pipe.hold, d.pipe.delay = d.opts.Microflows.Hold, d.opts.Microflows.ByTime
-		if err := d.pipe.adaptMerge(); err != nil {
-			return err
-		}
+		d.pipe.hold = d.opts.Microflows.Hold
 		if err := d.pipe.splitInto(d.split(split)); err != nil {
 			return err
 		}

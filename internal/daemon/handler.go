@@ -115,9 +115,6 @@ func (d *Daemon) fill(st *control.Status) error {
 	if err != nil {
 		return err
 	}
-	if o := d.pipe.byTime(); o != nil {
-		st.MergeDelay = o.now
-	}
 	n.MergePassed, n.MergeLate, n.MergeHeld, n.MergeGaps, n.MergeExpired = m.Passed, m.Late, m.Held, m.Gaps, m.Expired
 	n.MergeUnordered, n.MergeDropped, n.MergeWaiting = m.Bypassed+m.Untracked, m.Dropped, uint64(m.Waiting)
 	g, err := d.aggregated()

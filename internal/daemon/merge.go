@@ -32,7 +32,7 @@ const (
 // on on, and a program to its pod.
 type merging struct {
 	p       *pipeline
-	order   ordering
+	order   *ordering
 	ifindex int
 	spaces  map[uint64]behind // by namespace: all that are to have one
 }
@@ -41,24 +41,16 @@ type merging struct {
 type behind struct {
 	ifindex int
 	program io.Closer
-	front   io.Closer // on the merge point itself
 }
 
 func (p *pipeline) newMerging() (*merging, error) {
-	order, err := p.newOrdering()
+	order, err := newOrdering(p.dp, p.hold, p.log)
 	if err != nil {
 		return nil, err
 	}
 	// The programs know one index for all namespaces: one that nobody has.
 	at := FirstMergeIndex + rand.IntN(1<<24)
 	return &merging{p: p, order: order, ifindex: at, spaces: map[uint64]behind{}}, p.dp.SetMergeDevice(at)
-}
-
-func (p *pipeline) newOrdering() (ordering, error) {
-	if p.delay > 0 {
-		return newByTime(p.dp, p.delay)
-	}
-	return newByNumber(p.dp, p.hold, p.log)
 }
 
 // wholeUDP says why UDP flows cannot be put in order again, or nothing: frames have to keep
@@ -171,7 +163,7 @@ func (m *merging) leave(cookie uint64) error {
 		return nil
 	}
 	m.spaces[cookie] = behind{}
-	return errors.Join(b.front.Close(), b.program.Close())
+	return b.program.Close()
 }
 
 // make makes a merge point of the device in a namespace: first what is behind it, then
@@ -218,12 +210,7 @@ func (m *merging) takeOver(ns *netns.Handle, cookie uint64) error {
 		return err
 	}
 	prog = m.p.changes.attached(node.Dev{Name: MergedDevice, NetnsCookie: cookie, Ifindex: at}, prog)
-	front, err := m.order.attach(datapath.Device{Netns: ns, Ifindex: m.ifindex})
-	if err != nil {
-		return errors.Join(err, prog.Close())
-	}
-	front = m.p.changes.attached(node.Dev{Name: MergeDevice, NetnsCookie: cookie, Ifindex: m.ifindex}, front)
-	m.spaces[cookie] = behind{ifindex: at, program: prog, front: front}
+	m.spaces[cookie] = behind{ifindex: at, program: prog}
 	return nil
 }
 
@@ -256,7 +243,7 @@ func (m *merging) emptied() (bool, error) {
 	if m == nil {
 		return true, nil
 	}
-	c, err := m.order.counters(m.waiting)
+	c, err := m.order.merge.Counters()
 	return c.Waiting == 0, err
 }
 
@@ -265,7 +252,7 @@ func (p *pipeline) mergeCounters() (datapath.MergeCounters, error) {
 	if p.merge == nil {
 		return p.merged, nil
 	}
-	now, err := p.merge.order.counters(p.merge.waiting)
+	now, err := p.merge.order.merge.Counters()
 	return p.merged.Add(now), err
 }
 
@@ -284,22 +271,4 @@ func (p *pipeline) endMerge() error {
 	err = errors.Join(err, p.merge.order.close())
 	p.merge = nil
 	return err
-}
-
-// adaptMerge has the delay of split flows follow what they need, where they are put in order
-// by time.
-func (p *pipeline) adaptMerge() error {
-	if o := p.byTime(); o != nil {
-		return o.adapt()
-	}
-	return nil
-}
-
-// byTime is how split flows are put in order, if that is by time.
-func (p *pipeline) byTime() *byTime {
-	if p.merge == nil {
-		return nil
-	}
-	o, _ := p.merge.order.(*byTime)
-	return o
 }

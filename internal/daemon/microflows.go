@@ -24,9 +24,6 @@ type Microflows struct {
 	// Hold is how long a packet waits at most for one that comes before it, where nothing
 	// tells that it is lost.
 	Hold time.Duration
-	// ByTime is the most that packets of split flows are delayed where the kernel can put
-	// them in order by time only; 0: it can by their numbers, or not at all.
-	ByTime time.Duration
 	// NoXDP says why flows are not cut by XDP, on a NIC, but behind it; nil where they are.
 	NoXDP error
 	// NoMerge says why this kernel has no merge point, nil where it has.
@@ -79,7 +76,7 @@ func (d *Daemon) placeMicroflows(in governor.Input) governor.Layout {
 	}
 	m := &d.micro
 	if d.pipe.armed && d.pipe.layout.Split {
-		if d.opts.Microflows.Mode != governor.Forced && (m.fruitless(in.Now) || m.tooLate(in.Now, d.pipe.byTime())) {
+		if d.opts.Microflows.Mode != governor.Forced && m.fruitless(in.Now) {
 			return governor.Layout{Reason: m.why}
 		}
 		return d.pipe.layout
@@ -136,21 +133,6 @@ func (m *microflows) fruitless(now time.Time) bool {
 	}
 	m.pause = now.Add(fruitlessPause)
 	m.why = fmt.Sprintf("%.0f %% of the packets are of flows that are much for one core by themselves; looked at again every %s", m.share*100, fruitlessPause)
-	return true
-}
-
-// tooLate tells that branches take longer than packets may be delayed, and lets a while pass
-// from then on.
-func (m *microflows) tooLate(now time.Time, o *byTime) bool {
-	if o == nil {
-		return false
-	}
-	share, is := o.delay.Exceeded()
-	if !is {
-		return false
-	}
-	m.pause = now.Add(fruitlessPause)
-	m.why = fmt.Sprintf("%.0f %% of the packets take longer through their branch than they may be delayed (microflows.delay); looked at again every %s", share*100, fruitlessPause)
 	return true
 }
 
@@ -212,9 +194,6 @@ func (d *Daemon) microflowsMechanism() control.Mechanism {
 	}
 	if why := d.cutBehind(); why != "" {
 		m.Reason += fmt.Sprintf("; flows are cut behind the NIC's stage (%s)", why)
-	}
-	if o := d.pipe.byTime(); o != nil {
-		m.Reason += fmt.Sprintf("; put in order by time, for which packets of split flows are delayed by %v", o.now.Round(time.Microsecond))
 	}
 	if why := d.pipe.noUDP; why != "" && !d.opts.Microflows.Unordered {
 		m.Reason += "; UDP flows stay whole: " + why

@@ -39,7 +39,6 @@ type pipeline struct {
 	merge  *merging               // where split flows are put in order
 	merged datapath.MergeCounters // by earlier ones
 	hold   time.Duration          // the most that a packet waits there
-	delay  time.Duration          // the same where they are put in order by time, or 0
 	// microflows are what a layout that splits flows cuts them into.
 	microflows datapath.Split
 	noUDP      string // why UDP flows cannot be put in order, if so

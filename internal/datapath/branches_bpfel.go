@@ -23,22 +23,21 @@ type branchesBpfCpumapVal struct {
 }
 
 type branchesOlAbi struct {
-	_                 structs.HostLayout
-	Limit             uint32
-	Stage             uint32
-	Kind              uint32
-	Reason            uint32
-	Counter           uint32
-	Flag              uint32
-	CoreFlag          uint32
-	Class             uint32
-	Way               uint32
-	Field             uint32
-	SplitProto        uint32
-	Unnumbered        uint32
-	MergeCounter      uint32
-	ResequenceCounter uint32
-	ExpressUnfit      uint32
+	_            structs.HostLayout
+	Limit        uint32
+	Stage        uint32
+	Kind         uint32
+	Reason       uint32
+	Counter      uint32
+	Flag         uint32
+	CoreFlag     uint32
+	Class        uint32
+	Way          uint32
+	Field        uint32
+	SplitProto   uint32
+	Unnumbered   uint32
+	MergeCounter uint32
+	ExpressUnfit uint32
 }
 
 type branchesOlCellKey struct {
@@ -119,8 +118,7 @@ type branchesOlElephant struct {
 	Astray   uint8
 	Pieces   uint8
 	Number   uint32
-	Fresh    uint8
-	Pad2     [3]uint8
+	Pad      uint32
 	Key      uint64
 	Joined   uint64
 	Turned   uint64
@@ -165,26 +163,10 @@ type branchesOlMerging struct {
 	Ambiguous  uint32
 	_          [4]byte
 	Passed     uint64
-	Awaited    uint64
 	Entered    uint32
 	Left       uint32
-	Came       uint64
 	Held       uint32
 	Slot       uint32
-}
-
-type branchesOlNotes struct {
-	_    structs.HostLayout
-	Note [256]struct {
-		_       structs.HostLayout
-		Release uint64
-		Seq     uint32
-		Pad     uint32
-	}
-	Nr      uint32
-	Joins   uint32
-	Front   uint32
-	Brought [9]uint32
 }
 
 type branchesOlOwner struct {
@@ -223,7 +205,6 @@ type branchesOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
-	MergeDelay      uint32
 	Ways            uint32
 	ExpressEpoch    uint32
 	Stage           [3]struct {
@@ -235,6 +216,7 @@ type branchesOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+	_         [4]byte
 }
 
 type branchesOlPort struct {
@@ -346,7 +328,6 @@ const (
 	branchesMapOlMergeEnded      = "ol_merge_ended"
 	branchesMapOlMergingOf       = "ol_merging_of"
 	branchesMapOlMergings        = "ol_mergings"
-	branchesMapOlNoted           = "ol_noted"
 	branchesMapOlOwners          = "ol_owners"
 	branchesMapOlPolicies        = "ol_policies"
 	branchesMapOlPorts           = "ol_ports"
@@ -432,7 +413,6 @@ type branchesMapSpecs struct {
 	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
-	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlPorts          *ebpf.MapSpec `ebpf:"ol_ports"`
@@ -488,7 +468,6 @@ type branchesMaps struct {
 	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
-	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
 	OlPorts          *ebpf.Map `ebpf:"ol_ports"`
@@ -515,7 +494,6 @@ func (m *branchesMaps) Close() error {
 		m.OlMergeEnded,
 		m.OlMergingOf,
 		m.OlMergings,
-		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlPorts,

@@ -40,7 +40,7 @@ func load(t testing.TB) *Datapath {
 func TestNoObjectAsksForAddressesOfTheKernel(t *testing.T) {
 	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){
 		"aggregate": loadAggregate, "branches": loadBranches, "merge": loadMerge, "priority": loadPriority,
-		"resequence": loadResequence, "stages": loadStages, "sync": loadSync, "trace": loadTrace, "underlay": loadUnderlay,
+		"stages": loadStages, "sync": loadSync, "trace": loadTrace, "underlay": loadUnderlay,
 	} {
 		spec, err := load()
 		if err != nil {
@@ -105,13 +105,6 @@ func TestEveryObjectLoadsAndTheSamplerRuns(t *testing.T) {
 	if err := errors.Join(s.Close(), p.Close()); err != nil {
 		t.Error(err)
 	}
-	r, err := d.LoadResequencer(time.Microsecond)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if ways, err := r.Ways(); err != nil || ways != [Ways]uint64{} {
-		t.Errorf("ways before any packet: %v, %v", ways, err)
-	}
 	a, err := d.LoadAggregation()
 	if err != nil {
 		t.Fatal(err)
@@ -119,7 +112,7 @@ func TestEveryObjectLoadsAndTheSamplerRuns(t *testing.T) {
 	if c, err := a.Counters(); err != nil || c != (AggregateCounters{}) {
 		t.Errorf("aggregated before any packet: %+v, %v", c, err)
 	}
-	if err := errors.Join(a.Close(), r.Close()); err != nil {
+	if err := a.Close(); err != nil {
 		t.Error(err)
 	}
 }

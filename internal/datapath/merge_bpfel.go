@@ -37,10 +37,8 @@ const (
 	mergeOlLimitOL_MERGES          mergeOlLimit = 32
 	mergeOlLimitOL_MERGE_POINTS    mergeOlLimit = 64
 	mergeOlLimitOL_MERGE_READY     mergeOlLimit = 1024
-	mergeOlLimitOL_NOTES           mergeOlLimit = 256
 	mergeOlLimitOL_PORTS           mergeOlLimit = 1024
 	mergeOlLimitOL_SENDERS         mergeOlLimit = 4096
-	mergeOlLimitOL_WAYS            mergeOlLimit = 128
 	mergeOlLimitOL_ALONE_MS        mergeOlLimit = 2000
 )
 
@@ -89,7 +87,6 @@ const (
 	mergeMapOlMergePoints    = "ol_merge_points"
 	mergeMapOlMergingOf      = "ol_merging_of"
 	mergeMapOlMergings       = "ol_mergings"
-	mergeMapOlNoted          = "ol_noted"
 	mergeMapOlOwners         = "ol_owners"
 	mergeMapOlPolicies       = "ol_policies"
 	mergeMapOlPorts          = "ol_ports"
@@ -184,7 +181,6 @@ type mergeMapSpecs struct {
 	OlMergePoints    *ebpf.MapSpec `ebpf:"ol_merge_points"`
 	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
-	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlPorts          *ebpf.MapSpec `ebpf:"ol_ports"`
@@ -247,7 +243,6 @@ type mergeMaps struct {
 	OlMergePoints    *ebpf.Map `ebpf:"ol_merge_points"`
 	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
-	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
 	OlPorts          *ebpf.Map `ebpf:"ol_ports"`
@@ -278,7 +273,6 @@ func (m *mergeMaps) Close() error {
 		m.OlMergePoints,
 		m.OlMergingOf,
 		m.OlMergings,
-		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlPorts,

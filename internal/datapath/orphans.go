@@ -67,8 +67,7 @@ func Adopt(held map[string][]int) (*Orphans, error) {
 const (
 	// emptyAfter is when lanes that are not empty yet are emptied by refusing what comes.
 	emptyAfter = 100 * time.Millisecond
-	// lostAfter is when what has not come out of a merge point is lost: OL_JOINED_NS of bpf/microflow.h,
-	// beyond the delay there.
+	// lostAfter is when what has not come out of a merge point is lost: OL_JOINED_NS of bpf/microflow.h.
 	lostAfter = 200 * time.Millisecond
 )
 
@@ -121,7 +120,7 @@ func (o *Orphans) GoHome(limit time.Duration) (err error) {
 		if err != nil || demoted > 0 || time.Since(since) < Settled {
 			return false, err
 		}
-		return o.merged(time.Since(begin) > lostAfter+time.Duration(p.MergeDelay))
+		return o.merged(time.Since(begin) > lostAfter)
 	})
 	if err != nil {
 		return err

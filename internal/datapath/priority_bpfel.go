@@ -23,22 +23,21 @@ type priorityBpfCpumapVal struct {
 }
 
 type priorityOlAbi struct {
-	_                 structs.HostLayout
-	Limit             uint32
-	Stage             uint32
-	Kind              uint32
-	Reason            uint32
-	Counter           uint32
-	Flag              uint32
-	CoreFlag          uint32
-	Class             uint32
-	Way               uint32
-	Field             uint32
-	SplitProto        uint32
-	Unnumbered        uint32
-	MergeCounter      uint32
-	ResequenceCounter uint32
-	ExpressUnfit      uint32
+	_            structs.HostLayout
+	Limit        uint32
+	Stage        uint32
+	Kind         uint32
+	Reason       uint32
+	Counter      uint32
+	Flag         uint32
+	CoreFlag     uint32
+	Class        uint32
+	Way          uint32
+	Field        uint32
+	SplitProto   uint32
+	Unnumbered   uint32
+	MergeCounter uint32
+	ExpressUnfit uint32
 }
 
 type priorityOlCellKey struct {
@@ -231,10 +230,8 @@ const (
 	priorityOlLimitOL_MERGES          priorityOlLimit = 32
 	priorityOlLimitOL_MERGE_POINTS    priorityOlLimit = 64
 	priorityOlLimitOL_MERGE_READY     priorityOlLimit = 1024
-	priorityOlLimitOL_NOTES           priorityOlLimit = 256
 	priorityOlLimitOL_PORTS           priorityOlLimit = 1024
 	priorityOlLimitOL_SENDERS         priorityOlLimit = 4096
-	priorityOlLimitOL_WAYS            priorityOlLimit = 128
 	priorityOlLimitOL_ALONE_MS        priorityOlLimit = 2000
 )
 
@@ -262,26 +259,10 @@ type priorityOlMerging struct {
 	Ambiguous  uint32
 	_          [4]byte
 	Passed     uint64
-	Awaited    uint64
 	Entered    uint32
 	Left       uint32
-	Came       uint64
 	Held       uint32
 	Slot       uint32
-}
-
-type priorityOlNotes struct {
-	_    structs.HostLayout
-	Note [256]struct {
-		_       structs.HostLayout
-		Release uint64
-		Seq     uint32
-		Pad     uint32
-	}
-	Nr      uint32
-	Joins   uint32
-	Front   uint32
-	Brought [9]uint32
 }
 
 type priorityOlOwner struct {
@@ -335,7 +316,6 @@ type priorityOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
-	MergeDelay      uint32
 	Ways            uint32
 	ExpressEpoch    uint32
 	Stage           [3]struct {
@@ -347,6 +327,7 @@ type priorityOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+	_         [4]byte
 }
 
 type priorityOlPort struct {
@@ -549,7 +530,6 @@ const (
 	priorityMapOlMergeEnded     = "ol_merge_ended"
 	priorityMapOlMergingOf      = "ol_merging_of"
 	priorityMapOlMergings       = "ol_mergings"
-	priorityMapOlNoted          = "ol_noted"
 	priorityMapOlOwners         = "ol_owners"
 	priorityMapOlPieces         = "ol_pieces"
 	priorityMapOlPolicies       = "ol_policies"
@@ -645,7 +625,6 @@ type priorityMapSpecs struct {
 	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
-	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPieces         *ebpf.MapSpec `ebpf:"ol_pieces"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
@@ -713,7 +692,6 @@ type priorityMaps struct {
 	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
-	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPieces         *ebpf.Map `ebpf:"ol_pieces"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
@@ -752,7 +730,6 @@ func (m *priorityMaps) Close() error {
 		m.OlMergeEnded,
 		m.OlMergingOf,
 		m.OlMergings,
-		m.OlNoted,
 		m.OlOwners,
 		m.OlPieces,
 		m.OlPolicies,

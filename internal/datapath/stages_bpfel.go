@@ -23,22 +23,21 @@ type stagesBpfCpumapVal struct {
 }
 
 type stagesOlAbi struct {
-	_                 structs.HostLayout
-	Limit             uint32
-	Stage             uint32
-	Kind              uint32
-	Reason            uint32
-	Counter           uint32
-	Flag              uint32
-	CoreFlag          uint32
-	Class             uint32
-	Way               uint32
-	Field             uint32
-	SplitProto        uint32
-	Unnumbered        uint32
-	MergeCounter      uint32
-	ResequenceCounter uint32
-	ExpressUnfit      uint32
+	_            structs.HostLayout
+	Limit        uint32
+	Stage        uint32
+	Kind         uint32
+	Reason       uint32
+	Counter      uint32
+	Flag         uint32
+	CoreFlag     uint32
+	Class        uint32
+	Way          uint32
+	Field        uint32
+	SplitProto   uint32
+	Unnumbered   uint32
+	MergeCounter uint32
+	ExpressUnfit uint32
 }
 
 type stagesOlCellKey struct {
@@ -165,10 +164,8 @@ const (
 	stagesOlLimitOL_MERGES          stagesOlLimit = 32
 	stagesOlLimitOL_MERGE_POINTS    stagesOlLimit = 64
 	stagesOlLimitOL_MERGE_READY     stagesOlLimit = 1024
-	stagesOlLimitOL_NOTES           stagesOlLimit = 256
 	stagesOlLimitOL_PORTS           stagesOlLimit = 1024
 	stagesOlLimitOL_SENDERS         stagesOlLimit = 4096
-	stagesOlLimitOL_WAYS            stagesOlLimit = 128
 	stagesOlLimitOL_ALONE_MS        stagesOlLimit = 2000
 )
 
@@ -196,26 +193,10 @@ type stagesOlMerging struct {
 	Ambiguous  uint32
 	_          [4]byte
 	Passed     uint64
-	Awaited    uint64
 	Entered    uint32
 	Left       uint32
-	Came       uint64
 	Held       uint32
 	Slot       uint32
-}
-
-type stagesOlNotes struct {
-	_    structs.HostLayout
-	Note [256]struct {
-		_       structs.HostLayout
-		Release uint64
-		Seq     uint32
-		Pad     uint32
-	}
-	Nr      uint32
-	Joins   uint32
-	Front   uint32
-	Brought [9]uint32
 }
 
 type stagesOlOwner struct {
@@ -246,7 +227,6 @@ type stagesOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
-	MergeDelay      uint32
 	Ways            uint32
 	ExpressEpoch    uint32
 	Stage           [3]struct {
@@ -258,6 +238,7 @@ type stagesOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+	_         [4]byte
 }
 
 type stagesOlPort struct {
@@ -427,7 +408,6 @@ const (
 	stagesMapOlMergeEnded     = "ol_merge_ended"
 	stagesMapOlMergingOf      = "ol_merging_of"
 	stagesMapOlMergings       = "ol_mergings"
-	stagesMapOlNoted          = "ol_noted"
 	stagesMapOlOwners         = "ol_owners"
 	stagesMapOlPolicies       = "ol_policies"
 	stagesMapOlPorts          = "ol_ports"
@@ -509,7 +489,6 @@ type stagesMapSpecs struct {
 	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
-	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlPorts          *ebpf.MapSpec `ebpf:"ol_ports"`
@@ -563,7 +542,6 @@ type stagesMaps struct {
 	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
-	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
 	OlPorts          *ebpf.Map `ebpf:"ol_ports"`
@@ -588,7 +566,6 @@ func (m *stagesMaps) Close() error {
 		m.OlMergeEnded,
 		m.OlMergingOf,
 		m.OlMergings,
-		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlPorts,

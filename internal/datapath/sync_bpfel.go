@@ -23,22 +23,21 @@ type syncBpfCpumapVal struct {
 }
 
 type syncOlAbi struct {
-	_                 structs.HostLayout
-	Limit             uint32
-	Stage             uint32
-	Kind              uint32
-	Reason            uint32
-	Counter           uint32
-	Flag              uint32
-	CoreFlag          uint32
-	Class             uint32
-	Way               uint32
-	Field             uint32
-	SplitProto        uint32
-	Unnumbered        uint32
-	MergeCounter      uint32
-	ResequenceCounter uint32
-	ExpressUnfit      uint32
+	_            structs.HostLayout
+	Limit        uint32
+	Stage        uint32
+	Kind         uint32
+	Reason       uint32
+	Counter      uint32
+	Flag         uint32
+	CoreFlag     uint32
+	Class        uint32
+	Way          uint32
+	Field        uint32
+	SplitProto   uint32
+	Unnumbered   uint32
+	MergeCounter uint32
+	ExpressUnfit uint32
 }
 
 type syncOlCellKey struct {
@@ -123,26 +122,10 @@ type syncOlMerging struct {
 	Ambiguous  uint32
 	_          [4]byte
 	Passed     uint64
-	Awaited    uint64
 	Entered    uint32
 	Left       uint32
-	Came       uint64
 	Held       uint32
 	Slot       uint32
-}
-
-type syncOlNotes struct {
-	_    structs.HostLayout
-	Note [256]struct {
-		_       structs.HostLayout
-		Release uint64
-		Seq     uint32
-		Pad     uint32
-	}
-	Nr      uint32
-	Joins   uint32
-	Front   uint32
-	Brought [9]uint32
 }
 
 type syncOlOwner struct {
@@ -181,7 +164,6 @@ type syncOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
-	MergeDelay      uint32
 	Ways            uint32
 	ExpressEpoch    uint32
 	Stage           [3]struct {
@@ -193,6 +175,7 @@ type syncOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+	_         [4]byte
 }
 
 type syncOlPort struct {
@@ -316,7 +299,6 @@ const (
 	syncMapOlMergeEnded     = "ol_merge_ended"
 	syncMapOlMergingOf      = "ol_merging_of"
 	syncMapOlMergings       = "ol_mergings"
-	syncMapOlNoted          = "ol_noted"
 	syncMapOlOwners         = "ol_owners"
 	syncMapOlPolicies       = "ol_policies"
 	syncMapOlPorts          = "ol_ports"
@@ -396,7 +378,6 @@ type syncMapSpecs struct {
 	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
-	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlPorts          *ebpf.MapSpec `ebpf:"ol_ports"`
@@ -452,7 +433,6 @@ type syncMaps struct {
 	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
-	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
 	OlPorts          *ebpf.Map `ebpf:"ol_ports"`
@@ -479,7 +459,6 @@ func (m *syncMaps) Close() error {
 		m.OlMergeEnded,
 		m.OlMergingOf,
 		m.OlMergings,
-		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlPorts,

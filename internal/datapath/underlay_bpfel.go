@@ -23,22 +23,21 @@ type underlayBpfCpumapVal struct {
 }
 
 type underlayOlAbi struct {
-	_                 structs.HostLayout
-	Limit             uint32
-	Stage             uint32
-	Kind              uint32
-	Reason            uint32
-	Counter           uint32
-	Flag              uint32
-	CoreFlag          uint32
-	Class             uint32
-	Way               uint32
-	Field             uint32
-	SplitProto        uint32
-	Unnumbered        uint32
-	MergeCounter      uint32
-	ResequenceCounter uint32
-	ExpressUnfit      uint32
+	_            structs.HostLayout
+	Limit        uint32
+	Stage        uint32
+	Kind         uint32
+	Reason       uint32
+	Counter      uint32
+	Flag         uint32
+	CoreFlag     uint32
+	Class        uint32
+	Way          uint32
+	Field        uint32
+	SplitProto   uint32
+	Unnumbered   uint32
+	MergeCounter uint32
+	ExpressUnfit uint32
 }
 
 type underlayOlCellKey struct {
@@ -119,8 +118,7 @@ type underlayOlElephant struct {
 	Astray   uint8
 	Pieces   uint8
 	Number   uint32
-	Fresh    uint8
-	Pad2     [3]uint8
+	Pad      uint32
 	Key      uint64
 	Joined   uint64
 	Turned   uint64
@@ -240,26 +238,10 @@ type underlayOlMerging struct {
 	Ambiguous  uint32
 	_          [4]byte
 	Passed     uint64
-	Awaited    uint64
 	Entered    uint32
 	Left       uint32
-	Came       uint64
 	Held       uint32
 	Slot       uint32
-}
-
-type underlayOlNotes struct {
-	_    structs.HostLayout
-	Note [256]struct {
-		_       structs.HostLayout
-		Release uint64
-		Seq     uint32
-		Pad     uint32
-	}
-	Nr      uint32
-	Joins   uint32
-	Front   uint32
-	Brought [9]uint32
 }
 
 type underlayOlOwner struct {
@@ -298,7 +280,6 @@ type underlayOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
-	MergeDelay      uint32
 	Ways            uint32
 	ExpressEpoch    uint32
 	Stage           [3]struct {
@@ -310,6 +291,7 @@ type underlayOlPolicy struct {
 	}
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+	_         [4]byte
 }
 
 type underlayOlPort struct {
@@ -441,7 +423,6 @@ const (
 	underlayMapOlMergeEnded     = "ol_merge_ended"
 	underlayMapOlMergingOf      = "ol_merging_of"
 	underlayMapOlMergings       = "ol_mergings"
-	underlayMapOlNoted          = "ol_noted"
 	underlayMapOlOwners         = "ol_owners"
 	underlayMapOlPolicies       = "ol_policies"
 	underlayMapOlPorts          = "ol_ports"
@@ -530,7 +511,6 @@ type underlayMapSpecs struct {
 	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
-	OlNoted          *ebpf.MapSpec `ebpf:"ol_noted"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlPorts          *ebpf.MapSpec `ebpf:"ol_ports"`
@@ -593,7 +573,6 @@ type underlayMaps struct {
 	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
 	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
-	OlNoted          *ebpf.Map `ebpf:"ol_noted"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
 	OlPorts          *ebpf.Map `ebpf:"ol_ports"`
@@ -627,7 +606,6 @@ func (m *underlayMaps) Close() error {
 		m.OlMergeEnded,
 		m.OlMergingOf,
 		m.OlMergings,
-		m.OlNoted,
 		m.OlOwners,
 		m.OlPolicies,
 		m.OlPorts,

@@ -32,7 +32,6 @@ var (
 	microflows   = newMetric(prometheus.CounterValue, "microflows_total", "micro-flows that these were cut into")
 	merge        = newMetric(prometheus.CounterValue, "merge_packets_total", "packets of split flows at the merge points, by what became of them", "outcome")
 	mergeWaiting = newMetric(prometheus.GaugeValue, "merge_waiting_packets", "packets of split flows that wait at merge points")
-	mergeDelay   = newMetric(prometheus.GaugeValue, "merge_delay_seconds", "how much later packets of split flows go on, where they are put in order by time")
 	mergeWaits   = newMetric(prometheus.CounterValue, "merge_waits_ended_total", "times that packets did not get what they waited for", "reason")
 	express      = newMetric(prometheus.CounterValue, "express_packets_total", "frames that went from a NIC straight to a pod")
 	expressLeft  = newMetric(prometheus.CounterValue, "express_left_total", "times that a flow left that way before it was seen to be empty")
@@ -48,7 +47,7 @@ var (
 	scans        = newMetric(prometheus.CounterValue, "scans_total", "looks at the node after something on it had changed, or might have")
 )
 
-var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaiting, mergeDelay, mergeWaits, express, expressLeft, expressDrops, aggregated, supers, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost, scans}
+var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaiting, mergeWaits, express, expressLeft, expressDrops, aggregated, supers, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost, scans}
 
 // Collector exports a status.
 type Collector struct{ status Status }
@@ -86,7 +85,6 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	put(merge, float64(n.MergeUnordered), "unordered")
 	put(merge, float64(n.MergeDropped), "dropped")
 	put(mergeWaiting, float64(n.MergeWaiting))
-	put(mergeDelay, st.MergeDelay.Seconds())
 	put(mergeWaits, float64(n.MergeGaps), "lost")
 	put(mergeWaits, float64(n.MergeExpired), "limit")
 	put(aggregated, float64(n.AggregatedPackets))

@@ -53,7 +53,6 @@ const (
 	CPUMap       ID = "cpumap"        // XDP can hand packets to other cores
 	CPUMapGRO    ID = "cpumap-gro"    // and GRO works there
 	BPFQdisc     ID = "bpf-qdisc"     // queueing disciplines in BPF
-	FQ           ID = "fq"            // sch_fq, built in or loadable
 	SoftnetData  ID = "softnet-data"  // BPF can read the backlog's positions
 	OrderGuard   ID = "order-guard"   // the machine keeps the orders that its proof rests on
 	ThreadedNAPI ID = "threaded-napi" // NAPI in threads

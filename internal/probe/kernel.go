@@ -205,27 +205,3 @@ func askUDPGRO(e env) answer {
 	}
 	return answer{Supported, "devices have the feature " + ethtool.UDPForwarding, ""}
 }
-
-// askFQ does not try, since that would load the module.
-func askFQ(e env) answer {
-	remedy := option(e, minRelease, "CONFIG_NET_SCH_FQ")
-	if loaded, _ := exists(e, "sys/module/sch_fq"); loaded {
-		return answer{Supported, "sch_fq is loaded", ""}
-	}
-	if types, err := e.types(); err == nil && hasFunc(types, "fq_enqueue") {
-		return answer{Supported, "sch_fq is built in", ""}
-	}
-	modules := "lib/modules/" + e.release + "/"
-	for _, list := range []string{"modules.builtin", "modules.dep"} {
-		if b, err := fs.ReadFile(e.root, modules+list); err == nil && strings.Contains(string(b), "/sch_fq.ko") {
-			return answer{Supported, "sch_fq is listed in /" + modules + list, ""}
-		}
-	}
-	if there, err := exists(e, modules+"modules.dep"); there && err == nil {
-		return answer{Unsupported, "sch_fq is neither built in nor in /" + modules, remedy}
-	}
-	if there, err := exists(e, "proc/modules"); !there && err == nil {
-		return answer{Unsupported, "sch_fq is not built in, and the kernel loads no modules", remedy}
-	}
-	return answer{Unknown, "sch_fq is not loaded, and /" + modules + " cannot be read from here", "modprobe sch_fq"}
-}

@@ -73,7 +73,6 @@ var probes = []struct {
 	{CPUMap, minRelease, askCPUMap},
 	{CPUMapGRO, "6.15", askCPUMapGRO},
 	{BPFQdisc, "6.16", askBPFQdisc},
-	{FQ, minRelease, askFQ},
 }
 
 // All returns every feature of the kernel.

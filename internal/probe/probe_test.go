@@ -71,31 +71,6 @@ func TestRemedyIsTheDistributionsOwn(t *testing.T) {
 	}
 }
 
-func TestFQIsFoundWhereverItIs(t *testing.T) {
-	dir := &fstest.MapFile{Mode: 0o755 | 1<<31}
-	file := func(s string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(s)} }
-	tests := []struct {
-		name string
-		root fstest.MapFS
-		want State
-	}{
-		{"loaded", fstest.MapFS{"sys/module/sch_fq": dir}, Supported},
-		{"loadable", fstest.MapFS{"lib/modules/6.12.0/modules.dep": file("kernel/net/sched/sch_fq.ko.xz:\n")}, Supported},
-		{"built in", fstest.MapFS{"lib/modules/6.12.0/modules.builtin": file("kernel/net/sched/sch_fq.ko\n")}, Supported},
-		{"another with a like name", fstest.MapFS{"lib/modules/6.12.0/modules.dep": file("kernel/net/sched/sch_fq_codel.ko:\n")}, Unsupported},
-		{"a kernel without modules", fstest.MapFS{}, Unsupported},
-		{"a container without the host's modules", fstest.MapFS{"proc/modules": file("")}, Unknown},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			a := askFQ(env{release: "6.12.0", root: tt.root, types: noTypes(unix.EPERM)})
-			if a.state != tt.want || a.reason == "" || (a.state != Supported) != (a.remedy != "") {
-				t.Fatalf("%+v, want %s", a, tt.want)
-			}
-		})
-	}
-}
-
 func TestSysfsThatIsNotMountedIsInconclusive(t *testing.T) {
 	if a := askRPS(env{root: fstest.MapFS{}}); a.state != Unknown {
 		t.Fatalf("%+v", a)
@@ -165,7 +140,7 @@ func TestJSONSaysTheWords(t *testing.T) {
 // all are supported features, but for the changes.
 func all(change ...Feature) []Feature {
 	var list []Feature
-	for _, id := range []ID{Kernel, BTF, KernelRead, TCX, TracepointBT, RPS, SoftnetData, OrderGuard, ThreadedNAPI, UDPGRO, CPUMap, CPUMapGRO, BPFQdisc, FQ} {
+	for _, id := range []ID{Kernel, BTF, KernelRead, TCX, TracepointBT, RPS, SoftnetData, OrderGuard, ThreadedNAPI, UDPGRO, CPUMap, CPUMapGRO, BPFQdisc} {
 		f := Feature{ID: id, State: Supported, Reason: "there"}
 		for _, c := range change {
 			if c.ID == id {
@@ -199,9 +174,7 @@ func TestTiers(t *testing.T) {
 	}{
 		{"everything", all(xdp), 3, "", ""},
 		{"one NIC of two is enough", all(badNIC, xdp), 3, "", ""},
-		{"fq does without BPF qdisc", all(xdp, no(BPFQdisc)), 3, "by time (fq), for which packets of split flows are delayed: bpf-qdisc: none", "get bpf-qdisc"},
-		{"neither of them", all(xdp, no(BPFQdisc), no(FQ)), 2, "bpf-qdisc: none", "get bpf-qdisc"},
-		{"fq merges nothing that is not split", all(badNIC, no(BPFQdisc)), 1, "native-xdp of eth1: none", "get NIC"},
+		{"no BPF qdisc", all(xdp, no(BPFQdisc)), 2, "bpf-qdisc: none", "get bpf-qdisc"},
 		{"no native XDP", all(badNIC), 1, "native-xdp of eth1: none", "get NIC"},
 		{"no underlay", all(), 1, "native-xdp: no underlay was found", "overlane doctor  # again, once a container of an overlay network runs on this node"},
 		{"unknown is not enough", all(Feature{ID: NativeXDP, Device: "eth0", Reason: "no answer"}), 1, "native-xdp of eth0 is unknown: no answer", ""},

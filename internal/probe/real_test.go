@@ -98,15 +98,6 @@ var doing = map[ID]func(h *netns.Handle) error{
 		return m.Put(uint32(0), struct{ Size, Prog uint32 }{64, 0})
 	},
 	SoftnetData: readSoftnet,
-	FQ: func(h *netns.Handle) error {
-		return h.Do(func() error {
-			lo, err := netlink.LinkByName("lo")
-			if err != nil {
-				return err
-			}
-			return netlink.QdiscAdd(netlink.NewFq(netlink.QdiscAttrs{LinkIndex: lo.Attrs().Index, Parent: netlink.HANDLE_ROOT}))
-		})
-	},
 }
 
 func ret(v int32) asm.Instructions { return asm.Instructions{asm.Mov.Imm(asm.R0, v), asm.Return()} }
@@ -132,9 +123,6 @@ func TestProbesAgreeWithWhatTheKernelDoes(t *testing.T) {
 		t.Run(string(id), func(t *testing.T) {
 			h := newNS(t, "link set lo up\nlink add vx0 type vxlan id 1 dstport 4789")
 			f := p.Feature(id)
-			if id == FQ && strings.Contains(f.Reason, "listed") {
-				t.Skip("needs sch_fq loaded: trying would load it")
-			}
 			err := do(h)
 			switch {
 			case f.State == Unknown:
@@ -169,7 +157,7 @@ func TestProbesAgreeWithTheKernelsOptions(t *testing.T) {
 	newNS(t, "")
 	on := kernelConfig(t)
 	p := New()
-	for id, config := range map[ID]string{RPS: "CONFIG_RPS", BPFQdisc: "CONFIG_NET_SCH_BPF", FQ: "CONFIG_NET_SCH_FQ", BTF: "CONFIG_DEBUG_INFO_BTF"} {
+	for id, config := range map[ID]string{RPS: "CONFIG_RPS", BPFQdisc: "CONFIG_NET_SCH_BPF", BTF: "CONFIG_DEBUG_INFO_BTF"} {
 		if f := p.Feature(id); f.State == Supported != on[config] {
 			t.Errorf("%s is %s (%s), %s is %v", id, f.State, f.Reason, config, on[config])
 		}

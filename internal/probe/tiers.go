@@ -28,21 +28,9 @@ func Tiers(feats []Feature) []Tier {
 	tiers[1].need(feats, Kernel, BTF, KernelRead, TCX, RPS, TracepointBT, SoftnetData, OrderGuard)
 	tiers[2].on(tiers[1]).need(feats, CPUMap, NativeXDP)
 	merge := tiers[3].on(tiers[1])
-	exactly, ok := best(feats, BPFQdisc)
-	if _, fq := best(feats, FQ); !ok && fq {
-		if merge.need(feats, FQ); merge.Reached {
-			merge.Reason = "by time (fq), for which packets of split flows are delayed: " + missing(exactly)
-			merge.Remedy = exactly.Remedy
-		}
-	} else {
-		merge.need(feats, BPFQdisc)
-	}
+	merge.need(feats, BPFQdisc)
 	if merge.Reached && !tiers[2].Reached {
-		cut := "flows are cut behind the NIC's stage: tier 2 (xdp) needs " + tiers[2].Reason
-		if merge.Reason != "" {
-			cut = merge.Reason + "; " + cut
-		}
-		merge.Reason = cut
+		merge.Reason = "flows are cut behind the NIC's stage: tier 2 (xdp) needs " + tiers[2].Reason
 	}
 
 	if t := &tiers[2]; t.Reached {

@@ -96,7 +96,7 @@ func askCPUMapGRO(e env) answer {
 func askBPFQdisc(e env) answer {
 	return viaTypes(e, func(spec *btf.Spec) answer {
 		if !hasFunc(spec, "bpf_qdisc_skb_drop") {
-			return answer{Unsupported, "the kernel has no BPF queueing disciplines: it is too old, or CONFIG_NET_SCH_BPF is off", option(e, "6.16", "CONFIG_NET_SCH_BPF")}
+			return answer{Unsupported, "the kernel has no BPF queueing disciplines: it is older than Linux 6.16, or CONFIG_NET_SCH_BPF is off", option(e, "6.16", "CONFIG_NET_SCH_BPF")}
 		}
 		return answer{Supported, "the kernel has BPF queueing disciplines", ""}
 	})

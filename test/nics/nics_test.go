@@ -144,7 +144,7 @@ func (ms *machines) try(t *testing.T, n nic, l vm.Line, names string) (rows []Ro
 	args := []string{"-test.v=test2json", "-test.count=1", fmt.Sprintf("-test.timeout=%v", limit), "-nic=" + n.name, fmt.Sprintf("-mtu=%d", mtu), "-mechanisms=" + names, fmt.Sprintf("-how=%s", how)}
 	m := &vm.Machine{
 		Kernel: k, Dir: t.ArtifactDir(), Tests: map[string]string{"inside": ms.inside}, Programs: []string{"ip", ms.product}, Init: ms.init,
-		Modules: append([]string{"virtio_pci", "vxlan", "bridge", "veth", "sch_fq", "sch_ingress", "xfrm_user"}, n.modules...),
+		Modules: append([]string{"virtio_pci", "vxlan", "bridge", "veth", "sch_ingress", "xfrm_user"}, n.modules...),
 		Runs:    []guest.Run{{Name: "inside", Args: args}}, Emulator: ms.emulator, Devices: devices, Handed: w.Taps,
 		Boot: vm.Boot{CPUs: 4},
 	}

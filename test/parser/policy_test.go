@@ -28,12 +28,6 @@ func TestTheMergeKeepsOrderAndHoldsNothingForEver(t *testing.T) {
 	run(t, compile(t, "check_merge.c", sanitizers), fmt.Sprint(seed))
 }
 
-// However many micro-flows are under way, and for however long.
-func TestOrderByTimeKnowsWhenEachPacketMayGo(t *testing.T) {
-	_, seed := seeded(t)
-	run(t, compile(t, "check_resequence.c", sanitizers), fmt.Sprint(seed))
-}
-
 // Nor changes, nor gives to somebody else.
 func TestNoFrameIsExpressThatTheStackWouldDrop(t *testing.T) {
 	_, seed := seeded(t)

@@ -52,12 +52,12 @@ var onNewest = append(slices.Clone(smoke[:len(smoke)-1]), suite{
 		"-test.skip=^TestMerge$/^offline$|^(TestALanesCoreGoesOfflineAndComesBack|TestTheNICsThreadIsBoundAgainWhenItsCoreGoesOffline)$"),
 })
 
-// onOldest leaves out what is the same however flows are put in order. What the filtering machine runs
+// onOldest leaves out what takes BPF qdiscs, which it has not. What the filtering machine runs
 // whole it has to load.
 var onOldest = append(slices.Clone(smoke[:len(smoke)-1]), suite{
 	pkg: "internal/shortcut", args: []string{"-test.run=^TestHooksOfANamespace$"},
 }, suite{
-	pkg: "test/vm/e2e", args: append(slices.Clone(smoke[len(smoke)-1].args), "-test.skip=^TestMerge$/^(no_pod|killed|offline)$"),
+	pkg: "test/vm/e2e", args: append(slices.Clone(smoke[len(smoke)-1].args), "-test.skip=^TestMerge$"),
 })
 
 var usual = Boot{CPUs: 2}
@@ -98,7 +98,7 @@ var filters = []string{
 }
 
 // Modules that the tests use; what these need comes along.
-var loaded = []string{"vxlan", "geneve", "veth", "bridge", "tun", "sch_fq", "dummy"}
+var loaded = []string{"vxlan", "geneve", "veth", "bridge", "tun", "dummy"}
 
 // Programs that tests of other packages use.
 var programs = []string{"ip", "bridge", "tc"}
@@ -220,8 +220,6 @@ var counted = flag.Bool("counted", false, "instead, a few rows once, and what ea
 
 var orders = flag.Int("orders", 0, "so many runs of each row of the table of orders (20: hours)")
 
-var orderByTime = flag.Bool("by-time", false, "with -orders or -counted: on the oldest kernel, where order is by time")
-
 // The whole table of ways in which flows are split and put in order again, on a machine
 // with cores for it.
 func TestTableOfOrders(t *testing.T) {
@@ -235,9 +233,6 @@ func TestTableOfOrders(t *testing.T) {
 		how = Boot{CPUs: 2, Counted: true}
 	}
 	on := lines[len(lines)-1]
-	if *orderByTime {
-		on = lines[0]
-	}
 	f := prepare(t, []suite{s}, on)
 	Run(t, f.machine(t, on, how, []suite{s}, "sch_netem"), s.limit, true)
 }

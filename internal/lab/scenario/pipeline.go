@@ -107,11 +107,8 @@ func pipeline(mode, tier string) func(context.Context, *env, scenario) (session,
 func microflows(mode, tier string) func(context.Context, *env, scenario) (session, error) {
 	return func(ctx context.Context, e *env, _ scenario) (session, error) {
 		order := config.OrderNone
-		p := probe.New()
-		for _, id := range []probe.ID{probe.BPFQdisc, probe.FQ} {
-			if p.Feature(id).State == probe.Supported {
-				order = config.OrderExact
-			}
+		if probe.New().Feature(probe.BPFQdisc).State == probe.Supported {
+			order = config.OrderExact
 		}
 		batch := ""
 		if e.cfg.Batch != 0 {

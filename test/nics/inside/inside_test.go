@@ -81,7 +81,7 @@ var mechanisms = []mechanism{
 		acts:   func(c control.Counters) bool { return c.LatencyPackets > more && c.BulkPackets > more }},
 	{name: "microflows", key: "microflows", load: []nics.Load{rows, bulk},
 		// An emulated core stands still for longer than packets wait by default.
-		config: but("microflows: {mode: forced, batch: 8, elephant: 300kbit, hold: 1s, delay: 50ms}\n"),
+		config: but("microflows: {mode: forced, batch: 8, elephant: 300kbit, hold: 1s}\n"),
 		acts:   func(c control.Counters) bool { return c.SplitPackets > more }},
 }
 

@@ -50,7 +50,7 @@ func TestAggregatedDatagramsComeAsTheyWereSent(t *testing.T) {
 		{name: "micro-flows", top: bridged, tier: governor.TC, how: func(opts *daemon.Options) {
 			splits(governor.XDP, 32, 1)(opts)
 			opts.Microflows.Elephant = 1
-			if byTime() && !hasFQ() {
+			if !merges() {
 				opts.Microflows.NoMerge = errors.New("this kernel has none")
 			}
 		}},

@@ -50,10 +50,6 @@ func mergeStandsFaults(t *testing.T) {
 			t.Logf("the longest pause so far: %v", time.Duration(p.pause.Load()).Round(time.Millisecond))
 		})
 	}
-	much := uint64(6 << 20)
-	if byTime() {
-		much /= 3 // what is lost takes its time there
-	}
 	for _, l := range []struct {
 		what  string
 		ns    *netns.Handle
@@ -77,14 +73,14 @@ func mergeStandsFaults(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p.reach(t, much)
+			p.reach(t, 6<<20)
 			n, err := loss.End()
 			if err != nil {
 				t.Fatal(err)
 			}
 			d := s.since(t, was)
 			t.Logf("%d packets dropped", n)
-			if n == 0 || d.gaps == 0 && !byTime() {
+			if n == 0 || d.gaps == 0 {
 				t.Errorf("%d packets were dropped, and %d times one was not waited for", n, d.gaps)
 			}
 		})

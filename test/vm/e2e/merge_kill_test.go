@@ -105,7 +105,7 @@ func (h *host) mergePoint(t *testing.T) (m mergePoint) {
 		m.ifindex = dev.Attrs().Index
 		list, err := nl.QdiscList(dev)
 		for _, q := range list {
-			if strings.HasPrefix(q.Type(), "overlane") || q.Type() == "fq" {
+			if strings.HasPrefix(q.Type(), "overlane") {
 				st := q.Attrs().Statistics
 				m.sent, m.held = uint64(st.Basic.Packets), st.Queue.Qlen
 			}

@@ -121,7 +121,7 @@ func (l loss) costsTheSame(t *testing.T) {
 	}
 	d := s.since(t, was)
 	s.end(t)
-	if !byTime() && (d.gaps == 0 || d.expired != 0) {
+	if d.gaps == 0 || d.expired != 0 {
 		t.Errorf("%d times what was lost was not waited for, %d times for as long as the limit", d.gaps, d.expired)
 	}
 	if cut > whole+1 {
@@ -165,7 +165,7 @@ func reorderingCostsTheSame(t *testing.T) {
 	if whole.late == 0 || cut.late == 0 {
 		t.Fatalf("%d segments came out of order where the flow was whole, %d where it was split: nothing to see", whole.late, cut.late)
 	}
-	if !byTime() && d.expired != 0 {
+	if d.expired != 0 {
 		t.Errorf("packets waited %d times for as long as the limit", d.expired)
 	}
 	if packets := bytes / 1400; cut.again-whole.again > packets/200 {

@@ -11,7 +11,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -39,16 +38,8 @@ func knows(function string) bool {
 	return spec.TypeByName(function, &f) == nil
 }
 
-var notByNumber = flag.Bool("by-time", false, "have fq put packets in order, by time, also where a BPF qdisc could by number")
-
-// byTime tells whether packets are put in order by time here.
-var byTime = sync.OnceValue(func() bool { return *notByNumber || !knows("bpf_qdisc_skb_drop") })
-
-// hasFQ tells whether fq is loaded, or built in.
-func hasFQ() bool {
-	_, err := os.Stat("/sys/module/sch_fq")
-	return err == nil || knows("fq_enqueue")
-}
+// merges tells whether this kernel has what puts split flows in order again.
+func merges() bool { return knows("bpf_qdisc_skb_drop") }
 
 // netstat reads a namespace's TCP counters, by the names of /proc/net/netstat and snmp.
 func netstat(t *testing.T, ns *netns.Handle) map[string]int {
@@ -218,8 +209,6 @@ const elephant = 2e5
 const (
 	patient = time.Second
 	usual   = 100 * time.Millisecond
-	// What waits by time waits this long, at most: each round trip does.
-	brieflyDelayed = 50 * time.Millisecond
 )
 
 // splits cuts elephants into micro-flows of so many frames, for so many lanes.
@@ -230,12 +219,6 @@ func splits(tier governor.Tier, batch, lanes int) func(*daemon.Options) {
 		}
 		opts.Mode = governor.Off
 		opts.Microflows = daemon.Microflows{Mode: governor.Forced, Batch: batch, Cores: lanes, Elephant: elephant, Hold: patient}
-		if byTime() {
-			opts.Microflows.ByTime = brieflyDelayed
-			if *runsOfAll > 0 {
-				opts.Microflows.ByTime = usual
-			}
-		}
 		if tier == governor.TC {
 			opts.Microflows.NoXDP = errors.New("for this test")
 		}
@@ -254,7 +237,6 @@ func (s *splitting) end(t *testing.T) {
 type tally struct {
 	daemon    control.Counters
 	pod, peer map[string]int // TCP's counters: of who receives, of who sends
-	delay     time.Duration  // by time
 	// lost are the packets that devices on the way had dropped when it was begun to count,
 	// lostBy when it was done: what a loss leads to is seen in between.
 	lost, lostBy uint64
@@ -265,8 +247,7 @@ func (s *splitting) count(t *testing.T) tally {
 	b := &s.hosts[1]
 	dropped := func() uint64 { return s.hosts[0].dropped(t) + b.dropped(t) + fullRings(t) }
 	n := tally{lost: dropped()}
-	st := s.d.Status()
-	n.daemon, n.delay, n.pod, n.peer = st.Counters, st.MergeDelay, netstat(t, b.pod), netstat(t, s.hosts[0].pod)
+	n.daemon, n.pod, n.peer = s.d.Status().Counters, netstat(t, b.pod), netstat(t, s.hosts[0].pod)
 	n.lostBy = dropped()
 	return n
 }
@@ -319,8 +300,8 @@ func (s *splitting) since(t *testing.T, was tally) toll {
 		lost: max(is.lostBy, was.lost) - was.lost + a.LaneDrops - b.LaneDrops, late: is.pod["TCPOFOQueue"] - was.pod["TCPOFOQueue"], resent: is.peer["RetransSegs"] - was.peer["RetransSegs"],
 		taken: is.peer["TCPFastRetrans"] - was.peer["TCPFastRetrans"],
 	}
-	t.Logf("%d packets split into %d micro-flows, %d times begun; merge: %d passed, %d held, %d gaps, %d expired, %d unordered, %d dropped; in the pods: %d out of order, %d sent again, %d of them taken for lost; %d dropped on the way; delayed by %v",
-		d.split, d.microflows, d.splits, d.passed, d.held, d.gaps, d.expired, d.unordered, d.out, d.late, d.resent, d.taken, d.lost, is.delay)
+	t.Logf("%d packets split into %d micro-flows, %d times begun; merge: %d passed, %d held, %d gaps, %d expired, %d unordered, %d dropped; in the pods: %d out of order, %d sent again, %d of them taken for lost; %d dropped on the way",
+		d.split, d.microflows, d.splits, d.passed, d.held, d.gaps, d.expired, d.unordered, d.out, d.late, d.resent, d.taken, d.lost)
 	return d
 }
 
@@ -367,8 +348,8 @@ func TestMerge(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: builds network namespaces and loads BPF programs")
 	}
-	if byTime() && !hasFQ() {
-		t.Skip("needs a kernel with BPF qdisc (Linux 6.16) or fq")
+	if !merges() {
+		t.Skip("needs a kernel with BPF qdiscs (Linux 6.16)")
 	}
 	type part struct {
 		name string
@@ -390,11 +371,8 @@ func TestMerge(t *testing.T) {
 
 func flowsComeInOrder(t *testing.T) {
 	rows, runs := brief, 1
-	switch {
-	case *runsOfAll > 0:
+	if *runsOfAll > 0 {
 		rows, runs = all, *runsOfAll
-	case byTime():
-		rows = []row{brief[0], brief[3]}
 	}
 	for _, r := range rows {
 		t.Run(r.String(), func(t *testing.T) { r.run(t, runs) })
@@ -518,19 +496,13 @@ func datagramsComeInOrder(t *testing.T) {
 	u.reach(t, 100)
 	s.end(t)
 	u.reach(t, 100)
-	switch {
-	case byTime():
-		// What takes longer than the delay comes late (KNOWN_ISSUES.md), also after the daemon was last asked
-		// for what it has counted. An emulated core that stands still takes longer.
-		t.Logf("%d came late: put in order by time, order is not judged", u.late.Load())
-		u.finishLate(t, lost)
-	case d.expired+d.unordered > 0:
+	if d.expired+d.unordered > 0 {
 		t.Log("a core stood still for longer than packets wait: order is not judged")
 		u.finishLate(t, lost)
-	default:
+	} else {
 		u.finishWith(t, lost)
 	}
-	if d.held == 0 || d.gaps == 0 && !byTime() {
+	if d.held == 0 || d.gaps == 0 {
 		t.Errorf("%d packets waited, and %d times one was not waited for; %d were lost", d.held, d.gaps, lost)
 	}
 }
