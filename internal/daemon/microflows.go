@@ -33,9 +33,9 @@ type Microflows struct {
 const (
 	// elephantShare of what one core can do makes a flow an elephant.
 	elephantShare = 0.4
-	// fruitful is the least share of the overlay's frames that must belong to elephants
-	// for micro-flows to stay; they are given fruitlessFor to show it, and not tried
-	// again before fruitlessPause is over.
+	// fruitful is the least part of one core that the frames of elephants would take there for
+	// micro-flows to stay; they are given fruitlessFor to show it, and not tried again before
+	// fruitlessPause is over. What other flows a node has is no matter.
 	fruitful       = 0.2
 	fruitlessFor   = time.Second
 	fruitlessPause = 30 * time.Second
@@ -48,7 +48,7 @@ type microflows struct {
 	nic     []int             // cores that polled NICs, when last they did and no lanes were out
 	counted datapath.Counters // when the stretch that is judged began
 	since   time.Time         // that
-	share   float64           // of elephants in the last one
+	share   float64           // of one core that elephants would take, in the last one
 	pause   time.Time         // not before
 	why     string            // that
 }
@@ -114,16 +114,17 @@ func (d *Daemon) cutBehind() string {
 	return ""
 }
 
-// look takes the share of elephants in a stretch that is over, and begins one.
-func (m *microflows) look(now time.Time, c datapath.Counters) {
-	if now.Sub(m.since) < fruitlessFor {
+// look takes what elephants would take of one core in a stretch that is over, and begins one.
+func (m *microflows) look(in governor.Input, c datapath.Counters) {
+	if in.Now.Sub(m.since) < fruitlessFor {
 		return
 	}
 	all := max(c.XDPOverlay-m.counted.XDPOverlay, c.Overlay-m.counted.Overlay)
 	if !m.since.IsZero() && all > 0 {
-		m.share = float64(c.Split-m.counted.Split) / float64(all)
+		// Behind GRO packets are counted, and frames cost: elephants have the same part of both.
+		m.share = float64(c.Split-m.counted.Split) / float64(all) * in.Path()
 	}
-	m.since, m.counted = now, c
+	m.since, m.counted = in.Now, c
 }
 
 // fruitless tells that hardly anything is split, and lets a while pass from then on.
@@ -132,7 +133,7 @@ func (m *microflows) fruitless(now time.Time) bool {
 		return false
 	}
 	m.pause = now.Add(fruitlessPause)
-	m.why = fmt.Sprintf("%.0f %% of the packets are of flows that are much for one core by themselves; looked at again every %s", m.share*100, fruitlessPause)
+	m.why = fmt.Sprintf("flows that are much for one core by themselves take %.0f %% of one; looked at again every %s", m.share*100, fruitlessPause)
 	return true
 }
 
@@ -164,7 +165,7 @@ func (d *Daemon) stepMicroflows(in *governor.Input) (governor.Decision, error) {
 		if err != nil {
 			return governor.Decision{}, err
 		}
-		d.micro.look(in.Now, c)
+		d.micro.look(*in, c)
 	} else {
 		d.micro.since, d.micro.share = time.Time{}, 1
 	}

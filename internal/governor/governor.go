@@ -80,6 +80,14 @@ func (in Input) path(c Core) float64 {
 	return c.Rate * (costs.NIC + costs.Tunnel + costs.Pod) / 1e9
 }
 
+// Path is how many cores it would take of the whole node.
+func (in Input) Path() (cores float64) {
+	for _, c := range in.Cores {
+		cores += in.path(c)
+	}
+	return cores
+}
+
 // Mode is the configuration's word.
 type Mode int
 
