@@ -43,7 +43,7 @@ func (d *Daemon) refitLanes(in governor.Input, dec governor.Decision) {
 		d.refit.Leave()
 		return
 	}
-	short := dec.Helped
+	short := dec.Short
 	if len(short) == 0 {
 		short = d.opts.Limits.Short(in, false)
 	}

@@ -6,6 +6,7 @@
 package governor
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -130,6 +131,8 @@ type Decision struct {
 	Since  time.Time
 	// Helped are the cores whose flows are steered while active, sorted; nil: those of all.
 	Helped []int
+	// Short are the cores that want help, sorted: lanes keep up with so many only.
+	Short []int
 	// Avoid are the cores that tasks need so much that they are to take no work, sorted.
 	Avoid []int
 }
@@ -200,11 +203,33 @@ func (g *Governor) Step(in Input) Decision {
 	} else if reason != "" {
 		g.last.Reason = reason
 	}
-	g.last.Helped, g.last.Avoid = nil, slices.Sorted(maps.Keys(g.avoid))
+	helped := g.last.Helped
+	g.last.Helped, g.last.Short, g.last.Avoid = nil, nil, slices.Sorted(maps.Keys(g.avoid))
 	if state == Active && g.mode == Auto && !in.Layout.all() {
-		g.last.Helped = slices.Sorted(maps.Keys(g.helped))
+		g.last.Short = slices.Sorted(maps.Keys(g.helped))
+		g.last.Helped = choose(g.last.Short, in.Layout, helped)
 	}
 	return g.last
+}
+
+// choose returns which of the cores that want help get it: as many as the lanes can keep up with, first
+// those that had it before, then those to which the last stage comes back.
+func choose(all []int, l Layout, before []int) []int {
+	if l.Helps == 0 || len(all) <= l.Helps {
+		return all
+	}
+	rank := func(core int) int {
+		switch {
+		case slices.Contains(before, core):
+			return 0
+		case slices.Contains(l.Pod, core) && !slices.Contains(l.Tunnel, core):
+			return 1
+		}
+		return 2
+	}
+	all = slices.Clone(all)
+	slices.SortStableFunc(all, func(a, b int) int { return cmp.Compare(rank(a), rank(b)) })
+	return slices.Sorted(slices.Values(all[:l.Helps]))
 }
 
 // decide returns the wanted state; an empty reason keeps the one in force.

@@ -5,7 +5,6 @@ package governor
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 )
 
@@ -50,6 +49,8 @@ type Layout struct {
 	Reason string
 	// Gain is the predicted factor of one flow's packet rate.
 	Gain float64
+	// Helps is how many cores the lanes can keep up with; 0: with all.
+	Helps int
 }
 
 // None tells that no stage is worth a hop.
@@ -128,7 +129,6 @@ func Place(tier Tier, m Machine, measured Costs) Layout {
 		list = m.splits(cost)
 	}
 	for _, l := range list {
-		l.Gain = min(l.Gain, m.most(l, cost))
 		if tier == XDP || l.Pays() && (best.None() || l.Gain > clearly*best.Gain) {
 			l.Reason = fmt.Sprintf("%s (nic %.0f, tunnel %.0f, pod %.0f, hop %.0f ns): %.2f times one core's rate predicted",
 				source, cost.NIC, cost.Tunnel, cost.Pod, cost.Hop, l.Gain)
@@ -156,22 +156,6 @@ func (m Machine) none(tier Tier) string {
 	return ""
 }
 
-// most is the gain that a placement can have at most, by the room on its cores: two cores that are
-// full do not become faster by changing work with one another.
-func (m Machine) most(l Layout, c Costs) float64 {
-	if m.Short == nil || len(m.Short) == 0 {
-		return math.Inf(1)
-	}
-	one := c.NIC + c.Tunnel + c.Pod
-	room := float64(len(m.Short))
-	for _, core := range l.Cores() {
-		if !slices.Contains(m.Short, core) {
-			room += m.room(core)
-		}
-	}
-	return room / float64(len(m.Short)) * one / (one + 2*c.Hop)
-}
-
 // PlaceBesidePriority is Place where bulk must not wait in a backlog in which latency
 // traffic does: on a core that polls a NIC, nothing comes back.
 func PlaceBesidePriority(m Machine, measured Costs) Layout {
@@ -188,10 +172,7 @@ func PlaceBesidePriority(m Machine, measured Costs) Layout {
 // that only has pods' packets to handle is done with each batch before the next,
 // and so has to be woken for every one.
 func (m Machine) candidates(c Costs) []Layout {
-	free := m.free()
-	one := c.NIC + c.Tunnel + c.Pod
-	gain := func(slowest ...float64) float64 { return one / slices.Max(slowest) }
-	h := c.Hop
+	free, h := m.free(), c.Hop
 	switch {
 	case len(free) >= 2:
 		// Cores of their own for either stage, in proportion to its cost.
@@ -199,24 +180,57 @@ func (m Machine) candidates(c Costs) []Layout {
 		n := part(len(both), c.Tunnel, c.Pod)
 		pod := free[:m.size(free, c.NIC+c.Tunnel+h/2, c.Pod+h/2)]
 		return []Layout{
-			{Tunnel: lanes(both[:n]), Pod: lanes(both[n:]), Gain: gain(c.NIC+h/2, c.Tunnel+h, c.Pod+h/2)},
-			{Pod: lanes(pod), Gain: gain(c.NIC+c.Tunnel+h/2, c.Pod+h/2)},
+			m.predict(Layout{Tunnel: lanes(both[:n]), Pod: lanes(both[n:])}, c, c.NIC+h/2, c.Tunnel+h, c.Pod+h/2),
+			m.predict(Layout{Pod: lanes(pod)}, c, c.NIC+c.Tunnel+h/2, 0, c.Pod+h/2),
 		}
 	case len(free) == 1:
-		alone := Layout{Pod: free, Gain: gain(c.NIC+c.Tunnel+h/2, c.Pod+h/2)}
+		alone := m.predict(Layout{Pod: free}, c, c.NIC+c.Tunnel+h/2, 0, c.Pod+h/2)
 		i := slices.IndexFunc(m.helped(), func(core int) bool { return slices.Contains(m.Cores, core) })
 		if i < 0 {
 			return []Layout{alone} // the core that is helped may take nothing back
 		}
-		return []Layout{{Tunnel: free, Pod: m.helped()[i : i+1], Gain: gain(c.NIC+c.Pod+h, c.Tunnel+h)}, alone}
+		there := m.predict(Layout{Tunnel: free}, c, c.NIC+c.Pod+h, c.Tunnel+h, 0)
+		if there.Pod = m.helped()[i : i+1]; m.Short != nil {
+			there.Helps = 1 // that one
+		}
+		return []Layout{there, alone}
 	default:
 		// Every core polls the NIC: the upper ones take the tunnel stage of
 		// the others' flows, the lower ones the pod stage.
 		n := max(len(m.Cores)/2, 1)
 		return []Layout{
-			{Tunnel: lanes(m.Cores[n:]), Pod: lanes(m.Cores[:n]), Gain: gain(c.NIC+c.Pod+h, c.Tunnel+h)},
+			m.predict(Layout{Tunnel: lanes(m.Cores[n:]), Pod: lanes(m.Cores[:n])}, c, c.NIC+c.Pod+h, c.Tunnel+h, 0),
 		}
 	}
+}
+
+// predict fills in what a placement gains and how many cores its lanes keep up with, where the core that
+// polls has so much to do for a frame, and the lanes so much.
+func (m Machine) predict(l Layout, c Costs, here, tunnel, pod float64) Layout {
+	slowest := here
+	for stage, cores := range map[float64][]int{tunnel: l.Tunnel, pod: l.Pod} {
+		if stage == 0 {
+			continue
+		}
+		// One flow has one lane, and what that one has left.
+		var room, most float64
+		for _, core := range cores {
+			room, most = room+m.room(core), max(most, m.room(core))
+		}
+		if m.Short == nil {
+			most = 1
+		} else {
+			// To send lanes more than they can do costs packets on which a core has spent time already.
+			helps := max(int(room*here/stage), 1)
+			if l.Helps == 0 || helps < l.Helps {
+				l.Helps = helps
+			}
+			most = min(most, room/float64(min(helps, len(m.Short))))
+		}
+		slowest = max(slowest, stage/most)
+	}
+	l.Gain = (c.NIC + c.Tunnel + c.Pod) / slowest
+	return l
 }
 
 // splits are the placements in which the nic stage goes to threads on other

@@ -55,16 +55,20 @@ type driven struct {
 	now      time.Time
 	inPlace  Layout
 	topology Topology
+	costs    Costs
 	refit    Refit
 	polled   []int
 	placed   int
 }
 
-func drive() *driven { return &driven{Governor: New(Auto, DefaultLimits()), now: time.Unix(1000, 0)} }
+func drive() *driven {
+	return &driven{Governor: New(Auto, DefaultLimits()), now: time.Unix(1000, 0), costs: measured}
+}
 
 func (d *driven) window(cores int, nic, others map[int]Core) Decision {
 	d.now = d.now.Add(100 * time.Millisecond)
 	in := polling(d.now, cores, nic, others)
+	in.Costs = d.costs
 	short := d.limits.Short(in, false)
 	would := func(short []int) Layout {
 		if len(short) == 0 {
@@ -84,7 +88,7 @@ func (d *driven) window(cores int, nic, others map[int]Core) Decision {
 		d.inPlace, d.polled = in.Layout, in.Pollers()
 		d.placed++
 	}
-	if in.Layout = d.inPlace; !in.Layout.None() && d.refit.Step(in, InPlace{in.Layout, d.polled}, dec, would(dec.Helped)) != "" {
+	if in.Layout = d.inPlace; !in.Layout.None() && d.refit.Step(in, InPlace{in.Layout, d.polled}, dec, would(dec.Short)) != "" {
 		d.inPlace = Layout{}
 	}
 	return dec
@@ -120,7 +124,7 @@ func TestOneBusyCoreIsNoVeto(t *testing.T) {
 func TestHalfOfTheCoresBusyLeavesTheOthers(t *testing.T) {
 	odd := []int{1, 3, 5, 7}
 	d := drive()
-	dec := d.windows(10, 8, each(full, 0), each(busy, odd...))
+	dec := d.windows(10, 8, each(full, 0), each(Core{Tasks: 0.5, Load: 0.5}, odd...))
 	if dec.State != Active || slices.ContainsFunc(d.inPlace.Cores(), func(c int) bool { return slices.Contains(odd, c) }) {
 		t.Errorf("%s (%s), lanes %v", dec.State, dec.Reason, d.inPlace.Cores())
 	}
@@ -151,8 +155,8 @@ func TestOnlySaturatedCoresAreHelped(t *testing.T) {
 	}
 	// Another one comes to need it, and the first one does no more.
 	nic = merged(each(full, 3), each(some, 0, 1, 2))
-	if dec = d.windows(10, 16, nic, nil); !slices.Equal(dec.Helped, []int{2, 3}) {
-		t.Errorf("helped %v", dec.Helped)
+	if dec = d.windows(10, 16, nic, nil); !slices.Equal(dec.Short, []int{2, 3}) {
+		t.Errorf("%v want help", dec.Short)
 	}
 	if dec = d.windows(40, 16, nic, nil); !slices.Equal(dec.Helped, []int{3}) {
 		t.Errorf("helped %v, of which core 2 has long had time to spare", dec.Helped)
@@ -175,6 +179,13 @@ func TestCoresThatAreAllSaturatedDoNotHelpEachOther(t *testing.T) {
 		if dec := d.windows(50, n, each(full, upTo(n)...), nil); dec.State != Standby || dec.Reason == "" {
 			t.Errorf("%d cores: %s (%s)", n, dec.State, dec.Reason)
 		}
+	}
+}
+
+func TestACoreWithLittleRoomIsNoHelp(t *testing.T) {
+	d := drive()
+	if dec := d.windows(50, 2, each(full, 0), each(Core{Tasks: 0.1, Load: 0.78}, 1)); dec.State != Standby || dec.Reason == "" {
+		t.Errorf("%s (%s), lanes %v", dec.State, dec.Reason, d.inPlace.Cores())
 	}
 }
 

@@ -21,8 +21,6 @@ const (
 	refitFor = 2 * time.Second
 	// refitAgain is the least time from one placement for it to the next. irqbalance looks every 10 s.
 	refitAgain = 30 * time.Second
-	// moreLanes is how many times the lanes in place are too few for it.
-	moreLanes = 1.5
 )
 
 // InPlace is a placement that is in place.
@@ -68,8 +66,8 @@ func misfit(in Input, at InPlace, dec Decision, would Layout) string {
 			return fmt.Sprintf("tasks need core %d, and there are others", core)
 		}
 	}
-	if now := len(would.Cores()); float64(now) >= moreLanes*float64(len(lanes)) {
-		return fmt.Sprintf("%d cores are saturated, for which %d lanes are too few", max(len(dec.Helped), 1), len(lanes))
+	if helps := at.Layout.Helps; helps > 0 && len(dec.Short) > helps && would.Helps > helps {
+		return fmt.Sprintf("%d cores are saturated, and the lanes keep up with %d", len(dec.Short), helps)
 	}
 	return ""
 }
