@@ -429,7 +429,7 @@ func (d *Daemon) steer(in governor.Input, name string, t *trial, mode governor.M
 	on := true
 	if mode != governor.Forced {
 		var err error
-		if on, err = d.tryOut(name, t, in, situation(in), d.steered); err != nil {
+		if on, err = d.tryOut(name, t, in, situation(in), d.steered, d.concerns(helped)); err != nil {
 			return err
 		}
 	}

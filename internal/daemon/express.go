@@ -496,8 +496,8 @@ func (d *Daemon) expressWindow(in governor.Input) (w governor.ExpressWindow, err
 	if err != nil {
 		return w, err
 	}
-	acted, of := straight(c, p)
-	was, all := straight(e.counted, e.prio)
+	acted, of := straight(c, p, nil)
+	was, all := straight(e.counted, e.prio, nil)
 	e.counted, e.prio = c, p
 	w.Straight, w.Overlay = acted-was, of-all
 	return w, nil
@@ -519,7 +519,7 @@ func (d *Daemon) expressSituation(in governor.Input) governor.Situation {
 }
 
 // straight tells how many frames went straight to pods.
-func straight(c datapath.Counters, p datapath.PriorityCounters) (acted, of uint64) {
+func straight(c datapath.Counters, p datapath.PriorityCounters, _ []int) (acted, of uint64) {
 	return c.Express, max(c.XDPOverlay, c.Express+p.Latency+p.Bulk)
 }
 
@@ -541,10 +541,10 @@ func (d *Daemon) lookBeforeExpress(now time.Time) (err error) {
 		if err := d.dp.CountUnread(true); err != nil {
 			return err
 		}
-		e.meter.from, err = d.total(straight)
+		e.meter.from, err = d.total(straight, nil)
 		return err
 	default:
-		sum, err := d.total(straight)
+		sum, err := d.total(straight, nil)
 		if err != nil {
 			return err
 		}
@@ -574,7 +574,7 @@ func (d *Daemon) tryExpressOut(in governor.Input) error {
 		e.gov.Again(in.Now, "it is looked at from the beginning whether it still pays")
 		return nil
 	}
-	acts, err := d.tryOut("express", &e.trial, in, s, straight)
+	acts, err := d.tryOut("express", &e.trial, in, s, straight, nil)
 	if err != nil {
 		return err
 	}

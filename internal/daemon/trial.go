@@ -25,7 +25,8 @@ type trial struct {
 	judge *governor.Judge
 	meter meter
 	share share
-	on    bool // it is to act
+	cores []int // whose packets count; nil: all
+	on    bool  // it is to act
 	// settles: it has just been switched, and the window is to begin.
 	settles bool
 	settle  time.Duration // how long that takes; 0: trialSettles
@@ -60,16 +61,20 @@ type totals struct {
 	acted, could   uint64 // packets on which the mechanism acted, of so many
 }
 
-// share tells on how many of how many packets a mechanism acted.
-type share func(datapath.Counters, datapath.PriorityCounters) (acted, of uint64)
+// share tells on how many of how many packets of the given cores (nil: all) a mechanism acted.
+type share func(datapath.Counters, datapath.PriorityCounters, []int) (acted, of uint64)
 
-// total reads what counts for a trial.
-func (d *Daemon) total(s share) (t totals, err error) {
+// total reads what counts for a trial, of the given cores or, if there are none, of all.
+func (d *Daemon) total(s share, only []int) (t totals, err error) {
 	cores, err := d.dp.Cores()
 	if err != nil {
 		return t, err
 	}
+	counts := func(core int) bool { return only == nil || slices.Contains(only, core) }
 	for i := range cores {
+		if !counts(i) {
+			continue
+		}
 		t.waited += cores[i].WaitedNs
 		for st := range datapath.Stages {
 			t.ns[st] += cores[i].StageNs[st]
@@ -82,8 +87,10 @@ func (d *Daemon) total(s share) (t totals, err error) {
 	if err != nil {
 		return t, err
 	}
-	for _, n := range drops {
-		t.dropped += n
+	for core, n := range drops {
+		if counts(core) {
+			t.dropped += n
+		}
 	}
 	c, err := d.dp.Counters()
 	if err != nil {
@@ -94,7 +101,7 @@ func (d *Daemon) total(s share) (t totals, err error) {
 		return t, err
 	}
 	t.dropped += c.XDPDrop + c.ExpressDrop + c.Unread + p.Refused
-	t.acted, t.could = s(c, p)
+	t.acted, t.could = s(c, p, only)
 	t.at = time.Now()
 	return t, nil
 }
@@ -166,26 +173,49 @@ func (d *Daemon) settled() (bool, error) {
 	}
 	t.settles = false
 	var err error
-	t.meter.from, err = d.total(t.share)
+	t.meter.from, err = d.total(t.share, t.cores)
 	return true, err
 }
 
 // steered tells how many packets went by a lane.
-func (d *Daemon) steered(c datapath.Counters, _ datapath.PriorityCounters) (acted, of uint64) {
+func (d *Daemon) steered(c datapath.Counters, _ datapath.PriorityCounters, only []int) (acted, of uint64) {
 	if d.pipe.layout.Split {
 		return c.Split, max(c.Overlay, c.XDPOverlay)
 	}
-	return max(c.Steered, c.PodSteered, c.XDPLane), overlayTotal(0, c)
+	acted = max(c.Steered, c.PodSteered, c.XDPLane)
+	if only == nil {
+		return acted, overlayTotal(0, c)
+	}
+	for _, core := range only {
+		of += c.OverlayOn[core]
+	}
+	return acted, max(of, acted)
+}
+
+// concerns are the cores whose packets a trial of the pipeline counts: those that are helped, and those that
+// help. The others' packets would drown what is gained for one core of many.
+func (d *Daemon) concerns(helped []int) []int {
+	if helped == nil {
+		return nil
+	}
+	cores := slices.Concat(helped, d.pipe.layout.Cores())
+	slices.Sort(cores)
+	return slices.Compact(cores)
 }
 
 // tryOut lets a mechanism whose switch is in place show whether it pays, and returns whether it is
-// to act until the next window ends. While another one is on trial, nothing changes.
-func (d *Daemon) tryOut(name string, t *trial, in governor.Input, s governor.Situation, acted share) (bool, error) {
+// to act until the next window ends. What counts is the packets of the given cores, or of all (nil). While
+// another one is on trial, nothing changes.
+func (d *Daemon) tryOut(name string, t *trial, in governor.Input, s governor.Situation, acted share, cores []int) (bool, error) {
 	if other := d.trying(); other != nil && other != t {
 		return t.on, nil
 	}
 	t.share = acted
-	sum, err := d.total(acted)
+	// A trial keeps to the cores with which it began.
+	if !t.judge.Trying() && !slices.Equal(t.cores, cores) {
+		t.cores, t.meter = cores, meter{}
+	}
+	sum, err := d.total(acted, t.cores)
 	if err != nil {
 		return false, err
 	}
