@@ -19,7 +19,8 @@ type Judge struct {
 	of     Situation // of the trial, before it began
 	rest   time.Time // no trial before
 	doubts doubts
-	less   doubts // that as much comes as before the trial
+	forgot Finding // the last that doubts had it forget
+	less   doubts  // that as much comes as before the trial
 }
 
 // Situation is what a verdict is about.
@@ -54,8 +55,10 @@ const (
 	mostKnown = 16
 	// A verdict holds so long at first, and twice as long each time that it is confirmed.
 	holdsFirst, holdsMost = 30 * time.Second, 10 * time.Minute
-	// restFor is the least time from the end of a trial to the next.
+	// restFor is the least time from the end of a trial to the next, but of what paid and looks worse.
 	restFor = 5 * time.Second
+	// lately is for how long it is remembered how much worse that looked.
+	lately = 2 * holdsFirst
 )
 
 // NewJudge returns one that has not found out anything.
@@ -78,7 +81,7 @@ func (j *Judge) Step(now time.Time, s Situation, w Window) (act bool, reason str
 		j.trial, j.rest = nil, now.Add(restFor)
 	}
 	if j.trial != nil {
-		v, over := j.trial.Add(w)
+		v, over := j.trial.Add(now, w)
 		// A sender that backs off is slow in windows without, too: pairs do not show it.
 		if less := s.Rate < muchLess*j.of.Rate; !over && j.less.raised(now, less, lessFor) {
 			v, over = j.trial.verdict(Undecided, ""), true
@@ -98,7 +101,7 @@ func (j *Judge) Step(now time.Time, s Situation, w Window) (act bool, reason str
 		return false, "it has yet to show that it pays with this load"
 	}
 	j.seed++
-	j.trial, j.of, j.less = NewTrial(j.terms, j.seed), s, doubts{}
+	j.trial, j.of, j.less = NewTrial(now, j.terms, j.seed), s, doubts{}
 	return j.trial.On(), j.trial.Progress()
 }
 
@@ -160,6 +163,9 @@ func (j *Judge) remembers(now time.Time, s Situation, w Window) (m Finding, ok b
 		return m, false // but how long it held
 	}
 	if j.doubts.raised(now, doubtful, doubtFor) {
+		if j.forgot = m; m.Outcome == Better {
+			j.forgot.Level, j.rest = m.Level.worst(w), now
+		}
 		j.known = slices.Delete(j.known, i, i+1)
 		return m, false
 	}
@@ -174,8 +180,12 @@ func (j *Judge) find(layout string) int {
 // learn keeps a verdict on the situation of the trial.
 func (j *Judge) learn(now time.Time, v Verdict) {
 	m := Finding{Situation: j.of, Verdict: v, At: now, Holds: cmp.Or(j.terms.Holds, holdsFirst)}
+	// What pays after all, although it looked worse for a while, may look so again.
+	if f := j.forgot; f.Outcome == Better && v.Outcome == Better && f.Layout == m.Layout && now.Sub(f.At) < lately {
+		m.Level = f.Level
+	}
 	if i := j.find(j.of.Layout); i >= 0 {
-		if j.known[i].Outcome == v.Outcome {
+		if (j.known[i].Outcome == Better) == (v.Outcome == Better) {
 			m.Holds = min(2*j.known[i].Holds, max(holdsMost, m.Holds))
 		}
 		j.known = slices.Delete(j.known, i, i+1)
@@ -228,13 +238,26 @@ type Level struct {
 	Wait                   time.Duration
 }
 
+// worst takes in a window.
+func (l Level) worst(w Window) Level {
+	if w.Saturated {
+		l.Goodput = min(l.Goodput, w.Delivered())
+	}
+	return Level{
+		Goodput: l.Goodput,
+		Dropped: max(l.Dropped, float64(w.Dropped)/float64(max(w.Frames, 1))),
+		Cost:    max(l.Cost, w.Cost),
+		Wait:    max(l.Wait, w.Wait),
+	}
+}
+
 // suffers tells that a window looks a fifth worse.
 func (l Level) suffers(w Window) bool {
 	if w.Frames < fewFrames {
 		return false
 	}
 	return float64(w.Dropped)/float64(w.Frames) > l.Dropped+0.2 ||
-		w.Saturated && w.value(Goodput) < 0.8*l.Goodput ||
+		w.Saturated && w.Delivered() < 0.8*l.Goodput ||
 		l.Cost > 0 && w.Cost > 1.25*l.Cost ||
 		l.Wait > 0 && w.Wait > 2*l.Wait
 }

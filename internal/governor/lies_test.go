@@ -28,12 +28,8 @@ func newNode(seed uint64) *node {
 }
 
 func (n *node) step() {
-	length := 100 * time.Millisecond
-	if n.judge.Trying() {
-		length = short
-	}
-	w := n.window(length, n.acts)
-	c := Core{Movable: 0.6, Rate: float64(w.Frames) / length.Seconds()}
+	w := n.next(n.judge.Trying(), n.acts)
+	c := Core{Movable: 0.6, Rate: float64(w.Frames) / w.Elapsed.Seconds()}
 	c.Overlay = c.Rate
 	if w.Saturated {
 		c.Saturated = 1

@@ -10,27 +10,37 @@ import (
 	"time"
 )
 
-// Trial finds out whether a mechanism pays on this node, now: windows with it and windows
-// without lie next to each other, in pairs, and a coin decides which comes first. If it makes no
-// difference, either window of a pair is as likely to be the better one, whatever else happens to
-// the machine: a core that runs at half its speed, a host that steals every second tick. That is
-// bet against, with a stake that follows how far the two are apart; who wins so much that chance
-// would have let him do it once in a hundred trials is believed (Ville's inequality; it holds
-// whenever one stops). The zero value is not ready; use NewTrial.
+// Trial finds out whether a mechanism pays on this node, now. Windows lie next to each other in
+// groups, and in one of each group, whose place is drawn, the mechanism acts. If it makes no
+// difference, that window is as likely to be the best of its group, or the worst, as any other,
+// whatever else happens to the machine: a core that runs at half its speed, a host that steals
+// every second tick. That is bet against, with a stake that follows how far the windows are apart;
+// who wins so much that chance would have let him do it once in a hundred trials is believed
+// (Ville's inequality; it holds whenever one stops). What looks worse with the mechanism is tried
+// only so often that hardly anything is lost meanwhile. The zero value is not ready; use NewTrial.
 type Trial struct {
-	terms  Terms
-	coin   *rand.Rand
-	first  bool // which half of the pair comes
-	onHead bool // that is the one with the mechanism
-	half   Window
-	pairs  int
-	void   int
-	why    string // of the last pair that is void
-	ratios [metrics][]float64
-	with   []Window // of the pairs that count
-	better evidence
-	worse  [metrics]evidence
+	terms   Terms
+	dice    *rand.Rand
+	last    time.Time     // the last window ended
+	clock   time.Duration // how long the trial lasts, also where the node's clock jumps
+	acts    []acting
+	resting bool // the next group has to wait
+	size    int  // of the group
+	place   int  // in it, of the window with the mechanism
+	group   []Window
+	acted   float64 // as in Window, the last time that it was switched on
+	void    int     // windows in a row that tell nothing
+	why     string  // of the last of them
+	with    []Window
+	scatter []float64 // of what is delivered without it, in each group
+	ratios  [metrics][]float64
+	better  evidence
+	poor    evidence // that it gains less than large
+	worse   [metrics]evidence
 }
+
+// acting is a time in which the mechanism acted.
+type acting struct{ begin, end time.Duration }
 
 // Metric is what a mechanism may better or worsen.
 type Metric int
@@ -63,11 +73,12 @@ type Window struct {
 	Saturated bool
 }
 
-// value is what a window says about a metric, so that more is better; 0: nothing.
+// value is what a window says about a metric, so that more is better; 0: nothing. A frame more
+// than there was has also a window in which none came say something.
 func (w Window) value(m Metric) float64 {
 	switch {
-	case m == Goodput && w.Frames > w.Dropped:
-		return float64(w.Frames-w.Dropped) / w.Elapsed.Seconds()
+	case m == Goodput:
+		return (float64(w.Frames-min(w.Dropped, w.Frames)) + 1) / w.Elapsed.Seconds()
 	case m == Cost && w.Cost > 0:
 		return 1 / w.Cost
 	case m == Wait && w.Wait > 0:
@@ -77,7 +88,12 @@ func (w Window) value(m Metric) float64 {
 }
 
 // Delivered is the frames a second that were received and not dropped.
-func (w Window) Delivered() float64 { return w.value(Goodput) }
+func (w Window) Delivered() float64 {
+	if w.Elapsed <= 0 {
+		return 0
+	}
+	return float64(w.Frames-min(w.Dropped, w.Frames)) / w.Elapsed.Seconds()
+}
 
 // Terms say what a trial is about.
 type Terms struct {
@@ -93,7 +109,7 @@ type Terms struct {
 type Outcome int
 
 const (
-	// Undecided: not even the stated confidence was reached.
+	// Undecided: neither of these has shown.
 	Undecided Outcome = iota
 	// Better: the goal was reached, and nothing else suffered.
 	Better
@@ -108,112 +124,209 @@ type Verdict struct {
 	Outcome Outcome
 	// Ratios are the medians of with to without, so that above 1 is better; 0: not measured.
 	Ratios [metrics]float64
-	Pairs  int
+	// Pairs are the windows with it that were compared, each with those around it.
+	Pairs int
 	// Level is how things were with it.
 	Level  Level
 	Reason string
 }
 
 const (
-	// sure is how much a bet must win to be believed: chance gets there once in so many trials, for
-	// the gain; and as often for all the losses together.
-	sure = 200
-	// mostPairs is when it is given up, mostVoid how many pairs may be void.
-	mostPairs, mostVoid = 50, 20
-	// keepPairs is how many pairs tell that nothing else suffers much.
-	keepPairs = 6
+	// sure is how much a bet must win to be believed: chance gets there once in so many trials.
+	sure = 100
+	// A trial is given up when it looks worse with the mechanism, by suspect, and a bet that it does
+	// not gain as much as large has won doubtful: to go on would cost more than it may find out.
+	doubtful, large, suspect = 50, 1.1, 0.97
+	// longest is when a trial is given up, mostVoid how many windows in a row may tell nothing.
+	longest, mostVoid = 8 * time.Second, 20
+	// keepPairs is how many groups tell that nothing else suffers much.
+	keepPairs = 5
 	// worthwhile is the least gain for which a mechanism is switched on.
 	worthwhile = 1.03
-	// fewFrames are too few for a window to tell anything.
-	fewFrames = 100
+	// fewFrames are too few for a window to tell anything, and shortest is too short for it.
+	fewFrames, shortest = 100, 10 * time.Millisecond
 	// actedOn is the share of frames on which the mechanism must have acted, switched on.
 	actedOn = 0.1
+	// A group is of groupSize windows, or of groupSparse where more than costly is lost by the
+	// mechanism: then it acts in fewer of them, and each says more.
+	groupSize, groupSparse, costly = 4, 8, 0.2
+	// mostLost is how much of each second may be lost to windows with the mechanism.
+	mostLost = 50 * time.Millisecond
 )
 
-// NewTrial begins one. seed decides the order in the pairs.
-func NewTrial(t Terms, seed uint64) *Trial {
-	tr := &Trial{terms: t, coin: rand.New(rand.NewPCG(seed, 0)), first: true}
-	tr.onHead = tr.coin.Uint64()&1 == 0
-	return tr
+// NewTrial begins one. seed decides the places in the groups.
+func NewTrial(now time.Time, terms Terms, seed uint64) *Trial {
+	t := &Trial{terms: terms, dice: rand.New(rand.NewPCG(seed, 0)), last: now}
+	t.next()
+	return t
 }
 
 // On tells whether the mechanism is to act in the window that comes.
-func (t *Trial) On() bool { return t.onHead == t.first }
+func (t *Trial) On() bool { return !t.resting && len(t.group) == t.place }
 
 // Progress says how far it is, in words.
 func (t *Trial) Progress() string {
-	return fmt.Sprintf("on trial: pair %d, of %d at most", t.pairs+1, mostPairs)
+	return fmt.Sprintf("on trial for %.1f s, %.0f at most: pair %d", t.clock.Seconds(), longest.Seconds(), len(t.with)+1)
+}
+
+// next begins a group, or has it wait.
+func (t *Trial) next() {
+	loss := t.loss()
+	t.resting = t.spent(loss)
+	t.size = groupSize
+	if loss > costly {
+		t.size = groupSparse
+	}
+	t.group, t.place = nil, t.dice.IntN(t.size)
+}
+
+// loss is which part of what comes is lost while the mechanism acts: the worst that is likely.
+func (t *Trial) loss() float64 {
+	if len(t.with) == 0 {
+		return 0
+	}
+	doubt := median(t.scatter) / math.Sqrt(float64(len(t.with)))
+	return 1 - t.ratio(Goodput)*math.Exp(-doubt)
+}
+
+// spent tells whether too much would be lost in a second, were the mechanism to act once more. Once in
+// a second it may, whatever it costs.
+func (t *Trial) spent(loss float64) bool {
+	var lately, all []float64
+	for _, a := range t.acts {
+		all = append(all, float64(a.end-a.begin))
+		if t.clock-a.begin < time.Second {
+			lately = append(lately, float64(a.end-a.begin))
+		}
+	}
+	sum := median(all)
+	for _, x := range lately {
+		sum += x
+	}
+	return len(lately) > 0 && sum*loss > float64(mostLost)
 }
 
 // Add takes the window that ended, in which the mechanism was to act as On said. It returns the
 // verdict once there is one.
-func (t *Trial) Add(w Window) (v Verdict, over bool) {
-	if t.first {
-		t.half, t.first = w, false
-		return v, false
-	}
-	with, without := w, t.half
-	if t.onHead {
-		with, without = t.half, w
-	}
-	t.first, t.onHead = true, t.coin.Uint64()&1 == 0
-	if t.why = unfit(with, without); t.why != "" {
-		t.void++
-		if t.void < mostVoid {
-			return v, false
+func (t *Trial) Add(now time.Time, w Window) (v Verdict, over bool) {
+	t.pass(now)
+	switch why := t.unfit(w); {
+	case t.resting:
+		t.next()
+	case why != "":
+		t.void, t.why = t.void+1, why
+	default:
+		if t.On() {
+			t.acted = w.Acted
 		}
-		return t.verdict(Undecided, "it cannot be compared: "+t.why), true
+		if t.group = append(t.group, w); len(t.group) == t.size {
+			v, over = t.compare()
+			t.next()
+		}
 	}
-	t.pairs++
+	switch {
+	case over:
+		return v, true
+	case t.void >= mostVoid:
+		return t.verdict(Undecided, "it cannot be compared: "+t.why), true
+	case t.clock >= longest:
+		return t.verdict(Undecided, "whether it pays does not show"), true
+	}
+	return Verdict{}, false
+}
+
+// pass lets the time go on to the end of a window.
+func (t *Trial) pass(now time.Time) {
+	begin := t.clock
+	if d := now.Sub(t.last); d > 0 && d < jump {
+		t.clock += d
+	}
+	t.last = now
+	if !t.On() {
+		return
+	}
+	if i := len(t.acts) - 1; i >= 0 && t.acts[i].end == begin {
+		t.acts[i].end = t.clock
+		return
+	}
+	t.acts = append(t.acts, acting{begin, t.clock})
+}
+
+// unfit says why a window tells nothing: flows may not have followed the switch yet.
+func (t *Trial) unfit(w Window) string {
+	switch on := t.On(); {
+	case w.Elapsed < shortest:
+		return "windows are too short"
+	case on && w.Frames > 0 && !(w.Acted >= actedOn):
+		return fmt.Sprintf("switched on, it acts on %.0f %% of the packets", w.Acted*100)
+	case !on && t.acted > 0 && !(w.Acted <= t.acted/2):
+		return actsOff(w)
+	}
+	return ""
+}
+
+func actsOff(w Window) string {
+	return fmt.Sprintf("switched off, it acts on %.0f %% of the packets", w.Acted*100)
+}
+
+// compare takes a group that is complete.
+func (t *Trial) compare() (Verdict, bool) {
+	with, without := t.group[t.place], slices.Delete(slices.Clone(t.group), t.place, t.place+1)
+	off := slices.IndexFunc(without, func(w Window) bool { return with.Frames > 0 && !(w.Acted <= with.Acted/2) })
+	t.void += t.size
+	switch {
+	case middle(t.group, func(w Window) float64 { return float64(w.Frames) }) < fewFrames:
+		t.why = "too few packets come"
+		return Verdict{}, false
+	case off >= 0:
+		t.why = actsOff(without[off])
+		return Verdict{}, false
+	}
+	t.void = 0
 	t.with = append(t.with, with)
 	for m := range metrics {
-		a, b := with.value(m), without.value(m)
-		if a == 0 || b == 0 {
-			continue
+		var values, rest []float64
+		for i, w := range t.group {
+			x := math.Log(w.value(m))
+			if values = append(values, x); i != t.place {
+				rest = append(rest, x)
+			}
 		}
-		x := math.Log(a / b)
-		t.ratios[m] = append(t.ratios[m], x)
+		if slices.ContainsFunc(values, func(x float64) bool { return math.IsInf(x, 0) }) {
+			continue // it was not measured
+		}
+		if m == Goodput {
+			t.scatter = append(t.scatter, deviation(rest))
+		}
+		t.ratios[m] = append(t.ratios[m], values[t.place]-median(rest))
 		if m == t.terms.Goal {
-			t.better.bet(x)
+			t.better.bet(values, t.place, 0, 1)
+			t.poor.bet(values, t.place, -math.Log(large), -1)
 		}
 		if least, ok := t.terms.Keep[m]; ok {
-			t.worse[m].bet(math.Log(least) - x)
+			t.worse[m].bet(values, t.place, -math.Log(least), -1)
 		}
 	}
 	return t.judge()
 }
 
-// unfit says why windows do not tell with from without.
-func unfit(with, without Window) string {
-	switch {
-	case min(with.Elapsed, without.Elapsed) <= 0 || with.Elapsed > 2*without.Elapsed || without.Elapsed > 2*with.Elapsed:
-		return "the clock jumps"
-	case min(with.Frames, without.Frames) < fewFrames:
-		return "too few packets come"
-	case !(with.Acted >= actedOn):
-		return fmt.Sprintf("switched on, it acts on %.0f %% of the packets", with.Acted*100)
-	case !(without.Acted <= with.Acted/2):
-		return fmt.Sprintf("switched off, it acts on %.0f %% of the packets", without.Acted*100)
-	}
-	return ""
-}
-
 func (t *Trial) judge() (Verdict, bool) {
+	goal := t.ratio(t.terms.Goal)
 	for _, m := range t.kept() {
-		if t.worse[m].wealth() >= sure*float64(len(t.terms.Keep)) {
+		if t.worse[m].wealth() >= sure {
 			return t.verdict(Worse, fmt.Sprintf("it makes %s worse", m)), true
 		}
 	}
-	if t.better.wealth() >= sure && t.pairs >= keepPairs && t.spares() {
-		if r := t.ratio(t.terms.Goal); r < worthwhile {
+	switch {
+	case t.better.wealth() >= sure && len(t.with) >= keepPairs && t.spares():
+		if goal < worthwhile {
 			return t.verdict(Undecided, "it gains too little"), true
 		}
 		return t.verdict(Better, "it pays"), true
+	case t.poor.wealth() >= doubtful && goal < suspect:
+		return t.verdict(Undecided, "it looks worse, and does not gain a tenth"), true
 	}
-	if t.pairs < mostPairs {
-		return Verdict{}, false
-	}
-	return t.verdict(Undecided, "whether it pays does not show"), true
+	return Verdict{}, false
 }
 
 // kept are the metrics that must not become worse, in order.
@@ -231,45 +344,61 @@ func (t *Trial) kept() []Metric {
 func (t *Trial) spares() bool {
 	return !slices.ContainsFunc(t.kept(), func(m Metric) bool {
 		r := t.ratio(m)
-		return r != 0 && r < t.terms.Keep[m]*0.97
+		return r != 0 && r < t.terms.Keep[m]*suspect
 	})
 }
 
-// ratio is the median of with to without.
+// ratio is the median of with to without; 0: not measured.
 func (t *Trial) ratio(m Metric) float64 {
 	if len(t.ratios[m]) == 0 {
 		return 0
 	}
-	return math.Exp(middle(t.ratios[m], func(x float64) float64 { return x }))
+	return math.Exp(median(t.ratios[m]))
 }
 
-// middle is the median of something of each; 0 of none.
-func middle[T any](list []T, of func(T) float64) float64 {
-	var all []float64
-	for _, e := range list {
-		all = append(all, of(e))
-	}
-	slices.Sort(all)
-	if len(all) == 0 {
+// median of none is 0.
+func median(list []float64) float64 {
+	list = slices.Sorted(slices.Values(list))
+	if len(list) == 0 {
 		return 0
 	}
-	return (all[(len(all)-1)/2] + all[len(all)/2]) / 2
+	return (list[(len(list)-1)/2] + list[len(list)/2]) / 2
+}
+
+// middle is the median of something of each.
+func middle(list []Window, of func(Window) float64) float64 {
+	var all []float64
+	for _, w := range list {
+		all = append(all, of(w))
+	}
+	return median(all)
+}
+
+// deviation is the standard deviation.
+func deviation(list []float64) float64 {
+	var sum, squares float64
+	for _, x := range list {
+		sum += x
+		squares += x * x
+	}
+	n := float64(len(list))
+	return math.Sqrt(max(squares-sum*sum/n, 0) / (n - 1))
 }
 
 func (t *Trial) verdict(o Outcome, why string) Verdict {
-	v := Verdict{Outcome: o, Pairs: t.pairs}
+	v := Verdict{Outcome: o, Pairs: len(t.with)}
 	for m := range metrics {
 		v.Ratios[m] = t.ratio(m)
 	}
 	v.Level = Level{
 		Goodput: middle(t.with, func(w Window) float64 { return w.value(Goodput) }),
-		Dropped: middle(t.with, func(w Window) float64 { return float64(w.Dropped) / float64(w.Frames) }),
+		Dropped: middle(t.with, func(w Window) float64 { return float64(w.Dropped) / float64(max(w.Frames, 1)) }),
 		Cost:    middle(t.with, func(w Window) float64 { return w.Cost }),
 		Wait:    time.Duration(middle(t.with, func(w Window) float64 { return float64(w.Wait) })),
 	}
 	v.Reason = why
-	if t.pairs > 0 {
-		v.Reason = fmt.Sprintf("%s (%s; %d pairs, 99 %% confidence)", why, v.figures(), t.pairs)
+	if len(t.with) > 0 {
+		v.Reason = fmt.Sprintf("%s (%s; %d pairs, 99 %% confidence)", why, v.figures(), v.Pairs)
 	}
 	return v
 }
@@ -292,24 +421,31 @@ func (v Verdict) figures() string {
 	return out
 }
 
-// evidence is what bets have won that a ratio's logarithm is above zero: three at once, since nobody
-// knows before which fits.
+// evidence is what bets have won that a window stands out from those around it: three at once, since
+// nobody knows before which fits.
 type evidence struct{ log [len(steepness)]float64 }
 
 // How much is bet follows from how far the windows are apart, as it should where that scatters
 // with a deviation and what one looks for is so much: steepness is the quotient of this and the
 // square of that. In the last case hardly anything scatters.
-var steepness = [...]float64{2, 6, 30}
+var steepness = [...]float64{4, 12, 60}
 
 // mostBet is never more: who loses all cannot win again.
 const mostBet = 0.95
 
-func (e *evidence) bet(x float64) {
-	if math.IsNaN(x) || math.IsInf(x, 0) {
-		return
-	}
+// bet takes a group's values, of which that at a place is said to stand out, up or down (sign), also
+// when so much is added to it.
+func (e *evidence) bet(values []float64, place int, more, sign float64) {
 	for i, k := range steepness {
-		e.log[i] += math.Log1p(mostBet * math.Tanh(k*x))
+		sum := 0.0
+		for j, x := range values {
+			if j == place {
+				x += more
+			}
+			// Of how much weight it is, of that of the place.
+			sum += math.Exp(min(sign*k*(x-values[place]-more), 700))
+		}
+		e.log[i] += math.Log1p(mostBet * (float64(len(values))/sum - 1))
 	}
 }
 
