@@ -160,7 +160,7 @@ func newLabRunCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run SCENARIO...",
 		Short: "Compare variants under traffic, in interleaved rounds",
-		Long:  "Runs the variants of each scenario in turn (A B C A B C ...), and prints a table.\nUses the lab of the given name if it is up, or else one of its own for the time.\n\n" + labCatalogue(),
+		Long:  "Runs the variants of each scenario in turn (A B C A B C ...), and prints a table.\nUses the lab of the given name if it is up, or else one of its own for the time.\n\nA daemon is measured when its status is steady, or after 30 s at most, which the row says then.\nFrom four cores on, what receives, applications, sender and generator have cores of their own.\n\n" + labCatalogue(),
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)

@@ -22,10 +22,10 @@ const (
 	// lookEvery is how often a daemon is asked meanwhile.
 	lookEvery = 250 * time.Millisecond
 	// A daemon is steady when its status has been the same for calmFor, and settleLimit is how long that
-	// is waited for. One that judges whether mechanisms pay tries them one after the other, and measures
-	// what comes without for a second or two in between.
+	// is waited for. One that judges whether mechanisms pay tries them one after the other: from the end
+	// of a trial to the next it is five seconds at least.
 	calmFor, settleLimit = 1500 * time.Millisecond, 10 * time.Second
-	judgedFor, judgedBy  = 3 * time.Second, 30 * time.Second
+	judgedFor, judgedBy  = 6 * time.Second, 30 * time.Second
 )
 
 // slowly is a time for a machine that is as slow as the series' configuration says.
