@@ -160,7 +160,7 @@ func newLabRunCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run SCENARIO...",
 		Short: "Compare variants under traffic, in interleaved rounds",
-		Long:  "Runs the variants of each scenario in turn (A B C A B C ...), and prints a table.\nUses the lab of the given name if it is up, or else one of its own for the time.\n\n" + labCatalogue(),
+		Long:  "Runs the variants of each scenario in turn (A B C A B C ...), and prints a table.\nUses the lab of the given name if it is up, or else one of its own for the time.\n\nA daemon is measured when its status is steady, or after 30 s at most, which the row says then.\nFrom four cores on, what receives, applications, sender and generator have cores of their own.\n\n" + labCatalogue(),
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
@@ -208,13 +208,19 @@ func newLabRunCmd() *cobra.Command {
 	f.Float64Var(&seconds, "seconds", 2, "length of one measurement")
 	f.IntVar(&cfg.Flows, "flows", 0, "number of flows (default: the scenario's own)")
 	f.StringVar((*string)(&cfg.Rates), "rates", "equal", "shares of the flows: equal, skewed, shifting")
+	f.Float64Var(&cfg.Offer, "offer", 1.05, "what UDP above saturation offers, in times what the host network takes: 1.05 to 4")
 	f.IntVar(&cfg.Size, "size", 0, "bytes in a datagram, or written to a TCP connection at a time (default: the scenario's own)")
 	f.Float64Var(&cfg.Load, "load", 0, "background load, as a share of saturation (default: the scenario's own)")
 	f.BoolVar(&cfg.Awake, "awake", false, "keep the machine's cores from halting meanwhile (/dev/cpu_dma_latency): what saves work lets them halt, and to wake takes its time")
 	f.IntVar(&cfg.Batch, "batch", 0, "frames in a micro-flow, in variants that have them (default: overlane's own)")
+	slowFlag(cmd, &cfg)
 	f.StringVar(&reportDir, "report", "", "write a page with plots, and the raw numbers, to this directory")
 	f.BoolVar(&asJSON, "json", false, "print JSON instead of a table")
 	return cmd
+}
+
+func slowFlag(cmd *cobra.Command, cfg *scenario.Config) {
+	cmd.Flags().Float64Var(&cfg.Slow, "slow", 1, "how many times slower this machine is than usual: traffic gets so much longer to become steady, and daemons to answer")
 }
 
 func newLabStagesCmd() *cobra.Command {
@@ -256,6 +262,7 @@ medians.`,
 	f.Float64Var(&seconds, "seconds", 2, "length of one measurement")
 	f.IntVar(&cfg.Flows, "flows", 0, "number of flows (default 1)")
 	f.IntVar(&cfg.Size, "size", 0, "bytes in a datagram (default 64)")
+	slowFlag(cmd, &cfg)
 	f.BoolVar(&asJSON, "json", false, "print JSON instead of a table")
 	return cmd
 }
@@ -304,7 +311,7 @@ func labCommand(cmd *cobra.Command, name string) string {
 	if name != cmd.Name() {
 		words = append(words, name)
 	}
-	for _, flag := range []string{"variants", "rounds", "seconds", "nic", "napi", "queues", "topology", "ipv6", "flows", "rates", "size", "load", "batch", "awake"} {
+	for _, flag := range []string{"variants", "rounds", "seconds", "nic", "napi", "queues", "topology", "ipv6", "flows", "rates", "offer", "size", "load", "batch", "awake", "slow"} {
 		if f := cmd.Flags().Lookup(flag); f != nil && f.Changed {
 			words = append(words, "--"+flag, strings.Trim(f.Value.String(), "[]"))
 		}

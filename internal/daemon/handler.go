@@ -69,6 +69,9 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Cores = d.cores
 	st.Tiers = d.opts.Tiers
 	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggregationMechanism(), d.expressMechanism(), d.bridgingMechanism()}
+	for i := range st.Mechanisms {
+		st.Mechanisms[i].Trying = d.tries(st.Mechanisms[i].Name)
+	}
 	names := NewNames(d.scanner, d.snap)
 	st.Namespaces = names.Places()
 	d.fillDevices(st, names)

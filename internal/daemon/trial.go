@@ -147,9 +147,9 @@ func saturated(in governor.Input) bool {
 
 // trying is the trial that is under way, or nil.
 func (d *Daemon) trying() *trial {
-	for _, t := range []*trial{&d.trial, &d.micro.trial, &d.demand.trial, &d.expr.trial} {
+	for _, t := range d.trials() {
 		if t.judge.Trying() {
-			return t
+			return t.trial
 		}
 	}
 	return nil
@@ -248,12 +248,32 @@ func situation(in governor.Input) governor.Situation {
 	return s
 }
 
+// trialOf is a mechanism's.
+type trialOf struct {
+	name string
+	*trial
+}
+
+func (d *Daemon) trials() []trialOf {
+	return []trialOf{{"pipeline", &d.trial}, {"microflows", &d.micro.trial}, {"priority", &d.demand.trial}, {"express", &d.expr.trial}}
+}
+
+// tries tells whether a mechanism is being tried out, or it is measured whether to.
+func (d *Daemon) tries(mechanism string) bool {
+	switch mechanism {
+	case "aggregate":
+		return d.aggr.gov.Last().State == governor.Parked
+	case "express":
+		if d.expr.gov.Last().State == governor.Parked {
+			return true
+		}
+	}
+	return slices.ContainsFunc(d.trials(), func(t trialOf) bool { return t.name == mechanism && t.judge.Trying() })
+}
+
 // fillTrials tells what mechanisms have shown.
 func (d *Daemon) fillTrials(st *control.Status) {
-	for _, m := range []struct {
-		name string
-		*trial
-	}{{"pipeline", &d.trial}, {"microflows", &d.micro.trial}, {"priority", &d.demand.trial}, {"express", &d.expr.trial}} {
+	for _, m := range d.trials() {
 		for _, f := range m.judge.Known() {
 			st.Trials = append(st.Trials, control.Trial{
 				Mechanism: m.name, Verdict: f.Outcome.String(), Pairs: f.Pairs, At: f.At, Until: f.At.Add(f.Holds),

@@ -39,6 +39,8 @@ type Host struct {
 // Bed is a lab that is up. Its handles keep the namespaces alive until Close.
 type Bed struct {
 	Options
+	// Cores are the roles of this machine's cores.
+	Cores Cores
 	Hosts [2]Host
 	names map[string]*netns.Handle
 	// released: a variant schedules the wire's NAPI threads.
@@ -105,7 +107,7 @@ func Open(stateDir, name string) (*Bed, error) {
 
 // attach opens the namespaces of a bed and says what should be in them.
 func attach(o Options) (*Bed, error) {
-	b := &Bed{Options: o, names: map[string]*netns.Handle{}}
+	b := &Bed{Options: o, Cores: o.PlaceCores(), names: map[string]*netns.Handle{}}
 	for _, host := range o.HostNames() {
 		h, err := netns.OfName(o.nsName(host))
 		if err != nil {

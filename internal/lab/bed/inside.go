@@ -110,6 +110,24 @@ func (i *inside) flowControl(dev string, queues int) {
 	i.try("set queueing of "+dev, i.QdiscReplace(i.rootQdisc(dev, kind)))
 }
 
+// cutting is flowControl whose queues hold finished frames: a token bucket cuts what is larger than
+// it when that comes in (tbf_segment).
+func (i *inside) cutting(dev string, queues int) {
+	attrs := i.rootQdisc(dev, "").QdiscAttrs
+	for q := range queues {
+		if queues > 1 {
+			attrs.Parent = netlink.MakeHandle(1, uint16(q+1)) // of mq
+		}
+		attrs.Handle = netlink.MakeHandle(uint16(q+2), 0)
+		i.try("have "+dev+" cut what it sends (sch_tbf)", i.QdiscReplace(&netlink.Tbf{QdiscAttrs: attrs,
+			Rate: tokenRate, Buffer: 1, Limit: 1 << 30}))
+	}
+}
+
+// tokenRate is the most, in bytes a second, by which a bucket is smaller than two frames: its size is
+// given as a time, and is 64 ns at least.
+const tokenRate = 45_000_000_000
+
 // noFlowControl takes that back; to be called only after it.
 func (i *inside) noFlowControl(dev string) {
 	i.try("set queueing of "+dev, i.QdiscDel(i.rootQdisc(dev, "")))

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -97,59 +95,9 @@ func cpuMask(cores []int) string {
 	return strings.Join(groups, ",")
 }
 
-// Cores says which core does what in a bed on this machine.
-type Cores struct {
-	NIC   []int // polls wire queue i
-	Gen   []int // feeds wire queue i; which core sends decides the queue
-	Apps  int   // probes and iperf3
-	Steer []int // what RPS and the product may use
-	// Servers have what is left of the receiver's cores, or share the probes'.
-	Servers []int
-}
-
-// PlaceCores spreads the roles over the machine. On two cores the generator
-// shares the second one with everything that is steered there, and only gets
-// what is left (SCHED_IDLE).
-func (o *Options) PlaceCores() Cores {
-	n := runtime.NumCPU()
-	c := Cores{Apps: n - 1}
-	for q := range o.Queues {
-		c.NIC = append(c.NIC, q%n)
-		// veth puts what core k sends into queue k mod queues.
-		gen := n - 1
-		for gen >= 0 && gen%o.Queues != q {
-			gen--
-		}
-		c.Gen = append(c.Gen, gen)
-	}
-	if o.NIC == Softirq {
-		// The wire is polled where it is fed.
-		for q := range c.Gen {
-			c.Gen[q] = c.NIC[q]
-		}
-	}
-	for core := range n {
-		if core != c.Apps && !slices.Contains(c.NIC, core) && !slices.Contains(c.Gen, core) {
-			c.Servers = append(c.Servers, core)
-		}
-	}
-	if len(c.Servers) == 0 {
-		c.Servers = []int{c.Apps}
-	}
-	keep := n
-	if n >= 4 && o.NIC == Thread {
-		keep = n - o.Queues
-	}
-	for i := range keep {
-		c.Steer = append(c.Steer, i)
-	}
-	return c
-}
-
 // Reset puts every setting that a variant may have changed back to what the
 // plain overlay has, and fails when something foreign is left on a device.
 func (b *Bed) Reset() error {
-	cores := b.PlaceCores()
 	rx := b.Receiver()
 	if err := b.residue(); err != nil {
 		return err
@@ -172,7 +120,7 @@ func (b *Bed) Reset() error {
 			if h.Name == b.Sender().Name {
 				// A sender in task and in softirq context on two cores feeds
 				// two backlogs: the sending host would reorder by itself.
-				hostEnd = []int{cores.Apps}
+				hostEnd = []int{b.Cores.Sender}
 			}
 			if err := SetRPS(h.Overlay, p.HostEnd, hostEnd); err != nil {
 				return err
@@ -186,7 +134,39 @@ func (b *Bed) Reset() error {
 	if err := within(tx.NS, func(i *inside) { i.flowControl(tx.Wire, b.Queues) }); err != nil {
 		return err
 	}
+	if b.Cores.senderApart() {
+		if err := b.keepSender(); err != nil {
+			return err
+		}
+	}
 	return b.SetThreaded(b.NIC == Thread)
+}
+
+// keepSender keeps the sending host's work on its core: what comes back is polled there, not by
+// the core that has sent it.
+func (b *Bed) keepSender() error {
+	tx := b.Sender()
+	tids, err := threaded(tx.NS, tx.Wire, b.Queues)
+	if err != nil {
+		return err
+	}
+	for _, tid := range tids {
+		if err := schedule(tid, b.Cores.Sender, Nice); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CutEarly has what TCP sends cut into segments before it waits for the wire, where the sender has a
+// core of its own. What waits is taken by the core that polls the NIC, as soon as that has made room:
+// else it would cut as well.
+func (b *Bed) CutEarly() error {
+	if !b.Cores.senderApart() {
+		return nil
+	}
+	tx := b.Sender()
+	return within(tx.NS, func(i *inside) { i.cutting(tx.Wire, b.Queues) })
 }
 
 // StopFlowControl ends, until the next Reset, that the sending stack waits when the
@@ -218,41 +198,62 @@ func (b *Bed) residue() error {
 // with the thread of queue i on core i, and softirq.
 func (b *Bed) SetThreaded(on bool) error {
 	rx := b.Receiver()
-	root, err := rx.NS.Sysfs()
+	if !on {
+		return writeThreaded(rx.NS, rx.Wire, false)
+	}
+	b.released = false
+	tids, err := threaded(rx.NS, rx.Wire, b.Queues)
+	if err != nil {
+		return err
+	}
+	for q, tid := range tids {
+		// An interrupt would not wait for whoever else is on the core. Above
+		// all, it is the same in every variant.
+		if err := schedule(tid, b.Cores.NIC[q], b.NAPI); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeThreaded(ns *netns.Handle, dev string, on bool) error {
+	root, err := ns.Sysfs()
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	f, err := root.OpenFile("class/net/"+rx.Wire+"/threaded", os.O_WRONLY, 0)
+	f, err := root.OpenFile("class/net/"+dev+"/threaded", os.O_WRONLY, 0)
 	if err != nil {
-		return fmt.Errorf("set threaded NAPI of %s: %w", rx.Wire, err)
+		return fmt.Errorf("set threaded NAPI of %s: %w", dev, err)
 	}
 	_, err = f.WriteString(strconv.Itoa(map[bool]int{true: 1}[on]))
 	if err := errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("set threaded NAPI of %s: %w", rx.Wire, err)
+		return fmt.Errorf("set threaded NAPI of %s: %w", dev, err)
 	}
-	if !on {
-		return nil
+	return nil
+}
+
+// threaded has threads poll a device, and returns them, by queue.
+func threaded(ns *netns.Handle, dev string, queues int) ([]int, error) {
+	if err := writeThreaded(ns, dev, true); err != nil {
+		return nil, err
 	}
-	b.released = false
-	tids, err := b.NAPIThreads()
-	if err != nil {
-		return err
+	tids, err := napiThreads(ns, dev, queues)
+	if err == nil && len(tids) != queues {
+		err = fmt.Errorf("%s has %d NAPI threads for %d queues", dev, len(tids), queues)
 	}
-	if len(tids) != b.Queues {
-		return fmt.Errorf("%s has %d NAPI threads for %d queues", rx.Wire, len(tids), b.Queues)
+	return tids, err
+}
+
+// schedule binds a NAPI thread to a core.
+func schedule(tid, core int, p NAPI) error {
+	var set unix.CPUSet
+	set.Set(core)
+	if err := unix.SchedSetaffinity(tid, &set); err != nil {
+		return fmt.Errorf("pin NAPI thread %d: %w", tid, err)
 	}
-	for q, tid := range tids {
-		var set unix.CPUSet
-		set.Set(b.PlaceCores().NIC[q])
-		if err := unix.SchedSetaffinity(tid, &set); err != nil {
-			return fmt.Errorf("pin NAPI thread %d: %w", tid, err)
-		}
-		// An interrupt would not wait for whoever else is on the core. Above
-		// all, it is the same in every variant.
-		if err := unix.SchedSetAttr(tid, b.NAPI.attr(), 0); err != nil {
-			return fmt.Errorf("schedule NAPI thread %d at %s: %w", tid, b.NAPI, err)
-		}
+	if err := unix.SchedSetAttr(tid, p.attr(), 0); err != nil {
+		return fmt.Errorf("schedule NAPI thread %d at %s: %w", tid, p, err)
 	}
 	return nil
 }
@@ -356,12 +357,16 @@ func (b *Bed) WireStats() (WireStats, error) {
 // queue; none in softirq mode.
 func (b *Bed) NAPIThreads() (tids []int, err error) {
 	rx := b.Receiver()
+	return napiThreads(rx.NS, rx.Wire, b.Queues)
+}
+
+func napiThreads(ns *netns.Handle, dev string, queues int) (tids []int, err error) {
 	var ifindex int
-	if err := within(rx.NS, func(i *inside) { ifindex = i.link(rx.Wire).Attrs().Index }); err != nil {
+	if err := within(ns, func(i *inside) { ifindex = i.link(dev).Attrs().Index }); err != nil {
 		return nil, err
 	}
-	err = rx.NS.Do(func() (err error) {
-		tids, err = napi.Threads(ifindex, b.Queues)
+	err = ns.Do(func() (err error) {
+		tids, err = napi.Threads(ifindex, queues)
 		return err
 	})
 	return tids, err

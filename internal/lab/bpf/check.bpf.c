@@ -45,6 +45,7 @@ struct {
 } latency SEC(".maps");
 
 const volatile __u16 latency_flow = 0xffff; /* 0xffff: none */
+volatile __u32 keep = 0; /* bytes of a datagram that its socket gets; 0: it is refused */
 volatile __u64 alien = 0;
 volatile __u64 corrupt = 0;
 volatile __u64 delivered_on[64] = {};
@@ -92,8 +93,7 @@ static __always_inline int mark(struct flow_check *f, __u64 seq)
 	return -1;
 }
 
-SEC("socket")
-int check(struct __sk_buff *skb)
+static __always_inline void look(struct __sk_buff *skb)
 {
 	struct flow_check *f;
 	struct probe p = {};
@@ -104,26 +104,26 @@ int check(struct __sk_buff *skb)
 	/* At the socket layer the packet starts with its UDP header. */
 	if (bpf_skb_load_bytes(skb, 8, &p, PROBE_SHORT) || p.magic != PROBE_MAGIC) {
 		__sync_fetch_and_add(&alien, 1);
-		return 0;
+		return;
 	}
 	if (p.flags & PROBE_F_WHEN && bpf_skb_load_bytes(skb, 8 + PROBE_SHORT, &p.when, 8)) {
 		__sync_fetch_and_add(&corrupt, 1);
-		return 0;
+		return;
 	}
 	if (p.comp != (__u16)~probe_sum(p.seq, p.when)) {
 		__sync_fetch_and_add(&corrupt, 1);
-		return 0;
+		return;
 	}
 	key = p.flow;
 	f = bpf_map_lookup_elem(&flows, &key);
 	if (!f) {
 		__sync_fetch_and_add(&alien, 1);
-		return 0;
+		return;
 	}
 	fresh = mark(f, p.seq);
 	if (fresh == 0) {
 		__sync_fetch_and_add(&f->duplicated, 1);
-		return 0;
+		return;
 	}
 	if (fresh < 0)
 		__sync_fetch_and_add(&f->stale, 1);
@@ -140,7 +140,13 @@ int check(struct __sk_buff *skb)
 		if (__sync_val_compare_and_swap(&f->next, next, p.seq + 1) == next)
 			break;
 	}
-	return 0;
+}
+
+SEC("socket")
+int check(struct __sk_buff *skb)
+{
+	look(skb);
+	return keep;
 }
 
 /* The generators' window: how many frames they sent, and how many arrived. */

@@ -36,6 +36,7 @@ const (
 	CheckVarAlien       = "alien"
 	CheckVarCorrupt     = "corrupt"
 	CheckVarDeliveredOn = "delivered_on"
+	CheckVarKeep        = "keep"
 	CheckVarLatencyFlow = "latency_flow"
 )
 
@@ -101,6 +102,7 @@ type CheckVariableSpecs struct {
 	Alien       *ebpf.VariableSpec `ebpf:"alien"`
 	Corrupt     *ebpf.VariableSpec `ebpf:"corrupt"`
 	DeliveredOn *ebpf.VariableSpec `ebpf:"delivered_on"`
+	Keep        *ebpf.VariableSpec `ebpf:"keep"`
 	LatencyFlow *ebpf.VariableSpec `ebpf:"latency_flow"`
 }
 
@@ -144,6 +146,7 @@ type CheckVariables struct {
 	Alien       *ebpf.Variable `ebpf:"alien"`
 	Corrupt     *ebpf.Variable `ebpf:"corrupt"`
 	DeliveredOn *ebpf.Variable `ebpf:"delivered_on"`
+	Keep        *ebpf.Variable `ebpf:"keep"`
 	LatencyFlow *ebpf.Variable `ebpf:"latency_flow"`
 }
 

@@ -14,10 +14,15 @@ struct {
 	__uint(max_entries, 16384);
 } stacks SEC(".maps");
 
-/* By number of the stack. */
+/* By number of the stack, and core. */
+struct place {
+	__u32 stack;
+	__u32 core;
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, __u32);
+	__type(key, struct place);
 	__type(value, __u64);
 	__uint(max_entries, 16384);
 } seen SEC(".maps");
@@ -30,7 +35,7 @@ int profile(void *ctx)
 {
 	__s32 at = bpf_get_stackid(ctx, &stacks, 0);
 	__u64 one = 1, *n;
-	__u32 key = at;
+	struct place key = {at, bpf_get_smp_processor_id()};
 
 	if (at < 0) {
 		__sync_fetch_and_add(&missed, 1);

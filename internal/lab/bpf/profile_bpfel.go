@@ -8,9 +8,16 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
+	"structs"
 
 	"github.com/cilium/ebpf"
 )
+
+type ProfilePlace struct {
+	_     structs.HostLayout
+	Stack uint32
+	Core  uint32
+}
 
 // Names of all BPF objects in the ELF.
 //

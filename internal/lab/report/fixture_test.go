@@ -46,6 +46,7 @@ func wobble(i, salt int) float64 { return 1 + float64((i*i*7+i*(salt*salt+3)+sal
 func udpSeries(rounds int) Result {
 	rec := New(Meta{
 		Scenario: "udp-one", NIC: "thread", NAPI: "nice -20", Kernel: "6.18.44", Cores: 2, Rounds: rounds, Seconds: 3,
+		Roles:   "receive 0, lanes 1, applications 1, sender 1, generator 1",
 		Command: "overlane lab run udp-one --variants host,overlay,overlay-xdp,rps,rps-best,threaded,pipeline,pipeline-xdp,aggregate --rounds 25 --seconds 3",
 	})
 	variants := []struct {

@@ -113,6 +113,9 @@ func (r Result) view(id string) seriesView {
 	s := seriesView{
 		Result: r, ID: id, Facts: r.facts(), Idle: r.idle(), Method: strings.Join(r.method(), " "), Caution: r.caution(),
 	}
+	if r.Machine.Roles != "" {
+		s.Facts = append(s.Facts, "cores: "+r.Machine.Roles)
+	}
 	if r.Command != "" {
 		s.Command = wrapCommand(r.Command, 110)
 	}

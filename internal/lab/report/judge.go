@@ -27,6 +27,10 @@ func (v *Variant) judge() {
 				short, len(idle.Runs)))
 		}
 	}
+	if m, ok := v.Metrics[Unsteady]; ok && m.Sum() > 0 {
+		v.Unsteady = true
+		v.Notes = append(v.Notes, fmt.Sprintf("not steady in %.0f of %d rounds: measured while the daemon still changed what acts", m.Sum(), len(m.Runs)))
+	}
 	if IsMechanism(v.Name) {
 		acted, ok := v.Metrics[Acted]
 		switch {

@@ -40,6 +40,9 @@ const (
 	Waited        = "waited"         // packets of split flows that came early where they are put in order
 	Acted         = "acted"          // share 0..1 of packets that the mechanism touched
 	LaneChanges   = "lane_changes"   // completed changes of a flow's lane
+	Unread        = "unread"         // datagrams that the program's socket had no room for
+	Settled       = "settled_s"      // seconds until the daemon's status was steady
+	Unsteady      = "unsteady"       // 1: it was not by the time that it was waited for
 	GeneratorIdle = "generator_idle" // share 0..1 of the generator's core left idle
 )
 
@@ -82,7 +85,7 @@ func hasUnit(metric string, units ...string) bool {
 // never the subject of a ratio, since the healthy value of most is zero.
 func isCount(metric string) bool {
 	switch metric {
-	case Reordered, Duplicated, Dropped, Retransmits, OFO, SACKReorder, Waited, LaneChanges, Lost, MissedSlots:
+	case Reordered, Duplicated, Dropped, Unread, Retransmits, OFO, SACKReorder, Waited, LaneChanges, Lost, MissedSlots:
 		return true
 	}
 	return false

@@ -38,8 +38,33 @@ func TestTables(t *testing.T) {
 	}
 }
 
+// What was measured while the daemon still changed something is no row like others.
+func TestRowsThatWereNotSteadySaySo(t *testing.T) {
+	rec := New(Meta{Scenario: "udp-read", NIC: "thread", Kernel: "6.18.44", Cores: 8, Rounds: 3, Seconds: 2})
+	for round := range 3 {
+		rec.Add(Overlay, round, map[string]float64{KPPS: 500, Unread: 10})
+		rec.Add("auto", round, map[string]float64{KPPS: 900, Unread: 20, Acted: 1, Settled: 4, Unsteady: map[int]float64{1: 1}[round]})
+		rec.Add("pipeline", round, map[string]float64{KPPS: 600, Unread: 0, Acted: 1, Settled: 2, Unsteady: 0})
+	}
+	r := rec.Finish()
+	for name, unsteady := range map[string]bool{Overlay: false, "auto": true, "pipeline": false} {
+		if v, _ := r.Variant(name); v.Unsteady != unsteady {
+			t.Errorf("%s is not steady: %t", name, v.Unsteady)
+		}
+	}
+	text := table(t, r)
+	for _, want := range []string{"unread", "not steady\n", "not steady in 1 of 3 rounds"} {
+		if strings.Count(text, want) != 1 && want != "unread" || !strings.Contains(text, want) {
+			t.Errorf("%q is not once in\n%s", want, text)
+		}
+	}
+	if !strings.Contains(text, "60") || strings.Contains(text, "settled") {
+		t.Errorf("no sum of what was not read, or what describes the run as a column:\n%s", text)
+	}
+}
+
 func TestTablesFitTheTerminal(t *testing.T) {
-	worst := New(Meta{Scenario: "udp-large", NIC: "softirq", Kernel: "6.12.57+deb13-cloud-amd64", Cores: 128, Rounds: 30, Seconds: 2.5,
+	worst := New(Meta{Scenario: "udp-large", NIC: "softirq", Kernel: "6.12.57+deb13-cloud-amd64", Cores: 128, Roles: "receive 0-15, lanes 16-80, applications 81-100, sender 101, generator 112-127", Rounds: 30, Seconds: 2.5,
 		Command: "overlane lab run udp-large " + strings.Repeat("--option value ", 40)})
 	for i := range 29 {
 		for _, v := range []string{"overlay", "pipeline-forced"} {

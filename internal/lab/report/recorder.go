@@ -17,6 +17,7 @@ type Meta struct {
 	Awake    bool   // cores did not halt
 	Kernel   string // release, as uname -r prints it
 	Cores    int
+	Roles    string  // which of them does what; none: not said
 	Rounds   int     // as announced; a round that never comes is missing
 	Seconds  float64 // per round and variant
 	Command  string  // what to type to get this series again
@@ -104,7 +105,7 @@ func (r *Recorder) Finish() Result {
 		NIC:       m.NIC,
 		NAPI:      m.NAPI,
 		Awake:     m.Awake,
-		Machine:   Machine{Kernel: m.Kernel, Cores: m.Cores},
+		Machine:   Machine{Kernel: m.Kernel, Cores: m.Cores, Roles: m.Roles},
 		Rounds:    r.rounds,
 		Seconds:   m.Seconds,
 		Command:   m.Command,

@@ -35,6 +35,7 @@ func (n *Number) UnmarshalJSON(b []byte) error {
 type Machine struct {
 	Kernel string `json:"kernel"`
 	Cores  int    `json:"cores"`
+	Roles  string `json:"roles,omitempty"` // which of them does what
 }
 
 // Result is a finished series of one scenario, as written to result.json.
@@ -71,6 +72,9 @@ type Variant struct {
 	// Abstained: a mechanism that is not shown to have acted on at least
 	// MinActed of the packets in the median round.
 	Abstained bool `json:"abstained,omitempty"`
+
+	// Unsteady: in some rounds it was measured while the daemon's status still changed.
+	Unsteady bool `json:"unsteady,omitempty"`
 
 	Notes []string `json:"notes,omitempty"`
 }

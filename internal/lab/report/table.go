@@ -53,6 +53,9 @@ func (r Result) facts() []string {
 
 func (r Result) header(w io.Writer) {
 	fmt.Fprintf(w, "%s   %s\n", r.Scenario, strings.Join(r.facts(), " · "))
+	if r.Machine.Roles != "" {
+		fmt.Fprintln(w, "cores: "+r.Machine.Roles)
+	}
 	if r.Command != "" {
 		fmt.Fprintln(w, "$ "+strings.Join(wrapCommand(r.Command, pageWidth-6), " \\\n    "))
 	}
@@ -182,6 +185,7 @@ func (r Result) costs() []cost {
 		{Reordered, [2]string{"re-", "ordered"}, sum},
 		{Duplicated, [2]string{"dupli-", "cated"}, sum},
 		{Dropped, [2]string{"", "dropped"}, sum},
+		{Unread, [2]string{"", "unread"}, sum},
 		{Retransmits, [2]string{"re-", "transm."}, sum},
 		{OFO, [2]string{"out of", "order"}, sum},
 		{SACKReorder, [2]string{"SACK", "reorder"}, sum},
@@ -203,6 +207,9 @@ func (v Variant) marks() []string {
 	}
 	if v.Abstained {
 		marks = append(marks, "abstention")
+	}
+	if v.Unsteady {
+		marks = append(marks, "not steady")
 	}
 	missing := 0
 	for _, m := range v.Metrics {

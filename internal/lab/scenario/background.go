@@ -41,14 +41,21 @@ func (e *env) besideUDP(ctx context.Context, _ span, measure measurement) (_ map
 	}
 	rate := e.saturation * e.cfg.Load
 	if rate == 0 {
+		if err := e.lead(ctx); err != nil {
+			return nil, err
+		}
 		return measure()
 	}
-	bulk, err := traffic.StartSegments(e.bed, traffic.SegmentConfig{Flows: flows, Size: e.cfg.Size, Rate: rate, Core: e.cores.Apps})
+	bulk, err := traffic.StartSegments(e.bed, traffic.SegmentConfig{Flows: flows, Size: e.cfg.Size, Rate: rate, Core: e.cores.Paced})
 	if err != nil {
 		return nil, err
 	}
 	before, start := bulk.Slept(), time.Now()
-	values, merr := measure()
+	merr := e.lead(ctx)
+	var values map[string]float64
+	if merr == nil {
+		values, merr = measure()
+	}
 	span := time.Since(start)
 	slept := bulk.Slept() - before
 	if err := errors.Join(merr, bulk.Stop(), e.drained(ctx)); err != nil {
@@ -71,7 +78,18 @@ func (e *env) besideUDP(ctx context.Context, _ span, measure measurement) (_ map
 func (e *env) besideTCP(ctx context.Context, lasts span, measure measurement) (map[string]float64, error) {
 	gbps := e.saturation * e.cfg.Load
 	if gbps == 0 {
+		if err := e.lead(ctx); err != nil {
+			return nil, err
+		}
 		return measure()
+	}
+	if err := e.bed.CutEarly(); err != nil {
+		return nil, err
+	}
+	if e.look != nil && !e.led {
+		if err := e.tcpLead(ctx, e.tcpConfig(gbps)); err != nil {
+			return nil, err
+		}
 	}
 	from, to := e.endpoints(0)
 	cfg := e.tcpConfig(gbps)

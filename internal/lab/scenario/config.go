@@ -29,6 +29,8 @@ type Config struct {
 	Rates    traffic.Rates
 	Size     int     // UDP payload in bytes, or what is written to TCP at a time; 0: the scenario's own
 	Load     float64 // background as a share of saturation; 0: the scenario's own
+	Offer    float64 // above saturation, how many times what the host network takes; 0: a little more
+	Slow     float64 // times that the machine is slower than usual; 0: not
 	Batch    int     // frames in a micro-flow; 0: the product's own number
 	Awake    bool    // cores of the machine do not halt meanwhile
 	Binary   string  // the program that pipeline variants start; default this one
@@ -41,9 +43,9 @@ const (
 	defaultRounds = 5
 	defaultLength = 2 * time.Second
 	defaultLoad   = 0.5
-	// settle is what traffic gets to reach a steady state before it is measured:
-	// a mechanism that decides by load has to see it for a while, too.
-	settle = time.Second
+	defaultOffer  = 1.05
+	mostOffer     = 4
+	mostSlow      = 100
 )
 
 // Normalize fills in defaults and refuses what cannot be run on a bed.
@@ -107,6 +109,18 @@ func (c *Config) Normalize(nic bed.NIC) error {
 	}
 	if c.Load != 0 && c.Load < 0.01 || c.Load > 10 {
 		return fmt.Errorf("load %g: a share of saturation from 0.01 to 10 is possible", c.Load)
+	}
+	if c.Offer == 0 {
+		c.Offer = defaultOffer
+	}
+	if !(c.Offer >= defaultOffer && c.Offer <= mostOffer) {
+		return fmt.Errorf("offer %g: %g to %g times what the host network takes is possible", c.Offer, defaultOffer, float64(mostOffer))
+	}
+	if c.Slow == 0 {
+		c.Slow = 1
+	}
+	if !(c.Slow >= 1 && c.Slow <= mostSlow) {
+		return fmt.Errorf("slow %g: a machine is 1 to %d times slower", c.Slow, mostSlow)
 	}
 	if c.Batch != 0 && (c.Batch < config.MinBatch || c.Batch > config.MaxBatch) {
 		return fmt.Errorf("batch %d: micro-flows of %d to %d frames are possible", c.Batch, config.MinBatch, config.MaxBatch)

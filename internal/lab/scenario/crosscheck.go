@@ -21,19 +21,19 @@ const crossRate = 50e3
 // costs. (The paced generator sends bursts, which cost less.) A round trip goes
 // both ways, so the probe does too: there before sockperf, back after it.
 func measureCrossCheck(ctx context.Context, e *env) (map[string]float64, error) {
-	values, err := e.probe(ctx, e.cores.Apps, e.settle)
+	values, err := e.probe(ctx, e.settle)
 	if err != nil {
 		return nil, err
 	}
 	from, to := e.endpoints(0)
 	there := values[report.P50]
-	lat, err := traffic.Sockperf(ctx, from, to, int(time.Second/probeEvery), datagram.StampedSize, e.cfg.Length, e.cores.Apps, e.cores.Apps)
+	lat, err := traffic.Sockperf(ctx, from, to, int(time.Second/probeEvery), datagram.StampedSize, e.cfg.Length, e.cores.Sender, e.cores.Apps)
 	if err != nil {
 		return nil, err
 	}
 	values["sockperf_p50_us"] = float64(lat.P50.Nanoseconds()) / 1e3
 	values["sockperf_p99_us"] = float64(lat.P99.Nanoseconds()) / 1e3
-	back, err := e.probeFrom(ctx, to, from, e.cores.Apps, e.cores.Apps, e.settle)
+	back, err := e.probeFrom(ctx, to, from, e.cores.Apps, e.cores.Sender, e.settle)
 	if err != nil {
 		return nil, err
 	}
@@ -41,7 +41,7 @@ func measureCrossCheck(ctx context.Context, e *env) (map[string]float64, error) 
 	values["p50_to_sockperf"] = (there + back[report.P50]) / 2 / values["sockperf_p50_us"]
 
 	theirs, err := e.costOf(func() error {
-		return traffic.SockperfStream(ctx, from, to, crossRate, e.cfg.Size, e.cfg.Length, e.cores.Apps, e.cores.Apps)
+		return traffic.SockperfStream(ctx, from, to, crossRate, e.cfg.Size, e.cfg.Length, e.cores.Sender, e.cores.Apps)
 	})
 	if err != nil {
 		return nil, err

@@ -17,9 +17,9 @@ const probeEvery = time.Millisecond
 func us(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
 // probe measures latency for a while, once all has settled.
-func (e *env) probe(ctx context.Context, recvOn int, settle time.Duration) (map[string]float64, error) {
+func (e *env) probe(ctx context.Context, settle time.Duration) (map[string]float64, error) {
 	from, to := e.endpoints(0)
-	return e.probeFrom(ctx, from, to, e.cores.Apps, recvOn, settle)
+	return e.probeFrom(ctx, from, to, e.cores.Sender, e.cores.Apps, settle)
 }
 
 func (e *env) probeFrom(ctx context.Context, from, to traffic.Endpoint, sendOn, recvOn int, settle time.Duration) (map[string]float64, error) {
@@ -38,7 +38,7 @@ func (e *env) probeFrom(ctx context.Context, from, to traffic.Endpoint, sendOn, 
 // roundTrip does the same there and back.
 func (e *env) roundTrip(ctx context.Context, settle time.Duration) (map[string]float64, error) {
 	from, to := e.endpoints(0)
-	p, err := traffic.StartRoundTrip(from, to, probeEvery, e.cores.Apps, e.cores.Apps, e.probes(settle))
+	p, err := traffic.StartRoundTrip(from, to, probeEvery, e.cores.Sender, e.cores.Apps, e.probes(settle))
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +51,12 @@ func (e *env) roundTrip(ctx context.Context, settle time.Duration) (map[string]f
 }
 
 // probes is more than are sent.
-func (e *env) probes(settle time.Duration) int { return int((settle+e.cfg.Length)/probeEvery) + 1000 }
+func (e *env) probes(settle time.Duration) int {
+	if e.look != nil {
+		settle += e.slowly(e.limit)
+	}
+	return int((settle+e.cfg.Length)/probeEvery) + 1000
+}
 
 func (e *env) watchProbe(ctx context.Context, p *traffic.Probe, settle time.Duration) (traffic.Latencies, error) {
 	werr := e.settled(ctx, settle, func() error { p.Begin(); return sleep(ctx, e.cfg.Length) })
@@ -59,24 +64,20 @@ func (e *env) watchProbe(ctx context.Context, p *traffic.Probe, settle time.Dura
 	return l, errors.Join(werr, err)
 }
 
-// idleSettle is what an idle node gets: there is nothing to judge, but a daemon needs longer to find
-// that it is idle.
-const idleSettle = 2 * settle
-
 // settleFor is what a probe waits for at the series' load.
 func (e *env) settleFor() time.Duration {
 	if e.cfg.Load == 0 {
-		return idleSettle
+		return max(e.slowly(idleSettle), e.settle)
 	}
 	return e.settle
 }
 
 func measureIdleLatency(ctx context.Context, e *env) (map[string]float64, error) {
-	return e.probe(ctx, e.cores.Apps, idleSettle)
+	return e.probe(ctx, e.slowly(idleSettle))
 }
 
 func measureUDPLatency(ctx context.Context, e *env) (map[string]float64, error) {
-	return e.besideUDP(ctx, span{}, func() (map[string]float64, error) { return e.probe(ctx, e.cores.Apps, e.settleFor()) })
+	return e.besideUDP(ctx, span{}, func() (map[string]float64, error) { return e.probe(ctx, e.settleFor()) })
 }
 
 // measureRoundTrip is a scenario of its own, not a metric beside the one-way
@@ -87,5 +88,5 @@ func measureRoundTrip(ctx context.Context, e *env) (map[string]float64, error) {
 }
 
 func measureTCPLatency(ctx context.Context, e *env) (map[string]float64, error) {
-	return e.besideTCP(ctx, span{length: e.cfg.Length}, func() (map[string]float64, error) { return e.probe(ctx, e.cores.Apps, e.settle) })
+	return e.besideTCP(ctx, span{length: e.cfg.Length}, func() (map[string]float64, error) { return e.probe(ctx, e.settle) })
 }

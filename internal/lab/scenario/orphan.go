@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/traffic"
 )
 
@@ -27,11 +28,11 @@ func startOrphaned(ctx context.Context, e *env, _ scenario) (session, error) {
 	first := *e
 	first.settle = 300 * time.Millisecond
 	_, err = first.live(ctx, offer{flows: 1, size: small, length: 100 * time.Millisecond})
-	var c counters
+	var c control.Status
 	if err == nil {
 		c, err = d.status(ctx)
 	}
-	if err == nil && c.Counters.Steered == 0 {
+	if err == nil && c.Counters.SteeredPackets == 0 {
 		err = errors.New("the pipeline does not act")
 	}
 	if err == nil {
@@ -88,7 +89,7 @@ func (d *daemon) off() error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), stopPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), d.env.slowly(stopPatience))
 	defer cancel()
 	if _, err := p.Wait(ctx); err != nil {
 		return fmt.Errorf("restore after the kill: %w", err)

@@ -4,7 +4,6 @@ package scenario
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/probe"
@@ -24,6 +24,8 @@ const (
 	// startPatience is how long a daemon may take until it runs.
 	startPatience = 15 * time.Second
 	stopPatience  = 10 * time.Second
+	// answerPatience is how long it may take to answer.
+	answerPatience = 5 * time.Second
 )
 
 // predicted is the gain that the daemon predicts of one flow that saturates a core.
@@ -38,7 +40,7 @@ type daemon struct {
 	before []int
 	// base is what it said when the stretch that is measured began; steered,
 	// overlay and changes are the sums over all of these.
-	base                      counters
+	base                      control.Status
 	steered, overlay, changes uint64
 	split, waited             uint64
 	bulk, madeRoom            uint64
@@ -53,42 +55,6 @@ type daemon struct {
 	predicted                 float64
 }
 
-// counters are what "overlane status" says the mechanism did.
-type counters struct {
-	State      string `json:"state"`
-	Mechanisms []struct {
-		Name   string  `json:"name"`
-		State  string  `json:"state"`
-		Reason string  `json:"reason"`
-		Gain   float64 `json:"predicted_gain"`
-	} `json:"mechanisms"`
-	Trials []struct {
-		Mechanism string  `json:"mechanism"`
-		Verdict   string  `json:"verdict"`
-		Packets   float64 `json:"packets"`
-		Wait      float64 `json:"wait"`
-		Pairs     int     `json:"pairs"`
-	} `json:"trials"`
-	Counters struct {
-		Steered     uint64 `json:"steered_packets"`
-		Overlay     uint64 `json:"overlay_packets"`
-		LaneChanges uint64 `json:"lane_changes"`
-		Split       uint64 `json:"split_packets"`
-		Waited      uint64 `json:"merge_held"`
-		Latency     uint64 `json:"latency_packets"`
-		Held        uint64 `json:"latency_held"`
-		Excess      uint64 `json:"latency_excess"`
-		Aggregated  uint64 `json:"aggregated_packets"`
-		Counted     uint64 `json:"counted_packets"`
-		Express     uint64 `json:"express_packets"`
-		Straight    uint64 `json:"short_cut_packets"`
-		Bridged     uint64 `json:"bridged_packets"`
-		Bulk        uint64 `json:"bulk_packets"`
-		BulkLane    uint64 `json:"bulk_lane_packets"`
-		Refused     uint64 `json:"refused_packets"`
-	} `json:"counters"`
-}
-
 // pipeline returns a variant's start: the daemon with a mode and a tier.
 func pipeline(mode, tier string) func(context.Context, *env, scenario) (session, error) {
 	return func(ctx context.Context, e *env, _ scenario) (session, error) {
@@ -97,7 +63,7 @@ func pipeline(mode, tier string) func(context.Context, *env, scenario) (session,
 			return session{}, err
 		}
 		d.mechanism = "pipeline"
-		e.threads, e.watch = d.lanes, d.watch
+		e.threads, e.watch, e.look = d.lanes, d.watch, d.condition
 		return session{acted: d.acted, reason: func() string { return d.reason }, end: d.end}, nil
 	}
 }
@@ -119,7 +85,7 @@ func microflows(mode, tier string) func(context.Context, *env, scenario) (sessio
 			return session{}, err
 		}
 		d.mechanism = "microflows"
-		e.threads, e.watch = d.lanes, d.watch
+		e.threads, e.watch, e.look = d.lanes, d.watch, d.condition
 		return session{acted: d.cut, reason: func() string { return d.reason }, end: d.end}, nil
 	}
 }
@@ -132,7 +98,7 @@ func aggregate(mode string) func(context.Context, *env, scenario) (session, erro
 			return session{}, err
 		}
 		d.mechanism = "aggregate"
-		e.threads, e.watch = d.lanes, d.watch
+		e.threads, e.watch, e.look = d.lanes, d.watch, d.condition
 		return session{acted: d.aggregated, reason: func() string { return d.reason }, end: d.end}, nil
 	}
 }
@@ -146,7 +112,7 @@ func express(aggregate, pipeline string) func(context.Context, *env, scenario) (
 			return session{}, err
 		}
 		d.mechanism = "express"
-		e.threads, e.watch = d.lanes, d.watch
+		e.threads, e.watch, e.look = d.lanes, d.watch, d.condition
 		return session{acted: d.expressed, reason: func() string { return d.reason }, end: d.end}, nil
 	}
 }
@@ -158,7 +124,7 @@ func startSkipping(ctx context.Context, e *env, _ scenario) (session, error) {
 		return session{}, err
 	}
 	d.mechanism = "bridge-netfilter"
-	e.threads, e.watch = d.lanes, d.watch
+	e.threads, e.watch, e.look = d.lanes, d.watch, d.condition
 	acted := func() map[string]float64 {
 		return map[string]float64{report.Acted: float64(d.active) / float64(max(d.stretches, 1))}
 	}
@@ -178,7 +144,7 @@ func priority(mode, pipeline string, more ...string) func(context.Context, *env,
 			return session{}, err
 		}
 		d.mechanism = "priority"
-		e.threads, e.watch = d.lanes, d.watch
+		e.threads, e.watch, e.look = d.lanes, d.watch, d.condition
 		acted := d.madeWay
 		if s.alone {
 			acted = func() map[string]float64 { return d.overtook(mode) }
@@ -198,7 +164,7 @@ func auto(config string) func(context.Context, *env, scenario) (session, error) 
 		if err != nil {
 			return session{}, err
 		}
-		e.threads, e.watch = d.lanes, d.watch
+		e.threads, e.watch, e.look = d.lanes, d.watch, d.condition
 		return session{acted: d.anything, reason: func() string { return d.reason }, end: d.end}, nil
 	}
 }
@@ -222,27 +188,32 @@ func priorityConfig(mode, pipeline string, s scenario, overlay bool) string {
 }
 
 // startDaemon runs the daemon on the wire and the lab's cores, with one mechanism.
-func (e *env) startDaemon(ctx context.Context, config string) (*daemon, error) {
-	if !strings.Contains(config, "aggregate:") {
-		config += "aggregate: off\n" // one mechanism at a time
+func (e *env) startDaemon(ctx context.Context, settings string) (*daemon, error) {
+	if !strings.Contains(settings, "aggregate:") {
+		settings += "aggregate: off\n" // one mechanism at a time
 	}
-	if !strings.Contains(config, "priority:") {
-		config += "priority: {mode: off}\n"
+	if !strings.Contains(settings, "priority:") {
+		settings += "priority: {mode: off}\n"
 	}
-	return e.runDaemon(ctx, fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\n%s", e.bed.Receiver().Wire, coreList(e.cores.Steer), config))
+	return e.runDaemon(ctx, fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\n%s", e.bed.Receiver().Wire, config.CPUList(e.cores.Steer), settings))
 }
 
 // runDaemon runs the daemon in the receiving host; without a configuration there is no file.
-func (e *env) runDaemon(ctx context.Context, config string) (*daemon, error) {
+func (e *env) runDaemon(ctx context.Context, settings string) (*daemon, error) {
 	dir, err := os.MkdirTemp(e.bed.Dir(), "daemon")
 	if err != nil {
 		return nil, fmt.Errorf("start daemon: %w", err)
 	}
 	d := &daemon{env: e, state: filepath.Join(dir, "state")}
+	node := e.cores.Receiver()
+	if node != nil && !strings.Contains(settings, "cores:") {
+		// Left to itself it would take those of the sending host as well.
+		settings = fmt.Sprintf("cores: %s\n%s", config.CPUList(e.cores.Steer), settings)
+	}
 	args := []string{e.cfg.Binary, "run", "--state-dir", d.state}
-	if config != "" {
+	if settings != "" {
 		file := filepath.Join(dir, "config.yaml")
-		if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		if err := os.WriteFile(file, []byte(settings), 0o600); err != nil {
 			return nil, fmt.Errorf("start daemon: %w", err)
 		}
 		args = append(args, "--config", file)
@@ -250,7 +221,7 @@ func (e *env) runDaemon(ctx context.Context, config string) (*daemon, error) {
 	if d.before, err = cpumapThreads(); err != nil {
 		return nil, err
 	}
-	d.proc, err = traffic.StartProcess(e.bed.Receiver().NS, nil, args...)
+	d.proc, err = traffic.StartProcess(e.bed.Receiver().NS, node, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -265,9 +236,25 @@ func (e *env) runDaemon(ctx context.Context, config string) (*daemon, error) {
 	return d, nil
 }
 
+// condition is what it is to stay with. One that does not answer now is not steady.
+func (d *daemon) condition(ctx context.Context) (condition, error) {
+	st, err := d.status(ctx)
+	if err == nil {
+		return conditionOf(st), nil
+	}
+	select {
+	case <-d.proc.Done():
+		return condition{}, errors.Join(errors.New("the daemon has ended"), err)
+	case <-ctx.Done():
+		return condition{}, ctx.Err()
+	default:
+		return condition{trying: "it does not answer: " + err.Error()}, nil
+	}
+}
+
 // running waits until the daemon says so.
 func (d *daemon) running(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	ctx, cancel := context.WithTimeout(ctx, d.env.slowly(startPatience))
 	defer cancel()
 	var last error
 	for {
@@ -279,8 +266,8 @@ func (d *daemon) running(ctx context.Context) error {
 			return fmt.Errorf("the daemon does not run: %w (%v)", ctx.Err(), last)
 		default:
 		}
-		var c counters
-		if c, last = d.status(ctx); last == nil && c.State == "running" {
+		var c control.Status
+		if c, last = d.status(ctx); last == nil && c.State == control.Running {
 			return nil
 		}
 		if err := sleep(ctx, 50*time.Millisecond); err != nil {
@@ -289,19 +276,23 @@ func (d *daemon) running(ctx context.Context) error {
 	}
 }
 
-func (d *daemon) status(ctx context.Context) (c counters, err error) {
-	p, err := traffic.StartProcess(d.env.bed.Receiver().NS, nil, d.env.cfg.Binary, "status", "--json", "--state-dir", d.state)
+func (d *daemon) status(ctx context.Context) (st control.Status, err error) {
+	cookie, err := d.env.bed.Receiver().NS.Cookie()
 	if err != nil {
-		return c, err
+		return st, err
 	}
-	out, err := p.Wait(ctx)
+	path, err := control.SocketPath(d.state, cookie)
 	if err != nil {
-		return c, err
+		return st, err
 	}
-	if err := json.Unmarshal(out, &c); err != nil {
-		return c, fmt.Errorf("read the daemon's status: %w", err)
+	c, err := control.Dial(path)
+	if err != nil {
+		return st, err
 	}
-	return c, nil
+	ctx, cancel := context.WithTimeout(ctx, d.env.slowly(answerPatience))
+	defer cancel()
+	st, err = c.Status(ctx)
+	return st, errors.Join(err, c.Close())
 }
 
 // watch adds up what the daemon did in the stretches that were measured.
@@ -311,42 +302,42 @@ func (d *daemon) watch(ctx context.Context, begins bool) error {
 		d.base = c
 		return err
 	}
-	d.steered += c.Counters.Steered - d.base.Counters.Steered
-	d.split += c.Counters.Split - d.base.Counters.Split
-	d.waited += c.Counters.Waited - d.base.Counters.Waited
-	d.bulk += c.Counters.Bulk - d.base.Counters.Bulk
+	d.steered += c.Counters.SteeredPackets - d.base.Counters.SteeredPackets
+	d.split += c.Counters.SplitPackets - d.base.Counters.SplitPackets
+	d.waited += c.Counters.MergeHeld - d.base.Counters.MergeHeld
+	d.bulk += c.Counters.BulkPackets - d.base.Counters.BulkPackets
 	// What the lane had no room for has made way as well.
 	d.madeRoom += c.Counters.BulkLane + c.Counters.Refused - d.base.Counters.BulkLane - d.base.Counters.Refused
-	d.latency += c.Counters.Latency - d.base.Counters.Latency
-	d.late += c.Counters.Held + c.Counters.Excess - d.base.Counters.Held - d.base.Counters.Excess
-	d.straight += c.Counters.Straight - d.base.Counters.Straight
+	d.latency += c.Counters.LatencyPackets - d.base.Counters.LatencyPackets
+	d.late += c.Counters.LatencyHeld + c.Counters.LatencyExcess - d.base.Counters.LatencyHeld - d.base.Counters.LatencyExcess
+	d.straight += c.Counters.ShortCut - d.base.Counters.ShortCut
 	d.bridged += c.Counters.Bridged - d.base.Counters.Bridged
-	d.overlay += c.Counters.Overlay - d.base.Counters.Overlay
-	d.express += c.Counters.Express - d.base.Counters.Express
+	d.overlay += c.Counters.OverlayPackets - d.base.Counters.OverlayPackets
+	d.express += c.Counters.ExpressPackets - d.base.Counters.ExpressPackets
 	d.changes += c.Counters.LaneChanges - d.base.Counters.LaneChanges
 	d.stretches++
-	if c.active(d.mechanism) && d.base.active(d.mechanism) {
+	if active(c, d.mechanism) && active(d.base, d.mechanism) {
 		d.active++
 	}
-	if n := c.Counters.Counted - d.base.Counters.Counted; n > 0 && c.active("aggregate") && d.base.active("aggregate") {
-		d.joined += float64(c.Counters.Aggregated-d.base.Counters.Aggregated) / float64(n)
+	if n := c.Counters.CountedPackets - d.base.Counters.CountedPackets; n > 0 && active(c, "aggregate") && active(d.base, "aggregate") {
+		d.joined += float64(c.Counters.AggregatedPackets-d.base.Counters.AggregatedPackets) / float64(n)
 	}
 	if d.mechanism == "" {
-		d.reason = c.reasons()
+		d.reason = reasons(c)
 	}
 	for _, m := range c.Mechanisms {
 		if m.Name == d.mechanism {
-			d.reason, d.predicted = m.State+", "+m.Reason, m.Gain
+			d.reason, d.predicted = string(m.State)+", "+m.Reason, m.Gain
 		}
 	}
 	return nil
 }
 
 // reasons are those of all that acts, or else of the first that does not, and what trials showed.
-func (c counters) reasons() string {
+func reasons(c control.Status) string {
 	var list []string
 	for _, m := range c.Mechanisms {
-		if m.State == "active" {
+		if m.State == control.Active {
 			list = append(list, m.Name+": "+m.Reason)
 		}
 	}
@@ -356,7 +347,7 @@ func (c counters) reasons() string {
 	for _, t := range c.Trials {
 		said := fmt.Sprintf("trial of %s: %s", t.Mechanism, t.Verdict)
 		if t.Pairs > 0 {
-			said += fmt.Sprintf(", packets %.2f, wait %.2f times in %d pairs", t.Packets, t.Wait, t.Pairs)
+			said += fmt.Sprintf(", packets %.2f, wait %.2f times in %d pairs", measured(t.Packets), measured(t.Wait), t.Pairs)
 		} else {
 			said += ": no two windows could be compared"
 		}
@@ -365,11 +356,19 @@ func (c counters) reasons() string {
 	return strings.Join(list, "; ")
 }
 
+// measured is a number that the daemon has measured, or 0.
+func measured(x *float64) float64 {
+	if x == nil {
+		return 0
+	}
+	return *x
+}
+
 // active tells whether a mechanism acts.
-func (c counters) active(name string) bool {
+func active(c control.Status, name string) bool {
 	for _, m := range c.Mechanisms {
 		if m.Name == name {
-			return m.State == "active"
+			return m.State == control.Active
 		}
 	}
 	return false
@@ -439,7 +438,7 @@ func (d *daemon) overtook(mode string) map[string]float64 {
 }
 
 func (d *daemon) end() error {
-	if err := d.proc.Stop(stopPatience); err != nil {
+	if err := d.proc.Stop(d.env.slowly(stopPatience)); err != nil {
 		return fmt.Errorf("end the daemon: %w", err)
 	}
 	return os.RemoveAll(filepath.Dir(d.state))
@@ -469,20 +468,4 @@ func cpumapThreads() ([]int, error) {
 		}
 	}
 	return pids, nil
-}
-
-// coreList writes cores as a configuration file has them.
-func coreList(cores []int) string {
-	var parts []string
-	for i := 0; i < len(cores); {
-		j := i
-		for j+1 < len(cores) && cores[j+1] == cores[j]+1 {
-			j++
-		}
-		if parts = append(parts, strconv.Itoa(cores[i])); j > i {
-			parts[len(parts)-1] += "-" + strconv.Itoa(cores[j])
-		}
-		i = j + 1
-	}
-	return strings.Join(parts, ",")
 }

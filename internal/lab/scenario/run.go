@@ -50,8 +50,17 @@ type env struct {
 	flood float64
 	// eager generators do not step back: for tests on busy machines.
 	eager bool
-	// settle is what traffic gets to become steady before it is measured.
+	// settle is what traffic gets to become steady before it is measured, at least.
 	settle time.Duration
+	// look is at the running variant's daemon, whose status has to be the same for calm; that is waited
+	// for until limit. nil: there is none.
+	look        func(context.Context) (condition, error)
+	calm, limit time.Duration
+	// led: it has become steady, and settle is what it needs.
+	led bool
+	// settling is what is told of that, by metric; nil: it is not told. unsteady says why it was not.
+	settling map[string]float64
+	unsteady []string
 }
 
 // Run runs a series, or one for each size, and returns their results. Rounds
@@ -87,7 +96,7 @@ func run(ctx context.Context, b *bed.Bed, cfg Config, eager bool) ([]report.Resu
 	if err != nil {
 		return nil, err
 	}
-	e := &env{bed: b, cores: b.PlaceCores(), clock: clock, checkerNS: perCheck, eager: eager, settle: settle, mixed: s.mixed,
+	e := &env{bed: b, cores: b.Cores, clock: clock, checkerNS: perCheck, eager: eager, mixed: s.mixed,
 		offers: map[string]float64{}}
 	var results []report.Result
 	for _, at := range s.pointsFor(&cfg) {
@@ -112,14 +121,14 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 	if label != "" {
 		name += "/" + label
 	}
-	rep := report.New(report.Meta{Scenario: name, NIC: string(e.bed.NIC), NAPI: e.bed.Polling(), Awake: cfg.Awake, Kernel: kernelRelease(), Cores: runtime.NumCPU(),
+	rep := report.New(report.Meta{Scenario: name, NIC: string(e.bed.NIC), NAPI: e.bed.Polling(), Awake: cfg.Awake, Kernel: kernelRelease(), Cores: runtime.NumCPU(), Roles: e.cores.String(),
 		Rounds: cfg.Rounds, Seconds: cfg.Length.Seconds(), Command: cfg.Command})
 	if s.prepare != nil && !e.prepared {
 		e.prepared = true
 		if err := e.bed.Reset(); err != nil {
 			return rep.Finish(), err
 		}
-		e.overlay, e.threads, e.watch = true, nil, nil
+		e.overlay, e.threads, e.watch, e.look, e.settle = true, nil, nil, nil, e.slowly(settle)
 		if err := s.prepare(ctx, e); err != nil {
 			return rep.Finish(), fmt.Errorf("%s: %w", name, err)
 		}
@@ -139,6 +148,9 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 			}
 			if err != nil {
 				rep.Note(vname, fmt.Sprintf("round %d: %v", round+1, err))
+			}
+			for _, why := range e.unsteady {
+				rep.Note(vname, fmt.Sprintf("round %d: %s", round+1, why))
 			}
 			rep.Add(vname, round, values)
 			// What chooses among mechanisms says which.
@@ -209,8 +221,12 @@ func (e *env) measure(ctx context.Context, s scenario, v variant) (values map[st
 	if err := e.bed.Reset(); err != nil {
 		return nil, err
 	}
-	e.variant, e.overlay, e.threads, e.watch = v.name, !v.host, nil, nil
-	e.settle = max(v.settle, settle)
+	e.variant, e.overlay, e.threads, e.watch, e.look = v.name, !v.host, nil, nil, nil
+	e.settle, e.calm, e.limit, e.led = e.slowly(settle), calmFor, settleLimit, false
+	if v.judged {
+		e.calm, e.limit = judgedFor, judgedBy
+	}
+	e.settling, e.unsteady = map[string]float64{}, nil
 	ses, err := v.start(ctx, e, s)
 	if err != nil {
 		return nil, err
@@ -228,6 +244,9 @@ func (e *env) measure(ctx context.Context, s scenario, v variant) (values map[st
 	}
 	if err == nil {
 		err = e.bed.KeptNAPI()
+	}
+	if err == nil {
+		maps.Copy(values, e.settling)
 	}
 	if err == nil && ses.acted != nil {
 		maps.Copy(values, ses.acted())
@@ -268,7 +287,7 @@ func brief(values map[string]float64, err error) string {
 	}
 	var parts []string
 	for _, m := range []string{report.RPS, report.KPPS, report.Gbps, report.P50, report.P99, report.LossFreeKPPS, report.RRP50, report.RRP99,
-		report.BulkKPPS, report.BulkGbps, report.Reordered, report.Duplicated} {
+		report.BulkKPPS, report.BulkGbps, report.Settled, report.Reordered, report.Duplicated} {
 		if x, ok := values[m]; ok && (x != 0 || m != report.Reordered && m != report.Duplicated) {
 			parts = append(parts, fmt.Sprintf("%s %.4g", m, x))
 		}

@@ -18,7 +18,8 @@ type sample struct {
 	wire  bed.WireStats
 }
 
-func (e *env) sample(g generators) (s sample, err error) {
+// Where programs read, what they have read counts.
+func (e *env) sample(g generators, programs readers) (s sample, err error) {
 	if s.sent, err = g.sent(); err != nil {
 		return s, err
 	}
@@ -28,7 +29,9 @@ func (e *env) sample(g generators) (s sample, err error) {
 	if s.usage, err = e.clock.Read(); err != nil {
 		return s, err
 	}
-	s.taken, err = e.udpTaken()
+	if s.taken = programs.taken(); programs == nil {
+		s.taken, err = e.udpTaken()
+	}
 	s.at = time.Now()
 	return s, err
 }

@@ -79,6 +79,8 @@ var scenarios = []scenario{
 	{name: "udp-one", what: "one UDP flow of small packets, offered above saturation", flows: 1, size: small, prepare: findFlood, measure: measureFlood},
 	{name: "udp-many", what: "several UDP flows of small packets (--flows, --rates)", flows: 4, size: small, prepare: findFlood, measure: measureFlood},
 	{name: "udp-mixed", what: "several UDP flows whose datagrams are of 64, 512 and 1400 bytes by chance (--flows)", flows: 8, size: 1400, mixed: []int{512, small}, prepare: findFlood, measure: measureFlood},
+	{name: "udp-read", what: "one UDP flow of small packets, offered above saturation, to a program that reads each: what it gets (--flows)", flows: 1, size: small,
+		prepare: findFlood, measure: measureRead},
 	{name: "udp-large", what: "one UDP flow of 16 B, 1 KB, 4 KB and 64 KB datagrams (the latter as inner fragments)", flows: 1, size: 64 * kb,
 		points: []point{size("16B", 16), size("1KB", kb), size("4KB", 4*kb), size("64KB", 65000)}, measure: measureLarge},
 	{name: "tcp-one", what: "one TCP connection (iperf3), MTU-sized frames on the wire", flows: 1, slow: true, programs: iperf, measure: measureTCP},

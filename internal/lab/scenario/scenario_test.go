@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/snmp"
 	"github.com/vishvananda/netlink"
 )
 
@@ -48,7 +50,7 @@ func newEnv(t *testing.T, o bed.Options, cfg Config) *env {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { clock.Close() })
-	return &env{bed: b, cfg: &cfg, cores: b.PlaceCores(), clock: clock, overlay: true, settle: 50 * time.Millisecond, eager: true,
+	return &env{bed: b, cfg: &cfg, cores: b.Cores, clock: clock, overlay: true, settle: 50 * time.Millisecond, eager: true,
 		offers: map[string]float64{}}
 }
 
@@ -90,6 +92,75 @@ func TestCheckedPacketsCrossEveryTopology(t *testing.T) {
 				t.Errorf("verdict: %+v", bad)
 			}
 		})
+	}
+}
+
+// What a program gets is what counts, not what its socket has seen.
+func TestReadersReadWhatArrives(t *testing.T) {
+	for name, host := range map[string]bool{"overlay": false, "host": true} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, bed.Options{Pods: 2}, Config{Scenario: "udp-read"})
+			e.overlay = !host
+			got, err := e.live(t.Context(), offer{flows: 3, size: small, rate: 5e3, length: short, read: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			goals := 0
+			for _, at := range e.goals() {
+				c, err := snmp.Read(at.NS)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if n := c["Udp.InDatagrams"]; n > 0 {
+					goals++
+				}
+				got.read += c["Udp.RcvbufErrors"] // a busy machine
+			}
+			if want := map[bool]int{true: 1, false: 2}[host]; goals != want || got.read == 0 || got.read != got.offered || got.total.Received != got.offered {
+				t.Errorf("%d sent, %d seen, %d read or without room, at %d sockets of %d", got.offered, got.total.Received, got.read, goals, want)
+			}
+			if bad := got.total; bad.Reordered+bad.Duplicated+bad.Stale+bad.Missing > 0 || got.delivered > got.read {
+				t.Errorf("verdict: %+v, %d delivered", bad, got.delivered)
+			}
+		})
+	}
+}
+
+// On a machine with cores to spare what the sending host does is not on those that are judged.
+func TestTheSendersWorkStaysOnItsCore(t *testing.T) {
+	if err := traffic.Installed("iperf3"); err != nil {
+		t.Skip(err)
+	}
+	e := newEnv(t, bed.Options{}, Config{Scenario: "tcp-one", Length: time.Second})
+	if runtime.NumCPU() < 2 {
+		t.Skip("needs two cores")
+	}
+	e.bed.Cores = bed.Cores{NIC: []int{0}, Gen: []int{1}, Paced: 1, Sender: 1, Steer: []int{0}, Apps: 0, Servers: []int{0}}
+	e.cores = e.bed.Cores
+	if err := e.bed.Reset(); err != nil {
+		t.Fatal(err)
+	}
+	for _, streams := range []int{1, 4} {
+		e.cfg.Flows = streams
+		var looks []traffic.Look
+		e.profiled = &looks
+		values, err := measureTCP(t.Context(), e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Its acknowledgements are the receiving host's.
+		// And what has waited for the wire goes on where room was made.
+		sends := []string{"tcp_write_xmit", "tcp_ack", "skb_segment"}
+		var on [2]time.Duration
+		for _, l := range looks {
+			if l.Core < 2 && slices.ContainsFunc(l.Stack, func(f string) bool { return slices.Contains(sends, f) }) {
+				on[l.Core] += l.Spent
+			}
+		}
+		t.Logf("%d connections, %.2f Gb/s: %s on the NIC's core, %s on the sender's", streams, values[report.Gbps], on[0], on[1])
+		if on[1] == 0 || on[0] > on[1]/50 {
+			t.Errorf("%d connections: the sending host works for %s on the NIC's core, and for %s on its own", streams, on[0], on[1])
+		}
 	}
 }
 
@@ -197,6 +268,7 @@ func TestEveryScenarioGivesItsMetrics(t *testing.T) {
 	e := newEnv(t, bed.Options{}, Config{Scenario: "udp-one"})
 	for name, want := range map[string][]string{
 		"udp-one":          {report.KPPS, report.CPUPerMpkt, report.Reordered, report.Duplicated, report.Dropped, report.GeneratorIdle},
+		"udp-read":         {report.KPPS, report.Unread, report.CPUPerMpkt, report.Reordered, report.Duplicated, report.Dropped, report.GeneratorIdle},
 		"udp-large":        {report.KPPS, report.Gbps, report.CPUPerMpkt, report.Reordered},
 		"tcp-one":          {report.Gbps, report.Retransmits, report.OFO, report.SACKReorder, report.CPUPerGB},
 		"latency-idle":     {report.P50, report.P99, report.P999},
@@ -321,6 +393,9 @@ func TestConfigIsRefusedWithWhatIsAllowed(t *testing.T) {
 		{Config{Scenario: "udp-one", Rates: "odd"}, bed.Thread, "equal, skewed and shifting"},
 		{Config{Scenario: "udp-one", Flows: 1000}, bed.Thread, "1 to 128"},
 		{Config{Scenario: "latency-load", Load: 11}, bed.Thread, "0.01 to 10"},
+		{Config{Scenario: "udp-one", Offer: 1}, bed.Thread, "1.05 to 4 times"},
+		{Config{Scenario: "udp-one", Offer: 4.5}, bed.Thread, "1.05 to 4 times"},
+		{Config{Scenario: "udp-one", Slow: 0.5}, bed.Thread, "1 to 100 times slower"},
 		{Config{Scenario: "udp-one", Batch: 7}, bed.Thread, "micro-flows of 8 to 1024 frames"},
 	} {
 		if err := tc.cfg.Normalize(tc.nic); err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -330,13 +405,5 @@ func TestConfigIsRefusedWithWhatIsAllowed(t *testing.T) {
 	cfg := Config{Scenario: "udp-one", Variants: []string{"all"}}
 	if err := cfg.Normalize(bed.Thread); err != nil || len(cfg.Variants) != len(variants)-1 {
 		t.Errorf("all: %v %v", cfg.Variants, err)
-	}
-}
-
-func TestCoreListsAsAConfigurationHasThem(t *testing.T) {
-	for want, cores := range map[string][]int{"0-1": {0, 1}, "3": {3}, "0,2-4,7": {0, 2, 3, 4, 7}} {
-		if got := coreList(cores); got != want {
-			t.Errorf("%v: %s, want %s", cores, got, want)
-		}
 	}
 }

@@ -122,7 +122,7 @@ func (a *application) atRate(ctx context.Context, e *env, from, at traffic.Endpo
 		return nil, err
 	}
 	c, err := traffic.StartClients(from, netip.AddrPortFrom(at.Addr, a.port), a.talk, traffic.ClientsConfig{
-		Count: e.cfg.clients, Every: between(e.cfg.clients), Skip: e.settle, Length: e.cfg.Length, Core: e.cores.Apps})
+		Count: e.cfg.clients, Every: between(e.cfg.clients), Skip: e.settle, Length: e.cfg.Length, Core: e.cores.Sender})
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +156,7 @@ func (e *env) resent() (uint64, error) {
 func (a *application) atFullSpeed(ctx context.Context, e *env, from, at traffic.Endpoint) (map[string]float64, error) {
 	var rps float64
 	err := e.settled(ctx, e.settle, func() (err error) {
-		rps, err = a.flood(ctx, from, at, traffic.Flood{Clients: e.cfg.clients, Length: e.wholeSeconds(), Core: e.cores.Apps})
+		rps, err = a.flood(ctx, from, at, traffic.Flood{Clients: e.cfg.clients, Length: e.wholeSeconds(), Core: e.cores.Sender})
 		return err
 	})
 	return map[string]float64{report.RPS: rps}, err
@@ -169,7 +169,7 @@ func (e *env) wholeSeconds() time.Duration {
 
 // settled lets traffic become steady and then runs what is measured.
 func (e *env) settled(ctx context.Context, settle time.Duration, f func() error) error {
-	if err := sleep(ctx, settle); err != nil {
+	if err := e.become(ctx, settle, sleep); err != nil {
 		return err
 	}
 	return e.window(ctx, f)

@@ -51,7 +51,7 @@ func measureStreamline(ctx context.Context, e *env) (map[string]float64, error) 
 func (e *env) findLossFree(ctx context.Context, o offer) (float64, error) {
 	probe := *e
 	// The path is warm, and what it does in a search is not what a variant acts on.
-	probe.settle, probe.watch = min(e.settle, 100*time.Millisecond), nil
+	probe.settle, probe.watch, probe.look = min(e.settle, 100*time.Millisecond), nil, nil
 	o.length, o.stamp, o.window = max(e.cfg.Length/8, 150*time.Millisecond), false, window
 	t, err := probe.live(ctx, o.unpaced()) // no more than can be delivered
 	if err != nil {

@@ -78,10 +78,17 @@ func deviation(list []float64) float64 {
 // buffers do not shrink.
 func (e *env) tcpLead(ctx context.Context, cfg traffic.TCPConfig) error {
 	from, to := e.endpoints(0)
-	cfg.Omit, cfg.Length = 0, e.settle
+	cfg.Omit, cfg.Length, cfg.Tail = 0, e.settle, 0
+	if e.look != nil {
+		cfg.Length = max(e.settle, e.slowly(e.limit)) + e.slowly(settle)
+	}
 	t, err := traffic.StartTCP(ctx, from, to, cfg)
 	if err != nil {
 		return err
+	}
+	if e.look != nil {
+		err := e.lead(ctx)
+		return errors.Join(err, t.Stop())
 	}
 	_, err = t.Wait(ctx)
 	return err
@@ -91,9 +98,13 @@ func (e *env) tcpLead(ctx context.Context, cfg traffic.TCPConfig) error {
 // of both hosts, since TCP's acknowledgements keep the sender's busy too. values are what both ends
 // count meanwhile.
 func (e *env) tcp(ctx context.Context, cfg traffic.TCPConfig) (res traffic.TCPResult, loads []float64, values map[string]float64, err error) {
+	if err := e.bed.CutEarly(); err != nil {
+		return res, nil, nil, err
+	}
 	if err := e.tcpLead(ctx, cfg); err != nil {
 		return res, nil, nil, err
 	}
+	cfg.Omit = e.settle
 	from, to := e.endpoints(0)
 	if err := e.countThreads(); err != nil {
 		return res, nil, nil, err
@@ -110,13 +121,14 @@ func (e *env) tcp(ctx context.Context, cfg traffic.TCPConfig) (res traffic.TCPRe
 }
 
 func (e *env) tcpConfig(gbps float64) traffic.TCPConfig {
-	return traffic.TCPConfig{Streams: e.cfg.Flows, Omit: e.settle, Length: e.cfg.Length, Gbps: gbps, Cores: []int{e.cores.Apps}}
+	return traffic.TCPConfig{Streams: e.cfg.Flows, Omit: e.settle, Length: e.cfg.Length, Gbps: gbps,
+		SendOn: []int{e.cores.Sender}, RecvOn: []int{e.cores.Apps}}
 }
 
-// tcpWindow waits until a variant acts, and returns what comes after: CPU seconds per second of each
+// tcpWindow waits until the traffic is steady, and returns what comes after: CPU seconds per second of each
 // core, and what both ends count.
 func (e *env) tcpWindow(ctx context.Context) (loads []float64, values map[string]float64, err error) {
-	if err := sleep(ctx, e.settle); err != nil {
+	if err := e.become(ctx, e.settle, sleep); err != nil {
 		return nil, nil, err
 	}
 	err = e.window(ctx, func() error {
@@ -129,7 +141,7 @@ func (e *env) tcpWindow(ctx context.Context) (loads []float64, values map[string
 		if err != nil {
 			return err
 		}
-		if err := sleep(ctx, e.cfg.Length); err != nil {
+		if err := e.profile(func() error { return sleep(ctx, e.cfg.Length) }); err != nil {
 			return err
 		}
 		z, err := e.clock.Read()

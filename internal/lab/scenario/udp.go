@@ -27,6 +27,8 @@ type offer struct {
 	// stamp has the time of each datagram of the first flow taken, from sending to
 	// the socket layer.
 	stamp bool
+	// read has programs read what arrives: that is what counts as delivered.
+	read bool
 	// makeUp is how late frames are still sent; 0: the generator's.
 	makeUp time.Duration
 	// patience of the window with frames that do not arrive; 0: the generator's.
@@ -36,13 +38,14 @@ type offer struct {
 // taken is what became of it.
 type taken struct {
 	span      time.Duration
-	delivered uint64 // datagrams at the socket layer, in the span
+	delivered uint64 // datagrams at the socket layer, or read by programs, in the span
 	usage     traffic.Usage
 	latency   traffic.Latencies // in the span, if datagrams are stamped
 	idle      float64           // share of the generators' time that was not needed
 	size      int
 	// Over the whole run, with its beginning and end.
 	total    traffic.Verdict
+	read     uint64 // by programs
 	accepted uint64 // datagrams that the wire took
 	offered  uint64
 }
@@ -54,17 +57,13 @@ func (t *taken) gbps() float64 {
 
 var errNoneArrived = errors.New("none arrived while it was measured")
 
-const (
-	// abovePace is how much more a host network takes at a pace than from a generator without
-	// one, at most by far: what finds no place on the wire goes back to the generator's pool, by
-	// the lock that the receiving host needs for each frame that it frees.
-	abovePace = 1.7
-	// aboveSaturation is how much more is offered than the host network takes.
-	aboveSaturation = 1.05
-)
+// abovePace is how much more a host network takes at a pace than from a generator without
+// one, at most by far: what finds no place on the wire goes back to the generator's pool, by
+// the lock that the receiving host needs for each frame that it frees.
+const abovePace = 1.7
 
 // findFlood looks for what even the host network cannot take, or just can, and so no variant.
-// More would only keep the generator's core from what else runs there.
+// More keeps the generator's core from what else runs there.
 func findFlood(ctx context.Context, e *env) error {
 	e.overlay = false
 	o := offer{flows: e.cfg.Flows, size: e.cfg.Size, mixed: e.mixed, rates: e.cfg.Rates, length: time.Second}
@@ -76,7 +75,7 @@ func findFlood(ctx context.Context, e *env) error {
 	if t, err = e.live(ctx, o); err != nil {
 		return err
 	}
-	e.flood = aboveSaturation * t.kpps() * 1e3
+	e.flood = e.cfg.Offer * t.kpps() * 1e3
 	e.logf("the host network takes %.4g kpps; offered: %.4g", t.kpps(), e.flood/1e3)
 	return nil
 }
@@ -87,6 +86,17 @@ func measureFlood(ctx context.Context, e *env) (map[string]float64, error) {
 		return nil, err
 	}
 	return e.udpValues(t), nil
+}
+
+// measureRead counts what programs read.
+func measureRead(ctx context.Context, e *env) (map[string]float64, error) {
+	t, err := e.live(ctx, offer{flows: e.cfg.Flows, size: e.cfg.Size, rates: e.cfg.Rates, rate: e.flood, length: e.cfg.Length, read: true})
+	if err != nil {
+		return nil, err
+	}
+	v := e.udpValues(t)
+	v[report.Unread] = float64(max(t.total.Received, t.read) - t.read)
+	return v, nil
 }
 
 func (e *env) udpValues(t *taken) map[string]float64 {
@@ -103,19 +113,57 @@ func (e *env) udpValues(t *taken) map[string]float64 {
 	return v
 }
 
-// listen lets a checker take what arrives, wherever a flow may end.
-func (e *env) listen(c *traffic.Checker) error {
+// goals are where flows may end.
+func (e *env) goals() (list []traffic.Endpoint) {
 	rx := e.bed.Receiver()
 	if !e.overlay {
-		return c.Listen(rx.NS, netip.AddrPortFrom(rx.IP, traffic.Port))
+		return []traffic.Endpoint{{NS: rx.NS, Addr: rx.IP}}
 	}
-	var errs []error
-	for i := range rx.Pods {
-		ip := rx.Pods[i].IP4
+	for _, p := range rx.Pods {
+		at := traffic.Endpoint{NS: p.NS, Addr: p.IP4}
 		if e.bed.IPv6 {
-			ip = rx.Pods[i].IP6
+			at.Addr = p.IP6
 		}
-		errs = append(errs, c.Listen(rx.Pods[i].NS, netip.AddrPortFrom(ip, traffic.Port)))
+		list = append(list, at)
+	}
+	return list
+}
+
+// listen lets a checker take what arrives.
+func (e *env) listen(c *traffic.Checker) error {
+	var errs []error
+	for _, at := range e.goals() {
+		errs = append(errs, c.Listen(at.NS, netip.AddrPortFrom(at.Addr, traffic.Port)))
+	}
+	return errors.Join(errs...)
+}
+
+// readers are programs, one for each place where flows end.
+type readers []*traffic.Reader
+
+// read lets programs take what arrives, on the applications' cores.
+func (e *env) read(c *traffic.Checker) (rs readers, err error) {
+	for i, at := range e.goals() {
+		r, err := c.Read(at.NS, netip.AddrPortFrom(at.Addr, traffic.Port), e.cores.Servers[i%len(e.cores.Servers)])
+		if err != nil {
+			return nil, errors.Join(err, rs.stop())
+		}
+		rs = append(rs, r)
+	}
+	return rs, nil
+}
+
+func (rs readers) taken() (sum uint64) {
+	for _, r := range rs {
+		sum += r.Taken()
+	}
+	return sum
+}
+
+func (rs readers) stop() error {
+	var errs []error
+	for _, r := range rs {
+		errs = append(errs, r.Stop())
 	}
 	return errors.Join(errs...)
 }
@@ -153,7 +201,13 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, check.Close()) }()
-	if err := e.listen(check); err != nil {
+	var programs readers
+	if o.read {
+		if programs, err = e.read(check); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, programs.stop()) }()
+	} else if err := e.listen(check); err != nil {
 		return nil, err
 	}
 	if o.window > 0 {
@@ -185,7 +239,7 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 		err = errors.Join(err, serr)
 	}()
 
-	if err := gens.wait(ctx, e.settle); err != nil {
+	if err := e.become(ctx, e.settle, gens.wait); err != nil {
 		return nil, err
 	}
 	var a, z sample
@@ -196,13 +250,13 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 				return err
 			}
 		}
-		if a, err = e.sample(gens); err != nil {
+		if a, err = e.sample(gens, programs); err != nil {
 			return err
 		}
 		if err = e.profile(func() error { return gens.wait(ctx, o.length) }); err != nil {
 			return err
 		}
-		if z, err = e.sample(gens); err == nil && o.stamp {
+		if z, err = e.sample(gens, programs); err == nil && o.stamp {
 			late, err = check.Times()
 		}
 		return err
@@ -227,7 +281,7 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 	}
 	frags := uint64(gens.frags())
 	t := &taken{span: z.at.Sub(a.at), delivered: z.taken - a.taken, usage: z.usage.Since(a.usage), size: gens.size(),
-		total: total, accepted: (wire1.RxPackets - wire0.RxPackets) / frags, offered: sent.Datagrams}
+		total: total, read: programs.taken(), accepted: (wire1.RxPackets - wire0.RxPackets) / frags, offered: sent.Datagrams}
 	t.idle = e.idle(&a, &z, t.span, len(gens))
 	if t.delivered == 0 {
 		return nil, fmt.Errorf("of %d datagrams sent, %d were taken by the wire and %w", t.offered, t.accepted, errNoneArrived)

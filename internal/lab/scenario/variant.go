@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"time"
 
 	"github.com/cilium/ebpf/link"
 	"github.com/overlane/overlane/internal/lab/bed"
@@ -20,16 +19,13 @@ type variant struct {
 	host bool    // traffic without the overlay
 	nic  bed.NIC // the only mode of the wire in which it means something
 	why  string
-	// settle is what it needs to become steady, if that is longer than usual.
-	settle time.Duration
+	// judged: its mechanisms have to show first whether they pay.
+	judged bool
 	// chooses: it decides itself which mechanisms act.
 	chooses bool
 	// start changes the bed from the plain overlay to the variant.
 	start func(context.Context, *env, scenario) (session, error)
 }
-
-// judged is by when a mechanism has shown whether it pays.
-const judged = 8 * time.Second
 
 // session is a variant that is in force.
 type session struct {
@@ -54,30 +50,30 @@ func init() {
 		{name: "rps-best", what: "the best static RPS mask for each device, found by a sweep", start: startBestRPS},
 		{name: "threaded", what: "the plain overlay with threaded NAPI", start: startThreaded,
 			nic: bed.Softirq, why: "with --nic thread the plain overlay has threaded NAPI already"},
-		{name: "pipeline", what: "overlane: stages of a flow on several cores", start: pipeline("auto", "auto"), settle: judged},
-		{name: "pipeline-tc", what: "the same, without XDP", start: pipeline("auto", "tc"), settle: judged},
-		{name: "pipeline-xdp", what: "the same, with the first stage split by XDP", start: pipeline("auto", "xdp"), settle: judged},
+		{name: "pipeline", what: "overlane: stages of a flow on several cores", start: pipeline("auto", "auto"), judged: true},
+		{name: "pipeline-tc", what: "the same, without XDP", start: pipeline("auto", "tc"), judged: true},
+		{name: "pipeline-xdp", what: "the same, with the first stage split by XDP", start: pipeline("auto", "xdp"), judged: true},
 		{name: "pipeline-forced", what: "the same, without its judgement when to act", start: pipeline("forced", "auto")},
 		{name: "pipeline-tc-forced", what: "pipeline-tc without its judgement", start: pipeline("forced", "tc")},
 		{name: "pipeline-xdp-forced", what: "pipeline-xdp without its judgement", start: pipeline("forced", "xdp")},
-		{name: "microflows", what: "overlane: one flow's packets on several cores; UDP in no order where the kernel cannot restore it", start: microflows("auto", "xdp"), settle: judged},
+		{name: "microflows", what: "overlane: one flow's packets on several cores; UDP in no order where the kernel cannot restore it", start: microflows("auto", "xdp"), judged: true},
 		{name: "microflows-forced", what: "the same, without its judgement when to act", start: microflows("forced", "xdp")},
-		{name: "microflows-tc", what: "the same, cut behind the NIC's stage", start: microflows("auto", "tc"), settle: judged},
+		{name: "microflows-tc", what: "the same, cut behind the NIC's stage", start: microflows("auto", "tc"), judged: true},
 		{name: "microflows-tc-forced", what: "microflows-tc without its judgement", start: microflows("forced", "tc")},
 		{name: "aggregate", what: "overlane: datagrams of one flow that come in a row cross the overlay as one packet", start: aggregate("auto")},
 		{name: "aggregate-forced", what: "the same, without its judgement when to act", start: aggregate("forced")},
 		{name: "express", what: "overlane: frames go from the NIC straight to the pod", start: express("off", "off")},
 		{name: "shorter", what: "overlane: aggregate and express together", start: express("auto", "off")},
-		{name: "shorter-pipeline", what: "shorter, and the pipeline beside it", start: express("auto", "auto"), settle: judged},
+		{name: "shorter-pipeline", what: "shorter, and the pipeline beside it", start: express("auto", "auto"), judged: true},
 		{name: "skip-hooks", what: "overlane: bridges leave out netfilter's hooks while nobody is there", start: startSkipping},
 		{name: "priority", what: "overlane: the flow whose latency is measured overtakes the background", start: priority("batch", "off")},
 		{name: "priority-sync", what: "the same, from the tunnel straight to the pod", start: priority("sync", "off")},
-		{name: "priority-pipeline", what: "priority, and the pipeline beside it", start: priority("batch", "auto"), settle: judged},
+		{name: "priority-pipeline", what: "priority, and the pipeline beside it", start: priority("batch", "auto"), judged: true},
 		{name: "priority-shorter", what: "priority, and shorter beside it", start: priority("batch", "off", "express: forced", "aggregate: auto")},
-		{name: "together", what: "priority, shorter and the pipeline", start: priority("batch", "auto", "express: forced", "aggregate: auto"), settle: judged},
+		{name: "together", what: "priority, shorter and the pipeline", start: priority("batch", "auto", "express: forced", "aggregate: auto"), judged: true},
 		{name: "host-priority", what: "no overlay; the same for flows of the host network", host: true, start: priority("batch", "off")},
-		{name: "auto", what: "overlane run without a configuration: what a user gets", start: auto(""), settle: judged, chooses: true},
-		{name: "auto-express", what: "the same, with the express path allowed", start: auto("express: auto\n"), settle: 2 * judged, chooses: true},
+		{name: "auto", what: "overlane run without a configuration: what a user gets", start: auto(""), judged: true, chooses: true},
+		{name: "auto-express", what: "the same, with the express path allowed", start: auto("express: auto\n"), judged: true, chooses: true},
 		{name: "orphaned", what: "what stays when the daemon and its guardian are killed at once", start: startOrphaned},
 	}
 }

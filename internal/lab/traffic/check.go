@@ -56,21 +56,26 @@ func NewChecker(latencyFlow int) (*Checker, error) {
 // checker refuses each datagram after it has seen it, so the kernel counts
 // them as InErrors.
 func (c *Checker) Listen(ns *netns.Handle, addr netip.AddrPort) error {
-	return ns.Do(func() error {
-		s, err := bindUDP(addr)
-		if err != nil {
-			return fmt.Errorf("check %s: %w", addr, err)
+	s, err := c.bind(ns, addr)
+	if err == nil {
+		err = unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_RCVBUF, 1)
+	}
+	if err != nil {
+		return fmt.Errorf("check %s: %w", addr, err)
+	}
+	return nil
+}
+
+// bind opens a checked socket, which is closed with the checker.
+func (c *Checker) bind(ns *netns.Handle, addr netip.AddrPort) (s int, err error) {
+	err = ns.Do(func() error {
+		if s, err = bindUDP(addr); err != nil {
+			return err
 		}
-		f := os.NewFile(uintptr(s), "checker")
-		c.sockets = append(c.sockets, f)
-		err = errors.Join(
-			unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_RCVBUF, 1),
-			unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, c.objs.Check.FD()))
-		if err != nil {
-			return fmt.Errorf("check %s: %w", addr, err)
-		}
-		return nil
+		c.sockets = append(c.sockets, os.NewFile(uintptr(s), "checker"))
+		return unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, c.objs.Check.FD())
 	})
+	return s, err
 }
 
 func bindUDP(addr netip.AddrPort) (int, error) {

@@ -34,16 +34,16 @@ type TCPConfig struct {
 	Tail    time.Duration // and the end, which does not count either
 	Gbps    float64       // over all streams; 0: as much as it can
 	Write   int           // bytes that are written, and read, at a time; 0: as iperf3 has it
-	Cores   []int         // where both programs run
+	SendOn  []int         // where the program at the sending end runs
+	RecvOn  []int
 }
 
 // StartTCP starts connections that send for Omit + Length + Tail, in whole
 // seconds.
 // The client is at the receiving end, so that it reports what was received.
 func StartTCP(ctx context.Context, from, to Endpoint, cfg TCPConfig) (*TCP, error) {
-	cores := cfg.Cores
 	port := strconv.Itoa(iperfPort)
-	server, err := StartProcess(from.NS, cores, "iperf3", "-s", "-1", "-p", port, "-B", from.Addr.String())
+	server, err := StartProcess(from.NS, cfg.SendOn, "iperf3", "-s", "-1", "-p", port, "-B", from.Addr.String())
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +59,7 @@ func StartTCP(ctx context.Context, from, to Endpoint, cfg TCPConfig) (*TCP, erro
 	if cfg.Write > 0 {
 		argv = append(argv, "-l", strconv.Itoa(cfg.Write))
 	}
-	t.client, err = StartProcess(to.NS, cores, argv...)
+	t.client, err = StartProcess(to.NS, cfg.RecvOn, argv...)
 	if err != nil {
 		return nil, errors.Join(err, server.Stop(time.Second))
 	}

@@ -31,8 +31,9 @@ type Profile struct {
 	links  []link.Link
 }
 
-// Look is how long the kernel was seen with a stack, over all cores.
+// Look is how long the kernel was seen with a stack, on a core.
 type Look struct {
+	Core  int
 	Stack []string // functions, the innermost first
 	Spent time.Duration
 }
@@ -85,15 +86,15 @@ func (p *Profile) read() ([]Look, error) {
 		return nil, err
 	}
 	var looks []Look
-	var at uint32
+	var at bpf.ProfilePlace
 	var n uint64
 	it := p.objs.Seen.Iterate()
 	for it.Next(&at, &n) {
 		var addrs [64]uint64
-		if err := p.objs.Stacks.Lookup(at, &addrs); err != nil {
+		if err := p.objs.Stacks.Lookup(at.Stack, &addrs); err != nil {
 			return nil, fmt.Errorf("read stack: %w", err)
 		}
-		l := Look{Spent: time.Duration(float64(n) / profileHz * float64(time.Second))}
+		l := Look{Core: int(at.Core), Spent: time.Duration(float64(n) / profileHz * float64(time.Second))}
 		for _, a := range addrs {
 			if a == 0 {
 				break

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/lab/datagram"
+	"github.com/overlane/overlane/internal/lab/mmsg"
 )
 
 type reader struct {
@@ -67,13 +68,6 @@ func (t *track) take(number uint64, c *Counters) {
 	}
 }
 
-// message is struct mmsghdr.
-type message struct {
-	unix.Msghdr
-	n uint32
-	_ [4]byte
-}
-
 func (r *reader) run(file string) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -117,42 +111,20 @@ func (r *reader) read(fd int) error {
 			return fmt.Errorf("UDP_GRO: %w", err)
 		}
 	}
-	var (
-		buf      = make([]byte, batch*room)
-		from     [batch]unix.RawSockaddrInet4
-		control  [batch][64]byte
-		vecs     [batch]unix.Iovec
-		messages [batch]message
-	)
-	for i := range messages {
-		vecs[i].Base = &buf[i*room]
-		vecs[i].SetLen(room)
-		messages[i].Iov, messages[i].Iovlen = &vecs[i], 1
-		messages[i].Name = (*byte)(unsafe.Pointer(&from[i]))
-	}
+	b := mmsg.New(room, r.gro)
 	for {
-		for i := range messages {
-			messages[i].Namelen = unix.SizeofSockaddrInet4
-			if r.gro {
-				messages[i].Control = &control[i][0]
-				messages[i].SetControllen(len(control[i]))
-			}
-		}
-		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&messages)), batch, unix.MSG_WAITFORONE, 0, 0)
-		if errno == unix.EINTR {
-			continue
-		}
-		if errno != 0 {
-			return fmt.Errorf("read: %w", errno)
+		n, err := b.Read(fd)
+		if err != nil {
+			return fmt.Errorf("read: %w", err)
 		}
 		r.mu.Lock()
-		for i := range messages[:n] {
-			rest := buf[i*room:][:messages[i].n]
-			each := cmp.Or(segment(control[i][:messages[i].Controllen]), len(rest))
+		for i := range n {
+			rest := b.Message(i)
+			each := cmp.Or(segment(b.Control(i)), len(rest))
 			for len(rest) > 0 {
 				p := rest[:min(each, len(rest))]
 				rest = rest[len(p):]
-				r.one(fd, p, &from[i])
+				r.one(fd, p, b.From(i))
 			}
 		}
 		r.mu.Unlock()
