@@ -218,7 +218,7 @@ func (d *Daemon) proveDemand(ctx context.Context, in governor.Input) error {
 }
 
 // madeWay tells how much of bulk made way.
-func madeWay(_ datapath.Counters, p datapath.PriorityCounters, _ []int) (acted, of uint64) {
+func madeWay(_ datapath.Counters, p datapath.PriorityCounters) (acted, of uint64) {
 	return p.BulkLane + p.Refused, p.Bulk
 }
 

@@ -496,8 +496,8 @@ func (d *Daemon) expressWindow(in governor.Input) (w governor.ExpressWindow, err
 	if err != nil {
 		return w, err
 	}
-	acted, of := straight(c, p, nil)
-	was, all := straight(e.counted, e.prio, nil)
+	acted, of := straight(c, p)
+	was, all := straight(e.counted, e.prio)
 	e.counted, e.prio = c, p
 	w.Straight, w.Overlay = acted-was, of-all
 	return w, nil
@@ -519,7 +519,7 @@ func (d *Daemon) expressSituation(in governor.Input) governor.Situation {
 }
 
 // straight tells how many frames went straight to pods.
-func straight(c datapath.Counters, p datapath.PriorityCounters, _ []int) (acted, of uint64) {
+func straight(c datapath.Counters, p datapath.PriorityCounters) (acted, of uint64) {
 	return c.Express, max(c.XDPOverlay, c.Express+p.Latency+p.Bulk)
 }
 

@@ -61,8 +61,8 @@ type totals struct {
 	acted, could   uint64 // packets on which the mechanism acted, of so many
 }
 
-// share tells on how many of how many packets of the given cores (nil: all) a mechanism acted.
-type share func(datapath.Counters, datapath.PriorityCounters, []int) (acted, of uint64)
+// share tells on how many of how many packets a mechanism acted.
+type share func(datapath.Counters, datapath.PriorityCounters) (acted, of uint64)
 
 // total reads what counts for a trial, of the given cores or, if there are none, of all.
 func (d *Daemon) total(s share, only []int) (t totals, err error) {
@@ -101,7 +101,16 @@ func (d *Daemon) total(s share, only []int) (t totals, err error) {
 		return t, err
 	}
 	t.dropped += c.XDPDrop + c.ExpressDrop + c.Unread + p.Refused
-	t.acted, t.could = s(c, p, only)
+	if t.acted, t.could = s(c, p); only != nil {
+		overlay, err := d.dp.OverlayOn()
+		if err != nil {
+			return t, err
+		}
+		t.could = 0
+		for _, core := range only {
+			t.could += overlay[core]
+		}
+	}
 	t.at = time.Now()
 	return t, nil
 }
@@ -182,18 +191,11 @@ func (d *Daemon) settled() (bool, error) {
 }
 
 // steered tells how many packets went by a lane.
-func (d *Daemon) steered(c datapath.Counters, _ datapath.PriorityCounters, only []int) (acted, of uint64) {
+func (d *Daemon) steered(c datapath.Counters, _ datapath.PriorityCounters) (acted, of uint64) {
 	if d.pipe.layout.Split {
 		return c.Split, max(c.Overlay, c.XDPOverlay)
 	}
-	acted = max(c.Steered, c.PodSteered, c.XDPLane)
-	if only == nil {
-		return acted, overlayTotal(0, c)
-	}
-	for _, core := range only {
-		of += c.OverlayOn[core]
-	}
-	return acted, max(of, acted)
+	return max(c.Steered, c.PodSteered, c.XDPLane), overlayTotal(0, c)
 }
 
 // concerns are the cores whose packets a trial of the pipeline counts: those that are helped, and those that

@@ -28,25 +28,24 @@ var reasonNames = map[stagesOlReason]string{
 
 // Counters are totals since Load.
 type Counters struct {
-	Overlay     uint64   // packets for our tunnels
-	OverlayOn   []uint64 // of these, on each core
-	Steered     uint64   // of these, sent to a lane of the tunnel stage
-	Pod         uint64   // packets that reached a pod's device from a tunnel
-	PodSteered  uint64   // of these, sent to a lane of the pod stage
-	LaneChanges uint64   // changes of lane that the order guard let pass
-	LaneHeld    uint64   // polls in which a wish for another lane had to wait
-	Adopted     uint64   // flows that came from another core
-	XDPOverlay  uint64   // frames for our tunnels, as XDP saw them
-	XDPLane     uint64   // of these, sent to a cpumap lane
-	XDPDrop     uint64   // frames that a full cpumap lane dropped
-	Split       uint64   // frames of flows that were split when they came
-	Microflows  uint64   // runs that these were cut into
-	SplitBegun  uint64   // times that a flow began to be split ...
-	SplitEnded  uint64   // ... and was whole again
-	Express     uint64   // frames handed from the NIC straight to a pod ...
-	ExpressDrop uint64   // ... that its ring had no room for
-	ExpressLeft uint64   // times that a flow left that way before it was seen to be empty
-	Unread      uint64   // datagrams for which a UDP socket had no room, while CountUnread
+	Overlay     uint64 // packets for our tunnels
+	Steered     uint64 // of these, sent to a lane of the tunnel stage
+	Pod         uint64 // packets that reached a pod's device from a tunnel
+	PodSteered  uint64 // of these, sent to a lane of the pod stage
+	LaneChanges uint64 // changes of lane that the order guard let pass
+	LaneHeld    uint64 // polls in which a wish for another lane had to wait
+	Adopted     uint64 // flows that came from another core
+	XDPOverlay  uint64 // frames for our tunnels, as XDP saw them
+	XDPLane     uint64 // of these, sent to a cpumap lane
+	XDPDrop     uint64 // frames that a full cpumap lane dropped
+	Split       uint64 // frames of flows that were split when they came
+	Microflows  uint64 // runs that these were cut into
+	SplitBegun  uint64 // times that a flow began to be split ...
+	SplitEnded  uint64 // ... and was whole again
+	Express     uint64 // frames handed from the NIC straight to a pod ...
+	ExpressDrop uint64 // ... that its ring had no room for
+	ExpressLeft uint64 // times that a flow left that way before it was seen to be empty
+	Unread      uint64 // datagrams for which a UDP socket had no room, while CountUnread
 
 	// Stock counts packets that took the stock path, by reason.
 	Stock map[string]uint64
@@ -82,9 +81,6 @@ func (d *Datapath) Counters() (Counters, error) {
 		}
 		*field = n
 	}
-	if err := d.stages.OlCounters.Lookup(uint32(stagesOlCounterOL_CNT_OVERLAY), &c.OverlayOn); err != nil {
-		return c, fmt.Errorf("read counter of cores: %w", err)
-	}
 	c.Stock = map[string]uint64{}
 	for key, name := range reasonNames {
 		n, err := sum(d.stages.OlReasons, uint32(key))
@@ -96,6 +92,14 @@ func (d *Datapath) Counters() (Counters, error) {
 		}
 	}
 	return c, nil
+}
+
+// OverlayOn is Counters.Overlay of each core.
+func (d *Datapath) OverlayOn() (packets []uint64, err error) {
+	if err := d.stages.OlCounters.Lookup(uint32(stagesOlCounterOL_CNT_OVERLAY), &packets); err != nil {
+		return nil, fmt.Errorf("read counter of cores: %w", err)
+	}
+	return packets, nil
 }
 
 // LanePackets is the number of packets that were sent to a lane.
