@@ -46,6 +46,7 @@ for flows in 2 4 8; do
 			--variants $reference,overlay-xdp,pipeline,pipeline-forced
 	done
 done
+row udp-read udp-read --variants $reference,pipeline,auto
 row udp-large udp-large --variants $reference,pipeline,pipeline-tc,pipeline-xdp
 row tcp-one tcp-one --variants all
 row tcp-many tcp-many --variants all

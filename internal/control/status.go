@@ -91,7 +91,7 @@ type Trial struct {
 	Packets *float64 `json:"packets"`
 	Cost    *float64 `json:"cost"`
 	Wait    *float64 `json:"wait"`
-	Pairs   int      `json:"pairs"` // of windows that were compared
+	Pairs   int      `json:"pairs"` // windows with it that were compared, each with some without
 	// At is when, Until when it holds at most.
 	At    time.Time `json:"at"`
 	Until time.Time `json:"until"`

@@ -396,9 +396,12 @@ func (t *Trial) verdict(o Outcome, why string) Verdict {
 		Cost:    middle(t.with, func(w Window) float64 { return w.Cost }),
 		Wait:    time.Duration(middle(t.with, func(w Window) float64 { return float64(w.Wait) })),
 	}
-	v.Reason = why
-	if len(t.with) > 0 {
-		v.Reason = fmt.Sprintf("%s (%s; %d pairs, 99 %% confidence)", why, v.figures(), v.Pairs)
+	if v.Reason = why; v.Pairs > 0 {
+		v.Reason += fmt.Sprintf(" (%s; %d pairs", v.figures(), v.Pairs)
+		if o != Undecided {
+			v.Reason += ", 99 % confidence"
+		}
+		v.Reason += ")"
 	}
 	return v
 }

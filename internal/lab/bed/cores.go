@@ -117,9 +117,9 @@ func (c Cores) senderApart() bool {
 	return len(without([]int{c.Sender}, c.NIC, c.Steer, c.Servers, []int{c.Apps})) > 0
 }
 
-// Receiver lists the cores of the receiving host, where it has some of its own; none: it shares all
+// Node lists the cores of the receiving host, where it has some of its own; none: it shares all
 // of them.
-func (c Cores) Receiver() []int {
+func (c Cores) Node() []int {
 	if !c.senderApart() {
 		return nil
 	}

@@ -62,7 +62,7 @@ func TestRolesOfTwoCoresStay(t *testing.T) {
 		if diff := cmp.Diff(tt.want, c); diff != "" {
 			t.Errorf("%d queues, %s (-want +got):\n%s", tt.queues, tt.nic, diff)
 		}
-		if c.senderApart() || c.Receiver() != nil {
+		if c.senderApart() || c.Node() != nil {
 			t.Errorf("%d queues, %s: the sending host has a core of its own", tt.queues, tt.nic)
 		}
 	}
@@ -90,8 +90,8 @@ func TestEachRoleHasItsCores(t *testing.T) {
 				if lanes := without(c.Steer, c.NIC); len(lanes) == 0 && n > 4 {
 					t.Errorf("no lane: %s", c)
 				}
-				if c.Apps != c.Servers[0] || !c.senderApart() || slices.Contains(c.Receiver(), c.Sender) {
-					t.Errorf("applications at %d and %v, the sender at %d, the receiving host at %v", c.Apps, c.Servers, c.Sender, c.Receiver())
+				if c.Apps != c.Servers[0] || !c.senderApart() || slices.Contains(c.Node(), c.Sender) {
+					t.Errorf("applications at %d and %v, the sender at %d, the receiving host at %v", c.Apps, c.Servers, c.Sender, c.Node())
 				}
 				if n < 2*queues+3 {
 					return // the sender shares a generator's

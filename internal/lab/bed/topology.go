@@ -52,7 +52,7 @@ func (b *Bed) build() error {
 // before that the device at this end drops what it is given to send, and a bridge
 // port what it gets. The same holds for an IPv6 address and its local route.
 func (b *Bed) settle() error {
-	const patience = 10 * time.Second
+	const patience = time.Minute // also of emulated machines
 	for _, h := range b.Hosts {
 		want := map[string]string{"class/net/" + h.Wire + "/operstate": "up"}
 		if err := waitFor(h.NS, want, patience); err != nil {

@@ -3,6 +3,7 @@
 package scenario
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -20,6 +21,9 @@ type generator struct {
 	rates traffic.Rates
 	shift int
 }
+
+// lostAfter is how long a window waits for frames before it takes them for lost.
+const lostAfter = 50 * time.Millisecond
 
 // shiftEvery is how long a ranking of shifting flows lasts.
 const shiftEvery = 100 * time.Millisecond
@@ -48,7 +52,7 @@ func (e *env) startLive(o offer, check *traffic.Checker) (_ generators, err erro
 			return gens, err
 		}
 		cfg := traffic.LiveConfig{Flows: flows, Schedule: schedule, Size: o.size, Mixed: o.mixed, Core: e.cores.Gen[q], Batch: batch, Window: o.window,
-			Patience: o.patience, Eager: e.eager, Stamp: o.stamp, MakeUp: o.makeUp}
+			Patience: cmp.Or(o.patience, e.slowly(lostAfter)), Eager: e.eager, Stamp: o.stamp, MakeUp: o.makeUp}
 		if o.rate > 0 {
 			cfg.Gap = time.Duration(float64(time.Second) * float64(n) / o.rate)
 		}

@@ -205,7 +205,7 @@ func (e *env) runDaemon(ctx context.Context, settings string) (*daemon, error) {
 		return nil, fmt.Errorf("start daemon: %w", err)
 	}
 	d := &daemon{env: e, state: filepath.Join(dir, "state")}
-	node := e.cores.Receiver()
+	node := e.cores.Node()
 	if node != nil && !strings.Contains(settings, "cores:") {
 		// Left to itself it would take those of the sending host as well.
 		settings = fmt.Sprintf("cores: %s\n%s", config.CPUList(e.cores.Steer), settings)

@@ -218,6 +218,7 @@ const noisy = 0.1
 
 // measure brings the bed into a variant, runs the traffic, and takes it back.
 func (e *env) measure(ctx context.Context, s scenario, v variant) (values map[string]float64, err error) {
+	e.settling, e.unsteady = map[string]float64{}, nil
 	if err := e.bed.Reset(); err != nil {
 		return nil, err
 	}
@@ -226,7 +227,6 @@ func (e *env) measure(ctx context.Context, s scenario, v variant) (values map[st
 	if v.judged {
 		e.calm, e.limit = judgedFor, judgedBy
 	}
-	e.settling, e.unsteady = map[string]float64{}, nil
 	ses, err := v.start(ctx, e, s)
 	if err != nil {
 		return nil, err

@@ -61,7 +61,7 @@ func StartTCP(ctx context.Context, from, to Endpoint, cfg TCPConfig) (*TCP, erro
 	}
 	t.client, err = StartProcess(to.NS, cfg.RecvOn, argv...)
 	if err != nil {
-		return nil, errors.Join(err, server.Stop(time.Second))
+		return nil, errors.Join(err, server.Stop(ends))
 	}
 	return t, nil
 }
@@ -69,7 +69,7 @@ func StartTCP(ctx context.Context, from, to Endpoint, cfg TCPConfig) (*TCP, erro
 // Wait returns the result when the run is over.
 func (t *TCP) Wait(ctx context.Context) (TCPResult, error) {
 	out, err := t.client.Wait(ctx)
-	serr := t.server.Stop(2 * time.Second)
+	serr := t.server.Stop(ends)
 	if err != nil {
 		return TCPResult{}, errors.Join(err, serr)
 	}

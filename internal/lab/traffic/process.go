@@ -89,9 +89,16 @@ func (p *Process) Wait(ctx context.Context) ([]byte, error) {
 	return p.out.Bytes(), nil
 }
 
+const (
+	// opens is how long a program may take until it has its socket, and ends until it has ended: on the
+	// slowest machine that is emulated, too.
+	opens = time.Minute
+	ends  = 20 * time.Second
+)
+
 // awaitSocket waits until the program has the socket that it is to open.
 func (p *Process) awaitSocket(ctx context.Context, open func() (bool, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, opens)
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

@@ -40,7 +40,7 @@ func (cfg *ServerConfig) policy() policy {
 }
 
 // Stop ends the server.
-func (s *Server) Stop() error { return s.proc.Stop(10 * time.Second) }
+func (s *Server) Stop() error { return s.proc.Stop(ends) }
 
 // Flood is a load generator of the field that asks as fast as it is answered.
 type Flood struct {

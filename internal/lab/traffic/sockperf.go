@@ -30,7 +30,7 @@ func Sockperf(ctx context.Context, from, to Endpoint, mps, size int, length time
 		return SockperfResult{}, err
 	}
 	out, err := sockperfClient(ctx, from, to, "ping-pong", mps, size, length, sendOn)
-	if err := errors.Join(err, server.Stop(2*time.Second)); err != nil {
+	if err := errors.Join(err, server.Stop(ends)); err != nil {
 		return SockperfResult{}, err
 	}
 	return parseSockperf(string(out))
@@ -43,7 +43,7 @@ func SockperfStream(ctx context.Context, from, to Endpoint, mps, size int, lengt
 		return err
 	}
 	_, err = sockperfClient(ctx, from, to, "throughput", mps, size, length, sendOn)
-	return errors.Join(err, server.Stop(2*time.Second))
+	return errors.Join(err, server.Stop(ends))
 }
 
 func startSockperf(ctx context.Context, at Endpoint, core int) (*Process, error) {
