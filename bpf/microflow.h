@@ -5,7 +5,7 @@
 
 #include "steer.h"
 #include "split.h"
-#include "merge.h"
+#include "cuts.h"
 
 /* Index: cpu * OL_ELEPHANTS + place. */
 struct {
@@ -261,7 +261,8 @@ static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_poli
 		return 1;
 	if (g->held || !ol_branch_left(OL_BRANCH_HERE, tunnel, e->seq))
 		return 0;
-	if (OL_READ(g->left) != OL_READ(g->entered) && (__s64)(now - e->joined) < OL_JOINED_NS)
+	if (OL_READ(g->left) + OL_READ(g->refused) != OL_READ(g->entered) &&
+	    (__s64)(now - e->joined) < OL_JOINED_NS)
 		return 0;
 	core = lanes->cpu[ol_lane_index(g->slot % lanes->nr)];
 	return core == bpf_get_smp_processor_id() || ol_backlog_drained(core, now);
@@ -373,45 +374,106 @@ static __always_inline __u32 ol_branch_load(const struct ol_policy *policy, __u3
 	return ol_ring_from(&ring, ring.consumer);
 }
 
-/* The branch that takes the flow's next micro-flow, of so many of the packets that it holds. */
-__noinline __u32 ol_find_branch(__u32 batch)
+/* What is under way of a flow whose place among the merging this is. */
+static __always_inline struct ol_cuts *ol_get_cuts(__u32 at)
+{
+	return bpf_map_lookup_elem(&ol_cuts, &at);
+}
+
+/* Ends the run under way, and takes off those that have left the merge. */
+__noinline int ol_cut_at(__u32 at)
+{
+	struct ol_merging *g = bpf_map_lookup_elem(&ol_mergings, &at);
+	struct ol_cuts *c = ol_get_cuts(at);
+	__u32 i, next;
+
+	if (!g || !c)
+		return 0;
+	next = OL_READ(g->next);
+	for (i = 0; i < OL_CUTS && ol_cut_passed(c, next); i++)
+		;
+	ol_cut(c);
+	ol_cut_passed(c, next);
+	return 0;
+}
+
+/* What the lane has to do that is a branch. None, or one that leaves the set: ~0. */
+__noinline __u32 ol_lane_load(__u32 lane)
+{
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_lanes *lanes;
+
+	if (!policy || lane >= OL_BRANCHES)
+		return ~0U;
+	lanes = ol_branches(policy);
+	if (lane >= lanes->nr || lanes->instead[lane] != lane)
+		return ~0U;
+	return ol_branch_load(policy, lanes->cpu[lane]);
+}
+
+/*
+ * The branch that takes the flow's next micro-flow, of so many frames, which are of so many
+ * packets as they have come here; at: the flow's place among the merging, or OL_MERGES.
+ */
+__noinline __u32 ol_find_branch(__u32 at, __u32 frames, __u32 segs)
 {
 	struct ol_branch best = {.lane = OL_BRANCHES};
 	struct ol_policy *policy = ol_get_policy();
-	struct ol_lanes *lanes;
-	__u32 i, load;
+	struct ol_cuts *c = ol_get_cuts(at);
+	__u32 i, load, first;
+	int full = 0, here;
 
-	if (!policy)
+	if (!policy || !c)
 		return OL_BRANCH_HERE;
-	lanes = ol_branches(policy);
-	for (i = 0; i < OL_BRANCHES && i < lanes->nr; i++) {
-		/* One that leaves the set is none. */
-		if (lanes->instead[i] != i)
+	ol_cut_at(at);
+	for (i = 0; i < OL_BRANCHES; i++) {
+		load = ol_lane_load(i);
+		if (load == ~0U)
 			continue;
-		load = ol_branch_load(policy, lanes->cpu[i]);
-		if (load != ~0U)
+		if (ol_cuts_fit(c, i, frames))
 			ol_better_branch(&best, i, load);
+		else
+			full = 1;
 	}
-	return ol_next_branch(&best, policy->split_here, batch);
+	here = policy->split_here && ol_cuts_fit(c, OL_BRANCH_HERE, frames);
+	if (best.lane < OL_BRANCHES || here || !full)
+		/* Backlogs hold packets as GRO has made them. */
+		return ol_next_branch(&best, here, frames / segs);
+	ol_count(OL_CNT_NO_ROOM, 1);
+	first = ol_cuts_first(c);
+	return ol_lane_load(first) != ~0U ? first : OL_BRANCH_HERE;
+}
+
+/* The flow's order begins with a number. */
+static __always_inline void ol_begin_merging(struct ol_elephant *e, __u32 seq)
+{
+	struct ol_merging *g = ol_get_merging(e);
+	struct ol_cuts *c = ol_get_cuts(e->merge - 1);
+	__u32 i;
+
+	if (!g || !c)
+		return;
+	e->begins = 0;
+	ol_cuts_begin(c, seq);
+	OL_WRITE(g->entered, 0);
+	OL_WRITE(g->left, 0);
+	OL_WRITE(g->refused, 0);
+	OL_WRITE(g->next, seq);
+	OL_WRITE(g->first, seq);
+	for (i = 0; i < OL_ALL_BRANCHES; i++)
+		OL_WRITE(g->sent[i], seq);
+	OL_WRITE(g->generation, g->generation | 1);
 }
 
 /* Notes what a branch is sent, in sequence numbers, before it can be seen to have come. */
 static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 branch, __u32 seq, __u32 end)
 {
 	struct ol_merging *g = ol_get_merging(e);
-	__u32 i;
+	struct ol_cuts *c = ol_get_cuts(e->merge - 1);
 
-	if (!g || branch >= OL_ALL_BRANCHES)
+	if (!g || !c || e->begins || branch >= OL_ALL_BRANCHES)
 		return;
-	if (e->begins) {
-		e->begins = 0;
-		OL_WRITE(g->entered, 0);
-		OL_WRITE(g->left, 0);
-		OL_WRITE(g->first, seq);
-		for (i = 0; i < OL_ALL_BRANCHES; i++)
-			OL_WRITE(g->sent[i], seq);
-		OL_WRITE(g->generation, g->generation | 1);
-	}
+	ol_cuts_sent(c, branch, seq, end);
 	if (ol_after(end, g->sent[branch]))
 		OL_WRITE(g->sent[branch], end);
 }
@@ -463,14 +525,18 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 		part->seq = e->number++;
 		part->end = e->number;
 	}
-	/* Numbers begin with data. */
-	if (e->begins && ordered && part->seq == part->end)
-		return OL_NO_BRANCH;
+	if (e->begins && ordered) {
+		/* Numbers begin with data. */
+		if (part->seq == part->end)
+			return OL_NO_BRANCH;
+		ol_begin_merging(e, part->seq);
+	}
 	if (e->state == OL_SPLIT) {
 		if (!e->left) {
 			e->left = ol_batch_of(ordered, policy->split_batch);
-			/* Backlogs hold packets as GRO has made them. */
-			e->branch = ol_find_branch(e->left / (part->segs ? part->segs : 1));
+			e->branch = ol_find_branch(ordered && ol_get_merging(e) ? e->merge - 1
+										: OL_MERGES,
+						   e->left, part->segs ? part->segs : 1);
 			ol_count(OL_CNT_MICROFLOWS, 1);
 		}
 		e->left -= e->left < part->segs ? e->left : part->segs;

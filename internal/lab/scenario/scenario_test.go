@@ -321,7 +321,7 @@ func TestConfigIsRefusedWithWhatIsAllowed(t *testing.T) {
 		{Config{Scenario: "udp-one", Rates: "odd"}, bed.Thread, "equal, skewed and shifting"},
 		{Config{Scenario: "udp-one", Flows: 1000}, bed.Thread, "1 to 128"},
 		{Config{Scenario: "latency-load", Load: 11}, bed.Thread, "0.01 to 10"},
-		{Config{Scenario: "udp-one", Batch: 7}, bed.Thread, "micro-flows of 8 to 1024 frames"},
+		{Config{Scenario: "udp-one", Batch: 7}, bed.Thread, "micro-flows of 8 to 512 frames"},
 	} {
 		if err := tc.cfg.Normalize(tc.nic); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%+v: got %v, want %q", tc.cfg, err, tc.want)

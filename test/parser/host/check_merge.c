@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * bpf/merge.h at work: a flow whose segments go by several branches, first in, first out
- * each, that advance at random. Segments are lost on the wire, and sent again; in branches,
- * too. What comes out of the merge must be in order but for what was lost, and everything
- * must come out.
+ * bpf/merge.h and bpf/cuts.h at work: a flow whose segments go by several branches, first in,
+ * first out each, that advance at random. Segments are lost on the wire, and sent again; in
+ * branches, too. What comes out of the merge must be in order but for what was lost, and
+ * everything must come out. Branches stand still while much more comes than the merge has room
+ * for: then what is out of order is dropped, if at all, and not let through.
  */
 #include <string.h>
 #include "check.h"
-#include "merge.h"
+#include "cuts.h"
 
 enum { SEGMENTS = 4000, DEPTH = 8192, BRANCHES = 3 };
 
@@ -23,8 +24,10 @@ struct queue {
 static struct queue lane[OL_ALL_BRANCHES], waiting[OL_ALL_BRANCHES];
 static __u32 sent[OL_ALL_BRANCHES];
 static struct ol_merge m;
+static struct ol_cuts cuts;
 static __u32 got, expired, gaps; /* the end of what came out in order so far */
 static __u32 late, out;		 /* segments that came out, those behind what had */
+static __u32 refused;		 /* segments that the merge had no room for */
 
 static void leaves(const struct segment *s)
 {
@@ -74,16 +77,24 @@ static void arrive(__u32 b)
 {
 	struct segment *s = &lane[b].at[lane[b].head++ % DEPTH];
 
-	if (ol_merge_arrives(&m, b, s->seq, s->end) == OL_MERGE_WAIT)
+	switch (ol_merge_arrives(&m, b, s->seq, s->end, waiting[b].tail - waiting[b].head)) {
+	case OL_MERGE_WAIT:
 		waiting[b].at[waiting[b].tail++ % DEPTH] = *s;
-	else
+		MUST(waiting[b].tail - waiting[b].head <= OL_MERGE_DEPTH, "too many wait");
+		break;
+	case OL_MERGE_FULL:
+		refused++;
+		break;
+	default:
 		leaves(s);
+	}
 	while (take(1))
 		;
 }
 
 static void send_to(__u32 b, __u32 seq, __u32 end, int dropped)
 {
+	ol_cuts_sent(&cuts, b, seq, end);
 	if (ol_after(end, sent[b]))
 		sent[b] = end;
 	if (dropped)
@@ -91,24 +102,45 @@ static void send_to(__u32 b, __u32 seq, __u32 end, int dropped)
 	lane[b].at[lane[b].tail++ % DEPTH] = (struct segment){seq, end};
 }
 
+static void begin(__u32 seq)
+{
+	int i;
+
+	memset(lane, 0, sizeof(lane));
+	memset(waiting, 0, sizeof(waiting));
+	memset(&m, 0, sizeof(m));
+	memset(&cuts, rnd() % 256, sizeof(cuts));
+	got = seq;
+	expired = gaps = late = out = refused = 0;
+	for (i = 0; i < OL_ALL_BRANCHES; i++)
+		sent[i] = seq;
+	ol_merge_begin(&m, 1, seq);
+	ol_cuts_begin(&cuts, seq);
+}
+
+/* Where a micro-flow begins: what of those before has left the merge is under way no more. */
+static void cut(void)
+{
+	while (ol_cut_passed(&cuts, m.next))
+		;
+	ol_cut(&cuts);
+	ol_cut_passed(&cuts, m.next);
+}
+
 /* One flow. wire, branch: of 1000 segments so many are lost there. */
 static void flow(int wire, int branch, __u32 batch)
 {
 	__u32 seq = rnd(), lost[SEGMENTS][2], nr_lost = 0, b = 0, left = 0, i, all = 0, held;
 
-	memset(lane, 0, sizeof(lane));
-	memset(waiting, 0, sizeof(waiting));
-	memset(&m, 0, sizeof(m));
-	got = seq;
-	expired = gaps = late = out = 0;
-	for (i = 0; i < OL_ALL_BRANCHES; i++)
-		sent[i] = seq;
-	ol_merge_begin(&m, 1, seq);
+	begin(seq);
 	for (i = 0; i < SEGMENTS; i++) {
 		__u32 end = seq + 1 + rnd() % 1448;
 
 		if (!left--) {
+			cut();
 			b = rnd() % BRANCHES;
+			if (!ol_cuts_fit(&cuts, b, batch))
+				b = ol_cuts_first(&cuts);
 			left = batch - 1;
 		}
 		if ((int)(rnd() % 1000) < wire) {
@@ -145,8 +177,116 @@ static void flow(int wire, int branch, __u32 batch)
 	     gaps);
 	while (take(0))
 		;
-	MUST(out == all, "%u of %u came out", out, all);
+	MUST(out == all, "%u of %u came out, %u found no room", out, all, refused);
 	MUST(branch || !expired, "%u given up without need", expired);
+}
+
+/* Packets that a lane holds at most; more are dropped. */
+enum { LANE = 2048 };
+
+/*
+ * The least loaded lane of two, or the polling core, takes the next micro-flow, as in
+ * bpf/microflow.h. Returns whether it was held back.
+ */
+static int choose(__u32 *branch, __u32 batch)
+{
+	struct ol_branch best = {.lane = OL_BRANCHES};
+	int full = 0, here;
+	__u32 i;
+
+	cut();
+	for (i = 0; i < 2; i++) {
+		if (ol_cuts_fit(&cuts, i, batch))
+			ol_better_branch(&best, i, lane[i].tail - lane[i].head);
+		else
+			full = 1;
+	}
+	here = ol_cuts_fit(&cuts, OL_BRANCH_HERE, batch);
+	*branch = best.lane < OL_BRANCHES || here || !full ? ol_next_branch(&best, here, batch)
+							   : ol_cuts_first(&cuts);
+	return best.lane >= OL_BRANCHES && !here && full;
+}
+
+/*
+ * One branch stands still while thousands of packets come, again and again; with `two` another
+ * one does as well, for another while. Whatever is on its way: none is let through out of order.
+ */
+static void overload(__u32 batch, int two)
+{
+	static const __u32 branches[] = {0, 1, OL_BRANCH_HERE};
+	__u32 seq = rnd(), left = 0, b = 0, i, j, n = 80000, dropped = 0, held = 0, last = 0;
+	__u32 still[OL_ALL_BRANCHES] = {};
+
+	begin(seq);
+	for (i = 0; i < n; i++, seq++) {
+		if (!left--) {
+			if (choose(&b, batch)) {
+				held++;
+				last = i;
+			}
+			left = batch - 1;
+		}
+		j = lane[b].tail - lane[b].head >= LANE;
+		dropped += j;
+		send_to(b, seq, seq + 1, j);
+		/* One that holds something. */
+		if (i < 60000 && i % 20000 == 10000)
+			still[b] = i + 5000 + rnd() % 5000;
+		if (two && i < 50000 && one_in(3000))
+			still[branches[rnd() % 3]] = i + rnd() % 6000;
+		for (j = 0; j < 3; j++) {
+			__u32 l = branches[j];
+			__u32 more =
+				lane[l].tail - lane[l].head + waiting[l].tail - waiting[l].head;
+
+			MUST(cuts.under[l] >= more, "%u under way by branch %u, and %u are",
+			     cuts.under[l], l, more);
+			if (still[l] <= i && lane[l].head != lane[l].tail && rnd() % 4)
+				arrive(l);
+		}
+	}
+	for (j = 0; j < 3; j++)
+		while (lane[branches[j]].head != lane[branches[j]].tail)
+			arrive(branches[j]);
+	while (take(0))
+		;
+	MUST(!late, "%u packets came out of order, batch %u", late, batch);
+	MUST(out + dropped + refused == n, "%u of %u came out, %u dropped, %u refused", out, n,
+	     dropped, refused);
+	MUST(two || !refused, "%u found no room at the merge, batch %u", refused, batch);
+	MUST(held && last < n - 5000, "held back %u times, at %u of %u the last", held, last, n);
+}
+
+/* However many are under way, and whatever becomes of them: nothing is held back for ever. */
+static void check_cuts(void)
+{
+	__u32 seq = rnd(), i, j;
+
+	begin(seq);
+	for (i = 0; i < 10 * OL_CUTS; i++) {
+		cut();
+		MUST(i < OL_CUTS || !ol_cuts_fit(&cuts, i % OL_ALL_BRANCHES, 1),
+		     "run %u is forgotten", i);
+		for (j = 0; j < 1 + rnd() % 3; j++, seq++)
+			ol_cuts_sent(&cuts, i % OL_ALL_BRANCHES, seq, seq + 1);
+	}
+	for (j = 0, i = 0; i < OL_ALL_BRANCHES; i++)
+		j += cuts.under[i];
+	MUST(j == seq - m.next, "%u of %u under way", j, seq - m.next);
+	/* All of it has left, or is lost. */
+	m.next = seq;
+	cut();
+	cut();
+	MUST(!cuts.run && cuts.made == cuts.passed, "runs are under way in the end");
+	for (i = 0; i < OL_ALL_BRANCHES; i++)
+		MUST(!cuts.under[i] && ol_cuts_fit(&cuts, i, OL_MERGE_DEPTH),
+		     "no room by branch %u", i);
+	/* A flow that begins anew, far away. */
+	for (i = 0; i < 100; i++, seq++)
+		ol_cuts_sent(&cuts, 0, seq, seq + 1);
+	seq += 3 * OL_MERGE_FAR / 2;
+	ol_cuts_sent(&cuts, 1, seq, seq + 1);
+	MUST(!cuts.under[0] && cuts.under[1] == 1, "what came before it is under way");
 }
 
 /* Everything in order, however the branches advance; numbers wrap around. */
@@ -156,11 +296,18 @@ int main(int argc, char **argv)
 
 	if (argc > 1)
 		rnd_state = strtoull(argv[1], NULL, 10);
+	check_cuts();
 	for (i = 0; i < 30; i++) {
 		flow(0, 0, 1 + rnd() % 256);
 		flow(2, 0, 1 + rnd() % 256);
 		flow(30, 0, 1 + rnd() % 64);
 		flow(5, 5, 1 + rnd() % 64);
+	}
+	overload(8, 0);
+	overload(OL_MERGE_DEPTH / 2, 0);
+	for (i = 0; i < 20; i++) {
+		overload(8 + rnd() % (OL_MERGE_DEPTH / 2 - 7), 0);
+		overload(8 + rnd() % (OL_MERGE_DEPTH / 2 - 7), 1);
 	}
 	return 0;
 }
