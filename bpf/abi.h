@@ -38,7 +38,7 @@ enum ol_limit {
 	OL_MERGES = 32,			   /* flows that are put in order again at a time */
 	OL_MERGE_POINTS = 64,		   /* devices where that is done */
 	OL_MERGE_DEPTH = 1024,		   /* packets of a flow that wait there for each branch */
-	OL_CUTS = 256,			   /* runs of a flow that are under way, counted apart */
+	OL_CUTS = 512,			   /* runs of a flow that are under way, counted apart */
 	OL_MERGE_READY = 1024,		   /* packets that may go at a time, at each of them */
 	OL_PORTS = 1024,		   /* pods that frames go to straight from the NIC */
 	OL_SENDERS = 4096,		   /* who sends to them */
@@ -149,8 +149,8 @@ enum ol_counter {
 	OL_CNT_MICROFLOWS,   /* runs that these were cut into */
 	OL_CNT_SPLIT_BEGUN,  /* times that a flow began to be split ... */
 	OL_CNT_SPLIT_ENDED,  /* ... and was whole again */
-	OL_CNT_NO_ROOM,	     /* micro-flows held back: the merge had no room for them */
-	OL_CNT_EXPRESS,	     /* frames handed from the NIC straight to a pod ... */
+	OL_CNT_NO_ROOM, /* datagrams that were dropped: the merge would have no room for them */
+	OL_CNT_EXPRESS, /* frames handed from the NIC straight to a pod ... */
 	OL_CNT_EXPRESS_DROP, /* ... that its ring had no room for */
 	OL_CNT_EXPRESS_LEFT, /* times that a flow left that way before it was seen to be empty */
 	OL_CNT_UNREAD,	     /* datagrams for which a UDP socket had no room, while it is counted */
@@ -578,18 +578,20 @@ struct ol_merging {
 
 /* Packets that a branch got in a row. */
 struct ol_cut {
-	__u32 end; /* of the last of them, or of one before */
+	__u32 end; /* of the last of them */
 	__u32 packets;
 	__u32 branch;
 };
 
-/* What is under way of a flow that is put in order again, known to the core that splits it. */
+/* What is under way of a flow of numbered datagrams, known to the core that splits it. */
 struct ol_cuts {
 	__u32 made;		      /* runs that have ended, by count ... */
 	__u32 passed;		      /* ... and those that have left the merge */
-	__u32 high;		      /* the end of all that was sent */
+	__u32 end;		      /* of all that was sent */
 	__u32 run;		      /* packets of the run under way ... */
 	__u32 branch;		      /* ... and its branch */
+	__u32 next;		      /* what the merge said last ... */
+	__u32 refused;		      /* ... and the packets since for which there was no room */
 	__u32 under[OL_ALL_BRANCHES]; /* packets under way by each branch, at most */
 	struct ol_cut cut[OL_CUTS];
 };

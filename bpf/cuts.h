@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * What of a split flow is under way, as who splits it knows. The packets that one branch gets in a
- * row are a run; a cut ends it. The merge tells how far it has come in the flow's order, and so
- * which runs have left it.
+ * What of a split flow of datagrams is under way, as the core that splits it knows. The packets
+ * that one branch gets in a row are a run; a cut ends it. The merge tells how far it has come in
+ * the flow's order, and so which runs have left it.
  *
  * Packets wait at the merge while one before them is on another branch, and there is room for
  * OL_MERGE_DEPTH of each branch. So a branch gets a run only while it fits in there with all that
- * the branch has under way. Where none has room, the run goes to that one which the merge waits
- * for: it waits in the branch, behind what it follows. Two branches that stand still in turn may
- * fill a queue of the merge nevertheless; it drops then, as any queue, so that order is kept.
+ * the branch has under way, and what fits nowhere is dropped before it costs anything: as much as
+ * that is under way only where all branches are busy or one stands still. TCP, whose window is as
+ * much, and of which GRO makes few packets, is not counted.
  *
  * Inputs in, decision out; no maps, no helpers.
  */
@@ -24,9 +24,9 @@ OL_INLINE void ol_cuts_begin(struct ol_cuts *c, __u32 first)
 	int i;
 
 	c->made = c->passed = 0;
-	c->run = 0;
+	c->run = c->refused = 0;
 	c->branch = OL_BRANCH_HERE;
-	c->high = first;
+	c->end = c->next = first;
 #ifndef HOST_TEST
 #pragma unroll
 #endif
@@ -41,31 +41,27 @@ OL_INLINE void ol_cut(struct ol_cuts *c)
 
 	if (!c->run || c->made - c->passed >= OL_CUTS)
 		return;
-	cut->end = c->high;
+	cut->end = c->end;
 	cut->packets = c->run;
 	cut->branch = c->branch;
 	c->made++;
 	c->run = 0;
 }
 
-/* A packet with the bytes from seq up to end is sent to a branch. */
-OL_INLINE void ol_cuts_sent(struct ol_cuts *c, __u32 branch, __u32 seq, __u32 end)
+/* The packet whose number ends there is sent to a branch. */
+OL_INLINE void ol_cuts_sent(struct ol_cuts *c, __u32 branch, __u32 end)
 {
 	__u32 from = c->branch;
 
 	if (branch >= OL_ALL_BRANCHES || from >= OL_ALL_BRANCHES)
 		return;
-	/* As the merge will see it: a flow that began anew. */
-	if (seq - c->high + OL_MERGE_FAR > 2 * OL_MERGE_FAR) {
-		ol_cuts_begin(c, end);
-	} else if (branch != from) {
+	if (branch != from) {
 		ol_cut(c);
 		c->under[from] -= c->run;
 		c->under[branch] += c->run;
 	}
 	c->branch = branch;
-	if (ol_after(end, c->high))
-		c->high = end;
+	c->end = end;
 	c->run++;
 	c->under[branch]++;
 }
@@ -75,6 +71,9 @@ OL_INLINE int ol_cut_passed(struct ol_cuts *c, __u32 next)
 {
 	const struct ol_cut *cut = &c->cut[c->passed % OL_CUTS];
 
+	if (next != c->next)
+		c->refused = 0;
+	c->next = next;
 	if (c->passed == c->made || ol_after(cut->end, next) || cut->branch >= OL_ALL_BRANCHES)
 		return 0;
 	c->under[cut->branch] -= cut->packets;
@@ -88,9 +87,51 @@ OL_INLINE int ol_cuts_fit(const struct ol_cuts *c, __u32 branch, __u32 frames)
 	return c->made - c->passed < OL_CUTS && c->under[branch] + frames <= OL_MERGE_DEPTH;
 }
 
-/* The branch that gets what has no room: the one that the merge waits for. */
-OL_INLINE __u32 ol_cuts_first(const struct ol_cuts *c)
+/* The lanes that could take the next run, of so many frames. */
+struct ol_offers {
+	struct ol_branch best; /* of those with room */
+	int full;	       /* there are others */
+};
+
+/* One that holds so many packets. */
+OL_INLINE void ol_offer(struct ol_offers *o, const struct ol_cuts *c, __u32 lane, __u32 holds,
+			__u32 frames)
 {
+	if (ol_cuts_fit(c, lane, frames))
+		ol_better_branch(&o->best, lane, holds);
+	else
+		o->full = 1;
+}
+
+/*
+ * The branch of the next run, which is of batch packets as they have come here, or
+ * OL_ALL_BRANCHES: there is no room. here: the polling core takes part.
+ */
+OL_INLINE __u32 ol_take_offer(const struct ol_offers *o, const struct ol_cuts *c, int here,
+			      __u32 batch, __u32 frames)
+{
+	int fits = ol_cuts_fit(c, OL_BRANCH_HERE, frames);
+
+	if (o->best.lane < OL_BRANCHES)
+		return ol_next_branch(&o->best, here && fits, batch);
+	return fits && (here || !o->full) ? OL_BRANCH_HERE : OL_ALL_BRANCHES;
+}
+
+/* So many frames are a run while there is no room. */
+#define OL_CUTS_REFUSED 16
+
+/*
+ * There is no room: who takes the next such run? None (OL_ALL_BRANCHES), it is dropped. But where
+ * the merge does not come on for long, what is under way may be lost, and only what comes behind
+ * can tell: now and then one goes to the branch that the merge waits for.
+ */
+OL_INLINE __u32 ol_cuts_refuse(struct ol_cuts *c)
+{
+	if (c->refused < OL_MERGE_DEPTH) {
+		c->refused += OL_CUTS_REFUSED;
+		return OL_ALL_BRANCHES;
+	}
+	c->refused = 0;
 	return c->passed == c->made ? c->branch : c->cut[c->passed % OL_CUTS].branch;
 }
 

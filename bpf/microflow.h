@@ -26,6 +26,9 @@ struct {
 /* Which way a frame goes that belongs to no split flow: that of its slot. */
 #define OL_NO_BRANCH 0xfe
 
+/* The merge would have no room for it: it is to be dropped. */
+#define OL_NO_ROOM OL_ALL_BRANCHES
+
 static __always_inline struct ol_elephant *ol_get_elephant(__u32 cpu, __u32 place)
 {
 	__u32 key = cpu * OL_ELEPHANTS + place;
@@ -329,6 +332,7 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 			break;
 		e->state = OL_JOINS;
 		e->joined = cpu->now;
+		e->left = 0;
 		e->branch = OL_BRANCH_HERE;
 		e->used |= 1U << OL_BRANCH_HERE;
 		break;
@@ -413,35 +417,33 @@ __noinline __u32 ol_lane_load(__u32 lane)
 
 /*
  * The branch that takes the flow's next micro-flow, of so many frames, which are of so many
- * packets as they have come here; at: the flow's place among the merging, or OL_MERGES.
+ * packets as they have come here, or OL_NO_ROOM: none does. at: the flow's place among the
+ * merging, or OL_MERGES. joins: it is to be this core.
  */
-__noinline __u32 ol_find_branch(__u32 at, __u32 frames, __u32 segs)
+__noinline __u32 ol_find_branch(__u32 at, __u32 *frames, __u32 segs, int joins)
 {
-	struct ol_branch best = {.lane = OL_BRANCHES};
+	struct ol_offers o = {.best.lane = OL_BRANCHES};
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cuts *c = ol_get_cuts(at);
-	__u32 i, load, first;
-	int full = 0, here;
+	__u32 i, load, branch;
 
-	if (!policy || !c)
+	if (!policy || !c || !frames)
 		return OL_BRANCH_HERE;
 	ol_cut_at(at);
-	for (i = 0; i < OL_BRANCHES; i++) {
+	for (i = 0; i < OL_BRANCHES && !joins; i++) {
 		load = ol_lane_load(i);
-		if (load == ~0U)
-			continue;
-		if (ol_cuts_fit(c, i, frames))
-			ol_better_branch(&best, i, load);
-		else
-			full = 1;
+		if (load != ~0U)
+			ol_offer(&o, c, i, load, *frames);
 	}
-	here = policy->split_here && ol_cuts_fit(c, OL_BRANCH_HERE, frames);
-	if (best.lane < OL_BRANCHES || here || !full)
-		/* Backlogs hold packets as GRO has made them. */
-		return ol_next_branch(&best, here, frames / segs);
-	ol_count(OL_CNT_NO_ROOM, 1);
-	first = ol_cuts_first(c);
-	return ol_lane_load(first) != ~0U ? first : OL_BRANCH_HERE;
+	/* Backlogs hold packets as GRO has made them. */
+	branch = ol_take_offer(&o, c, policy->split_here, *frames / segs, *frames);
+	if (branch < OL_ALL_BRANCHES)
+		return branch;
+	*frames = OL_CUTS_REFUSED;
+	branch = ol_cuts_refuse(c);
+	if (branch >= OL_ALL_BRANCHES)
+		return OL_NO_ROOM;
+	return !joins && ol_lane_load(branch) != ~0U ? branch : OL_BRANCH_HERE;
 }
 
 /* The flow's order begins with a number. */
@@ -466,14 +468,15 @@ static __always_inline void ol_begin_merging(struct ol_elephant *e, __u32 seq)
 }
 
 /* Notes what a branch is sent, in sequence numbers, before it can be seen to have come. */
-static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 branch, __u32 seq, __u32 end)
+static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 branch, __u32 end)
 {
 	struct ol_merging *g = ol_get_merging(e);
 	struct ol_cuts *c = ol_get_cuts(e->merge - 1);
 
 	if (!g || !c || e->begins || branch >= OL_ALL_BRANCHES)
 		return;
-	ol_cuts_sent(c, branch, seq, end);
+	if (e->flow.proto == OL_IPPROTO_UDP)
+		ol_cuts_sent(c, branch, end);
 	if (ol_after(end, g->sent[branch]))
 		OL_WRITE(g->sent[branch], end);
 }
@@ -489,7 +492,10 @@ struct ol_part {
 	__u32 end;   /* of UDP one number of ours, where it gets one */
 };
 
-/* Who takes a frame: a lane, OL_BRANCH_HERE, or OL_NO_BRANCH where its flow is not split. */
+/*
+ * Who takes a frame: a lane, OL_BRANCH_HERE, OL_NO_BRANCH where its flow is not split, or
+ * OL_NO_ROOM.
+ */
 __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 {
 	__u32 this_cpu = bpf_get_smp_processor_id(), zero = 0, place, branch;
@@ -497,7 +503,7 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	struct ol_elephant *e;
-	int ordered;
+	int ordered, numbers, counts, joins;
 
 	if (!flow || !part || !last || !policy || !cpu)
 		return OL_NO_BRANCH;
@@ -521,9 +527,10 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 	if (e->state == OL_WHOLE || flow->piece != OL_PIECE_WHOLE)
 		return OL_NO_BRANCH;
 	ordered = ol_ordered(policy->split_protos, flow->proto);
-	if (ordered && flow->proto == OL_IPPROTO_UDP) {
-		part->seq = e->number++;
-		part->end = e->number;
+	numbers = ordered && flow->proto == OL_IPPROTO_UDP;
+	if (numbers) {
+		part->seq = e->number;
+		part->end = e->number + 1;
 	}
 	if (e->begins && ordered) {
 		/* Numbers begin with data. */
@@ -531,23 +538,29 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 			return OL_NO_BRANCH;
 		ol_begin_merging(e, part->seq);
 	}
-	if (e->state == OL_SPLIT) {
-		if (!e->left) {
-			e->left = ol_batch_of(ordered, policy->split_batch);
-			e->branch = ol_find_branch(ordered && ol_get_merging(e) ? e->merge - 1
-										: OL_MERGES,
-						   e->left, part->segs ? part->segs : 1);
+	if (!e->left) {
+		joins = e->state == OL_JOINS;
+		counts = numbers && !e->astray && ol_get_merging(e);
+		e->left = joins ? OL_UNORDERED_BATCH : ol_batch_of(ordered, policy->split_batch);
+		e->branch = ol_find_branch(counts ? e->merge - 1 : OL_MERGES, &e->left,
+					   part->segs ? part->segs : 1, joins);
+		if (e->branch != OL_NO_ROOM && !joins)
 			ol_count(OL_CNT_MICROFLOWS, 1);
-		}
-		e->left -= e->left < part->segs ? e->left : part->segs;
 	}
+	e->left -= e->left < part->segs ? e->left : part->segs;
 	branch = e->branch;
+	if (branch == OL_NO_ROOM) {
+		ol_count(OL_CNT_NO_ROOM, part->segs);
+		return branch;
+	}
 	if (branch > OL_BRANCHES)
 		return OL_NO_BRANCH;
+	if (numbers)
+		e->number++;
 	e->used |= 1U << branch;
 	e->last[branch] = cpu->seq;
 	if (part->seq != part->end)
-		ol_note_sent(e, branch, part->seq, part->end);
+		ol_note_sent(e, branch, part->end);
 	ol_count(OL_CNT_SPLIT, part->segs);
 	return branch;
 }

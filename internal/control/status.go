@@ -210,9 +210,9 @@ type Counters struct {
 	// Merge counts at the merge points: packets of split flows that went on at once (late:
 	// behind others, mostly sent again) or waited; times that what was waited for had been
 	// lost, or did not come in time; packets that did not wait though they should have, as
-	// nobody looked after the merge points, that were dropped as too many waited, that
-	// were lost with their merge point, and that wait now. NoRoom are Microflows that were
-	// held back on the branch that packets waited for, so that not too many would.
+	// nobody looked after the merge points, that were dropped as too many waited, that were
+	// lost with their merge point, and that wait now. NoRoom are datagrams that were dropped
+	// before they were sent to a branch: too many might have to wait.
 	MergePassed    uint64 `json:"merge_passed"`
 	MergeLate      uint64 `json:"merge_late"`
 	MergeHeld      uint64 `json:"merge_held"`

@@ -94,7 +94,11 @@ func (d *Daemon) total(s share) (t totals, err error) {
 	if err != nil {
 		return t, err
 	}
-	t.dropped += c.XDPDrop + c.ExpressDrop + c.Unread + p.Refused
+	m, err := d.pipe.mergeCounters()
+	if err != nil {
+		return t, err
+	}
+	t.dropped += c.XDPDrop + c.ExpressDrop + c.Unread + p.Refused + c.NoRoom + m.Refused
 	t.acted, t.could = s(c, p)
 	t.at = time.Now()
 	return t, nil

@@ -40,7 +40,7 @@ type Counters struct {
 	XDPDrop     uint64 // frames that a full cpumap lane dropped
 	Split       uint64 // frames of flows that were split when they came
 	Microflows  uint64 // runs that these were cut into
-	NoRoom      uint64 // of these, held back: the merge had no room for them
+	NoRoom      uint64 // datagrams that were dropped: the merge would have no room for them
 	SplitBegun  uint64 // times that a flow began to be split ...
 	SplitEnded  uint64 // ... and was whole again
 	Express     uint64 // frames handed from the NIC straight to a pod ...

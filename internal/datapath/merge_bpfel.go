@@ -37,7 +37,7 @@ const (
 	mergeOlLimitOL_MERGES          mergeOlLimit = 32
 	mergeOlLimitOL_MERGE_POINTS    mergeOlLimit = 64
 	mergeOlLimitOL_MERGE_DEPTH     mergeOlLimit = 1024
-	mergeOlLimitOL_CUTS            mergeOlLimit = 256
+	mergeOlLimitOL_CUTS            mergeOlLimit = 512
 	mergeOlLimitOL_MERGE_READY     mergeOlLimit = 1024
 	mergeOlLimitOL_PORTS           mergeOlLimit = 1024
 	mergeOlLimitOL_SENDERS         mergeOlLimit = 4096

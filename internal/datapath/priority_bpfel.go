@@ -94,14 +94,16 @@ type priorityOlCpu struct {
 }
 
 type priorityOlCuts struct {
-	_      structs.HostLayout
-	Made   uint32
-	Passed uint32
-	High   uint32
-	Run    uint32
-	Branch uint32
-	Under  [9]uint32
-	Cut    [256]struct {
+	_       structs.HostLayout
+	Made    uint32
+	Passed  uint32
+	End     uint32
+	Run     uint32
+	Branch  uint32
+	Next    uint32
+	Refused uint32
+	Under   [9]uint32
+	Cut     [512]struct {
 		_       structs.HostLayout
 		End     uint32
 		Packets uint32
@@ -246,7 +248,7 @@ const (
 	priorityOlLimitOL_MERGES          priorityOlLimit = 32
 	priorityOlLimitOL_MERGE_POINTS    priorityOlLimit = 64
 	priorityOlLimitOL_MERGE_DEPTH     priorityOlLimit = 1024
-	priorityOlLimitOL_CUTS            priorityOlLimit = 256
+	priorityOlLimitOL_CUTS            priorityOlLimit = 512
 	priorityOlLimitOL_MERGE_READY     priorityOlLimit = 1024
 	priorityOlLimitOL_PORTS           priorityOlLimit = 1024
 	priorityOlLimitOL_SENDERS         priorityOlLimit = 4096

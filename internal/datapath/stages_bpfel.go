@@ -119,14 +119,16 @@ type stagesOlCpu struct {
 }
 
 type stagesOlCuts struct {
-	_      structs.HostLayout
-	Made   uint32
-	Passed uint32
-	High   uint32
-	Run    uint32
-	Branch uint32
-	Under  [9]uint32
-	Cut    [256]struct {
+	_       structs.HostLayout
+	Made    uint32
+	Passed  uint32
+	End     uint32
+	Run     uint32
+	Branch  uint32
+	Next    uint32
+	Refused uint32
+	Under   [9]uint32
+	Cut     [512]struct {
 		_       structs.HostLayout
 		End     uint32
 		Packets uint32
@@ -181,7 +183,7 @@ const (
 	stagesOlLimitOL_MERGES          stagesOlLimit = 32
 	stagesOlLimitOL_MERGE_POINTS    stagesOlLimit = 64
 	stagesOlLimitOL_MERGE_DEPTH     stagesOlLimit = 1024
-	stagesOlLimitOL_CUTS            stagesOlLimit = 256
+	stagesOlLimitOL_CUTS            stagesOlLimit = 512
 	stagesOlLimitOL_MERGE_READY     stagesOlLimit = 1024
 	stagesOlLimitOL_PORTS           stagesOlLimit = 1024
 	stagesOlLimitOL_SENDERS         stagesOlLimit = 4096

@@ -30,7 +30,6 @@ var (
 	steered      = newMetric(prometheus.CounterValue, "steered_packets_total", "overlay packets that were sent to a lane")
 	split        = newMetric(prometheus.CounterValue, "split_packets_total", "packets of flows that were split into micro-flows when they came")
 	microflows   = newMetric(prometheus.CounterValue, "microflows_total", "micro-flows that these were cut into")
-	noRoom       = newMetric(prometheus.CounterValue, "microflows_held_back_total", "of these, held back on the branch that packets wait for: the merge point had no room for more")
 	merge        = newMetric(prometheus.CounterValue, "merge_packets_total", "packets of split flows at the merge points, by what became of them", "outcome")
 	mergeWaiting = newMetric(prometheus.GaugeValue, "merge_waiting_packets", "packets of split flows that wait at merge points")
 	mergeWaits   = newMetric(prometheus.CounterValue, "merge_waits_ended_total", "times that packets did not get what they waited for", "reason")
@@ -48,7 +47,7 @@ var (
 	scans        = newMetric(prometheus.CounterValue, "scans_total", "looks at the node after something on it had changed, or might have")
 )
 
-var all = []metric{buildInfo, overlay, steered, split, microflows, noRoom, merge, mergeWaiting, mergeWaits, express, expressLeft, expressDrops, aggregated, supers, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost, scans}
+var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaiting, mergeWaits, express, expressLeft, expressDrops, aggregated, supers, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost, scans}
 
 // Collector exports a status.
 type Collector struct{ status Status }
@@ -81,11 +80,11 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	n := st.Counters
 	put(split, float64(n.SplitPackets))
 	put(microflows, float64(n.Microflows))
-	put(noRoom, float64(n.MergeNoRoom))
 	put(merge, float64(n.MergePassed), "passed")
 	put(merge, float64(n.MergeHeld), "held")
 	put(merge, float64(n.MergeUnwatched), "unwatched")
 	put(merge, float64(n.MergeRefused), "refused")
+	put(merge, float64(n.MergeNoRoom), "no_room")
 	put(merge, float64(n.MergeDropped), "dropped")
 	put(mergeWaiting, float64(n.MergeWaiting))
 	put(mergeWaits, float64(n.MergeGaps), "lost")

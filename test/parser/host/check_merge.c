@@ -27,7 +27,8 @@ static struct ol_merge m;
 static struct ol_cuts cuts;
 static __u32 got, expired, gaps; /* the end of what came out in order so far */
 static __u32 late, out;		 /* segments that came out, those behind what had */
-static __u32 refused;		 /* segments that the merge had no room for */
+static __u32 refused, dropped;	 /* segments that the merge had no room for, a lane */
+static __u32 last, left; /* the branch that got something last, and what of its run is to come */
 
 static void leaves(const struct segment *s)
 {
@@ -94,7 +95,6 @@ static void arrive(__u32 b)
 
 static void send_to(__u32 b, __u32 seq, __u32 end, int dropped)
 {
-	ol_cuts_sent(&cuts, b, seq, end);
 	if (ol_after(end, sent[b]))
 		sent[b] = end;
 	if (dropped)
@@ -111,7 +111,7 @@ static void begin(__u32 seq)
 	memset(&m, 0, sizeof(m));
 	memset(&cuts, rnd() % 256, sizeof(cuts));
 	got = seq;
-	expired = gaps = late = out = refused = 0;
+	expired = gaps = late = out = refused = dropped = left = 0;
 	for (i = 0; i < OL_ALL_BRANCHES; i++)
 		sent[i] = seq;
 	ol_merge_begin(&m, 1, seq);
@@ -137,10 +137,7 @@ static void flow(int wire, int branch, __u32 batch)
 		__u32 end = seq + 1 + rnd() % 1448;
 
 		if (!left--) {
-			cut();
 			b = rnd() % BRANCHES;
-			if (!ol_cuts_fit(&cuts, b, batch))
-				b = ol_cuts_first(&cuts);
 			left = batch - 1;
 		}
 		if ((int)(rnd() % 1000) < wire) {
@@ -185,108 +182,159 @@ static void flow(int wire, int branch, __u32 batch)
 enum { LANE = 2048 };
 
 /*
- * The least loaded lane of two, or the polling core, takes the next micro-flow, as in
- * bpf/microflow.h. Returns whether it was held back.
+ * Sends a datagram by a branch, as bpf/microflow.h does: the least loaded lane of two, or the
+ * polling core, takes the next micro-flow. Returns 0 if it is dropped: there was no room.
  */
-static int choose(__u32 *branch, __u32 batch)
+static int split(__u32 number, struct ol_cuts *c, int here, __u32 batch)
 {
-	struct ol_branch best = {.lane = OL_BRANCHES};
-	int full = 0, here;
+	static __u32 b;
+	struct ol_offers o = {.best.lane = OL_BRANCHES};
 	__u32 i;
+	int full;
 
-	cut();
-	for (i = 0; i < 2; i++) {
-		if (ol_cuts_fit(&cuts, i, batch))
-			ol_better_branch(&best, i, lane[i].tail - lane[i].head);
-		else
-			full = 1;
+	if (!left) {
+		left = batch;
+		cut();
+		for (i = 0; i < 2; i++)
+			ol_offer(&o, c, i, lane[i].tail - lane[i].head, batch);
+		b = ol_take_offer(&o, c, here, batch, batch);
+		if (b == OL_ALL_BRANCHES) {
+			b = ol_cuts_refuse(c);
+			left = OL_CUTS_REFUSED;
+		}
 	}
-	here = ol_cuts_fit(&cuts, OL_BRANCH_HERE, batch);
-	*branch = best.lane < OL_BRANCHES || here || !full ? ol_next_branch(&best, here, batch)
-							   : ol_cuts_first(&cuts);
-	return best.lane >= OL_BRANCHES && !here && full;
+	left--;
+	if (b == OL_ALL_BRANCHES)
+		return 0;
+	full = lane[b].tail - lane[b].head >= LANE;
+	dropped += full;
+	if (c == &cuts)
+		ol_cuts_sent(c, b, number + 1);
+	send_to(b, number, number + 1, full);
+	last = b;
+	return 1;
 }
 
-/*
- * One branch stands still while thousands of packets come, again and again; with `two` another
- * one does as well, for another while. Whatever is on its way: none is let through out of order.
- */
-static void overload(__u32 batch, int two)
+/* What is known to be under way is, at least. */
+static void counted(void)
 {
-	static const __u32 branches[] = {0, 1, OL_BRANCH_HERE};
-	__u32 seq = rnd(), left = 0, b = 0, i, j, n = 80000, dropped = 0, held = 0, last = 0;
+	__u32 b, more;
+
+	for (b = 0; b < OL_ALL_BRANCHES; b++) {
+		more = lane[b].tail - lane[b].head + waiting[b].tail - waiting[b].head;
+		MUST(cuts.under[b] >= more, "%u under way by branch %u, and %u are", cuts.under[b],
+		     b, more);
+	}
+}
+
+static const __u32 branches[] = {0, 1, OL_BRANCH_HERE};
+
+/* Of a flow that is not counted: as TCP. */
+static struct ol_cuts nothing;
+
+/*
+ * One branch stands still while thousands of datagrams come, again and again; with `two` another
+ * one does as well, for another while. None is let through out of order, and what the merge would
+ * have no room for is dropped before a branch gets it; of a flow that is not counted, by the merge.
+ */
+static void overload(__u32 batch, int two, struct ol_cuts *c)
+{
+	__u32 number = rnd(), begun = number, i, j, n = 80000, none = 0, latest = 0;
 	__u32 still[OL_ALL_BRANCHES] = {};
 
-	begin(seq);
-	for (i = 0; i < n; i++, seq++) {
-		if (!left--) {
-			if (choose(&b, batch)) {
-				held++;
-				last = i;
-			}
-			left = batch - 1;
+	begin(number);
+	for (i = 0; i < n; i++) {
+		if (split(number, c, 1, batch)) {
+			number++;
+		} else {
+			none++;
+			latest = i;
 		}
-		j = lane[b].tail - lane[b].head >= LANE;
-		dropped += j;
-		send_to(b, seq, seq + 1, j);
 		/* One that holds something. */
 		if (i < 60000 && i % 20000 == 10000)
-			still[b] = i + 5000 + rnd() % 5000;
+			still[last] = i + 5000 + rnd() % 5000;
 		if (two && i < 50000 && one_in(3000))
 			still[branches[rnd() % 3]] = i + rnd() % 6000;
 		for (j = 0; j < 3; j++) {
 			__u32 l = branches[j];
-			__u32 more =
-				lane[l].tail - lane[l].head + waiting[l].tail - waiting[l].head;
 
-			MUST(cuts.under[l] >= more, "%u under way by branch %u, and %u are",
-			     cuts.under[l], l, more);
 			if (still[l] <= i && lane[l].head != lane[l].tail && rnd() % 4)
 				arrive(l);
 		}
+		if (c == &cuts)
+			counted();
 	}
 	for (j = 0; j < 3; j++)
 		while (lane[branches[j]].head != lane[branches[j]].tail)
 			arrive(branches[j]);
 	while (take(0))
 		;
-	MUST(!late, "%u packets came out of order, batch %u", late, batch);
-	MUST(out + dropped + refused == n, "%u of %u came out, %u dropped, %u refused", out, n,
-	     dropped, refused);
+	MUST(!late, "%u datagrams came out of order, batch %u", late, batch);
+	MUST(out + dropped + refused == number - begun, "%u of %u came out, %u refused", out,
+	     number - begun, refused);
+	if (c == &nothing) {
+		MUST(refused && !none, "%u found no room at the merge, %u before", refused, none);
+		return;
+	}
 	MUST(two || !refused, "%u found no room at the merge, batch %u", refused, batch);
-	MUST(held && last < n - 5000, "held back %u times, at %u of %u the last", held, last, n);
+	MUST(none && latest < n - 5000, "for %u there was no room, at %u of %u the last", none,
+	     latest, n);
 }
 
-/* However many are under way, and whatever becomes of them: nothing is held back for ever. */
+/*
+ * More comes than two lanes can do, for long: they do what they can, and nothing that they have
+ * done is in vain.
+ */
+static void busy(__u32 batch, __u32 times)
+{
+	__u32 number = rnd(), i, j, n = 100000, can = n / times * 2 * 3 / 4;
+
+	begin(number);
+	for (i = 0; i < n; i++) {
+		number += split(number, &cuts, 0, batch);
+		for (j = 0; j < 2 && i % times == 0; j++)
+			if (lane[j].head != lane[j].tail && rnd() % 4)
+				arrive(j);
+		counted();
+	}
+	MUST(!late && !refused && !dropped, "%u times as much: %u late, %u refused, %u dropped",
+	     times, late, refused, dropped);
+	MUST(out > can * 9 / 10, "%u times as much: %u came out, %u could", times, out, can);
+}
+
+/* Whatever becomes of what is under way, and however many runs that is: there is room again. */
 static void check_cuts(void)
 {
-	__u32 seq = rnd(), i, j;
+	__u32 number = rnd(), sent, i, j;
 
-	begin(seq);
-	for (i = 0; i < 10 * OL_CUTS; i++) {
+	begin(number);
+	for (i = 0; i < 2 * OL_CUTS; i++) {
 		cut();
 		MUST(i < OL_CUTS || !ol_cuts_fit(&cuts, i % OL_ALL_BRANCHES, 1),
 		     "run %u is forgotten", i);
-		for (j = 0; j < 1 + rnd() % 3; j++, seq++)
-			ol_cuts_sent(&cuts, i % OL_ALL_BRANCHES, seq, seq + 1);
+		for (j = 0; j < 1 + rnd() % 3; j++)
+			ol_cuts_sent(&cuts, i % OL_ALL_BRANCHES, ++number);
 	}
 	for (j = 0, i = 0; i < OL_ALL_BRANCHES; i++)
 		j += cuts.under[i];
-	MUST(j == seq - m.next, "%u of %u under way", j, seq - m.next);
-	/* All of it has left, or is lost. */
-	m.next = seq;
+	MUST(j == number - m.next, "%u of %u under way", j, number - m.next);
+	m.next = number;
 	cut();
 	cut();
 	MUST(!cuts.run && cuts.made == cuts.passed, "runs are under way in the end");
 	for (i = 0; i < OL_ALL_BRANCHES; i++)
 		MUST(!cuts.under[i] && ol_cuts_fit(&cuts, i, OL_MERGE_DEPTH),
 		     "no room by branch %u", i);
-	/* A flow that begins anew, far away. */
-	for (i = 0; i < 100; i++, seq++)
-		ol_cuts_sent(&cuts, 0, seq, seq + 1);
-	seq += 3 * OL_MERGE_FAR / 2;
-	ol_cuts_sent(&cuts, 1, seq, seq + 1);
-	MUST(!cuts.under[0] && cuts.under[1] == 1, "what came before it is under way");
+	/* All of it is lost behind the branches, and only what comes then can tell. */
+	begin(number);
+	for (i = 0, sent = 0; i < 20 * OL_MERGE_DEPTH; i++) {
+		j = split(number, &cuts, 1, 64);
+		number += j;
+		sent = j ? i : sent;
+		for (j = 0; j < 3; j++)
+			lane[branches[j]].head = lane[branches[j]].tail;
+	}
+	MUST(sent > i - 2 * OL_MERGE_DEPTH, "nothing is sent any more");
 }
 
 /* Everything in order, however the branches advance; numbers wrap around. */
@@ -303,11 +351,16 @@ int main(int argc, char **argv)
 		flow(30, 0, 1 + rnd() % 64);
 		flow(5, 5, 1 + rnd() % 64);
 	}
-	overload(8, 0);
-	overload(OL_MERGE_DEPTH / 2, 0);
+	for (i = 2; i <= 16; i *= 2) {
+		busy(8, i);
+		busy(8 + rnd() % (OL_MERGE_DEPTH / 2 - 7), i);
+	}
+	overload(8, 0, &cuts);
+	overload(OL_MERGE_DEPTH / 2, 0, &cuts);
 	for (i = 0; i < 20; i++) {
-		overload(8 + rnd() % (OL_MERGE_DEPTH / 2 - 7), 0);
-		overload(8 + rnd() % (OL_MERGE_DEPTH / 2 - 7), 1);
+		overload(8 + rnd() % (OL_MERGE_DEPTH / 2 - 7), 0, &cuts);
+		overload(8 + rnd() % (OL_MERGE_DEPTH / 2 - 7), 1, &cuts);
+		overload(8 + rnd() % (OL_MERGE_DEPTH / 2 - 7), i % 2, &nothing);
 	}
 	return 0;
 }
