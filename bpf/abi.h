@@ -37,6 +37,8 @@ enum ol_limit {
 	OL_ALL_BRANCHES = OL_BRANCHES + 1, /* and the core that polls */
 	OL_MERGES = 32,			   /* flows that are put in order again at a time */
 	OL_MERGE_POINTS = 64,		   /* devices where that is done */
+	OL_MERGE_DEPTH = 1024,		   /* packets of a flow that wait there for each branch */
+	OL_CUTS = 512,			   /* runs of a flow that are under way, counted apart */
 	OL_MERGE_READY = 1024,		   /* packets that may go at a time, at each of them */
 	OL_PORTS = 1024,		   /* pods that frames go to straight from the NIC */
 	OL_SENDERS = 4096,		   /* who sends to them */
@@ -147,7 +149,8 @@ enum ol_counter {
 	OL_CNT_MICROFLOWS,   /* runs that these were cut into */
 	OL_CNT_SPLIT_BEGUN,  /* times that a flow began to be split ... */
 	OL_CNT_SPLIT_ENDED,  /* ... and was whole again */
-	OL_CNT_EXPRESS,	     /* frames handed from the NIC straight to a pod ... */
+	OL_CNT_NO_ROOM, /* datagrams that were dropped: the merge would have no room for them */
+	OL_CNT_EXPRESS, /* frames handed from the NIC straight to a pod ... */
 	OL_CNT_EXPRESS_DROP, /* ... that its ring had no room for */
 	OL_CNT_EXPRESS_LEFT, /* times that a flow left that way before it was seen to be empty */
 	OL_CNT_UNREAD,	     /* datagrams for which a UDP socket had no room, while it is counted */
@@ -565,8 +568,32 @@ struct ol_merging {
 	/* The hook behind the merge point. */
 	__u32 left; /* packets that came out, by count */
 
-	__u32 held; /* the merge point: packets that wait there */
+	/* The merge point. */
+	__u32 held;    /* packets that wait there */
+	__u32 next;    /* what is to come: all before has left, or is lost */
+	__u32 refused; /* packets that it had no room for, by count */
+
 	__u32 slot; /* the core that polls the NIC */
+};
+
+/* Packets that a branch got in a row. */
+struct ol_cut {
+	__u32 end; /* of the last of them */
+	__u32 packets;
+	__u32 branch;
+};
+
+/* What is under way of a flow of numbered datagrams, known to the core that splits it. */
+struct ol_cuts {
+	__u32 made;		      /* runs that have ended, by count ... */
+	__u32 passed;		      /* ... and those that have left the merge */
+	__u32 end;		      /* of all that was sent */
+	__u32 run;		      /* packets of the run under way ... */
+	__u32 branch;		      /* ... and its branch */
+	__u32 next;		      /* what the merge said last ... */
+	__u32 refused;		      /* ... and the packets since for which there was no room */
+	__u32 under[OL_ALL_BRANCHES]; /* packets under way by each branch, at most */
+	struct ol_cut cut[OL_CUTS];
 };
 
 /* What that hook leaves in a packet's control block for the merge point. */
@@ -598,8 +625,8 @@ enum ol_merge_counter {
 	OL_MERGE_HELD,	 /* packets that had to wait */
 	OL_MERGE_GAPS,	 /* times that what was waited for had been lost on the way here */
 	OL_MERGE_EXPIRED,   /* times that it did not come within the limit */
-	OL_MERGE_BYPASSED,  /* packets that went on out of turn: nobody looks after the merge */
-	OL_MERGE_UNTRACKED, /* packets that could not be held, for want of room */
+	OL_MERGE_UNWATCHED, /* packets that went on out of turn: nobody looks after the merge */
+	OL_MERGE_REFUSED,   /* packets that were dropped: their queue was full */
 	OL_MERGE_DROPPED,   /* packets that the qdisc had when it was taken away */
 	OL_NR_MERGE_COUNTERS,
 };

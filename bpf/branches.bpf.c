@@ -73,6 +73,8 @@ int ol_underlay_split(struct __sk_buff *skb)
 		if (f.flow.proto == OL_IPPROTO_TCP)
 			ol_tcp_range(skb, f.inner, f.flow.v6, &part.seq, &part.end);
 		branch = ol_split(&f.flow, &part);
+		if (branch == OL_NO_ROOM)
+			return TCX_DROP;
 		if (f.flow.proto == OL_IPPROTO_UDP && part.seq != part.end)
 			skb->tc_index = OL_CARRIER | (part.seq & (OL_CARRIER_NUMBERS - 1));
 	}

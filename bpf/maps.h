@@ -158,6 +158,14 @@ struct {
 	__type(value, __u32);
 } ol_merging_of SEC(".maps");
 
+/* Index: place among the merging, or OL_MERGES, of which nothing is ever under way. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, OL_MERGES + 1);
+	__type(key, __u32);
+	__type(value, struct ol_cuts);
+} ol_cuts SEC(".maps");
+
 /* Set when a merge point ends: what is to go there goes straight on, until it is there again. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

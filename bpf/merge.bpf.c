@@ -40,9 +40,6 @@ const volatile __u32 ol_backlog_room = 1000;
 /* When the daemon last gave a sign of life, ns. */
 __u64 ol_merge_beat SEC(".data.beat") = 0;
 
-/* Packets of a flow that wait in each branch's queue, at most. */
-#define OL_MERGE_DEPTH 1024
-
 /* One for each branch, and one for what comes by none. */
 #define OL_MERGE_QUEUES (OL_ALL_BRANCHES + 1)
 
@@ -144,10 +141,10 @@ static __always_inline struct ol_waiting *ol_get_waiting(__u32 flow, __u32 branc
 
 /*
  * Which way does a packet go that the hook in front has marked? Where it has to wait, the
- * place for it, or NULL: there is none.
+ * place for it. Unless watched none waits: it is as if what comes before had been waited for.
  */
 static __always_inline enum ol_merge_way ol_merge_judge(const struct ol_merge_mark *mark,
-							struct ol_waiting **place)
+							int watched, struct ol_waiting **place)
 {
 	__u32 at = mark->place, b = mark->branch;
 	struct ol_merging *g = bpf_map_lookup_elem(&ol_mergings, &at);
@@ -169,15 +166,35 @@ static __always_inline enum ol_merge_way ol_merge_judge(const struct ol_merge_ma
 	 */
 	if (b >= OL_ALL_BRANCHES || ol_after(mark->end, OL_READ(g->sent[b])))
 		b = OL_ALL_BRANCHES;
-	way = ol_merge_arrives(&f->order, b, mark->seq, mark->end);
-	if (way != OL_MERGE_WAIT || f->tail[b] - f->head[b] >= OL_MERGE_DEPTH)
+	way = ol_merge_arrives(&f->order, b, mark->seq, mark->end,
+			       watched ? f->tail[b] - f->head[b] : 0);
+	if (!watched) {
+		ol_merge_leaves(&f->order, mark->end);
+		way = OL_MERGE_GO;
+	}
+	OL_WRITE(g->next, f->order.next);
+	if (way != OL_MERGE_WAIT)
 		return way;
 	*place = ol_get_waiting(at, b, f->tail[b]);
 	if (!*place)
-		return way;
+		return OL_MERGE_FULL;
 	f->tail[b]++;
 	OL_WRITE(g->held, g->held + 1);
 	return way;
+}
+
+/* There is no room for a packet. */
+static __always_inline void ol_refuse(const struct sk_buff *skb)
+{
+	const struct ol_merge_mark *mark = ol_mark_of(skb);
+	__u32 at = mark->place;
+	struct ol_merging *g = NULL;
+
+	if (mark->magic == ol_merge_magic)
+		g = bpf_map_lookup_elem(&ol_mergings, &at);
+	if (g)
+		OL_WRITE(g->refused, g->refused + 1);
+	ol_merge_count(OL_MERGE_REFUSED, ol_segs_of(skb));
 }
 
 SEC("struct_ops")
@@ -192,6 +209,7 @@ int BPF_PROG(ol_merge_enqueue, struct sk_buff *skb, struct Qdisc *sch,
 	struct ol_merge_mark m;
 	struct ol_ready *r;
 	struct sk_buff *old;
+	int watched;
 	__u64 now;
 
 	if (!p)
@@ -199,11 +217,8 @@ int BPF_PROG(ol_merge_enqueue, struct sk_buff *skb, struct Qdisc *sch,
 	if (mark->magic == ol_merge_magic) {
 		m = *mark;
 		now = bpf_ktime_get_ns();
-		if (!ol_looked_after(now)) {
-			ol_merge_count(OL_MERGE_BYPASSED, m.segs);
-			goto ready;
-		}
-		way = ol_merge_judge(&m, &w);
+		watched = ol_looked_after(now);
+		way = ol_merge_judge(&m, watched, &w);
 		p->look |= 1U << (m.place % OL_MERGES);
 		if (w) {
 			w->since = now;
@@ -219,11 +234,12 @@ int BPF_PROG(ol_merge_enqueue, struct sk_buff *skb, struct Qdisc *sch,
 			ol_merge_count(OL_MERGE_HELD, m.segs);
 			return NET_XMIT_SUCCESS;
 		}
-		ol_merge_count(way == OL_MERGE_WAIT ? OL_MERGE_UNTRACKED : OL_MERGE_PASSED, m.segs);
+		if (way == OL_MERGE_FULL)
+			goto drop;
+		ol_merge_count(watched ? OL_MERGE_PASSED : OL_MERGE_UNWATCHED, m.segs);
 		if (way == OL_MERGE_GO_LATE)
 			ol_merge_count(OL_MERGE_LATE, m.segs);
 	}
-ready:
 	if (p->tail - p->head >= OL_MERGE_READY)
 		goto drop;
 	key = at * OL_MERGE_READY + p->tail % OL_MERGE_READY;
@@ -238,6 +254,7 @@ ready:
 	sch->qstats.backlog += len;
 	return NET_XMIT_SUCCESS;
 drop:
+	ol_refuse(skb);
 	bpf_qdisc_skb_drop(skb, to_free);
 	return NET_XMIT_DROP;
 }
@@ -387,6 +404,7 @@ static __always_inline struct sk_buff *ol_take(struct ol_merge_point *p,
 		return NULL;
 	f->head[b]++;
 	ol_merge_leaves(&f->order, w->end);
+	OL_WRITE(g->next, f->order.next);
 	OL_WRITE(g->held, g->held - 1);
 	p->held--;
 	return bpf_kptr_xchg(&w->skb, NULL);
@@ -418,7 +436,7 @@ struct sk_buff *BPF_PROG(ol_merge_dequeue, struct Qdisc *sch)
 		if (first.go) {
 			skb = ol_take(p, &first);
 			if (skb && all)
-				ol_merge_count(OL_MERGE_BYPASSED, ol_segs_of(skb));
+				ol_merge_count(OL_MERGE_UNWATCHED, ol_segs_of(skb));
 		} else if (p->until) {
 			bpf_qdisc_watchdog_schedule(sch, p->until, 10000);
 		}

@@ -67,6 +67,7 @@ enum ol_merge_way {
 	OL_MERGE_GO,
 	OL_MERGE_GO_LATE, /* goes as well: whoever sent it again wants it at once */
 	OL_MERGE_WAIT,
+	OL_MERGE_FULL, /* it would wait, and there is no room */
 };
 
 OL_INLINE void ol_merge_begin(struct ol_merge *m, __u32 generation, __u32 first)
@@ -82,22 +83,25 @@ OL_INLINE void ol_merge_begin(struct ol_merge *m, __u32 generation, __u32 first)
 }
 
 /*
- * A packet with the bytes from seq up to end came by a branch, or by none
+ * A packet with the bytes from seq up to end came by a branch, of which so many wait, or by none
  * (OL_ALL_BRANCHES): by another core than the one that splits.
  */
-OL_INLINE enum ol_merge_way ol_merge_arrives(struct ol_merge *m, __u32 branch, __u32 seq, __u32 end)
+OL_INLINE enum ol_merge_way ol_merge_arrives(struct ol_merge *m, __u32 branch, __u32 seq, __u32 end,
+					     __u32 waiting)
 {
+	int far = seq - m->next + OL_MERGE_FAR > 2 * OL_MERGE_FAR;
+	int early = !far && ol_after(seq, m->next);
+
+	/* It counts as lost before it came: what its branch brings next is to tell. */
+	if (early && waiting >= OL_MERGE_DEPTH)
+		return OL_MERGE_FULL;
 	if (branch < OL_ALL_BRANCHES && ol_after(end, m->brought[branch])) {
 		m->brought[branch] = end;
 		m->given_up &= ~(1U << branch);
 	}
-	if (seq - m->next + OL_MERGE_FAR > 2 * OL_MERGE_FAR) {
-		m->next = end;
-		return OL_MERGE_GO;
-	}
-	if (ol_after(seq, m->next))
+	if (early)
 		return OL_MERGE_WAIT;
-	if (seq != m->next && !ol_after(end, m->next))
+	if (!far && seq != m->next && !ol_after(end, m->next))
 		return OL_MERGE_GO_LATE;
 	m->next = end;
 	return OL_MERGE_GO;

@@ -5,7 +5,7 @@
 
 #include "steer.h"
 #include "split.h"
-#include "merge.h"
+#include "cuts.h"
 
 /* Index: cpu * OL_ELEPHANTS + place. */
 struct {
@@ -25,6 +25,9 @@ struct {
 
 /* Which way a frame goes that belongs to no split flow: that of its slot. */
 #define OL_NO_BRANCH 0xfe
+
+/* The merge would have no room for it: it is to be dropped. */
+#define OL_NO_ROOM OL_ALL_BRANCHES
 
 static __always_inline struct ol_elephant *ol_get_elephant(__u32 cpu, __u32 place)
 {
@@ -261,7 +264,8 @@ static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_poli
 		return 1;
 	if (g->held || !ol_branch_left(OL_BRANCH_HERE, tunnel, e->seq))
 		return 0;
-	if (OL_READ(g->left) != OL_READ(g->entered) && (__s64)(now - e->joined) < OL_JOINED_NS)
+	if (OL_READ(g->left) + OL_READ(g->refused) != OL_READ(g->entered) &&
+	    (__s64)(now - e->joined) < OL_JOINED_NS)
 		return 0;
 	core = lanes->cpu[ol_lane_index(g->slot % lanes->nr)];
 	return core == bpf_get_smp_processor_id() || ol_backlog_drained(core, now);
@@ -328,6 +332,7 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 			break;
 		e->state = OL_JOINS;
 		e->joined = cpu->now;
+		e->left = 0;
 		e->branch = OL_BRANCH_HERE;
 		e->used |= 1U << OL_BRANCH_HERE;
 		break;
@@ -373,45 +378,105 @@ static __always_inline __u32 ol_branch_load(const struct ol_policy *policy, __u3
 	return ol_ring_from(&ring, ring.consumer);
 }
 
-/* The branch that takes the flow's next micro-flow, of so many of the packets that it holds. */
-__noinline __u32 ol_find_branch(__u32 batch)
+/* What is under way of a flow whose place among the merging this is. */
+static __always_inline struct ol_cuts *ol_get_cuts(__u32 at)
 {
-	struct ol_branch best = {.lane = OL_BRANCHES};
+	return bpf_map_lookup_elem(&ol_cuts, &at);
+}
+
+/* Ends the run under way, and takes off those that have left the merge. */
+__noinline int ol_cut_at(__u32 at)
+{
+	struct ol_merging *g = bpf_map_lookup_elem(&ol_mergings, &at);
+	struct ol_cuts *c = ol_get_cuts(at);
+	__u32 i, next;
+
+	if (!g || !c)
+		return 0;
+	next = OL_READ(g->next);
+	for (i = 0; i < OL_CUTS && ol_cut_passed(c, next); i++)
+		;
+	ol_cut(c);
+	ol_cut_passed(c, next);
+	return 0;
+}
+
+/* What the lane has to do that is a branch. None, or one that leaves the set: ~0. */
+__noinline __u32 ol_lane_load(__u32 lane)
+{
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_lanes *lanes;
-	__u32 i, load;
 
-	if (!policy)
-		return OL_BRANCH_HERE;
+	if (!policy || lane >= OL_BRANCHES)
+		return ~0U;
 	lanes = ol_branches(policy);
-	for (i = 0; i < OL_BRANCHES && i < lanes->nr; i++) {
-		/* One that leaves the set is none. */
-		if (lanes->instead[i] != i)
-			continue;
-		load = ol_branch_load(policy, lanes->cpu[i]);
+	if (lane >= lanes->nr || lanes->instead[lane] != lane)
+		return ~0U;
+	return ol_branch_load(policy, lanes->cpu[lane]);
+}
+
+/*
+ * The branch that takes the flow's next micro-flow, of so many frames, which are of so many
+ * packets as they have come here, or OL_NO_ROOM: none does. at: the flow's place among the
+ * merging, or OL_MERGES. joins: it is to be this core.
+ */
+__noinline __u32 ol_find_branch(__u32 at, __u32 *frames, __u32 segs, int joins)
+{
+	struct ol_offers o = {.best.lane = OL_BRANCHES};
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cuts *c = ol_get_cuts(at);
+	__u32 i, load, branch;
+
+	if (!policy || !c || !frames)
+		return OL_BRANCH_HERE;
+	ol_cut_at(at);
+	for (i = 0; i < OL_BRANCHES && !joins; i++) {
+		load = ol_lane_load(i);
 		if (load != ~0U)
-			ol_better_branch(&best, i, load);
+			ol_offer(&o, c, i, load, *frames);
 	}
-	return ol_next_branch(&best, policy->split_here, batch);
+	/* Backlogs hold packets as GRO has made them. */
+	branch = ol_take_offer(&o, c, policy->split_here, *frames / segs, *frames);
+	if (branch < OL_ALL_BRANCHES)
+		return branch;
+	*frames = OL_CUTS_REFUSED;
+	branch = ol_cuts_refuse(c);
+	if (branch >= OL_ALL_BRANCHES)
+		return OL_NO_ROOM;
+	return !joins && ol_lane_load(branch) != ~0U ? branch : OL_BRANCH_HERE;
+}
+
+/* The flow's order begins with a number. */
+static __always_inline void ol_begin_merging(struct ol_elephant *e, __u32 seq)
+{
+	struct ol_merging *g = ol_get_merging(e);
+	struct ol_cuts *c = ol_get_cuts(e->merge - 1);
+	__u32 i;
+
+	if (!g || !c)
+		return;
+	e->begins = 0;
+	ol_cuts_begin(c, seq);
+	OL_WRITE(g->entered, 0);
+	OL_WRITE(g->left, 0);
+	OL_WRITE(g->refused, 0);
+	OL_WRITE(g->next, seq);
+	OL_WRITE(g->first, seq);
+	for (i = 0; i < OL_ALL_BRANCHES; i++)
+		OL_WRITE(g->sent[i], seq);
+	OL_WRITE(g->generation, g->generation | 1);
 }
 
 /* Notes what a branch is sent, in sequence numbers, before it can be seen to have come. */
-static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 branch, __u32 seq, __u32 end)
+static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 branch, __u32 end)
 {
 	struct ol_merging *g = ol_get_merging(e);
-	__u32 i;
+	struct ol_cuts *c = ol_get_cuts(e->merge - 1);
 
-	if (!g || branch >= OL_ALL_BRANCHES)
+	if (!g || !c || e->begins || branch >= OL_ALL_BRANCHES)
 		return;
-	if (e->begins) {
-		e->begins = 0;
-		OL_WRITE(g->entered, 0);
-		OL_WRITE(g->left, 0);
-		OL_WRITE(g->first, seq);
-		for (i = 0; i < OL_ALL_BRANCHES; i++)
-			OL_WRITE(g->sent[i], seq);
-		OL_WRITE(g->generation, g->generation | 1);
-	}
+	if (e->flow.proto == OL_IPPROTO_UDP)
+		ol_cuts_sent(c, branch, end);
 	if (ol_after(end, g->sent[branch]))
 		OL_WRITE(g->sent[branch], end);
 }
@@ -427,7 +492,10 @@ struct ol_part {
 	__u32 end;   /* of UDP one number of ours, where it gets one */
 };
 
-/* Who takes a frame: a lane, OL_BRANCH_HERE, or OL_NO_BRANCH where its flow is not split. */
+/*
+ * Who takes a frame: a lane, OL_BRANCH_HERE, OL_NO_BRANCH where its flow is not split, or
+ * OL_NO_ROOM.
+ */
 __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 {
 	__u32 this_cpu = bpf_get_smp_processor_id(), zero = 0, place, branch;
@@ -435,7 +503,7 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	struct ol_elephant *e;
-	int ordered;
+	int ordered, numbers, counts, joins;
 
 	if (!flow || !part || !last || !policy || !cpu)
 		return OL_NO_BRANCH;
@@ -459,29 +527,40 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 	if (e->state == OL_WHOLE || flow->piece != OL_PIECE_WHOLE)
 		return OL_NO_BRANCH;
 	ordered = ol_ordered(policy->split_protos, flow->proto);
-	if (ordered && flow->proto == OL_IPPROTO_UDP) {
-		part->seq = e->number++;
-		part->end = e->number;
+	numbers = ordered && flow->proto == OL_IPPROTO_UDP;
+	if (numbers) {
+		part->seq = e->number;
+		part->end = e->number + 1;
 	}
-	/* Numbers begin with data. */
-	if (e->begins && ordered && part->seq == part->end)
-		return OL_NO_BRANCH;
-	if (e->state == OL_SPLIT) {
-		if (!e->left) {
-			e->left = ol_batch_of(ordered, policy->split_batch);
-			/* Backlogs hold packets as GRO has made them. */
-			e->branch = ol_find_branch(e->left / (part->segs ? part->segs : 1));
+	if (e->begins && ordered) {
+		/* Numbers begin with data. */
+		if (part->seq == part->end)
+			return OL_NO_BRANCH;
+		ol_begin_merging(e, part->seq);
+	}
+	if (!e->left) {
+		joins = e->state == OL_JOINS;
+		counts = numbers && !e->astray && ol_get_merging(e);
+		e->left = joins ? OL_UNORDERED_BATCH : ol_batch_of(ordered, policy->split_batch);
+		e->branch = ol_find_branch(counts ? e->merge - 1 : OL_MERGES, &e->left,
+					   part->segs ? part->segs : 1, joins);
+		if (e->branch != OL_NO_ROOM && !joins)
 			ol_count(OL_CNT_MICROFLOWS, 1);
-		}
-		e->left -= e->left < part->segs ? e->left : part->segs;
 	}
+	e->left -= e->left < part->segs ? e->left : part->segs;
 	branch = e->branch;
+	if (branch == OL_NO_ROOM) {
+		ol_count(OL_CNT_NO_ROOM, part->segs);
+		return branch;
+	}
 	if (branch > OL_BRANCHES)
 		return OL_NO_BRANCH;
+	if (numbers)
+		e->number++;
 	e->used |= 1U << branch;
 	e->last[branch] = cpu->seq;
 	if (part->seq != part->end)
-		ol_note_sent(e, branch, part->seq, part->end);
+		ol_note_sent(e, branch, part->end);
 	ol_count(OL_CNT_SPLIT, part->segs);
 	return branch;
 }

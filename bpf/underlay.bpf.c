@@ -76,6 +76,8 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 		if (f.flow.proto == OL_IPPROTO_TCP)
 			ol_frame_seqs(ctx, &f, &part);
 		branch = ol_split(&f.flow, &part);
+		if (branch == OL_NO_ROOM)
+			return XDP_DROP;
 		if (branch != OL_NO_BRANCH) {
 			lane = branch < OL_BRANCHES ? branch : OL_LANE_LOCAL;
 			if (f.flow.proto == OL_IPPROTO_UDP && part.seq != part.end)

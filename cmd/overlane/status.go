@@ -173,8 +173,8 @@ func counterRows(st control.Status) [][]cell {
 			{fmt.Sprintf("in %s micro-flows; %s times a flow began to be", count(c.Microflows), count(c.Splits)), dim}})
 	}
 	if n := c.MergePassed + c.MergeHeld; n > 0 {
-		what := fmt.Sprintf("%s waited for others; %s times these were lost, %s times late; %s did not wait, %s dropped; %s wait now",
-			count(c.MergeHeld), count(c.MergeGaps), count(c.MergeExpired), count(c.MergeUnordered), count(c.MergeDropped), count(c.MergeWaiting))
+		what := fmt.Sprintf("%s waited for others; %s times these were lost, %s times late; %s did not wait, %s dropped, %s before they came there; %s wait now",
+			count(c.MergeHeld), count(c.MergeGaps), count(c.MergeExpired), count(c.MergeUnwatched), count(c.MergeRefused+c.MergeDropped), count(c.MergeNoRoom), count(c.MergeWaiting))
 		rows = append(rows, []cell{{"merged", bold}, {count(n), plain}, {what, dim}})
 	}
 	if c.SuperPackets > 0 {

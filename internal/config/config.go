@@ -98,7 +98,7 @@ const (
 
 // What micro-flows can be.
 const (
-	MinBatch, MaxBatch       = 8, 1024
+	MinBatch, MaxBatch       = 8, 512
 	MinBranches, MaxBranches = 1, 8
 )
 

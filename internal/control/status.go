@@ -23,7 +23,7 @@ const (
 
 // Schema is the version of what status, plan, doctor and off print as JSON. It changes when a field changes its
 // type or its meaning, or goes; not when one is added. 1 had netns as a text in some places, and 0 for what was
-// not measured.
+// not measured; 2 had merge_delay_ns and merge_unordered.
 const Schema = 3
 
 // Status is the daemon's account of itself. Its JSON form is an interface:
@@ -211,16 +211,20 @@ type Counters struct {
 	Splits       uint64 `json:"splits"`
 	// Merge counts at the merge points: packets of split flows that went on at once (late:
 	// behind others, mostly sent again) or waited; times that what was waited for had been
-	// lost, or did not come in time; packets that did not wait though they should have, that
-	// were lost with their merge point, and that wait now.
+	// lost, or did not come in time; packets that did not wait though they should have, as
+	// nobody looked after the merge points, that were dropped as too many waited, that were
+	// lost with their merge point, and that wait now. NoRoom are datagrams that were dropped
+	// before they were sent to a branch: too many might have to wait.
 	MergePassed    uint64 `json:"merge_passed"`
 	MergeLate      uint64 `json:"merge_late"`
 	MergeHeld      uint64 `json:"merge_held"`
 	MergeGaps      uint64 `json:"merge_gaps"`
 	MergeExpired   uint64 `json:"merge_expired"`
-	MergeUnordered uint64 `json:"merge_unordered"`
+	MergeUnwatched uint64 `json:"merge_unwatched"`
+	MergeRefused   uint64 `json:"merge_refused"`
 	MergeDropped   uint64 `json:"merge_dropped"`
 	MergeWaiting   uint64 `json:"merge_waiting"`
+	MergeNoRoom    uint64 `json:"merge_no_room"`
 	// AggregatedPackets are datagrams that crossed the overlay in so many SuperPackets, of
 	// CountedPackets: those that came out of tunnels while aggregation was on.
 	AggregatedPackets uint64 `json:"aggregated_packets"`

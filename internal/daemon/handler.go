@@ -119,7 +119,7 @@ func (d *Daemon) fill(st *control.Status) error {
 		return err
 	}
 	n.MergePassed, n.MergeLate, n.MergeHeld, n.MergeGaps, n.MergeExpired = m.Passed, m.Late, m.Held, m.Gaps, m.Expired
-	n.MergeUnordered, n.MergeDropped, n.MergeWaiting = m.Bypassed+m.Untracked, m.Dropped, uint64(m.Waiting)
+	n.MergeUnwatched, n.MergeRefused, n.MergeDropped, n.MergeWaiting, n.MergeNoRoom = m.Unwatched, m.Refused, m.Dropped, uint64(m.Waiting), c.NoRoom
 	g, err := d.aggregated()
 	if err != nil {
 		return err

@@ -100,7 +100,11 @@ func (d *Daemon) total(s share, only []int) (t totals, err error) {
 	if err != nil {
 		return t, err
 	}
-	t.dropped += c.XDPDrop + c.ExpressDrop + c.Unread + p.Refused
+	m, err := d.pipe.mergeCounters()
+	if err != nil {
+		return t, err
+	}
+	t.dropped += c.XDPDrop + c.ExpressDrop + c.Unread + p.Refused + c.NoRoom + m.Refused
 	if t.acted, t.could = s(c, p); only != nil {
 		overlay, err := d.dp.OverlayOn()
 		if err != nil {

@@ -85,6 +85,24 @@ type branchesOlCpu struct {
 	_       [8]byte
 }
 
+type branchesOlCuts struct {
+	_       structs.HostLayout
+	Made    uint32
+	Passed  uint32
+	End     uint32
+	Run     uint32
+	Branch  uint32
+	Next    uint32
+	Refused uint32
+	Under   [9]uint32
+	Cut     [512]struct {
+		_       structs.HostLayout
+		End     uint32
+		Packets uint32
+		Branch  uint32
+	}
+}
+
 type branchesOlElephant struct {
 	_    structs.HostLayout
 	Flow struct {
@@ -166,6 +184,8 @@ type branchesOlMerging struct {
 	Entered    uint32
 	Left       uint32
 	Held       uint32
+	Next       uint32
+	Refused    uint32
 	Slot       uint32
 }
 
@@ -318,6 +338,7 @@ const (
 	branchesMapOlCells           = "ol_cells"
 	branchesMapOlCounters        = "ol_counters"
 	branchesMapOlCpus            = "ol_cpus"
+	branchesMapOlCuts            = "ol_cuts"
 	branchesMapOlElephants       = "ol_elephants"
 	branchesMapOlFrags           = "ol_frags"
 	branchesMapOlLanePackets     = "ol_lane_packets"
@@ -403,6 +424,7 @@ type branchesMapSpecs struct {
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlElephants      *ebpf.MapSpec `ebpf:"ol_elephants"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
@@ -458,6 +480,7 @@ type branchesMaps struct {
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlElephants      *ebpf.Map `ebpf:"ol_elephants"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
@@ -484,6 +507,7 @@ func (m *branchesMaps) Close() error {
 		m.OlCells,
 		m.OlCounters,
 		m.OlCpus,
+		m.OlCuts,
 		m.OlElephants,
 		m.OlFrags,
 		m.OlLanePackets,

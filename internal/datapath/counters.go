@@ -40,6 +40,7 @@ type Counters struct {
 	XDPDrop     uint64 // frames that a full cpumap lane dropped
 	Split       uint64 // frames of flows that were split when they came
 	Microflows  uint64 // runs that these were cut into
+	NoRoom      uint64 // datagrams that were dropped: the merge would have no room for them
 	SplitBegun  uint64 // times that a flow began to be split ...
 	SplitEnded  uint64 // ... and was whole again
 	Express     uint64 // frames handed from the NIC straight to a pod ...
@@ -67,6 +68,7 @@ func (d *Datapath) Counters() (Counters, error) {
 		stagesOlCounterOL_CNT_XDP_DROP:     &c.XDPDrop,
 		stagesOlCounterOL_CNT_SPLIT:        &c.Split,
 		stagesOlCounterOL_CNT_MICROFLOWS:   &c.Microflows,
+		stagesOlCounterOL_CNT_NO_ROOM:      &c.NoRoom,
 		stagesOlCounterOL_CNT_SPLIT_BEGUN:  &c.SplitBegun,
 		stagesOlCounterOL_CNT_SPLIT_ENDED:  &c.SplitEnded,
 		stagesOlCounterOL_CNT_EXPRESS:      &c.Express,

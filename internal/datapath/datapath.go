@@ -262,6 +262,7 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_lane_packets":    d.stages.OlLanePackets,
 		"ol_mergings":        d.stages.OlMergings,
 		"ol_merging_of":      d.stages.OlMergingOf,
+		"ol_cuts":            d.stages.OlCuts,
 		"ol_merge_ended":     d.stages.OlMergeEnded,
 		"ol_unnumbered":      d.stages.OlUnnumbered,
 		"ol_elephants":       cmp.Or(d.branches.OlElephants, d.xdp.OlElephants),

@@ -130,8 +130,8 @@ type MergeCounters struct {
 	Held      uint64 // packets that waited
 	Gaps      uint64 // times that what they waited for had been lost on the way
 	Expired   uint64 // times that they waited as long as the limit
-	Bypassed  uint64 // packets that did not wait, since nobody looked after the merge
-	Untracked uint64 // packets that did not wait, for want of room
+	Unwatched uint64 // packets that did not wait, since nobody looked after the merge
+	Refused   uint64 // packets that were dropped, for want of room
 	Dropped   uint64 // packets that a merge point had when it was taken away
 	Waiting   int    // packets that wait now
 }
@@ -140,7 +140,7 @@ type MergeCounters struct {
 func (c MergeCounters) Add(o MergeCounters) MergeCounters {
 	return MergeCounters{
 		Passed: c.Passed + o.Passed, Late: c.Late + o.Late, Held: c.Held + o.Held, Gaps: c.Gaps + o.Gaps,
-		Expired: c.Expired + o.Expired, Bypassed: c.Bypassed + o.Bypassed, Untracked: c.Untracked + o.Untracked,
+		Expired: c.Expired + o.Expired, Unwatched: c.Unwatched + o.Unwatched, Refused: c.Refused + o.Refused,
 		Dropped: c.Dropped + o.Dropped, Waiting: o.Waiting,
 	}
 }
@@ -153,8 +153,8 @@ func (m *Merge) Counters() (c MergeCounters, err error) {
 		mergeOlMergeCounterOL_MERGE_HELD:      &c.Held,
 		mergeOlMergeCounterOL_MERGE_GAPS:      &c.Gaps,
 		mergeOlMergeCounterOL_MERGE_EXPIRED:   &c.Expired,
-		mergeOlMergeCounterOL_MERGE_BYPASSED:  &c.Bypassed,
-		mergeOlMergeCounterOL_MERGE_UNTRACKED: &c.Untracked,
+		mergeOlMergeCounterOL_MERGE_UNWATCHED: &c.Unwatched,
+		mergeOlMergeCounterOL_MERGE_REFUSED:   &c.Refused,
 		mergeOlMergeCounterOL_MERGE_DROPPED:   &c.Dropped,
 	} {
 		if *field, err = sum(m.objs.OlMergeCounters, uint32(key)); err != nil {

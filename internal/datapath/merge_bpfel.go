@@ -36,6 +36,8 @@ const (
 	mergeOlLimitOL_ALL_BRANCHES    mergeOlLimit = 9
 	mergeOlLimitOL_MERGES          mergeOlLimit = 32
 	mergeOlLimitOL_MERGE_POINTS    mergeOlLimit = 64
+	mergeOlLimitOL_MERGE_DEPTH     mergeOlLimit = 1024
+	mergeOlLimitOL_CUTS            mergeOlLimit = 512
 	mergeOlLimitOL_MERGE_READY     mergeOlLimit = 1024
 	mergeOlLimitOL_PORTS           mergeOlLimit = 1024
 	mergeOlLimitOL_SENDERS         mergeOlLimit = 4096
@@ -50,8 +52,8 @@ const (
 	mergeOlMergeCounterOL_MERGE_HELD        mergeOlMergeCounter = 2
 	mergeOlMergeCounterOL_MERGE_GAPS        mergeOlMergeCounter = 3
 	mergeOlMergeCounterOL_MERGE_EXPIRED     mergeOlMergeCounter = 4
-	mergeOlMergeCounterOL_MERGE_BYPASSED    mergeOlMergeCounter = 5
-	mergeOlMergeCounterOL_MERGE_UNTRACKED   mergeOlMergeCounter = 6
+	mergeOlMergeCounterOL_MERGE_UNWATCHED   mergeOlMergeCounter = 5
+	mergeOlMergeCounterOL_MERGE_REFUSED     mergeOlMergeCounter = 6
 	mergeOlMergeCounterOL_MERGE_DROPPED     mergeOlMergeCounter = 7
 	mergeOlMergeCounterOL_NR_MERGE_COUNTERS mergeOlMergeCounter = 8
 )
@@ -75,6 +77,7 @@ const (
 	mergeMapOlCells          = "ol_cells"
 	mergeMapOlCounters       = "ol_counters"
 	mergeMapOlCpus           = "ol_cpus"
+	mergeMapOlCuts           = "ol_cuts"
 	mergeMapOlFrags          = "ol_frags"
 	mergeMapOlLanePackets    = "ol_lane_packets"
 	mergeMapOlLaneThreads    = "ol_lane_threads"
@@ -169,6 +172,7 @@ type mergeMapSpecs struct {
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
@@ -231,6 +235,7 @@ type mergeMaps struct {
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
@@ -261,6 +266,7 @@ func (m *mergeMaps) Close() error {
 		m.OlCells,
 		m.OlCounters,
 		m.OlCpus,
+		m.OlCuts,
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,

@@ -141,7 +141,7 @@ func (o *Orphans) merged(lost bool) (bool, error) {
 		if err := o.d.stages.OlMergings.Lookup(i, &g); err != nil {
 			return false, fmt.Errorf("read merging %d: %w", i, err)
 		}
-		if g.Key != 0 && (g.Held > 0 || g.Left != g.Entered && !lost) {
+		if g.Key != 0 && (g.Held > 0 || g.Left+g.Refused != g.Entered && !lost) {
 			return false, nil
 		}
 	}

@@ -71,7 +71,9 @@ func TestFlowsAreNotHomeWhileAMergePointHasTheirPackets(t *testing.T) {
 	if !home(stagesOlMerging{Entered: 7, Left: 6}, late) {
 		t.Error("they are not home, and what has not come out is lost")
 	}
-	if !home(stagesOlMerging{Entered: 7, Left: 7}, late) {
-		t.Error("they are not home, and nothing is left")
+	for _, g := range []stagesOlMerging{{Entered: 7, Left: 7}, {Entered: 7, Left: 5, Refused: 2}} {
+		if !home(g, soon) {
+			t.Errorf("they are not home, and nothing is left: %+v", g)
+		}
 	}
 }

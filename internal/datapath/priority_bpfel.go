@@ -93,6 +93,24 @@ type priorityOlCpu struct {
 	_       [8]byte
 }
 
+type priorityOlCuts struct {
+	_       structs.HostLayout
+	Made    uint32
+	Passed  uint32
+	End     uint32
+	Run     uint32
+	Branch  uint32
+	Next    uint32
+	Refused uint32
+	Under   [9]uint32
+	Cut     [512]struct {
+		_       structs.HostLayout
+		End     uint32
+		Packets uint32
+		Branch  uint32
+	}
+}
+
 type priorityOlExpressKey struct {
 	_    structs.HostLayout
 	Nic  uint32
@@ -229,6 +247,8 @@ const (
 	priorityOlLimitOL_ALL_BRANCHES    priorityOlLimit = 9
 	priorityOlLimitOL_MERGES          priorityOlLimit = 32
 	priorityOlLimitOL_MERGE_POINTS    priorityOlLimit = 64
+	priorityOlLimitOL_MERGE_DEPTH     priorityOlLimit = 1024
+	priorityOlLimitOL_CUTS            priorityOlLimit = 512
 	priorityOlLimitOL_MERGE_READY     priorityOlLimit = 1024
 	priorityOlLimitOL_PORTS           priorityOlLimit = 1024
 	priorityOlLimitOL_SENDERS         priorityOlLimit = 4096
@@ -262,6 +282,8 @@ type priorityOlMerging struct {
 	Entered    uint32
 	Left       uint32
 	Held       uint32
+	Next       uint32
+	Refused    uint32
 	Slot       uint32
 }
 
@@ -513,6 +535,7 @@ const (
 	priorityMapOlCells          = "ol_cells"
 	priorityMapOlCounters       = "ol_counters"
 	priorityMapOlCpus           = "ol_cpus"
+	priorityMapOlCuts           = "ol_cuts"
 	priorityMapOlExpressFixed   = "ol_express_fixed"
 	priorityMapOlExpressLasts   = "ol_express_lasts"
 	priorityMapOlExpressPorts   = "ol_express_ports"
@@ -608,6 +631,7 @@ type priorityMapSpecs struct {
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlExpressFixed   *ebpf.MapSpec `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.MapSpec `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.MapSpec `ebpf:"ol_express_ports"`
@@ -675,6 +699,7 @@ type priorityMaps struct {
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlExpressFixed   *ebpf.Map `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.Map `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.Map `ebpf:"ol_express_ports"`
@@ -713,6 +738,7 @@ func (m *priorityMaps) Close() error {
 		m.OlCells,
 		m.OlCounters,
 		m.OlCpus,
+		m.OlCuts,
 		m.OlExpressFixed,
 		m.OlExpressLasts,
 		m.OlExpressPorts,

@@ -11,8 +11,8 @@ import (
 // MaxBranches is how many lanes one flow can be split over.
 const MaxBranches = int(stagesOlLimitOL_BRANCHES)
 
-// MaxBatch is the most frames of a micro-flow: lanes hold some of them.
-const MaxBatch = laneQueue / 2
+// MaxBatch is the most frames of a micro-flow: merge points have room for two of them, of each branch.
+const MaxBatch = int(stagesOlLimitOL_MERGE_DEPTH) / 2
 
 // splitWindow is OL_SPLIT_WINDOW_NS of bpf/split.h.
 const splitWindow = 10 * time.Millisecond

@@ -71,11 +71,12 @@ const (
 	stagesOlCounterOL_CNT_MICROFLOWS   stagesOlCounter = 11
 	stagesOlCounterOL_CNT_SPLIT_BEGUN  stagesOlCounter = 12
 	stagesOlCounterOL_CNT_SPLIT_ENDED  stagesOlCounter = 13
-	stagesOlCounterOL_CNT_EXPRESS      stagesOlCounter = 14
-	stagesOlCounterOL_CNT_EXPRESS_DROP stagesOlCounter = 15
-	stagesOlCounterOL_CNT_EXPRESS_LEFT stagesOlCounter = 16
-	stagesOlCounterOL_CNT_UNREAD       stagesOlCounter = 17
-	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 18
+	stagesOlCounterOL_CNT_NO_ROOM      stagesOlCounter = 14
+	stagesOlCounterOL_CNT_EXPRESS      stagesOlCounter = 15
+	stagesOlCounterOL_CNT_EXPRESS_DROP stagesOlCounter = 16
+	stagesOlCounterOL_CNT_EXPRESS_LEFT stagesOlCounter = 17
+	stagesOlCounterOL_CNT_UNREAD       stagesOlCounter = 18
+	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 19
 )
 
 type stagesOlCpu struct {
@@ -115,6 +116,24 @@ type stagesOlCpu struct {
 	Stretch uint64
 	Waited  uint64
 	_       [8]byte
+}
+
+type stagesOlCuts struct {
+	_       structs.HostLayout
+	Made    uint32
+	Passed  uint32
+	End     uint32
+	Run     uint32
+	Branch  uint32
+	Next    uint32
+	Refused uint32
+	Under   [9]uint32
+	Cut     [512]struct {
+		_       structs.HostLayout
+		End     uint32
+		Packets uint32
+		Branch  uint32
+	}
 }
 
 type stagesOlFlag uint32
@@ -163,6 +182,8 @@ const (
 	stagesOlLimitOL_ALL_BRANCHES    stagesOlLimit = 9
 	stagesOlLimitOL_MERGES          stagesOlLimit = 32
 	stagesOlLimitOL_MERGE_POINTS    stagesOlLimit = 64
+	stagesOlLimitOL_MERGE_DEPTH     stagesOlLimit = 1024
+	stagesOlLimitOL_CUTS            stagesOlLimit = 512
 	stagesOlLimitOL_MERGE_READY     stagesOlLimit = 1024
 	stagesOlLimitOL_PORTS           stagesOlLimit = 1024
 	stagesOlLimitOL_SENDERS         stagesOlLimit = 4096
@@ -196,6 +217,8 @@ type stagesOlMerging struct {
 	Entered    uint32
 	Left       uint32
 	Held       uint32
+	Next       uint32
+	Refused    uint32
 	Slot       uint32
 }
 
@@ -400,6 +423,7 @@ const (
 	stagesMapOlCells          = "ol_cells"
 	stagesMapOlCounters       = "ol_counters"
 	stagesMapOlCpus           = "ol_cpus"
+	stagesMapOlCuts           = "ol_cuts"
 	stagesMapOlFrags          = "ol_frags"
 	stagesMapOlLanePackets    = "ol_lane_packets"
 	stagesMapOlLaneThreads    = "ol_lane_threads"
@@ -481,6 +505,7 @@ type stagesMapSpecs struct {
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
@@ -534,6 +559,7 @@ type stagesMaps struct {
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
@@ -558,6 +584,7 @@ func (m *stagesMaps) Close() error {
 		m.OlCells,
 		m.OlCounters,
 		m.OlCpus,
+		m.OlCuts,
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,

@@ -85,6 +85,24 @@ type syncOlCpu struct {
 	_       [8]byte
 }
 
+type syncOlCuts struct {
+	_       structs.HostLayout
+	Made    uint32
+	Passed  uint32
+	End     uint32
+	Run     uint32
+	Branch  uint32
+	Next    uint32
+	Refused uint32
+	Under   [9]uint32
+	Cut     [512]struct {
+		_       structs.HostLayout
+		End     uint32
+		Packets uint32
+		Branch  uint32
+	}
+}
+
 type syncOlFrag struct {
 	_        structs.HostLayout
 	Datagram uint64
@@ -125,6 +143,8 @@ type syncOlMerging struct {
 	Entered    uint32
 	Left       uint32
 	Held       uint32
+	Next       uint32
+	Refused    uint32
 	Slot       uint32
 }
 
@@ -291,6 +311,7 @@ const (
 	syncMapOlCells          = "ol_cells"
 	syncMapOlCounters       = "ol_counters"
 	syncMapOlCpus           = "ol_cpus"
+	syncMapOlCuts           = "ol_cuts"
 	syncMapOlFrags          = "ol_frags"
 	syncMapOlLanePackets    = "ol_lane_packets"
 	syncMapOlLaneThreads    = "ol_lane_threads"
@@ -370,6 +391,7 @@ type syncMapSpecs struct {
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
@@ -425,6 +447,7 @@ type syncMaps struct {
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
@@ -451,6 +474,7 @@ func (m *syncMaps) Close() error {
 		m.OlCells,
 		m.OlCounters,
 		m.OlCpus,
+		m.OlCuts,
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,

@@ -85,6 +85,24 @@ type traceOlCpu struct {
 	_       [8]byte
 }
 
+type traceOlCuts struct {
+	_       structs.HostLayout
+	Made    uint32
+	Passed  uint32
+	End     uint32
+	Run     uint32
+	Branch  uint32
+	Next    uint32
+	Refused uint32
+	Under   [9]uint32
+	Cut     [512]struct {
+		_       structs.HostLayout
+		End     uint32
+		Packets uint32
+		Branch  uint32
+	}
+}
+
 type traceOlFrag struct {
 	_        structs.HostLayout
 	Datagram uint64
@@ -125,6 +143,8 @@ type traceOlMerging struct {
 	Entered    uint32
 	Left       uint32
 	Held       uint32
+	Next       uint32
+	Refused    uint32
 	Slot       uint32
 }
 
@@ -277,6 +297,7 @@ const (
 	traceMapOlCells          = "ol_cells"
 	traceMapOlCounters       = "ol_counters"
 	traceMapOlCpus           = "ol_cpus"
+	traceMapOlCuts           = "ol_cuts"
 	traceMapOlFrags          = "ol_frags"
 	traceMapOlLanePackets    = "ol_lane_packets"
 	traceMapOlLaneThreads    = "ol_lane_threads"
@@ -375,6 +396,7 @@ type traceMapSpecs struct {
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
@@ -431,6 +453,7 @@ type traceMaps struct {
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
@@ -455,6 +478,7 @@ func (m *traceMaps) Close() error {
 		m.OlCells,
 		m.OlCounters,
 		m.OlCpus,
+		m.OlCuts,
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,

@@ -85,6 +85,24 @@ type underlayOlCpu struct {
 	_       [8]byte
 }
 
+type underlayOlCuts struct {
+	_       structs.HostLayout
+	Made    uint32
+	Passed  uint32
+	End     uint32
+	Run     uint32
+	Branch  uint32
+	Next    uint32
+	Refused uint32
+	Under   [9]uint32
+	Cut     [512]struct {
+		_       structs.HostLayout
+		End     uint32
+		Packets uint32
+		Branch  uint32
+	}
+}
+
 type underlayOlElephant struct {
 	_    structs.HostLayout
 	Flow struct {
@@ -241,6 +259,8 @@ type underlayOlMerging struct {
 	Entered    uint32
 	Left       uint32
 	Held       uint32
+	Next       uint32
+	Refused    uint32
 	Slot       uint32
 }
 
@@ -406,6 +426,7 @@ const (
 	underlayMapOlCells          = "ol_cells"
 	underlayMapOlCounters       = "ol_counters"
 	underlayMapOlCpus           = "ol_cpus"
+	underlayMapOlCuts           = "ol_cuts"
 	underlayMapOlElephants      = "ol_elephants"
 	underlayMapOlExpressFixed   = "ol_express_fixed"
 	underlayMapOlExpressLasts   = "ol_express_lasts"
@@ -494,6 +515,7 @@ type underlayMapSpecs struct {
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlElephants      *ebpf.MapSpec `ebpf:"ol_elephants"`
 	OlExpressFixed   *ebpf.MapSpec `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.MapSpec `ebpf:"ol_express_lasts"`
@@ -556,6 +578,7 @@ type underlayMaps struct {
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlElephants      *ebpf.Map `ebpf:"ol_elephants"`
 	OlExpressFixed   *ebpf.Map `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.Map `ebpf:"ol_express_lasts"`
@@ -589,6 +612,7 @@ func (m *underlayMaps) Close() error {
 		m.OlCells,
 		m.OlCounters,
 		m.OlCpus,
+		m.OlCuts,
 		m.OlElephants,
 		m.OlExpressFixed,
 		m.OlExpressLasts,

@@ -396,7 +396,7 @@ func TestConfigIsRefusedWithWhatIsAllowed(t *testing.T) {
 		{Config{Scenario: "udp-one", Offer: 1}, bed.Thread, "1.05 to 4 times"},
 		{Config{Scenario: "udp-one", Offer: 4.5}, bed.Thread, "1.05 to 4 times"},
 		{Config{Scenario: "udp-one", Slow: 0.5}, bed.Thread, "1 to 100 times slower"},
-		{Config{Scenario: "udp-one", Batch: 7}, bed.Thread, "micro-flows of 8 to 1024 frames"},
+		{Config{Scenario: "udp-one", Batch: 7}, bed.Thread, "micro-flows of 8 to 512 frames"},
 	} {
 		if err := tc.cfg.Normalize(tc.nic); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%+v: got %v, want %q", tc.cfg, err, tc.want)

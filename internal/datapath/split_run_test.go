@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/overlane/overlane/test/parser/packet"
+)
+
+// Of a flow that is split no more datagrams are under way than the merge has room for, whatever
+// comes; and there is room again once it has come on.
+func TestNoMoreIsUnderWayThanTheMergeHasRoomFor(t *testing.T) {
+	const xdpDrop, xdpRedirect = 1, 4
+	const depth, few = int(stagesOlLimitOL_MERGE_DEPTH), 16
+	b := newBench(t, NIC)
+	err := errors.Join(
+		b.StartLanes([]int{b.core}), b.SetLanes(NIC, []int{b.core}),
+		b.SetSplit(Split{UDP: true, Numbered: true, TCP: true, Batch: 64, At: NIC, Here: true}),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	frame := func(l4 packet.Layer) []byte {
+		return packet.Build(packet.Ethernet{}, packet.IPv4{}, packet.UDP{Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42},
+			packet.Ethernet{}, packet.IPv4{}, l4, packet.Raw(make([]byte, 64)))
+	}
+	datagram, segment := frame(packet.UDP{Src: 1, Dst: 2}), frame(packet.TCP{Src: 1, Dst: 2})
+	// split has a flow be split, and nothing of it be under way.
+	const place = 3
+	split := func(frame []byte) {
+		t.Helper()
+		b.run(t, frame, 1)
+		found := false
+		for i := range b.xdp.OlElephants.MaxEntries() {
+			var e underlayOlElephant
+			if err := b.xdp.OlElephants.Lookup(i, &e); err != nil {
+				t.Fatal(err)
+			}
+			if e.Taken == 0 || e.Merge != 0 {
+				continue
+			}
+			found = true
+			const isSplit = 1 // OL_SPLIT
+			e.State, e.Merge, e.Key, e.Begins = isSplit, place+1, 7, 1
+			if err := b.xdp.OlElephants.Put(i, e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !found {
+			t.Fatal("the flow has no place")
+		}
+		if err := b.stages.OlMergings.Put(uint32(place), stagesOlMerging{Key: 7, Ifindex: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	verdicts := func(frame []byte, n int) (of map[uint32]int) {
+		t.Helper()
+		of = map[uint32]int{}
+		for range n {
+			of[b.run(t, frame, 1)]++
+		}
+		return of
+	}
+	split(datagram)
+	was := b.look(t).Counters
+	got := verdicts(datagram, 6*depth)
+	dropped := b.look(t).Counters.NoRoom - was.NoRoom
+	if sent := got[xdpPass] + got[xdpRedirect]; sent < 2*depth || sent > 2*depth+6*few || got[xdpRedirect] < depth || got[xdpPass] < depth {
+		t.Errorf("%d datagrams are under way, %d by the lane, %d here", sent, got[xdpRedirect], got[xdpPass])
+	}
+	if int(dropped) != got[xdpDrop] || got[xdpDrop] == 0 {
+		t.Errorf("%d were dropped, and %d counted", got[xdpDrop], dropped)
+	}
+	var g stagesOlMerging
+	if err := b.stages.OlMergings.Lookup(uint32(place), &g); err != nil {
+		t.Fatal(err)
+	}
+	// The merge has all: numbers were given to what was sent only.
+	g.Next = g.First + uint32(got[xdpPass]+got[xdpRedirect])
+	if err := b.stages.OlMergings.Put(uint32(place), g); err != nil {
+		t.Fatal(err)
+	}
+	// What is dropped is decided for a few at a time.
+	verdicts(datagram, few)
+	if got := verdicts(datagram, depth); got[xdpDrop] != 0 {
+		t.Errorf("there is no room where nothing is under way: %v", got)
+	}
+	// TCP has a window.
+	split(segment)
+	if got := verdicts(segment, 3*depth); got[xdpDrop] != 0 || got[xdpRedirect] == 0 {
+		t.Errorf("of TCP: %v", got)
+	}
+}
