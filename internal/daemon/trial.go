@@ -94,7 +94,7 @@ func (d *Daemon) total(s share) (t totals, err error) {
 	if err != nil {
 		return t, err
 	}
-	t.dropped += c.XDPDrop + c.ExpressDrop + c.Unread + p.Refused
+	t.dropped += c.XDPDrop + c.Refused + c.ExpressDrop + c.Unread + p.Refused
 	t.acted, t.could = s(c, p)
 	t.at = time.Now()
 	return t, nil
