@@ -119,7 +119,9 @@ type Daemon struct {
 	tunnels  overlayRate
 	pace     pace
 	requests chan func()
-	ended    chan struct{}
+	// questions change nothing.
+	questions chan func()
+	ended     chan struct{}
 }
 
 // Start takes the lock, restores what an earlier daemon left behind, starts the
@@ -128,7 +130,7 @@ func Start(ctx context.Context, opts Options) (*Daemon, error) {
 	if opts.AsleepBelow == 0 {
 		opts.AsleepBelow = asleepBelow
 	}
-	d := &Daemon{opts: opts, log: slog.New(goneHandler{opts.Log.Handler()}), since: time.Now(), lost: map[int]bool{}, requests: make(chan func()), ended: make(chan struct{})}
+	d := &Daemon{opts: opts, log: slog.New(goneHandler{opts.Log.Handler()}), since: time.Now(), lost: map[int]bool{}, requests: make(chan func()), questions: make(chan func()), ended: make(chan struct{})}
 	if err := d.start(ctx); err != nil {
 		return nil, errors.Join(err, d.close())
 	}
@@ -175,6 +177,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	if d.dp, err = datapath.Load(); err != nil {
 		return err
 	}
+	d.dp.Meanwhile(d.answer)
 	if err := d.dp.HeldBy(d.guard); err != nil {
 		return err
 	}
@@ -252,6 +255,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case <-d.glances(glance.C):
 			err = d.glance(ctx, time.Now())
 		case fn := <-d.requests:
+			fn()
+		case fn := <-d.questions:
 			fn()
 		case <-d.guard.Done():
 			err = errors.New("the guardian has ended: nothing would restore the node after a crash")
