@@ -13,6 +13,7 @@
 
 #define OL_LANE_LOCAL 0xff     /* no hop: stay on the core that runs the hook */
 #define OL_LANE_EXPRESS 0xfe   /* no hop either: from the NIC straight to the pod */
+#define OL_LANE_REFUSED 0xfd   /* a verdict only: the packet is dropped */
 #define OL_NO_PORT 0xffff      /* of a pod: none yet */
 #define OL_VNI_ANY 0xffffffffU /* a tunnel that takes every VNI (collect metadata) */
 
@@ -154,6 +155,7 @@ enum ol_counter {
 	OL_CNT_EXPRESS_DROP, /* ... that its ring had no room for */
 	OL_CNT_EXPRESS_LEFT, /* times that a flow left that way before it was seen to be empty */
 	OL_CNT_UNREAD,	     /* datagrams for which a UDP socket had no room, while it is counted */
+	OL_CNT_REFUSED, /* packets dropped for their flow to leave a full lane, as on the wire */
 	OL_NR_COUNTERS,
 };
 
@@ -246,7 +248,12 @@ struct ol_slot {
 	__u16 port;  /* of the pod that it goes straight to */
 	__u8 due;    /* the stack is to see who sends */
 	__u8 epoch;  /* of the policy when it began to */
-	__u64 since; /* ns, when the slot took this lane or came to this core */
+	__u64 since; /* ns, when the slot took this lane or came to this core; of one that is refused
+			when what it sent before was handed on, if that is known yet */
+	__u32 held; /* us, since when it is to leave its lane, or its packets are refused; 0: neither */
+	__u16 lost;   /* last bits of what the lane had dropped by then */
+	__u8 refuses; /* its packets are refused, until it has left its lane */
+	__u8 pad;
 };
 
 /* Everything that passed the hook before poll `seq` was in its lane at `time`. */
@@ -361,6 +368,7 @@ struct ol_cpu {
 	__u32 queue;	   /* packets left in the backlog after its last poll ... */
 	__u32 backlog_seq; /* ... which was this one */
 	__u32 lane_seq;	   /* polls finished when its cpumap thread last took frames */
+	__u32 lane_lost;   /* frames that its ring had no room for; written by those that fill it */
 	__u32 lane_pid[OL_NR_CLASSES]; /* the threads of its lanes, or 0 */
 	struct ol_cost cost[OL_NR_STAGES];
 	__u64 packets

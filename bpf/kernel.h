@@ -58,11 +58,26 @@ struct gro_cell {
 	struct napi_struct napi;
 } OL_CORE;
 
+struct ol_atomic {
+	int counter;
+} OL_CORE;
+
 struct softnet_data {
 	unsigned int input_queue_head;
 	unsigned int input_queue_tail;
 	unsigned int cpu;
 	struct napi_struct backlog;
+	struct ol_atomic dropped;
+} OL_CORE;
+
+/* 6.18 counts drops in two places. */
+struct numa_drop_counters___new {
+	struct ol_atomic drops0;
+	struct ol_atomic drops1;
+} OL_CORE;
+
+struct softnet_data___new {
+	struct numa_drop_counters___new drop_counters;
 } OL_CORE;
 
 struct task_struct {

@@ -17,6 +17,13 @@ static __always_inline int ol_of_latency(const struct ol_cpu *cpu, __u32 this_cp
 	return p && p->demoted && (__u32)bpf_get_current_pid_tgid() != cpu->lane_pid[OL_CLASS_BULK];
 }
 
+/* Drops a packet whose flow is to leave a full lane. */
+static __always_inline int ol_refuse(const struct __sk_buff *skb)
+{
+	ol_count(OL_CNT_REFUSED, skb->gso_segs ? skb->gso_segs : 1);
+	return TCX_DROP;
+}
+
 SEC("tcx/ingress")
 int ol_underlay_in(struct __sk_buff *skb)
 {
@@ -51,6 +58,8 @@ int ol_underlay_in(struct __sk_buff *skb)
 		ol_reason(r);
 		return ol_stay(skb, policy);
 	}
+	if (lane == OL_LANE_REFUSED)
+		return ol_refuse(skb);
 	skb->tc_index = OL_CARRIER | (h.stay ? OL_CARRIER_LATENCY : 0) | h.slot;
 	return ol_to_tunnel(skb, policy, lane, h.slot);
 }
@@ -82,6 +91,8 @@ int ol_pod_out(struct __sk_buff *skb)
 	segs = skb->gso_segs ? skb->gso_segs : 1;
 	ol_count(OL_CNT_POD, segs);
 	lane = ol_steer(&h);
+	if (lane == OL_LANE_REFUSED)
+		return ol_refuse(skb);
 	/* A lane on this core is the queue that the packet takes anyway. */
 	if (lane >= OL_MAX_LANES || h.lanes->cpu[lane] == this_cpu)
 		return ol_stay(skb, policy);

@@ -140,6 +140,7 @@ __noinline int ol_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 se
 	struct ol_cpu *c = ol_get_cpu(cpu);
 	struct ol_ring ring;
 	struct ol_marks *m;
+	__u64 handed;
 
 	/* The ring is filled when the poll ends in which the frame was redirected. */
 	if (!c || !ol_handed_on_by(this_cpu, OL_NO_CELL, seq))
@@ -152,8 +153,10 @@ __noinline int ol_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 se
 	    (ol_ring_from(&ring, OL_READ(c->lane_head)) &&
 	     (!ring.asleep || ol_ring_from(&ring, ring.consumer))))
 		return 0;
-	m = tunnel < OL_MAX_TUNNELS ? ol_get_cell_marks(cpu, tunnel) : NULL;
-	if (m && ol_handed_on(m, OL_READ(c->lane_seq), bpf_ktime_get_ns()))
+	/* Without a cell, its thread's frames wait in its backlog. */
+	m = tunnel < OL_MAX_TUNNELS ? ol_get_cell_marks(cpu, tunnel) : &c->polls;
+	handed = m ? ol_handed_on(m, OL_READ(c->lane_seq), bpf_ktime_get_ns()) : 0;
+	if (handed && (tunnel < OL_MAX_TUNNELS || ol_backlog_drained(cpu, handed)))
 		return 1;
 	/* The time of our last poll may be long ago, or before. */
 	return (__s64)(bpf_ktime_get_ns() - OL_READ(c->lane_time)) > OL_LANE_DONE_NS;
@@ -174,6 +177,14 @@ __noinline int ol_pass_drained(__u32 this_cpu, __u32 tunnel, __u32 seq)
 	return handed && ol_backlog_drained(this_cpu, handed);
 }
 
+/* Has a core's backlog handled what the core's own hook left there up to poll seq? */
+static __always_inline int ol_left_backlog(__u32 cpu, __u32 seq)
+{
+	__u64 handed = ol_handed_on_by(cpu, OL_NO_CELL, seq);
+
+	return handed && ol_backlog_drained(cpu, handed);
+}
+
 /*
  * A pod hop without a lane waits in the backlog of the core that runs the hook.
  * When an earlier stage moves the hook to another core, so does that queue: has
@@ -184,7 +195,6 @@ __noinline int ol_pod_left(__u32 slot)
 	struct ol_owner *o = bpf_map_lookup_elem(&ol_owners, &slot);
 	struct ol_slot *s;
 	__u32 owner;
-	__u64 handed;
 
 	if (!o || !o->cpu[OL_STAGE_POD])
 		return 1;
@@ -192,8 +202,7 @@ __noinline int ol_pod_left(__u32 slot)
 	s = ol_get_slot(owner, OL_STAGE_POD, slot);
 	if (!s || s->lane < OL_MAX_LANES)
 		return 1;
-	handed = ol_handed_on_by(owner, OL_NO_CELL, s->seq);
-	return handed && ol_backlog_drained(owner, handed);
+	return ol_left_backlog(owner, s->seq);
 }
 
 /* Has everything been handled that was handed to a pod straight from the NIC by `handed`? */
@@ -287,9 +296,14 @@ static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slo
 		return to == OL_LANE_EXPRESS ? ol_behind_left(h->slot, h->tunnel)
 					     : ol_pod_left(h->slot);
 	}
-	handed = ol_handed_on_by(h->this_cpu, h->tunnel, s->seq);
+	/* Marks are kept for less time than a full queue takes. */
+	handed = s->refuses ? s->since : 0;
+	if (!handed)
+		handed = ol_handed_on_by(h->this_cpu, h->tunnel, s->seq);
 	if (!handed)
 		return 0;
+	if (s->refuses)
+		s->since = handed;
 	return ol_backlog_drained(lane < OL_MAX_LANES ? h->lanes->cpu[lane] : h->this_cpu,
 				  handed) &&
 	       (h->stage == OL_STAGE_POD || ol_pod_left(h->slot));
@@ -307,6 +321,82 @@ static __always_inline int ol_lane_leaves(const struct ol_hop *h, __u32 lane)
 	cpu = h->lanes->cpu[ol_lane_index(lane)];
 	leave = bpf_map_lookup_elem(&ol_leaves, &cpu);
 	return leave && OL_READ(leave->leaving);
+}
+
+/*
+ * A flow that is to leave its lane, and has not been seen to have left it for so long, in which
+ * the lane has dropped packets, sends no more to it until it has: else it would stay for as long
+ * as the lane is full. A lane that is only busy lets it go sooner or later.
+ */
+#define OL_HELD_MOST_US 10000
+/* A lane that does not show its end for so long has the flow back, and keeps it for a while. */
+#define OL_REFUSED_MOST_US 200000
+#define OL_REFUSED_PAUSE_US 1000000
+
+/* The last bits of how many packets a core has dropped as a lane of a stage. */
+__noinline __u32 ol_lane_lost(__u32 stage, __u32 cpu)
+{
+	struct ol_cpu *c = ol_get_cpu(cpu);
+	struct softnet_data___new *n;
+	struct softnet_data *sd;
+
+	if (!c)
+		return 0;
+	if (stage == OL_STAGE_NIC)
+		return OL_READ(c->lane_lost) & 0xffff;
+	if (!c->softnet)
+		return 0;
+	sd = (void *)c->softnet;
+	n = (void *)sd;
+	if (bpf_core_field_exists(n->drop_counters))
+		return (BPF_CORE_READ(n, drop_counters.drops0.counter) +
+			BPF_CORE_READ(n, drop_counters.drops1.counter)) &
+		       0xffff;
+	return BPF_CORE_READ(sd, dropped.counter) & 0xffff;
+}
+
+/* May a slot's packets be dropped for it to get from its lane to the one that it wishes for? */
+static __always_inline int ol_may_refuse(const struct ol_hop *h, const struct ol_slot *s,
+					 __u32 wish)
+{
+	__u32 lane = s->lane;
+
+	if (s->settling || lane == OL_LANE_EXPRESS || wish == OL_LANE_EXPRESS)
+		return 0;
+	if (lane >= OL_MAX_LANES)
+		return h->stage != OL_STAGE_NIC;
+	/* From one of its lanes to the other it changes when it costs nothing. */
+	return wish >= OL_MAX_LANES || h->lanes->instead[ol_lane_index(lane)] != lane ||
+	       ol_lane_leaves(h, lane);
+}
+
+/* A slot has not left its lane. Is this packet to be dropped, so that it will? */
+static __always_inline int ol_refuses(const struct ol_hop *h, struct ol_slot *s, __u32 wish)
+{
+	__u32 now = bpf_ktime_get_ns() / 1000, lost, cpu;
+	__s32 held = now - s->held;
+
+	if (!ol_may_refuse(h, s, wish)) {
+		s->held = s->refuses = 0;
+		return 0;
+	}
+	if (s->refuses) {
+		if (held < OL_REFUSED_MOST_US)
+			return 1;
+		s->refuses = 0;
+		s->held = (now + OL_REFUSED_PAUSE_US) | 1;
+		return 0;
+	}
+	if (s->held && held < OL_HELD_MOST_US)
+		return 0;
+	cpu = s->lane < OL_MAX_LANES ? h->lanes->cpu[ol_lane_index(s->lane)] : h->this_cpu;
+	lost = ol_lane_lost(h->stage, cpu);
+	s->refuses = s->held && lost != s->lost;
+	s->held = now | 1;
+	s->lost = lost;
+	if (s->refuses)
+		s->since = 0;
+	return s->refuses;
 }
 
 /* A flow that left its express way, or is new, takes the full path for so long. */
@@ -396,20 +486,27 @@ static __always_inline void ol_adopt(const struct ol_hop *h, struct ol_slot *s, 
 	s->due = p->due;
 	s->epoch = p->epoch;
 	/* A pod's packets without a lane waited in that core's backlog, not in this one's. */
-	if (h->stage == OL_STAGE_POD && s->lane == OL_LANE_LOCAL)
+	if (h->stage == OL_STAGE_POD && s->lane == OL_LANE_LOCAL) {
 		s->lane = ol_lane_of(h->stage, prev);
+		/* Nor need they wait here, behind those of the tunnel stage that fill it. */
+		if (s->lane == OL_LANE_LOCAL && ol_left_backlog(prev, p->seq) &&
+		    ol_lane_of(OL_STAGE_TUNNEL, h->this_cpu) != OL_LANE_LOCAL)
+			s->lane = ol_wish(h, s);
+	}
 	s->prev_cpu = prev;
 	s->prev_seq = p->seq;
 	s->settling = 1;
 	/* Not the time of the last poll, which may be long ago. */
 	s->since = bpf_ktime_get_ns();
 	s->seq = h->cpu->seq;
+	s->held = s->refuses = 0;
 	ol_count(OL_CNT_ADOPTED, 1);
 }
 
 /*
  * The lane for the next packet of a slot. Wishes and the guard are looked at
- * once in a poll: within one, nothing that the slot sent can have drained.
+ * once in a poll: within one, nothing that the slot sent can have drained. OL_LANE_REFUSED: the
+ * packet is to be dropped.
  */
 static __always_inline __u32 ol_steer(const struct ol_hop *h)
 {
@@ -444,15 +541,18 @@ static __always_inline __u32 ol_steer(const struct ol_hop *h)
 				s->lane = OL_LANE_LOCAL;
 		}
 		wish = ol_wish(h, s);
-		if (wish != s->lane) {
-			if (ol_slot_drained(h, s, wish)) {
-				s->lane = wish;
-				s->port = OL_NO_PORT;
-				s->since = h->cpu->now;
-				ol_count(OL_CNT_LANE_CHANGES, 1);
-			} else {
-				ol_count(OL_CNT_LANE_HELD, 1);
-			}
+		if (wish == s->lane) {
+			s->held = s->refuses = 0;
+		} else if (ol_slot_drained(h, s, wish)) {
+			s->lane = wish;
+			s->port = OL_NO_PORT;
+			s->since = h->cpu->now;
+			s->held = s->refuses = 0;
+			ol_count(OL_CNT_LANE_CHANGES, 1);
+		} else if (ol_refuses(h, s, wish)) {
+			return OL_LANE_REFUSED;
+		} else {
+			ol_count(OL_CNT_LANE_HELD, 1);
 		}
 	}
 	s->seq = h->cpu->seq;

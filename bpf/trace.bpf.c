@@ -181,10 +181,16 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 
 /* Frames came to a lane's ring, or found it full. */
 SEC("tp_btf/xdp_cpumap_enqueue")
-int BPF_PROG(ol_lane_enqueue, int map_id, unsigned int processed, unsigned int drops)
+int BPF_PROG(ol_lane_enqueue, int map_id, unsigned int processed, unsigned int drops, int to_cpu)
 {
-	if (map_id == ol_lane_map_id && drops)
-		ol_count(OL_CNT_XDP_DROP, drops);
+	struct ol_cpu *to;
+
+	if (map_id != ol_lane_map_id || !drops)
+		return 0;
+	ol_count(OL_CNT_XDP_DROP, drops);
+	to = ol_get_cpu(to_cpu);
+	if (to)
+		__sync_fetch_and_add(&to->lane_lost, drops);
 	return 0;
 }
 

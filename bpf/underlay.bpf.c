@@ -64,6 +64,10 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 		return XDP_REDIRECT;
 	if (r)
 		return XDP_PASS;
+	if (lane == OL_LANE_REFUSED) {
+		ol_count(OL_CNT_REFUSED, 1);
+		return XDP_DROP;
+	}
 	if (ol_splits(policy->split_protos, f.flow.proto)) {
 		struct ol_part part = {
 			.slot = h.slot,

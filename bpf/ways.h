@@ -354,7 +354,7 @@ static __always_inline int ol_express_steer(struct xdp_md *ctx, const struct ol_
 		h->express = t->may && !leave ? t->port : 0;
 	}
 	*lane = ol_steer_flow(h, &f->flow, r);
-	if (*r)
+	if (*r || *lane == OL_LANE_REFUSED)
 		return XDP_PASS;
 	if (*lane == OL_LANE_EXPRESS || t->port) {
 		t->lane = *lane;

@@ -168,6 +168,9 @@ func counterRows(st control.Status) [][]cell {
 		{{"steered", bold}, {count(c.SteeredPackets), plain}, {share, dim}},
 		{{"lane changes", bold}, {count(c.LaneChanges), plain}, {count(c.LaneChangesHeld) + " held until the old lane was empty", dim}},
 	}
+	if c.LaneRefused > 0 {
+		rows = append(rows, []cell{{"refused", bold}, {count(c.LaneRefused), red}, {"dropped for their flow to leave a full lane", dim}})
+	}
 	if c.SplitPackets > 0 {
 		rows = append(rows, []cell{{"split", bold}, {count(c.SplitPackets), plain},
 			{fmt.Sprintf("in %s micro-flows; %s times a flow began to be", count(c.Microflows), count(c.Splits)), dim}})

@@ -180,7 +180,7 @@ func TestStatusNamesInJSON(t *testing.T) {
 		`"stage_costs":[{"stage":"","ns_per_packet":null}],` +
 		`"rules":[{"name":"","class":"","added":false,"packets":0}],"sparse_flows":null,"trials":null,"express":null,` +
 		`"counters":{"overlay_packets":0,"steered_packets":0,"split_packets":0,"microflows":0,"splits":0,` +
-		`"merge_passed":0,"merge_late":0,"merge_held":0,"merge_gaps":0,"merge_expired":0,"merge_unwatched":0,"merge_refused":0,"merge_dropped":0,"merge_waiting":0,"merge_no_room":0,"aggregated_packets":0,"super_packets":0,"counted_packets":0,"express_packets":0,"express_drops":0,"express_left":0,"express_unfit":null,"lane_changes":0,"lane_changes_held":0,"lane_drops":0,` +
+		`"merge_passed":0,"merge_late":0,"merge_held":0,"merge_gaps":0,"merge_expired":0,"merge_unwatched":0,"merge_refused":0,"merge_dropped":0,"merge_waiting":0,"merge_no_room":0,"aggregated_packets":0,"super_packets":0,"counted_packets":0,"express_packets":0,"express_drops":0,"express_left":0,"express_unfit":null,"lane_changes":0,"lane_changes_held":0,"lane_drops":0,"lane_refused":0,` +
 		`"latency_packets":0,"latency_held":0,"latency_excess":0,"short_cut_packets":0,"bridged_packets":0,"bulk_packets":0,"bulk_lane_packets":0,"refused_packets":0,"bulk_short_cut_packets":0,"bulk_bridged_packets":0,"unparsed":null,"scans":0},"neighbours":null,"metrics":{"address":""}}`
 	if d := cmp.Diff(want, string(data)); d != "" {
 		t.Error(d)

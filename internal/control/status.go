@@ -242,8 +242,10 @@ type Counters struct {
 	// drain when the packet came.
 	LaneChanges     uint64 `json:"lane_changes"`
 	LaneChangesHeld uint64 `json:"lane_changes_held"`
-	// LaneDrops counts frames that a full lane of the nic stage dropped.
-	LaneDrops uint64 `json:"lane_drops"`
+	// LaneDrops counts frames that a full lane of the nic stage dropped, and LaneRefused: packets
+	// that were dropped so that their flow could leave a lane of any stage that was full.
+	LaneDrops   uint64 `json:"lane_drops"`
+	LaneRefused uint64 `json:"lane_refused"`
 	// LatencyPackets and BulkPackets are frames by their class while there were rules.
 	// LatencyHeld, LatencyExcess and BulkLane of these went to the bulk lanes: LatencyHeld
 	// behind what their flow had in them, LatencyExcess since the class had had its share

@@ -127,6 +127,8 @@ type Daemon struct {
 	tunnels   overlayRate
 	pace      pace
 	requests  chan func()
+	// questions change nothing.
+	questions chan func()
 	ended     chan struct{}
 }
 
@@ -136,7 +138,7 @@ func Start(ctx context.Context, opts Options) (*Daemon, error) {
 	if opts.AsleepBelow == 0 {
 		opts.AsleepBelow = asleepBelow
 	}
-	d := &Daemon{opts: opts, log: slog.New(goneHandler{opts.Log.Handler()}), since: time.Now(), lost: map[int]bool{}, requests: make(chan func()), ended: make(chan struct{})}
+	d := &Daemon{opts: opts, log: slog.New(goneHandler{opts.Log.Handler()}), since: time.Now(), lost: map[int]bool{}, requests: make(chan func()), questions: make(chan func()), ended: make(chan struct{})}
 	if err := d.start(ctx); err != nil {
 		return nil, errors.Join(err, d.close())
 	}
@@ -183,6 +185,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	if d.dp, err = datapath.Load(); err != nil {
 		return err
 	}
+	d.dp.Meanwhile(d.answer)
 	if err := d.dp.HeldBy(d.guard); err != nil {
 		return err
 	}
@@ -260,6 +263,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case <-d.glances(glance.C):
 			err = d.glance(ctx, time.Now())
 		case fn := <-d.requests:
+			fn()
+		case fn := <-d.questions:
 			fn()
 		case <-d.guard.Done():
 			err = errors.New("the guardian has ended: nothing would restore the node after a crash")

@@ -25,10 +25,28 @@ import (
 var ErrStopping = errors.New("the daemon is stopping")
 
 // do runs fn between two windows, on the daemon's own goroutine.
-func (d *Daemon) do(ctx context.Context, fn func()) error {
+func (d *Daemon) do(ctx context.Context, fn func()) error { return d.by(ctx, d.requests, fn) }
+
+// ask does so with one that only reads. It does not wait for programs that are being loaded.
+func (d *Daemon) ask(ctx context.Context, fn func()) error { return d.by(ctx, d.questions, fn) }
+
+// answer runs what is asked until programs are loaded. The daemon is in the middle of something then:
+// what would change anything waits for the end of that.
+func (d *Daemon) answer(loaded <-chan struct{}) {
+	for {
+		select {
+		case fn := <-d.questions:
+			fn()
+		case <-loaded:
+			return
+		}
+	}
+}
+
+func (d *Daemon) by(ctx context.Context, way chan func(), fn func()) error {
 	done := make(chan struct{})
 	select {
-	case d.requests <- func() { fn(); close(done) }:
+	case way <- func() { fn(); close(done) }:
 		<-done
 		return nil
 	case <-d.ended:
@@ -52,11 +70,11 @@ func (d *Daemon) Status() control.Status {
 }
 
 // Snapshot is the status without what is read elsewhere than in the daemon. It waits for the daemon, which
-// answers between two decisions, and not longer than ctx.
+// answers between two decisions and while programs are loaded, and not longer than ctx.
 func (d *Daemon) Snapshot(ctx context.Context) (control.Status, error) {
 	st := control.Status{State: control.Stopping, PID: unix.Getpid(), Since: d.since, Version: d.opts.Version}
 	var err error
-	if e := d.do(ctx, func() { err = d.fill(&st) }); e != nil {
+	if e := d.ask(ctx, func() { err = d.fill(&st) }); e != nil {
 		return st, e
 	}
 	return st, err
@@ -106,7 +124,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Counters = control.Counters{
 		OverlayPackets: overlayTotal(d.overlayPackets(), c), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
 		SplitPackets: c.Split, Microflows: c.Microflows, Splits: c.SplitBegun,
-		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, LaneDrops: c.XDPDrop, Unparsed: c.Stock,
+		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, LaneDrops: c.XDPDrop + c.Refused, LaneRefused: c.Refused, Unparsed: c.Stock,
 		Scans: d.pace.scans,
 	}
 	p, err := d.priorityCounters()

@@ -104,7 +104,7 @@ func (d *Daemon) total(s share, only []int) (t totals, err error) {
 	if err != nil {
 		return t, err
 	}
-	t.dropped += c.XDPDrop + c.ExpressDrop + c.Unread + p.Refused + c.NoRoom + m.Refused
+	t.dropped += c.XDPDrop + c.Refused + c.ExpressDrop + c.Unread + p.Refused + c.NoRoom + m.Refused
 	if t.acted, t.could = s(c, p); only != nil {
 		overlay, err := d.dp.OverlayOn()
 		if err != nil {

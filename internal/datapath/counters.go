@@ -47,6 +47,7 @@ type Counters struct {
 	ExpressDrop uint64 // ... that its ring had no room for
 	ExpressLeft uint64 // times that a flow left that way before it was seen to be empty
 	Unread      uint64 // datagrams for which a UDP socket had no room, while CountUnread
+	Refused     uint64 // packets dropped for their flow to leave a full lane
 
 	// Stock counts packets that took the stock path, by reason.
 	Stock map[string]uint64
@@ -75,6 +76,7 @@ func (d *Datapath) Counters() (Counters, error) {
 		stagesOlCounterOL_CNT_EXPRESS_DROP: &c.ExpressDrop,
 		stagesOlCounterOL_CNT_EXPRESS_LEFT: &c.ExpressLeft,
 		stagesOlCounterOL_CNT_UNREAD:       &c.Unread,
+		stagesOlCounterOL_CNT_REFUSED:      &c.Refused,
 	}
 	for key, field := range fields {
 		n, err := sum(d.stages.OlCounters, uint32(key))

@@ -52,6 +52,8 @@ type Datapath struct {
 
 	holder Holder // nil: nobody
 
+	meanwhile func(loaded <-chan struct{}) // nil: nothing is to be done
+
 	programs map[uint32]bool // all that were loaded, also those that are gone
 }
 
@@ -140,7 +142,11 @@ func (d *Datapath) loadObjectWith(what string, read func() (*ebpf.CollectionSpec
 			return fmt.Errorf("set constant %s: %w", name, err)
 		}
 	}
-	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: d.sharedMaps(spec)})
+	var loaded *ebpf.Collection
+	err = d.aside(func() (err error) {
+		loaded, err = ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: d.sharedMaps(spec)})
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("load %s: %w", what, err)
 	}
@@ -152,6 +158,26 @@ func (d *Datapath) loadObjectWith(what string, read func() (*ebpf.CollectionSpec
 		return fmt.Errorf("load %s: %w", what, err)
 	}
 	return nil
+}
+
+// Meanwhile has fn called, on the caller's goroutine, while the kernel looks at programs that are loaded,
+// which takes seconds on a slow machine. It is to return when loaded is closed. It may read what there is,
+// and must change or load nothing: what is being loaded is not there yet.
+func (d *Datapath) Meanwhile(fn func(loaded <-chan struct{})) { d.meanwhile = fn }
+
+// aside loads something on a goroutine of its own, while the caller's looks after the rest.
+func (d *Datapath) aside(load func() error) (err error) {
+	if d.meanwhile == nil {
+		return load()
+	}
+	loaded := make(chan struct{})
+	go func() {
+		defer close(loaded)
+		err = load()
+	}()
+	d.meanwhile(loaded)
+	<-loaded
+	return err
 }
 
 // Watch switches the tracing of polls on or off. It is on after Load; without

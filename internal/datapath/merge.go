@@ -47,7 +47,10 @@ func (d *Datapath) LoadMerge(limit time.Duration) (*Merge, error) {
 	if err := nameQdisc(spec.Maps["ol_merge_ops"], m.kind); err != nil {
 		return nil, err
 	}
-	if err := spec.LoadAndAssign(&m.objs, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(spec)}); err != nil {
+	err = d.aside(func() error {
+		return spec.LoadAndAssign(&m.objs, &ebpf.CollectionOptions{MapReplacements: d.sharedMaps(spec)})
+	})
+	if err != nil {
 		return nil, fmt.Errorf("load merge: %w", err)
 	}
 	if m.link, err = link.AttachStructOps(link.StructOpsOptions{Map: m.objs.OlMergeOps}); err != nil {

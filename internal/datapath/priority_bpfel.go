@@ -79,8 +79,8 @@ type priorityOlCpu struct {
 	Queue      uint32
 	BacklogSeq uint32
 	LaneSeq    uint32
+	LaneLost   uint32
 	LanePid    [2]uint32
-	_          [4]byte
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
@@ -485,6 +485,10 @@ type priorityOlSlot struct {
 	Due      uint8
 	Epoch    uint8
 	Since    uint64
+	Held     uint32
+	Lost     uint16
+	Refuses  uint8
+	Pad      uint8
 }
 
 type priorityOlSparse struct {

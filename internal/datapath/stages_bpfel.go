@@ -76,7 +76,8 @@ const (
 	stagesOlCounterOL_CNT_EXPRESS_DROP stagesOlCounter = 16
 	stagesOlCounterOL_CNT_EXPRESS_LEFT stagesOlCounter = 17
 	stagesOlCounterOL_CNT_UNREAD       stagesOlCounter = 18
-	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 19
+	stagesOlCounterOL_CNT_REFUSED      stagesOlCounter = 19
+	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 20
 )
 
 type stagesOlCpu struct {
@@ -104,8 +105,8 @@ type stagesOlCpu struct {
 	Queue      uint32
 	BacklogSeq uint32
 	LaneSeq    uint32
+	LaneLost   uint32
 	LanePid    [2]uint32
-	_          [4]byte
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
@@ -372,6 +373,10 @@ type stagesOlSlot struct {
 	Due      uint8
 	Epoch    uint8
 	Since    uint64
+	Held     uint32
+	Lost     uint16
+	Refuses  uint8
+	Pad      uint8
 }
 
 type stagesOlSplitProto uint32

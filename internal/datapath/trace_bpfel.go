@@ -71,8 +71,8 @@ type traceOlCpu struct {
 	Queue      uint32
 	BacklogSeq uint32
 	LaneSeq    uint32
+	LaneLost   uint32
 	LanePid    [2]uint32
-	_          [4]byte
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
@@ -287,6 +287,10 @@ type traceOlSlot struct {
 	Due      uint8
 	Epoch    uint8
 	Since    uint64
+	Held     uint32
+	Lost     uint16
+	Refuses  uint8
+	Pad      uint8
 }
 
 // Names of all BPF objects in the ELF.

@@ -41,13 +41,14 @@ var (
 	lanePackets  = newMetric(prometheus.CounterValue, "lane_packets_total", "packets sent to a lane", "stage", "core")
 	laneChanges  = newMetric(prometheus.CounterValue, "lane_changes_total", "changes of lane that the order guard let pass")
 	laneHeld     = newMetric(prometheus.CounterValue, "lane_changes_held_total", "polls in which a change of lane had to wait for the old lane to drain")
+	laneRefused  = newMetric(prometheus.CounterValue, "lane_refused_packets_total", "packets dropped for their flow to leave a full lane")
 	stock        = newMetric(prometheus.CounterValue, "stock_path_packets_total", "packets that took the stock path because they were not understood", "reason")
 	mechanism    = newMetric(prometheus.GaugeValue, "mechanism_active", "1 while the mechanism acts, else 0; overlane status says why", "mechanism")
 	stageCost    = newMetric(prometheus.GaugeValue, "stage_cost_seconds", "measured time of one packet in a stage, once it was measured", "stage")
 	scans        = newMetric(prometheus.CounterValue, "scans_total", "looks at the node after something on it had changed, or might have")
 )
 
-var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaiting, mergeWaits, express, expressLeft, expressDrops, aggregated, supers, lanePackets, laneChanges, laneHeld, stock, mechanism, stageCost, scans}
+var all = []metric{buildInfo, overlay, steered, split, microflows, merge, mergeWaiting, mergeWaits, express, expressLeft, expressDrops, aggregated, supers, lanePackets, laneChanges, laneHeld, laneRefused, stock, mechanism, stageCost, scans}
 
 // Collector exports a status.
 type Collector struct{ status Status }
@@ -96,6 +97,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	put(supers, float64(n.SuperPackets))
 	put(laneChanges, float64(st.Counters.LaneChanges))
 	put(laneHeld, float64(st.Counters.LaneChangesHeld))
+	put(laneRefused, float64(st.Counters.LaneRefused))
 	put(scans, float64(n.Scans))
 	for _, l := range st.Lanes {
 		put(lanePackets, float64(l.Packets), l.Stage, strconv.Itoa(l.Core))

@@ -62,6 +62,24 @@ func TestNoFlowGoesOnInAnotherQueueBeforeItHasLeftTheOld(t *testing.T) {
 	}
 }
 
+// In bounded time, however much comes: what a full lane would drop anyway is dropped for that.
+func TestFlowsLeaveALaneThatIsFull(t *testing.T) {
+	_, seed := seeded(t)
+	bin := compileModel(t, sanitizers)
+	for i := range uint64(modelSeeds / 2) {
+		run(t, bin, fmt.Sprint(seed+i), modelPackets, "flood")
+	}
+}
+
+// And for nothing else: a lane that is only never empty drops nothing.
+func TestNothingIsDroppedForALaneThatIsBusy(t *testing.T) {
+	_, seed := seeded(t)
+	bin := compileModel(t, sanitizers)
+	for i := range uint64(modelSeeds / 2) {
+		run(t, bin, fmt.Sprint(seed+i), modelPackets, "busy")
+	}
+}
+
 // Not blind: without the guard, the model finds flows in two queues, and packets
 // that are delivered behind later ones.
 func TestWithoutTheOrderGuardTheModelIsBroken(t *testing.T) {

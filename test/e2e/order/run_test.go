@@ -82,15 +82,13 @@ func (r run) act(t *testing.T, b *bed.Bed, tr *stream) (changes, laneDrops uint6
 	if err := scenes[r.scene](p, over); err != nil {
 		return 0, 0, err
 	}
-	if r.tier == config.TierXDP {
-		// What lanes drop is known to the product alone, so it may not go
-		// before the last flow has left them.
-		if err := p.enable(false); err != nil {
-			return 0, 0, err
-		}
-		if err := p.await("switched off", func(st control.Status) bool { return len(st.Lanes) == 0 }); err != nil {
-			return 0, 0, err
-		}
+	// What is dropped at lanes is known to the product alone, so it may not go before the last
+	// flow has left them.
+	if err := p.enable(false); err != nil {
+		return 0, 0, err
+	}
+	if err := p.await("switched off", func(st control.Status) bool { return len(st.Lanes) == 0 }); err != nil {
+		return 0, 0, err
 	}
 	st, err := p.status()
 	if err != nil {

@@ -161,7 +161,7 @@ func (tr *stream) judge(t *testing.T, laneDrops uint64) {
 		if a, err = tr.dropped(); err != nil {
 			t.Fatal(err)
 		}
-		a["nic lanes"] = laneDrops
+		a["lanes"] = laneDrops
 		if v.Received+a.sum() == sent.Frames || time.Since(begun) > 2*time.Second {
 			break
 		}

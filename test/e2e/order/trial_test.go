@@ -106,7 +106,7 @@ func awaitTrials(t *testing.T, b *bed.Bed, mechanism, config string) (verdict co
 		return verdict, 0, err
 	}
 	err = p.await("all is switched off", func(st control.Status) bool {
-		refused = st.Counters.Refused
+		refused = st.Counters.Refused + st.Counters.LaneRefused
 		for _, m := range st.Mechanisms {
 			if m.State == control.Active {
 				return false

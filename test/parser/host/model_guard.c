@@ -8,7 +8,8 @@
  *  - while a packet of a flow is on its way to or in a queue, the flow goes on in
  *    no other queue of that stage;
  *  - each flow is delivered in order;
- *  - once the packets of a slot are gone, its wish for another lane comes true.
+ *  - once the packets of a slot are gone, its wish for another lane comes true, and before that
+ *    where its lane is full.
  *
  * Arguments: seed, packets, and options of a run by name. Exit status 1: broken.
  *
@@ -16,6 +17,8 @@
  *   count     go on after a broken rule, and tell how many packets were overtaken
  *   share     two flows to a slot, also on two cores
  *   tcx, xdp  without or with the nic stage, instead of by chance
+ *   flood     a lane is offered more than it handles, and flows are to get to theirs and home
+ *   busy      a lane is never empty, and never full: no packet is dropped for a change of lane
  */
 /* The loader would set it. */
 #define ol_nr_cpus ol_nr_cpus_unset
@@ -69,7 +72,7 @@ void *model_lookup(const void *map, const void *key)
 /* Which queue a flow's packets went to last: a core of a lane, or this one's own path. */
 static int last_queue[OL_NR_STAGES][MAX_FLOWS];
 static __u32 last_lane[OL_NR_STAGES][OL_SLOTS], changes[OL_NR_STAGES][OL_SLOTS];
-static __u64 moves[OL_NR_STAGES], overtaken;
+static __u64 moves[OL_NR_STAGES], overtaken, refused;
 static int strict = 1, to_send;
 static __u32 active = ~0u; /* flows that send at present */
 
@@ -126,6 +129,10 @@ static __u32 steer(int stage, struct pkt *p)
 	__u32 lane = ol_steer(&h);
 	int queue = lane < OL_MAX_LANES ? the_policy.stage[stage].cpu[lane] : this_core;
 
+	if (lane == OL_LANE_REFUSED) {
+		refused++;
+		return lane;
+	}
 	/* A pod's packet waits in a backlog in either case; else a lane is a queue of its own. */
 	if (stage != OL_STAGE_POD && lane >= OL_MAX_LANES)
 		queue += MAX_CORES;
@@ -163,6 +170,7 @@ static void deliver(struct pkt *p)
 		MUST(!strict, "flow %d: packet %llu comes after %llu", p->flow, p->nr,
 		     f->delivered);
 	}
+	f->came++;
 	f->delivered = p->nr > f->delivered ? p->nr : f->delivered;
 	free(p);
 }
@@ -178,6 +186,11 @@ static int on_the_way(void)
 	return n;
 }
 
+static int may_send(const struct flow *f)
+{
+	return !opt.window || (int)(f->sent - f->came - f->dropped) < opt.window;
+}
+
 static void poll_nic(struct nic *n)
 {
 	int work = one_in(3) ? BUDGET : (int)below(BUDGET), i;
@@ -187,7 +200,8 @@ static void poll_nic(struct nic *n)
 	for (i = 0; i < work && to_send > 0; i++) {
 		int flow = below(nr_flows), tries = nr_flows;
 
-		while (tries-- && !(&nics[flows[flow].nic] == n && active >> flow & 1))
+		while (tries-- && !(&nics[flows[flow].nic] == n && active >> flow & 1 &&
+				    may_send(&flows[flow])))
 			flow = (flow + 1) % nr_flows;
 		if (tries < 0)
 			break;
@@ -218,9 +232,10 @@ static int idle_core(int core)
 static int poll_something(int lanes)
 {
 	struct core *c = &cores[this_core];
-	int start = below(5), i, j;
+	int start = opt.turns ? c->turn : (int)below(5), i, j;
 
 	for (i = 0; i < 5; i++) {
+		c->turn = (start + i + 1) % 5;
 		switch ((start + i) % 5) {
 		case 0:
 			for (j = 0; j < nr_nics; j++) {

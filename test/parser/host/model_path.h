@@ -29,6 +29,7 @@ static void to_backlog(int core, struct pkt *p, int stage)
 
 	model_step();
 	if (c->backlog.len >= opt.backlog_max) {
+		c->sd.dropped.counter++;
 		left(stage, p);
 		lose(p);
 		return;
@@ -50,9 +51,12 @@ static void bridge(struct pkt *p)
 		lose(p);
 	} else {
 		lane = steer(OL_STAGE_POD, p);
-		to_backlog(lane < OL_MAX_LANES ? the_policy.stage[OL_STAGE_POD].cpu[lane]
-					       : this_core,
-			   p, OL_STAGE_POD);
+		if (lane == OL_LANE_REFUSED)
+			lose(p);
+		else
+			to_backlog(lane < OL_MAX_LANES ? the_policy.stage[OL_STAGE_POD].cpu[lane]
+						       : this_core,
+				   p, OL_STAGE_POD);
 	}
 	/* Only now has it left its tunnel lane. */
 	flows[flow].inflight[OL_STAGE_TUNNEL]--;
@@ -88,11 +92,16 @@ static void underlay_receive(struct list *l)
 
 	while ((p = take(l))) {
 		p->lane = steer(OL_STAGE_TUNNEL, p);
-		put(&after, p);
+		if (p->lane == OL_LANE_REFUSED) {
+			left(OL_STAGE_NIC, p);
+			lose(p);
+		} else {
+			put(&after, p);
+		}
 	}
 	while ((p = take(&after))) {
 		model_step();
-		if (lost()) {
+		if (lost() || (opt.turns && c->cell_queue.len > opt.backlog_max)) {
 			left(OL_STAGE_NIC, p);
 			left(OL_STAGE_TUNNEL, p);
 			lose(p);
@@ -178,6 +187,10 @@ static void flush_bulk(int core)
 
 	if (!bulk->len)
 		return;
+	/* The ring's producer_lock. */
+	while (cores[core].filled)
+		sleep_for(100);
+	cores[core].filled = 1;
 	model_step();
 	while ((p = take(bulk))) {
 		processed++; /* dropped ones, too */
@@ -189,8 +202,9 @@ static void flush_bulk(int core)
 			put_in_ring(&cores[core], p);
 		}
 	}
+	cores[core].filled = 0;
 	model_step();
-	ol_lane_enqueue(ol_lane_map_id, processed, drops);
+	ol_lane_enqueue(ol_lane_map_id, processed, drops, core);
 }
 
 static void xdp_flush(void)
@@ -206,6 +220,10 @@ static void nic_receive(struct nic *n, struct pkt *p)
 	__u32 lane = opt.xdp ? steer(OL_STAGE_NIC, p) : OL_LANE_LOCAL;
 	int core;
 
+	if (lane == OL_LANE_REFUSED) {
+		lose(p);
+		return;
+	}
 	if (lane >= OL_MAX_LANES) {
 		gro_receive(&n->gro, p, underlay_receive);
 		return;
@@ -239,6 +257,8 @@ static void poll_backlog(void)
 
 	while (work < BUDGET && (p = take(&c->backlog))) {
 		model_step();
+		if (c->slow)
+			sleep_for(c->slow);
 		if (p->hop == OL_STAGE_TUNNEL)
 			bridge(p);
 		else
@@ -271,6 +291,8 @@ static void run_lane(void)
 	model_step();
 	ol_lane_taken(ol_lane_map_id);
 	model_step();
+	if (c->slow)
+		sleep_for(n * c->slow);
 	if (!opt.lane_gro) {
 		underlay_receive(&c->got);
 	} else {

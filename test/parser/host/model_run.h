@@ -155,12 +155,140 @@ static void check_wishes(int stage)
 	}
 }
 
+/* NICs on cores 0 and 3, lanes on cores 1 and 2, where there is nothing yet; core 1 is slow. */
+static void one_slow_lane(void)
+{
+	static const __u16 core_of[OL_NR_STAGES] = {1, 1, 2};
+	int i;
+
+	nr_nics = 2;
+	for (i = 0; i < nr_nics; i++) {
+		nics[i].napi.dev = &underlay;
+		nics[i].core = 3 * i;
+	}
+	for (i = 0; i < nr_flows; i++)
+		flows[i].nic = i % nr_nics;
+	for (i = 0; i < OL_NR_STAGES; i++) {
+		the_policy.stage[i].nr = 1;
+		the_policy.stage[i].cpu[0] = core_of[i];
+		the_policy.stage[i].instead[0] = 0;
+	}
+	for (i = 0; i < nr_cores; i++)
+		the_policy.core_flags[i] = 0;
+	the_policy.flags = 0;
+	opt.drop = 0;
+	opt.turns = 1;
+	chance.stall_max = 100000;
+	/* All flows have been at home. */
+	to_send = 2000;
+	run_cores(gone);
+	cores[1].slow = 5000;
+}
+
+static __u64 deadline;
+
+/* Are all flows where the policy wants them, or is it too late? */
+static int settled(void)
+{
+	int i, s, from = opt.xdp ? OL_STAGE_NIC : OL_STAGE_TUNNEL;
+
+	for (s = from; s < OL_NR_STAGES; s++)
+		for (i = 0; i < nr_flows; i++) {
+			int out = last_lane[s][flows[i].slot] != OL_LANE_LOCAL;
+			int core = nics[flows[i].nic].core;
+
+			/* A pod's hop goes on from core 1 only. */
+			if (s == OL_STAGE_POD && the_policy.core_flags[core])
+				core = 1;
+			if (!flows[i].sent)
+				continue;
+			if (out != (the_policy.core_flags[core] >> s & 1))
+				return now_ns >= deadline;
+		}
+	return 1;
+}
+
+/* Longer than it takes to settle, to wait, and for two full queues to go by. */
+#define FLOOD_MOST_NS 100000000
+
+static void flood_until_settled(const char *what)
+{
+	deadline = now_ns + FLOOD_MOST_NS;
+	to_send = 1 << 30;
+	run_cores(settled);
+	MUST(now_ns < deadline, "%s: some flow is not where it is to be after %d ms of a flood",
+	     what, FLOOD_MOST_NS / 1000000);
+}
+
+/*
+ * More comes than a core handles: all flows get to their lanes, and home, in bounded time. What
+ * was dropped has been counted, nothing else is missing.
+ */
+static void check_flood(void)
+{
+	int i, stage = opt.xdp ? OL_STAGE_NIC : OL_STAGE_TUNNEL;
+
+	one_slow_lane();
+	the_policy.core_flags[0] = the_policy.core_flags[3] = 1 << stage;
+	/* As the daemon has it: a core of the tunnel stage sends pods' packets on. */
+	if (!opt.xdp)
+		the_policy.core_flags[1] = 1 << OL_STAGE_POD;
+	flood_until_settled("out");
+	pause_for(20000000);
+	/*
+	 * Others keep the lane full. A ring is to be empty, so all have to leave it, as they have
+	 * when the pipeline is switched off.
+	 */
+	the_policy.core_flags[0] = 0;
+	if (opt.xdp)
+		the_policy.core_flags[3] = 0;
+	flood_until_settled("home");
+	the_policy.core_flags[3] = 0;
+	flood_until_settled("all home");
+	MUST(refused, "no lane was full");
+	to_send = 0;
+	pause_for(FLOOD_MOST_NS);
+	for (i = 0; i < nr_flows; i++)
+		MUST(flows[i].sent == flows[i].came + flows[i].dropped,
+		     "flow %d: of %llu packets %llu came and %llu were dropped", i, flows[i].sent,
+		     flows[i].came, flows[i].dropped);
+}
+
+/* Something is always in a lane, which has room: a flow that is to leave it loses nothing. */
+static void check_busy(void)
+{
+	int i;
+
+	opt.window = 10;
+	opt.backlog_max = 1000;
+	opt.ring_max = RING_MAX;
+	for (i = 0; i < nr_cores; i++)
+		make_ring(&cores[i]);
+	one_slow_lane();
+	the_policy.core_flags[0] = the_policy.core_flags[3] =
+		1 << (opt.xdp ? OL_STAGE_NIC : OL_STAGE_TUNNEL);
+	if (!opt.xdp)
+		the_policy.core_flags[1] = 1 << OL_STAGE_POD;
+	to_send = 1 << 30;
+	pause_for(50000000);
+	deadline = ~0ULL;
+	MUST(settled(), "some flow is not on its lanes after 50 ms");
+	the_policy.core_flags[0] = the_policy.core_flags[3] = 0;
+	pause_for(FLOOD_MOST_NS);
+	for (i = 0; i < nr_flows; i++)
+		MUST(!flows[i].dropped, "flow %d: %llu packets dropped, %llu for a change of lane",
+		     i, flows[i].dropped, refused);
+}
+
 int main(int argc, char **argv)
 {
+	void (*instead)(void) = NULL;
 	int packets = argc > 2 ? atoi(argv[2]) : 20000, wishes = 1, i;
 
 	rnd_state = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
-	start_cores(2 + below(MAX_CORES - 1));
+	start_cores(argc > 3 && (!strcmp(argv[3], "flood") || !strcmp(argv[3], "busy"))
+			    ? MAX_CORES
+			    : 2 + below(MAX_CORES - 1));
 	run_setting();
 	ol_lane_map_id = 7;
 	ol_nr_tunnels = OL_MAX_TUNNELS;
@@ -176,8 +304,18 @@ int main(int argc, char **argv)
 			opt.xdp = 0;
 		else if (!strcmp(argv[i], "xdp"))
 			opt.xdp = 1;
+		else if (!strcmp(argv[i], "flood"))
+			instead = check_flood;
+		else if (!strcmp(argv[i], "busy"))
+			instead = check_busy;
 		else
 			FAIL("unknown option %s", argv[i]);
+	}
+	if (instead) {
+		instead();
+		printf("lane changes %llu, refused %llu\n", the_counters[OL_CNT_LANE_CHANGES],
+		       refused);
+		return 0;
 	}
 	to_send = packets;
 	run_cores(sent_all);

@@ -36,7 +36,7 @@ struct flow {
 	__u32 slot;
 	int nic;
 	int held; /* GRO may hold its packets, as it does with TCP */
-	__u64 sent, delivered, dropped;
+	__u64 sent, delivered, came, dropped;
 	int inflight[OL_NR_STAGES];
 };
 
@@ -54,6 +54,7 @@ struct core {
 	struct gro cell_gro;
 	struct list bulk[MAX_CORES]; /* frames for lanes, until the poll ends */
 	struct list ring;	     /* of this core's lane ... */
+	int filled;		     /* a core is at it */
 	int given_back;		     /* its consumer_tail */
 	struct ptr_ring places;	     /* ... and its places, as the guard reads them */
 	void *in_place[RING_MAX];
@@ -63,7 +64,9 @@ struct core {
 	struct gro lane_gro;
 	int lane_packets, in_lane;
 	int backlog_again; /* as in struct gro */
+	int turn;	   /* whose it is, with opt.turns */
 	int busy;	   /* has packets in its hands */
+	__u64 slow;	   /* ns more for each packet of its backlog, or of its lane */
 };
 
 static struct flow flows[MAX_FLOWS];
@@ -77,6 +80,8 @@ static struct {
 	int backlog_max, ring_max;
 	__u64 drop;    /* one packet in so many vanishes at each hop; 0: none */
 	__u64 foreign; /* one turn in so many is a poll of somebody else's device; 0: none */
+	int turns;     /* what has work is polled in turn, as net_rx_action() does */
+	int window;    /* packets of a flow that may be on their way; 0: any number */
 } opt;
 
 static void put(struct list *l, struct pkt *p)
