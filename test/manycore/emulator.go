@@ -27,8 +27,7 @@ const (
 	series  = "1:10.0."
 )
 
-// ours has files that go into the source, by their place there in their second line's stead, and
-// hooks.patch, which has the emulator call them.
+// ours has files that go into the source, hooks.patch, which has the emulator call them, and a plug-in.
 //
 //go:embed qemu
 var ours embed.FS
@@ -51,11 +50,13 @@ var firmware = []string{"seabios", "qemu-system-data"}
 // meson is younger there than in the oldest distribution that machines are built on.
 const meson = "meson"
 
-// tools are what a build needs, by the package that has it.
-var tools = []struct {
+// tool is something that a build needs, and the package that has it.
+type tool struct {
 	pkg  string
 	have func(context.Context) error
-}{
+}
+
+var tools = []tool{
 	{"gcc", runs("gcc", "--version")},
 	{"bison", runs("bison", "--version")},
 	{"flex", runs("flex", "--version")},
@@ -75,15 +76,15 @@ func runs(name string, args ...string) func(context.Context) error {
 	}
 }
 
-// system has a command find the distribution's programs first: its Python packages are seen by its own
-// Python only.
+// system has a command of env find the distribution's programs first: its Python packages are seen by
+// its own Python only.
 func system(cmd *exec.Cmd, env ...string) *exec.Cmd {
 	cmd.Env = append(append(os.Environ(), "PATH=/usr/bin:/bin:"+os.Getenv("PATH"), "LC_ALL=C.UTF-8"), env...)
 	return cmd
 }
 
 // missing says what a build lacks, and what would mend it.
-func missing(ctx context.Context) error {
+func missing(ctx context.Context, tools []tool) error {
 	var pkgs []string
 	for _, t := range tools {
 		if t.have(ctx) != nil {
@@ -140,7 +141,7 @@ func Build(ctx context.Context, cache string, say func(string, ...any)) (*Emulat
 	if e.there() {
 		return e, nil // another run has built it meanwhile
 	}
-	if err := missing(ctx); err != nil {
+	if err := missing(ctx, tools); err != nil {
 		return nil, err
 	}
 	work, err := os.MkdirTemp(cache, "manycore-build")
@@ -160,6 +161,9 @@ func (e *Emulator) there() bool {
 }
 
 func (e *Emulator) program() string { return filepath.Join(e.Dir, "usr/bin", vm.Program) }
+
+// lines is the plug-in that counts cache lines.
+func (e *Emulator) lines() string { return filepath.Join(e.Dir, "usr/lib/manycore/lines.so") }
 
 // build leaves the emulator and what it needs in work/done, laid out as packages are.
 func build(ctx context.Context, work string, say func(string, ...any)) error {
@@ -197,7 +201,7 @@ func build(ctx context.Context, work string, say func(string, ...any)) error {
 	if err := watched(ninja, say); err != nil {
 		return fmt.Errorf("compile the emulator: %w", err)
 	}
-	return place(ctx, out, done)
+	return place(ctx, source, out, done)
 }
 
 // alter puts ours into the source.
@@ -223,14 +227,26 @@ func alter(ctx context.Context, source string) error {
 	return nil
 }
 
-// place puts what was built where its package would.
-func place(ctx context.Context, out, done string) error {
-	to := filepath.Join(done, "usr/bin", vm.Program)
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+// place puts what was built where its package would, and the plug-in beside it.
+func place(ctx context.Context, source, out, done string) error {
+	e := &Emulator{Dir: done}
+	plugin := filepath.Join(out, "lines.c")
+	data, err := ours.ReadFile("qemu/lines.c")
+	if err != nil {
 		return err
 	}
-	if text, err := system(exec.CommandContext(ctx, "env", "strip", "-o", to, filepath.Join(out, vm.Program))).CombinedOutput(); err != nil {
-		return fmt.Errorf("strip: %w\n%s", err, text)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(e.program()), 0o755), os.MkdirAll(filepath.Dir(e.lines()), 0o755), os.WriteFile(plugin, data, 0o644)); err != nil {
+		return err
+	}
+	glib, err := system(exec.CommandContext(ctx, "env", "pkg-config", "--cflags", "glib-2.0")).Output()
+	if err != nil {
+		return fmt.Errorf("find GLib: %w", err)
+	}
+	compile := append([]string{"gcc", "-O2", "-fPIC", "-shared", "-o", e.lines(), plugin, "-I", filepath.Join(source, "include/qemu")}, strings.Fields(string(glib))...)
+	for _, args := range [][]string{compile, {"strip", "-o", e.program(), filepath.Join(out, vm.Program)}} {
+		if text, err := system(exec.CommandContext(ctx, "env", args...)).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w\n%s", args[0], err, text)
+		}
 	}
 	return nil
 }

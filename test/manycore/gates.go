@@ -78,9 +78,8 @@ type spun struct {
 	PingPong float64
 }
 
-// perRound is how many instructions its loop takes for a round: a multiplication, an addition, a count
-// and a jump, a thousand times, and reading the clock.
-const perRound = 4000
+// perRound is how many instructions it takes for a round, beside what it takes to read the clock.
+const perRound = 100_000
 
 // row is the gates' row of the lab, and its variants.
 var row = []string{"lab", "run", "udp-one", "--rounds", "1", "--seconds", "0.3", "--json"}
@@ -97,13 +96,10 @@ var native = []struct {
 
 // kpps of each variant, from the lab's JSON.
 func kpps(output string) (map[string]float64, error) {
-	// What the lab says of its rounds comes before the JSON.
-	i := strings.Index(output, "{\n")
-	if i < 0 {
-		return nil, fmt.Errorf("the lab printed no result:\n%s", output)
-	}
+	// What the lab says of its rounds comes before the JSON, which is one line.
+	text := strings.TrimSpace(output)
 	var r report.Result
-	if err := json.Unmarshal([]byte(output[i:]), &r); err != nil {
+	if err := json.Unmarshal([]byte(text[strings.LastIndex(text, "\n")+1:]), &r); err != nil {
 		return nil, fmt.Errorf("result of the lab: %w\n%s", err, output)
 	}
 	got := map[string]float64{}
@@ -113,79 +109,87 @@ func kpps(output string) (map[string]float64, error) {
 	return got, nil
 }
 
-// Prove tries the gates of a machine. Each machine that it boots has a folder below dir.
-func (b *Bench) Prove(ctx context.Context, m Machine, dir string, say func(string, ...any)) (gs Gates, err error) {
-	run := func(name string, m Machine, commands ...Command) ([]string, error) {
-		dir := filepath.Join(dir, name)
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, err
-		}
-		r, err := b.Run(ctx, m, dir, commands...)
-		if err != nil {
-			return nil, fmt.Errorf("%s (%s): %w", m, dir, err)
-		}
-		say("%s: %s", m, r.Cost())
-		var texts []string
-		for _, o := range r.Outcomes {
-			texts = append(texts, o.Output)
-		}
-		return texts, nil
+// run boots a machine for one gate, in a folder below dir, and returns what each command said.
+func (b *Bench) run(ctx context.Context, m Machine, dir, name string, say func(string, ...any), commands ...Command) ([]string, error) {
+	dir = filepath.Join(dir, name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
 	}
-	spin := Command{Name: "spin"}
-	rows := func(variants string) Command {
-		return Command{Name: "overlane", Args: append(slices.Clone(row), "--variants", variants)}
-	}
-
-	// How the cores scale, and whether it matters how finely they take turns.
-	commands := []Command{spin}
-	if m.CPUs > 1 {
-		commands = append(commands, rows("overlay,rps"))
-	}
-	coarse, err := run("as it is", m, commands...)
+	r, err := b.Run(ctx, m, dir, commands...)
 	if err != nil {
-		return gs, err
+		return nil, fmt.Errorf("%s (%s): %w", m, dir, err)
 	}
-	var s spun
-	if err := json.Unmarshal([]byte(coarse[0]), &s); err != nil {
-		return gs, fmt.Errorf("spin: %w: %s", err, coarse[0])
+	say("%s: %s", m, r.Cost())
+	var texts []string
+	for _, o := range r.Outcomes {
+		texts = append(texts, o.Output)
 	}
-	gs = append(gs, s.gates(m.Rate)...)
+	return texts, nil
+}
+
+func rowOf(variants string) Command {
+	return Command{Name: "overlane", Args: append(slices.Clone(row), "--variants", variants)}
+}
+
+// Even tries how the cores of a machine scale, and whether it matters how finely they take turns.
+func (b *Bench) Even(ctx context.Context, m Machine, dir string, say func(string, ...any)) (Gates, error) {
+	commands := []Command{{Name: "spin"}}
+	if m.CPUs > 1 {
+		commands = append(commands, rowOf("overlay,rps"))
+	}
+	try := func(name string, m Machine) (s spun, k map[string]float64, err error) {
+		said, err := b.run(ctx, m, dir, name, say, commands...)
+		if err != nil {
+			return s, nil, err
+		}
+		if err := json.Unmarshal([]byte(said[0]), &s); err != nil {
+			return s, nil, fmt.Errorf("spin: %w: %s", err, said[0])
+		}
+		if len(said) > 1 {
+			k, err = kpps(said[1])
+		}
+		return s, k, err
+	}
+	spun, coarse, err := try("as-it-is", m)
+	if err != nil {
+		return nil, err
+	}
+	gs := spun.gates(m.Rate)
 	if m.CPUs == 1 {
 		return gs, nil
 	}
 	small := m
 	small.Quantum = max(m.Quantum/10, 1)
-	fine, err := run("small quantum", small, commands...)
+	finely, fine, err := try("small-quantum", small)
 	if err != nil {
 		return gs, err
 	}
-	var f spun
-	if err := json.Unmarshal([]byte(fine[0]), &f); err != nil {
-		return gs, fmt.Errorf("spin: %w: %s", err, fine[0])
-	}
-	gs = append(gs, near(fmt.Sprintf("wakeup there and back, quantum %d to %d", small.Quantum, m.Quantum), f.PingPong/s.PingPong, 1, invariance))
-	c, err1 := kpps(coarse[1])
-	d, err2 := kpps(fine[1])
-	if err := errors.Join(err1, err2); err != nil {
-		return gs, err
-	}
+	turns := fmt.Sprintf("quantum %d to %d", small.Quantum, m.Quantum)
+	gs = append(gs, near("wakeup there and back, "+turns, finely.PingPong/spun.PingPong, 1, invariance))
 	for _, v := range []string{"overlay", "rps"} {
-		gs = append(gs, near(fmt.Sprintf("udp-one %s, quantum %d to %d", v, small.Quantum, m.Quantum), d[v]/c[v], 1, invariance))
+		gs = append(gs, near("udp-one "+v+", "+turns, fine[v]/coarse[v], 1, invariance))
 	}
+	return gs, nil
+}
 
-	// Whether two such cores do what two real ones do.
-	two := m
-	two.CPUs, two.Nodes, two.Threads = 2, 0, 0
-	both, err := run("two cores", two, rows("overlay,host,rps"))
+// Pair is a machine of two such cores.
+func (m Machine) Pair() Machine {
+	m.CPUs, m.Nodes, m.Threads = 2, 0, 0
+	return m
+}
+
+// Native tries whether a pair of cores does what two real ones do.
+func (b *Bench) Native(ctx context.Context, m Machine, dir string, say func(string, ...any)) (gs Gates, err error) {
+	said, err := b.run(ctx, m, dir, "pair", say, rowOf("overlay,host,rps"))
 	if err != nil {
-		return gs, err
+		return nil, err
 	}
-	t, err := kpps(both[0])
+	k, err := kpps(said[0])
 	if err != nil {
-		return gs, err
+		return nil, err
 	}
 	for _, n := range native {
-		gs = append(gs, Gate{Name: fmt.Sprintf("udp-one %s to overlay, 2 vCPUs, as on real cores", n.variant), Low: n.low, High: n.high, Got: t[n.variant] / t["overlay"]})
+		gs = append(gs, Gate{Name: "udp-one " + n.variant + " to overlay on two cores, as on real ones", Low: n.low, High: n.high, Got: k[n.variant] / k["overlay"]})
 	}
 	return gs, nil
 }

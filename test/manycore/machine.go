@@ -32,7 +32,14 @@ type Machine struct {
 	// What it takes a core, in nanoseconds, to execute PAUSE, to send an interrupt to another, and to
 	// wake from idling when one comes.
 	Pause, Send, Wake int
+	// Lines is what it takes to get cache lines of the kernel from other cores.
+	Lines Lines
 }
+
+// Lines is what cache lines take to come from another core, in nanoseconds: a load of one that the other
+// has changed, a load of one that others only have, a store to one that others have. All zero: nothing
+// is kept of lines.
+type Lines struct{ Changed, Clean, Taken int }
 
 // String describes the machine in a line, and names it among others.
 func (m Machine) String() string {
@@ -40,7 +47,11 @@ func (m Machine) String() string {
 	if m.Nodes > 1 || m.Threads > 1 {
 		s += fmt.Sprintf(" (%d nodes, %d threads a core)", max(m.Nodes, 1), max(m.Threads, 1))
 	}
-	return s + fmt.Sprintf(" · %d instructions/ns · quantum %d · PAUSE %d, IPI %d, wakeup %d ns", m.Rate, m.Quantum, m.Pause, m.Send, m.Wake)
+	s += fmt.Sprintf(" · %d instructions/ns · quantum %d · PAUSE %d, IPI %d, wakeup %d ns", m.Rate, m.Quantum, m.Pause, m.Send, m.Wake)
+	if m.Lines == (Lines{}) {
+		return s + " · lines move for nothing"
+	}
+	return s + fmt.Sprintf(" · lines %d, %d and %d ns", m.Lines.Changed, m.Lines.Clean, m.Lines.Taken)
 }
 
 // check refuses what cannot be.
@@ -51,6 +62,8 @@ func (m Machine) check() error {
 		return fmt.Errorf("%d vCPUs: 1 to 16 are possible", m.CPUs)
 	case m.CPUs%(nodes*threads) != 0:
 		return fmt.Errorf("%d vCPUs cannot be shared evenly by %d nodes of cores with %d threads", m.CPUs, nodes, threads)
+	case min(m.Lines.Changed, m.Lines.Clean, m.Lines.Taken) < 0:
+		return fmt.Errorf("cache lines %v: costs of at least 0 are possible", m.Lines)
 	case m.Rate < 1 || m.Quantum < 1 || m.Pause < 0 || m.Send < 0 || m.Wake < 0:
 		return fmt.Errorf("rate %d, quantum %d, costs %d, %d and %d: a rate and a quantum of at least 1, and costs of at least 0 are possible", m.Rate, m.Quantum, m.Pause, m.Send, m.Wake)
 	}
@@ -85,6 +98,14 @@ func (m Machine) topology() (smp string, numa []string) {
 			"-numa", fmt.Sprintf("node,nodeid=%d,cpus=%d-%d,memdev=m%d", n, first, first+m.CPUs/nodes-1, n))
 	}
 	return smp, numa
+}
+
+// plugin is what -plugin says of cache lines.
+func (m Machine) plugin(e *Emulator) []string {
+	if m.Lines == (Lines{}) {
+		return nil
+	}
+	return []string{"-plugin", fmt.Sprintf("%s,changed=%d,clean=%d,taken=%d", e.lines(), m.Lines.Changed*m.Rate, m.Lines.Clean*m.Rate, m.Lines.Taken*m.Rate)}
 }
 
 // features: with MWAIT the emulator spins where there are several vCPUs, and a "rep movs" by bytes
@@ -144,7 +165,7 @@ func (b *Bench) Run(ctx context.Context, m Machine, dir string, commands ...Comm
 	v := &vm.Machine{
 		Kernel: k, Dir: dir, Tests: b.Programs, Programs: programs, Init: b.Init, Modules: modules,
 		Emulator: vm.Unpacked(b.Emulator.Dir, m.environment()...),
-		Devices:  append(numa, "-rtc", "clock=vm,base=2026-01-01"),
+		Devices:  slices.Concat(numa, m.plugin(b.Emulator), []string{"-rtc", "clock=vm,base=2026-01-01"}),
 		Boot:     vm.Boot{CPUs: m.CPUs, Topology: smp, Features: features, Options: options, Counted: true},
 	}
 	for _, c := range commands {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build amd64
+
 // Command spin shows what cores of a machine do beside one another: how many rounds of a loop each
 // makes in a second, and how long a wakeup takes from one core to another and back.
 package main
@@ -20,9 +22,14 @@ import (
 )
 
 const (
-	length = 100 * time.Millisecond
+	length = 50 * time.Millisecond
 	pings  = 2000
+	// instructions of a round
+	perRound = 100_000
 )
+
+// loop executes n instructions, an even number.
+func loop(n uint64)
 
 // Result is what it prints, as JSON.
 type Result struct {
@@ -73,10 +80,14 @@ func pinned(core int, f func()) error {
 	return nil
 }
 
-// sink keeps the loop from being left out.
-var sink [64]struct {
-	n uint64
-	_ [56]byte
+// ran is for how long the calling thread has had a core: without what else ran there meanwhile, such as
+// other threads of this program.
+func ran() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		panic(err)
+	}
+	return time.Duration(t.Nano())
 }
 
 // spin has k cores run a loop from the same time on.
@@ -90,16 +101,12 @@ func spin(k int) ([]float64, error) {
 				for ready.Add(1); ready.Load() < int32(k); {
 					runtime.Gosched()
 				}
-				begin, rounds, x := time.Now(), 0, uint64(1)
-				var took time.Duration
-				for ; took < length; took = time.Since(begin) {
-					for range 1000 {
-						x = x*6364136223846793005 + 1
-					}
+				begin, rounds, used := time.Now(), 0, ran()
+				for time.Since(begin) < length {
+					loop(perRound)
 					rounds++
 				}
-				sink[i].n = x
-				rates[i] = float64(rounds) / took.Seconds()
+				rates[i] = float64(rounds) / (ran() - used).Seconds()
 			})
 		})
 	}
