@@ -137,6 +137,14 @@ kernels: ## The end-to-end suite on the oldest and the newest kernel, emulated (
 nics: ## Every mechanism on the drivers of NICs, emulated, on two kernels: build/nics/nics.md (root, hours)
 	$(GO) test ./test/nics -run '^TestEveryNIC$$' -count=1 -v -timeout 24h -parallel 2 -args -table -out $(CURDIR)/build/nics
 
+# Flags of the machine go into MANYCORE: docs/manycore.md.
+CORES ?= 4
+SERIES ?=
+MANYCORE ?=
+.PHONY: manycore
+manycore: ## Rows of the lab in machines with CORES=4,8 cores, simulated on two: SERIES="udp-one --variants overlay,pipeline" (root)
+	$(GO) test ./test/manycore -run '^TestSeries$$' -count=1 -v -timeout 24h -args -cores '$(CORES)' -series '$(SERIES)' $(MANYCORE)
+
 .PHONY: soak
 soak: ## Twenty minutes beside a node on which everything changes, and 200 pods at once: nothing grows (root)
 	OVERLANE_SOAK=20m $(GO) test ./test/e2e/soak -count=1 -v -timeout 60m

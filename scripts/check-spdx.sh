@@ -12,6 +12,7 @@ while IFS= read -r -d '' f; do
 	case $f in
 	LICENSE | LICENSES/* | go.mod | go.sum) continue ;;
 	*_bpfel.go | *_bpfeb.go | */testdata/fuzz/*) continue ;; # written by tools
+	test/manycore/qemu/*) want='GPL-2.0-or-later' ;; # parts of the emulator, which is under that
 	bpf/*.[ch] | *.bpf.[ch] | */bpf/*.[ch]) want='(GPL-2.0-only OR BSD-2-Clause)' ;;
 	*.go | *.c | *.h | *.sh | *.bash | *.py | *.yaml | *.yml | *.service) want='Apache-2.0' ;;
 	Makefile | */Makefile | .ci/* | scripts/* | .clang-format | .gitignore | *Dockerfile*) want='Apache-2.0' ;;

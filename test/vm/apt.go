@@ -10,19 +10,20 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
-// apt asks a distribution's archive through configuration, lists and cache of
+// APT asks a distribution's archive through configuration, lists and cache of
 // its own: those of the machine stay as they are. Only where the archive is,
 // and through which proxy, is taken from the machine.
-type apt struct {
+type APT struct {
 	dir string
 }
 
-// newAPT prepares dir for one suite.
-func newAPT(ctx context.Context, dir, suite string) (*apt, error) {
-	a := &apt{dir: dir}
+// NewAPT prepares dir for one suite.
+func NewAPT(ctx context.Context, dir, suite string) (*APT, error) {
+	a := &APT{dir: dir}
 	source, err := sourceOf(ctx, suite)
 	if err != nil {
 		return nil, err
@@ -122,13 +123,13 @@ func proxies(ctx context.Context) (string, error) {
 }
 
 // names lists packages that begin so.
-func (a *apt) names(ctx context.Context, prefix string) ([]string, error) {
+func (a *APT) names(ctx context.Context, prefix string) ([]string, error) {
 	out, err := a.run(ctx, "apt-cache", "pkgnames", prefix)
 	return strings.Fields(string(out)), err
 }
 
 // needs lists the packages that a package depends on, without alternatives.
-func (a *apt) needs(ctx context.Context, pkg string) ([]string, error) {
+func (a *APT) needs(ctx context.Context, pkg string) ([]string, error) {
 	out, err := a.run(ctx, "apt-cache", "show", "--no-all-versions", pkg)
 	if err != nil {
 		return nil, err
@@ -148,9 +149,9 @@ func (a *apt) needs(ctx context.Context, pkg string) ([]string, error) {
 	return names, nil
 }
 
-// extract fetches packages, which apt checks against the signed lists, and
+// Extract fetches packages, which apt checks against the signed lists, and
 // unpacks them over one another.
-func (a *apt) extract(ctx context.Context, to string, pkgs ...string) error {
+func (a *APT) Extract(ctx context.Context, to string, pkgs ...string) error {
 	debs, err := os.MkdirTemp(a.dir, "debs")
 	if err != nil {
 		return err
@@ -173,13 +174,68 @@ func (a *apt) extract(ctx context.Context, to string, pkgs ...string) error {
 	return nil
 }
 
-func (a *apt) command(ctx context.Context, name string, args ...string) *exec.Cmd {
+// Source fetches the source of a package, checked in the same way, and unpacks it with the
+// distribution's patches. If the archive has that version no more it takes the newest whose version
+// begins with series. It returns the version that it took.
+func (a *APT) Source(ctx context.Context, to, pkg, version, series string) (string, error) {
+	list := filepath.Join(a.dir, "sources.list")
+	binary, err := os.ReadFile(list)
+	if err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(list, append(binary, "deb-src"+strings.TrimPrefix(string(binary), "deb")...), 0o644); err != nil {
+		return "", err
+	}
+	if _, err := a.run(ctx, "apt-get", "update", "-qq", "--error-on=any"); err != nil {
+		return "", fmt.Errorf("read the lists of sources: %w; it needs the network", err)
+	}
+	out, err := a.run(ctx, "apt-cache", "showsrc", pkg)
+	if err != nil {
+		return "", err
+	}
+	var there []string
+	for line := range strings.Lines(string(out)) {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(line), "Version: "); ok && strings.HasPrefix(v, series) {
+			there = append(there, v)
+		}
+	}
+	if !slices.Contains(there, version) {
+		if len(there) == 0 {
+			return "", fmt.Errorf("the archive has no source of %s %s any more", pkg, series)
+		}
+		version = slices.MaxFunc(there, func(x, y string) int {
+			if command(ctx, "dpkg", "--compare-versions", x, "lt", y).Run() == nil {
+				return -1
+			}
+			return 1
+		})
+	}
+	tmp, err := os.MkdirTemp(a.dir, "source")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(tmp)
+	cmd := a.command(ctx, "apt-get", "source", "-qq", "--download-only", pkg+"="+version)
+	cmd.Dir = tmp
+	if _, err := output(cmd); err != nil {
+		return "", fmt.Errorf("fetch the source of %s: %w; it needs the network", pkg, err)
+	}
+	dsc, err := filepath.Glob(filepath.Join(tmp, "*.dsc"))
+	if err != nil || len(dsc) != 1 {
+		return "", errors.Join(err, fmt.Errorf("fetch the source of %s: %d descriptions came", pkg, len(dsc)))
+	}
+	// Signed lists have the description's checksum; that has those of the rest.
+	_, err = output(command(ctx, "dpkg-source", "--no-check", "-x", dsc[0], to))
+	return version, err
+}
+
+func (a *APT) command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := command(ctx, name, args...)
 	cmd.Env = append(os.Environ(), "APT_CONFIG="+filepath.Join(a.dir, "apt.conf"), "LC_ALL=C.UTF-8")
 	return cmd
 }
 
-func (a *apt) run(ctx context.Context, name string, args ...string) ([]byte, error) {
+func (a *APT) run(ctx context.Context, name string, args ...string) ([]byte, error) {
 	return output(a.command(ctx, name, args...))
 }
 

@@ -22,7 +22,7 @@ import (
 // Machine is one boot of one kernel.
 type Machine struct {
 	Kernel *Kernel
-	// Dir gets the root image and what the serial ports said.
+	// Dir gets the root image, and what the serial ports and the emulator said.
 	Dir string
 	// Tests are the files of the binaries that the plan runs, by name.
 	Tests map[string]string
@@ -36,8 +36,8 @@ type Machine struct {
 	Runs    []guest.Run
 	// Emulator is what runs the machine; the zero value is the installed one.
 	Emulator Emulator
-	// Devices are arguments of the emulator about devices, and Handed what these call descriptors
-	// 3, 4 and so on.
+	// Devices are further arguments of the emulator, and Handed what these call descriptors 3, 4 and
+	// so on.
 	Devices []string
 	Handed  []*os.File
 	Boot
@@ -47,6 +47,9 @@ type Machine struct {
 type Boot struct {
 	Name string // empty: the usual way
 	CPUs int
+	// Topology and Features are what the emulator is told of the cores beside that, as of -smp and
+	// -cpu.
+	Topology, Features string
 	// Options of the kernel, beside those that all machines have.
 	Options string
 	// Counted has time go by instructions, a nanosecond each.
@@ -65,8 +68,8 @@ func (m *Machine) Start(ctx context.Context) (records string, err error) {
 		// With a thread for each core, a core may run into the breakpoint of a
 		// static key that another one has patched away meanwhile: an oops in
 		// int3.
-		"-accel", "tcg,thread=single", "-smp", strconv.Itoa(m.CPUs), "-m", "2G",
-		"-cpu", "Haswell-noTSX,-pcid",
+		"-accel", "tcg,thread=single", "-smp", strconv.Itoa(m.CPUs) + m.Topology, "-m", "2G",
+		"-cpu", "Haswell-noTSX,-pcid" + m.Features,
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-serial", "file:" + console, "-serial", "file:" + results,
 		"-kernel", m.Kernel.Image, "-initrd", image,
@@ -80,6 +83,7 @@ func (m *Machine) Start(ctx context.Context) (records string, err error) {
 	cmd := m.Emulator.command(ctx, append(args, m.Devices...)...)
 	cmd.ExtraFiles = m.Handed
 	out, err := run(cmd)
+	err = errors.Join(err, os.WriteFile(filepath.Join(m.Dir, "emulator.txt"), []byte(out), 0o644))
 	said := tail(console, 60)
 	records, readErr := read(results)
 	switch {

@@ -79,7 +79,7 @@ func brokenMachine(t *testing.T, body string) *Machine {
 	if err != nil {
 		cache = os.TempDir()
 	}
-	k, err := lines[0].Kernel(t.Context(), filepath.Join(cache, "overlane-vm"))
+	k, err := Lines[0].Kernel(t.Context(), filepath.Join(cache, "overlane-vm"))
 	if err != nil {
 		t.Fatal(err)
 	}

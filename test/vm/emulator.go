@@ -17,10 +17,16 @@ import (
 const Program = "qemu-system-x86_64"
 
 // Emulator is one that is installed, the zero value, or was unpacked into a folder.
-type Emulator struct{ dir string }
+type Emulator struct {
+	dir string
+	env []string
+}
 
-// firmware comes with the installed emulator: what was unpacked has none at the place where its
-// package expects it.
+// Unpacked is the emulator in a folder, with variables of its environment.
+func Unpacked(dir string, env ...string) Emulator { return Emulator{dir, env} }
+
+// firmware comes with the emulator that is installed or, in its folder, with one that was built:
+// what was unpacked has none at the place where its package expects it.
 const firmware = "/usr/share/seabios"
 
 func (e Emulator) command(ctx context.Context, args ...string) *exec.Cmd {
@@ -28,9 +34,9 @@ func (e Emulator) command(ctx context.Context, args ...string) *exec.Cmd {
 		return command(ctx, Program, args...)
 	}
 	cmd := command(ctx, filepath.Join(e.dir, "usr/bin", Program),
-		append([]string{"-L", filepath.Join(e.dir, "usr/share/qemu"), "-L", firmware}, args...)...)
+		append([]string{"-L", filepath.Join(e.dir, "usr/share/qemu"), "-L", filepath.Join(e.dir, firmware), "-L", firmware}, args...)...)
 	// Modules are of one build: those of the installed emulator do not fit.
-	cmd.Env = append(os.Environ(), "QEMU_MODULE_DIR="+filepath.Join(e.dir, "usr/lib/x86_64-linux-gnu/qemu"))
+	cmd.Env = append(append(os.Environ(), e.env...), "QEMU_MODULE_DIR="+filepath.Join(e.dir, "usr/lib/x86_64-linux-gnu/qemu"))
 	return cmd
 }
 
@@ -55,7 +61,7 @@ func EmulatorSince(ctx context.Context, major int, cache string) (e Emulator, er
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return e, err
 	}
-	unlock, err := lock(filepath.Join(dir, "lock"))
+	unlock, err := Lock(filepath.Join(dir, "lock"))
 	if err != nil {
 		return e, err
 	}
@@ -63,7 +69,7 @@ func EmulatorSince(ctx context.Context, major int, cache string) (e Emulator, er
 	if e.since(ctx, major) == nil {
 		return e, nil // another run has unpacked it meanwhile
 	}
-	a, err := newAPT(ctx, dir, suite)
+	a, err := NewAPT(ctx, dir, suite)
 	if err != nil {
 		return e, err
 	}
@@ -72,7 +78,7 @@ func EmulatorSince(ctx context.Context, major int, cache string) (e Emulator, er
 		return e, err
 	}
 	defer os.RemoveAll(tmp)
-	if err := a.extract(ctx, tmp, "qemu-system-x86", "qemu-system-common", "qemu-system-data"); err != nil {
+	if err := a.Extract(ctx, tmp, "qemu-system-x86", "qemu-system-common", "qemu-system-data"); err != nil {
 		return e, err
 	}
 	if err := errors.Join(os.RemoveAll(e.dir), os.Rename(tmp, e.dir)); err != nil {

@@ -27,6 +27,13 @@ type Line struct {
 	Generic bool
 }
 
+// Lines are the kernels that overlane supports and the distribution builds: the
+// oldest and the newest.
+var Lines = []Line{
+	{Suite: "bookworm-security", Major: 6, Minor: 12},
+	{Suite: "trixie-backports", Major: 7, Minor: -1},
+}
+
 // Kernel is an unpacked kernel package.
 type Kernel struct {
 	Release string // as uname -r says
@@ -55,12 +62,12 @@ func (l Line) Kernel(ctx context.Context, cache string) (*Kernel, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	unlock, err := lock(filepath.Join(dir, "lock"))
+	unlock, err := Lock(filepath.Join(dir, "lock"))
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	a, err := newAPT(ctx, dir, l.Suite)
+	a, err := NewAPT(ctx, dir, l.Suite)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +96,7 @@ var (
 	generic = regexp.MustCompile(`^` + imagePrefix + `((\d+)\.(\d+)\.(\d+)[^-\s]*-amd64)$`)
 )
 
-func (l Line) newest(ctx context.Context, a *apt) (string, error) {
+func (l Line) newest(ctx context.Context, a *APT) (string, error) {
 	image := cloud
 	if l.Generic {
 		image = generic
@@ -128,7 +135,7 @@ func (l Line) String() string {
 
 // fetch unpacks a kernel. Newer ones come in several packages, which bear its
 // release in their names.
-func fetch(ctx context.Context, a *apt, dir, release string) error {
+func fetch(ctx context.Context, a *APT, dir, release string) error {
 	main := imagePrefix + release
 	needs, err := a.needs(ctx, main)
 	if err != nil {
@@ -140,7 +147,7 @@ func fetch(ctx context.Context, a *apt, dir, release string) error {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	if err := a.extract(ctx, tmp, pkgs...); err != nil {
+	if err := a.Extract(ctx, tmp, pkgs...); err != nil {
 		return err
 	}
 	return os.Rename(tmp, filepath.Join(dir, release))
@@ -182,8 +189,8 @@ func prune(dir, keep string) error {
 	return errors.Join(errs...)
 }
 
-// lock keeps two runs from filling one cache at the same time.
-func lock(path string) (func(), error) {
+// Lock keeps two runs from filling one cache at the same time.
+func Lock(path string) (func(), error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err

@@ -17,13 +17,6 @@ import (
 	"github.com/overlane/overlane/test/vm/guest"
 )
 
-// lines are the kernels that overlane supports and the distribution builds: the
-// oldest and the newest.
-var lines = []Line{
-	{Suite: "bookworm-security", Major: 6, Minor: 12},
-	{Suite: "trixie-backports", Major: 7, Minor: -1},
-}
-
 // root is the module's name.
 const root = "github.com/overlane/overlane/"
 
@@ -154,11 +147,11 @@ func (f *fleet) machine(t *testing.T, l Line, how Boot, list []suite, modules ..
 }
 
 func TestKernels(t *testing.T) {
-	f := prepare(t, slices.Concat(smoke, underSpecial, underFiltering, underLockdown), lines...)
+	f := prepare(t, slices.Concat(smoke, underSpecial, underFiltering, underLockdown), Lines...)
 	on := func(t *testing.T, l Line, how Boot, list []suite, modules ...string) {
 		t.Run(strings.TrimSpace(l.String()+" "+how.Name), func(t *testing.T) { Run(t, f.machine(t, l, how, list, modules...), bootLimit, false) })
 	}
-	oldest, newest := lines[0], lines[len(lines)-1]
+	oldest, newest := Lines[0], Lines[len(Lines)-1]
 	// The emulator takes one core: the longest of all has one for itself.
 	t.Run("one core", func(t *testing.T) {
 		t.Parallel()
@@ -198,14 +191,14 @@ func TestWholeSuite(t *testing.T) {
 	for i := range list {
 		list[i].args = []string{"-test.run=" + *wholeSuite}
 	}
-	f := prepare(t, list, lines...)
+	f := prepare(t, list, Lines...)
 	var products []string
 	for _, tag := range []string{"", "faults", "next"} {
 		product := filepath.Join(f.bin, strings.TrimSuffix("overlane_"+tag, "_"))
 		Build(t, product, "build", "-tags="+tag, root+"cmd/overlane")
 		products = append(products, product)
 	}
-	for _, l := range lines {
+	for _, l := range Lines {
 		t.Run(l.String(), func(t *testing.T) {
 			t.Parallel() // the emulator takes one core
 			m := f.machine(t, l, usual, list, slices.Concat(filters, []string{"iptable_raw", "cls_bpf"})...)
@@ -232,7 +225,7 @@ func TestTableOfOrders(t *testing.T) {
 	if *counted {
 		how = Boot{CPUs: 2, Counted: true}
 	}
-	on := lines[len(lines)-1]
+	on := Lines[len(Lines)-1]
 	f := prepare(t, []suite{s}, on)
 	Run(t, f.machine(t, on, how, []suite{s}, "sch_netem"), s.limit, true)
 }
