@@ -124,6 +124,7 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 	seq = cpu->seq + 1;
 	before = cpu->now;
 	spent = now - before;
+	cpu->queued += cpu->queue * (spent < OL_WAIT_MOST ? spent : OL_WAIT_MOST);
 	cpu->now = now;
 	cpu->seq = seq;
 	/* nic_seq as before this poll: what its GRO batches comes behind this tracepoint. */

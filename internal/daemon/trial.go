@@ -26,7 +26,10 @@ type trial struct {
 	meter meter
 	share share
 	cores []int // whose packets count; nil: all
-	on    bool  // it is to act
+	// queues: it counts as waiting what packets wait in backlogs, which lanes are. Where it is to be shown
+	// that the NIC is served sooner, it does not.
+	queues bool
+	on     bool // it is to act
 	// settles: it has just been switched, and the window is to begin.
 	settles bool
 	settle  time.Duration // how long that takes; 0: trialSettles
@@ -40,7 +43,7 @@ var forGoodput = governor.Terms{
 }
 
 func newTrial(t governor.Terms) trial {
-	return trial{judge: governor.NewJudge(t, rand.Uint64())}
+	return trial{judge: governor.NewJudge(t, rand.Uint64()), queues: t.Goal == governor.Goodput}
 }
 
 // leave is for a window in which nobody asks for the mechanism, or its switch is not in place.
@@ -56,6 +59,7 @@ type meter struct{ from totals }
 type totals struct {
 	at             time.Time
 	frames, waited uint64
+	queued         uint64 // time that packets waited in backlogs, which lanes are
 	ns, busy, all  [datapath.Stages]uint64
 	dropped        uint64
 	acted, could   uint64 // packets on which the mechanism acted, of so many
@@ -76,6 +80,7 @@ func (d *Daemon) total(s share, only []int) (t totals, err error) {
 			continue
 		}
 		t.waited += cores[i].WaitedNs
+		t.queued += cores[i].QueuedNs
 		for st := range datapath.Stages {
 			t.ns[st] += cores[i].StageNs[st]
 			t.busy[st] += cores[i].StagePackets[st]
@@ -117,6 +122,15 @@ func (d *Daemon) total(s share, only []int) (t totals, err error) {
 	}
 	t.at = time.Now()
 	return t, nil
+}
+
+// totalOf reads what counts for a trial.
+func (d *Daemon) totalOf(t *trial) (totals, error) {
+	sum, err := d.total(t.share, t.cores)
+	if t.queues {
+		sum.waited += sum.queued
+	}
+	return sum, err
 }
 
 // leastWait is added to each wait: what waits for less is not told apart.
@@ -190,7 +204,7 @@ func (d *Daemon) settled() (bool, error) {
 	}
 	t.settles = false
 	var err error
-	t.meter.from, err = d.total(t.share, t.cores)
+	t.meter.from, err = d.totalOf(t)
 	return true, err
 }
 
@@ -225,7 +239,7 @@ func (d *Daemon) tryOut(name string, t *trial, in governor.Input, s governor.Sit
 	if !t.judge.Trying() && !slices.Equal(t.cores, cores) {
 		t.cores, t.meter = cores, meter{}
 	}
-	sum, err := d.total(acted, t.cores)
+	sum, err := d.totalOf(t)
 	if err != nil {
 		return false, err
 	}

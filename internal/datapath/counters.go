@@ -146,6 +146,8 @@ type Core struct {
 	Samples [4]uint64
 	// WaitedNs is how long frames waited in the NIC, at most, while it was not seen empty.
 	WaitedNs uint64
+	// QueuedNs is how long packets waited that a poll of the backlog had left there.
+	QueuedNs uint64
 }
 
 // Cores reads every core's numbers.
@@ -172,7 +174,7 @@ func (d *Datapath) Cores() (_ []Core, err error) {
 			cores[i].StagePackets[s] = v.Cost[s].Packets
 		}
 		cores[i].Samples = v.Samples
-		cores[i].WaitedNs = v.Waited
+		cores[i].WaitedNs, cores[i].QueuedNs = v.Waited, v.Queued
 	}
 	return cores, nil
 }

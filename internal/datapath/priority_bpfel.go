@@ -90,7 +90,7 @@ type priorityOlCpu struct {
 	Samples [4]uint64
 	Stretch uint64
 	Waited  uint64
-	_       [8]byte
+	Queued  uint64
 }
 
 type priorityOlCuts struct {

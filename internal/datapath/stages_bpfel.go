@@ -116,7 +116,7 @@ type stagesOlCpu struct {
 	Samples [4]uint64
 	Stretch uint64
 	Waited  uint64
-	_       [8]byte
+	Queued  uint64
 }
 
 type stagesOlCuts struct {

@@ -82,7 +82,7 @@ type traceOlCpu struct {
 	Samples [4]uint64
 	Stretch uint64
 	Waited  uint64
-	_       [8]byte
+	Queued  uint64
 }
 
 type traceOlCuts struct {
