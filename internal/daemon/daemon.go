@@ -408,7 +408,7 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 			if len(in.Pollers()) == 0 || in.Now.Before(d.retry) {
 				return nil
 			}
-			d.polled = in.Pollers()
+			d.polled, d.avoid = in.Pollers(), nil
 			d.armErr = d.pipe.arm(ctx, d.snap, in.Layout)
 			var left *xdp.Left
 			if errors.As(d.armErr, &left) {

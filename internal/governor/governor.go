@@ -200,11 +200,18 @@ func (g *Governor) Step(in Input) Decision {
 		if state != Active {
 			clear(g.helped)
 		}
+		if state == Standby {
+			clear(g.needed)
+			clear(g.avoid)
+		}
 	} else if reason != "" {
 		g.last.Reason = reason
 	}
 	helped := g.last.Helped
-	g.last.Helped, g.last.Short, g.last.Avoid = nil, nil, slices.Sorted(maps.Keys(g.avoid))
+	g.last.Helped, g.last.Short, g.last.Avoid = nil, nil, nil
+	if g.mode == Auto {
+		g.last.Avoid = slices.Sorted(maps.Keys(g.avoid))
+	}
 	if state == Active && g.mode == Auto && !in.Layout.all() {
 		g.last.Short = slices.Sorted(maps.Keys(g.helped))
 		g.last.Helped = choose(g.last.Short, in.Layout, helped)
