@@ -599,9 +599,10 @@ struct ol_cuts {
 	__u32 end;		      /* of all that was sent */
 	__u32 run;		      /* packets of the run under way ... */
 	__u32 branch;		      /* ... and its branch */
-	__u32 next;		      /* what the merge said last ... */
-	__u32 refused;		      /* ... and the packets since for which there was no room */
+	__u32 next;		      /* how far the merge had come when it last was asked */
 	__u32 under[OL_ALL_BRANCHES]; /* packets under way by each branch, at most */
+	__u32 pad;
+	__u64 since; /* ns, when it last had come on, or nothing was under way */
 	struct ol_cut cut[OL_CUTS];
 };
 

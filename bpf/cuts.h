@@ -19,14 +19,15 @@
 #include "split.h"
 
 /* A flow begins to be split with this number: nothing is under way. */
-OL_INLINE void ol_cuts_begin(struct ol_cuts *c, __u32 first)
+OL_INLINE void ol_cuts_begin(struct ol_cuts *c, __u32 first, __u64 now)
 {
 	int i;
 
 	c->made = c->passed = 0;
-	c->run = c->refused = 0;
+	c->run = 0;
 	c->branch = OL_BRANCH_HERE;
 	c->end = c->next = first;
+	c->since = now;
 #ifndef HOST_TEST
 #pragma unroll
 #endif
@@ -67,18 +68,30 @@ OL_INLINE void ol_cuts_sent(struct ol_cuts *c, __u32 branch, __u32 end)
 }
 
 /* The merge has come so far: takes off the run that began first, if it has passed. */
-OL_INLINE int ol_cut_passed(struct ol_cuts *c, __u32 next)
+OL_INLINE int ol_cut_passed(struct ol_cuts *c, __u32 next, __u64 now)
 {
 	const struct ol_cut *cut = &c->cut[c->passed % OL_CUTS];
 
-	if (next != c->next)
-		c->refused = 0;
+	if (next != c->next || (c->passed == c->made && !c->run))
+		c->since = now;
 	c->next = next;
 	if (c->passed == c->made || ol_after(cut->end, next) || cut->branch >= OL_ALL_BRANCHES)
 		return 0;
 	c->under[cut->branch] -= cut->packets;
 	c->passed++;
 	return 1;
+}
+
+/*
+ * Where something is under way, and the merge has not come on for so many ns, all of that may be
+ * lost, or come to the pod another way: only what comes behind can tell. What is under way does
+ * not count then.
+ */
+#define OL_CUTS_LOST_NS 200000000
+
+OL_INLINE int ol_cuts_lost(const struct ol_cuts *c, __u64 now)
+{
+	return (__s64)(now - c->since) > OL_CUTS_LOST_NS;
 }
 
 /* Is there room at the merge for so many more of a branch? */
@@ -117,22 +130,7 @@ OL_INLINE __u32 ol_take_offer(const struct ol_offers *o, const struct ol_cuts *c
 	return fits && (here || !o->full) ? OL_BRANCH_HERE : OL_ALL_BRANCHES;
 }
 
-/* So many frames are a run while there is no room. */
+/* So many frames are dropped in a row where there is no room. */
 #define OL_CUTS_REFUSED 16
-
-/*
- * There is no room: who takes the next such run? None (OL_ALL_BRANCHES), it is dropped. But where
- * the merge does not come on for long, what is under way may be lost, and only what comes behind
- * can tell: now and then one goes to the branch that the merge waits for.
- */
-OL_INLINE __u32 ol_cuts_refuse(struct ol_cuts *c)
-{
-	if (c->refused < OL_MERGE_DEPTH) {
-		c->refused += OL_CUTS_REFUSED;
-		return OL_ALL_BRANCHES;
-	}
-	c->refused = 0;
-	return c->passed == c->made ? c->branch : c->cut[c->passed % OL_CUTS].branch;
-}
 
 #endif

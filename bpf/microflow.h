@@ -385,7 +385,7 @@ static __always_inline struct ol_cuts *ol_get_cuts(__u32 at)
 }
 
 /* Ends the run under way, and takes off those that have left the merge. */
-__noinline int ol_cut_at(__u32 at)
+__noinline int ol_cut_at(__u32 at, __u64 now)
 {
 	struct ol_merging *g = bpf_map_lookup_elem(&ol_mergings, &at);
 	struct ol_cuts *c = ol_get_cuts(at);
@@ -394,10 +394,10 @@ __noinline int ol_cut_at(__u32 at)
 	if (!g || !c)
 		return 0;
 	next = OL_READ(g->next);
-	for (i = 0; i < OL_CUTS && ol_cut_passed(c, next); i++)
+	for (i = 0; i < OL_CUTS && ol_cut_passed(c, next, now); i++)
 		;
 	ol_cut(c);
-	ol_cut_passed(c, next);
+	ol_cut_passed(c, next, now);
 	return 0;
 }
 
@@ -424,12 +424,17 @@ __noinline __u32 ol_find_branch(__u32 at, __u32 *frames, __u32 segs, int joins)
 {
 	struct ol_offers o = {.best.lane = OL_BRANCHES};
 	struct ol_policy *policy = ol_get_policy();
+	struct ol_cpu *cpu = ol_get_cpu(bpf_get_smp_processor_id());
 	struct ol_cuts *c = ol_get_cuts(at);
 	__u32 i, load, branch;
 
-	if (!policy || !c || !frames)
+	if (!policy || !cpu || !c || !frames)
 		return OL_BRANCH_HERE;
-	ol_cut_at(at);
+	ol_cut_at(at, cpu->now);
+	if (ol_cuts_lost(c, cpu->now))
+		c = ol_get_cuts(OL_MERGES);
+	if (!c)
+		return OL_BRANCH_HERE;
 	for (i = 0; i < OL_BRANCHES && !joins; i++) {
 		load = ol_lane_load(i);
 		if (load != ~0U)
@@ -437,17 +442,13 @@ __noinline __u32 ol_find_branch(__u32 at, __u32 *frames, __u32 segs, int joins)
 	}
 	/* Backlogs hold packets as GRO has made them. */
 	branch = ol_take_offer(&o, c, policy->split_here, *frames / segs, *frames);
-	if (branch < OL_ALL_BRANCHES)
-		return branch;
-	*frames = OL_CUTS_REFUSED;
-	branch = ol_cuts_refuse(c);
-	if (branch >= OL_ALL_BRANCHES)
-		return OL_NO_ROOM;
-	return !joins && ol_lane_load(branch) != ~0U ? branch : OL_BRANCH_HERE;
+	if (branch == OL_NO_ROOM)
+		*frames = OL_CUTS_REFUSED;
+	return branch;
 }
 
 /* The flow's order begins with a number. */
-static __always_inline void ol_begin_merging(struct ol_elephant *e, __u32 seq)
+static __always_inline void ol_begin_merging(struct ol_elephant *e, __u32 seq, __u64 now)
 {
 	struct ol_merging *g = ol_get_merging(e);
 	struct ol_cuts *c = ol_get_cuts(e->merge - 1);
@@ -456,7 +457,7 @@ static __always_inline void ol_begin_merging(struct ol_elephant *e, __u32 seq)
 	if (!g || !c)
 		return;
 	e->begins = 0;
-	ol_cuts_begin(c, seq);
+	ol_cuts_begin(c, seq, now);
 	OL_WRITE(g->entered, 0);
 	OL_WRITE(g->left, 0);
 	OL_WRITE(g->refused, 0);
@@ -536,7 +537,7 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 		/* Numbers begin with data. */
 		if (part->seq == part->end)
 			return OL_NO_BRANCH;
-		ol_begin_merging(e, part->seq);
+		ol_begin_merging(e, part->seq, cpu->now);
 	}
 	if (!e->left) {
 		joins = e->state == OL_JOINS;

@@ -120,16 +120,17 @@ type stagesOlCpu struct {
 }
 
 type stagesOlCuts struct {
-	_       structs.HostLayout
-	Made    uint32
-	Passed  uint32
-	End     uint32
-	Run     uint32
-	Branch  uint32
-	Next    uint32
-	Refused uint32
-	Under   [9]uint32
-	Cut     [512]struct {
+	_      structs.HostLayout
+	Made   uint32
+	Passed uint32
+	End    uint32
+	Run    uint32
+	Branch uint32
+	Next   uint32
+	Under  [9]uint32
+	Pad    uint32
+	Since  uint64
+	Cut    [512]struct {
 		_       structs.HostLayout
 		End     uint32
 		Packets uint32

@@ -173,8 +173,7 @@ func mergeStandsFaults(t *testing.T) {
 }
 
 // What has waited for a branch does not go on faster than the core behind takes it, and none
-// overtakes another, however many come meanwhile: those that there is no room for are dropped by
-// the core that splits.
+// overtakes another, however many come meanwhile: those that there is no room for are dropped.
 func whatWaitedFindsRoom(t *testing.T) {
 	needMachine(t)
 	set(t, backlog, "150")
@@ -194,11 +193,11 @@ func whatWaitedFindsRoom(t *testing.T) {
 	set(t, backlog, "10000")
 	s.end(t)
 	u.reach(t, 100)
-	u.finishLate(t, d.end.daemon.MergeNoRoom)
-	noRoom := d.end.daemon.MergeNoRoom - was.daemon.MergeNoRoom
-	t.Logf("%d were dropped, of these %d by the core that splits", d.lost, noRoom)
+	is := d.end.daemon
+	u.finishLate(t, is.MergeNoRoom+is.MergeRefused)
+	noRoom := is.MergeNoRoom + is.MergeRefused - was.daemon.MergeNoRoom - was.daemon.MergeRefused
 	if d.lost != noRoom {
-		t.Errorf("%d packets were dropped on the way, %d by the core that splits", d.lost, noRoom)
+		t.Errorf("%d packets were dropped on the way, %d of them for want of room at the merge", d.lost, noRoom)
 	}
 	if late != 0 && d.expired+d.unwatched == 0 {
 		t.Errorf("%d datagrams came late", late)

@@ -529,7 +529,7 @@ func datagramsOfABranchThatStandsStill(t *testing.T) {
 		t.Errorf("%d datagrams came late once the branch went on", n)
 	}
 	s.end(t)
-	u.finishLate(t, d.end.daemon.MergeNoRoom)
+	u.finishLate(t, d.end.daemon.MergeNoRoom+d.end.daemon.MergeRefused)
 	t.Logf("%d datagrams came late", u.late.Load())
 }
 
