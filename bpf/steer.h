@@ -256,6 +256,12 @@ __noinline int ol_behind_left(__u32 slot, __u32 tunnel)
 	return 1;
 }
 
+/* The core whose queue a slot's packets take, on a lane or on none. */
+static __always_inline __u32 ol_queue_core(const struct ol_hop *h, __u32 lane)
+{
+	return lane < OL_MAX_LANES ? h->lanes->cpu[ol_lane_index(lane)] : h->this_cpu;
+}
+
 /*
  * The order guard: has everything that the slot sent before left its lane, so that it may
  * go on another one?
@@ -296,6 +302,9 @@ static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slo
 		return to == OL_LANE_EXPRESS ? ol_behind_left(h->slot, h->tunnel)
 					     : ol_pod_left(h->slot);
 	}
+	/* A pod's packets without a lane wait in this core's backlog, as do those of its lane. */
+	if (h->stage == OL_STAGE_POD && ol_queue_core(h, lane) == ol_queue_core(h, to))
+		return 1;
 	/* Marks are kept for less time than a full queue takes. */
 	handed = s->refuses ? s->since : 0;
 	if (!handed)
@@ -304,8 +313,7 @@ static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slo
 		return 0;
 	if (s->refuses)
 		s->since = handed;
-	return ol_backlog_drained(lane < OL_MAX_LANES ? h->lanes->cpu[lane] : h->this_cpu,
-				  handed) &&
+	return ol_backlog_drained(ol_queue_core(h, lane), handed) &&
 	       (h->stage == OL_STAGE_POD || ol_pod_left(h->slot));
 #endif
 }
@@ -373,7 +381,7 @@ static __always_inline int ol_may_refuse(const struct ol_hop *h, const struct ol
 /* A slot has not left its lane. Is this packet to be dropped, so that it will? */
 static __always_inline int ol_refuses(const struct ol_hop *h, struct ol_slot *s, __u32 wish)
 {
-	__u32 now = bpf_ktime_get_ns() / 1000, lost, cpu;
+	__u32 now = bpf_ktime_get_ns() / 1000, lost;
 	__s32 held = now - s->held;
 
 	if (!ol_may_refuse(h, s, wish)) {
@@ -389,8 +397,7 @@ static __always_inline int ol_refuses(const struct ol_hop *h, struct ol_slot *s,
 	}
 	if (s->held && held < OL_HELD_MOST_US)
 		return 0;
-	cpu = s->lane < OL_MAX_LANES ? h->lanes->cpu[ol_lane_index(s->lane)] : h->this_cpu;
-	lost = ol_lane_lost(h->stage, cpu);
+	lost = ol_lane_lost(h->stage, ol_queue_core(h, s->lane));
 	s->refuses = s->held && lost != s->lost;
 	s->held = now | 1;
 	s->lost = lost;

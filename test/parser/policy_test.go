@@ -66,8 +66,9 @@ func TestNoFlowGoesOnInAnotherQueueBeforeItHasLeftTheOld(t *testing.T) {
 func TestFlowsLeaveALaneThatIsFull(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds / 2) {
-		run(t, bin, fmt.Sprint(seed+i), modelPackets, "flood")
+	for i := range uint64(modelSeeds / 4) {
+		run(t, bin, fmt.Sprint(seed+2*i), modelPackets, "flood", "tcx")
+		run(t, bin, fmt.Sprint(seed+2*i+1), modelPackets, "flood", "xdp")
 	}
 }
 
@@ -75,8 +76,9 @@ func TestFlowsLeaveALaneThatIsFull(t *testing.T) {
 func TestNothingIsDroppedForALaneThatIsBusy(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds / 2) {
-		run(t, bin, fmt.Sprint(seed+i), modelPackets, "busy")
+	for i := range uint64(modelSeeds / 4) {
+		run(t, bin, fmt.Sprint(seed+2*i), modelPackets, "busy", "tcx")
+		run(t, bin, fmt.Sprint(seed+2*i+1), modelPackets, "busy", "xdp")
 	}
 }
 
