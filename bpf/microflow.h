@@ -550,19 +550,19 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 	}
 	e->left -= e->left < part->segs ? e->left : part->segs;
 	branch = e->branch;
+	if (branch > OL_ALL_BRANCHES)
+		return OL_NO_BRANCH;
+	ol_count(OL_CNT_SPLIT, part->segs);
 	if (branch == OL_NO_ROOM) {
 		ol_count(OL_CNT_NO_ROOM, part->segs);
 		return branch;
 	}
-	if (branch > OL_BRANCHES)
-		return OL_NO_BRANCH;
 	if (numbers)
 		e->number++;
 	e->used |= 1U << branch;
 	e->last[branch] = cpu->seq;
 	if (part->seq != part->end)
 		ol_note_sent(e, branch, part->end);
-	ol_count(OL_CNT_SPLIT, part->segs);
 	return branch;
 }
 

@@ -66,12 +66,16 @@ func TestNoMoreIsUnderWayThanTheMergeHasRoomFor(t *testing.T) {
 	split(datagram)
 	was := b.look(t).Counters
 	got := verdicts(datagram, 6*depth)
-	dropped := b.look(t).Counters.NoRoom - was.NoRoom
+	is := b.look(t).Counters
+	dropped := is.NoRoom - was.NoRoom
 	if got[xdpRedirect] != depth || got[xdpPass] != depth {
 		t.Errorf("%d datagrams are under way by the lane, and %d here", got[xdpRedirect], got[xdpPass])
 	}
 	if int(dropped) != got[xdpDrop] || got[xdpDrop] == 0 {
 		t.Errorf("%d were dropped, and %d counted", got[xdpDrop], dropped)
+	}
+	if n := is.Split - was.Split; int(n) != 6*depth {
+		t.Errorf("%d of %d were of a flow that was split", n, 6*depth)
 	}
 	var g stagesOlMerging
 	if err := b.stages.OlMergings.Lookup(uint32(place), &g); err != nil {
