@@ -9,6 +9,7 @@ import (
 
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
@@ -111,22 +112,36 @@ func (i *inside) flowControl(dev string, queues int) {
 }
 
 // cutting is flowControl whose queues hold finished frames: a token bucket cuts what is larger than
-// it when that comes in (tbf_segment).
+// it when that comes in (tbf_segment). At its rate it is never empty.
 func (i *inside) cutting(dev string, queues int) {
-	attrs := i.rootQdisc(dev, "").QdiscAttrs
+	const (
+		frames = 2*WireMTU - 1 // bytes, fewer than two frames have
+		rate   = 1e15          // bytes a second: less than a nanosecond for that
+		limit  = 1 << 30       // bytes that may wait
+	)
+	l := i.link(dev)
 	for q := range queues {
+		parent := uint32(netlink.HANDLE_ROOT)
 		if queues > 1 {
-			attrs.Parent = netlink.MakeHandle(1, uint16(q+1)) // of mq
+			parent = netlink.MakeHandle(1, uint16(q+1)) // of mq
 		}
-		attrs.Handle = netlink.MakeHandle(uint16(q+2), 0)
-		i.try("have "+dev+" cut what it sends (sch_tbf)", i.QdiscReplace(&netlink.Tbf{QdiscAttrs: attrs,
-			Rate: tokenRate, Buffer: 1, Limit: 1 << 30}))
+		req := nl.NewNetlinkRequest(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
+		req.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(l.Attrs().Index), Handle: netlink.MakeHandle(uint16(q+2), 0), Parent: parent})
+		req.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("tbf")))
+		options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
+		parms := nl.TcTbfQopt{Limit: limit}
+		options.AddRtAttr(nl.TCA_TBF_PARMS, parms.Serialize())
+		options.AddRtAttr(nl.TCA_TBF_RATE64, nl.Uint64Attr(rate))
+		options.AddRtAttr(nl.TCA_TBF_BURST, nl.Uint32Attr(frames))
+		req.AddData(options)
+		if i.err == nil {
+			i.try("have "+dev+" cut what it sends (sch_tbf)", i.ns.Do(func() error {
+				_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+				return err
+			}))
+		}
 	}
 }
-
-// tokenRate is the most, in bytes a second, by which a bucket is smaller than two frames: its size is
-// given as a time, and is 64 ns at least.
-const tokenRate = 45_000_000_000
 
 // noFlowControl takes that back; to be called only after it.
 func (i *inside) noFlowControl(dev string) {
