@@ -36,7 +36,7 @@ func TestCoresThatAreNotEqualFail(t *testing.T) {
 	}{
 		{"as asked", spun{Rounds: map[int][]float64{1: {full}, 2: {full, full * 0.995}}}, ""},
 		{"half the rate", spun{Rounds: map[int][]float64{1: {full / 2}}}, "what its rate says"},
-		{"in turns", spun{Rounds: map[int][]float64{1: {full}, 2: {full / 2, full / 2}}}, "2 cores, to one"},
+		{"in turns", spun{Rounds: map[int][]float64{1: {full}, 2: {full / 2, full / 2}}}, "2 cores, to one is 1,"},
 		{"one lags", spun{Rounds: map[int][]float64{1: {full}, 4: {full, full, full, full * 0.98}}}, "the slowest of 4"},
 		{"nothing ran", spun{}, "cores that span alone"},
 	} {
