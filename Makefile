@@ -142,7 +142,7 @@ CORES ?= 4
 SERIES ?=
 MANYCORE ?=
 .PHONY: manycore
-manycore: ## Rows of the lab in machines with CORES=4,8 cores, simulated on two: SERIES="udp-one --variants overlay,pipeline" (root)
+manycore: ## Rows of the lab in machines with CORES=4,8 cores, simulated on two: SERIES="udp-one --variants overlay,pipeline"
 	$(GO) test ./test/manycore -run '^TestSeries$$' -count=1 -v -timeout 24h -args -cores '$(CORES)' -series '$(SERIES)' $(MANYCORE)
 
 .PHONY: soak
