@@ -140,7 +140,6 @@ __noinline int ol_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 se
 	struct ol_cpu *c = ol_get_cpu(cpu);
 	struct ol_ring ring;
 	struct ol_marks *m;
-	__u64 handed;
 
 	/* The ring is filled when the poll ends in which the frame was redirected. */
 	if (!c || !ol_handed_on_by(this_cpu, OL_NO_CELL, seq))
@@ -153,10 +152,8 @@ __noinline int ol_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 se
 	    (ol_ring_from(&ring, OL_READ(c->lane_head)) &&
 	     (!ring.asleep || ol_ring_from(&ring, ring.consumer))))
 		return 0;
-	/* Without a cell, its thread's frames wait in its backlog. */
-	m = tunnel < OL_MAX_TUNNELS ? ol_get_cell_marks(cpu, tunnel) : &c->polls;
-	handed = m ? ol_handed_on(m, OL_READ(c->lane_seq), bpf_ktime_get_ns()) : 0;
-	if (handed && (tunnel < OL_MAX_TUNNELS || ol_backlog_drained(cpu, handed)))
+	m = tunnel < OL_MAX_TUNNELS ? ol_get_cell_marks(cpu, tunnel) : NULL;
+	if (m && ol_handed_on(m, OL_READ(c->lane_seq), bpf_ktime_get_ns()))
 		return 1;
 	/* The time of our last poll may be long ago, or before. */
 	return (__s64)(bpf_ktime_get_ns() - OL_READ(c->lane_time)) > OL_LANE_DONE_NS;
