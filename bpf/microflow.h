@@ -128,7 +128,7 @@ __noinline int ol_branch_left(__u32 branch, __u32 tunnel, __u32 seq)
 			return 0;
 	} else if (branch == OL_BRANCH_HERE) {
 		return ol_pass_drained(this_cpu, tunnel, seq);
-	} else if (!ol_ring_drained(this_cpu, core, tunnel, seq)) {
+	} else if (!ol_branch_ring_drained(this_cpu, core, tunnel, seq)) {
 		return 0;
 	}
 	if (core != this_cpu && ol_backlog(core, &head, &tail) && head != tail)

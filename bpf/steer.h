@@ -135,11 +135,13 @@ __noinline int ol_backlog_drained(__u32 cpu, __u64 handed)
  * its core? Its ring was emptied, which flushes its GRO, and a poll of the
  * tunnel's cell after that found the cell empty.
  */
-__noinline int ol_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 seq)
+static __always_inline int ol_ring_left(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 seq,
+					int backlog)
 {
 	struct ol_cpu *c = ol_get_cpu(cpu);
 	struct ol_ring ring;
 	struct ol_marks *m;
+	__u64 handed;
 
 	/* The ring is filled when the poll ends in which the frame was redirected. */
 	if (!c || !ol_handed_on_by(this_cpu, OL_NO_CELL, seq))
@@ -152,11 +154,29 @@ __noinline int ol_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 se
 	    (ol_ring_from(&ring, OL_READ(c->lane_head)) &&
 	     (!ring.asleep || ol_ring_from(&ring, ring.consumer))))
 		return 0;
-	m = tunnel < OL_MAX_TUNNELS ? ol_get_cell_marks(cpu, tunnel) : NULL;
-	if (m && ol_handed_on(m, OL_READ(c->lane_seq), bpf_ktime_get_ns()))
-		return 1;
+	if (tunnel < OL_MAX_TUNNELS) {
+		m = ol_get_cell_marks(cpu, tunnel);
+		if (m && ol_handed_on(m, OL_READ(c->lane_seq), bpf_ktime_get_ns()))
+			return 1;
+	} else if (backlog) {
+		/* Without a cell, its thread's frames wait in its backlog. */
+		handed = ol_handed_on(&c->polls, OL_READ(c->lane_seq), bpf_ktime_get_ns());
+		if (handed && ol_backlog_drained(cpu, handed))
+			return 1;
+	}
 	/* The time of our last poll may be long ago, or before. */
 	return (__s64)(bpf_ktime_get_ns() - OL_READ(c->lane_time)) > OL_LANE_DONE_NS;
+}
+
+__noinline int ol_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 seq)
+{
+	return ol_ring_left(this_cpu, cpu, tunnel, seq, 1);
+}
+
+/* The same for a branch, which is asked so deep in calls that the stack has no more room. */
+__noinline int ol_branch_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, __u32 seq)
+{
+	return ol_ring_left(this_cpu, cpu, tunnel, seq, 0);
 }
 
 /* Has everything that the slot let pass to the NIC's GRO been handed on, and handled here? */
