@@ -10,7 +10,9 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -92,6 +94,21 @@ var native = []struct {
 }{
 	{"host", 2.62, 2.94},
 	{"rps", 0.92, 0.97},
+}
+
+// taken is the largest share of the offer that the host network may take: a row that takes all of it
+// shows the generator.
+const taken = 0.99
+
+var offered = regexp.MustCompile(`offered: ([0-9.]+)`)
+
+// offer is what the lab says that it offers to every variant, in kpps.
+func offer(output string) (float64, error) {
+	m := offered.FindStringSubmatch(output)
+	if m == nil {
+		return 0, fmt.Errorf("the lab does not say what it offers:\n%s", output)
+	}
+	return strconv.ParseFloat(m[1], 64)
 }
 
 // kpps of each variant, from the lab's JSON.
@@ -179,19 +196,26 @@ func (m Machine) Pair() Machine {
 }
 
 // Native tries whether a pair of cores does what two real ones do.
-func (b *Bench) Native(ctx context.Context, m Machine, dir string, say func(string, ...any)) (gs Gates, err error) {
+func (b *Bench) Native(ctx context.Context, m Machine, dir string, say func(string, ...any)) (Gates, error) {
 	said, err := b.run(ctx, m, dir, "pair", say, rowOf("overlay,host,rps"))
 	if err != nil {
 		return nil, err
 	}
-	k, err := kpps(said[0])
-	if err != nil {
+	k, err1 := kpps(said[0])
+	most, err2 := offer(said[0])
+	if err := errors.Join(err1, err2); err != nil {
 		return nil, err
 	}
+	return like(k, most), nil
+}
+
+// like compares two cores, that are offered so much, with real ones.
+func like(k map[string]float64, offer float64) (gs Gates) {
+	gs = append(gs, Gate{Name: "what the host network takes of the offer", High: taken, Got: k["host"] / offer})
 	for _, n := range native {
 		gs = append(gs, Gate{Name: "udp-one " + n.variant + " to overlay on two cores, as on real ones", Low: n.low, High: n.high, Got: k[n.variant] / k["overlay"]})
 	}
-	return gs, nil
+	return gs
 }
 
 // gates compare cores that spin.

@@ -58,6 +58,21 @@ func TestTheLabsResultIsFoundBehindWhatItSays(t *testing.T) {
 	}
 }
 
+// The host row was 2.81 of the overlay, as natively, where the lab offered no more than that.
+func TestAHostRowThatTakesAllThatIsOfferedProvesNothing(t *testing.T) {
+	k := map[string]float64{"overlay": 88.8, "host": 249.3, "rps": 82}
+	most, err := offer("the host network takes 237.9 kpps; offered: 249.8\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := like(k, most).Err(); err == nil || !strings.Contains(err.Error(), "of the offer") {
+		t.Errorf("got %v, want an error about the offer", err)
+	}
+	if err := like(k, 281).Err(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestMachinesThatCannotBeAreRefused(t *testing.T) {
 	good := Machine{CPUs: 8, Nodes: 2, Threads: 2, Rate: 1, Quantum: 1000}
 	if err := good.check(); err != nil {
