@@ -200,7 +200,9 @@ func TestWhereItPaysItStays(t *testing.T) {
 		return st.Counters.ExpressPackets > first+many && m.State == control.Active && program(t, b), fmt.Sprintf("%+v\n%s", m, d.Log())
 	})
 	l.Stop()
-	if reason := leaves(t, b, d); !strings.Contains(reason, "hardly a frame went straight") {
+	// What looked worse for a second is tried again, and then it is the trial that sees nothing come.
+	reason := leaves(t, b, d)
+	if !strings.Contains(reason, "hardly a frame went straight") && !strings.Contains(reason, "too few packets come") {
 		t.Errorf("it left, and says %q", reason)
 	}
 	stop(t, d)
