@@ -20,21 +20,10 @@ func (d *Daemon) lookOnline(now time.Time) error {
 		d.log.Warn("online cores could not be read, will be repeated", "reason", err)
 		return nil
 	}
-	apart := d.apart
-	if d.opts.Apart != nil {
-		if apart, err = d.opts.Apart(); err != nil {
-			d.log.Warn("cores that containers have for themselves could not be read, will be repeated", "reason", err)
-			apart = d.apart
-		}
-	}
+	d.lookApart()
 	if slices.Equal(online, d.online) {
-		if slices.Equal(apart, d.apart) {
-			return nil
-		}
-		d.apart = apart
 		return d.useCores()
 	}
-	d.apart = apart
 	for _, core := range d.online {
 		if !slices.Contains(online, core) {
 			d.pipe.lost[core], d.lost[core] = true, true
@@ -42,6 +31,20 @@ func (d *Daemon) lookOnline(now time.Time) error {
 	}
 	d.online = online
 	return errors.Join(d.dp.Resample(), d.useCores())
+}
+
+// lookApart reads which cores containers have for themselves. If they cannot be read, they stay what they were.
+func (d *Daemon) lookApart() {
+	if d.opts.Apart == nil {
+		return
+	}
+	apart, err := d.opts.Apart()
+	if err == nil {
+		d.apart, d.apartWhy = apart, ""
+	} else if why := err.Error(); why != d.apartWhy {
+		d.apartWhy = why // said once
+		d.log.Warn("cores that containers have for themselves could not be read", "reason", why)
+	}
 }
 
 // isOffline tells a core that has left, at the last look.

@@ -109,7 +109,8 @@ type Daemon struct {
 	online    []int // at the last look
 	looked    time.Time
 	lost      map[int]bool // cores that were offline since NICs' threads were bound
-	apart     []int        // at the last look
+	apart     []int        // cores that containers have for themselves, at the last look
+	apartWhy  string       // they could not be read then
 	cores     []int        // configured and online
 	heed      heed
 	refit     governor.Refit
@@ -225,6 +226,7 @@ func (d *Daemon) start(ctx context.Context) error {
 		}
 	}
 	d.looked = time.Now()
+	d.lookApart()
 	if err := d.useCores(); err != nil {
 		return err
 	}

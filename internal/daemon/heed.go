@@ -71,7 +71,7 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 	}
 	receiving, err := d.receiving.look(now)
 	if err != nil {
-		return in, false, err
+		d.log.Debug("lanes are chosen without what cores receive", "reason", err)
 	}
 	if in, ok = d.sensor.read(now, cores, d.cores, receiving, !d.pipe.steering); !ok {
 		return in, false, nil

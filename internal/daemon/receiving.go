@@ -27,6 +27,7 @@ func (r *receiving) look(now time.Time) (map[int]float64, error) {
 	}
 	took, err := polled.Softirqs()
 	if err != nil {
+		*r = receiving{}
 		return nil, err
 	}
 	share := map[int]float64{}

@@ -140,8 +140,7 @@ func Place(tier Tier, m Machine, measured Costs) Layout {
 
 // none says why there is no core to hop to, or nothing.
 func (m Machine) none(tier Tier) string {
-	idle := func(c int) bool { return !slices.Contains(m.NIC, c) }
-	switch others := slices.DeleteFunc(slices.Clone(m.Cores), func(c int) bool { return !idle(c) }); {
+	switch others := m.others(); {
 	case len(m.Cores) == 0 || len(m.Cores) == 1 && len(others) == 0:
 		return "one core: there is none to hop to"
 	case len(m.free()) > 0:
@@ -159,8 +158,7 @@ func (m Machine) none(tier Tier) string {
 // PlaceBesidePriority is Place where bulk must not wait in a backlog in which latency
 // traffic does: on a core that polls a NIC, nothing comes back.
 func PlaceBesidePriority(m Machine, measured Costs) Layout {
-	polls := func(c int) bool { return slices.Contains(m.NIC, c) }
-	if m.Cores = slices.DeleteFunc(slices.Clone(m.Cores), polls); len(m.Cores) == 0 {
+	if m.Cores = m.others(); len(m.Cores) == 0 {
 		return Layout{Gain: 1, Reason: "every core polls a NIC, where latency traffic comes first: none is left for bulk to hop to"}
 	}
 	return Place(TC, m, measured)
@@ -208,26 +206,29 @@ func (m Machine) candidates(c Costs) []Layout {
 // polls has so much to do for a frame, and the lanes so much.
 func (m Machine) predict(l Layout, c Costs, here, tunnel, pod float64) Layout {
 	slowest := here
-	for stage, cores := range map[float64][]int{tunnel: l.Tunnel, pod: l.Pod} {
-		if stage == 0 {
+	for _, stage := range []struct {
+		cost  float64
+		cores []int
+	}{{tunnel, l.Tunnel}, {pod, l.Pod}} {
+		if stage.cost == 0 {
 			continue
 		}
 		// One flow has one lane, and what that one has left.
 		var room, most float64
-		for _, core := range cores {
+		for _, core := range stage.cores {
 			room, most = room+m.room(core), max(most, m.room(core))
 		}
 		if m.Short == nil {
 			most = 1
 		} else {
 			// To send lanes more than they can do costs packets on which a core has spent time already.
-			helps := max(int(room*here/stage), 1)
+			helps := max(int(room*here/stage.cost), 1)
 			if l.Helps == 0 || helps < l.Helps {
 				l.Helps = helps
 			}
 			most = min(most, room/float64(min(helps, len(m.Short))))
 		}
-		slowest = max(slowest, stage/most)
+		slowest = max(slowest, stage.cost/most)
 	}
 	l.Gain = (c.NIC + c.Tunnel + c.Pod) / slowest
 	return l

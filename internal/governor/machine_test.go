@@ -189,6 +189,16 @@ func TestACoreWithLittleRoomIsNoHelp(t *testing.T) {
 	}
 }
 
+// Stages that cost the same are two all the same: the fuller one's lanes limit what is gained.
+func TestLanesOfEqualStagesAreBothLookedAt(t *testing.T) {
+	m := Machine{Cores: upTo(3), NIC: []int{0}, Short: []int{0}, Load: map[int]float64{1: 0.7}}
+	for _, l := range []Layout{{Tunnel: []int{1}, Pod: []int{2}}, {Tunnel: []int{2}, Pod: []int{1}}} {
+		if got := m.predict(l, measured, 900, 1000, 1000); got.Gain > 0.3*2700/1000*1.001 {
+			t.Errorf("lanes %v and %v, of which one has 0.3 of a core: %.2f times", l.Tunnel, l.Pod, got.Gain)
+		}
+	}
+}
+
 // What a core receives that is no overlay takes its time as well.
 func TestSoftirqTimeIsLoad(t *testing.T) {
 	d := drive()

@@ -34,7 +34,7 @@ func PlaceMicroflows(tier Tier, m Machine, most int, merge bool, measured Costs)
 	switch {
 	case len(m.NIC) == 0:
 		return Layout{Gain: 1, Reason: "no overlay packets have come yet"}
-	case len(free) == 0 && slices.ContainsFunc(m.Cores, func(c int) bool { return !slices.Contains(m.NIC, c) }):
+	case len(free) == 0 && len(m.others()) > 0:
 		return Layout{Gain: 1, Reason: "tasks, or packets that they receive, need all the cores that poll no NIC"}
 	case len(free) == 0:
 		return Layout{Gain: 1, Reason: "every core polls a NIC: there is none for a micro-flow"}

@@ -40,6 +40,11 @@ func (m Machine) helped() []int {
 	return m.Short
 }
 
+// others are the cores that may take work and poll no NIC.
+func (m Machine) others() []int {
+	return slices.DeleteFunc(slices.Clone(m.Cores), func(c int) bool { return slices.Contains(m.NIC, c) })
+}
+
 // room is the share of a core that is left for work of others.
 func (m Machine) room(core int) float64 { return max(1-m.Load[core], 0) }
 
