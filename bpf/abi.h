@@ -349,6 +349,14 @@ struct ol_cost {
 	__u64 packets;
 };
 
+/* NICs' NAPIs of one core that are remembered to hold packets in GRO. */
+#define OL_HOLDING 8
+
+struct ol_holding {
+	__u64 napi[OL_HOLDING]; /* their addresses, or 0 */
+	__u64 more;		/* ns, when one was last seen for which there was no place */
+};
+
 /* Per core, written by that core alone. */
 struct ol_cpu {
 	__u64 now;     /* ns, end of the last poll */
@@ -361,7 +369,7 @@ struct ol_cpu {
 	struct ol_marks polls;
 	struct ol_progress backlog;
 	__u64 lane[OL_NR_CLASSES]; /* addresses of this core's entries of the cpumaps, or 0 */
-	__u64 nic_holds;   /* the NAPI whose GRO still holds packets after its last poll, or 0 */
+	struct ol_holding holding;
 	__u64 lane_time;   /* ns, when this core's cpumap thread last took frames */
 	__u32 lane_head;   /* how far in its ring it had come then */
 	__u32 nic_seq;	   /* the last poll after which no NIC's GRO held anything */
@@ -411,10 +419,11 @@ struct ol_lane_watch {
  * and by the hook in the NIC's poll. Times are in us where nothing else is said.
  */
 struct ol_prio {
-	__u64 holds;   /* the NAPI whose GRO still holds packets after its last poll, or 0 */
+	struct ol_holding holding;
 	__u64 charged; /* ns, up to when latency's time was taken off the budget */
 	__s64 budget;  /* ns of this core that the latency class has left */
 	__u32 polls;   /* NICs' polls finished */
+	__u32 holds;   /* a NIC's GRO held packets when the last of them ended */
 	__u32 task;    /* who polled the NIC last, if that brought latency frames, or 0 */
 	__u32 latency; /* of 256 parts of that poll's frames, theirs */
 

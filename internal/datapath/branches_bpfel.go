@@ -63,8 +63,12 @@ type branchesOlCpu struct {
 		PendingTail uint32
 		Armed       uint32
 	}
-	Lane       [2]uint64
-	NicHolds   uint64
+	Lane    [2]uint64
+	Holding struct {
+		_    structs.HostLayout
+		Napi [8]uint64
+		More uint64
+	}
 	LaneTime   uint64
 	LaneHead   uint32
 	NicSeq     uint32
@@ -251,15 +255,19 @@ type branchesOlPort struct {
 
 type branchesOlPrio struct {
 	_       structs.HostLayout
-	Holds   uint64
+	Holding struct {
+		_    structs.HostLayout
+		Napi [8]uint64
+		More uint64
+	}
 	Charged uint64
 	Budget  int64
 	Polls   uint32
+	Holds   uint32
 	Task    uint32
 	Latency uint32
 	Poll    uint32
 	Now     uint32
-	_       [4]byte
 	NowNs   uint64
 	Brought uint32
 	Seen    uint32

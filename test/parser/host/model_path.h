@@ -101,7 +101,7 @@ static void underlay_receive(struct list *l)
 	}
 	while ((p = take(&after))) {
 		model_step();
-		if (lost() || (opt.turns && c->cell_queue.len > opt.backlog_max)) {
+		if (lost() || c->cell_queue.len > opt.backlog_max) {
 			left(OL_STAGE_NIC, p);
 			left(OL_STAGE_TUNNEL, p);
 			lose(p);

@@ -118,6 +118,24 @@ static void run_setting(void)
 	chance.stall_max = one_in(2) ? 100000 : 5000000;
 }
 
+/* All NICs are polled on one core, and GRO holds packets of all flows. */
+static void nics_together(void)
+{
+	int i;
+
+	nr_nics = MAX_NICS;
+	for (i = 0; i < nr_nics; i++) {
+		nics[i].napi.dev = &underlay;
+		nics[i].core = 0;
+	}
+	for (i = 0; i < nr_flows; i++) {
+		flows[i].nic = i % nr_nics;
+		flows[i].held = 1;
+	}
+	opt.xdp = 1;
+	the_policy.flags = OL_F_RESTEER;
+}
+
 static void pause_for(__u64 ns)
 {
 	pause_until = now_ns + ns;
@@ -304,6 +322,8 @@ int main(int argc, char **argv)
 			opt.xdp = 0;
 		else if (!strcmp(argv[i], "xdp"))
 			opt.xdp = 1;
+		else if (!strcmp(argv[i], "together"))
+			nics_together();
 		else if (!strcmp(argv[i], "flood"))
 			instead = check_flood;
 		else if (!strcmp(argv[i], "busy"))
