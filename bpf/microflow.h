@@ -268,7 +268,8 @@ static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_poli
 	    (__s64)(now - e->joined) < OL_JOINED_NS)
 		return 0;
 	core = lanes->cpu[ol_lane_index(g->slot % lanes->nr)];
-	return core == bpf_get_smp_processor_id() || ol_backlog_drained(core, now);
+	return core == bpf_get_smp_processor_id() || ol_backlog_drained(core, now) ||
+	       ol_backlog_awaited(core, now, (__s64)(now - e->joined) > OL_HELD_MOST_US * 1000);
 }
 
 /* The first frame of a flow in a poll: split it, or have it join? */

@@ -90,11 +90,14 @@ type priorityOlCpu struct {
 		Ns      uint64
 		Packets uint64
 	}
-	Packets [3]uint64
-	Samples [4]uint64
-	Stretch uint64
-	Waited  uint64
-	Queued  uint64
+	Packets      [3]uint64
+	Samples      [4]uint64
+	Stretch      uint64
+	Waited       uint64
+	Queued       uint64
+	Awaits       uint64
+	AwaitedUntil uint64
+	_            [48]byte
 }
 
 type priorityOlCuts struct {

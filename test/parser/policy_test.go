@@ -81,8 +81,8 @@ func TestFlowsLeaveALaneThatIsFull(t *testing.T) {
 	}
 }
 
-// And for nothing else: a lane that is only never empty drops nothing.
-func TestNothingIsDroppedForALaneThatIsBusy(t *testing.T) {
+// And a lane that is only never empty, for which nothing is dropped.
+func TestFlowsLeaveALaneThatIsBusy(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
 	for i := range uint64(modelSeeds / 4) {
