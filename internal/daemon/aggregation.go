@@ -101,6 +101,7 @@ const ruleShare = 100
 // tryAggregation makes it fit the node; where that fails, it leaves no trace. all: nothing is taken from
 // the last look.
 func (d *Daemon) tryAggregation(now time.Time, all bool) error {
+	defer d.begins("aggregate")()
 	a := &d.aggr
 	all = all && a.check.due(now)
 	a.stirred = false

@@ -44,7 +44,7 @@ func conditionOf(st control.Status) condition {
 	for _, m := range st.Mechanisms {
 		is = append(is, fmt.Sprintf("%s %s since %s", m.Name, m.State, m.Since))
 		if m.Trying {
-			c.trying = m.Name + " is on trial"
+			c.trying = m.Name + " is on trial, or its programs are being loaded"
 		}
 	}
 	for _, l := range st.Lanes {
