@@ -356,6 +356,8 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 		in.Layout = governor.Layout{Reason: "micro-flows act instead"}
 	case d.pipe.armed:
 		in.Layout = d.pipe.layout
+	case d.opts.Mode == governor.Auto && d.aggr.watches():
+		in.Layout = governor.Layout{Reason: watchedFirst}
 	default:
 		in.Layout = d.place(in, d.opts.Limits.Short(in, d.tier() == governor.XDP))
 	}
