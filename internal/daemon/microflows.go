@@ -87,6 +87,9 @@ func (d *Daemon) placeMicroflows(in governor.Input) governor.Layout {
 	if in.Now.Before(m.pause) {
 		return governor.Layout{Reason: m.why}
 	}
+	if why := d.wholeAnyway(in); why != "" {
+		return governor.Layout{Gain: 1, Reason: why}
+	}
 	tier := governor.XDP
 	if d.cutBehind() != "" {
 		tier = governor.TC
@@ -98,6 +101,24 @@ func (d *Daemon) placeMicroflows(in governor.Input) governor.Layout {
 		return governor.Layout{Gain: 1, Reason: "micro-flows are not worth it by " + l.Reason}
 	}
 	return l
+}
+
+// wholeAnyway says why there is nothing to split, or nothing: datagrams that are joined stay whole. To find that
+// out by a trial takes the programs, seconds of loading on a slow machine, and what they cost meanwhile.
+func (d *Daemon) wholeAnyway(in governor.Input) string {
+	a := &d.aggr
+	switch {
+	case d.opts.Microflows.Mode == governor.Forced || d.opts.Microflows.Unordered:
+		return ""
+	case a.watches():
+		return watchedFirst
+	case a.gov.Last().State != governor.Active || a.joins == 0:
+		return ""
+	}
+	if rest := in.Besides(a.joins); rest < fruitful {
+		return fmt.Sprintf("UDP flows stay whole beside aggregation, and all other frames take %.0f %% of a core", rest*100)
+	}
+	return ""
 }
 
 // cutBehind says why flows are not cut on the NIC, but behind its stage; empty where they are. Each

@@ -36,3 +36,36 @@ func TestAnElephantIsSeenAmongManyOtherFlows(t *testing.T) {
 		})
 	}
 }
+
+// Where datagrams are joined UDP flows stay whole: nothing is loaded and attached to find that out, unless
+// enough of a core goes to other frames.
+func TestWhatIsJoinedIsNotTriedToSplit(t *testing.T) {
+	costs := governor.Costs{NIC: 2000, Tunnel: 300, Pod: 2500} // a core is saturated by 208e3 frames a second
+	for _, c := range []struct {
+		name      string
+		aggregate governor.Mode
+		joins     float64
+		micro     Microflows
+		whole     bool
+	}{
+		{"all is joined", governor.Forced, 207e3, Microflows{}, true},
+		{"nearly all", governor.Forced, 170e3, Microflows{}, true},
+		{"half", governor.Forced, 104e3, Microflows{}, false},
+		{"nothing", governor.Forced, 0, Microflows{}, false},
+		{"it is watched", governor.Auto, 0, Microflows{}, true},
+		{"no aggregation", governor.Off, 0, Microflows{}, false},
+		{"forced", governor.Forced, 207e3, Microflows{Mode: governor.Forced}, false},
+		{"in no order", governor.Forced, 207e3, Microflows{Unordered: true}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := &Daemon{opts: Options{Microflows: c.micro}}
+			d.aggr.gov = governor.NewAggregation(c.aggregate)
+			d.aggr.gov.Step(time.Unix(1000, 0), governor.AggregationWindow{Rate: 207e3})
+			d.aggr.joins = c.joins
+			why := d.wholeAnyway(governor.Input{Costs: costs, Cores: map[int]governor.Core{0: {Rate: 207e3}, 1: {}}})
+			if (why != "") != c.whole {
+				t.Errorf("whole: %q", why)
+			}
+		})
+	}
+}

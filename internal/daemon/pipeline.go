@@ -527,6 +527,10 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 		delete(p.attached, key)
 	}
 	err = errors.Join(err, p.endMerge())
+	if p.layout.Split && !p.wants(p.layout).Asked {
+		// Each frame costs more while it is there, and to attach it again costs nothing.
+		err = errors.Join(err, p.places.ReleaseAll(xdp.Microflows))
+	}
 	p.armed, p.steering, p.layout, p.skipped = false, false, governor.Layout{}, nil
 	clear(p.refused)
 	return rep, err

@@ -89,6 +89,18 @@ func (in Input) Path() (cores float64) {
 	return cores
 }
 
+// Besides is that without so many frames a second.
+func (in Input) Besides(frames float64) (cores float64) {
+	var all float64
+	for _, c := range in.Cores {
+		all += c.Rate
+	}
+	if all == 0 {
+		return 0
+	}
+	return in.Path() * max(1-frames/all, 0)
+}
+
 // Mode is the configuration's word.
 type Mode int
 

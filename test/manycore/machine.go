@@ -120,7 +120,7 @@ const options = "quiet nokaslr tsc=reliable clocksource=tsc tsc_early_khz=100000
 // What the lab needs of modules and programs.
 var (
 	modules = []string{
-		"vxlan", "geneve", "veth", "bridge", "br_netfilter", "tun", "dummy", "sch_fq", "sch_ingress", "cls_bpf", "act_mirred",
+		"vxlan", "geneve", "veth", "bridge", "br_netfilter", "tun", "dummy", "sch_fq", "sch_tbf", "sch_ingress", "cls_bpf", "act_mirred",
 		"nf_tables", "nft_chain_nat", "iptable_filter", "xt_mark", "xt_conntrack", "xfrm_user",
 	}
 	programs = []string{"ip", "iperf3"}
