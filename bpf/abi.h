@@ -36,6 +36,7 @@ enum ol_limit {
 	OL_ELEPHANTS = 256,	    /* flows watched for whether to split them, per core */
 	OL_BRANCHES = 8,	    /* lanes that a flow is split over, at most */
 	OL_ALL_BRANCHES = OL_BRANCHES + 1, /* and the core that polls */
+	OL_SETS = 64,			   /* of branches; the first has none */
 	OL_MERGES = 32,			   /* flows that are put in order again at a time */
 	OL_MERGE_POINTS = 64,		   /* devices where that is done */
 	OL_MERGE_DEPTH = 1024,		   /* packets of a flow that wait there for each branch */
@@ -193,9 +194,16 @@ struct ol_lanes {
 	__u32 hash[OL_MAX_LANES];   /* lowest skb->hash that RPS maps to the lane, plus one */
 };
 
+/* The branches of what some cores poll of elephants; no lane is in two sets. */
+struct ol_set {
+	__u8 nr;		/* none: flows stay whole */
+	__u8 behind;		/* the pod stage's lane on which flows go on behind the merge */
+	__u8 lane[OL_BRANCHES]; /* of the stage whose lanes are the branches */
+};
+
 /*
- * One entry, written by the daemon. Lanes change only while no core steers;
- * the rest are single words that may change at any time.
+ * One entry, written by the daemon. Lanes change only while no core steers, sets of branches
+ * while nothing is split; the rest are single words that may change at any time.
  */
 struct ol_policy {
 	__u32 flags;
@@ -222,7 +230,10 @@ struct ol_policy {
 	__u32 ways;	     /* changes with the express ways */
 	__u32 express_epoch; /* changes when there was nobody to see what took which way */
 	struct ol_lanes stage[OL_NR_STAGES];
-	__u16 busy[OL_MAX_CPUS]; /* utilisation in 1/1000, from the daemon */
+	struct ol_set set[OL_SETS];
+	__u8 set_of[OL_MAX_CPUS];  /* by the core that polls */
+	__u8 branch[OL_MAX_LANES]; /* that a lane is in its set */
+	__u16 busy[OL_MAX_CPUS];   /* utilisation in 1/1000, from the daemon */
 	__u8 core_flags[OL_MAX_CPUS];
 };
 
@@ -593,7 +604,9 @@ struct ol_merging {
 	__u32 next;    /* what is to come: all before has left, or is lost */
 	__u32 refused; /* packets that it had no room for, by count */
 
-	__u32 slot; /* the core that polls the NIC */
+	/* The core that polls the NIC. */
+	__u32 slot;
+	__u32 behind; /* the pod stage's lane on which it goes on */
 };
 
 /* Packets that a branch got in a row. */

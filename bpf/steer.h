@@ -599,6 +599,29 @@ __noinline __u32 ol_lane_of(__u32 stage, __u32 cpu)
 	return OL_LANE_LOCAL;
 }
 
+/* The branches of flows that a core polls. */
+static __always_inline struct ol_set *ol_get_set(struct ol_policy *policy, __u32 cpu)
+{
+	__u32 set = cpu < OL_MAX_CPUS ? policy->set_of[cpu] : 0;
+
+	barrier_var(set);
+	return &policy->set[set % OL_SETS];
+}
+
+/* The lane that is a branch of them, or OL_LANE_LOCAL. */
+static __always_inline __u32 ol_branch_lane(struct ol_policy *policy, __u32 cpu, __u32 branch)
+{
+	struct ol_set *set = ol_get_set(policy, cpu);
+
+	return branch < OL_BRANCHES && branch < set->nr ? set->lane[branch] : OL_LANE_LOCAL;
+}
+
+/* The branch that a lane is, or OL_LANE_LOCAL. */
+static __always_inline __u32 ol_lane_branch(const struct ol_policy *policy, __u32 lane)
+{
+	return lane < OL_MAX_LANES ? policy->branch[lane] : OL_LANE_LOCAL;
+}
+
 /*
  * Lanes are only replaced once all flows are home: a slot that still names one
  * that is no more has left it.

@@ -385,7 +385,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 // are steered as far as that has shown that it pays.
 func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Input, name string, t *trial, mode governor.Mode) error {
 	d.refitLanes(in, dec)
-	if err := d.avoidCores(dec); err != nil {
+	if err := d.avoidCores(dec, name); err != nil {
 		return err
 	}
 	if dec.State != governor.Active || mode == governor.Forced || !d.pipe.armed {

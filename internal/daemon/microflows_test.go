@@ -3,10 +3,10 @@
 package daemon
 
 import (
+	"slices"
 	"testing"
 	"time"
 
-	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 )
 
@@ -24,14 +24,23 @@ func TestAnElephantIsSeenAmongManyOtherFlows(t *testing.T) {
 		{"little, on an idle node", 30e3, 0, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := microflows{share: 1}
+			m := microflows{}
 			in := governor.Input{Costs: costs, Cores: map[int]governor.Core{0: {Rate: c.elephant + c.others}}}
 			for s := range 3 {
 				in.Now = time.Unix(1000+int64(s), 0)
-				m.look(in, datapath.Counters{Split: uint64(c.elephant * float64(s)), XDPOverlay: uint64((c.elephant + c.others) * float64(s))})
+				m.look(in, splitOn{
+					all:   []uint64{0, uint64((c.elephant + c.others/2) * float64(s)), uint64(c.others / 2 * float64(s))},
+					split: []uint64{0, uint64(c.elephant * float64(s)), 0},
+				})
 			}
 			if got := m.fruitless(in.Now); got != c.fruitless {
-				t.Errorf("fruitless: %t, elephants take %.2f of a core", got, m.share)
+				t.Errorf("fruitless: %t, elephants take %v of a core", got, m.elephants)
+			}
+			if len(m.elephants) != 1 || m.elephants[1] == 0 {
+				t.Errorf("elephants are polled on cores %v", m.elephants)
+			}
+			if want := []int{1, 2}; c.others > c.elephant && !slices.Equal(m.nic, want) {
+				t.Errorf("cores %v poll, want %v", m.nic, want)
 			}
 		})
 	}

@@ -195,6 +195,8 @@ type branchesOlMerging struct {
 	Next       uint32
 	Refused    uint32
 	Slot       uint32
+	Behind     uint32
+	_          [4]byte
 }
 
 type branchesOlOwner struct {
@@ -242,6 +244,14 @@ type branchesOlPolicy struct {
 		Instead [64]uint8
 		Hash    [64]uint32
 	}
+	Set [64]struct {
+		_      structs.HostLayout
+		Nr     uint8
+		Behind uint8
+		Lane   [8]uint8
+	}
+	SetOf     [512]uint8
+	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
 	_         [4]byte

@@ -253,6 +253,7 @@ const (
 	priorityOlLimitOL_ELEPHANTS       priorityOlLimit = 256
 	priorityOlLimitOL_BRANCHES        priorityOlLimit = 8
 	priorityOlLimitOL_ALL_BRANCHES    priorityOlLimit = 9
+	priorityOlLimitOL_SETS            priorityOlLimit = 64
 	priorityOlLimitOL_MERGES          priorityOlLimit = 32
 	priorityOlLimitOL_MERGE_POINTS    priorityOlLimit = 64
 	priorityOlLimitOL_MERGE_DEPTH     priorityOlLimit = 1024
@@ -293,6 +294,8 @@ type priorityOlMerging struct {
 	Next       uint32
 	Refused    uint32
 	Slot       uint32
+	Behind     uint32
+	_          [4]byte
 }
 
 type priorityOlOwner struct {
@@ -355,6 +358,14 @@ type priorityOlPolicy struct {
 		Instead [64]uint8
 		Hash    [64]uint32
 	}
+	Set [64]struct {
+		_      structs.HostLayout
+		Nr     uint8
+		Behind uint8
+		Lane   [8]uint8
+	}
+	SetOf     [512]uint8
+	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
 	_         [4]byte

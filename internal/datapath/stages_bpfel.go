@@ -189,6 +189,7 @@ const (
 	stagesOlLimitOL_ELEPHANTS       stagesOlLimit = 256
 	stagesOlLimitOL_BRANCHES        stagesOlLimit = 8
 	stagesOlLimitOL_ALL_BRANCHES    stagesOlLimit = 9
+	stagesOlLimitOL_SETS            stagesOlLimit = 64
 	stagesOlLimitOL_MERGES          stagesOlLimit = 32
 	stagesOlLimitOL_MERGE_POINTS    stagesOlLimit = 64
 	stagesOlLimitOL_MERGE_DEPTH     stagesOlLimit = 1024
@@ -229,6 +230,8 @@ type stagesOlMerging struct {
 	Next       uint32
 	Refused    uint32
 	Slot       uint32
+	Behind     uint32
+	_          [4]byte
 }
 
 type stagesOlOwner struct {
@@ -268,6 +271,9 @@ type stagesOlPolicy struct {
 		Instead [64]uint8
 		Hash    [64]uint32
 	}
+	Set       [64]stagesOlSet
+	SetOf     [512]uint8
+	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
 	_         [4]byte
@@ -372,6 +378,13 @@ type stagesOlRecent struct {
 	Slot uint32
 	Lane uint32
 	_    [4]byte
+}
+
+type stagesOlSet struct {
+	_      structs.HostLayout
+	Nr     uint8
+	Behind uint8
+	Lane   [8]uint8
 }
 
 type stagesOlSlot struct {

@@ -154,6 +154,8 @@ type traceOlMerging struct {
 	Next       uint32
 	Refused    uint32
 	Slot       uint32
+	Behind     uint32
+	_          [4]byte
 }
 
 type traceOlOwner struct {
@@ -201,6 +203,14 @@ type traceOlPolicy struct {
 		Instead [64]uint8
 		Hash    [64]uint32
 	}
+	Set [64]struct {
+		_      structs.HostLayout
+		Nr     uint8
+		Behind uint8
+		Lane   [8]uint8
+	}
+	SetOf     [512]uint8
+	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
 	_         [4]byte
