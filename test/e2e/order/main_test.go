@@ -16,21 +16,45 @@
 //
 //	go test ./test/e2e/order -e2e.volume 10 -timeout 1h
 //	go test ./test/e2e/order -e2e.volume 10 -e2e.all -timeout 4h
+//
+// On machines with more cores (test/manycore) it takes more queues, and other cores for lanes.
 package order
 
 import (
 	"flag"
+	"fmt"
+	"os"
 	"testing"
 
+	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
 )
 
 var (
 	volume   = flag.Int("e2e.volume", 1, "times as many packets and lane changes in each run")
 	complete = flag.Bool("e2e.all", false, "run every combination")
+	queues   = flag.Int("e2e.queues", 1, "queues of the NIC, each fed by a core of its own")
+	lanes    = flag.String("e2e.cores", "", "cores that the product may use (empty: those that the bed has for it)")
 )
+
+// given are the cores of -e2e.cores.
+var given config.CPUList
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	var err error
+	if given, err = config.ParseCPUList(*lanes); err != nil {
+		fmt.Fprintln(os.Stderr, "-e2e.cores:", err)
+		os.Exit(2)
+	}
 	rig.Main(m)
+}
+
+// steered are the cores that the product may use.
+func steered(b *bed.Bed) config.CPUList {
+	if len(given) > 0 {
+		return given
+	}
+	return b.PlaceCores().Steer
 }

@@ -43,7 +43,7 @@ func all() (runs []run) {
 			for _, tier := range []config.Tier{config.TierTC, config.TierXDP} {
 				for _, scene := range []scene{steady, resteered, toggled, shrunk} {
 					for _, flows := range []int{1, 8} {
-						for _, l := range []load{paced, lossy} {
+						for _, l := range []load{paced, lossy, flooded} {
 							runs = append(runs, run{topology, nic, tier, scene, flows, l})
 						}
 					}
@@ -68,7 +68,7 @@ func TestOrder(t *testing.T) {
 			mine++
 		}
 		t.Run(string(first.topology)+"-"+string(first.nic), func(t *testing.T) {
-			b := rig.Lab(t, bed.Options{Topology: first.topology, NIC: first.nic})
+			b := rig.Lab(t, bed.Options{Topology: first.topology, NIC: first.nic, Queues: *queues})
 			for _, r := range runs[:mine] {
 				t.Run(r.String(), func(t *testing.T) { r.in(t, b) })
 			}

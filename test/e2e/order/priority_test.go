@@ -109,7 +109,7 @@ func (r ruled) in(t *testing.T, b *bed.Bed) {
 	if err := errors.Join(err, s.end()); err != nil {
 		t.Fatal(err)
 	}
-	tr.judge(t, counters.Refused)
+	tr.judge(t, account{"bulk lanes": counters.Refused})
 	if r.kind == little && counters.LatencyExcess == 0 {
 		t.Error("the latency class never used up its share")
 	}
@@ -127,7 +127,7 @@ func latency(name string, id int) rules.Rule {
 // each fiftieth time, so that priority ends, and begins anew. It goes on until the guard
 // has had something to do.
 func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control.Counters, err error) {
-	p := &product{bed: b, cores: b.PlaceCores().Steer}
+	p := &product{bed: b, cores: steered(b)}
 	mode := config.ModeOff
 	if r.piped() {
 		mode = config.ModeForced

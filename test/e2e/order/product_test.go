@@ -31,7 +31,7 @@ type product struct {
 // start starts the daemon with the pipeline forced on, and waits until it acts.
 func start(t *testing.T, b *bed.Bed, tier config.Tier) (*product, error) {
 	t.Helper()
-	p := &product{bed: b, tier: tier, cores: b.PlaceCores().Steer}
+	p := &product{bed: b, tier: tier, cores: steered(b)}
 	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: p.config(config.ModeForced)})
 	return p, p.await("the pipeline acts", acts)
 }

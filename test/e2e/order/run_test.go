@@ -41,25 +41,29 @@ func (r run) in(t *testing.T, b *bed.Bed) {
 	residue.Check(t, rig.Scope(b))
 	s := stall(t)
 	tr := send(t, b, r.flows, r.load)
-	changes, laneDrops, err := r.act(t, b, tr)
+	own, err := r.act(t, b, tr)
 	if err := errors.Join(err, s.end()); err != nil {
 		t.Fatal(err)
 	}
-	tr.judge(t, laneDrops)
-	t.Logf("%d lane changes", changes)
+	tr.judge(t, own)
 }
 
-// act has the product go through the scene. It returns the changes of lanes and
-// what lanes have dropped.
-func (r run) act(t *testing.T, b *bed.Bed, tr *stream) (changes, laneDrops uint64, err error) {
+// act has the product go through the scene. It returns what it has dropped.
+func (r run) act(t *testing.T, b *bed.Bed, tr *stream) (own account, err error) {
 	p, err := start(t, b, r.tier)
 	if err != nil {
-		return 0, 0, err
+		return nil, err
 	}
 	begun, err := p.status()
 	if err != nil {
-		return 0, 0, err
+		return nil, err
 	}
+	chosen, err := watchChoices(p.PID)
+	if err != nil {
+		return nil, err
+	}
+	defer chosen.close()
+	tr.row.Placed = placed(begun)
 	enough := r.enough()
 	begin := time.Now()
 	over := func() (bool, error) {
@@ -71,7 +75,11 @@ func (r run) act(t *testing.T, b *bed.Bed, tr *stream) (changes, laneDrops uint6
 		if err != nil {
 			return false, err
 		}
-		changes = st.Counters.LaneChanges - begun.Counters.LaneChanges
+		if err := chosen.look(st); err != nil {
+			return false, err
+		}
+		changes := st.Counters.LaneChanges - begun.Counters.LaneChanges
+		tr.row.Changes = changes
 		done := got >= enough.packets && changes >= enough.changes
 		if !done && time.Since(begin) > time.Duration(*volume)*tooLong {
 			err = fmt.Errorf("%d packets and %d lane changes after %s: %d and %d make a test",
@@ -80,21 +88,27 @@ func (r run) act(t *testing.T, b *bed.Bed, tr *stream) (changes, laneDrops uint6
 		return done, err
 	}
 	if err := scenes[r.scene](p, over); err != nil {
-		return 0, 0, err
+		return nil, err
 	}
+	tr.row.Seen, tr.row.Second, tr.row.Seconds = chosen.hopped, chosen.share(), len(chosen.flows)
 	// What is dropped at lanes is known to the product alone, so it may not go before the last
 	// flow has left them.
 	if err := p.enable(false); err != nil {
-		return 0, 0, err
+		return nil, err
 	}
 	if err := p.await("switched off", func(st control.Status) bool { return len(st.Lanes) == 0 }); err != nil {
-		return 0, 0, err
+		return nil, err
 	}
 	st, err := p.status()
 	if err != nil {
-		return 0, 0, err
+		return nil, err
 	}
-	return changes, st.Counters.LaneDrops, p.end()
+	return laneDrops(st.Counters), p.end()
+}
+
+// laneDrops are what lanes had no room for, and what was dropped for flows to leave full ones.
+func laneDrops(c control.Counters) account {
+	return account{"lanes": c.LaneDrops - c.LaneRefused, "refused": c.LaneRefused}
 }
 
 // amount is how much has to happen in a run.

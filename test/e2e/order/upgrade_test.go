@@ -27,7 +27,7 @@ func TestUpgradeAndDowngradeUnderTraffic(t *testing.T) {
 	tr := send(t, b, 8, paced)
 	state := ""
 	for i, program := range []string{this, next, this, next} {
-		p := &product{bed: b, tier: config.TierTC, cores: b.PlaceCores().Steer}
+		p := &product{bed: b, tier: config.TierTC, cores: steered(b)}
 		p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, State: state, Program: program, Config: p.config(config.ModeForced)})
 		state = p.State
 		if err := p.await("the pipeline acts", acts); err != nil {
@@ -59,7 +59,7 @@ func TestUpgradeAndDowngradeUnderTraffic(t *testing.T) {
 	if err := s.end(); err != nil {
 		t.Fatal(err)
 	}
-	tr.judge(t, 0)
+	tr.judge(t, nil)
 }
 
 // arrived waits until so many packets have.
@@ -89,7 +89,7 @@ func TestVersionsInheritFromEachOther(t *testing.T) {
 	}
 	send(t, b, 8, paced)
 	leave := func(program string) *rig.Daemon {
-		p := &product{bed: b, tier: config.TierTC, cores: b.PlaceCores().Steer}
+		p := &product{bed: b, tier: config.TierTC, cores: steered(b)}
 		p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Program: program, Config: p.config(config.ModeForced)})
 		if err := p.await("the pipeline acts", func(st control.Status) bool { return acts(st) && masks() != "" }); err != nil {
 			t.Fatal(err)

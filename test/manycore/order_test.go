@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manycore
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"text/tabwriter"
+
+	"github.com/overlane/overlane/test/vm"
+)
+
+var (
+	orders = flag.String("orders", ".", "what to run of test/e2e/order, as of -test.run")
+	lanes  = flag.String("lanes", "", "cores that the product may use for lanes, as 0-3 (empty: all)")
+	volume = flag.Int("volume", 1, "times as many packets and lane changes in each of its runs")
+)
+
+// stretch is what test/e2e/order tells of a stretch of traffic.
+type stretch struct {
+	Name, Placed   string
+	Sent, Received uint64
+	Late, Twice    uint64
+	Lost           int64
+	Drops          map[string]uint64
+	Changes, Seen  uint64
+	Second         float64
+	Seconds        int
+	Machine        Machine `json:"-"`
+	Queues         int     `json:"-"`
+}
+
+var told = regexp.MustCompile(`(?m)row of order: (\{.*\})$`)
+
+// stretches finds them in the output of the tests.
+func stretches(output string) (all []stretch, err error) {
+	for _, m := range told.FindAllStringSubmatch(output, -1) {
+		var s stretch
+		if err := json.Unmarshal([]byte(m[1]), &s); err != nil {
+			return all, fmt.Errorf("%w: %s", err, m[1])
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+// drops names the counters that are not zero.
+func (s *stretch) drops() string {
+	var parts []string
+	for _, k := range slices.Sorted(maps.Keys(s.Drops)) {
+		if s.Drops[k] > 0 {
+			parts = append(parts, fmt.Sprintf("%s %d", k, s.Drops[k]))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+func tableOf(all []stretch) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "kernel\tvCPUs\tqueues\trun\tlanes\treceived\tlate\ttwice\tlost\tlane changes\tsecond choice\tflows there\tdrops")
+	for _, s := range all {
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%.0f %% of %d\t%d\t%s\n", s.Machine.Kernel, s.Machine.CPUs, s.Queues, s.Name, s.Placed,
+			s.Received, s.Late, s.Twice, s.Lost, s.Changes, 100*s.Second, s.Seen, s.Seconds, s.drops())
+	}
+	_ = w.Flush() // to memory
+	return b.String()
+}
+
+// Packets arrive in order and once, and drops are counted, on many cores: the end-to-end tests of
+// order, in machines that have these.
+func TestOrder(t *testing.T) {
+	ms := machines(t)
+	b := bench(t, ms[0].Kernel)
+	b.Started = []string{b.Programs["overlane"]}
+	tests := filepath.Join(t.TempDir(), "order")
+	vm.Build(t, tests, "test", "-c", "github.com/overlane/overlane/test/e2e/order")
+	b.Programs = map[string]string{"order": tests}
+	var all []stretch
+	for _, m := range ms {
+		t.Run(fmt.Sprintf("%d", m.CPUs), func(t *testing.T) {
+			cores := *lanes
+			if cores == "" {
+				cores = fmt.Sprintf("0-%d", m.CPUs-1)
+			}
+			ctx, cancel := patient(t)
+			defer cancel()
+			r, err := b.Run(ctx, m, t.ArtifactDir(), Command{"order", []string{
+				"-test.v", "-test.timeout=24h", "-test.run=" + *orders, "-e2e.all",
+				"-e2e.queues=" + strconv.Itoa(*queues), "-e2e.cores=" + cores, "-e2e.volume=" + strconv.Itoa(*volume)}})
+			if err != nil {
+				t.Error(err)
+			} else {
+				t.Log(r.Cost())
+			}
+			for _, o := range r.Outcomes {
+				some, err := stretches(o.Output)
+				if err != nil {
+					t.Error(err)
+				}
+				for _, s := range some {
+					s.Machine, s.Queues = m, *queues
+					all = append(all, s)
+				}
+			}
+		})
+	}
+	text := tableOf(all)
+	fmt.Print(text)
+	if err := os.WriteFile(filepath.Join(t.ArtifactDir(), "order.txt"), []byte(text), 0o644); err != nil {
+		t.Error(err)
+	}
+}
