@@ -16,13 +16,15 @@ import (
 	"testing"
 	"text/tabwriter"
 
+	"github.com/overlane/overlane/test/mutants/worktree"
 	"github.com/overlane/overlane/test/vm"
 )
 
 var (
-	orders = flag.String("orders", ".", "what to run of test/e2e/order, as of -test.run")
-	lanes  = flag.String("lanes", "", "cores that the product may use for lanes, as 0-3 (empty: all)")
-	volume = flag.Int("volume", 1, "times as many packets and lane changes in each of its runs")
+	orders    = flag.String("orders", ".", "what to run of test/e2e/order, as of -test.run")
+	lanes     = flag.String("lanes", "", "cores that the product may use for lanes, as 0-3 (empty: all)")
+	unguarded = flag.Bool("unguarded", false, "with the order guard compiled out: what the tests see then")
+	volume    = flag.Int("volume", 1, "times as many packets and lane changes in each of its runs")
 )
 
 // stretch is what test/e2e/order tells of a stretch of traffic.
@@ -81,6 +83,9 @@ func tableOf(all []stretch) string {
 func TestOrder(t *testing.T) {
 	ms := machines(t)
 	b := bench(t, ms[0].Kernel)
+	if *unguarded {
+		withoutGuard(t, b.Programs["overlane"])
+	}
 	b.Started = []string{b.Programs["overlane"]}
 	tests := filepath.Join(t.TempDir(), "order")
 	vm.Build(t, tests, "test", "-c", "github.com/overlane/overlane/test/e2e/order")
@@ -95,13 +100,15 @@ func TestOrder(t *testing.T) {
 			ctx, cancel := patient(t)
 			defer cancel()
 			r, err := b.Run(ctx, m, t.ArtifactDir(), Command{"order", []string{
-				"-test.v", "-test.timeout=24h", "-test.run=" + *orders, "-e2e.all",
+				"-test.v", "-test.timeout=24h", "-test.run=" + *orders, "-e2e.all", "-e2e.machine", fmt.Sprintf("-e2e.broken=%t", *unguarded),
 				"-e2e.queues=" + strconv.Itoa(*queues), "-e2e.cores=" + cores, "-e2e.volume=" + strconv.Itoa(*volume)}})
-			if err != nil {
-				t.Error(err)
-			} else {
-				t.Log(r.Cost())
+			if r == nil {
+				t.Fatal(err)
 			}
+			if err != nil && !*unguarded {
+				t.Error(err)
+			}
+			t.Logf("%.0f s", r.Wall.Seconds())
 			for _, o := range r.Outcomes {
 				some, err := stretches(o.Output)
 				if err != nil {
@@ -110,6 +117,9 @@ func TestOrder(t *testing.T) {
 				for _, s := range some {
 					s.Machine, s.Queues = m, *queues
 					all = append(all, s)
+					if *unguarded && s.Late == 0 {
+						t.Errorf("%s: nothing is late without the guard", s.Name)
+					}
 				}
 			}
 		})
@@ -119,4 +129,22 @@ func TestOrder(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(t.ArtifactDir(), "order.txt"), []byte(text), 0o644); err != nil {
 		t.Error(err)
 	}
+}
+
+// withoutGuard puts a program in a program's place whose flows change lanes whenever they like.
+func withoutGuard(t *testing.T, program string) {
+	t.Helper()
+	root, err := worktree.Root(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := worktree.New(t.Context(), root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Remove()
+	if _, err := c.Regenerate(t.Context(), "OL_MUTANT_NO_GUARD"); err != nil {
+		t.Fatal(err)
+	}
+	vm.Build(t, program, "build", "-C="+c.Dir, "github.com/overlane/overlane/cmd/overlane")
 }

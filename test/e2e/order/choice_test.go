@@ -3,20 +3,26 @@
 package order
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/overlane/overlane/internal/control"
 )
 
 // choices tells which of their two lanes of a stage flows are on, from the kernel side's own maps, read
-// now and then: a counter for each packet would cost each packet.
+// a hundred times a second: a counter would cost each packet.
 type choices struct {
 	owners, slots *ebpf.Map
+	stop          chan struct{}
+	ended         chan error
+	nr            [stages]atomic.Uint32 // lanes
 	// hopped are sightings of a flow on a lane of a stage with several lanes, and second those of them in
 	// which that was its second choice.
 	hopped, second uint64
@@ -35,15 +41,29 @@ const (
 
 var stageNames = [stages]string{"nic", "tunnel", "pod"}
 
-// watchChoices finds the maps of a daemon.
+// watchChoices looks at the flows of a daemon until it is closed.
 func watchChoices(pid int) (*choices, error) {
-	c := &choices{flows: map[uint32]bool{}}
+	c := &choices{flows: map[uint32]bool{}, stop: make(chan struct{}), ended: make(chan error, 1)}
 	for name, m := range map[string]**ebpf.Map{"ol_owners": &c.owners, "ol_slots": &c.slots} {
 		var err error
 		if *m, err = mapOf(pid, name); err != nil {
 			return nil, fmt.Errorf("watch choices: %w", err)
 		}
 	}
+	go func() {
+		defer close(c.ended)
+		for {
+			select {
+			case <-c.stop:
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+			if err := c.look(); err != nil {
+				c.ended <- err
+				return
+			}
+		}
+	}()
 	return c, nil
 }
 
@@ -76,16 +96,21 @@ func mapOf(pid int, name string) (*ebpf.Map, error) {
 	return nil, fmt.Errorf("process %d holds no map %s", pid, name)
 }
 
-// look reads where flows are now.
-func (c *choices) look(st control.Status) error {
-	var nr [stages]uint32
-	for _, l := range st.Lanes {
-		for s, name := range stageNames {
+// among says which lanes there are.
+func (c *choices) among(st control.Status) {
+	for s, name := range stageNames {
+		n := uint32(0)
+		for _, l := range st.Lanes {
 			if l.Stage == name {
-				nr[s]++
+				n++
 			}
 		}
+		c.nr[s].Store(n)
 	}
+}
+
+// look reads where flows are now.
+func (c *choices) look() error {
 	keys, owners := make([]uint32, c.owners.MaxEntries()), make([][stages + 1]uint16, c.owners.MaxEntries())
 	var at ebpf.MapBatchCursor
 	if n, err := c.owners.BatchLookup(&at, keys, owners, nil); n != len(keys) {
@@ -95,7 +120,8 @@ func (c *choices) look(st control.Status) error {
 	for slot := range c.owners.MaxEntries() {
 		for s := range uint32(stages) {
 			owner := uint32(owners[slot][s])
-			if owner == 0 || nr[s] < 2 {
+			nr := c.nr[s].Load()
+			if owner == 0 || nr < 2 {
 				continue
 			}
 			if err := c.slots.Lookup(((owner-1)*stages+s)*c.owners.MaxEntries()+slot, &value); err != nil {
@@ -105,7 +131,7 @@ func (c *choices) look(st control.Status) error {
 			if lane == local || lane == express {
 				continue
 			}
-			first, second := candidates(slot, s, nr[s])
+			first, second := candidates(slot, s, nr)
 			switch lane {
 			case second:
 				c.second++
@@ -130,10 +156,11 @@ func candidates(slot, stage, nr uint32) (first, second uint32) {
 	return first, (first + 1 + h>>16%(nr-1)) % nr
 }
 
-// share of the sightings that were second choices.
-func (c *choices) share() float64 { return float64(c.second) / float64(max(c.hopped, 1)) }
-
-func (c *choices) close() {
-	c.owners.Close()
-	c.slots.Close()
+// end ends that, and tells what was seen.
+func (c *choices) end(r *row) error {
+	close(c.stop)
+	err := <-c.ended
+	r.Seen, r.Seconds = c.hopped, len(c.flows)
+	r.Second = float64(c.second) / float64(max(c.hopped, 1))
+	return errors.Join(err, c.owners.Close(), c.slots.Close())
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/datagram"
 	"github.com/overlane/overlane/internal/lab/traffic"
@@ -26,6 +27,8 @@ const (
 	// lossy is the same at a fixed pace, whatever overflows, and with one packet
 	// in a thousand dropped inside of the path.
 	lossy load = "lossy"
+	// open is the same, with nothing dropped on purpose, and no program of the tests on the way.
+	open load = "open"
 	// flooded is as much as can be sent: every queue overflows.
 	flooded load = "flooded"
 )
@@ -48,7 +51,18 @@ type stream struct {
 	// excused are packets that were allowed to be late.
 	excused uint64
 	// row is what will be told of it.
-	row row
+	row    row
+	chosen *choices // nil where lanes are not chosen by flow
+}
+
+// among takes the lanes that there are from a status.
+func (tr *stream) among(st control.Status) {
+	if len(st.Lanes) > 0 {
+		tr.row.Placed = placed(st)
+	}
+	if tr.chosen != nil {
+		tr.chosen.among(st)
+	}
 }
 
 func send(t *testing.T, b *bed.Bed, flows int, l load) *stream {
