@@ -37,23 +37,11 @@ type stretch struct {
 	Changes, Seen  uint64
 	Second         float64
 	Seconds        int
-	Machine        Machine `json:"-"`
-	Queues         int     `json:"-"`
+	machine        Machine
+	queues         int
 }
 
 var told = regexp.MustCompile(`(?m)row of order: (\{.*\})$`)
-
-// stretches finds them in the output of the tests.
-func stretches(output string) (all []stretch, err error) {
-	for _, m := range told.FindAllStringSubmatch(output, -1) {
-		var s stretch
-		if err := json.Unmarshal([]byte(m[1]), &s); err != nil {
-			return all, fmt.Errorf("%w: %s", err, m[1])
-		}
-		all = append(all, s)
-	}
-	return all, nil
-}
 
 // drops names the counters that are not zero.
 func (s *stretch) drops() string {
@@ -71,18 +59,49 @@ func tableOf(all []stretch) string {
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "kernel\tvCPUs\tqueues\trun\tlanes\treceived\tlate\ttwice\tlost\tlane changes\tsecond choice\tflows there\tdrops")
 	for _, s := range all {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%.0f %% of %d\t%d\t%s\n", s.Machine.Kernel, s.Machine.CPUs, s.Queues, s.Name, s.Placed,
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%.0f %% of %d\t%d\t%s\n", s.machine.Kernel, s.machine.CPUs, s.queues, s.Name, s.Placed,
 			s.Received, s.Late, s.Twice, s.Lost, s.Changes, 100*s.Second, s.Seen, s.Seconds, s.drops())
 	}
 	_ = w.Flush() // to memory
 	return b.String()
 }
 
-// Packets arrive in order and once, and drops are counted, on many cores: the end-to-end tests of
-// order, in machines that have these.
-func TestOrder(t *testing.T) {
-	ms := machines(t)
-	b := bench(t, ms[0].Kernel)
+// orderly runs tests of test/e2e/order in a machine, and returns what they tell.
+func orderly(t *testing.T, b *Bench, m Machine, queues int, lanes string, args ...string) (all []stretch) {
+	t.Helper()
+	if lanes == "" {
+		lanes = fmt.Sprintf("0-%d", m.CPUs-1)
+	}
+	ctx, cancel := patient(t)
+	defer cancel()
+	r, err := b.Run(ctx, m, t.ArtifactDir(), Command{"order", append([]string{
+		"-test.v", "-test.timeout=24h", "-e2e.all", "-e2e.machine", "-e2e.queues=" + strconv.Itoa(queues), "-e2e.cores=" + lanes}, args...)})
+	if r == nil {
+		t.Fatal(err)
+	}
+	if err != nil && !*unguarded {
+		t.Error(err)
+	}
+	t.Logf("%s: %.0f s", m, r.Wall.Seconds())
+	for _, o := range r.Outcomes {
+		for _, line := range told.FindAllStringSubmatch(o.Output, -1) {
+			s := stretch{machine: m, queues: queues}
+			if err := json.Unmarshal([]byte(line[1]), &s); err != nil {
+				t.Errorf("%v: %s", err, line[1])
+			}
+			all = append(all, s)
+		}
+	}
+	if len(all) == 0 {
+		t.Error("no traffic was checked")
+	}
+	return all
+}
+
+// tellers has the tests of order, and the program that they start.
+func tellers(t *testing.T, line vm.Line) *Bench {
+	t.Helper()
+	b := bench(t, line)
 	if *unguarded {
 		withoutGuard(t, b.Programs["overlane"])
 	}
@@ -90,44 +109,46 @@ func TestOrder(t *testing.T) {
 	tests := filepath.Join(t.TempDir(), "order")
 	vm.Build(t, tests, "test", "-c", "github.com/overlane/overlane/test/e2e/order")
 	b.Programs = map[string]string{"order": tests}
+	return b
+}
+
+// Packets arrive in order and once, and drops are counted, on many cores: the end-to-end tests of
+// order, in machines that have these.
+func TestOrder(t *testing.T) {
+	ms := machines(t)
+	b := tellers(t, ms[0].Kernel)
 	var all []stretch
 	for _, m := range ms {
 		t.Run(fmt.Sprintf("%d", m.CPUs), func(t *testing.T) {
-			cores := *lanes
-			if cores == "" {
-				cores = fmt.Sprintf("0-%d", m.CPUs-1)
-			}
-			ctx, cancel := patient(t)
-			defer cancel()
-			r, err := b.Run(ctx, m, t.ArtifactDir(), Command{"order", []string{
-				"-test.v", "-test.timeout=24h", "-test.run=" + *orders, "-e2e.all", "-e2e.machine", fmt.Sprintf("-e2e.broken=%t", *unguarded),
-				"-e2e.queues=" + strconv.Itoa(*queues), "-e2e.cores=" + cores, "-e2e.volume=" + strconv.Itoa(*volume)}})
-			if r == nil {
-				t.Fatal(err)
-			}
-			if err != nil && !*unguarded {
-				t.Error(err)
-			}
-			t.Logf("%.0f s", r.Wall.Seconds())
-			for _, o := range r.Outcomes {
-				some, err := stretches(o.Output)
-				if err != nil {
-					t.Error(err)
-				}
-				for _, s := range some {
-					s.Machine, s.Queues = m, *queues
-					all = append(all, s)
-					if *unguarded && s.Late == 0 {
-						t.Errorf("%s: nothing is late without the guard", s.Name)
-					}
+			some := orderly(t, b, m, *queues, *lanes, "-test.run="+*orders, fmt.Sprintf("-e2e.broken=%t", *unguarded), fmt.Sprintf("-e2e.volume=%d", *volume))
+			for _, s := range some {
+				if *unguarded && s.Late == 0 {
+					t.Errorf("%s: nothing is late without the guard", s.Name)
 				}
 			}
+			all = append(all, some...)
 		})
 	}
 	text := tableOf(all)
 	fmt.Print(text)
 	if err := os.WriteFile(filepath.Join(t.ArtifactDir(), "order.txt"), []byte(text), 0o644); err != nil {
 		t.Error(err)
+	}
+}
+
+// One row of it for every CI run: each stage has two lanes, and every core that polls is one.
+func TestOrderOnEightCores(t *testing.T) {
+	if err := Lacks(t.Context(), cacheDir()); err != nil {
+		t.Skip(err)
+	}
+	newest := vm.Lines[len(vm.Lines)-1]
+	m := Machine{Kernel: newest, CPUs: 8, Rate: *rate, Quantum: *quantum, Pause: *pause}
+	some := orderly(t, tellers(t, newest), m, 4, "0-3", "-test.run=^TestOrder$/^bridged-thread$/^resteered-tc-thread-bridged-8-lossy$")
+	t.Logf("\n%s", tableOf(some))
+	for _, s := range some {
+		if s.Seconds == 0 {
+			t.Errorf("%s: no flow was seen on its second choice", s.Name)
+		}
 	}
 }
 
