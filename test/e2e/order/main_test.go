@@ -34,6 +34,7 @@ import (
 var (
 	volume   = flag.Int("e2e.volume", 1, "times as many packets and lane changes in each run")
 	complete = flag.Bool("e2e.all", false, "run every combination")
+	rate     = flag.Int("e2e.rate", 150_000, "packets in a second of all flows together, where they are paced")
 	queues   = flag.Int("e2e.queues", 1, "queues of the NIC, each fed by a core of its own")
 	machine  = flag.Bool("e2e.machine", false, "the machine is the tests' own: cores may be taken offline")
 	broken   = flag.Bool("e2e.broken", false, "run what loses order, too, which the tests are to notice")

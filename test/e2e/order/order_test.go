@@ -43,7 +43,7 @@ func all() (runs []run) {
 		for _, nic := range []bed.NIC{bed.Thread, bed.Softirq} {
 			for _, by := range []means{tc, xdp} {
 				for _, scene := range []scene{steady, resteered, toggled, shrunk} {
-					for _, flows := range []int{1, 8} {
+					for _, flows := range []int{1, 8, 64} {
 						for _, l := range []load{paced, lossy, flooded} {
 							runs = append(runs, run{topology, nic, by, scene, flows, l})
 						}
@@ -58,14 +58,17 @@ func all() (runs []run) {
 // others are runs of what takes more cores, or another kernel, than every CI run has.
 func others() (runs []run) {
 	for _, by := range slices.Sorted(maps.Keys(mechanisms)) {
-		scenes := []scene{steady, toggled}
-		if mechanisms[by].name == "pipeline" {
+		scenes, flows := []scene{steady, toggled}, 8
+		switch {
+		case mechanisms[by].name == "pipeline":
 			scenes = []scene{unplugged} // TestOrder has the rest
+		case by == expressed:
+			flows = 80 // each changes its way but once when it is switched
 		}
 		for _, scene := range scenes {
 			for _, l := range []load{paced, lossy, open, flooded} {
 				if by != unordered || *broken {
-					runs = append(runs, run{bed.Bridged, bed.Thread, by, scene, 8, l})
+					runs = append(runs, run{bed.Bridged, bed.Thread, by, scene, flows, l})
 				}
 			}
 		}

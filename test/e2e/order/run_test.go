@@ -133,7 +133,7 @@ func (r run) enough() amount {
 	case steady:
 		a.changes = 0 // nothing asks for any
 	case toggled, shrunk, unplugged:
-		a.changes = 100 // a flow changes lanes but a few times in a second
+		a.changes = max(100, 100*uint64(r.flows)/8) // a flow changes lanes but a few times in a second
 	}
 	a.packets *= uint64(*volume)
 	a.changes *= uint64(*volume)

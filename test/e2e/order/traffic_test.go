@@ -33,12 +33,8 @@ const (
 	flooded load = "flooded"
 )
 
-const (
-	// rate is the packet rate of all flows together.
-	rate = 150_000
-	// underWay is less than the wire's ring holds.
-	underWay = 224
-)
+// underWay is less than the wire's ring holds.
+const underWay = 224
 
 // stream is traffic under way from the sender's pod to the receiver's, and followed.
 type stream struct {
@@ -95,7 +91,7 @@ func send(t *testing.T, b *bed.Bed, flows int, l load) *stream {
 	if tr.before, err = drops(b); err != nil {
 		t.Fatal(err)
 	}
-	cfg := traffic.LiveConfig{Size: datagram.MinSize, Gap: time.Duration(len(list)) * time.Second / rate}
+	cfg := traffic.LiveConfig{Size: datagram.MinSize, Gap: time.Duration(len(list)) * time.Second / time.Duration(*rate)}
 	switch l {
 	case paced, windowed:
 		if err := tr.check.CountArrivals(b.Receiver().Pods[0].NS, podIndex(t, b)); err != nil {
