@@ -30,10 +30,12 @@ var (
 // stretch is what test/e2e/order tells of a stretch of traffic.
 type stretch struct {
 	Name, Placed   string
+	Polled         string
 	Sent, Received uint64
 	Late, Twice    uint64
 	Lost           int64
 	Drops          map[string]uint64
+	Helped         uint64
 	Changes, Seen  uint64
 	Second         float64
 	Seconds        int
@@ -57,10 +59,10 @@ func (s *stretch) drops() string {
 func tableOf(all []stretch) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "kernel\tvCPUs\tqueues\trun\tlanes\treceived\tlate\ttwice\tlost\tlane changes\tsecond choice\tflows there\tdrops")
+	fmt.Fprintln(w, "kernel\tvCPUs\tqueues\trun\tNIC on\tlanes\treceived\tlate\ttwice\tlost\thelped\tlane changes\tsecond choice\tflows there\tdrops")
 	for _, s := range all {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%.0f %% of %d\t%d\t%s\n", s.machine.Kernel, s.machine.CPUs, s.queues, s.Name, s.Placed,
-			s.Received, s.Late, s.Twice, s.Lost, s.Changes, 100*s.Second, s.Seen, s.Seconds, s.drops())
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%.0f %% of %d\t%d\t%s\n", s.machine.Kernel, s.machine.CPUs, s.queues, s.Name, s.Polled, s.Placed,
+			s.Received, s.Late, s.Twice, s.Lost, s.Helped, s.Changes, 100*s.Second, s.Seen, s.Seconds, s.drops())
 	}
 	_ = w.Flush() // to memory
 	return b.String()
@@ -78,7 +80,7 @@ func orderly(t *testing.T, b *Bench, m Machine, queues int, lanes string, args .
 	ctx, cancel := patient(t)
 	defer cancel()
 	r, err := b.Run(ctx, m, t.ArtifactDir(), Command{"order", append([]string{
-		"-test.v", "-test.timeout=24h", "-e2e.all", "-e2e.machine", "-e2e.queues=" + strconv.Itoa(queues), "-e2e.cores=" + lanes, fmt.Sprintf("-e2e.rate=%d", pace)}, args...)})
+		"-test.v", "-test.timeout=24h", "-e2e.all", "-e2e.machine", "-e2e.queues=" + strconv.Itoa(queues), "-e2e.cores=" + lanes, fmt.Sprintf("-e2e.rate=%d", pace), "-e2e.limit=15s"}, args...)})
 	if r == nil {
 		t.Fatal(err)
 	}

@@ -5,14 +5,17 @@ package order
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 )
 
@@ -26,8 +29,10 @@ type choices struct {
 	// hopped are sightings of a flow on a lane of a stage with several lanes, and second those of them in
 	// which that was its second choice.
 	hopped, second uint64
-	// flows are slots that were seen on a second choice.
-	flows map[uint32]bool
+	// flows are slots that were seen on a second choice, and polled the cores that were seen to choose lanes
+	// for each stage.
+	flows  map[uint32]bool
+	polled [stages]map[int]bool
 }
 
 // What bpf/abi.h says of these maps: three stages, a slot's lane behind its 32 bits of seq, and the cores
@@ -120,8 +125,15 @@ func (c *choices) look() error {
 	for slot := range c.owners.MaxEntries() {
 		for s := range uint32(stages) {
 			owner := uint32(owners[slot][s])
+			if owner == 0 {
+				continue
+			}
+			if c.polled[s] == nil {
+				c.polled[s] = map[int]bool{}
+			}
+			c.polled[s][int(owner-1)] = true
 			nr := c.nr[s].Load()
-			if owner == 0 || nr < 2 {
+			if nr < 2 {
 				continue
 			}
 			if err := c.slots.Lookup(((owner-1)*stages+s)*c.owners.MaxEntries()+slot, &value); err != nil {
@@ -160,6 +172,13 @@ func candidates(slot, stage, nr uint32) (first, second uint32) {
 func (c *choices) end(r *row) error {
 	close(c.stop)
 	err := <-c.ended
+	// The first stage that hops is chosen for where the NIC is polled.
+	for _, cores := range c.polled {
+		if len(cores) > 0 {
+			r.Polled = config.CPUList(slices.Sorted(maps.Keys(cores))).String()
+			break
+		}
+	}
 	r.Seen, r.Seconds = c.hopped, len(c.flows)
 	r.Second = float64(c.second) / float64(max(c.hopped, 1))
 	return errors.Join(err, c.owners.Close(), c.slots.Close())

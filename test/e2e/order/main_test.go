@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/lab/bed"
@@ -41,11 +42,18 @@ var (
 	lanes    = flag.String("e2e.cores", "", "cores that the product may use (empty: those that the bed has for it)")
 )
 
+// tooLong only decides when a run of volume 1 has failed.
+var tooLong time.Duration
+
 // given are the cores of -e2e.cores.
 var given config.CPUList
 
 func TestMain(m *testing.M) {
+	flag.DurationVar(&tooLong, "e2e.limit", time.Minute, "by when a run of volume 1 has had enough packets and lane changes; if shorter, twice as long for all else")
 	flag.Parse()
+	if tooLong < time.Minute {
+		rig.Patience = 2 * tooLong
+	}
 	var err error
 	if given, err = config.ParseCPUList(*lanes); err != nil {
 		fmt.Fprintln(os.Stderr, "-e2e.cores:", err)

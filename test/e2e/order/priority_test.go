@@ -109,7 +109,7 @@ func (r ruled) in(t *testing.T, b *bed.Bed) {
 	if err := errors.Join(err, s.end()); err != nil {
 		t.Fatal(err)
 	}
-	tr.row.Changes = uint64(changes)
+	tr.row.Changes, tr.row.Helped = uint64(changes), counters.SteeredPackets
 	tr.judge(t, account{"bulk lanes": counters.Refused, "refused": counters.LaneRefused})
 	if r.kind == little && counters.LatencyExcess == 0 {
 		t.Error("the latency class never used up its share")

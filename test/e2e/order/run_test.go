@@ -83,10 +83,12 @@ func (r run) act(t *testing.T, b *bed.Bed, tr *stream) (own account, err error) 
 		tr.row.Changes = changes
 		done := got >= enough.packets && changes >= enough.changes
 		if !done && time.Since(begin) > time.Duration(*volume)*tooLong {
-			err = fmt.Errorf("%d packets and %d lane changes after %s: %d and %d make a test",
+			// What there was is judged all the same.
+			t.Errorf("%d packets and %d lane changes after %s: %d and %d make a test",
 				got, changes, time.Since(begin).Round(time.Second), enough.packets, enough.changes)
+			done = true
 		}
-		return done, err
+		return done, nil
 	}
 	if err := scenes[r.scene](p, over); err != nil {
 		return nil, err
@@ -103,7 +105,11 @@ func (r run) act(t *testing.T, b *bed.Bed, tr *stream) (own account, err error) 
 	if err != nil {
 		return nil, err
 	}
-	return ownDrops(st.Counters), p.end()
+	c := st.Counters
+	if tr.row.Helped = max(c.SteeredPackets, c.SplitPackets, c.ExpressPackets); tr.row.Helped == 0 {
+		return nil, errors.New("no packet was helped")
+	}
+	return ownDrops(c), p.end()
 }
 
 // ownDrops are what the product has dropped: what lanes had no room for, or was refused for flows to leave
@@ -123,9 +129,6 @@ type amount struct {
 	packets uint64 // received
 	changes uint64 // of lanes, completed
 }
-
-// tooLong only decides when a run of volume 1 has failed.
-const tooLong = time.Minute
 
 func (r run) enough() amount {
 	a := amount{packets: 150_000, changes: 1000}
