@@ -86,6 +86,9 @@ func (m mechanism) off(st control.Status) bool {
 func start(t *testing.T, b *bed.Bed, by means) (*product, error) {
 	t.Helper()
 	p := &product{bed: b, by: by, cores: steered(b)}
+	if *machine {
+		t.Cleanup(func() { t.Log(p.Log()) }) // it cannot be asked for later
+	}
 	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: p.config(config.ModeForced)})
 	return p, p.await("it acts", mechanisms[by].acts)
 }
