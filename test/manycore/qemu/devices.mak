@@ -1,3 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
+# SPDX-License-Identifier: GPL-2.0-or-later
 # A PC with what that takes, two serial ports among it.
 CONFIG_I440FX=y
