@@ -15,17 +15,18 @@ import (
 
 // row is what one stretch of traffic has shown, for tables.
 type row struct {
-	Name     string  `json:"name"`
-	Placed   string  `json:"placed"` // which lanes on which cores
-	Polled   string  `json:"polled"` // the cores that poll the NIC, as far as lanes are chosen there
-	Sent     uint64  `json:"sent"`
-	Received uint64  `json:"received"` // and checked
-	Late     uint64  `json:"late"`
-	Twice    uint64  `json:"twice"`
-	Lost     int64   `json:"lost"` // not accounted for
-	Drops    account `json:"drops"`
-	Helped   uint64  `json:"helped"`  // steered, split or sent straight to the pod
-	Changes  uint64  `json:"changes"` // of lanes, or of whether flows are split
+	Name     string   `json:"name"`
+	Placed   string   `json:"placed"` // which lanes on which cores
+	Polled   string   `json:"polled"` // the cores that poll the NIC, as far as lanes are chosen there
+	Sent     uint64   `json:"sent"`
+	Queues   []uint64 `json:"queues"`   // that, by the NIC's queue
+	Received uint64   `json:"received"` // and checked
+	Late     uint64   `json:"late"`
+	Twice    uint64   `json:"twice"`
+	Lost     int64    `json:"lost"` // not accounted for
+	Drops    account  `json:"drops"`
+	Helped   uint64   `json:"helped"`  // steered, split or sent straight to the pod
+	Changes  uint64   `json:"changes"` // of lanes, or of whether flows are split
 	// Seen are sightings of flows on lanes of stages with several, Second the share of those on their
 	// second choice, and Seconds how many flows were seen there.
 	Seen    uint64  `json:"seen"`

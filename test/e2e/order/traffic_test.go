@@ -207,6 +207,7 @@ func (tr *stream) stop() (sent uint64, err error) {
 	for _, l := range tr.lives {
 		s, serr := l.Stop()
 		sent, err = sent+s.Frames, errors.Join(err, serr)
+		tr.row.Queues = append(tr.row.Queues, s.Frames)
 	}
 	tr.lives = nil
 	return sent, err
