@@ -28,10 +28,10 @@ void *model_lookup(const void *map, const void *key);
 #define bpf_get_smp_processor_id() model_this_cpu()
 #define bpf_ktime_get_ns() model_clock()
 /* A core that loops takes no time from others. */
-#define bpf_loop(nr, step, ctx, flags)                                     \
-	do {                                                               \
-		for (__u32 i_ = 0; i_ < (nr) && !step(i_, ctx); i_++)      \
-			model_pause();                                     \
+#define bpf_loop(nr, step, ctx, flags)                                \
+	do {                                                          \
+		for (__u32 i_ = 0; i_ < (nr) && !step(i_, ctx); i_++) \
+			model_pause();                                \
 	} while (0)
 #define bpf_probe_read_kernel(to, n, from) \
 	(model_step(), __builtin_memcpy(to, (const void *)(from), n), model_step(), 0)
