@@ -441,8 +441,12 @@ func (d *Daemon) steer(in governor.Input, name string, t *trial, mode governor.M
 	on := true
 	if mode != governor.Forced {
 		var err error
-		if on, err = d.tryOut(name, t, in, situation(in), d.steered, d.concerns(helped)); err != nil {
+		tried := t.judge.Trying()
+		if on, err = d.tryOut(name, t, in, d.situationOf(name, in), d.steered, d.concerns(helped)); err != nil {
 			return err
+		}
+		if tried && !t.judge.Trying() {
+			d.micro.forget()
 		}
 	}
 	if !on {

@@ -55,6 +55,9 @@ type microflows struct {
 	needy     []int     // cores that lacked branches of their own, when those that were in place were taken off
 	pause     time.Time // not before
 	why       string    // that
+	// meter measures without, the frames a second that are delivered before their programs come; 0: not known.
+	meter   meter
+	without float64
 }
 
 // splitOn is what each core polled that came out of tunnels, and what of it belonged to flows that were split.
@@ -75,6 +78,20 @@ func (d *Daemon) splitOn() (c splitOn, err error) {
 	c.split, err = d.dp.SplitOn()
 	return c, err
 }
+
+// saw takes a window in which they are asked for and not in place, and follows a sender that becomes faster.
+func (m *microflows) saw(w governor.Window) {
+	switch now := w.Delivered(); {
+	case now == 0:
+	case m.without == 0:
+		m.without = now
+	default:
+		m.without += (now - m.without) / 2
+	}
+}
+
+// forget what was delivered without them: that was another load.
+func (m *microflows) forget() { m.meter, m.without = meter{}, 0 }
 
 // noMicroflows says why no flow can be split, or nothing.
 func (d *Daemon) noMicroflows() (state control.MechanismState, reason string) {
@@ -274,6 +291,17 @@ func (d *Daemon) stepMicroflows(in *governor.Input) (governor.Decision, error) {
 	}
 	in.Layout = d.placeMicroflows(*in)
 	d.micro.trial.barred(in)
+	switch {
+	case d.pipe.armed:
+	case in.Layout.None() || d.opts.Microflows.Mode == governor.Forced:
+		d.micro.forget()
+	default:
+		sum, err := d.total(d.steered, nil)
+		if err != nil {
+			return governor.Decision{}, err
+		}
+		d.micro.saw(d.micro.meter.window(sum, false))
+	}
 	before := d.micro.gov.Last()
 	dec := d.micro.gov.Step(*in)
 	if dec.State == governor.Standby || d.pipe.armed && !d.evict {

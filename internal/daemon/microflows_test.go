@@ -78,3 +78,44 @@ func TestWhatIsJoinedIsNotTriedToSplit(t *testing.T) {
 		})
 	}
 }
+
+// An XDP program alone may cost a NIC's TCP more than micro-flows bring back. A trial switches only these.
+func TestMicroflowsAreHeldAgainstWhatCameBeforeTheirProgram(t *testing.T) {
+	second := func(frames uint64) governor.Window {
+		return governor.Window{Elapsed: time.Second, Frames: frames, Acted: 1, Saturated: true}
+	}
+	for name, tt := range map[string]struct {
+		before, off, on uint64 // frames a second
+		want            governor.Outcome
+	}{
+		"the program costs more":  {270_000, 154_000, 199_000, governor.Worse},
+		"the program costs less":  {270_000, 260_000, 350_000, governor.Better},
+		"it is not known":         {0, 154_000, 199_000, governor.Better},
+		"a sender that is faster": {199_000 / 2, 154_000, 199_000, governor.Better},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := &Daemon{}
+			d.micro.trial = newTrial(forGoodput)
+			for range 3 {
+				d.micro.saw(second(tt.before))
+			}
+			in := governor.Input{Now: time.Unix(1000, 0), Layout: governor.Layout{NIC: []int{1}, Split: true}}
+			if s := d.situationOf("pipeline", in); s.Without != 0 {
+				t.Errorf("the pipeline needs no program there: %+v", s)
+			}
+			j := d.micro.trial.judge
+			on, _ := j.Step(in.Now, d.situationOf("microflows", in), governor.Window{})
+			for j.Trying() {
+				in.Now = in.Now.Add(55 * time.Millisecond)
+				w := second(tt.off)
+				if w.Acted = 0; on {
+					w = second(tt.on)
+				}
+				on, _ = j.Step(in.Now, d.situationOf("microflows", in), w)
+			}
+			if got := j.Known()[0]; got.Outcome != tt.want {
+				t.Errorf("%s: %s", got.Outcome, got.Reason)
+			}
+		})
+	}
+}

@@ -268,6 +268,16 @@ func situation(in governor.Input) governor.Situation {
 	return s
 }
 
+// situationOf is what a verdict on the pipeline or on micro-flows holds for. The latter have an XDP program on the
+// NIC, which slows down TCP in windows without them as well: they are held against what came before it.
+func (d *Daemon) situationOf(name string, in governor.Input) governor.Situation {
+	s := situation(in)
+	if name == "microflows" {
+		s.Without = d.micro.without
+	}
+	return s
+}
+
 // trialOf is a mechanism's.
 type trialOf struct {
 	name string
