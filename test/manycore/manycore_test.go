@@ -124,7 +124,11 @@ func proven(t *testing.T, b *Bench, m Machine) (even, native Gates) {
 // recorded returns some gates, from the record if they were tried before.
 func recorded(t *testing.T, b *Bench, which string, m Machine, try func(context.Context, Machine, string, func(string, ...any)) (Gates, error)) (gs Gates) {
 	t.Helper()
-	what := fmt.Sprint(which, m, b.Emulator.Key, b.Kernels[m.Kernel].Release, row, native, taken)
+	made := b.Emulator.Key
+	if m.Lines != (Lines{}) {
+		made += b.Emulator.Plugin
+	}
+	what := fmt.Sprint(which, m, made, b.Kernels[m.Kernel].Release, row, native, taken)
 	record := filepath.Join(cacheDir(), "manycore-gates", fmt.Sprintf("%.8x.json", sha256.Sum256([]byte(what))))
 	if data, err := os.ReadFile(record); err == nil && (!*again || fresh[record]) && json.Unmarshal(data, &gs) == nil {
 		t.Log("on record: ", record)
