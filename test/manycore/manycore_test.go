@@ -31,7 +31,7 @@ var (
 	pause        = flag.Int("pause", 30, "what PAUSE takes, in ns")
 	send         = flag.Int("ipi", 0, "what it takes to send an interrupt to another core, in ns")
 	wake         = flag.Int("wake", 0, "what it takes an idle core to wake, in ns")
-	lines        = flag.String("lines", "0,0,0", "what cache lines take to come from another core, in ns: one that it changed, one that it only has, one that is stored to; 0,0,0: nothing is kept of lines")
+	lines        = flag.String("lines", "100,100,25", "what cache lines take to come from another core, in instructions: one that it changed, one that it only has, one that is stored to; 0,0,0: nothing is kept of lines")
 	queues       = flag.Int("queues", 1, "queues of the lab's NIC")
 	rows         = flag.String("series", "", `what to run, as "udp-one --variants overlay,pipeline --rounds 1 --seconds 0.3"; several separated by semicolons`)
 	uncalibrated = flag.Bool("uncalibrated", false, "print figures of machines that are not like real ones, too, which say so")
