@@ -33,7 +33,7 @@ var (
 	wake         = flag.Int("wake", 0, "what it takes an idle core to wake, in ns")
 	lines        = flag.String("lines", "100,100,25", "what cache lines take to come from another core, in instructions: one that it changed, one that it only has, one that is stored to; 0,0,0: nothing is kept of lines")
 	queues       = flag.Int("queues", 1, "queues of the lab's NIC")
-	rows         = flag.String("series", "", `what to run, as "udp-one --variants overlay,pipeline --rounds 1 --seconds 0.3"; several separated by semicolons`)
+	rows         = flag.String("series", "", `what to run, as "udp-one --variants overlay,pipeline --rounds 1 --seconds 1"; several separated by semicolons`)
 	uncalibrated = flag.Bool("uncalibrated", false, "print figures of machines that are not like real ones, too, which say so")
 	again        = flag.Bool("again", false, "prove the gates again, though they are on record")
 	limit        = flag.Duration("limit", time.Hour, "how long a machine may take")
@@ -186,7 +186,7 @@ func TestSeries(t *testing.T) {
 			if not != nil && !*uncalibrated {
 				t.Fatalf("no figures of a machine that is not like a real one (-uncalibrated prints them all the same): %v", not)
 			}
-			for _, words := range strings.Split(cmp.Or(*rows, "udp-one --variants overlay,host,rps --rounds 1 --seconds 0.3"), ";") {
+			for _, words := range strings.Split(cmp.Or(*rows, "udp-one --variants overlay,host,rps --rounds 1 --seconds 1"), ";") {
 				args := append([]string{"lab", "run"}, strings.Fields(words)...)
 				if *queues > 1 {
 					args = append(args, "--queues", strconv.Itoa(*queues))
