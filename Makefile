@@ -145,6 +145,11 @@ MANYCORE ?=
 manycore: ## Rows of the lab in machines with CORES=4,8 cores, simulated on two: SERIES="udp-one --variants overlay,pipeline"
 	$(GO) test ./test/manycore -run '^TestSeries$$' -count=1 -v -timeout 24h -args -cores '$(CORES)' -series '$(SERIES)' $(MANYCORE)
 
+ORDERS ?= ^TestOrder$$/^bridged-thread$$
+.PHONY: manycore-order
+manycore-order: ## The tests of order (ORDERS, as of -run) in machines with CORES=4,8 cores
+	$(GO) test ./test/manycore -run '^TestOrder$$' -count=1 -v -timeout 24h -args -cores '$(CORES)' -orders '$(ORDERS)' $(MANYCORE)
+
 .PHONY: soak
 soak: ## Twenty minutes beside a node on which everything changes, and 200 pods at once: nothing grows (root)
 	OVERLANE_SOAK=20m $(GO) test ./test/e2e/soak -count=1 -v -timeout 60m

@@ -36,6 +36,7 @@ enum ol_limit {
 	OL_ELEPHANTS = 256,	    /* flows watched for whether to split them, per core */
 	OL_BRANCHES = 8,	    /* lanes that a flow is split over, at most */
 	OL_ALL_BRANCHES = OL_BRANCHES + 1, /* and the core that polls */
+	OL_SETS = 64,			   /* of branches; the first has none */
 	OL_MERGES = 32,			   /* flows that are put in order again at a time */
 	OL_MERGE_POINTS = 64,		   /* devices where that is done */
 	OL_MERGE_DEPTH = 1024,		   /* packets of a flow that wait there for each branch */
@@ -193,9 +194,16 @@ struct ol_lanes {
 	__u32 hash[OL_MAX_LANES];   /* lowest skb->hash that RPS maps to the lane, plus one */
 };
 
+/* The branches of what some cores poll of elephants; no lane is in two sets. */
+struct ol_set {
+	__u8 nr;		/* none: flows stay whole */
+	__u8 behind;		/* the pod stage's lane on which flows go on behind the merge */
+	__u8 lane[OL_BRANCHES]; /* of the stage whose lanes are the branches */
+};
+
 /*
- * One entry, written by the daemon. Lanes change only while no core steers;
- * the rest are single words that may change at any time.
+ * One entry, written by the daemon. Lanes change only while no core steers, sets of branches
+ * while nothing is split; the rest are single words that may change at any time.
  */
 struct ol_policy {
 	__u32 flags;
@@ -222,7 +230,10 @@ struct ol_policy {
 	__u32 ways;	     /* changes with the express ways */
 	__u32 express_epoch; /* changes when there was nobody to see what took which way */
 	struct ol_lanes stage[OL_NR_STAGES];
-	__u16 busy[OL_MAX_CPUS]; /* utilisation in 1/1000, from the daemon */
+	struct ol_set set[OL_SETS];
+	__u8 set_of[OL_MAX_CPUS];  /* by the core that polls */
+	__u8 branch[OL_MAX_LANES]; /* that a lane is in its set */
+	__u16 busy[OL_MAX_CPUS];   /* utilisation in 1/1000, from the daemon */
 	__u8 core_flags[OL_MAX_CPUS];
 };
 
@@ -349,6 +360,14 @@ struct ol_cost {
 	__u64 packets;
 };
 
+/* NICs' NAPIs of one core that are remembered to hold packets in GRO. */
+#define OL_HOLDING 8
+
+struct ol_holding {
+	__u64 napi[OL_HOLDING]; /* their addresses, or 0 */
+	__u64 more;		/* ns, when one was last seen for which there was no place */
+};
+
 /* Per core, written by that core alone. */
 struct ol_cpu {
 	__u64 now;     /* ns, end of the last poll */
@@ -361,7 +380,7 @@ struct ol_cpu {
 	struct ol_marks polls;
 	struct ol_progress backlog;
 	__u64 lane[OL_NR_CLASSES]; /* addresses of this core's entries of the cpumaps, or 0 */
-	__u64 nic_holds;   /* the NAPI whose GRO still holds packets after its last poll, or 0 */
+	struct ol_holding holding;
 	__u64 lane_time;   /* ns, when this core's cpumap thread last took frames */
 	__u32 lane_head;   /* how far in its ring it had come then */
 	__u32 nic_seq;	   /* the last poll after which no NIC's GRO held anything */
@@ -377,6 +396,8 @@ struct ol_cpu {
 	__u64 stretch; /* ns, end of the first of the NIC's polls that followed directly on each other */
 	__u64 waited; /* ns, for each frame of such polls: how long it waited in the NIC, at most */
 	__u64 queued; /* ns, for each packet that a poll of the backlog left there: until the next poll */
+	__u64 awaits;	     /* ns, when this core last stood still for another one's queue */
+	__u64 awaited_until; /* ns, until when others do for this one's; written by them */
 } __attribute__((aligned(64)));
 
 /* A core on its way offline; told by whichever core takes it there. */
@@ -411,10 +432,11 @@ struct ol_lane_watch {
  * and by the hook in the NIC's poll. Times are in us where nothing else is said.
  */
 struct ol_prio {
-	__u64 holds;   /* the NAPI whose GRO still holds packets after its last poll, or 0 */
+	struct ol_holding holding;
 	__u64 charged; /* ns, up to when latency's time was taken off the budget */
 	__s64 budget;  /* ns of this core that the latency class has left */
 	__u32 polls;   /* NICs' polls finished */
+	__u32 holds;   /* a NIC's GRO held packets when the last of them ended */
 	__u32 task;    /* who polled the NIC last, if that brought latency frames, or 0 */
 	__u32 latency; /* of 256 parts of that poll's frames, theirs */
 
@@ -582,7 +604,9 @@ struct ol_merging {
 	__u32 next;    /* what is to come: all before has left, or is lost */
 	__u32 refused; /* packets that it had no room for, by count */
 
-	__u32 slot; /* the core that polls the NIC */
+	/* The core that polls the NIC. */
+	__u32 slot;
+	__u32 behind; /* the pod stage's lane on which it goes on */
 };
 
 /* Packets that a branch got in a row. */

@@ -79,7 +79,8 @@ int ol_underlay_split(struct __sk_buff *skb)
 			skb->tc_index = OL_CARRIER | (part.seq & (OL_CARRIER_NUMBERS - 1));
 	}
 	ol_note_branch(skb, branch);
-	return ol_to_tunnel(skb, policy, branch, slot);
+	return ol_to_tunnel(skb, policy, ol_branch_lane(policy, bpf_get_smp_processor_id(), branch),
+			    slot);
 }
 
 /*
@@ -90,7 +91,7 @@ int ol_underlay_split(struct __sk_buff *skb)
 SEC("tcx/ingress")
 int ol_underlay_number(struct __sk_buff *skb)
 {
-	__u32 this_cpu = bpf_get_smp_processor_id(), branch = OL_NO_BRANCH, slot;
+	__u32 this_cpu = bpf_get_smp_processor_id(), branch, lane = OL_LANE_LOCAL, slot;
 	__u32 *word = (void *)(long)skb->data_meta;
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
@@ -104,7 +105,8 @@ int ol_underlay_number(struct __sk_buff *skb)
 	if (!policy || !cpu)
 		return TCX_NEXT;
 	if ((__u32)bpf_get_current_pid_tgid() == cpu->lane_pid[OL_CLASS_BULK])
-		branch = ol_lane_of(OL_STAGE_NIC, this_cpu);
+		lane = ol_lane_of(OL_STAGE_NIC, this_cpu);
+	branch = ol_lane_branch(policy, lane);
 	if (branch < OL_BRANCHES && !policy->split_second) {
 		ol_note_branch(skb, branch);
 		return TCX_NEXT;
@@ -115,7 +117,7 @@ int ol_underlay_number(struct __sk_buff *skb)
 	if (branch >= OL_BRANCHES && ol_splits_flow(&f.flow, slot))
 		branch = OL_BRANCH_HERE;
 	ol_note_branch(skb, branch);
-	return policy->split_second ? ol_to_tunnel(skb, policy, branch, slot) : TCX_NEXT;
+	return policy->split_second ? ol_to_tunnel(skb, policy, lane, slot) : TCX_NEXT;
 }
 
 /* The flow's place among those that are put in order again, or OL_MERGES. */
@@ -155,9 +157,11 @@ __noinline __u32 ol_find_merging(struct __sk_buff *skb, struct ol_frame *f)
 /* The branch that a core is, of flows that are split. */
 static __always_inline __u32 ol_branch_of(struct ol_policy *policy, __u32 core)
 {
-	__u32 lane = ol_lane_of(policy->split_second ? OL_STAGE_TUNNEL : policy->split_stage, core);
+	__u32 branch = ol_lane_branch(
+		policy,
+		ol_lane_of(policy->split_second ? OL_STAGE_TUNNEL : policy->split_stage, core));
 
-	return lane < OL_BRANCHES ? lane : OL_BRANCH_HERE;
+	return branch < OL_BRANCHES ? branch : OL_BRANCH_HERE;
 }
 
 /*
@@ -190,7 +194,7 @@ int ol_pod_merge(struct __sk_buff *skb)
 	generation = OL_READ(g->generation);
 	if (!(generation & 1))
 		return TCX_NEXT;
-	lane = ol_lane_index(g->slot % lanes->nr);
+	lane = ol_lane_index(g->behind % lanes->nr);
 	segs = skb->gso_segs ? skb->gso_segs : 1;
 	bpf_set_hash(skb, lanes->hash[lane] + g->slot);
 	ol_count(OL_CNT_POD, segs);

@@ -312,7 +312,7 @@ static __always_inline int ol_pod_full(const struct ol_merging *g)
 	lanes = &policy->stage[OL_STAGE_POD];
 	if (!lanes->nr)
 		return 0;
-	return ol_backlog(lanes->cpu[ol_lane_index(g->slot % lanes->nr)], &head, &tail) &&
+	return ol_backlog(lanes->cpu[ol_lane_index(g->behind % lanes->nr)], &head, &tail) &&
 	       (__s32)(tail - head) > (__s32)(ol_backlog_room / 2);
 }
 

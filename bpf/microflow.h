@@ -113,15 +113,16 @@ static __always_inline struct ol_lanes *ol_branches(struct ol_policy *policy)
  */
 __noinline int ol_branch_left(__u32 branch, __u32 tunnel, __u32 seq)
 {
-	__u32 this_cpu = bpf_get_smp_processor_id(), core = this_cpu;
+	__u32 this_cpu = bpf_get_smp_processor_id(), core = this_cpu, lane;
 	struct ol_policy *policy = ol_get_policy();
 	__u32 head = 0, tail = 0;
 	__u64 handed;
 
 	if (!policy || branch > OL_BRANCHES)
 		return 0;
-	if (branch < OL_BRANCHES)
-		core = ol_branches(policy)->cpu[ol_lane_index(branch)];
+	lane = ol_branch_lane(policy, this_cpu, branch);
+	if (lane < OL_MAX_LANES)
+		core = ol_branches(policy)->cpu[ol_lane_index(lane)];
 	if (policy->split_stage == OL_STAGE_TUNNEL) {
 		handed = ol_handed_on_by(this_cpu, tunnel, seq);
 		if (!handed || !ol_backlog_drained(core, handed))
@@ -133,9 +134,9 @@ __noinline int ol_branch_left(__u32 branch, __u32 tunnel, __u32 seq)
 	}
 	if (core != this_cpu && ol_backlog(core, &head, &tail) && head != tail)
 		return 0;
-	if (!policy->split_second || branch >= OL_BRANCHES)
+	if (!policy->split_second || lane >= OL_MAX_LANES)
 		return 1;
-	core = policy->stage[OL_STAGE_TUNNEL].cpu[ol_lane_index(branch)];
+	core = policy->stage[OL_STAGE_TUNNEL].cpu[ol_lane_index(lane)];
 	return !ol_backlog(core, &head, &tail) || head == tail;
 }
 
@@ -267,8 +268,9 @@ static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_poli
 	if (OL_READ(g->left) + OL_READ(g->refused) != OL_READ(g->entered) &&
 	    (__s64)(now - e->joined) < OL_JOINED_NS)
 		return 0;
-	core = lanes->cpu[ol_lane_index(g->slot % lanes->nr)];
-	return core == bpf_get_smp_processor_id() || ol_backlog_drained(core, now);
+	core = lanes->cpu[ol_lane_index(g->behind % lanes->nr)];
+	return core == bpf_get_smp_processor_id() || ol_backlog_drained(core, now) ||
+	       ol_backlog_awaited(core, now, (__s64)(now - e->joined) > OL_HELD_MOST_US * 1000);
 }
 
 /* The first frame of a flow in a poll: split it, or have it join? */
@@ -296,7 +298,8 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 		e->merge = 0;
 	}
 	wish = ol_elephant(e, cpu->now, policy->split_frames, policy->split_bytes) &&
-	       policy->split_batch && !ol_alone(policy, cpu->now);
+	       policy->split_batch && ol_get_set(policy, this_cpu)->nr &&
+	       !ol_alone(policy, cpu->now);
 	if (g)
 		g->seen = cpu->now;
 	if (ordered && e->state != OL_WHOLE &&
@@ -401,16 +404,18 @@ __noinline int ol_cut_at(__u32 at, __u64 now)
 	return 0;
 }
 
-/* What the lane has to do that is a branch. None, or one that leaves the set: ~0. */
-__noinline __u32 ol_lane_load(__u32 lane)
+/* What a branch of this core's flows has to do. None, or one whose lane leaves: ~0. */
+__noinline __u32 ol_load_of(__u32 branch)
 {
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_lanes *lanes;
+	__u32 lane;
 
-	if (!policy || lane >= OL_BRANCHES)
+	if (!policy)
 		return ~0U;
+	lane = ol_branch_lane(policy, bpf_get_smp_processor_id(), branch);
 	lanes = ol_branches(policy);
-	if (lane >= lanes->nr || lanes->instead[lane] != lane)
+	if (lane >= OL_MAX_LANES || lane >= lanes->nr || lanes->instead[lane] != lane)
 		return ~0U;
 	return ol_branch_load(policy, lanes->cpu[lane]);
 }
@@ -436,7 +441,7 @@ __noinline __u32 ol_find_branch(__u32 at, __u32 *frames, __u32 segs, int joins)
 	if (!c)
 		return OL_BRANCH_HERE;
 	for (i = 0; i < OL_BRANCHES && !joins; i++) {
-		load = ol_lane_load(i);
+		load = ol_load_of(i);
 		if (load != ~0U)
 			ol_offer(&o, c, i, load, *frames);
 	}
@@ -448,24 +453,33 @@ __noinline __u32 ol_find_branch(__u32 at, __u32 *frames, __u32 segs, int joins)
 }
 
 /* The flow's order begins with a number. */
-static __always_inline void ol_begin_merging(struct ol_elephant *e, __u32 seq, __u64 now)
+__noinline int ol_begin_merging(__u32 place, __u32 seq)
 {
-	struct ol_merging *g = ol_get_merging(e);
-	struct ol_cuts *c = ol_get_cuts(e->merge - 1);
-	__u32 i;
+	__u32 this_cpu = bpf_get_smp_processor_id(), i;
+	struct ol_elephant *e = ol_get_elephant(this_cpu, place);
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	struct ol_merging *g;
+	struct ol_cuts *c;
 
+	if (!e || !policy || !cpu)
+		return 0;
+	g = ol_get_merging(e);
+	c = ol_get_cuts(e->merge - 1);
 	if (!g || !c)
-		return;
+		return 0;
 	e->begins = 0;
-	ol_cuts_begin(c, seq, now);
+	ol_cuts_begin(c, seq, cpu->now);
 	OL_WRITE(g->entered, 0);
 	OL_WRITE(g->left, 0);
 	OL_WRITE(g->refused, 0);
 	OL_WRITE(g->next, seq);
 	OL_WRITE(g->first, seq);
+	OL_WRITE(g->behind, ol_get_set(policy, this_cpu)->behind);
 	for (i = 0; i < OL_ALL_BRANCHES; i++)
 		OL_WRITE(g->sent[i], seq);
 	OL_WRITE(g->generation, g->generation | 1);
+	return 0;
 }
 
 /* Notes what a branch is sent, in sequence numbers, before it can be seen to have come. */
@@ -494,7 +508,7 @@ struct ol_part {
 };
 
 /*
- * Who takes a frame: a lane, OL_BRANCH_HERE, OL_NO_BRANCH where its flow is not split, or
+ * Who takes a frame: a branch, OL_BRANCH_HERE, OL_NO_BRANCH where its flow is not split, or
  * OL_NO_ROOM.
  */
 __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
@@ -537,7 +551,7 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 		/* Numbers begin with data. */
 		if (part->seq == part->end)
 			return OL_NO_BRANCH;
-		ol_begin_merging(e, part->seq, cpu->now);
+		ol_begin_merging(place, part->seq);
 	}
 	if (!e->left) {
 		joins = e->state == OL_JOINS;

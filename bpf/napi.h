@@ -16,6 +16,35 @@ static __always_inline int ol_gro_holds(struct napi_struct *napi)
 	return BPF_CORE_READ(napi, gro_bitmask) != 0;
 }
 
+/* A NAPI for which there was no place is done with what it held when it was not seen for so long. */
+#define OL_HOLDING_NS 200000000
+
+/*
+ * A poll of a NIC ended. Does GRO hold packets of any NIC of this core? A full poll may leave some
+ * there, and so may any with a gro_flush_timeout or a busy poll. Other NICs' own state tells of
+ * theirs: what a full poll leaves is often let go of behind the tracepoint.
+ */
+static __always_inline int ol_nic_holds(struct ol_holding *h, struct napi_struct *polled, __u64 now)
+{
+	int i, any = 0, new = ol_gro_holds(polled);
+
+	for (i = 0; i < OL_HOLDING; i++) {
+		struct napi_struct *n = (void *)h->napi[i];
+
+		if (n && (n == polled || !ol_gro_holds(n)))
+			n = NULL;
+		if (!n && new) {
+			n = polled;
+			new = 0;
+		}
+		h->napi[i] = (__u64)n;
+		any |= n != NULL;
+	}
+	if (new)
+		h->more = now;
+	return any || (h->more && now - h->more < OL_HOLDING_NS);
+}
+
 /* The tunnel whose GRO cell this NAPI is, OL_MAX_TUNNELS for an underlay's, or -1. */
 static __always_inline int ol_device_of(struct napi_struct *napi)
 {

@@ -589,9 +589,6 @@ int BPF_PROG(ol_prio_polled, struct napi_struct *napi, int work, int budget)
 		p->charged = now;
 	}
 	p->polls++;
-	if (ol_gro_holds(napi))
-		p->holds = (__u64)napi;
-	else if (p->holds == (__u64)napi)
-		p->holds = 0;
+	p->holds = ol_nic_holds(&p->holding, napi, bpf_ktime_get_ns());
 	return 0;
 }

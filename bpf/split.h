@@ -30,7 +30,7 @@ OL_INLINE __u32 ol_batch_of(int ordered, __u32 batch)
 	return !ordered && batch > OL_UNORDERED_BATCH ? OL_UNORDERED_BATCH : batch;
 }
 
-/* The branch that is the core which polls. The others are lanes. */
+/* The branch that is the core which polls. The others are lanes, by their places in its set. */
 #define OL_BRANCH_HERE OL_BRANCHES
 
 /*
@@ -119,7 +119,7 @@ OL_INLINE __u32 ol_number_of(__u32 bits, __u32 sent)
 
 /* A lane as one that could take the next micro-flow. */
 struct ol_branch {
-	__u32 lane; /* its number, OL_BRANCHES: there is none */
+	__u32 lane; /* the branch that it is, OL_BRANCHES: there is none */
 	__u32 used; /* frames that it holds */
 };
 

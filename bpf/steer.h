@@ -203,6 +203,59 @@ static __always_inline int ol_left_backlog(__u32 cpu, __u32 seq)
 }
 
 /*
+ * A core that sends all the time finds the queue that it fills busy with what it sent just
+ * before, whenever it looks. So cores whose flows are to leave a queue stand still for a moment,
+ * at most so long: the first of them begins, once in so many ns, and the others join it.
+ */
+#define OL_AWAIT_NS 1000000
+#define OL_AWAIT_PAUSE_NS 20000000
+#define OL_AWAIT_STEPS 65536
+
+/* Until when may this core stand still for another one's queue? 0: not at all. begin: or only with others. */
+static __always_inline __u64 ol_await_until(struct ol_cpu *me, struct ol_cpu *to, int begin)
+{
+	__u64 now = bpf_ktime_get_ns(), until;
+
+	if (!me || !to || me == to)
+		return 0;
+	until = OL_READ(to->awaited_until);
+	if ((__s64)(until - now) > 0)
+		return now - me->awaits < OL_AWAIT_PAUSE_NS / 4 ? 0 : until;
+	if (!begin || now - me->awaits < OL_AWAIT_PAUSE_NS || now - until < OL_AWAIT_PAUSE_NS)
+		return 0;
+	until = now + OL_AWAIT_NS;
+	OL_WRITE(to->awaited_until, until);
+	return until;
+}
+
+struct ol_await {
+	__u64 until;
+	__u64 handed;
+	__u32 core;
+	__u32 done;
+};
+
+static long ol_await_backlog(__u64 i, struct ol_await *a)
+{
+	a->done = ol_backlog_drained(a->core, a->handed);
+	return a->done || (__s64)(bpf_ktime_get_ns() - a->until) > 0;
+}
+
+/* As ol_backlog_drained(), after a moment if need be. */
+__noinline int ol_backlog_awaited(__u32 core, __u64 handed, int begin)
+{
+	struct ol_cpu *me = ol_get_cpu(bpf_get_smp_processor_id());
+	struct ol_await a = {.core = core, .handed = handed};
+
+	a.until = ol_await_until(me, ol_get_cpu(core), begin);
+	if (!a.until)
+		return 0;
+	bpf_loop(OL_AWAIT_STEPS, ol_await_backlog, &a, 0);
+	me->awaits = bpf_ktime_get_ns();
+	return a.done;
+}
+
+/*
  * A pod hop without a lane waits in the backlog of the core that runs the hook.
  * When an earlier stage moves the hook to another core, so does that queue: has
  * it handled what the slot left there?
@@ -395,6 +448,65 @@ static __always_inline int ol_may_refuse(const struct ol_hop *h, const struct ol
 	       ol_lane_leaves(h, lane);
 }
 
+/* What a slot of the stages nic and tunnel has to leave before it goes on on another lane. */
+struct ol_await_slot {
+	struct ol_await at; /* handed 0: the lane is a ring */
+	__u32 this_cpu;
+	__u32 tunnel;
+	__u32 seq;
+	__u32 slot;
+};
+
+static long ol_await_slot(__u64 i, struct ol_await_slot *a)
+{
+	a->at.done = (a->at.handed ? ol_backlog_drained(a->at.core, a->at.handed)
+				   : ol_ring_drained(a->this_cpu, a->at.core, a->tunnel, a->seq)) &&
+		     ol_pod_left(a->slot);
+	return a->at.done || (__s64)(bpf_ktime_get_ns() - a->at.until) > 0;
+}
+
+/* sent: tunnel and poll of the slot's last packet, as in a hop and a slot. */
+__noinline int ol_lane_awaited(__u32 core, __u64 handed, __u64 sent, __u32 slot, int begin)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id();
+	struct ol_cpu *me = ol_get_cpu(this_cpu);
+	struct ol_await_slot a = {
+		.at = {.core = core, .handed = handed},
+		.this_cpu = this_cpu,
+		.tunnel = sent >> 32,
+		.seq = sent,
+		.slot = slot,
+	};
+
+	a.at.until = ol_await_until(me, ol_get_cpu(core), begin);
+	if (!a.at.until)
+		return 0;
+	bpf_loop(OL_AWAIT_STEPS, ol_await_slot, &a, 0);
+	me->awaits = bpf_ktime_get_ns();
+	return a.at.done;
+}
+
+/* A slot is held on its lane: it is given a moment to leave it. */
+static __always_inline void ol_slot_await(const struct ol_hop *h, const struct ol_slot *s,
+					  __u32 wish)
+{
+	__u32 core = ol_queue_core(h, s->lane);
+	int begin = (__s32)((__u32)(bpf_ktime_get_ns() / 1000) - s->held) >= OL_HELD_MOST_US;
+	__u64 handed = 0;
+
+	if (s->refuses || !ol_may_refuse(h, s, wish))
+		return;
+	if (h->stage != OL_STAGE_NIC) {
+		handed = ol_handed_on_by(h->this_cpu, h->tunnel, s->seq);
+		if (!handed)
+			return;
+	}
+	if (h->stage == OL_STAGE_POD)
+		ol_backlog_awaited(core, handed, begin);
+	else
+		ol_lane_awaited(core, handed, (__u64)h->tunnel << 32 | s->seq, h->slot, begin);
+}
+
 /* A slot has not left its lane. Is this packet to be dropped, so that it will? */
 static __always_inline int ol_refuses(const struct ol_hop *h, struct ol_slot *s, __u32 wish)
 {
@@ -487,6 +599,29 @@ __noinline __u32 ol_lane_of(__u32 stage, __u32 cpu)
 	return OL_LANE_LOCAL;
 }
 
+/* The branches of flows that a core polls. */
+static __always_inline struct ol_set *ol_get_set(struct ol_policy *policy, __u32 cpu)
+{
+	__u32 set = cpu < OL_MAX_CPUS ? policy->set_of[cpu] : 0;
+
+	barrier_var(set);
+	return &policy->set[set % OL_SETS];
+}
+
+/* The lane that is a branch of them, or OL_LANE_LOCAL. */
+static __always_inline __u32 ol_branch_lane(struct ol_policy *policy, __u32 cpu, __u32 branch)
+{
+	struct ol_set *set = ol_get_set(policy, cpu);
+
+	return branch < OL_BRANCHES && branch < set->nr ? set->lane[branch] : OL_LANE_LOCAL;
+}
+
+/* The branch that a lane is, or OL_LANE_LOCAL. */
+static __always_inline __u32 ol_lane_branch(const struct ol_policy *policy, __u32 lane)
+{
+	return lane < OL_MAX_LANES ? policy->branch[lane] : OL_LANE_LOCAL;
+}
+
 /*
  * Lanes are only replaced once all flows are home: a slot that still names one
  * that is no more has left it.
@@ -565,6 +700,8 @@ static __always_inline __u32 ol_steer(const struct ol_hop *h)
 				s->lane = OL_LANE_LOCAL;
 		}
 		wish = ol_wish(h, s);
+		if (s->held && wish != s->lane)
+			ol_slot_await(h, s, wish);
 		if (wish == s->lane) {
 			s->held = s->refuses = 0;
 		} else if (ol_slot_drained(h, s, wish)) {

@@ -38,23 +38,6 @@ static __always_inline void ol_cell_polled(struct napi_struct *napi, __u32 this_
 	}
 }
 
-/*
- * A NIC's poll ended. A full one may leave packets in GRO, and so may any with a
- * gro_flush_timeout or a busy poll. With several NICs' NAPIs on the core, one that
- * holds packets keeps nic_seq from going on.
- */
-static __always_inline void ol_nic_polled(struct napi_struct *napi, struct ol_cpu *cpu, __u32 seq)
-{
-	if (ol_gro_holds(napi)) {
-		cpu->nic_holds = (__u64)napi;
-		return;
-	}
-	if (cpu->nic_holds == (__u64)napi)
-		cpu->nic_holds = 0;
-	if (!cpu->nic_holds)
-		cpu->nic_seq = seq;
-}
-
 /* What a full ring makes of waiting is not told apart beyond so many ns. */
 #define OL_WAIT_MOST 10000000
 
@@ -145,7 +128,8 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 		cpu->backlog_seq = seq;
 	} else {
 		stage = OL_STAGE_NIC;
-		ol_nic_polled(napi, cpu, seq);
+		if (!ol_nic_holds(&cpu->holding, napi, now))
+			cpu->nic_seq = seq;
 	}
 	/* Whoever polled: a mark's time may not run ahead of an empty queue's. */
 	if (cpu->softnet) {

@@ -83,7 +83,7 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 		if (branch == OL_NO_ROOM)
 			return XDP_DROP;
 		if (branch != OL_NO_BRANCH) {
-			lane = branch < OL_BRANCHES ? branch : OL_LANE_LOCAL;
+			lane = ol_branch_lane(policy, bpf_get_smp_processor_id(), branch);
 			if (f.flow.proto == OL_IPPROTO_UDP && part.seq != part.end)
 				ol_put_number(ctx, part.seq);
 		}

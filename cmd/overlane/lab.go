@@ -212,6 +212,7 @@ func newLabRunCmd() *cobra.Command {
 	f.IntVar(&cfg.Size, "size", 0, "bytes in a datagram, or written to a TCP connection at a time (default: the scenario's own)")
 	f.Float64Var(&cfg.Load, "load", 0, "background load, as a share of saturation (default: the scenario's own)")
 	f.BoolVar(&cfg.Awake, "awake", false, "keep the machine's cores from halting meanwhile (/dev/cpu_dma_latency): what saves work lets them halt, and to wake takes its time")
+	f.IntVar(&cfg.Busy, "busy", 0, "of the cores that may take work and poll no queue, how many a further program keeps busy all the time")
 	f.IntVar(&cfg.Batch, "batch", 0, "frames in a micro-flow, in variants that have them (default: overlane's own)")
 	slowFlag(cmd, &cfg)
 	f.StringVar(&reportDir, "report", "", "write a page with plots, and the raw numbers, to this directory")
@@ -311,7 +312,7 @@ func labCommand(cmd *cobra.Command, name string) string {
 	if name != cmd.Name() {
 		words = append(words, name)
 	}
-	for _, flag := range []string{"variants", "rounds", "seconds", "nic", "napi", "queues", "topology", "ipv6", "flows", "rates", "offer", "size", "load", "batch", "awake", "slow"} {
+	for _, flag := range []string{"variants", "rounds", "seconds", "nic", "napi", "queues", "topology", "ipv6", "flows", "rates", "offer", "size", "load", "busy", "batch", "awake", "slow"} {
 		if f := cmd.Flags().Lookup(flag); f != nil && f.Changed {
 			words = append(words, "--"+flag, strings.Trim(f.Value.String(), "[]"))
 		}

@@ -178,7 +178,7 @@ func Default() *Config {
 
 		BridgeNetfilter: HooksKept,
 
-		Microflows: Microflows{Mode: ModeAuto, Batch: 256, Cores: 2, UDPOrder: OrderExact, Hold: 100 * time.Millisecond},
+		Microflows: Microflows{Mode: ModeAuto, Batch: 256, Cores: MaxBranches, UDPOrder: OrderExact, Hold: 100 * time.Millisecond},
 		Priority:   Priority{Mode: PriorityBatch, Classify: ClassifyProven, Threads: ThreadsAuto, BulkShare: 20},
 		Limits:     Limits{BusyCores: 80},
 		// No exporter's, by Prometheus's list of default ports, in which 9100 to 9999 are all given away.

@@ -32,7 +32,7 @@ var microflowKeys = keys{
 		},
 	},
 	{
-		name: "cores", about: "how many branches a flow is split into at most, beside the core that polls the NIC; a branch takes one core, or two where there are enough",
+		name: "cores", about: "how many branches a flow is split into at most, beside the core that polls the NIC, and no more than are needed; a branch takes one core, or two where there are enough",
 		allowed: allowNumber(MinBranches, MaxBranches), def: strconv.Itoa(Default().Microflows.Cores),
 		read: func(d *decoder, path string, n ast.Node) error {
 			return d.number(path, n, &d.cfg.Microflows.Cores, MinBranches, MaxBranches)

@@ -142,7 +142,8 @@ type Mechanism struct {
 	// Gain is the factor of one flow's packet rate that the stage costs predict, of what is
 	// in place.
 	Gain float64 `json:"predicted_gain,omitempty"`
-	// Trying: it is switched to and fro to see what it gains, or measured before that.
+	// Trying: it is switched to and fro to see what it gains, or measured before that, or its programs
+	// are being loaded.
 	Trying bool `json:"trying,omitempty"`
 }
 

@@ -22,6 +22,8 @@ type aggregation struct {
 	gov     *governor.Aggregation
 	dp      *datapath.Aggregation // nil while it does not act
 	counted datapath.AggregateCounters
+	at      time.Time                  // counted then
+	joins   float64                    // datagrams a second that were joined, in the last window
 	past    datapath.AggregateCounters // of the times before
 	hooks   map[node.DevKey]io.Closer  // on tunnels
 	skipped []plan.Skip
@@ -55,7 +57,8 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 		}
 		n := c.Sub(a.counted)
 		w.Packets, w.Datagrams, w.Supers, w.Follows = n.Packets, n.Datagrams, n.Supers, n.Follows
-		a.counted, w.Behind = c, d.sensor.behind
+		a.joins = float64(n.Datagrams) / max(now.Sub(a.at).Seconds(), time.Millisecond.Seconds())
+		a.counted, a.at, w.Behind = c, now, d.sensor.behind
 	}
 	before := a.gov.Last()
 	dec := before
@@ -101,6 +104,7 @@ const ruleShare = 100
 // tryAggregation makes it fit the node; where that fails, it leaves no trace. all: nothing is taken from
 // the last look.
 func (d *Daemon) tryAggregation(now time.Time, all bool) error {
+	defer d.begins("aggregate")()
 	a := &d.aggr
 	all = all && a.check.due(now)
 	a.stirred = false
@@ -169,7 +173,7 @@ func (d *Daemon) followAggregation(made plan.Plan, owned map[plan.Setting]plan.O
 		if err != nil {
 			return err
 		}
-		a.dp, a.hooks, a.counted = dp, map[node.DevKey]io.Closer{}, datapath.AggregateCounters{}
+		a.dp, a.hooks, a.counted, a.at = dp, map[node.DevKey]io.Closer{}, datapath.AggregateCounters{}, time.Now()
 	}
 	here := map[plan.Target]bool{}
 	for _, dev := range receivers(d.snap) {
@@ -215,12 +219,21 @@ func (d *Daemon) followAggregation(made plan.Plan, owned map[plan.Setting]plan.O
 	return errors.Join(errs...)
 }
 
+// watches tells that it is watched whether datagrams come in a row. What the stages cost, and whether flows of
+// datagrams can be split, is another matter once they are joined.
+func (a *aggregation) watches() bool { return a.gov.Last().State == governor.Parked }
+
+const watchedFirst = "it is watched first whether datagrams come in a row, and can cross the overlay as one packet"
+
 // joinDatagrams has GRO join datagrams. What priority's lanes already hold has no numbers, and to
 // GRO is another flow than what will have them: it is handed on first, by the next window.
 func (d *Daemon) joinDatagrams(steps []plan.Step) error {
 	fresh, err := d.dp.SetApart(true)
 	if d.aggr.waits = fresh && d.prio != nil; d.aggr.waits || err != nil {
 		return err
+	}
+	if len(steps) > 0 && !d.pipe.armed {
+		d.sensor.relearn()
 	}
 	refused, err := d.carryOutEach(steps)
 	for target, why := range refused {
@@ -253,7 +266,10 @@ func (d *Daemon) stopAggregation() (rep apply.Report, err error) {
 		a.past = a.past.Add(c)
 	}
 	err = errors.Join(err, e, a.dp.Close())
-	a.dp, a.skipped, a.waits = nil, nil, false
+	a.dp, a.skipped, a.waits, a.joins = nil, nil, false, 0
+	if len(rep.Results) > 0 && !d.pipe.armed {
+		d.sensor.relearn()
+	}
 	return rep, err
 }
 

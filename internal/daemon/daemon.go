@@ -117,6 +117,7 @@ type Daemon struct {
 	polled    []int // the cores that polled NICs when the pipeline was put in place
 	avoid     []int // cores that tasks need, and whose lanes flows have left
 	polls     polls
+	beginning string    // the mechanism that is being put in place, while it is
 	beaten    time.Time // the last sign of life
 	useless   bool      // no hop was worth it, in the last window
 	quiet     time.Time // since when hardly a packet has come
@@ -355,6 +356,8 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 		in.Layout = governor.Layout{Reason: "micro-flows act instead"}
 	case d.pipe.armed:
 		in.Layout = d.pipe.layout
+	case d.opts.Mode == governor.Auto && d.aggr.watches():
+		in.Layout = governor.Layout{Reason: watchedFirst}
 	default:
 		in.Layout = d.place(in, d.opts.Limits.Short(in, d.tier() == governor.XDP))
 	}
@@ -382,7 +385,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 // are steered as far as that has shown that it pays.
 func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Input, name string, t *trial, mode governor.Mode) error {
 	d.refitLanes(in, dec)
-	if err := d.avoidCores(dec); err != nil {
+	if err := d.avoidCores(dec, name); err != nil {
 		return err
 	}
 	if dec.State != governor.Active || mode == governor.Forced || !d.pipe.armed {
@@ -411,7 +414,9 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 				return nil
 			}
 			d.polled, d.avoid = in.Pollers(), nil
+			over := d.begins(name)
 			d.armErr = d.pipe.arm(ctx, d.snap, in.Layout)
+			over()
 			var left *xdp.Left
 			if errors.As(d.armErr, &left) {
 				// Said already. The next window places it behind the NIC's stage.

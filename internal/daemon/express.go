@@ -109,6 +109,7 @@ func (e *express) glancing() bool { return len(e.open)+len(e.closing) > 0 }
 // tryExpress makes it fit the node; where that fails, it leaves no trace.
 func (d *Daemon) tryExpress(ctx context.Context, now time.Time) error {
 	e := &d.expr
+	defer d.begins("express")()
 	before := len(e.open)
 	if e.err = d.followExpress(ctx, now); e.err != nil {
 		e.retry = now.Add(retryAfter)

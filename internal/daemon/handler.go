@@ -88,7 +88,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Tiers = d.opts.Tiers
 	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggregationMechanism(), d.expressMechanism(), d.bridgingMechanism()}
 	for i := range st.Mechanisms {
-		st.Mechanisms[i].Trying = d.tries(st.Mechanisms[i].Name)
+		d.unsettled(&st.Mechanisms[i])
 	}
 	names := NewNames(d.scanner, d.snap)
 	st.Namespaces = names.Places()
@@ -152,6 +152,23 @@ func (d *Daemon) fill(st *control.Status) error {
 	n.BulkShortCut, n.BulkBridged = p.BulkShortCut, p.BulkBridged
 	n.BulkPackets, n.BulkLane, n.Refused = p.Bulk, p.BulkLane, p.Refused
 	return nil
+}
+
+// begins notes a mechanism that is put in place. Its programs may have to be loaded for that, and the
+// daemon answers meanwhile. It returns what tells that this is over.
+func (d *Daemon) begins(mechanism string) (over func()) {
+	d.beginning = mechanism
+	return func() { d.beginning = "" }
+}
+
+// unsettled tells whether a mechanism is about to change: it does not act before its programs are there,
+// whatever was decided.
+func (d *Daemon) unsettled(m *control.Mechanism) {
+	begins := m.Name == d.beginning
+	m.Trying = begins || d.tries(m.Name)
+	if begins && m.State == control.Active {
+		m.State, m.Reason = control.Standby, "its programs are being loaded; "+m.Reason
+	}
 }
 
 func (d *Daemon) fillLanes(st *control.Status, c datapath.Counters) error {

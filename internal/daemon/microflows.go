@@ -5,8 +5,10 @@ package daemon
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
+	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
@@ -45,12 +47,33 @@ const (
 type microflows struct {
 	gov     *governor.Governor
 	trial   trial
-	nic     []int             // cores that polled NICs, when last they did and no lanes were out
-	counted datapath.Counters // when the stretch that is judged began
-	since   time.Time         // that
-	share   float64           // of one core that elephants would take, in the last one
-	pause   time.Time         // not before
-	why     string            // that
+	nic     []int     // cores that poll NICs, as far as that is known
+	counted splitOn   // when the stretch that is judged began
+	since   time.Time // that
+	// elephants are, by the core that polls them, what they would take of one, in the last one; nil: not known.
+	elephants map[int]float64
+	needy     []int     // cores that lacked branches of their own, when those that were in place were taken off
+	pause     time.Time // not before
+	why       string    // that
+}
+
+// splitOn is what each core polled that came out of tunnels, and what of it belonged to flows that were split.
+type splitOn struct{ all, split []uint64 }
+
+// splitOn reads it. Of two programs on an underlay one counts what comes.
+func (d *Daemon) splitOn() (c splitOn, err error) {
+	behind, err := d.dp.OverlayOn()
+	if err != nil {
+		return c, err
+	}
+	if c.all, err = d.dp.XDPOverlayOn(); err != nil {
+		return c, err
+	}
+	for core, n := range behind {
+		c.all[core] = max(c.all[core], n)
+	}
+	c.split, err = d.dp.SplitOn()
+	return c, err
 }
 
 // noMicroflows says why no flow can be split, or nothing.
@@ -81,23 +104,62 @@ func (d *Daemon) placeMicroflows(in governor.Input) governor.Layout {
 		}
 		return d.pipe.layout
 	}
-	if nic := in.Pollers(); !d.pipe.armed && len(nic) > 0 {
+	if nic := in.Pollers(); !d.pipe.armed && in.Now.Sub(d.polls.armed) >= lanesGone && len(nic) > 0 {
 		m.nic = nic
 	}
 	if in.Now.Before(m.pause) {
 		return governor.Layout{Reason: m.why}
 	}
+	if why := d.wholeAnyway(in); why != "" {
+		return governor.Layout{Gain: 1, Reason: why}
+	}
+	needy := slices.Clone(m.needy)
+	for _, core := range d.opts.Limits.Needy(in, governor.Layout{}, nil) {
+		if !slices.Contains(needy, core) {
+			needy = append(needy, core)
+		}
+	}
+	return d.placeBranches(in, needy)
+}
+
+// placeBranches is the placement that would be made for cores whose elephants need branches, the neediest first;
+// none: for all that poll.
+func (d *Daemon) placeBranches(in governor.Input, needy []int) governor.Layout {
 	tier := governor.XDP
 	if d.cutBehind() != "" {
 		tier = governor.TC
 	}
-	machine := d.machine(in, nil, d.opts.Microflows.Mode)
-	machine.NIC = m.nic
+	nic := d.micro.nic
+	needy = slices.DeleteFunc(needy, func(core int) bool { return !slices.Contains(nic, core) })
+	machine := d.machine(in, needy, d.opts.Microflows.Mode)
+	if machine.NIC = nic; len(needy) > 0 {
+		machine.Short = needy
+	}
 	l := governor.PlaceMicroflows(tier, machine, min(d.opts.Microflows.Cores, datapath.MaxBranches), d.opts.Microflows.NoMerge == nil, in.Costs)
-	if d.opts.Microflows.Mode != governor.Forced && !l.None() && !l.Pays() {
+	if d.opts.Microflows.Mode == governor.Forced {
+		l.Whole = nil
+	} else if !l.None() && !l.Pays() {
 		return governor.Layout{Gain: 1, Reason: "micro-flows are not worth it by " + l.Reason}
 	}
 	return l
+}
+
+// wholeAnyway says why there is nothing to split, or nothing: datagrams that are joined stay whole. To find that
+// out by a trial takes the programs, seconds of loading on a slow machine, and what they cost meanwhile.
+func (d *Daemon) wholeAnyway(in governor.Input) string {
+	a := &d.aggr
+	switch {
+	case d.opts.Microflows.Mode == governor.Forced || d.opts.Microflows.Unordered:
+		return ""
+	case a.watches():
+		return watchedFirst
+	case a.gov.Last().State != governor.Active || a.joins == 0:
+		return ""
+	}
+	if rest := in.Besides(a.joins); rest < fruitful {
+		return fmt.Sprintf("UDP flows stay whole beside aggregation, and all other frames take %.0f %% of a core", rest*100)
+	}
+	return ""
 }
 
 // cutBehind says why flows are not cut on the NIC, but behind its stage; empty where they are. Each
@@ -115,26 +177,67 @@ func (d *Daemon) cutBehind() string {
 }
 
 // look takes what elephants would take of one core in a stretch that is over, and begins one.
-func (m *microflows) look(in governor.Input, c datapath.Counters) {
+func (m *microflows) look(in governor.Input, c splitOn) {
 	if in.Now.Sub(m.since) < fruitlessFor {
 		return
 	}
-	all := max(c.XDPOverlay-m.counted.XDPOverlay, c.Overlay-m.counted.Overlay)
-	if !m.since.IsZero() && all > 0 {
-		// Behind GRO packets are counted, and frames cost: elephants have the same part of both.
-		m.share = float64(c.Split-m.counted.Split) / float64(all) * in.Path()
+	var all, most uint64
+	came := make([]uint64, len(c.all))
+	if !m.since.IsZero() {
+		for core := range came {
+			came[core] = c.all[core] - m.counted.all[core]
+			all, most = all+came[core], max(most, came[core])
+		}
+	}
+	if all > 0 {
+		m.elephants, m.nic = map[int]float64{}, nil
+		for core, n := range came {
+			// Behind GRO packets are counted, and frames cost: elephants have the same part of both.
+			if split := c.split[core] - m.counted.split[core]; split > 0 {
+				m.elephants[core] = float64(split) / float64(all) * in.Path()
+			}
+			if n > 0 && n >= most/10 {
+				m.nic = append(m.nic, core)
+			}
+		}
 	}
 	m.since, m.counted = in.Now, c
 }
 
 // fruitless tells that hardly anything is split, and lets a while pass from then on.
 func (m *microflows) fruitless(now time.Time) bool {
-	if m.share >= fruitful {
+	var share float64
+	for _, part := range m.elephants {
+		share += part
+	}
+	if m.elephants == nil || share >= fruitful {
 		return false
 	}
 	m.pause = now.Add(fruitlessPause)
-	m.why = fmt.Sprintf("flows that are much for one core by themselves take %.0f %% of one; looked at again every %s", m.share*100, fruitlessPause)
+	m.why = fmt.Sprintf("flows that are much for one core by themselves take %.0f %% of one; looked at again every %s", share*100, fruitlessPause)
 	return true
+}
+
+// refitBranches has micro-flows taken off, their flows whole, where a core's elephants lack branches of their own,
+// or tasks need a branch's core, and there are cores for them. They are placed anew then.
+func (d *Daemon) refitBranches(in governor.Input, dec governor.Decision) {
+	in.Layout = d.pipe.layout
+	var needy []int
+	if d.micro.elephants != nil {
+		needy = d.opts.Limits.Needy(in, in.Layout, d.micro.elephants)
+	} else {
+		for _, s := range in.Layout.Sets {
+			needy = append(needy, s.Of)
+		}
+	}
+	if !in.Layout.Lacks(needy) && len(dec.Avoid) == 0 {
+		d.refit.Leave()
+		return
+	}
+	if why := d.refit.Step(in, governor.InPlace{Layout: in.Layout}, dec, d.placeBranches(in, slices.Clone(needy))); why != "" {
+		d.log.Info("micro-flows are placed anew", "mechanism", "microflows", "reason", why)
+		d.evict, d.micro.needy = true, needy
+	}
 }
 
 // split is what flows are cut into.
@@ -161,18 +264,21 @@ func (d *Daemon) split(in governor.Input) datapath.Split {
 // stepMicroflows decides for the window, and puts their placement into in.
 func (d *Daemon) stepMicroflows(in *governor.Input) (governor.Decision, error) {
 	if d.pipe.armed && d.pipe.layout.Split && d.pipe.steering {
-		c, err := d.dp.Counters()
+		c, err := d.splitOn()
 		if err != nil {
 			return governor.Decision{}, err
 		}
 		d.micro.look(*in, c)
 	} else {
-		d.micro.since, d.micro.share = time.Time{}, 1
+		d.micro.since, d.micro.elephants = time.Time{}, nil
 	}
 	in.Layout = d.placeMicroflows(*in)
 	d.micro.trial.barred(in)
 	before := d.micro.gov.Last()
 	dec := d.micro.gov.Step(*in)
+	if dec.State == governor.Standby || d.pipe.armed && !d.evict {
+		d.micro.needy = nil
+	}
 	if dec.State != before.State {
 		d.log.Info("microflows "+dec.State.String(), "mechanism", "microflows", "reason", dec.Reason)
 	}
@@ -189,6 +295,9 @@ func (d *Daemon) microflowsMechanism() control.Mechanism {
 	}
 	if d.pipe.armed && d.pipe.layout.Split {
 		m.Gain = d.pipe.layout.Gain
+		if whole := d.pipe.layout.Whole; len(whole) > 0 {
+			m.Reason += fmt.Sprintf("; flows that cores %s poll stay whole: they need no help, or there are no branches for them", config.CPUList(whole))
+		}
 	}
 	if why := d.micro.trial.reason; why != "" {
 		m.Reason += "; " + why

@@ -3,10 +3,10 @@
 package daemon
 
 import (
+	"slices"
 	"testing"
 	"time"
 
-	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 )
 
@@ -24,14 +24,56 @@ func TestAnElephantIsSeenAmongManyOtherFlows(t *testing.T) {
 		{"little, on an idle node", 30e3, 0, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			m := microflows{share: 1}
+			m := microflows{}
 			in := governor.Input{Costs: costs, Cores: map[int]governor.Core{0: {Rate: c.elephant + c.others}}}
 			for s := range 3 {
 				in.Now = time.Unix(1000+int64(s), 0)
-				m.look(in, datapath.Counters{Split: uint64(c.elephant * float64(s)), XDPOverlay: uint64((c.elephant + c.others) * float64(s))})
+				m.look(in, splitOn{
+					all:   []uint64{0, uint64((c.elephant + c.others/2) * float64(s)), uint64(c.others / 2 * float64(s))},
+					split: []uint64{0, uint64(c.elephant * float64(s)), 0},
+				})
 			}
 			if got := m.fruitless(in.Now); got != c.fruitless {
-				t.Errorf("fruitless: %t, elephants take %.2f of a core", got, m.share)
+				t.Errorf("fruitless: %t, elephants take %v of a core", got, m.elephants)
+			}
+			if len(m.elephants) != 1 || m.elephants[1] == 0 {
+				t.Errorf("elephants are polled on cores %v", m.elephants)
+			}
+			if want := []int{1, 2}; c.others > c.elephant && !slices.Equal(m.nic, want) {
+				t.Errorf("cores %v poll, want %v", m.nic, want)
+			}
+		})
+	}
+}
+
+// Where datagrams are joined UDP flows stay whole: nothing is loaded and attached to find that out, unless
+// enough of a core goes to other frames.
+func TestWhatIsJoinedIsNotTriedToSplit(t *testing.T) {
+	costs := governor.Costs{NIC: 2000, Tunnel: 300, Pod: 2500} // a core is saturated by 208e3 frames a second
+	for _, c := range []struct {
+		name      string
+		aggregate governor.Mode
+		joins     float64
+		micro     Microflows
+		whole     bool
+	}{
+		{"all is joined", governor.Forced, 207e3, Microflows{}, true},
+		{"nearly all", governor.Forced, 170e3, Microflows{}, true},
+		{"half", governor.Forced, 104e3, Microflows{}, false},
+		{"nothing", governor.Forced, 0, Microflows{}, false},
+		{"it is watched", governor.Auto, 0, Microflows{}, true},
+		{"no aggregation", governor.Off, 0, Microflows{}, false},
+		{"forced", governor.Forced, 207e3, Microflows{Mode: governor.Forced}, false},
+		{"in no order", governor.Forced, 207e3, Microflows{Unordered: true}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := &Daemon{opts: Options{Microflows: c.micro}}
+			d.aggr.gov = governor.NewAggregation(c.aggregate)
+			d.aggr.gov.Step(time.Unix(1000, 0), governor.AggregationWindow{Rate: 207e3})
+			d.aggr.joins = c.joins
+			why := d.wholeAnyway(governor.Input{Costs: costs, Cores: map[int]governor.Core{0: {Rate: 207e3}, 1: {}}})
+			if (why != "") != c.whole {
+				t.Errorf("whole: %q", why)
 			}
 		})
 	}

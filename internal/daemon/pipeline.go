@@ -93,7 +93,23 @@ func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.
 			return err
 		}
 	}
+	if err := p.setBranches(); err != nil {
+		return err
+	}
 	return p.setMasks(snap, made)
+}
+
+// setBranches tells which flows are split into which branches.
+func (p *pipeline) setBranches() error {
+	at := datapath.NIC
+	if len(p.layout.NIC) == 0 {
+		at = datapath.Tunnel
+	}
+	var sets []datapath.Branches
+	for _, s := range p.layout.Sets {
+		sets = append(sets, datapath.Branches{Cores: s.Cores, Behind: s.Behind})
+	}
+	return p.dp.SetBranches(at, sets, p.layout.SetOf)
 }
 
 // setMasks writes the masks of a plan. A device that is refused one is left alone from then on: another
@@ -167,7 +183,10 @@ func (p *pipeline) placeMerge(snap node.Snapshot, made plan.Plan) error {
 }
 
 // Of what the governor places, the kernel side can hold all.
-const _ = uint(datapath.MaxLanes - governor.MaxLanes)
+const (
+	_ = uint(datapath.MaxLanes - governor.MaxLanes)
+	_ = uint(datapath.MaxSets - governor.MaxSets)
+)
 
 func (p *pipeline) lanes() map[datapath.Stage][]int {
 	return map[datapath.Stage][]int{
@@ -527,6 +546,10 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 		delete(p.attached, key)
 	}
 	err = errors.Join(err, p.endMerge())
+	if p.layout.Split && !p.wants(p.layout).Asked {
+		// Each frame costs more while it is there, and to attach it again costs nothing.
+		err = errors.Join(err, p.places.ReleaseAll(xdp.Microflows))
+	}
 	p.armed, p.steering, p.layout, p.skipped = false, false, governor.Layout{}, nil
 	clear(p.refused)
 	return rep, err

@@ -39,8 +39,12 @@ func (d *Daemon) place(in governor.Input, short []int) governor.Layout {
 // anew then, by what is so now.
 func (d *Daemon) refitLanes(in governor.Input, dec governor.Decision) {
 	// Behind lanes of the nic stage the tunnels' polls tell where these are, not which core polls the NIC.
-	if !d.pipe.armed || d.pipe.layout.Split || len(d.pipe.layout.NIC) > 0 || d.evict {
+	if !d.pipe.armed || !d.pipe.layout.Split && len(d.pipe.layout.NIC) > 0 || d.evict {
 		d.refit.Leave()
+		return
+	}
+	if d.pipe.layout.Split {
+		d.refitBranches(in, dec)
 		return
 	}
 	short := dec.Short
@@ -56,13 +60,13 @@ func (d *Daemon) refitLanes(in governor.Input, dec governor.Decision) {
 }
 
 // avoidCores makes flows leave the lanes of cores that tasks need.
-func (d *Daemon) avoidCores(dec governor.Decision) error {
-	if d.pipe.layout.Split || slices.Equal(d.avoid, dec.Avoid) {
+func (d *Daemon) avoidCores(dec governor.Decision, mechanism string) error {
+	if slices.Equal(d.avoid, dec.Avoid) {
 		return nil
 	}
 	for _, core := range dec.Avoid {
 		if !slices.Contains(d.avoid, core) {
-			d.log.Info("flows leave a core", "mechanism", "pipeline", "core", core, "reason", "tasks need it")
+			d.log.Info("flows leave a core", "mechanism", mechanism, "core", core, "reason", "tasks need it")
 		}
 	}
 	d.avoid = dec.Avoid

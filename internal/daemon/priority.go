@@ -250,6 +250,7 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	if err := d.places.ReleaseAll(xdp.Pipeline, xdp.Microflows, xdp.Express); err != nil {
 		return err
 	}
+	defer d.begins("priority")()
 	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), polled: map[int]time.Time{}, frames: map[string]uint64{}, broad: broad{excess: d.prioPast.LatencyExcess},
 		realtime: realtime{on: !d.opts.Priority.Fair}}
 	var err error

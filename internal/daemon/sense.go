@@ -18,7 +18,12 @@ type sensor struct {
 	// behind is what a frame cost behind the NIC's stage in the last window, of what it cost there;
 	// 0: not known.
 	behind float64
+	// before: the window that ends next tells nothing of what stages cost now.
+	before bool
 }
+
+// relearn forgets what stages cost: from now on packets are others, and fewer or more of them.
+func (s *sensor) relearn() { s.costs, s.before = governor.Costs{}, true }
 
 // read makes the window since the last call. learn tells that all stages run on
 // one core now, so that their cost can be measured. The first call has no
@@ -66,9 +71,10 @@ func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, re
 		}
 		in.Cores[i] = c
 	}
-	if learn {
+	if learn && !s.before {
 		s.learn(sum)
 	}
+	s.before = false
 	s.behind = sum.behind()
 	in.Costs = s.costs
 	return in, true
@@ -129,19 +135,19 @@ func (s *sensor) nothing(now time.Time, configured []int) governor.Input {
 	return in
 }
 
-// minLearn is how many saturated packets a window needs to tell a stage's cost.
+// minLearn is how many frames of saturated polls a window needs to tell a stage's cost.
 const minLearn = 500
 
 // learn follows the stages' costs slowly: a machine's speed changes by half and
 // more within seconds. A stage's packets may be many frames each.
 func (s *sensor) learn(sum costs) {
-	if sum.all[datapath.NIC] == 0 {
+	if sum.packets[datapath.NIC] < minLearn {
 		return
 	}
 	for st, cost := range map[datapath.Stage]*float64{
 		datapath.NIC: &s.costs.NIC, datapath.Tunnel: &s.costs.Tunnel, datapath.Pod: &s.costs.Pod,
 	} {
-		if sum.packets[st] < minLearn {
+		if sum.packets[st] < fewPackets {
 			continue
 		}
 		now := float64(sum.ns[st]) / float64(sum.packets[st]) * float64(sum.all[st]) / float64(sum.all[datapath.NIC])

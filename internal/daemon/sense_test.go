@@ -64,3 +64,37 @@ func TestAClockThatJumpsIsNoLoad(t *testing.T) {
 		})
 	}
 }
+
+// Once datagrams are joined frames cost something else, and stages have few packets. What they cost before is
+// forgotten at once: by it the wrong stage would hop.
+func TestCostsAreLearnedAnewWhenDatagramsAreJoined(t *testing.T) {
+	var s sensor
+	now, total := time.Unix(1_000_000, 0), datapath.Core{}
+	window := func(packets [datapath.Stages]uint64, ns [datapath.Stages]uint64) governor.Costs {
+		now = now.Add(100 * time.Millisecond)
+		for st := range datapath.Stages {
+			total.Packets[st] += packets[st]
+			total.StagePackets[st] += packets[st]
+			total.StageNs[st] += ns[st] * packets[datapath.NIC]
+		}
+		in, _ := s.read(now, []datapath.Core{total}, []int{0}, nil, true)
+		return in.Costs
+	}
+	const frames = 10000
+	single, joined := [datapath.Stages]uint64{frames, frames, frames}, [datapath.Stages]uint64{frames, frames / 64, frames / 64}
+	before, after := [datapath.Stages]uint64{4000, 4500, 2700}, [datapath.Stages]uint64{2800, 200, 1800}
+	costs := func(c [datapath.Stages]uint64) governor.Costs {
+		return governor.Costs{NIC: float64(c[datapath.NIC]), Tunnel: float64(c[datapath.Tunnel]), Pod: float64(c[datapath.Pod])}
+	}
+	s.read(now, []datapath.Core{total}, []int{0}, nil, true)
+	if got := window(single, before); got != costs(before) {
+		t.Fatalf("at first: %+v", got)
+	}
+	s.relearn()
+	if got := window(single, before); got.Known() {
+		t.Errorf("the window before the change tells of it: %+v", got)
+	}
+	if got := window(joined, after); got != costs(after) {
+		t.Errorf("after the change: %+v", got)
+	}
+}

@@ -3,9 +3,11 @@
 package daemon
 
 import (
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/governor"
 )
 
@@ -40,5 +42,29 @@ func TestStatusTellsWhatIsBeingTriedOut(t *testing.T) {
 	}
 	if !d.tries("express") {
 		t.Errorf("while it is looked what there is for express: %+v", d.expr.gov.Last())
+	}
+}
+
+// What waits for its programs does not act yet: the kernel looks at them for seconds on a slow machine,
+// and status is asked meanwhile.
+func TestWhatWaitsForItsProgramsDoesNotActYet(t *testing.T) {
+	d := &Daemon{}
+	d.trial, d.micro.trial, d.demand.trial, d.expr.trial = newTrial(forGoodput), newTrial(forGoodput), newTrial(forLatency), newTrial(forGoodput)
+	d.aggr.gov = governor.NewAggregation(governor.Forced)
+	over := d.begins("microflows")
+	told := func(name string) control.Mechanism {
+		m := control.Mechanism{Name: name, State: control.Active, Reason: "forced by configuration"}
+		d.unsettled(&m)
+		return m
+	}
+	if m := told("microflows"); m.State != control.Standby || !m.Trying || !strings.Contains(m.Reason, "being loaded") {
+		t.Errorf("while its programs are loaded: %+v", m)
+	}
+	if m := told("aggregate"); m.State != control.Active || m.Trying {
+		t.Errorf("while those of others are: %+v", m)
+	}
+	over()
+	if m := told("microflows"); m.State != control.Active || m.Trying || m.Reason != "forced by configuration" {
+		t.Errorf("once they are there: %+v", m)
 	}
 }

@@ -63,8 +63,12 @@ type branchesOlCpu struct {
 		PendingTail uint32
 		Armed       uint32
 	}
-	Lane       [2]uint64
-	NicHolds   uint64
+	Lane    [2]uint64
+	Holding struct {
+		_    structs.HostLayout
+		Napi [8]uint64
+		More uint64
+	}
 	LaneTime   uint64
 	LaneHead   uint32
 	NicSeq     uint32
@@ -78,11 +82,14 @@ type branchesOlCpu struct {
 		Ns      uint64
 		Packets uint64
 	}
-	Packets [3]uint64
-	Samples [4]uint64
-	Stretch uint64
-	Waited  uint64
-	Queued  uint64
+	Packets      [3]uint64
+	Samples      [4]uint64
+	Stretch      uint64
+	Waited       uint64
+	Queued       uint64
+	Awaits       uint64
+	AwaitedUntil uint64
+	_            [48]byte
 }
 
 type branchesOlCuts struct {
@@ -188,6 +195,8 @@ type branchesOlMerging struct {
 	Next       uint32
 	Refused    uint32
 	Slot       uint32
+	Behind     uint32
+	_          [4]byte
 }
 
 type branchesOlOwner struct {
@@ -235,6 +244,14 @@ type branchesOlPolicy struct {
 		Instead [64]uint8
 		Hash    [64]uint32
 	}
+	Set [64]struct {
+		_      structs.HostLayout
+		Nr     uint8
+		Behind uint8
+		Lane   [8]uint8
+	}
+	SetOf     [512]uint8
+	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
 	_         [4]byte
@@ -251,15 +268,19 @@ type branchesOlPort struct {
 
 type branchesOlPrio struct {
 	_       structs.HostLayout
-	Holds   uint64
+	Holding struct {
+		_    structs.HostLayout
+		Napi [8]uint64
+		More uint64
+	}
 	Charged uint64
 	Budget  int64
 	Polls   uint32
+	Holds   uint32
 	Task    uint32
 	Latency uint32
 	Poll    uint32
 	Now     uint32
-	_       [4]byte
 	NowNs   uint64
 	Brought uint32
 	Seen    uint32

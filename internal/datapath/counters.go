@@ -99,8 +99,17 @@ func (d *Datapath) Counters() (Counters, error) {
 }
 
 // OverlayOn is Counters.Overlay of each core.
-func (d *Datapath) OverlayOn() (packets []uint64, err error) {
-	if err := d.stages.OlCounters.Lookup(uint32(stagesOlCounterOL_CNT_OVERLAY), &packets); err != nil {
+func (d *Datapath) OverlayOn() ([]uint64, error) { return d.on(stagesOlCounterOL_CNT_OVERLAY) }
+
+// XDPOverlayOn is Counters.XDPOverlay of each core.
+func (d *Datapath) XDPOverlayOn() ([]uint64, error) { return d.on(stagesOlCounterOL_CNT_XDP_OVERLAY) }
+
+// SplitOn is Counters.Split of each core.
+func (d *Datapath) SplitOn() ([]uint64, error) { return d.on(stagesOlCounterOL_CNT_SPLIT) }
+
+// on is what each core has counted.
+func (d *Datapath) on(c stagesOlCounter) (packets []uint64, err error) {
+	if err := d.stages.OlCounters.Lookup(uint32(c), &packets); err != nil {
 		return nil, fmt.Errorf("read counter of cores: %w", err)
 	}
 	return packets, nil

@@ -215,7 +215,9 @@ func (d *Datapath) forgetLastPolls() error {
 		if err := d.stages.OlCpus.Lookup(cpu, &v); err != nil {
 			return fmt.Errorf("read core %d: %w", cpu, err)
 		}
-		v.Full, v.NicFull, v.NicHolds, v.Stage = 0, 0, 0, uint8(stagesOlStageOL_NR_STAGES)
+		v.Full, v.NicFull, v.Stage = 0, 0, uint8(stagesOlStageOL_NR_STAGES)
+		clear(v.Holding.Napi[:])
+		v.Holding.More = 0
 		if err := d.stages.OlCpus.Put(cpu, v); err != nil {
 			return fmt.Errorf("write core %d: %w", cpu, err)
 		}

@@ -34,6 +34,7 @@ const (
 	mergeOlLimitOL_ELEPHANTS       mergeOlLimit = 256
 	mergeOlLimitOL_BRANCHES        mergeOlLimit = 8
 	mergeOlLimitOL_ALL_BRANCHES    mergeOlLimit = 9
+	mergeOlLimitOL_SETS            mergeOlLimit = 64
 	mergeOlLimitOL_MERGES          mergeOlLimit = 32
 	mergeOlLimitOL_MERGE_POINTS    mergeOlLimit = 64
 	mergeOlLimitOL_MERGE_DEPTH     mergeOlLimit = 1024

@@ -71,8 +71,12 @@ type priorityOlCpu struct {
 		PendingTail uint32
 		Armed       uint32
 	}
-	Lane       [2]uint64
-	NicHolds   uint64
+	Lane    [2]uint64
+	Holding struct {
+		_    structs.HostLayout
+		Napi [8]uint64
+		More uint64
+	}
 	LaneTime   uint64
 	LaneHead   uint32
 	NicSeq     uint32
@@ -86,11 +90,14 @@ type priorityOlCpu struct {
 		Ns      uint64
 		Packets uint64
 	}
-	Packets [3]uint64
-	Samples [4]uint64
-	Stretch uint64
-	Waited  uint64
-	Queued  uint64
+	Packets      [3]uint64
+	Samples      [4]uint64
+	Stretch      uint64
+	Waited       uint64
+	Queued       uint64
+	Awaits       uint64
+	AwaitedUntil uint64
+	_            [48]byte
 }
 
 type priorityOlCuts struct {
@@ -246,6 +253,7 @@ const (
 	priorityOlLimitOL_ELEPHANTS       priorityOlLimit = 256
 	priorityOlLimitOL_BRANCHES        priorityOlLimit = 8
 	priorityOlLimitOL_ALL_BRANCHES    priorityOlLimit = 9
+	priorityOlLimitOL_SETS            priorityOlLimit = 64
 	priorityOlLimitOL_MERGES          priorityOlLimit = 32
 	priorityOlLimitOL_MERGE_POINTS    priorityOlLimit = 64
 	priorityOlLimitOL_MERGE_DEPTH     priorityOlLimit = 1024
@@ -286,6 +294,8 @@ type priorityOlMerging struct {
 	Next       uint32
 	Refused    uint32
 	Slot       uint32
+	Behind     uint32
+	_          [4]byte
 }
 
 type priorityOlOwner struct {
@@ -348,6 +358,14 @@ type priorityOlPolicy struct {
 		Instead [64]uint8
 		Hash    [64]uint32
 	}
+	Set [64]struct {
+		_      structs.HostLayout
+		Nr     uint8
+		Behind uint8
+		Lane   [8]uint8
+	}
+	SetOf     [512]uint8
+	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
 	_         [4]byte
@@ -364,15 +382,19 @@ type priorityOlPort struct {
 
 type priorityOlPrio struct {
 	_       structs.HostLayout
-	Holds   uint64
+	Holding struct {
+		_    structs.HostLayout
+		Napi [8]uint64
+		More uint64
+	}
 	Charged uint64
 	Budget  int64
 	Polls   uint32
+	Holds   uint32
 	Task    uint32
 	Latency uint32
 	Poll    uint32
 	Now     uint32
-	_       [4]byte
 	NowNs   uint64
 	Brought uint32
 	Seen    uint32

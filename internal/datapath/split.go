@@ -5,11 +5,15 @@ package datapath
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 )
 
 // MaxBranches is how many lanes one flow can be split over.
 const MaxBranches = int(stagesOlLimitOL_BRANCHES)
+
+// MaxSets is how many sets of branches there can be: the first is that of flows that stay whole.
+const MaxSets = int(stagesOlLimitOL_SETS) - 1
 
 // MaxBatch is the most frames of a micro-flow: merge points have room for two of them, of each branch.
 const MaxBatch = int(stagesOlLimitOL_MERGE_DEPTH) / 2
@@ -63,6 +67,49 @@ func (d *Datapath) SetSplit(s Split) error {
 		p.SplitSecond = 1
 	}
 	return d.writePolicy()
+}
+
+// Branches are a set of lanes that take the micro-flows of elephants.
+type Branches struct {
+	Cores  []int // of the lanes; no other set has them
+	Behind int   // the core of the pod stage's lane on which the flows go on behind a merge point
+}
+
+// SetBranches tells by which branches the flows are split that a core polls: set returns the place of
+// the set, -1 where they stay whole. at is the stage whose lanes the branches are. It must not be called while
+// a flow is split, and comes behind SetLanes.
+func (d *Datapath) SetBranches(at Stage, sets []Branches, set func(core int) int) error {
+	if len(sets) > MaxSets {
+		return fmt.Errorf("set branches: %d sets, at most %d can be used", len(sets), MaxSets)
+	}
+	p := &d.policy
+	clear(p.Set[:])
+	clear(p.SetOf[:])
+	clear(p.Branch[:])
+	for i, b := range sets {
+		if len(b.Cores) > MaxBranches {
+			return fmt.Errorf("set branches: %d cores in one set, at most %d can be", len(b.Cores), MaxBranches)
+		}
+		s := &p.Set[i+1]
+		s.Nr, s.Behind = uint8(len(b.Cores)), uint8(max(d.laneOn(Pod, b.Behind), 0))
+		for branch, core := range b.Cores {
+			lane := d.laneOn(at, core)
+			if lane < 0 {
+				return fmt.Errorf("set branches: core %d is no lane of stage %s", core, at)
+			}
+			s.Lane[branch], p.Branch[lane] = uint8(lane), uint8(branch)
+		}
+	}
+	for core := range d.cpus {
+		p.SetOf[core] = uint8(set(core) + 1)
+	}
+	return d.writePolicy()
+}
+
+// laneOn is the place of a core among the lanes of a stage, or -1.
+func (d *Datapath) laneOn(s Stage, core int) int {
+	lanes := &d.policy.Stage[s]
+	return slices.Index(lanes.Cpu[:lanes.Nr], uint16(core))
 }
 
 // SetMergeDevice tells the index of the devices with merge points, in each namespace.

@@ -97,8 +97,12 @@ type stagesOlCpu struct {
 		PendingTail uint32
 		Armed       uint32
 	}
-	Lane       [2]uint64
-	NicHolds   uint64
+	Lane    [2]uint64
+	Holding struct {
+		_    structs.HostLayout
+		Napi [8]uint64
+		More uint64
+	}
 	LaneTime   uint64
 	LaneHead   uint32
 	NicSeq     uint32
@@ -112,11 +116,14 @@ type stagesOlCpu struct {
 		Ns      uint64
 		Packets uint64
 	}
-	Packets [3]uint64
-	Samples [4]uint64
-	Stretch uint64
-	Waited  uint64
-	Queued  uint64
+	Packets      [3]uint64
+	Samples      [4]uint64
+	Stretch      uint64
+	Waited       uint64
+	Queued       uint64
+	Awaits       uint64
+	AwaitedUntil uint64
+	_            [48]byte
 }
 
 type stagesOlCuts struct {
@@ -182,6 +189,7 @@ const (
 	stagesOlLimitOL_ELEPHANTS       stagesOlLimit = 256
 	stagesOlLimitOL_BRANCHES        stagesOlLimit = 8
 	stagesOlLimitOL_ALL_BRANCHES    stagesOlLimit = 9
+	stagesOlLimitOL_SETS            stagesOlLimit = 64
 	stagesOlLimitOL_MERGES          stagesOlLimit = 32
 	stagesOlLimitOL_MERGE_POINTS    stagesOlLimit = 64
 	stagesOlLimitOL_MERGE_DEPTH     stagesOlLimit = 1024
@@ -222,6 +230,8 @@ type stagesOlMerging struct {
 	Next       uint32
 	Refused    uint32
 	Slot       uint32
+	Behind     uint32
+	_          [4]byte
 }
 
 type stagesOlOwner struct {
@@ -261,6 +271,9 @@ type stagesOlPolicy struct {
 		Instead [64]uint8
 		Hash    [64]uint32
 	}
+	Set       [64]stagesOlSet
+	SetOf     [512]uint8
+	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
 	_         [4]byte
@@ -277,15 +290,19 @@ type stagesOlPort struct {
 
 type stagesOlPrio struct {
 	_       structs.HostLayout
-	Holds   uint64
+	Holding struct {
+		_    structs.HostLayout
+		Napi [8]uint64
+		More uint64
+	}
 	Charged uint64
 	Budget  int64
 	Polls   uint32
+	Holds   uint32
 	Task    uint32
 	Latency uint32
 	Poll    uint32
 	Now     uint32
-	_       [4]byte
 	NowNs   uint64
 	Brought uint32
 	Seen    uint32
@@ -361,6 +378,13 @@ type stagesOlRecent struct {
 	Slot uint32
 	Lane uint32
 	_    [4]byte
+}
+
+type stagesOlSet struct {
+	_      structs.HostLayout
+	Nr     uint8
+	Behind uint8
+	Lane   [8]uint8
 }
 
 type stagesOlSlot struct {

@@ -89,6 +89,18 @@ func (in Input) Path() (cores float64) {
 	return cores
 }
 
+// Besides is that without so many frames a second.
+func (in Input) Besides(frames float64) (cores float64) {
+	var all float64
+	for _, c := range in.Cores {
+		all += c.Rate
+	}
+	if all == 0 {
+		return 0
+	}
+	return in.Path() * max(1-frames/all, 0)
+}
+
 // Mode is the configuration's word.
 type Mode int
 
@@ -409,14 +421,14 @@ func (g *Governor) lookAtLanes(in Input) {
 	}
 }
 
-// lacksLanes tells whether a stage has no lane left that tasks do not need, and which of its cores they
-// need most. Micro-flows have the lanes that they have. Not yet in use, given the cores that are short, a lane
-// must be free of tasks; in use, it is not to be one that is avoided.
+// lacksLanes tells whether of some lanes there are too few left that tasks do not need, and which of their cores
+// they need most. Not yet in use, given the cores that are short, a lane must be free of tasks; in use, it is not
+// to be one that is avoided.
 func (g *Governor) lacksLanes(in Input, short []int) (core int, lacks bool) {
-	for _, stage := range [][]int{in.Layout.NIC, in.Layout.Tunnel, in.Layout.Pod} {
+	for _, some := range in.Layout.needs() {
 		core = -1
 		fit := 0
-		for _, c := range stage {
+		for _, c := range some.cores {
 			_, avoided := g.avoid[c]
 			if !avoided && (short == nil || slices.Contains(short, c) || in.Cores[c].Tasks <= g.limits.TasksOn) {
 				fit++
@@ -424,7 +436,7 @@ func (g *Governor) lacksLanes(in Input, short []int) (core int, lacks bool) {
 				core = c
 			}
 		}
-		if core >= 0 && (fit == 0 || in.Layout.Split) {
+		if core >= 0 && fit < some.least {
 			return core, true
 		}
 	}

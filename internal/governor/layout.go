@@ -42,8 +42,11 @@ type Layout struct {
 	Tunnel []int
 	Pod    []int
 	// Split: each of the NIC cores does all stages of the micro-flows that it gets, and
-	// with Here so does the core that polls.
+	// with Here so does the core that polls. Sets says of which flows, the neediest core's first.
 	Split, Here bool
+	Sets        []Branches
+	// Whole are the cores whose flows are not split, as there are no branches for them, sorted.
+	Whole []int
 	// Merge: split flows are put in order again, behind which they go on on the Pod cores.
 	Merge  bool
 	Reason string
@@ -62,6 +65,27 @@ func (l Layout) Pays() bool { return l.Gain >= minGain }
 // all tells that the flows of all cores are helped together: behind lanes of the nic stage it is the lanes'
 // cores that count frames, and micro-flows are for flows, wherever they come.
 func (l Layout) all() bool { return l.Split || len(l.NIC) > 0 }
+
+// need is how many of some lanes there have to be at least.
+type need struct {
+	cores []int
+	least int
+}
+
+// needs are what a placement cannot do without: of each stage one lane; of branches two, or the only one, and the
+// cores behind them.
+func (l Layout) needs() (list []need) {
+	if !l.Split {
+		return []need{{l.NIC, 1}, {l.Tunnel, 1}, {l.Pod, 1}}
+	}
+	for _, s := range l.Sets {
+		list = append(list, need{s.Cores, min(2, len(s.Cores))})
+	}
+	if len(l.NIC) > 0 {
+		list = append(list, need{l.Tunnel, len(l.Tunnel)})
+	}
+	return append(list, need{l.Pod, len(l.Pod)})
+}
 
 // Shape tells what kind of placement it is, whichever cores it has: what one shows holds for another of the
 // same shape.
@@ -290,8 +314,12 @@ func part(n int, cost, others float64) int {
 	return min(max(int(float64(n)*cost/(cost+others)+0.5), 1), n-1)
 }
 
-// MaxLanes is how many lanes a stage can have in the kernel side.
-const MaxLanes = 64
+// MaxLanes is how many lanes a stage can have in the kernel side, MaxSets how many sets of branches
+// there can be.
+const (
+	MaxLanes = 64
+	MaxSets  = 63
+)
 
 // lanes are cores in the order in which the kernel keeps those of an RPS mask.
 func lanes(cores []int) []int {

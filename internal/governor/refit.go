@@ -53,6 +53,20 @@ func (r *Refit) Leave() { r.since = time.Time{} }
 
 func misfit(in Input, at InPlace, dec Decision, would Layout) string {
 	lanes := at.Layout.Cores()
+	if at.Layout.Split {
+		for _, core := range dec.Avoid {
+			more := dec.State != Active || len(would.Cores()) > len(lanes)-len(dec.Avoid)
+			if more && !would.None() && !slices.Contains(would.Cores(), core) {
+				return fmt.Sprintf("tasks need core %d, and there are others", core)
+			}
+		}
+		for _, s := range would.Sets {
+			if at.Layout.Lacks([]int{s.Of}) {
+				return fmt.Sprintf("core %d polls elephants, and there are cores for branches of their own", s.Of)
+			}
+		}
+		return ""
+	}
 	for _, core := range in.Pollers() {
 		if slices.Contains(lanes, core) && !slices.Contains(at.Polled, core) {
 			return fmt.Sprintf("the NIC is polled on core %d since, which takes work of its own", core)

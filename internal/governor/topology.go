@@ -64,46 +64,48 @@ func (m Machine) free() []int {
 	for c := range helped {
 		nodes[m.Topology.Node[c]], caches[m.Topology.Cache[c]] = true, true
 	}
-	var free []int
-	rank := map[int][4]int{}
+	var free []ranked
 	for _, c := range m.Cores {
 		if helped[c] || m.Short == nil && polls[c] || m.room(c) < least || m.Most > 0 && m.Tasks[c] > m.Most {
 			continue
 		}
-		free = append(free, c)
-		r := [4]int{own, 0, 0, int(math.Round(10 * m.Load[c]))}
+		r := ranked{wired: own, load: int(math.Round(10 * m.Load[c])), core: c}
 		if !nodes[m.Topology.Node[c]] && len(nodes) > 0 {
-			r[0] = otherNode
+			r.wired = otherNode
 		}
 		if !caches[m.Topology.Cache[c]] && len(caches) > 0 {
-			r[1] = 1
+			r.cache = 1
 		}
 		if polls[c] {
-			r[2] = 1
+			r.polls = 1
 		}
 		if slices.ContainsFunc(m.Topology.Siblings[c], func(s int) bool { return helped[s] || m.room(s) < busySibling }) {
-			r[0] = besideBusy
+			r.wired = besideBusy
 		}
-		rank[c] = r
+		free = append(free, r)
 	}
-	sort := func() {
-		slices.SortFunc(free, func(a, b int) int {
-			ra, rb := rank[a], rank[b]
-			return cmp.Or(slices.Compare(ra[:], rb[:]), cmp.Compare(a, b))
-		})
-	}
-	sort()
+	slices.SortFunc(free, ranked.compare)
 	// Of the threads of one core, the first takes a lane before the others do.
 	before := map[int]bool{}
-	for _, c := range free {
-		if r := rank[c]; r[0] == own && slices.ContainsFunc(m.Topology.Siblings[c], func(s int) bool { return before[s] }) {
-			r[0] = besideLane
-			rank[c] = r
+	for i, r := range free {
+		if r.wired == own && slices.ContainsFunc(m.Topology.Siblings[r.core], func(s int) bool { return before[s] }) {
+			free[i].wired = besideLane
 		}
-		before[c] = true
+		before[r.core] = true
 	}
-	sort()
-	return free
+	slices.SortFunc(free, ranked.compare)
+	var cores []int
+	for _, r := range free {
+		cores = append(cores, r.core)
+	}
+	return cores
+}
+
+// ranked is a core that can take work; what comes first decides, and less is better.
+type ranked struct{ wired, cache, polls, load, core int }
+
+func (a ranked) compare(b ranked) int {
+	return cmp.Or(cmp.Compare(a.wired, b.wired), cmp.Compare(a.cache, b.cache), cmp.Compare(a.polls, b.polls), cmp.Compare(a.load, b.load), cmp.Compare(a.core, b.core))
 }
 
 // How a core is wired to others that work, the best first.

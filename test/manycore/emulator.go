@@ -36,12 +36,16 @@ var ours embed.FS
 var places = map[string]string{
 	"manycore.c": "accel/tcg/manycore.c",
 	"manycore.h": "include/system/manycore.h",
+	// What it has of devices.
+	"devices.mak": "configs/devices/x86_64-softmmu/manycore.mak",
 }
 
-// configuration is one target and no feature: that builds in minutes.
+// configuration is one target, no feature and hardly a device, without what debuggers and tracers read:
+// that builds in minutes.
 var configuration = []string{
 	"--target-list=x86_64-softmmu", "--without-default-features", "--enable-system", "--enable-tcg", "--enable-plugins",
 	"--disable-docs", "--disable-werror", "--disable-install-blobs", "--disable-tools", "--enable-fdt=disabled",
+	"--without-default-devices", "--with-devices-x86_64=manycore", "--disable-debug-info", "--enable-trace-backends=nop",
 }
 
 // firmware are packages whose files the emulator loads, which its source package does not contain.
@@ -95,7 +99,7 @@ func missing(ctx context.Context, tools []tool) error {
 		return nil
 	}
 	list := strings.Join(pkgs, " ")
-	return fmt.Errorf("build the emulator: needs %s: apt-get install %s", strings.ReplaceAll(list, " ", ", "), list)
+	return fmt.Errorf("needs %s: apt-get install %s", strings.ReplaceAll(list, " ", ", "), list)
 }
 
 // Emulator is the one that runs many cores in guest time.
@@ -127,15 +131,26 @@ func keys() (emulator, lines string, err error) {
 	return fmt.Sprintf("%.6x", e.Sum(nil)), fmt.Sprintf("%.6x", p.Sum(nil)), err
 }
 
+// cached is the emulator where the cache has it, or would have it.
+func cached(cache string) (*Emulator, error) {
+	key, lines, err := keys()
+	return &Emulator{filepath.Join(cache, "manycore-"+key), key, lines}, err
+}
+
+// Lacks says what a build would need that is not there, where there is no emulator in the cache.
+func Lacks(ctx context.Context, cache string) error {
+	e, err := cached(cache)
+	if err != nil || e.there() {
+		return err
+	}
+	return missing(ctx, tools)
+}
+
 // Build returns the emulator from the cache, or builds it, which takes minutes; say tells how far it is.
 func Build(ctx context.Context, cache string, say func(string, ...any)) (*Emulator, error) {
-	key, lines, err := keys()
-	if err != nil {
-		return nil, err
-	}
-	e := &Emulator{filepath.Join(cache, "manycore-"+key), key, lines}
-	if e.there() {
-		return e, nil
+	e, err := cached(cache)
+	if err != nil || e.there() {
+		return e, err
 	}
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return nil, err
@@ -149,7 +164,7 @@ func Build(ctx context.Context, cache string, say func(string, ...any)) (*Emulat
 		return e, nil // another run has built it meanwhile
 	}
 	if err := missing(ctx, tools); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("build the emulator: %w", err)
 	}
 	if exists(e.program()) {
 		return e, compile(ctx, e)
@@ -163,7 +178,7 @@ func Build(ctx context.Context, cache string, say func(string, ...any)) (*Emulat
 	if err := build(ctx, work, say); err != nil {
 		return nil, err
 	}
-	if err := compile(ctx, &Emulator{done, key, lines}); err != nil {
+	if err := compile(ctx, &Emulator{done, e.Key, e.Plugin}); err != nil {
 		return nil, err
 	}
 	return e, errors.Join(os.RemoveAll(e.Dir), os.Rename(done, e.Dir))

@@ -121,7 +121,7 @@ const options = "quiet nokaslr tsc=reliable clocksource=tsc tsc_early_khz=100000
 // What the lab needs of modules and programs.
 var (
 	modules = []string{
-		"vxlan", "geneve", "veth", "bridge", "br_netfilter", "tun", "dummy", "sch_fq", "sch_ingress", "cls_bpf", "act_mirred",
+		"vxlan", "geneve", "veth", "bridge", "br_netfilter", "tun", "dummy", "sch_fq", "sch_tbf", "sch_ingress", "cls_bpf", "act_mirred",
 		"nf_tables", "nft_chain_nat", "iptable_filter", "xt_mark", "xt_conntrack", "xfrm_user",
 	}
 	programs = []string{"ip", "iperf3"}
@@ -134,6 +134,8 @@ type Bench struct {
 	Init     string
 	// Programs are files by the names that commands have.
 	Programs map[string]string
+	// Started are files that commands start themselves, found as /bin/NAME.
+	Started []string
 }
 
 // Command is a program with its arguments.
@@ -164,7 +166,7 @@ func (b *Bench) Run(ctx context.Context, m Machine, dir string, commands ...Comm
 	}
 	smp, numa := m.topology()
 	v := &vm.Machine{
-		Kernel: k, Dir: dir, Tests: b.Programs, Programs: programs, Init: b.Init, Modules: modules,
+		Kernel: k, Dir: dir, Tests: b.Programs, Programs: slices.Concat(programs, b.Started), Init: b.Init, Modules: modules,
 		Emulator: vm.Unpacked(b.Emulator.Dir, m.environment()...),
 		Devices:  slices.Concat(numa, m.plugin(b.Emulator), []string{"-rtc", "clock=vm,base=2026-01-01"}),
 		Boot:     vm.Boot{CPUs: m.CPUs, Topology: smp, Features: features, Options: options, Counted: true},

@@ -43,7 +43,7 @@ var (
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if *cores == "" {
-		left := "^(TestGates|TestSeries)$"
+		left := "^(TestGates|TestSeries|TestOrder)$"
 		if f := flag.Lookup("test.skip"); f.Value.String() != "" {
 			left += "|" + f.Value.String()
 		}

@@ -13,6 +13,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/overlane/overlane/test/mutants/worktree"
 )
 
 type verdict string
@@ -23,6 +25,17 @@ const (
 	void     verdict = "VOID"    // the break or the test is not what the list says
 	unjudged verdict = "skipped" // the test cannot run on this machine
 )
+
+// treeCopy is what breaks are made in.
+type treeCopy struct {
+	*worktree.Copy
+	sound map[string]error // package and test -> what it said without a break
+}
+
+func newCopy(ctx context.Context, root string) (*treeCopy, error) {
+	c, err := worktree.New(ctx, root)
+	return &treeCopy{c, map[string]error{}}, err
+}
 
 // judge makes one break, runs its test, and mends the copy again.
 func (c *treeCopy) judge(ctx context.Context, m mutant) (verdict, string) {
@@ -38,13 +51,13 @@ func (c *treeCopy) judge(ctx context.Context, m mutant) (verdict, string) {
 		return void, fmt.Sprintf("without the break the test does not pass: %v", err)
 	}
 
-	undo, err := m.apply(c.dir)
+	undo, err := m.apply(c.Dir)
 	if err != nil {
 		return void, err.Error()
 	}
 	defer c.mend(undo)
 	if m.kernelSide() {
-		undo, err := c.regenerate(ctx, m.Define)
+		undo, err := c.Regenerate(ctx, m.Define)
 		if undo != nil {
 			defer c.mend(undo)
 		}
@@ -65,7 +78,7 @@ func (c *treeCopy) judge(ctx context.Context, m mutant) (verdict, string) {
 // mend undoes a break; a copy that cannot be mended must not be judged by.
 func (c *treeCopy) mend(undo func() error) {
 	if err := undo(); err != nil {
-		c.remove()
+		c.Remove()
 		fmt.Fprintln(os.Stderr, "mutants: mend the copy:", err)
 		os.Exit(1)
 	}
@@ -85,7 +98,7 @@ func (c *treeCopy) test(ctx context.Context, m mutant) error {
 	}
 	// No vet: a break is not held to style.
 	cmd := exec.CommandContext(ctx, "go", "test", "-json", "-count=1", "-vet=off", "-timeout=5m", "-run", strings.Join(parts, "/"), m.Package)
-	cmd.Dir = c.dir
+	cmd.Dir = c.Dir
 	cmd.WaitDelay = 10 * time.Second
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

@@ -22,6 +22,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/overlane/overlane/test/mutants/worktree"
 )
 
 func main() {
@@ -50,7 +52,7 @@ func mutants(ctx context.Context, run string, list bool) (failed int, err error)
 	if err != nil {
 		return 0, err
 	}
-	root, err := treeRoot(ctx)
+	root, err := worktree.Root(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -68,7 +70,7 @@ func mutants(ctx context.Context, run string, list bool) (failed int, err error)
 	if err != nil {
 		return 0, err
 	}
-	defer c.remove()
+	defer c.Remove()
 
 	var passed, skipped int
 	for _, m := range all {

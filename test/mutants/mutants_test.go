@@ -108,7 +108,7 @@ func TestVerdicts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.remove()
+	defer c.Remove()
 
 	base := mutant{File: "a/a.go", Find: "return 2", Replace: "return 1", Package: "./a", Test: "TestTwo"}
 	for _, tt := range []struct {
@@ -137,7 +137,7 @@ func TestVerdicts(t *testing.T) {
 			if v != tt.want || !strings.Contains(why, tt.why) {
 				t.Errorf("%s %q, want %s because of %q", v, why, tt.want, tt.why)
 			}
-			if got, err := os.ReadFile(filepath.Join(c.dir, "a/a.go")); err != nil || string(got) != tree["a/a.go"] {
+			if got, err := os.ReadFile(filepath.Join(c.Dir, "a/a.go")); err != nil || string(got) != tree["a/a.go"] {
 				t.Errorf("the copy was not mended: %q, %v", got, err)
 			}
 		})

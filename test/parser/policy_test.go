@@ -62,6 +62,15 @@ func TestNoFlowGoesOnInAnotherQueueBeforeItHasLeftTheOld(t *testing.T) {
 	}
 }
 
+// Nor where several NICs are polled on one core, each with packets in GRO.
+func TestGROOfEveryNICOfACoreIsLookedAt(t *testing.T) {
+	_, seed := seeded(t)
+	bin := compileModel(t, sanitizers)
+	for i := range uint64(modelSeeds) {
+		run(t, bin, fmt.Sprint(seed+i), modelPackets, "together")
+	}
+}
+
 // In bounded time, however much comes: what a full lane would drop anyway is dropped for that.
 func TestFlowsLeaveALaneThatIsFull(t *testing.T) {
 	_, seed := seeded(t)
@@ -72,8 +81,8 @@ func TestFlowsLeaveALaneThatIsFull(t *testing.T) {
 	}
 }
 
-// And for nothing else: a lane that is only never empty drops nothing.
-func TestNothingIsDroppedForALaneThatIsBusy(t *testing.T) {
+// And a lane that is only never empty, for which nothing is dropped.
+func TestFlowsLeaveALaneThatIsBusy(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
 	for i := range uint64(modelSeeds / 4) {

@@ -24,6 +24,8 @@ type Cores struct {
 	Apps   int   // where what was sent is received, by programs: the first of Servers, if that has its own
 	// Servers are for programs with several threads, or several programs.
 	Servers []int
+	// Busy are lanes that further programs keep busy.
+	Busy []int
 }
 
 // fewCores are too few for each role to have its own.
@@ -128,6 +130,20 @@ func (c Cores) Node() []int {
 	return slices.Compact(all)
 }
 
+// Lanes are the cores that may take work and poll no queue.
+func (c Cores) Lanes() []int { return without(c.Steer, c.NIC) }
+
+// KeepBusy has further programs keep n cores busy: the first of the lanes, but those that generators need
+// as well, which only get what is left of them.
+func (c *Cores) KeepBusy(n int) error {
+	free := without(c.Lanes(), c.Gen, []int{c.Sender})
+	if n < 0 || n > len(free) {
+		return fmt.Errorf("%d busy cores: %d lanes here share no core with a generator or the sender (%s)", n, len(free), c)
+	}
+	c.Busy = free[:n]
+	return nil
+}
+
 // String names the roles. What is steered may also stay on the cores that poll.
 func (c Cores) String() string {
 	var parts []string
@@ -135,7 +151,7 @@ func (c Cores) String() string {
 		name  string
 		cores []int
 	}{
-		{"receive", c.NIC}, {"lanes", without(c.Steer, c.NIC)}, {"applications", append([]int{c.Apps}, c.Servers...)},
+		{"receive", c.NIC}, {"lanes", c.Lanes()}, {"busy", c.Busy}, {"applications", append([]int{c.Apps}, c.Servers...)},
 		{"sender", []int{c.Sender}}, {"generator", append([]int{c.Paced}, c.Gen...)},
 	} {
 		if len(role.cores) > 0 {

@@ -47,6 +47,28 @@ func TestRolesOfCores(t *testing.T) {
 	}
 }
 
+func TestBusyCoresAreLanes(t *testing.T) {
+	for _, tt := range []struct {
+		cores, queues, busy int
+		want                string // empty: it cannot be
+	}{
+		{2, 1, 0, "receive 0, lanes 1, applications 1, sender 1, generator 1"},
+		{2, 1, 1, ""}, // the generator gets what others leave
+		{4, 1, 1, "receive 0, lanes 1, busy 1, applications 2, sender 3, generator 3"},
+		{4, 1, 2, ""},
+		{8, 1, 2, "receive 0, lanes 1-3, busy 1-2, applications 4-5, sender 6, generator 7"},
+		{8, 4, 1, ""},
+		{16, 4, 3, "receive 0-3, lanes 4-8, busy 4-6, applications 9-10, sender 11, generator 12-15"},
+		{16, 4, -1, ""},
+	} {
+		c := placeOn(upTo(tt.cores), tt.queues, Thread)
+		err := c.KeepBusy(tt.busy)
+		if got := c.String(); (err != nil) != (tt.want == "") || err == nil && got != tt.want {
+			t.Errorf("%d cores, %d queues, %d busy: %v\ngot  %s\nwant %s", tt.cores, tt.queues, tt.busy, err, got, tt.want)
+		}
+	}
+}
+
 // All that was measured on two cores was measured with these.
 func TestRolesOfTwoCoresStay(t *testing.T) {
 	for _, tt := range []struct {

@@ -42,6 +42,7 @@ const (
 	LaneChanges   = "lane_changes"   // completed changes of a flow's lane
 	Unread        = "unread"         // datagrams that the program's socket had no room for
 	Settled       = "settled_s"      // seconds until the daemon's status was steady
+	Placed        = "placed_s"       // seconds until the daemon's status was as it then stayed
 	Unsteady      = "unsteady"       // 1: it was not by the time that it was waited for
 	GeneratorIdle = "generator_idle" // share 0..1 of the generator's core left idle
 )

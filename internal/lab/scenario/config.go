@@ -31,6 +31,7 @@ type Config struct {
 	Load     float64 // background as a share of saturation; 0: the scenario's own
 	Offer    float64 // above saturation, how many times what the host network takes; 0: a little more
 	Slow     float64 // times that the machine is slower than usual; 0: not
+	Busy     int     // cores that lanes may be on and a further program keeps busy
 	Batch    int     // frames in a micro-flow; 0: the product's own number
 	Awake    bool    // cores of the machine do not halt meanwhile
 	Binary   string  // the program that pipeline variants start; default this one

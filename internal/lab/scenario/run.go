@@ -96,7 +96,16 @@ func run(ctx context.Context, b *bed.Bed, cfg Config, eager bool) ([]report.Resu
 	if err != nil {
 		return nil, err
 	}
-	e := &env{bed: b, cores: b.Cores, clock: clock, checkerNS: perCheck, eager: eager, mixed: s.mixed,
+	cores := b.Cores
+	if err := cores.KeepBusy(cfg.Busy); err != nil {
+		return nil, err
+	}
+	spinners, err := traffic.Spin(b.Receiver().NS, cores.Busy)
+	if err != nil {
+		return nil, err
+	}
+	defer spinners.Stop()
+	e := &env{bed: b, cores: cores, clock: clock, checkerNS: perCheck, eager: eager, mixed: s.mixed,
 		offers: map[string]float64{}}
 	var results []report.Result
 	for _, at := range s.pointsFor(&cfg) {
@@ -287,7 +296,7 @@ func brief(values map[string]float64, err error) string {
 	}
 	var parts []string
 	for _, m := range []string{report.RPS, report.KPPS, report.Gbps, report.P50, report.P99, report.LossFreeKPPS, report.RRP50, report.RRP99,
-		report.BulkKPPS, report.BulkGbps, report.Settled, report.Reordered, report.Duplicated} {
+		report.BulkKPPS, report.BulkGbps, report.Settled, report.Placed, report.Reordered, report.Duplicated} {
 		if x, ok := values[m]; ok && (x != 0 || m != report.Reordered && m != report.Duplicated) {
 			parts = append(parts, fmt.Sprintf("%s %.4g", m, x))
 		}

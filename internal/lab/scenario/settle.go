@@ -44,7 +44,7 @@ func conditionOf(st control.Status) condition {
 	for _, m := range st.Mechanisms {
 		is = append(is, fmt.Sprintf("%s %s since %s", m.Name, m.State, m.Since))
 		if m.Trying {
-			c.trying = m.Name + " is on trial"
+			c.trying = m.Name + " is on trial, or its programs are being loaded"
 		}
 	}
 	for _, l := range st.Lanes {
@@ -106,7 +106,7 @@ func (e *env) become(ctx context.Context, least time.Duration, wait func(context
 		}
 		over, unsteady := s.look(at, c)
 		if over {
-			e.settledIn(at, unsteady)
+			e.settledIn(at, s.since, unsteady)
 			return nil
 		}
 		if err := wait(ctx, min(e.slowly(lookEvery), max(s.limit-at, time.Millisecond))); err != nil {
@@ -115,13 +115,13 @@ func (e *env) become(ctx context.Context, least time.Duration, wait func(context
 	}
 }
 
-// settledIn notes how long it took, for the row.
-func (e *env) settledIn(took time.Duration, unsteady string) {
+// settledIn notes how long it took, and since when it was so, for the row.
+func (e *env) settledIn(took, since time.Duration, unsteady string) {
 	if e.settling == nil {
 		return
 	}
 	if !e.led {
-		e.settling[report.Settled] = took.Seconds()
+		e.settling[report.Settled], e.settling[report.Placed] = took.Seconds(), since.Seconds()
 	}
 	e.settling[report.Unsteady] += 0
 	if unsteady != "" {

@@ -42,15 +42,16 @@ func TestTrafficSettlesWithTheDaemon(t *testing.T) {
 		led      time.Duration // fixed traffic; 0: it goes on for as long as it takes
 		slow     float64
 		took     time.Duration
+		placed   time.Duration
 		unsteady string
 	}{
 		{name: "nothing happens", daemon: course{{0, idle}}, took: 1500 * time.Millisecond},
-		{name: "it acts at once", daemon: course{{0, idle}, {300 * time.Millisecond, active}}, took: 2 * second},
-		{name: "a trial", daemon: course{{0, idle}, {500 * time.Millisecond, trial}, {4 * second, active}}, took: 5500 * time.Millisecond},
+		{name: "it acts at once", daemon: course{{0, idle}, {300 * time.Millisecond, active}}, took: 2 * second, placed: 500 * time.Millisecond},
+		{name: "a trial", daemon: course{{0, idle}, {500 * time.Millisecond, trial}, {4 * second, active}}, took: 5500 * time.Millisecond, placed: 4 * second},
 		{name: "a slow machine", daemon: course{{0, idle}}, slow: 4, took: 6 * second},
-		{name: "a trial without end", daemon: course{{0, trial}}, took: 10 * second, unsteady: "not steady after 10 s: pipeline is on trial"},
-		{name: "to and fro", daemon: flapping, took: 10 * second, unsteady: "not steady after 10 s: its status changed 0.0 s before"},
-		{name: "to and fro on a slow machine", daemon: flapping, slow: 3, took: 30 * second, unsteady: "not steady after 30 s: its status changed"},
+		{name: "a trial without end", daemon: course{{0, trial}}, took: 10 * second, placed: 10 * second, unsteady: "not steady after 10 s: pipeline is on trial"},
+		{name: "to and fro", daemon: flapping, took: 10 * second, placed: 10 * second, unsteady: "not steady after 10 s: its status changed 0.0 s before"},
+		{name: "to and fro on a slow machine", daemon: flapping, slow: 3, took: 30 * second, placed: 30 * second, unsteady: "not steady after 30 s: its status changed"},
 		{name: "fixed", daemon: course{{0, idle}}, led: 3 * second, took: 3 * second},
 		{name: "fixed, a change in the end", daemon: course{{0, idle}, {2500 * time.Millisecond, active}}, led: 3 * second, took: 3 * second,
 			unsteady: "not steady after 3 s: its status changed 0.5 s before"},
@@ -75,6 +76,9 @@ func TestTrafficSettlesWithTheDaemon(t *testing.T) {
 				}
 				if want := map[bool]float64{true: 1}[tt.unsteady != ""]; e.settling[report.Unsteady] != want {
 					t.Errorf("unsteady: %v", e.settling)
+				}
+				if got := e.settling[report.Placed]; !e.led && got != tt.placed.Seconds() {
+					t.Errorf("as it stayed after %g s, want %s", got, tt.placed)
 				}
 				if _, told := e.settling[report.Settled]; told == e.led {
 					t.Errorf("told how long it took: %t", told)

@@ -65,6 +65,34 @@ func splitAndWholeAgain(t *testing.T, tier, stage string) {
 	}
 }
 
+// Each frame costs more while a program is on its NIC: it goes with what it is there for.
+func TestTheProgramOnTheNICGoesWithMicroflows(t *testing.T) {
+	b := lab(t, bed.Options{})
+	nl := rig.In(t, b.Receiver().NS)
+	defer nl.Close()
+	attached := func() bool {
+		l, err := nl.LinkByName(b.Receiver().Wire)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := l.Attrs().Xdp
+		return x != nil && x.Attached
+	}
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: microflows("1Mbit") + "tier: xdp\n"})
+	l := rig.StartLoad(t, b, 2)
+	rig.Until(t, "both flows are split", func() (bool, string) {
+		st := d.Status()
+		return st.Counters.Splits >= 2 && laneOf(st, "nic") > 1000 && attached(), fmt.Sprintf("%+v", st.Counters)
+	})
+	d.Reload("pipeline: off\nmetrics: off\nmicroflows: {mode: off}\ntier: xdp\n")
+	rig.Until(t, "the NIC has no program", func() (bool, string) { return !attached(), fmt.Sprintf("%+v", d.Status().Mechanisms[2]) })
+	whole := l.Verdict()
+	l.GoesOn()
+	if v := l.Stop(); v.Reordered != whole.Reordered || v.Duplicated != 0 {
+		t.Errorf("%d late without it, %d twice", v.Reordered-whole.Reordered, v.Duplicated)
+	}
+}
+
 // Micro-flows are on their way through the lanes when the daemon is killed: nothing stays, and
 // what comes after it comes whole, in order.
 func TestMicroflowsAreTakenBackAfterAKill(t *testing.T) {

@@ -16,21 +16,56 @@
 //
 //	go test ./test/e2e/order -e2e.volume 10 -timeout 1h
 //	go test ./test/e2e/order -e2e.volume 10 -e2e.all -timeout 4h
+//
+// On machines with more cores (test/manycore) it takes more queues, and other cores for lanes.
 package order
 
 import (
 	"flag"
+	"fmt"
+	"os"
 	"testing"
+	"time"
 
+	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
 )
 
 var (
 	volume   = flag.Int("e2e.volume", 1, "times as many packets and lane changes in each run")
 	complete = flag.Bool("e2e.all", false, "run every combination")
+	rate     = flag.Int("e2e.rate", 150_000, "packets in a second of all flows together, where they are paced")
+	queues   = flag.Int("e2e.queues", 1, "queues of the NIC, each fed by a core of its own")
+	machine  = flag.Bool("e2e.machine", false, "the machine is the tests' own: cores may be taken offline")
+	broken   = flag.Bool("e2e.broken", false, "run what loses order, too, which the tests are to notice")
+	lanes    = flag.String("e2e.cores", "", "cores that the product may use (empty: those that the bed has for it)")
 )
 
+// tooLong only decides when a run of volume 1 has failed.
+var tooLong time.Duration
+
+// given are the cores of -e2e.cores.
+var given config.CPUList
+
 func TestMain(m *testing.M) {
+	flag.DurationVar(&tooLong, "e2e.limit", time.Minute, "by when a run of volume 1 has had enough packets and lane changes; if shorter, twice as long for all else")
 	flag.Parse()
+	if tooLong < time.Minute {
+		rig.Patience = 2 * tooLong
+	}
+	var err error
+	if given, err = config.ParseCPUList(*lanes); err != nil {
+		fmt.Fprintln(os.Stderr, "-e2e.cores:", err)
+		os.Exit(2)
+	}
 	rig.Main(m)
+}
+
+// steered are the cores that the product may use.
+func steered(b *bed.Bed) config.CPUList {
+	if len(given) > 0 {
+		return given
+	}
+	return b.PlaceCores().Steer
 }

@@ -83,9 +83,9 @@ func (r ruled) priority() string {
 // be bulk again, and while priority comes and goes; drops are counted.
 func TestOrderOfClasses(t *testing.T) {
 	for _, nic := range []bed.NIC{bed.Thread, bed.Softirq} {
-		b := rig.Lab(t, bed.Options{NIC: nic})
+		b := rig.Lab(t, bed.Options{NIC: nic, Queues: *queues})
 		for _, r := range runs {
-			if r.nic == nic && (*volume > 1 || r.brief) {
+			if r.nic == nic && (*volume > 1 || *complete || r.brief) {
 				t.Run(r.String(), func(t *testing.T) { r.in(t, b) })
 			}
 		}
@@ -109,7 +109,8 @@ func (r ruled) in(t *testing.T, b *bed.Bed) {
 	if err := errors.Join(err, s.end()); err != nil {
 		t.Fatal(err)
 	}
-	tr.judge(t, counters.Refused)
+	tr.row.Changes, tr.row.Helped = uint64(changes), counters.SteeredPackets
+	tr.judge(t, account{"bulk lanes": counters.Refused, "refused": counters.LaneRefused})
 	if r.kind == little && counters.LatencyExcess == 0 {
 		t.Error("the latency class never used up its share")
 	}
@@ -127,13 +128,19 @@ func latency(name string, id int) rules.Rule {
 // each fiftieth time, so that priority ends, and begins anew. It goes on until the guard
 // has had something to do.
 func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control.Counters, err error) {
-	p := &product{bed: b, cores: b.PlaceCores().Steer}
+	p := &product{bed: b, cores: steered(b)}
 	mode := config.ModeOff
 	if r.piped() {
 		mode = config.ModeForced
 	}
 	text := fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\npipeline: %s\naggregate: off\n", b.Receiver().Wire, p.cores, mode)
 	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: text + r.priority()})
+	if r.piped() {
+		if tr.chosen, err = watchChoices(p.PID); err != nil {
+			return 0, c, err
+		}
+		defer func() { err = errors.Join(err, tr.chosen.end(&tr.row)) }()
+	}
 	fast := make([]bool, r.flows)
 	set := func(id int, on bool) error {
 		name := fmt.Sprintf("flow-%d", id)
@@ -162,6 +169,7 @@ func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control
 			return false, nil
 		}
 		st, err := p.status()
+		tr.among(st)
 		got, rerr := tr.received()
 		inLane := st.Counters.LatencyHeld + st.Counters.LatencyExcess
 		done := got >= 75_000*uint64(*volume) && inLane >= 10*uint64(*volume) && r.crossed(st.Counters) && (!r.piped() || st.Counters.SteeredPackets >= 10_000*uint64(*volume))

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -24,24 +25,80 @@ import (
 type product struct {
 	*rig.Daemon
 	bed   *bed.Bed
-	tier  config.Tier
+	by    means
 	cores config.CPUList
 }
 
-// start starts the daemon with the pipeline forced on, and waits until it acts.
-func start(t *testing.T, b *bed.Bed, tier config.Tier) (*product, error) {
+// means are by what packets are brought to other cores.
+type means string
+
+const (
+	tc        means = "tc"
+	xdp       means = "xdp"
+	expressed means = "express"
+	unordered means = "unordered2" // loses order
+)
+
+// mechanism is one of them: its name in a status, and the configuration of it in a mode.
+type mechanism struct {
+	name, config string
+}
+
+const unsplit = "microflows: {mode: off}\n"
+
+var mechanisms = map[means]mechanism{
+	tc:        {"pipeline", "pipeline: %s\ntier: tc\n"},
+	xdp:       {"pipeline", "pipeline: %s\ntier: xdp\n"},
+	expressed: {"express", "pipeline: off\n" + unsplit + "express: %s\n"},
+	// Cut on the NIC, or behind its stage, into so many branches.
+	"cut2":    {"microflows", "pipeline: off\nmicroflows: {mode: %s, elephant: 1Mbit, cores: 2}\n"},
+	"cut4":    {"microflows", "pipeline: off\nmicroflows: {mode: %s, elephant: 1Mbit, cores: 4}\n"},
+	"behind2": {"microflows", "pipeline: off\ntier: tc\nmicroflows: {mode: %s, elephant: 1Mbit, cores: 2}\n"},
+	unordered: {"microflows", "pipeline: off\nmicroflows: {mode: %s, elephant: 1Mbit, cores: 2, udp-order: none}\n"},
+}
+
+// of is the mechanism in a status.
+func (m mechanism) of(st control.Status) (got control.Mechanism) {
+	for _, got := range st.Mechanisms {
+		if got.Name == m.name {
+			return got
+		}
+	}
+	return got
+}
+
+// acts tells whether it is at work.
+func (m mechanism) acts(st control.Status) bool {
+	return m.of(st).State == control.Active && (len(st.Lanes) > 0 || m.name == "express" && opened(st))
+}
+
+// opened tells whether a way to a pod is open.
+func opened(st control.Status) bool {
+	return slices.ContainsFunc(st.Express, func(w control.ExpressWay) bool { return w.Open })
+}
+
+// off tells whether it has left the node, and flows are home.
+func (m mechanism) off(st control.Status) bool {
+	return m.of(st).State == control.Off && len(st.Lanes) == 0 && !opened(st)
+}
+
+// start starts the daemon with a mechanism forced on, and waits until it acts.
+func start(t *testing.T, b *bed.Bed, by means) (*product, error) {
 	t.Helper()
-	p := &product{bed: b, tier: tier, cores: b.PlaceCores().Steer}
+	p := &product{bed: b, by: by, cores: steered(b)}
+	if *machine {
+		t.Cleanup(func() { t.Log(p.Log()) }) // it cannot be asked for later
+	}
 	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: p.config(config.ModeForced)})
-	return p, p.await("the pipeline acts", acts)
+	return p, p.await("it acts", mechanisms[by].acts)
 }
 
 func (p *product) config(mode config.Mode) string {
-	return fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\npipeline: %s\naggregate: off\ntier: %s\n",
-		p.bed.Receiver().Wire, p.cores, mode, p.tier)
+	return fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\naggregate: off\n"+mechanisms[p.by].config,
+		p.bed.Receiver().Wire, p.cores, mode)
 }
 
-// enable switches the pipeline on, by force, or off, as an administrator would.
+// enable switches the mechanism on, by force, or off, as an administrator would.
 func (p *product) enable(on bool) error {
 	mode := config.ModeOff
 	if on {
@@ -105,11 +162,6 @@ func (p *product) await(what string, is func(control.Status) bool) error {
 			return fmt.Errorf("%s: not within %s: lanes %v, mechanisms %v", what, rig.Patience, st.Lanes, st.Mechanisms)
 		}
 	}
-}
-
-// acts tells whether the pipeline is at work.
-func acts(st control.Status) bool {
-	return len(st.Lanes) > 0 && len(st.Mechanisms) > 0 && st.Mechanisms[0].State == control.Active
 }
 
 // uses tells whether the pipeline has a lane on the core.

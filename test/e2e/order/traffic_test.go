@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/datagram"
 	"github.com/overlane/overlane/internal/lab/traffic"
@@ -26,16 +27,14 @@ const (
 	// lossy is the same at a fixed pace, whatever overflows, and with one packet
 	// in a thousand dropped inside of the path.
 	lossy load = "lossy"
+	// open is the same, with nothing dropped on purpose, and no program of the tests on the way.
+	open load = "open"
 	// flooded is as much as can be sent: every queue overflows.
 	flooded load = "flooded"
 )
 
-const (
-	// rate is the packet rate of all flows together.
-	rate = 150_000
-	// underWay is less than the wire's ring holds.
-	underWay = 224
-)
+// underWay is less than the wire's ring holds.
+const underWay = 224
 
 // stream is traffic under way from the sender's pod to the receiver's, and followed.
 type stream struct {
@@ -43,15 +42,28 @@ type stream struct {
 	flows  int
 	check  *traffic.Checker
 	losses losses
-	live   *traffic.Live
+	lives  []*traffic.Live // one for each queue of the NIC
 	before account
 	// excused are packets that were allowed to be late.
 	excused uint64
+	// row is what will be told of it.
+	row    row
+	chosen *choices // nil where lanes are not chosen by flow
+}
+
+// among takes the lanes that there are from a status.
+func (tr *stream) among(st control.Status) {
+	if len(st.Lanes) > 0 {
+		tr.row.Placed = placed(st)
+	}
+	if tr.chosen != nil {
+		tr.chosen.among(st)
+	}
 }
 
 func send(t *testing.T, b *bed.Bed, flows int, l load) *stream {
 	t.Helper()
-	tr := &stream{bed: b, flows: flows}
+	tr := &stream{bed: b, flows: flows, row: row{Name: t.Name()}}
 	t.Cleanup(func() {
 		if err := tr.close(); err != nil {
 			t.Error(err)
@@ -61,11 +73,13 @@ func send(t *testing.T, b *bed.Bed, flows int, l load) *stream {
 	if tr.check, err = traffic.NewChecker(-1); err != nil {
 		t.Fatal(err)
 	}
-	var list []traffic.Flow
+	// Flows come by the queues in turn: a flow stays on one.
+	list := make([][]traffic.Flow, min(b.Queues, flows))
 	for id := range flows {
-		list = append(list, traffic.NewFlow(b, id, 0, true, false, 0))
+		q := id % len(list)
+		list[q] = append(list[q], traffic.NewFlow(b, id, 0, true, false, 0))
 	}
-	to := netip.AddrPortFrom(list[0].Dst, list[0].DstPort)
+	to := netip.AddrPortFrom(list[0][0].Dst, list[0][0].DstPort)
 	if err := tr.check.Listen(b.Receiver().Pods[0].NS, to); err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +91,7 @@ func send(t *testing.T, b *bed.Bed, flows int, l load) *stream {
 	if tr.before, err = drops(b); err != nil {
 		t.Fatal(err)
 	}
-	cfg := traffic.LiveConfig{Flows: list, Size: datagram.MinSize, Core: b.PlaceCores().Gen[0], Gap: time.Second / rate}
+	cfg := traffic.LiveConfig{Size: datagram.MinSize, Gap: time.Duration(len(list)) * time.Second / time.Duration(*rate)}
 	switch l {
 	case paced, windowed:
 		if err := tr.check.CountArrivals(b.Receiver().Pods[0].NS, podIndex(t, b)); err != nil {
@@ -93,8 +107,13 @@ func send(t *testing.T, b *bed.Bed, flows int, l load) *stream {
 	if b.NIC == bed.Softirq {
 		cfg.Batch = 128 // longer than a poll's budget
 	}
-	if tr.live, err = traffic.StartLive(b, cfg); err != nil {
-		t.Fatal(err)
+	for q, flows := range list {
+		cfg.Flows, cfg.Core = flows, b.PlaceCores().Gen[q]
+		live, err := traffic.StartLive(b, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tr.lives = append(tr.lives, live)
 	}
 	return tr
 }
@@ -141,12 +160,11 @@ func (tr *stream) dropped() (account, error) {
 	return all, err
 }
 
-// judge ends the traffic and accounts for every packet of it.
-func (tr *stream) judge(t *testing.T, laneDrops uint64) {
+// judge ends the traffic and accounts for every packet of it; own is what the product says that it has
+// dropped.
+func (tr *stream) judge(t *testing.T, own account) {
 	t.Helper()
-	live := tr.live
-	tr.live = nil
-	sent, err := live.Stop()
+	sent, err := tr.stop()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,13 +179,16 @@ func (tr *stream) judge(t *testing.T, laneDrops uint64) {
 		if a, err = tr.dropped(); err != nil {
 			t.Fatal(err)
 		}
-		a["lanes"] = laneDrops
-		if v.Received+a.sum() == sent.Frames || time.Since(begun) > 2*time.Second {
+		maps.Copy(a, own)
+		if v.Received+a.sum() == sent || time.Since(begun) > 2*time.Second {
 			break
 		}
 	}
-	t.Logf("%d packets sent, %d received; drops: %s", sent.Frames, v.Received, a)
-	if late := v.Reordered - tr.excused; late > 0 {
+	r := &tr.row
+	r.Sent, r.Received, r.Late, r.Twice, r.Drops = sent, v.Received, v.Reordered-tr.excused, v.Duplicated, a
+	r.Lost = int64(sent - v.Received - a.sum())
+	r.tell(t)
+	if late := r.Late; late > 0 {
 		t.Errorf("%d packets came after a later one of their flow", late)
 	}
 	if v.Duplicated > 0 {
@@ -176,19 +197,25 @@ func (tr *stream) judge(t *testing.T, laneDrops uint64) {
 	if v.Stale > 0 {
 		t.Errorf("%d packets came so late that nobody knows whether they came twice", v.Stale)
 	}
-	if n := v.Received + a.sum(); n != sent.Frames {
-		t.Errorf("of %d packets %d came and %d were counted as dropped: %d are not accounted for",
-			sent.Frames, v.Received, a.sum(), int64(sent.Frames-n))
+	if r.Lost != 0 {
+		t.Errorf("of %d packets %d came and %d were counted as dropped: %d are not accounted for", sent, v.Received, a.sum(), r.Lost)
 	}
 }
 
-func (tr *stream) close() error {
-	var errs []error
-	if tr.live != nil {
-		_, err := tr.live.Stop()
-		errs = append(errs, err)
+// stop ends what sends, and returns how many frames were sent.
+func (tr *stream) stop() (sent uint64, err error) {
+	for _, l := range tr.lives {
+		s, serr := l.Stop()
+		sent, err = sent+s.Frames, errors.Join(err, serr)
+		tr.row.Queues = append(tr.row.Queues, s.Frames)
 	}
-	errs = append(errs, tr.losses.close())
+	tr.lives = nil
+	return sent, err
+}
+
+func (tr *stream) close() error {
+	_, err := tr.stop()
+	errs := []error{err, tr.losses.close()}
 	if tr.check != nil {
 		errs = append(errs, tr.check.Close())
 	}

@@ -50,7 +50,7 @@ func onTrial(t *testing.T, b *bed.Bed, mechanism, config string) {
 		t.Fatal(err)
 	}
 	// What was dropped of the sparse flow is counted with the rest, and was not sent by it.
-	tr.judge(t, refused-lost())
+	tr.judge(t, account{"lanes": refused - lost()})
 	t.Logf("%s after %d pairs: packets %.2f, wait %.2f times", verdict.Verdict, verdict.Pairs, measured(verdict.Packets), measured(verdict.Wait))
 }
 
@@ -78,7 +78,7 @@ func sparse(t *testing.T, b *bed.Bed) (lost func() uint64) {
 
 // awaitTrials runs the daemon until the mechanism has had a trial, and ends it.
 func awaitTrials(t *testing.T, b *bed.Bed, mechanism, config string) (verdict control.Trial, refused uint64, err error) {
-	p := &product{bed: b, cores: b.PlaceCores().Steer}
+	p := &product{bed: b, cores: steered(b)}
 	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS,
 		Config: fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\n%s", b.Receiver().Wire, p.cores, config)})
 	begin := time.Now()

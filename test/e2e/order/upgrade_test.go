@@ -27,10 +27,10 @@ func TestUpgradeAndDowngradeUnderTraffic(t *testing.T) {
 	tr := send(t, b, 8, paced)
 	state := ""
 	for i, program := range []string{this, next, this, next} {
-		p := &product{bed: b, tier: config.TierTC, cores: b.PlaceCores().Steer}
+		p := &product{bed: b, by: tc, cores: steered(b)}
 		p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, State: state, Program: program, Config: p.config(config.ModeForced)})
 		state = p.State
-		if err := p.await("the pipeline acts", acts); err != nil {
+		if err := p.await("the pipeline acts", mechanisms[tc].acts); err != nil {
 			t.Fatal(err)
 		}
 		st, err := p.status()
@@ -47,7 +47,7 @@ func TestUpgradeAndDowngradeUnderTraffic(t *testing.T) {
 			t.Errorf("beside version %s with pid %d the other one ended with %d:\n%s", st.Version, p.PID, code, other.Log())
 		}
 		arrived(t, tr, uint64(i+1)*30_000)
-		if err := p.await("it still acts", acts); err != nil {
+		if err := p.await("it still acts", mechanisms[tc].acts); err != nil {
 			t.Fatal(err)
 		}
 		if err := p.end(); err != nil {
@@ -59,7 +59,7 @@ func TestUpgradeAndDowngradeUnderTraffic(t *testing.T) {
 	if err := s.end(); err != nil {
 		t.Fatal(err)
 	}
-	tr.judge(t, 0)
+	tr.judge(t, nil)
 }
 
 // arrived waits until so many packets have.
@@ -89,9 +89,9 @@ func TestVersionsInheritFromEachOther(t *testing.T) {
 	}
 	send(t, b, 8, paced)
 	leave := func(program string) *rig.Daemon {
-		p := &product{bed: b, tier: config.TierTC, cores: b.PlaceCores().Steer}
+		p := &product{bed: b, by: tc, cores: steered(b)}
 		p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Program: program, Config: p.config(config.ModeForced)})
-		if err := p.await("the pipeline acts", func(st control.Status) bool { return acts(st) && masks() != "" }); err != nil {
+		if err := p.await("the pipeline acts", func(st control.Status) bool { return mechanisms[tc].acts(st) && masks() != "" }); err != nil {
 			t.Fatal(err)
 		}
 		p.StopGuardian()

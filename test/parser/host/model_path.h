@@ -101,7 +101,7 @@ static void underlay_receive(struct list *l)
 	}
 	while ((p = take(&after))) {
 		model_step();
-		if (lost() || (opt.turns && c->cell_queue.len > opt.backlog_max)) {
+		if (lost() || c->cell_queue.len > opt.backlog_max) {
 			left(OL_STAGE_NIC, p);
 			left(OL_STAGE_TUNNEL, p);
 			lose(p);
@@ -204,6 +204,7 @@ static void flush_bulk(int core)
 	}
 	cores[core].filled = 0;
 	model_step();
+	cores[core].thread.__state = 0;
 	ol_lane_enqueue(ol_lane_map_id, processed, drops, core);
 }
 
@@ -281,6 +282,7 @@ static void run_lane(void)
 	int n = 0;
 
 	c->in_lane = 1;
+	c->thread.__state = 0;
 	while (n < LANE_BATCH && (p = take_from_ring(c))) {
 		put(&c->got, p);
 		n++;
@@ -310,6 +312,11 @@ static void run_lane(void)
 		}
 	}
 	c->in_lane = 0;
+	/* It looks again once it is marked as asleep, and who fills the ring wakes it. */
+	c->thread.__state = OL_TASK_INTERRUPTIBLE;
+	model_step();
+	if (c->ring.len)
+		c->thread.__state = 0;
 }
 
 #endif

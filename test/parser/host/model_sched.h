@@ -58,6 +58,11 @@ void model_step(void)
 		let_others();
 }
 
+void model_pause(void)
+{
+	sleep_for(1000);
+}
+
 unsigned int model_this_cpu(void)
 {
 	return this_core;

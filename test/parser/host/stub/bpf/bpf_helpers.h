@@ -10,6 +10,7 @@
 #include <linux/types.h>
 
 void model_step(void);
+void model_pause(void);
 __u32 model_this_cpu(void);
 __u64 model_clock(void);
 __u64 model_task(void);
@@ -26,6 +27,12 @@ void *model_lookup(const void *map, const void *key);
 #define bpf_map_lookup_elem(map, key) model_lookup(map, key)
 #define bpf_get_smp_processor_id() model_this_cpu()
 #define bpf_ktime_get_ns() model_clock()
+/* A core that loops takes no time from others. */
+#define bpf_loop(nr, step, ctx, flags)                                \
+	do {                                                          \
+		for (__u32 i_ = 0; i_ < (nr) && !step(i_, ctx); i_++) \
+			model_pause();                                \
+	} while (0)
 #define bpf_probe_read_kernel(to, n, from) \
 	(model_step(), __builtin_memcpy(to, (const void *)(from), n), model_step(), 0)
 #define bpf_probe_read_kernel_str(to, n, from) ((void)(to), (void)(n), (void)(from), 0)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package worktree copies the working tree, so that it can be broken on purpose.
+package worktree
 
 import (
 	"bytes"
@@ -13,7 +14,8 @@ import (
 	"strings"
 )
 
-func treeRoot(ctx context.Context) (string, error) {
+// Root is the folder of the working tree.
+func Root(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel").Output()
 	if err != nil {
 		return "", fmt.Errorf("find the tree: %w", err)
@@ -21,13 +23,11 @@ func treeRoot(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// treeCopy is a copy of the tree, as it stands and not only as committed.
-type treeCopy struct {
-	dir   string
-	sound map[string]error // package and test -> what it said without a break
-}
+// Copy is a copy of the tree, as it stands and not only as committed.
+type Copy struct{ Dir string }
 
-func newCopy(ctx context.Context, root string) (*treeCopy, error) {
+// New makes one.
+func New(ctx context.Context, root string) (*Copy, error) {
 	list := exec.CommandContext(ctx, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	list.Dir = root
 	files, err := list.Output()
@@ -38,17 +38,18 @@ func newCopy(ctx context.Context, root string) (*treeCopy, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &treeCopy{dir: dir, sound: map[string]error{}}
+	c := &Copy{dir}
 	for _, name := range strings.Split(strings.TrimRight(string(files), "\x00"), "\x00") {
 		if err := copyFile(filepath.Join(root, name), filepath.Join(dir, name)); err != nil && !os.IsNotExist(err) {
-			c.remove()
+			c.Remove()
 			return nil, fmt.Errorf("copy the tree: %w", err)
 		}
 	}
 	return c, nil
 }
 
-func (c *treeCopy) remove() { os.RemoveAll(c.dir) }
+// Remove ends it.
+func (c *Copy) Remove() { os.RemoveAll(c.Dir) }
 
 func copyFile(from, to string) error {
 	st, err := os.Stat(from)
@@ -65,10 +66,10 @@ func copyFile(from, to string) error {
 	return os.WriteFile(to, data, st.Mode().Perm())
 }
 
-// regenerate makes the BPF objects anew, with a macro defined if one is named,
+// Regenerate makes the BPF objects anew, with a macro defined if one is named,
 // and returns how to put the old ones back. A break that no object shows is an
 // error: it would judge nothing.
-func (c *treeCopy) regenerate(ctx context.Context, define string) (undo func() error, err error) {
+func (c *Copy) Regenerate(ctx context.Context, define string) (undo func() error, err error) {
 	was, err := c.generated()
 	if err != nil {
 		return nil, err
@@ -82,7 +83,7 @@ func (c *treeCopy) regenerate(ctx context.Context, define string) (undo func() e
 		return nil
 	}
 	cmd := exec.CommandContext(ctx, "go", "generate", "./...")
-	cmd.Dir = c.dir
+	cmd.Dir = c.Dir
 	// The driver of clang appends these to every command line, whatever flags
 	// the generate directives give; a break may well leave something unused.
 	options := "# +-Wno-error"
@@ -106,9 +107,9 @@ func (c *treeCopy) regenerate(ctx context.Context, define string) (undo func() e
 }
 
 // generated reads what go generate writes.
-func (c *treeCopy) generated() (map[string][]byte, error) {
+func (c *Copy) generated() (map[string][]byte, error) {
 	found := map[string][]byte{}
-	err := filepath.WalkDir(c.dir, func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(c.Dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_bpfel.o") && !strings.HasSuffix(path, "_bpfel.go") {
 			return err
 		}
