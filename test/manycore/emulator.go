@@ -104,30 +104,37 @@ func missing(ctx context.Context, tools []tool) error {
 
 // Emulator is the one that runs many cores in guest time.
 type Emulator struct {
-	// Dir has its files, and Key names what it was made of.
-	Dir, Key string
+	// Dir has its files, Key names what it was made of, and Plugin what its plug-in was.
+	Dir, Key, Plugin string
 }
 
-// key names all that the emulator is made of.
-func key() (string, error) {
-	h := sha256.New()
-	fmt.Fprintln(h, suite, version, configuration, firmware)
-	err := fs.WalkDir(ours, "qemu", func(name string, d fs.DirEntry, err error) error {
+// plugin is made apart: the emulator takes minutes, and what lines cost may change.
+const plugin = "qemu/lines.c"
+
+// keys name all that the emulator is made of, and its plug-in.
+func keys() (emulator, lines string, err error) {
+	e, p := sha256.New(), sha256.New()
+	fmt.Fprintln(e, suite, version, configuration, firmware)
+	err = fs.WalkDir(ours, "qemu", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
 		data, err := ours.ReadFile(name)
-		fmt.Fprintln(h, name, len(data))
-		h.Write(data)
+		if name == plugin {
+			p.Write(data)
+			return err
+		}
+		fmt.Fprintln(e, name, len(data))
+		e.Write(data)
 		return err
 	})
-	return fmt.Sprintf("%.6x", h.Sum(nil)), err
+	return fmt.Sprintf("%.6x", e.Sum(nil)), fmt.Sprintf("%.6x", p.Sum(nil)), err
 }
 
 // cached is the emulator where the cache has it, or would have it.
 func cached(cache string) (*Emulator, error) {
-	key, err := key()
-	return &Emulator{filepath.Join(cache, "manycore-"+key), key}, err
+	key, lines, err := keys()
+	return &Emulator{filepath.Join(cache, "manycore-"+key), key, lines}, err
 }
 
 // Lacks says what a build would need that is not there, where there is no emulator in the cache.
@@ -159,26 +166,40 @@ func Build(ctx context.Context, cache string, say func(string, ...any)) (*Emulat
 	if err := missing(ctx, tools); err != nil {
 		return nil, fmt.Errorf("build the emulator: %w", err)
 	}
+	if exists(e.program()) {
+		return e, compile(ctx, e)
+	}
 	work, err := os.MkdirTemp(cache, "manycore-build")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(work)
+	done := filepath.Join(work, "done")
 	if err := build(ctx, work, say); err != nil {
 		return nil, err
 	}
-	return e, errors.Join(os.RemoveAll(e.Dir), os.Rename(filepath.Join(work, "done"), e.Dir))
+	if err := compile(ctx, &Emulator{done, e.Key, e.Plugin}); err != nil {
+		return nil, err
+	}
+	return e, errors.Join(os.RemoveAll(e.Dir), os.Rename(done, e.Dir))
 }
 
-func (e *Emulator) there() bool {
-	_, err := os.Stat(e.program())
+func (e *Emulator) there() bool { return exists(e.program()) && exists(e.lines()) }
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
 	return err == nil
 }
 
 func (e *Emulator) program() string { return filepath.Join(e.Dir, "usr/bin", vm.Program) }
 
 // lines is the plug-in that counts cache lines.
-func (e *Emulator) lines() string { return filepath.Join(e.Dir, "usr/lib/manycore/lines.so") }
+func (e *Emulator) lines() string {
+	return filepath.Join(e.Dir, "usr/lib/manycore/lines-"+e.Plugin+".so")
+}
+
+// header is what plug-ins are made with.
+func (e *Emulator) header() string { return filepath.Join(e.Dir, "usr/include/qemu-plugin.h") }
 
 // build leaves the emulator and what it needs in work/done, laid out as packages are.
 func build(ctx context.Context, work string, say func(string, ...any)) error {
@@ -242,26 +263,45 @@ func alter(ctx context.Context, source string) error {
 	return nil
 }
 
-// place puts what was built where its package would, and the plug-in beside it.
+// place puts what was built where its package would, and what plug-ins are made with.
 func place(ctx context.Context, source, out, done string) error {
 	e := &Emulator{Dir: done}
-	plugin := filepath.Join(out, "lines.c")
-	data, err := ours.ReadFile("qemu/lines.c")
+	header, err := os.ReadFile(filepath.Join(source, "include/qemu/qemu-plugin.h"))
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(os.MkdirAll(filepath.Dir(e.program()), 0o755), os.MkdirAll(filepath.Dir(e.lines()), 0o755), os.WriteFile(plugin, data, 0o644)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(e.program()), 0o755), os.MkdirAll(filepath.Dir(e.header()), 0o755), os.WriteFile(e.header(), header, 0o644)); err != nil {
+		return err
+	}
+	return tell(ctx, "strip", "-o", e.program(), filepath.Join(out, vm.Program))
+}
+
+// compile makes the plug-in.
+func compile(ctx context.Context, e *Emulator) error {
+	data, err := ours.ReadFile(plugin)
+	if err != nil {
+		return err
+	}
+	// The plug-in appears when it is whole: other runs look for it without the lock.
+	code, half := e.lines()+".c", e.lines()+".half"
+	if err := errors.Join(os.MkdirAll(filepath.Dir(code), 0o755), os.WriteFile(code, data, 0o644)); err != nil {
 		return err
 	}
 	glib, err := system(exec.CommandContext(ctx, "env", "pkg-config", "--cflags", "glib-2.0")).Output()
 	if err != nil {
 		return fmt.Errorf("find GLib: %w", err)
 	}
-	compile := append([]string{"gcc", "-O2", "-fPIC", "-shared", "-o", e.lines(), plugin, "-I", filepath.Join(source, "include/qemu")}, strings.Fields(string(glib))...)
-	for _, args := range [][]string{compile, {"strip", "-o", e.program(), filepath.Join(out, vm.Program)}} {
-		if text, err := system(exec.CommandContext(ctx, "env", args...)).CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w\n%s", args[0], err, text)
-		}
+	args := append([]string{"-O2", "-fPIC", "-shared", "-o", half, code, "-I", filepath.Dir(e.header())}, strings.Fields(string(glib))...)
+	if err := tell(ctx, "gcc", args...); err != nil {
+		return err
+	}
+	return os.Rename(half, e.lines())
+}
+
+// tell runs a program, and says what it said where it fails.
+func tell(ctx context.Context, name string, args ...string) error {
+	if text, err := system(exec.CommandContext(ctx, "env", append([]string{name}, args...)...)).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", name, err, text)
 	}
 	return nil
 }

@@ -107,8 +107,8 @@ func TestNodesAndSiblingsAsTheEmulatorIsTold(t *testing.T) {
 	if env := strings.Join(m.environment(), " "); !strings.Contains(env, "MANYCORE_RATE=4") || !strings.Contains(env, "MANYCORE_PAUSE=120") {
 		t.Errorf("30 ns are not 120 instructions: %s", env)
 	}
-	if p := m.plugin(&Emulator{}); len(p) != 2 || !strings.HasSuffix(p[1], ",changed=240,clean=80,taken=0") {
-		t.Errorf("60, 20 and 0 ns are not 240, 80 and 0 instructions: %v", p)
+	if p := m.plugin(&Emulator{}); len(p) != 2 || !strings.HasSuffix(p[1], ",changed=60,clean=20,taken=0") {
+		t.Errorf("60, 20 and 0 instructions at a rate of 4 are told as %v", p)
 	}
 }
 

@@ -36,9 +36,10 @@ type Machine struct {
 	Lines Lines
 }
 
-// Lines is what cache lines take to come from another core, in nanoseconds: a load of one that the other
+// Lines is what cache lines take to come from another core, in instructions: a load of one that the other
 // has changed, a load of one that others only have, a store to one that others have. All zero: nothing
-// is kept of lines.
+// is kept of lines. In instructions, since how many instructions a line is worth was fitted, and is the
+// same at each rate.
 type Lines struct{ Changed, Clean, Taken int }
 
 // String describes the machine in a line, and names it among others.
@@ -51,7 +52,7 @@ func (m Machine) String() string {
 	if m.Lines == (Lines{}) {
 		return s + " · lines move for nothing"
 	}
-	return s + fmt.Sprintf(" · lines %d, %d and %d ns", m.Lines.Changed, m.Lines.Clean, m.Lines.Taken)
+	return s + fmt.Sprintf(" · lines %d, %d and %d instructions", m.Lines.Changed, m.Lines.Clean, m.Lines.Taken)
 }
 
 // check refuses what cannot be.
@@ -105,7 +106,7 @@ func (m Machine) plugin(e *Emulator) []string {
 	if m.Lines == (Lines{}) {
 		return nil
 	}
-	return []string{"-plugin", fmt.Sprintf("%s,changed=%d,clean=%d,taken=%d", e.lines(), m.Lines.Changed*m.Rate, m.Lines.Clean*m.Rate, m.Lines.Taken*m.Rate)}
+	return []string{"-plugin", fmt.Sprintf("%s,changed=%d,clean=%d,taken=%d", e.lines(), m.Lines.Changed, m.Lines.Clean, m.Lines.Taken)}
 }
 
 // features: with MWAIT the emulator spins where there are several vCPUs, and a "rep movs" by bytes

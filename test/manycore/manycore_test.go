@@ -31,9 +31,9 @@ var (
 	pause        = flag.Int("pause", 30, "what PAUSE takes, in ns")
 	send         = flag.Int("ipi", 0, "what it takes to send an interrupt to another core, in ns")
 	wake         = flag.Int("wake", 0, "what it takes an idle core to wake, in ns")
-	lines        = flag.String("lines", "0,0,0", "what cache lines take to come from another core, in ns: one that it changed, one that it only has, one that is stored to; 0,0,0: nothing is kept of lines")
+	lines        = flag.String("lines", "100,100,25", "what cache lines take to come from another core, in instructions: one that it changed, one that it only has, one that is stored to; 0,0,0: nothing is kept of lines")
 	queues       = flag.Int("queues", 1, "queues of the lab's NIC")
-	rows         = flag.String("series", "", `what to run, as "udp-one --variants overlay,pipeline --rounds 1 --seconds 0.3"; several separated by semicolons`)
+	rows         = flag.String("series", "", `what to run, as "udp-one --variants overlay,pipeline --rounds 1 --seconds 1"; several separated by semicolons`)
 	uncalibrated = flag.Bool("uncalibrated", false, "print figures of machines that are not like real ones, too, which say so")
 	again        = flag.Bool("again", false, "prove the gates again, though they are on record")
 	limit        = flag.Duration("limit", time.Hour, "how long a machine may take")
@@ -124,7 +124,11 @@ func proven(t *testing.T, b *Bench, m Machine) (even, native Gates) {
 // recorded returns some gates, from the record if they were tried before.
 func recorded(t *testing.T, b *Bench, which string, m Machine, try func(context.Context, Machine, string, func(string, ...any)) (Gates, error)) (gs Gates) {
 	t.Helper()
-	what := fmt.Sprint(which, m, b.Emulator.Key, b.Kernels[m.Kernel].Release, row, native, taken)
+	made := b.Emulator.Key
+	if m.Lines != (Lines{}) {
+		made += b.Emulator.Plugin
+	}
+	what := fmt.Sprint(which, m, made, b.Kernels[m.Kernel].Release, row, native, taken)
 	record := filepath.Join(cacheDir(), "manycore-gates", fmt.Sprintf("%.8x.json", sha256.Sum256([]byte(what))))
 	if data, err := os.ReadFile(record); err == nil && (!*again || fresh[record]) && json.Unmarshal(data, &gs) == nil {
 		t.Log("on record: ", record)
@@ -182,7 +186,7 @@ func TestSeries(t *testing.T) {
 			if not != nil && !*uncalibrated {
 				t.Fatalf("no figures of a machine that is not like a real one (-uncalibrated prints them all the same): %v", not)
 			}
-			for _, words := range strings.Split(cmp.Or(*rows, "udp-one --variants overlay,host,rps --rounds 1 --seconds 0.3"), ";") {
+			for _, words := range strings.Split(cmp.Or(*rows, "udp-one --variants overlay,host,rps --rounds 1 --seconds 1"), ";") {
 				args := append([]string{"lab", "run"}, strings.Fields(words)...)
 				if *queues > 1 {
 					args = append(args, "--queues", strconv.Itoa(*queues))

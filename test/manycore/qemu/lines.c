@@ -3,7 +3,7 @@
  * What it takes that a cache line comes from another core: a plug-in of the emulator. A directory says
  * of each line of the kernel's memory which vCPUs have it, and whether it was changed, as MESI does
  * with caches that never forget. A load of a line that the vCPU does not have, and a store to one that
- * others have, take it time.
+ * others have, take it time; an instruction that does both fetches the line once.
  *
  * Arguments, in instructions: changed (a load of a line that another has changed), clean (of one that
  * others only have), taken (a store to a line that others have).
@@ -34,6 +34,9 @@ static struct {
     char pad[24];
 } counts[MAX_CPUS];
 
+/* The line that the vCPU has just fetched, by a load that was its last access. */
+static struct line *fetched[MAX_CPUS];
+
 static void charge(unsigned int cpu, uint64_t *count, int64_t insns)
 {
     ++*count;
@@ -63,9 +66,11 @@ static void load(unsigned int cpu, qemu_plugin_meminfo_t info, uint64_t addr, vo
     }
     l = find(addr, cpu);
     counts[cpu].loads++;
+    fetched[cpu] = NULL;
     if (l->have & me) {
         return;
     }
+    fetched[cpu] = l;
     if (l->changed) {
         charge(cpu, &counts[cpu].changed, changed);
     } else {
@@ -85,9 +90,10 @@ static void store(unsigned int cpu, qemu_plugin_meminfo_t info, uint64_t addr, v
     }
     l = find(addr, cpu);
     counts[cpu].stores++;
-    if (l->have & ~me) {
+    if (l->have & ~me && l != fetched[cpu]) {
         charge(cpu, &counts[cpu].taken, taken);
     }
+    fetched[cpu] = NULL;
     l->have = me;
     l->changed = true;
 }
