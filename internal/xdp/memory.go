@@ -170,11 +170,18 @@ func (m *Memory) reconsider(u node.Underlay, now State) bool {
 	return true
 }
 
-// attached takes what a NIC was like before an attach and after.
+// attached takes what a NIC was like before an attach and after. A driver that restarts the link does so each
+// time: where one of two attaches came without that, the other one met a link that went down by itself.
 func (m *Memory) attached(u node.Underlay, before, after State) error {
 	r := m.make(u)
+	seen := harm(before, after)
+	restarts := func(list []string) bool { return slices.Contains(list, string(RestartsLink)) }
+	chance := r.Attached && restarts(r.Harm) != restarts(seen)
 	r.Refused, r.With, r.Attached = "", "", true
-	r.Harm = slices.Compact(slices.Sorted(slices.Values(append(r.Harm, harm(before, after)...))))
+	r.Harm = slices.Compact(slices.Sorted(slices.Values(append(r.Harm, seen...))))
+	if chance {
+		r.Harm = slices.DeleteFunc(r.Harm, func(h string) bool { return h == string(RestartsLink) })
+	}
 	return m.save()
 }
 

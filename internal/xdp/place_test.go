@@ -168,6 +168,35 @@ func TestWhatWasSeenIsRemembered(t *testing.T) {
 	}
 }
 
+// A link that goes down by itself just then is not the driver's doing: that is the same each time.
+func TestALinkThatWentDownByChanceIsNoHarm(t *testing.T) {
+	calm, flaps := up(2), up(4)
+	for name, tt := range map[string]struct {
+		after []State
+		harms bool
+	}{
+		"never":           {[]State{calm, calm}, false},
+		"the second time": {[]State{calm, flaps}, false},
+		"the first time":  {[]State{flaps, calm}, false},
+		"both times":      {[]State{flaps, flaps}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, u := files{}, eth("odd")
+			for _, after := range tt.after {
+				n := &nics{state: map[int]State{1: calm}}
+				p := places(t, n, f, io.Discard)
+				if err := errors.Join(p.Take(u, asked, n.attach(after, nil)), p.Release(u.Key(), Pipeline)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got := places(t, &nics{}, f, io.Discard).Why(u, byItself)
+			if strings.Contains(got, "restarts the link") != tt.harms {
+				t.Errorf("%q", got)
+			}
+		})
+	}
+}
+
 func TestAnotherKernelsDriversMayDoOtherwise(t *testing.T) {
 	f := files{MemoryFile: []byte(`{"version":1,"kernel":"1.2.3","nics":[{"driver":"odd","at":"0000:00:03.0","mtu":1500,"attached":true}]}`)}
 	if why := places(t, &nics{}, f, io.Discard).Why(eth("odd"), byItself); why == "" {

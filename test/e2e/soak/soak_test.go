@@ -262,8 +262,14 @@ func (s *life) calm() {
 				open++
 			}
 		}
-		// An underlay, a tunnel, two pods.
-		return len(st.Devices) == 4 && len(st.Rules) == 0 && (!s.express || open == 2), fmt.Sprintf("%+v %+v %+v", st.Devices, st.Rules, st.Express)
+		// An underlay, a tunnel, two pods; the others are settings of these.
+		devices := 0
+		for _, dev := range st.Devices {
+			if dev.Role != "" {
+				devices++
+			}
+		}
+		return devices == 4 && len(st.Rules) == 0 && (!s.express || open == 2), fmt.Sprintf("%+v %+v %+v", st.Devices, st.Rules, st.Express)
 	})
 }
 
