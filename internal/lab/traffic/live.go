@@ -50,6 +50,7 @@ type LiveConfig struct {
 // others leave of its core.
 type Live struct {
 	objs   bpf.GenObjects
+	keeps  *dispatched
 	thread *thread
 	stop   atomic.Bool
 	// stopping ends who interrupts it, who then closes ended.
@@ -115,9 +116,12 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, l.objs.Close())
+			err = errors.Join(err, l.keeps.Close(), l.objs.Close())
 		}
 	}()
+	if l.keeps, err = dispatch(host.NS, l.objs.Generate); err != nil {
+		return nil, err
+	}
 	for i := range cfg.Flows {
 		fr, _, err := buildFrame(&cfg.Flows[i], cfg.Size)
 		if err != nil {
@@ -329,5 +333,5 @@ func (l *Live) Stop() (Sent, error) {
 	close(l.stopping)
 	<-l.ended
 	s, serr := l.Sent()
-	return s, errors.Join(err, serr, l.objs.Close())
+	return s, errors.Join(err, serr, l.keeps.Close(), l.objs.Close())
 }
