@@ -132,12 +132,14 @@ __noinline int ol_branch_left(__u32 branch, __u32 tunnel, __u32 seq)
 	} else if (!ol_branch_ring_drained(this_cpu, core, tunnel, seq)) {
 		return 0;
 	}
-	if (core != this_cpu && ol_backlog(core, &head, &tail) && head != tail)
+	if (core != this_cpu && ol_backlog(core, &head, &tail) && head != tail &&
+	    !ol_backlog_awaited(core, bpf_ktime_get_ns(), 1))
 		return 0;
 	if (!policy->split_second || lane >= OL_MAX_LANES)
 		return 1;
 	core = policy->stage[OL_STAGE_TUNNEL].cpu[ol_lane_index(lane)];
-	return !ol_backlog(core, &head, &tail) || head == tail;
+	return !ol_backlog(core, &head, &tail) || head == tail ||
+	       ol_backlog_awaited(core, bpf_ktime_get_ns(), 1);
 }
 
 /* Which of its branches hold frames of a flow no more? */
