@@ -404,7 +404,7 @@ static __always_inline int ol_lane_leaves(const struct ol_hop *h, __u32 lane)
 /*
  * A flow that is to leave its lane, and has not been seen to have left it for so long, in which
  * the lane has dropped packets, sends no more to it until it has: else it would stay for as long
- * as the lane is full. A lane that is only busy lets it go sooner or later.
+ * as the lane is full. Where the lane is only busy, the sending core stands still (ol_slot_await).
  */
 #define OL_HELD_MOST_US 10000
 /* A lane that does not show its end for so long has the flow back, and keeps it for a while. */
@@ -433,9 +433,9 @@ __noinline __u32 ol_lane_lost(__u32 stage, __u32 cpu)
 	return BPF_CORE_READ(sd, dropped.counter) & 0xffff;
 }
 
-/* May a slot's packets be dropped for it to get from its lane to the one that it wishes for? */
-static __always_inline int ol_may_refuse(const struct ol_hop *h, const struct ol_slot *s,
-					 __u32 wish)
+/* Does a slot have to leave its lane, so that something may be done for that? */
+static __always_inline int ol_has_to_leave(const struct ol_hop *h, const struct ol_slot *s,
+					   __u32 wish)
 {
 	__u32 lane = s->lane;
 
@@ -465,7 +465,11 @@ static long ol_await_slot(__u64 i, struct ol_await_slot *a)
 	return a->at.done || (__s64)(bpf_ktime_get_ns() - a->at.until) > 0;
 }
 
-/* sent: tunnel and poll of the slot's last packet, as in a hop and a slot. */
+/*
+ * As ol_backlog_awaited(), for all that a slot has to leave: a function apart, since micro-flows
+ * wait for backlogs deep in calls, where the stack has no room for this.
+ * sent: tunnel and poll of the slot's last packet, as in a hop and a slot.
+ */
 __noinline int ol_lane_awaited(__u32 core, __u64 handed, __u64 sent, __u32 slot, int begin)
 {
 	__u32 this_cpu = bpf_get_smp_processor_id();
@@ -494,7 +498,7 @@ static __always_inline void ol_slot_await(const struct ol_hop *h, const struct o
 	int begin = (__s32)((__u32)(bpf_ktime_get_ns() / 1000) - s->held) >= OL_HELD_MOST_US;
 	__u64 handed = 0;
 
-	if (s->refuses || !ol_may_refuse(h, s, wish))
+	if (s->refuses || !ol_has_to_leave(h, s, wish))
 		return;
 	if (h->stage != OL_STAGE_NIC) {
 		handed = ol_handed_on_by(h->this_cpu, h->tunnel, s->seq);
@@ -513,7 +517,7 @@ static __always_inline int ol_refuses(const struct ol_hop *h, struct ol_slot *s,
 	__u32 now = bpf_ktime_get_ns() / 1000, lost;
 	__s32 held = now - s->held;
 
-	if (!ol_may_refuse(h, s, wish)) {
+	if (!ol_has_to_leave(h, s, wish)) {
 		s->held = s->refuses = 0;
 		return 0;
 	}
