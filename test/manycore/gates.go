@@ -68,10 +68,11 @@ func (gs Gates) String() string {
 }
 
 // What cores beside one another may differ from as many of one, and results from those with a quantum
-// of a tenth.
+// of a tenth. A wakeup depends on which core has had a lock's line last, and so on how finely cores take turns.
 const (
 	scaling    = 0.01
 	invariance = 0.02
+	waking     = 0.05 // where lines cost something
 )
 
 // spun is what Command spin of a folder below prints.
@@ -88,7 +89,8 @@ const perRound = 100_000
 var row = []string{"lab", "run", "udp-one", "--rounds", "1", "--seconds", "1", "--json"}
 
 // native are the ratios to the plain overlay on two real cores: the lowest and the highest end of the
-// intervals of the series in docs/measurements.md ("udp-one in full").
+// intervals of the series in docs/measurements.md ("udp-one in full"). Those are of 25 rounds, a gate is of one:
+// runs of rps in one machine came out from 0.91 to 0.97, that is by scatter from their middle.
 var native = []struct {
 	variant   string
 	low, high float64
@@ -96,6 +98,8 @@ var native = []struct {
 	{"host", 2.62, 2.94},
 	{"rps", 0.92, 0.97},
 }
+
+const scatter = 0.03
 
 // taken is the largest share of the offer that the host network may take: a row that takes all of it
 // shows the generator.
@@ -192,7 +196,11 @@ func (b *Bench) Even(ctx context.Context, m Machine, dir string, say func(string
 		return gs, err
 	}
 	turns := fmt.Sprintf("quantum %d to %d", small.Quantum, m.Quantum)
-	gs = append(gs, near("wakeup there and back, "+turns, finely.PingPong/spun.PingPong, 1, invariance))
+	wake := invariance
+	if m.Lines != (Lines{}) {
+		wake = waking
+	}
+	gs = append(gs, near("wakeup there and back, "+turns, finely.PingPong/spun.PingPong, 1, wake))
 	for _, v := range steady(m) {
 		gs = append(gs, near("udp-one "+v+", "+turns, fine[v]/coarse[v], 1, invariance))
 	}
@@ -223,7 +231,7 @@ func (b *Bench) Native(ctx context.Context, m Machine, dir string, say func(stri
 func like(k map[string]float64, offer float64) (gs Gates) {
 	gs = append(gs, Gate{Name: "what the host network takes of the offer", High: taken, Got: k["host"] / offer})
 	for _, n := range native {
-		gs = append(gs, Gate{Name: "udp-one " + n.variant + " to overlay on two cores, as on real ones", Low: n.low, High: n.high, Got: k[n.variant] / k["overlay"]})
+		gs = append(gs, Gate{Name: "udp-one " + n.variant + " to overlay on two cores, as on real ones", Low: n.low * (1 - scatter), High: n.high * (1 + scatter), Got: k[n.variant] / k["overlay"]})
 	}
 	return gs
 }
