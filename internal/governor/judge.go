@@ -82,10 +82,12 @@ func (j *Judge) Step(now time.Time, s Situation, w Window) (act bool, reason str
 	}
 	if j.trial != nil {
 		v, over := j.trial.Add(now, w)
-		// A sender that backs off is slow in windows without, too: pairs do not show it.
-		if less := s.Rate < muchLess*j.of.Rate; !over && j.less.raised(now, less, lessFor) {
+		// A sender that backs off, or is slowed down by the mechanism's program, is slow in windows without, too:
+		// pairs do not show it.
+		before := max(j.of.Rate, j.of.Without)
+		if less := s.Rate < muchLess*before; !over && j.less.raised(now, less, lessFor) {
 			v, over = j.trial.verdict(Undecided, ""), true
-			v.Reason = fmt.Sprintf("less comes since it is on trial, %.2f times", s.Rate/j.of.Rate)
+			v.Reason = fmt.Sprintf("less comes since it is on trial, %.2f times", s.Rate/before)
 		}
 		if !over {
 			return j.trial.On(), j.trial.Progress()

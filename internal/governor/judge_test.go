@@ -143,6 +143,31 @@ func TestATrialThatCostsIsGivenUp(t *testing.T) {
 	}
 }
 
+// The program that a mechanism needs takes from senders before the trial begins, as XDP on a veth does from TCP:
+// then it is given up within three seconds as well.
+func TestATrialBehindAProgramThatCostsIsGivenUp(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(20) {
+		b := newBench(seed)
+		b.effect = 1
+		b.offered = func(time.Duration) float64 { return 280e3 }
+		j := NewJudge(forGoodput, seed)
+		act, said := false, ""
+		for end := b.now.Add(3 * time.Second); b.now.Before(end) && said == ""; {
+			w := b.next(j.Trying(), act)
+			s := Situation{Layout: "a", Rate: float64(w.Frames) / w.Elapsed.Seconds(), Without: 400e3}
+			was := j.Trying()
+			var why string
+			if act, why = j.Step(b.now, s, w); was && !j.Trying() {
+				said = why
+			}
+		}
+		if act || !strings.Contains(said, "less comes since it is on trial, 0.7") {
+			t.Errorf("seed %d: it acts: %t, after 3 s: %q", seed, act, said)
+		}
+	}
+}
+
 // A mechanism that paid and then makes things worse by a fifth is withdrawn within three seconds.
 func TestRegressionIsWithdrawn(t *testing.T) {
 	t.Parallel()
