@@ -60,7 +60,6 @@ type totals struct {
 	at             time.Time
 	frames, waited uint64
 	queued         uint64 // time that packets waited in backlogs, which lanes are
-	skbs, ringed   uint64 // packets that wait there, and frames in rings of cpumap lanes
 	ns, busy, all  [datapath.Stages]uint64
 	dropped        uint64
 	acted, could   uint64 // packets on which the mechanism acted, of so many
@@ -82,8 +81,6 @@ func (d *Daemon) total(s share, only []int) (t totals, err error) {
 		}
 		t.waited += cores[i].WaitedNs
 		t.queued += cores[i].QueuedNs
-		t.skbs += uint64(cores[i].Queue)
-		t.ringed += uint64(cores[i].LaneQueue)
 		for st := range datapath.Stages {
 			t.ns[st] += cores[i].StageNs[st]
 			t.busy[st] += cores[i].StagePackets[st]
@@ -162,12 +159,6 @@ func (m *meter) window(t totals, saturated bool) governor.Window {
 	if n := t.could - was.could; n > 0 {
 		w.Acted = min(float64(t.acted-was.acted)/float64(n), 1)
 	}
-	// What was polled and waits in a lane has not arrived: TCP may fill lanes for longer than a window.
-	more := float64(t.ringed) - float64(was.ringed)
-	if n := t.all[datapath.Pod] - was.all[datapath.Pod]; n > 0 {
-		more += (float64(t.skbs) - float64(was.skbs)) * max(frames/float64(n), 1)
-	}
-	w.Frames = uint64(max(frames-more, 0))
 	return w
 }
 
