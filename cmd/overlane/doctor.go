@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
@@ -141,14 +142,14 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	names := daemon.NewNames(s, l.snap)
 	d.Namespaces, d.looked = names.Places(), s.Looked()
 	d.devices(l.snap, names)
-	owned, err := ownedSettings()
+	changed, err := changedSettings()
 	if err != nil {
 		return d, err
 	}
-	if err := d.express(s, l, names, owned, own); err != nil {
+	if err := d.express(s, l, names, changed, own); err != nil {
 		return d, err
 	}
-	for _, sk := range daemon.LeftAlone(s, l.snap, owned) {
+	for _, sk := range daemon.LeftAlone(s, l.snap, apply.Owned(changed, plan.ByPipeline)) {
 		d.Skipped = append(d.Skipped, leftOut{sk.Target.Name, sk.Target.NetnsCookie, names.Text(sk.Reason), names.Text(sk.What)})
 	}
 	found, err := probe.Diagnose(cmd.Context(), s, l.snap, own)
@@ -163,12 +164,12 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 }
 
 // express says what stands between the NICs and the pods that there are, where kernel and NICs allow it.
-func (d *diagnosis) express(s *node.Scanner, l look, names daemon.Names, owned map[plan.Setting]plan.Owned, own func(uint32) bool) error {
+func (d *diagnosis) express(s *node.Scanner, l look, names daemon.Names, changed []apply.Entry, own func(uint32) bool) error {
 	i := slices.IndexFunc(d.Mechanisms, func(m probe.Mechanism) bool { return m.Name == "express" && m.Possible })
 	if i < 0 || len(l.snap.Pods) == 0 {
 		return nil
 	}
-	p, err := l.express(s, owned, false, own, governor.Forced)
+	p, err := l.express(s, changed, false, own, governor.Forced)
 	if err != nil {
 		return err
 	}

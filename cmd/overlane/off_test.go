@@ -54,7 +54,7 @@ func changeLo(t *testing.T, o overlane) *apply.Locked {
 	finder := apply.NewFinder()
 	defer finder.Close()
 	lo := plan.RPSMask(plan.Target{NetnsCookie: cookie, Ifindex: 1, Name: "lo"}, 0)
-	if _, err := locked.Do(finder, []plan.Step{{Setting: lo, Was: "0", First: "0", Want: "1", Reason: "test"}}); err != nil {
+	if _, err := locked.Do(finder, []plan.Step{{Setting: lo, By: plan.ByPipeline, Was: "0", First: "0", Want: "1", Reason: "test"}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := loMask(t, o.netns); got != "1" {

@@ -196,22 +196,22 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 			return out, nil
 		}
 	}
-	owned, err := ownedSettings()
+	changed, err := changedSettings()
 	if err != nil {
 		return out, err
 	}
 	if cfg.Aggregate != config.ModeOff {
-		if out.Aggregate, err = planAggregate(cfg.Aggregate, s, l, owned); err != nil {
+		if out.Aggregate, err = planAggregate(cfg.Aggregate, s, l, changed); err != nil {
 			return out, err
 		}
 	}
 	if cfg.Express != config.ModeOff {
-		if out.Express, err = planExpress(cfg, s, l, owned); err != nil {
+		if out.Express, err = planExpress(cfg, s, l, changed); err != nil {
 			return out, err
 		}
 	}
 	if cfg.BridgeNetfilter != config.HooksKept {
-		if out.BridgeNetfilter, err = planBridging(s, l, owned); err != nil {
+		if out.BridgeNetfilter, err = planBridging(s, l, changed); err != nil {
 			return out, err
 		}
 	}
@@ -220,22 +220,22 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	case no != nil:
 		out.Priority = &priorityOutlook{When: no.Error()}
 	default:
-		out.Priority = planPriority(cfg, cores, s, l, owned)
+		out.Priority = planPriority(cfg, cores, s, l, changed)
 	}
 	if splits(cfg, l) && !prioritises(cfg) {
-		if out.Microflows, err = planMicroflows(cfg, cores, s, l, owned); err != nil {
+		if out.Microflows, err = planMicroflows(cfg, cores, s, l, changed); err != nil {
 			return out, err
 		}
 	}
 	if out.When == "" {
-		if err := out.pipeline(ctx, cfg, cores, s, l, owned); err != nil {
+		if err := out.pipeline(ctx, cfg, cores, s, l, changed); err != nil {
 			return out, err
 		}
 	}
 	return out, nil
 }
 
-func (o *outlook) pipeline(ctx context.Context, cfg *config.Config, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (err error) {
+func (o *outlook) pipeline(ctx context.Context, cfg *config.Config, cores config.CPUList, s *node.Scanner, l look, changed []apply.Entry) (err error) {
 	var beside *priorityOutlook
 	if prioritises(cfg) {
 		beside = o.Priority
@@ -244,7 +244,7 @@ func (o *outlook) pipeline(ctx context.Context, cfg *config.Config, cores config
 		return err
 	}
 	layout := governor.Layout{NIC: o.Placement.NIC, Tunnel: o.Placement.Tunnel, Pod: o.Placement.Pod}
-	in := daemon.PlanInput(s, l.snap, layout, owned, l.places, xdp.Want{By: xdp.Pipeline, Asked: true})
+	in := daemon.PlanInput(s, l.snap, layout, apply.Owned(changed, plan.ByPipeline), l.places, xdp.Want{By: xdp.Pipeline, Asked: true})
 	if o.Placement.inPlace {
 		in.Attach = nil
 	}
@@ -266,9 +266,9 @@ func (o *outlook) pipeline(ctx context.Context, cfg *config.Config, cores config
 }
 
 // notInRealtime are the cores on which the running daemon has threads that it does not run in real time.
-func notInRealtime(owned map[plan.Setting]plan.Owned) (cores []int) {
-	for s, o := range owned {
-		if sched, err := plan.ParseSched(o.Wrote); s.Kind == plan.ThreadSched && err == nil && sched.Policy != "fifo" {
+func notInRealtime(changed []apply.Entry) (cores []int) {
+	for _, e := range changed {
+		if sched, err := plan.ParseSched(e.Wrote); e.Kind == plan.ThreadSched && err == nil && sched.Policy != "fifo" {
 			cores = append(cores, sched.Cores...)
 		}
 	}
@@ -277,14 +277,14 @@ func notInRealtime(owned map[plan.Setting]plan.Owned) (cores []int) {
 
 // planPriority is what the rules change as soon as they are in force, and what a trial changes
 // without them.
-func planPriority(all *config.Config, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) *priorityOutlook {
+func planPriority(all *config.Config, cores config.CPUList, s *node.Scanner, l look, changed []apply.Entry) *priorityOutlook {
 	cfg := all.Priority
 	attached := func(u node.Underlay) bool {
 		return !u.ForeignXDP && slices.Contains([]string{plan.PriorityProgram, plan.TwoLanesProgram}, neighbour.ProgramName(u.XDPProgID))
 	}
-	in := daemon.PriorityInput(s, l.snap, slices.Sorted(slices.Values(cores)), owned, attached, l.places, xdp.Want{By: xdp.Priority, Asked: prioritises(all)})
+	in := daemon.PriorityInput(s, l.snap, slices.Sorted(slices.Values(cores)), apply.Owned(changed, plan.ByPriority), attached, l.places, xdp.Want{By: xdp.Priority, Asked: prioritises(all)})
 	in.NoThreads = cfg.Threads == config.ThreadsOff
-	in.Realtime, in.Flooded = cfg.Threads == config.ThreadsAuto, notInRealtime(owned)
+	in.Realtime, in.Flooded = cfg.Threads == config.ThreadsAuto, notInRealtime(changed)
 	if cfg.Mode == config.PrioritySync {
 		in.Tunnels = daemon.SyncTunnels(l.snap)
 	}
@@ -337,7 +337,7 @@ func splits(cfg *config.Config, l look) bool {
 }
 
 // planAggregate is what datagrams change that come in a row.
-func planAggregate(mode config.Mode, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*plannedOutlook, error) {
+func planAggregate(mode config.Mode, s *node.Scanner, l look, changed []apply.Entry) (*plannedOutlook, error) {
 	var reasons map[node.DevKey]string
 	if mode != config.ModeForced {
 		var err error
@@ -345,7 +345,7 @@ func planAggregate(mode config.Mode, s *node.Scanner, l look, owned map[plan.Set
 			return nil, err
 		}
 	}
-	out := &plannedOutlook{Plan: plan.Aggregate(daemon.AggregateInput(s, l.snap, owned, reasons))}
+	out := &plannedOutlook{Plan: plan.Aggregate(daemon.AggregateInput(s, l.snap, apply.Owned(changed, plan.ByAggregation), reasons))}
 	switch {
 	case len(l.snap.Underlays) == 0:
 		out.When = "for aggregation, run would wait for an underlay: there is none yet"
@@ -362,7 +362,7 @@ func planAggregate(mode config.Mode, s *node.Scanner, l look, owned map[plan.Set
 }
 
 // express judges the ways from the NICs of this network namespace to the pods.
-func (l look) express(s *node.Scanner, owned map[plan.Setting]plan.Owned, join bool, own func(uint32) bool, mode governor.Mode) (p plan.Plan, err error) {
+func (l look) express(s *node.Scanner, changed []apply.Entry, join bool, own func(uint32) bool, mode governor.Mode) (p plan.Plan, err error) {
 	home, err := netns.Current()
 	if err != nil {
 		return p, err
@@ -372,14 +372,14 @@ func (l look) express(s *node.Scanner, owned map[plan.Setting]plan.Owned, join b
 	if err != nil {
 		return p, err
 	}
-	return daemon.ExpressPlan(s, l.snap, cookie, owned, join, own, l.places, mode)
+	return daemon.ExpressPlan(s, l.snap, cookie, apply.Owned(changed, plan.ByExpress), join, own, l.places, mode)
 }
 
 // planExpress is what frames change that go straight to pods.
-func planExpress(cfg *config.Config, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*plannedOutlook, error) {
+func planExpress(cfg *config.Config, s *node.Scanner, l look, changed []apply.Entry) (*plannedOutlook, error) {
 	out := &plannedOutlook{}
 	var err error
-	if out.Plan, err = l.express(s, owned, cfg.Aggregate != config.ModeOff, ownIfRunning(), modeOf(cfg.Express)); err != nil {
+	if out.Plan, err = l.express(s, changed, cfg.Aggregate != config.ModeOff, ownIfRunning(), modeOf(cfg.Express)); err != nil {
 		return nil, err
 	}
 	switch {
@@ -396,10 +396,10 @@ func planExpress(cfg *config.Config, s *node.Scanner, l look, owned map[plan.Set
 }
 
 // planBridging is what bridges change that call netfilter where nobody is.
-func planBridging(s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*plannedOutlook, error) {
+func planBridging(s *node.Scanner, l look, changed []apply.Entry) (*plannedOutlook, error) {
 	out := &plannedOutlook{When: "once packets come fast, run would have bridges leave out netfilter where nobody is:"}
 	var err error
-	if out.Plan, err = daemon.BridgingPlan(s, l.snap, owned, ownIfRunning()); err != nil {
+	if out.Plan, err = daemon.BridgingPlan(s, l.snap, apply.Owned(changed, plan.ByBridging), ownIfRunning()); err != nil {
 		return nil, err
 	}
 	switch {
@@ -412,7 +412,7 @@ func planBridging(s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*
 }
 
 // planMicroflows is what a flow that is too much for one core changes.
-func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l look, owned map[plan.Setting]plan.Owned) (*plannedOutlook, error) {
+func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l look, changed []apply.Entry) (*plannedOutlook, error) {
 	nic, err := busiestReceiver()
 	if err != nil {
 		return nil, err
@@ -428,7 +428,7 @@ func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l
 		out.When = "run would split no flow: " + layout.Reason
 		return out, nil
 	}
-	in := daemon.PlanInput(s, l.snap, layout, owned, l.places, microflowsWant(cfg))
+	in := daemon.PlanInput(s, l.snap, layout, apply.Owned(changed, plan.ByPipeline), l.places, microflowsWant(cfg))
 	if layout.Merge {
 		in.Merge = daemon.MergeSteps(l.snap, daemon.FirstMergeIndex)
 	}
@@ -556,14 +556,13 @@ func busiestReceiver() (int, error) {
 	return 0, errors.New("find the core that receives: /proc/softirqs has no NET_RX")
 }
 
-// ownedSettings reads, without the lock, what overlane has changed here.
-func ownedSettings() (owned map[plan.Setting]plan.Owned, err error) {
-	err = inFolder(func(dir *apply.Dir) error {
-		entries, err := dir.Entries()
-		owned = apply.Owned(entries)
+// changedSettings reads, without the lock, what overlane has changed here.
+func changedSettings() (changed []apply.Entry, err error) {
+	err = inFolder(func(dir *apply.Dir) (err error) {
+		changed, err = dir.Entries()
 		return err
 	})
-	return owned, err
+	return changed, err
 }
 
 // placesKnown tells what XDP programs cost here, and where they were refused, as far as a daemon has

@@ -126,7 +126,7 @@ func (b *bed) steps() []plan.Step {
 	va, vb, d0 := b.target(b.a, "va"), b.target(b.b, "vb"), b.target(b.a, "d0")
 	whole := plan.Target{NetnsCookie: b.cookie[b.b]}
 	step := func(t plan.Target, k plan.Kind, attr, want string) plan.Step {
-		return plan.Step{Setting: plan.Setting{Target: t, Kind: k, Attr: attr}, Want: want, Reason: "test"}
+		return plan.Step{Setting: plan.Setting{Target: t, Kind: k, Attr: attr}, By: plan.ByPipeline, Want: want, Reason: "test"}
 	}
 	return []plan.Step{
 		step(va, plan.SysfsAttr, "queues/rx-0/rps_cpus", "2"),

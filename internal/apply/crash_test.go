@@ -4,6 +4,7 @@ package apply
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"strconv"
@@ -96,7 +97,7 @@ func TestKillOfGuardianAndDaemonLeavesTheJournal(t *testing.T) {
 	b := newBed(t)
 	before := b.snapshot()
 	d := b.start(script{Plans: [][]plan.Step{b.steps()}, Guardian: true})
-	b.must(unix.Kill(d.guardian, unix.SIGKILL))
+	b.must(kill(d.guardian, unix.SIGKILL))
 	d.kill()
 	d.wait()
 	l := b.lock()
@@ -116,7 +117,7 @@ func TestGuardianOutlivesSignalsMeantForTheDaemon(t *testing.T) {
 		t.Errorf("guardian %d is in session %d, %v", d.guardian, sid, err)
 	}
 	for _, s := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT} {
-		b.must(unix.Kill(d.guardian, s))
+		b.must(kill(d.guardian, s))
 	}
 	killed := time.Now()
 	d.kill()
@@ -161,7 +162,7 @@ func TestGuardianHoldsNothingOfTheDaemons(t *testing.T) {
 	if _, err := io.ReadAll(d.lingerer); err != nil {
 		t.Error(err)
 	}
-	b.must(unix.Kill(d.guardian, unix.SIGCONT))
+	b.must(kill(d.guardian, unix.SIGCONT))
 	d.wait()
 }
 
@@ -225,7 +226,7 @@ func TestReleasedGuardianDoesNothing(t *testing.T) {
 func TestDeathOfTheGuardianIsSeen(t *testing.T) {
 	b := newBed(t)
 	_, g := b.guardian()
-	b.must(unix.Kill(g.PID(), unix.SIGKILL))
+	b.must(kill(g.PID(), unix.SIGKILL))
 	<-g.Done()
 	if err := g.Release(); err == nil {
 		t.Error("a guardian that was killed was released")
@@ -302,7 +303,7 @@ func (b *bed) dead() *daemon {
 // stopGuardian stops a daemon's guardian, for the test's time at most: its end is waited for.
 func (b *bed) stopGuardian(d *daemon) {
 	b.t.Helper()
-	b.t.Cleanup(func() { _ = unix.Kill(d.guardian, unix.SIGCONT) })
+	b.t.Cleanup(func() { _ = kill(d.guardian, unix.SIGCONT) })
 	b.must(process.Stop(d.guardian))
 }
 
@@ -313,7 +314,7 @@ func TestGuardianLeavesTheLockToAFasterOwner(t *testing.T) {
 	d := b.dead()
 	l, err := b.open().lock(restoring) // by another guardian, say
 	b.must(err)
-	b.must(unix.Kill(d.guardian, unix.SIGCONT))
+	b.must(kill(d.guardian, unix.SIGCONT))
 	if said := d.wait(); !strings.Contains(said, "left to the new holder") {
 		t.Errorf("the guardian said: %s", said)
 	}
@@ -341,4 +342,12 @@ func TestAGuardianThatIsStoppedIsKilledByTheNextOwner(t *testing.T) {
 	_, err = l.Restore(b)
 	b.must(err)
 	b.wantSnapshot(before)
+}
+
+// kill sends a signal to a process. Of none, which has the number 0, kill(2) would take the caller's group for it.
+func kill(pid int, s unix.Signal) error {
+	if pid <= 1 {
+		return fmt.Errorf("there is no process to be sent %s: %d", s, pid)
+	}
+	return unix.Kill(pid, s)
 }

@@ -15,7 +15,7 @@ func TestDeviceOfOurOwnIsMadeAndGoes(t *testing.T) {
 	l := b.lock()
 	before := b.snapshot()
 	s := plan.OwnDeviceOf(b.cookie[b.a], "own")
-	step := plan.Step{Setting: s, Was: plan.NoDevice, Want: plan.OwnVeth(1<<24, "owned")}
+	step := plan.Step{Setting: s, By: plan.ByPipeline, Was: plan.NoDevice, Want: plan.OwnVeth(1<<24, "owned")}
 	rep, err := l.Do(b, []plan.Step{step})
 	b.must(err)
 	wantOutcomes(t, rep, Applied, 1)
@@ -44,7 +44,7 @@ func TestDeviceThatSomebodyElseHasIsLeftAlone(t *testing.T) {
 	b.add(b.a, &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "own"}})
 	before := b.snapshot()
 	rep, err := l.Do(b, []plan.Step{{
-		Setting: plan.OwnDeviceOf(b.cookie[b.a], "own"), Was: plan.NoDevice, Want: plan.OwnVeth(1<<24, "owned"),
+		Setting: plan.OwnDeviceOf(b.cookie[b.a], "own"), By: plan.ByPipeline, Was: plan.NoDevice, Want: plan.OwnVeth(1<<24, "owned"),
 	}})
 	b.must(err)
 	wantOutcomes(t, rep, LeftAlone, 1)
@@ -52,7 +52,7 @@ func TestDeviceThatSomebodyElseHasIsLeftAlone(t *testing.T) {
 
 	// And one that somebody has deleted is not made again.
 	_, err = l.Do(b, []plan.Step{{
-		Setting: plan.OwnDeviceOf(b.cookie[b.b], "own"), Was: plan.NoDevice, Want: plan.OwnVeth(1<<24, "owned"),
+		Setting: plan.OwnDeviceOf(b.cookie[b.b], "own"), By: plan.ByPipeline, Was: plan.NoDevice, Want: plan.OwnVeth(1<<24, "owned"),
 	}})
 	b.must(err)
 	b.del(b.b, "own")

@@ -3,6 +3,7 @@
 package apply
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -161,6 +162,8 @@ func leaveAlone(step plan.Step, old *Entry, value string) string {
 	switch {
 	case old != nil && old.Kept != "":
 		return "an earlier change could not be undone: " + old.Kept
+	case old != nil && old.By != step.By:
+		return fmt.Sprintf("%s has changed it", cmp.Or(string(old.By), "an earlier overlane"))
 	case old != nil && step.Unbound && step.Same(value, step.Was):
 		return ""
 	case old != nil && !step.Same(value, old.Wrote):
@@ -173,7 +176,7 @@ func leaveAlone(step plan.Step, old *Entry, value string) string {
 
 // entry is what has to be in the journal before the job is written.
 func (j job) entry() Entry {
-	e := Entry{Setting: j.step.Setting, Inode: j.at.inode, Addr: j.at.addr, First: j.before}
+	e := Entry{Setting: j.step.Setting, By: j.step.By, Inode: j.at.inode, Addr: j.at.addr, First: j.before}
 	if j.old != nil {
 		e = *j.old
 		e.Prev = j.before

@@ -204,7 +204,7 @@ func TestDeviceThatLeavesIsPassedOver(t *testing.T) {
 	b := newBed(t)
 	b.add(b.b, &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "gone"}})
 	mask := func() plan.Step {
-		return plan.Step{Setting: plan.RPSMask(b.target(b.b, "gone"), 0), Want: "1"}
+		return plan.Step{Setting: plan.RPSMask(b.target(b.b, "gone"), 0), By: plan.ByPipeline, Want: "1"}
 	}()
 	for _, point := range []string{"journal:before", "journal:after"} {
 		l := b.lock()
@@ -260,7 +260,7 @@ func TestRequestOfAnOffloadIsRestored(t *testing.T) {
 	b := newBed(t)
 	step := func(feature, want string) []plan.Step {
 		s := plan.Setting{Target: b.target(b.b, "vb"), Kind: plan.EthtoolFeature, Attr: feature}
-		return []plan.Step{{Setting: s, Want: want}}
+		return []plan.Step{{Setting: s, By: plan.ByPipeline, Want: want}}
 	}
 	set := func(feature string, on bool) {
 		t.Helper()
@@ -308,7 +308,7 @@ func TestThreadSchedulingIsRestored(t *testing.T) {
 	s := plan.Thread(plan.Target{}, id)
 	was, err := getSched(s.Attr)
 	b.must(err)
-	_, err = l.Do(b, []plan.Step{{Setting: s, Want: "policy=batch prio=0 nice=10 cores=0 slice=200µs"}})
+	_, err = l.Do(b, []plan.Step{{Setting: s, By: plan.ByPipeline, Want: "policy=batch prio=0 nice=10 cores=0 slice=200µs"}})
 	b.must(err)
 	if a, err := unix.SchedGetAttr(id.PID, 0); err != nil || a.Policy != unix.SCHED_BATCH || a.Nice != 10 || a.Runtime != 200_000 {
 		t.Errorf("%+v, %v", a, err)
@@ -320,7 +320,7 @@ func TestThreadSchedulingIsRestored(t *testing.T) {
 		t.Errorf("scheduling is %q, was %q, %v", now, was, err)
 	}
 
-	_, err = l.Do(b, []plan.Step{{Setting: s, Want: "policy=batch prio=0 nice=10 cores=0"}})
+	_, err = l.Do(b, []plan.Step{{Setting: s, By: plan.ByPipeline, Want: "policy=batch prio=0 nice=10 cores=0"}})
 	b.must(err)
 	stop()
 	rep, err = l.Restore(b)
@@ -329,7 +329,7 @@ func TestThreadSchedulingIsRestored(t *testing.T) {
 
 	// The number of a thread that has ended may be anybody's.
 	id.PID, id.Start = os.Getpid(), 1 // no process is that old
-	rep, err = l.Do(b, []plan.Step{{Setting: plan.Thread(plan.Target{}, id), Want: "policy=idle prio=0 nice=0 cores=0"}})
+	rep, err = l.Do(b, []plan.Step{{Setting: plan.Thread(plan.Target{}, id), By: plan.ByPipeline, Want: "policy=idle prio=0 nice=0 cores=0"}})
 	b.must(err)
 	wantOutcomes(t, rep, Gone, 1)
 }
@@ -351,9 +351,9 @@ func TestThreadThatTheKernelHasUnboundIsBoundAgain(t *testing.T) {
 		unbound = "policy=other prio=0 nice=10 cores=0-1"
 		again   = "policy=other prio=0 nice=10 cores=1"
 	)
-	step := plan.Step{Setting: s, Was: unbound, Want: again}
+	step := plan.Step{Setting: s, By: plan.ByPipeline, Was: unbound, Want: again}
 	for _, end := range []string{again, unbound} { // written, and not yet
-		_, err = l.Do(b, []plan.Step{{Setting: s, Want: bound}})
+		_, err = l.Do(b, []plan.Step{{Setting: s, By: plan.ByPipeline, Want: bound}})
 		b.must(err)
 		b.must(putSched(s.Attr, unbound))
 		step.Unbound = false
@@ -373,7 +373,7 @@ func TestThreadThatTheKernelHasUnboundIsBoundAgain(t *testing.T) {
 		}
 	}
 
-	_, err = l.Do(b, []plan.Step{{Setting: s, Want: bound}})
+	_, err = l.Do(b, []plan.Step{{Setting: s, By: plan.ByPipeline, Want: bound}})
 	b.must(err)
 	b.must(l.ForgetEnded())
 	if n := len(l.Entries()); n != 1 {
@@ -381,5 +381,35 @@ func TestThreadThatTheKernelHasUnboundIsBoundAgain(t *testing.T) {
 	}
 	stop()
 	b.must(l.ForgetEnded())
+	b.wantNoJournal()
+}
+
+// What one mechanism has changed, another neither changes nor brings back.
+func TestSettingOfAnotherMechanismIsLeftAlone(t *testing.T) {
+	b := newBed(t)
+	before := b.snapshot()
+	l := b.lock()
+	step := b.steps()[0]
+	_, err := l.Do(b, []plan.Step{step})
+	b.must(err)
+	changed := b.snapshot()
+
+	other := step
+	other.By, other.Want = plan.ByPriority, "0"
+	rep, err := l.Do(b, []plan.Step{other})
+	b.must(err)
+	wantOutcomes(t, rep, LeftAlone, 1)
+	if why := rep.Results[0].Reason; !strings.Contains(why, "pipeline") {
+		t.Errorf("the reason names no owner: %q", why)
+	}
+	_, err = l.RestoreIf(b, func(e Entry) bool { return e.By == plan.ByPriority })
+	b.must(err)
+	b.wantSnapshot(changed)
+	if len(Owned(l.Entries(), plan.ByPriority)) != 0 || len(Owned(l.Entries(), plan.ByPipeline)) != 1 {
+		t.Errorf("it is not the pipeline's alone: %+v", l.Entries())
+	}
+	_, err = l.RestoreIf(b, func(e Entry) bool { return e.By == plan.ByPipeline })
+	b.must(err)
+	b.wantSnapshot(before)
 	b.wantNoJournal()
 }

@@ -67,7 +67,7 @@ func TestAGuardianThatDoesNotAnswerIsKilled(t *testing.T) {
 	_, g := b.guardian()
 	b.must(g.limit(100 * time.Millisecond))
 	p, letGo := b.hold(g)
-	b.must(unix.Kill(g.PID(), unix.SIGSTOP))
+	b.must(kill(g.PID(), unix.SIGSTOP))
 	b.must(letGo())
 	<-g.Done()
 	if p.held(t) {
@@ -80,7 +80,7 @@ func TestNothingIsToBeLetGoOfByADeadGuardian(t *testing.T) {
 	b := newBed(t)
 	_, g := b.guardian()
 	p, letGo := b.hold(g)
-	b.must(unix.Kill(g.PID(), unix.SIGKILL))
+	b.must(kill(g.PID(), unix.SIGKILL))
 	<-g.Done()
 	if p.held(t) {
 		t.Error("it is gone, and something is held")

@@ -16,6 +16,8 @@ import (
 // Entry is a setting that overlane has changed and not brought back.
 type Entry struct {
 	plan.Setting
+	// By has changed it. Empty in a journal of before owners were named: it is restored when the next daemon starts.
+	By plan.Owner `json:"by,omitempty"`
 	// Inode is that of the namespace: a hint where to look for it.
 	Inode uint64 `json:"inode,omitempty"`
 	// Addr is the device's hardware address, which tells a device that was

@@ -16,7 +16,7 @@ import (
 // also after it was cut short. A setting that could not be brought back
 // stays in the journal with the reason, and in the error.
 func (l *Locked) Restore(ns Namespaces) (Report, error) {
-	return l.RestoreIf(ns, func(plan.Setting) bool { return true })
+	return l.RestoreIf(ns, func(Entry) bool { return true })
 }
 
 // RestoreLeft restores what an earlier run has left behind in the caller's network namespace, whose
@@ -36,9 +36,9 @@ func RestoreLeft(stateDir string, cookie uint64) (Report, error) {
 	return rep, errors.Join(err, finder.Close(), locked.Unlock())
 }
 
-// RestoreIf is Restore for some of the settings: a device that overlane is
-// to let go of while it goes on with others.
-func (l *Locked) RestoreIf(ns Namespaces, which func(plan.Setting) bool) (Report, error) {
+// RestoreIf is Restore for some of the entries: what a mechanism has changed that ends while others go on, or a
+// device that is let go.
+func (l *Locked) RestoreIf(ns Namespaces, which func(Entry) bool) (Report, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.f == nil {
@@ -51,17 +51,18 @@ func (l *Locked) RestoreIf(ns Namespaces, which func(plan.Setting) bool) (Report
 
 	errs := []error{l.announce(k, which)}
 	var left []Entry
-	seen := true
+	seen, attributes := true, false
 	for _, e := range slices.Backward(l.j.entries) {
 		if e.Kind == plan.Superblock {
 			left = append(left, e) // after the attributes
 			continue
 		}
-		if !which(e.Setting) {
+		if !which(e) {
 			left = append(left, e)
 			seen = false
 			continue
 		}
+		attributes = attributes || e.Kind == plan.SysfsAttr
 		res := k.restore(e)
 		rep.Results = append(rep.Results, res)
 		if res.Outcome == Kept {
@@ -77,7 +78,7 @@ func (l *Locked) RestoreIf(ns Namespaces, which func(plan.Setting) bool) (Report
 	restored := len(rep.Results)
 	errs = append(errs, l.shut(k, &rep))
 	for _, res := range rep.Results[restored:] {
-		if res.Outcome == Kept && which(res.Setting) {
+		if res.Outcome == Kept && (attributes || seen) {
 			errs = append(errs, fmt.Errorf("make %s read-only again: %s", res.Setting, res.Reason))
 		}
 	}
@@ -87,10 +88,10 @@ func (l *Locked) RestoreIf(ns Namespaces, which func(plan.Setting) bool) (Report
 
 // announce has the journal say which sysfs superblocks are made writable for what is restored. Where it
 // cannot be written all is restored nevertheless: the superblock is as it was in a moment.
-func (l *Locked) announce(k *kernel, which func(plan.Setting) bool) error {
+func (l *Locked) announce(k *kernel, which func(Entry) bool) error {
 	var add []Entry
 	for _, e := range l.j.entries {
-		if e.Kind != plan.SysfsAttr || !which(e.Setting) {
+		if e.Kind != plan.SysfsAttr || !which(e) {
 			continue
 		}
 		// Of one that is not found, or not announced, restore says why.
@@ -151,13 +152,13 @@ func (k *kernel) restore(e Entry) Result {
 // Forget drops the entries of devices that have gone, so that the journal
 // does not grow with the coming and going of pods. Forgetting a device that
 // still exists means that its settings are never brought back.
-func (l *Locked) Forget(which func(plan.Target) bool) error {
+func (l *Locked) Forget(which func(Entry) bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.f == nil {
 		return ErrUnlocked
 	}
-	return l.drop(func(e Entry) bool { return which(e.Target) })
+	return l.drop(which)
 }
 
 // ForgetEnded drops the entries of threads that have ended: a device may make its
@@ -181,11 +182,13 @@ func (l *Locked) Entries() []Entry {
 	return slices.Clone(l.j.entries)
 }
 
-// Owned turns entries into what a plan has to know about them.
-func Owned(entries []Entry) map[plan.Setting]plan.Owned {
-	owned := make(map[plan.Setting]plan.Owned, len(entries))
+// Owned is what a mechanism's plan has to know about its entries.
+func Owned(entries []Entry, by plan.Owner) map[plan.Setting]plan.Owned {
+	owned := make(map[plan.Setting]plan.Owned)
 	for _, e := range entries {
-		owned[e.Setting] = plan.Owned{First: e.First, Wrote: e.Wrote}
+		if e.By == by {
+			owned[e.Setting] = plan.Owned{First: e.First, Wrote: e.Wrote}
+		}
 	}
 	return owned
 }

@@ -147,7 +147,7 @@ func (d *Daemon) refuseAggregation(now time.Time, skipped []plan.Skip) error {
 // planAggregation plans by what is on the node. all: nothing is taken from the last look.
 func (d *Daemon) planAggregation(all bool) (plan.Plan, map[plan.Setting]plan.Owned, error) {
 	a := &d.aggr
-	owned := apply.Owned(d.locked.Entries())
+	owned := d.owned(plan.ByAggregation)
 	var reasons map[node.DevKey]string
 	if d.opts.Aggregate != governor.Forced {
 		if a.joined == nil {
@@ -182,9 +182,8 @@ func (d *Daemon) followAggregation(made plan.Plan, owned map[plan.Setting]plan.O
 	for _, t := range d.snap.Tunnels {
 		here[target(t.Dev)] = true
 	}
-	err := d.locked.Forget(func(t plan.Target) bool {
-		_, ours := owned[plan.Aggregates(t)]
-		return ours && !here[t] && d.pipe.gone(t)
+	err := d.locked.Forget(func(e apply.Entry) bool {
+		return e.By == plan.ByAggregation && !here[e.Target] && d.pipe.gone(e.Target)
 	})
 	if err != nil {
 		return err
@@ -253,7 +252,7 @@ func (d *Daemon) stopAggregation() (rep apply.Report, err error) {
 		return rep, err
 	}
 	closed := err
-	rep, err = d.restore(ofAggregation)
+	rep, err = d.restore(plan.ByAggregation, nil)
 	err = errors.Join(closed, err)
 	_, e := d.dp.SetApart(false)
 	err = errors.Join(err, e)
@@ -271,11 +270,6 @@ func (d *Daemon) stopAggregation() (rep apply.Report, err error) {
 		d.sensor.relearn()
 	}
 	return rep, err
-}
-
-// ofAggregation tells whether a setting is aggregation's.
-func ofAggregation(s plan.Setting) bool {
-	return s.Kind == plan.EthtoolFeature && s.Attr == plan.UDPForwarding
 }
 
 // aggregated counts since the daemon started.

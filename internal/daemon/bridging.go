@@ -86,10 +86,10 @@ func (d *Daemon) followBridging(now time.Time) error {
 			b.calls++
 		}
 	}
-	owned := apply.Owned(d.locked.Entries())
-	over := func(s plan.Setting) bool { return ofBridging(s) && !unused[s] }
+	owned := d.owned(plan.ByBridging)
+	over := func(s plan.Setting) bool { return !unused[s] }
 	if back := slices.DeleteFunc(slices.Collect(maps.Keys(owned)), func(s plan.Setting) bool { return !over(s) }); len(back) > 0 {
-		_, err = d.restore(over)
+		_, err = d.restore(plan.ByBridging, over)
 		if slices.ContainsFunc(back, func(s plan.Setting) bool { return here[s.Target] }) {
 			b.back = now
 			d.log.Info("bridges call netfilter again", "mechanism", "bridge-netfilter", "settings", len(back))
@@ -123,14 +123,11 @@ func (d *Daemon) stopBridging() (rep apply.Report, err error) {
 	if b.judges == nil {
 		return rep, nil
 	}
-	rep, err = d.restore(ofBridging)
+	rep, err = d.restore(plan.ByBridging, nil)
 	err = errors.Join(err, b.judges.close())
 	b.judges, b.made, b.calls, b.since = nil, plan.Plan{}, 0, time.Now()
 	return rep, err
 }
-
-// ofBridging tells whether a setting is one of a whole namespace, of which there are no others.
-func ofBridging(s plan.Setting) bool { return s.Kind == plan.Sysctl }
 
 // bridgeCalls looks at the namespaces in which a tunnel is a port of a bridge.
 func bridgeCalls(snap node.Snapshot, by *judges) ([]plan.BridgeCall, error) {
@@ -177,8 +174,8 @@ func (d *Daemon) bridgingMechanism() control.Mechanism {
 		left = b.made.Skipped[0].What + ": " + b.made.Skipped[0].Reason
 	}
 	off := 0
-	for s := range apply.Owned(d.locked.Entries()) {
-		if ofBridging(s) && !slices.ContainsFunc(b.made.Skipped, func(k plan.Skip) bool { return k.What == s.String() }) {
+	for s := range d.owned(plan.ByBridging) {
+		if !slices.ContainsFunc(b.made.Skipped, func(k plan.Skip) bool { return k.What == s.String() }) {
 			off++
 		}
 	}

@@ -21,7 +21,6 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
-	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
 	"github.com/overlane/overlane/internal/shortcut"
 	"github.com/overlane/overlane/internal/xdp"
@@ -530,9 +529,6 @@ func (d *Daemon) newPipeline() *pipeline {
 		log: d.log, changes: d.changes, dp: d.dp, scanner: d.scanner, readings: d.readings, locked: d.locked,
 		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, refused: map[node.DevKey]refusal{}, places: d.places, offline: d.isOffline, lost: map[int]bool{},
 		express: d.expr.claims, meanwhile: d.meanwhile, wants: d.pipelineWants,
-		others: func(s plan.Setting) bool {
-			return d.ofPriority(s) || d.ofExpress(s) || ofAggregation(s) || ofBridging(s)
-		},
 	}
 }
 

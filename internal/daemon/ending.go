@@ -5,7 +5,7 @@ package daemon
 import (
 	"time"
 
-	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/apply"
 )
 
 // ending bounds the wait for a namespace that nobody holds any more: it ends by a worker of the
@@ -15,22 +15,17 @@ const ending = time.Second
 // forgetEnding drops what is journalled of devices that are gone, before the rest is restored. A
 // namespace that is not found is no proof for the journal: where parts of /proc are closed to us,
 // it may exist for all that we see. But we have known its device, and see that go.
-func (p *pipeline) forgetEnding(which func(plan.Setting) bool) error {
+func (p *pipeline) forgetEnding(which func(apply.Entry) bool) error {
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) { // nothing tells of that end
-		mine, waits := map[plan.Target]bool{}, false
-		for _, e := range p.locked.Entries() {
-			if which(e.Setting) && !ownDevices(e.Target) {
-				mine[e.Target] = true
-			}
-		}
-		err := p.locked.Forget(func(t plan.Target) bool {
+		waits := false
+		err := p.locked.Forget(func(e apply.Entry) bool {
 			switch {
-			case !mine[t]:
-				return false
-			case p.gone(t):
+			case !which(e) || e.Ifindex == 0:
+				return false // not of a device
+			case p.gone(e.Target):
 				return true
 			}
-			waits = waits || !p.found(t.NetnsCookie)
+			waits = waits || !p.found(e.NetnsCookie)
 			return false
 		})
 		if err != nil || !waits || time.Since(begin) > ending {

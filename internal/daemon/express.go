@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -343,7 +344,6 @@ func (d *Daemon) openWay(k datapath.ExpressKey, w way) error {
 
 // leaveLandings takes back what no way needs any more.
 func (d *Daemon) leaveLandings() error {
-	owned := apply.Owned(d.locked.Entries())
 	needed := map[plan.Target]bool{}
 	for _, w := range d.expr.ways {
 		if w.reason == "" && d.expr.wanted {
@@ -355,15 +355,14 @@ func (d *Daemon) leaveLandings() error {
 		needed[l.lands] = true
 	}
 	// The judges see a pod go before the next scan does.
-	err := d.locked.Forget(func(t plan.Target) bool {
-		_, ours := owned[plan.Lands(t)]
-		return ours && !needed[t] && d.pipe.gone(t)
+	err := d.locked.Forget(func(e apply.Entry) bool {
+		return e.By == plan.ByExpress && !needed[e.Target] && d.pipe.gone(e.Target)
 	})
 	// A pod's namespace that is not found any more is about to go, and its device with it; or the
 	// next scan finds it by another path.
 	found := map[uint64]bool{}
 	over := func(s plan.Setting) bool {
-		if !d.ofExpress(s) || needed[s.Target] {
+		if needed[s.Target] {
 			return false
 		}
 		if !has(found, s.NetnsCookie) {
@@ -371,8 +370,8 @@ func (d *Daemon) leaveLandings() error {
 		}
 		return found[s.NetnsCookie]
 	}
-	if slices.ContainsFunc(d.locked.Entries(), func(e apply.Entry) bool { return over(e.Setting) }) {
-		_, e := d.restore(over)
+	if slices.ContainsFunc(slices.Collect(maps.Keys(d.owned(plan.ByExpress))), over) {
+		_, e := d.restore(plan.ByExpress, over)
 		err = errors.Join(err, e)
 	}
 	return err
@@ -412,7 +411,7 @@ func (d *Daemon) leaveWays(ctx context.Context) (rep apply.Report, err error) {
 	}
 	clear(e.open)
 	clear(e.closing)
-	rep, r := d.restore(d.ofExpress)
+	rep, r := d.restore(plan.ByExpress, nil)
 	return rep, errors.Join(err, d.dp.SetExpress(false), d.dp.HoldExpress(false), r, d.places.ReleaseAll(xdp.Express))
 }
 
@@ -584,11 +583,6 @@ func (d *Daemon) tryExpressOut(in governor.Input) error {
 		return nil
 	}
 	return d.dp.HoldExpress(!acts)
-}
-
-// ofExpress tells whether a setting is the express path's: pods live elsewhere than the NICs.
-func (d *Daemon) ofExpress(s plan.Setting) bool {
-	return s.Kind == plan.EthtoolFeature && (s.Attr == plan.GRO || s.Attr == plan.GROList) && s.NetnsCookie != d.cookie
 }
 
 // expressMechanism is what it does.

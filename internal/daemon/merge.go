@@ -12,6 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
@@ -97,8 +98,8 @@ func MergeSteps(snap node.Snapshot, ifindex int) []plan.Step {
 	return steps
 }
 
-// ownDevices tells whether a target stands for devices of our own, which are made.
-func ownDevices(t plan.Target) bool { return t.Ifindex == 0 }
+// ownDevice tells whether an entry is a device that the pipeline has made.
+func ownDevice(e apply.Entry) bool { return e.By == plan.ByPipeline && e.Kind == plan.OwnDevice }
 
 // forgetMergePoints takes those out of the journal that somebody has deleted: they are
 // to be made anew.
@@ -109,7 +110,7 @@ func (p *pipeline) forgetMergePoints() error {
 	lost := map[uint64]bool{}
 	for _, e := range p.locked.Entries() {
 		c := e.Target.NetnsCookie
-		if _, mine := p.merge.spaces[c]; !mine || !ownDevices(e.Target) {
+		if _, known := p.merge.spaces[c]; !known || !ownDevice(e) {
 			continue
 		}
 		ns, err := p.scanner.Namespace(c)
@@ -126,7 +127,7 @@ func (p *pipeline) forgetMergePoints() error {
 			p.log.Info("a merge point was deleted, and is made anew", "device", MergeDevice)
 		}
 	}
-	return p.locked.Forget(func(t plan.Target) bool { return ownDevices(t) && lost[t.NetnsCookie] })
+	return p.locked.Forget(func(e apply.Entry) bool { return ownDevice(e) && lost[e.NetnsCookie] })
 }
 
 // follow makes merge points of the devices that are none yet.

@@ -53,8 +53,7 @@ type pipeline struct {
 	// come home. unplanned: there are some that the plan does not know yet.
 	refused   map[node.DevKey]refusal
 	unplanned bool
-	others    func(plan.Setting) bool // settings of other mechanisms
-	meanwhile func()                  // is called while it waits
+	meanwhile func() // is called while it waits
 	wants     func(governor.Layout) xdp.Want
 	express   func(node.Pod) bool // pods whose packets come straight from the NIC
 }
@@ -255,7 +254,7 @@ func (p *pipeline) tunnels(snap node.Snapshot) error {
 // plan says which masks are to be written, and remembers which devices are left
 // alone and why.
 func (p *pipeline) plan(snap node.Snapshot) plan.Plan {
-	owned := apply.Owned(p.locked.Entries())
+	owned := apply.Owned(p.locked.Entries(), plan.ByPipeline)
 	p.readings.now(owned)
 	in := PlanInput(p.readings, snap, p.layout, owned, p.places, p.wants(p.layout))
 	for _, pod := range snap.Pods {
@@ -302,7 +301,7 @@ func (p *pipeline) do(snap node.Snapshot, made plan.Plan) error {
 	for _, r := range rep.Results {
 		switch {
 		case r.Outcome != apply.Refused:
-		case ownDevices(r.Target):
+		case r.Kind == plan.OwnDevice:
 			errs = append(errs, errors.New(r.Reason))
 		default:
 			p.refuse(snap, r.Target, refusal{reason: r.Reason})
@@ -400,8 +399,8 @@ func (p *pipeline) follow(snap node.Snapshot) error {
 	for _, pod := range snap.Pods {
 		here[target(pod.Peer)] = true
 	}
-	return errors.Join(err, p.locked.Forget(func(t plan.Target) bool {
-		return !ownDevices(t) && !here[t] && p.gone(t)
+	return errors.Join(err, p.locked.Forget(func(e apply.Entry) bool {
+		return mine(e) && !ownDevice(e) && !here[e.Target] && p.gone(e.Target)
 	}))
 }
 
@@ -411,10 +410,13 @@ func present(snap node.Snapshot, key node.DevKey) bool {
 		slices.ContainsFunc(snap.Pods, func(p node.Pod) bool { return p.Peer.Key() == key })
 }
 
+// mine tells what the pipeline has changed.
+func mine(e apply.Entry) bool { return e.By == plan.ByPipeline }
+
 // steers tells whether the device has a mask of ours.
 func (p *pipeline) steers(key node.DevKey) bool {
 	return slices.ContainsFunc(p.locked.Entries(), func(e apply.Entry) bool {
-		return !p.others(e.Setting) && e.Target.NetnsCookie == key.NetnsCookie && e.Target.Ifindex == key.Ifindex
+		return mine(e) && e.Target.NetnsCookie == key.NetnsCookie && e.Target.Ifindex == key.Ifindex
 	})
 }
 
@@ -528,7 +530,6 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 	}
 	// Nothing is sent to a device that goes.
 	err = errors.Join(err, p.dp.SetMergeDevice(0))
-	mine := func(s plan.Setting) bool { return !p.others(s) }
 	err = errors.Join(err, p.forgetEnding(mine))
 	at := newSpaces(p.scanner)
 	rep, restoreErr := p.locked.RestoreIf(at, mine)

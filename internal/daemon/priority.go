@@ -406,7 +406,7 @@ func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error)
 	// Settings first, as the guardian does: many drivers reset the NIC when a program goes, and since Linux 6.17
 	// threaded = 0 waits, with the device's lock, for a NAPI that a reset has disabled, and the reset for that lock
 	// (napi_stop_kthread, net/core/dev.c; seen to hang on igb).
-	rep, e := d.restore(d.ofPriority)
+	rep, e := d.restore(plan.ByPriority, nil)
 	err = errors.Join(err, e, d.places.ReleaseAll(xdp.Priority))
 	clear(d.prio.attached)
 	past, e := d.priorityCounters()

@@ -51,7 +51,7 @@ func (d *Daemon) seatThreads(u node.Underlay) error {
 // planPriority plans by what is on the node now.
 func (d *Daemon) planPriority() plan.PriorityPlan {
 	attached := func(u node.Underlay) bool { return d.prio.attached[u.Key()] != nil }
-	in := PriorityInput(d.scanner, d.snap, d.cores, apply.Owned(d.locked.Entries()), attached, d.places, d.priorityWants())
+	in := PriorityInput(d.scanner, d.snap, d.cores, d.owned(plan.ByPriority), attached, d.places, d.priorityWants())
 	in.NoThreads = d.opts.Priority.NoThreads
 	in.Lost = slices.Collect(maps.Keys(d.lost))
 	in.Realtime, in.Flooded = d.prio.realtime.on, d.prio.realtime.flooded
@@ -186,15 +186,16 @@ func setAt(s *node.Scanner, do func(apply.Namespaces, []plan.Step) (apply.Report
 	return rep, errors.Join(err, at.Close())
 }
 
-// ofPriority tells whether a setting is priority's.
-func (d *Daemon) ofPriority(s plan.Setting) bool {
-	return s.Kind == plan.ThreadSched || s.Kind == plan.EthtoolFeature && s.Attr == plan.GRO && !d.ofExpress(s) || s.Attr == "threaded"
+// owned are the settings that a mechanism has changed.
+func (d *Daemon) owned(by plan.Owner) map[plan.Setting]plan.Owned {
+	return apply.Owned(d.locked.Entries(), by)
 }
 
-// restore takes settings back.
-func (d *Daemon) restore(which func(plan.Setting) bool) (apply.Report, error) {
-	forgotten := d.pipe.forgetEnding(which)
+// restore takes back what a mechanism has changed; which: of that, nil: all.
+func (d *Daemon) restore(by plan.Owner, which func(plan.Setting) bool) (apply.Report, error) {
+	mine := func(e apply.Entry) bool { return e.By == by && (which == nil || which(e.Setting)) }
+	forgotten := d.pipe.forgetEnding(mine)
 	at := newSpaces(d.scanner)
-	rep, err := d.locked.RestoreIf(at, which)
+	rep, err := d.locked.RestoreIf(at, mine)
 	return rep, errors.Join(forgotten, err, at.Close())
 }

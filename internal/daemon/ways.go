@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
@@ -50,7 +49,7 @@ type lookout struct {
 
 // lookout is how the daemon looks.
 func (d *Daemon) lookout() lookout {
-	owned := apply.Owned(d.locked.Entries())
+	owned := d.owned(plan.ByExpress)
 	d.readings.now(owned)
 	l := lookout{
 		devices: d.readings, snap: d.snap, judges: d.expr.judges, home: d.cookie, owned: owned,

@@ -66,6 +66,7 @@ func Aggregate(in AggregateInput) Plan {
 				Reason: "datagrams of one flow that come in a row cross the overlay as one packet"})
 		}
 	}
+	p.Steps = of(ByAggregation, p.Steps)
 	if !on {
 		return p
 	}

@@ -38,5 +38,6 @@ func BridgeCalls(calls []BridgeCall, owned map[Setting]Owned) Plan {
 				Reason: "nobody is at the hooks that bridges call with each packet"})
 		}
 	}
+	p.Steps = of(ByBridging, p.Steps)
 	return p
 }

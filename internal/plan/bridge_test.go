@@ -17,7 +17,7 @@ func TestBridgeCalls(t *testing.T) {
 		return p
 	}
 	off := none
-	off.Steps = []Step{{Setting: s, Was: "1", First: "1", Want: "0", Reason: "nobody is at the hooks that bridges call with each packet"}}
+	off.Steps = []Step{{Setting: s, By: ByBridging, Was: "1", First: "1", Want: "0", Reason: "nobody is at the hooks that bridges call with each packet"}}
 	ours := map[Setting]Owned{s: {First: "1"}}
 	for _, tt := range []struct {
 		name  string

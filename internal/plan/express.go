@@ -84,5 +84,6 @@ func Express(in ExpressInput) Plan {
 				Reason: Costs("hands frames straight to pods where nothing on the way could tell", nic.Cost)})
 		}
 	}
+	p.Steps = of(ByExpress, p.Steps)
 	return p
 }

@@ -106,6 +106,7 @@ func Pipeline(in Input) Plan {
 		}
 		p.Attach = append(p.Attach, a)
 	}
+	p.Steps = of(ByPipeline, p.Steps)
 	return p
 }
 

@@ -11,9 +11,30 @@ import (
 	"fmt"
 )
 
+// Owner is the mechanism that has changed a setting, and alone brings it back.
+type Owner string
+
+// Owners, as status names them. Micro-flows are placed by the pipeline.
+const (
+	ByAggregation Owner = "aggregate"
+	ByExpress     Owner = "express"
+	ByBridging    Owner = "bridge-netfilter"
+	ByPipeline    Owner = "pipeline"
+	ByPriority    Owner = "priority"
+)
+
+// of has a mechanism own the steps.
+func of(by Owner, steps []Step) []Step {
+	for i := range steps {
+		steps[i].By = by
+	}
+	return steps
+}
+
 // Step changes one setting.
 type Step struct {
 	Setting
+	By Owner `json:"by"`
 	// Was is the value on which the decision rests. Whoever carries the
 	// step out leaves the setting alone if it has another value by then.
 	Was string `json:"was"`
@@ -73,6 +94,8 @@ func ValidateSteps(steps []Step) error {
 		case err != nil:
 		case s.Want == "":
 			err = errors.New("no value wanted")
+		case s.By == "":
+			err = errors.New("no mechanism owns the step")
 		case s.Kind == Superblock:
 			err = errors.New("a superblock is changed for as long as attributes are written, and by no step")
 		case seen[s.Setting]:

@@ -231,17 +231,22 @@ func TestSettingsThatReachElsewhereAreRejected(t *testing.T) {
 }
 
 func TestValidateStepsNamesTheStep(t *testing.T) {
-	ok := Step{Setting: RPSMask(Target{1, 2, "eth0"}, 0), Want: "1"}
+	ok := Step{Setting: RPSMask(Target{1, 2, "eth0"}, 0), By: ByPipeline, Want: "1"}
 	err := ValidateSteps([]Step{ok, ok})
 	if err == nil || !strings.Contains(err.Error(), "step 2") {
 		t.Fatalf("a setting that occurs twice: %v", err)
 	}
-	if ValidateSteps([]Step{{Setting: SysfsOf(1), Want: Writable}}) == nil {
+	if ValidateSteps([]Step{{Setting: SysfsOf(1), By: ByPipeline, Want: Writable}}) == nil {
 		t.Fatal("a superblock was accepted as a step")
 	}
-	ok.Want = ""
-	if ValidateSteps([]Step{ok}) == nil {
-		t.Fatal("a step without a value was accepted")
+	for what, broken := range map[string]func(*Step){
+		"a value":  func(s *Step) { s.Want = "" },
+		"an owner": func(s *Step) { s.By = "" },
+	} {
+		s := ok
+		if broken(&s); ValidateSteps([]Step{s}) == nil {
+			t.Errorf("a step without %s was accepted", what)
+		}
 	}
 }
 
@@ -298,7 +303,7 @@ func TestJSONKeepsThePlan(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `{"steps":[{"netns":42,"ifindex":5,"device":"vx0","kind":"sysfs","attr":"queues/rx-0/rps_cpus",` +
-		`"was":"0","undo":"0","want":"2","reason":"tunnel stage goes on on core 1"}],"attach":[],"skipped":[]}`
+		`"by":"pipeline","was":"0","undo":"0","want":"2","reason":"tunnel stage goes on on core 1"}],"attach":[],"skipped":[]}`
 	if string(text) != want {
 		t.Errorf("got  %s\nwant %s", text, want)
 	}

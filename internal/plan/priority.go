@@ -144,6 +144,7 @@ func Priority(in PriorityInput) PriorityPlan {
 		p.Attach = append(p.Attach, Attachment{Target: t, Program: SyncProgram, Hook: "tcx ingress",
 			Reason: "hands latency frames straight to the pods for which nothing is skipped by that"})
 	}
+	p.Steps = of(ByPriority, p.Steps)
 	return p
 }
 

@@ -279,7 +279,7 @@ left as it is:
 		t.Fatal(err)
 	}
 	const future = `"future_threads":[{"netns":42,"ifindex":2,"device":"eth0","threads":4,"want":"nice -13, slice 100µs, each bound to one of cores 0-1",`
-	if !strings.Contains(string(text), future) || !strings.Contains(string(text), `"attr":"threaded","was":"0","undo":"0","want":"1"`) {
+	if !strings.Contains(string(text), future) || !strings.Contains(string(text), `"attr":"threaded","by":"priority","was":"0","undo":"0","want":"1"`) {
 		t.Errorf("JSON is %s", text)
 	}
 	if text, err = json.Marshal(Priority(PriorityInput{})); err != nil || strings.Contains(string(text), "null") {
