@@ -132,10 +132,12 @@ type amount struct {
 
 func (r run) enough() amount {
 	a := amount{packets: 150_000, changes: 1000}
-	switch r.scene {
-	case steady:
+	switch {
+	case r.scene == steady:
 		a.changes = 0 // nothing asks for any
-	case toggled, shrunk, unplugged:
+	case mechanisms[r.by].name == "microflows":
+		a.changes = 2 * uint64(r.flows) // a flow is split once each time, before which programs are loaded
+	case r.scene != resteered:
 		a.changes = max(100, 100*uint64(r.flows)/8) // a flow changes lanes but a few times in a second
 	}
 	a.packets *= uint64(*volume)
