@@ -117,7 +117,11 @@ int ol_underlay_number(struct __sk_buff *skb)
 	if (branch >= OL_BRANCHES && ol_splits_flow(&f.flow, slot))
 		branch = OL_BRANCH_HERE;
 	ol_note_branch(skb, branch);
-	return policy->split_second ? ol_to_tunnel(skb, policy, lane, slot) : TCX_NEXT;
+	/*
+	 * What is whole stays here as soon as the tunnel may have a mask, which is before flows are
+	 * split: else the first that stay would overtake what the mask has moved.
+	 */
+	return ol_to_tunnel(skb, policy, lane, slot);
 }
 
 /* The flow's place among those that are put in order again, or OL_MERGES. */

@@ -139,18 +139,24 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// One row of it for every CI run: a NIC with four queues, and several lanes for each stage.
-func TestOrderOnEightCores(t *testing.T) {
+// One row of it for every CI run: a NIC with four queues, each polled by a core of its own, and several lanes
+// for each stage on five others.
+func TestOrderOnNineCores(t *testing.T) {
 	if err := Lacks(t.Context(), cacheDir()); err != nil {
 		t.Skip(err)
 	}
 	newest := vm.Lines[len(vm.Lines)-1]
-	m := Machine{Kernel: newest, CPUs: 8, Rate: *rate, Quantum: *quantum, Pause: *pause}
+	m := Machine{Kernel: newest, CPUs: 9, Rate: *rate, Quantum: *quantum, Pause: *pause}
 	some := orderly(t, tellers(t, newest), m, 4, "", "-test.run=^TestOrder$/^bridged-thread$/^resteered-tc-thread-bridged-64-lossy$")
 	t.Logf("\n%s", tableOf(some))
 	for _, s := range some {
 		if s.Seconds == 0 {
 			t.Errorf("%s: no flow was seen on its second choice", s.Name)
+		}
+		for stage := range strings.SplitSeq(s.Placed, " · ") {
+			if !strings.Contains(stage, ",") {
+				t.Errorf("%s: lanes %s: each stage is to have several", s.Name, s.Placed)
+			}
 		}
 	}
 }

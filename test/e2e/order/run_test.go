@@ -132,10 +132,12 @@ type amount struct {
 
 func (r run) enough() amount {
 	a := amount{packets: 150_000, changes: 1000}
-	switch r.scene {
-	case steady:
+	switch {
+	case r.scene == steady:
 		a.changes = 0 // nothing asks for any
-	case toggled, shrunk, unplugged:
+	case mechanisms[r.by].name == "microflows":
+		a.changes = 2 * uint64(r.flows) // a flow is split once each time, before which programs are loaded
+	case r.scene != resteered:
 		a.changes = max(100, 100*uint64(r.flows)/8) // a flow changes lanes but a few times in a second
 	}
 	a.packets *= uint64(*volume)
@@ -187,51 +189,62 @@ var scenes = map[scene]func(p *product, over func() (bool, error)) error{
 		return p.await("switched on", mechanisms[p.by].acts)
 	},
 	shrunk: func(p *product, over func() (bool, error)) error {
-		last := p.cores[len(p.cores)-1]
-		return p.without(last, over, func(there bool) error {
+		last := len(p.cores) - 1
+		cores := p.cores[last:]
+		if last > 1 {
+			cores = p.cores[last-1:]
+		}
+		return p.without(cores, over, func(core int, there bool) error {
 			if there {
 				return p.setCores(p.cores)
 			}
-			return p.setCores(p.cores.Minus(config.CPUList{last}))
+			return p.setCores(p.cores.Minus(config.CPUList{core}))
 		})
 	},
 	unplugged: func(p *product, over func() (bool, error)) error {
-		// Not one that sends, nor one that polls.
+		// Not those that send, nor those that poll.
 		mine := p.bed.PlaceCores()
-		var core int
-		err := p.await("there is a core that is but a lane", func(st control.Status) bool {
-			i := slices.IndexFunc(st.Lanes, func(l control.Lane) bool {
-				return !slices.Contains(mine.NIC, l.Core) && !slices.Contains(mine.Gen, l.Core)
-			})
-			if i >= 0 {
-				core = st.Lanes[i].Core
+		var cores []int
+		err := p.await("two cores are but lanes", func(st control.Status) bool {
+			cores = nil
+			for _, l := range st.Lanes {
+				if !slices.Contains(mine.NIC, l.Core) && !slices.Contains(mine.Gen, l.Core) && !slices.Contains(cores, l.Core) {
+					cores = append(cores, l.Core)
+				}
 			}
-			return i >= 0
+			return len(cores) > 1
 		})
 		if err != nil {
 			return err
 		}
-		return p.without(core, over, func(there bool) error {
+		return p.without(cores[:2], over, func(core int, there bool) error {
 			on := map[bool]string{false: "0", true: "1"}[there]
 			return os.WriteFile(fmt.Sprintf("/sys/devices/system/cpu/cpu%d/online", core), []byte(on), 0)
 		})
 	},
 }
 
-// without has a core leave and come back, in turn.
-func (p *product) without(core int, over func() (bool, error), set func(there bool) error) error {
-	return every(0, over, func(int) error {
-		if err := set(false); err != nil {
+// without has cores leave and come back, one after the other. Lanes that are in place stay where they are
+// when a core comes back: it has lanes again when they are placed anew, which they are when the next one leaves.
+// With one core alone there are none without it.
+func (p *product) without(cores []int, over func() (bool, error), set func(core int, there bool) error) error {
+	others := len(cores) > 1
+	return every(0, over, func(i int) error {
+		core, last := cores[i%len(cores)], cores[(i+len(cores)-1)%len(cores)]
+		if err := set(core, false); err != nil {
 			return err
 		}
-		if err := p.await(fmt.Sprintf("core %d leaves", core), func(st control.Status) bool { return !uses(st, core) }); err != nil {
+		err := p.await(fmt.Sprintf("core %d leaves", core), func(st control.Status) bool {
+			return !uses(st, core) && (!others || mechanisms[p.by].acts(st) && (i == 0 || uses(st, last)))
+		})
+		if err != nil {
 			return err
 		}
-		if err := set(true); err != nil {
+		if err := set(core, true); err != nil {
 			return err
 		}
 		return p.await(fmt.Sprintf("core %d comes back", core), func(st control.Status) bool {
-			return mechanisms[p.by].acts(st) && uses(st, core)
+			return mechanisms[p.by].acts(st) && slices.Contains(st.Cores, core) && (others || uses(st, core))
 		})
 	})
 }
