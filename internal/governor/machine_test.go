@@ -325,6 +325,16 @@ func TestLanesFollowPollsThatStay(t *testing.T) {
 	}
 }
 
+// A lane's room is what its tasks and its own polls leave, whatever it takes of others.
+func TestWhatALanePollsItselfTakesItsRoom(t *testing.T) {
+	in := polling(time.Time{}, 4, merged(each(full, 0), each(some, 1)), each(Core{Load: 1}, 2))
+	in.Layout = Layout{Tunnel: []int{1}, Pod: []int{2}}
+	m := in.Machine([]int{0}, DefaultLimits(), Topology{})
+	if own := in.path(some); own < 0.2 || m.room(1) != 1-own || m.room(2) != 1 || m.room(3) != 1 {
+		t.Errorf("its own polls take %.2f: room %.2f; of the one that polls nothing %.2f", own, m.room(1), m.room(2))
+	}
+}
+
 func TestAPlacementSaysWhyThereIsNone(t *testing.T) {
 	in := polling(time.Time{}, 4, each(full, 0), each(busy, 1, 2, 3))
 	l := Place(TC, in.Machine([]int{0}, DefaultLimits(), Topology{}), measured)
