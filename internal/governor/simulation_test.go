@@ -358,7 +358,7 @@ func TestLanesStayWhereTheyAre(t *testing.T) {
 						elephants = append(elephants, i)
 					}
 				}
-				at := s.wander(rng, 0, c.period)
+				at := s.wander(rng, 0.3, c.period)
 				d := drive()
 				d.topology, d.costs = s.topology, s.costs
 				var real changes
