@@ -113,8 +113,8 @@ type Daemon struct {
 	cores     []int        // configured and online
 	heed      heed
 	refit     governor.Refit
-	polled    []int // the cores that polled NICs when the pipeline was put in place
-	avoid     []int // cores that tasks need, and whose lanes flows have left
+	before    map[int]governor.Core // as they were when the pipeline was put in place
+	avoid     []int                 // cores that tasks need, and whose lanes flows have left
 	polls     polls
 	beginning string    // the mechanism that is being put in place, while it is
 	beaten    time.Time // the last sign of life
@@ -412,7 +412,7 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 			if len(in.Pollers()) == 0 || in.Now.Before(d.retry) {
 				return nil
 			}
-			d.polled, d.avoid = in.Pollers(), nil
+			d.before, d.avoid = in.Cores, nil
 			over := d.begins(name)
 			d.armErr = d.pipe.arm(ctx, d.snap, in.Layout)
 			over()

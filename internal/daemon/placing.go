@@ -52,7 +52,7 @@ func (d *Daemon) refitLanes(in governor.Input, dec governor.Decision) {
 		short = d.opts.Limits.Short(in, false)
 	}
 	in.Layout = d.pipe.layout
-	at := governor.InPlace{Layout: d.pipe.layout, Polled: d.polled}
+	at := governor.InPlace{Layout: d.pipe.layout, Cores: d.before}
 	if why := d.refit.Step(in, at, dec, d.place(in, short)); why != "" {
 		d.log.Info("pipeline is placed anew", "mechanism", "pipeline", "reason", why)
 		d.evict = true

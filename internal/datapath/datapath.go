@@ -66,7 +66,7 @@ func Load() (*Datapath, error) {
 		return nil, fmt.Errorf("count CPUs: %w", err)
 	}
 	if cpus > int(stagesOlLimitOL_MAX_CPUS) {
-		return nil, fmt.Errorf("this machine may have %d CPUs; at most %d are supported", cpus, stagesOlLimitOL_MAX_CPUS)
+		return nil, fmt.Errorf("this machine may have %d CPUs, with those that could be added; at most %d are supported: where it has no more, boot with possible_cpus=%[2]d", cpus, stagesOlLimitOL_MAX_CPUS)
 	}
 	d := &Datapath{
 		cpus:  cpus,

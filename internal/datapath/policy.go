@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"structs"
 	"time"
 
@@ -185,6 +186,33 @@ type UnderlayDevice struct {
 // new ones come in before old ones go.
 const maxDevices = 4 * int(stagesOlLimitOL_MAX_TUNNELS)
 
+// describe names a tunnel by what its packets carry.
+func describe(t stagesOlTunnel) string {
+	kind, vni := "vxlan", fmt.Sprintf("VNI %d", t.Vni)
+	if TunnelKind(t.Kind) == Geneve {
+		kind = "geneve"
+	}
+	if t.Vni == ^uint32(0) {
+		vni = "any VNI"
+	}
+	return fmt.Sprintf("%s port %d, %s", kind, t.Port, vni)
+}
+
+// tooManyTunnels says which tunnels are left alone, a few of them by name.
+func tooManyTunnels(alone []string) error {
+	if len(alone) == 0 {
+		return nil
+	}
+	rest := ""
+	if more := len(alone) - named; more > 0 {
+		alone, rest = alone[:named], fmt.Sprintf("; and %d more", more)
+	}
+	return fmt.Errorf("%w: at most %d are steered, and these take the stock path: %s%s", ErrTooManyTunnels, stagesOlLimitOL_MAX_TUNNELS, strings.Join(alone, "; "), rest)
+}
+
+// named is how many tunnels an error names at most.
+const named = 8
+
 // ErrTooManyTunnels says that some tunnels take the stock path.
 var ErrTooManyTunnels = errors.New("too many tunnels")
 
@@ -196,7 +224,7 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []UnderlayDevice) e
 	cells := map[stagesOlCellKey]uint32{}
 	var later []stagesOlTunnel // found no place yet
 	var laterCells []stagesOlCellKey
-	var over error
+	var alone []string // too many
 	for _, dev := range devs {
 		t := stagesOlTunnel{Vni: dev.VNI, Port: dev.Port, Kind: uint8(dev.Kind), Outer: uint8(dev.Outer)}
 		if dev.AnyVNI {
@@ -218,7 +246,7 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []UnderlayDevice) e
 			at = slices.IndexFunc(tunnels[:], func(t stagesOlTunnel) bool { return t.Port == 0 })
 		}
 		if at < 0 {
-			over = fmt.Errorf("%w: more than %d", ErrTooManyTunnels, len(tunnels))
+			alone = append(alone, describe(t))
 			continue
 		}
 		tunnels[at], cells[laterCells[i]] = t, uint32(at)
@@ -249,7 +277,7 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []UnderlayDevice) e
 		return fmt.Errorf("write tunnel count: %w", err)
 	}
 	d.policy.Tunnel, d.policy.NrTunnels = tunnels, nr
-	return errors.Join(d.writePolicy(), over)
+	return errors.Join(d.writePolicy(), tooManyTunnels(alone))
 }
 
 // forgetCells forgets who polls the cells of tunnels that go, or become others.

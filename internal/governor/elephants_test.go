@@ -4,6 +4,7 @@ package governor
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -278,6 +279,25 @@ func TestBranchesFollowElephantsThatStay(t *testing.T) {
 	}
 }
 
+// Elephants that take turns on several cores share the branches of those that are gone.
+func TestElephantsThatTakeTurnsAreNotPlacedEachTime(t *testing.T) {
+	for _, turns := range [][]int{{9, 11}, {9, 10}, {9, 10, 11}} {
+		w := watch(&herd{cores: 64, tier: XDP, elephants: map[int]float64{3: 2.5}})
+		var got []float64
+		for i := range 3000 {
+			for _, core := range turns {
+				delete(w.elephants, core)
+			}
+			w.elephants[turns[i/400%len(turns)]] = 2.5
+			_, g := w.window()
+			got = append(got, all(g))
+		}
+		if w.placed > 1+len(turns) || avg(got) < 0.95*5 {
+			t.Errorf("in turns on cores %v: placed %d times, and %.2f of 5 cores' work is done", turns, w.placed, avg(got))
+		}
+	}
+}
+
 // Tasks that come for a branch's core have it to themselves, and the elephants other cores, where there are some.
 func TestBranchesLeaveCoresThatTasksNeed(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -397,3 +417,49 @@ func TestHerdsOfAllSizesAreServed(t *testing.T) {
 		})
 	}
 }
+
+// Elephants that go up and down have branches once: each placement makes all flows whole, and splits them again.
+func TestBranchesStayWhereTheyAre(t *testing.T) {
+	for _, c := range []struct {
+		cores, elephants, seeds int
+		period                  float64 // in s
+	}{
+		{8, 2, 8, 40}, {16, 4, 8, 40}, {64, 8, 2, 40}, {16, 4, 8, 120}, {64, 16, 2, 120},
+	} {
+		t.Run(fmt.Sprintf("%d elephants on %d cores, up and down in %.0f s", c.elephants, c.cores, c.period), func(t *testing.T) {
+			t.Parallel()
+			placed, changed := 0, 0
+			var gain []float64
+			for seed := range uint64(c.seeds * patterns(t)) {
+				rng := rand.New(rand.NewPCG(seed, uint64(c.cores*1000+c.elephants)))
+				h := &herd{cores: c.cores, tier: XDP, elephants: map[int]float64{}}
+				mean, phase := make([]float64, c.elephants), make([]float64, c.elephants)
+				for i := range mean {
+					mean[i], phase[i] = []float64{0.5, 0.55, 0.6, 0.7, 1.2, 2.5}[rng.IntN(6)], 2*math.Pi*rng.Float64()
+				}
+				mean[0] = 1.5
+				w := watch(h)
+				var real changes
+				var sum, without float64
+				for n := range int(max(c.period, 120) * 10) {
+					for i := range mean {
+						h.elephants[i] = mean[i] * (1 + 0.3*math.Sin(2*math.Pi*float64(n)/10/c.period+phase[i]))
+					}
+					load, plain := h.run(Layout{})
+					real.look(load)
+					_, got := w.window()
+					sum, without = sum+all(got), without+all(plain)
+				}
+				if w.placed > 1+real.n {
+					t.Errorf("seed %d: placed %d times, and %d times a core came to need help; %.2f", seed, w.placed, real.n, mean)
+				}
+				placed, changed = placed+w.placed, changed+real.n
+				gain = append(gain, sum/without)
+			}
+			t.Logf("%d elephants on %d cores, %.0f s: placed %d times on %d nodes, %d changes; of the plain overlay: mean %.3f, worst %.3f",
+				c.elephants, c.cores, c.period, placed, len(gain), changed, avg(gain), slices.Min(gain))
+		})
+	}
+}
+
+func avg(list []float64) float64 { return sum(list) / float64(len(list)) }

@@ -363,10 +363,11 @@ func (g *Governor) whileActive(in Input) (State, string) {
 		}
 		return Active, ""
 	}
-	short := g.limits.Short(in, false)
+	short, lanes := g.limits.Short(in, false), in.Layout.Cores()
 	wanted := map[int]int{}
 	for _, cpu := range short {
-		if _, is := g.helped[cpu]; is {
+		// What saturates a lane may be what it takes of others.
+		if _, is := g.helped[cpu]; is || slices.Contains(lanes, cpu) {
 			continue
 		}
 		if wanted[cpu] = g.wanted[cpu] + 1; wanted[cpu] >= g.limits.Windows {

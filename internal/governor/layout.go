@@ -172,7 +172,7 @@ func (m Machine) none(tier Tier) string {
 	case len(others) > 0:
 		return "tasks, or packets that they receive, need all the other cores"
 	case m.Short != nil:
-		return "every core polls a NIC, and none of them has time to spare"
+		return "every core polls a NIC, and none of them has time to spare; give the NIC fewer queues (ethtool -L) to leave some"
 	case tier == XDP:
 		return "every core polls a NIC: none is left for the NIC's stage (tier: xdp); give the NIC fewer queues (ethtool -L), or set tier: tc"
 	}

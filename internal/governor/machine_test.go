@@ -57,7 +57,7 @@ type driven struct {
 	topology Topology
 	costs    Costs
 	refit    Refit
-	polled   []int
+	was      map[int]Core // the cores when it was placed
 	placed   int
 }
 
@@ -85,10 +85,10 @@ func (d *driven) window(cores int, nic, others map[int]Core) Decision {
 		return dec
 	}
 	if dec.State == Active && d.inPlace.None() {
-		d.inPlace, d.polled = in.Layout, in.Pollers()
+		d.inPlace, d.was = in.Layout, in.Cores
 		d.placed++
 	}
-	if in.Layout = d.inPlace; !in.Layout.None() && d.refit.Step(in, InPlace{in.Layout, d.polled}, dec, would(dec.Short)) != "" {
+	if in.Layout = d.inPlace; !in.Layout.None() && d.refit.Step(in, InPlace{in.Layout, d.was}, dec, would(dec.Short)) != "" {
 		d.inPlace = Layout{}
 	}
 	return dec
@@ -322,6 +322,50 @@ func TestLanesFollowPollsThatStay(t *testing.T) {
 				t.Errorf("placed %d times, want %d", d.placed, c.want)
 			}
 		})
+	}
+}
+
+// A lane that polls much itself since is left once it is full: not where it has room left, nor for little more.
+func TestALaneThatPollsMuchItselfIsLeft(t *testing.T) {
+	for name, c := range map[string]struct {
+		polls Core
+		want  int // placements
+	}{
+		"much, and is full":     {Core{Rate: 200e3, Overlay: 200e3, Load: 1}, 2},
+		"much, and has room":    {Core{Rate: 200e3, Overlay: 200e3, Load: 0.75}, 1},
+		"not much, and is full": {Core{Rate: 80e3, Overlay: 80e3, Load: 1}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := drive()
+			d.windows(10, 16, each(full, 0), nil)
+			lane := d.inPlace.Tunnel[0]
+			d.windows(100, 16, merged(each(full, 0), each(c.polls, lane)), nil)
+			if d.placed != c.want || c.want > 1 && slices.Contains(d.inPlace.Cores(), lane) {
+				t.Errorf("placed %d times, want %d, lanes %v, and core %d polls", d.placed, c.want, d.inPlace.Cores(), lane)
+			}
+		})
+	}
+}
+
+// What a lane takes of others may saturate it: it asks for no help, and counts for no more lanes.
+func TestALaneIsNotShort(t *testing.T) {
+	d := drive()
+	d.windows(10, 16, merged(each(full, 0), each(some, 1, 2, 3, 4)), nil)
+	lanes := d.inPlace.Cores()
+	of := some
+	of.Saturated, of.Load = 0.9, 1
+	if dec := d.windows(400, 16, merged(each(full, 0), each(of, lanes...)), nil); !slices.Equal(dec.Short, []int{0}) || d.placed != 1 {
+		t.Errorf("placed %d times, short %v, lanes %v", d.placed, dec.Short, lanes)
+	}
+}
+
+// A lane's room is what its tasks and its own polls leave, whatever it takes of others.
+func TestWhatALanePollsItselfTakesItsRoom(t *testing.T) {
+	in := polling(time.Time{}, 4, merged(each(full, 0), each(some, 1)), each(Core{Load: 1}, 2))
+	in.Layout = Layout{Tunnel: []int{1}, Pod: []int{2}}
+	m := in.Machine([]int{0}, DefaultLimits(), Topology{})
+	if own := in.path(some); own < 0.2 || m.room(1) != 1-own || m.room(2) != 1 || m.room(3) != 1 {
+		t.Errorf("its own polls take %.2f: room %.2f; of the one that polls nothing %.2f", own, m.room(1), m.room(2))
 	}
 }
 

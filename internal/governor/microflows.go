@@ -36,6 +36,16 @@ func (l Layout) Lacks(cores []int) bool {
 	})
 }
 
+// shared tells whether the branches of a core take elephants of another one as well. split is as for Needy.
+func (l Layout) shared(core int, split map[int]float64) bool {
+	for other, part := range split {
+		if other != core && part > 0 && l.SetOf(other) == l.SetOf(core) {
+			return true
+		}
+	}
+	return false
+}
+
 // Needy are the cores whose elephants are to have branches of their own, the neediest first. Before micro-flows
 // are in place these are the cores that are short of time. Then they are those that have some, as long as a flow
 // of theirs is split, and those that lack some: elephants that share another core's would take much of one,
@@ -52,7 +62,7 @@ func (l Limits) Needy(in Input, at Layout, split map[int]float64) []int {
 		if slices.Contains(needy, cpu) {
 			continue
 		}
-		if split[cpu] >= l.Idle || (at.None() || slices.Contains(at.Whole, cpu)) && l.short(c, true) {
+		if split[cpu] >= l.Idle && at.shared(cpu, split) || (at.None() || slices.Contains(at.Whole, cpu)) && l.short(c, true) {
 			others = append(others, cpu)
 		}
 	}

@@ -21,13 +21,16 @@ const (
 	refitFor = 2 * time.Second
 	// refitAgain is the least time from one placement for it to the next. irqbalance looks every 10 s.
 	refitAgain = 30 * time.Second
+	// grown is the part of a core by which the path of what a lane polls itself must have grown since. Loads
+	// that go up and down by a third move no lane, however full it is.
+	grown = 0.5
 )
 
 // InPlace is a placement that is in place.
 type InPlace struct {
 	Layout Layout
-	// Polled are the cores that polled NICs when it was made.
-	Polled []int
+	// Cores are the machine's, as they were when it was made.
+	Cores map[int]Core
 }
 
 // Step takes a window: what is in place, what the governor decided, and the placement that would be made
@@ -67,9 +70,9 @@ func misfit(in Input, at InPlace, dec Decision, would Layout) string {
 		}
 		return ""
 	}
-	for _, core := range in.Pollers() {
-		if slices.Contains(lanes, core) && !slices.Contains(at.Polled, core) {
-			return fmt.Sprintf("the NIC is polled on core %d since, which takes work of its own", core)
+	for _, core := range lanes {
+		if c := in.Cores[core]; in.path(c)-in.path(at.Cores[core]) >= grown && c.Load > 1-least {
+			return fmt.Sprintf("core %d is full, and polls the NIC for %.0f %% of its time, %.0f %% when it became a lane", core, in.path(c)*100, in.path(at.Cores[core])*100)
 		}
 	}
 	if would.None() {

@@ -4,6 +4,7 @@ package governor
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -274,5 +275,121 @@ func TestNodesThatNeedNoHelpGetNone(t *testing.T) {
 	}
 	if share := float64(wrong) / float64(all); share > 0.01 {
 		t.Errorf("%.1f %% of the nodes were helped, and needed none", share*100)
+	}
+}
+
+// wander has flows' rates go up and down by so much, each in a phase of its own, and returns what sets them to those
+// of a time.
+func (s *sim) wander(rng *rand.Rand, by, period float64) (at func(seconds float64)) {
+	mean, phase := make([]float64, len(s.flows)), make([]float64, len(s.flows))
+	for i, f := range s.flows {
+		mean[i], phase[i] = f.rate, 2*math.Pi*rng.Float64()
+	}
+	return func(seconds float64) {
+		for i := range s.flows {
+			s.flows[i].rate = mean[i] * (1 + by*math.Sin(2*math.Pi*seconds/period+phase[i]))
+		}
+	}
+}
+
+// alone is what each core is asked for where no flow is steered, and what comes of all flows then.
+func (s *sim) alone() (load []float64, got float64) {
+	load = make([]float64, s.cores)
+	for _, f := range s.flows {
+		load[f.nic] += f.rate * (s.costs.NIC + s.costs.Tunnel + s.costs.Pod) / 1e9
+	}
+	for _, f := range s.flows {
+		got += f.rate / max(load[f.nic], 1)
+	}
+	return load, got
+}
+
+// changes counts how often a core comes to need help that has had time to spare.
+type changes struct {
+	needs map[int]bool
+	n     int
+}
+
+func (c *changes) look(load []float64) {
+	first := c.needs == nil
+	if first {
+		c.needs = map[int]bool{}
+	}
+	for core, l := range load {
+		switch {
+		case l < DefaultLimits().Idle:
+			c.needs[core] = false
+		case l >= 1 && !c.needs[core]:
+			if c.needs[core] = true; !first {
+				c.n++
+			}
+		}
+	}
+}
+
+// Each placement costs flows their way home and back: loads that go up and down cause none, elephants that come to
+// other cores one at most.
+func TestLanesStayWhereTheyAre(t *testing.T) {
+	for _, c := range []struct {
+		cores, queues, seeds int
+		period               float64 // in s
+		moves                int     // in windows
+	}{
+		{16, 1, 2, 40, 0}, {16, 4, 2, 40, 0}, {16, 16, 8, 40, 0}, {64, 16, 2, 40, 0}, {64, 64, 1, 40, 0}, {256, 64, 1, 40, 0},
+		{16, 1, 2, 120, 0}, {16, 16, 8, 120, 0}, {64, 16, 2, 120, 0}, {64, 64, 1, 120, 0},
+		{16, 16, 8, 40, 450}, {64, 16, 2, 120, 450},
+	} {
+		t.Run(fmt.Sprintf("%d cores, %d queues, up and down in %.0f s, moved each %d windows", c.cores, c.queues, c.period, c.moves), func(t *testing.T) {
+			t.Parallel()
+			var gain []float64
+			placed, moved := 0, 0
+			for seed := range uint64(c.seeds * patterns(t)) {
+				rng := rand.New(rand.NewPCG(seed, uint64(c.cores*1000+c.queues)))
+				s := newSim(rng, c.cores, c.queues, 1+rng.IntN(2), c.queues)
+				one := 1e9 / (s.costs.NIC + s.costs.Tunnel + s.costs.Pod)
+				// Some hover where a core is just no poller beside an elephant's, or lanes just have room.
+				mean := []float64{0.05, 0.12, 0.25, 0.5}[seed%4]
+				queues := rng.Perm(c.cores)[:c.queues]
+				var elephants []int
+				for i, core := range queues {
+					s.flows[i].nic, s.flows[i].rate = core, one*mean
+					if i == 0 || rng.IntN(16) == 0 {
+						s.flows[i].rate = one * (1.1 + 1.5*rng.Float64())
+						elephants = append(elephants, i)
+					}
+				}
+				at := s.wander(rng, 0.3, c.period)
+				d := drive()
+				d.topology, d.costs = s.topology, s.costs
+				var real changes
+				var dec Decision
+				var all, without float64
+				for w := range int(max(c.period, 120) * 10) {
+					at(float64(w) / 10)
+					if c.moves > 0 && w%c.moves == c.moves-1 {
+						for _, i := range elephants {
+							s.flows[i].nic = queues[rng.IntN(len(queues))]
+						}
+					}
+					load, plain := s.alone()
+					real.look(load)
+					var helped []int
+					if dec.State == Active {
+						helped = dec.Helped
+					}
+					load, got := s.run(d.inPlace, helped, dec.Avoid)
+					all, without = all+sum(got), without+plain
+					nic, others := s.window(rng, load, got)
+					dec = d.window(s.cores, nic, others)
+				}
+				if d.placed > 1+real.n {
+					t.Errorf("seed %d: placed %d times, and %d times a core came to need help", seed, d.placed, real.n)
+				}
+				placed, moved = placed+d.placed, moved+real.n
+				gain = append(gain, all/without)
+			}
+			t.Logf("%d cores, %d queues, %.0f s, %d: placed %d times on %d nodes, %d changes; of the plain overlay: mean %.3f, worst %.3f",
+				c.cores, c.queues, c.period, c.moves, placed, len(gain), moved, sum(gain)/float64(len(gain)), slices.Min(gain))
+		})
 	}
 }

@@ -86,7 +86,7 @@ func (m Machine) free() []int {
 	}
 	slices.SortFunc(free, ranked.compare)
 	// Of the threads of one core, the first takes a lane before the others do.
-	before := map[int]bool{}
+	before := make(map[int]bool, len(free))
 	for i, r := range free {
 		if r.wired == own && slices.ContainsFunc(m.Topology.Siblings[r.core], func(s int) bool { return before[s] }) {
 			free[i].wired = besideLane
@@ -129,14 +129,14 @@ func set(cores []int) map[int]bool {
 func (in Input) Machine(short []int, limits Limits, t Topology) Machine {
 	m := Machine{
 		Cores: in.Configured, NIC: in.Pollers(), Short: short,
-		Load: map[int]float64{}, Tasks: map[int]float64{}, Most: limits.TasksOn, Topology: t,
+		Load: make(map[int]float64, len(in.Cores)), Tasks: make(map[int]float64, len(in.Cores)), Most: limits.TasksOn, Topology: t,
 	}
 	for cpu, c := range in.Cores {
 		m.Load[cpu], m.Tasks[cpu] = max(c.Load, c.Tasks), c.Tasks
 	}
-	// What a lane receives now is what is to be placed.
+	// What a lane takes of others is what is to be placed: it has what it polls itself.
 	for _, cpu := range in.Layout.Cores() {
-		m.Load[cpu] = m.Tasks[cpu]
+		m.Load[cpu] = min(m.Tasks[cpu]+in.path(in.Cores[cpu]), 1)
 	}
 	return m
 }
