@@ -261,6 +261,7 @@ static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_poli
 {
 	const struct ol_lanes *lanes = &policy->stage[OL_STAGE_POD];
 	struct ol_merging *g = ol_get_merging(e);
+	__u64 handed;
 	__u32 core;
 
 	if (!g || !lanes->nr)
@@ -271,8 +272,10 @@ static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_poli
 	    (__s64)(now - e->joined) < OL_JOINED_NS)
 		return 0;
 	core = lanes->cpu[ol_lane_index(g->behind % lanes->nr)];
-	return core == bpf_get_smp_processor_id() || ol_backlog_drained(core, now) ||
-	       ol_backlog_awaited(core, now, (__s64)(now - e->joined) > OL_HELD_MOST_US * 1000);
+	/* Not the time of the last poll: this core may have stood still for a branch since. */
+	handed = bpf_ktime_get_ns();
+	return core == bpf_get_smp_processor_id() || ol_backlog_drained(core, handed) ||
+	       ol_backlog_awaited(core, handed, (__s64)(now - e->joined) > OL_HELD_MOST_US * 1000);
 }
 
 /* The first frame of a flow in a poll: split it, or have it join? */
