@@ -211,7 +211,6 @@ struct ol_policy {
 	__u64 beat;	  /* ns, the daemon's last sign of life; 0: none is asked for */
 	struct ol_tunnel tunnel[OL_MAX_TUNNELS];
 	__u32 rebalance_queue; /* packets in a lane's queue that make its flows look for another */
-	__u32 settle_us;       /* a slot that changed core or lane stays at least so long */
 	__u32 rules_table;     /* which table of rules is in force: 0 or 1 */
 	__u32 latency_window_us; /* latency traffic is about for so long after a packet of it */
 	__u32 bulk_room;	 /* frames that a core's bulk lane holds */
@@ -253,18 +252,18 @@ struct ol_cell_key {
 struct ol_slot {
 	__u32 seq;
 	__u8 lane;
-	__u8 settling; /* came from prev_cpu, whose last packets may still be on their way */
-	__u16 prev_cpu;
-	__u32 prev_seq;
+	__u8 used;   /* it has sent something from this core */
+	__u16 at;    /* ms, when it did last; the last bits */
+	__u32 turn;  /* the slot's last one that this core has seen */
 	__u16 port;  /* of the pod that it goes straight to */
 	__u8 due;    /* the stack is to see who sends */
 	__u8 epoch;  /* of the policy when it began to */
 	__u64 since; /* ns, when the slot took this lane or came to this core; of one that is refused
-			when what it sent before was handed on, if that is known yet */
+			by when all that it sent before was handed on, if that is known yet */
 	__u32 held; /* us, since when it is to leave its lane, or its packets are refused; 0: neither */
 	__u16 lost;   /* last bits of what the lane had dropped by then */
 	__u8 refuses; /* its packets are refused, until it has left its lane */
-	__u8 pad;
+	__u8 shared;  /* what other cores sent of it may still be on its way */
 };
 
 /* Everything that passed the hook before poll `seq` was in its lane at `time`. */

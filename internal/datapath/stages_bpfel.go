@@ -46,6 +46,26 @@ type stagesOlCellKey struct {
 	Netns   uint32
 }
 
+type stagesOlChange struct {
+	_      structs.HostLayout
+	Seen   uint64
+	Handed uint64
+	Until  uint64
+	Stage  uint32
+	Slot   uint32
+	Tunnel uint32
+	Lane   uint32
+	Wish   uint32
+	Queue  uint32
+	Step   uint32
+	Cores  uint32
+	Leaves uint8
+	Waits  uint8
+	Begins uint8
+	Left   uint8
+	Pad    uint32
+}
+
 type stagesOlCoreFlag uint32
 
 const (
@@ -246,7 +266,6 @@ type stagesOlPolicy struct {
 	Beat            uint64
 	Tunnel          [16]stagesOlTunnel
 	RebalanceQueue  uint32
-	SettleUs        uint32
 	RulesTable      uint32
 	LatencyWindowUs uint32
 	BulkRoom        uint32
@@ -276,7 +295,6 @@ type stagesOlPolicy struct {
 	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
-	_         [4]byte
 }
 
 type stagesOlPort struct {
@@ -388,20 +406,20 @@ type stagesOlSet struct {
 }
 
 type stagesOlSlot struct {
-	_        structs.HostLayout
-	Seq      uint32
-	Lane     uint8
-	Settling uint8
-	PrevCpu  uint16
-	PrevSeq  uint32
-	Port     uint16
-	Due      uint8
-	Epoch    uint8
-	Since    uint64
-	Held     uint32
-	Lost     uint16
-	Refuses  uint8
-	Pad      uint8
+	_       structs.HostLayout
+	Seq     uint32
+	Lane    uint8
+	Used    uint8
+	At      uint16
+	Turn    uint32
+	Port    uint16
+	Due     uint8
+	Epoch   uint8
+	Since   uint64
+	Held    uint32
+	Lost    uint16
+	Refuses uint8
+	Shared  uint8
 }
 
 type stagesOlSplitProto uint32
@@ -451,6 +469,7 @@ const (
 const (
 	stagesMapOlCellMarks      = "ol_cell_marks"
 	stagesMapOlCells          = "ol_cells"
+	stagesMapOlChanges        = "ol_changes"
 	stagesMapOlCounters       = "ol_counters"
 	stagesMapOlCpus           = "ol_cpus"
 	stagesMapOlCuts           = "ol_cuts"
@@ -469,6 +488,7 @@ const (
 	stagesMapOlReasons        = "ol_reasons"
 	stagesMapOlRecents        = "ol_recents"
 	stagesMapOlSlots          = "ol_slots"
+	stagesMapOlTurns          = "ol_turns"
 	stagesMapOlUnnumbered     = "ol_unnumbered"
 	stagesProgOlPodOut        = "ol_pod_out"
 	stagesProgOlPodRestore    = "ol_pod_restore"
@@ -533,6 +553,7 @@ type stagesProgramSpecs struct {
 type stagesMapSpecs struct {
 	OlCellMarks      *ebpf.MapSpec `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
+	OlChanges        *ebpf.MapSpec `ebpf:"ol_changes"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
@@ -551,6 +572,7 @@ type stagesMapSpecs struct {
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
@@ -587,6 +609,7 @@ func (o *stagesObjects) Close() error {
 type stagesMaps struct {
 	OlCellMarks      *ebpf.Map `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
+	OlChanges        *ebpf.Map `ebpf:"ol_changes"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
@@ -605,6 +628,7 @@ type stagesMaps struct {
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
+	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
@@ -612,6 +636,7 @@ func (m *stagesMaps) Close() error {
 	return _StagesClose(
 		m.OlCellMarks,
 		m.OlCells,
+		m.OlChanges,
 		m.OlCounters,
 		m.OlCpus,
 		m.OlCuts,
@@ -630,6 +655,7 @@ func (m *stagesMaps) Close() error {
 		m.OlReasons,
 		m.OlRecents,
 		m.OlSlots,
+		m.OlTurns,
 		m.OlUnnumbered,
 	)
 }

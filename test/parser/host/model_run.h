@@ -100,7 +100,6 @@ static void run_setting(void)
 	for (i = 0; i < OL_NR_STAGES; i++)
 		random_lanes(i);
 	the_policy.rebalance_queue = 1 + below(64);
-	the_policy.settle_us = 10000;
 	the_policy.flags = one_in(2) ? OL_F_RESTEER : 0;
 
 	opt.xdp = one_in(2);
@@ -116,6 +115,16 @@ static void run_setting(void)
 	chance.stall = one_in(3) ? 1000 : 50000;
 	whim_every = one_in(2) ? 200000 : 2000000;
 	chance.stall_max = one_in(2) ? 100000 : 5000000;
+}
+
+/* Two flows to a slot, which come to two cores where there are two NICs. */
+static void share_slots(void)
+{
+	int i;
+
+	opt.share = 1;
+	for (i = 0; i < nr_flows; i++)
+		flows[i].slot = flows[i / 2 * 2].slot;
 }
 
 /* All NICs are polled on one core, and GRO holds packets of all flows. */
@@ -259,7 +268,7 @@ static void check_flood(void)
 	 * when the pipeline is switched off.
 	 */
 	the_policy.core_flags[0] = 0;
-	if (opt.xdp)
+	if (opt.xdp || opt.share)
 		the_policy.core_flags[3] = 0;
 	flood_until_settled("home");
 	the_policy.core_flags[3] = 0;
@@ -329,8 +338,7 @@ int main(int argc, char **argv)
 		else if (!strcmp(argv[i], "order"))
 			wishes = 0;
 		else if (!strcmp(argv[i], "share"))
-			for (int f = 0; f < nr_flows; f++)
-				flows[f].slot = flows[f / 2 * 2].slot;
+			share_slots();
 		else if (!strcmp(argv[i], "tcx"))
 			opt.xdp = 0;
 		else if (!strcmp(argv[i], "xdp"))
