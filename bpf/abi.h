@@ -395,8 +395,7 @@ struct ol_cpu {
 	__u64 stretch; /* ns, end of the first of the NIC's polls that followed directly on each other */
 	__u64 waited; /* ns, for each frame of such polls: how long it waited in the NIC, at most */
 	__u64 queued; /* ns, for each packet that a poll of the backlog left there: until the next poll */
-	__u64 awaits;	     /* ns, when this core last stood still for another one's queue */
-	__u64 awaited_until; /* ns, until when others do for this one's; written by them */
+	__u64 awaited_until; /* ns, until when others stand still for its queue; written by them */
 } __attribute__((aligned(64)));
 
 /* A core on its way offline; told by whichever core takes it there. */

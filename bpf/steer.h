@@ -196,28 +196,33 @@ __noinline int ol_pass_drained(__u32 this_cpu, __u32 tunnel, __u32 seq)
 
 /*
  * A core that sends all the time finds the queue that it fills busy with what it sent just
- * before, whenever it looks. So cores whose flows are to leave a queue stand still for a moment,
- * at most so long: the first of them begins, once in so many ns, and the others join it.
+ * before, whenever it looks. So cores whose flows are to leave a queue stand still for a moment: all
+ * at the same time by the clock, in which queues become empty, and for a twentieth of the time at most.
  */
 #define OL_AWAIT_NS 1000000
-#define OL_AWAIT_PAUSE_NS 20000000
+#define OL_AWAIT_EVERY_NS 20000000
 #define OL_AWAIT_STEPS 65536
 
-/* Until when may this core stand still for another one's queue? 0: not at all. begin: or only with others. */
-static __always_inline __u64 ol_await_until(struct ol_cpu *me, struct ol_cpu *to, int begin)
+/* Until when may this core stand still for another one's queue? 0: not at all. */
+static __always_inline __u64 ol_await_until(struct ol_cpu *me, struct ol_cpu *to)
 {
-	__u64 now = bpf_ktime_get_ns(), until;
+	__u64 now = bpf_ktime_get_ns(), begun = now % OL_AWAIT_EVERY_NS, until;
 
-	if (!me || !to || me == to)
+	/* A core for which others stand still has to go on: it may be this one that it waits for. */
+	if (!me || !to || me == to || begun >= OL_AWAIT_NS || OL_READ(me->awaited_until) > now)
 		return 0;
-	until = OL_READ(to->awaited_until);
-	if ((__s64)(until - now) > 0)
-		return now - me->awaits < OL_AWAIT_PAUSE_NS / 4 ? 0 : until;
-	if (!begin || now - me->awaits < OL_AWAIT_PAUSE_NS || now - until < OL_AWAIT_PAUSE_NS)
-		return 0;
-	until = now + OL_AWAIT_NS;
+	until = now - begun + OL_AWAIT_NS;
 	OL_WRITE(to->awaited_until, until);
 	return until;
+}
+
+/* Does this core go on? */
+static __always_inline int ol_await_over(__u64 until)
+{
+	struct ol_cpu *me = ol_get_cpu(bpf_get_smp_processor_id());
+	__u64 now = bpf_ktime_get_ns();
+
+	return now > until || !me || OL_READ(me->awaited_until) > now;
 }
 
 struct ol_await {
@@ -230,20 +235,18 @@ struct ol_await {
 static long ol_await_backlog(__u64 i, struct ol_await *a)
 {
 	a->done = ol_backlog_drained(a->core, a->handed);
-	return a->done || (__s64)(bpf_ktime_get_ns() - a->until) > 0;
+	return a->done || ol_await_over(a->until);
 }
 
 /* As ol_backlog_drained(), after a moment if need be. */
-__noinline int ol_backlog_awaited(__u32 core, __u64 handed, int begin)
+__noinline int ol_backlog_awaited(__u32 core, __u64 handed)
 {
-	struct ol_cpu *me = ol_get_cpu(bpf_get_smp_processor_id());
 	struct ol_await a = {.core = core, .handed = handed};
 
-	a.until = ol_await_until(me, ol_get_cpu(core), begin);
+	a.until = ol_await_until(ol_get_cpu(bpf_get_smp_processor_id()), ol_get_cpu(core));
 	if (!a.until)
 		return 0;
 	bpf_loop(OL_AWAIT_STEPS, ol_await_backlog, &a, 0);
-	me->awaits = bpf_ktime_get_ns();
 	return a.done;
 }
 
@@ -381,10 +384,9 @@ struct ol_change {
 	__u32 step;   /* cores that have been looked at, from this one on ... */
 	__u32 cores;  /* ... of so many */
 	__u8 leaves;  /* it has to leave its lane */
-	__u8 waits;   /* this core may stand still for that, with others ... */
-	__u8 begins;  /* ... or as the first */
+	__u8 waits;   /* this core may stand still for that */
 	__u8 left;    /* all that it sent has left its lane */
-	__u32 pad;
+	__u8 pad[5];
 };
 
 struct {
@@ -473,8 +475,8 @@ static long ol_change_step(__u64 i, void *none)
 		return 1;
 	}
 	if (!c->until && c->waits)
-		c->until = ol_await_until(ol_get_cpu(this_cpu), ol_get_cpu(c->queue), c->begins);
-	return !c->until || (__s64)(bpf_ktime_get_ns() - c->until) > 0;
+		c->until = ol_await_until(ol_get_cpu(this_cpu), ol_get_cpu(c->queue));
+	return !c->until || ol_await_over(c->until);
 }
 
 /*
@@ -483,17 +485,14 @@ static long ol_change_step(__u64 i, void *none)
  */
 __noinline int ol_slot_left(void)
 {
-	struct ol_cpu *me = ol_get_cpu(bpf_get_smp_processor_id());
 	struct ol_change *c = ol_get_change();
 
-	if (!c || !me)
+	if (!c)
 		return 0;
 #ifdef OL_MUTANT_NO_GUARD
 	c->left = 1;
 #else
 	bpf_loop(OL_AWAIT_STEPS, ol_change_step, NULL, 0);
-	if (c->until)
-		me->awaits = bpf_ktime_get_ns();
 #endif
 	return 0;
 }
@@ -759,7 +758,6 @@ __noinline int ol_choose(__u32 stage, __u32 slot, __u32 tunnel, __u32 stay, __u3
 	c->step = c->left = 0;
 	/* A slot is held on its lane: it is given a moment to leave it. */
 	c->waits = c->leaves && s->held && !s->refuses && c->queue != this_cpu;
-	c->begins = (__s32)((__u32)(bpf_ktime_get_ns() / 1000) - s->held) >= OL_HELD_MOST_US;
 	c->until = c->handed = 0;
 	/* Marks are kept for less time than a full queue takes. */
 	if (s->refuses && stage != OL_STAGE_NIC)

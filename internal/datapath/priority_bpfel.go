@@ -61,9 +61,8 @@ type priorityOlChange struct {
 	Cores  uint32
 	Leaves uint8
 	Waits  uint8
-	Begins uint8
 	Left   uint8
-	Pad    uint32
+	Pad    [5]uint8
 }
 
 type priorityOlClass uint32
@@ -115,9 +114,8 @@ type priorityOlCpu struct {
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
-	Awaits       uint64
 	AwaitedUntil uint64
-	_            [48]byte
+	_            [56]byte
 }
 
 type priorityOlCuts struct {

@@ -61,9 +61,8 @@ type stagesOlChange struct {
 	Cores  uint32
 	Leaves uint8
 	Waits  uint8
-	Begins uint8
 	Left   uint8
-	Pad    uint32
+	Pad    [5]uint8
 }
 
 type stagesOlCoreFlag uint32
@@ -141,9 +140,8 @@ type stagesOlCpu struct {
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
-	Awaits       uint64
 	AwaitedUntil uint64
-	_            [48]byte
+	_            [56]byte
 }
 
 type stagesOlCuts struct {

@@ -61,9 +61,8 @@ type traceOlChange struct {
 	Cores  uint32
 	Leaves uint8
 	Waits  uint8
-	Begins uint8
 	Left   uint8
-	Pad    uint32
+	Pad    [5]uint8
 }
 
 type traceOlCpu struct {
@@ -107,9 +106,8 @@ type traceOlCpu struct {
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
-	Awaits       uint64
 	AwaitedUntil uint64
-	_            [48]byte
+	_            [56]byte
 }
 
 type traceOlCuts struct {

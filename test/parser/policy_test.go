@@ -91,6 +91,11 @@ func TestFlowsLeaveALaneThatIsBusy(t *testing.T) {
 	}
 }
 
+// For such a lane a core stands still, but not for long, and not while others do for it.
+func TestACoreStandsStillForATwentiethOfTheTime(t *testing.T) {
+	run(t, compileModel(t, sanitizers), "1", modelPackets, "waits")
+}
+
 // Also where its slot is that of a flow which comes to another core.
 func TestFlowsThatShareASlotKeepTheirOrder(t *testing.T) {
 	_, seed := seeded(t)

@@ -321,13 +321,38 @@ static void check_busy(void)
 		     i, flows[i].dropped, refused);
 }
 
+/*
+ * A core whose flows are to leave lanes on all others stands still for a twentieth of the time, and
+ * for no core that stands still for it.
+ */
+static void check_waits(void)
+{
+	__u64 begun = now_ns, stood = 0, until;
+	int to;
+
+	chance.yield = chance.stall = ~0ULL;
+	for (this_core = 0; now_ns - begun < BUSY_MOST_NS; now_ns += 10000)
+		for (to = 1; to < nr_cores; to++) {
+			until = ol_await_until(&the_cpus[0], &the_cpus[to]);
+			if (!until)
+				continue;
+			MUST(!ol_await_until(&the_cpus[to], &the_cpus[0]),
+			     "two cores stand still for each other");
+			stood += until - now_ns;
+			now_ns = until;
+		}
+	MUST(stood && stood <= BUSY_MOST_NS / 20, "a core stands still for %llu of %d us",
+	     stood / 1000, BUSY_MOST_NS / 1000);
+}
+
 int main(int argc, char **argv)
 {
 	void (*instead)(void) = NULL;
 	int packets = argc > 2 ? atoi(argv[2]) : 20000, wishes = 1, i;
 
 	rnd_state = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
-	start_cores(argc > 3 && (!strcmp(argv[3], "flood") || !strcmp(argv[3], "busy"))
+	start_cores(argc > 3 && (!strcmp(argv[3], "flood") || !strcmp(argv[3], "busy") ||
+				 !strcmp(argv[3], "waits"))
 			    ? MAX_CORES
 			    : 2 + below(MAX_CORES - 1));
 	run_setting();
@@ -350,6 +375,8 @@ int main(int argc, char **argv)
 			instead = check_flood;
 		else if (!strcmp(argv[i], "busy"))
 			instead = check_busy;
+		else if (!strcmp(argv[i], "waits"))
+			instead = check_waits;
 		else
 			FAIL("unknown option %s", argv[i]);
 	}
