@@ -92,9 +92,11 @@ type priorityOlCpu struct {
 	}
 	Lane    [2]uint64
 	Holding struct {
-		_    structs.HostLayout
-		Napi [8]uint64
-		More uint64
+		_      structs.HostLayout
+		Napi   [8]uint64
+		Seen   [8]uint64
+		Others [8]uint32
+		More   uint64
 	}
 	LaneTime   uint64
 	LaneHead   uint32
@@ -115,7 +117,7 @@ type priorityOlCpu struct {
 	Waited       uint64
 	Queued       uint64
 	AwaitedUntil uint64
-	_            [56]byte
+	_            [24]byte
 }
 
 type priorityOlCuts struct {
@@ -399,9 +401,11 @@ type priorityOlPort struct {
 type priorityOlPrio struct {
 	_       structs.HostLayout
 	Holding struct {
-		_    structs.HostLayout
-		Napi [8]uint64
-		More uint64
+		_      structs.HostLayout
+		Napi   [8]uint64
+		Seen   [8]uint64
+		Others [8]uint32
+		More   uint64
 	}
 	Charged uint64
 	Budget  int64
@@ -446,7 +450,6 @@ type priorityOlPrio struct {
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
-	_        [32]byte
 }
 
 type priorityOlRecent struct {
