@@ -370,7 +370,7 @@ struct ol_holding {
 	__u64 more;		  /* ns, when one was last seen for which there was no place */
 };
 
-/* Per core, written by that core alone. */
+/* Per core, written by that core alone where nothing else is said. */
 struct ol_cpu {
 	__u64 now;     /* ns, end of the last poll */
 	__u32 seq;     /* polls finished */
@@ -381,7 +381,8 @@ struct ol_cpu {
 	__u64 softnet; /* address of this core's softnet_data, once its backlog was polled */
 	struct ol_marks polls;
 	struct ol_progress backlog;
-	__u64 lane[OL_NR_CLASSES]; /* addresses of this core's entries of the cpumaps, or 0 */
+	__u64 lane
+		[OL_NR_CLASSES]; /* addresses of this core's entries of the cpumaps, or 0; by the daemon */
 	struct ol_holding holding;
 	__u64 lane_time;   /* ns, when this core's cpumap thread last took frames */
 	__u32 lane_head;   /* how far in its ring it had come then */
@@ -390,7 +391,7 @@ struct ol_cpu {
 	__u32 backlog_seq; /* ... which was this one */
 	__u32 lane_seq;	   /* polls finished when its cpumap thread last took frames */
 	__u32 lane_lost;   /* frames that its ring had no room for; written by those that fill it */
-	__u32 lane_pid[OL_NR_CLASSES]; /* the threads of its lanes, or 0 */
+	__u32 lane_pid[OL_NR_CLASSES]; /* the threads of its lanes, or 0; by the daemon */
 	struct ol_cost cost[OL_NR_STAGES];
 	__u64 packets
 		[OL_NR_STAGES]; /* in all polls; nic: as the driver counts, tunnel, pod: after GRO */
