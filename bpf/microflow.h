@@ -71,46 +71,11 @@ __noinline int ol_splits_flow(const struct ol_flow *flow, __u32 slot)
 	return e && e->state != OL_WHOLE;
 }
 
-/*
- * A flow takes the first free one of so many places among the merging, in a row. One is another
- * flow's after so many ns without a frame.
- */
-#define OL_MERGING_TRIES 8
-#define OL_MERGING_GONE_NS 10000000000ULL
-
-/* The elephant's place among the merging, or NULL: it was given to another flow. */
-static __always_inline struct ol_merging *ol_get_merging(const struct ol_elephant *e)
-{
-	__u32 at = e->merge - 1;
-	struct ol_merging *g;
-
-	g = e->merge ? bpf_map_lookup_elem(&ol_mergings, &at) : NULL;
-	return g && g->key == e->key ? g : NULL;
-}
-
-/* Gives a place up, and its flow with it. */
-static __always_inline void ol_leave_merging(struct ol_merging *g)
-{
-	__u64 key = g->key;
-
-	bpf_map_delete_elem(&ol_merging_of, &key);
-	OL_WRITE(g->generation, (g->generation | 1) + 1);
-	OL_WRITE(g->key, 0);
-}
-
-/* Nothing was split of the flow that has it, or seen, on any core for so long that it is gone. */
-static __always_inline int ol_merging_idle(const struct ol_merging *g, __u64 now)
-{
-	return !(OL_READ(g->generation) & 1) && !g->held &&
-	       (__s64)(now - g->seen) > OL_WHOLE_GONE_NS;
-}
-
 /* Finds the flow's place, or takes one whose flow is gone. */
 __noinline __u32 ol_find_elephant(const struct ol_flow *flow, __u32 slot)
 {
 	__u32 this_cpu = bpf_get_smp_processor_id(), at, place, i;
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
-	struct ol_merging *g;
 	struct ol_elephant *e;
 
 	if (!flow || !cpu)
@@ -127,9 +92,6 @@ __noinline __u32 ol_find_elephant(const struct ol_flow *flow, __u32 slot)
 	e = ol_get_elephant(this_cpu, at);
 	if (!e)
 		return OL_NO_PLACE;
-	g = ol_get_merging(e);
-	if (g && ol_merging_idle(g, cpu->now))
-		ol_leave_merging(g);
 	__builtin_memset(e, 0, sizeof(*e));
 	e->flow = *flow;
 	e->window = cpu->now;
@@ -191,6 +153,33 @@ static __always_inline void ol_branches_left(struct ol_elephant *e, __u64 now, _
 			e->used &= ~(1U << i);
 }
 
+/*
+ * A flow takes the first free one of so many places among the merging, in a row. One is another
+ * flow's after so many ns without a frame.
+ */
+#define OL_MERGING_TRIES 8
+#define OL_MERGING_GONE_NS 10000000000ULL
+
+/* The elephant's place among the merging, or NULL: it was given to another flow. */
+static __always_inline struct ol_merging *ol_get_merging(const struct ol_elephant *e)
+{
+	__u32 at = e->merge - 1;
+	struct ol_merging *g;
+
+	g = e->merge ? bpf_map_lookup_elem(&ol_mergings, &at) : NULL;
+	return g && g->key == e->key ? g : NULL;
+}
+
+/* Gives a place up, and its flow with it. */
+static __always_inline void ol_leave_merging(struct ol_merging *g)
+{
+	__u64 key = g->key;
+
+	bpf_map_delete_elem(&ol_merging_of, &key);
+	OL_WRITE(g->generation, (g->generation | 1) + 1);
+	OL_WRITE(g->key, 0);
+}
+
 /* Of two cores one takes a place. */
 static __always_inline int ol_take_place(struct ol_merging *g, __u64 key, __u64 now)
 {
@@ -210,44 +199,29 @@ __noinline int ol_join_merging(__u32 place, __u32 slot)
 	struct ol_elephant *e = ol_get_elephant(this_cpu, place);
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	struct ol_merging *g;
-	__u64 key, seen;
-	__u32 *had;
+	__u64 key;
 
 	if (!e || !cpu || !e->key)
 		return 0;
 	key = e->key;
-	/* The flow may have had one, on another core or before it was forgotten here. */
-	had = bpf_map_lookup_elem(&ol_merging_of, &key);
-	if (had) {
-		at = *had;
-		g = bpf_map_lookup_elem(&ol_mergings, &at);
-		if (!g || g->key != key || !ol_merging_idle(g, cpu->now))
-			return 0;
-		seen = g->seen;
-		if (__sync_val_compare_and_swap(&g->seen, seen, cpu->now) != seen)
-			return 0;
-		goto joined;
-	}
 	for (i = 0; i < OL_MERGING_TRIES; i++) {
 		at = (key + i) % OL_MERGES;
 		g = bpf_map_lookup_elem(&ol_mergings, &at);
 		if (!g || !ol_take_place(g, key, cpu->now))
 			continue;
 		g->seen = cpu->now;
+		g->slot = slot;
+		OL_WRITE(g->ifindex, 0);
+		OL_WRITE(g->ambiguous, 0);
 		/* The same flow in another tunnel has one already: this one stays whole. */
 		if (bpf_map_update_elem(&ol_merging_of, &key, &at, BPF_NOEXIST)) {
 			OL_WRITE(g->key, 0);
 			return 0;
 		}
-		goto joined;
+		e->merge = at + 1;
+		return 1;
 	}
 	return 0;
-joined:
-	g->slot = slot;
-	OL_WRITE(g->ifindex, 0);
-	OL_WRITE(g->ambiguous, 0);
-	e->merge = at + 1;
-	return 1;
 }
 
 /* Can a flow of that protocol be split so that it is put in order again? */
