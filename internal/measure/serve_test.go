@@ -93,9 +93,20 @@ func (l counting) Accept() (net.Conn, error) {
 	if err == nil {
 		n := l.open.Add(1)
 		l.most.Store(max(n, l.most.Load())) // one goroutine accepts
-		c = &conn{c, sync.OnceFunc(func() { l.open.Add(-1) })}
+		c = counted{c, sync.OnceFunc(func() { l.open.Add(-1) })}
 	}
 	return c, err
+}
+
+// counted counts less before there is room for another one.
+type counted struct {
+	net.Conn
+	gone func()
+}
+
+func (c counted) Close() error {
+	c.gone()
+	return c.Conn.Close()
 }
 
 func TestAcceptingHasAPace(t *testing.T) {
