@@ -425,7 +425,7 @@ __noinline int ol_prio_straight(struct xdp_md *ctx, const struct ol_frame *f, st
 	if ((leave && s->lane != OL_LANE_EXPRESS) ||
 	    ol_express_steer(ctx, policy, &h, f, leave, &lane, &r) != XDP_REDIRECT) {
 		if (leave) {
-			ol_express_leave(s, h.slot, cpu->now);
+			ol_express_leave(s, cpu->now);
 			ol_express_forget(h.slot);
 		}
 		return XDP_PASS;
@@ -562,8 +562,7 @@ int BPF_PROG(ol_prio_polled, struct napi_struct *napi, int work, int budget)
 	struct softnet_data *sd;
 	__u64 now;
 
-	/* Netpoll's have none, and end nothing. */
-	if (!p || !cpu || !budget)
+	if (!p || !cpu)
 		return 0;
 	if (ol_device_of(napi) != OL_MAX_TUNNELS) {
 		if (!cpu->softnet && (sd = ol_backlog_of(napi, this_cpu)))

@@ -46,25 +46,6 @@ type underlayOlCellKey struct {
 	Netns   uint32
 }
 
-type underlayOlChange struct {
-	_      structs.HostLayout
-	Seen   uint64
-	Handed uint64
-	Until  uint64
-	Stage  uint32
-	Slot   uint32
-	Tunnel uint32
-	Lane   uint32
-	Wish   uint32
-	Queue  uint32
-	Step   uint32
-	Cores  uint32
-	Leaves uint8
-	Waits  uint8
-	Left   uint8
-	Pad    [5]uint8
-}
-
 type underlayOlCpu struct {
 	_       structs.HostLayout
 	Now     uint64
@@ -84,11 +65,9 @@ type underlayOlCpu struct {
 	}
 	Lane    [2]uint64
 	Holding struct {
-		_      structs.HostLayout
-		Napi   [8]uint64
-		Seen   [8]uint64
-		Others [8]uint32
-		More   uint64
+		_    structs.HostLayout
+		Napi [8]uint64
+		More uint64
 	}
 	LaneTime   uint64
 	LaneHead   uint32
@@ -108,8 +87,9 @@ type underlayOlCpu struct {
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
+	Awaits       uint64
 	AwaitedUntil uint64
-	_            [24]byte
+	_            [48]byte
 }
 
 type underlayOlCuts struct {
@@ -314,6 +294,7 @@ type underlayOlPolicy struct {
 		Pad   [3]uint8
 	}
 	RebalanceQueue  uint32
+	SettleUs        uint32
 	RulesTable      uint32
 	LatencyWindowUs uint32
 	BulkRoom        uint32
@@ -348,6 +329,7 @@ type underlayOlPolicy struct {
 	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+	_         [4]byte
 }
 
 type underlayOlPort struct {
@@ -362,11 +344,9 @@ type underlayOlPort struct {
 type underlayOlPrio struct {
 	_       structs.HostLayout
 	Holding struct {
-		_      structs.HostLayout
-		Napi   [8]uint64
-		Seen   [8]uint64
-		Others [8]uint32
-		More   uint64
+		_    structs.HostLayout
+		Napi [8]uint64
+		More uint64
 	}
 	Charged uint64
 	Budget  int64
@@ -411,6 +391,7 @@ type underlayOlPrio struct {
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
+	_        [32]byte
 }
 
 type underlayOlRecent struct {
@@ -447,20 +428,20 @@ type underlayOlSenderKey struct {
 }
 
 type underlayOlSlot struct {
-	_       structs.HostLayout
-	Seq     uint32
-	Lane    uint8
-	Used    uint8
-	At      uint16
-	Turn    uint32
-	Port    uint16
-	Due     uint8
-	Epoch   uint8
-	Since   uint64
-	Held    uint32
-	Lost    uint16
-	Refuses uint8
-	Shared  uint8
+	_        structs.HostLayout
+	Seq      uint32
+	Lane     uint8
+	Settling uint8
+	PrevCpu  uint16
+	PrevSeq  uint32
+	Port     uint16
+	Due      uint8
+	Epoch    uint8
+	Since    uint64
+	Held     uint32
+	Lost     uint16
+	Refuses  uint8
+	Pad      uint8
 }
 
 // Names of all BPF objects in the ELF.
@@ -469,7 +450,6 @@ type underlayOlSlot struct {
 const (
 	underlayMapOlCellMarks      = "ol_cell_marks"
 	underlayMapOlCells          = "ol_cells"
-	underlayMapOlChanges        = "ol_changes"
 	underlayMapOlCounters       = "ol_counters"
 	underlayMapOlCpus           = "ol_cpus"
 	underlayMapOlCuts           = "ol_cuts"
@@ -497,7 +477,6 @@ const (
 	underlayMapOlReasons        = "ol_reasons"
 	underlayMapOlRecents        = "ol_recents"
 	underlayMapOlSlots          = "ol_slots"
-	underlayMapOlTurns          = "ol_turns"
 	underlayMapOlUnnumbered     = "ol_unnumbered"
 	underlayProgOlFindLane      = "ol_find_lane"
 	underlayProgOlUnderlayXdp   = "ol_underlay_xdp"
@@ -560,7 +539,6 @@ type underlayProgramSpecs struct {
 type underlayMapSpecs struct {
 	OlCellMarks      *ebpf.MapSpec `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
-	OlChanges        *ebpf.MapSpec `ebpf:"ol_changes"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
@@ -588,7 +566,6 @@ type underlayMapSpecs struct {
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
-	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
@@ -625,7 +602,6 @@ func (o *underlayObjects) Close() error {
 type underlayMaps struct {
 	OlCellMarks      *ebpf.Map `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
-	OlChanges        *ebpf.Map `ebpf:"ol_changes"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
@@ -653,7 +629,6 @@ type underlayMaps struct {
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
-	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
@@ -661,7 +636,6 @@ func (m *underlayMaps) Close() error {
 	return _UnderlayClose(
 		m.OlCellMarks,
 		m.OlCells,
-		m.OlChanges,
 		m.OlCounters,
 		m.OlCpus,
 		m.OlCuts,
@@ -689,7 +663,6 @@ func (m *underlayMaps) Close() error {
 		m.OlReasons,
 		m.OlRecents,
 		m.OlSlots,
-		m.OlTurns,
 		m.OlUnnumbered,
 	)
 }

@@ -54,6 +54,18 @@ func (r *Refit) Step(in Input, at InPlace, dec Decision, would Layout) string {
 // Leave is for a window in which no lane is in place that could be another.
 func (r *Refit) Leave() { r.since = time.Time{} }
 
+// moved tells whether NICs are polled only where lanes are, and on no core that polled them when these were placed:
+// an operator or irqbalance has moved the interrupt.
+func (in Input) moved(at InPlace) (core int, yes bool) {
+	polled, lanes := Input{Cores: at.Cores}.Pollers(), at.Layout.Cores()
+	stays := func(core int) bool { return !slices.Contains(lanes, core) || slices.Contains(polled, core) }
+	now := in.Pollers()
+	if len(now) == 0 || slices.ContainsFunc(now, stays) {
+		return 0, false
+	}
+	return now[0], true
+}
+
 func misfit(in Input, at InPlace, dec Decision, would Layout) string {
 	lanes := at.Layout.Cores()
 	if at.Layout.Split {
@@ -74,6 +86,9 @@ func misfit(in Input, at InPlace, dec Decision, would Layout) string {
 		if c := in.Cores[core]; in.path(c)-in.path(at.Cores[core]) >= grown && c.Load > 1-least {
 			return fmt.Sprintf("core %d is full, and polls the NIC for %.0f %% of its time, %.0f %% when it became a lane", core, in.path(c)*100, in.path(at.Cores[core])*100)
 		}
+	}
+	if moved, ok := in.moved(at); ok {
+		return fmt.Sprintf("the NIC is polled on core %d since, which takes work of its own", moved)
 	}
 	if would.None() {
 		return ""

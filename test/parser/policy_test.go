@@ -71,15 +71,6 @@ func TestGROOfEveryNICOfACoreIsLookedAt(t *testing.T) {
 	}
 }
 
-// A NAPI that is gone tells of nothing.
-func TestAFreedNAPIHoldsNoFlowOnTheStockPath(t *testing.T) {
-	_, seed := seeded(t)
-	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds / 4) {
-		run(t, bin, fmt.Sprint(seed+i), modelPackets, "freed")
-	}
-}
-
 // In bounded time, however much comes: what a full lane would drop anyway is dropped for that.
 func TestFlowsLeaveALaneThatIsFull(t *testing.T) {
 	_, seed := seeded(t)
@@ -97,32 +88,6 @@ func TestFlowsLeaveALaneThatIsBusy(t *testing.T) {
 	for i := range uint64(modelSeeds / 4) {
 		run(t, bin, fmt.Sprint(seed+2*i), modelPackets, "busy", "tcx")
 		run(t, bin, fmt.Sprint(seed+2*i+1), modelPackets, "busy", "xdp")
-	}
-}
-
-// For such a lane a core stands still, but not for long, and not while others do for it.
-func TestACoreStandsStillForATwentiethOfTheTime(t *testing.T) {
-	run(t, compileModel(t, sanitizers), "1", modelPackets, "waits")
-}
-
-// Also where its slot is that of a flow which comes to another core.
-func TestFlowsThatShareASlotKeepTheirOrder(t *testing.T) {
-	_, seed := seeded(t)
-	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds) {
-		run(t, bin, fmt.Sprint(seed+i), modelPackets, "share")
-	}
-}
-
-// They leave it together, in bounded time, though both send all the time.
-func TestFlowsThatShareASlotLeaveItsLane(t *testing.T) {
-	_, seed := seeded(t)
-	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds / 4) {
-		for _, lane := range []string{"busy", "flood"} {
-			run(t, bin, fmt.Sprint(seed+2*i), modelPackets, lane, "share", "tcx")
-			run(t, bin, fmt.Sprint(seed+2*i+1), modelPackets, lane, "share", "xdp")
-		}
 	}
 }
 

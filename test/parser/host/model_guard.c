@@ -15,11 +15,9 @@
  *
  *   order     the first two only
  *   count     go on after a broken rule, and tell how many packets were overtaken
- *   share     two flows to a slot, also on two cores, which keep their order and leave their lane
+ *   share     two flows to a slot, also on two cores
  *   tcx, xdp  without or with the nic stage, instead of by chance
  *   flood     a lane is offered more than it handles, and flows are to get to theirs and home
- *   freed     on each core a NIC's NAPI went that held packets
- *   waits     how long a core stands still for lanes
  *   busy      a lane is never empty, and never full: no packet is dropped for a change of lane
  */
 /* The loader would set it. */
@@ -38,14 +36,11 @@ static struct ol_cpu the_cpus[MAX_CORES];
 static struct ol_marks the_marks[MAX_CORES * OL_MAX_TUNNELS];
 static struct ol_slot the_slots[MAX_CORES * OL_NR_STAGES * OL_SLOTS];
 static struct ol_owner the_owners[OL_SLOTS];
-static struct ol_change the_changes[MAX_CORES];
-static __u64 the_turns[OL_NR_STAGES * OL_SLOTS];
 static __u64 the_counters[OL_NR_COUNTERS];
 static struct net nets = {.ns.inum = 1};
 static struct net_device underlay = {.ifindex = 1, .nd_net.net = &nets};
 static struct net_device tunnel = {.ifindex = 2, .nd_net.net = &nets};
 static struct net_device foreign = {.ifindex = 3, .nd_net.net = &nets};
-static struct napi_struct other_nic = {.dev = &foreign};
 
 void *model_lookup(const void *map, const void *key)
 {
@@ -65,10 +60,6 @@ void *model_lookup(const void *map, const void *key)
 		return ENTRY(the_slots);
 	if (map == &ol_owners)
 		return ENTRY(the_owners);
-	if (map == &ol_turns)
-		return ENTRY(the_turns);
-	if (map == &ol_changes)
-		return &the_changes[this_core];
 	if (map == &ol_counters)
 		return ENTRY(the_counters);
 	if (map == &ol_cells)
@@ -159,9 +150,6 @@ static __u32 steer(int stage, struct pkt *p)
 	changes[stage][f->slot] += last_lane[stage][f->slot] != lane;
 	last_lane[stage][f->slot] = lane;
 	f->inflight[stage]++;
-	/* Whatever writes to the log here may have netpoll poll a device, with no budget. */
-	if (opt.netpoll && one_in(opt.netpoll))
-		ol_napi_poll(&other_nic, 0, 0);
 	return lane;
 }
 
@@ -281,7 +269,9 @@ static int poll_something(int lanes)
 			break;
 		case 4:
 			if (opt.foreign && one_in(opt.foreign)) {
-				poll_ended(&other_nic, below(BUDGET + 1));
+				struct napi_struct other = {.dev = &foreign};
+
+				poll_ended(&other, below(BUDGET + 1));
 				return 1;
 			}
 		}
