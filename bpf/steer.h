@@ -205,7 +205,7 @@ static __always_inline int ol_left_backlog(__u32 cpu, __u32 seq)
 /*
  * A core that sends all the time finds the queue that it fills busy with what it sent just
  * before, whenever it looks. So cores whose flows are to leave a queue stand still for a moment,
- * at most so long: the first of them begins, once in so many ns, and the others join it.
+ * at most so long: the first begins, once in so many ns; others join it, once in a quarter of that.
  */
 #define OL_AWAIT_NS 1000000
 #define OL_AWAIT_PAUSE_NS 20000000

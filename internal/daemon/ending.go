@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"errors"
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
@@ -42,4 +43,12 @@ func (p *pipeline) found(cookie uint64) bool {
 	}
 	ns.Close()
 	return true
+}
+
+// restore takes entries back, and forgets those of devices that are gone.
+func (p *pipeline) restore(which func(apply.Entry) bool) (apply.Report, error) {
+	forgotten := p.forgetEnding(which)
+	at := newSpaces(p.scanner)
+	rep, err := p.locked.RestoreIf(at, which)
+	return rep, errors.Join(forgotten, err, at.Close())
 }

@@ -99,7 +99,7 @@ func MergeSteps(snap node.Snapshot, ifindex int) []plan.Step {
 }
 
 // ownDevice tells whether an entry is a device that the pipeline has made.
-func ownDevice(e apply.Entry) bool { return e.By == plan.ByPipeline && e.Kind == plan.OwnDevice }
+func ownDevice(e apply.Entry) bool { return ofPipeline(e) && e.Kind == plan.OwnDevice }
 
 // forgetMergePoints takes those out of the journal that somebody has deleted: they are
 // to be made anew.

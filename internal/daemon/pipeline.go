@@ -400,7 +400,7 @@ func (p *pipeline) follow(snap node.Snapshot) error {
 		here[target(pod.Peer)] = true
 	}
 	return errors.Join(err, p.locked.Forget(func(e apply.Entry) bool {
-		return mine(e) && !ownDevice(e) && !here[e.Target] && p.gone(e.Target)
+		return ofPipeline(e) && !ownDevice(e) && !here[e.Target] && p.gone(e.Target)
 	}))
 }
 
@@ -410,13 +410,13 @@ func present(snap node.Snapshot, key node.DevKey) bool {
 		slices.ContainsFunc(snap.Pods, func(p node.Pod) bool { return p.Peer.Key() == key })
 }
 
-// mine tells what the pipeline has changed.
-func mine(e apply.Entry) bool { return e.By == plan.ByPipeline }
+// ofPipeline tells what the pipeline has changed.
+func ofPipeline(e apply.Entry) bool { return e.By == plan.ByPipeline }
 
 // steers tells whether the device has a mask of ours.
 func (p *pipeline) steers(key node.DevKey) bool {
 	return slices.ContainsFunc(p.locked.Entries(), func(e apply.Entry) bool {
-		return mine(e) && e.Target.NetnsCookie == key.NetnsCookie && e.Target.Ifindex == key.Ifindex
+		return ofPipeline(e) && e.Target.NetnsCookie == key.NetnsCookie && e.Target.Ifindex == key.Ifindex
 	})
 }
 
@@ -530,10 +530,7 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 	}
 	// Nothing is sent to a device that goes.
 	err = errors.Join(err, p.dp.SetMergeDevice(0))
-	err = errors.Join(err, p.forgetEnding(mine))
-	at := newSpaces(p.scanner)
-	rep, restoreErr := p.locked.RestoreIf(at, mine)
-	restoreErr = errors.Join(restoreErr, at.Close())
+	rep, restoreErr := p.restore(ofPipeline)
 	err = errors.Join(err, restoreErr)
 	if ctx.Err() == nil {
 		// A hash that was set to stay must not meet a mask that is gone, nor

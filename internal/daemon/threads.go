@@ -193,9 +193,5 @@ func (d *Daemon) owned(by plan.Owner) map[plan.Setting]plan.Owned {
 
 // restore takes back what a mechanism has changed; which: of that, nil: all.
 func (d *Daemon) restore(by plan.Owner, which func(plan.Setting) bool) (apply.Report, error) {
-	mine := func(e apply.Entry) bool { return e.By == by && (which == nil || which(e.Setting)) }
-	forgotten := d.pipe.forgetEnding(mine)
-	at := newSpaces(d.scanner)
-	rep, err := d.locked.RestoreIf(at, mine)
-	return rep, errors.Join(forgotten, err, at.Close())
+	return d.pipe.restore(func(e apply.Entry) bool { return e.By == by && (which == nil || which(e.Setting)) })
 }

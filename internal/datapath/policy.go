@@ -186,13 +186,16 @@ type UnderlayDevice struct {
 // new ones come in before old ones go.
 const maxDevices = 4 * int(stagesOlLimitOL_MAX_TUNNELS)
 
+// anyVNI is that of tunnels that take all: OL_VNI_ANY.
+const anyVNI = ^uint32(0)
+
 // describe names a tunnel by what its packets carry.
 func describe(t stagesOlTunnel) string {
 	kind, vni := "vxlan", fmt.Sprintf("VNI %d", t.Vni)
 	if TunnelKind(t.Kind) == Geneve {
 		kind = "geneve"
 	}
-	if t.Vni == ^uint32(0) {
+	if t.Vni == anyVNI {
 		vni = "any VNI"
 	}
 	return fmt.Sprintf("%s port %d, %s", kind, t.Port, vni)
@@ -228,7 +231,7 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []UnderlayDevice) e
 	for _, dev := range devs {
 		t := stagesOlTunnel{Vni: dev.VNI, Port: dev.Port, Kind: uint8(dev.Kind), Outer: uint8(dev.Outer)}
 		if dev.AnyVNI {
-			t.Vni = ^uint32(0)
+			t.Vni = anyVNI
 		}
 		if dev.NoGRO {
 			t.NoGro = 1

@@ -15,7 +15,7 @@ func TestTunnelsThatAreLeftAloneAreNamed(t *testing.T) {
 	}
 	some := []string{
 		describe(stagesOlTunnel{Kind: uint8(VXLAN), Port: 4789, Vni: 7}),
-		describe(stagesOlTunnel{Kind: uint8(Geneve), Port: 6081, Vni: ^uint32(0)}),
+		describe(stagesOlTunnel{Kind: uint8(Geneve), Port: 6081, Vni: anyVNI}),
 	}
 	err := tooManyTunnels(some)
 	for _, want := range []string{"at most 16", "vxlan port 4789, VNI 7; geneve port 6081, any VNI"} {

@@ -461,5 +461,3 @@ func TestBranchesStayWhereTheyAre(t *testing.T) {
 		})
 	}
 }
-
-func avg(list []float64) float64 { return sum(list) / float64(len(list)) }

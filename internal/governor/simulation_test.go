@@ -114,6 +114,8 @@ func sum(list []float64) (all float64) {
 	return all
 }
 
+func avg(list []float64) float64 { return sum(list) / float64(len(list)) }
+
 // oracle tries all numbers of lanes on the cores that tasks leave free, for the cores that are full.
 func (s *sim) oracle() float64 {
 	load, got := s.run(Layout{}, nil, nil)
@@ -389,7 +391,7 @@ func TestLanesStayWhereTheyAre(t *testing.T) {
 				gain = append(gain, all/without)
 			}
 			t.Logf("%d cores, %d queues, %.0f s, %d: placed %d times on %d nodes, %d changes; of the plain overlay: mean %.3f, worst %.3f",
-				c.cores, c.queues, c.period, c.moves, placed, len(gain), moved, sum(gain)/float64(len(gain)), slices.Min(gain))
+				c.cores, c.queues, c.period, c.moves, placed, len(gain), moved, avg(gain), slices.Min(gain))
 		})
 	}
 }
