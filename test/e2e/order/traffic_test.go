@@ -202,14 +202,17 @@ func (tr *stream) judge(t *testing.T, own account) {
 	}
 }
 
-// stop ends what sends, and returns how many frames were sent.
+// stop ends what sends, and returns how many frames were sent in all.
 func (tr *stream) stop() (sent uint64, err error) {
 	for _, l := range tr.lives {
 		s, serr := l.Stop()
-		sent, err = sent+s.Frames, errors.Join(err, serr)
+		err = errors.Join(err, serr)
 		tr.row.Queues = append(tr.row.Queues, s.Frames)
 	}
 	tr.lives = nil
+	for _, n := range tr.row.Queues {
+		sent += n
+	}
 	return sent, err
 }
 
