@@ -562,7 +562,8 @@ int BPF_PROG(ol_prio_polled, struct napi_struct *napi, int work, int budget)
 	struct softnet_data *sd;
 	__u64 now;
 
-	if (!p || !cpu)
+	/* Netpoll's have none, and end nothing. */
+	if (!p || !cpu || !budget)
 		return 0;
 	if (ol_device_of(napi) != OL_MAX_TUNNELS) {
 		if (!cpu->softnet && (sd = ol_backlog_of(napi, this_cpu)))

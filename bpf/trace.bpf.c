@@ -97,7 +97,8 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 	struct softnet_data *sd;
 	int tunnel, stage, full = work >= budget;
 
-	if (!cpu)
+	/* Netpoll polls without a budget, in the middle of another poll: nothing ends there. */
+	if (!cpu || !budget)
 		return 0;
 	/* Times of one core are compared without slack: they must not step back. */
 	if ((__s64)(now - cpu->now) <= 0)

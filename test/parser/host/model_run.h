@@ -112,6 +112,7 @@ static void run_setting(void)
 	for (i = 0; i < nr_cores; i++)
 		the_cpus[i].lane[OL_CLASS_BULK] = (__u64)make_ring(&cores[i]);
 	opt.foreign = one_in(3) ? 0 : 10;
+	opt.netpoll = one_in(3) ? 50 : 0;
 	chance.yield = 1 + below(12);
 	chance.stall = one_in(3) ? 1000 : 50000;
 	whim_every = one_in(2) ? 200000 : 2000000;
