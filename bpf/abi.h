@@ -364,8 +364,10 @@ struct ol_cost {
 #define OL_HOLDING 8
 
 struct ol_holding {
-	__u64 napi[OL_HOLDING]; /* their addresses, or 0 */
-	__u64 more;		/* ns, when one was last seen for which there was no place */
+	__u64 napi[OL_HOLDING];	  /* their addresses, or 0 */
+	__u64 seen[OL_HOLDING];	  /* ns, when they were polled last ... */
+	__u32 others[OL_HOLDING]; /* ... and polls of NICs since */
+	__u64 more;		  /* ns, when one was last seen for which there was no place */
 };
 
 /* Per core, written by that core alone. */

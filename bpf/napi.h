@@ -16,8 +16,12 @@ static __always_inline int ol_gro_holds(struct napi_struct *napi)
 	return BPF_CORE_READ(napi, gro_bitmask) != 0;
 }
 
-/* A NAPI for which there was no place is done with what it held when it was not seen for so long. */
+/*
+ * A NAPI is done with what it held, or gone, when it was not seen for so long, and as many others were:
+ * what this core did not poll in all that time it may still hold. One for which there was no place is by the time alone.
+ */
 #define OL_HOLDING_NS 200000000
+#define OL_HOLDING_POLLS 256
 
 /*
  * A poll of a NIC ended. Does GRO hold packets of any NIC of this core? A full poll may leave some
@@ -31,11 +35,16 @@ static __always_inline int ol_nic_holds(struct ol_holding *h, struct napi_struct
 	for (i = 0; i < OL_HOLDING; i++) {
 		struct napi_struct *n = (void *)h->napi[i];
 
-		if (n && (n == polled || !ol_gro_holds(n)))
+		/* The memory of one that is gone may be another's. */
+		if (n && (n == polled ||
+			  (++h->others[i] > OL_HOLDING_POLLS && now - h->seen[i] > OL_HOLDING_NS) ||
+			  !ol_gro_holds(n)))
 			n = NULL;
 		if (!n && new) {
 			n = polled;
 			new = 0;
+			h->seen[i] = now;
+			h->others[i] = 0;
 		}
 		h->napi[i] = (__u64)n;
 		any |= n != NULL;

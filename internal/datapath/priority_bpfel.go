@@ -73,9 +73,11 @@ type priorityOlCpu struct {
 	}
 	Lane    [2]uint64
 	Holding struct {
-		_    structs.HostLayout
-		Napi [8]uint64
-		More uint64
+		_      structs.HostLayout
+		Napi   [8]uint64
+		Seen   [8]uint64
+		Others [8]uint32
+		More   uint64
 	}
 	LaneTime   uint64
 	LaneHead   uint32
@@ -97,7 +99,7 @@ type priorityOlCpu struct {
 	Queued       uint64
 	Awaits       uint64
 	AwaitedUntil uint64
-	_            [48]byte
+	_            [16]byte
 }
 
 type priorityOlCuts struct {
@@ -383,9 +385,11 @@ type priorityOlPort struct {
 type priorityOlPrio struct {
 	_       structs.HostLayout
 	Holding struct {
-		_    structs.HostLayout
-		Napi [8]uint64
-		More uint64
+		_      structs.HostLayout
+		Napi   [8]uint64
+		Seen   [8]uint64
+		Others [8]uint32
+		More   uint64
 	}
 	Charged uint64
 	Budget  int64
@@ -430,7 +434,6 @@ type priorityOlPrio struct {
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
-	_        [32]byte
 }
 
 type priorityOlRecent struct {

@@ -99,9 +99,11 @@ type stagesOlCpu struct {
 	}
 	Lane    [2]uint64
 	Holding struct {
-		_    structs.HostLayout
-		Napi [8]uint64
-		More uint64
+		_      structs.HostLayout
+		Napi   [8]uint64
+		Seen   [8]uint64
+		Others [8]uint32
+		More   uint64
 	}
 	LaneTime   uint64
 	LaneHead   uint32
@@ -123,7 +125,7 @@ type stagesOlCpu struct {
 	Queued       uint64
 	Awaits       uint64
 	AwaitedUntil uint64
-	_            [48]byte
+	_            [16]byte
 }
 
 type stagesOlCuts struct {
@@ -291,9 +293,11 @@ type stagesOlPort struct {
 type stagesOlPrio struct {
 	_       structs.HostLayout
 	Holding struct {
-		_    structs.HostLayout
-		Napi [8]uint64
-		More uint64
+		_      structs.HostLayout
+		Napi   [8]uint64
+		Seen   [8]uint64
+		Others [8]uint32
+		More   uint64
 	}
 	Charged uint64
 	Budget  int64
@@ -338,7 +342,6 @@ type stagesOlPrio struct {
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
-	_        [32]byte
 }
 
 type stagesOlReason uint32

@@ -65,9 +65,11 @@ type traceOlCpu struct {
 	}
 	Lane    [2]uint64
 	Holding struct {
-		_    structs.HostLayout
-		Napi [8]uint64
-		More uint64
+		_      structs.HostLayout
+		Napi   [8]uint64
+		Seen   [8]uint64
+		Others [8]uint32
+		More   uint64
 	}
 	LaneTime   uint64
 	LaneHead   uint32
@@ -89,7 +91,7 @@ type traceOlCpu struct {
 	Queued       uint64
 	Awaits       uint64
 	AwaitedUntil uint64
-	_            [48]byte
+	_            [16]byte
 }
 
 type traceOlCuts struct {
@@ -228,9 +230,11 @@ type traceOlPort struct {
 type traceOlPrio struct {
 	_       structs.HostLayout
 	Holding struct {
-		_    structs.HostLayout
-		Napi [8]uint64
-		More uint64
+		_      structs.HostLayout
+		Napi   [8]uint64
+		Seen   [8]uint64
+		Others [8]uint32
+		More   uint64
 	}
 	Charged uint64
 	Budget  int64
@@ -275,7 +279,6 @@ type traceOlPrio struct {
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
-	_        [32]byte
 }
 
 type traceOlRecent struct {

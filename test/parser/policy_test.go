@@ -71,6 +71,15 @@ func TestGROOfEveryNICOfACoreIsLookedAt(t *testing.T) {
 	}
 }
 
+// A NAPI that is gone tells of nothing.
+func TestAFreedNAPIHoldsNoFlowOnTheStockPath(t *testing.T) {
+	_, seed := seeded(t)
+	bin := compileModel(t, sanitizers)
+	for i := range uint64(modelSeeds / 4) {
+		run(t, bin, fmt.Sprint(seed+i), modelPackets, "freed")
+	}
+}
+
 // In bounded time, however much comes: what a full lane would drop anyway is dropped for that.
 func TestFlowsLeaveALaneThatIsFull(t *testing.T) {
 	_, seed := seeded(t)

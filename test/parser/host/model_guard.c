@@ -18,6 +18,7 @@
  *   share     two flows to a slot, also on two cores
  *   tcx, xdp  without or with the nic stage, instead of by chance
  *   flood     a lane is offered more than it handles, and flows are to get to theirs and home
+ *   freed     on each core a NIC's NAPI went that held packets
  *   busy      a lane is never empty, and never full: no packet is dropped for a change of lane
  */
 /* The loader would set it. */

@@ -204,6 +204,31 @@ static void one_slow_lane(void)
 	cores[1].slow = 5000;
 }
 
+/*
+ * A NAPI that held packets is freed, and its memory says that it holds some for ever. Flows leave the
+ * stock path all the same.
+ */
+static void check_freed(void)
+{
+	static struct napi_struct freed = {.dev = &underlay, .gro_bitmask = 1};
+	int i;
+
+	opt.xdp = 1;
+	for (i = 0; i < nr_cores; i++) {
+		the_cpus[i].holding.napi[0] = (__u64)&freed;
+		the_cpus[i].holding.seen[0] = now_ns;
+	}
+	for (i = 0; i < nr_flows; i++)
+		flows[i].held = 0;
+	active = ~0u;
+	for (i = 0; i < 3; i++) {
+		to_send = 20000;
+		run_cores(gone);
+		pause_for(250000000);
+	}
+	check_wishes(OL_STAGE_NIC);
+}
+
 static __u64 deadline;
 
 /* Are all flows where the policy wants them, or is it too late? */
@@ -342,6 +367,8 @@ int main(int argc, char **argv)
 			instead = check_flood;
 		else if (!strcmp(argv[i], "busy"))
 			instead = check_busy;
+		else if (!strcmp(argv[i], "freed"))
+			instead = check_freed;
 		else
 			FAIL("unknown option %s", argv[i]);
 	}
