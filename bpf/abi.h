@@ -157,6 +157,7 @@ enum ol_counter {
 	OL_CNT_EXPRESS_LEFT, /* times that a flow left that way before it was seen to be empty */
 	OL_CNT_UNREAD,	     /* datagrams for which a UDP socket had no room, while it is counted */
 	OL_CNT_REFUSED, /* packets dropped for their flow to leave a full lane, as on the wire */
+	OL_CNT_MERGED_LOST, /* packets dropped behind a merge point: where to is not known any more */
 	OL_NR_COUNTERS,
 };
 

@@ -235,8 +235,10 @@ int ol_merged_in(struct __sk_buff *skb)
 	__u32 at = skb->tc_index & ~OL_CARRIER_MERGED;
 	struct ol_merging *g = bpf_map_lookup_elem(&ol_mergings, &at);
 
-	if (!(skb->tc_index & OL_CARRIER_MERGED) || !g || !g->ifindex)
+	if (!(skb->tc_index & OL_CARRIER_MERGED) || !g || !g->ifindex) {
+		ol_count(OL_CNT_MERGED_LOST, skb->gso_segs ? skb->gso_segs : 1);
 		return TCX_DROP;
+	}
 	skb->tc_index = 0;
 	OL_WRITE(g->left, g->left + 1);
 	return bpf_redirect_peer(g->ifindex, 0);

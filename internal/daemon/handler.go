@@ -137,7 +137,7 @@ func (d *Daemon) fill(st *control.Status) error {
 		return err
 	}
 	n.MergePassed, n.MergeLate, n.MergeHeld, n.MergeGaps, n.MergeExpired = m.Passed, m.Late, m.Held, m.Gaps, m.Expired
-	n.MergeUnwatched, n.MergeRefused, n.MergeDropped, n.MergeWaiting, n.MergeNoRoom = m.Unwatched, m.Refused, m.Dropped, uint64(m.Waiting), c.NoRoom
+	n.MergeUnwatched, n.MergeRefused, n.MergeDropped, n.MergeWaiting, n.MergeNoRoom = m.Unwatched, m.Refused, m.Dropped+c.MergedLost, uint64(m.Waiting), c.NoRoom
 	g, err := d.aggregated()
 	if err != nil {
 		return err

@@ -48,6 +48,7 @@ type Counters struct {
 	ExpressLeft uint64 // times that a flow left that way before it was seen to be empty
 	Unread      uint64 // datagrams for which a UDP socket had no room, while CountUnread
 	Refused     uint64 // packets dropped for their flow to leave a full lane
+	MergedLost  uint64 // packets dropped behind a merge point: where to was not known any more
 
 	// Stock counts packets that took the stock path, by reason.
 	Stock map[string]uint64
@@ -77,6 +78,7 @@ func (d *Datapath) Counters() (Counters, error) {
 		stagesOlCounterOL_CNT_EXPRESS_LEFT: &c.ExpressLeft,
 		stagesOlCounterOL_CNT_UNREAD:       &c.Unread,
 		stagesOlCounterOL_CNT_REFUSED:      &c.Refused,
+		stagesOlCounterOL_CNT_MERGED_LOST:  &c.MergedLost,
 	}
 	for key, field := range fields {
 		n, err := sum(d.stages.OlCounters, uint32(key))

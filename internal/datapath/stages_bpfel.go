@@ -77,7 +77,8 @@ const (
 	stagesOlCounterOL_CNT_EXPRESS_LEFT stagesOlCounter = 17
 	stagesOlCounterOL_CNT_UNREAD       stagesOlCounter = 18
 	stagesOlCounterOL_CNT_REFUSED      stagesOlCounter = 19
-	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 20
+	stagesOlCounterOL_CNT_MERGED_LOST  stagesOlCounter = 20
+	stagesOlCounterOL_NR_COUNTERS      stagesOlCounter = 21
 )
 
 type stagesOlCpu struct {
