@@ -78,6 +78,9 @@ func TestRunsAsAContainer(t *testing.T) {
 	e.must(t, "DELETE", "/containers/"+id)
 
 	id = run()
+	if late := l.to.counters().Late; late > 0 {
+		t.Errorf("%d datagrams came late before the daemon was killed", late)
+	}
 	e.must(t, "POST", "/containers/"+id+"/kill")
 	e.wait(t, id)
 	e.must(t, "DELETE", "/containers/"+id)
@@ -86,7 +89,9 @@ func TestRunsAsAContainer(t *testing.T) {
 	}
 	off()
 	restored("off")
-	l.stop(0)
+	// A container's guardian is killed with its daemon, and the programs are gone at once: what waits in lanes
+	// may be overtaken then (KNOWN_ISSUES.md). A lane's share of a flow is less than a ring of the NIC and a poll.
+	l.stop(256 + 64)
 }
 
 // buildImage builds the image of deploy/Dockerfile.
