@@ -513,7 +513,7 @@ static __always_inline int ol_lane_leaves(const struct ol_hop *h, __u32 lane)
 /*
  * A flow that is to leave its lane, and has not been seen to have left it for so long, in which
  * the lane has dropped packets, sends no more to it until it has: else it would stay for as long
- * as the lane is full. Where the lane is only busy, the sending core stands still (ol_slot_drained).
+ * as the lane is full. Where the lane is only busy, the sending core stands still (ol_slot_left).
  */
 #define OL_HELD_MOST_US 10000
 /* A lane that does not show its end for so long has the flow back, and keeps it for a while. */

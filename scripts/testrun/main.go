@@ -28,7 +28,7 @@ import (
 func main() {
 	ci := os.Getenv("CI") != ""
 	strict := flag.Bool("strict", ci, "fail on more skips than scripts/max-skips, and on anything left on the machine (default: with CI set)")
-	limit := flag.Duration("limit", time.Hour, "end the run after this time, as failed")
+	limit := flag.Duration("limit", 80*time.Minute, "end the run after this time, as failed")
 	run := flag.String("run", "", "only Go tests that match this expression, and no checks")
 	flag.Usage = func() {
 		fmt.Fprintln(os.Stderr, "usage: testrun [flags] [packages]   (default: checks, then ./...)")
