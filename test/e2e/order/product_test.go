@@ -44,22 +44,22 @@ type mechanism struct {
 	name, config string
 }
 
-// What is not under test is off: it would have its own trial while the other is switched off, and priority
-// may reorder once when a NIC comes to be polled by a thread (KNOWN_ISSUES.md).
+// What is not under test is off, or it may have a trial of its own while what is under test is switched off.
+// Priority may reorder packets once when a NIC comes to be polled by a thread (KNOWN_ISSUES.md).
 const (
-	unsplit = "microflows: {mode: off}\n"
-	noWays  = "express: off\n"
+	unsplit   = "microflows: {mode: off}\n"
+	noExpress = "express: off\n"
 )
 
 var mechanisms = map[means]mechanism{
-	tc:        {"pipeline", unsplit + noWays + "pipeline: %s\ntier: tc\n"},
-	xdp:       {"pipeline", unsplit + noWays + "pipeline: %s\ntier: xdp\n"},
+	tc:        {"pipeline", unsplit + noExpress + "pipeline: %s\ntier: tc\n"},
+	xdp:       {"pipeline", unsplit + noExpress + "pipeline: %s\ntier: xdp\n"},
 	expressed: {"express", "pipeline: off\n" + unsplit + "express: %s\n"},
 	// Cut on the NIC, or behind its stage, into so many branches.
-	"cut2":    {"microflows", noWays + "pipeline: off\nmicroflows: {mode: %s, elephant: 1Mbit, cores: 2}\n"},
-	"cut4":    {"microflows", noWays + "pipeline: off\nmicroflows: {mode: %s, elephant: 1Mbit, cores: 4}\n"},
-	"behind2": {"microflows", noWays + "pipeline: off\ntier: tc\nmicroflows: {mode: %s, elephant: 1Mbit, cores: 2}\n"},
-	unordered: {"microflows", noWays + "pipeline: off\nmicroflows: {mode: %s, elephant: 1Mbit, cores: 2, udp-order: none}\n"},
+	"cut2":    {"microflows", noExpress + "pipeline: off\nmicroflows: {mode: %s, elephant: 1Mbit, cores: 2}\n"},
+	"cut4":    {"microflows", noExpress + "pipeline: off\nmicroflows: {mode: %s, elephant: 1Mbit, cores: 4}\n"},
+	"behind2": {"microflows", noExpress + "pipeline: off\ntier: tc\nmicroflows: {mode: %s, elephant: 1Mbit, cores: 2}\n"},
+	unordered: {"microflows", noExpress + "pipeline: off\nmicroflows: {mode: %s, elephant: 1Mbit, cores: 2, udp-order: none}\n"},
 }
 
 // of is the mechanism in a status.
