@@ -90,8 +90,7 @@ func TestRunsAsAContainer(t *testing.T) {
 	off()
 	restored("off")
 	// A container's guardian is killed with its daemon, and the programs are gone at once: what waits in lanes
-	// may be overtaken then (KNOWN_ISSUES.md). 15 were seen once; a lane with more than a ring of the NIC and a poll
-	// in it would not keep up with this load.
+	// may be overtaken then (KNOWN_ISSUES.md). The bound is a ring of the NIC and a poll.
 	l.stop(256 + 64)
 }
 
