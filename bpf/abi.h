@@ -212,7 +212,6 @@ struct ol_policy {
 	__u64 beat;	  /* ns, the daemon's last sign of life; 0: none is asked for */
 	struct ol_tunnel tunnel[OL_MAX_TUNNELS];
 	__u32 rebalance_queue; /* packets in a lane's queue that make its flows look for another */
-	__u32 settle_us;       /* a slot that changed core or lane stays at least so long */
 	__u32 rules_table;     /* which table of rules is in force: 0 or 1 */
 	__u32 latency_window_us; /* latency traffic is about for so long after a packet of it */
 	__u32 bulk_room;	 /* frames that a core's bulk lane holds */
@@ -254,18 +253,18 @@ struct ol_cell_key {
 struct ol_slot {
 	__u32 seq;
 	__u8 lane;
-	__u8 settling; /* came from prev_cpu, whose last packets may still be on their way */
-	__u16 prev_cpu;
-	__u32 prev_seq;
+	__u8 used;   /* it has sent something from this core */
+	__u16 at;    /* ms, when it did last; the last bits */
+	__u32 turn;  /* the slot's last one that this core has seen */
 	__u16 port;  /* of the pod that it goes straight to */
 	__u8 due;    /* the stack is to see who sends */
 	__u8 epoch;  /* of the policy when it began to */
 	__u64 since; /* ns, when the slot took this lane or came to this core; of one that is refused
-			when what it sent before was handed on, if that is known yet */
+			by when all that it sent before was handed on, if that is known yet */
 	__u32 held; /* us, since when it is to leave its lane, or its packets are refused; 0: neither */
 	__u16 lost;   /* last bits of what the lane had dropped by then */
 	__u8 refuses; /* its packets are refused, until it has left its lane */
-	__u8 pad;
+	__u8 shared;  /* what other cores sent of it may still be on its way */
 };
 
 /* Everything that passed the hook before poll `seq` was in its lane at `time`. */
@@ -371,7 +370,7 @@ struct ol_holding {
 	__u64 more;		  /* ns, when one was last seen for which there was no place */
 };
 
-/* Per core, written by that core alone. */
+/* Per core, written by that core alone where nothing else is said. */
 struct ol_cpu {
 	__u64 now;     /* ns, end of the last poll */
 	__u32 seq;     /* polls finished */
@@ -382,7 +381,8 @@ struct ol_cpu {
 	__u64 softnet; /* address of this core's softnet_data, once its backlog was polled */
 	struct ol_marks polls;
 	struct ol_progress backlog;
-	__u64 lane[OL_NR_CLASSES]; /* addresses of this core's entries of the cpumaps, or 0 */
+	__u64 lane
+		[OL_NR_CLASSES]; /* addresses of this core's entries of the cpumaps, or 0; by the daemon */
 	struct ol_holding holding;
 	__u64 lane_time;   /* ns, when this core's cpumap thread last took frames */
 	__u32 lane_head;   /* how far in its ring it had come then */
@@ -391,7 +391,7 @@ struct ol_cpu {
 	__u32 backlog_seq; /* ... which was this one */
 	__u32 lane_seq;	   /* polls finished when its cpumap thread last took frames */
 	__u32 lane_lost;   /* frames that its ring had no room for; written by those that fill it */
-	__u32 lane_pid[OL_NR_CLASSES]; /* the threads of its lanes, or 0 */
+	__u32 lane_pid[OL_NR_CLASSES]; /* the threads of its lanes, or 0; by the daemon */
 	struct ol_cost cost[OL_NR_STAGES];
 	__u64 packets
 		[OL_NR_STAGES]; /* in all polls; nic: as the driver counts, tunnel, pod: after GRO */
@@ -399,8 +399,7 @@ struct ol_cpu {
 	__u64 stretch; /* ns, end of the first of the NIC's polls that followed directly on each other */
 	__u64 waited; /* ns, for each frame of such polls: how long it waited in the NIC, at most */
 	__u64 queued; /* ns, for each packet that a poll of the backlog left there: until the next poll */
-	__u64 awaits;	     /* ns, when this core last stood still for another one's queue */
-	__u64 awaited_until; /* ns, until when others do for this one's; written by them */
+	__u64 awaited_until; /* ns, until when others stand still for its queue; written by them */
 } __attribute__((aligned(64)));
 
 /* A core on its way offline; told by whichever core takes it there. */

@@ -133,13 +133,13 @@ __noinline int ol_branch_left(__u32 branch, __u32 tunnel, __u32 seq)
 		return 0;
 	}
 	if (core != this_cpu && ol_backlog(core, &head, &tail) && head != tail &&
-	    !ol_backlog_awaited(core, bpf_ktime_get_ns(), 1))
+	    !ol_backlog_awaited(core, bpf_ktime_get_ns()))
 		return 0;
 	if (!policy->split_second || lane >= OL_MAX_LANES)
 		return 1;
 	core = policy->stage[OL_STAGE_TUNNEL].cpu[ol_lane_index(lane)];
 	return !ol_backlog(core, &head, &tail) || head == tail ||
-	       ol_backlog_awaited(core, bpf_ktime_get_ns(), 1);
+	       ol_backlog_awaited(core, bpf_ktime_get_ns());
 }
 
 /* Which of its branches hold frames of a flow no more? */
@@ -275,7 +275,7 @@ static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_poli
 	/* Not the time of the last poll: this core may have stood still for a branch since. */
 	handed = bpf_ktime_get_ns();
 	return core == bpf_get_smp_processor_id() || ol_backlog_drained(core, handed) ||
-	       ol_backlog_awaited(core, handed, (__s64)(now - e->joined) > OL_HELD_MOST_US * 1000);
+	       ol_backlog_awaited(core, handed);
 }
 
 /* The first frame of a flow in a poll: split it, or have it join? */

@@ -29,8 +29,6 @@
 #define OL_IPPROTO_FRAGMENT 44
 
 #define OL_ETH_HLEN 14
-#define OL_VXLAN_HLEN 8
-#define OL_GENEVE_HLEN 8
 #define OL_MAX_LEN 0xffff /* for a length that cannot be told */
 
 /* A frame being read. total: its whole length, or 0 where data is but the head of it. */

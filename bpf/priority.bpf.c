@@ -425,7 +425,7 @@ __noinline int ol_prio_straight(struct xdp_md *ctx, const struct ol_frame *f, st
 	if ((leave && s->lane != OL_LANE_EXPRESS) ||
 	    ol_express_steer(ctx, policy, &h, f, leave, &lane, &r) != XDP_REDIRECT) {
 		if (leave) {
-			ol_express_leave(s, cpu->now);
+			ol_express_leave(s, h.slot, cpu->now);
 			ol_express_forget(h.slot);
 		}
 		return XDP_PASS;

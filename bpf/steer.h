@@ -194,38 +194,35 @@ __noinline int ol_pass_drained(__u32 this_cpu, __u32 tunnel, __u32 seq)
 	return handed && ol_backlog_drained(this_cpu, handed);
 }
 
-/* Has a core's backlog handled what the core's own hook left there up to poll seq? */
-static __always_inline int ol_left_backlog(__u32 cpu, __u32 seq)
-{
-	__u64 handed = ol_handed_on_by(cpu, OL_NO_CELL, seq);
-
-	return handed && ol_backlog_drained(cpu, handed);
-}
-
 /*
  * A core that sends all the time finds the queue that it fills busy with what it sent just
- * before, whenever it looks. So cores whose flows are to leave a queue stand still for a moment,
- * at most so long: the first begins, once in so many ns; others join it, once in a quarter of that.
+ * before, whenever it looks. So cores whose flows are to leave a queue stand still for a moment: all
+ * at the same time by the clock, in which queues become empty, and for a twentieth of the time at most.
  */
 #define OL_AWAIT_NS 1000000
-#define OL_AWAIT_PAUSE_NS 20000000
+#define OL_AWAIT_EVERY_NS 20000000
 #define OL_AWAIT_STEPS 65536
 
-/* Until when may this core stand still for another one's queue? 0: not at all. begin: or only with others. */
-static __always_inline __u64 ol_await_until(struct ol_cpu *me, struct ol_cpu *to, int begin)
+/* Until when may this core stand still for another one's queue? 0: not at all. */
+static __always_inline __u64 ol_await_until(struct ol_cpu *me, struct ol_cpu *to)
 {
-	__u64 now = bpf_ktime_get_ns(), until;
+	__u64 now = bpf_ktime_get_ns(), begun = now % OL_AWAIT_EVERY_NS, until;
 
-	if (!me || !to || me == to)
+	/* A core for which others stand still has to go on: it may be this one that it waits for. */
+	if (!me || !to || me == to || begun >= OL_AWAIT_NS || OL_READ(me->awaited_until) > now)
 		return 0;
-	until = OL_READ(to->awaited_until);
-	if ((__s64)(until - now) > 0)
-		return now - me->awaits < OL_AWAIT_PAUSE_NS / 4 ? 0 : until;
-	if (!begin || now - me->awaits < OL_AWAIT_PAUSE_NS || now - until < OL_AWAIT_PAUSE_NS)
-		return 0;
-	until = now + OL_AWAIT_NS;
+	until = now - begun + OL_AWAIT_NS;
 	OL_WRITE(to->awaited_until, until);
 	return until;
+}
+
+/* Does this core go on? */
+static __always_inline int ol_await_over(__u64 until)
+{
+	struct ol_cpu *me = ol_get_cpu(bpf_get_smp_processor_id());
+	__u64 now = bpf_ktime_get_ns();
+
+	return now > until || !me || OL_READ(me->awaited_until) > now;
 }
 
 struct ol_await {
@@ -238,41 +235,79 @@ struct ol_await {
 static long ol_await_backlog(__u64 i, struct ol_await *a)
 {
 	a->done = ol_backlog_drained(a->core, a->handed);
-	return a->done || (__s64)(bpf_ktime_get_ns() - a->until) > 0;
+	return a->done || ol_await_over(a->until);
 }
 
 /* As ol_backlog_drained(), after a moment if need be. */
-__noinline int ol_backlog_awaited(__u32 core, __u64 handed, int begin)
+__noinline int ol_backlog_awaited(__u32 core, __u64 handed)
 {
-	struct ol_cpu *me = ol_get_cpu(bpf_get_smp_processor_id());
 	struct ol_await a = {.core = core, .handed = handed};
 
-	a.until = ol_await_until(me, ol_get_cpu(core), begin);
+	a.until = ol_await_until(ol_get_cpu(bpf_get_smp_processor_id()), ol_get_cpu(core));
 	if (!a.until)
 		return 0;
 	bpf_loop(OL_AWAIT_STEPS, ol_await_backlog, &a, 0);
-	me->awaits = bpf_ktime_get_ns();
 	return a.done;
+}
+
+/* What a slot's turns count in, above its lane. */
+#define OL_TURN 0x100
+
+static __always_inline __u32 ol_turn_lane(__u64 turn)
+{
+	return (turn - 1) & 0xff;
+}
+
+static __always_inline __u64 ol_next_turn(__u64 turn, __u32 lane)
+{
+	return (turn & -OL_TURN) + OL_TURN + ((lane + 1) & 0xff);
+}
+
+/*
+ * What another core sent of a slot so long ago, and cannot tell of any more, is no concern. By its
+ * clock it may have sent it only just after now.
+ */
+static __always_inline int ol_sent_long_ago(const struct ol_slot *s, __u32 core)
+{
+	__u16 now = bpf_ktime_get_coarse_ns() / 1000000, slack = 1000;
+
+	return core != bpf_get_smp_processor_id() &&
+	       (__u16)(now - OL_READ(s->at) + slack) > OL_LANE_DONE_NS / 1000000 + slack;
+}
+
+struct ol_pods {
+	__u32 slot;
+	__u32 left; /* cores whose backlogs have */
+};
+
+static long ol_pod_left_core(__u64 core, struct ol_pods *p)
+{
+	struct ol_slot *s = ol_get_slot(core, OL_STAGE_POD, p->slot);
+	__u64 handed;
+
+	if (s && OL_READ(s->used)) {
+		handed = ol_handed_on_by(core, OL_NO_CELL, OL_READ(s->seq));
+		if (handed ? !ol_backlog_drained(core, handed) : !ol_sent_long_ago(s, core))
+			return 1;
+	}
+	p->left++;
+	return 0;
 }
 
 /*
  * A pod hop without a lane waits in the backlog of the core that runs the hook.
- * When an earlier stage moves the hook to another core, so does that queue: has
- * it handled what the slot left there?
+ * When an earlier stage moves the hook to another core, so does that queue: have
+ * they handled what the slot left there?
  */
 __noinline int ol_pod_left(__u32 slot)
 {
-	struct ol_owner *o = bpf_map_lookup_elem(&ol_owners, &slot);
-	struct ol_slot *s;
-	__u32 owner;
+	__u64 *turn = ol_get_turn(OL_STAGE_POD, slot);
+	struct ol_pods p = {.slot = slot};
 
-	if (!o || !o->cpu[OL_STAGE_POD])
+	if (!turn || ol_turn_lane(OL_READ(*turn)) != OL_LANE_LOCAL)
 		return 1;
-	owner = o->cpu[OL_STAGE_POD] - 1;
-	s = ol_get_slot(owner, OL_STAGE_POD, slot);
-	if (!s || s->lane < OL_MAX_LANES)
-		return 1;
-	return ol_left_backlog(owner, s->seq);
+	bpf_loop(ol_nr_cpus, ol_pod_left_core, &p, 0);
+	return p.left >= ol_nr_cpus;
 }
 
 /* Has everything been handled that was handed to a pod straight from the NIC by `handed`? */
@@ -333,59 +368,133 @@ static __always_inline __u32 ol_queue_core(const struct ol_hop *h, __u32 lane)
 }
 
 /*
- * The order guard: has everything that the slot sent before left its lane, so that it may
- * go on another one?
+ * What becomes of a slot, whose first packet in a poll this is. Not on the stack, which has no room
+ * for it.
  */
-static __always_inline int ol_slot_drained(const struct ol_hop *h, struct ol_slot *s, __u32 to)
+struct ol_change {
+	__u64 seen;   /* the slot's turn */
+	__u64 handed; /* ns, when all that it sent was handed on; 0: as the marks tell */
+	__u64 until;  /* ns, until when this core stands still for it; 0: it does not */
+	__u32 stage;
+	__u32 slot;
+	__u32 tunnel; /* as in a hop */
+	__u32 lane;   /* that it has ... */
+	__u32 wish;   /* ... and is to have */
+	__u32 queue;  /* the core of the one that it has */
+	__u32 step;   /* cores that have been looked at, from this one on ... */
+	__u32 cores;  /* ... of so many */
+	__u8 leaves;  /* it has to leave its lane */
+	__u8 waits;   /* this core may stand still for that */
+	__u8 left;    /* all that it sent has left its lane */
+	__u8 pad[5];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ol_change);
+} ol_changes SEC(".maps");
+
+static __always_inline struct ol_change *ol_get_change(void)
 {
-#ifdef OL_MUTANT_NO_GUARD
-	return 1;
-#else
-	__u32 lane = s->lane, tunnel = h->tunnel;
-	__s64 settled;
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&ol_changes, &zero);
+}
+
+/* Of a change: is all handed on yet? */
+#define OL_ASK_HANDED (~0ULL)
+
+/* Has what a core sent of the slot left its lane? Below 0: it will not while this core stands still. */
+static __always_inline int ol_core_left(const struct ol_change *c, __u32 core)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), stage = c->stage, lane = c->lane;
+	struct ol_slot *s = ol_get_slot(core, stage, c->slot);
+	struct ol_policy *policy = ol_get_policy();
+	__u32 seq, tunnel = c->tunnel, queue;
+	const struct ol_lanes *lanes;
 	__u64 handed;
 
-	if (s->settling) {
-		/*
-		 * Two flows that share the slot may have just met on two cores:
-		 * let the other core's packet be accounted for first.
-		 */
-		settled = h->cpu->now - s->since;
-		if (settled < (__s64)h->policy->settle_us * 1000)
-			return 0;
-		/* Frames for a lane pass no cell there; lost ones may never be told of. */
-		if (h->stage == OL_STAGE_NIC && lane != OL_LANE_LOCAL)
-			tunnel = OL_NO_CELL;
-		if (h->stage != OL_STAGE_POD && settled <= OL_LANE_DONE_NS &&
-		    !ol_handed_on_by(s->prev_cpu, tunnel, s->prev_seq))
-			return 0;
-		s->settling = 0;
+	if (!s || !OL_READ(s->used))
+		return 1;
+	if (!policy || stage >= OL_NR_STAGES)
 		return 0;
-	}
-	if (h->stage == OL_STAGE_NIC && lane == OL_LANE_EXPRESS)
-		return ol_port_drained(s->port, ol_handed_on_by(h->this_cpu, OL_NO_CELL, s->seq));
-	if (h->stage == OL_STAGE_NIC) {
-		if (!(lane < OL_MAX_LANES
-			      ? ol_ring_drained(h->this_cpu, h->lanes->cpu[lane], h->tunnel, s->seq)
-			      : ol_pass_drained(h->this_cpu, h->tunnel, s->seq)))
-			return 0;
-		return to == OL_LANE_EXPRESS ? ol_behind_left(h->slot, h->tunnel)
-					     : ol_pod_left(h->slot);
+	seq = OL_READ(s->seq);
+	/* Frames for a lane pass no cell there. */
+	if (stage == OL_STAGE_NIC && lane != OL_LANE_LOCAL)
+		tunnel = OL_NO_CELL;
+	handed = ol_handed_on_by(core, tunnel, seq);
+	if (!handed)
+		return core == this_cpu ? -1 : ol_sent_long_ago(s, core);
+	if (c->handed == OL_ASK_HANDED)
+		return 1;
+	lanes = &policy->stage[stage];
+	queue = lane < OL_MAX_LANES ? c->queue : core;
+	if (stage == OL_STAGE_NIC) {
+		if (lane == OL_LANE_EXPRESS)
+			return ol_port_drained(s->port, handed);
+		return lane < OL_MAX_LANES ? ol_ring_drained(core, queue, c->tunnel, seq)
+					   : ol_pass_drained(core, tunnel, seq);
 	}
 	/* A pod's packets without a lane wait in this core's backlog, as do those of its lane. */
-	if (h->stage == OL_STAGE_POD && ol_queue_core(h, lane) == ol_queue_core(h, to))
+	if (stage == OL_STAGE_POD && core == this_cpu &&
+	    queue == (c->wish < OL_MAX_LANES ? lanes->cpu[ol_lane_index(c->wish)] : core))
 		return 1;
-	/* Marks are kept for less time than a full queue takes. */
-	handed = s->refuses ? s->since : 0;
-	if (!handed)
-		handed = ol_handed_on_by(h->this_cpu, h->tunnel, s->seq);
-	if (!handed)
+	if (c->handed)
+		handed = c->handed;
+	else if (core != this_cpu)
+		handed += OL_CLOCK_SLACK_NS;
+	return ol_backlog_drained(queue, handed);
+}
+
+/* Looks at one core, or once more at one that was not through. */
+static long ol_change_step(__u64 i, void *none)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), core;
+	struct ol_change *c = ol_get_change();
+	int left;
+
+	if (!c)
+		return 1;
+	core = this_cpu + c->step;
+	if (core >= ol_nr_cpus)
+		core -= ol_nr_cpus;
+	if (c->step < c->cores) {
+		left = ol_core_left(c, core);
+		if (left > 0) {
+			c->step++;
+			return 0;
+		}
+		if (left < 0)
+			return 1;
+	} else if (c->handed == OL_ASK_HANDED || c->stage == OL_STAGE_POD ||
+		   (ol_pod_left(c->slot) &&
+		    (c->wish != OL_LANE_EXPRESS || ol_behind_left(c->slot, c->tunnel)))) {
+		c->left = 1;
+		return 1;
+	}
+	if (!c->until && c->waits)
+		c->until = ol_await_until(ol_get_cpu(this_cpu), ol_get_cpu(c->queue));
+	return !c->until || ol_await_over(c->until);
+}
+
+/*
+ * The order guard: has everything that the slot sent before left its lane, on whatever cores it
+ * came, so that it may go on on another one?
+ */
+__noinline int ol_slot_left(void)
+{
+	struct ol_change *c = ol_get_change();
+
+	if (!c)
 		return 0;
-	if (s->refuses)
-		s->since = handed;
-	return ol_backlog_drained(ol_queue_core(h, lane), handed) &&
-	       (h->stage == OL_STAGE_POD || ol_pod_left(h->slot));
+#ifdef OL_MUTANT_NO_GUARD
+	c->left = 1;
+#else
+	bpf_loop(OL_AWAIT_STEPS, ol_change_step, NULL, 0);
 #endif
+	return 0;
 }
 
 /* A core that is being taken offline says so well before it takes no more work. */
@@ -404,7 +513,7 @@ static __always_inline int ol_lane_leaves(const struct ol_hop *h, __u32 lane)
 /*
  * A flow that is to leave its lane, and has not been seen to have left it for so long, in which
  * the lane has dropped packets, sends no more to it until it has: else it would stay for as long
- * as the lane is full. Where the lane is only busy, the sending core stands still (ol_slot_await).
+ * as the lane is full. Where the lane is only busy, the sending core stands still (ol_slot_left).
  */
 #define OL_HELD_MOST_US 10000
 /* A lane that does not show its end for so long has the flow back, and keeps it for a while. */
@@ -439,7 +548,7 @@ static __always_inline int ol_has_to_leave(const struct ol_hop *h, const struct 
 {
 	__u32 lane = s->lane;
 
-	if (s->settling || lane == OL_LANE_EXPRESS || wish == OL_LANE_EXPRESS)
+	if (lane == OL_LANE_EXPRESS || wish == OL_LANE_EXPRESS)
 		return 0;
 	if (lane >= OL_MAX_LANES)
 		return h->stage != OL_STAGE_NIC;
@@ -448,76 +557,13 @@ static __always_inline int ol_has_to_leave(const struct ol_hop *h, const struct 
 	       ol_lane_leaves(h, lane);
 }
 
-/* What a slot of the stages nic and tunnel has to leave before it goes on on another lane. */
-struct ol_await_slot {
-	struct ol_await at; /* handed 0: the lane is a ring */
-	__u32 this_cpu;
-	__u32 tunnel;
-	__u32 seq;
-	__u32 slot;
-};
-
-static long ol_await_slot(__u64 i, struct ol_await_slot *a)
-{
-	a->at.done = (a->at.handed ? ol_backlog_drained(a->at.core, a->at.handed)
-				   : ol_ring_drained(a->this_cpu, a->at.core, a->tunnel, a->seq)) &&
-		     ol_pod_left(a->slot);
-	return a->at.done || (__s64)(bpf_ktime_get_ns() - a->at.until) > 0;
-}
-
-/*
- * As ol_backlog_awaited(), for all that a slot has to leave: a function apart, since micro-flows
- * wait for backlogs deep in calls, where the stack has no room for this.
- * sent: tunnel and poll of the slot's last packet, as in a hop and a slot.
- */
-__noinline int ol_lane_awaited(__u32 core, __u64 handed, __u64 sent, __u32 slot, int begin)
-{
-	__u32 this_cpu = bpf_get_smp_processor_id();
-	struct ol_cpu *me = ol_get_cpu(this_cpu);
-	struct ol_await_slot a = {
-		.at = {.core = core, .handed = handed},
-		.this_cpu = this_cpu,
-		.tunnel = sent >> 32,
-		.seq = sent,
-		.slot = slot,
-	};
-
-	a.at.until = ol_await_until(me, ol_get_cpu(core), begin);
-	if (!a.at.until)
-		return 0;
-	bpf_loop(OL_AWAIT_STEPS, ol_await_slot, &a, 0);
-	me->awaits = bpf_ktime_get_ns();
-	return a.at.done;
-}
-
-/* A slot is held on its lane: it is given a moment to leave it. */
-static __always_inline void ol_slot_await(const struct ol_hop *h, const struct ol_slot *s,
-					  __u32 wish)
-{
-	__u32 core = ol_queue_core(h, s->lane);
-	int begin = (__s32)((__u32)(bpf_ktime_get_ns() / 1000) - s->held) >= OL_HELD_MOST_US;
-	__u64 handed = 0;
-
-	if (s->refuses || !ol_has_to_leave(h, s, wish))
-		return;
-	if (h->stage != OL_STAGE_NIC) {
-		handed = ol_handed_on_by(h->this_cpu, h->tunnel, s->seq);
-		if (!handed)
-			return;
-	}
-	if (h->stage == OL_STAGE_POD)
-		ol_backlog_awaited(core, handed, begin);
-	else
-		ol_lane_awaited(core, handed, (__u64)h->tunnel << 32 | s->seq, h->slot, begin);
-}
-
 /* A slot has not left its lane. Is this packet to be dropped, so that it will? */
-static __always_inline int ol_refuses(const struct ol_hop *h, struct ol_slot *s, __u32 wish)
+static __always_inline int ol_refuses(const struct ol_change *c, struct ol_slot *s)
 {
 	__u32 now = bpf_ktime_get_ns() / 1000, lost;
 	__s32 held = now - s->held;
 
-	if (!ol_has_to_leave(h, s, wish)) {
+	if (!c->leaves) {
 		s->held = s->refuses = 0;
 		return 0;
 	}
@@ -530,7 +576,7 @@ static __always_inline int ol_refuses(const struct ol_hop *h, struct ol_slot *s,
 	}
 	if (s->held && held < OL_HELD_MOST_US)
 		return 0;
-	lost = ol_lane_lost(h->stage, ol_queue_core(h, s->lane));
+	lost = ol_lane_lost(c->stage, c->queue);
 	s->refuses = s->held && lost != s->lost;
 	s->held = now | 1;
 	s->lost = lost;
@@ -630,98 +676,174 @@ static __always_inline __u32 ol_lane_branch(const struct ol_policy *policy, __u3
  * Lanes are only replaced once all flows are home: a slot that still names one
  * that is no more has left it.
  */
-static __always_inline __u32 ol_known_lane(const struct ol_hop *h, __u32 lane)
+static __always_inline __u32 ol_known_lane(const struct ol_policy *policy, __u32 stage, __u64 turn)
 {
-	if (lane == OL_LANE_EXPRESS && h->stage == OL_STAGE_NIC)
+	__u32 lane = ol_turn_lane(turn);
+
+	if (lane == OL_LANE_EXPRESS && stage == OL_STAGE_NIC)
 		return lane;
-	return lane < h->lanes->nr ? lane : OL_LANE_LOCAL;
+	return lane < policy->stage[stage].nr ? lane : OL_LANE_LOCAL;
 }
 
-/* Another core had the slot last: keep its lane, and remember whom to wait for. */
+/* Other cores have sent of the slot: what they know of it goes for this one, too. */
 static __always_inline void ol_adopt(const struct ol_hop *h, struct ol_slot *s, __u32 prev)
 {
 	struct ol_slot *p = ol_get_slot(prev, h->stage, h->slot);
 
-	if (!p)
+	s->shared = 1;
+	/* Not the time of the last poll, which may be long ago. */
+	s->since = s->refuses ? 0 : bpf_ktime_get_ns();
+	if (!p || prev == h->this_cpu)
 		return;
-	s->lane = ol_known_lane(h, p->lane);
 	s->port = p->port;
 	s->due = p->due;
 	s->epoch = p->epoch;
-	/* A pod's packets without a lane waited in that core's backlog, not in this one's. */
-	if (h->stage == OL_STAGE_POD && s->lane == OL_LANE_LOCAL) {
-		s->lane = ol_lane_of(h->stage, prev);
-		/* Nor need they wait here, behind those of the tunnel stage that fill it. */
-		if (s->lane == OL_LANE_LOCAL && ol_left_backlog(prev, p->seq) &&
-		    ol_lane_of(OL_STAGE_TUNNEL, h->this_cpu) != OL_LANE_LOCAL)
-			s->lane = ol_wish(h, s);
-	}
-	s->prev_cpu = prev;
-	s->prev_seq = p->seq;
-	s->settling = 1;
-	/* Not the time of the last poll, which may be long ago. */
-	s->since = bpf_ktime_get_ns();
-	s->seq = h->cpu->seq;
-	s->held = s->refuses = 0;
 	ol_count(OL_CNT_ADOPTED, 1);
+}
+
+/* What is the slot to do that this packet is of? */
+__noinline int ol_choose(__u32 stage, __u32 slot, __u32 tunnel, __u32 stay, __u32 express)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), lane;
+	struct ol_owner *o = bpf_map_lookup_elem(&ol_owners, &slot);
+	struct ol_slot *s = ol_get_slot(this_cpu, stage, slot);
+	__u64 *turn = ol_get_turn(stage, slot), seen;
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	struct ol_change *c = ol_get_change();
+
+	if (!s || !o || !turn || !policy || !cpu || !c || stage >= OL_NR_STAGES)
+		return 0;
+
+	struct ol_hop h = {
+		.policy = policy,
+		.lanes = &policy->stage[stage],
+		.cpu = cpu,
+		.this_cpu = this_cpu,
+		.stage = stage,
+		.slot = slot,
+		.stay = stay,
+		.express = express,
+	};
+
+	seen = OL_READ(*turn);
+	c->seen = seen;
+	lane = ol_known_lane(policy, stage, seen);
+	if (lane != s->lane)
+		s->held = s->refuses = 0;
+	s->lane = lane;
+	if (seen < OL_TURN) {
+		/* No core had it yet. */
+		s->since = cpu->now;
+		s->epoch = policy->express_epoch;
+	} else if (s->turn != (__u32)(seen / OL_TURN)) {
+		ol_adopt(&h, s, o->cpu[stage] - 1);
+		s->turn = seen / OL_TURN;
+	}
+	/* Which way its packets went before nobody has seen. */
+	if (express && s->epoch != (__u8)policy->express_epoch) {
+		s->epoch = policy->express_epoch;
+		s->since = cpu->now;
+		if (lane == OL_LANE_EXPRESS)
+			s->lane = OL_LANE_LOCAL;
+	}
+	c->stage = stage;
+	c->slot = slot;
+	c->tunnel = tunnel;
+	c->lane = s->lane;
+	c->queue = ol_queue_core(&h, s->lane);
+	c->wish = ol_wish(&h, s);
+	c->leaves = ol_has_to_leave(&h, s, c->wish);
+	c->cores = s->shared ? ol_nr_cpus : 1;
+	c->step = c->left = 0;
+	/* A slot is held on its lane: it is given a moment to leave it. */
+	c->waits = c->leaves && s->held && !s->refuses && c->queue != this_cpu;
+	c->until = c->handed = 0;
+	/* Marks are kept for less time than a full queue takes. */
+	if (s->refuses && stage != OL_STAGE_NIC)
+		c->handed = s->since ? s->since : OL_ASK_HANDED;
+	return c->wish != s->lane;
+}
+
+/*
+ * Takes the slot's turn, and with it a lane: the one that it has been proved to be free to take, if
+ * no other core took a turn since, or else the one that the slot has. In this order: a core that
+ * looks at the turn, and then at what others have sent, sees all that was sent with earlier turns.
+ */
+__noinline __u32 ol_go_on(void)
+{
+	__u32 this_cpu = bpf_get_smp_processor_id(), me = this_cpu + 1, stage, changes, to;
+	struct ol_policy *policy = ol_get_policy();
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
+	struct ol_change *c = ol_get_change();
+	struct ol_owner *o;
+	struct ol_slot *s;
+	__u64 *turn, next;
+
+	if (!c || !policy || !cpu)
+		return OL_LANE_LOCAL;
+	stage = c->stage;
+	if (stage >= OL_NR_STAGES)
+		return OL_LANE_LOCAL;
+	s = ol_get_slot(this_cpu, stage, c->slot);
+	o = bpf_map_lookup_elem(&ol_owners, &c->slot);
+	turn = ol_get_turn(stage, c->slot);
+	if (!s || !o || !turn)
+		return OL_LANE_LOCAL;
+	changes = c->wish != c->lane && c->left && c->handed != OL_ASK_HANDED;
+	if (c->left && c->handed == OL_ASK_HANDED)
+		s->since = bpf_ktime_get_ns();
+	if (c->wish == c->lane) {
+		s->held = s->refuses = 0;
+	} else if (!changes) {
+		if (ol_refuses(c, s))
+			return OL_LANE_REFUSED;
+		ol_count(OL_CNT_LANE_HELD, 1);
+	}
+	OL_WRITE(s->at, (__u16)(bpf_ktime_get_coarse_ns() / 1000000));
+	OL_WRITE(s->seq, cpu->seq);
+	OL_WRITE(s->used, 1);
+	to = changes ? c->wish : c->lane;
+	next = ol_next_turn(c->seen, to);
+	if (ol_turn_lane(c->seen) != to &&
+	    __sync_val_compare_and_swap(turn, c->seen, next) == c->seen) {
+		s->lane = to;
+		s->turn = next / OL_TURN;
+		if (changes) {
+			s->port = OL_NO_PORT;
+			s->since = cpu->now;
+			s->held = s->refuses = s->shared = 0;
+		}
+		if (changes && c->seen >= OL_TURN)
+			ol_count(OL_CNT_LANE_CHANGES, 1);
+	} else {
+		next = __sync_fetch_and_add(turn, OL_TURN);
+		if (next == c->seen)
+			s->turn = next / OL_TURN + 1;
+		to = ol_known_lane(policy, stage, next);
+		s->lane = to;
+	}
+	if (o->cpu[stage] != me)
+		o->cpu[stage] = me;
+	return to;
 }
 
 /*
  * The lane for the next packet of a slot. Wishes and the guard are looked at
  * once in a poll: within one, nothing that the slot sent can have drained. OL_LANE_REFUSED: the
- * packet is to be dropped.
+ * packet is to be dropped. Several functions: the hooks have no room on the stack for them at once.
  */
 static __always_inline __u32 ol_steer(const struct ol_hop *h)
 {
 	struct ol_slot *s = ol_get_slot(h->this_cpu, h->stage, h->slot);
-	struct ol_owner *o = bpf_map_lookup_elem(&ol_owners, &h->slot);
-	__u32 me = h->this_cpu + 1, prev, wish;
 
-	if (!s || !o || h->stage >= OL_NR_STAGES)
+	if (!s)
 		return OL_LANE_LOCAL;
-	prev = o->cpu[h->stage];
-	if (prev == me && s->seq == h->cpu->seq)
+	if (s->used && s->seq == h->cpu->seq)
 		return s->lane;
-
-	if (prev != me) {
-		o->cpu[h->stage] = me;
-		if (prev) {
-			ol_adopt(h, s, prev - 1);
-			return s->lane;
-		}
-		/* A slot that nobody had yet is on no lane, not on the first. */
-		s->lane = OL_LANE_LOCAL;
-		s->since = h->cpu->now;
-		s->epoch = h->policy->express_epoch;
-		s->lane = ol_wish(h, s);
-	} else {
-		s->lane = ol_known_lane(h, s->lane);
-		/* Which way its packets went before nobody has seen. */
-		if (h->express && s->epoch != (__u8)h->policy->express_epoch) {
-			s->epoch = h->policy->express_epoch;
-			s->since = h->cpu->now;
-			if (s->lane == OL_LANE_EXPRESS)
-				s->lane = OL_LANE_LOCAL;
-		}
-		wish = ol_wish(h, s);
-		if (s->held && wish != s->lane)
-			ol_slot_await(h, s, wish);
-		if (wish == s->lane) {
-			s->held = s->refuses = 0;
-		} else if (ol_slot_drained(h, s, wish)) {
-			s->lane = wish;
-			s->port = OL_NO_PORT;
-			s->since = h->cpu->now;
-			s->held = s->refuses = 0;
-			ol_count(OL_CNT_LANE_CHANGES, 1);
-		} else if (ol_refuses(h, s, wish)) {
-			return OL_LANE_REFUSED;
-		} else {
-			ol_count(OL_CNT_LANE_HELD, 1);
-		}
-	}
-	s->seq = h->cpu->seq;
-	return s->lane;
+	if (ol_choose(h->stage, h->slot, h->tunnel, h->stay, h->express))
+		ol_slot_left();
+	return ol_go_on();
 }
 
 static __always_inline int ol_any_tunnel_at(const struct ol_policy *policy, __u16 port)

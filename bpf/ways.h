@@ -270,9 +270,17 @@ static __always_inline void ol_express_forget(__u32 slot)
 }
 
 /* A flow leaves its way at once. Whether it may overtake itself by that, nobody has seen. */
-static __always_inline void ol_express_leave(struct ol_slot *s, __u64 now)
+static __always_inline void ol_express_leave(struct ol_slot *s, __u32 slot, __u64 now)
 {
-	if (s->lane == OL_LANE_EXPRESS) {
+	__u64 *turn = ol_get_turn(OL_STAGE_NIC, slot), seen, next;
+
+	if (s->lane == OL_LANE_EXPRESS && turn) {
+		seen = OL_READ(*turn);
+		next = ol_next_turn(seen, OL_LANE_LOCAL);
+		if (ol_turn_lane(seen) == OL_LANE_EXPRESS &&
+		    __sync_val_compare_and_swap(turn, seen, next) == seen &&
+		    s->turn == (__u32)(seen / OL_TURN))
+			s->turn = next / OL_TURN;
 		s->lane = OL_LANE_LOCAL;
 		ol_count(OL_CNT_EXPRESS_LEFT, 1);
 	}
@@ -318,7 +326,7 @@ __noinline int ol_express_take(struct xdp_md *ctx, const struct ol_frame *f,
 	/* The run is over, if it was this flow's. */
 	ol_express_forget(t->slot);
 	if (s->lane == OL_LANE_EXPRESS || t->unfit)
-		ol_express_leave(s, cpu->now);
+		ol_express_leave(s, t->slot, cpu->now);
 	if (last->slot == t->slot && last->lane == OL_LANE_EXPRESS)
 		last->lane = OL_LANE_LOCAL;
 	if (t->port && t->refresh_us && !t->again && !t->unfit) {

@@ -458,7 +458,7 @@ func (d *Daemon) steer(in governor.Input, name string, t *trial, mode governor.M
 const retryAfter = 10 * time.Second
 
 func tuning(resteer bool) datapath.Tuning {
-	return datapath.Tuning{RebalanceQueue: 128, SettleMicros: 10000, Resteer: resteer}
+	return datapath.Tuning{RebalanceQueue: 128, Resteer: resteer}
 }
 
 // stop brings the node back and ends the guardian.

@@ -46,6 +46,25 @@ type branchesOlCellKey struct {
 	Netns   uint32
 }
 
+type branchesOlChange struct {
+	_      structs.HostLayout
+	Seen   uint64
+	Handed uint64
+	Until  uint64
+	Stage  uint32
+	Slot   uint32
+	Tunnel uint32
+	Lane   uint32
+	Wish   uint32
+	Queue  uint32
+	Step   uint32
+	Cores  uint32
+	Leaves uint8
+	Waits  uint8
+	Left   uint8
+	Pad    [5]uint8
+}
+
 type branchesOlCpu struct {
 	_       structs.HostLayout
 	Now     uint64
@@ -89,9 +108,8 @@ type branchesOlCpu struct {
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
-	Awaits       uint64
 	AwaitedUntil uint64
-	_            [16]byte
+	_            [24]byte
 }
 
 type branchesOlCuts struct {
@@ -221,7 +239,6 @@ type branchesOlPolicy struct {
 		Pad   [3]uint8
 	}
 	RebalanceQueue  uint32
-	SettleUs        uint32
 	RulesTable      uint32
 	LatencyWindowUs uint32
 	BulkRoom        uint32
@@ -256,7 +273,6 @@ type branchesOlPolicy struct {
 	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
-	_         [4]byte
 }
 
 type branchesOlPort struct {
@@ -343,20 +359,20 @@ type branchesOlRecent struct {
 }
 
 type branchesOlSlot struct {
-	_        structs.HostLayout
-	Seq      uint32
-	Lane     uint8
-	Settling uint8
-	PrevCpu  uint16
-	PrevSeq  uint32
-	Port     uint16
-	Due      uint8
-	Epoch    uint8
-	Since    uint64
-	Held     uint32
-	Lost     uint16
-	Refuses  uint8
-	Pad      uint8
+	_       structs.HostLayout
+	Seq     uint32
+	Lane    uint8
+	Used    uint8
+	At      uint16
+	Turn    uint32
+	Port    uint16
+	Due     uint8
+	Epoch   uint8
+	Since   uint64
+	Held    uint32
+	Lost    uint16
+	Refuses uint8
+	Shared  uint8
 }
 
 // Names of all BPF objects in the ELF.
@@ -365,6 +381,7 @@ type branchesOlSlot struct {
 const (
 	branchesMapOlCellMarks       = "ol_cell_marks"
 	branchesMapOlCells           = "ol_cells"
+	branchesMapOlChanges         = "ol_changes"
 	branchesMapOlCounters        = "ol_counters"
 	branchesMapOlCpus            = "ol_cpus"
 	branchesMapOlCuts            = "ol_cuts"
@@ -385,6 +402,7 @@ const (
 	branchesMapOlReasons         = "ol_reasons"
 	branchesMapOlRecents         = "ol_recents"
 	branchesMapOlSlots           = "ol_slots"
+	branchesMapOlTurns           = "ol_turns"
 	branchesMapOlUnnumbered      = "ol_unnumbered"
 	branchesProgOlMergedIn       = "ol_merged_in"
 	branchesProgOlPodMerge       = "ol_pod_merge"
@@ -451,6 +469,7 @@ type branchesProgramSpecs struct {
 type branchesMapSpecs struct {
 	OlCellMarks      *ebpf.MapSpec `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
+	OlChanges        *ebpf.MapSpec `ebpf:"ol_changes"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
@@ -471,6 +490,7 @@ type branchesMapSpecs struct {
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
@@ -507,6 +527,7 @@ func (o *branchesObjects) Close() error {
 type branchesMaps struct {
 	OlCellMarks      *ebpf.Map `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
+	OlChanges        *ebpf.Map `ebpf:"ol_changes"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
@@ -527,6 +548,7 @@ type branchesMaps struct {
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
+	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
@@ -534,6 +556,7 @@ func (m *branchesMaps) Close() error {
 	return _BranchesClose(
 		m.OlCellMarks,
 		m.OlCells,
+		m.OlChanges,
 		m.OlCounters,
 		m.OlCpus,
 		m.OlCuts,
@@ -554,6 +577,7 @@ func (m *branchesMaps) Close() error {
 		m.OlReasons,
 		m.OlRecents,
 		m.OlSlots,
+		m.OlTurns,
 		m.OlUnnumbered,
 	)
 }

@@ -283,6 +283,8 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_ports":           d.stages.OlPorts,
 		"ol_slots":           d.stages.OlSlots,
 		"ol_owners":          d.stages.OlOwners,
+		"ol_turns":           d.stages.OlTurns,
+		"ol_changes":         d.stages.OlChanges,
 		"ol_frags":           d.stages.OlFrags,
 		"ol_recents":         d.stages.OlRecents,
 		"ol_counters":        d.stages.OlCounters,

@@ -76,6 +76,7 @@ type mergeOlMergePoint struct {
 const (
 	mergeMapOlCellMarks      = "ol_cell_marks"
 	mergeMapOlCells          = "ol_cells"
+	mergeMapOlChanges        = "ol_changes"
 	mergeMapOlCounters       = "ol_counters"
 	mergeMapOlCpus           = "ol_cpus"
 	mergeMapOlCuts           = "ol_cuts"
@@ -99,6 +100,7 @@ const (
 	mergeMapOlReasons        = "ol_reasons"
 	mergeMapOlRecents        = "ol_recents"
 	mergeMapOlSlots          = "ol_slots"
+	mergeMapOlTurns          = "ol_turns"
 	mergeMapOlUnnumbered     = "ol_unnumbered"
 	mergeMapOlWaitings       = "ol_waitings"
 	mergeProgOlMergeDequeue  = "ol_merge_dequeue"
@@ -171,6 +173,7 @@ type mergeProgramSpecs struct {
 type mergeMapSpecs struct {
 	OlCellMarks      *ebpf.MapSpec `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
+	OlChanges        *ebpf.MapSpec `ebpf:"ol_changes"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
@@ -194,6 +197,7 @@ type mergeMapSpecs struct {
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 	OlWaitings       *ebpf.MapSpec `ebpf:"ol_waitings"`
 }
@@ -234,6 +238,7 @@ func (o *mergeObjects) Close() error {
 type mergeMaps struct {
 	OlCellMarks      *ebpf.Map `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
+	OlChanges        *ebpf.Map `ebpf:"ol_changes"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
@@ -257,6 +262,7 @@ type mergeMaps struct {
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
+	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 	OlWaitings       *ebpf.Map `ebpf:"ol_waitings"`
 }
@@ -265,6 +271,7 @@ func (m *mergeMaps) Close() error {
 	return _MergeClose(
 		m.OlCellMarks,
 		m.OlCells,
+		m.OlChanges,
 		m.OlCounters,
 		m.OlCpus,
 		m.OlCuts,
@@ -288,6 +295,7 @@ func (m *mergeMaps) Close() error {
 		m.OlReasons,
 		m.OlRecents,
 		m.OlSlots,
+		m.OlTurns,
 		m.OlUnnumbered,
 		m.OlWaitings,
 	)

@@ -208,6 +208,19 @@ func (b *bench) forget(t testing.TB, slot uint32) {
 	if err := b.stages.OlSlots.Put(b.slotKey(slot), stagesOlSlot{Lane: LaneLocal}); err != nil {
 		t.Fatal(err)
 	}
+	b.turn(t, slot, LaneLocal)
+}
+
+// turn makes it the slot's first, or its second where it has a lane.
+func (b *bench) turn(t testing.TB, slot uint32, lane uint8) {
+	t.Helper()
+	turn := uint64(0)
+	if lane != LaneLocal {
+		turn = 1<<8 | uint64(lane+1)
+	}
+	if err := b.stages.OlTurns.Put(uint32(b.stage)*uint32(stagesOlLimitOL_SLOTS)+slot, turn); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // slotKey is where the map of slots keeps what the bench's core knows of one.

@@ -113,14 +113,12 @@ func (d *Datapath) SetNeutral(on bool) error {
 // Tuning are the numbers by which flows look for other lanes.
 type Tuning struct {
 	RebalanceQueue uint32 // packets in a lane's queue that make its flows look for another
-	SettleMicros   uint32 // a flow that came to another core keeps its lane at least so long
 	Resteer        bool   // tests: each poll wishes for another lane
 }
 
 // SetTuning replaces the tuning.
 func (d *Datapath) SetTuning(t Tuning) error {
 	d.policy.RebalanceQueue = t.RebalanceQueue
-	d.policy.SettleUs = t.SettleMicros
 	d.policy.Flags &^= uint32(stagesOlFlagOL_F_RESTEER)
 	if t.Resteer {
 		d.policy.Flags |= uint32(stagesOlFlagOL_F_RESTEER)

@@ -46,6 +46,25 @@ type priorityOlCellKey struct {
 	Netns   uint32
 }
 
+type priorityOlChange struct {
+	_      structs.HostLayout
+	Seen   uint64
+	Handed uint64
+	Until  uint64
+	Stage  uint32
+	Slot   uint32
+	Tunnel uint32
+	Lane   uint32
+	Wish   uint32
+	Queue  uint32
+	Step   uint32
+	Cores  uint32
+	Leaves uint8
+	Waits  uint8
+	Left   uint8
+	Pad    [5]uint8
+}
+
 type priorityOlClass uint32
 
 const (
@@ -97,9 +116,8 @@ type priorityOlCpu struct {
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
-	Awaits       uint64
 	AwaitedUntil uint64
-	_            [16]byte
+	_            [24]byte
 }
 
 type priorityOlCuts struct {
@@ -335,7 +353,6 @@ type priorityOlPolicy struct {
 		Pad   [3]uint8
 	}
 	RebalanceQueue  uint32
-	SettleUs        uint32
 	RulesTable      uint32
 	LatencyWindowUs uint32
 	BulkRoom        uint32
@@ -370,7 +387,6 @@ type priorityOlPolicy struct {
 	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
-	_         [4]byte
 }
 
 type priorityOlPort struct {
@@ -501,20 +517,20 @@ type priorityOlShapes struct {
 }
 
 type priorityOlSlot struct {
-	_        structs.HostLayout
-	Seq      uint32
-	Lane     uint8
-	Settling uint8
-	PrevCpu  uint16
-	PrevSeq  uint32
-	Port     uint16
-	Due      uint8
-	Epoch    uint8
-	Since    uint64
-	Held     uint32
-	Lost     uint16
-	Refuses  uint8
-	Pad      uint8
+	_       structs.HostLayout
+	Seq     uint32
+	Lane    uint8
+	Used    uint8
+	At      uint16
+	Turn    uint32
+	Port    uint16
+	Due     uint8
+	Epoch   uint8
+	Since   uint64
+	Held    uint32
+	Lost    uint16
+	Refuses uint8
+	Shared  uint8
 }
 
 type priorityOlSparse struct {
@@ -563,6 +579,7 @@ const (
 const (
 	priorityMapOlCellMarks      = "ol_cell_marks"
 	priorityMapOlCells          = "ol_cells"
+	priorityMapOlChanges        = "ol_changes"
 	priorityMapOlCounters       = "ol_counters"
 	priorityMapOlCpus           = "ol_cpus"
 	priorityMapOlCuts           = "ol_cuts"
@@ -595,6 +612,7 @@ const (
 	priorityMapOlRules          = "ol_rules"
 	priorityMapOlSlots          = "ol_slots"
 	priorityMapOlSparseFlows    = "ol_sparse_flows"
+	priorityMapOlTurns          = "ol_turns"
 	priorityMapOlUnnumbered     = "ol_unnumbered"
 	priorityProgOlPrioPolled    = "ol_prio_polled"
 	priorityProgOlPrioTwoXdp    = "ol_prio_two_xdp"
@@ -659,6 +677,7 @@ type priorityProgramSpecs struct {
 type priorityMapSpecs struct {
 	OlCellMarks      *ebpf.MapSpec `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
+	OlChanges        *ebpf.MapSpec `ebpf:"ol_changes"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
@@ -691,6 +710,7 @@ type priorityMapSpecs struct {
 	OlRules          *ebpf.MapSpec `ebpf:"ol_rules"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 	OlSparseFlows    *ebpf.MapSpec `ebpf:"ol_sparse_flows"`
+	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
@@ -727,6 +747,7 @@ func (o *priorityObjects) Close() error {
 type priorityMaps struct {
 	OlCellMarks      *ebpf.Map `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
+	OlChanges        *ebpf.Map `ebpf:"ol_changes"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
@@ -759,6 +780,7 @@ type priorityMaps struct {
 	OlRules          *ebpf.Map `ebpf:"ol_rules"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 	OlSparseFlows    *ebpf.Map `ebpf:"ol_sparse_flows"`
+	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
@@ -766,6 +788,7 @@ func (m *priorityMaps) Close() error {
 	return _PriorityClose(
 		m.OlCellMarks,
 		m.OlCells,
+		m.OlChanges,
 		m.OlCounters,
 		m.OlCpus,
 		m.OlCuts,
@@ -798,6 +821,7 @@ func (m *priorityMaps) Close() error {
 		m.OlRules,
 		m.OlSlots,
 		m.OlSparseFlows,
+		m.OlTurns,
 		m.OlUnnumbered,
 	)
 }

@@ -25,11 +25,7 @@ func TestARefusedPacketIsDroppedAndCounted(t *testing.T) {
 			{"too long ago", time.Second, 0},
 		} {
 			b.forget(t, slot)
-			owner := [Stages + 1]uint16{}
-			owner[b.stage] = uint16(b.core) + 1
-			if err := b.stages.OlOwners.Put(slot, owner); err != nil {
-				t.Fatal(err)
-			}
+			b.turn(t, slot, 0)
 			now, err := Now()
 			if err != nil {
 				t.Fatal(err)
@@ -39,7 +35,7 @@ func TestARefusedPacketIsDroppedAndCounted(t *testing.T) {
 				t.Fatal(err)
 			}
 			// Of a poll that is to come, nothing has been handed on.
-			held := stagesOlSlot{Seq: cpu.Seq + 1<<20, Lane: 0, Refuses: 1, Held: uint32((now - uint64(tt.since)) / 1000)}
+			held := stagesOlSlot{Seq: cpu.Seq + 1<<20, Used: 1, Turn: 1, Lane: 0, Refuses: 1, Held: uint32((now - uint64(tt.since)) / 1000)}
 			if err := b.stages.OlSlots.Put(b.slotKey(slot), held); err != nil {
 				t.Fatal(err)
 			}

@@ -46,6 +46,25 @@ type stagesOlCellKey struct {
 	Netns   uint32
 }
 
+type stagesOlChange struct {
+	_      structs.HostLayout
+	Seen   uint64
+	Handed uint64
+	Until  uint64
+	Stage  uint32
+	Slot   uint32
+	Tunnel uint32
+	Lane   uint32
+	Wish   uint32
+	Queue  uint32
+	Step   uint32
+	Cores  uint32
+	Leaves uint8
+	Waits  uint8
+	Left   uint8
+	Pad    [5]uint8
+}
+
 type stagesOlCoreFlag uint32
 
 const (
@@ -124,9 +143,8 @@ type stagesOlCpu struct {
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
-	Awaits       uint64
 	AwaitedUntil uint64
-	_            [16]byte
+	_            [24]byte
 }
 
 type stagesOlCuts struct {
@@ -249,7 +267,6 @@ type stagesOlPolicy struct {
 	Beat            uint64
 	Tunnel          [16]stagesOlTunnel
 	RebalanceQueue  uint32
-	SettleUs        uint32
 	RulesTable      uint32
 	LatencyWindowUs uint32
 	BulkRoom        uint32
@@ -279,7 +296,6 @@ type stagesOlPolicy struct {
 	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
-	_         [4]byte
 }
 
 type stagesOlPort struct {
@@ -392,20 +408,20 @@ type stagesOlSet struct {
 }
 
 type stagesOlSlot struct {
-	_        structs.HostLayout
-	Seq      uint32
-	Lane     uint8
-	Settling uint8
-	PrevCpu  uint16
-	PrevSeq  uint32
-	Port     uint16
-	Due      uint8
-	Epoch    uint8
-	Since    uint64
-	Held     uint32
-	Lost     uint16
-	Refuses  uint8
-	Pad      uint8
+	_       structs.HostLayout
+	Seq     uint32
+	Lane    uint8
+	Used    uint8
+	At      uint16
+	Turn    uint32
+	Port    uint16
+	Due     uint8
+	Epoch   uint8
+	Since   uint64
+	Held    uint32
+	Lost    uint16
+	Refuses uint8
+	Shared  uint8
 }
 
 type stagesOlSplitProto uint32
@@ -455,6 +471,7 @@ const (
 const (
 	stagesMapOlCellMarks      = "ol_cell_marks"
 	stagesMapOlCells          = "ol_cells"
+	stagesMapOlChanges        = "ol_changes"
 	stagesMapOlCounters       = "ol_counters"
 	stagesMapOlCpus           = "ol_cpus"
 	stagesMapOlCuts           = "ol_cuts"
@@ -473,6 +490,7 @@ const (
 	stagesMapOlReasons        = "ol_reasons"
 	stagesMapOlRecents        = "ol_recents"
 	stagesMapOlSlots          = "ol_slots"
+	stagesMapOlTurns          = "ol_turns"
 	stagesMapOlUnnumbered     = "ol_unnumbered"
 	stagesProgOlPodOut        = "ol_pod_out"
 	stagesProgOlPodRestore    = "ol_pod_restore"
@@ -537,6 +555,7 @@ type stagesProgramSpecs struct {
 type stagesMapSpecs struct {
 	OlCellMarks      *ebpf.MapSpec `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
+	OlChanges        *ebpf.MapSpec `ebpf:"ol_changes"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
@@ -555,6 +574,7 @@ type stagesMapSpecs struct {
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
@@ -591,6 +611,7 @@ func (o *stagesObjects) Close() error {
 type stagesMaps struct {
 	OlCellMarks      *ebpf.Map `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
+	OlChanges        *ebpf.Map `ebpf:"ol_changes"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
@@ -609,6 +630,7 @@ type stagesMaps struct {
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
+	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
@@ -616,6 +638,7 @@ func (m *stagesMaps) Close() error {
 	return _StagesClose(
 		m.OlCellMarks,
 		m.OlCells,
+		m.OlChanges,
 		m.OlCounters,
 		m.OlCpus,
 		m.OlCuts,
@@ -634,6 +657,7 @@ func (m *stagesMaps) Close() error {
 		m.OlReasons,
 		m.OlRecents,
 		m.OlSlots,
+		m.OlTurns,
 		m.OlUnnumbered,
 	)
 }

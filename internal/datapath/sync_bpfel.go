@@ -46,6 +46,25 @@ type syncOlCellKey struct {
 	Netns   uint32
 }
 
+type syncOlChange struct {
+	_      structs.HostLayout
+	Seen   uint64
+	Handed uint64
+	Until  uint64
+	Stage  uint32
+	Slot   uint32
+	Tunnel uint32
+	Lane   uint32
+	Wish   uint32
+	Queue  uint32
+	Step   uint32
+	Cores  uint32
+	Leaves uint8
+	Waits  uint8
+	Left   uint8
+	Pad    [5]uint8
+}
+
 type syncOlCpu struct {
 	_       structs.HostLayout
 	Now     uint64
@@ -89,9 +108,8 @@ type syncOlCpu struct {
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
-	Awaits       uint64
 	AwaitedUntil uint64
-	_            [16]byte
+	_            [24]byte
 }
 
 type syncOlCuts struct {
@@ -180,7 +198,6 @@ type syncOlPolicy struct {
 		Pad   [3]uint8
 	}
 	RebalanceQueue  uint32
-	SettleUs        uint32
 	RulesTable      uint32
 	LatencyWindowUs uint32
 	BulkRoom        uint32
@@ -215,7 +232,6 @@ type syncOlPolicy struct {
 	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
-	_         [4]byte
 }
 
 type syncOlPort struct {
@@ -316,20 +332,20 @@ type syncOlShortcutKey struct {
 }
 
 type syncOlSlot struct {
-	_        structs.HostLayout
-	Seq      uint32
-	Lane     uint8
-	Settling uint8
-	PrevCpu  uint16
-	PrevSeq  uint32
-	Port     uint16
-	Due      uint8
-	Epoch    uint8
-	Since    uint64
-	Held     uint32
-	Lost     uint16
-	Refuses  uint8
-	Pad      uint8
+	_       structs.HostLayout
+	Seq     uint32
+	Lane    uint8
+	Used    uint8
+	At      uint16
+	Turn    uint32
+	Port    uint16
+	Due     uint8
+	Epoch   uint8
+	Since   uint64
+	Held    uint32
+	Lost    uint16
+	Refuses uint8
+	Shared  uint8
 }
 
 // Names of all BPF objects in the ELF.
@@ -338,6 +354,7 @@ type syncOlSlot struct {
 const (
 	syncMapOlCellMarks      = "ol_cell_marks"
 	syncMapOlCells          = "ol_cells"
+	syncMapOlChanges        = "ol_changes"
 	syncMapOlCounters       = "ol_counters"
 	syncMapOlCpus           = "ol_cpus"
 	syncMapOlCuts           = "ol_cuts"
@@ -358,6 +375,7 @@ const (
 	syncMapOlSenders        = "ol_senders"
 	syncMapOlShortcuts      = "ol_shortcuts"
 	syncMapOlSlots          = "ol_slots"
+	syncMapOlTurns          = "ol_turns"
 	syncMapOlUnnumbered     = "ol_unnumbered"
 	syncProgOlTunnelIn      = "ol_tunnel_in"
 	syncVarOlAbiEnums       = "ol_abi_enums"
@@ -418,6 +436,7 @@ type syncProgramSpecs struct {
 type syncMapSpecs struct {
 	OlCellMarks      *ebpf.MapSpec `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
+	OlChanges        *ebpf.MapSpec `ebpf:"ol_changes"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
@@ -438,6 +457,7 @@ type syncMapSpecs struct {
 	OlSenders        *ebpf.MapSpec `ebpf:"ol_senders"`
 	OlShortcuts      *ebpf.MapSpec `ebpf:"ol_shortcuts"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
@@ -474,6 +494,7 @@ func (o *syncObjects) Close() error {
 type syncMaps struct {
 	OlCellMarks      *ebpf.Map `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
+	OlChanges        *ebpf.Map `ebpf:"ol_changes"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
@@ -494,6 +515,7 @@ type syncMaps struct {
 	OlSenders        *ebpf.Map `ebpf:"ol_senders"`
 	OlShortcuts      *ebpf.Map `ebpf:"ol_shortcuts"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
+	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
@@ -501,6 +523,7 @@ func (m *syncMaps) Close() error {
 	return _SyncClose(
 		m.OlCellMarks,
 		m.OlCells,
+		m.OlChanges,
 		m.OlCounters,
 		m.OlCpus,
 		m.OlCuts,
@@ -521,6 +544,7 @@ func (m *syncMaps) Close() error {
 		m.OlSenders,
 		m.OlShortcuts,
 		m.OlSlots,
+		m.OlTurns,
 		m.OlUnnumbered,
 	)
 }

@@ -46,6 +46,25 @@ type traceOlCellKey struct {
 	Netns   uint32
 }
 
+type traceOlChange struct {
+	_      structs.HostLayout
+	Seen   uint64
+	Handed uint64
+	Until  uint64
+	Stage  uint32
+	Slot   uint32
+	Tunnel uint32
+	Lane   uint32
+	Wish   uint32
+	Queue  uint32
+	Step   uint32
+	Cores  uint32
+	Leaves uint8
+	Waits  uint8
+	Left   uint8
+	Pad    [5]uint8
+}
+
 type traceOlCpu struct {
 	_       structs.HostLayout
 	Now     uint64
@@ -89,9 +108,8 @@ type traceOlCpu struct {
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
-	Awaits       uint64
 	AwaitedUntil uint64
-	_            [16]byte
+	_            [24]byte
 }
 
 type traceOlCuts struct {
@@ -180,7 +198,6 @@ type traceOlPolicy struct {
 		Pad   [3]uint8
 	}
 	RebalanceQueue  uint32
-	SettleUs        uint32
 	RulesTable      uint32
 	LatencyWindowUs uint32
 	BulkRoom        uint32
@@ -215,7 +232,6 @@ type traceOlPolicy struct {
 	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
-	_         [4]byte
 }
 
 type traceOlPort struct {
@@ -302,20 +318,20 @@ type traceOlRecent struct {
 }
 
 type traceOlSlot struct {
-	_        structs.HostLayout
-	Seq      uint32
-	Lane     uint8
-	Settling uint8
-	PrevCpu  uint16
-	PrevSeq  uint32
-	Port     uint16
-	Due      uint8
-	Epoch    uint8
-	Since    uint64
-	Held     uint32
-	Lost     uint16
-	Refuses  uint8
-	Pad      uint8
+	_       structs.HostLayout
+	Seq     uint32
+	Lane    uint8
+	Used    uint8
+	At      uint16
+	Turn    uint32
+	Port    uint16
+	Due     uint8
+	Epoch   uint8
+	Since   uint64
+	Held    uint32
+	Lost    uint16
+	Refuses uint8
+	Shared  uint8
 }
 
 // Names of all BPF objects in the ELF.
@@ -324,6 +340,7 @@ type traceOlSlot struct {
 const (
 	traceMapOlCellMarks      = "ol_cell_marks"
 	traceMapOlCells          = "ol_cells"
+	traceMapOlChanges        = "ol_changes"
 	traceMapOlCounters       = "ol_counters"
 	traceMapOlCpus           = "ol_cpus"
 	traceMapOlCuts           = "ol_cuts"
@@ -342,6 +359,7 @@ const (
 	traceMapOlReasons        = "ol_reasons"
 	traceMapOlRecents        = "ol_recents"
 	traceMapOlSlots          = "ol_slots"
+	traceMapOlTurns          = "ol_turns"
 	traceMapOlUnnumbered     = "ol_unnumbered"
 	traceProgOlCoreLeaves    = "ol_core_leaves"
 	traceProgOlCoreStays     = "ol_core_stays"
@@ -423,6 +441,7 @@ type traceProgramSpecs struct {
 type traceMapSpecs struct {
 	OlCellMarks      *ebpf.MapSpec `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
+	OlChanges        *ebpf.MapSpec `ebpf:"ol_changes"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
@@ -441,6 +460,7 @@ type traceMapSpecs struct {
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
@@ -480,6 +500,7 @@ func (o *traceObjects) Close() error {
 type traceMaps struct {
 	OlCellMarks      *ebpf.Map `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
+	OlChanges        *ebpf.Map `ebpf:"ol_changes"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
@@ -498,6 +519,7 @@ type traceMaps struct {
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
+	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
@@ -505,6 +527,7 @@ func (m *traceMaps) Close() error {
 	return _TraceClose(
 		m.OlCellMarks,
 		m.OlCells,
+		m.OlChanges,
 		m.OlCounters,
 		m.OlCpus,
 		m.OlCuts,
@@ -523,6 +546,7 @@ func (m *traceMaps) Close() error {
 		m.OlReasons,
 		m.OlRecents,
 		m.OlSlots,
+		m.OlTurns,
 		m.OlUnnumbered,
 	)
 }

@@ -46,6 +46,25 @@ type underlayOlCellKey struct {
 	Netns   uint32
 }
 
+type underlayOlChange struct {
+	_      structs.HostLayout
+	Seen   uint64
+	Handed uint64
+	Until  uint64
+	Stage  uint32
+	Slot   uint32
+	Tunnel uint32
+	Lane   uint32
+	Wish   uint32
+	Queue  uint32
+	Step   uint32
+	Cores  uint32
+	Leaves uint8
+	Waits  uint8
+	Left   uint8
+	Pad    [5]uint8
+}
+
 type underlayOlCpu struct {
 	_       structs.HostLayout
 	Now     uint64
@@ -89,9 +108,8 @@ type underlayOlCpu struct {
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
-	Awaits       uint64
 	AwaitedUntil uint64
-	_            [16]byte
+	_            [24]byte
 }
 
 type underlayOlCuts struct {
@@ -296,7 +314,6 @@ type underlayOlPolicy struct {
 		Pad   [3]uint8
 	}
 	RebalanceQueue  uint32
-	SettleUs        uint32
 	RulesTable      uint32
 	LatencyWindowUs uint32
 	BulkRoom        uint32
@@ -331,7 +348,6 @@ type underlayOlPolicy struct {
 	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
-	_         [4]byte
 }
 
 type underlayOlPort struct {
@@ -431,20 +447,20 @@ type underlayOlSenderKey struct {
 }
 
 type underlayOlSlot struct {
-	_        structs.HostLayout
-	Seq      uint32
-	Lane     uint8
-	Settling uint8
-	PrevCpu  uint16
-	PrevSeq  uint32
-	Port     uint16
-	Due      uint8
-	Epoch    uint8
-	Since    uint64
-	Held     uint32
-	Lost     uint16
-	Refuses  uint8
-	Pad      uint8
+	_       structs.HostLayout
+	Seq     uint32
+	Lane    uint8
+	Used    uint8
+	At      uint16
+	Turn    uint32
+	Port    uint16
+	Due     uint8
+	Epoch   uint8
+	Since   uint64
+	Held    uint32
+	Lost    uint16
+	Refuses uint8
+	Shared  uint8
 }
 
 // Names of all BPF objects in the ELF.
@@ -453,6 +469,7 @@ type underlayOlSlot struct {
 const (
 	underlayMapOlCellMarks      = "ol_cell_marks"
 	underlayMapOlCells          = "ol_cells"
+	underlayMapOlChanges        = "ol_changes"
 	underlayMapOlCounters       = "ol_counters"
 	underlayMapOlCpus           = "ol_cpus"
 	underlayMapOlCuts           = "ol_cuts"
@@ -480,6 +497,7 @@ const (
 	underlayMapOlReasons        = "ol_reasons"
 	underlayMapOlRecents        = "ol_recents"
 	underlayMapOlSlots          = "ol_slots"
+	underlayMapOlTurns          = "ol_turns"
 	underlayMapOlUnnumbered     = "ol_unnumbered"
 	underlayProgOlFindLane      = "ol_find_lane"
 	underlayProgOlUnderlayXdp   = "ol_underlay_xdp"
@@ -542,6 +560,7 @@ type underlayProgramSpecs struct {
 type underlayMapSpecs struct {
 	OlCellMarks      *ebpf.MapSpec `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
+	OlChanges        *ebpf.MapSpec `ebpf:"ol_changes"`
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
@@ -569,6 +588,7 @@ type underlayMapSpecs struct {
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
@@ -605,6 +625,7 @@ func (o *underlayObjects) Close() error {
 type underlayMaps struct {
 	OlCellMarks      *ebpf.Map `ebpf:"ol_cell_marks"`
 	OlCells          *ebpf.Map `ebpf:"ol_cells"`
+	OlChanges        *ebpf.Map `ebpf:"ol_changes"`
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
@@ -632,6 +653,7 @@ type underlayMaps struct {
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
+	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
@@ -639,6 +661,7 @@ func (m *underlayMaps) Close() error {
 	return _UnderlayClose(
 		m.OlCellMarks,
 		m.OlCells,
+		m.OlChanges,
 		m.OlCounters,
 		m.OlCpus,
 		m.OlCuts,
@@ -666,6 +689,7 @@ func (m *underlayMaps) Close() error {
 		m.OlReasons,
 		m.OlRecents,
 		m.OlSlots,
+		m.OlTurns,
 		m.OlUnnumbered,
 	)
 }

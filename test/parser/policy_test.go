@@ -100,6 +100,32 @@ func TestFlowsLeaveALaneThatIsBusy(t *testing.T) {
 	}
 }
 
+// For such a lane a core stands still, but not for long, and not while others do for it.
+func TestACoreStandsStillForATwentiethOfTheTime(t *testing.T) {
+	run(t, compileModel(t, sanitizers), "1", modelPackets, "waits")
+}
+
+// Also where its slot is that of a flow which comes to another core.
+func TestFlowsThatShareASlotKeepTheirOrder(t *testing.T) {
+	_, seed := seeded(t)
+	bin := compileModel(t, sanitizers)
+	for i := range uint64(modelSeeds) {
+		run(t, bin, fmt.Sprint(seed+i), modelPackets, "share")
+	}
+}
+
+// They leave it together, in bounded time, though both send all the time.
+func TestFlowsThatShareASlotLeaveItsLane(t *testing.T) {
+	_, seed := seeded(t)
+	bin := compileModel(t, sanitizers)
+	for i := range uint64(modelSeeds / 4) {
+		for _, lane := range []string{"busy", "flood"} {
+			run(t, bin, fmt.Sprint(seed+2*i), modelPackets, lane, "share", "tcx")
+			run(t, bin, fmt.Sprint(seed+2*i+1), modelPackets, lane, "share", "xdp")
+		}
+	}
+}
+
 // Not blind: without the guard, the model finds flows in two queues, and packets
 // that are delivered behind later ones.
 func TestWithoutTheOrderGuardTheModelIsBroken(t *testing.T) {

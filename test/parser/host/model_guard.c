@@ -15,10 +15,11 @@
  *
  *   order     the first two only
  *   count     go on after a broken rule, and tell how many packets were overtaken
- *   share     two flows to a slot, also on two cores
+ *   share     two flows to a slot, also on two cores, which keep their order and leave their lane
  *   tcx, xdp  without or with the nic stage, instead of by chance
  *   flood     a lane is offered more than it handles, and flows are to get to theirs and home
  *   freed     on each core a NIC's NAPI went that held packets
+ *   waits     how long a core stands still for lanes
  *   busy      a lane is never empty, and never full: no packet is dropped for a change of lane
  */
 /* The loader would set it. */
@@ -37,6 +38,8 @@ static struct ol_cpu the_cpus[MAX_CORES];
 static struct ol_marks the_marks[MAX_CORES * OL_MAX_TUNNELS];
 static struct ol_slot the_slots[MAX_CORES * OL_NR_STAGES * OL_SLOTS];
 static struct ol_owner the_owners[OL_SLOTS];
+static struct ol_change the_changes[MAX_CORES];
+static __u64 the_turns[OL_NR_STAGES * OL_SLOTS];
 static __u64 the_counters[OL_NR_COUNTERS];
 static struct net nets = {.ns.inum = 1};
 static struct net_device underlay = {.ifindex = 1, .nd_net.net = &nets};
@@ -62,6 +65,10 @@ void *model_lookup(const void *map, const void *key)
 		return ENTRY(the_slots);
 	if (map == &ol_owners)
 		return ENTRY(the_owners);
+	if (map == &ol_turns)
+		return ENTRY(the_turns);
+	if (map == &ol_changes)
+		return &the_changes[this_core];
 	if (map == &ol_counters)
 		return ENTRY(the_counters);
 	if (map == &ol_cells)

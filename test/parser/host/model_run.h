@@ -100,7 +100,6 @@ static void run_setting(void)
 	for (i = 0; i < OL_NR_STAGES; i++)
 		random_lanes(i);
 	the_policy.rebalance_queue = 1 + below(64);
-	the_policy.settle_us = 10000;
 	the_policy.flags = one_in(2) ? OL_F_RESTEER : 0;
 
 	opt.xdp = one_in(2);
@@ -117,6 +116,16 @@ static void run_setting(void)
 	chance.stall = one_in(3) ? 1000 : 50000;
 	whim_every = one_in(2) ? 200000 : 2000000;
 	chance.stall_max = one_in(2) ? 100000 : 5000000;
+}
+
+/* Two flows to a slot, which come to two cores where there are two NICs. */
+static void share_slots(void)
+{
+	int i;
+
+	opt.share = 1;
+	for (i = 0; i < nr_flows; i++)
+		flows[i].slot = flows[i / 2 * 2].slot;
 }
 
 /* All NICs are polled on one core, and GRO holds packets of all flows. */
@@ -285,7 +294,7 @@ static void check_flood(void)
 	 * when the pipeline is switched off.
 	 */
 	the_policy.core_flags[0] = 0;
-	if (opt.xdp)
+	if (opt.xdp || opt.share)
 		the_policy.core_flags[3] = 0;
 	flood_until_settled("home");
 	the_policy.core_flags[3] = 0;
@@ -337,13 +346,38 @@ static void check_busy(void)
 		     i, flows[i].dropped, refused);
 }
 
+/*
+ * A core whose flows are to leave lanes on all others stands still for a twentieth of the time, and
+ * for no core that stands still for it.
+ */
+static void check_waits(void)
+{
+	__u64 begun = now_ns, stood = 0, until;
+	int to;
+
+	chance.yield = chance.stall = ~0ULL;
+	for (this_core = 0; now_ns - begun < BUSY_MOST_NS; now_ns += 10000)
+		for (to = 1; to < nr_cores; to++) {
+			until = ol_await_until(&the_cpus[0], &the_cpus[to]);
+			if (!until)
+				continue;
+			MUST(!ol_await_until(&the_cpus[to], &the_cpus[0]),
+			     "two cores stand still for each other");
+			stood += until - now_ns;
+			now_ns = until;
+		}
+	MUST(stood && stood <= BUSY_MOST_NS / 20, "a core stands still for %llu of %d us",
+	     stood / 1000, BUSY_MOST_NS / 1000);
+}
+
 int main(int argc, char **argv)
 {
 	void (*instead)(void) = NULL;
 	int packets = argc > 2 ? atoi(argv[2]) : 20000, wishes = 1, i;
 
 	rnd_state = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
-	start_cores(argc > 3 && (!strcmp(argv[3], "flood") || !strcmp(argv[3], "busy"))
+	start_cores(argc > 3 && (!strcmp(argv[3], "flood") || !strcmp(argv[3], "busy") ||
+				 !strcmp(argv[3], "waits"))
 			    ? MAX_CORES
 			    : 2 + below(MAX_CORES - 1));
 	run_setting();
@@ -355,8 +389,7 @@ int main(int argc, char **argv)
 		else if (!strcmp(argv[i], "order"))
 			wishes = 0;
 		else if (!strcmp(argv[i], "share"))
-			for (int f = 0; f < nr_flows; f++)
-				flows[f].slot = flows[f / 2 * 2].slot;
+			share_slots();
 		else if (!strcmp(argv[i], "tcx"))
 			opt.xdp = 0;
 		else if (!strcmp(argv[i], "xdp"))
@@ -369,6 +402,8 @@ int main(int argc, char **argv)
 			instead = check_busy;
 		else if (!strcmp(argv[i], "freed"))
 			instead = check_freed;
+		else if (!strcmp(argv[i], "waits"))
+			instead = check_waits;
 		else
 			FAIL("unknown option %s", argv[i]);
 	}

@@ -27,6 +27,7 @@ void *model_lookup(const void *map, const void *key);
 #define bpf_map_lookup_elem(map, key) model_lookup(map, key)
 #define bpf_get_smp_processor_id() model_this_cpu()
 #define bpf_ktime_get_ns() model_clock()
+#define bpf_ktime_get_coarse_ns() model_clock()
 /* A core that loops takes no time from others. */
 #define bpf_loop(nr, step, ctx, flags)                                \
 	do {                                                          \
