@@ -179,18 +179,24 @@ __noinline int ol_branch_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, _
 	return ol_ring_left(this_cpu, cpu, tunnel, seq, 0);
 }
 
-/* Has everything that the slot let pass to the NIC's GRO been handed on, and handled here? */
-__noinline int ol_pass_drained(__u32 this_cpu, __u32 tunnel, __u32 seq)
+/* As ol_handed_on_by(), of what a core let pass to the NIC's GRO. */
+__noinline __u64 ol_passed_on_by(__u32 cpu, __u32 tunnel, __u32 seq)
 {
-	struct ol_cpu *c = ol_get_cpu(this_cpu);
+	struct ol_cpu *c = ol_get_cpu(cpu);
 	struct ol_marks *m;
-	__u64 handed;
 
 	if (!c)
 		return 0;
 	/* Without a cell, the NIC's GRO leads straight to this core's backlog. */
-	m = tunnel < OL_MAX_TUNNELS ? ol_get_cell_marks(this_cpu, tunnel) : &c->polls;
-	handed = m ? ol_handed_on_nic(m, seq, bpf_ktime_get_ns()) : 0;
+	m = tunnel < OL_MAX_TUNNELS ? ol_get_cell_marks(cpu, tunnel) : &c->polls;
+	return m ? ol_handed_on_nic(m, seq, bpf_ktime_get_ns()) : 0;
+}
+
+/* Has everything that the slot let pass to the NIC's GRO been handed on, and handled here? */
+__noinline int ol_pass_drained(__u32 this_cpu, __u32 tunnel, __u32 seq)
+{
+	__u64 handed = ol_passed_on_by(this_cpu, tunnel, seq);
+
 	return handed && ol_backlog_drained(this_cpu, handed);
 }
 
@@ -422,9 +428,13 @@ static __always_inline int ol_core_left(const struct ol_change *c, __u32 core)
 		return 0;
 	seq = OL_READ(s->seq);
 	/* Frames for a lane pass no cell there. */
-	if (stage == OL_STAGE_NIC && lane != OL_LANE_LOCAL)
-		tunnel = OL_NO_CELL;
-	handed = ol_handed_on_by(core, tunnel, seq);
+	if (stage != OL_STAGE_NIC)
+		handed = ol_handed_on_by(core, tunnel, seq);
+	else if (lane == OL_LANE_LOCAL)
+		handed = ol_passed_on_by(core, tunnel, seq);
+	else
+		handed = ol_handed_on_by(core, OL_NO_CELL, seq);
+	/* The tunnel's cell is not polled for a packet that was dropped on its way there. */
 	if (!handed)
 		return core == this_cpu ? -1 : ol_sent_long_ago(s, core);
 	if (c->handed == OL_ASK_HANDED)
@@ -435,7 +445,7 @@ static __always_inline int ol_core_left(const struct ol_change *c, __u32 core)
 		if (lane == OL_LANE_EXPRESS)
 			return ol_port_drained(s->port, handed);
 		return lane < OL_MAX_LANES ? ol_ring_drained(core, queue, c->tunnel, seq)
-					   : ol_pass_drained(core, tunnel, seq);
+					   : ol_backlog_drained(core, handed);
 	}
 	/* A pod's packets without a lane wait in this core's backlog, as do those of its lane. */
 	if (stage == OL_STAGE_POD && core == this_cpu &&

@@ -80,6 +80,15 @@ func TestAFreedNAPIHoldsNoFlowOnTheStockPath(t *testing.T) {
 	}
 }
 
+// Nor does a slot wait for a core that let packets of it pass which never came to the tunnel's cell.
+func TestWhatACoreDroppedHoldsNoFlowOnTheStockPath(t *testing.T) {
+	_, seed := seeded(t)
+	bin := compileModel(t, sanitizers)
+	for i := range uint64(modelSeeds / 4) {
+		run(t, bin, fmt.Sprint(seed+i), modelPackets, "dropped")
+	}
+}
+
 // In bounded time, however much comes: what a full lane would drop anyway is dropped for that.
 func TestFlowsLeaveALaneThatIsFull(t *testing.T) {
 	_, seed := seeded(t)

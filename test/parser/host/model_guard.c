@@ -19,6 +19,7 @@
  *   tcx, xdp  without or with the nic stage, instead of by chance
  *   flood     a lane is offered more than it handles, and flows are to get to theirs and home
  *   freed     on each core a NIC's NAPI went that held packets
+ *   dropped   on another core the flows' last packets were dropped before the tunnel's cell
  *   waits     how long a core stands still for lanes
  *   busy      a lane is never empty, and never full: no packet is dropped for a change of lane
  */
