@@ -270,15 +270,25 @@ static __always_inline __u64 ol_next_turn(__u64 turn, __u32 lane)
 }
 
 /*
- * What another core sent of a slot so long ago, and cannot tell of any more, is no concern. By its
- * clock it may have sent it only just after now.
+ * What a core sent of a slot so long ago, and cannot tell of any more, is no concern. By its clock it
+ * may have sent it only just after now.
  */
-static __always_inline int ol_sent_long_ago(const struct ol_slot *s, __u32 core)
+static __always_inline int ol_sent_long_ago(const struct ol_slot *s)
 {
 	__u16 now = bpf_ktime_get_coarse_ns() / 1000000, slack = 1000;
 
-	return core != bpf_get_smp_processor_id() &&
-	       (__u16)(now - OL_READ(s->at) + slack) > OL_LANE_DONE_NS / 1000000 + slack;
+	return (__u16)(now - OL_READ(s->at) + slack) > OL_LANE_DONE_NS / 1000000 + slack;
+}
+
+/*
+ * Has a core's own backlog handled what the slot left there by `handed`? The backlog is known once it
+ * was polled, as it would have been for that.
+ */
+static __always_inline int ol_left_backlog(const struct ol_slot *s, __u32 core, __u64 handed)
+{
+	struct ol_cpu *c = ol_get_cpu(core);
+
+	return c && !c->softnet ? ol_sent_long_ago(s) : ol_backlog_drained(core, handed);
 }
 
 struct ol_pods {
@@ -293,7 +303,9 @@ static long ol_pod_left_core(__u64 core, struct ol_pods *p)
 
 	if (s && OL_READ(s->used)) {
 		handed = ol_handed_on_by(core, OL_NO_CELL, OL_READ(s->seq));
-		if (handed ? !ol_backlog_drained(core, handed) : !ol_sent_long_ago(s, core))
+		/* A core that has not ended a poll since then is in it. */
+		if (handed ? !ol_left_backlog(s, core, handed)
+			   : core == bpf_get_smp_processor_id() || !ol_sent_long_ago(s))
 			return 1;
 	}
 	p->left++;
@@ -436,7 +448,7 @@ static __always_inline int ol_core_left(const struct ol_change *c, __u32 core)
 		handed = ol_handed_on_by(core, OL_NO_CELL, seq);
 	/* The tunnel's cell is not polled for a packet that was dropped on its way there. */
 	if (!handed)
-		return core == this_cpu ? -1 : ol_sent_long_ago(s, core);
+		return core == this_cpu ? -1 : ol_sent_long_ago(s);
 	if (c->handed == OL_ASK_HANDED)
 		return 1;
 	lanes = &policy->stage[stage];
@@ -445,7 +457,7 @@ static __always_inline int ol_core_left(const struct ol_change *c, __u32 core)
 		if (lane == OL_LANE_EXPRESS)
 			return ol_port_drained(s->port, handed);
 		return lane < OL_MAX_LANES ? ol_ring_drained(core, queue, c->tunnel, seq)
-					   : ol_backlog_drained(core, handed);
+					   : ol_left_backlog(s, core, handed);
 	}
 	/* A pod's packets without a lane wait in this core's backlog, as do those of its lane. */
 	if (stage == OL_STAGE_POD && core == this_cpu &&
@@ -455,7 +467,7 @@ static __always_inline int ol_core_left(const struct ol_change *c, __u32 core)
 		handed = c->handed;
 	else if (core != this_cpu)
 		handed += OL_CLOCK_SLACK_NS;
-	return ol_backlog_drained(queue, handed);
+	return queue == core ? ol_left_backlog(s, core, handed) : ol_backlog_drained(queue, handed);
 }
 
 /* Looks at one core, or once more at one that was not through. */

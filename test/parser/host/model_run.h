@@ -240,7 +240,8 @@ static void check_freed(void)
 
 /*
  * Another core, which is done with NICs, let packets pass that were dropped on their way to the tunnel's
- * cell: no poll of that cell tells that they are gone. Flows leave the stock path all the same.
+ * cell, or behind it: no poll of the cell, or of the core's backlog, tells that they are gone. Flows
+ * leave the stock path all the same.
  */
 static void check_dropped(void)
 {
@@ -259,14 +260,17 @@ static void check_dropped(void)
 	to_send = 2000;
 	run_cores(gone);
 	for (i = 0; i < nr_flows; i++) {
-		s = &the_slots[(2 * OL_NR_STAGES + OL_STAGE_NIC) * OL_SLOTS + flows[i].slot];
-		s->seq = other->seq;
-		s->at = now_ns / 1000000;
-		s->used = 1;
+		s = &the_slots[2 * OL_NR_STAGES * OL_SLOTS + flows[i].slot];
+		s[OL_STAGE_NIC * OL_SLOTS].seq = other->seq;
+		s[OL_STAGE_NIC * OL_SLOTS].at = now_ns / 1000000;
+		s[OL_STAGE_NIC * OL_SLOTS].used = 1;
+		s[OL_STAGE_POD * OL_SLOTS] = s[OL_STAGE_NIC * OL_SLOTS];
 		the_slots[OL_STAGE_NIC * OL_SLOTS + flows[i].slot].shared = 1;
 	}
 	ol_mark_add(&the_marks[2 * OL_MAX_TUNNELS], other->seq + 1, other->seq, now_ns);
 	other->seq++;
+	ol_mark_add(&other->polls, other->seq, other->seq, now_ns);
+	other->softnet = 0;
 	check_wishes(OL_STAGE_NIC);
 }
 
