@@ -254,7 +254,7 @@ struct ol_slot {
 	__u32 seq;
 	__u8 lane;
 	__u8 used;   /* it has sent something from this core */
-	__u16 at;    /* ms, when it did last; the last bits */
+	__u16 at;    /* ol_tick() when it did last */
 	__u32 turn;  /* the slot's last one that this core has seen */
 	__u16 port;  /* of the pod that it goes straight to */
 	__u8 due;    /* the stack is to see who sends */
@@ -265,6 +265,17 @@ struct ol_slot {
 	__u16 lost;   /* last bits of what the lane had dropped by then */
 	__u8 refuses; /* its packets are refused, until it has left its lane */
 	__u8 shared;  /* what other cores sent of it may still be on its way */
+};
+
+/*
+ * A slot's lane at a stage, the same on all cores: plus one, in the last byte of turn, none: 0. Above
+ * it its turns are counted: a core takes one before it sends the first packet of the slot in a poll.
+ * Each has a cache line of its own.
+ */
+struct ol_turn {
+	__u64 turn;
+	__u16 met; /* ol_tick() when a core that steers the stage last found it in turns with others */
+	__u16 pad[27];
 };
 
 /* Everything that passed the hook before poll `seq` was in its lane at `time`. */

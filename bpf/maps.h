@@ -76,16 +76,12 @@ struct {
 	__type(value, struct ol_owner);
 } ol_owners SEC(".maps");
 
-/*
- * A slot's lane at a stage, the same on all cores: plus one, in the last byte, none: 0. Above it its
- * turns are counted: a core takes one before it sends the first packet of the slot in a poll.
- * Index: stage * OL_SLOTS + slot.
- */
+/* Index: stage * OL_SLOTS + slot. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, OL_NR_STAGES *OL_SLOTS);
 	__type(key, __u32);
-	__type(value, __u64);
+	__type(value, struct ol_turn);
 } ol_turns SEC(".maps");
 
 /* Inner datagrams in pieces: hash of the datagram and the slot of its first piece. */
@@ -263,7 +259,7 @@ static __always_inline struct ol_slot *ol_get_slot(__u32 cpu, __u32 stage, __u32
 	return bpf_map_lookup_elem(&ol_slots, &key);
 }
 
-static __always_inline __u64 *ol_get_turn(__u32 stage, __u32 slot)
+static __always_inline struct ol_turn *ol_get_turn(__u32 stage, __u32 slot)
 {
 	__u32 key = stage * OL_SLOTS + slot;
 

@@ -32,7 +32,7 @@ struct ol_hop {
 
 /*
  * Head and tail of a core's backlog. Returns 0 as long as that core has not
- * polled its backlog under our eyes: then none of our packets went there.
+ * polled its backlog under our eyes.
  */
 static __always_inline int ol_backlog(__u32 cpu, __u32 *head, __u32 *tail)
 {
@@ -269,20 +269,35 @@ static __always_inline __u64 ol_next_turn(__u64 turn, __u32 lane)
 	return (turn & -OL_TURN) + OL_TURN + ((lane + 1) & 0xff);
 }
 
+/* The last bits of a clock that comes round after 18 minutes, in 16.8 ms. */
+#define OL_TICK_SHIFT 24
+
+static __always_inline __u16 ol_tick(void)
+{
+	return bpf_ktime_get_coarse_ns() >> OL_TICK_SHIFT;
+}
+
+/* Is a tick no more than some 50 ms ago? */
+static __always_inline int ol_soon(__u16 tick)
+{
+	return (__u16)(ol_tick() - tick) <= 3;
+}
+
 /*
  * What a core sent of a slot so long ago, and cannot tell of any more, is no concern. By its clock it
  * may have sent it only just after now.
  */
 static __always_inline int ol_sent_long_ago(const struct ol_slot *s)
 {
-	__u16 now = bpf_ktime_get_coarse_ns() / 1000000, slack = 1000;
+	__u16 slack = 60;
 
-	return (__u16)(now - OL_READ(s->at) + slack) > OL_LANE_DONE_NS / 1000000 + slack;
+	return (__u16)(ol_tick() - OL_READ(s->at) + slack) >
+	       (OL_LANE_DONE_NS >> OL_TICK_SHIFT) + 1 + slack;
 }
 
 /*
- * Has a core's own backlog handled what the slot left there by `handed`? The backlog is known once it
- * was polled, as it would have been for that.
+ * Has a core's backlog handled what another one sent of the slot and handed on by `handed`? Where the
+ * backlog is, a core knows from its first poll: without one, nothing came there.
  */
 static __always_inline int ol_left_backlog(const struct ol_slot *s, __u32 core, __u64 handed)
 {
@@ -303,9 +318,7 @@ static long ol_pod_left_core(__u64 core, struct ol_pods *p)
 
 	if (s && OL_READ(s->used)) {
 		handed = ol_handed_on_by(core, OL_NO_CELL, OL_READ(s->seq));
-		/* A core that has not ended a poll since then is in it. */
-		if (handed ? !ol_left_backlog(s, core, handed)
-			   : core == bpf_get_smp_processor_id() || !ol_sent_long_ago(s))
+		if (handed ? !ol_left_backlog(s, core, handed) : !ol_sent_long_ago(s))
 			return 1;
 	}
 	p->left++;
@@ -319,10 +332,10 @@ static long ol_pod_left_core(__u64 core, struct ol_pods *p)
  */
 __noinline int ol_pod_left(__u32 slot)
 {
-	__u64 *turn = ol_get_turn(OL_STAGE_POD, slot);
+	struct ol_turn *t = ol_get_turn(OL_STAGE_POD, slot);
 	struct ol_pods p = {.slot = slot};
 
-	if (!turn || ol_turn_lane(OL_READ(*turn)) != OL_LANE_LOCAL)
+	if (!t || ol_turn_lane(OL_READ(t->turn)) != OL_LANE_LOCAL)
 		return 1;
 	bpf_loop(ol_nr_cpus, ol_pod_left_core, &p, 0);
 	return p.left >= ol_nr_cpus;
@@ -467,7 +480,7 @@ static __always_inline int ol_core_left(const struct ol_change *c, __u32 core)
 		handed = c->handed;
 	else if (core != this_cpu)
 		handed += OL_CLOCK_SLACK_NS;
-	return queue == core ? ol_left_backlog(s, core, handed) : ol_backlog_drained(queue, handed);
+	return ol_left_backlog(s, queue, handed);
 }
 
 /* Looks at one core, or once more at one that was not through. */
@@ -621,8 +634,24 @@ static __always_inline int ol_alone(const struct ol_policy *policy, __u64 now)
 	return beat && (__s64)(now - beat) > (__s64)OL_ALONE_MS * 1000000;
 }
 
+static __always_inline int ol_core_steers(const struct ol_hop *h)
+{
+	return h->this_cpu < OL_MAX_CPUS && h->policy->core_flags[h->this_cpu] & (1U << h->stage);
+}
+
+/*
+ * Does this core send the slot to lanes? If it is on one for the sake of another core, which sends of
+ * it, too: it would be taken back at once.
+ */
+static __always_inline int ol_steers(const struct ol_hop *h, const struct ol_slot *s,
+				     const struct ol_turn *t)
+{
+	return ol_core_steers(h) || (s->lane < OL_MAX_LANES && ol_soon(OL_READ(t->met)));
+}
+
 /* The lane that the policy wishes for the slot. */
-static __always_inline __u32 ol_wish(const struct ol_hop *h, const struct ol_slot *s)
+static __always_inline __u32 ol_wish(const struct ol_hop *h, const struct ol_slot *s,
+				     const struct ol_turn *t)
 {
 	__u32 nr = h->lanes->nr, lane = s->lane, c1, c2;
 
@@ -632,8 +661,7 @@ static __always_inline __u32 ol_wish(const struct ol_hop *h, const struct ol_slo
 	    (lane == OL_LANE_EXPRESS ? s->port == OL_NO_PORT || s->port + 1U == h->express
 				     : (__s64)(h->cpu->now - s->since) > OL_EXPRESS_PAUSE_NS))
 		return OL_LANE_EXPRESS;
-	if (h->stay || !nr || nr > OL_MAX_LANES || h->this_cpu >= OL_MAX_CPUS ||
-	    !(h->policy->core_flags[h->this_cpu] & (1U << h->stage)))
+	if (h->stay || !nr || nr > OL_MAX_LANES || !ol_steers(h, s, t))
 		return OL_LANE_LOCAL;
 	ol_candidates(h->slot, h->stage, nr, &c1, &c2);
 	c1 = h->lanes->instead[ol_lane_index(c1)];
@@ -708,11 +736,14 @@ static __always_inline __u32 ol_known_lane(const struct ol_policy *policy, __u32
 }
 
 /* Other cores have sent of the slot: what they know of it goes for this one, too. */
-static __always_inline void ol_adopt(const struct ol_hop *h, struct ol_slot *s, __u32 prev)
+static __always_inline void ol_adopt(const struct ol_hop *h, struct ol_slot *s, struct ol_turn *t,
+				     __u32 prev)
 {
 	struct ol_slot *p = ol_get_slot(prev, h->stage, h->slot);
 
 	s->shared = 1;
+	if (s->used && ol_soon(s->at) && ol_core_steers(h))
+		OL_WRITE(t->met, ol_tick());
 	/* Not the time of the last poll, which may be long ago. */
 	s->since = s->refuses ? 0 : bpf_ktime_get_ns();
 	if (!p || prev == h->this_cpu)
@@ -729,12 +760,13 @@ __noinline int ol_choose(__u32 stage, __u32 slot, __u32 tunnel, __u32 stay, __u3
 	__u32 this_cpu = bpf_get_smp_processor_id(), lane;
 	struct ol_owner *o = bpf_map_lookup_elem(&ol_owners, &slot);
 	struct ol_slot *s = ol_get_slot(this_cpu, stage, slot);
-	__u64 *turn = ol_get_turn(stage, slot), seen;
+	struct ol_turn *t = ol_get_turn(stage, slot);
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	struct ol_change *c = ol_get_change();
+	__u64 seen;
 
-	if (!s || !o || !turn || !policy || !cpu || !c || stage >= OL_NR_STAGES)
+	if (!s || !o || !t || !policy || !cpu || !c || stage >= OL_NR_STAGES)
 		return 0;
 
 	struct ol_hop h = {
@@ -748,7 +780,7 @@ __noinline int ol_choose(__u32 stage, __u32 slot, __u32 tunnel, __u32 stay, __u3
 		.express = express,
 	};
 
-	seen = OL_READ(*turn);
+	seen = OL_READ(t->turn);
 	c->seen = seen;
 	lane = ol_known_lane(policy, stage, seen);
 	if (lane != s->lane)
@@ -759,7 +791,7 @@ __noinline int ol_choose(__u32 stage, __u32 slot, __u32 tunnel, __u32 stay, __u3
 		s->since = cpu->now;
 		s->epoch = policy->express_epoch;
 	} else if (s->turn != (__u32)(seen / OL_TURN)) {
-		ol_adopt(&h, s, o->cpu[stage] - 1);
+		ol_adopt(&h, s, t, o->cpu[stage] - 1);
 		s->turn = seen / OL_TURN;
 	}
 	/* Which way its packets went before nobody has seen. */
@@ -774,7 +806,7 @@ __noinline int ol_choose(__u32 stage, __u32 slot, __u32 tunnel, __u32 stay, __u3
 	c->tunnel = tunnel;
 	c->lane = s->lane;
 	c->queue = ol_queue_core(&h, s->lane);
-	c->wish = ol_wish(&h, s);
+	c->wish = ol_wish(&h, s, t);
 	c->leaves = ol_has_to_leave(&h, s, c->wish);
 	c->cores = s->shared ? ol_nr_cpus : 1;
 	c->step = c->left = 0;
@@ -800,7 +832,8 @@ __noinline __u32 ol_go_on(void)
 	struct ol_change *c = ol_get_change();
 	struct ol_owner *o;
 	struct ol_slot *s;
-	__u64 *turn, next;
+	struct ol_turn *t;
+	__u64 next;
 
 	if (!c || !policy || !cpu)
 		return OL_LANE_LOCAL;
@@ -809,8 +842,8 @@ __noinline __u32 ol_go_on(void)
 		return OL_LANE_LOCAL;
 	s = ol_get_slot(this_cpu, stage, c->slot);
 	o = bpf_map_lookup_elem(&ol_owners, &c->slot);
-	turn = ol_get_turn(stage, c->slot);
-	if (!s || !o || !turn)
+	t = ol_get_turn(stage, c->slot);
+	if (!s || !o || !t)
 		return OL_LANE_LOCAL;
 	changes = c->wish != c->lane && c->left && c->handed != OL_ASK_HANDED;
 	if (c->left && c->handed == OL_ASK_HANDED)
@@ -822,13 +855,13 @@ __noinline __u32 ol_go_on(void)
 			return OL_LANE_REFUSED;
 		ol_count(OL_CNT_LANE_HELD, 1);
 	}
-	OL_WRITE(s->at, (__u16)(bpf_ktime_get_coarse_ns() / 1000000));
+	OL_WRITE(s->at, ol_tick());
 	OL_WRITE(s->seq, cpu->seq);
 	OL_WRITE(s->used, 1);
 	to = changes ? c->wish : c->lane;
 	next = ol_next_turn(c->seen, to);
 	if (ol_turn_lane(c->seen) != to &&
-	    __sync_val_compare_and_swap(turn, c->seen, next) == c->seen) {
+	    __sync_val_compare_and_swap(&t->turn, c->seen, next) == c->seen) {
 		s->lane = to;
 		s->turn = next / OL_TURN;
 		if (changes) {
@@ -839,10 +872,15 @@ __noinline __u32 ol_go_on(void)
 		if (changes && c->seen >= OL_TURN)
 			ol_count(OL_CNT_LANE_CHANGES, 1);
 	} else {
-		next = __sync_fetch_and_add(turn, OL_TURN);
+		next = __sync_fetch_and_add(&t->turn, OL_TURN);
 		if (next == c->seen)
 			s->turn = next / OL_TURN + 1;
 		to = ol_known_lane(policy, stage, next);
+		if (to != s->lane) {
+			/* Another core had it change. */
+			s->held = s->refuses = 0;
+			s->port = OL_NO_PORT;
+		}
 		s->lane = to;
 	}
 	if (o->cpu[stage] != me)

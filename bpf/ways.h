@@ -269,18 +269,29 @@ static __always_inline void ol_express_forget(__u32 slot)
 		l->nic = 0;
 }
 
+/* Takes the express lane from a slot, if no other core takes a turn at that moment. */
+static __always_inline int ol_express_left(struct ol_slot *s, struct ol_turn *t)
+{
+	__u64 seen = OL_READ(t->turn), next = ol_next_turn(seen, OL_LANE_LOCAL);
+
+	if (ol_turn_lane(seen) != OL_LANE_EXPRESS)
+		return 1;
+	if (__sync_val_compare_and_swap(&t->turn, seen, next) != seen)
+		return 0;
+	if (s->turn == (__u32)(seen / OL_TURN))
+		s->turn = next / OL_TURN;
+	return 1;
+}
+
 /* A flow leaves its way at once. Whether it may overtake itself by that, nobody has seen. */
 static __always_inline void ol_express_leave(struct ol_slot *s, __u32 slot, __u64 now)
 {
-	__u64 *turn = ol_get_turn(OL_STAGE_NIC, slot), seen, next;
+	struct ol_turn *t = ol_get_turn(OL_STAGE_NIC, slot);
 
-	if (s->lane == OL_LANE_EXPRESS && turn) {
-		seen = OL_READ(*turn);
-		next = ol_next_turn(seen, OL_LANE_LOCAL);
-		if (ol_turn_lane(seen) == OL_LANE_EXPRESS &&
-		    __sync_val_compare_and_swap(turn, seen, next) == seen &&
-		    s->turn == (__u32)(seen / OL_TURN))
-			s->turn = next / OL_TURN;
+	if (s->lane == OL_LANE_EXPRESS && t) {
+		/* Meanwhile other cores may take turns. */
+		for (int i = 0; i < 8 && !ol_express_left(s, t); i++)
+			;
 		s->lane = OL_LANE_LOCAL;
 		ol_count(OL_CNT_EXPRESS_LEFT, 1);
 	}

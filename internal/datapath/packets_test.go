@@ -214,9 +214,9 @@ func (b *bench) forget(t testing.TB, slot uint32) {
 // turn makes it the slot's first, or its second where it has a lane.
 func (b *bench) turn(t testing.TB, slot uint32, lane uint8) {
 	t.Helper()
-	turn := uint64(0)
+	var turn stagesOlTurn
 	if lane != LaneLocal {
-		turn = 1<<8 | uint64(lane+1)
+		turn.Turn = 1<<8 | uint64(lane+1)
 	}
 	if err := b.stages.OlTurns.Put(uint32(b.stage)*uint32(stagesOlLimitOL_SLOTS)+slot, turn); err != nil {
 		t.Fatal(err)

@@ -563,6 +563,13 @@ type priorityOlSparse struct {
 	Pad       [3]uint8
 }
 
+type priorityOlTurn struct {
+	_    structs.HostLayout
+	Turn uint64
+	Met  uint16
+	Pad  [27]uint16
+}
+
 type priorityOlWay uint32
 
 const (

@@ -458,6 +458,13 @@ const (
 	stagesOlTunnelKindOL_KIND_GENEVE stagesOlTunnelKind = 2
 )
 
+type stagesOlTurn struct {
+	_    structs.HostLayout
+	Turn uint64
+	Met  uint16
+	Pad  [27]uint16
+}
+
 type stagesOlUnnumberedBy uint32
 
 const (

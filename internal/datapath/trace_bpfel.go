@@ -334,6 +334,13 @@ type traceOlSlot struct {
 	Shared  uint8
 }
 
+type traceOlTurn struct {
+	_    structs.HostLayout
+	Turn uint64
+	Met  uint16
+	Pad  [27]uint16
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.

@@ -463,6 +463,13 @@ type underlayOlSlot struct {
 	Shared  uint8
 }
 
+type underlayOlTurn struct {
+	_    structs.HostLayout
+	Turn uint64
+	Met  uint16
+	Pad  [27]uint16
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.

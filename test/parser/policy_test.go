@@ -118,8 +118,18 @@ func TestACoreStandsStillForATwentiethOfTheTime(t *testing.T) {
 func TestFlowsThatShareASlotKeepTheirOrder(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds) {
+	for i := range uint64(2 * modelSeeds) {
 		run(t, bin, fmt.Sprint(seed+i), modelPackets, "share")
+	}
+}
+
+// A slot whose flows come to two cores stays on the lane that one of them gave it.
+func TestACoreUndoesNothingOfAnotherOne(t *testing.T) {
+	_, seed := seeded(t)
+	bin := compileModel(t, sanitizers)
+	for i := range uint64(modelSeeds / 4) {
+		run(t, bin, fmt.Sprint(seed+2*i), modelPackets, "helped", "share", "tcx")
+		run(t, bin, fmt.Sprint(seed+2*i+1), modelPackets, "helped", "share", "xdp")
 	}
 }
 

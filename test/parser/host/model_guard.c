@@ -20,6 +20,7 @@
  *   flood     a lane is offered more than it handles, and flows are to get to theirs and home
  *   freed     on each core a NIC's NAPI went that held packets
  *   dropped   on another core the flows' last packets were dropped before the tunnel's cell
+ *   helped    one of two cores sends flows to lanes
  *   waits     how long a core stands still for lanes
  *   busy      a lane is never empty, and never full: no packet is dropped for a change of lane
  */
@@ -40,7 +41,7 @@ static struct ol_marks the_marks[MAX_CORES * OL_MAX_TUNNELS];
 static struct ol_slot the_slots[MAX_CORES * OL_NR_STAGES * OL_SLOTS];
 static struct ol_owner the_owners[OL_SLOTS];
 static struct ol_change the_changes[MAX_CORES];
-static __u64 the_turns[OL_NR_STAGES * OL_SLOTS];
+static struct ol_turn the_turns[OL_NR_STAGES * OL_SLOTS];
 static __u64 the_counters[OL_NR_COUNTERS];
 static struct net nets = {.ns.inum = 1};
 static struct net_device underlay = {.ifindex = 1, .nd_net.net = &nets};

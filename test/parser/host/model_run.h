@@ -118,14 +118,23 @@ static void run_setting(void)
 	chance.stall_max = one_in(2) ? 100000 : 5000000;
 }
 
-/* Two flows to a slot, which come to two cores where there are two NICs. */
+/* Two flows to a slot, which come to two cores. */
 static void share_slots(void)
 {
 	int i;
 
 	opt.share = 1;
-	for (i = 0; i < nr_flows; i++)
-		flows[i].slot = flows[i / 2 * 2].slot;
+	the_policy.flags = OL_F_RESTEER;
+	nr_nics = 2;
+	for (i = 0; i < nr_nics; i++) {
+		nics[i].napi.dev = &underlay;
+		nics[i].core = (nics[0].core + i) % nr_cores;
+	}
+	nr_flows += nr_flows & 1;
+	for (i = 0; i < nr_flows; i++) {
+		flows[i].slot = i / 2 * 37;
+		flows[i].nic = i & 1;
+	}
 }
 
 /* All NICs are polled on one core, and GRO holds packets of all flows. */
@@ -262,7 +271,7 @@ static void check_dropped(void)
 	for (i = 0; i < nr_flows; i++) {
 		s = &the_slots[2 * OL_NR_STAGES * OL_SLOTS + flows[i].slot];
 		s[OL_STAGE_NIC * OL_SLOTS].seq = other->seq;
-		s[OL_STAGE_NIC * OL_SLOTS].at = now_ns / 1000000;
+		s[OL_STAGE_NIC * OL_SLOTS].at = now_ns >> OL_TICK_SHIFT;
 		s[OL_STAGE_NIC * OL_SLOTS].used = 1;
 		s[OL_STAGE_POD * OL_SLOTS] = s[OL_STAGE_NIC * OL_SLOTS];
 		the_slots[OL_STAGE_NIC * OL_SLOTS + flows[i].slot].shared = 1;
@@ -276,6 +285,18 @@ static void check_dropped(void)
 
 static __u64 deadline;
 
+/* What the cores of a flow, and of those that share its slot, are to send to lanes. */
+static __u32 steered(int flow)
+{
+	__u32 flags = 0;
+	int i;
+
+	for (i = 0; i < nr_flows; i++)
+		if (flows[i].slot == flows[flow].slot && flows[i].sent)
+			flags |= the_policy.core_flags[nics[flows[i].nic].core];
+	return flags;
+}
+
 /* Are all flows where the policy wants them, or is it too late? */
 static int settled(void)
 {
@@ -284,14 +305,14 @@ static int settled(void)
 	for (s = from; s < OL_NR_STAGES; s++)
 		for (i = 0; i < nr_flows; i++) {
 			int out = last_lane[s][flows[i].slot] != OL_LANE_LOCAL;
-			int core = nics[flows[i].nic].core;
+			__u32 flags = steered(i);
 
 			/* A pod's hop goes on from core 1 only. */
-			if (s == OL_STAGE_POD && the_policy.core_flags[core])
-				core = 1;
+			if (s == OL_STAGE_POD && flags)
+				flags = the_policy.core_flags[1];
 			if (!flows[i].sent)
 				continue;
-			if (out != (the_policy.core_flags[core] >> s & 1))
+			if (out != (int)(flags >> s & 1))
 				return now_ns >= deadline;
 		}
 	return 1;
@@ -330,7 +351,7 @@ static void check_flood(void)
 	 * when the pipeline is switched off.
 	 */
 	the_policy.core_flags[0] = 0;
-	if (opt.xdp || opt.share)
+	if (opt.xdp)
 		the_policy.core_flags[3] = 0;
 	flood_until_settled("home");
 	the_policy.core_flags[3] = 0;
@@ -382,6 +403,30 @@ static void check_busy(void)
 		     i, flows[i].dropped, refused);
 }
 
+/* Of the cores whose flows share slots only one is helped: the others do not undo that. */
+static void check_helped(void)
+{
+	__u32 before[OL_NR_STAGES][OL_SLOTS];
+	int i, stage = opt.xdp ? OL_STAGE_NIC : OL_STAGE_TUNNEL;
+
+	opt.window = 4;
+	one_slow_lane();
+	cores[1].slow = 0;
+	the_policy.core_flags[0] = 1 << stage;
+	to_send = 1 << 30;
+	pause_for(BUSY_MOST_NS);
+	memcpy(before, changes, sizeof(before));
+	pause_for(BUSY_MOST_NS);
+	for (i = 0; i < nr_flows; i++) {
+		MUST(last_lane[stage][flows[i].slot] != OL_LANE_LOCAL, "slot %u is not on its lane",
+		     flows[i].slot);
+		MUST(changes[stage][flows[i].slot] == before[stage][flows[i].slot],
+		     "slot %u goes to and fro: %u changes", flows[i].slot,
+		     changes[stage][flows[i].slot] - before[stage][flows[i].slot]);
+	}
+	to_send = 0;
+}
+
 /*
  * A core whose flows are to leave lanes on all others stands still for a twentieth of the time, and
  * for no core that stands still for it.
@@ -413,7 +458,8 @@ int main(int argc, char **argv)
 
 	rnd_state = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
 	start_cores(argc > 3 && (!strcmp(argv[3], "flood") || !strcmp(argv[3], "busy") ||
-				 !strcmp(argv[3], "waits") || !strcmp(argv[3], "dropped"))
+				 !strcmp(argv[3], "helped") || !strcmp(argv[3], "waits") ||
+				 !strcmp(argv[3], "dropped"))
 			    ? MAX_CORES
 			    : 2 + below(MAX_CORES - 1));
 	run_setting();
@@ -438,6 +484,8 @@ int main(int argc, char **argv)
 			instead = check_busy;
 		else if (!strcmp(argv[i], "freed"))
 			instead = check_freed;
+		else if (!strcmp(argv[i], "helped"))
+			instead = check_helped;
 		else if (!strcmp(argv[i], "waits"))
 			instead = check_waits;
 		else if (!strcmp(argv[i], "dropped"))
