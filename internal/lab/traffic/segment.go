@@ -18,6 +18,7 @@ type SegmentConfig struct {
 	Flows []Flow // all through the tunnel, or all outside of it
 	Size  int    // UDP payload in bytes, without fragments
 	Rate  float64
+	Burst int // datagrams of a flow that are sent at once; 0: as many as the kernel takes, and come in 1 ms
 	Core  int
 }
 
@@ -47,6 +48,9 @@ func StartSegments(b *bed.Bed, cfg SegmentConfig) (*Segments, error) {
 		s, err := newStream(b, &cfg.Flows[i], cfg.Size)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("start paced generator: %w", err), closeStreams(streams))
+		}
+		if cfg.Burst > 0 {
+			s.burst = min(s.burst, cfg.Burst)
 		}
 		streams = append(streams, s)
 	}
