@@ -143,7 +143,7 @@ enum ol_counter {
 	OL_CNT_POD_STEERED,  /* of these, sent to a lane of the pod stage */
 	OL_CNT_LANE_CHANGES, /* a flow slot went on on another lane, drained before */
 	OL_CNT_LANE_HELD,    /* a wish to change that waits for the old lane to drain, per poll */
-	OL_CNT_ADOPTED,	     /* a flow slot that came from another core kept its lane */
+	OL_CNT_ADOPTED,	     /* a flow slot came to a core after another one had sent of it */
 	OL_CNT_XDP_OVERLAY,  /* frames for our tunnels, as XDP saw them */
 	OL_CNT_XDP_LANE,     /* of these, sent to a cpumap lane */
 	OL_CNT_XDP_DROP,     /* frames that a full cpumap lane dropped */

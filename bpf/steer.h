@@ -452,14 +452,14 @@ static __always_inline int ol_core_left(const struct ol_change *c, __u32 core)
 	if (!policy || stage >= OL_NR_STAGES)
 		return 0;
 	seq = OL_READ(s->seq);
-	/* Frames for a lane pass no cell there. */
 	if (stage != OL_STAGE_NIC)
 		handed = ol_handed_on_by(core, tunnel, seq);
 	else if (lane == OL_LANE_LOCAL)
+		/* Nothing tells of a packet that was dropped on its way to the tunnel's cell. */
 		handed = ol_passed_on_by(core, tunnel, seq);
 	else
+		/* Frames for a lane pass no cell there. */
 		handed = ol_handed_on_by(core, OL_NO_CELL, seq);
-	/* The tunnel's cell is not polled for a packet that was dropped on its way there. */
 	if (!handed)
 		return core == this_cpu ? -1 : ol_sent_long_ago(s);
 	if (c->handed == OL_ASK_HANDED)

@@ -34,7 +34,7 @@ type Counters struct {
 	PodSteered  uint64 // of these, sent to a lane of the pod stage
 	LaneChanges uint64 // changes of lane that the order guard let pass
 	LaneHeld    uint64 // polls in which a wish for another lane had to wait
-	Adopted     uint64 // flows that came from another core
+	Adopted     uint64 // polls to which a slot came after another core had sent of it
 	XDPOverlay  uint64 // frames for our tunnels, as XDP saw them
 	XDPLane     uint64 // of these, sent to a cpumap lane
 	XDPDrop     uint64 // frames that a full cpumap lane dropped

@@ -65,7 +65,7 @@ func others() (runs []run) {
 		case by == expressed:
 			flows = 80 // each changes its way but once when it is switched
 			// What drops packets on purpose is a program on the tunnel: none goes past that.
-			loads = slices.DeleteFunc(loads, func(l load) bool { return l == lossy })
+			loads = []load{paced, open, flooded}
 		}
 		for _, scene := range scenes {
 			for _, l := range loads {

@@ -123,7 +123,6 @@ static void share_slots(void)
 {
 	int i;
 
-	opt.share = 1;
 	the_policy.flags = OL_F_RESTEER;
 	nr_nics = 2;
 	for (i = 0; i < nr_nics; i++) {

@@ -82,7 +82,6 @@ static struct {
 	__u64 foreign; /* one turn in so many is a poll of somebody else's device; 0: none */
 	__u64 netpoll; /* one decision in so many is followed by a poll without a budget; 0: none */
 	int turns;     /* what has work is polled in turn, as net_rx_action() does */
-	int share;     /* flows share slots */
 	int window;    /* packets of a flow that may be on their way; 0: any number */
 } opt;
 
