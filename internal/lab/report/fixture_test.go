@@ -55,12 +55,12 @@ func udpSeries(rounds int) Result {
 		extra map[string]float64
 	}{
 		{"host", 3.4, map[string]float64{GeneratorIdle: 0.021}},
-		{"overlay", 1, nil},
+		{"overlay", 1, map[string]float64{LoadOf(0): 1, LoadOf(1): 0.04}},
 		{"overlay-xdp", 0.97, nil},
 		{"rps", 0.9, nil},
 		{"rps-best", 1.17, nil},
 		{"threaded", 0, nil},
-		{"pipeline", 1.22, map[string]float64{Acted: 0.997, LaneChanges: 51}},
+		{"pipeline", 1.22, map[string]float64{Acted: 0.997, LaneChanges: 51, LoadOf(0): 0.62, LoadOf(10): 0.998}},
 		{"pipeline-xdp", 1.33, map[string]float64{Acted: 1, LaneChanges: 48}},
 		{"aggregate", 1.01, map[string]float64{Acted: 0.12, LaneChanges: 0}},
 	}

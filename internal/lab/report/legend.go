@@ -3,6 +3,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -45,6 +46,35 @@ func (r Result) idle() string {
 	return strings.Join(parts, ", ")
 }
 
+// loaded are the cores that receive for a tenth of their time or more per variant, the busiest first, for a
+// reader who asks which core is the limit.
+func (r Result) loaded() string {
+	var parts []string
+	for _, v := range r.Variants {
+		type load struct {
+			core  string
+			share float64
+		}
+		var loads []load
+		for name, m := range v.Metrics {
+			if core, ok := strings.CutPrefix(name, loadOf); ok && m.Median >= 0.1 {
+				loads = append(loads, load{core, float64(m.Median)})
+			}
+		}
+		slices.SortFunc(loads, func(a, b load) int {
+			return cmp.Or(cmp.Compare(b.share, a.share), cmp.Compare(a.core, b.core))
+		})
+		text := v.Name
+		for _, l := range loads {
+			text += fmt.Sprintf(" %s: %s", l.core, percent(l.share))
+		}
+		if len(loads) > 0 {
+			parts = append(parts, text)
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
 func (r Result) legend(w io.Writer) {
 	fmt.Fprintln(w)
 	say := func(text string) {
@@ -54,6 +84,9 @@ func (r Result) legend(w io.Writer) {
 	}
 	if idle := r.idle(); idle != "" {
 		say("Generator idle, median: " + idle + ".")
+	}
+	if loaded := r.loaded(); loaded != "" {
+		say("Cores that receive, by their load, median: " + loaded + ".")
 	}
 	for _, text := range r.method() {
 		say(text)

@@ -4,6 +4,7 @@ package report
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -53,6 +54,12 @@ const (
 	MinGeneratorIdle = 0.05
 )
 
+// loadOf begins the metrics of single cores.
+const loadOf = "load_core_"
+
+// LoadOf is the metric of the share 0..1 of its time that a core receives.
+func LoadOf(core int) string { return loadOf + strconv.Itoa(core) }
+
 // Direction says which way a metric improves.
 type Direction int
 
@@ -65,7 +72,7 @@ const (
 // DirectionOf returns the direction of a metric by its name.
 func DirectionOf(metric string) Direction {
 	switch {
-	case strings.HasPrefix(metric, "offered"):
+	case strings.HasPrefix(metric, "offered"), strings.HasPrefix(metric, loadOf):
 		return Neutral
 	case isCount(metric) && metric != LaneChanges && metric != Waited:
 		return Lower

@@ -5,6 +5,7 @@ package scenario
 import (
 	"context"
 	"errors"
+	"maps"
 	"math"
 	"time"
 
@@ -51,6 +52,7 @@ func measureTCP(ctx context.Context, e *env) (map[string]float64, error) {
 	}
 	values[report.Gbps] = res.Gbps
 	values[report.CoreSpread] = deviation(loads)
+	maps.Copy(values, e.coreLoads(loads))
 	if res.Gbps > 0 {
 		values[report.CPUPerGB] = sum(loads) / (res.Gbps / 8)
 	}

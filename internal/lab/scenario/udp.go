@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/overlane/overlane/internal/lab/report"
@@ -123,8 +125,24 @@ func (e *env) udpValues(t *taken) map[string]float64 {
 		report.Dropped:       float64(max(t.accepted, t.total.Received) - t.total.Received),
 		report.GeneratorIdle: t.idle,
 	}
+	loads := make([]float64, len(t.usage.Cores))
+	for core, busy := range t.usage.Cores {
+		loads[core] = busy.Seconds() / t.span.Seconds()
+	}
+	maps.Copy(v, e.coreLoads(loads))
 	if t.delivered > 0 {
 		v[report.CPUPerMpkt] = t.usage.Busy().Seconds()/float64(t.delivered)*1e6 - e.checkerNS/1e3
+	}
+	return v
+}
+
+// coreLoads are those of the cores that have a part in receiving, of all cores'.
+func (e *env) coreLoads(all []float64) map[string]float64 {
+	v := map[string]float64{}
+	for _, core := range slices.Concat(e.cores.NIC, e.cores.Steer, e.cores.Servers) {
+		if core < len(all) {
+			v[report.LoadOf(core)] = all[core]
+		}
 	}
 	return v
 }
