@@ -212,6 +212,7 @@ func newLabRunCmd() *cobra.Command {
 	f.IntVar(&cfg.Size, "size", 0, "bytes in a datagram, or written to a TCP connection at a time (default: the scenario's own)")
 	f.Float64Var(&cfg.Load, "load", 0, "background load, as a share of saturation (default: the scenario's own)")
 	f.BoolVar(&cfg.Awake, "awake", false, "keep the machine's cores from halting meanwhile (/dev/cpu_dma_latency): what saves work lets them halt, and to wake takes its time")
+	f.BoolVar(&cfg.DaemonLog, "daemon-log", false, "print to standard error what each daemon logged, when it ends")
 	f.IntVar(&cfg.Busy, "busy", 0, "of the cores that may take work and poll no queue, how many a further program keeps busy all the time")
 	f.IntVar(&cfg.Batch, "batch", 0, "frames in a micro-flow, in variants that have them (default: overlane's own)")
 	slowFlag(cmd, &cfg)

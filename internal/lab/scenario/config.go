@@ -34,10 +34,12 @@ type Config struct {
 	Busy     int     // cores that lanes may be on and a further program keeps busy
 	Batch    int     // frames in a micro-flow; 0: the product's own number
 	Awake    bool    // cores of the machine do not halt meanwhile
-	Binary   string  // the program that pipeline variants start; default this one
-	Command  string  // what to type to get this series again
-	clients  int     // of a server, where the scenario has one
-	Log      io.Writer
+	// DaemonLog has Log take what each daemon logged, when it ends.
+	DaemonLog bool
+	Binary    string // the program that pipeline variants start; default this one
+	Command   string // what to type to get this series again
+	clients   int    // of a server, where the scenario has one
+	Log       io.Writer
 }
 
 const (

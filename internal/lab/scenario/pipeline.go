@@ -438,6 +438,9 @@ func (d *daemon) overtook(mode string) map[string]float64 {
 }
 
 func (d *daemon) end() error {
+	if d.env.cfg.DaemonLog {
+		defer func() { d.env.logf("what the daemon logged:\n%s", d.proc.Logged()) }()
+	}
 	if err := d.proc.Stop(d.env.slowly(stopPatience)); err != nil {
 		return fmt.Errorf("end the daemon: %w", err)
 	}

@@ -151,6 +151,12 @@ func (p *Process) Output() []byte {
 }
 
 // lastWords are the last lines of what an ended program printed.
+// Logged waits for the end and returns what the program wrote to its standard error.
+func (p *Process) Logged() string {
+	<-p.done
+	return p.errs.String()
+}
+
 func (p *Process) lastWords() string {
 	<-p.done
 	text := strings.TrimSpace(p.errs.String())
