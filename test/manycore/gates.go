@@ -151,12 +151,15 @@ func rowOf(variants string) Command {
 	return Command{Name: "overlane", Args: append(slices.Clone(row), "--variants", variants)}
 }
 
+// compared is the variant of the gates' row that is compared between quanta. What RPS makes differs by 6 % between
+// runs of one machine, whatever the quantum.
+const compared = "overlay"
+
 // Even tries how the cores of a machine scale, and whether it matters how finely they take turns.
 func (b *Bench) Even(ctx context.Context, m Machine, dir string, say func(string, ...any)) (Gates, error) {
 	commands := []Command{{Name: "spin"}}
 	if m.CPUs > 1 {
-		// What RPS makes differs by 6 % between runs of one machine, whatever the quantum.
-		commands = append(commands, rowOf("overlay"))
+		commands = append(commands, rowOf(compared))
 	}
 	try := func(name string, m Machine) (s spun, k map[string]float64, err error) {
 		said, err := b.run(ctx, m, dir, name, say, commands...)
@@ -191,7 +194,7 @@ func (b *Bench) Even(ctx context.Context, m Machine, dir string, say func(string
 		wake = waking
 	}
 	return append(gs, near("wakeup there and back, "+turns, finely.PingPong/spun.PingPong, 1, wake),
-		near("udp-one overlay, "+turns, fine["overlay"]/coarse["overlay"], 1, invariance)), nil
+		near("udp-one "+compared+", "+turns, fine[compared]/coarse[compared], 1, invariance)), nil
 }
 
 // Pair is a machine of two such cores.

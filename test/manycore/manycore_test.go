@@ -128,7 +128,7 @@ func recorded(t *testing.T, b *Bench, which string, m Machine, try func(context.
 	if m.Lines != (Lines{}) {
 		made += b.Emulator.Plugin
 	}
-	what := fmt.Sprint(which, m, made, b.Kernels[m.Kernel].Release, row, native, taken, waking)
+	what := fmt.Sprint(which, m, made, b.Kernels[m.Kernel].Release, row, compared, native, taken, waking)
 	record := filepath.Join(cacheDir(), "manycore-gates", fmt.Sprintf("%.8x.json", sha256.Sum256([]byte(what))))
 	if data, err := os.ReadFile(record); err == nil && (!*again || fresh[record]) && json.Unmarshal(data, &gs) == nil {
 		t.Log("on record: ", record)

@@ -150,10 +150,7 @@ func (e *env) tcpWindow(ctx context.Context) (loads []float64, values map[string
 		if err != nil {
 			return err
 		}
-		span := time.Since(start).Seconds()
-		for _, busy := range z.Since(a).Cores {
-			loads = append(loads, busy.Seconds()/span)
-		}
+		loads = z.Since(a).Loads(time.Since(start))
 		is, err := e.tcpCounters()
 		values = map[string]float64{}
 		for name, n := range is {

@@ -125,11 +125,7 @@ func (e *env) udpValues(t *taken) map[string]float64 {
 		report.Dropped:       float64(max(t.accepted, t.total.Received) - t.total.Received),
 		report.GeneratorIdle: t.idle,
 	}
-	loads := make([]float64, len(t.usage.Cores))
-	for core, busy := range t.usage.Cores {
-		loads[core] = busy.Seconds() / t.span.Seconds()
-	}
-	maps.Copy(v, e.coreLoads(loads))
+	maps.Copy(v, e.coreLoads(t.usage.Loads(t.span)))
 	if t.delivered > 0 {
 		v[report.CPUPerMpkt] = t.usage.Busy().Seconds()/float64(t.delivered)*1e6 - e.checkerNS/1e3
 	}

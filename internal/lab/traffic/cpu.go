@@ -109,6 +109,15 @@ func minus(a, b []time.Duration) []time.Duration {
 // Busy is the time that all cores spent receiving packets.
 func (u Usage) Busy() time.Duration { return sum(u.Cores) }
 
+// Loads are the shares 0..1 of a span that each core spent receiving packets.
+func (u Usage) Loads(span time.Duration) []float64 {
+	loads := make([]float64, len(u.Cores))
+	for core, busy := range u.Cores {
+		loads[core] = busy.Seconds() / span.Seconds()
+	}
+	return loads
+}
+
 // Others is the time of other programs on all cores.
 func (u Usage) Others() time.Duration { return sum(u.Foreign) }
 

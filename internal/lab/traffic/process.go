@@ -150,13 +150,13 @@ func (p *Process) Output() []byte {
 	return p.out.Bytes()
 }
 
-// lastWords are the last lines of what an ended program printed.
-// Logged waits for the end and returns what the program wrote to its standard error.
+// Logged is what the program has written to its standard error, once it has ended.
 func (p *Process) Logged() string {
 	<-p.done
 	return p.errs.String()
 }
 
+// lastWords are the last lines of what an ended program printed.
 func (p *Process) lastWords() string {
 	<-p.done
 	text := strings.TrimSpace(p.errs.String())
