@@ -54,10 +54,7 @@ static __always_inline struct core *this_core(void)
 	return bpf_map_lookup_elem(&cores, &zero);
 }
 
-/*
- * A thread may run for seconds without being switched, and a long stretch is
- * added up bit by bit, so that a reader does not miss what still goes on.
- */
+/* The reader adds the stretch that goes on. */
 static __always_inline void change(struct core *c, __u32 softirq, __u32 thread)
 {
 	bool was = c->softirq || c->thread, is = softirq || thread;

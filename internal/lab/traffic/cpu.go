@@ -72,26 +72,37 @@ func (c *CPUClock) SetThreads(tids []int) error {
 
 // Usage is CPU time since the clock started.
 type Usage struct {
-	// Cores is the time that each core spent receiving packets, up to its last
-	// softirq or task switch.
+	// Cores is the time that each core spent receiving packets.
 	Cores []time.Duration
 	// Foreign is the time on each core of programs that are not the lab's.
 	Foreign []time.Duration
 }
 
-// Read reads the clock.
+// Read reads the clock. The programs add a stretch when it ends: what goes on now, such as a thread that
+// polls for seconds, is added here.
 func (c *CPUClock) Read() (Usage, error) {
 	var cores []bpf.CPUCore
+	now := monotonic()
 	if err := c.objs.Cores.Lookup(uint32(0), &cores); err != nil {
 		return Usage{}, fmt.Errorf("read CPU clock: %w", err)
 	}
 	var u Usage
 	for _, c := range cores {
-		u.Cores = append(u.Cores, time.Duration(c.BusyNs))
-		u.Foreign = append(u.Foreign, time.Duration(c.ForeignNs))
+		busy, foreign := c.BusyNs, c.ForeignNs
+		if c.Softirq != 0 || c.Thread != 0 {
+			busy += sinceThen(now, c.Since)
+		}
+		if c.ForeignSince != 0 {
+			foreign += sinceThen(now, c.ForeignSince)
+		}
+		u.Cores = append(u.Cores, time.Duration(busy))
+		u.Foreign = append(u.Foreign, time.Duration(foreign))
 	}
 	return u, nil
 }
+
+// sinceThen is 0 for what began after now: the clock was read first.
+func sinceThen(now, then uint64) uint64 { return now - min(then, now) }
 
 // Since returns what was added since an earlier reading.
 func (u Usage) Since(before Usage) Usage {

@@ -2,11 +2,7 @@
 
 package traffic
 
-import (
-	"testing"
-
-	"golang.org/x/sys/unix"
-)
+import "testing"
 
 // What spins takes its core's time until it is stopped, and then none.
 func TestSpinnersKeepCoresBusy(t *testing.T) {
@@ -14,15 +10,8 @@ func TestSpinnersKeepCoresBusy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	used := func() int64 {
-		var ts unix.Timespec
-		// The clock of another thread's CPU time.
-		if err := unix.ClockGettime(int32(^s.threads[0].tid<<3|6), &ts); err != nil {
-			t.Fatal(err)
-		}
-		return ts.Nano()
-	}
-	for was := used(); used() == was; {
+	tid := s.threads[0].tid
+	for was := threadTime(t, tid); threadTime(t, tid) == was; {
 	}
 	if err := s.Stop(); err != nil {
 		t.Error(err)
