@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -10,6 +11,13 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+)
+
+// In a trial a mechanism is switched by the policy map, window by window: for the time of settling
+// flows change their lanes, then it is measured. A window that the daemon ends late is the longer.
+const (
+	trialSettles  = 20 * time.Millisecond
+	trialMeasures = 35 * time.Millisecond
 )
 
 // trial lets a mechanism show whether it pays.
@@ -24,15 +32,14 @@ type trial struct {
 	on     bool // it is to act
 	// settles: it has just been switched, and the window is to begin.
 	settles bool
-	settle  time.Duration // how long that takes at least
+	settle  time.Duration // how long that takes; 0: trialSettles
 	reason  string        // empty: nobody asked
 }
 
 // forGoodput: more packets a second, and none of them late for it.
 var forGoodput = governor.Terms{
-	Goal:  governor.Goodput,
-	Clear: 1.25,
-	Keep:  map[governor.Metric]float64{governor.Goodput: 1, governor.Wait: 0.5},
+	Goal: governor.Goodput,
+	Keep: map[governor.Metric]float64{governor.Goodput: 1, governor.Wait: 0.5},
 }
 
 func newTrial(t governor.Terms) trial {
@@ -178,15 +185,14 @@ func (d *Daemon) trying() *trial {
 // window is how long it is to be until the next window ends.
 func (d *Daemon) window() time.Duration {
 	t := d.trying()
-	if t == nil {
+	switch {
+	case t == nil:
 		return d.heed.window()
-	}
-	settles, measures := t.judge.Windows()
-	if t.settles {
-		return max(t.settle, settles)
+	case t.settles:
+		return cmp.Or(t.settle, trialSettles)
 	}
 	// It began when it was read what has come until then, and the rest of that step took its time.
-	return max(measures-time.Since(t.meter.from.at), time.Millisecond)
+	return max(trialMeasures-time.Since(t.meter.from.at), time.Millisecond)
 }
 
 // settled begins a trial's window, where what is to be measured has just been switched; it returns

@@ -67,10 +67,6 @@ func NewJudge(t Terms, seed uint64) *Judge { return &Judge{terms: t, seed: seed}
 // Trying tells whether a trial is under way: windows are to be short.
 func (j *Judge) Trying() bool { return j.trial != nil }
 
-// Windows are how long the trial that is under way has flows settle before a window, and how long it
-// measures then.
-func (j *Judge) Windows() (settles, measures time.Duration) { return j.trial.windows() }
-
 // Known are the verdicts that are remembered, the latest last.
 func (j *Judge) Known() []Finding { return slices.Clone(j.known) }
 
@@ -92,10 +88,6 @@ func (j *Judge) Step(now time.Time, s Situation, w Window) (act bool, reason str
 		if less := s.Rate < muchLess*before; !over && j.less.raised(now, less, lessFor) {
 			v, over = j.trial.verdict(Undecided, ""), true
 			v.Reason = fmt.Sprintf("less comes since it is on trial, %.2f times", s.Rate/before)
-		}
-		if over && !j.trial.long && v.Outcome == Better && v.Ratios[j.terms.Goal] < j.terms.Clear {
-			j.seed++
-			j.trial, over = j.trial.again(now, j.seed), false
 		}
 		if !over {
 			return j.trial.On(), j.trial.Progress()

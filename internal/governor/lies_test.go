@@ -28,7 +28,7 @@ func newNode(seed uint64) *node {
 }
 
 func (n *node) step() {
-	w := n.next(n.judge, n.acts)
+	w := n.next(n.judge.Trying(), n.acts)
 	c := Core{Movable: 0.6, Rate: float64(w.Frames) / w.Elapsed.Seconds()}
 	c.Overlay = c.Rate
 	if w.Saturated {

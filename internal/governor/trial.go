@@ -20,7 +20,6 @@ import (
 // only so often that hardly anything is lost meanwhile. The zero value is not ready; use NewTrial.
 type Trial struct {
 	terms   Terms
-	long    bool // windows are long
 	dice    *rand.Rand
 	last    time.Time     // the last window ended
 	clock   time.Duration // how long the trial lasts, also where the node's clock jumps
@@ -102,10 +101,6 @@ type Terms struct {
 	Goal Metric
 	// Keep are what must not become worse, by more than such a factor of what it was (1: at all).
 	Keep map[Metric]float64
-	// Clear is a gain that is believed after short windows. A smaller one has to show again in long
-	// windows: a TCP sender, and a scheduler that shares a core between it and softirqs, take longer to
-	// answer than a short window lasts. 0: any gain is believed.
-	Clear float64
 	// Holds is how long a verdict holds at first; 0: half a minute.
 	Holds time.Duration
 }
@@ -142,11 +137,8 @@ const (
 	// A trial is given up when it looks worse with the mechanism, by suspect, and a bet that it does
 	// not gain as much as large has won doubtful: to go on would cost more than it may find out.
 	doubtful, large, suspect = 50, 1.1, 0.97
-	// longest is when a trial is given up, longestLong one of long windows, mostVoid how many windows in a
-	// row may tell nothing.
-	longest, longestLong, mostVoid = 8 * time.Second, 20 * time.Second, 20
-	shortSettles, shortMeasures    = 20 * time.Millisecond, 35 * time.Millisecond
-	longSettles, longMeasures      = 100 * time.Millisecond, 300 * time.Millisecond
+	// longest is when a trial is given up, mostVoid how many windows in a row may tell nothing.
+	longest, mostVoid = 8 * time.Second, 20
 	// keepPairs is how many groups tell that nothing else suffers much.
 	keepPairs = 5
 	// worthwhile is the least gain for which a mechanism is switched on.
@@ -172,37 +164,9 @@ func NewTrial(now time.Time, terms Terms, seed uint64) *Trial {
 // On tells whether the mechanism is to act in the window that comes.
 func (t *Trial) On() bool { return !t.resting && len(t.group) == t.place }
 
-// again begins one of long windows, for a gain that short ones have shown and that is not clear.
-func (t *Trial) again(now time.Time, seed uint64) *Trial {
-	next := NewTrial(now, t.terms, seed)
-	next.long = true
-	return next
-}
-
-// windows are how long flows have to follow the switch before a window, and how long the window is to be
-// then: it is the longer where the daemon comes late.
-func (t *Trial) windows() (settles, measures time.Duration) {
-	if t.long {
-		return longSettles, longMeasures
-	}
-	return shortSettles, shortMeasures
-}
-
-// lasts is when the trial is given up.
-func (t *Trial) lasts() time.Duration {
-	if t.long {
-		return longestLong
-	}
-	return longest
-}
-
 // Progress says how far it is, in words.
 func (t *Trial) Progress() string {
-	windows := ""
-	if t.long {
-		windows = " in long windows"
-	}
-	return fmt.Sprintf("on trial%s for %.1f s, %.0f at most: pair %d", windows, t.clock.Seconds(), t.lasts().Seconds(), len(t.with)+1)
+	return fmt.Sprintf("on trial for %.1f s, %.0f at most: pair %d", t.clock.Seconds(), longest.Seconds(), len(t.with)+1)
 }
 
 // next begins a group, or has it wait.
@@ -265,7 +229,7 @@ func (t *Trial) Add(now time.Time, w Window) (v Verdict, over bool) {
 		return v, true
 	case t.void >= mostVoid:
 		return t.verdict(Undecided, "it cannot be compared: "+t.why), true
-	case t.clock >= t.lasts():
+	case t.clock >= longest:
 		return t.verdict(Undecided, "whether it pays does not show"), true
 	}
 	return Verdict{}, false

@@ -22,7 +22,6 @@ type bench struct {
 	capacity      float64
 	offered       func(since time.Duration) float64
 	effect, waits float64
-	after         float64 // what effect is from a tenth of a second on; 0: what it was
 	jumps, steals bool
 	noise         float64 // differs from window to window
 	wanders       float64 // changes within some tenths of a second
@@ -68,10 +67,6 @@ func (b *bench) window(d time.Duration, act bool) Window {
 		on = 1 - on
 	}
 	b.pass(d / 2)
-	effect := b.effect
-	if b.after > 0 && act && b.now.Sub(b.switched) > 100*time.Millisecond {
-		effect = b.after
-	}
 	swell := math.Sin(2 * math.Pi * b.now.Sub(b.began).Seconds() / 3)
 	speed := b.speed * math.Exp(b.noise*b.rng.NormFloat64()+b.wanders*b.strays+b.swells*swell)
 	if b.steals {
@@ -84,7 +79,7 @@ func (b *bench) window(d time.Duration, act bool) Window {
 		}
 		speed *= max(float64(left)/float64(slices), 0.01)
 	}
-	capacity, wait := b.capacity*speed*(1+on*(effect-1)), 1e6/speed*(1+on*(b.waits-1))
+	capacity, wait := b.capacity*speed*(1+on*(b.effect-1)), 1e6/speed*(1+on*(b.waits-1))
 	w.Acted = on
 	offered := b.offered(b.now.Sub(b.began))
 	rate := min(offered, capacity)
@@ -108,6 +103,9 @@ func (b *bench) pass(d time.Duration) {
 	b.strays = keep*b.strays + math.Sqrt(1-keep*keep)*b.rng.NormFloat64()
 }
 
+// What the daemon asks for in a trial: to settle, and then to measure.
+const settle, short = 20 * time.Millisecond, 35 * time.Millisecond
+
 // late is how much longer that takes.
 func (b *bench) late(act bool) time.Duration {
 	ms := b.rng.ExpFloat64() / 2
@@ -121,15 +119,13 @@ func (b *bench) late(act bool) time.Duration {
 }
 
 // try lets a window of a trial pass, as the daemon does it.
-func (b *bench) try(t *Trial) Window {
-	settles, measures := t.windows()
-	act := t.On()
+func (b *bench) try(act bool) Window {
 	begin := b.now
 	if act != b.acts {
 		b.acts, b.switched = act, b.now
-		b.pass(settles + b.late(act))
+		b.pass(settle + b.late(act))
 	}
-	length := measures + b.late(act)
+	length := short + b.late(act)
 	if b.uneven {
 		length = time.Duration((1 + 3*b.rng.Float64()) * float64(length))
 	}
@@ -141,9 +137,9 @@ func (b *bench) try(t *Trial) Window {
 }
 
 // next lets the window pass for which the daemon asks.
-func (b *bench) next(j *Judge, act bool) Window {
-	if j.Trying() {
-		return b.try(j.trial)
+func (b *bench) next(trying, act bool) Window {
+	if trying {
+		return b.try(act)
 	}
 	return b.window(100*time.Millisecond, act)
 }
@@ -167,14 +163,14 @@ func (b *bench) run(terms Terms, seed uint64) (Verdict, time.Duration) {
 	began := b.now
 	t := NewTrial(began, terms, seed)
 	for {
-		w := b.try(t)
+		w := b.try(t.On())
 		if v, over := t.Add(b.now, w); over {
 			return v, b.now.Sub(began)
 		}
 	}
 }
 
-var forGoodput = Terms{Goal: Goodput, Clear: 1.25, Keep: map[Metric]float64{Goodput: 1, Wait: 0.5}}
+var forGoodput = Terms{Goal: Goodput, Keep: map[Metric]float64{Goodput: 1, Wait: 0.5}}
 
 // noises are what machines do.
 var noises = map[string]func(*bench){
