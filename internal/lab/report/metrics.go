@@ -57,8 +57,7 @@ const (
 // loadOf begins the metrics of single cores.
 const loadOf = "load_core_"
 
-// LoadOf is the metric of the share 0..1 of its time that a core receives. A thread that polls all the time is
-// counted up to when it was last switched: in a window of half a second half of it may be missing.
+// LoadOf is the metric of the share 0..1 of its time that a core receives.
 func LoadOf(core int) string { return loadOf + strconv.Itoa(core) }
 
 // Direction says which way a metric improves.
