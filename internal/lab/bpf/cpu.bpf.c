@@ -90,13 +90,15 @@ int softirq_entry(__u64 *ctx)
 	return 0;
 }
 
+/* A thread may have been named since it came onto its core, where it stays. */
 SEC("tp_btf/softirq_exit")
 int softirq_exit(__u64 *ctx)
 {
 	struct core *c = this_core();
+	__u32 pid = bpf_get_current_pid_tgid();
 
 	if (c && (__u32)ctx[0] == NET_RX)
-		change(c, 0, c->thread);
+		change(c, 0, bpf_map_lookup_elem(&threads, &pid) != 0);
 	return 0;
 }
 

@@ -47,7 +47,7 @@ func NewCPUClock() (*CPUClock, error) {
 }
 
 // SetThreads says which kernel threads receive packets. It is to be called
-// before they do: a thread is noticed when it comes onto its core.
+// before they do: a thread is noticed when it comes onto its core, or when a receive softirq ends there.
 func (c *CPUClock) SetThreads(tids []int) error {
 	var old []uint32
 	var key uint32

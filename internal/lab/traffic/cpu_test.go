@@ -10,8 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A thread that stays on its core counts while it does, and not only once it is switched.
+// A thread that stays on its core counts while it does, and not only once it is switched, also where the clock is
+// told of it when it is there already.
 func TestCPUClockCountsWhatGoesOn(t *testing.T) {
+	for name, late := range map[string]bool{"before": false, "while it runs": true} {
+		t.Run(name, func(t *testing.T) { countsWhatGoesOn(t, late) })
+	}
+}
+
+func countsWhatGoesOn(t *testing.T, late bool) {
 	clock, err := NewCPUClock()
 	if err != nil {
 		t.Fatal(err)
@@ -21,8 +28,15 @@ func TestCPUClockCountsWhatGoesOn(t *testing.T) {
 	var runs, stop atomic.Bool
 	// In real time, so that no other thread takes its core.
 	spins, err := startThread(loopback(t), 0, urgent, func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
 		<-begin
 		for runs.Store(true); !stop.Load(); {
+			// Each is received in a softirq of this thread's; no socket takes it.
+			_ = unix.Sendto(fd, nil, 0, &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}})
 		}
 		return nil
 	})
@@ -35,12 +49,22 @@ func TestCPUClockCountsWhatGoesOn(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	err = clock.SetThreads([]int{spins.tid})
+	tell := func() {
+		if err == nil {
+			err = clock.SetThreads([]int{spins.tid})
+		}
+	}
+	if !late {
+		tell()
+	}
 	close(begin)
+	for !runs.Load() {
+	}
+	if late {
+		tell()
+	}
 	if err != nil {
 		t.Fatal(err)
-	}
-	for !runs.Load() {
 	}
 	before, err := clock.Read()
 	if err != nil {
