@@ -126,6 +126,27 @@ func TestReadersReadWhatArrives(t *testing.T) {
 	}
 }
 
+// The daemon makes lanes of the nic stage once there is traffic: they are looked for when it has settled.
+func TestThreadsAreCountedOnceTrafficHasSettled(t *testing.T) {
+	e := newEnv(t, bed.Options{}, Config{Scenario: "udp-one"})
+	before, err := e.wire()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var came uint64
+	e.threads = func() ([]int, error) {
+		w, err := e.wire()
+		came = w.RxPackets - before.RxPackets
+		return nil, err
+	}
+	if _, err := e.live(t.Context(), offer{flows: 1, size: small, rate: 20e3, length: short}); err != nil {
+		t.Fatal(err)
+	}
+	if came == 0 {
+		t.Error("threads were looked for before a packet had come")
+	}
+}
+
 // On a machine with cores to spare what the sending host does is not on those that are judged.
 func TestTheSendersWorkStaysOnItsCore(t *testing.T) {
 	if err := traffic.Installed("iperf3"); err != nil {

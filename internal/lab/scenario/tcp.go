@@ -108,9 +108,6 @@ func (e *env) tcp(ctx context.Context, cfg traffic.TCPConfig) (res traffic.TCPRe
 	}
 	cfg.Omit = e.settle
 	from, to := e.endpoints(0)
-	if err := e.countThreads(); err != nil {
-		return res, nil, nil, err
-	}
 	t, err := traffic.StartTCP(ctx, from, to, cfg)
 	if err != nil {
 		return res, nil, nil, err
@@ -131,6 +128,9 @@ func (e *env) tcpConfig(gbps float64) traffic.TCPConfig {
 // core, and what both ends count.
 func (e *env) tcpWindow(ctx context.Context) (loads []float64, values map[string]float64, err error) {
 	if err := e.become(ctx, e.settle, sleep); err != nil {
+		return nil, nil, err
+	}
+	if err := e.countThreads(); err != nil {
 		return nil, nil, err
 	}
 	err = e.window(ctx, func() error {

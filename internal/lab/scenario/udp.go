@@ -245,9 +245,6 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 			return nil, err
 		}
 	}
-	if err := e.countThreads(); err != nil {
-		return nil, err
-	}
 	wire0, err := e.wire()
 	if err != nil {
 		return nil, err
@@ -270,6 +267,10 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 	}()
 
 	if err := e.become(ctx, e.settle, gens.wait); err != nil {
+		return nil, err
+	}
+	// Lanes of the nic stage are threads that the daemon makes once there is traffic.
+	if err := e.countThreads(); err != nil {
 		return nil, err
 	}
 	var a, z sample
