@@ -95,10 +95,12 @@ SEC("tp_btf/softirq_exit")
 int softirq_exit(__u64 *ctx)
 {
 	struct core *c = this_core();
-	__u32 pid = bpf_get_current_pid_tgid();
+	__u32 pid;
 
-	if (c && (__u32)ctx[0] == NET_RX)
-		change(c, 0, bpf_map_lookup_elem(&threads, &pid) != 0);
+	if (!c || (__u32)ctx[0] != NET_RX)
+		return 0;
+	pid = bpf_get_current_pid_tgid();
+	change(c, 0, bpf_map_lookup_elem(&threads, &pid) != 0);
 	return 0;
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf/link"
@@ -46,26 +47,28 @@ func NewCPUClock() (*CPUClock, error) {
 	return c, nil
 }
 
-// SetThreads says which kernel threads receive packets. It is to be called
-// before they do: a thread is noticed when it comes onto its core, or when a receive softirq ends there.
+// SetThreads says which kernel threads receive packets. A thread is noticed when it comes onto its core, or when a
+// receive softirq ends there. One that was named before counts on meanwhile.
 func (c *CPUClock) SetThreads(tids []int) error {
+	for _, tid := range tids {
+		if err := c.objs.Threads.Put(uint32(tid), uint8(1)); err != nil {
+			return fmt.Errorf("count thread %d: %w", tid, err)
+		}
+	}
 	var old []uint32
 	var key uint32
 	var val uint8
 	it := c.objs.Threads.Iterate()
 	for it.Next(&key, &val) {
-		old = append(old, key)
+		if !slices.Contains(tids, int(key)) {
+			old = append(old, key)
+		}
 	}
 	if err := it.Err(); err != nil {
 		return fmt.Errorf("read threads: %w", err)
 	}
 	for _, k := range old {
 		_ = c.objs.Threads.Delete(k)
-	}
-	for _, tid := range tids {
-		if err := c.objs.Threads.Put(uint32(tid), uint8(1)); err != nil {
-			return fmt.Errorf("count thread %d: %w", tid, err)
-		}
 	}
 	return nil
 }
