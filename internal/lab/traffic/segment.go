@@ -18,7 +18,9 @@ type SegmentConfig struct {
 	Flows []Flow // all through the tunnel, or all outside of it
 	Size  int    // UDP payload in bytes, without fragments
 	Rate  float64
-	Burst int // datagrams of a flow that are sent at once; 0: as many as the kernel takes, and come in 1 ms
+	// Burst is how many datagrams of a flow are sent at once; 0: as many as the kernel takes, and come in
+	// 1 ms. Of a burst in which the wire stops, the first frame can come after the last.
+	Burst int
 	Core  int
 }
 
@@ -111,6 +113,7 @@ func newStream(b *bed.Bed, f *Flow, size int) (*stream, error) {
 		return errors.Join(
 			unix.Bind(s.fd, &unix.SockaddrInet4{Port: int(sport), Addr: as4(src)}),
 			unix.Connect(s.fd, &unix.SockaddrInet4{Port: int(dport), Addr: as4(dst)}),
+			unix.SetsockoptInt(s.fd, unix.IPPROTO_IP, unix.IP_RECVERR, 1), // or UDP tells a drop in the queue of the device as sent
 			unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 4<<20),
 			unix.SetsockoptInt(s.fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT, s.seg))
 	})
