@@ -15,6 +15,7 @@ type Meta struct {
 	NIC      string // thread or softirq
 	NAPI     string // how the NIC's threads are scheduled; none: not said
 	Awake    bool   // cores did not halt
+	Waiting  bool   // the kernel let no probe be real-time: each may wait for its core
 	Kernel   string // release, as uname -r prints it
 	Cores    int
 	Roles    string  // which of them does what; none: not said
@@ -105,6 +106,7 @@ func (r *Recorder) Finish() Result {
 		NIC:       m.NIC,
 		NAPI:      m.NAPI,
 		Awake:     m.Awake,
+		Waiting:   m.Waiting,
 		Machine:   Machine{Kernel: m.Kernel, Cores: m.Cores, Roles: m.Roles},
 		Rounds:    r.rounds,
 		Seconds:   m.Seconds,

@@ -43,12 +43,16 @@ func (r Result) facts() []string {
 	if r.Awake {
 		cores += " kept awake"
 	}
-	return []string{
+	facts := []string{
 		nic,
 		"Linux " + r.Machine.Kernel,
 		cores,
 		plural(r.Rounds, "round") + " × " + seconds(r.Seconds),
 	}
+	if r.Waiting {
+		facts = append(facts, "probes at nice -20 (the kernel refuses real time)")
+	}
+	return facts
 }
 
 func (r Result) header(w io.Writer) {

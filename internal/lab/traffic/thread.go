@@ -78,10 +78,26 @@ func inherit(cores []int, p policy) error {
 	if p == urgent {
 		attr.Priority = 1
 	}
-	if err := unix.SchedSetAttr(0, attr, 0); err != nil {
+	err := unix.SchedSetAttr(0, attr, 0)
+	if p == urgent && errors.Is(err, unix.EPERM) {
+		err = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: -20}, 0)
+	}
+	if err != nil {
 		return fmt.Errorf("set scheduling policy: %w", err)
 	}
 	return nil
+}
+
+// RealTime tells that urgent threads are real-time ones. A kernel with CONFIG_RT_GROUP_SCHED refuses
+// that to cgroups without a budget for it: there they run at nice -20.
+func RealTime() bool {
+	refused := make(chan bool)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with its policy
+		attr := &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
+		refused <- errors.Is(unix.SchedSetAttr(0, attr, 0), unix.EPERM)
+	}()
+	return !<-refused
 }
 
 // interrupt makes the thread's system call return until the thread has ended.
