@@ -50,7 +50,7 @@ func (r Result) facts() []string {
 		plural(r.Rounds, "round") + " × " + seconds(r.Seconds),
 	}
 	if r.Waiting {
-		facts = append(facts, "probes at nice -20 (the kernel refuses real time)")
+		facts = append(facts, "probes at nice -20")
 	}
 	return facts
 }

@@ -91,13 +91,14 @@ func inherit(cores []int, p policy) error {
 // RealTime tells that urgent threads are real-time ones. A kernel with CONFIG_RT_GROUP_SCHED refuses
 // that to cgroups without a budget for it: there they run at nice -20.
 func RealTime() bool {
-	refused := make(chan bool)
+	isReal := make(chan bool)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with its policy
-		attr := &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
-		refused <- errors.Is(unix.SchedSetAttr(0, attr, 0), unix.EPERM)
+		err := inherit(nil, urgent)
+		attr, told := unix.SchedGetAttr(0, 0)
+		isReal <- err == nil && told == nil && attr.Policy == unix.SCHED_FIFO
 	}()
-	return !<-refused
+	return <-isReal
 }
 
 // interrupt makes the thread's system call return until the thread has ended.
