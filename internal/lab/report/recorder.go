@@ -11,18 +11,18 @@ import (
 
 // Meta describes a series before its first round.
 type Meta struct {
-	Scenario string
-	NIC      string // thread or softirq
-	NAPI     string // how the NIC's threads are scheduled; none: not said
-	Awake    bool   // cores did not halt
-	Waiting  bool   // the kernel let no probe be real-time: each may wait for its core
-	Kernel   string // release, as uname -r prints it
-	Cores    int
-	Roles    string  // which of them does what; none: not said
-	Rounds   int     // as announced; a round that never comes is missing
-	Seconds  float64 // per round and variant
-	Command  string  // what to type to get this series again
-	Baseline string  // default Overlay
+	Scenario   string
+	NIC        string // thread or softirq
+	NAPI       string // how the NIC's threads are scheduled; none: not said
+	Awake      bool   // cores did not halt
+	NoRealTime bool   // the kernel let no probe be real-time: each may wait for its core
+	Kernel     string // release, as uname -r prints it
+	Cores      int
+	Roles      string  // which of them does what; none: not said
+	Rounds     int     // as announced; a round that never comes is missing
+	Seconds    float64 // per round and variant
+	Command    string  // what to type to get this series again
+	Baseline   string  // default Overlay
 }
 
 // Recorder collects a series. It is not safe for concurrent use.
@@ -102,20 +102,20 @@ func (r *Recorder) Note(variant, text string) {
 func (r *Recorder) Finish() Result {
 	m := r.meta
 	res := Result{
-		Scenario:  m.Scenario,
-		NIC:       m.NIC,
-		NAPI:      m.NAPI,
-		Awake:     m.Awake,
-		Waiting:   m.Waiting,
-		Machine:   Machine{Kernel: m.Kernel, Cores: m.Cores, Roles: m.Roles},
-		Rounds:    r.rounds,
-		Seconds:   m.Seconds,
-		Command:   m.Command,
-		Baseline:  m.Baseline,
-		Variants:  []Variant{},
-		Ratios:    []Ratio{},
-		Seed:      Seed,
-		Resamples: Resamples,
+		Scenario:   m.Scenario,
+		NIC:        m.NIC,
+		NAPI:       m.NAPI,
+		Awake:      m.Awake,
+		NoRealTime: m.NoRealTime,
+		Machine:    Machine{Kernel: m.Kernel, Cores: m.Cores, Roles: m.Roles},
+		Rounds:     r.rounds,
+		Seconds:    m.Seconds,
+		Command:    m.Command,
+		Baseline:   m.Baseline,
+		Variants:   []Variant{},
+		Ratios:     []Ratio{},
+		Seed:       Seed,
+		Resamples:  Resamples,
 	}
 	names := r.metricNames()
 	for _, name := range r.order {

@@ -40,18 +40,18 @@ type Machine struct {
 
 // Result is a finished series of one scenario, as written to result.json.
 type Result struct {
-	Scenario string    `json:"scenario"`
-	NIC      string    `json:"nic"`               // how the wire's receive end polls: thread or softirq
-	NAPI     string    `json:"napi,omitempty"`    // how its threads are scheduled: "nice -20" or "fifo 1"
-	Awake    bool      `json:"awake,omitempty"`   // the machine's cores were kept from halting
-	Waiting  bool      `json:"waiting,omitempty"` // the kernel let no probe be real-time: each may wait for its core
-	Machine  Machine   `json:"machine"`
-	Rounds   int       `json:"rounds"`
-	Seconds  float64   `json:"seconds"` // per round and variant
-	Command  string    `json:"command,omitempty"`
-	Baseline string    `json:"baseline"`
-	Variants []Variant `json:"variants"`
-	Ratios   []Ratio   `json:"ratios"`
+	Scenario   string    `json:"scenario"`
+	NIC        string    `json:"nic"`                    // how the wire's receive end polls: thread or softirq
+	NAPI       string    `json:"napi,omitempty"`         // how its threads are scheduled: "nice -20" or "fifo 1"
+	Awake      bool      `json:"awake,omitempty"`        // the machine's cores were kept from halting
+	NoRealTime bool      `json:"no_real_time,omitempty"` // the kernel let no probe be real-time: each may wait for its core
+	Machine    Machine   `json:"machine"`
+	Rounds     int       `json:"rounds"`
+	Seconds    float64   `json:"seconds"` // per round and variant
+	Command    string    `json:"command,omitempty"`
+	Baseline   string    `json:"baseline"`
+	Variants   []Variant `json:"variants"`
+	Ratios     []Ratio   `json:"ratios"`
 
 	// The bootstrap's fixed parameters, so that the file explains itself.
 	Seed      uint64 `json:"bootstrap_seed"`

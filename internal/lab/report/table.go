@@ -49,7 +49,7 @@ func (r Result) facts() []string {
 		cores,
 		plural(r.Rounds, "round") + " × " + seconds(r.Seconds),
 	}
-	if r.Waiting {
+	if r.NoRealTime {
 		facts = append(facts, "probes at nice -20")
 	}
 	return facts
