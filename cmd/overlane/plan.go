@@ -372,7 +372,7 @@ func (l look) express(s *node.Scanner, changed []apply.Entry, join bool, own fun
 	if err != nil {
 		return p, err
 	}
-	return daemon.ExpressPlan(s, l.snap, cookie, apply.Owned(changed, plan.ByExpress), join, own, l.places, mode)
+	return daemon.ExpressPlan(s, l.snap, cookie, changed, join, own, l.places, mode)
 }
 
 // planExpress is what frames change that go straight to pods.

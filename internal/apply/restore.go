@@ -184,11 +184,14 @@ func (l *Locked) Entries() []Entry {
 
 // Owned is what a mechanism's plan has to know about its entries.
 func Owned(entries []Entry, by plan.Owner) map[plan.Setting]plan.Owned {
-	owned := make(map[plan.Setting]plan.Owned)
+	return Ours(slices.DeleteFunc(slices.Clone(entries), func(e Entry) bool { return e.By != by }))
+}
+
+// Ours is the same of all mechanisms: what one of them finds in another's way is not a foreign program's.
+func Ours(entries []Entry) map[plan.Setting]plan.Owned {
+	ours := make(map[plan.Setting]plan.Owned, len(entries))
 	for _, e := range entries {
-		if e.By == by {
-			owned[e.Setting] = plan.Owned{First: e.First, Wrote: e.Wrote}
-		}
+		ours[e.Setting] = plan.Owned{First: e.First, Wrote: e.Wrote}
 	}
-	return owned
+	return ours
 }

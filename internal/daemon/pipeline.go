@@ -254,9 +254,9 @@ func (p *pipeline) tunnels(snap node.Snapshot) error {
 // plan says which masks are to be written, and remembers which devices are left
 // alone and why.
 func (p *pipeline) plan(snap node.Snapshot) plan.Plan {
-	owned := apply.Owned(p.locked.Entries(), plan.ByPipeline)
-	p.readings.now(owned)
-	in := PlanInput(p.readings, snap, p.layout, owned, p.places, p.wants(p.layout))
+	changed := p.locked.Entries()
+	p.readings.now(changed)
+	in := PlanInput(p.readings, snap, p.layout, apply.Owned(changed, plan.ByPipeline), p.places, p.wants(p.layout))
 	for _, pod := range snap.Pods {
 		if at := slices.IndexFunc(in.Pods, func(d plan.Device) bool { return d.Target == target(pod.Peer) }); at >= 0 && p.express(pod) {
 			in.Pods = slices.Delete(in.Pods, at, at+1)

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
@@ -47,10 +48,10 @@ func newReadings(s *node.Scanner) *readings {
 	return &readings{Scanner: s, of: map[node.DevKey]*reading{}}
 }
 
-// now begins a look; owned are the settings that are overlane's.
-func (r *readings) now(owned map[plan.Setting]plan.Owned) {
+// now begins a look; changed is what overlane has changed, whichever mechanism looks.
+func (r *readings) now(changed []apply.Entry) {
 	r.owned = map[plan.Target]map[plan.Setting]plan.Owned{}
-	for s, o := range owned {
+	for s, o := range apply.Ours(changed) {
 		if r.owned[s.Target] == nil {
 			r.owned[s.Target] = map[plan.Setting]plan.Owned{}
 		}

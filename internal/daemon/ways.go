@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
@@ -38,9 +39,10 @@ type lookout struct {
 	devices Looker
 	snap    node.Snapshot
 	judges  *judges
-	home    uint64 // cookie of the NICs' namespace
-	owned   map[plan.Setting]plan.Owned
-	hooked  func(node.Underlay) bool // has a hook of ours; nil: none has
+	home    uint64                      // cookie of the NICs' namespace
+	owned   map[plan.Setting]plan.Owned // what express has changed
+	ours    map[plan.Setting]plan.Owned // and any mechanism
+	hooked  func(node.Underlay) bool    // has a hook of ours; nil: none has
 	places  *xdp.Places
 	want    xdp.Want // of them
 	only    bool     // others get none: priority has its own
@@ -49,10 +51,11 @@ type lookout struct {
 
 // lookout is how the daemon looks.
 func (d *Daemon) lookout() lookout {
-	owned := d.owned(plan.ByExpress)
-	d.readings.now(owned)
+	changed := d.locked.Entries()
+	d.readings.now(changed)
 	l := lookout{
-		devices: d.readings, snap: d.snap, judges: d.expr.judges, home: d.cookie, owned: owned,
+		devices: d.readings, snap: d.snap, judges: d.expr.judges, home: d.cookie,
+		owned: apply.Owned(changed, plan.ByExpress), ours: apply.Ours(changed),
 		hooked: d.hooked, only: d.prio.onNIC(), places: d.places, want: expressWant(d.opts.Express),
 	}
 	if d.pipe.armed && d.pipe.layout.Split {
@@ -67,9 +70,12 @@ func (d *Daemon) hooked(u node.Underlay) bool {
 }
 
 // ExpressPlan says what the express path would change on a node. own tells of BPF programs that
-// they are overlane's; join: datagrams are to be joined.
-func ExpressPlan(s *node.Scanner, snap node.Snapshot, home uint64, owned map[plan.Setting]plan.Owned, join bool, own func(progID uint32) bool, places *xdp.Places, mode governor.Mode) (plan.Plan, error) {
-	l := lookout{devices: s, snap: snap, judges: newJudges(s, own), home: home, owned: owned, places: places, want: expressWant(mode)}
+// they are overlane's; changed: by overlane; join: datagrams are to be joined.
+func ExpressPlan(s *node.Scanner, snap node.Snapshot, home uint64, changed []apply.Entry, join bool, own func(progID uint32) bool, places *xdp.Places, mode governor.Mode) (plan.Plan, error) {
+	l := lookout{
+		devices: s, snap: snap, judges: newJudges(s, own), home: home, places: places, want: expressWant(mode),
+		owned: apply.Owned(changed, plan.ByExpress), ours: apply.Ours(changed),
+	}
 	ways, err := l.ways()
 	in := l.input(ways)
 	in.Join = join
@@ -210,7 +216,7 @@ func (l lookout) unfit(w way) (reason string, waits bool) {
 			if strings.Trim(mask, "0,") == "" {
 				continue
 			}
-			if _, ours := l.owned[plan.RPSMask(target(dev), i)]; !ours {
+			if _, ours := l.ours[plan.RPSMask(target(dev), i)]; !ours {
 				return fmt.Sprintf("RPS moves the packets of %s to other cores", dev.Name), false
 			}
 			// The guard knows the tunnel's lanes. At the pod, frames without a hash of ours

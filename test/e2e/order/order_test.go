@@ -19,6 +19,7 @@ var few = []run{
 	{bed.Bridged, bed.Thread, tc, resteered, 8, lossy},
 	{bed.Bridged, bed.Thread, tc, toggled, 8, paced},
 	{bed.Bridged, bed.Thread, tc, shrunk, 8, lossy},
+	{bed.Bridged, bed.Thread, piped, toggled, 8, paced},
 	{bed.Bridged, bed.Thread, xdp, steady, 1, lossy},
 	{bed.Bridged, bed.Thread, xdp, resteered, 8, paced},
 	{bed.Bridged, bed.Thread, xdp, toggled, 8, lossy},
@@ -65,6 +66,8 @@ func others() (runs []run) {
 		case by == expressed:
 			flows = 80 // each changes its way but once when it is switched
 			// What drops packets on purpose is a program on the tunnel: none goes past that.
+			loads = []load{paced, open, flooded}
+		case by == piped:
 			loads = []load{paced, open, flooded}
 		}
 		for _, scene := range scenes {

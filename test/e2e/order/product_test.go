@@ -36,10 +36,11 @@ const (
 	tc        means = "tc"
 	xdp       means = "xdp"
 	expressed means = "express"
+	piped     means = "express-piped" // beside the pipeline: flows come to it from lanes, and go back
 	unordered means = "unordered2" // loses order
 )
 
-// mechanism is one of them: its name in a status, and the configuration of it in a mode.
+// mechanism is one of them: its name in a status, and the configuration of it in a mode (%[3]s).
 type mechanism struct {
 	name, config string
 }
@@ -55,6 +56,7 @@ var mechanisms = map[means]mechanism{
 	tc:        {"pipeline", unsplit + noExpress + "pipeline: %s\ntier: tc\n"},
 	xdp:       {"pipeline", unsplit + noExpress + "pipeline: %s\ntier: xdp\n"},
 	expressed: {"express", "pipeline: off\n" + unsplit + "express: %s\n"},
+	piped:     {"express", "pipeline: %[3]s\ntier: tc\n" + unsplit + "express: %[3]s\n"},
 	// Cut on the NIC, or behind its stage, into so many branches.
 	"cut2":    {"microflows", noExpress + "pipeline: off\nmicroflows: {mode: %s, elephant: 1Mbit, cores: 2}\n"},
 	"cut4":    {"microflows", noExpress + "pipeline: off\nmicroflows: {mode: %s, elephant: 1Mbit, cores: 4}\n"},
@@ -74,7 +76,7 @@ func (m mechanism) of(st control.Status) (got control.Mechanism) {
 
 // acts tells whether it is at work.
 func (m mechanism) acts(st control.Status) bool {
-	return m.of(st).State == control.Active && (len(st.Lanes) > 0 || m.name == "express" && opened(st))
+	return m.of(st).State == control.Active && (len(st.Lanes) > 0 || m == mechanisms[expressed]) && (m.name != "express" || opened(st))
 }
 
 // opened tells whether a way to a pod is open.

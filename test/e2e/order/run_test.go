@@ -177,7 +177,8 @@ var scenes = map[scene]func(p *product, over func() (bool, error)) error{
 				return err
 			}
 			return p.await(fmt.Sprintf("acting %t", on), func(st control.Status) bool {
-				return (mechanisms[p.by].of(st).State == control.Active) == on
+				m := mechanisms[p.by]
+				return on && m.acts(st) || !on && m.of(st).State != control.Active
 			})
 		})
 		if err != nil {
