@@ -337,10 +337,13 @@ func LinkStats(ns *netns.Handle, dev string) (*netlink.LinkStatistics, error) {
 	return st, err
 }
 
-// WireStats are the counters of the wire's receiving end.
+// WireStats are the counters of the wire.
 type WireStats struct {
 	RxPackets uint64 // frames that were polled
 	RxDropped uint64 // frames that found the ring full
+	// Requeued are frames that found the ring full and went back to the sending end's queue: one that does so twice
+	// gets behind the rest of its burst (dev_requeue_skb, net/sched/sch_generic.c).
+	Requeued uint64
 }
 
 // WireStats reads them.
@@ -350,7 +353,21 @@ func (b *Bed) WireStats() (WireStats, error) {
 	if err != nil {
 		return WireStats{}, err
 	}
-	return WireStats{st.RxPackets, st.RxDropped}, nil
+	got := WireStats{RxPackets: st.RxPackets, RxDropped: st.RxDropped}
+	tx := b.Sender()
+	return got, within(tx.NS, func(i *inside) {
+		l := i.link(tx.Wire)
+		if i.err != nil {
+			return
+		}
+		list, err := i.QdiscList(l)
+		i.try("read the queueing of "+tx.Wire, err)
+		for _, q := range list {
+			if at := q.Attrs(); at.Parent == netlink.HANDLE_ROOT && at.Statistics != nil && at.Statistics.Queue != nil {
+				got.Requeued += uint64(at.Statistics.Queue.Requeues)
+			}
+		}
+	})
 }
 
 // NAPIThreads returns the threads that poll the receiving end of the wire, by

@@ -37,7 +37,7 @@ const (
 	xdp       means = "xdp"
 	expressed means = "express"
 	piped     means = "express-piped" // beside the pipeline: flows come to it from lanes, and go back
-	unordered means = "unordered2" // loses order
+	unordered means = "unordered2"    // loses order
 )
 
 // mechanism is one of them: its name in a status, and the configuration of it in a mode (%[3]s).
