@@ -198,77 +198,70 @@ func Measured(x float64) *float64 {
 	return &x
 }
 
-// Counters count since the daemon started, over all underlays.
+// Counters count since the daemon started, over all underlays. This is the one table of them: a field's
+// tags are its name in JSON, that of its metric (without overlane_, and with the label that tells it from
+// others of the name), and what the metric says of itself. Where the metric has none, the field's comment
+// has more to say.
 type Counters struct {
-	// OverlayPackets were seen inside a tunnel that is ours, SteeredPackets of
-	// these got a lane from us. On a node with hardly a packet, or with nothing to do for long,
-	// nobody looks.
-	OverlayPackets uint64 `json:"overlay_packets"`
-	SteeredPackets uint64 `json:"steered_packets"`
-	// SplitPackets of these belonged to flows that were split, into so many Microflows;
-	// Splits is how often a flow began to be.
-	SplitPackets uint64 `json:"split_packets"`
-	Microflows   uint64 `json:"microflows"`
-	Splits       uint64 `json:"splits"`
-	// Merge counts at the merge points: packets of split flows that went on at once (late:
-	// behind others, mostly sent again) or waited; times that what was waited for had been
-	// lost, or did not come in time; packets that did not wait though they should have, as
-	// nobody looked after the merge points, that were dropped as too many waited, that were
-	// lost with their merge point, and that wait now. NoRoom are datagrams that were dropped
-	// before they were sent to a branch: too many might have to wait.
-	MergePassed    uint64 `json:"merge_passed"`
-	MergeLate      uint64 `json:"merge_late"`
-	MergeHeld      uint64 `json:"merge_held"`
-	MergeGaps      uint64 `json:"merge_gaps"`
-	MergeExpired   uint64 `json:"merge_expired"`
-	MergeUnwatched uint64 `json:"merge_unwatched"`
-	MergeRefused   uint64 `json:"merge_refused"`
-	MergeDropped   uint64 `json:"merge_dropped"`
-	MergeWaiting   uint64 `json:"merge_waiting"`
-	MergeNoRoom    uint64 `json:"merge_no_room"`
-	// AggregatedPackets are datagrams that crossed the overlay in so many SuperPackets, of
-	// CountedPackets: those that came out of tunnels while aggregation was on.
-	AggregatedPackets uint64 `json:"aggregated_packets"`
-	SuperPackets      uint64 `json:"super_packets"`
-	CountedPackets    uint64 `json:"counted_packets"`
-	// ExpressPackets went straight from a NIC to a pod; ExpressDrops of these found no room
-	// there. ExpressLeft is how often a flow left that way before it was seen to be empty, so
-	// that packets may have been overtaken. ExpressUnfit took the full path although there was
-	// a way, by reason.
-	ExpressPackets uint64            `json:"express_packets"`
-	ExpressDrops   uint64            `json:"express_drops"`
-	ExpressLeft    uint64            `json:"express_left"`
-	ExpressUnfit   map[string]uint64 `json:"express_unfit"`
-	// LaneChanges are completed; LaneChangesHeld waited for the old lane to
-	// drain when the packet came.
-	LaneChanges     uint64 `json:"lane_changes"`
-	LaneChangesHeld uint64 `json:"lane_changes_held"`
-	// LaneDrops counts frames that a full lane of the nic stage dropped, and LaneRefused: packets
-	// that were dropped so that their flow could leave a lane of any stage that was full.
-	LaneDrops   uint64 `json:"lane_drops"`
-	LaneRefused uint64 `json:"lane_refused"`
-	// LatencyPackets and BulkPackets are frames by their class while there were rules.
-	// LatencyHeld, LatencyExcess and BulkLane of these went to the bulk lanes: LatencyHeld
-	// behind what their flow had in them, LatencyExcess since the class had had its share
-	// of the core; Refused found them full and were dropped.
-	LatencyPackets uint64 `json:"latency_packets"`
-	LatencyHeld    uint64 `json:"latency_held"`
-	LatencyExcess  uint64 `json:"latency_excess"`
+	// On a node with hardly a packet, or with nothing to do for long, the daemon does not look.
+	OverlayPackets uint64 `json:"overlay_packets" metric:"observed_overlay_packets_total" help:"overlay packets that were counted; while the node is quiet, or has nothing to do for long, they are not"`
+	SteeredPackets uint64 `json:"steered_packets" metric:"steered_packets_total" help:"overlay packets that were sent to a lane"`
+
+	SplitPackets uint64 `json:"split_packets" metric:"split_packets_total" help:"packets of flows that were split into micro-flows when they came"`
+	Microflows   uint64 `json:"microflows" metric:"microflows_total" help:"micro-flows that these were cut into"`
+	Splits       uint64 `json:"splits" metric:"splits_total" help:"times that a flow began to be split"`
+
+	// MergePassed went on at once; MergeLate of these behind others, mostly sent again. MergeUnwatched did
+	// not wait though they should have: the daemon did not look after the merge points. MergeRefused were
+	// dropped as too many waited, MergeDropped lost with their merge point, and MergeNoRoom dropped before
+	// they were sent to a branch: too many might have to wait.
+	MergePassed    uint64 `json:"merge_passed" metric:"merge_packets_total,outcome=passed" help:"packets of split flows at the merge points, by what became of them"`
+	MergeLate      uint64 `json:"merge_late" metric:"merge_late_packets_total" help:"packets of split flows that passed their merge point behind later ones, mostly sent again"`
+	MergeHeld      uint64 `json:"merge_held" metric:"merge_packets_total,outcome=held"`
+	MergeGaps      uint64 `json:"merge_gaps" metric:"merge_waits_ended_total,reason=lost" help:"times that packets did not get what they waited for"`
+	MergeExpired   uint64 `json:"merge_expired" metric:"merge_waits_ended_total,reason=limit"`
+	MergeUnwatched uint64 `json:"merge_unwatched" metric:"merge_packets_total,outcome=unwatched"`
+	MergeRefused   uint64 `json:"merge_refused" metric:"merge_packets_total,outcome=refused"`
+	MergeDropped   uint64 `json:"merge_dropped" metric:"merge_packets_total,outcome=dropped"`
+	MergeWaiting   uint64 `json:"merge_waiting" metric:"merge_waiting_packets" help:"packets of split flows that wait at merge points"`
+	MergeNoRoom    uint64 `json:"merge_no_room" metric:"merge_packets_total,outcome=no_room"`
+
+	// CountedPackets came out of tunnels while aggregation was on.
+	AggregatedPackets uint64 `json:"aggregated_packets" metric:"aggregated_packets_total" help:"datagrams that crossed the overlay in super-packets"`
+	SuperPackets      uint64 `json:"super_packets" metric:"super_packets_total" help:"super-packets that these were joined to"`
+	CountedPackets    uint64 `json:"counted_packets" metric:"aggregate_counted_packets_total" help:"packets that came out of tunnels while aggregation was on"`
+
+	// ExpressLeft is how often a flow left that way before it was seen to be empty, so that packets may
+	// have been overtaken.
+	ExpressPackets uint64            `json:"express_packets" metric:"express_packets_total" help:"frames that went from a NIC straight to a pod"`
+	ExpressDrops   uint64            `json:"express_drops" metric:"express_drops_total" help:"frames that found no room at the pod"`
+	ExpressLeft    uint64            `json:"express_left" metric:"express_left_total" help:"times that a flow left that way before it was seen to be empty"`
+	ExpressUnfit   map[string]uint64 `json:"express_unfit" metric:"express_unfit_packets_total,reason" help:"packets that took the full path although there was an express way"`
+
+	// LaneChangesHeld waited for the old lane to drain when the packet came. LaneDrops has LaneRefused in it.
+	LaneChanges     uint64 `json:"lane_changes" metric:"lane_changes_total" help:"changes of lane that the order guard let pass"`
+	LaneChangesHeld uint64 `json:"lane_changes_held" metric:"lane_changes_held_total" help:"polls in which a change of lane had to wait for the old lane to drain"`
+	LaneDrops       uint64 `json:"lane_drops" metric:"lane_drops_total" help:"packets that a full lane of the NIC stage dropped, and those dropped for their flow to leave a full lane"`
+	LaneRefused     uint64 `json:"lane_refused" metric:"lane_refused_packets_total" help:"packets dropped for their flow to leave a full lane"`
+
+	// Frames by their class while there were rules. LatencyHeld, LatencyExcess and BulkLane of these went to
+	// the bulk lanes: LatencyHeld behind what their flow had in them, LatencyExcess since the class had had
+	// its share of the core.
+	LatencyPackets uint64 `json:"latency_packets" metric:"priority_packets_total,class=latency" help:"frames while there were priority rules, by their class"`
+	LatencyHeld    uint64 `json:"latency_held" metric:"priority_bulk_lane_packets_total,why=behind_its_flow" help:"frames that were sent to a bulk lane"`
+	LatencyExcess  uint64 `json:"latency_excess" metric:"priority_bulk_lane_packets_total,why=beyond_its_share"`
 	// ShortCut and Bridged are of mode sync: straight from the tunnel to the pod, or not.
-	ShortCut    uint64 `json:"short_cut_packets"`
-	Bridged     uint64 `json:"bridged_packets"`
-	BulkPackets uint64 `json:"bulk_packets"`
-	BulkLane    uint64 `json:"bulk_lane_packets"`
-	Refused     uint64 `json:"refused_packets"`
-	// BulkShortCut and BulkBridged are the same of what came from the bulk lanes, in
-	// packets as GRO has made them.
-	BulkShortCut uint64 `json:"bulk_short_cut_packets"`
-	BulkBridged  uint64 `json:"bulk_bridged_packets"`
-	// Unparsed counts packets that took the stock path because the parser did
-	// not understand them, by reason.
-	Unparsed map[string]uint64 `json:"unparsed"`
-	// Scans is how often the node was looked at since something on it had changed, or might have.
-	Scans uint64 `json:"scans"`
+	ShortCut    uint64 `json:"short_cut_packets" metric:"priority_sync_packets_total,path=short,class=latency" help:"packets in mode sync: straight from the tunnel to the pod, or by the bridge"`
+	Bridged     uint64 `json:"bridged_packets" metric:"priority_sync_packets_total,path=bridge,class=latency"`
+	BulkPackets uint64 `json:"bulk_packets" metric:"priority_packets_total,class=bulk"`
+	BulkLane    uint64 `json:"bulk_lane_packets" metric:"priority_bulk_lane_packets_total,why=bulk"`
+	Refused     uint64 `json:"refused_packets" metric:"priority_drops_total" help:"frames of either class that a full bulk lane dropped"`
+	// In packets as GRO has made them of what came from the bulk lanes.
+	BulkShortCut uint64 `json:"bulk_short_cut_packets" metric:"priority_sync_packets_total,path=short,class=bulk"`
+	BulkBridged  uint64 `json:"bulk_bridged_packets" metric:"priority_sync_packets_total,path=bridge,class=bulk"`
+
+	Unparsed map[string]uint64 `json:"unparsed" metric:"stock_path_packets_total,reason" help:"packets that took the stock path because they were not understood"`
+	Scans    uint64            `json:"scans" metric:"scans_total" help:"looks at the node after something on it had changed, or might have"`
 }
 
 // OffReport is what Off did: what became of every value that was changed.

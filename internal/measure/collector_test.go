@@ -5,8 +5,11 @@ package measure
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -65,6 +68,34 @@ func TestScrapeShowsTheStatus(t *testing.T) {
 	}
 	if kind := w.Header().Get("Content-Type"); !strings.HasPrefix(kind, "text/plain; version=0.0.4") {
 		t.Errorf("content type %s", kind)
+	}
+}
+
+// Each counter of a status has a metric of its own, with a help text: an operator is to be able to alarm on
+// every packet that overlane itself drops.
+func TestEveryCounterIsAMetric(t *testing.T) {
+	var st control.Status
+	v := reflect.ValueOf(&st.Counters).Elem()
+	for i := range v.NumField() {
+		switch f := v.Field(i); f.Kind() {
+		case reflect.Map:
+			f.Set(reflect.ValueOf(map[string]uint64{"key": uint64(1000 + i)}))
+		default:
+			f.SetUint(uint64(1000 + i))
+		}
+	}
+	body := scrape(t, pageOf(t, func(context.Context) (control.Status, error) { return st, nil })).Body.String()
+	for i := range v.NumField() {
+		if row := fmt.Sprintf(" %d\n", 1000+i); strings.Count(body, row) != 1 {
+			t.Errorf("%s: %d rows in\n%s", v.Type().Field(i).Name, strings.Count(body, row), body)
+		}
+	}
+	for line := range strings.Lines(body) {
+		name, ok := strings.CutPrefix(line, "# TYPE overlane_")
+		name, _, _ = strings.Cut(name, " ")
+		if help := "# HELP overlane_" + name + " "; ok && !regexp.MustCompile(help+`\w`).MatchString(body) {
+			t.Errorf("%s: no help", name)
+		}
 	}
 }
 
