@@ -233,7 +233,7 @@ OL_INLINE void ol_prio_earn(struct ol_prio *p, __u64 elapsed_ns, __u32 share)
 	p->over = p->budget < (p->over ? OL_PRIO_BURST_NS / 2 : 0);
 }
 
-/* What a poll hands on is polled within this time, or by somebody else. */
+/* What a poll hands on is polled within this time, or by another program. */
 #define OL_PRIO_FOLLOWS_NS 1000000
 
 /* What an idle time of a core cannot owe: a task that was kept from running. */

@@ -33,7 +33,7 @@ func TestDoctorKnowsWhatStandsAgainstXDP(t *testing.T) {
 	for words, u := range map[string]node.Underlay{
 		"a VLAN device sits on it": nic(func(u *node.Underlay) { u.VLANs = true }),
 		"too small":                nic(func(u *node.Underlay) { u.MTU = 9000 }),
-		"of somebody else":         nic(func(u *node.Underlay) { u.ForeignXDP = true }),
+		"a foreign XDP program":    nic(func(u *node.Underlay) { u.ForeignXDP = true }),
 		"":                         nic(func(*node.Underlay) {}),
 	} {
 		known, err := xdp.Remember(memory)

@@ -38,7 +38,7 @@ var busyStatus = control.Status{
 	Mechanisms: []control.Mechanism{{Name: "pipeline", State: control.Active, Reason: "core 0 is saturated by overlay packets", Since: now.Add(-72 * time.Second)}},
 	Devices: []control.Device{
 		{Name: "eth0", Netns: 4711, Role: control.Underlay, State: control.Active},
-		{Name: "vxlan0", Netns: 4712, Role: control.Tunnel, State: control.Manual, Reason: "left alone: RPS mask set by somebody else", Network: "i79xvqm2hn", VNI: &busyVNI},
+		{Name: "vxlan0", Netns: 4712, Role: control.Tunnel, State: control.Manual, Reason: "left alone: RPS mask set by another program", Network: "i79xvqm2hn", VNI: &busyVNI},
 		{Name: "veth1", Netns: 4712, Role: control.Pod, State: control.Active, Network: "i79xvqm2hn", VNI: &busyVNI,
 			Place: &node.Place{Netns: 4713, Container: "3f2a9c1b7d44", Engine: "docker", Mount: "0a1b2c3d4e5f"}},
 		{Name: "veth2", Netns: 4712, Role: control.Balancer, State: control.Active, Network: "i79xvqm2hn", VNI: &busyVNI,
@@ -83,7 +83,7 @@ xdp   no       native-xdp of eth0: its driver has none
 
 NAME          ROLE      NETWORK      VNI  STATE   WHY
 eth0          underlay                    active
-vxlan0        tunnel    i79xvqm2hn  4097  manual  left alone: RPS mask set by somebody else
+vxlan0        tunnel    i79xvqm2hn  4097  manual  left alone: RPS mask set by another program
 3f2a9c1b7d44  pod       i79xvqm2hn  4097  active
 lb_i79xvqm2h  balancer  i79xvqm2hn  4097  active
 `

@@ -259,7 +259,7 @@ func TestForeignChangeSurvivesTheGuardian(t *testing.T) {
 	b.set(b.a, "va/queues/rx-0/rps_cpus", "3")
 	want["a va queues/rx-0/rps_cpus"] = "3"
 	d.kill()
-	if said := d.wait(); !strings.Contains(said, "changed by somebody else from 2 to 3") {
+	if said := d.wait(); !strings.Contains(said, "changed by another program from 2 to 3") {
 		t.Errorf("the guardian said: %s", said)
 	}
 	b.wantSnapshot(want)

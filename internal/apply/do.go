@@ -26,7 +26,7 @@ type job struct {
 // why. All settings are journalled before the first is written; a journal
 // that cannot be written means that nothing is.
 //
-// A setting that somebody else has changed since it was planned is left
+// A setting that another program has changed since it was planned is left
 // alone, and a device that has gone is passed over; neither is an error.
 func (l *Locked) Do(ns Namespaces, steps []plan.Step) (Report, error) {
 	return l.do(ns, steps, func(k *kernel, rep *Report) error {
@@ -167,9 +167,9 @@ func leaveAlone(step plan.Step, old *Entry, value string) string {
 	case old != nil && step.Unbound && step.Same(value, step.Was):
 		return ""
 	case old != nil && !step.Same(value, old.Wrote):
-		return fmt.Sprintf("changed by somebody else from %s to %s", old.Wrote, value)
+		return fmt.Sprintf("changed by another program from %s to %s", old.Wrote, value)
 	case old == nil && step.Was != "" && !step.Same(value, step.Was) && !step.Same(value, step.Want):
-		return fmt.Sprintf("changed by somebody else from %s to %s since it was planned", step.Was, value)
+		return fmt.Sprintf("changed by another program from %s to %s since it was planned", step.Was, value)
 	}
 	return ""
 }
@@ -192,7 +192,7 @@ func (j job) write(rep *Report) error {
 	value, err := j.at.get()
 	if err == nil && !j.step.Same(value, j.before) {
 		res.Outcome, res.To = LeftAlone, value
-		res.Reason = "changed by somebody else while the plan was carried out"
+		res.Reason = "changed by another program while the plan was carried out"
 		return nil
 	}
 	if err == nil {
@@ -279,7 +279,7 @@ func (j job) takeBack(failed bool, res *Result) error {
 		return nil
 	case !failed && !j.step.Same(value, j.step.Want):
 		res.Outcome, res.To = LeftAlone, value
-		res.Reason = "changed by somebody else while the plan was taken back"
+		res.Reason = "changed by another program while the plan was taken back"
 		return nil
 	}
 	if err := j.at.putBack(j.before); err != nil {

@@ -172,7 +172,7 @@ func TestForeignChangeOfOurValueIsLeftAlone(t *testing.T) {
 	rep, err = l.Restore(b)
 	b.must(err)
 	wantOutcomes(t, rep, LeftAlone, 1)
-	if !strings.Contains(rep.Results[0].Reason, "changed by somebody else from 2 to 3") {
+	if !strings.Contains(rep.Results[0].Reason, "changed by another program from 2 to 3") {
 		t.Errorf("reason %q", rep.Results[0].Reason)
 	}
 	if v := b.get(b.a, "va/queues/rx-0/rps_cpus"); v != "3" {

@@ -10,6 +10,6 @@
 // whoever takes the lock next.
 //
 // A restored setting is never written blindly: the namespace, the device and
-// the value must be those that the journal knows. What somebody else has
+// the value must be those that the journal knows. What another program has
 // changed in the meantime stays as they left it.
 package apply

@@ -48,7 +48,7 @@ func (b *bed) live(n int, fn func(l *Locked)) (crashed bool) {
 }
 
 // Random plans, crashes at random points of applying and of restoring, and
-// random changes by somebody else: in the end each setting has its first
+// random changes by another program: in the end each setting has its first
 // value, or the one that somebody else gave it.
 func TestAnyHistoryRestores(t *testing.T) {
 	b := newBed(t)

@@ -20,7 +20,7 @@ func (l *Locked) Restore(ns Namespaces) (Report, error) {
 }
 
 // RestoreLeft restores what an earlier run has left behind in the caller's network namespace, whose
-// cookie it is. It fails with ErrBusy while somebody else has the lock.
+// cookie it is. It fails with ErrBusy while another program has the lock.
 func RestoreLeft(stateDir string, cookie uint64) (Report, error) {
 	dir, err := Open(stateDir, cookie)
 	if err != nil {
@@ -135,7 +135,7 @@ func (k *kernel) restore(e Entry) Result {
 	case e.Same(value, e.First):
 		return to(Untouched, "")
 	case !e.ours(value):
-		return to(LeftAlone, fmt.Sprintf("changed by somebody else from %s to %s", e.Wrote, value))
+		return to(LeftAlone, fmt.Sprintf("changed by another program from %s to %s", e.Wrote, value))
 	}
 	at("restore:before")
 	if err := spot.putBack(e.First); err != nil {

@@ -56,8 +56,8 @@ func TestRestoreKnowsItsDevice(t *testing.T) {
 			b.del(b.b, "x0")
 			b.add(b.b, device("x0", index, "A"))
 		}, Untouched, "x0", "0"},
-		{"changed by somebody else", func(b *bed) { b.set(b.b, "x0/queues/rx-0/rps_cpus", "3") }, LeftAlone, "x0", "3"},
-		{"set back by somebody else", func(b *bed) { b.set(b.b, "x0/queues/rx-0/rps_cpus", "0") }, Untouched, "x0", "0"},
+		{"changed by another program", func(b *bed) { b.set(b.b, "x0/queues/rx-0/rps_cpus", "3") }, LeftAlone, "x0", "3"},
+		{"set back by another program", func(b *bed) { b.set(b.b, "x0/queues/rx-0/rps_cpus", "0") }, Untouched, "x0", "0"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -130,7 +130,7 @@ const (
 	Standby     MechanismState = "standby"     // could act, and the governor decided that it should not now
 	Off         MechanismState = "off"         // configured so
 	Unsupported MechanismState = "unsupported" // the node cannot
-	Manual      MechanismState = "manual"      // somebody else set what it would set
+	Manual      MechanismState = "manual"      // another program set what it would set
 )
 
 // Mechanism is the state of one mechanism and why it is in it.

@@ -608,7 +608,7 @@ func (d *Daemon) expressMechanism() control.Mechanism {
 	case len(e.ways) == 0:
 		m.Reason = "as soon as there is a pod"
 	case safe == 0:
-		m.Reason = "no way is without a policy or somebody else's program: " + e.ways[0].reason
+		m.Reason = "no way is without a policy or a foreign program: " + e.ways[0].reason
 	case !e.wanted:
 		m.Reason = e.gov.Last().Reason
 	default:

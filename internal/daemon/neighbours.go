@@ -15,7 +15,7 @@ import (
 	"github.com/overlane/overlane/internal/node"
 )
 
-// theirs are the devices whose packets a dataplane of somebody else decides about, each with
+// theirs are the devices whose packets a foreign dataplane decides about, each with
 // the reason for which steering and aggregation leave it alone.
 //
 // The programs of such a dataplane read hash and tc_index of a packet, on any of the devices
@@ -197,7 +197,7 @@ func (p *pipeline) packets() (hook, tunnels uint64, err error) {
 	return c.Overlay, tunnels, err
 }
 
-// inFront names a program of somebody else on the way of packets to ours, empty if there is
+// inFront names a foreign program on the way of packets to ours, empty if there is
 // none.
 func (p *pipeline) inFront(snap node.Snapshot) string {
 	nics := node.Snapshot{Underlays: slices.DeleteFunc(slices.Clone(snap.Underlays), func(u node.Underlay) bool { return p.left[u.Key()] })}

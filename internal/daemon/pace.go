@@ -39,7 +39,7 @@ func (d *Daemon) news() <-chan struct{} {
 	return d.scanner.Events()
 }
 
-// checkEvery is how often it is looked whether somebody else has changed what is
+// checkEvery is how often it is looked whether another program has changed what is
 // ours: a write to sysfs makes no event.
 const checkEvery = time.Second
 

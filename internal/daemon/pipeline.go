@@ -365,7 +365,7 @@ func tunnelDevices(s *node.Scanner, snap node.Snapshot) []datapath.TunnelDevice 
 }
 
 // follow adapts programs, tunnels and masks to what is on the node now. When
-// somebody else has taken a device over that is steered, or has let go of one whose
+// another program has taken a device over that is steered, or has let go of one whose
 // flows are under way, nothing is changed and errChangedHands returned: flows have
 // to go home first.
 func (p *pipeline) follow(snap node.Snapshot) error {
@@ -379,7 +379,7 @@ func (p *pipeline) follow(snap node.Snapshot) error {
 	made := p.plan(snap)
 	for key := range p.left {
 		if !before[key] && p.steers(key) {
-			return fmt.Errorf("%w: somebody else has changed a setting", errChangedHands)
+			return fmt.Errorf("%w: another program has changed a setting", errChangedHands)
 		}
 	}
 	for key := range before {

@@ -33,7 +33,7 @@ func TestPriorityLeavesNICsThatItsProgramCannotGoTo(t *testing.T) {
 		want string
 	}{
 		"a VLAN device sits on it": {node.Underlay{VLANs: true}, xdp.UnderVLANs},
-		"somebody else's program":  {node.Underlay{ForeignXDP: true}, xdp.Foreign},
+		"a foreign program":        {node.Underlay{ForeignXDP: true}, xdp.Foreign},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.nic.Dev = node.Dev{NetnsCookie: 42, Ifindex: 2, Name: "eth0"}

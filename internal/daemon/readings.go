@@ -40,7 +40,7 @@ type reading struct {
 const (
 	// readShare is the part of the daemon's time that reading may take: 1/1000.
 	readShare = 1000
-	// readPause bounds how long it is not noticed that somebody else has changed a device.
+	// readPause bounds how long it is not noticed that another program has changed a device.
 	readPause = 20 * time.Second
 )
 

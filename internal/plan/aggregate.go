@@ -83,11 +83,11 @@ func (a Aggregator) unfit(touched bool) string {
 	case a.Forwarding == "":
 		return "this kernel's GRO does not join datagrams (Linux 5.12 does)"
 	case touched && a.Forwarding != "on":
-		return "left alone: somebody else has switched it off again"
+		return "left alone: another program has switched it off again"
 	case a.GRO != "on":
 		return "GRO is off; see: ethtool -K " + a.Name + " gro on"
 	case a.List == "on":
-		return "left alone: somebody else has GRO chain packets (rx-gro-list)"
+		return "left alone: another program has GRO chain packets (rx-gro-list)"
 	case a.Hold > 0:
 		return fmt.Sprintf("GRO may hold packets back for %v (gro_flush_timeout), which datagrams have not been so far", a.Hold)
 	}

@@ -38,9 +38,9 @@ func TestAggregationChangesOnlyWhatNobodyElseDecides(t *testing.T) {
 		skip  string // why not
 	}{
 		{what: "a NIC that could", nic: ready, step: true},
-		{what: "on by somebody else", nic: with(func(n *Aggregator) { n.Forwarding = "on" })},
+		{what: "on by another program", nic: with(func(n *Aggregator) { n.Forwarding = "on" })},
 		{what: "on by us", nic: with(func(n *Aggregator) { n.Forwarding = "on" }), owned: ours},
-		{what: "off again", nic: ready, owned: ours, skip: "somebody else has switched it off again"},
+		{what: "off again", nic: ready, owned: ours, skip: "another program has switched it off again"},
 		{what: "GRO is off", nic: with(func(n *Aggregator) { n.GRO = "off" }), skip: "ethtool -K u0 gro on"},
 		{what: "an old kernel", nic: with(func(n *Aggregator) { n.Forwarding = "" }), skip: "Linux 5.12"},
 		{what: "lists", nic: with(func(n *Aggregator) { n.List = "on" }), skip: "rx-gro-list"},

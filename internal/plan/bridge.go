@@ -27,7 +27,7 @@ func BridgeCalls(calls []BridgeCall, owned map[Setting]Owned) Plan {
 		_, touched := owned[c.Setting]
 		why := c.Used
 		if why == "" && touched && c.Value != uncalled {
-			why = "left alone: somebody else has switched it on again"
+			why = "left alone: another program has switched it on again"
 		}
 		switch {
 		case c.Value == "" || c.Value == uncalled && why == "":

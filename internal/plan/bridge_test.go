@@ -30,7 +30,7 @@ func TestBridgeCalls(t *testing.T) {
 		{"no br_netfilter", BridgeCall{Setting: s}, nil, none},
 		{"it is off already", BridgeCall{Setting: s, Value: "0"}, nil, none},
 		{"it is off by us", BridgeCall{Setting: s, Value: "0"}, ours, none},
-		{"somebody has switched it on again", BridgeCall{Setting: s, Value: "1"}, ours, left("left alone: somebody else has switched it on again")},
+		{"somebody has switched it on again", BridgeCall{Setting: s, Value: "1"}, ours, left("left alone: another program has switched it on again")},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := BridgeCalls([]BridgeCall{tt.call}, tt.owned)

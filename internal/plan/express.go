@@ -57,7 +57,7 @@ func Express(in ExpressInput) Plan {
 	for _, pod := range in.Pods {
 		s := Lands(pod.Target)
 		if _, touched := in.Owned[s]; pod.Way && touched && pod.GRO != "on" {
-			pod.Way, pod.Unfit = false, "left alone: somebody else has switched GRO off again"
+			pod.Way, pod.Unfit = false, "left alone: another program has switched GRO off again"
 		}
 		if !pod.Way {
 			p.Skipped = append(p.Skipped, Skip{What: pod.Target.String(), Reason: "no express path: " + pod.Unfit, Target: pod.Target})

@@ -28,7 +28,7 @@ func TestExpressChangesOnlyPodsThatHaveAWay(t *testing.T) {
 		{what: "beside aggregation", pod: ready, join: true, steps: "rx-gro rx-gro-list"},
 		{what: "GRO is on", pod: with(func(l *Landing) { l.GRO = "on" })},
 		{what: "all is on, by us", pod: with(func(l *Landing) { l.GRO, l.List = "on", "on" }), join: true, owned: ours},
-		{what: "GRO was switched off again", pod: ready, owned: ours, skip: "somebody else has switched GRO off again"},
+		{what: "GRO was switched off again", pod: ready, owned: ours, skip: "another program has switched GRO off again"},
 		{what: "lists were switched off again", pod: with(func(l *Landing) { l.GRO = "on" }), join: true, owned: ours},
 		{what: "a kernel without lists", pod: with(func(l *Landing) { l.List = "" }), join: true, steps: "rx-gro"},
 		{what: "a policy", pod: with(func(l *Landing) { l.Way, l.Unfit = false, "nftables" }), join: true, skip: "nftables"},

@@ -62,7 +62,7 @@ type Input struct {
 }
 
 // Pipeline plans the receive masks of the tunnel and pod stages. A device on
-// which somebody else has set a mask or flow steering is left alone as a
+// which another program has set a mask or flow steering is left alone as a
 // whole: the masks of one device only make sense together.
 func Pipeline(in Input) Plan {
 	p := Plan{
@@ -121,12 +121,12 @@ func foreign(dev Device, owned map[Setting]Owned) string {
 		ours, touched := owned[mask]
 		switch {
 		case q.RPSFlowCnt != 0:
-			return fmt.Sprintf("left alone: RFS table of %d flows set by somebody else on rx-%d", q.RPSFlowCnt, q.Index)
+			return fmt.Sprintf("left alone: RFS table of %d flows set by another program on rx-%d", q.RPSFlowCnt, q.Index)
 		case touched && !mask.Same(q.RPSCPUs, ours.Wrote):
-			return fmt.Sprintf("left alone: RPS mask of rx-%d changed by somebody else from %s to %s",
+			return fmt.Sprintf("left alone: RPS mask of rx-%d changed by another program from %s to %s",
 				q.Index, ours.Wrote, mask.Canonical(q.RPSCPUs))
 		case !touched && !mask.Same(q.RPSCPUs, "0"):
-			return fmt.Sprintf("left alone: RPS mask set by somebody else (rx-%d: %s)", q.Index, mask.Canonical(q.RPSCPUs))
+			return fmt.Sprintf("left alone: RPS mask set by another program (rx-%d: %s)", q.Index, mask.Canonical(q.RPSCPUs))
 		}
 	}
 	return ""

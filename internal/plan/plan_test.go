@@ -68,20 +68,20 @@ func TestPipelineSteersOnlyWhatNobodyElseSteers(t *testing.T) {
 		}, {
 			name:    "foreign mask on one queue leaves all queues alone",
 			in:      Input{Tunnels: []Device{dev("vx0", 5, "0", "3")}, TunnelCores: []int{1}},
-			skipped: []string{"vx0 (ifindex 5 in network namespace 42): left alone: RPS mask set by somebody else (rx-1: 3)"},
+			skipped: []string{"vx0 (ifindex 5 in network namespace 42): left alone: RPS mask set by another program (rx-1: 3)"},
 		}, {
 			name:    "foreign mask equal to the wanted one is still foreign",
 			in:      Input{Tunnels: []Device{dev("vx0", 5, "2")}, TunnelCores: []int{1}},
-			skipped: []string{"vx0 (ifindex 5 in network namespace 42): left alone: RPS mask set by somebody else (rx-0: 2)"},
+			skipped: []string{"vx0 (ifindex 5 in network namespace 42): left alone: RPS mask set by another program (rx-0: 2)"},
 		}, {
 			name:    "foreign flow table",
 			in:      Input{Pods: []Device{rfs, pod2}, PodCores: []int{0}},
 			steps:   []string{"eth0/rx-0 0->1 undo 0"},
-			skipped: []string{"eth0 (ifindex 7 in network namespace 42): left alone: RFS table of 4096 flows set by somebody else on rx-0"},
+			skipped: []string{"eth0 (ifindex 7 in network namespace 42): left alone: RFS table of 4096 flows set by another program on rx-0"},
 		}, {
 			name:    "no program where nothing is steered",
 			in:      Input{Tunnels: []Device{dev("vx0", 5, "1")}, TunnelCores: []int{1}, Attach: programs[:1]},
-			skipped: []string{"vx0 (ifindex 5 in network namespace 42): left alone: RPS mask set by somebody else (rx-0: 1)", "steer_tunnel at tcx/ingress of u0 (ifindex 2 in network namespace 42): not attached: no device of the tunnel stage is steered"},
+			skipped: []string{"vx0 (ifindex 5 in network namespace 42): left alone: RPS mask set by another program (rx-0: 1)", "steer_tunnel at tcx/ingress of u0 (ifindex 2 in network namespace 42): not attached: no device of the tunnel stage is steered"},
 		}, {
 			name:   "own mask, unchanged, still steers",
 			in:     Input{Tunnels: []Device{dev("vx0", 5, "00000002")}, TunnelCores: []int{1}, Owned: own(vx, "0", "2"), Attach: programs[:1]},
@@ -95,9 +95,9 @@ func TestPipelineSteersOnlyWhatNobodyElseSteers(t *testing.T) {
 			in:    Input{Tunnels: []Device{dev("vx0", 5, "2")}, Owned: own(vx, "0", "2")},
 			steps: []string{"vx0/rx-0 2->0 undo 0"},
 		}, {
-			name:    "own mask changed by somebody else",
+			name:    "own mask changed by another program",
 			in:      Input{Tunnels: []Device{dev("vx0", 5, "3")}, TunnelCores: []int{1}, Owned: own(vx, "0", "2")},
-			skipped: []string{"vx0 (ifindex 5 in network namespace 42): left alone: RPS mask of rx-0 changed by somebody else from 2 to 3"},
+			skipped: []string{"vx0 (ifindex 5 in network namespace 42): left alone: RPS mask of rx-0 changed by another program from 2 to 3"},
 		}, {
 			name:    "what was ruled out before is passed on",
 			in:      Input{Skipped: []Skip{{What: "u0", Reason: "left alone: foreign XDP program"}}},
@@ -284,7 +284,7 @@ programs:
       undo  detached by the kernel when the process ends
 left as it is:
       eth0 (ifindex 7 in network namespace 42)
-      why   left alone: RPS mask set by somebody else (rx-0: f)
+      why   left alone: RPS mask set by another program (rx-0: f)
 `
 	var b bytes.Buffer
 	if err := p.WriteText(&b); err != nil || b.String() != want {

@@ -159,7 +159,7 @@ func Threaded(t Target) Setting { return Setting{Target: t, Kind: SysfsAttr, Att
 func (p *PriorityPlan) thread(nic Underlay, in PriorityInput) {
 	s := Threaded(nic.Target)
 	if _, touched := in.Owned[s]; touched {
-		p.skip(nic.Target, s.String(), "left alone: somebody else has switched it off again")
+		p.skip(nic.Target, s.String(), "left alone: another program has switched it off again")
 		return
 	}
 	if nic.GRO != "" && Requested(nic.GRO) == "off" {
@@ -250,7 +250,7 @@ func (in PriorityInput) seat(s Setting, is Sched) seat {
 			st.step.Unbound = true
 			st.step.Reason = fmt.Sprintf("%s went offline, and the kernel has let it run anywhere", coresText(wrote.Cores))
 		default:
-			st.foreign = fmt.Sprintf("left alone: changed by somebody else from %s to %s", wrote, is)
+			st.foreign = fmt.Sprintf("left alone: changed by another program from %s to %s", wrote, is)
 			return st
 		}
 	}
@@ -265,7 +265,7 @@ func (in PriorityInput) seat(s Setting, is Sched) seat {
 	case first.Policy == "other" && first.Nice == 0:
 		st.want = in.eager(st.want)
 	case !st.free:
-		st.foreign = fmt.Sprintf("left alone: somebody else has set %s", first)
+		st.foreign = fmt.Sprintf("left alone: another program has set %s", first)
 	}
 	if first.Policy == "other" {
 		st.want = in.calm(st.want)

@@ -81,7 +81,7 @@ func TestPriorityAsksForSlicesWhereTheKernelKnowsThem(t *testing.T) {
 	}
 }
 
-// What somebody else has set stays so in real time, too.
+// What another program has set stays so in real time, too.
 func TestPriorityHasThreadsRunInRealTime(t *testing.T) {
 	here := PriorityInput{NICs: []Underlay{nic("eth0", 1, other(0, "0-3"), other(-5, "0-3"))}, Cores: []int{0}, Realtime: true}
 	steps := Priority(here).Steps
@@ -141,9 +141,9 @@ func TestPriorityBindsThreadsThatNobodyElseHasBound(t *testing.T) {
 			in:    PriorityInput{NICs: []Underlay{{Target: Target{42, 1, "eth0"}, GRO: "on"}}, Cores: []int{0}},
 			steps: []string{"eth0 threaded 0->1"},
 		}, {
-			name:    "somebody else has switched it back",
+			name:    "another program has switched it back",
 			in:      PriorityInput{NICs: []Underlay{nic("eth0", 1)}, Cores: []int{0, 1}, Owned: map[Setting]Owned{Threaded(Target{42, 1, "eth0"}): {"0", "1"}}},
-			skipped: []string{"threaded of eth0: left alone: somebody else has switched it off again"},
+			skipped: []string{"threaded of eth0: left alone: another program has switched it off again"},
 		}, {
 			name: "a core each", in: PriorityInput{NICs: []Underlay{two}, Cores: []int{2, 3}},
 			steps: []string{"napi/eth0-0 nice -13 core 2 undo 0 0-3", "napi/eth0-1 nice -13 core 3 undo 0 0-3"},
@@ -151,15 +151,15 @@ func TestPriorityBindsThreadsThatNobodyElseHasBound(t *testing.T) {
 			name: "two NICs share the cores", in: PriorityInput{NICs: []Underlay{nic("eth0", 1, free), nic("eth1", 2, free)}, Cores: []int{0, 1}},
 			steps: []string{"napi/eth0-0 nice -13 core 0 undo 0 0-3", "napi/eth1-0 nice -13 core 1 undo 0 0-3"},
 		}, {
-			name: "bound by somebody else, it stays there and counts", in: PriorityInput{NICs: []Underlay{nic("eth0", 1, free, other(0, "0"))}, Cores: []int{0, 1}},
+			name: "bound by another program, it stays there and counts", in: PriorityInput{NICs: []Underlay{nic("eth0", 1, free, other(0, "0"))}, Cores: []int{0, 1}},
 			steps: []string{"napi/eth0-0 nice -13 core 1 undo 0 0-3", "napi/eth0-1 nice -13 core 0 undo 0 0"},
 		}, {
-			name: "a nice value of somebody else stays", in: PriorityInput{NICs: []Underlay{nic("eth0", 1, other(-5, "0-3"))}, Cores: []int{1}},
+			name: "a nice value of another program stays", in: PriorityInput{NICs: []Underlay{nic("eth0", 1, other(-5, "0-3"))}, Cores: []int{1}},
 			steps: []string{"napi/eth0-0 nice -5 core 1 undo -5 0-3"},
 		}, {
-			name:    "both set by somebody else",
+			name:    "both set by another program",
 			in:      PriorityInput{NICs: []Underlay{nic("eth0", 1, "policy=fifo prio=50 nice=0 cores=2")}, Cores: []int{1}},
-			skipped: []string{"scheduling of napi/eth0-0: left alone: somebody else has set policy=fifo prio=50 nice=0 cores=2"},
+			skipped: []string{"scheduling of napi/eth0-0: left alone: another program has set policy=fifo prio=50 nice=0 cores=2"},
 		}, {
 			name: "a core is not configured any more: undo leads to the first value",
 			in: PriorityInput{NICs: []Underlay{bound("0", "1")}, Cores: []int{0},
@@ -179,12 +179,12 @@ func TestPriorityBindsThreadsThatNobodyElseHasBound(t *testing.T) {
 			name: "somebody let it run anywhere: no core was lost",
 			in: PriorityInput{NICs: []Underlay{nic("eth0", 1, other(EagerNice, "0"), other(EagerNice, "0-3"))}, Cores: []int{0, 1},
 				Owned: wrote(two, free, other(EagerNice, "0"), other(EagerNice, "1"))},
-			skipped: []string{"scheduling of napi/eth0-1: left alone: changed by somebody else from policy=other prio=0 nice=-13 cores=1 slice=100µs to policy=other prio=0 nice=-13 cores=0-3 slice=100µs"},
+			skipped: []string{"scheduling of napi/eth0-1: left alone: changed by another program from policy=other prio=0 nice=-13 cores=1 slice=100µs to policy=other prio=0 nice=-13 cores=0-3 slice=100µs"},
 		}, {
 			name: "somebody bound it elsewhere when its core was lost",
 			in: PriorityInput{NICs: []Underlay{nic("eth0", 1, other(EagerNice, "3"))}, Cores: []int{0}, Lost: []int{1},
 				Owned: wrote(two, free, other(EagerNice, "1"))},
-			skipped: []string{"scheduling of napi/eth0-0: left alone: changed by somebody else from policy=other prio=0 nice=-13 cores=1 slice=100µs to policy=other prio=0 nice=-13 cores=3 slice=100µs"},
+			skipped: []string{"scheduling of napi/eth0-0: left alone: changed by another program from policy=other prio=0 nice=-13 cores=1 slice=100µs to policy=other prio=0 nice=-13 cores=3 slice=100µs"},
 		}, {
 			name: "no core is left: it runs where the kernel lets it",
 			in: PriorityInput{NICs: []Underlay{nic("eth0", 1, other(EagerNice, "0-3"))}, Lost: []int{1},
@@ -250,7 +250,7 @@ func TestThreadsAreSpreadAndStay(t *testing.T) {
 
 func TestPriorityTextShowsProgramsThenStepsAndWhatIsToCome(t *testing.T) {
 	fresh := Underlay{Target: Target{42, 2, "eth0"}, Queues: 4, Cost: "attaching one to eth0 (ice) restarts the link"}
-	other := Underlay{Target: Target{42, 3, "eth1"}, Unfit: "left alone: an XDP program of somebody else is attached"}
+	other := Underlay{Target: Target{42, 3, "eth1"}, Unfit: "left alone: a foreign XDP program is attached"}
 	p := Priority(PriorityInput{NICs: []Underlay{fresh, other}, Cores: []int{0, 1}})
 	want := `programs:
       ol_priority_xdp at xdp (native) of eth0 (ifindex 2 in network namespace 42)
@@ -268,7 +268,7 @@ threads that come with that, one per receive queue:
       undo  set what they were when they came, unless the operator or another program has changed it by then
 left as it is:
       eth1 (ifindex 3 in network namespace 42)
-      why   left alone: an XDP program of somebody else is attached
+      why   left alone: a foreign XDP program is attached
 `
 	var b bytes.Buffer
 	if err := p.WriteText(&b); err != nil || b.String() != want {

@@ -149,11 +149,11 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 				add(Note, d, show, "%s's program %s (%d) is at %s: %s", p.Owner(), p.Name, p.ID, p.Hook, besideDataplane)
 				continue
 			}
-			add(Note, d, show, "somebody else's program %s is at %s: what it takes no program behind it sees, and behind overlane's it sees the hash and tc_index of steered packets",
+			add(Note, d, show, "the foreign program %s is at %s: what it takes no program behind it sees, and behind overlane's it sees the hash and tc_index of steered packets",
 				named(p), p.Hook)
 		}
 		for _, kind := range d.hooks.Filters {
-			add(Note, d, "tc filter show dev "+d.Name+" ingress", "somebody else's tc filter (%s) is attached; it may redirect packets before our programs see them", kind)
+			add(Note, d, "tc filter show dev "+d.Name+" ingress", "a foreign tc filter (%s) is attached; it may redirect packets before our programs see them", kind)
 		}
 	}
 
@@ -165,7 +165,7 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 			continue
 		}
 		if u.ForeignXDP {
-			add(Note, d, fmt.Sprintf("bpftool prog show id %d", u.XDPProgID), "somebody else's XDP program %s is attached: overlane puts none there, so there is no priority, no express path and no lane of the nic stage", d.xdp)
+			add(Note, d, fmt.Sprintf("bpftool prog show id %d", u.XDPProgID), "the foreign XDP program %s is attached: overlane puts none there, so there is no priority, no express path and no lane of the nic stage", d.xdp)
 		}
 		foreign(d)
 		if f, ok := d.offloads["rx-gro"]; ok && !f.on {

@@ -139,7 +139,7 @@ func (j *ingress) tags() string {
 func (j *ingress) programs() string {
 	n := j.nic
 	if n.XDP != 0 {
-		return fmt.Sprintf("XDP program %d of somebody else is on %s", n.XDP, n.Name)
+		return fmt.Sprintf("XDP program %d on %s is foreign", n.XDP, n.Name)
 	}
 	if who := classified(n.Device); who != "" {
 		return who

@@ -108,7 +108,7 @@ func (w *Watcher) lookIngress(f *IngressFacts, list []Ingress) error {
 	return w.host(f, loose)
 }
 
-// foreignXDP returns the program of somebody else on a device, 0 if there is none.
+// foreignXDP returns the foreign program on a device, 0 if there is none.
 // Beside one in the driver another may be in the hardware.
 func (w *Watcher) foreignXDP(l linkInfo) uint32 {
 	for _, id := range l.xdp {

@@ -167,8 +167,8 @@ func TestEachThingAtTheNICIsSeen(t *testing.T) {
 		{"macvlan", "ip link add link nic name up0 type macvlan", "ip link del up0", "up0 (macvlan) is on nic", false},
 		{"ipvlan", "ip link add link nic name up0 type ipvlan", "ip link del up0", "up0 (ipvlan) is on nic", false},
 		{"a tunnel bound to it", "ip link add vx0 type vxlan id 5 dev nic dstport 4789 remote 192.0.2.9", "ip link del vx0", "", false},
-		{"clsact", "tc qdisc add dev nic clsact", "tc qdisc del dev nic clsact", "the qdisc clsact of somebody else", false},
-		{"ingress", "tc qdisc add dev nic ingress", "tc qdisc del dev nic ingress", "the qdisc ingress of somebody else", false},
+		{"clsact", "tc qdisc add dev nic clsact", "tc qdisc del dev nic clsact", "the foreign qdisc clsact", false},
+		{"ingress", "tc qdisc add dev nic ingress", "tc qdisc del dev nic ingress", "the foreign qdisc ingress", false},
 		{"shaped", "tc qdisc add dev nic root tbf rate 1gbit burst 1mb latency 50ms", "tc qdisc del dev nic root", "", false},
 		{"a rule", "ip rule add pref 100 from 192.0.2.7 lookup 5", "ip rule del pref 100", "the routing rule 100", false},
 		{"a rule like the kernel's", "ip rule add pref 100 lookup main", "ip rule del pref 100", "the routing rule 100", false},
@@ -341,12 +341,12 @@ func TestProgramsAtTheNICAreSeen(t *testing.T) {
 	y.safe()
 	l := tcx(ebpf.AttachTCXIngress)
 	y.glance(true)
-	y.unsafe("of somebody else is on nic")
+	y.unsafe("on nic is foreign")
 	y.glance(false)
 	ours = idOf(cls)
 	y.safe()
 	ours = 0
-	y.unsafe("of somebody else is on nic")
+	y.unsafe("on nic is foreign")
 	l.Close()
 	y.glance(true)
 	y.safe()
@@ -359,7 +359,7 @@ func TestProgramsAtTheNICAreSeen(t *testing.T) {
 		l = hang(func() (link.Link, error) {
 			return link.AttachXDP(link.XDPOptions{Interface: y.in.NIC.Ifindex, Program: xdp, Flags: mode})
 		})
-		y.unsafe("is on nic")
+		y.unsafe("on nic is foreign")
 		ours = idOf(xdp)
 		y.safe()
 		ours = 0

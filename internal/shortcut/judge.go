@@ -55,7 +55,7 @@ func (j *judge) built() string {
 	case t.Kind != "vxlan" && t.Kind != "geneve":
 		return fmt.Sprintf("%s is no tunnel", t.Name)
 	case t.Metadata:
-		return fmt.Sprintf("%s takes packets of any network identifier, and somebody else decides by it", t.Name)
+		return fmt.Sprintf("%s takes packets of any network identifier, and another program decides by it", t.Name)
 	case h.Kind != "veth":
 		return fmt.Sprintf("%s is no veth", h.Name)
 	case t.Master == 0:
@@ -160,9 +160,9 @@ func (j *judge) programs() string {
 func classified(d Device) string {
 	switch {
 	case len(d.TCX) > 0:
-		return fmt.Sprintf("tc program %d of somebody else is on %s", d.TCX[0], d.Name)
+		return fmt.Sprintf("tc program %d on %s is foreign", d.TCX[0], d.Name)
 	case d.Filters != "":
-		return fmt.Sprintf("the qdisc %s of somebody else, with its filters, is on %s; see: tc filter show dev %[2]s", d.Filters, d.Name)
+		return fmt.Sprintf("the foreign qdisc %s, with its filters, is on %s; see: tc filter show dev %[2]s", d.Filters, d.Name)
 	}
 	return ""
 }

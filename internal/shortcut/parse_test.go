@@ -115,7 +115,7 @@ func TestTunnelsAndProgramsOfADevice(t *testing.T) {
 	for ours, want := range map[uint32]uint32{7: 8, 8: 7, 9: 7} {
 		w := &Watcher{own: func(id uint32) bool { return id == ours }}
 		if got := w.foreignXDP(l); got != want || l.XDP != 7 {
-			t.Errorf("with %d ours: %d of somebody else, want %d; on it: %d", ours, got, want, l.XDP)
+			t.Errorf("with %d ours: %d foreign ones, want %d; on it: %d", ours, got, want, l.XDP)
 		}
 	}
 }

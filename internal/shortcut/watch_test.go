@@ -51,9 +51,9 @@ func TestEachViolationIsSeen(t *testing.T) {
 		{"address of the host's own", "bridge fdb del MAC dev VE master\nbridge fdb add MAC dev VE master local",
 			"bridge fdb del MAC dev VE master\nbridge fdb add MAC dev VE master static", "for one of the host's own"},
 		{"shaped", "tc qdisc add dev VE root tbf rate 1gbit burst 1mb latency 50ms", "tc qdisc del dev VE root", "the qdisc tbf is on"},
-		{"clsact on the tunnel", "tc qdisc add dev VX clsact", "tc qdisc del dev VX clsact", "the qdisc clsact of somebody else"},
-		{"ingress on the veth", "tc qdisc add dev VE ingress", "tc qdisc del dev VE ingress", "the qdisc ingress of somebody else"},
-		{"clsact on the bridge", "tc qdisc add dev BR clsact", "tc qdisc del dev BR clsact", "the qdisc clsact of somebody else"},
+		{"clsact on the tunnel", "tc qdisc add dev VX clsact", "tc qdisc del dev VX clsact", "the foreign qdisc clsact"},
+		{"ingress on the veth", "tc qdisc add dev VE ingress", "tc qdisc del dev VE ingress", "the foreign qdisc ingress"},
+		{"clsact on the bridge", "tc qdisc add dev BR clsact", "tc qdisc del dev BR clsact", "the foreign qdisc clsact"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s.t = t
@@ -119,7 +119,7 @@ func TestProgramsOfOthersAreSeen(t *testing.T) {
 			l := attach(s.overlay, func() (link.Link, error) {
 				return link.AttachTCX(link.TCXOptions{Interface: i, Program: cls, Attach: at})
 			})
-			s.unsafe("of somebody else is on " + dev)
+			s.unsafe("on " + dev + " is foreign")
 			info, err := cls.Info()
 			if err != nil {
 				t.Fatal(err)
@@ -474,7 +474,7 @@ func TestGlanceNoticesProgramsOnHooks(t *testing.T) {
 					seen := func() {
 						t.Helper()
 						glance(t, s.w, true)
-						s.unsafe("of somebody else is on " + dev)
+						s.unsafe("on " + dev + " is foreign")
 						glance(t, s.w, false)
 					}
 					l := hang(dev, at, one)

@@ -55,7 +55,7 @@ const (
 	// the VLAN device that it was for.
 	UnderVLANs = "no XDP program: a VLAN device sits on it, and XDP does not see the tags that the NIC takes off"
 	// Foreign begins what is said of a program of others.
-	Foreign = "left alone: an XDP program of somebody else is attached"
+	Foreign = "left alone: a foreign XDP program is attached"
 )
 
 // Ground is what the places need of the node.

@@ -250,7 +250,7 @@ func TestProgramsOfOthersStandInTheWayUntilTheNextLook(t *testing.T) {
 	p := places(t, n, files{}, io.Discard)
 	u := eth("veth")
 	busy := n.attach(State{}, errors.Join(datapath.ErrForeignXDP, &datapath.Refused{Errno: unix.EBUSY, Reason: "Can't replace"}))
-	left(t, p.Take(u, asked, busy), "an XDP program of somebody else")
+	left(t, p.Take(u, asked, busy), "a foreign XDP program")
 	left(t, p.Take(u, asked, busy), "Can't replace")
 	p.Look([]node.Underlay{u})
 	if err := p.Take(u, asked, n.attach(up(2), nil)); err != nil || n.tried != 2 {

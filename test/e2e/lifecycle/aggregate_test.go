@@ -114,7 +114,7 @@ func TestAggregationLeavesAloneWhatSomebodyElseSwitchesOff(t *testing.T) {
 	d, l := aggregating(t, b)
 	rx := b.Receiver()
 	must(t, rx.NS.Do(func() error { return ethtool.SetFeature(rx.Wire, "rx-udp-gro-forwarding", false) }))
-	rig.Until(t, "status says that it is somebody else's", func() (bool, string) {
+	rig.Until(t, "status says that it is another program's", func() (bool, string) {
 		st := d.Status()
 		for _, dev := range st.Devices {
 			if dev.State == control.Manual {

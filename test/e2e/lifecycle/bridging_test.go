@@ -67,7 +67,7 @@ func TestUnusedHooksAreLeftOutUntilSomebodyComes(t *testing.T) {
 		{policy{name: "iptables-legacy", plant: "iptables-legacy -P FORWARD DROP", want: "there are rules in the tables: filter", stays: true}, "10"},
 		{policy{name: "BPF netfilter link", hang: forwardLink, want: "BPF programs are on netfilter hooks"}, "11"},
 		{policy{name: "for others only", plant: fmt.Sprintf(table, "ip6", "forward"), uproot: fmt.Sprintf(noTable, "ip6"), want: "there are rules in chain ip6 t c", lets: true}, "01"},
-		{policy{name: "somebody wants them called", plant: callIPTables, uproot: callIPTables, want: "left alone: somebody else has switched it on again", lets: true}, "10"},
+		{policy{name: "somebody wants them called", plant: callIPTables, uproot: callIPTables, want: "left alone: another program has switched it on again", lets: true}, "10"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := lab(t, bed.Options{Topology: []bed.Topology{bed.Nested, bed.Bridged}[i%2]})

@@ -37,9 +37,9 @@ func TestForeignSteeringIsLeftAlone(t *testing.T) {
 		tunnel            bool
 		reason            string
 	}{
-		{"mask on the tunnel", "rps_cpus", "1", true, "RPS mask set by somebody else"},
+		{"mask on the tunnel", "rps_cpus", "1", true, "RPS mask set by another program"},
 		{"flow table on the tunnel", "rps_flow_cnt", "64", true, "RFS table of 64 flows"},
-		{"mask on a pod", "rps_cpus", "2", false, "RPS mask set by somebody else"},
+		{"mask on a pod", "rps_cpus", "2", false, "RPS mask set by another program"},
 		{"flow table on a pod", "rps_flow_cnt", "64", false, "RFS table of 64 flows"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestForeignSteeringIsLeftAlone(t *testing.T) {
 				})
 			}
 			if now := rig.Queue(t, ns, dev, tc.attr); now != set {
-				t.Errorf("%s of %s is %s, was set to %s by somebody else", tc.attr, dev, now, set)
+				t.Errorf("%s of %s is %s, was set to %s by another program", tc.attr, dev, now, set)
 			}
 			l.GoesOn()
 			ends(t, d)
@@ -90,11 +90,11 @@ func TestMaskChangedUnderTheDaemonStaysAsItIs(t *testing.T) {
 	pod := b.Receiver().Pods[1]
 	rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", "3")
 	t.Cleanup(func() { rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", "0") })
-	saysManual(t, d, bed.PodDev, "changed by somebody else")
+	saysManual(t, d, bed.PodDev, "changed by another program")
 	l.GoesOn()
 	ends(t, d)
 	if now := rig.Mask(t, pod.NS, bed.PodDev); now != "3" {
-		t.Errorf("the mask is %q, was set to 3 by somebody else", now)
+		t.Errorf("the mask is %q, was set to 3 by another program", now)
 	}
 	// What the administrator did is not guarded.
 	overtaken(t, l.Stop(), 2)
@@ -109,7 +109,7 @@ func TestPodThatIsLetGoOfIsServed(t *testing.T) {
 	rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", "1")
 	check(t, b)
 	d, l := start(t, b)
-	saysManual(t, d, bed.PodDev, "RPS mask set by somebody else")
+	saysManual(t, d, bed.PodDev, "RPS mask set by another program")
 	rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", "0")
 	rig.Until(t, "the pod has a mask of ours", func() (bool, string) {
 		return rig.Mask(t, pod.NS, bed.PodDev) != "", d.Log()
@@ -128,7 +128,7 @@ func TestPodThatIsLetGoOfIsServed(t *testing.T) {
 	overtaken(t, l.Stop(), 2)
 }
 
-// attachXDP puts a program of somebody else on a device, until the test ends.
+// attachXDP puts a foreign program on a device, until the test ends.
 func attachXDP(t *testing.T, ns *netns.Handle, dev string) {
 	t.Helper()
 	var objs bpf.PassObjects
@@ -157,7 +157,7 @@ func TestForeignXDPProgramIsLeftAlone(t *testing.T) {
 	config := strings.Replace(forced, "tier: tc", "tier: xdp", 1)
 	d := rig.Start(t, rig.Spec{NS: rx.NS, Config: config})
 	l := rig.StartLoad(t, b, 4)
-	saysManual(t, d, rx.Wire, "XDP program of somebody else")
+	saysManual(t, d, rx.Wire, "foreign XDP program")
 	// The stages behind it are steered all the same.
 	d.Acting()
 	l.GoesOn()

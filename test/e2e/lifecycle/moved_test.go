@@ -75,13 +75,13 @@ func TestMasksWrittenOverAndOverAreHeededOnce(t *testing.T) {
 		rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", []string{"1", "3"}[i%2])
 		time.Sleep(150 * time.Millisecond) // the beat is the scene, not a wait
 	}
-	saysManual(t, d, bed.PodDev, "by somebody else")
+	saysManual(t, d, bed.PodDev, "by another program")
 	d.Acting()
 	if n := strings.Count(d.Log(), "pipeline is taken off"); n != 1 {
 		t.Errorf("%d decisions for one neighbour:\n%s", n, d.Log())
 	}
 	if now := rig.Mask(t, pod.NS, bed.PodDev); now != "3" {
-		t.Errorf("the mask is %q, was set to 3 by somebody else", now)
+		t.Errorf("the mask is %q, was set to 3 by another program", now)
 	}
 	l.GoesOn()
 	ends(t, d)

@@ -27,7 +27,7 @@ import (
 	"github.com/overlane/overlane/test/residue"
 )
 
-// witness is a program of somebody else. It counts packets by whether a field of struct
+// witness is a foreign program. It counts packets by whether a field of struct
 // __sk_buff is set when they come to it.
 type witness struct {
 	t    *testing.T
@@ -158,7 +158,7 @@ func on(t *testing.T, ns *netns.Handle, dev string, at ebpf.AttachType) (names [
 	return names
 }
 
-// A dataplane of somebody else sees no packet otherwise than without us: wherever on the way its
+// A foreign dataplane sees no packet otherwise than without us: wherever on the way its
 // programs are, none of ours is on it. Everything that reports says whose it is.
 func TestDataplaneOfSomebodyElseIsLeftAlone(t *testing.T) {
 	for _, tc := range []struct {
@@ -196,7 +196,7 @@ func TestDataplaneOfSomebodyElseIsLeftAlone(t *testing.T) {
 			}
 			for _, line := range residue.Diff(before, settings(t, b)) {
 				if !strings.Contains(line, " process ") { // the daemon's own
-					t.Errorf("beside a dataplane of somebody else: %s", line)
+					t.Errorf("beside a foreign dataplane: %s", line)
 				}
 			}
 			if names := on(t, rx.NS, rx.Wire, ebpf.AttachTCXIngress); slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, "ol_") }) {
@@ -321,7 +321,7 @@ func TestDispatcherOfLibxdpIsNamed(t *testing.T) {
 	}))
 	check(t, b)
 	d := rig.Start(t, rig.Spec{NS: rx.NS, Config: prioritised})
-	saysManual(t, d, rx.Wire, "XDP program of somebody else", "xdp_dispatcher of libxdp", "does not join")
+	saysManual(t, d, rx.Wire, "foreign XDP program", "xdp_dispatcher of libxdp", "does not join")
 	if r := d.Verb("doctor"); !strings.Contains(r.Out, "xdp_dispatcher of libxdp") {
 		t.Errorf("doctor does not say whose it is: %s", r)
 	}

@@ -252,9 +252,9 @@ var policies = []policy{
 			return link.AttachNetNs(s.ns(atNIC).FD(), p)
 		})
 	}},
-	{name: "tcx on the NIC", at: atNIC, hang: tcx(atNIC, "NIC", ebpf.AttachTCXIngress, tcxDrop), seen: counted, want: "of somebody else is on NIC"},
-	{name: "tcx on the NIC that only looks", at: atNIC, hang: tcx(atNIC, "NIC", ebpf.AttachTCXIngress, tcxNext), seen: counted, want: "of somebody else is on NIC", lets: true},
-	{name: "clsact on the NIC", at: atNIC, hang: filter(atNIC, "NIC"), seen: counted, want: "the qdisc clsact of somebody else, with its filters, is on NIC"},
+	{name: "tcx on the NIC", at: atNIC, hang: tcx(atNIC, "NIC", ebpf.AttachTCXIngress, tcxDrop), seen: counted, want: "on NIC is foreign"},
+	{name: "tcx on the NIC that only looks", at: atNIC, hang: tcx(atNIC, "NIC", ebpf.AttachTCXIngress, tcxNext), seen: counted, want: "on NIC is foreign", lets: true},
+	{name: "clsact on the NIC", at: atNIC, hang: filter(atNIC, "NIC"), seen: counted, want: "the foreign qdisc clsact, with its filters, is on NIC"},
 	{name: "rp_filter", at: atNIC, prepare: "ip route add blackhole FAR/32", plant: pathFilter + "1", uproot: pathFilter + "0\nip route del blackhole FAR/32", want: "rp_filter 1"},
 	{name: "ip rule", at: atNIC, plant: "ip rule add pref 10 lookup local\nip rule del pref 0\nip rule add pref 5 from FAR blackhole", uproot: "ip rule add pref 0 lookup local\nip rule del pref 10\nip rule del pref 5", want: "the routing rule 5"},
 	{name: "IPsec", at: atNIC, plant: "ip xfrm policy add src FAR dst HERE dir in action block", uproot: "ip xfrm policy flush", want: "there are IPsec policies here"},
@@ -267,9 +267,9 @@ var policies = []policy{
 	{name: "iptables-legacy forward by br_netfilter", at: atOverlay, prepare: callIPTables, plant: "iptables-legacy -P FORWARD DROP", want: "br_netfilter hands the frames of BR to iptables", stays: true},
 	{name: "nft netdev egress", at: atOverlay, plant: fmt.Sprintf(table, "netdev", "egress device VE"), uproot: fmt.Sprintf(noTable, "netdev"), want: "nftables has a hook on VE"},
 	{name: "ebtables-legacy", at: atOverlay, plant: "ebtables-legacy -A FORWARD -j DROP", want: "legacy ebtables", stays: true},
-	{name: "tcx on the tunnel", at: atOverlay, hang: tcx(atOverlay, "VX", ebpf.AttachTCXIngress, tcxDrop), seen: counted, want: "of somebody else is on VX"},
-	{name: "tcx on the port's egress", at: atOverlay, hang: tcx(atOverlay, "VE", ebpf.AttachTCXEgress, tcxDrop), seen: counted, want: "of somebody else is on VE"},
-	{name: "clsact on the tunnel", at: atOverlay, hang: filter(atOverlay, "VX"), seen: counted, want: "the qdisc clsact of somebody else, with its filters, is on VX"},
+	{name: "tcx on the tunnel", at: atOverlay, hang: tcx(atOverlay, "VX", ebpf.AttachTCXIngress, tcxDrop), seen: counted, want: "on VX is foreign"},
+	{name: "tcx on the port's egress", at: atOverlay, hang: tcx(atOverlay, "VE", ebpf.AttachTCXEgress, tcxDrop), seen: counted, want: "on VE is foreign"},
+	{name: "clsact on the tunnel", at: atOverlay, hang: filter(atOverlay, "VX"), seen: counted, want: "the foreign qdisc clsact, with its filters, is on VX"},
 	{name: "shaped", at: atOverlay, plant: tbf, uproot: noTBF, want: "the qdisc tbf is on VE", lets: true, swaps: true},
 	{name: "VLANs", at: atOverlay, plant: "ip link set BR type bridge vlan_filtering 1\nbridge vlan del dev VE vid 1", uproot: "bridge vlan add dev VE vid 1 pvid untagged\nip link set BR type bridge vlan_filtering 0", want: "filters by VLAN"},
 	{name: "isolated ports", at: atOverlay, plant: fmt.Sprintf(isolated, "on"), uproot: fmt.Sprintf(isolated, "off"), want: "are isolated from each other"},
@@ -401,7 +401,7 @@ func TestAPolicyAtOnePodLeavesTheOthersWayOpen(t *testing.T) {
 		t.Errorf("%+v", m)
 	}
 	for _, w := range st.Express {
-		if first := w.Pod == b.Receiver().Pods[0].HostEnd; w.Open == first || first != strings.Contains(w.Reason, "of somebody else is on "+w.Pod) {
+		if first := w.Pod == b.Receiver().Pods[0].HostEnd; w.Open == first || first != strings.Contains(w.Reason, "on "+w.Pod+" is foreign") {
 			t.Errorf("status says %+v", w)
 		}
 	}

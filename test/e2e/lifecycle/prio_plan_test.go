@@ -106,7 +106,7 @@ func TestPriorityLeavesThreadsInRealTime(t *testing.T) {
 	b := rig.Lab(t, bed.Options{NAPI: bed.FIFO})
 	check(t, b)
 	text, p := planned(t, b, prioritised, filepath.Join(t.TempDir(), "state"))
-	const words = "somebody else has set policy=fifo prio=1"
+	const words = "another program has set policy=fifo prio=1"
 	if len(p.Steps) != 0 || len(p.Attach) != 1 || !strings.Contains(text, words) {
 		t.Errorf("the plan does not say %q: %+v\n%s", words, p, text)
 	}
@@ -127,7 +127,7 @@ func TestPlanSaysWhyPriorityLeavesANIC(t *testing.T) {
 		b := rig.Lab(t, bed.Options{})
 		attachXDP(t, b.Receiver().NS, b.Receiver().Wire)
 		check(t, b)
-		const words = "an XDP program of somebody else"
+		const words = "a foreign XDP program"
 		text, p := planned(t, b, prioritised, filepath.Join(t.TempDir(), "state"))
 		if !p.Empty() || len(p.Skipped) != 1 || !strings.Contains(p.Skipped[0].Reason, words) || !strings.Contains(text, words) {
 			t.Errorf("the plan is %+v\n%s", p, text)

@@ -142,7 +142,7 @@ func TestPriorityLeavesAForeignXDPProgramAlone(t *testing.T) {
 	attachXDP(t, b.Receiver().NS, b.Receiver().Wire)
 	check(t, b)
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: prioritised})
-	saysManual(t, d, b.Receiver().Wire, "XDP program of somebody else")
+	saysManual(t, d, b.Receiver().Wire, "foreign XDP program")
 	if m := d.Status().Mechanisms[1]; m.State != "standby" {
 		t.Errorf("priority is %s, %s", m.State, m.Reason)
 	}
