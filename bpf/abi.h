@@ -228,7 +228,7 @@ struct ol_policy {
 	__u8 split_second; /* branches that are lanes of the first have a core more each, for the second */
 	__u32 merge_ifindex; /* of the devices with merge points, the same in each namespace */
 	__u32 ways;	     /* changes with the express ways */
-	__u32 express_epoch; /* changes when there was nobody to see what took which way */
+	__u32 express_epoch; /* changes when no program saw what took which way */
 	struct ol_lanes stage[OL_NR_STAGES];
 	struct ol_set set[OL_SETS];
 	__u8 set_of[OL_MAX_CPUS];  /* by the core that polls */
@@ -672,7 +672,7 @@ enum ol_merge_counter {
 	OL_MERGE_HELD,	 /* packets that had to wait */
 	OL_MERGE_GAPS,	 /* times that what was waited for had been lost on the way here */
 	OL_MERGE_EXPIRED,   /* times that it did not come within the limit */
-	OL_MERGE_UNWATCHED, /* packets that went on out of turn: nobody looks after the merge */
+	OL_MERGE_UNWATCHED, /* packets that went on out of turn: the daemon is gone or hangs */
 	OL_MERGE_REFUSED,   /* packets that were dropped: their queue was full */
 	OL_MERGE_DROPPED,   /* packets that the qdisc had when it was taken away */
 	OL_NR_MERGE_COUNTERS,

@@ -170,8 +170,8 @@ static __always_inline __u32 ol_branch_of(struct ol_policy *policy, __u32 core)
 
 /*
  * In front of a pod: the packets of split flows go on by the merge point, marked. Whatever
- * else comes this way is not touched. Who takes a packet out of there is anybody's guess;
- * on which core it goes on is told by its hash.
+ * else comes this way is not touched. Which core takes a packet out of there is not known;
+ * its hash tells on which core it goes on.
  */
 SEC("tcx/egress")
 int ol_pod_merge(struct __sk_buff *skb)

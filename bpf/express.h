@@ -134,7 +134,7 @@ OL_INLINE enum ol_express_unfit ol_express_inner(const struct ol_cursor *c, __u3
 	return OL_PLAIN;
 }
 
-/* What the stack would take for a martian, or for somebody else's. */
+/* What the stack would take for a martian, or for another host's. */
 OL_INLINE int ol_express_outer4(const __u8 *ip, const struct ol_express_tunnel *t)
 {
 	return ip[12] != 0 && ip[12] != 127 && ip[12] < 224 && ol_word(ip + 16) == t->local[0] &&

@@ -11,7 +11,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* More than anybody has; it must end somewhere. */
+/* More than any node has; the walk must end somewhere. */
 #define OL_MAX_DEVICES (1 << 20)
 /* BPF_MPROG_MAX */
 #define OL_MAX_HUNG 64

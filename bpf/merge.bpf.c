@@ -19,9 +19,9 @@ char LICENSE[] SEC("license") = "GPL";
 const volatile __u64 ol_merge_limit_ns = 100000000;
 
 /*
- * For so long after its last sign of life somebody looks after the merge. What comes here
- * was sent by a program that ends with that somebody, and waits no longer than the limit
- * in any case: this is for one that hangs, and long enough for one that is kept waiting.
+ * For so long after its last sign of life the daemon looks after the merge. What comes here
+ * was sent by a program that ends with the daemon, and waits no longer than the limit in
+ * any case: this is for a daemon that hangs, and long enough for one that is kept waiting.
  */
 #define OL_BEAT_NS 1000000000
 
@@ -126,7 +126,7 @@ static __always_inline struct ol_merge_point *ol_point_of(struct Qdisc *sch)
 	return bpf_map_lookup_elem(&ol_merge_points, &at);
 }
 
-/* Does somebody look after the merge, so that what waits will be let go in time? */
+/* Does the daemon look after the merge, so that what waits will be let go in time? */
 static __always_inline int ol_looked_after(__u64 now)
 {
 	return (__s64)(now - OL_READ(ol_merge_beat)) < OL_BEAT_NS;

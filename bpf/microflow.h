@@ -311,7 +311,7 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 	    (!g || !ol_can_order(e->flow.proto) || g->ambiguous ||
 	     ol_unseen(e, cpu->now, OL_READ(g->passed))))
 		e->astray = 1;
-	/* Nobody knows where its order is to begin again, until it is whole. */
+	/* Nothing tells where its order is to begin again, until it is whole. */
 	if (e->astray || e->pieces)
 		wish = 0;
 	switch (e->state) {

@@ -301,7 +301,7 @@ static __always_inline __u64 ol_prio_piece(const struct ol_prio *p, const struct
 		rule = ol_rule_of(f, j->host, p->table);
 		first->is.class = rule & 0xff;
 		first->is.rule = rule >> 8;
-		/* What is in pieces of a tunnel's packets nobody knows. */
+		/* Nothing tells what is in pieces of a tunnel's packets. */
 		if (j->host && f->proto == OL_IPPROTO_UDP &&
 		    ol_any_tunnel_at(policy, ol_be16((const __u8 *)&f->ports + 2)))
 			first->is.class = OL_NR_CLASSES;
@@ -522,7 +522,7 @@ known:
 		p->frames[class][way]++;
 	switch (way) {
 	case OL_WAY_BULK_LANE:
-		/* What GRO makes of TCP, nobody cuts up again on the way to a socket. */
+		/* The kernel does not cut up what GRO makes of TCP on the way to a socket. */
 		if (p->apart && j->flow.proto == OL_IPPROTO_UDP && !j->host)
 			ol_put_word(ctx, ol_prio_number(p));
 		return bpf_redirect_map(&ol_lane_threads, this_cpu, XDP_PASS);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * The rings of lanes that are threads, as the kernel has them. Positions that are
- * counted from tracepoints go wrong: while somebody else attaches to or leaves
- * the same tracepoint, some events reach nobody (seen on 6.18).
+ * counted from tracepoints go wrong: while another program attaches to or leaves
+ * the same tracepoint, some events reach no program (seen on 6.18).
  */
 #ifndef OVERLANE_RING_H
 #define OVERLANE_RING_H

@@ -20,8 +20,8 @@
 #define OL_SPLIT_GONE_NS 10000000000ULL
 
 /*
- * Where nobody restores the order, long micro-flows have no use: one of a NAPI poll spreads
- * the work as evenly, and neither core waits for the other.
+ * Where no merge point restores the order, long micro-flows have no use: one of a NAPI poll
+ * spreads the work as evenly, and neither core waits for the other.
  */
 #define OL_UNORDERED_BATCH 64
 

@@ -103,8 +103,8 @@ int ol_pod_out(struct __sk_buff *skb)
 }
 
 /*
- * For pods whose RPS is somebody else's: what the underlay's program did to the
- * packet is undone, the kernel computes the hash anew if somebody asks for it.
+ * For pods whose RPS another program has set: what the underlay's program did to
+ * the packet is undone. The kernel computes the hash anew when it needs it.
  */
 SEC("tcx/egress")
 int ol_pod_restore(struct __sk_buff *skb)

@@ -624,7 +624,7 @@ static __always_inline int ol_refuses(const struct ol_change *c, struct ol_slot 
 #define OL_EXPRESS_PAUSE_NS 100000000
 
 /*
- * Has the daemon hung for so long that nobody takes back any more what should be? Then flows
+ * Has the daemon hung for so long that it no longer takes back what it should? Then flows
  * go home.
  */
 static __always_inline int ol_alone(const struct ol_policy *policy, __u64 now)
@@ -794,7 +794,7 @@ __noinline int ol_choose(__u32 stage, __u32 slot, __u32 tunnel, __u32 stay, __u3
 		ol_adopt(&h, s, t, o->cpu[stage] - 1);
 		s->turn = seen / OL_TURN;
 	}
-	/* Which way its packets went before nobody has seen. */
+	/* No program has seen which way its packets went before. */
 	if (express && s->epoch != (__u8)policy->express_epoch) {
 		s->epoch = policy->express_epoch;
 		s->since = cpu->now;

@@ -5,8 +5,8 @@
  * behind it, where user space has found that nothing is skipped that could matter. Of bulk,
  * too: what its lane costs more than the stock path, it gets back here.
  *
- * tcx on the tunnel's ingress. Which class a frame is of is known from who runs this: its
- * thread polls what it has handed on before anybody else does.
+ * tcx on the tunnel's ingress. Which thread runs this tells the class of a frame: a thread
+ * polls what it has handed on before any other does.
  */
 #include "kernel.h"
 #include "steer.h"
@@ -41,12 +41,12 @@ static __always_inline int ol_plain(const __u8 *data, const __u8 *end, __u16 pro
 	return 0;
 }
 
-/* Whose thread runs this, with nothing but frames of its class? OL_NR_CLASSES: nobody's. */
+/* Which class's thread runs this, with no frames but its own? OL_NR_CLASSES: of no class. */
 static __always_inline __u32 ol_class_of_task(const struct ol_prio *p, const struct ol_cpu *cpu)
 {
 	__u32 task = bpf_get_current_pid_tgid();
 
-	/* 0 is nobody in ours, and the idle task, which a softirq may interrupt, in theirs. */
+	/* 0 is no task to us; to the kernel, the idle task, which a softirq may interrupt. */
 	if (!p->demoted || !task)
 		return OL_NR_CLASSES;
 	if (p->task == task || cpu->lane_pid[OL_CLASS_LATENCY] == task)

@@ -292,7 +292,7 @@ int ol_lane_left(struct bpf_raw_tracepoint_args *ctx)
 	if (!cpu || !ol_get_ring(core, OL_CLASS_BULK, &ring) ||
 	    (ring.asleep && !ol_ring_from(&ring, ring.consumer)))
 		return 0;
-	/* A thread that nobody watches may have frames in its hands. */
+	/* A thread that no program watches may have frames in its hands. */
 	if (!OL_READ(cpu->lane_time))
 		return ol_ring_from(&ring, ring.consumer) + 1;
 	return ol_ring_from(&ring, OL_READ(cpu->lane_head));

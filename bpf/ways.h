@@ -283,7 +283,7 @@ static __always_inline int ol_express_left(struct ol_slot *s, struct ol_turn *t)
 	return 1;
 }
 
-/* A flow leaves its way at once. Whether it may overtake itself by that, nobody has seen. */
+/* A flow leaves its way at once. No program has seen whether it overtakes itself by that. */
 static __always_inline void ol_express_leave(struct ol_slot *s, __u32 slot, __u64 now)
 {
 	struct ol_turn *t = ol_get_turn(OL_STAGE_NIC, slot);
