@@ -17,8 +17,8 @@ const cpuDir = "/sys/devices/system/cpu/"
 // onlineCores returns the cores that are online now.
 func onlineCores() (config.CPUList, error) { return readCores("online") }
 
-// housekeepingCores returns the online cores that nobody has set apart for
-// something else.
+// housekeepingCores returns the online cores that the operator has not set
+// apart for something else.
 func housekeepingCores() (config.CPUList, error) {
 	cores, err := onlineCores()
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 )
 
 // All threads have the slack, those that come later, too; and how many cores are used is what
-// somebody asks for, or one.
+// the operator asks for, or one.
 func TestThreadsAreModest(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: sets other threads' timer slack")

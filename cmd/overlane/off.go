@@ -147,7 +147,7 @@ func offByDaemon(ctx context.Context, rep *control.OffReport) (done bool, err er
 	var refused *control.RemoteError
 	switch {
 	case errors.As(err, &refused) && strings.Contains(refused.Message, daemon.ErrStopping.Error()):
-		// Somebody else has told it so. What it could not restore is in the journal.
+		// Another command, or a signal, has told it so. What it could not restore is in the journal.
 		return gone(ctx, asked, c)
 	case errors.As(err, &refused):
 		return true, fmt.Errorf("the daemon (pid %d) could not restore everything: %w", c.PID(), err)

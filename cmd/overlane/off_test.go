@@ -99,7 +99,7 @@ func TestOffRestoresFromTheJournalOfADeadDaemon(t *testing.T) {
 }
 
 // Between the start of a daemon and its socket, and between its socket's end
-// and its own, the lock is held and nobody answers: off waits.
+// and its own, the lock is held and no daemon answers: off waits.
 func TestOffWaitsForALockWithoutASocket(t *testing.T) {
 	o := emptyNode(t)
 	holdNetns(t, o.netns)

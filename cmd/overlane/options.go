@@ -100,7 +100,7 @@ func feature(feats []probe.Feature, id probe.ID) probe.Feature {
 			return f
 		}
 	}
-	return probe.Feature{ID: id, Reason: fmt.Sprintf("nobody has asked for %s", id)}
+	return probe.Feature{ID: id, Reason: fmt.Sprintf("overlane has not looked for %s", id)}
 }
 
 // prioritises tells whether a configuration asks for priority.

@@ -395,9 +395,9 @@ func planExpress(cfg *config.Config, s *node.Scanner, l look, changed []apply.En
 	return out, nil
 }
 
-// planBridging is what bridges change that call netfilter where nobody is.
+// planBridging is what changes at bridges that call netfilter's hooks though these are unused.
 func planBridging(s *node.Scanner, l look, changed []apply.Entry) (*plannedOutlook, error) {
-	out := &plannedOutlook{When: "once packets come fast, run would have bridges leave out netfilter where nobody is:"}
+	out := &plannedOutlook{When: "once packets come fast, run would have bridges leave out netfilter's unused hooks:"}
 	var err error
 	if out.Plan, err = daemon.BridgingPlan(s, l.snap, apply.Owned(changed, plan.ByBridging), ownIfRunning()); err != nil {
 		return nil, err
@@ -527,7 +527,7 @@ func stageCores(st control.Status, stage plan.Stage) (cores config.CPUList) {
 }
 
 // busiestReceiver is the core that has handled most receive softirqs: the best
-// guess at which one polls the NIC while nobody measures.
+// guess at which one polls the NIC without a measurement.
 func busiestReceiver() (int, error) {
 	data, err := os.ReadFile("/proc/softirqs")
 	if err != nil {
