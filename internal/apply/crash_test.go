@@ -281,7 +281,7 @@ func TestSecondDaemonIsToldOfTheFirst(t *testing.T) {
 	}
 	b.wantSnapshot(after)
 
-	// Another namespace is nobody's business.
+	// Another namespace is not locked.
 	other, err := Open(b.state, b.cookie[b.b])
 	b.must(err)
 	defer other.Close()

@@ -41,7 +41,7 @@ func deviceValue(name string) (string, error) {
 		return "", fmt.Errorf("look at device %s: %w", name, err)
 	}
 	if peer == "" {
-		return link.Type(), nil // somebody else's
+		return link.Type(), nil // another program's
 	}
 	return plan.OwnVeth(link.Attrs().Index, peer), nil
 }

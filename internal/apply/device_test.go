@@ -38,7 +38,7 @@ func TestDeviceOfOurOwnIsMadeAndGoes(t *testing.T) {
 	b.wantNoJournal()
 }
 
-func TestDeviceThatSomebodyElseHasIsLeftAlone(t *testing.T) {
+func TestDeviceOfAnotherProgramIsLeftAlone(t *testing.T) {
 	b := newBed(t)
 	l := b.lock()
 	b.add(b.a, &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "own"}})
@@ -50,7 +50,7 @@ func TestDeviceThatSomebodyElseHasIsLeftAlone(t *testing.T) {
 	wantOutcomes(t, rep, LeftAlone, 1)
 	b.wantSnapshot(before)
 
-	// And one that somebody has deleted is not made again.
+	// And one that another program has deleted is not made again.
 	_, err = l.Do(b, []plan.Step{{
 		Setting: plan.OwnDeviceOf(b.cookie[b.b], "own"), By: plan.ByPipeline, Was: plan.NoDevice, Want: plan.OwnVeth(1<<24, "owned"),
 	}})

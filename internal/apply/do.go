@@ -185,7 +185,7 @@ func (j job) entry() Entry {
 	return e
 }
 
-// write writes the job, unless somebody was faster or the device has gone.
+// write writes the job, unless another program was faster or the device has gone.
 func (j job) write(rep *Report) error {
 	res := &rep.Results[j.result]
 	at("write:before")
@@ -263,7 +263,7 @@ func (l *Locked) rollBack(jobs []job, failed int, rep *Report) (kept, err error)
 }
 
 // takeBack undoes one write. A write that failed may have left any value
-// behind; a value that stands where ours should be is somebody else's.
+// behind; a value that stands where ours should be is another program's.
 func (j job) takeBack(failed bool, res *Result) error {
 	at("undo:before")
 	value, err := j.at.get()

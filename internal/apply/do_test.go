@@ -327,7 +327,7 @@ func TestThreadSchedulingIsRestored(t *testing.T) {
 	b.must(err)
 	wantOutcomes(t, rep, Gone, 1)
 
-	// The number of a thread that has ended may be anybody's.
+	// The number of a thread that has ended may be any other thread's.
 	id.PID, id.Start = os.Getpid(), 1 // no process is that old
 	rep, err = l.Do(b, []plan.Step{{Setting: plan.Thread(plan.Target{}, id), By: plan.ByPipeline, Want: "policy=idle prio=0 nice=0 cores=0"}})
 	b.must(err)
@@ -335,7 +335,7 @@ func TestThreadSchedulingIsRestored(t *testing.T) {
 }
 
 // A core that goes offline takes a thread's affinity with it. What the kernel makes of
-// it is nobody's value; no core can be taken here, so the test plays the kernel.
+// it is no program's value; no core can be taken here, so the test plays the kernel.
 func TestThreadThatTheKernelHasUnboundIsBoundAgain(t *testing.T) {
 	if runtime.NumCPU() < 2 {
 		t.Skip("needs 2 cores: on one every thread is bound")

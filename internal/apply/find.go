@@ -15,7 +15,7 @@ import (
 	"github.com/overlane/overlane/internal/privilege"
 )
 
-// Finder finds network namespaces without anybody's help: by mounts (named
+// Finder finds network namespaces by itself: by mounts (named
 // ones, Docker's), by processes, and, for those that are left, by threads, by
 // descriptors that processes hold and by the mounts of other mount
 // namespaces. A namespace that none of these leads to can only be held by a
@@ -169,7 +169,7 @@ func (f *Finder) add(inode uint64, open opener) {
 }
 
 // searchProcesses adds the namespaces that processes are in. One that may not be inspected (a security
-// module can shield it even from root) hides nothing if somebody else is in the same namespace.
+// module can shield it even from root) hides nothing if another process is in the same namespace.
 func (f *Finder) searchProcesses() {
 	shielded := map[string]error{}
 	seen := []string{"thread-self"}

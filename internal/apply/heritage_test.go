@@ -60,7 +60,7 @@ func TestGuardianHoldsUntilItIsToldToLetGo(t *testing.T) {
 	}
 }
 
-// A daemon does not wait for ever for a guardian that somebody has stopped: it ends it, and with it
+// A daemon does not wait for ever for a guardian that a signal has stopped: it ends it, and with it
 // what it holds.
 func TestAGuardianThatDoesNotAnswerIsKilled(t *testing.T) {
 	b := newBed(t)

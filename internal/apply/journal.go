@@ -102,7 +102,7 @@ func (j *journal) add(entries []Entry) error {
 	return nil
 }
 
-// lost reports whether somebody has removed the file under us.
+// lost reports whether another program has removed the file under us.
 func (j *journal) lost() bool {
 	if j.f == nil {
 		return false

@@ -179,8 +179,8 @@ func TestStateDirectoryOpenToOthersIsRefused(t *testing.T) {
 	}
 }
 
-// tinyDisk is a file system of the given number of pages that nobody else
-// sees and that ends with the test.
+// tinyDisk is a file system of the given number of pages that no other
+// process sees and that ends with the test.
 func tinyDisk(t *testing.T, pages int) string {
 	t.Helper()
 	fsfd, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)

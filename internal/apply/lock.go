@@ -30,7 +30,7 @@ type BusyError struct {
 	Path string
 	// Elsewhere: the holder has another state directory, which is not known.
 	Elsewhere bool
-	// orphaned: nobody holds the lock, but a guardian is going to.
+	// orphaned: no process holds the lock, but a guardian is going to.
 	orphaned bool
 }
 
@@ -69,7 +69,7 @@ const guardianWait = 3 * time.Second
 // Lock takes the lock and reads the journal. The kernel releases the lock
 // when the process ends, however it ends. A *BusyError names the holder; the
 // guardian of a daemon that has died is no holder, its end is waited for. One that does
-// not come to restoring, since somebody has stopped it, is killed: it holds its daemon's
+// not come to restoring, since a signal has stopped it, is killed: it holds its daemon's
 // programs.
 func (d *Dir) Lock() (*Locked, error) {
 	killed := false
@@ -143,7 +143,7 @@ func (l *Locked) Unlock() error {
 	if l.f == nil {
 		return nil
 	}
-	_ = l.f.Truncate(0) // a pid without a lock misleads nobody but people
+	_ = l.f.Truncate(0) // a pid without a lock misleads no program, only people
 	err := errors.Join(l.j.close(), l.f.Close())
 	l.f = nil
 	return err

@@ -49,7 +49,7 @@ func (b *bed) live(n int, fn func(l *Locked)) (crashed bool) {
 
 // Random plans, crashes at random points of applying and of restoring, and
 // random changes by another program: in the end each setting has its first
-// value, or the one that somebody else gave it.
+// value, or the one that another program gave it.
 func TestAnyHistoryRestores(t *testing.T) {
 	b := newBed(t)
 	seed := uint64(time.Now().UnixNano())

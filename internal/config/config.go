@@ -41,7 +41,7 @@ type Config struct {
 	Aggregate Mode `json:"aggregate"`
 	// Express hands frames from the NICs straight to the pods: off, auto or forced.
 	Express Mode `json:"express"`
-	// BridgeNetfilter says whether bridges call netfilter's hooks where nobody is.
+	// BridgeNetfilter says whether bridges call netfilter's unused hooks.
 	BridgeNetfilter BridgeNetfilter `json:"bridge_netfilter"`
 	// Tier bounds which kernel facilities the pipeline uses.
 	Tier Tier `json:"tier"`
@@ -107,7 +107,7 @@ type BridgeNetfilter string
 
 const (
 	HooksKept   BridgeNetfilter = "keep"
-	HooksUnused BridgeNetfilter = "skip-unused" // left out as long as nobody is there
+	HooksUnused BridgeNetfilter = "skip-unused" // left out as long as they are unused
 )
 
 // Tier is the set of kernel facilities that may be used.

@@ -26,12 +26,12 @@ type Client struct {
 	r    *bufio.Reader
 	pid  int
 	// gone refers to the daemon's process, not to its number: a number may be
-	// another process's by the time that somebody waits.
+	// another process's by the time that the caller waits.
 	gone int
 }
 
 // Dial connects to the socket of a daemon. The error is ErrNoDaemon when
-// nobody listens there, ErrPermission when the caller may not connect.
+// no daemon listens there, ErrPermission when the caller may not connect.
 func Dial(path string) (*Client, error) {
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 	switch {

@@ -332,7 +332,7 @@ func TestListenReplacesADeadSocketAndNothingElse(t *testing.T) {
 		t.Error(err)
 	}
 	if data, err := os.ReadFile(path); err != nil || string(data) != "mine" {
-		t.Error("somebody's file was touched")
+		t.Error("a foreign file was touched")
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/overlane/overlane/internal/datapath"
 )
 
-// beat tells the programs that somebody decides. Without it flows go home by themselves.
+// beat tells the programs that the daemon decides. Without it flows go home by themselves.
 func (d *Daemon) beat(now time.Time) error {
 	was := d.beaten
 	d.beaten = now

@@ -15,8 +15,8 @@ import (
 	"github.com/overlane/overlane/internal/plan"
 )
 
-// bridging has bridges leave out netfilter's hooks of IP as long as nobody is there. The hooks are
-// policy: whoever comes to them finds them called again.
+// bridging has bridges leave out netfilter's hooks of IP as long as they are unused. The hooks are
+// policy: what comes to them finds them called again.
 type bridging struct {
 	judges *judges // nil while it does not act
 	made   plan.Plan
@@ -27,7 +27,7 @@ type bridging struct {
 	err                  error // why the last attempt failed
 }
 
-// calmFor is how long nobody must have come to the hooks before they are left out again: who
+// calmFor is how long the hooks must have been unused before they are left out again: what
 // comes and goes makes no setting flap.
 const calmFor = 10 * time.Second
 
@@ -106,7 +106,7 @@ func (d *Daemon) followBridging(now time.Time) error {
 	return err
 }
 
-// watchBridging puts back what somebody needs, while the daemon waits for something else.
+// watchBridging puts back what a rule or program needs, while the daemon waits for something else.
 func (d *Daemon) watchBridging() {
 	now := time.Now()
 	if d.bridge.judges == nil || !d.bridge.judges.stirred(now) {
@@ -187,7 +187,7 @@ func (d *Daemon) bridgingMechanism() control.Mechanism {
 	case b.judges == nil:
 		m.Reason = "hardly a packet comes"
 	case off > 0:
-		m.State, m.Reason = control.Active, fmt.Sprintf("%d of %d settings by which bridges call netfilter are off: nobody is there", off, b.calls)
+		m.State, m.Reason = control.Active, fmt.Sprintf("%d of %d settings by which bridges call netfilter are off: the hooks are unused", off, b.calls)
 		if left != "" {
 			m.Reason += "; " + left
 		}

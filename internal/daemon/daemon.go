@@ -49,7 +49,7 @@ type Options struct {
 	// AsleepBelow is from how many packets a second on, of one core, the daemon looks closely;
 	// 0: 10000. See asleepBelow.
 	AsleepBelow float64
-	// SkipUnusedHooks has bridges leave out netfilter's hooks of IP while nobody is there.
+	// SkipUnusedHooks has bridges leave out netfilter's hooks of IP while they are unused.
 	SkipUnusedHooks bool
 	// Rules name flows for priority; without any it is off.
 	Rules    []rules.Rule
@@ -91,7 +91,7 @@ type Daemon struct {
 	demand    demand
 	expr      express
 	bridge    bridging
-	hooks     *shortcut.Hooks           // once somebody judges
+	hooks     *shortcut.Hooks           // once there are judges
 	prio      *priority                 // nil without rules
 	prioPast  datapath.PriorityCounters // of the times before, when there were rules
 	added     []rules.Rule              // at run time
@@ -101,7 +101,7 @@ type Daemon struct {
 	drops     map[int]uint64 // of the backlogs, at the start
 	since     time.Time
 	off       bool  // asked to end
-	evict     bool  // somebody else wants a device of ours
+	evict     bool  // another program wants a device of ours
 	check     check // of what is ours
 	retry     time.Time
 	armErr    error // why the last attempt to put the pipeline in place failed
@@ -305,7 +305,7 @@ func (d *Daemon) rescan(ctx context.Context) error {
 	return d.follow(ctx)
 }
 
-// follow makes the pipeline fit the node, and takes it off where somebody else
+// follow makes the pipeline fit the node, and takes it off where another program
 // has taken over a device, or has let go of one.
 func (d *Daemon) follow(ctx context.Context) error {
 	began := time.Now()
@@ -408,7 +408,7 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 		return d.pipe.callBack()
 	case governor.Active:
 		if !d.pipe.armed {
-			// Without traffic nobody knows yet which cores poll the NIC.
+			// Without traffic the daemon does not know yet which cores poll the NIC.
 			if len(in.Pollers()) == 0 || in.Now.Before(d.retry) {
 				return nil
 			}
@@ -512,7 +512,7 @@ func (d *Daemon) close() error {
 }
 
 // meanwhile is what does not wait while the daemon waits for the kernel. Flows that are steered do: on
-// them somebody is to decide, and nobody does.
+// them the daemon is to decide, and it does not.
 func (d *Daemon) meanwhile() {
 	d.watchWays()
 	d.watchBridging()

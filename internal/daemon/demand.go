@@ -14,7 +14,7 @@ import (
 	"github.com/overlane/overlane/internal/rules"
 )
 
-// demand puts priority in place where nobody has named flows, but somebody would profit.
+// demand puts priority in place where the operator has named no flows, but some would profit.
 type demand struct {
 	gov   governor.Demand
 	trial trial
@@ -79,7 +79,7 @@ func (d *Daemon) stepDemand(ctx context.Context, in governor.Input) error {
 	return d.proveDemand(ctx, in)
 }
 
-// noDemand says why nobody asks, or nothing.
+// noDemand says why priority is not asked for, or nothing.
 func (d *Daemon) noDemand() string {
 	switch {
 	case !d.opts.Priority.OnDemand || d.opts.Priority.Off:

@@ -9,7 +9,7 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 )
 
-// ending bounds the wait for a namespace that nobody holds any more: it ends by a worker of the
+// ending bounds the wait for a namespace that no process holds any more: it ends by a worker of the
 // kernel's, after a grace period of RCU.
 const ending = time.Second
 

@@ -203,8 +203,8 @@ func (d *Daemon) fillLanes(st *control.Status, c datapath.Counters) error {
 var stageOrder = map[string]int{datapath.NIC.String(): 0, datapath.Tunnel.String(): 1, datapath.Pod.String(): 2}
 
 // overlayPackets counts what went through the tunnels since the daemon started,
-// also while no program of ours was on a device; not those of times in which nobody
-// looked.
+// also while no program of ours was on a device; not those of times in which the
+// daemon did not look.
 func (d *Daemon) overlayPackets() uint64 {
 	var n uint64
 	for _, c := range d.sensor.last {

@@ -19,12 +19,12 @@ import (
 var errMore = errors.New("there are more devices")
 
 // hangFor is how long programs are hung on devices at once while flows are steered, on which
-// somebody is to decide. For each the kernel waits for all cores, with its lock on all devices:
+// the daemon is to decide. For each the kernel waits for all cores, with its lock on all devices:
 // beside a saturated core some 30 ms, which with 200 pods is six seconds.
 const hangFor = 200 * time.Millisecond
 
-// attach hangs the programs on the underlays and pods that lack them, and takes off what nobody
-// needs any more. Where no stage but the first hops, there are none. While flows are steered, and
+// attach hangs the programs on the underlays and pods that lack them, and takes off what is not
+// needed any more. Where no stage but the first hops, there are none. While flows are steered, and
 // none is split, whose micro-flows each pod has to have merged, it may end with errMore, and is to
 // be called again.
 func (p *pipeline) attach(snap node.Snapshot) error {

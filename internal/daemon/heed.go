@@ -12,7 +12,7 @@ import (
 )
 
 // heed is how closely the daemon looks. Looking takes time from the cores that
-// packets need, so nobody pays for it on a node that has none to speak of.
+// packets need, so a node that has none to speak of does not pay for it.
 type heed int
 
 const (
@@ -33,10 +33,10 @@ func (h heed) window() time.Duration {
 
 const (
 	// calmBelow is up to which part of the share of time in saturated polls
-	// that asks for help nobody is about to ask.
+	// that asks for help no core is about to ask.
 	calmBelow = 0.8
 	// asleepBelow is how many packets a core may receive in a second while
-	// nobody looks. One packet of an overlay counts once per stage: not even
+	// the daemon does not look. One packet of an overlay counts once per stage: not even
 	// slow cores are saturated by so few.
 	asleepBelow = 10000
 	// asleepAfter is for how long it must be so, awakeFor how long the daemon
@@ -92,7 +92,7 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 	return in, true, d.pay(calm)
 }
 
-// isQuiet tells whether nobody needs to look: hardly a packet comes, and nothing
+// isQuiet tells whether the daemon need not look: hardly a packet comes, and nothing
 // is in place that lives on what is traced.
 func (d *Daemon) isQuiet(now time.Time) bool {
 	if d.livesOnTraces() {
@@ -117,7 +117,7 @@ func (d *Daemon) livesOnTraces() bool {
 }
 
 // mayRest tells whether a load for which there is nothing to do needs no more than a look now and
-// then: nobody else asks what polls do.
+// then: no mechanism asks what polls do.
 func (d *Daemon) mayRest() bool {
 	return !d.livesOnTraces() && d.prio == nil && d.demand.census == nil && d.aggr.dp == nil
 }
@@ -205,7 +205,7 @@ func (d *Daemon) pay(h heed) error {
 		d.sensor.forget()
 	}
 	d.heed = h
-	// Who else needs the cores matters once somebody asks for them.
+	// Which tasks need the cores matters once a mechanism asks for them.
 	return errors.Join(d.dp.Watch(h != asleep), d.dp.Sample(h == alert))
 }
 

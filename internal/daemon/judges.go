@@ -74,7 +74,7 @@ func (j *judges) glance() bool {
 	return false
 }
 
-// events tell that what they say may be otherwise now; nil while nobody judges.
+// events tell that what they say may be otherwise now; nil without judges.
 func (j *judges) events() <-chan struct{} {
 	if j == nil {
 		return nil

@@ -49,7 +49,7 @@ func (p *pipeline) newMerging() (*merging, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The programs know one index for all namespaces: one that nobody has.
+	// The programs know one index for all namespaces: one that no device has.
 	at := FirstMergeIndex + rand.IntN(1<<24)
 	return &merging{p: p, order: order, ifindex: at, spaces: map[uint64]behind{}}, p.dp.SetMergeDevice(at)
 }
@@ -101,7 +101,7 @@ func MergeSteps(snap node.Snapshot, ifindex int) []plan.Step {
 // ownDevice tells whether an entry is a device that the pipeline has made.
 func ownDevice(e apply.Entry) bool { return ofPipeline(e) && e.Kind == plan.OwnDevice }
 
-// forgetMergePoints takes those out of the journal that somebody has deleted: they are
+// forgetMergePoints takes those out of the journal that another program has deleted: they are
 // to be made anew.
 func (p *pipeline) forgetMergePoints() error {
 	if p.merge == nil {
@@ -184,7 +184,7 @@ func (m *merging) make(cookie uint64) error {
 }
 
 // takeOver has what comes out of a merge point go on on its core, to its pod. The devices
-// may be other ones than they were: somebody has deleted those.
+// may be other ones than they were: another program has deleted those.
 func (m *merging) takeOver(ns *netns.Handle, cookie uint64) error {
 	link, err := netlink.LinkByName(MergedDevice)
 	if err != nil {
@@ -221,7 +221,7 @@ func (m *merging) putQdisc() error {
 	if err != nil {
 		return fmt.Errorf("find device %s: %w", MergeDevice, err)
 	}
-	// Somebody may have set it down.
+	// Another program may have set it down.
 	if err := netlink.LinkSetUp(link); err != nil {
 		return fmt.Errorf("set device %s up: %w", MergeDevice, err)
 	}

@@ -21,7 +21,7 @@ type Microflows struct {
 	Cores int // lanes of one flow, at most
 	// Elephant is how many bytes a second make a flow one; 0: what is much for one core.
 	Elephant float64
-	// Unordered: UDP flows may be split although nobody puts them in order again.
+	// Unordered: UDP flows may be split although no merge point puts them in order again.
 	Unordered bool
 	// Hold is how long a packet waits at most for one that comes before it, where nothing
 	// tells that it is lost.

@@ -147,13 +147,13 @@ func lookAtHooks(s Looker, snap node.Snapshot) map[node.DevKey]hooksOf {
 const (
 	// enoughPackets out of tunnels tell that a program which has seen none does not see them.
 	enoughPackets = 100
-	// seesWithin is how long these are waited for. Without traffic nobody is overtaken.
+	// seesWithin is how long these are waited for. Without traffic no packet is overtaken.
 	seesWithin = 300 * time.Millisecond
 )
 
-// sees makes sure that the programs on the underlays see what goes through the tunnels: one of
-// somebody else in front of them may take it. Masks would then spread flows with nobody to
-// guard their order.
+// sees makes sure that the programs on the underlays see what goes through the tunnels: a
+// foreign program in front of them may take it. Masks would then spread flows whose order no
+// program guards.
 func (p *pipeline) sees(ctx context.Context, snap node.Snapshot) error {
 	front := p.inFront(snap)
 	if p.layout.Split || front == "" {

@@ -48,7 +48,7 @@ type pipeline struct {
 	attached   map[node.DevKey]io.Closer
 	places     *xdp.Places // for XDP programs
 	skipped    []plan.Skip
-	left       map[node.DevKey]bool // devices that are somebody else's
+	left       map[node.DevKey]bool // devices that another program steers
 	// refused are tunnels and pods of which the kernel has refused a mask or a program, until flows have
 	// come home. unplanned: there are some that the plan does not know yet.
 	refused   map[node.DevKey]refusal
@@ -237,7 +237,7 @@ func (p *pipeline) takePlaces(snap node.Snapshot) error {
 }
 
 // tunnels tells the programs which tunnels to steer: all but those left alone. Where a tunnel's
-// underlays are left alone as well nobody steers, and priority is to know it.
+// underlays are left alone as well no program steers, and priority is to know it.
 func (p *pipeline) tunnels(snap node.Snapshot) error {
 	mine := snap
 	mine.Tunnels = slices.DeleteFunc(slices.Clone(snap.Tunnels), func(t node.Tunnel) bool {
@@ -310,7 +310,7 @@ func (p *pipeline) do(snap node.Snapshot, made plan.Plan) error {
 	return errors.Join(errs...)
 }
 
-// errChangedHands says that a device was ours and is somebody else's now, or the
+// errChangedHands says that a device was ours and is another program's now, or the
 // other way round.
 var errChangedHands = errors.New("a device has changed hands")
 

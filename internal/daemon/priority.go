@@ -75,7 +75,7 @@ func (d *Daemon) tuning() datapath.PriorityTuning {
 		t.SparseFrames, t.SparseBytes = sparseFrames, sparseBytes
 	}
 	if d.demand.on && !d.demand.trial.on {
-		t.Window = 0 // nobody makes way
+		t.Window = 0 // bulk does not make way
 	}
 	return t
 }

@@ -110,7 +110,7 @@ func (d *Daemon) bulkHome(ctx context.Context) (err error) {
 			return err
 		}
 		if try.room == 0 {
-			// They run empty without, too, if nobody else wants their cores.
+			// They run empty without, too, if no other task wants their cores.
 			if err := d.prio.dp.HurryLanes(d.cores, eager); err != nil {
 				d.log.Debug("lanes are not hurried", "reason", err)
 			}

@@ -33,7 +33,7 @@ type trial struct {
 	// settles: it has just been switched, and the window is to begin.
 	settles bool
 	settle  time.Duration // how long that takes; 0: trialSettles
-	reason  string        // empty: nobody asked
+	reason  string        // empty: not asked for
 }
 
 // forGoodput: more packets a second, and none of them late for it.
@@ -46,7 +46,7 @@ func newTrial(t governor.Terms) trial {
 	return trial{judge: governor.NewJudge(t, rand.Uint64()), queues: t.Goal == governor.Goodput}
 }
 
-// leave is for a window in which nobody asks for the mechanism, or its switch is not in place.
+// leave is for a window in which the mechanism is not asked for, or its switch is not in place.
 func (t *trial) leave() {
 	t.judge.Leave()
 	t.meter, t.on, t.settles, t.reason = meter{}, false, false, ""

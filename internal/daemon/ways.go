@@ -220,7 +220,7 @@ func (l lookout) unfit(w way) (reason string, waits bool) {
 				return fmt.Sprintf("RPS moves the packets of %s to other cores", dev.Name), false
 			}
 			// The guard knows the tunnel's lanes. At the pod, frames without a hash of ours
-			// would go where nobody looks.
+			// would go where the guard does not look.
 			waits = waits || dev.Same(w.pod.Peer)
 		}
 	}

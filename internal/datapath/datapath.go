@@ -50,7 +50,7 @@ type Datapath struct {
 
 	express expressWays
 
-	holder Holder // nil: nobody
+	holder Holder // nil: none
 
 	meanwhile func(loaded <-chan struct{}) // nil: nothing is to be done
 

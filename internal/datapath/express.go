@@ -226,7 +226,7 @@ func (d *Datapath) SetExpress(on bool) error {
 	if on == (d.policy.Flags&flag != 0) {
 		return nil
 	}
-	// Nobody knows which ways flows have taken while it was off.
+	// No program has seen which ways flows have taken while it was off.
 	d.policy.ExpressEpoch++
 	d.policy.Ways++
 	d.policy.Flags ^= flag

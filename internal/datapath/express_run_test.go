@@ -187,7 +187,7 @@ func (s *straight) handedOn() {
 	s.must(s.stages.OlCellMarks.Put(uint32(s.core)*uint32(stagesOlLimitOL_MAX_TUNNELS), marks))
 }
 
-// drained says of a pod's ring that it is empty, or that nobody knows.
+// drained says of a pod's ring that it is empty, or that this is not known.
 func (s *straight) drained(port uint32, yes bool) {
 	s.t.Helper()
 	p := stagesOlPort{}
@@ -382,7 +382,7 @@ func TestAFrameThatIsNotPlainTakesTheFullPathAndItsFlowWithIt(t *testing.T) {
 		{"outer checksum", "outer-checksum", edit(func(f []byte) { f[outerUDP+6] = 1 })},
 		{"from the tunnel itself", "inner-frame", edit(func(f []byte) { copy(f[innerEth+6:], tunnelMAC[:]) })},
 		{"from a group", "inner-frame", edit(func(f []byte) { f[innerEth+6] |= 1 })},
-		{"from nobody", "inner-frame", edit(func(f []byte) { clear(f[innerEth+6 : innerEth+12]) })},
+		{"from address zero", "inner-frame", edit(func(f []byte) { clear(f[innerEth+6 : innerEth+12]) })},
 		{"fragment", "inner-headers", func(port uint16) []byte {
 			return tunnelled(packet.IPv4{ID: 7, More: true}, packet.UDP{Src: port, Dst: 9}, packet.Bytes(64))
 		}},
@@ -630,7 +630,7 @@ func TestTheStackSeesWhoSends(t *testing.T) {
 	s.must(s.xdp.OlExpressSenders.Lookup(key, &known))
 }
 
-// Once the program was taken off and is there again, nobody knows where frames have gone.
+// Once the program was taken off and is there again, no program knows where frames have gone.
 func TestAWayTakenBeforeTheProgramCameAnewIsLeft(t *testing.T) {
 	s := newStraight(t, 0)
 	f := plain(1)

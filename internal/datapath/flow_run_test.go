@@ -35,7 +35,7 @@ func classify(t *testing.T, frame []byte) oracle.Flow {
 	return f
 }
 
-// A slot that nobody has handled is on no lane; lane 0 must not pass for its own.
+// A slot that no program has handled is on no lane; lane 0 must not pass for its own.
 func TestANewFlowTakesTheFirstOfItsCandidates(t *testing.T) {
 	onEachHook(t, func(t *testing.T, b *bench) {
 		for port := range uint16(200) {

@@ -75,7 +75,7 @@ func (d *Datapath) hold(name string, l link.Link) (link.Link, error) {
 	return heldLink{l, letGo}, nil
 }
 
-// heldLink is one that somebody else holds, too.
+// heldLink is one that a Holder holds, too.
 type heldLink struct {
 	link.Link
 	letGo func() error

@@ -121,7 +121,7 @@ func (m *Merge) Beat() error {
 		return err
 	}
 	if err := m.objs.OlMergeBeat.Set(now); err != nil {
-		return fmt.Errorf("tell the merge that somebody looks after it: %w", err)
+		return fmt.Errorf("tell the merge that the daemon looks after it: %w", err)
 	}
 	return nil
 }
@@ -133,7 +133,7 @@ type MergeCounters struct {
 	Held      uint64 // packets that waited
 	Gaps      uint64 // times that what they waited for had been lost on the way
 	Expired   uint64 // times that they waited as long as the limit
-	Unwatched uint64 // packets that did not wait, since nobody looked after the merge
+	Unwatched uint64 // packets that did not wait, since no daemon looked after the merge
 	Refused   uint64 // packets that were dropped, for want of room
 	Dropped   uint64 // packets that a merge point had when it was taken away
 	Waiting   int    // packets that wait now

@@ -48,7 +48,7 @@ func Adopt(held map[string][]int) (*Orphans, error) {
 			delete(maps, name)
 		case name == heldLaneLeft && len(fds) == 1:
 			o.d.trace.OlLaneLeft, e = ebpf.NewProgramFromFD(fds[0])
-		default: // with what nobody knows, which goes with them
+		default: // with what is unknown here, which goes with them
 			o.links[name] = fds
 		}
 		if e != nil {
@@ -85,7 +85,7 @@ func (o *Orphans) GoHome(limit time.Duration) (err error) {
 		return fmt.Errorf("read policy: %w", err)
 	}
 	p.Beat = 1 // long ago
-	// Bulk makes way for nobody, and nobody is sent behind it.
+	// Bulk makes way for no flow, and no flow is sent behind it.
 	p.LatencyWindowUs, p.LatencyShare = 0, 1000
 	if err := o.d.writePolicy(); err != nil {
 		return err

@@ -24,7 +24,7 @@ const splitWindow = 10 * time.Millisecond
 // Split says which flows are cut into micro-flows, and how.
 type Split struct {
 	// UDP says that UDP flows may be split, Numbered that they are put in order again by
-	// numbers that XDP gives them; else nobody does.
+	// numbers that XDP gives them; else they are not.
 	UDP, Numbered bool
 	// TCP says that TCP flows may be split: there are merge points.
 	TCP bool

@@ -182,7 +182,7 @@ func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
 	if err := d.needXDP(); err != nil {
 		return nil, err
 	}
-	// Nobody knows which ways flows have taken since it was last there.
+	// No program has seen which ways flows have taken since it was last there.
 	d.policy.ExpressEpoch++
 	d.policy.Ways++
 	if err := d.writePolicy(); err != nil {

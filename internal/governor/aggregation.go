@@ -50,7 +50,7 @@ const (
 	// often that of packets which could be from which it is worth trying.
 	rarely = 0.05
 	often  = 0.1
-	// aggregateQuiet is the rate below which nobody misses it, aggregateFor how long it stays
+	// aggregateQuiet is the rate below which no application misses it, aggregateFor how long it stays
 	// when that is so, or when it joins hardly a packet.
 	aggregateQuiet = 1000
 	aggregateFor   = 10 * time.Second
@@ -61,7 +61,7 @@ const (
 	// aggregateOther is by how much the rate grows when it is another load, which is looked at at once.
 	aggregateOther = 1.5
 	// Where frames cost clearly more behind the NIC in each of so many windows than in any of those
-	// before, somebody takes super-packets apart: then it is not tried again for longer.
+	// before, the kernel takes super-packets apart: then it is not tried again for longer.
 	aggregateDearer = 1.1
 	aggregateProof  = 10
 	aggregateBefore = 4

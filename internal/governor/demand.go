@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Demand tells whether anybody would profit from priority where nobody has named flows: small,
+// Demand tells whether flows would profit from priority where the operator has named none: small,
 // sparse flows that come beside bulk through a core that is short of time. A census of the flows
 // tells, which costs: it is taken only where a core is short of time. The zero value is ready.
 type Demand struct {

@@ -44,7 +44,7 @@ func TestPriorityIsAskedForWhereSparseFlowsComeBesideBulk(t *testing.T) {
 	}
 }
 
-func TestPriorityStaysUntilNobodyHasAskedForLong(t *testing.T) {
+func TestPriorityStaysForAMinuteWithoutNeed(t *testing.T) {
 	t.Parallel()
 	d, now := &Demand{}, time.Unix(1000, 0)
 	for d.Last().State != Parked {

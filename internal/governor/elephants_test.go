@@ -410,7 +410,7 @@ func TestHerdsOfAllSizesAreServed(t *testing.T) {
 			median, tenth, worst := regret[len(regret)/2], regret[len(regret)/10], regret[0]
 			t.Logf("of the best known: median %.2f, tenth percentile %.2f, worst %.2f; the best gains %.2f (median), %.2f (most)",
 				median, tenth, worst, gain[len(gain)/2], gain[len(gain)-1])
-			// Where there are not enough cores, nobody knows which elephant is the greatest.
+			// Where there are not enough cores, the governor does not know which elephant is the greatest.
 			if median < 0.85 || tenth < 0.7 {
 				t.Errorf("of the best known: median %.2f, tenth percentile %.2f, worst %.2f", median, tenth, worst)
 			}

@@ -70,7 +70,7 @@ func (j *Judge) Trying() bool { return j.trial != nil }
 // Known are the verdicts that are remembered, the latest last.
 func (j *Judge) Known() []Finding { return slices.Clone(j.known) }
 
-// Leave is for a window in which nobody asks for the mechanism.
+// Leave is for a window in which the mechanism is not asked for.
 func (j *Judge) Leave() { j.trial = nil }
 
 // Step takes the window that ended, in a situation in which the mechanism is asked for, and

@@ -18,7 +18,7 @@ type Branches struct {
 }
 
 // SetOf is the place in Sets of what takes the micro-flows of flows that a core polls; -1: these
-// stay whole. Where nobody knew that the core would need some, it shares those of another.
+// stay whole. Where it was not known that the core would need some, it shares those of another.
 func (l Layout) SetOf(core int) int {
 	if slices.Contains(l.Whole, core) || len(l.Sets) == 0 {
 		return -1

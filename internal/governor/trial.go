@@ -425,7 +425,7 @@ func (v Verdict) figures() string {
 }
 
 // evidence is what bets have won that a window stands out from those around it: three at once, since
-// nobody knows before which fits.
+// it is not known before which fits.
 type evidence struct{ log [len(steepness)]float64 }
 
 // How much is bet follows from how far the windows are apart, as it should where that scatters

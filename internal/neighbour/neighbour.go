@@ -19,10 +19,10 @@ type Owner string
 
 // Those that are known by their programs' names. The kernel keeps 15 characters of these.
 const (
-	Nobody Owner = "" // not known
-	Cilium Owner = "Cilium"
-	Calico Owner = "Calico"
-	LibXDP Owner = "libxdp"
+	Unknown Owner = ""
+	Cilium  Owner = "Cilium"
+	Calico  Owner = "Calico"
+	LibXDP  Owner = "libxdp"
 )
 
 // names are how the programs of a product begin: Cilium's bpf/bpf_*.c, Calico's
@@ -44,7 +44,7 @@ func OwnerOf(name string) Owner {
 			return n.owner
 		}
 	}
-	return Nobody
+	return Unknown
 }
 
 // Dataplane tells whether the owner's tc programs decide where packets go, by what they read
@@ -76,7 +76,7 @@ func Say(id uint32) string {
 	switch owner := OwnerOf(name); {
 	case name == "":
 		return fmt.Sprintf("program %d", id)
-	case owner == Nobody:
+	case owner == Unknown:
 		return fmt.Sprintf("%s (program %d)", name, id)
 	default:
 		return fmt.Sprintf("%s of %s (program %d)", name, owner, id)

@@ -19,13 +19,13 @@ import (
 func TestProductsAreKnownByTheirPrograms(t *testing.T) {
 	for name, want := range map[string]Owner{
 		"cil_from_netdev": Cilium, "cil_xdp_entry": Cilium, "cali_tc_preambl": Calico, "calico_tc_main": Calico,
-		"xdp_dispatcher": LibXDP, "ol_underlay_in": Nobody, "": Nobody, "calibrate": Nobody, "from_cil_": Nobody,
+		"xdp_dispatcher": LibXDP, "ol_underlay_in": Unknown, "": Unknown, "calibrate": Unknown, "from_cil_": Unknown,
 	} {
 		if got := OwnerOf(name); got != want {
 			t.Errorf("%q is said to be of %q, want %q", name, got, want)
 		}
 	}
-	if LibXDP.Dataplane() || Nobody.Dataplane() || !Cilium.Dataplane() || !Calico.Dataplane() {
+	if LibXDP.Dataplane() || Unknown.Dataplane() || !Cilium.Dataplane() || !Calico.Dataplane() {
 		t.Error("who decides where packets go is not as it should be")
 	}
 }

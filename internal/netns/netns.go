@@ -176,7 +176,7 @@ type visit struct {
 var resting = make(chan chan visit, 2)
 
 // travel makes visits, on a thread of its own, which rests in the namespace that it began in: it keeps
-// no other alive. It ends with the first visit that fails: nobody knows what that has left behind.
+// no other alive. It ends with the first visit that fails: it is not known what that has left behind.
 func travel(v visit) error {
 	home, err := Current()
 	if err != nil {

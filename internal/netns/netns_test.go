@@ -118,8 +118,8 @@ func TestNameOutlivesIPNetns(t *testing.T) {
 	}
 }
 
-// firstThread tells whether the process's first thread was used, as asked for on it, with nobody else
-// to take over the work.
+// firstThread tells whether the process's first thread was used, as asked for on it, with no other
+// thread to take over the work.
 var firstThread bool
 
 func init() { runtime.LockOSThread() } // so that TestMain runs on the first thread

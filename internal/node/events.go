@@ -23,7 +23,7 @@ const (
 
 // watch is a subscription to what changes in one namespace. It keeps the
 // namespace alive, for which reason only home and namespaces with tunnels have
-// one, and a scan closes it when nobody else holds the namespace.
+// one, and a scan closes it when no other process holds the namespace.
 type watch struct {
 	f      *os.File
 	pid    int // process that holds the namespace, when it has no name

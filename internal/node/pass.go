@@ -95,7 +95,7 @@ func (p *pass) run(ctx context.Context) error {
 }
 
 // watched reports whether the namespaces that we watch have been found. If
-// nobody but us holds one, it is time to let go of it.
+// only we hold one, it is time to let go of it.
 func (p *pass) watched() bool {
 	found := map[uint64]bool{}
 	for _, sp := range p.order {

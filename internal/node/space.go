@@ -140,7 +140,7 @@ func (p *pass) magic(path string) {
 // add opens a namespace, unless this scan knows it. Nothing else is opened.
 func (p *pass) add(path string, inode uint64, m netns.Mount) {
 	if sp, ok := p.byInode[inode]; ok {
-		// A mount outlives a process, and nobody else can use our descriptors.
+		// A mount outlives a process, and no other process can use our descriptors.
 		mounted := sp.mount != (netns.Mount{})
 		if !mounted && m != (netns.Mount{}) || sp.path == p.s.homePath {
 			sp.path, sp.mount = path, m

@@ -260,7 +260,7 @@ func TestDropEmptiesWhatIsHandedOn(t *testing.T) {
 	process{role: drops, attr: &syscall.SysProcAttr{AmbientCaps: []uintptr{unix.CAP_CHOWN}}}.run(t).may(t, Daemon(), Daemon(), Daemon())
 }
 
-// Without CAP_SETPCAP a bounding set stays, and is of no use to anybody.
+// Without CAP_SETPCAP a bounding set stays, and is of no use to any process.
 func TestDropWithoutSetpcap(t *testing.T) {
 	needRoot(t)
 	now, err := current()

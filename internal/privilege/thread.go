@@ -60,7 +60,7 @@ func current() (t thread, err error) {
 }
 
 // within tells whether a thread can neither use nor get more than is to be kept. Without
-// CAP_SETPCAP nobody can make a bounding set smaller; beside no_new_privs it gives nothing then,
+// CAP_SETPCAP no process can make a bounding set smaller; beside no_new_privs it gives nothing then,
 // since no exec adds to what is permitted (cap_bprm_creds_from_file, security/commoncap.c).
 func (t thread) within(keep Set) bool {
 	has := t.permitted | t.effective | t.inheritable | t.ambient

@@ -43,7 +43,7 @@ type Finding struct {
 	Level  Level
 	Device node.Dev
 	What   string
-	Fix    string // the exact command; for what is somebody else's, the one that shows whose
+	Fix    string // the exact command; for what is another program's, the one that shows whose
 }
 
 // MarshalJSON names the device as plans do.
@@ -65,7 +65,7 @@ type dev struct {
 	offloads map[string]offload
 	rx       queues
 	hooks    neighbour.Hooks // without what is ours
-	xdp      string          // somebody else's XDP program
+	xdp      string          // a foreign XDP program
 	badSums  uint64          // packets that TCP and UDP of its namespace dropped for a wrong checksum meanwhile
 }
 
@@ -81,7 +81,7 @@ type queues struct {
 	now, of int
 }
 
-// besideDataplane is what becomes of overlane where somebody else's programs decide.
+// besideDataplane is what becomes of overlane where foreign programs decide.
 const besideDataplane = "what crosses it is left alone by pipeline, micro-flows, aggregation and express, which change what it goes by; priority is possible"
 
 func named(p neighbour.Program) string {

@@ -105,7 +105,7 @@ func readSoftnet(h *netns.Handle) error {
 		}
 		defer c.Close()
 		for range 100 {
-			c.Write([]byte("x")) // refused: nobody listens
+			c.Write([]byte("x")) // refused: no process listens
 		}
 		return nil
 	})

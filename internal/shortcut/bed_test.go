@@ -213,7 +213,7 @@ func (s *site) index(h *netns.Handle, dev string) (index int) {
 	return index
 }
 
-// program does nothing, as somebody else's.
+// program is a foreign one that does nothing.
 func program(t testing.TB, typ ebpf.ProgramType, verdict int32) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{

@@ -13,7 +13,7 @@ import (
 type BridgeCall struct {
 	Sysctl string // below /proc/sys
 	Value  string // empty: br_netfilter is not there
-	// Used says who is at those hooks; empty: nobody is, and a frame passes them as it came.
+	// Used says what is at those hooks; empty: nothing is, and a frame passes them as it came.
 	Used string
 }
 

@@ -136,7 +136,7 @@ type NIC struct {
 	Above      []Above      // devices of its namespace that name it as theirs
 	Addrs      []netip.Addr // of IPv4, sorted
 	PathFilter int          // net.ipv4.conf.*.rp_filter: of all or its own, the greater
-	// Tags: it takes VLAN tags off, so that nobody sees them in the frame, and lets frames of
+	// Tags: it takes VLAN tags off, so that no program sees them in the frame, and lets frames of
 	// VLANs pass for which there is no device.
 	Tags bool
 	RPS  []string // rps_cpus of each queue; none if the kernel is without RPS

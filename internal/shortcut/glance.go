@@ -66,7 +66,7 @@ func (w *Watcher) hung() (digest uint64, known bool) {
 }
 
 // sameHooks tells whether the same programs of others are on devices' tcx hooks. Each is asked only
-// where something has changed on any: ours, or at a device that concerns nobody, make no difference.
+// where something has changed on any: ours, or at a device of no way, make no difference.
 func (w *Watcher) sameHooks(looks []*readings) (bool, error) {
 	now, known := w.hung()
 	for _, rs := range looks {

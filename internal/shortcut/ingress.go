@@ -127,7 +127,7 @@ func (j *ingress) locals() []netip.Addr {
 	return nil
 }
 
-// tags asks for frames of VLANs that the host would drop, and which nobody can tell from others
+// tags asks for frames of VLANs that the host would drop, and which no program can tell from others
 // once their tag is off. At the other end of a veth is this machine, which sends none by mistake.
 func (j *ingress) tags() string {
 	if n := j.nic; n.Tags && n.Kind != "veth" {

@@ -384,7 +384,7 @@ func TestProgramsAtTheNICAreSeen(t *testing.T) {
 		t.Fatal(err)
 	}
 	y.glance(true)
-	y.glance(true) // until somebody looks
+	y.glance(true) // until the watcher looks
 	y.unsafe("BPF programs choose sockets")
 	y.glance(false)
 	ns.Close() // which takes a look
@@ -412,7 +412,7 @@ func TestChangesAtTheNICAreEvents(t *testing.T) {
 		case <-time.After(3 * gap):
 		}
 	}
-	quiet("ip rule add pref 101 lookup 5") // nobody has asked for NICs
+	quiet("ip rule add pref 101 lookup 5") // no judge has asked for NICs
 	y.run("ip rule del pref 101")
 	y.safe()
 	for _, c := range []string{

@@ -156,7 +156,7 @@ func (j *judge) programs() string {
 	return ""
 }
 
-// classified says who else is at a device's tc hooks; empty if nobody is.
+// classified says what else is at a device's tc hooks; empty if nothing is.
 func classified(d Device) string {
 	switch {
 	case len(d.TCX) > 0:
@@ -223,8 +223,8 @@ func (j *judge) ipHooks() string {
 	return ""
 }
 
-// hooked says who is at netfilter's hooks that packets of one version of IP pass;
-// empty if nobody is. Only nftables tells which hooks.
+// hooked says what is at netfilter's hooks that packets of one version of IP pass;
+// empty if nothing is. Only nftables tells which hooks.
 func hooked(n Netfilter, family uint8, legacy []string, hooks ...int) string {
 	switch {
 	case len(legacy) > 0:

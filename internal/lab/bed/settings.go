@@ -181,8 +181,8 @@ func (b *Bed) StopFlowControl() error {
 }
 
 // residue looks for programs on the receiving devices: none of the lab's own
-// outlives its variant, so one that is there belongs to somebody who should
-// have taken it away.
+// outlives its variant, so one that is there belongs to another program,
+// which should have taken it away.
 func (b *Bed) residue() error {
 	rx := b.Receiver()
 	return within(rx.NS, func(i *inside) {
@@ -305,7 +305,7 @@ func (b *Bed) KeptNAPI() error {
 		return fmt.Errorf("%s has %d NAPI threads for %d queues: the variant has to leave them", b.Receiver().Wire, len(tids), b.Queues)
 	}
 	want := b.NAPI.attr()
-	own, err := unix.SchedGetAttr(0, 0) // of this process: what nobody has chosen
+	own, err := unix.SchedGetAttr(0, 0) // of this process: the default
 	if err != nil {
 		return fmt.Errorf("look at own scheduling: %w", err)
 	}

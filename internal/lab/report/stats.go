@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// The bootstrap, fixed so that anybody can recompute an interval from runs.csv.
+// The bootstrap, fixed so that any reader can recompute an interval from runs.csv.
 const (
 	Seed      = 1
 	Resamples = 10000

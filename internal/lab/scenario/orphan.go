@@ -18,7 +18,7 @@ import (
 )
 
 // startOrphaned has the pipeline act, and then kills the daemon together with
-// its guardian: what stays behind are masks that nobody restores.
+// its guardian: what stays behind are masks that no process restores.
 func startOrphaned(ctx context.Context, e *env, _ scenario) (session, error) {
 	d, err := e.startDaemon(ctx, "pipeline: forced\ntier: tc\n")
 	if err != nil {

@@ -36,7 +36,7 @@ type daemon struct {
 	env   *env
 	proc  *traffic.Process
 	state string
-	// lanes that were on the machine before belong to somebody else.
+	// lanes that were on the machine before belong to another program.
 	before []int
 	// base is what it said when the stretch that is measured began; steered,
 	// overlay and changes are the sums over all of these.
@@ -117,7 +117,7 @@ func express(aggregate, pipeline string) func(context.Context, *env, scenario) (
 	}
 }
 
-// startSkipping has bridges leave out the hooks at which nobody is.
+// startSkipping has bridges leave out unused hooks.
 func startSkipping(ctx context.Context, e *env, _ scenario) (session, error) {
 	d, err := e.startDaemon(ctx, "pipeline: off\nmicroflows: {mode: off}\nbridge-netfilter: skip-unused\n")
 	if err != nil {

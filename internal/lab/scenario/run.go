@@ -36,9 +36,9 @@ type env struct {
 	// threads of the running variant that receive packets, beside NAPI's.
 	threads func() ([]int, error)
 	// watch tells the running variant that a stretch of time that is measured
-	// begins (true) or has ended; nil: nobody wants to know.
+	// begins (true) or has ended; nil: the variant need not know.
 	watch func(ctx context.Context, begins bool) error
-	// profiled takes what the kernel was seen to do while it was measured; nil: nobody looks.
+	// profiled takes what the kernel was seen to do while it was measured; nil: the lab does not look.
 	profiled *[]traffic.Look
 	// checkerNS is what the checker costs for each datagram.
 	checkerNS float64

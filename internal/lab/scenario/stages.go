@@ -139,7 +139,7 @@ func measureStages(ctx context.Context, e *env) (map[string]float64, error) {
 	return v, nil
 }
 
-// profile looks at what the kernel does meanwhile, if somebody wants to know.
+// profile looks at what the kernel does meanwhile, if the scenario asks for it.
 func (e *env) profile(wait func() error) error {
 	if e.profiled == nil {
 		return wait()

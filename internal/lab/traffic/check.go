@@ -52,7 +52,7 @@ func NewChecker(latencyFlow int) (*Checker, error) {
 	return c, nil
 }
 
-// Listen binds a UDP socket and checks what it gets. Nobody reads it, and the
+// Listen binds a UDP socket and checks what it gets. No thread reads it, and the
 // checker refuses each datagram after it has seen it, so the kernel counts
 // them as InErrors.
 func (c *Checker) Listen(ns *netns.Handle, addr netip.AddrPort) error {

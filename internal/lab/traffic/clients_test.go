@@ -130,7 +130,7 @@ func TestClientsSayWhatIsWrong(t *testing.T) {
 	}
 	at, _ := fake(t, func(net.Conn) {})
 	if _, err := StartClients(at, netip.MustParseAddrPort("127.0.0.1:9"), lines, quick); !errors.Is(err, unix.ECONNREFUSED) {
-		t.Errorf("nobody listens: %v", err)
+		t.Errorf("no server listens: %v", err)
 	}
 }
 

@@ -262,7 +262,7 @@ func (l *Live) letGracePeriodsEnd() {
 			select {
 			case errno := <-over:
 				if errno != 0 {
-					return // a kernel with cores without a tick tells nobody
+					return // a kernel with cores without a tick does not tell
 				}
 				waiting = false
 			case <-tick.C:

@@ -17,7 +17,7 @@ type policy uint32
 
 const (
 	normal policy = unix.SCHED_NORMAL
-	// idle threads only get what nobody else wants.
+	// idle threads only get what no other thread wants.
 	idle policy = unix.SCHED_IDLE
 	// urgent ones run when they are due: a probe that waits for a core would
 	// measure the scheduler.
