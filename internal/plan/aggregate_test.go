@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestAggregationChangesOnlyWhatNobodyElseDecides(t *testing.T) {
+func TestAggregationChangesOnlyWhatNoOtherProgramDecides(t *testing.T) {
 	u := Target{42, 2, "u0"}
 	off := Aggregator{Target: Target{42, 5, "vx0"}, GRO: "off", Forwarding: "off", List: "off"}
 	ready := Aggregator{Target: u, GRO: "on", Forwarding: "off", List: "off"}

@@ -8,7 +8,7 @@ type BridgeCall struct {
 	Setting
 	// Value is empty where br_netfilter is not there.
 	Value string
-	// Used says who is at those hooks, empty if nobody is.
+	// Used says what is at those hooks, empty if nothing is.
 	Used string
 }
 
@@ -20,7 +20,7 @@ func CallsNetfilter(netnsCookie uint64, sysctl string) Setting {
 	return Setting{Target: Target{NetnsCookie: netnsCookie}, Kind: Sysctl, Attr: sysctl}
 }
 
-// BridgeCalls plans that bridges do not call hooks at which nobody is.
+// BridgeCalls plans that bridges do not call unused hooks.
 func BridgeCalls(calls []BridgeCall, owned map[Setting]Owned) Plan {
 	p := Plan{Steps: []Step{}, Attach: []Attachment{}, Skipped: []Skip{}}
 	for _, c := range calls {
@@ -35,7 +35,7 @@ func BridgeCalls(calls []BridgeCall, owned map[Setting]Owned) Plan {
 			p.Skipped = append(p.Skipped, Skip{What: c.Setting.String(), Reason: why, Target: c.Target})
 		default:
 			p.Steps = append(p.Steps, Step{Setting: c.Setting, Was: c.Value, First: c.Value, Want: uncalled,
-				Reason: "nobody is at the hooks that bridges call with each packet"})
+				Reason: "nothing is at the hooks that bridges call with each packet"})
 		}
 	}
 	p.Steps = of(ByBridging, p.Steps)

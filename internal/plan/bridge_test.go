@@ -17,7 +17,7 @@ func TestBridgeCalls(t *testing.T) {
 		return p
 	}
 	off := none
-	off.Steps = []Step{{Setting: s, By: ByBridging, Was: "1", First: "1", Want: "0", Reason: "nobody is at the hooks that bridges call with each packet"}}
+	off.Steps = []Step{{Setting: s, By: ByBridging, Was: "1", First: "1", Want: "0", Reason: "nothing is at the hooks that bridges call with each packet"}}
 	ours := map[Setting]Owned{s: {First: "1"}}
 	for _, tt := range []struct {
 		name  string
@@ -25,12 +25,12 @@ func TestBridgeCalls(t *testing.T) {
 		owned map[Setting]Owned
 		want  Plan
 	}{
-		{"nobody is there", BridgeCall{Setting: s, Value: "1"}, nil, off},
-		{"somebody is", BridgeCall{Setting: s, Value: "1", Used: "rules"}, nil, left("rules")},
+		{"unused", BridgeCall{Setting: s, Value: "1"}, nil, off},
+		{"used", BridgeCall{Setting: s, Value: "1", Used: "rules"}, nil, left("rules")},
 		{"no br_netfilter", BridgeCall{Setting: s}, nil, none},
 		{"it is off already", BridgeCall{Setting: s, Value: "0"}, nil, none},
 		{"it is off by us", BridgeCall{Setting: s, Value: "0"}, ours, none},
-		{"somebody has switched it on again", BridgeCall{Setting: s, Value: "1"}, ours, left("left alone: another program has switched it on again")},
+		{"another program has switched it on again", BridgeCall{Setting: s, Value: "1"}, ours, left("left alone: another program has switched it on again")},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := BridgeCalls([]BridgeCall{tt.call}, tt.owned)

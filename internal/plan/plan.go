@@ -42,7 +42,7 @@ type Step struct {
 	// changed the setting before.
 	First string `json:"undo"`
 	Want  string `json:"want"`
-	// Unbound tells that Was is not what overlane wrote, and nobody else's
+	// Unbound tells that Was is not what overlane wrote, and no other program's
 	// doing either: the core went offline that a thread was bound to.
 	Unbound bool `json:"unbound,omitempty"`
 	// Reason is shown as it is in plan, status and log.

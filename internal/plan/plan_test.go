@@ -35,7 +35,7 @@ func summary(p Plan) (steps, attach, skipped []string) {
 	return steps, attach, skipped
 }
 
-func TestPipelineSteersOnlyWhatNobodyElseSteers(t *testing.T) {
+func TestPipelineSteersOnlyWhatNoOtherProgramSteers(t *testing.T) {
 	vx, pod, pod2 := dev("vx0", 5, "0"), dev("eth0", 7, "00"), dev("eth0", 9, "0")
 	rfs := dev("eth0", 7, "0")
 	rfs.RxQueues[0].RPSFlowCnt = 4096

@@ -19,7 +19,7 @@ const EagerNice = -13
 // has changed meanwhile.
 const EagerSlice = 100 * time.Microsecond
 
-// RealtimePriority is the lowest: nobody else who asks for real time waits.
+// RealtimePriority is the lowest: no other thread that asks for real time waits.
 const RealtimePriority = 1
 
 // The programs that priority attaches.
@@ -83,7 +83,7 @@ type PriorityInput struct {
 }
 
 // FutureThreads are threads that the kernel makes in the course of the plan: what
-// they are like before, nobody can know.
+// they are like before is not known.
 type FutureThreads struct {
 	Target
 	// Count is a guess: one for each receive queue.
@@ -163,7 +163,7 @@ func (p *PriorityPlan) thread(nic Underlay, in PriorityInput) {
 		return
 	}
 	if nic.GRO != "" && Requested(nic.GRO) == "off" {
-		// Else nobody could switch it back once the program is gone.
+		// Else no process could switch it back once the program is gone.
 		p.Steps = append(p.Steps, Step{Setting: Setting{Target: nic.Target, Kind: EthtoolFeature, Attr: GRO},
 			Was: nic.GRO, First: Requested(nic.GRO), Want: "on", Reason: "without GRO or an XDP program, a veth has nothing that threads could poll"})
 	}
@@ -292,7 +292,7 @@ func (in PriorityInput) calm(s Sched) Sched {
 }
 
 // unbound tells that the kernel itself has let a thread run anywhere again: its core
-// went offline. Somebody else would hardly have named that core among others, and
+// went offline. Another program would hardly have named that core among others, and
 // have changed nothing but that.
 func (in PriorityInput) unbound(is, wrote Sched) bool {
 	if len(wrote.Cores) != 1 || len(is.Cores) == 1 || !slices.Contains(is.Cores, wrote.Cores[0]) || !slices.Contains(in.Lost, wrote.Cores[0]) {

@@ -113,7 +113,7 @@ func TestPriorityTakesThreadsOfAFloodedCoreOutOfRealTime(t *testing.T) {
 	}
 }
 
-func TestPriorityBindsThreadsThatNobodyElseHasBound(t *testing.T) {
+func TestPriorityBindsThreadsThatNoOtherProgramHasBound(t *testing.T) {
 	free := other(0, "0-3")
 	two := nic("eth0", 1, free, free)
 	bound := func(cores ...string) Underlay {
@@ -176,12 +176,12 @@ func TestPriorityBindsThreadsThatNobodyElseHasBound(t *testing.T) {
 				Owned: wrote(two, free, other(EagerNice, "0"), other(EagerNice, "1"))},
 			steps: []string{"napi/eth0-1 nice -13 core 2 undo 0 0-3 unbound"},
 		}, {
-			name: "somebody let it run anywhere: no core was lost",
+			name: "another program let it run anywhere: no core was lost",
 			in: PriorityInput{NICs: []Underlay{nic("eth0", 1, other(EagerNice, "0"), other(EagerNice, "0-3"))}, Cores: []int{0, 1},
 				Owned: wrote(two, free, other(EagerNice, "0"), other(EagerNice, "1"))},
 			skipped: []string{"scheduling of napi/eth0-1: left alone: changed by another program from policy=other prio=0 nice=-13 cores=1 slice=100µs to policy=other prio=0 nice=-13 cores=0-3 slice=100µs"},
 		}, {
-			name: "somebody bound it elsewhere when its core was lost",
+			name: "another program bound it elsewhere when its core was lost",
 			in: PriorityInput{NICs: []Underlay{nic("eth0", 1, other(EagerNice, "3"))}, Cores: []int{0}, Lost: []int{1},
 				Owned: wrote(two, free, other(EagerNice, "1"))},
 			skipped: []string{"scheduling of napi/eth0-0: left alone: changed by another program from policy=other prio=0 nice=-13 cores=1 slice=100µs to policy=other prio=0 nice=-13 cores=3 slice=100µs"},
