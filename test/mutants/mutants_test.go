@@ -119,7 +119,7 @@ func TestVerdicts(t *testing.T) {
 	}{
 		{"noticed", func(m *mutant) {}, noticed, ""},
 		{"noticed by a subtest", func(m *mutant) { m.Test = "TestTwo/is_two" }, noticed, ""},
-		{"nobody looks", func(m *mutant) { m.Find, m.Replace = "return 3", "return 4" }, survived, ""},
+		{"no test looks", func(m *mutant) { m.Find, m.Replace = "return 3", "return 4" }, survived, ""},
 		{"a panic is red", func(m *mutant) { m.Replace = `panic("")` }, noticed, ""},
 		{"what does not build proves nothing", func(m *mutant) { m.Replace = "return none" }, void, "undefined: none"},
 		{"the place is gone", func(m *mutant) { m.Find = "return 7" }, void, "0 places"},

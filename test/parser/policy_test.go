@@ -28,7 +28,7 @@ func TestTheMergeKeepsOrderAndHoldsNothingForEver(t *testing.T) {
 	run(t, compile(t, "check_merge.c", sanitizers), fmt.Sprint(seed))
 }
 
-// Nor changes, nor gives to somebody else.
+// Nor changes, nor gives to another receiver.
 func TestNoFrameIsExpressThatTheStackWouldDrop(t *testing.T) {
 	_, seed := seeded(t)
 	run(t, compile(t, "check_express.c", sanitizers), fmt.Sprint(seed))

@@ -28,7 +28,7 @@ func (h holders) note(key string, ours bool) {
 }
 
 // only reports whether processes out of scope alone hold the object. One that
-// nobody holds was forgotten by somebody, and counts.
+// no process holds was forgotten, and counts.
 func (h holders) only(kind string, id uint32) bool {
 	e := h[holderKey(kind, id)]
 	return e != nil && e.theirs && !e.ours

@@ -17,7 +17,7 @@ type device struct {
 	kind  string
 }
 
-// kept are the flags that somebody sets; the others follow the carrier.
+// kept are the flags that a program sets; the others follow the carrier.
 const kept = unix.IFF_UP | unix.IFF_PROMISC | unix.IFF_ALLMULTI | unix.IFF_NOARP | unix.IFF_MULTICAST | unix.IFF_DYNAMIC
 
 // Attributes that x/sys/unix does not name, from linux/if_link.h.

@@ -163,14 +163,14 @@ var plants = []struct {
 		return func() { b.onA(t, netlink.SetPromiscOff) }
 	}},
 	{name: "XDP program", want: "changed: net:[# a XDP: was none, is mode 1, program ", plant: func(t *testing.T, b *bed) func() {
-		p := pass(t, "nobody", ebpf.XDP, 0)
+		p := pass(t, "stranger", ebpf.XDP, 0)
 		b.onA(t, func(a netlink.Link) error { return netlink.LinkSetXdpFdWithFlags(a, p.FD(), unix.XDP_FLAGS_DRV_MODE) })
 		return func() {
 			b.onA(t, func(a netlink.Link) error { return netlink.LinkSetXdpFdWithFlags(a, -1, unix.XDP_FLAGS_DRV_MODE) })
 		}
 	}},
 	{name: "tcx link", want: "changed: net:[# a tcx ingress: was none, is program ", plant: func(t *testing.T, b *bed) func() {
-		p := pass(t, "nobody", ebpf.SchedCLS, ebpf.AttachTCXIngress)
+		p := pass(t, "stranger", ebpf.SchedCLS, ebpf.AttachTCXIngress)
 		var l link.Link
 		b.onA(t, func(a netlink.Link) (err error) {
 			l, err = link.AttachTCX(link.TCXOptions{Interface: a.Attrs().Index, Program: p, Attach: ebpf.AttachTCXIngress})
@@ -181,10 +181,10 @@ var plants = []struct {
 	{name: "filter", want: "changed: net:[# a filters: was none, is bpf parent fffffff3", before: func(t *testing.T, b *bed) {
 		b.onA(t, func(a netlink.Link) error { return netlink.QdiscAdd(clsact(a)) })
 	}, plant: func(t *testing.T, b *bed) func() {
-		p := pass(t, "nobody", ebpf.SchedCLS, 0)
+		p := pass(t, "stranger", ebpf.SchedCLS, 0)
 		filter := func(a netlink.Link) netlink.Filter {
 			return &netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{LinkIndex: a.Attrs().Index, Parent: netlink.HANDLE_MIN_EGRESS,
-				Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1}, Fd: p.FD(), Name: "nobody", DirectAction: true}
+				Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1}, Fd: p.FD(), Name: "stranger", DirectAction: true}
 		}
 		b.onA(t, func(a netlink.Link) error { return netlink.FilterAdd(filter(a)) })
 		return func() { b.onA(t, func(a netlink.Link) error { return netlink.FilterDel(filter(a)) }) }

@@ -118,7 +118,7 @@ func (o *observer) readMounts(s *Snapshot) error {
 		}
 		err := filepath.WalkDir(m.point, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || path == m.point {
-				return nil // somebody else's, or removed since
+				return nil // another program's, or removed since
 			}
 			for _, part := range strings.Split(strings.TrimPrefix(path, m.point+"/"), "/") {
 				if o.scope.named(part) {

@@ -122,7 +122,7 @@ func run(cmd *exec.Cmd) (string, error) {
 // WARN begins with the core in 6.12 and has it at its end in 7.2.
 var complaint = regexp.MustCompile(`(?m)^.*(BUG: |WARNING: CPU: \d|WARNING: .*, CPU#\d|Kernel panic|Oops: |general protection fault|possible recursive locking|soft lockup).*$`)
 
-// ofTheEmulator is where a kernel finds itself traced step by step by nobody: now and then the
+// ofTheEmulator is where a kernel finds itself traced step by step without a tracer: now and then the
 // emulator has flags set that are part of an address, behind a cmpxchg16b.
 const ofTheEmulator = "exc_debug_kernel+"
 

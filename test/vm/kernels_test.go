@@ -78,7 +78,7 @@ var underFiltering = []suite{{pkg: "internal/shortcut", args: []string{
 		"TestSocketsThatGetJoinedDatagrams|TestProgramsThatMayTellJoinedDatagrams)$",
 }}}
 
-// lockedDown is a machine whose kernel lets nobody read its memory.
+// lockedDown is a machine whose kernel lets no process read its memory.
 var lockedDown = Boot{Name: "locked down", CPUs: 1, Options: "lockdown=confidentiality"}
 
 var underLockdown = []suite{{pkg: "cmd/overlane", args: []string{"-test.run=^TestAKernelThatIsLockedDown$"}}}

@@ -25,7 +25,7 @@ func TestAMachineThatDoesNotComeToItsEndIsAFailure(t *testing.T) {
 		{"without the end", end, "ended before"},
 		{"init failed", `{"error":"load module x: no"}` + "\n", "init: load module x: no"},
 		{"a broken record", end + done + "{\"ru", "record"},
-		{"a record of nobody's", `{"run":"b","ended":true}` + "\n" + done, "not in the plan"},
+		{"a record of no run", `{"run":"b","ended":true}` + "\n" + done, "not in the plan"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := Outcomes(tt.records, runs)

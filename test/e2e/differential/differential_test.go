@@ -90,7 +90,7 @@ type wire struct {
 	out    *rig.Tap
 	device *rig.Tap // in the pod, or nil
 	socket int      // UDP
-	fresh  uint16   // port of the last flow that nobody has seen before
+	fresh  uint16   // port of the last flow that no program has seen before
 	what   string   // is sent
 }
 
@@ -190,8 +190,8 @@ func (w *wire) collect(got *seen, want seen) {
 	}
 }
 
-// mark is a frame that tells that what was sent before has come: of no flow, or where nobody looks at
-// the pod's device, a datagram.
+// mark is a frame that tells that what was sent before has come: of no flow, or where the test does
+// not look at the pod's device, a datagram.
 func (w *wire) mark() (inner, outer []byte) {
 	inner, outer = w.c.Mark()
 	if w.device != nil {

@@ -180,8 +180,8 @@ func TestAReaderDecidesWhetherItPays(t *testing.T) {
 	stop(t, d)
 }
 
-// A core that datagrams saturate takes more of them by the shorter path, at a socket at which nobody
-// waits for a core. It stays on the NIC, and goes with the traffic.
+// A core that datagrams saturate takes more of them by the shorter path, at a socket at which no
+// thread waits for a core. It stays on the NIC, and goes with the traffic.
 func TestWhereItPaysItStays(t *testing.T) {
 	rig.NeedCores(t, 2)
 	b := rig.Lab(t, bed.Options{})

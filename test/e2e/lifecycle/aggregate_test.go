@@ -108,8 +108,8 @@ func TestAggregationComesWithTrafficAndGoesWithTheDaemon(t *testing.T) {
 	}
 }
 
-// Whoever switches it off again has the last word.
-func TestAggregationLeavesAloneWhatSomebodyElseSwitchesOff(t *testing.T) {
+// A program that switches it off again has the last word.
+func TestAggregationLeavesAloneWhatAnotherProgramSwitchesOff(t *testing.T) {
 	b := lab(t, bed.Options{})
 	d, l := aggregating(t, b)
 	rx := b.Receiver()

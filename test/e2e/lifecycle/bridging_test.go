@@ -50,9 +50,9 @@ func bridgingOf(t *testing.T, st control.Status) control.Mechanism {
 	return mechanismOf(t, st, "bridge-netfilter")
 }
 
-// Hooks at which nobody is are left out, and are called again before whoever comes there could
-// miss a packet for longer than is promised.
-func TestUnusedHooksAreLeftOutUntilSomebodyComes(t *testing.T) {
+// Unused hooks are left out, and are called again before what comes there could miss a packet
+// for longer than is promised.
+func TestUnusedHooksAreLeftOutUntilTheyAreUsed(t *testing.T) {
 	forwardLink := func(s *scene) (func() error, error) {
 		return s.hung(atOverlay, ebpf.ProgramSpec{Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter}, nfDrop, func(p *ebpf.Program) (link.Link, error) {
 			return link.AttachNetfilter(link.NetfilterOptions{Program: p, ProtocolFamily: link.NetfilterProtoIPv4, Hook: link.NetfilterInetForward, Priority: -128})
@@ -67,7 +67,7 @@ func TestUnusedHooksAreLeftOutUntilSomebodyComes(t *testing.T) {
 		{policy{name: "iptables-legacy", plant: "iptables-legacy -P FORWARD DROP", want: "there are rules in the tables: filter", stays: true}, "10"},
 		{policy{name: "BPF netfilter link", hang: forwardLink, want: "BPF programs are on netfilter hooks"}, "11"},
 		{policy{name: "for others only", plant: fmt.Sprintf(table, "ip6", "forward"), uproot: fmt.Sprintf(noTable, "ip6"), want: "there are rules in chain ip6 t c", lets: true}, "01"},
-		{policy{name: "somebody wants them called", plant: callIPTables, uproot: callIPTables, want: "left alone: another program has switched it on again", lets: true}, "10"},
+		{policy{name: "another program wants them called", plant: callIPTables, uproot: callIPTables, want: "left alone: another program has switched it on again", lets: true}, "10"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := lab(t, bed.Options{Topology: []bed.Topology{bed.Nested, bed.Bridged}[i%2]})

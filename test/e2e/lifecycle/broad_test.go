@@ -50,7 +50,7 @@ func (b *bystander) start(t *testing.T, core int) {
 
 // A rule that makes all that a core can take latency traffic does not take the core:
 // bulk and programs get on, and status says which rule it is.
-func TestARuleThatIsTooBroadStarvesNobody(t *testing.T) {
+func TestARuleThatIsTooBroadStarvesNothing(t *testing.T) {
 	rig.NeedCores(t, 2)
 	b := lab(t, bed.Options{})
 	place := b.PlaceCores()

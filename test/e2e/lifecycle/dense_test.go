@@ -15,7 +15,7 @@ import (
 	"github.com/overlane/overlane/test/e2e/rig"
 )
 
-// aborted counts the frames that XDP programs of anybody abort, or hand to nobody, from now on.
+// aborted counts the frames that any XDP program aborts, or hands to no receiver, from now on.
 func aborted(t *testing.T) func() uint64 {
 	t.Helper()
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})

@@ -75,7 +75,7 @@ func TestKillBetweenAnyTwoSteps(t *testing.T) {
 }
 
 // dies runs a daemon through its life, and reports whether it was killed before
-// it had come to its end. Then nobody but its heir is left.
+// it had come to its end. Then only its heir is left.
 func dies(t *testing.T, d *rig.Daemon) bool {
 	t.Helper()
 	if d.ActsOrEnds() {

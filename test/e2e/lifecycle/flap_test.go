@@ -81,7 +81,7 @@ func TestLinksThatFlap(t *testing.T) {
 }
 
 // A device that goes, and another one that comes under its name, or under its number, too, before
-// anybody has looked: the daemon serves the new one, and takes nothing of the old one for its own.
+// the daemon has looked: it serves the new one, and takes nothing of the old one for its own.
 func TestADeviceThatIsReplacedIsServedAnew(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -97,7 +97,7 @@ func TestADeviceThatIsReplacedIsServedAnew(t *testing.T) {
 			l := rig.StartSteady(t, b, 2, 0)
 			d.Acting()
 			steered(t, d, second, first)
-			// Nobody looks meanwhile.
+			// The daemon does not look meanwhile.
 			d.Signal(unix.SIGSTOP)
 			replaceVeth(t, host, second, tc.number)
 			if mask := rig.Mask(t, second.NS, bed.PodDev); mask != "" {

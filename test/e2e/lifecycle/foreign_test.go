@@ -17,7 +17,7 @@ import (
 	"github.com/overlane/overlane/test/e2e/rig"
 )
 
-// saysManual waits until status says that a device is somebody else's, for a
+// saysManual waits until status says that a device is another program's, for a
 // reason that holds all of the words.
 func saysManual(t *testing.T, d *rig.Daemon, words ...string) {
 	t.Helper()
@@ -30,7 +30,7 @@ func saysManual(t *testing.T, d *rig.Daemon, words ...string) {
 	})
 }
 
-// What somebody has set before is part of what the residue check compares with.
+// What another program has set before is part of what the residue check compares with.
 func TestForeignSteeringIsLeftAlone(t *testing.T) {
 	for _, tc := range []struct {
 		name, attr, value string
@@ -100,7 +100,7 @@ func TestMaskChangedUnderTheDaemonStaysAsItIs(t *testing.T) {
 	overtaken(t, l.Stop(), 2)
 }
 
-// A pod that somebody else steered and lets go of is served like the others, by way
+// A pod that another program steered and lets go of is served like the others, by way
 // of the stock path: its flows must not meet a new mask on their way.
 func TestPodThatIsLetGoOfIsServed(t *testing.T) {
 	rig.NeedCores(t, 2)

@@ -22,7 +22,7 @@ func killed(t *testing.T, st *os.ProcessState) {
 	}
 }
 
-// killBoth leaves nobody to restore: the guardian gets no chance to notice.
+// killBoth leaves no process to restore: the guardian gets no chance to notice.
 func killBoth(t *testing.T, d *rig.Daemon) {
 	t.Helper()
 	d.StopGuardian()
@@ -58,12 +58,12 @@ func TestOffRestoresAfterDaemonAndGuardianAreKilled(t *testing.T) {
 	killBoth(t, d)
 	l.GoesOn()
 	share := l.Share()
-	t.Logf("%.1f %% of the datagrams arrive with nobody alive", 100*share)
+	t.Logf("%.1f %% of the datagrams arrive with both killed", 100*share)
 	if share < 0.8 {
 		t.Error("fewer than 80 %")
 	}
 	if now := masks(t, b); now != set {
-		t.Errorf("masks are %s with nobody alive, were %s", now, set)
+		t.Errorf("masks are %s with both killed, were %s", now, set)
 	}
 	if r := d.Verb("off"); r.Code != 0 {
 		t.Errorf("overlane off: %s", r)

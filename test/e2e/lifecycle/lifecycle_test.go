@@ -101,7 +101,7 @@ func left(t *testing.T, d *rig.Daemon, v traffic.Verdict) {
 }
 
 // overtaken fails the test if more were overtaken than lanes can hold at one
-// moment, once for each change of path that nobody guards any more.
+// moment, once for each change of path that no program guards any more.
 func overtaken(t *testing.T, v traffic.Verdict, changes uint64) {
 	t.Helper()
 	const lane = 1000 // net.core.netdev_max_backlog

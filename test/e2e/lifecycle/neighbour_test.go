@@ -160,7 +160,7 @@ func on(t *testing.T, ns *netns.Handle, dev string, at ebpf.AttachType) (names [
 
 // A foreign dataplane sees no packet otherwise than without us: wherever on the way its
 // programs are, none of ours is on it. Everything that reports says whose it is.
-func TestDataplaneOfSomebodyElseIsLeftAlone(t *testing.T) {
+func TestForeignDataplaneIsLeftAlone(t *testing.T) {
 	for _, tc := range []struct {
 		name, program, owner string
 		hang                 func(*witness, *bed.Host)
@@ -192,7 +192,7 @@ func TestDataplaneOfSomebodyElseIsLeftAlone(t *testing.T) {
 			})
 			l.GoesOn()
 			if plain, carriers := w.counts(); carriers != 0 || plain == 0 {
-				t.Errorf("the program saw %d packets with a tc_index of somebody's, and %d without", carriers, plain)
+				t.Errorf("the program saw %d packets with a tc_index, and %d without", carriers, plain)
 			}
 			for _, line := range residue.Diff(before, settings(t, b)) {
 				if !strings.Contains(line, " process ") { // the daemon's own
@@ -241,7 +241,7 @@ func TestDataplaneThatComesIsMadeWayFor(t *testing.T) {
 	_, was := w.counts()
 	l.GoesOn()
 	if plain, carriers := w.counts(); carriers != was || plain == 0 {
-		t.Errorf("the program saw %d packets with a tc_index of somebody's since", carriers-was)
+		t.Errorf("the program saw %d packets with a tc_index since", carriers-was)
 	}
 	if names := on(t, rx.Overlay, bed.Tunnel, ebpf.AttachTCXIngress); !slices.Equal(names, []string{"cil_from_overla"}) {
 		t.Errorf("on the tunnel are %q", names)
@@ -257,8 +257,8 @@ func TestDataplaneThatComesIsMadeWayFor(t *testing.T) {
 	left(t, d, l.Stop())
 }
 
-// A program that nobody knows may stay in front of ours, unless it takes what comes: masks
-// would spread flows whose order nobody guards.
+// A program that overlane does not know may stay in front of ours, unless it takes what comes:
+// masks would spread flows whose order no program guards.
 func TestProgramInFrontThatTakesThePackets(t *testing.T) {
 	rig.NeedCores(t, 2)
 	b := rig.Lab(t, bed.Options{})

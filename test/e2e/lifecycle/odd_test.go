@@ -20,7 +20,7 @@ import (
 type oddity struct {
 	name   string
 	frames [][]byte
-	unfit  string // why status says that it took the full path; empty: its flow was not understood, or is no UDP, and nobody asked
+	unfit  string // why status says that it took the full path; empty: its flow was not understood, or is no UDP, and is not judged
 	comes  int    // frames that come to the pod
 }
 

@@ -38,7 +38,7 @@ const (
 	inPod
 )
 
-// policy is what somebody plants on the way between a NIC and a pod.
+// policy is what another program plants on the way between a NIC and a pod.
 type policy struct {
 	name string
 	at   place
@@ -50,7 +50,7 @@ type policy struct {
 	// lets: it drops nothing. swaps: but the kernel does while it comes or goes, as for a device
 	// whose qdisc changes (dev_deactivate).
 	lets, swaps bool
-	// seen counts the packets that it has seen; nil: it tells nobody.
+	// seen counts the packets that it has seen; nil: it does not tell.
 	seen func(*scene) uint64
 	// stays: it cannot be taken away, such as a table of iptables.
 	stays bool
@@ -448,7 +448,7 @@ func TestPoliciesPlantedDuringTraffic(t *testing.T) {
 		return in
 	})
 	var shared [2]beside
-	for at := range shared { // all of them before there is a daemon, whose programs nobody is to miss
+	for at := range shared { // all of them before there is a daemon, whose programs no check is to miss
 		shared[at].b = lab(t, bed.Options{Topology: topologies[at]})
 	}
 	for at := range shared {

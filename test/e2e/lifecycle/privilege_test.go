@@ -196,7 +196,7 @@ func TestPodOfAUserNamespaceIsLeftAlone(t *testing.T) {
 	rig.Unplug(t, b.Receiver(), theirs)
 }
 
-// Nobody but root reaches the daemon, and nobody from outside reads its metrics, unless told so.
+// Only root reaches the daemon, and no other host reads its metrics, unless told so.
 func TestSocketIsRootsAndMetricsAreLocal(t *testing.T) {
 	b := lab(t, bed.Options{})
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: "pipeline: auto\n"})

@@ -29,9 +29,9 @@ func device(t *testing.T, ns *netns.Handle, name string, fn func(netlink.Link) e
 	}))
 }
 
-// Latency traffic goes from the tunnel straight to the pod as long as nobody between
-// them has a say, and by the bridge as soon as somebody has.
-func TestShortCutsEndWhereSomebodyHasASay(t *testing.T) {
+// Latency traffic goes from the tunnel straight to the pod as long as no policy is
+// between them, and by the bridge as soon as one is.
+func TestShortCutsEndWhereAPolicyComes(t *testing.T) {
 	for _, topo := range []bed.Topology{bed.Bridged, bed.Nested} {
 		t.Run(string(topo), func(t *testing.T) {
 			b := lab(t, bed.Options{Topology: topo})

@@ -22,7 +22,7 @@ import (
 )
 
 // GRO that stops joining datagrams in the middle of a poll lets the rest of it overtake what it
-// holds: in a flood one end of aggregation in four, if nobody sees to it.
+// holds: in a flood one end of aggregation in four, if overlane does not see to it.
 func TestAggregationEndsBetweenPolls(t *testing.T) {
 	const ends = 24
 	rig.NeedCores(t, 2)

@@ -205,7 +205,7 @@ func (tr *stream) judge(t *testing.T, own account) {
 		t.Errorf("%d packets came twice", v.Duplicated)
 	}
 	if v.Stale > 0 {
-		t.Errorf("%d packets came so late that nobody knows whether they came twice", v.Stale)
+		t.Errorf("%d packets came so late that the checker does not know whether they came twice", v.Stale)
 	}
 	if r.Lost != 0 {
 		t.Errorf("of %d packets %d came and %d were counted as dropped: %d are not accounted for", sent, v.Received, a.sum(), r.Lost)

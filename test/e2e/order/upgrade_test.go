@@ -100,7 +100,7 @@ func TestVersionsInheritFromEachOther(t *testing.T) {
 		p.KillStopped()
 		p.GoneBoth()
 		if masks() == "" {
-			t.Fatal("with nobody alive, the masks are as they were")
+			t.Fatal("with both killed, the masks are as they were")
 		}
 		return p.Daemon
 	}

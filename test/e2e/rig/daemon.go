@@ -444,7 +444,7 @@ func (d *Daemon) Folder() string {
 }
 
 // NothingLeft asserts that the state directory names nothing to restore and
-// nobody to ask. Of a daemon that was killed, or crashed, its socket and empty
+// no daemon to ask. Of one that was killed, or crashed, its socket and empty
 // files may stay.
 func (d *Daemon) NothingLeft() {
 	d.tb.Helper()

@@ -123,7 +123,7 @@ func changes(t *testing.T, d *rig.Daemon, what string, happen func()) {
 	}
 }
 
-// spent says what a daemon takes, which is measured and judged by nobody.
+// spent says what a daemon takes, which is measured and not judged.
 func spent(t *testing.T, d *rig.Daemon, when string, span time.Duration) {
 	t.Helper()
 	begin, busy := time.Now(), d.Time()

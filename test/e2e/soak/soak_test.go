@@ -28,7 +28,7 @@ func TestMain(m *testing.M) { rig.Main(m) }
 // lasting is the variable with how long all of the soak lasts; `make soak` takes twenty minutes.
 const lasting = "OVERLANE_SOAK"
 
-// duration is how long it lasts, by default or as somebody has asked for.
+// duration is how long it lasts, by default or as the operator has asked for.
 func duration(t *testing.T) (d time.Duration, asked bool) {
 	t.Helper()
 	text := os.Getenv(lasting)

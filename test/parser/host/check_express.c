@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Properties of bpf/express.h, beside a judge that adds everything up: a plain frame may
- * take the express path, and none may that the stack would drop, change or give to somebody
- * else. Frames are built, and then bits of them turned over and bytes cut off. Nor may one be
+ * take the express path, and none may that the stack would drop, change or give to another
+ * receiver. Frames are built, and then bits of them turned over and bytes cut off. Nor may one be
  * taken for the next of a run that is not plain, or of another flow.
  */
 #include <string.h>

@@ -97,7 +97,7 @@ static void check_places(void)
 {
 	struct ol_elephant e = {};
 
-	MUST(ol_elephant_gone(&e, 0), "a place that nobody took is taken");
+	MUST(ol_elephant_gone(&e, 0), "a place that no flow took is taken");
 	e.taken = 1;
 	e.window = 5000000000;
 	MUST(!ol_elephant_gone(&e, e.window + OL_WHOLE_GONE_NS), "gone too soon");

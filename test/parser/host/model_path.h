@@ -153,7 +153,7 @@ static void gro_flush(struct gro *g, int all, void (*receive)(struct list *))
 		if (g->normal.len >= NORMAL_BATCH)
 			pass_up(g, receive);
 	}
-	/* Only what was held before is kept: nobody else has this engine. */
+	/* Only what was held before is kept: no other poll has this engine. */
 	MUST(!g->held.len, "a GRO engine was used by two");
 	while ((p = take(&keep)))
 		put(&g->held, p);

@@ -79,7 +79,7 @@ static struct {
 	int xdp, lane_gro, no_gro;
 	int backlog_max, ring_max;
 	__u64 drop;    /* one packet in so many vanishes at each hop; 0: none */
-	__u64 foreign; /* one turn in so many is a poll of somebody else's device; 0: none */
+	__u64 foreign; /* one turn in so many is a poll of a foreign device; 0: none */
 	__u64 netpoll; /* one decision in so many is followed by a poll without a budget; 0: none */
 	int turns;     /* what has work is polled in turn, as net_rx_action() does */
 	int window;    /* packets of a flow that may be on their way; 0: any number */

@@ -165,10 +165,10 @@ func tunnelPackets() []Case {
 	vxlan := func(h packet.VXLAN) []byte { return frame(layers{eth, ip4, toVX, h}, inner4) }
 	geneve := func(h packet.Geneve) []byte { return frame(layers{eth, ip4, toGnv, h}, inner4) }
 	return []Case{
-		{"a VNI that nobody has", nil, vxlan(packet.VXLAN{VNI: 43}), oracle.NotOverlay},
+		{"a VNI that no tunnel has", nil, vxlan(packet.VXLAN{VNI: 43}), oracle.NotOverlay},
 		{"VNI 0", nil, vxlan(packet.VXLAN{}), oracle.NotOverlay},
 		{"the VNI of another port", nil, geneve(packet.Geneve{VNI: 7}), oracle.NotOverlay},
-		{"a geneve VNI that nobody has", nil, geneve(packet.Geneve{VNI: 1<<24 - 1}), oracle.NotOverlay},
+		{"a geneve VNI that no tunnel has", nil, geneve(packet.Geneve{VNI: 1<<24 - 1}), oracle.NotOverlay},
 		{"vxlan without VNI flag", nil, vxlan(packet.VXLAN{VNI: 42, Flags: 0x08}), oracle.BadTunnelHeader},
 		{"vxlan with group policy", nil, vxlan(packet.VXLAN{VNI: 42, Flags: 0x80, Policy: 3}), oracle.BadTunnelHeader},
 		{"vxlan GPE", nil, vxlan(packet.VXLAN{VNI: 42, Flags: 0x04}), oracle.BadTunnelHeader},

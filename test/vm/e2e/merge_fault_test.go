@@ -114,7 +114,7 @@ func mergeStandsFaults(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	fault("somebody deletes the qdisc", func(t *testing.T) {
+	fault("another program deletes the qdisc", func(t *testing.T) {
 		change(func(nl *netlink.Handle, dev netlink.Link) error {
 			list, err := nl.QdiscList(dev)
 			if err != nil || len(list) == 0 {
@@ -123,13 +123,13 @@ func mergeStandsFaults(t *testing.T) {
 			return nl.QdiscDel(list[0])
 		})
 	})
-	fault("somebody sets the device down", func(t *testing.T) {
+	fault("another program sets the device down", func(t *testing.T) {
 		change(func(nl *netlink.Handle, dev netlink.Link) error { return nl.LinkSetDown(dev) })
 	})
-	fault("somebody deletes the device", func(t *testing.T) {
+	fault("another program deletes the device", func(t *testing.T) {
 		change(func(nl *netlink.Handle, dev netlink.Link) error { return nl.LinkDel(dev) })
 	})
-	fault("somebody renames the other end, and deletes the device then", func(t *testing.T) {
+	fault("another program renames the other end, and deletes the device then", func(t *testing.T) {
 		var dev netlink.Link
 		err := in(b.net, func(nl *netlink.Handle) (err error) {
 			if dev, err = nl.LinkByName(daemon.MergedDevice); err != nil {
@@ -152,14 +152,14 @@ func mergeStandsFaults(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	t.Run("somebody detaches the program in front of the pod", func(t *testing.T) {
+	t.Run("another program detaches ours in front of the pod", func(t *testing.T) {
 		was := s.count(t)
 		if err := detach(b.net, vethDev, ebpf.AttachTCXEgress); err != nil {
 			t.Fatal(err)
 		}
 		p.reach(t, 4<<20)
 		if d := s.since(t, was); d.splits != 0 {
-			t.Errorf("a flow that nobody puts in order was split %d times", d.splits)
+			t.Errorf("a flow that no merge point puts in order was split %d times", d.splits)
 		}
 		// It is whole: nothing comes out of order.
 		was = s.count(t)
@@ -204,7 +204,7 @@ func whatWaitedFindsRoom(t *testing.T) {
 	}
 }
 
-// detach takes a program off a hook, as somebody else would.
+// detach takes a program off a hook, as another program would.
 func detach(ns *netns.Handle, dev string, hook ebpf.AttachType) error {
 	var index int
 	err := in(ns, func(nl *netlink.Handle) error {

@@ -158,9 +158,9 @@ func mergeOutlivesItsDaemon(t *testing.T) {
 	_ = second.Wait() // killed
 	p.reach(t, 4<<20)
 	if b.mergePoint(t).ifindex == 0 {
-		t.Fatal("somebody has taken the merge point away")
+		t.Fatal("the merge point was taken away")
 	}
-	until(t, "nothing waits at a merge point that nobody looks after", func() bool { return b.mergePoint(t).held == 0 })
+	until(t, "nothing waits at a merge point that no daemon looks after", func() bool { return b.mergePoint(t).held == 0 })
 
 	// What the next daemon does first, and `overlane off`.
 	err := b.ns.Do(func() error {

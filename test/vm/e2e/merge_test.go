@@ -383,7 +383,7 @@ func (r row) run(t *testing.T, runs int) {
 	s := lay(t, r.top)
 	residue.Check(t, s.all())
 	s.begin(t, splits(r.tier, r.batch, r.lanes))
-	// A flow that is not split, beside them, and somebody in the pod.
+	// A flow that is not split, beside them, and a process in the pod.
 	small := s.stream(t, v4)
 	small.reach(t, 20)
 	// Else a socket has a super-packet more under way than it should.

@@ -328,7 +328,7 @@ func (h *host) route(far *host) error {
 	if err != nil {
 		return err
 	}
-	// to sends an address out by a device, to a neighbour that nobody has to look for.
+	// to sends an address out by a device, to a neighbour that the kernel need not look for.
 	to := func(nl *netlink.Handle, dev string, ip netip.Addr, mac net.HardwareAddr) error {
 		l, err := nl.LinkByName(dev)
 		if err != nil {
