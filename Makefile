@@ -39,9 +39,9 @@ FUZZTIME ?= 60s
 ##@ Build
 
 .PHONY: build
-build: ## Build the static binary bin/overlane
+build: ## Build the static binaries bin/overlane and bin/overlane-lab
 	@. scripts/lib.sh && need_go
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/overlane ./cmd/overlane
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
 .PHONY: generate
 generate: ## Regenerate the BPF objects and their Go bindings
@@ -54,9 +54,9 @@ clean: ## Remove what was built
 ##@ Install
 
 .PHONY: install
-install: build ## Program, manual, completion, unit, sample configuration (PREFIX, DESTDIR)
-	@rm -rf build/man && mkdir -p build/man && bin/overlane man build/man && gzip -9n build/man/*.8
-	install -D -m 755 bin/overlane $(bindir)/overlane
+install: build ## Programs, manual, completion, unit, sample configuration (PREFIX, DESTDIR)
+	@rm -rf build/man && mkdir -p build/man && bin/overlane man build/man && bin/overlane-lab man build/man && gzip -9n build/man/*.8
+	install -D -m 755 -t $(bindir) bin/overlane bin/overlane-lab
 	install -d $(unitdir) $(sharedir)/man/man8 $(sharedir)/doc/overlane/docs
 	sed 's|/usr/bin/overlane|$(PREFIX)/bin/overlane|' deploy/overlane.service >$(unitdir)/overlane.service
 	@chmod 644 $(unitdir)/overlane.service
@@ -75,7 +75,7 @@ completions := bash:bash-completion/completions/overlane zsh:zsh/site-functions/
 .PHONY: uninstall
 uninstall: ## Stop overlane, restore the node, remove what install installed
 	@[ -n '$(DESTDIR)' ] || PATH=$(bindir):$$PATH deploy/package/before-remove.sh remove
-	rm -f $(bindir)/overlane $(unitdir)/overlane.service $(sharedir)/man/man8/overlane{,-*}.8.gz \
+	rm -f $(bindir)/overlane{,-lab} $(unitdir)/overlane.service $(sharedir)/man/man8/overlane{,-*}.8.gz \
 		$(foreach shell,$(completions),$(sharedir)/$(lastword $(subst :, ,$(shell))))
 	rm -rf $(sharedir)/doc/overlane
 	@! cmp -s deploy/config.yaml $(etcdir)/config.yaml || rm $(etcdir)/config.yaml

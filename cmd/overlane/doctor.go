@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
@@ -90,10 +91,10 @@ Without root only the kernel is looked at.`,
 		Example: `  overlane doctor
   overlane doctor --json | jq -r '.findings[].fix'`,
 		Args: cobra.NoArgs,
-		Annotations: exits(map[int]string{
-			exitOK:          "overlane can run here",
-			exitUnsupported: "overlane cannot run here; the reason is in the table",
-			exitVerdict:     "",
+		Annotations: cli.Exits(map[int]string{
+			cli.ExitOK:          "overlane can run here",
+			cli.ExitUnsupported: "overlane cannot run here; the reason is in the table",
+			cli.ExitVerdict:     "",
 		}),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			d, err := diagnose(cmd, file)
@@ -101,7 +102,7 @@ Without root only the kernel is looked at.`,
 				return err
 			}
 			if global.json {
-				return told(cmd.OutOrStdout(), d, err, func(message string) { d.Error = message })
+				return cli.Told(cmd.OutOrStdout(), d, err, func(message string) { d.Error = message })
 			}
 			showDiagnosis(newScreen(cmd.OutOrStdout()), d)
 			return err

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
@@ -45,7 +46,7 @@ func newSetCoresCmd() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cores, err := config.ParseCPUList(args[0])
 			if err != nil {
-				return usageError("cores: %w; allowed: a core list such as 2-7,9", err)
+				return cli.Usage("cores: %w; allowed: a core list such as 2-7,9", err)
 			}
 			if err := checkCores(&config.Config{Cores: cores}); err != nil {
 				return err

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/control"
 )
 
@@ -88,7 +89,7 @@ func TestPlanAndDoctorAsJSON(t *testing.T) {
 	for _, verb := range []string{"plan", "doctor"} {
 		r := o.run(verb, "--json")
 		all := typed(t, verb, r.stdout)
-		if all["error"] != nil || r.code != exitOK {
+		if all["error"] != nil || r.code != cli.ExitOK {
 			t.Errorf("%s: %v, exit code %d", verb, all["error"], r.code)
 		}
 		if verb == "doctor" {
@@ -115,10 +116,10 @@ func TestErrorsAsJSON(t *testing.T) {
 		code int
 		says string
 	}{
-		{[]string{"status", "--json"}, exitFailure, "no overlane daemon is running"},
-		{[]string{"plan", "--json", "--config", bad}, exitUsage, "sometimes"},
-		{[]string{"plan", "--json", "--nonsense"}, exitUsage, "nonsense"},
-		{[]string{"nonsense", "--json"}, exitUsage, "unknown"},
+		{[]string{"status", "--json"}, cli.ExitFailure, "no overlane daemon is running"},
+		{[]string{"plan", "--json", "--config", bad}, cli.ExitUsage, "sometimes"},
+		{[]string{"plan", "--json", "--nonsense"}, cli.ExitUsage, "nonsense"},
+		{[]string{"nonsense", "--json"}, cli.ExitUsage, "unknown"},
 	} {
 		r := o.run(tc.args...)
 		r.fails(t, tc.code, tc.says)
@@ -131,7 +132,7 @@ func TestErrorsAsJSON(t *testing.T) {
 	o.uid = 65534
 	r := o.run("doctor", "--json")
 	all := typed(t, "doctor as another user", r.stdout)
-	if said, _ := all["error"].(string); !strings.Contains(said, "need root") || r.code == exitOK || all["tiers"] == nil {
+	if said, _ := all["error"].(string); !strings.Contains(said, "need root") || r.code == cli.ExitOK || all["tiers"] == nil {
 		t.Errorf("doctor as another user: exit code %d, %s", r.code, r.stdout)
 	}
 }
@@ -141,7 +142,7 @@ func TestStatusAsJSON(t *testing.T) {
 	st := busyStatus
 	st.Schema = control.Schema
 	st.Trials = []control.Trial{{Mechanism: "pipeline", Verdict: "better", Packets: control.Measured(2.5)}}
-	if err := printJSON(&b, st); err != nil {
+	if err := cli.JSON(&b, st); err != nil {
 		t.Fatal(err)
 	}
 	all := typed(t, "status", b.String())

@@ -5,7 +5,6 @@ package main
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/netns"
 )
 
@@ -145,7 +145,6 @@ func TestUsageErrors(t *testing.T) {
 	for args, want := range map[string]string{
 		"stats":                     `unknown verb "stats"; did you mean status? (see: overlane --help)`,
 		"fly":                       `unknown verb "fly"; there are: doctor, run, plan, status, prio, off, lab, version (see: overlane --help)`,
-		"lab fly":                   `unknown verb "fly"; there are: `,
 		"status --fly":              `unknown flag: --fly (see: overlane status --help)`,
 		"--fly":                     `unknown flag: --fly (see: overlane --help)`,
 		"off now":                   `unexpected argument "now" (see: overlane off --help)`,
@@ -154,13 +153,12 @@ func TestUsageErrors(t *testing.T) {
 		"set-cores":                 `accepts 1 arg(s), received 0 (see: overlane set-cores --help)`,
 		"set-cores x":               `cores: "x" is not a core number; allowed: a core list such as 2-7,9`,
 		"set-cores 8191":            `cores: core 8191 is offline; online are `,
-		"lab exec hB --name x":      `--name behind the host: flags go before it (see: overlane lab exec --help)`,
 		"resteer maybe":             `invalid argument "maybe" for "overlane resteer" (see: overlane resteer --help)`,
 		"guardian --netns-cookie x": `invalid argument "x" for "--netns-cookie" flag`,
 	} {
 		t.Run(args, func(t *testing.T) {
 			r := o.run(strings.Fields(args)...)
-			r.fails(t, exitUsage, want)
+			r.fails(t, cli.ExitUsage, want)
 			if r.stdout != "" {
 				t.Errorf("stdout: %s", r.stdout)
 			}
@@ -180,14 +178,14 @@ func TestConfigurationErrors(t *testing.T) {
 			t.Run(name+"/"+verb, func(t *testing.T) {
 				o := emptyNode(t)
 				r := o.run(verb, "--config", configFile(t, tc.file))
-				r.fails(t, exitUsage, tc.want)
+				r.fails(t, cli.ExitUsage, tc.want)
 				o.untouched()
 			})
 		}
 	}
 	t.Run("no file", func(t *testing.T) {
 		o := emptyNode(t)
-		o.run("run", "--config", "/no/file").fails(t, exitUsage, "/no/file: cannot be read: no such file or directory")
+		o.run("run", "--config", "/no/file").fails(t, cli.ExitUsage, "/no/file: cannot be read: no such file or directory")
 		o.untouched()
 	})
 }
@@ -203,7 +201,7 @@ func TestWithoutRoot(t *testing.T) {
 	} {
 		t.Run(verb, func(t *testing.T) {
 			o := overlane{t: t, uid: 65534, state: filepath.Join(t.TempDir(), "s")}
-			o.run(verb).fails(t, exitFailure, want)
+			o.run(verb).fails(t, cli.ExitFailure, want)
 			o.untouched()
 		})
 	}
@@ -223,7 +221,7 @@ func TestWithoutKernelTypes(t *testing.T) {
 			if r.code == 99 {
 				t.Skip("needs mounts in a mount namespace of its own: " + r.stderr)
 			}
-			r.fails(t, exitUnsupported, "CONFIG_DEBUG_INFO_BTF")
+			r.fails(t, cli.ExitUnsupported, "CONFIG_DEBUG_INFO_BTF")
 			o.untouched()
 		})
 	}
@@ -236,7 +234,7 @@ func TestAKernelThatIsLockedDown(t *testing.T) {
 	for _, verb := range []string{"run", "plan", "doctor"} {
 		t.Run(verb, func(t *testing.T) {
 			o := emptyNode(t)
-			o.run(verb).fails(t, exitUnsupported, "boot with lockdown=integrity")
+			o.run(verb).fails(t, cli.ExitUnsupported, "boot with lockdown=integrity")
 			o.untouched()
 		})
 	}
@@ -248,24 +246,24 @@ func TestVerbsThatFindNothing(t *testing.T) {
 		code int
 		want string // in stdout, or in stderr if the code is not 0
 	}{
-		{"status", exitFailure, "start one with systemctl start overlane, or overlane run"},
-		{"off", exitOK, "nothing to do: nothing of overlane is in place"},
-		{"off --json", exitOK, `"results": []`},
-		{"plan", exitOK, "run would only watch: there is no VXLAN or Geneve tunnel yet"},
-		{"plan --json", exitOK, `"steps": []`},
-		{"doctor", exitOK, "no VXLAN or Geneve tunnel was found"},
-		{"doctor", exitOK, "priority   no        native-xdp: no underlay was found"},
-		{"doctor --json", exitOK, `"findings": []`},
-		{"set-cores 0", exitFailure, "no overlane daemon is running in this network namespace"},
-		{"version", exitOK, "overlane "},
-		{"version --json", exitOK, `"version": "`},
+		{"status", cli.ExitFailure, "start one with systemctl start overlane, or overlane run"},
+		{"off", cli.ExitOK, "nothing to do: nothing of overlane is in place"},
+		{"off --json", cli.ExitOK, `"results": []`},
+		{"plan", cli.ExitOK, "run would only watch: there is no VXLAN or Geneve tunnel yet"},
+		{"plan --json", cli.ExitOK, `"steps": []`},
+		{"doctor", cli.ExitOK, "no VXLAN or Geneve tunnel was found"},
+		{"doctor", cli.ExitOK, "priority   no        native-xdp: no underlay was found"},
+		{"doctor --json", cli.ExitOK, `"findings": []`},
+		{"set-cores 0", cli.ExitFailure, "no overlane daemon is running in this network namespace"},
+		{"version", cli.ExitOK, "overlane "},
+		{"version --json", cli.ExitOK, `"version": "`},
 	} {
 		t.Run(tc.verb, func(t *testing.T) {
 			o := emptyNode(t)
 			r := o.run(strings.Fields(tc.verb)...)
-			if tc.code != exitOK {
+			if tc.code != cli.ExitOK {
 				r.fails(t, tc.code, tc.want)
-			} else if r.code != exitOK || !strings.Contains(r.stdout, tc.want) || r.stderr != "" {
+			} else if r.code != cli.ExitOK || !strings.Contains(r.stdout, tc.want) || r.stderr != "" {
 				t.Errorf("exit code %d\n%s\n%s", r.code, r.stdout, r.stderr)
 			}
 			if strings.Contains(tc.verb, "--json") && strings.Contains(r.stdout, "null") {
@@ -278,27 +276,6 @@ func TestVerbsThatFindNothing(t *testing.T) {
 
 func TestGuardianIsOnlyStartedByADaemon(t *testing.T) {
 	o := overlane{t: t, state: filepath.Join(t.TempDir(), "s")}
-	o.run("guardian", "--netns-cookie", "1").fails(t, exitFailure, "only the daemon starts a guardian")
+	o.run("guardian", "--netns-cookie", "1").fails(t, cli.ExitFailure, "only the daemon starts a guardian")
 	o.untouched()
-}
-
-func TestExitCodes(t *testing.T) {
-	for _, tc := range []struct {
-		err  error
-		code int
-	}{
-		{nil, exitOK},
-		{errors.New("x"), exitFailure},
-		{usageError("x"), exitUsage},
-		{fmt.Errorf("y: %w", unsupportedError("r", "c")), exitUnsupported},
-		{verdictError("x"), exitVerdict},
-		{errors.Join(errors.New("x"), verdictError("y")), exitVerdict},
-	} {
-		if got := exitCode(tc.err); got != tc.code {
-			t.Errorf("%v: %d, want %d", tc.err, got, tc.code)
-		}
-	}
-	if got := message(errors.Join(errors.New("x"), unsupportedError("r", "c"))); got != "x; not supported here: r; mend it with: c" {
-		t.Error(got)
-	}
 }

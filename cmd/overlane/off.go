@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/netns"
@@ -45,10 +46,10 @@ A value that another program has changed meanwhile stays as it is. Off may be ru
 at any time; with nothing to do it says so and succeeds.`,
 		Example: `  overlane off`,
 		Args:    cobra.NoArgs,
-		Annotations: exits(map[int]string{
-			exitOK:          "everything is as it was, also when there was nothing to do",
-			exitFailure:     "something could not be brought back; it stays in the journal",
-			exitUnsupported: "", exitVerdict: "",
+		Annotations: cli.Exits(map[int]string{
+			cli.ExitOK:          "everything is as it was, also when there was nothing to do",
+			cli.ExitFailure:     "something could not be brought back; it stays in the journal",
+			cli.ExitUnsupported: "", cli.ExitVerdict: "",
 		}),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := needRoot("off"); err != nil {
@@ -56,7 +57,7 @@ at any time; with nothing to do it says so and succeeds.`,
 			}
 			rep, err := off(cmd.Context(), global.stateDir)
 			if global.json {
-				return told(cmd.OutOrStdout(), &rep, err, func(message string) { rep.Error = message })
+				return cli.Told(cmd.OutOrStdout(), &rep, err, func(message string) { rep.Error = message })
 			}
 			showOff(newScreen(cmd.OutOrStdout()), rep, err)
 			return err
@@ -224,4 +225,14 @@ func showOff(s *screen, rep control.OffReport, err error) {
 	default:
 		s.line(cell{"off: ", bold}, cell{"nothing to do: nothing of overlane is in place", plain})
 	}
+}
+
+// busyHint turns the lock's error into the one that fits a verb that is not
+// `run`.
+func busyHint(err error) error {
+	var busy *apply.BusyError
+	if errors.As(err, &busy) && busy.PID != 0 {
+		return fmt.Errorf("overlane with pid %d holds this network namespace and does not answer: kill %d, then run overlane off again", busy.PID, busy.PID)
+	}
+	return err
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/plan"
 )
@@ -87,13 +88,13 @@ func TestOffRestoresFromTheJournalOfADeadDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := o.run("off")
-	if r.code != exitOK || !strings.Contains(r.stdout, "rps_cpus of lo") || !strings.HasSuffix(r.stdout, "off: 1 value restored\n") {
+	if r.code != cli.ExitOK || !strings.Contains(r.stdout, "rps_cpus of lo") || !strings.HasSuffix(r.stdout, "off: 1 value restored\n") {
 		t.Errorf("exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
 	if got := loMask(t, o.netns); got != "0" {
 		t.Errorf("mask of lo: %s", got)
 	}
-	if r = o.run("off"); r.code != exitOK || !strings.Contains(r.stdout, "nothing to do") {
+	if r = o.run("off"); r.code != cli.ExitOK || !strings.Contains(r.stdout, "nothing to do") {
 		t.Errorf("again: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
 }
@@ -109,7 +110,7 @@ func TestOffWaitsForALockWithoutASocket(t *testing.T) {
 	if err := locked.Unlock(); err != nil {
 		t.Fatal(err)
 	}
-	if r := <-done; r.code != exitOK || loMask(t, o.netns) != "0" {
+	if r := <-done; r.code != cli.ExitOK || loMask(t, o.netns) != "0" {
 		t.Errorf("exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
 }
@@ -158,15 +159,15 @@ func startDaemon(t *testing.T, o overlane) *exec.Cmd {
 }
 
 func TestOffEndsALivingDaemon(t *testing.T) {
-	if unfit := (overlane{t: t}).run("doctor"); unfit.code == exitUnsupported {
+	if unfit := (overlane{t: t}).run("doctor"); unfit.code == cli.ExitUnsupported {
 		t.Skip("needs a kernel that the pipeline can run on: " + unfit.stderr)
 	}
 	o := emptyNode(t)
 	daemon := startDaemon(t, o)
-	if r := o.run("status"); r.code != exitOK || !strings.Contains(r.stdout, "running") {
+	if r := o.run("status"); r.code != cli.ExitOK || !strings.Contains(r.stdout, "running") {
 		t.Errorf("status: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
-	if r := o.run("status", "--json"); r.code != exitOK || !strings.Contains(r.stdout, `"state": "running"`) {
+	if r := o.run("status", "--json"); r.code != cli.ExitOK || !strings.Contains(r.stdout, `"state": "running"`) {
 		t.Errorf("status: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	} else {
 		for _, cost := range typed(t, "status", r.stdout)["stage_costs"].([]any) {
@@ -175,17 +176,17 @@ func TestOffEndsALivingDaemon(t *testing.T) {
 			}
 		}
 	}
-	if r := o.run("set-cores", "0"); r.code != exitOK {
+	if r := o.run("set-cores", "0"); r.code != cli.ExitOK {
 		t.Errorf("set-cores: exit code %d\n%s", r.code, r.stderr)
 	}
 	second := o.run("run", "--config", configFile(t, "metrics: off"))
-	second.fails(t, exitFailure, "owns this network namespace")
+	second.fails(t, cli.ExitFailure, "owns this network namespace")
 	elsewhere := overlane{t: t, netns: o.netns, state: t.TempDir()}
 	for _, verb := range []string{"run", "off"} {
-		elsewhere.run(verb).fails(t, exitFailure, "with another state directory")
+		elsewhere.run(verb).fails(t, cli.ExitFailure, "with another state directory")
 	}
 	r := o.run("off")
-	if r.code != exitOK || !strings.Contains(r.stdout, "has ended; no value was changed") {
+	if r.code != cli.ExitOK || !strings.Contains(r.stdout, "has ended; no value was changed") {
 		t.Errorf("off: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
 	// Not a child's status but a zombie's: off has waited for the end.
@@ -193,7 +194,7 @@ func TestOffEndsALivingDaemon(t *testing.T) {
 	if err := daemon.Wait(); errors.As(err, &exit) {
 		t.Errorf("the daemon would be revived: %v", exit)
 	}
-	if r := o.run("status"); r.code != exitFailure {
+	if r := o.run("status"); r.code != cli.ExitFailure {
 		t.Errorf("status after off: exit code %d", r.code)
 	}
 }

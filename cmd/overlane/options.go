@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
@@ -39,7 +40,7 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 			Unordered: cfg.Microflows.UDPOrder == config.OrderNone,
 			Hold:      cfg.Microflows.Hold,
 		},
-		Version:      buildVersion(),
+		Version:      cli.Version(version),
 		GuardianVerb: []string{guardianVerb},
 		Rules:        cfg.Priority.Rules,
 		Priority: daemon.Priority{

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
@@ -98,9 +99,9 @@ decides by what it measures.`,
   overlane plan --config /etc/overlane/config.yaml
   overlane plan --json | jq .steps,.priority.steps`,
 		Args: cobra.NoArgs,
-		Annotations: exits(map[int]string{
-			exitOK:      "the plan is printed, also when there is nothing to change",
-			exitVerdict: "",
+		Annotations: cli.Exits(map[int]string{
+			cli.ExitOK:      "the plan is printed, also when there is nothing to change",
+			cli.ExitVerdict: "",
 		}),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := needRoot("plan"); err != nil {
@@ -118,7 +119,7 @@ decides by what it measures.`,
 				return err
 			}
 			if global.json {
-				return printJSON(cmd.OutOrStdout(), out)
+				return cli.JSON(cmd.OutOrStdout(), out)
 			}
 			return out.show(cmd.OutOrStdout())
 		},

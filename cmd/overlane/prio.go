@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/rules"
 )
@@ -38,7 +39,7 @@ daemon ends. For good, write it into the configuration (priority.rules).`,
 
 // prioExits are the codes of all three.
 func prioExits() map[string]string {
-	return exits(map[int]string{exitFailure: "no daemon runs, or it refuses", exitUnsupported: "", exitVerdict: ""})
+	return cli.Exits(map[int]string{cli.ExitFailure: "no daemon runs, or it refuses", cli.ExitUnsupported: "", cli.ExitVerdict: ""})
 }
 
 func newPrioAddCmd() *cobra.Command {
@@ -56,7 +57,7 @@ func newPrioAddCmd() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r, err := ruleOf(args)
 			if err != nil {
-				return usageError("rule: %w", err)
+				return cli.Usage("rule: %w", err)
 			}
 			return withDaemon("prio add", func(c *control.Client) error { return c.AddRule(cmd.Context(), r) })
 		},
@@ -114,7 +115,7 @@ func newPrioListCmd() *cobra.Command {
 					return errors.New(st.Reason)
 				}
 				if global.json {
-					return printJSON(cmd.OutOrStdout(), st.Rules)
+					return cli.JSON(cmd.OutOrStdout(), st.Rules)
 				}
 				s := newScreen(cmd.OutOrStdout())
 				if len(st.Rules) == 0 {

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/privilege"
 	"github.com/overlane/overlane/internal/probe"
 )
@@ -35,7 +37,7 @@ func needCapabilities() error {
 	for _, n := range list {
 		why = append(why, whyNeeded(n))
 	}
-	return unsupportedError(strings.Join(why, "; "), privilege.Grant(list))
+	return cli.Unsupported(strings.Join(why, "; "), privilege.Grant(list))
 }
 
 func whyNeeded(n privilege.Need) string {
@@ -96,4 +98,13 @@ func (l look) mechanisms() []probe.Mechanism {
 		}
 	}
 	return list
+}
+
+// needRoot is asked before anything is opened, so that a user does not have to
+// guess from whichever file was the first to be closed to him.
+func needRoot(verb string) error {
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s needs root: sudo overlane %s", verb, verb)
 }

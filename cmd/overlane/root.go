@@ -3,15 +3,12 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/overlane/overlane/internal/apply"
-	"github.com/overlane/overlane/internal/printable"
+	"github.com/overlane/overlane/internal/cli"
 )
 
 // global are the flags of every verb.
@@ -33,7 +30,6 @@ Begin with "overlane doctor", which only looks. "overlane plan" shows what
 with or without a running daemon.`
 
 func newRootCmd() *cobra.Command {
-	cobra.EnableCommandSorting = false // in the order in which a newcomer needs them
 	root := &cobra.Command{
 		Use:   "overlane",
 		Short: "makes container overlay networks faster",
@@ -44,85 +40,21 @@ func newRootCmd() *cobra.Command {
   overlane status          what it does, and why
   overlane off             everything as it was
   overlane lab run udp-one a benchmark, in network namespaces of its own`,
-		Version:           buildVersion(),
-		SilenceErrors:     true,
-		SilenceUsage:      true,
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+		Version: cli.Version(version),
 	}
-	root.SetVersionTemplate("overlane {{.Version}}\n")
 	flags := root.PersistentFlags()
 	flags.StringVar(&global.stateDir, "state-dir", apply.DefaultStateDir, "keep lock, journal and control socket below `DIR`")
 	flags.BoolVar(&global.json, "json", false, "print JSON instead of text")
-	root.Flags().Bool("version", false, "print the version")
 	root.AddCommand(
 		newDoctorCmd(), newRunCmd(), newPlanCmd(), newStatusCmd(), newPrioCmd(), newOffCmd(), newLabCmd(),
-		newVersionCmd(), newGuardianCmd(), newManCmd(), newSetCoresCmd(), newResteerCmd(),
+		newVersionCmd(), newGuardianCmd(), cli.Man(), newSetCoresCmd(), newResteerCmd(),
 	)
-	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { printHelp(cmd.OutOrStdout(), cmd) })
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usageError("%w (see: %s --help)", err, cmd.CommandPath())
+	cli.Files(root, [][2]string{
+		{"/etc/overlane/config.yaml", "read by the systemd unit; every key is optional"},
+		{"/run/overlane/COOKIE/", "lock, journal and control socket of one network namespace"},
 	})
-	usageCodes(root)
+	cli.Setup(root)
 	return root
-}
-
-// usageCodes makes every way of calling a verb wrongly a usage error, for this
-// verb and those below: cobra has errors of its own for some and silence for
-// others.
-func usageCodes(cmd *cobra.Command) {
-	cmd.SuggestionsMinimumDistance = 2
-	for _, sub := range cmd.Commands() {
-		usageCodes(sub)
-	}
-	if cmd.HasSubCommands() && !cmd.Runnable() {
-		cmd.Args = func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return nil
-			}
-			return fmt.Errorf("unknown verb %q%s", args[0], verbs(cmd, args[0]))
-		}
-		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
-	}
-	check := cmd.Args
-	if check == nil {
-		return
-	}
-	cmd.Args = func(cmd *cobra.Command, args []string) error {
-		err := check(cmd, args)
-		if err == nil {
-			return nil
-		}
-		if !cmd.HasSubCommands() && cobra.NoArgs(cmd, args) != nil && check(cmd, nil) == nil {
-			err = fmt.Errorf("unexpected argument %q", args[0])
-		}
-		return usageError("%w (see: %s --help)", err, cmd.CommandPath())
-	}
-}
-
-// verbs says what would have been understood.
-func verbs(cmd *cobra.Command, typed string) string {
-	if near := cmd.SuggestionsFor(typed); len(near) > 0 {
-		return "; did you mean " + strings.Join(near, " or ") + "?"
-	}
-	var names []string
-	for _, sub := range cmd.Commands() {
-		if sub.IsAvailableCommand() {
-			names = append(names, sub.Name())
-		}
-	}
-	return "; there are: " + strings.Join(names, ", ")
-}
-
-func printJSON(w io.Writer, v any) error {
-	var b strings.Builder
-	enc := json.NewEncoder(&b)
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return err
-	}
-	_, err := io.WriteString(w, printable.JSON(b.String()))
-	return err
 }
 
 func newVersionCmd() *cobra.Command {
@@ -132,9 +64,9 @@ func newVersionCmd() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if global.json {
-				return printJSON(cmd.OutOrStdout(), map[string]string{"version": buildVersion()})
+				return cli.JSON(cmd.OutOrStdout(), map[string]string{"version": cli.Version(version)})
 			}
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), "overlane", buildVersion())
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "overlane", cli.Version(version))
 			return err
 		},
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
@@ -43,13 +44,22 @@ does less, and status says what.`,
 		Example: `  overlane run
   overlane run --config /etc/overlane/config.yaml`,
 		Args:        cobra.NoArgs,
-		Annotations: exits(map[int]string{exitOK: "told to stop, and everything is as it was", exitVerdict: ""}),
+		Annotations: cli.Exits(map[int]string{cli.ExitOK: "told to stop, and everything is as it was", cli.ExitVerdict: ""}),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return run(cmd.Context(), file, verbose)
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE`; without, the defaults")
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "log also what was looked at and left as it is")
+	var keys [][2]string
+	for _, k := range config.Keys() {
+		text := k.About + "; " + k.Allowed
+		if k.Default != "" {
+			text += " (default: " + k.Default + ")"
+		}
+		keys = append(keys, [2]string{k.Name, text})
+	}
+	cli.Keys(cmd, keys)
 	return cmd
 }
 

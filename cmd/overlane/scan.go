@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/neighbour"
@@ -140,7 +141,7 @@ func requireTier(cfg *config.Config, tiers []probe.Tier) error {
 func tierError(tiers []probe.Tier, number int) error {
 	for _, t := range tiers {
 		if t.Number == number && !t.Reached {
-			return unsupportedError(fmt.Sprintf("tier %d (%s) needs %s", t.Number, t.Name, t.Reason), t.Remedy)
+			return cli.Unsupported(fmt.Sprintf("tier %d (%s) needs %s", t.Number, t.Name, t.Reason), t.Remedy)
 		}
 	}
 	return nil

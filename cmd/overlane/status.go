@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/control"
 )
 
@@ -40,7 +41,7 @@ Below:
 		Example: `  overlane status
   overlane status --json | jq .counters.steered_packets`,
 		Args:        cobra.NoArgs,
-		Annotations: exits(map[int]string{exitFailure: "no daemon runs, or it does not answer", exitUnsupported: "", exitVerdict: ""}),
+		Annotations: cli.Exits(map[int]string{cli.ExitFailure: "no daemon runs, or it does not answer", cli.ExitUnsupported: "", cli.ExitVerdict: ""}),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withDaemon("status", func(c *control.Client) error {
 				ctx, cancel := context.WithTimeout(cmd.Context(), answerTime)
@@ -50,7 +51,7 @@ Below:
 					return err
 				}
 				if global.json {
-					return printJSON(cmd.OutOrStdout(), st)
+					return cli.JSON(cmd.OutOrStdout(), st)
 				}
 				showStatus(newScreen(cmd.OutOrStdout()), st, time.Now())
 				return nil

@@ -8,9 +8,11 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/printable"
 )
 
@@ -99,7 +101,7 @@ func (s *screen) table(titles []string, rows [][]cell) {
 	widths := make([]int, len(rows[0]))
 	for _, row := range all {
 		for i, c := range row {
-			widths[i] = max(widths[i], runes(c.text))
+			widths[i] = max(widths[i], utf8.RuneCountInString(c.text))
 		}
 	}
 	for _, row := range all {
@@ -115,7 +117,7 @@ func (s *screen) row(row []cell, widths []int, right []bool) {
 		if i == len(row)-1 && !right[i] {
 			lines := []string{c.text}
 			if s.width-indent > 20 && c.style != command {
-				lines = wrap(c.text, s.width-indent-1)
+				lines = cli.Wrap(c.text, s.width-indent-1)
 			}
 			for n, l := range lines {
 				if n > 0 {
@@ -125,7 +127,7 @@ func (s *screen) row(row []cell, widths []int, right []bool) {
 			}
 			break
 		}
-		pad := strings.Repeat(" ", widths[i]-runes(c.text))
+		pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c.text))
 		if right[i] {
 			b.WriteString(pad + s.paint(c))
 		} else {

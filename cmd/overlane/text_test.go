@@ -6,17 +6,15 @@ import (
 	"bytes"
 	"errors"
 	"log/slog"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/spf13/cobra"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/cli"
+	"github.com/overlane/overlane/internal/cli/clitest"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/node"
@@ -110,8 +108,8 @@ func TestNamesOfDevicesDoNotCommandTheTerminal(t *testing.T) {
 		"plan":   func(b *bytes.Buffer) { _ = p.WriteText(b) },
 		"status": func(b *bytes.Buffer) { showStatus(newScreen(b), st, now) },
 		"off":    func(b *bytes.Buffer) { showOff(newScreen(b), off, nil) },
-		"error":  func(b *bytes.Buffer) { b.WriteString(message(errors.New(name))) },
-		"JSON":   func(b *bytes.Buffer) { _ = printJSON(b, st) },
+		"error":  func(b *bytes.Buffer) { b.WriteString(cli.Message(errors.New(name))) },
+		"JSON":   func(b *bytes.Buffer) { _ = cli.JSON(b, st) },
 		"log":    func(b *bytes.Buffer) { slog.New(slog.NewTextHandler(b, nil)).Info(name, "device", name, name, 1) },
 	} {
 		var b bytes.Buffer
@@ -162,106 +160,4 @@ func TestNumbersForPeople(t *testing.T) {
 	}
 }
 
-// everyVerb calls fn for the visible verbs.
-func everyVerb(cmd *cobra.Command, fn func(*cobra.Command)) {
-	fn(cmd)
-	for _, sub := range cmd.Commands() {
-		if sub.IsAvailableCommand() && sub.Name() != "help" {
-			everyVerb(sub, fn)
-		}
-	}
-}
-
-// Each page fits a terminal of 80 columns.
-func TestHelpFitsATerminal(t *testing.T) {
-	everyVerb(newRootCmd(), func(cmd *cobra.Command) {
-		var b bytes.Buffer
-		printHelp(&b, cmd)
-		for line := range strings.Lines(b.String()) {
-			if line = strings.TrimSuffix(line, "\n"); runes(line) > 80 {
-				t.Errorf("%s --help has a line of %d characters: %s", cmd.CommandPath(), runes(line), line)
-			}
-		}
-	})
-}
-
-func TestHelpIsTheManualPage(t *testing.T) {
-	root := newRootCmd()
-	dir := t.TempDir()
-	if err := writeMan(dir, root); err != nil {
-		t.Fatal(err)
-	}
-	plainText := strings.NewReplacer(`\-`, "-", `\e`, `\`, `\&`, "", "\n", " ")
-	everyVerb(root, func(cmd *cobra.Command) {
-		t.Run(cmd.CommandPath(), func(t *testing.T) {
-			p := newPage(cmd)
-			data, err := os.ReadFile(filepath.Join(dir, p.name+".8"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			man := plainText.Replace(string(data))
-			var b bytes.Buffer
-			printHelp(&b, cmd)
-			help := strings.Join(strings.Fields(b.String()), " ")
-			for _, part := range p.parts() {
-				if strings.TrimSpace(part) == "" {
-					t.Error("an empty text")
-				}
-				if !strings.Contains(man, part) {
-					t.Errorf("the manual page lacks %q", part)
-				}
-				if !strings.Contains(help, strings.Join(strings.Fields(part), " ")) {
-					t.Errorf("the help lacks %q", part)
-				}
-			}
-			if len(p.exits) == 0 {
-				t.Error("no exit codes")
-			}
-		})
-	})
-}
-
-// parts are all texts of a page.
-func (p page) parts() []string {
-	list := []string{p.short, p.synopsis}
-	for _, par := range p.long {
-		for _, item := range items(par) {
-			list = append(list, item[1])
-			if name := strings.TrimSpace(item[0]); name != "" {
-				list = append(list, name)
-			}
-		}
-	}
-	for _, pairs := range [][][2]string{p.verbs, p.keys, p.exits, p.files} {
-		for _, l := range pairs {
-			list = append(list, l[0], l[1])
-		}
-	}
-	for _, f := range p.flags {
-		list = append(list, f.spelling, f.text())
-	}
-	return append(list, p.examples...)
-}
-
-func TestManualPagesAreSoundRoff(t *testing.T) {
-	groff, err := exec.LookPath("groff")
-	if err != nil {
-		t.Skip("needs groff")
-	}
-	dir := t.TempDir()
-	if err := writeMan(dir, newRootCmd()); err != nil {
-		t.Fatal(err)
-	}
-	pages, err := filepath.Glob(filepath.Join(dir, "*.8"))
-	if err != nil || len(pages) == 0 {
-		t.Fatal(pages, err)
-	}
-	for _, p := range pages {
-		cmd := exec.Command(groff, "-man", "-Tutf8", "-ww", p)
-		var warnings bytes.Buffer
-		cmd.Stderr = &warnings
-		if err := cmd.Run(); err != nil || warnings.Len() > 0 {
-			t.Errorf("%s: %v\n%s", filepath.Base(p), err, warnings.String())
-		}
-	}
-}
+func TestPages(t *testing.T) { clitest.Pages(t, newRootCmd()) }

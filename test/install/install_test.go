@@ -81,8 +81,8 @@ func TestInstallAndUninstall(t *testing.T) {
 	make("install")
 	got := files(t, root)
 	for _, want := range []string{
-		"/opt/bin/overlane", "/opt/lib/systemd/system/overlane.service", "/etc/overlane/config.yaml",
-		"/opt/share/man/man8/overlane.8.gz", "/opt/share/man/man8/overlane-prio-add.8.gz",
+		"/opt/bin/overlane", "/opt/bin/overlane-lab", "/opt/lib/systemd/system/overlane.service", "/etc/overlane/config.yaml",
+		"/opt/share/man/man8/overlane.8.gz", "/opt/share/man/man8/overlane-prio-add.8.gz", "/opt/share/man/man8/overlane-lab-run.8.gz",
 		"/opt/share/bash-completion/completions/overlane", "/opt/share/zsh/site-functions/_overlane",
 		"/opt/share/fish/vendor_completions.d/overlane.fish", "/opt/share/doc/overlane/README.md",
 	} {

@@ -86,7 +86,7 @@ const perRound = 100_000
 
 // row is the gates' row of the lab. In less than a second a reading of counters that comes late, when the
 // lab waits for its core, is seen: the plain overlay made 63 and 88 thousand packets in 0.3 s.
-var row = []string{"lab", "run", "udp-one", "--rounds", "1", "--seconds", "1", "--json"}
+var row = []string{"run", "udp-one", "--rounds", "1", "--seconds", "1", "--json"}
 
 // native are the ratios to the plain overlay on two real cores: the lowest and the highest end of the
 // intervals of the series in docs/measurements.md ("udp-one in full"). Those are of 25 rounds, a gate is of one:
@@ -148,7 +148,7 @@ func (b *Bench) run(ctx context.Context, m Machine, dir, name string, say func(s
 }
 
 func rowOf(variants string) Command {
-	return Command{Name: "overlane", Args: append(slices.Clone(row), "--variants", variants)}
+	return Command{Name: "overlane-lab", Args: append(slices.Clone(row), "--variants", variants)}
 }
 
 // compared is the variant of the gates' row that is compared between quanta. What RPS makes differs by 6 % between

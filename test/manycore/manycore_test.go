@@ -106,7 +106,7 @@ func bench(t *testing.T, lines ...vm.Line) *Bench {
 	}
 	const root = "github.com/overlane/overlane/"
 	vm.Build(t, b.Init, "build", root+"test/vm/init")
-	for name, pkg := range map[string]string{"overlane": "cmd/overlane", "spin": "test/manycore/spin"} {
+	for name, pkg := range map[string]string{"overlane": "cmd/overlane", "overlane-lab": "cmd/overlane-lab", "spin": "test/manycore/spin"} {
 		b.Programs[name] = filepath.Join(dir, name)
 		vm.Build(t, b.Programs[name], "build", root+pkg)
 	}
@@ -187,12 +187,12 @@ func TestSeries(t *testing.T) {
 				t.Fatalf("no figures of a machine that is not like a real one (-uncalibrated prints them all the same): %v", not)
 			}
 			for _, words := range strings.Split(cmp.Or(*rows, "udp-one --variants overlay,host,rps --rounds 1 --seconds 1"), ";") {
-				args := append([]string{"lab", "run"}, strings.Fields(words)...)
+				args := append([]string{"run"}, strings.Fields(words)...)
 				if *queues > 1 {
 					args = append(args, "--queues", strconv.Itoa(*queues))
 				}
 				ctx, cancel := patient(t)
-				r, err := b.Run(ctx, m, t.ArtifactDir(), Command{"overlane", args})
+				r, err := b.Run(ctx, m, t.ArtifactDir(), Command{"overlane-lab", args})
 				cancel()
 				if err != nil {
 					t.Error(err)

@@ -7,7 +7,6 @@ package scenario
 import (
 	"fmt"
 	"io"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -36,7 +35,7 @@ type Config struct {
 	Awake    bool    // cores of the machine do not halt meanwhile
 	// DaemonLog has Log take what each daemon logged, when it ends.
 	DaemonLog bool
-	Binary    string // the program that pipeline variants start; default this one
+	Binary    string // the program overlane, which variants start
 	Command   string // what to type to get this series again
 	clients   int    // of a server, where the scenario has one
 	Log       io.Writer
@@ -130,13 +129,6 @@ func (c *Config) Normalize(nic bed.NIC) error {
 	}
 	if c.Log == nil {
 		c.Log = io.Discard
-	}
-	if c.Binary == "" {
-		exe, err := os.Executable()
-		if err != nil {
-			return fmt.Errorf("find own program: %w", err)
-		}
-		c.Binary = exe
 	}
 	return nil
 }

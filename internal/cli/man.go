@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package cli
 
 import (
 	"bytes"
@@ -12,7 +12,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func newManCmd() *cobra.Command {
+// Man is the verb that writes the manual pages of its program.
+func Man() *cobra.Command {
 	return &cobra.Command{
 		Use:    "man DIR",
 		Short:  "Write the manual pages into a folder",
@@ -26,10 +27,11 @@ func newManCmd() *cobra.Command {
 
 // writeMan writes the page of a verb and of all verbs below.
 func writeMan(dir string, cmd *cobra.Command) error {
-	if cmd.HasParent() && (!cmd.IsAvailableCommand() || cmd.Name() == "help") {
+	if cmd.HasParent() && (!cmd.IsAvailableCommand() || cmd.Name() == "help" || elsewhere(cmd)) {
 		return nil
 	}
 	p := newPage(cmd)
+	p.version = cmd.Root().Version
 	if err := os.WriteFile(filepath.Join(dir, p.name+".8"), p.roff(), 0o644); err != nil {
 		return fmt.Errorf("write manual page: %w", err)
 	}
@@ -55,7 +57,7 @@ func (p page) roff() []byte {
 		}
 	}
 	line(`.\" SPDX-License-Identifier: Apache-2.0`)
-	line(`.TH %s 8 "" "overlane %s" "overlane"`, strings.ToUpper(esc(p.name)), esc(buildVersion()))
+	line(`.TH %s 8 "" "overlane %s" "overlane"`, strings.ToUpper(esc(p.name)), esc(p.version))
 	line(".SH NAME\n%s \\- %s", esc(p.name), esc(p.short))
 	line(".SH SYNOPSIS\n.B %s", esc(p.synopsis))
 	line(".SH DESCRIPTION")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package cli
 
 import (
 	"fmt"
@@ -9,16 +9,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-
-	"github.com/overlane/overlane/internal/config"
 )
 
 // page is a manual page: `--help` and man(1) show the same one.
 type page struct {
 	name     string // "overlane-status"
+	version  string
 	short    string
 	synopsis string
 	long     []string // paragraphs; a line that begins with a space stays on its own
@@ -41,13 +41,55 @@ type flagDoc struct {
 // exitKey + "3". An empty text hides the code.
 const exitKey = "exit-"
 
-// exits is for the Annotations of a verb.
-func exits(meaning map[int]string) map[string]string {
+// Exits is for the Annotations of a verb.
+func Exits(meaning map[int]string) map[string]string {
 	a := map[string]string{}
 	for code, text := range meaning {
 		a[exitKey+strconv.Itoa(code)] = text
 	}
 	return a
+}
+
+// Annotations of a verb that hold a list: a name, a tab and what it is, line by line.
+const (
+	keysKey  = "keys"
+	filesKey = "files"
+)
+
+// Elsewhere says of a verb that another program has its page and answers for it, --help included.
+func Elsewhere(cmd *cobra.Command) {
+	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
+		if err := cmd.RunE(cmd, []string{"--help"}); err != nil {
+			fmt.Fprintln(cmd.ErrOrStderr(), cmd.Root().DisplayName()+": "+Message(err))
+		}
+	})
+}
+
+func elsewhere(cmd *cobra.Command) bool { return cmd.DisableFlagParsing }
+
+// Keys has the page of a verb tell of the keys of the configuration file.
+func Keys(cmd *cobra.Command, keys [][2]string) { list(cmd, keysKey, keys) }
+
+// Files has the page of a verb tell of files.
+func Files(cmd *cobra.Command, files [][2]string) { list(cmd, filesKey, files) }
+
+func list(cmd *cobra.Command, key string, items [][2]string) {
+	var lines []string
+	for _, item := range items {
+		lines = append(lines, item[0]+"\t"+item[1])
+	}
+	if cmd.Annotations == nil {
+		cmd.Annotations = map[string]string{}
+	}
+	cmd.Annotations[key] = strings.Join(lines, "\n")
+}
+
+func listOf(cmd *cobra.Command, key string) (items [][2]string) {
+	for line := range strings.Lines(cmd.Annotations[key]) {
+		name, what, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		items = append(items, [2]string{name, what})
+	}
+	return items
 }
 
 func newPage(cmd *cobra.Command) page {
@@ -75,21 +117,7 @@ func newPage(cmd *cobra.Command) page {
 	}
 	cmd.Flags().VisitAll(p.addFlag)
 	cmd.InheritedFlags().VisitAll(p.addFlag)
-	if cmd.Name() == "run" && cmd.Flag("config") != nil {
-		for _, k := range config.Keys() {
-			text := k.About + "; " + k.Allowed
-			if k.Default != "" {
-				text += " (default: " + k.Default + ")"
-			}
-			p.keys = append(p.keys, [2]string{k.Name, text})
-		}
-	}
-	if !cmd.HasParent() {
-		p.files = [][2]string{
-			{"/etc/overlane/config.yaml", "read by the systemd unit; every key is optional"},
-			{"/run/overlane/COOKIE/", "lock, journal and control socket of one network namespace"},
-		}
-	}
+	p.keys, p.files = listOf(cmd, keysKey), listOf(cmd, filesKey)
 	if ex := strings.TrimRight(cmd.Example, "\n"); ex != "" {
 		p.examples = strings.Split(ex, "\n")
 	}
@@ -159,13 +187,13 @@ func items(par string) (list [][2]string) {
 // printHelp writes the page for a terminal of 80 columns.
 func printHelp(w io.Writer, cmd *cobra.Command) {
 	p := newPage(cmd)
-	fmt.Fprintf(w, "%s\n\nUsage:\n  %s\n", strings.Join(wrap(strings.ReplaceAll(p.name, "-", " ")+" - "+p.short, helpWidth), "\n"), p.synopsis)
+	fmt.Fprintf(w, "%s\n\nUsage:\n  %s\n", strings.Join(Wrap(strings.ReplaceAll(p.name, "-", " ")+" - "+p.short, helpWidth), "\n"), p.synopsis)
 	for _, par := range p.long {
 		fmt.Fprintln(w)
 		for _, item := range items(par) {
 			name, text := item[0], item[1]
-			lines := wrap(text, max(helpWidth-runes(name), 30))
-			fmt.Fprintf(w, "%s%s\n", name, strings.Join(lines, "\n"+strings.Repeat(" ", runes(name))))
+			lines := Wrap(text, max(helpWidth-utf8.RuneCountInString(name), 30))
+			fmt.Fprintf(w, "%s%s\n", name, strings.Join(lines, "\n"+strings.Repeat(" ", utf8.RuneCountInString(name))))
 		}
 	}
 	pairs(w, "Verbs", p.verbs)
@@ -192,20 +220,20 @@ func pairs(w io.Writer, title string, list [][2]string) {
 	}
 	fmt.Fprintf(w, "\n%s:\n", title)
 	for _, l := range list {
-		lines := wrap(l[1], max(helpWidth-width-4, 30))
+		lines := Wrap(l[1], max(helpWidth-width-4, 30))
 		fmt.Fprintf(w, "  %-*s  %s\n", width, l[0], strings.Join(lines, "\n"+strings.Repeat(" ", width+4)))
 	}
 }
 
-// wrap breaks a text into lines of at most width characters, between words.
-func wrap(s string, width int) []string {
+// Wrap breaks a text into lines of at most width characters, between words.
+func Wrap(s string, width int) []string {
 	var lines []string
 	line := ""
 	for _, word := range strings.Fields(s) {
 		switch {
 		case line == "":
 			line = word
-		case runes(line)+1+runes(word) > width:
+		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width:
 			lines = append(lines, line)
 			line = word
 		default:
@@ -214,5 +242,3 @@ func wrap(s string, width int) []string {
 	}
 	return append(lines, line)
 }
-
-func runes(s string) int { return len([]rune(s)) }

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+)
+
+func TestExitCodes(t *testing.T) {
+	for _, tc := range []struct {
+		err  error
+		code int
+	}{
+		{nil, ExitOK},
+		{errors.New("x"), ExitFailure},
+		{Usage("x"), ExitUsage},
+		{fmt.Errorf("y: %w", Unsupported("r", "c")), ExitUnsupported},
+		{Verdict("x"), ExitVerdict},
+		{errors.Join(errors.New("x"), Verdict("y")), ExitVerdict},
+	} {
+		if got := Code(tc.err); got != tc.code {
+			t.Errorf("%v: %d, want %d", tc.err, got, tc.code)
+		}
+	}
+	if got := Message(errors.Join(errors.New("x"), Unsupported("r", "c"))); got != "x; not supported here: r; mend it with: c" {
+		t.Error(got)
+	}
+}
