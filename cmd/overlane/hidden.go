@@ -9,9 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/overlane/overlane/internal/apply"
-	"github.com/overlane/overlane/internal/cli"
-	"github.com/overlane/overlane/internal/config"
-	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 )
 
@@ -36,37 +33,3 @@ func newGuardianCmd() *cobra.Command {
 
 // adopt lets a guardian handle the programs of a daemon that has died.
 func adopt(held map[string][]int) (apply.Orphans, error) { return datapath.Adopt(held) }
-
-func newSetCoresCmd() *cobra.Command {
-	return &cobra.Command{
-		Use:    "set-cores LIST",
-		Short:  "Change the cores of the running daemon, until it ends",
-		Hidden: true,
-		Args:   cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cores, err := config.ParseCPUList(args[0])
-			if err != nil {
-				return cli.Usage("cores: %w; allowed: a core list such as 2-7,9", err)
-			}
-			if err := checkCores(&config.Config{Cores: cores}); err != nil {
-				return err
-			}
-			return withDaemon("set-cores", func(c *control.Client) error { return c.SetCores(cmd.Context(), cores) })
-		},
-	}
-}
-
-func newResteerCmd() *cobra.Command {
-	return &cobra.Command{
-		Use:    "resteer on|off",
-		Short:  "Make flows change lanes all the time, for tests of the order guard",
-		Hidden: true,
-		Args:   cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
-		ValidArgs: []string{
-			"on", "off",
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return withDaemon("resteer", func(c *control.Client) error { return c.Resteer(cmd.Context(), args[0] == "on") })
-		},
-	}
-}

@@ -150,10 +150,6 @@ func TestUsageErrors(t *testing.T) {
 		"off now":                   `unexpected argument "now" (see: overlane off --help)`,
 		"version 1 2":               `unexpected argument "1" (see: overlane version --help)`,
 		"run --config":              `flag needs an argument: --config (see: overlane run --help)`,
-		"set-cores":                 `accepts 1 arg(s), received 0 (see: overlane set-cores --help)`,
-		"set-cores x":               `cores: "x" is not a core number; allowed: a core list such as 2-7,9`,
-		"set-cores 8191":            `cores: core 8191 is offline; online are `,
-		"resteer maybe":             `invalid argument "maybe" for "overlane resteer" (see: overlane resteer --help)`,
 		"guardian --netns-cookie x": `invalid argument "x" for "--netns-cookie" flag`,
 	} {
 		t.Run(args, func(t *testing.T) {
@@ -254,7 +250,7 @@ func TestVerbsThatFindNothing(t *testing.T) {
 		{"doctor", cli.ExitOK, "no VXLAN or Geneve tunnel was found"},
 		{"doctor", cli.ExitOK, "priority   no        native-xdp: no underlay was found"},
 		{"doctor --json", cli.ExitOK, `"findings": []`},
-		{"set-cores 0", cli.ExitFailure, "no overlane daemon is running in this network namespace"},
+		{"prio list", cli.ExitFailure, "no overlane daemon is running in this network namespace"},
 		{"version", cli.ExitOK, "overlane "},
 		{"version --json", cli.ExitOK, `"version": "`},
 	} {

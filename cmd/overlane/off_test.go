@@ -176,9 +176,6 @@ func TestOffEndsALivingDaemon(t *testing.T) {
 			}
 		}
 	}
-	if r := o.run("set-cores", "0"); r.code != cli.ExitOK {
-		t.Errorf("set-cores: exit code %d\n%s", r.code, r.stderr)
-	}
 	second := o.run("run", "--config", configFile(t, "metrics: off"))
 	second.fails(t, cli.ExitFailure, "owns this network namespace")
 	elsewhere := overlane{t: t, netns: o.netns, state: t.TempDir()}

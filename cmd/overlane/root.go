@@ -47,7 +47,7 @@ func newRootCmd() *cobra.Command {
 	flags.BoolVar(&global.json, "json", false, "print JSON instead of text")
 	root.AddCommand(
 		newDoctorCmd(), newRunCmd(), newPlanCmd(), newStatusCmd(), newPrioCmd(), newOffCmd(), newLabCmd(),
-		newVersionCmd(), newGuardianCmd(), cli.Man(), newSetCoresCmd(), newResteerCmd(),
+		newVersionCmd(), newGuardianCmd(), cli.Man(),
 	)
 	cli.Files(root, [][2]string{
 		{"/etc/overlane/config.yaml", "read by the systemd unit; every key is optional"},

@@ -15,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/rules"
 )
 
@@ -79,11 +78,6 @@ func (c *Client) Off(ctx context.Context) (OffReport, error) {
 	return rep, err
 }
 
-// SetCores replaces the set of cores at run time.
-func (c *Client) SetCores(ctx context.Context, cores config.CPUList) error {
-	return c.call(ctx, verbSetCores, cores, nil)
-}
-
 // AddRule adds a priority rule at run time.
 func (c *Client) AddRule(ctx context.Context, r rules.Rule) error {
 	return c.call(ctx, verbAddRule, r, nil)
@@ -94,7 +88,7 @@ func (c *Client) DelRule(ctx context.Context, name string) error {
 	return c.call(ctx, verbDelRule, name, nil)
 }
 
-// Resteer switches continuous re-steering on or off, for tests.
+// Resteer switches continuous re-steering on or off, in a program that was built for tests.
 func (c *Client) Resteer(ctx context.Context, on bool) error {
 	return c.call(ctx, verbResteer, on, nil)
 }

@@ -65,7 +65,6 @@ func TestMain(m *testing.M) {
 type fake struct {
 	mu      sync.Mutex
 	status  Status
-	cores   config.CPUList
 	resteer bool
 	rules   []rules.Rule
 	off     func() (OffReport, error)
@@ -74,16 +73,6 @@ type fake struct {
 func (f *fake) Status() Status { return f.status }
 
 func (f *fake) Off(context.Context) (OffReport, error) { return f.off() }
-
-func (f *fake) SetCores(_ context.Context, l config.CPUList) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if l.Contains(9) {
-		return errors.New("core 9 is offline; online are 0-1")
-	}
-	f.cores = l
-	return nil
-}
 
 func (f *fake) AddRule(_ context.Context, r rules.Rule) error {
 	f.mu.Lock()
@@ -191,17 +180,7 @@ func TestRequestsReachTheHandlerOrChangeNothing(t *testing.T) {
 	f := &fake{}
 	path, _ := start(t, f)
 	c := dial(t, path)
-	if err := c.SetCores(t.Context(), config.CPUList{0, 1}); err != nil {
-		t.Fatal(err)
-	}
-	err := c.SetCores(t.Context(), config.CPUList{9})
 	var remote *RemoteError
-	if !errors.As(err, &remote) || remote.Message != "core 9 is offline; online are 0-1" {
-		t.Errorf("got %v", err)
-	}
-	if err := c.SetCores(t.Context(), nil); err == nil {
-		t.Error("an empty set of cores was taken")
-	}
 	if err := c.Resteer(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
@@ -220,8 +199,8 @@ func TestRequestsReachTheHandlerOrChangeNothing(t *testing.T) {
 	if d := cmp.Diff([]rules.Rule{web}, f.rules, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" {
 		t.Error(d)
 	}
-	if d := cmp.Diff(config.CPUList{0, 1}, f.cores); d != "" || !f.resteer {
-		t.Error(d, f.resteer)
+	if !f.resteer {
+		t.Error("flows keep their lanes")
 	}
 }
 
@@ -233,7 +212,6 @@ func TestBadRequestsAreRefusedWithAReason(t *testing.T) {
 		"unknown field": {`{"verb":"status","x":1}` + "\n", `bad request: json: unknown field "x"`},
 		"two values":    {`{"verb":"status"}{}` + "\n", "bad request: more than one value"},
 		"unknown verb":  {`{"verb":"fly"}` + "\n", `unknown request "fly"`},
-		"bad cores":     {`{"verb":"set-cores","args":"x"}` + "\n", "set cores: "},
 		"no args":       {`{"verb":"resteer"}` + "\n", "resteer: "},
 		"too long":      {strings.Repeat("x", maxRequest+1) + "\n", "request too long"},
 	} {
@@ -259,7 +237,7 @@ func TestBadRequestsAreRefusedWithAReason(t *testing.T) {
 			}
 		})
 	}
-	if f.cores != nil || f.resteer {
+	if f.rules != nil || f.resteer {
 		t.Error("a bad request changed something")
 	}
 }

@@ -20,7 +20,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/rules"
 )
 
@@ -31,17 +30,18 @@ type Handler interface {
 	// Off restores what was there before, and makes the daemon end with exit
 	// code 0 after it has returned. It returns after restoring.
 	Off(context.Context) (OffReport, error)
-	// SetCores replaces the configured set of cores until the daemon ends or
-	// reads its configuration again. An error changes nothing.
-	SetCores(context.Context, config.CPUList) error
 	// AddRule puts a priority rule behind those that were added before, and before
 	// those of the configuration; DelRule takes one that was added away. They last
 	// until the daemon ends, and are in force when the method returns. An error
 	// changes nothing.
 	AddRule(context.Context, rules.Rule) error
 	DelRule(ctx context.Context, name string) error
+}
+
+// resteerer is a Handler of a program that was built for tests of the order guard (build tag resteer).
+type resteerer interface {
 	// Resteer makes flows choose their lanes anew as long as on is true, as if
-	// the load had changed all the time. For tests of the order guard.
+	// the load had changed all the time.
 	Resteer(ctx context.Context, on bool) error
 }
 
@@ -199,21 +199,16 @@ func (s *Server) call(ctx context.Context, req request) (any, error) {
 	case verbOff:
 		rep, err := s.h.Off(ctx)
 		return rep.withoutNil(), err
-	case verbSetCores:
-		var cores config.CPUList
-		if err := strict(req.Args, &cores); err != nil {
-			return nil, fmt.Errorf("set cores: %w", err)
-		}
-		if len(cores) == 0 {
-			return nil, errors.New("set cores: names no core")
-		}
-		return nil, s.h.SetCores(ctx, cores)
 	case verbResteer:
+		h, ok := s.h.(resteerer)
+		if !ok {
+			return nil, errors.New("resteer: this program was not built with the tag resteer")
+		}
 		var on bool
 		if err := strict(req.Args, &on); err != nil {
 			return nil, fmt.Errorf("resteer: %w", err)
 		}
-		return nil, s.h.Resteer(ctx, on)
+		return nil, h.Resteer(ctx, on)
 	case verbAddRule:
 		var r rules.Rule
 		if err := strict(req.Args, &r); err != nil {

@@ -37,12 +37,11 @@ const (
 type verb string
 
 const (
-	verbStatus   verb = "status"
-	verbOff      verb = "off"
-	verbSetCores verb = "set-cores"
-	verbResteer  verb = "resteer"
-	verbAddRule  verb = "add-rule"
-	verbDelRule  verb = "del-rule"
+	verbStatus  verb = "status"
+	verbOff     verb = "off"
+	verbResteer verb = "resteer"
+	verbAddRule verb = "add-rule"
+	verbDelRule verb = "del-rule"
 )
 
 type request struct {

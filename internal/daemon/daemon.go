@@ -190,7 +190,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	if err := d.dp.HeldBy(d.guard); err != nil {
 		return err
 	}
-	if err := d.dp.SetTuning(tuning(false)); err != nil {
+	if err := d.dp.SetTuning(tuning); err != nil {
 		return err
 	}
 	if d.scanner, err = node.NewScanner(node.Options{Underlays: d.opts.Underlays, OwnXDP: d.dp.Owns}); err != nil {
@@ -457,9 +457,7 @@ func (d *Daemon) steer(in governor.Input, name string, t *trial, mode governor.M
 // retryAfter is the pause after an attempt to put the pipeline in place failed.
 const retryAfter = 10 * time.Second
 
-func tuning(resteer bool) datapath.Tuning {
-	return datapath.Tuning{RebalanceQueue: 128, Resteer: resteer}
-}
+var tuning = datapath.Tuning{RebalanceQueue: 128}
 
 // stop brings the node back and ends the guardian.
 func (d *Daemon) stop() error {

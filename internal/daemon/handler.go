@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
@@ -330,17 +329,6 @@ func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 	return out, errors.Join(e, err)
 }
 
-// SetCores implements control.Handler. Flows leave cores that are not in the set
-// any more under the order guard.
-func (d *Daemon) SetCores(ctx context.Context, cores config.CPUList) error {
-	var err error
-	e := d.do(ctx, func() {
-		d.opts.Cores = slices.Clone(cores)
-		err = d.useCores()
-	})
-	return errors.Join(e, err)
-}
-
 // ErrNeedsRestart says what a running daemon cannot change.
 var ErrNeedsRestart = errors.New("needs a restart of the daemon")
 
@@ -372,13 +360,6 @@ func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 		d.micro.gov.Reconfigure(opts.Microflows.Mode, opts.Limits)
 		err = d.useCores()
 	})
-	return errors.Join(e, err)
-}
-
-// Resteer implements control.Handler.
-func (d *Daemon) Resteer(ctx context.Context, on bool) error {
-	var err error
-	e := d.do(ctx, func() { err = d.dp.SetTuning(tuning(on)) })
 	return errors.Join(e, err)
 }
 

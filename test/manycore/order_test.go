@@ -107,11 +107,15 @@ func orderly(t *testing.T, b *Bench, m Machine, queues int, lanes string, args .
 func tellers(t *testing.T, line vm.Line) *Bench {
 	t.Helper()
 	b := bench(t, line)
+	dir := t.TempDir()
+	product := filepath.Join(dir, "overlane_resteer")
 	if *unguarded {
-		withoutGuard(t, b.Programs["overlane"])
+		withoutGuard(t, product)
+	} else {
+		vm.Build(t, product, "build", "-tags=resteer", "github.com/overlane/overlane/cmd/overlane")
 	}
-	b.Started = []string{b.Programs["overlane"]}
-	tests := filepath.Join(t.TempDir(), "order")
+	b.Started = []string{product}
+	tests := filepath.Join(dir, "order")
 	vm.Build(t, tests, "test", "-c", "github.com/overlane/overlane/test/e2e/order")
 	b.Programs = map[string]string{"order": tests}
 	return b
@@ -176,5 +180,5 @@ func withoutGuard(t *testing.T, program string) {
 	if _, err := c.Regenerate(t.Context(), "OL_MUTANT_NO_GUARD"); err != nil {
 		t.Fatal(err)
 	}
-	vm.Build(t, program, "build", "-C="+c.Dir, "github.com/overlane/overlane/cmd/overlane")
+	vm.Build(t, program, "build", "-C="+c.Dir, "-tags=resteer", "github.com/overlane/overlane/cmd/overlane")
 }

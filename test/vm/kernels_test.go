@@ -193,7 +193,7 @@ func TestWholeSuite(t *testing.T) {
 	}
 	f := prepare(t, list, Lines...)
 	var products []string
-	for _, tag := range []string{"", "faults", "next"} {
+	for _, tag := range []string{"", "faults", "next", "resteer"} {
 		product := filepath.Join(f.bin, strings.TrimSuffix("overlane_"+tag, "_"))
 		Build(t, product, "build", "-tags="+tag, root+"cmd/overlane")
 		products = append(products, product)

@@ -112,7 +112,7 @@ func TestXDPComesAndGoesBetweenPolls(t *testing.T) {
 // there by chance.
 func startAway(t *testing.T, b *bed.Bed, config string) *product {
 	t.Helper()
-	return &product{bed: b, Daemon: rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: config, Before: func() error {
+	return &product{bed: b, Daemon: rig.Start(t, rig.Spec{NS: b.Receiver().NS, Program: program(t), Config: config, Before: func() error {
 		var set unix.CPUSet
 		set.Set(b.PlaceCores().Apps)
 		return unix.SchedSetaffinity(0, &set)

@@ -134,7 +134,7 @@ func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control
 		mode = config.ModeForced
 	}
 	text := fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\npipeline: %s\naggregate: off\n", b.Receiver().Wire, p.cores, mode)
-	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: text + r.priority()})
+	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Program: program(t), Config: text + r.priority()})
 	if r.piped() {
 		if tr.chosen, err = watchChoices(p.PID); err != nil {
 			return 0, c, err

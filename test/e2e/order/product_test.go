@@ -89,6 +89,9 @@ func (m mechanism) off(st control.Status) bool {
 	return m.of(st).State == control.Off && len(st.Lanes) == 0 && !opened(st)
 }
 
+// program is the product, which can be asked to have each poll wish for another lane.
+func program(tb testing.TB) string { return rig.Program(tb, "resteer") }
+
 // start starts the daemon with a mechanism forced on, and waits until it acts.
 func start(t *testing.T, b *bed.Bed, by means) (*product, error) {
 	t.Helper()
@@ -96,13 +99,13 @@ func start(t *testing.T, b *bed.Bed, by means) (*product, error) {
 	if *machine {
 		t.Cleanup(func() { t.Log(p.Log()) }) // it cannot be asked for later
 	}
-	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: p.config(config.ModeForced)})
+	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Program: program(t), Config: p.config(config.ModeForced, p.cores)})
 	return p, p.await("it acts", mechanisms[by].acts)
 }
 
-func (p *product) config(mode config.Mode) string {
+func (p *product) config(mode config.Mode, cores config.CPUList) string {
 	return fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\naggregate: off\npriority: {mode: off}\n"+mechanisms[p.by].config,
-		p.bed.Receiver().Wire, p.cores, mode)
+		p.bed.Receiver().Wire, cores, mode)
 }
 
 // enable switches the mechanism on, by force, or off, as an administrator would.
@@ -111,7 +114,7 @@ func (p *product) enable(on bool) error {
 	if on {
 		mode = config.ModeForced
 	}
-	return p.configure(p.config(mode))
+	return p.configure(p.config(mode, p.cores))
 }
 
 // configure has the daemon read another configuration.
@@ -148,7 +151,7 @@ func (p *product) status() (st control.Status, err error) {
 }
 
 func (p *product) setCores(cores config.CPUList) error {
-	return p.call(func(ctx context.Context, c *control.Client) error { return c.SetCores(ctx, cores) })
+	return p.configure(p.config(config.ModeForced, cores))
 }
 
 func (p *product) resteer(on bool) error {

@@ -84,7 +84,7 @@ func sparse(t *testing.T, b *bed.Bed) (lost func() uint64) {
 // awaitTrials runs the daemon until the mechanism has had a trial, and ends it.
 func awaitTrials(t *testing.T, b *bed.Bed, mechanism, config string) (verdict control.Trial, refused uint64, err error) {
 	p := &product{bed: b, cores: steered(b)}
-	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS,
+	p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Program: program(t),
 		Config: fmt.Sprintf("underlays: [%s]\ncores: %s\nmetrics: off\n%s", b.Receiver().Wire, p.cores, config)})
 	begin := time.Now()
 	err = every(50*time.Millisecond, func() (bool, error) {

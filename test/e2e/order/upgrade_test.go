@@ -28,7 +28,7 @@ func TestUpgradeAndDowngradeUnderTraffic(t *testing.T) {
 	state := ""
 	for i, program := range []string{this, next, this, next} {
 		p := &product{bed: b, by: tc, cores: steered(b)}
-		p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, State: state, Program: program, Config: p.config(config.ModeForced)})
+		p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, State: state, Program: program, Config: p.config(config.ModeForced, p.cores)})
 		state = p.State
 		if err := p.await("the pipeline acts", mechanisms[tc].acts); err != nil {
 			t.Fatal(err)
@@ -41,7 +41,7 @@ func TestUpgradeAndDowngradeUnderTraffic(t *testing.T) {
 			t.Fatalf("version %s acts, the later one: %t", st.Version, later)
 		}
 		// The other one keeps out for as long as this one is there.
-		other := rig.Launch(t, rig.Spec{NS: p.NS, State: state, Program: map[string]string{this: next, next: this}[program], Config: p.config(config.ModeForced)})
+		other := rig.Launch(t, rig.Spec{NS: p.NS, State: state, Program: map[string]string{this: next, next: this}[program], Config: p.config(config.ModeForced, p.cores)})
 		other.GoneBoth() // and has said all that it will
 		if code := other.Exited().ExitCode(); code != 1 || !strings.Contains(other.Log(), fmt.Sprintf("pid %d", p.PID)) {
 			t.Errorf("beside version %s with pid %d the other one ended with %d:\n%s", st.Version, p.PID, code, other.Log())
@@ -90,7 +90,7 @@ func TestVersionsInheritFromEachOther(t *testing.T) {
 	send(t, b, 8, paced)
 	leave := func(program string) *rig.Daemon {
 		p := &product{bed: b, by: tc, cores: steered(b)}
-		p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Program: program, Config: p.config(config.ModeForced)})
+		p.Daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Program: program, Config: p.config(config.ModeForced, p.cores)})
 		if err := p.await("the pipeline acts", func(st control.Status) bool { return mechanisms[tc].acts(st) && masks() != "" }); err != nil {
 			t.Fatal(err)
 		}

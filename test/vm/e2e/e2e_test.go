@@ -143,6 +143,16 @@ func options(state string, log io.Writer) daemon.Options {
 	}
 }
 
+// use has a daemon that start has started use other cores.
+func (o *overlay) use(t *testing.T, d *daemon.Daemon, cores ...int) {
+	t.Helper()
+	opts := o.opts
+	opts.Cores = cores
+	if err := d.Reconfigure(t.Context(), opts); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // start starts a daemon that acts in the second host. What it returns ends it.
 func (o *overlay) start(t *testing.T, tier governor.Tier, changes ...func(*daemon.Options)) (*daemon.Daemon, func() error) {
 	t.Helper()
@@ -157,6 +167,7 @@ func (o *overlay) start(t *testing.T, tier governor.Tier, changes ...func(*daemo
 	for _, change := range changes {
 		change(&opts)
 	}
+	o.opts = opts
 	ctx, cancel := context.WithCancel(t.Context())
 	started, ended := make(chan *daemon.Daemon), make(chan error, 1)
 	go func() {

@@ -163,12 +163,7 @@ func TestTheNICsThreadIsBoundAgainWhenItsCoreGoesOffline(t *testing.T) {
 		want := fmt.Sprintf("fifo, cores [%d]", core)
 		until(t, "the NIC's thread has "+want, func() bool { return b.thread(t) == want })
 	}
-	use := func(cores ...int) {
-		t.Helper()
-		if err := d.SetCores(t.Context(), cores); err != nil {
-			t.Fatal(err)
-		}
-	}
+	use := func(cores ...int) { o.use(t, d, cores...) }
 	bound(1)
 	use(0, 1)
 	bound(1)

@@ -446,9 +446,7 @@ func (s *splitting) allSplit(t *testing.T, flows []*pour) {
 func (s *splitting) comeHome(t *testing.T) {
 	t.Helper()
 	was := s.count(t)
-	if err := s.d.SetCores(t.Context(), []int{0}); err != nil {
-		t.Fatal(err)
-	}
+	s.use(t, s.d, 0)
 	until(t, "flows are home", func() bool { return len(s.d.Status().Lanes) == 0 })
 	if d := s.since(t, was); d.late != 0 && d.lost+d.expired+d.unwatched == 0 {
 		t.Errorf("%d segments came out of order on their way home", d.late)

@@ -17,6 +17,7 @@ import (
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/netns"
@@ -46,6 +47,8 @@ type overlay struct {
 	// between is where the wire runs through, if bare frames are to come out of it.
 	between *netns.Handle
 	relay   *traffic.Relay
+	// opts are those of the daemon that was started last.
+	opts daemon.Options
 }
 
 // kinds are the tunnels, by the name that the kernel gives the driver.

@@ -15,9 +15,10 @@ const (
 
 // Products are files in /bin by the variables that tell tests where to find them.
 var Products = map[string]string{
-	"OVERLANE_TEST_PROGRAM":        "overlane",
-	"OVERLANE_TEST_PROGRAM_FAULTS": "overlane_faults",
-	"OVERLANE_TEST_PROGRAM_NEXT":   "overlane_next",
+	"OVERLANE_TEST_PROGRAM":         "overlane",
+	"OVERLANE_TEST_PROGRAM_FAULTS":  "overlane_faults",
+	"OVERLANE_TEST_PROGRAM_NEXT":    "overlane_next",
+	"OVERLANE_TEST_PROGRAM_RESTEER": "overlane_resteer",
 }
 
 // Plan is what init does, in this order.
