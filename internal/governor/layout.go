@@ -30,7 +30,7 @@ func (c Costs) OrTypical() Costs {
 }
 
 // typical are the proportions of the stages of a bridged VXLAN overlay
-// (docs/measurements.md); they only serve until the node's own are known.
+// (docs/measurements-log.md); they only serve until the node's own are known.
 var typical = Costs{NIC: 900, Tunnel: 1150, Pod: 650, Hop: 250}
 
 // Layout is the placement of the stages: which cores take the work of the

@@ -89,7 +89,7 @@ const perRound = 100_000
 var row = []string{"run", "udp-one", "--rounds", "1", "--seconds", "1", "--json"}
 
 // native are the ratios to the plain overlay on two real cores: the lowest and the highest end of the
-// intervals of the series in docs/measurements.md ("udp-one in full"). Those are of 25 rounds, a gate is of one:
+// intervals of the series in docs/measurements-log.md ("One UDP flow of 64 bytes"). Those are of 25 rounds, a gate is of one:
 // by scatter, runs of one machine differ from their middle (rps from 0.91 to 0.97, host by 0.2 %).
 var native = []struct {
 	variant            string
