@@ -22,6 +22,7 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism/bridgehooks"
 	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
@@ -400,7 +401,7 @@ func planExpress(cfg *config.Config, s *node.Scanner, l look, changed []apply.En
 func planBridging(s *node.Scanner, l look, changed []apply.Entry) (*plannedOutlook, error) {
 	out := &plannedOutlook{When: "once packets come fast, run would have bridges leave out netfilter's unused hooks:"}
 	var err error
-	if out.Plan, err = daemon.BridgingPlan(s, l.snap, apply.Owned(changed, plan.ByBridging), ownIfRunning()); err != nil {
+	if out.Plan, err = bridgehooks.Plan(s, l.snap, apply.Owned(changed, plan.ByBridging), ownIfRunning()); err != nil {
 		return nil, err
 	}
 	switch {

@@ -5,6 +5,8 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/shortcut"
 	"io"
 	"strings"
 	"time"
@@ -86,7 +88,7 @@ func (a *aggregation) events() <-chan struct{} {
 	if a.joined == nil {
 		return nil
 	}
-	return a.joined.judges.events()
+	return a.joined.watchers.Changed()
 }
 
 // rulesChanged looks at rules that may have changed, at once unless they change all the time.
@@ -121,8 +123,8 @@ func (d *Daemon) tryAggregation(now time.Time, all bool) error {
 		a.err = d.followAggregation(made, owned, a.gov.Last().State == governor.Active)
 	}
 	if a.err != nil {
-		a.retry = now.Add(retryAfter)
-		d.log.Error("aggregate could not be put in place", "mechanism", "aggregate", "reason", a.err, "again_in", retryAfter)
+		a.retry = now.Add(mechanism.RetryAfter)
+		d.log.Error("aggregate could not be put in place", "mechanism", "aggregate", "reason", a.err, "again_in", mechanism.RetryAfter)
 		_, err := d.stopAggregation()
 		return err
 	}
@@ -152,7 +154,7 @@ func (d *Daemon) planAggregation(all bool) (plan.Plan, map[plan.Setting]plan.Own
 	if d.opts.Aggregate != governor.Forced {
 		if a.joined == nil {
 			a.joined = newJoined(d.scanner, d.dp.Owns)
-			a.joined.judges = newJudges(d.scanner, d.dp.Owns)
+			a.joined.watchers = shortcut.NewWatchers(d.scanner, d.dp.Owns, nil)
 		}
 		var err error
 		if reasons, err = a.joined.look(d.snap, all); err != nil {
@@ -289,7 +291,7 @@ func (d *Daemon) aggregationMechanism() control.Mechanism {
 	switch {
 	case m.State != control.Active:
 	case a.err != nil:
-		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", retryAfter, a.err)
+		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", mechanism.RetryAfter, a.err)
 	case a.none:
 		m.State, m.Reason = control.Standby, "no underlay and no tunnel can do it, see the devices"
 	}

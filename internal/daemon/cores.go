@@ -6,12 +6,14 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"github.com/overlane/overlane/internal/mechanism"
 )
 
 // lookOnline follows cores that go offline and come back: a core that is gone
 // takes no work, like one that has left the configured set.
 func (d *Daemon) lookOnline(now time.Time) error {
-	if d.opts.Online == nil || now.Sub(d.looked) < checkEvery {
+	if d.opts.Online == nil || now.Sub(d.looked) < mechanism.CheckEvery {
 		return nil
 	}
 	d.looked = now

@@ -19,6 +19,8 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/mechanism/bridgehooks"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/rules"
@@ -90,8 +92,8 @@ type Daemon struct {
 	landing   landing
 	demand    demand
 	expr      express
-	bridge    bridging
-	hooks     *shortcut.Hooks           // once there are judges
+	bridge    *bridgehooks.Hooks
+	hooks     *shortcut.Hooks           // once there are watchers
 	prio      *priority                 // nil without rules
 	prioPast  datapath.PriorityCounters // of the times before, when there were rules
 	added     []rules.Rule              // at run time
@@ -219,6 +221,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	d.trial, d.micro.trial, d.demand.trial, d.expr.trial = newTrial(forGoodput), newTrial(forGoodput), newTrial(forLatency), newTrial(forGoodput)
 	d.expr.trial.settle = expressSettles
 	d.aggr.gov = governor.NewAggregation(d.opts.Aggregate)
+	d.bridge = bridgehooks.New(host{d}, d.opts.SkipUnusedHooks, d.since)
 	d.pipe = d.newPipeline()
 	if d.opts.Online != nil {
 		if d.online, err = d.opts.Online(); err != nil {
@@ -242,8 +245,8 @@ func (d *Daemon) start(ctx context.Context) error {
 func (d *Daemon) Run(ctx context.Context) error {
 	tick := time.NewTicker(d.heed.window())
 	defer tick.Stop()
-	glance := time.NewTicker(glanceEvery)
-	defer glance.Stop()
+	poll := time.NewTicker(shortcut.PollEvery)
+	defer poll.Stop()
 	defer close(d.ended)
 	for ctx.Err() == nil && !d.off {
 		var err error
@@ -256,14 +259,14 @@ func (d *Daemon) Run(ctx context.Context) error {
 			err = d.rescan(ctx)
 		case <-d.changedWays():
 			err = d.followSync(time.Now())
-		case <-d.expr.judges.events():
+		case <-d.expr.watchers.Changed():
 			err = d.tryExpress(ctx, time.Now())
-		case <-d.bridge.judges.events():
-			err = d.tryBridging(time.Now())
+		case <-d.bridge.Changed():
+			err = d.bridge.Follow(time.Now())
 		case <-d.aggr.events():
 			err = d.rulesChanged(time.Now())
-		case <-d.glances(glance.C):
-			err = d.glance(ctx, time.Now())
+		case <-d.pollTimes(poll.C):
+			err = d.poll(ctx, time.Now())
 		case fn := <-d.requests:
 			fn()
 		case fn := <-d.questions:
@@ -294,7 +297,7 @@ func (d *Daemon) rescan(ctx context.Context) error {
 	d.placeThreads()
 	d.aggr.check.again()
 	d.expr.check.again()
-	d.bridge.checked = time.Time{}
+	d.bridge.Rescanned()
 	if !d.pipe.armed {
 		err := d.dp.SetTunnels(tunnelDevices(d.scanner, snap), underlayDevices(d.scanner, snap))
 		if errors.Is(err, datapath.ErrTooManyTunnels) {
@@ -331,7 +334,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if only, err := d.settled(); only || err != nil {
 		return err
 	}
-	if err := errors.Join(d.beat(now), d.lookOnline(now), d.lookPriority(now), d.stepRealtime(now), d.stepAggregation(now), d.stepExpress(ctx, now), d.stepBridging(now)); err != nil {
+	if err := errors.Join(d.beat(now), d.lookOnline(now), d.lookPriority(now), d.stepRealtime(now), d.stepAggregation(now), d.stepExpress(ctx, now), d.bridge.Step(now)); err != nil {
 		return err
 	}
 	in, ok, err := d.measure(now)
@@ -424,8 +427,8 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 				return err
 			}
 			if err := d.armErr; err != nil {
-				d.log.Error("pipeline could not be put in place", "mechanism", name, "reason", err, "again_in", retryAfter)
-				d.retry = in.Now.Add(retryAfter)
+				d.log.Error("pipeline could not be put in place", "mechanism", name, "reason", err, "again_in", mechanism.RetryAfter)
+				d.retry = in.Now.Add(mechanism.RetryAfter)
 				_, undo := d.pipe.disarm(ctx)
 				return undo
 			}
@@ -454,22 +457,14 @@ func (d *Daemon) steer(in governor.Input, name string, t *trial, mode governor.M
 	return d.pipe.steer(helped)
 }
 
-// retryAfter is the pause after an attempt to put the pipeline in place failed.
-const retryAfter = 10 * time.Second
-
 var tuning = datapath.Tuning{RebalanceQueue: 128}
 
 // stop brings the node back and ends the guardian.
 func (d *Daemon) stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), farewell)
 	defer cancel()
-	_, err := d.pipe.disarm(ctx)
-	_, eerr := d.stopExpress(ctx)
-	_, perr := d.stopPriority(ctx)
-	perr = errors.Join(perr, d.demand.endCensus())
-	_, berr := d.stopBridging()
-	_, aerr := d.stopAggregation()
-	err = errors.Join(err, eerr, perr, d.places.ReleaseAll(xdp.Pipeline, xdp.Microflows, xdp.Express), berr, aerr)
+	_, err := d.stopMechanisms(ctx)
+	err = errors.Join(err, d.demand.endCensus(), d.places.ReleaseAll(xdp.Pipeline, xdp.Microflows, xdp.Express))
 	d.changes.flush()
 	err = errors.Join(err, d.close())
 	if err != nil {
@@ -478,6 +473,21 @@ func (d *Daemon) stop() error {
 		d.log.Info("stop")
 	}
 	return err
+}
+
+// stopMechanisms takes back what each of them has changed.
+func (d *Daemon) stopMechanisms(ctx context.Context) (all apply.Report, err error) {
+	for _, stop := range []func() (apply.Report, error){
+		func() (apply.Report, error) { return d.pipe.disarm(ctx) },
+		func() (apply.Report, error) { return d.stopExpress(ctx) },
+		func() (apply.Report, error) { return d.stopPriority(ctx) },
+		func() (apply.Report, error) { return d.bridge.Stop(time.Now()) },
+		d.stopAggregation,
+	} {
+		rep, e := stop()
+		all.Results, err = append(all.Results, rep.Results...), errors.Join(err, e)
+	}
+	return all, err
 }
 
 // close lets go of everything; what is journalled stays for the guardian unless
@@ -513,7 +523,7 @@ func (d *Daemon) close() error {
 // them the daemon is to decide, and it does not.
 func (d *Daemon) meanwhile() {
 	d.watchWays()
-	d.watchBridging()
+	d.bridge.Meanwhile(time.Now())
 	if d.pipe.steering {
 		return
 	}

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/shortcut"
 	"io"
 	"maps"
 	"net/netip"
@@ -24,8 +26,8 @@ import (
 // express hands frames from the NICs straight to the pods' veths, where nothing on the way there
 // could tell.
 type express struct {
-	judges *judges // nil while it does not act
-	ways   []way   // as last judged
+	watchers *shortcut.Watchers // nil while it does not act
+	ways     []way              // as last judged
 	// open are the ways that flows may take, closing those that they are leaving.
 	open    map[datapath.ExpressKey]opened
 	closing map[datapath.ExpressKey]leaving
@@ -64,8 +66,6 @@ type leaving struct {
 }
 
 const (
-	// glanceEvery is how often it is looked for what makes no event.
-	glanceEvery = 50 * time.Millisecond
 	// closeAfter is by when every flow has left a way that is withdrawn.
 	closeAfter = 100 * time.Millisecond
 	// expressSettles is how long it takes in a trial until flows are on their ways, or have left
@@ -93,12 +93,12 @@ func (d *Daemon) stepExpress(ctx context.Context, now time.Time) error {
 	}
 	active = (active || d.opts.Express == governor.Forced) && now.After(e.retry)
 	switch {
-	case !active && e.judges == nil:
+	case !active && e.watchers == nil:
 	case !active:
 		d.log.Info("express standby", "mechanism", "express", "reason", "hardly a packet comes")
 		_, err := d.stopExpress(ctx)
 		return err
-	case e.judges == nil || e.check.due(now) || len(e.closing) > 0:
+	case e.watchers == nil || e.check.due(now) || len(e.closing) > 0:
 		return d.tryExpress(ctx, now)
 	}
 	return nil
@@ -113,8 +113,8 @@ func (d *Daemon) tryExpress(ctx context.Context, now time.Time) error {
 	defer d.begins("express")()
 	before := len(e.open)
 	if e.err = d.followExpress(ctx, now); e.err != nil {
-		e.retry = now.Add(retryAfter)
-		d.log.Error("express could not be put in place", "mechanism", "express", "reason", e.err, "again_in", retryAfter)
+		e.retry = now.Add(mechanism.RetryAfter)
+		d.log.Error("express could not be put in place", "mechanism", "express", "reason", e.err, "again_in", mechanism.RetryAfter)
 		_, err := d.stopExpress(ctx)
 		return err
 	}
@@ -133,7 +133,7 @@ func (d *Daemon) glanceExpress(ctx context.Context, now time.Time) error {
 	}
 	dropped := drops != e.dropped
 	e.dropped = drops
-	if !e.doubt.raised(dropped, now.Sub(e.checked)) && !e.judges.glance() {
+	if !e.doubt.raised(dropped, now.Sub(e.checked)) && !e.watchers.Poll() {
 		return nil
 	}
 	return d.tryExpress(ctx, now)
@@ -152,15 +152,15 @@ func (d *doubt) raised(dropped bool, since time.Duration) bool {
 	if since < d.wait {
 		return false
 	}
-	d.wait = min(max(2*d.wait, glanceEvery), checkEvery)
+	d.wait = min(max(2*d.wait, shortcut.PollEvery), mechanism.CheckEvery)
 	return true
 }
 
 // followExpress judges each way anew, and has frames take those that are safe.
 func (d *Daemon) followExpress(ctx context.Context, now time.Time) error {
 	e := &d.expr
-	if e.judges == nil {
-		e.judges = d.newJudges()
+	if e.watchers == nil {
+		e.watchers = d.newWatchers()
 		e.open, e.closing = map[datapath.ExpressKey]opened{}, map[datapath.ExpressKey]leaving{}
 		e.since = now
 	}
@@ -254,7 +254,7 @@ func (d *Daemon) watchWays() {
 		return
 	}
 	now := time.Now()
-	if !e.judges.stirred(now) {
+	if !e.watchers.Stale(now) {
 		return
 	}
 	e.check.again() // the rest follows as soon as there is time
@@ -354,7 +354,7 @@ func (d *Daemon) leaveLandings() error {
 	for _, l := range d.expr.closing {
 		needed[l.lands] = true
 	}
-	// The judges see a pod go before the next scan does.
+	// The watchers see a pod go before the next scan does.
 	err := d.locked.Forget(func(e apply.Entry) bool {
 		return e.By == plan.ByExpress && !needed[e.Target] && d.pipe.gone(e.Target)
 	})
@@ -380,12 +380,12 @@ func (d *Daemon) leaveLandings() error {
 // stopExpress leaves no trace of it.
 func (d *Daemon) stopExpress(ctx context.Context) (rep apply.Report, err error) {
 	e := &d.expr
-	if e.judges == nil {
+	if e.watchers == nil {
 		return rep, nil
 	}
 	rep, err = d.leaveWays(ctx)
-	err = errors.Join(err, e.forget(d.dp), e.judges.close())
-	e.judges, e.ways, e.open, e.closing = nil, nil, nil, nil
+	err = errors.Join(err, e.forget(d.dp), e.watchers.Close())
+	e.watchers, e.ways, e.open, e.closing = nil, nil, nil, nil
 	e.since = time.Now()
 	return rep, err
 }
@@ -428,7 +428,7 @@ func (e *express) forget(dp *datapath.Datapath) error {
 // has without it, and as long as it does.
 func (d *Daemon) proveExpress(ctx context.Context, in governor.Input) error {
 	e := &d.expr
-	if d.opts.Express != governor.Auto || e.judges == nil {
+	if d.opts.Express != governor.Auto || e.watchers == nil {
 		return nil
 	}
 	before := e.gov.Last()
@@ -602,8 +602,8 @@ func (d *Daemon) expressMechanism() control.Mechanism {
 	case d.opts.Express == governor.Off:
 		m.State, m.Reason = control.Off, "switched off by configuration"
 	case e.err != nil:
-		m.Reason = fmt.Sprintf("could not be put in place, and is tried again every %s: %v", retryAfter, e.err)
-	case e.judges == nil:
+		m.Reason = fmt.Sprintf("could not be put in place, and is tried again every %s: %v", mechanism.RetryAfter, e.err)
+	case e.watchers == nil:
 		m.Reason = "hardly a packet comes"
 	case len(e.ways) == 0:
 		m.Reason = "as soon as there is a pod"

@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"github.com/overlane/overlane/internal/shortcut"
 	"testing"
 	"time"
 )
@@ -12,7 +13,7 @@ import (
 func TestDropsRaiseDoubtsEverMoreRarely(t *testing.T) {
 	var d doubt
 	judged, last := 0, time.Duration(0)
-	for now := time.Duration(0); now < 10*time.Second; now += glanceEvery {
+	for now := time.Duration(0); now < 10*time.Second; now += shortcut.PollEvery {
 		if d.raised(true, now-last) {
 			judged, last = judged+1, now
 			if now == 0 && judged != 1 {

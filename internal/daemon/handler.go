@@ -15,6 +15,7 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -85,7 +86,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Netns = d.cookie
 	st.Cores = d.cores
 	st.Tiers = d.opts.Tiers
-	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggregationMechanism(), d.expressMechanism(), d.bridgingMechanism()}
+	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggregationMechanism(), d.expressMechanism(), d.bridge.Report()}
 	for i := range st.Mechanisms {
 		d.unsettled(&st.Mechanisms[i])
 	}
@@ -236,7 +237,7 @@ func (d *Daemon) mechanism() control.Mechanism {
 		m.Reason += "; the NIC's stage stays where it is (" + why + ")"
 	}
 	if m.State == control.Active && !d.pipe.armed && d.armErr != nil {
-		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", retryAfter, d.armErr)
+		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", mechanism.RetryAfter, d.armErr)
 	}
 	if m.State == control.Active && d.pipe.armed && d.pipe.idle(d.snap) {
 		m.State, m.Reason = control.Manual, "every tunnel is left alone, see the devices"
@@ -316,13 +317,7 @@ func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 	e := d.do(ctx, func() {
 		stop, cancel := context.WithTimeout(ctx, farewell)
 		defer cancel()
-		out.Report, err = d.pipe.disarm(stop)
-		ways, eerr := d.stopExpress(stop)
-		more, perr := d.stopPriority(stop)
-		hooks, berr := d.stopBridging()
-		again, aerr := d.stopAggregation()
-		out.Results = slices.Concat(out.Results, more.Results, hooks.Results, again.Results, ways.Results)
-		if err = errors.Join(err, perr, berr, aerr, eerr); err == nil {
+		if out.Report, err = d.stopMechanisms(stop); err == nil {
 			d.off = true
 		}
 	})
@@ -355,6 +350,7 @@ func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 		d.opts.Mode, d.opts.Limits, d.opts.Cores = opts.Mode, opts.Limits, opts.Cores
 		d.gov.Reconfigure(opts.Mode, opts.Limits)
 		d.opts.Aggregate, d.opts.Express, d.opts.SkipUnusedHooks = opts.Aggregate, opts.Express, opts.SkipUnusedHooks
+		d.bridge.Configure(opts.SkipUnusedHooks)
 		d.aggr.gov.Reconfigure(opts.Aggregate)
 		d.opts.Microflows = opts.Microflows
 		d.micro.gov.Reconfigure(opts.Microflows.Mode, opts.Limits)

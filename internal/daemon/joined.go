@@ -16,10 +16,10 @@ import (
 // joined tells where datagrams are not to be joined, because something on their way would see the
 // difference: rules on a packet's length or rate, sockets that get packets as they pass, tc.
 type joined struct {
-	scanner *node.Scanner
-	places  *shortcut.Places
-	pods    map[uint64]string // what the last look at a pod's namespace said
-	judges  *judges           // tell when rules change; nil: once only
+	scanner  *node.Scanner
+	places   *shortcut.Places
+	pods     map[uint64]string  // what the last look at a pod's namespace said
+	watchers *shortcut.Watchers // tell when rules change; nil: once only
 }
 
 func newJoined(s *node.Scanner, own func(progID uint32) bool) *joined {
@@ -126,17 +126,17 @@ func (j *joined) look(snap node.Snapshot, all bool) (map[node.DevKey]string, err
 			delete(j.pods, cookie)
 		}
 	}
-	if j.judges == nil {
+	if j.watchers == nil {
 		return reasons, nil
 	}
-	return reasons, j.judges.keep(needed)
+	return reasons, j.watchers.Keep(needed)
 }
 
 // lookAt visits one namespace, and has its rules watched unless it is a pod's: to be watched keeps
 // one alive.
 func (j *joined) lookAt(p *place) (reason string, err error) {
-	if j.judges != nil && !p.pod {
-		w, err := j.judges.watcher(p.cookie)
+	if j.watchers != nil && !p.pod {
+		w, err := j.watchers.Of(p.cookie)
 		if err != nil {
 			return "", err
 		}
@@ -225,10 +225,10 @@ func (l *landing) joins(d *Daemon, now time.Time) bool {
 }
 
 func (j *joined) close() error {
-	if j.judges == nil {
+	if j.watchers == nil {
 		return nil
 	}
-	return j.judges.close()
+	return j.watchers.Close()
 }
 
 // JoinedReasons says once why devices are not to join datagrams. own tells of BPF programs that they

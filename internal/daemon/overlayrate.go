@@ -97,7 +97,7 @@ func (o *overlayRate) close() {
 // overlay is the rate of the overlay's packets, in all tunnels; false: it is not known yet.
 func (d *Daemon) overlay(now time.Time) (rate float64, known bool, err error) {
 	var express uint64
-	if d.expr.judges != nil {
+	if d.expr.watchers != nil {
 		c, err := d.dp.Counters()
 		if err != nil {
 			return 0, false, err

@@ -2,7 +2,11 @@
 
 package daemon
 
-import "time"
+import (
+	"time"
+
+	"github.com/overlane/overlane/internal/mechanism"
+)
 
 // pace bounds what it costs to follow a node on which something changes all the time. A look
 // takes as long as there are pods, however little has changed since the last one, and events
@@ -39,10 +43,6 @@ func (d *Daemon) news() <-chan struct{} {
 	return d.scanner.Events()
 }
 
-// checkEvery is how often it is looked whether another program has changed what is
-// ours: a write to sysfs makes no event.
-const checkEvery = time.Second
-
 const (
 	// checkShare is the part of the daemon's time that this may take, each time: 1/500.
 	checkShare = 500
@@ -57,7 +57,7 @@ type check struct{ next time.Time }
 func (c *check) made(began time.Time) { c.took(began, time.Since(began)) }
 
 func (c *check) took(began time.Time, so time.Duration) {
-	c.next = began.Add(min(max(checkEvery, checkShare*so), checkPause))
+	c.next = began.Add(min(max(mechanism.CheckEvery, checkShare*so), checkPause))
 }
 
 // due tells whether it is time for the next.

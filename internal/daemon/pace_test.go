@@ -5,6 +5,8 @@ package daemon
 import (
 	"testing"
 	"time"
+
+	"github.com/overlane/overlane/internal/mechanism"
 )
 
 // Whatever a look costs, and however fast changes come, a twentieth of the time goes into looks;
@@ -39,8 +41,8 @@ func TestLooksAtTheNodeTakeATwentiethOfTheTime(t *testing.T) {
 // A check comes each second, and later where it takes long, but not for ever.
 func TestChecksTakeAShareOfTheTime(t *testing.T) {
 	for _, tc := range []struct{ took, next time.Duration }{
-		{0, checkEvery}, {checkEvery / checkShare, checkEvery},
-		{3 * checkEvery / checkShare, 3 * checkEvery}, {time.Minute, checkPause},
+		{0, mechanism.CheckEvery}, {mechanism.CheckEvery / checkShare, mechanism.CheckEvery},
+		{3 * mechanism.CheckEvery / checkShare, 3 * mechanism.CheckEvery}, {time.Minute, checkPause},
 	} {
 		var c check
 		began := time.Now()

@@ -16,6 +16,7 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
@@ -183,7 +184,7 @@ func (d *Daemon) keepRuleFrames() (err error) {
 
 // lookPriority looks after what is in place.
 func (d *Daemon) lookPriority(now time.Time) error {
-	if d.prio == nil || now.Sub(d.prio.looked) < checkEvery {
+	if d.prio == nil || now.Sub(d.prio.looked) < mechanism.CheckEvery {
 		return nil
 	}
 	d.prio.looked = now
@@ -261,7 +262,7 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	// Bulk stays where it is until the NICs' threads are where they will be.
 	err = errors.Join(p.dp.SetTuning(datapath.PriorityTuning{}), p.dp.SetRules(table), p.dp.StartLanes(d.cores, false, eager))
 	if err == nil && d.opts.Priority.Sync {
-		err = p.startSync(d.newJudges())
+		err = p.startSync(d.newWatchers())
 	}
 	if err == nil {
 		err = d.followPriority(ctx)

@@ -19,10 +19,10 @@ import (
 // shortcuts are priority's mode sync: from the tunnels straight to the pods, where
 // nothing is skipped by that. Who else forwards there may change at any time.
 type shortcuts struct {
-	dp     *datapath.Shortcuts
-	judges *judges
-	links  map[node.DevKey]io.Closer // on tunnels
-	looked time.Time
+	dp       *datapath.Shortcuts
+	watchers *shortcut.Watchers
+	links    map[node.DevKey]io.Closer // on tunnels
+	looked   time.Time
 
 	ways    int         // tunnels times pods
 	without []plan.Skip // pods that have no short cut
@@ -31,12 +31,12 @@ type shortcuts struct {
 // refreshPart is how much earlier than the bridge forgets a sender it sees it again.
 const refreshPart = 4
 
-func (p *priority) startSync(judges *judges) error {
+func (p *priority) startSync(watchers *shortcut.Watchers) error {
 	dp, err := p.dp.LoadShortcuts()
 	if err != nil {
 		return err
 	}
-	p.sync = &shortcuts{dp: dp, judges: judges, links: map[node.DevKey]io.Closer{}}
+	p.sync = &shortcuts{dp: dp, watchers: watchers, links: map[node.DevKey]io.Closer{}}
 	return nil
 }
 
@@ -45,7 +45,7 @@ func (d *Daemon) changedWays() <-chan struct{} {
 	if d.prio == nil || d.prio.sync == nil {
 		return nil
 	}
-	return d.prio.sync.judges.events()
+	return d.prio.sync.watchers.Changed()
 }
 
 // followSync judges each way from a tunnel to a pod anew.
@@ -69,7 +69,7 @@ func (d *Daemon) followSync(now time.Time) error {
 	s.ways, s.without = 0, nil
 	tunnels := map[node.DevKey]bool{}
 	for cookie, ways := range by {
-		w, err := s.judges.watcher(cookie)
+		w, err := s.watchers.Of(cookie)
 		if err != nil {
 			if !errors.Is(err, node.ErrGone) {
 				errs = append(errs, err)
@@ -98,7 +98,7 @@ func (d *Daemon) followSync(now time.Time) error {
 		}
 	}
 	errs = append(errs, s.dp.Set(want), d.hangSync(tunnels))
-	errs = append(errs, s.judges.keep(func(cookie uint64) bool { return by[cookie] != nil }))
+	errs = append(errs, s.watchers.Keep(func(cookie uint64) bool { return by[cookie] != nil }))
 	return errors.Join(errs...)
 }
 
@@ -174,5 +174,5 @@ func (s *shortcuts) close() error {
 	for _, l := range s.links {
 		errs = append(errs, l.Close())
 	}
-	return errors.Join(append(errs, s.judges.close(), s.dp.Close())...)
+	return errors.Join(append(errs, s.watchers.Close(), s.dp.Close())...)
 }

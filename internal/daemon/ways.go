@@ -36,17 +36,17 @@ type way struct {
 // lookout is what it takes to judge the ways of a node. Both the daemon and `overlane plan` look
 // by it.
 type lookout struct {
-	devices Looker
-	snap    node.Snapshot
-	judges  *judges
-	home    uint64                      // cookie of the NICs' namespace
-	owned   map[plan.Setting]plan.Owned // what express has changed
-	ours    map[plan.Setting]plan.Owned // and any mechanism
-	hooked  func(node.Underlay) bool    // has a hook of ours; nil: none has
-	places  *xdp.Places
-	want    xdp.Want // of them
-	only    bool     // others get none: priority has its own
-	never   string   // what speaks against any way
+	devices  Looker
+	snap     node.Snapshot
+	watchers *shortcut.Watchers
+	home     uint64                      // cookie of the NICs' namespace
+	owned    map[plan.Setting]plan.Owned // what express has changed
+	ours     map[plan.Setting]plan.Owned // and any mechanism
+	hooked   func(node.Underlay) bool    // has a hook of ours; nil: none has
+	places   *xdp.Places
+	want     xdp.Want // of them
+	only     bool     // others get none: priority has its own
+	never    string   // what speaks against any way
 }
 
 // lookout is how the daemon looks.
@@ -54,7 +54,7 @@ func (d *Daemon) lookout() lookout {
 	changed := d.locked.Entries()
 	d.readings.now(changed)
 	l := lookout{
-		devices: d.readings, snap: d.snap, judges: d.expr.judges, home: d.cookie,
+		devices: d.readings, snap: d.snap, watchers: d.expr.watchers, home: d.cookie,
 		owned: apply.Owned(changed, plan.ByExpress), ours: apply.Ours(changed),
 		hooked: d.hooked, only: d.prio.onNIC(), places: d.places, want: expressWant(d.opts.Express),
 	}
@@ -73,13 +73,13 @@ func (d *Daemon) hooked(u node.Underlay) bool {
 // they are overlane's; changed: by overlane; join: datagrams are to be joined.
 func ExpressPlan(s *node.Scanner, snap node.Snapshot, home uint64, changed []apply.Entry, join bool, own func(progID uint32) bool, places *xdp.Places, mode governor.Mode) (plan.Plan, error) {
 	l := lookout{
-		devices: s, snap: snap, judges: newJudges(s, own), home: home, places: places, want: expressWant(mode),
+		devices: s, snap: snap, watchers: shortcut.NewWatchers(s, own, nil), home: home, places: places, want: expressWant(mode),
 		owned: apply.Owned(changed, plan.ByExpress), ours: apply.Ours(changed),
 	}
 	ways, err := l.ways()
 	in := l.input(ways)
 	in.Join = join
-	return plan.Express(in), errors.Join(err, l.judges.close())
+	return plan.Express(in), errors.Join(err, l.watchers.Close())
 }
 
 // ways looks at each way from a NIC to a pod.
@@ -107,7 +107,7 @@ func (l lookout) ways() ([]way, error) {
 	var errs []error
 	verdicts := map[shortcut.Way]shortcut.Verdict{}
 	for cookie, asked := range by {
-		w, err := l.judges.watcher(cookie)
+		w, err := l.watchers.Of(cookie)
 		if err != nil {
 			if !errors.Is(err, node.ErrGone) {
 				errs = append(errs, err)
@@ -155,7 +155,7 @@ func (l lookout) ways() ([]way, error) {
 			w.reason = "the pipeline still moves the pod's packets between cores"
 		}
 	}
-	errs = append(errs, l.judges.keep(func(cookie uint64) bool { return by[cookie] != nil || cookie == l.home }))
+	errs = append(errs, l.watchers.Keep(func(cookie uint64) bool { return by[cookie] != nil || cookie == l.home }))
 	return ways, errors.Join(errs...)
 }
 
@@ -176,7 +176,7 @@ func (l lookout) ingress(ways []way) (map[shortcut.Ingress]shortcut.IngressVerdi
 	if len(list) == 0 {
 		return verdicts, nil
 	}
-	w, err := l.judges.watcher(l.home)
+	w, err := l.watchers.Of(l.home)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package bridgehooks has bridges leave out netfilter's hooks of IP as long as they are unused. The hooks are
+// policy: what comes to them finds them called again.
+package bridgehooks
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shortcut"
+)
+
+// name as status and log have it.
+const name = string(plan.ByBridging)
+
+// Hooks are the mechanism.
+type Hooks struct {
+	host mechanism.Host
+	// calls looks by which settings the node's bridges call netfilter, and who needs that.
+	calls func(node.Snapshot, *shortcut.Watchers) ([]plan.BridgeCall, error)
+	on    bool
+
+	watchers *shortcut.Watchers // nil while it does not act
+	made     plan.Plan
+	settings int // that are there
+	since    time.Time
+	// checked is when all was looked at, back when a setting was last put back.
+	checked, back, retry time.Time
+	err                  error // why the last attempt failed
+}
+
+// calmFor is how long the hooks must have been unused before they are left out again: what
+// comes and goes makes no setting flap.
+const calmFor = 10 * time.Second
+
+// New is the mechanism of a daemon that began then.
+func New(host mechanism.Host, on bool, began time.Time) *Hooks {
+	return &Hooks{host: host, calls: calls, on: on, since: began}
+}
+
+// Configure switches it on or off, from the next step on.
+func (h *Hooks) Configure(on bool) { h.on = on }
+
+// Step takes one window: decide, act.
+func (h *Hooks) Step(now time.Time) error {
+	if !h.on {
+		_, err := h.Stop(now)
+		return err
+	}
+	awake, err := h.host.Awake(now)
+	if err != nil {
+		return err
+	}
+	awake = awake && now.After(h.retry)
+	switch {
+	case !awake && !h.Acts():
+	case !awake:
+		_, err := h.Stop(now)
+		return err
+	case !h.Acts() || now.Sub(h.checked) >= mechanism.CheckEvery:
+		return h.Follow(now)
+	}
+	return nil
+}
+
+// Acts tells whether it may have changed something.
+func (h *Hooks) Acts() bool { return h.watchers != nil }
+
+// Changed tells that somewhere a rule, a program or a setting has come or gone: Follow. It is nil while it does not
+// act.
+func (h *Hooks) Changed() <-chan struct{} { return h.watchers.Changed() }
+
+// Rescanned says that the node has changed: the next step looks at all of it.
+func (h *Hooks) Rescanned() { h.checked = time.Time{} }
+
+// Poll looks for what makes no event.
+func (h *Hooks) Poll(now time.Time) error {
+	if h.Acts() && h.watchers.Poll() {
+		return h.Follow(now)
+	}
+	return nil
+}
+
+// Meanwhile puts back what a rule or program needs, while the daemon waits for something else.
+func (h *Hooks) Meanwhile(now time.Time) {
+	if !h.Acts() || !h.watchers.Stale(now) {
+		return
+	}
+	if err := h.Follow(now); err != nil {
+		h.host.Log().Warn("bridges may leave out netfilter for longer than they should", "mechanism", name, "reason", err)
+	}
+}
+
+// Follow makes it fit the node; where that fails, it leaves no trace.
+func (h *Hooks) Follow(now time.Time) error {
+	if h.err = h.follow(now); h.err != nil {
+		h.retry = now.Add(mechanism.RetryAfter)
+		h.host.Log().Error("bridge-netfilter could not be put in place", "mechanism", name, "reason", h.err, "again_in", mechanism.RetryAfter)
+		_, err := h.Stop(now)
+		return err
+	}
+	return nil
+}
+
+// follow looks what uses the hooks, puts back first, and then leaves out.
+func (h *Hooks) follow(now time.Time) error {
+	if h.watchers == nil {
+		h.watchers, h.since = h.host.Watchers(), now
+	}
+	h.checked = now
+	calls, err := h.calls(h.host.Snapshot(), h.watchers)
+	if err != nil {
+		return err
+	}
+	h.settings = 0
+	unused, here := map[plan.Setting]bool{}, map[plan.Target]bool{}
+	for _, c := range calls {
+		here[c.Target] = true
+		unused[c.Setting] = c.Used == ""
+		if c.Value != "" {
+			h.settings++
+		}
+	}
+	owned := h.host.Owned(plan.ByBridging)
+	over := func(s plan.Setting) bool { return !unused[s] }
+	if back := slices.DeleteFunc(slices.Collect(maps.Keys(owned)), func(s plan.Setting) bool { return !over(s) }); len(back) > 0 {
+		_, err = h.host.Restore(plan.ByBridging, over)
+		if slices.ContainsFunc(back, func(s plan.Setting) bool { return here[s.Target] }) {
+			h.back = now
+			h.host.Log().Info("bridges call netfilter again", "mechanism", name, "settings", len(back))
+		}
+	}
+	h.made = plan.BridgeCalls(calls, owned)
+	if err == nil && now.Sub(h.back) >= calmFor {
+		var refused map[plan.Target]string
+		refused, err = h.host.CarryOut(h.made.Steps)
+		for target, why := range refused {
+			h.made.Skipped = append(h.made.Skipped, plan.Skip{What: target.String(), Reason: why, Target: target})
+		}
+	}
+	return err
+}
+
+// Stop leaves no trace of it.
+func (h *Hooks) Stop(now time.Time) (rep apply.Report, err error) {
+	if !h.Acts() {
+		return rep, nil
+	}
+	rep, err = h.host.Restore(plan.ByBridging, nil)
+	err = errors.Join(err, h.watchers.Close())
+	h.watchers, h.made, h.settings, h.since = nil, plan.Plan{}, 0, now
+	return rep, err
+}
+
+// calls looks at the namespaces in which a tunnel is a port of a bridge.
+func calls(snap node.Snapshot, by *shortcut.Watchers) ([]plan.BridgeCall, error) {
+	bridged := map[uint64]bool{}
+	var calls []plan.BridgeCall
+	var errs []error
+	for _, t := range snap.Tunnels {
+		if t.Bridge == nil || bridged[t.NetnsCookie] {
+			continue
+		}
+		bridged[t.NetnsCookie] = true
+		w, err := by.Of(t.NetnsCookie)
+		if err != nil {
+			if !errors.Is(err, node.ErrGone) {
+				errs = append(errs, err)
+			}
+			continue
+		}
+		for _, c := range w.BridgeCalls() {
+			calls = append(calls, plan.BridgeCall{Setting: plan.CallsNetfilter(t.NetnsCookie, c.Sysctl), Value: c.Value, Used: c.Used})
+		}
+	}
+	errs = append(errs, by.Keep(func(cookie uint64) bool { return bridged[cookie] }))
+	return calls, errors.Join(errs...)
+}
+
+// Plan says what leaving out unused hooks would change on a node. own tells of BPF programs
+// that they are overlane's.
+func Plan(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned, own func(progID uint32) bool) (plan.Plan, error) {
+	ws := shortcut.NewWatchers(s, own, nil)
+	all, err := calls(snap, ws)
+	return plan.BridgeCalls(all, owned), errors.Join(err, ws.Close())
+}
+
+// Report is its part of a status.
+func (h *Hooks) Report() control.Mechanism {
+	m := control.Mechanism{Name: name, State: control.Standby, Since: h.since}
+	left := ""
+	if len(h.made.Skipped) > 0 {
+		left = h.made.Skipped[0].What + ": " + h.made.Skipped[0].Reason
+	}
+	off := 0
+	for s := range h.host.Owned(plan.ByBridging) {
+		if !slices.ContainsFunc(h.made.Skipped, func(k plan.Skip) bool { return k.What == s.String() }) {
+			off++
+		}
+	}
+	switch {
+	case !h.on:
+		m.State, m.Reason = control.Off, "netfilter's hooks are left as they are"
+	case h.err != nil:
+		m.Reason = fmt.Sprintf("could not be put in place, and is tried again every %s: %v", mechanism.RetryAfter, h.err)
+	case !h.Acts():
+		m.Reason = "hardly a packet comes"
+	case off > 0:
+		m.State, m.Reason = control.Active, fmt.Sprintf("%d of %d settings by which bridges call netfilter are off: the hooks are unused", off, h.settings)
+		if left != "" {
+			m.Reason += "; " + left
+		}
+	case left != "":
+		m.Reason = left
+	case h.settings == 0:
+		m.Reason = "no bridge with a tunnel calls netfilter"
+	default:
+		m.Reason = "nothing is to be left out"
+	}
+	return m
+}

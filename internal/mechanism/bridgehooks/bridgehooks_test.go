@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bridgehooks
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/mechanism/mechanismtest"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shortcut"
+)
+
+// fixture is a node with one bridge, whose frames netfilter sees.
+type fixture struct {
+	*Hooks
+	host *mechanismtest.Host
+	used string // by what
+	err  error  // of the look at it
+	now  time.Time
+}
+
+var setting = plan.CallsNetfilter(7, "bridge-nf-call-iptables")
+
+func newFixture(on bool) *fixture {
+	f := &fixture{host: mechanismtest.New(map[plan.Setting]string{setting: "1"}), now: time.Unix(1_800_000_000, 0)}
+	f.Hooks = New(f.host, on, f.now)
+	f.calls = func(node.Snapshot, *shortcut.Watchers) ([]plan.BridgeCall, error) {
+		return []plan.BridgeCall{{Setting: setting, Value: f.host.Values[setting], Used: f.used}}, f.err
+	}
+	return f
+}
+
+// after steps once, so much later.
+func (f *fixture) after(t *testing.T, d time.Duration) *fixture {
+	t.Helper()
+	f.now = f.now.Add(d)
+	if err := f.Step(f.now); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// is asks for the value of the setting, and what a status says.
+func (f *fixture) is(t *testing.T, value string, state control.MechanismState, reason string) {
+	t.Helper()
+	if got := f.host.Values[setting]; got != value {
+		t.Errorf("the setting is %q, want %q", got, value)
+	}
+	if m := f.Report(); m.State != state || !strings.Contains(m.Reason, reason) {
+		t.Errorf("status: %s, %s; want %s, %s", m.State, m.Reason, state, reason)
+	}
+}
+
+func TestUnusedHooksAreLeftOutWhilePacketsCome(t *testing.T) {
+	f := newFixture(true)
+	f.host.IsAwake = false
+	f.after(t, time.Second).is(t, "1", control.Standby, "hardly a packet comes")
+	f.host.IsAwake = true
+	f.after(t, time.Second).is(t, "0", control.Active, "1 of 1 settings by which bridges call netfilter are off")
+	f.host.IsAwake = false
+	f.after(t, time.Second).is(t, "1", control.Standby, "hardly a packet comes")
+}
+
+func TestItDoesNothingWhenSwitchedOff(t *testing.T) {
+	f := newFixture(false)
+	f.after(t, time.Second).is(t, "1", control.Off, "left as they are")
+	f.Configure(true)
+	f.after(t, time.Second).is(t, "0", control.Active, "")
+	f.Configure(false)
+	f.after(t, time.Second).is(t, "1", control.Off, "left as they are")
+}
+
+// A rule finds the hooks called at once, and hooks that were used a moment ago are not left out again.
+func TestARuleGetsItsHooksBackForAWhile(t *testing.T) {
+	f := newFixture(true)
+	f.after(t, time.Second).is(t, "0", control.Active, "")
+	f.used = "a rule"
+	if err := f.Follow(f.now); err != nil {
+		t.Fatal(err)
+	}
+	f.is(t, "1", control.Standby, "a rule")
+	f.used = ""
+	f.after(t, calmFor-time.Millisecond).is(t, "1", control.Standby, "")
+	f.after(t, mechanism.CheckEvery).is(t, "0", control.Active, "")
+}
+
+func TestWhatCannotBeLookedAtLeavesNoTrace(t *testing.T) {
+	f := newFixture(true)
+	f.after(t, time.Second).is(t, "0", control.Active, "")
+	f.err = errors.New("out of files")
+	f.after(t, mechanism.CheckEvery).is(t, "1", control.Standby, "tried again every 10s: out of files")
+	f.err = nil
+	f.after(t, mechanism.RetryAfter-time.Millisecond).is(t, "1", control.Standby, "tried again")
+	f.after(t, 2*time.Millisecond).is(t, "0", control.Active, "")
+}
+
+func TestASettingThatTheKernelRefusesIsSaid(t *testing.T) {
+	f := newFixture(true)
+	f.host.Refuses[setting.Target] = "left alone: read-only"
+	f.after(t, time.Second).is(t, "1", control.Standby, "left alone: read-only")
+}
+
+func TestStopTakesBackOnceWhatWasChanged(t *testing.T) {
+	f := newFixture(true)
+	f.after(t, time.Second)
+	for range 2 {
+		if _, err := f.Stop(f.now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f.host.Values[setting] != "1" || f.host.Restored != 1 || f.Acts() {
+		t.Errorf("the setting is %q after %d restores, acts: %t", f.host.Values[setting], f.host.Restored, f.Acts())
+	}
+}

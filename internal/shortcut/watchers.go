@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shortcut
+
+import (
+	"errors"
+	"time"
+
+	"github.com/overlane/overlane/internal/node"
+)
+
+// PollEvery is how often to look for what makes no event.
+const PollEvery = 50 * time.Millisecond
+
+// Watchers watch the namespaces in which frames would pass by what foreign programs have put there.
+type Watchers struct {
+	scanner  *node.Scanner
+	own      func(progID uint32) bool
+	hooks    *Hooks              // nil: each device is asked
+	watchers map[uint64]*Watcher // by namespace
+	changed  chan struct{}       // what they say may be otherwise now
+	polled   time.Time           // while the daemon waits
+}
+
+// NewWatchers finds namespaces by a scanner. own tells of BPF programs that they are overlane's. hooks reads tcx
+// hooks; nil: each device is asked, which is enough for one look.
+func NewWatchers(s *node.Scanner, own func(progID uint32) bool, hooks *Hooks) *Watchers {
+	return &Watchers{scanner: s, own: own, hooks: hooks, watchers: map[uint64]*Watcher{}, changed: make(chan struct{}, 1)}
+}
+
+// Of returns the one of a namespace.
+func (ws *Watchers) Of(cookie uint64) (*Watcher, error) {
+	if w := ws.watchers[cookie]; w != nil {
+		return w, nil
+	}
+	ns, err := ws.scanner.Namespace(cookie)
+	if err != nil {
+		return nil, err
+	}
+	w, err := Watch(ns, ws.own, ws.hooks)
+	if err != nil {
+		return nil, err
+	}
+	ws.watchers[cookie] = w
+	go func() {
+		for range w.Events() {
+			select {
+			case ws.changed <- struct{}{}:
+			default: // the last one was not taken yet
+			}
+		}
+	}()
+	return w, nil
+}
+
+// Poll tells whether something that makes no event may be otherwise than at the last look.
+func (ws *Watchers) Poll() bool {
+	for _, w := range ws.watchers {
+		if changed, err := w.Glance(); changed || err != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Changed tells that what they say may be otherwise now; nil without watchers.
+func (ws *Watchers) Changed() <-chan struct{} {
+	if ws == nil {
+		return nil
+	}
+	return ws.changed
+}
+
+// Stale tells while the daemon waits for something else, and takes no events, whether what they
+// say may be otherwise now.
+func (ws *Watchers) Stale(now time.Time) bool {
+	select {
+	case <-ws.changed:
+		return true
+	default:
+	}
+	if now.Sub(ws.polled) < PollEvery {
+		return false
+	}
+	ws.polled = now
+	return ws.Poll()
+}
+
+// Keep lets go of all other namespaces: to be watched keeps one alive.
+func (ws *Watchers) Keep(needed func(cookie uint64) bool) error {
+	var errs []error
+	for cookie, w := range ws.watchers {
+		if !needed(cookie) {
+			errs = append(errs, w.Close())
+			delete(ws.watchers, cookie)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close lets go of all of them.
+func (ws *Watchers) Close() error { return ws.Keep(func(uint64) bool { return false }) }
