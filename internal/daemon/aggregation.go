@@ -5,8 +5,6 @@ package daemon
 import (
 	"errors"
 	"fmt"
-	"github.com/overlane/overlane/internal/mechanism"
-	"github.com/overlane/overlane/internal/shortcut"
 	"io"
 	"strings"
 	"time"
@@ -15,8 +13,10 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shortcut"
 )
 
 // aggregation has the underlays join datagrams of one flow that come in a row.

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/overlane/overlane/internal/mechanism"
-	"github.com/overlane/overlane/internal/shortcut"
 	"io"
 	"maps"
 	"net/netip"
@@ -18,8 +16,10 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shortcut"
 	"github.com/overlane/overlane/internal/xdp"
 )
 

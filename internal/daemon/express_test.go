@@ -3,9 +3,10 @@
 package daemon
 
 import (
-	"github.com/overlane/overlane/internal/shortcut"
 	"testing"
 	"time"
+
+	"github.com/overlane/overlane/internal/shortcut"
 )
 
 // A pod that does not keep up for ten seconds has its ways judged at once, and then ever more
