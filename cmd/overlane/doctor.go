@@ -16,8 +16,8 @@ import (
 	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
+	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
-	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/probe"
@@ -36,7 +36,7 @@ type diagnosis struct {
 	// Namespaces are what the namespaces are that others have a number of.
 	Namespaces []node.Place `json:"namespaces"`
 	// Neighbours are services of the machine that change what is gone by.
-	Neighbours []neighbour.Service `json:"neighbours"`
+	Neighbours []foreign.Service `json:"neighbours"`
 	// Error is why it is not all, or what the configuration needs that this node has not.
 	Error string `json:"error,omitempty"`
 	// looked is where devices were looked for.
@@ -117,8 +117,8 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &diagnosis{Schema: control.Schema, Namespaces: []node.Place{}, Devices: []seen{}, Findings: []probe.Finding{}, Skipped: []leftOut{}, Neighbours: []neighbour.Service{}}
-	d.Neighbours = append(d.Neighbours, neighbour.Services(os.DirFS("/proc"))...)
+	d := &diagnosis{Schema: control.Schema, Namespaces: []node.Place{}, Devices: []seen{}, Findings: []probe.Finding{}, Skipped: []leftOut{}, Neighbours: []foreign.Service{}}
+	d.Neighbours = append(d.Neighbours, foreign.Services(os.DirFS("/proc"))...)
 	if os.Geteuid() != 0 {
 		d.Features = probe.New().All()
 		d.Tiers, d.Mechanisms = probe.Tiers(d.Features), probe.Mechanisms(d.Features)
@@ -335,7 +335,7 @@ func nothingIn(l node.Looked) []string {
 	return append(lines, "a container engine makes one as soon as a container of an overlay network runs on this node")
 }
 
-func neighbourRows(list []neighbour.Service) (rows [][]cell) {
+func neighbourRows(list []foreign.Service) (rows [][]cell) {
 	for _, n := range list {
 		rows = append(rows, []cell{{n.Name, bold}, {n.PID, plain}, {n.Means, plain}})
 	}

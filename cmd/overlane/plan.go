@@ -21,9 +21,9 @@ import (
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
+	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism/bridgehooks"
-	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -282,7 +282,7 @@ func notInRealtime(changed []apply.Entry) (cores []int) {
 func planPriority(all *config.Config, cores config.CPUList, s *node.Scanner, l look, changed []apply.Entry) *priorityOutlook {
 	cfg := all.Priority
 	attached := func(u node.Underlay) bool {
-		return !u.ForeignXDP && slices.Contains([]string{plan.PriorityProgram, plan.TwoLanesProgram}, neighbour.ProgramName(u.XDPProgID))
+		return !u.ForeignXDP && slices.Contains([]string{plan.PriorityProgram, plan.TwoLanesProgram}, foreign.ProgramName(u.XDPProgID))
 	}
 	in := daemon.PriorityInput(s, l.snap, slices.Sorted(slices.Values(cores)), apply.Owned(changed, plan.ByPriority), attached, l.places, xdp.Want{By: xdp.Priority, Asked: prioritises(all)})
 	in.NoThreads = cfg.Threads == config.ThreadsOff

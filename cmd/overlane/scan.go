@@ -13,7 +13,7 @@ import (
 	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
-	"github.com/overlane/overlane/internal/neighbour"
+	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/privilege"
 	"github.com/overlane/overlane/internal/probe"
@@ -159,7 +159,7 @@ func tierStatus(tiers []probe.Tier) []control.TierStatus {
 
 // ownProgram reports whether a BPF program is overlane's. The kernel does not
 // tell who loaded a program; its name is the best there is.
-func ownProgram(id uint32) bool { return strings.HasPrefix(neighbour.ProgramName(id), "ol_") }
+func ownProgram(id uint32) bool { return strings.HasPrefix(foreign.ProgramName(id), "ol_") }
 
 // ownIfRunning is ownProgram while a daemon runs here; without one no program
 // is ours.

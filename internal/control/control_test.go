@@ -24,7 +24,7 @@ import (
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
-	"github.com/overlane/overlane/internal/neighbour"
+	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
@@ -135,7 +135,7 @@ func TestStatusComesBackAsItIs(t *testing.T) {
 		StageCosts:  []StageCost{{Stage: "nic", NsPerPacket: Measured(1.5)}},
 		Rules:       []Rule{},
 		SparseFlows: []SparseFlow{}, Trials: []Trial{},
-		Neighbours: []neighbour.Service{}, Namespaces: []node.Place{{Netns: 7, Container: "3f2a9c1b7d44"}},
+		Neighbours: []foreign.Service{}, Namespaces: []node.Place{{Netns: 7, Container: "3f2a9c1b7d44"}},
 		Express:  []ExpressWay{{NIC: "eth0", Tunnel: "vx0", Pod: "ve1", Netns: 7, Name: "3f2a9c1b7d44", Reason: "nftables"}},
 		Counters: Counters{SteeredPackets: 3, ExpressUnfit: map[string]uint64{"too-long": 2}, Unparsed: map[string]uint64{"short": 1}},
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
-	"github.com/overlane/overlane/internal/neighbour"
+	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/rules"
 )
@@ -59,8 +59,8 @@ type Status struct {
 	Express  []ExpressWay `json:"express"`
 	Counters Counters     `json:"counters"`
 	// Neighbours are services of the machine that change what is gone by.
-	Neighbours []neighbour.Service `json:"neighbours"`
-	Metrics    Metrics             `json:"metrics"`
+	Neighbours []foreign.Service `json:"neighbours"`
+	Metrics    Metrics           `json:"metrics"`
 }
 
 // Metrics is where Prometheus scrapes.

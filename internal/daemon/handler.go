@@ -14,9 +14,9 @@ import (
 
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
-	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 )
@@ -62,7 +62,7 @@ func (d *Daemon) Status() control.Status {
 	if err != nil {
 		st.Reason = err.Error()
 	}
-	st.Neighbours = neighbour.Services(os.DirFS("/proc"))
+	st.Neighbours = foreign.Services(os.DirFS("/proc"))
 	if d.opts.Metrics != nil {
 		st.Metrics = d.opts.Metrics()
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
-	"github.com/overlane/overlane/internal/neighbour"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
@@ -183,7 +183,7 @@ func (c *changes) program(l io.Closer) (name, hook string, ok bool) {
 	name, known := c.programs[id]
 	c.mu.Unlock()
 	if !known {
-		name = neighbour.ProgramName(id)
+		name = foreign.ProgramName(id)
 		c.mu.Lock()
 		c.programs[id] = name
 		c.mu.Unlock()

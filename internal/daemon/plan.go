@@ -10,6 +10,7 @@ import (
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/apply/offload"
+	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -31,7 +32,7 @@ func PlanInput(s Looker, snap node.Snapshot, layout governor.Layout, owned map[p
 	skip := func(d node.Dev, reason string) {
 		in.Skipped = append(in.Skipped, plan.Skip{What: target(d).String(), Reason: reason, Target: target(d)})
 	}
-	dataplane := dataplanes(s, snap)
+	dataplane := foreign.Dataplanes(s, snap)
 	for _, u := range snap.Underlays {
 		if reason := dataplane[u.Key()]; reason != "" {
 			skip(u.Dev, reason)
@@ -145,7 +146,7 @@ func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unfit st
 // `overlane plan` plan by it. reasons say why devices are not to join datagrams.
 func AggregateInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned, reasons map[node.DevKey]string) plan.AggregateInput {
 	in := plan.AggregateInput{Owned: owned}
-	dataplane := dataplanes(s, snap)
+	dataplane := foreign.Dataplanes(s, snap)
 	add := func(to *[]plan.Aggregator, dev node.Dev) {
 		*to = append(*to, aggregator(s, dev, cmp.Or(dataplane[dev.Key()], reasons[dev.Key()])))
 	}

@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/overlane/overlane/internal/neighbour"
+	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/node"
 )
 
@@ -64,9 +64,9 @@ type dev struct {
 	at       string // what to put before a command to run it in the device's namespace
 	offloads map[string]offload
 	rx       queues
-	hooks    neighbour.Hooks // without what is ours
-	xdp      string          // a foreign XDP program
-	badSums  uint64          // packets that TCP and UDP of its namespace dropped for a wrong checksum meanwhile
+	hooks    foreign.Hooks // without what is ours
+	xdp      string        // a foreign XDP program
+	badSums  uint64        // packets that TCP and UDP of its namespace dropped for a wrong checksum meanwhile
 }
 
 // offload is a flag of ethtool -k.
@@ -84,7 +84,7 @@ type queues struct {
 // besideDataplane is what becomes of overlane where foreign programs decide.
 const besideDataplane = "what crosses it is left alone by pipeline, micro-flows, aggregation and express, which change what it goes by; priority is possible"
 
-func named(p neighbour.Program) string {
+func named(p foreign.Program) string {
 	if p.Name == "" {
 		return fmt.Sprint(p.ID)
 	}
@@ -142,7 +142,7 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 		list = append(list, Finding{l, d.Dev, fmt.Sprintf(what, args...), d.at + fix})
 	}
 	set := func(d dev, flag, to string) string { return "ethtool -K " + d.Name + " " + flag + " " + to }
-	foreign := func(d dev) {
+	others := func(d dev) {
 		for _, p := range d.hooks.Programs {
 			show := fmt.Sprintf("bpftool prog show id %d", p.ID)
 			if p.Owner().Dataplane() {
@@ -167,7 +167,7 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 		if u.ForeignXDP {
 			add(Note, d, fmt.Sprintf("bpftool prog show id %d", u.XDPProgID), "the foreign XDP program %s is attached: overlane puts none there, so there is no priority, no express path and no lane of the nic stage", d.xdp)
 		}
-		foreign(d)
+		others(d)
 		if f, ok := d.offloads["rx-gro"]; ok && !f.on {
 			add(Slow, d, set(d, "gro", "on"), "GRO is off: every packet crosses the overlay on its own")
 		}
@@ -191,7 +191,7 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 		if !ok {
 			continue
 		}
-		foreign(d)
+		others(d)
 		if f, ok := d.offloads["rx-gro"]; ok && !f.on {
 			add(Slow, d, set(d, "gro", "on"), "GRO is off: every packet crosses the bridge and the veth on its own")
 		}
@@ -207,7 +207,7 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 			}
 		}
 	}
-	ends := map[neighbour.Owner]int{}
+	ends := map[foreign.Owner]int{}
 	for _, p := range snap.Pods {
 		d := devs[p.Host.Key()]
 		theirs, ok := d.hooks.Dataplane()

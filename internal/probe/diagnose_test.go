@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
-	"github.com/overlane/overlane/internal/neighbour"
+	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 )
@@ -97,7 +97,7 @@ func TestDiagnosis(t *testing.T) {
 		{"our XDP", func(s *node.Snapshot, _ map[node.DevKey]dev) { s.Underlays[0].XDPProgID = 77 }, ""},
 		{"foreign tcx", func(_ *node.Snapshot, d map[node.DevKey]dev) {
 			e := d[vx]
-			e.hooks.Programs = []neighbour.Program{{ID: 5, Name: "look", Hook: "tcx ingress"}}
+			e.hooks.Programs = []foreign.Program{{ID: 5, Name: "look", Hook: "tcx ingress"}}
 			d[vx] = e
 		}, "note: bpftool prog show id 5"},
 		{"a dataplane on two pods", func(s *node.Snapshot, d map[node.DevKey]dev) {
@@ -105,7 +105,7 @@ func TestDiagnosis(t *testing.T) {
 			other.Host.Ifindex = 99
 			s.Pods = append(s.Pods, other)
 			for id, host := range []node.Dev{s.Pods[0].Host, other.Host} {
-				d[host.Key()] = dev{Dev: host, hooks: neighbour.Hooks{Programs: []neighbour.Program{{ID: uint32(id), Name: "cil_from_contain", Hook: "tcx ingress"}}}}
+				d[host.Key()] = dev{Dev: host, hooks: foreign.Hooks{Programs: []foreign.Program{{ID: uint32(id), Name: "cil_from_contain", Hook: "tcx ingress"}}}}
 			}
 		}, "note: bpftool prog show id 0"},
 		{"legacy filters", func(_ *node.Snapshot, d map[node.DevKey]dev) {

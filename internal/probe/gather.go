@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/ethtool"
-	"github.com/overlane/overlane/internal/neighbour"
+	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 )
@@ -67,7 +67,7 @@ func Diagnose(ctx context.Context, spaces Spaces, snap node.Snapshot, own func(p
 	}
 	for _, u := range snap.Underlays {
 		if d, ok := devs[u.Key()]; ok && u.ForeignXDP {
-			d.xdp = neighbour.Say(u.XDPProgID)
+			d.xdp = foreign.Say(u.XDPProgID)
 			devs[u.Key()] = d
 		}
 	}
@@ -113,7 +113,7 @@ func gather(spaces Spaces, cookie uint64, list []node.Dev, ends []int, own func(
 		for _, nd := range list {
 			all = append(all, nd.Ifindex)
 		}
-		var looker neighbour.Looker
+		var looker foreign.Looker
 		hooks, err := looker.Look(all)
 		if err != nil {
 			failed = append(failed, err)
@@ -145,7 +145,7 @@ func gather(spaces Spaces, cookie uint64, list []node.Dev, ends []int, own func(
 }
 
 // others leaves out what is ours.
-func others(h neighbour.Hooks, own func(uint32) bool) neighbour.Hooks {
-	h.Programs = slices.DeleteFunc(h.Programs, func(p neighbour.Program) bool { return own(p.ID) })
+func others(h foreign.Hooks, own func(uint32) bool) foreign.Hooks {
+	h.Programs = slices.DeleteFunc(h.Programs, func(p foreign.Program) bool { return own(p.ID) })
 	return h
 }

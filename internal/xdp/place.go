@@ -15,7 +15,7 @@ import (
 	"strings"
 
 	"github.com/overlane/overlane/internal/datapath"
-	"github.com/overlane/overlane/internal/neighbour"
+	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/node"
 )
 
@@ -335,8 +335,8 @@ func (p *Places) foreignOn(u node.Underlay) string {
 }
 
 func name(u node.Underlay) string {
-	said := Foreign + ": " + neighbour.Say(u.XDPProgID)
-	if neighbour.OwnerOf(neighbour.ProgramName(u.XDPProgID)) == neighbour.LibXDP {
+	said := Foreign + ": " + foreign.Say(u.XDPProgID)
+	if foreign.OwnerOf(foreign.ProgramName(u.XDPProgID)) == foreign.LibXDP {
 		said += ", which runs others in turn; overlane does not join them"
 	}
 	return said

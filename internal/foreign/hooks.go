@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package neighbour tells who else works on the path of an overlay's packets: programs of
+// Package foreign tells who else works on the path of an overlay's packets: programs of
 // others on its devices, by name, and services that change what overlane goes by. It only looks.
-package neighbour
+package foreign
 
 import (
 	"fmt"
