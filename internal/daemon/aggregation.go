@@ -31,9 +31,9 @@ type aggregation struct {
 	skipped []plan.Skip
 	none    bool // no underlay can
 	joined  *joined
-	check   check
-	looks   pace // at changes of rules
-	stirred bool // rules have changed since the last look
+	check   mechanism.Check
+	looks   mechanism.Pace // at changes of rules
+	stirred bool           // rules have changed since the last look
 	told    string
 	waits   bool // what lanes hold is to be handed on first
 	retry   time.Time
@@ -77,7 +77,7 @@ func (d *Daemon) stepAggregation(now time.Time) error {
 		_, err := d.stopAggregation()
 		return err
 	case a.dp == nil && now.Before(a.retry):
-	case a.dp == nil || dec.State != before.State || a.waits || a.check.due(now) || a.stirred && a.looks.due(now):
+	case a.dp == nil || dec.State != before.State || a.waits || a.check.Due(now) || a.stirred && a.looks.Due(now):
 		return d.tryAggregation(now, true)
 	}
 	return nil
@@ -94,7 +94,7 @@ func (a *aggregation) events() <-chan struct{} {
 // rulesChanged looks at rules that may have changed, at once unless they change all the time.
 func (d *Daemon) rulesChanged(now time.Time) error {
 	d.aggr.stirred = true
-	if d.aggr.dp == nil || !d.aggr.looks.due(now) {
+	if d.aggr.dp == nil || !d.aggr.looks.Due(now) {
 		return nil // with a window that begins soon
 	}
 	return d.tryAggregation(now, false)
@@ -108,13 +108,13 @@ const ruleShare = 100
 func (d *Daemon) tryAggregation(now time.Time, all bool) error {
 	defer d.begins("aggregate")()
 	a := &d.aggr
-	all = all && a.check.due(now)
+	all = all && a.check.Due(now)
 	a.stirred = false
 	began := time.Now()
 	made, owned, err := d.planAggregation(all)
-	a.looks.took(began, ruleShare*time.Since(began)/lookShare)
+	a.looks.Took(began, ruleShare*time.Since(began)/mechanism.LookShare)
 	if all {
-		a.check.made(began)
+		a.check.Made(began)
 	}
 	if a.err = err; err == nil && a.none && d.opts.Aggregate == governor.Auto && len(made.Skipped) > 0 {
 		return d.refuseAggregation(now, made.Skipped)

@@ -102,9 +102,9 @@ type Daemon struct {
 	cookie    uint64
 	drops     map[int]uint64 // of the backlogs, at the start
 	since     time.Time
-	off       bool  // asked to end
-	evict     bool  // another program wants a device of ours
-	check     check // of what is ours
+	off       bool            // asked to end
+	evict     bool            // another program wants a device of ours
+	check     mechanism.Check // of what is ours
 	retry     time.Time
 	armErr    error // why the last attempt to put the pipeline in place failed
 	online    []int // at the last look
@@ -128,7 +128,7 @@ type Daemon struct {
 	softnet   softnet
 	receiving receiving
 	tunnels   overlayRate
-	pace      pace
+	pace      mechanism.Pace
 	requests  chan func()
 	// questions change nothing.
 	questions chan func()
@@ -282,8 +282,17 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return d.stop()
 }
 
+// news are the events of the node, which wait for as long as the last look is to be made up for:
+// until the window then under way ends.
+func (d *Daemon) news() <-chan struct{} {
+	if !d.pace.Due(time.Now()) {
+		return nil
+	}
+	return d.scanner.Events()
+}
+
 func (d *Daemon) rescan(ctx context.Context) error {
-	defer d.pace.looked(time.Now())
+	defer d.pace.Looked(time.Now())
 	snap, err := d.scanner.Scan(ctx)
 	if err != nil {
 		d.log.Warn("scan failed, will be repeated", "reason", err)
@@ -295,8 +304,8 @@ func (d *Daemon) rescan(ctx context.Context) error {
 		d.log.Warn("some underlays could not be followed", "reason", err)
 	}
 	d.placeThreads()
-	d.aggr.check.again()
-	d.expr.check.again()
+	d.aggr.check.Again()
+	d.expr.check.Again()
 	d.bridge.Rescanned()
 	if !d.pipe.armed {
 		err := d.dp.SetTunnels(tunnelDevices(d.scanner, snap), underlayDevices(d.scanner, snap))
@@ -313,14 +322,14 @@ func (d *Daemon) rescan(ctx context.Context) error {
 func (d *Daemon) follow(ctx context.Context) error {
 	began := time.Now()
 	err := d.pipe.follow(d.snap)
-	d.check.made(began)
+	d.check.Made(began)
 	switch {
 	case errors.Is(err, errChangedHands):
 		d.log.Info("pipeline is taken off", "mechanism", "pipeline", "reason", err)
 		d.evict = true
 		return nil
 	case errors.Is(err, errMore):
-		d.check.again()
+		d.check.Again()
 		return nil
 	}
 	if err != nil {
@@ -401,7 +410,7 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 		d.evict = false
 		return err
 	}
-	if d.pipe.armed && d.check.due(in.Now) {
+	if d.pipe.armed && d.check.Due(in.Now) {
 		if err := d.follow(ctx); err != nil {
 			return err
 		}

@@ -34,7 +34,7 @@ type express struct {
 
 	since   time.Time // when it began to act, or ceased to
 	checked time.Time
-	check   check
+	check   mechanism.Check
 	retry   time.Time
 	err     error // why the last attempt to put it in place failed
 	dropped uint64
@@ -98,7 +98,7 @@ func (d *Daemon) stepExpress(ctx context.Context, now time.Time) error {
 		d.log.Info("express standby", "mechanism", "express", "reason", "hardly a packet comes")
 		_, err := d.stopExpress(ctx)
 		return err
-	case e.watchers == nil || e.check.due(now) || len(e.closing) > 0:
+	case e.watchers == nil || e.check.Due(now) || len(e.closing) > 0:
 		return d.tryExpress(ctx, now)
 	}
 	return nil
@@ -167,7 +167,7 @@ func (d *Daemon) followExpress(ctx context.Context, now time.Time) error {
 	e.checked = now
 	began := time.Now()
 	made, safe, err := d.judgeWays(now)
-	e.check.made(began)
+	e.check.Made(began)
 	if err != nil {
 		return err
 	}
@@ -257,7 +257,7 @@ func (d *Daemon) watchWays() {
 	if !e.watchers.Stale(now) {
 		return
 	}
-	e.check.again() // the rest follows as soon as there is time
+	e.check.Again() // the rest follows as soon as there is time
 	if _, _, err := d.judgeWays(now); err != nil {
 		d.log.Warn("express ways could not be judged", "mechanism", "express", "reason", err)
 	}
@@ -300,7 +300,7 @@ func (d *Daemon) openWays(ctx context.Context, made plan.Plan, safe map[datapath
 		if err := d.pipe.passed(ctx, graceTimeout); err != nil {
 			d.log.Debug("packets from before the hook may still be on their way", "reason", err)
 		}
-		e.check.again()
+		e.check.Again()
 		return nil
 	}
 	for k, w := range safe {
@@ -457,7 +457,7 @@ func (d *Daemon) proveExpress(ctx context.Context, in governor.Input) error {
 	switch {
 	case dec.State == governor.Active && !e.wanted:
 		e.wanted = true
-		e.check.again()
+		e.check.Again()
 		return d.dp.HoldExpress(true) // until the trial has flows take their ways
 	case dec.State == governor.Standby:
 		e.trial.leave()

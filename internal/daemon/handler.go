@@ -125,7 +125,7 @@ func (d *Daemon) fill(st *control.Status) error {
 		OverlayPackets: overlayTotal(d.overlayPackets(), c), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
 		SplitPackets: c.Split, Microflows: c.Microflows, Splits: c.SplitBegun,
 		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, LaneDrops: c.XDPDrop + c.Refused, LaneRefused: c.Refused, Unparsed: c.Stock,
-		Scans: d.pace.scans,
+		Scans: d.pace.Looks,
 	}
 	p, err := d.priorityCounters()
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/shortcut"
 )
@@ -196,7 +197,7 @@ func (j *joined) anyPod(snap node.Snapshot) (string, error) {
 // unless something in a pod would see the difference.
 type landing struct {
 	joined *joined
-	check  check
+	check  mechanism.Check
 	may    bool
 }
 
@@ -207,10 +208,10 @@ func (l *landing) joins(d *Daemon, now time.Time) bool {
 	if l.joined == nil {
 		l.joined = newJoined(d.scanner, d.dp.Owns)
 	}
-	if !l.check.due(now) {
+	if !l.check.Due(now) {
 		return l.may
 	}
-	defer l.check.made(time.Now())
+	defer l.check.Made(time.Now())
 	reason, err := l.joined.anyPod(d.snap)
 	if err != nil {
 		reason = err.Error()
