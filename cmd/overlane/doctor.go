@@ -18,6 +18,7 @@ import (
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/probe"
@@ -192,7 +193,7 @@ func (d *diagnosis) express(s *node.Scanner, l look, names daemon.Names, changed
 
 // onlookers says why datagrams are not joined (aggregate: auto), once for each reason.
 func (d *diagnosis) onlookers(s *node.Scanner, snap node.Snapshot, own func(uint32) bool) error {
-	reasons, err := daemon.JoinedReasons(s, snap, own)
+	reasons, err := aggregate.Reasons(s, snap, own)
 	if err != nil {
 		return err
 	}

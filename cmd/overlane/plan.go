@@ -23,6 +23,7 @@ import (
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/mechanism/bridgehooks"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
@@ -343,11 +344,11 @@ func planAggregate(mode config.Mode, s *node.Scanner, l look, changed []apply.En
 	var reasons map[node.DevKey]string
 	if mode != config.ModeForced {
 		var err error
-		if reasons, err = daemon.JoinedReasons(s, l.snap, ownIfRunning()); err != nil {
+		if reasons, err = aggregate.Reasons(s, l.snap, ownIfRunning()); err != nil {
 			return nil, err
 		}
 	}
-	out := &plannedOutlook{Plan: plan.Aggregate(daemon.AggregateInput(s, l.snap, apply.Owned(changed, plan.ByAggregation), reasons))}
+	out := &plannedOutlook{Plan: plan.Aggregate(aggregate.Input(s, l.snap, apply.Owned(changed, plan.ByAggregation), reasons))}
 	switch {
 	case len(l.snap.Underlays) == 0:
 		out.When = "for aggregation, run would wait for an underlay: there is none yet"

@@ -20,6 +20,7 @@ import (
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/mechanism/bridgehooks"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
@@ -88,7 +89,7 @@ type Daemon struct {
 	trial     trial // of the pipeline
 	pipe      *pipeline
 	micro     microflows
-	aggr      aggregation
+	aggr      *aggregate.Aggregate
 	landing   landing
 	demand    demand
 	expr      express
@@ -220,7 +221,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	d.micro.gov = governor.New(d.opts.Microflows.Mode, d.opts.Limits)
 	d.trial, d.micro.trial, d.demand.trial, d.expr.trial = newTrial(forGoodput), newTrial(forGoodput), newTrial(forLatency), newTrial(forGoodput)
 	d.expr.trial.settle = expressSettles
-	d.aggr.gov = governor.NewAggregation(d.opts.Aggregate)
+	d.aggr = aggregate.New(host{d}, d.opts.Aggregate)
 	d.bridge = bridgehooks.New(host{d}, d.opts.SkipUnusedHooks, d.since)
 	d.pipe = d.newPipeline()
 	if d.opts.Online != nil {
@@ -263,8 +264,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 			err = d.tryExpress(ctx, time.Now())
 		case <-d.bridge.Changed():
 			err = d.bridge.Follow(time.Now())
-		case <-d.aggr.events():
-			err = d.rulesChanged(time.Now())
+		case <-d.aggr.Changed():
+			err = d.aggr.RulesChanged(time.Now())
 		case <-d.pollTimes(poll.C):
 			err = d.poll(ctx, time.Now())
 		case fn := <-d.requests:
@@ -304,7 +305,7 @@ func (d *Daemon) rescan(ctx context.Context) error {
 		d.log.Warn("some underlays could not be followed", "reason", err)
 	}
 	d.placeThreads()
-	d.aggr.check.Again()
+	d.aggr.Rescanned()
 	d.expr.check.Again()
 	d.bridge.Rescanned()
 	if !d.pipe.armed {
@@ -343,7 +344,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if only, err := d.settled(); only || err != nil {
 		return err
 	}
-	if err := errors.Join(d.beat(now), d.lookOnline(now), d.lookPriority(now), d.stepRealtime(now), d.stepAggregation(now), d.stepExpress(ctx, now), d.bridge.Step(now)); err != nil {
+	if err := errors.Join(d.beat(now), d.lookOnline(now), d.lookPriority(now), d.stepRealtime(now), d.aggr.Step(now), d.stepExpress(ctx, now), d.bridge.Step(now)); err != nil {
 		return err
 	}
 	in, ok, err := d.measure(now)
@@ -367,8 +368,8 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 		in.Layout = governor.Layout{Reason: "micro-flows act instead"}
 	case d.pipe.armed:
 		in.Layout = d.pipe.layout
-	case d.opts.Mode == governor.Auto && d.aggr.watches():
-		in.Layout = governor.Layout{Reason: watchedFirst}
+	case d.opts.Mode == governor.Auto && d.aggr.Watches():
+		in.Layout = governor.Layout{Reason: aggregate.WatchedFirst}
 	default:
 		in.Layout = d.place(in, d.opts.Limits.Short(in, d.tier() == governor.XDP))
 	}
@@ -491,7 +492,7 @@ func (d *Daemon) stopMechanisms(ctx context.Context) (all apply.Report, err erro
 		func() (apply.Report, error) { return d.stopExpress(ctx) },
 		func() (apply.Report, error) { return d.stopPriority(ctx) },
 		func() (apply.Report, error) { return d.bridge.Stop(time.Now()) },
-		d.stopAggregation,
+		d.aggr.Stop,
 	} {
 		rep, e := stop()
 		all.Results, err = append(all.Results, rep.Results...), errors.Join(err, e)

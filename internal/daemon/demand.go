@@ -10,6 +10,7 @@ import (
 
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/rules"
 )
@@ -60,7 +61,7 @@ func (d *Daemon) stepDemand(ctx context.Context, in governor.Input) error {
 		}
 		dec = m.gov.Counted(in.Now, c)
 	}
-	d.decided("priority", before, dec)
+	mechanism.Decided(d.log, "priority", before, dec)
 	switch {
 	case dec.State == governor.Parked && m.census == nil:
 		var err error

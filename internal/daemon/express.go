@@ -453,7 +453,7 @@ func (d *Daemon) proveExpress(ctx context.Context, in governor.Input) error {
 		e.gov.Refuse(in.Now, err.Error())
 	}
 	dec := e.gov.Last()
-	d.decided("express", before, dec)
+	mechanism.Decided(d.log, "express", before, dec)
 	switch {
 	case dec.State == governor.Active && !e.wanted:
 		e.wanted = true
@@ -482,7 +482,7 @@ func (d *Daemon) expressWindow(in governor.Input) (w governor.ExpressWindow, err
 			w.Ways++
 		}
 	}
-	if other := d.trying(); other != nil && other != &e.trial || d.aggr.gov.Last().State == governor.Parked {
+	if other := d.trying(); other != nil && other != &e.trial || d.aggr.State() == governor.Parked {
 		w.Unsettled = true
 	}
 	if e.gov.Last().State != governor.Active {
@@ -505,7 +505,7 @@ func (d *Daemon) expressWindow(in governor.Input) (w governor.ExpressWindow, err
 
 // besideExpress names what the node has without it.
 func (d *Daemon) besideExpress() string {
-	if d.aggr.gov.Last().State == governor.Active {
+	if d.aggr.State() == governor.Active {
 		return "express for aggregate"
 	}
 	return "express"

@@ -15,7 +15,6 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/foreign"
-	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -86,7 +85,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Netns = d.cookie
 	st.Cores = d.cores
 	st.Tiers = d.opts.Tiers
-	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggregationMechanism(), d.expressMechanism(), d.bridge.Report()}
+	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggr.Report(), d.expressMechanism(), d.bridge.Report()}
 	for i := range st.Mechanisms {
 		d.unsettled(&st.Mechanisms[i])
 	}
@@ -138,7 +137,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	}
 	n.MergePassed, n.MergeLate, n.MergeHeld, n.MergeGaps, n.MergeExpired = m.Passed, m.Late, m.Held, m.Gaps, m.Expired
 	n.MergeUnwatched, n.MergeRefused, n.MergeDropped, n.MergeWaiting, n.MergeNoRoom = m.Unwatched, m.Refused, m.Dropped+c.MergedLost, uint64(m.Waiting), c.NoRoom
-	g, err := d.aggregated()
+	g, err := d.aggr.Counters()
 	if err != nil {
 		return err
 	}
@@ -225,7 +224,7 @@ func overlayTotal(polled uint64, c datapath.Counters) uint64 {
 func (d *Daemon) mechanism() control.Mechanism {
 	dec := d.gov.Last()
 	m := control.Mechanism{
-		Name: "pipeline", State: mechanismState(d.opts.Mode, dec.State), Reason: dec.Reason, Since: dec.Since,
+		Name: "pipeline", State: mechanism.State(d.opts.Mode, dec.State), Reason: dec.Reason, Since: dec.Since,
 	}
 	if d.pipe.armed && !d.pipe.layout.Split {
 		m.Gain = d.pipe.layout.Gain
@@ -246,7 +245,7 @@ func (d *Daemon) mechanism() control.Mechanism {
 }
 
 func (d *Daemon) fillDevices(st *control.Status, names Names) {
-	left := slices.Concat(d.withoutXDP(), d.pipe.skipped, d.aggr.skipped)
+	left := slices.Concat(d.withoutXDP(), d.pipe.skipped, d.aggr.Skipped())
 	if d.prio != nil {
 		left = append(left, d.prio.skipped...)
 		if d.prio.sync != nil {
@@ -299,16 +298,6 @@ func (d *Daemon) fillDevices(st *control.Status, names Names) {
 	}
 }
 
-func mechanismState(mode governor.Mode, s governor.State) control.MechanismState {
-	switch {
-	case mode == governor.Off:
-		return control.Off
-	case s == governor.Active:
-		return control.Active
-	}
-	return control.Standby
-}
-
 // Off implements control.Handler: the node is restored when it returns, and Run
 // ends.
 func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
@@ -351,7 +340,7 @@ func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 		d.gov.Reconfigure(opts.Mode, opts.Limits)
 		d.opts.Aggregate, d.opts.Express, d.opts.SkipUnusedHooks = opts.Aggregate, opts.Express, opts.SkipUnusedHooks
 		d.bridge.Configure(opts.SkipUnusedHooks)
-		d.aggr.gov.Reconfigure(opts.Aggregate)
+		d.aggr.Configure(opts.Aggregate)
 		d.opts.Microflows = opts.Microflows
 		d.micro.gov.Reconfigure(opts.Microflows.Mode, opts.Limits)
 		err = d.useCores()

@@ -119,7 +119,7 @@ func (d *Daemon) livesOnTraces() bool {
 // mayRest tells whether a load for which there is nothing to do needs no more than a look now and
 // then: no mechanism asks what polls do.
 func (d *Daemon) mayRest() bool {
-	return !d.livesOnTraces() && d.prio == nil && d.demand.census == nil && d.aggr.dp == nil
+	return !d.livesOnTraces() && d.prio == nil && d.demand.census == nil && !d.aggr.Loaded()
 }
 
 // dull is a load that was looked at, and for which there is nothing to do. As long as it stays

@@ -5,10 +5,13 @@ package daemon
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/shortcut"
@@ -34,6 +37,43 @@ func (h host) Restore(by plan.Owner, which func(plan.Setting) bool) (apply.Repor
 func (h host) CarryOut(steps []plan.Step) (map[plan.Target]string, error) {
 	return h.d.carryOutEach(steps)
 }
+
+func (h host) Forget(which func(apply.Entry) bool) error { return h.d.locked.Forget(which) }
+
+func (h host) Gone(t plan.Target) bool { return h.d.pipe.gone(t) }
+
+func (h host) Attach(dev node.Dev, attach func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
+	return h.d.pipe.hang(dev, attach)
+}
+
+func (h host) Scanner() *node.Scanner { return h.d.scanner }
+
+func (h host) Owns(progID uint32) bool { return h.d.dp.Owns(progID) }
+
+func (h host) Begins(name string) (over func()) { return h.d.begins(name) }
+
+// What aggregation asks besides (aggregate.Host).
+
+func (h host) Rate(now time.Time) (float64, error) {
+	rate, _, err := h.d.overlay(now)
+	return rate, err
+}
+
+func (h host) Behind() float64 { return h.d.sensor.behind }
+
+func (h host) SkipsTunnels() bool { return len(h.d.expr.open) > 0 }
+
+func (h host) HasLanes() bool { return h.d.prio != nil }
+
+func (h host) Relearn() {
+	if !h.d.pipe.armed {
+		h.d.sensor.relearn()
+	}
+}
+
+func (h host) LoadAggregation() (aggregate.Program, error) { return h.d.dp.LoadAggregation() }
+
+func (h host) SetApart(on bool) (fresh bool, err error) { return h.d.dp.SetApart(on) }
 
 // newWatchers share the program that reads tcx hooks.
 func (d *Daemon) newWatchers() *shortcut.Watchers {

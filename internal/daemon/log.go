@@ -17,7 +17,6 @@ import (
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/foreign"
-	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
@@ -262,17 +261,4 @@ func (h goneHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 // WithGroup implements slog.Handler.
 func (h goneHandler) WithGroup(name string) slog.Handler {
 	return goneHandler{h.Handler.WithGroup(name)}
-}
-
-// decided logs a decision that an operator wants to know: that a mechanism begins or ends. That it is looked
-// whether it could act, and for nothing, is none of that.
-func (d *Daemon) decided(mechanism string, before, now governor.Decision) {
-	if now.State == before.State {
-		return
-	}
-	level := slog.LevelDebug
-	if now.State == governor.Active || before.State == governor.Active {
-		level = slog.LevelInfo
-	}
-	d.log.Log(context.Background(), level, mechanism+" "+now.State.String(), "mechanism", mechanism, "reason", now.Reason)
 }

@@ -60,7 +60,7 @@ func (p *pipeline) wholeUDP(snap node.Snapshot) (string, error) {
 	if ok, err := p.dp.Numbers(); err != nil || !ok {
 		return "the NIC's driver knows no XDP metadata", err
 	}
-	devs := receivers(snap)
+	devs := snap.Receivers()
 	for _, t := range snap.Tunnels {
 		devs = append(devs, t.Dev)
 	}

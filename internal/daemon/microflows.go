@@ -12,6 +12,8 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/mechanism/aggregate"
 )
 
 // Microflows say which flows may be split, and into what.
@@ -127,7 +129,7 @@ func (d *Daemon) placeMicroflows(in governor.Input) governor.Layout {
 	if in.Now.Before(m.pause) {
 		return governor.Layout{Reason: m.why}
 	}
-	if why := d.wholeAnyway(in); why != "" {
+	if why := wholeAnyway(d.opts.Microflows, d.aggr.State(), d.aggr.Joined(), in); why != "" {
 		return governor.Layout{Gain: 1, Reason: why}
 	}
 	needy := slices.Clone(m.needy)
@@ -162,18 +164,18 @@ func (d *Daemon) placeBranches(in governor.Input, needy []int) governor.Layout {
 }
 
 // wholeAnyway says why there is nothing to split, or nothing: datagrams that are joined stay whole. To find that
-// out by a trial takes the programs, seconds of loading on a slow machine, and what they cost meanwhile.
-func (d *Daemon) wholeAnyway(in governor.Input) string {
-	a := &d.aggr
+// out by a trial takes the programs, seconds of loading on a slow machine, and what they cost meanwhile. joined is how
+// many a second they are.
+func wholeAnyway(m Microflows, aggregation governor.State, joined float64, in governor.Input) string {
 	switch {
-	case d.opts.Microflows.Mode == governor.Forced || d.opts.Microflows.Unordered:
+	case m.Mode == governor.Forced || m.Unordered:
 		return ""
-	case a.watches():
-		return watchedFirst
-	case a.gov.Last().State != governor.Active || a.joins == 0:
+	case aggregation == governor.Parked:
+		return aggregate.WatchedFirst
+	case aggregation != governor.Active || joined == 0:
 		return ""
 	}
-	if rest := in.Besides(a.joins); rest < fruitful {
+	if rest := in.Besides(joined); rest < fruitful {
 		return fmt.Sprintf("UDP flows stay whole beside aggregation, and all other frames take %.0f %% of a core", rest*100)
 	}
 	return ""
@@ -316,7 +318,7 @@ func (d *Daemon) stepMicroflows(in *governor.Input) (governor.Decision, error) {
 // microflowsMechanism is what they do.
 func (d *Daemon) microflowsMechanism() control.Mechanism {
 	dec := d.micro.gov.Last()
-	m := control.Mechanism{Name: "microflows", State: mechanismState(d.opts.Microflows.Mode, dec.State), Reason: dec.Reason, Since: dec.Since}
+	m := control.Mechanism{Name: "microflows", State: mechanism.State(d.opts.Microflows.Mode, dec.State), Reason: dec.Reason, Since: dec.Since}
 	if state, reason := d.noMicroflows(); reason != "" {
 		m.State, m.Reason = state, reason
 		return m

@@ -67,11 +67,9 @@ func TestWhatIsJoinedIsNotTriedToSplit(t *testing.T) {
 		{"in no order", governor.Forced, 207e3, Microflows{Unordered: true}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d := &Daemon{opts: Options{Microflows: c.micro}}
-			d.aggr.gov = governor.NewAggregation(c.aggregate)
-			d.aggr.gov.Step(time.Unix(1000, 0), governor.AggregationWindow{Rate: 207e3})
-			d.aggr.joins = c.joins
-			why := d.wholeAnyway(governor.Input{Costs: costs, Cores: map[int]governor.Core{0: {Rate: 207e3}, 1: {}}})
+			g := governor.NewAggregation(c.aggregate)
+			g.Step(time.Unix(1000, 0), governor.AggregationWindow{Rate: 207e3})
+			why := wholeAnyway(c.micro, g.Last().State, c.joins, governor.Input{Costs: costs, Cores: map[int]governor.Core{0: {Rate: 207e3}, 1: {}}})
 			if (why != "") != c.whole {
 				t.Errorf("whole: %q", why)
 			}

@@ -316,27 +316,13 @@ var errChangedHands = errors.New("a device has changed hands")
 
 func underlayDevices(s *node.Scanner, snap node.Snapshot) []datapath.UnderlayDevice {
 	var devs []datapath.UnderlayDevice
-	for _, dev := range receivers(snap) {
+	for _, dev := range snap.Receivers() {
 		ns, err := s.Namespace(dev.NetnsCookie)
 		if err != nil {
 			continue // gone since the scan
 		}
 		devs = append(devs, datapath.UnderlayDevice{Ifindex: dev.Ifindex, NetnsIno: ns.Inode()})
 		ns.Close()
-	}
-	return devs
-}
-
-// receivers are the devices that receive for the underlays, each once. NAPI polls them, and GRO goes by
-// their settings: those of a bond's ports, not of the bond.
-func receivers(snap node.Snapshot) []node.Dev {
-	var devs []node.Dev
-	for _, u := range snap.Underlays {
-		for _, r := range u.Receivers {
-			if !slices.Contains(devs, r.Dev) {
-				devs = append(devs, r.Dev)
-			}
-		}
 	}
 	return devs
 }

@@ -9,9 +9,9 @@ import (
 	"slices"
 
 	"github.com/overlane/overlane/internal/apply"
-	"github.com/overlane/overlane/internal/apply/offload"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/xdp"
@@ -20,7 +20,7 @@ import (
 // PlanInput puts what was seen on the node and the placement that is wanted into
 // the planner's words. Both the daemon and `overlane plan` plan by it.
 // want is what an XDP program is for, where the layout has one.
-func PlanInput(s Looker, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want) plan.Input {
+func PlanInput(s mechanism.Looker, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want) plan.Input {
 	in := plan.Input{TunnelCores: layout.Tunnel, PodCores: layout.Pod, Owned: owned}
 	if layout.Split {
 		in.PodCores = nil // behind merge points only, on devices of our own
@@ -100,7 +100,7 @@ func PlanInput(s Looker, snap node.Snapshot, layout governor.Layout, owned map[p
 
 // LeftAlone are the devices that the pipeline would not touch, wherever its stages go on, and why. Doctor says
 // by it what plan and run say.
-func LeftAlone(s Looker, snap node.Snapshot, owned map[plan.Setting]plan.Owned) []plan.Skip {
+func LeftAlone(s mechanism.Looker, snap node.Snapshot, owned map[plan.Setting]plan.Owned) []plan.Skip {
 	snap.Skipped = nil
 	skipped := plan.Pipeline(PlanInput(s, snap, governor.Layout{}, owned, nil, xdp.Want{})).Skipped
 	return slices.DeleteFunc(skipped, func(sk plan.Skip) bool { return !sk.Whole() })
@@ -131,7 +131,7 @@ func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unfit st
 		nic.Threaded, nic.Queues = set.Threaded, len(set.RPSCPUs)
 	}
 	if err == nil && !set.Threaded && u.Driver == "veth" {
-		err = offloads(s, u.Dev, map[string]*string{plan.GRO: &nic.GRO})
+		err = mechanism.Offloads(s, u.Dev, map[string]*string{plan.GRO: &nic.GRO})
 	}
 	if err == nil && set.Threaded {
 		nic.Threads, err = napiThreads(s, u.Dev, nic.Queues)
@@ -142,50 +142,6 @@ func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unfit st
 	return ""
 }
 
-// AggregateInput puts what was seen on the node into the planner's words. Both the daemon and
-// `overlane plan` plan by it. reasons say why devices are not to join datagrams.
-func AggregateInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned, reasons map[node.DevKey]string) plan.AggregateInput {
-	in := plan.AggregateInput{Owned: owned}
-	dataplane := foreign.Dataplanes(s, snap)
-	add := func(to *[]plan.Aggregator, dev node.Dev) {
-		*to = append(*to, aggregator(s, dev, cmp.Or(dataplane[dev.Key()], reasons[dev.Key()])))
-	}
-	for _, dev := range receivers(snap) {
-		add(&in.Underlays, dev)
-	}
-	for _, t := range snap.Tunnels {
-		add(&in.Tunnels, t.Dev)
-	}
-	return in
-}
-
-// aggregator reads also what is to be left alone: what overlane has switched on there is taken back.
-func aggregator(s *node.Scanner, dev node.Dev, unfit string) plan.Aggregator {
-	a := plan.Aggregator{Target: target(dev)}
-	var err error
-	if a.Hold, err = s.GROHold(dev); err == nil {
-		err = offloads(s, dev, map[string]*string{plan.GRO: &a.GRO, plan.UDPForwarding: &a.Forwarding, plan.GROList: &a.List})
-	}
-	if a.Unfit = unfit; a.Unfit == "" && err != nil {
-		a.Unfit = fmt.Sprintf("left alone: %v", err)
-	}
-	return a
-}
-
-// offloads reads the values of features; one that the kernel does not know has none.
-func offloads(s Looker, dev node.Dev, into map[string]*string) error {
-	all, err := s.Features(dev)
-	if err != nil {
-		return err
-	}
-	for name, value := range into {
-		if f, known := all[name]; known {
-			*value = offload.Feature(f).String()
-		}
-	}
-	return nil
-}
-
 // podUnfit tells why a pod is left alone, if it is.
 func podUnfit(pod node.Pod) string {
 	if pod.HostQdisc != "" && pod.HostQdisc != "noqueue" {
@@ -194,7 +150,7 @@ func podUnfit(pod node.Pod) string {
 	return ""
 }
 
-func planDevice(s Looker, d node.Dev) (plan.Device, error) {
+func planDevice(s mechanism.Looker, d node.Dev) (plan.Device, error) {
 	dev := plan.Device{Target: target(d)}
 	set, err := s.Settings(d)
 	if errors.Is(err, node.ErrGone) {

@@ -63,7 +63,7 @@ func port(index int) node.Receiver {
 func TestABondReceivesByItsPorts(t *testing.T) {
 	snap := node.Snapshot{Underlays: []node.Underlay{underlay(2, "veth"), underlay(3, "bond", port(4), port(5)), underlay(6, "bond", port(5))}}
 	var got []int
-	for _, dev := range receivers(snap) {
+	for _, dev := range snap.Receivers() {
 		got = append(got, dev.Ifindex)
 	}
 	if !slices.Equal(got, []int{2, 4, 5}) {

@@ -8,17 +8,9 @@ import (
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/ethtool"
-	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 )
-
-// Looker reads how devices receive: a scanner as it is now, readings as it was a while ago.
-type Looker interface {
-	Settings(node.Dev) (node.Settings, error)
-	Features(node.Dev) (map[string]ethtool.Feature, error)
-	Namespace(cookie uint64) (*netns.Handle, error)
-}
 
 // readings are what a scanner has read of devices. A look at the node reads each pod's, which takes
 // some of a core with hundreds of pods: what was read is good for a while, the longer the more there

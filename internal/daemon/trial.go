@@ -292,7 +292,7 @@ func (d *Daemon) trials() []trialOf {
 func (d *Daemon) tries(mechanism string) bool {
 	switch mechanism {
 	case "aggregate":
-		return d.aggr.gov.Last().State == governor.Parked
+		return d.aggr.State() == governor.Parked
 	case "express":
 		if d.expr.gov.Last().State == governor.Parked {
 			return true

@@ -3,13 +3,27 @@
 package daemon
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism/aggregate"
+	"github.com/overlane/overlane/internal/mechanism/mechanismtest"
 )
+
+// overlays is a host whose tunnels carry 100000 packets a second, and that loads no program.
+type overlays struct{ *mechanismtest.Host }
+
+func (overlays) Rate(time.Time) (float64, error)             { return 1e5, nil }
+func (overlays) Behind() float64                             { return 0 }
+func (overlays) SkipsTunnels() bool                          { return false }
+func (overlays) HasLanes() bool                              { return false }
+func (overlays) Relearn()                                    {}
+func (overlays) LoadAggregation() (aggregate.Program, error) { return nil, errors.ErrUnsupported }
+func (overlays) SetApart(bool) (bool, error)                 { return false, nil }
 
 // Status says which mechanism is being tried out: its state changes with each window then.
 func TestStatusTellsWhatIsBeingTriedOut(t *testing.T) {
@@ -20,12 +34,12 @@ func TestStatusTellsWhatIsBeingTriedOut(t *testing.T) {
 		"microflows": func(d *Daemon) { d.micro.trial.judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
 		"priority":   func(d *Daemon) { d.demand.trial.judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
 		"express":    func(d *Daemon) { d.expr.trial.judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
-		"aggregate":  func(d *Daemon) { d.aggr.gov.Step(now, governor.AggregationWindow{Rate: 1e5}) },
+		"aggregate":  func(d *Daemon) { _ = d.aggr.Step(now) }, // and waits for its program
 		"":           func(*Daemon) {},
 	} {
 		d := &Daemon{}
 		d.trial, d.micro.trial, d.demand.trial, d.expr.trial = newTrial(forGoodput), newTrial(forGoodput), newTrial(forLatency), newTrial(forGoodput)
-		d.aggr.gov = governor.NewAggregation(governor.Auto)
+		d.aggr = aggregate.New(overlays{mechanismtest.New(nil)}, governor.Auto)
 		begin(d)
 		for _, m := range all {
 			if got := d.tries(m); got != (m == name) {
@@ -34,7 +48,7 @@ func TestStatusTellsWhatIsBeingTriedOut(t *testing.T) {
 		}
 	}
 	d := &Daemon{}
-	d.aggr.gov = governor.NewAggregation(governor.Auto)
+	d.aggr = aggregate.New(overlays{mechanismtest.New(nil)}, governor.Auto)
 	d.expr.trial = newTrial(forGoodput)
 	for range 2 { // no core is short of time for a second yet
 		d.expr.gov.Step(now, governor.ExpressWindow{Saturated: 1, Ways: 1})
@@ -50,7 +64,7 @@ func TestStatusTellsWhatIsBeingTriedOut(t *testing.T) {
 func TestWhatWaitsForItsProgramsDoesNotActYet(t *testing.T) {
 	d := &Daemon{}
 	d.trial, d.micro.trial, d.demand.trial, d.expr.trial = newTrial(forGoodput), newTrial(forGoodput), newTrial(forLatency), newTrial(forGoodput)
-	d.aggr.gov = governor.NewAggregation(governor.Forced)
+	d.aggr = aggregate.New(overlays{mechanismtest.New(nil)}, governor.Forced)
 	over := d.begins("microflows")
 	told := func(name string) control.Mechanism {
 		m := control.Mechanism{Name: name, State: control.Active, Reason: "forced by configuration"}

@@ -12,6 +12,7 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/shortcut"
@@ -36,7 +37,7 @@ type way struct {
 // lookout is what it takes to judge the ways of a node. Both the daemon and `overlane plan` look
 // by it.
 type lookout struct {
-	devices  Looker
+	devices  mechanism.Looker
 	snap     node.Snapshot
 	watchers *shortcut.Watchers
 	home     uint64                      // cookie of the NICs' namespace
@@ -241,7 +242,7 @@ func (l lookout) input(ways []way) plan.ExpressInput {
 			continue
 		}
 		pod := plan.Landing{Target: target(w.pod.Peer), Way: w.reason == "", Unfit: w.reason}
-		if err := offloads(l.devices, w.pod.Peer, map[string]*string{plan.GRO: &pod.GRO, plan.GROList: &pod.List}); err != nil {
+		if err := mechanism.Offloads(l.devices, w.pod.Peer, map[string]*string{plan.GRO: &pod.GRO, plan.GROList: &pod.List}); err != nil {
 			pod.Way, pod.Unfit = false, fmt.Sprintf("its features cannot be read: %v", err)
 		}
 		in.Pods = append(in.Pods, pod)

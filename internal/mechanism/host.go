@@ -5,10 +5,15 @@
 package mechanism
 
 import (
+	"context"
+	"io"
 	"log/slog"
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/shortcut"
@@ -27,6 +32,17 @@ type Host interface {
 	Owned(by plan.Owner) map[plan.Setting]plan.Owned
 	// Restore takes back what the mechanism has changed; which: of that, nil: all.
 	Restore(by plan.Owner, which func(plan.Setting) bool) (apply.Report, error)
+	// Forget drops entries from the journal, as of devices that have gone with their settings.
+	Forget(which func(apply.Entry) bool) error
+	// Gone tells whether a device has gone.
+	Gone(t plan.Target) bool
+	// Attach attaches a program of overlane's to a device, and has the log tell of it. node.ErrGone: the device has gone.
+	Attach(dev node.Dev, attach func(datapath.Device) (io.Closer, error)) (io.Closer, error)
+	// Scanner reads the node as it is now. Owns tells of a BPF program that it is overlane's.
+	Scanner() *node.Scanner
+	Owns(progID uint32) bool
+	// Begins says in the status that the mechanism is being put in place, until over is called.
+	Begins(name string) (over func())
 	// CarryOut writes the journal and then the settings. A device that refuses one is left alone: refused says why.
 	CarryOut(steps []plan.Step) (refused map[plan.Target]string, err error)
 }
@@ -37,3 +53,26 @@ const RetryAfter = 10 * time.Second
 // CheckEvery is how often a mechanism looks whether another program has changed what is its own: a write to sysfs
 // makes no event.
 const CheckEvery = time.Second
+
+// Decided logs a decision where it is another one than before.
+func Decided(log *slog.Logger, name string, before, now governor.Decision) {
+	if now.State == before.State {
+		return
+	}
+	level := slog.LevelDebug
+	if now.State == governor.Active || before.State == governor.Active {
+		level = slog.LevelInfo
+	}
+	log.Log(context.Background(), level, name+" "+now.State.String(), "mechanism", name, "reason", now.Reason)
+}
+
+// State is a decision as a status has it.
+func State(mode governor.Mode, s governor.State) control.MechanismState {
+	switch {
+	case mode == governor.Off:
+		return control.Off
+	case s == governor.Active:
+		return control.Active
+	}
+	return control.Standby
+}

@@ -139,3 +139,17 @@ type Snapshot struct {
 	Pods      []Pod
 	Skipped   []Skip
 }
+
+// Receivers are the devices that receive for the underlays, each once. NAPI polls them, and GRO goes by
+// their settings: those of a bond's ports, not of the bond.
+func (s Snapshot) Receivers() []Dev {
+	var devs []Dev
+	for _, u := range s.Underlays {
+		for _, r := range u.Receivers {
+			if !slices.Contains(devs, r.Dev) {
+				devs = append(devs, r.Dev)
+			}
+		}
+	}
+	return devs
+}

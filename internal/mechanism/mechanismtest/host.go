@@ -6,10 +6,12 @@ package mechanismtest
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"log/slog"
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/shortcut"
@@ -22,14 +24,15 @@ type Host struct {
 	Values   map[plan.Setting]string // what the kernel has
 	Refuses  map[plan.Target]string  // devices that take no value, and why
 	Logged   bytes.Buffer
-	Fails    error // of the next that is asked of it
+	Fails    error                // of the next that is asked of it
+	Attached map[node.DevKey]bool // devices with a program
 	journal  map[plan.Setting]plan.Step
 	Restored int // times that something was taken back
 }
 
 // New is a node with such settings, on which packets come.
 func New(values map[plan.Setting]string) *Host {
-	return &Host{IsAwake: true, Values: values, Refuses: map[plan.Target]string{}, journal: map[plan.Setting]plan.Step{}}
+	return &Host{IsAwake: true, Values: values, Refuses: map[plan.Target]string{}, Attached: map[node.DevKey]bool{}, journal: map[plan.Setting]plan.Step{}}
 }
 
 func (h *Host) fail() error {
@@ -73,6 +76,35 @@ func (h *Host) Restore(by plan.Owner, which func(plan.Setting) bool) (rep apply.
 	}
 	return rep, h.fail()
 }
+
+// Forget is mechanism.Host's.
+func (h *Host) Forget(func(apply.Entry) bool) error { return h.fail() }
+
+// Gone is mechanism.Host's: no device goes.
+func (h *Host) Gone(plan.Target) bool { return false }
+
+// Attach is mechanism.Host's. Attached has the devices.
+func (h *Host) Attach(dev node.Dev, attach func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
+	l, err := attach(datapath.Device{Ifindex: dev.Ifindex})
+	if err != nil {
+		return nil, err
+	}
+	h.Attached[dev.Key()] = true
+	return closer(func() error { delete(h.Attached, dev.Key()); return l.Close() }), nil
+}
+
+type closer func() error
+
+func (c closer) Close() error { return c() }
+
+// Scanner is mechanism.Host's: there is none.
+func (h *Host) Scanner() *node.Scanner { return nil }
+
+// Owns is mechanism.Host's.
+func (h *Host) Owns(uint32) bool { return false }
+
+// Begins is mechanism.Host's.
+func (h *Host) Begins(string) (over func()) { return func() {} }
 
 // CarryOut is mechanism.Host's.
 func (h *Host) CarryOut(steps []plan.Step) (map[plan.Target]string, error) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package aggregate
 
 import (
 	"context"
@@ -46,10 +46,10 @@ func TestWhereDatagramsAreNotJoined(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j := newJoined(s, nil)
+	j := NewEligibility(s, nil, nil)
 	look := func() (wire, tunnel string) {
 		t.Helper()
-		reasons, err := j.look(snap, true)
+		reasons, err := j.Look(snap, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -86,13 +86,13 @@ func TestWhereDatagramsAreNotJoined(t *testing.T) {
 			t.Errorf("%s: wire %q, tunnel %q", tt.name, wire, tunnel)
 		}
 		// What overlane has switched on by then is taken back.
-		reasons, err := j.look(snap, false)
+		reasons, err := j.Look(snap, false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		on := plan.Aggregates(target(snap.Underlays[0].Dev))
+		on := plan.Aggregates(plan.Target(snap.Underlays[0].Dev))
 		setForwarding(t, h, true)
-		made := plan.Aggregate(AggregateInput(s, snap, map[plan.Setting]plan.Owned{on: {First: "off", Wrote: "on"}}, reasons))
+		made := plan.Aggregate(Input(s, snap, map[plan.Setting]plan.Owned{on: {First: "off", Wrote: "on"}}, reasons))
 		if i := slices.IndexFunc(made.Steps, func(s plan.Step) bool { return s.Setting == on }); i < 0 || made.Steps[i].Want != "off" {
 			t.Errorf("%s: steps %+v", tt.name, made.Steps)
 		}

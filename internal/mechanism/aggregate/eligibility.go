@@ -1,30 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package aggregate
 
 import (
 	"cmp"
 	"errors"
 	"slices"
-	"time"
 
-	"github.com/overlane/overlane/internal/governor"
-	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/shortcut"
 )
 
-// joined tells where datagrams are not to be joined, because something on their way would see the
+// Eligibility tells where datagrams are not to be joined, because something on their way would see the
 // difference: rules on a packet's length or rate, sockets that get packets as they pass, tc.
-type joined struct {
+type Eligibility struct {
 	scanner  *node.Scanner
 	places   *shortcut.Places
 	pods     map[uint64]string  // what the last look at a pod's namespace said
 	watchers *shortcut.Watchers // tell when rules change; nil: once only
 }
 
-func newJoined(s *node.Scanner, own func(progID uint32) bool) *joined {
-	return &joined{scanner: s, places: shortcut.NewPlaces(own), pods: map[uint64]string{}}
+// NewEligibility looks by a scanner. own tells of BPF programs that they are overlane's. watchers tell when rules
+// change, and are closed with it; nil: it is looked once.
+func NewEligibility(s *node.Scanner, own func(progID uint32) bool, watchers *shortcut.Watchers) *Eligibility {
+	return &Eligibility{scanner: s, places: shortcut.NewPlaces(own), pods: map[uint64]string{}, watchers: watchers}
 }
 
 // place is a network namespace that joined datagrams come through, and what joins them.
@@ -89,27 +88,27 @@ func places(snap node.Snapshot) []*place {
 	return list
 }
 
-// look says why a device is not to join datagrams, by device. all: pods are looked at anew as well,
+// Look says why a device is not to join datagrams, by device. all: pods are looked at anew as well,
 // where rules make no event, and sockets nowhere do.
-func (j *joined) look(snap node.Snapshot, all bool) (map[node.DevKey]string, error) {
-	if err := j.places.Begin(); err != nil {
+func (e *Eligibility) Look(snap node.Snapshot, all bool) (map[node.DevKey]string, error) {
+	if err := e.places.Begin(); err != nil {
 		return nil, err
 	}
 	reasons := map[node.DevKey]string{}
 	seen := map[uint64]bool{}
 	for _, p := range places(snap) {
 		seen[p.cookie] = true
-		reason, known := j.pods[p.cookie]
+		reason, known := e.pods[p.cookie]
 		if !p.pod || all || !known {
 			var err error
-			if reason, err = j.lookAt(p); errors.Is(err, node.ErrGone) {
+			if reason, err = e.lookAt(p); errors.Is(err, node.ErrGone) {
 				continue
 			} else if err != nil {
 				return nil, err
 			}
 		}
 		if p.pod {
-			j.pods[p.cookie] = reason
+			e.pods[p.cookie] = reason
 		}
 		if reason == "" {
 			continue
@@ -121,23 +120,23 @@ func (j *joined) look(snap node.Snapshot, all bool) (map[node.DevKey]string, err
 		}
 	}
 	needed := func(cookie uint64) bool { return seen[cookie] }
-	j.places.Keep(needed)
-	for cookie := range j.pods {
+	e.places.Keep(needed)
+	for cookie := range e.pods {
 		if !seen[cookie] {
-			delete(j.pods, cookie)
+			delete(e.pods, cookie)
 		}
 	}
-	if j.watchers == nil {
+	if e.watchers == nil {
 		return reasons, nil
 	}
-	return reasons, j.watchers.Keep(needed)
+	return reasons, e.watchers.Keep(needed)
 }
 
 // lookAt visits one namespace, and has its rules watched unless it is a pod's: to be watched keeps
 // one alive.
-func (j *joined) lookAt(p *place) (reason string, err error) {
-	if j.watchers != nil && !p.pod {
-		w, err := j.watchers.Of(p.cookie)
+func (e *Eligibility) lookAt(p *place) (reason string, err error) {
+	if e.watchers != nil && !p.pod {
+		w, err := e.watchers.Of(p.cookie)
 		if err != nil {
 			return "", err
 		}
@@ -145,13 +144,13 @@ func (j *joined) lookAt(p *place) (reason string, err error) {
 			return "", err
 		}
 	}
-	ns, err := j.scanner.Namespace(p.cookie)
+	ns, err := e.scanner.Namespace(p.cookie)
 	if err != nil {
 		return "", err
 	}
 	var o shortcut.Onlooker
 	err = errors.Join(ns.Visit(func() error {
-		o = j.places.Look(p.cookie, p.devs, p.bridged)
+		o = e.places.Look(p.cookie, p.devs, p.bridged)
 		return nil
 	}), ns.Close())
 	if o.What == "" || err != nil {
@@ -160,7 +159,7 @@ func (j *joined) lookAt(p *place) (reason string, err error) {
 	said, enter := "left alone: ", ""
 	if p.where != "" {
 		said += p.where + ", "
-		if path, err := j.scanner.Path(p.cookie); err == nil {
+		if path, err := e.scanner.Path(p.cookie); err == nil {
 			enter = "nsenter --net=" + path + " "
 		}
 	}
@@ -171,9 +170,9 @@ func (j *joined) lookAt(p *place) (reason string, err error) {
 	return said, nil
 }
 
-// anyPod says what in a pod would tell joined datagrams from single ones; empty if nothing would.
-func (j *joined) anyPod(snap node.Snapshot) (string, error) {
-	if err := j.places.Begin(); err != nil {
+// AnyPod says what in a pod would tell joined datagrams from single ones; empty if nothing would.
+func (e *Eligibility) AnyPod(snap node.Snapshot) (string, error) {
+	if err := e.places.Begin(); err != nil {
 		return "", err
 	}
 	seen := map[uint64]bool{}
@@ -183,57 +182,26 @@ func (j *joined) anyPod(snap node.Snapshot) (string, error) {
 			continue
 		}
 		seen[p.cookie] = true
-		reason, err := j.lookAt(p)
+		reason, err := e.lookAt(p)
 		if err != nil && !errors.Is(err, node.ErrGone) {
 			return "", err
 		}
 		found = cmp.Or(found, reason)
 	}
-	j.places.Keep(func(cookie uint64) bool { return seen[cookie] })
+	e.places.Keep(func(cookie uint64) bool { return seen[cookie] })
 	return found, nil
 }
 
-// landing is what frames of express come to: at the pods' ends of veths datagrams are joined as well,
-// unless something in a pod would see the difference.
-type landing struct {
-	joined *joined
-	check  mechanism.Check
-	may    bool
-}
-
-func (l *landing) joins(d *Daemon, now time.Time) bool {
-	if d.opts.Aggregate == governor.Forced {
-		return true
-	}
-	if l.joined == nil {
-		l.joined = newJoined(d.scanner, d.dp.Owns)
-	}
-	if !l.check.Due(now) {
-		return l.may
-	}
-	defer l.check.Made(time.Now())
-	reason, err := l.joined.anyPod(d.snap)
-	if err != nil {
-		reason = err.Error()
-	}
-	if was := l.may; was != (reason == "") {
-		l.may = !was
-		if reason != "" {
-			d.log.Info("datagrams are not joined at the pods' ends", "mechanism", "express", "reason", reason)
-		}
-	}
-	return l.may
-}
-
-func (j *joined) close() error {
-	if j.watchers == nil {
+// Close lets go of the namespaces.
+func (e *Eligibility) Close() error {
+	if e.watchers == nil {
 		return nil
 	}
-	return j.watchers.Close()
+	return e.watchers.Close()
 }
 
-// JoinedReasons says once why devices are not to join datagrams. own tells of BPF programs that they
+// Reasons says once why devices are not to join datagrams. own tells of BPF programs that they
 // are overlane's.
-func JoinedReasons(s *node.Scanner, snap node.Snapshot, own func(progID uint32) bool) (map[node.DevKey]string, error) {
-	return newJoined(s, own).look(snap, true)
+func Reasons(s *node.Scanner, snap node.Snapshot, own func(progID uint32) bool) (map[node.DevKey]string, error) {
+	return NewEligibility(s, own, nil).Look(snap, true)
 }

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package aggregate has the underlays join datagrams of one flow that come in a row, so that they cross the overlay as
+// one packet.
+package aggregate
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shortcut"
+)
+
+const name = string(plan.ByAggregation)
+
+// Host is what it borrows of the daemon.
+type Host interface {
+	mechanism.Host
+	// Rate is how many packets a second come out of all tunnels; what GRO has joined is one.
+	Rate(now time.Time) (float64, error)
+	// Behind is governor.AggregationWindow's.
+	Behind() float64
+	// SkipsTunnels tells whether frames go straight to pods, which no tunnel sees.
+	SkipsTunnels() bool
+	// HasLanes tells whether priority's lanes may hold packets.
+	HasLanes() bool
+	// Relearn has what stages cost learned anew, unless the pipeline is in place.
+	Relearn()
+	// LoadAggregation loads the program that counts what comes out of tunnels.
+	LoadAggregation() (Program, error)
+	// SetApart gives packets in priority's lanes numbers; fresh: those that are there already have none.
+	SetApart(on bool) (fresh bool, err error)
+}
+
+// Program is a datapath.Aggregation.
+type Program interface {
+	// Attach attaches it to a tunnel.
+	Attach(datapath.Device) (io.Closer, error)
+	// Watch has it tell of packets that were not joined whether they could have been.
+	Watch(on bool) error
+	Counters() (datapath.AggregateCounters, error)
+	Close() error
+}
+
+// Aggregate is the mechanism.
+type Aggregate struct {
+	host    Host
+	mode    governor.Mode
+	gov     *governor.Aggregation
+	dp      Program // nil while it does not act
+	counted datapath.AggregateCounters
+	at      time.Time                  // counted then
+	joins   float64                    // datagrams a second that were joined, in the last window
+	past    datapath.AggregateCounters // of the times before
+	hooks   map[node.DevKey]io.Closer  // on tunnels
+	skipped []plan.Skip
+	none    bool         // no underlay can
+	rules   *Eligibility // nil while it does not act, and where it is forced
+	check   mechanism.Check
+	looks   mechanism.Pace // at changes of rules
+	stirred bool           // rules have changed since the last look
+	told    string
+	waits   bool // what lanes hold is to be handed on first
+	retry   time.Time
+	err     error // why the last attempt to put it in place failed
+}
+
+// New is the mechanism in a mode.
+func New(host Host, mode governor.Mode) *Aggregate {
+	return &Aggregate{host: host, mode: mode, gov: governor.NewAggregation(mode)}
+}
+
+// Configure changes its mode, from the next step on.
+func (a *Aggregate) Configure(mode governor.Mode) {
+	a.mode = mode
+	a.gov.Reconfigure(mode)
+}
+
+// Loaded tells whether its program counts, or joins.
+func (a *Aggregate) Loaded() bool { return a.dp != nil }
+
+// State is what was decided last.
+func (a *Aggregate) State() governor.State { return a.gov.Last().State }
+
+// Joined is how many datagrams a second were joined, in the last window.
+func (a *Aggregate) Joined() float64 { return a.joins }
+
+// Skipped are the devices that it left alone at its last look, and why.
+func (a *Aggregate) Skipped() []plan.Skip { return a.skipped }
+
+// Rescanned says that the node has changed: the next step looks at all of it.
+func (a *Aggregate) Rescanned() { a.check.Again() }
+
+// Step takes one window: count, decide, act.
+func (a *Aggregate) Step(now time.Time) error {
+	if a.mode == governor.Off && a.dp == nil {
+		a.gov.Step(now, governor.AggregationWindow{})
+		return nil
+	}
+	rate, err := a.host.Rate(now)
+	if err != nil {
+		return err
+	}
+	w := governor.AggregationWindow{Rate: rate}
+	if a.dp != nil {
+		c, err := a.dp.Counters()
+		if err != nil {
+			return err
+		}
+		n := c.Sub(a.counted)
+		w.Packets, w.Datagrams, w.Supers, w.Follows = n.Packets, n.Datagrams, n.Supers, n.Follows
+		a.joins = float64(n.Datagrams) / max(now.Sub(a.at).Seconds(), time.Millisecond.Seconds())
+		a.counted, a.at, w.Behind = c, now, a.host.Behind()
+	}
+	before := a.gov.Last()
+	dec := before
+	// What goes straight to pods no tunnel sees: aggregation stays what express is held against.
+	if a.mode != governor.Auto || before.State != governor.Active || !a.host.SkipsTunnels() {
+		dec = a.gov.Step(now, w)
+	}
+	if dec.State == governor.Active {
+		a.told = ""
+	}
+	mechanism.Decided(a.host.Log(), name, before, dec)
+	switch {
+	case dec.State == governor.Standby:
+		_, err := a.Stop()
+		return err
+	case a.dp == nil && now.Before(a.retry):
+	case a.dp == nil || dec.State != before.State || a.waits || a.check.Due(now) || a.stirred && a.looks.Due(now):
+		return a.try(now, true)
+	}
+	return nil
+}
+
+// Changed tell that rules may be otherwise now; nil while it does not act.
+func (a *Aggregate) Changed() <-chan struct{} {
+	if a.rules == nil {
+		return nil
+	}
+	return a.rules.watchers.Changed()
+}
+
+// RulesChanged looks at rules that may have changed, at once unless they change all the time.
+func (a *Aggregate) RulesChanged(now time.Time) error {
+	a.stirred = true
+	if a.dp == nil || !a.looks.Due(now) {
+		return nil // with a window that begins soon
+	}
+	return a.try(now, false)
+}
+
+// ruleShare is the part of the daemon's time that looking at rules that change may take: 1/100.
+const ruleShare = 100
+
+// try makes it fit the node; where that fails, it leaves no trace. all: nothing is taken from
+// the last look.
+func (a *Aggregate) try(now time.Time, all bool) error {
+	defer a.host.Begins(name)()
+	all = all && a.check.Due(now)
+	a.stirred = false
+	began := time.Now()
+	made, owned, err := a.plan(all)
+	a.looks.Took(began, ruleShare*time.Since(began)/mechanism.LookShare)
+	if all {
+		a.check.Made(began)
+	}
+	if a.err = err; err == nil && a.none && a.mode == governor.Auto && len(made.Skipped) > 0 {
+		return a.refuse(now, made.Skipped)
+	}
+	if a.err == nil {
+		a.err = a.follow(made, owned, a.gov.Last().State == governor.Active)
+	}
+	if a.err != nil {
+		a.retry = now.Add(mechanism.RetryAfter)
+		a.host.Log().Error("aggregate could not be put in place", "mechanism", name, "reason", a.err, "again_in", mechanism.RetryAfter)
+		_, err := a.Stop()
+		return err
+	}
+	return nil
+}
+
+// refuse stands by where no device may join datagrams, and says what stands in the way.
+func (a *Aggregate) refuse(now time.Time, skipped []plan.Skip) error {
+	before := a.gov.Last()
+	why := strings.TrimPrefix(skipped[0].Reason, "left alone: ")
+	a.gov.Refuse(now, why)
+	if before.State == governor.Active || a.told != why {
+		a.told = why
+		a.host.Log().Info("aggregate standby", "mechanism", name, "reason", a.gov.Last().Reason)
+	}
+	_, err := a.Stop()
+	a.skipped = skipped
+	return err
+}
+
+// plan plans by what is on the node. all: nothing is taken from the last look.
+func (a *Aggregate) plan(all bool) (plan.Plan, map[plan.Setting]plan.Owned, error) {
+	owned, snap := a.host.Owned(plan.ByAggregation), a.host.Snapshot()
+	var reasons map[node.DevKey]string
+	if a.mode != governor.Forced {
+		if a.rules == nil {
+			s, own := a.host.Scanner(), a.host.Owns
+			a.rules = NewEligibility(s, own, shortcut.NewWatchers(s, own, nil))
+		}
+		var err error
+		if reasons, err = a.rules.Look(snap, all); err != nil {
+			return plan.Plan{}, owned, err
+		}
+	}
+	made := plan.Aggregate(Input(a.host.Scanner(), snap, owned, reasons))
+	a.skipped, a.none = made.Skipped, len(made.Skipped) >= len(snap.Receivers())+len(snap.Tunnels)
+	return made, owned, nil
+}
+
+// follow carries a plan out. act: packets are joined, or else it is only watched
+// whether they could be.
+func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned, act bool) error {
+	if a.dp == nil {
+		dp, err := a.host.LoadAggregation()
+		if err != nil {
+			return err
+		}
+		a.dp, a.hooks, a.counted, a.at = dp, map[node.DevKey]io.Closer{}, datapath.AggregateCounters{}, time.Now()
+	}
+	here, snap := map[plan.Target]bool{}, a.host.Snapshot()
+	for _, dev := range snap.Receivers() {
+		here[plan.Target(dev)] = true
+	}
+	for _, t := range snap.Tunnels {
+		here[plan.Target(t.Dev)] = true
+	}
+	err := a.host.Forget(func(e apply.Entry) bool {
+		return e.By == plan.ByAggregation && !here[e.Target] && a.host.Gone(e.Target)
+	})
+	if err != nil {
+		return err
+	}
+	// Who counts comes first, so that what is aggregated is counted.
+	want := map[node.DevKey]bool{}
+	var errs []error
+	for _, at := range made.Attach {
+		dev := node.Dev(at.Target)
+		want[dev.Key()] = true
+		if a.hooks[dev.Key()] != nil {
+			continue
+		}
+		l, err := a.host.Attach(dev, a.dp.Attach)
+		switch {
+		case err == nil:
+			a.hooks[dev.Key()] = l
+		case !errors.Is(err, node.ErrGone):
+			errs = append(errs, err)
+		}
+	}
+	for key, l := range a.hooks {
+		if !want[key] {
+			errs = append(errs, l.Close())
+			delete(a.hooks, key)
+		}
+	}
+	errs = append(errs, a.dp.Watch(!act))
+	if act {
+		errs = append(errs, a.join(made.Steps))
+	}
+	return errors.Join(errs...)
+}
+
+// Watches tells that it is watched whether datagrams come in a row. What the stages cost, and whether flows of
+// datagrams can be split, is another matter once they are joined.
+func (a *Aggregate) Watches() bool { return a.State() == governor.Parked }
+
+// WatchedFirst is why others wait meanwhile.
+const WatchedFirst = "it is watched first whether datagrams come in a row, and can cross the overlay as one packet"
+
+// join has GRO join datagrams. What priority's lanes already hold has no numbers, and to
+// GRO is another flow than what will have them: it is handed on first, by the next window.
+func (a *Aggregate) join(steps []plan.Step) error {
+	fresh, err := a.host.SetApart(true)
+	if a.waits = fresh && a.host.HasLanes(); a.waits || err != nil {
+		return err
+	}
+	if len(steps) > 0 {
+		a.host.Relearn()
+	}
+	refused, err := a.host.CarryOut(steps)
+	for target, why := range refused {
+		a.skipped = append(a.skipped, plan.Skip{What: plan.Aggregates(target).String(), Reason: why, Target: target})
+	}
+	return err
+}
+
+// Stop leaves no trace of it.
+func (a *Aggregate) Stop() (rep apply.Report, err error) {
+	if a.rules != nil {
+		err = a.rules.Close()
+		a.rules = nil
+	}
+	if a.dp == nil {
+		return rep, err
+	}
+	closed := err
+	rep, err = a.host.Restore(plan.ByAggregation, nil)
+	err = errors.Join(closed, err)
+	_, e := a.host.SetApart(false)
+	err = errors.Join(err, e)
+	for key, l := range a.hooks {
+		err = errors.Join(err, l.Close())
+		delete(a.hooks, key)
+	}
+	c, e := a.dp.Counters()
+	if e == nil {
+		a.past = a.past.Add(c)
+	}
+	err = errors.Join(err, e, a.dp.Close())
+	a.dp, a.skipped, a.waits, a.joins = nil, nil, false, 0
+	if len(rep.Results) > 0 {
+		a.host.Relearn()
+	}
+	return rep, err
+}
+
+// Counters counts since the daemon started.
+func (a *Aggregate) Counters() (datapath.AggregateCounters, error) {
+	if a.dp == nil {
+		return a.past, nil
+	}
+	c, err := a.dp.Counters()
+	return a.past.Add(c), err
+}
+
+// Report is what it does.
+func (a *Aggregate) Report() control.Mechanism {
+	dec := a.gov.Last()
+	m := control.Mechanism{Name: name, State: mechanism.State(a.mode, dec.State), Reason: dec.Reason, Since: dec.Since}
+	switch {
+	case m.State != control.Active:
+	case a.err != nil:
+		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", mechanism.RetryAfter, a.err)
+	case a.none:
+		m.State, m.Reason = control.Standby, "no underlay and no tunnel can do it, see the devices"
+	}
+	return m
+}
