@@ -26,6 +26,7 @@ import (
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/rules"
 	"github.com/overlane/overlane/internal/shortcut"
+	"github.com/overlane/overlane/internal/trial"
 	"github.com/overlane/overlane/internal/xdp"
 )
 
@@ -86,7 +87,8 @@ type Daemon struct {
 	dp        *datapath.Datapath
 	places    *xdp.Places // for XDP programs
 	gov       *governor.Governor
-	trial     trial // of the pipeline
+	trial     *trial.Trial // of the pipeline
+	trials    *trial.Trials
 	pipe      *pipeline
 	micro     microflows
 	aggr      *aggregate.Aggregate
@@ -219,8 +221,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	}
 	d.gov = governor.New(d.opts.Mode, d.opts.Limits)
 	d.micro.gov = governor.New(d.opts.Microflows.Mode, d.opts.Limits)
-	d.trial, d.micro.trial, d.demand.trial, d.expr.trial = newTrial(forGoodput), newTrial(forGoodput), newTrial(forLatency), newTrial(forGoodput)
-	d.expr.trial.settle = expressSettles
+	d.newTrials()
 	d.aggr = aggregate.New(host{d}, d.opts.Aggregate)
 	d.bridge = bridgehooks.New(host{d}, d.opts.SkipUnusedHooks, d.since)
 	d.pipe = d.newPipeline()
@@ -341,7 +342,7 @@ func (d *Daemon) follow(ctx context.Context) error {
 
 // step takes one window: measure, decide, act.
 func (d *Daemon) step(ctx context.Context, now time.Time) error {
-	if only, err := d.settled(); only || err != nil {
+	if only, err := d.trials.Settled(); only || err != nil {
 		return err
 	}
 	if err := errors.Join(d.beat(now), d.lookOnline(now), d.lookPriority(now), d.stepRealtime(now), d.aggr.Step(now), d.stepExpress(ctx, now), d.bridge.Step(now)); err != nil {
@@ -373,7 +374,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	default:
 		in.Layout = d.place(in, d.opts.Limits.Short(in, d.tier() == governor.XDP))
 	}
-	d.trial.barred(&in)
+	d.trial.Bar(&in)
 	d.useless = in.Layout.None() && split.Layout.None()
 	before := d.gov.Last()
 	dec := d.gov.Step(in)
@@ -386,22 +387,22 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 		if err := d.pipe.splitInto(d.split(split)); err != nil {
 			return err
 		}
-		d.trial.leave()
-		return d.act(ctx, micro, split, "microflows", &d.micro.trial, d.opts.Microflows.Mode)
+		d.trial.Leave()
+		return d.act(ctx, micro, split, d.micro.trial, d.opts.Microflows.Mode)
 	}
-	d.micro.trial.leave()
-	return d.act(ctx, dec, in, "pipeline", &d.trial, d.opts.Mode)
+	d.micro.trial.Leave()
+	return d.act(ctx, dec, in, d.trial, d.opts.Mode)
 }
 
 // act makes what is in place agree with the decision. t: as it is forced by no configuration, flows
 // are steered as far as that has shown that it pays.
-func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Input, name string, t *trial, mode governor.Mode) error {
+func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Input, t *trial.Trial, mode governor.Mode) error {
 	d.refitLanes(in, dec)
-	if err := d.avoidCores(dec, name); err != nil {
+	if err := d.avoidCores(dec, t.Name); err != nil {
 		return err
 	}
 	if dec.State != governor.Active || mode == governor.Forced || !d.pipe.armed {
-		t.leave()
+		t.Leave()
 	}
 	if d.pipe.armed && (dec.State == governor.Standby || d.evict || d.pipe.stale(d.cores) || d.prio.inTheWay(d.pipe.layout)) {
 		err := d.pipe.recall(ctx, d.heed.window()/2)
@@ -426,7 +427,7 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 				return nil
 			}
 			d.before, d.avoid = in.Cores, nil
-			over := d.begins(name)
+			over := d.begins(t.Name)
 			d.armErr = d.pipe.arm(ctx, d.snap, in.Layout)
 			over()
 			var left *xdp.Left
@@ -437,27 +438,27 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 				return err
 			}
 			if err := d.armErr; err != nil {
-				d.log.Error("pipeline could not be put in place", "mechanism", name, "reason", err, "again_in", mechanism.RetryAfter)
+				d.log.Error("pipeline could not be put in place", "mechanism", t.Name, "reason", err, "again_in", mechanism.RetryAfter)
 				d.retry = in.Now.Add(mechanism.RetryAfter)
 				_, undo := d.pipe.disarm(ctx)
 				return undo
 			}
 		}
-		return d.steer(in, name, t, mode, dec.Helped)
+		return d.steer(in, t, mode, dec.Helped)
 	}
 	return nil
 }
 
 // steer lets the flows of the helped cores be steered, or calls them back, as the trial says.
-func (d *Daemon) steer(in governor.Input, name string, t *trial, mode governor.Mode, helped []int) error {
+func (d *Daemon) steer(in governor.Input, t *trial.Trial, mode governor.Mode, helped []int) error {
 	on := true
 	if mode != governor.Forced {
 		var err error
-		tried := t.judge.Trying()
-		if on, err = d.tryOut(name, t, in, d.situationOf(name, in), d.steered, d.concerns(helped)); err != nil {
+		tried := t.Judge.Trying()
+		if on, err = d.trials.Try(t, in, d.situationOf(t.Name, in), d.steered, d.concerns(helped)); err != nil {
 			return err
 		}
-		if tried && !t.judge.Trying() {
+		if tried && !t.Judge.Trying() {
 			d.micro.forget()
 		}
 	}

@@ -13,12 +13,13 @@ import (
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/rules"
+	"github.com/overlane/overlane/internal/trial"
 )
 
 // demand puts priority in place where the operator has named no flows, but some would profit.
 type demand struct {
 	gov   governor.Demand
-	trial trial
+	trial *trial.Trial
 	on    bool // priority is in place for it
 
 	census *census // under way, or nil
@@ -45,7 +46,7 @@ func (d *Daemon) stepDemand(ctx context.Context, in governor.Input) error {
 		return errors.Join(m.endCensus(), d.leaveDemand(ctx))
 	}
 	if !m.on {
-		if why, yes := m.trial.judge.Bars(in.Now, byPriority(in)); yes {
+		if why, yes := m.trial.Judge.Bars(in.Now, byPriority(in)); yes {
 			m.gov.Refuse(in.Now, why)
 			return m.endCensus()
 		}
@@ -72,7 +73,7 @@ func (d *Daemon) stepDemand(ctx context.Context, in governor.Input) error {
 		return nil
 	case dec.State == governor.Standby:
 		return d.leaveDemand(ctx)
-	case dec.State != governor.Active || !m.on && d.trying() != nil:
+	case dec.State != governor.Active || !m.on && d.trials.Trying() != nil:
 		return nil
 	case !m.on:
 		return d.meetDemand(ctx, in)
@@ -107,7 +108,7 @@ func shortOfTime(in governor.Input) (most float64) {
 
 func byPriority(in governor.Input) governor.Situation {
 	in.Layout = governor.Layout{}
-	s := situation(in)
+	s := trial.Situation(in)
 	s.Layout = "priority"
 	return s
 }
@@ -182,7 +183,7 @@ func (c *census) end() error {
 func (d *Daemon) meetDemand(ctx context.Context, in governor.Input) error {
 	m := &d.demand
 	m.on = true
-	m.trial.leave()
+	m.trial.Leave()
 	table, err := rules.Compile(nil)
 	if err == nil {
 		err = d.startPriority(ctx, table)
@@ -203,12 +204,12 @@ func (d *Daemon) meetDemand(ctx context.Context, in governor.Input) error {
 // proveDemand lets priority show whether it pays.
 func (d *Daemon) proveDemand(ctx context.Context, in governor.Input) error {
 	m := &d.demand
-	was := m.trial.on
-	on, err := d.tryOut("priority", &m.trial, in, byPriority(in), madeWay, nil)
+	was := m.trial.On()
+	on, err := d.trials.Try(m.trial, in, byPriority(in), madeWay, nil)
 	if err != nil {
 		return err
 	}
-	if why, yes := m.trial.judge.Bars(in.Now, byPriority(in)); yes {
+	if why, yes := m.trial.Judge.Bars(in.Now, byPriority(in)); yes {
 		m.gov.Refuse(in.Now, why)
 		return d.leaveDemand(ctx)
 	}
@@ -225,7 +226,7 @@ func madeWay(_ datapath.Counters, p datapath.PriorityCounters) (acted, of uint64
 
 // leaveDemand takes priority off again, if it was put in place for it.
 func (d *Daemon) leaveDemand(ctx context.Context) error {
-	d.demand.trial.leave()
+	d.demand.trial.Leave()
 	if !d.demand.on {
 		return nil // or it is for rules that have come
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/shortcut"
+	"github.com/overlane/overlane/internal/trial"
 	"github.com/overlane/overlane/internal/xdp"
 )
 
@@ -43,11 +44,11 @@ type express struct {
 	// wanted: frames are to take the ways that are safe, and a program is to be on the NICs for that.
 	wanted  bool
 	gov     governor.Express // whether, where nothing forces it
-	trial   trial
+	trial   *trial.Trial
 	layout  string  // what the trial is held against
 	without float64 // frames a second that were delivered then
 	census  *census // under way, or nil
-	meter   meter
+	meter   trial.Meter
 	counted datapath.Counters         // at the last look
 	prio    datapath.PriorityCounters // the same
 }
@@ -417,10 +418,10 @@ func (d *Daemon) leaveWays(ctx context.Context) (rep apply.Report, err error) {
 
 // forget ends what finds out whether it pays.
 func (e *express) forget(dp *datapath.Datapath) error {
-	e.trial.leave()
+	e.trial.Leave()
 	e.gov = governor.Express{}
 	err := errors.Join(e.census.end(), dp.CountUnread(false), dp.HoldExpress(false))
-	e.census, e.meter = nil, meter{}
+	e.census, e.meter = nil, trial.Meter{}
 	return err
 }
 
@@ -438,7 +439,7 @@ func (d *Daemon) proveExpress(ctx context.Context, in governor.Input) error {
 	}
 	if e.gov.Last().State != governor.Active {
 		e.layout = d.besideExpress()
-		if why, yes := e.trial.judge.Bars(in.Now, d.expressSituation(in)); yes {
+		if why, yes := e.trial.Judge.Bars(in.Now, d.expressSituation(in)); yes {
 			e.gov.Refuse(in.Now, why)
 		}
 	}
@@ -460,7 +461,7 @@ func (d *Daemon) proveExpress(ctx context.Context, in governor.Input) error {
 		e.check.Again()
 		return d.dp.HoldExpress(true) // until the trial has flows take their ways
 	case dec.State == governor.Standby:
-		e.trial.leave()
+		e.trial.Leave()
 		err = errors.Join(e.census.end(), d.dp.CountUnread(false))
 		e.census = nil
 		if e.wanted {
@@ -482,7 +483,7 @@ func (d *Daemon) expressWindow(in governor.Input) (w governor.ExpressWindow, err
 			w.Ways++
 		}
 	}
-	if other := d.trying(); other != nil && other != &e.trial || d.aggr.State() == governor.Parked {
+	if other := d.trials.Trying(); other != nil && other != e.trial || d.aggr.State() == governor.Parked {
 		w.Unsettled = true
 	}
 	if e.gov.Last().State != governor.Active {
@@ -513,7 +514,7 @@ func (d *Daemon) besideExpress() string {
 
 func (d *Daemon) expressSituation(in governor.Input) governor.Situation {
 	in.Layout = governor.Layout{}
-	s := situation(in)
+	s := trial.Situation(in)
 	s.Layout, s.Without = d.expr.layout, d.expr.without
 	return s
 }
@@ -541,14 +542,15 @@ func (d *Daemon) lookBeforeExpress(now time.Time) (err error) {
 		if err := d.dp.CountUnread(true); err != nil {
 			return err
 		}
-		e.meter.from, err = d.total(straight, nil)
+		sum, err := d.total(straight, nil)
+		e.meter.Begin(sum)
 		return err
 	default:
 		sum, err := d.total(straight, nil)
 		if err != nil {
 			return err
 		}
-		e.without = e.meter.window(sum, false).Delivered()
+		e.without = e.meter.Window(sum, false).Delivered()
 		e.counted, err = d.dp.Counters()
 		if err != nil {
 			return err
@@ -570,15 +572,15 @@ func (d *Daemon) tryExpressOut(in governor.Input) error {
 			e.gov.Refuse(in.Now, "no way could be opened")
 		}
 		return nil
-	case e.trial.judge.Stale(in.Now, s):
+	case e.trial.Judge.Stale(in.Now, s):
 		e.gov.Again(in.Now, "it is looked at from the beginning whether it still pays")
 		return nil
 	}
-	acts, err := d.tryOut("express", &e.trial, in, s, straight, nil)
+	acts, err := d.trials.Try(e.trial, in, s, straight, nil)
 	if err != nil {
 		return err
 	}
-	if why, yes := e.trial.judge.Bars(in.Now, s); yes {
+	if why, yes := e.trial.Judge.Bars(in.Now, s); yes {
 		e.gov.Refuse(in.Now, why)
 		return nil
 	}
@@ -614,7 +616,7 @@ func (d *Daemon) expressMechanism() control.Mechanism {
 	default:
 		m.State, m.Reason = control.Active, fmt.Sprintf("%d of %d ways from NICs to pods are open", len(e.open), len(e.ways))
 	}
-	if why := e.trial.reason; e.wanted && why != "" {
+	if why := e.trial.Reason(); e.wanted && why != "" {
 		m.Reason += "; " + why
 	}
 	return m

@@ -106,7 +106,7 @@ func (d *Daemon) fill(st *control.Status) error {
 	if st.SparseFlows, err = d.sparseFlows(); err != nil {
 		return err
 	}
-	d.fillTrials(st)
+	st.Trials = d.trials.Report()
 	costs := d.sensor.costs
 	st.StageCosts = []control.StageCost{
 		{Stage: datapath.NIC.String(), NsPerPacket: control.Measured(costs.NIC)},
@@ -229,7 +229,7 @@ func (d *Daemon) mechanism() control.Mechanism {
 	if d.pipe.armed && !d.pipe.layout.Split {
 		m.Gain = d.pipe.layout.Gain
 	}
-	if why := d.trial.reason; why != "" {
+	if why := d.trial.Reason(); why != "" {
 		m.Reason += "; " + why
 	}
 	if why := d.noXDPTier(); why != "" && m.State == control.Active {

@@ -182,7 +182,7 @@ func (d *Daemon) wants(m governor.Mode) bool {
 
 // busy tells whether there is something to decide soon.
 func (d *Daemon) busy(in governor.Input) bool {
-	if d.pipe.armed || d.wants(governor.Forced) || d.trying() != nil {
+	if d.pipe.armed || d.wants(governor.Forced) || d.trials.Trying() != nil {
 		return true
 	}
 	if d.useless {

@@ -14,6 +14,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
+	"github.com/overlane/overlane/internal/trial"
 )
 
 // Microflows say which flows may be split, and into what.
@@ -48,7 +49,7 @@ const (
 // microflows decides when elephants are split.
 type microflows struct {
 	gov     *governor.Governor
-	trial   trial
+	trial   *trial.Trial
 	nic     []int     // cores that poll NICs, as far as that is known
 	counted splitOn   // when the stretch that is judged began
 	since   time.Time // that
@@ -58,7 +59,7 @@ type microflows struct {
 	pause     time.Time // not before
 	why       string    // that
 	// meter measures without, the frames a second that are delivered before their programs come; 0: not known.
-	meter   meter
+	meter   trial.Meter
 	without float64
 }
 
@@ -93,7 +94,7 @@ func (m *microflows) saw(w governor.Window) {
 }
 
 // forget what was delivered without them: that was another load.
-func (m *microflows) forget() { m.meter, m.without = meter{}, 0 }
+func (m *microflows) forget() { m.meter, m.without = trial.Meter{}, 0 }
 
 // noMicroflows says why no flow can be split, or nothing.
 func (d *Daemon) noMicroflows() (state control.MechanismState, reason string) {
@@ -292,7 +293,7 @@ func (d *Daemon) stepMicroflows(in *governor.Input) (governor.Decision, error) {
 		d.micro.since, d.micro.elephants = time.Time{}, nil
 	}
 	in.Layout = d.placeMicroflows(*in)
-	d.micro.trial.barred(in)
+	d.micro.trial.Bar(in)
 	switch {
 	case d.pipe.armed:
 	case in.Layout.None() || d.opts.Microflows.Mode == governor.Forced:
@@ -302,7 +303,7 @@ func (d *Daemon) stepMicroflows(in *governor.Input) (governor.Decision, error) {
 		if err != nil {
 			return governor.Decision{}, err
 		}
-		d.micro.saw(d.micro.meter.window(sum, false))
+		d.micro.saw(d.micro.meter.Window(sum, false))
 	}
 	before := d.micro.gov.Last()
 	dec := d.micro.gov.Step(*in)
@@ -329,7 +330,7 @@ func (d *Daemon) microflowsMechanism() control.Mechanism {
 			m.Reason += fmt.Sprintf("; flows that cores %s poll stay whole: they need no help, or there are no branches for them", config.CPUList(whole))
 		}
 	}
-	if why := d.micro.trial.reason; why != "" {
+	if why := d.micro.trial.Reason(); why != "" {
 		m.Reason += "; " + why
 	}
 	if why := d.cutBehind(); why != "" {

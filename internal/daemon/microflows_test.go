@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/trial"
 )
 
 // An elephant is much for its own core, however much the other cores of the node receive.
@@ -93,7 +94,7 @@ func TestMicroflowsAreHeldAgainstWhatCameBeforeTheirProgram(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := &Daemon{}
-			d.micro.trial = newTrial(forGoodput)
+			d.micro.trial = trial.New("microflows", trial.ForGoodput, trial.Settles)
 			for range 3 {
 				d.micro.saw(second(tt.before))
 			}
@@ -101,7 +102,7 @@ func TestMicroflowsAreHeldAgainstWhatCameBeforeTheirProgram(t *testing.T) {
 			if s := d.situationOf("pipeline", in); s.Without != 0 {
 				t.Errorf("the pipeline needs no program there: %+v", s)
 			}
-			j := d.micro.trial.judge
+			j := d.micro.trial.Judge
 			on, _ := j.Step(in.Now, d.situationOf("microflows", in), governor.Window{})
 			for j.Trying() {
 				in.Now = in.Now.Add(55 * time.Millisecond)

@@ -75,7 +75,7 @@ func (d *Daemon) tuning() datapath.PriorityTuning {
 	if d.opts.Priority.Auto || d.demand.on {
 		t.SparseFrames, t.SparseBytes = sparseFrames, sparseBytes
 	}
-	if d.demand.on && !d.demand.trial.on {
+	if d.demand.on && !d.demand.trial.On() {
 		t.Window = 0 // bulk does not make way
 	}
 	return t
@@ -523,7 +523,7 @@ func (d *Daemon) priorityMechanism() control.Mechanism {
 	if why := d.prio.realtime.why; why != "" {
 		m.Reason += "; " + why
 	}
-	if why := d.demand.trial.reason; d.demand.on && why != "" {
+	if why := d.demand.trial.Reason(); d.demand.on && why != "" {
 		m.Reason += "; " + why
 	}
 	if broad := d.prio.broad.reason(time.Now()); broad != "" {

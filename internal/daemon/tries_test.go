@@ -30,15 +30,15 @@ func TestStatusTellsWhatIsBeingTriedOut(t *testing.T) {
 	all := []string{"pipeline", "priority", "microflows", "aggregate", "express", "bridge-netfilter"}
 	now := time.Now()
 	for name, begin := range map[string]func(*Daemon){
-		"pipeline":   func(d *Daemon) { d.trial.judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
-		"microflows": func(d *Daemon) { d.micro.trial.judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
-		"priority":   func(d *Daemon) { d.demand.trial.judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
-		"express":    func(d *Daemon) { d.expr.trial.judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
+		"pipeline":   func(d *Daemon) { d.trial.Judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
+		"microflows": func(d *Daemon) { d.micro.trial.Judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
+		"priority":   func(d *Daemon) { d.demand.trial.Judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
+		"express":    func(d *Daemon) { d.expr.trial.Judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
 		"aggregate":  func(d *Daemon) { _ = d.aggr.Step(now) }, // and waits for its program
 		"":           func(*Daemon) {},
 	} {
 		d := &Daemon{}
-		d.trial, d.micro.trial, d.demand.trial, d.expr.trial = newTrial(forGoodput), newTrial(forGoodput), newTrial(forLatency), newTrial(forGoodput)
+		d.newTrials()
 		d.aggr = aggregate.New(overlays{mechanismtest.New(nil)}, governor.Auto)
 		begin(d)
 		for _, m := range all {
@@ -49,7 +49,7 @@ func TestStatusTellsWhatIsBeingTriedOut(t *testing.T) {
 	}
 	d := &Daemon{}
 	d.aggr = aggregate.New(overlays{mechanismtest.New(nil)}, governor.Auto)
-	d.expr.trial = newTrial(forGoodput)
+	d.newTrials()
 	for range 2 { // no core is short of time for a second yet
 		d.expr.gov.Step(now, governor.ExpressWindow{Saturated: 1, Ways: 1})
 		now = now.Add(2 * time.Second)
@@ -63,7 +63,7 @@ func TestStatusTellsWhatIsBeingTriedOut(t *testing.T) {
 // and status is asked meanwhile.
 func TestWhatWaitsForItsProgramsDoesNotActYet(t *testing.T) {
 	d := &Daemon{}
-	d.trial, d.micro.trial, d.demand.trial, d.expr.trial = newTrial(forGoodput), newTrial(forGoodput), newTrial(forLatency), newTrial(forGoodput)
+	d.newTrials()
 	d.aggr = aggregate.New(overlays{mechanismtest.New(nil)}, governor.Forced)
 	over := d.begins("microflows")
 	told := func(name string) control.Mechanism {
