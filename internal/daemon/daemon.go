@@ -25,6 +25,7 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/rules"
+	"github.com/overlane/overlane/internal/sense"
 	"github.com/overlane/overlane/internal/shortcut"
 	"github.com/overlane/overlane/internal/trial"
 	"github.com/overlane/overlane/internal/xdp"
@@ -100,7 +101,7 @@ type Daemon struct {
 	prio      *priority                 // nil without rules
 	prioPast  datapath.PriorityCounters // of the times before, when there were rules
 	added     []rules.Rule              // at run time
-	sensor    sensor
+	sensor    sense.Sensor
 	snap      node.Snapshot
 	cookie    uint64
 	drops     map[int]uint64 // of the backlogs, at the start
@@ -128,9 +129,9 @@ type Daemon struct {
 	woken     time.Time // when it was last asleep
 	dull      dull
 	lively    time.Time // when packets last came, as isAwake saw it
-	softnet   softnet
-	receiving receiving
-	tunnels   overlayRate
+	softnet   sense.Softnet
+	softirqs  sense.Softirqs
+	tunnels   sense.Overlay
 	pace      mechanism.Pace
 	requests  chan func()
 	// questions change nothing.
@@ -216,7 +217,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	if err := d.dp.SetTunnels(tunnelDevices(d.scanner, d.snap), underlayDevices(d.scanner, d.snap)); err != nil && !errors.Is(err, datapath.ErrTooManyTunnels) {
 		return err
 	}
-	if d.drops, err = backlogDrops(); err != nil {
+	if d.drops, err = sense.BacklogDrops(); err != nil {
 		return err
 	}
 	d.gov = governor.New(d.opts.Mode, d.opts.Limits)
@@ -508,7 +509,7 @@ func (d *Daemon) close() error {
 	if d.hooks != nil {
 		errs = append(errs, d.hooks.Close())
 	}
-	d.tunnels.close()
+	d.tunnels.Close()
 	if d.dp != nil {
 		errs = append(errs, d.dp.Close())
 	}

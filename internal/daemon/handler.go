@@ -18,6 +18,7 @@ import (
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/sense"
 )
 
 // ErrStopping is the answer to requests that come too late.
@@ -107,7 +108,7 @@ func (d *Daemon) fill(st *control.Status) error {
 		return err
 	}
 	st.Trials = d.trials.Report()
-	costs := d.sensor.costs
+	costs := d.sensor.Costs
 	st.StageCosts = []control.StageCost{
 		{Stage: datapath.NIC.String(), NsPerPacket: control.Measured(costs.NIC)},
 		{Stage: datapath.Tunnel.String(), NsPerPacket: control.Measured(costs.Tunnel)},
@@ -171,7 +172,7 @@ func (d *Daemon) unsettled(m *control.Mechanism) {
 }
 
 func (d *Daemon) fillLanes(st *control.Status, c datapath.Counters) error {
-	drops, err := backlogDrops()
+	drops, err := sense.BacklogDrops()
 	if err != nil {
 		return err
 	}
@@ -182,13 +183,13 @@ func (d *Daemon) fillLanes(st *control.Status, c datapath.Counters) error {
 				return err
 			}
 			lane := control.Lane{Stage: stage.String(), Core: core, Packets: n}
-			if core < len(d.sensor.last) {
-				lane.Queue = uint64(d.sensor.last[core].Queue)
+			if core < len(d.sensor.Last) {
+				lane.Queue = uint64(d.sensor.Last[core].Queue)
 			}
 			// A backlog is shared by all that RPS and veth send there.
 			lane.Drops = drops[core] - d.drops[core]
 			if stage == datapath.NIC {
-				lane.Queue, lane.Drops = uint64(d.sensor.last[core].LaneQueue), c.XDPDrop
+				lane.Queue, lane.Drops = uint64(d.sensor.Last[core].LaneQueue), c.XDPDrop
 			}
 			st.Lanes = append(st.Lanes, lane)
 		}
@@ -206,7 +207,7 @@ var stageOrder = map[string]int{datapath.NIC.String(): 0, datapath.Tunnel.String
 // daemon did not look.
 func (d *Daemon) overlayPackets() uint64 {
 	var n uint64
-	for _, c := range d.sensor.last {
+	for _, c := range d.sensor.Last {
 		n += c.Packets[datapath.Tunnel]
 	}
 	return n

@@ -49,14 +49,14 @@ const (
 // returns false.
 func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) {
 	if !d.wants(governor.Auto) && !d.wants(governor.Forced) && d.noDemand() != "" && !d.pipe.armed && !d.places.Shared() && d.expr.watchers == nil {
-		return d.sensor.nothing(now, d.cores), true, d.pay(asleep)
+		return d.sensor.Nothing(now, d.cores), true, d.pay(asleep)
 	}
 	quiet := d.isQuiet(now)
 	if d.heed == asleep {
 		switch {
 		case quiet:
-			return d.sensor.nothing(now, d.cores), true, nil
-		case d.mayRest() && d.dull.holds(now, d.softnet.rate):
+			return d.sensor.Nothing(now, d.cores), true, nil
+		case d.mayRest() && d.dull.holds(now, d.softnet.Rate):
 			in = d.dull.in
 			in.Now, in.Configured = now, d.cores
 			return in, true, nil
@@ -69,11 +69,11 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 	if err != nil {
 		return in, false, err
 	}
-	receiving, err := d.receiving.look(now)
+	receiving, err := d.softirqs.Read(now)
 	if err != nil {
 		d.log.Debug("lanes are chosen without what cores receive", "reason", err)
 	}
-	if in, ok = d.sensor.read(now, cores, d.cores, receiving, !d.pipe.steering); !ok {
+	if in, ok = d.sensor.Read(now, cores, d.cores, receiving, !d.pipe.steering); !ok {
 		return in, false, nil
 	}
 	if d.heed == alert {
@@ -86,7 +86,7 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 		d.dull = dull{}
 		return in, true, d.pay(alert)
 	case quiet && now.Sub(d.quiet) >= asleepAfter && now.Sub(d.woken) >= awakeFor,
-		!quiet && d.mayRest() && d.dull.seen(in, d.softnet.rate):
+		!quiet && d.mayRest() && d.dull.seen(in, d.softnet.Rate):
 		return in, true, d.pay(asleep)
 	}
 	return in, true, d.pay(calm)
@@ -168,7 +168,7 @@ func (d *Daemon) isAwake(now time.Time) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if comes && !math.IsInf(d.softnet.rate, 1) {
+	if comes && !math.IsInf(d.softnet.Rate, 1) {
 		d.lively = now
 	}
 	return now.Sub(d.lively) < calmAfter, nil
@@ -202,7 +202,7 @@ func (d *Daemon) pay(h heed) error {
 		return nil
 	}
 	if d.heed == asleep || h == asleep {
-		d.sensor.forget()
+		d.sensor.Forget()
 	}
 	d.heed = h
 	// Which tasks need the cores matters once a mechanism asks for them.
@@ -216,3 +216,32 @@ func busyPermille(cores []datapath.Core, in governor.Input) []uint16 {
 	}
 	return busy
 }
+
+// overlay is the rate of the overlay's packets, in all tunnels; false: it is not known yet.
+func (d *Daemon) overlay(now time.Time) (rate float64, known bool, err error) {
+	var express uint64
+	if d.expr.watchers != nil {
+		c, err := d.dp.Counters()
+		if err != nil {
+			return 0, false, err
+		}
+		express = c.Express
+	}
+	rate, known = d.tunnels.Read(now, d.scanner, d.snap.Tunnels, express)
+	return rate, known, nil
+}
+
+// comes tells whether packets come fast, and the overlay's are among them: for what else the node
+// receives there is nothing to do.
+func (d *Daemon) comes(now time.Time) (bool, error) {
+	all, err := d.softnet.Read(now)
+	if err != nil {
+		return false, err
+	}
+	overlay, known, err := d.overlay(now)
+	return all >= d.opts.AsleepBelow && (!known || overlay >= d.opts.AsleepBelow/overlayPart), err
+}
+
+// overlayPart is the part of what wakes the daemon that the overlay has to have. Packets that GRO has
+// joined count once: of TCP at a gigabit a second there may be two thousand.
+const overlayPart = 10

@@ -59,7 +59,7 @@ func (h host) Rate(now time.Time) (float64, error) {
 	return rate, err
 }
 
-func (h host) Behind() float64 { return h.d.sensor.behind }
+func (h host) Behind() float64 { return h.d.sensor.Behind }
 
 func (h host) SkipsTunnels() bool { return len(h.d.expr.open) > 0 }
 
@@ -67,7 +67,7 @@ func (h host) HasLanes() bool { return h.d.prio != nil }
 
 func (h host) Relearn() {
 	if !h.d.pipe.armed {
-		h.d.sensor.relearn()
+		h.d.sensor.Relearn()
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/sense"
 	"github.com/overlane/overlane/internal/trial"
 )
 
@@ -31,7 +32,7 @@ func (d *Daemon) total(s trial.Share, only []int) (t trial.Totals, err error) {
 		}
 	}
 	t.Frames = t.All[datapath.NIC]
-	drops, err := backlogDrops()
+	drops, err := sense.BacklogDrops()
 	if err != nil {
 		return t, err
 	}

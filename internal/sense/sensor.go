@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+// Package sense measures: windows of polls for the governor, packets and softirq time by core, the overlay's rate.
+package sense
 
 import (
 	"time"
@@ -9,29 +10,29 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 )
 
-// sensor turns the datapath's totals into windows for the governor.
-type sensor struct {
-	last  []datapath.Core
+// Sensor turns the datapath's totals into windows for the governor.
+type Sensor struct {
+	Last  []datapath.Core // as read last
 	when  time.Time
-	costs governor.Costs
+	Costs governor.Costs
 	tasks map[int]float64 // tasks' share of each core, smoothed
-	// behind is what a frame cost behind the NIC's stage in the last window, of what it cost there;
+	// Behind is what a frame cost behind the NIC's stage in the last window, of what it cost there;
 	// 0: not known.
-	behind float64
+	Behind float64
 	// before: the window that ends next tells nothing of what stages cost now.
 	before bool
 }
 
-// relearn forgets what stages cost: from now on packets are others, and fewer or more of them.
-func (s *sensor) relearn() { s.costs, s.before = governor.Costs{}, true }
+// Relearn forgets what stages cost: from now on packets are others, and fewer or more of them.
+func (s *Sensor) Relearn() { s.Costs, s.before = governor.Costs{}, true }
 
-// read makes the window since the last call. learn tells that all stages run on
+// Read makes the window since the last call. learn tells that all stages run on
 // one core now, so that their cost can be measured. The first call has no
 // window and returns false.
 // receiving is the share of each core's time that softirqs took lately.
-func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, receiving map[int]float64, learn bool) (governor.Input, bool) {
-	last, since, first := s.last, now.Sub(s.when), s.when.IsZero()
-	s.last, s.when = cores, now
+func (s *Sensor) Read(now time.Time, cores []datapath.Core, configured []int, receiving map[int]float64, learn bool) (governor.Input, bool) {
+	last, since, first := s.Last, now.Sub(s.when), s.when.IsZero()
+	s.Last, s.when = cores, now
 	if first || since <= 0 {
 		return governor.Input{}, false
 	}
@@ -65,7 +66,7 @@ func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, re
 		}
 		// A lane's thread makes no polls; that it does not keep up tells enough.
 		if cores[i].LaneQueue >= laneBehind {
-			typical := s.costs.OrTypical()
+			typical := s.Costs.OrTypical()
 			c.Saturated = 1
 			c.Movable = max(c.Movable, (typical.Tunnel+typical.Pod)/(typical.NIC+typical.Tunnel+typical.Pod))
 		}
@@ -75,15 +76,15 @@ func (s *sensor) read(now time.Time, cores []datapath.Core, configured []int, re
 		s.learn(sum)
 	}
 	s.before = false
-	s.behind = sum.behind()
-	in.Costs = s.costs
+	s.Behind = sum.behind()
+	in.Costs = s.Costs
 	return in, true
 }
 
 // loadFor is over how long tasks' share of a core is smoothed.
 const loadFor = time.Second
 
-func (s *sensor) smooth(core int, tasks float64, since time.Duration) float64 {
+func (s *Sensor) smooth(core int, tasks float64, since time.Duration) float64 {
 	if s.tasks == nil {
 		s.tasks = map[int]float64{}
 	}
@@ -123,12 +124,12 @@ func (c costs) behind() float64 {
 	return (cost[datapath.Tunnel] + cost[datapath.Pod]) / cost[datapath.NIC]
 }
 
-// forget makes the next read begin a window, and nothing is known of the last.
-func (s *sensor) forget() { s.when, s.behind, s.tasks = time.Time{}, 0, nil }
+// Forget makes the next read begin a window, and nothing is known of the last.
+func (s *Sensor) Forget() { s.when, s.Behind, s.tasks = time.Time{}, 0, nil }
 
-// nothing is a window in which no core had anything to do.
-func (s *sensor) nothing(now time.Time, configured []int) governor.Input {
-	in := governor.Input{Now: now, Cores: map[int]governor.Core{}, Configured: configured, Costs: s.costs}
+// Nothing is a window in which no core had anything to do.
+func (s *Sensor) Nothing(now time.Time, configured []int) governor.Input {
+	in := governor.Input{Now: now, Cores: map[int]governor.Core{}, Configured: configured, Costs: s.Costs}
 	for _, c := range configured {
 		in.Cores[c] = governor.Core{}
 	}
@@ -140,12 +141,12 @@ const minLearn = 500
 
 // learn follows the stages' costs slowly: a machine's speed changes by half and
 // more within seconds. A stage's packets may be many frames each.
-func (s *sensor) learn(sum costs) {
+func (s *Sensor) learn(sum costs) {
 	if sum.packets[datapath.NIC] < minLearn {
 		return
 	}
 	for st, cost := range map[datapath.Stage]*float64{
-		datapath.NIC: &s.costs.NIC, datapath.Tunnel: &s.costs.Tunnel, datapath.Pod: &s.costs.Pod,
+		datapath.NIC: &s.Costs.NIC, datapath.Tunnel: &s.Costs.Tunnel, datapath.Pod: &s.Costs.Pod,
 	} {
 		if sum.packets[st] < fewPackets {
 			continue

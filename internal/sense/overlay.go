@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package sense
 
 import (
 	"fmt"
@@ -14,10 +14,10 @@ import (
 	"github.com/overlane/overlane/internal/node"
 )
 
-// overlayRate turns the kernel's counts of packets that came out of tunnels into a rate. What GRO has
+// Overlay turns the kernel's counts of packets that came out of tunnels into a rate. What GRO has
 // joined counts as one. A read takes a pread for each tunnel; a file that is held open keeps neither
 // its device nor its namespace.
-type overlayRate struct {
+type Overlay struct {
 	files map[node.DevKey]*os.File
 	last  map[node.DevKey]uint64
 	other uint64 // that passed the tunnels by
@@ -26,9 +26,9 @@ type overlayRate struct {
 	known bool
 }
 
-// read returns the packets a second of all tunnels since the last call, and of those that express handed
+// Read returns the packets a second of all tunnels since the last call, and of those that express handed
 // past them; false: there was no call before. For the same time it is read once.
-func (o *overlayRate) read(now time.Time, s *node.Scanner, tunnels []node.Tunnel, express uint64) (float64, bool) {
+func (o *Overlay) Read(now time.Time, s *node.Scanner, tunnels []node.Tunnel, express uint64) (float64, bool) {
 	if now.Equal(o.when) {
 		return o.rate, o.known
 	}
@@ -67,7 +67,7 @@ func (o *overlayRate) read(now time.Time, s *node.Scanner, tunnels []node.Tunnel
 	return o.rate, o.known
 }
 
-func (o *overlayRate) count(s *node.Scanner, t node.Tunnel) (uint64, error) {
+func (o *Overlay) count(s *node.Scanner, t node.Tunnel) (uint64, error) {
 	f := o.files[t.Key()]
 	if f == nil {
 		root, err := s.Sysfs(t.NetnsCookie)
@@ -87,38 +87,10 @@ func (o *overlayRate) count(s *node.Scanner, t node.Tunnel) (uint64, error) {
 	return strconv.ParseUint(strings.TrimSpace(string(buf[:n])), 10, 64)
 }
 
-func (o *overlayRate) close() {
+// Close lets go of the files.
+func (o *Overlay) Close() {
 	for key, f := range o.files {
 		f.Close()
 		delete(o.files, key)
 	}
 }
-
-// overlay is the rate of the overlay's packets, in all tunnels; false: it is not known yet.
-func (d *Daemon) overlay(now time.Time) (rate float64, known bool, err error) {
-	var express uint64
-	if d.expr.watchers != nil {
-		c, err := d.dp.Counters()
-		if err != nil {
-			return 0, false, err
-		}
-		express = c.Express
-	}
-	rate, known = d.tunnels.read(now, d.scanner, d.snap.Tunnels, express)
-	return rate, known, nil
-}
-
-// comes tells whether packets come fast, and the overlay's are among them: for what else the node
-// receives there is nothing to do.
-func (d *Daemon) comes(now time.Time) (bool, error) {
-	all, err := d.softnet.read(now)
-	if err != nil {
-		return false, err
-	}
-	overlay, known, err := d.overlay(now)
-	return all >= d.opts.AsleepBelow && (!known || overlay >= d.opts.AsleepBelow/overlayPart), err
-}
-
-// overlayPart is the part of what wakes the daemon that the overlay has to have. Packets that GRO has
-// joined count once: of TCP at a gigabit a second there may be two thousand.
-const overlayPart = 10

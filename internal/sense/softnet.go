@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package sense
 
 import (
 	"math"
@@ -9,18 +9,18 @@ import (
 	"github.com/overlane/overlane/internal/polled"
 )
 
-// softnet turns the kernel's count of received packets into rates.
-type softnet struct {
+// Softnet turns the kernel's count of received packets into rates.
+type Softnet struct {
 	last map[uint32]uint32 // by core
 	when time.Time
-	rate float64 // then
+	Rate float64 // then
 }
 
-// read returns the packets per second of the core that received most since the
+// Read returns the packets per second of the core that received most since the
 // last call; infinite if there was none lately. For the same time it is read once.
-func (s *softnet) read(now time.Time) (float64, error) {
+func (s *Softnet) Read(now time.Time) (float64, error) {
 	if s.last != nil && now.Equal(s.when) {
-		return s.rate, nil
+		return s.Rate, nil
 	}
 	stats, err := polled.Softnet()
 	if err != nil {
@@ -39,12 +39,12 @@ func (s *softnet) read(now time.Time) (float64, error) {
 			most = max(most, float64(c.Processed-before)/since.Seconds())
 		}
 	}
-	s.rate = most
+	s.Rate = most
 	return most, nil
 }
 
-// backlogDrops are the packets that each core's backlog has dropped.
-func backlogDrops() (map[int]uint64, error) {
+// BacklogDrops are the packets that each core's backlog has dropped.
+func BacklogDrops() (map[int]uint64, error) {
 	stats, err := polled.Softnet()
 	if err != nil {
 		return nil, err

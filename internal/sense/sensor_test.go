@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package sense
 
 import (
 	"math"
@@ -36,12 +36,12 @@ func TestAClockThatJumpsIsNoLoad(t *testing.T) {
 		{"goes back", -time.Hour, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			var s sensor
+			var s Sensor
 			g := governor.New(governor.Auto, governor.DefaultLimits())
 			now := begin
-			s.read(now, busy(0, 0), []int{0, 1}, nil, true)
+			s.Read(now, busy(0, 0), []int{0, 1}, nil, true)
 			// Its work of the usual time, seen after the jump.
-			in, ok := s.read(now.Add(tc.jump), busy(100*time.Millisecond, 1), []int{0, 1}, nil, true)
+			in, ok := s.Read(now.Add(tc.jump), busy(100*time.Millisecond, 1), []int{0, 1}, nil, true)
 			if ok != tc.want {
 				t.Fatalf("there is a window: %t, want %t", ok, tc.want)
 			}
@@ -57,7 +57,7 @@ func TestAClockThatJumpsIsNoLoad(t *testing.T) {
 			}
 			// Then the clock goes on, and load is seen as it is.
 			now = now.Add(100 * time.Millisecond)
-			in, ok = s.read(now, busy(100*time.Millisecond, 0.9), []int{0, 1}, nil, true)
+			in, ok = s.Read(now, busy(100*time.Millisecond, 0.9), []int{0, 1}, nil, true)
 			if !ok || in.Cores[0].Saturated < 0.8 || len(in.Cores) != configured {
 				t.Errorf("the window after it: %t %+v", ok, in.Cores)
 			}
@@ -68,7 +68,7 @@ func TestAClockThatJumpsIsNoLoad(t *testing.T) {
 // Once datagrams are joined frames cost something else, and stages have few packets. What they cost before is
 // forgotten at once: by it the wrong stage would hop.
 func TestCostsAreLearnedAnewWhenDatagramsAreJoined(t *testing.T) {
-	var s sensor
+	var s Sensor
 	now, total := time.Unix(1_000_000, 0), datapath.Core{}
 	window := func(packets [datapath.Stages]uint64, ns [datapath.Stages]uint64) governor.Costs {
 		now = now.Add(100 * time.Millisecond)
@@ -77,7 +77,7 @@ func TestCostsAreLearnedAnewWhenDatagramsAreJoined(t *testing.T) {
 			total.StagePackets[st] += packets[st]
 			total.StageNs[st] += ns[st] * packets[datapath.NIC]
 		}
-		in, _ := s.read(now, []datapath.Core{total}, []int{0}, nil, true)
+		in, _ := s.Read(now, []datapath.Core{total}, []int{0}, nil, true)
 		return in.Costs
 	}
 	const frames = 10000
@@ -86,11 +86,11 @@ func TestCostsAreLearnedAnewWhenDatagramsAreJoined(t *testing.T) {
 	costs := func(c [datapath.Stages]uint64) governor.Costs {
 		return governor.Costs{NIC: float64(c[datapath.NIC]), Tunnel: float64(c[datapath.Tunnel]), Pod: float64(c[datapath.Pod])}
 	}
-	s.read(now, []datapath.Core{total}, []int{0}, nil, true)
+	s.Read(now, []datapath.Core{total}, []int{0}, nil, true)
 	if got := window(single, before); got != costs(before) {
 		t.Fatalf("at first: %+v", got)
 	}
-	s.relearn()
+	s.Relearn()
 	if got := window(single, before); got.Known() {
 		t.Errorf("the window before the change tells of it: %+v", got)
 	}

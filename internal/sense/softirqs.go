@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package sense
 
 import (
 	"time"
@@ -8,32 +8,32 @@ import (
 	"github.com/overlane/overlane/internal/polled"
 )
 
-// receiving turns the kernel's count of the time in softirqs into shares of each core.
-type receiving struct {
+// Softirqs turns the kernel's count of the time in softirqs into shares of each core.
+type Softirqs struct {
 	last  map[int]time.Duration
 	when  time.Time
 	share map[int]float64
 }
 
-// receivingEvery is how long a window must be for it: the kernel may count in ticks of up to 10 ms, and
+// softirqsEvery is how long a window must be for it: the kernel may count in ticks of up to 10 ms, and
 // hundreds of cores are a long text to read.
-const receivingEvery = time.Second
+const softirqsEvery = time.Second
 
-// look returns the share of each core's time that softirqs took lately.
-func (r *receiving) look(now time.Time) (map[int]float64, error) {
+// Read returns the share of each core's time that softirqs took lately.
+func (r *Softirqs) Read(now time.Time) (map[int]float64, error) {
 	since := now.Sub(r.when)
-	if r.last != nil && since >= 0 && since < receivingEvery {
+	if r.last != nil && since >= 0 && since < softirqsEvery {
 		return r.share, nil
 	}
 	took, err := polled.Softirqs()
 	if err != nil {
-		*r = receiving{}
+		*r = Softirqs{}
 		return nil, err
 	}
 	share := map[int]float64{}
 	for cpu, t := range took {
 		// After a pause the mean of it says nothing of now.
-		if was, known := r.last[cpu]; known && since > 0 && since < 3*receivingEvery {
+		if was, known := r.last[cpu]; known && since > 0 && since < 3*softirqsEvery {
 			share[cpu] = min(max(float64(t-was)/float64(since), 0), 1)
 		}
 	}
