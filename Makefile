@@ -67,6 +67,7 @@ install: build ## Programs, manual, completion, unit, sample configuration (PREF
 	done
 	install -m 644 README.md KNOWN_ISSUES.md LICENSE LICENSES/* $(sharedir)/doc/overlane
 	install -m 644 docs/*.md $(sharedir)/doc/overlane/docs
+	install -D -m 644 -t $(sharedir)/doc/overlane/docs/pictures docs/pictures/*
 	@[ -n '$(DESTDIR)' ] || deploy/package/after-install.sh
 
 completions := bash:bash-completion/completions/overlane zsh:zsh/site-functions/_overlane \

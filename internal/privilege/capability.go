@@ -71,7 +71,7 @@ type Need struct {
 	Without string
 }
 
-// needs are all that the daemon ever needs. docs/how-it-works.md says by which check of the kernel.
+// needs are all that the daemon ever needs. docs/privileges.md says by which check of the kernel.
 var needs = []Need{
 	{unix.CAP_BPF, "loads its BPF programs and maps", ""},
 	{unix.CAP_PERFMON, "has BPF programs read the kernel's queues and what polls cost", ""},
