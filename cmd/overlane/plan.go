@@ -25,6 +25,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/mechanism/bridgehooks"
+	"github.com/overlane/overlane/internal/mechanism/express"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -375,7 +376,7 @@ func (l look) express(s *node.Scanner, changed []apply.Entry, join bool, own fun
 	if err != nil {
 		return p, err
 	}
-	return daemon.ExpressPlan(s, l.snap, cookie, changed, join, own, l.places, mode)
+	return express.Plan(s, l.snap, cookie, changed, join, own, l.places, mode)
 }
 
 // planExpress is what frames change that go straight to pods.

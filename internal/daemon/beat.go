@@ -13,7 +13,7 @@ import (
 func (d *Daemon) beat(now time.Time) error {
 	was := d.beaten
 	d.beaten = now
-	if late := now.Sub(was); !was.IsZero() && late > datapath.AloneAfter && (d.pipe.steering || d.expr.watchers != nil) {
+	if late := now.Sub(was); !was.IsZero() && late > datapath.AloneAfter && (d.pipe.steering || d.expr.Acts()) {
 		d.log.Warn("flows went home meanwhile", "reason", fmt.Sprintf("the daemon did not get to decide for %s", late.Round(100*time.Millisecond)))
 	}
 	return d.dp.Beat()

@@ -22,6 +22,7 @@ import (
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/mechanism/bridgehooks"
+	"github.com/overlane/overlane/internal/mechanism/express"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/rules"
@@ -93,9 +94,8 @@ type Daemon struct {
 	pipe      *pipeline
 	micro     microflows
 	aggr      *aggregate.Aggregate
-	landing   landing
 	demand    demand
-	expr      express
+	expr      *express.Express
 	bridge    *bridgehooks.Hooks
 	hooks     *shortcut.Hooks           // once there are watchers
 	prio      *priority                 // nil without rules
@@ -262,8 +262,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 			err = d.rescan(ctx)
 		case <-d.changedWays():
 			err = d.followSync(time.Now())
-		case <-d.expr.watchers.Changed():
-			err = d.tryExpress(ctx, time.Now())
+		case <-d.expr.Changed():
+			err = d.expr.Follow(ctx, time.Now())
 		case <-d.bridge.Changed():
 			err = d.bridge.Follow(time.Now())
 		case <-d.aggr.Changed():
@@ -308,7 +308,7 @@ func (d *Daemon) rescan(ctx context.Context) error {
 	}
 	d.placeThreads()
 	d.aggr.Rescanned()
-	d.expr.check.Again()
+	d.expr.Rescanned()
 	d.bridge.Rescanned()
 	if !d.pipe.armed {
 		err := d.dp.SetTunnels(tunnelDevices(d.scanner, snap), underlayDevices(d.scanner, snap))
@@ -346,14 +346,14 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if only, err := d.trials.Settled(); only || err != nil {
 		return err
 	}
-	if err := errors.Join(d.beat(now), d.lookOnline(now), d.lookPriority(now), d.stepRealtime(now), d.aggr.Step(now), d.stepExpress(ctx, now), d.bridge.Step(now)); err != nil {
+	if err := errors.Join(d.beat(now), d.lookOnline(now), d.lookPriority(now), d.stepRealtime(now), d.aggr.Step(now), d.expr.Step(ctx, now), d.bridge.Step(now)); err != nil {
 		return err
 	}
 	in, ok, err := d.measure(now)
 	if err != nil || !ok {
 		return err
 	}
-	if err := errors.Join(d.stepDemand(ctx, in), d.proveExpress(ctx, in)); err != nil {
+	if err := errors.Join(d.stepDemand(ctx, in), d.expr.Prove(ctx, in)); err != nil {
 		return err
 	}
 	split := in
@@ -491,7 +491,7 @@ func (d *Daemon) stop() error {
 func (d *Daemon) stopMechanisms(ctx context.Context) (all apply.Report, err error) {
 	for _, stop := range []func() (apply.Report, error){
 		func() (apply.Report, error) { return d.pipe.disarm(ctx) },
-		func() (apply.Report, error) { return d.stopExpress(ctx) },
+		func() (apply.Report, error) { return d.expr.Stop(ctx) },
 		func() (apply.Report, error) { return d.stopPriority(ctx) },
 		func() (apply.Report, error) { return d.bridge.Stop(time.Now()) },
 		d.aggr.Stop,
@@ -534,7 +534,7 @@ func (d *Daemon) close() error {
 // meanwhile is what does not wait while the daemon waits for the kernel. Flows that are steered do: on
 // them the daemon is to decide, and it does not.
 func (d *Daemon) meanwhile() {
-	d.watchWays()
+	d.expr.Meanwhile()
 	d.bridge.Meanwhile(time.Now())
 	if d.pipe.steering {
 		return
@@ -548,7 +548,7 @@ func (d *Daemon) newPipeline() *pipeline {
 	return &pipeline{
 		log: d.log, changes: d.changes, dp: d.dp, scanner: d.scanner, readings: d.readings, locked: d.locked,
 		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, refused: map[node.DevKey]refusal{}, places: d.places, offline: d.isOffline, lost: map[int]bool{},
-		express: d.expr.claims, meanwhile: d.meanwhile, wants: d.pipelineWants,
+		express: d.expr.Claims, meanwhile: d.meanwhile, wants: d.pipelineWants,
 	}
 }
 

@@ -52,7 +52,7 @@ func (d *Daemon) stepDemand(ctx context.Context, in governor.Input) error {
 		}
 	}
 	before := m.gov.Last()
-	dec := m.gov.Step(in.Now, shortOfTime(in))
+	dec := m.gov.Step(in.Now, in.ShortOfTime())
 	if dec.State == governor.Parked && m.census != nil && m.gov.Over(in.Now) {
 		c, err := m.census.small()
 		if err := errors.Join(err, m.endCensus()); err != nil {
@@ -96,16 +96,6 @@ func (d *Daemon) noDemand() string {
 	return d.tooDear()
 }
 
-// shortOfTime is the largest share of a core's time in saturated polls of overlay packets.
-func shortOfTime(in governor.Input) (most float64) {
-	for _, c := range in.Cores {
-		if c.Overlay > 0 {
-			most = max(most, c.Saturated)
-		}
-	}
-	return most
-}
-
 func byPriority(in governor.Input) governor.Situation {
 	in.Layout = governor.Layout{}
 	s := trial.Situation(in)
@@ -126,14 +116,15 @@ func (d *Daemon) beginCensus() (*census, error) {
 		case err == nil:
 			c.hooks = append(c.hooks, l)
 		case !errors.Is(err, node.ErrGone):
-			return nil, errors.Join(err, c.end())
+			return nil, errors.Join(err, c.End())
 		}
 	}
 	return c, nil
 }
 
 // datagrams tells how many packets came, and how many of them were of UDP.
-func (c *census) datagrams() (packets, udp uint64, err error) {
+// Datagrams is express.Census's.
+func (c *census) Datagrams() (packets, udp uint64, err error) {
 	flows, rest, err := c.dp.Flows()
 	for _, f := range append(flows, rest) {
 		packets, udp = packets+f.Packets, udp+f.Datagrams
@@ -162,13 +153,14 @@ func (s *census) small() (c governor.Census, err error) {
 }
 
 func (m *demand) endCensus() error {
-	err := m.census.end()
+	err := m.census.End()
 	m.census = nil
 	return err
 }
 
 // end leaves no trace of it; nil: there is none.
-func (c *census) end() error {
+// End is express.Census's.
+func (c *census) End() error {
 	if c == nil {
 		return nil
 	}

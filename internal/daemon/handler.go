@@ -86,14 +86,18 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Netns = d.cookie
 	st.Cores = d.cores
 	st.Tiers = d.opts.Tiers
-	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggr.Report(), d.expressMechanism(), d.bridge.Report()}
+	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggr.Report(), d.expr.Report(), d.bridge.Report()}
 	for i := range st.Mechanisms {
 		d.unsettled(&st.Mechanisms[i])
 	}
 	names := NewNames(d.scanner, d.snap)
 	st.Namespaces = names.Places()
 	d.fillDevices(st, names)
-	d.fillExpress(st, names)
+	for _, w := range d.expr.Ways() {
+		st.Express = append(st.Express, control.ExpressWay{
+			NIC: w.NIC.Name, Tunnel: w.Tunnel.Name, Pod: w.Pod.Host.Name, Netns: w.Pod.Host.NetnsCookie, Name: names.Pod(w.Pod), Open: w.Open, Reason: names.Text(w.Reason),
+		})
+	}
 	for i := range st.Mechanisms {
 		st.Mechanisms[i].Reason = names.Text(st.Mechanisms[i].Reason)
 	}
@@ -340,6 +344,7 @@ func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 		d.opts.Mode, d.opts.Limits, d.opts.Cores = opts.Mode, opts.Limits, opts.Cores
 		d.gov.Reconfigure(opts.Mode, opts.Limits)
 		d.opts.Aggregate, d.opts.Express, d.opts.SkipUnusedHooks = opts.Aggregate, opts.Express, opts.SkipUnusedHooks
+		d.expr.Configure(opts.Express)
 		d.bridge.Configure(opts.SkipUnusedHooks)
 		d.aggr.Configure(opts.Aggregate)
 		d.opts.Microflows = opts.Microflows

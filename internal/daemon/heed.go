@@ -48,7 +48,7 @@ const (
 // measure makes the window that ends now. Without one, and without an error, it
 // returns false.
 func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) {
-	if !d.wants(governor.Auto) && !d.wants(governor.Forced) && d.noDemand() != "" && !d.pipe.armed && !d.places.Shared() && d.expr.watchers == nil {
+	if !d.wants(governor.Auto) && !d.wants(governor.Forced) && d.noDemand() != "" && !d.pipe.armed && !d.places.Shared() && !d.expr.Acts() {
 		return d.sensor.Nothing(now, d.cores), true, d.pay(asleep)
 	}
 	quiet := d.isQuiet(now)
@@ -113,7 +113,7 @@ func (d *Daemon) isQuiet(now time.Time) bool {
 // livesOnTraces tells whether something is in place that does: the order guards of pipeline and
 // express know from polls how far queues are.
 func (d *Daemon) livesOnTraces() bool {
-	return d.pipe.armed || d.places.Shared() || d.wants(governor.Forced) || d.expr.watchers != nil
+	return d.pipe.armed || d.places.Shared() || d.wants(governor.Forced) || d.expr.Acts()
 }
 
 // mayRest tells whether a load for which there is nothing to do needs no more than a look now and
@@ -220,7 +220,7 @@ func busyPermille(cores []datapath.Core, in governor.Input) []uint16 {
 // overlay is the rate of the overlay's packets, in all tunnels; false: it is not known yet.
 func (d *Daemon) overlay(now time.Time) (rate float64, known bool, err error) {
 	var express uint64
-	if d.expr.watchers != nil {
+	if d.expr.Acts() {
 		c, err := d.dp.Counters()
 		if err != nil {
 			return 0, false, err

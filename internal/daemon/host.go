@@ -11,10 +11,15 @@ import (
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
+	"github.com/overlane/overlane/internal/mechanism/express"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/shortcut"
+	"github.com/overlane/overlane/internal/trial"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // host is what mechanisms see of the daemon (mechanism.Host).
@@ -61,7 +66,7 @@ func (h host) Rate(now time.Time) (float64, error) {
 
 func (h host) Behind() float64 { return h.d.sensor.Behind }
 
-func (h host) SkipsTunnels() bool { return len(h.d.expr.open) > 0 }
+func (h host) SkipsTunnels() bool { return h.d.expr.HasWays() }
 
 func (h host) HasLanes() bool { return h.d.prio != nil }
 
@@ -74,6 +79,45 @@ func (h host) Relearn() {
 func (h host) LoadAggregation() (aggregate.Program, error) { return h.d.dp.LoadAggregation() }
 
 func (h host) SetApart(on bool) (fresh bool, err error) { return h.d.dp.SetApart(on) }
+
+// What express asks besides (express.Host).
+
+func (h host) Readings() mechanism.Looker {
+	h.d.readings.now(h.d.locked.Entries())
+	return h.d.readings
+}
+
+func (h host) Ours() map[plan.Setting]plan.Owned { return apply.Ours(h.d.locked.Entries()) }
+
+func (h host) Cookie() uint64 { return h.d.cookie }
+
+func (h host) Places() *xdp.Places { return h.d.places }
+
+func (h host) Found(cookie uint64) bool { return h.d.pipe.found(cookie) }
+
+func (h host) Passed(ctx context.Context) error { return h.d.pipe.passed(ctx, graceTimeout) }
+
+func (h host) PriorityOnNIC() bool { return h.d.prio.onNIC() }
+
+func (h host) PriorityCounters() (datapath.PriorityCounters, error) { return h.d.priorityCounters() }
+
+func (h host) Split() bool { return h.d.pipe.armed && h.d.pipe.layout.Split }
+
+func (h host) Aggregation() governor.State { return h.d.aggr.State() }
+
+func (h host) AggregationMode() governor.Mode { return h.d.opts.Aggregate }
+
+func (h host) Trials() *trial.Trials { return h.d.trials }
+
+func (h host) BeginCensus() (express.Census, error) {
+	c, err := h.d.beginCensus()
+	if err != nil {
+		return nil, err // and no census that is a nil pointer
+	}
+	return c, nil
+}
+
+func (h host) Kernel() express.Kernel { return h.d.dp }
 
 // newWatchers share the program that reads tcx hooks.
 func (d *Daemon) newWatchers() *shortcut.Watchers {
@@ -88,7 +132,7 @@ func (d *Daemon) newWatchers() *shortcut.Watchers {
 
 // pollTimes is the time to look for what makes no event, while something rests on that.
 func (d *Daemon) pollTimes(tick <-chan time.Time) <-chan time.Time {
-	if !d.expr.glancing() && !d.bridge.Acts() {
+	if !d.expr.Polls() && !d.bridge.Acts() {
 		return nil
 	}
 	return tick
@@ -97,8 +141,8 @@ func (d *Daemon) pollTimes(tick <-chan time.Time) <-chan time.Time {
 // poll looks for what makes no event.
 func (d *Daemon) poll(ctx context.Context, now time.Time) error {
 	err := d.bridge.Poll(now)
-	if d.expr.glancing() {
-		err = errors.Join(err, d.glanceExpress(ctx, now))
+	if d.expr.Polls() {
+		err = errors.Join(err, d.expr.Poll(ctx, now))
 	}
 	return err
 }

@@ -244,7 +244,7 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	if err := d.pipe.recall(ctx, farewell); err != nil {
 		return fmt.Errorf("take the pipeline off, which comes back once it is known where latency traffic is: %w", err)
 	}
-	if _, err := d.stopExpress(ctx); err != nil {
+	if _, err := d.expr.Stop(ctx); err != nil {
 		return err
 	}
 	// Micro-flows do not come back beside priority.
@@ -296,7 +296,7 @@ func (d *Daemon) makeWayFor(ctx context.Context, u node.Underlay) error {
 	}
 	err := d.pipe.recall(ctx, farewell)
 	if err == nil {
-		_, err = d.stopExpress(ctx)
+		_, err = d.expr.Stop(ctx)
 	}
 	return errors.Join(err, d.places.ReleaseAll(xdp.Pipeline, xdp.Microflows, xdp.Express))
 }
@@ -401,7 +401,7 @@ func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error)
 		return rep, nil
 	}
 	// Its hook goes.
-	_, err = d.stopExpress(ctx)
+	_, err = d.expr.Stop(ctx)
 	err = errors.Join(err, d.bulkHome(ctx))
 	err = errors.Join(err, d.prio.dp.BesideRealtime(nil, eager))
 	// Settings first, as the guardian does: many drivers reset the NIC when a program goes, and since Linux 6.17

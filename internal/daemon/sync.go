@@ -28,9 +28,6 @@ type shortcuts struct {
 	without []plan.Skip // pods that have no short cut
 }
 
-// refreshPart is how much earlier than the bridge forgets a sender it sees it again.
-const refreshPart = 4
-
 func (p *priority) startSync(watchers *shortcut.Watchers) error {
 	dp, err := p.dp.LoadShortcuts()
 	if err != nil {
@@ -93,7 +90,7 @@ func (d *Daemon) followSync(now time.Time) error {
 				continue
 			}
 			want[key] = datapath.Shortcut{
-				Host: v.Host.Ifindex, MaxLen: v.MTU + ethernetWithTag, Refresh: v.Refresh / refreshPart,
+				Host: v.Host.Ifindex, MaxLen: v.MTU + shortcut.Tagged, Refresh: v.Refresh / shortcut.RefreshPart,
 			}
 		}
 	}
@@ -101,9 +98,6 @@ func (d *Daemon) followSync(now time.Time) error {
 	errs = append(errs, s.watchers.Keep(func(cookie uint64) bool { return by[cookie] != nil }))
 	return errors.Join(errs...)
 }
-
-// ethernetWithTag is what a device takes beyond its MTU (is_skb_forwardable).
-const ethernetWithTag = 14 + 4
 
 // elsewhere says why a pod's packets may wait on other cores than the tunnel's.
 func (d *Daemon) elsewhere(p node.Pod) string {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism/express"
 	"github.com/overlane/overlane/internal/sense"
 	"github.com/overlane/overlane/internal/trial"
 )
@@ -97,11 +98,13 @@ func (d *Daemon) situationOf(name string, in governor.Input) governor.Situation 
 	return s
 }
 
-// newTrials make the trials of all mechanisms that have one.
+// newTrials makes the trials, and express, which has its own.
 func (d *Daemon) newTrials() {
 	d.trial, d.micro.trial = trial.New("pipeline", trial.ForGoodput, trial.Settles), trial.New("microflows", trial.ForGoodput, trial.Settles)
-	d.demand.trial, d.expr.trial = trial.New("priority", forLatency, trial.Settles), trial.New("express", trial.ForGoodput, expressSettles)
-	d.trials = trial.NewTrials(d.log, d.total, d.trial, d.micro.trial, d.demand.trial, d.expr.trial)
+	d.demand.trial = trial.New("priority", forLatency, trial.Settles)
+	ways := trial.New("express", trial.ForGoodput, express.Settles)
+	d.expr = express.New(host{d}, d.opts.Express, ways, d.since)
+	d.trials = trial.NewTrials(d.log, d.total, d.trial, d.micro.trial, d.demand.trial, ways)
 }
 
 // window is how long it is to be until the next window ends.
@@ -113,7 +116,7 @@ func (d *Daemon) tries(mechanism string) bool {
 	case "aggregate":
 		return d.aggr.Watches()
 	case "express":
-		if d.expr.gov.Last().State == governor.Parked {
+		if d.expr.Looks() {
 			return true
 		}
 	}

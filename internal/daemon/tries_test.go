@@ -33,7 +33,7 @@ func TestStatusTellsWhatIsBeingTriedOut(t *testing.T) {
 		"pipeline":   func(d *Daemon) { d.trial.Judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
 		"microflows": func(d *Daemon) { d.micro.trial.Judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
 		"priority":   func(d *Daemon) { d.demand.trial.Judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
-		"express":    func(d *Daemon) { d.expr.trial.Judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
+		"express":    func(d *Daemon) { d.expr.Trial.Judge.Step(now, governor.Situation{Rate: 1e5}, governor.Window{}) },
 		"aggregate":  func(d *Daemon) { _ = d.aggr.Step(now) }, // and waits for its program
 		"":           func(*Daemon) {},
 	} {
@@ -46,16 +46,6 @@ func TestStatusTellsWhatIsBeingTriedOut(t *testing.T) {
 				t.Errorf("while %q is tried out, %s is: %t", name, m, got)
 			}
 		}
-	}
-	d := &Daemon{}
-	d.aggr = aggregate.New(overlays{mechanismtest.New(nil)}, governor.Auto)
-	d.newTrials()
-	for range 2 { // no core is short of time for a second yet
-		d.expr.gov.Step(now, governor.ExpressWindow{Saturated: 1, Ways: 1})
-		now = now.Add(2 * time.Second)
-	}
-	if !d.tries("express") {
-		t.Errorf("while it is looked what there is for express: %+v", d.expr.gov.Last())
 	}
 }
 

@@ -12,12 +12,6 @@ import (
 	"github.com/overlane/overlane/internal/xdp"
 )
 
-// expressWant is how express wants a NIC: as far as a trial shows that it pays, for which its program
-// comes and goes, unless it is forced.
-func expressWant(mode governor.Mode) xdp.Want {
-	return xdp.Want{By: xdp.Express, Asked: mode == governor.Forced}
-}
-
 // microflowsWant is how micro-flows want a NIC: by themselves, unless they are forced.
 func (d *Daemon) microflowsWant() xdp.Want {
 	return xdp.Want{By: xdp.Microflows, Asked: d.opts.Microflows.Mode == governor.Forced}

@@ -456,3 +456,13 @@ func meanLoad(in Input) float64 {
 	}
 	return sum / float64(len(in.Configured))
 }
+
+// ShortOfTime is the largest share of a core's time in saturated polls of overlay packets.
+func (in Input) ShortOfTime() (most float64) {
+	for _, c := range in.Cores {
+		if c.Overlay > 0 {
+			most = max(most, c.Saturated)
+		}
+	}
+	return most
+}

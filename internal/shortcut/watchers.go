@@ -12,6 +12,12 @@ import (
 // PollEvery is how often to look for what makes no event.
 const PollEvery = 50 * time.Millisecond
 
+// RefreshPart is how much earlier than the bridge forgets a sender it has to see it again.
+const RefreshPart = 4
+
+// Tagged is what a device takes beyond its MTU (is_skb_forwardable).
+const Tagged = 14 + 4
+
 // Watchers watch the namespaces in which frames would pass by what foreign programs have put there.
 type Watchers struct {
 	scanner  *node.Scanner

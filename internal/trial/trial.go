@@ -140,6 +140,9 @@ func (ts *Trials) Settled() (bool, error) {
 	return true, err
 }
 
+// Count reads what counts for a trial, of the given cores or, if there are none, of all.
+func (ts *Trials) Count(of Share, cores []int) (Totals, error) { return ts.count(of, cores) }
+
 // total reads what counts for a trial.
 func (ts *Trials) total(t *Trial) (Totals, error) {
 	sum, err := ts.count(t.share, t.cores)

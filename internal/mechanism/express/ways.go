@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package express
 
 import (
 	"errors"
@@ -51,30 +51,32 @@ type lookout struct {
 }
 
 // lookout is how the daemon looks.
-func (d *Daemon) lookout() lookout {
-	changed := d.locked.Entries()
-	d.readings.now(changed)
+func (e *Express) lookout() lookout {
 	l := lookout{
-		devices: d.readings, snap: d.snap, watchers: d.expr.watchers, home: d.cookie,
-		owned: apply.Owned(changed, plan.ByExpress), ours: apply.Ours(changed),
-		hooked: d.hooked, only: d.prio.onNIC(), places: d.places, want: expressWant(d.opts.Express),
+		devices: e.host.Readings(), snap: e.host.Snapshot(), watchers: e.watchers, home: e.host.Cookie(),
+		owned: e.host.Owned(plan.ByExpress), ours: e.host.Ours(),
+		hooked: e.hooked, only: e.host.PriorityOnNIC(), places: e.host.Places(), want: Want(e.mode),
 	}
-	if d.pipe.armed && d.pipe.layout.Split {
+	if e.host.Split() {
 		l.never = "flows are cut into micro-flows"
 	}
 	return l
 }
 
 // hooked tells whether a hook of ours is on an underlay that sends frames straight to pods.
-func (d *Daemon) hooked(u node.Underlay) bool {
-	return d.places.On(u)
+func (e *Express) hooked(u node.Underlay) bool { return e.host.Places().On(u) }
+
+// Want is how express wants a NIC: as far as a trial shows that it pays, for which its program
+// comes and goes, unless it is forced.
+func Want(mode governor.Mode) xdp.Want {
+	return xdp.Want{By: xdp.Express, Asked: mode == governor.Forced}
 }
 
-// ExpressPlan says what the express path would change on a node. own tells of BPF programs that
+// Plan says what the express path would change on a node. own tells of BPF programs that
 // they are overlane's; changed: by overlane; join: datagrams are to be joined.
-func ExpressPlan(s *node.Scanner, snap node.Snapshot, home uint64, changed []apply.Entry, join bool, own func(progID uint32) bool, places *xdp.Places, mode governor.Mode) (plan.Plan, error) {
+func Plan(s *node.Scanner, snap node.Snapshot, home uint64, changed []apply.Entry, join bool, own func(progID uint32) bool, places *xdp.Places, mode governor.Mode) (plan.Plan, error) {
 	l := lookout{
-		devices: s, snap: snap, watchers: shortcut.NewWatchers(s, own, nil), home: home, places: places, want: expressWant(mode),
+		devices: s, snap: snap, watchers: shortcut.NewWatchers(s, own, nil), home: home, places: places, want: Want(mode),
 		owned: apply.Owned(changed, plan.ByExpress), ours: apply.Ours(changed),
 	}
 	ways, err := l.ways()
@@ -144,7 +146,7 @@ func (l lookout) ways() ([]way, error) {
 		default:
 			w.key = datapath.ExpressKey{NIC: w.nic.Ifindex, VNI: w.tunnel.VNI, Port: w.tunnel.Port, MAC: v.MAC}
 			w.to = datapath.ExpressWay{
-				MaxLen: v.MTU + ethernetWithTag, Refresh: v.Relearn / refreshPart,
+				MaxLen: v.MTU + shortcut.Tagged, Refresh: v.Relearn / shortcut.RefreshPart,
 				Local: from.Locals[0], Remote: w.tunnel.Remote, NICMAC: from.MAC, TunnelMAC: v.TunnelMAC,
 				Fixed: v.Fixed != nil,
 			}
@@ -217,7 +219,7 @@ func (l lookout) unfit(w way) (reason string, waits bool) {
 			if strings.Trim(mask, "0,") == "" {
 				continue
 			}
-			if _, ours := l.ours[plan.RPSMask(target(dev), i)]; !ours {
+			if _, ours := l.ours[plan.RPSMask(plan.Target(dev), i)]; !ours {
 				return fmt.Sprintf("RPS moves the packets of %s to other cores", dev.Name), false
 			}
 			// The guard knows the tunnel's lanes. At the pod, frames without a hash of ours
@@ -232,16 +234,16 @@ func (l lookout) unfit(w way) (reason string, waits bool) {
 func (l lookout) input(ways []way) plan.ExpressInput {
 	in := plan.ExpressInput{Owned: l.owned}
 	for _, w := range ways {
-		nic := target(w.nic.Dev)
+		nic := plan.Target(w.nic.Dev)
 		if w.reason == "" && !slices.ContainsFunc(in.NICs, func(n plan.HandingNIC) bool { return n.Target == nic }) {
 			in.NICs = append(in.NICs, plan.HandingNIC{Target: nic, Cost: l.places.Cost(w.nic)})
 		}
-		at := slices.IndexFunc(in.Pods, func(p plan.Landing) bool { return p.Target == target(w.pod.Peer) })
+		at := slices.IndexFunc(in.Pods, func(p plan.Landing) bool { return p.Target == plan.Target(w.pod.Peer) })
 		if at >= 0 {
 			in.Pods[at].Way = in.Pods[at].Way || w.reason == ""
 			continue
 		}
-		pod := plan.Landing{Target: target(w.pod.Peer), Way: w.reason == "", Unfit: w.reason}
+		pod := plan.Landing{Target: plan.Target(w.pod.Peer), Way: w.reason == "", Unfit: w.reason}
 		if err := mechanism.Offloads(l.devices, w.pod.Peer, map[string]*string{plan.GRO: &pod.GRO, plan.GROList: &pod.List}); err != nil {
 			pod.Way, pod.Unfit = false, fmt.Sprintf("its features cannot be read: %v", err)
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package express
 
 import (
 	"time"
@@ -18,25 +18,25 @@ type landing struct {
 	may      bool
 }
 
-func (l *landing) joins(d *Daemon, now time.Time) bool {
-	if d.opts.Aggregate == governor.Forced {
+func (l *landing) joins(h Host, now time.Time) bool {
+	if h.AggregationMode() == governor.Forced {
 		return true
 	}
 	if l.eligible == nil {
-		l.eligible = aggregate.NewEligibility(d.scanner, d.dp.Owns, nil)
+		l.eligible = aggregate.NewEligibility(h.Scanner(), h.Owns, nil)
 	}
 	if !l.check.Due(now) {
 		return l.may
 	}
 	defer l.check.Made(time.Now())
-	reason, err := l.eligible.AnyPod(d.snap)
+	reason, err := l.eligible.AnyPod(h.Snapshot())
 	if err != nil {
 		reason = err.Error()
 	}
 	if was := l.may; was != (reason == "") {
 		l.may = !was
 		if reason != "" {
-			d.log.Info("datagrams are not joined at the pods' ends", "mechanism", "express", "reason", reason)
+			h.Log().Info("datagrams are not joined at the pods' ends", "mechanism", "express", "reason", reason)
 		}
 	}
 	return l.may

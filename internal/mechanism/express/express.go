@@ -1,0 +1,717 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package express hands frames from the NICs straight to the pods' veths, where nothing on the way there
+// could tell.
+package express
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shortcut"
+	"github.com/overlane/overlane/internal/trial"
+	"github.com/overlane/overlane/internal/xdp"
+)
+
+const name = string(plan.ByExpress)
+
+// Host is what it borrows of the daemon.
+type Host interface {
+	mechanism.Host
+	// Readings are how devices receive, as of a while ago.
+	Readings() mechanism.Looker
+	// Ours are the settings that any mechanism has changed.
+	Ours() map[plan.Setting]plan.Owned
+	// Cookie is that of the NICs' namespace.
+	Cookie() uint64
+	Places() *xdp.Places
+	// Found tells whether a namespace is to be found.
+	Found(cookie uint64) bool
+	// Passed waits until what came before it has left the stack.
+	Passed(context.Context) error
+	// PriorityOnNIC tells whether priority's program, which knows ways as well, is on the NICs.
+	PriorityOnNIC() bool
+	PriorityCounters() (datapath.PriorityCounters, error)
+	// Split tells whether flows are cut into micro-flows.
+	Split() bool
+	Aggregation() governor.State
+	AggregationMode() governor.Mode
+	Trials() *trial.Trials
+	// BeginCensus counts the packets of the tunnels, by flow.
+	BeginCensus() (Census, error)
+	Kernel() Kernel
+}
+
+// Census counts until it ends.
+type Census interface {
+	// Datagrams are how many packets there were, and how many of them were of UDP.
+	Datagrams() (packets, udp uint64, err error)
+	End() error
+}
+
+func end(c Census) error {
+	if c == nil {
+		return nil
+	}
+	return c.End()
+}
+
+// Kernel is what it needs of datapath.Datapath.
+type Kernel interface {
+	AttachXDP(datapath.Device) (io.Closer, error)
+	AddWay(datapath.ExpressKey, datapath.ExpressWay) error
+	// WithdrawWay has flows leave a way, CloseWay ends it.
+	WithdrawWay(datapath.ExpressKey) error
+	CloseWay(datapath.ExpressKey) error
+	// FixSenders tells where senders are whose frames a tunnel drops from elsewhere.
+	FixSenders(map[datapath.Sender]netip.Addr) error
+	// SetExpress has frames take the ways, HoldExpress keeps them from it for as long.
+	SetExpress(on bool) error
+	HoldExpress(on bool) error
+	// CountUnread has datagrams counted that sockets had no room for.
+	CountUnread(on bool) error
+	ExpressDrops() (uint64, error)
+	Counters() (datapath.Counters, error)
+}
+
+// Express is the mechanism.
+type Express struct {
+	host     Host
+	mode     governor.Mode
+	landing  landing
+	watchers *shortcut.Watchers // nil while it does not act
+	ways     []way              // as last judged
+	// open are the ways that flows may take, closing those that they are leaving.
+	open    map[datapath.ExpressKey]opened
+	closing map[datapath.ExpressKey]leaving
+
+	since   time.Time // when it began to act, or ceased to
+	checked time.Time
+	check   mechanism.Check
+	retry   time.Time
+	err     error // why the last attempt to put it in place failed
+	dropped uint64
+	doubt   doubt
+
+	// wanted: frames are to take the ways that are safe, and a program is to be on the NICs for that.
+	wanted  bool
+	gov     governor.Express // whether, where nothing forces it
+	Trial   *trial.Trial
+	layout  string  // what the trial is held against
+	without float64 // frames a second that were delivered then
+	census  Census  // under way, or nil
+	meter   trial.Meter
+	counted datapath.Counters         // at the last look
+	prio    datapath.PriorityCounters // the same
+}
+
+// opened is what a way was when it was opened.
+type opened struct {
+	host, pod node.DevKey
+	lands     plan.Target // the pod's end
+	to        datapath.ExpressWay
+}
+
+// leaving is a way that flows are leaving.
+type leaving struct {
+	since time.Time
+	lands plan.Target
+}
+
+const (
+	// closeAfter is by when every flow has left a way that is withdrawn.
+	closeAfter = 100 * time.Millisecond
+	// Settles is how long it takes in a trial until flows are on their ways, or have left
+	// them: one that has left takes its way again after 100 ms (OL_EXPRESS_PAUSE_NS), of which the
+	// windows without it are most.
+	Settles = 60 * time.Millisecond
+)
+
+// New is the mechanism of a daemon that began then. t is its trial.
+func New(host Host, mode governor.Mode, t *trial.Trial, began time.Time) *Express {
+	return &Express{host: host, mode: mode, Trial: t, since: began}
+}
+
+// Configure changes its mode, from the next step on.
+func (e *Express) Configure(mode governor.Mode) { e.mode = mode }
+
+// Acts tells whether there may be ways, or settings for them.
+func (e *Express) Acts() bool { return e.watchers != nil }
+
+// HasWays tells whether flows may go straight to pods now.
+func (e *Express) HasWays() bool { return len(e.open) > 0 }
+
+// Looks tells whether it is measured what there is for it.
+func (e *Express) Looks() bool { return e.gov.Last().State == governor.Parked }
+
+// Changed tells that what speaks for and against ways may be otherwise: Follow. It is nil while it does not act.
+func (e *Express) Changed() <-chan struct{} { return e.watchers.Changed() }
+
+// Rescanned says that the node has changed: the next step looks at all of it.
+func (e *Express) Rescanned() { e.check.Again() }
+
+// Step takes one window: decide, act.
+func (e *Express) Step(ctx context.Context, now time.Time) error {
+	if e.mode == governor.Off {
+		_, err := e.Stop(ctx)
+		return err
+	}
+	if e.mode == governor.Forced {
+		if err := e.forget(); err != nil {
+			return err
+		}
+		e.wanted = true
+	}
+	active, err := e.host.Awake(now)
+	if err != nil {
+		return err
+	}
+	active = (active || e.mode == governor.Forced) && now.After(e.retry)
+	switch {
+	case !active && e.watchers == nil:
+	case !active:
+		e.host.Log().Info("express standby", "mechanism", name, "reason", "hardly a packet comes")
+		_, err := e.Stop(ctx)
+		return err
+	case e.watchers == nil || e.check.Due(now) || len(e.closing) > 0:
+		return e.Follow(ctx, now)
+	}
+	return nil
+}
+
+// Polls tells whether there are ways that flows may be on.
+func (e *Express) Polls() bool { return len(e.open)+len(e.closing) > 0 }
+
+// Follow makes it fit the node; where that fails, it leaves no trace.
+func (e *Express) Follow(ctx context.Context, now time.Time) error {
+	defer e.host.Begins(name)()
+	before := len(e.open)
+	if e.err = e.follow(ctx, now); e.err != nil {
+		e.retry = now.Add(mechanism.RetryAfter)
+		e.host.Log().Error("express could not be put in place", "mechanism", name, "reason", e.err, "again_in", mechanism.RetryAfter)
+		_, err := e.Stop(ctx)
+		return err
+	}
+	if n := len(e.open); n != before {
+		e.host.Log().Info("express ways", "mechanism", name, "open", n, "were", before)
+	}
+	return nil
+}
+
+// Poll looks for what makes no event, and for frames that do not arrive.
+func (e *Express) Poll(ctx context.Context, now time.Time) error {
+	drops, err := e.host.Kernel().ExpressDrops()
+	if err != nil {
+		return err
+	}
+	dropped := drops != e.dropped
+	e.dropped = drops
+	if !e.doubt.raised(dropped, now.Sub(e.checked)) && !e.watchers.Poll() {
+		return nil
+	}
+	return e.Follow(ctx, now)
+}
+
+// doubt is about ways that drop frames. A landing that is gone drops all, and a pod that does not
+// keep up some: the longer it goes on, the likelier is that, and to judge costs.
+type doubt struct{ wait time.Duration }
+
+// raised tells whether the ways are to be judged again, so long since they were.
+func (d *doubt) raised(dropped bool, since time.Duration) bool {
+	if !dropped {
+		d.wait = 0
+		return false
+	}
+	if since < d.wait {
+		return false
+	}
+	d.wait = min(max(2*d.wait, shortcut.PollEvery), mechanism.CheckEvery)
+	return true
+}
+
+// follow judges each way anew, and has frames take those that are safe.
+func (e *Express) follow(ctx context.Context, now time.Time) error {
+	if e.watchers == nil {
+		e.watchers = e.host.Watchers()
+		e.open, e.closing = map[datapath.ExpressKey]opened{}, map[datapath.ExpressKey]leaving{}
+		e.since = now
+	}
+	e.checked = now
+	began := time.Now()
+	made, safe, err := e.judge(now)
+	e.check.Made(began)
+	if err != nil {
+		return err
+	}
+	for k, l := range e.closing {
+		if now.Sub(l.since) < closeAfter {
+			delete(safe, k)
+			continue
+		}
+		if err := e.host.Kernel().CloseWay(k); err != nil {
+			return err
+		}
+		delete(e.closing, k)
+	}
+	return errors.Join(e.openAll(ctx, made, safe), e.leaveLandings())
+}
+
+// judge withdraws the ways that are no longer safe, before anything else is done. It returns
+// those that are, and what it takes to have frames take them.
+func (e *Express) judge(now time.Time) (made plan.Plan, safe map[datapath.ExpressKey]way, err error) {
+	l := e.lookout()
+	e.ways, err = l.ways()
+	in := l.input(e.ways)
+	in.Join = e.host.AggregationMode() != governor.Off && e.landing.joins(e.host, now)
+	made = plan.Express(in)
+	same := map[datapath.ExpressKey]int{}
+	for i := range e.ways {
+		w := &e.ways[i]
+		at := slices.IndexFunc(made.Skipped, func(s plan.Skip) bool { return s.Target == plan.Target(w.pod.Peer) })
+		if at >= 0 && w.reason == "" {
+			w.reason = made.Skipped[at].Reason
+		}
+		if w.reason == "" {
+			same[w.key]++
+		}
+	}
+	fixed := fixedSenders(e.ways)
+	safe = map[datapath.ExpressKey]way{}
+	for i := range e.ways {
+		w := &e.ways[i]
+		switch {
+		case w.reason != "":
+		case len(w.fixed) > 0 && len(fixed) > datapath.MaxSenders:
+			w.reason = fmt.Sprintf("the tunnels were told where more than %d senders are", datapath.MaxSenders)
+		case same[w.key] > 1:
+			w.reason = "another tunnel with the same number and port leads to a pod with the same address"
+		default:
+			safe[w.key] = *w
+		}
+	}
+	for k, o := range e.open {
+		if has(safe, k) {
+			continue
+		}
+		err = errors.Join(err, e.host.Kernel().WithdrawWay(k))
+		delete(e.open, k)
+		e.closing[k] = leaving{since: now, lands: o.lands}
+	}
+	if len(fixed) > datapath.MaxSenders {
+		fixed = nil
+	}
+	return made, safe, errors.Join(err, e.host.Kernel().FixSenders(fixed))
+}
+
+// fixedSenders are those of all tunnels with ways.
+func fixedSenders(ways []way) map[datapath.Sender]netip.Addr {
+	all, seen := map[datapath.Sender]netip.Addr{}, map[node.DevKey]bool{}
+	for _, w := range ways {
+		if w.reason != "" || seen[w.tunnel.Key()] {
+			continue
+		}
+		seen[w.tunnel.Key()] = true
+		for mac, host := range w.fixed {
+			all[datapath.Sender{VNI: w.key.VNI, Port: w.key.Port, MAC: mac}] = host
+		}
+	}
+	return all
+}
+
+// Meanwhile withdraws ways that are no longer safe, while the daemon waits for something else.
+func (e *Express) Meanwhile() {
+	if len(e.open) == 0 {
+		return
+	}
+	now := time.Now()
+	if !e.watchers.Stale(now) {
+		return
+	}
+	e.check.Again() // the rest follows as soon as there is time
+	if _, _, err := e.judge(now); err != nil {
+		e.host.Log().Warn("express ways could not be judged", "mechanism", name, "reason", err)
+	}
+}
+
+func has[K comparable, V any](m map[K]V, k K) bool { _, ok := m[k]; return ok }
+
+// openAll has frames take the ways that are safe.
+func (e *Express) openAll(ctx context.Context, made plan.Plan, safe map[datapath.ExpressKey]way) error {
+	if len(safe) == 0 || !e.wanted {
+		return nil
+	}
+	refused, err := e.host.CarryOut(made.Steps)
+	if err != nil {
+		return err
+	}
+	for i := range e.ways {
+		if why := refused[plan.Target(e.ways[i].pod.Peer)]; why != "" && e.ways[i].reason == "" {
+			e.ways[i].reason = why
+			delete(safe, e.ways[i].key)
+		}
+	}
+	fresh := false
+	for _, w := range safe {
+		// Beside priority it is priority's that does this, where that has one.
+		if e.hooked(w.nic) || e.host.PriorityOnNIC() {
+			continue
+		}
+		var left *xdp.Left
+		err := e.host.Places().Take(w.nic, Want(e.mode), func() (io.Closer, error) { return e.host.Attach(w.nic.Dev, e.host.Kernel().AttachXDP) })
+		if err != nil && !errors.As(err, &left) && !errors.Is(err, node.ErrGone) {
+			return err
+		}
+		fresh = fresh || e.hooked(w.nic)
+	}
+	if fresh {
+		// What came before the hook must not be overtaken. It takes a while: then the ways are
+		// judged again.
+		if err := e.host.Passed(ctx); err != nil {
+			e.host.Log().Debug("packets from before the hook may still be on their way", "reason", err)
+		}
+		e.check.Again()
+		return nil
+	}
+	for k, w := range safe {
+		if !e.hooked(w.nic) {
+			continue // gone since the scan, or left alone
+		}
+		as := opened{w.pod.Host.Key(), w.pod.Peer.Key(), plan.Target(w.pod.Peer), w.to}
+		if e.open[k] == as {
+			continue
+		}
+		err := e.openOne(k, w)
+		switch {
+		case errors.Is(err, node.ErrGone):
+			continue
+		case errors.Is(err, datapath.ErrTooManyPods):
+			e.host.Log().Warn("some pods have no express path", "mechanism", name, "reason", err)
+			continue
+		case err != nil:
+			return err
+		}
+		e.open[k] = as
+	}
+	return e.host.Kernel().SetExpress(true)
+}
+
+func (e *Express) openOne(k datapath.ExpressKey, w way) error {
+	host, err := e.host.Scanner().Namespace(w.pod.Host.NetnsCookie)
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	pod, err := e.host.Scanner().Namespace(w.pod.Peer.NetnsCookie)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	w.to.Host = datapath.Device{Netns: host, Ifindex: w.pod.Host.Ifindex}
+	w.to.Pod = datapath.CellDevice{Ifindex: w.pod.Peer.Ifindex, NetnsIno: pod.Inode()}
+	return e.host.Kernel().AddWay(k, w.to)
+}
+
+// leaveLandings takes back what no way needs any more.
+func (e *Express) leaveLandings() error {
+	needed := map[plan.Target]bool{}
+	for _, w := range e.ways {
+		if w.reason == "" && e.wanted {
+			needed[plan.Target(w.pod.Peer)] = true
+		}
+	}
+	// Who stands in a way has no key, and of a pod that left its bridge there is no way.
+	for _, l := range e.closing {
+		needed[l.lands] = true
+	}
+	// The watchers see a pod go before the next scan does.
+	err := e.host.Forget(func(entry apply.Entry) bool {
+		return entry.By == plan.ByExpress && !needed[entry.Target] && e.host.Gone(entry.Target)
+	})
+	// A pod's namespace that is not found any more is about to go, and its device with it; or the
+	// next scan finds it by another path.
+	found := map[uint64]bool{}
+	over := func(s plan.Setting) bool {
+		if needed[s.Target] {
+			return false
+		}
+		if !has(found, s.NetnsCookie) {
+			found[s.NetnsCookie] = e.host.Found(s.NetnsCookie)
+		}
+		return found[s.NetnsCookie]
+	}
+	if slices.ContainsFunc(slices.Collect(maps.Keys(e.host.Owned(plan.ByExpress))), over) {
+		_, r := e.host.Restore(plan.ByExpress, over)
+		err = errors.Join(err, r)
+	}
+	return err
+}
+
+// Stop leaves no trace of it.
+func (e *Express) Stop(ctx context.Context) (rep apply.Report, err error) {
+	if e.watchers == nil {
+		return rep, nil
+	}
+	rep, err = e.leave(ctx)
+	err = errors.Join(err, e.forget(), e.watchers.Close())
+	e.watchers, e.ways, e.open, e.closing = nil, nil, nil, nil
+	e.since = time.Now()
+	return rep, err
+}
+
+// leave has all flows leave their ways, and takes back what it took to have them there: settings,
+// and the program on the NICs where nothing else needs it.
+func (e *Express) leave(ctx context.Context) (rep apply.Report, err error) {
+	e.wanted = false
+	for k := range e.open {
+		err = errors.Join(err, e.host.Kernel().WithdrawWay(k))
+		e.closing[k] = leaving{}
+	}
+	if len(e.closing) > 0 {
+		// Frames that are on their way land before their landing is taken away.
+		select {
+		case <-time.After(closeAfter):
+		case <-ctx.Done():
+		}
+	}
+	for k := range e.closing {
+		err = errors.Join(err, e.host.Kernel().CloseWay(k))
+	}
+	clear(e.open)
+	clear(e.closing)
+	rep, r := e.host.Restore(plan.ByExpress, nil)
+	return rep, errors.Join(err, e.host.Kernel().SetExpress(false), e.host.Kernel().HoldExpress(false), r, e.host.Places().ReleaseAll(xdp.Express))
+}
+
+// forget ends what finds out whether it pays.
+func (e *Express) forget() error {
+	e.Trial.Leave()
+	e.gov = governor.Express{}
+	err := errors.Join(end(e.census), e.host.Kernel().CountUnread(false), e.host.Kernel().HoldExpress(false))
+	e.census, e.meter = nil, trial.Meter{}
+	return err
+}
+
+// Prove has frames take the ways only where that has shown that it pays, against what the node
+// has without it, and as long as it does.
+func (e *Express) Prove(ctx context.Context, in governor.Input) error {
+	if e.mode != governor.Auto || e.watchers == nil {
+		return nil
+	}
+	before := e.gov.Last()
+	w, err := e.window(in)
+	if err != nil {
+		return err
+	}
+	if e.gov.Last().State != governor.Active {
+		e.layout = e.beside()
+		if why, yes := e.Trial.Judge.Bars(in.Now, e.situation(in)); yes {
+			e.gov.Refuse(in.Now, why)
+		}
+	}
+	switch e.gov.Step(in.Now, w).State {
+	case governor.Parked:
+		err = e.lookBefore(in.Now)
+	case governor.Active:
+		err = e.tryOut(in)
+	}
+	if err != nil {
+		e.host.Log().Warn("whether express pays could not be found out", "reason", err)
+		e.gov.Refuse(in.Now, err.Error())
+	}
+	dec := e.gov.Last()
+	mechanism.Decided(e.host.Log(), name, before, dec)
+	switch {
+	case dec.State == governor.Active && !e.wanted:
+		e.wanted = true
+		e.check.Again()
+		return e.host.Kernel().HoldExpress(true) // until the trial has flows take their ways
+	case dec.State == governor.Standby:
+		e.Trial.Leave()
+		err = errors.Join(end(e.census), e.host.Kernel().CountUnread(false))
+		e.census = nil
+		if e.wanted {
+			_, l := e.leave(ctx)
+			err = errors.Join(err, l)
+			e.since = time.Now()
+		}
+		return err
+	}
+	return nil
+}
+
+// window is what there was to see since the last one.
+func (e *Express) window(in governor.Input) (w governor.ExpressWindow, err error) {
+	w.Saturated = in.ShortOfTime()
+	for _, way := range e.ways {
+		if way.reason == "" || way.waits {
+			w.Ways++
+		}
+	}
+	if other := e.host.Trials().Trying(); other != nil && other != e.Trial || e.host.Aggregation() == governor.Parked {
+		w.Unsettled = true
+	}
+	if e.gov.Last().State != governor.Active {
+		return w, nil
+	}
+	c, err := e.host.Kernel().Counters()
+	if err != nil {
+		return w, err
+	}
+	p, err := e.host.PriorityCounters()
+	if err != nil {
+		return w, err
+	}
+	acted, of := straight(c, p)
+	was, all := straight(e.counted, e.prio)
+	e.counted, e.prio = c, p
+	w.Straight, w.Overlay = acted-was, of-all
+	return w, nil
+}
+
+// beside names what the node has without it.
+func (e *Express) beside() string {
+	if e.host.Aggregation() == governor.Active {
+		return "express for aggregate"
+	}
+	return "express"
+}
+
+func (e *Express) situation(in governor.Input) governor.Situation {
+	in.Layout = governor.Layout{}
+	s := trial.Situation(in)
+	s.Layout, s.Without = e.layout, e.without
+	return s
+}
+
+// straight tells how many frames went straight to pods.
+func straight(c datapath.Counters, p datapath.PriorityCounters) (acted, of uint64) {
+	return c.Express, max(c.XDPOverlay, c.Express+p.Latency+p.Bulk)
+}
+
+// lookBefore counts the datagrams that come out of the tunnels, and measures what is delivered
+// without it.
+func (e *Express) lookBefore(now time.Time) (err error) {
+	switch {
+	case e.gov.Counting() && e.census == nil:
+		e.census, err = e.host.BeginCensus()
+	case !e.gov.Over(now):
+	case e.gov.Counting():
+		packets, udp, err := e.census.Datagrams()
+		err = errors.Join(err, end(e.census))
+		e.census = nil
+		if err != nil || e.gov.Counted(now, packets, udp).State != governor.Parked {
+			return err
+		}
+		if err := e.host.Kernel().CountUnread(true); err != nil {
+			return err
+		}
+		sum, err := e.host.Trials().Count(straight, nil)
+		e.meter.Begin(sum)
+		return err
+	default:
+		sum, err := e.host.Trials().Count(straight, nil)
+		if err != nil {
+			return err
+		}
+		e.without = e.meter.Window(sum, false).Delivered()
+		e.counted, err = e.host.Kernel().Counters()
+		if err != nil {
+			return err
+		}
+		e.prio, err = e.host.PriorityCounters()
+		e.gov.Measured(now)
+		return err
+	}
+	return err
+}
+
+// tryOut lets it show whether it pays, once ways are open.
+func (e *Express) tryOut(in governor.Input) error {
+	s := e.situation(in)
+	switch {
+	case len(e.open) == 0:
+		if e.gov.Late(in.Now) {
+			e.gov.Refuse(in.Now, "no way could be opened")
+		}
+		return nil
+	case e.Trial.Judge.Stale(in.Now, s):
+		e.gov.Again(in.Now, "it is looked at from the beginning whether it still pays")
+		return nil
+	}
+	acts, err := e.host.Trials().Try(e.Trial, in, s, straight, nil)
+	if err != nil {
+		return err
+	}
+	if why, yes := e.Trial.Judge.Bars(in.Now, s); yes {
+		e.gov.Refuse(in.Now, why)
+		return nil
+	}
+	return e.host.Kernel().HoldExpress(!acts)
+}
+
+// Report is what it does.
+func (e *Express) Report() control.Mechanism {
+	m := control.Mechanism{Name: name, State: control.Standby, Since: e.since}
+	safe := 0
+	for _, w := range e.ways {
+		if w.reason == "" || w.waits {
+			safe++
+		}
+	}
+	switch {
+	case e.mode == governor.Off:
+		m.State, m.Reason = control.Off, "switched off by configuration"
+	case e.err != nil:
+		m.Reason = fmt.Sprintf("could not be put in place, and is tried again every %s: %v", mechanism.RetryAfter, e.err)
+	case e.watchers == nil:
+		m.Reason = "hardly a packet comes"
+	case len(e.ways) == 0:
+		m.Reason = "as soon as there is a pod"
+	case safe == 0:
+		m.Reason = "no way is without a policy or a foreign program: " + e.ways[0].reason
+	case !e.wanted:
+		m.Reason = e.gov.Last().Reason
+	default:
+		m.State, m.Reason = control.Active, fmt.Sprintf("%d of %d ways from NICs to pods are open", len(e.open), len(e.ways))
+	}
+	if why := e.Trial.Reason(); e.wanted && why != "" {
+		m.Reason += "; " + why
+	}
+	return m
+}
+
+// Way is one from a NIC, by a tunnel, to a pod, as a status has it.
+type Way struct {
+	NIC    node.Underlay
+	Tunnel node.Tunnel
+	Pod    node.Pod
+	Open   bool
+	Reason string // against it
+}
+
+// Ways are those that were judged last.
+func (e *Express) Ways() []Way {
+	var list []Way
+	for _, w := range e.ways {
+		list = append(list, Way{w.nic, w.tunnel, w.pod, w.reason == "" && has(e.open, w.key), w.reason})
+	}
+	return list
+}
+
+// Claims tells whether a pod's packets come, or are to come, straight from the NIC.
+func (e *Express) Claims(p node.Pod) bool {
+	return e.wanted && slices.ContainsFunc(e.ways, func(w way) bool { return w.pod.Peer.Same(p.Peer) && (w.reason == "" || w.waits) })
+}

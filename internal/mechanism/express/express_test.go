@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package express
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/mechanism/mechanismtest"
+	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shortcut"
+	"github.com/overlane/overlane/internal/trial"
+	"github.com/overlane/overlane/internal/xdp"
+)
+
+// A pod that does not keep up for ten seconds has its ways judged at once, and then ever more
+// rarely; one that begins to drop after a pause at once again.
+func TestDropsRaiseDoubtsEverMoreRarely(t *testing.T) {
+	var d doubt
+	judged, last := 0, time.Duration(0)
+	for now := time.Duration(0); now < 10*time.Second; now += shortcut.PollEvery {
+		if d.raised(true, now-last) {
+			judged, last = judged+1, now
+			if now == 0 && judged != 1 {
+				t.Error("not judged at the first drop")
+			}
+		}
+	}
+	if judged < 10 || judged > 16 {
+		t.Errorf("judged %d times in ten seconds, want about once a second", judged)
+	}
+	if d.raised(false, time.Hour) {
+		t.Error("judged without a drop")
+	}
+	if !d.raised(true, 0) {
+		t.Error("not judged at the first drop after a pause")
+	}
+}
+
+// A status says that express is tried out while it is looked what there is for it.
+func TestItLooksFirstWhatThereIs(t *testing.T) {
+	e := New(nil, governor.Auto, trial.New("express", trial.ForGoodput, Settles), time.Time{})
+	now := time.Unix(1_800_000_000, 0)
+	if e.Looks() {
+		t.Error("it looks at an idle node")
+	}
+	for range 2 { // no core is short of time for a second yet
+		e.gov.Step(now, governor.ExpressWindow{Saturated: 1, Ways: 1})
+		now = now.Add(2 * time.Second)
+	}
+	if !e.Looks() {
+		t.Errorf("it does not look beside a saturated core: %+v", e.gov.Last())
+	}
+}
+
+// fixture is a node without devices, whose kernel side remembers what it was told last.
+type fixture struct {
+	*Express
+	*mechanismtest.Host
+	kernel
+	trials *trial.Trials
+	now    time.Time
+}
+
+type kernel struct {
+	takes, held, unread bool
+	fails               error // of the next that is asked
+}
+
+func (k *kernel) AttachXDP(datapath.Device) (io.Closer, error)          { return nil, errors.ErrUnsupported }
+func (k *kernel) AddWay(datapath.ExpressKey, datapath.ExpressWay) error { return nil }
+func (k *kernel) WithdrawWay(datapath.ExpressKey) error                 { return nil }
+func (k *kernel) CloseWay(datapath.ExpressKey) error                    { return nil }
+func (k *kernel) SetExpress(on bool) error                              { k.takes = on; return nil }
+func (k *kernel) HoldExpress(on bool) error                             { k.held = on; return nil }
+func (k *kernel) CountUnread(on bool) error                             { k.unread = on; return nil }
+func (k *kernel) ExpressDrops() (uint64, error)                         { return 0, nil }
+func (k *kernel) Counters() (datapath.Counters, error)                  { return datapath.Counters{}, nil }
+func (k *kernel) FixSenders(map[datapath.Sender]netip.Addr) (err error) {
+	err, k.fails = k.fails, nil
+	return err
+}
+
+func (f *fixture) Readings() mechanism.Looker                               { return nil }
+func (f *fixture) Ours() map[plan.Setting]plan.Owned                        { return nil }
+func (f *fixture) Cookie() uint64                                           { return 1 }
+func (f *fixture) Places() *xdp.Places                                      { return &xdp.Places{} }
+func (f *fixture) Found(uint64) bool                                        { return true }
+func (f *fixture) Passed(context.Context) error                             { return nil }
+func (f *fixture) PriorityOnNIC() bool                                      { return false }
+func (f *fixture) PriorityCounters() (p datapath.PriorityCounters, _ error) { return p, nil }
+func (f *fixture) Split() bool                                              { return false }
+func (f *fixture) Aggregation() governor.State                              { return governor.Standby }
+func (f *fixture) AggregationMode() governor.Mode                           { return governor.Off }
+func (f *fixture) Trials() *trial.Trials                                    { return f.trials }
+func (f *fixture) BeginCensus() (Census, error)                             { return nil, errors.ErrUnsupported }
+func (f *fixture) Kernel() Kernel                                           { return &f.kernel }
+
+func newFixture(mode governor.Mode) *fixture {
+	f := &fixture{Host: mechanismtest.New(map[plan.Setting]string{}), now: time.Unix(1_800_000_000, 0)}
+	t := trial.New("express", trial.ForGoodput, Settles)
+	f.trials = trial.NewTrials(slog.New(slog.DiscardHandler), func(trial.Share, []int) (trial.Totals, error) { return trial.Totals{}, nil }, t)
+	f.Express = New(f, mode, t, f.now)
+	return f
+}
+
+// after steps once, so much later, and asks what a status says.
+func (f *fixture) after(t *testing.T, d time.Duration, state control.MechanismState, reason string) {
+	t.Helper()
+	f.now = f.now.Add(d)
+	if err := f.Step(t.Context(), f.now); err != nil {
+		t.Fatal(err)
+	}
+	if m := f.Report(); m.State != state || !strings.Contains(m.Reason, reason) {
+		t.Errorf("status: %s, %s; want %s, %s", m.State, m.Reason, state, reason)
+	}
+}
+
+func TestItWatchesNothingOnAnIdleNode(t *testing.T) {
+	f := newFixture(governor.Auto)
+	f.IsAwake = false
+	f.after(t, time.Second, control.Standby, "hardly a packet comes")
+	if f.Acts() || f.Changed() != nil {
+		t.Error("it watches namespaces of an idle node")
+	}
+	f.IsAwake = true
+	f.after(t, time.Second, control.Standby, "as soon as there is a pod")
+	if !f.Acts() || f.Changed() == nil {
+		t.Error("it does not watch although packets come")
+	}
+	f.IsAwake = false
+	f.after(t, time.Second, control.Standby, "hardly a packet comes")
+}
+
+func TestSwitchedOffItLeavesNoTrace(t *testing.T) {
+	f := newFixture(governor.Forced)
+	f.after(t, time.Second, control.Standby, "as soon as there is a pod")
+	f.takes, f.held, f.unread = true, true, true
+	f.Configure(governor.Off)
+	f.after(t, time.Second, control.Off, "switched off")
+	if f.takes || f.held || f.unread || f.Acts() {
+		t.Errorf("frames take ways: %t, held: %t, unread counted: %t, acts: %t", f.takes, f.held, f.unread, f.Acts())
+	}
+}
+
+func TestWhatTheKernelRefusesIsTriedAgain(t *testing.T) {
+	f := newFixture(governor.Forced)
+	f.fails = errors.New("no room")
+	f.after(t, time.Second, control.Standby, "tried again every 10s: no room")
+	if f.Acts() {
+		t.Error("it acts although the kernel refused")
+	}
+	f.after(t, mechanism.RetryAfter-time.Millisecond, control.Standby, "no room")
+	f.after(t, 2*time.Millisecond, control.Standby, "as soon as there is a pod")
+}
