@@ -122,8 +122,7 @@ func (d *Daemon) beginCensus() (*census, error) {
 	return c, nil
 }
 
-// datagrams tells how many packets came, and how many of them were of UDP.
-// Datagrams is express.Census's.
+// Datagrams tells how many packets came, and how many of them were of UDP (express.Census).
 func (c *census) Datagrams() (packets, udp uint64, err error) {
 	flows, rest, err := c.dp.Flows()
 	for _, f := range append(flows, rest) {
@@ -158,8 +157,7 @@ func (m *demand) endCensus() error {
 	return err
 }
 
-// end leaves no trace of it; nil: there is none.
-// End is express.Census's.
+// End leaves no trace of it; nil: there is none (express.Census).
 func (c *census) End() error {
 	if c == nil {
 		return nil
