@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 )
 
@@ -17,7 +18,11 @@ const (
 	judge  = module + "/test/residue"
 )
 
-// goTests runs the packages in two lots. Plain ones run side by side, with the
+// oneThread are packages without a goroutine, whose tests compute for long: the race detector has nothing to find
+// there, and takes several times as long.
+var oneThread = []string{module + "/internal/governor"}
+
+// goTests runs the packages in lots. Plain ones run side by side, with the
 // race detector where there is a C compiler for it. Those that build networks
 // run one after another: they lean on kernel threads and cores that a
 // neighbour would take, and they end with the residue check.
@@ -34,7 +39,10 @@ func goTests(ctx context.Context, t *tally, run string, patterns []string) error
 		common = append(common, "-run", run)
 	}
 	race := hasCgo()
+	var pure []string
 	if race {
+		pure = slices.DeleteFunc(slices.Clone(plain), func(p string) bool { return !slices.Contains(oneThread, p) })
+		plain = slices.DeleteFunc(plain, func(p string) bool { return slices.Contains(oneThread, p) })
 		plain = append([]string{"-race"}, plain...)
 	} else {
 		t.say("      without the race detector: it needs a C compiler")
@@ -43,8 +51,9 @@ func goTests(ctx context.Context, t *tally, run string, patterns []string) error
 		args []string
 		any  bool
 	}{
-		{append(common, plain...), len(plain) > 1 || !race && len(plain) > 0},
-		{append(common, append([]string{"-p=1"}, alone...)...), len(alone) > 0},
+		{slices.Concat(common, pure), len(pure) > 0},
+		{slices.Concat(common, plain), len(plain) > 1 || !race && len(plain) > 0},
+		{slices.Concat(common, []string{"-p=1"}, alone), len(alone) > 0},
 	} {
 		if !lot.any {
 			continue
