@@ -61,6 +61,11 @@ type Report struct {
 	Damaged int `json:"damaged,omitempty"`
 }
 
+// Add puts another report of the same journal behind this one: each counts the same damaged records.
+func (r *Report) Add(o Report) {
+	r.Results, r.Damaged = append(r.Results, o.Results...), max(r.Damaged, o.Damaged)
+}
+
 // refuse makes the results from a number on those of steps that were refused, all but what was Kept.
 func (r *Report) refuse(from int, steps []plan.Step, why error) {
 	kept := slices.DeleteFunc(slices.Clone(r.Results[from:]), func(res Result) bool { return res.Outcome != Kept })

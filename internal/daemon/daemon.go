@@ -497,7 +497,8 @@ func (d *Daemon) stopMechanisms(ctx context.Context) (all apply.Report, err erro
 		d.aggr.Stop,
 	} {
 		rep, e := stop()
-		all.Results, err = append(all.Results, rep.Results...), errors.Join(err, e)
+		all.Add(rep)
+		err = errors.Join(err, e)
 	}
 	return all, err
 }
