@@ -20,11 +20,10 @@ const labProgram = "overlane-lab"
 
 func newLabCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:                "lab",
-		Short:              "Testbed and benchmark, in network namespaces of its own",
-		DisableFlagParsing: true,
-		Args:               cobra.ArbitraryArgs,
-		RunE:               func(_ *cobra.Command, args []string) error { return lab(args) },
+		Use:   "lab",
+		Short: "Testbed and benchmark, in network namespaces of its own",
+		Args:  cobra.ArbitraryArgs,
+		RunE:  func(_ *cobra.Command, args []string) error { return lab(args) },
 	}
 	cli.Elsewhere(cmd)
 	return cmd

@@ -58,6 +58,7 @@ const (
 
 // Elsewhere says of a verb that another program has its page and answers for it, --help included.
 func Elsewhere(cmd *cobra.Command) {
+	cmd.DisableFlagParsing = true
 	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
 		if err := cmd.RunE(cmd, []string{"--help"}); err != nil {
 			fmt.Fprintln(cmd.ErrOrStderr(), cmd.Root().DisplayName()+": "+Message(err))

@@ -82,12 +82,10 @@ func (h host) SetApart(on bool) (fresh bool, err error) { return h.d.dp.SetApart
 
 // What express asks besides (express.Host).
 
-func (h host) Readings() mechanism.Looker {
-	h.d.readings.now(h.d.locked.Entries())
-	return h.d.readings
+func (h host) Readings() (mechanism.Looker, map[plan.Setting]plan.Owned) {
+	ours := h.d.readings.now(h.d.locked.Entries())
+	return h.d.readings, ours
 }
-
-func (h host) Ours() map[plan.Setting]plan.Owned { return apply.Ours(h.d.locked.Entries()) }
 
 func (h host) Cookie() uint64 { return h.d.cookie }
 

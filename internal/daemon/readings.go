@@ -40,16 +40,17 @@ func newReadings(s *node.Scanner) *readings {
 	return &readings{Scanner: s, of: map[node.DevKey]*reading{}}
 }
 
-// now begins a look; changed is what overlane has changed, whichever mechanism looks.
-func (r *readings) now(changed []apply.Entry) {
-	r.owned = map[plan.Target]map[plan.Setting]plan.Owned{}
-	for s, o := range apply.Ours(changed) {
+// now begins a look; changed is what overlane has changed, whichever mechanism looks. It returns that by setting.
+func (r *readings) now(changed []apply.Entry) (ours map[plan.Setting]plan.Owned) {
+	r.owned, ours = map[plan.Target]map[plan.Setting]plan.Owned{}, apply.Ours(changed)
+	for s, o := range ours {
 		if r.owned[s.Target] == nil {
 			r.owned[s.Target] = map[plan.Setting]plan.Owned{}
 		}
 		r.owned[s.Target][s] = o
 	}
 	maps.DeleteFunc(r.of, func(_ node.DevKey, got *reading) bool { return time.Since(got.since) > 2*readPause })
+	return ours
 }
 
 // Settings is node.Scanner's.

@@ -31,10 +31,8 @@ const name = string(plan.ByExpress)
 // Host is what it borrows of the daemon.
 type Host interface {
 	mechanism.Host
-	// Readings are how devices receive, as of a while ago.
-	Readings() mechanism.Looker
-	// Ours are the settings that any mechanism has changed.
-	Ours() map[plan.Setting]plan.Owned
+	// Readings are how devices receive, as of a while ago, and the settings that any mechanism has changed.
+	Readings() (devices mechanism.Looker, ours map[plan.Setting]plan.Owned)
 	// Cookie is that of the NICs' namespace.
 	Cookie() uint64
 	Places() *xdp.Places

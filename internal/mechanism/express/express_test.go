@@ -91,20 +91,19 @@ func (k *kernel) FixSenders(map[datapath.Sender]netip.Addr) (err error) {
 	return err
 }
 
-func (f *fixture) Readings() mechanism.Looker                               { return nil }
-func (f *fixture) Ours() map[plan.Setting]plan.Owned                        { return nil }
-func (f *fixture) Cookie() uint64                                           { return 1 }
-func (f *fixture) Places() *xdp.Places                                      { return &xdp.Places{} }
-func (f *fixture) Found(uint64) bool                                        { return true }
-func (f *fixture) Passed(context.Context) error                             { return nil }
-func (f *fixture) PriorityOnNIC() bool                                      { return false }
-func (f *fixture) PriorityCounters() (p datapath.PriorityCounters, _ error) { return p, nil }
-func (f *fixture) Split() bool                                              { return false }
-func (f *fixture) Aggregation() governor.State                              { return governor.Standby }
-func (f *fixture) AggregationMode() governor.Mode                           { return governor.Off }
-func (f *fixture) Trials() *trial.Trials                                    { return f.trials }
-func (f *fixture) BeginCensus() (Census, error)                             { return nil, errors.ErrUnsupported }
-func (f *fixture) Kernel() Kernel                                           { return &f.kernel }
+func (f *fixture) Readings() (l mechanism.Looker, _ map[plan.Setting]plan.Owned) { return l, nil }
+func (f *fixture) Cookie() uint64                                                { return 1 }
+func (f *fixture) Places() *xdp.Places                                           { return &xdp.Places{} }
+func (f *fixture) Found(uint64) bool                                             { return true }
+func (f *fixture) Passed(context.Context) error                                  { return nil }
+func (f *fixture) PriorityOnNIC() bool                                           { return false }
+func (f *fixture) PriorityCounters() (p datapath.PriorityCounters, _ error)      { return p, nil }
+func (f *fixture) Split() bool                                                   { return false }
+func (f *fixture) Aggregation() governor.State                                   { return governor.Standby }
+func (f *fixture) AggregationMode() governor.Mode                                { return governor.Off }
+func (f *fixture) Trials() *trial.Trials                                         { return f.trials }
+func (f *fixture) BeginCensus() (Census, error)                                  { return nil, errors.ErrUnsupported }
+func (f *fixture) Kernel() Kernel                                                { return &f.kernel }
 
 func newFixture(mode governor.Mode) *fixture {
 	f := &fixture{Host: mechanismtest.New(map[plan.Setting]string{}), now: time.Unix(1_800_000_000, 0)}

@@ -52,9 +52,10 @@ type lookout struct {
 
 // lookout is how the daemon looks.
 func (e *Express) lookout() lookout {
+	devices, ours := e.host.Readings()
 	l := lookout{
-		devices: e.host.Readings(), snap: e.host.Snapshot(), watchers: e.watchers, home: e.host.Cookie(),
-		owned: e.host.Owned(plan.ByExpress), ours: e.host.Ours(),
+		devices: devices, snap: e.host.Snapshot(), watchers: e.watchers, home: e.host.Cookie(),
+		owned: e.host.Owned(plan.ByExpress), ours: ours,
 		hooked: e.hooked, only: e.host.PriorityOnNIC(), places: e.host.Places(), want: Want(e.mode),
 	}
 	if e.host.Split() {

@@ -4,7 +4,6 @@
 package mechanismtest
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
@@ -23,9 +22,8 @@ type Host struct {
 	IsAwake  bool
 	Values   map[plan.Setting]string // what the kernel has
 	Refuses  map[plan.Target]string  // devices that take no value, and why
-	Logged   bytes.Buffer
-	Fails    error                // of the next that is asked of it
-	Attached map[node.DevKey]bool // devices with a program
+	Fails    error                   // of the next that is asked of it
+	Attached map[node.DevKey]bool    // devices with a program
 	journal  map[plan.Setting]plan.Step
 	Restored int // times that something was taken back
 }
@@ -35,20 +33,14 @@ func New(values map[plan.Setting]string) *Host {
 	return &Host{IsAwake: true, Values: values, Refuses: map[plan.Target]string{}, Attached: map[node.DevKey]bool{}, journal: map[plan.Setting]plan.Step{}}
 }
 
-func (h *Host) fail() error {
-	err := h.Fails
-	h.Fails = nil
-	return err
-}
-
 // Log is mechanism.Host's.
-func (h *Host) Log() *slog.Logger { return slog.New(slog.NewTextHandler(&h.Logged, nil)) }
+func (h *Host) Log() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 // Snapshot is mechanism.Host's.
 func (h *Host) Snapshot() node.Snapshot { return h.Node }
 
 // Awake is mechanism.Host's.
-func (h *Host) Awake(time.Time) (bool, error) { return h.IsAwake, h.fail() }
+func (h *Host) Awake(time.Time) (bool, error) { return h.IsAwake, nil }
 
 // Watchers is mechanism.Host's: they watch nothing.
 func (h *Host) Watchers() *shortcut.Watchers { return shortcut.NewWatchers(nil, nil, nil) }
@@ -74,11 +66,11 @@ func (h *Host) Restore(by plan.Owner, which func(plan.Setting) bool) (rep apply.
 			rep.Results = append(rep.Results, apply.Result{Setting: s})
 		}
 	}
-	return rep, h.fail()
+	return rep, nil
 }
 
 // Forget is mechanism.Host's.
-func (h *Host) Forget(func(apply.Entry) bool) error { return h.fail() }
+func (h *Host) Forget(func(apply.Entry) bool) error { return nil }
 
 // Gone is mechanism.Host's: no device goes.
 func (h *Host) Gone(plan.Target) bool { return false }
@@ -119,5 +111,5 @@ func (h *Host) CarryOut(steps []plan.Step) (map[plan.Target]string, error) {
 		}
 		h.Values[s.Setting], h.journal[s.Setting] = s.Want, s
 	}
-	return refused, h.fail()
+	return refused, nil
 }

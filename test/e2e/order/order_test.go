@@ -63,12 +63,12 @@ func others() (runs []run) {
 		switch {
 		case mechanisms[by].name == "pipeline":
 			scenes = []scene{unplugged} // TestOrder has the rest
-		case by == expressed:
-			flows = 80 // each changes its way but once when it is switched
+		case mechanisms[by].name == "express":
 			// What drops packets on purpose is a program on the tunnel: none goes past that.
 			loads = []load{paced, open, flooded}
-		case by == piped:
-			loads = []load{paced, open, flooded}
+			if by == expressed {
+				flows = 80 // each changes its way but once when it is switched
+			}
 		}
 		for _, scene := range scenes {
 			for _, l := range loads {
