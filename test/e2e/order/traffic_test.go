@@ -128,6 +128,18 @@ func send(t *testing.T, b *bed.Bed, flows int, l load) *stream {
 	return tr
 }
 
+// besideSparse adds one flow of few datagrams, each some time after the one before.
+func (tr *stream) besideSparse(t *testing.T) {
+	t.Helper()
+	f := traffic.NewFlow(tr.bed, tr.flows, 0, true, false, 0)
+	var err error
+	cfg := traffic.SegmentConfig{Flows: []traffic.Flow{f}, Size: datagram.MinSize, Rate: 500, Burst: 1, Core: tr.bed.PlaceCores().Apps}
+	if tr.sparse, err = traffic.StartSegments(tr.bed, cfg); err != nil {
+		t.Fatal(err)
+	}
+	tr.flows++
+}
+
 func podIndex(t *testing.T, b *bed.Bed) (index int) {
 	t.Helper()
 	err := b.Receiver().Pods[0].NS.Do(func() error {

@@ -5,13 +5,11 @@ package order
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
-	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/patience"
 	"github.com/overlane/overlane/test/residue"
@@ -39,46 +37,19 @@ func onTrial(t *testing.T, b *bed.Bed, mechanism, config string) {
 	residue.Check(t, rig.Scope(b))
 	s := stall(t)
 	flows := 8
-	lost := func() uint64 { return 0 }
 	if mechanism == "priority" {
 		flows = 1 // whose packets a tunnel's GRO joins
-		lost = sparse(t, b)
 	}
 	tr := send(t, b, flows, flooded)
+	if mechanism == "priority" {
+		tr.besideSparse(t)
+	}
 	verdict, refused, err := awaitTrials(t, b, mechanism, config)
 	if err := errors.Join(err, s.end()); err != nil {
 		t.Fatal(err)
 	}
-	// The sparse flow ends after the load: its last datagram would wait in the load's queues, and
-	// count as dropped.
-	if _, err := tr.stop(); err != nil {
-		t.Fatal(err)
-	}
-	// What was dropped of the sparse flow is counted with the load's, and was not sent by it.
-	tr.judge(t, account{"lanes": refused - lost()})
+	tr.judge(t, account{"lanes": refused})
 	t.Logf("%s after %d pairs: packets %.2f, wait %.2f times", verdict.Verdict, verdict.Pairs, measured(verdict.Packets), measured(verdict.Wait))
-}
-
-// sparse sends few datagrams beside the load, each some time after the one before. What it returns
-// ends that, and says how many did not come.
-func sparse(t *testing.T, b *bed.Bed) (lost func() uint64) {
-	t.Helper()
-	from, to := b.Sender().Pods[0], b.Receiver().Pods[0]
-	core := b.PlaceCores().Apps
-	p, err := traffic.StartProbe(traffic.Endpoint{NS: from.NS, Addr: from.IP4}, traffic.Endpoint{NS: to.NS, Addr: to.IP4}, 2*time.Millisecond, core, core, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var n uint64
-	end := sync.OnceFunc(func() {
-		l, err := p.Stop()
-		if err != nil {
-			t.Error(err)
-		}
-		n = l.Sent - l.Received
-	})
-	t.Cleanup(end)
-	return func() uint64 { end(); return n }
 }
 
 // awaitTrials runs the daemon until the mechanism has had a trial, and ends it.
