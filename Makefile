@@ -108,6 +108,17 @@ test: ## Everything that CI runs; ends with "N passed, N failed, N skipped"
 	@$(GO) build -o build/testrun ./scripts/testrun
 	@build/testrun
 
+.PHONY: unit
+unit: ## The tests that need no root, in a minute
+	@$(GO) build -o build/testrun ./scripts/testrun
+	@build/testrun -unit
+
+.PHONY: full
+full: ## All that there is: every test at its full length, kernels, NICs, orders, many cores, soak (root, a day)
+	@$(GO) build -o build/testrun ./scripts/testrun
+	@build/testrun -full -limit 4h
+	@$(MAKE) mutants kernels nics orders manycore-order soak
+
 .PHONY: lint
 lint: ## Formatting, vet, staticcheck, licence lines
 	@scripts/lint.sh

@@ -20,53 +20,57 @@ const (
 
 // oneThread are packages without a goroutine, whose tests compute for long: the race detector has nothing to find
 // there, and takes several times as long.
-var oneThread = []string{module + "/internal/governor"}
+var oneThread = []string{module + "/internal/governor", module + "/test/parser"}
 
-// goTests runs the packages in lots. Plain ones run side by side, with the
-// race detector where there is a C compiler for it. Those that build networks
-// run one after another: they lean on kernel threads and cores that a
-// neighbour would take, and they end with the residue check.
-func goTests(ctx context.Context, t *tally, run string, patterns []string) error {
+// emulated are packages whose longest tests wait for a machine that takes one core: two of them run side by side.
+var emulated = []string{module + "/test/manycore", module + "/test/vm", module + "/test/nics"}
+
+// lots are the packages by how they run.
+type lots struct {
+	emulated, computing []string // side by side, without the race detector
+	plain               []string // side by side, with the race detector where there is a C compiler for it
+	// alone build networks, and run one after another: they lean on kernel threads and cores that a neighbour would
+	// take, and they end with the residue check.
+	alone []string
+}
+
+// goTests runs the packages in lots.
+func goTests(ctx context.Context, t *tally, how speed, run string, patterns []string) error {
 	if len(patterns) == 0 {
 		patterns = []string{"./..."}
 	}
-	plain, alone, err := split(ctx, patterns)
+	l, err := split(ctx, patterns)
 	if err != nil {
 		return err
 	}
 	common := []string{"test", "-json", "-count=1", "-timeout=40m"}
+	if how != full {
+		common = append(common, "-short")
+	}
 	if run != "" {
 		common = append(common, "-run", run)
 	}
-	race := hasCgo()
-	var pure []string
-	if race {
-		pure = slices.DeleteFunc(slices.Clone(plain), func(p string) bool { return !slices.Contains(oneThread, p) })
-		plain = slices.DeleteFunc(plain, func(p string) bool { return slices.Contains(oneThread, p) })
-		plain = append([]string{"-race"}, plain...)
-	} else {
+	if how == unit {
+		return goTest(ctx, t, common, slices.Concat(l.computing, l.plain))
+	}
+	race := []string{"-race"}
+	if !hasCgo() {
 		t.say("      without the race detector: it needs a C compiler")
+		race = nil
 	}
-	for _, lot := range []struct {
-		args []string
-		any  bool
-	}{
-		{slices.Concat(common, pure), len(pure) > 0},
-		{slices.Concat(common, plain), len(plain) > 1 || !race && len(plain) > 0},
-		{slices.Concat(common, []string{"-p=1"}, alone), len(alone) > 0},
-	} {
-		if !lot.any {
-			continue
-		}
-		if err := goTest(ctx, t, lot.args); err != nil {
-			return err
-		}
-	}
-	return nil
+	return errors.Join(
+		goTest(ctx, t, slices.Concat(common, []string{"-p=2"}), slices.Concat(l.emulated, l.computing)),
+		goTest(ctx, t, slices.Concat(common, race), l.plain),
+		goTest(ctx, t, slices.Concat(common, []string{"-p=1"}), l.alone),
+	)
 }
 
-func goTest(ctx context.Context, t *tally, args []string) error {
-	cmd := command(ctx, "go", args...)
+// goTest runs packages, if there are any.
+func goTest(ctx context.Context, t *tally, args, packages []string) error {
+	if len(packages) == 0 || ctx.Err() != nil {
+		return nil
+	}
+	cmd := command(ctx, "go", slices.Concat(args, packages)...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	events, err := cmd.StdoutPipe()
@@ -92,27 +96,30 @@ func goTest(ctx context.Context, t *tally, args []string) error {
 	return nil
 }
 
-// split lists packages: alone are those under test/ and those whose tests call
-// the residue judge.
-func split(ctx context.Context, patterns []string) (plain, alone []string, err error) {
+// split lists packages by lot: alone are those under test/ and those whose tests call the residue judge.
+func split(ctx context.Context, patterns []string) (l lots, err error) {
 	cmd := command(ctx, "go", append([]string{"list", "-f",
 		"{{.ImportPath}} {{join .TestImports \",\"}},{{join .XTestImports \",\"}}"}, patterns...)...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, nil, fmt.Errorf("list packages: %w", err)
+		return lots{}, fmt.Errorf("list packages: %w", err)
 	}
 	for line := range strings.Lines(string(out)) {
 		pkg, imports, _ := strings.Cut(strings.TrimSpace(line), " ")
 		switch {
 		case strings.HasPrefix(pkg, module+"/build/"): // what make leaves, and scratch
+		case slices.Contains(emulated, pkg):
+			l.emulated = append(l.emulated, pkg)
+		case slices.Contains(oneThread, pkg):
+			l.computing = append(l.computing, pkg)
 		case strings.HasPrefix(pkg, module+"/test/"), strings.Contains(","+imports+",", ","+judge+","):
-			alone = append(alone, pkg)
+			l.alone = append(l.alone, pkg)
 		default:
-			plain = append(plain, pkg)
+			l.plain = append(l.plain, pkg)
 		}
 	}
-	return plain, alone, nil
+	return l, nil
 }
 
 func hasCgo() bool {

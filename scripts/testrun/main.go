@@ -4,6 +4,8 @@
 //
 //	N passed, N failed, N skipped
 //
+// It has three speeds: -unit in a minute, the usual one, and -full.
+//
 // Checks (formatting, vet, generated files) count as one test each; of Go tests
 // the leaves count. A skip must say what it needs. With CI set, more skips than
 // the number in scripts/max-skips fail the run, and so does anything that the
@@ -25,11 +27,27 @@ import (
 	"github.com/overlane/overlane/test/residue"
 )
 
+// speed is how much is run.
+type speed int
+
+const (
+	usual speed = iota // what CI runs
+	unit
+	full
+)
+
+func (s *speed) set(to speed) func(string) error {
+	return func(string) error { *s = to; return nil }
+}
+
 func main() {
 	ci := os.Getenv("CI") != ""
 	strict := flag.Bool("strict", ci, "fail on more skips than scripts/max-skips, and on anything left on the machine (default: with CI set)")
 	limit := flag.Duration("limit", 80*time.Minute, "end the run after this time, as failed")
 	run := flag.String("run", "", "only Go tests that match this expression, and no checks")
+	how := usual
+	flag.BoolFunc("unit", "only packages whose tests need no root, without checks and the race detector", how.set(unit))
+	flag.BoolFunc("full", "also what tests leave out with -short", how.set(full))
 	flag.Usage = func() {
 		fmt.Fprintln(os.Stderr, "usage: testrun [flags] [packages]   (default: checks, then ./...)")
 		flag.PrintDefaults()
@@ -42,7 +60,7 @@ func main() {
 	defer cancel()
 
 	t := newTally(os.Stdout)
-	if err := everything(ctx, t, *strict, *run, flag.Args()); err != nil {
+	if err := everything(ctx, t, how, *strict, *run, flag.Args()); err != nil {
 		t.fail("testrun", err.Error())
 	}
 	if *strict {
@@ -59,7 +77,7 @@ func main() {
 }
 
 // everything runs checks and tests; what it returns kept it from going on.
-func everything(ctx context.Context, t *tally, strict bool, run string, patterns []string) error {
+func everything(ctx context.Context, t *tally, how speed, strict bool, run string, patterns []string) error {
 	var before residue.Snapshot
 	whole := residue.Scope{Machine: true}
 	if strict = strict && os.Geteuid() == 0; strict {
@@ -68,14 +86,14 @@ func everything(ctx context.Context, t *tally, strict bool, run string, patterns
 			return fmt.Errorf("look at the machine before: %w", err)
 		}
 	}
-	if len(patterns) == 0 && run == "" {
+	if len(patterns) == 0 && run == "" && how != unit {
 		for _, c := range checks {
 			if err := c.run(ctx, t); err != nil {
 				return err
 			}
 		}
 	}
-	if err := goTests(ctx, t, run, patterns); err != nil {
+	if err := goTests(ctx, t, how, run, patterns); err != nil {
 		return err
 	}
 	if strict {

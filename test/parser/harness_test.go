@@ -5,6 +5,7 @@
 package parser
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,13 +15,23 @@ import (
 
 const clang = "clang-19"
 
-// compile builds one C program of host/ and returns its path.
+// compiled are the programs that were built, by source and flags, in built.
+var (
+	built    string
+	compiled = map[string]string{}
+)
+
+// compile builds one C program of host/, once, and returns its path.
 func compile(t *testing.T, source string, flags ...string) string {
 	t.Helper()
+	key := fmt.Sprint(source, flags)
+	if bin := compiled[key]; bin != "" {
+		return bin
+	}
 	if _, err := exec.LookPath(clang); err != nil {
 		t.Skipf("needs %s (Debian: apt-get install %s libclang-rt-19-dev)", clang, clang)
 	}
-	bin := filepath.Join(t.TempDir(), strings.TrimSuffix(source, ".c"))
+	bin := filepath.Join(built, fmt.Sprint(len(compiled), "-", strings.TrimSuffix(source, ".c")))
 	args := append([]string{
 		"-O1", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function",
 		"-fno-sanitize-recover=all", "-DHOST_TEST", "-I../../bpf", "-o", bin, filepath.Join("host", source),
@@ -31,6 +42,7 @@ func compile(t *testing.T, source string, flags ...string) string {
 		}
 		t.Fatalf("compile %s: %v\n%s", source, err, out)
 	}
+	compiled[key] = bin
 	return bin
 }
 
@@ -50,5 +62,15 @@ func TestMain(m *testing.M) {
 	// A program under sanitizers that finds something must not take long to
 	// say so.
 	os.Setenv("ASAN_OPTIONS", "symbolize=1:detect_leaks=1")
-	os.Exit(m.Run())
+	os.Exit(runIn(m))
+}
+
+func runIn(m *testing.M) int {
+	var err error
+	if built, err = os.MkdirTemp("", "parser"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(built)
+	return m.Run()
 }

@@ -48,16 +48,21 @@ func compileModel(t *testing.T, flags ...string) string {
 		"-Wno-unknown-attributes", "-Wno-unused-parameter")...)
 }
 
-const (
-	modelSeeds   = 20
-	modelPackets = "20000"
-)
+const modelPackets = "20000"
+
+// modelSeeds is how often a model runs, each time with another seed.
+func modelSeeds() int {
+	if testing.Short() {
+		return 4
+	}
+	return 20
+}
 
 // And each does, once it has left.
 func TestNoFlowGoesOnInAnotherQueueBeforeItHasLeftTheOld(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds) {
+	for i := range uint64(modelSeeds()) {
 		run(t, bin, fmt.Sprint(seed+i), modelPackets)
 	}
 }
@@ -66,7 +71,7 @@ func TestNoFlowGoesOnInAnotherQueueBeforeItHasLeftTheOld(t *testing.T) {
 func TestGROOfEveryNICOfACoreIsLookedAt(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds) {
+	for i := range uint64(modelSeeds()) {
 		run(t, bin, fmt.Sprint(seed+i), modelPackets, "together")
 	}
 }
@@ -75,7 +80,7 @@ func TestGROOfEveryNICOfACoreIsLookedAt(t *testing.T) {
 func TestAFreedNAPIHoldsNoFlowOnTheStockPath(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds / 4) {
+	for i := range uint64(modelSeeds() / 4) {
 		run(t, bin, fmt.Sprint(seed+i), modelPackets, "freed")
 	}
 }
@@ -84,7 +89,7 @@ func TestAFreedNAPIHoldsNoFlowOnTheStockPath(t *testing.T) {
 func TestWhatACoreDroppedHoldsNoFlowOnTheStockPath(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds / 4) {
+	for i := range uint64(modelSeeds() / 4) {
 		run(t, bin, fmt.Sprint(seed+i), modelPackets, "dropped")
 	}
 }
@@ -93,7 +98,7 @@ func TestWhatACoreDroppedHoldsNoFlowOnTheStockPath(t *testing.T) {
 func TestFlowsLeaveALaneThatIsFull(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds / 4) {
+	for i := range uint64(modelSeeds() / 4) {
 		run(t, bin, fmt.Sprint(seed+2*i), modelPackets, "flood", "tcx")
 		run(t, bin, fmt.Sprint(seed+2*i+1), modelPackets, "flood", "xdp")
 	}
@@ -103,7 +108,7 @@ func TestFlowsLeaveALaneThatIsFull(t *testing.T) {
 func TestFlowsLeaveALaneThatIsBusy(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds / 4) {
+	for i := range uint64(modelSeeds() / 4) {
 		run(t, bin, fmt.Sprint(seed+2*i), modelPackets, "busy", "tcx")
 		run(t, bin, fmt.Sprint(seed+2*i+1), modelPackets, "busy", "xdp")
 	}
@@ -118,7 +123,7 @@ func TestACoreStandsStillForATwentiethOfTheTime(t *testing.T) {
 func TestFlowsThatShareASlotKeepTheirOrder(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
-	for i := range uint64(2 * modelSeeds) {
+	for i := range uint64(2 * modelSeeds()) {
 		run(t, bin, fmt.Sprint(seed+i), modelPackets, "share")
 	}
 }
@@ -127,7 +132,7 @@ func TestFlowsThatShareASlotKeepTheirOrder(t *testing.T) {
 func TestACoreUndoesNothingOfAnotherOne(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds / 4) {
+	for i := range uint64(modelSeeds() / 4) {
 		run(t, bin, fmt.Sprint(seed+2*i), modelPackets, "helped", "share", "tcx")
 		run(t, bin, fmt.Sprint(seed+2*i+1), modelPackets, "helped", "share", "xdp")
 	}
@@ -137,7 +142,7 @@ func TestACoreUndoesNothingOfAnotherOne(t *testing.T) {
 func TestFlowsThatShareASlotLeaveItsLane(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds / 4) {
+	for i := range uint64(modelSeeds() / 4) {
 		for _, lane := range []string{"busy", "flood"} {
 			run(t, bin, fmt.Sprint(seed+2*i), modelPackets, lane, "share", "tcx")
 			run(t, bin, fmt.Sprint(seed+2*i+1), modelPackets, lane, "share", "xdp")
@@ -151,7 +156,7 @@ func TestWithoutTheOrderGuardTheModelIsBroken(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, "-DOL_MUTANT_NO_GUARD")
 	broken, overtaken := 0, 0
-	for i := range uint64(modelSeeds) {
+	for i := range uint64(modelSeeds()) {
 		args := []string{fmt.Sprint(seed + i), modelPackets}
 		out, err := exec.CommandContext(t.Context(), bin, append(args, "order")...).CombinedOutput()
 		var exit *exec.ExitError
@@ -167,7 +172,7 @@ func TestWithoutTheOrderGuardTheModelIsBroken(t *testing.T) {
 		}
 	}
 	// Not all: chance may leave a run with one lane, or nothing to steer.
-	if broken < modelSeeds/2 || overtaken == 0 {
-		t.Errorf("of %d runs without a guard, %d were found broken and %d had packets overtaken", modelSeeds, broken, overtaken)
+	if broken < modelSeeds()/2 || overtaken == 0 {
+		t.Errorf("of %d runs without a guard, %d were found broken and %d had packets overtaken", modelSeeds(), broken, overtaken)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/overlane/overlane/test/speed"
 )
 
 func TestKernelsComplaintsAreSeenInEachKernelsWords(t *testing.T) {
@@ -69,9 +71,7 @@ func TestAMachineThatDoesNotEndInTimeIsEndedAndReported(t *testing.T) {
 // brokenMachine is the oldest kernel with an init of its own.
 func brokenMachine(t *testing.T, body string) *Machine {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("needs a boot: left out with -short")
-	}
+	speed.Long(t)
 	if _, err := exec.LookPath(Program); err != nil {
 		t.Skip("needs " + Program)
 	}

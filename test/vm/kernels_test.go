@@ -53,6 +53,12 @@ var onOldest = append(slices.Clone(smoke[:len(smoke)-1]), suite{
 	pkg: "test/vm/e2e", args: append(slices.Clone(smoke[len(smoke)-1].args), "-test.skip=^TestMerge$"),
 })
 
+// shortly is what runs on the oldest, and on no other, with -short: what a kernel may refuse or read in another way.
+var shortly = []suite{
+	{pkg: "internal/datapath", args: []string{"-test.run=^(TestEveryObjectLoads|TestEveryPacketGoesToItsLane|TestXDPRedirectsToALane)"}},
+	{pkg: "test/vm/e2e", args: []string{"-tunnels=geneve", "-machine-wide", "-test.skip=^TestMerge$"}},
+}
+
 var usual = Boot{CPUs: 2}
 
 // special is a way to start a kernel that nodes are found with: a core that is
@@ -147,11 +153,16 @@ func (f *fleet) machine(t *testing.T, l Line, how Boot, list []suite, modules ..
 }
 
 func TestKernels(t *testing.T) {
+	oldest, newest := Lines[0], Lines[len(Lines)-1]
+	if testing.Short() {
+		f := prepare(t, shortly, oldest)
+		t.Run(oldest.String(), func(t *testing.T) { Run(t, f.machine(t, oldest, usual, shortly), bootLimit, false) })
+		return
+	}
 	f := prepare(t, slices.Concat(smoke, underSpecial, underFiltering, underLockdown), Lines...)
 	on := func(t *testing.T, l Line, how Boot, list []suite, modules ...string) {
 		t.Run(strings.TrimSpace(l.String()+" "+how.Name), func(t *testing.T) { Run(t, f.machine(t, l, how, list, modules...), bootLimit, false) })
 	}
-	oldest, newest := Lines[0], Lines[len(Lines)-1]
 	// The emulator takes one core: the longest of all has one for itself.
 	t.Run("one core", func(t *testing.T) {
 		t.Parallel()

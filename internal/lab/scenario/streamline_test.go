@@ -10,6 +10,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/test/speed"
 )
 
 func TestBisectFindsTheHighestThatIsGood(t *testing.T) {
@@ -31,6 +32,7 @@ func TestBisectFindsTheHighestThatIsGood(t *testing.T) {
 
 // A path that loses something at any rate has no rate without loss.
 func TestARateWithLossIsNotLossFree(t *testing.T) {
+	speed.Long(t)
 	e := newEnv(t, bed.Options{}, Config{Scenario: "streamline", Length: short})
 	loss, err := traffic.DropEvery(e.bed.Receiver().Overlay, bed.Tunnel, 100)
 	if err != nil {

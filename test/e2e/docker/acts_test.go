@@ -12,6 +12,7 @@ import (
 
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // mechanism is one in a status.
@@ -32,6 +33,7 @@ const alone = "metrics: off\nmicroflows: {mode: off}\n"
 
 // Each mechanism acts between containers, takes nothing from their traffic, and leaves nothing.
 func TestMechanismsActBetweenContainers(t *testing.T) {
+	turn := speed.Every(3)
 	for _, tt := range []struct {
 		name, config string
 		of           string // the mechanism
@@ -52,6 +54,9 @@ func TestMechanismsActBetweenContainers(t *testing.T) {
 		{"express, killed", alone + "pipeline: off\nexpress: forced\n", "express",
 			func(c control.Counters) uint64 { return c.ExpressPackets }, unix.SIGKILL, bare},
 	} {
+		if !turn() {
+			continue
+		}
 		t.Run(tt.name, func(t *testing.T) {
 			s := engines(t, tt.engines...)
 			l := paced(t, s)

@@ -12,6 +12,7 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/residue"
+	"github.com/overlane/overlane/test/speed"
 )
 
 const steers = alone + "pipeline: forced\ntier: tc\n"
@@ -37,6 +38,7 @@ const perPod = 16
 // Containers come, eight at a time, and most of them go at once, with the daemon looking at them
 // in whatever state they are. Those that stay are steered; in the end nothing is left of any.
 func TestFiftyContainersComeAndGo(t *testing.T) {
+	speed.Long(t)
 	s := engines(t)
 	l := paced(t, s)
 	l.check(t)

@@ -11,6 +11,7 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // traces is how many programs a process has on the tracepoint of polls.
@@ -34,6 +35,7 @@ func traces(t *testing.T, pid int) (n int) {
 // On a node with hardly a packet nothing of ours runs; with the first load it
 // looks again, and counts what comes.
 func TestNothingIsTracedOnAnIdleNode(t *testing.T) {
+	speed.Long(t)
 	b := lab(t, bed.Options{})
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: "pipeline: auto\nmetrics: off\n"})
 	for _, part := range []string{"at first", "once more"} {
@@ -55,6 +57,7 @@ func TestNothingIsTracedOnAnIdleNode(t *testing.T) {
 // With a load for which there is nothing to do polls are traced now and then only; with one that
 // saturates a core they are again, at once.
 func TestADullLoadIsNotTracedAllTheTime(t *testing.T) {
+	speed.Long(t)
 	b := lab(t, bed.Options{})
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: "aggregate: off\nmetrics: off\n"})
 	l := rig.StartSteady(t, b, 1)

@@ -17,6 +17,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 const skipsUnused = "pipeline: off\nmetrics: off\nmicroflows: {mode: off}\naggregate: off\nbridge-netfilter: skip-unused\n"
@@ -58,6 +59,7 @@ func TestUnusedHooksAreLeftOutUntilTheyAreUsed(t *testing.T) {
 			return link.AttachNetfilter(link.NetfilterOptions{Program: p, ProtocolFamily: link.NetfilterProtoIPv4, Hook: link.NetfilterInetForward, Priority: -128})
 		})
 	}
+	turn := speed.Every(3)
 	for i, tc := range []struct {
 		policy
 		calls string // with it
@@ -69,6 +71,9 @@ func TestUnusedHooksAreLeftOutUntilTheyAreUsed(t *testing.T) {
 		{policy{name: "for others only", plant: fmt.Sprintf(table, "ip6", "forward"), uproot: fmt.Sprintf(noTable, "ip6"), want: "there are rules in chain ip6 t c", lets: true}, "01"},
 		{policy{name: "another program wants them called", plant: callIPTables, uproot: callIPTables, want: "left alone: another program has switched it on again", lets: true}, "10"},
 	} {
+		if !turn() {
+			continue
+		}
 		t.Run(tc.name, func(t *testing.T) {
 			b := lab(t, bed.Options{Topology: []bed.Topology{bed.Nested, bed.Bridged}[i%2]})
 			s := &scene{t: t, b: b}
@@ -123,6 +128,7 @@ func TestUnusedHooksAreLeftOutUntilTheyAreUsed(t *testing.T) {
 
 // However it ends, bridges call netfilter again.
 func TestUnusedHooksAreCalledAgainInTheEnd(t *testing.T) {
+	turn := speed.Every(2)
 	for _, tc := range []struct {
 		name string
 		end  func(*testing.T, *rig.Daemon, *netns.Handle)
@@ -146,6 +152,9 @@ func TestUnusedHooksAreCalledAgainInTheEnd(t *testing.T) {
 			ends(t, d)
 		}},
 	} {
+		if !turn() {
+			continue
+		}
 		t.Run(tc.name, func(t *testing.T) {
 			b := lab(t, bed.Options{})
 			ns := b.Receiver().Overlay

@@ -17,6 +17,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/datagram"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // floodFor is longer than it takes to see anything, for whoever wants figures.
@@ -51,6 +52,7 @@ func (b *bystander) start(t *testing.T, core int) {
 // A rule that makes all that a core can take latency traffic does not take the core:
 // bulk and programs get on, and status says which rule it is.
 func TestARuleThatIsTooBroadStarvesNothing(t *testing.T) {
+	speed.Long(t)
 	rig.NeedCores(t, 2)
 	b := lab(t, bed.Options{})
 	place := b.PlaceCores()

@@ -13,6 +13,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // aborted counts the frames that any XDP program aborts, or hands to no receiver, from now on.
@@ -49,6 +50,7 @@ func aborted(t *testing.T) func() uint64 {
 // look up there, from the first frame on. None is aborted, and what comes is in order.
 func TestProgramsComeAndGoInDenseTraffic(t *testing.T) {
 	rule := fmt.Sprintf("pipeline: off\npriority: {rules: [{name: load, proto: udp, port: %d}]}\n", traffic.Port)
+	turn := speed.Every(2)
 	for _, tc := range []struct {
 		name, config string
 		acts         func(*testing.T, *rig.Daemon) bool
@@ -60,6 +62,9 @@ func TestProgramsComeAndGoInDenseTraffic(t *testing.T) {
 		{"priority", rule, func(t *testing.T, d *rig.Daemon) bool { return peek(t, d).Counters.LatencyPackets > 10000 }},
 		{"express", "pipeline: off\nexpress: forced\n", func(t *testing.T, d *rig.Daemon) bool { return peek(t, d).Counters.ExpressPackets > 10000 }},
 	} {
+		if !turn() {
+			continue
+		}
 		t.Run(tc.name, func(t *testing.T) {
 			b := lab(t, bed.Options{})
 			count := aborted(t)

@@ -17,6 +17,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // steersOn waits until packets are steered, beyond those that have been.
@@ -32,7 +33,11 @@ func steersOn(t *testing.T, d *rig.Daemon) {
 // A link that goes down and comes up takes packets with it, and neither order nor the daemon,
 // which steers again, by as many programs as before.
 func TestLinksThatFlap(t *testing.T) {
+	turn := speed.Every(2)
 	for _, tier := range []string{"tc", "xdp"} {
+		if !turn() {
+			continue
+		}
 		t.Run(tier, func(t *testing.T) {
 			// The threads that poll a NIC end when it goes down, and the lab's are scheduled by the lab.
 			b := lab(t, bed.Options{NIC: bed.Softirq, Pods: 2})

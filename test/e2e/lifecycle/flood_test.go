@@ -18,6 +18,7 @@ import (
 
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // floodVar makes this binary the flood.
@@ -91,6 +92,7 @@ func startFlood(t *testing.T, d *rig.Daemon) (stop func()) {
 // A local user who floods the metrics port takes nothing of the daemon by which a policy is noticed: no frame
 // passes one by after 100 ms, and descriptors and memory are as before.
 func TestAFloodOfScrapesDelaysNoPolicy(t *testing.T) {
+	speed.Long(t)
 	b := lab(t, bed.Options{})
 	s := &scene{t: t, b: b}
 	l := rig.StartSteady(t, b, 2)

@@ -15,6 +15,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/bpf"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // saysManual waits until status says that a device is another program's, for a
@@ -32,6 +33,7 @@ func saysManual(t *testing.T, d *rig.Daemon, words ...string) {
 
 // What another program has set before is part of what the residue check compares with.
 func TestForeignSteeringIsLeftAlone(t *testing.T) {
+	turn := speed.Every(2)
 	for _, tc := range []struct {
 		name, attr, value string
 		tunnel            bool
@@ -42,6 +44,9 @@ func TestForeignSteeringIsLeftAlone(t *testing.T) {
 		{"mask on a pod", "rps_cpus", "2", false, "RPS mask set by another program"},
 		{"flow table on a pod", "rps_flow_cnt", "64", false, "RFS table of 64 flows"},
 	} {
+		if !turn() {
+			continue
+		}
 		t.Run(tc.name, func(t *testing.T) {
 			rig.NeedCores(t, 2)
 			b := rig.Lab(t, bed.Options{Pods: 2})

@@ -11,6 +11,7 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // microflows is a configuration that splits flows, whatever order they come in, from
@@ -31,7 +32,11 @@ func laneOf(st control.Status, stage string) (n uint64) {
 
 func TestElephantsAreSplitAndBecomeWholeAgain(t *testing.T) {
 	// Before the NIC's stage, and behind it.
+	turn := speed.Every(2)
 	for tier, stage := range map[string]string{"xdp": "nic", "tc": "tunnel"} {
+		if !turn() {
+			continue
+		}
 		t.Run(tier, func(t *testing.T) { splitAndWholeAgain(t, "tier: "+tier+"\n", stage) })
 	}
 }
@@ -96,6 +101,7 @@ func TestTheProgramOnTheNICGoesWithMicroflows(t *testing.T) {
 // Micro-flows are on their way through the lanes when the daemon is killed: nothing stays, and
 // what comes after it comes whole, in order.
 func TestMicroflowsAreTakenBackAfterAKill(t *testing.T) {
+	turn := speed.Every(2)
 	for tier, stage := range map[string]string{"xdp": "nic", "tc": "tunnel"} {
 		for name, kill := range map[string]func(*testing.T, *rig.Daemon){
 			"the daemon": func(t *testing.T, d *rig.Daemon) {
@@ -110,6 +116,9 @@ func TestMicroflowsAreTakenBackAfterAKill(t *testing.T) {
 				}
 			},
 		} {
+			if !turn() {
+				continue
+			}
 			t.Run(tier+"/"+name, func(t *testing.T) {
 				b := lab(t, bed.Options{})
 				before := masks(t, b)

@@ -24,6 +24,7 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/patience"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // promised is after what time no frame passes a new policy by.
@@ -325,7 +326,11 @@ func wayOf(t *testing.T, st control.Status) control.ExpressWay {
 
 // A policy that was there before the daemon sees all, and is what status names.
 func TestPoliciesThatAreThereBefore(t *testing.T) {
+	turn := speed.Every(3)
 	for _, name := range []string{"nft counter", "tcx on the NIC that only looks", "shaped"} {
+		if !turn() {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			p := policies[slices.IndexFunc(policies, func(p policy) bool { return p.name == name })]
 			b := lab(t, bed.Options{})
@@ -434,8 +439,12 @@ func (in *beside) start(t *testing.T) {
 func TestPoliciesPlantedDuringTraffic(t *testing.T) {
 	topologies := []bed.Topology{bed.Nested, bed.Bridged}
 	each := func(alone bool, in func(*testing.T, int) beside) {
+		turn := speed.Every(4)
 		for i, p := range policies {
 			if alone == (p.prepare != "" || p.stays) {
+				if !turn() {
+					continue
+				}
 				t.Run(p.name, func(t *testing.T) { p.plantedBeside(t, in(t, i/2%2), []int{1, 8}[i%2]) })
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 const prioritised = "pipeline: off\nmetrics: off\npriority: {threads: fair, rules: [{name: ssh, proto: tcp, port: 22}]}\n"
@@ -77,7 +78,11 @@ func TestPriorityIsTakenBackByTermOffAndAfterAKill(t *testing.T) {
 // the daemon is killed.
 func TestPriorityIsTakenBackAfterAKillInEachOfItsModes(t *testing.T) {
 	rule := fmt.Sprintf("rules: [{name: load, proto: udp, port: %d}]", traffic.Port)
+	turn := speed.Every(2)
 	for name, mode := range map[string]string{"sync": "mode: sync, ", "two lanes": "threads: off, ", "batch": ""} {
+		if !turn() {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			b := lab(t, bed.Options{})
 			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: "pipeline: off\nmetrics: off\npriority: {" + mode + rule + "}\n"})

@@ -14,10 +14,12 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // Another program has the port for metrics: the daemon works without, says so, and takes the port when it is free.
 func TestMetricsPortThatIsTaken(t *testing.T) {
+	speed.Long(t)
 	b := lab(t, bed.Options{})
 	var other net.Listener
 	must(t, b.Receiver().NS.Do(func() (err error) {

@@ -15,6 +15,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // device finds a device of a namespace and does something with it there.
@@ -32,7 +33,11 @@ func device(t *testing.T, ns *netns.Handle, name string, fn func(netlink.Link) e
 // Latency traffic goes from the tunnel straight to the pod as long as no policy is
 // between them, and by the bridge as soon as one is.
 func TestShortCutsEndWhereAPolicyComes(t *testing.T) {
+	turn := speed.Every(2)
 	for _, topo := range []bed.Topology{bed.Bridged, bed.Nested} {
+		if !turn() {
+			continue
+		}
 		t.Run(string(topo), func(t *testing.T) {
 			b := lab(t, bed.Options{Topology: topo})
 			rx := b.Receiver()

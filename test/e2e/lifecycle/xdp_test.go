@@ -11,6 +11,7 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // queues sets how many the receiver's NIC has. A veth whose other end sends by more refuses XDP
@@ -32,6 +33,7 @@ const refusal = "XDP expects number of rx queues"
 // A driver that refuses XDP, with whatever number, ends nothing: the NIC is left alone, once, with the
 // kernel's reason, and what remains acts behind the NIC's stage.
 func TestADriverThatRefusesXDPEndsNothing(t *testing.T) {
+	turn := speed.Every(2)
 	for _, tc := range []struct {
 		name, config, mechanism string
 		state                   control.MechanismState
@@ -47,6 +49,9 @@ func TestADriverThatRefusesXDPEndsNothing(t *testing.T) {
 		{"priority", prioritised, "priority", control.Standby, "no underlay takes its program",
 			func(control.Status) bool { return true }},
 	} {
+		if !turn() {
+			continue
+		}
 		t.Run(tc.name, func(t *testing.T) {
 			rig.NeedCores(t, 2)
 			b := rig.Lab(t, bed.Options{Queues: 2})

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package speed makes a run of tests short where go test has -short, as in `make test`: tests that take minutes
+// are left out, and of long tables a part runs, each time another one.
+package speed
+
+import (
+	"math/rand/v2"
+	"testing"
+)
+
+// Long leaves a test out of a short run.
+func Long(tb testing.TB) {
+	tb.Helper()
+	if testing.Short() {
+		tb.Skip("needs minutes: make full")
+	}
+}
+
+// Every tells of each row of a table in turn whether it runs: all do, and in a short run every nth, from one that
+// chance chooses.
+func Every(n int) (runs func() bool) {
+	i, first := 0, 0
+	if testing.Short() {
+		first = rand.IntN(n)
+	} else {
+		n = 1
+	}
+	return func() bool {
+		i++
+		return (i-1)%n == first
+	}
+}
