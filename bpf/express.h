@@ -179,8 +179,8 @@ OL_INLINE enum ol_express_unfit ol_express_plain(const struct ol_cursor *c, __u3
 		return OL_PLAIN;
 	if (unsummed)
 		return OL_UNFIT_UNCHECKED;
-	if (inner != OL_ETH_HLEN + 20 + 16)
-		return OL_UNFIT_UNCHECKED; /* Geneve's options */
+	if (inner != OL_INNER_PLAIN)
+		return OL_UNFIT_UNCHECKED; /* options of the tunnel */
 	sum = ol_sum16(udp, 16, sum);
 	sum = ol_sum16(ip + 12, 8, sum);
 	sum += ol_swap16(len) + ((__u64)OL_IPPROTO_UDP << 8);
@@ -219,8 +219,8 @@ OL_INLINE int ol_run_begins(const struct ol_cursor *c, __u32 inner)
 {
 	const __u8 *d = c->data;
 
-	return inner == 50 && OL_FITS(c, d, OL_RUN_HEAD) && d[14] == 0x45 && !(d[40] | d[41]) &&
-	       ol_be16(d + 62) == OL_ETH_P_IP;
+	return inner == OL_INNER_PLAIN && OL_FITS(c, d, OL_RUN_HEAD) && d[14] == 0x45 &&
+	       !(d[40] | d[41]) && ol_be16(d + 62) == OL_ETH_P_IP;
 }
 
 /* Keeps the head of a frame of which ol_run_begins is true. */

@@ -75,6 +75,8 @@ OL_INLINE __u32 ol_word_host(const __u8 *p)
 #define ol_word ol_word_host
 #endif
 
+#include "encap.h"
+
 /* Of one sender: neither a group's nor zero. */
 OL_INLINE int ol_one_sender(const __u8 *mac)
 {
@@ -153,18 +155,15 @@ OL_INLINE enum ol_reason ol_parse_outer(const struct ol_cursor *c, struct ol_out
 	return OL_NOT_OVERLAY;
 }
 
-/*
- * Reads the tunnel header's VNI, which both tunnel kinds keep at the same
- * place. The caller looks the tunnel up by it, then calls ol_parse_tunnel.
- */
+/* Reads the VNI. The caller looks the tunnel up by it, then calls ol_parse_tunnel. */
 OL_INLINE enum ol_reason ol_parse_vni(const struct ol_cursor *c, const struct ol_outer *o,
 				      __u32 *vni)
 {
 	const __u8 *th = c->data + o->payload;
 
-	if (!OL_FITS(c, th, 8))
+	if (!OL_FITS(c, th, OL_ENCAP_HLEN))
 		return OL_SHORT;
-	*vni = ol_be32(th + 4) >> 8;
+	*vni = ol_encap_vni(th);
 	return OL_OK;
 }
 
@@ -176,22 +175,14 @@ OL_INLINE enum ol_reason ol_parse_tunnel(const struct ol_cursor *c, const struct
 					 __u8 kind, __u32 *inner)
 {
 	const __u8 *th = c->data + o->payload;
-	__u32 opts, end = o->payload - 8 + o->udp_len;
+	__u32 len, end = o->payload - 8 + o->udp_len;
 
-	if (!OL_FITS(c, th, 8))
+	if (!OL_FITS(c, th, OL_ENCAP_HLEN))
 		return OL_SHORT;
-	if (kind == OL_KIND_VXLAN) {
-		/* Only the VNI flag: GBP, GPE and remote checksum offload are not ours to judge. */
-		if (th[0] != 0x08 || th[1] | th[2] | th[3] | th[7])
-			return OL_BAD_TUNNEL_HEADER;
-		opts = 0;
-	} else {
-		/* Version 0, no control (OAM) packet, no critical option, Ethernet inside. */
-		if (th[0] >> 6 || th[1] & 0xc0 || ol_be16(th + 2) != OL_ETH_P_TEB)
-			return OL_BAD_TUNNEL_HEADER;
-		opts = (th[0] & 0x3f) * 4;
-	}
-	*inner = o->payload + 8 + opts;
+	len = ol_encap(kind, th);
+	if (!len)
+		return OL_BAD_TUNNEL_HEADER;
+	*inner = o->payload + len;
 	if (c->total && (o->end > c->total || end > o->end || end < *inner + OL_ETH_HLEN))
 		return OL_BAD_LENGTH;
 	return OL_OK;

@@ -486,9 +486,7 @@ static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 		j->flow = f.flow;
 		j->host = host;
 		j->poll = p->poll;
-		ol_keep_head(&c, &f.flow, host,
-			     f.tunnel < OL_MAX_TUNNELS ? policy->tunnel[f.tunnel].kind : 0,
-			     &j->head);
+		ol_keep_head(&c, &f.flow, host, f.inner, &j->head);
 		ol_prio_judge(p, j, two);
 	}
 	if (policy->flags & OL_F_EXPRESS && !host)

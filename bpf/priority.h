@@ -416,8 +416,8 @@ OL_INLINE int ol_same_head(const struct ol_cursor *c, const struct ol_head *h)
 }
 
 /* Keeps the head of a frame that ol_classify gave a flow, if later ones can be compared with it. */
-OL_INLINE void ol_keep_head(const struct ol_cursor *c, const struct ol_flow *f, int host, __u8 kind,
-			    struct ol_head *h)
+OL_INLINE void ol_keep_head(const struct ol_cursor *c, const struct ol_flow *f, int host,
+			    __u32 inner, struct ol_head *h)
 {
 	const __u8 *d = c->data;
 	int i;
@@ -434,8 +434,8 @@ OL_INLINE void ol_keep_head(const struct ol_cursor *c, const struct ol_flow *f, 
 		h->len = OL_HEAD_HOST;
 		return;
 	}
-	/* Geneve's options move what follows. */
-	if (!OL_FITS(c, d, OL_HEAD_TUNNEL) || (kind != OL_KIND_VXLAN && d[42] & 0x3f) ||
+	/* Options of the tunnel move what follows. */
+	if (!OL_FITS(c, d, OL_HEAD_TUNNEL) || inner != OL_INNER_PLAIN ||
 	    ol_be16(d + 62) != OL_ETH_P_IP || d[64] != 0x45)
 		return;
 #pragma unroll

@@ -225,14 +225,14 @@ func (d *diagnosis) devices(snap node.Snapshot, names daemon.Names) {
 	}
 	for _, t := range snap.Tunnels {
 		about := fmt.Sprintf("%s, VNI %d, port %d, MTU %d", t.Kind, t.VNI, t.Port, t.MTU)
-		if t.CollectMetadata {
+		if t.AnyVNI {
 			about = fmt.Sprintf("%s, any VNI, port %d, MTU %d", t.Kind, t.Port, t.MTU)
 		}
 		if t.Bridge != nil {
 			about += ", port of bridge " + t.Bridge.Name
 		}
 		dev := seen{Name: t.Name, Role: string(control.Tunnel), Netns: t.NetnsCookie, Network: names.Network(t)}
-		if !t.CollectMetadata {
+		if !t.AnyVNI {
 			dev.VNI = &t.VNI
 		}
 		if dev.Network != t.Name {
@@ -254,7 +254,7 @@ func (d *diagnosis) devices(snap node.Snapshot, names daemon.Names) {
 		if t, ok := names.Overlay(p); ok {
 			dev.Network = names.Network(t)
 			dev.About += ", behind " + dev.Network
-			if !t.CollectMetadata {
+			if !t.AnyVNI {
 				dev.VNI = &t.VNI
 				dev.About += fmt.Sprintf(" (VNI %d)", t.VNI)
 			}

@@ -271,7 +271,7 @@ func (d *Daemon) fillDevices(st *control.Status, names Names) {
 	}
 	of := func(dev *control.Device, t node.Tunnel) {
 		dev.Network = names.Network(t)
-		if !t.CollectMetadata {
+		if !t.AnyVNI {
 			dev.VNI = &t.VNI
 		}
 	}

@@ -335,13 +335,10 @@ func tunnelDevices(s *node.Scanner, snap node.Snapshot) []datapath.TunnelDevice 
 			continue // gone since the scan
 		}
 		dev := datapath.TunnelDevice{
-			Kind: datapath.VXLAN, VNI: t.VNI, AnyVNI: t.CollectMetadata, Port: t.Port,
+			Kind: t.Kind, VNI: t.VNI, AnyVNI: t.AnyVNI, Port: t.Port,
 			Ifindex: t.Ifindex, NetnsIno: ns.Inode(), Outer: t.Outer,
 		}
 		ns.Close()
-		if t.Kind == node.Geneve {
-			dev.Kind = datapath.Geneve
-		}
 		if on, err := s.GRO(t.Dev); err == nil {
 			dev.NoGRO = !on
 		}

@@ -11,6 +11,8 @@ import (
 	"github.com/overlane/overlane/test/parser/oracle"
 	"github.com/overlane/overlane/test/parser/packet"
 	"github.com/overlane/overlane/test/parser/table"
+
+	"github.com/overlane/overlane/internal/encap"
 )
 
 // tunnelled is a frame that carries inner layers through the first tunnel of the
@@ -89,7 +91,7 @@ func TestTunnelsAreToldApartByTheOuterVersion(t *testing.T) {
 			6: packet.Build(append([]packet.Layer{packet.Ethernet{}, packet.IPv6{}, udp, vxlan}, inner...)...),
 		}
 		for _, takes := range []int{0, 4, 6} {
-			dev := TunnelDevice{Kind: VXLAN, VNI: 42, Port: packet.VXLANPort, Ifindex: 1, NetnsIno: 1, Outer: takes}
+			dev := TunnelDevice{Kind: encap.VXLAN, VNI: 42, Port: packet.VXLANPort, Ifindex: 1, NetnsIno: 1, Outer: takes}
 			if err := b.SetTunnels([]TunnelDevice{dev}, nil); err != nil {
 				t.Fatal(err)
 			}

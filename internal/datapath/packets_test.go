@@ -16,6 +16,8 @@ import (
 
 	"github.com/overlane/overlane/test/parser/oracle"
 	"github.com/overlane/overlane/test/parser/table"
+
+	"github.com/overlane/overlane/internal/encap"
 )
 
 // bench runs frames through one loaded program on one core and tells what it did
@@ -74,7 +76,7 @@ func newBench(t testing.TB, stage Stage) *bench {
 	var devs []TunnelDevice
 	for i, tunnel := range table.Tunnels {
 		devs = append(devs, TunnelDevice{
-			Kind:     TunnelKind(tunnel.Kind),
+			Kind:     encap.Kind(tunnel.Kind),
 			VNI:      uint32(tunnel.VNI),
 			AnyVNI:   tunnel.VNI == oracle.AnyVNI,
 			Port:     tunnel.Port,

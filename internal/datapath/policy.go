@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/overlane/overlane/internal/encap"
 )
 
 // Stage is a hop of the receive path after which work may go on on another
@@ -153,18 +155,12 @@ func (d *Datapath) writePolicy() error {
 	return nil
 }
 
-// TunnelKind is the encapsulation of a tunnel.
-type TunnelKind uint8
-
-// The encapsulations that are understood.
-const (
-	VXLAN  = TunnelKind(stagesOlTunnelKindOL_KIND_VXLAN)
-	Geneve = TunnelKind(stagesOlTunnelKindOL_KIND_GENEVE)
-)
+// The kernel side numbers encapsulations as encap does: another number does not compile.
+var _ = [1]struct{}{}[encap.VXLAN-encap.Kind(stagesOlTunnelKindOL_KIND_VXLAN)+encap.Geneve-encap.Kind(stagesOlTunnelKindOL_KIND_GENEVE)]
 
 // TunnelDevice is a tunnel to be steered.
 type TunnelDevice struct {
-	Kind     TunnelKind
+	Kind     encap.Kind
 	VNI      uint32
 	AnyVNI   bool // collect metadata
 	Port     uint16
@@ -189,14 +185,11 @@ const anyVNI = ^uint32(0)
 
 // describe names a tunnel by what its packets carry.
 func describe(t stagesOlTunnel) string {
-	kind, vni := "vxlan", fmt.Sprintf("VNI %d", t.Vni)
-	if TunnelKind(t.Kind) == Geneve {
-		kind = "geneve"
-	}
+	vni := fmt.Sprintf("VNI %d", t.Vni)
 	if t.Vni == anyVNI {
 		vni = "any VNI"
 	}
-	return fmt.Sprintf("%s port %d, %s", kind, t.Port, vni)
+	return fmt.Sprintf("%s port %d, %s", encap.Kind(t.Kind), t.Port, vni)
 }
 
 // tooManyTunnels says which tunnels are left alone, a few of them by name.

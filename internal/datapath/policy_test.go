@@ -6,6 +6,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/overlane/overlane/internal/encap"
 )
 
 // Who has too many tunnels is told which ones are left alone.
@@ -14,8 +16,8 @@ func TestTunnelsThatAreLeftAloneAreNamed(t *testing.T) {
 		t.Error(err)
 	}
 	some := []string{
-		describe(stagesOlTunnel{Kind: uint8(VXLAN), Port: 4789, Vni: 7}),
-		describe(stagesOlTunnel{Kind: uint8(Geneve), Port: 6081, Vni: anyVNI}),
+		describe(stagesOlTunnel{Kind: uint8(encap.VXLAN), Port: 4789, Vni: 7}),
+		describe(stagesOlTunnel{Kind: uint8(encap.Geneve), Port: 6081, Vni: anyVNI}),
 	}
 	err := tooManyTunnels(some)
 	for _, want := range []string{"at most 16", "vxlan port 4789, VNI 7; geneve port 6081, any VNI"} {

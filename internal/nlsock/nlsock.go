@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 )
@@ -230,3 +231,12 @@ func U16BE(b []byte) uint16 {
 
 // Str reads a string, with or without the zero that ends it.
 func Str(b []byte) string { return unix.ByteSliceToString(b) }
+
+// Addr reads an address; an unspecified one counts as none.
+func Addr(b []byte) netip.Addr {
+	a, ok := netip.AddrFromSlice(b)
+	if !ok || a.IsUnspecified() {
+		return netip.Addr{}
+	}
+	return a
+}

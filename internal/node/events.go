@@ -143,10 +143,8 @@ func (s *Scanner) heed(m nlsock.Message) {
 	case unix.RTM_DELLINK:
 		// A tunnel that moves makes a namespace ours which had no
 		// tunnels when it was last looked into.
-		if l := parseLink(m.Body); l != nil {
-			if _, ok := outerOf(l); ok {
-				s.wantFull.Store(true)
-			}
+		if l := parseLink(m.Body); l != nil && l.tunnel != nil {
+			s.wantFull.Store(true)
 		}
 	}
 }

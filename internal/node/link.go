@@ -7,10 +7,10 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
-	"net/netip"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/encap"
 	"github.com/overlane/overlane/internal/nlsock"
 )
 
@@ -30,8 +30,8 @@ type link struct {
 	nsid      int // of the namespace that lower lives in; -1: the same
 	qdisc     string
 	xdpProg   uint32
-	allocated int // RX queues allocated, not necessarily in use
-	data      []byte
+	allocated int           // RX queues allocated, not necessarily in use
+	tunnel    *encap.Tunnel // nil: none that is understood
 }
 
 const skipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS
@@ -84,6 +84,7 @@ func parseLink(b []byte) *link {
 		return nil
 	}
 	l := &link{index: int(int32(nlsock.U32(b[4:]))), flags: nlsock.U32(b[8:]), nsid: -1}
+	var data []byte // of the kind
 	for t, v := range nlsock.Attrs(b[unix.SizeofIfInfomsg:]) {
 		switch t {
 		case unix.IFLA_IFNAME:
@@ -110,10 +111,13 @@ func parseLink(b []byte) *link {
 				case unix.IFLA_INFO_KIND:
 					l.kind = nlsock.Str(v)
 				case unix.IFLA_INFO_DATA:
-					l.data = bytes.Clone(v)
+					data = v
 				}
 			}
 		}
+	}
+	if t, ok := encap.Parse(l.kind, data); ok {
+		l.tunnel = &t
 	}
 	return l
 }
@@ -139,87 +143,4 @@ func parseXDP(b []byte) uint32 {
 		return drv
 	}
 	return other
-}
-
-// outer is what a tunnel says about its encapsulation.
-type outer struct {
-	kind    Kind
-	vni     uint32
-	port    uint16
-	collect bool
-	link    int // ifindex in the link namespace, 0 if not bound to a device
-	local   netip.Addr
-	remote  netip.Addr // default destination: a unicast peer or a group
-}
-
-// version is the outer IP version, as far as the addresses tell it.
-func (o outer) version() int {
-	for _, a := range []netip.Addr{o.local, o.remote} {
-		switch {
-		case o.collect || !a.IsValid():
-		case a.Is4():
-			return 4
-		default:
-			return 6
-		}
-	}
-	return 0
-}
-
-// outerOf returns false if the device is no tunnel that we know.
-func outerOf(l *link) (outer, bool) {
-	switch l.kind {
-	case "vxlan":
-		return parseVXLAN(l.data), true
-	case "geneve":
-		return parseGeneve(l.data), true
-	}
-	return outer{}, false
-}
-
-func parseVXLAN(b []byte) outer {
-	o := outer{kind: VXLAN}
-	for t, v := range nlsock.Attrs(b) {
-		switch t {
-		case unix.IFLA_VXLAN_ID:
-			o.vni = nlsock.U32(v)
-		case unix.IFLA_VXLAN_PORT:
-			o.port = nlsock.U16BE(v)
-		case unix.IFLA_VXLAN_COLLECT_METADATA:
-			o.collect = len(v) > 0 && v[0] != 0
-		case unix.IFLA_VXLAN_LINK:
-			o.link = int(nlsock.U32(v))
-		case unix.IFLA_VXLAN_LOCAL, unix.IFLA_VXLAN_LOCAL6:
-			o.local = addr(v)
-		case unix.IFLA_VXLAN_GROUP, unix.IFLA_VXLAN_GROUP6:
-			o.remote = addr(v)
-		}
-	}
-	return o
-}
-
-func parseGeneve(b []byte) outer {
-	o := outer{kind: Geneve}
-	for t, v := range nlsock.Attrs(b) {
-		switch t {
-		case unix.IFLA_GENEVE_ID:
-			o.vni = nlsock.U32(v)
-		case unix.IFLA_GENEVE_PORT:
-			o.port = nlsock.U16BE(v)
-		case unix.IFLA_GENEVE_COLLECT_METADATA:
-			o.collect = true // a flag: being there is its value
-		case unix.IFLA_GENEVE_REMOTE, unix.IFLA_GENEVE_REMOTE6:
-			o.remote = addr(v)
-		}
-	}
-	return o
-}
-
-// addr reads an address; an unspecified one counts as none.
-func addr(b []byte) netip.Addr {
-	a, ok := netip.AddrFromSlice(b)
-	if !ok || a.IsUnspecified() {
-		return netip.Addr{}
-	}
-	return a
 }

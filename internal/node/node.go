@@ -18,6 +18,8 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+
+	"github.com/overlane/overlane/internal/encap"
 )
 
 // DevKey identifies a device for as long as it exists. An ifindex can be used
@@ -77,40 +79,20 @@ func (u Underlay) Master() bool {
 	return len(u.Receivers) > 0 && !slices.ContainsFunc(u.Receivers, itself)
 }
 
-// Kind is the encapsulation of a tunnel.
-type Kind uint8
-
-// Encapsulations.
-const (
-	VXLAN Kind = iota + 1
-	Geneve
-)
-
-func (k Kind) String() string {
-	switch k {
-	case VXLAN:
-		return "vxlan"
-	case Geneve:
-		return "geneve"
-	}
-	return "kind(" + strconv.Itoa(int(k)) + ")"
-}
-
-// Tunnel is a VXLAN or Geneve device whose outer packets pass the home
-// namespace.
+// Tunnel is a tunnel's device whose outer packets pass the home namespace.
 type Tunnel struct {
 	Dev
-	Kind            Kind
-	VNI             uint32
-	CollectMetadata bool // one device for many VNIs, chosen by routes or BPF
-	Port            uint16
-	MTU             int
-	Local           netip.Addr // outer source address; invalid if the kernel chooses it
-	Remote          netip.Addr // the only outer source that a Geneve tunnel takes; else invalid
-	Outer           int        // the outer IP version that it receives, 0 if that may be both
-	Underlays       []Dev      // NICs by which its packets arrive, sorted
-	Bridge          *Dev       // the bridge it is a port of, nil if none
-	RxQueues        int
+	Kind      encap.Kind
+	VNI       uint32
+	AnyVNI    bool // collect metadata: one device for many VNIs, chosen by routes or BPF
+	Port      uint16
+	MTU       int
+	Local     netip.Addr // outer source address; invalid if the kernel chooses it
+	Remote    netip.Addr // the only outer source that it takes; invalid if it takes any
+	Outer     int        // the outer IP version that it receives, 0 if that may be both
+	Underlays []Dev      // NICs by which its packets arrive, sorted
+	Bridge    *Dev       // the bridge it is a port of, nil if none
+	RxQueues  int
 }
 
 // Pod is a container's veth: the end on the host's side and the end in the

@@ -16,48 +16,6 @@ import (
 
 func be16(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
 
-func TestTunnelAttributes(t *testing.T) {
-	a4, a6 := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
-	build := func(parts ...[]byte) []byte { return slices.Concat(parts...) }
-	tests := []struct {
-		name string
-		kind string
-		data []byte
-		want outer
-	}{
-		{"vxlan", "vxlan", build(
-			nlsock.Attr32(nil, unix.IFLA_VXLAN_ID, 7), nlsock.Attr(nil, unix.IFLA_VXLAN_PORT, be16(8472)),
-			nlsock.Attr(nil, unix.IFLA_VXLAN_LOCAL, a4.AsSlice()), nlsock.Attr32(nil, unix.IFLA_VXLAN_LINK, 3),
-			nlsock.Attr(nil, unix.IFLA_VXLAN_COLLECT_METADATA, []byte{0}),
-		), outer{kind: VXLAN, vni: 7, port: 8472, local: a4, link: 3}},
-		{"vxlan over IPv6, collect metadata", "vxlan", build(
-			nlsock.Attr(nil, unix.IFLA_VXLAN_LOCAL6, a6.AsSlice()), nlsock.Attr(nil, unix.IFLA_VXLAN_GROUP6, a6.AsSlice()),
-			nlsock.Attr(nil, unix.IFLA_VXLAN_COLLECT_METADATA, []byte{1}),
-		), outer{kind: VXLAN, local: a6, remote: a6, collect: true}},
-		{"an unspecified address is none", "vxlan", nlsock.Attr(nil, unix.IFLA_VXLAN_LOCAL, make([]byte, 4)), outer{kind: VXLAN}},
-		{"geneve", "geneve", build(
-			nlsock.Attr32(nil, unix.IFLA_GENEVE_ID, 9), nlsock.Attr(nil, unix.IFLA_GENEVE_PORT, be16(6081)), nlsock.Attr(nil, unix.IFLA_GENEVE_REMOTE, a4.AsSlice()),
-		), outer{kind: Geneve, vni: 9, port: 6081, remote: a4}},
-		{"geneve, collect metadata: a flag without a value", "geneve", build(
-			nlsock.Attr(nil, unix.IFLA_GENEVE_COLLECT_METADATA, nil), nlsock.Attr(nil, unix.IFLA_GENEVE_REMOTE6, a6.AsSlice()),
-		), outer{kind: Geneve, collect: true, remote: a6}},
-		{"values that are too short", "geneve", build(
-			nlsock.Attr(nil, unix.IFLA_GENEVE_ID, []byte{1}), nlsock.Attr(nil, unix.IFLA_GENEVE_PORT, []byte{1}), nlsock.Attr(nil, unix.IFLA_GENEVE_REMOTE, []byte{1}),
-		), outer{kind: Geneve}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			got, ok := outerOf(&link{kind: tt.kind, data: tt.data})
-			if !ok || got != tt.want {
-				t.Fatalf("got %+v, %v, want %+v", got, ok, tt.want)
-			}
-		})
-	}
-	if _, ok := outerOf(&link{kind: "gretap"}); ok {
-		t.Fatal("gretap was taken for a tunnel of ours")
-	}
-}
-
 func TestXDPOfSeveralModes(t *testing.T) {
 	for _, tt := range []struct {
 		attrs []byte
@@ -202,12 +160,8 @@ func FuzzMessages(f *testing.F) {
 		for m := range nlsock.Messages(b) {
 			(&Scanner{}).heed(m)
 		}
-		if l := parseLink(b); l != nil {
-			outerOf(l)
-		}
+		parseLink(b)
 		parseRoute(b, map[int]via{})
-		parseVXLAN(b)
-		parseGeneve(b)
 		parseNSID(b)
 		hops(b)
 	})

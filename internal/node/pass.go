@@ -151,7 +151,7 @@ func (p *pass) list(sp *space) error {
 	}
 	homeID := -1
 	for _, l := range sp.links {
-		if _, ok := outerOf(l); !ok && l.kind != "vlan" {
+		if l.tunnel == nil && l.kind != "vlan" {
 			continue
 		}
 		if sp == p.home {

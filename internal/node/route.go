@@ -25,7 +25,7 @@ func (c *conn) addrs() (map[int][]netip.Addr, error) {
 			for t, v := range nlsock.Attrs(b[unix.SizeofIfAddrmsg:]) {
 				// Of a point-to-point device IFA_ADDRESS is the far end.
 				if t == unix.IFA_LOCAL || t == unix.IFA_ADDRESS && !a.IsValid() {
-					a = addr(v)
+					a = nlsock.Addr(v)
 				}
 			}
 			if a.IsValid() {
@@ -82,7 +82,7 @@ func parseRoute(b []byte, into map[int]via) {
 	for t, val := range nlsock.Attrs(b[unix.SizeofRtMsg:]) {
 		switch t {
 		case unix.RTA_DST:
-			if a := addr(val); a.IsLinkLocalUnicast() || a.IsMulticast() {
+			if a := nlsock.Addr(val); a.IsLinkLocalUnicast() || a.IsMulticast() {
 				return
 			}
 		case unix.RTA_OIF:
@@ -165,7 +165,7 @@ func (c *conn) remotes(index int) ([]netip.Addr, error) {
 				if t != unix.NDA_DST {
 					continue
 				}
-				if a := addr(v); a.IsValid() && !seen[a] {
+				if a := nlsock.Addr(v); a.IsValid() && !seen[a] {
 					seen[a] = true
 					list = append(list, a)
 				}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/overlane/overlane/internal/encap"
 )
 
 func TestBridgedPodIsFoundWithBothEnds(t *testing.T) {
@@ -33,7 +35,7 @@ func TestBridgedPodIsFoundWithBothEnds(t *testing.T) {
 	want := Snapshot{
 		Underlays: []Underlay{{Dev: dev(a, "pA"), MTU: 1500, RxQueues: 1, Driver: "veth", Receivers: []Receiver{{dev(a, "pA"), "veth"}}}},
 		Tunnels: []Tunnel{{
-			Dev: dev(a, "vx0"), Kind: VXLAN, VNI: 42, Port: 4789, MTU: 1500, Local: netip.MustParseAddr("10.1.0.1"), Outer: 4,
+			Dev: dev(a, "vx0"), Kind: encap.VXLAN, VNI: 42, Port: 4789, MTU: 1500, Local: netip.MustParseAddr("10.1.0.1"), Outer: 4,
 			Underlays: []Dev{dev(a, "pA")}, Bridge: &br, RxQueues: 1,
 		}},
 		Pods: []Pod{{

@@ -16,7 +16,7 @@ func (p *pass) underlays() error {
 		return err
 	}
 	for _, l := range p.home.links {
-		if _, ok := outerOf(l); ok && l.nsid != -1 {
+		if l.tunnel != nil && l.nsid != -1 {
 			p.skip(p.home.dev(l), "its packets pass another network namespace; run overlane there")
 		}
 	}
@@ -89,12 +89,12 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 
 // tunnel reports a tunnel and adds the NICs it uses, unless they are configured.
 func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured map[int]bool, nics map[int][]netip.Addr) error {
-	o, _ := outerOf(l)
+	o := l.tunnel
 	t := Tunnel{
-		Dev: sp.dev(l), Kind: o.kind, VNI: o.vni, CollectMetadata: o.collect, Port: o.port, MTU: l.mtu, Local: o.local, Outer: o.version(),
+		Dev: sp.dev(l), Kind: o.Kind, VNI: o.VNI, AnyVNI: o.AnyVNI, Port: o.Port, MTU: l.mtu, Local: o.Local, Outer: o.Outer(),
 	}
-	if o.kind == Geneve && !o.collect {
-		t.Remote = o.remote
+	if o.OnlyRemote {
+		t.Remote = o.Remote
 	}
 	if b := sp.links[l.master]; b != nil && b.kind == "bridge" {
 		d := sp.dev(b)
@@ -109,7 +109,7 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 		p.skip(t.Dev, "%v", err)
 		return nil
 	}
-	uppers, err := p.carriers(sp, l, o, addrs)
+	uppers, err := p.carriers(sp, l, addrs)
 	if err != nil {
 		return err
 	}
@@ -147,7 +147,8 @@ var far = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("20
 // carriers returns the devices of home that the tunnel's outer packets use: the
 // one it is bound to, the one with its outer address, those towards its
 // remotes. With nothing to go by it is the one of the default route.
-func (p *pass) carriers(sp *space, l *link, o outer, addrs map[int][]netip.Addr) ([]int, error) {
+func (p *pass) carriers(sp *space, l *link, addrs map[int][]netip.Addr) ([]int, error) {
+	o := l.tunnel
 	var found []int
 	add := func(index int) {
 		n := p.home.links[index]
@@ -155,27 +156,27 @@ func (p *pass) carriers(sp *space, l *link, o outer, addrs map[int][]netip.Addr)
 			found = append(found, index)
 		}
 	}
-	add(o.link)
-	if o.local.IsValid() {
+	add(o.Link)
+	if o.Local.IsValid() {
 		for index, as := range addrs {
-			if slices.Contains(as, o.local) {
+			if slices.Contains(as, o.Local) {
 				add(index)
 			}
 		}
 	}
 	var remotes []netip.Addr
-	if o.remote.IsValid() && !o.remote.IsMulticast() {
-		remotes = append(remotes, o.remote)
+	if o.Remote.IsValid() && !o.Remote.IsMulticast() {
+		remotes = append(remotes, o.Remote)
 	}
-	if len(found) == 0 && o.kind == VXLAN {
+	if len(found) == 0 && o.Peers {
 		fdb, err := sp.c.remotes(l.index)
 		if err != nil {
 			return nil, err
 		}
 		remotes = append(remotes, fdb...)
 	}
-	if len(found) == 0 && o.remote.IsMulticast() {
-		remotes = append(remotes, o.remote)
+	if len(found) == 0 && o.Remote.IsMulticast() {
+		remotes = append(remotes, o.Remote)
 	}
 	for _, a := range remotes {
 		index, err := p.home.c.routeTo(a)
@@ -288,10 +289,10 @@ func vlansOn(links map[int]*link, homeID int) []int {
 // and tunnels.
 func isNIC(l *link) bool {
 	switch l.kind {
-	case "veth", "tun", "netkit", "dummy", "vxlan", "geneve", "gre", "gretap", "bridge":
+	case "veth", "tun", "netkit", "dummy", "gre", "gretap", "bridge":
 		return false
 	}
-	return true
+	return l.tunnel == nil
 }
 
 func byName(links map[int]*link, name string) *link {

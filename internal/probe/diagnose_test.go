@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"github.com/overlane/overlane/internal/encap"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
@@ -29,7 +30,7 @@ func node0() (node.Snapshot, map[node.DevKey]dev) {
 	peer := node.Dev{NetnsCookie: 9, Ifindex: 2, Name: "eth0"}
 	snap := node.Snapshot{
 		Underlays: []node.Underlay{{Dev: eth, MTU: 1500, RxQueues: 4, Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}},
-		Tunnels:   []node.Tunnel{{Dev: vx, Kind: node.VXLAN, MTU: 1450, Underlays: []node.Dev{eth}, Bridge: &br}},
+		Tunnels:   []node.Tunnel{{Dev: vx, Kind: encap.VXLAN, MTU: 1450, Underlays: []node.Dev{eth}, Bridge: &br}},
 		Pods:      []node.Pod{{Host: node.Dev{NetnsCookie: 1, Ifindex: 5}, Peer: peer, PeerMTU: 1450, Tunnels: []node.Dev{vx}}},
 	}
 	on, off := offload{true, true}, offload{false, true}

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/encap"
 	"github.com/overlane/overlane/internal/node"
 )
 
@@ -84,18 +85,19 @@ func (j *ingress) device() string {
 		return fmt.Sprintf("%s is a port of %s, which takes what it receives", n.Name, n.PortOf)
 	}
 	for _, u := range n.Above {
-		if !bystander[u.Kind] {
+		if !bystander(u.Kind) {
 			return fmt.Sprintf("%s (%s) is on %s and may take what that receives", u.Name, u.Kind, n.Name)
 		}
 	}
 	return ""
 }
 
-// bystander has the kinds of devices that name a NIC and take no packets from it
-// before IP does: tunnels say by which they send, and pairs which is their other
-// end.
-var bystander = map[string]bool{
-	"vxlan": true, "geneve": true, "ipip": true, "sit": true, "gre": true, "gretap": true, "erspan": true,
+// bystander tells of a kind of devices that name a NIC and take no packets from it before IP does: tunnels say by which
+// they send, and pairs which is their other end.
+func bystander(kind string) bool { return bystanders[kind] || encap.Known(kind) }
+
+var bystanders = map[string]bool{
+	"ipip": true, "sit": true, "gre": true, "gretap": true, "erspan": true,
 	"ip6tnl": true, "ip6gre": true, "ip6gretap": true, "ip6erspan": true, "vti": true, "vti6": true,
 	"veth": true, "netkit": true, "vxcan": true,
 }

@@ -157,7 +157,7 @@ func withRelated(devs []Passed, links map[int]linkInfo) []Passed {
 		}
 		for _, index := range sorted {
 			l := links[index]
-			over := l.lower == at && l.nsid < 0 && !bystander[l.Kind]
+			over := l.lower == at && l.nsid < 0 && !bystander(l.Kind)
 			part := l.Master == at && (self.Kind == "bond" || self.Kind == "team")
 			if over || part {
 				add(index, false)

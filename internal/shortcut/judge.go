@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/encap"
 )
 
 // Judge decides about one way. The order is that of a person looking for the
@@ -52,7 +54,7 @@ func (j *judge) built() string {
 	switch {
 	case t.Name == "" || h.Name == "":
 		return "tunnel or veth are no longer there"
-	case t.Kind != "vxlan" && t.Kind != "geneve":
+	case !encap.Known(t.Kind):
 		return fmt.Sprintf("%s is no tunnel", t.Name)
 	case t.Metadata:
 		return fmt.Sprintf("%s takes packets of any network identifier, and another program decides by it", t.Name)

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/encap"
 	"github.com/overlane/overlane/internal/nlsock"
 )
 
@@ -106,37 +107,24 @@ func parseLink(b []byte) (int, linkInfo, bool) {
 			}
 		}
 	}
-	switch l.Kind {
-	case "bridge":
+	if l.Kind == "bridge" {
 		l.Bridge = parseBridge(data)
-	case "vxlan":
-		parseVXLAN(&l, data)
-	case "geneve":
-		for t := range nlsock.Attrs(data) { // being there is its value
-			l.Metadata = l.Metadata || t == unix.IFLA_GENEVE_COLLECT_METADATA
-		}
 	}
+	l.tunnel(data)
 	if master == "bridge" {
 		l.Port = parsePort(slave)
 	}
 	return int(int32(nlsock.U32(b[4:]))), l, true
 }
 
-func parseVXLAN(d *linkInfo, b []byte) {
-	for t, v := range nlsock.Attrs(b) {
-		switch t {
-		case unix.IFLA_VXLAN_COLLECT_METADATA:
-			d.Metadata = flag(v)
-		case unix.IFLA_VXLAN_GBP, unix.IFLA_VXLAN_GPE: // being there is their value
-			d.Marks = true
-		case unix.IFLA_VXLAN_LEARNING:
-			d.learns = flag(v)
-		case unix.IFLA_VXLAN_AGEING:
-			d.Learning = time.Duration(nlsock.U32(v)) * time.Second
-		}
+func (l *linkInfo) tunnel(data []byte) {
+	t, ok := encap.Parse(l.Kind, data)
+	if !ok {
+		return
 	}
-	if !d.learns {
-		d.Learning = 0
+	l.Metadata, l.Marks, l.learns = t.AnyVNI, t.Marked, t.Learns
+	if t.Learns {
+		l.Learning = t.Ageing
 	}
 }
 

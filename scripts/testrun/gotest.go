@@ -18,9 +18,9 @@ const (
 	judge  = module + "/test/residue"
 )
 
-// oneThread are packages without a goroutine, whose tests compute for long: the race detector has nothing to find
-// there, and takes several times as long.
-var oneThread = []string{module + "/internal/governor", module + "/test/parser"}
+// oneThread are packages whose tests compute for long and share nothing between goroutines: the race detector has
+// nothing to find there, and takes several times as long.
+var oneThread = []string{module + "/internal/governor", module + "/internal/datapath", module + "/test/parser"}
 
 // emulated are packages whose longest tests wait for a machine that takes one core: two of them run side by side.
 var emulated = []string{module + "/test/manycore", module + "/test/vm", module + "/test/nics"}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // A daemon built with fault points kills itself at the n-th, between any two
@@ -37,14 +38,13 @@ func TestKillBetweenAnyTwoSteps(t *testing.T) {
 			}
 		}},
 	}
-	points := 0
+	points, turn := 0, speed.Every(4)
 	for n := 1; ; n++ {
 		died := false
-		heirs := heirs
-		if testing.Short() { // one of them at each step, in turn
-			heirs = heirs[n%len(heirs):][:1]
-		}
-		for _, heir := range heirs {
+		for i, heir := range heirs {
+			if i > 0 && !turn() { // the first tells that no step is left
+				continue
+			}
 			t.Run(fmt.Sprintf("%d/%s", n, heir.name), func(t *testing.T) {
 				d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Program: faulty, Config: forced,
 					Env: []string{fmt.Sprintf("OVERLANE_FAULT=%d", n)}})

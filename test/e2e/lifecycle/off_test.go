@@ -12,6 +12,7 @@ import (
 
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 func TestOffMakesTheDaemonRestoreAndEndWithZero(t *testing.T) {
@@ -44,6 +45,7 @@ func TestOffMakesTheDaemonRestoreAndEndWithZero(t *testing.T) {
 
 // A daemon that does nothing any more is ended, and what it has changed is restored.
 func TestOffEndsADaemonThatHangs(t *testing.T) {
+	speed.Long(t)
 	b := lab(t, bed.Options{Pods: 2})
 	before := masks(t, b)
 	d, l := start(t, b)
