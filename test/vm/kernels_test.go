@@ -55,8 +55,8 @@ var onOldest = append(slices.Clone(smoke[:len(smoke)-1]), suite{
 
 // shortly is what runs on the oldest, and on no other, with -short: what a kernel may refuse or read in another way.
 var shortly = []suite{
-	{pkg: "internal/datapath", args: []string{"-test.run=^(TestEveryObjectLoads|TestEveryPacketGoesToItsLane|TestXDPRedirectsToALane)"}},
-	{pkg: "test/vm/e2e", args: []string{"-tunnels=geneve", "-machine-wide", "-test.skip=^TestMerge$"}},
+	{pkg: "internal/datapath", args: []string{"-test.run=^(TestEveryObjectLoads|TestEveryPacketGoesToItsLane)"}},
+	{pkg: "test/vm/e2e", args: []string{"-tunnels=geneve", "-test.run=^(TestOverlayCarriesTraffic|TestDatagramsThatGoStraight)"}},
 }
 
 var usual = Boot{CPUs: 2}

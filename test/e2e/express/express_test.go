@@ -16,6 +16,7 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 func TestMain(m *testing.M) { rig.Main(m) }
@@ -90,6 +91,7 @@ func stop(t *testing.T, d *rig.Daemon) {
 
 // Beside TCP only, its program never comes.
 func TestTCPBringsNoProgram(t *testing.T) {
+	speed.Long(t)
 	rig.NeedCores(t, 2)
 	b := rig.Lab(t, bed.Options{})
 	var carried atomic.Uint64

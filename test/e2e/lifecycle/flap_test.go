@@ -33,11 +33,8 @@ func steersOn(t *testing.T, d *rig.Daemon) {
 // A link that goes down and comes up takes packets with it, and neither order nor the daemon,
 // which steers again, by as many programs as before.
 func TestLinksThatFlap(t *testing.T) {
-	turn := speed.Every(2)
+	speed.Long(t)
 	for _, tier := range []string{"tc", "xdp"} {
-		if !turn() {
-			continue
-		}
 		t.Run(tier, func(t *testing.T) {
 			// The threads that poll a NIC end when it goes down, and the lab's are scheduled by the lab.
 			b := lab(t, bed.Options{NIC: bed.Softirq, Pods: 2})
@@ -88,10 +85,14 @@ func TestLinksThatFlap(t *testing.T) {
 // A device that goes, and another one that comes under its name, or under its number, too, before
 // the daemon has looked: it serves the new one, and takes nothing of the old one for its own.
 func TestADeviceThatIsReplacedIsServedAnew(t *testing.T) {
+	turn := speed.Every(2)
 	for _, tc := range []struct {
 		name   string
 		number bool
 	}{{"same name", false}, {"same name and number", true}} {
+		if !turn() {
+			continue
+		}
 		t.Run(tc.name, func(t *testing.T) {
 			b := rig.Lab(t, bed.Options{Pods: 2})
 			rig.NeedCores(t, 2)

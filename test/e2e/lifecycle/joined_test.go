@@ -16,6 +16,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // ordinaryRules are some of kube-proxy's and Docker's: choices among packets where only the first of a
@@ -127,6 +128,7 @@ func (s *eavesdropper) same(*testing.T, *bed.Host) error {
 }
 
 func TestAggregationStandsAsideForWhatWouldSeeIt(t *testing.T) {
+	speed.Long(t)
 	if _, err := exec.LookPath("nft"); err != nil {
 		t.Skip("needs nft")
 	}
@@ -217,6 +219,7 @@ func TestAggregationStandsAsideForWhatWouldSeeIt(t *testing.T) {
 
 // What else the node receives neither wakes it, nor makes it look away from the overlay.
 func TestOtherTrafficDoesNotBlindAggregation(t *testing.T) {
+	speed.Long(t)
 	b := lab(t, bed.Options{})
 	h := b.Receiver()
 	d := rig.Start(t, rig.Spec{NS: h.NS, Config: aggregates})

@@ -16,6 +16,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/residue"
+	"github.com/overlane/overlane/test/speed"
 )
 
 func TestMain(m *testing.M) {
@@ -133,7 +134,11 @@ func TestActsWhereTheNICsCoreIsNotConfigured(t *testing.T) {
 }
 
 func TestTermRestoresAndEndsWithZero(t *testing.T) {
+	turn := speed.Every(2)
 	for _, tier := range []string{"tc", "xdp"} {
+		if !turn() {
+			continue
+		}
 		t.Run(tier, func(t *testing.T) {
 			b := lab(t, bed.Options{Pods: 2})
 			before := masks(t, b)

@@ -13,11 +13,13 @@ import (
 
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // What irqbalance does is that the NIC is polled elsewhere. The NIC's thread, moved to and fro,
 // moves no placement with it; where it stays, the placement follows.
 func TestPlacementFollowsTheNICsCore(t *testing.T) {
+	speed.Long(t)
 	b := lab(t, bed.Options{})
 	home := b.PlaceCores().NIC[0]
 	away := 1 - home
@@ -66,6 +68,7 @@ func TestPlacementFollowsTheNICsCore(t *testing.T) {
 
 // A profile that is applied over and over is heeded once.
 func TestMasksWrittenOverAndOverAreHeededOnce(t *testing.T) {
+	speed.Long(t)
 	b := lab(t, bed.Options{Pods: 2})
 	d, l := start(t, b)
 	pod := b.Receiver().Pods[1]

@@ -305,6 +305,7 @@ func TestProgramInFrontThatLooksStaysThere(t *testing.T) {
 
 // What sees packets behind the NIC's stage only has XDP to itself, and whose XDP it is is said.
 func TestDispatcherOfLibxdpIsNamed(t *testing.T) {
+	speed.Long(t)
 	rig.NeedCores(t, 2)
 	b := rig.Lab(t, bed.Options{})
 	rx := b.Receiver()

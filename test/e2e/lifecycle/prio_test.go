@@ -44,6 +44,7 @@ func startPriority(t *testing.T, b *bed.Bed) (*rig.Daemon, *rig.Load) {
 }
 
 func TestPriorityIsTakenBackByTermOffAndAfterAKill(t *testing.T) {
+	turn := speed.Every(2)
 	for name, end := range map[string]func(*rig.Daemon){
 		"term": func(d *rig.Daemon) { d.Signal(unix.SIGTERM) },
 		"kill": func(d *rig.Daemon) { d.Signal(unix.SIGKILL) },
@@ -53,6 +54,9 @@ func TestPriorityIsTakenBackByTermOffAndAfterAKill(t *testing.T) {
 			}
 		},
 	} {
+		if !turn() {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			b := lab(t, bed.Options{NIC: bed.Softirq})
 			d, l := startPriority(t, b)

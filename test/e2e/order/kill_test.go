@@ -11,6 +11,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/residue"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // A daemon is killed with flows in its lanes, again and again: its guardian has them home before
@@ -18,7 +19,11 @@ import (
 func TestFlowsOfAKilledDaemonGoHome(t *testing.T) {
 	rig.NeedCores(t, 2)
 	b := rig.Lab(t, bed.Options{})
+	turn := speed.Every(2)
 	for _, by := range []means{tc, xdp} {
+		if !turn() {
+			continue
+		}
 		t.Run(string(by), func(t *testing.T) {
 			residue.Check(t, rig.Scope(b))
 			tr := send(t, b, 8, windowed) // so that there is something in its lanes

@@ -13,6 +13,7 @@ import (
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/patience"
 	"github.com/overlane/overlane/test/residue"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // A trial switches a mechanism to and fro, ten times a second, under a load that saturates a core:
@@ -20,11 +21,15 @@ import (
 // itself the pipeline is on trial; with a small, sparse flow beside, so is priority.
 func TestTrialsKeepOrder(t *testing.T) {
 	b := rig.Lab(t, bed.Options{NIC: bed.Thread})
+	turn := speed.Every(3)
 	for _, c := range []struct{ name, mechanism, config string }{
 		{"pipeline", "pipeline", "aggregate: off\npriority: {mode: off}\n"},
 		{"priority", "priority", "pipeline: off\nmicroflows: {mode: off}\naggregate: off\n"},
 		{"priority-beside-aggregation", "priority", "pipeline: off\nmicroflows: {mode: off}\naggregate: forced\n"},
 	} {
+		if !turn() {
+			continue
+		}
 		t.Run(c.name, func(t *testing.T) { onTrial(t, b, c.mechanism, c.config) })
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/residue"
+	"github.com/overlane/overlane/test/speed"
 )
 
 const (
@@ -25,6 +26,7 @@ const (
 // Two hundred pods come at once, and go at once. The daemon knows each, has looked at the node a
 // few times, not for each pod or each of its events, and has not become big.
 func TestABurstOfPodsIsBoundedWork(t *testing.T) {
+	speed.Long(t)
 	list := runs
 	lasts, asked := duration(t)
 	if !asked {
