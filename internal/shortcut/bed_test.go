@@ -104,6 +104,9 @@ func labOf(t testing.TB, topology bed.Topology, pods int, own func(uint32) bool)
 // hooks are shared, as by the daemon's watchers, and end with the tests.
 func hooks(t testing.TB) *Hooks {
 	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: loads BPF programs")
+	}
 	h, err := allHooks()
 	if err != nil {
 		t.Fatal(err)

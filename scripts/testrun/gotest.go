@@ -51,7 +51,8 @@ func goTests(ctx context.Context, t *tally, how speed, run string, patterns []st
 		common = append(common, "-run", run)
 	}
 	if how == unit {
-		return goTest(ctx, t, common, slices.Concat(l.computing, l.plain))
+		needsMore := func(pkg string) bool { return strings.HasPrefix(pkg, module+"/test/") }
+		return goTest(ctx, t, common, slices.DeleteFunc(slices.Concat(l.computing, l.plain), needsMore))
 	}
 	race := []string{"-race"}
 	if !hasCgo() {

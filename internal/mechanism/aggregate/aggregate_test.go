@@ -5,6 +5,7 @@ package aggregate
 import (
 	"errors"
 	"io"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -103,6 +104,14 @@ func (f *fixture) acts(t *testing.T) {
 	}
 }
 
+// needsRoot is for what asks the kernel which programs other users attached.
+func needsRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: lists BPF programs")
+	}
+}
+
 func TestWithoutTrafficNothingIsLoaded(t *testing.T) {
 	f := newFixture(governor.Auto)
 	f.rate = 100
@@ -112,6 +121,7 @@ func TestWithoutTrafficNothingIsLoaded(t *testing.T) {
 
 // It is watched first whether datagrams come in a row.
 func TestItIsWatchedBeforeAnythingIsJoined(t *testing.T) {
+	needsRoot(t)
 	f := newFixture(governor.Auto)
 	f.windows(t, 1, 1)
 	if !f.Watches() || !f.program.watching {
@@ -134,6 +144,7 @@ func TestAggregationIsTakenOffWhenPacketsStop(t *testing.T) {
 
 // While frames go straight to pods no tunnel sees them: that is no reason to end.
 func TestExpressDoesNotEndAggregation(t *testing.T) {
+	needsRoot(t)
 	f := newFixture(governor.Auto)
 	f.windows(t, 50, 1)
 	f.rate, f.express = 0, true
