@@ -81,8 +81,9 @@ func PlanInput(s mechanism.Looker, snap node.Snapshot, layout governor.Layout, o
 			continue
 		}
 		in.Pods = append(in.Pods, dev)
+		restore := plan.Attachment{Target: target(pod.Host), Program: "ol_pod_restore", Hook: "tcx egress", Steers: plan.Tunnel, Reason: "takes back the hash that chose the core"}
 		if hashes && !layout.Merge {
-			attach(pod.Host, "ol_pod_restore", "tcx egress", plan.Tunnel, "takes back the hash that chose the core")
+			in.Attach = append(in.Attach, restore)
 		}
 		if layout.Merge {
 			attach(pod.Host, "ol_pod_merge", "tcx egress", plan.NIC, "sends the packets of split flows where they are put in order")
@@ -91,6 +92,8 @@ func PlanInput(s mechanism.Looker, snap node.Snapshot, layout governor.Layout, o
 			continue
 		}
 		attach(pod.Host, "ol_pod_out", "tcx egress", plan.Pod, "chooses the core of the pod stage for each flow")
+		out := &in.Attach[len(in.Attach)-1]
+		out.Serves, out.Instead = target(pod.Peer), &restore
 	}
 	for _, sk := range snap.Skipped {
 		skip(sk.Dev, sk.Reason)

@@ -78,7 +78,7 @@ func Pipeline(in Input) Plan {
 			p.Steps = append(p.Steps, s)
 		}
 	}
-	steered := make(map[Stage]bool)
+	steered, alone := make(map[Stage]bool), make(map[Target]bool)
 	for _, stage := range []struct {
 		name    Stage
 		devices []Device
@@ -87,6 +87,7 @@ func Pipeline(in Input) Plan {
 		for _, dev := range stage.devices {
 			if reason := foreign(dev, in.Owned); reason != "" {
 				p.Skipped = append(p.Skipped, Skip{What: dev.Target.String(), Reason: reason, Target: dev.Target})
+				alone[dev.Target] = true
 				continue
 			}
 			if len(stage.cores) > 0 && len(dev.RxQueues) > 0 {
@@ -103,6 +104,9 @@ func Pipeline(in Input) Plan {
 				Target: a.Target,
 			})
 			continue
+		}
+		if a.Instead != nil && alone[a.Serves] {
+			a = *a.Instead
 		}
 		p.Attach = append(p.Attach, a)
 	}

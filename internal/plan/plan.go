@@ -60,6 +60,10 @@ type Attachment struct {
 	// the program is attached in any case.
 	Steers Stage  `json:"steers,omitempty"`
 	Reason string `json:"reason"`
+	// Serves is the device whose packets it decides on, where that is another one; where that is left alone, Instead
+	// is attached.
+	Serves  Target      `json:"-"`
+	Instead *Attachment `json:"-"`
 }
 
 // Skip is something that overlane leaves alone, with the reason.
