@@ -22,7 +22,7 @@ enum ol_limit {
 	OL_MAX_LANES = 64,   /* lanes of one stage */
 	OL_MAX_TUNNELS = 16, /* tunnels steered at a time; further ones take the stock path */
 	OL_SLOTS = 4096,     /* flows are steered by slot, as RFS does */
-	OL_FRAGS = 1024,     /* inner datagrams in pieces, remembered per core */
+	OL_FRAGS = 1024,     /* fragmented inner datagrams, remembered per core */
 	OL_CARRIER = 0x8000, /* skb->tc_index: "slot number follows", or that of a packet */
 	OL_CARRIER_NUMBERS = 0x8000,
 	OL_CARRIER_LATENCY = 0x4000, /* the same: of the latency class */
@@ -132,7 +132,7 @@ enum ol_reason {
 	OL_INNER_NOT_IP,       /* ARP and the like */
 	OL_INNER_EXTENSION,    /* inner IPv6 extension header other than a fragment */
 	OL_INNER_MULTICAST,    /* inner broadcast or multicast frame */
-	OL_FRAGMENT_UNTRACKED, /* later piece of a datagram whose first piece was not seen */
+	OL_FRAGMENT_UNTRACKED, /* later fragment of a datagram whose first fragment was not seen */
 	OL_NR_REASONS,
 };
 
@@ -483,16 +483,16 @@ struct ol_prio {
 	__u64 bridged[OL_NR_CLASSES];	/* not so, although that is asked for */
 } __attribute__((aligned(64)));
 
-/* How pieces of an inner datagram are told apart. */
-enum ol_piece {
-	OL_PIECE_WHOLE,
-	OL_PIECE_FIRST,
-	OL_PIECE_LATER,
+/* How fragments of an inner datagram are told apart. */
+enum ol_fragment {
+	OL_FRAG_WHOLE,
+	OL_FRAG_FIRST,
+	OL_FRAG_LATER,
 };
 
 /*
  * The inner flow as words to hash: addresses, then protocol, VNI and ports.
- * ports is zero for protocols without them. id names the datagram that a piece
+ * ports is zero for protocols without them. id names the datagram that a fragment
  * belongs to, among those of the same addresses and protocol.
  */
 struct ol_flow {
@@ -502,7 +502,7 @@ struct ol_flow {
 	__u32 id;
 	__u8 v6;
 	__u8 proto;
-	__u8 piece;
+	__u8 fragment;
 	__u8 dscp; /* no part of what tells flows apart */
 };
 
@@ -577,12 +577,12 @@ struct ol_elephant {
 	__u8 branch;		     /* of the micro-flow under way */
 	__u8 state;		     /* enum ol_split_state */
 	__u8 elephant;
-	__u8 taken;   /* the place is */
-	__u8 merge;   /* its place among those that are merged, plus one, or 0 */
-	__u8 begins;  /* to be split, with the next frame that has a number */
-	__u8 astray;  /* does not come by a merge point any more, where it should */
-	__u8 pieces;  /* some of its datagrams come in pieces: it cannot be split */
-	__u32 number; /* of UDP that is put in order: the next frame's */
+	__u8 taken;	/* the place is */
+	__u8 merge;	/* its place among those that are merged, plus one, or 0 */
+	__u8 begins;	/* to be split, with the next frame that has a number */
+	__u8 astray;	/* does not come by a merge point any more, where it should */
+	__u8 fragments; /* some of its datagrams come in fragments: it cannot be split */
+	__u32 number;	/* of UDP that is put in order: the next frame's */
 	__u32 pad;
 	__u64 key;    /* of the inner flow, once it has such a place */
 	__u64 joined; /* ns, when it began to join */

@@ -136,7 +136,7 @@ __noinline __u32 ol_find_merging(struct __sk_buff *skb, struct ol_frame *f)
 		return OL_MERGES;
 	c.data = (void *)(long)skb->data;
 	c.end = (void *)(long)skb->data_end;
-	if (ol_parse_inner(&c, 0, 0, &f->flow) || f->flow.piece != OL_PIECE_WHOLE)
+	if (ol_parse_inner(&c, 0, 0, &f->flow) || f->flow.fragment != OL_FRAG_WHOLE)
 		return OL_MERGES;
 	key = ol_inner_hash(&f->flow, ol_key0, ol_key1);
 	place = bpf_map_lookup_elem(&ol_merging_of, &key);

@@ -84,7 +84,7 @@ struct {
 	__type(value, struct ol_turn);
 } ol_turns SEC(".maps");
 
-/* Inner datagrams in pieces: hash of the datagram and the slot of its first piece. */
+/* Fragmented inner datagrams: hash of the datagram and the slot of its first fragment. */
 struct ol_frag {
 	__u64 datagram;
 	__u32 slot;

@@ -312,7 +312,7 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 	     ol_unseen(e, cpu->now, OL_READ(g->passed))))
 		e->astray = 1;
 	/* Nothing tells where its order is to begin again, until it is whole. */
-	if (e->astray || e->pieces)
+	if (e->astray || e->fragments)
 		wish = 0;
 	switch (e->state) {
 	case OL_WHOLE:
@@ -529,7 +529,7 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 		return OL_NO_BRANCH;
 	if (!part->again) {
 		*last = OL_NO_PLACE;
-		if (flow->piece == OL_PIECE_LATER)
+		if (flow->fragment == OL_FRAG_LATER)
 			return OL_NO_BRANCH;
 		*last = ol_find_elephant(flow, part->slot);
 	}
@@ -537,14 +537,14 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 	e = ol_get_elephant(this_cpu, place);
 	if (!e)
 		return OL_NO_BRANCH;
-	/* Later pieces tell no ports, and would not stay with their datagram. */
-	if (flow->piece != OL_PIECE_WHOLE)
-		e->pieces = 1;
+	/* Later fragments tell no ports, and would not stay with their datagram. */
+	if (flow->fragment != OL_FRAG_WHOLE)
+		e->fragments = 1;
 	if (e->seq != cpu->seq)
 		ol_elephant_turn(place, part->slot, part->tunnel);
 	e->frames += part->segs;
 	e->bytes += part->len;
-	if (e->state == OL_WHOLE || flow->piece != OL_PIECE_WHOLE)
+	if (e->state == OL_WHOLE || flow->fragment != OL_FRAG_WHOLE)
 		return OL_NO_BRANCH;
 	ordered = ol_ordered(policy->split_protos, flow->proto);
 	numbers = ordered && flow->proto == OL_IPPROTO_UDP;

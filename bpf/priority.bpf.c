@@ -74,8 +74,8 @@ struct {
 	__type(value, struct ol_judged);
 } ol_judgements SEC(".maps");
 
-/* Datagrams in pieces: what their first piece told of them. */
-struct ol_piece_judged {
+/* Fragmented datagrams: what their first fragment told of them. */
+struct ol_frag_judged {
 	__u64 datagram;
 	__u64 flow;
 	struct ol_judgement is;
@@ -86,8 +86,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, OL_FRAGS);
 	__type(key, __u32);
-	__type(value, struct ol_piece_judged);
-} ol_pieces SEC(".maps");
+	__type(value, struct ol_frag_judged);
+} ol_frags_judged SEC(".maps");
 
 /* What the hook's frames came to, for who gave the flow its class. */
 static __always_inline void ol_prio_account(struct ol_judged *j)
@@ -282,26 +282,27 @@ __noinline int ol_prio_watch(const struct ol_prio *p, const struct ol_judged *j,
 	return 0;
 }
 
-/* What the first piece of a datagram tells of it, to itself and to the later ones. */
-static __always_inline __u64 ol_prio_piece(const struct ol_prio *p, const struct ol_judged *j,
-					   const struct ol_policy *policy, struct ol_judgement *is)
+/* What the first fragment of a datagram tells of it, to itself and to the later ones. */
+static __always_inline __u64 ol_prio_fragment(const struct ol_prio *p, const struct ol_judged *j,
+					      const struct ol_policy *policy,
+					      struct ol_judgement *is)
 {
 	const struct ol_flow *f = &j->flow;
-	__u64 datagram = ol_piece_hash(f, ol_key0, ol_key1);
+	__u64 datagram = ol_fragment_hash(f, ol_key0, ol_key1);
 	__u32 key = datagram >> 32 & (OL_FRAGS - 1);
-	struct ol_piece_judged *first = bpf_map_lookup_elem(&ol_pieces, &key);
+	struct ol_frag_judged *first = bpf_map_lookup_elem(&ol_frags_judged, &key);
 	__u32 rule;
 
 	if (!first)
 		return datagram;
-	if (f->piece == OL_PIECE_FIRST) {
+	if (f->fragment == OL_FRAG_FIRST) {
 		first->datagram = datagram;
 		first->flow = ol_flow_hash(f, ol_key0, ol_key1);
 		first->is.sparse = 0;
 		rule = ol_rule_of(f, j->host, p->table);
 		first->is.class = rule & 0xff;
 		first->is.rule = rule >> 8;
-		/* Nothing tells what is in pieces of a tunnel's packets. */
+		/* Nothing tells what is in fragments of a tunnel's packets. */
 		if (j->host && f->proto == OL_IPPROTO_UDP &&
 		    ol_any_tunnel_at(policy, ol_be16((const __u8 *)&f->ports + 2)))
 			first->is.class = OL_NR_CLASSES;
@@ -342,7 +343,7 @@ __noinline int ol_prio_judge(struct ol_prio *p, struct ol_judged *j, int two)
 		return 0;
 	f = &j->flow;
 	gro = f->proto == OL_IPPROTO_TCP || p->apart;
-	if (f->piece == OL_PIECE_WHOLE) {
+	if (f->fragment == OL_FRAG_WHOLE) {
 		rule = ol_rule_of(f, j->host, p->table);
 		is.class = rule & 0xff;
 		is.rule = rule >> 8;
@@ -351,7 +352,7 @@ __noinline int ol_prio_judge(struct ol_prio *p, struct ol_judged *j, int two)
 			ol_prio_watch(p, j, flow, &is);
 		}
 	} else {
-		flow = ol_prio_piece(p, j, policy, &is);
+		flow = ol_prio_fragment(p, j, policy, &is);
 	}
 	j->is = is;
 	j->held = j->excess = 0;
@@ -479,8 +480,8 @@ static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 		ol_prio_begin(p, this_cpu, two);
 	if (host && !p->host)
 		return XDP_PASS;
-	if (j->poll != p->poll || f.flow.piece != OL_PIECE_WHOLE ||
-	    j->flow.piece != OL_PIECE_WHOLE || j->host != host ||
+	if (j->poll != p->poll || f.flow.fragment != OL_FRAG_WHOLE ||
+	    j->flow.fragment != OL_FRAG_WHOLE || j->host != host ||
 	    !ol_same_flow(&j->flow, &f.flow) || j->flow.dscp != f.flow.dscp) {
 		ol_prio_account(j);
 		j->flow = f.flow;

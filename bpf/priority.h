@@ -423,7 +423,7 @@ OL_INLINE void ol_keep_head(const struct ol_cursor *c, const struct ol_flow *f, 
 	int i;
 
 	h->len = 0;
-	if (f->piece != OL_PIECE_WHOLE || f->v6 || !f->ports)
+	if (f->fragment != OL_FRAG_WHOLE || f->v6 || !f->ports)
 		return;
 	if (!OL_FITS(c, d, 40) || ol_be16(d + 12) != OL_ETH_P_IP || d[14] != 0x45)
 		return;

@@ -978,8 +978,8 @@ ol_classify(const struct ol_cursor *c, const struct ol_policy *policy, struct ol
 }
 
 /*
- * The slot of an inner flow. Pieces of a datagram follow its first piece, which
- * names the flow; *reason tells of a later piece whose first was not seen.
+ * The slot of an inner flow. Fragments of a datagram follow its first fragment, which
+ * names the flow; *reason tells of a later fragment whose first was not seen.
  */
 static __always_inline __u32 ol_flow_slot(const struct ol_flow *f, enum ol_reason *reason)
 {
@@ -987,15 +987,15 @@ static __always_inline __u32 ol_flow_slot(const struct ol_flow *f, enum ol_reaso
 	struct ol_frag *frag;
 	__u32 key, slot;
 
-	if (f->piece == OL_PIECE_WHOLE)
+	if (f->fragment == OL_FRAG_WHOLE)
 		return ol_flow_hash(f, ol_key0, ol_key1) % OL_SLOTS;
 
-	datagram = ol_piece_hash(f, ol_key0, ol_key1);
+	datagram = ol_fragment_hash(f, ol_key0, ol_key1);
 	key = datagram >> 32 & (OL_FRAGS - 1);
 	frag = bpf_map_lookup_elem(&ol_frags, &key);
 	if (!frag)
 		return 0;
-	if (f->piece == OL_PIECE_FIRST) {
+	if (f->fragment == OL_FRAG_FIRST) {
 		slot = ol_flow_hash(f, ol_key0, ol_key1) % OL_SLOTS;
 		frag->datagram = datagram;
 		frag->slot = slot;
@@ -1018,7 +1018,7 @@ static __always_inline __u32 ol_steer_flow(struct ol_hop *h, const struct ol_flo
 
 	if (!last)
 		return OL_LANE_LOCAL;
-	if (last->seq == h->cpu->seq && flow->piece == OL_PIECE_WHOLE &&
+	if (last->seq == h->cpu->seq && flow->fragment == OL_FRAG_WHOLE &&
 	    ol_same_flow(&last->flow, flow)) {
 		h->slot = last->slot;
 		h->again = 1;
@@ -1028,7 +1028,7 @@ static __always_inline __u32 ol_steer_flow(struct ol_hop *h, const struct ol_flo
 	if (*reason)
 		return OL_LANE_LOCAL;
 	lane = ol_steer(h);
-	if (flow->piece == OL_PIECE_WHOLE) {
+	if (flow->fragment == OL_FRAG_WHOLE) {
 		last->flow = *flow;
 		last->seq = h->cpu->seq;
 		last->slot = h->slot;

@@ -352,7 +352,8 @@ __noinline int ol_express_take(struct xdp_md *ctx, const struct ol_frame *f,
 /*
  * The way of a frame in the NIC's stage: XDP_REDIRECT if it has been sent straight to its pod,
  * else XDP_PASS, and *lane is where its flow goes on: h->slot and h->again as by ol_steer_flow.
- * leave: its flow is to go another way as soon as that overtakes nothing. An untracked piece of a datagram has none.
+ * leave: its flow is to go another way as soon as that overtakes nothing. An untracked fragment of
+ * a datagram has none.
  */
 static __always_inline int ol_express_steer(struct xdp_md *ctx, const struct ol_policy *policy,
 					    struct ol_hop *h, const struct ol_frame *f, int leave,

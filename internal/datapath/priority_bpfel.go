@@ -207,6 +207,21 @@ type priorityOlFrag struct {
 	Pad      uint32
 }
 
+type priorityOlFragJudged struct {
+	_        structs.HostLayout
+	Datagram uint64
+	Flow     uint64
+	Is       struct {
+		_      structs.HostLayout
+		Class  uint32
+		Rule   uint32
+		Sparse uint32
+		Source uint32
+	}
+	Pad uint32
+	_   [4]byte
+}
+
 type priorityOlJudged struct {
 	_    structs.HostLayout
 	Head struct {
@@ -216,16 +231,16 @@ type priorityOlJudged struct {
 		Pad  uint32
 	}
 	Flow struct {
-		_     structs.HostLayout
-		Addr  [4]uint64
-		Tail  uint64
-		Ports uint32
-		Id    uint32
-		V6    uint8
-		Proto uint8
-		Piece uint8
-		Dscp  uint8
-		_     [4]byte
+		_        structs.HostLayout
+		Addr     [4]uint64
+		Tail     uint64
+		Ports    uint32
+		Id       uint32
+		V6       uint8
+		Proto    uint8
+		Fragment uint8
+		Dscp     uint8
+		_        [4]byte
 	}
 	Is struct {
 		_      structs.HostLayout
@@ -321,21 +336,6 @@ type priorityOlMerging struct {
 type priorityOlOwner struct {
 	_   structs.HostLayout
 	Cpu [4]uint16
-}
-
-type priorityOlPieceJudged struct {
-	_        structs.HostLayout
-	Datagram uint64
-	Flow     uint64
-	Is       struct {
-		_      structs.HostLayout
-		Class  uint32
-		Rule   uint32
-		Sparse uint32
-		Source uint32
-	}
-	Pad uint32
-	_   [4]byte
 }
 
 type priorityOlPolicy struct {
@@ -455,16 +455,16 @@ type priorityOlPrio struct {
 type priorityOlRecent struct {
 	_    structs.HostLayout
 	Flow struct {
-		_     structs.HostLayout
-		Addr  [4]uint64
-		Tail  uint64
-		Ports uint32
-		Id    uint32
-		V6    uint8
-		Proto uint8
-		Piece uint8
-		Dscp  uint8
-		_     [4]byte
+		_        structs.HostLayout
+		Addr     [4]uint64
+		Tail     uint64
+		Ports    uint32
+		Id       uint32
+		V6       uint8
+		Proto    uint8
+		Fragment uint8
+		Dscp     uint8
+		_        [4]byte
 	}
 	Seq  uint32
 	Slot uint32
@@ -536,16 +536,16 @@ type priorityOlSlot struct {
 type priorityOlSparse struct {
 	_    structs.HostLayout
 	Flow struct {
-		_     structs.HostLayout
-		Addr  [4]uint64
-		Tail  uint64
-		Ports uint32
-		Id    uint32
-		V6    uint8
-		Proto uint8
-		Piece uint8
-		Dscp  uint8
-		_     [4]byte
+		_        structs.HostLayout
+		Addr     [4]uint64
+		Tail     uint64
+		Ports    uint32
+		Id       uint32
+		V6       uint8
+		Proto    uint8
+		Fragment uint8
+		Dscp     uint8
+		_        [4]byte
 	}
 	Window    uint32
 	Seen      uint32
@@ -598,6 +598,7 @@ const (
 	priorityMapOlExpressUnfits  = "ol_express_unfits"
 	priorityMapOlExpressWays    = "ol_express_ways"
 	priorityMapOlFrags          = "ol_frags"
+	priorityMapOlFragsJudged    = "ol_frags_judged"
 	priorityMapOlJudgements     = "ol_judgements"
 	priorityMapOlLanePackets    = "ol_lane_packets"
 	priorityMapOlLaneThreads    = "ol_lane_threads"
@@ -608,7 +609,6 @@ const (
 	priorityMapOlMergingOf      = "ol_merging_of"
 	priorityMapOlMergings       = "ol_mergings"
 	priorityMapOlOwners         = "ol_owners"
-	priorityMapOlPieces         = "ol_pieces"
 	priorityMapOlPolicies       = "ol_policies"
 	priorityMapOlPorts          = "ol_ports"
 	priorityMapOlPrios          = "ol_prios"
@@ -696,6 +696,7 @@ type priorityMapSpecs struct {
 	OlExpressUnfits  *ebpf.MapSpec `ebpf:"ol_express_unfits"`
 	OlExpressWays    *ebpf.MapSpec `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlFragsJudged    *ebpf.MapSpec `ebpf:"ol_frags_judged"`
 	OlJudgements     *ebpf.MapSpec `ebpf:"ol_judgements"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
@@ -706,7 +707,6 @@ type priorityMapSpecs struct {
 	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
-	OlPieces         *ebpf.MapSpec `ebpf:"ol_pieces"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlPorts          *ebpf.MapSpec `ebpf:"ol_ports"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
@@ -766,6 +766,7 @@ type priorityMaps struct {
 	OlExpressUnfits  *ebpf.Map `ebpf:"ol_express_unfits"`
 	OlExpressWays    *ebpf.Map `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlFragsJudged    *ebpf.Map `ebpf:"ol_frags_judged"`
 	OlJudgements     *ebpf.Map `ebpf:"ol_judgements"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
@@ -776,7 +777,6 @@ type priorityMaps struct {
 	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
-	OlPieces         *ebpf.Map `ebpf:"ol_pieces"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
 	OlPorts          *ebpf.Map `ebpf:"ol_ports"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
@@ -807,6 +807,7 @@ func (m *priorityMaps) Close() error {
 		m.OlExpressUnfits,
 		m.OlExpressWays,
 		m.OlFrags,
+		m.OlFragsJudged,
 		m.OlJudgements,
 		m.OlLanePackets,
 		m.OlLaneThreads,
@@ -817,7 +818,6 @@ func (m *priorityMaps) Close() error {
 		m.OlMergingOf,
 		m.OlMergings,
 		m.OlOwners,
-		m.OlPieces,
 		m.OlPolicies,
 		m.OlPorts,
 		m.OlPrios,

@@ -300,16 +300,16 @@ type syncOlPrio struct {
 type syncOlRecent struct {
 	_    structs.HostLayout
 	Flow struct {
-		_     structs.HostLayout
-		Addr  [4]uint64
-		Tail  uint64
-		Ports uint32
-		Id    uint32
-		V6    uint8
-		Proto uint8
-		Piece uint8
-		Dscp  uint8
-		_     [4]byte
+		_        structs.HostLayout
+		Addr     [4]uint64
+		Tail     uint64
+		Ports    uint32
+		Id       uint32
+		V6       uint8
+		Proto    uint8
+		Fragment uint8
+		Dscp     uint8
+		_        [4]byte
 	}
 	Seq  uint32
 	Slot uint32
