@@ -108,13 +108,13 @@ OL_INLINE int ol_ordered(__u32 protos, __u8 proto)
  */
 OL_INLINE __u32 ol_numbered(__u32 magic, __u32 number)
 {
-	return (magic & ~(OL_CARRIER_NUMBERS - 1)) | (number & (OL_CARRIER_NUMBERS - 1));
+	return (magic & ~(OL_TAG_NUMBERS - 1)) | (number & (OL_TAG_NUMBERS - 1));
 }
 
 /* The whole number by its last bits: the last one up to what its branch was sent. */
 OL_INLINE __u32 ol_number_of(__u32 bits, __u32 sent)
 {
-	return sent - 1 - ((sent - 1 - bits) & (OL_CARRIER_NUMBERS - 1));
+	return sent - 1 - ((sent - 1 - bits) & (OL_TAG_NUMBERS - 1));
 }
 
 /* A lane as one that could take the next micro-flow. */
