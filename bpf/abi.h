@@ -28,7 +28,7 @@ enum ol_limit {
 	OL_TAG_LATENCY = 0x4000, /* the same: of the latency class */
 	OL_TAG_HASH = 0x1000,	 /* its hash is ours; "branch plus one follows", or 0 */
 	OL_TAG_BRANCH = 0xf,
-	OL_TAG_MERGED = 0x2000, /* "place among the merging follows", behind a merge point */
+	OL_TAG_MERGED = 0x2000, /* "place among the merging follows", behind a resequencer */
 	OL_MAX_RULES = 4096,	/* priority rules, each of up to four keys */
 	OL_MAX_SHAPES = 32,	/* sets of fields that rules look at */
 	OL_SPARSE = 2048,	/* flows that no rule fits, watched per core */
@@ -38,7 +38,7 @@ enum ol_limit {
 	OL_ALL_BRANCHES = OL_BRANCHES + 1, /* and the core that polls */
 	OL_SETS = 64,			   /* of branches; the first has none */
 	OL_MERGES = 32,			   /* flows that are put in order again at a time */
-	OL_MERGE_POINTS = 64,		   /* devices where that is done */
+	OL_RESEQUENCERS = 64,		   /* devices where that is done */
 	OL_MERGE_DEPTH = 1024,		   /* packets of a flow that wait there for each branch */
 	OL_CUTS = 512,			   /* runs of a flow that are under way, counted apart */
 	OL_MERGE_READY = 1024,		   /* packets that may go at a time, at each of them */
@@ -157,7 +157,7 @@ enum ol_counter {
 	OL_CNT_EXPRESS_LEFT, /* times that a flow left that way before it was seen to be empty */
 	OL_CNT_UNREAD,	     /* datagrams for which a UDP socket had no room, while it is counted */
 	OL_CNT_REFUSED, /* packets dropped for their flow to leave a full lane, as on the wire */
-	OL_CNT_MERGED_LOST, /* packets dropped behind a merge point: where to is not known any more */
+	OL_CNT_MERGED_LOST, /* dropped behind a resequencer: where to is not known any more */
 	OL_NR_COUNTERS,
 };
 
@@ -226,7 +226,7 @@ struct ol_policy {
 	__u8 split_protos;  /* of enum ol_split_proto: flows that may be split */
 	__u8 split_stage;   /* whose lanes are the branches: OL_STAGE_NIC or OL_STAGE_TUNNEL */
 	__u8 split_second; /* branches that are lanes of the first have a core more each, for the second */
-	__u32 merge_ifindex; /* of the devices with merge points, the same in each namespace */
+	__u32 merge_ifindex; /* of the devices with resequencers, the same in each namespace */
 	__u32 ways;	     /* changes with the express ways */
 	__u32 express_epoch; /* changes when no program saw what took which way */
 	struct ol_lanes stage[OL_NR_STAGES];
@@ -545,7 +545,7 @@ struct ol_sparse {
 /* ol_policy.split_protos */
 enum ol_split_proto {
 	OL_SPLIT_UDP = 1,
-	OL_SPLIT_TCP = 2,      /* where a merge point puts them in order again */
+	OL_SPLIT_TCP = 2,      /* where a resequencer puts them in order again */
 	OL_SPLIT_NUMBERED = 4, /* and UDP as well, by numbers of ours */
 };
 
@@ -580,7 +580,7 @@ struct ol_elephant {
 	__u8 taken;	/* the place is */
 	__u8 merge;	/* its place among those that are merged, plus one, or 0 */
 	__u8 begins;	/* to be split, with the next frame that has a number */
-	__u8 astray;	/* does not come by a merge point any more, where it should */
+	__u8 astray;	/* does not come by a resequencer any more, where it should */
 	__u8 fragments; /* some of its datagrams come in fragments: it cannot be split */
 	__u32 number;	/* of UDP that is put in order: the next frame's */
 	__u32 pad;
@@ -609,10 +609,10 @@ struct ol_merging {
 	__u64 passed;	 /* ns, when it last came there, about */
 	__u32 entered;	 /* packets sent there, by count */
 
-	/* The hook behind the merge point. */
+	/* The hook behind the resequencer. */
 	__u32 left; /* packets that came out, by count */
 
-	/* The merge point. */
+	/* The resequencer. */
 	__u32 held;    /* packets that wait there */
 	__u32 next;    /* what is to come: all before has left, or is lost */
 	__u32 refused; /* packets that it had no room for, by count */
@@ -643,7 +643,7 @@ struct ol_cuts {
 	struct ol_cut cut[OL_CUTS];
 };
 
-/* What that hook leaves in a packet's control block for the merge point. */
+/* What that hook leaves in a packet's control block for the resequencer. */
 struct ol_merge_mark {
 	__u32 magic; /* of this load */
 	__u8 place;  /* among the merging */
@@ -655,7 +655,7 @@ struct ol_merge_mark {
 };
 
 /* A qdisc of ours, used under its lock. */
-struct ol_merge_point {
+struct ol_resequencer {
 	__u32 active; /* flows that have packets waiting here, a bit each */
 	__u32 used;
 	__u32 head;  /* packets that may go, by count: taken ... */
@@ -665,7 +665,7 @@ struct ol_merge_point {
 	__u64 until; /* when one of those that wait may at the latest; 0: none waits */
 };
 
-/* What the merge has done so far, all merge points together. */
+/* What the merge has done so far, all resequencers together. */
 enum ol_merge_counter {
 	OL_MERGE_PASSED, /* packets of split flows that came in order, or behind what was sent on */
 	OL_MERGE_LATE,	 /* of these, the latter: retransmitted, or given up before */

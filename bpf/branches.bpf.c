@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * tcx programs of micro-flows: on the underlay they cut flows, or note by which branch a
- * packet came; in front of a pod they send it by the merge point, and behind that to the pod.
+ * packet came; in front of a pod they send it by the resequencer, and behind that to the pod.
  */
 #include "kernel.h"
 #include "tcx.h"
@@ -169,7 +169,7 @@ static __always_inline __u32 ol_branch_of(struct ol_policy *policy, __u32 core)
 }
 
 /*
- * In front of a pod: the packets of split flows go on by the merge point, marked. Whatever
+ * In front of a pod: the packets of split flows go on by the resequencer, marked. Whatever
  * else comes this way is not touched. Which core takes a packet out of there is not known;
  * its hash tells on which core it goes on.
  */
@@ -228,7 +228,7 @@ int ol_pod_merge(struct __sk_buff *skb)
 	return bpf_redirect(policy->merge_ifindex, 0);
 }
 
-/* Behind the merge point: on to the pod. Nothing else has any business there. */
+/* Behind the resequencer: on to the pod. Nothing else has any business there. */
 SEC("tcx/ingress")
 int ol_merged_in(struct __sk_buff *skb)
 {

@@ -248,12 +248,12 @@ static __always_inline int ol_order_kept(struct ol_elephant *e, __u32 place, __u
 	return ol_can_order(e->flow.proto) && g->ifindex && !g->ambiguous && !g->held;
 }
 
-/* What has not come out of the merge point so many ns after the flow began to join is lost. */
+/* What has not come out of the resequencer so many ns after the flow began to join is lost. */
 #define OL_JOINED_NS 200000000
 
 /*
  * Has nothing of a flow that joined been left anywhere? It came by this core since: what that
- * had handled when its last poll ended has entered the merge point, and when as much has left
+ * had handled when its last poll ended has entered the resequencer, and when as much has left
  * it, that is on the pod's core. As a whole the flow goes on by this core's backlog.
  */
 static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_policy *policy,
@@ -294,7 +294,7 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 	ordered = ol_ordered(policy->split_protos, e->flow.proto);
 	g = ol_get_merging(e);
 	if (e->state != OL_WHOLE && e->epoch != policy->split_epoch) {
-		/* Lanes and merge points are not what they were, and were empty since. */
+		/* Lanes and resequencers are not what they were, and were empty since. */
 		e->state = OL_WHOLE;
 		e->astray = 0;
 		if (g)

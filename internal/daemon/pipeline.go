@@ -155,7 +155,7 @@ func (p *pipeline) useMerge() (err error) {
 	return err
 }
 
-// placeMerge makes the merge points of a plan, and makes use of them.
+// placeMerge makes the resequencers of a plan, and makes use of them.
 func (p *pipeline) placeMerge(snap node.Snapshot, made plan.Plan) error {
 	if p.merge == nil {
 		return nil
@@ -355,7 +355,7 @@ func (p *pipeline) follow(snap node.Snapshot) error {
 	if !p.armed {
 		return nil
 	}
-	if err := p.forgetMergePoints(); err != nil {
+	if err := p.forgetResequencers(); err != nil {
 		return err
 	}
 	before := p.left

@@ -329,7 +329,7 @@ func (d *Datapath) AttachPod(dev Device) (io.Closer, error) {
 	return d.attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodOut)
 }
 
-// AttachPodMerge hangs the program that sends split flows by the merge point on the egress
+// AttachPodMerge hangs the program that sends split flows by the resequencer on the egress
 // of the host end of a pod's veth, in a namespace that has one.
 func (d *Datapath) AttachPodMerge(dev Device) (io.Closer, error) {
 	return d.attachBranches(dev, ebpf.AttachTCXEgress, &d.branches.OlPodMerge)
@@ -349,7 +349,7 @@ func (d *Datapath) AttachUnderlayNumber(dev Device) (io.Closer, error) {
 }
 
 // AttachMerged hangs the program that sends on what has been put in order on the ingress of
-// the device behind a merge point.
+// the device behind a resequencer.
 func (d *Datapath) AttachMerged(dev Device) (io.Closer, error) {
 	return d.attachBranches(dev, ebpf.AttachTCXIngress, &d.branches.OlMergedIn)
 }

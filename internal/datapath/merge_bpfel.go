@@ -36,7 +36,7 @@ const (
 	mergeOlLimitOL_ALL_BRANCHES mergeOlLimit = 9
 	mergeOlLimitOL_SETS         mergeOlLimit = 64
 	mergeOlLimitOL_MERGES       mergeOlLimit = 32
-	mergeOlLimitOL_MERGE_POINTS mergeOlLimit = 64
+	mergeOlLimitOL_RESEQUENCERS mergeOlLimit = 64
 	mergeOlLimitOL_MERGE_DEPTH  mergeOlLimit = 1024
 	mergeOlLimitOL_CUTS         mergeOlLimit = 512
 	mergeOlLimitOL_MERGE_READY  mergeOlLimit = 1024
@@ -59,7 +59,7 @@ const (
 	mergeOlMergeCounterOL_NR_MERGE_COUNTERS mergeOlMergeCounter = 8
 )
 
-type mergeOlMergePoint struct {
+type mergeOlResequencer struct {
 	_      structs.HostLayout
 	Active uint32
 	Used   uint32
@@ -89,7 +89,6 @@ const (
 	mergeMapOlMergeEnded     = "ol_merge_ended"
 	mergeMapOlMergeFlows     = "ol_merge_flows"
 	mergeMapOlMergeOps       = "ol_merge_ops"
-	mergeMapOlMergePoints    = "ol_merge_points"
 	mergeMapOlMergingOf      = "ol_merging_of"
 	mergeMapOlMergings       = "ol_mergings"
 	mergeMapOlOwners         = "ol_owners"
@@ -99,6 +98,7 @@ const (
 	mergeMapOlReadies        = "ol_readies"
 	mergeMapOlReasons        = "ol_reasons"
 	mergeMapOlRecents        = "ol_recents"
+	mergeMapOlResequencers   = "ol_resequencers"
 	mergeMapOlSlots          = "ol_slots"
 	mergeMapOlTurns          = "ol_turns"
 	mergeMapOlUnnumbered     = "ol_unnumbered"
@@ -186,7 +186,6 @@ type mergeMapSpecs struct {
 	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
 	OlMergeFlows     *ebpf.MapSpec `ebpf:"ol_merge_flows"`
 	OlMergeOps       *ebpf.MapSpec `ebpf:"ol_merge_ops"`
-	OlMergePoints    *ebpf.MapSpec `ebpf:"ol_merge_points"`
 	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
@@ -196,6 +195,7 @@ type mergeMapSpecs struct {
 	OlReadies        *ebpf.MapSpec `ebpf:"ol_readies"`
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
+	OlResequencers   *ebpf.MapSpec `ebpf:"ol_resequencers"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
@@ -251,7 +251,6 @@ type mergeMaps struct {
 	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
 	OlMergeFlows     *ebpf.Map `ebpf:"ol_merge_flows"`
 	OlMergeOps       *ebpf.Map `ebpf:"ol_merge_ops"`
-	OlMergePoints    *ebpf.Map `ebpf:"ol_merge_points"`
 	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
@@ -261,6 +260,7 @@ type mergeMaps struct {
 	OlReadies        *ebpf.Map `ebpf:"ol_readies"`
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
+	OlResequencers   *ebpf.Map `ebpf:"ol_resequencers"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
@@ -284,7 +284,6 @@ func (m *mergeMaps) Close() error {
 		m.OlMergeEnded,
 		m.OlMergeFlows,
 		m.OlMergeOps,
-		m.OlMergePoints,
 		m.OlMergingOf,
 		m.OlMergings,
 		m.OlOwners,
@@ -294,6 +293,7 @@ func (m *mergeMaps) Close() error {
 		m.OlReadies,
 		m.OlReasons,
 		m.OlRecents,
+		m.OlResequencers,
 		m.OlSlots,
 		m.OlTurns,
 		m.OlUnnumbered,

@@ -67,7 +67,7 @@ func Adopt(held map[string][]int) (*Orphans, error) {
 const (
 	// emptyAfter is when lanes that are not empty yet are emptied by refusing what comes.
 	emptyAfter = 100 * time.Millisecond
-	// lostAfter is when what has not come out of a merge point is lost: OL_JOINED_NS of bpf/microflow.h.
+	// lostAfter is when what has not come out of a resequencer is lost: OL_JOINED_NS of bpf/microflow.h.
 	lostAfter = 200 * time.Millisecond
 )
 
@@ -133,7 +133,7 @@ func (o *Orphans) attached() bool {
 	return len(o.links[heldPolls]) > 0 && len(o.links[heldXDP])+len(o.links[heldTCX]) > 0
 }
 
-// merged tells whether nothing of a flow is left at a merge point, also of one that sends nothing
+// merged tells whether nothing of a flow is left at a resequencer, also of one that sends nothing
 // now: what it sends next goes to its pod by another way. lost: what did not come out of there is lost.
 func (o *Orphans) merged(lost bool) (bool, error) {
 	for i := range o.d.stages.OlMergings.MaxEntries() {
@@ -229,7 +229,7 @@ func (o *Orphans) close() error {
 		}
 		delete(o.links, heldXDP)
 	}
-	// Whoever sends to the merge points came behind whoever sends on from there.
+	// Whoever sends to the resequencers came behind whoever sends on from there.
 	for _, fd := range slices.Backward(o.links[heldTCX]) {
 		errs = append(errs, unix.Close(fd))
 	}

@@ -21,9 +21,9 @@ func (c copies) Hold(name string, fd int) (func() error, error) {
 	return func() error { return nil }, err
 }
 
-// What is left at a merge point of a flow that sends nothing is not overtaken by what it sends next:
+// What is left at a resequencer of a flow that sends nothing is not overtaken by what it sends next:
 // flows are home only when that has come out, or is lost.
-func TestFlowsAreNotHomeWhileAMergePointHasTheirPackets(t *testing.T) {
+func TestFlowsAreNotHomeWhileAResequencerHasTheirPackets(t *testing.T) {
 	d := load(t)
 	ns, err := netns.New()
 	if err != nil {

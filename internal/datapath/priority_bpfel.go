@@ -290,7 +290,7 @@ const (
 	priorityOlLimitOL_ALL_BRANCHES priorityOlLimit = 9
 	priorityOlLimitOL_SETS         priorityOlLimit = 64
 	priorityOlLimitOL_MERGES       priorityOlLimit = 32
-	priorityOlLimitOL_MERGE_POINTS priorityOlLimit = 64
+	priorityOlLimitOL_RESEQUENCERS priorityOlLimit = 64
 	priorityOlLimitOL_MERGE_DEPTH  priorityOlLimit = 1024
 	priorityOlLimitOL_CUTS         priorityOlLimit = 512
 	priorityOlLimitOL_MERGE_READY  priorityOlLimit = 1024

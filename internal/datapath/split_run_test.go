@@ -224,7 +224,7 @@ func TestBranchesAreLanesOfTheirStage(t *testing.T) {
 	}
 }
 
-// In front of its pod a flow is sent to the merge point for the core that it goes on on: that of the set by which
+// In front of its pod a flow is sent to the resequencer for the core that it goes on on: that of the set by which
 // it was split.
 func TestAFlowGoesOnBehindTheMergeWhereItsSetSays(t *testing.T) {
 	const tcRedirect = 7

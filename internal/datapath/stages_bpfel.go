@@ -212,7 +212,7 @@ const (
 	stagesOlLimitOL_ALL_BRANCHES stagesOlLimit = 9
 	stagesOlLimitOL_SETS         stagesOlLimit = 64
 	stagesOlLimitOL_MERGES       stagesOlLimit = 32
-	stagesOlLimitOL_MERGE_POINTS stagesOlLimit = 64
+	stagesOlLimitOL_RESEQUENCERS stagesOlLimit = 64
 	stagesOlLimitOL_MERGE_DEPTH  stagesOlLimit = 1024
 	stagesOlLimitOL_CUTS         stagesOlLimit = 512
 	stagesOlLimitOL_MERGE_READY  stagesOlLimit = 1024

@@ -453,7 +453,7 @@ func (s *splitting) comeHome(t *testing.T) {
 	}
 }
 
-// pass waits until so many packets have passed the merge point, and so many of them have waited
+// pass waits until so many packets have passed the resequencer, and so many of them have waited
 // there.
 func (s *splitting) pass(t *testing.T, was tally, all, least uint64) {
 	t.Helper()
