@@ -44,7 +44,7 @@ enum ol_limit {
 	OL_MERGE_READY = 1024,		   /* packets that may go at a time, at each of them */
 	OL_PORTS = 1024,		   /* pods that frames go to straight from the NIC */
 	OL_SENDERS = 4096,		   /* who sends to them */
-	OL_ALONE_MS = 2000,		   /* without a sign of life after which flows go home */
+	OL_WATCHDOG_MS = 2000,		   /* without a heartbeat after which flows go home */
 };
 
 /* How a flow is treated. More may follow: append only. */
@@ -209,7 +209,7 @@ struct ol_set {
 struct ol_policy {
 	__u32 flags;
 	__u32 nr_tunnels; /* all that are in use are among the first so many */
-	__u64 beat;	  /* ns, the daemon's last sign of life; 0: none is asked for */
+	__u64 heartbeat;  /* ns, the daemon's last heartbeat; 0: none is asked for */
 	struct ol_tunnel tunnel[OL_MAX_TUNNELS];
 	__u32 rebalance_queue; /* packets in a lane's queue that make its flows look for another */
 	__u32 rules_table;     /* which table of rules is in force: 0 or 1 */

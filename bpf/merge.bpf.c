@@ -19,11 +19,11 @@ char LICENSE[] SEC("license") = "GPL";
 const volatile __u64 ol_merge_limit_ns = 100000000;
 
 /*
- * For so long after its last sign of life the daemon looks after the merge. What comes here
+ * For so long after its last heartbeat the daemon looks after the merge. What comes here
  * was sent by a program that ends with the daemon, and waits no longer than the limit in
  * any case: this is for a daemon that hangs, and long enough for one that is kept waiting.
  */
-#define OL_BEAT_NS 1000000000
+#define OL_HEARTBEAT_NS 1000000000
 
 /*
  * Behind the resequencer a packet waits in the backlog of its flow's core, which drops what
@@ -37,8 +37,8 @@ const volatile __u64 ol_merge_limit_ns = 100000000;
 /* Packets that a backlog has room for: net.core.netdev_max_backlog. */
 const volatile __u32 ol_backlog_room = 1000;
 
-/* When the daemon last gave a sign of life, ns. */
-__u64 ol_merge_beat SEC(".data.beat") = 0;
+/* When the daemon last sent a heartbeat, ns. */
+__u64 ol_merge_heartbeat SEC(".data.heartbeat") = 0;
 
 /* One for each branch, and one for what comes by none. */
 #define OL_MERGE_QUEUES (OL_ALL_BRANCHES + 1)
@@ -129,7 +129,7 @@ static __always_inline struct ol_resequencer *ol_resequencer_of(struct Qdisc *sc
 /* Does the daemon look after the merge, so that what waits will be let go in time? */
 static __always_inline int ol_looked_after(__u64 now)
 {
-	return (__s64)(now - OL_READ(ol_merge_beat)) < OL_BEAT_NS;
+	return (__s64)(now - OL_READ(ol_merge_heartbeat)) < OL_HEARTBEAT_NS;
 }
 
 static __always_inline struct ol_waiting *ol_get_waiting(__u32 flow, __u32 branch, __u32 place)

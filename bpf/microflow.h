@@ -304,7 +304,7 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 	}
 	wish = ol_elephant(e, cpu->now, policy->split_frames, policy->split_bytes) &&
 	       policy->split_batch && ol_get_set(policy, this_cpu)->nr &&
-	       !ol_alone(policy, cpu->now);
+	       !ol_unwatched(policy, cpu->now);
 	if (g)
 		g->seen = cpu->now;
 	if (ordered && e->state != OL_WHOLE &&

@@ -627,11 +627,11 @@ static __always_inline int ol_refuses(const struct ol_change *c, struct ol_slot 
  * Has the daemon hung for so long that it no longer takes back what it should? Then flows
  * go home.
  */
-static __always_inline int ol_alone(const struct ol_policy *policy, __u64 now)
+static __always_inline int ol_unwatched(const struct ol_policy *policy, __u64 now)
 {
-	__u64 beat = OL_READ(policy->beat);
+	__u64 heartbeat = OL_READ(policy->heartbeat);
 
-	return beat && (__s64)(now - beat) > (__s64)OL_ALONE_MS * 1000000;
+	return heartbeat && (__s64)(now - heartbeat) > (__s64)OL_WATCHDOG_MS * 1000000;
 }
 
 static __always_inline int ol_core_steers(const struct ol_hop *h)
@@ -655,7 +655,7 @@ static __always_inline __u32 ol_wish(const struct ol_hop *h, const struct ol_slo
 {
 	__u32 nr = h->lanes->nr, lane = s->lane, c1, c2;
 
-	if (ol_alone(h->policy, h->cpu->now))
+	if (ol_unwatched(h->policy, h->cpu->now))
 		return OL_LANE_LOCAL;
 	if (h->express && !s->due &&
 	    (lane == OL_LANE_EXPRESS ? s->port == OL_NO_PORT || s->port + 1U == h->express

@@ -20,7 +20,7 @@ import (
 )
 
 // Merge is the loaded qdisc that puts split flows in order again. It outlives the process
-// on devices that have it; what looks after it then is the time since its last Beat.
+// on devices that have it; what looks after it then is the time since its last Heartbeat.
 type Merge struct {
 	objs mergeObjects
 	link link.Link
@@ -114,13 +114,13 @@ func nameQdisc(ops *ebpf.MapSpec, kind string) error {
 // Kind is the name by which the qdisc is put on a device.
 func (m *Merge) Kind() string { return m.kind }
 
-// Beat is a sign of life: for a second from now on, packets wait for others.
-func (m *Merge) Beat() error {
+// Heartbeat tells that the daemon lives: for a second from now on, packets wait for others.
+func (m *Merge) Heartbeat() error {
 	now, err := Now()
 	if err != nil {
 		return err
 	}
-	if err := m.objs.OlMergeBeat.Set(now); err != nil {
+	if err := m.objs.OlMergeHeartbeat.Set(now); err != nil {
 		return fmt.Errorf("tell the merge that the daemon looks after it: %w", err)
 	}
 	return nil

@@ -42,7 +42,7 @@ const (
 	mergeOlLimitOL_MERGE_READY  mergeOlLimit = 1024
 	mergeOlLimitOL_PORTS        mergeOlLimit = 1024
 	mergeOlLimitOL_SENDERS      mergeOlLimit = 4096
-	mergeOlLimitOL_ALONE_MS     mergeOlLimit = 2000
+	mergeOlLimitOL_WATCHDOG_MS  mergeOlLimit = 2000
 )
 
 type mergeOlMergeCounter uint32
@@ -112,7 +112,7 @@ const (
 	mergeVarOlBacklogRoom    = "ol_backlog_room"
 	mergeVarOlKey0           = "ol_key0"
 	mergeVarOlKey1           = "ol_key1"
-	mergeVarOlMergeBeat      = "ol_merge_beat"
+	mergeVarOlMergeHeartbeat = "ol_merge_heartbeat"
 	mergeVarOlMergeLimitNs   = "ol_merge_limit_ns"
 	mergeVarOlMergeMagic     = "ol_merge_magic"
 	mergeVarOlNrCpus         = "ol_nr_cpus"
@@ -206,14 +206,14 @@ type mergeMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type mergeVariableSpecs struct {
-	OlAbiEnums     *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
-	OlBacklogRoom  *ebpf.VariableSpec `ebpf:"ol_backlog_room"`
-	OlKey0         *ebpf.VariableSpec `ebpf:"ol_key0"`
-	OlKey1         *ebpf.VariableSpec `ebpf:"ol_key1"`
-	OlMergeBeat    *ebpf.VariableSpec `ebpf:"ol_merge_beat"`
-	OlMergeLimitNs *ebpf.VariableSpec `ebpf:"ol_merge_limit_ns"`
-	OlMergeMagic   *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
-	OlNrCpus       *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
+	OlAbiEnums       *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
+	OlBacklogRoom    *ebpf.VariableSpec `ebpf:"ol_backlog_room"`
+	OlKey0           *ebpf.VariableSpec `ebpf:"ol_key0"`
+	OlKey1           *ebpf.VariableSpec `ebpf:"ol_key1"`
+	OlMergeHeartbeat *ebpf.VariableSpec `ebpf:"ol_merge_heartbeat"`
+	OlMergeLimitNs   *ebpf.VariableSpec `ebpf:"ol_merge_limit_ns"`
+	OlMergeMagic     *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
+	OlNrCpus         *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
 }
 
 // mergeObjects contains all objects after they have been loaded into the kernel.
@@ -305,14 +305,14 @@ func (m *mergeMaps) Close() error {
 //
 // It can be passed to loadMergeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type mergeVariables struct {
-	OlAbiEnums     *ebpf.Variable `ebpf:"ol_abi_enums"`
-	OlBacklogRoom  *ebpf.Variable `ebpf:"ol_backlog_room"`
-	OlKey0         *ebpf.Variable `ebpf:"ol_key0"`
-	OlKey1         *ebpf.Variable `ebpf:"ol_key1"`
-	OlMergeBeat    *ebpf.Variable `ebpf:"ol_merge_beat"`
-	OlMergeLimitNs *ebpf.Variable `ebpf:"ol_merge_limit_ns"`
-	OlMergeMagic   *ebpf.Variable `ebpf:"ol_merge_magic"`
-	OlNrCpus       *ebpf.Variable `ebpf:"ol_nr_cpus"`
+	OlAbiEnums       *ebpf.Variable `ebpf:"ol_abi_enums"`
+	OlBacklogRoom    *ebpf.Variable `ebpf:"ol_backlog_room"`
+	OlKey0           *ebpf.Variable `ebpf:"ol_key0"`
+	OlKey1           *ebpf.Variable `ebpf:"ol_key1"`
+	OlMergeHeartbeat *ebpf.Variable `ebpf:"ol_merge_heartbeat"`
+	OlMergeLimitNs   *ebpf.Variable `ebpf:"ol_merge_limit_ns"`
+	OlMergeMagic     *ebpf.Variable `ebpf:"ol_merge_magic"`
+	OlNrCpus         *ebpf.Variable `ebpf:"ol_nr_cpus"`
 }
 
 // mergePrograms contains all programs after they have been loaded into the kernel.

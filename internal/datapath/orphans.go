@@ -84,7 +84,7 @@ func (o *Orphans) GoHome(limit time.Duration) (err error) {
 	if err := o.d.stages.OlPolicies.Lookup(uint32(0), p); err != nil {
 		return fmt.Errorf("read policy: %w", err)
 	}
-	p.Beat = 1 // long ago
+	p.Heartbeat = 1 // long ago
 	// Bulk makes way for no flow, and no flow is sent behind it.
 	p.LatencyWindowUs, p.LatencyShare = 0, 1000
 	if err := o.d.writePolicy(); err != nil {

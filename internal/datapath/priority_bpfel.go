@@ -296,7 +296,7 @@ const (
 	priorityOlLimitOL_MERGE_READY  priorityOlLimit = 1024
 	priorityOlLimitOL_PORTS        priorityOlLimit = 1024
 	priorityOlLimitOL_SENDERS      priorityOlLimit = 4096
-	priorityOlLimitOL_ALONE_MS     priorityOlLimit = 2000
+	priorityOlLimitOL_WATCHDOG_MS  priorityOlLimit = 2000
 )
 
 type priorityOlMarks struct {
@@ -342,7 +342,7 @@ type priorityOlPolicy struct {
 	_         structs.HostLayout
 	Flags     uint32
 	NrTunnels uint32
-	Beat      uint64
+	Heartbeat uint64
 	Tunnel    [16]struct {
 		_     structs.HostLayout
 		Vni   uint32

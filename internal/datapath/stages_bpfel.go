@@ -218,7 +218,7 @@ const (
 	stagesOlLimitOL_MERGE_READY  stagesOlLimit = 1024
 	stagesOlLimitOL_PORTS        stagesOlLimit = 1024
 	stagesOlLimitOL_SENDERS      stagesOlLimit = 4096
-	stagesOlLimitOL_ALONE_MS     stagesOlLimit = 2000
+	stagesOlLimitOL_WATCHDOG_MS  stagesOlLimit = 2000
 )
 
 type stagesOlMarks struct {
@@ -264,7 +264,7 @@ type stagesOlPolicy struct {
 	_               structs.HostLayout
 	Flags           uint32
 	NrTunnels       uint32
-	Beat            uint64
+	Heartbeat       uint64
 	Tunnel          [16]stagesOlTunnel
 	RebalanceQueue  uint32
 	RulesTable      uint32

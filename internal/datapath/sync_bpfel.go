@@ -187,7 +187,7 @@ type syncOlPolicy struct {
 	_         structs.HostLayout
 	Flags     uint32
 	NrTunnels uint32
-	Beat      uint64
+	Heartbeat uint64
 	Tunnel    [16]struct {
 		_     structs.HostLayout
 		Vni   uint32

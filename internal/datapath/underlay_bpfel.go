@@ -303,7 +303,7 @@ type underlayOlPolicy struct {
 	_         structs.HostLayout
 	Flags     uint32
 	NrTunnels uint32
-	Beat      uint64
+	Heartbeat uint64
 	Tunnel    [16]struct {
 		_     structs.HostLayout
 		Vni   uint32

@@ -18,15 +18,15 @@ func TestFlowsGoHomeFromADaemonThatHangs(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, tt := range []struct {
-			name string
-			beat uint64
-			home bool
+			name      string
+			heartbeat uint64
+			home      bool
 		}{
-			{"never a sign of life", 0, false},
-			{"a moment ago", now - uint64(AloneAfter) + uint64(time.Second), false},
-			{"too long ago", now - uint64(AloneAfter) - uint64(time.Second), true},
+			{"never a heartbeat", 0, false},
+			{"a moment ago", now - uint64(WatchdogTimeout) + uint64(time.Second), false},
+			{"too long ago", now - uint64(WatchdogTimeout) - uint64(time.Second), true},
 		} {
-			b.policy.Beat = tt.beat
+			b.policy.Heartbeat = tt.heartbeat
 			if err := b.writePolicy(); err != nil {
 				t.Fatal(err)
 			}
