@@ -419,13 +419,13 @@ struct ol_leave {
 	__u32 strayed; /* it was since its lane was made: the lane's thread may run elsewhere */
 };
 
-/* Where a frame that priority judged went. */
-enum ol_way {
-	OL_WAY_STOCK,
-	OL_WAY_BULK_LANE,
-	OL_WAY_LATENCY_LANE,
-	OL_WAY_REFUSED, /* dropped: the lane was full, or is emptied */
-	OL_NR_WAYS,
+/* The verdict on a frame that priority judged: where it goes. */
+enum ol_verdict {
+	OL_VERDICT_STOCK,
+	OL_VERDICT_BULK_LANE,
+	OL_VERDICT_LATENCY_LANE,
+	OL_VERDICT_REFUSED, /* dropped: the lane was full, or is emptied */
+	OL_NR_VERDICTS,
 };
 
 /* How far a lane's thread has come, as the core that fills the lane sees it. */
@@ -476,7 +476,7 @@ struct ol_prio {
 	__u64 refused; /* of bulk, and ... */
 	__u64 laned;   /* ... sent to the lane, at that look */
 	struct ol_lane_watch lane[OL_NR_CLASSES];
-	__u64 frames[OL_NR_CLASSES][OL_NR_WAYS];
+	__u64 frames[OL_NR_CLASSES][OL_NR_VERDICTS];
 	__u64 held;   /* of latency in the bulk lane: behind what the flow has in it */
 	__u64 excess; /* of latency in the bulk lane: over budget */
 	__u64 short_cut[OL_NR_CLASSES]; /* from the tunnel straight to the pod */
@@ -688,7 +688,7 @@ struct ol_abi {
 	enum ol_flag flag;
 	enum ol_core_flag core_flag;
 	enum ol_class class;
-	enum ol_way way;
+	enum ol_verdict verdict;
 	enum ol_field field;
 	enum ol_split_proto split_proto;
 	enum ol_unnumbered_by unnumbered;

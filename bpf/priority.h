@@ -139,8 +139,9 @@ OL_INLINE __u32 ol_prio_number(struct ol_prio *p)
  */
 OL_INLINE int ol_prio_join(struct ol_prio *p, int empty)
 {
-	__u64 refused = p->frames[OL_CLASS_BULK][OL_WAY_REFUSED], missed = refused - p->refused;
-	__u64 laned = p->frames[OL_CLASS_BULK][OL_WAY_BULK_LANE], came = laned - p->laned + missed;
+	__u64 refused = p->frames[OL_CLASS_BULK][OL_VERDICT_REFUSED], missed = refused - p->refused;
+	__u64 laned = p->frames[OL_CLASS_BULK][OL_VERDICT_BULK_LANE],
+	      came = laned - p->laned + missed;
 
 	if (p->now - p->looked >= OL_JOIN_LOOK_US) {
 		p->calm = missed ? 0 : p->calm + 1;

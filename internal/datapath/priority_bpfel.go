@@ -32,7 +32,7 @@ type priorityOlAbi struct {
 	Flag         uint32
 	CoreFlag     uint32
 	Class        uint32
-	Way          uint32
+	Verdict      uint32
 	Field        uint32
 	SplitProto   uint32
 	Unnumbered   uint32
@@ -250,7 +250,7 @@ type priorityOlJudged struct {
 		Source uint32
 	}
 	Poll     uint32
-	Way      uint8
+	Verdict  uint8
 	Held     uint8
 	Excess   uint8
 	Host     uint8
@@ -570,14 +570,14 @@ type priorityOlTurn struct {
 	Pad  [27]uint16
 }
 
-type priorityOlWay uint32
+type priorityOlVerdict uint32
 
 const (
-	priorityOlWayOL_WAY_STOCK        priorityOlWay = 0
-	priorityOlWayOL_WAY_BULK_LANE    priorityOlWay = 1
-	priorityOlWayOL_WAY_LATENCY_LANE priorityOlWay = 2
-	priorityOlWayOL_WAY_REFUSED      priorityOlWay = 3
-	priorityOlWayOL_NR_WAYS          priorityOlWay = 4
+	priorityOlVerdictOL_VERDICT_STOCK        priorityOlVerdict = 0
+	priorityOlVerdictOL_VERDICT_BULK_LANE    priorityOlVerdict = 1
+	priorityOlVerdictOL_VERDICT_LATENCY_LANE priorityOlVerdict = 2
+	priorityOlVerdictOL_VERDICT_REFUSED      priorityOlVerdict = 3
+	priorityOlVerdictOL_NR_VERDICTS          priorityOlVerdict = 4
 )
 
 // Names of all BPF objects in the ELF.

@@ -32,7 +32,7 @@ type stagesOlAbi struct {
 	Flag         uint32
 	CoreFlag     uint32
 	Class        uint32
-	Way          uint32
+	Verdict      uint32
 	Field        uint32
 	SplitProto   uint32
 	Unnumbered   uint32
