@@ -44,7 +44,7 @@ enum ol_limit {
 	OL_MERGE_READY = 1024,		   /* packets that may go at a time, at each of them */
 	OL_PORTS = 1024,		   /* pods that frames go to straight from the NIC */
 	OL_SENDERS = 4096,		   /* who sends to them */
-	OL_WATCHDOG_MS = 2000,		   /* without a heartbeat after which flows go home */
+	OL_WATCHDOG_MS = 2000,		   /* without a heartbeat after which flows drain */
 };
 
 /* How a flow is treated. More may follow: append only. */

@@ -624,8 +624,7 @@ static __always_inline int ol_refuses(const struct ol_change *c, struct ol_slot 
 #define OL_EXPRESS_PAUSE_NS 100000000
 
 /*
- * Has the daemon hung for so long that it no longer takes back what it should? Then flows
- * go home.
+ * Has the daemon hung for so long that it no longer takes back what it should? Then flows drain.
  */
 static __always_inline int ol_unwatched(const struct ol_policy *policy, __u64 now)
 {
@@ -723,7 +722,7 @@ static __always_inline __u32 ol_lane_branch(const struct ol_policy *policy, __u3
 }
 
 /*
- * Lanes are only replaced once all flows are home: a slot that still names one
+ * Lanes are only replaced once all flows are drained: a slot that still names one
  * that is no more has left it.
  */
 static __always_inline __u32 ol_known_lane(const struct ol_policy *policy, __u32 stage, __u64 turn)

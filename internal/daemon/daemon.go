@@ -382,7 +382,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if dec.State != before.State {
 		d.log.Info("pipeline "+dec.State.String(), "mechanism", "pipeline", "reason", dec.Reason)
 	}
-	// One of them at a time: the other one's flows come home first.
+	// One of them at a time: the other one's flows drain first.
 	if d.pipe.armed && d.pipe.layout.Split || !d.pipe.armed && micro.State == governor.Active {
 		d.pipe.hold = d.opts.Microflows.Hold
 		if err := d.pipe.splitInto(d.split(split)); err != nil {

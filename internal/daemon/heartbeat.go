@@ -9,12 +9,12 @@ import (
 	"github.com/overlane/overlane/internal/datapath"
 )
 
-// heartbeat tells the programs that the daemon decides. Without it flows go home by themselves.
+// heartbeat tells the programs that the daemon decides. Without it flows drain by themselves.
 func (d *Daemon) heartbeat(now time.Time) error {
 	was := d.lastAlive
 	d.lastAlive = now
 	if late := now.Sub(was); !was.IsZero() && late > datapath.WatchdogTimeout && (d.pipe.steering || d.expr.Acts()) {
-		d.log.Warn("flows went home meanwhile", "reason", fmt.Sprintf("the daemon did not get to decide for %s", late.Round(100*time.Millisecond)))
+		d.log.Warn("flows drained meanwhile", "reason", fmt.Sprintf("the daemon did not get to decide for %s", late.Round(100*time.Millisecond)))
 	}
 	return d.dp.Heartbeat()
 }

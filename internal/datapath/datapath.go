@@ -3,7 +3,7 @@
 // Package datapath loads the BPF side, attaches it and reads and writes its
 // maps with types. It is the only user of the link APIs: every attachment is
 // an unpinned bpf_link, so that the kernel removes it with the process, and with
-// the Holder of that, which brings home what was under way.
+// the Holder of that, which drains what was under way.
 package datapath
 
 import (

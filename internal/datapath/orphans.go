@@ -71,10 +71,10 @@ const (
 	lostAfter = 200 * time.Millisecond
 )
 
-// GoHome has all flows go home under the order guard, at once, and waits until lanes are empty, so
+// Drain has all flows drain under the order guard, at once, and waits until lanes are empty, so
 // that nothing is overtaken by what takes the stock path. Nothing is sent to lanes any more, also
 // where it takes longer than the limit, which is an error.
-func (o *Orphans) GoHome(limit time.Duration) (err error) {
+func (o *Orphans) Drain(limit time.Duration) (err error) {
 	if !o.attached() {
 		return nil
 	}

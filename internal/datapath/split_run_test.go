@@ -154,7 +154,7 @@ func TestEachCoreHasTheBranchesOfItsSet(t *testing.T) {
 				const frames = 10
 				place := b.split(t, datagram)
 				if set < 0 {
-					b.nextPoll(t) // it is to come home
+					b.nextPoll(t) // it is to drain
 				}
 				was := b.lanePackets(t, at)
 				for range frames {

@@ -229,7 +229,7 @@ func TestForeignDataplaneIsLeftAlone(t *testing.T) {
 	}
 }
 
-// One that comes while the pipeline acts has it taken off, flows at home first, and it comes
+// One that comes while the pipeline acts has it taken off once flows have drained, and it comes
 // back when the other is gone.
 func TestDataplaneThatComesIsMadeWayFor(t *testing.T) {
 	b := lab(t, bed.Options{Pods: 2})
