@@ -163,11 +163,12 @@ enum ol_counter {
 
 /* ol_policy.flags */
 enum ol_flag {
-	OL_F_RESTEER = 1,	/* tests: wish for another lane with every poll */
-	OL_F_NEUTRAL = 2,	/* RPS masks are ours: who is not steered gets hash 0 */
-	OL_F_EXPRESS = 4,	/* frames may go straight to pods */
-	OL_F_APART = 8,		/* GRO joins datagrams, which bulk lanes are to keep apart */
-	OL_F_EXPRESS_HELD = 16, /* flows are to leave their ways in order, and none to take one */
+	OL_F_RESTEER = 1, /* tests: wish for another lane with every poll */
+	OL_F_NEUTRAL = 2, /* RPS masks are ours: who is not steered gets hash 0 */
+	OL_F_EXPRESS = 4, /* frames may go straight to pods */
+	OL_F_APART = 8,	  /* GRO joins datagrams, which bulk lanes are to keep apart */
+	OL_F_EXPRESS_HELD =
+		16, /* flows are to leave their entries in order, and none to take one */
 };
 
 /* ol_policy.core_flags: what the hooks on that core may do with new work */
@@ -227,7 +228,7 @@ struct ol_policy {
 	__u8 split_stage;   /* whose lanes are the branches: OL_STAGE_NIC or OL_STAGE_TUNNEL */
 	__u8 split_second; /* branches that are lanes of the first have a core more each, for the second */
 	__u32 merge_ifindex; /* of the devices with resequencers, the same in each namespace */
-	__u32 ways;	     /* changes with the express ways */
+	__u32 entries;	     /* changes with the express entries */
 	__u32 express_epoch; /* changes when no program saw what took which way */
 	struct ol_lanes stage[OL_NR_STAGES];
 	struct ol_set set[OL_SETS];
@@ -330,8 +331,8 @@ struct ol_express_tunnel {
 	__u8 pad[3];
 };
 
-/* The way straight to a pod. */
-struct ol_express_way {
+/* What leads a frame straight to a pod. */
+struct ol_express_entry {
 	__u64 withdrawn; /* ns; 0: it is in force */
 	__u32 port;
 	__u32 max_len;	  /* of an inner frame; the stack is to judge longer ones */

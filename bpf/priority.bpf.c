@@ -14,7 +14,7 @@
 #include "napi.h"
 #include "xdp.h"
 #include "classes.h"
-#include "ways.h"
+#include "express_entries.h"
 #include <bpf/bpf_tracing.h>
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

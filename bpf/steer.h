@@ -620,7 +620,7 @@ static __always_inline int ol_refuses(const struct ol_change *c, struct ol_slot 
 	return s->refuses;
 }
 
-/* A flow that left its express way, or is new, takes the full path for so long. */
+/* A flow that left its express entry, or is new, takes the full path for so long. */
 #define OL_EXPRESS_PAUSE_NS 100000000
 
 /*

@@ -74,7 +74,7 @@ func Load() (*Datapath, error) {
 
 		laneThreads: map[laneThread]bool{},
 		programs:    map[uint32]bool{},
-		express:     expressWays{ways: map[ExpressKey]underlayOlExpressWay{}, ports: map[CellDevice]uint32{}, fixed: map[Sender]netip.Addr{}},
+		express:     expressWays{ways: map[ExpressKey]underlayOlExpressEntry{}, ports: map[CellDevice]uint32{}, fixed: map[Sender]netip.Addr{}},
 	}
 	if err := d.load(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -298,7 +298,7 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_elephants":       cmp.Or(d.branches.OlElephants, d.xdp.OlElephants),
 		"ol_last_elephant":   cmp.Or(d.branches.OlLastElephant, d.xdp.OlLastElephant),
 		"ol_lane_threads":    d.stages.OlLaneThreads,
-		"ol_express_ways":    d.xdp.OlExpressWays,
+		"ol_express_entries": d.xdp.OlExpressEntries,
 		"ol_express_ports":   d.xdp.OlExpressPorts,
 		"ol_express_senders": d.xdp.OlExpressSenders,
 		"ol_express_fixed":   d.xdp.OlExpressFixed,

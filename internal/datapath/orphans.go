@@ -99,7 +99,7 @@ func (o *Orphans) Drain(limit time.Duration) (err error) {
 		p.MergeIfindex = 0
 		p.Flags &^= uint32(stagesOlFlagOL_F_EXPRESS)
 		p.ExpressEpoch++
-		p.Ways++
+		p.Entries++
 		err = errors.Join(err, o.d.writePolicy())
 	}()
 	var sent uint64

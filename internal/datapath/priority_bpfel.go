@@ -139,6 +139,24 @@ type priorityOlCuts struct {
 	}
 }
 
+type priorityOlExpressEntry struct {
+	_         structs.HostLayout
+	Withdrawn uint64
+	Port      uint32
+	MaxLen    uint32
+	RefreshUs uint32
+	Fixed     uint32
+	Tunnel    struct {
+		_       structs.HostLayout
+		Local   [4]uint32
+		Remote  [4]uint32
+		Version uint8
+		Nic     [6]uint8
+		Mac     [6]uint8
+		Pad     [3]uint8
+	}
+}
+
 type priorityOlExpressKey struct {
 	_    structs.HostLayout
 	Nic  uint32
@@ -153,16 +171,16 @@ type priorityOlExpressLast struct {
 		_    structs.HostLayout
 		Word [11]uint64
 	}
-	Seq    uint32
-	Ways   uint32
-	Nic    uint32
-	Port   uint32
-	MaxLen uint32
-	Slot   uint32
-	Sender priorityOlSenderKey
-	From   uint32
-	Asked  uint32
-	_      [4]byte
+	Seq     uint32
+	Entries uint32
+	Nic     uint32
+	Port    uint32
+	MaxLen  uint32
+	Slot    uint32
+	Sender  priorityOlSenderKey
+	From    uint32
+	Asked   uint32
+	_       [4]byte
 }
 
 type priorityOlExpressTurn struct {
@@ -180,24 +198,6 @@ type priorityOlExpressTurn struct {
 	Fixed     uint8
 	_         [3]byte
 	Lane      uint32
-}
-
-type priorityOlExpressWay struct {
-	_         structs.HostLayout
-	Withdrawn uint64
-	Port      uint32
-	MaxLen    uint32
-	RefreshUs uint32
-	Fixed     uint32
-	Tunnel    struct {
-		_       structs.HostLayout
-		Local   [4]uint32
-		Remote  [4]uint32
-		Version uint8
-		Nic     [6]uint8
-		Mac     [6]uint8
-		Pad     [3]uint8
-	}
 }
 
 type priorityOlFrag struct {
@@ -368,7 +368,7 @@ type priorityOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
-	Ways            uint32
+	Entries         uint32
 	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
@@ -590,13 +590,13 @@ const (
 	priorityMapOlCounters       = "ol_counters"
 	priorityMapOlCpus           = "ol_cpus"
 	priorityMapOlCuts           = "ol_cuts"
+	priorityMapOlExpressEntries = "ol_express_entries"
 	priorityMapOlExpressFixed   = "ol_express_fixed"
 	priorityMapOlExpressLasts   = "ol_express_lasts"
 	priorityMapOlExpressPorts   = "ol_express_ports"
 	priorityMapOlExpressSenders = "ol_express_senders"
 	priorityMapOlExpressTurns   = "ol_express_turns"
 	priorityMapOlExpressUnfits  = "ol_express_unfits"
-	priorityMapOlExpressWays    = "ol_express_ways"
 	priorityMapOlFrags          = "ol_frags"
 	priorityMapOlFragsJudged    = "ol_frags_judged"
 	priorityMapOlJudgements     = "ol_judgements"
@@ -688,13 +688,13 @@ type priorityMapSpecs struct {
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
+	OlExpressEntries *ebpf.MapSpec `ebpf:"ol_express_entries"`
 	OlExpressFixed   *ebpf.MapSpec `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.MapSpec `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.MapSpec `ebpf:"ol_express_ports"`
 	OlExpressSenders *ebpf.MapSpec `ebpf:"ol_express_senders"`
 	OlExpressTurns   *ebpf.MapSpec `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.MapSpec `ebpf:"ol_express_unfits"`
-	OlExpressWays    *ebpf.MapSpec `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlFragsJudged    *ebpf.MapSpec `ebpf:"ol_frags_judged"`
 	OlJudgements     *ebpf.MapSpec `ebpf:"ol_judgements"`
@@ -758,13 +758,13 @@ type priorityMaps struct {
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
+	OlExpressEntries *ebpf.Map `ebpf:"ol_express_entries"`
 	OlExpressFixed   *ebpf.Map `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.Map `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.Map `ebpf:"ol_express_ports"`
 	OlExpressSenders *ebpf.Map `ebpf:"ol_express_senders"`
 	OlExpressTurns   *ebpf.Map `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.Map `ebpf:"ol_express_unfits"`
-	OlExpressWays    *ebpf.Map `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
 	OlFragsJudged    *ebpf.Map `ebpf:"ol_frags_judged"`
 	OlJudgements     *ebpf.Map `ebpf:"ol_judgements"`
@@ -799,13 +799,13 @@ func (m *priorityMaps) Close() error {
 		m.OlCounters,
 		m.OlCpus,
 		m.OlCuts,
+		m.OlExpressEntries,
 		m.OlExpressFixed,
 		m.OlExpressLasts,
 		m.OlExpressPorts,
 		m.OlExpressSenders,
 		m.OlExpressTurns,
 		m.OlExpressUnfits,
-		m.OlExpressWays,
 		m.OlFrags,
 		m.OlFragsJudged,
 		m.OlJudgements,

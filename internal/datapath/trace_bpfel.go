@@ -213,7 +213,7 @@ type traceOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
-	Ways            uint32
+	Entries         uint32
 	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout

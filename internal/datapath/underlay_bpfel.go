@@ -172,6 +172,24 @@ type underlayOlElephant struct {
 	Since     uint64
 }
 
+type underlayOlExpressEntry struct {
+	_         structs.HostLayout
+	Withdrawn uint64
+	Port      uint32
+	MaxLen    uint32
+	RefreshUs uint32
+	Fixed     uint32
+	Tunnel    struct {
+		_       structs.HostLayout
+		Local   [4]uint32
+		Remote  [4]uint32
+		Version uint8
+		Nic     [6]uint8
+		Mac     [6]uint8
+		Pad     [3]uint8
+	}
+}
+
 type underlayOlExpressKey struct {
 	_    structs.HostLayout
 	Nic  uint32
@@ -186,16 +204,16 @@ type underlayOlExpressLast struct {
 		_    structs.HostLayout
 		Word [11]uint64
 	}
-	Seq    uint32
-	Ways   uint32
-	Nic    uint32
-	Port   uint32
-	MaxLen uint32
-	Slot   uint32
-	Sender underlayOlSenderKey
-	From   uint32
-	Asked  uint32
-	_      [4]byte
+	Seq     uint32
+	Entries uint32
+	Nic     uint32
+	Port    uint32
+	MaxLen  uint32
+	Slot    uint32
+	Sender  underlayOlSenderKey
+	From    uint32
+	Asked   uint32
+	_       [4]byte
 }
 
 type underlayOlExpressTurn struct {
@@ -228,24 +246,6 @@ const (
 	underlayOlExpressUnfitOL_UNFIT_SENDER    underlayOlExpressUnfit = 7
 	underlayOlExpressUnfitOL_NR_UNFIT        underlayOlExpressUnfit = 8
 )
-
-type underlayOlExpressWay struct {
-	_         structs.HostLayout
-	Withdrawn uint64
-	Port      uint32
-	MaxLen    uint32
-	RefreshUs uint32
-	Fixed     uint32
-	Tunnel    struct {
-		_       structs.HostLayout
-		Local   [4]uint32
-		Remote  [4]uint32
-		Version uint8
-		Nic     [6]uint8
-		Mac     [6]uint8
-		Pad     [3]uint8
-	}
-}
 
 type underlayOlFrag struct {
 	_        structs.HostLayout
@@ -329,7 +329,7 @@ type underlayOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
-	Ways            uint32
+	Entries         uint32
 	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
@@ -481,13 +481,13 @@ const (
 	underlayMapOlCpus           = "ol_cpus"
 	underlayMapOlCuts           = "ol_cuts"
 	underlayMapOlElephants      = "ol_elephants"
+	underlayMapOlExpressEntries = "ol_express_entries"
 	underlayMapOlExpressFixed   = "ol_express_fixed"
 	underlayMapOlExpressLasts   = "ol_express_lasts"
 	underlayMapOlExpressPorts   = "ol_express_ports"
 	underlayMapOlExpressSenders = "ol_express_senders"
 	underlayMapOlExpressTurns   = "ol_express_turns"
 	underlayMapOlExpressUnfits  = "ol_express_unfits"
-	underlayMapOlExpressWays    = "ol_express_ways"
 	underlayMapOlFrags          = "ol_frags"
 	underlayMapOlLanePackets    = "ol_lane_packets"
 	underlayMapOlLaneThreads    = "ol_lane_threads"
@@ -572,13 +572,13 @@ type underlayMapSpecs struct {
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlElephants      *ebpf.MapSpec `ebpf:"ol_elephants"`
+	OlExpressEntries *ebpf.MapSpec `ebpf:"ol_express_entries"`
 	OlExpressFixed   *ebpf.MapSpec `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.MapSpec `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.MapSpec `ebpf:"ol_express_ports"`
 	OlExpressSenders *ebpf.MapSpec `ebpf:"ol_express_senders"`
 	OlExpressTurns   *ebpf.MapSpec `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.MapSpec `ebpf:"ol_express_unfits"`
-	OlExpressWays    *ebpf.MapSpec `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
@@ -637,13 +637,13 @@ type underlayMaps struct {
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlElephants      *ebpf.Map `ebpf:"ol_elephants"`
+	OlExpressEntries *ebpf.Map `ebpf:"ol_express_entries"`
 	OlExpressFixed   *ebpf.Map `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.Map `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.Map `ebpf:"ol_express_ports"`
 	OlExpressSenders *ebpf.Map `ebpf:"ol_express_senders"`
 	OlExpressTurns   *ebpf.Map `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.Map `ebpf:"ol_express_unfits"`
-	OlExpressWays    *ebpf.Map `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
@@ -673,13 +673,13 @@ func (m *underlayMaps) Close() error {
 		m.OlCpus,
 		m.OlCuts,
 		m.OlElephants,
+		m.OlExpressEntries,
 		m.OlExpressFixed,
 		m.OlExpressLasts,
 		m.OlExpressPorts,
 		m.OlExpressSenders,
 		m.OlExpressTurns,
 		m.OlExpressUnfits,
-		m.OlExpressWays,
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,
