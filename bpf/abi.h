@@ -22,29 +22,29 @@ enum ol_limit {
 	OL_MAX_LANES = 64,   /* lanes of one stage */
 	OL_MAX_TUNNELS = 16, /* tunnels steered at a time; further ones take the stock path */
 	OL_SLOTS = 4096,     /* flows are steered by slot, as RFS does */
-	OL_FRAGS = 1024,     /* inner datagrams in pieces, remembered per core */
-	OL_CARRIER = 0x8000, /* skb->tc_index: "slot number follows", or that of a packet */
-	OL_CARRIER_NUMBERS = 0x8000,
-	OL_CARRIER_LATENCY = 0x4000, /* the same: of the latency class */
-	OL_CARRIER_HASH = 0x1000,    /* its hash is ours; "branch plus one follows", or 0 */
-	OL_CARRIER_BRANCH = 0xf,
-	OL_CARRIER_MERGED = 0x2000, /* "place among the merging follows", behind a merge point */
-	OL_MAX_RULES = 4096,	    /* priority rules, each of up to four keys */
-	OL_MAX_SHAPES = 32,	    /* sets of fields that rules look at */
-	OL_SPARSE = 2048,	    /* flows that no rule fits, watched per core */
-	OL_SHORTCUTS = 4096,	    /* pods, and senders to them */
-	OL_ELEPHANTS = 256,	    /* flows watched for whether to split them, per core */
-	OL_BRANCHES = 8,	    /* lanes that a flow is split over, at most */
+	OL_FRAGS = 1024,     /* fragmented inner datagrams, remembered per core */
+	OL_TAG = 0x8000,     /* skb->tc_index: "slot number follows", or that of a packet */
+	OL_TAG_NUMBERS = 0x8000,
+	OL_TAG_LATENCY = 0x4000, /* the same: of the latency class */
+	OL_TAG_HASH = 0x1000,	 /* its hash is ours; "branch plus one follows", or 0 */
+	OL_TAG_BRANCH = 0xf,
+	OL_TAG_MERGED = 0x2000, /* "place among the merging follows", behind a resequencer */
+	OL_MAX_RULES = 4096,	/* priority rules, each of up to four keys */
+	OL_MAX_SHAPES = 32,	/* sets of fields that rules look at */
+	OL_SPARSE = 2048,	/* flows that no rule fits, watched per core */
+	OL_SHORTCUTS = 4096,	/* pods, and senders to them */
+	OL_ELEPHANTS = 256,	/* flows watched for whether to split them, per core */
+	OL_BRANCHES = 8,	/* lanes that a flow is split over, at most */
 	OL_ALL_BRANCHES = OL_BRANCHES + 1, /* and the core that polls */
 	OL_SETS = 64,			   /* of branches; the first has none */
 	OL_MERGES = 32,			   /* flows that are put in order again at a time */
-	OL_MERGE_POINTS = 64,		   /* devices where that is done */
+	OL_RESEQUENCERS = 64,		   /* devices where that is done */
 	OL_MERGE_DEPTH = 1024,		   /* packets of a flow that wait there for each branch */
 	OL_CUTS = 512,			   /* runs of a flow that are under way, counted apart */
 	OL_MERGE_READY = 1024,		   /* packets that may go at a time, at each of them */
 	OL_PORTS = 1024,		   /* pods that frames go to straight from the NIC */
 	OL_SENDERS = 4096,		   /* who sends to them */
-	OL_ALONE_MS = 2000,		   /* without a sign of life after which flows go home */
+	OL_WATCHDOG_MS = 2000,		   /* without a heartbeat after which flows drain */
 };
 
 /* How a flow is treated. More may follow: append only. */
@@ -132,7 +132,7 @@ enum ol_reason {
 	OL_INNER_NOT_IP,       /* ARP and the like */
 	OL_INNER_EXTENSION,    /* inner IPv6 extension header other than a fragment */
 	OL_INNER_MULTICAST,    /* inner broadcast or multicast frame */
-	OL_FRAGMENT_UNTRACKED, /* later piece of a datagram whose first piece was not seen */
+	OL_FRAGMENT_UNTRACKED, /* later fragment of a datagram whose first fragment was not seen */
 	OL_NR_REASONS,
 };
 
@@ -157,17 +157,18 @@ enum ol_counter {
 	OL_CNT_EXPRESS_LEFT, /* times that a flow left that way before it was seen to be empty */
 	OL_CNT_UNREAD,	     /* datagrams for which a UDP socket had no room, while it is counted */
 	OL_CNT_REFUSED, /* packets dropped for their flow to leave a full lane, as on the wire */
-	OL_CNT_MERGED_LOST, /* packets dropped behind a merge point: where to is not known any more */
+	OL_CNT_MERGED_LOST, /* dropped behind a resequencer: where to is not known any more */
 	OL_NR_COUNTERS,
 };
 
 /* ol_policy.flags */
 enum ol_flag {
-	OL_F_RESTEER = 1,	/* tests: wish for another lane with every poll */
-	OL_F_NEUTRAL = 2,	/* RPS masks are ours: who is not steered gets hash 0 */
-	OL_F_EXPRESS = 4,	/* frames may go straight to pods */
-	OL_F_APART = 8,		/* GRO joins datagrams, which bulk lanes are to keep apart */
-	OL_F_EXPRESS_HELD = 16, /* flows are to leave their ways in order, and none to take one */
+	OL_F_RESTEER = 1, /* tests: wish for another lane with every poll */
+	OL_F_NEUTRAL = 2, /* RPS masks are ours: who is not steered gets hash 0 */
+	OL_F_EXPRESS = 4, /* frames may go straight to pods */
+	OL_F_APART = 8,	  /* GRO joins datagrams, which bulk lanes are to keep apart */
+	OL_F_EXPRESS_HELD =
+		16, /* flows are to leave their entries in order, and none to take one */
 };
 
 /* ol_policy.core_flags: what the hooks on that core may do with new work */
@@ -209,7 +210,7 @@ struct ol_set {
 struct ol_policy {
 	__u32 flags;
 	__u32 nr_tunnels; /* all that are in use are among the first so many */
-	__u64 beat;	  /* ns, the daemon's last sign of life; 0: none is asked for */
+	__u64 heartbeat;  /* ns, the daemon's last heartbeat; 0: none is asked for */
 	struct ol_tunnel tunnel[OL_MAX_TUNNELS];
 	__u32 rebalance_queue; /* packets in a lane's queue that make its flows look for another */
 	__u32 rules_table;     /* which table of rules is in force: 0 or 1 */
@@ -226,8 +227,8 @@ struct ol_policy {
 	__u8 split_protos;  /* of enum ol_split_proto: flows that may be split */
 	__u8 split_stage;   /* whose lanes are the branches: OL_STAGE_NIC or OL_STAGE_TUNNEL */
 	__u8 split_second; /* branches that are lanes of the first have a core more each, for the second */
-	__u32 merge_ifindex; /* of the devices with merge points, the same in each namespace */
-	__u32 ways;	     /* changes with the express ways */
+	__u32 merge_ifindex; /* of the devices with resequencers, the same in each namespace */
+	__u32 entries;	     /* changes with the express entries */
 	__u32 express_epoch; /* changes when no program saw what took which way */
 	struct ol_lanes stage[OL_NR_STAGES];
 	struct ol_set set[OL_SETS];
@@ -330,8 +331,8 @@ struct ol_express_tunnel {
 	__u8 pad[3];
 };
 
-/* The way straight to a pod. */
-struct ol_express_way {
+/* What leads a frame straight to a pod. */
+struct ol_express_entry {
 	__u64 withdrawn; /* ns; 0: it is in force */
 	__u32 port;
 	__u32 max_len;	  /* of an inner frame; the stack is to judge longer ones */
@@ -419,13 +420,13 @@ struct ol_leave {
 	__u32 strayed; /* it was since its lane was made: the lane's thread may run elsewhere */
 };
 
-/* Where a frame that priority judged went. */
-enum ol_way {
-	OL_WAY_STOCK,
-	OL_WAY_BULK_LANE,
-	OL_WAY_LATENCY_LANE,
-	OL_WAY_REFUSED, /* dropped: the lane was full, or is emptied */
-	OL_NR_WAYS,
+/* The verdict on a frame that priority judged: where it goes. */
+enum ol_verdict {
+	OL_VERDICT_STOCK,
+	OL_VERDICT_BULK_LANE,
+	OL_VERDICT_LATENCY_LANE,
+	OL_VERDICT_REFUSED, /* dropped: the lane was full, or is emptied */
+	OL_NR_VERDICTS,
 };
 
 /* How far a lane's thread has come, as the core that fills the lane sees it. */
@@ -476,23 +477,23 @@ struct ol_prio {
 	__u64 refused; /* of bulk, and ... */
 	__u64 laned;   /* ... sent to the lane, at that look */
 	struct ol_lane_watch lane[OL_NR_CLASSES];
-	__u64 frames[OL_NR_CLASSES][OL_NR_WAYS];
+	__u64 frames[OL_NR_CLASSES][OL_NR_VERDICTS];
 	__u64 held;   /* of latency in the bulk lane: behind what the flow has in it */
 	__u64 excess; /* of latency in the bulk lane: over budget */
 	__u64 short_cut[OL_NR_CLASSES]; /* from the tunnel straight to the pod */
 	__u64 bridged[OL_NR_CLASSES];	/* not so, although that is asked for */
 } __attribute__((aligned(64)));
 
-/* How pieces of an inner datagram are told apart. */
-enum ol_piece {
-	OL_PIECE_WHOLE,
-	OL_PIECE_FIRST,
-	OL_PIECE_LATER,
+/* How fragments of an inner datagram are told apart. */
+enum ol_fragment {
+	OL_FRAG_WHOLE,
+	OL_FRAG_FIRST,
+	OL_FRAG_LATER,
 };
 
 /*
  * The inner flow as words to hash: addresses, then protocol, VNI and ports.
- * ports is zero for protocols without them. id names the datagram that a piece
+ * ports is zero for protocols without them. id names the datagram that a fragment
  * belongs to, among those of the same addresses and protocol.
  */
 struct ol_flow {
@@ -502,7 +503,7 @@ struct ol_flow {
 	__u32 id;
 	__u8 v6;
 	__u8 proto;
-	__u8 piece;
+	__u8 fragment;
 	__u8 dscp; /* no part of what tells flows apart */
 };
 
@@ -545,7 +546,7 @@ struct ol_sparse {
 /* ol_policy.split_protos */
 enum ol_split_proto {
 	OL_SPLIT_UDP = 1,
-	OL_SPLIT_TCP = 2,      /* where a merge point puts them in order again */
+	OL_SPLIT_TCP = 2,      /* where a resequencer puts them in order again */
 	OL_SPLIT_NUMBERED = 4, /* and UDP as well, by numbers of ours */
 };
 
@@ -577,12 +578,12 @@ struct ol_elephant {
 	__u8 branch;		     /* of the micro-flow under way */
 	__u8 state;		     /* enum ol_split_state */
 	__u8 elephant;
-	__u8 taken;   /* the place is */
-	__u8 merge;   /* its place among those that are merged, plus one, or 0 */
-	__u8 begins;  /* to be split, with the next frame that has a number */
-	__u8 astray;  /* does not come by a merge point any more, where it should */
-	__u8 pieces;  /* some of its datagrams come in pieces: it cannot be split */
-	__u32 number; /* of UDP that is put in order: the next frame's */
+	__u8 taken;	/* the place is */
+	__u8 merge;	/* its place among those that are merged, plus one, or 0 */
+	__u8 begins;	/* to be split, with the next frame that has a number */
+	__u8 astray;	/* does not come by a resequencer any more, where it should */
+	__u8 fragments; /* some of its datagrams come in fragments: it cannot be split */
+	__u32 number;	/* of UDP that is put in order: the next frame's */
 	__u32 pad;
 	__u64 key;    /* of the inner flow, once it has such a place */
 	__u64 joined; /* ns, when it began to join */
@@ -609,10 +610,10 @@ struct ol_merging {
 	__u64 passed;	 /* ns, when it last came there, about */
 	__u32 entered;	 /* packets sent there, by count */
 
-	/* The hook behind the merge point. */
+	/* The hook behind the resequencer. */
 	__u32 left; /* packets that came out, by count */
 
-	/* The merge point. */
+	/* The resequencer. */
 	__u32 held;    /* packets that wait there */
 	__u32 next;    /* what is to come: all before has left, or is lost */
 	__u32 refused; /* packets that it had no room for, by count */
@@ -643,7 +644,7 @@ struct ol_cuts {
 	struct ol_cut cut[OL_CUTS];
 };
 
-/* What that hook leaves in a packet's control block for the merge point. */
+/* What that hook leaves in a packet's control block for the resequencer. */
 struct ol_merge_mark {
 	__u32 magic; /* of this load */
 	__u8 place;  /* among the merging */
@@ -655,7 +656,7 @@ struct ol_merge_mark {
 };
 
 /* A qdisc of ours, used under its lock. */
-struct ol_merge_point {
+struct ol_resequencer {
 	__u32 active; /* flows that have packets waiting here, a bit each */
 	__u32 used;
 	__u32 head;  /* packets that may go, by count: taken ... */
@@ -665,7 +666,7 @@ struct ol_merge_point {
 	__u64 until; /* when one of those that wait may at the latest; 0: none waits */
 };
 
-/* What the merge has done so far, all merge points together. */
+/* What the merge has done so far, all resequencers together. */
 enum ol_merge_counter {
 	OL_MERGE_PASSED, /* packets of split flows that came in order, or behind what was sent on */
 	OL_MERGE_LATE,	 /* of these, the latter: retransmitted, or given up before */
@@ -688,7 +689,7 @@ struct ol_abi {
 	enum ol_flag flag;
 	enum ol_core_flag core_flag;
 	enum ol_class class;
-	enum ol_way way;
+	enum ol_verdict verdict;
 	enum ol_field field;
 	enum ol_split_proto split_proto;
 	enum ol_unnumbered_by unnumbered;

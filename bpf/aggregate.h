@@ -32,7 +32,7 @@ struct ol_datagram {
 
 /*
  * A flow's addresses, protocol and ports, mixed; 0 of what has none: other protocols, options,
- * pieces.
+ * fragments.
  */
 OL_INLINE __u64 ol_mixed_flow(const __u8 *data, const __u8 *end)
 {
@@ -65,7 +65,7 @@ OL_INLINE __u64 ol_mixed_flow(const __u8 *data, const __u8 *end)
 	return mixed + !mixed;
 }
 
-/* Of UDP, as far as GRO would join it: no VLAN, options, pieces or extension headers? */
+/* Of UDP, as far as GRO would join it: no VLAN, options, fragments or extension headers? */
 OL_INLINE int ol_datagram_of(const __u8 *data, const __u8 *end, struct ol_datagram *d)
 {
 	const __u8 *ip = data + OL_ETH_HLEN;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * tcx programs of micro-flows: on the underlay they cut flows, or note by which branch a
- * packet came; in front of a pod they send it by the merge point, and behind that to the pod.
+ * packet came; in front of a pod they send it by the resequencer, and behind that to the pod.
  */
 #include "kernel.h"
 #include "tcx.h"
@@ -36,8 +36,8 @@ static __always_inline int ol_tcp_range(struct __sk_buff *skb, __u32 inner, int 
  */
 static __always_inline void ol_note_branch(struct __sk_buff *skb, __u32 branch)
 {
-	if (!(skb->tc_index & OL_CARRIER))
-		skb->tc_index = OL_CARRIER_HASH | (branch < OL_ALL_BRANCHES ? branch + 1 : 0);
+	if (!(skb->tc_index & OL_TAG))
+		skb->tc_index = OL_TAG_HASH | (branch < OL_ALL_BRANCHES ? branch + 1 : 0);
 }
 
 /*
@@ -76,7 +76,7 @@ int ol_underlay_split(struct __sk_buff *skb)
 		if (branch == OL_NO_ROOM)
 			return TCX_DROP;
 		if (f.flow.proto == OL_IPPROTO_UDP && part.seq != part.end)
-			skb->tc_index = OL_CARRIER | (part.seq & (OL_CARRIER_NUMBERS - 1));
+			skb->tc_index = OL_TAG | (part.seq & (OL_TAG_NUMBERS - 1));
 	}
 	ol_note_branch(skb, branch);
 	return ol_to_tunnel(skb, policy, ol_branch_lane(policy, bpf_get_smp_processor_id(), branch),
@@ -101,7 +101,7 @@ int ol_underlay_number(struct __sk_buff *skb)
 
 	if ((void *)(word + 1) <= (void *)(long)skb->data &&
 	    ol_numbered(ol_merge_magic, *word) == *word)
-		skb->tc_index = OL_CARRIER | (*word & (OL_CARRIER_NUMBERS - 1));
+		skb->tc_index = OL_TAG | (*word & (OL_TAG_NUMBERS - 1));
 	if (!policy || !cpu)
 		return TCX_NEXT;
 	if ((__u32)bpf_get_current_pid_tgid() == cpu->lane_pid[OL_CLASS_BULK])
@@ -136,7 +136,7 @@ __noinline __u32 ol_find_merging(struct __sk_buff *skb, struct ol_frame *f)
 		return OL_MERGES;
 	c.data = (void *)(long)skb->data;
 	c.end = (void *)(long)skb->data_end;
-	if (ol_parse_inner(&c, 0, 0, &f->flow) || f->flow.piece != OL_PIECE_WHOLE)
+	if (ol_parse_inner(&c, 0, 0, &f->flow) || f->flow.fragment != OL_FRAG_WHOLE)
 		return OL_MERGES;
 	key = ol_inner_hash(&f->flow, ol_key0, ol_key1);
 	place = bpf_map_lookup_elem(&ol_merging_of, &key);
@@ -169,7 +169,7 @@ static __always_inline __u32 ol_branch_of(struct ol_policy *policy, __u32 core)
 }
 
 /*
- * In front of a pod: the packets of split flows go on by the merge point, marked. Whatever
+ * In front of a pod: the packets of split flows go on by the resequencer, marked. Whatever
  * else comes this way is not touched. Which core takes a packet out of there is not known;
  * its hash tells on which core it goes on.
  */
@@ -183,7 +183,7 @@ int ol_pod_merge(struct __sk_buff *skb)
 	struct ol_merging *g;
 	int ordered;
 
-	if (number & (OL_CARRIER | OL_CARRIER_HASH)) {
+	if (number & (OL_TAG | OL_TAG_HASH)) {
 		skb->tc_index = 0;
 		bpf_set_hash_invalid(skb);
 	}
@@ -204,17 +204,17 @@ int ol_pod_merge(struct __sk_buff *skb)
 	ol_count(OL_CNT_POD, segs);
 	ol_count(OL_CNT_POD_STEERED, segs);
 	ol_count_lane(OL_STAGE_POD, lane, segs);
-	skb->tc_index = OL_CARRIER_MERGED | at;
+	skb->tc_index = OL_TAG_MERGED | at;
 	skb->cb[0] = 0;
 	__sync_fetch_and_add(&g->entered, 1);
 	if (f.flow.proto == OL_IPPROTO_UDP) {
 		branch = ol_branch_of(policy, bpf_get_smp_processor_id());
-		ordered = number & OL_CARRIER && segs == 1;
+		ordered = number & OL_TAG && segs == 1;
 		seq = ol_number_of(number, OL_READ(g->sent[branch % OL_ALL_BRANCHES]));
 		end = seq + 1;
 	} else {
 		/* Of none: OL_ALL_BRANCHES. */
-		branch = number & OL_CARRIER_HASH ? number & OL_CARRIER_BRANCH : 0;
+		branch = number & OL_TAG_HASH ? number & OL_TAG_BRANCH : 0;
 		branch = branch ? branch - 1 : OL_ALL_BRANCHES;
 		ordered = ol_tcp_range(skb, 0, f.flow.v6, &seq, &end);
 	}
@@ -228,14 +228,14 @@ int ol_pod_merge(struct __sk_buff *skb)
 	return bpf_redirect(policy->merge_ifindex, 0);
 }
 
-/* Behind the merge point: on to the pod. Nothing else has any business there. */
+/* Behind the resequencer: on to the pod. Nothing else has any business there. */
 SEC("tcx/ingress")
 int ol_merged_in(struct __sk_buff *skb)
 {
-	__u32 at = skb->tc_index & ~OL_CARRIER_MERGED;
+	__u32 at = skb->tc_index & ~OL_TAG_MERGED;
 	struct ol_merging *g = bpf_map_lookup_elem(&ol_mergings, &at);
 
-	if (!(skb->tc_index & OL_CARRIER_MERGED) || !g || !g->ifindex) {
+	if (!(skb->tc_index & OL_TAG_MERGED) || !g || !g->ifindex) {
 		ol_count(OL_CNT_MERGED_LOST, skb->gso_segs ? skb->gso_segs : 1);
 		return TCX_DROP;
 	}

@@ -10,7 +10,7 @@
 const volatile __u64 ol_key0 = 0;
 const volatile __u64 ol_key1 = 0;
 
-/* Marks of this load on packets that a merge point is to put in order. */
+/* Marks of this load on packets that a resequencer is to put in order. */
 const volatile __u32 ol_merge_magic = 0;
 
 /* The machine's possible CPUs: the size of the per-core maps. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * What hangs on the tcx hooks of all devices of a namespace, in one number: it is another
+ * What is attached to the tcx hooks of all devices of a namespace, in one number: it is another
  * one as soon as a program comes, goes or takes another's place. To ask the kernel device by
  * device takes two system calls for each, and the lock on all devices for each of these.
  *
@@ -14,7 +14,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* More than any node has; the walk must end somewhere. */
 #define OL_MAX_DEVICES (1 << 20)
 /* BPF_MPROG_MAX */
-#define OL_MAX_HUNG 64
+#define OL_MAX_ATTACHED 64
 
 struct list_head {
 	struct list_head *next;
@@ -45,7 +45,7 @@ struct bpf_mprog_fp {
 } OL_CORE;
 
 struct bpf_mprog_entry {
-	struct bpf_mprog_fp fp_items[OL_MAX_HUNG];
+	struct bpf_mprog_fp fp_items[OL_MAX_ATTACHED];
 } OL_CORE;
 
 struct net_device___tcx {
@@ -57,7 +57,7 @@ struct net_device___tcx {
 void bpf_rcu_read_lock(void) __ksym;
 void bpf_rcu_read_unlock(void) __ksym;
 
-struct ol_hung {
+struct ol_attached {
 	__u64 digest;
 };
 
@@ -81,7 +81,7 @@ static long ol_program(__u32 n, void *arg)
 	struct bpf_prog *prog;
 
 	/* The first of those that are not there ends them. */
-	if (bpf_core_read(&prog, sizeof(prog), &entry->fp_items[n & (OL_MAX_HUNG - 1)].prog) ||
+	if (bpf_core_read(&prog, sizeof(prog), &entry->fp_items[n & (OL_MAX_ATTACHED - 1)].prog) ||
 	    !prog)
 		return 1;
 	w->digest = ol_mix(w->digest, BPF_CORE_READ(prog, aux, id));
@@ -92,7 +92,7 @@ static __always_inline void ol_hook(struct ol_walk *w, struct bpf_mprog_entry *e
 {
 	w->entry = entry;
 	if (entry)
-		bpf_loop(OL_MAX_HUNG, ol_program, w, 0);
+		bpf_loop(OL_MAX_ATTACHED, ol_program, w, 0);
 	w->digest = ol_mix(w->digest, 0);
 }
 
@@ -113,7 +113,7 @@ static long ol_device(__u32 n, void *arg)
 }
 
 SEC("syscall")
-int ol_hooks(struct ol_hung *out)
+int ol_hooks(struct ol_attached *out)
 {
 	struct task_struct___ns *task = (void *)bpf_get_current_task();
 	struct net___list *net = (void *)BPF_CORE_READ(task, nsproxy, net_ns);

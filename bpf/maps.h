@@ -84,7 +84,7 @@ struct {
 	__type(value, struct ol_turn);
 } ol_turns SEC(".maps");
 
-/* Inner datagrams in pieces: hash of the datagram and the slot of its first piece. */
+/* Fragmented inner datagrams: hash of the datagram and the slot of its first fragment. */
 struct ol_frag {
 	__u64 datagram;
 	__u32 slot;
@@ -174,7 +174,7 @@ struct {
 	__type(value, struct ol_cuts);
 } ol_cuts SEC(".maps");
 
-/* Set when a merge point ends: what is to go there goes straight on, until it is there again. */
+/* Set when a resequencer ends: what is to go there goes straight on, until it is there again. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -190,7 +190,7 @@ struct {
 	__type(value, __u32);
 } ol_unnumbered SEC(".maps");
 
-/* A merge point is no more. */
+/* A resequencer is no more. */
 static __always_inline void ol_merge_ends(void)
 {
 	__u32 key = 0, *ended = bpf_map_lookup_elem(&ol_merge_ended, &key);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * The merge point: a BPF qdisc on a device of ours, by which split flows leave for their
+ * The resequencer: a BPF qdisc on a device of ours, by which split flows leave for their
  * pods. What is next in a flow's order may go, what comes early waits. The hook
  * in front of it has left in each packet what there is to know of it; a packet without
  * that goes as it comes.
@@ -19,14 +19,14 @@ char LICENSE[] SEC("license") = "GPL";
 const volatile __u64 ol_merge_limit_ns = 100000000;
 
 /*
- * For so long after its last sign of life the daemon looks after the merge. What comes here
+ * For so long after its last heartbeat the daemon looks after the merge. What comes here
  * was sent by a program that ends with the daemon, and waits no longer than the limit in
  * any case: this is for a daemon that hangs, and long enough for one that is kept waiting.
  */
-#define OL_BEAT_NS 1000000000
+#define OL_HEARTBEAT_NS 1000000000
 
 /*
- * Behind the merge point a packet waits in the backlog of its flow's core, which drops what
+ * Behind the resequencer a packet waits in the backlog of its flow's core, which drops what
  * it has no room for (net.core.netdev_max_backlog). When so many of a flow have waited for one,
  * they go as fast as that core takes them: while it is half full, none is let go before its
  * limit; ns until it is looked at again.
@@ -37,8 +37,8 @@ const volatile __u64 ol_merge_limit_ns = 100000000;
 /* Packets that a backlog has room for: net.core.netdev_max_backlog. */
 const volatile __u32 ol_backlog_room = 1000;
 
-/* When the daemon last gave a sign of life, ns. */
-__u64 ol_merge_beat SEC(".data.beat") = 0;
+/* When the daemon last sent a heartbeat, ns. */
+__u64 ol_merge_heartbeat SEC(".data.heartbeat") = 0;
 
 /* One for each branch, and one for what comes by none. */
 #define OL_MERGE_QUEUES (OL_ALL_BRANCHES + 1)
@@ -78,19 +78,19 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OL_MERGE_POINTS);
+	__uint(max_entries, OL_RESEQUENCERS);
 	__type(key, __u32);
-	__type(value, struct ol_merge_point);
-} ol_merge_points SEC(".maps");
+	__type(value, struct ol_resequencer);
+} ol_resequencers SEC(".maps");
 
-/* Packets that may go. Index: merge point * OL_MERGE_READY + place. */
+/* Packets that may go. Index: resequencer * OL_MERGE_READY + place. */
 struct ol_ready {
 	struct sk_buff __kptr *skb;
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OL_MERGE_POINTS *OL_MERGE_READY);
+	__uint(max_entries, OL_RESEQUENCERS *OL_MERGE_READY);
 	__type(key, __u32);
 	__type(value, struct ol_ready);
 } ol_readies SEC(".maps");
@@ -119,17 +119,17 @@ static __always_inline __u32 ol_segs_of(const struct sk_buff *skb)
 	return mark->magic == ol_merge_magic ? mark->segs : 1;
 }
 
-static __always_inline struct ol_merge_point *ol_point_of(struct Qdisc *sch)
+static __always_inline struct ol_resequencer *ol_resequencer_of(struct Qdisc *sch)
 {
 	__u32 at = sch->limit;
 
-	return bpf_map_lookup_elem(&ol_merge_points, &at);
+	return bpf_map_lookup_elem(&ol_resequencers, &at);
 }
 
 /* Does the daemon look after the merge, so that what waits will be let go in time? */
 static __always_inline int ol_looked_after(__u64 now)
 {
-	return (__s64)(now - OL_READ(ol_merge_beat)) < OL_BEAT_NS;
+	return (__s64)(now - OL_READ(ol_merge_heartbeat)) < OL_HEARTBEAT_NS;
 }
 
 static __always_inline struct ol_waiting *ol_get_waiting(__u32 flow, __u32 branch, __u32 place)
@@ -201,7 +201,7 @@ SEC("struct_ops")
 int BPF_PROG(ol_merge_enqueue, struct sk_buff *skb, struct Qdisc *sch,
 	     struct bpf_sk_buff_ptr *to_free)
 {
-	struct ol_merge_point *p = ol_point_of(sch);
+	struct ol_resequencer *p = ol_resequencer_of(sch);
 	const struct ol_merge_mark *mark = ol_mark_of(skb);
 	__u32 at = sch->limit, len = ol_pkt_len(skb), key;
 	enum ol_merge_way way;
@@ -300,7 +300,7 @@ __noinline int ol_find_first(__u32 at, struct ol_first *first)
 	return 0;
 }
 
-/* Has the core behind the merge point enough to do? */
+/* Has the core behind the resequencer enough to do? */
 static __always_inline int ol_pod_full(const struct ol_merging *g)
 {
 	struct ol_policy *policy = ol_get_policy();
@@ -354,12 +354,12 @@ __noinline int ol_may_go(__u32 at, __u64 now, int all, struct ol_first *first)
 }
 
 /*
- * Finds one that may go, among those that wait at a merge point. Whether one may changes
+ * Finds one that may go, among those that wait at a resequencer. Whether one may changes
  * with what arrives and when the limit is reached: flows are looked at then only.
  */
-__noinline int ol_pick(__u32 point, __u64 now, int all, struct ol_first *first)
+__noinline int ol_pick(__u32 resequencer, __u64 now, int all, struct ol_first *first)
 {
-	struct ol_merge_point *p = bpf_map_lookup_elem(&ol_merge_points, &point);
+	struct ol_resequencer *p = bpf_map_lookup_elem(&ol_resequencers, &resequencer);
 	__u32 i;
 
 	if (!first)
@@ -389,7 +389,7 @@ __noinline int ol_pick(__u32 point, __u64 now, int all, struct ol_first *first)
 }
 
 /* Takes it out of its queue. */
-static __always_inline struct sk_buff *ol_take(struct ol_merge_point *p,
+static __always_inline struct sk_buff *ol_take(struct ol_resequencer *p,
 					       const struct ol_first *first)
 {
 	__u32 at = first->flow, b = first->branch;
@@ -413,7 +413,7 @@ static __always_inline struct sk_buff *ol_take(struct ol_merge_point *p,
 SEC("struct_ops")
 struct sk_buff *BPF_PROG(ol_merge_dequeue, struct Qdisc *sch)
 {
-	struct ol_merge_point *p = ol_point_of(sch);
+	struct ol_resequencer *p = ol_resequencer_of(sch);
 	__u32 at = sch->limit, key;
 	struct ol_first first = {};
 	struct sk_buff *skb = NULL;
@@ -449,16 +449,16 @@ struct sk_buff *BPF_PROG(ol_merge_dequeue, struct Qdisc *sch)
 	return skb;
 }
 
-/* Finds the qdisc a place among the merge points, which it keeps where its limit would be. */
+/* Finds the qdisc a place among the resequencers, which it keeps where its limit would be. */
 SEC("struct_ops")
 int BPF_PROG(ol_merge_init, struct Qdisc *sch, struct nlattr *opt, struct netlink_ext_ack *extack)
 {
-	struct ol_merge_point *p;
+	struct ol_resequencer *p;
 	__u32 i, key;
 
-	for (i = 0; i < OL_MERGE_POINTS; i++) {
+	for (i = 0; i < OL_RESEQUENCERS; i++) {
 		key = i;
-		p = bpf_map_lookup_elem(&ol_merge_points, &key);
+		p = bpf_map_lookup_elem(&ol_resequencers, &key);
 		if (!p || __sync_val_compare_and_swap(&p->used, 0, 1))
 			continue;
 		p->head = p->tail = p->held = 0;
@@ -472,7 +472,7 @@ int BPF_PROG(ol_merge_init, struct Qdisc *sch, struct nlattr *opt, struct netlin
 
 static long ol_drop_ready(__u64 i, __u32 *at)
 {
-	struct ol_merge_point *p = bpf_map_lookup_elem(&ol_merge_points, at);
+	struct ol_resequencer *p = bpf_map_lookup_elem(&ol_resequencers, at);
 	struct sk_buff *skb;
 	struct ol_ready *r;
 	__u32 key;
@@ -492,7 +492,7 @@ static long ol_drop_ready(__u64 i, __u32 *at)
 
 static long ol_drop_waiting(__u64 i, __u32 *at)
 {
-	struct ol_merge_point *p = bpf_map_lookup_elem(&ol_merge_points, at);
+	struct ol_resequencer *p = bpf_map_lookup_elem(&ol_resequencers, at);
 	struct ol_first first = {};
 	struct sk_buff *skb;
 
@@ -525,7 +525,7 @@ void BPF_PROG(ol_merge_reset, struct Qdisc *sch)
 SEC("struct_ops")
 void BPF_PROG(ol_merge_destroy, struct Qdisc *sch)
 {
-	struct ol_merge_point *p = ol_point_of(sch);
+	struct ol_resequencer *p = ol_resequencer_of(sch);
 
 	ol_merge_ends();
 	if (p)

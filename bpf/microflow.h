@@ -248,12 +248,12 @@ static __always_inline int ol_order_kept(struct ol_elephant *e, __u32 place, __u
 	return ol_can_order(e->flow.proto) && g->ifindex && !g->ambiguous && !g->held;
 }
 
-/* What has not come out of the merge point so many ns after the flow began to join is lost. */
+/* What has not come out of the resequencer so many ns after the flow began to join is lost. */
 #define OL_JOINED_NS 200000000
 
 /*
  * Has nothing of a flow that joined been left anywhere? It came by this core since: what that
- * had handled when its last poll ended has entered the merge point, and when as much has left
+ * had handled when its last poll ended has entered the resequencer, and when as much has left
  * it, that is on the pod's core. As a whole the flow goes on by this core's backlog.
  */
 static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_policy *policy,
@@ -294,7 +294,7 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 	ordered = ol_ordered(policy->split_protos, e->flow.proto);
 	g = ol_get_merging(e);
 	if (e->state != OL_WHOLE && e->epoch != policy->split_epoch) {
-		/* Lanes and merge points are not what they were, and were empty since. */
+		/* Lanes and resequencers are not what they were, and were empty since. */
 		e->state = OL_WHOLE;
 		e->astray = 0;
 		if (g)
@@ -304,7 +304,7 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 	}
 	wish = ol_elephant(e, cpu->now, policy->split_frames, policy->split_bytes) &&
 	       policy->split_batch && ol_get_set(policy, this_cpu)->nr &&
-	       !ol_alone(policy, cpu->now);
+	       !ol_unwatched(policy, cpu->now);
 	if (g)
 		g->seen = cpu->now;
 	if (ordered && e->state != OL_WHOLE &&
@@ -312,7 +312,7 @@ __noinline int ol_elephant_turn(__u32 place, __u32 slot, __u32 tunnel)
 	     ol_unseen(e, cpu->now, OL_READ(g->passed))))
 		e->astray = 1;
 	/* Nothing tells where its order is to begin again, until it is whole. */
-	if (e->astray || e->pieces)
+	if (e->astray || e->fragments)
 		wish = 0;
 	switch (e->state) {
 	case OL_WHOLE:
@@ -529,7 +529,7 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 		return OL_NO_BRANCH;
 	if (!part->again) {
 		*last = OL_NO_PLACE;
-		if (flow->piece == OL_PIECE_LATER)
+		if (flow->fragment == OL_FRAG_LATER)
 			return OL_NO_BRANCH;
 		*last = ol_find_elephant(flow, part->slot);
 	}
@@ -537,14 +537,14 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 	e = ol_get_elephant(this_cpu, place);
 	if (!e)
 		return OL_NO_BRANCH;
-	/* Later pieces tell no ports, and would not stay with their datagram. */
-	if (flow->piece != OL_PIECE_WHOLE)
-		e->pieces = 1;
+	/* Later fragments tell no ports, and would not stay with their datagram. */
+	if (flow->fragment != OL_FRAG_WHOLE)
+		e->fragments = 1;
 	if (e->seq != cpu->seq)
 		ol_elephant_turn(place, part->slot, part->tunnel);
 	e->frames += part->segs;
 	e->bytes += part->len;
-	if (e->state == OL_WHOLE || flow->piece != OL_PIECE_WHOLE)
+	if (e->state == OL_WHOLE || flow->fragment != OL_FRAG_WHOLE)
 		return OL_NO_BRANCH;
 	ordered = ol_ordered(policy->split_protos, flow->proto);
 	numbers = ordered && flow->proto == OL_IPPROTO_UDP;

@@ -227,10 +227,10 @@ OL_INLINE enum ol_reason ol_inner_v4(const struct ol_cursor *c, __u32 off, struc
 	f->id = ol_be16(ip + 4);
 	f->ports = 0;
 	if (frag & 0x1fff) {
-		f->piece = OL_PIECE_LATER;
+		f->fragment = OL_FRAG_LATER;
 		return OL_OK;
 	}
-	f->piece = frag ? OL_PIECE_FIRST : OL_PIECE_WHOLE;
+	f->fragment = frag ? OL_FRAG_FIRST : OL_FRAG_WHOLE;
 	return ol_inner_ports(c, ip + ihl, len - ihl, f);
 }
 
@@ -255,7 +255,7 @@ OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, __u32 off, struc
 #pragma unroll
 	for (i = 0; i < 4; i++)
 		f->addr[i] = (__u64)ol_word(ip + 8 + 8 * i) << 32 | ol_word(ip + 12 + 8 * i);
-	f->piece = OL_PIECE_WHOLE;
+	f->fragment = OL_FRAG_WHOLE;
 	f->ports = 0;
 	f->id = 0;
 	if (f->proto == OL_IPPROTO_FRAGMENT) {
@@ -268,11 +268,11 @@ OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, __u32 off, struc
 		frag = ol_be16(l4 + 2);
 		f->id = ol_word(l4 + 4);
 		if (frag >> 3) {
-			f->piece = OL_PIECE_LATER;
+			f->fragment = OL_FRAG_LATER;
 			return OL_OK;
 		}
 		/* An atomic fragment is a whole datagram. */
-		f->piece = frag & 1 ? OL_PIECE_FIRST : OL_PIECE_WHOLE;
+		f->fragment = frag & 1 ? OL_FRAG_FIRST : OL_FRAG_WHOLE;
 		l4 += 8;
 	}
 	if (f->proto == 0 || f->proto == 43 || f->proto == 44 || f->proto == 51 || f->proto == 60 ||
@@ -313,7 +313,7 @@ OL_INLINE enum ol_reason ol_parse_inner(const struct ol_cursor *c, __u32 off, __
 
 /*
  * SipHash-1-3 over the flow's words: who chooses inner headers must not be able
- * to choose slots. Later pieces hash their datagram's id in place of the ports.
+ * to choose slots. Later fragments hash their datagram's id in place of the ports.
  */
 #define OL_ROTL(x, b) (((x) << (b)) | ((x) >> (64 - (b))))
 #define OL_SIPROUND(v0, v1, v2, v3)   \
@@ -380,8 +380,8 @@ OL_INLINE __u64 ol_inner_hash(const struct ol_flow *f, __u64 k0, __u64 k1)
 	return ol_hash_words(f, (__u64)f->ports << 32 | (__u32)f->proto << 24, k0, ~k1) | 1;
 }
 
-/* Names a datagram in pieces: all of its pieces agree on it. Never 0. */
-OL_INLINE __u64 ol_piece_hash(const struct ol_flow *f, __u64 k0, __u64 k1)
+/* Names a fragmented datagram: all of its fragments agree on it. Never 0. */
+OL_INLINE __u64 ol_fragment_hash(const struct ol_flow *f, __u64 k0, __u64 k1)
 {
 	return ol_hash_words(f, (__u64)f->id << 32 | (__u32)f->tail, ~k0, k1) | 1;
 }

@@ -14,7 +14,7 @@
 #include "napi.h"
 #include "xdp.h"
 #include "classes.h"
-#include "ways.h"
+#include "express_entries.h"
 #include <bpf/bpf_tracing.h>
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -57,7 +57,7 @@ struct ol_judged {
 	struct ol_flow flow;
 	struct ol_judgement is;
 	__u32 poll;
-	__u8 way;
+	__u8 verdict;
 	__u8 held;     /* in the bulk lane, of the latency class: behind what is there */
 	__u8 excess;   /* the same, since the budget is used up */
 	__u8 host;     /* in no tunnel */
@@ -74,8 +74,8 @@ struct {
 	__type(value, struct ol_judged);
 } ol_judgements SEC(".maps");
 
-/* Datagrams in pieces: what their first piece told of them. */
-struct ol_piece_judged {
+/* Fragmented datagrams: what their first fragment told of them. */
+struct ol_frag_judged {
 	__u64 datagram;
 	__u64 flow;
 	struct ol_judgement is;
@@ -86,8 +86,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, OL_FRAGS);
 	__type(key, __u32);
-	__type(value, struct ol_piece_judged);
-} ol_pieces SEC(".maps");
+	__type(value, struct ol_frag_judged);
+} ol_frags_judged SEC(".maps");
 
 /* What the hook's frames came to, for who gave the flow its class. */
 static __always_inline void ol_prio_account(struct ol_judged *j)
@@ -282,26 +282,27 @@ __noinline int ol_prio_watch(const struct ol_prio *p, const struct ol_judged *j,
 	return 0;
 }
 
-/* What the first piece of a datagram tells of it, to itself and to the later ones. */
-static __always_inline __u64 ol_prio_piece(const struct ol_prio *p, const struct ol_judged *j,
-					   const struct ol_policy *policy, struct ol_judgement *is)
+/* What the first fragment of a datagram tells of it, to itself and to the later ones. */
+static __always_inline __u64 ol_prio_fragment(const struct ol_prio *p, const struct ol_judged *j,
+					      const struct ol_policy *policy,
+					      struct ol_judgement *is)
 {
 	const struct ol_flow *f = &j->flow;
-	__u64 datagram = ol_piece_hash(f, ol_key0, ol_key1);
+	__u64 datagram = ol_fragment_hash(f, ol_key0, ol_key1);
 	__u32 key = datagram >> 32 & (OL_FRAGS - 1);
-	struct ol_piece_judged *first = bpf_map_lookup_elem(&ol_pieces, &key);
+	struct ol_frag_judged *first = bpf_map_lookup_elem(&ol_frags_judged, &key);
 	__u32 rule;
 
 	if (!first)
 		return datagram;
-	if (f->piece == OL_PIECE_FIRST) {
+	if (f->fragment == OL_FRAG_FIRST) {
 		first->datagram = datagram;
 		first->flow = ol_flow_hash(f, ol_key0, ol_key1);
 		first->is.sparse = 0;
 		rule = ol_rule_of(f, j->host, p->table);
 		first->is.class = rule & 0xff;
 		first->is.rule = rule >> 8;
-		/* Nothing tells what is in pieces of a tunnel's packets. */
+		/* Nothing tells what is in fragments of a tunnel's packets. */
 		if (j->host && f->proto == OL_IPPROTO_UDP &&
 		    ol_any_tunnel_at(policy, ol_be16((const __u8 *)&f->ports + 2)))
 			first->is.class = OL_NR_CLASSES;
@@ -328,7 +329,7 @@ static __always_inline int ol_prio_left(const struct ol_prio *p, __u32 class, __
 	       ol_lane_left(&p->lane[class], **b, p->now, gro);
 }
 
-/* Which way do a flow's frames go until the poll ends, as long as a lane has room? */
+/* The verdict on a flow's frames until the poll ends, as long as a lane has room. */
 __noinline int ol_prio_judge(struct ol_prio *p, struct ol_judged *j, int two)
 {
 	struct ol_policy *policy = ol_get_policy();
@@ -342,7 +343,7 @@ __noinline int ol_prio_judge(struct ol_prio *p, struct ol_judged *j, int two)
 		return 0;
 	f = &j->flow;
 	gro = f->proto == OL_IPPROTO_TCP || p->apart;
-	if (f->piece == OL_PIECE_WHOLE) {
+	if (f->fragment == OL_FRAG_WHOLE) {
 		rule = ol_rule_of(f, j->host, p->table);
 		is.class = rule & 0xff;
 		is.rule = rule >> 8;
@@ -351,11 +352,11 @@ __noinline int ol_prio_judge(struct ol_prio *p, struct ol_judged *j, int two)
 			ol_prio_watch(p, j, flow, &is);
 		}
 	} else {
-		flow = ol_prio_piece(p, j, policy, &is);
+		flow = ol_prio_fragment(p, j, policy, &is);
 	}
 	j->is = is;
 	j->held = j->excess = 0;
-	j->way = OL_WAY_STOCK;
+	j->verdict = OL_VERDICT_STOCK;
 	if (!p->demoted || is.class >= OL_NR_CLASSES)
 		return 0;
 
@@ -372,11 +373,11 @@ __noinline int ol_prio_judge(struct ol_prio *p, struct ol_judged *j, int two)
 		/* When priority ends its lane is to run empty, however long it goes on. */
 		if (bulk_left && (!two || (latency_left && !p->about)))
 			return 0;
-		j->way = bulk_left ? OL_WAY_LATENCY_LANE : OL_WAY_BULK_LANE;
+		j->verdict = bulk_left ? OL_VERDICT_LATENCY_LANE : OL_VERDICT_BULK_LANE;
 	} else {
-		j->way = latency_left ? OL_WAY_BULK_LANE : OL_WAY_LATENCY_LANE;
+		j->verdict = latency_left ? OL_VERDICT_BULK_LANE : OL_VERDICT_LATENCY_LANE;
 	}
-	if (j->way == OL_WAY_LATENCY_LANE)
+	if (j->verdict == OL_VERDICT_LATENCY_LANE)
 		*latency_a = *latency_b = p->now;
 	else
 		*bulk_a = *bulk_b = p->now;
@@ -416,7 +417,7 @@ __noinline int ol_prio_straight(struct xdp_md *ctx, const struct ol_frame *f, st
 	h.stay = 1;
 
 	j->straight = 0;
-	leave = j->way != OL_WAY_STOCK;
+	leave = j->verdict != OL_VERDICT_STOCK;
 	if (leave)
 		h.slot = ol_flow_slot(&f->flow, &r);
 	s = leave ? ol_get_slot(this_cpu, OL_STAGE_NIC, h.slot) : NULL;
@@ -430,22 +431,22 @@ __noinline int ol_prio_straight(struct xdp_md *ctx, const struct ol_frame *f, st
 		}
 		return XDP_PASS;
 	}
-	j->way = OL_WAY_STOCK;
+	j->verdict = OL_VERDICT_STOCK;
 	j->straight = 1;
 	return XDP_REDIRECT;
 }
 
-/* Which class a frame belongs to, and the way it goes. two: latency has a lane, too. */
+/* Which class a frame belongs to, and the verdict on it. two: latency has a lane, too. */
 static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 {
-	__u32 this_cpu = bpf_get_smp_processor_id(), zero = 0, class, way;
+	__u32 this_cpu = bpf_get_smp_processor_id(), zero = 0, class, verdict;
 	struct ol_judged *j = bpf_map_lookup_elem(&ol_judgements, &zero);
 	struct ol_prio *p = bpf_map_lookup_elem(&ol_prios, &this_cpu);
 	struct ol_policy *policy;
 	struct ol_frame f;
 	struct ol_cursor c;
 	enum ol_reason r;
-	int verdict = XDP_PASS;
+	int action = XDP_PASS;
 	__u8 host = 0;
 	__u32 len;
 
@@ -456,8 +457,8 @@ static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 	if (p->poll == p->polls + 1 && j->poll == p->poll && ol_same_head(&c, &j->head)) {
 		if (!j->straight)
 			goto known;
-		verdict = ol_express_next(ctx);
-		if (verdict == XDP_REDIRECT)
+		action = ol_express_next(ctx);
+		if (action == XDP_REDIRECT)
 			goto known;
 		ol_cursor_at(ctx, &c);
 	}
@@ -479,8 +480,8 @@ static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 		ol_prio_begin(p, this_cpu, two);
 	if (host && !p->host)
 		return XDP_PASS;
-	if (j->poll != p->poll || f.flow.piece != OL_PIECE_WHOLE ||
-	    j->flow.piece != OL_PIECE_WHOLE || j->host != host ||
+	if (j->poll != p->poll || f.flow.fragment != OL_FRAG_WHOLE ||
+	    j->flow.fragment != OL_FRAG_WHOLE || j->host != host ||
 	    !ol_same_flow(&j->flow, &f.flow) || j->flow.dscp != f.flow.dscp) {
 		ol_prio_account(j);
 		j->flow = f.flow;
@@ -490,12 +491,12 @@ static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 		ol_prio_judge(p, j, two);
 	}
 	if (policy->flags & OL_F_EXPRESS && !host)
-		verdict = ol_prio_straight(ctx, &f, j);
+		action = ol_prio_straight(ctx, &f, j);
 known:
 	class = j->is.class;
-	way = j->way;
+	verdict = j->verdict;
 	if (class >= OL_NR_CLASSES)
-		return verdict;
+		return action;
 	j->frames++;
 	j->bytes += len;
 	if (class == OL_CLASS_LATENCY) {
@@ -505,31 +506,32 @@ known:
 		p->held += j->held;
 		p->excess += j->excess;
 	}
-	if (way == OL_WAY_BULK_LANE || way == OL_WAY_LATENCY_LANE) {
+	if (verdict == OL_VERDICT_BULK_LANE || verdict == OL_VERDICT_LATENCY_LANE) {
 		struct ol_lane_watch *w =
-			&p->lane[way == OL_WAY_BULK_LANE ? OL_CLASS_BULK : OL_CLASS_LATENCY];
+			&p->lane[verdict == OL_VERDICT_BULK_LANE ? OL_CLASS_BULK
+								 : OL_CLASS_LATENCY];
 
 		/* A flood of latency's that has used up its share is not to fill bulk's lane. */
 		if (w->room >
-		    (class == OL_CLASS_LATENCY && way == OL_WAY_BULK_LANE ? p->reserve : 0))
+		    (class == OL_CLASS_LATENCY && verdict == OL_VERDICT_BULK_LANE ? p->reserve : 0))
 			w->room--;
 		else
-			way = OL_WAY_REFUSED;
+			verdict = OL_VERDICT_REFUSED;
 	}
-	if (way < OL_NR_WAYS)
-		p->frames[class][way]++;
-	switch (way) {
-	case OL_WAY_BULK_LANE:
+	if (verdict < OL_NR_VERDICTS)
+		p->frames[class][verdict]++;
+	switch (verdict) {
+	case OL_VERDICT_BULK_LANE:
 		/* The kernel does not cut up what GRO makes of TCP on the way to a socket. */
 		if (p->apart && j->flow.proto == OL_IPPROTO_UDP && !j->host)
 			ol_put_word(ctx, ol_prio_number(p));
 		return bpf_redirect_map(&ol_lane_threads, this_cpu, XDP_PASS);
-	case OL_WAY_LATENCY_LANE:
+	case OL_VERDICT_LATENCY_LANE:
 		return bpf_redirect_map(&ol_latency_threads, this_cpu, XDP_PASS);
-	case OL_WAY_REFUSED:
+	case OL_VERDICT_REFUSED:
 		return XDP_DROP;
 	default:
-		return verdict;
+		return action;
 	}
 }
 

@@ -139,8 +139,9 @@ OL_INLINE __u32 ol_prio_number(struct ol_prio *p)
  */
 OL_INLINE int ol_prio_join(struct ol_prio *p, int empty)
 {
-	__u64 refused = p->frames[OL_CLASS_BULK][OL_WAY_REFUSED], missed = refused - p->refused;
-	__u64 laned = p->frames[OL_CLASS_BULK][OL_WAY_BULK_LANE], came = laned - p->laned + missed;
+	__u64 refused = p->frames[OL_CLASS_BULK][OL_VERDICT_REFUSED], missed = refused - p->refused;
+	__u64 laned = p->frames[OL_CLASS_BULK][OL_VERDICT_BULK_LANE],
+	      came = laned - p->laned + missed;
 
 	if (p->now - p->looked >= OL_JOIN_LOOK_US) {
 		p->calm = missed ? 0 : p->calm + 1;
@@ -423,7 +424,7 @@ OL_INLINE void ol_keep_head(const struct ol_cursor *c, const struct ol_flow *f, 
 	int i;
 
 	h->len = 0;
-	if (f->piece != OL_PIECE_WHOLE || f->v6 || !f->ports)
+	if (f->fragment != OL_FRAG_WHOLE || f->v6 || !f->ports)
 		return;
 	if (!OL_FITS(c, d, 40) || ol_be16(d + 12) != OL_ETH_P_IP || d[14] != 0x45)
 		return;

@@ -20,7 +20,7 @@
 #define OL_SPLIT_GONE_NS 10000000000ULL
 
 /*
- * Where no merge point restores the order, long micro-flows have no use: one of a NAPI poll
+ * Where no resequencer restores the order, long micro-flows have no use: one of a NAPI poll
  * spreads the work as evenly, and neither core waits for the other.
  */
 #define OL_UNORDERED_BATCH 64
@@ -73,7 +73,7 @@ OL_INLINE int ol_elephant_gone(const struct ol_elephant *e, __u64 now)
 
 /*
  * A flow that comes, and has not been seen in front of its pod for so many ns, goes another
- * way there than by its merge point. What is seen is what came without pauses.
+ * way there than by its resequencer. What is seen is what came without pauses.
  */
 #define OL_SPLIT_UNSEEN_NS 100000000
 #define OL_SPLIT_PAUSE_NS 20000000
@@ -108,13 +108,13 @@ OL_INLINE int ol_ordered(__u32 protos, __u8 proto)
  */
 OL_INLINE __u32 ol_numbered(__u32 magic, __u32 number)
 {
-	return (magic & ~(OL_CARRIER_NUMBERS - 1)) | (number & (OL_CARRIER_NUMBERS - 1));
+	return (magic & ~(OL_TAG_NUMBERS - 1)) | (number & (OL_TAG_NUMBERS - 1));
 }
 
 /* The whole number by its last bits: the last one up to what its branch was sent. */
 OL_INLINE __u32 ol_number_of(__u32 bits, __u32 sent)
 {
-	return sent - 1 - ((sent - 1 - bits) & (OL_CARRIER_NUMBERS - 1));
+	return sent - 1 - ((sent - 1 - bits) & (OL_TAG_NUMBERS - 1));
 }
 
 /* A lane as one that could take the next micro-flow. */

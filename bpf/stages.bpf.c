@@ -60,7 +60,7 @@ int ol_underlay_in(struct __sk_buff *skb)
 	}
 	if (lane == OL_LANE_REFUSED)
 		return ol_refuse(skb);
-	skb->tc_index = OL_CARRIER | (h.stay ? OL_CARRIER_LATENCY : 0) | h.slot;
+	skb->tc_index = OL_TAG | (h.stay ? OL_TAG_LATENCY : 0) | h.slot;
 	return ol_to_tunnel(skb, policy, lane, h.slot);
 }
 
@@ -73,7 +73,7 @@ int ol_pod_out(struct __sk_buff *skb)
 
 	if (!policy || !cpu)
 		return TCX_NEXT;
-	if (!(skb->tc_index & OL_CARRIER))
+	if (!(skb->tc_index & OL_TAG))
 		return ol_stay(skb, policy);
 
 	struct ol_hop h = {
@@ -84,7 +84,7 @@ int ol_pod_out(struct __sk_buff *skb)
 		.stage = OL_STAGE_POD,
 		.slot = skb->tc_index % OL_SLOTS,
 		.tunnel = OL_NO_CELL,
-		.stay = skb->tc_index & OL_CARRIER_LATENCY,
+		.stay = skb->tc_index & OL_TAG_LATENCY,
 	};
 
 	skb->tc_index = 0;
@@ -109,7 +109,7 @@ int ol_pod_out(struct __sk_buff *skb)
 SEC("tcx/egress")
 int ol_pod_restore(struct __sk_buff *skb)
 {
-	if (skb->tc_index & (OL_CARRIER | OL_CARRIER_HASH)) {
+	if (skb->tc_index & (OL_TAG | OL_TAG_HASH)) {
 		skb->tc_index = 0;
 		bpf_set_hash_invalid(skb);
 	}

@@ -620,18 +620,17 @@ static __always_inline int ol_refuses(const struct ol_change *c, struct ol_slot 
 	return s->refuses;
 }
 
-/* A flow that left its express way, or is new, takes the full path for so long. */
+/* A flow that left its express entry, or is new, takes the full path for so long. */
 #define OL_EXPRESS_PAUSE_NS 100000000
 
 /*
- * Has the daemon hung for so long that it no longer takes back what it should? Then flows
- * go home.
+ * Has the daemon hung for so long that it no longer takes back what it should? Then flows drain.
  */
-static __always_inline int ol_alone(const struct ol_policy *policy, __u64 now)
+static __always_inline int ol_unwatched(const struct ol_policy *policy, __u64 now)
 {
-	__u64 beat = OL_READ(policy->beat);
+	__u64 heartbeat = OL_READ(policy->heartbeat);
 
-	return beat && (__s64)(now - beat) > (__s64)OL_ALONE_MS * 1000000;
+	return heartbeat && (__s64)(now - heartbeat) > (__s64)OL_WATCHDOG_MS * 1000000;
 }
 
 static __always_inline int ol_core_steers(const struct ol_hop *h)
@@ -655,7 +654,7 @@ static __always_inline __u32 ol_wish(const struct ol_hop *h, const struct ol_slo
 {
 	__u32 nr = h->lanes->nr, lane = s->lane, c1, c2;
 
-	if (ol_alone(h->policy, h->cpu->now))
+	if (ol_unwatched(h->policy, h->cpu->now))
 		return OL_LANE_LOCAL;
 	if (h->express && !s->due &&
 	    (lane == OL_LANE_EXPRESS ? s->port == OL_NO_PORT || s->port + 1U == h->express
@@ -723,7 +722,7 @@ static __always_inline __u32 ol_lane_branch(const struct ol_policy *policy, __u3
 }
 
 /*
- * Lanes are only replaced once all flows are home: a slot that still names one
+ * Lanes are only replaced once all flows are drained: a slot that still names one
  * that is no more has left it.
  */
 static __always_inline __u32 ol_known_lane(const struct ol_policy *policy, __u32 stage, __u64 turn)
@@ -978,8 +977,8 @@ ol_classify(const struct ol_cursor *c, const struct ol_policy *policy, struct ol
 }
 
 /*
- * The slot of an inner flow. Pieces of a datagram follow its first piece, which
- * names the flow; *reason tells of a later piece whose first was not seen.
+ * The slot of an inner flow. Fragments of a datagram follow its first fragment, which
+ * names the flow; *reason tells of a later fragment whose first was not seen.
  */
 static __always_inline __u32 ol_flow_slot(const struct ol_flow *f, enum ol_reason *reason)
 {
@@ -987,15 +986,15 @@ static __always_inline __u32 ol_flow_slot(const struct ol_flow *f, enum ol_reaso
 	struct ol_frag *frag;
 	__u32 key, slot;
 
-	if (f->piece == OL_PIECE_WHOLE)
+	if (f->fragment == OL_FRAG_WHOLE)
 		return ol_flow_hash(f, ol_key0, ol_key1) % OL_SLOTS;
 
-	datagram = ol_piece_hash(f, ol_key0, ol_key1);
+	datagram = ol_fragment_hash(f, ol_key0, ol_key1);
 	key = datagram >> 32 & (OL_FRAGS - 1);
 	frag = bpf_map_lookup_elem(&ol_frags, &key);
 	if (!frag)
 		return 0;
-	if (f->piece == OL_PIECE_FIRST) {
+	if (f->fragment == OL_FRAG_FIRST) {
 		slot = ol_flow_hash(f, ol_key0, ol_key1) % OL_SLOTS;
 		frag->datagram = datagram;
 		frag->slot = slot;
@@ -1018,7 +1017,7 @@ static __always_inline __u32 ol_steer_flow(struct ol_hop *h, const struct ol_flo
 
 	if (!last)
 		return OL_LANE_LOCAL;
-	if (last->seq == h->cpu->seq && flow->piece == OL_PIECE_WHOLE &&
+	if (last->seq == h->cpu->seq && flow->fragment == OL_FRAG_WHOLE &&
 	    ol_same_flow(&last->flow, flow)) {
 		h->slot = last->slot;
 		h->again = 1;
@@ -1028,7 +1027,7 @@ static __always_inline __u32 ol_steer_flow(struct ol_hop *h, const struct ol_flo
 	if (*reason)
 		return OL_LANE_LOCAL;
 	lane = ol_steer(h);
-	if (flow->piece == OL_PIECE_WHOLE) {
+	if (flow->fragment == OL_FRAG_WHOLE) {
 		last->flow = *flow;
 		last->seq = h->cpu->seq;
 		last->slot = h->slot;

@@ -65,7 +65,7 @@ static __always_inline int ol_pods_here(struct __sk_buff *skb, __u32 this_cpu)
 	struct ol_slot *s;
 	__u32 owner;
 
-	if (!(skb->tc_index & OL_CARRIER))
+	if (!(skb->tc_index & OL_TAG))
 		return 1;
 	o = bpf_map_lookup_elem(&ol_owners, &slot);
 	if (!o || !o->cpu[OL_STAGE_POD])

@@ -9,7 +9,7 @@
 #include "kernel.h"
 #include "xdp.h"
 #include "microflow.h"
-#include "ways.h"
+#include "express_entries.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

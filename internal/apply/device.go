@@ -15,7 +15,7 @@ import (
 )
 
 // emptied is how long a device that is to go may take to send on what its qdisc holds:
-// a merge point lets go of all within its limit.
+// a resequencer lets go of all within its limit.
 const emptied = 1200 * time.Millisecond
 
 // getDevice tells whether there is a device of that name, and which.

@@ -30,7 +30,7 @@ const (
 )
 
 // Guardian is a small process that restores when this one ends without
-// having released it. It holds this one's programs, so that flows are home before
+// having released it. It holds this one's programs, so that flows are drained before
 // anything is restored, see Hold.
 type Guardian struct {
 	conn *os.File

@@ -16,8 +16,8 @@ import (
 
 // Orphans are programs that a daemon has left in the kernel.
 type Orphans interface {
-	// GoHome has flows that they steer return to the stock path, in order, and waits for it.
-	GoHome(limit time.Duration) error
+	// Drain has flows that they steer return to the stock path, in order, and waits for it.
+	Drain(limit time.Duration) error
 	// End takes them off, behind what they acted by.
 	End(limit time.Duration) error
 }
@@ -26,8 +26,8 @@ type Orphans interface {
 type Adopt func(held map[string][]int) (Orphans, error)
 
 const (
-	// homeWait is the most that flows get to go home, of the second in which all is restored.
-	homeWait = 500 * time.Millisecond
+	// drainWait is the most that flows get to drain, of the second in which all is restored.
+	drainWait = 500 * time.Millisecond
 	// passWait is the most that packets get to pass that are under way.
 	passWait = 100 * time.Millisecond
 )
@@ -121,9 +121,9 @@ func (h heritage) adopt(fn Adopt, log *slog.Logger) Orphans {
 	return nil
 }
 
-// goHome has the flows of the daemon's programs go home. What it returns takes these off, once settings
-// are restored; where flows do not get home, that is done already.
-func (h heritage) goHome(fn Adopt, log *slog.Logger) (end func()) {
+// drain has the daemon's flows return to the stock path. What it returns takes its programs off, once settings
+// are restored; where flows do not drain, that is done already.
+func (h heritage) drain(fn Adopt, log *slog.Logger) (end func()) {
 	orphans := h.adopt(fn, log)
 	if orphans == nil {
 		return func() {}
@@ -133,7 +133,7 @@ func (h heritage) goHome(fn Adopt, log *slog.Logger) (end func()) {
 			log.Warn("guardian: some packets may be overtaken once", "reason", err)
 		}
 	}
-	if err := orphans.GoHome(homeWait); err != nil {
+	if err := orphans.Drain(drainWait); err != nil {
 		log.Warn("guardian: some packets may be overtaken once", "reason", err)
 		ends(0)
 		return func() {}

@@ -212,18 +212,18 @@ type Counters struct {
 	Splits       uint64 `json:"splits" metric:"splits_total" help:"times that a flow began to be split"`
 
 	// MergePassed went on at once; MergeLate of these behind others, mostly sent again. MergeUnwatched did
-	// not wait though they should have: the daemon did not look after the merge points. MergeRefused were
-	// dropped as too many waited, MergeDropped lost with their merge point, and MergeNoRoom dropped before
+	// not wait though they should have: the daemon did not look after the resequencers. MergeRefused were
+	// dropped as too many waited, MergeDropped lost with their resequencer, and MergeNoRoom dropped before
 	// they were sent to a branch: too many might have to wait.
-	MergePassed    uint64 `json:"merge_passed" metric:"merge_packets_total,outcome=passed" help:"packets of split flows at the merge points, by what became of them"`
-	MergeLate      uint64 `json:"merge_late" metric:"merge_late_packets_total" help:"packets of split flows that passed their merge point behind later ones, mostly sent again"`
+	MergePassed    uint64 `json:"merge_passed" metric:"merge_packets_total,outcome=passed" help:"packets of split flows at the resequencers, by what became of them"`
+	MergeLate      uint64 `json:"merge_late" metric:"merge_late_packets_total" help:"packets of split flows that passed their resequencer behind later ones, mostly sent again"`
 	MergeHeld      uint64 `json:"merge_held" metric:"merge_packets_total,outcome=held"`
 	MergeGaps      uint64 `json:"merge_gaps" metric:"merge_waits_ended_total,reason=lost" help:"times that packets did not get what they waited for"`
 	MergeExpired   uint64 `json:"merge_expired" metric:"merge_waits_ended_total,reason=limit"`
 	MergeUnwatched uint64 `json:"merge_unwatched" metric:"merge_packets_total,outcome=unwatched"`
 	MergeRefused   uint64 `json:"merge_refused" metric:"merge_packets_total,outcome=refused"`
 	MergeDropped   uint64 `json:"merge_dropped" metric:"merge_packets_total,outcome=dropped"`
-	MergeWaiting   uint64 `json:"merge_waiting" metric:"merge_waiting_packets" help:"packets of split flows that wait at merge points"`
+	MergeWaiting   uint64 `json:"merge_waiting" metric:"merge_waiting_packets" help:"packets of split flows that wait at resequencers"`
 	MergeNoRoom    uint64 `json:"merge_no_room" metric:"merge_packets_total,outcome=no_room"`
 
 	// CountedPackets came out of tunnels while aggregation was on.

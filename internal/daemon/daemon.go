@@ -123,7 +123,7 @@ type Daemon struct {
 	avoid     []int                 // cores that tasks need, and whose lanes flows have left
 	polls     polls
 	beginning string    // the mechanism that is being put in place, while it is
-	beaten    time.Time // the last sign of life
+	lastAlive time.Time // the last heartbeat
 	useless   bool      // no hop was worth it, in the last window
 	quiet     time.Time // since when hardly a packet has come
 	woken     time.Time // when it was last asleep
@@ -346,7 +346,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if only, err := d.trials.Settled(); only || err != nil {
 		return err
 	}
-	if err := errors.Join(d.beat(now), d.lookOnline(now), d.lookPriority(now), d.stepRealtime(now), d.aggr.Step(now), d.expr.Step(ctx, now), d.bridge.Step(now)); err != nil {
+	if err := errors.Join(d.heartbeat(now), d.lookOnline(now), d.lookPriority(now), d.stepRealtime(now), d.aggr.Step(now), d.expr.Step(ctx, now), d.bridge.Step(now)); err != nil {
 		return err
 	}
 	in, ok, err := d.measure(now)
@@ -382,7 +382,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if dec.State != before.State {
 		d.log.Info("pipeline "+dec.State.String(), "mechanism", "pipeline", "reason", dec.Reason)
 	}
-	// One of them at a time: the other one's flows come home first.
+	// One of them at a time: the other one's flows drain first.
 	if d.pipe.armed && d.pipe.layout.Split || !d.pipe.armed && micro.State == governor.Active {
 		d.pipe.hold = d.opts.Microflows.Hold
 		if err := d.pipe.splitInto(d.split(split)); err != nil {
@@ -540,8 +540,8 @@ func (d *Daemon) meanwhile() {
 	if d.pipe.steering {
 		return
 	}
-	if err := d.beat(time.Now()); err != nil {
-		d.log.Warn("no sign of life", "reason", err)
+	if err := d.heartbeat(time.Now()); err != nil {
+		d.log.Warn("no heartbeat", "reason", err)
 	}
 }
 

@@ -65,7 +65,7 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 		switch {
 		case p.refused[pod.Peer.Key()].bare:
 		case !p.crossed(pod):
-		// Behind the merge point the qdisc of the host end would be passed by.
+		// Behind the resequencer the qdisc of the host end would be passed by.
 		case p.merge != nil && p.merge.spaces[pod.Host.NetnsCookie].program != nil && podUnfit(pod) == "":
 			err = hang(pod.Host, p.dp.AttachPodMerge)
 		case !hashes:

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// MergeDevice is the name of the devices that are merge points, MergedDevice that of
+	// MergeDevice is the name of the devices that are resequencers, MergedDevice that of
 	// their other ends.
 	MergeDevice  = "ol-merge"
 	MergedDevice = "ol-merged"
@@ -28,7 +28,7 @@ const (
 	FirstMergeIndex = 1 << 24
 )
 
-// merging are the merge points: in each namespace with pods a veth of ours. Its qdisc puts in
+// merging are the resequencers: in each namespace with pods a veth of ours. Its qdisc puts in
 // order what is sent through it; on the other end RPS takes it to the core that it goes
 // on on, and a program to its pod.
 type merging struct {
@@ -38,7 +38,7 @@ type merging struct {
 	spaces  map[uint64]behind // by namespace: all that are to have one
 }
 
-// behind is the other end of a merge point, or none that can be used.
+// behind is the other end of a resequencer, or none that can be used.
 type behind struct {
 	ifindex int
 	program io.Closer
@@ -81,7 +81,7 @@ func (p *pipeline) wholeUDP(snap node.Snapshot) (string, error) {
 	return "", nil
 }
 
-// MergeSteps are the devices that a snapshot's pods need for merge points, with an index.
+// MergeSteps are the devices that a snapshot's pods need for resequencers, with an index.
 func MergeSteps(snap node.Snapshot, ifindex int) []plan.Step {
 	cookies := map[uint64]bool{}
 	for _, pod := range snap.Pods {
@@ -101,9 +101,9 @@ func MergeSteps(snap node.Snapshot, ifindex int) []plan.Step {
 // ownDevice tells whether an entry is a device that the pipeline has made.
 func ownDevice(e apply.Entry) bool { return ofPipeline(e) && e.Kind == plan.OwnDevice }
 
-// forgetMergePoints takes those out of the journal that another program has deleted: they are
+// forgetResequencers takes those out of the journal that another program has deleted: they are
 // to be made anew.
-func (p *pipeline) forgetMergePoints() error {
+func (p *pipeline) forgetResequencers() error {
 	if p.merge == nil {
 		return nil
 	}
@@ -124,13 +124,13 @@ func (p *pipeline) forgetMergePoints() error {
 		ns.Close()
 		var none netlink.LinkNotFoundError
 		if lost[c] = errors.As(err, &none); lost[c] {
-			p.log.Info("a merge point was deleted, and is made anew", "device", MergeDevice)
+			p.log.Info("a resequencer was deleted, and is made anew", "device", MergeDevice)
 		}
 	}
 	return p.locked.Forget(func(e apply.Entry) bool { return ownDevice(e) && lost[e.NetnsCookie] })
 }
 
-// follow makes merge points of the devices that are none yet.
+// follow makes resequencers of the devices that are none yet.
 func (m *merging) follow(snap node.Snapshot) error {
 	want := map[uint64]bool{}
 	var errs []error
@@ -167,7 +167,7 @@ func (m *merging) leave(cookie uint64) error {
 	return b.program.Close()
 }
 
-// make makes a merge point of the device in a namespace: first what is behind it, then
+// make makes a resequencer of the device in a namespace: first what is behind it, then
 // the qdisc.
 func (m *merging) make(cookie uint64) error {
 	ns, err := m.p.scanner.Namespace(cookie)
@@ -183,7 +183,7 @@ func (m *merging) make(cookie uint64) error {
 	})
 }
 
-// takeOver has what comes out of a merge point go on on its core, to its pod. The devices
+// takeOver has what comes out of a resequencer go on on its core, to its pod. The devices
 // may be other ones than they were: another program has deleted those.
 func (m *merging) takeOver(ns *netns.Handle, cookie uint64) error {
 	link, err := netlink.LinkByName(MergedDevice)

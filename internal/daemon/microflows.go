@@ -24,14 +24,14 @@ type Microflows struct {
 	Cores int // lanes of one flow, at most
 	// Elephant is how many bytes a second make a flow one; 0: what is much for one core.
 	Elephant float64
-	// Unordered: UDP flows may be split although no merge point puts them in order again.
+	// Unordered: UDP flows may be split although no resequencer puts them in order again.
 	Unordered bool
 	// Hold is how long a packet waits at most for one that comes before it, where nothing
 	// tells that it is lost.
 	Hold time.Duration
 	// NoXDP says why flows are not cut by XDP, on a NIC, but behind it; nil where they are.
 	NoXDP error
-	// NoMerge says why this kernel has no merge point, nil where it has.
+	// NoMerge says why this kernel has no resequencer, nil where it has.
 	NoMerge error
 }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/overlane/overlane/internal/datapath"
 )
 
-// ordering is a qdisc of ours, which looks at the packets' sequence numbers, and wants signs of
-// life.
+// ordering is a qdisc of ours, which looks at the packets' sequence numbers, and wants
+// heartbeats.
 type ordering struct {
 	merge   *datapath.Merge
 	log     *slog.Logger
@@ -26,7 +26,7 @@ func newOrdering(dp *datapath.Datapath, limit time.Duration, log *slog.Logger) (
 	if err != nil {
 		return nil, err
 	}
-	if err := m.Beat(); err != nil {
+	if err := m.Heartbeat(); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
 	o := &ordering{merge: m, log: log, stop: make(chan struct{}), stopped: make(chan struct{})}
@@ -34,21 +34,21 @@ func newOrdering(dp *datapath.Datapath, limit time.Duration, log *slog.Logger) (
 	return o, nil
 }
 
-// beatEvery is how often the merge gets a sign of life, which it waits a second for: from a
+// heartbeatEvery is how often the merge gets a heartbeat, which it waits a second for: from a
 // goroutine of its own, for what ends them is the end of the process.
-const beatEvery = 200 * time.Millisecond
+const heartbeatEvery = 200 * time.Millisecond
 
-// live gives signs of life. One that fails is as one that is late: nothing waits any more.
+// live sends heartbeats. One that fails is as one that is late: nothing waits any more.
 func (o *ordering) live() {
 	defer close(o.stopped)
-	tick := time.NewTicker(beatEvery)
+	tick := time.NewTicker(heartbeatEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-o.stop:
 			return
 		case <-tick.C:
-			if err := o.merge.Beat(); err != nil {
+			if err := o.merge.Heartbeat(); err != nil {
 				o.log.Warn("split flows are not put in order", "reason", err)
 				return
 			}

@@ -44,13 +44,13 @@ type pipeline struct {
 	noUDP      string // why UDP flows cannot be put in order, if so
 	armed      bool
 	steering   bool
-	home       homing // while flows are called back
+	draining   draining // while flows are called back
 	attached   map[node.DevKey]io.Closer
 	places     *xdp.Places // for XDP programs
 	skipped    []plan.Skip
 	left       map[node.DevKey]bool // devices that another program steers
 	// refused are tunnels and pods of which the kernel has refused a mask or a program, until flows have
-	// come home. unplanned: there are some that the plan does not know yet.
+	// drained. unplanned: there are some that the plan does not know yet.
 	refused   map[node.DevKey]refusal
 	unplanned bool
 	meanwhile func() // is called while it waits
@@ -155,7 +155,7 @@ func (p *pipeline) useMerge() (err error) {
 	return err
 }
 
-// placeMerge makes the merge points of a plan, and makes use of them.
+// placeMerge makes the resequencers of a plan, and makes use of them.
 func (p *pipeline) placeMerge(snap node.Snapshot, made plan.Plan) error {
 	if p.merge == nil {
 		return nil
@@ -350,12 +350,12 @@ func tunnelDevices(s *node.Scanner, snap node.Snapshot) []datapath.TunnelDevice 
 // follow adapts programs, tunnels and masks to what is on the node now. When
 // another program has taken a device over that is steered, or has let go of one whose
 // flows are under way, nothing is changed and errChangedHands returned: flows have
-// to go home first.
+// to drain first.
 func (p *pipeline) follow(snap node.Snapshot) error {
 	if !p.armed {
 		return nil
 	}
-	if err := p.forgetMergePoints(); err != nil {
+	if err := p.forgetResequencers(); err != nil {
 		return err
 	}
 	before := p.left
@@ -412,7 +412,7 @@ func (p *pipeline) gone(t plan.Target) bool {
 // steer lets the hooks of the helped cores send flows to the lanes; nil: those of all.
 func (p *pipeline) steer(helped []int) error {
 	was := p.steering
-	p.steering, p.home = true, homing{}
+	p.steering, p.draining = true, draining{}
 	if p.layout.Split {
 		if was {
 			return nil
@@ -439,7 +439,7 @@ func (p *pipeline) steer(helped []int) error {
 	return nil
 }
 
-// resting are the stages that a core steers also while flows are called home: a
+// resting are the stages that a core steers also while flows are drained: a
 // core that carries tunnel hops must not queue pods' packets as well.
 func (p *pipeline) resting(cpu int) []datapath.Stage {
 	if slices.Contains(p.layout.Tunnel, cpu) {
@@ -460,7 +460,7 @@ func (p *pipeline) splitInto(s datapath.Split) error {
 	return p.dp.SetSplit(s)
 }
 
-// callBack sends the flows home: first from the tunnel stage's lanes, then from
+// callBack drains the flows: first from the tunnel stage's lanes, then from
 // the pod stage's, so that no backlog carries both at any time.
 func (p *pipeline) callBack() error {
 	if !p.steering {
@@ -480,7 +480,7 @@ func (p *pipeline) callBack() error {
 	return nil
 }
 
-// recall calls the flows back and, once they are home, leaves no trace: masks
+// recall calls the flows back and, once they are drained, leaves no trace: masks
 // are restored, programs go. As long as flows are out it changes nothing else
 // and returns datapath.ErrFlowsOut.
 func (p *pipeline) recall(ctx context.Context, limit time.Duration) error {
@@ -492,7 +492,7 @@ func (p *pipeline) recall(ctx context.Context, limit time.Duration) error {
 	}
 	wait, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	if err := p.waitHome(wait); err != nil {
+	if err := p.waitDrained(wait); err != nil {
 		return err
 	}
 	_, err := p.disarm(ctx)
@@ -507,7 +507,7 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 	}
 	err := p.callBack()
 	if err == nil {
-		if w := p.waitHome(ctx); w != nil {
+		if w := p.waitDrained(ctx); w != nil {
 			p.log.Warn("some packets may be overtaken once", "reason", w)
 		}
 	}

@@ -23,7 +23,7 @@ import (
 func PlanInput(s mechanism.Looker, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want) plan.Input {
 	in := plan.Input{TunnelCores: layout.Tunnel, PodCores: layout.Pod, Owned: owned}
 	if layout.Split {
-		in.PodCores = nil // behind merge points only, on devices of our own
+		in.PodCores = nil // behind resequencers only, on devices of our own
 	}
 	hashes := layout.Split && len(layout.Tunnel) > 0
 	attach := func(d node.Dev, program, hook string, steers plan.Stage, reason string) {

@@ -402,7 +402,7 @@ func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error)
 	}
 	// Its hook goes.
 	_, err = d.expr.Stop(ctx)
-	err = errors.Join(err, d.bulkHome(ctx))
+	err = errors.Join(err, d.drainBulk(ctx))
 	err = errors.Join(err, d.prio.dp.BesideRealtime(nil, eager))
 	// Settings first, as the guardian does: many drivers reset the NIC when a program goes, and since Linux 6.17
 	// threaded = 0 waits, with the device's lock, for a NAPI that a reset has disabled, and the reset for that lock

@@ -82,7 +82,7 @@ func (d *Daemon) moveThreads() error {
 	if !slices.ContainsFunc(steps, moves) {
 		return errors.Join(d.carryOut(steps), d.besideRealtime())
 	}
-	err := d.bulkHome(context.Background())
+	err := d.drainBulk(context.Background())
 	if err == nil {
 		err = d.carryOut(steps)
 	}
@@ -96,10 +96,10 @@ func moves(s plan.Step) bool {
 	return err != nil || e != nil || !slices.Equal(was.Cores, want.Cores)
 }
 
-// bulkHome sends bulk to the stock path again. A lane that gets more than its thread
+// drainBulk sends bulk to the stock path again. A lane that gets more than its thread
 // can do does not run empty as long as latency traffic goes on: after a while it is
 // emptied by refusing what comes.
-func (d *Daemon) bulkHome(ctx context.Context) (err error) {
+func (d *Daemon) drainBulk(ctx context.Context) (err error) {
 	for _, try := range []struct {
 		room  int
 		limit time.Duration

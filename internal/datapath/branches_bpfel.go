@@ -32,7 +32,7 @@ type branchesOlAbi struct {
 	Flag         uint32
 	CoreFlag     uint32
 	Class        uint32
-	Way          uint32
+	Verdict      uint32
 	Field        uint32
 	SplitProto   uint32
 	Unnumbered   uint32
@@ -134,42 +134,42 @@ type branchesOlCuts struct {
 type branchesOlElephant struct {
 	_    structs.HostLayout
 	Flow struct {
-		_     structs.HostLayout
-		Addr  [4]uint64
-		Tail  uint64
-		Ports uint32
-		Id    uint32
-		V6    uint8
-		Proto uint8
-		Piece uint8
-		Dscp  uint8
-		_     [4]byte
+		_        structs.HostLayout
+		Addr     [4]uint64
+		Tail     uint64
+		Ports    uint32
+		Id       uint32
+		V6       uint8
+		Proto    uint8
+		Fragment uint8
+		Dscp     uint8
+		_        [4]byte
 	}
-	Window   uint64
-	Frames   uint32
-	Bytes    uint32
-	Seq      uint32
-	Left     uint32
-	Last     [9]uint32
-	Used     uint32
-	Epoch    uint32
-	Heavy    uint16
-	Light    uint16
-	Branch   uint8
-	State    uint8
-	Elephant uint8
-	Taken    uint8
-	Merge    uint8
-	Begins   uint8
-	Astray   uint8
-	Pieces   uint8
-	Number   uint32
-	Pad      uint32
-	Key      uint64
-	Joined   uint64
-	Turned   uint64
-	Passed   uint64
-	Since    uint64
+	Window    uint64
+	Frames    uint32
+	Bytes     uint32
+	Seq       uint32
+	Left      uint32
+	Last      [9]uint32
+	Used      uint32
+	Epoch     uint32
+	Heavy     uint16
+	Light     uint16
+	Branch    uint8
+	State     uint8
+	Elephant  uint8
+	Taken     uint8
+	Merge     uint8
+	Begins    uint8
+	Astray    uint8
+	Fragments uint8
+	Number    uint32
+	Pad       uint32
+	Key       uint64
+	Joined    uint64
+	Turned    uint64
+	Passed    uint64
+	Since     uint64
 }
 
 type branchesOlFrag struct {
@@ -228,7 +228,7 @@ type branchesOlPolicy struct {
 	_         structs.HostLayout
 	Flags     uint32
 	NrTunnels uint32
-	Beat      uint64
+	Heartbeat uint64
 	Tunnel    [16]struct {
 		_     structs.HostLayout
 		Vni   uint32
@@ -254,7 +254,7 @@ type branchesOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
-	Ways            uint32
+	Entries         uint32
 	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
@@ -341,16 +341,16 @@ type branchesOlPrio struct {
 type branchesOlRecent struct {
 	_    structs.HostLayout
 	Flow struct {
-		_     structs.HostLayout
-		Addr  [4]uint64
-		Tail  uint64
-		Ports uint32
-		Id    uint32
-		V6    uint8
-		Proto uint8
-		Piece uint8
-		Dscp  uint8
-		_     [4]byte
+		_        structs.HostLayout
+		Addr     [4]uint64
+		Tail     uint64
+		Ports    uint32
+		Id       uint32
+		V6       uint8
+		Proto    uint8
+		Fragment uint8
+		Dscp     uint8
+		_        [4]byte
 	}
 	Seq  uint32
 	Slot uint32

@@ -48,7 +48,7 @@ type Counters struct {
 	ExpressLeft uint64 // times that a flow left that way before it was seen to be empty
 	Unread      uint64 // datagrams for which a UDP socket had no room, while CountUnread
 	Refused     uint64 // packets dropped for their flow to leave a full lane
-	MergedLost  uint64 // packets dropped behind a merge point: where to was not known any more
+	MergedLost  uint64 // packets dropped behind a resequencer: where to was not known any more
 
 	// Stock counts packets that took the stock path, by reason.
 	Stock map[string]uint64

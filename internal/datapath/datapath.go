@@ -3,7 +3,7 @@
 // Package datapath loads the BPF side, attaches it and reads and writes its
 // maps with types. It is the only user of the link APIs: every attachment is
 // an unpinned bpf_link, so that the kernel removes it with the process, and with
-// the Holder of that, which brings home what was under way.
+// the Holder of that, which drains what was under way.
 package datapath
 
 import (
@@ -74,7 +74,7 @@ func Load() (*Datapath, error) {
 
 		laneThreads: map[laneThread]bool{},
 		programs:    map[uint32]bool{},
-		express:     expressWays{ways: map[ExpressKey]underlayOlExpressWay{}, ports: map[CellDevice]uint32{}, fixed: map[Sender]netip.Addr{}},
+		express:     expressWays{ways: map[ExpressKey]underlayOlExpressEntry{}, ports: map[CellDevice]uint32{}, fixed: map[Sender]netip.Addr{}},
 	}
 	if err := d.load(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -298,7 +298,7 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_elephants":       cmp.Or(d.branches.OlElephants, d.xdp.OlElephants),
 		"ol_last_elephant":   cmp.Or(d.branches.OlLastElephant, d.xdp.OlLastElephant),
 		"ol_lane_threads":    d.stages.OlLaneThreads,
-		"ol_express_ways":    d.xdp.OlExpressWays,
+		"ol_express_entries": d.xdp.OlExpressEntries,
 		"ol_express_ports":   d.xdp.OlExpressPorts,
 		"ol_express_senders": d.xdp.OlExpressSenders,
 		"ol_express_fixed":   d.xdp.OlExpressFixed,
@@ -329,7 +329,7 @@ func (d *Datapath) AttachPod(dev Device) (io.Closer, error) {
 	return d.attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodOut)
 }
 
-// AttachPodMerge hangs the program that sends split flows by the merge point on the egress
+// AttachPodMerge hangs the program that sends split flows by the resequencer on the egress
 // of the host end of a pod's veth, in a namespace that has one.
 func (d *Datapath) AttachPodMerge(dev Device) (io.Closer, error) {
 	return d.attachBranches(dev, ebpf.AttachTCXEgress, &d.branches.OlPodMerge)
@@ -349,7 +349,7 @@ func (d *Datapath) AttachUnderlayNumber(dev Device) (io.Closer, error) {
 }
 
 // AttachMerged hangs the program that sends on what has been put in order on the ingress of
-// the device behind a merge point.
+// the device behind a resequencer.
 func (d *Datapath) AttachMerged(dev Device) (io.Closer, error) {
 	return d.attachBranches(dev, ebpf.AttachTCXIngress, &d.branches.OlMergedIn)
 }

@@ -55,7 +55,7 @@ type CellDevice struct {
 
 // expressWays are those that the kernel knows, and the ports that they lead to.
 type expressWays struct {
-	ways   map[ExpressKey]underlayOlExpressWay
+	ways   map[ExpressKey]underlayOlExpressEntry
 	ports  map[CellDevice]uint32
 	fixed  map[Sender]netip.Addr
 	next   uint32 // port to be given away
@@ -81,7 +81,7 @@ func (d *Datapath) AddWay(k ExpressKey, w ExpressWay) error {
 	if err != nil {
 		return fmt.Errorf("open an express way for %s: %w", net.HardwareAddr(k.MAC[:]), err)
 	}
-	v := underlayOlExpressWay{
+	v := underlayOlExpressEntry{
 		Port: port, MaxLen: uint32(w.MaxLen),
 		RefreshUs: uint32(min(w.Refresh, maxRefresh) / time.Microsecond),
 	}
@@ -99,7 +99,7 @@ func (d *Datapath) AddWay(k ExpressKey, w ExpressWay) error {
 	if old, ok := d.express.ways[k]; ok && old == v {
 		return nil
 	}
-	if err := d.xdp.OlExpressWays.Put(k.abi(), v); err != nil {
+	if err := d.xdp.OlExpressEntries.Put(k.abi(), v); err != nil {
 		return fmt.Errorf("open an express way for %s: %w", net.HardwareAddr(k.MAC[:]), err)
 	}
 	d.express.ways[k] = v
@@ -108,7 +108,7 @@ func (d *Datapath) AddWay(k ExpressKey, w ExpressWay) error {
 
 // waysChanged has the programs look at the ways anew.
 func (d *Datapath) waysChanged() error {
-	d.policy.Ways++
+	d.policy.Entries++
 	return d.writePolicy()
 }
 
@@ -124,7 +124,7 @@ func (d *Datapath) WithdrawWay(k ExpressKey) error {
 		return err
 	}
 	v.Withdrawn = now
-	if err := d.xdp.OlExpressWays.Put(k.abi(), v); err != nil {
+	if err := d.xdp.OlExpressEntries.Put(k.abi(), v); err != nil {
 		return fmt.Errorf("withdraw the express way for %s: %w", net.HardwareAddr(k.MAC[:]), err)
 	}
 	d.express.ways[k] = v
@@ -137,7 +137,7 @@ func (d *Datapath) CloseWay(k ExpressKey) error {
 	if !ok {
 		return nil
 	}
-	if err := d.xdp.OlExpressWays.Delete(k.abi()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if err := d.xdp.OlExpressEntries.Delete(k.abi()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("close the express way for %s: %w", net.HardwareAddr(k.MAC[:]), err)
 	}
 	delete(d.express.ways, k)
@@ -228,7 +228,7 @@ func (d *Datapath) SetExpress(on bool) error {
 	}
 	// No program has seen which ways flows have taken while it was off.
 	d.policy.ExpressEpoch++
-	d.policy.Ways++
+	d.policy.Entries++
 	d.policy.Flags ^= flag
 	return d.writePolicy()
 }

@@ -271,14 +271,14 @@ func (s *straight) lane(what string, frame []byte, want uint8) {
 // withdrawn has the way be withdrawn for so long.
 func (s *straight) withdrawn(ago time.Duration) {
 	s.t.Helper()
-	var v underlayOlExpressWay
-	s.must(s.xdp.OlExpressWays.Lookup(s.key.abi(), &v))
+	var v underlayOlExpressEntry
+	s.must(s.xdp.OlExpressEntries.Lookup(s.key.abi(), &v))
 	if v.Withdrawn == 0 {
 		s.t.Fatal("the way is not withdrawn")
 	}
 	now, err := Now()
 	v.Withdrawn = now - uint64(ago)
-	s.must(err, s.xdp.OlExpressWays.Put(s.key.abi(), v))
+	s.must(err, s.xdp.OlExpressEntries.Put(s.key.abi(), v))
 }
 
 // plain is a frame of a flow of its own that may go straight.
@@ -659,7 +659,7 @@ func TestAWayTakenBeforeTheProgramCameAnewIsLeft(t *testing.T) {
 // another look.
 func (s *straight) blind() {
 	s.t.Helper()
-	s.must(s.xdp.OlExpressWays.Delete(s.key.abi()))
+	s.must(s.xdp.OlExpressEntries.Delete(s.key.abi()))
 }
 
 // nextOf is the next frame of a flow's run.

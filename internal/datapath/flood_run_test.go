@@ -9,7 +9,7 @@ import (
 	"github.com/overlane/overlane/test/parser/packet"
 )
 
-// flood is more flows than there are slots, or pieces that are remembered, many times over.
+// flood is more flows than there are slots, or fragments that are remembered, many times over.
 const flood = 100_000
 
 // Whoever sends each packet as a flow of its own finds the same room as a few flows do, spread over
@@ -36,11 +36,11 @@ func TestAFloodOfFlowsFindsRoom(t *testing.T) {
 	})
 }
 
-// The same of datagrams in pieces, each of which is remembered: the pieces of the last are known,
+// The same of fragmented datagrams, each of which is remembered: the fragments of the last are known,
 // those of the first, which were forgotten for later ones, take the stock path.
-func TestAFloodOfPiecesFindsRoom(t *testing.T) {
+func TestAFloodOfFragmentsFindsRoom(t *testing.T) {
 	onEachHook(t, func(t *testing.T, b *bench) {
-		piece := func(n, offset int) []byte {
+		fragment := func(n, offset int) []byte {
 			p := packet.IPv4{Proto: 17, ID: uint16(n), Offset: offset, More: offset == 0}
 			if offset > 0 {
 				return tunnelled(p, packet.Bytes(64))
@@ -50,8 +50,8 @@ func TestAFloodOfPiecesFindsRoom(t *testing.T) {
 		was := b.look(t)
 		const datagrams = 1 << 16
 		for n := range datagrams {
-			if v := b.run(t, piece(n, 0), 1); v != b.verdict() {
-				t.Fatalf("piece %d: verdict %d, want %d", n, v, b.verdict())
+			if v := b.run(t, fragment(n, 0), 1); v != b.verdict() {
+				t.Fatalf("fragment %d: verdict %d, want %d", n, v, b.verdict())
 			}
 		}
 		lanes := func(s seen) (n uint64) {
@@ -62,19 +62,19 @@ func TestAFloodOfPiecesFindsRoom(t *testing.T) {
 		}
 		now := b.look(t)
 		if n := lanes(now) - lanes(was); n != datagrams {
-			t.Errorf("%d of %d first pieces have a lane", n, datagrams)
+			t.Errorf("%d of %d first fragments have a lane", n, datagrams)
 		}
-		b.run(t, piece(datagrams-1, 1480), 1)
+		b.run(t, fragment(datagrams-1, 1480), 1)
 		if n := lanes(b.look(t)) - lanes(now); n != 1 {
-			t.Error("the second piece of the last datagram is not known")
+			t.Error("the second fragment of the last datagram is not known")
 		}
 		now = b.look(t)
-		if v := b.run(t, piece(0, 1480), 1); v != b.verdict() {
-			t.Errorf("a piece whose first was forgotten: verdict %d, want %d", v, b.verdict())
+		if v := b.run(t, fragment(0, 1480), 1); v != b.verdict() {
+			t.Errorf("a fragment whose first was forgotten: verdict %d, want %d", v, b.verdict())
 		}
 		after := b.look(t)
 		if n := lanes(after) - lanes(now); n != 0 {
-			t.Error("the second piece of the first datagram is still known")
+			t.Error("the second fragment of the first datagram is still known")
 		}
 		if b.stage == Tunnel {
 			reason := string(oracle.FragmentUntracked)

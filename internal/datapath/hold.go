@@ -31,7 +31,7 @@ const (
 	heldTrace = "trace"
 )
 
-// HeldBy has a holder hold what is attached, and what flows need to go home without this process:
+// HeldBy has a holder hold what is attached, and what flows need to drain without this process:
 // see Adopt. It comes before anything is attached to a device.
 func (d *Datapath) HeldBy(h Holder) error {
 	for name, fd := range map[string]int{

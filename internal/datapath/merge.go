@@ -20,7 +20,7 @@ import (
 )
 
 // Merge is the loaded qdisc that puts split flows in order again. It outlives the process
-// on devices that have it; what looks after it then is the time since its last Beat.
+// on devices that have it; what looks after it then is the time since its last Heartbeat.
 type Merge struct {
 	objs mergeObjects
 	link link.Link
@@ -114,19 +114,19 @@ func nameQdisc(ops *ebpf.MapSpec, kind string) error {
 // Kind is the name by which the qdisc is put on a device.
 func (m *Merge) Kind() string { return m.kind }
 
-// Beat is a sign of life: for a second from now on, packets wait for others.
-func (m *Merge) Beat() error {
+// Heartbeat tells that the daemon lives: for a second from now on, packets wait for others.
+func (m *Merge) Heartbeat() error {
 	now, err := Now()
 	if err != nil {
 		return err
 	}
-	if err := m.objs.OlMergeBeat.Set(now); err != nil {
+	if err := m.objs.OlMergeHeartbeat.Set(now); err != nil {
 		return fmt.Errorf("tell the merge that the daemon looks after it: %w", err)
 	}
 	return nil
 }
 
-// MergeCounters are totals of all merge points since LoadMerge.
+// MergeCounters are totals of all resequencers since LoadMerge.
 type MergeCounters struct {
 	Passed    uint64 // packets that went on in order, or behind what had
 	Late      uint64 // of these, the latter
@@ -135,7 +135,7 @@ type MergeCounters struct {
 	Expired   uint64 // times that they waited as long as the limit
 	Unwatched uint64 // packets that did not wait, since no daemon looked after the merge
 	Refused   uint64 // packets that were dropped, for want of room
-	Dropped   uint64 // packets that a merge point had when it was taken away
+	Dropped   uint64 // packets that a resequencer had when it was taken away
 	Waiting   int    // packets that wait now
 }
 
@@ -164,10 +164,10 @@ func (m *Merge) Counters() (c MergeCounters, err error) {
 			return c, err
 		}
 	}
-	for i := range uint32(mergeOlLimitOL_MERGE_POINTS) {
-		var p mergeOlMergePoint
-		if err := m.objs.OlMergePoints.Lookup(i, &p); err != nil {
-			return c, fmt.Errorf("read merge point %d: %w", i, err)
+	for i := range uint32(mergeOlLimitOL_RESEQUENCERS) {
+		var p mergeOlResequencer
+		if err := m.objs.OlResequencers.Lookup(i, &p); err != nil {
+			return c, fmt.Errorf("read resequencer %d: %w", i, err)
 		}
 		c.Waiting += int(p.Held)
 	}
@@ -183,5 +183,5 @@ func (m *Merge) Close() error {
 	return errors.Join(err, m.objs.Close())
 }
 
-// magic marks this load's packets for its merge points.
+// magic marks this load's packets for its resequencers.
 func magic(key [16]byte) uint32 { return binary.NativeEndian.Uint32(key[4:]) ^ 0x6d657267 | 1 }

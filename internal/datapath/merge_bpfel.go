@@ -16,33 +16,33 @@ import (
 type mergeOlLimit uint32
 
 const (
-	mergeOlLimitOL_MAX_CPUS        mergeOlLimit = 512
-	mergeOlLimitOL_MAX_LANES       mergeOlLimit = 64
-	mergeOlLimitOL_MAX_TUNNELS     mergeOlLimit = 16
-	mergeOlLimitOL_SLOTS           mergeOlLimit = 4096
-	mergeOlLimitOL_FRAGS           mergeOlLimit = 1024
-	mergeOlLimitOL_CARRIER         mergeOlLimit = 32768
-	mergeOlLimitOL_CARRIER_NUMBERS mergeOlLimit = 32768
-	mergeOlLimitOL_CARRIER_LATENCY mergeOlLimit = 16384
-	mergeOlLimitOL_CARRIER_HASH    mergeOlLimit = 4096
-	mergeOlLimitOL_CARRIER_BRANCH  mergeOlLimit = 15
-	mergeOlLimitOL_CARRIER_MERGED  mergeOlLimit = 8192
-	mergeOlLimitOL_MAX_RULES       mergeOlLimit = 4096
-	mergeOlLimitOL_MAX_SHAPES      mergeOlLimit = 32
-	mergeOlLimitOL_SPARSE          mergeOlLimit = 2048
-	mergeOlLimitOL_SHORTCUTS       mergeOlLimit = 4096
-	mergeOlLimitOL_ELEPHANTS       mergeOlLimit = 256
-	mergeOlLimitOL_BRANCHES        mergeOlLimit = 8
-	mergeOlLimitOL_ALL_BRANCHES    mergeOlLimit = 9
-	mergeOlLimitOL_SETS            mergeOlLimit = 64
-	mergeOlLimitOL_MERGES          mergeOlLimit = 32
-	mergeOlLimitOL_MERGE_POINTS    mergeOlLimit = 64
-	mergeOlLimitOL_MERGE_DEPTH     mergeOlLimit = 1024
-	mergeOlLimitOL_CUTS            mergeOlLimit = 512
-	mergeOlLimitOL_MERGE_READY     mergeOlLimit = 1024
-	mergeOlLimitOL_PORTS           mergeOlLimit = 1024
-	mergeOlLimitOL_SENDERS         mergeOlLimit = 4096
-	mergeOlLimitOL_ALONE_MS        mergeOlLimit = 2000
+	mergeOlLimitOL_MAX_CPUS     mergeOlLimit = 512
+	mergeOlLimitOL_MAX_LANES    mergeOlLimit = 64
+	mergeOlLimitOL_MAX_TUNNELS  mergeOlLimit = 16
+	mergeOlLimitOL_SLOTS        mergeOlLimit = 4096
+	mergeOlLimitOL_FRAGS        mergeOlLimit = 1024
+	mergeOlLimitOL_TAG          mergeOlLimit = 32768
+	mergeOlLimitOL_TAG_NUMBERS  mergeOlLimit = 32768
+	mergeOlLimitOL_TAG_LATENCY  mergeOlLimit = 16384
+	mergeOlLimitOL_TAG_HASH     mergeOlLimit = 4096
+	mergeOlLimitOL_TAG_BRANCH   mergeOlLimit = 15
+	mergeOlLimitOL_TAG_MERGED   mergeOlLimit = 8192
+	mergeOlLimitOL_MAX_RULES    mergeOlLimit = 4096
+	mergeOlLimitOL_MAX_SHAPES   mergeOlLimit = 32
+	mergeOlLimitOL_SPARSE       mergeOlLimit = 2048
+	mergeOlLimitOL_SHORTCUTS    mergeOlLimit = 4096
+	mergeOlLimitOL_ELEPHANTS    mergeOlLimit = 256
+	mergeOlLimitOL_BRANCHES     mergeOlLimit = 8
+	mergeOlLimitOL_ALL_BRANCHES mergeOlLimit = 9
+	mergeOlLimitOL_SETS         mergeOlLimit = 64
+	mergeOlLimitOL_MERGES       mergeOlLimit = 32
+	mergeOlLimitOL_RESEQUENCERS mergeOlLimit = 64
+	mergeOlLimitOL_MERGE_DEPTH  mergeOlLimit = 1024
+	mergeOlLimitOL_CUTS         mergeOlLimit = 512
+	mergeOlLimitOL_MERGE_READY  mergeOlLimit = 1024
+	mergeOlLimitOL_PORTS        mergeOlLimit = 1024
+	mergeOlLimitOL_SENDERS      mergeOlLimit = 4096
+	mergeOlLimitOL_WATCHDOG_MS  mergeOlLimit = 2000
 )
 
 type mergeOlMergeCounter uint32
@@ -59,7 +59,7 @@ const (
 	mergeOlMergeCounterOL_NR_MERGE_COUNTERS mergeOlMergeCounter = 8
 )
 
-type mergeOlMergePoint struct {
+type mergeOlResequencer struct {
 	_      structs.HostLayout
 	Active uint32
 	Used   uint32
@@ -89,7 +89,6 @@ const (
 	mergeMapOlMergeEnded     = "ol_merge_ended"
 	mergeMapOlMergeFlows     = "ol_merge_flows"
 	mergeMapOlMergeOps       = "ol_merge_ops"
-	mergeMapOlMergePoints    = "ol_merge_points"
 	mergeMapOlMergingOf      = "ol_merging_of"
 	mergeMapOlMergings       = "ol_mergings"
 	mergeMapOlOwners         = "ol_owners"
@@ -99,6 +98,7 @@ const (
 	mergeMapOlReadies        = "ol_readies"
 	mergeMapOlReasons        = "ol_reasons"
 	mergeMapOlRecents        = "ol_recents"
+	mergeMapOlResequencers   = "ol_resequencers"
 	mergeMapOlSlots          = "ol_slots"
 	mergeMapOlTurns          = "ol_turns"
 	mergeMapOlUnnumbered     = "ol_unnumbered"
@@ -112,7 +112,7 @@ const (
 	mergeVarOlBacklogRoom    = "ol_backlog_room"
 	mergeVarOlKey0           = "ol_key0"
 	mergeVarOlKey1           = "ol_key1"
-	mergeVarOlMergeBeat      = "ol_merge_beat"
+	mergeVarOlMergeHeartbeat = "ol_merge_heartbeat"
 	mergeVarOlMergeLimitNs   = "ol_merge_limit_ns"
 	mergeVarOlMergeMagic     = "ol_merge_magic"
 	mergeVarOlNrCpus         = "ol_nr_cpus"
@@ -186,7 +186,6 @@ type mergeMapSpecs struct {
 	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
 	OlMergeFlows     *ebpf.MapSpec `ebpf:"ol_merge_flows"`
 	OlMergeOps       *ebpf.MapSpec `ebpf:"ol_merge_ops"`
-	OlMergePoints    *ebpf.MapSpec `ebpf:"ol_merge_points"`
 	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
@@ -196,6 +195,7 @@ type mergeMapSpecs struct {
 	OlReadies        *ebpf.MapSpec `ebpf:"ol_readies"`
 	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
+	OlResequencers   *ebpf.MapSpec `ebpf:"ol_resequencers"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
@@ -206,14 +206,14 @@ type mergeMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type mergeVariableSpecs struct {
-	OlAbiEnums     *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
-	OlBacklogRoom  *ebpf.VariableSpec `ebpf:"ol_backlog_room"`
-	OlKey0         *ebpf.VariableSpec `ebpf:"ol_key0"`
-	OlKey1         *ebpf.VariableSpec `ebpf:"ol_key1"`
-	OlMergeBeat    *ebpf.VariableSpec `ebpf:"ol_merge_beat"`
-	OlMergeLimitNs *ebpf.VariableSpec `ebpf:"ol_merge_limit_ns"`
-	OlMergeMagic   *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
-	OlNrCpus       *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
+	OlAbiEnums       *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
+	OlBacklogRoom    *ebpf.VariableSpec `ebpf:"ol_backlog_room"`
+	OlKey0           *ebpf.VariableSpec `ebpf:"ol_key0"`
+	OlKey1           *ebpf.VariableSpec `ebpf:"ol_key1"`
+	OlMergeHeartbeat *ebpf.VariableSpec `ebpf:"ol_merge_heartbeat"`
+	OlMergeLimitNs   *ebpf.VariableSpec `ebpf:"ol_merge_limit_ns"`
+	OlMergeMagic     *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
+	OlNrCpus         *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
 }
 
 // mergeObjects contains all objects after they have been loaded into the kernel.
@@ -251,7 +251,6 @@ type mergeMaps struct {
 	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
 	OlMergeFlows     *ebpf.Map `ebpf:"ol_merge_flows"`
 	OlMergeOps       *ebpf.Map `ebpf:"ol_merge_ops"`
-	OlMergePoints    *ebpf.Map `ebpf:"ol_merge_points"`
 	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
@@ -261,6 +260,7 @@ type mergeMaps struct {
 	OlReadies        *ebpf.Map `ebpf:"ol_readies"`
 	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
+	OlResequencers   *ebpf.Map `ebpf:"ol_resequencers"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
@@ -284,7 +284,6 @@ func (m *mergeMaps) Close() error {
 		m.OlMergeEnded,
 		m.OlMergeFlows,
 		m.OlMergeOps,
-		m.OlMergePoints,
 		m.OlMergingOf,
 		m.OlMergings,
 		m.OlOwners,
@@ -294,6 +293,7 @@ func (m *mergeMaps) Close() error {
 		m.OlReadies,
 		m.OlReasons,
 		m.OlRecents,
+		m.OlResequencers,
 		m.OlSlots,
 		m.OlTurns,
 		m.OlUnnumbered,
@@ -305,14 +305,14 @@ func (m *mergeMaps) Close() error {
 //
 // It can be passed to loadMergeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type mergeVariables struct {
-	OlAbiEnums     *ebpf.Variable `ebpf:"ol_abi_enums"`
-	OlBacklogRoom  *ebpf.Variable `ebpf:"ol_backlog_room"`
-	OlKey0         *ebpf.Variable `ebpf:"ol_key0"`
-	OlKey1         *ebpf.Variable `ebpf:"ol_key1"`
-	OlMergeBeat    *ebpf.Variable `ebpf:"ol_merge_beat"`
-	OlMergeLimitNs *ebpf.Variable `ebpf:"ol_merge_limit_ns"`
-	OlMergeMagic   *ebpf.Variable `ebpf:"ol_merge_magic"`
-	OlNrCpus       *ebpf.Variable `ebpf:"ol_nr_cpus"`
+	OlAbiEnums       *ebpf.Variable `ebpf:"ol_abi_enums"`
+	OlBacklogRoom    *ebpf.Variable `ebpf:"ol_backlog_room"`
+	OlKey0           *ebpf.Variable `ebpf:"ol_key0"`
+	OlKey1           *ebpf.Variable `ebpf:"ol_key1"`
+	OlMergeHeartbeat *ebpf.Variable `ebpf:"ol_merge_heartbeat"`
+	OlMergeLimitNs   *ebpf.Variable `ebpf:"ol_merge_limit_ns"`
+	OlMergeMagic     *ebpf.Variable `ebpf:"ol_merge_magic"`
+	OlNrCpus         *ebpf.Variable `ebpf:"ol_nr_cpus"`
 }
 
 // mergePrograms contains all programs after they have been loaded into the kernel.

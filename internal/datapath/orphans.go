@@ -67,14 +67,14 @@ func Adopt(held map[string][]int) (*Orphans, error) {
 const (
 	// emptyAfter is when lanes that are not empty yet are emptied by refusing what comes.
 	emptyAfter = 100 * time.Millisecond
-	// lostAfter is when what has not come out of a merge point is lost: OL_JOINED_NS of bpf/microflow.h.
+	// lostAfter is when what has not come out of a resequencer is lost: OL_JOINED_NS of bpf/microflow.h.
 	lostAfter = 200 * time.Millisecond
 )
 
-// GoHome has all flows go home under the order guard, at once, and waits until lanes are empty, so
+// Drain has all flows drain under the order guard, at once, and waits until lanes are empty, so
 // that nothing is overtaken by what takes the stock path. Nothing is sent to lanes any more, also
 // where it takes longer than the limit, which is an error.
-func (o *Orphans) GoHome(limit time.Duration) (err error) {
+func (o *Orphans) Drain(limit time.Duration) (err error) {
 	if !o.attached() {
 		return nil
 	}
@@ -84,7 +84,7 @@ func (o *Orphans) GoHome(limit time.Duration) (err error) {
 	if err := o.d.stages.OlPolicies.Lookup(uint32(0), p); err != nil {
 		return fmt.Errorf("read policy: %w", err)
 	}
-	p.Beat = 1 // long ago
+	p.Heartbeat = 1 // long ago
 	// Bulk makes way for no flow, and no flow is sent behind it.
 	p.LatencyWindowUs, p.LatencyShare = 0, 1000
 	if err := o.d.writePolicy(); err != nil {
@@ -99,7 +99,7 @@ func (o *Orphans) GoHome(limit time.Duration) (err error) {
 		p.MergeIfindex = 0
 		p.Flags &^= uint32(stagesOlFlagOL_F_EXPRESS)
 		p.ExpressEpoch++
-		p.Ways++
+		p.Entries++
 		err = errors.Join(err, o.d.writePolicy())
 	}()
 	var sent uint64
@@ -133,7 +133,7 @@ func (o *Orphans) attached() bool {
 	return len(o.links[heldPolls]) > 0 && len(o.links[heldXDP])+len(o.links[heldTCX]) > 0
 }
 
-// merged tells whether nothing of a flow is left at a merge point, also of one that sends nothing
+// merged tells whether nothing of a flow is left at a resequencer, also of one that sends nothing
 // now: what it sends next goes to its pod by another way. lost: what did not come out of there is lost.
 func (o *Orphans) merged(lost bool) (bool, error) {
 	for i := range o.d.stages.OlMergings.MaxEntries() {
@@ -229,7 +229,7 @@ func (o *Orphans) close() error {
 		}
 		delete(o.links, heldXDP)
 	}
-	// Whoever sends to the merge points came behind whoever sends on from there.
+	// Whoever sends to the resequencers came behind whoever sends on from there.
 	for _, fd := range slices.Backward(o.links[heldTCX]) {
 		errs = append(errs, unix.Close(fd))
 	}

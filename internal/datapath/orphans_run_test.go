@@ -21,9 +21,9 @@ func (c copies) Hold(name string, fd int) (func() error, error) {
 	return func() error { return nil }, err
 }
 
-// What is left at a merge point of a flow that sends nothing is not overtaken by what it sends next:
-// flows are home only when that has come out, or is lost.
-func TestFlowsAreNotHomeWhileAMergePointHasTheirPackets(t *testing.T) {
+// What is left at a resequencer of a flow that sends nothing is not overtaken by what it sends next:
+// flows are drained only when that has come out, or is lost.
+func TestFlowsAreNotDrainedWhileAResequencerHasTheirPackets(t *testing.T) {
 	d := load(t)
 	ns, err := netns.New()
 	if err != nil {
@@ -49,31 +49,31 @@ func TestFlowsAreNotHomeWhileAMergePointHasTheirPackets(t *testing.T) {
 		}
 	}()
 	const at = uint32(stagesOlLimitOL_MERGES) - 1
-	home := func(g stagesOlMerging, limit time.Duration) bool {
+	drained := func(g stagesOlMerging, limit time.Duration) bool {
 		t.Helper()
 		g.Key = 1
 		if err := d.stages.OlMergings.Put(at, g); err != nil {
 			t.Fatal(err)
 		}
-		err := o.GoHome(limit)
+		err := o.Drain(limit)
 		if err != nil && !errors.Is(err, ErrFlowsOut) {
 			t.Fatal(err)
 		}
 		return err == nil
 	}
 	const soon, late = lostAfter / 2, time.Minute
-	if home(stagesOlMerging{Entered: 7, Left: 7, Held: 1}, 2*lostAfter) {
-		t.Error("they are home, and a packet waits for another")
+	if drained(stagesOlMerging{Entered: 7, Left: 7, Held: 1}, 2*lostAfter) {
+		t.Error("they are drained, and a packet waits for another")
 	}
-	if home(stagesOlMerging{Entered: 7, Left: 6}, soon) {
-		t.Error("they are home, and a packet has not come out")
+	if drained(stagesOlMerging{Entered: 7, Left: 6}, soon) {
+		t.Error("they are drained, and a packet has not come out")
 	}
-	if !home(stagesOlMerging{Entered: 7, Left: 6}, late) {
-		t.Error("they are not home, and what has not come out is lost")
+	if !drained(stagesOlMerging{Entered: 7, Left: 6}, late) {
+		t.Error("they are not drained, and what has not come out is lost")
 	}
 	for _, g := range []stagesOlMerging{{Entered: 7, Left: 7}, {Entered: 7, Left: 5, Refused: 2}} {
-		if !home(g, soon) {
-			t.Errorf("they are not home, and nothing is left: %+v", g)
+		if !drained(g, soon) {
+			t.Errorf("they are not drained, and nothing is left: %+v", g)
 		}
 	}
 }

@@ -37,7 +37,7 @@ const (
 	tableLanes    = 7
 )
 
-// pinned keeps the test on one core: slots and pieces are remembered per core.
+// pinned keeps the test on one core: slots and fragments are remembered per core.
 func pinned(t testing.TB) (core int) {
 	t.Helper()
 	runtime.LockOSThread()

@@ -134,17 +134,17 @@ func (d *Datapath) SetBusy(permille []uint16) error {
 	return d.writePolicy()
 }
 
-// AloneAfter is how long flows stay on lanes without a Beat.
-const AloneAfter = time.Duration(stagesOlLimitOL_ALONE_MS) * time.Millisecond
+// WatchdogTimeout is how long flows stay on lanes without a Heartbeat.
+const WatchdogTimeout = time.Duration(stagesOlLimitOL_WATCHDOG_MS) * time.Millisecond
 
-// Beat is a sign of life. After the first one, flows leave their lanes, under the order guard, when
-// there is none for AloneAfter.
-func (d *Datapath) Beat() error {
+// Heartbeat tells that the daemon lives. After the first one, flows leave their lanes, under the order guard, when
+// there is none for WatchdogTimeout.
+func (d *Datapath) Heartbeat() error {
 	now, err := Now()
 	if err != nil {
 		return err
 	}
-	d.policy.Beat = now
+	d.policy.Heartbeat = now
 	return d.writePolicy()
 }
 

@@ -452,9 +452,9 @@ func (p *Priority) Counters() (c PriorityCounters, err error) {
 		if err := p.objs.OlPrios.Lookup(cpu, &v); err != nil {
 			return c, fmt.Errorf("read priority on core %d: %w", cpu, err)
 		}
-		for way := range v.Frames[bulkLane] {
-			c.Bulk += v.Frames[bulkLane][way]
-			c.Latency += v.Frames[latencyLane][way]
+		for verdict := range v.Frames[bulkLane] {
+			c.Bulk += v.Frames[bulkLane][verdict]
+			c.Latency += v.Frames[latencyLane][verdict]
 		}
 		c.LatencyHeld += v.Held
 		c.LatencyExcess += v.Excess
@@ -462,8 +462,8 @@ func (p *Priority) Counters() (c PriorityCounters, err error) {
 		c.Bridged += v.Bridged[latencyLane]
 		c.BulkShortCut += v.ShortCut[bulkLane]
 		c.BulkBridged += v.Bridged[bulkLane]
-		c.BulkLane += v.Frames[bulkLane][priorityOlWayOL_WAY_BULK_LANE]
-		c.Refused += v.Frames[bulkLane][priorityOlWayOL_WAY_REFUSED] + v.Frames[latencyLane][priorityOlWayOL_WAY_REFUSED]
+		c.BulkLane += v.Frames[bulkLane][priorityOlVerdictOL_VERDICT_BULK_LANE]
+		c.Refused += v.Frames[bulkLane][priorityOlVerdictOL_VERDICT_REFUSED] + v.Frames[latencyLane][priorityOlVerdictOL_VERDICT_REFUSED]
 	}
 	return c, nil
 }

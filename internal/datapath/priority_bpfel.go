@@ -32,7 +32,7 @@ type priorityOlAbi struct {
 	Flag         uint32
 	CoreFlag     uint32
 	Class        uint32
-	Way          uint32
+	Verdict      uint32
 	Field        uint32
 	SplitProto   uint32
 	Unnumbered   uint32
@@ -139,6 +139,24 @@ type priorityOlCuts struct {
 	}
 }
 
+type priorityOlExpressEntry struct {
+	_         structs.HostLayout
+	Withdrawn uint64
+	Port      uint32
+	MaxLen    uint32
+	RefreshUs uint32
+	Fixed     uint32
+	Tunnel    struct {
+		_       structs.HostLayout
+		Local   [4]uint32
+		Remote  [4]uint32
+		Version uint8
+		Nic     [6]uint8
+		Mac     [6]uint8
+		Pad     [3]uint8
+	}
+}
+
 type priorityOlExpressKey struct {
 	_    structs.HostLayout
 	Nic  uint32
@@ -153,16 +171,16 @@ type priorityOlExpressLast struct {
 		_    structs.HostLayout
 		Word [11]uint64
 	}
-	Seq    uint32
-	Ways   uint32
-	Nic    uint32
-	Port   uint32
-	MaxLen uint32
-	Slot   uint32
-	Sender priorityOlSenderKey
-	From   uint32
-	Asked  uint32
-	_      [4]byte
+	Seq     uint32
+	Entries uint32
+	Nic     uint32
+	Port    uint32
+	MaxLen  uint32
+	Slot    uint32
+	Sender  priorityOlSenderKey
+	From    uint32
+	Asked   uint32
+	_       [4]byte
 }
 
 type priorityOlExpressTurn struct {
@@ -182,29 +200,26 @@ type priorityOlExpressTurn struct {
 	Lane      uint32
 }
 
-type priorityOlExpressWay struct {
-	_         structs.HostLayout
-	Withdrawn uint64
-	Port      uint32
-	MaxLen    uint32
-	RefreshUs uint32
-	Fixed     uint32
-	Tunnel    struct {
-		_       structs.HostLayout
-		Local   [4]uint32
-		Remote  [4]uint32
-		Version uint8
-		Nic     [6]uint8
-		Mac     [6]uint8
-		Pad     [3]uint8
-	}
-}
-
 type priorityOlFrag struct {
 	_        structs.HostLayout
 	Datagram uint64
 	Slot     uint32
 	Pad      uint32
+}
+
+type priorityOlFragJudged struct {
+	_        structs.HostLayout
+	Datagram uint64
+	Flow     uint64
+	Is       struct {
+		_      structs.HostLayout
+		Class  uint32
+		Rule   uint32
+		Sparse uint32
+		Source uint32
+	}
+	Pad uint32
+	_   [4]byte
 }
 
 type priorityOlJudged struct {
@@ -216,16 +231,16 @@ type priorityOlJudged struct {
 		Pad  uint32
 	}
 	Flow struct {
-		_     structs.HostLayout
-		Addr  [4]uint64
-		Tail  uint64
-		Ports uint32
-		Id    uint32
-		V6    uint8
-		Proto uint8
-		Piece uint8
-		Dscp  uint8
-		_     [4]byte
+		_        structs.HostLayout
+		Addr     [4]uint64
+		Tail     uint64
+		Ports    uint32
+		Id       uint32
+		V6       uint8
+		Proto    uint8
+		Fragment uint8
+		Dscp     uint8
+		_        [4]byte
 	}
 	Is struct {
 		_      structs.HostLayout
@@ -235,7 +250,7 @@ type priorityOlJudged struct {
 		Source uint32
 	}
 	Poll     uint32
-	Way      uint8
+	Verdict  uint8
 	Held     uint8
 	Excess   uint8
 	Host     uint8
@@ -255,33 +270,33 @@ type priorityOlLeave struct {
 type priorityOlLimit uint32
 
 const (
-	priorityOlLimitOL_MAX_CPUS        priorityOlLimit = 512
-	priorityOlLimitOL_MAX_LANES       priorityOlLimit = 64
-	priorityOlLimitOL_MAX_TUNNELS     priorityOlLimit = 16
-	priorityOlLimitOL_SLOTS           priorityOlLimit = 4096
-	priorityOlLimitOL_FRAGS           priorityOlLimit = 1024
-	priorityOlLimitOL_CARRIER         priorityOlLimit = 32768
-	priorityOlLimitOL_CARRIER_NUMBERS priorityOlLimit = 32768
-	priorityOlLimitOL_CARRIER_LATENCY priorityOlLimit = 16384
-	priorityOlLimitOL_CARRIER_HASH    priorityOlLimit = 4096
-	priorityOlLimitOL_CARRIER_BRANCH  priorityOlLimit = 15
-	priorityOlLimitOL_CARRIER_MERGED  priorityOlLimit = 8192
-	priorityOlLimitOL_MAX_RULES       priorityOlLimit = 4096
-	priorityOlLimitOL_MAX_SHAPES      priorityOlLimit = 32
-	priorityOlLimitOL_SPARSE          priorityOlLimit = 2048
-	priorityOlLimitOL_SHORTCUTS       priorityOlLimit = 4096
-	priorityOlLimitOL_ELEPHANTS       priorityOlLimit = 256
-	priorityOlLimitOL_BRANCHES        priorityOlLimit = 8
-	priorityOlLimitOL_ALL_BRANCHES    priorityOlLimit = 9
-	priorityOlLimitOL_SETS            priorityOlLimit = 64
-	priorityOlLimitOL_MERGES          priorityOlLimit = 32
-	priorityOlLimitOL_MERGE_POINTS    priorityOlLimit = 64
-	priorityOlLimitOL_MERGE_DEPTH     priorityOlLimit = 1024
-	priorityOlLimitOL_CUTS            priorityOlLimit = 512
-	priorityOlLimitOL_MERGE_READY     priorityOlLimit = 1024
-	priorityOlLimitOL_PORTS           priorityOlLimit = 1024
-	priorityOlLimitOL_SENDERS         priorityOlLimit = 4096
-	priorityOlLimitOL_ALONE_MS        priorityOlLimit = 2000
+	priorityOlLimitOL_MAX_CPUS     priorityOlLimit = 512
+	priorityOlLimitOL_MAX_LANES    priorityOlLimit = 64
+	priorityOlLimitOL_MAX_TUNNELS  priorityOlLimit = 16
+	priorityOlLimitOL_SLOTS        priorityOlLimit = 4096
+	priorityOlLimitOL_FRAGS        priorityOlLimit = 1024
+	priorityOlLimitOL_TAG          priorityOlLimit = 32768
+	priorityOlLimitOL_TAG_NUMBERS  priorityOlLimit = 32768
+	priorityOlLimitOL_TAG_LATENCY  priorityOlLimit = 16384
+	priorityOlLimitOL_TAG_HASH     priorityOlLimit = 4096
+	priorityOlLimitOL_TAG_BRANCH   priorityOlLimit = 15
+	priorityOlLimitOL_TAG_MERGED   priorityOlLimit = 8192
+	priorityOlLimitOL_MAX_RULES    priorityOlLimit = 4096
+	priorityOlLimitOL_MAX_SHAPES   priorityOlLimit = 32
+	priorityOlLimitOL_SPARSE       priorityOlLimit = 2048
+	priorityOlLimitOL_SHORTCUTS    priorityOlLimit = 4096
+	priorityOlLimitOL_ELEPHANTS    priorityOlLimit = 256
+	priorityOlLimitOL_BRANCHES     priorityOlLimit = 8
+	priorityOlLimitOL_ALL_BRANCHES priorityOlLimit = 9
+	priorityOlLimitOL_SETS         priorityOlLimit = 64
+	priorityOlLimitOL_MERGES       priorityOlLimit = 32
+	priorityOlLimitOL_RESEQUENCERS priorityOlLimit = 64
+	priorityOlLimitOL_MERGE_DEPTH  priorityOlLimit = 1024
+	priorityOlLimitOL_CUTS         priorityOlLimit = 512
+	priorityOlLimitOL_MERGE_READY  priorityOlLimit = 1024
+	priorityOlLimitOL_PORTS        priorityOlLimit = 1024
+	priorityOlLimitOL_SENDERS      priorityOlLimit = 4096
+	priorityOlLimitOL_WATCHDOG_MS  priorityOlLimit = 2000
 )
 
 type priorityOlMarks struct {
@@ -323,26 +338,11 @@ type priorityOlOwner struct {
 	Cpu [4]uint16
 }
 
-type priorityOlPieceJudged struct {
-	_        structs.HostLayout
-	Datagram uint64
-	Flow     uint64
-	Is       struct {
-		_      structs.HostLayout
-		Class  uint32
-		Rule   uint32
-		Sparse uint32
-		Source uint32
-	}
-	Pad uint32
-	_   [4]byte
-}
-
 type priorityOlPolicy struct {
 	_         structs.HostLayout
 	Flags     uint32
 	NrTunnels uint32
-	Beat      uint64
+	Heartbeat uint64
 	Tunnel    [16]struct {
 		_     structs.HostLayout
 		Vni   uint32
@@ -368,7 +368,7 @@ type priorityOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
-	Ways            uint32
+	Entries         uint32
 	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
@@ -455,16 +455,16 @@ type priorityOlPrio struct {
 type priorityOlRecent struct {
 	_    structs.HostLayout
 	Flow struct {
-		_     structs.HostLayout
-		Addr  [4]uint64
-		Tail  uint64
-		Ports uint32
-		Id    uint32
-		V6    uint8
-		Proto uint8
-		Piece uint8
-		Dscp  uint8
-		_     [4]byte
+		_        structs.HostLayout
+		Addr     [4]uint64
+		Tail     uint64
+		Ports    uint32
+		Id       uint32
+		V6       uint8
+		Proto    uint8
+		Fragment uint8
+		Dscp     uint8
+		_        [4]byte
 	}
 	Seq  uint32
 	Slot uint32
@@ -536,16 +536,16 @@ type priorityOlSlot struct {
 type priorityOlSparse struct {
 	_    structs.HostLayout
 	Flow struct {
-		_     structs.HostLayout
-		Addr  [4]uint64
-		Tail  uint64
-		Ports uint32
-		Id    uint32
-		V6    uint8
-		Proto uint8
-		Piece uint8
-		Dscp  uint8
-		_     [4]byte
+		_        structs.HostLayout
+		Addr     [4]uint64
+		Tail     uint64
+		Ports    uint32
+		Id       uint32
+		V6       uint8
+		Proto    uint8
+		Fragment uint8
+		Dscp     uint8
+		_        [4]byte
 	}
 	Window    uint32
 	Seen      uint32
@@ -570,14 +570,14 @@ type priorityOlTurn struct {
 	Pad  [27]uint16
 }
 
-type priorityOlWay uint32
+type priorityOlVerdict uint32
 
 const (
-	priorityOlWayOL_WAY_STOCK        priorityOlWay = 0
-	priorityOlWayOL_WAY_BULK_LANE    priorityOlWay = 1
-	priorityOlWayOL_WAY_LATENCY_LANE priorityOlWay = 2
-	priorityOlWayOL_WAY_REFUSED      priorityOlWay = 3
-	priorityOlWayOL_NR_WAYS          priorityOlWay = 4
+	priorityOlVerdictOL_VERDICT_STOCK        priorityOlVerdict = 0
+	priorityOlVerdictOL_VERDICT_BULK_LANE    priorityOlVerdict = 1
+	priorityOlVerdictOL_VERDICT_LATENCY_LANE priorityOlVerdict = 2
+	priorityOlVerdictOL_VERDICT_REFUSED      priorityOlVerdict = 3
+	priorityOlVerdictOL_NR_VERDICTS          priorityOlVerdict = 4
 )
 
 // Names of all BPF objects in the ELF.
@@ -590,14 +590,15 @@ const (
 	priorityMapOlCounters       = "ol_counters"
 	priorityMapOlCpus           = "ol_cpus"
 	priorityMapOlCuts           = "ol_cuts"
+	priorityMapOlExpressEntries = "ol_express_entries"
 	priorityMapOlExpressFixed   = "ol_express_fixed"
 	priorityMapOlExpressLasts   = "ol_express_lasts"
 	priorityMapOlExpressPorts   = "ol_express_ports"
 	priorityMapOlExpressSenders = "ol_express_senders"
 	priorityMapOlExpressTurns   = "ol_express_turns"
 	priorityMapOlExpressUnfits  = "ol_express_unfits"
-	priorityMapOlExpressWays    = "ol_express_ways"
 	priorityMapOlFrags          = "ol_frags"
+	priorityMapOlFragsJudged    = "ol_frags_judged"
 	priorityMapOlJudgements     = "ol_judgements"
 	priorityMapOlLanePackets    = "ol_lane_packets"
 	priorityMapOlLaneThreads    = "ol_lane_threads"
@@ -608,7 +609,6 @@ const (
 	priorityMapOlMergingOf      = "ol_merging_of"
 	priorityMapOlMergings       = "ol_mergings"
 	priorityMapOlOwners         = "ol_owners"
-	priorityMapOlPieces         = "ol_pieces"
 	priorityMapOlPolicies       = "ol_policies"
 	priorityMapOlPorts          = "ol_ports"
 	priorityMapOlPrios          = "ol_prios"
@@ -688,14 +688,15 @@ type priorityMapSpecs struct {
 	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
+	OlExpressEntries *ebpf.MapSpec `ebpf:"ol_express_entries"`
 	OlExpressFixed   *ebpf.MapSpec `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.MapSpec `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.MapSpec `ebpf:"ol_express_ports"`
 	OlExpressSenders *ebpf.MapSpec `ebpf:"ol_express_senders"`
 	OlExpressTurns   *ebpf.MapSpec `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.MapSpec `ebpf:"ol_express_unfits"`
-	OlExpressWays    *ebpf.MapSpec `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlFragsJudged    *ebpf.MapSpec `ebpf:"ol_frags_judged"`
 	OlJudgements     *ebpf.MapSpec `ebpf:"ol_judgements"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
@@ -706,7 +707,6 @@ type priorityMapSpecs struct {
 	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
-	OlPieces         *ebpf.MapSpec `ebpf:"ol_pieces"`
 	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
 	OlPorts          *ebpf.MapSpec `ebpf:"ol_ports"`
 	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
@@ -758,14 +758,15 @@ type priorityMaps struct {
 	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
+	OlExpressEntries *ebpf.Map `ebpf:"ol_express_entries"`
 	OlExpressFixed   *ebpf.Map `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.Map `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.Map `ebpf:"ol_express_ports"`
 	OlExpressSenders *ebpf.Map `ebpf:"ol_express_senders"`
 	OlExpressTurns   *ebpf.Map `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.Map `ebpf:"ol_express_unfits"`
-	OlExpressWays    *ebpf.Map `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlFragsJudged    *ebpf.Map `ebpf:"ol_frags_judged"`
 	OlJudgements     *ebpf.Map `ebpf:"ol_judgements"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
@@ -776,7 +777,6 @@ type priorityMaps struct {
 	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
 	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
 	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
-	OlPieces         *ebpf.Map `ebpf:"ol_pieces"`
 	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
 	OlPorts          *ebpf.Map `ebpf:"ol_ports"`
 	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
@@ -799,14 +799,15 @@ func (m *priorityMaps) Close() error {
 		m.OlCounters,
 		m.OlCpus,
 		m.OlCuts,
+		m.OlExpressEntries,
 		m.OlExpressFixed,
 		m.OlExpressLasts,
 		m.OlExpressPorts,
 		m.OlExpressSenders,
 		m.OlExpressTurns,
 		m.OlExpressUnfits,
-		m.OlExpressWays,
 		m.OlFrags,
+		m.OlFragsJudged,
 		m.OlJudgements,
 		m.OlLanePackets,
 		m.OlLaneThreads,
@@ -817,7 +818,6 @@ func (m *priorityMaps) Close() error {
 		m.OlMergingOf,
 		m.OlMergings,
 		m.OlOwners,
-		m.OlPieces,
 		m.OlPolicies,
 		m.OlPorts,
 		m.OlPrios,

@@ -164,8 +164,8 @@ func TestRulesGiveFlowsTheirClass(t *testing.T) {
 	}
 }
 
-// Pieces without ports have the class that the first piece's ports give.
-func TestPiecesHaveTheClassOfTheirDatagram(t *testing.T) {
+// Fragments without ports have the class that the first fragment's ports give.
+func TestFragmentsHaveTheClassOfTheirDatagram(t *testing.T) {
 	p := newPriority(t)
 	p.use(t, rules.Rule{Port: 2000})
 	first := inVXLAN(42, packet.IPv4{ID: 7, More: true}, packet.UDP{Src: 1, Dst: 2000}, packet.Bytes(64))
@@ -181,11 +181,11 @@ func TestPiecesHaveTheClassOfTheirDatagram(t *testing.T) {
 	}
 	for i, frame := range [][]byte{first, later, later} {
 		if got := p.class(t, frame); got != rules.Latency {
-			t.Errorf("piece %d is %s", i, got)
+			t.Errorf("fragment %d is %s", i, got)
 		}
 	}
 	if got := p.class(t, stranger); got != rules.Bulk {
-		t.Errorf("a piece whose first was not seen is %s", got)
+		t.Errorf("a fragment whose first was not seen is %s", got)
 	}
 }
 
@@ -239,7 +239,7 @@ func TestFlowsOfTheHostHaveAClass(t *testing.T) {
 	first := packet.Build(packet.Ethernet{}, packet.IPv4{ID: 3, More: true}, packet.UDP{Src: 1, Dst: 2}, packet.Bytes(64))
 	later := packet.Build(packet.Ethernet{}, packet.IPv4{ID: 3, Offset: 72, Proto: 17}, packet.Bytes(64))
 	inside := inVXLAN(42, packet.IPv4{}, packet.UDP{Src: 1, Dst: 2})
-	piece := packet.Build(packet.Ethernet{}, packet.IPv4{ID: 4, More: true}, packet.UDP{Src: 1, Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42}, packet.Bytes(64))
+	fragment := packet.Build(packet.Ethernet{}, packet.IPv4{ID: 4, More: true}, packet.UDP{Src: 1, Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42}, packet.Bytes(64))
 	rest := packet.Build(packet.Ethernet{}, packet.IPv4{ID: 4, Offset: 80, Proto: 17}, packet.Bytes(64))
 	many := packet.Build(packet.Ethernet{Multicast: true}, packet.IPv4{}, packet.UDP{Src: 1, Dst: 2})
 	both, host, overlay := rules.Rule{Port: 2, Network: rules.Any}, rules.Rule{Port: 2, Network: rules.Host}, rules.Rule{Port: 2}
@@ -257,10 +257,10 @@ func TestFlowsOfTheHostHaveAClass(t *testing.T) {
 		{"a rule for both, inside", both, inside, rules.Latency},
 		{"a rule for the host", host, udp, rules.Latency},
 		{"a rule for the host, inside", host, inside, rules.Bulk},
-		{"a rule for the host, first piece", host, first, rules.Latency},
-		{"a rule for the host, later piece", host, later, rules.Latency},
-		{"first piece of a tunnel's packet", both, piece, ""},
-		{"later piece of a tunnel's packet", both, rest, ""},
+		{"a rule for the host, first fragment", host, first, rules.Latency},
+		{"a rule for the host, later fragment", host, later, rules.Latency},
+		{"first fragment of a tunnel's packet", both, fragment, ""},
+		{"later fragment of a tunnel's packet", both, rest, ""},
 		{"multicast", both, many, ""},
 		{"a rule for tunnels, after one for the host", overlay, udp, rules.Bulk},
 	} {

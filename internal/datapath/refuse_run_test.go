@@ -13,7 +13,7 @@ func TestARefusedPacketIsDroppedAndCounted(t *testing.T) {
 	onEachHook(t, func(t *testing.T, b *bench) {
 		frame := flowOf(7)
 		slot := b.slotOf(classify(t, frame))
-		if err := b.Steer(b.core); err != nil { // all flows are to go home
+		if err := b.Steer(b.core); err != nil { // all flows are to drain
 			t.Fatal(err)
 		}
 		for _, tt := range []struct {

@@ -19,7 +19,7 @@ func TestACutFrameIsNeverSteered(t *testing.T) {
 		"vxlan over IPv4, IPv4 TCP":   {packet.Ethernet{}, packet.IPv4{}, packet.UDP{Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42}, packet.Ethernet{}, packet.IPv4{}, packet.Raw{0, 1, 0, 2}},
 		"vxlan over IPv6, IPv6 SCTP":  {packet.Ethernet{}, packet.IPv6{}, packet.UDP{Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42}, packet.Ethernet{}, packet.IPv6{Next: 132}, packet.Raw{0, 1, 0, 2}},
 		"geneve with options, tagged": {packet.Ethernet{}, packet.IPv4{}, packet.UDP{Dst: packet.GenevePort}, packet.Geneve{VNI: 42, Options: 252}, packet.Ethernet{}, packet.VLAN{}, packet.IPv4{Options: 40}, packet.Raw{0, 1, 0, 2}},
-		"a first piece of IPv6":       {packet.Ethernet{}, packet.IPv4{}, packet.UDP{Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42}, packet.Ethernet{}, packet.IPv6{}, packet.Fragment{Next: 6, More: true}, packet.Raw{0, 1, 0, 2}},
+		"a first fragment of IPv6":    {packet.Ethernet{}, packet.IPv4{}, packet.UDP{Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42}, packet.Ethernet{}, packet.IPv6{}, packet.Fragment{Next: 6, More: true}, packet.Raw{0, 1, 0, 2}},
 	}
 	for name, layers := range frames {
 		for i, l := range layers {

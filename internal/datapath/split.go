@@ -15,7 +15,7 @@ const MaxBranches = int(stagesOlLimitOL_BRANCHES)
 // MaxSets is how many sets of branches there can be: the first is that of flows that stay whole.
 const MaxSets = int(stagesOlLimitOL_SETS) - 1
 
-// MaxBatch is the most frames of a micro-flow: merge points have room for two of them, of each branch.
+// MaxBatch is the most frames of a micro-flow: resequencers have room for two of them, of each branch.
 const MaxBatch = int(stagesOlLimitOL_MERGE_DEPTH) / 2
 
 // splitWindow is OL_SPLIT_WINDOW_NS of bpf/split.h.
@@ -26,7 +26,7 @@ type Split struct {
 	// UDP says that UDP flows may be split, Numbered that they are put in order again by
 	// numbers that XDP gives them; else they are not.
 	UDP, Numbered bool
-	// TCP says that TCP flows may be split: there are merge points.
+	// TCP says that TCP flows may be split: there are resequencers.
 	TCP bool
 	// Batch is the frames of a micro-flow; 0: no flow is split any more.
 	Batch int
@@ -72,7 +72,7 @@ func (d *Datapath) SetSplit(s Split) error {
 // Branches are a set of lanes that take the micro-flows of elephants.
 type Branches struct {
 	Cores  []int // of the lanes; no other set has them
-	Behind int   // the core of the pod stage's lane on which the flows go on behind a merge point
+	Behind int   // the core of the pod stage's lane on which the flows go on behind a resequencer
 }
 
 // SetBranches tells by which branches the flows are split that a core polls: set returns the place of
@@ -112,26 +112,26 @@ func (d *Datapath) laneOn(s Stage, core int) int {
 	return slices.Index(lanes.Cpu[:lanes.Nr], uint16(core))
 }
 
-// SetMergeDevice tells the index of the devices with merge points, in each namespace.
+// SetMergeDevice tells the index of the devices with resequencers, in each namespace.
 func (d *Datapath) SetMergeDevice(ifindex int) error {
 	d.policy.MergeIfindex = uint32(ifindex)
 	return d.writePolicy()
 }
 
-// MergeEnded tells whether a merge point has ended since SetMergeReady.
+// MergeEnded tells whether a resequencer has ended since SetMergeReady.
 func (d *Datapath) MergeEnded() (bool, error) {
 	var ended uint32
 	if err := d.stages.OlMergeEnded.Lookup(uint32(0), &ended); err != nil {
-		return false, fmt.Errorf("ask whether merge points are there: %w", err)
+		return false, fmt.Errorf("ask whether resequencers are there: %w", err)
 	}
 	return ended != 0, nil
 }
 
-// SetMergeReady tells that there is a merge point in each namespace that shall have one. When
+// SetMergeReady tells that there is a resequencer in each namespace that shall have one. When
 // one ends, flows go by none until this is said again.
 func (d *Datapath) SetMergeReady() error {
 	if err := d.stages.OlMergeEnded.Put(uint32(0), uint32(0)); err != nil {
-		return fmt.Errorf("tell that merge points are there: %w", err)
+		return fmt.Errorf("tell that resequencers are there: %w", err)
 	}
 	return nil
 }

@@ -154,7 +154,7 @@ func TestEachCoreHasTheBranchesOfItsSet(t *testing.T) {
 				const frames = 10
 				place := b.split(t, datagram)
 				if set < 0 {
-					b.nextPoll(t) // it is to come home
+					b.nextPoll(t) // it is to drain
 				}
 				was := b.lanePackets(t, at)
 				for range frames {
@@ -224,7 +224,7 @@ func TestBranchesAreLanesOfTheirStage(t *testing.T) {
 	}
 }
 
-// In front of its pod a flow is sent to the merge point for the core that it goes on on: that of the set by which
+// In front of its pod a flow is sent to the resequencer for the core that it goes on on: that of the set by which
 // it was split.
 func TestAFlowGoesOnBehindTheMergeWhereItsSetSays(t *testing.T) {
 	const tcRedirect = 7

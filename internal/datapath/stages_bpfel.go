@@ -32,7 +32,7 @@ type stagesOlAbi struct {
 	Flag         uint32
 	CoreFlag     uint32
 	Class        uint32
-	Way          uint32
+	Verdict      uint32
 	Field        uint32
 	SplitProto   uint32
 	Unnumbered   uint32
@@ -192,33 +192,33 @@ type stagesOlLeave struct {
 type stagesOlLimit uint32
 
 const (
-	stagesOlLimitOL_MAX_CPUS        stagesOlLimit = 512
-	stagesOlLimitOL_MAX_LANES       stagesOlLimit = 64
-	stagesOlLimitOL_MAX_TUNNELS     stagesOlLimit = 16
-	stagesOlLimitOL_SLOTS           stagesOlLimit = 4096
-	stagesOlLimitOL_FRAGS           stagesOlLimit = 1024
-	stagesOlLimitOL_CARRIER         stagesOlLimit = 32768
-	stagesOlLimitOL_CARRIER_NUMBERS stagesOlLimit = 32768
-	stagesOlLimitOL_CARRIER_LATENCY stagesOlLimit = 16384
-	stagesOlLimitOL_CARRIER_HASH    stagesOlLimit = 4096
-	stagesOlLimitOL_CARRIER_BRANCH  stagesOlLimit = 15
-	stagesOlLimitOL_CARRIER_MERGED  stagesOlLimit = 8192
-	stagesOlLimitOL_MAX_RULES       stagesOlLimit = 4096
-	stagesOlLimitOL_MAX_SHAPES      stagesOlLimit = 32
-	stagesOlLimitOL_SPARSE          stagesOlLimit = 2048
-	stagesOlLimitOL_SHORTCUTS       stagesOlLimit = 4096
-	stagesOlLimitOL_ELEPHANTS       stagesOlLimit = 256
-	stagesOlLimitOL_BRANCHES        stagesOlLimit = 8
-	stagesOlLimitOL_ALL_BRANCHES    stagesOlLimit = 9
-	stagesOlLimitOL_SETS            stagesOlLimit = 64
-	stagesOlLimitOL_MERGES          stagesOlLimit = 32
-	stagesOlLimitOL_MERGE_POINTS    stagesOlLimit = 64
-	stagesOlLimitOL_MERGE_DEPTH     stagesOlLimit = 1024
-	stagesOlLimitOL_CUTS            stagesOlLimit = 512
-	stagesOlLimitOL_MERGE_READY     stagesOlLimit = 1024
-	stagesOlLimitOL_PORTS           stagesOlLimit = 1024
-	stagesOlLimitOL_SENDERS         stagesOlLimit = 4096
-	stagesOlLimitOL_ALONE_MS        stagesOlLimit = 2000
+	stagesOlLimitOL_MAX_CPUS     stagesOlLimit = 512
+	stagesOlLimitOL_MAX_LANES    stagesOlLimit = 64
+	stagesOlLimitOL_MAX_TUNNELS  stagesOlLimit = 16
+	stagesOlLimitOL_SLOTS        stagesOlLimit = 4096
+	stagesOlLimitOL_FRAGS        stagesOlLimit = 1024
+	stagesOlLimitOL_TAG          stagesOlLimit = 32768
+	stagesOlLimitOL_TAG_NUMBERS  stagesOlLimit = 32768
+	stagesOlLimitOL_TAG_LATENCY  stagesOlLimit = 16384
+	stagesOlLimitOL_TAG_HASH     stagesOlLimit = 4096
+	stagesOlLimitOL_TAG_BRANCH   stagesOlLimit = 15
+	stagesOlLimitOL_TAG_MERGED   stagesOlLimit = 8192
+	stagesOlLimitOL_MAX_RULES    stagesOlLimit = 4096
+	stagesOlLimitOL_MAX_SHAPES   stagesOlLimit = 32
+	stagesOlLimitOL_SPARSE       stagesOlLimit = 2048
+	stagesOlLimitOL_SHORTCUTS    stagesOlLimit = 4096
+	stagesOlLimitOL_ELEPHANTS    stagesOlLimit = 256
+	stagesOlLimitOL_BRANCHES     stagesOlLimit = 8
+	stagesOlLimitOL_ALL_BRANCHES stagesOlLimit = 9
+	stagesOlLimitOL_SETS         stagesOlLimit = 64
+	stagesOlLimitOL_MERGES       stagesOlLimit = 32
+	stagesOlLimitOL_RESEQUENCERS stagesOlLimit = 64
+	stagesOlLimitOL_MERGE_DEPTH  stagesOlLimit = 1024
+	stagesOlLimitOL_CUTS         stagesOlLimit = 512
+	stagesOlLimitOL_MERGE_READY  stagesOlLimit = 1024
+	stagesOlLimitOL_PORTS        stagesOlLimit = 1024
+	stagesOlLimitOL_SENDERS      stagesOlLimit = 4096
+	stagesOlLimitOL_WATCHDOG_MS  stagesOlLimit = 2000
 )
 
 type stagesOlMarks struct {
@@ -264,7 +264,7 @@ type stagesOlPolicy struct {
 	_               structs.HostLayout
 	Flags           uint32
 	NrTunnels       uint32
-	Beat            uint64
+	Heartbeat       uint64
 	Tunnel          [16]stagesOlTunnel
 	RebalanceQueue  uint32
 	RulesTable      uint32
@@ -282,7 +282,7 @@ type stagesOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
-	Ways            uint32
+	Entries         uint32
 	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
@@ -383,16 +383,16 @@ const (
 type stagesOlRecent struct {
 	_    structs.HostLayout
 	Flow struct {
-		_     structs.HostLayout
-		Addr  [4]uint64
-		Tail  uint64
-		Ports uint32
-		Id    uint32
-		V6    uint8
-		Proto uint8
-		Piece uint8
-		Dscp  uint8
-		_     [4]byte
+		_        structs.HostLayout
+		Addr     [4]uint64
+		Tail     uint64
+		Ports    uint32
+		Id       uint32
+		V6       uint8
+		Proto    uint8
+		Fragment uint8
+		Dscp     uint8
+		_        [4]byte
 	}
 	Seq  uint32
 	Slot uint32

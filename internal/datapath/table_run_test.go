@@ -105,8 +105,8 @@ func TestProgramsAgreeWithTheOracleOnMutatedPackets(t *testing.T) {
 				continue
 			}
 			flow, r := oracle.Classify(oracle.View{Data: frame, Whole: len(frame)}, table.Tunnels)
-			if r == oracle.OK && flow.Piece != oracle.Whole {
-				continue // the program's memory of pieces is limited
+			if r == oracle.OK && flow.Fragment != oracle.Whole {
+				continue // the program's memory of fragments is limited
 			}
 			slot := b.slotOf(flow)
 			b.forget(t, slot)

@@ -32,7 +32,7 @@ type traceOlAbi struct {
 	Flag         uint32
 	CoreFlag     uint32
 	Class        uint32
-	Way          uint32
+	Verdict      uint32
 	Field        uint32
 	SplitProto   uint32
 	Unnumbered   uint32
@@ -187,7 +187,7 @@ type traceOlPolicy struct {
 	_         structs.HostLayout
 	Flags     uint32
 	NrTunnels uint32
-	Beat      uint64
+	Heartbeat uint64
 	Tunnel    [16]struct {
 		_     structs.HostLayout
 		Vni   uint32
@@ -213,7 +213,7 @@ type traceOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
-	Ways            uint32
+	Entries         uint32
 	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
@@ -300,16 +300,16 @@ type traceOlPrio struct {
 type traceOlRecent struct {
 	_    structs.HostLayout
 	Flow struct {
-		_     structs.HostLayout
-		Addr  [4]uint64
-		Tail  uint64
-		Ports uint32
-		Id    uint32
-		V6    uint8
-		Proto uint8
-		Piece uint8
-		Dscp  uint8
-		_     [4]byte
+		_        structs.HostLayout
+		Addr     [4]uint64
+		Tail     uint64
+		Ports    uint32
+		Id       uint32
+		V6       uint8
+		Proto    uint8
+		Fragment uint8
+		Dscp     uint8
+		_        [4]byte
 	}
 	Seq  uint32
 	Slot uint32

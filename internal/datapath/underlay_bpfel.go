@@ -32,7 +32,7 @@ type underlayOlAbi struct {
 	Flag         uint32
 	CoreFlag     uint32
 	Class        uint32
-	Way          uint32
+	Verdict      uint32
 	Field        uint32
 	SplitProto   uint32
 	Unnumbered   uint32
@@ -134,42 +134,60 @@ type underlayOlCuts struct {
 type underlayOlElephant struct {
 	_    structs.HostLayout
 	Flow struct {
-		_     structs.HostLayout
-		Addr  [4]uint64
-		Tail  uint64
-		Ports uint32
-		Id    uint32
-		V6    uint8
-		Proto uint8
-		Piece uint8
-		Dscp  uint8
-		_     [4]byte
+		_        structs.HostLayout
+		Addr     [4]uint64
+		Tail     uint64
+		Ports    uint32
+		Id       uint32
+		V6       uint8
+		Proto    uint8
+		Fragment uint8
+		Dscp     uint8
+		_        [4]byte
 	}
-	Window   uint64
-	Frames   uint32
-	Bytes    uint32
-	Seq      uint32
-	Left     uint32
-	Last     [9]uint32
-	Used     uint32
-	Epoch    uint32
-	Heavy    uint16
-	Light    uint16
-	Branch   uint8
-	State    uint8
-	Elephant uint8
-	Taken    uint8
-	Merge    uint8
-	Begins   uint8
-	Astray   uint8
-	Pieces   uint8
-	Number   uint32
-	Pad      uint32
-	Key      uint64
-	Joined   uint64
-	Turned   uint64
-	Passed   uint64
-	Since    uint64
+	Window    uint64
+	Frames    uint32
+	Bytes     uint32
+	Seq       uint32
+	Left      uint32
+	Last      [9]uint32
+	Used      uint32
+	Epoch     uint32
+	Heavy     uint16
+	Light     uint16
+	Branch    uint8
+	State     uint8
+	Elephant  uint8
+	Taken     uint8
+	Merge     uint8
+	Begins    uint8
+	Astray    uint8
+	Fragments uint8
+	Number    uint32
+	Pad       uint32
+	Key       uint64
+	Joined    uint64
+	Turned    uint64
+	Passed    uint64
+	Since     uint64
+}
+
+type underlayOlExpressEntry struct {
+	_         structs.HostLayout
+	Withdrawn uint64
+	Port      uint32
+	MaxLen    uint32
+	RefreshUs uint32
+	Fixed     uint32
+	Tunnel    struct {
+		_       structs.HostLayout
+		Local   [4]uint32
+		Remote  [4]uint32
+		Version uint8
+		Nic     [6]uint8
+		Mac     [6]uint8
+		Pad     [3]uint8
+	}
 }
 
 type underlayOlExpressKey struct {
@@ -186,16 +204,16 @@ type underlayOlExpressLast struct {
 		_    structs.HostLayout
 		Word [11]uint64
 	}
-	Seq    uint32
-	Ways   uint32
-	Nic    uint32
-	Port   uint32
-	MaxLen uint32
-	Slot   uint32
-	Sender underlayOlSenderKey
-	From   uint32
-	Asked  uint32
-	_      [4]byte
+	Seq     uint32
+	Entries uint32
+	Nic     uint32
+	Port    uint32
+	MaxLen  uint32
+	Slot    uint32
+	Sender  underlayOlSenderKey
+	From    uint32
+	Asked   uint32
+	_       [4]byte
 }
 
 type underlayOlExpressTurn struct {
@@ -228,24 +246,6 @@ const (
 	underlayOlExpressUnfitOL_UNFIT_SENDER    underlayOlExpressUnfit = 7
 	underlayOlExpressUnfitOL_NR_UNFIT        underlayOlExpressUnfit = 8
 )
-
-type underlayOlExpressWay struct {
-	_         structs.HostLayout
-	Withdrawn uint64
-	Port      uint32
-	MaxLen    uint32
-	RefreshUs uint32
-	Fixed     uint32
-	Tunnel    struct {
-		_       structs.HostLayout
-		Local   [4]uint32
-		Remote  [4]uint32
-		Version uint8
-		Nic     [6]uint8
-		Mac     [6]uint8
-		Pad     [3]uint8
-	}
-}
 
 type underlayOlFrag struct {
 	_        structs.HostLayout
@@ -303,7 +303,7 @@ type underlayOlPolicy struct {
 	_         structs.HostLayout
 	Flags     uint32
 	NrTunnels uint32
-	Beat      uint64
+	Heartbeat uint64
 	Tunnel    [16]struct {
 		_     structs.HostLayout
 		Vni   uint32
@@ -329,7 +329,7 @@ type underlayOlPolicy struct {
 	SplitStage      uint8
 	SplitSecond     uint8
 	MergeIfindex    uint32
-	Ways            uint32
+	Entries         uint32
 	ExpressEpoch    uint32
 	Stage           [3]struct {
 		_       structs.HostLayout
@@ -416,16 +416,16 @@ type underlayOlPrio struct {
 type underlayOlRecent struct {
 	_    structs.HostLayout
 	Flow struct {
-		_     structs.HostLayout
-		Addr  [4]uint64
-		Tail  uint64
-		Ports uint32
-		Id    uint32
-		V6    uint8
-		Proto uint8
-		Piece uint8
-		Dscp  uint8
-		_     [4]byte
+		_        structs.HostLayout
+		Addr     [4]uint64
+		Tail     uint64
+		Ports    uint32
+		Id       uint32
+		V6       uint8
+		Proto    uint8
+		Fragment uint8
+		Dscp     uint8
+		_        [4]byte
 	}
 	Seq  uint32
 	Slot uint32
@@ -481,13 +481,13 @@ const (
 	underlayMapOlCpus           = "ol_cpus"
 	underlayMapOlCuts           = "ol_cuts"
 	underlayMapOlElephants      = "ol_elephants"
+	underlayMapOlExpressEntries = "ol_express_entries"
 	underlayMapOlExpressFixed   = "ol_express_fixed"
 	underlayMapOlExpressLasts   = "ol_express_lasts"
 	underlayMapOlExpressPorts   = "ol_express_ports"
 	underlayMapOlExpressSenders = "ol_express_senders"
 	underlayMapOlExpressTurns   = "ol_express_turns"
 	underlayMapOlExpressUnfits  = "ol_express_unfits"
-	underlayMapOlExpressWays    = "ol_express_ways"
 	underlayMapOlFrags          = "ol_frags"
 	underlayMapOlLanePackets    = "ol_lane_packets"
 	underlayMapOlLaneThreads    = "ol_lane_threads"
@@ -572,13 +572,13 @@ type underlayMapSpecs struct {
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlElephants      *ebpf.MapSpec `ebpf:"ol_elephants"`
+	OlExpressEntries *ebpf.MapSpec `ebpf:"ol_express_entries"`
 	OlExpressFixed   *ebpf.MapSpec `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.MapSpec `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.MapSpec `ebpf:"ol_express_ports"`
 	OlExpressSenders *ebpf.MapSpec `ebpf:"ol_express_senders"`
 	OlExpressTurns   *ebpf.MapSpec `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.MapSpec `ebpf:"ol_express_unfits"`
-	OlExpressWays    *ebpf.MapSpec `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
@@ -637,13 +637,13 @@ type underlayMaps struct {
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlElephants      *ebpf.Map `ebpf:"ol_elephants"`
+	OlExpressEntries *ebpf.Map `ebpf:"ol_express_entries"`
 	OlExpressFixed   *ebpf.Map `ebpf:"ol_express_fixed"`
 	OlExpressLasts   *ebpf.Map `ebpf:"ol_express_lasts"`
 	OlExpressPorts   *ebpf.Map `ebpf:"ol_express_ports"`
 	OlExpressSenders *ebpf.Map `ebpf:"ol_express_senders"`
 	OlExpressTurns   *ebpf.Map `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.Map `ebpf:"ol_express_unfits"`
-	OlExpressWays    *ebpf.Map `ebpf:"ol_express_ways"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
@@ -673,13 +673,13 @@ func (m *underlayMaps) Close() error {
 		m.OlCpus,
 		m.OlCuts,
 		m.OlElephants,
+		m.OlExpressEntries,
 		m.OlExpressFixed,
 		m.OlExpressLasts,
 		m.OlExpressPorts,
 		m.OlExpressSenders,
 		m.OlExpressTurns,
 		m.OlExpressUnfits,
-		m.OlExpressWays,
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,

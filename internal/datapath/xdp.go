@@ -184,7 +184,7 @@ func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
 	}
 	// No program has seen which ways flows have taken since it was last there.
 	d.policy.ExpressEpoch++
-	d.policy.Ways++
+	d.policy.Entries++
 	if err := d.writePolicy(); err != nil {
 		return nil, err
 	}

@@ -28,7 +28,7 @@ var looker struct {
 //
 // The programs of such a dataplane read hash and tc_index of a packet, on any of the devices
 // that it crosses, and both are what overlane's tcx programs write: Cilium keeps flags in the
-// low bits of tc_index, where a carrier has its slot's number. A packet
+// low bits of tc_index, where a tagged packet has its slot's number. A packet
 // that theirs take no program behind them sees. And what aggregation joins it would have to cut up again where it
 // rewrites headers. Neither in front of nor behind such programs could overlane's be without
 // changing what they see, so they are nowhere on that path: whatever shares the NIC is left

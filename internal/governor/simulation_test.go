@@ -329,7 +329,7 @@ func (c *changes) look(load []float64) {
 	}
 }
 
-// Each placement costs flows their way home and back: loads that go up and down cause none, elephants that come to
+// Each placement drains the flows and steers them again: loads that go up and down cause none, elephants that come to
 // other cores one at most.
 func TestLanesStayWhereTheyAre(t *testing.T) {
 	for _, c := range []struct {

@@ -28,7 +28,7 @@ func (h *Hooks) Close() error { return h.objs.Close() }
 // digest is of the namespace that the calling thread is in. It is the same as long as the
 // same programs hang on the same devices in the same order.
 func (h *Hooks) digest() (uint64, error) {
-	var out hooksOlHung
+	var out hooksOlAttached
 	whole, err := h.objs.OlHooks.Run(&ebpf.RunOptions{Context: out, ContextOut: &out})
 	if err == nil && whole == 0 {
 		err = errors.New("devices came and went meanwhile")

@@ -13,7 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type hooksOlHung struct {
+type hooksOlAttached struct {
 	_      structs.HostLayout
 	Digest uint64
 }

@@ -36,7 +36,7 @@ func seeded(t *testing.T) (*rand.Rand, uint64) {
 type parsed struct {
 	reason         int
 	hash, datagram uint64
-	piece          oracle.Piece
+	fragment       oracle.Fragment
 	mayConcern     int
 }
 
@@ -63,7 +63,7 @@ func parse(t *testing.T, views []oracle.View) []parsed {
 	var results []parsed
 	for s := bufio.NewScanner(bytes.NewReader(out)); s.Scan(); {
 		var p parsed
-		if _, err := fmt.Sscan(s.Text(), &p.reason, &p.hash, &p.datagram, &p.piece, &p.mayConcern); err != nil {
+		if _, err := fmt.Sscan(s.Text(), &p.reason, &p.hash, &p.datagram, &p.fragment, &p.mayConcern); err != nil {
 			t.Fatal(err)
 		}
 		results = append(results, p)
@@ -84,8 +84,8 @@ func check(t *testing.T, v oracle.View, got parsed) {
 	if reason != oracle.OK {
 		return
 	}
-	if got.piece != flow.Piece {
-		t.Errorf("%x: piece %d, want %d", v.Data, got.piece, flow.Piece)
+	if got.fragment != flow.Fragment {
+		t.Errorf("%x: fragment %d, want %d", v.Data, got.fragment, flow.Fragment)
 	}
 	// The key of classify.h.
 	if want := flow.Hash(1, 2); got.hash != want {

@@ -180,7 +180,7 @@ func (m *maker) tags() {
 func (m *maker) outerIP() {
 	for name, p := range sorted(map[string]packet.IPv4{
 		"4 bytes of options": {Options: 4}, "40 bytes of options": {Options: 40}, "do not fragment": {Dont: true}, "identification": {ID: 77},
-		"a first piece": {More: true}, "a later piece": {Offset: 8}, "version 5": {VersionHL: 0x55}, "length of header 4": {VersionHL: 0x44},
+		"a first fragment": {More: true}, "a later fragment": {Offset: 8}, "version 5": {VersionHL: 0x55}, "length of header 4": {VersionHL: 0x44},
 		"length of header 15": {VersionHL: 0x4f}, "a byte too long": {LenDelta: 1}, "a byte too short": {LenDelta: -1}, "8 bytes too short": {LenDelta: -8}, "too long": {LenDelta: 1000},
 		"protocol TCP": {Proto: 6}, "protocol UDP-Lite": {Proto: 136},
 	}) {
@@ -192,7 +192,7 @@ func (m *maker) outerIP() {
 	m.add("outer IP", "a wrong checksum", rig.Edited(m.plain(0), rig.IPAt+10, 1, 2))
 	m.add("outer IP", "no checksum", rig.Edited(m.plain(0), rig.IPAt+10, 0, 0))
 	m.add("outer IP", "the reserved bit", put(m.plain(0), rig.IPAt+6, rig.IPAt, 0x80))
-	m.add("outer IP", "two pieces", rig.Fragments(m.OuterIP(packet.IPv4{}), 17, m.plain(0)[rig.OuterUDP:], func(p packet.IPv4, r packet.Raw) []byte { return m.Wire(p, r) })...)
+	m.add("outer IP", "two fragments", rig.Fragments(m.OuterIP(packet.IPv4{}), 17, m.plain(0)[rig.OuterUDP:], func(p packet.IPv4, r packet.Raw) []byte { return m.Wire(p, r) })...)
 }
 
 func (m *maker) outerUDP() {
@@ -227,7 +227,7 @@ func (m *maker) tunnel() {
 func (m *maker) innerIP() {
 	for name, p := range sorted(map[string]packet.IPv4{
 		"4 bytes of options": {Options: 4}, "40 bytes of options": {Options: 40}, "do not fragment": {Dont: true}, "identification": {ID: 77},
-		"a first piece": {More: true}, "a later piece": {Offset: 8}, "version 5": {VersionHL: 0x55}, "length of header 4": {VersionHL: 0x44},
+		"a first fragment": {More: true}, "a later fragment": {Offset: 8}, "version 5": {VersionHL: 0x55}, "length of header 4": {VersionHL: 0x44},
 		"length of header 15": {VersionHL: 0x4f}, "a byte too long": {LenDelta: 1}, "a byte too short": {LenDelta: -1}, "8 bytes too short": {LenDelta: -8}, "too long": {LenDelta: 1000},
 		"protocol TCP": {Proto: 6}, "protocol UDP-Lite": {Proto: 136}, "ICMP": {Proto: 1}, "SCTP": {Proto: 132}, "OSPF": {Proto: 89}, "protocol 255": {Proto: 255},
 	}) {
@@ -240,7 +240,7 @@ func (m *maker) innerIP() {
 	m.add("inner IP", "no checksum", rig.Edited(m.plain(0), innerIPAt+10, 0, 0))
 	m.add("inner IP", "a wrong checksum beside an outer one", rig.SumUDP(rig.Edited(m.plain(0), innerIPAt+10, 1, 2), rig.IPAt))
 	m.add("inner IP", "the reserved bit", put(m.plain(0), innerIPAt+6, innerIPAt, 0x80))
-	m.add("inner IP", "two pieces", rig.Fragments(m.IP(packet.IPv4{}), 17, m.plain(0)[innerUDP:], func(p packet.IPv4, r packet.Raw) []byte {
+	m.add("inner IP", "two fragments", rig.Fragments(m.IP(packet.IPv4{}), 17, m.plain(0)[innerUDP:], func(p packet.IPv4, r packet.Raw) []byte {
 		return m.Outer(packet.IPv4{}, m.Inner(p, r))
 	})...)
 	m.add("inner IP", "TCP", m.Outer(packet.IPv4{}, m.Inner(m.IP(packet.IPv4{}), packet.TCP{Src: m.port, Dst: 99}, packet.Bytes(40))))
@@ -314,9 +314,9 @@ func (m *maker) innerIPv6() {
 	m.add("inner IPv6", "hop by hop", v6(packet.IPv6{}, packet.Extension{Kind: 0}))
 	m.add("inner IPv6", "destination options", v6(packet.IPv6{}, packet.Extension{Kind: 60}))
 	m.add("inner IPv6", "routing", v6(packet.IPv6{}, packet.Extension{Kind: 43}))
-	m.add("inner IPv6", "a first piece", v6(packet.IPv6{}, packet.Fragment{More: true, ID: 7}))
-	m.add("inner IPv6", "a later piece", v6(packet.IPv6{}, packet.Fragment{Offset: 64, ID: 7, Next: 17}))
-	m.add("inner IPv6", "a piece that is all", v6(packet.IPv6{}, packet.Fragment{ID: 8}))
+	m.add("inner IPv6", "a first fragment", v6(packet.IPv6{}, packet.Fragment{More: true, ID: 7}))
+	m.add("inner IPv6", "a later fragment", v6(packet.IPv6{}, packet.Fragment{Offset: 64, ID: 7, Next: 17}))
+	m.add("inner IPv6", "a fragment that is all", v6(packet.IPv6{}, packet.Fragment{ID: 8}))
 	for _, hops := range []byte{0, 1, 255} {
 		m.add("inner IPv6", fmt.Sprint("hop limit ", hops), rig.Edited(v6(packet.IPv6{}), innerIPAt+7, hops))
 	}

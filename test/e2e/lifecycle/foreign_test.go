@@ -120,7 +120,7 @@ func TestPodThatIsLetGoOfIsServed(t *testing.T) {
 		return rig.Mask(t, pod.NS, bed.PodDev) != "", d.Log()
 	})
 	if !strings.Contains(d.Log(), "changed hands") {
-		t.Errorf("flows were not called home before:\n%s", d.Log())
+		t.Errorf("flows were not drained before:\n%s", d.Log())
 	}
 	d.Acting()
 	l.GoesOn()

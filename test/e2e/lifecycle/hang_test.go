@@ -14,9 +14,9 @@ import (
 	"github.com/overlane/overlane/test/e2e/rig"
 )
 
-// A daemon that hangs decides nothing: its flows go home by themselves, in order, and are
+// A daemon that hangs decides nothing: its flows drain by themselves, in order, and are
 // steered again when it lives.
-func TestFlowsGoHomeFromADaemonThatHangs(t *testing.T) {
+func TestFlowsDrainWhenTheDaemonHangs(t *testing.T) {
 	b := lab(t, bed.Options{Pods: 2})
 	rx := b.Receiver()
 	d := rig.Start(t, rig.Spec{NS: rx.NS, Config: forced})
@@ -42,7 +42,7 @@ func TestFlowsGoHomeFromADaemonThatHangs(t *testing.T) {
 		without, with := w.counts()
 		return with > was, fmt.Sprint(without, with, was)
 	})
-	if !strings.Contains(d.Log(), "flows went home meanwhile") {
+	if !strings.Contains(d.Log(), "flows drained meanwhile") {
 		t.Errorf("the daemon does not say what has become of its flows:\n%s", d.Log())
 	}
 	must(t, there.Close())

@@ -47,7 +47,7 @@ func TestGuardianRestoresAfterKill(t *testing.T) {
 		t.Errorf("masks are %s, were %s", now, before)
 	}
 	l.GoesOn()
-	left(t, d, l.Stop()) // flows are home before programs and masks go
+	left(t, d, l.Stop()) // flows are drained before programs and masks go
 }
 
 func TestOffRestoresAfterDaemonAndGuardianAreKilled(t *testing.T) {

@@ -196,8 +196,8 @@ func TestForeignDataplaneIsLeftAlone(t *testing.T) {
 				return m[0].State == control.Manual && m[3].State == control.Standby && strings.Contains(m[3].Reason, "see the devices"), fmt.Sprintf("%+v", m)
 			})
 			l.GoesOn()
-			if plain, carriers := w.counts(); carriers != 0 || plain == 0 {
-				t.Errorf("the program saw %d packets with a tc_index, and %d without", carriers, plain)
+			if plain, tagged := w.counts(); tagged != 0 || plain == 0 {
+				t.Errorf("the program saw %d packets with a tc_index, and %d without", tagged, plain)
 			}
 			for _, line := range residue.Diff(before, settings(t, b)) {
 				if !strings.Contains(line, " process ") { // the daemon's own
@@ -229,7 +229,7 @@ func TestForeignDataplaneIsLeftAlone(t *testing.T) {
 	}
 }
 
-// One that comes while the pipeline acts has it taken off, flows at home first, and it comes
+// One that comes while the pipeline acts has it taken off once flows have drained, and it comes
 // back when the other is gone.
 func TestDataplaneThatComesIsMadeWayFor(t *testing.T) {
 	b := lab(t, bed.Options{Pods: 2})
@@ -245,8 +245,8 @@ func TestDataplaneThatComesIsMadeWayFor(t *testing.T) {
 	l.GoesOn() // what was on its way has come
 	_, was := w.counts()
 	l.GoesOn()
-	if plain, carriers := w.counts(); carriers != was || plain == 0 {
-		t.Errorf("the program saw %d packets with a tc_index since", carriers-was)
+	if plain, tagged := w.counts(); tagged != was || plain == 0 {
+		t.Errorf("the program saw %d packets with a tc_index since", tagged-was)
 	}
 	if names := on(t, rx.Overlay, bed.Tunnel, ebpf.AttachTCXIngress); !slices.Equal(names, []string{"cil_from_overla"}) {
 		t.Errorf("on the tunnel are %q", names)
@@ -296,8 +296,8 @@ func TestProgramInFrontThatLooksStaysThere(t *testing.T) {
 	if names := on(t, rx.NS, rx.Wire, ebpf.AttachTCXIngress); len(names) != 2 || names[0] != "looker" {
 		t.Errorf("on the NIC are %q", names)
 	}
-	if plain, carriers := w.counts(); carriers != 0 || plain == 0 {
-		t.Errorf("in front of ours, the program saw %d packets with a tc_index, and %d without", carriers, plain)
+	if plain, tagged := w.counts(); tagged != 0 || plain == 0 {
+		t.Errorf("in front of ours, the program saw %d packets with a tc_index, and %d without", tagged, plain)
 	}
 	ends(t, d)
 	left(t, d, l.Stop())

@@ -14,9 +14,9 @@ import (
 	"github.com/overlane/overlane/test/speed"
 )
 
-// A daemon is killed with flows in its lanes, again and again: its guardian has them home before
+// A daemon is killed with flows in its lanes, again and again: its guardian drains them before
 // anything of it goes.
-func TestFlowsOfAKilledDaemonGoHome(t *testing.T) {
+func TestFlowsOfAKilledDaemonDrain(t *testing.T) {
 	rig.NeedCores(t, 2)
 	b := rig.Lab(t, bed.Options{})
 	turn := speed.Every(2)
@@ -42,7 +42,7 @@ func TestFlowsOfAKilledDaemonGoHome(t *testing.T) {
 				p.Exited()
 				p.GoneBoth()
 				p.NothingLeft()
-				// On a machine that others hold up, flows may not be home in time: that is said.
+				// On a machine that others hold up, flows may not be drained in time: that is said.
 				if strings.Contains(p.Log(), "may be overtaken once") {
 					tr.excused += tr.late(t) - was
 				} else {
@@ -50,7 +50,7 @@ func TestFlowsOfAKilledDaemonGoHome(t *testing.T) {
 				}
 			}
 			if inTime == 0 {
-				t.Errorf("in none of %d kills flows were home in time", kills)
+				t.Errorf("in none of %d kills flows were drained in time", kills)
 			}
 			tr.judge(t, nil)
 		})

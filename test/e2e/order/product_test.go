@@ -84,7 +84,7 @@ func opened(st control.Status) bool {
 	return slices.ContainsFunc(st.Express, func(w control.ExpressWay) bool { return w.Open })
 }
 
-// off tells whether it has left the node, and flows are home.
+// off tells whether it has left the node, and flows are drained.
 func (m mechanism) off(st control.Status) bool {
 	return m.of(st).State == control.Off && len(st.Lanes) == 0 && !opened(st)
 }

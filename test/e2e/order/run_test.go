@@ -113,11 +113,11 @@ func (r run) act(t *testing.T, b *bed.Bed, tr *stream) (own account, err error) 
 }
 
 // ownDrops are what the product has dropped: what lanes had no room for, or was refused for flows to leave
-// full ones, and at the merge points.
+// full ones, and at the resequencers.
 func ownDrops(c control.Counters) account {
 	return account{
 		"lanes": c.LaneDrops - c.LaneRefused, "refused": c.LaneRefused,
-		"before branches": c.MergeNoRoom, "merge queues": c.MergeRefused, "merge points": c.MergeDropped,
+		"before branches": c.MergeNoRoom, "merge queues": c.MergeRefused, "resequencers": c.MergeDropped,
 	}
 }
 

@@ -40,7 +40,7 @@ static void leaves(const struct segment *s)
 		got = s->end;
 }
 
-/* What the merge point does when it is asked for a packet. patient: nothing is given up. */
+/* What the resequencer does when it is asked for a packet. patient: nothing is given up. */
 static int take(int patient)
 {
 	__u32 b, best = OL_ALL_BRANCHES;

@@ -189,8 +189,8 @@ static int polls(struct ol_prio *p, int ms, int refused, int empty)
 		MUST(!drain || (!is && p->join && !p->joins), "emptied for nothing");
 		MUST(p->joins == joins || is, "changes while it holds frames");
 		MUST(p->joins == joins || p->number != number, "joins what came before");
-		p->frames[OL_CLASS_BULK][OL_WAY_REFUSED] += refused;
-		p->frames[OL_CLASS_BULK][OL_WAY_BULK_LANE] += 10 - refused;
+		p->frames[OL_CLASS_BULK][OL_VERDICT_REFUSED] += refused;
+		p->frames[OL_CLASS_BULK][OL_VERDICT_BULK_LANE] += 10 - refused;
 	}
 	return drains;
 }

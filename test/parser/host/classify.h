@@ -73,7 +73,7 @@ static void classify(const __u8 *data, size_t len, __u32 total, const struct tun
 		return;
 	}
 	res->hash = ol_flow_hash(&res->flow, 1, 2);
-	res->datagram = ol_piece_hash(&res->flow, 1, 2);
+	res->datagram = ol_fragment_hash(&res->flow, 1, 2);
 }
 
 /* The same on a copy that ends where its memory ends, so that a read behind it is caught. */

@@ -80,8 +80,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *in, size_t len)
 		return 0;
 
 	must(res.may_concern, "an overlay packet is of no concern");
-	must(res.flow.piece <= OL_PIECE_LATER, "unknown piece");
-	must(res.flow.piece != OL_PIECE_LATER || !res.flow.ports, "a later piece has ports");
+	must(res.flow.fragment <= OL_FRAG_LATER, "unknown fragment");
+	must(res.flow.fragment != OL_FRAG_LATER || !res.flow.ports, "a later fragment has ports");
 	must(res.datagram != 0, "a datagram's name is 0");
 	check_shorter(frame, len, in[1], total, &res);
 	check_shorter(frame, len, in[1] + 256, total, &res);

@@ -17,7 +17,7 @@
  *   count     go on after a broken rule, and tell how many packets were overtaken
  *   share     two flows to a slot, also on two cores, which keep their order and leave their lane
  *   tcx, xdp  without or with the nic stage, instead of by chance
- *   flood     a lane is offered more than it handles, and flows are to get to theirs and home
+ *   flood     a lane is offered more than it handles, and flows are to get to theirs and drain
  *   freed     on each core a NIC's NAPI went that held packets
  *   dropped   on another core the flows' last packets were dropped before the tunnel's cell
  *   helped    one of two cores sends flows to lanes

@@ -215,7 +215,7 @@ static void one_slow_lane(void)
 	opt.drop = 0;
 	opt.turns = 1;
 	chance.stall_max = 100000;
-	/* All flows have been at home. */
+	/* All flows have been drained. */
 	to_send = 2000;
 	run_cores(gone);
 	cores[1].slow = 5000;
@@ -333,7 +333,7 @@ static void flood_until_settled(const char *what)
 }
 
 /*
- * More comes than a core handles: all flows get to their lanes, and home, in bounded time. What
+ * More comes than a core handles: all flows get to their lanes, and drain, in bounded time. What
  * was dropped has been counted, nothing else is missing.
  */
 static void check_flood(void)
@@ -355,9 +355,9 @@ static void check_flood(void)
 	the_policy.core_flags[0] = 0;
 	if (opt.xdp)
 		the_policy.core_flags[3] = 0;
-	flood_until_settled("home");
+	flood_until_settled("drained");
 	the_policy.core_flags[3] = 0;
-	flood_until_settled("all home");
+	flood_until_settled("all drained");
 	to_send = 0;
 	pause_for(FLOOD_MOST_NS);
 	for (i = 0; i < nr_flows; i++) {
@@ -399,7 +399,7 @@ static void check_busy(void)
 	for (i = 0; i < nr_cores; i++)
 		the_policy.core_flags[i] &= 1 << OL_STAGE_POD;
 	pause_for(BUSY_MOST_NS);
-	MUST(settled(), "some flow is not home after %d ms", BUSY_MOST_NS / 1000000);
+	MUST(settled(), "some flow is not drained after %d ms", BUSY_MOST_NS / 1000000);
 	for (i = 0; i < nr_flows; i++)
 		MUST(!flows[i].dropped, "flow %d: %llu packets dropped, %llu for a change of lane",
 		     i, flows[i].dropped, refused);

@@ -57,24 +57,24 @@ type Tunnel struct {
 	VNI  int
 }
 
-// Piece tells datagrams in pieces from whole ones.
-type Piece int
+// Fragment tells fragmented datagrams from whole ones.
+type Fragment int
 
-// The kinds of pieces.
+// The kinds of fragments.
 const (
-	Whole Piece = iota
+	Whole Fragment = iota
 	First
 	Later
 )
 
 // Flow is what an inner packet belongs to. Ports are those on the wire for TCP,
-// UDP and SCTP, else zero; ID is the datagram's, for pieces.
+// UDP and SCTP, else zero; ID is the datagram's, for fragments.
 type Flow struct {
 	Src, Dst     netip.Addr
 	Proto        uint8
 	SPort, DPort uint16
 	VNI          uint32
-	Piece        Piece
+	Fragment     Fragment
 	ID           uint32
 }
 
@@ -263,10 +263,10 @@ func ipv4(v View, off int) (Flow, Reason) {
 	fragment := binary.BigEndian.Uint16(h[6:])
 	switch {
 	case fragment&0x1fff != 0:
-		f.Piece = Later
+		f.Fragment = Later
 		return f, OK
 	case fragment&0x2000 != 0:
-		f.Piece = First
+		f.Fragment = First
 	}
 	return ports(v, off+header, length-header, length != 0, f)
 }
@@ -300,10 +300,10 @@ func ipv6(v View, off int) (Flow, Reason) {
 		offset := binary.BigEndian.Uint16(h[2:])
 		switch {
 		case offset>>3 != 0:
-			f.Piece = Later
+			f.Fragment = Later
 			return f, OK
 		case offset&1 != 0:
-			f.Piece = First
+			f.Fragment = First
 		}
 		off, length = off+8, length-8
 	}
@@ -343,7 +343,7 @@ func (f Flow) Hash(k0, k1 uint64) uint64 {
 	return sip(k0, k1, f.words(uint64(binary.LittleEndian.Uint32(ports[:]))))
 }
 
-// DatagramHash names the datagram that a piece belongs to.
+// DatagramHash names the datagram that a fragment belongs to.
 func (f Flow) DatagramHash(k0, k1 uint64) uint64 {
 	id := f.ID
 	if f.Src.Is6() {

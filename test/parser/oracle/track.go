@@ -2,7 +2,7 @@
 
 package oracle
 
-// Tracker remembers the first pieces of datagrams, without limit.
+// Tracker remembers the first fragments of datagrams, without limit.
 type Tracker struct {
 	first map[datagram]Flow
 }
@@ -12,15 +12,15 @@ type datagram struct {
 	id   uint32
 }
 
-// Classify is like the function of that name, and gives later pieces the flow of
+// Classify is like the function of that name, and gives later fragments the flow of
 // their first.
 func (t *Tracker) Classify(v View, tunnels []Tunnel) (Flow, Reason) {
 	f, r := Classify(v, tunnels)
-	if r != OK || f.Piece == Whole {
+	if r != OK || f.Fragment == Whole {
 		return f, r
 	}
 	key := datagram{Flow{Src: f.Src, Dst: f.Dst, Proto: f.Proto, VNI: f.VNI}, f.ID}
-	if f.Piece == First {
+	if f.Fragment == First {
 		if t.first == nil {
 			t.first = map[datagram]Flow{}
 		}

@@ -52,8 +52,8 @@ func frame(parts ...[]packet.Layer) []byte {
 	return packet.Build(slices.Concat(parts...)...)
 }
 
-// piece4 and piece6 are the inner packets of a datagram in pieces.
-func piece4(id uint16, offset int, more bool) layers {
+// fragment4 and fragment6 are the inner packets of a fragmented datagram.
+func fragment4(id uint16, offset int, more bool) layers {
 	p := packet.IPv4{Proto: 17, ID: id, Offset: offset, More: more}
 	if offset > 0 {
 		return layers{eth, p, data}
@@ -61,7 +61,7 @@ func piece4(id uint16, offset int, more bool) layers {
 	return layers{eth, p, udp, data}
 }
 
-func piece6(id uint32, offset int, more bool) layers {
+func fragment6(id uint32, offset int, more bool) layers {
 	p := packet.Fragment{Next: 17, ID: id, Offset: offset, More: more}
 	if offset > 0 {
 		return layers{eth, ip6, p, data}
@@ -105,9 +105,9 @@ func goodPackets() []Case {
 			{"an unknown protocol", layers{eth, packet.IPv4{Proto: 99}, data}},
 			{"nothing behind IPv6", layers{eth, ip6}},
 			{"SCTP", layers{eth, packet.IPv4{Proto: 132}, data}},
-			{"a first piece", piece4(1, 0, true)},
-			{"a first piece of IPv6", piece6(1, 0, true)},
-			{"an atomic fragment", piece6(1, 0, false)},
+			{"a first fragment", fragment4(1, 0, true)},
+			{"a first fragment of IPv6", fragment6(1, 0, true)},
+			{"an atomic fragment", fragment6(1, 0, false)},
 		} {
 			cases = append(cases, Case{
 				Name:  outer.name + ", " + inner.name,
@@ -117,10 +117,10 @@ func goodPackets() []Case {
 		}
 	}
 	return append(cases,
-		Case{"a later piece after its first", frame(outer4, piece4(7, 0, true)), frame(outer4, piece4(7, 1480, true)), oracle.OK},
-		Case{"the last piece after its first", frame(outer4, piece4(8, 0, true)), frame(outer4, piece4(8, 1480, false)), oracle.OK},
-		Case{"a later piece of IPv6 after its first", frame(outer6, piece6(9, 0, true)), frame(outer6, piece6(9, 1448, false)), oracle.OK},
-		Case{"a piece from 32 KB on after its first", frame(outer4, piece4(10, 0, true)), frame(outer4, piece4(10, 32768, true)), oracle.OK},
+		Case{"a later fragment after its first", frame(outer4, fragment4(7, 0, true)), frame(outer4, fragment4(7, 1480, true)), oracle.OK},
+		Case{"the last fragment after its first", frame(outer4, fragment4(8, 0, true)), frame(outer4, fragment4(8, 1480, false)), oracle.OK},
+		Case{"a later fragment of IPv6 after its first", frame(outer6, fragment6(9, 0, true)), frame(outer6, fragment6(9, 1448, false)), oracle.OK},
+		Case{"a fragment from 32 KB on after its first", frame(outer4, fragment4(10, 0, true)), frame(outer4, fragment4(10, 32768, true)), oracle.OK},
 		Case{"padding behind the datagram", nil, append(frame(outer4, inner4), make([]byte, 18)...), oracle.OK},
 		Case{"padding behind the inner packet", nil, frame(outer4, layers{eth, packet.IPv4{LenDelta: -10}, packet.UDP{Src: 1, Dst: 2, LenDelta: -10}, data}), oracle.OK},
 		Case{"don't fragment, outside and inside", nil, frame(layers{eth, packet.IPv4{Dont: true}, toVX, vx, eth, packet.IPv4{Dont: true}, udp, data}), oracle.OK},
@@ -146,9 +146,9 @@ func outerPackets() []Case {
 		{"two outer tags", nil, carry(packet.Ethernet{Type: 0x88a8}, packet.VLAN{ID: 9}, packet.VLAN{ID: 8}, ip4, toVX), oracle.OuterVLAN},
 		{"outer options", nil, carry(eth, packet.IPv4{Options: 4}, toVX), oracle.OuterOptions},
 		{"outer options, 40 bytes", nil, carry(eth, packet.IPv4{Options: 40}, toVX), oracle.OuterOptions},
-		{"an outer first piece", nil, carry(eth, packet.IPv4{More: true}, toVX), oracle.OuterFragment},
-		{"an outer later piece", nil, carry(eth, packet.IPv4{Offset: 1480}, toVX), oracle.OuterFragment},
-		{"an outer piece of IPv6", nil, carry(eth, ip6, packet.Fragment{More: true}, toVX), oracle.OuterFragment},
+		{"an outer first fragment", nil, carry(eth, packet.IPv4{More: true}, toVX), oracle.OuterFragment},
+		{"an outer later fragment", nil, carry(eth, packet.IPv4{Offset: 1480}, toVX), oracle.OuterFragment},
+		{"an outer fragment of IPv6", nil, carry(eth, ip6, packet.Fragment{More: true}, toVX), oracle.OuterFragment},
 		{"an outer atomic fragment", nil, carry(eth, ip6, packet.Fragment{}, toVX), oracle.OuterFragment},
 		{"outer hop-by-hop options", nil, carry(eth, ip6, packet.Extension{Kind: packet.HopByHop}, toVX), oracle.OuterExtension},
 		{"an outer routing header", nil, carry(eth, ip6, packet.Extension{Kind: 43}, toVX), oracle.OuterExtension},
@@ -199,9 +199,9 @@ func innerPackets() []Case {
 		{"inner mobility header", nil, in(eth, packet.IPv6{Next: 135}, data), oracle.InnerExtension},
 		{"options behind an inner fragment header", nil, in(eth, ip6, packet.Fragment{More: true}, packet.Extension{Kind: 60}, udp, data), oracle.InnerExtension},
 		{"two inner fragment headers", nil, in(eth, ip6, packet.Fragment{}, packet.Fragment{}, udp, data), oracle.InnerExtension},
-		{"a later piece without its first", nil, frame(outer4, piece4(100, 1480, true)), oracle.FragmentUntracked},
-		{"a later piece of IPv6 without its first", nil, frame(outer4, piece6(100, 1480, true)), oracle.FragmentUntracked},
-		{"a later piece of another datagram", frame(outer4, piece4(101, 0, true)), frame(outer4, piece4(102, 1480, true)), oracle.FragmentUntracked},
+		{"a later fragment without its first", nil, frame(outer4, fragment4(100, 1480, true)), oracle.FragmentUntracked},
+		{"a later fragment of IPv6 without its first", nil, frame(outer4, fragment6(100, 1480, true)), oracle.FragmentUntracked},
+		{"a later fragment of another datagram", frame(outer4, fragment4(101, 0, true)), frame(outer4, fragment4(102, 1480, true)), oracle.FragmentUntracked},
 	}
 }
 

@@ -159,7 +159,7 @@ func mergeStandsFaults(t *testing.T) {
 		}
 		p.reach(t, 4<<20)
 		if d := s.since(t, was); d.splits != 0 {
-			t.Errorf("a flow that no merge point puts in order was split %d times", d.splits)
+			t.Errorf("a flow that no resequencer puts in order was split %d times", d.splits)
 		}
 		// It is whole: nothing comes out of order.
 		was = s.count(t)
@@ -258,8 +258,8 @@ func mergeLosesItsPod(t *testing.T) {
 	until(t, "nothing waits any more", func() bool { return s.d.Status().Counters.MergeWaiting == 0 })
 	p.abort(t)
 	s.end(t)
-	if b.mergePoint(t).ifindex != 0 {
-		t.Error("the merge point is still there")
+	if b.resequencer(t).ifindex != 0 {
+		t.Error("the resequencer is still there")
 	}
 }
 

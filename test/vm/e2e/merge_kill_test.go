@@ -84,14 +84,14 @@ func childOf(t *testing.T, pid int) int {
 	return 0
 }
 
-// mergePoint is a host's merge point: none without an index.
-type mergePoint struct {
+// resequencer is a host's resequencer: none without an index.
+type resequencer struct {
 	ifindex int
 	sent    uint64 // packets so far
 	held    uint32 // packets that it has
 }
 
-func (h *host) mergePoint(t *testing.T) (m mergePoint) {
+func (h *host) resequencer(t *testing.T) (m resequencer) {
 	t.Helper()
 	err := in(h.net, func(nl *netlink.Handle) error {
 		dev, err := nl.LinkByName(daemon.MergeDevice)
@@ -126,10 +126,10 @@ func mergeOutlivesItsDaemon(t *testing.T) {
 	p, state := s.pour(t, v4), t.TempDir()
 	act := func() *exec.Cmd {
 		t.Helper()
-		was := b.mergePoint(t).ifindex
+		was := b.resequencer(t).ifindex
 		cmd := splitterIn(t, b, state)
-		until(t, "a new merge point has sent 1000 packets", func() bool {
-			m := b.mergePoint(t)
+		until(t, "a new resequencer has sent 1000 packets", func() bool {
+			m := b.resequencer(t)
 			return m.ifindex != was && m.sent >= 1000
 		})
 		return cmd
@@ -146,7 +146,7 @@ func mergeOutlivesItsDaemon(t *testing.T) {
 	first := act()
 	kill(first.Process.Pid)
 	_ = first.Wait() // killed
-	until(t, "the guardian takes the merge point away", func() bool { return b.mergePoint(t).ifindex == 0 })
+	until(t, "the guardian takes the resequencer away", func() bool { return b.resequencer(t).ifindex == 0 })
 	p.reach(t, 2<<20)
 
 	second := act()
@@ -157,10 +157,10 @@ func mergeOutlivesItsDaemon(t *testing.T) {
 	kill(guardian, second.Process.Pid)
 	_ = second.Wait() // killed
 	p.reach(t, 4<<20)
-	if b.mergePoint(t).ifindex == 0 {
-		t.Fatal("the merge point was taken away")
+	if b.resequencer(t).ifindex == 0 {
+		t.Fatal("the resequencer was taken away")
 	}
-	until(t, "nothing waits at a merge point that no daemon looks after", func() bool { return b.mergePoint(t).held == 0 })
+	until(t, "nothing waits at a resequencer that no daemon looks after", func() bool { return b.resequencer(t).held == 0 })
 
 	// What the next daemon does first, and `overlane off`.
 	err := b.ns.Do(func() error {
@@ -173,8 +173,8 @@ func mergeOutlivesItsDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if b.mergePoint(t).ifindex != 0 {
-		t.Error("the merge point is still there")
+	if b.resequencer(t).ifindex != 0 {
+		t.Error("the resequencer is still there")
 	}
 	p.reach(t, 2<<20)
 	p.finish(t)

@@ -417,7 +417,7 @@ func (r row) run(t *testing.T, runs int) {
 	}
 	t.Logf("%d runs lost nothing", clean)
 	small.reach(t, 20)
-	s.comeHome(t)
+	s.drain(t)
 	for _, p := range flows {
 		p.reach(t, 64<<10)
 		p.finish(t)
@@ -442,18 +442,18 @@ func (s *splitting) allSplit(t *testing.T, flows []*pour) {
 	until(t, "all are split", func() bool { return s.d.Status().Counters.Splits > uint64(len(flows)) })
 }
 
-// comeHome has the daemon take its hands off all flows, which go on meanwhile, in order.
-func (s *splitting) comeHome(t *testing.T) {
+// drain has the daemon take its hands off all flows, which go on meanwhile, in order.
+func (s *splitting) drain(t *testing.T) {
 	t.Helper()
 	was := s.count(t)
 	s.use(t, s.d, 0)
-	until(t, "flows are home", func() bool { return len(s.d.Status().Lanes) == 0 })
+	until(t, "flows are drained", func() bool { return len(s.d.Status().Lanes) == 0 })
 	if d := s.since(t, was); d.late != 0 && d.lost+d.expired+d.unwatched == 0 {
-		t.Errorf("%d segments came out of order on their way home", d.late)
+		t.Errorf("%d segments came out of order as they drained", d.late)
 	}
 }
 
-// pass waits until so many packets have passed the merge point, and so many of them have waited
+// pass waits until so many packets have passed the resequencer, and so many of them have waited
 // there.
 func (s *splitting) pass(t *testing.T, was tally, all, least uint64) {
 	t.Helper()

@@ -9,7 +9,7 @@ import (
 
 // A daemon that hangs is no reason to stay on a lane, nor is one that never said that it lives
 // one to leave it.
-func TestFlowsGoHomeFromADaemonThatHangs(t *testing.T) {
+func TestFlowsDrainWhenTheDaemonHangs(t *testing.T) {
 	onEachHook(t, func(t *testing.T, b *bench) {
 		frame := flowOf(0)
 		slot := b.slotOf(classify(t, frame))
@@ -18,15 +18,15 @@ func TestFlowsGoHomeFromADaemonThatHangs(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, tt := range []struct {
-			name string
-			beat uint64
-			home bool
+			name      string
+			heartbeat uint64
+			drained   bool
 		}{
-			{"never a sign of life", 0, false},
-			{"a moment ago", now - uint64(AloneAfter) + uint64(time.Second), false},
-			{"too long ago", now - uint64(AloneAfter) - uint64(time.Second), true},
+			{"never a heartbeat", 0, false},
+			{"a moment ago", now - uint64(WatchdogTimeout) + uint64(time.Second), false},
+			{"too long ago", now - uint64(WatchdogTimeout) - uint64(time.Second), true},
 		} {
-			b.policy.Beat = tt.beat
+			b.policy.Heartbeat = tt.heartbeat
 			if err := b.writePolicy(); err != nil {
 				t.Fatal(err)
 			}
@@ -37,7 +37,7 @@ func TestFlowsGoHomeFromADaemonThatHangs(t *testing.T) {
 			if err := b.stages.OlSlots.Lookup(b.slotKey(slot), &s); err != nil {
 				t.Fatal(err)
 			}
-			if home := s.Lane == LaneLocal; home != tt.home {
+			if drained := s.Lane == LaneLocal; drained != tt.drained {
 				t.Errorf("%s: the flow is on lane %d", tt.name, s.Lane)
 			}
 		}

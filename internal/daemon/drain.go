@@ -11,27 +11,27 @@ import (
 	"github.com/overlane/overlane/internal/datapath"
 )
 
-// homing watches flows leave the lanes: those of the nic and the tunnel stage,
+// draining watches flows leave the lanes: those of the nic and the tunnel stage,
 // then those of the pod stage; then what lanes held is handled. It takes as many
 // looks as it takes; it begins anew when flows are sent out again.
-type homing struct {
-	step    homingStep
+type draining struct {
+	step    drainStep
 	steered uint64 // packets sent to the lanes so far
 	since   time.Time
 	round   *datapath.Round
 }
 
-type homingStep int
+type drainStep int
 
 const (
-	fromTunnel homingStep = iota
+	fromTunnel drainStep = iota
 	fromPod
 	handled
-	home
+	drained
 )
 
-func (p *pipeline) lookHome(now time.Time) error {
-	h := &p.home
+func (p *pipeline) lookDrained(now time.Time) error {
+	h := &p.draining
 	switch h.step {
 	case fromTunnel, fromPod:
 		c, err := p.dp.Counters()
@@ -49,7 +49,7 @@ func (p *pipeline) lookHome(now time.Time) error {
 			return nil
 		}
 		if h.step == fromPod {
-			*h = homing{step: handled}
+			*h = draining{step: handled}
 			return nil
 		}
 		for cpu := range p.cores {
@@ -57,7 +57,7 @@ func (p *pipeline) lookHome(now time.Time) error {
 				return err
 			}
 		}
-		*h = homing{step: fromPod}
+		*h = draining{step: fromPod}
 	case handled:
 		var err error
 		if h.round == nil {
@@ -76,25 +76,25 @@ func (p *pipeline) lookHome(now time.Time) error {
 		}
 		open, err := h.round.Look(p.offline)
 		if err == nil && open == 0 {
-			*h = homing{step: home}
+			*h = draining{step: drained}
 		}
 		return err
-	case home:
+	case drained:
 	}
 	return nil
 }
 
-// waitHome waits until no flow is on a lane, or the deadline. On overload flows
+// waitDrained waits until no flow is on a lane, or the deadline. On overload flows
 // may not drain; then it says so, and goes on the next time.
-func (p *pipeline) waitHome(ctx context.Context) error {
+func (p *pipeline) waitDrained(ctx context.Context) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		p.meanwhile()
-		if err := p.lookHome(time.Now()); err != nil {
+		if err := p.lookDrained(time.Now()); err != nil {
 			return err
 		}
-		if p.home.step == home {
+		if p.draining.step == drained {
 			return nil
 		}
 		select {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The express path put to work on the maps: is there a way from the NIC straight to the pod
- * that this frame is for, and does its flow take it? Who goes that way is a lane of the NIC's
- * stage to the order guard, entered and left as any other, but left at once where the stack has
- * to see a frame.
+ * The express path put to work on the maps: is there an entry by which this
+ * frame goes from the NIC straight to its pod, and does its flow take it? To the order guard such
+ * a path is a lane of the NIC's stage, entered and left as any other, but left at once where the
+ * stack has to see a frame.
  */
-#ifndef OVERLANE_WAYS_H
-#define OVERLANE_WAYS_H
+#ifndef OVERLANE_EXPRESS_ENTRIES_H
+#define OVERLANE_EXPRESS_ENTRIES_H
 
 #include "steer.h"
 #include "express.h"
@@ -15,8 +15,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4 * OL_PORTS);
 	__type(key, struct ol_express_key);
-	__type(value, struct ol_express_way);
-} ol_express_ways SEC(".maps");
+	__type(value, struct ol_express_entry);
+} ol_express_entries SEC(".maps");
 
 /* The hosts' ends of the pods' veths. */
 struct {
@@ -44,7 +44,7 @@ struct {
 	__type(value, __u32);
 } ol_express_fixed SEC(".maps");
 
-/* Frames for which there was a way, by why they took the full path: enum ol_express_unfit. */
+/* Frames for which there was an entry, by why they took the full path: enum ol_express_unfit. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, OL_NR_UNFIT);
@@ -53,16 +53,16 @@ struct {
 } ol_express_unfits SEC(".maps");
 
 /*
- * A way that is withdrawn is still taken for so long by flows that have not been seen to
+ * An entry that is withdrawn is still taken for so long by flows that have not been seen to
  * leave it in order.
  */
 #define OL_EXPRESS_LEAVE_NS 5000000
 
-/* The last frame that took a way in this core's hook, as the second of its flow in a row. */
+/* The last frame that took an entry in this core's hook, as the second of its flow in a row. */
 struct ol_express_last {
 	struct ol_run run;
 	__u32 seq; /* of the poll; within one, no flow changes its lane */
-	__u32 ways;
+	__u32 entries;
 	__u32 nic;
 	__u32 port;
 	__u32 max_len;
@@ -91,7 +91,7 @@ __noinline int ol_express_next(struct xdp_md *ctx)
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cursor c;
 
-	if (!l || !cpu || !policy || l->seq != cpu->seq || l->ways != policy->ways ||
+	if (!l || !cpu || !policy || l->seq != cpu->seq || l->entries != policy->entries ||
 	    l->nic != ctx->ingress_ifindex)
 		return XDP_PASS;
 	ol_cursor_at(ctx, &c);
@@ -108,12 +108,12 @@ __noinline int ol_express_next(struct xdp_md *ctx)
 /* What is known of a frame on its way through the hook. */
 struct ol_express_turn {
 	struct ol_sender_key sender;
-	__u32 port; /* where it may go, plus one; 0: there is no way */
+	__u32 port; /* where it may go, plus one; 0: there is no entry */
 	__u32 refresh_us;
 	__u32 max_len;
 	__u32 from; /* outer source */
 	__u32 slot;
-	__u8 may;   /* wish for the way */
+	__u8 may;   /* wish for the entry */
 	__u8 never; /* this frame is not to take it, whatever that does to its flow's order */
 	__u8 unfit;
 	__u8 again;
@@ -129,7 +129,7 @@ struct {
 	__type(value, struct ol_express_turn);
 } ol_express_turns SEC(".maps");
 
-/* A frame for which there is a way takes the full path. */
+/* A frame for which there is an entry takes the full path. */
 static __always_inline void ol_express_unfit(struct ol_express_turn *t, __u32 why)
 {
 	__u64 *n = bpf_map_lookup_elem(&ol_express_unfits, &why);
@@ -140,8 +140,8 @@ static __always_inline void ol_express_unfit(struct ol_express_turn *t, __u32 wh
 }
 
 /*
- * Would the tunnel take a frame of that sender from that host? Not in ol_express_judge, which has no
- * room left on the stack.
+ * Would the tunnel take a frame of that sender from that host? Not in ol_express_judge, which has
+ * no room left on the stack.
  */
 __noinline int ol_express_locate(struct ol_express_turn *t, __u32 seq)
 {
@@ -160,13 +160,13 @@ __noinline int ol_express_locate(struct ol_express_turn *t, __u32 seq)
 	return 0;
 }
 
-/* Is there a way for this frame, and may it take it? */
+/* Is there an entry for this frame, and may it take it? */
 __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 				struct ol_express_turn *t)
 {
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_express_key key = {};
-	struct ol_express_way *way;
+	struct ol_express_entry *entry;
 	struct ol_cursor c;
 	const __u8 *eth;
 	__u32 inner;
@@ -175,8 +175,8 @@ __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 		return 0;
 	t->never = 1;
 	/*
-	 * Of TCP, the NIC's GRO makes few packets of many frames, and its checksum is known: what is
-	 * behind costs less than to look at each frame.
+	 * Of TCP, the NIC's GRO makes few packets of many frames, and its checksum is known: what
+	 * is behind costs less than to look at each frame.
 	 */
 	if (f->flow.proto != OL_IPPROTO_UDP)
 		return 0;
@@ -191,26 +191,26 @@ __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 	key.vni = policy->tunnel[f->tunnel].vni;
 	key.port = policy->tunnel[f->tunnel].port;
 	__builtin_memcpy(key.mac, eth, sizeof(key.mac));
-	way = bpf_map_lookup_elem(&ol_express_ways, &key);
-	if (!way)
+	entry = bpf_map_lookup_elem(&ol_express_entries, &key);
+	if (!entry)
 		return 0;
-	t->port = way->port + 1;
-	t->refresh_us = way->refresh_us;
-	t->max_len = way->max_len;
+	t->port = entry->port + 1;
+	t->refresh_us = entry->refresh_us;
+	t->max_len = entry->max_len;
 	t->sender.vni = key.vni;
 	t->sender.port = key.port;
 	__builtin_memcpy(t->sender.mac, eth + 6, sizeof(t->sender.mac));
 	c.total = bpf_xdp_get_buff_len(ctx);
-	t->unfit = c.total - inner > way->max_len ? OL_UNFIT_LONG
-						  : ol_express_plain(&c, inner, &way->tunnel);
+	t->unfit = c.total - inner > entry->max_len ? OL_UNFIT_LONG
+						    : ol_express_plain(&c, inner, &entry->tunnel);
 	if (t->unfit) {
 		ol_express_unfit(t, t->unfit);
 		return 0;
 	}
 	t->from = ol_word(c.data + OL_ETH_HLEN + 12);
-	t->fixed = way->fixed;
-	if (way->withdrawn) {
-		t->never = bpf_ktime_get_ns() - way->withdrawn > OL_EXPRESS_LEAVE_NS;
+	t->fixed = entry->fixed;
+	if (entry->withdrawn) {
+		t->never = bpf_ktime_get_ns() - entry->withdrawn > OL_EXPRESS_LEAVE_NS;
 		return 0;
 	}
 	t->may = !(policy->flags & OL_F_EXPRESS_HELD);
@@ -241,7 +241,8 @@ static __always_inline int ol_sender_known(struct ol_express_turn *t, struct ol_
 }
 
 static __always_inline void ol_express_keep(struct xdp_md *ctx, const struct ol_frame *f,
-					    const struct ol_express_turn *t, __u32 ways, __u32 seq)
+					    const struct ol_express_turn *t, __u32 entries,
+					    __u32 seq)
 {
 	__u32 zero = 0;
 	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
@@ -252,14 +253,14 @@ static __always_inline void ol_express_keep(struct xdp_md *ctx, const struct ol_
 		return;
 	ol_run_keep(&c, &l->run);
 	l->seq = seq;
-	l->ways = ways;
+	l->entries = entries;
 	l->nic = ctx->ingress_ifindex;
 	l->port = t->port - 1;
 	l->max_len = t->max_len;
 	l->slot = t->slot;
 }
 
-/* A flow of the slot leaves its way: no frame is to go on as the one before did. */
+/* A flow of the slot leaves its entry: no frame is to go on as the one before did. */
 static __always_inline void ol_express_forget(__u32 slot)
 {
 	__u32 zero = 0;
@@ -283,7 +284,7 @@ static __always_inline int ol_express_left(struct ol_slot *s, struct ol_turn *t)
 	return 1;
 }
 
-/* A flow leaves its way at once. No program has seen whether it overtakes itself by that. */
+/* A flow leaves its entry at once. No program has seen whether it overtakes itself by that. */
 static __always_inline void ol_express_leave(struct ol_slot *s, __u32 slot, __u64 now)
 {
 	struct ol_turn *t = ol_get_turn(OL_STAGE_NIC, slot);
@@ -319,14 +320,17 @@ __noinline int ol_express_take(struct xdp_md *ctx, const struct ol_frame *f,
 	last = bpf_map_lookup_elem(&ol_recents, &stage);
 	if (!s || !cpu || !last || !policy)
 		return XDP_PASS;
-	/* A slot that entered has no port yet. It has one: flows to other pods, or without a way. */
+	/*
+	 * A slot that entered has no port yet. It has one: flows to other pods, or without an
+	 * entry.
+	 */
 	if (t->lane == OL_LANE_EXPRESS && s->port == OL_NO_PORT && t->port)
 		s->port = t->port - 1;
 	if (t->lane == OL_LANE_EXPRESS && t->port != s->port + 1U)
 		return XDP_PASS;
 	if (t->lane == OL_LANE_EXPRESS && !t->never && s->epoch == (__u8)policy->express_epoch) {
 		if (t->again)
-			ol_express_keep(ctx, f, t, policy->ways, cpu->seq);
+			ol_express_keep(ctx, f, t, policy->entries, cpu->seq);
 		if ((!t->refresh_us || ol_sender_known(t, s, cpu->seq)) &&
 		    bpf_redirect_map(&ol_express_ports, s->port, XDP_PASS) == XDP_REDIRECT &&
 		    !bpf_xdp_adjust_head(ctx, f->inner)) {
@@ -350,9 +354,10 @@ __noinline int ol_express_take(struct xdp_md *ctx, const struct ol_frame *f,
 }
 
 /*
- * The way of a frame in the NIC's stage: XDP_REDIRECT if it has been sent straight to its pod,
+ * The verdict on a frame in the NIC's stage: XDP_REDIRECT if it has been sent straight to its pod,
  * else XDP_PASS, and *lane is where its flow goes on: h->slot and h->again as by ol_steer_flow.
- * leave: its flow is to go another way as soon as that overtakes nothing. An untracked piece of a datagram has none.
+ * leave: its flow is to leave for another lane as soon as that overtakes nothing. An untracked
+ * fragment of a datagram has none.
  */
 static __always_inline int ol_express_steer(struct xdp_md *ctx, const struct ol_policy *policy,
 					    struct ol_hop *h, const struct ol_frame *f, int leave,
