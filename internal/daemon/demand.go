@@ -111,7 +111,7 @@ func (d *Daemon) beginCensus() (*census, error) {
 	}
 	c := &census{dp: dp}
 	for _, t := range d.snap.Tunnels {
-		l, err := d.pipe.hang(t.Dev, dp.Attach)
+		l, err := d.pipe.attach(t.Dev, dp.Attach)
 		switch {
 		case err == nil:
 			c.hooks = append(c.hooks, l)

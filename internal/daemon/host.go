@@ -48,7 +48,7 @@ func (h host) Forget(which func(apply.Entry) bool) error { return h.d.locked.For
 func (h host) Gone(t plan.Target) bool { return h.d.pipe.gone(t) }
 
 func (h host) Attach(dev node.Dev, attach func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
-	return h.d.pipe.hang(dev, attach)
+	return h.d.pipe.attach(dev, attach)
 }
 
 func (h host) Scanner() *node.Scanner { return h.d.scanner }

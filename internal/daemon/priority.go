@@ -301,10 +301,10 @@ func (d *Daemon) makeWayFor(ctx context.Context, u node.Underlay) error {
 	return errors.Join(err, d.places.ReleaseAll(xdp.Pipeline, xdp.Microflows, xdp.Express))
 }
 
-// hook hangs the hook on an underlay.
+// hook attaches the hook to an underlay.
 func (d *Daemon) hookPriority(u node.Underlay, two bool) (h *datapath.PriorityHook, err error) {
 	err = d.places.Take(u, d.priorityWants(), func() (io.Closer, error) {
-		return d.pipe.hang(u.Dev, func(at datapath.Device) (io.Closer, error) {
+		return d.pipe.attach(u.Dev, func(at datapath.Device) (io.Closer, error) {
 			h, err = d.prio.dp.AttachXDP(at, two)
 			return h, err
 		})
@@ -312,7 +312,7 @@ func (d *Daemon) hookPriority(u node.Underlay, two bool) (h *datapath.PriorityHo
 	return h, err
 }
 
-// followPriority hangs the hook on the underlays that lack it.
+// followPriority attaches the hook to the underlays that lack it.
 func (d *Daemon) followPriority(ctx context.Context) error {
 	if d.prio == nil {
 		return nil

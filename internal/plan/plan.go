@@ -49,7 +49,7 @@ type Step struct {
 	Reason string `json:"reason"`
 }
 
-// Attachment is a BPF program on a hook. It hangs on a link that ends with
+// Attachment is a BPF program on a hook. It is attached by a link that ends with
 // the process, so it needs no undo of its own.
 type Attachment struct {
 	Target
