@@ -117,7 +117,7 @@ type Daemon struct {
 	apart     []int        // cores that containers have for themselves, at the last look
 	apartWhy  string       // they could not be read then
 	cores     []int        // configured and online
-	heed      heed
+	sampling  samplingLevel
 	refit     governor.Refit
 	before    map[int]governor.Core // as they were when the pipeline was put in place
 	avoid     []int                 // cores that tasks need, and whose lanes flows have left
@@ -127,7 +127,7 @@ type Daemon struct {
 	useless   bool      // no hop was worth it, in the last window
 	quiet     time.Time // since when hardly a packet has come
 	woken     time.Time // when it was last asleep
-	dull      dull
+	idle      idleBackoff
 	lively    time.Time // when packets last came, as isAwake saw it
 	softnet   sense.Softnet
 	softirqs  sense.Softirqs
@@ -246,7 +246,7 @@ func (d *Daemon) start(ctx context.Context) error {
 
 // Run works until ctx ends, then leaves the node as it was found.
 func (d *Daemon) Run(ctx context.Context) error {
-	tick := time.NewTicker(d.heed.window())
+	tick := time.NewTicker(d.sampling.window())
 	defer tick.Stop()
 	poll := time.NewTicker(shortcut.PollEvery)
 	defer poll.Stop()
@@ -406,7 +406,7 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 		t.Leave()
 	}
 	if d.pipe.armed && (dec.State == governor.Standby || d.evict || d.pipe.stale(d.cores) || d.prio.inTheWay(d.pipe.layout)) {
-		err := d.pipe.recall(ctx, d.heed.window()/2)
+		err := d.pipe.recall(ctx, d.sampling.window()/2)
 		if errors.Is(err, datapath.ErrFlowsOut) {
 			return nil // looked at again in the next window
 		}

@@ -76,7 +76,7 @@ func (j *Judge) Leave() { j.trial = nil }
 // Step takes the window that ended, in a situation in which the mechanism is asked for, and
 // returns whether it is to act in the next one, and why.
 func (j *Judge) Step(now time.Time, s Situation, w Window) (act bool, reason string) {
-	j.heedClock(now)
+	j.handleClockJump(now)
 	if j.trial != nil && s.Layout != j.of.Layout {
 		j.trial, j.rest = nil, now.Add(restFor)
 	}
@@ -110,7 +110,7 @@ func (j *Judge) Step(now time.Time, s Situation, w Window) (act bool, reason str
 // Bars tells whether it is remembered that a mechanism which is not in place does not pay in a
 // situation, and why.
 func (j *Judge) Bars(now time.Time, s Situation) (why string, yes bool) {
-	j.heedClock(now)
+	j.handleClockJump(now)
 	if i := j.find(s.Layout); j.trial != nil || i < 0 || j.known[i].Outcome == Better {
 		return "", false
 	}
@@ -134,8 +134,8 @@ func (j *Judge) Stale(now time.Time, s Situation) bool {
 	return j.trial == nil && i >= 0 && j.known[i].Outcome == Better && !now.Before(j.known[i].until())
 }
 
-// heedClock bounds what a clock that jumped back would have made last for ever.
-func (j *Judge) heedClock(now time.Time) {
+// handleClockJump bounds what a clock that jumped back would have made last for ever.
+func (j *Judge) handleClockJump(now time.Time) {
 	if j.rest.Sub(now) > restFor {
 		j.rest = now
 	}

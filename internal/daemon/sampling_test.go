@@ -12,19 +12,19 @@ import (
 
 // A load for which there is nothing to do is looked at until that is known, and again when it
 // changes, or after a while.
-func TestADullLoadIsLookedAtNowAndThen(t *testing.T) {
+func TestAnIdleLoadIsSampledNowAndThen(t *testing.T) {
 	const rate = 20000
 	begin := time.Unix(1000, 0)
 	at := func(since time.Duration) governor.Input { return governor.Input{Now: begin.Add(since)} }
-	var l dull
+	var l idleBackoff
 	if l.holds(begin, 0) {
 		t.Error("nothing was seen, and it holds")
 	}
-	for _, since := range []time.Duration{0, dullAfter - 1, dullAfter} {
-		l = dull{}
+	for _, since := range []time.Duration{0, idleAfter - 1, idleAfter} {
+		l = idleBackoff{}
 		l.seen(at(0), rate)
 		l.seen(at(0), rate/2)
-		if got, enough := l.seen(at(since), rate), since == dullAfter; got != enough {
+		if got, enough := l.seen(at(since), rate), since == idleAfter; got != enough {
 			t.Errorf("seen for %s: enough is %t", since, got)
 		}
 	}
@@ -34,15 +34,15 @@ func TestADullLoadIsLookedAtNowAndThen(t *testing.T) {
 		rate float64
 		want bool
 	}{
-		{"at once", begin.Add(dullAfter), rate, true},
-		{"as little as once", begin.Add(dullAfter), rate / 2, true},
-		{"a larger load", begin.Add(dullAfter), changedLoad * rate, false},
-		{"nearly larger", begin.Add(dullAfter), changedLoad*rate - 1, true},
-		{"a smaller load", begin.Add(dullAfter), rate / 2 / changedLoad, false},
-		{"nearly smaller", begin.Add(dullAfter), rate/2/changedLoad + 1, true},
-		{"no rate", begin.Add(dullAfter), math.Inf(1), false},
-		{"in time", begin.Add(dullAfter + dullFor - 1), rate, true},
-		{"later", begin.Add(dullAfter + dullFor), rate, false},
+		{"at once", begin.Add(idleAfter), rate, true},
+		{"as little as once", begin.Add(idleAfter), rate / 2, true},
+		{"a larger load", begin.Add(idleAfter), changedLoad * rate, false},
+		{"nearly larger", begin.Add(idleAfter), changedLoad*rate - 1, true},
+		{"a smaller load", begin.Add(idleAfter), rate / 2 / changedLoad, false},
+		{"nearly smaller", begin.Add(idleAfter), rate/2/changedLoad + 1, true},
+		{"no rate", begin.Add(idleAfter), math.Inf(1), false},
+		{"in time", begin.Add(idleAfter + backoffFor - 1), rate, true},
+		{"later", begin.Add(idleAfter + backoffFor), rate, false},
 		{"a clock that jumps back", begin, rate, false},
 	} {
 		if got := l.holds(tc.now, tc.rate); got != tc.want {
