@@ -38,7 +38,7 @@ func (p *pipeline) attachPrograms(snap node.Snapshot) error {
 		return err
 	}
 	want := map[node.DevKey]bool{}
-	at := newSpaces(p.scanner) // most are in one
+	at := newNetnsCache(p.scanner) // most are in one
 	var errs []error
 	begun, more := time.Now(), false
 	late := func() bool {
@@ -66,7 +66,7 @@ func (p *pipeline) attachPrograms(snap node.Snapshot) error {
 		case p.refused[pod.Peer.Key()].bare:
 		case !p.crossed(pod):
 		// Behind the merge point the qdisc of the host end would be passed by.
-		case p.merge != nil && p.merge.spaces[pod.Host.NetnsCookie].program != nil && podUnfit(pod) == "":
+		case p.merge != nil && p.merge.namespaces[pod.Host.NetnsCookie].program != nil && podUnfit(pod) == "":
 			err = attach(pod.Host, p.dp.AttachPodMerge)
 		case !hashes:
 		case p.left[pod.Peer.Key()] || split:
@@ -117,13 +117,13 @@ func (p *pipeline) crossed(pod node.Pod) bool {
 
 // attach attaches a program to one device.
 func (p *pipeline) attach(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
-	at := newSpaces(p.scanner)
+	at := newNetnsCache(p.scanner)
 	defer at.Close()
 	return p.attachIn(at, dev, fn)
 }
 
 // attachIn attaches a program to a device. All of ours come there by this way, so that the log has them.
-func (p *pipeline) attachIn(at *spaces, dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
+func (p *pipeline) attachIn(at *netnsCache, dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
 	ns, err := at.known(dev.NetnsCookie)
 	if err != nil {
 		return nil, err
