@@ -403,7 +403,7 @@ func (p *pipeline) steers(key node.DevKey) bool {
 	})
 }
 
-// gone tells that a device exists no more; in doubt it does.
+// gone tells that a device exists no more; where that cannot be told it does.
 func (p *pipeline) gone(t plan.Target) bool {
 	_, err := p.scanner.Settings(node.Dev{NetnsCookie: t.NetnsCookie, Ifindex: t.Ifindex, Name: t.Name})
 	return errors.Is(err, node.ErrGone)

@@ -35,7 +35,7 @@ type priority struct {
 	two    bool              // latency has lanes, too: a NIC is polled in softirq
 	frames map[string]uint64 // of rules, by name, before the list last changed
 	looked time.Time
-	broad  broad
+	budget budget
 	sync   *shortcuts // nil in mode batch
 
 	realtime realtime
@@ -193,7 +193,7 @@ func (d *Daemon) lookPriority(now time.Time) error {
 		return err
 	}
 	// Thousands of rules take as many system calls: only where there is something to say.
-	if c.LatencyExcess > d.prio.broad.excess {
+	if c.LatencyExcess > d.prio.budget.excess {
 		frames, err := d.ruleFrames()
 		if err != nil {
 			return err
@@ -203,7 +203,7 @@ func (d *Daemon) lookPriority(now time.Time) error {
 				delete(frames, r.Name)
 			}
 		}
-		d.prio.broad.look(now, c.LatencyExcess, frames)
+		d.prio.budget.exceeded(now, c.LatencyExcess, frames)
 	}
 	if err := d.followSync(now); err != nil {
 		d.log.Warn("some short cuts could not be followed", "reason", err)
@@ -252,7 +252,7 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 		return err
 	}
 	defer d.begins("priority")()
-	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), polled: map[int]time.Time{}, frames: map[string]uint64{}, broad: broad{excess: d.prioPast.LatencyExcess},
+	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), polled: map[int]time.Time{}, frames: map[string]uint64{}, budget: budget{excess: d.prioPast.LatencyExcess},
 		realtime: realtime{on: !d.opts.Priority.Fair}}
 	var err error
 	if p.dp, err = d.dp.LoadPriority(); err != nil {
@@ -526,8 +526,8 @@ func (d *Daemon) priorityMechanism() control.Mechanism {
 	if why := d.demand.trial.Reason(); d.demand.on && why != "" {
 		m.Reason += "; " + why
 	}
-	if broad := d.prio.broad.reason(time.Now()); broad != "" {
-		m.Reason = broad
+	if over := d.prio.budget.reason(time.Now()); over != "" {
+		m.Reason = over
 	}
 	if len(d.prio.attached) == 0 {
 		m.State, m.Reason = control.Standby, d.noPriorityNIC()
