@@ -39,7 +39,7 @@ var forLatency = governor.Terms{
 	Holds: 10 * time.Minute,
 }
 
-// stepDemand takes one window: look, decide, act.
+// stepDemand takes one window: measure, decide, act.
 func (d *Daemon) stepDemand(ctx context.Context, in governor.Input) error {
 	m := &d.demand
 	if why := d.noDemand(); why != "" {

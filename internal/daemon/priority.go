@@ -31,12 +31,12 @@ type priority struct {
 	skipped  []plan.Skip // underlays without its program
 	since    time.Time
 
-	polled map[int]time.Time // cores that have polled a NIC lately, by when they last did
-	two    bool              // latency has lanes, too: a NIC is polled in softirq
-	frames map[string]uint64 // of rules, by name, before the list last changed
-	looked time.Time
-	budget budget
-	sync   *shortcuts // nil in mode batch
+	polled  map[int]time.Time // cores that have polled a NIC lately, by when they last did
+	two     bool              // latency has lanes, too: a NIC is polled in softirq
+	frames  map[string]uint64 // of rules, by name, before the list last changed
+	checked time.Time
+	budget  budget
+	sync    *shortcuts // nil in mode batch
 
 	realtime realtime
 }
@@ -182,12 +182,12 @@ func (d *Daemon) keepRuleFrames() (err error) {
 	return err
 }
 
-// lookPriority looks after what is in place.
-func (d *Daemon) lookPriority(now time.Time) error {
-	if d.prio == nil || now.Sub(d.prio.looked) < mechanism.CheckEvery {
+// pollPriority checks what is in place.
+func (d *Daemon) pollPriority(now time.Time) error {
+	if d.prio == nil || now.Sub(d.prio.checked) < mechanism.CheckEvery {
 		return nil
 	}
-	d.prio.looked = now
+	d.prio.checked = now
 	c, err := d.priorityCounters()
 	if err != nil {
 		return err

@@ -36,7 +36,7 @@ const (
 	// that asks for help no core is about to ask.
 	calmBelow = 0.8
 	// asleepBelow is how many packets a core may receive in a second while
-	// the daemon does not look. One packet of an overlay counts once per stage: not even
+	// the daemon does not trace. One packet of an overlay counts once per stage: not even
 	// slow cores are saturated by so few.
 	asleepBelow = 10000
 	// asleepAfter is for how long it must be so, awakeFor how long the daemon
@@ -92,7 +92,7 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 	return in, true, d.setSampling(calm)
 }
 
-// isQuiet tells whether the daemon need not look: hardly a packet comes, and nothing
+// isQuiet tells whether the daemon need not trace: hardly a packet comes, and nothing
 // is in place that lives on what is traced.
 func (d *Daemon) isQuiet(now time.Time) bool {
 	if d.livesOnTraces() {
@@ -116,8 +116,8 @@ func (d *Daemon) livesOnTraces() bool {
 	return d.pipe.armed || d.places.Shared() || d.wants(governor.Forced) || d.expr.Acts()
 }
 
-// mayRest tells whether a load for which there is nothing to do needs no more than a look now and
-// then: no mechanism asks what polls do.
+// mayRest tells whether a load for which there is nothing to do needs to be traced now and then
+// only: no mechanism asks what polls do.
 func (d *Daemon) mayRest() bool {
 	return !d.livesOnTraces() && d.prio == nil && d.demand.census == nil && !d.aggr.Loaded()
 }
@@ -128,7 +128,7 @@ func (d *Daemon) mayRest() bool {
 type idleBackoff struct {
 	in    governor.Input // as last seen
 	since time.Time      // there has been nothing to do
-	until time.Time      // no look before
+	until time.Time      // not traced before
 	// least and most are the packets a second of the core that received most, since then.
 	least, most float64
 }

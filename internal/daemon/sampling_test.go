@@ -10,7 +10,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 )
 
-// A load for which there is nothing to do is looked at until that is known, and again when it
+// A load for which there is nothing to do is traced until that is known, and again when it
 // changes, or after a while.
 func TestAnIdleLoadIsSampledNowAndThen(t *testing.T) {
 	const rate = 20000

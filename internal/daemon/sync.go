@@ -22,7 +22,7 @@ type shortcuts struct {
 	dp       *datapath.Shortcuts
 	watchers *shortcut.Watchers
 	links    map[node.DevKey]io.Closer // on tunnels
-	looked   time.Time
+	polled   time.Time
 
 	ways    int         // tunnels times pods
 	without []plan.Skip // pods that have no short cut
@@ -51,7 +51,7 @@ func (d *Daemon) followSync(now time.Time) error {
 		return nil
 	}
 	s := d.prio.sync
-	s.looked = now
+	s.polled = now
 	by := map[uint64][]shortcut.Way{}
 	pods := map[node.DevKey]node.Pod{}
 	for _, p := range d.snap.Pods {

@@ -79,7 +79,7 @@ func (h *Hooks) Acts() bool { return h.watchers != nil }
 // act.
 func (h *Hooks) Changed() <-chan struct{} { return h.watchers.Changed() }
 
-// Rescanned says that the node has changed: the next step looks at all of it.
+// Rescanned says that the node has changed: the next step is a full scan.
 func (h *Hooks) Rescanned() { h.checked = time.Time{} }
 
 // Poll looks for what makes no event.
