@@ -15,7 +15,7 @@ import (
 )
 
 // RunGuardian is the body of the guardian process. It returns nil when it was
-// released, and when whoever took the lock after the daemon's death does the
+// released, and when the process that took the lock after the daemon's death does the
 // restoring; an error means that settings are left, which the journal names. What the daemon has had
 // it hold it gives to adopt, before it restores; without one it lets go of it then.
 func RunGuardian(stateDir string, cookie uint64, adopt Adopt, log *slog.Logger) error {

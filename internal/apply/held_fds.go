@@ -77,7 +77,7 @@ func (h *heldFDs) listen(conn int) (inPeace bool) {
 			}
 		case letGo:
 			h.drop(id)
-			_, _ = unix.Write(conn, holdMessage(letGo, id, "")) // who asked may have died
+			_, _ = unix.Write(conn, holdMessage(letGo, id, "")) // the daemon that asked may have died
 		}
 	}
 }

@@ -160,7 +160,7 @@ func planDevice(s mechanism.Reader, d node.Dev) (plan.Device, error) {
 		return dev, fmt.Errorf("left alone: %w", err)
 	}
 	if set.Owner != 0 {
-		// Said of who has the capability, too, as run has not.
+		// Said also where the caller has the capability, as run has not.
 		return dev, fmt.Errorf("left alone: a user namespace owns its network namespace, and user %d its receive masks, which root may not write without CAP_DAC_OVERRIDE", set.Owner)
 	}
 	if set.Unwritable != "" {

@@ -186,7 +186,7 @@ func (d *Daemon) busy(in governor.Input) bool {
 		return true
 	}
 	if d.useless {
-		return false // whoever is saturated could not be helped
+		return false // a core that is saturated could not be helped
 	}
 	for _, c := range in.Cores {
 		if c.Saturated > calmBelow*d.opts.Limits.Saturated {

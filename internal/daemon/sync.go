@@ -17,7 +17,7 @@ import (
 )
 
 // shortcuts are priority's mode sync: from the tunnels straight to the pods, where
-// nothing is skipped by that. Who else forwards there may change at any time.
+// nothing is skipped by that. Which foreign program forwards there may change at any time.
 type shortcuts struct {
 	dp       *datapath.Shortcuts
 	watchers *shortcut.Watchers

@@ -15,7 +15,7 @@ import (
 // difference, that window is as likely to be the best of its group, or the worst, as any other,
 // whatever else happens to the machine: a core that runs at half its speed, a host that steals
 // every second tick. That is bet against, with a stake that follows how far the windows are apart;
-// who wins so much that chance would have let him do it once in a hundred trials is believed
+// a bettor that wins so much that chance would have let it do so once in a hundred trials is believed
 // (Ville's inequality; it holds whenever one stops). What looks worse with the mechanism is tried
 // only so often that hardly anything is lost meanwhile. The zero value is not ready; use NewTrial.
 type Trial struct {
@@ -433,7 +433,7 @@ type evidence struct{ log [len(steepness)]float64 }
 // square of that. In the last case hardly anything scatters.
 var steepness = [...]float64{4, 12, 60}
 
-// mostBet is never more: who loses all cannot win again.
+// mostBet is never more: a bettor that loses all cannot win again.
 const mostBet = 0.95
 
 // bet takes a group's values, of which that at a place is said to stand out, up or down (sign), also
