@@ -32,4 +32,4 @@ func newGuardianCmd() *cobra.Command {
 }
 
 // adopt lets a guardian handle the programs of a daemon that has died.
-func adopt(held map[string][]int) (apply.Orphans, error) { return datapath.Adopt(held) }
+func adopt(held map[string][]int) (apply.OrphanedLinks, error) { return datapath.Adopt(held) }

@@ -313,7 +313,7 @@ func (b *bed) stopGuardian(d *daemon) {
 	b.must(process.Stop(d.guardian))
 }
 
-// Who holds the lock restores; the guardian must neither wait for it nor disturb it.
+// The process that holds the lock restores; the guardian must neither wait for it nor disturb it.
 func TestGuardianLeavesTheLockToAFasterOwner(t *testing.T) {
 	b := newBed(t)
 	before := b.snapshot()

@@ -19,7 +19,7 @@ import (
 const emptied = 1200 * time.Millisecond
 
 // getDevice tells whether there is a device of that name, and which.
-func (s *spot) getDevice() (value string, err error) {
+func (s *settingPlace) getDevice() (value string, err error) {
 	err = s.handle.Do(func() error {
 		value, err = deviceValue(s.Attr)
 		return err
@@ -66,7 +66,7 @@ func peerName(link netlink.Link) (string, error) {
 }
 
 // putDevice makes a device or, for plan.NoDevice, deletes it.
-func (s *spot) putDevice(value string) error {
+func (s *settingPlace) putDevice(value string) error {
 	return s.handle.Do(func() error {
 		if value == plan.NoDevice {
 			return deleteDevice(s.Attr)

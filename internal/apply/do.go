@@ -15,7 +15,7 @@ import (
 // job is a step that is going to be written.
 type job struct {
 	step   plan.Step
-	at     *spot
+	at     *settingPlace
 	before string
 	old    *Entry // what the journal said before, nil if nothing
 	result int    // index into the report
@@ -87,11 +87,11 @@ func (l *Locked) carryOut(k *kernel, steps []plan.Step, rep *Report) (refused, e
 	if err != nil || len(jobs) == 0 {
 		return err, nil
 	}
-	spots := make([]*spot, len(jobs))
+	places := make([]*settingPlace, len(jobs))
 	for i, j := range jobs {
-		spots[i] = j.at
+		places[i] = j.at
 	}
-	entries, err := k.announce(spots)
+	entries, err := k.announce(places)
 	if err != nil {
 		return err, nil
 	}

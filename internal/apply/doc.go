@@ -7,7 +7,7 @@
 // written to the kernel. The journal, and a lock that a living owner holds,
 // lie in a folder per network namespace. Three parties restore from it: the
 // owner itself, its guardian (a child that outlives it by a moment), and
-// whoever takes the lock next.
+// the process that takes the lock next.
 //
 // A restored setting is never written blindly: the namespace, the device and
 // the value must be those that the journal knows. What another program has

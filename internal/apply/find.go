@@ -209,7 +209,7 @@ func spaceOf(pid string) (file uint64, ok bool) {
 
 // searchThreads adds the namespaces that single threads are in and that
 // processes hold by a descriptor. A shielded process counts as holding none:
-// were that a reason to doubt, no namespace would ever be gone beside it.
+// were that a reason to take one for there, no namespace would ever be gone beside it.
 func (f *Finder) searchThreads() {
 	for _, pid := range f.pids() {
 		for _, thread := range f.names("/proc/" + pid + "/task") {

@@ -140,7 +140,7 @@ func (g *Guardian) Release() error {
 	return nil
 }
 
-// cookieFlag tells a guardian's namespace, to itself and to whoever looks for it.
+// cookieFlag tells a guardian's namespace, to itself and to a process that looks for it.
 const cookieFlag = "--netns-cookie"
 
 // GuardianArgs are the flags by which a guardian finds its daemon's folder,

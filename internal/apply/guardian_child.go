@@ -15,7 +15,7 @@ import (
 )
 
 // RunGuardian is the body of the guardian process. It returns nil when it was
-// released, and when whoever took the lock after the daemon's death does the
+// released, and when the process that took the lock after the daemon's death does the
 // restoring; an error means that settings are left, which the journal names. What the daemon has had
 // it hold it gives to adopt, before it restores; without one it lets go of it then.
 func RunGuardian(stateDir string, cookie uint64, adopt Adopt, log *slog.Logger) error {
@@ -51,14 +51,14 @@ func RunGuardian(stateDir string, cookie uint64, adopt Adopt, log *slog.Logger) 
 	if _, err := unix.Write(GuardianFD, []byte{ready}); err != nil {
 		log.Warn("guardian: the daemon ended before it heard that the guardian stands")
 	}
-	var left heritage
-	if left.listen(GuardianFD) {
+	var held heldFDs
+	if held.listen(GuardianFD) {
 		return nil
 	}
 	if err := waitForEnd(daemon); err != nil {
 		return fmt.Errorf("guardian: wait for the daemon's end: %w", err)
 	}
-	return inherit(dir, int(cred.Pid), left, adopt, log)
+	return takeOver(dir, int(cred.Pid), held, adopt, log)
 }
 
 // waitForEnd waits until the process is dead. The kernel closes its files,
@@ -75,10 +75,10 @@ func waitForEnd(pidfd int) error {
 	}
 }
 
-// inherit takes the dead daemon's lock and restores. If it is taken already,
+// takeOver takes the dead daemon's lock and restores. If it is taken already,
 // its holder restores: `overlane off`, or a new daemon, whose start does; then what is held ends with
 // this process.
-func inherit(dir *Dir, daemon int, left heritage, adopt Adopt, log *slog.Logger) error {
+func takeOver(dir *Dir, daemon int, held heldFDs, adopt Adopt, log *slog.Logger) error {
 	l, err := dir.lock(restoring)
 	// A child that the daemon was just starting may hold a copy of the lock
 	// until its exec; then the file still names the daemon.
@@ -94,7 +94,7 @@ func inherit(dir *Dir, daemon int, left heritage, adopt Adopt, log *slog.Logger)
 		return fmt.Errorf("guardian: %w", err)
 	}
 	at("guardian:locked")
-	end := left.drain(adopt, log)
+	end := held.drain(adopt, log)
 	at("guardian:drained")
 	f := NewFinder()
 	rep, err := l.Restore(f)

@@ -65,10 +65,10 @@ func hide(t *testing.T, target string) (cookie, inode uint64) {
 	}
 	cmd := exec.Command("/proc/self/exe", "hide", "/tmp", target) // /tmp of its own mount namespace
 	cmd.Stderr = os.Stderr
-	nobody := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 65534, Size: 1}}
+	unprivileged := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 65534, Size: 1}}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWNET,
-		UidMappings: nobody, GidMappings: nobody,
+		UidMappings: unprivileged, GidMappings: unprivileged,
 		Credential: &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: true},
 	}
 	in, err := cmd.StdinPipe()

@@ -42,8 +42,8 @@ var (
 	errOther = errors.New("another device has the index now")
 )
 
-// spot is a setting's place in the kernel, found and identified.
-type spot struct {
+// settingPlace is a setting's place in the kernel, found and identified.
+type settingPlace struct {
 	plan.Setting
 	inode  uint64
 	addr   string
@@ -60,16 +60,16 @@ type spot struct {
 type kernel struct {
 	ns    Namespaces
 	sysfs map[uint64]*os.Root // by cookie; ours
-	devs  map[plan.Target]*spot
+	devs  map[plan.Target]*settingPlace
 	polls func() int // polled.Core, looked for once
 	// announced are the namespaces of which the journal says that their sysfs superblocks are made writable
 	// now and then; opened is the one that is.
 	announced map[uint64]bool
-	opened    *spot
+	opened    *settingPlace
 }
 
 func newKernel(ns Namespaces) *kernel {
-	return &kernel{ns: ns, sysfs: make(map[uint64]*os.Root), devs: make(map[plan.Target]*spot), announced: make(map[uint64]bool), polls: sync.OnceValue(polled.Core)}
+	return &kernel{ns: ns, sysfs: make(map[uint64]*os.Root), devs: make(map[plan.Target]*settingPlace), announced: make(map[uint64]bool), polls: sync.OnceValue(polled.Core)}
 }
 
 func (k *kernel) close() {
@@ -83,9 +83,9 @@ func (k *kernel) close() {
 
 // find returns where the setting is now. The errors errGone, errOther and
 // ErrNoNamespace are certain; any other means that it is not known.
-func (k *kernel) find(e Entry) (*spot, error) {
+func (k *kernel) find(e Entry) (*settingPlace, error) {
 	if e.Kind == plan.ThreadSched {
-		return &spot{Setting: e.Setting, k: k}, findThread(e.Attr)
+		return &settingPlace{Setting: e.Setting, k: k}, findThread(e.Attr)
 	}
 	if h, ok := k.ns.(hinter); ok && e.Inode != 0 {
 		h.Hint(e.NetnsCookie, e.Inode)
@@ -95,7 +95,7 @@ func (k *kernel) find(e Entry) (*spot, error) {
 		if err != nil {
 			return nil, err
 		}
-		at := &spot{Setting: e.Setting, inode: h.Inode(), handle: h, k: k}
+		at := &settingPlace{Setting: e.Setting, inode: h.Inode(), handle: h, k: k}
 		if e.Kind == plan.Superblock {
 			at.sysfs, err = k.root(h, e.NetnsCookie)
 		}
@@ -110,7 +110,7 @@ func (k *kernel) find(e Entry) (*spot, error) {
 	return &at, nil
 }
 
-func (k *kernel) device(t plan.Target, addr string) (*spot, error) {
+func (k *kernel) device(t plan.Target, addr string) (*settingPlace, error) {
 	if d := k.devs[t]; d != nil {
 		return d, nil
 	}
@@ -130,7 +130,7 @@ func (k *kernel) device(t plan.Target, addr string) (*spot, error) {
 	if err != nil {
 		return nil, gone(err)
 	}
-	d := &spot{Setting: plan.Setting{Target: t}, inode: h.Inode(), handle: h, dev: dev, k: k}
+	d := &settingPlace{Setting: plan.Setting{Target: t}, inode: h.Inode(), handle: h, dev: dev, k: k}
 	d.Name = name
 	// Once more, now that the folder is held: the name may have moved on.
 	if index, err := readIfindex(dev, "."); err != nil || index != t.Ifindex {
@@ -210,7 +210,7 @@ func certainlyGone(err error) bool {
 }
 
 // get reads the value, in its canonical spelling.
-func (s *spot) get() (string, error) {
+func (s *settingPlace) get() (string, error) {
 	var v string
 	var err error
 	switch s.Kind {
@@ -235,7 +235,7 @@ func (s *spot) get() (string, error) {
 
 // put writes the value and reads it back: the kernel may accept a value and
 // keep another.
-func (s *spot) put(value string) error {
+func (s *settingPlace) put(value string) error {
 	now, err := s.write(value)
 	if err == nil && !s.Same(now, value) {
 		err = fmt.Errorf("the kernel took %s and has %s", value, now)
@@ -245,7 +245,7 @@ func (s *spot) put(value string) error {
 
 // putBack is put for a value seen earlier. Of an offload, what was requested
 // is what counts: whether it is active may depend on others by now.
-func (s *spot) putBack(value string) error {
+func (s *settingPlace) putBack(value string) error {
 	now, err := s.write(value)
 	if s.Kind == plan.EthtoolFeature {
 		now, value = plan.Requested(now), plan.Requested(value)
@@ -256,7 +256,7 @@ func (s *spot) putBack(value string) error {
 	return err
 }
 
-func (s *spot) write(value string) (now string, err error) {
+func (s *settingPlace) write(value string) (now string, err error) {
 	if err := s.k.reach(s); err != nil {
 		return "", err
 	}
@@ -298,8 +298,8 @@ func writeAttr(root *os.Root, name, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// left reports whether the spot exists no more.
-func (s *spot) left() bool {
+// left reports whether the place exists no more.
+func (s *settingPlace) left() bool {
 	if s.Kind == plan.ThreadSched {
 		return errors.Is(findThread(s.Attr), errGone)
 	}

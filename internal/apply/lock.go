@@ -20,7 +20,7 @@ const lockName = "lock"
 // ErrBusy is what a BusyError unwraps to.
 var ErrBusy = errors.New("another overlane owns this network namespace")
 
-// BusyError says who holds the lock.
+// BusyError says which process holds the lock.
 type BusyError struct {
 	// PID is the holder's, 0 if it has not written it yet.
 	PID int
@@ -35,14 +35,14 @@ type BusyError struct {
 }
 
 func (e *BusyError) Error() string {
-	who := "another overlane"
+	holder := "another overlane"
 	if e.PID != 0 {
-		who = fmt.Sprintf("overlane with pid %d", e.PID)
+		holder = fmt.Sprintf("overlane with pid %d", e.PID)
 	}
 	if e.Elsewhere {
-		return fmt.Sprintf("%s owns this network namespace, with another state directory: use it, or stop it with `overlane off` and its --state-dir", who)
+		return fmt.Sprintf("%s owns this network namespace, with another state directory: use it, or stop it with `overlane off` and its --state-dir", holder)
 	}
-	return fmt.Sprintf("%s owns this network namespace (lock %s): use it, or stop it with `overlane off`", who, e.Path)
+	return fmt.Sprintf("%s owns this network namespace (lock %s): use it, or stop it with `overlane off`", holder, e.Path)
 }
 
 // Unwrap makes errors.Is(err, ErrBusy) true.
@@ -131,7 +131,7 @@ func (l *Locked) start(role string) error {
 	return err
 }
 
-// write says who holds the lock. A full disk keeps that out of it, not the lock from working.
+// write says which process holds the lock. A full disk keeps that out of it, not the lock from working.
 func (l *Locked) write(role string) {
 	_, _ = l.f.WriteAt(fmt.Appendf(nil, "%d %s\n", os.Getpid(), role), 0)
 }
@@ -185,7 +185,7 @@ func holder(f *os.File) (pid int, isRestoring bool) {
 	return pid, role == restoring
 }
 
-// guardianIn is the guardian of who has held the lock, 0 if there was none.
+// guardianIn is the guardian of the process that has held the lock, 0 if there was none.
 func guardianIn(f *os.File) (pid int) {
 	_, role := roleIn(f)
 	if number, ok := strings.CutPrefix(role, guardedBy); ok {

@@ -96,7 +96,7 @@ func (l *Locked) announce(k *kernel, which func(Entry) bool) error {
 		}
 		// Of one that is not found, or not announced, restore says why.
 		if at, err := k.find(e); err == nil {
-			entries, _ := k.announce([]*spot{at})
+			entries, _ := k.announce([]*settingPlace{at})
 			add = append(add, entries...)
 		}
 	}
@@ -112,7 +112,7 @@ func (k *kernel) restore(e Entry) Result {
 		res.Outcome, res.Reason = o, reason
 		return res
 	}
-	spot, err := k.find(e)
+	place, err := k.find(e)
 	switch {
 	case errors.Is(err, errOther):
 		return to(LeftAlone, err.Error())
@@ -121,9 +121,9 @@ func (k *kernel) restore(e Entry) Result {
 	case err != nil:
 		return to(Kept, err.Error())
 	}
-	value, err := spot.get()
+	value, err := place.get()
 	switch {
-	case err != nil && spot.left():
+	case err != nil && place.left():
 		return to(Gone, errGone.Error())
 	case errors.Is(err, fs.ErrNotExist):
 		return to(Gone, "the device has no such setting any more")
@@ -138,8 +138,8 @@ func (k *kernel) restore(e Entry) Result {
 		return to(LeftAlone, fmt.Sprintf("changed by another program from %s to %s", e.Wrote, value))
 	}
 	at("restore:before")
-	if err := spot.putBack(e.First); err != nil {
-		if spot.left() {
+	if err := place.putBack(e.First); err != nil {
+		if place.left() {
 			return to(Gone, errGone.Error())
 		}
 		return to(Kept, err.Error())

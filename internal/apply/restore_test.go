@@ -216,9 +216,9 @@ func TestNamespaceThatIsGoneIsDone(t *testing.T) {
 	}
 }
 
-// A process that may not be inspected hides no namespace that others are in: who looks from another
-// one than its own still knows what is gone. (Here the first process may be such a one, or not.)
-func TestWhoLooksFromAnotherNamespaceKnowsWhatIsGone(t *testing.T) {
+// A process that may not be inspected hides no namespace that others are in: a daemon that looks from
+// another one than its own still knows what is gone. (Here the first process may be such a one, or not.)
+func TestADaemonInAnotherNamespaceKnowsWhatIsGone(t *testing.T) {
 	b := newBed(t)
 	const never = 1 << 62 // a cookie that no namespace has
 	b.must(b.a.Do(func() error {

@@ -21,9 +21,9 @@ import (
 
 // announce returns what the journal is to say before attributes are written: the superblocks that
 // have to be made writable for it.
-func (k *kernel) announce(spots []*spot) ([]Entry, error) {
+func (k *kernel) announce(places []*settingPlace) ([]Entry, error) {
 	var entries []Entry
-	for _, s := range spots {
+	for _, s := range places {
 		if s.Kind != plan.SysfsAttr || k.announced[s.NetnsCookie] {
 			continue
 		}
@@ -41,7 +41,7 @@ func (k *kernel) announce(spots []*spot) ([]Entry, error) {
 }
 
 // superblock is that of the sysfs that an attribute is in.
-func (k *kernel) superblock(s *spot) (*spot, string, error) {
+func (k *kernel) superblock(s *settingPlace) (*settingPlace, string, error) {
 	at, err := k.find(Entry{Setting: plan.SysfsOf(s.NetnsCookie)})
 	if err != nil {
 		return nil, "", err
@@ -52,7 +52,7 @@ func (k *kernel) superblock(s *spot) (*spot, string, error) {
 
 // reach makes a setting writable that is going to be written: the superblock of an attribute, if that has
 // been announced. It stays so until something else is written.
-func (k *kernel) reach(s *spot) error {
+func (k *kernel) reach(s *settingPlace) error {
 	attr := s.Kind == plan.SysfsAttr
 	if k.opened != nil && attr && k.opened.NetnsCookie == s.NetnsCookie {
 		return nil
@@ -109,7 +109,7 @@ func (l *Locked) shut(k *kernel, rep *Report) error {
 	return l.j.rewrite(kept)
 }
 
-func (s *spot) getSuperblock() (string, error) {
+func (s *settingPlace) getSuperblock() (string, error) {
 	on, err := netns.SysfsReadOnly(s.sysfs)
 	if err != nil {
 		return "", err
@@ -123,7 +123,7 @@ func (s *spot) getSuperblock() (string, error) {
 // patience is how long a foreign program may have an attribute open for writing.
 const patience = 20 * time.Millisecond
 
-func (s *spot) putSuperblock(value string) error {
+func (s *settingPlace) putSuperblock(value string) error {
 	if value != plan.ReadOnly && value != plan.Writable {
 		return fmt.Errorf("%q is neither %s nor %s", value, plan.ReadOnly, plan.Writable)
 	}

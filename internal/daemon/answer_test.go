@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Who asks gets an answer while programs are loaded, who wants something changed waits: the daemon is
-// in the middle of a change.
+// A caller that asks gets an answer while programs are loaded, one that wants something changed waits:
+// the daemon is in the middle of a change.
 func TestWhileProgramsAreLoadedQuestionsAreAnsweredAndNothingIsChanged(t *testing.T) {
 	d := &Daemon{requests: make(chan func()), questions: make(chan func()), ended: make(chan struct{})}
 	loaded, over := make(chan struct{}), make(chan struct{})

@@ -10,19 +10,19 @@ import (
 	"github.com/overlane/overlane/internal/mechanism"
 )
 
-// lookOnline follows cores that go offline and come back: a core that is gone
+// pollOnline follows cores that go offline and come back: a core that is gone
 // takes no work, like one that has left the configured set.
-func (d *Daemon) lookOnline(now time.Time) error {
-	if d.opts.Online == nil || now.Sub(d.looked) < mechanism.CheckEvery {
+func (d *Daemon) pollOnline(now time.Time) error {
+	if d.opts.Online == nil || now.Sub(d.polled) < mechanism.CheckEvery {
 		return nil
 	}
-	d.looked = now
+	d.polled = now
 	online, err := d.opts.Online()
 	if err != nil {
 		d.log.Warn("online cores could not be read, will be repeated", "reason", err)
 		return nil
 	}
-	d.lookApart()
+	d.pollApart()
 	if slices.Equal(online, d.online) {
 		return d.useCores()
 	}
@@ -35,8 +35,8 @@ func (d *Daemon) lookOnline(now time.Time) error {
 	return errors.Join(d.dp.Resample(), d.useCores())
 }
 
-// lookApart reads which cores containers have for themselves. If they cannot be read, they stay what they were.
-func (d *Daemon) lookApart() {
+// pollApart reads which cores containers have for themselves. If they cannot be read, they stay what they were.
+func (d *Daemon) pollApart() {
 	if d.opts.Apart == nil {
 		return
 	}
@@ -49,7 +49,7 @@ func (d *Daemon) lookApart() {
 	}
 }
 
-// isOffline tells a core that has left, at the last look.
+// isOffline tells a core that has left, at the last poll.
 func (d *Daemon) isOffline(core int) bool {
 	return d.opts.Online != nil && !slices.Contains(d.online, core)
 }

@@ -111,13 +111,13 @@ type Daemon struct {
 	check     mechanism.Check // of what is ours
 	retry     time.Time
 	armErr    error // why the last attempt to put the pipeline in place failed
-	online    []int // at the last look
-	looked    time.Time
+	online    []int // at the last poll
+	polled    time.Time
 	lost      map[int]bool // cores that were offline since NICs' threads were bound
-	apart     []int        // cores that containers have for themselves, at the last look
+	apart     []int        // cores that containers have for themselves, at the last poll
 	apartWhy  string       // they could not be read then
 	cores     []int        // configured and online
-	heed      heed
+	sampling  samplingLevel
 	refit     governor.Refit
 	before    map[int]governor.Core // as they were when the pipeline was put in place
 	avoid     []int                 // cores that tasks need, and whose lanes flows have left
@@ -127,7 +127,7 @@ type Daemon struct {
 	useless   bool      // no hop was worth it, in the last window
 	quiet     time.Time // since when hardly a packet has come
 	woken     time.Time // when it was last asleep
-	dull      dull
+	idle      idleBackoff
 	lively    time.Time // when packets last came, as isAwake saw it
 	softnet   sense.Softnet
 	softirqs  sense.Softirqs
@@ -231,8 +231,8 @@ func (d *Daemon) start(ctx context.Context) error {
 			return err
 		}
 	}
-	d.looked = time.Now()
-	d.lookApart()
+	d.polled = time.Now()
+	d.pollApart()
 	if err := d.useCores(); err != nil {
 		return err
 	}
@@ -246,7 +246,7 @@ func (d *Daemon) start(ctx context.Context) error {
 
 // Run works until ctx ends, then leaves the node as it was found.
 func (d *Daemon) Run(ctx context.Context) error {
-	tick := time.NewTicker(d.heed.window())
+	tick := time.NewTicker(d.sampling.window())
 	defer tick.Stop()
 	poll := time.NewTicker(shortcut.PollEvery)
 	defer poll.Stop()
@@ -285,7 +285,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return d.stop()
 }
 
-// news are the events of the node, which wait for as long as the last look is to be made up for:
+// news are the events of the node, which wait for as long as the last full scan is to be made up for:
 // until the window then under way ends.
 func (d *Daemon) news() <-chan struct{} {
 	if !d.pace.Due(time.Now()) {
@@ -295,7 +295,7 @@ func (d *Daemon) news() <-chan struct{} {
 }
 
 func (d *Daemon) rescan(ctx context.Context) error {
-	defer d.pace.Looked(time.Now())
+	defer d.pace.Scanned(time.Now())
 	snap, err := d.scanner.Scan(ctx)
 	if err != nil {
 		d.log.Warn("scan failed, will be repeated", "reason", err)
@@ -346,7 +346,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if only, err := d.trials.Settled(); only || err != nil {
 		return err
 	}
-	if err := errors.Join(d.heartbeat(now), d.lookOnline(now), d.lookPriority(now), d.stepRealtime(now), d.aggr.Step(now), d.expr.Step(ctx, now), d.bridge.Step(now)); err != nil {
+	if err := errors.Join(d.heartbeat(now), d.pollOnline(now), d.pollPriority(now), d.stepRealtime(now), d.aggr.Step(now), d.expr.Step(ctx, now), d.bridge.Step(now)); err != nil {
 		return err
 	}
 	in, ok, err := d.measure(now)
@@ -406,7 +406,7 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 		t.Leave()
 	}
 	if d.pipe.armed && (dec.State == governor.Standby || d.evict || d.pipe.stale(d.cores) || d.prio.inTheWay(d.pipe.layout)) {
-		err := d.pipe.recall(ctx, d.heed.window()/2)
+		err := d.pipe.recall(ctx, d.sampling.window()/2)
 		if errors.Is(err, datapath.ErrFlowsOut) {
 			return nil // looked at again in the next window
 		}

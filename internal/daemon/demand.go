@@ -39,7 +39,7 @@ var forLatency = governor.Terms{
 	Holds: 10 * time.Minute,
 }
 
-// stepDemand takes one window: look, decide, act.
+// stepDemand takes one window: measure, decide, act.
 func (d *Daemon) stepDemand(ctx context.Context, in governor.Input) error {
 	m := &d.demand
 	if why := d.noDemand(); why != "" {
@@ -111,7 +111,7 @@ func (d *Daemon) beginCensus() (*census, error) {
 	}
 	c := &census{dp: dp}
 	for _, t := range d.snap.Tunnels {
-		l, err := d.pipe.hang(t.Dev, dp.Attach)
+		l, err := d.pipe.attach(t.Dev, dp.Attach)
 		switch {
 		case err == nil:
 			c.hooks = append(c.hooks, l)

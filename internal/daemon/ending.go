@@ -48,7 +48,7 @@ func (p *pipeline) found(cookie uint64) bool {
 // restore takes entries back, and forgets those of devices that are gone.
 func (p *pipeline) restore(which func(apply.Entry) bool) (apply.Report, error) {
 	forgotten := p.forgetEnding(which)
-	at := newSpaces(p.scanner)
+	at := newNetnsCache(p.scanner)
 	rep, err := p.locked.RestoreIf(at, which)
 	return rep, errors.Join(forgotten, err, at.Close())
 }

@@ -129,7 +129,7 @@ func (d *Daemon) fill(st *control.Status) error {
 		OverlayPackets: overlayTotal(d.overlayPackets(), c), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
 		SplitPackets: c.Split, Microflows: c.Microflows, Splits: c.SplitBegun,
 		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, LaneDrops: c.XDPDrop + c.Refused, LaneRefused: c.Refused, Unparsed: c.Stock,
-		Scans: d.pace.Looks,
+		Scans: d.pace.Scans,
 	}
 	p, err := d.priorityCounters()
 	if err != nil {
@@ -208,7 +208,7 @@ var stageOrder = map[string]int{datapath.NIC.String(): 0, datapath.Tunnel.String
 
 // overlayPackets counts what went through the tunnels since the daemon started,
 // also while no program of ours was on a device; not those of times in which the
-// daemon did not look.
+// daemon did not trace.
 func (d *Daemon) overlayPackets() uint64 {
 	var n uint64
 	for _, c := range d.sensor.Last {
@@ -217,7 +217,7 @@ func (d *Daemon) overlayPackets() uint64 {
 	return n
 }
 
-// overlayTotal is what all that counts has seen at least. Polls are traced only while the daemon looks,
+// overlayTotal is what all that counts has seen at least. Polls are traced only at times,
 // and what GRO has joined they count as one; programs count each frame while they are on a device. What
 // was steered is part of what the same program saw.
 func overlayTotal(polled uint64, c datapath.Counters) uint64 {

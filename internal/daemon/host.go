@@ -48,7 +48,7 @@ func (h host) Forget(which func(apply.Entry) bool) error { return h.d.locked.For
 func (h host) Gone(t plan.Target) bool { return h.d.pipe.gone(t) }
 
 func (h host) Attach(dev node.Dev, attach func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
-	return h.d.pipe.hang(dev, attach)
+	return h.d.pipe.attach(dev, attach)
 }
 
 func (h host) Scanner() *node.Scanner { return h.d.scanner }
@@ -82,7 +82,7 @@ func (h host) SetApart(on bool) (fresh bool, err error) { return h.d.dp.SetApart
 
 // What express asks besides (express.Host).
 
-func (h host) Readings() (mechanism.Looker, map[plan.Setting]plan.Owned) {
+func (h host) Readings() (mechanism.Reader, map[plan.Setting]plan.Owned) {
 	ours := h.d.readings.now(h.d.locked.Entries())
 	return h.d.readings, ours
 }
@@ -128,7 +128,7 @@ func (d *Daemon) newWatchers() *shortcut.Watchers {
 	return shortcut.NewWatchers(d.scanner, d.dp.Owns, d.hooks)
 }
 
-// pollTimes is the time to look for what makes no event, while something rests on that.
+// pollTimes is the time to poll for what makes no event, while something rests on that.
 func (d *Daemon) pollTimes(tick <-chan time.Time) <-chan time.Time {
 	if !d.expr.Polls() && !d.bridge.Acts() {
 		return nil
@@ -136,7 +136,7 @@ func (d *Daemon) pollTimes(tick <-chan time.Time) <-chan time.Time {
 	return tick
 }
 
-// poll looks for what makes no event.
+// poll reads again what makes no event.
 func (d *Daemon) poll(ctx context.Context, now time.Time) error {
 	err := d.bridge.Poll(now)
 	if d.expr.Polls() {

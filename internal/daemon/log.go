@@ -234,7 +234,7 @@ func onlyGone(err error) bool {
 }
 
 // goneHandler is a log in which nothing is a warning for the reason that a device or a namespace is gone:
-// pods and networks come and go, and are looked at again.
+// pods and networks come and go, and are scanned again.
 type goneHandler struct{ slog.Handler }
 
 // Handle implements slog.Handler.

@@ -61,7 +61,7 @@ func TestWhatIsGoneIsNoWarning(t *testing.T) {
 		only bool
 	}{
 		{gone, true},
-		{errors.Join(gone, fmt.Errorf("look: %w", gone)), true},
+		{errors.Join(gone, fmt.Errorf("scan: %w", gone)), true},
 		{errors.Join(node.ErrGone, unix.ENODEV), true},
 		{errors.Join(gone, unix.EPERM), false},
 		{fmt.Errorf("write: %w", unix.EPERM), false},

@@ -32,10 +32,10 @@ const (
 // order what is sent through it; on the other end RPS takes it to the core that it goes
 // on on, and a program to its pod.
 type merging struct {
-	p       *pipeline
-	order   *ordering
-	ifindex int
-	spaces  map[uint64]behind // by namespace: all that are to have one
+	p          *pipeline
+	order      *ordering
+	ifindex    int
+	namespaces map[uint64]behind // by namespace: all that are to have one
 }
 
 // behind is the other end of a resequencer, or none that can be used.
@@ -51,7 +51,7 @@ func (p *pipeline) newMerging() (*merging, error) {
 	}
 	// The programs know one index for all namespaces: one that no device has.
 	at := FirstMergeIndex + rand.IntN(1<<24)
-	return &merging{p: p, order: order, ifindex: at, spaces: map[uint64]behind{}}, p.dp.SetMergeDevice(at)
+	return &merging{p: p, order: order, ifindex: at, namespaces: map[uint64]behind{}}, p.dp.SetMergeDevice(at)
 }
 
 // wholeUDP says why UDP flows cannot be put in order again, or nothing: frames have to keep
@@ -110,7 +110,7 @@ func (p *pipeline) forgetResequencers() error {
 	lost := map[uint64]bool{}
 	for _, e := range p.locked.Entries() {
 		c := e.Target.NetnsCookie
-		if _, known := p.merge.spaces[c]; !known || !ownDevice(e) {
+		if _, known := p.merge.namespaces[c]; !known || !ownDevice(e) {
 			continue
 		}
 		ns, err := p.scanner.Namespace(c)
@@ -140,18 +140,18 @@ func (m *merging) follow(snap node.Snapshot) error {
 			continue
 		}
 		want[c] = true
-		if _, ok := m.spaces[c]; !ok {
-			m.spaces[c] = behind{}
+		if _, ok := m.namespaces[c]; !ok {
+			m.namespaces[c] = behind{}
 		}
 		err := m.make(c)
 		if errs = append(errs, err); err != nil {
 			errs = append(errs, m.leave(c))
 		}
 	}
-	for c := range m.spaces {
+	for c := range m.namespaces {
 		if !want[c] {
 			errs = append(errs, m.leave(c))
-			delete(m.spaces, c)
+			delete(m.namespaces, c)
 		}
 	}
 	return errors.Join(errs...)
@@ -159,11 +159,11 @@ func (m *merging) follow(snap node.Snapshot) error {
 
 // leave takes the programs off again.
 func (m *merging) leave(cookie uint64) error {
-	b := m.spaces[cookie]
+	b := m.namespaces[cookie]
 	if b.program == nil {
 		return nil
 	}
-	m.spaces[cookie] = behind{}
+	m.namespaces[cookie] = behind{}
 	return b.program.Close()
 }
 
@@ -191,7 +191,7 @@ func (m *merging) takeOver(ns *netns.Handle, cookie uint64) error {
 		return fmt.Errorf("find device %s: %w", MergedDevice, err)
 	}
 	at := link.Attrs().Index
-	if m.spaces[cookie].ifindex == at {
+	if m.namespaces[cookie].ifindex == at {
 		return nil
 	}
 	if err := m.leave(cookie); err != nil {
@@ -211,7 +211,7 @@ func (m *merging) takeOver(ns *netns.Handle, cookie uint64) error {
 		return err
 	}
 	prog = m.p.changes.attached(node.Dev{Name: MergedDevice, NetnsCookie: cookie, Ifindex: at}, prog)
-	m.spaces[cookie] = behind{ifindex: at, program: prog}
+	m.namespaces[cookie] = behind{ifindex: at, program: prog}
 	return nil
 }
 
@@ -266,7 +266,7 @@ func (p *pipeline) endMerge() error {
 	if err == nil {
 		p.merged = c
 	}
-	for c := range p.merge.spaces {
+	for c := range p.merge.namespaces {
 		err = errors.Join(err, p.merge.leave(c))
 	}
 	err = errors.Join(err, p.merge.order.close())

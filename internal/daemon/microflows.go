@@ -196,8 +196,8 @@ func (d *Daemon) cutBehind() string {
 	return ""
 }
 
-// look takes what elephants would take of one core in a stretch that is over, and begins one.
-func (m *microflows) look(in governor.Input, c splitOn) {
+// sample takes what elephants would take of one core in a stretch that is over, and begins one.
+func (m *microflows) sample(in governor.Input, c splitOn) {
 	if in.Now.Sub(m.since) < fruitlessFor {
 		return
 	}
@@ -288,7 +288,7 @@ func (d *Daemon) stepMicroflows(in *governor.Input) (governor.Decision, error) {
 		if err != nil {
 			return governor.Decision{}, err
 		}
-		d.micro.look(*in, c)
+		d.micro.sample(*in, c)
 	} else {
 		d.micro.since, d.micro.elephants = time.Time{}, nil
 	}

@@ -29,7 +29,7 @@ func TestAnElephantIsSeenAmongManyOtherFlows(t *testing.T) {
 			in := governor.Input{Costs: costs, Cores: map[int]governor.Core{0: {Rate: c.elephant + c.others}}}
 			for s := range 3 {
 				in.Now = time.Unix(1000+int64(s), 0)
-				m.look(in, splitOn{
+				m.sample(in, splitOn{
 					all:   []uint64{0, uint64((c.elephant + c.others/2) * float64(s)), uint64(c.others / 2 * float64(s))},
 					split: []uint64{0, uint64(c.elephant * float64(s)), 0},
 				})

@@ -21,7 +21,7 @@ type Names struct {
 	spoken  map[uint64]bool // namespaces that a snapshot names
 }
 
-// NewNames looks at who is in the namespaces now.
+// NewNames looks at which processes are in the namespaces now.
 func NewNames(s *node.Scanner, snap node.Snapshot) Names {
 	n := Names{home: s.Home(), places: s.Places(), tunnels: map[node.DevKey]node.Tunnel{}, spoken: map[uint64]bool{}}
 	for _, t := range snap.Tunnels {

@@ -75,7 +75,7 @@ func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.
 	if err := p.tunnels(snap); err != nil {
 		return err
 	}
-	if err := p.attach(snap); err != nil {
+	if err := p.attachPrograms(snap); err != nil {
 		return err
 	}
 	if err := p.attachXDP(snap); err != nil {
@@ -121,7 +121,7 @@ func (p *pipeline) setMasks(snap node.Snapshot, made plan.Plan) error {
 		return err
 	}
 	p.plan(snap)
-	return errors.Join(p.tunnels(snap), p.attach(snap))
+	return errors.Join(p.tunnels(snap), p.attachPrograms(snap))
 }
 
 // refusal is what the kernel has refused of a device.
@@ -193,7 +193,7 @@ func (p *pipeline) lanes() map[datapath.Stage][]int {
 	}
 }
 
-// attachXDP hangs the hook on the underlays where the layout asks for lanes of the nic
+// attachXDP attaches the hook to the underlays where the layout asks for lanes of the nic
 // stage. It stays until the daemon ends: to many NICs it costs something to come and to go.
 func (p *pipeline) attachXDP(snap node.Snapshot) error {
 	if len(p.layout.NIC) == 0 {
@@ -219,7 +219,7 @@ func (p *pipeline) takePlaces(snap node.Snapshot) error {
 			continue // the plan says why
 		}
 		var left *xdp.Left
-		err := p.places.Take(u, p.wants(p.layout), func() (io.Closer, error) { return p.hang(u.Dev, p.dp.AttachXDP) })
+		err := p.places.Take(u, p.wants(p.layout), func() (io.Closer, error) { return p.attach(u.Dev, p.dp.AttachXDP) })
 		switch {
 		case err == nil:
 			got = true
@@ -370,7 +370,7 @@ func (p *pipeline) follow(snap node.Snapshot) error {
 			return fmt.Errorf("%w: one that was left alone is free now", errChangedHands)
 		}
 	}
-	err := errors.Join(p.tunnels(snap), p.placeMerge(snap, made), p.attach(snap))
+	err := errors.Join(p.tunnels(snap), p.placeMerge(snap, made), p.attachPrograms(snap))
 	if errors.Is(err, errMore) {
 		return err // no mask without a program
 	}
@@ -403,7 +403,7 @@ func (p *pipeline) steers(key node.DevKey) bool {
 	})
 }
 
-// gone tells that a device exists no more; in doubt it does.
+// gone tells that a device exists no more; where that cannot be told it does.
 func (p *pipeline) gone(t plan.Target) bool {
 	_, err := p.scanner.Settings(node.Dev{NetnsCookie: t.NetnsCookie, Ifindex: t.Ifindex, Name: t.Name})
 	return errors.Is(err, node.ErrGone)

@@ -20,7 +20,7 @@ import (
 // PlanInput puts what was seen on the node and the placement that is wanted into
 // the planner's words. Both the daemon and `overlane plan` plan by it.
 // want is what an XDP program is for, where the layout has one.
-func PlanInput(s mechanism.Looker, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want) plan.Input {
+func PlanInput(s mechanism.Reader, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want) plan.Input {
 	in := plan.Input{TunnelCores: layout.Tunnel, PodCores: layout.Pod, Owned: owned}
 	if layout.Split {
 		in.PodCores = nil // behind resequencers only, on devices of our own
@@ -103,7 +103,7 @@ func PlanInput(s mechanism.Looker, snap node.Snapshot, layout governor.Layout, o
 
 // LeftAlone are the devices that the pipeline would not touch, wherever its stages go on, and why. Doctor says
 // by it what plan and run say.
-func LeftAlone(s mechanism.Looker, snap node.Snapshot, owned map[plan.Setting]plan.Owned) []plan.Skip {
+func LeftAlone(s mechanism.Reader, snap node.Snapshot, owned map[plan.Setting]plan.Owned) []plan.Skip {
 	snap.Skipped = nil
 	skipped := plan.Pipeline(PlanInput(s, snap, governor.Layout{}, owned, nil, xdp.Want{})).Skipped
 	return slices.DeleteFunc(skipped, func(sk plan.Skip) bool { return !sk.Whole() })
@@ -153,7 +153,7 @@ func podUnfit(pod node.Pod) string {
 	return ""
 }
 
-func planDevice(s mechanism.Looker, d node.Dev) (plan.Device, error) {
+func planDevice(s mechanism.Reader, d node.Dev) (plan.Device, error) {
 	dev := plan.Device{Target: target(d)}
 	set, err := s.Settings(d)
 	if errors.Is(err, node.ErrGone) {
@@ -163,7 +163,7 @@ func planDevice(s mechanism.Looker, d node.Dev) (plan.Device, error) {
 		return dev, fmt.Errorf("left alone: %w", err)
 	}
 	if set.Owner != 0 {
-		// Said of who has the capability, too, as run has not.
+		// Said also where the caller has the capability, as run has not.
 		return dev, fmt.Errorf("left alone: a user namespace owns its network namespace, and user %d its receive masks, which root may not write without CAP_DAC_OVERRIDE", set.Owner)
 	}
 	if set.Unwritable != "" {

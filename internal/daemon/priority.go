@@ -31,12 +31,12 @@ type priority struct {
 	skipped  []plan.Skip // underlays without its program
 	since    time.Time
 
-	polled map[int]time.Time // cores that have polled a NIC lately, by when they last did
-	two    bool              // latency has lanes, too: a NIC is polled in softirq
-	frames map[string]uint64 // of rules, by name, before the list last changed
-	looked time.Time
-	broad  broad
-	sync   *shortcuts // nil in mode batch
+	polled  map[int]time.Time // cores that have polled a NIC lately, by when they last did
+	two     bool              // latency has lanes, too: a NIC is polled in softirq
+	frames  map[string]uint64 // of rules, by name, before the list last changed
+	checked time.Time
+	budget  budget
+	sync    *shortcuts // nil in mode batch
 
 	realtime realtime
 }
@@ -182,18 +182,18 @@ func (d *Daemon) keepRuleFrames() (err error) {
 	return err
 }
 
-// lookPriority looks after what is in place.
-func (d *Daemon) lookPriority(now time.Time) error {
-	if d.prio == nil || now.Sub(d.prio.looked) < mechanism.CheckEvery {
+// pollPriority checks what is in place.
+func (d *Daemon) pollPriority(now time.Time) error {
+	if d.prio == nil || now.Sub(d.prio.checked) < mechanism.CheckEvery {
 		return nil
 	}
-	d.prio.looked = now
+	d.prio.checked = now
 	c, err := d.priorityCounters()
 	if err != nil {
 		return err
 	}
 	// Thousands of rules take as many system calls: only where there is something to say.
-	if c.LatencyExcess > d.prio.broad.excess {
+	if c.LatencyExcess > d.prio.budget.excess {
 		frames, err := d.ruleFrames()
 		if err != nil {
 			return err
@@ -203,7 +203,7 @@ func (d *Daemon) lookPriority(now time.Time) error {
 				delete(frames, r.Name)
 			}
 		}
-		d.prio.broad.look(now, c.LatencyExcess, frames)
+		d.prio.budget.exceeded(now, c.LatencyExcess, frames)
 	}
 	if err := d.followSync(now); err != nil {
 		d.log.Warn("some short cuts could not be followed", "reason", err)
@@ -252,7 +252,7 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 		return err
 	}
 	defer d.begins("priority")()
-	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), polled: map[int]time.Time{}, frames: map[string]uint64{}, broad: broad{excess: d.prioPast.LatencyExcess},
+	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), polled: map[int]time.Time{}, frames: map[string]uint64{}, budget: budget{excess: d.prioPast.LatencyExcess},
 		realtime: realtime{on: !d.opts.Priority.Fair}}
 	var err error
 	if p.dp, err = d.dp.LoadPriority(); err != nil {
@@ -301,10 +301,10 @@ func (d *Daemon) makeWayFor(ctx context.Context, u node.Underlay) error {
 	return errors.Join(err, d.places.ReleaseAll(xdp.Pipeline, xdp.Microflows, xdp.Express))
 }
 
-// hook hangs the hook on an underlay.
+// hook attaches the hook to an underlay.
 func (d *Daemon) hookPriority(u node.Underlay, two bool) (h *datapath.PriorityHook, err error) {
 	err = d.places.Take(u, d.priorityWants(), func() (io.Closer, error) {
-		return d.pipe.hang(u.Dev, func(at datapath.Device) (io.Closer, error) {
+		return d.pipe.attach(u.Dev, func(at datapath.Device) (io.Closer, error) {
 			h, err = d.prio.dp.AttachXDP(at, two)
 			return h, err
 		})
@@ -312,7 +312,7 @@ func (d *Daemon) hookPriority(u node.Underlay, two bool) (h *datapath.PriorityHo
 	return h, err
 }
 
-// followPriority hangs the hook on the underlays that lack it.
+// followPriority attaches the hook to the underlays that lack it.
 func (d *Daemon) followPriority(ctx context.Context) error {
 	if d.prio == nil {
 		return nil
@@ -526,8 +526,8 @@ func (d *Daemon) priorityMechanism() control.Mechanism {
 	if why := d.demand.trial.Reason(); d.demand.on && why != "" {
 		m.Reason += "; " + why
 	}
-	if broad := d.prio.broad.reason(time.Now()); broad != "" {
-		m.Reason = broad
+	if over := d.prio.budget.reason(time.Now()); over != "" {
+		m.Reason = over
 	}
 	if len(d.prio.attached) == 0 {
 		m.State, m.Reason = control.Standby, d.noPriorityNIC()

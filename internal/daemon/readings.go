@@ -12,7 +12,7 @@ import (
 	"github.com/overlane/overlane/internal/plan"
 )
 
-// readings are what a scanner has read of devices. A look at the node reads each pod's, which takes
+// readings are what a scanner has read of devices. A full scan of the node reads each pod's, which takes
 // some of a core with hundreds of pods: what was read is good for a while, the longer the more there
 // are. What overlane has changed meanwhile is read again.
 type readings struct {
@@ -40,7 +40,7 @@ func newReadings(s *node.Scanner) *readings {
 	return &readings{Scanner: s, of: map[node.DevKey]*reading{}}
 }
 
-// now begins a look; changed is what overlane has changed, whichever mechanism looks. It returns that by setting.
+// now begins a full scan; changed is what overlane has changed, whichever mechanism scans. It returns that by setting.
 func (r *readings) now(changed []apply.Entry) (ours map[plan.Setting]plan.Owned) {
 	r.owned, ours = map[plan.Target]map[plan.Setting]plan.Owned{}, apply.Ours(changed)
 	for s, o := range ours {

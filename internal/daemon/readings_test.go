@@ -11,14 +11,14 @@ import (
 	"github.com/overlane/overlane/internal/plan"
 )
 
-// What was read of a device is good until a mechanism changes the device, whichever that is and whichever looks.
+// What was read of a device is good until a mechanism changes the device, whichever that is and whichever scans.
 func TestReadingsOfWhatAMechanismHasChanged(t *testing.T) {
 	r := newReadings(nil)
 	r.took = time.Hour // good for as long as can be
 	dev := node.Dev{Name: "vx0", Ifindex: 7}
 	mask := apply.Entry{Setting: plan.RPSMask(target(dev), 0), By: plan.ByPipeline, Wrote: "2"}
 	var before *reading
-	for _, look := range []struct {
+	for _, scan := range []struct {
 		name    string
 		changed []apply.Entry
 		again   bool
@@ -29,10 +29,10 @@ func TestReadingsOfWhatAMechanismHasChanged(t *testing.T) {
 		{"it is still there", []apply.Entry{mask}, false},
 		{"it is taken back", nil, true},
 	} {
-		r.now(look.changed)
+		r.now(scan.changed)
 		got := r.reading(dev)
-		if (got != before) != look.again {
-			t.Errorf("%s: read again: %t, want %t", look.name, got != before, look.again)
+		if (got != before) != scan.again {
+			t.Errorf("%s: read again: %t, want %t", scan.name, got != before, scan.again)
 		}
 		before = got
 	}

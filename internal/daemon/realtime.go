@@ -20,8 +20,8 @@ type realtime struct {
 	on      bool   // but on the cores that are flooded
 	flooded []int  // these
 	why     string // not
-	looked  time.Time
-	ran     map[int]time.Duration // by thread, at the last look
+	polled  time.Time
+	ran     map[int]time.Duration // by thread, at the last poll
 }
 
 // thread is one that polls a NIC, as we have it scheduled.
@@ -45,7 +45,7 @@ func boundThreads(owned []apply.Entry) (list []thread) {
 	return list
 }
 
-// stepRealtime takes one window: look, decide, act.
+// stepRealtime takes one window: measure, decide, act.
 func (d *Daemon) stepRealtime(now time.Time) error {
 	if d.prio == nil || !d.prio.realtime.on {
 		return nil
@@ -87,9 +87,9 @@ func (d *Daemon) besideRealtime() error {
 	return d.prio.dp.BesideRealtime(cores, eager)
 }
 
-// polling is the share of each core that threads took since the last look.
+// polling is the share of each core that threads took since the last poll.
 func (r *realtime) polling(now time.Time, threads []thread) map[int]float64 {
-	since, ran, took := now.Sub(r.looked), map[int]time.Duration{}, map[int]float64{}
+	since, ran, took := now.Sub(r.polled), map[int]time.Duration{}, map[int]float64{}
 	for _, th := range threads {
 		var ts unix.Timespec
 		// The thread's own clock (include/linux/posix-timers.h): a system call instead of a file.
@@ -101,6 +101,6 @@ func (r *realtime) polling(now time.Time, threads []thread) map[int]float64 {
 			took[th.sched.Cores[0]] += float64(ran[th.pid]-was) / float64(since)
 		}
 	}
-	r.looked, r.ran = now, ran
+	r.polled, r.ran = now, ran
 	return took
 }

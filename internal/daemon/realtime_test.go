@@ -27,7 +27,7 @@ func TestPollingIsWhatThreadsTake(t *testing.T) {
 	}
 	begun, first := time.Unix(1000, 0), took()
 	if got := r.polling(begun, me)[0]; got != 0 {
-		t.Errorf("at the first look: %v", got)
+		t.Errorf("at the first poll: %v", got)
 	}
 	before := took()
 	for took() < before+20*time.Millisecond {

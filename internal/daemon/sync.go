@@ -17,12 +17,12 @@ import (
 )
 
 // shortcuts are priority's mode sync: from the tunnels straight to the pods, where
-// nothing is skipped by that. Who else forwards there may change at any time.
+// nothing is skipped by that. Which foreign program forwards there may change at any time.
 type shortcuts struct {
 	dp       *datapath.Shortcuts
 	watchers *shortcut.Watchers
 	links    map[node.DevKey]io.Closer // on tunnels
-	looked   time.Time
+	polled   time.Time
 
 	ways    int         // tunnels times pods
 	without []plan.Skip // pods that have no short cut
@@ -51,7 +51,7 @@ func (d *Daemon) followSync(now time.Time) error {
 		return nil
 	}
 	s := d.prio.sync
-	s.looked = now
+	s.polled = now
 	by := map[uint64][]shortcut.Way{}
 	pods := map[node.DevKey]node.Pod{}
 	for _, p := range d.snap.Pods {
@@ -94,7 +94,7 @@ func (d *Daemon) followSync(now time.Time) error {
 			}
 		}
 	}
-	errs = append(errs, s.dp.Set(want), d.hangSync(tunnels))
+	errs = append(errs, s.dp.Set(want), d.attachSync(tunnels))
 	errs = append(errs, s.watchers.Keep(func(cookie uint64) bool { return by[cookie] != nil }))
 	return errors.Join(errs...)
 }
@@ -114,15 +114,15 @@ func (d *Daemon) elsewhere(p node.Pod) string {
 	return ""
 }
 
-// hangSync has the program on these tunnels, and on no others.
-func (d *Daemon) hangSync(tunnels map[node.DevKey]bool) error {
+// attachSync has the program attached to these tunnels, and on no others.
+func (d *Daemon) attachSync(tunnels map[node.DevKey]bool) error {
 	s := d.prio.sync
 	var errs []error
 	for _, t := range d.snap.Tunnels {
 		if !tunnels[t.Key()] || s.links[t.Key()] != nil {
 			continue
 		}
-		l, err := d.pipe.hang(t.Dev, s.dp.AttachTunnel)
+		l, err := d.pipe.attach(t.Dev, s.dp.AttachTunnel)
 		if err == nil {
 			s.links[t.Key()] = l
 		} else if !errors.Is(err, node.ErrGone) {

@@ -181,7 +181,7 @@ func setAt(s *node.Scanner, do func(apply.Namespaces, []plan.Step) (apply.Report
 	if len(steps) == 0 {
 		return apply.Report{}, nil
 	}
-	at := newSpaces(s)
+	at := newNetnsCache(s)
 	rep, err := do(at, steps)
 	return rep, errors.Join(err, at.Close())
 }

@@ -108,7 +108,7 @@ func (d *Daemon) newTrials() {
 }
 
 // window is how long it is to be until the next window ends.
-func (d *Daemon) window() time.Duration { return d.trials.Window(d.heed.window()) }
+func (d *Daemon) window() time.Duration { return d.trials.Window(d.sampling.window()) }
 
 // tries tells whether a mechanism is being tried out, or it is measured whether to.
 func (d *Daemon) tries(mechanism string) bool {

@@ -10,7 +10,7 @@ import (
 )
 
 // Aggregation decides when datagrams of one flow that come in a row are to cross the overlay
-// as one super-packet. Where several cores poll a NIC, who takes it back in mid-traffic may let a
+// as one super-packet. Where several cores poll a NIC, a daemon that takes it back in mid-traffic may let a
 // packet overtake those that are being collected: so it is watched first whether it would find any
 // (Parked), and it stays until there is hardly any traffic, or for long hardly a datagram in it.
 type Aggregation struct {

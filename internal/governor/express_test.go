@@ -119,7 +119,7 @@ func TestExpressGoesWhenHardlyAFrameTakesIt(t *testing.T) {
 }
 
 // A clock that jumps back keeps nothing waiting, and nothing in place.
-func TestExpressHeedsTheClock(t *testing.T) {
+func TestExpressHandlesAClockThatJumps(t *testing.T) {
 	b := newExpressBed(t)
 	b.passes(time.Hour, busyTunnels)
 	b.x.Counted(b.now, 0, 0)

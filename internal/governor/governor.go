@@ -165,8 +165,8 @@ type Governor struct {
 	started bool
 }
 
-// jump is how much later than the last one a window may be at most: who asks for the time all along
-// is not told of hours in between.
+// jump is how much later than the last one a window may be at most: a daemon that asks for the time all
+// along is not told of hours in between.
 const jump = time.Minute
 
 // New returns a governor in standby.

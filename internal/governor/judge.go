@@ -18,9 +18,9 @@ type Judge struct {
 	trial  *Trial
 	of     Situation // of the trial, before it began
 	rest   time.Time // no trial before
-	doubts doubts
-	forgot Finding // the last that doubts had it forget
-	less   doubts  // that as much comes as before the trial
+	drift  drift
+	forgot Finding // the last that drift had it forget
+	less   drift   // that as much comes as before the trial
 }
 
 // Situation is what a verdict is about.
@@ -76,7 +76,7 @@ func (j *Judge) Leave() { j.trial = nil }
 // Step takes the window that ended, in a situation in which the mechanism is asked for, and
 // returns whether it is to act in the next one, and why.
 func (j *Judge) Step(now time.Time, s Situation, w Window) (act bool, reason string) {
-	j.heedClock(now)
+	j.handleClockJump(now)
 	if j.trial != nil && s.Layout != j.of.Layout {
 		j.trial, j.rest = nil, now.Add(restFor)
 	}
@@ -85,7 +85,7 @@ func (j *Judge) Step(now time.Time, s Situation, w Window) (act bool, reason str
 		// A sender that backs off, or is slowed down by the mechanism's program, is slow in windows without, too:
 		// pairs do not show it.
 		before := max(j.of.Rate, j.of.Without)
-		if less := s.Rate < muchLess*before; !over && j.less.raised(now, less, lessFor) {
+		if less := s.Rate < muchLess*before; !over && j.less.detected(now, less, lessFor) {
 			v, over = j.trial.verdict(Undecided, ""), true
 			v.Reason = fmt.Sprintf("less comes since it is on trial, %.2f times", s.Rate/before)
 		}
@@ -98,19 +98,19 @@ func (j *Judge) Step(now time.Time, s Situation, w Window) (act bool, reason str
 	if m, ok := j.remembers(now, s, w); ok {
 		return m.Outcome == Better, m.Reason
 	}
-	j.doubts = doubts{}
+	j.drift = drift{}
 	if now.Before(j.rest) {
 		return false, "it has yet to show that it pays with this load"
 	}
 	j.seed++
-	j.trial, j.of, j.less = NewTrial(now, j.terms, j.seed), s, doubts{}
+	j.trial, j.of, j.less = NewTrial(now, j.terms, j.seed), s, drift{}
 	return j.trial.On(), j.trial.Progress()
 }
 
 // Bars tells whether it is remembered that a mechanism which is not in place does not pay in a
 // situation, and why.
 func (j *Judge) Bars(now time.Time, s Situation) (why string, yes bool) {
-	j.heedClock(now)
+	j.handleClockJump(now)
 	if i := j.find(s.Layout); j.trial != nil || i < 0 || j.known[i].Outcome == Better {
 		return "", false
 	}
@@ -134,16 +134,16 @@ func (j *Judge) Stale(now time.Time, s Situation) bool {
 	return j.trial == nil && i >= 0 && j.known[i].Outcome == Better && !now.Before(j.known[i].until())
 }
 
-// heedClock bounds what a clock that jumped back would have made last for ever.
-func (j *Judge) heedClock(now time.Time) {
+// handleClockJump bounds what a clock that jumped back would have made last for ever.
+func (j *Judge) handleClockJump(now time.Time) {
 	if j.rest.Sub(now) > restFor {
 		j.rest = now
 	}
-	if now.Before(j.doubts.since) {
-		j.doubts = doubts{}
+	if now.Before(j.drift.since) {
+		j.drift = drift{}
 	}
 	if now.Before(j.less.since) {
-		j.less = doubts{}
+		j.less = drift{}
 	}
 	for i := range j.known {
 		if m := &j.known[i]; now.Before(m.At) {
@@ -160,11 +160,11 @@ func (j *Judge) remembers(now time.Time, s Situation, w Window) (m Finding, ok b
 		return m, false
 	}
 	m = j.known[i]
-	doubtful := m.Outcome == Better && m.Level.suffers(w) || m.Outcome != Better && !m.of(s.Rate)
+	deviates := m.Outcome == Better && m.Level.suffers(w) || m.Outcome != Better && !m.of(s.Rate)
 	if !now.Before(m.until()) {
 		return m, false // but how long it held
 	}
-	if j.doubts.raised(now, doubtful, doubtFor) {
+	if j.drift.detected(now, deviates, driftFor) {
 		if j.forgot = m; m.Outcome == Better {
 			j.forgot.Level, j.rest = m.Level.worst(w), now
 		}
@@ -198,38 +198,38 @@ func (j *Judge) learn(now time.Time, v Verdict) {
 	}
 }
 
-// doubts watch whether what was found out still holds. What they go by, the machine's speed
-// changes as well: they do not decide, they ask for a trial.
-type doubts struct {
+// drift watches whether what was found out still holds. What it goes by, the machine's speed
+// changes as well: it does not decide, it asks for a trial.
+type drift struct {
 	since, last time.Time
 	bad, all    int
 }
 
 const (
-	// doubtFor is how long it must look otherwise, in mostly of the windows.
-	doubtFor = time.Second
+	// driftFor is how long it must look otherwise, in mostly of the windows.
+	driftFor = time.Second
 	mostly   = 0.8
 	// A trial is given up when for lessFor, in mostly of its windows, muchLess came than before.
 	lessFor  = 2 * time.Second
 	muchLess = 0.8
 )
 
-// raised takes a window, of those within which it must look so.
-func (d *doubts) raised(now time.Time, doubtful bool, within time.Duration) bool {
+// detected takes a window, of those within which it must look so.
+func (d *drift) detected(now time.Time, deviates bool, within time.Duration) bool {
 	if d.since.IsZero() || now.Sub(d.last) >= within {
-		*d = doubts{since: now, last: now}
+		*d = drift{since: now, last: now}
 		return false
 	}
 	d.last = now
 	d.all++
-	if doubtful {
+	if deviates {
 		d.bad++
 	}
 	if now.Sub(d.since) < within {
 		return false
 	}
 	bad := float64(d.bad) >= mostly*float64(d.all)
-	*d = doubts{since: now, last: now}
+	*d = drift{since: now, last: now}
 	return bad
 }
 

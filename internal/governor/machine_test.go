@@ -301,7 +301,7 @@ func TestMoreLanesAreMadeForMoreSaturatedCores(t *testing.T) {
 	}
 }
 
-// Whoever moves interrupts to and fro moves no lane with them.
+// A program that moves interrupts to and fro moves no lane with them.
 func TestLanesFollowPollsThatStay(t *testing.T) {
 	for name, c := range map[string]struct {
 		polls func(window int) int

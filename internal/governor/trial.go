@@ -15,7 +15,7 @@ import (
 // difference, that window is as likely to be the best of its group, or the worst, as any other,
 // whatever else happens to the machine: a core that runs at half its speed, a host that steals
 // every second tick. That is bet against, with a stake that follows how far the windows are apart;
-// who wins so much that chance would have let him do it once in a hundred trials is believed
+// a bettor that wins so much that chance would have let it do so once in a hundred trials is believed
 // (Ville's inequality; it holds whenever one stops). What looks worse with the mechanism is tried
 // only so often that hardly anything is lost meanwhile. The zero value is not ready; use NewTrial.
 type Trial struct {
@@ -135,8 +135,8 @@ const (
 	// sure is how much a bet must win to be believed: chance gets there once in so many trials.
 	sure = 100
 	// A trial is given up when it looks worse with the mechanism, by suspect, and a bet that it does
-	// not gain as much as large has won doubtful: to go on would cost more than it may find out.
-	doubtful, large, suspect = 50, 1.1, 0.97
+	// not gain as much as large has won unlikely: to go on would cost more than it may find out.
+	unlikely, large, suspect = 50, 1.1, 0.97
 	// longest is when a trial is given up, mostVoid how many windows in a row may tell nothing.
 	longest, mostVoid = 8 * time.Second, 20
 	// keepPairs is how many groups tell that nothing else suffers much.
@@ -185,8 +185,8 @@ func (t *Trial) loss() float64 {
 	if len(t.with) == 0 {
 		return 0
 	}
-	doubt := median(t.scatter) / math.Sqrt(float64(len(t.with)))
-	return 1 - t.ratio(Goodput)*math.Exp(-doubt)
+	scatter := median(t.scatter) / math.Sqrt(float64(len(t.with)))
+	return 1 - t.ratio(Goodput)*math.Exp(-scatter)
 }
 
 // spent tells whether too much would be lost in a second, were the mechanism to act once more. Once in
@@ -323,7 +323,7 @@ func (t *Trial) judge() (Verdict, bool) {
 			return t.verdict(Undecided, "it gains too little"), true
 		}
 		return t.verdict(Better, "it pays"), true
-	case t.poor.wealth() >= doubtful && goal < suspect:
+	case t.poor.wealth() >= unlikely && goal < suspect:
 		return t.verdict(Undecided, "it looks worse, and does not gain a tenth"), true
 	}
 	return Verdict{}, false
@@ -433,7 +433,7 @@ type evidence struct{ log [len(steepness)]float64 }
 // square of that. In the last case hardly anything scatters.
 var steepness = [...]float64{4, 12, 60}
 
-// mostBet is never more: who loses all cannot win again.
+// mostBet is never more: a bettor that loses all cannot win again.
 const mostBet = 0.95
 
 // bet takes a group's values, of which that at a place is said to stand out, up or down (sign), also

@@ -35,7 +35,7 @@ func Dial(buf []byte) (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open rtnetlink: %w", err)
 	}
-	// Filters in dump requests are only heeded with strict checking (4.20).
+	// Filters in dump requests are only honoured with strict checking (4.20).
 	if err := unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
 		return nil, errors.Join(fmt.Errorf("set rtnetlink strict checking: %w", err), unix.Close(c.fd))
 	}

@@ -46,8 +46,8 @@ func Aggregates(t Target) Setting {
 	return Setting{Target: t, Kind: EthtoolFeature, Attr: UDPForwarding}
 }
 
-// Aggregate plans that devices join datagrams of one flow that come in a row, and who counts
-// them.
+// Aggregate plans that devices join datagrams of one flow that come in a row, and the program
+// that counts them.
 func Aggregate(in AggregateInput) Plan {
 	p := Plan{Steps: []Step{}, Attach: []Attachment{}, Skipped: []Skip{}}
 	on := false

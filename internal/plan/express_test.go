@@ -52,7 +52,7 @@ func TestExpressChangesOnlyPodsThatHaveAWay(t *testing.T) {
 			if got := strings.Join(steps, " "); got != tt.steps {
 				t.Errorf("steps %q, want %q", got, tt.steps)
 			}
-			if hooked := len(p.Attach) == 1; hooked != (tt.skip == "") || hooked && p.Attach[0].Target != nic {
+			if attached := len(p.Attach) == 1; attached != (tt.skip == "") || attached && p.Attach[0].Target != nic {
 				t.Errorf("attach %+v", p.Attach)
 			}
 			if skipped := len(p.Skipped) == 1; skipped != (tt.skip != "") || skipped && !strings.Contains(p.Skipped[0].Reason, tt.skip) {

@@ -35,7 +35,7 @@ func of(by Owner, steps []Step) []Step {
 type Step struct {
 	Setting
 	By Owner `json:"by"`
-	// Was is the value on which the decision rests. Whoever carries the
+	// Was is the value on which the decision rests. A caller that carries the
 	// step out leaves the setting alone if it has another value by then.
 	Was string `json:"was"`
 	// First is the value that undo brings back: Was, unless overlane has
@@ -49,7 +49,7 @@ type Step struct {
 	Reason string `json:"reason"`
 }
 
-// Attachment is a BPF program on a hook. It hangs on a link that ends with
+// Attachment is a BPF program on a hook. It is attached by a link that ends with
 // the process, so it needs no undo of its own.
 type Attachment struct {
 	Target

@@ -76,7 +76,7 @@ type PriorityInput struct {
 	// Tunnels are those from which latency traffic may go straight to pods.
 	Tunnels []Target
 	// Lost are cores that are offline, or were since threads were bound to them:
-	// whom it finds there the kernel lets run anywhere from then on.
+	// a task that it finds there the kernel lets run anywhere from then on.
 	Lost []int
 	// Owned holds the settings that overlane has changed and not undone.
 	Owned map[Setting]Owned
@@ -254,7 +254,7 @@ func (in PriorityInput) seat(s Setting, is Sched) seat {
 			return st
 		}
 	}
-	// Who has set something else before knows why.
+	// An operator that has set something else before knows why.
 	st.want, st.free = first, len(first.Cores) != 1 && len(in.Cores) > 0
 	if !st.free && len(first.Cores) != 1 {
 		st.want.Cores = is.Cores

@@ -12,7 +12,7 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 )
 
-// Kind says by which door of the kernel a setting is reached.
+// Kind says by which interface of the kernel a setting is reached.
 type Kind string
 
 const (

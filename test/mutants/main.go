@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command mutants breaks the code on purpose, one small break at a time, and
-// demands that the test which claims to watch that spot turns red.
+// demands that the test which claims to watch that place turns red.
 //
 // The breaks are listed in mutants.yaml; its head says how to add one. Each is
 // made in a copy of the tree; the tree itself is never touched. The run ends

@@ -16,7 +16,7 @@ import (
 type Eligibility struct {
 	scanner  *node.Scanner
 	places   *shortcut.Places
-	pods     map[uint64]string  // what the last look at a pod's namespace said
+	pods     map[uint64]string  // what the last full scan of a pod's namespace said
 	watchers *shortcut.Watchers // tell when rules change; nil: once only
 }
 

@@ -25,7 +25,7 @@ const name = string(plan.ByBridging)
 // Hooks are the mechanism.
 type Hooks struct {
 	host mechanism.Host
-	// calls looks by which settings the node's bridges call netfilter, and who needs that.
+	// calls looks by which settings the node's bridges call netfilter, and what is at these hooks.
 	calls func(node.Snapshot, *shortcut.Watchers) ([]plan.BridgeCall, error)
 	on    bool
 
@@ -79,7 +79,7 @@ func (h *Hooks) Acts() bool { return h.watchers != nil }
 // act.
 func (h *Hooks) Changed() <-chan struct{} { return h.watchers.Changed() }
 
-// Rescanned says that the node has changed: the next step looks at all of it.
+// Rescanned says that the node has changed: the next step is a full scan.
 func (h *Hooks) Rescanned() { h.checked = time.Time{} }
 
 // Poll looks for what makes no event.

@@ -32,7 +32,7 @@ const name = string(plan.ByExpress)
 type Host interface {
 	mechanism.Host
 	// Readings are how devices receive, as of a while ago, and the settings that any mechanism has changed.
-	Readings() (devices mechanism.Looker, ours map[plan.Setting]plan.Owned)
+	Readings() (devices mechanism.Reader, ours map[plan.Setting]plan.Owned)
 	// Cookie is that of the NICs' namespace.
 	Cookie() uint64
 	Places() *xdp.Places

@@ -91,7 +91,7 @@ func (k *kernel) FixSenders(map[datapath.Sender]netip.Addr) (err error) {
 	return err
 }
 
-func (f *fixture) Readings() (l mechanism.Looker, _ map[plan.Setting]plan.Owned) { return l, nil }
+func (f *fixture) Readings() (l mechanism.Reader, _ map[plan.Setting]plan.Owned) { return l, nil }
 func (f *fixture) Cookie() uint64                                                { return 1 }
 func (f *fixture) Places() *xdp.Places                                           { return &xdp.Places{} }
 func (f *fixture) Found(uint64) bool                                             { return true }

@@ -37,7 +37,7 @@ type way struct {
 // lookout is what it takes to judge the ways of a node. Both the daemon and `overlane plan` look
 // by it.
 type lookout struct {
-	devices  mechanism.Looker
+	devices  mechanism.Reader
 	snap     node.Snapshot
 	watchers *shortcut.Watchers
 	home     uint64                      // cookie of the NICs' namespace

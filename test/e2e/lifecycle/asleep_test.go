@@ -56,7 +56,7 @@ func TestNothingIsTracedOnAnIdleNode(t *testing.T) {
 
 // With a load for which there is nothing to do polls are traced now and then only; with one that
 // saturates a core they are again, at once.
-func TestADullLoadIsNotTracedAllTheTime(t *testing.T) {
+func TestAnIdleLoadIsNotTracedAllTheTime(t *testing.T) {
 	speed.Long(t)
 	b := lab(t, bed.Options{})
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: "aggregate: off\nmetrics: off\n"})

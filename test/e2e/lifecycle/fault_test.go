@@ -20,9 +20,9 @@ func TestKillBetweenAnyTwoSteps(t *testing.T) {
 	b := lab(t, bed.Options{})
 	before := masks(t, b)
 	faulty := rig.Program(t, "faults")
-	heirs := []struct {
-		name    string
-		inherit func(*testing.T, *rig.Daemon)
+	successors := []struct {
+		name     string
+		takeOver func(*testing.T, *rig.Daemon)
 	}{
 		{"guardian", func(*testing.T, *rig.Daemon) {}},
 		{"off", func(t *testing.T, d *rig.Daemon) {
@@ -41,19 +41,19 @@ func TestKillBetweenAnyTwoSteps(t *testing.T) {
 	points, turn := 0, speed.Every(4)
 	for n := 1; ; n++ {
 		died := false
-		for i, heir := range heirs {
+		for i, next := range successors {
 			if i > 0 && !turn() { // the first tells that no step is left
 				continue
 			}
-			t.Run(fmt.Sprintf("%d/%s", n, heir.name), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%d/%s", n, next.name), func(t *testing.T) {
 				d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Program: faulty, Config: forced,
 					Env: []string{fmt.Sprintf("OVERLANE_FAULT=%d", n)}})
-				if heir.name != "guardian" {
+				if next.name != "guardian" {
 					d.StopGuardian()
 				}
 				l := rig.StartLoad(t, b, 4) // from here on it acts
 				if died = dies(t, d); died {
-					heir.inherit(t, d)
+					next.takeOver(t, d)
 				}
 				d.NothingLeft()
 				if now := masks(t, b); now != before {
@@ -79,7 +79,7 @@ func TestKillBetweenAnyTwoSteps(t *testing.T) {
 }
 
 // dies runs a daemon through its life, and reports whether it was killed before
-// it had come to its end. Then only its heir is left.
+// it had come to its end. Then only its successor is left.
 func dies(t *testing.T, d *rig.Daemon) bool {
 	t.Helper()
 	if d.ActsOrEnds() {

@@ -66,8 +66,8 @@ func TestPlacementFollowsTheNICsCore(t *testing.T) {
 	overtaken(t, l.Stop(), 12)
 }
 
-// A profile that is applied over and over is heeded once.
-func TestMasksWrittenOverAndOverAreHeededOnce(t *testing.T) {
+// A profile that is applied over and over is noticed once.
+func TestMasksWrittenOverAndOverAreNoticedOnce(t *testing.T) {
 	speed.Long(t)
 	b := lab(t, bed.Options{Pods: 2})
 	d, l := start(t, b)

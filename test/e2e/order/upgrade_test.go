@@ -106,16 +106,16 @@ func TestVersionsInheritFromEachOther(t *testing.T) {
 	}
 	comes := func(d *rig.Daemon, program string) {
 		t.Helper()
-		heir := rig.Start(t, rig.Spec{NS: d.NS, State: d.State, Program: program, Config: idle})
+		successor := rig.Start(t, rig.Spec{NS: d.NS, State: d.State, Program: program, Config: idle})
 		if m := masks(); m != "" {
 			t.Errorf("masks are %s still", m)
 		}
-		heir.Signal(unix.SIGTERM)
-		if code := heir.Exited().ExitCode(); code != 0 {
-			t.Errorf("the heir ended with %d", code)
+		successor.Signal(unix.SIGTERM)
+		if code := successor.Exited().ExitCode(); code != 0 {
+			t.Errorf("the successor ended with %d", code)
 		}
-		heir.GoneBoth()
-		heir.NothingLeft()
+		successor.GoneBoth()
+		successor.NothingLeft()
 	}
 
 	comes(leave(this), next)

@@ -48,7 +48,7 @@ func guard(args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	adopt := func(held map[string][]int) (apply.Orphans, error) { return datapath.Adopt(held) }
+	adopt := func(held map[string][]int) (apply.OrphanedLinks, error) { return datapath.Adopt(held) }
 	return apply.RunGuardian(*dir, *cookie, adopt, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 }
 

@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Orphans are programs that a daemon has left in the kernel.
-type Orphans interface {
+// OrphanedLinks hold programs that a daemon has left in the kernel.
+type OrphanedLinks interface {
 	// Drain has flows that they steer return to the stock path, in order, and waits for it.
 	Drain(limit time.Duration) error
 	// End takes them off, behind what they acted by.
 	End(limit time.Duration) error
 }
 
-// Adopt makes orphans of the descriptors that a guardian holds, which it takes over, or closes.
-type Adopt func(held map[string][]int) (Orphans, error)
+// Adopt makes orphaned links of the descriptors that a guardian holds, which it takes over, or closes.
+type Adopt func(held map[string][]int) (OrphanedLinks, error)
 
 const (
 	// drainWait is the most that flows get to drain, of the second in which all is restored.
@@ -44,17 +44,17 @@ func holdMessage(what byte, id uint32, name string) []byte {
 	return append(binary.NativeEndian.AppendUint32([]byte{what}, id), name...)
 }
 
-// heritage is what a guardian holds of its daemon's, in the order in which it came.
-type heritage []heirloom
+// heldFDs are the file descriptors that a guardian holds for its daemon, in the order in which they came.
+type heldFDs []heldFD
 
-type heirloom struct {
+type heldFD struct {
 	id   uint32
 	name string
 	fd   int
 }
 
 // listen follows the daemon until it ends, and reports whether it did so in peace.
-func (h *heritage) listen(conn int) (inPeace bool) {
+func (h *heldFDs) listen(conn int) (inPeace bool) {
 	msg, rights := make([]byte, 256), make([]byte, unix.CmsgSpace(4))
 	for {
 		n, nr, _, _, err := unix.Recvmsg(conn, msg, rights, unix.MSG_CMSG_CLOEXEC)
@@ -73,17 +73,17 @@ func (h *heritage) listen(conn int) (inPeace bool) {
 		case hold:
 			// Without one, for want of room for descriptors, it goes with the daemon.
 			if fd, ok := descriptor(rights[:nr]); ok {
-				*h = append(*h, heirloom{id, name, fd})
+				*h = append(*h, heldFD{id, name, fd})
 			}
 		case letGo:
 			h.drop(id)
-			_, _ = unix.Write(conn, holdMessage(letGo, id, "")) // who asked may have died
+			_, _ = unix.Write(conn, holdMessage(letGo, id, "")) // the daemon that asked may have died
 		}
 	}
 }
 
-func (h *heritage) drop(id uint32) {
-	i := slices.IndexFunc(*h, func(x heirloom) bool { return x.id == id })
+func (h *heldFDs) drop(id uint32) {
+	i := slices.IndexFunc(*h, func(x heldFD) bool { return x.id == id })
 	if i < 0 {
 		return
 	}
@@ -104,8 +104,8 @@ func descriptor(rights []byte) (int, bool) {
 	return fds[0], true
 }
 
-// adopt makes orphans of what is held. Whatever becomes of that, settings are restored.
-func (h heritage) adopt(fn Adopt, log *slog.Logger) Orphans {
+// adopt makes orphaned links of what is held. Whatever becomes of that, settings are restored.
+func (h heldFDs) adopt(fn Adopt, log *slog.Logger) OrphanedLinks {
 	if fn == nil || len(h) == 0 {
 		return nil
 	}
@@ -121,19 +121,19 @@ func (h heritage) adopt(fn Adopt, log *slog.Logger) Orphans {
 	return nil
 }
 
-// drain has the daemon's flows return to the stock path. What it returns takes its programs off, once settings
+// drain has the flows of the daemon's programs drain. What it returns takes these off, once settings
 // are restored; where flows do not drain, that is done already.
-func (h heritage) drain(fn Adopt, log *slog.Logger) (end func()) {
-	orphans := h.adopt(fn, log)
-	if orphans == nil {
+func (h heldFDs) drain(fn Adopt, log *slog.Logger) (end func()) {
+	orphaned := h.adopt(fn, log)
+	if orphaned == nil {
 		return func() {}
 	}
 	ends := func(limit time.Duration) {
-		if err := orphans.End(limit); err != nil {
+		if err := orphaned.End(limit); err != nil {
 			log.Warn("guardian: some packets may be overtaken once", "reason", err)
 		}
 	}
-	if err := orphans.Drain(drainWait); err != nil {
+	if err := orphaned.Drain(drainWait); err != nil {
 		log.Warn("guardian: some packets may be overtaken once", "reason", err)
 		ends(0)
 		return func() {}

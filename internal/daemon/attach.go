@@ -15,19 +15,19 @@ import (
 	"github.com/overlane/overlane/internal/node"
 )
 
-// errMore says that programs are still to be hung, or to be taken off.
+// errMore says that programs are still to be attached or detached.
 var errMore = errors.New("there are more devices")
 
-// hangFor is how long programs are hung on devices at once while flows are steered, on which
+// attachFor is how long programs are attached to devices at once while flows are steered, on which
 // the daemon is to decide. For each the kernel waits for all cores, with its lock on all devices:
 // beside a saturated core some 30 ms, which with 200 pods is six seconds.
-const hangFor = 200 * time.Millisecond
+const attachFor = 200 * time.Millisecond
 
-// attach hangs the programs on the underlays and pods that lack them, and takes off what is not
+// attachPrograms attaches the programs to the underlays and pods that lack them, and detaches what is not
 // needed any more. Where no stage but the first hops, there are none. While flows are steered, and
 // none is split, whose micro-flows each pod has to have merged, it may end with errMore, and is to
 // be called again.
-func (p *pipeline) attach(snap node.Snapshot) error {
+func (p *pipeline) attachPrograms(snap node.Snapshot) error {
 	split := p.layout.Split
 	hashes := !split || len(p.layout.Tunnel) > 0
 	if !hashes && !p.layout.Merge {
@@ -38,20 +38,20 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 		return err
 	}
 	want := map[node.DevKey]bool{}
-	at := newSpaces(p.scanner) // most are in one
+	at := newNetnsCache(p.scanner) // most are in one
 	var errs []error
 	begun, more := time.Now(), false
 	late := func() bool {
 		p.meanwhile()
-		more = more || p.steering && !split && time.Since(begun) > hangFor
+		more = more || p.steering && !split && time.Since(begun) > attachFor
 		return more
 	}
-	hang := func(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) error {
+	attach := func(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) error {
 		want[dev.Key()] = true
 		if p.attached[dev.Key()] != nil || late() {
 			return nil
 		}
-		l, err := p.hangIn(at, dev, fn)
+		l, err := p.attachIn(at, dev, fn)
 		if errors.Is(err, node.ErrGone) {
 			return nil
 		}
@@ -66,13 +66,13 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 		case p.refused[pod.Peer.Key()].bare:
 		case !p.crossed(pod):
 		// Behind the resequencer the qdisc of the host end would be passed by.
-		case p.merge != nil && p.merge.spaces[pod.Host.NetnsCookie].program != nil && podUnfit(pod) == "":
-			err = hang(pod.Host, p.dp.AttachPodMerge)
+		case p.merge != nil && p.merge.namespaces[pod.Host.NetnsCookie].program != nil && podUnfit(pod) == "":
+			err = attach(pod.Host, p.dp.AttachPodMerge)
 		case !hashes:
 		case p.left[pod.Peer.Key()] || split:
-			err = hang(pod.Host, p.dp.AttachPodLeftAlone)
+			err = attach(pod.Host, p.dp.AttachPodLeftAlone)
 		default:
-			err = hang(pod.Host, p.dp.AttachPod)
+			err = attach(pod.Host, p.dp.AttachPod)
 		}
 		switch {
 		case err == nil:
@@ -86,11 +86,11 @@ func (p *pipeline) attach(snap node.Snapshot) error {
 		switch {
 		case p.left[u.Key()]:
 		case split && len(p.layout.NIC) == 0:
-			errs = append(errs, hang(u.Dev, p.dp.AttachUnderlaySplit))
+			errs = append(errs, attach(u.Dev, p.dp.AttachUnderlaySplit))
 		case split:
-			errs = append(errs, hang(u.Dev, p.dp.AttachUnderlayNumber))
+			errs = append(errs, attach(u.Dev, p.dp.AttachUnderlayNumber))
 		default:
-			errs = append(errs, hang(u.Dev, p.dp.AttachUnderlay))
+			errs = append(errs, attach(u.Dev, p.dp.AttachUnderlay))
 		}
 	}
 	for key, l := range p.attached {
@@ -115,14 +115,15 @@ func (p *pipeline) crossed(pod node.Pod) bool {
 	return len(pod.Tunnels) == 0 || slices.ContainsFunc(pod.Tunnels, func(t node.Dev) bool { return !p.left[t.Key()] })
 }
 
-func (p *pipeline) hang(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
-	at := newSpaces(p.scanner)
+// attach attaches a program to one device.
+func (p *pipeline) attach(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
+	at := newNetnsCache(p.scanner)
 	defer at.Close()
-	return p.hangIn(at, dev, fn)
+	return p.attachIn(at, dev, fn)
 }
 
-// hangIn attaches a program to a device. All of ours come there by this way, so that the log has them.
-func (p *pipeline) hangIn(at *spaces, dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
+// attachIn attaches a program to a device. All of ours come there by this way, so that the log has them.
+func (p *pipeline) attachIn(at *netnsCache, dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
 	ns, err := at.known(dev.NetnsCookie)
 	if err != nil {
 		return nil, err

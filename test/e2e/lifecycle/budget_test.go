@@ -21,7 +21,7 @@ import (
 )
 
 // floodFor is longer than it takes to see anything, for whoever wants figures.
-var floodFor = flag.Duration("e2e.flood", 0, "how long a rule that is too broad meets more than a core can take, at least")
+var floodFor = flag.Duration("e2e.flood", 0, "how long a rule that is over budget meets more than a core can take, at least")
 
 var floodGap = flag.Duration("e2e.flood-gap", 0, "time between two packets of it")
 
@@ -51,7 +51,7 @@ func (b *bystander) start(t *testing.T, core int) {
 
 // A rule that makes all that a core can take latency traffic does not take the core:
 // bulk and programs get on, and status says which rule it is.
-func TestARuleThatIsTooBroadStarvesNothing(t *testing.T) {
+func TestARuleOverBudgetStarvesNothing(t *testing.T) {
 	speed.Long(t)
 	rig.NeedCores(t, 2)
 	b := lab(t, bed.Options{})
@@ -73,9 +73,9 @@ func TestARuleThatIsTooBroadStarvesNothing(t *testing.T) {
 	must(t, err)
 	var by bystander
 	by.start(t, place.NIC[0])
-	rig.Until(t, "status says that the rule is too broad", func() (bool, string) {
+	rig.Until(t, "status says that the rule is over budget", func() (bool, string) {
 		r := d.Status().Mechanisms[1].Reason
-		return strings.Contains(r, `rule "flood" is too broad`), r
+		return strings.Contains(r, `rule "flood" is over budget`), r
 	})
 	was, turns, begun := d.Status().Counters, by.turns.Load(), time.Now()
 	rig.Until(t, "bulk and programs get on", func() (bool, string) {
@@ -101,7 +101,7 @@ func TestARuleThatIsTooBroadStarvesNothing(t *testing.T) {
 		c := d.Status().Counters
 		return c.BulkPackets > bulk+60000, fmt.Sprintf("%+v", c)
 	})
-	if r := d.Status().Mechanisms[1].Reason; strings.Contains(r, "too broad") {
+	if r := d.Status().Mechanisms[1].Reason; strings.Contains(r, "over budget") {
 		t.Error(r)
 	}
 	if v := l.Stop(); v.Reordered != 0 || v.Duplicated != 0 {

@@ -11,21 +11,21 @@ import (
 	"github.com/overlane/overlane/internal/node"
 )
 
-// spaces finds namespaces for one call: those that the scanner knows, and
+// netnsCache finds namespaces for one call: those that the scanner knows, and
 // others by searching the machine. It must be closed with that call: a handle
 // keeps the namespace of a dead container alive, and its veth.
-type spaces struct {
+type netnsCache struct {
 	scanner *node.Scanner
 	finder  *apply.Finder
 	open    map[uint64]*netns.Handle
 }
 
-func newSpaces(s *node.Scanner) *spaces {
-	return &spaces{scanner: s, finder: apply.NewFinder(), open: map[uint64]*netns.Handle{}}
+func newNetnsCache(s *node.Scanner) *netnsCache {
+	return &netnsCache{scanner: s, finder: apply.NewFinder(), open: map[uint64]*netns.Handle{}}
 }
 
 // ByCookie implements apply.Namespaces.
-func (s *spaces) ByCookie(cookie uint64) (*netns.Handle, error) {
+func (s *netnsCache) ByCookie(cookie uint64) (*netns.Handle, error) {
 	h, err := s.known(cookie)
 	if err != nil {
 		return s.finder.ByCookie(cookie)
@@ -34,7 +34,7 @@ func (s *spaces) ByCookie(cookie uint64) (*netns.Handle, error) {
 }
 
 // known finds one of those that the scanner knows.
-func (s *spaces) known(cookie uint64) (*netns.Handle, error) {
+func (s *netnsCache) known(cookie uint64) (*netns.Handle, error) {
 	if h := s.open[cookie]; h != nil {
 		return h, nil
 	}
@@ -46,13 +46,13 @@ func (s *spaces) known(cookie uint64) (*netns.Handle, error) {
 }
 
 // Sysfs is what the scanner has open of a namespace that it knows.
-func (s *spaces) Sysfs(cookie uint64) (*os.Root, error) { return s.scanner.Sysfs(cookie) }
+func (s *netnsCache) Sysfs(cookie uint64) (*os.Root, error) { return s.scanner.Sysfs(cookie) }
 
 // Hint tells the inode number that a namespace had when it was last seen.
-func (s *spaces) Hint(cookie, inode uint64) { s.finder.Hint(cookie, inode) }
+func (s *netnsCache) Hint(cookie, inode uint64) { s.finder.Hint(cookie, inode) }
 
 // Close lets go of all namespaces.
-func (s *spaces) Close() error {
+func (s *netnsCache) Close() error {
 	errs := []error{s.finder.Close()}
 	for _, h := range s.open {
 		errs = append(errs, h.Close())

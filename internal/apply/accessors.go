@@ -22,7 +22,7 @@ import (
 
 // getFeature spells the value as offload.Feature does: "on", "off", or
 // "off [requested on]" where a request waits for something else to change.
-func (s *spot) getFeature() (string, error) {
+func (s *settingPlace) getFeature() (string, error) {
 	var f offload.Feature
 	err := s.handle.Visit(func() error {
 		var err error
@@ -35,7 +35,7 @@ func (s *spot) getFeature() (string, error) {
 	return f.String(), err
 }
 
-func (s *spot) putFeature(value string) error {
+func (s *settingPlace) putFeature(value string) error {
 	on := plan.Requested(value)
 	if on != "on" && on != "off" {
 		return fmt.Errorf("%q is neither on nor off", value)
@@ -50,7 +50,7 @@ func (s *spot) putFeature(value string) error {
 
 // sysctl opens /proc/sys in the namespace: below net/ the kernel shows each
 // thread the values of the namespace it is in.
-func (s *spot) sysctl(fn func(*os.Root) error) error {
+func (s *settingPlace) sysctl(fn func(*os.Root) error) error {
 	return s.handle.Do(func() error {
 		root, err := os.OpenRoot("/proc/sys")
 		if err != nil {
@@ -60,7 +60,7 @@ func (s *spot) sysctl(fn func(*os.Root) error) error {
 	})
 }
 
-func (s *spot) getSysctl() (string, error) {
+func (s *settingPlace) getSysctl() (string, error) {
 	var value string
 	err := s.sysctl(func(root *os.Root) error {
 		var err error
@@ -70,7 +70,7 @@ func (s *spot) getSysctl() (string, error) {
 	return value, err
 }
 
-func (s *spot) putSysctl(value string) error {
+func (s *settingPlace) putSysctl(value string) error {
 	return s.sysctl(func(root *os.Root) error { return writeAttr(root, s.Attr, value) })
 }
 

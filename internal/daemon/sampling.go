@@ -11,21 +11,21 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 )
 
-// heed is how closely the daemon looks. Looking takes time from the cores that
+// samplingLevel is how closely the daemon traces traffic. Tracing takes time from the cores that
 // packets need, so a node that has none to speak of does not pay for it.
-type heed int
+type samplingLevel int
 
 const (
 	// alert: polls are traced and tasks sampled, in short windows.
-	alert heed = iota
+	alert samplingLevel = iota
 	// calm: polls are traced, no core is about to be saturated.
 	calm
 	// asleep: no poll is traced; the kernel's counters tell when to wake up.
 	asleep
 )
 
-func (h heed) window() time.Duration {
-	if h == alert {
+func (l samplingLevel) window() time.Duration {
+	if l == alert {
 		return 100 * time.Millisecond
 	}
 	return 300 * time.Millisecond
@@ -36,7 +36,7 @@ const (
 	// that asks for help no core is about to ask.
 	calmBelow = 0.8
 	// asleepBelow is how many packets a core may receive in a second while
-	// the daemon does not look. One packet of an overlay counts once per stage: not even
+	// the daemon does not trace. One packet of an overlay counts once per stage: not even
 	// slow cores are saturated by so few.
 	asleepBelow = 10000
 	// asleepAfter is for how long it must be so, awakeFor how long the daemon
@@ -49,20 +49,20 @@ const (
 // returns false.
 func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) {
 	if !d.wants(governor.Auto) && !d.wants(governor.Forced) && d.noDemand() != "" && !d.pipe.armed && !d.places.Shared() && !d.expr.Acts() {
-		return d.sensor.Nothing(now, d.cores), true, d.pay(asleep)
+		return d.sensor.Nothing(now, d.cores), true, d.setSampling(asleep)
 	}
 	quiet := d.isQuiet(now)
-	if d.heed == asleep {
+	if d.sampling == asleep {
 		switch {
 		case quiet:
 			return d.sensor.Nothing(now, d.cores), true, nil
-		case d.mayRest() && d.dull.holds(now, d.softnet.Rate):
-			in = d.dull.in
+		case d.mayRest() && d.idle.holds(now, d.softnet.Rate):
+			in = d.idle.in
 			in.Now, in.Configured = now, d.cores
 			return in, true, nil
 		}
-		d.woken, d.dull = now, dull{}
-		return in, false, d.pay(alert)
+		d.woken, d.idle = now, idleBackoff{}
+		return in, false, d.setSampling(alert)
 	}
 
 	cores, err := d.dp.Cores()
@@ -76,23 +76,23 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 	if in, ok = d.sensor.Read(now, cores, d.cores, receiving, !d.pipe.steering); !ok {
 		return in, false, nil
 	}
-	if d.heed == alert {
+	if d.sampling == alert {
 		if err := d.dp.SetBusy(busyPermille(cores, in)); err != nil {
 			return in, false, err
 		}
 	}
 	switch {
 	case d.busy(in):
-		d.dull = dull{}
-		return in, true, d.pay(alert)
+		d.idle = idleBackoff{}
+		return in, true, d.setSampling(alert)
 	case quiet && now.Sub(d.quiet) >= asleepAfter && now.Sub(d.woken) >= awakeFor,
-		!quiet && d.mayRest() && d.dull.seen(in, d.softnet.Rate):
-		return in, true, d.pay(asleep)
+		!quiet && d.mayRest() && d.idle.seen(in, d.softnet.Rate):
+		return in, true, d.setSampling(asleep)
 	}
-	return in, true, d.pay(calm)
+	return in, true, d.setSampling(calm)
 }
 
-// isQuiet tells whether the daemon need not look: hardly a packet comes, and nothing
+// isQuiet tells whether the daemon need not trace: hardly a packet comes, and nothing
 // is in place that lives on what is traced.
 func (d *Daemon) isQuiet(now time.Time) bool {
 	if d.livesOnTraces() {
@@ -116,45 +116,45 @@ func (d *Daemon) livesOnTraces() bool {
 	return d.pipe.armed || d.places.Shared() || d.wants(governor.Forced) || d.expr.Acts()
 }
 
-// mayRest tells whether a load for which there is nothing to do needs no more than a look now and
-// then: no mechanism asks what polls do.
+// mayRest tells whether a load for which there is nothing to do needs to be traced now and then
+// only: no mechanism asks what polls do.
 func (d *Daemon) mayRest() bool {
 	return !d.livesOnTraces() && d.prio == nil && d.demand.census == nil && !d.aggr.Loaded()
 }
 
-// dull is a load that was looked at, and for which there is nothing to do. As long as it stays
-// about the same it is looked at again from time to time only: tracing polls costs whoever
-// asks and answers over the overlay, one request after the other, some percent.
-type dull struct {
+// idleBackoff is about a load that was traced, and for which there is nothing to do. As long as it
+// stays about the same it is traced again from time to time only: tracing polls costs an application
+// that asks and answers over the overlay, one request after the other, some percent.
+type idleBackoff struct {
 	in    governor.Input // as last seen
-	since time.Time      // it has been dull
-	until time.Time      // no look before
+	since time.Time      // there has been nothing to do
+	until time.Time      // not traced before
 	// least and most are the packets a second of the core that received most, since then.
 	least, most float64
 }
 
 const (
-	// dullAfter is how long there must be nothing to do, and dullFor for how long it is believed.
-	dullAfter, dullFor = 700 * time.Millisecond, 10 * time.Second
+	// idleAfter is how long there must be nothing to do, and backoffFor for how long it is not traced then.
+	idleAfter, backoffFor = 700 * time.Millisecond, 10 * time.Second
 	// changedLoad is by how much one differs for which there may be something.
 	changedLoad = 1.5
 )
 
 // seen takes a window in which there was nothing to do, and tells whether that is enough.
-func (l *dull) seen(in governor.Input, rate float64) bool {
+func (l *idleBackoff) seen(in governor.Input, rate float64) bool {
 	if math.IsInf(rate, 1) {
 		return false
 	}
 	if l.since.IsZero() {
 		l.since, l.least, l.most = in.Now, rate, rate
 	}
-	l.in, l.until = in, in.Now.Add(dullFor)
+	l.in, l.until = in, in.Now.Add(backoffFor)
 	l.least, l.most = min(l.least, rate), max(l.most, rate)
-	return in.Now.Sub(l.since) >= dullAfter
+	return in.Now.Sub(l.since) >= idleAfter
 }
 
 // holds tells whether it is still the same, as far as the kernel's counters tell.
-func (l *dull) holds(now time.Time, rate float64) bool {
+func (l *idleBackoff) holds(now time.Time, rate float64) bool {
 	return !now.Before(l.in.Now) && now.Before(l.until) && rate < changedLoad*l.most && rate > l.least/changedLoad
 }
 
@@ -186,7 +186,7 @@ func (d *Daemon) busy(in governor.Input) bool {
 		return true
 	}
 	if d.useless {
-		return false // whoever is saturated could not be helped
+		return false // a core that is saturated could not be helped
 	}
 	for _, c := range in.Cores {
 		if c.Saturated > calmBelow*d.opts.Limits.Saturated {
@@ -196,17 +196,17 @@ func (d *Daemon) busy(in governor.Input) bool {
 	return false
 }
 
-// pay heed from now on.
-func (d *Daemon) pay(h heed) error {
-	if h == d.heed {
+// setSampling sets the level from now on.
+func (d *Daemon) setSampling(l samplingLevel) error {
+	if l == d.sampling {
 		return nil
 	}
-	if d.heed == asleep || h == asleep {
+	if d.sampling == asleep || l == asleep {
 		d.sensor.Forget()
 	}
-	d.heed = h
+	d.sampling = l
 	// Which tasks need the cores matters once a mechanism asks for them.
-	return errors.Join(d.dp.Watch(h != asleep), d.dp.Sample(h == alert))
+	return errors.Join(d.dp.Watch(l != asleep), d.dp.Sample(l == alert))
 }
 
 func busyPermille(cores []datapath.Core, in governor.Input) []uint16 {
