@@ -15,9 +15,9 @@ import (
 	"github.com/overlane/overlane/internal/polled"
 )
 
-// Orphans are the programs of a process that has died, as its Holder has them. They do what they
+// OrphanedLinks are the programs of a process that has died, as its Holder has them. They do what they
 // did, by what they were told last.
-type Orphans struct {
+type OrphanedLinks struct {
 	d     *Datapath
 	prio  Priority
 	links map[string][]int
@@ -25,12 +25,12 @@ type Orphans struct {
 
 // Adopt takes over the descriptors that were held, by their names, in the order in which they came; on
 // an error they are closed. It needs no capability of BPF.
-func Adopt(held map[string][]int) (*Orphans, error) {
+func Adopt(held map[string][]int) (*OrphanedLinks, error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
 		err = fmt.Errorf("count CPUs: %w", err)
 	}
-	o := &Orphans{d: &Datapath{cpus: cpus, laneThreads: map[laneThread]bool{}}, links: map[string][]int{}}
+	o := &OrphanedLinks{d: &Datapath{cpus: cpus, laneThreads: map[laneThread]bool{}}, links: map[string][]int{}}
 	for cpu := range cpus {
 		o.d.laneThreads[laneThread{cpu, bulkLane}] = true // or none is found there
 	}
@@ -74,7 +74,7 @@ const (
 // Drain has all flows drain under the order guard, at once, and waits until lanes are empty, so
 // that nothing is overtaken by what takes the stock path. Nothing is sent to lanes any more, also
 // where it takes longer than the limit, which is an error.
-func (o *Orphans) Drain(limit time.Duration) (err error) {
+func (o *OrphanedLinks) Drain(limit time.Duration) (err error) {
 	if !o.attached() {
 		return nil
 	}
@@ -129,13 +129,13 @@ func (o *Orphans) Drain(limit time.Duration) (err error) {
 }
 
 // attached tells whether a program is on any device, and may act: not while polls are not traced.
-func (o *Orphans) attached() bool {
+func (o *OrphanedLinks) attached() bool {
 	return len(o.links[heldPolls]) > 0 && len(o.links[heldXDP])+len(o.links[heldTCX]) > 0
 }
 
 // merged tells whether nothing of a flow is left at a resequencer, also of one that sends nothing
 // now: what it sends next goes to its pod by another way. lost: what did not come out of there is lost.
-func (o *Orphans) merged(lost bool) (bool, error) {
+func (o *OrphanedLinks) merged(lost bool) (bool, error) {
 	for i := range o.d.stages.OlMergings.MaxEntries() {
 		var g stagesOlMerging
 		if err := o.d.stages.OlMergings.Lookup(i, &g); err != nil {
@@ -149,7 +149,7 @@ func (o *Orphans) merged(lost bool) (bool, error) {
 }
 
 // sent is how many packets went to lanes.
-func (o *Orphans) sent() (n uint64, err error) {
+func (o *OrphanedLinks) sent() (n uint64, err error) {
 	for _, c := range []stagesOlCounter{
 		stagesOlCounterOL_CNT_STEERED, stagesOlCounterOL_CNT_POD_STEERED, stagesOlCounterOL_CNT_XDP_LANE,
 		stagesOlCounterOL_CNT_EXPRESS, stagesOlCounterOL_CNT_SPLIT,
@@ -164,7 +164,7 @@ func (o *Orphans) sent() (n uint64, err error) {
 }
 
 // passed waits until every core has handled what is in its hands now.
-func (o *Orphans) passed(until time.Time) error {
+func (o *OrphanedLinks) passed(until time.Time) error {
 	lanes := func() (bool, error) {
 		cores, err := o.d.Cores()
 		for _, c := range cores {
@@ -195,7 +195,7 @@ func (o *Orphans) passed(until time.Time) error {
 }
 
 // wait looks until it is so.
-func (o *Orphans) wait(until time.Time, is func() (bool, error)) error {
+func (o *OrphanedLinks) wait(until time.Time, is func() (bool, error)) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -212,7 +212,7 @@ func (o *Orphans) wait(until time.Time, is func() (bool, error)) error {
 
 // End takes the programs off, once what is under way has passed, for which it waits for the limit at
 // most; 0: it does not. What was set for them to act by has to be gone before.
-func (o *Orphans) End(limit time.Duration) error {
+func (o *OrphanedLinks) End(limit time.Duration) error {
 	var err error
 	if limit > 0 && o.attached() {
 		err = o.passed(time.Now().Add(limit))
@@ -220,7 +220,7 @@ func (o *Orphans) End(limit time.Duration) error {
 	return errors.Join(err, o.close())
 }
 
-func (o *Orphans) close() error {
+func (o *OrphanedLinks) close() error {
 	var errs []error
 	if xdp := o.links[heldXDP]; len(xdp) > 0 {
 		core := polled.Core()
