@@ -42,7 +42,7 @@ type outlook struct {
 	// When says under which condition `run` carries the plan out.
 	When string `json:"when"`
 	// Priority has a plan of its own: with rules it does not wait for load, and where flows
-	// are judged by what a trial shows it waits for more. Nil where neither is asked for.
+	// are evaluated by what a trial shows it waits for more. Nil where neither is asked for.
 	Priority *priorityOutlook `json:"priority,omitempty"`
 	// Microflows have a plan of their own as well; nil where flows are not to be split.
 	Microflows *plannedOutlook `json:"microflows,omitempty"`
@@ -365,7 +365,7 @@ func planAggregate(mode config.Mode, s *node.Scanner, l look, changed []apply.En
 	return out, nil
 }
 
-// express judges the ways from the NICs of this network namespace to the pods.
+// express evaluates the ways from the NICs of this network namespace to the pods.
 func (l look) express(s *node.Scanner, changed []apply.Entry, join bool, own func(uint32) bool, mode governor.Mode) (p plan.Plan, err error) {
 	home, err := netns.Current()
 	if err != nil {

@@ -45,7 +45,7 @@ func (d *Daemon) changedWays() <-chan struct{} {
 	return d.prio.sync.watchers.Changed()
 }
 
-// followSync judges each way from a tunnel to a pod anew.
+// followSync evaluates each way from a tunnel to a pod anew.
 func (d *Daemon) followSync(now time.Time) error {
 	if d.prio == nil || d.prio.sync == nil {
 		return nil

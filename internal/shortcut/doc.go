@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package shortcut judges whether frames for a pod may be handed from the
+// Package shortcut decides whether frames for a pod may be handed from the
 // tunnel's tc ingress straight to the pod's end of its veth
 // (bpf_redirect_peer), past the bridge, the host's end and every policy there.
 //
-// It only looks. Judge is a pure function of Facts; a Watcher gathers them in
+// It only looks. Evaluate is a pure function of Facts; a Watcher gathers them in
 // the namespace of the tunnel and tells when to look again. What cannot be found
 // out counts as a reason against: the slow way is always right.
 //
@@ -30,16 +30,16 @@
 // # The NIC's side
 //
 // Who takes frames from the NIC itself skips what is between NIC and tunnel, too,
-// in the NIC's namespace, which may be another. JudgeIngress judges that: see
-// Ingress. Both judgements, of the way and of the NIC, have to allow it, and the
+// in the NIC's namespace, which may be another. EvaluateIngress checks that: see
+// Ingress. Both verdicts, of the way and of the NIC, have to allow it, and the
 // tunnel must not be Marked.
 //
-// # What is skipped without a judgement
+// # What is skipped without a verdict
 //
 // Packet sockets (tcpdump) on the bridge and the veth's host end see nothing,
 // and their counters do not count. A bridge in promiscuous mode, which is how
 // such a socket asks, hands no copies to the host. The hooks of SELinux and Smack,
-// which br_netfilter would call, are not looked at: they judge by labels that
+// which br_netfilter would call, are not looked at: they decide by labels that
 // come with IP options, which never take the short way, or with rules of a
 // firewall, which end it.
 package shortcut
@@ -55,7 +55,7 @@ import (
 // in the namespace that is looked at.
 type Way struct{ Tunnel, Host node.Dev }
 
-// Verdict is the judgement of one way.
+// Verdict is the verdict on one way.
 type Verdict struct {
 	Way
 	// Reason says why the way may not be cut short, in words for people; empty if

@@ -22,10 +22,10 @@ type Ingress struct {
 	Port  uint16     // UDP, of the tunnel; only handed back
 }
 
-// IngressVerdict is the judgement of one NIC for one tunnel.
+// IngressVerdict is the verdict on one NIC for one tunnel.
 //
 // It covers packets of outer IPv4 without options, fragments and VLAN tag, sent to
-// MAC and one of Locals, from an address that is not the host's own. Not judged
+// MAC and one of Locals, from an address that is not the host's own. Not evaluated
 // are packet sockets and counters, and a macvlan or ipvlan on the NIC that was
 // moved to another namespace: of it nothing is seen here, and but for a macvlan in
 // mode passthru, with which the host gets nothing, it leaves such packets alone.
@@ -43,8 +43,8 @@ type IngressVerdict struct {
 // Safe tells that what is between the NIC and the tunnel may be skipped.
 func (v IngressVerdict) Safe() bool { return v.Reason == "" }
 
-// JudgeIngress decides about one NIC. The order is that of Judge.
-func JudgeIngress(f IngressFacts, in Ingress) IngressVerdict {
+// EvaluateIngress decides about one NIC. The order is that of Evaluate.
+func EvaluateIngress(f IngressFacts, in Ingress) IngressVerdict {
 	v := IngressVerdict{Ingress: in}
 	if f.Unknown != "" {
 		v.Reason = f.Unknown

@@ -39,7 +39,7 @@ func (s *side) close() error {
 	return errors.Join(errs...)
 }
 
-// CheckIngress judges each NIC by what is so now. What cannot be looked at is a
+// CheckIngress evaluates each NIC by what is so now. What cannot be looked at is a
 // reason against. It takes what Check takes for the namespace, three dumps more
 // and, for each NIC, some small files: 0.2 ms as measured (BenchmarkCheckIngress),
 // and more where rp_filter is loose and the main table long.
@@ -47,12 +47,12 @@ func (w *Watcher) CheckIngress(list []Ingress) []IngressVerdict {
 	f := w.LookIngress(list)
 	verdicts := make([]IngressVerdict, len(list))
 	for i, in := range list {
-		verdicts[i] = JudgeIngress(f, in)
+		verdicts[i] = EvaluateIngress(f, in)
 	}
 	return verdicts
 }
 
-// LookIngress gathers the facts that judging these NICs takes. From the first
+// LookIngress gathers the facts that evaluating these NICs takes. From the first
 // time on Events tells of what concerns them, too.
 func (w *Watcher) LookIngress(list []Ingress) IngressFacts {
 	w.mu.Lock()

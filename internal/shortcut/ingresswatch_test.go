@@ -412,7 +412,7 @@ func TestChangesAtTheNICAreEvents(t *testing.T) {
 		case <-time.After(3 * gap):
 		}
 	}
-	quiet("ip rule add pref 101 lookup 5") // no judge has asked for NICs
+	quiet("ip rule add pref 101 lookup 5") // no check has asked for NICs
 	y.run("ip rule del pref 101")
 	y.safe()
 	for _, c := range []string{

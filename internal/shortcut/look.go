@@ -15,7 +15,7 @@ import (
 	"github.com/overlane/overlane/internal/ethtool"
 )
 
-// Check judges each way by what is so now. What cannot be looked at is a reason
+// Check evaluates each way by what is so now. What cannot be looked at is a reason
 // against. It takes two dumps of rtnetlink, a dozen small files, one
 // system call for each BPF link of the machine if br_netfilter is on, and for
 // each pod two questions to rtnetlink and two for tcx: 0.3 ms and 25 µs a pod as
@@ -24,12 +24,12 @@ func (w *Watcher) Check(ways []Way) []Verdict {
 	f := w.Look(ways)
 	list := make([]Verdict, len(ways))
 	for i, way := range ways {
-		list[i] = Judge(f, way)
+		list[i] = Evaluate(f, way)
 	}
 	return list
 }
 
-// Look gathers the facts that judging these ways takes.
+// Look gathers the facts that evaluating these ways takes.
 func (w *Watcher) Look(ways []Way) Facts {
 	w.mu.Lock()
 	defer w.mu.Unlock()

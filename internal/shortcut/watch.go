@@ -79,7 +79,7 @@ func Watch(h *netns.Handle, own func(progID uint32) bool, hooks *Hooks) (*Watche
 	return w, nil
 }
 
-// Events tells that the next Check may judge otherwise than the last: that a
+// Events tells that the next Check may decide otherwise than the last: that a
 // device or a port of a bridge, an entry of a bridge's table, a qdisc, a filter
 // or nftables have changed. Many changes make one event, the first of them at
 // once. No event tells of settings (sysctl), of tcx and BPF links, of legacy

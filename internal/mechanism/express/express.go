@@ -91,7 +91,7 @@ type Express struct {
 	mode     governor.Mode
 	landing  landing
 	watchers *shortcut.Watchers // nil while it does not act
-	ways     []way              // as last judged
+	ways     []way              // as last evaluated
 	// open are the ways that flows may take, closing those that they are leaving.
 	open    map[datapath.ExpressKey]opened
 	closing map[datapath.ExpressKey]leaving
@@ -224,10 +224,10 @@ func (e *Express) Poll(ctx context.Context, now time.Time) error {
 }
 
 // doubt is about ways that drop frames. A landing that is gone drops all, and a pod that does not
-// keep up some: the longer it goes on, the likelier is that, and to judge costs.
+// keep up some: the longer it goes on, the likelier is that, and an evaluation costs.
 type doubt struct{ wait time.Duration }
 
-// raised tells whether the ways are to be judged again, so long since they were.
+// raised tells whether the ways are to be evaluated again, so long since they were.
 func (d *doubt) raised(dropped bool, since time.Duration) bool {
 	if !dropped {
 		d.wait = 0
@@ -240,7 +240,7 @@ func (d *doubt) raised(dropped bool, since time.Duration) bool {
 	return true
 }
 
-// follow judges each way anew, and has frames take those that are safe.
+// follow evaluates each way anew, and has frames take those that are safe.
 func (e *Express) follow(ctx context.Context, now time.Time) error {
 	if e.watchers == nil {
 		e.watchers = e.host.Watchers()
@@ -249,7 +249,7 @@ func (e *Express) follow(ctx context.Context, now time.Time) error {
 	}
 	e.checked = now
 	began := time.Now()
-	made, safe, err := e.judge(now)
+	made, safe, err := e.evaluate(now)
 	e.check.Made(began)
 	if err != nil {
 		return err
@@ -267,10 +267,10 @@ func (e *Express) follow(ctx context.Context, now time.Time) error {
 	return errors.Join(e.openAll(ctx, made, safe), e.leaveLandings())
 }
 
-// judge withdraws the ways that are no longer safe, before anything else is done. It returns
+// evaluate withdraws the ways that are no longer safe, before anything else is done. It returns
 // those that are, and what it takes to have frames take them.
-func (e *Express) judge(now time.Time) (made plan.Plan, safe map[datapath.ExpressKey]way, err error) {
-	l := e.lookout()
+func (e *Express) evaluate(now time.Time) (made plan.Plan, safe map[datapath.ExpressKey]way, err error) {
+	l := e.eligibility()
 	e.ways, err = l.ways()
 	in := l.input(e.ways)
 	in.Join = e.host.AggregationMode() != governor.Off && e.landing.joins(e.host, now)
@@ -339,8 +339,8 @@ func (e *Express) Meanwhile() {
 		return
 	}
 	e.check.Again() // the rest follows as soon as there is time
-	if _, _, err := e.judge(now); err != nil {
-		e.host.Log().Warn("express ways could not be judged", "mechanism", name, "reason", err)
+	if _, _, err := e.evaluate(now); err != nil {
+		e.host.Log().Warn("express ways could not be evaluated", "mechanism", name, "reason", err)
 	}
 }
 
@@ -376,7 +376,7 @@ func (e *Express) openAll(ctx context.Context, made plan.Plan, safe map[datapath
 	}
 	if fresh {
 		// What came before the hook must not be overtaken. It takes a while: then the ways are
-		// judged again.
+		// evaluated again.
 		if err := e.host.Passed(ctx); err != nil {
 			e.host.Log().Debug("packets from before the hook may still be on their way", "reason", err)
 		}
@@ -700,7 +700,7 @@ type Way struct {
 	Reason string // against it
 }
 
-// Ways are those that were judged last.
+// Ways are those that were evaluated last.
 func (e *Express) Ways() []Way {
 	var list []Way
 	for _, w := range e.ways {

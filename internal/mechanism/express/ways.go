@@ -34,9 +34,9 @@ type way struct {
 	fixed map[shortcut.MAC]netip.Addr
 }
 
-// lookout is what it takes to judge the ways of a node. Both the daemon and `overlane plan` look
+// eligibility is what it takes to evaluate the ways of a node. Both the daemon and `overlane plan` look
 // by it.
-type lookout struct {
+type eligibility struct {
 	devices  mechanism.Looker
 	snap     node.Snapshot
 	watchers *shortcut.Watchers
@@ -50,10 +50,10 @@ type lookout struct {
 	never    string   // what speaks against any way
 }
 
-// lookout is how the daemon looks.
-func (e *Express) lookout() lookout {
+// eligibility is what the daemon evaluates by.
+func (e *Express) eligibility() eligibility {
 	devices, ours := e.host.Readings()
-	l := lookout{
+	l := eligibility{
 		devices: devices, snap: e.host.Snapshot(), watchers: e.watchers, home: e.host.Cookie(),
 		owned: e.host.Owned(plan.ByExpress), ours: ours,
 		hooked: e.hooked, only: e.host.PriorityOnNIC(), places: e.host.Places(), want: Want(e.mode),
@@ -76,7 +76,7 @@ func Want(mode governor.Mode) xdp.Want {
 // Plan says what the express path would change on a node. own tells of BPF programs that
 // they are overlane's; changed: by overlane; join: datagrams are to be joined.
 func Plan(s *node.Scanner, snap node.Snapshot, home uint64, changed []apply.Entry, join bool, own func(progID uint32) bool, places *xdp.Places, mode governor.Mode) (plan.Plan, error) {
-	l := lookout{
+	l := eligibility{
 		devices: s, snap: snap, watchers: shortcut.NewWatchers(s, own, nil), home: home, places: places, want: Want(mode),
 		owned: apply.Owned(changed, plan.ByExpress), ours: apply.Ours(changed),
 	}
@@ -87,7 +87,7 @@ func Plan(s *node.Scanner, snap node.Snapshot, home uint64, changed []apply.Entr
 }
 
 // ways looks at each way from a NIC to a pod.
-func (l lookout) ways() ([]way, error) {
+func (l eligibility) ways() ([]way, error) {
 	var ways []way
 	nics := map[node.DevKey]node.Underlay{}
 	for _, u := range l.snap.Underlays {
@@ -169,7 +169,7 @@ func (w way) ingress() shortcut.Ingress {
 }
 
 // ingress looks at the NICs' side of the ways.
-func (l lookout) ingress(ways []way) (map[shortcut.Ingress]shortcut.IngressVerdict, error) {
+func (l eligibility) ingress(ways []way) (map[shortcut.Ingress]shortcut.IngressVerdict, error) {
 	var list []shortcut.Ingress
 	for _, w := range ways {
 		if in := w.ingress(); w.reason == "" && !slices.Contains(list, in) {
@@ -192,7 +192,7 @@ func (l lookout) ingress(ways []way) (map[shortcut.Ingress]shortcut.IngressVerdi
 
 // unfit says what speaks against a way without a look at who else is there; waits: nothing but the
 // pipeline does.
-func (l lookout) unfit(w way) (reason string, waits bool) {
+func (l eligibility) unfit(w way) (reason string, waits bool) {
 	why := l.places.Why(w.nic, l.want)
 	switch {
 	case l.never != "":
@@ -231,8 +231,8 @@ func (l lookout) unfit(w way) (reason string, waits bool) {
 	return "", waits
 }
 
-// input puts what was judged into the planner's words.
-func (l lookout) input(ways []way) plan.ExpressInput {
+// input puts what was evaluated into the planner's words.
+func (l eligibility) input(ways []way) plan.ExpressInput {
 	in := plan.ExpressInput{Owned: l.owned}
 	for _, w := range ways {
 		nic := plan.Target(w.nic.Dev)

@@ -79,7 +79,7 @@ func TestOverlayThatNothingSpeaksAgainst(t *testing.T) {
 			if tt.want.Relearn == 0 {
 				tt.want.Relearn = tt.want.Refresh
 			}
-			if got := Judge(overlay(tt.change), aWay); got != tt.want {
+			if got := Evaluate(overlay(tt.change), aWay); got != tt.want {
 				t.Fatalf("got %+v\nwant %+v", got, tt.want)
 			}
 		})
@@ -172,7 +172,7 @@ func TestEachViolationIsAReason(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got := Judge(overlay(tt.change), aWay)
+			got := Evaluate(overlay(tt.change), aWay)
 			if got.Safe() || !strings.HasPrefix(got.Reason, tt.want) {
 				t.Fatalf("reason %q\nwant   %q...", got.Reason, tt.want)
 			}
@@ -184,7 +184,7 @@ func TestEachViolationIsAReason(t *testing.T) {
 }
 
 func TestNoFactsAreAReason(t *testing.T) {
-	if v := Judge(Facts{}, Way{}); v.Safe() {
-		t.Fatal("knows nothing and judges safe")
+	if v := Evaluate(Facts{}, Way{}); v.Safe() {
+		t.Fatal("knows nothing and finds it safe")
 	}
 }
