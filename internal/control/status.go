@@ -203,7 +203,7 @@ func Measured(x float64) *float64 {
 // others of the name), and what the metric says of itself. Where the metric has none, the field's comment
 // has more to say.
 type Counters struct {
-	// On a node with hardly a packet, or with nothing to do for long, the daemon does not look.
+	// On a node with hardly a packet, or with nothing to do for long, the daemon does not scan.
 	OverlayPackets uint64 `json:"overlay_packets" metric:"observed_overlay_packets_total" help:"overlay packets that were counted; while the node is quiet, or has nothing to do for long, they are not"`
 	SteeredPackets uint64 `json:"steered_packets" metric:"steered_packets_total" help:"overlay packets that were sent to a lane"`
 
@@ -261,7 +261,7 @@ type Counters struct {
 	BulkBridged  uint64 `json:"bulk_bridged_packets" metric:"priority_sync_packets_total,path=bridge,class=bulk"`
 
 	Unparsed map[string]uint64 `json:"unparsed" metric:"stock_path_packets_total,reason" help:"packets that took the stock path because they were not understood"`
-	Scans    uint64            `json:"scans" metric:"scans_total" help:"looks at the node after something on it had changed, or might have"`
+	Scans    uint64            `json:"scans" metric:"scans_total" help:"scans of the node after something on it had changed, or might have"`
 }
 
 // OffReport is what Off did: what became of every value that was changed.

@@ -295,7 +295,7 @@ func (d *Daemon) news() <-chan struct{} {
 }
 
 func (d *Daemon) rescan(ctx context.Context) error {
-	defer d.pace.Looked(time.Now())
+	defer d.pace.Scanned(time.Now())
 	snap, err := d.scanner.Scan(ctx)
 	if err != nil {
 		d.log.Warn("scan failed, will be repeated", "reason", err)

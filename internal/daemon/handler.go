@@ -129,7 +129,7 @@ func (d *Daemon) fill(st *control.Status) error {
 		OverlayPackets: overlayTotal(d.overlayPackets(), c), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
 		SplitPackets: c.Split, Microflows: c.Microflows, Splits: c.SplitBegun,
 		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, LaneDrops: c.XDPDrop + c.Refused, LaneRefused: c.Refused, Unparsed: c.Stock,
-		Scans: d.pace.Looks,
+		Scans: d.pace.Scans,
 	}
 	p, err := d.priorityCounters()
 	if err != nil {

@@ -82,7 +82,7 @@ func (h host) SetApart(on bool) (fresh bool, err error) { return h.d.dp.SetApart
 
 // What express asks besides (express.Host).
 
-func (h host) Readings() (mechanism.Looker, map[plan.Setting]plan.Owned) {
+func (h host) Readings() (mechanism.DeviceReader, map[plan.Setting]plan.Owned) {
 	ours := h.d.readings.now(h.d.locked.Entries())
 	return h.d.readings, ours
 }

@@ -20,7 +20,7 @@ import (
 // PlanInput puts what was seen on the node and the placement that is wanted into
 // the planner's words. Both the daemon and `overlane plan` plan by it.
 // want is what an XDP program is for, where the layout has one.
-func PlanInput(s mechanism.Looker, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want) plan.Input {
+func PlanInput(s mechanism.DeviceReader, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want) plan.Input {
 	in := plan.Input{TunnelCores: layout.Tunnel, PodCores: layout.Pod, Owned: owned}
 	if layout.Split {
 		in.PodCores = nil // behind merge points only, on devices of our own
@@ -100,7 +100,7 @@ func PlanInput(s mechanism.Looker, snap node.Snapshot, layout governor.Layout, o
 
 // LeftAlone are the devices that the pipeline would not touch, wherever its stages go on, and why. Doctor says
 // by it what plan and run say.
-func LeftAlone(s mechanism.Looker, snap node.Snapshot, owned map[plan.Setting]plan.Owned) []plan.Skip {
+func LeftAlone(s mechanism.DeviceReader, snap node.Snapshot, owned map[plan.Setting]plan.Owned) []plan.Skip {
 	snap.Skipped = nil
 	skipped := plan.Pipeline(PlanInput(s, snap, governor.Layout{}, owned, nil, xdp.Want{})).Skipped
 	return slices.DeleteFunc(skipped, func(sk plan.Skip) bool { return !sk.Whole() })
@@ -150,7 +150,7 @@ func podUnfit(pod node.Pod) string {
 	return ""
 }
 
-func planDevice(s mechanism.Looker, d node.Dev) (plan.Device, error) {
+func planDevice(s mechanism.DeviceReader, d node.Dev) (plan.Device, error) {
 	dev := plan.Device{Target: target(d)}
 	set, err := s.Settings(d)
 	if errors.Is(err, node.ErrGone) {

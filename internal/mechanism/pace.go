@@ -4,30 +4,30 @@ package mechanism
 
 import "time"
 
-// Pace bounds what it costs to follow a node on which something changes all the time. A look
+// Pace bounds what it costs to follow a node on which something changes all the time. A scan
 // takes as long as there are pods, however little has changed since the last one, and events
-// may come as fast as looks end.
+// may come as fast as scans end.
 type Pace struct {
-	Looks uint64
-	next  time.Time // no look at the node before
+	Scans uint64
+	next  time.Time // no scan of the node before
 }
 
 const (
-	// LookShare is the part of the daemon's time that looking may take: a twentieth.
-	LookShare = 20
-	// lookPause bounds how long that leaves the node alone, on a slow machine with many pods.
-	lookPause = 3 * time.Second
+	// ScanShare is the part of the daemon's time that scans may take: a twentieth.
+	ScanShare = 20
+	// scanPause bounds how long that leaves the node alone, on a slow machine with many pods.
+	scanPause = 3 * time.Second
 )
 
-// Looked notes a look that began then and ends now.
-func (p *Pace) Looked(began time.Time) { p.Took(began, time.Since(began)) }
+// Scanned notes a scan that began then and ends now.
+func (p *Pace) Scanned(began time.Time) { p.Took(began, time.Since(began)) }
 
 func (p *Pace) Took(began time.Time, so time.Duration) {
-	p.Looks++
-	p.next = began.Add(min(LookShare*so, lookPause))
+	p.Scans++
+	p.next = began.Add(min(ScanShare*so, scanPause))
 }
 
-// Due tells whether the node may be looked at again.
+// Due tells whether the node may be checked again.
 func (p *Pace) Due(now time.Time) bool { return !now.Before(p.next) }
 
 const (
@@ -37,7 +37,7 @@ const (
 	checkPause = 5 * time.Second
 )
 
-// Check paces looks that no event asks for.
+// Check paces scans that no event asks for.
 type Check struct{ next time.Time }
 
 // Made notes one that began then and ends now.

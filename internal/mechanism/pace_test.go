@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Whatever a look costs, and however fast changes come, a twentieth of the time goes into looks;
+// Whatever a scan costs, and however fast changes come, a twentieth of the time goes into scans;
 // but a node is never left alone for long.
-func TestLooksAtTheNodeTakeATwentiethOfTheTime(t *testing.T) {
+func TestScansOfTheNodeTakeATwentiethOfTheTime(t *testing.T) {
 	for _, cost := range []time.Duration{100 * time.Microsecond, 5 * time.Millisecond, 40 * time.Millisecond} {
 		var p Pace
 		begin := time.Unix(1000, 0)
@@ -22,17 +22,17 @@ func TestLooksAtTheNodeTakeATwentiethOfTheTime(t *testing.T) {
 			}
 			now = now.Add(100 * time.Microsecond) // something has changed
 		}
-		if share := float64(spent) / float64(now.Sub(begin)); share > 1.01/LookShare {
-			t.Errorf("looks of %s take %.3f of the time", cost, share)
+		if share := float64(spent) / float64(now.Sub(begin)); share > 1.01/ScanShare {
+			t.Errorf("scans of %s take %.3f of the time", cost, share)
 		}
-		if p.Looks < 2 {
-			t.Errorf("with looks of %s, %d in a minute", cost, p.Looks)
+		if p.Scans < 2 {
+			t.Errorf("with scans of %s, %d in a minute", cost, p.Scans)
 		}
 	}
 	var p Pace
 	p.Took(time.Unix(1000, 0), time.Minute)
 	if !p.Due(time.Unix(1000, 0).Add(time.Minute)) {
-		t.Error("after a look that took a minute, the node is left alone for longer than another one")
+		t.Error("after a scan that took a minute, the node is left alone for longer than another one")
 	}
 }
 

@@ -65,7 +65,7 @@ type member struct {
 	since time.Time
 }
 
-// walkEvery bounds how often processes are looked at for what people ask, as each look reads a link of each
+// walkEvery bounds how often processes are checked for what people ask, as each scan reads a link of each
 // process.
 const walkEvery = 5 * time.Second
 
@@ -105,8 +105,8 @@ func (s *Scanner) Places() map[uint64]Place {
 	return places
 }
 
-// findMembers looks at all processes once, the oldest first: a pod's sandbox comes before its containers, and both
-// before who looks at them from outside.
+// findMembers checks all processes once, the oldest first: a pod's sandbox comes before its containers, and both
+// before who checks them from outside.
 func (s *Scanner) findMembers(wanted map[uint64]*known) {
 	if len(wanted) == 0 {
 		return

@@ -25,7 +25,7 @@ import (
 	"github.com/overlane/overlane/internal/node"
 )
 
-// site is a host of the lab's overlay, looked at.
+// site is a host of the lab's overlay, scanned.
 type site struct {
 	t       testing.TB
 	overlay *netns.Handle // where tunnel and bridge are
@@ -38,7 +38,7 @@ type site struct {
 
 var serial int
 
-// lab builds an overlay of one pod, and looks for ways in it as the daemon would.
+// lab builds an overlay of one pod, and scans for ways in it as the daemon would.
 func lab(t testing.TB, topology bed.Topology, own func(uint32) bool) *site {
 	t.Helper()
 	return labOf(t, topology, 1, own)

@@ -4,8 +4,8 @@
 // tunnel's tc ingress straight to the pod's end of its veth
 // (bpf_redirect_peer), past the bridge, the host's end and every policy there.
 //
-// It only looks. Evaluate is a pure function of Facts; a Watcher gathers them in
-// the namespace of the tunnel and tells when to look again. What cannot be found
+// It only reads. Evaluate is a pure function of Facts; a Watcher gathers them in
+// the namespace of the tunnel and tells when to scan again. What cannot be found
 // out counts as a reason against: the slow way is always right.
 //
 // # What a verdict covers
@@ -20,9 +20,9 @@
 // or UDP in IPv4 or IPv6: no fragment, options or extension headers, no VLAN tag,
 // a sender's address that is neither zero nor a group's (the bridge drops those),
 // and no longer than Verdict.MTU with Ethernet header and room for a tag, unless
-// a GSO packet: bpf_redirect_peer does not look. ARP and neighbour discovery
+// a GSO packet: bpf_redirect_peer does not check. ARP and neighbour discovery
 // always go by the bridge, for which reason neigh_suppress and arptables are not
-// looked at.
+// checked.
 //
 // The bridge does not see who sent the frames that pass it by: see
 // Verdict.Refresh.
@@ -39,7 +39,7 @@
 // Packet sockets (tcpdump) on the bridge and the veth's host end see nothing,
 // and their counters do not count. A bridge in promiscuous mode, which is how
 // such a socket asks, hands no copies to the host. The hooks of SELinux and Smack,
-// which br_netfilter would call, are not looked at: they decide by labels that
+// which br_netfilter would call, are not checked: they decide by labels that
 // come with IP options, which never take the short way, or with rules of a
 // firewall, which end it.
 package shortcut
@@ -52,7 +52,7 @@ import (
 )
 
 // Way is what is asked about: a tunnel and the host's end of a pod's veth, both
-// in the namespace that is looked at.
+// in the namespace that is checked.
 type Way struct{ Tunnel, Host node.Dev }
 
 // Verdict is the verdict on one way.

@@ -21,13 +21,13 @@ func Evaluate(f Facts, w Way) Verdict {
 		return v
 	}
 	if w.Tunnel.NetnsCookie != f.Cookie || w.Host.NetnsCookie != f.Cookie {
-		v.Reason = "tunnel and veth are not both in the network namespace that was looked at"
+		v.Reason = "tunnel and veth are not both in the network namespace that was scanned"
 		return v
 	}
 	el := eligibility{f: f, w: w, tunnel: f.Devices[w.Tunnel.Ifindex], host: f.Devices[w.Host.Ifindex]}
 	el.bridge = f.Devices[el.tunnel.Master]
-	for _, look := range []func() string{el.built, el.known, el.ports, el.entry, el.programs, el.bridgeHooks, el.deviceHooks, el.ipHooks} {
-		if v.Reason = look(); v.Reason != "" {
+	for _, check := range []func() string{el.built, el.known, el.ports, el.entry, el.programs, el.bridgeHooks, el.deviceHooks, el.ipHooks} {
+		if v.Reason = check(); v.Reason != "" {
 			return v
 		}
 	}

@@ -102,7 +102,7 @@ func TestEachViolationIsAReason(t *testing.T) {
 		change func(f *Facts, p parts)
 		want   string // how the reason begins
 	}{
-		{"nothing was seen", func(f *Facts, _ parts) { f.Unknown = "cannot look" }, "cannot look"},
+		{"nothing was seen", func(f *Facts, _ parts) { f.Unknown = "cannot read" }, "cannot read"},
 		{"another namespace", func(f *Facts, _ parts) { f.Cookie = 8 }, "tunnel and veth are not both in the network namespace"},
 		{"the tunnel is gone", func(_ *Facts, p parts) { *p.tunnel = Device{} }, "tunnel or veth are no longer there"},
 		{"the veth is gone", func(_ *Facts, p parts) { *p.host = Device{} }, "tunnel or veth are no longer there"},

@@ -106,8 +106,8 @@ func TestEachThingAtTheNICIsAReason(t *testing.T) {
 		change change
 		want   string // how the reason begins
 	}{
-		{"nothing was seen", anIngress, func(f *IngressFacts, _ *NIC) { f.Unknown = "cannot look" }, "cannot look"},
-		{"another namespace", anIngress, func(f *IngressFacts, _ *NIC) { f.Cookie = 8 }, "eth0 is not in the network namespace that was looked at"},
+		{"nothing was seen", anIngress, func(f *IngressFacts, _ *NIC) { f.Unknown = "cannot read" }, "cannot read"},
+		{"another namespace", anIngress, func(f *IngressFacts, _ *NIC) { f.Cookie = 8 }, "eth0 is not in the network namespace that was scanned"},
 		{"gone", anIngress, nic(func(n *NIC) { *n = NIC{} }), "eth0 is no longer there"},
 		{"cannot be read", anIngress, nic(func(n *NIC) { n.Unknown = "eth0: EIO" }), "eth0: EIO"},
 		{"down", anIngress, nic(func(n *NIC) { n.Up = false }), "eth0 is down; see: ip link set eth0 up"},

@@ -342,7 +342,7 @@ func TestChangesAreEvents(t *testing.T) {
 	s.unsafe("no longer watched")
 }
 
-// Whether the pod's end may have a queue is not asked for at each look: a change is an event.
+// Whether the pod's end may have a queue is not asked for at each scan: a change is an event.
 func TestAQueueAtThePodsEndIsSeen(t *testing.T) {
 	s := lab(t, bed.Nested, nil)
 	s.safe()
@@ -447,15 +447,15 @@ func TestHooksOfANamespace(t *testing.T) {
 	}
 }
 
-// What hangs on hooks makes no event, and is noticed between two looks: on each device of a way, by
-// one look at all hooks and by asking each, as it comes and goes, and as another takes its place.
-func TestGlanceNoticesProgramsOnHooks(t *testing.T) {
+// What hangs on hooks makes no event, and is noticed between two scans: on each device of a way, by
+// one scan of all hooks and by asking each, as it comes and goes, and as another takes its place.
+func TestPollNoticesProgramsOnHooks(t *testing.T) {
 	for name, hooks := range map[string]*Hooks{"all at once": hooks(t), "one by one": nil} {
 		t.Run(name, func(t *testing.T) {
 			s := lab(t, bed.Nested, nil)
 			s.w.hooks = hooks
 			s.safe()
-			glance(t, s.w, false)
+			poll(t, s.w, false)
 			one, other := program(t, ebpf.SchedCLS, -1), program(t, ebpf.SchedCLS, -1)
 			hang := func(dev string, at ebpf.AttachType, p *ebpf.Program) (l link.Link) {
 				t.Helper()
@@ -473,9 +473,9 @@ func TestGlanceNoticesProgramsOnHooks(t *testing.T) {
 				for _, dev := range []string{s.ways[0].Tunnel.Name, bed.Bridge, s.veth} {
 					seen := func() {
 						t.Helper()
-						glance(t, s.w, true)
+						poll(t, s.w, true)
 						s.unsafe("on " + dev + " is foreign")
-						glance(t, s.w, false)
+						poll(t, s.w, false)
 					}
 					l := hang(dev, at, one)
 					seen()
@@ -487,46 +487,46 @@ func TestGlanceNoticesProgramsOnHooks(t *testing.T) {
 					l = hang(dev, at, one)
 					seen()
 					l.Close()
-					glance(t, s.w, true)
+					poll(t, s.w, true)
 					s.safe()
-					glance(t, s.w, false)
+					poll(t, s.w, false)
 				}
 			}
 			// Ours make no difference.
 			s.w.own = func(uint32) bool { return true }
 			defer hang(s.veth, ebpf.AttachTCXEgress, one).Close()
-			glance(t, s.w, false)
+			poll(t, s.w, false)
 			s.safe()
-			glance(t, s.w, false)
+			poll(t, s.w, false)
 		})
 	}
 }
 
-// What else makes no event on a way is noticed between two looks.
-func TestGlanceNoticesWhatMakesNoEvent(t *testing.T) {
+// What else makes no event on a way is noticed between two scans.
+func TestPollNoticesWhatMakesNoEvent(t *testing.T) {
 	s := lab(t, bed.Nested, nil)
 	s.needBridgeNetfilter()
 	for _, key := range []string{"bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"} {
 		for _, v := range []string{"0", "1"} {
 			s.sysctl(key, v)
 			s.verdict()
-			glance(t, s.w, false)
+			poll(t, s.w, false)
 			s.sysctl(key, map[string]string{"0": "1", "1": "0"}[v])
-			glance(t, s.w, true)
+			poll(t, s.w, true)
 		}
 	}
 	// Legacy tables are asked for where br_netfilter would call them.
 	s.sysctl("bridge/bridge-nf-call-iptables", "1")
 	s.safe()
-	glance(t, s.w, false)
+	poll(t, s.w, false)
 	if err := s.overlay.Do(registerFilter); err != nil {
 		t.Skip("needs legacy iptables: ", err)
 	}
-	glance(t, s.w, true)
+	poll(t, s.w, true)
 }
 
-// BenchmarkGlance is with a NIC in the tunnels' namespace.
-func BenchmarkGlance(b *testing.B) {
+// BenchmarkPoll is with a NIC in the tunnels' namespace.
+func BenchmarkPoll(b *testing.B) {
 	for _, pods := range []int{1, 50} {
 		b.Run(strconv.Itoa(pods), func(b *testing.B) {
 			s := labOf(b, bed.Nested, pods, nil)
@@ -537,7 +537,7 @@ func BenchmarkGlance(b *testing.B) {
 				b.Fatal(v.Reason)
 			}
 			for b.Loop() {
-				if changed, err := s.w.Glance(); changed || err != nil {
+				if changed, err := s.w.Poll(); changed || err != nil {
 					b.Fatal(changed, err)
 				}
 			}

@@ -67,8 +67,8 @@ type Aggregate struct {
 	none    bool         // no underlay can
 	rules   *Eligibility // nil while it does not act, and where it is forced
 	check   mechanism.Check
-	looks   mechanism.Pace // at changes of rules
-	stirred bool           // rules have changed since the last look
+	scans   mechanism.Pace // at changes of rules
+	dirty   bool           // rules have changed since the last scan
 	told    string
 	waits   bool // what lanes hold is to be handed on first
 	retry   time.Time
@@ -95,10 +95,10 @@ func (a *Aggregate) State() governor.State { return a.gov.Last().State }
 // Joined is how many datagrams a second were joined, in the last window.
 func (a *Aggregate) Joined() float64 { return a.joins }
 
-// Skipped are the devices that it left alone at its last look, and why.
+// Skipped are the devices that it left alone at its last scan, and why.
 func (a *Aggregate) Skipped() []plan.Skip { return a.skipped }
 
-// Rescanned says that the node has changed: the next step looks at all of it.
+// Rescanned says that the node has changed: the next step checks all of it.
 func (a *Aggregate) Rescanned() { a.check.Again() }
 
 // Step takes one window: count, decide, act.
@@ -137,7 +137,7 @@ func (a *Aggregate) Step(now time.Time) error {
 		_, err := a.Stop()
 		return err
 	case a.dp == nil && now.Before(a.retry):
-	case a.dp == nil || dec.State != before.State || a.waits || a.check.Due(now) || a.stirred && a.looks.Due(now):
+	case a.dp == nil || dec.State != before.State || a.waits || a.check.Due(now) || a.dirty && a.scans.Due(now):
 		return a.try(now, true)
 	}
 	return nil
@@ -151,27 +151,27 @@ func (a *Aggregate) Changed() <-chan struct{} {
 	return a.rules.watchers.Changed()
 }
 
-// RulesChanged looks at rules that may have changed, at once unless they change all the time.
+// RulesChanged checks rules that may have changed, at once unless they change all the time.
 func (a *Aggregate) RulesChanged(now time.Time) error {
-	a.stirred = true
-	if a.dp == nil || !a.looks.Due(now) {
+	a.dirty = true
+	if a.dp == nil || !a.scans.Due(now) {
 		return nil // with a window that begins soon
 	}
 	return a.try(now, false)
 }
 
-// ruleShare is the part of the daemon's time that looking at rules that change may take: 1/100.
+// ruleShare is the part of the daemon's time that reading rules that change may take: 1/100.
 const ruleShare = 100
 
 // try makes it fit the node; where that fails, it leaves no trace. all: nothing is taken from
-// the last look.
+// the last scan.
 func (a *Aggregate) try(now time.Time, all bool) error {
 	defer a.host.Begins(name)()
 	all = all && a.check.Due(now)
-	a.stirred = false
+	a.dirty = false
 	began := time.Now()
 	made, owned, err := a.plan(all)
-	a.looks.Took(began, ruleShare*time.Since(began)/mechanism.LookShare)
+	a.scans.Took(began, ruleShare*time.Since(began)/mechanism.ScanShare)
 	if all {
 		a.check.Made(began)
 	}
@@ -204,7 +204,7 @@ func (a *Aggregate) refuse(now time.Time, skipped []plan.Skip) error {
 	return err
 }
 
-// plan plans by what is on the node. all: nothing is taken from the last look.
+// plan plans by what is on the node. all: nothing is taken from the last scan.
 func (a *Aggregate) plan(all bool) (plan.Plan, map[plan.Setting]plan.Owned, error) {
 	owned, snap := a.host.Owned(plan.ByAggregation), a.host.Snapshot()
 	var reasons map[node.DevKey]string
@@ -214,7 +214,7 @@ func (a *Aggregate) plan(all bool) (plan.Plan, map[plan.Setting]plan.Owned, erro
 			a.rules = NewEligibility(s, own, shortcut.NewWatchers(s, own, nil))
 		}
 		var err error
-		if reasons, err = a.rules.Look(snap, all); err != nil {
+		if reasons, err = a.rules.Scan(snap, all); err != nil {
 			return plan.Plan{}, owned, err
 		}
 	}

@@ -32,7 +32,7 @@ const name = string(plan.ByExpress)
 type Host interface {
 	mechanism.Host
 	// Readings are how devices receive, as of a while ago, and the settings that any mechanism has changed.
-	Readings() (devices mechanism.Looker, ours map[plan.Setting]plan.Owned)
+	Readings() (devices mechanism.DeviceReader, ours map[plan.Setting]plan.Owned)
 	// Cookie is that of the NICs' namespace.
 	Cookie() uint64
 	Places() *xdp.Places
@@ -112,7 +112,7 @@ type Express struct {
 	without float64 // frames a second that were delivered then
 	census  Census  // under way, or nil
 	meter   trial.Meter
-	counted datapath.Counters         // at the last look
+	counted datapath.Counters         // at the last scan
 	prio    datapath.PriorityCounters // the same
 }
 
@@ -152,13 +152,13 @@ func (e *Express) Acts() bool { return e.watchers != nil }
 // HasWays tells whether flows may go straight to pods now.
 func (e *Express) HasWays() bool { return len(e.open) > 0 }
 
-// Looks tells whether it is measured what there is for it.
-func (e *Express) Looks() bool { return e.gov.Last().State == governor.Parked }
+// Measuring tells whether it is measured what there is for it.
+func (e *Express) Measuring() bool { return e.gov.Last().State == governor.Parked }
 
 // Changed tells that what speaks for and against ways may be otherwise: Follow. It is nil while it does not act.
 func (e *Express) Changed() <-chan struct{} { return e.watchers.Changed() }
 
-// Rescanned says that the node has changed: the next step looks at all of it.
+// Rescanned says that the node has changed: the next step checks all of it.
 func (e *Express) Rescanned() { e.check.Again() }
 
 // Step takes one window: decide, act.
@@ -209,7 +209,7 @@ func (e *Express) Follow(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// Poll looks for what makes no event, and for frames that do not arrive.
+// Poll checks for what makes no event, and for frames that do not arrive.
 func (e *Express) Poll(ctx context.Context, now time.Time) error {
 	drops, err := e.host.Kernel().ExpressDrops()
 	if err != nil {
@@ -521,7 +521,7 @@ func (e *Express) Prove(ctx context.Context, in governor.Input) error {
 	}
 	switch e.gov.Step(in.Now, w).State {
 	case governor.Parked:
-		err = e.lookBefore(in.Now)
+		err = e.measureBefore(in.Now)
 	case governor.Active:
 		err = e.tryOut(in)
 	}
@@ -599,9 +599,9 @@ func straight(c datapath.Counters, p datapath.PriorityCounters) (acted, of uint6
 	return c.Express, max(c.XDPOverlay, c.Express+p.Latency+p.Bulk)
 }
 
-// lookBefore counts the datagrams that come out of the tunnels, and measures what is delivered
+// measureBefore counts the datagrams that come out of the tunnels, and measures what is delivered
 // without it.
-func (e *Express) lookBefore(now time.Time) (err error) {
+func (e *Express) measureBefore(now time.Time) (err error) {
 	switch {
 	case e.gov.Counting() && e.census == nil:
 		e.census, err = e.host.BeginCensus()
@@ -646,7 +646,7 @@ func (e *Express) tryOut(in governor.Input) error {
 		}
 		return nil
 	case e.Trial.Judge.Stale(in.Now, s):
-		e.gov.Again(in.Now, "it is looked at from the beginning whether it still pays")
+		e.gov.Again(in.Now, "it is measured from the beginning whether it still pays")
 		return nil
 	}
 	acts, err := e.host.Trials().Try(e.Trial, in, s, straight, nil)

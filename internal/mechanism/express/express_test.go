@@ -47,19 +47,19 @@ func TestDropsRaiseDoubtsEverMoreRarely(t *testing.T) {
 	}
 }
 
-// A status says that express is tried out while it is looked what there is for it.
+// A status says that express is tried out while it is measured what there is for it.
 func TestItLooksFirstWhatThereIs(t *testing.T) {
 	e := New(nil, governor.Auto, trial.New("express", trial.ForGoodput, Settles), time.Time{})
 	now := time.Unix(1_800_000_000, 0)
-	if e.Looks() {
-		t.Error("it looks at an idle node")
+	if e.Measuring() {
+		t.Error("it measures an idle node")
 	}
 	for range 2 { // no core is short of time for a second yet
 		e.gov.Step(now, governor.ExpressWindow{Saturated: 1, Ways: 1})
 		now = now.Add(2 * time.Second)
 	}
-	if !e.Looks() {
-		t.Errorf("it does not look beside a saturated core: %+v", e.gov.Last())
+	if !e.Measuring() {
+		t.Errorf("it does not measure beside a saturated core: %+v", e.gov.Last())
 	}
 }
 
@@ -91,19 +91,19 @@ func (k *kernel) FixSenders(map[datapath.Sender]netip.Addr) (err error) {
 	return err
 }
 
-func (f *fixture) Readings() (l mechanism.Looker, _ map[plan.Setting]plan.Owned) { return l, nil }
-func (f *fixture) Cookie() uint64                                                { return 1 }
-func (f *fixture) Places() *xdp.Places                                           { return &xdp.Places{} }
-func (f *fixture) Found(uint64) bool                                             { return true }
-func (f *fixture) Passed(context.Context) error                                  { return nil }
-func (f *fixture) PriorityOnNIC() bool                                           { return false }
-func (f *fixture) PriorityCounters() (p datapath.PriorityCounters, _ error)      { return p, nil }
-func (f *fixture) Split() bool                                                   { return false }
-func (f *fixture) Aggregation() governor.State                                   { return governor.Standby }
-func (f *fixture) AggregationMode() governor.Mode                                { return governor.Off }
-func (f *fixture) Trials() *trial.Trials                                         { return f.trials }
-func (f *fixture) BeginCensus() (Census, error)                                  { return nil, errors.ErrUnsupported }
-func (f *fixture) Kernel() Kernel                                                { return &f.kernel }
+func (f *fixture) Readings() (l mechanism.DeviceReader, _ map[plan.Setting]plan.Owned) { return l, nil }
+func (f *fixture) Cookie() uint64                                                      { return 1 }
+func (f *fixture) Places() *xdp.Places                                                 { return &xdp.Places{} }
+func (f *fixture) Found(uint64) bool                                                   { return true }
+func (f *fixture) Passed(context.Context) error                                        { return nil }
+func (f *fixture) PriorityOnNIC() bool                                                 { return false }
+func (f *fixture) PriorityCounters() (p datapath.PriorityCounters, _ error)            { return p, nil }
+func (f *fixture) Split() bool                                                         { return false }
+func (f *fixture) Aggregation() governor.State                                         { return governor.Standby }
+func (f *fixture) AggregationMode() governor.Mode                                      { return governor.Off }
+func (f *fixture) Trials() *trial.Trials                                               { return f.trials }
+func (f *fixture) BeginCensus() (Census, error)                                        { return nil, errors.ErrUnsupported }
+func (f *fixture) Kernel() Kernel                                                      { return &f.kernel }
 
 func newFixture(mode governor.Mode) *fixture {
 	f := &fixture{Host: mechanismtest.New(map[plan.Setting]string{}), now: time.Unix(1_800_000_000, 0)}

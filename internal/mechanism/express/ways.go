@@ -34,10 +34,10 @@ type way struct {
 	fixed map[shortcut.MAC]netip.Addr
 }
 
-// eligibility is what it takes to evaluate the ways of a node. Both the daemon and `overlane plan` look
+// eligibility is what it takes to evaluate the ways of a node. Both the daemon and `overlane plan` decide
 // by it.
 type eligibility struct {
-	devices  mechanism.Looker
+	devices  mechanism.DeviceReader
 	snap     node.Snapshot
 	watchers *shortcut.Watchers
 	home     uint64                      // cookie of the NICs' namespace
@@ -86,7 +86,7 @@ func Plan(s *node.Scanner, snap node.Snapshot, home uint64, changed []apply.Entr
 	return plan.Express(in), errors.Join(err, l.watchers.Close())
 }
 
-// ways looks at each way from a NIC to a pod.
+// ways checks each way from a NIC to a pod.
 func (l eligibility) ways() ([]way, error) {
 	var ways []way
 	nics := map[node.DevKey]node.Underlay{}
@@ -168,7 +168,7 @@ func (w way) ingress() shortcut.Ingress {
 	return shortcut.Ingress{NIC: w.nic.Dev, Local: w.tunnel.Local, Port: w.tunnel.Port}
 }
 
-// ingress looks at the NICs' side of the ways.
+// ingress checks the NICs' side of the ways.
 func (l eligibility) ingress(ways []way) (map[shortcut.Ingress]shortcut.IngressVerdict, error) {
 	var list []shortcut.Ingress
 	for _, w := range ways {
@@ -190,7 +190,7 @@ func (l eligibility) ingress(ways []way) (map[shortcut.Ingress]shortcut.IngressV
 	return verdicts, nil
 }
 
-// unfit says what speaks against a way without a look at who else is there; waits: nothing but the
+// unfit says what speaks against a way without a check of who else is there; waits: nothing but the
 // pipeline does.
 func (l eligibility) unfit(w way) (reason string, waits bool) {
 	why := l.places.Why(w.nic, l.want)
@@ -224,7 +224,7 @@ func (l eligibility) unfit(w way) (reason string, waits bool) {
 				return fmt.Sprintf("RPS moves the packets of %s to other cores", dev.Name), false
 			}
 			// The guard knows the tunnel's lanes. At the pod, frames without a hash of ours
-			// would go where the guard does not look.
+			// would go where the guard does not check.
 			waits = waits || dev.Same(w.pod.Peer)
 		}
 	}

@@ -9,15 +9,15 @@ import (
 	"github.com/overlane/overlane/internal/node"
 )
 
-// Looker reads how devices receive: a scanner as it is now, readings as it was a while ago.
-type Looker interface {
+// DeviceReader reads how devices receive: a scanner as it is now, readings as it was a while ago.
+type DeviceReader interface {
 	Settings(node.Dev) (node.Settings, error)
 	Features(node.Dev) (map[string]ethtool.Feature, error)
 	Namespace(cookie uint64) (*netns.Handle, error)
 }
 
 // Offloads reads the values of features; one that the kernel does not know has none.
-func Offloads(s Looker, dev node.Dev, into map[string]*string) error {
+func Offloads(s DeviceReader, dev node.Dev, into map[string]*string) error {
 	all, err := s.Features(dev)
 	if err != nil {
 		return err

@@ -15,13 +15,13 @@ import (
 	"github.com/overlane/overlane/internal/ethtool"
 )
 
-// Check evaluates each way by what is so now. What cannot be looked at is a reason
+// Check evaluates each way by what is so now. What cannot be read is a reason
 // against. It takes two dumps of rtnetlink, a dozen small files, one
 // system call for each BPF link of the machine if br_netfilter is on, and for
 // each pod two questions to rtnetlink and two for tcx: 0.3 ms and 25 µs a pod as
 // measured (BenchmarkCheck), which each second is 0.2 % of a core for 50 pods.
 func (w *Watcher) Check(ways []Way) []Verdict {
-	f := w.Look(ways)
+	f := w.Scan(ways)
 	list := make([]Verdict, len(ways))
 	for i, way := range ways {
 		list[i] = Evaluate(f, way)
@@ -29,8 +29,8 @@ func (w *Watcher) Check(ways []Way) []Verdict {
 	return list
 }
 
-// Look gathers the facts that evaluating these ways takes.
-func (w *Watcher) Look(ways []Way) Facts {
+// Scan gathers the facts that evaluating these ways takes.
+func (w *Watcher) Scan(ways []Way) Facts {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	f := Facts{Cookie: w.cookie, Devices: map[int]Device{}}
@@ -39,16 +39,16 @@ func (w *Watcher) Look(ways []Way) Facts {
 		f.Unknown = "the network namespace is no longer watched"
 		return f
 	}
-	err := w.thread.Do(func() error { return w.look(&f, ways) })
+	err := w.thread.Do(func() error { return w.scan(&f, ways) })
 	if err != nil {
-		f.Unknown = fmt.Sprintf("what frames would skip cannot be looked at: %v", err)
+		f.Unknown = fmt.Sprintf("what frames would skip cannot be read: %v", err)
 		w.ways.fail(err)
 	}
 	return f
 }
 
-// look runs on a thread in the namespace.
-func (w *Watcher) look(f *Facts, ways []Way) error {
+// scan runs on a thread in the namespace.
+func (w *Watcher) scan(f *Facts, ways []Way) error {
 	w.ways.hung, w.ways.known = w.hung()
 	links, err := w.links()
 	if err != nil {
@@ -80,7 +80,7 @@ func (w *Watcher) look(f *Facts, ways []Way) error {
 					d.Unknown = fmt.Sprintf("the features of %s cannot be read: %v", d.Name, err)
 				}
 				if d.Peer, err = w.peer(l); err != nil {
-					d.Unknown = fmt.Sprintf("the pod's end of %s cannot be looked at: %v", d.Name, err)
+					d.Unknown = fmt.Sprintf("the pod's end of %s cannot be read: %v", d.Name, err)
 				}
 			}
 			f.Devices[index] = d
@@ -94,7 +94,7 @@ func (w *Watcher) look(f *Facts, ways []Way) error {
 }
 
 // queued remembers which veths may have a queue at their other end. To ask for a device's features
-// takes longer than all the rest of a look at it, and a change of them is an event.
+// takes longer than all the rest of a scan of it, and a change of them is an event.
 type queued struct {
 	known map[int]bool // by the device's number
 	stale atomic.Bool  // a device has changed
