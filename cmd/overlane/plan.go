@@ -365,7 +365,7 @@ func planAggregate(mode config.Mode, s *node.Scanner, l nodeState, changed []app
 	return out, nil
 }
 
-// express evaluates the ways from the NICs of this network namespace to the pods.
+// express evaluates the paths from the NICs of this network namespace to the pods.
 func (l nodeState) express(s *node.Scanner, changed []apply.Entry, join bool, own func(uint32) bool, mode governor.Mode) (p plan.Plan, err error) {
 	home, err := netns.Current()
 	if err != nil {

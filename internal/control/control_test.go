@@ -136,7 +136,7 @@ func TestStatusComesBackAsItIs(t *testing.T) {
 		Rules:       []Rule{},
 		SparseFlows: []SparseFlow{}, Trials: []Trial{},
 		Neighbours: []foreign.Service{}, Namespaces: []node.Place{{Netns: 7, Container: "3f2a9c1b7d44"}},
-		Express:  []ExpressWay{{NIC: "eth0", Tunnel: "vx0", Pod: "ve1", Netns: 7, Name: "3f2a9c1b7d44", Reason: "nftables"}},
+		Express:  []ExpressPath{{NIC: "eth0", Tunnel: "vx0", Pod: "ve1", Netns: 7, Name: "3f2a9c1b7d44", Reason: "nftables"}},
 		Counters: Counters{SteeredPackets: 3, ExpressUnfit: map[string]uint64{"too-long": 2}, Unparsed: map[string]uint64{"short": 1}},
 	}
 	path, _ := start(t, &fake{status: want})

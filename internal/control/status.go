@@ -55,9 +55,9 @@ type Status struct {
 	SparseFlows []SparseFlow `json:"sparse_flows"`
 	// Trials are what mechanisms have shown, the latest last.
 	Trials []Trial `json:"trials"`
-	// Express are the ways from NICs straight to pods, open or not.
-	Express  []ExpressWay `json:"express"`
-	Counters Counters     `json:"counters"`
+	// Express are the express paths from NICs straight to pods, open or not.
+	Express  []ExpressPath `json:"express"`
+	Counters Counters      `json:"counters"`
 	// Neighbours are services of the machine that change what is gone by.
 	Neighbours []foreign.Service `json:"neighbours"`
 	Metrics    Metrics           `json:"metrics"`
@@ -70,8 +70,8 @@ type Metrics struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// ExpressWay is a way from a NIC, past a tunnel, to a pod.
-type ExpressWay struct {
+// ExpressPath is a path from a NIC, past a tunnel, to a pod.
+type ExpressPath struct {
 	NIC    string `json:"nic"`
 	Tunnel string `json:"tunnel"`
 	Pod    string `json:"pod"`   // the host's end of its veth
@@ -231,12 +231,12 @@ type Counters struct {
 	SuperPackets      uint64 `json:"super_packets" metric:"super_packets_total" help:"super-packets that these were joined to"`
 	CountedPackets    uint64 `json:"counted_packets" metric:"aggregate_counted_packets_total" help:"packets that came out of tunnels while aggregation was on"`
 
-	// ExpressLeft is how often a flow left that way before it was seen to be empty, so that packets may
+	// ExpressLeft is how often a flow left that path before it was seen to be empty, so that packets may
 	// have been overtaken.
 	ExpressPackets uint64            `json:"express_packets" metric:"express_packets_total" help:"frames that went from a NIC straight to a pod"`
 	ExpressDrops   uint64            `json:"express_drops" metric:"express_drops_total" help:"frames that found no room at the pod"`
-	ExpressLeft    uint64            `json:"express_left" metric:"express_left_total" help:"times that a flow left that way before it was seen to be empty"`
-	ExpressUnfit   map[string]uint64 `json:"express_unfit" metric:"express_unfit_packets_total,reason" help:"packets that took the full path although there was an express way"`
+	ExpressLeft    uint64            `json:"express_left" metric:"express_left_total" help:"times that a flow left that path before it was seen to be empty"`
+	ExpressUnfit   map[string]uint64 `json:"express_unfit" metric:"express_unfit_packets_total,reason" help:"packets that took the full path although there was an express path"`
 
 	// LaneChangesHeld waited for the old lane to drain when the packet came. LaneDrops has LaneRefused in it.
 	LaneChanges     uint64 `json:"lane_changes" metric:"lane_changes_total" help:"changes of lane that the order guard let pass"`

@@ -52,12 +52,12 @@ func (d *Daemon) followSync(now time.Time) error {
 	}
 	s := d.prio.sync
 	s.looked = now
-	by := map[uint64][]shortcut.Way{}
+	by := map[uint64][]shortcut.Path{}
 	pods := map[node.DevKey]node.Pod{}
 	for _, p := range d.snap.Pods {
 		pods[p.Host.Key()] = p
 		for _, t := range p.Tunnels {
-			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Way{Tunnel: t, Host: p.Host})
+			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Path{Tunnel: t, Host: p.Host})
 		}
 	}
 	var errs []error

@@ -48,9 +48,9 @@ const mostNames = 4096
 
 // tcHooks are those of a device.
 var tcHooks = []struct {
-	way    string
-	tcx    ebpf.AttachType
-	filter uint32
+	direction string
+	tcx       ebpf.AttachType
+	filter    uint32
 }{
 	{"ingress", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS},
 	{"egress", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS},
@@ -73,7 +73,7 @@ func (l *Scanner) Scan(devs []int) (map[int]Hooks, error) {
 			}
 			if err == nil {
 				for _, p := range res.Programs {
-					h.Programs = append(h.Programs, l.program(uint32(p.ID), "tcx "+hook.way))
+					h.Programs = append(h.Programs, l.program(uint32(p.ID), "tcx "+hook.direction))
 				}
 			}
 			if !filtered[dev] {
@@ -85,7 +85,7 @@ func (l *Scanner) Scan(devs []int) (map[int]Hooks, error) {
 			}
 			for _, f := range list {
 				if b, ok := f.(*netlink.BpfFilter); ok && b.Id > 0 {
-					h.Programs = append(h.Programs, l.program(uint32(b.Id), "tc filter "+hook.way))
+					h.Programs = append(h.Programs, l.program(uint32(b.Id), "tc filter "+hook.direction))
 				} else if !slices.Contains(h.Filters, f.Type()) {
 					h.Filters = append(h.Filters, f.Type())
 				}

@@ -6,7 +6,7 @@
 //
 // It only reads. Evaluate is a pure function of Facts; a Watcher gathers them in
 // the namespace of the tunnel and tells when to scan again. What cannot be found
-// out counts as a reason against: the slow way is always right.
+// out counts as a reason against: the full path is always right.
 //
 // # What a verdict covers
 //
@@ -31,7 +31,7 @@
 //
 // Who takes frames from the NIC itself skips what is between NIC and tunnel, too,
 // in the NIC's namespace, which may be another. EvaluateIngress checks that: see
-// Ingress. Both verdicts, of the way and of the NIC, have to allow it, and the
+// Ingress. Both verdicts, of the path and of the NIC, have to allow it, and the
 // tunnel must not be Marked.
 //
 // # What is skipped without a verdict
@@ -40,7 +40,7 @@
 // and their counters do not count. A bridge in promiscuous mode, which is how
 // such a socket asks, hands no copies to the host. The hooks of SELinux and Smack,
 // which br_netfilter would call, are not checked: they decide by labels that
-// come with IP options, which never take the short way, or with rules of a
+// come with IP options, which never take this path, or with rules of a
 // firewall, which end it.
 package shortcut
 
@@ -51,21 +51,21 @@ import (
 	"github.com/overlane/overlane/internal/node"
 )
 
-// Way is what is asked about: a tunnel and the host's end of a pod's veth, both
+// Path is what is asked about: a tunnel and the host's end of a pod's veth, both
 // in the namespace that is checked.
-type Way struct{ Tunnel, Host node.Dev }
+type Path struct{ Tunnel, Host node.Dev }
 
-// Verdict is the verdict on one way.
+// Verdict is the verdict on one path.
 type Verdict struct {
-	Way
-	// Reason says why the way may not be cut short, in words for people; empty if
+	Path
+	// Reason says why the path may not be shortened, in words for people; empty if
 	// it may. The other fields are set only then.
 	Reason string
 	MAC    MAC // the destination address: the pod's own
 	MTU    int // of the smaller end of the veth
 	// Refresh is how long the bridge remembers behind which port a sender is. It
 	// learns nothing from frames that pass it by, and what it has forgotten it
-	// floods: each sender needs one frame by the slow way within this time. 0:
+	// floods: each sender needs one frame by the full path within this time. 0:
 	// the tunnel's port does not learn, or the bridge does not forget.
 	Refresh time.Duration
 	// Relearn is the same for who skips the tunnel, too: the smaller of Refresh and

@@ -12,19 +12,19 @@ import (
 	"github.com/overlane/overlane/internal/encap"
 )
 
-// Evaluate decides about one way. The order is that of a person looking for the
+// Evaluate decides about one path. The order is that of a person looking for the
 // cause: how it is built, what the bridge does, who else is there.
-func Evaluate(f Facts, w Way) Verdict {
-	v := Verdict{Way: w}
+func Evaluate(f Facts, p Path) Verdict {
+	v := Verdict{Path: p}
 	if f.Unknown != "" {
 		v.Reason = f.Unknown
 		return v
 	}
-	if w.Tunnel.NetnsCookie != f.Cookie || w.Host.NetnsCookie != f.Cookie {
+	if p.Tunnel.NetnsCookie != f.Cookie || p.Host.NetnsCookie != f.Cookie {
 		v.Reason = "tunnel and veth are not both in the network namespace that was scanned"
 		return v
 	}
-	el := eligibility{f: f, w: w, tunnel: f.Devices[w.Tunnel.Ifindex], host: f.Devices[w.Host.Ifindex]}
+	el := eligibility{f: f, path: p, tunnel: f.Devices[p.Tunnel.Ifindex], host: f.Devices[p.Host.Ifindex]}
 	el.bridge = f.Devices[el.tunnel.Master]
 	for _, check := range []func() string{el.built, el.known, el.ports, el.entry, el.programs, el.bridgeHooks, el.deviceHooks, el.ipHooks} {
 		if v.Reason = check(); v.Reason != "" {
@@ -45,7 +45,7 @@ func Evaluate(f Facts, w Way) Verdict {
 
 type eligibility struct {
 	f                    Facts
-	w                    Way
+	path                 Path
 	tunnel, bridge, host Device
 }
 
@@ -72,7 +72,7 @@ func (el *eligibility) built() string {
 	return ""
 }
 
-// known is asked once it is clear that the way is one at all.
+// known is asked once it is clear that the path is one at all.
 func (el *eligibility) known() string {
 	for _, d := range []Device{el.tunnel, el.bridge, el.host} {
 		if d.Unknown != "" {
@@ -124,7 +124,7 @@ func (el *eligibility) entry() string {
 		return fmt.Sprintf("%s has not learned the pod's address %s; it does when the pod sends", el.bridge.Name, p.MAC)
 	case e.Local:
 		return fmt.Sprintf("%s has the pod's address %s for one of the host's own", el.bridge.Name, p.MAC)
-	case e.Dev != el.w.Host.Ifindex:
+	case e.Dev != el.path.Host.Ifindex:
 		return fmt.Sprintf("%s has the pod's address %s behind another port than %s", el.bridge.Name, p.MAC, el.host.Name)
 	case e.Locked:
 		return fmt.Sprintf("%s has not let the pod's address %s in yet (MAB)", el.bridge.Name, p.MAC)

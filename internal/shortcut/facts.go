@@ -11,7 +11,7 @@ import (
 type Facts struct {
 	Unknown   string         // what could not be found out, why, and what would mend it
 	Cookie    uint64         // of the namespace
-	Devices   map[int]Device // by index; only those with a part in a way
+	Devices   map[int]Device // by index; only those with a part in a path
 	Netfilter Netfilter
 }
 

@@ -66,7 +66,7 @@ func (w *Watcher) hung() (digest uint64, known bool) {
 }
 
 // sameHooks tells whether the same programs of others are on devices' tcx hooks. Each is asked only
-// where something has changed on any: ours, or at a device of no way, make no difference.
+// where something has changed on any: ours, or at a device of no path, make no difference.
 func (w *Watcher) sameHooks(scans []*readings) (bool, error) {
 	now, known := w.hung()
 	for _, rs := range scans {
@@ -98,10 +98,10 @@ func (w *Watcher) Poll() (changed bool, err error) {
 	if w.closed {
 		return true, errors.New("the network namespace is no longer watched")
 	}
-	if !w.ways.made && !w.nics.made && !w.calls.made {
+	if !w.paths.made && !w.nics.made && !w.calls.made {
 		return true, nil
 	}
-	scans := []*readings{&w.ways, &w.nics, &w.calls}
+	scans := []*readings{&w.paths, &w.nics, &w.calls}
 	unchanged := true
 	err = w.thread.Do(func() (err error) {
 		if unchanged, err = w.sameHooks(scans); !unchanged || err != nil {

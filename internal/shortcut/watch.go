@@ -33,7 +33,7 @@ type Watcher struct {
 	rtnl   *nlsock.Conn
 	nft    nftables
 	bpf    bpfLinks
-	ways   readings // of the last Scan
+	paths  readings // of the last Scan
 	nics   readings // of the last ScanIngress
 	calls  readings // of the last BridgeCalls
 	side   side

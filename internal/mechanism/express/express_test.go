@@ -23,7 +23,7 @@ import (
 	"github.com/overlane/overlane/internal/xdp"
 )
 
-// A pod that does not keep up for ten seconds has its ways evaluated at once, and then ever more
+// A pod that does not keep up for ten seconds has its paths evaluated at once, and then ever more
 // rarely; one that begins to drop after a pause at once again.
 func TestDropsRaiseDoubtsEverMoreRarely(t *testing.T) {
 	var d doubt
@@ -55,7 +55,7 @@ func TestItLooksFirstWhatThereIs(t *testing.T) {
 		t.Error("it measures an idle node")
 	}
 	for range 2 { // no core is short of time for a second yet
-		e.gov.Step(now, governor.ExpressWindow{Saturated: 1, Ways: 1})
+		e.gov.Step(now, governor.ExpressWindow{Saturated: 1, Paths: 1})
 		now = now.Add(2 * time.Second)
 	}
 	if !e.Measuring() {
@@ -148,7 +148,7 @@ func TestSwitchedOffItLeavesNoTrace(t *testing.T) {
 	f.Configure(governor.Off)
 	f.after(t, time.Second, control.Off, "switched off")
 	if f.takes || f.held || f.unread || f.Acts() {
-		t.Errorf("frames take ways: %t, held: %t, unread counted: %t, acts: %t", f.takes, f.held, f.unread, f.Acts())
+		t.Errorf("frames take paths: %t, held: %t, unread counted: %t, acts: %t", f.takes, f.held, f.unread, f.Acts())
 	}
 }
 
