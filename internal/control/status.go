@@ -250,7 +250,7 @@ type Counters struct {
 	LatencyPackets uint64 `json:"latency_packets" metric:"priority_packets_total,class=latency" help:"frames while there were priority rules, by their class"`
 	LatencyHeld    uint64 `json:"latency_held" metric:"priority_bulk_lane_packets_total,why=behind_its_flow" help:"frames that were sent to a bulk lane"`
 	LatencyExcess  uint64 `json:"latency_excess" metric:"priority_bulk_lane_packets_total,why=beyond_its_share"`
-	// ShortCut and Bridged are of mode sync: straight from the tunnel to the pod, or not.
+	// ShortCut and Bridged are of mode sync: by the redirect path (bpf_redirect_peer), or by the bridge.
 	ShortCut    uint64 `json:"short_cut_packets" metric:"priority_sync_packets_total,path=short,class=latency" help:"packets in mode sync: straight from the tunnel to the pod, or by the bridge"`
 	Bridged     uint64 `json:"bridged_packets" metric:"priority_sync_packets_total,path=bridge,class=latency"`
 	BulkPackets uint64 `json:"bulk_packets" metric:"priority_packets_total,class=bulk"`

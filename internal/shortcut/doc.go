@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package shortcut decides whether frames for a pod may be handed from the
-// tunnel's tc ingress straight to the pod's end of its veth
+// Package shortcut decides whether frames for a pod may take the redirect path: from
+// the tunnel's tc ingress straight to the pod's end of its veth
 // (bpf_redirect_peer), past the bridge, the host's end and every policy there.
 //
 // It only reads. Evaluate is a pure function of Facts; a Watcher gathers them in
@@ -40,7 +40,7 @@
 // and their counters do not count. A bridge in promiscuous mode, which is how
 // such a socket asks, hands no copies to the host. The hooks of SELinux and Smack,
 // which br_netfilter would call, are not checked: they decide by labels that
-// come with IP options, which never take this path, or with rules of a
+// come with IP options, which never take the redirect path, or with rules of a
 // firewall, which end it.
 package shortcut
 
@@ -58,7 +58,7 @@ type Path struct{ Tunnel, Host node.Dev }
 // Verdict is the verdict on one path.
 type Verdict struct {
 	Path
-	// Reason says why the path may not be shortened, in words for people; empty if
+	// Reason says why frames may not be redirected, in words for people; empty if
 	// it may. The other fields are set only then.
 	Reason string
 	MAC    MAC // the destination address: the pod's own
