@@ -24,7 +24,7 @@ const slack = time.Millisecond
 
 // beModest has this process take less time from the cores that packets need. It runs on one core at
 // a time, which spares it to wake threads that find nothing to do, and garbage collection of a
-// quarter of all cores of a large node; an operator who wants it otherwise sets GOMAXPROCS. And its threads
+// quarter of all cores of a large node; an operator that wants it otherwise sets GOMAXPROCS. And its threads
 // are woken when it suits the kernel; those that they start inherit that.
 func beModest() error {
 	if os.Getenv("GOMAXPROCS") == "" {

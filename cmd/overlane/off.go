@@ -65,7 +65,7 @@ at any time; with nothing to do it says so and succeeds.`,
 	}
 }
 
-// off makes whoever is able to restore do it: the daemon, its guardian, or this
+// off makes the process that is able to restore do it: the daemon, its guardian, or this
 // process. A daemon that hangs is ended first.
 func off(ctx context.Context, stateDir string) (control.OffReport, error) {
 	rep := control.OffReport{Schema: control.Schema, Report: apply.Report{Results: []apply.Result{}}}

@@ -140,7 +140,7 @@ func startDaemon(t *testing.T, o overlane) *exec.Cmd {
 	said := make(chan string, 1)
 	go func() {
 		data, _ := io.ReadAll(logs)
-		l.Close() // whoever still waits has waited in vain
+		l.Close() // a caller that still waits has waited in vain
 		said <- string(data)
 	}()
 	t.Cleanup(func() {

@@ -158,7 +158,7 @@ func tierStatus(tiers []probe.Tier) []control.TierStatus {
 }
 
 // ownProgram reports whether a BPF program is overlane's. The kernel does not
-// tell who loaded a program; its name is the best there is.
+// tell which process loaded a program; its name is the best there is.
 func ownProgram(id uint32) bool { return strings.HasPrefix(foreign.ProgramName(id), "ol_") }
 
 // ownIfRunning is ownProgram while a daemon runs here; without one no program

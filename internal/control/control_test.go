@@ -344,7 +344,7 @@ func TestOthersAreRefusedEvenWhereTheModeLetsThemIn(t *testing.T) {
 	if err := os.WriteFile(bin, data, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	asNobody := func() string {
+	unprivileged := func() string {
 		t.Helper()
 		cmd := exec.Command(bin)
 		cmd.Dir = "/"
@@ -366,7 +366,7 @@ func TestOthersAreRefusedEvenWhereTheModeLetsThemIn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := asNobody(); got != ErrPermission.Error() {
+	if got := unprivileged(); got != ErrPermission.Error() {
 		t.Errorf("folder closed: %q", got)
 	}
 	for _, p := range []string{filepath.Dir(path), path} {
@@ -374,7 +374,7 @@ func TestOthersAreRefusedEvenWhereTheModeLetsThemIn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := asNobody(); got != ErrPermission.Error() {
+	if got := unprivileged(); got != ErrPermission.Error() {
 		t.Errorf("everything open: %q", got)
 	}
 }

@@ -26,7 +26,7 @@ func TestProductsAreKnownByTheirPrograms(t *testing.T) {
 		}
 	}
 	if LibXDP.Dataplane() || Unknown.Dataplane() || !Cilium.Dataplane() || !Calico.Dataplane() {
-		t.Error("who decides where packets go is not as it should be")
+		t.Error("the program that decides where packets go is not as it should be")
 	}
 }
 

@@ -134,7 +134,7 @@ func (s *Scanner) Scan(ctx context.Context) (Snapshot, error) {
 // Home is the cookie of the home namespace.
 func (s *Scanner) Home() uint64 { return s.homeCookie }
 
-// Searched is where a scan has searched, for who finds nothing.
+// Searched is where a scan has searched, for a caller that finds nothing.
 type Searched struct {
 	Namespaces int
 	// Dirs are where some of them are mounted; the others processes are in, or hold.

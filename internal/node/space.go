@@ -30,7 +30,7 @@ type known struct {
 	sysfs   *os.Root    // does not keep the namespace alive; opened when asked for
 	gateway map[int]bool
 	retries int
-	member  member // who is in it, for people
+	member  member // what is in it, for the operator
 	// switches: its sysfs is read-only, and could be made writable.
 	switches bool
 }

@@ -35,7 +35,7 @@ func (w *Watcher) BridgeCalls() []BridgeCall {
 	}
 	if err := w.thread.Do(func() error { return w.bridgeCalls(calls) }); err != nil {
 		w.calls.fail(err)
-		return unknown(calls, fmt.Sprintf("who is at netfilter's hooks cannot be read: %v", err))
+		return unknown(calls, fmt.Sprintf("what is at netfilter's hooks cannot be read: %v", err))
 	}
 	return calls
 }

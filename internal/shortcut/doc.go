@@ -24,12 +24,12 @@
 // always go by the bridge, for which reason neigh_suppress and arptables are not
 // checked.
 //
-// The bridge does not see who sent the frames that pass it by: see
+// The bridge does not see the senders of frames that pass it by: see
 // Verdict.Refresh.
 //
 // # The NIC's side
 //
-// Who takes frames from the NIC itself skips what is between NIC and tunnel, too,
+// A program that takes frames from the NIC itself skips what is between NIC and tunnel, too,
 // in the NIC's namespace, which may be another. EvaluateIngress checks that: see
 // Ingress. Both verdicts, of the path and of the NIC, have to allow it, and the
 // tunnel must not be Marked.
@@ -68,7 +68,7 @@ type Verdict struct {
 	// floods: each sender needs one frame by the full path within this time. 0:
 	// the tunnel's port does not learn, or the bridge does not forget.
 	Refresh time.Duration
-	// Relearn is the same for who skips the tunnel, too: the smaller of Refresh and
+	// Relearn is the same for frames that skip the tunnel, too: the smaller of Refresh and
 	// of how long the tunnel remembers behind which host a sender is. 0: neither.
 	Relearn time.Duration
 	// TunnelMAC is the tunnel's own address: what comes from it are echoes, which the

@@ -13,7 +13,7 @@ import (
 )
 
 // Evaluate decides about one path. The order is that of a person looking for the
-// cause: how it is built, what the bridge does, who else is there.
+// cause: how it is built, what the bridge does, what else is there.
 func Evaluate(f Facts, p Path) Verdict {
 	v := Verdict{Path: p}
 	if f.Unknown != "" {
@@ -133,7 +133,7 @@ func (el *eligibility) entry() string {
 }
 
 // programs asks about the bridge, too, although frames that it forwards meet no
-// program of its own device: whoever has put one there has plans with it.
+// program of its own device: the foreign program that is there acts on purpose.
 func (el *eligibility) programs() string {
 	// What is on the tunnel's XDP hook has run already.
 	for _, d := range []Device{el.bridge, el.host} {
@@ -145,8 +145,8 @@ func (el *eligibility) programs() string {
 		return fmt.Sprintf("XDP program %d is on the pod's end of %s", id, el.host.Name)
 	}
 	for _, d := range []Device{el.tunnel, el.bridge, el.host} {
-		if who := classified(d); who != "" {
-			return who
+		if found := classified(d); found != "" {
+			return found
 		}
 	}
 	if el.host.Queues {
@@ -218,8 +218,8 @@ func (el *eligibility) ipHooks() string {
 			continue
 		}
 		calls := "br_netfilter hands the frames of " + el.bridge.Name + " to " + v.name + " (bridge-nf-call-" + v.name + "), and "
-		if who := hooked(n, v.family, v.legacy, bridgedHooks...); who != "" {
-			return calls + who
+		if found := hooked(n, v.family, v.legacy, bridgedHooks...); found != "" {
+			return calls + found
 		}
 	}
 	return ""

@@ -133,7 +133,7 @@ func (ing *ingress) locals() []netip.Addr {
 // once their tag is off. At the other end of a veth is this machine, which sends none by mistake.
 func (ing *ingress) tags() string {
 	if n := ing.nic; n.Tags && n.Kind != "veth" {
-		return fmt.Sprintf("%s takes VLAN tags off the frames that it lets in from any VLAN; see: ethtool -K %[1]s rx-vlan-filter on, or rxvlan off, and who has it promiscuous", n.Name)
+		return fmt.Sprintf("%s takes VLAN tags off the frames that it lets in from any VLAN; see: ethtool -K %[1]s rx-vlan-filter on, or rxvlan off, and what has it promiscuous", n.Name)
 	}
 	return ""
 }
@@ -143,8 +143,8 @@ func (ing *ingress) programs() string {
 	if n.XDP != 0 {
 		return fmt.Sprintf("XDP program %d on %s is foreign", n.XDP, n.Name)
 	}
-	if who := classified(n.Device); who != "" {
-		return who
+	if found := classified(n.Device); found != "" {
+		return found
 	}
 	if slices.ContainsFunc(n.RPS, func(mask string) bool { return strings.Trim(mask, "0,") != "" }) {
 		return fmt.Sprintf("RPS moves what %s receives to other cores, where packets would be overtaken; see: grep . /sys/class/net/%[1]s/queues/rx-*/rps_cpus", n.Name)
@@ -164,8 +164,8 @@ func (ing *ingress) hooks() string {
 		}
 	}
 	n := ing.f.Netfilter
-	if who := hooked(n, unix.NFPROTO_IPV4, n.Tables4, unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_IN); who != "" {
-		return "the tunnel's packets pass netfilter on their way from " + ing.nic.Name + ", and " + who
+	if found := hooked(n, unix.NFPROTO_IPV4, n.Tables4, unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_IN); found != "" {
+		return "the tunnel's packets pass netfilter on their way from " + ing.nic.Name + ", and " + found
 	}
 	return ""
 }

@@ -44,7 +44,7 @@ func (w *Watcher) netfilter(n *Netfilter, calls bool, rs *readings) error {
 	return err
 }
 
-// ipHooks checks who else is at the hooks that packets of IPv4 pass, and at
+// ipHooks checks what else is at the hooks that packets of IPv4 pass, and at
 // those of both versions.
 func (w *Watcher) ipHooks(n *Netfilter, rs *readings) (linkCounts, error) {
 	var none linkCounts
@@ -53,7 +53,7 @@ func (w *Watcher) ipHooks(n *Netfilter, rs *readings) (linkCounts, error) {
 		return none, err
 	}
 	// Only connection tracking can be there without a rule: by this setting, and
-	// for those who use it without one.
+	// for nodes that use it without one.
 	if n.Conntrack, err = w.setting(rs, "/sys/module/nf_conntrack/parameters/enable_hooks"); err != nil {
 		return none, err
 	}

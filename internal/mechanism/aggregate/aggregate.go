@@ -246,7 +246,7 @@ func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned, ac
 	if err != nil {
 		return err
 	}
-	// Who counts comes first, so that what is aggregated is counted.
+	// The counting program comes first, so that what is aggregated is counted.
 	want := map[node.DevKey]bool{}
 	var errs []error
 	for _, at := range made.Attach {

@@ -25,7 +25,7 @@ const name = string(plan.ByBridging)
 // Hooks are the mechanism.
 type Hooks struct {
 	host mechanism.Host
-	// calls reads by which settings the node's bridges call netfilter, and who needs that.
+	// calls reads by which settings the node's bridges call netfilter, and what needs that.
 	calls func(node.Snapshot, *shortcut.Watchers) ([]plan.BridgeCall, error)
 	on    bool
 

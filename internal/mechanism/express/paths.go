@@ -190,7 +190,7 @@ func (l eligibility) ingress(paths []path) (map[shortcut.Ingress]shortcut.Ingres
 	return verdicts, nil
 }
 
-// unfit says what speaks against a path without a check of who else is there; waits: nothing but the
+// unfit says what speaks against a path without a check of foreign programs and rules; waits: nothing but the
 // pipeline does.
 func (l eligibility) unfit(w path) (reason string, waits bool) {
 	why := l.places.Why(w.nic, l.want)

@@ -89,7 +89,7 @@ func startFlood(t *testing.T, d *rig.Daemon) (stop func()) {
 	return stop
 }
 
-// A local user who floods the metrics port takes nothing of the daemon by which a policy is noticed: no frame
+// A local user that floods the metrics port takes nothing of the daemon by which a policy is noticed: no frame
 // passes one by after 100 ms, and descriptors and memory are as before.
 func TestAFloodOfScrapesDelaysNoPolicy(t *testing.T) {
 	speed.Long(t)

@@ -55,7 +55,7 @@ type policy struct {
 	seen func(*scene) uint64
 	// stays: it cannot be taken away, such as a table of iptables.
 	stays bool
-	// late: who judges learns of it in the next second; what has come on the way by then is
+	// late: the daemon learns of it in the next second; what has come on the way by then is
 	// treated as after the full path.
 	late bool
 }
