@@ -40,8 +40,8 @@ type diagnosis struct {
 	Neighbours []foreign.Service `json:"neighbours"`
 	// Error is why it is not all, or what the configuration needs that this node has not.
 	Error string `json:"error,omitempty"`
-	// looked is where devices were looked for.
-	looked node.Looked
+	// searched is where devices were searched for.
+	searched node.Searched
 }
 
 // seen is a device that the overlay consists of.
@@ -70,7 +70,7 @@ func newDoctorCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "What overlane can do here, and what makes the overlay slow",
-		Long: `Looks at the kernel, the NICs, the tunnels and the pods, for about a second, and
+		Long: `Checks the kernel, the NICs, the tunnels and the pods, for about a second, and
 changes nothing.
 
 Its parts:
@@ -88,7 +88,7 @@ Each finding has the command that mends it. See to these first: they help withou
 overlane, too. A command may change more than the overlay; read it before you run
 it.
 
-Without root only the kernel is looked at.`,
+Without root only the kernel is checked.`,
 		Example: `  overlane doctor
   overlane doctor --json | jq -r '.findings[].fix'`,
 		Args: cobra.NoArgs,
@@ -109,7 +109,7 @@ Without root only the kernel is looked at.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE` with the underlays to look at")
+	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE` with the underlays to check")
 	return cmd
 }
 
@@ -123,7 +123,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	if os.Geteuid() != 0 {
 		d.Features = probe.New().All()
 		d.Tiers, d.Mechanisms = probe.Tiers(d.Features), probe.Mechanisms(d.Features)
-		return d, errors.New("devices need root to be looked at: sudo overlane doctor")
+		return d, errors.New("devices need root to be scanned: sudo overlane doctor")
 	}
 	if err := needCapabilities(); err != nil {
 		d.Features = probe.New().All()
@@ -131,7 +131,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 		return d, err
 	}
 	own := ownIfRunning()
-	s, l, err := lookAround(cmd.Context(), cfg.Underlays, own)
+	s, l, err := scanNode(cmd.Context(), cfg.Underlays, own)
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +142,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	l.tell()
 	d.Tiers, d.Mechanisms, d.Features = l.tiers, l.mechanisms(), l.features
 	names := daemon.NewNames(s, l.snap)
-	d.Namespaces, d.looked = names.Places(), s.Looked()
+	d.Namespaces, d.searched = names.Places(), s.Searched()
 	d.devices(l.snap, names)
 	changed, err := changedSettings()
 	if err != nil {
@@ -166,7 +166,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 }
 
 // express says what stands between the NICs and the pods that there are, where kernel and NICs allow it.
-func (d *diagnosis) express(s *node.Scanner, l look, names daemon.Names, changed []apply.Entry, own func(uint32) bool) error {
+func (d *diagnosis) express(s *node.Scanner, l nodeState, names daemon.Names, changed []apply.Entry, own func(uint32) bool) error {
 	i := slices.IndexFunc(d.Mechanisms, func(m probe.Mechanism) bool { return m.Name == "express" && m.Possible })
 	if i < 0 || len(l.snap.Pods) == 0 {
 		return nil
@@ -301,7 +301,7 @@ func showDiagnosis(s *screen, d *diagnosis) {
 		s.table([]string{"NAME", "ROLE", "WHAT"}, rows)
 	} else if os.Geteuid() == 0 {
 		s.line()
-		for _, l := range nothingIn(d.looked) {
+		for _, l := range nothingIn(d.searched) {
 			s.line(cell{l, plain})
 		}
 	}
@@ -323,7 +323,7 @@ func showDiagnosis(s *screen, d *diagnosis) {
 }
 
 // nothingIn says that no tunnel was found, where, and what would change that.
-func nothingIn(l node.Looked) []string {
+func nothingIn(l node.Searched) []string {
 	lines := []string{"no VXLAN or Geneve tunnel was found that the NICs of this network namespace carry"}
 	where := plural(l.Namespaces, "network namespace") + ", this one and those of processes"
 	if len(l.Dirs) > 0 {

@@ -29,8 +29,8 @@ func typed(t *testing.T, what, text string) map[string]any {
 		t.Errorf("%s: schema is %v, want %d", what, all["schema"], control.Schema)
 	}
 	types := map[string]string{}
-	var look func(path string, v any)
-	look = func(path string, v any) {
+	var walk func(path string, v any)
+	walk = func(path string, v any) {
 		switch v := v.(type) {
 		case map[string]any:
 			for key, val := range v {
@@ -51,15 +51,15 @@ func typed(t *testing.T, what, text string) map[string]any {
 					}
 					types[key] = is
 				}
-				look(at, val)
+				walk(at, val)
 			}
 		case []any:
 			for i, val := range v {
-				look(fmt.Sprintf("%s[%d]", path, i), val)
+				walk(fmt.Sprintf("%s[%d]", path, i), val)
 			}
 		}
 	}
-	look("", all)
+	walk("", all)
 	return all
 }
 

@@ -192,7 +192,7 @@ func TestWithoutRoot(t *testing.T) {
 		"run":    "run needs root: sudo overlane run",
 		"plan":   "plan needs root: sudo overlane plan",
 		"off":    "off needs root: sudo overlane off",
-		"doctor": "devices need root to be looked at: sudo overlane doctor",
+		"doctor": "devices need root to be scanned: sudo overlane doctor",
 		"status": "status needs root: sudo overlane status",
 	} {
 		t.Run(verb, func(t *testing.T) {

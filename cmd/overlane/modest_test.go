@@ -57,7 +57,7 @@ func TestThreadsAreModest(t *testing.T) {
 		}
 	}
 	if !seen {
-		t.Errorf("thread %d was not looked at", tid)
+		t.Errorf("thread %d was not checked", tid)
 	}
 	<-later
 }

@@ -78,7 +78,7 @@ func off(ctx context.Context, stateDir string) (control.OffReport, error) {
 	if err != nil {
 		return rep, err
 	}
-	// Looking must not create the folder.
+	// Reading must not create the folder.
 	_, err = os.Stat(filepath.Join(stateDir, strconv.FormatUint(cookie, 10)))
 	if errors.Is(err, fs.ErrNotExist) {
 		return rep, apply.Claimed(home)

@@ -61,7 +61,7 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 	opts.Cores = slices.Sorted(slices.Values(cores))
 
 	// Only the NICs know whether they run XDP.
-	scanner, l, err := lookAround(context.Background(), cfg.Underlays, ownIfRunning())
+	scanner, l, err := scanNode(context.Background(), cfg.Underlays, ownIfRunning())
 	if err != nil {
 		return opts, err
 	}
@@ -79,7 +79,7 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 }
 
 // noXDP says why flows are not cut by XDP, nil where they are.
-func noXDP(cfg *config.Config, l look) error {
+func noXDP(cfg *config.Config, l nodeState) error {
 	if cfg.Tier == config.TierTC {
 		return errors.New("tier: tc")
 	}

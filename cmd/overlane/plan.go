@@ -42,7 +42,7 @@ type outlook struct {
 	// When says under which condition `run` carries the plan out.
 	When string `json:"when"`
 	// Priority has a plan of its own: with rules it does not wait for load, and where flows
-	// are judged by what a trial shows it waits for more. Nil where neither is asked for.
+	// are evaluated by what a trial shows it waits for more. Nil where neither is asked for.
 	Priority *priorityOutlook `json:"priority,omitempty"`
 	// Microflows have a plan of their own as well; nil where flows are not to be split.
 	Microflows *plannedOutlook `json:"microflows,omitempty"`
@@ -183,7 +183,7 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	if err != nil {
 		return out, err
 	}
-	s, l, err := lookAround(ctx, cfg.Underlays, ownIfRunning())
+	s, l, err := scanNode(ctx, cfg.Underlays, ownIfRunning())
 	if err != nil {
 		return out, err
 	}
@@ -239,7 +239,7 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	return out, nil
 }
 
-func (o *outlook) pipeline(ctx context.Context, cfg *config.Config, cores config.CPUList, s *node.Scanner, l look, changed []apply.Entry) (err error) {
+func (o *outlook) pipeline(ctx context.Context, cfg *config.Config, cores config.CPUList, s *node.Scanner, l nodeState, changed []apply.Entry) (err error) {
 	var beside *priorityOutlook
 	if prioritises(cfg) {
 		beside = o.Priority
@@ -281,7 +281,7 @@ func notInRealtime(changed []apply.Entry) (cores []int) {
 
 // planPriority is what the rules change as soon as they are in force, and what a trial changes
 // without them.
-func planPriority(all *config.Config, cores config.CPUList, s *node.Scanner, l look, changed []apply.Entry) *priorityOutlook {
+func planPriority(all *config.Config, cores config.CPUList, s *node.Scanner, l nodeState, changed []apply.Entry) *priorityOutlook {
 	cfg := all.Priority
 	attached := func(u node.Underlay) bool {
 		return !u.ForeignXDP && slices.Contains([]string{plan.PriorityProgram, plan.TwoLanesProgram}, foreign.ProgramName(u.XDPProgID))
@@ -332,7 +332,7 @@ func planPriority(all *config.Config, cores config.CPUList, s *node.Scanner, l l
 
 // splits tells whether a configuration lets flows be split here: those whose order is
 // restored, or need not be. A pipeline that is forced acts alone.
-func splits(cfg *config.Config, l look) bool {
+func splits(cfg *config.Config, l nodeState) bool {
 	m := cfg.Microflows
 	if cfg.Pipeline == config.ModeForced && m.Mode != config.ModeForced {
 		return false
@@ -341,7 +341,7 @@ func splits(cfg *config.Config, l look) bool {
 }
 
 // planAggregate is what datagrams change that come in a row.
-func planAggregate(mode config.Mode, s *node.Scanner, l look, changed []apply.Entry) (*plannedOutlook, error) {
+func planAggregate(mode config.Mode, s *node.Scanner, l nodeState, changed []apply.Entry) (*plannedOutlook, error) {
 	var reasons map[node.DevKey]string
 	if mode != config.ModeForced {
 		var err error
@@ -365,8 +365,8 @@ func planAggregate(mode config.Mode, s *node.Scanner, l look, changed []apply.En
 	return out, nil
 }
 
-// express judges the ways from the NICs of this network namespace to the pods.
-func (l look) express(s *node.Scanner, changed []apply.Entry, join bool, own func(uint32) bool, mode governor.Mode) (p plan.Plan, err error) {
+// express evaluates the paths from the NICs of this network namespace to the pods.
+func (l nodeState) express(s *node.Scanner, changed []apply.Entry, join bool, own func(uint32) bool, mode governor.Mode) (p plan.Plan, err error) {
 	home, err := netns.Current()
 	if err != nil {
 		return p, err
@@ -380,7 +380,7 @@ func (l look) express(s *node.Scanner, changed []apply.Entry, join bool, own fun
 }
 
 // planExpress is what frames change that go straight to pods.
-func planExpress(cfg *config.Config, s *node.Scanner, l look, changed []apply.Entry) (*plannedOutlook, error) {
+func planExpress(cfg *config.Config, s *node.Scanner, l nodeState, changed []apply.Entry) (*plannedOutlook, error) {
 	out := &plannedOutlook{}
 	var err error
 	if out.Plan, err = l.express(s, changed, cfg.Aggregate != config.ModeOff, ownIfRunning(), modeOf(cfg.Express)); err != nil {
@@ -400,7 +400,7 @@ func planExpress(cfg *config.Config, s *node.Scanner, l look, changed []apply.En
 }
 
 // planBridging is what changes at bridges that call netfilter's hooks though these are unused.
-func planBridging(s *node.Scanner, l look, changed []apply.Entry) (*plannedOutlook, error) {
+func planBridging(s *node.Scanner, l nodeState, changed []apply.Entry) (*plannedOutlook, error) {
 	out := &plannedOutlook{When: "once packets come fast, run would have bridges leave out netfilter's unused hooks:"}
 	var err error
 	if out.Plan, err = bridgehooks.Plan(s, l.snap, apply.Owned(changed, plan.ByBridging), ownIfRunning()); err != nil {
@@ -416,7 +416,7 @@ func planBridging(s *node.Scanner, l look, changed []apply.Entry) (*plannedOutlo
 }
 
 // planMicroflows is what a flow that is too much for one core changes.
-func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l look, changed []apply.Entry) (*plannedOutlook, error) {
+func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l nodeState, changed []apply.Entry) (*plannedOutlook, error) {
 	nic, err := busiestReceiver()
 	if err != nil {
 		return nil, err
@@ -473,7 +473,7 @@ func (p *priorityOutlook) pollers(cores config.CPUList) (list []int) {
 
 // place is the running daemon's placement, or the one that a daemon would begin
 // with.
-func place(ctx context.Context, cfg *config.Config, cores config.CPUList, prio *priorityOutlook, seen look) (placement, error) {
+func place(ctx context.Context, cfg *config.Config, cores config.CPUList, prio *priorityOutlook, seen nodeState) (placement, error) {
 	if p, ok := placed(ctx); ok {
 		return p, nil
 	}
@@ -589,7 +589,7 @@ func inFolder(fn func(*apply.Dir) error) error {
 	if err != nil {
 		return err
 	}
-	// Looking must not create the folder.
+	// Reading must not create the folder.
 	_, err = os.Stat(filepath.Join(global.stateDir, strconv.FormatUint(cookie, 10)))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

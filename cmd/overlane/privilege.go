@@ -67,7 +67,7 @@ func without(n privilege.Need) (reason, remedy string) {
 }
 
 // noPriority says why priority does nothing for want of a capability, nil if it lacks none.
-func (l look) noPriority() error {
+func (l nodeState) noPriority() error {
 	for _, n := range l.lacking {
 		if n.Capability == unix.CAP_SYS_NICE {
 			reason, remedy := without(n)
@@ -78,7 +78,7 @@ func (l look) noPriority() error {
 }
 
 // tell says in the tiers what they have to do without.
-func (l *look) tell() {
+func (l *nodeState) tell() {
 	for _, n := range l.lacking {
 		if n.Capability == unix.CAP_SYS_PTRACE && len(l.tiers) > 0 {
 			l.tiers[0].Reason, l.tiers[0].Remedy = without(n)
@@ -87,7 +87,7 @@ func (l *look) tell() {
 }
 
 // mechanisms are those that the features, and the capabilities that were given, allow.
-func (l look) mechanisms() []probe.Mechanism {
+func (l nodeState) mechanisms() []probe.Mechanism {
 	list := probe.Mechanisms(l.features)
 	for _, n := range l.lacking {
 		for i, m := range list {

@@ -25,7 +25,7 @@ It acts while that pays: when UDP datagrams of a flow come fast, or when
 receiving overlay packets keeps one core busy while others have room. Otherwise
 packets take the stock path, as if overlane were not there.
 
-Begin with "overlane doctor", which only looks. "overlane plan" shows what
+Begin with "overlane doctor", which only reads. "overlane plan" shows what
 "overlane run" would change. "overlane off" takes all of it back at any time,
 with or without a running daemon.`
 

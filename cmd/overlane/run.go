@@ -50,7 +50,7 @@ does less, and status says what.`,
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE`; without, the defaults")
-	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "log also what was looked at and left as it is")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "log also what was checked and left as it is")
 	var keys [][2]string
 	for _, k := range config.Keys() {
 		text := k.About + "; " + k.Allowed

@@ -74,8 +74,8 @@ func coresOf(cfg *config.Config) (config.CPUList, error) {
 	return housekeepingCores()
 }
 
-// look is what there is on the node and what it can do.
-type look struct {
+// nodeState is what there is on the node and what it can do.
+type nodeState struct {
 	snap     node.Snapshot
 	features []probe.Feature
 	tiers    []probe.Tier
@@ -83,9 +83,9 @@ type look struct {
 	lacking  []privilege.Need
 }
 
-// lookAround scans the node. The scanner is the caller's to close.
-func lookAround(ctx context.Context, underlays []string, own func(uint32) bool) (*node.Scanner, look, error) {
-	var l look
+// scanNode scans the node. The scanner is the caller's to close.
+func scanNode(ctx context.Context, underlays []string, own func(uint32) bool) (*node.Scanner, nodeState, error) {
+	var l nodeState
 	s, err := node.NewScanner(node.Options{Underlays: underlays, OwnXDP: own})
 	if err != nil {
 		return nil, l, err
@@ -115,7 +115,7 @@ func lookAround(ctx context.Context, underlays []string, own func(uint32) bool) 
 }
 
 // stands adds to what drivers can do what stands against an XDP program on the NICs now.
-func (l look) stands() []probe.Feature {
+func (l nodeState) stands() []probe.Feature {
 	features := slices.Clone(l.features)
 	for _, u := range l.snap.Underlays {
 		why := l.places.Bars(u, xdp.Want{Asked: true})

@@ -40,7 +40,7 @@ func TestDoctorKnowsWhatStandsAgainstXDP(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := look{features: features, snap: node.Snapshot{Underlays: []node.Underlay{u}}, places: xdp.New(nil, known, nil)}
+		l := nodeState{features: features, snap: node.Snapshot{Underlays: []node.Underlay{u}}, places: xdp.New(nil, known, nil)}
 		l.features = l.stands()
 		for _, m := range l.mechanisms() {
 			if m.Name == "aggregate" {

@@ -187,7 +187,7 @@ func counterRows(st control.Status) [][]cell {
 	}
 	if c.ExpressPackets > 0 {
 		rows = append(rows, []cell{{"express", bold}, {count(c.ExpressPackets), plain},
-			{fmt.Sprintf("straight from the NIC to the pod; %s times a flow left that way before it was seen to be empty; %s found no room", count(c.ExpressLeft), count(c.ExpressDrops)), dim}})
+			{fmt.Sprintf("straight from the NIC to the pod; %s times a flow left that path before it was seen to be empty; %s found no room", count(c.ExpressLeft), count(c.ExpressDrops)), dim}})
 	}
 	for _, r := range slices.Sorted(maps.Keys(c.ExpressUnfit)) {
 		rows = append(rows, []cell{{"full path", bold}, {count(c.ExpressUnfit[r]), plain}, {"not plain: " + r, dim}})

@@ -136,7 +136,7 @@ func TestStatusComesBackAsItIs(t *testing.T) {
 		Rules:       []Rule{},
 		SparseFlows: []SparseFlow{}, Trials: []Trial{},
 		Neighbours: []foreign.Service{}, Namespaces: []node.Place{{Netns: 7, Container: "3f2a9c1b7d44"}},
-		Express:  []ExpressWay{{NIC: "eth0", Tunnel: "vx0", Pod: "ve1", Netns: 7, Name: "3f2a9c1b7d44", Reason: "nftables"}},
+		Express:  []ExpressPath{{NIC: "eth0", Tunnel: "vx0", Pod: "ve1", Netns: 7, Name: "3f2a9c1b7d44", Reason: "nftables"}},
 		Counters: Counters{SteeredPackets: 3, ExpressUnfit: map[string]uint64{"too-long": 2}, Unparsed: map[string]uint64{"short": 1}},
 	}
 	path, _ := start(t, &fake{status: want})
@@ -344,7 +344,7 @@ func TestOthersAreRefusedEvenWhereTheModeLetsThemIn(t *testing.T) {
 	if err := os.WriteFile(bin, data, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	asNobody := func() string {
+	unprivileged := func() string {
 		t.Helper()
 		cmd := exec.Command(bin)
 		cmd.Dir = "/"
@@ -366,7 +366,7 @@ func TestOthersAreRefusedEvenWhereTheModeLetsThemIn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := asNobody(); got != ErrPermission.Error() {
+	if got := unprivileged(); got != ErrPermission.Error() {
 		t.Errorf("folder closed: %q", got)
 	}
 	for _, p := range []string{filepath.Dir(path), path} {
@@ -374,7 +374,7 @@ func TestOthersAreRefusedEvenWhereTheModeLetsThemIn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := asNobody(); got != ErrPermission.Error() {
+	if got := unprivileged(); got != ErrPermission.Error() {
 		t.Errorf("everything open: %q", got)
 	}
 }

@@ -254,7 +254,7 @@ func reply(conn net.Conn, r response) error {
 	return err
 }
 
-// peer returns who opened the other end of the connection.
+// peer returns the process that opened the other end of the connection.
 func peer(conn *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -55,9 +55,9 @@ type Status struct {
 	SparseFlows []SparseFlow `json:"sparse_flows"`
 	// Trials are what mechanisms have shown, the latest last.
 	Trials []Trial `json:"trials"`
-	// Express are the ways from NICs straight to pods, open or not.
-	Express  []ExpressWay `json:"express"`
-	Counters Counters     `json:"counters"`
+	// Express are the express paths from NICs straight to pods, open or not.
+	Express  []ExpressPath `json:"express"`
+	Counters Counters      `json:"counters"`
 	// Neighbours are services of the machine that change what is gone by.
 	Neighbours []foreign.Service `json:"neighbours"`
 	Metrics    Metrics           `json:"metrics"`
@@ -70,8 +70,8 @@ type Metrics struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// ExpressWay is a way from a NIC, past a tunnel, to a pod.
-type ExpressWay struct {
+// ExpressPath is a path from a NIC, past a tunnel, to a pod.
+type ExpressPath struct {
 	NIC    string `json:"nic"`
 	Tunnel string `json:"tunnel"`
 	Pod    string `json:"pod"`   // the host's end of its veth
@@ -203,7 +203,7 @@ func Measured(x float64) *float64 {
 // others of the name), and what the metric says of itself. Where the metric has none, the field's comment
 // has more to say.
 type Counters struct {
-	// On a node with hardly a packet, or with nothing to do for long, the daemon does not look.
+	// On a node with hardly a packet, or with nothing to do for long, the daemon does not scan.
 	OverlayPackets uint64 `json:"overlay_packets" metric:"observed_overlay_packets_total" help:"overlay packets that were counted; while the node is quiet, or has nothing to do for long, they are not"`
 	SteeredPackets uint64 `json:"steered_packets" metric:"steered_packets_total" help:"overlay packets that were sent to a lane"`
 
@@ -231,12 +231,12 @@ type Counters struct {
 	SuperPackets      uint64 `json:"super_packets" metric:"super_packets_total" help:"super-packets that these were joined to"`
 	CountedPackets    uint64 `json:"counted_packets" metric:"aggregate_counted_packets_total" help:"packets that came out of tunnels while aggregation was on"`
 
-	// ExpressLeft is how often a flow left that way before it was seen to be empty, so that packets may
+	// ExpressLeft is how often a flow left that path before it was seen to be empty, so that packets may
 	// have been overtaken.
 	ExpressPackets uint64            `json:"express_packets" metric:"express_packets_total" help:"frames that went from a NIC straight to a pod"`
 	ExpressDrops   uint64            `json:"express_drops" metric:"express_drops_total" help:"frames that found no room at the pod"`
-	ExpressLeft    uint64            `json:"express_left" metric:"express_left_total" help:"times that a flow left that way before it was seen to be empty"`
-	ExpressUnfit   map[string]uint64 `json:"express_unfit" metric:"express_unfit_packets_total,reason" help:"packets that took the full path although there was an express way"`
+	ExpressLeft    uint64            `json:"express_left" metric:"express_left_total" help:"times that a flow left that path before it was seen to be empty"`
+	ExpressUnfit   map[string]uint64 `json:"express_unfit" metric:"express_unfit_packets_total,reason" help:"packets that took the full path although there was an express path"`
 
 	// LaneChangesHeld waited for the old lane to drain when the packet came. LaneDrops has LaneRefused in it.
 	LaneChanges     uint64 `json:"lane_changes" metric:"lane_changes_total" help:"changes of lane that the order guard let pass"`
@@ -250,7 +250,7 @@ type Counters struct {
 	LatencyPackets uint64 `json:"latency_packets" metric:"priority_packets_total,class=latency" help:"frames while there were priority rules, by their class"`
 	LatencyHeld    uint64 `json:"latency_held" metric:"priority_bulk_lane_packets_total,why=behind_its_flow" help:"frames that were sent to a bulk lane"`
 	LatencyExcess  uint64 `json:"latency_excess" metric:"priority_bulk_lane_packets_total,why=beyond_its_share"`
-	// ShortCut and Bridged are of mode sync: straight from the tunnel to the pod, or not.
+	// ShortCut and Bridged are of mode sync: by the redirect path (bpf_redirect_peer), or by the bridge.
 	ShortCut    uint64 `json:"short_cut_packets" metric:"priority_sync_packets_total,path=short,class=latency" help:"packets in mode sync: straight from the tunnel to the pod, or by the bridge"`
 	Bridged     uint64 `json:"bridged_packets" metric:"priority_sync_packets_total,path=bridge,class=latency"`
 	BulkPackets uint64 `json:"bulk_packets" metric:"priority_packets_total,class=bulk"`
@@ -261,7 +261,7 @@ type Counters struct {
 	BulkBridged  uint64 `json:"bulk_bridged_packets" metric:"priority_sync_packets_total,path=bridge,class=bulk"`
 
 	Unparsed map[string]uint64 `json:"unparsed" metric:"stock_path_packets_total,reason" help:"packets that took the stock path because they were not understood"`
-	Scans    uint64            `json:"scans" metric:"scans_total" help:"looks at the node after something on it had changed, or might have"`
+	Scans    uint64            `json:"scans" metric:"scans_total" help:"scans of the node after something on it had changed, or might have"`
 }
 
 // OffReport is what Off did: what became of every value that was changed.

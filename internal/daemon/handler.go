@@ -93,8 +93,8 @@ func (d *Daemon) fill(st *control.Status) error {
 	names := NewNames(d.scanner, d.snap)
 	st.Namespaces = names.Places()
 	d.fillDevices(st, names)
-	for _, w := range d.expr.Ways() {
-		st.Express = append(st.Express, control.ExpressWay{
+	for _, w := range d.expr.Paths() {
+		st.Express = append(st.Express, control.ExpressPath{
 			NIC: w.NIC.Name, Tunnel: w.Tunnel.Name, Pod: w.Pod.Host.Name, Netns: w.Pod.Host.NetnsCookie, Name: names.Pod(w.Pod), Open: w.Open, Reason: names.Text(w.Reason),
 		})
 	}

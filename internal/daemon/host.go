@@ -66,7 +66,7 @@ func (h host) Rate(now time.Time) (float64, error) {
 
 func (h host) Behind() float64 { return h.d.sensor.Behind }
 
-func (h host) SkipsTunnels() bool { return h.d.expr.HasWays() }
+func (h host) SkipsTunnels() bool { return h.d.expr.HasPaths() }
 
 func (h host) HasLanes() bool { return h.d.prio != nil }
 

@@ -45,19 +45,19 @@ func (d *Daemon) changedWays() <-chan struct{} {
 	return d.prio.sync.watchers.Changed()
 }
 
-// followSync judges each way from a tunnel to a pod anew.
+// followSync evaluates each way from a tunnel to a pod anew.
 func (d *Daemon) followSync(now time.Time) error {
 	if d.prio == nil || d.prio.sync == nil {
 		return nil
 	}
 	s := d.prio.sync
 	s.polled = now
-	by := map[uint64][]shortcut.Way{}
+	by := map[uint64][]shortcut.Path{}
 	pods := map[node.DevKey]node.Pod{}
 	for _, p := range d.snap.Pods {
 		pods[p.Host.Key()] = p
 		for _, t := range p.Tunnels {
-			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Way{Tunnel: t, Host: p.Host})
+			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Path{Tunnel: t, Host: p.Host})
 		}
 	}
 	var errs []error

@@ -116,7 +116,7 @@ func (d *Daemon) tries(mechanism string) bool {
 	case "aggregate":
 		return d.aggr.Watches()
 	case "express":
-		if d.expr.Looks() {
+		if d.expr.Measuring() {
 			return true
 		}
 	}

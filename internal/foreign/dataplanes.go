@@ -16,10 +16,10 @@ type Namespaces interface {
 	Namespace(cookie uint64) (*netns.Handle, error)
 }
 
-// looker remembers names from one look to the next.
-var looker struct {
+// scanner remembers names from one scan to the next.
+var scanner struct {
 	sync.Mutex
-	Looker
+	Scanner
 }
 
 // Dataplanes are the devices whose packets a foreign dataplane decides about, each with
@@ -103,7 +103,7 @@ type Found struct {
 	Err error
 }
 
-// On looks at the devices that overlay packets cross: underlays, tunnels and the host ends of the pods.
+// On checks the devices that overlay packets cross: underlays, tunnels and the host ends of the pods.
 func On(s Namespaces, snap node.Snapshot) map[node.DevKey]Found {
 	bySpace := map[uint64][]int{}
 	add := func(d node.Dev) { bySpace[d.NetnsCookie] = append(bySpace[d.NetnsCookie], d.Ifindex) }
@@ -121,8 +121,8 @@ func On(s Namespaces, snap node.Snapshot) map[node.DevKey]Found {
 	for _, p := range snap.Pods {
 		add(p.Host)
 	}
-	looker.Lock()
-	defer looker.Unlock()
+	scanner.Lock()
+	defer scanner.Unlock()
 	found := map[node.DevKey]Found{}
 	for cookie, devs := range bySpace {
 		ns, err := s.Namespace(cookie)
@@ -132,7 +132,7 @@ func On(s Namespaces, snap node.Snapshot) map[node.DevKey]Found {
 		var hooks map[int]Hooks
 		if err == nil {
 			err = errors.Join(ns.Visit(func() (err error) {
-				hooks, err = looker.Look(devs)
+				hooks, err = scanner.Scan(devs)
 				return err
 			}), ns.Close())
 		}

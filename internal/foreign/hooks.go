@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package foreign tells who else works on the path of an overlay's packets: programs of
-// others on its devices, by name, and services that change what overlane goes by. It only looks.
+// Package foreign tells what else works on the path of an overlay's packets: programs of
+// others on its devices, by name, and services that change what overlane goes by. It only reads.
 package foreign
 
 import (

@@ -26,7 +26,7 @@ func TestProductsAreKnownByTheirPrograms(t *testing.T) {
 		}
 	}
 	if LibXDP.Dataplane() || Unknown.Dataplane() || !Cilium.Dataplane() || !Calico.Dataplane() {
-		t.Error("who decides where packets go is not as it should be")
+		t.Error("the program that decides where packets go is not as it should be")
 	}
 }
 
@@ -95,8 +95,8 @@ func TestHooksOfARealDevice(t *testing.T) {
 		if err := netlink.FilterAdd(&netlink.BpfFilter{FilterAttrs: attrs, Fd: from.FD(), Name: "whatever", DirectAction: true}); err != nil {
 			return err
 		}
-		var l Looker
-		all, err := l.Look([]int{index, 4711})
+		var l Scanner
+		all, err := l.Scan([]int{index, 4711})
 		if err != nil {
 			return err
 		}

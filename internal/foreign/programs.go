@@ -39,26 +39,26 @@ func (h Hooks) Dataplane() (Program, bool) {
 	return h.Programs[i], true
 }
 
-// Looker looks at devices. It remembers the names of programs, whose numbers are not used
+// Scanner reads devices. It remembers the names of programs, whose numbers are not used
 // again for long.
-type Looker struct{ names map[uint32]string }
+type Scanner struct{ names map[uint32]string }
 
 // mostNames bounds what is remembered.
 const mostNames = 4096
 
 // tcHooks are those of a device.
 var tcHooks = []struct {
-	way    string
-	tcx    ebpf.AttachType
-	filter uint32
+	direction string
+	tcx       ebpf.AttachType
+	filter    uint32
 }{
 	{"ingress", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS},
 	{"egress", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS},
 }
 
-// Look lists what is at the tc hooks of devices in the calling thread's namespace. A device
+// Scan lists what is at the tc hooks of devices in the calling thread's namespace. A device
 // that is gone has nothing there.
-func (l *Looker) Look(devs []int) (map[int]Hooks, error) {
+func (l *Scanner) Scan(devs []int) (map[int]Hooks, error) {
 	filtered, err := filtered()
 	if err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func (l *Looker) Look(devs []int) (map[int]Hooks, error) {
 			}
 			if err == nil {
 				for _, p := range res.Programs {
-					h.Programs = append(h.Programs, l.program(uint32(p.ID), "tcx "+hook.way))
+					h.Programs = append(h.Programs, l.program(uint32(p.ID), "tcx "+hook.direction))
 				}
 			}
 			if !filtered[dev] {
@@ -85,7 +85,7 @@ func (l *Looker) Look(devs []int) (map[int]Hooks, error) {
 			}
 			for _, f := range list {
 				if b, ok := f.(*netlink.BpfFilter); ok && b.Id > 0 {
-					h.Programs = append(h.Programs, l.program(uint32(b.Id), "tc filter "+hook.way))
+					h.Programs = append(h.Programs, l.program(uint32(b.Id), "tc filter "+hook.direction))
 				} else if !slices.Contains(h.Filters, f.Type()) {
 					h.Filters = append(h.Filters, f.Type())
 				}
@@ -96,7 +96,7 @@ func (l *Looker) Look(devs []int) (map[int]Hooks, error) {
 	return all, nil
 }
 
-func (l *Looker) program(id uint32, hook string) Program {
+func (l *Scanner) program(id uint32, hook string) Program {
 	name, known := l.names[id]
 	if !known {
 		name = ProgramName(id)
@@ -123,5 +123,5 @@ func filtered() (map[int]bool, error) {
 	return devs, nil
 }
 
-// gone tells that a device went away while it was looked at.
+// gone tells that a device went away while it was scanned.
 func gone(err error) bool { return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) }

@@ -27,8 +27,8 @@ type Express struct {
 type ExpressWindow struct {
 	// Saturated is the largest share of a core's time in saturated polls of overlay packets.
 	Saturated float64
-	// Ways is how many ways frames could take.
-	Ways int
+	// Paths is how many paths frames could take.
+	Paths int
 	// Unsettled: another mechanism is about to change what is delivered without.
 	Unsettled bool
 	// Overlay are the frames for tunnels, Straight those of them that went straight to pods.
@@ -49,7 +49,7 @@ const (
 	expressPause = holdsFirst
 	// MeasuredFor is how long it is measured what is delivered without it.
 	measuredFor = time.Second
-	// opensWithin is how long the ways may take to be open.
+	// opensWithin is how long the paths may take to be open.
 	opensWithin = 5 * time.Second
 )
 
@@ -75,8 +75,8 @@ func (x *Express) Step(now time.Time, w ExpressWindow) Decision {
 	default:
 		switch {
 		case now.Before(x.pause):
-		case w.Ways == 0:
-			x.decide(now, Standby, "no way is open")
+		case w.Paths == 0:
+			x.decide(now, Standby, "no express path is open")
 		case w.Unsettled:
 			x.decide(now, Standby, "another mechanism is about to show what it gains")
 		case x.short.IsZero():
@@ -158,7 +158,7 @@ func (x *Express) judge(now time.Time, w ExpressWindow) {
 	x.stop(now, x.rest, fmt.Sprintf("hardly a frame went straight to a pod for %v (%.0f a second, %.0f %% of the tunnels')", expressIdle, rate, share*100))
 }
 
-// Late tells that the ways have not been opened although they should be.
+// Late tells that the paths have not been opened although they should be.
 func (x *Express) Late(now time.Time) bool { return now.Sub(x.last.Since) >= opensWithin }
 
 // Refuse ends it for a while.

@@ -36,7 +36,7 @@ func (b *expressBed) is(s State, why string) {
 	}
 }
 
-var busyTunnels = ExpressWindow{Saturated: 1, Ways: 1}
+var busyTunnels = ExpressWindow{Saturated: 1, Paths: 1}
 
 // placed brings it as far as its program's being on the NICs.
 func (b *expressBed) placed() {
@@ -59,9 +59,9 @@ func TestExpressStaysAwayWhereNothingCouldBeGained(t *testing.T) {
 		w   ExpressWindow
 		why string
 	}{
-		{ExpressWindow{Saturated: 1}, "no way is open"},
-		{ExpressWindow{Ways: 1, Saturated: shortFrom / 2}, "no core is short of time"},
-		{ExpressWindow{Ways: 1, Saturated: 1, Unsettled: true}, "another mechanism"},
+		{ExpressWindow{Saturated: 1}, "no express path is open"},
+		{ExpressWindow{Paths: 1, Saturated: shortFrom / 2}, "no core is short of time"},
+		{ExpressWindow{Paths: 1, Saturated: 1, Unsettled: true}, "another mechanism"},
 	} {
 		b := newExpressBed(t)
 		b.passes(time.Minute, tt.w)
@@ -92,13 +92,13 @@ func TestExpressStaysAwayFromTCP(t *testing.T) {
 func TestExpressGoesWhenHardlyAFrameTakesIt(t *testing.T) {
 	b := newExpressBed(t)
 	b.placed()
-	taken := ExpressWindow{Saturated: 1, Ways: 1, Overlay: 10_000, Straight: 9_000}
+	taken := ExpressWindow{Saturated: 1, Paths: 1, Overlay: 10_000, Straight: 9_000}
 	b.passes(time.Hour, taken)
 	b.is(Active, "")
 	var pauses []time.Duration
 	for range 7 {
 		was := b.now
-		b.passes(time.Hour, ExpressWindow{Saturated: 1, Ways: 1, Overlay: 10_000, Straight: 100})
+		b.passes(time.Hour, ExpressWindow{Saturated: 1, Paths: 1, Overlay: 10_000, Straight: 100})
 		b.is(Standby, "hardly a frame went straight")
 		if took := b.now.Sub(was); took < expressIdle || took > expressIdle+2*time.Second {
 			t.Fatalf("it went after %v", took)
@@ -114,7 +114,7 @@ func TestExpressGoesWhenHardlyAFrameTakesIt(t *testing.T) {
 		}
 	}
 	// Few frames of few are as few.
-	b.passes(time.Hour, ExpressWindow{Saturated: 1, Ways: 1, Overlay: 10, Straight: 10})
+	b.passes(time.Hour, ExpressWindow{Saturated: 1, Paths: 1, Overlay: 10, Straight: 10})
 	b.is(Standby, "hardly a frame went straight")
 }
 

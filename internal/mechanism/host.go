@@ -50,7 +50,7 @@ type Host interface {
 // RetryAfter is the pause after an attempt to put a mechanism in place failed.
 const RetryAfter = 10 * time.Second
 
-// CheckEvery is how often a mechanism looks whether another program has changed what is its own: a write to sysfs
+// CheckEvery is how often a mechanism checks whether another program has changed what is its own: a write to sysfs
 // makes no event.
 const CheckEvery = time.Second
 

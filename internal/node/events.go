@@ -142,7 +142,7 @@ func (s *Scanner) heed(m nlsock.Message) {
 		s.newIDs.Store(true)
 	case unix.RTM_DELLINK:
 		// A tunnel that moves makes a namespace ours which had no
-		// tunnels when it was last looked into.
+		// tunnels when it was last scanned.
 		if l := parseLink(m.Body); l != nil && l.tunnel != nil {
 			s.wantFull.Store(true)
 		}

@@ -269,10 +269,10 @@ func TestATunnelIsFoundWhereverItsNamespaceIsMounted(t *testing.T) {
 	until(t, s, "the tunnel in the namespace that is mounted", func(n Snapshot) bool {
 		return len(n.Tunnels) == 1 && n.Tunnels[0].NetnsCookie == over.cookie
 	})
-	if l := s.Looked(); !slices.Contains(l.Dirs, dir) {
+	if l := s.Searched(); !slices.Contains(l.Dirs, dir) {
 		t.Errorf("looked in %v", l.Dirs)
 	}
-	// Another scanner finds it from the beginning, and may be told to look elsewhere only.
+	// Another scanner finds it from the beginning, and may be told to search elsewhere only.
 	if snap := scan(t, w.scanner(a, anywhere)); len(snap.Tunnels) != 1 {
 		t.Errorf("%+v", snap)
 	}

@@ -34,7 +34,7 @@ type view struct {
 }
 
 // watchMounts makes it an event when a network namespace is mounted or unmounted. It never fails: what a
-// mount would lead to is found by processes, and by the resync, where the kernel does not let it look.
+// mount would lead to is found by processes, and by the resync, where the kernel does not let it search.
 func watchMounts(below []string, poke func(), run func(func())) *mounts {
 	m := &mounts{below: below, poke: poke}
 	var own string

@@ -4,7 +4,7 @@
 // underlays of one network namespace, the tunnels that send and receive
 // through them, wherever these live, and the pods behind the tunnels.
 //
-// It only looks. What it finds belongs to the namespace that the Scanner was
+// It only reads. What it finds belongs to the namespace that the Scanner was
 // made for (its home): a tunnel elsewhere only if its link namespace is home, a
 // pod only if its veth leads to such a tunnel. Two scanners with different
 // homes never report the same underlay or tunnel.

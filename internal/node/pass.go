@@ -13,7 +13,7 @@ import (
 // namespace to namespace; every namespace is identified anew by its cookie.
 type pass struct {
 	s       *Scanner
-	full    bool // look into every namespace, not only those that are new or ours
+	full    bool // scan every namespace, not only those that are new or ours
 	walked  int  // how far namespaces without names were searched for
 	at      int  // descriptor of the namespace that the thread is in
 	home    *space
@@ -72,7 +72,7 @@ func (p *pass) run(ctx context.Context) error {
 			if sp == p.home {
 				return err
 			}
-			p.s.wantFull.Store(true) // and look again at the next scan
+			p.s.wantFull.Store(true) // and scan again next time
 			p.gone(sp.path, err)
 		}
 	}

@@ -25,7 +25,7 @@ type Place struct {
 	Netns uint64 `json:"netns"` // its cookie
 	Inode uint64 `json:"inode,omitempty"`
 	// Container is the first twelve characters of the container's id, which the engine's ps shows, and
-	// Engine who runs it.
+	// Engine is what runs it.
 	Container string `json:"container,omitempty"`
 	Engine    string `json:"engine,omitempty"`
 	// Pod is the UID of a pod of Kubernetes.
@@ -58,18 +58,18 @@ func (p Place) String() string {
 	return p.Process
 }
 
-// member is what is known of who is in a namespace.
+// member is what is known of the container in a namespace.
 type member struct {
 	pid   string
 	place Place // what its cgroup says
 	since time.Time
 }
 
-// walkEvery bounds how often processes are looked at for what people ask, as each look reads a link of each
+// walkEvery bounds how often processes are checked for what people ask, as each scan reads a link of each
 // process.
 const walkEvery = 5 * time.Second
 
-// Places tells what the namespaces are that the last scan saw. Who is in them is found when it is asked for: a
+// Places tells what the namespaces are that the last scan saw. What is in them is found when it is asked for: a
 // container's process comes after its devices.
 func (s *Scanner) Places() map[uint64]Place {
 	s.mu.Lock()
@@ -105,8 +105,8 @@ func (s *Scanner) Places() map[uint64]Place {
 	return places
 }
 
-// findMembers looks at all processes once, the oldest first: a pod's sandbox comes before its containers, and both
-// before who looks at them from outside.
+// findMembers checks all processes once, the oldest first: a pod's sandbox comes before its containers, and both
+// before a process that checks them from outside.
 func (s *Scanner) findMembers(wanted map[uint64]*known) {
 	if len(wanted) == 0 {
 		return
@@ -207,7 +207,7 @@ func cgroupPlace(cgroup string) (p Place) {
 	return p
 }
 
-// engineOf is who names a cgroup in which containers' are.
+// engineOf is the engine that names a cgroup in which containers' are.
 func engineOf(parent string) string {
 	if slices.Contains([]string{"docker", "containerd", "libpod_parent"}, parent) {
 		return strings.Replace(parent, "libpod_parent", "libpod", 1)

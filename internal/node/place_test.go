@@ -56,7 +56,7 @@ func TestDockersMountsTellNetworks(t *testing.T) {
 	}
 }
 
-// What people ask is told of who is in a namespace now, and costs one look at the processes.
+// What people ask is told of the container in a namespace now, and costs one scan of the processes.
 func TestPlacesTellWhoIsInANamespace(t *testing.T) {
 	w := newWorld(t)
 	a, _ := w.hosts()

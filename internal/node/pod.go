@@ -124,7 +124,7 @@ func (p *pass) pod(sp *space, v *link, tunnels []Dev, routed bool) error {
 	}
 	peer, err := sp.c.linkIn(v.nsid, v.lower)
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
-		return nil // went away while we looked; its end is an event
+		return nil // went away while it was scanned; its end is an event
 	}
 	if err != nil {
 		return err

@@ -18,7 +18,7 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 )
 
-// Options say what a Scanner looks at. The zero value is the daemon's default.
+// Options say what a Scanner checks. The zero value is the daemon's default.
 type Options struct {
 	// Underlays names the NICs to use; empty: those that carry the outer
 	// packets of a tunnel.
@@ -44,15 +44,15 @@ type Scanner struct {
 	homeCookie  uint64
 	homeKnownAs string // a path of home that other processes can use
 
-	mu      sync.Mutex // a scan, and what follows
-	looked  Looked
-	known   map[uint64]*known
-	unknown map[nsKey]bool // ids that were searched for in vain
-	watches map[uint64]*watch
-	retry   *time.Timer
-	closed  bool
+	mu       sync.Mutex // a scan, and what follows
+	searched Searched
+	known    map[uint64]*known
+	unknown  map[nsKey]bool // ids that were searched for in vain
+	watches  map[uint64]*watch
+	retry    *time.Timer
+	closed   bool
 
-	wantFull atomic.Bool // the next scan looks into every namespace
+	wantFull atomic.Bool // the next scan scans every namespace
 	newIDs   atomic.Bool // ids were given out since the last scan
 	poked    chan struct{}
 	events   chan struct{}
@@ -69,7 +69,7 @@ type nsKey struct {
 }
 
 // NewScanner starts watching the home namespace. It needs CAP_NET_ADMIN and
-// CAP_SYS_ADMIN: namespaces are entered to be looked at.
+// CAP_SYS_ADMIN: namespaces are entered to be scanned.
 func NewScanner(opts Options) (*Scanner, error) {
 	if opts.Resync == 0 {
 		opts.Resync = 30 * time.Second
@@ -107,7 +107,7 @@ func NewScanner(opts Options) (*Scanner, error) {
 	return s, nil
 }
 
-// Scan looks at the node. What cannot be looked at is in Snapshot.Skipped with
+// Scan checks the node. What cannot be read is in Snapshot.Skipped with
 // the reason; the error is for what makes the whole meaningless.
 func (s *Scanner) Scan(ctx context.Context) (Snapshot, error) {
 	s.mu.Lock()
@@ -134,8 +134,8 @@ func (s *Scanner) Scan(ctx context.Context) (Snapshot, error) {
 // Home is the cookie of the home namespace.
 func (s *Scanner) Home() uint64 { return s.homeCookie }
 
-// Looked is where a scan has looked, for who finds nothing.
-type Looked struct {
+// Searched is where a scan has searched, for a caller that finds nothing.
+type Searched struct {
 	Namespaces int
 	// Dirs are where some of them are mounted; the others processes are in, or hold.
 	Dirs []string
@@ -143,11 +143,11 @@ type Looked struct {
 	Elsewhere int
 }
 
-// Looked tells where the last scan has looked.
-func (s *Scanner) Looked() Looked {
+// Searched tells where the last scan has searched.
+func (s *Scanner) Searched() Searched {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.looked
+	return s.searched
 }
 
 // keep remembers the namespaces of a scan and lets go of all others.
@@ -158,13 +158,13 @@ func (s *Scanner) keep(p *pass) {
 		s.known[sp.cookie] = sp.known
 	}
 	s.homeKnownAs = p.home.path
-	s.looked = Looked{Namespaces: len(p.order), Elsewhere: p.elsewhere}
+	s.searched = Searched{Namespaces: len(p.order), Elsewhere: p.elsewhere}
 	for _, sp := range p.order {
-		if dir := filepath.Dir(sp.mount.Path()); sp.mount != (netns.Mount{}) && !slices.Contains(s.looked.Dirs, dir) {
-			s.looked.Dirs = append(s.looked.Dirs, dir)
+		if dir := filepath.Dir(sp.mount.Path()); sp.mount != (netns.Mount{}) && !slices.Contains(s.searched.Dirs, dir) {
+			s.searched.Dirs = append(s.searched.Dirs, dir)
 		}
 	}
-	slices.Sort(s.looked.Dirs)
+	slices.Sort(s.searched.Dirs)
 	for cookie, k := range s.known {
 		if found[cookie] == nil {
 			if k.sysfs != nil {

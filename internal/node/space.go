@@ -30,7 +30,7 @@ type known struct {
 	sysfs   *os.Root    // does not keep the namespace alive; opened when asked for
 	gateway map[int]bool
 	retries int
-	member  member // who is in it, for people
+	member  member // what is in it, for the operator
 	// switches: its sysfs is read-only, and could be made writable.
 	switches bool
 }
@@ -91,7 +91,7 @@ func (p *pass) descriptors() {
 		dir := proc + "/" + pid + "/fd"
 		entries, err := os.ReadDir(dir)
 		if err != nil {
-			continue // ended, or of a kind that may not be looked at
+			continue // ended, or of a kind that may not be scanned
 		}
 		for _, e := range entries {
 			p.magic(dir + "/" + e.Name())
@@ -201,12 +201,12 @@ func cookieHere() (uint64, error) {
 	return c, nil
 }
 
-// gone notes a namespace that could not be looked at, unless it just ended.
+// gone notes a namespace that could not be scanned, unless it just ended.
 func (p *pass) gone(path string, err error) {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
 		return
 	}
-	p.skip(Dev{Name: path}, "cannot look into this namespace: %v", err)
+	p.skip(Dev{Name: path}, "cannot enter this namespace: %v", err)
 }
 
 // enter moves the scanning thread.

@@ -12,13 +12,13 @@ type Landing struct {
 	GRO string
 	// List is the value of rx-gro-list, "" if the kernel does not know it.
 	List string
-	// Way tells that there is a way to the pod, or may be one as soon as frames can land; if
+	// Path tells that there is a path to the pod, or may be one as soon as frames can land; if
 	// not, Unfit says why.
-	Way   bool
+	Path  bool
 	Unfit string
 }
 
-// HandingNIC is a NIC that ways begin at.
+// HandingNIC is a NIC that paths begin at.
 type HandingNIC struct {
 	Target
 	// Cost is what it costs to put a program there, "" if nothing.
@@ -35,7 +35,7 @@ func Costs(reason, cost string) string {
 
 // ExpressInput is everything that the express path's plan depends on.
 type ExpressInput struct {
-	NICs []HandingNIC // that ways begin at
+	NICs []HandingNIC // that paths begin at
 	Pods []Landing
 	// Join has what lands join datagrams of one flow that come in a row, as aggregation does on
 	// the full path.
@@ -50,20 +50,20 @@ func Lands(t Target) Setting { return Setting{Target: t, Kind: EthtoolFeature, A
 // Joins returns the setting that joins datagrams that land at a pod's end.
 func Joins(t Target) Setting { return Setting{Target: t, Kind: EthtoolFeature, Attr: GROList} }
 
-// Express plans the ways from NICs straight to pods.
+// Express plans the paths from NICs straight to pods.
 func Express(in ExpressInput) Plan {
 	p := Plan{Steps: []Step{}, Attach: []Attachment{}, Skipped: []Skip{}}
-	ways := false
+	paths := false
 	for _, pod := range in.Pods {
 		s := Lands(pod.Target)
-		if _, touched := in.Owned[s]; pod.Way && touched && pod.GRO != "on" {
-			pod.Way, pod.Unfit = false, "left alone: another program has switched GRO off again"
+		if _, touched := in.Owned[s]; pod.Path && touched && pod.GRO != "on" {
+			pod.Path, pod.Unfit = false, "left alone: another program has switched GRO off again"
 		}
-		if !pod.Way {
+		if !pod.Path {
 			p.Skipped = append(p.Skipped, Skip{What: pod.Target.String(), Reason: "no express path: " + pod.Unfit, Target: pod.Target})
 			continue
 		}
-		ways = true
+		paths = true
 		if pod.GRO != "on" {
 			p.Steps = append(p.Steps, Step{Setting: s, Was: pod.GRO, First: Requested(pod.GRO), Want: "on",
 				Reason: "without GRO a veth takes no frames straight from a NIC"})
@@ -78,7 +78,7 @@ func Express(in ExpressInput) Plan {
 				Reason: "datagrams of one flow that come in a row pass the pod's stack as one packet"})
 		}
 	}
-	if ways {
+	if paths {
 		for _, nic := range in.NICs {
 			p.Attach = append(p.Attach, Attachment{Target: nic.Target, Program: ExpressProgram, Hook: "xdp (native)",
 				Reason: Costs("hands frames straight to pods where nothing on the way could tell", nic.Cost)})

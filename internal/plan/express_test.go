@@ -10,7 +10,7 @@ import (
 func TestExpressChangesOnlyPodsThatHaveAWay(t *testing.T) {
 	nic, pod := Target{42, 2, "u0"}, Target{43, 7, "eth0"}
 	ours := map[Setting]Owned{Lands(pod): {First: "off", Wrote: "on"}, Joins(pod): {First: "off", Wrote: "on"}}
-	ready := Landing{Target: pod, GRO: "off", List: "off", Way: true}
+	ready := Landing{Target: pod, GRO: "off", List: "off", Path: true}
 	with := func(change func(*Landing)) Landing {
 		l := ready
 		change(&l)
@@ -22,7 +22,7 @@ func TestExpressChangesOnlyPodsThatHaveAWay(t *testing.T) {
 		join  bool
 		owned map[Setting]Owned
 		steps string // features that are switched on
-		skip  string // why there is no way
+		skip  string // why there is no path
 	}{
 		{what: "one that frames can come to", pod: ready, steps: "rx-gro"},
 		{what: "beside aggregation", pod: ready, join: true, steps: "rx-gro rx-gro-list"},
@@ -31,7 +31,7 @@ func TestExpressChangesOnlyPodsThatHaveAWay(t *testing.T) {
 		{what: "GRO was switched off again", pod: ready, owned: ours, skip: "another program has switched GRO off again"},
 		{what: "lists were switched off again", pod: with(func(l *Landing) { l.GRO = "on" }), join: true, owned: ours},
 		{what: "a kernel without lists", pod: with(func(l *Landing) { l.List = "" }), join: true, steps: "rx-gro"},
-		{what: "a policy", pod: with(func(l *Landing) { l.Way, l.Unfit = false, "nftables" }), join: true, skip: "nftables"},
+		{what: "a policy", pod: with(func(l *Landing) { l.Path, l.Unfit = false, "nftables" }), join: true, skip: "nftables"},
 		{what: "lists are ours, and no longer to be", pod: with(func(l *Landing) { l.GRO, l.List = "on", "on" }), owned: ours, steps: "rx-gro-list back"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {

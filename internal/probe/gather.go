@@ -113,8 +113,8 @@ func gather(spaces Spaces, cookie uint64, list []node.Dev, ends []int, own func(
 		for _, nd := range list {
 			all = append(all, nd.Ifindex)
 		}
-		var looker foreign.Looker
-		hooks, err := looker.Look(all)
+		var hooked foreign.Scanner
+		hooks, err := hooked.Scan(all)
 		if err != nil {
 			failed = append(failed, err)
 		}

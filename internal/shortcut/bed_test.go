@@ -25,20 +25,20 @@ import (
 	"github.com/overlane/overlane/internal/node"
 )
 
-// site is a host of the lab's overlay, looked at.
+// site is a host of the lab's overlay, scanned.
 type site struct {
 	t       testing.TB
 	overlay *netns.Handle // where tunnel and bridge are
 	pod     *netns.Handle
 	mac     MAC
 	veth    string
-	ways    []Way
+	paths   []Path
 	w       *Watcher
 }
 
 var serial int
 
-// lab builds an overlay of one pod, and looks for ways in it as the daemon would.
+// lab builds an overlay of one pod, and scans for paths in it as the daemon would.
 func lab(t testing.TB, topology bed.Topology, own func(uint32) bool) *site {
 	t.Helper()
 	return labOf(t, topology, 1, own)
@@ -80,13 +80,13 @@ func labOf(t testing.TB, topology bed.Topology, pods int, own func(uint32) bool)
 	}
 	for _, p := range snap.Pods {
 		for _, tunnel := range p.Tunnels {
-			s.ways = append(s.ways, Way{tunnel, p.Host})
+			s.paths = append(s.paths, Path{tunnel, p.Host})
 		}
 	}
-	if len(s.ways) != pods {
-		t.Fatalf("ways: %v\nskipped: %v", s.ways, snap.Skipped)
+	if len(s.paths) != pods {
+		t.Fatalf("paths: %v\nskipped: %v", s.paths, snap.Skipped)
 	}
-	h, err := sc.Namespace(s.ways[0].Tunnel.NetnsCookie)
+	h, err := sc.Namespace(s.paths[0].Tunnel.NetnsCookie)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ var allHooks = sync.OnceValues(LoadHooks)
 
 func (s *site) verdict() Verdict {
 	s.t.Helper()
-	list := s.w.Check(s.ways)
+	list := s.w.Check(s.paths)
 	if len(list) != 1 {
 		s.t.Fatalf("verdicts: %v", list)
 	}
@@ -128,7 +128,7 @@ func (s *site) verdict() Verdict {
 func (s *site) safe() {
 	s.t.Helper()
 	v := s.verdict()
-	if want := (Verdict{Way: s.ways[0], MAC: s.mac, TunnelMAC: s.macOf(s.ways[0].Tunnel), MTU: v.MTU, Refresh: 300 * time.Second, Relearn: 300 * time.Second}); v != want || v.MTU == 0 {
+	if want := (Verdict{Path: s.paths[0], MAC: s.mac, TunnelMAC: s.macOf(s.paths[0].Tunnel), MTU: v.MTU, Refresh: 300 * time.Second, Relearn: 300 * time.Second}); v != want || v.MTU == 0 {
 		s.t.Fatalf("got  %+v\nwant %+v", v, want)
 	}
 }
@@ -156,7 +156,7 @@ func (s *site) unsafe(want string) {
 	}
 }
 
-// run runs commands, one a line, with VX and VE for the devices of the way.
+// run runs commands, one a line, with VX and VE for the devices of the path.
 func (s *site) run(h *netns.Handle, script string) {
 	s.t.Helper()
 	if err := s.try(h, script); err != nil {
@@ -165,7 +165,7 @@ func (s *site) run(h *netns.Handle, script string) {
 }
 
 func (s *site) try(h *netns.Handle, script string) error {
-	return shell(h, strings.NewReplacer("VX", s.ways[0].Tunnel.Name, "VE", s.veth, "BR", bed.Bridge, "MAC", s.mac.String()).Replace(script))
+	return shell(h, strings.NewReplacer("VX", s.paths[0].Tunnel.Name, "VE", s.veth, "BR", bed.Bridge, "MAC", s.mac.String()).Replace(script))
 }
 
 // shell runs commands, one a line.

@@ -74,7 +74,7 @@ func (l *bpfLinks) after(id uint32, seen map[uint32]link.Type) (n linkCounts, la
 		switch {
 		case errors.Is(err, os.ErrNotExist): // gone already
 		case errors.Is(err, unix.EAGAIN):
-			whole = false // being made: who comes next will see it
+			whole = false // being made: the next scan will see it
 		case err != nil:
 			return n, last, fmt.Errorf("read BPF link %d: %w", id, err)
 		default:

@@ -23,8 +23,8 @@ const (
 	bridgeCalls6 = "net/bridge/bridge-nf-call-ip6tables"
 )
 
-// BridgeCalls looks at what bridges hand to netfilter here, whether they do so now or not. What
-// cannot be looked at counts as used.
+// BridgeCalls checks what bridges hand to netfilter here, whether they do so now or not. What
+// cannot be read counts as used.
 func (w *Watcher) BridgeCalls() []BridgeCall {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -35,7 +35,7 @@ func (w *Watcher) BridgeCalls() []BridgeCall {
 	}
 	if err := w.thread.Do(func() error { return w.bridgeCalls(calls) }); err != nil {
 		w.calls.fail(err)
-		return unknown(calls, fmt.Sprintf("who is at netfilter's hooks cannot be looked at: %v", err))
+		return unknown(calls, fmt.Sprintf("what is at netfilter's hooks cannot be read: %v", err))
 	}
 	return calls
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package shortcut judges whether frames for a pod may be handed from the
-// tunnel's tc ingress straight to the pod's end of its veth
+// Package shortcut decides whether frames for a pod may take the redirect path: from
+// the tunnel's tc ingress straight to the pod's end of its veth
 // (bpf_redirect_peer), past the bridge, the host's end and every policy there.
 //
-// It only looks. Judge is a pure function of Facts; a Watcher gathers them in
-// the namespace of the tunnel and tells when to look again. What cannot be found
-// out counts as a reason against: the slow way is always right.
+// It only reads. Evaluate is a pure function of Facts; a Watcher gathers them in
+// the namespace of the tunnel and tells when to scan again. What cannot be found
+// out counts as a reason against: the full path is always right.
 //
 // # What a verdict covers
 //
@@ -20,27 +20,27 @@
 // or UDP in IPv4 or IPv6: no fragment, options or extension headers, no VLAN tag,
 // a sender's address that is neither zero nor a group's (the bridge drops those),
 // and no longer than Verdict.MTU with Ethernet header and room for a tag, unless
-// a GSO packet: bpf_redirect_peer does not look. ARP and neighbour discovery
+// a GSO packet: bpf_redirect_peer does not check. ARP and neighbour discovery
 // always go by the bridge, for which reason neigh_suppress and arptables are not
-// looked at.
+// checked.
 //
-// The bridge does not see who sent the frames that pass it by: see
+// The bridge does not see the senders of frames that pass it by: see
 // Verdict.Refresh.
 //
 // # The NIC's side
 //
-// Who takes frames from the NIC itself skips what is between NIC and tunnel, too,
-// in the NIC's namespace, which may be another. JudgeIngress judges that: see
-// Ingress. Both judgements, of the way and of the NIC, have to allow it, and the
+// A program that takes frames from the NIC itself skips what is between NIC and tunnel, too,
+// in the NIC's namespace, which may be another. EvaluateIngress checks that: see
+// Ingress. Both verdicts, of the path and of the NIC, have to allow it, and the
 // tunnel must not be Marked.
 //
-// # What is skipped without a judgement
+// # What is skipped without a verdict
 //
 // Packet sockets (tcpdump) on the bridge and the veth's host end see nothing,
 // and their counters do not count. A bridge in promiscuous mode, which is how
 // such a socket asks, hands no copies to the host. The hooks of SELinux and Smack,
-// which br_netfilter would call, are not looked at: they judge by labels that
-// come with IP options, which never take the short way, or with rules of a
+// which br_netfilter would call, are not checked: they decide by labels that
+// come with IP options, which never take the redirect path, or with rules of a
 // firewall, which end it.
 package shortcut
 
@@ -51,24 +51,24 @@ import (
 	"github.com/overlane/overlane/internal/node"
 )
 
-// Way is what is asked about: a tunnel and the host's end of a pod's veth, both
-// in the namespace that is looked at.
-type Way struct{ Tunnel, Host node.Dev }
+// Path is what is asked about: a tunnel and the host's end of a pod's veth, both
+// in the namespace that is checked.
+type Path struct{ Tunnel, Host node.Dev }
 
-// Verdict is the judgement of one way.
+// Verdict is the verdict on one path.
 type Verdict struct {
-	Way
-	// Reason says why the way may not be cut short, in words for people; empty if
+	Path
+	// Reason says why frames may not be redirected, in words for people; empty if
 	// it may. The other fields are set only then.
 	Reason string
 	MAC    MAC // the destination address: the pod's own
 	MTU    int // of the smaller end of the veth
 	// Refresh is how long the bridge remembers behind which port a sender is. It
 	// learns nothing from frames that pass it by, and what it has forgotten it
-	// floods: each sender needs one frame by the slow way within this time. 0:
+	// floods: each sender needs one frame by the full path within this time. 0:
 	// the tunnel's port does not learn, or the bridge does not forget.
 	Refresh time.Duration
-	// Relearn is the same for who skips the tunnel, too: the smaller of Refresh and
+	// Relearn is the same for frames that skip the tunnel, too: the smaller of Refresh and
 	// of how long the tunnel remembers behind which host a sender is. 0: neither.
 	Relearn time.Duration
 	// TunnelMAC is the tunnel's own address: what comes from it are echoes, which the

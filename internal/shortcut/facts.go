@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// Facts are what one look at a namespace saw.
+// Facts are what one scan of a namespace saw.
 type Facts struct {
 	Unknown   string         // what could not be found out, why, and what would mend it
 	Cookie    uint64         // of the namespace
-	Devices   map[int]Device // by index; only those with a part in a way
+	Devices   map[int]Device // by index; only those with a part in a path
 	Netfilter Netfilter
 }
 
@@ -110,7 +110,7 @@ type Pattern struct {
 	Prefix bool
 }
 
-// IngressFacts are what one look at the NICs of a namespace saw.
+// IngressFacts are what one scan of the NICs of a namespace saw.
 type IngressFacts struct {
 	Unknown string      // as in Facts
 	Cookie  uint64      // of the namespace

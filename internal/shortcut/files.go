@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// files are small files of the kernel's in a namespace, which are held open: Glance reads a dozen
+// files are small files of the kernel's in a namespace, which are held open: Poll reads a dozen
 // of them many times a second, and to open one costs more than to read it. The zero value is
 // ready.
 type files struct{ fds map[string]int }

@@ -17,15 +17,15 @@ import (
 // Ingress is what is asked about of the NIC's side: whether what the host does
 // with a tunnel's packets, from the NIC's XDP hook to the tunnel, may be skipped.
 type Ingress struct {
-	NIC   node.Dev   // in the namespace that is looked at
+	NIC   node.Dev   // in the namespace that is checked
 	Local netip.Addr // the outer destination address of the tunnel's packets; invalid or unspecified: the tunnel takes any of the host's
 	Port  uint16     // UDP, of the tunnel; only handed back
 }
 
-// IngressVerdict is the judgement of one NIC for one tunnel.
+// IngressVerdict is the verdict on one NIC for one tunnel.
 //
 // It covers packets of outer IPv4 without options, fragments and VLAN tag, sent to
-// MAC and one of Locals, from an address that is not the host's own. Not judged
+// MAC and one of Locals, from an address that is not the host's own. Not evaluated
 // are packet sockets and counters, and a macvlan or ipvlan on the NIC that was
 // moved to another namespace: of it nothing is seen here, and but for a macvlan in
 // mode passthru, with which the host gets nothing, it leaves such packets alone.
@@ -43,24 +43,24 @@ type IngressVerdict struct {
 // Safe tells that what is between the NIC and the tunnel may be skipped.
 func (v IngressVerdict) Safe() bool { return v.Reason == "" }
 
-// JudgeIngress decides about one NIC. The order is that of Judge.
-func JudgeIngress(f IngressFacts, in Ingress) IngressVerdict {
+// EvaluateIngress decides about one NIC. The order is that of Evaluate.
+func EvaluateIngress(f IngressFacts, in Ingress) IngressVerdict {
 	v := IngressVerdict{Ingress: in}
 	if f.Unknown != "" {
 		v.Reason = f.Unknown
 		return v
 	}
 	if in.NIC.NetnsCookie != f.Cookie {
-		v.Reason = fmt.Sprintf("%s is not in the network namespace that was looked at", in.NIC.Name)
+		v.Reason = fmt.Sprintf("%s is not in the network namespace that was scanned", in.NIC.Name)
 		return v
 	}
-	j := ingress{f: f, in: in, nic: f.NICs[in.NIC.Ifindex]}
-	for _, look := range []func() string{j.device, j.addresses, j.tags, j.programs, j.hooks, j.rules, j.sources, j.ipsec} {
-		if v.Reason = look(); v.Reason != "" {
+	ing := ingress{f: f, in: in, nic: f.NICs[in.NIC.Ifindex]}
+	for _, check := range []func() string{ing.device, ing.addresses, ing.tags, ing.programs, ing.hooks, ing.rules, ing.sources, ing.ipsec} {
+		if v.Reason = check(); v.Reason != "" {
 			return v
 		}
 	}
-	v.MAC, v.Locals = j.nic.MAC, j.locals()
+	v.MAC, v.Locals = ing.nic.MAC, ing.locals()
 	return v
 }
 
@@ -70,11 +70,11 @@ type ingress struct {
 	nic NIC
 }
 
-func (j *ingress) device() string {
-	n := j.nic
+func (ing *ingress) device() string {
+	n := ing.nic
 	switch {
 	case n.Name == "":
-		return fmt.Sprintf("%s is no longer there", j.in.NIC.Name)
+		return fmt.Sprintf("%s is no longer there", ing.in.NIC.Name)
 	case n.Unknown != "":
 		return n.Unknown
 	case !n.Up:
@@ -102,12 +102,12 @@ var bystanders = map[string]bool{
 	"veth": true, "netkit": true, "vxcan": true,
 }
 
-func (j *ingress) addresses() string {
-	n, local := j.nic, j.in.Local.Unmap()
+func (ing *ingress) addresses() string {
+	n, local := ing.nic, ing.in.Local.Unmap()
 	switch {
 	case local.Is6() && !local.IsUnspecified():
-		return fmt.Sprintf("the tunnel's packets are sent to %s, and of the outer ones only IPv4 is looked at", local)
-	case len(j.locals()) > 0:
+		return fmt.Sprintf("the tunnel's packets are sent to %s, and of the outer ones only IPv4 is understood", local)
+	case len(ing.locals()) > 0:
 		return ""
 	case any4(local):
 		return fmt.Sprintf("%s has no IPv4 address", n.Name)
@@ -118,12 +118,12 @@ func (j *ingress) addresses() string {
 func any4(a netip.Addr) bool { return !a.IsValid() || a.IsUnspecified() }
 
 // locals returns those of the NIC's addresses that the tunnel takes.
-func (j *ingress) locals() []netip.Addr {
-	local := j.in.Local.Unmap()
+func (ing *ingress) locals() []netip.Addr {
+	local := ing.in.Local.Unmap()
 	if any4(local) {
-		return j.nic.Addrs
+		return ing.nic.Addrs
 	}
-	if slices.Contains(j.nic.Addrs, local) {
+	if slices.Contains(ing.nic.Addrs, local) {
 		return []netip.Addr{local}
 	}
 	return nil
@@ -131,41 +131,41 @@ func (j *ingress) locals() []netip.Addr {
 
 // tags asks for frames of VLANs that the host would drop, and which no program can tell from others
 // once their tag is off. At the other end of a veth is this machine, which sends none by mistake.
-func (j *ingress) tags() string {
-	if n := j.nic; n.Tags && n.Kind != "veth" {
-		return fmt.Sprintf("%s takes VLAN tags off the frames that it lets in from any VLAN; see: ethtool -K %[1]s rx-vlan-filter on, or rxvlan off, and who has it promiscuous", n.Name)
+func (ing *ingress) tags() string {
+	if n := ing.nic; n.Tags && n.Kind != "veth" {
+		return fmt.Sprintf("%s takes VLAN tags off the frames that it lets in from any VLAN; see: ethtool -K %[1]s rx-vlan-filter on, or rxvlan off, and what has it promiscuous", n.Name)
 	}
 	return ""
 }
 
-func (j *ingress) programs() string {
-	n := j.nic
+func (ing *ingress) programs() string {
+	n := ing.nic
 	if n.XDP != 0 {
 		return fmt.Sprintf("XDP program %d on %s is foreign", n.XDP, n.Name)
 	}
-	if who := classified(n.Device); who != "" {
-		return who
+	if found := classified(n.Device); found != "" {
+		return found
 	}
 	if slices.ContainsFunc(n.RPS, func(mask string) bool { return strings.Trim(mask, "0,") != "" }) {
 		return fmt.Sprintf("RPS moves what %s receives to other cores, where packets would be overtaken; see: grep . /sys/class/net/%[1]s/queues/rx-*/rps_cpus", n.Name)
 	}
-	if j.f.Selectors > 0 {
+	if ing.f.Selectors > 0 {
 		return "BPF programs choose sockets or dissect packets in some network namespace; see: bpftool link"
 	}
 	return ""
 }
 
 // hooks asks for IPv4 and what sees all protocols: the outer headers are IPv4.
-func (j *ingress) hooks() string {
-	for _, c := range j.f.Netfilter.Chains {
+func (ing *ingress) hooks() string {
+	for _, c := range ing.f.Netfilter.Chains {
 		receives := c.Hook < 0 || c.Family == unix.NFPROTO_NETDEV && c.Hook == netdevIngress || c.Family == unix.NFPROTO_INET && c.Hook == nfInetIngress
-		if receives && c.on(j.nic.Name) {
-			return fmt.Sprintf("nftables has a hook on %s: %s", j.nic.Name, c)
+		if receives && c.on(ing.nic.Name) {
+			return fmt.Sprintf("nftables has a hook on %s: %s", ing.nic.Name, c)
 		}
 	}
-	n := j.f.Netfilter
-	if who := hooked(n, unix.NFPROTO_IPV4, n.Tables4, unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_IN); who != "" {
-		return "the tunnel's packets pass netfilter on their way from " + j.nic.Name + ", and " + who
+	n := ing.f.Netfilter
+	if found := hooked(n, unix.NFPROTO_IPV4, n.Tables4, unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_IN); found != "" {
+		return "the tunnel's packets pass netfilter on their way from " + ing.nic.Name + ", and " + found
 	}
 	return ""
 }
@@ -179,17 +179,17 @@ var kernelRules = []Rule{
 
 // rules asks for rules of others, and for a rule of the kernel's that is gone: it
 // may have moved.
-func (j *ingress) rules() string {
-	if j.f.Rules == nil {
+func (ing *ingress) rules() string {
+	if ing.f.Rules == nil {
 		return "" // the kernel knows no rules
 	}
-	for _, r := range j.f.Rules {
+	for _, r := range ing.f.Rules {
 		if !slices.Contains(kernelRules, r) {
 			return fmt.Sprintf("the routing rule %d is not one that the kernel begins with, and may apply to the tunnel's packets; see: ip rule", r.Priority)
 		}
 	}
 	for _, r := range kernelRules {
-		if !slices.Contains(j.f.Rules, r) {
+		if !slices.Contains(ing.f.Rules, r) {
 			return fmt.Sprintf("the routing rule %d, with which the kernel begins, is gone; see: ip rule", r.Priority)
 		}
 	}
@@ -197,15 +197,15 @@ func (j *ingress) rules() string {
 }
 
 // sources asks what IP asks about a sender's address.
-func (j *ingress) sources() string {
-	switch n := j.nic; {
+func (ing *ingress) sources() string {
+	switch n := ing.nic; {
 	case n.PathFilter == 0:
 		return ""
 	case n.PathFilter == strictPath:
 		return fmt.Sprintf("the host takes packets only from where it would send back by %s (rp_filter 1 of %[1]s or of all); see: sysctl net.ipv4.conf.all.rp_filter net.ipv4.conf.%[1]s.rp_filter, which 2 or 0 would mend", n.Name)
 	case n.PathFilter != loosePath:
 		return fmt.Sprintf("rp_filter of %s or of all is %d, which is not known", n.Name, n.PathFilter)
-	case !j.f.Default:
+	case !ing.f.Default:
 		return fmt.Sprintf("the host takes packets only from senders to which it has a route (rp_filter 2 of %s or of all), and there is no IPv4 default route", n.Name)
 	}
 	return ""
@@ -217,11 +217,11 @@ const (
 	loosePath  = 2
 )
 
-func (j *ingress) ipsec() string {
+func (ing *ingress) ipsec() string {
 	switch {
-	case j.f.Policies > 0:
+	case ing.f.Policies > 0:
 		return "there are IPsec policies here, which may ask for encryption; see: ip xfrm policy"
-	case j.f.Blocks:
+	case ing.f.Blocks:
 		return "IPsec takes only what a policy allows (the default for incoming packets is block); see: ip xfrm policy getdefault"
 	}
 	return ""

@@ -75,7 +75,7 @@ func TestHostThatNothingSpeaksAgainst(t *testing.T) {
 			in := anIngress
 			in.Local = tt.local
 			want := IngressVerdict{Ingress: in, MAC: nicMAC, Locals: tt.want}
-			if d := cmp.Diff(want, JudgeIngress(host(tt.change), in), compare); d != "" {
+			if d := cmp.Diff(want, EvaluateIngress(host(tt.change), in), compare); d != "" {
 				t.Fatal(d)
 			}
 		})
@@ -106,8 +106,8 @@ func TestEachThingAtTheNICIsAReason(t *testing.T) {
 		change change
 		want   string // how the reason begins
 	}{
-		{"nothing was seen", anIngress, func(f *IngressFacts, _ *NIC) { f.Unknown = "cannot look" }, "cannot look"},
-		{"another namespace", anIngress, func(f *IngressFacts, _ *NIC) { f.Cookie = 8 }, "eth0 is not in the network namespace that was looked at"},
+		{"nothing was seen", anIngress, func(f *IngressFacts, _ *NIC) { f.Unknown = "cannot read" }, "cannot read"},
+		{"another namespace", anIngress, func(f *IngressFacts, _ *NIC) { f.Cookie = 8 }, "eth0 is not in the network namespace that was scanned"},
 		{"gone", anIngress, nic(func(n *NIC) { *n = NIC{} }), "eth0 is no longer there"},
 		{"cannot be read", anIngress, nic(func(n *NIC) { n.Unknown = "eth0: EIO" }), "eth0: EIO"},
 		{"down", anIngress, nic(func(n *NIC) { n.Up = false }), "eth0 is down; see: ip link set eth0 up"},
@@ -151,7 +151,7 @@ func TestEachThingAtTheNICIsAReason(t *testing.T) {
 		{"IPsec without policies", anIngress, func(f *IngressFacts, _ *NIC) { f.Blocks = true }, "IPsec takes only what a policy allows"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := JudgeIngress(host(tt.change), tt.in)
+			got := EvaluateIngress(host(tt.change), tt.in)
 			if got.Safe() || !strings.HasPrefix(got.Reason, tt.want) {
 				t.Fatalf("reason %q\nwant   %q...", got.Reason, tt.want)
 			}
@@ -160,7 +160,7 @@ func TestEachThingAtTheNICIsAReason(t *testing.T) {
 			}
 		})
 	}
-	if JudgeIngress(IngressFacts{}, Ingress{}).Safe() {
-		t.Fatal("knows nothing and judges safe")
+	if EvaluateIngress(IngressFacts{}, Ingress{}).Safe() {
+		t.Fatal("knows nothing and finds it safe")
 	}
 }

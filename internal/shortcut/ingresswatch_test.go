@@ -131,17 +131,17 @@ func (y *yard) unsafe(want string) {
 	}
 }
 
-func (y *yard) glance(want bool) {
+func (y *yard) poll(want bool) {
 	y.t.Helper()
-	glance(y.t, y.w, want)
+	poll(y.t, y.w, want)
 }
 
-// glance expects what Glance says. BPF links of the machine may be another test's,
+// poll expects what Poll says. BPF links of the machine may be another test's,
 // and soon gone.
-func glance(t testing.TB, w *Watcher, want bool) {
+func poll(t testing.TB, w *Watcher, want bool) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		changed, err := w.Glance()
+		changed, err := w.Poll()
 		if changed == want && (err == nil || want) {
 			return
 		}
@@ -152,7 +152,7 @@ func glance(t testing.TB, w *Watcher, want bool) {
 }
 
 // Each thing at the NIC is seen, and that it is gone; and what makes no event is
-// noticed by Glance.
+// noticed by Poll.
 func TestEachThingAtTheNICIsSeen(t *testing.T) {
 	y := newYard(t, nil)
 	y.safe()
@@ -189,23 +189,23 @@ func TestEachThingAtTheNICIsSeen(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			y.t = t
-			y.glance(false)
+			y.poll(false)
 			if err := y.try(tt.do); err != nil {
 				_ = y.try(tt.undo)
 				t.Skip("needs what the kernel or iproute2 lacks: ", err)
 			}
 			if tt.silent {
-				y.glance(true)
+				y.poll(true)
 			}
 			if tt.want != "" {
 				y.unsafe(tt.want)
 			} else {
 				y.safe()
 			}
-			y.glance(false)
+			y.poll(false)
 			y.run(tt.undo)
 			if tt.silent {
-				y.glance(true)
+				y.poll(true)
 			}
 			y.safe()
 		})
@@ -228,14 +228,14 @@ func TestEachThingAtTheNICIsSeen(t *testing.T) {
 	t.Run("renamed", func(t *testing.T) {
 		y.run("ip link set nic name other")
 		y.w.CheckIngress([]Ingress{y.in})
-		y.glance(false)
+		y.poll(false)
 		y.run("ip link set other name nic")
 		y.w.CheckIngress([]Ingress{y.in})
 	})
 	t.Run("gone", func(t *testing.T) {
-		y.glance(false)
+		y.poll(false)
 		y.run("ip link del nic")
-		y.glance(true)
+		y.poll(true)
 		y.unsafe("nic is no longer there")
 		// Another that has got its name is not it.
 		y.run("ip link add nic type veth peer name far")
@@ -251,7 +251,7 @@ func TestEachThingAtTheNICIsSeen(t *testing.T) {
 	t.Run("closed", func(t *testing.T) {
 		y.w.Close()
 		y.unsafe("no longer watched")
-		y.glance(true)
+		y.poll(true)
 	})
 }
 
@@ -307,7 +307,7 @@ func TestNetfilterAtTheNICIsSeen(t *testing.T) {
 		if err := y.h.Do(registerFilter); err != nil {
 			t.Skip("needs legacy iptables: ", err)
 		}
-		y.glance(true)
+		y.poll(true)
 		y.unsafe("there are rules in the tables: filter")
 	})
 }
@@ -340,18 +340,18 @@ func TestProgramsAtTheNICAreSeen(t *testing.T) {
 	}
 	y.safe()
 	l := tcx(ebpf.AttachTCXIngress)
-	y.glance(true)
+	y.poll(true)
 	y.unsafe("on nic is foreign")
-	y.glance(false)
+	y.poll(false)
 	ours = idOf(cls)
 	y.safe()
 	ours = 0
 	y.unsafe("on nic is foreign")
 	l.Close()
-	y.glance(true)
+	y.poll(true)
 	y.safe()
 	l = tcx(ebpf.AttachTCXEgress)
-	y.glance(false)
+	y.poll(false)
 	y.safe()
 	l.Close()
 
@@ -383,11 +383,11 @@ func TestProgramsAtTheNICAreSeen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	y.glance(true)
-	y.glance(true) // until the watcher looks
+	y.poll(true)
+	y.poll(true) // until the watcher scans
 	y.unsafe("BPF programs choose sockets")
-	y.glance(false)
-	ns.Close() // which takes a look
+	y.poll(false)
+	ns.Close() // which takes a scan
 	y.safe()
 }
 
@@ -412,7 +412,7 @@ func TestChangesAtTheNICAreEvents(t *testing.T) {
 		case <-time.After(3 * gap):
 		}
 	}
-	quiet("ip rule add pref 101 lookup 5") // no judge has asked for NICs
+	quiet("ip rule add pref 101 lookup 5") // no check has asked for NICs
 	y.run("ip rule del pref 101")
 	y.safe()
 	for _, c := range []string{
@@ -451,35 +451,35 @@ func TestChangesAtTheNICAreEvents(t *testing.T) {
 	}
 }
 
-// A look that came to no end is a change until one does.
-func TestGlanceAfterALookThatFailed(t *testing.T) {
+// A scan that came to no end is a change until one does.
+func TestPollAfterAScanThatFailed(t *testing.T) {
 	y := newYard(t, nil)
 	live := y.w.rtnl
 	dead := &nlsock.Conn{} // standard input, which is no socket
-	for _, look := range []func() string{
-		func() string { return y.w.LookIngress([]Ingress{y.in}).Unknown },
-		func() string { return y.w.Look(nil).Unknown },
+	for _, check := range []func() string{
+		func() string { return y.w.ScanIngress([]Ingress{y.in}).Unknown },
+		func() string { return y.w.Scan(nil).Unknown },
 	} {
 		y.w.rtnl = dead
-		unknown := look()
+		unknown := check()
 		y.w.rtnl = live
-		if !strings.Contains(unknown, "cannot be looked at: list devices") {
+		if !strings.Contains(unknown, "cannot be read: list devices") {
 			t.Fatalf("unknown: %q", unknown)
 		}
-		if changed, err := y.w.Glance(); !changed || err == nil {
+		if changed, err := y.w.Poll(); !changed || err == nil {
 			t.Fatalf("changed: %t, %v", changed, err)
 		}
-		look()
-		y.glance(false)
+		check()
+		y.poll(false)
 	}
 	if _, err := y.w.queues(y.in.NIC.Ifindex+1, "nic"); err == nil {
 		t.Error("took the queues of another device that has got the name")
 	}
 }
 
-func TestGlanceBeforeALook(t *testing.T) {
+func TestPollBeforeAScan(t *testing.T) {
 	y := newYard(t, nil)
-	y.glance(true)
+	y.poll(true)
 	y.safe()
-	y.glance(false)
+	y.poll(false)
 }

@@ -31,7 +31,7 @@ type Onlooker struct {
 }
 
 // Places are the network namespaces that joined datagrams come through. Datagrams that GRO has joined
-// pass as one packet what is between the NIC and the socket: what counts packets, or looks at their
+// pass as one packet what is between the NIC and the socket: what counts packets, or checks their
 // length, sees that. It is a reason not to join them.
 //
 // Nothing of a namespace is held open, for which reason one that ends is not kept alive: what was read
@@ -73,7 +73,7 @@ func NewPlaces(own func(progID uint32) bool) *Places {
 	return &Places{own: own, buf: make([]byte, 1<<16), known: map[uint64]*place{}}
 }
 
-// Begin looks at what is no namespace's, before a look at each.
+// Begin checks what is no namespace's, before a scan of each.
 func (p *Places) Begin() error {
 	links, _, err := p.bpf.count()
 	p.programs = links.netfilter
@@ -85,17 +85,17 @@ func (p *Places) Keep(needed func(cookie uint64) bool) {
 	maps.DeleteFunc(p.known, func(cookie uint64, _ *place) bool { return !needed(cookie) })
 }
 
-// Look says what in the namespace that the calling thread is in would tell joined datagrams from single
-// ones. What cannot be looked at is a reason, too. bridged: a bridge forwards them here.
-func (p *Places) Look(cookie uint64, devs []Passed, bridged bool) Onlooker {
-	o, err := p.look(cookie, devs, bridged)
+// Scan says what in the namespace that the calling thread is in would tell joined datagrams from single
+// ones. What cannot be read is a reason, too. bridged: a bridge forwards them here.
+func (p *Places) Scan(cookie uint64, devs []Passed, bridged bool) Onlooker {
+	o, err := p.scan(cookie, devs, bridged)
 	if err != nil {
-		return Onlooker{What: fmt.Sprintf("what joined datagrams would meet cannot be looked at: %v", err)}
+		return Onlooker{What: fmt.Sprintf("what joined datagrams would meet cannot be read: %v", err)}
 	}
 	return o
 }
 
-func (p *Places) look(cookie uint64, devs []Passed, bridged bool) (o Onlooker, err error) {
+func (p *Places) scan(cookie uint64, devs []Passed, bridged bool) (o Onlooker, err error) {
 	c, err := nlsock.Dial(p.buf)
 	if err != nil {
 		return o, err
@@ -116,14 +116,14 @@ func (p *Places) look(cookie uint64, devs []Passed, bridged bool) (o Onlooker, e
 		k.gen = 0
 	}
 	k.devs = devs
-	for _, look := range []func() (Onlooker, error){
+	for _, check := range []func() (Onlooker, error){
 		k.nftables,
 		k.legacy,
 		func() (Onlooker, error) { return p.netfilter(bridged) },
 		k.sockets,
 		func() (Onlooker, error) { return p.devices(w, links, devs) },
 	} {
-		if o, err = look(); o.What != "" || err != nil {
+		if o, err = check(); o.What != "" || err != nil {
 			return o, err
 		}
 	}
@@ -213,7 +213,7 @@ func (k *place) legacy() (o Onlooker, err error) {
 		for _, name := range names {
 			id := fmt.Sprint(f.family, name)
 			here[id] = true
-			known, err := f.look(fd, name, k.tables[id], k.devs)
+			known, err := f.read(fd, name, k.tables[id], k.devs)
 			if err != nil {
 				return o, errors.Join(fmt.Errorf("read iptables' table %s: %w", name, err), unix.Close(fd))
 			}
@@ -232,7 +232,7 @@ func (k *place) legacy() (o Onlooker, err error) {
 	return o, nil
 }
 
-func (f xtFamily) look(fd int, name string, known xtKnown, devs []Passed) (xtKnown, error) {
+func (f xtFamily) read(fd int, name string, known xtKnown, devs []Passed) (xtKnown, error) {
 	t, info, err := xtInfo(fd, f, name)
 	if err != nil {
 		return known, err
@@ -256,7 +256,7 @@ func (f xtFamily) look(fd int, name string, known xtKnown, devs []Passed) (xtKno
 	return xtKnown{info, time.Now(), r.seen(devs)}, nil
 }
 
-// netfilter looks at what has no rules that can be read.
+// netfilter checks what has no rules that can be read.
 func (p *Places) netfilter(bridged bool) (o Onlooker, err error) {
 	if p.programs > 0 {
 		return Onlooker{"BPF programs are on netfilter hooks", "bpftool net"}, nil
@@ -288,7 +288,7 @@ func onePacket(services []string) string {
 	return ""
 }
 
-// sockets looks at those that get packets as they pass.
+// sockets checks those that get packets as they pass.
 func (k *place) sockets() (o Onlooker, err error) {
 	var list []Socket
 	for _, s := range []struct {
@@ -316,7 +316,7 @@ func (k *place) sockets() (o Onlooker, err error) {
 	return seenBy(list, k.devs), nil
 }
 
-// devices looks at tc and BPF programs.
+// devices checks tc and BPF programs.
 func (p *Places) devices(w *Watcher, links map[int]linkInfo, devs []Passed) (o Onlooker, err error) {
 	ingress, err := w.filters()
 	if err != nil {

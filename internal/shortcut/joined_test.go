@@ -80,13 +80,13 @@ func (s *station) run(script string) {
 	}
 }
 
-func (s *station) look() (reason string) {
+func (s *station) scan() (reason string) {
 	s.t.Helper()
 	err := s.ns.Do(func() error {
 		if err := s.places.Begin(); err != nil {
 			return err
 		}
-		o := s.places.Look(1, s.devs, true)
+		o := s.places.Scan(1, s.devs, true)
 		if reason = o.What; o.See != "" {
 			reason += "; see: " + o.See
 		}
@@ -170,7 +170,7 @@ iptables-legacy -A INPUT -j REJECT`, ""},
 		t.Run(tt.name, func(t *testing.T) {
 			s := newStation(t)
 			s.run(tt.script)
-			if got := s.look(); got != tt.want && (tt.want == "" || !strings.Contains(got, tt.want)) {
+			if got := s.scan(); got != tt.want && (tt.want == "" || !strings.Contains(got, tt.want)) {
 				t.Errorf("got  %q\nwant %q", got, tt.want)
 			}
 		})

@@ -169,16 +169,16 @@ func TestOrdinaryNodesMayJoinDatagrams(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newStation(t)
 			s.run(script)
-			if got := s.look(); got != "" {
+			if got := s.scan(); got != "" {
 				t.Error(got)
 			}
 			// The same bed with one rule that would tell.
 			s.run("nft add table ip x\nnft 'add chain ip x f { type filter hook forward priority 0; }'\nnft add rule ip x f limit rate 10/second accept")
-			if got := s.look(); !strings.Contains(got, "chain ip x f has a rate of packets") {
+			if got := s.scan(); !strings.Contains(got, "chain ip x f has a rate of packets") {
 				t.Errorf("with a limit: %q", got)
 			}
 			s.run("nft delete table ip x")
-			if got := s.look(); got != "" {
+			if got := s.scan(); got != "" {
 				t.Errorf("without it again: %q", got)
 			}
 		})
@@ -189,15 +189,15 @@ func TestOrdinaryNodesMayJoinDatagrams(t *testing.T) {
 func TestALegacyRuleThatComesIsSeen(t *testing.T) {
 	s := newStation(t)
 	s.run("iptables-legacy -A INPUT -p udp --dport 53 -j ACCEPT")
-	if got := s.look(); got != "" {
+	if got := s.scan(); got != "" {
 		t.Fatal(got)
 	}
 	s.run("iptables-legacy -A INPUT -m length --length 0:300 -j ACCEPT")
-	if got := s.look(); !strings.Contains(got, "rule 2 of iptables -t filter, chain INPUT,") {
+	if got := s.scan(); !strings.Contains(got, "rule 2 of iptables -t filter, chain INPUT,") {
 		t.Errorf("after it came: %q", got)
 	}
 	s.run("iptables-legacy -D INPUT 2")
-	if got := s.look(); got != "" {
+	if got := s.scan(); got != "" {
 		t.Errorf("after it went: %q", got)
 	}
 }
@@ -399,7 +399,7 @@ func TestSocketsThatGetJoinedDatagrams(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := s.look(); got != tt.want && (tt.want == "" || !strings.Contains(got, tt.want)) {
+			if got := s.scan(); got != tt.want && (tt.want == "" || !strings.Contains(got, tt.want)) {
 				t.Errorf("got  %q\nwant %q", got, tt.want)
 			}
 		})
@@ -408,7 +408,7 @@ func TestSocketsThatGetJoinedDatagrams(t *testing.T) {
 
 func htons(v uint16) uint16 { return v<<8 | v>>8 }
 
-// BenchmarkPlaces is a look at a pod's namespace in which nothing has changed, and at a node with ten
+// BenchmarkPlaces is a scan of a pod's namespace in which nothing has changed, and at a node with ten
 // thousand services.
 func BenchmarkPlaces(b *testing.B) {
 	var services strings.Builder
@@ -421,11 +421,11 @@ func BenchmarkPlaces(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			s := newStation(b)
 			s.run(script)
-			if got := s.look(); got != "" {
+			if got := s.scan(); got != "" {
 				b.Fatal(got)
 			}
 			for b.Loop() {
-				err := s.ns.Visit(func() error { s.places.Look(1, s.devs, true); return nil })
+				err := s.ns.Visit(func() error { s.places.Scan(1, s.devs, true); return nil })
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -435,7 +435,7 @@ func BenchmarkPlaces(b *testing.B) {
 			s := newStation(b)
 			s.run(script)
 			for b.Loop() {
-				err := s.ns.Visit(func() error { NewPlaces(nil).Look(1, s.devs, true); return nil })
+				err := s.ns.Visit(func() error { NewPlaces(nil).Scan(1, s.devs, true); return nil })
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -494,11 +494,11 @@ func TestProgramsThatMayTellJoinedDatagrams(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := s.look(); got != tt.want && (tt.want == "" || !strings.Contains(got, tt.want)) {
+			if got := s.scan(); got != tt.want && (tt.want == "" || !strings.Contains(got, tt.want)) {
 				t.Errorf("got  %q\nwant %q", got, tt.want)
 			}
 			s.places = NewPlaces(func(prog uint32) bool { return prog == id })
-			if got := s.look(); got != "" {
+			if got := s.scan(); got != "" {
 				t.Errorf("of overlane: %q", got)
 			}
 		})

@@ -121,7 +121,7 @@ func (r Rules) unread(devs []Passed) (list []SetKey) {
 					list = append(list, k)
 				}
 			}
-			if len(list) == 0 { // what comes behind a map that is not known is looked at when it is
+			if len(list) == 0 { // what comes behind a map that is not known is checked when it is
 				w.follow(rule)
 			}
 		}

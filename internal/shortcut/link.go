@@ -138,7 +138,7 @@ func (w *Watcher) fixed(tunnel int) (*FixedSenders, error) {
 		func() { all = map[MAC]netip.Addr{} },
 		func(b []byte) error {
 			if m, host, ok := parseFixed(b, tunnel); ok {
-				if _, more := all[m]; !more { // the tunnel looks at the first
+				if _, more := all[m]; !more { // the tunnel checks the first
 					all[m] = host
 				}
 			}

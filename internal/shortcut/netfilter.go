@@ -10,12 +10,12 @@ import (
 	"sync"
 )
 
-// netfilter looks at all that br_netfilter and the bridge would call, on a
+// netfilter checks all that br_netfilter and the bridge would call, on a
 // thread in the namespace. calls: a bridge has br_netfilter called by a setting
 // of its own.
 //
 // Nothing is asked that would make the kernel load a module or register a table:
-// looking must leave no trace.
+// reading must leave no trace.
 func (w *Watcher) netfilter(n *Netfilter, calls bool, rs *readings) error {
 	built, err := builtIn()
 	if err != nil {
@@ -44,7 +44,7 @@ func (w *Watcher) netfilter(n *Netfilter, calls bool, rs *readings) error {
 	return err
 }
 
-// ipHooks looks at who else is at the hooks that packets of IPv4 pass, and at
+// ipHooks checks what else is at the hooks that packets of IPv4 pass, and at
 // those of both versions.
 func (w *Watcher) ipHooks(n *Netfilter, rs *readings) (linkCounts, error) {
 	var none linkCounts
@@ -53,7 +53,7 @@ func (w *Watcher) ipHooks(n *Netfilter, rs *readings) (linkCounts, error) {
 		return none, err
 	}
 	// Only connection tracking can be there without a rule: by this setting, and
-	// for those who use it without one.
+	// for nodes that use it without one.
 	if n.Conntrack, err = w.setting(rs, "/sys/module/nf_conntrack/parameters/enable_hooks"); err != nil {
 		return none, err
 	}
@@ -79,7 +79,7 @@ func (w *Watcher) services() (bool, error) {
 	return len(l) > header, err
 }
 
-// setting is files.isOn, and list is files.lines, of what Glance reads again.
+// setting is files.isOn, and list is files.lines, of what Poll reads again.
 func (w *Watcher) setting(rs *readings, path string) (bool, error) {
 	return read(rs, func() (bool, error) { return w.files.isOn(path) })
 }

@@ -18,7 +18,7 @@ const (
 	nftaSetExpressions    = 0x12
 	nftaDynsetExpressions = 0xa
 	nftDataVerdict        = 0xffff_ff00
-	nftMetaLast           = 36 // NFT_META_BRI_IIFHWADDR: the last that was judged
+	nftMetaLast           = 36 // NFT_META_BRI_IIFHWADDR: the last that was evaluated
 )
 
 // rules reads all rules of the namespace that the calling thread is in.
@@ -219,7 +219,7 @@ var writes = map[string]uint16{
 // idle are the other expressions that do nothing to a packet.
 var idle = map[string]bool{"cmp": true, "range": true, "counter": true, "limit": true, "quota": true, "match": true, "last": true, "connlimit": true}
 
-// take judges the expressions of a rule, in their order. What follows one that no UDP passes is none
+// take evaluates the expressions of a rule, in their order. What follows one that no UDP passes is none
 // of ours, and so is a rule that does nothing to packets: it only counts or logs them.
 func (r *PacketRule) take(family uint8, list []expr) {
 	acts := false
@@ -355,7 +355,7 @@ var harmless = map[string]bool{
 	"notrack": true, "synproxy": true, "flow_offload": true,
 }
 
-// seesExpr judges an expression by itself. What is not known to be harmless is not.
+// seesExpr evaluates an expression by itself. What is not known to be harmless is not.
 func seesExpr(e expr, version int) []Sees {
 	see := func(what string) []Sees { return []Sees{{What: what}} }
 	count := func(what string) []Sees { return []Sees{{What: what, Counts: true}} }
@@ -422,7 +422,7 @@ func seesExpr(e expr, version int) []Sees {
 	return nil
 }
 
-// seesPayload judges what a rule reads of a packet of a version of IP, 0 if that may be both. Joined
+// seesPayload evaluates what a rule reads of a packet of a version of IP, 0 if that may be both. Joined
 // datagrams have the headers of the first of them, but for their lengths and checksums, and of IPv4 the
 // one identification; what follows the header of UDP is the first one's.
 func seesPayload(e expr, version int) []Sees {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// queueMasks are a NIC's rps_cpus, held open: Glance reads them again and again,
+// queueMasks are a NIC's rps_cpus, held open: Poll reads them again and again,
 // and a NIC may have as many queues as the machine has cores.
 type queueMasks struct {
 	dir   *os.Root
@@ -51,7 +51,7 @@ func (w *Watcher) masks(index int, name string) ([]string, error) {
 	}
 	if err != nil {
 		if q != nil {
-			_ = q.close() // of a device that is gone, perhaps: the next look opens anew
+			_ = q.close() // of a device that is gone, perhaps: the next scan opens anew
 			delete(w.side.queues, index)
 		}
 		return nil, fmt.Errorf("read the RPS masks of %s: %w", name, err)

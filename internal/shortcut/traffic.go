@@ -177,11 +177,11 @@ func trafficControl(c *nlsock.Conn, d Passed, root, ingress string) (o Onlooker,
 			return o, fmt.Errorf("list the tc filters of %s: %w", d.Name, err)
 		}
 		if seen != "" {
-			way := "ingress"
+			hook := "ingress"
 			if parent == clsactEgress {
-				way = "egress"
+				hook = "egress"
 			}
-			return Onlooker{fmt.Sprintf("%s is on %s", seen, d.Name), fmt.Sprintf("tc filter show dev %s %s", d.Name, way)}, nil
+			return Onlooker{fmt.Sprintf("%s is on %s", seen, d.Name), fmt.Sprintf("tc filter show dev %s %s", d.Name, hook)}, nil
 		}
 	}
 	return o, nil

@@ -19,7 +19,7 @@ import (
 // addresses learned all the time.
 const gap = 50 * time.Millisecond
 
-// Watcher looks at one namespace, which it keeps alive: close it as soon as a
+// Watcher checks one namespace, which it keeps alive: close it as soon as a
 // scan of the node finds no tunnel there. Its methods may be called at the same
 // time.
 type Watcher struct {
@@ -33,8 +33,8 @@ type Watcher struct {
 	rtnl   *nlsock.Conn
 	nft    nftables
 	bpf    bpfLinks
-	ways   readings // of the last Look
-	nics   readings // of the last LookIngress
+	paths  readings // of the last Scan
+	nics   readings // of the last ScanIngress
 	calls  readings // of the last BridgeCalls
 	side   side
 	files  files
@@ -50,7 +50,7 @@ type Watcher struct {
 }
 
 // Watch takes over the handle of a namespace. own reports whether a BPF program
-// is overlane's; nil: none is. hooks make Glance faster, and may be nil.
+// is overlane's; nil: none is. hooks make Poll faster, and may be nil.
 func Watch(h *netns.Handle, own func(progID uint32) bool, hooks *Hooks) (*Watcher, error) {
 	if own == nil {
 		own = func(uint32) bool { return false }
@@ -79,12 +79,12 @@ func Watch(h *netns.Handle, own func(progID uint32) bool, hooks *Hooks) (*Watche
 	return w, nil
 }
 
-// Events tells that the next Check may judge otherwise than the last: that a
+// Events tells that the next Check may decide otherwise than the last: that a
 // device or a port of a bridge, an entry of a bridge's table, a qdisc, a filter
 // or nftables have changed. Many changes make one event, the first of them at
 // once. No event tells of settings (sysctl), of tcx and BPF links, of legacy
 // tables and of what changes at the pod's end: call Check each second, too, and
-// Glance where that is late. Once a NIC was looked at, IPv4 addresses, default
+// Poll where that is late. Once a NIC was checked, IPv4 addresses, default
 // routes and rules, and IPsec policies are events as well.
 func (w *Watcher) Events() <-chan struct{} { return w.events }
 

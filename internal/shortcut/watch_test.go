@@ -33,7 +33,7 @@ func TestRoutedPodIsNot(t *testing.T) {
 	lab(t, bed.Routed, nil).unsafe("the host routes between it and the pod")
 }
 
-// Each violation makes the way unsafe, and safe again when it is taken back.
+// Each violation makes the path unsafe, and safe again when it is taken back.
 func TestEachViolationIsSeen(t *testing.T) {
 	s := lab(t, bed.Nested, nil)
 	s.safe()
@@ -90,9 +90,9 @@ func TestEachViolationIsSeen(t *testing.T) {
 	t.Run("both ends in one namespace", func(t *testing.T) {
 		s.t = t
 		s.run(s.overlay, "ip link add one type veth peer name two\nip link set one master BR up\nip link set two up")
-		d := s.ways[0].Host
+		d := s.paths[0].Host
 		d.Ifindex = s.index(s.overlay, "one")
-		if v := s.w.Check([]Way{{s.ways[0].Tunnel, d}})[0]; v.Reason != "both ends of one are in one network namespace" {
+		if v := s.w.Check([]Path{{s.paths[0].Tunnel, d}})[0]; v.Reason != "both ends of one are in one network namespace" {
 			t.Fatalf("reason %q", v.Reason)
 		}
 		s.run(s.overlay, "ip link del one")
@@ -104,7 +104,7 @@ func TestProgramsOfOthersAreSeen(t *testing.T) {
 	s := lab(t, bed.Bridged, func(id uint32) bool { return id == ours })
 	cls := program(t, ebpf.SchedCLS, -1)
 	xdp := program(t, ebpf.XDP, 2)
-	br, vx, ve := bed.Bridge, s.ways[0].Tunnel.Name, s.veth
+	br, vx, ve := bed.Bridge, s.paths[0].Tunnel.Name, s.veth
 	attach := func(h *netns.Handle, how func() (link.Link, error)) link.Link {
 		t.Helper()
 		var l link.Link
@@ -154,7 +154,7 @@ func TestProgramsOfOthersAreSeen(t *testing.T) {
 
 func TestNetfilterIsSeen(t *testing.T) {
 	s := lab(t, bed.Bridged, nil)
-	vx, ve := s.ways[0].Tunnel.Name, s.veth
+	vx, ve := s.paths[0].Tunnel.Name, s.veth
 	if err := s.nftables(newTable(unix.NFPROTO_INET), delTable(unix.NFPROTO_INET)); err != nil {
 		t.Log(err)
 		t.Skip("needs nftables in the kernel")
@@ -342,7 +342,7 @@ func TestChangesAreEvents(t *testing.T) {
 	s.unsafe("no longer watched")
 }
 
-// Whether the pod's end may have a queue is not asked for at each look: a change is an event.
+// Whether the pod's end may have a queue is not asked for at each scan: a change is an event.
 func TestAQueueAtThePodsEndIsSeen(t *testing.T) {
 	s := lab(t, bed.Nested, nil)
 	s.safe()
@@ -356,7 +356,7 @@ func TestAQueueAtThePodsEndIsSeen(t *testing.T) {
 			select {
 			case <-s.w.Events():
 			case <-deadline:
-				t.Fatalf("with segmentation %t the way is safe: %t", on, !on)
+				t.Fatalf("with segmentation %t the path is safe: %t", on, !on)
 			}
 		}
 		if !on {
@@ -369,7 +369,7 @@ func TestDevicesThatAreGone(t *testing.T) {
 	s := lab(t, bed.Nested, nil)
 	s.run(s.overlay, "ip link del VE")
 	s.unsafe("tunnel or veth are no longer there")
-	if v := s.w.Check([]Way{{node.Dev{NetnsCookie: 1, Ifindex: 1}, s.ways[0].Host}})[0]; v.Safe() {
+	if v := s.w.Check([]Path{{node.Dev{NetnsCookie: 1, Ifindex: 1}, s.paths[0].Host}})[0]; v.Safe() {
 		t.Fatal("safe in another namespace")
 	}
 }
@@ -378,12 +378,12 @@ func TestDevicesThatAreGone(t *testing.T) {
 func TestTunnelThatLearnsOrMarks(t *testing.T) {
 	s := lab(t, bed.Nested, nil)
 	s.safe()
-	i := s.index(s.overlay, s.ways[0].Tunnel.Name)
+	i := s.index(s.overlay, s.paths[0].Tunnel.Name)
 	s.run(s.overlay, `ip link add tv type vxlan id 77 dstport 4777 gbp learning ageing 60 remote 192.0.2.9
 		ip link set tv master BR up
 		bridge link set dev tv state 3`)
-	s.ways[0].Tunnel.Ifindex, s.ways[0].Tunnel.Name = s.index(s.overlay, "tv"), "tv"
-	want := Verdict{Way: s.ways[0], MAC: s.mac, TunnelMAC: s.macOf(s.ways[0].Tunnel), Refresh: 300 * time.Second, Relearn: 60 * time.Second, Marked: true}
+	s.paths[0].Tunnel.Ifindex, s.paths[0].Tunnel.Name = s.index(s.overlay, "tv"), "tv"
+	want := Verdict{Path: s.paths[0], MAC: s.mac, TunnelMAC: s.macOf(s.paths[0].Tunnel), Refresh: 300 * time.Second, Relearn: 60 * time.Second, Marked: true}
 	v := s.verdict()
 	if want.MTU = v.MTU; v != want || i == want.Tunnel.Ifindex {
 		t.Fatalf("got  %+v\nwant %+v", v, want)
@@ -447,15 +447,15 @@ func TestHooksOfANamespace(t *testing.T) {
 	}
 }
 
-// What hangs on hooks makes no event, and is noticed between two looks: on each device of a way, by
-// one look at all hooks and by asking each, as it comes and goes, and as another takes its place.
-func TestGlanceNoticesProgramsOnHooks(t *testing.T) {
+// What hangs on hooks makes no event, and is noticed between two scans: on each device of a path, by
+// one scan of all hooks and by asking each, as it comes and goes, and as another takes its place.
+func TestPollNoticesProgramsOnHooks(t *testing.T) {
 	for name, hooks := range map[string]*Hooks{"all at once": hooks(t), "one by one": nil} {
 		t.Run(name, func(t *testing.T) {
 			s := lab(t, bed.Nested, nil)
 			s.w.hooks = hooks
 			s.safe()
-			glance(t, s.w, false)
+			poll(t, s.w, false)
 			one, other := program(t, ebpf.SchedCLS, -1), program(t, ebpf.SchedCLS, -1)
 			hang := func(dev string, at ebpf.AttachType, p *ebpf.Program) (l link.Link) {
 				t.Helper()
@@ -470,12 +470,12 @@ func TestGlanceNoticesProgramsOnHooks(t *testing.T) {
 				return l
 			}
 			for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-				for _, dev := range []string{s.ways[0].Tunnel.Name, bed.Bridge, s.veth} {
+				for _, dev := range []string{s.paths[0].Tunnel.Name, bed.Bridge, s.veth} {
 					seen := func() {
 						t.Helper()
-						glance(t, s.w, true)
+						poll(t, s.w, true)
 						s.unsafe("on " + dev + " is foreign")
-						glance(t, s.w, false)
+						poll(t, s.w, false)
 					}
 					l := hang(dev, at, one)
 					seen()
@@ -487,57 +487,57 @@ func TestGlanceNoticesProgramsOnHooks(t *testing.T) {
 					l = hang(dev, at, one)
 					seen()
 					l.Close()
-					glance(t, s.w, true)
+					poll(t, s.w, true)
 					s.safe()
-					glance(t, s.w, false)
+					poll(t, s.w, false)
 				}
 			}
 			// Ours make no difference.
 			s.w.own = func(uint32) bool { return true }
 			defer hang(s.veth, ebpf.AttachTCXEgress, one).Close()
-			glance(t, s.w, false)
+			poll(t, s.w, false)
 			s.safe()
-			glance(t, s.w, false)
+			poll(t, s.w, false)
 		})
 	}
 }
 
-// What else makes no event on a way is noticed between two looks.
-func TestGlanceNoticesWhatMakesNoEvent(t *testing.T) {
+// What else makes no event on a path is noticed between two scans.
+func TestPollNoticesWhatMakesNoEvent(t *testing.T) {
 	s := lab(t, bed.Nested, nil)
 	s.needBridgeNetfilter()
 	for _, key := range []string{"bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"} {
 		for _, v := range []string{"0", "1"} {
 			s.sysctl(key, v)
 			s.verdict()
-			glance(t, s.w, false)
+			poll(t, s.w, false)
 			s.sysctl(key, map[string]string{"0": "1", "1": "0"}[v])
-			glance(t, s.w, true)
+			poll(t, s.w, true)
 		}
 	}
 	// Legacy tables are asked for where br_netfilter would call them.
 	s.sysctl("bridge/bridge-nf-call-iptables", "1")
 	s.safe()
-	glance(t, s.w, false)
+	poll(t, s.w, false)
 	if err := s.overlay.Do(registerFilter); err != nil {
 		t.Skip("needs legacy iptables: ", err)
 	}
-	glance(t, s.w, true)
+	poll(t, s.w, true)
 }
 
-// BenchmarkGlance is with a NIC in the tunnels' namespace.
-func BenchmarkGlance(b *testing.B) {
+// BenchmarkPoll is with a NIC in the tunnels' namespace.
+func BenchmarkPoll(b *testing.B) {
 	for _, pods := range []int{1, 50} {
 		b.Run(strconv.Itoa(pods), func(b *testing.B) {
 			s := labOf(b, bed.Nested, pods, nil)
 			s.run(s.overlay, "ip link add nic type veth peer name far\nip addr add 192.0.2.1/24 dev nic\nip link set nic up")
-			nic := node.Dev{NetnsCookie: s.ways[0].Tunnel.NetnsCookie, Ifindex: s.index(s.overlay, "nic"), Name: "nic"}
-			s.w.Check(s.ways)
+			nic := node.Dev{NetnsCookie: s.paths[0].Tunnel.NetnsCookie, Ifindex: s.index(s.overlay, "nic"), Name: "nic"}
+			s.w.Check(s.paths)
 			if v := s.w.CheckIngress([]Ingress{{NIC: nic}})[0]; !v.Safe() {
 				b.Fatal(v.Reason)
 			}
 			for b.Loop() {
-				if changed, err := s.w.Glance(); changed || err != nil {
+				if changed, err := s.w.Poll(); changed || err != nil {
 					b.Fatal(changed, err)
 				}
 			}
@@ -548,7 +548,7 @@ func BenchmarkGlance(b *testing.B) {
 func BenchmarkCheckIngress(b *testing.B) {
 	s := labOf(b, bed.Nested, 1, nil)
 	s.run(s.overlay, "ip link add nic type veth peer name far\nip addr add 192.0.2.1/24 dev nic\nip link set nic up")
-	list := []Ingress{{NIC: node.Dev{NetnsCookie: s.ways[0].Tunnel.NetnsCookie, Ifindex: s.index(s.overlay, "nic"), Name: "nic"}}}
+	list := []Ingress{{NIC: node.Dev{NetnsCookie: s.paths[0].Tunnel.NetnsCookie, Ifindex: s.index(s.overlay, "nic"), Name: "nic"}}}
 	for b.Loop() {
 		if v := s.w.CheckIngress(list)[0]; !v.Safe() {
 			b.Fatal(v.Reason)
@@ -561,7 +561,7 @@ func BenchmarkCheck(b *testing.B) {
 		b.Run(strconv.Itoa(pods), func(b *testing.B) {
 			s := labOf(b, bed.Nested, pods, nil)
 			for b.Loop() {
-				for _, v := range s.w.Check(s.ways) {
+				for _, v := range s.w.Check(s.paths) {
 					if !v.Safe() {
 						b.Fatal(v.Reason)
 					}

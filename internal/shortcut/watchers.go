@@ -9,7 +9,7 @@ import (
 	"github.com/overlane/overlane/internal/node"
 )
 
-// PollEvery is how often to look for what makes no event.
+// PollEvery is how often to poll for what makes no event.
 const PollEvery = 50 * time.Millisecond
 
 // RefreshPart is how much earlier than the bridge forgets a sender it has to see it again.
@@ -29,7 +29,7 @@ type Watchers struct {
 }
 
 // NewWatchers finds namespaces by a scanner. own tells of BPF programs that they are overlane's. hooks reads tcx
-// hooks; nil: each device is asked, which is enough for one look.
+// hooks; nil: each device is asked, which is enough for one scan.
 func NewWatchers(s *node.Scanner, own func(progID uint32) bool, hooks *Hooks) *Watchers {
 	return &Watchers{scanner: s, own: own, hooks: hooks, watchers: map[uint64]*Watcher{}, changed: make(chan struct{}, 1)}
 }
@@ -59,10 +59,10 @@ func (ws *Watchers) Of(cookie uint64) (*Watcher, error) {
 	return w, nil
 }
 
-// Poll tells whether something that makes no event may be otherwise than at the last look.
+// Poll tells whether something that makes no event may be otherwise than at the last scan.
 func (ws *Watchers) Poll() bool {
 	for _, w := range ws.watchers {
-		if changed, err := w.Glance(); changed || err != nil {
+		if changed, err := w.Poll(); changed || err != nil {
 			return true
 		}
 	}

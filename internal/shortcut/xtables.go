@@ -33,7 +33,7 @@ var harmlessTargets = []string{
 	"SECMARK", "SET", "SNAT", "SNPT", "SYNPROXY", "TCPMSS", "TCPOPTSTRIP", "TOS", "TPROXY", "TRACE", "TTL", "",
 }
 
-// seesMatch judges a match of iptables, also as nftables has it.
+// seesMatch evaluates a match of iptables, also as nftables has it.
 func seesMatch(name string, rev uint8, info []byte) []Sees {
 	what, counts := countingMatches[name]
 	switch {
@@ -68,7 +68,7 @@ func setCounts(rev uint8, info []byte) bool {
 	return slices.ContainsFunc(ops, func(at int) bool { return at >= len(info) || info[at] != 0 })
 }
 
-// seesTarget judges a target of iptables, also as nftables has it.
+// seesTarget evaluates a target of iptables, also as nftables has it.
 func seesTarget(name string) []Sees {
 	if slices.Contains(harmlessTargets, name) {
 		return nil

@@ -296,7 +296,7 @@ func Send(to netip.Addr, l Load) (*Sender, error) {
 					if l.Ragged {
 						out = buf[:head+k*(len(buf)-head)/l.Burst]
 					}
-					// Where the link is down there is no way, and it comes back.
+					// Where the link is down there is no path, and it comes back.
 					_ = c.SetWriteDeadline(time.Now().Add(outage))
 					_, _ = c.Write(out)
 				}

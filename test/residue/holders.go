@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// holders says who holds BPF objects open: "prog 12" -> ours, theirs.
+// holders says which processes hold BPF objects open: "prog 12" -> ours, theirs.
 type holders map[string]*struct{ ours, theirs bool }
 
 func holderKey(kind string, id uint32) string { return kind + " " + strconv.Itoa(int(id)) }
@@ -34,7 +34,7 @@ func (h holders) only(kind string, id uint32) bool {
 	return e != nil && e.theirs && !e.ours
 }
 
-// spread lets who holds a link hold its program, and who holds a program hold
+// spread lets a holder of a link hold its program, and one of a program hold
 // its maps.
 func (h holders) spread(links, programs []object) {
 	pass := func(from, to string) {

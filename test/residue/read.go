@@ -49,7 +49,7 @@ func (o *observer) read() (Snapshot, error) {
 
 // rule says which differences count among the devices of a namespace. At home,
 // other tests may make and move devices; elsewhere on the machine, namespaces
-// end when those who made them please.
+// end when their makers please.
 func (o *observer) rule(ns *namespace) counts {
 	switch {
 	case o.owns(ns.inode), ns.home && o.scope.Machine:

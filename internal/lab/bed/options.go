@@ -55,7 +55,7 @@ const (
 	Own NAPI = "own"
 )
 
-// String says it as people do who set it by hand.
+// String says it as an operator sets it by hand.
 func (p NAPI) String() string {
 	switch p {
 	case FIFO:

@@ -207,7 +207,7 @@ func (b *Bed) SetThreaded(on bool) error {
 		return err
 	}
 	for q, tid := range tids {
-		// An interrupt would not wait for whoever else is on the core. Above
+		// An interrupt would not wait for another task on the core. Above
 		// all, it is the same in every variant.
 		if err := schedule(tid, b.Cores.NIC[q], b.NAPI); err != nil {
 			return err

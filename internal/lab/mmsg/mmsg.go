@@ -71,7 +71,7 @@ func (b *Batch) Read(fd int) (n int, err error) {
 // Message is what came i-th. It is overwritten by the next call.
 func (b *Batch) Message(i int) []byte { return b.buf[i*b.room:][:b.messages[i].n] }
 
-// From is who sent it.
+// From is the address of the sender.
 func (b *Batch) From(i int) *unix.RawSockaddrInet4 { return &b.from[i] }
 
 // Control is its control message.

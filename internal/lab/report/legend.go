@@ -34,7 +34,7 @@ func (r Result) notes(w io.Writer) {
 	}
 }
 
-// idle is the generator's idle share per variant, for a reader who asks
+// idle is the generator's idle share per variant, for a reader that asks
 // whether the path or the generator was the limit.
 func (r Result) idle() string {
 	var parts []string
@@ -47,7 +47,7 @@ func (r Result) idle() string {
 }
 
 // loaded are the cores that receive for a tenth of their time or more per variant, the busiest first, for a
-// reader who asks which core is the limit.
+// reader that asks which core is the limit.
 func (r Result) loaded() string {
 	var parts []string
 	for _, v := range r.Variants {

@@ -150,7 +150,7 @@ func (r *Recorder) variant(name string, metrics []string) Variant {
 		return v
 	}
 	for _, metric := range metrics {
-		// A main metric that others have is owed by everybody who was run.
+		// A main metric that others have is owed by every variant that was run.
 		owed := slices.Contains(MainMetrics(r.meta.Scenario), metric)
 		runs := make([]Number, r.rounds)
 		for i := range runs {

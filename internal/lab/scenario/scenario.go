@@ -129,7 +129,7 @@ func (s *scenario) possible(b *bed.Bed) error {
 		return fmt.Errorf("%s does not run with --ipv6: %s", s.name, s.ipv4)
 	}
 	if s.thread && b.NIC != bed.Thread {
-		return fmt.Errorf("%s needs --nic %s: it tells stages apart by who polls", s.name, bed.Thread)
+		return fmt.Errorf("%s needs --nic %s: it tells stages apart by the thread that polls", s.name, bed.Thread)
 	}
 	return traffic.Installed(s.programs...)
 }

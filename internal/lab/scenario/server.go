@@ -15,7 +15,7 @@ import (
 	"github.com/overlane/overlane/internal/snmp"
 )
 
-// service is where a scenario's latency traffic goes, for whoever wants to treat
+// service is where a scenario's latency traffic goes, for a test that wants to treat
 // it apart.
 type service struct {
 	name  string
@@ -141,7 +141,7 @@ func (a *application) atRate(ctx context.Context, e *env, from, at traffic.Endpo
 		report.Longest: us(l.Max), report.Lost: float64(l.Sent - l.Received), report.MissedSlots: float64(l.Missed)}, nil
 }
 
-// resent counts segments, of either end, that were sent again: whoever waits for
+// resent counts segments, of either end, that were sent again: a reader that waits for
 // one waits for a timer of 200 ms, not for the receive path.
 func (e *env) resent() (uint64, error) {
 	from, at := e.endpoints(0)

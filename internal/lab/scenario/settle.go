@@ -55,7 +55,7 @@ func conditionOf(st control.Status) condition {
 	}
 	for _, w := range st.Express {
 		if w.Open {
-			is = append(is, fmt.Sprintf("a way from %s by %s to %s of %d", w.NIC, w.Tunnel, w.Pod, w.Netns))
+			is = append(is, fmt.Sprintf("an express path from %s by %s to %s of %d", w.NIC, w.Tunnel, w.Pod, w.Netns))
 		}
 	}
 	c.is = strings.Join(is, ", ")

@@ -127,7 +127,7 @@ func TestWhatASteadyDaemonStaysWith(t *testing.T) {
 			Mechanisms: []control.Mechanism{{Name: "pipeline", State: control.Active, Reason: "core 0 spends 93 % of its time"}, {Name: "express", State: control.Standby}},
 			Lanes:      []control.Lane{{Stage: "pod", Core: 1, Packets: 7}},
 			Trials:     []control.Trial{{Mechanism: "pipeline", Verdict: "better"}},
-			Express:    []control.ExpressWay{{NIC: "eth0", Pod: "veth1"}},
+			Express:    []control.ExpressPath{{NIC: "eth0", Pod: "veth1"}},
 		}
 	}
 	was := conditionOf(st())
@@ -142,7 +142,7 @@ func TestWhatASteadyDaemonStaysWith(t *testing.T) {
 		"a lane's core":   {func(s *control.Status) { s.Lanes[0].Core = 2 }, false},
 		"a lane more":     {func(s *control.Status) { s.Lanes = append(s.Lanes, s.Lanes[0]) }, false},
 		"another verdict": {func(s *control.Status) { s.Trials[0].At = time.Now() }, false},
-		"an open way":     {func(s *control.Status) { s.Express[0].Open = true }, false},
+		"an open path":    {func(s *control.Status) { s.Express[0].Open = true }, false},
 		"a trial":         {func(s *control.Status) { s.Mechanisms[1].Trying = true }, false},
 	} {
 		is := st()

@@ -127,7 +127,7 @@ func bindIn(at Endpoint) (s int, err error) {
 		if s, err = bindUDP(netip.AddrPortFrom(at.Addr, ProbePort)); err != nil {
 			return err
 		}
-		// So that who receives sees the end.
+		// So that the receiver sees the end.
 		patience := unix.NsecToTimeval(int64(50 * time.Millisecond))
 		if err = unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience); err != nil {
 			err = errors.Join(err, unix.Close(s))

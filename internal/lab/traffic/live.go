@@ -53,7 +53,7 @@ type Live struct {
 	keeps  *dispatched
 	thread *thread
 	stop   atomic.Bool
-	// stopping ends who interrupts it, who then closes ended.
+	// stopping ends the goroutine that interrupts it, which then closes ended.
 	stopping, ended chan struct{}
 	size            int
 	frags           int

@@ -151,7 +151,7 @@ func (a *Aggregate) Changed() <-chan struct{} {
 	return a.rules.watchers.Changed()
 }
 
-// RulesChanged looks at rules that may have changed, at once unless they change all the time.
+// RulesChanged checks rules that may have changed, at once unless they change all the time.
 func (a *Aggregate) RulesChanged(now time.Time) error {
 	a.dirty = true
 	if a.dp == nil || !a.scans.Due(now) {
@@ -160,7 +160,7 @@ func (a *Aggregate) RulesChanged(now time.Time) error {
 	return a.try(now, false)
 }
 
-// ruleShare is the part of the daemon's time that looking at rules that change may take: 1/100.
+// ruleShare is the part of the daemon's time that reading rules that change may take: 1/100.
 const ruleShare = 100
 
 // try makes it fit the node; where that fails, it leaves no trace. all: nothing is taken from
@@ -214,7 +214,7 @@ func (a *Aggregate) plan(all bool) (plan.Plan, map[plan.Setting]plan.Owned, erro
 			a.rules = NewEligibility(s, own, shortcut.NewWatchers(s, own, nil))
 		}
 		var err error
-		if reasons, err = a.rules.Look(snap, all); err != nil {
+		if reasons, err = a.rules.Scan(snap, all); err != nil {
 			return plan.Plan{}, owned, err
 		}
 	}

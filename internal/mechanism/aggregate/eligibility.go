@@ -20,8 +20,8 @@ type Eligibility struct {
 	watchers *shortcut.Watchers // tell when rules change; nil: once only
 }
 
-// NewEligibility looks by a scanner. own tells of BPF programs that they are overlane's. watchers tell when rules
-// change, and are closed with it; nil: it is looked once.
+// NewEligibility reads by a scanner. own tells of BPF programs that they are overlane's. watchers tell when rules
+// change, and are closed with it; nil: it scans once.
 func NewEligibility(s *node.Scanner, own func(progID uint32) bool, watchers *shortcut.Watchers) *Eligibility {
 	return &Eligibility{scanner: s, places: shortcut.NewPlaces(own), pods: map[uint64]string{}, watchers: watchers}
 }
@@ -88,9 +88,9 @@ func places(snap node.Snapshot) []*place {
 	return list
 }
 
-// Look says why a device is not to join datagrams, by device. all: pods are looked at anew as well,
+// Scan says why a device is not to join datagrams, by device. all: pods are scanned anew as well,
 // where rules make no event, and sockets nowhere do.
-func (e *Eligibility) Look(snap node.Snapshot, all bool) (map[node.DevKey]string, error) {
+func (e *Eligibility) Scan(snap node.Snapshot, all bool) (map[node.DevKey]string, error) {
 	if err := e.places.Begin(); err != nil {
 		return nil, err
 	}
@@ -101,7 +101,7 @@ func (e *Eligibility) Look(snap node.Snapshot, all bool) (map[node.DevKey]string
 		reason, known := e.pods[p.cookie]
 		if !p.pod || all || !known {
 			var err error
-			if reason, err = e.lookAt(p); errors.Is(err, node.ErrGone) {
+			if reason, err = e.scanPlace(p); errors.Is(err, node.ErrGone) {
 				continue
 			} else if err != nil {
 				return nil, err
@@ -132,9 +132,9 @@ func (e *Eligibility) Look(snap node.Snapshot, all bool) (map[node.DevKey]string
 	return reasons, e.watchers.Keep(needed)
 }
 
-// lookAt visits one namespace, and has its rules watched unless it is a pod's: to be watched keeps
+// scanPlace visits one namespace, and has its rules watched unless it is a pod's: to be watched keeps
 // one alive.
-func (e *Eligibility) lookAt(p *place) (reason string, err error) {
+func (e *Eligibility) scanPlace(p *place) (reason string, err error) {
 	if e.watchers != nil && !p.pod {
 		w, err := e.watchers.Of(p.cookie)
 		if err != nil {
@@ -150,7 +150,7 @@ func (e *Eligibility) lookAt(p *place) (reason string, err error) {
 	}
 	var o shortcut.Onlooker
 	err = errors.Join(ns.Visit(func() error {
-		o = e.places.Look(p.cookie, p.devs, p.bridged)
+		o = e.places.Scan(p.cookie, p.devs, p.bridged)
 		return nil
 	}), ns.Close())
 	if o.What == "" || err != nil {
@@ -182,7 +182,7 @@ func (e *Eligibility) AnyPod(snap node.Snapshot) (string, error) {
 			continue
 		}
 		seen[p.cookie] = true
-		reason, err := e.lookAt(p)
+		reason, err := e.scanPlace(p)
 		if err != nil && !errors.Is(err, node.ErrGone) {
 			return "", err
 		}
@@ -203,5 +203,5 @@ func (e *Eligibility) Close() error {
 // Reasons says once why devices are not to join datagrams. own tells of BPF programs that they
 // are overlane's.
 func Reasons(s *node.Scanner, snap node.Snapshot, own func(progID uint32) bool) (map[node.DevKey]string, error) {
-	return NewEligibility(s, own, nil).Look(snap, true)
+	return NewEligibility(s, own, nil).Scan(snap, true)
 }

@@ -47,9 +47,9 @@ func TestWhereDatagramsAreNotJoined(t *testing.T) {
 		t.Fatal(err)
 	}
 	j := NewEligibility(s, nil, nil)
-	look := func() (wire, tunnel string) {
+	scan := func() (wire, tunnel string) {
 		t.Helper()
-		reasons, err := j.Look(snap, true)
+		reasons, err := j.Scan(snap, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,16 +77,16 @@ func TestWhereDatagramsAreNotJoined(t *testing.T) {
 		{"in the tunnel's namespace", "forward", h.Overlay, true, true, "left alone: in the namespace of " + bed.Tunnel + ", rule handle"},
 		{"on the host", "forward", h.NS, true, false, "left alone: rule handle"},
 	} {
-		if wire, tunnel := look(); wire != "" || tunnel != "" {
+		if wire, tunnel := scan(); wire != "" || tunnel != "" {
 			t.Errorf("before anything is %s: wire %q, tunnel %q", tt.name, wire, tunnel)
 		}
 		nft(tt.ns, "add table ip x { chain f { type filter hook "+tt.hook+" priority 0; meta length 0-300 accept; }; }")
-		wire, tunnel := look()
+		wire, tunnel := scan()
 		if (wire != "") != tt.wire || (tunnel != "") != tt.tunnel || !strings.HasPrefix(wire, tt.where) || !strings.Contains(wire, "nft -a list chain ip x f") {
 			t.Errorf("%s: wire %q, tunnel %q", tt.name, wire, tunnel)
 		}
 		// What overlane has switched on by then is taken back.
-		reasons, err := j.Look(snap, false)
+		reasons, err := j.Scan(snap, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -33,7 +33,7 @@ type Hooks struct {
 	made     plan.Plan
 	settings int // that are there
 	since    time.Time
-	// checked is when all was looked at, back when a setting was last put back.
+	// checked is when all was checked, back when a setting was last put back.
 	checked, back, retry time.Time
 	err                  error // why the last attempt failed
 }
@@ -82,7 +82,7 @@ func (h *Hooks) Changed() <-chan struct{} { return h.watchers.Changed() }
 // Rescanned says that the node has changed: the next step is a full scan.
 func (h *Hooks) Rescanned() { h.checked = time.Time{} }
 
-// Poll looks for what makes no event.
+// Poll checks for what makes no event.
 func (h *Hooks) Poll(now time.Time) error {
 	if h.Acts() && h.watchers.Poll() {
 		return h.Follow(now)
@@ -111,7 +111,7 @@ func (h *Hooks) Follow(now time.Time) error {
 	return nil
 }
 
-// follow looks what uses the hooks, puts back first, and then leaves out.
+// follow reads what uses the hooks, puts back first, and then leaves out.
 func (h *Hooks) follow(now time.Time) error {
 	if h.watchers == nil {
 		h.watchers, h.since = h.host.Watchers(), now
@@ -161,7 +161,7 @@ func (h *Hooks) Stop(now time.Time) (rep apply.Report, err error) {
 	return rep, err
 }
 
-// calls looks at the namespaces in which a tunnel is a port of a bridge.
+// calls checks the namespaces in which a tunnel is a port of a bridge.
 func calls(snap node.Snapshot, by *shortcut.Watchers) ([]plan.BridgeCall, error) {
 	bridged := map[uint64]bool{}
 	var calls []plan.BridgeCall

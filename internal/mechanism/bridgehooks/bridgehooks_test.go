@@ -21,7 +21,7 @@ type fixture struct {
 	*Hooks
 	host *mechanismtest.Host
 	used string // by what
-	err  error  // of the look at it
+	err  error  // of the scan of it
 	now  time.Time
 }
 
@@ -90,7 +90,7 @@ func TestARuleGetsItsHooksBackForAWhile(t *testing.T) {
 	f.after(t, mechanism.CheckEvery).is(t, "0", control.Active, "")
 }
 
-func TestWhatCannotBeLookedAtLeavesNoTrace(t *testing.T) {
+func TestWhatCannotBeScannedLeavesNoTrace(t *testing.T) {
 	f := newFixture(true)
 	f.after(t, time.Second).is(t, "0", control.Active, "")
 	f.err = errors.New("out of files")

@@ -40,7 +40,7 @@ type Host interface {
 	Found(cookie uint64) bool
 	// Passed waits until what came before it has left the stack.
 	Passed(context.Context) error
-	// PriorityOnNIC tells whether priority's program, which knows ways as well, is on the NICs.
+	// PriorityOnNIC tells whether priority's program, which knows paths as well, is on the NICs.
 	PriorityOnNIC() bool
 	PriorityCounters() (datapath.PriorityCounters, error)
 	// Split tells whether flows are cut into micro-flows.
@@ -71,12 +71,12 @@ func end(c Census) error {
 type Kernel interface {
 	AttachXDP(datapath.Device) (io.Closer, error)
 	AddWay(datapath.ExpressKey, datapath.ExpressWay) error
-	// WithdrawWay has flows leave a way, CloseWay ends it.
+	// WithdrawWay has flows leave a path, CloseWay ends it.
 	WithdrawWay(datapath.ExpressKey) error
 	CloseWay(datapath.ExpressKey) error
 	// FixSenders tells where senders are whose frames a tunnel drops from elsewhere.
 	FixSenders(map[datapath.Sender]netip.Addr) error
-	// SetExpress has frames take the ways, HoldExpress keeps them from it for as long.
+	// SetExpress has frames take the paths, HoldExpress keeps them from it for as long.
 	SetExpress(on bool) error
 	HoldExpress(on bool) error
 	// CountUnread has datagrams counted that sockets had no room for.
@@ -91,8 +91,8 @@ type Express struct {
 	mode     governor.Mode
 	landing  landing
 	watchers *shortcut.Watchers // nil while it does not act
-	ways     []way              // as last judged
-	// open are the ways that flows may take, closing those that they are leaving.
+	paths    []path             // as last evaluated
+	// open are the paths that flows may take, closing those that they are leaving.
 	open    map[datapath.ExpressKey]opened
 	closing map[datapath.ExpressKey]leaving
 
@@ -104,7 +104,7 @@ type Express struct {
 	dropped uint64
 	doubt   doubt
 
-	// wanted: frames are to take the ways that are safe, and a program is to be on the NICs for that.
+	// wanted: frames are to take the paths that are safe, and a program is to be on the NICs for that.
 	wanted  bool
 	gov     governor.Express // whether, where nothing forces it
 	Trial   *trial.Trial
@@ -112,28 +112,28 @@ type Express struct {
 	without float64 // frames a second that were delivered then
 	census  Census  // under way, or nil
 	meter   trial.Meter
-	counted datapath.Counters         // at the last look
+	counted datapath.Counters         // at the last scan
 	prio    datapath.PriorityCounters // the same
 }
 
-// opened is what a way was when it was opened.
+// opened is what a path was when it was opened.
 type opened struct {
 	host, pod node.DevKey
 	lands     plan.Target // the pod's end
 	to        datapath.ExpressWay
 }
 
-// leaving is a way that flows are leaving.
+// leaving is a path that flows are leaving.
 type leaving struct {
 	since time.Time
 	lands plan.Target
 }
 
 const (
-	// closeAfter is by when every flow has left a way that is withdrawn.
+	// closeAfter is by when every flow has left a path that is withdrawn.
 	closeAfter = 100 * time.Millisecond
-	// Settles is how long it takes in a trial until flows are on their ways, or have left
-	// them: one that has left takes its way again after 100 ms (OL_EXPRESS_PAUSE_NS), of which the
+	// Settles is how long it takes in a trial until flows are on their paths, or have left
+	// them: one that has left takes its path again after 100 ms (OL_EXPRESS_PAUSE_NS), of which the
 	// windows without it are most.
 	Settles = 60 * time.Millisecond
 )
@@ -146,19 +146,19 @@ func New(host Host, mode governor.Mode, t *trial.Trial, began time.Time) *Expres
 // Configure changes its mode, from the next step on.
 func (e *Express) Configure(mode governor.Mode) { e.mode = mode }
 
-// Acts tells whether there may be ways, or settings for them.
+// Acts tells whether there may be paths, or settings for them.
 func (e *Express) Acts() bool { return e.watchers != nil }
 
-// HasWays tells whether flows may go straight to pods now.
-func (e *Express) HasWays() bool { return len(e.open) > 0 }
+// HasPaths tells whether flows may go straight to pods now.
+func (e *Express) HasPaths() bool { return len(e.open) > 0 }
 
-// Looks tells whether it is measured what there is for it.
-func (e *Express) Looks() bool { return e.gov.Last().State == governor.Parked }
+// Measuring tells whether it is measured what there is for it.
+func (e *Express) Measuring() bool { return e.gov.Last().State == governor.Parked }
 
-// Changed tells that what speaks for and against ways may be otherwise: Follow. It is nil while it does not act.
+// Changed tells that what speaks for and against paths may be otherwise: Follow. It is nil while it does not act.
 func (e *Express) Changed() <-chan struct{} { return e.watchers.Changed() }
 
-// Rescanned says that the node has changed: the next step looks at all of it.
+// Rescanned says that the node has changed: the next step checks all of it.
 func (e *Express) Rescanned() { e.check.Again() }
 
 // Step takes one window: decide, act.
@@ -190,7 +190,7 @@ func (e *Express) Step(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// Polls tells whether there are ways that flows may be on.
+// Polls tells whether there are paths that flows may be on.
 func (e *Express) Polls() bool { return len(e.open)+len(e.closing) > 0 }
 
 // Follow makes it fit the node; where that fails, it leaves no trace.
@@ -204,12 +204,12 @@ func (e *Express) Follow(ctx context.Context, now time.Time) error {
 		return err
 	}
 	if n := len(e.open); n != before {
-		e.host.Log().Info("express ways", "mechanism", name, "open", n, "were", before)
+		e.host.Log().Info("express paths", "mechanism", name, "open", n, "were", before)
 	}
 	return nil
 }
 
-// Poll looks for what makes no event, and for frames that do not arrive.
+// Poll checks for what makes no event, and for frames that do not arrive.
 func (e *Express) Poll(ctx context.Context, now time.Time) error {
 	drops, err := e.host.Kernel().ExpressDrops()
 	if err != nil {
@@ -223,11 +223,11 @@ func (e *Express) Poll(ctx context.Context, now time.Time) error {
 	return e.Follow(ctx, now)
 }
 
-// doubt is about ways that drop frames. A landing that is gone drops all, and a pod that does not
-// keep up some: the longer it goes on, the likelier is that, and to judge costs.
+// doubt is about paths that drop frames. A landing that is gone drops all, and a pod that does not
+// keep up some: the longer it goes on, the likelier is that, and an evaluation costs.
 type doubt struct{ wait time.Duration }
 
-// raised tells whether the ways are to be judged again, so long since they were.
+// raised tells whether the paths are to be evaluated again, so long since they were.
 func (d *doubt) raised(dropped bool, since time.Duration) bool {
 	if !dropped {
 		d.wait = 0
@@ -240,7 +240,7 @@ func (d *doubt) raised(dropped bool, since time.Duration) bool {
 	return true
 }
 
-// follow judges each way anew, and has frames take those that are safe.
+// follow evaluates each path anew, and has frames take those that are safe.
 func (e *Express) follow(ctx context.Context, now time.Time) error {
 	if e.watchers == nil {
 		e.watchers = e.host.Watchers()
@@ -249,7 +249,7 @@ func (e *Express) follow(ctx context.Context, now time.Time) error {
 	}
 	e.checked = now
 	began := time.Now()
-	made, safe, err := e.judge(now)
+	made, safe, err := e.evaluate(now)
 	e.check.Made(began)
 	if err != nil {
 		return err
@@ -267,17 +267,17 @@ func (e *Express) follow(ctx context.Context, now time.Time) error {
 	return errors.Join(e.openAll(ctx, made, safe), e.leaveLandings())
 }
 
-// judge withdraws the ways that are no longer safe, before anything else is done. It returns
+// evaluate withdraws the paths that are no longer safe, before anything else is done. It returns
 // those that are, and what it takes to have frames take them.
-func (e *Express) judge(now time.Time) (made plan.Plan, safe map[datapath.ExpressKey]way, err error) {
-	l := e.lookout()
-	e.ways, err = l.ways()
-	in := l.input(e.ways)
+func (e *Express) evaluate(now time.Time) (made plan.Plan, safe map[datapath.ExpressKey]path, err error) {
+	l := e.eligibility()
+	e.paths, err = l.paths()
+	in := l.input(e.paths)
 	in.Join = e.host.AggregationMode() != governor.Off && e.landing.joins(e.host, now)
 	made = plan.Express(in)
 	same := map[datapath.ExpressKey]int{}
-	for i := range e.ways {
-		w := &e.ways[i]
+	for i := range e.paths {
+		w := &e.paths[i]
 		at := slices.IndexFunc(made.Skipped, func(s plan.Skip) bool { return s.Target == plan.Target(w.pod.Peer) })
 		if at >= 0 && w.reason == "" {
 			w.reason = made.Skipped[at].Reason
@@ -286,10 +286,10 @@ func (e *Express) judge(now time.Time) (made plan.Plan, safe map[datapath.Expres
 			same[w.key]++
 		}
 	}
-	fixed := fixedSenders(e.ways)
-	safe = map[datapath.ExpressKey]way{}
-	for i := range e.ways {
-		w := &e.ways[i]
+	fixed := fixedSenders(e.paths)
+	safe = map[datapath.ExpressKey]path{}
+	for i := range e.paths {
+		w := &e.paths[i]
 		switch {
 		case w.reason != "":
 		case len(w.fixed) > 0 && len(fixed) > datapath.MaxSenders:
@@ -314,10 +314,10 @@ func (e *Express) judge(now time.Time) (made plan.Plan, safe map[datapath.Expres
 	return made, safe, errors.Join(err, e.host.Kernel().FixSenders(fixed))
 }
 
-// fixedSenders are those of all tunnels with ways.
-func fixedSenders(ways []way) map[datapath.Sender]netip.Addr {
+// fixedSenders are those of all tunnels with paths.
+func fixedSenders(paths []path) map[datapath.Sender]netip.Addr {
 	all, seen := map[datapath.Sender]netip.Addr{}, map[node.DevKey]bool{}
-	for _, w := range ways {
+	for _, w := range paths {
 		if w.reason != "" || seen[w.tunnel.Key()] {
 			continue
 		}
@@ -329,7 +329,7 @@ func fixedSenders(ways []way) map[datapath.Sender]netip.Addr {
 	return all
 }
 
-// Meanwhile withdraws ways that are no longer safe, while the daemon waits for something else.
+// Meanwhile withdraws paths that are no longer safe, while the daemon waits for something else.
 func (e *Express) Meanwhile() {
 	if len(e.open) == 0 {
 		return
@@ -339,15 +339,15 @@ func (e *Express) Meanwhile() {
 		return
 	}
 	e.check.Again() // the rest follows as soon as there is time
-	if _, _, err := e.judge(now); err != nil {
-		e.host.Log().Warn("express ways could not be judged", "mechanism", name, "reason", err)
+	if _, _, err := e.evaluate(now); err != nil {
+		e.host.Log().Warn("express paths could not be evaluated", "mechanism", name, "reason", err)
 	}
 }
 
 func has[K comparable, V any](m map[K]V, k K) bool { _, ok := m[k]; return ok }
 
-// openAll has frames take the ways that are safe.
-func (e *Express) openAll(ctx context.Context, made plan.Plan, safe map[datapath.ExpressKey]way) error {
+// openAll has frames take the paths that are safe.
+func (e *Express) openAll(ctx context.Context, made plan.Plan, safe map[datapath.ExpressKey]path) error {
 	if len(safe) == 0 || !e.wanted {
 		return nil
 	}
@@ -355,10 +355,10 @@ func (e *Express) openAll(ctx context.Context, made plan.Plan, safe map[datapath
 	if err != nil {
 		return err
 	}
-	for i := range e.ways {
-		if why := refused[plan.Target(e.ways[i].pod.Peer)]; why != "" && e.ways[i].reason == "" {
-			e.ways[i].reason = why
-			delete(safe, e.ways[i].key)
+	for i := range e.paths {
+		if why := refused[plan.Target(e.paths[i].pod.Peer)]; why != "" && e.paths[i].reason == "" {
+			e.paths[i].reason = why
+			delete(safe, e.paths[i].key)
 		}
 	}
 	fresh := false
@@ -375,8 +375,8 @@ func (e *Express) openAll(ctx context.Context, made plan.Plan, safe map[datapath
 		fresh = fresh || e.hooked(w.nic)
 	}
 	if fresh {
-		// What came before the hook must not be overtaken. It takes a while: then the ways are
-		// judged again.
+		// What came before the hook must not be overtaken. It takes a while: then the paths are
+		// evaluated again.
 		if err := e.host.Passed(ctx); err != nil {
 			e.host.Log().Debug("packets from before the hook may still be on their way", "reason", err)
 		}
@@ -406,7 +406,7 @@ func (e *Express) openAll(ctx context.Context, made plan.Plan, safe map[datapath
 	return e.host.Kernel().SetExpress(true)
 }
 
-func (e *Express) openOne(k datapath.ExpressKey, w way) error {
+func (e *Express) openOne(k datapath.ExpressKey, w path) error {
 	host, err := e.host.Scanner().Namespace(w.pod.Host.NetnsCookie)
 	if err != nil {
 		return err
@@ -422,15 +422,15 @@ func (e *Express) openOne(k datapath.ExpressKey, w way) error {
 	return e.host.Kernel().AddWay(k, w.to)
 }
 
-// leaveLandings takes back what no way needs any more.
+// leaveLandings takes back what no path needs any more.
 func (e *Express) leaveLandings() error {
 	needed := map[plan.Target]bool{}
-	for _, w := range e.ways {
+	for _, w := range e.paths {
 		if w.reason == "" && e.wanted {
 			needed[plan.Target(w.pod.Peer)] = true
 		}
 	}
-	// Who stands in a way has no key, and of a pod that left its bridge there is no way.
+	// A path with a reason against it has no key, and of a pod that left its bridge there is none.
 	for _, l := range e.closing {
 		needed[l.lands] = true
 	}
@@ -464,12 +464,12 @@ func (e *Express) Stop(ctx context.Context) (rep apply.Report, err error) {
 	}
 	rep, err = e.leave(ctx)
 	err = errors.Join(err, e.forget(), e.watchers.Close())
-	e.watchers, e.ways, e.open, e.closing = nil, nil, nil, nil
+	e.watchers, e.paths, e.open, e.closing = nil, nil, nil, nil
 	e.since = time.Now()
 	return rep, err
 }
 
-// leave has all flows leave their ways, and takes back what it took to have them there: settings,
+// leave has all flows leave their paths, and takes back what it took to have them there: settings,
 // and the program on the NICs where nothing else needs it.
 func (e *Express) leave(ctx context.Context) (rep apply.Report, err error) {
 	e.wanted = false
@@ -502,7 +502,7 @@ func (e *Express) forget() error {
 	return err
 }
 
-// Prove has frames take the ways only where that has shown that it pays, against what the node
+// Prove has frames take the paths only where that has shown that it pays, against what the node
 // has without it, and as long as it does.
 func (e *Express) Prove(ctx context.Context, in governor.Input) error {
 	if e.mode != governor.Auto || e.watchers == nil {
@@ -521,7 +521,7 @@ func (e *Express) Prove(ctx context.Context, in governor.Input) error {
 	}
 	switch e.gov.Step(in.Now, w).State {
 	case governor.Parked:
-		err = e.lookBefore(in.Now)
+		err = e.measureBefore(in.Now)
 	case governor.Active:
 		err = e.tryOut(in)
 	}
@@ -535,7 +535,7 @@ func (e *Express) Prove(ctx context.Context, in governor.Input) error {
 	case dec.State == governor.Active && !e.wanted:
 		e.wanted = true
 		e.check.Again()
-		return e.host.Kernel().HoldExpress(true) // until the trial has flows take their ways
+		return e.host.Kernel().HoldExpress(true) // until the trial has flows take their paths
 	case dec.State == governor.Standby:
 		e.Trial.Leave()
 		err = errors.Join(end(e.census), e.host.Kernel().CountUnread(false))
@@ -553,9 +553,9 @@ func (e *Express) Prove(ctx context.Context, in governor.Input) error {
 // window is what there was to see since the last one.
 func (e *Express) window(in governor.Input) (w governor.ExpressWindow, err error) {
 	w.Saturated = in.ShortOfTime()
-	for _, way := range e.ways {
-		if way.reason == "" || way.waits {
-			w.Ways++
+	for _, path := range e.paths {
+		if path.reason == "" || path.waits {
+			w.Paths++
 		}
 	}
 	if other := e.host.Trials().Trying(); other != nil && other != e.Trial || e.host.Aggregation() == governor.Parked {
@@ -599,9 +599,9 @@ func straight(c datapath.Counters, p datapath.PriorityCounters) (acted, of uint6
 	return c.Express, max(c.XDPOverlay, c.Express+p.Latency+p.Bulk)
 }
 
-// lookBefore counts the datagrams that come out of the tunnels, and measures what is delivered
+// measureBefore counts the datagrams that come out of the tunnels, and measures what is delivered
 // without it.
-func (e *Express) lookBefore(now time.Time) (err error) {
+func (e *Express) measureBefore(now time.Time) (err error) {
 	switch {
 	case e.gov.Counting() && e.census == nil:
 		e.census, err = e.host.BeginCensus()
@@ -636,17 +636,17 @@ func (e *Express) lookBefore(now time.Time) (err error) {
 	return err
 }
 
-// tryOut lets it show whether it pays, once ways are open.
+// tryOut lets it show whether it pays, once paths are open.
 func (e *Express) tryOut(in governor.Input) error {
 	s := e.situation(in)
 	switch {
 	case len(e.open) == 0:
 		if e.gov.Late(in.Now) {
-			e.gov.Refuse(in.Now, "no way could be opened")
+			e.gov.Refuse(in.Now, "no express path could be opened")
 		}
 		return nil
 	case e.Trial.Judge.Stale(in.Now, s):
-		e.gov.Again(in.Now, "it is looked at from the beginning whether it still pays")
+		e.gov.Again(in.Now, "it is measured from the beginning whether it still pays")
 		return nil
 	}
 	acts, err := e.host.Trials().Try(e.Trial, in, s, straight, nil)
@@ -664,7 +664,7 @@ func (e *Express) tryOut(in governor.Input) error {
 func (e *Express) Report() control.Mechanism {
 	m := control.Mechanism{Name: name, State: control.Standby, Since: e.since}
 	safe := 0
-	for _, w := range e.ways {
+	for _, w := range e.paths {
 		if w.reason == "" || w.waits {
 			safe++
 		}
@@ -676,14 +676,14 @@ func (e *Express) Report() control.Mechanism {
 		m.Reason = fmt.Sprintf("could not be put in place, and is tried again every %s: %v", mechanism.RetryAfter, e.err)
 	case e.watchers == nil:
 		m.Reason = "hardly a packet comes"
-	case len(e.ways) == 0:
+	case len(e.paths) == 0:
 		m.Reason = "as soon as there is a pod"
 	case safe == 0:
-		m.Reason = "no way is without a policy or a foreign program: " + e.ways[0].reason
+		m.Reason = "no express path is without a policy or a foreign program: " + e.paths[0].reason
 	case !e.wanted:
 		m.Reason = e.gov.Last().Reason
 	default:
-		m.State, m.Reason = control.Active, fmt.Sprintf("%d of %d ways from NICs to pods are open", len(e.open), len(e.ways))
+		m.State, m.Reason = control.Active, fmt.Sprintf("%d of %d express paths from NICs to pods are open", len(e.open), len(e.paths))
 	}
 	if why := e.Trial.Reason(); e.wanted && why != "" {
 		m.Reason += "; " + why
@@ -691,8 +691,8 @@ func (e *Express) Report() control.Mechanism {
 	return m
 }
 
-// Way is one from a NIC, by a tunnel, to a pod, as a status has it.
-type Way struct {
+// Path is one from a NIC, by a tunnel, to a pod, as a status has it.
+type Path struct {
 	NIC    node.Underlay
 	Tunnel node.Tunnel
 	Pod    node.Pod
@@ -700,16 +700,16 @@ type Way struct {
 	Reason string // against it
 }
 
-// Ways are those that were judged last.
-func (e *Express) Ways() []Way {
-	var list []Way
-	for _, w := range e.ways {
-		list = append(list, Way{w.nic, w.tunnel, w.pod, w.reason == "" && has(e.open, w.key), w.reason})
+// Paths are those that were evaluated last.
+func (e *Express) Paths() []Path {
+	var list []Path
+	for _, w := range e.paths {
+		list = append(list, Path{w.nic, w.tunnel, w.pod, w.reason == "" && has(e.open, w.key), w.reason})
 	}
 	return list
 }
 
 // Claims tells whether a pod's packets come, or are to come, straight from the NIC.
 func (e *Express) Claims(p node.Pod) bool {
-	return e.wanted && slices.ContainsFunc(e.ways, func(w way) bool { return w.pod.Peer.Same(p.Peer) && (w.reason == "" || w.waits) })
+	return e.wanted && slices.ContainsFunc(e.paths, func(w path) bool { return w.pod.Peer.Same(p.Peer) && (w.reason == "" || w.waits) })
 }

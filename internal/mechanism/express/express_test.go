@@ -23,43 +23,43 @@ import (
 	"github.com/overlane/overlane/internal/xdp"
 )
 
-// A pod that does not keep up for ten seconds has its ways judged at once, and then ever more
+// A pod that does not keep up for ten seconds has its paths evaluated at once, and then ever more
 // rarely; one that begins to drop after a pause at once again.
 func TestDropsRaiseDoubtsEverMoreRarely(t *testing.T) {
 	var d doubt
-	judged, last := 0, time.Duration(0)
+	evaluated, last := 0, time.Duration(0)
 	for now := time.Duration(0); now < 10*time.Second; now += shortcut.PollEvery {
 		if d.raised(true, now-last) {
-			judged, last = judged+1, now
-			if now == 0 && judged != 1 {
-				t.Error("not judged at the first drop")
+			evaluated, last = evaluated+1, now
+			if now == 0 && evaluated != 1 {
+				t.Error("not evaluated at the first drop")
 			}
 		}
 	}
-	if judged < 10 || judged > 16 {
-		t.Errorf("judged %d times in ten seconds, want about once a second", judged)
+	if evaluated < 10 || evaluated > 16 {
+		t.Errorf("evaluated %d times in ten seconds, want about once a second", evaluated)
 	}
 	if d.raised(false, time.Hour) {
-		t.Error("judged without a drop")
+		t.Error("evaluated without a drop")
 	}
 	if !d.raised(true, 0) {
-		t.Error("not judged at the first drop after a pause")
+		t.Error("not evaluated at the first drop after a pause")
 	}
 }
 
-// A status says that express is tried out while it is looked what there is for it.
+// A status says that express is tried out while it is measured what there is for it.
 func TestItLooksFirstWhatThereIs(t *testing.T) {
 	e := New(nil, governor.Auto, trial.New("express", trial.ForGoodput, Settles), time.Time{})
 	now := time.Unix(1_800_000_000, 0)
-	if e.Looks() {
-		t.Error("it looks at an idle node")
+	if e.Measuring() {
+		t.Error("it measures an idle node")
 	}
 	for range 2 { // no core is short of time for a second yet
-		e.gov.Step(now, governor.ExpressWindow{Saturated: 1, Ways: 1})
+		e.gov.Step(now, governor.ExpressWindow{Saturated: 1, Paths: 1})
 		now = now.Add(2 * time.Second)
 	}
-	if !e.Looks() {
-		t.Errorf("it does not look beside a saturated core: %+v", e.gov.Last())
+	if !e.Measuring() {
+		t.Errorf("it does not measure beside a saturated core: %+v", e.gov.Last())
 	}
 }
 
@@ -148,7 +148,7 @@ func TestSwitchedOffItLeavesNoTrace(t *testing.T) {
 	f.Configure(governor.Off)
 	f.after(t, time.Second, control.Off, "switched off")
 	if f.takes || f.held || f.unread || f.Acts() {
-		t.Errorf("frames take ways: %t, held: %t, unread counted: %t, acts: %t", f.takes, f.held, f.unread, f.Acts())
+		t.Errorf("frames take paths: %t, held: %t, unread counted: %t, acts: %t", f.takes, f.held, f.unread, f.Acts())
 	}
 }
 

@@ -323,7 +323,7 @@ func (m *maker) innerIPv6() {
 	m.add("inner IPv6", "flow label", rig.Edited(v6(packet.IPv6{}), innerIPAt+1, 1, 2, 3))
 }
 
-// senders are what a tunnel that learns, and was told of the sender, takes from whom.
+// senders are what a tunnel that learns, and was told of the sender, takes from which host.
 func (m *maker) senders() {
 	from := func(host byte, f []byte) []byte {
 		ip := m.Bed.Sender().IP.As4()

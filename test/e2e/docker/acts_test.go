@@ -122,9 +122,9 @@ func TestExpressLeavesTrackedConnectionsAlone(t *testing.T) {
 	d := rig.Start(t, rig.Spec{NS: s.bed.Receiver().NS, Config: alone + "pipeline: off\nexpress: forced\n"})
 	rig.Until(t, "status says what stands in the way", func() (bool, string) {
 		st := d.Status()
-		for _, way := range st.Express {
-			if strings.Contains(way.Reason, "connections are tracked") {
-				return !way.Open, fmt.Sprintf("%+v", way)
+		for _, path := range st.Express {
+			if strings.Contains(path.Reason, "connections are tracked") {
+				return !path.Open, fmt.Sprintf("%+v", path)
 			}
 		}
 		return false, fmt.Sprintf("%+v", st.Express)

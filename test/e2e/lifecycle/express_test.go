@@ -22,7 +22,7 @@ import (
 const expresses = "pipeline: off\nmetrics: off\nmicroflows: {mode: off}\nexpress: forced\n"
 
 // inRing is what can be between a NIC and the end of a pod's veth that is polled: a ring, and
-// what a poll has taken from it. Of flows that leave the way in this moment, so many datagrams
+// what a poll has taken from it. Of flows that leave the path in this moment, so many datagrams
 // can be overtaken at most, of however many flows they are.
 const inRing = 256 + 64
 
@@ -52,8 +52,8 @@ func peek(t *testing.T, d *rig.Daemon) control.Status {
 	return st
 }
 
-// onWay waits until frames go straight to a pod.
-func onWay(t *testing.T, d *rig.Daemon) {
+// onPath waits until frames go straight to a pod.
+func onPath(t *testing.T, d *rig.Daemon) {
 	t.Helper()
 	const more = 1000
 	was := peek(t, d).Counters.ExpressPackets
@@ -138,7 +138,7 @@ func TestExpressComesWithTrafficAndGoesWithTheDaemon(t *testing.T) {
 			must(t, err)
 			l := rig.StartSteady(t, b, tc.flows)
 			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: expresses})
-			onWay(t, d)
+			onPath(t, d)
 			if !lands(t, pod) {
 				t.Error("rx-gro of the pod's end is off")
 			}

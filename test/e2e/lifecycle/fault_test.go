@@ -14,7 +14,7 @@ import (
 )
 
 // A daemon built with fault points kills itself at the n-th, between any two
-// steps of what it changes and of what it takes back. Whoever comes next
+// steps of what it changes and of what it takes back. The process that comes next
 // restores: the guardian, off, or the next daemon, in turn.
 func TestKillBetweenAnyTwoSteps(t *testing.T) {
 	b := lab(t, bed.Options{})

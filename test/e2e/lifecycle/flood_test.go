@@ -89,7 +89,7 @@ func startFlood(t *testing.T, d *rig.Daemon) (stop func()) {
 	return stop
 }
 
-// A local user who floods the metrics port takes nothing of the daemon by which a policy is noticed: no frame
+// A local user that floods the metrics port takes nothing of the daemon by which a policy is noticed: no frame
 // passes one by after 100 ms, and descriptors and memory are as before.
 func TestAFloodOfScrapesDelaysNoPolicy(t *testing.T) {
 	speed.Long(t)
@@ -97,7 +97,7 @@ func TestAFloodOfScrapesDelaysNoPolicy(t *testing.T) {
 	s := &scene{t: t, b: b}
 	l := rig.StartSteady(t, b, 2)
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: strings.Replace(expresses, "metrics: off\n", "", 1)})
-	onWay(t, d)
+	onPath(t, d)
 	d.Metric("go_goroutines") // what the first scrape takes is taken
 	files, memory := len(rig.OpenFiles(t, d.PID)), d.Memory()
 	stop := startFlood(t, d)
@@ -106,7 +106,7 @@ func TestAFloodOfScrapesDelaysNoPolicy(t *testing.T) {
 		mostFiles, mostMemory = max(mostFiles, len(rig.OpenFiles(t, d.PID))), max(mostMemory, d.Memory())
 	}
 	took = d.Time() - took
-	onWay(t, d) // where a policy has to be noticed
+	onPath(t, d) // where a policy has to be noticed
 	must(t, s.run(atOverlay, fmt.Sprintf(isolated, "on")))
 	last := awaitPromised(l)
 	from := l.Verdict().Received

@@ -22,7 +22,7 @@ func TestFlowsDrainWhenTheDaemonHangs(t *testing.T) {
 	d := rig.Start(t, rig.Spec{NS: rx.NS, Config: forced})
 	l := rig.StartSteady(t, b, 4, 0, 1)
 	d.Acting()
-	// Whoever is steered has a hash, whoever is not has none.
+	// A packet that is steered has a hash, one that is not has none.
 	w := newWitnessOf(t, hash, "looker", goOn)
 	there := w.hang(rx.Pods[0].NS, bed.PodDev, ebpf.AttachTCXIngress)
 	rig.Until(t, "packets are steered", func() (bool, string) {

@@ -273,7 +273,7 @@ func TestProgramInFrontThatTakesThePackets(t *testing.T) {
 	before := masks(t, b)
 	l := rig.StartLoad(t, b, 4)
 	d := rig.Start(t, rig.Spec{NS: rx.NS, Config: forced})
-	rig.Until(t, "status says who takes the packets", func() (bool, string) {
+	rig.Until(t, "status says what takes the packets", func() (bool, string) {
 		m := d.Status().Mechanisms[0]
 		return m.State == control.Standby && strings.Contains(m.Reason, "taker (program") && strings.Contains(m.Reason, rx.Wire), fmt.Sprintf("%+v", m)
 	})
@@ -334,7 +334,7 @@ func TestDispatcherOfLibxdpIsNamed(t *testing.T) {
 	ends(t, d)
 }
 
-// Services that change what we go by are found by their name, whoever runs them.
+// Services that change what we go by are found by their name, whatever runs them.
 func TestServicesBesideUsAreTold(t *testing.T) {
 	b := lab(t, bed.Options{})
 	sleep, err := exec.LookPath("sleep")

@@ -95,8 +95,8 @@ func TestWhatIsNotPlainTakesTheFullPath(t *testing.T) {
 
 	l := rig.StartSteady(t, b, 1, 1) // to the other pod
 	d := rig.Start(t, rig.Spec{NS: rx.NS, Config: expresses})
-	onWay(t, d)
-	rig.Until(t, "both ways are open", func() (bool, string) {
+	onPath(t, d)
+	rig.Until(t, "both paths are open", func() (bool, string) {
 		st := peek(t, d)
 		return len(st.Express) == 2 && st.Express[0].Open && st.Express[1].Open, fmt.Sprintf("%+v", st.Express)
 	})

@@ -47,7 +47,7 @@ type policy struct {
 	// policy by themselves. hang plants what takes no command.
 	prepare, plant, uproot string
 	hang                   func(*scene) (uproot func() error, err error)
-	want                   string // of the way's reason; empty: there is no way any more
+	want                   string // of the path's reason; empty: there is no path any more
 	// lets: it drops nothing. swaps: but the kernel does while it comes or goes, as for a device
 	// whose qdisc changes (dev_deactivate).
 	lets, swaps bool
@@ -55,7 +55,7 @@ type policy struct {
 	seen func(*scene) uint64
 	// stays: it cannot be taken away, such as a table of iptables.
 	stays bool
-	// late: who judges learns of it in the next second; what has come on the way by then is
+	// late: the daemon learns of it in the next second; what has come on the way by then is
 	// treated as after the full path.
 	late bool
 }
@@ -315,11 +315,11 @@ func (p *policy) put(s *scene) (uproot func() error) {
 	return uproot
 }
 
-// wayOf is the way to the first pod.
-func wayOf(t *testing.T, st control.Status) control.ExpressWay {
+// pathOf is the path to the first pod.
+func pathOf(t *testing.T, st control.Status) control.ExpressPath {
 	t.Helper()
 	if len(st.Express) == 0 {
-		t.Fatalf("no way in %+v", st)
+		t.Fatalf("no express path in %+v", st)
 	}
 	return st.Express[0]
 }
@@ -346,7 +346,7 @@ func TestPoliciesThatAreThereBefore(t *testing.T) {
 			})
 			p.holds(s, d, l)
 			if lands(t, b.Receiver().Pods[0]) {
-				t.Error("rx-gro of the pod's end was switched on for a way that is none")
+				t.Error("rx-gro of the pod's end was switched on for a path that is none")
 			}
 			if n := peek(t, d).Counters.ExpressPackets; n > 0 {
 				t.Errorf("%d frames went straight to the pod", n)
@@ -355,7 +355,7 @@ func TestPoliciesThatAreThereBefore(t *testing.T) {
 				t.Errorf("%+v", v)
 			}
 			must(t, uproot())
-			onWay(t, d)
+			onPath(t, d)
 			if v := l.Verdict(); v.Reordered+v.Duplicated+v.Stale > 0 {
 				t.Errorf("on the way in: %+v", v)
 			}
@@ -366,25 +366,25 @@ func TestPoliciesThatAreThereBefore(t *testing.T) {
 }
 
 // A policy at one pod is none of the other's.
-func TestAPolicyAtOnePodLeavesTheOthersWayOpen(t *testing.T) {
+func TestAPolicyAtOnePodLeavesTheOthersPathOpen(t *testing.T) {
 	b := lab(t, bed.Options{Pods: 2})
 	s := &scene{t: t, b: b}
 	l := rig.StartSteady(t, b, 2)
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: expresses})
-	onWay(t, d)
-	before := time.Now() // the way may be closed before this test runs again
+	onPath(t, d)
+	before := time.Now() // the path may be closed before this test runs again
 	uproot, err := tcx(atOverlay, "VE", ebpf.AttachTCXEgress, tcxDrop)(s)
 	must(t, err)
 	other := func() (bool, string) {
-		ways := peek(t, d).Express
-		for _, w := range ways {
+		paths := peek(t, d).Express
+		for _, w := range paths {
 			if w.Pod != b.Receiver().Pods[0].HostEnd && !w.Open {
-				t.Fatalf("the other pod's way is closed: %+v", w)
+				t.Fatalf("the other pod's path is closed: %+v", w)
 			}
 		}
-		return slices.ContainsFunc(ways, func(w control.ExpressWay) bool { return !w.Open }), fmt.Sprintf("%+v", ways)
+		return slices.ContainsFunc(paths, func(w control.ExpressPath) bool { return !w.Open }), fmt.Sprintf("%+v", paths)
 	}
-	rig.Until(t, "the pod's way is closed", other)
+	rig.Until(t, "the pod's path is closed", other)
 	// Flows that are leaving it land for as long as they may take: daemon.closeAfter.
 	if on := lands(t, b.Receiver().Pods[0]); !on && time.Since(before) < 100*time.Millisecond {
 		t.Errorf("frames cannot land at the pod's end any more, less than %s after the policy was planted", time.Since(before))
@@ -411,7 +411,7 @@ func TestAPolicyAtOnePodLeavesTheOthersWayOpen(t *testing.T) {
 		}
 	}
 	must(t, uproot())
-	rig.Until(t, "the way opens again", func() (bool, string) {
+	rig.Until(t, "the path opens again", func() (bool, string) {
 		st := peek(t, d)
 		return len(st.Express) == 2 && st.Express[0].Open && st.Express[1].Open, fmt.Sprintf("%+v", st.Express)
 	})
@@ -435,7 +435,7 @@ func (in *beside) start(t *testing.T) {
 }
 
 // A policy that is planted while frames pass it by is passed by no more: by what it drops, by
-// what it counts and by what status says. When it is gone, the way opens again.
+// what it counts and by what status says. When it is gone, the path opens again.
 func TestPoliciesPlantedDuringTraffic(t *testing.T) {
 	topologies := []bed.Topology{bed.Nested, bed.Bridged}
 	each := func(alone bool, in func(*testing.T, int) beside) {
@@ -473,7 +473,7 @@ func TestPoliciesPlantedDuringTraffic(t *testing.T) {
 func (in *beside) ends(t *testing.T) {
 	t.Helper()
 	l := rig.StartSteady(t, in.b, 8)
-	onWay(t, in.d)
+	onPath(t, in.d)
 	was := l.Verdict()
 	ends(t, in.d)
 	l.GoesOn()
@@ -491,7 +491,7 @@ func (p *policy) plantedBeside(t *testing.T, in beside, flows int) {
 	wire, err := b.WireStats()
 	must(t, err)
 	l := rig.StartSteady(t, b, flows)
-	onWay(t, d)
+	onPath(t, d)
 	first, was := l.Verdict(), peek(t, d).Counters
 	if first.Reordered > 0 {
 		t.Errorf("on the first way in, %d were late", first.Reordered)
@@ -508,7 +508,7 @@ func (p *policy) plantedBeside(t *testing.T, in beside, flows int) {
 	p.holds(s, d, l)
 	out, now := l.Verdict(), peek(t, d).Counters
 	left := now.ExpressLeft - was.ExpressLeft
-	t.Logf("%d flows: %d late, %d left before the way was seen to be empty", flows, out.Reordered-first.Reordered, left)
+	t.Logf("%d flows: %d late, %d left before the path was seen to be empty", flows, out.Reordered-first.Reordered, left)
 	if !p.lets {
 		t.Logf("the last datagram came %s after it was planted", last.Round(time.Millisecond))
 	}
@@ -528,7 +528,7 @@ func (p *policy) plantedBeside(t *testing.T, in beside, flows int) {
 	}
 	uprooted = true
 	must(t, uproot())
-	onWay(t, d)
+	onPath(t, d)
 	again := l.Verdict()
 	if again.Reordered != out.Reordered {
 		t.Errorf("on the way in again, %d were late", again.Reordered-out.Reordered)
@@ -587,7 +587,7 @@ func (p *policy) holds(s *scene, d *rig.Daemon, l *rig.Load) {
 	want := s.words().Replace(p.want)
 	if p.late {
 		rig.Until(t, "status names it", func() (bool, string) {
-			w := wayOf(t, peek(t, d))
+			w := pathOf(t, peek(t, d))
 			return !w.Open && strings.Contains(w.Reason, want), fmt.Sprintf("%+v", w)
 		})
 		return
@@ -597,16 +597,16 @@ func (p *policy) holds(s *scene, d *rig.Daemon, l *rig.Load) {
 	}
 	if p.want == "" {
 		// What leads nowhere any more is closed at once, and forgotten with the next scan of the node.
-		rig.Until(t, "status knows no way any more", func() (bool, string) {
-			ways := peek(t, d).Express
-			if slices.ContainsFunc(ways, func(w control.ExpressWay) bool { return w.Open }) {
-				t.Fatalf("status says %+v", ways)
+		rig.Until(t, "status knows no path any more", func() (bool, string) {
+			paths := peek(t, d).Express
+			if slices.ContainsFunc(paths, func(w control.ExpressPath) bool { return w.Open }) {
+				t.Fatalf("status says %+v", paths)
 			}
-			return len(ways) == 0, fmt.Sprintf("%+v", ways)
+			return len(paths) == 0, fmt.Sprintf("%+v", paths)
 		})
 		return
 	}
-	if w := wayOf(t, st); w.Open || !strings.Contains(w.Reason, want) {
+	if w := pathOf(t, st); w.Open || !strings.Contains(w.Reason, want) {
 		t.Errorf("status says %+v, want %q", w, want)
 	}
 }

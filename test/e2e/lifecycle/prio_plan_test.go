@@ -240,7 +240,7 @@ func TestThreadsOfTheNICRunInRealTime(t *testing.T) {
 	left(t, d, l.Stop())
 }
 
-// Who kills the daemon finds them as they were.
+// An operator that kills the daemon finds them as they were.
 func TestThreadsInRealTimeAreRestoredAfterAKill(t *testing.T) {
 	b := rig.Lab(t, bed.Options{})
 	unbind(t, b)

@@ -78,7 +78,7 @@ func TestPriorityIsTakenBackByTermOffAndAfterAKill(t *testing.T) {
 	}
 }
 
-// All of the traffic is latency's and on its way through lanes, or by short cuts, when
+// All of the traffic is latency's and on its way through lanes, or by redirect paths, when
 // the daemon is killed.
 func TestPriorityIsTakenBackAfterAKillInEachOfItsModes(t *testing.T) {
 	rule := fmt.Sprintf("rules: [{name: load, proto: udp, port: %d}]", traffic.Port)

@@ -42,11 +42,11 @@ func setOf(names ...string) (set uint64) {
 }
 
 // mayOnly fails the test unless each thread of a process has just these sets.
-func mayOnly(t *testing.T, who string, pid int, want rig.Privileges) {
+func mayOnly(t *testing.T, process string, pid int, want rig.Privileges) {
 	t.Helper()
 	for _, got := range rig.PrivilegesOf(t, pid) {
 		if got != want {
-			t.Errorf("a thread of the %s may %s, want %s", who, got, want)
+			t.Errorf("a thread of the %s may %s, want %s", process, got, want)
 		}
 	}
 }
@@ -80,7 +80,7 @@ func TestDaemonAndGuardianMayNoMoreThanTheyNeed(t *testing.T) {
 // without takes a capability from whatever is started.
 func (c capability) without() error { return unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c.bit), 0, 0, 0) }
 
-// Each capability that is taken away is told, with what it is for and who grants it.
+// Each capability that is taken away is told, with what it is for and what grants it.
 func TestWithoutACapabilityThereIsOneError(t *testing.T) {
 	b := lab(t, bed.Options{})
 	for _, c := range capabilities[2:4] {

@@ -32,7 +32,7 @@ func device(t *testing.T, ns *netns.Handle, name string, fn func(netlink.Link) e
 
 // Latency traffic goes from the tunnel straight to the pod as long as no policy is
 // between them, and by the bridge as soon as one is.
-func TestShortCutsEndWhereAPolicyComes(t *testing.T) {
+func TestRedirectPathsEndWhereAPolicyComes(t *testing.T) {
 	turn := speed.Every(2)
 	for _, topo := range []bed.Topology{bed.Bridged, bed.Nested} {
 		if !turn() {
@@ -55,7 +55,7 @@ func TestShortCutsEndWhereAPolicyComes(t *testing.T) {
 					return c.ShortCut > was.ShortCut+1000 && c.Bridged > was.Bridged, fmt.Sprintf("%+v\n%+v", c, d.Status().Mechanisms)
 				})
 			}
-			grows("short cuts are taken, and senders are seen by the bridge")
+			grows("redirect paths are taken, and senders are seen by the bridge")
 
 			qdisc := func(l netlink.Link) *netlink.PfifoFast {
 				return &netlink.PfifoFast{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(7, 0), Parent: netlink.HANDLE_ROOT}}
@@ -77,7 +77,7 @@ func TestShortCutsEndWhereAPolicyComes(t *testing.T) {
 				// The kernel gave the device a length for its first qdisc.
 				return errors.Join(netlink.QdiscDel(qdisc(l)), netlink.LinkSetTxQLen(l, 0))
 			})
-			grows("short cuts are taken again")
+			grows("redirect paths are taken again")
 
 			// The kernel lets packets be overtaken where a mask comes or goes.
 			orderly(t, l.Verdict())
@@ -87,7 +87,7 @@ func TestShortCutsEndWhereAPolicyComes(t *testing.T) {
 				return strings.Contains(r, "RPS moves the pod's packets"), r
 			})
 			rig.SetQueue(t, rx.Pods[0].NS, bed.PodDev, "rps_cpus", "0")
-			grows("short cuts are taken when RPS is gone")
+			grows("redirect paths are taken when RPS is gone")
 			overtaken(t, l.Stop(), 2)
 			ends(t, d)
 		})
@@ -95,7 +95,7 @@ func TestShortCutsEndWhereAPolicyComes(t *testing.T) {
 }
 
 // A routed pod's packets are the router's to judge: they go stage by stage.
-func TestRoutedPodsHaveNoShortCuts(t *testing.T) {
+func TestRoutedPodsHaveNoRedirectPath(t *testing.T) {
 	b := lab(t, bed.Options{Topology: bed.Routed})
 	config := fmt.Sprintf("pipeline: off\nmetrics: off\npriority: {mode: sync, rules: [{name: load, proto: udp, port: %d}]}\n", traffic.Port)
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: config})
@@ -106,7 +106,7 @@ func TestRoutedPodsHaveNoShortCuts(t *testing.T) {
 	})
 	st := d.Status()
 	if st.Counters.ShortCut != 0 || !strings.Contains(st.Mechanisms[1].Reason, "stage by stage, no short cut: ") {
-		t.Errorf("%d by a short cut; %s", st.Counters.ShortCut, st.Mechanisms[1].Reason)
+		t.Errorf("%d by a redirect path; %s", st.Counters.ShortCut, st.Mechanisms[1].Reason)
 	}
 	orderly(t, l.Stop())
 	ends(t, d)

@@ -86,7 +86,7 @@ func TestExpressOpensBesidePriority(t *testing.T) {
 	b := lab(t, bed.Options{})
 	l := rig.StartSteady(t, b, 2)
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: prioritised + "microflows: {mode: off}\nexpress: forced\n"})
-	onWay(t, d)
+	onPath(t, d)
 	if st := d.Status(); st.Counters.BulkPackets == 0 || mechanismOf(t, st, "priority").State != control.Active {
 		t.Errorf("priority: %+v", mechanismOf(t, st, "priority"))
 	}

@@ -53,7 +53,7 @@ func (r ruled) piped() bool { return strings.HasPrefix(r.kind, both) }
 
 func (r ruled) sync() bool { return r.kind == straight || r.kind == bothStraight }
 
-// crossed tells whether packets of each class took the short cut, and some of latency's the bridge.
+// crossed tells whether packets of each class took the redirect path, and some of latency's the bridge.
 // Beside a flood latency's frames have a poll to themselves only until its share of the core is used
 // up, and where all of its flows still have frames in the lane not even that: so the run goes on
 // until there were some.

@@ -79,9 +79,9 @@ func (m mechanism) acts(st control.Status) bool {
 	return m.of(st).State == control.Active && (len(st.Lanes) > 0 || m == mechanisms[expressed]) && (m.name != "express" || opened(st))
 }
 
-// opened tells whether a way to a pod is open.
+// opened tells whether an express path to a pod is open.
 func opened(st control.Status) bool {
-	return slices.ContainsFunc(st.Express, func(w control.ExpressWay) bool { return w.Open })
+	return slices.ContainsFunc(st.Express, func(w control.ExpressPath) bool { return w.Open })
 }
 
 // off tells whether it has left the node, and flows are drained.

@@ -75,7 +75,7 @@ func arrived(t *testing.T, tr *stream, n uint64) {
 }
 
 // What a version leaves behind that was killed with its guardian, a later one restores. An
-// earlier one that does not know how says who does, and changes nothing.
+// earlier one that does not know how says which version does, and changes nothing.
 func TestVersionsInheritFromEachOther(t *testing.T) {
 	rig.NeedCores(t, 2)
 	this, next := rig.Program(t), rig.Program(t, "next")

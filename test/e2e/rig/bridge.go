@@ -11,7 +11,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/bed"
 )
 
-// BridgeForgets has the receiver's bridge forget after so long who is where, for the
+// BridgeForgets has the receiver's bridge forget after so long which address is where, for the
 // test's time.
 func BridgeForgets(t testing.TB, b *bed.Bed, after time.Duration) {
 	t.Helper()

@@ -192,7 +192,7 @@ func (d *Daemon) Ready() {
 				break
 			}
 		}
-		// As a service manager does: whoever sends to a full socket waits.
+		// As a service manager does: a daemon that sends to a full socket waits.
 		d.notify.SetReadDeadline(time.Time{})
 		for {
 			if _, err := d.notify.Read(buf); err != nil {

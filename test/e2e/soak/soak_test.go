@@ -90,7 +90,7 @@ func TestNothingGrowsBesideALivingNode(t *testing.T) {
 			v := l.Stop()
 			ended := uint64(strings.Count(d.Log(), "aggregate standby")) + 1 // and once with the daemon
 			left := st.Counters.ExpressLeft
-			t.Logf("%d of %d came, %d late, %d of these when rules changed; aggregation ended %d times, %d flows left a way that was not seen to be empty",
+			t.Logf("%d of %d came, %d late, %d of these when rules changed; aggregation ended %d times, %d flows left a path that was not seen to be empty",
 				v.Received, l.Sent(), v.Reordered, s.handed, ended, left)
 			if v.Reordered > s.handed+ended*polls+left*ring || v.Duplicated+v.Stale > 0 {
 				t.Errorf("order was broken: %+v", v)

@@ -72,14 +72,14 @@ func TestAggregatedDatagramsComeAsTheyWereSent(t *testing.T) {
 			flows, n := s.assortment(t, 3000)
 			end := d.Status()
 			joined, supers := end.Counters.AggregatedPackets-begin.AggregatedPackets, end.Counters.SuperPackets-begin.SuperPackets
-			t.Logf("%d of %d datagrams crossed in %d super-packets; %d came to who asked for them as one", joined, n, supers, flows[1].inOne)
+			t.Logf("%d of %d datagrams crossed in %d super-packets; %d came to sockets that asked for them as one", joined, n, supers, flows[1].inOne)
 			if err := stop(); err != nil {
 				t.Errorf("the daemon ended: %v", err)
 			}
 			if c := end.Counters; way.name == "priority" && (c.LatencyPackets == begin.LatencyPackets || c.BulkLane == begin.BulkLane || c.ShortCut+c.BulkShortCut == 0) {
 				t.Errorf("latency overtook nothing, or by the bridge: %+v", c)
 			}
-			// Who has asked for super-packets tells how many there were at least.
+			// A socket that asked for super-packets tells how many there were at least.
 			if joined < uint64(flows[1].inOne) || flows[1].inOne == 0 {
 				t.Errorf("nothing to see: %+v", end.Mechanisms)
 			}

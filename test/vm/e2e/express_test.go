@@ -61,7 +61,7 @@ func goStraight(t *testing.T, kind string, top topology, joined bool) {
 	}
 	straight := after.Counters.ExpressPackets - before.ExpressPackets
 	unfit := after.Counters.ExpressUnfit["outer-checksum"] - before.ExpressUnfit["outer-checksum"]
-	t.Logf("%d of %d datagrams went straight to the pod, for %d that cannot be told; %d came to who asked for them as one", straight, n, unfit, flows[1].inOne)
+	t.Logf("%d of %d datagrams went straight to the pod, for %d that cannot be told; %d came to sockets that asked for them as one", straight, n, unfit, flows[1].inOne)
 	// A flow begins on the full path. Of VXLAN, which has outer checksums here, one without inner
 	// ones stays there: whether they are right only the payload tells.
 	if straight < uint64(3*flows[0].n/2) || kind == "vxlan" && unfit < uint64(flows[3].n) || flows[1].inOne == 0 {

@@ -113,7 +113,7 @@ func (h *host) polledByOneCore(t *testing.T) {
 	}
 	var core unix.CPUSet
 	core.Set(0)
-	// An interrupt would not wait for whoever else is on the core.
+	// An interrupt would not wait for another task on the core.
 	first := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
 	if err := errors.Join(unix.SchedSetaffinity(threads[0], &core), unix.SchedSetAttr(threads[0], &first, 0)); err != nil {
 		t.Fatal(err)
@@ -201,7 +201,7 @@ func (s *splitting) begin(t *testing.T, how func(*daemon.Options)) {
 	})
 }
 
-// elephant is in bytes a second: more than a stream sends, less than whoever sends all
+// elephant is in bytes a second: more than a stream sends, less than a sender that sends all
 // that goes, on an emulated machine.
 const elephant = 2e5
 
@@ -236,7 +236,7 @@ func (s *splitting) end(t *testing.T) {
 // tally is what has happened by some moment.
 type tally struct {
 	daemon    control.Counters
-	pod, peer map[string]int // TCP's counters: of who receives, of who sends
+	pod, peer map[string]int // TCP's counters: of the receiver, of the sender
 	// lost are the packets that devices on the way had dropped when it was begun to count,
 	// lostBy when it was done: what a loss leads to is seen in between.
 	lost, lostBy uint64

@@ -17,7 +17,7 @@ import (
 )
 
 // parcels is a flow of datagrams from the first host's pod to the second's, of which each byte
-// is known to who receives them: in runs of one size, as long as the sender likes.
+// is known to the receiver: in runs of one size, as long as the sender likes.
 type parcels struct {
 	seed      uint64
 	whole     bool // the receiver takes super-packets (UDP_GRO)
@@ -108,7 +108,7 @@ func (o *overlay) parcels(t *testing.T, ip func(*host) netip.Addr, n int, p *par
 }
 
 // assortment sends flows of each kind, and returns them, and how many datagrams they were, when all
-// have come: the second to who takes super-packets, the last without checksums.
+// have come: the second to a socket that takes super-packets, the last without checksums.
 func (o *overlay) assortment(t *testing.T, n int) (flows []*parcels, all int) {
 	t.Helper()
 	if *machineWide {
@@ -189,7 +189,7 @@ func (p *parcels) receive() error {
 			return err
 		}
 		if size < n && !p.whole {
-			return fmt.Errorf("a super-packet of %d bytes for who has not asked for it", n)
+			return fmt.Errorf("a super-packet of %d bytes for a socket that has not asked for it", n)
 		}
 		for rest := buf[:n]; len(rest) > 0; got++ {
 			one := rest[:min(size, len(rest))]

@@ -7,13 +7,13 @@ import (
 	"reflect"
 )
 
-// readings are what a look has read that changes without an event. The look's own
-// readers read it again: what Glance sees cannot be something else.
+// readings are what a scan has read that changes without an event. The scan's own
+// readers read it again: what Poll sees cannot be something else.
 type readings struct {
 	again []func() (same bool, err error)
 	hooks []func() (same bool, err error) // the same of devices' tcx hooks
-	made  bool                            // a look was made
-	// hung is what was on all tcx hooks before the look asked each, if that is known.
+	made  bool                            // a scan was made
+	// hung is what was on all tcx hooks before the scan asked each, if that is known.
 	hung  uint64
 	known bool
 }
@@ -25,7 +25,7 @@ func read[T any](rs *readings, from func() (T, error)) (T, error) {
 	return saw, err
 }
 
-// note has a look be told apart from the next by what again says.
+// note has a scan be told apart from the next by what again says.
 func (rs *readings) note(again func() (same bool, err error)) {
 	rs.made = true
 	rs.again = append(rs.again, again)
@@ -39,7 +39,7 @@ func sameAs[T any](saw T, err error, from func() (T, error)) func() (bool, error
 	}
 }
 
-// fail notes down that a look came to no end, for which reason the next may see
+// fail notes down that a scan came to no end, for which reason the next may see
 // anything.
 func (rs *readings) fail(err error) {
 	rs.again = rs.again[:0]
@@ -66,10 +66,10 @@ func (w *Watcher) hung() (digest uint64, known bool) {
 }
 
 // sameHooks tells whether the same programs of others are on devices' tcx hooks. Each is asked only
-// where something has changed on any: ours, or at a device of no way, make no difference.
-func (w *Watcher) sameHooks(looks []*readings) (bool, error) {
+// where something has changed on any: ours, or at a device of no path, make no difference.
+func (w *Watcher) sameHooks(scans []*readings) (bool, error) {
 	now, known := w.hung()
-	for _, rs := range looks {
+	for _, rs := range scans {
 		if known && rs.known && rs.hung == now {
 			continue
 		}
@@ -81,33 +81,33 @@ func (w *Watcher) sameHooks(looks []*readings) (bool, error) {
 	return true, nil
 }
 
-// Glance tells whether what makes no event is otherwise than the last Look,
-// LookIngress or BridgeCalls saw it, or cannot be read; the reason is then in err. It is true
-// before the first look, too.
+// Poll tells whether what makes no event is otherwise than the last Scan,
+// ScanIngress or BridgeCalls saw it, or cannot be read; the reason is then in err. It is true
+// before the first scan, too.
 //
 // It reads again the programs on tcx hooks, new BPF links, small files (settings,
 // legacy tables, connection tracking, IPVS) and RPS. It lists no devices, for which
 // reason it does not see what changes at the pod's end, nor new queues of a NIC: they
-// take a look. It takes some ten files and one run of a program, 0.13 ms for one pod as for fifty
-// as measured (BenchmarkGlance). Without Hooks, and where something has changed on any
-// hook there, it takes two system calls for each device of these looks, too, each of which
+// take a scan. It takes some ten files and one run of a program, 0.13 ms for one pod as for fifty
+// as measured (BenchmarkPoll). Without Hooks, and where something has changed on any
+// hook there, it takes two system calls for each device of these scans, too, each of which
 // asks for the kernel's lock on all devices.
-func (w *Watcher) Glance() (changed bool, err error) {
+func (w *Watcher) Poll() (changed bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
 		return true, errors.New("the network namespace is no longer watched")
 	}
-	if !w.ways.made && !w.nics.made && !w.calls.made {
+	if !w.paths.made && !w.nics.made && !w.calls.made {
 		return true, nil
 	}
-	looks := []*readings{&w.ways, &w.nics, &w.calls}
+	scans := []*readings{&w.paths, &w.nics, &w.calls}
 	unchanged := true
 	err = w.thread.Do(func() (err error) {
-		if unchanged, err = w.sameHooks(looks); !unchanged || err != nil {
+		if unchanged, err = w.sameHooks(scans); !unchanged || err != nil {
 			return err
 		}
-		for _, rs := range looks {
+		for _, rs := range scans {
 			if unchanged, err = allSame(rs.again); !unchanged || err != nil {
 				return err
 			}

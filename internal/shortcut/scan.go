@@ -15,41 +15,41 @@ import (
 	"github.com/overlane/overlane/internal/ethtool"
 )
 
-// Check judges each way by what is so now. What cannot be looked at is a reason
+// Check evaluates each path by what is so now. What cannot be read is a reason
 // against. It takes two dumps of rtnetlink, a dozen small files, one
 // system call for each BPF link of the machine if br_netfilter is on, and for
 // each pod two questions to rtnetlink and two for tcx: 0.3 ms and 25 µs a pod as
 // measured (BenchmarkCheck), which each second is 0.2 % of a core for 50 pods.
-func (w *Watcher) Check(ways []Way) []Verdict {
-	f := w.Look(ways)
-	list := make([]Verdict, len(ways))
-	for i, way := range ways {
-		list[i] = Judge(f, way)
+func (w *Watcher) Check(paths []Path) []Verdict {
+	f := w.Scan(paths)
+	list := make([]Verdict, len(paths))
+	for i, path := range paths {
+		list[i] = Evaluate(f, path)
 	}
 	return list
 }
 
-// Look gathers the facts that judging these ways takes.
-func (w *Watcher) Look(ways []Way) Facts {
+// Scan gathers the facts that evaluating these paths takes.
+func (w *Watcher) Scan(paths []Path) Facts {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	f := Facts{Cookie: w.cookie, Devices: map[int]Device{}}
-	w.ways = readings{}
+	w.paths = readings{}
 	if w.closed {
 		f.Unknown = "the network namespace is no longer watched"
 		return f
 	}
-	err := w.thread.Do(func() error { return w.look(&f, ways) })
+	err := w.thread.Do(func() error { return w.scan(&f, paths) })
 	if err != nil {
-		f.Unknown = fmt.Sprintf("what frames would skip cannot be looked at: %v", err)
-		w.ways.fail(err)
+		f.Unknown = fmt.Sprintf("what frames would skip cannot be read: %v", err)
+		w.paths.fail(err)
 	}
 	return f
 }
 
-// look runs on a thread in the namespace.
-func (w *Watcher) look(f *Facts, ways []Way) error {
-	w.ways.hung, w.ways.known = w.hung()
+// scan runs on a thread in the namespace.
+func (w *Watcher) scan(f *Facts, paths []Path) error {
+	w.paths.hung, w.paths.known = w.hung()
 	links, err := w.links()
 	if err != nil {
 		return err
@@ -58,15 +58,15 @@ func (w *Watcher) look(f *Facts, ways []Way) error {
 	if err != nil {
 		return err
 	}
-	for _, way := range ways {
-		for _, index := range []int{way.Tunnel.Ifindex, way.Host.Ifindex, links[way.Tunnel.Ifindex].Master} {
+	for _, path := range paths {
+		for _, index := range []int{path.Tunnel.Ifindex, path.Host.Ifindex, links[path.Tunnel.Ifindex].Master} {
 			l, ok := links[index]
 			if _, seen := f.Devices[index]; !ok || seen {
 				continue
 			}
 			d := l.Device
 			d.Address, d.Filters = l.mac, filters[index]
-			d.TCX, err = w.foreign(&w.ways, index, ebpf.AttachTCXIngress, ebpf.AttachTCXEgress)
+			d.TCX, err = w.foreign(&w.paths, index, ebpf.AttachTCXIngress, ebpf.AttachTCXEgress)
 			if err != nil {
 				d.Unknown = fmt.Sprintf("the tc programs on %s cannot be listed: %v", d.Name, err)
 			}
@@ -80,7 +80,7 @@ func (w *Watcher) look(f *Facts, ways []Way) error {
 					d.Unknown = fmt.Sprintf("the features of %s cannot be read: %v", d.Name, err)
 				}
 				if d.Peer, err = w.peer(l); err != nil {
-					d.Unknown = fmt.Sprintf("the pod's end of %s cannot be looked at: %v", d.Name, err)
+					d.Unknown = fmt.Sprintf("the pod's end of %s cannot be read: %v", d.Name, err)
 				}
 			}
 			f.Devices[index] = d
@@ -90,11 +90,11 @@ func (w *Watcher) look(f *Facts, ways []Way) error {
 	for _, d := range f.Devices {
 		calls = calls || d.Bridge != nil && (d.Bridge.IP4 || d.Bridge.IP6)
 	}
-	return w.netfilter(&f.Netfilter, calls, &w.ways)
+	return w.netfilter(&f.Netfilter, calls, &w.paths)
 }
 
 // queued remembers which veths may have a queue at their other end. To ask for a device's features
-// takes longer than all the rest of a look at it, and a change of them is an event.
+// takes longer than all the rest of a scan of it, and a change of them is an event.
 type queued struct {
 	known map[int]bool // by the device's number
 	stale atomic.Bool  // a device has changed

@@ -19,14 +19,14 @@ import (
 	"github.com/overlane/overlane/internal/xdp"
 )
 
-// A way is one from an underlay, by a tunnel, to a pod.
-type way struct {
+// A path is one from an underlay, by a tunnel, to a pod.
+type path struct {
 	nic    node.Underlay
 	tunnel node.Tunnel
 	pod    node.Pod
 	reason string // against it; empty: none
 	// waits tells that there is a reason, which the pipeline takes away as soon as it sees
-	// that the pod is to have a way.
+	// that the pod is to have a path.
 	waits bool
 	key   datapath.ExpressKey
 	to    datapath.ExpressWay
@@ -34,9 +34,9 @@ type way struct {
 	fixed map[shortcut.MAC]netip.Addr
 }
 
-// lookout is what it takes to judge the ways of a node. Both the daemon and `overlane plan` look
+// eligibility is what it takes to evaluate the paths of a node. Both the daemon and `overlane plan` decide
 // by it.
-type lookout struct {
+type eligibility struct {
 	devices  mechanism.Reader
 	snap     node.Snapshot
 	watchers *shortcut.Watchers
@@ -47,13 +47,13 @@ type lookout struct {
 	places   *xdp.Places
 	want     xdp.Want // of them
 	only     bool     // others get none: priority has its own
-	never    string   // what speaks against any way
+	never    string   // what speaks against any path
 }
 
-// lookout is how the daemon looks.
-func (e *Express) lookout() lookout {
+// eligibility is what the daemon evaluates by.
+func (e *Express) eligibility() eligibility {
 	devices, ours := e.host.Readings()
-	l := lookout{
+	l := eligibility{
 		devices: devices, snap: e.host.Snapshot(), watchers: e.watchers, home: e.host.Cookie(),
 		owned: e.host.Owned(plan.ByExpress), ours: ours,
 		hooked: e.hooked, only: e.host.PriorityOnNIC(), places: e.host.Places(), want: Want(e.mode),
@@ -76,19 +76,19 @@ func Want(mode governor.Mode) xdp.Want {
 // Plan says what the express path would change on a node. own tells of BPF programs that
 // they are overlane's; changed: by overlane; join: datagrams are to be joined.
 func Plan(s *node.Scanner, snap node.Snapshot, home uint64, changed []apply.Entry, join bool, own func(progID uint32) bool, places *xdp.Places, mode governor.Mode) (plan.Plan, error) {
-	l := lookout{
+	l := eligibility{
 		devices: s, snap: snap, watchers: shortcut.NewWatchers(s, own, nil), home: home, places: places, want: Want(mode),
 		owned: apply.Owned(changed, plan.ByExpress), ours: apply.Ours(changed),
 	}
-	ways, err := l.ways()
-	in := l.input(ways)
+	paths, err := l.paths()
+	in := l.input(paths)
 	in.Join = join
 	return plan.Express(in), errors.Join(err, l.watchers.Close())
 }
 
-// ways looks at each way from a NIC to a pod.
-func (l lookout) ways() ([]way, error) {
-	var ways []way
+// paths checks each path from a NIC to a pod.
+func (l eligibility) paths() ([]path, error) {
+	var paths []path
 	nics := map[node.DevKey]node.Underlay{}
 	for _, u := range l.snap.Underlays {
 		nics[u.Key()] = u
@@ -97,19 +97,19 @@ func (l lookout) ways() ([]way, error) {
 	for _, t := range l.snap.Tunnels {
 		tunnels[t.Key()] = t
 	}
-	by := map[uint64][]shortcut.Way{}
+	by := map[uint64][]shortcut.Path{}
 	for _, p := range l.snap.Pods {
 		for _, t := range p.Tunnels {
 			for _, u := range tunnels[t.Key()].Underlays {
-				w := way{nic: nics[u.Key()], tunnel: tunnels[t.Key()], pod: p}
+				w := path{nic: nics[u.Key()], tunnel: tunnels[t.Key()], pod: p}
 				w.reason, w.waits = l.unfit(w)
-				ways = append(ways, w)
+				paths = append(paths, w)
 			}
-			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Way{Tunnel: t, Host: p.Host})
+			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Path{Tunnel: t, Host: p.Host})
 		}
 	}
 	var errs []error
-	verdicts := map[shortcut.Way]shortcut.Verdict{}
+	verdicts := map[shortcut.Path]shortcut.Verdict{}
 	for cookie, asked := range by {
 		w, err := l.watchers.Of(cookie)
 		if err != nil {
@@ -119,19 +119,19 @@ func (l lookout) ways() ([]way, error) {
 			continue
 		}
 		for _, v := range w.Check(asked) {
-			verdicts[v.Way] = v
+			verdicts[v.Path] = v
 		}
 	}
-	entries, err := l.ingress(ways)
+	entries, err := l.ingress(paths)
 	if err != nil {
 		errs = append(errs, err)
 	}
-	for i := range ways {
-		w := &ways[i]
+	for i := range paths {
+		w := &paths[i]
 		if w.reason != "" {
 			continue
 		}
-		v, ok := verdicts[shortcut.Way{Tunnel: w.tunnel.Dev, Host: w.pod.Host}]
+		v, ok := verdicts[shortcut.Path{Tunnel: w.tunnel.Dev, Host: w.pod.Host}]
 		from, known := entries[w.ingress()]
 		switch {
 		case !ok || !known:
@@ -160,18 +160,18 @@ func (l lookout) ways() ([]way, error) {
 		}
 	}
 	errs = append(errs, l.watchers.Keep(func(cookie uint64) bool { return by[cookie] != nil || cookie == l.home }))
-	return ways, errors.Join(errs...)
+	return paths, errors.Join(errs...)
 }
 
-// ingress is what the NIC's side of a way is asked about.
-func (w way) ingress() shortcut.Ingress {
+// ingress is what the NIC's side of a path is asked about.
+func (w path) ingress() shortcut.Ingress {
 	return shortcut.Ingress{NIC: w.nic.Dev, Local: w.tunnel.Local, Port: w.tunnel.Port}
 }
 
-// ingress looks at the NICs' side of the ways.
-func (l lookout) ingress(ways []way) (map[shortcut.Ingress]shortcut.IngressVerdict, error) {
+// ingress checks the NICs' side of the paths.
+func (l eligibility) ingress(paths []path) (map[shortcut.Ingress]shortcut.IngressVerdict, error) {
 	var list []shortcut.Ingress
-	for _, w := range ways {
+	for _, w := range paths {
 		if in := w.ingress(); w.reason == "" && !slices.Contains(list, in) {
 			list = append(list, in)
 		}
@@ -190,9 +190,9 @@ func (l lookout) ingress(ways []way) (map[shortcut.Ingress]shortcut.IngressVerdi
 	return verdicts, nil
 }
 
-// unfit says what speaks against a way without a look at who else is there; waits: nothing but the
+// unfit says what speaks against a path without a check of foreign programs and rules; waits: nothing but the
 // pipeline does.
-func (l lookout) unfit(w way) (reason string, waits bool) {
+func (l eligibility) unfit(w path) (reason string, waits bool) {
 	why := l.places.Why(w.nic, l.want)
 	switch {
 	case l.never != "":
@@ -200,7 +200,7 @@ func (l lookout) unfit(w way) (reason string, waits bool) {
 	case why != "":
 		return why, false
 	case w.nic.Master():
-		return fmt.Sprintf("frames come by the ports of %s, and ways are from a NIC", w.nic.Name), false
+		return fmt.Sprintf("frames come by the ports of %s, and express paths begin at a NIC", w.nic.Name), false
 	case l.only && !l.hooked(w.nic):
 		return fmt.Sprintf("priority's program is not on %s", w.nic.Name), false
 	case w.tunnel.Outer == 6:
@@ -224,29 +224,29 @@ func (l lookout) unfit(w way) (reason string, waits bool) {
 				return fmt.Sprintf("RPS moves the packets of %s to other cores", dev.Name), false
 			}
 			// The guard knows the tunnel's lanes. At the pod, frames without a hash of ours
-			// would go where the guard does not look.
+			// would go where the guard does not check.
 			waits = waits || dev.Same(w.pod.Peer)
 		}
 	}
 	return "", waits
 }
 
-// input puts what was judged into the planner's words.
-func (l lookout) input(ways []way) plan.ExpressInput {
+// input puts what was evaluated into the planner's words.
+func (l eligibility) input(paths []path) plan.ExpressInput {
 	in := plan.ExpressInput{Owned: l.owned}
-	for _, w := range ways {
+	for _, w := range paths {
 		nic := plan.Target(w.nic.Dev)
 		if w.reason == "" && !slices.ContainsFunc(in.NICs, func(n plan.HandingNIC) bool { return n.Target == nic }) {
 			in.NICs = append(in.NICs, plan.HandingNIC{Target: nic, Cost: l.places.Cost(w.nic)})
 		}
 		at := slices.IndexFunc(in.Pods, func(p plan.Landing) bool { return p.Target == plan.Target(w.pod.Peer) })
 		if at >= 0 {
-			in.Pods[at].Way = in.Pods[at].Way || w.reason == ""
+			in.Pods[at].Path = in.Pods[at].Path || w.reason == ""
 			continue
 		}
-		pod := plan.Landing{Target: plan.Target(w.pod.Peer), Way: w.reason == "", Unfit: w.reason}
+		pod := plan.Landing{Target: plan.Target(w.pod.Peer), Path: w.reason == "", Unfit: w.reason}
 		if err := mechanism.Offloads(l.devices, w.pod.Peer, map[string]*string{plan.GRO: &pod.GRO, plan.GROList: &pod.List}); err != nil {
-			pod.Way, pod.Unfit = false, fmt.Sprintf("its features cannot be read: %v", err)
+			pod.Path, pod.Unfit = false, fmt.Sprintf("its features cannot be read: %v", err)
 		}
 		in.Pods = append(in.Pods, pod)
 	}

@@ -15,10 +15,10 @@ import (
 var (
 	podMAC    = MAC{2, 0, 0, 0, 0, 7}
 	tunnelMAC = MAC{2, 0, 0, 0, 0, 8}
-	aWay      = Way{node.Dev{NetnsCookie: 9, Ifindex: 1, Name: "vx0"}, node.Dev{NetnsCookie: 9, Ifindex: 3, Name: "ve1"}}
+	aPath     = Path{node.Dev{NetnsCookie: 9, Ifindex: 1, Name: "vx0"}, node.Dev{NetnsCookie: 9, Ifindex: 3, Name: "ve1"}}
 )
 
-// parts are the devices of the way, to be changed by a test.
+// parts are the devices of the path, to be changed by a test.
 type parts struct{ tunnel, bridge, host *Device }
 
 // overlay is a bridged overlay that nothing speaks against.
@@ -75,11 +75,11 @@ func TestOverlayThatNothingSpeaksAgainst(t *testing.T) {
 		}, Verdict{MTU: 1400, Refresh: 5 * time.Minute}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			tt.want.Way, tt.want.MAC, tt.want.TunnelMAC = aWay, podMAC, tunnelMAC
+			tt.want.Path, tt.want.MAC, tt.want.TunnelMAC = aPath, podMAC, tunnelMAC
 			if tt.want.Relearn == 0 {
 				tt.want.Relearn = tt.want.Refresh
 			}
-			if got := Judge(overlay(tt.change), aWay); got != tt.want {
+			if got := Evaluate(overlay(tt.change), aPath); got != tt.want {
 				t.Fatalf("got %+v\nwant %+v", got, tt.want)
 			}
 		})
@@ -102,7 +102,7 @@ func TestEachViolationIsAReason(t *testing.T) {
 		change func(f *Facts, p parts)
 		want   string // how the reason begins
 	}{
-		{"nothing was seen", func(f *Facts, _ parts) { f.Unknown = "cannot look" }, "cannot look"},
+		{"nothing was seen", func(f *Facts, _ parts) { f.Unknown = "cannot read" }, "cannot read"},
 		{"another namespace", func(f *Facts, _ parts) { f.Cookie = 8 }, "tunnel and veth are not both in the network namespace"},
 		{"the tunnel is gone", func(_ *Facts, p parts) { *p.tunnel = Device{} }, "tunnel or veth are no longer there"},
 		{"the veth is gone", func(_ *Facts, p parts) { *p.host = Device{} }, "tunnel or veth are no longer there"},
@@ -172,11 +172,11 @@ func TestEachViolationIsAReason(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got := Judge(overlay(tt.change), aWay)
+			got := Evaluate(overlay(tt.change), aPath)
 			if got.Safe() || !strings.HasPrefix(got.Reason, tt.want) {
 				t.Fatalf("reason %q\nwant   %q...", got.Reason, tt.want)
 			}
-			if got != (Verdict{Way: aWay, Reason: got.Reason}) {
+			if got != (Verdict{Path: aPath, Reason: got.Reason}) {
 				t.Fatalf("says what to do all the same: %+v", got)
 			}
 		})
@@ -184,7 +184,7 @@ func TestEachViolationIsAReason(t *testing.T) {
 }
 
 func TestNoFactsAreAReason(t *testing.T) {
-	if v := Judge(Facts{}, Way{}); v.Safe() {
-		t.Fatal("knows nothing and judges safe")
+	if v := Evaluate(Facts{}, Path{}); v.Safe() {
+		t.Fatal("knows nothing and finds it safe")
 	}
 }

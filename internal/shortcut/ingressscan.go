@@ -17,7 +17,7 @@ import (
 	"github.com/overlane/overlane/internal/nlsock"
 )
 
-// side is what only looking at NICs takes.
+// side is what only a scan of NICs takes.
 type side struct {
 	subscribed bool
 	xfrm       *nlsock.Conn
@@ -39,22 +39,22 @@ func (s *side) close() error {
 	return errors.Join(errs...)
 }
 
-// CheckIngress judges each NIC by what is so now. What cannot be looked at is a
+// CheckIngress evaluates each NIC by what is so now. What cannot be read is a
 // reason against. It takes what Check takes for the namespace, three dumps more
 // and, for each NIC, some small files: 0.2 ms as measured (BenchmarkCheckIngress),
 // and more where rp_filter is loose and the main table long.
 func (w *Watcher) CheckIngress(list []Ingress) []IngressVerdict {
-	f := w.LookIngress(list)
+	f := w.ScanIngress(list)
 	verdicts := make([]IngressVerdict, len(list))
 	for i, in := range list {
-		verdicts[i] = JudgeIngress(f, in)
+		verdicts[i] = EvaluateIngress(f, in)
 	}
 	return verdicts
 }
 
-// LookIngress gathers the facts that judging these NICs takes. From the first
+// ScanIngress gathers the facts that evaluating these NICs takes. From the first
 // time on Events tells of what concerns them, too.
-func (w *Watcher) LookIngress(list []Ingress) IngressFacts {
+func (w *Watcher) ScanIngress(list []Ingress) IngressFacts {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	f := IngressFacts{Cookie: w.cookie, NICs: map[int]NIC{}}
@@ -65,7 +65,7 @@ func (w *Watcher) LookIngress(list []Ingress) IngressFacts {
 	}
 	err := w.thread.Do(func() error { return w.lookIngress(&f, list) })
 	if err != nil {
-		f.Unknown = fmt.Sprintf("what the tunnels' packets would skip cannot be looked at: %v", err)
+		f.Unknown = fmt.Sprintf("what the tunnels' packets would skip cannot be read: %v", err)
 		w.nics.fail(err)
 	}
 	return f
@@ -99,7 +99,7 @@ func (w *Watcher) lookIngress(f *IngressFacts, list []Ingress) error {
 		n.Filters = filters[index]
 		n.XDP = w.foreignXDP(l)
 		if err := w.nic(&n, index, l.promisc); err != nil {
-			n.Unknown = fmt.Sprintf("what concerns the packets of %s cannot be looked at: %v", n.Name, err)
+			n.Unknown = fmt.Sprintf("what concerns the packets of %s cannot be read: %v", n.Name, err)
 		}
 		loose = loose || n.PathFilter == loosePath
 		f.NICs[index] = n
@@ -131,7 +131,7 @@ func above(links map[int]linkInfo, index int) []Above {
 	return list
 }
 
-// nic looks at what is not in the list of devices.
+// nic checks what is not in the list of devices.
 func (w *Watcher) nic(n *NIC, index int, promisc bool) error {
 	features, err := ethtool.Features(n.Name)
 	if err != nil {
@@ -155,7 +155,7 @@ func (w *Watcher) nic(n *NIC, index int, promisc bool) error {
 	return err
 }
 
-// host looks at what concerns all NICs. loose: one of them asks for routes.
+// host checks what concerns all NICs. loose: one of them asks for routes.
 func (w *Watcher) host(f *IngressFacts, loose bool) error {
 	built, err := builtIn()
 	if err != nil {

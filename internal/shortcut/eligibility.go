@@ -12,45 +12,45 @@ import (
 	"github.com/overlane/overlane/internal/encap"
 )
 
-// Judge decides about one way. The order is that of a person looking for the
-// cause: how it is built, what the bridge does, who else is there.
-func Judge(f Facts, w Way) Verdict {
-	v := Verdict{Way: w}
+// Evaluate decides about one path. The order is that of a person looking for the
+// cause: how it is built, what the bridge does, what else is there.
+func Evaluate(f Facts, p Path) Verdict {
+	v := Verdict{Path: p}
 	if f.Unknown != "" {
 		v.Reason = f.Unknown
 		return v
 	}
-	if w.Tunnel.NetnsCookie != f.Cookie || w.Host.NetnsCookie != f.Cookie {
-		v.Reason = "tunnel and veth are not both in the network namespace that was looked at"
+	if p.Tunnel.NetnsCookie != f.Cookie || p.Host.NetnsCookie != f.Cookie {
+		v.Reason = "tunnel and veth are not both in the network namespace that was scanned"
 		return v
 	}
-	j := judge{f: f, w: w, tunnel: f.Devices[w.Tunnel.Ifindex], host: f.Devices[w.Host.Ifindex]}
-	j.bridge = f.Devices[j.tunnel.Master]
-	for _, look := range []func() string{j.built, j.known, j.ports, j.entry, j.programs, j.bridgeHooks, j.deviceHooks, j.ipHooks} {
-		if v.Reason = look(); v.Reason != "" {
+	el := eligibility{f: f, path: p, tunnel: f.Devices[p.Tunnel.Ifindex], host: f.Devices[p.Host.Ifindex]}
+	el.bridge = f.Devices[el.tunnel.Master]
+	for _, check := range []func() string{el.built, el.known, el.ports, el.entry, el.programs, el.bridgeHooks, el.deviceHooks, el.ipHooks} {
+		if v.Reason = check(); v.Reason != "" {
 			return v
 		}
 	}
-	v.MAC, v.MTU = j.host.Peer.MAC, min(j.host.MTU, j.host.Peer.MTU)
-	if j.tunnel.Port.Learning {
-		v.Refresh = j.bridge.Bridge.Ageing
+	v.MAC, v.MTU = el.host.Peer.MAC, min(el.host.MTU, el.host.Peer.MTU)
+	if el.tunnel.Port.Learning {
+		v.Refresh = el.bridge.Bridge.Ageing
 	}
 	v.Relearn = v.Refresh
-	if age := j.tunnel.Learning; age != 0 && (age < v.Relearn || v.Relearn == 0) {
+	if age := el.tunnel.Learning; age != 0 && (age < v.Relearn || v.Relearn == 0) {
 		v.Relearn = age
 	}
-	v.Marked, v.TunnelMAC, v.Fixed = j.tunnel.Marks, j.tunnel.Address, j.tunnel.Fixed
+	v.Marked, v.TunnelMAC, v.Fixed = el.tunnel.Marks, el.tunnel.Address, el.tunnel.Fixed
 	return v
 }
 
-type judge struct {
+type eligibility struct {
 	f                    Facts
-	w                    Way
+	path                 Path
 	tunnel, bridge, host Device
 }
 
-func (j *judge) built() string {
-	t, h := j.tunnel, j.host
+func (el *eligibility) built() string {
+	t, h := el.tunnel, el.host
 	switch {
 	case t.Name == "" || h.Name == "":
 		return "tunnel or veth are no longer there"
@@ -62,19 +62,19 @@ func (j *judge) built() string {
 		return fmt.Sprintf("%s is no veth", h.Name)
 	case t.Master == 0:
 		return fmt.Sprintf("%s is not in a bridge: the host routes between it and the pod, and that must not be skipped (TTL, FORWARD, connection tracking)", t.Name)
-	case j.bridge.Bridge == nil || t.Port == nil:
+	case el.bridge.Bridge == nil || t.Port == nil:
 		return fmt.Sprintf("%s is a port of something that is no bridge of the kernel's", t.Name)
 	case h.Master != t.Master || h.Port == nil:
-		return fmt.Sprintf("%s is not in the bridge %s, as %s is", h.Name, j.bridge.Name, t.Name)
+		return fmt.Sprintf("%s is not in the bridge %s, as %s is", h.Name, el.bridge.Name, t.Name)
 	case h.Unknown == "" && h.Peer == nil:
 		return fmt.Sprintf("both ends of %s are in one network namespace", h.Name)
 	}
 	return ""
 }
 
-// known is asked once it is clear that the way is one at all.
-func (j *judge) known() string {
-	for _, d := range []Device{j.tunnel, j.bridge, j.host} {
+// known is asked once it is clear that the path is one at all.
+func (el *eligibility) known() string {
+	for _, d := range []Device{el.tunnel, el.bridge, el.host} {
 		if d.Unknown != "" {
 			return d.Unknown
 		}
@@ -86,8 +86,8 @@ var portStates = []string{"disabled", "listening", "learning", "forwarding", "bl
 
 const forwarding = 3
 
-func (j *judge) ports() string {
-	t, h, b := j.tunnel, j.host, j.bridge
+func (el *eligibility) ports() string {
+	t, h, b := el.tunnel, el.host, el.bridge
 	if b.Bridge.VLANs {
 		return fmt.Sprintf("%s filters by VLAN (vlan_filtering)", b.Name)
 	}
@@ -113,47 +113,47 @@ func (j *judge) ports() string {
 
 // entry does not ask how old a learned entry is: nor does the bridge, until it
 // takes the entry out.
-func (j *judge) entry() string {
-	p := j.host.Peer
+func (el *eligibility) entry() string {
+	p := el.host.Peer
 	switch e := p.Entry; {
 	case p.MAC == MAC{}:
-		return fmt.Sprintf("the pod's end of %s has no Ethernet address of its own", j.host.Name)
+		return fmt.Sprintf("the pod's end of %s has no Ethernet address of its own", el.host.Name)
 	case p.Master != 0:
-		return fmt.Sprintf("the pod's end of %s is a port of another device there", j.host.Name)
+		return fmt.Sprintf("the pod's end of %s is a port of another device there", el.host.Name)
 	case e == nil:
-		return fmt.Sprintf("%s has not learned the pod's address %s; it does when the pod sends", j.bridge.Name, p.MAC)
+		return fmt.Sprintf("%s has not learned the pod's address %s; it does when the pod sends", el.bridge.Name, p.MAC)
 	case e.Local:
-		return fmt.Sprintf("%s has the pod's address %s for one of the host's own", j.bridge.Name, p.MAC)
-	case e.Dev != j.w.Host.Ifindex:
-		return fmt.Sprintf("%s has the pod's address %s behind another port than %s", j.bridge.Name, p.MAC, j.host.Name)
+		return fmt.Sprintf("%s has the pod's address %s for one of the host's own", el.bridge.Name, p.MAC)
+	case e.Dev != el.path.Host.Ifindex:
+		return fmt.Sprintf("%s has the pod's address %s behind another port than %s", el.bridge.Name, p.MAC, el.host.Name)
 	case e.Locked:
-		return fmt.Sprintf("%s has not let the pod's address %s in yet (MAB)", j.bridge.Name, p.MAC)
+		return fmt.Sprintf("%s has not let the pod's address %s in yet (MAB)", el.bridge.Name, p.MAC)
 	}
 	return ""
 }
 
 // programs asks about the bridge, too, although frames that it forwards meet no
-// program of its own device: whoever has put one there has plans with it.
-func (j *judge) programs() string {
+// program of its own device: the foreign program that is there acts on purpose.
+func (el *eligibility) programs() string {
 	// What is on the tunnel's XDP hook has run already.
-	for _, d := range []Device{j.bridge, j.host} {
+	for _, d := range []Device{el.bridge, el.host} {
 		if d.XDP != 0 {
 			return fmt.Sprintf("XDP program %d is on %s", d.XDP, d.Name)
 		}
 	}
-	if id := j.host.Peer.XDP; id != 0 {
-		return fmt.Sprintf("XDP program %d is on the pod's end of %s", id, j.host.Name)
+	if id := el.host.Peer.XDP; id != 0 {
+		return fmt.Sprintf("XDP program %d is on the pod's end of %s", id, el.host.Name)
 	}
-	for _, d := range []Device{j.tunnel, j.bridge, j.host} {
-		if who := classified(d); who != "" {
-			return who
+	for _, d := range []Device{el.tunnel, el.bridge, el.host} {
+		if found := classified(d); found != "" {
+			return found
 		}
 	}
-	if j.host.Queues {
-		return fmt.Sprintf("TCP segmentation is off on %s, so that the pod's end may have a queue of its own; see: ethtool -K %[1]s tso on", j.host.Name)
+	if el.host.Queues {
+		return fmt.Sprintf("TCP segmentation is off on %s, so that the pod's end may have a queue of its own; see: ethtool -K %[1]s tso on", el.host.Name)
 	}
-	if q := j.host.Qdisc; q != "noqueue" {
-		return fmt.Sprintf("the qdisc %s is on %s, and would be skipped", q, j.host.Name)
+	if q := el.host.Qdisc; q != "noqueue" {
+		return fmt.Sprintf("the qdisc %s is on %s, and would be skipped", q, el.host.Name)
 	}
 	return ""
 }
@@ -169,11 +169,11 @@ func classified(d Device) string {
 	return ""
 }
 
-func (j *judge) bridgeHooks() string {
-	if m := j.f.Netfilter.Ebtables; m != "" {
+func (el *eligibility) bridgeHooks() string {
+	if m := el.f.Netfilter.Ebtables; m != "" {
 		return legacyEbtables(m)
 	}
-	for _, c := range j.f.Netfilter.Chains {
+	for _, c := range el.f.Netfilter.Chains {
 		if c.Family == unix.NFPROTO_BRIDGE {
 			return fmt.Sprintf("nftables filters what bridges forward: %s", c)
 		}
@@ -188,9 +188,9 @@ func legacyEbtables(module string) string {
 	return fmt.Sprintf("legacy ebtables is in the kernel (%s), and whether it has rules here cannot be read without making them; where it is not used: modprobe -r %[1]s", module)
 }
 
-func (j *judge) deviceHooks() string {
-	for _, c := range j.f.Netfilter.Chains {
-		for _, d := range []Device{j.tunnel, j.bridge, j.host} {
+func (el *eligibility) deviceHooks() string {
+	for _, c := range el.f.Netfilter.Chains {
+		for _, d := range []Device{el.tunnel, el.bridge, el.host} {
 			if c.on(d.Name) {
 				return fmt.Sprintf("nftables has a hook on %s: %s", d.Name, c)
 			}
@@ -202,24 +202,24 @@ func (j *judge) deviceHooks() string {
 // bridgedHooks are those that br_netfilter calls for what a bridge forwards.
 var bridgedHooks = []int{unix.NF_INET_PRE_ROUTING, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
 
-// ipHooks judges what br_netfilter calls, if it is there.
-func (j *judge) ipHooks() string {
-	n := j.f.Netfilter
+// ipHooks evaluates what br_netfilter calls, if it is there.
+func (el *eligibility) ipHooks() string {
+	n := el.f.Netfilter
 	for _, v := range []struct {
 		on     bool
 		family uint8
 		name   string
 		legacy []string
 	}{
-		{n.IP4 || j.bridge.Bridge.IP4, unix.NFPROTO_IPV4, "iptables", n.Tables4},
-		{n.IP6 || j.bridge.Bridge.IP6, unix.NFPROTO_IPV6, "ip6tables", n.Tables6},
+		{n.IP4 || el.bridge.Bridge.IP4, unix.NFPROTO_IPV4, "iptables", n.Tables4},
+		{n.IP6 || el.bridge.Bridge.IP6, unix.NFPROTO_IPV6, "ip6tables", n.Tables6},
 	} {
 		if !v.on {
 			continue
 		}
-		calls := "br_netfilter hands the frames of " + j.bridge.Name + " to " + v.name + " (bridge-nf-call-" + v.name + "), and "
-		if who := hooked(n, v.family, v.legacy, bridgedHooks...); who != "" {
-			return calls + who
+		calls := "br_netfilter hands the frames of " + el.bridge.Name + " to " + v.name + " (bridge-nf-call-" + v.name + "), and "
+		if found := hooked(n, v.family, v.legacy, bridgedHooks...); found != "" {
+			return calls + found
 		}
 	}
 	return ""
