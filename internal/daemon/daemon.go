@@ -260,7 +260,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 			tick.Reset(d.window())
 		case <-d.news():
 			err = d.rescan(ctx)
-		case <-d.changedWays():
+		case <-d.changedPaths():
 			err = d.followSync(time.Now())
 		case <-d.expr.Changed():
 			err = d.expr.Follow(ctx, time.Now())

@@ -206,7 +206,7 @@ func (d *Daemon) pollPriority(now time.Time) error {
 		d.prio.budget.exceeded(now, c.LatencyExcess, frames)
 	}
 	if err := d.followSync(now); err != nil {
-		d.log.Warn("some short cuts could not be followed", "reason", err)
+		d.log.Warn("some redirect paths could not be followed", "reason", err)
 	}
 	return d.renewLanes()
 }

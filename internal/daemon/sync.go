@@ -24,8 +24,8 @@ type shortcuts struct {
 	links    map[node.DevKey]io.Closer // on tunnels
 	polled   time.Time
 
-	ways    int         // tunnels times pods
-	without []plan.Skip // pods that have no short cut
+	paths   int         // tunnels times pods
+	without []plan.Skip // pods that have no redirect path
 }
 
 func (p *priority) startSync(watchers *shortcut.Watchers) error {
@@ -37,8 +37,8 @@ func (p *priority) startSync(watchers *shortcut.Watchers) error {
 	return nil
 }
 
-// changedWays tells that what forwards may have changed; nil without mode sync.
-func (d *Daemon) changedWays() <-chan struct{} {
+// changedPaths tells that what forwards may have changed; nil without mode sync.
+func (d *Daemon) changedPaths() <-chan struct{} {
 	if d.prio == nil || d.prio.sync == nil {
 		return nil
 	}
@@ -63,9 +63,9 @@ func (d *Daemon) followSync(now time.Time) error {
 	var errs []error
 	want := map[datapath.ShortcutKey]datapath.Shortcut{}
 	twice := map[datapath.ShortcutKey]bool{}
-	s.ways, s.without = 0, nil
+	s.paths, s.without = 0, nil
 	tunnels := map[node.DevKey]bool{}
-	for cookie, ways := range by {
+	for cookie, paths := range by {
 		w, err := s.watchers.Of(cookie)
 		if err != nil {
 			if !errors.Is(err, node.ErrGone) {
@@ -73,8 +73,8 @@ func (d *Daemon) followSync(now time.Time) error {
 			}
 			continue
 		}
-		for _, v := range w.Check(ways) {
-			s.ways++
+		for _, v := range w.Check(paths) {
+			s.paths++
 			tunnels[v.Tunnel.Key()] = true
 			if v.Safe() {
 				v.Reason = d.elsewhere(pods[v.Host.Key()])
@@ -86,7 +86,7 @@ func (d *Daemon) followSync(now time.Time) error {
 				v.Reason = "a tunnel in another network namespace has the same number and a pod with the same address"
 			}
 			if !v.Safe() {
-				s.without = append(s.without, plan.Skip{What: v.Host.String(), Reason: "no short cut: " + v.Reason})
+				s.without = append(s.without, plan.Skip{What: v.Host.String(), Reason: "no redirect path: " + v.Reason})
 				continue
 			}
 			want[key] = datapath.Shortcut{
@@ -151,15 +151,15 @@ func SyncTunnels(snap node.Snapshot) (list []plan.Target) {
 
 // reason says which way latency traffic goes.
 func (s *shortcuts) reason() string {
-	switch safe := s.ways - len(s.without); {
-	case s.ways == 0:
+	switch safe := s.paths - len(s.without); {
+	case s.paths == 0:
 		return "sync, as soon as there is a pod"
 	case safe == 0:
 		return "stage by stage, " + s.without[0].Reason
 	case len(s.without) == 0:
 		return "from the tunnel straight to the pods"
 	default:
-		return fmt.Sprintf("from the tunnel straight to %d of %d pods", safe, s.ways)
+		return fmt.Sprintf("from the tunnel straight to %d of %d pods", safe, s.paths)
 	}
 }
 

@@ -48,7 +48,7 @@ type Datapath struct {
 	policy stagesOlPolicy
 	cells  map[stagesOlCellKey]uint32
 
-	express expressWays
+	express expressPaths
 
 	holder Holder // nil: none
 
@@ -74,7 +74,7 @@ func Load() (*Datapath, error) {
 
 		laneThreads: map[laneThread]bool{},
 		programs:    map[uint32]bool{},
-		express:     expressWays{ways: map[ExpressKey]underlayOlExpressEntry{}, ports: map[CellDevice]uint32{}, fixed: map[Sender]netip.Addr{}},
+		express:     expressPaths{paths: map[ExpressKey]underlayOlExpressEntry{}, ports: map[CellDevice]uint32{}, fixed: map[Sender]netip.Addr{}},
 	}
 	if err := d.load(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -114,7 +114,7 @@ func (d *Datapath) needBranches() error {
 	return d.loadObject("tcx programs of micro-flows", loadBranches, b)
 }
 
-// needXDP loads the XDP program, and with it what finds lanes, and the ways straight to pods.
+// needXDP loads the XDP program, and with it what finds lanes, and the paths straight to pods.
 func (d *Datapath) needXDP() error {
 	if d.xdp.OlUnderlayXdp != nil {
 		return nil

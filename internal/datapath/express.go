@@ -24,8 +24,8 @@ type ExpressKey struct {
 	MAC  [6]byte
 }
 
-// ExpressWay is the way of such frames straight to the pod.
-type ExpressWay struct {
+// ExpressPath is the path of such frames straight to the pod.
+type ExpressPath struct {
 	Host   Device     // the host's end of the pod's veth
 	Pod    CellDevice // the pod's end, whose polls tell how far it is
 	MaxLen int        // of an inner frame; longer ones take the full path
@@ -53,9 +53,9 @@ type CellDevice struct {
 	NetnsIno uint64
 }
 
-// expressWays are those that the kernel knows, and the ports that they lead to.
-type expressWays struct {
-	ways   map[ExpressKey]underlayOlExpressEntry
+// expressPaths are those that the kernel knows, and the ports that they lead to.
+type expressPaths struct {
+	paths  map[ExpressKey]underlayOlExpressEntry
 	ports  map[CellDevice]uint32
 	fixed  map[Sender]netip.Addr
 	next   uint32 // port to be given away
@@ -63,23 +63,23 @@ type expressWays struct {
 	unread io.Closer // while it is counted
 }
 
-// MaxPorts is the number of pods that can have a way.
+// MaxPorts is the number of pods that can have a path.
 const MaxPorts = int(stagesOlLimitOL_PORTS)
 
-// ErrTooManyPods says that some pods have no express way.
+// ErrTooManyPods says that some pods have no express path.
 var ErrTooManyPods = errors.New("too many pods")
 
-// AddWay opens a way, or changes one. Frames take it once SetExpress has allowed that.
-func (d *Datapath) AddWay(k ExpressKey, w ExpressWay) error {
+// AddPath opens a path, or changes one. Frames take it once SetExpress has allowed that.
+func (d *Datapath) AddPath(k ExpressKey, w ExpressPath) error {
 	if err := d.needXDP(); err != nil {
 		return err
 	}
 	if !w.Local.Is4() {
-		return fmt.Errorf("open an express way for %s: the outer address %s is not IPv4", net.HardwareAddr(k.MAC[:]), w.Local)
+		return fmt.Errorf("open an express path for %s: the outer address %s is not IPv4", net.HardwareAddr(k.MAC[:]), w.Local)
 	}
 	port, err := d.openPort(w)
 	if err != nil {
-		return fmt.Errorf("open an express way for %s: %w", net.HardwareAddr(k.MAC[:]), err)
+		return fmt.Errorf("open an express path for %s: %w", net.HardwareAddr(k.MAC[:]), err)
 	}
 	v := underlayOlExpressEntry{
 		Port: port, MaxLen: uint32(w.MaxLen),
@@ -96,26 +96,26 @@ func (d *Datapath) AddWay(k ExpressKey, w ExpressWay) error {
 	if w.Fixed {
 		v.Fixed = 1
 	}
-	if old, ok := d.express.ways[k]; ok && old == v {
+	if old, ok := d.express.paths[k]; ok && old == v {
 		return nil
 	}
 	if err := d.xdp.OlExpressEntries.Put(k.abi(), v); err != nil {
-		return fmt.Errorf("open an express way for %s: %w", net.HardwareAddr(k.MAC[:]), err)
+		return fmt.Errorf("open an express path for %s: %w", net.HardwareAddr(k.MAC[:]), err)
 	}
-	d.express.ways[k] = v
-	return d.waysChanged()
+	d.express.paths[k] = v
+	return d.pathsChanged()
 }
 
-// waysChanged has the programs look at the ways anew.
-func (d *Datapath) waysChanged() error {
+// pathsChanged has the programs look at the paths anew.
+func (d *Datapath) pathsChanged() error {
 	d.policy.Entries++
 	return d.writePolicy()
 }
 
-// WithdrawWay has flows leave a way: in order if that is a matter of a few milliseconds, at once
-// after that. CloseWay may follow once they have.
-func (d *Datapath) WithdrawWay(k ExpressKey) error {
-	v, ok := d.express.ways[k]
+// WithdrawPath has flows leave a path: in order if that is a matter of a few milliseconds, at once
+// after that. ClosePath may follow once they have.
+func (d *Datapath) WithdrawPath(k ExpressKey) error {
+	v, ok := d.express.paths[k]
 	if !ok || v.Withdrawn != 0 {
 		return nil
 	}
@@ -125,26 +125,26 @@ func (d *Datapath) WithdrawWay(k ExpressKey) error {
 	}
 	v.Withdrawn = now
 	if err := d.xdp.OlExpressEntries.Put(k.abi(), v); err != nil {
-		return fmt.Errorf("withdraw the express way for %s: %w", net.HardwareAddr(k.MAC[:]), err)
+		return fmt.Errorf("withdraw the express path for %s: %w", net.HardwareAddr(k.MAC[:]), err)
 	}
-	d.express.ways[k] = v
-	return d.waysChanged()
+	d.express.paths[k] = v
+	return d.pathsChanged()
 }
 
-// CloseWay takes a way away, and the pod's port if it was the last that led there.
-func (d *Datapath) CloseWay(k ExpressKey) error {
-	v, ok := d.express.ways[k]
+// ClosePath takes a path away, and the pod's port if it was the last that led there.
+func (d *Datapath) ClosePath(k ExpressKey) error {
+	v, ok := d.express.paths[k]
 	if !ok {
 		return nil
 	}
 	if err := d.xdp.OlExpressEntries.Delete(k.abi()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("close the express way for %s: %w", net.HardwareAddr(k.MAC[:]), err)
+		return fmt.Errorf("close the express path for %s: %w", net.HardwareAddr(k.MAC[:]), err)
 	}
-	delete(d.express.ways, k)
-	if err := d.waysChanged(); err != nil {
+	delete(d.express.paths, k)
+	if err := d.pathsChanged(); err != nil {
 		return err
 	}
-	for _, other := range d.express.ways {
+	for _, other := range d.express.paths {
 		if other.Port == v.Port {
 			return nil
 		}
@@ -156,7 +156,7 @@ func (d *Datapath) CloseWay(k ExpressKey) error {
 const MaxSenders = int(stagesOlLimitOL_SENDERS)
 
 // FixSenders tells behind which host each of these senders is; an invalid address: behind none. Their
-// frames from elsewhere, which the tunnel drops, take no way that is Fixed.
+// frames from elsewhere, which the tunnel drops, take no path that is Fixed.
 func (d *Datapath) FixSenders(want map[Sender]netip.Addr) error {
 	if maps.Equal(want, d.express.fixed) {
 		return nil
@@ -187,17 +187,17 @@ func (d *Datapath) FixSenders(want map[Sender]netip.Addr) error {
 		}
 		delete(d.express.fixed, s)
 	}
-	return d.waysChanged()
+	return d.pathsChanged()
 }
 
-// HoldExpress has flows leave their ways in order, and none take one, or lets them take them again.
+// HoldExpress has flows leave their paths in order, and none take one, or lets them take them again.
 func (d *Datapath) HoldExpress(on bool) error {
 	flag := uint32(stagesOlFlagOL_F_EXPRESS_HELD)
 	if on == (d.policy.Flags&flag != 0) {
 		return nil
 	}
 	d.policy.Flags ^= flag
-	return d.waysChanged()
+	return d.pathsChanged()
 }
 
 // CountUnread counts the datagrams for which UDP sockets have no room, or does not.
@@ -212,7 +212,7 @@ func (d *Datapath) CountUnread(on bool) (err error) {
 	return err
 }
 
-// SetExpress allows frames to take the ways that are open, or does not.
+// SetExpress allows frames to take the paths that are open, or does not.
 func (d *Datapath) SetExpress(on bool) error {
 	if on && !d.express.traced {
 		l, err := d.traceWith(d.trace.OlExpressSent)
@@ -226,7 +226,7 @@ func (d *Datapath) SetExpress(on bool) error {
 	if on == (d.policy.Flags&flag != 0) {
 		return nil
 	}
-	// No program has seen which ways flows have taken while it was off.
+	// No program has seen which paths flows have taken while it was off.
 	d.policy.ExpressEpoch++
 	d.policy.Entries++
 	d.policy.Flags ^= flag
@@ -234,7 +234,7 @@ func (d *Datapath) SetExpress(on bool) error {
 }
 
 // openPort returns the number of a pod's port, and makes it one if it is none yet.
-func (d *Datapath) openPort(w ExpressWay) (uint32, error) {
+func (d *Datapath) openPort(w ExpressPath) (uint32, error) {
 	if port, ok := d.express.ports[w.Pod]; ok {
 		return port, nil
 	}
@@ -293,7 +293,7 @@ var unfitNames = map[underlayOlExpressUnfit]string{
 	underlayOlExpressUnfitOL_UNFIT_SENDER:    "other-host",
 }
 
-// ExpressUnfit are the frames for which there was a way, and which took the full path, by reason.
+// ExpressUnfit are the frames for which there was a path, and which took the full path, by reason.
 func (d *Datapath) ExpressUnfit() (map[string]uint64, error) {
 	all := map[string]uint64{}
 	if d.xdp.OlExpressUnfits == nil {

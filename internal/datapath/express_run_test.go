@@ -54,7 +54,7 @@ type straight struct {
 	t    *testing.T
 	now  uint64 // ns, of the core's last poll
 	key  ExpressKey
-	way  ExpressWay
+	way  ExpressPath
 	port uint32
 	host *netns.Handle
 }
@@ -122,13 +122,13 @@ func newStraight(t *testing.T, refresh time.Duration) *straight {
 	s := &straight{bench: newBench(t, NIC), t: t, host: newNamespace(t)}
 	hostEnd, podEnd := pod(t, s.host, "pod0")
 	s.key = ExpressKey{NIC: 1, VNI: 42, Port: packet.VXLANPort, MAC: podMAC} // a test run's frames come from lo
-	s.way = ExpressWay{
+	s.way = ExpressPath{
 		Host: hostEnd, Pod: podEnd, MaxLen: longest, Refresh: refresh,
 		Local: netip.MustParseAddr("192.0.2.2"), NICMAC: nicMAC, TunnelMAC: tunnelMAC,
 	}
 	now, err := Now()
 	s.now = now
-	s.must(err, s.Steer(s.core), s.AddWay(s.key, s.way), s.SetExpress(true))
+	s.must(err, s.Steer(s.core), s.AddPath(s.key, s.way), s.SetExpress(true))
 	s.port = s.portOf(podEnd)
 	s.poll(0)
 	return s
@@ -453,7 +453,7 @@ func TestAWithdrawnWayIsLeftInOrderOrAtOnce(t *testing.T) {
 		s := newStraight(t, 0)
 		f := plain(1)
 		s.onTheWay(f)
-		s.must(s.WithdrawWay(s.key))
+		s.must(s.WithdrawPath(s.key))
 		// As long as the machine takes no longer between two lines of this.
 		for try := 0; ; try++ {
 			s.withdrawn(0)
@@ -475,10 +475,10 @@ func TestAWithdrawnWayIsLeftInOrderOrAtOnce(t *testing.T) {
 			if try == 100 {
 				t.Fatalf("one frame took %v", time.Duration(end-begin))
 			}
-			s.must(s.CloseWay(s.key), s.AddWay(s.key, s.way))
+			s.must(s.ClosePath(s.key), s.AddPath(s.key, s.way))
 			s.forget(t, s.slotOf(classify(t, f)))
 			s.onTheWay(f)
-			s.must(s.WithdrawWay(s.key))
+			s.must(s.WithdrawPath(s.key))
 		}
 		was, err := s.Counters()
 		s.must(err)
@@ -489,7 +489,7 @@ func TestAWithdrawnWayIsLeftInOrderOrAtOnce(t *testing.T) {
 		s.poll(10 * expressPause)
 		s.stays("withdrawn for long, later", f)
 		// Open again.
-		s.must(s.AddWay(s.key, s.way))
+		s.must(s.AddPath(s.key, s.way))
 		s.poll(1)
 		s.goes("open again", f)
 	})
@@ -497,7 +497,7 @@ func TestAWithdrawnWayIsLeftInOrderOrAtOnce(t *testing.T) {
 		s := newStraight(t, 0)
 		f := plain(1)
 		s.onTheWay(f)
-		s.must(s.WithdrawWay(s.key))
+		s.must(s.WithdrawPath(s.key))
 		s.drained(s.port, true)
 		was, err := s.Counters()
 		s.must(err)
@@ -508,7 +508,7 @@ func TestAWithdrawnWayIsLeftInOrderOrAtOnce(t *testing.T) {
 	})
 	t.Run("not for new flows", func(t *testing.T) {
 		s := newStraight(t, 0)
-		s.must(s.WithdrawWay(s.key))
+		s.must(s.WithdrawPath(s.key))
 		s.stays("a new flow", plain(1))
 		s.poll(10 * expressPause)
 		s.withdrawn(0)
@@ -522,7 +522,7 @@ func TestWithoutAWayOrItsDeviceFramesTakeTheFullPath(t *testing.T) {
 		f := plain(1)
 		s.onTheWay(f)
 		was, err := s.Counters()
-		s.must(err, s.CloseWay(s.key))
+		s.must(err, s.ClosePath(s.key))
 		s.poll(1)
 		s.stays("the way is closed", f)
 		s.counted("the way is closed", was, 0, 0, 0) // whose flow is no longer known
@@ -541,9 +541,9 @@ func TestWithoutAWayOrItsDeviceFramesTakeTheFullPath(t *testing.T) {
 		other := s.key
 		other.VNI++
 		f := plain(1)
-		s.must(s.AddWay(other, s.way))
+		s.must(s.AddPath(other, s.way))
 		s.onTheWay(f)
-		s.must(s.CloseWay(other))
+		s.must(s.ClosePath(other))
 		s.poll(1)
 		s.goes("another way to that pod is closed", f)
 	})
@@ -745,14 +745,14 @@ func TestARunEndsWithWhatItWasJudgedBy(t *testing.T) {
 		end   func(*straight)
 	}{
 		{"another poll", true, func(s *straight) { s.later(1) }},
-		{"the ways changed", true, func(s *straight) { s.must(s.waysChanged()) }},
+		{"the ways changed", true, func(s *straight) { s.must(s.pathsChanged()) }},
 		{"nothing may go straight", true, func(s *straight) { s.must(s.SetExpress(false)) }},
 		{"a frame is not plain", false, func(s *straight) { s.stays("not plain", append(plain(1), 0)) }},
 		{"the way is withdrawn", false, func(s *straight) {
-			s.must(s.WithdrawWay(s.key))
+			s.must(s.WithdrawPath(s.key))
 			s.withdrawn(expressLeave + time.Millisecond)
 		}},
-		{"the way is closed", false, func(s *straight) { s.must(s.CloseWay(s.key)) }},
+		{"the way is closed", false, func(s *straight) { s.must(s.ClosePath(s.key)) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newStraight(t, 0)
@@ -804,7 +804,7 @@ func TestASenderIsWhereTheTunnelWasToldThatItIs(t *testing.T) {
 	who := Sender{VNI: s.key.VNI, Port: s.key.Port, MAC: [6]byte(f[innerEth+6 : innerEth+12])}
 	here := netip.AddrFrom4([4]byte(f[outerIP+12 : outerIP+16]))
 	s.way.Fixed = true
-	s.must(s.AddWay(s.key, s.way), s.FixSenders(map[Sender]netip.Addr{who: here}))
+	s.must(s.AddPath(s.key, s.way), s.FixSenders(map[Sender]netip.Addr{who: here}))
 	s.poll(1)
 	s.goes("from the host that it is behind", f)
 	for _, elsewhere := range []netip.Addr{here.Next(), {}} {

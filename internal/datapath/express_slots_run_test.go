@@ -15,7 +15,7 @@ func TestFlowsOfASlotDoNotGoToTwoPods(t *testing.T) {
 	key, way := s.key, s.way
 	key.MAC[5]++
 	way.Host, way.Pod = hostEnd, podEnd
-	s.must(s.AddWay(key, way))
+	s.must(s.AddPath(key, way))
 	f := plain(1)
 	var other []byte
 	for port := uint16(2); other == nil; port++ {

@@ -21,7 +21,7 @@ type Shortcut struct {
 }
 
 // ShortcutKey is a tunnel, by its number in its namespace, and a pod's address. Tunnels
-// in two namespaces may have one number: then neither may have a short cut.
+// in two namespaces may have one number: then neither may have a redirect path.
 type ShortcutKey struct {
 	Tunnel int
 	MAC    [6]byte
@@ -37,7 +37,7 @@ type Shortcuts struct {
 // LoadShortcuts puts the program into the kernel. It does nothing before SetShortcuts.
 func (p *Priority) LoadShortcuts() (*Shortcuts, error) {
 	s := &Shortcuts{d: p.d, have: map[ShortcutKey]Shortcut{}}
-	if err := p.d.loadObject("the program for short cuts", loadSync, &s.objs); err != nil {
+	if err := p.d.loadObject("the program for redirect paths", loadSync, &s.objs); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -55,14 +55,14 @@ func (s *Shortcuts) AttachTunnel(dev Device) (io.Closer, error) {
 // maxRefresh fits what the kernel side counts in.
 const maxRefresh = 30 * time.Minute
 
-// Set makes these the short cuts.
+// Set makes these the redirect paths.
 func (s *Shortcuts) Set(want map[ShortcutKey]Shortcut) error {
 	for k := range s.have {
 		if _, ok := want[k]; ok {
 			continue
 		}
 		if err := s.objs.OlShortcuts.Delete(k.abi()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("take away a short cut: %w", err)
+			return fmt.Errorf("take away a redirect path: %w", err)
 		}
 		delete(s.have, k)
 	}
@@ -72,7 +72,7 @@ func (s *Shortcuts) Set(want map[ShortcutKey]Shortcut) error {
 		}
 		value := syncOlShortcut{Host: uint32(v.Host), MaxLen: uint32(v.MaxLen), RefreshUs: uint32(min(v.Refresh, maxRefresh) / time.Microsecond)}
 		if err := s.objs.OlShortcuts.Put(k.abi(), value); err != nil {
-			return fmt.Errorf("write a short cut: %w", err)
+			return fmt.Errorf("write a redirect path: %w", err)
 		}
 		s.have[k] = v
 	}

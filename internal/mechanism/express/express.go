@@ -70,10 +70,10 @@ func end(c Census) error {
 // Kernel is what it needs of datapath.Datapath.
 type Kernel interface {
 	AttachXDP(datapath.Device) (io.Closer, error)
-	AddWay(datapath.ExpressKey, datapath.ExpressWay) error
-	// WithdrawWay has flows leave a path, CloseWay ends it.
-	WithdrawWay(datapath.ExpressKey) error
-	CloseWay(datapath.ExpressKey) error
+	AddPath(datapath.ExpressKey, datapath.ExpressPath) error
+	// WithdrawPath has flows leave a path, ClosePath ends it.
+	WithdrawPath(datapath.ExpressKey) error
+	ClosePath(datapath.ExpressKey) error
 	// FixSenders tells where senders are whose frames a tunnel drops from elsewhere.
 	FixSenders(map[datapath.Sender]netip.Addr) error
 	// SetExpress has frames take the paths, HoldExpress keeps them from it for as long.
@@ -120,7 +120,7 @@ type Express struct {
 type opened struct {
 	host, pod node.DevKey
 	lands     plan.Target // the pod's end
-	to        datapath.ExpressWay
+	to        datapath.ExpressPath
 }
 
 // leaving is a path that flows are leaving.
@@ -259,7 +259,7 @@ func (e *Express) follow(ctx context.Context, now time.Time) error {
 			delete(safe, k)
 			continue
 		}
-		if err := e.host.Kernel().CloseWay(k); err != nil {
+		if err := e.host.Kernel().ClosePath(k); err != nil {
 			return err
 		}
 		delete(e.closing, k)
@@ -304,7 +304,7 @@ func (e *Express) evaluate(now time.Time) (made plan.Plan, safe map[datapath.Exp
 		if has(safe, k) {
 			continue
 		}
-		err = errors.Join(err, e.host.Kernel().WithdrawWay(k))
+		err = errors.Join(err, e.host.Kernel().WithdrawPath(k))
 		delete(e.open, k)
 		e.closing[k] = leaving{since: now, lands: o.lands}
 	}
@@ -419,7 +419,7 @@ func (e *Express) openOne(k datapath.ExpressKey, w path) error {
 	defer pod.Close()
 	w.to.Host = datapath.Device{Netns: host, Ifindex: w.pod.Host.Ifindex}
 	w.to.Pod = datapath.CellDevice{Ifindex: w.pod.Peer.Ifindex, NetnsIno: pod.Inode()}
-	return e.host.Kernel().AddWay(k, w.to)
+	return e.host.Kernel().AddPath(k, w.to)
 }
 
 // leaveLandings takes back what no path needs any more.
@@ -474,7 +474,7 @@ func (e *Express) Stop(ctx context.Context) (rep apply.Report, err error) {
 func (e *Express) leave(ctx context.Context) (rep apply.Report, err error) {
 	e.wanted = false
 	for k := range e.open {
-		err = errors.Join(err, e.host.Kernel().WithdrawWay(k))
+		err = errors.Join(err, e.host.Kernel().WithdrawPath(k))
 		e.closing[k] = leaving{}
 	}
 	if len(e.closing) > 0 {
@@ -485,7 +485,7 @@ func (e *Express) leave(ctx context.Context) (rep apply.Report, err error) {
 		}
 	}
 	for k := range e.closing {
-		err = errors.Join(err, e.host.Kernel().CloseWay(k))
+		err = errors.Join(err, e.host.Kernel().ClosePath(k))
 	}
 	clear(e.open)
 	clear(e.closing)

@@ -78,9 +78,9 @@ type kernel struct {
 }
 
 func (k *kernel) AttachXDP(datapath.Device) (io.Closer, error)          { return nil, errors.ErrUnsupported }
-func (k *kernel) AddWay(datapath.ExpressKey, datapath.ExpressWay) error { return nil }
-func (k *kernel) WithdrawWay(datapath.ExpressKey) error                 { return nil }
-func (k *kernel) CloseWay(datapath.ExpressKey) error                    { return nil }
+func (k *kernel) AddPath(datapath.ExpressKey, datapath.ExpressPath) error { return nil }
+func (k *kernel) WithdrawPath(datapath.ExpressKey) error                 { return nil }
+func (k *kernel) ClosePath(datapath.ExpressKey) error                    { return nil }
 func (k *kernel) SetExpress(on bool) error                              { k.takes = on; return nil }
 func (k *kernel) HoldExpress(on bool) error                             { k.held = on; return nil }
 func (k *kernel) CountUnread(on bool) error                             { k.unread = on; return nil }

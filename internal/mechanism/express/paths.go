@@ -29,7 +29,7 @@ type path struct {
 	// that the pod is to have a path.
 	waits bool
 	key   datapath.ExpressKey
-	to    datapath.ExpressWay
+	to    datapath.ExpressPath
 	// fixed are senders whose frames the tunnel drops unless they come from these hosts.
 	fixed map[shortcut.MAC]netip.Addr
 }
@@ -146,7 +146,7 @@ func (l eligibility) paths() ([]path, error) {
 			w.reason = fmt.Sprintf("%s has several addresses, and the tunnel takes packets for any of them", w.nic.Name)
 		default:
 			w.key = datapath.ExpressKey{NIC: w.nic.Ifindex, VNI: w.tunnel.VNI, Port: w.tunnel.Port, MAC: v.MAC}
-			w.to = datapath.ExpressWay{
+			w.to = datapath.ExpressPath{
 				MaxLen: v.MTU + shortcut.Tagged, Refresh: v.Relearn / shortcut.RefreshPart,
 				Local: from.Locals[0], Remote: w.tunnel.Remote, NICMAC: from.MAC, TunnelMAC: v.TunnelMAC,
 				Fixed: v.Fixed != nil,

@@ -105,7 +105,7 @@ func TestRoutedPodsHaveNoRedirectPath(t *testing.T) {
 		return c.LatencyPackets > 1000, fmt.Sprintf("%+v", c)
 	})
 	st := d.Status()
-	if st.Counters.ShortCut != 0 || !strings.Contains(st.Mechanisms[1].Reason, "stage by stage, no short cut: ") {
+	if st.Counters.ShortCut != 0 || !strings.Contains(st.Mechanisms[1].Reason, "stage by stage, no redirect path: ") {
 		t.Errorf("%d by a redirect path; %s", st.Counters.ShortCut, st.Mechanisms[1].Reason)
 	}
 	orderly(t, l.Stop())
