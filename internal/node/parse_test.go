@@ -14,8 +14,6 @@ import (
 	"github.com/overlane/overlane/internal/nlsock"
 )
 
-func be16(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
-
 func TestXDPOfSeveralModes(t *testing.T) {
 	for _, tt := range []struct {
 		attrs []byte

@@ -77,15 +77,15 @@ type kernel struct {
 	fails               error // of the next that is asked
 }
 
-func (k *kernel) AttachXDP(datapath.Device) (io.Closer, error)          { return nil, errors.ErrUnsupported }
+func (k *kernel) AttachXDP(datapath.Device) (io.Closer, error)            { return nil, errors.ErrUnsupported }
 func (k *kernel) AddPath(datapath.ExpressKey, datapath.ExpressPath) error { return nil }
-func (k *kernel) WithdrawPath(datapath.ExpressKey) error                 { return nil }
-func (k *kernel) ClosePath(datapath.ExpressKey) error                    { return nil }
-func (k *kernel) SetExpress(on bool) error                              { k.takes = on; return nil }
-func (k *kernel) HoldExpress(on bool) error                             { k.held = on; return nil }
-func (k *kernel) CountUnread(on bool) error                             { k.unread = on; return nil }
-func (k *kernel) ExpressDrops() (uint64, error)                         { return 0, nil }
-func (k *kernel) Counters() (datapath.Counters, error)                  { return datapath.Counters{}, nil }
+func (k *kernel) WithdrawPath(datapath.ExpressKey) error                  { return nil }
+func (k *kernel) ClosePath(datapath.ExpressKey) error                     { return nil }
+func (k *kernel) SetExpress(on bool) error                                { k.takes = on; return nil }
+func (k *kernel) HoldExpress(on bool) error                               { k.held = on; return nil }
+func (k *kernel) CountUnread(on bool) error                               { k.unread = on; return nil }
+func (k *kernel) ExpressDrops() (uint64, error)                           { return 0, nil }
+func (k *kernel) Counters() (datapath.Counters, error)                    { return datapath.Counters{}, nil }
 func (k *kernel) FixSenders(map[datapath.Sender]netip.Addr) (err error) {
 	err, k.fails = k.fails, nil
 	return err
