@@ -14,7 +14,7 @@ import (
 
 // Lower leaves in force, on every thread, only the Everyday capabilities of those that this process
 // keeps. The others have to be raised for what needs them, by With: a mistake anywhere else cannot
-// make use of them. It is no wall against who has made the process run code of his own.
+// make use of them. It is no wall against an attacker that has made the process run code.
 //
 // It is about the process as it is: what it starts is not lowered, see Start. ErrLinkedWithC means
 // that it cannot be done, and that everything else goes on as before.
