@@ -21,7 +21,7 @@ struct ol_census_flow {
 
 #define OL_CENSUS_FLOWS 512
 
-/* A flow has one place; whoever finds it taken is counted at the end, with the rest. */
+/* A flow has one place; one that finds it taken is counted at the end, with the rest. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, OL_CENSUS_FLOWS + 1);

@@ -148,7 +148,7 @@ OL_INLINE int ol_express_outer4(const __u8 *ip, const struct ol_express_tunnel *
  *
  * An outer checksum is not added up over the payload: if the inner one is right, the headers
  * tell what the payload adds to it (as local checksum offload does it the other way round). If
- * only one of the two is wrong, they do not agree, and the frame takes the full path to whoever
+ * only one of the two is wrong, they do not agree, and the frame takes the full path to what
  * drops it. If the payload is not what was sent, both are, and the pod drops the packet by the
  * inner one.
  */

@@ -301,7 +301,7 @@ static __always_inline void ol_express_leave(struct ol_slot *s, __u32 slot, __u6
 
 /*
  * Sends a frame on its way if that is its flow's lane: XDP_REDIRECT. Else it goes the full
- * path, on which whoever has to know gets to know its sender.
+ * path, on which what has to know its sender gets to know it.
  */
 __noinline int ol_express_take(struct xdp_md *ctx, const struct ol_frame *f,
 			       struct ol_express_turn *t)

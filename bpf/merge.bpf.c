@@ -140,16 +140,16 @@ static __always_inline struct ol_waiting *ol_get_waiting(__u32 flow, __u32 branc
 }
 
 /*
- * Which way does a packet go that the hook in front has marked? Where it has to wait, the
+ * Which verdict does a packet get that the hook in front has marked? Where it has to wait, the
  * place for it. Unless watched none waits: it is as if what comes before had been waited for.
  */
-static __always_inline enum ol_merge_way ol_merge_judge(const struct ol_merge_mark *mark,
-							int watched, struct ol_waiting **place)
+static __always_inline enum ol_merge_verdict ol_merge_judge(const struct ol_merge_mark *mark,
+							    int watched, struct ol_waiting **place)
 {
 	__u32 at = mark->place, b = mark->branch;
 	struct ol_merging *g = bpf_map_lookup_elem(&ol_mergings, &at);
 	struct ol_merge_flow *f = bpf_map_lookup_elem(&ol_merge_flows, &at);
-	enum ol_merge_way way;
+	enum ol_merge_verdict verdict;
 	__u32 generation;
 
 	*place = NULL;
@@ -166,21 +166,21 @@ static __always_inline enum ol_merge_way ol_merge_judge(const struct ol_merge_ma
 	 */
 	if (b >= OL_ALL_BRANCHES || ol_after(mark->end, OL_READ(g->sent[b])))
 		b = OL_ALL_BRANCHES;
-	way = ol_merge_arrives(&f->order, b, mark->seq, mark->end,
-			       watched ? f->tail[b] - f->head[b] : 0);
+	verdict = ol_merge_arrives(&f->order, b, mark->seq, mark->end,
+				   watched ? f->tail[b] - f->head[b] : 0);
 	if (!watched) {
 		ol_merge_leaves(&f->order, mark->end);
-		way = OL_MERGE_GO;
+		verdict = OL_MERGE_GO;
 	}
 	OL_WRITE(g->next, f->order.next);
-	if (way != OL_MERGE_WAIT)
-		return way;
+	if (verdict != OL_MERGE_WAIT)
+		return verdict;
 	*place = ol_get_waiting(at, b, f->tail[b]);
 	if (!*place)
 		return OL_MERGE_FULL;
 	f->tail[b]++;
 	OL_WRITE(g->held, g->held + 1);
-	return way;
+	return verdict;
 }
 
 /* There is no room for a packet. */
@@ -204,7 +204,7 @@ int BPF_PROG(ol_merge_enqueue, struct sk_buff *skb, struct Qdisc *sch,
 	struct ol_resequencer *p = ol_resequencer_of(sch);
 	const struct ol_merge_mark *mark = ol_mark_of(skb);
 	__u32 at = sch->limit, len = ol_pkt_len(skb), key;
-	enum ol_merge_way way;
+	enum ol_merge_verdict verdict;
 	struct ol_waiting *w;
 	struct ol_merge_mark m;
 	struct ol_ready *r;
@@ -218,7 +218,7 @@ int BPF_PROG(ol_merge_enqueue, struct sk_buff *skb, struct Qdisc *sch,
 		m = *mark;
 		now = bpf_ktime_get_ns();
 		watched = ol_looked_after(now);
-		way = ol_merge_judge(&m, watched, &w);
+		verdict = ol_merge_judge(&m, watched, &w);
 		p->look |= 1U << (m.place % OL_MERGES);
 		if (w) {
 			w->since = now;
@@ -234,10 +234,10 @@ int BPF_PROG(ol_merge_enqueue, struct sk_buff *skb, struct Qdisc *sch,
 			ol_merge_count(OL_MERGE_HELD, m.segs);
 			return NET_XMIT_SUCCESS;
 		}
-		if (way == OL_MERGE_FULL)
+		if (verdict == OL_MERGE_FULL)
 			goto drop;
 		ol_merge_count(watched ? OL_MERGE_PASSED : OL_MERGE_UNWATCHED, m.segs);
-		if (way == OL_MERGE_GO_LATE)
+		if (verdict == OL_MERGE_GO_LATE)
 			ol_merge_count(OL_MERGE_LATE, m.segs);
 	}
 	if (p->tail - p->head >= OL_MERGE_READY)

@@ -63,9 +63,9 @@ struct ol_merge {
 	__u32 given_up;			/* ... or, of those, a bit each, was sent */
 };
 
-enum ol_merge_way {
+enum ol_merge_verdict {
 	OL_MERGE_GO,
-	OL_MERGE_GO_LATE, /* goes as well: whoever sent it again wants it at once */
+	OL_MERGE_GO_LATE, /* goes as well: the sender that sent it again wants it at once */
 	OL_MERGE_WAIT,
 	OL_MERGE_FULL, /* it would wait, and there is no room */
 };
@@ -86,8 +86,8 @@ OL_INLINE void ol_merge_begin(struct ol_merge *m, __u32 generation, __u32 first)
  * A packet with the bytes from seq up to end came by a branch, of which so many wait, or by none
  * (OL_ALL_BRANCHES): by another core than the one that splits.
  */
-OL_INLINE enum ol_merge_way ol_merge_arrives(struct ol_merge *m, __u32 branch, __u32 seq, __u32 end,
-					     __u32 waiting)
+OL_INLINE enum ol_merge_verdict ol_merge_arrives(struct ol_merge *m, __u32 branch, __u32 seq,
+						 __u32 end, __u32 waiting)
 {
 	int far = seq - m->next + OL_MERGE_FAR > 2 * OL_MERGE_FAR;
 	int early = !far && ol_after(seq, m->next);

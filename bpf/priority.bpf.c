@@ -236,7 +236,7 @@ __noinline int ol_sparse_place(const struct ol_prio *p, const struct ol_flow *f,
 			return 0;
 		if (s->used && s->host == host && ol_same_flow(&s->flow, f))
 			return key + 1;
-		/* One that goes on keeps its place: whoever finds none is bulk. */
+		/* One that goes on keeps its place: a flow that finds none is bulk. */
 		if (s->used && p->now - s->seen <= OL_SPARSE_GONE * OL_SPARSE_WINDOW_US)
 			continue;
 		if (at && s->used && p->now - s->seen <= idle)

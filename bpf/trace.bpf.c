@@ -132,7 +132,7 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 		if (!ol_nic_holds(&cpu->holding, napi, now))
 			cpu->nic_seq = seq;
 	}
-	/* Whoever polled: a mark's time may not run ahead of an empty queue's. */
+	/* Whatever polled: a mark's time may not run ahead of an empty queue's. */
 	if (cpu->softnet) {
 		sd = (void *)cpu->softnet;
 		head = BPF_CORE_READ(sd, input_queue_head);
@@ -197,7 +197,7 @@ int BPF_PROG(ol_express_sent, const struct net_device *from, const struct net_de
 }
 
 /*
- * A datagram came all the way, and its socket had no room: whoever is to read it does not keep up.
+ * A datagram came all the way, and its socket had no room: its reader does not keep up.
  * To bring it faster gains nothing.
  */
 SEC("tp_btf/udp_fail_queue_rcv_skb")

@@ -12,7 +12,7 @@ import (
 // flood is more flows than there are slots, or fragments that are remembered, many times over.
 const flood = 100_000
 
-// Whoever sends each packet as a flow of its own finds the same room as a few flows do, spread over
+// A sender whose packets are a flow each finds the same room as a few flows do, spread over
 // the lanes as theirs are; nothing is dropped, or sent by the stock path, for want of it.
 func TestAFloodOfFlowsFindsRoom(t *testing.T) {
 	onEachHook(t, func(t *testing.T, b *bench) {

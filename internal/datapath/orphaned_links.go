@@ -91,7 +91,7 @@ func (o *OrphanedLinks) Drain(limit time.Duration) (err error) {
 		return err
 	}
 	defer func() {
-		// Whoever comes to another core, and whoever paused, finds no lane, and nothing is sent to
+		// A flow that comes to another core, or has paused, finds no lane, and nothing is sent to
 		// a device that goes.
 		for s := range p.Stage {
 			p.Stage[s].Nr = 0
@@ -229,7 +229,7 @@ func (o *OrphanedLinks) close() error {
 		}
 		delete(o.links, heldXDP)
 	}
-	// Whoever sends to the resequencers came behind whoever sends on from there.
+	// The hook that sends to the resequencers was attached after the one that sends on from there.
 	for _, fd := range slices.Backward(o.links[heldTCX]) {
 		errs = append(errs, unix.Close(fd))
 	}

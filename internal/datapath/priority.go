@@ -183,7 +183,7 @@ type LaneSched struct {
 // on a core comes and goes, a lane with a slice of 100 ms did not run for seconds.
 const bulkSlice = 5 * time.Millisecond
 
-// bulkSched lets whoever wakes up on a core preempt the thread of its bulk lane at once.
+// bulkSched lets a task that wakes up on a core preempt the thread of its bulk lane at once.
 // The scheduler protects a running task until it has had its slice, but not from one
 // whose slice is shorter.
 var bulkSched = LaneSched{Slice: bulkSlice}

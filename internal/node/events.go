@@ -129,14 +129,14 @@ func (s *Scanner) follow(f *os.File) {
 			return
 		}
 		for m := range nlsock.Messages(buf[:n]) {
-			s.heed(m)
+			s.handle(m)
 		}
 		s.poke()
 	}
 }
 
-// heed notes what a message means beyond that something changed.
-func (s *Scanner) heed(m nlsock.Message) {
+// handle notes what a message means beyond that something changed.
+func (s *Scanner) handle(m nlsock.Message) {
 	switch m.Type {
 	case unix.RTM_NEWNSID:
 		s.newIDs.Store(true)

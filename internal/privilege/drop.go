@@ -50,7 +50,7 @@ func drop(keep Set) error {
 	return nil
 }
 
-// parentDeath is the signal that whoever started this process has it get with its own end, 0 for
+// parentDeath is the signal that the parent of this process has it get with its own end, 0 for
 // none. Packages are initialised on the first thread.
 var parentDeath = func() (sig int32) {
 	_ = unix.Prctl(unix.PR_GET_PDEATHSIG, uintptr(unsafe.Pointer(&sig)), 0, 0, 0) // fails for no valid pointer

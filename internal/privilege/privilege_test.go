@@ -288,7 +288,7 @@ func TestDropRunsTheSameProgramAgain(t *testing.T) {
 	process{role: replaced, program: path}.run(t).may(t, Daemon(), Daemon(), Daemon())
 }
 
-// A command gets what it is to have, and whoever starts it keeps what it has.
+// A command gets what it is to have, and the process that starts it keeps what it has.
 func TestStartGivesNoMore(t *testing.T) {
 	needRoot(t)
 	before, err := current()

@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Hooks reads what hangs on the tcx hooks of all devices of a namespace, by a program that does so in
+// Hooks reads what is attached to the tcx hooks of all devices of a namespace, by a program that does so in
 // the kernel. Watchers may share one, which has to outlive them.
 type Hooks struct{ objs hooksObjects }
 

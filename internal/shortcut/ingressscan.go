@@ -79,7 +79,7 @@ func (w *Watcher) lookIngress(f *IngressFacts, list []Ingress) error {
 		}
 		w.side.subscribed = true
 	}
-	w.nics.hung, w.nics.known = w.hung()
+	w.nics.attached, w.nics.known = w.attached()
 	links, err := w.links()
 	if err != nil {
 		return err

@@ -13,9 +13,9 @@ type readings struct {
 	again []func() (same bool, err error)
 	hooks []func() (same bool, err error) // the same of devices' tcx hooks
 	made  bool                            // a scan was made
-	// hung is what was on all tcx hooks before the scan asked each, if that is known.
-	hung  uint64
-	known bool
+	// attached is what was on all tcx hooks before the scan asked each, if that is known.
+	attached uint64
+	known    bool
 }
 
 // read reads something, on a thread in the namespace, and notes it down.
@@ -56,8 +56,8 @@ func allSame(readers []func() (bool, error)) (bool, error) {
 	return true, nil
 }
 
-// hung is what is on all tcx hooks now, on a thread in the namespace, if that can be told.
-func (w *Watcher) hung() (digest uint64, known bool) {
+// attached is what is on all tcx hooks now, on a thread in the namespace, if that can be told.
+func (w *Watcher) attached() (digest uint64, known bool) {
 	if w.hooks == nil {
 		return 0, false
 	}
@@ -68,15 +68,15 @@ func (w *Watcher) hung() (digest uint64, known bool) {
 // sameHooks tells whether the same programs of others are on devices' tcx hooks. Each is asked only
 // where something has changed on any: ours, or at a device of no path, make no difference.
 func (w *Watcher) sameHooks(scans []*readings) (bool, error) {
-	now, known := w.hung()
+	now, known := w.attached()
 	for _, rs := range scans {
-		if known && rs.known && rs.hung == now {
+		if known && rs.known && rs.attached == now {
 			continue
 		}
 		if same, err := allSame(rs.hooks); !same || err != nil {
 			return false, err
 		}
-		rs.hung, rs.known = now, known
+		rs.attached, rs.known = now, known
 	}
 	return true, nil
 }

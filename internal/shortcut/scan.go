@@ -49,7 +49,7 @@ func (w *Watcher) Scan(paths []Path) Facts {
 
 // scan runs on a thread in the namespace.
 func (w *Watcher) scan(f *Facts, paths []Path) error {
-	w.paths.hung, w.paths.known = w.hung()
+	w.paths.attached, w.paths.known = w.attached()
 	links, err := w.links()
 	if err != nil {
 		return err

@@ -447,7 +447,7 @@ func TestHooksOfANamespace(t *testing.T) {
 	}
 }
 
-// What hangs on hooks makes no event, and is noticed between two scans: on each device of a path, by
+// What is attached to hooks makes no event, and is noticed between two scans: on each device of a path, by
 // one scan of all hooks and by asking each, as it comes and goes, and as another takes its place.
 func TestPollNoticesProgramsOnHooks(t *testing.T) {
 	for name, hooks := range map[string]*Hooks{"all at once": hooks(t), "one by one": nil} {

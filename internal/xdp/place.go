@@ -145,7 +145,7 @@ func (p *Places) Cost(u node.Underlay) string {
 	return ""
 }
 
-// Take gives a mechanism the place on a NIC. attach hangs its program there, if no other has hung
+// Take gives a mechanism the place on a NIC. attach puts its program there, if no other has put
 // the same one. The error is a Left where the NIC is left alone, node.ErrGone where it is gone.
 func (p *Places) Take(u node.Underlay, w Want, attach func() (io.Closer, error)) error {
 	if why := p.Why(u, w); why != "" {

@@ -283,7 +283,7 @@ func TestThePlaceIsSharedAndGivenBack(t *testing.T) {
 		t.Errorf("%v, taken off: %t", err, h.closed)
 	}
 	if err := p.ReleaseAll(Pipeline, Microflows); err != nil || !h.closed || p.On(u) || n.tried != 1 {
-		t.Errorf("%v, taken off: %t, hung %d times", err, h.closed, n.tried)
+		t.Errorf("%v, taken off: %t, attached %d times", err, h.closed, n.tried)
 	}
 	if err := p.Take(u, Want{Priority, true}, hang); err != nil {
 		t.Fatal(err)

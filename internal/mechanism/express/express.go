@@ -102,7 +102,7 @@ type Express struct {
 	retry   time.Time
 	err     error // why the last attempt to put it in place failed
 	dropped uint64
-	doubt   doubt
+	recheck recheck
 
 	// wanted: frames are to take the paths that are safe, and a program is to be on the NICs for that.
 	wanted  bool
@@ -217,18 +217,18 @@ func (e *Express) Poll(ctx context.Context, now time.Time) error {
 	}
 	dropped := drops != e.dropped
 	e.dropped = drops
-	if !e.doubt.raised(dropped, now.Sub(e.checked)) && !e.watchers.Poll() {
+	if !e.recheck.due(dropped, now.Sub(e.checked)) && !e.watchers.Poll() {
 		return nil
 	}
 	return e.Follow(ctx, now)
 }
 
-// doubt is about paths that drop frames. A landing that is gone drops all, and a pod that does not
+// recheck is about paths that drop frames. A landing that is gone drops all, and a pod that does not
 // keep up some: the longer it goes on, the likelier is that, and an evaluation costs.
-type doubt struct{ wait time.Duration }
+type recheck struct{ wait time.Duration }
 
-// raised tells whether the paths are to be evaluated again, so long since they were.
-func (d *doubt) raised(dropped bool, since time.Duration) bool {
+// due tells whether the paths are to be evaluated again, so long since they were.
+func (d *recheck) due(dropped bool, since time.Duration) bool {
 	if !dropped {
 		d.wait = 0
 		return false

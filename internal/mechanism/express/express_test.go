@@ -25,11 +25,11 @@ import (
 
 // A pod that does not keep up for ten seconds has its paths evaluated at once, and then ever more
 // rarely; one that begins to drop after a pause at once again.
-func TestDropsRaiseDoubtsEverMoreRarely(t *testing.T) {
-	var d doubt
+func TestDropsHavePathsEvaluatedEverMoreRarely(t *testing.T) {
+	var d recheck
 	evaluated, last := 0, time.Duration(0)
 	for now := time.Duration(0); now < 10*time.Second; now += shortcut.PollEvery {
-		if d.raised(true, now-last) {
+		if d.due(true, now-last) {
 			evaluated, last = evaluated+1, now
 			if now == 0 && evaluated != 1 {
 				t.Error("not evaluated at the first drop")
@@ -39,10 +39,10 @@ func TestDropsRaiseDoubtsEverMoreRarely(t *testing.T) {
 	if evaluated < 10 || evaluated > 16 {
 		t.Errorf("evaluated %d times in ten seconds, want about once a second", evaluated)
 	}
-	if d.raised(false, time.Hour) {
+	if d.due(false, time.Hour) {
 		t.Error("evaluated without a drop")
 	}
-	if !d.raised(true, 0) {
+	if !d.due(true, 0) {
 		t.Error("not evaluated at the first drop after a pause")
 	}
 }

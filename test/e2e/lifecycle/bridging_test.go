@@ -55,7 +55,7 @@ func bridgingOf(t *testing.T, st control.Status) control.Mechanism {
 // for longer than is promised.
 func TestUnusedHooksAreLeftOutUntilTheyAreUsed(t *testing.T) {
 	forwardLink := func(s *scene) (func() error, error) {
-		return s.hung(atOverlay, ebpf.ProgramSpec{Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter}, nfDrop, func(p *ebpf.Program) (link.Link, error) {
+		return s.attached(atOverlay, ebpf.ProgramSpec{Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter}, nfDrop, func(p *ebpf.Program) (link.Link, error) {
 			return link.AttachNetfilter(link.NetfilterOptions{Program: p, ProtocolFamily: link.NetfilterProtoIPv4, Hook: link.NetfilterInetForward, Priority: -128})
 		})
 	}

@@ -154,8 +154,8 @@ func TestManyPodsThatComeAtOnceAreSteered(t *testing.T) {
 				continue
 			}
 			masks++
-			if hung := on(t, host.Overlay, p.HostEnd, ebpf.AttachTCXEgress); !slices.Contains(hung, "ol_pod_out") {
-				t.Fatalf("pod %s has a mask and the programs %v", p.HostEnd, hung)
+			if attached := on(t, host.Overlay, p.HostEnd, ebpf.AttachTCXEgress); !slices.Contains(attached, "ol_pod_out") {
+				t.Fatalf("pod %s has a mask and the programs %v", p.HostEnd, attached)
 			}
 		}
 		return masks == len(pods), fmt.Sprintf("%d of %d\n%s", masks, len(pods), d.Log())

@@ -143,8 +143,8 @@ func counted(s *scene) (n uint64) {
 	return n
 }
 
-// hung attaches a program in a namespace.
-func (s *scene) hung(p place, spec ebpf.ProgramSpec, verdict int32, how func(*ebpf.Program) (link.Link, error)) (func() error, error) {
+// attached attaches a program in a namespace.
+func (s *scene) attached(p place, spec ebpf.ProgramSpec, verdict int32, how func(*ebpf.Program) (link.Link, error)) (func() error, error) {
 	prog, err := s.program(spec, verdict)
 	if err != nil {
 		return nil, err
@@ -178,7 +178,7 @@ const (
 // tcx has a program at a device's hook.
 func tcx(p place, dev string, at ebpf.AttachType, verdict int32) func(*scene) (func() error, error) {
 	return func(s *scene) (func() error, error) {
-		return s.hung(p, ebpf.ProgramSpec{Type: ebpf.SchedCLS}, verdict, func(prog *ebpf.Program) (link.Link, error) {
+		return s.attached(p, ebpf.ProgramSpec{Type: ebpf.SchedCLS}, verdict, func(prog *ebpf.Program) (link.Link, error) {
 			ifi, err := net.InterfaceByName(s.words().Replace(dev))
 			if err != nil {
 				return nil, err
@@ -244,12 +244,12 @@ var policies = []policy{
 	{name: "nft counter", at: atNIC, plant: countingTable, uproot: fmt.Sprintf(noTable, "inet"), want: "there are rules in chain inet t c", lets: true, seen: nftCount},
 	{name: "iptables-legacy raw", at: atNIC, plant: "iptables-legacy -t raw -A PREROUTING -p udp -j DROP", want: "there are rules in the tables: raw", stays: true},
 	{name: "BPF netfilter link", at: atNIC, want: "BPF programs are on netfilter hooks", seen: counted, hang: func(s *scene) (func() error, error) {
-		return s.hung(atNIC, ebpf.ProgramSpec{Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter}, nfDrop, func(p *ebpf.Program) (link.Link, error) {
+		return s.attached(atNIC, ebpf.ProgramSpec{Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter}, nfDrop, func(p *ebpf.Program) (link.Link, error) {
 			return link.AttachNetfilter(link.NetfilterOptions{Program: p, ProtocolFamily: link.NetfilterProtoIPv4, Hook: link.NetfilterInetPreRouting, Priority: -128})
 		})
 	}},
 	{name: "sk_lookup", at: atNIC, want: "BPF programs choose sockets", seen: counted, hang: func(s *scene) (func() error, error) {
-		return s.hung(atNIC, ebpf.ProgramSpec{Type: ebpf.SkLookup, AttachType: ebpf.AttachSkLookup}, skDrop, func(p *ebpf.Program) (link.Link, error) {
+		return s.attached(atNIC, ebpf.ProgramSpec{Type: ebpf.SkLookup, AttachType: ebpf.AttachSkLookup}, skDrop, func(p *ebpf.Program) (link.Link, error) {
 			return link.AttachNetNs(s.ns(atNIC).FD(), p)
 		})
 	}},
@@ -282,7 +282,7 @@ var policies = []policy{
 	// At the pod.
 	{name: "another address in the pod", at: inPod, plant: "ip link set POD address 02:00:00:00:77:77", uproot: "ip link set POD address MAC", want: "has not learned the pod's address 02:00:00:00:77:77", late: true},
 	{name: "XDP on the pod's end", at: inPod, seen: counted, want: "is on the pod's end of VE", late: true, hang: func(s *scene) (func() error, error) {
-		return s.hung(inPod, ebpf.ProgramSpec{Type: ebpf.XDP}, xdpDrop, func(p *ebpf.Program) (link.Link, error) {
+		return s.attached(inPod, ebpf.ProgramSpec{Type: ebpf.XDP}, xdpDrop, func(p *ebpf.Program) (link.Link, error) {
 			ifi, err := net.InterfaceByName(bed.PodDev)
 			if err != nil {
 				return nil, err
