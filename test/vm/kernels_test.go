@@ -56,7 +56,7 @@ var onOldest = append(slices.Clone(smoke[:len(smoke)-1]), suite{
 // shortly is what runs on the oldest, and on no other, with -short: what a kernel may refuse or read in another way.
 var shortly = []suite{
 	{pkg: "internal/datapath", args: []string{"-test.run=^(TestEveryObjectLoads|TestEveryPacketGoesToItsLane)"}},
-	{pkg: "test/vm/e2e", args: []string{"-tunnels=geneve", "-test.run=^(TestOverlayCarriesTraffic|TestDatagramsThatGoStraight)"}},
+	{pkg: "test/vm/e2e", args: []string{"-tunnels=geneve", "-machine-wide", "-test.run=^(TestOverlayCarriesTraffic|TestDatagramsThatGoStraight)"}},
 }
 
 var usual = Boot{CPUs: 2}
