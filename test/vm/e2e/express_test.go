@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/test/residue"
@@ -48,10 +49,17 @@ func goStraight(t *testing.T, kind string, top topology, joined bool) {
 		}
 	})
 	v4 := families[0].of
+	var st control.Status
+	defer func() {
+		if t.Failed() {
+			t.Logf("%+v, %+v, %+v", st.Mechanisms, st.Express, st.Counters.ExpressUnfit)
+		}
+	}()
 	until(t, "frames go straight to the pod", func() bool {
 		p := s.parcels(t, v4, 2000, &parcels{seed: 1})
 		p.finish(t)
-		return t.Failed() || d.Status().Counters.ExpressPackets > 0
+		st = d.Status()
+		return t.Failed() || st.Counters.ExpressPackets > 0
 	})
 	before := d.Status().Counters
 	flows, n := s.assortment(t, 20000)
