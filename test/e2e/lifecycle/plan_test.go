@@ -25,7 +25,8 @@ import (
 
 const alone = "pipeline: forced\nmetrics: off\naggregate: off\nexpress: off\npriority: {mode: off}\nmicroflows: {mode: off}\n"
 
-// What plan prints is what run writes and attaches: each setting with its first value, each program, and no more.
+// What plan prints of the pipeline is what run writes and attaches: each setting with its first value, each program at
+// tcx hooks, and no more. Which cores a mask has depends on which core polls when traffic comes, so it is not compared.
 func TestRunExecutesWhatPlanPrints(t *testing.T) {
 	const tc, xdp = "tier: tc\n" + alone, "tier: xdp\n" + alone
 	turn := speed.Every(3)
