@@ -19,6 +19,7 @@ import (
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
+	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/probe"
@@ -141,18 +142,18 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	l.tiers = probe.Tiers(l.features)
 	l.tell()
 	d.Tiers, d.Mechanisms, d.Features = l.tiers, l.mechanisms(), l.features
-	names := daemon.NewNames(s, l.snap)
-	d.Namespaces, d.searched = names.Places(), s.Searched()
-	d.devices(l.snap, names)
+	called := names.New(s, l.snap)
+	d.Namespaces, d.searched = called.Places(), s.Searched()
+	d.devices(l.snap, called)
 	changed, err := changedSettings()
 	if err != nil {
 		return d, err
 	}
-	if err := d.express(s, l, names, changed, own); err != nil {
+	if err := d.express(s, l, called, changed, own); err != nil {
 		return d, err
 	}
 	for _, sk := range daemon.LeftAlone(s, l.snap, apply.Owned(changed, plan.ByPipeline)) {
-		d.Skipped = append(d.Skipped, leftOut{sk.Target.Name, sk.Target.NetnsCookie, names.Text(sk.Reason), names.Text(sk.What)})
+		d.Skipped = append(d.Skipped, leftOut{sk.Target.Name, sk.Target.NetnsCookie, called.Text(sk.Reason), called.Text(sk.What)})
 	}
 	found, err := probe.Diagnose(cmd.Context(), s, l.snap, own)
 	d.Findings = append(d.Findings, found...)
@@ -166,7 +167,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 }
 
 // express says what stands between the NICs and the pods that there are, where kernel and NICs allow it.
-func (d *diagnosis) express(s *node.Scanner, l nodeState, names daemon.Names, changed []apply.Entry, own func(uint32) bool) error {
+func (d *diagnosis) express(s *node.Scanner, l nodeState, called names.Names, changed []apply.Entry, own func(uint32) bool) error {
 	i := slices.IndexFunc(d.Mechanisms, func(m probe.Mechanism) bool { return m.Name == "express" && m.Possible })
 	if i < 0 || len(l.snap.Pods) == 0 {
 		return nil
@@ -175,10 +176,10 @@ func (d *diagnosis) express(s *node.Scanner, l nodeState, names daemon.Names, ch
 	if err != nil {
 		return err
 	}
-	skipped := slices.DeleteFunc(p.Skipped, func(sk plan.Skip) bool { return names.Place(sk.Target.NetnsCookie).Balancer })
+	skipped := slices.DeleteFunc(p.Skipped, func(sk plan.Skip) bool { return called.Place(sk.Target.NetnsCookie).Balancer })
 	pods := 0
 	for _, pod := range l.snap.Pods {
-		if !names.Place(pod.Peer.NetnsCookie).Balancer {
+		if !called.Place(pod.Peer.NetnsCookie).Balancer {
 			pods++
 		}
 	}
@@ -187,7 +188,7 @@ func (d *diagnosis) express(s *node.Scanner, l nodeState, names daemon.Names, ch
 	}
 	m := &d.Mechanisms[i]
 	m.Possible = len(skipped) < pods
-	m.Reason = fmt.Sprintf("not to %d of %s: %s", len(skipped), plural(pods, "pod"), names.Text(strings.TrimPrefix(skipped[0].Reason, "no express path: ")))
+	m.Reason = fmt.Sprintf("not to %d of %s: %s", len(skipped), plural(pods, "pod"), called.Text(strings.TrimPrefix(skipped[0].Reason, "no express path: ")))
 	return nil
 }
 
@@ -218,7 +219,7 @@ func (d *diagnosis) onlookers(s *node.Scanner, snap node.Snapshot, own func(uint
 	return nil
 }
 
-func (d *diagnosis) devices(snap node.Snapshot, names daemon.Names) {
+func (d *diagnosis) devices(snap node.Snapshot, called names.Names) {
 	for _, u := range snap.Underlays {
 		d.Devices = append(d.Devices, seen{Name: u.Name, Role: string(control.Underlay), Netns: u.NetnsCookie,
 			About: fmt.Sprintf("%s, MTU %d, %s", u.Driver, u.MTU, plural(u.RxQueues, "receive queue"))})
@@ -231,7 +232,7 @@ func (d *diagnosis) devices(snap node.Snapshot, names daemon.Names) {
 		if t.Bridge != nil {
 			about += ", port of bridge " + t.Bridge.Name
 		}
-		dev := seen{Name: t.Name, Role: string(control.Tunnel), Netns: t.NetnsCookie, Network: names.Network(t)}
+		dev := seen{Name: t.Name, Role: string(control.Tunnel), Netns: t.NetnsCookie, Network: called.Network(t)}
 		if !t.AnyVNI {
 			dev.VNI = &t.VNI
 		}
@@ -242,7 +243,7 @@ func (d *diagnosis) devices(snap node.Snapshot, names daemon.Names) {
 		d.Devices = append(d.Devices, dev)
 	}
 	for _, p := range snap.Pods {
-		place := names.Place(p.Peer.NetnsCookie)
+		place := called.Place(p.Peer.NetnsCookie)
 		dev := seen{Name: p.Host.Name, Role: string(control.Pod), Netns: p.Host.NetnsCookie, Place: &place,
 			About: fmt.Sprintf("%s, inside %s, MTU %d", p.Host.Name, p.Peer.Name, p.PeerMTU)}
 		if place.Balancer {
@@ -251,8 +252,8 @@ func (d *diagnosis) devices(snap node.Snapshot, names daemon.Names) {
 		if place.Engine != "" {
 			dev.About += ", by " + place.Engine
 		}
-		if t, ok := names.Overlay(p); ok {
-			dev.Network = names.Network(t)
+		if t, ok := called.Overlay(p); ok {
+			dev.Network = called.Network(t)
 			dev.About += ", behind " + dev.Network
 			if !t.AnyVNI {
 				dev.VNI = &t.VNI
@@ -262,7 +263,7 @@ func (d *diagnosis) devices(snap node.Snapshot, names daemon.Names) {
 		d.Devices = append(d.Devices, dev)
 	}
 	for _, s := range snap.Skipped {
-		d.Skipped = append(d.Skipped, leftOut{s.Dev.Name, s.Dev.NetnsCookie, names.Text(s.Reason), names.Device(s.Dev.Name, s.Dev.NetnsCookie)})
+		d.Skipped = append(d.Skipped, leftOut{s.Dev.Name, s.Dev.NetnsCookie, called.Text(s.Reason), called.Device(s.Dev.Name, s.Dev.NetnsCookie)})
 	}
 }
 

@@ -26,6 +26,7 @@ import (
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/mechanism/bridgehooks"
 	"github.com/overlane/overlane/internal/mechanism/express"
+	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -55,7 +56,7 @@ type outlook struct {
 	// Namespaces are what the namespaces are that targets have a number of.
 	Namespaces []node.Place `json:"namespaces"`
 
-	names daemon.Names
+	names names.Names
 }
 
 // plannedOutlook is the plan of one mechanism.
@@ -188,7 +189,7 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 		return out, err
 	}
 	defer s.Close()
-	out.names = daemon.NewNames(s, l.snap)
+	out.names = names.New(s, l.snap)
 	out.Namespaces = out.names.Places()
 	if err := requireTier(cfg, l.tiers); err != nil {
 		return out, err

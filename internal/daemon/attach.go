@@ -9,10 +9,9 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
 )
 
 // errMore says that programs are still to be attached or detached.
@@ -38,11 +37,10 @@ func (p *pipeline) attachPrograms(snap node.Snapshot) error {
 		return err
 	}
 	want := map[node.DevKey]bool{}
-	at := newNetnsCache(p.scanner) // most are in one
 	var errs []error
 	begun, more := time.Now(), false
 	late := func() bool {
-		p.meanwhile()
+		p.host.Meanwhile()
 		more = more || p.steering && !split && time.Since(begun) > attachFor
 		return more
 	}
@@ -51,7 +49,7 @@ func (p *pipeline) attachPrograms(snap node.Snapshot) error {
 		if p.attached[dev.Key()] != nil || late() {
 			return nil
 		}
-		l, err := p.attachIn(at, dev, fn)
+		l, err := p.host.Attach(dev, fn)
 		if errors.Is(err, node.ErrGone) {
 			return nil
 		}
@@ -79,7 +77,7 @@ func (p *pipeline) attachPrograms(snap node.Snapshot) error {
 		case split: // each pod has to have its micro-flows merged
 			errs = append(errs, err)
 		default:
-			p.refuse(snap, target(pod.Peer), refusal{fmt.Sprintf("no program could be attached to its host end %s: %v", pod.Host.Name, err), true})
+			p.refuse(snap, plan.Target(pod.Peer), refusal{fmt.Sprintf("no program could be attached to its host end %s: %v", pod.Host.Name, err), true})
 		}
 	}
 	for _, u := range snap.Underlays {
@@ -106,34 +104,11 @@ func (p *pipeline) attachPrograms(snap node.Snapshot) error {
 	if more {
 		errs = append(errs, errMore)
 	}
-	return errors.Join(append(errs, at.Close())...)
+	return errors.Join(errs...)
 }
 
 // crossed tells whether packets that were steered may come to a pod: by one of its tunnels at
 // least.
 func (p *pipeline) crossed(pod node.Pod) bool {
 	return len(pod.Tunnels) == 0 || slices.ContainsFunc(pod.Tunnels, func(t node.Dev) bool { return !p.left[t.Key()] })
-}
-
-// attach attaches a program to one device.
-func (p *pipeline) attach(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
-	at := newNetnsCache(p.scanner)
-	defer at.Close()
-	return p.attachIn(at, dev, fn)
-}
-
-// attachIn attaches a program to a device. All of ours come there by this way, so that the log has them.
-func (p *pipeline) attachIn(at *netnsCache, dev node.Dev, fn func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
-	ns, err := at.known(dev.NetnsCookie)
-	if err != nil {
-		return nil, err
-	}
-	l, err := fn(datapath.Device{Netns: ns, Ifindex: dev.Ifindex})
-	if errors.Is(err, unix.ENODEV) {
-		err = errors.Join(node.ErrGone, err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return p.changes.attached(dev, l), nil
 }

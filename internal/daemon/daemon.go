@@ -19,6 +19,7 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/host"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/mechanism/bridgehooks"
@@ -81,11 +82,10 @@ type Daemon struct {
 	log       *slog.Logger
 	dir       *apply.Dir
 	locked    *apply.Locked
-	changes   *changes
+	host      *host.Host   // once the node has been scanned
 	claim     *apply.Claim // nil if it could not be known whether there is another daemon
 	guard     *apply.Guardian
 	scanner   *node.Scanner
-	readings  *readings
 	dp        *datapath.Datapath
 	places    *xdp.Places // for XDP programs
 	gov       *governor.Governor
@@ -97,12 +97,10 @@ type Daemon struct {
 	demand    demand
 	expr      *express.Express
 	bridge    *bridgehooks.Hooks
-	hooks     *shortcut.Hooks           // once there are watchers
 	prio      *priority                 // nil without rules
 	prioPast  datapath.PriorityCounters // of the times before, when there were rules
 	added     []rules.Rule              // at run time
 	sensor    sense.Sensor
-	snap      node.Snapshot
 	cookie    uint64
 	drops     map[int]uint64 // of the backlogs, at the start
 	since     time.Time
@@ -122,7 +120,6 @@ type Daemon struct {
 	before    map[int]governor.Core // as they were when the pipeline was put in place
 	avoid     []int                 // cores that tasks need, and whose lanes flows have left
 	polls     polls
-	beginning string    // the mechanism that is being put in place, while it is
 	lastAlive time.Time // the last heartbeat
 	useless   bool      // no hop was worth it, in the last window
 	quiet     time.Time // since when hardly a packet has come
@@ -145,7 +142,7 @@ func Start(ctx context.Context, opts Options) (*Daemon, error) {
 	if opts.AsleepBelow == 0 {
 		opts.AsleepBelow = asleepBelow
 	}
-	d := &Daemon{opts: opts, log: slog.New(goneHandler{opts.Log.Handler()}), since: time.Now(), lost: map[int]bool{}, requests: make(chan func()), questions: make(chan func()), ended: make(chan struct{})}
+	d := &Daemon{opts: opts, log: slog.New(host.GoneHandler{Handler: opts.Log.Handler()}), since: time.Now(), lost: map[int]bool{}, requests: make(chan func()), questions: make(chan func()), ended: make(chan struct{})}
 	if err := d.start(ctx); err != nil {
 		return nil, errors.Join(err, d.close())
 	}
@@ -180,8 +177,6 @@ func (d *Daemon) start(ctx context.Context) error {
 	for _, r := range rep.Results {
 		d.log.Info("restored after an earlier run", "result", r.String())
 	}
-	d.changes = newChanges(d.log, d.cookie)
-	d.locked.Tell(d.changes.setting)
 	if d.opts.Tier == governor.XDP && d.opts.prioritises(len(d.opts.Rules)) {
 		return ErrTierXDP
 	}
@@ -202,19 +197,19 @@ func (d *Daemon) start(ctx context.Context) error {
 	if d.scanner, err = node.NewScanner(node.Options{Underlays: d.opts.Underlays, OwnXDP: d.dp.Owns}); err != nil {
 		return err
 	}
-	d.readings = newReadings(d.scanner)
-	if d.snap, err = d.scanner.Scan(ctx); err != nil {
+	d.host = host.New(d.log, host.NewChanges(d.log, d.cookie), d.locked, d.dp, d.scanner)
+	if err = d.host.Scan(ctx); err != nil {
 		return fmt.Errorf("scan node: %w", err)
 	}
 	known, err := xdp.Remember(d.dir)
 	if err != nil {
 		d.log.Warn("what was found out about NICs is lost", "reason", err)
 	}
-	d.places = xdp.New(xdp.OnNode(d.scanner), known, d.changes.inOrder())
-	d.places.Look(d.snap.Underlays)
+	d.places = xdp.New(xdp.OnNode(d.scanner), known, d.host.Changes.InOrder())
+	d.places.Look(d.host.Snapshot().Underlays)
 	// The tunnels are told to the tracepoint at once: it is what tells overlay
 	// packets from others.
-	if err := d.dp.SetTunnels(tunnelDevices(d.scanner, d.snap), underlayDevices(d.scanner, d.snap)); err != nil && !errors.Is(err, datapath.ErrTooManyTunnels) {
+	if err := d.dp.SetTunnels(tunnelDevices(d.scanner, d.host.Snapshot()), underlayDevices(d.scanner, d.host.Snapshot())); err != nil && !errors.Is(err, datapath.ErrTooManyTunnels) {
 		return err
 	}
 	if d.drops, err = sense.BacklogDrops(); err != nil {
@@ -223,9 +218,10 @@ func (d *Daemon) start(ctx context.Context) error {
 	d.gov = governor.New(d.opts.Mode, d.opts.Limits)
 	d.micro.gov = governor.New(d.opts.Microflows.Mode, d.opts.Limits)
 	d.newTrials()
-	d.aggr = aggregate.New(host{d}, d.opts.Aggregate)
-	d.bridge = bridgehooks.New(host{d}, d.opts.SkipUnusedHooks, d.since)
+	d.aggr = aggregate.New(others{d.host, d}, d.opts.Aggregate)
+	d.bridge = bridgehooks.New(others{d.host, d}, d.opts.SkipUnusedHooks, d.since)
 	d.pipe = d.newPipeline()
+	d.host.Offline, d.host.Meanwhile = d.isOffline, d.meanwhile
 	if d.opts.Online != nil {
 		if d.online, err = d.opts.Online(); err != nil {
 			return err
@@ -239,8 +235,8 @@ func (d *Daemon) start(ctx context.Context) error {
 	if err := d.useRules(ctx, nil, d.opts.Rules); err != nil {
 		return err
 	}
-	d.changes.rules(nil, d.opts.Rules)
-	d.changes.flush()
+	d.host.Changes.Rules(nil, d.opts.Rules)
+	d.host.Changes.Flush()
 	return nil
 }
 
@@ -277,7 +273,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case <-d.guard.Done():
 			err = errors.New("the guardian has ended: nothing would restore the node after a crash")
 		}
-		d.changes.flush()
+		d.host.Changes.Flush()
 		if err != nil && ctx.Err() == nil {
 			return errors.Join(err, d.stop())
 		}
@@ -296,12 +292,11 @@ func (d *Daemon) news() <-chan struct{} {
 
 func (d *Daemon) rescan(ctx context.Context) error {
 	defer d.pace.Scanned(time.Now())
-	snap, err := d.scanner.Scan(ctx)
-	if err != nil {
+	if err := d.host.Scan(ctx); err != nil {
 		d.log.Warn("scan failed, will be repeated", "reason", err)
 		return nil
 	}
-	d.snap = snap
+	snap := d.host.Snapshot()
 	d.places.Look(snap.Underlays)
 	if err := d.followPriority(ctx); err != nil {
 		d.log.Warn("some underlays could not be followed", "reason", err)
@@ -324,7 +319,7 @@ func (d *Daemon) rescan(ctx context.Context) error {
 // has taken over a device, or has let go of one.
 func (d *Daemon) follow(ctx context.Context) error {
 	began := time.Now()
-	err := d.pipe.follow(d.snap)
+	err := d.pipe.follow(d.host.Snapshot())
 	d.check.Made(began)
 	switch {
 	case errors.Is(err, errChangedHands):
@@ -362,7 +357,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 		return err
 	}
 	if d.prio != nil {
-		d.prio.sawPolls(in, d.locked.Entries())
+		d.prio.sawPolls(in, d.host.Entries())
 	}
 	d.polls.saw(in, d.pipe.armed)
 	switch {
@@ -428,8 +423,8 @@ func (d *Daemon) act(ctx context.Context, dec governor.Decision, in governor.Inp
 				return nil
 			}
 			d.before, d.avoid = in.Cores, nil
-			over := d.begins(t.Name)
-			d.armErr = d.pipe.arm(ctx, d.snap, in.Layout)
+			over := d.host.Begins(t.Name)
+			d.armErr = d.pipe.arm(ctx, d.host.Snapshot(), in.Layout)
 			over()
 			var left *xdp.Left
 			if errors.As(d.armErr, &left) {
@@ -477,7 +472,9 @@ func (d *Daemon) stop() error {
 	defer cancel()
 	_, err := d.stopMechanisms(ctx)
 	err = errors.Join(err, d.demand.endCensus(), d.places.ReleaseAll(xdp.Pipeline, xdp.Microflows, xdp.Express))
-	d.changes.flush()
+	if d.host != nil {
+		d.host.Changes.Flush()
+	}
 	err = errors.Join(err, d.close())
 	if err != nil {
 		d.log.Error("stop", "reason", err)
@@ -507,8 +504,8 @@ func (d *Daemon) stopMechanisms(ctx context.Context) (all apply.Report, err erro
 // it was restored.
 func (d *Daemon) close() error {
 	var errs []error
-	if d.hooks != nil {
-		errs = append(errs, d.hooks.Close())
+	if d.host != nil {
+		errs = append(errs, d.host.Close())
 	}
 	d.tunnels.Close()
 	if d.dp != nil {
@@ -517,7 +514,7 @@ func (d *Daemon) close() error {
 	if d.scanner != nil {
 		errs = append(errs, d.scanner.Close())
 	}
-	if d.guard != nil && len(d.locked.Entries()) == 0 {
+	if d.guard != nil && len(d.host.Entries()) == 0 {
 		errs = append(errs, d.guard.Release())
 	}
 	if d.claim != nil {
@@ -547,9 +544,9 @@ func (d *Daemon) meanwhile() {
 
 func (d *Daemon) newPipeline() *pipeline {
 	return &pipeline{
-		log: d.log, changes: d.changes, dp: d.dp, scanner: d.scanner, readings: d.readings, locked: d.locked,
-		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, refused: map[node.DevKey]refusal{}, places: d.places, offline: d.isOffline, lost: map[int]bool{},
-		express: d.expr.Claims, meanwhile: d.meanwhile, wants: d.pipelineWants,
+		host: d.host, dp: d.dp,
+		cores: d.dp.CPUs(), attached: map[node.DevKey]io.Closer{}, refused: map[node.DevKey]refusal{}, places: d.places, lost: map[int]bool{},
+		express: d.expr.Claims, wants: d.pipelineWants,
 	}
 }
 

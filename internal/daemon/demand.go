@@ -110,8 +110,8 @@ func (d *Daemon) beginCensus() (*census, error) {
 		return nil, err
 	}
 	c := &census{dp: dp}
-	for _, t := range d.snap.Tunnels {
-		l, err := d.pipe.attach(t.Dev, dp.Attach)
+	for _, t := range d.host.Snapshot().Tunnels {
+		l, err := d.host.Attach(t.Dev, dp.Attach)
 		switch {
 		case err == nil:
 			c.hooks = append(c.hooks, l)

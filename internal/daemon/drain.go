@@ -4,7 +4,6 @@ package daemon
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -74,7 +73,7 @@ func (p *pipeline) lookDrained(now time.Time) error {
 			h.round, err = p.dp.NewRound()
 			return err
 		}
-		open, err := h.round.Look(p.offline)
+		open, err := h.round.Look(p.host.Offline)
 		if err == nil && open == 0 {
 			*h = draining{step: drained}
 		}
@@ -87,45 +86,9 @@ func (p *pipeline) lookDrained(now time.Time) error {
 // waitDrained waits until no flow is on a lane, or the deadline. On overload flows
 // may not drain; then it says so, and goes on the next time.
 func (p *pipeline) waitDrained(ctx context.Context) error {
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		p.meanwhile()
-		if err := p.lookDrained(time.Now()); err != nil {
-			return err
-		}
-		if p.draining.step == drained {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return datapath.ErrFlowsOut
-		case <-tick.C:
-		}
-	}
-}
-
-// passed waits until every core has handled what was in its hands when it was
-// called.
-func (p *pipeline) passed(ctx context.Context, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	r, err := p.dp.NewRound()
-	if err != nil {
-		return err
-	}
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		p.meanwhile()
-		open, err := r.Look(p.offline)
-		if err != nil || open == 0 {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%d cores have not passed a full round: %w", open, datapath.ErrFlowsOut)
-		case <-tick.C:
-		}
-	}
+	return datapath.Await(ctx, func() (bool, error) {
+		p.host.Meanwhile()
+		err := p.lookDrained(time.Now())
+		return p.draining.step == drained, err
+	})
 }

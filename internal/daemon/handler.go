@@ -16,6 +16,7 @@ import (
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/sense"
@@ -90,16 +91,16 @@ func (d *Daemon) fill(st *control.Status) error {
 	for i := range st.Mechanisms {
 		d.unsettled(&st.Mechanisms[i])
 	}
-	names := NewNames(d.scanner, d.snap)
-	st.Namespaces = names.Places()
-	d.fillDevices(st, names)
+	called := names.New(d.scanner, d.host.Snapshot())
+	st.Namespaces = called.Places()
+	d.fillDevices(st, called)
 	for _, w := range d.expr.Paths() {
 		st.Express = append(st.Express, control.ExpressPath{
-			NIC: w.NIC.Name, Tunnel: w.Tunnel.Name, Pod: w.Pod.Host.Name, Netns: w.Pod.Host.NetnsCookie, Name: names.Pod(w.Pod), Open: w.Open, Reason: names.Text(w.Reason),
+			NIC: w.NIC.Name, Tunnel: w.Tunnel.Name, Pod: w.Pod.Host.Name, Netns: w.Pod.Host.NetnsCookie, Name: called.Pod(w.Pod), Open: w.Open, Reason: called.Text(w.Reason),
 		})
 	}
 	for i := range st.Mechanisms {
-		st.Mechanisms[i].Reason = names.Text(st.Mechanisms[i].Reason)
+		st.Mechanisms[i].Reason = called.Text(st.Mechanisms[i].Reason)
 	}
 	frames, err := d.ruleFrames()
 	if err != nil {
@@ -158,17 +159,10 @@ func (d *Daemon) fill(st *control.Status) error {
 	return nil
 }
 
-// begins notes a mechanism that is put in place. Its programs may have to be loaded for that, and the
-// daemon answers meanwhile. It returns what tells that this is over.
-func (d *Daemon) begins(mechanism string) (over func()) {
-	d.beginning = mechanism
-	return func() { d.beginning = "" }
-}
-
 // unsettled tells whether a mechanism is about to change: it does not act before its programs are there,
 // whatever was decided.
 func (d *Daemon) unsettled(m *control.Mechanism) {
-	begins := m.Name == d.beginning
+	begins := m.Name == d.host.Beginning()
 	m.Trying = begins || d.tries(m.Name)
 	if begins && m.State == control.Active {
 		m.State, m.Reason = control.Standby, "its programs are being loaded; "+m.Reason
@@ -243,13 +237,13 @@ func (d *Daemon) mechanism() control.Mechanism {
 	if m.State == control.Active && !d.pipe.armed && d.armErr != nil {
 		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", mechanism.RetryAfter, d.armErr)
 	}
-	if m.State == control.Active && d.pipe.armed && d.pipe.idle(d.snap) {
+	if m.State == control.Active && d.pipe.armed && d.pipe.idle(d.host.Snapshot()) {
 		m.State, m.Reason = control.Manual, "every tunnel is left alone, see the devices"
 	}
 	return m
 }
 
-func (d *Daemon) fillDevices(st *control.Status, names Names) {
+func (d *Daemon) fillDevices(st *control.Status, called names.Names) {
 	left := slices.Concat(d.withoutXDP(), d.pipe.skipped, d.aggr.Skipped())
 	if d.prio != nil {
 		left = append(left, d.prio.skipped...)
@@ -261,34 +255,34 @@ func (d *Daemon) fillDevices(st *control.Status, names Names) {
 	// Masks are set on target: the device itself, or a pod's end of it.
 	add := func(dev, target node.Dev, role control.Role) *control.Device {
 		out := control.Device{Name: dev.Name, Netns: dev.NetnsCookie, Role: role, State: state}
-		at := slices.IndexFunc(left, func(s plan.Skip) bool { return s.Whole() && key(s.Target) == target.Key() })
+		at := slices.IndexFunc(left, func(s plan.Skip) bool { return s.Whole() && node.Dev(s.Target).Key() == target.Key() })
 		if at >= 0 {
-			out.State, out.Reason = control.Manual, names.Text(left[at].Reason)
+			out.State, out.Reason = control.Manual, called.Text(left[at].Reason)
 			left = slices.Delete(left, at, at+1)
 		}
 		st.Devices = append(st.Devices, out)
 		return &st.Devices[len(st.Devices)-1]
 	}
 	of := func(dev *control.Device, t node.Tunnel) {
-		dev.Network = names.Network(t)
+		dev.Network = called.Network(t)
 		if !t.AnyVNI {
 			dev.VNI = &t.VNI
 		}
 	}
-	for _, u := range d.snap.Underlays {
+	for _, u := range d.host.Snapshot().Underlays {
 		add(u.Dev, u.Dev, control.Underlay)
 	}
-	for _, t := range d.snap.Tunnels {
+	for _, t := range d.host.Snapshot().Tunnels {
 		of(add(t.Dev, t.Dev, control.Tunnel), t)
 	}
-	for _, p := range d.snap.Pods {
-		place, role := names.Place(p.Peer.NetnsCookie), control.Pod
+	for _, p := range d.host.Snapshot().Pods {
+		place, role := called.Place(p.Peer.NetnsCookie), control.Pod
 		if place.Balancer {
 			role = control.Balancer
 		}
 		dev := add(p.Host, p.Peer, role)
 		dev.Place, dev.Inside = &place, p.Peer.Name
-		if t, ok := names.Overlay(p); ok {
+		if t, ok := called.Overlay(p); ok {
 			of(dev, t)
 		}
 	}
@@ -299,7 +293,7 @@ func (d *Daemon) fillDevices(st *control.Status, names Names) {
 		}
 	}
 	for _, s := range left {
-		st.Devices = append(st.Devices, control.Device{Name: names.Text(s.What), Netns: s.Target.NetnsCookie, State: control.Manual, Reason: names.Text(s.Reason)})
+		st.Devices = append(st.Devices, control.Device{Name: called.Text(s.What), Netns: s.Target.NetnsCookie, State: control.Manual, Reason: called.Text(s.Reason)})
 	}
 }
 

@@ -45,7 +45,7 @@ type behind struct {
 }
 
 func (p *pipeline) newMerging() (*merging, error) {
-	order, err := newOrdering(p.dp, p.hold, p.log)
+	order, err := newOrdering(p.dp, p.hold, p.host.Log())
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func (p *pipeline) wholeUDP(snap node.Snapshot) (string, error) {
 		devs = append(devs, t.Dev)
 	}
 	for _, dev := range devs {
-		is, err := p.scanner.Features(dev)
+		is, err := p.host.Scanner().Features(dev)
 		if errors.Is(err, node.ErrGone) {
 			continue
 		}
@@ -108,12 +108,12 @@ func (p *pipeline) forgetResequencers() error {
 		return nil
 	}
 	lost := map[uint64]bool{}
-	for _, e := range p.locked.Entries() {
+	for _, e := range p.host.Entries() {
 		c := e.Target.NetnsCookie
 		if _, known := p.merge.namespaces[c]; !known || !ownDevice(e) {
 			continue
 		}
-		ns, err := p.scanner.Namespace(c)
+		ns, err := p.host.Scanner().Namespace(c)
 		if err != nil {
 			continue // gone as a whole
 		}
@@ -124,10 +124,10 @@ func (p *pipeline) forgetResequencers() error {
 		ns.Close()
 		var none netlink.LinkNotFoundError
 		if lost[c] = errors.As(err, &none); lost[c] {
-			p.log.Info("a resequencer was deleted, and is made anew", "device", MergeDevice)
+			p.host.Log().Info("a resequencer was deleted, and is made anew", "device", MergeDevice)
 		}
 	}
-	return p.locked.Forget(func(e apply.Entry) bool { return ownDevice(e) && lost[e.NetnsCookie] })
+	return p.host.Forget(func(e apply.Entry) bool { return ownDevice(e) && lost[e.NetnsCookie] })
 }
 
 // follow makes resequencers of the devices that are none yet.
@@ -170,7 +170,7 @@ func (m *merging) leave(cookie uint64) error {
 // make makes a resequencer of the device in a namespace: first what is behind it, then
 // the qdisc.
 func (m *merging) make(cookie uint64) error {
-	ns, err := m.p.scanner.Namespace(cookie)
+	ns, err := m.p.host.Scanner().Namespace(cookie)
 	if err != nil {
 		return nil // gone since the scan
 	}
@@ -206,11 +206,10 @@ func (m *merging) takeOver(ns *netns.Handle, cookie uint64) error {
 	if err := sysfs.WriteFile(mask, []byte(plan.Mask(m.p.layout.Pod)), 0); err != nil {
 		return fmt.Errorf("set RPS mask of %s: %w", MergedDevice, err)
 	}
-	prog, err := m.p.dp.AttachMerged(datapath.Device{Netns: ns, Ifindex: at})
+	prog, err := m.p.host.Attach(node.Dev{Name: MergedDevice, NetnsCookie: cookie, Ifindex: at}, m.p.dp.AttachMerged)
 	if err != nil {
 		return err
 	}
-	prog = m.p.changes.attached(node.Dev{Name: MergedDevice, NetnsCookie: cookie, Ifindex: at}, prog)
 	m.namespaces[cookie] = behind{ifindex: at, program: prog}
 	return nil
 }

@@ -188,7 +188,7 @@ func (d *Daemon) cutBehind() string {
 	if no := d.opts.Microflows.NoXDP; no != nil {
 		return no.Error()
 	}
-	for _, u := range d.snap.Underlays {
+	for _, u := range d.host.Snapshot().Underlays {
 		if why := d.places.Why(u, d.microflowsWant()); why != "" {
 			return why
 		}

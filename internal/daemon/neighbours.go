@@ -70,7 +70,7 @@ func (p *pipeline) packets() (hook, tunnels uint64, err error) {
 // none.
 func (p *pipeline) inFront(snap node.Snapshot) string {
 	nics := node.Snapshot{Underlays: slices.DeleteFunc(slices.Clone(snap.Underlays), func(u node.Underlay) bool { return p.left[u.Key()] })}
-	hooks := foreign.On(p.scanner, nics)
+	hooks := foreign.On(p.host.Scanner(), nics)
 	for _, u := range nics.Underlays {
 		for _, other := range hooks[u.Key()].Programs {
 			if other.Hook == "tcx ingress" && !p.dp.Owns(other.ID) {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/host"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/xdp"
@@ -23,17 +23,10 @@ import (
 // pipeline carries out what the governor decides: programs and masks come and
 // go, flows are sent to lanes and called back.
 type pipeline struct {
-	log      *slog.Logger
-	changes  *changes
-	dp       *datapath.Datapath
-	scanner  *node.Scanner
-	readings *readings
-	locked   *apply.Locked
-	cores    int // of the machine
-	// offline tells cores that poll no more; lost are those that were since the
-	// lanes were made.
-	offline func(core int) bool
-	lost    map[int]bool
+	host  *host.Host
+	dp    *datapath.Datapath
+	cores int          // of the machine
+	lost  map[int]bool // cores that were offline since the lanes were made
 
 	layout governor.Layout        // in place while armed
 	merge  *merging               // where split flows are put in order
@@ -53,14 +46,9 @@ type pipeline struct {
 	// drained. unplanned: there are some that the plan does not know yet.
 	refused   map[node.DevKey]refusal
 	unplanned bool
-	meanwhile func() // is called while it waits
 	wants     func(governor.Layout) xdp.Want
 	express   func(node.Pod) bool // pods whose packets come straight from the NIC
 }
-
-// graceTimeout bounds the wait for packets that were on their way before the
-// programs were there.
-const graceTimeout = 500 * time.Millisecond
 
 // arm puts programs and masks in place; every flow still takes the stock path.
 func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.Layout) error {
@@ -81,8 +69,8 @@ func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.
 	if err := p.attachXDP(snap); err != nil {
 		return err
 	}
-	if err := p.passed(ctx, graceTimeout); err != nil {
-		p.log.Debug("packets from before the programs may still be on their way", "reason", err)
+	if err := p.host.Passed(ctx); err != nil {
+		p.host.Log().Debug("packets from before the programs may still be on their way", "reason", err)
 	}
 	if err := p.sees(ctx, snap); err != nil {
 		return err
@@ -132,15 +120,15 @@ type refusal struct {
 
 // refuse leaves a tunnel, or the pod of such a device, alone.
 func (p *pipeline) refuse(snap node.Snapshot, t plan.Target, r refusal) {
-	if p.refused[key(t)] != (refusal{}) {
+	if p.refused[node.Dev(t).Key()] != (refusal{}) {
 		return
 	}
-	p.log.Warn("a device is left alone", "device", t.String(), "reason", r.reason)
-	p.refused[key(t)], p.unplanned = r, true
+	p.host.Log().Warn("a device is left alone", "device", t.String(), "reason", r.reason)
+	p.refused[node.Dev(t).Key()], p.unplanned = r, true
 	for _, pod := range snap.Pods {
-		if l := p.attached[pod.Host.Key()]; l != nil && pod.Peer.Key() == key(t) {
+		if l := p.attached[pod.Host.Key()]; l != nil && pod.Peer.Key() == node.Dev(t).Key() {
 			if err := l.Close(); err != nil {
-				p.log.Warn("a program could not be detached", "device", pod.Host.String(), "reason", err)
+				p.host.Log().Warn("a program could not be detached", "device", pod.Host.String(), "reason", err)
 			}
 			delete(p.attached, pod.Host.Key()) // attach has another one
 		}
@@ -219,7 +207,7 @@ func (p *pipeline) takePlaces(snap node.Snapshot) error {
 			continue // the plan says why
 		}
 		var left *xdp.Left
-		err := p.places.Take(u, p.wants(p.layout), func() (io.Closer, error) { return p.attach(u.Dev, p.dp.AttachXDP) })
+		err := p.places.Take(u, p.wants(p.layout), func() (io.Closer, error) { return p.host.Attach(u.Dev, p.dp.AttachXDP) })
 		switch {
 		case err == nil:
 			got = true
@@ -243,9 +231,9 @@ func (p *pipeline) tunnels(snap node.Snapshot) error {
 	mine.Tunnels = slices.DeleteFunc(slices.Clone(snap.Tunnels), func(t node.Tunnel) bool {
 		return p.left[t.Key()] && slices.ContainsFunc(t.Underlays, func(u node.Dev) bool { return !p.left[u.Key()] })
 	})
-	err := p.dp.SetTunnels(tunnelDevices(p.scanner, mine), underlayDevices(p.scanner, mine))
+	err := p.dp.SetTunnels(tunnelDevices(p.host.Scanner(), mine), underlayDevices(p.host.Scanner(), mine))
 	if errors.Is(err, datapath.ErrTooManyTunnels) {
-		p.log.Warn("some tunnels are left alone", "reason", err)
+		p.host.Log().Warn("some tunnels are left alone", "reason", err)
 		return nil
 	}
 	return err
@@ -254,20 +242,19 @@ func (p *pipeline) tunnels(snap node.Snapshot) error {
 // plan says which masks are to be written, and remembers which devices are left
 // alone and why.
 func (p *pipeline) plan(snap node.Snapshot) plan.Plan {
-	changed := p.locked.Entries()
-	p.readings.now(changed)
-	in := PlanInput(p.readings, snap, p.layout, apply.Owned(changed, plan.ByPipeline), p.places, p.wants(p.layout))
+	devices, _ := p.host.Readings()
+	in := PlanInput(devices, snap, p.layout, p.host.Owned(plan.ByPipeline), p.places, p.wants(p.layout))
 	for _, pod := range snap.Pods {
-		if at := slices.IndexFunc(in.Pods, func(d plan.Device) bool { return d.Target == target(pod.Peer) }); at >= 0 && p.express(pod) {
+		if at := slices.IndexFunc(in.Pods, func(d plan.Device) bool { return d.Target == plan.Target(pod.Peer) }); at >= 0 && p.express(pod) {
 			in.Pods = slices.Delete(in.Pods, at, at+1)
-			in.Skipped = append(in.Skipped, plan.Skip{What: target(pod.Peer).String(), Reason: "its packets come straight from the NIC (express)", Target: target(pod.Peer)})
+			in.Skipped = append(in.Skipped, plan.Skip{What: plan.Target(pod.Peer).String(), Reason: "its packets come straight from the NIC (express)", Target: plan.Target(pod.Peer)})
 		}
 	}
 	p.unplanned = false
 	maps.DeleteFunc(p.refused, func(k node.DevKey, _ refusal) bool { return !present(snap, k) })
 	for _, devices := range []*[]plan.Device{&in.Tunnels, &in.Pods} {
 		*devices = slices.DeleteFunc(*devices, func(d plan.Device) bool {
-			r, refused := p.refused[key(d.Target)]
+			r, refused := p.refused[node.Dev(d.Target).Key()]
 			if refused {
 				in.Skipped = append(in.Skipped, plan.Skip{What: d.Target.String(), Reason: "left alone: " + r.reason, Target: d.Target})
 			}
@@ -282,7 +269,7 @@ func (p *pipeline) plan(snap node.Snapshot) plan.Plan {
 	p.left = map[node.DevKey]bool{}
 	for _, s := range made.Skipped {
 		if s.Whole() {
-			p.left[key(s.Target)] = true
+			p.left[node.Dev(s.Target).Key()] = true
 		}
 	}
 	return made
@@ -296,16 +283,14 @@ func (p *pipeline) idle(snap node.Snapshot) bool {
 
 // do carries out a plan, each device by itself.
 func (p *pipeline) do(snap node.Snapshot, made plan.Plan) error {
-	rep, err := setAt(p.scanner, p.locked.DoEach, made.Steps)
+	refused, err := p.host.CarryOut(made.Steps)
 	errs := []error{err}
-	for _, r := range rep.Results {
-		switch {
-		case r.Outcome != apply.Refused:
-		case r.Kind == plan.OwnDevice:
-			errs = append(errs, errors.New(r.Reason))
-		default:
-			p.refuse(snap, r.Target, refusal{reason: r.Reason})
+	for t, why := range refused {
+		if t.Ifindex == 0 { // it was to be one of overlane's own
+			errs = append(errs, errors.New(why))
+			continue
 		}
+		p.refuse(snap, t, refusal{reason: why})
 	}
 	return errors.Join(errs...)
 }
@@ -377,13 +362,13 @@ func (p *pipeline) follow(snap node.Snapshot) error {
 	err = errors.Join(err, p.setMasks(snap, made))
 	here := map[plan.Target]bool{}
 	for _, t := range snap.Tunnels {
-		here[target(t.Dev)] = true
+		here[plan.Target(t.Dev)] = true
 	}
 	for _, pod := range snap.Pods {
-		here[target(pod.Peer)] = true
+		here[plan.Target(pod.Peer)] = true
 	}
-	return errors.Join(err, p.locked.Forget(func(e apply.Entry) bool {
-		return ofPipeline(e) && !ownDevice(e) && !here[e.Target] && p.gone(e.Target)
+	return errors.Join(err, p.host.Forget(func(e apply.Entry) bool {
+		return ofPipeline(e) && !ownDevice(e) && !here[e.Target] && p.host.Gone(e.Target)
 	}))
 }
 
@@ -398,15 +383,9 @@ func ofPipeline(e apply.Entry) bool { return e.By == plan.ByPipeline }
 
 // steers tells whether the device has a mask of ours.
 func (p *pipeline) steers(key node.DevKey) bool {
-	return slices.ContainsFunc(p.locked.Entries(), func(e apply.Entry) bool {
+	return slices.ContainsFunc(p.host.Entries(), func(e apply.Entry) bool {
 		return ofPipeline(e) && e.Target.NetnsCookie == key.NetnsCookie && e.Target.Ifindex == key.Ifindex
 	})
-}
-
-// gone tells that a device exists no more; where that cannot be told it does.
-func (p *pipeline) gone(t plan.Target) bool {
-	_, err := p.scanner.Settings(node.Dev{NetnsCookie: t.NetnsCookie, Ifindex: t.Ifindex, Name: t.Name})
-	return errors.Is(err, node.ErrGone)
 }
 
 // steer lets the hooks of the helped cores send flows to the lanes; nil: those of all.
@@ -508,21 +487,21 @@ func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
 	err := p.callBack()
 	if err == nil {
 		if w := p.waitDrained(ctx); w != nil {
-			p.log.Warn("some packets may be overtaken once", "reason", w)
+			p.host.Log().Warn("some packets may be overtaken once", "reason", w)
 		}
 	}
 	// Nothing is sent to a device that goes.
 	err = errors.Join(err, p.dp.SetMergeDevice(0))
-	rep, restoreErr := p.restore(ofPipeline)
+	rep, restoreErr := p.host.Restore(plan.ByPipeline, nil)
 	err = errors.Join(err, restoreErr)
 	if ctx.Err() == nil {
 		// A hash that was set to stay must not meet a mask that is gone, nor
 		// the other way round: what is on its way passes first.
-		_ = p.passed(ctx, graceTimeout)
+		_ = p.host.Passed(ctx)
 	}
 	err = errors.Join(err, p.dp.SetNeutral(false), p.dp.SetSplit(datapath.Split{}), p.dp.ForgetSplit())
 	for key, l := range p.attached {
-		p.meanwhile()
+		p.host.Meanwhile()
 		err = errors.Join(err, l.Close())
 		delete(p.attached, key)
 	}

@@ -27,10 +27,10 @@ func PlanInput(s mechanism.Reader, snap node.Snapshot, layout governor.Layout, o
 	}
 	hashes := layout.Split && len(layout.Tunnel) > 0
 	attach := func(d node.Dev, program, hook string, steers plan.Stage, reason string) {
-		in.Attach = append(in.Attach, plan.Attachment{Target: target(d), Program: program, Hook: hook, Steers: steers, Reason: reason})
+		in.Attach = append(in.Attach, plan.Attachment{Target: plan.Target(d), Program: program, Hook: hook, Steers: steers, Reason: reason})
 	}
 	skip := func(d node.Dev, reason string) {
-		in.Skipped = append(in.Skipped, plan.Skip{What: target(d).String(), Reason: reason, Target: target(d)})
+		in.Skipped = append(in.Skipped, plan.Skip{What: plan.Target(d).String(), Reason: reason, Target: plan.Target(d)})
 	}
 	dataplane := foreign.Dataplanes(s, snap)
 	for _, u := range snap.Underlays {
@@ -44,7 +44,7 @@ func PlanInput(s mechanism.Reader, snap node.Snapshot, layout governor.Layout, o
 				what = "cuts the flows that are too much for one core into micro-flows"
 			}
 			if why := places.Why(u, want); why != "" {
-				in.Skipped = append(in.Skipped, plan.Skip{What: "ol_underlay_xdp at xdp (native) of " + target(u.Dev).String(), Reason: why, Target: target(u.Dev)})
+				in.Skipped = append(in.Skipped, plan.Skip{What: "ol_underlay_xdp at xdp (native) of " + plan.Target(u.Dev).String(), Reason: why, Target: plan.Target(u.Dev)})
 			} else {
 				attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, plan.Costs(what, places.Cost(u)))
 			}
@@ -81,7 +81,7 @@ func PlanInput(s mechanism.Reader, snap node.Snapshot, layout governor.Layout, o
 			continue
 		}
 		in.Pods = append(in.Pods, dev)
-		restore := plan.Attachment{Target: target(pod.Host), Program: "ol_pod_restore", Hook: "tcx egress", Steers: plan.Tunnel, Reason: "takes back the hash that chose the core"}
+		restore := plan.Attachment{Target: plan.Target(pod.Host), Program: "ol_pod_restore", Hook: "tcx egress", Steers: plan.Tunnel, Reason: "takes back the hash that chose the core"}
 		if hashes && !layout.Merge {
 			in.Attach = append(in.Attach, restore)
 		}
@@ -93,7 +93,7 @@ func PlanInput(s mechanism.Reader, snap node.Snapshot, layout governor.Layout, o
 		}
 		attach(pod.Host, "ol_pod_out", "tcx egress", plan.Pod, "chooses the core of the pod stage for each flow")
 		out := &in.Attach[len(in.Attach)-1]
-		out.Serves, out.Instead = target(pod.Peer), &restore
+		out.Serves, out.Instead = plan.Target(pod.Peer), &restore
 	}
 	for _, sk := range snap.Skipped {
 		skip(sk.Dev, sk.Reason)
@@ -115,7 +115,7 @@ func LeftAlone(s mechanism.Reader, snap node.Snapshot, owned map[plan.Setting]pl
 func PriorityInput(s *node.Scanner, snap node.Snapshot, cores []int, owned map[plan.Setting]plan.Owned, attached func(node.Underlay) bool, places *xdp.Places, want xdp.Want) plan.PriorityInput {
 	in := plan.PriorityInput{Cores: cores, Owned: owned, NoSlices: !apply.KnowsSlices()}
 	for _, u := range snap.Underlays {
-		nic := plan.Underlay{Target: target(u.Dev), Queues: u.RxQueues, Attached: attached(u), Master: u.Master(), Cost: places.Cost(u)}
+		nic := plan.Underlay{Target: plan.Target(u.Dev), Queues: u.RxQueues, Attached: attached(u), Master: u.Master(), Cost: places.Cost(u)}
 		if !nic.Attached {
 			nic.Unfit = places.Why(u, want)
 		}
@@ -154,7 +154,7 @@ func podUnfit(pod node.Pod) string {
 }
 
 func planDevice(s mechanism.Reader, d node.Dev) (plan.Device, error) {
-	dev := plan.Device{Target: target(d)}
+	dev := plan.Device{Target: plan.Target(d)}
 	set, err := s.Settings(d)
 	if errors.Is(err, node.ErrGone) {
 		return dev, nil // no queues, no steps

@@ -125,7 +125,7 @@ func (d *Daemon) useRules(ctx context.Context, added, configured []rules.Rule) e
 		}
 	}
 	if err == nil {
-		d.changes.rules(slices.Concat(d.added, d.opts.Rules), list)
+		d.host.Changes.Rules(slices.Concat(d.added, d.opts.Rules), list)
 		d.added, d.opts.Rules = added, configured
 	}
 	return err
@@ -251,7 +251,7 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	if err := d.places.ReleaseAll(xdp.Pipeline, xdp.Microflows, xdp.Express); err != nil {
 		return err
 	}
-	defer d.begins("priority")()
+	defer d.host.Begins("priority")()
 	p := &priority{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), polled: map[int]time.Time{}, frames: map[string]uint64{}, budget: budget{excess: d.prioPast.LatencyExcess},
 		realtime: realtime{on: !d.opts.Priority.Fair}}
 	var err error
@@ -262,7 +262,7 @@ func (d *Daemon) startPriority(ctx context.Context, table *rules.Table) error {
 	// Bulk stays where it is until the NICs' threads are where they will be.
 	err = errors.Join(p.dp.SetTuning(datapath.PriorityTuning{}), p.dp.SetRules(table), p.dp.StartLanes(d.cores, false, eager))
 	if err == nil && d.opts.Priority.Sync {
-		err = p.startSync(d.newWatchers())
+		err = p.startSync(d.host.Watchers())
 	}
 	if err == nil {
 		err = d.followPriority(ctx)
@@ -304,7 +304,7 @@ func (d *Daemon) makeWayFor(ctx context.Context, u node.Underlay) error {
 // hook attaches the hook to an underlay.
 func (d *Daemon) hookPriority(u node.Underlay, two bool) (h *datapath.PriorityHook, err error) {
 	err = d.places.Take(u, d.priorityWants(), func() (io.Closer, error) {
-		return d.pipe.attach(u.Dev, func(at datapath.Device) (io.Closer, error) {
+		return d.host.Attach(u.Dev, func(at datapath.Device) (io.Closer, error) {
 			h, err = d.prio.dp.AttachXDP(at, two)
 			return h, err
 		})
@@ -321,7 +321,7 @@ func (d *Daemon) followPriority(ctx context.Context) error {
 	want := map[node.DevKey]bool{}
 	var errs []error
 	p.skipped = nil
-	for _, u := range d.snap.Underlays {
+	for _, u := range d.host.Snapshot().Underlays {
 		want[u.Key()] = true
 		if p.attached[u.Key()] != nil {
 			continue
@@ -407,7 +407,7 @@ func (d *Daemon) stopPriority(ctx context.Context) (rep apply.Report, err error)
 	// Settings first, as the guardian does: many drivers reset the NIC when a program goes, and since Linux 6.17
 	// threaded = 0 waits, with the device's lock, for a NAPI that a reset has disabled, and the reset for that lock
 	// (napi_stop_kthread, net/core/dev.c; seen to hang on igb).
-	rep, e := d.restore(plan.ByPriority, nil)
+	rep, e := d.host.Restore(plan.ByPriority, nil)
 	err = errors.Join(err, e, d.places.ReleaseAll(xdp.Priority))
 	clear(d.prio.attached)
 	past, e := d.priorityCounters()
@@ -432,19 +432,16 @@ func (d *Daemon) priorityCounters() (datapath.PriorityCounters, error) {
 func (d *Daemon) waitPromoted(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, farewell)
 	defer cancel()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		demoted, err := d.prio.dp.Demoted()
-		if err != nil || demoted == 0 {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("bulk is in the lanes of %d cores: %w", demoted, datapath.ErrFlowsOut)
-		case <-tick.C:
-		}
+	var demoted int
+	err := datapath.Await(ctx, func() (bool, error) {
+		n, err := d.prio.dp.Demoted()
+		demoted = n
+		return n == 0, err
+	})
+	if errors.Is(err, datapath.ErrFlowsOut) {
+		return fmt.Errorf("bulk is in the lanes of %d cores: %w", demoted, err)
 	}
+	return err
 }
 
 func (p *priority) close() error {

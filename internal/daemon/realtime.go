@@ -51,7 +51,7 @@ func (d *Daemon) stepRealtime(now time.Time) error {
 		return nil
 	}
 	r := &d.prio.realtime
-	flooded, why := r.gov.Step(now, r.polling(now, boundThreads(d.locked.Entries())))
+	flooded, why := r.gov.Step(now, r.polling(now, boundThreads(d.host.Entries())))
 	r.why = why
 	if slices.Equal(flooded, r.flooded) {
 		return nil
@@ -79,7 +79,7 @@ func (d *Daemon) refuseRealtime(reason error) {
 // besideRealtime has bulk lanes scheduled by how the NICs' threads on their cores are.
 func (d *Daemon) besideRealtime() error {
 	var cores []int
-	for _, th := range boundThreads(d.locked.Entries()) {
+	for _, th := range boundThreads(d.host.Entries()) {
 		if core := th.sched.Cores[0]; th.sched.Policy == "fifo" && !slices.Contains(d.prio.realtime.flooded, core) {
 			cores = append(cores, core)
 		}

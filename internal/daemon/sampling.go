@@ -227,7 +227,7 @@ func (d *Daemon) overlay(now time.Time) (rate float64, known bool, err error) {
 		}
 		express = c.Express
 	}
-	rate, known = d.tunnels.Read(now, d.scanner, d.snap.Tunnels, express)
+	rate, known = d.tunnels.Read(now, d.scanner, d.host.Snapshot().Tunnels, express)
 	return rate, known, nil
 }
 

@@ -54,7 +54,7 @@ func (d *Daemon) followSync(now time.Time) error {
 	s.polled = now
 	by := map[uint64][]shortcut.Path{}
 	pods := map[node.DevKey]node.Pod{}
-	for _, p := range d.snap.Pods {
+	for _, p := range d.host.Snapshot().Pods {
 		pods[p.Host.Key()] = p
 		for _, t := range p.Tunnels {
 			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Path{Tunnel: t, Host: p.Host})
@@ -118,11 +118,11 @@ func (d *Daemon) elsewhere(p node.Pod) string {
 func (d *Daemon) attachSync(tunnels map[node.DevKey]bool) error {
 	s := d.prio.sync
 	var errs []error
-	for _, t := range d.snap.Tunnels {
+	for _, t := range d.host.Snapshot().Tunnels {
 		if !tunnels[t.Key()] || s.links[t.Key()] != nil {
 			continue
 		}
-		l, err := d.pipe.attach(t.Dev, s.dp.AttachTunnel)
+		l, err := d.host.Attach(t.Dev, s.dp.AttachTunnel)
 		if err == nil {
 			s.links[t.Key()] = l
 		} else if !errors.Is(err, node.ErrGone) {
@@ -143,7 +143,7 @@ func SyncTunnels(snap node.Snapshot) (list []plan.Target) {
 	for _, t := range snap.Tunnels {
 		leads := func(p node.Pod) bool { return slices.Contains(p.Tunnels, t.Dev) }
 		if slices.ContainsFunc(snap.Pods, leads) {
-			list = append(list, target(t.Dev))
+			list = append(list, plan.Target(t.Dev))
 		}
 	}
 	return list

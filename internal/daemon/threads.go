@@ -31,7 +31,7 @@ func (d *Daemon) threadNAPI(u node.Underlay) error {
 }
 
 func (d *Daemon) seatThreads(u node.Underlay) error {
-	t := target(u.Dev)
+	t := plan.Target(u.Dev)
 	// The threads come with the first step.
 	for range 2 {
 		made := d.planPriority()
@@ -41,7 +41,7 @@ func (d *Daemon) seatThreads(u node.Underlay) error {
 			}
 		}
 		steps := slices.DeleteFunc(made.Steps, func(s plan.Step) bool { return s.Target != t })
-		if err := d.carryOut(steps); err != nil {
+		if err := d.host.CarryOutWhole(steps); err != nil {
 			return err
 		}
 	}
@@ -51,7 +51,7 @@ func (d *Daemon) seatThreads(u node.Underlay) error {
 // planPriority plans by what is on the node now.
 func (d *Daemon) planPriority() plan.PriorityPlan {
 	attached := func(u node.Underlay) bool { return d.prio.attached[u.Key()] != nil }
-	in := PriorityInput(d.scanner, d.snap, d.cores, d.owned(plan.ByPriority), attached, d.places, d.priorityWants())
+	in := PriorityInput(d.scanner, d.host.Snapshot(), d.cores, d.host.Owned(plan.ByPriority), attached, d.places, d.priorityWants())
 	in.NoThreads = d.opts.Priority.NoThreads
 	in.Lost = slices.Collect(maps.Keys(d.lost))
 	in.Realtime, in.Flooded = d.prio.realtime.on, d.prio.realtime.flooded
@@ -73,18 +73,18 @@ func (d *Daemon) placeThreads() {
 // moveThreads moves threads while bulk is on the stock path: what a flow has left in
 // the lane of one core could be overtaken on another.
 func (d *Daemon) moveThreads() error {
-	if err := d.locked.ForgetEnded(); err != nil {
+	if err := d.host.ForgetEnded(); err != nil {
 		return err
 	}
 	steps := slices.DeleteFunc(d.planPriority().Steps, func(s plan.Step) bool {
-		return s.Kind != plan.ThreadSched || d.prio.attached[key(s.Target)] == nil
+		return s.Kind != plan.ThreadSched || d.prio.attached[node.Dev(s.Target).Key()] == nil
 	})
 	if !slices.ContainsFunc(steps, moves) {
-		return errors.Join(d.carryOut(steps), d.besideRealtime())
+		return errors.Join(d.host.CarryOutWhole(steps), d.besideRealtime())
 	}
 	err := d.drainBulk(context.Background())
 	if err == nil {
-		err = d.carryOut(steps)
+		err = d.host.CarryOutWhole(steps)
 	}
 	return errors.Join(err, d.besideRealtime(), d.prio.dp.SetTuning(d.tuning()))
 }
@@ -156,42 +156,4 @@ func napiThreads(s *node.Scanner, dev node.Dev, queues int) (threads []plan.NAPI
 		threads = append(threads, th)
 	}
 	return threads, nil
-}
-
-// carryOut makes the settings of priority, all or none.
-func (d *Daemon) carryOut(steps []plan.Step) error {
-	_, err := setAt(d.scanner, d.locked.Do, steps)
-	return err
-}
-
-// carryOutEach makes settings of devices, each device's by themselves, and returns which were refused, and why.
-func (d *Daemon) carryOutEach(steps []plan.Step) (map[plan.Target]string, error) {
-	rep, err := setAt(d.scanner, d.locked.DoEach, steps)
-	refused := map[plan.Target]string{}
-	for _, r := range rep.Results {
-		if r.Outcome == apply.Refused {
-			refused[r.Target] = "left alone: " + r.Reason
-		}
-	}
-	return refused, err
-}
-
-// setAt carries out steps by a function of apply.Locked.
-func setAt(s *node.Scanner, do func(apply.Namespaces, []plan.Step) (apply.Report, error), steps []plan.Step) (apply.Report, error) {
-	if len(steps) == 0 {
-		return apply.Report{}, nil
-	}
-	at := newNetnsCache(s)
-	rep, err := do(at, steps)
-	return rep, errors.Join(err, at.Close())
-}
-
-// owned are the settings that a mechanism has changed.
-func (d *Daemon) owned(by plan.Owner) map[plan.Setting]plan.Owned {
-	return apply.Owned(d.locked.Entries(), by)
-}
-
-// restore takes back what a mechanism has changed; which: of that, nil: all.
-func (d *Daemon) restore(by plan.Owner, which func(plan.Setting) bool) (apply.Report, error) {
-	return d.pipe.restore(func(e apply.Entry) bool { return e.By == by && (which == nil || which(e.Setting)) })
 }

@@ -103,7 +103,7 @@ func (d *Daemon) newTrials() {
 	d.trial, d.micro.trial = trial.New("pipeline", trial.ForGoodput, trial.Settles), trial.New("microflows", trial.ForGoodput, trial.Settles)
 	d.demand.trial = trial.New("priority", forLatency, trial.Settles)
 	ways := trial.New("express", trial.ForGoodput, express.Settles)
-	d.expr = express.New(host{d}, d.opts.Express, ways, d.since)
+	d.expr = express.New(others{d.host, d}, d.opts.Express, ways, d.since)
 	d.trials = trial.NewTrials(d.log, d.total, d.trial, d.micro.trial, d.demand.trial, ways)
 }
 

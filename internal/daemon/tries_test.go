@@ -10,6 +10,7 @@ import (
 
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/host"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/mechanism/mechanismtest"
 )
@@ -55,7 +56,8 @@ func TestWhatWaitsForItsProgramsDoesNotActYet(t *testing.T) {
 	d := &Daemon{}
 	d.newTrials()
 	d.aggr = aggregate.New(overlays{mechanismtest.New(nil)}, governor.Forced)
-	over := d.begins("microflows")
+	d.host = &host.Host{}
+	over := d.host.Begins("microflows")
 	told := func(name string) control.Mechanism {
 		m := control.Mechanism{Name: name, State: control.Active, Reason: "forced by configuration"}
 		d.unsettled(&m)

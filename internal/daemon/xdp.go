@@ -52,7 +52,7 @@ func (d *Daemon) noXDPTier() string {
 // noNIC says why no NIC has a place for a mechanism, but for other programs of ours; empty if one
 // has, or if there is no NIC.
 func (d *Daemon) noNIC(w xdp.Want) (why string) {
-	for _, u := range d.snap.Underlays {
+	for _, u := range d.host.Snapshot().Underlays {
 		if why = d.places.Bars(u, w); why == "" {
 			return ""
 		}
@@ -90,7 +90,7 @@ func (d *Daemon) withoutXDP() []plan.Skip {
 		asked = append(asked, w)
 	}
 	var list []plan.Skip
-	for _, u := range d.snap.Underlays {
+	for _, u := range d.host.Snapshot().Underlays {
 		i := slices.IndexFunc(asked, func(w xdp.Want) bool { return d.places.Why(u, w) != "" })
 		if i >= 0 {
 			list = append(list, plan.Skip{What: u.Dev.String(), Reason: d.places.Why(u, asked[i])})

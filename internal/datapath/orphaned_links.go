@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -79,7 +80,8 @@ func (o *OrphanedLinks) Drain(limit time.Duration) (err error) {
 		return nil
 	}
 	begin := time.Now()
-	until := begin.Add(limit)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
 	p := &o.d.policy
 	if err := o.d.stages.OlPolicies.Lookup(uint32(0), p); err != nil {
 		return fmt.Errorf("read policy: %w", err)
@@ -104,7 +106,7 @@ func (o *OrphanedLinks) Drain(limit time.Duration) (err error) {
 	}()
 	var sent uint64
 	since := begin
-	err = o.wait(until, func() (bool, error) {
+	err = Await(ctx, func() (bool, error) {
 		now, err := o.sent()
 		if err != nil {
 			return false, err
@@ -125,7 +127,7 @@ func (o *OrphanedLinks) Drain(limit time.Duration) (err error) {
 	if err != nil {
 		return err
 	}
-	return o.passed(until)
+	return o.passed(ctx)
 }
 
 // attached tells whether a program is on any device, and may act: not while polls are not traced.
@@ -164,7 +166,7 @@ func (o *OrphanedLinks) sent() (n uint64, err error) {
 }
 
 // passed waits until every core has handled what is in its hands now.
-func (o *OrphanedLinks) passed(until time.Time) error {
+func (o *OrphanedLinks) passed(ctx context.Context) error {
 	lanes := func() (bool, error) {
 		cores, err := o.d.Cores()
 		for _, c := range cores {
@@ -174,7 +176,7 @@ func (o *OrphanedLinks) passed(until time.Time) error {
 		}
 		return err == nil, err
 	}
-	if err := o.wait(until, lanes); err != nil {
+	if err := Await(ctx, lanes); err != nil {
 		return err
 	}
 	online, err := polled.Softnet() // of cores that are online only
@@ -184,30 +186,7 @@ func (o *OrphanedLinks) passed(until time.Time) error {
 	offline := func(core int) bool {
 		return !slices.ContainsFunc(online, func(s procfs.SoftnetStat) bool { return int(s.Index) == core })
 	}
-	r, err := o.d.NewRound()
-	if err != nil {
-		return err
-	}
-	return o.wait(until, func() (bool, error) {
-		open, err := r.Look(offline)
-		return open == 0, err
-	})
-}
-
-// wait looks until it is so.
-func (o *OrphanedLinks) wait(until time.Time, is func() (bool, error)) error {
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		ok, err := is()
-		switch {
-		case ok || err != nil:
-			return err
-		case time.Now().After(until):
-			return ErrFlowsOut
-		}
-		<-tick.C
-	}
+	return o.d.Passed(ctx, offline, func() {})
 }
 
 // End takes the programs off, once what is under way has passed, for which it waits for the limit at
@@ -215,7 +194,9 @@ func (o *OrphanedLinks) wait(until time.Time, is func() (bool, error)) error {
 func (o *OrphanedLinks) End(limit time.Duration) error {
 	var err error
 	if limit > 0 && o.attached() {
-		err = o.passed(time.Now().Add(limit))
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		err = o.passed(ctx)
 	}
 	return errors.Join(err, o.close())
 }

@@ -3,7 +3,9 @@
 package datapath
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -14,6 +16,41 @@ const Settled = 20 * time.Millisecond
 // ErrFlowsOut says that flows are still on lanes, so that masks cannot change
 // without packets being overtaken.
 var ErrFlowsOut = errors.New("flows are still on lanes")
+
+// Await looks every 5 ms until it is so. ErrFlowsOut: it was not before ctx ended.
+func Await(ctx context.Context, is func() (bool, error)) error {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if ok, err := is(); ok || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ErrFlowsOut
+		case <-tick.C:
+		}
+	}
+}
+
+// Passed waits until every core that is not offline has handled what was in its hands when it was called. meanwhile
+// is called with each look.
+func (d *Datapath) Passed(ctx context.Context, offline func(core int) bool, meanwhile func()) error {
+	r, err := d.NewRound()
+	if err != nil {
+		return err
+	}
+	var open int
+	err = Await(ctx, func() (bool, error) {
+		meanwhile()
+		open, err = r.Look(offline)
+		return open == 0, err
+	})
+	if errors.Is(err, ErrFlowsOut) {
+		return fmt.Errorf("%d cores have not passed a full round: %w", open, err)
+	}
+	return err
+}
 
 // Round watches every core handle what was in its hands at the start.
 type Round struct {

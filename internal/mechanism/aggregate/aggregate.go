@@ -295,7 +295,7 @@ func (a *Aggregate) join(steps []plan.Step) error {
 	}
 	refused, err := a.host.CarryOut(steps)
 	for target, why := range refused {
-		a.skipped = append(a.skipped, plan.Skip{What: plan.Aggregates(target).String(), Reason: why, Target: target})
+		a.skipped = append(a.skipped, plan.Skip{What: plan.Aggregates(target).String(), Reason: "left alone: " + why, Target: target})
 	}
 	return err
 }

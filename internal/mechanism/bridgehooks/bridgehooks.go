@@ -144,7 +144,7 @@ func (h *Hooks) follow(now time.Time) error {
 		var refused map[plan.Target]string
 		refused, err = h.host.CarryOut(h.made.Steps)
 		for target, why := range refused {
-			h.made.Skipped = append(h.made.Skipped, plan.Skip{What: target.String(), Reason: why, Target: target})
+			h.made.Skipped = append(h.made.Skipped, plan.Skip{What: target.String(), Reason: "left alone: " + why, Target: target})
 		}
 	}
 	return err

@@ -102,8 +102,8 @@ func TestWhatCannotBeScannedLeavesNoTrace(t *testing.T) {
 
 func TestASettingThatTheKernelRefusesIsSaid(t *testing.T) {
 	f := newFixture(true)
-	f.host.Refuses[setting.Target] = "left alone: read-only"
-	f.after(t, time.Second).is(t, "1", control.Standby, "left alone: read-only")
+	f.host.Refuses[setting.Target] = "read-only"
+	f.after(t, time.Second).is(t, "1", control.Standby, "read-only")
 }
 
 func TestStopTakesBackOnceWhatWasChanged(t *testing.T) {

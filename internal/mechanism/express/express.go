@@ -357,7 +357,7 @@ func (e *Express) openAll(ctx context.Context, made plan.Plan, safe map[datapath
 	}
 	for i := range e.paths {
 		if why := refused[plan.Target(e.paths[i].pod.Peer)]; why != "" && e.paths[i].reason == "" {
-			e.paths[i].reason = why
+			e.paths[i].reason = "left alone: " + why
 			delete(safe, e.paths[i].key)
 		}
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package names
 
 import (
 	"cmp"
@@ -21,8 +21,8 @@ type Names struct {
 	spoken  map[uint64]bool // namespaces that a snapshot names
 }
 
-// NewNames looks at which processes are in the namespaces now.
-func NewNames(s *node.Scanner, snap node.Snapshot) Names {
+// New looks at which processes are in the namespaces now.
+func New(s *node.Scanner, snap node.Snapshot) Names {
 	n := Names{home: s.Home(), places: s.Places(), tunnels: map[node.DevKey]node.Tunnel{}, spoken: map[uint64]bool{}}
 	for _, t := range snap.Tunnels {
 		n.tunnels[t.Key()] = t

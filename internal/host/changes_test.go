@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package host
 
 import (
 	"bytes"
@@ -19,7 +19,7 @@ import (
 
 // logTo is a log without times.
 func logTo(b *bytes.Buffer, level slog.Level) *slog.Logger {
-	return slog.New(goneHandler{slog.NewTextHandler(b, &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+	return slog.New(GoneHandler{slog.NewTextHandler(b, &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		if a.Key == slog.TimeKey {
 			return slog.Attr{}
 		}
@@ -29,7 +29,7 @@ func logTo(b *bytes.Buffer, level slog.Level) *slog.Logger {
 
 func TestWhatIsDoneToManyIsOneLine(t *testing.T) {
 	var b bytes.Buffer
-	c := newChanges(logTo(&b, slog.LevelInfo), 1)
+	c := NewChanges(logTo(&b, slog.LevelInfo), 1)
 	mask := func(cookie uint64, name string) plan.Setting {
 		return plan.RPSMask(plan.Target{NetnsCookie: cookie, Ifindex: 2, Name: name}, 0)
 	}
@@ -39,10 +39,10 @@ func TestWhatIsDoneToManyIsOneLine(t *testing.T) {
 	c.setting(apply.Result{Setting: mask(1, "vx0"), Outcome: apply.Restored, From: "2", To: "0"})
 	c.setting(apply.Result{Setting: mask(1, "vx1"), Outcome: apply.Gone, Reason: "gone"})
 	c.setting(apply.Result{Setting: mask(1, "vx2"), Outcome: apply.Kept, Reason: "no"})
-	c.rules(nil, []rules.Rule{{Name: "dns", Class: rules.Latency}})
-	c.rules([]rules.Rule{{Name: "dns", Class: rules.Latency}}, nil)
-	c.flush()
-	c.flush()
+	c.Rules(nil, []rules.Rule{{Name: "dns", Class: rules.Latency}})
+	c.Rules([]rules.Rule{{Name: "dns", Class: rules.Latency}}, nil)
+	c.Flush()
+	c.Flush()
 	const want = `level=WARN msg="setting not restored" setting=queues/rx-0/rps_cpus device=vx2 reason=no
 level=INFO msg="setting written" setting=queues/rx-0/rps_cpus from=0 to=2 count=200 devices="eth0 (network namespace 100), eth0 (network namespace 101), eth0 (network namespace 102)"
 level=INFO msg="setting restored" setting=queues/rx-0/rps_cpus from=2 to=0 device=vx0

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package host
 
 import (
 	"context"
@@ -22,10 +22,10 @@ import (
 	"github.com/overlane/overlane/internal/rules"
 )
 
-// changes are what was changed on the node since the log was last written: programs on devices, settings and
+// Changes are what was changed on the node since the log was last written: programs on devices, settings and
 // rules. What the daemon does alike to many devices in one turn is one line, which counts them and names the
 // first: with 200 pods, 200 lines would hide all others.
-type changes struct {
+type Changes struct {
 	log  *slog.Logger
 	home uint64
 
@@ -46,20 +46,20 @@ type change struct {
 // named is how many of those that something was done to are named in a line.
 const named = 3
 
-func newChanges(log *slog.Logger, home uint64) *changes {
-	return &changes{log: log, home: home, where: map[change][]string{}, programs: map[uint32]string{}}
+func NewChanges(log *slog.Logger, home uint64) *Changes {
+	return &Changes{log: log, home: home, where: map[change][]string{}, programs: map[uint32]string{}}
 }
 
-// inOrder is a log whose lines come behind those of all changes that were noted before.
-func (c *changes) inOrder() *slog.Logger { return slog.New(inOrder{c.log.Handler(), c}) }
+// InOrder is a log whose lines come behind those of all changes that were noted before.
+func (c *Changes) InOrder() *slog.Logger { return slog.New(inOrder{c.log.Handler(), c}) }
 
 type inOrder struct {
 	slog.Handler
-	changes *changes
+	changes *Changes
 }
 
 func (h inOrder) Handle(ctx context.Context, r slog.Record) error {
-	h.changes.flush()
+	h.changes.Flush()
 	return h.Handler.Handle(ctx, r)
 }
 
@@ -72,7 +72,7 @@ func (h inOrder) WithGroup(name string) slog.Handler {
 }
 
 // add notes a change; attrs are keys and values.
-func (c *changes) add(msg, noun, where string, attrs ...string) {
+func (c *Changes) add(msg, noun, where string, attrs ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	k := change{msg, strings.Join(attrs, "\x00"), noun}
@@ -82,8 +82,8 @@ func (c *changes) add(msg, noun, where string, attrs ...string) {
 	c.where[k] = append(c.where[k], where)
 }
 
-// flush writes what there is, a line for each kind of change.
-func (c *changes) flush() {
+// Flush writes what there is, a line for each kind of change.
+func (c *Changes) Flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range c.order {
@@ -105,7 +105,7 @@ func (c *changes) flush() {
 }
 
 // device is what the log calls a device.
-func (c *changes) device(name string, cookie uint64) string {
+func (c *Changes) device(name string, cookie uint64) string {
 	if cookie == c.home {
 		return name
 	}
@@ -113,7 +113,7 @@ func (c *changes) device(name string, cookie uint64) string {
 }
 
 // setting notes what became of one: what apply.Locked tells.
-func (c *changes) setting(r apply.Result) {
+func (c *Changes) setting(r apply.Result) {
 	what, noun, where := r.Attr, "device", c.device(r.Name, r.NetnsCookie)
 	switch {
 	case r.Kind == plan.ThreadSched:
@@ -138,8 +138,8 @@ func (c *changes) setting(r apply.Result) {
 	}
 }
 
-// rules notes which rules have come into force, and which no longer are.
-func (c *changes) rules(was, now []rules.Rule) {
+// Rules notes which rules have come into force, and which no longer are.
+func (c *Changes) Rules(was, now []rules.Rule) {
 	named := func(list []rules.Rule, r rules.Rule) bool {
 		return slices.ContainsFunc(list, func(o rules.Rule) bool { return o.Name == r.Name })
 	}
@@ -157,7 +157,7 @@ func (c *changes) rules(was, now []rules.Rule) {
 
 // attached notes that a program of ours was attached to a device, and notes its end when what it returns is
 // closed.
-func (c *changes) attached(dev node.Dev, l io.Closer) io.Closer {
+func (c *Changes) attached(dev node.Dev, l io.Closer) io.Closer {
 	program, hook, ok := c.program(l)
 	if !ok || hook == "XDP" { // that one is told of by xdp.Places, with what it costs
 		return l
@@ -168,7 +168,7 @@ func (c *changes) attached(dev node.Dev, l io.Closer) io.Closer {
 }
 
 // program asks the kernel what a link attaches, and to which hook; not ok: it is none.
-func (c *changes) program(l io.Closer) (name, hook string, ok bool) {
+func (c *Changes) program(l io.Closer) (name, hook string, ok bool) {
 	k, ok := l.(interface{ Info() (*link.Info, error) })
 	if !ok {
 		return "", "", false
@@ -233,12 +233,12 @@ func onlyGone(err error) bool {
 	return err == node.ErrGone || onlyGone(errors.Unwrap(err))
 }
 
-// goneHandler is a log in which nothing is a warning for the reason that a device or a namespace is gone:
+// GoneHandler is a log in which nothing is a warning for the reason that a device or a namespace is gone:
 // pods and networks come and go, and are scanned again.
-type goneHandler struct{ slog.Handler }
+type GoneHandler struct{ slog.Handler }
 
 // Handle implements slog.Handler.
-func (h goneHandler) Handle(ctx context.Context, r slog.Record) error {
+func (h GoneHandler) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level > slog.LevelInfo {
 		r.Attrs(func(a slog.Attr) bool {
 			if err, ok := a.Value.Any().(error); ok && onlyGone(err) {
@@ -254,11 +254,11 @@ func (h goneHandler) Handle(ctx context.Context, r slog.Record) error {
 }
 
 // WithAttrs implements slog.Handler.
-func (h goneHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return goneHandler{h.Handler.WithAttrs(attrs)}
+func (h GoneHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return GoneHandler{h.Handler.WithAttrs(attrs)}
 }
 
 // WithGroup implements slog.Handler.
-func (h goneHandler) WithGroup(name string) slog.Handler {
-	return goneHandler{h.Handler.WithGroup(name)}
+func (h GoneHandler) WithGroup(name string) slog.Handler {
+	return GoneHandler{h.Handler.WithGroup(name)}
 }

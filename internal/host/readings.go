@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package host
 
 import (
 	"maps"
@@ -83,7 +83,7 @@ func (r *readings) Features(dev node.Dev) (map[string]ethtool.Feature, error) {
 
 // reading is what is known of a device, if it is still good.
 func (r *readings) reading(dev node.Dev) *reading {
-	got, owned := r.of[dev.Key()], r.owned[target(dev)]
+	got, owned := r.of[dev.Key()], r.owned[plan.Target(dev)]
 	if got == nil || time.Since(got.since) >= r.age() || !maps.Equal(got.owned, owned) {
 		got = &reading{owned: owned, since: time.Now()}
 		r.of[dev.Key()] = got

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package host
 
 import (
 	"testing"
@@ -16,7 +16,7 @@ func TestReadingsOfWhatAMechanismHasChanged(t *testing.T) {
 	r := newReadings(nil)
 	r.took = time.Hour // good for as long as can be
 	dev := node.Dev{Name: "vx0", Ifindex: 7}
-	mask := apply.Entry{Setting: plan.RPSMask(target(dev), 0), By: plan.ByPipeline, Wrote: "2"}
+	mask := apply.Entry{Setting: plan.RPSMask(plan.Target(dev), 0), By: plan.ByPipeline, Wrote: "2"}
 	var before *reading
 	for _, scan := range []struct {
 		name    string

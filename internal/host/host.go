@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package host is the node as mechanisms use it: devices to attach programs to, settings to change and to take
+// back, and what is known of the devices. It knows no mechanism. All of it is for the goroutine of the daemon's loop
+// alone.
+package host
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/shortcut"
+)
+
+// Host is a node that overlane acts on.
+type Host struct {
+	Changes *Changes
+	// Offline tells cores that poll no more.
+	Offline func(core int) bool
+	// Meanwhile is called while the daemon waits for the kernel.
+	Meanwhile func()
+
+	log       *slog.Logger
+	dp        *datapath.Datapath
+	scanner   *node.Scanner
+	readings  *readings
+	locked    *apply.Locked
+	snap      node.Snapshot
+	hooks     *shortcut.Hooks // once there are watchers
+	beginning string          // the mechanism that is being put in place, while it is
+}
+
+// New is a host that has not been scanned yet. Changes of settings are noted in changes.
+func New(log *slog.Logger, changes *Changes, locked *apply.Locked, dp *datapath.Datapath, scanner *node.Scanner) *Host {
+	locked.Tell(changes.setting)
+	return &Host{
+		Changes: changes, Offline: func(int) bool { return false }, Meanwhile: func() {},
+		log: log, dp: dp, scanner: scanner, readings: newReadings(scanner), locked: locked,
+	}
+}
+
+// Close lets go of what the host has loaded itself.
+func (h *Host) Close() error {
+	if h.hooks == nil {
+		return nil
+	}
+	return h.hooks.Close()
+}
+
+// Log is the daemon's.
+func (h *Host) Log() *slog.Logger { return h.log }
+
+// Scan reads the node anew.
+func (h *Host) Scan(ctx context.Context) error {
+	snap, err := h.scanner.Scan(ctx)
+	if err == nil {
+		h.snap = snap
+	}
+	return err
+}
+
+// Snapshot is the node as it was last scanned.
+func (h *Host) Snapshot() node.Snapshot { return h.snap }
+
+// Scanner reads the node as it is now.
+func (h *Host) Scanner() *node.Scanner { return h.scanner }
+
+// Owns tells of a BPF program that it is overlane's.
+func (h *Host) Owns(progID uint32) bool { return h.dp.Owns(progID) }
+
+// Watchers are new, to be closed. They share the program that reads tcx hooks.
+func (h *Host) Watchers() *shortcut.Watchers {
+	if h.hooks == nil {
+		var err error
+		if h.hooks, err = shortcut.LoadHooks(); err != nil {
+			h.log.Debug("each device is asked for its tcx hooks", "reason", err)
+		}
+	}
+	return shortcut.NewWatchers(h.scanner, h.dp.Owns, h.hooks)
+}
+
+// Begins notes a mechanism that is put in place, until over is called. Its programs may have to be loaded for that,
+// and the daemon answers meanwhile.
+func (h *Host) Begins(mechanism string) (over func()) {
+	h.beginning = mechanism
+	return func() { h.beginning = "" }
+}
+
+// Beginning is the mechanism that is being put in place, or empty.
+func (h *Host) Beginning() string { return h.beginning }
+
+// Attach attaches a program to a device, and has the log tell of it. node.ErrGone: the device has gone.
+func (h *Host) Attach(dev node.Dev, attach func(datapath.Device) (io.Closer, error)) (io.Closer, error) {
+	ns, err := h.scanner.Namespace(dev.NetnsCookie)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	l, err := attach(datapath.Device{Netns: ns, Ifindex: dev.Ifindex})
+	if errors.Is(err, unix.ENODEV) {
+		err = errors.Join(node.ErrGone, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return h.Changes.attached(dev, l), nil
+}
+
+// graceTimeout bounds the wait for packets that were on their way before something changed.
+const graceTimeout = 500 * time.Millisecond
+
+// Passed waits until every core has handled what was in its hands when it was called. datapath.ErrFlowsOut: some have
+// not in half a second.
+func (h *Host) Passed(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, graceTimeout)
+	defer cancel()
+	return h.dp.Passed(ctx, h.Offline, h.Meanwhile)
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"time"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+)
+
+// ending bounds the wait for a namespace that no process holds any more: it ends by a worker of the
+// kernel's, after a grace period of RCU.
+const ending = time.Second
+
+// forgetEnding drops what is journalled of devices that are gone, before the rest is restored. A
+// namespace that is not found is no proof for the journal: where parts of /proc are closed to us,
+// it may exist for all that we see. But we have known its device, and see that go.
+func (h *Host) forgetEnding(which func(apply.Entry) bool) error {
+	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) { // nothing tells of that end
+		waits := false
+		err := h.locked.Forget(func(e apply.Entry) bool {
+			switch {
+			case !which(e) || e.Ifindex == 0:
+				return false // not of a device
+			case h.Gone(e.Target):
+				return true
+			}
+			waits = waits || !h.Found(e.NetnsCookie)
+			return false
+		})
+		if err != nil || !waits || time.Since(begin) > ending {
+			return err
+		}
+	}
+}
+
+// Found tells whether a namespace is still where the last scan saw it.
+func (h *Host) Found(cookie uint64) bool {
+	ns, err := h.scanner.Namespace(cookie)
+	if err != nil {
+		return false
+	}
+	ns.Close()
+	return true
+}
+
+// Gone tells that a device exists no more; where that cannot be told it does.
+func (h *Host) Gone(t plan.Target) bool {
+	_, err := h.scanner.Settings(node.Dev{NetnsCookie: t.NetnsCookie, Ifindex: t.Ifindex, Name: t.Name})
+	return errors.Is(err, node.ErrGone)
+}
+
+// Entries are what the journal has.
+func (h *Host) Entries() []apply.Entry { return h.locked.Entries() }
+
+// Owned are the settings that a mechanism has changed.
+func (h *Host) Owned(by plan.Owner) map[plan.Setting]plan.Owned {
+	return apply.Owned(h.locked.Entries(), by)
+}
+
+// Readings are how devices receive, as of a while ago, and the settings that any mechanism has changed.
+func (h *Host) Readings() (devices mechanism.Reader, ours map[plan.Setting]plan.Owned) {
+	return h.readings, h.readings.now(h.locked.Entries())
+}
+
+// CarryOut writes the journal and then the settings, each device's by themselves. A device that refuses one is left
+// alone: refused says why.
+func (h *Host) CarryOut(steps []plan.Step) (refused map[plan.Target]string, err error) {
+	rep, err := h.carryOut(h.locked.DoEach, steps)
+	refused = map[plan.Target]string{}
+	for _, r := range rep.Results {
+		if r.Outcome == apply.Refused {
+			refused[r.Target] = r.Reason
+		}
+	}
+	return refused, err
+}
+
+// CarryOutWhole does so with all or none.
+func (h *Host) CarryOutWhole(steps []plan.Step) error {
+	_, err := h.carryOut(h.locked.Do, steps)
+	return err
+}
+
+func (h *Host) carryOut(do func(apply.Namespaces, []plan.Step) (apply.Report, error), steps []plan.Step) (apply.Report, error) {
+	if len(steps) == 0 {
+		return apply.Report{}, nil
+	}
+	at := newNetnsCache(h.scanner)
+	rep, err := do(at, steps)
+	return rep, errors.Join(err, at.Close())
+}
+
+// Restore takes back what a mechanism has changed; which: of that, nil: all. It forgets settings of devices that are
+// gone.
+func (h *Host) Restore(by plan.Owner, which func(plan.Setting) bool) (apply.Report, error) {
+	own := func(e apply.Entry) bool { return e.By == by && (which == nil || which(e.Setting)) }
+	forgotten := h.forgetEnding(own)
+	at := newNetnsCache(h.scanner)
+	rep, err := h.locked.RestoreIf(at, own)
+	return rep, errors.Join(forgotten, err, at.Close())
+}
+
+// Forget drops entries from the journal, as of devices that have gone with their settings.
+func (h *Host) Forget(which func(apply.Entry) bool) error { return h.locked.Forget(which) }
+
+// ForgetEnded drops entries of threads that have ended.
+func (h *Host) ForgetEnded() error { return h.locked.ForgetEnded() }
