@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -27,6 +28,18 @@ const claimFile = "bus/cpu/drivers_probe"
 
 // ClaimNamespace takes the claim. A *BusyError names the daemon that has it.
 func ClaimNamespace(home *netns.Handle) (*Claim, error) {
+	// Commands that ask who has it lock it for a moment.
+	for tries := 0; ; tries++ {
+		c, err := lockClaim(home, unix.LOCK_EX)
+		if !errors.Is(err, ErrBusy) || tries == 20 {
+			return c, err
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// lockClaim locks the file as a daemon does (unix.LOCK_EX), or as one of any number that ask (unix.LOCK_SH).
+func lockClaim(home *netns.Handle, how int) (*Claim, error) {
 	sysfs, err := home.Sysfs()
 	if err != nil {
 		return nil, fmt.Errorf("claim network namespace: %w", err)
@@ -36,7 +49,7 @@ func ClaimNamespace(home *netns.Handle) (*Claim, error) {
 	if err != nil {
 		return nil, fmt.Errorf("claim network namespace: %w", err)
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		err = &BusyError{PID: flocker(f), Elsewhere: true}
 	}
@@ -51,7 +64,7 @@ func (c *Claim) Close() error { return c.f.Close() }
 
 // Claimed returns a *BusyError if a daemon has the namespace.
 func Claimed(home *netns.Handle) error {
-	c, err := ClaimNamespace(home)
+	c, err := lockClaim(home, unix.LOCK_SH)
 	if err == nil {
 		return c.Close()
 	}

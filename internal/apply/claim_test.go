@@ -54,6 +54,24 @@ func TestANetworkNamespaceIsClaimedOnce(t *testing.T) {
 	b.must(again.Close())
 }
 
+// Commands that ask at the same time do not take each other for a daemon, and a daemon waits for them.
+func TestAskersDoNotClaim(t *testing.T) {
+	b := newBed(t)
+	asks, err := lockClaim(b.a, unix.LOCK_SH)
+	b.must(err)
+	b.must(Claimed(b.a))
+	claimed := make(chan error, 1)
+	go func() {
+		c, err := ClaimNamespace(b.a)
+		if err == nil {
+			err = c.Close()
+		}
+		claimed <- err
+	}()
+	b.must(asks.Close())
+	b.must(<-claimed)
+}
+
 // No other user can take the claim, and so deny it to the daemon.
 func TestAClaimIsRootsOnly(t *testing.T) {
 	if os.Geteuid() != 0 {
