@@ -15,10 +15,10 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/control"
-	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
+	"github.com/overlane/overlane/internal/mechanism/pipeline"
 	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -152,7 +152,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	if err := d.express(s, l, called, changed, own); err != nil {
 		return d, err
 	}
-	for _, sk := range daemon.LeftAlone(s, l.snap, apply.Owned(changed, plan.ByPipeline)) {
+	for _, sk := range pipeline.LeftAlone(s, l.snap, apply.Owned(changed, plan.ByPipeline)) {
 		d.Skipped = append(d.Skipped, leftOut{sk.Target.Name, sk.Target.NetnsCookie, called.Text(sk.Reason), called.Text(sk.What)})
 	}
 	found, err := probe.Diagnose(cmd.Context(), s, l.snap, own)

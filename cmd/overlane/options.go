@@ -13,6 +13,8 @@ import (
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism/pipeline"
+	"github.com/overlane/overlane/internal/mechanism/priority"
 	"github.com/overlane/overlane/internal/probe"
 )
 
@@ -23,27 +25,23 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		StateDir:  global.stateDir,
 		Online:    func() ([]int, error) { return onlineCores() },
 		Apart:     func() ([]int, error) { return exclusiveCores(os.DirFS("/")) },
-		Topology:  topology(),
 		Underlays: cfg.Underlays,
-		Mode:      modeOf(cfg.Pipeline),
-		Aggregate: modeOf(cfg.Aggregate),
-		Express:   modeOf(cfg.Express),
-		Tier:      governor.TC,
-
-		SkipUnusedHooks: cfg.BridgeNetfilter == config.HooksUnused,
-		Limits:          governor.DefaultLimits(),
-		Microflows: daemon.Microflows{
-			Mode:      modeOf(cfg.Microflows.Mode),
-			Batch:     cfg.Microflows.Batch,
-			Cores:     cfg.Microflows.Cores,
-			Elephant:  float64(cfg.Microflows.Elephant) / 8,
-			Unordered: cfg.Microflows.UDPOrder == config.OrderNone,
-			Hold:      cfg.Microflows.Hold,
+		Pipeline: pipeline.Options{
+			Mode:     modeOf(cfg.Pipeline),
+			Tier:     tierOf(cfg.Tier),
+			Limits:   governor.DefaultLimits(),
+			Topology: topology(),
+			Microflows: pipeline.Microflows{
+				Mode:      modeOf(cfg.Microflows.Mode),
+				Batch:     cfg.Microflows.Batch,
+				Cores:     cfg.Microflows.Cores,
+				Elephant:  float64(cfg.Microflows.Elephant) / 8,
+				Unordered: cfg.Microflows.UDPOrder == config.OrderNone,
+				Hold:      cfg.Microflows.Hold,
+			},
 		},
-		Version:      cli.Version(version),
-		GuardianVerb: []string{guardianVerb},
-		Rules:        cfg.Priority.Rules,
-		Priority: daemon.Priority{
+		Priority: priority.Options{
+			Rules:     cfg.Priority.Rules,
 			Off:       cfg.Priority.Mode == config.PriorityOff,
 			Sync:      cfg.Priority.Mode == config.PrioritySync,
 			Auto:      cfg.Priority.Classify == config.ClassifyAuto,
@@ -52,8 +50,13 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 			Fair:      cfg.Priority.Threads == config.ThreadsFair,
 			BulkShare: float64(cfg.Priority.BulkShare) / 100,
 		},
+		Aggregate:       modeOf(cfg.Aggregate),
+		Express:         modeOf(cfg.Express),
+		SkipUnusedHooks: cfg.BridgeNetfilter == config.HooksUnused,
+		Version:         cli.Version(version),
+		GuardianVerb:    []string{guardianVerb},
 	}
-	opts.Limits.Busy = float64(cfg.Limits.BusyCores) / 100
+	opts.Pipeline.Limits.Busy = float64(cfg.Limits.BusyCores) / 100
 	cores, err := coresOf(cfg)
 	if err != nil {
 		return opts, err
@@ -68,14 +71,19 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 	if err := scanner.Close(); err != nil {
 		return opts, err
 	}
-	opts.Tiers, opts.NoGuard = tierStatus(l.tiers), tierError(l.tiers, 1)
-	opts.Priority.No = l.noPriority()
-	opts.Microflows.NoXDP = noXDP(cfg, l)
-	opts.Microflows.NoMerge = noMerge(l.features)
-	if cfg.Tier == config.TierXDP {
-		opts.Tier = governor.XDP
-	}
+	opts.Tiers = tierStatus(l.tiers)
+	opts.Priority.No, opts.Priority.NoGuard = l.noPriority(), tierError(l.tiers, 1)
+	opts.Pipeline.Microflows.NoXDP = noXDP(cfg, l)
+	opts.Pipeline.Microflows.NoMerge = noMerge(l.features)
 	return opts, requireTier(cfg, l.tiers)
+}
+
+// tierOf is which facilities the pipeline may use: tier xdp only where the configuration says so.
+func tierOf(t config.Tier) governor.Tier {
+	if t == config.TierXDP {
+		return governor.XDP
+	}
+	return governor.TC
 }
 
 // noXDP says why flows are not cut by XDP, nil where they are.

@@ -20,12 +20,13 @@ import (
 	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
-	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/mechanism/bridgehooks"
 	"github.com/overlane/overlane/internal/mechanism/express"
+	"github.com/overlane/overlane/internal/mechanism/pipeline"
+	"github.com/overlane/overlane/internal/mechanism/priority"
 	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
@@ -178,7 +179,7 @@ func (o outlook) show(w io.Writer) error {
 func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	out := outlook{Schema: control.Schema, Namespaces: []node.Place{}, Plan: plan.Plan{Steps: []plan.Step{}, Attach: []plan.Attachment{}, Skipped: []plan.Skip{}}}
 	if prioritises(cfg) && cfg.Tier == config.TierXDP {
-		return out, daemon.ErrTierXDP // as run says
+		return out, priority.ErrTierXDP // as run says
 	}
 	cores, err := coresOf(cfg)
 	if err != nil {
@@ -249,7 +250,7 @@ func (o *outlook) pipeline(ctx context.Context, cfg *config.Config, cores config
 		return err
 	}
 	layout := governor.Layout{NIC: o.Placement.NIC, Tunnel: o.Placement.Tunnel, Pod: o.Placement.Pod}
-	in := daemon.PlanInput(s, l.snap, layout, apply.Owned(changed, plan.ByPipeline), l.places, xdp.Want{By: xdp.Pipeline, Asked: true})
+	in := pipeline.PlanInput(s, l.snap, layout, apply.Owned(changed, plan.ByPipeline), l.places, xdp.Want{By: xdp.Pipeline, Asked: true})
 	if o.Placement.inPlace {
 		in.Attach = nil
 	}
@@ -287,11 +288,11 @@ func planPriority(all *config.Config, cores config.CPUList, s *node.Scanner, l n
 	attached := func(u node.Underlay) bool {
 		return !u.ForeignXDP && slices.Contains([]string{plan.PriorityProgram, plan.TwoLanesProgram}, foreign.ProgramName(u.XDPProgID))
 	}
-	in := daemon.PriorityInput(s, l.snap, slices.Sorted(slices.Values(cores)), apply.Owned(changed, plan.ByPriority), attached, l.places, xdp.Want{By: xdp.Priority, Asked: prioritises(all)})
+	in := priority.PlanInput(s, l.snap, slices.Sorted(slices.Values(cores)), apply.Owned(changed, plan.ByPriority), attached, l.places, xdp.Want{By: xdp.Priority, Asked: prioritises(all)})
 	in.NoThreads = cfg.Threads == config.ThreadsOff
 	in.Realtime, in.Flooded = cfg.Threads == config.ThreadsAuto, notInRealtime(changed)
 	if cfg.Mode == config.PrioritySync {
-		in.Tunnels = daemon.SyncTunnels(l.snap)
+		in.Tunnels = priority.SyncTunnels(l.snap)
 	}
 	for i, nic := range in.NICs {
 		noXDP := func(f probe.Feature) bool {
@@ -433,9 +434,9 @@ func planMicroflows(cfg *config.Config, cores config.CPUList, s *node.Scanner, l
 		out.When = "run would split no flow: " + layout.Reason
 		return out, nil
 	}
-	in := daemon.PlanInput(s, l.snap, layout, apply.Owned(changed, plan.ByPipeline), l.places, microflowsWant(cfg))
+	in := pipeline.PlanInput(s, l.snap, layout, apply.Owned(changed, plan.ByPipeline), l.places, microflowsWant(cfg))
 	if layout.Merge {
-		in.Merge = daemon.MergeSteps(l.snap, daemon.FirstMergeIndex)
+		in.Merge = pipeline.MergeSteps(l.snap, pipeline.FirstMergeIndex)
 	}
 	out.Plan = plan.Pipeline(in)
 	// Tunnels and pods that are left alone are no matter here.

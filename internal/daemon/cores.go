@@ -27,8 +27,11 @@ func (d *Daemon) pollOnline(now time.Time) error {
 		return d.useCores()
 	}
 	for _, core := range d.online {
-		if !slices.Contains(online, core) {
-			d.pipe.lost[core], d.lost[core] = true, true
+		if slices.Contains(online, core) {
+			continue
+		}
+		for _, m := range d.mechs.all {
+			m.CoreLost(core)
 		}
 	}
 	d.online = online
@@ -54,8 +57,7 @@ func (d *Daemon) isOffline(core int) bool {
 	return d.opts.Online != nil && !slices.Contains(d.online, core)
 }
 
-// useCores makes the pipeline use what is configured and online. Flows leave
-// other cores under the order guard.
+// useCores has the mechanisms use what is configured and online, and what no container has for itself.
 func (d *Daemon) useCores() error {
 	cores := slices.Clone(d.opts.Cores)
 	if d.opts.Online != nil {
@@ -69,11 +71,5 @@ func (d *Daemon) useCores() error {
 		d.log.Info("cores to steer to have changed", "were", d.cores, "are", cores)
 	}
 	d.cores = cores
-	if d.prio != nil {
-		if err := d.prio.dp.StartLanes(cores, d.prio.two, eager); err != nil {
-			return err
-		}
-	}
-	d.placeThreads()
-	return d.leaveCores()
+	return d.mechs.each(func(m registered) error { return m.CoresChanged() })
 }

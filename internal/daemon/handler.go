@@ -3,7 +3,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +18,7 @@ import (
 	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
-	"github.com/overlane/overlane/internal/sense"
+	"github.com/overlane/overlane/internal/rules"
 )
 
 // ErrStopping is the answer to requests that come too late.
@@ -87,30 +86,20 @@ func (d *Daemon) fill(st *control.Status) error {
 	st.Netns = d.cookie
 	st.Cores = d.cores
 	st.Tiers = d.opts.Tiers
-	st.Mechanisms = []control.Mechanism{d.mechanism(), d.priorityMechanism(), d.microflowsMechanism(), d.aggr.Report(), d.expr.Report(), d.bridge.Report()}
-	for i := range st.Mechanisms {
-		d.unsettled(&st.Mechanisms[i])
-	}
 	called := names.New(d.scanner, d.host.Snapshot())
 	st.Namespaces = called.Places()
-	d.fillDevices(st, called)
-	for _, w := range d.expr.Paths() {
-		st.Express = append(st.Express, control.ExpressPath{
-			NIC: w.NIC.Name, Tunnel: w.Tunnel.Name, Pod: w.Pod.Host.Name, Netns: w.Pod.Host.NetnsCookie, Name: called.Pod(w.Pod), Open: w.Open, Reason: called.Text(w.Reason),
-		})
+	var left []plan.Skip
+	for _, m := range slices.Backward(d.mechs.all) {
+		st.Mechanisms = append(st.Mechanisms, m.Report()...)
+		left = append(left, m.Skipped()...)
+		if err := m.Fill(st, called); err != nil {
+			return err
+		}
 	}
+	d.fillDevices(st, left, called)
 	for i := range st.Mechanisms {
+		d.unsettled(&st.Mechanisms[i])
 		st.Mechanisms[i].Reason = called.Text(st.Mechanisms[i].Reason)
-	}
-	frames, err := d.ruleFrames()
-	if err != nil {
-		return err
-	}
-	for i, r := range slices.Concat(d.added, d.opts.Rules) {
-		st.Rules = append(st.Rules, control.Rule{Rule: r, Added: i < len(d.added), Packets: frames[r.Name]})
-	}
-	if st.SparseFlows, err = d.sparseFlows(); err != nil {
-		return err
 	}
 	st.Trials = d.trials.Report()
 	costs := d.sensor.Costs
@@ -123,39 +112,8 @@ func (d *Daemon) fill(st *control.Status) error {
 	if err != nil {
 		return err
 	}
-	if err := d.fillLanes(st, c); err != nil {
-		return err
-	}
-	st.Counters = control.Counters{
-		OverlayPackets: overlayTotal(d.overlayPackets(), c), SteeredPackets: max(c.Steered, c.PodSteered, c.XDPLane),
-		SplitPackets: c.Split, Microflows: c.Microflows, Splits: c.SplitBegun,
-		LaneChanges: c.LaneChanges, LaneChangesHeld: c.LaneHeld, LaneDrops: c.XDPDrop + c.Refused, LaneRefused: c.Refused, Unparsed: c.Stock,
-		Scans: d.pace.Scans,
-	}
-	p, err := d.priorityCounters()
-	if err != nil {
-		return err
-	}
 	n := &st.Counters
-	m, err := d.pipe.mergeCounters()
-	if err != nil {
-		return err
-	}
-	n.MergePassed, n.MergeLate, n.MergeHeld, n.MergeGaps, n.MergeExpired = m.Passed, m.Late, m.Held, m.Gaps, m.Expired
-	n.MergeUnwatched, n.MergeRefused, n.MergeDropped, n.MergeWaiting, n.MergeNoRoom = m.Unwatched, m.Refused, m.Dropped+c.MergedLost, uint64(m.Waiting), c.NoRoom
-	g, err := d.aggr.Counters()
-	if err != nil {
-		return err
-	}
-	n.AggregatedPackets, n.SuperPackets, n.CountedPackets = g.Datagrams, g.Supers, g.Packets
-	n.ExpressPackets, n.ExpressLeft, n.ExpressDrops = c.Express, c.ExpressLeft, c.ExpressDrop
-	if n.ExpressUnfit, err = d.dp.ExpressUnfit(); err != nil {
-		return err
-	}
-	n.LatencyPackets, n.LatencyHeld, n.LatencyExcess = p.Latency, p.LatencyHeld, p.LatencyExcess
-	n.ShortCut, n.Bridged = p.ShortCut, p.Bridged
-	n.BulkShortCut, n.BulkBridged = p.BulkShortCut, p.BulkBridged
-	n.BulkPackets, n.BulkLane, n.Refused = p.Bulk, p.BulkLane, p.Refused
+	n.OverlayPackets, n.Unparsed, n.Scans = max(d.overlayPackets(), c.OverlaySeen()), c.Stock, d.pace.Scans
 	return nil
 }
 
@@ -163,42 +121,11 @@ func (d *Daemon) fill(st *control.Status) error {
 // whatever was decided.
 func (d *Daemon) unsettled(m *control.Mechanism) {
 	begins := m.Name == d.host.Beginning()
-	m.Trying = begins || d.tries(m.Name)
+	m.Trying = m.Trying || begins || d.trials.Tries(m.Name)
 	if begins && m.State == control.Active {
 		m.State, m.Reason = control.Standby, "its programs are being loaded; "+m.Reason
 	}
 }
-
-func (d *Daemon) fillLanes(st *control.Status, c datapath.Counters) error {
-	drops, err := sense.BacklogDrops()
-	if err != nil {
-		return err
-	}
-	for stage, cores := range d.pipe.lanes() {
-		for i, core := range cores {
-			n, err := d.dp.LanePackets(stage, i)
-			if err != nil {
-				return err
-			}
-			lane := control.Lane{Stage: stage.String(), Core: core, Packets: n}
-			if core < len(d.sensor.Last) {
-				lane.Queue = uint64(d.sensor.Last[core].Queue)
-			}
-			// A backlog is shared by all that RPS and veth send there.
-			lane.Drops = drops[core] - d.drops[core]
-			if stage == datapath.NIC {
-				lane.Queue, lane.Drops = uint64(d.sensor.Last[core].LaneQueue), c.XDPDrop
-			}
-			st.Lanes = append(st.Lanes, lane)
-		}
-	}
-	slices.SortFunc(st.Lanes, func(a, b control.Lane) int {
-		return cmp.Or(cmp.Compare(stageOrder[a.Stage], stageOrder[b.Stage]), cmp.Compare(a.Core, b.Core))
-	})
-	return nil
-}
-
-var stageOrder = map[string]int{datapath.NIC.String(): 0, datapath.Tunnel.String(): 1, datapath.Pod.String(): 2}
 
 // overlayPackets counts what went through the tunnels since the daemon started,
 // also while no program of ours was on a device; not those of times in which the
@@ -211,47 +138,10 @@ func (d *Daemon) overlayPackets() uint64 {
 	return n
 }
 
-// overlayTotal is what all that counts has seen at least. Polls are traced only at times,
-// and what GRO has joined they count as one; programs count each frame while they are on a device. What
-// was steered is part of what the same program saw.
-func overlayTotal(polled uint64, c datapath.Counters) uint64 {
-	return max(polled, c.XDPOverlay, c.Overlay, c.Pod)
-}
-
-// mechanism is what the pipeline does: what was decided, unless the node leaves
-// nothing to carry it out on.
-func (d *Daemon) mechanism() control.Mechanism {
-	dec := d.gov.Last()
-	m := control.Mechanism{
-		Name: "pipeline", State: mechanism.State(d.opts.Mode, dec.State), Reason: dec.Reason, Since: dec.Since,
-	}
-	if d.pipe.armed && !d.pipe.layout.Split {
-		m.Gain = d.pipe.layout.Gain
-	}
-	if why := d.trial.Reason(); why != "" {
-		m.Reason += "; " + why
-	}
-	if why := d.noXDPTier(); why != "" && m.State == control.Active {
-		m.Reason += "; the NIC's stage stays where it is (" + why + ")"
-	}
-	if m.State == control.Active && !d.pipe.armed && d.armErr != nil {
-		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", mechanism.RetryAfter, d.armErr)
-	}
-	if m.State == control.Active && d.pipe.armed && d.pipe.idle(d.host.Snapshot()) {
-		m.State, m.Reason = control.Manual, "every tunnel is left alone, see the devices"
-	}
-	return m
-}
-
-func (d *Daemon) fillDevices(st *control.Status, called names.Names) {
-	left := slices.Concat(d.withoutXDP(), d.pipe.skipped, d.aggr.Skipped())
-	if d.prio != nil {
-		left = append(left, d.prio.skipped...)
-		if d.prio.sync != nil {
-			left = append(left, d.prio.sync.without...)
-		}
-	}
-	state := d.mechanism().State
+// fillDevices says what becomes of each device of the overlay. left are those that mechanisms leave alone.
+func (d *Daemon) fillDevices(st *control.Status, left []plan.Skip, called names.Names) {
+	// The first mechanism's state is that of the devices: the pipeline takes them all.
+	state := st.Mechanisms[0].State
 	// Masks are set on target: the device itself, or a pod's end of it.
 	add := func(dev, target node.Dev, role control.Role) *control.Device {
 		out := control.Device{Name: dev.Name, Netns: dev.NetnsCookie, Role: role, State: state}
@@ -303,9 +193,9 @@ func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 	out := control.OffReport{PID: unix.Getpid()}
 	var err error
 	e := d.do(ctx, func() {
-		stop, cancel := context.WithTimeout(ctx, farewell)
+		stop, cancel := context.WithTimeout(ctx, mechanism.DrainFor)
 		defer cancel()
-		if out.Report, err = d.stopMechanisms(stop); err == nil {
+		if out.Report, err = d.mechs.stop(stop); err == nil {
 			d.off = true
 		}
 	})
@@ -315,36 +205,34 @@ func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 // ErrNeedsRestart says what a running daemon cannot change.
 var ErrNeedsRestart = errors.New("needs a restart of the daemon")
 
-// Reconfigure takes over cores, mode and limits of new options. Underlays and
-// tier stay those of the start.
+// Reconfigure takes over cores, modes and limits of new options. Underlays and tier stay those of the start.
 func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 	var err error
 	e := d.do(ctx, func() {
-		if !slices.Equal(opts.Underlays, d.opts.Underlays) || opts.Tier != d.opts.Tier {
+		if !slices.Equal(opts.Underlays, d.opts.Underlays) || opts.Pipeline.Tier != d.opts.Pipeline.Tier {
 			err = fmt.Errorf("change underlays or tier: %w", ErrNeedsRestart)
 			return
 		}
-		was := d.opts.Priority
-		d.opts.Priority = opts.Priority
-		if was.NoThreads != opts.Priority.NoThreads || was.Fair != opts.Priority.Fair || was.Sync != opts.Priority.Sync {
-			if _, err = d.stopPriority(ctx); err != nil {
-				return
-			}
-		}
-		if err = d.useRules(ctx, d.added, opts.Rules); err != nil {
-			d.opts.Priority = was
+		if err = d.mechs.configure(ctx, opts); err != nil {
 			return
 		}
-		d.opts.Mode, d.opts.Limits, d.opts.Cores = opts.Mode, opts.Limits, opts.Cores
-		d.gov.Reconfigure(opts.Mode, opts.Limits)
-		d.opts.Aggregate, d.opts.Express, d.opts.SkipUnusedHooks = opts.Aggregate, opts.Express, opts.SkipUnusedHooks
-		d.expr.Configure(opts.Express)
-		d.bridge.Configure(opts.SkipUnusedHooks)
-		d.aggr.Configure(opts.Aggregate)
-		d.opts.Microflows = opts.Microflows
-		d.micro.gov.Reconfigure(opts.Microflows.Mode, opts.Limits)
+		d.opts.Cores, d.opts.Aggregate = opts.Cores, opts.Aggregate
 		err = d.useCores()
 	})
+	return errors.Join(e, err)
+}
+
+// AddRule implements control.Handler.
+func (d *Daemon) AddRule(ctx context.Context, r rules.Rule) error {
+	var err error
+	e := d.do(ctx, func() { err = d.mechs.priority.AddRule(ctx, r) })
+	return errors.Join(e, err)
+}
+
+// DelRule implements control.Handler.
+func (d *Daemon) DelRule(ctx context.Context, name string) error {
+	var err error
+	e := d.do(ctx, func() { err = d.mechs.priority.DelRule(ctx, name) })
 	return errors.Join(e, err)
 }
 

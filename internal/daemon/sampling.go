@@ -9,6 +9,7 @@ import (
 
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
 )
 
 // samplingLevel is how closely the daemon traces traffic. Tracing takes time from the cores that
@@ -32,9 +33,6 @@ func (l samplingLevel) window() time.Duration {
 }
 
 const (
-	// calmBelow is up to which part of the share of time in saturated polls
-	// that asks for help no core is about to ask.
-	calmBelow = 0.8
 	// asleepBelow is how many packets a core may receive in a second while
 	// the daemon does not trace. One packet of an overlay counts once per stage: not even
 	// slow cores are saturated by so few.
@@ -48,7 +46,7 @@ const (
 // measure makes the window that ends now. Without one, and without an error, it
 // returns false.
 func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) {
-	if !d.wants(governor.Auto) && !d.wants(governor.Forced) && d.noDemand() != "" && !d.pipe.armed && !d.places.Shared() && !d.expr.Acts() {
+	if t := d.mechs.tracing(); !t.Windows && !t.Always && !d.places.Shared() {
 		return d.sensor.Nothing(now, d.cores), true, d.setSampling(asleep)
 	}
 	quiet := d.isQuiet(now)
@@ -73,7 +71,7 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 	if err != nil {
 		d.log.Debug("lanes are chosen without what cores receive", "reason", err)
 	}
-	if in, ok = d.sensor.Read(now, cores, d.cores, receiving, !d.pipe.steering); !ok {
+	if in, ok = d.sensor.Read(now, cores, d.cores, receiving, !d.steers()); !ok {
 		return in, false, nil
 	}
 	if d.sampling == alert {
@@ -110,16 +108,16 @@ func (d *Daemon) isQuiet(now time.Time) bool {
 	return true
 }
 
-// livesOnTraces tells whether something is in place that does: the order guards of pipeline and
-// express know from polls how far queues are.
-func (d *Daemon) livesOnTraces() bool {
-	return d.pipe.armed || d.places.Shared() || d.wants(governor.Forced) || d.expr.Acts()
-}
+// livesOnTraces tells whether something is in place that does: the order guards know from polls how far queues are.
+func (d *Daemon) livesOnTraces() bool { return d.places.Shared() || d.mechs.tracing().Always }
 
 // mayRest tells whether a load for which there is nothing to do needs to be traced now and then
 // only: no mechanism asks what polls do.
-func (d *Daemon) mayRest() bool {
-	return !d.livesOnTraces() && d.prio == nil && d.demand.census == nil && !d.aggr.Loaded()
+func (d *Daemon) mayRest() bool { return !d.livesOnTraces() && !d.mechs.tracing().Steady }
+
+// steers tells whether flows are where the daemon decides in each window that they are.
+func (d *Daemon) steers() bool {
+	return d.mechs.any(func(m mechanism.Mechanism) bool { return m.Steers() == mechanism.EachWindow })
 }
 
 // idleBackoff is about a load that was traced, and for which there is nothing to do. As long as it
@@ -174,26 +172,9 @@ func (d *Daemon) isAwake(now time.Time) (bool, error) {
 	return now.Sub(d.lively) < calmAfter, nil
 }
 
-// wants tells whether something that is measured for has that mode.
-func (d *Daemon) wants(m governor.Mode) bool {
-	_, no := d.noMicroflows()
-	return d.opts.Mode == m || no == "" && d.opts.Microflows.Mode == m
-}
-
 // busy tells whether there is something to decide soon.
 func (d *Daemon) busy(in governor.Input) bool {
-	if d.pipe.armed || d.wants(governor.Forced) || d.trials.Trying() != nil {
-		return true
-	}
-	if d.useless {
-		return false // a core that is saturated could not be helped
-	}
-	for _, c := range in.Cores {
-		if c.Saturated > calmBelow*d.opts.Limits.Saturated {
-			return true
-		}
-	}
-	return false
+	return d.trials.Trying() != nil || d.mechs.any(func(m mechanism.Mechanism) bool { return m.Busy(in) })
 }
 
 // setSampling sets the level from now on.
@@ -220,7 +201,7 @@ func busyPermille(cores []datapath.Core, in governor.Input) []uint16 {
 // overlay is the rate of the overlay's packets, in all tunnels; false: it is not known yet.
 func (d *Daemon) overlay(now time.Time) (rate float64, known bool, err error) {
 	var express uint64
-	if d.expr.Acts() {
+	if d.mechs.express.Acts() {
 		c, err := d.dp.Counters()
 		if err != nil {
 			return 0, false, err

@@ -198,3 +198,7 @@ func Now() (uint64, error) {
 	}
 	return uint64(ts.Nano()), nil
 }
+
+// OverlaySeen is what programs have seen of the overlay at least. What was steered is part of what the same program
+// saw.
+func (c Counters) OverlaySeen() uint64 { return max(c.XDPOverlay, c.Overlay, c.Pod) }

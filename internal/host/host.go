@@ -22,12 +22,7 @@ import (
 
 // Host is a node that overlane acts on.
 type Host struct {
-	Changes *Changes
-	// Offline tells cores that poll no more.
-	Offline func(core int) bool
-	// Meanwhile is called while the daemon waits for the kernel.
-	Meanwhile func()
-
+	Changes   *Changes
 	log       *slog.Logger
 	dp        *datapath.Datapath
 	scanner   *node.Scanner
@@ -36,13 +31,15 @@ type Host struct {
 	snap      node.Snapshot
 	hooks     *shortcut.Hooks // once there are watchers
 	beginning string          // the mechanism that is being put in place, while it is
+	offline   func(core int) bool
+	meanwhile func()
 }
 
 // New is a host that has not been scanned yet. Changes of settings are noted in changes.
 func New(log *slog.Logger, changes *Changes, locked *apply.Locked, dp *datapath.Datapath, scanner *node.Scanner) *Host {
 	locked.Tell(changes.setting)
 	return &Host{
-		Changes: changes, Offline: func(int) bool { return false }, Meanwhile: func() {},
+		Changes: changes, offline: func(int) bool { return false }, meanwhile: func() {},
 		log: log, dp: dp, scanner: scanner, readings: newReadings(scanner), locked: locked,
 	}
 }
@@ -54,6 +51,17 @@ func (h *Host) Close() error {
 	}
 	return h.hooks.Close()
 }
+
+// Waits says which cores poll no more, and what is to be done while the daemon waits for the kernel.
+func (h *Host) Waits(offline func(core int) bool, meanwhile func()) {
+	h.offline, h.meanwhile = offline, meanwhile
+}
+
+// Offline tells cores that poll no more.
+func (h *Host) Offline(core int) bool { return h.offline(core) }
+
+// Meanwhile is to be called while it is waited for the kernel.
+func (h *Host) Meanwhile() { h.meanwhile() }
 
 // Log is the daemon's.
 func (h *Host) Log() *slog.Logger { return h.log }
@@ -85,6 +93,45 @@ func (h *Host) Watchers() *shortcut.Watchers {
 		}
 	}
 	return shortcut.NewWatchers(h.scanner, h.dp.Owns, h.hooks)
+}
+
+// SetTunnels tells the programs which tunnels and underlays of a node to look at. datapath.ErrTooManyTunnels: some are
+// left out.
+func (h *Host) SetTunnels(snap node.Snapshot) error {
+	return h.dp.SetTunnels(h.tunnelDevices(snap), h.underlayDevices(snap))
+}
+
+func (h *Host) underlayDevices(snap node.Snapshot) []datapath.UnderlayDevice {
+	var devs []datapath.UnderlayDevice
+	for _, dev := range snap.Receivers() {
+		ns, err := h.scanner.Namespace(dev.NetnsCookie)
+		if err != nil {
+			continue // gone since the scan
+		}
+		devs = append(devs, datapath.UnderlayDevice{Ifindex: dev.Ifindex, NetnsIno: ns.Inode()})
+		ns.Close()
+	}
+	return devs
+}
+
+func (h *Host) tunnelDevices(snap node.Snapshot) []datapath.TunnelDevice {
+	var devs []datapath.TunnelDevice
+	for _, t := range snap.Tunnels {
+		ns, err := h.scanner.Namespace(t.NetnsCookie)
+		if err != nil {
+			continue // gone since the scan
+		}
+		dev := datapath.TunnelDevice{
+			Kind: t.Kind, VNI: t.VNI, AnyVNI: t.AnyVNI, Port: t.Port,
+			Ifindex: t.Ifindex, NetnsIno: ns.Inode(), Outer: t.Outer,
+		}
+		ns.Close()
+		if on, err := h.scanner.GRO(t.Dev); err == nil {
+			dev.NoGRO = !on
+		}
+		devs = append(devs, dev)
+	}
+	return devs
 }
 
 // Begins notes a mechanism that is put in place, until over is called. Its programs may have to be loaded for that,
@@ -122,5 +169,5 @@ const graceTimeout = 500 * time.Millisecond
 func (h *Host) Passed(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, graceTimeout)
 	defer cancel()
-	return h.dp.Passed(ctx, h.Offline, h.Meanwhile)
+	return h.dp.Passed(ctx, h.offline, h.meanwhile)
 }

@@ -2,7 +2,12 @@
 
 package mechanism
 
-import "time"
+import (
+	"time"
+)
+
+// PolledFor is how long a core counts as one that polls NICs, after it did.
+const PolledFor = time.Minute
 
 // Pace bounds what it costs to follow a node on which something changes all the time. A full scan
 // takes as long as there are pods, however little has changed since the last one, and events

@@ -2,7 +2,9 @@
 
 package xdp
 
-import "slices"
+import (
+	"slices"
+)
 
 // Effect is what a driver does to a NIC when the first XDP program comes to it, and when the last
 // one goes.

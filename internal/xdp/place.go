@@ -341,3 +341,14 @@ func name(u node.Underlay) string {
 	}
 	return said
 }
+
+// NoNIC says why none of these has a place for a mechanism, but for other programs of overlane's; empty if one has, or
+// if there is none.
+func (p *Places) NoNIC(nics []node.Underlay, w Want) (why string) {
+	for _, u := range nics {
+		if why = p.Bars(u, w); why == "" {
+			return ""
+		}
+	}
+	return why
+}

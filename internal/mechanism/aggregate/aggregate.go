@@ -5,6 +5,7 @@
 package aggregate
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/shortcut"
@@ -54,6 +56,7 @@ type Program interface {
 
 // Aggregate is the mechanism.
 type Aggregate struct {
+	mechanism.Base
 	host    Host
 	mode    governor.Mode
 	gov     *governor.Aggregation
@@ -86,9 +89,6 @@ func (a *Aggregate) Configure(mode governor.Mode) {
 	a.gov.Reconfigure(mode)
 }
 
-// Loaded tells whether its program counts, or joins.
-func (a *Aggregate) Loaded() bool { return a.dp != nil }
-
 // State is what was decided last.
 func (a *Aggregate) State() governor.State { return a.gov.Last().State }
 
@@ -98,11 +98,17 @@ func (a *Aggregate) Joined() float64 { return a.joins }
 // Skipped are the devices that it left alone at its last full scan, and why.
 func (a *Aggregate) Skipped() []plan.Skip { return a.skipped }
 
-// Rescanned says that the node has changed: the next step is a full scan.
-func (a *Aggregate) Rescanned() { a.check.Again() }
+// Rescanned is mechanism.Mechanism's: the next step is a full scan.
+func (a *Aggregate) Rescanned(context.Context) error {
+	a.check.Again()
+	return nil
+}
 
-// Step takes one window: count, decide, act.
-func (a *Aggregate) Step(now time.Time) error {
+// Tracing is mechanism.Mechanism's.
+func (a *Aggregate) Tracing() mechanism.Tracing { return mechanism.Tracing{Steady: a.dp != nil} }
+
+// Step is mechanism.Mechanism's: count, decide, act.
+func (a *Aggregate) Step(_ context.Context, now time.Time) error {
 	if a.mode == governor.Off && a.dp == nil {
 		a.gov.Step(now, governor.AggregationWindow{})
 		return nil
@@ -134,7 +140,7 @@ func (a *Aggregate) Step(now time.Time) error {
 	mechanism.Decided(a.host.Log(), name, before, dec)
 	switch {
 	case dec.State == governor.Standby:
-		_, err := a.Stop()
+		_, err := a.stop()
 		return err
 	case a.dp == nil && now.Before(a.retry):
 	case a.dp == nil || dec.State != before.State || a.waits || a.check.Due(now) || a.dirty && a.scans.Due(now):
@@ -143,7 +149,7 @@ func (a *Aggregate) Step(now time.Time) error {
 	return nil
 }
 
-// Changed tell that rules may be otherwise now; nil while it does not act.
+// Changed is mechanism.Mechanism's: rules may be otherwise now.
 func (a *Aggregate) Changed() <-chan struct{} {
 	if a.rules == nil {
 		return nil
@@ -151,8 +157,8 @@ func (a *Aggregate) Changed() <-chan struct{} {
 	return a.rules.watchers.Changed()
 }
 
-// RulesChanged checks rules that may have changed, at once unless they change all the time.
-func (a *Aggregate) RulesChanged(now time.Time) error {
+// Follow is mechanism.Mechanism's: it checks rules that may have changed, at once unless they change all the time.
+func (a *Aggregate) Follow(_ context.Context, now time.Time) error {
 	a.dirty = true
 	if a.dp == nil || !a.scans.Due(now) {
 		return nil // with a window that begins soon
@@ -184,7 +190,7 @@ func (a *Aggregate) try(now time.Time, all bool) error {
 	if a.err != nil {
 		a.retry = now.Add(mechanism.RetryAfter)
 		a.host.Log().Error("aggregate could not be put in place", "mechanism", name, "reason", a.err, "again_in", mechanism.RetryAfter)
-		_, err := a.Stop()
+		_, err := a.stop()
 		return err
 	}
 	return nil
@@ -199,7 +205,7 @@ func (a *Aggregate) refuse(now time.Time, skipped []plan.Skip) error {
 		a.told = why
 		a.host.Log().Info("aggregate standby", "mechanism", name, "reason", a.gov.Last().Reason)
 	}
-	_, err := a.Stop()
+	_, err := a.stop()
 	a.skipped = skipped
 	return err
 }
@@ -300,8 +306,11 @@ func (a *Aggregate) join(steps []plan.Step) error {
 	return err
 }
 
-// Stop leaves no trace of it.
-func (a *Aggregate) Stop() (rep apply.Report, err error) {
+// Stop is mechanism.Mechanism's.
+func (a *Aggregate) Stop(context.Context) (apply.Report, error) { return a.stop() }
+
+// stop leaves no trace of it.
+func (a *Aggregate) stop() (rep apply.Report, err error) {
 	if a.rules != nil {
 		err = a.rules.Close()
 		a.rules = nil
@@ -330,8 +339,15 @@ func (a *Aggregate) Stop() (rep apply.Report, err error) {
 	return rep, err
 }
 
-// Counters counts since the daemon started.
-func (a *Aggregate) Counters() (datapath.AggregateCounters, error) {
+// Fill is mechanism.Mechanism's.
+func (a *Aggregate) Fill(st *control.Status, _ names.Names) error {
+	c, err := a.counters()
+	st.Counters.AggregatedPackets, st.Counters.SuperPackets, st.Counters.CountedPackets = c.Datagrams, c.Supers, c.Packets
+	return err
+}
+
+// counters count since the daemon started.
+func (a *Aggregate) counters() (datapath.AggregateCounters, error) {
 	if a.dp == nil {
 		return a.past, nil
 	}
@@ -339,10 +355,10 @@ func (a *Aggregate) Counters() (datapath.AggregateCounters, error) {
 	return a.past.Add(c), err
 }
 
-// Report is what it does.
-func (a *Aggregate) Report() control.Mechanism {
+// Report is mechanism.Mechanism's.
+func (a *Aggregate) Report() []control.Mechanism {
 	dec := a.gov.Last()
-	m := control.Mechanism{Name: name, State: mechanism.State(a.mode, dec.State), Reason: dec.Reason, Since: dec.Since}
+	m := control.Mechanism{Name: name, State: mechanism.State(a.mode, dec.State), Reason: dec.Reason, Since: dec.Since, Trying: dec.State == governor.Parked}
 	switch {
 	case m.State != control.Active:
 	case a.err != nil:
@@ -350,5 +366,5 @@ func (a *Aggregate) Report() control.Mechanism {
 	case a.none:
 		m.State, m.Reason = control.Standby, "no underlay and no tunnel can do it, see the devices"
 	}
-	return m
+	return []control.Mechanism{m}
 }

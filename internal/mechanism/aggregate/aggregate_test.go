@@ -80,7 +80,7 @@ func (f *fixture) windows(t *testing.T, n int, joined float64) {
 		f.program.Datagrams += uint64(joined * packets)
 		f.program.Supers += uint64(joined * packets / 10)
 		f.program.Follows += uint64(joined * packets)
-		if err := f.Step(f.now); err != nil {
+		if err := f.Step(t.Context(), f.now); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -88,10 +88,10 @@ func (f *fixture) windows(t *testing.T, n int, joined float64) {
 
 func (f *fixture) is(t *testing.T, loaded bool, state control.MechanismState, reason string) {
 	t.Helper()
-	if f.program.loaded != loaded || f.Loaded() != loaded {
-		t.Errorf("its program is there: %t, and it says %t; want %t", f.program.loaded, f.Loaded(), loaded)
+	if f.program.loaded != loaded || (f.dp != nil) != loaded {
+		t.Errorf("its program is there: %t, and it says %t; want %t", f.program.loaded, (f.dp != nil), loaded)
 	}
-	if m := f.Report(); m.State != state || !strings.Contains(m.Reason, reason) {
+	if m := f.Report()[0]; m.State != state || !strings.Contains(m.Reason, reason) {
 		t.Errorf("status: %s, %s; want %s, %s", m.State, m.Reason, state, reason)
 	}
 }
@@ -99,7 +99,7 @@ func (f *fixture) is(t *testing.T, loaded bool, state control.MechanismState, re
 // acts: the node of the fixture has no device that could join, which a status says.
 func (f *fixture) acts(t *testing.T) {
 	t.Helper()
-	if !f.program.loaded || !f.Loaded() || f.State() != governor.Active {
+	if !f.program.loaded || !(f.dp != nil) || f.State() != governor.Active {
 		t.Errorf("its program is there: %t; it is %s", f.program.loaded, f.State())
 	}
 }
@@ -161,7 +161,7 @@ func TestAProgramThatTheKernelRefusesIsTriedAgain(t *testing.T) {
 	f.windows(t, int(mechanism.RetryAfter/(100*time.Millisecond))-1, 0)
 	f.is(t, false, control.Standby, "no memory")
 	f.windows(t, 2, 0)
-	if !f.Loaded() {
+	if !(f.dp != nil) {
 		t.Error("it was not tried again")
 	}
 }
@@ -169,14 +169,14 @@ func TestAProgramThatTheKernelRefusesIsTriedAgain(t *testing.T) {
 func TestCountersOutliveTheProgram(t *testing.T) {
 	f := newFixture(governor.Forced)
 	f.windows(t, 3, 1)
-	was, err := f.Counters()
+	was, err := f.counters()
 	if err != nil || was.Datagrams == 0 {
 		t.Fatal(was, err)
 	}
-	if _, err := f.Stop(); err != nil {
+	if _, err := f.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if now, err := f.Counters(); now != was || err != nil {
+	if now, err := f.counters(); now != was || err != nil {
 		t.Errorf("%+v after it was stopped, %+v before: %v", now, was, err)
 	}
 }

@@ -5,6 +5,7 @@
 package bridgehooks
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -24,6 +25,7 @@ const name = string(plan.ByBridging)
 
 // Hooks are the mechanism.
 type Hooks struct {
+	mechanism.Base
 	host mechanism.Host
 	// calls looks by which settings the node's bridges call netfilter, and what is at these hooks.
 	calls func(node.Snapshot, *shortcut.Watchers) ([]plan.BridgeCall, error)
@@ -50,10 +52,10 @@ func New(host mechanism.Host, on bool, began time.Time) *Hooks {
 // Configure switches it on or off, from the next step on.
 func (h *Hooks) Configure(on bool) { h.on = on }
 
-// Step takes one window: decide, act.
-func (h *Hooks) Step(now time.Time) error {
+// Step is mechanism.Mechanism's: decide, act.
+func (h *Hooks) Step(_ context.Context, now time.Time) error {
 	if !h.on {
-		_, err := h.Stop(now)
+		_, err := h.stop(now)
 		return err
 	}
 	awake, err := h.host.Awake(now)
@@ -62,50 +64,55 @@ func (h *Hooks) Step(now time.Time) error {
 	}
 	awake = awake && now.After(h.retry)
 	switch {
-	case !awake && !h.Acts():
+	case !awake && !h.Polls():
 	case !awake:
-		_, err := h.Stop(now)
+		_, err := h.stop(now)
 		return err
-	case !h.Acts() || now.Sub(h.checked) >= mechanism.CheckEvery:
-		return h.Follow(now)
+	case !h.Polls() || now.Sub(h.checked) >= mechanism.CheckEvery:
+		return h.try(now)
 	}
 	return nil
 }
 
-// Acts tells whether it may have changed something.
-func (h *Hooks) Acts() bool { return h.watchers != nil }
+// Polls is mechanism.Mechanism's: it may have changed something.
+func (h *Hooks) Polls() bool { return h.watchers != nil }
 
-// Changed tells that somewhere a rule, a program or a setting has come or gone: Follow. It is nil while it does not
-// act.
+// Changed is mechanism.Mechanism's: somewhere a rule, a program or a setting has come or gone.
 func (h *Hooks) Changed() <-chan struct{} { return h.watchers.Changed() }
 
-// Rescanned says that the node has changed: the next step is a full scan.
-func (h *Hooks) Rescanned() { h.checked = time.Time{} }
+// Rescanned is mechanism.Mechanism's: the next step is a full scan.
+func (h *Hooks) Rescanned(context.Context) error {
+	h.checked = time.Time{}
+	return nil
+}
 
-// Poll checks for what makes no event.
-func (h *Hooks) Poll(now time.Time) error {
-	if h.Acts() && h.watchers.Poll() {
-		return h.Follow(now)
+// Poll is mechanism.Mechanism's.
+func (h *Hooks) Poll(_ context.Context, now time.Time) error {
+	if h.Polls() && h.watchers.Poll() {
+		return h.try(now)
 	}
 	return nil
 }
 
-// Meanwhile puts back what a rule or program needs, while the daemon waits for something else.
+// Meanwhile is mechanism.Mechanism's: it puts back what a rule or program needs.
 func (h *Hooks) Meanwhile(now time.Time) {
-	if !h.Acts() || !h.watchers.Stale(now) {
+	if !h.Polls() || !h.watchers.Stale(now) {
 		return
 	}
-	if err := h.Follow(now); err != nil {
+	if err := h.try(now); err != nil {
 		h.host.Log().Warn("bridges may leave out netfilter for longer than they should", "mechanism", name, "reason", err)
 	}
 }
 
-// Follow makes it fit the node; where that fails, it leaves no trace.
-func (h *Hooks) Follow(now time.Time) error {
+// Follow is mechanism.Mechanism's.
+func (h *Hooks) Follow(_ context.Context, now time.Time) error { return h.try(now) }
+
+// try makes it fit the node; where that fails, it leaves no trace.
+func (h *Hooks) try(now time.Time) error {
 	if h.err = h.follow(now); h.err != nil {
 		h.retry = now.Add(mechanism.RetryAfter)
 		h.host.Log().Error("bridge-netfilter could not be put in place", "mechanism", name, "reason", h.err, "again_in", mechanism.RetryAfter)
-		_, err := h.Stop(now)
+		_, err := h.stop(now)
 		return err
 	}
 	return nil
@@ -150,9 +157,12 @@ func (h *Hooks) follow(now time.Time) error {
 	return err
 }
 
-// Stop leaves no trace of it.
-func (h *Hooks) Stop(now time.Time) (rep apply.Report, err error) {
-	if !h.Acts() {
+// Stop is mechanism.Mechanism's.
+func (h *Hooks) Stop(context.Context) (apply.Report, error) { return h.stop(time.Now()) }
+
+// stop leaves no trace of it.
+func (h *Hooks) stop(now time.Time) (rep apply.Report, err error) {
+	if !h.Polls() {
 		return rep, nil
 	}
 	rep, err = h.host.Restore(plan.ByBridging, nil)
@@ -194,8 +204,8 @@ func Plan(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned
 	return plan.BridgeCalls(all, owned), errors.Join(err, ws.Close())
 }
 
-// Report is its part of a status.
-func (h *Hooks) Report() control.Mechanism {
+// Report is mechanism.Mechanism's.
+func (h *Hooks) Report() []control.Mechanism {
 	m := control.Mechanism{Name: name, State: control.Standby, Since: h.since}
 	left := ""
 	if len(h.made.Skipped) > 0 {
@@ -212,7 +222,7 @@ func (h *Hooks) Report() control.Mechanism {
 		m.State, m.Reason = control.Off, "netfilter's hooks are left as they are"
 	case h.err != nil:
 		m.Reason = fmt.Sprintf("could not be put in place, and is tried again every %s: %v", mechanism.RetryAfter, h.err)
-	case !h.Acts():
+	case !h.Polls():
 		m.Reason = "hardly a packet comes"
 	case off > 0:
 		m.State, m.Reason = control.Active, fmt.Sprintf("%d of %d settings by which bridges call netfilter are off: the hooks are unused", off, h.settings)
@@ -226,5 +236,5 @@ func (h *Hooks) Report() control.Mechanism {
 	default:
 		m.Reason = "nothing is to be left out"
 	}
-	return m
+	return []control.Mechanism{m}
 }

@@ -40,7 +40,7 @@ func newFixture(on bool) *fixture {
 func (f *fixture) after(t *testing.T, d time.Duration) *fixture {
 	t.Helper()
 	f.now = f.now.Add(d)
-	if err := f.Step(f.now); err != nil {
+	if err := f.Step(t.Context(), f.now); err != nil {
 		t.Fatal(err)
 	}
 	return f
@@ -52,7 +52,7 @@ func (f *fixture) is(t *testing.T, value string, state control.MechanismState, r
 	if got := f.host.Values[setting]; got != value {
 		t.Errorf("the setting is %q, want %q", got, value)
 	}
-	if m := f.Report(); m.State != state || !strings.Contains(m.Reason, reason) {
+	if m := f.Report()[0]; m.State != state || !strings.Contains(m.Reason, reason) {
 		t.Errorf("status: %s, %s; want %s, %s", m.State, m.Reason, state, reason)
 	}
 }
@@ -81,7 +81,7 @@ func TestARuleGetsItsHooksBackForAWhile(t *testing.T) {
 	f := newFixture(true)
 	f.after(t, time.Second).is(t, "0", control.Active, "")
 	f.used = "a rule"
-	if err := f.Follow(f.now); err != nil {
+	if err := f.Follow(t.Context(), f.now); err != nil {
 		t.Fatal(err)
 	}
 	f.is(t, "1", control.Standby, "a rule")
@@ -110,11 +110,11 @@ func TestStopTakesBackOnceWhatWasChanged(t *testing.T) {
 	f := newFixture(true)
 	f.after(t, time.Second)
 	for range 2 {
-		if _, err := f.Stop(f.now); err != nil {
+		if _, err := f.Stop(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if f.host.Values[setting] != "1" || f.host.Restored != 1 || f.Acts() {
-		t.Errorf("the setting is %q after %d restores, acts: %t", f.host.Values[setting], f.host.Restored, f.Acts())
+	if f.host.Values[setting] != "1" || f.host.Restored != 1 || f.Polls() {
+		t.Errorf("the setting is %q after %d restores, acts: %t", f.host.Values[setting], f.host.Restored, f.Polls())
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/shortcut"
@@ -49,18 +50,19 @@ type Host interface {
 	AggregationMode() governor.Mode
 	Trials() *trial.Trials
 	// BeginCensus counts the packets of the tunnels, by flow.
-	BeginCensus() (Census, error)
-	Kernel() Kernel
+	BeginCensus() (mechanism.Census, error)
 }
 
-// Census counts until it ends.
-type Census interface {
-	// Datagrams are how many packets there were, and how many of them were of UDP.
-	Datagrams() (packets, udp uint64, err error)
-	End() error
+// datagrams tells how many packets came, and how many of them were of UDP.
+func datagrams(c mechanism.Census) (packets, udp uint64, err error) {
+	flows, rest, err := c.Flows()
+	for _, f := range append(flows, rest) {
+		packets, udp = packets+f.Packets, udp+f.Datagrams
+	}
+	return packets, udp, err
 }
 
-func end(c Census) error {
+func end(c mechanism.Census) error {
 	if c == nil {
 		return nil
 	}
@@ -82,12 +84,16 @@ type Kernel interface {
 	// CountUnread has datagrams counted that sockets had no room for.
 	CountUnread(on bool) error
 	ExpressDrops() (uint64, error)
+	// ExpressUnfit are frames that no path can take, by reason.
+	ExpressUnfit() (map[string]uint64, error)
 	Counters() (datapath.Counters, error)
 }
 
 // Express is the mechanism.
 type Express struct {
+	mechanism.Base
 	host     Host
+	dp       Kernel
 	mode     governor.Mode
 	landing  landing
 	watchers *shortcut.Watchers // nil while it does not act
@@ -107,10 +113,10 @@ type Express struct {
 	// wanted: frames are to take the paths that are safe, and a program is to be on the NICs for that.
 	wanted  bool
 	gov     governor.Express // whether, where nothing forces it
-	Trial   *trial.Trial
-	layout  string  // what the trial is held against
-	without float64 // frames a second that were delivered then
-	census  Census  // under way, or nil
+	trial   *trial.Trial
+	layout  string           // what the trial is held against
+	without float64          // frames a second that were delivered then
+	census  mechanism.Census // under way, or nil
 	meter   trial.Meter
 	counted datapath.Counters         // at the last scan
 	prio    datapath.PriorityCounters // the same
@@ -132,36 +138,50 @@ type leaving struct {
 const (
 	// closeAfter is by when every flow has left a path that is withdrawn.
 	closeAfter = 100 * time.Millisecond
-	// Settles is how long it takes in a trial until flows are on their paths, or have left
+	// settles is how long it takes in a trial until flows are on their paths, or have left
 	// them: one that has left takes its path again after 100 ms (OL_EXPRESS_PAUSE_NS), of which the
 	// windows without it are most.
-	Settles = 60 * time.Millisecond
+	settles = 60 * time.Millisecond
 )
 
-// New is the mechanism of a daemon that began then. t is its trial.
-func New(host Host, mode governor.Mode, t *trial.Trial, began time.Time) *Express {
-	return &Express{host: host, mode: mode, Trial: t, since: began}
+// New is the mechanism of a daemon that began then.
+func New(host Host, dp Kernel, mode governor.Mode, began time.Time) *Express {
+	return &Express{host: host, dp: dp, mode: mode, trial: trial.New(name, trial.ForGoodput, settles), since: began}
 }
 
 // Configure changes its mode, from the next step on.
 func (e *Express) Configure(mode governor.Mode) { e.mode = mode }
 
+// Tries is mechanism.Mechanism's.
+func (e *Express) Tries() []*trial.Trial { return []*trial.Trial{e.trial} }
+
 // Acts tells whether there may be paths, or settings for them.
 func (e *Express) Acts() bool { return e.watchers != nil }
+
+// Tracing is mechanism.Mechanism's.
+func (e *Express) Tracing() mechanism.Tracing { return mechanism.Tracing{Always: e.Acts()} }
+
+// Steers is mechanism.Mechanism's.
+func (e *Express) Steers() mechanism.Steering {
+	if e.Acts() {
+		return mechanism.Kept
+	}
+	return mechanism.NotSteered
+}
 
 // HasPaths tells whether flows may go straight to pods now.
 func (e *Express) HasPaths() bool { return len(e.open) > 0 }
 
-// Measuring tells whether it is measured what there is for it.
-func (e *Express) Measuring() bool { return e.gov.Last().State == governor.Parked }
-
-// Changed tells that what speaks for and against paths may be otherwise: Follow. It is nil while it does not act.
+// Changed is mechanism.Mechanism's: what speaks for and against paths may be otherwise.
 func (e *Express) Changed() <-chan struct{} { return e.watchers.Changed() }
 
-// Rescanned says that the node has changed: the next step checks all of it.
-func (e *Express) Rescanned() { e.check.Again() }
+// Rescanned is mechanism.Mechanism's: the next step checks all of the node.
+func (e *Express) Rescanned(context.Context) error {
+	e.check.Again()
+	return nil
+}
 
-// Step takes one window: decide, act.
+// Step is mechanism.Mechanism's: decide, act.
 func (e *Express) Step(ctx context.Context, now time.Time) error {
 	if e.mode == governor.Off {
 		_, err := e.Stop(ctx)
@@ -190,10 +210,10 @@ func (e *Express) Step(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// Polls tells whether there are paths that flows may be on.
+// Polls is mechanism.Mechanism's: there are paths that flows may be on.
 func (e *Express) Polls() bool { return len(e.open)+len(e.closing) > 0 }
 
-// Follow makes it fit the node; where that fails, it leaves no trace.
+// Follow is mechanism.Mechanism's: it makes it fit the node; where that fails, it leaves no trace.
 func (e *Express) Follow(ctx context.Context, now time.Time) error {
 	defer e.host.Begins(name)()
 	before := len(e.open)
@@ -209,9 +229,9 @@ func (e *Express) Follow(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// Poll checks for what makes no event, and for frames that do not arrive.
+// Poll is mechanism.Mechanism's. It looks for frames that do not arrive as well.
 func (e *Express) Poll(ctx context.Context, now time.Time) error {
-	drops, err := e.host.Kernel().ExpressDrops()
+	drops, err := e.dp.ExpressDrops()
 	if err != nil {
 		return err
 	}
@@ -259,7 +279,7 @@ func (e *Express) follow(ctx context.Context, now time.Time) error {
 			delete(safe, k)
 			continue
 		}
-		if err := e.host.Kernel().ClosePath(k); err != nil {
+		if err := e.dp.ClosePath(k); err != nil {
 			return err
 		}
 		delete(e.closing, k)
@@ -304,14 +324,14 @@ func (e *Express) evaluate(now time.Time) (made plan.Plan, safe map[datapath.Exp
 		if has(safe, k) {
 			continue
 		}
-		err = errors.Join(err, e.host.Kernel().WithdrawPath(k))
+		err = errors.Join(err, e.dp.WithdrawPath(k))
 		delete(e.open, k)
 		e.closing[k] = leaving{since: now, lands: o.lands}
 	}
 	if len(fixed) > datapath.MaxSenders {
 		fixed = nil
 	}
-	return made, safe, errors.Join(err, e.host.Kernel().FixSenders(fixed))
+	return made, safe, errors.Join(err, e.dp.FixSenders(fixed))
 }
 
 // fixedSenders are those of all tunnels with paths.
@@ -329,13 +349,9 @@ func fixedSenders(paths []path) map[datapath.Sender]netip.Addr {
 	return all
 }
 
-// Meanwhile withdraws paths that are no longer safe, while the daemon waits for something else.
-func (e *Express) Meanwhile() {
-	if len(e.open) == 0 {
-		return
-	}
-	now := time.Now()
-	if !e.watchers.Stale(now) {
+// Meanwhile is mechanism.Mechanism's: it withdraws paths that are no longer safe.
+func (e *Express) Meanwhile(now time.Time) {
+	if len(e.open) == 0 || !e.watchers.Stale(now) {
 		return
 	}
 	e.check.Again() // the rest follows as soon as there is time
@@ -368,7 +384,7 @@ func (e *Express) openAll(ctx context.Context, made plan.Plan, safe map[datapath
 			continue
 		}
 		var left *xdp.Left
-		err := e.host.Places().Take(w.nic, Want(e.mode), func() (io.Closer, error) { return e.host.Attach(w.nic.Dev, e.host.Kernel().AttachXDP) })
+		err := e.host.Places().Take(w.nic, Want(e.mode), func() (io.Closer, error) { return e.host.Attach(w.nic.Dev, e.dp.AttachXDP) })
 		if err != nil && !errors.As(err, &left) && !errors.Is(err, node.ErrGone) {
 			return err
 		}
@@ -403,7 +419,7 @@ func (e *Express) openAll(ctx context.Context, made plan.Plan, safe map[datapath
 		}
 		e.open[k] = as
 	}
-	return e.host.Kernel().SetExpress(true)
+	return e.dp.SetExpress(true)
 }
 
 func (e *Express) openOne(k datapath.ExpressKey, w path) error {
@@ -419,7 +435,7 @@ func (e *Express) openOne(k datapath.ExpressKey, w path) error {
 	defer pod.Close()
 	w.to.Host = datapath.Device{Netns: host, Ifindex: w.pod.Host.Ifindex}
 	w.to.Pod = datapath.CellDevice{Ifindex: w.pod.Peer.Ifindex, NetnsIno: pod.Inode()}
-	return e.host.Kernel().AddPath(k, w.to)
+	return e.dp.AddPath(k, w.to)
 }
 
 // leaveLandings takes back what no path needs any more.
@@ -457,7 +473,7 @@ func (e *Express) leaveLandings() error {
 	return err
 }
 
-// Stop leaves no trace of it.
+// Stop is mechanism.Mechanism's.
 func (e *Express) Stop(ctx context.Context) (rep apply.Report, err error) {
 	if e.watchers == nil {
 		return rep, nil
@@ -474,7 +490,7 @@ func (e *Express) Stop(ctx context.Context) (rep apply.Report, err error) {
 func (e *Express) leave(ctx context.Context) (rep apply.Report, err error) {
 	e.wanted = false
 	for k := range e.open {
-		err = errors.Join(err, e.host.Kernel().WithdrawPath(k))
+		err = errors.Join(err, e.dp.WithdrawPath(k))
 		e.closing[k] = leaving{}
 	}
 	if len(e.closing) > 0 {
@@ -485,26 +501,26 @@ func (e *Express) leave(ctx context.Context) (rep apply.Report, err error) {
 		}
 	}
 	for k := range e.closing {
-		err = errors.Join(err, e.host.Kernel().ClosePath(k))
+		err = errors.Join(err, e.dp.ClosePath(k))
 	}
 	clear(e.open)
 	clear(e.closing)
 	rep, r := e.host.Restore(plan.ByExpress, nil)
-	return rep, errors.Join(err, e.host.Kernel().SetExpress(false), e.host.Kernel().HoldExpress(false), r, e.host.Places().ReleaseAll(xdp.Express))
+	return rep, errors.Join(err, e.dp.SetExpress(false), e.dp.HoldExpress(false), r, e.host.Places().ReleaseAll(xdp.Express))
 }
 
 // forget ends what finds out whether it pays.
 func (e *Express) forget() error {
-	e.Trial.Leave()
+	e.trial.Leave()
 	e.gov = governor.Express{}
-	err := errors.Join(end(e.census), e.host.Kernel().CountUnread(false), e.host.Kernel().HoldExpress(false))
+	err := errors.Join(end(e.census), e.dp.CountUnread(false), e.dp.HoldExpress(false))
 	e.census, e.meter = nil, trial.Meter{}
 	return err
 }
 
-// Prove has frames take the paths only where that has shown that it pays, against what the node
+// Decide is mechanism.Mechanism's. Frames take the paths only where that has shown that it pays, against what the node
 // has without it, and as long as it does.
-func (e *Express) Prove(ctx context.Context, in governor.Input) error {
+func (e *Express) Decide(ctx context.Context, in governor.Input) error {
 	if e.mode != governor.Auto || e.watchers == nil {
 		return nil
 	}
@@ -515,7 +531,7 @@ func (e *Express) Prove(ctx context.Context, in governor.Input) error {
 	}
 	if e.gov.Last().State != governor.Active {
 		e.layout = e.beside()
-		if why, yes := e.Trial.Judge.Bars(in.Now, e.situation(in)); yes {
+		if why, yes := e.trial.Judge.Bars(in.Now, e.situation(in)); yes {
 			e.gov.Refuse(in.Now, why)
 		}
 	}
@@ -535,10 +551,10 @@ func (e *Express) Prove(ctx context.Context, in governor.Input) error {
 	case dec.State == governor.Active && !e.wanted:
 		e.wanted = true
 		e.check.Again()
-		return e.host.Kernel().HoldExpress(true) // until the trial has flows take their paths
+		return e.dp.HoldExpress(true) // until the trial has flows take their paths
 	case dec.State == governor.Standby:
-		e.Trial.Leave()
-		err = errors.Join(end(e.census), e.host.Kernel().CountUnread(false))
+		e.trial.Leave()
+		err = errors.Join(end(e.census), e.dp.CountUnread(false))
 		e.census = nil
 		if e.wanted {
 			_, l := e.leave(ctx)
@@ -558,13 +574,13 @@ func (e *Express) window(in governor.Input) (w governor.ExpressWindow, err error
 			w.Paths++
 		}
 	}
-	if other := e.host.Trials().Trying(); other != nil && other != e.Trial || e.host.Aggregation() == governor.Parked {
+	if other := e.host.Trials().Trying(); other != nil && other != e.trial || e.host.Aggregation() == governor.Parked {
 		w.Unsettled = true
 	}
 	if e.gov.Last().State != governor.Active {
 		return w, nil
 	}
-	c, err := e.host.Kernel().Counters()
+	c, err := e.dp.Counters()
 	if err != nil {
 		return w, err
 	}
@@ -607,13 +623,13 @@ func (e *Express) measureBefore(now time.Time) (err error) {
 		e.census, err = e.host.BeginCensus()
 	case !e.gov.Over(now):
 	case e.gov.Counting():
-		packets, udp, err := e.census.Datagrams()
+		packets, udp, err := datagrams(e.census)
 		err = errors.Join(err, end(e.census))
 		e.census = nil
 		if err != nil || e.gov.Counted(now, packets, udp).State != governor.Parked {
 			return err
 		}
-		if err := e.host.Kernel().CountUnread(true); err != nil {
+		if err := e.dp.CountUnread(true); err != nil {
 			return err
 		}
 		sum, err := e.host.Trials().Count(straight, nil)
@@ -625,7 +641,7 @@ func (e *Express) measureBefore(now time.Time) (err error) {
 			return err
 		}
 		e.without = e.meter.Window(sum, false).Delivered()
-		e.counted, err = e.host.Kernel().Counters()
+		e.counted, err = e.dp.Counters()
 		if err != nil {
 			return err
 		}
@@ -645,24 +661,24 @@ func (e *Express) tryOut(in governor.Input) error {
 			e.gov.Refuse(in.Now, "no express path could be opened")
 		}
 		return nil
-	case e.Trial.Judge.Stale(in.Now, s):
+	case e.trial.Judge.Stale(in.Now, s):
 		e.gov.Again(in.Now, "it is measured from the beginning whether it still pays")
 		return nil
 	}
-	acts, err := e.host.Trials().Try(e.Trial, in, s, straight, nil)
+	acts, err := e.host.Trials().Try(e.trial, in, s, straight, nil)
 	if err != nil {
 		return err
 	}
-	if why, yes := e.Trial.Judge.Bars(in.Now, s); yes {
+	if why, yes := e.trial.Judge.Bars(in.Now, s); yes {
 		e.gov.Refuse(in.Now, why)
 		return nil
 	}
-	return e.host.Kernel().HoldExpress(!acts)
+	return e.dp.HoldExpress(!acts)
 }
 
-// Report is what it does.
-func (e *Express) Report() control.Mechanism {
-	m := control.Mechanism{Name: name, State: control.Standby, Since: e.since}
+// Report is mechanism.Mechanism's.
+func (e *Express) Report() []control.Mechanism {
+	m := control.Mechanism{Name: name, State: control.Standby, Since: e.since, Trying: e.gov.Last().State == governor.Parked}
 	safe := 0
 	for _, w := range e.paths {
 		if w.reason == "" || w.waits {
@@ -685,29 +701,32 @@ func (e *Express) Report() control.Mechanism {
 	default:
 		m.State, m.Reason = control.Active, fmt.Sprintf("%d of %d express paths from NICs to pods are open", len(e.open), len(e.paths))
 	}
-	if why := e.Trial.Reason(); e.wanted && why != "" {
+	if why := e.trial.Reason(); e.wanted && why != "" {
 		m.Reason += "; " + why
 	}
-	return m
+	return []control.Mechanism{m}
 }
 
-// Path is one from a NIC, by a tunnel, to a pod, as a status has it.
-type Path struct {
-	NIC    node.Underlay
-	Tunnel node.Tunnel
-	Pod    node.Pod
-	Open   bool
-	Reason string // against it
-}
-
-// Paths are those that were evaluated last.
-func (e *Express) Paths() []Path {
-	var list []Path
+// Fill is mechanism.Mechanism's.
+func (e *Express) Fill(st *control.Status, called names.Names) error {
 	for _, w := range e.paths {
-		list = append(list, Path{w.nic, w.tunnel, w.pod, w.reason == "" && has(e.open, w.key), w.reason})
+		st.Express = append(st.Express, control.ExpressPath{
+			NIC: w.nic.Name, Tunnel: w.tunnel.Name, Pod: w.pod.Host.Name, Netns: w.pod.Host.NetnsCookie, Name: called.Pod(w.pod),
+			Open: w.reason == "" && has(e.open, w.key), Reason: called.Text(w.reason),
+		})
 	}
-	return list
+	c, err := e.dp.Counters()
+	if err != nil {
+		return err
+	}
+	n := &st.Counters
+	n.ExpressPackets, n.ExpressLeft, n.ExpressDrops = c.Express, c.ExpressLeft, c.ExpressDrop
+	n.ExpressUnfit, err = e.dp.ExpressUnfit()
+	return err
 }
+
+// Close is mechanism.Mechanism's.
+func (e *Express) Close() error { return e.host.Places().ReleaseAll(xdp.Express) }
 
 // Claims tells whether a pod's packets come, or are to come, straight from the NIC.
 func (e *Express) Claims(p node.Pod) bool {

@@ -49,16 +49,16 @@ func TestDropsHavePathsEvaluatedEverMoreRarely(t *testing.T) {
 
 // A status says that express is tried out while it is measured what there is for it.
 func TestItLooksFirstWhatThereIs(t *testing.T) {
-	e := New(nil, governor.Auto, trial.New("express", trial.ForGoodput, Settles), time.Time{})
+	e := New(nil, nil, governor.Auto, time.Time{})
 	now := time.Unix(1_800_000_000, 0)
-	if e.Measuring() {
+	if e.Report()[0].Trying {
 		t.Error("it measures an idle node")
 	}
 	for range 2 { // no core is short of time for a second yet
 		e.gov.Step(now, governor.ExpressWindow{Saturated: 1, Paths: 1})
 		now = now.Add(2 * time.Second)
 	}
-	if !e.Measuring() {
+	if !e.Report()[0].Trying {
 		t.Errorf("it does not measure beside a saturated core: %+v", e.gov.Last())
 	}
 }
@@ -84,6 +84,7 @@ func (k *kernel) ClosePath(datapath.ExpressKey) error                     { retu
 func (k *kernel) SetExpress(on bool) error                                { k.takes = on; return nil }
 func (k *kernel) HoldExpress(on bool) error                               { k.held = on; return nil }
 func (k *kernel) CountUnread(on bool) error                               { k.unread = on; return nil }
+func (k *kernel) ExpressUnfit() (map[string]uint64, error)                { return nil, nil }
 func (k *kernel) ExpressDrops() (uint64, error)                           { return 0, nil }
 func (k *kernel) Counters() (datapath.Counters, error)                    { return datapath.Counters{}, nil }
 func (k *kernel) FixSenders(map[datapath.Sender]netip.Addr) (err error) {
@@ -102,14 +103,12 @@ func (f *fixture) Split() bool                                                  
 func (f *fixture) Aggregation() governor.State                                   { return governor.Standby }
 func (f *fixture) AggregationMode() governor.Mode                                { return governor.Off }
 func (f *fixture) Trials() *trial.Trials                                         { return f.trials }
-func (f *fixture) BeginCensus() (Census, error)                                  { return nil, errors.ErrUnsupported }
-func (f *fixture) Kernel() Kernel                                                { return &f.kernel }
+func (f *fixture) BeginCensus() (mechanism.Census, error)                        { return nil, errors.ErrUnsupported }
 
 func newFixture(mode governor.Mode) *fixture {
 	f := &fixture{Host: mechanismtest.New(map[plan.Setting]string{}), now: time.Unix(1_800_000_000, 0)}
-	t := trial.New("express", trial.ForGoodput, Settles)
-	f.trials = trial.NewTrials(slog.New(slog.DiscardHandler), func(trial.Share, []int) (trial.Totals, error) { return trial.Totals{}, nil }, t)
-	f.Express = New(f, mode, t, f.now)
+	f.Express = New(f, &f.kernel, mode, f.now)
+	f.trials = trial.NewTrials(slog.New(slog.DiscardHandler), func(trial.Share, []int) (trial.Totals, error) { return trial.Totals{}, nil }, f.Tries()...)
 	return f
 }
 
@@ -120,7 +119,7 @@ func (f *fixture) after(t *testing.T, d time.Duration, state control.MechanismSt
 	if err := f.Step(t.Context(), f.now); err != nil {
 		t.Fatal(err)
 	}
-	if m := f.Report(); m.State != state || !strings.Contains(m.Reason, reason) {
+	if m := f.Report()[0]; m.State != state || !strings.Contains(m.Reason, reason) {
 		t.Errorf("status: %s, %s; want %s, %s", m.State, m.Reason, state, reason)
 	}
 }

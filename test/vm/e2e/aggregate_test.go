@@ -26,11 +26,14 @@ func TestAggregatedDatagramsComeAsTheyWereSent(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: builds network namespaces and loads BPF programs")
 	}
-	off := func(opts *daemon.Options) { opts.Mode = governor.Off; opts.Microflows.Mode = governor.Off }
+	off := func(opts *daemon.Options) {
+		opts.Pipeline.Mode = governor.Off
+		opts.Pipeline.Microflows.Mode = governor.Off
+	}
 	sync := func(opts *daemon.Options) {
 		off(opts)
 		opts.Priority.Sync = true
-		opts.Rules = []rules.Rule{{Name: "IPv6", Class: rules.Latency, Prefix: netip.MustParsePrefix("fd00:244::/64"), Network: rules.Overlay}}
+		opts.Priority.Rules = []rules.Rule{{Name: "IPv6", Class: rules.Latency, Prefix: netip.MustParsePrefix("fd00:244::/64"), Network: rules.Overlay}}
 	}
 	for _, way := range []struct {
 		name string
@@ -49,9 +52,9 @@ func TestAggregatedDatagramsComeAsTheyWereSent(t *testing.T) {
 		{name: "priority", top: bridged, tier: governor.TC, how: sync},
 		{name: "micro-flows", top: bridged, tier: governor.TC, how: func(opts *daemon.Options) {
 			splits(governor.XDP, 32, 1)(opts)
-			opts.Microflows.Elephant = 1
+			opts.Pipeline.Microflows.Elephant = 1
 			if !merges() {
-				opts.Microflows.NoMerge = errors.New("this kernel has none")
+				opts.Pipeline.Microflows.NoMerge = errors.New("this kernel has none")
 			}
 		}},
 	} {

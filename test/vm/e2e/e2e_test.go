@@ -20,6 +20,7 @@ import (
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism/pipeline"
 	"github.com/overlane/overlane/test/residue"
 )
 
@@ -137,8 +138,8 @@ func (o *overlay) steered(t *testing.T, tier governor.Tier) {
 // options are those of a daemon that steers.
 func options(state string, log io.Writer) daemon.Options {
 	return daemon.Options{
-		StateDir: state, Cores: []int{0, 1}, Online: online, Mode: governor.Forced, Aggregate: governor.Off, Express: governor.Off,
-		Limits: governor.DefaultLimits(), GuardianVerb: []string{guardian},
+		StateDir: state, Cores: []int{0, 1}, Online: online, Aggregate: governor.Off, Express: governor.Off,
+		Pipeline: pipeline.Options{Mode: governor.Forced, Limits: governor.DefaultLimits()}, GuardianVerb: []string{guardian},
 		Log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 }
@@ -163,7 +164,7 @@ func (o *overlay) start(t *testing.T, tier governor.Tier, changes ...func(*daemo
 		}
 	})
 	opts := options(t.TempDir(), &log)
-	opts.Tier = tier
+	opts.Pipeline.Tier = tier
 	for _, change := range changes {
 		change(&opts)
 	}

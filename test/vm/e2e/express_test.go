@@ -42,7 +42,7 @@ func goStraight(t *testing.T, kind string, top topology, joined bool) {
 	s := layBare(t, kind, top, false)
 	residue.Check(t, s.all())
 	d, stop := s.start(t, governor.TC, func(opts *daemon.Options) {
-		opts.Mode, opts.Microflows.Mode, opts.Aggregate = governor.Off, governor.Off, governor.Off
+		opts.Pipeline.Mode, opts.Pipeline.Microflows.Mode, opts.Aggregate = governor.Off, governor.Off, governor.Off
 		opts.AsleepBelow = 1 // an emulated machine can do less than what wakes a daemon
 		if opts.Express = governor.Forced; joined {
 			opts.Aggregate = governor.Forced

@@ -155,8 +155,8 @@ func TestTheNICsThreadIsBoundAgainWhenItsCoreGoesOffline(t *testing.T) {
 	b := &o.hosts[1]
 	residue.Check(t, residue.Scope{Namespaces: []string{residue.FD(b.ns.FD()), residue.FD(b.pod.FD())}})
 	d, stop := o.start(t, governor.TC, func(opts *daemon.Options) {
-		opts.Mode, opts.Cores = governor.Off, []int{1}
-		opts.Rules = []rules.Rule{{Name: "ssh", Class: rules.Latency, Proto: 6, Port: 22}}
+		opts.Pipeline.Mode, opts.Cores = governor.Off, []int{1}
+		opts.Priority.Rules = []rules.Rule{{Name: "ssh", Class: rules.Latency, Proto: 6, Port: 22}}
 	})
 	bound := func(core int) {
 		t.Helper()

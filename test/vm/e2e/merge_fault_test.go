@@ -17,6 +17,7 @@ import (
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/internal/mechanism/pipeline"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/residue"
 )
@@ -28,7 +29,7 @@ func mergeStandsFaults(t *testing.T) {
 	residue.Check(t, s.all())
 	s.begin(t, func(opts *daemon.Options) {
 		splits(governor.XDP, 32, 1)(opts)
-		opts.Microflows.Hold = usual
+		opts.Pipeline.Microflows.Hold = usual
 	})
 	p := s.pour(t, v4)
 	b := &s.hosts[1]
@@ -104,7 +105,7 @@ func mergeStandsFaults(t *testing.T) {
 	change := func(do func(nl *netlink.Handle, dev netlink.Link) error) {
 		t.Helper()
 		err := in(b.net, func(nl *netlink.Handle) error {
-			dev, err := nl.LinkByName(daemon.MergeDevice)
+			dev, err := nl.LinkByName(pipeline.MergeDevice)
 			if err != nil {
 				return err
 			}
@@ -132,7 +133,7 @@ func mergeStandsFaults(t *testing.T) {
 	fault("another program renames the other end, and deletes the device then", func(t *testing.T) {
 		var dev netlink.Link
 		err := in(b.net, func(nl *netlink.Handle) (err error) {
-			if dev, err = nl.LinkByName(daemon.MergedDevice); err != nil {
+			if dev, err = nl.LinkByName(pipeline.MergedDevice); err != nil {
 				return err
 			}
 			return nl.LinkSetName(dev, "renamed")

@@ -19,6 +19,7 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism/pipeline"
 	"github.com/overlane/overlane/test/residue"
 )
 
@@ -94,7 +95,7 @@ type resequencer struct {
 func (h *host) resequencer(t *testing.T) (m resequencer) {
 	t.Helper()
 	err := in(h.net, func(nl *netlink.Handle) error {
-		dev, err := nl.LinkByName(daemon.MergeDevice)
+		dev, err := nl.LinkByName(pipeline.MergeDevice)
 		var none netlink.LinkNotFoundError
 		if errors.As(err, &none) {
 			return nil

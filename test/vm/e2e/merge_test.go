@@ -23,6 +23,7 @@ import (
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/internal/mechanism/pipeline"
 	"github.com/overlane/overlane/internal/napi"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/residue"
@@ -217,10 +218,10 @@ func splits(tier governor.Tier, batch, lanes int) func(*daemon.Options) {
 		if cores, err := online(); err == nil && *runsOfAll > 0 {
 			opts.Cores = cores
 		}
-		opts.Mode = governor.Off
-		opts.Microflows = daemon.Microflows{Mode: governor.Forced, Batch: batch, Cores: lanes, Elephant: elephant, Hold: patient}
+		opts.Pipeline.Mode = governor.Off
+		opts.Pipeline.Microflows = pipeline.Microflows{Mode: governor.Forced, Batch: batch, Cores: lanes, Elephant: elephant, Hold: patient}
 		if tier == governor.TC {
-			opts.Microflows.NoXDP = errors.New("for this test")
+			opts.Pipeline.Microflows.NoXDP = errors.New("for this test")
 		}
 	}
 }
@@ -255,7 +256,7 @@ func (s *splitting) count(t *testing.T) tally {
 // dropped is what the devices of a host and its pod have dropped so far.
 func (h *host) dropped(t *testing.T) (n uint64) {
 	t.Helper()
-	for ns, devs := range map[*netns.Handle][]string{h.ns: {wireDev}, h.net: {tunnelDev, vethDev, daemon.MergeDevice, daemon.MergedDevice}, h.pod: {podDev}} {
+	for ns, devs := range map[*netns.Handle][]string{h.ns: {wireDev}, h.net: {tunnelDev, vethDev, pipeline.MergeDevice, pipeline.MergedDevice}, h.pod: {podDev}} {
 		err := in(ns, func(nl *netlink.Handle) error {
 			for _, dev := range devs {
 				l, err := nl.LinkByName(dev)
@@ -511,7 +512,7 @@ func datagramsOfABranchThatStandsStill(t *testing.T) {
 	residue.Check(t, s.all())
 	s.begin(t, func(opts *daemon.Options) {
 		splits(governor.XDP, 16, 1)(opts)
-		opts.Microflows.Hold = usual
+		opts.Pipeline.Microflows.Hold = usual
 	})
 	u := s.send(t, v4, 64, 4*time.Millisecond)
 	was := s.count(t)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package pipeline
 
 import (
 	"errors"
@@ -21,7 +21,7 @@ type ordering struct {
 	stopped chan struct{}
 }
 
-func newOrdering(dp *datapath.Datapath, limit time.Duration, log *slog.Logger) (*ordering, error) {
+func newOrdering(dp Kernel, limit time.Duration, log *slog.Logger) (*ordering, error) {
 	m, err := dp.LoadMerge(limit)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package pipeline
 
 import (
 	"slices"
@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/governor"
-	"github.com/overlane/overlane/internal/trial"
 )
 
 // An elephant is much for its own core, however much the other cores of the node receive.
@@ -93,24 +92,23 @@ func TestMicroflowsAreHeldAgainstWhatCameBeforeTheirProgram(t *testing.T) {
 		"a sender that is faster": {199_000 / 2, 154_000, 199_000, governor.Better},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := &Daemon{}
-			d.micro.trial = trial.New("microflows", trial.ForGoodput, trial.Settles)
+			p := New(nil, nil, Options{})
 			for range 3 {
-				d.micro.saw(second(tt.before))
+				p.micro.saw(second(tt.before))
 			}
 			in := governor.Input{Now: time.Unix(1000, 0), Layout: governor.Layout{NIC: []int{1}, Split: true}}
-			if s := d.situationOf("pipeline", in); s.Without != 0 {
+			if s := p.situationOf(p.trial, in); s.Without != 0 {
 				t.Errorf("the pipeline needs no program there: %+v", s)
 			}
-			j := d.micro.trial.Judge
-			on, _ := j.Step(in.Now, d.situationOf("microflows", in), governor.Window{})
+			j := p.micro.trial.Judge
+			on, _ := j.Step(in.Now, p.situationOf(p.micro.trial, in), governor.Window{})
 			for j.Trying() {
 				in.Now = in.Now.Add(55 * time.Millisecond)
 				w := second(tt.off)
 				if w.Acted = 0; on {
 					w = second(tt.on)
 				}
-				on, _ = j.Step(in.Now, d.situationOf("microflows", in), w)
+				on, _ = j.Step(in.Now, p.situationOf(p.micro.trial, in), w)
 			}
 			if got := j.Known()[0]; got.Outcome != tt.want {
 				t.Errorf("%s: %s", got.Outcome, got.Reason)

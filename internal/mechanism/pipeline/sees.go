@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package pipeline
 
 import (
 	"context"
@@ -23,16 +23,16 @@ const (
 // sees makes sure that the programs on the underlays see what goes through the tunnels: a
 // foreign program in front of them may take it. Masks would then spread flows whose order no
 // program guards.
-func (p *pipeline) sees(ctx context.Context, snap node.Snapshot) error {
-	front := p.inFront(snap)
-	if p.layout.Split || front == "" {
+func (a *actuator) sees(ctx context.Context, snap node.Snapshot) error {
+	front := a.inFront(snap)
+	if a.layout.Split || front == "" {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, seesWithin)
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	hook, tunnels, err := p.packets()
+	hook, tunnels, err := a.packets()
 	if err != nil {
 		return err
 	}
@@ -42,7 +42,7 @@ func (p *pipeline) sees(ctx context.Context, snap node.Snapshot) error {
 			return nil
 		case <-tick.C:
 		}
-		h, t, err := p.packets()
+		h, t, err := a.packets()
 		switch {
 		case err != nil || h != hook:
 			return err
@@ -54,12 +54,12 @@ func (p *pipeline) sees(ctx context.Context, snap node.Snapshot) error {
 
 // packets counts those that the programs on the underlays saw go to tunnels, and those that
 // came out of these.
-func (p *pipeline) packets() (hook, tunnels uint64, err error) {
-	c, err := p.dp.Counters()
+func (a *actuator) packets() (hook, tunnels uint64, err error) {
+	c, err := a.dp.Counters()
 	if err != nil {
 		return 0, 0, err
 	}
-	cores, err := p.dp.Cores()
+	cores, err := a.dp.Cores()
 	for _, core := range cores {
 		tunnels += core.Packets[datapath.Tunnel]
 	}
@@ -68,12 +68,12 @@ func (p *pipeline) packets() (hook, tunnels uint64, err error) {
 
 // inFront names a foreign program on the way of packets to ours, empty if there is
 // none.
-func (p *pipeline) inFront(snap node.Snapshot) string {
-	nics := node.Snapshot{Underlays: slices.DeleteFunc(slices.Clone(snap.Underlays), func(u node.Underlay) bool { return p.left[u.Key()] })}
-	hooks := foreign.On(p.host.Scanner(), nics)
+func (a *actuator) inFront(snap node.Snapshot) string {
+	nics := node.Snapshot{Underlays: slices.DeleteFunc(slices.Clone(snap.Underlays), func(u node.Underlay) bool { return a.left[u.Key()] })}
+	hooks := foreign.On(a.host.Scanner(), nics)
 	for _, u := range nics.Underlays {
 		for _, other := range hooks[u.Key()].Programs {
-			if other.Hook == "tcx ingress" && !p.dp.Owns(other.ID) {
+			if other.Hook == "tcx ingress" && !a.dp.Owns(other.ID) {
 				return fmt.Sprintf("%s at %s of %s", foreign.Say(other.ID), other.Hook, u.Name)
 			}
 		}

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package priority
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -28,36 +29,39 @@ type shortcuts struct {
 	without []plan.Skip // pods that have no redirect path
 }
 
-func (p *priority) startSync(watchers *shortcut.Watchers) error {
-	dp, err := p.dp.LoadShortcuts()
+func (a *placed) startSync(watchers *shortcut.Watchers) error {
+	dp, err := a.dp.LoadShortcuts()
 	if err != nil {
 		return err
 	}
-	p.sync = &shortcuts{dp: dp, watchers: watchers, links: map[node.DevKey]io.Closer{}}
+	a.sync = &shortcuts{dp: dp, watchers: watchers, links: map[node.DevKey]io.Closer{}}
 	return nil
 }
 
-// changedPaths tells that what forwards may have changed; nil without mode sync.
-func (d *Daemon) changedPaths() <-chan struct{} {
-	if d.prio == nil || d.prio.sync == nil {
+// Changed is mechanism.Mechanism's: what forwards may have changed, in mode sync.
+func (p *Priority) Changed() <-chan struct{} {
+	if p.placed == nil || p.placed.sync == nil {
 		return nil
 	}
-	return d.prio.sync.watchers.Changed()
+	return p.placed.sync.watchers.Changed()
 }
 
+// Follow is mechanism.Mechanism's.
+func (p *Priority) Follow(_ context.Context, now time.Time) error { return p.followSync(now) }
+
 // followSync evaluates each way from a tunnel to a pod anew.
-func (d *Daemon) followSync(now time.Time) error {
-	if d.prio == nil || d.prio.sync == nil {
+func (p *Priority) followSync(now time.Time) error {
+	if p.placed == nil || p.placed.sync == nil {
 		return nil
 	}
-	s := d.prio.sync
+	s := p.placed.sync
 	s.polled = now
 	by := map[uint64][]shortcut.Path{}
 	pods := map[node.DevKey]node.Pod{}
-	for _, p := range d.host.Snapshot().Pods {
-		pods[p.Host.Key()] = p
-		for _, t := range p.Tunnels {
-			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Path{Tunnel: t, Host: p.Host})
+	for _, pod := range p.host.Snapshot().Pods {
+		pods[pod.Host.Key()] = pod
+		for _, t := range pod.Tunnels {
+			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Path{Tunnel: t, Host: pod.Host})
 		}
 	}
 	var errs []error
@@ -77,7 +81,7 @@ func (d *Daemon) followSync(now time.Time) error {
 			s.paths++
 			tunnels[v.Tunnel.Key()] = true
 			if v.Safe() {
-				v.Reason = d.elsewhere(pods[v.Host.Key()])
+				v.Reason = p.elsewhere(pods[v.Host.Key()])
 			}
 			key := datapath.ShortcutKey{Tunnel: v.Tunnel.Ifindex, MAC: v.MAC}
 			if _, taken := want[key]; v.Safe() && (taken || twice[key]) {
@@ -94,17 +98,17 @@ func (d *Daemon) followSync(now time.Time) error {
 			}
 		}
 	}
-	errs = append(errs, s.dp.Set(want), d.attachSync(tunnels))
+	errs = append(errs, s.dp.Set(want), p.attachSync(tunnels))
 	errs = append(errs, s.watchers.Keep(func(cookie uint64) bool { return by[cookie] != nil }))
 	return errors.Join(errs...)
 }
 
 // elsewhere says why a pod's packets may wait on other cores than the tunnel's.
-func (d *Daemon) elsewhere(p node.Pod) string {
-	if d.pipe.armed {
+func (p *Priority) elsewhere(pod node.Pod) string {
+	if p.host.PipelineArmed() {
 		return "the pipeline moves packets between the pod's cores"
 	}
-	set, err := d.scanner.Settings(p.Peer)
+	set, err := p.host.Scanner().Settings(pod.Peer)
 	if err != nil {
 		return fmt.Sprintf("whether RPS moves the pod's packets cannot be read: %v", err)
 	}
@@ -115,14 +119,14 @@ func (d *Daemon) elsewhere(p node.Pod) string {
 }
 
 // attachSync has the program attached to these tunnels, and on no others.
-func (d *Daemon) attachSync(tunnels map[node.DevKey]bool) error {
-	s := d.prio.sync
+func (p *Priority) attachSync(tunnels map[node.DevKey]bool) error {
+	s := p.placed.sync
 	var errs []error
-	for _, t := range d.host.Snapshot().Tunnels {
+	for _, t := range p.host.Snapshot().Tunnels {
 		if !tunnels[t.Key()] || s.links[t.Key()] != nil {
 			continue
 		}
-		l, err := d.host.Attach(t.Dev, s.dp.AttachTunnel)
+		l, err := p.host.Attach(t.Dev, s.dp.AttachTunnel)
 		if err == nil {
 			s.links[t.Key()] = l
 		} else if !errors.Is(err, node.ErrGone) {
@@ -136,17 +140,6 @@ func (d *Daemon) attachSync(tunnels map[node.DevKey]bool) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// SyncTunnels are those that mode sync puts its program on.
-func SyncTunnels(snap node.Snapshot) (list []plan.Target) {
-	for _, t := range snap.Tunnels {
-		leads := func(p node.Pod) bool { return slices.Contains(p.Tunnels, t.Dev) }
-		if slices.ContainsFunc(snap.Pods, leads) {
-			list = append(list, plan.Target(t.Dev))
-		}
-	}
-	return list
 }
 
 // reason says which way latency traffic goes.

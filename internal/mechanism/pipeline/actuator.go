@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package pipeline
 
 import (
 	"context"
@@ -14,19 +14,17 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
-	"github.com/overlane/overlane/internal/host"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/xdp"
 )
 
-// pipeline carries out what the governor decides: programs and masks come and
+// actuator carries out what the governor decides: programs and masks come and
 // go, flows are sent to lanes and called back.
-type pipeline struct {
-	host  *host.Host
-	dp    *datapath.Datapath
-	cores int          // of the machine
-	lost  map[int]bool // cores that were offline since the lanes were made
+type actuator struct {
+	host Host
+	dp   Kernel
+	lost map[int]bool // cores that were offline since the lanes were made
 
 	layout governor.Layout        // in place while armed
 	merge  *merging               // where split flows are put in order
@@ -39,7 +37,6 @@ type pipeline struct {
 	steering   bool
 	draining   draining // while flows are called back
 	attached   map[node.DevKey]io.Closer
-	places     *xdp.Places // for XDP programs
 	skipped    []plan.Skip
 	left       map[node.DevKey]bool // devices that another program steers
 	// refused are tunnels and pods of which the kernel has refused a mask or a program, until flows have
@@ -47,69 +44,68 @@ type pipeline struct {
 	refused   map[node.DevKey]refusal
 	unplanned bool
 	wants     func(governor.Layout) xdp.Want
-	express   func(node.Pod) bool // pods whose packets come straight from the NIC
 }
 
 // arm puts programs and masks in place; every flow still takes the stock path.
-func (p *pipeline) arm(ctx context.Context, snap node.Snapshot, layout governor.Layout) error {
-	p.armed, p.layout = true, layout
-	if err := p.useMerge(); err != nil {
+func (a *actuator) arm(ctx context.Context, snap node.Snapshot, layout governor.Layout) error {
+	a.armed, a.layout = true, layout
+	if err := a.useMerge(); err != nil {
 		return err
 	}
-	made := p.plan(snap)
-	if err := p.placeMerge(snap, made); err != nil {
+	made := a.plan(snap)
+	if err := a.placeMerge(snap, made); err != nil {
 		return err
 	}
-	if err := p.tunnels(snap); err != nil {
+	if err := a.tunnels(snap); err != nil {
 		return err
 	}
-	if err := p.attachPrograms(snap); err != nil {
+	if err := a.attachPrograms(snap); err != nil {
 		return err
 	}
-	if err := p.attachXDP(snap); err != nil {
+	if err := a.attachXDP(snap); err != nil {
 		return err
 	}
-	if err := p.host.Passed(ctx); err != nil {
-		p.host.Log().Debug("packets from before the programs may still be on their way", "reason", err)
+	if err := a.host.Passed(ctx); err != nil {
+		a.host.Log().Debug("packets from before the programs may still be on their way", "reason", err)
 	}
-	if err := p.sees(ctx, snap); err != nil {
+	if err := a.sees(ctx, snap); err != nil {
 		return err
 	}
-	for stage, cores := range p.lanes() {
-		if err := p.dp.SetLanes(stage, cores); err != nil {
+	for stage, cores := range a.stages() {
+		if err := a.dp.SetLanes(stage, cores); err != nil {
 			return err
 		}
 	}
-	if err := p.setBranches(); err != nil {
+	if err := a.setBranches(); err != nil {
 		return err
 	}
-	return p.setMasks(snap, made)
+	return a.setMasks(snap, made)
 }
 
 // setBranches tells which flows are split into which branches.
-func (p *pipeline) setBranches() error {
+func (a *actuator) setBranches() error {
 	at := datapath.NIC
-	if len(p.layout.NIC) == 0 {
+	if len(a.layout.NIC) == 0 {
 		at = datapath.Tunnel
 	}
 	var sets []datapath.Branches
-	for _, s := range p.layout.Sets {
+	for _, s := range a.layout.Sets {
 		sets = append(sets, datapath.Branches{Cores: s.Cores, Behind: s.Behind})
 	}
-	return p.dp.SetBranches(at, sets, p.layout.SetOf)
+	return a.dp.SetBranches(at, sets, a.layout.SetOf)
 }
 
 // setMasks writes the masks of a plan. A device that is refused one is left alone from then on: another
 // program is attached to it, and nothing is steered to it.
-func (p *pipeline) setMasks(snap node.Snapshot, made plan.Plan) error {
-	if p.unplanned {
-		made = p.plan(snap)
+func (a *actuator) setMasks(snap node.Snapshot, made plan.Plan) error {
+	if a.unplanned {
+		made = a.plan(snap)
 	}
-	if err := p.do(snap, made); err != nil || !p.unplanned {
+	if err := a.do(snap, made); err != nil || !a.unplanned {
 		return err
 	}
-	p.plan(snap)
-	return errors.Join(p.tunnels(snap), p.attachPrograms(snap))
+	a.plan(snap)
+	return errors.Join(a.tunnels(snap), a.attachPrograms(snap))
 }
 
 // refusal is what the kernel has refused of a device.
@@ -119,54 +115,54 @@ type refusal struct {
 }
 
 // refuse leaves a tunnel, or the pod of such a device, alone.
-func (p *pipeline) refuse(snap node.Snapshot, t plan.Target, r refusal) {
-	if p.refused[node.Dev(t).Key()] != (refusal{}) {
+func (a *actuator) refuse(snap node.Snapshot, t plan.Target, r refusal) {
+	if a.refused[node.Dev(t).Key()] != (refusal{}) {
 		return
 	}
-	p.host.Log().Warn("a device is left alone", "device", t.String(), "reason", r.reason)
-	p.refused[node.Dev(t).Key()], p.unplanned = r, true
+	a.host.Log().Warn("a device is left alone", "device", t.String(), "reason", r.reason)
+	a.refused[node.Dev(t).Key()], a.unplanned = r, true
 	for _, pod := range snap.Pods {
-		if l := p.attached[pod.Host.Key()]; l != nil && pod.Peer.Key() == node.Dev(t).Key() {
+		if l := a.attached[pod.Host.Key()]; l != nil && pod.Peer.Key() == node.Dev(t).Key() {
 			if err := l.Close(); err != nil {
-				p.host.Log().Warn("a program could not be detached", "device", pod.Host.String(), "reason", err)
+				a.host.Log().Warn("a program could not be detached", "device", pod.Host.String(), "reason", err)
 			}
-			delete(p.attached, pod.Host.Key()) // attach has another one
+			delete(a.attached, pod.Host.Key()) // attach has another one
 		}
 	}
 }
 
 // useMerge loads the merge where the layout asks for it.
-func (p *pipeline) useMerge() (err error) {
-	if p.layout.Merge && p.merge == nil {
-		p.merge, err = p.newMerging()
+func (a *actuator) useMerge() (err error) {
+	if a.layout.Merge && a.merge == nil {
+		a.merge, err = a.newMerging()
 	}
 	return err
 }
 
 // placeMerge makes the resequencers of a plan, and makes use of them.
-func (p *pipeline) placeMerge(snap node.Snapshot, made plan.Plan) error {
-	if p.merge == nil {
+func (a *actuator) placeMerge(snap node.Snapshot, made plan.Plan) error {
+	if a.merge == nil {
 		return nil
 	}
 	// One that ends while this looks at the others is not to pass for one that is there.
-	ended, err := p.dp.MergeEnded()
+	ended, err := a.dp.MergeEnded()
 	if err != nil {
 		return err
 	}
 	own := plan.Plan{Steps: slices.Clone(made.Steps)}
 	own.Steps = slices.DeleteFunc(own.Steps, func(s plan.Step) bool { return s.Kind != plan.OwnDevice })
-	if err := errors.Join(p.do(snap, own), p.merge.follow(snap)); err != nil {
+	if err := errors.Join(a.do(snap, own), a.merge.follow(snap)); err != nil {
 		return err
 	}
-	why, err := p.wholeUDP(snap)
+	why, err := a.wholeUDP(snap)
 	if err != nil {
 		return err
 	}
-	p.noUDP = why
-	if err := p.dp.SetNumbering(why == ""); err != nil || !ended {
+	a.noUDP = why
+	if err := a.dp.SetNumbering(why == ""); err != nil || !ended {
 		return err
 	}
-	return p.dp.SetMergeReady()
+	return a.dp.SetMergeReady()
 }
 
 // Of what the governor places, the kernel side can hold all.
@@ -175,39 +171,39 @@ const (
 	_ = uint(datapath.MaxSets - governor.MaxSets)
 )
 
-func (p *pipeline) lanes() map[datapath.Stage][]int {
+func (a *actuator) stages() map[datapath.Stage][]int {
 	return map[datapath.Stage][]int{
-		datapath.NIC: p.layout.NIC, datapath.Tunnel: p.layout.Tunnel, datapath.Pod: p.layout.Pod,
+		datapath.NIC: a.layout.NIC, datapath.Tunnel: a.layout.Tunnel, datapath.Pod: a.layout.Pod,
 	}
 }
 
 // attachXDP attaches the hook to the underlays where the layout asks for lanes of the nic
 // stage. It stays until the daemon ends: to many NICs it costs something to come and to go.
-func (p *pipeline) attachXDP(snap node.Snapshot) error {
-	if len(p.layout.NIC) == 0 {
+func (a *actuator) attachXDP(snap node.Snapshot) error {
+	if len(a.layout.NIC) == 0 {
 		return nil
 	}
-	if err := p.dp.EndLanes(func(core int) bool { return p.lost[core] }); err != nil {
+	if err := a.dp.EndLanes(func(core int) bool { return a.lost[core] }); err != nil {
 		return err
 	}
-	clear(p.lost)
-	if err := p.dp.StartLanes(p.layout.NIC); err != nil {
+	clear(a.lost)
+	if err := a.dp.StartLanes(a.layout.NIC); err != nil {
 		return err
 	}
-	return p.takePlaces(snap)
+	return a.takePlaces(snap)
 }
 
 // takePlaces puts the XDP program on the underlays. It returns an xdp.Left if none takes it, or, where
 // flows are split, if one does not: behind the NIC's stage all can.
-func (p *pipeline) takePlaces(snap node.Snapshot) error {
+func (a *actuator) takePlaces(snap node.Snapshot) error {
 	var none error
 	got := false
 	for _, u := range snap.Underlays {
-		if p.left[u.Key()] {
+		if a.left[u.Key()] {
 			continue // the plan says why
 		}
 		var left *xdp.Left
-		err := p.places.Take(u, p.wants(p.layout), func() (io.Closer, error) { return p.host.Attach(u.Dev, p.dp.AttachXDP) })
+		err := a.host.Places().Take(u, a.wants(a.layout), func() (io.Closer, error) { return a.host.Attach(u.Dev, a.dp.AttachXDP) })
 		switch {
 		case err == nil:
 			got = true
@@ -218,7 +214,7 @@ func (p *pipeline) takePlaces(snap node.Snapshot) error {
 			none = left
 		}
 	}
-	if got && !p.layout.Split {
+	if got && !a.layout.Split {
 		return nil
 	}
 	return none
@@ -226,14 +222,14 @@ func (p *pipeline) takePlaces(snap node.Snapshot) error {
 
 // tunnels tells the programs which tunnels to steer: all but those left alone. Where a tunnel's
 // underlays are left alone as well no program steers, and priority is to know it.
-func (p *pipeline) tunnels(snap node.Snapshot) error {
+func (a *actuator) tunnels(snap node.Snapshot) error {
 	mine := snap
 	mine.Tunnels = slices.DeleteFunc(slices.Clone(snap.Tunnels), func(t node.Tunnel) bool {
-		return p.left[t.Key()] && slices.ContainsFunc(t.Underlays, func(u node.Dev) bool { return !p.left[u.Key()] })
+		return a.left[t.Key()] && slices.ContainsFunc(t.Underlays, func(u node.Dev) bool { return !a.left[u.Key()] })
 	})
-	err := p.dp.SetTunnels(tunnelDevices(p.host.Scanner(), mine), underlayDevices(p.host.Scanner(), mine))
+	err := a.host.SetTunnels(mine)
 	if errors.Is(err, datapath.ErrTooManyTunnels) {
-		p.host.Log().Warn("some tunnels are left alone", "reason", err)
+		a.host.Log().Warn("some tunnels are left alone", "reason", err)
 		return nil
 	}
 	return err
@@ -241,56 +237,56 @@ func (p *pipeline) tunnels(snap node.Snapshot) error {
 
 // plan says which masks are to be written, and remembers which devices are left
 // alone and why.
-func (p *pipeline) plan(snap node.Snapshot) plan.Plan {
-	devices, _ := p.host.Readings()
-	in := PlanInput(devices, snap, p.layout, p.host.Owned(plan.ByPipeline), p.places, p.wants(p.layout))
+func (a *actuator) plan(snap node.Snapshot) plan.Plan {
+	devices, _ := a.host.Readings()
+	in := PlanInput(devices, snap, a.layout, a.host.Owned(plan.ByPipeline), a.host.Places(), a.wants(a.layout))
 	for _, pod := range snap.Pods {
-		if at := slices.IndexFunc(in.Pods, func(d plan.Device) bool { return d.Target == plan.Target(pod.Peer) }); at >= 0 && p.express(pod) {
+		if at := slices.IndexFunc(in.Pods, func(d plan.Device) bool { return d.Target == plan.Target(pod.Peer) }); at >= 0 && a.host.Express(pod) {
 			in.Pods = slices.Delete(in.Pods, at, at+1)
 			in.Skipped = append(in.Skipped, plan.Skip{What: plan.Target(pod.Peer).String(), Reason: "its packets come straight from the NIC (express)", Target: plan.Target(pod.Peer)})
 		}
 	}
-	p.unplanned = false
-	maps.DeleteFunc(p.refused, func(k node.DevKey, _ refusal) bool { return !present(snap, k) })
+	a.unplanned = false
+	maps.DeleteFunc(a.refused, func(k node.DevKey, _ refusal) bool { return !present(snap, k) })
 	for _, devices := range []*[]plan.Device{&in.Tunnels, &in.Pods} {
 		*devices = slices.DeleteFunc(*devices, func(d plan.Device) bool {
-			r, refused := p.refused[node.Dev(d.Target).Key()]
+			r, refused := a.refused[node.Dev(d.Target).Key()]
 			if refused {
 				in.Skipped = append(in.Skipped, plan.Skip{What: d.Target.String(), Reason: "left alone: " + r.reason, Target: d.Target})
 			}
 			return refused
 		})
 	}
-	if p.merge != nil {
-		in.Merge = MergeSteps(snap, p.merge.ifindex)
+	if a.merge != nil {
+		in.Merge = MergeSteps(snap, a.merge.ifindex)
 	}
 	made := plan.Pipeline(in)
-	p.skipped = made.Skipped
-	p.left = map[node.DevKey]bool{}
+	a.skipped = made.Skipped
+	a.left = map[node.DevKey]bool{}
 	for _, s := range made.Skipped {
 		if s.Whole() {
-			p.left[node.Dev(s.Target).Key()] = true
+			a.left[node.Dev(s.Target).Key()] = true
 		}
 	}
 	return made
 }
 
 // idle tells that there are tunnels, and that all of them are left alone.
-func (p *pipeline) idle(snap node.Snapshot) bool {
-	mine := func(t node.Tunnel) bool { return !p.left[t.Key()] }
+func (a *actuator) idle(snap node.Snapshot) bool {
+	mine := func(t node.Tunnel) bool { return !a.left[t.Key()] }
 	return len(snap.Tunnels) > 0 && !slices.ContainsFunc(snap.Tunnels, mine)
 }
 
 // do carries out a plan, each device by itself.
-func (p *pipeline) do(snap node.Snapshot, made plan.Plan) error {
-	refused, err := p.host.CarryOut(made.Steps)
+func (a *actuator) do(snap node.Snapshot, made plan.Plan) error {
+	refused, err := a.host.CarryOut(made.Steps)
 	errs := []error{err}
 	for t, why := range refused {
 		if t.Ifindex == 0 { // it was to be one of overlane's own
 			errs = append(errs, errors.New(why))
 			continue
 		}
-		p.refuse(snap, t, refusal{reason: why})
+		a.refuse(snap, t, refusal{reason: why})
 	}
 	return errors.Join(errs...)
 }
@@ -299,67 +295,34 @@ func (p *pipeline) do(snap node.Snapshot, made plan.Plan) error {
 // other way round.
 var errChangedHands = errors.New("a device has changed hands")
 
-func underlayDevices(s *node.Scanner, snap node.Snapshot) []datapath.UnderlayDevice {
-	var devs []datapath.UnderlayDevice
-	for _, dev := range snap.Receivers() {
-		ns, err := s.Namespace(dev.NetnsCookie)
-		if err != nil {
-			continue // gone since the scan
-		}
-		devs = append(devs, datapath.UnderlayDevice{Ifindex: dev.Ifindex, NetnsIno: ns.Inode()})
-		ns.Close()
-	}
-	return devs
-}
-
-func tunnelDevices(s *node.Scanner, snap node.Snapshot) []datapath.TunnelDevice {
-	var devs []datapath.TunnelDevice
-	for _, t := range snap.Tunnels {
-		ns, err := s.Namespace(t.NetnsCookie)
-		if err != nil {
-			continue // gone since the scan
-		}
-		dev := datapath.TunnelDevice{
-			Kind: t.Kind, VNI: t.VNI, AnyVNI: t.AnyVNI, Port: t.Port,
-			Ifindex: t.Ifindex, NetnsIno: ns.Inode(), Outer: t.Outer,
-		}
-		ns.Close()
-		if on, err := s.GRO(t.Dev); err == nil {
-			dev.NoGRO = !on
-		}
-		devs = append(devs, dev)
-	}
-	return devs
-}
-
 // follow adapts programs, tunnels and masks to what is on the node now. When
 // another program has taken a device over that is steered, or has let go of one whose
 // flows are under way, nothing is changed and errChangedHands returned: flows have
 // to drain first.
-func (p *pipeline) follow(snap node.Snapshot) error {
-	if !p.armed {
+func (a *actuator) follow(snap node.Snapshot) error {
+	if !a.armed {
 		return nil
 	}
-	if err := p.forgetResequencers(); err != nil {
+	if err := a.forgetResequencers(); err != nil {
 		return err
 	}
-	before := p.left
-	made := p.plan(snap)
-	for key := range p.left {
-		if !before[key] && p.steers(key) {
+	before := a.left
+	made := a.plan(snap)
+	for key := range a.left {
+		if !before[key] && a.steers(key) {
 			return fmt.Errorf("%w: another program has changed a setting", errChangedHands)
 		}
 	}
 	for key := range before {
-		if !p.left[key] && present(snap, key) {
+		if !a.left[key] && present(snap, key) {
 			return fmt.Errorf("%w: one that was left alone is free now", errChangedHands)
 		}
 	}
-	err := errors.Join(p.tunnels(snap), p.placeMerge(snap, made), p.attachPrograms(snap))
+	err := errors.Join(a.tunnels(snap), a.placeMerge(snap, made), a.attachPrograms(snap))
 	if errors.Is(err, errMore) {
 		return err // no mask without a program
 	}
-	err = errors.Join(err, p.setMasks(snap, made))
+	err = errors.Join(err, a.setMasks(snap, made))
 	here := map[plan.Target]bool{}
 	for _, t := range snap.Tunnels {
 		here[plan.Target(t.Dev)] = true
@@ -367,8 +330,8 @@ func (p *pipeline) follow(snap node.Snapshot) error {
 	for _, pod := range snap.Pods {
 		here[plan.Target(pod.Peer)] = true
 	}
-	return errors.Join(err, p.host.Forget(func(e apply.Entry) bool {
-		return ofPipeline(e) && !ownDevice(e) && !here[e.Target] && p.host.Gone(e.Target)
+	return errors.Join(err, a.host.Forget(func(e apply.Entry) bool {
+		return ofPipeline(e) && !ownDevice(e) && !here[e.Target] && a.host.Gone(e.Target)
 	}))
 }
 
@@ -382,36 +345,36 @@ func present(snap node.Snapshot, key node.DevKey) bool {
 func ofPipeline(e apply.Entry) bool { return e.By == plan.ByPipeline }
 
 // steers tells whether the device has a mask of ours.
-func (p *pipeline) steers(key node.DevKey) bool {
-	return slices.ContainsFunc(p.host.Entries(), func(e apply.Entry) bool {
+func (a *actuator) steers(key node.DevKey) bool {
+	return slices.ContainsFunc(a.host.Entries(), func(e apply.Entry) bool {
 		return ofPipeline(e) && e.Target.NetnsCookie == key.NetnsCookie && e.Target.Ifindex == key.Ifindex
 	})
 }
 
 // steer lets the hooks of the helped cores send flows to the lanes; nil: those of all.
-func (p *pipeline) steer(helped []int) error {
-	was := p.steering
-	p.steering, p.draining = true, draining{}
-	if p.layout.Split {
+func (a *actuator) steer(helped []int) error {
+	was := a.steering
+	a.steering, a.draining = true, draining{}
+	if a.layout.Split {
 		if was {
 			return nil
 		}
-		return p.dp.SetSplit(p.microflows)
+		return a.dp.SetSplit(a.microflows)
 	}
-	for cpu := range p.cores {
-		stages := p.resting(cpu)
+	for cpu := range a.dp.CPUs() {
+		stages := a.resting(cpu)
 		switch {
 		case helped != nil && !slices.Contains(helped, cpu):
-		case slices.Contains(p.layout.Tunnel, cpu):
-		case len(p.layout.Tunnel) > 0:
+		case slices.Contains(a.layout.Tunnel, cpu):
+		case len(a.layout.Tunnel) > 0:
 			stages = append(stages, datapath.Tunnel)
 		default:
 			stages = append(stages, datapath.Pod)
 		}
-		if helped == nil && len(p.layout.NIC) > 0 && !slices.Contains(p.layout.NIC, cpu) {
+		if helped == nil && len(a.layout.NIC) > 0 && !slices.Contains(a.layout.NIC, cpu) {
 			stages = append(stages, datapath.NIC)
 		}
-		if err := p.dp.Steer(cpu, stages...); err != nil {
+		if err := a.dp.Steer(cpu, stages...); err != nil {
 			return err
 		}
 	}
@@ -420,39 +383,39 @@ func (p *pipeline) steer(helped []int) error {
 
 // resting are the stages that a core steers also while flows are drained: a
 // core that carries tunnel hops must not queue pods' packets as well.
-func (p *pipeline) resting(cpu int) []datapath.Stage {
-	if slices.Contains(p.layout.Tunnel, cpu) {
+func (a *actuator) resting(cpu int) []datapath.Stage {
+	if slices.Contains(a.layout.Tunnel, cpu) {
 		return []datapath.Stage{datapath.Pod}
 	}
 	return nil
 }
 
 // splitInto changes what flows are cut into, also of those that are split already.
-func (p *pipeline) splitInto(s datapath.Split) error {
-	if s == p.microflows {
+func (a *actuator) splitInto(s datapath.Split) error {
+	if s == a.microflows {
 		return nil
 	}
-	p.microflows = s
-	if !p.steering || !p.layout.Split {
+	a.microflows = s
+	if !a.steering || !a.layout.Split {
 		return nil
 	}
-	return p.dp.SetSplit(s)
+	return a.dp.SetSplit(s)
 }
 
 // callBack drains the flows: first from the tunnel stage's lanes, then from
 // the pod stage's, so that no backlog carries both at any time.
-func (p *pipeline) callBack() error {
-	if !p.steering {
+func (a *actuator) callBack() error {
+	if !a.steering {
 		return nil
 	}
-	p.steering = false
-	if p.layout.Split {
-		join := p.microflows
+	a.steering = false
+	if a.layout.Split {
+		join := a.microflows
 		join.Batch = 0
-		return p.dp.SetSplit(join)
+		return a.dp.SetSplit(join)
 	}
-	for cpu := range p.cores {
-		if err := p.dp.Steer(cpu, p.resting(cpu)...); err != nil {
+	for cpu := range a.dp.CPUs() {
+		if err := a.dp.Steer(cpu, a.resting(cpu)...); err != nil {
 			return err
 		}
 	}
@@ -462,73 +425,73 @@ func (p *pipeline) callBack() error {
 // recall calls the flows back and, once they are drained, leaves no trace: masks
 // are restored, programs go. As long as flows are out it changes nothing else
 // and returns datapath.ErrFlowsOut.
-func (p *pipeline) recall(ctx context.Context, limit time.Duration) error {
-	if !p.armed {
+func (a *actuator) recall(ctx context.Context, limit time.Duration) error {
+	if !a.armed {
 		return nil
 	}
-	if err := p.callBack(); err != nil {
+	if err := a.callBack(); err != nil {
 		return err
 	}
 	wait, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	if err := p.waitDrained(wait); err != nil {
+	if err := a.waitDrained(wait); err != nil {
 		return err
 	}
-	_, err := p.disarm(ctx)
+	_, err := a.disarm(ctx)
 	return err
 }
 
 // disarm leaves no trace. Flows that do not drain before ctx ends may be
 // overtaken once: that is for a daemon that stops.
-func (p *pipeline) disarm(ctx context.Context) (apply.Report, error) {
-	if !p.armed {
+func (a *actuator) disarm(ctx context.Context) (apply.Report, error) {
+	if !a.armed {
 		return apply.Report{}, nil
 	}
-	err := p.callBack()
+	err := a.callBack()
 	if err == nil {
-		if w := p.waitDrained(ctx); w != nil {
-			p.host.Log().Warn("some packets may be overtaken once", "reason", w)
+		if w := a.waitDrained(ctx); w != nil {
+			a.host.Log().Warn("some packets may be overtaken once", "reason", w)
 		}
 	}
 	// Nothing is sent to a device that goes.
-	err = errors.Join(err, p.dp.SetMergeDevice(0))
-	rep, restoreErr := p.host.Restore(plan.ByPipeline, nil)
+	err = errors.Join(err, a.dp.SetMergeDevice(0))
+	rep, restoreErr := a.host.Restore(plan.ByPipeline, nil)
 	err = errors.Join(err, restoreErr)
 	if ctx.Err() == nil {
 		// A hash that was set to stay must not meet a mask that is gone, nor
 		// the other way round: what is on its way passes first.
-		_ = p.host.Passed(ctx)
+		_ = a.host.Passed(ctx)
 	}
-	err = errors.Join(err, p.dp.SetNeutral(false), p.dp.SetSplit(datapath.Split{}), p.dp.ForgetSplit())
-	for key, l := range p.attached {
-		p.host.Meanwhile()
+	err = errors.Join(err, a.dp.SetNeutral(false), a.dp.SetSplit(datapath.Split{}), a.dp.ForgetSplit())
+	for key, l := range a.attached {
+		a.host.Meanwhile()
 		err = errors.Join(err, l.Close())
-		delete(p.attached, key)
+		delete(a.attached, key)
 	}
-	err = errors.Join(err, p.endMerge())
-	if p.layout.Split && !p.wants(p.layout).Asked {
+	err = errors.Join(err, a.endMerge())
+	if a.layout.Split && !a.wants(a.layout).Asked {
 		// Each frame costs more while it is there, and to attach it again costs nothing.
-		err = errors.Join(err, p.places.ReleaseAll(xdp.Microflows))
+		err = errors.Join(err, a.host.Places().ReleaseAll(xdp.Microflows))
 	}
-	p.armed, p.steering, p.layout, p.skipped = false, false, governor.Layout{}, nil
-	clear(p.refused)
+	a.armed, a.steering, a.layout, a.skipped = false, false, governor.Layout{}, nil
+	clear(a.refused)
 	return rep, err
 }
 
 // stale tells that the layout uses cores that are not configured any more.
-func (p *pipeline) stale(cores []int) bool {
+func (a *actuator) stale(cores []int) bool {
 	gone := func(c int) bool { return !slices.Contains(cores, c) }
-	return slices.ContainsFunc(p.layout.Cores(), gone)
+	return slices.ContainsFunc(a.layout.Cores(), gone)
 }
 
 // leave makes flows leave the lanes of cores that shall take none any more.
-func (p *pipeline) leave(leaving func(core int) bool) error {
-	if !p.armed {
+func (a *actuator) leave(leaving func(core int) bool) error {
+	if !a.armed {
 		return nil
 	}
 	var errs []error
-	for stage := range p.lanes() {
-		errs = append(errs, p.dp.SetLeaving(stage, leaving))
+	for stage := range a.stages() {
+		errs = append(errs, a.dp.SetLeaving(stage, leaving))
 	}
 	return errors.Join(errs...)
 }

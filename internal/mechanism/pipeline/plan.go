@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package pipeline
 
 import (
 	"cmp"
@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
@@ -109,42 +108,6 @@ func LeftAlone(s mechanism.Reader, snap node.Snapshot, owned map[plan.Setting]pl
 	return slices.DeleteFunc(skipped, func(sk plan.Skip) bool { return !sk.Whole() })
 }
 
-// PriorityInput puts what was seen on the node into the planner's words. Both the
-// daemon and `overlane plan` plan by it. attached tells on which underlays priority's
-// program is already.
-func PriorityInput(s *node.Scanner, snap node.Snapshot, cores []int, owned map[plan.Setting]plan.Owned, attached func(node.Underlay) bool, places *xdp.Places, want xdp.Want) plan.PriorityInput {
-	in := plan.PriorityInput{Cores: cores, Owned: owned, NoSlices: !apply.KnowsSlices()}
-	for _, u := range snap.Underlays {
-		nic := plan.Underlay{Target: plan.Target(u.Dev), Queues: u.RxQueues, Attached: attached(u), Master: u.Master(), Cost: places.Cost(u)}
-		if !nic.Attached {
-			nic.Unfit = places.Why(u, want)
-		}
-		if nic.Unfit == "" && !nic.Master {
-			nic.Unfit = readThreads(s, u, &nic)
-		}
-		in.NICs = append(in.NICs, nic)
-	}
-	return in
-}
-
-// readThreads finds out how a NIC is polled, or returns why that cannot be told.
-func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unfit string) {
-	set, err := s.Settings(u.Dev)
-	if err == nil {
-		nic.Threaded, nic.Queues = set.Threaded, len(set.RPSCPUs)
-	}
-	if err == nil && !set.Threaded && u.Driver == "veth" {
-		err = mechanism.Offloads(s, u.Dev, map[string]*string{plan.GRO: &nic.GRO})
-	}
-	if err == nil && set.Threaded {
-		nic.Threads, err = napiThreads(s, u.Dev, nic.Queues)
-	}
-	if err != nil {
-		return fmt.Sprintf("left alone: %v", err)
-	}
-	return ""
-}
-
 // podUnfit tells why a pod is left alone, if it is.
 func podUnfit(pod node.Pod) string {
 	if pod.HostQdisc != "" && pod.HostQdisc != "noqueue" {
@@ -173,12 +136,4 @@ func planDevice(s mechanism.Reader, d node.Dev) (plan.Device, error) {
 		dev.RxQueues = append(dev.RxQueues, plan.RxQueue{Index: i, RPSCPUs: set.RPSCPUs[i], RPSFlowCnt: int(set.RPSFlowCnt[i])})
 	}
 	return dev, nil
-}
-
-func target(d node.Dev) plan.Target {
-	return plan.Target{NetnsCookie: d.NetnsCookie, Ifindex: d.Ifindex, Name: d.Name}
-}
-
-func key(t plan.Target) node.DevKey {
-	return node.DevKey{NetnsCookie: t.NetnsCookie, Ifindex: t.Ifindex}
 }

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package priority
 
 import (
 	"log/slog"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/overlane/overlane/internal/datapath"
-	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/xdp"
@@ -38,7 +35,7 @@ func TestPriorityLeavesNICsThatItsProgramCannotGoTo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tc.nic.Dev = node.Dev{NetnsCookie: 42, Ifindex: 2, Name: "eth0"}
 			none := func(node.Underlay) bool { return false }
-			p := plan.Priority(PriorityInput(nil, node.Snapshot{Underlays: []node.Underlay{tc.nic}}, []int{0}, nil, none, noPlaces(t), xdp.Want{By: xdp.Priority, Asked: true}))
+			p := plan.Priority(PlanInput(nil, node.Snapshot{Underlays: []node.Underlay{tc.nic}}, []int{0}, nil, none, noPlaces(t), xdp.Want{By: xdp.Priority, Asked: true}))
 			if !p.Empty() || len(p.Skipped) != 1 || p.Skipped[0].Reason != tc.want || !p.Skipped[0].Whole() {
 				t.Errorf("the plan is %+v", p)
 			}
@@ -88,7 +85,7 @@ func TestThePlanSaysWhatXDPCosts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			want := xdp.Want{By: xdp.Priority, Asked: tc.asked}
 			none := func(node.Underlay) bool { return false }
-			p := plan.Priority(PriorityInput(nil, node.Snapshot{Underlays: []node.Underlay{tc.nic}}, []int{0}, nil, none, noPlaces(t), want))
+			p := plan.Priority(PlanInput(nil, node.Snapshot{Underlays: []node.Underlay{tc.nic}}, []int{0}, nil, none, noPlaces(t), want))
 			switch {
 			case tc.skip != "" && (len(p.Attach) > 0 || len(p.Skipped) != 1 || !strings.Contains(p.Skipped[0].Reason, tc.skip)):
 				t.Errorf("the plan is %+v", p)
@@ -96,61 +93,5 @@ func TestThePlanSaysWhatXDPCosts(t *testing.T) {
 				t.Errorf("the plan is %+v", p)
 			}
 		})
-	}
-}
-
-// Tier xdp keeps off cores that poll a queue, also while nothing comes to that for a while.
-func TestAQueueThatIsQuietIsStillPolled(t *testing.T) {
-	var p polls
-	begin := time.Unix(1000, 0)
-	at := func(s float64) time.Time { return begin.Add(time.Duration(s * float64(time.Second))) }
-	saw := func(s float64, armed bool, rates ...float64) {
-		in := governor.Input{Now: at(s), Cores: map[int]governor.Core{}}
-		for core, r := range rates {
-			in.Cores[core] = governor.Core{Overlay: r}
-		}
-		p.saw(in, armed)
-	}
-	saw(0, false, 1000, 0)
-	saw(1, false, 0, 1000)
-	for s := 2.0; s < 50; s++ {
-		saw(s, false, 1000, 0)
-	}
-	if got := p.lately(at(50)); !slices.Equal(got, []int{0, 1}) {
-		t.Errorf("%v poll", got)
-	}
-	// Lanes are out for an hour: what polls then is theirs, and what is known stays.
-	for s := 50.0; s < 3650; s++ {
-		saw(s, true, 0, 0, 1000)
-	}
-	saw(3649.5, false, 0, 0, 1000)
-	if got := p.lately(at(3649.5)); !slices.Equal(got, []int{0, 1}) {
-		t.Errorf("behind lanes, %v poll", got)
-	}
-	for s := 3652.0; s < 3720; s++ {
-		saw(s, false, 1000, 0)
-	}
-	if got := p.lately(at(3720)); !slices.Equal(got, []int{0}) {
-		t.Errorf("after a minute, %v poll", got)
-	}
-}
-
-// Rules whose program no NIC takes are in no mechanism's way.
-func TestPriorityWithoutANICLeavesTheCoresToOthers(t *testing.T) {
-	p := &priority{polled: map[int]time.Time{0: time.Unix(1, 0)}, attached: map[node.DevKey]*datapath.PriorityHook{}}
-	l := governor.Layout{Tunnel: []int{1}, Pod: []int{0}}
-	if p.onNIC() || p.inTheWay(l) {
-		t.Error("it is in the way, and on no NIC")
-	}
-	d := &Daemon{opts: Options{Microflows: Microflows{Mode: governor.Auto, Batch: 64}}, prio: p}
-	if _, why := d.noMicroflows(); why != "" {
-		t.Errorf("micro-flows stand back: %s", why)
-	}
-	p.attached[node.DevKey{Ifindex: 2}] = nil
-	if _, why := d.noMicroflows(); why == "" {
-		t.Error("micro-flows act beside priority")
-	}
-	if !p.onNIC() || !p.inTheWay(l) {
-		t.Error("it is on a NIC, and not in the way")
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package pipeline
 
 import (
 	"context"
@@ -29,11 +29,11 @@ const (
 	drained
 )
 
-func (p *pipeline) lookDrained(now time.Time) error {
-	h := &p.draining
+func (a *actuator) lookDrained(now time.Time) error {
+	h := &a.draining
 	switch h.step {
 	case fromTunnel, fromPod:
-		c, err := p.dp.Counters()
+		c, err := a.dp.Counters()
 		if err != nil {
 			return err
 		}
@@ -51,8 +51,8 @@ func (p *pipeline) lookDrained(now time.Time) error {
 			*h = draining{step: handled}
 			return nil
 		}
-		for cpu := range p.cores {
-			if err := p.dp.Steer(cpu); err != nil {
+		for cpu := range a.dp.CPUs() {
+			if err := a.dp.Steer(cpu); err != nil {
 				return err
 			}
 		}
@@ -62,18 +62,18 @@ func (p *pipeline) lookDrained(now time.Time) error {
 		if h.round == nil {
 			// A thread that does not get its core may hold frames of flows
 			// that pause. Priority's have not come as far as the pipeline.
-			cores, err := p.dp.Cores()
-			held := func(c datapath.Core) bool { return len(p.layout.NIC) > 0 && c.LaneQueue > 0 }
+			cores, err := a.dp.Cores()
+			held := func(c datapath.Core) bool { return len(a.layout.NIC) > 0 && c.LaneQueue > 0 }
 			if err != nil || slices.ContainsFunc(cores, held) {
 				return err
 			}
-			if empty, err := p.merge.emptied(); err != nil || !empty {
+			if empty, err := a.merge.emptied(); err != nil || !empty {
 				return err
 			}
-			h.round, err = p.dp.NewRound()
+			h.round, err = a.dp.NewRound()
 			return err
 		}
-		open, err := h.round.Look(p.host.Offline)
+		open, err := h.round.Look(a.host.Offline)
 		if err == nil && open == 0 {
 			*h = draining{step: drained}
 		}
@@ -85,10 +85,10 @@ func (p *pipeline) lookDrained(now time.Time) error {
 
 // waitDrained waits until no flow is on a lane, or the deadline. On overload flows
 // may not drain; then it says so, and goes on the next time.
-func (p *pipeline) waitDrained(ctx context.Context) error {
+func (a *actuator) waitDrained(ctx context.Context) error {
 	return datapath.Await(ctx, func() (bool, error) {
-		p.host.Meanwhile()
-		err := p.lookDrained(time.Now())
-		return p.draining.step == drained, err
+		a.host.Meanwhile()
+		err := a.lookDrained(time.Now())
+		return a.draining.step == drained, err
 	})
 }

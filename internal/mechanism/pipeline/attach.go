@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package pipeline
 
 import (
 	"errors"
@@ -26,72 +26,72 @@ const attachFor = 200 * time.Millisecond
 // needed any more. Where no stage but the first hops, there are none. While flows are steered, and
 // none is split, whose micro-flows each pod has to have merged, it may end with errMore, and is to
 // be called again.
-func (p *pipeline) attachPrograms(snap node.Snapshot) error {
-	split := p.layout.Split
-	hashes := !split || len(p.layout.Tunnel) > 0
-	if !hashes && !p.layout.Merge {
+func (a *actuator) attachPrograms(snap node.Snapshot) error {
+	split := a.layout.Split
+	hashes := !split || len(a.layout.Tunnel) > 0
+	if !hashes && !a.layout.Merge {
 		return nil
 	}
 	// Tunnels or pods have masks by which packets may be sent elsewhere.
-	if err := p.dp.SetNeutral(hashes); err != nil {
+	if err := a.dp.SetNeutral(hashes); err != nil {
 		return err
 	}
 	want := map[node.DevKey]bool{}
 	var errs []error
 	begun, more := time.Now(), false
 	late := func() bool {
-		p.host.Meanwhile()
-		more = more || p.steering && !split && time.Since(begun) > attachFor
+		a.host.Meanwhile()
+		more = more || a.steering && !split && time.Since(begun) > attachFor
 		return more
 	}
 	attach := func(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) error {
 		want[dev.Key()] = true
-		if p.attached[dev.Key()] != nil || late() {
+		if a.attached[dev.Key()] != nil || late() {
 			return nil
 		}
-		l, err := p.host.Attach(dev, fn)
+		l, err := a.host.Attach(dev, fn)
 		if errors.Is(err, node.ErrGone) {
 			return nil
 		}
 		if err == nil {
-			p.attached[dev.Key()] = l
+			a.attached[dev.Key()] = l
 		}
 		return err
 	}
 	for _, pod := range snap.Pods {
 		var err error
 		switch {
-		case p.refused[pod.Peer.Key()].bare:
-		case !p.crossed(pod):
+		case a.refused[pod.Peer.Key()].bare:
+		case !a.crossed(pod):
 		// Behind the resequencer the qdisc of the host end would be passed by.
-		case p.merge != nil && p.merge.namespaces[pod.Host.NetnsCookie].program != nil && podUnfit(pod) == "":
-			err = attach(pod.Host, p.dp.AttachPodMerge)
+		case a.merge != nil && a.merge.namespaces[pod.Host.NetnsCookie].program != nil && podUnfit(pod) == "":
+			err = attach(pod.Host, a.dp.AttachPodMerge)
 		case !hashes:
-		case p.left[pod.Peer.Key()] || split:
-			err = attach(pod.Host, p.dp.AttachPodLeftAlone)
+		case a.left[pod.Peer.Key()] || split:
+			err = attach(pod.Host, a.dp.AttachPodLeftAlone)
 		default:
-			err = attach(pod.Host, p.dp.AttachPod)
+			err = attach(pod.Host, a.dp.AttachPod)
 		}
 		switch {
 		case err == nil:
 		case split: // each pod has to have its micro-flows merged
 			errs = append(errs, err)
 		default:
-			p.refuse(snap, plan.Target(pod.Peer), refusal{fmt.Sprintf("no program could be attached to its host end %s: %v", pod.Host.Name, err), true})
+			a.refuse(snap, plan.Target(pod.Peer), refusal{fmt.Sprintf("no program could be attached to its host end %s: %v", pod.Host.Name, err), true})
 		}
 	}
 	for _, u := range snap.Underlays {
 		switch {
-		case p.left[u.Key()]:
-		case split && len(p.layout.NIC) == 0:
-			errs = append(errs, attach(u.Dev, p.dp.AttachUnderlaySplit))
+		case a.left[u.Key()]:
+		case split && len(a.layout.NIC) == 0:
+			errs = append(errs, attach(u.Dev, a.dp.AttachUnderlaySplit))
 		case split:
-			errs = append(errs, attach(u.Dev, p.dp.AttachUnderlayNumber))
+			errs = append(errs, attach(u.Dev, a.dp.AttachUnderlayNumber))
 		default:
-			errs = append(errs, attach(u.Dev, p.dp.AttachUnderlay))
+			errs = append(errs, attach(u.Dev, a.dp.AttachUnderlay))
 		}
 	}
-	for key, l := range p.attached {
+	for key, l := range a.attached {
 		if want[key] {
 			continue
 		}
@@ -99,7 +99,7 @@ func (p *pipeline) attachPrograms(snap node.Snapshot) error {
 			break
 		}
 		errs = append(errs, l.Close())
-		delete(p.attached, key)
+		delete(a.attached, key)
 	}
 	if more {
 		errs = append(errs, errMore)
@@ -109,6 +109,6 @@ func (p *pipeline) attachPrograms(snap node.Snapshot) error {
 
 // crossed tells whether packets that were steered may come to a pod: by one of its tunnels at
 // least.
-func (p *pipeline) crossed(pod node.Pod) bool {
-	return len(pod.Tunnels) == 0 || slices.ContainsFunc(pod.Tunnels, func(t node.Dev) bool { return !p.left[t.Key()] })
+func (a *actuator) crossed(pod node.Pod) bool {
+	return len(pod.Tunnels) == 0 || slices.ContainsFunc(pod.Tunnels, func(t node.Dev) bool { return !a.left[t.Key()] })
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package priority
 
 import (
 	"errors"
@@ -46,45 +46,45 @@ func boundThreads(owned []apply.Entry) (list []thread) {
 }
 
 // stepRealtime takes one window: measure, decide, act.
-func (d *Daemon) stepRealtime(now time.Time) error {
-	if d.prio == nil || !d.prio.realtime.on {
+func (p *Priority) stepRealtime(now time.Time) error {
+	if p.placed == nil || !p.placed.realtime.on {
 		return nil
 	}
-	r := &d.prio.realtime
-	flooded, why := r.gov.Step(now, r.polling(now, boundThreads(d.host.Entries())))
+	r := &p.placed.realtime
+	flooded, why := r.gov.Step(now, r.polling(now, boundThreads(p.host.Entries())))
 	r.why = why
 	if slices.Equal(flooded, r.flooded) {
 		return nil
 	}
 	if r.flooded = flooded; len(flooded) == 0 {
-		d.log.Info("NICs' threads run in real time again")
+		p.host.Log().Info("NICs' threads run in real time again")
 	} else {
-		d.log.Info("NICs' threads do not run in real time", "cores", flooded, "reason", why)
+		p.host.Log().Info("NICs' threads do not run in real time", "cores", flooded, "reason", why)
 	}
 	// First come the lanes, which are not to compete with them, or last.
-	err := d.besideRealtime()
-	if err = errors.Join(err, d.moveThreads()); err != nil {
-		d.log.Warn("some of the NICs' threads stay as they are", "reason", err)
+	err := p.besideRealtime()
+	if err = errors.Join(err, p.moveThreads()); err != nil {
+		p.host.Log().Warn("some of the NICs' threads stay as they are", "reason", err)
 	}
 	return nil
 }
 
 // refuseRealtime has threads scheduled by the fair scheduler from now on.
-func (d *Daemon) refuseRealtime(reason error) {
-	d.log.Warn("NICs' threads do not run in real time", "reason", reason)
-	r := &d.prio.realtime
+func (p *Priority) refuseRealtime(reason error) {
+	p.host.Log().Warn("NICs' threads do not run in real time", "reason", reason)
+	r := &p.placed.realtime
 	r.on, r.why = false, "NICs' threads do not run in real time, see the log"
 }
 
 // besideRealtime has bulk lanes scheduled by how the NICs' threads on their cores are.
-func (d *Daemon) besideRealtime() error {
+func (p *Priority) besideRealtime() error {
 	var cores []int
-	for _, th := range boundThreads(d.host.Entries()) {
-		if core := th.sched.Cores[0]; th.sched.Policy == "fifo" && !slices.Contains(d.prio.realtime.flooded, core) {
+	for _, th := range boundThreads(p.host.Entries()) {
+		if core := th.sched.Cores[0]; th.sched.Policy == "fifo" && !slices.Contains(p.placed.realtime.flooded, core) {
 			cores = append(cores, core)
 		}
 	}
-	return d.prio.dp.BesideRealtime(cores, eager)
+	return p.placed.dp.BesideRealtime(cores, eager)
 }
 
 // polling is the share of each core that threads took since the last poll.

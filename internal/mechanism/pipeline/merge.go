@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package pipeline
 
 import (
 	"errors"
@@ -32,7 +32,7 @@ const (
 // order what is sent through it; on the other end RPS takes it to the core that it goes
 // on on, and a program to its pod.
 type merging struct {
-	p          *pipeline
+	a          *actuator
 	order      *ordering
 	ifindex    int
 	namespaces map[uint64]behind // by namespace: all that are to have one
@@ -44,20 +44,20 @@ type behind struct {
 	program io.Closer
 }
 
-func (p *pipeline) newMerging() (*merging, error) {
-	order, err := newOrdering(p.dp, p.hold, p.host.Log())
+func (a *actuator) newMerging() (*merging, error) {
+	order, err := newOrdering(a.dp, a.hold, a.host.Log())
 	if err != nil {
 		return nil, err
 	}
 	// The programs know one index for all namespaces: one that no device has.
 	at := FirstMergeIndex + rand.IntN(1<<24)
-	return &merging{p: p, order: order, ifindex: at, namespaces: map[uint64]behind{}}, p.dp.SetMergeDevice(at)
+	return &merging{a: a, order: order, ifindex: at, namespaces: map[uint64]behind{}}, a.dp.SetMergeDevice(at)
 }
 
 // wholeUDP says why UDP flows cannot be put in order again, or nothing: frames have to keep
 // their numbers on their way.
-func (p *pipeline) wholeUDP(snap node.Snapshot) (string, error) {
-	if ok, err := p.dp.Numbers(); err != nil || !ok {
+func (a *actuator) wholeUDP(snap node.Snapshot) (string, error) {
+	if ok, err := a.dp.Numbers(); err != nil || !ok {
 		return "the NIC's driver knows no XDP metadata", err
 	}
 	devs := snap.Receivers()
@@ -65,7 +65,7 @@ func (p *pipeline) wholeUDP(snap node.Snapshot) (string, error) {
 		devs = append(devs, t.Dev)
 	}
 	for _, dev := range devs {
-		is, err := p.host.Scanner().Features(dev)
+		is, err := a.host.Scanner().Features(dev)
 		if errors.Is(err, node.ErrGone) {
 			continue
 		}
@@ -103,31 +103,31 @@ func ownDevice(e apply.Entry) bool { return ofPipeline(e) && e.Kind == plan.OwnD
 
 // forgetResequencers takes those out of the journal that another program has deleted: they are
 // to be made anew.
-func (p *pipeline) forgetResequencers() error {
-	if p.merge == nil {
+func (a *actuator) forgetResequencers() error {
+	if a.merge == nil {
 		return nil
 	}
 	lost := map[uint64]bool{}
-	for _, e := range p.host.Entries() {
+	for _, e := range a.host.Entries() {
 		c := e.Target.NetnsCookie
-		if _, known := p.merge.namespaces[c]; !known || !ownDevice(e) {
+		if _, known := a.merge.namespaces[c]; !known || !ownDevice(e) {
 			continue
 		}
-		ns, err := p.host.Scanner().Namespace(c)
+		ns, err := a.host.Scanner().Namespace(c)
 		if err != nil {
 			continue // gone as a whole
 		}
 		err = ns.Do(func() error {
-			_, err := netlink.LinkByIndex(p.merge.ifindex)
+			_, err := netlink.LinkByIndex(a.merge.ifindex)
 			return err
 		})
 		ns.Close()
 		var none netlink.LinkNotFoundError
 		if lost[c] = errors.As(err, &none); lost[c] {
-			p.host.Log().Info("a resequencer was deleted, and is made anew", "device", MergeDevice)
+			a.host.Log().Info("a resequencer was deleted, and is made anew", "device", MergeDevice)
 		}
 	}
-	return p.host.Forget(func(e apply.Entry) bool { return ownDevice(e) && lost[e.NetnsCookie] })
+	return a.host.Forget(func(e apply.Entry) bool { return ownDevice(e) && lost[e.NetnsCookie] })
 }
 
 // follow makes resequencers of the devices that are none yet.
@@ -170,7 +170,7 @@ func (m *merging) leave(cookie uint64) error {
 // make makes a resequencer of the device in a namespace: first what is behind it, then
 // the qdisc.
 func (m *merging) make(cookie uint64) error {
-	ns, err := m.p.host.Scanner().Namespace(cookie)
+	ns, err := m.a.host.Scanner().Namespace(cookie)
 	if err != nil {
 		return nil // gone since the scan
 	}
@@ -203,10 +203,10 @@ func (m *merging) takeOver(ns *netns.Handle, cookie uint64) error {
 	}
 	defer sysfs.Close()
 	mask := "class/net/" + MergedDevice + "/queues/rx-0/rps_cpus"
-	if err := sysfs.WriteFile(mask, []byte(plan.Mask(m.p.layout.Pod)), 0); err != nil {
+	if err := sysfs.WriteFile(mask, []byte(plan.Mask(m.a.layout.Pod)), 0); err != nil {
 		return fmt.Errorf("set RPS mask of %s: %w", MergedDevice, err)
 	}
-	prog, err := m.p.host.Attach(node.Dev{Name: MergedDevice, NetnsCookie: cookie, Ifindex: at}, m.p.dp.AttachMerged)
+	prog, err := m.a.host.Attach(node.Dev{Name: MergedDevice, NetnsCookie: cookie, Ifindex: at}, m.a.dp.AttachMerged)
 	if err != nil {
 		return err
 	}
@@ -248,27 +248,27 @@ func (m *merging) emptied() (bool, error) {
 }
 
 // mergeCounters counts since the daemon started.
-func (p *pipeline) mergeCounters() (datapath.MergeCounters, error) {
-	if p.merge == nil {
-		return p.merged, nil
+func (a *actuator) mergeCounters() (datapath.MergeCounters, error) {
+	if a.merge == nil {
+		return a.merged, nil
 	}
-	now, err := p.merge.order.merge.Counters()
-	return p.merged.Add(now), err
+	now, err := a.merge.order.merge.Counters()
+	return a.merged.Add(now), err
 }
 
 // endMerge lets go of the merge; what it has counted is kept.
-func (p *pipeline) endMerge() error {
-	if p.merge == nil {
+func (a *actuator) endMerge() error {
+	if a.merge == nil {
 		return nil
 	}
-	c, err := p.mergeCounters()
+	c, err := a.mergeCounters()
 	if err == nil {
-		p.merged = c
+		a.merged = c
 	}
-	for c := range p.merge.namespaces {
-		err = errors.Join(err, p.merge.leave(c))
+	for c := range a.merge.namespaces {
+		err = errors.Join(err, a.merge.leave(c))
 	}
-	err = errors.Join(err, p.merge.order.close())
-	p.merge = nil
+	err = errors.Join(err, a.merge.order.close())
+	a.merge = nil
 	return err
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+package pipeline
 
 import (
 	"fmt"
@@ -67,18 +67,18 @@ type microflows struct {
 type splitOn struct{ all, split []uint64 }
 
 // splitOn reads it. Of two programs on an underlay one counts what comes.
-func (d *Daemon) splitOn() (c splitOn, err error) {
-	behind, err := d.dp.OverlayOn()
+func (p *Pipeline) splitOn() (c splitOn, err error) {
+	behind, err := p.dp.OverlayOn()
 	if err != nil {
 		return c, err
 	}
-	if c.all, err = d.dp.XDPOverlayOn(); err != nil {
+	if c.all, err = p.dp.XDPOverlayOn(); err != nil {
 		return c, err
 	}
 	for core, n := range behind {
 		c.all[core] = max(c.all[core], n)
 	}
-	c.split, err = d.dp.SplitOn()
+	c.split, err = p.dp.SplitOn()
 	return c, err
 }
 
@@ -97,66 +97,66 @@ func (m *microflows) saw(w governor.Window) {
 func (m *microflows) forget() { m.meter, m.without = trial.Meter{}, 0 }
 
 // noMicroflows says why no flow can be split, or nothing.
-func (d *Daemon) noMicroflows() (state control.MechanismState, reason string) {
-	m := d.opts.Microflows
+func (p *Pipeline) noMicroflows() (state control.MechanismState, reason string) {
+	m := p.opts.Microflows
 	switch {
 	case m.Mode == governor.Off || m.Batch == 0:
 		return control.Off, "switched off by configuration"
 	case m.NoMerge != nil && !m.Unordered:
 		return control.Unsupported, fmt.Sprintf("split flows could not be put in order again (%v); with udp-order: none, UDP flows are split all the same", m.NoMerge)
-	case d.prio.onNIC():
+	case p.host.PriorityOnNIC():
 		return control.Standby, "priority's program is on the underlays"
-	case d.opts.Mode == governor.Forced && m.Mode != governor.Forced:
+	case p.opts.Mode == governor.Forced && m.Mode != governor.Forced:
 		return control.Standby, "the pipeline is forced by configuration"
 	}
 	return "", ""
 }
 
 // placeMicroflows is the placement in force, or the one that would be.
-func (d *Daemon) placeMicroflows(in governor.Input) governor.Layout {
-	if _, reason := d.noMicroflows(); reason != "" {
+func (p *Pipeline) placeMicroflows(in governor.Input) governor.Layout {
+	if _, reason := p.noMicroflows(); reason != "" {
 		return governor.Layout{Reason: reason}
 	}
-	m := &d.micro
-	if d.pipe.armed && d.pipe.layout.Split {
-		if d.opts.Microflows.Mode != governor.Forced && m.fruitless(in.Now) {
+	m := &p.micro
+	if p.actuator.armed && p.actuator.layout.Split {
+		if p.opts.Microflows.Mode != governor.Forced && m.fruitless(in.Now) {
 			return governor.Layout{Reason: m.why}
 		}
-		return d.pipe.layout
+		return p.actuator.layout
 	}
-	if nic := in.Pollers(); !d.pipe.armed && in.Now.Sub(d.polls.armed) >= lanesGone && len(nic) > 0 {
+	if nic := in.Pollers(); !p.actuator.armed && in.Now.Sub(p.polls.armed) >= lanesGone && len(nic) > 0 {
 		m.nic = nic
 	}
 	if in.Now.Before(m.pause) {
 		return governor.Layout{Reason: m.why}
 	}
-	if why := wholeAnyway(d.opts.Microflows, d.aggr.State(), d.aggr.Joined(), in); why != "" {
+	if why := wholeAnyway(p.opts.Microflows, p.host.Aggregation(), p.host.Joined(), in); why != "" {
 		return governor.Layout{Gain: 1, Reason: why}
 	}
 	needy := slices.Clone(m.needy)
-	for _, core := range d.opts.Limits.Needy(in, governor.Layout{}, nil) {
+	for _, core := range p.opts.Limits.Needy(in, governor.Layout{}, nil) {
 		if !slices.Contains(needy, core) {
 			needy = append(needy, core)
 		}
 	}
-	return d.placeBranches(in, needy)
+	return p.placeBranches(in, needy)
 }
 
 // placeBranches is the placement that would be made for cores whose elephants need branches, the neediest first;
 // none: for all that poll.
-func (d *Daemon) placeBranches(in governor.Input, needy []int) governor.Layout {
+func (p *Pipeline) placeBranches(in governor.Input, needy []int) governor.Layout {
 	tier := governor.XDP
-	if d.cutBehind() != "" {
+	if p.cutBehind() != "" {
 		tier = governor.TC
 	}
-	nic := d.micro.nic
+	nic := p.micro.nic
 	needy = slices.DeleteFunc(needy, func(core int) bool { return !slices.Contains(nic, core) })
-	machine := d.machine(in, needy, d.opts.Microflows.Mode)
+	machine := p.machine(in, needy, p.opts.Microflows.Mode)
 	if machine.NIC = nic; len(needy) > 0 {
 		machine.Short = needy
 	}
-	l := governor.PlaceMicroflows(tier, machine, min(d.opts.Microflows.Cores, datapath.MaxBranches), d.opts.Microflows.NoMerge == nil, in.Costs)
-	if d.opts.Microflows.Mode == governor.Forced {
+	l := governor.PlaceMicroflows(tier, machine, min(p.opts.Microflows.Cores, datapath.MaxBranches), p.opts.Microflows.NoMerge == nil, in.Costs)
+	if p.opts.Microflows.Mode == governor.Forced {
 		l.Whole = nil
 	} else if !l.None() && !l.Pays() {
 		return governor.Layout{Gain: 1, Reason: "micro-flows are not worth it by " + l.Reason}
@@ -184,12 +184,12 @@ func wholeAnyway(m Microflows, aggregation governor.State, joined float64, in go
 
 // cutBehind says why flows are not cut on the NIC, but behind its stage; empty where they are. Each
 // underlay has to take the program for that.
-func (d *Daemon) cutBehind() string {
-	if no := d.opts.Microflows.NoXDP; no != nil {
+func (p *Pipeline) cutBehind() string {
+	if no := p.opts.Microflows.NoXDP; no != nil {
 		return no.Error()
 	}
-	for _, u := range d.host.Snapshot().Underlays {
-		if why := d.places.Why(u, d.microflowsWant()); why != "" {
+	for _, u := range p.host.Snapshot().Underlays {
+		if why := p.host.Places().Why(u, p.microflowsWant()); why != "" {
 			return why
 		}
 	}
@@ -240,31 +240,31 @@ func (m *microflows) fruitless(now time.Time) bool {
 
 // refitBranches has micro-flows taken off, their flows whole, where a core's elephants lack branches of their own,
 // or tasks need a branch's core, and there are cores for them. They are placed anew then.
-func (d *Daemon) refitBranches(in governor.Input, dec governor.Decision) {
-	in.Layout = d.pipe.layout
+func (p *Pipeline) refitBranches(in governor.Input, dec governor.Decision) {
+	in.Layout = p.actuator.layout
 	var needy []int
-	if d.micro.elephants != nil {
-		needy = d.opts.Limits.Needy(in, in.Layout, d.micro.elephants)
+	if p.micro.elephants != nil {
+		needy = p.opts.Limits.Needy(in, in.Layout, p.micro.elephants)
 	} else {
 		for _, s := range in.Layout.Sets {
 			needy = append(needy, s.Of)
 		}
 	}
 	if !in.Layout.Lacks(needy) && len(dec.Avoid) == 0 {
-		d.refit.Leave()
+		p.refit.Leave()
 		return
 	}
-	if why := d.refit.Step(in, governor.InPlace{Layout: in.Layout}, dec, d.placeBranches(in, slices.Clone(needy))); why != "" {
-		d.log.Info("micro-flows are placed anew", "mechanism", "microflows", "reason", why)
-		d.evict, d.micro.needy = true, needy
+	if why := p.refit.Step(in, governor.InPlace{Layout: in.Layout}, dec, p.placeBranches(in, slices.Clone(needy))); why != "" {
+		p.host.Log().Info("micro-flows are placed anew", "mechanism", microflowsName, "reason", why)
+		p.evict, p.micro.needy = true, needy
 	}
 }
 
 // split is what flows are cut into.
-func (d *Daemon) split(in governor.Input) datapath.Split {
-	m, layout := d.opts.Microflows, in.Layout
-	if d.pipe.armed {
-		layout = d.pipe.layout
+func (p *Pipeline) split(in governor.Input) datapath.Split {
+	m, layout := p.opts.Microflows, in.Layout
+	if p.actuator.armed {
+		layout = p.actuator.layout
 	}
 	s := datapath.Split{TCP: layout.Merge, Batch: m.Batch, Here: layout.Here, Frames: math.Inf(1), Bytes: math.Inf(1)}
 	if s.Second = len(layout.Tunnel) > 0; len(layout.NIC) == 0 {
@@ -282,61 +282,61 @@ func (d *Daemon) split(in governor.Input) datapath.Split {
 }
 
 // stepMicroflows decides for the window, and puts their placement into in.
-func (d *Daemon) stepMicroflows(in *governor.Input) (governor.Decision, error) {
-	if d.pipe.armed && d.pipe.layout.Split && d.pipe.steering {
-		c, err := d.splitOn()
+func (p *Pipeline) stepMicroflows(in *governor.Input) (governor.Decision, error) {
+	if p.actuator.armed && p.actuator.layout.Split && p.actuator.steering {
+		c, err := p.splitOn()
 		if err != nil {
 			return governor.Decision{}, err
 		}
-		d.micro.sample(*in, c)
+		p.micro.sample(*in, c)
 	} else {
-		d.micro.since, d.micro.elephants = time.Time{}, nil
+		p.micro.since, p.micro.elephants = time.Time{}, nil
 	}
-	in.Layout = d.placeMicroflows(*in)
-	d.micro.trial.Bar(in)
+	in.Layout = p.placeMicroflows(*in)
+	p.micro.trial.Bar(in)
 	switch {
-	case d.pipe.armed:
-	case in.Layout.None() || d.opts.Microflows.Mode == governor.Forced:
-		d.micro.forget()
+	case p.actuator.armed:
+	case in.Layout.None() || p.opts.Microflows.Mode == governor.Forced:
+		p.micro.forget()
 	default:
-		sum, err := d.total(d.steered, nil)
+		sum, err := p.host.Trials().Count(steered(p.actuator.layout), nil)
 		if err != nil {
 			return governor.Decision{}, err
 		}
-		d.micro.saw(d.micro.meter.Window(sum, false))
+		p.micro.saw(p.micro.meter.Window(sum, false))
 	}
-	before := d.micro.gov.Last()
-	dec := d.micro.gov.Step(*in)
-	if dec.State == governor.Standby || d.pipe.armed && !d.evict {
-		d.micro.needy = nil
+	before := p.micro.gov.Last()
+	dec := p.micro.gov.Step(*in)
+	if dec.State == governor.Standby || p.actuator.armed && !p.evict {
+		p.micro.needy = nil
 	}
 	if dec.State != before.State {
-		d.log.Info("microflows "+dec.State.String(), "mechanism", "microflows", "reason", dec.Reason)
+		p.host.Log().Info("microflows "+dec.State.String(), "mechanism", microflowsName, "reason", dec.Reason)
 	}
 	return dec, nil
 }
 
-// microflowsMechanism is what they do.
-func (d *Daemon) microflowsMechanism() control.Mechanism {
-	dec := d.micro.gov.Last()
-	m := control.Mechanism{Name: "microflows", State: mechanism.State(d.opts.Microflows.Mode, dec.State), Reason: dec.Reason, Since: dec.Since}
-	if state, reason := d.noMicroflows(); reason != "" {
+// reportMicroflows is what they do.
+func (p *Pipeline) reportMicroflows() control.Mechanism {
+	dec := p.micro.gov.Last()
+	m := control.Mechanism{Name: microflowsName, State: mechanism.State(p.opts.Microflows.Mode, dec.State), Reason: dec.Reason, Since: dec.Since}
+	if state, reason := p.noMicroflows(); reason != "" {
 		m.State, m.Reason = state, reason
 		return m
 	}
-	if d.pipe.armed && d.pipe.layout.Split {
-		m.Gain = d.pipe.layout.Gain
-		if whole := d.pipe.layout.Whole; len(whole) > 0 {
+	if p.actuator.armed && p.actuator.layout.Split {
+		m.Gain = p.actuator.layout.Gain
+		if whole := p.actuator.layout.Whole; len(whole) > 0 {
 			m.Reason += fmt.Sprintf("; flows that cores %s poll stay whole: they need no help, or there are no branches for them", config.CPUList(whole))
 		}
 	}
-	if why := d.micro.trial.Reason(); why != "" {
+	if why := p.micro.trial.Reason(); why != "" {
 		m.Reason += "; " + why
 	}
-	if why := d.cutBehind(); why != "" {
+	if why := p.cutBehind(); why != "" {
 		m.Reason += fmt.Sprintf("; flows are cut behind the NIC's stage (%s)", why)
 	}
-	if why := d.pipe.noUDP; why != "" && !d.opts.Microflows.Unordered {
+	if why := p.actuator.noUDP; why != "" && !p.opts.Microflows.Unordered {
 		m.Reason += "; UDP flows stay whole: " + why
 	}
 	return m

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/host"
+	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/trial"
+)
+
+// recorded is a mechanism that writes down what it is asked for.
+type recorded struct {
+	mechanism.Base
+	name    string
+	calls   *[]string
+	fails   error
+	tracing mechanism.Tracing
+	steers  mechanism.Steering
+	polls   bool
+	changed chan struct{}
+}
+
+func (r recorded) note(call string) error {
+	*r.calls = append(*r.calls, call+" "+r.name)
+	return r.fails
+}
+
+func (r recorded) Report() []control.Mechanism                { return []control.Mechanism{{Name: r.name}} }
+func (r recorded) Stop(context.Context) (apply.Report, error) { return apply.Report{}, r.note("stop") }
+func (r recorded) Poll(context.Context, time.Time) error      { return r.note("poll") }
+func (r recorded) Follow(context.Context, time.Time) error    { return r.note("follow") }
+func (r recorded) Polls() bool                                { return r.polls }
+func (r recorded) Changed() <-chan struct{}                   { return r.changed }
+func (r recorded) Tracing() mechanism.Tracing                 { return r.tracing }
+func (r recorded) Steers() mechanism.Steering                 { return r.steers }
+
+// loop is a daemon with such mechanisms, and what they were asked for.
+func loop(list ...recorded) (*Daemon, *[]string) {
+	calls := &[]string{}
+	m := &mechanisms{}
+	for _, r := range list {
+		r.calls = calls
+		m.all = append(m.all, registered{r, func(context.Context, Options) error { return r.note("configure") }})
+	}
+	return &Daemon{host: &host.Host{}, mechs: m}, calls
+}
+
+func same(t *testing.T, what string, got []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: %q, want %q", what, got, want)
+	}
+}
+
+// What came last goes first, and one that fails keeps none from being stopped.
+func TestMechanismsAreStoppedInTheOppositeOrder(t *testing.T) {
+	d, calls := loop(recorded{name: "a"}, recorded{name: "b", fails: errors.New("busy")}, recorded{name: "c"})
+	if _, err := d.mechs.stop(t.Context()); err == nil || err.Error() != "busy" {
+		t.Errorf("stopped with %v", err)
+	}
+	same(t, "stop", *calls, "stop c", "stop b", "stop a")
+}
+
+// Options that one of them refuses do not reach those behind it.
+func TestRefusedOptionsGoNoFurther(t *testing.T) {
+	d, calls := loop(recorded{name: "a"}, recorded{name: "b", fails: errors.New("no")}, recorded{name: "c"})
+	if err := d.mechs.configure(t.Context(), Options{}); err == nil {
+		t.Error("no error")
+	}
+	same(t, "configure", *calls, "configure a", "configure b")
+}
+
+func TestOnlyThoseThatPollArePolled(t *testing.T) {
+	d, calls := loop(recorded{name: "a"}, recorded{name: "b", polls: true})
+	if err := d.poll(t.Context(), time.Now()); err != nil {
+		t.Error(err)
+	}
+	same(t, "poll", *calls, "poll b")
+}
+
+// One that was told of a change follows it; none waits for one that has nothing to tell.
+func TestAChangeIsFollowedByTheMechanismThatWasTold(t *testing.T) {
+	told := make(chan struct{}, 1)
+	told <- struct{}{}
+	d, calls := loop(recorded{name: "a"}, recorded{name: "b", changed: told}, recorded{name: "c", changed: make(chan struct{})})
+	var events []event
+	for _, m := range d.mechs.all {
+		events = append(events, on(m.Changed(), func(struct{}) error { return m.Follow(t.Context(), time.Now()) }))
+	}
+	if err := first(events); err != nil {
+		t.Error(err)
+	}
+	same(t, "follow", *calls, "follow b")
+}
+
+// The daemon traces what one of them needs, and the heartbeat waits where flows have to drain.
+func TestWhatOneNeedsIsTraced(t *testing.T) {
+	d, _ := loop(recorded{tracing: mechanism.Tracing{Windows: true}, steers: mechanism.Kept}, recorded{tracing: mechanism.Tracing{Steady: true}})
+	if got := d.mechs.tracing(); got != (mechanism.Tracing{Windows: true, Steady: true}) {
+		t.Errorf("%+v", got)
+	}
+	if d.steers() {
+		t.Error("flows that stay where they are drain while the daemon waits")
+	}
+	d, _ = loop(recorded{}, recorded{steers: mechanism.EachWindow})
+	if !d.steers() {
+		t.Error("the daemon decides on flows, and they do not drain while it waits")
+	}
+}
+
+// Status says which mechanism is being tried out: its state changes with each window then.
+func TestStatusTellsWhatIsBeingTriedOut(t *testing.T) {
+	a, b := trial.New("a", trial.ForGoodput, 0), trial.New("b", trial.ForGoodput, 0)
+	d := &Daemon{host: &host.Host{}, trials: trial.NewTrials(slog.New(slog.DiscardHandler), nil, a, b)}
+	trying := func(name string) bool {
+		m := control.Mechanism{Name: name}
+		d.unsettled(&m)
+		return m.Trying
+	}
+	if trying("a") || trying("b") {
+		t.Error("nothing is tried out yet")
+	}
+	b.Judge.Step(time.Now(), governor.Situation{Rate: 1e5}, governor.Window{})
+	if trying("a") || !trying("b") || trying("c") {
+		t.Errorf("while b is tried out: a %t, b %t, c %t", trying("a"), trying("b"), trying("c"))
+	}
+}
+
+// What waits for its programs does not act yet: the kernel looks at them for seconds on a slow machine,
+// and status is asked meanwhile.
+func TestWhatWaitsForItsProgramsDoesNotActYet(t *testing.T) {
+	d := &Daemon{host: &host.Host{}, trials: trial.NewTrials(slog.New(slog.DiscardHandler), nil)}
+	over := d.host.Begins("microflows")
+	told := func(name string) control.Mechanism {
+		m := control.Mechanism{Name: name, State: control.Active, Reason: "forced by configuration"}
+		d.unsettled(&m)
+		return m
+	}
+	if m := told("microflows"); m.State != control.Standby || !m.Trying || !strings.Contains(m.Reason, "being loaded") {
+		t.Errorf("while its programs are loaded: %+v", m)
+	}
+	if m := told("aggregate"); m.State != control.Active || m.Trying {
+		t.Errorf("while those of others are: %+v", m)
+	}
+	over()
+	if m := told("microflows"); m.State != control.Active || m.Trying || m.Reason != "forced by configuration" {
+		t.Errorf("once they are there: %+v", m)
+	}
+}

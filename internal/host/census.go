@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"io"
+
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/node"
+)
+
+// census counts what flows bring out of the tunnels (mechanism.Census).
+type census struct {
+	dp    *datapath.Census
+	hooks []io.Closer
+}
+
+// BeginCensus begins one, or leaves no trace of it.
+func (h *Host) BeginCensus() (mechanism.Census, error) {
+	dp, err := h.dp.LoadCensus()
+	if err != nil {
+		return nil, err
+	}
+	c := &census{dp: dp}
+	for _, t := range h.Snapshot().Tunnels {
+		l, err := h.Attach(t.Dev, dp.Attach)
+		switch {
+		case err == nil:
+			c.hooks = append(c.hooks, l)
+		case !errors.Is(err, node.ErrGone):
+			return nil, errors.Join(err, c.End())
+		}
+	}
+	return c, nil
+}
+
+// Flows are what each flow brought, and what the rest did that had no place.
+func (c *census) Flows() (flows []datapath.FlowBrought, rest datapath.FlowBrought, err error) {
+	return c.dp.Flows()
+}
+
+// End leaves no trace of it.
+func (c *census) End() error {
+	var errs []error
+	for _, h := range c.hooks {
+		errs = append(errs, h.Close())
+	}
+	return errors.Join(append(errs, c.dp.Close())...)
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mechanism
+
+import (
+	"context"
+	"time"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/names"
+	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/trial"
+)
+
+// Mechanism is one way in which overlane changes how a node receives. The daemon's loop knows it by this alone, and
+// calls it from its own goroutine. Base has what a mechanism does not need.
+type Mechanism interface {
+	// Report is what it does, for the status: itself, and what it has besides.
+	Report() []control.Mechanism
+	// Fill writes what else a status has of it: counters, lanes, paths.
+	Fill(*control.Status, names.Names) error
+	// Skipped are devices that it leaves alone, and why.
+	Skipped() []plan.Skip
+
+	// Step comes with each window, whether anything was measured in it or not.
+	Step(ctx context.Context, now time.Time) error
+	// Decide takes a window of measurements.
+	Decide(ctx context.Context, in governor.Input) error
+	// Rescanned tells that the node was scanned anew.
+	Rescanned(context.Context) error
+	// CoreLost tells that a core has gone offline, CoresChanged that there are other cores to steer to.
+	CoreLost(core int)
+	CoresChanged() error
+
+	// Changed is readable when what it rests on may have changed: Follow is called then. nil: it is not told.
+	Changed() <-chan struct{}
+	Follow(ctx context.Context, now time.Time) error
+	// Polls tells whether it rests on something that makes no event: Poll is called often then.
+	Polls() bool
+	Poll(ctx context.Context, now time.Time) error
+	// Meanwhile is called while the daemon waits for the kernel.
+	Meanwhile(now time.Time)
+
+	// Tracing is what it needs to be measured. Busy tells whether there is something to decide soon.
+	Tracing() Tracing
+	Busy(governor.Input) bool
+	// Steers tells what becomes of flows while the daemon does not decide.
+	Steers() Steering
+
+	// Tries are its trials, of which one runs at a time on a node.
+	Tries() []*trial.Trial
+
+	// Stop takes back all that it has changed.
+	Stop(context.Context) (apply.Report, error)
+	// Close lets go of what Stop has left, at the end of the daemon.
+	Close() error
+}
+
+// Tracing is what a mechanism needs to have traced of the traffic.
+type Tracing struct {
+	// Windows: it decides by what is measured while there is load.
+	Windows bool
+	// Steady: a load for which there is nothing to do is traced all the time, not now and then.
+	Steady bool
+	// Always: also while hardly a packet comes. The order guards know from polls how far queues are.
+	Always bool
+}
+
+// Or is what either needs.
+func (t Tracing) Or(o Tracing) Tracing {
+	return Tracing{Windows: t.Windows || o.Windows, Steady: t.Steady || o.Steady, Always: t.Always || o.Always}
+}
+
+// Steering is what flows do without a daemon that decides.
+type Steering int
+
+const (
+	// NotSteered: none takes another path than the stock one because the daemon decides so.
+	NotSteered Steering = iota
+	// Kept: they stay where they are while the daemon waits for the kernel.
+	Kept
+	// EachWindow: they have to drain, for the daemon decides on them in each window.
+	EachWindow
+)
+
+// Base is a mechanism that does nothing, to be embedded.
+type Base struct{}
+
+// Fill is Mechanism's.
+func (Base) Fill(*control.Status, names.Names) error { return nil }
+
+// Skipped is Mechanism's.
+func (Base) Skipped() []plan.Skip { return nil }
+
+// Step is Mechanism's.
+func (Base) Step(context.Context, time.Time) error { return nil }
+
+// Decide is Mechanism's.
+func (Base) Decide(context.Context, governor.Input) error { return nil }
+
+// Rescanned is Mechanism's.
+func (Base) Rescanned(context.Context) error { return nil }
+
+// CoreLost is Mechanism's.
+func (Base) CoreLost(int) {}
+
+// CoresChanged is Mechanism's.
+func (Base) CoresChanged() error { return nil }
+
+// Changed is Mechanism's.
+func (Base) Changed() <-chan struct{} { return nil }
+
+// Follow is Mechanism's.
+func (Base) Follow(context.Context, time.Time) error { return nil }
+
+// Polls is Mechanism's.
+func (Base) Polls() bool { return false }
+
+// Poll is Mechanism's.
+func (Base) Poll(context.Context, time.Time) error { return nil }
+
+// Meanwhile is Mechanism's.
+func (Base) Meanwhile(time.Time) {}
+
+// Tracing is Mechanism's.
+func (Base) Tracing() Tracing { return Tracing{} }
+
+// Busy is Mechanism's.
+func (Base) Busy(governor.Input) bool { return false }
+
+// Steers is Mechanism's.
+func (Base) Steers() Steering { return NotSteered }
+
+// Tries is Mechanism's.
+func (Base) Tries() []*trial.Trial { return nil }
+
+// Close is Mechanism's.
+func (Base) Close() error { return nil }

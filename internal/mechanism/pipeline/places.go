@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pipeline
+
+import (
+	"slices"
+
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/xdp"
+)
+
+// microflowsWant is how micro-flows want a NIC: by themselves, unless they are forced.
+func (p *Pipeline) microflowsWant() xdp.Want {
+	return xdp.Want{By: xdp.Microflows, Asked: p.opts.Microflows.Mode == governor.Forced}
+}
+
+// wants is how a layout of the pipeline or of micro-flows wants one: tier xdp is the pipeline's
+// only where the configuration says so.
+func (p *Pipeline) wants(l governor.Layout) xdp.Want {
+	if l.Split {
+		return p.microflowsWant()
+	}
+	return xdp.Want{By: xdp.Pipeline, Asked: true}
+}
+
+// tier is which facilities the pipeline may use now: where no NIC takes XDP, it steers behind the NIC's
+// stage.
+func (p *Pipeline) tier() governor.Tier {
+	if p.noXDPTier() != "" {
+		return governor.TC
+	}
+	return p.opts.Tier
+}
+
+// inTheWay tells that flows are sent to a core on which latency traffic may be.
+func (p *Pipeline) inTheWay() bool {
+	return p.host.PriorityOnNIC() && slices.ContainsFunc(p.actuator.layout.Cores(), func(c int) bool { return slices.Contains(p.host.PriorityCores(), c) })
+}
+
+// noXDPTier says why tier xdp is asked for and no NIC takes it; empty if one does, or it is not.
+func (p *Pipeline) noXDPTier() string {
+	if p.opts.Tier != governor.XDP {
+		return ""
+	}
+	return p.host.Places().NoNIC(p.host.Snapshot().Underlays, xdp.Want{By: xdp.Pipeline, Asked: true})
+}
+
+// withoutXDP are the NICs on which what was asked for has no program.
+func (p *Pipeline) withoutXDP() []plan.Skip {
+	var asked []xdp.Want
+	if p.opts.Tier == governor.XDP && p.opts.Mode != governor.Off {
+		asked = append(asked, xdp.Want{By: xdp.Pipeline, Asked: true})
+	}
+	if w := p.microflowsWant(); w.Asked {
+		asked = append(asked, w)
+	}
+	var list []plan.Skip
+	for _, u := range p.host.Snapshot().Underlays {
+		i := slices.IndexFunc(asked, func(w xdp.Want) bool { return p.host.Places().Why(u, w) != "" })
+		if i >= 0 {
+			list = append(list, plan.Skip{What: u.Dev.String(), Reason: p.host.Places().Why(u, asked[i])})
+		}
+	}
+	return list
+}
