@@ -36,7 +36,7 @@ func Await(ctx context.Context, is func() (bool, error)) error {
 // Passed waits until every core that is not offline has handled what was in its hands when it was called. meanwhile
 // is called with each look.
 func (d *Datapath) Passed(ctx context.Context, offline func(core int) bool, meanwhile func()) error {
-	r, err := d.NewRound()
+	r, err := NewRound(d)
 	if err != nil {
 		return err
 	}
@@ -52,9 +52,12 @@ func (d *Datapath) Passed(ctx context.Context, offline func(core int) bool, mean
 	return err
 }
 
+// Progress is how far cores are: a Datapath.
+type Progress interface{ Cores() ([]Core, error) }
+
 // Round watches every core handle what was in its hands at the start.
 type Round struct {
-	d     *Datapath
+	of    Progress
 	start uint64
 	begin []Core
 	last  []Core
@@ -62,19 +65,19 @@ type Round struct {
 }
 
 // NewRound begins one.
-func (d *Datapath) NewRound() (*Round, error) {
-	begin, err := d.Cores()
+func NewRound(of Progress) (*Round, error) {
+	begin, err := of.Cores()
 	if err != nil {
 		return nil, err
 	}
 	start, err := Now()
-	return &Round{d: d, start: start, begin: begin, last: begin, quiet: make([]int, len(begin))}, err
+	return &Round{of: of, start: start, begin: begin, last: begin, quiet: make([]int, len(begin))}, err
 }
 
 // Look returns how many cores are not through. What an offline core had has been handed to
 // others, and its numbers stand still.
 func (r *Round) Look(offline func(core int) bool) (open int, err error) {
-	cores, err := r.d.Cores()
+	cores, err := r.of.Cores()
 	if err != nil {
 		return 0, err
 	}

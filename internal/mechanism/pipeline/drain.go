@@ -70,7 +70,7 @@ func (a *actuator) lookDrained(now time.Time) error {
 			if empty, err := a.merge.emptied(); err != nil || !empty {
 				return err
 			}
-			h.round, err = a.dp.NewRound()
+			h.round, err = datapath.NewRound(a.dp)
 			return err
 		}
 		open, err := h.round.Look(a.host.Offline)

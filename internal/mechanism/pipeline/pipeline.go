@@ -75,7 +75,6 @@ type Kernel interface {
 	Cores() ([]datapath.Core, error)
 	Counters() (datapath.Counters, error)
 	LanePackets(stage datapath.Stage, lane int) (uint64, error)
-	NewRound() (*datapath.Round, error)
 	SetLanes(datapath.Stage, []int) error
 	StartLanes(cores []int) error
 	EndLanes(which func(core int) bool) error

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/mechanism/mechanismtest"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/trial"
+	"github.com/overlane/overlane/internal/xdp"
+)
+
+// fixture is a node of two cores without devices, whose kernel side remembers what it was told last.
+type fixture struct {
+	*Pipeline
+	*mechanismtest.Host
+	kernel
+	now time.Time
+
+	cores       []int
+	onNIC       bool
+	latency     []int // cores
+	aggregation governor.State
+}
+
+// kernel does what is in place and steered; what else it is asked for is a fault of the test.
+type kernel struct {
+	Kernel
+	fails   error
+	lanes   map[datapath.Stage][]int
+	steered map[int][]datapath.Stage
+}
+
+func (k *kernel) CPUs() int                                { return 2 }
+func (k *kernel) Cores() ([]datapath.Core, error)          { return nil, nil }
+func (k *kernel) SetNeutral(bool) error                    { return nil }
+func (k *kernel) SetMergeDevice(int) error                 { return nil }
+func (k *kernel) SetSplit(datapath.Split) error            { return nil }
+func (k *kernel) ForgetSplit() error                       { return nil }
+func (k *kernel) Counters() (c datapath.Counters, _ error) { return c, nil }
+func (k *kernel) SetBranches(datapath.Stage, []datapath.Branches, func(int) int) error {
+	return nil
+}
+func (k *kernel) SetLeaving(datapath.Stage, func(int) bool) error { return nil }
+
+func (k *kernel) SetLanes(s datapath.Stage, cores []int) error {
+	k.lanes[s] = cores
+	return k.fails
+}
+
+func (k *kernel) Steer(core int, stages ...datapath.Stage) error {
+	k.steered[core] = stages
+	return nil
+}
+
+// readings are of a node without devices.
+type readings struct{ mechanism.Reader }
+
+func (f *fixture) Readings() (mechanism.Reader, map[plan.Setting]plan.Owned) { return readings{}, nil }
+func (f *fixture) Entries() []apply.Entry                                    { return nil }
+func (f *fixture) SetTunnels(node.Snapshot) error                            { return nil }
+func (f *fixture) Places() *xdp.Places                                       { return &xdp.Places{} }
+func (f *fixture) Passed(context.Context) error                              { return nil }
+func (f *fixture) Offline(int) bool                                          { return false }
+func (f *fixture) Cores() []int                                              { return f.cores }
+func (f *fixture) Last() []datapath.Core                                     { return nil }
+func (f *fixture) BacklogDrops() (map[int]uint64, error)                     { return nil, nil }
+func (f *fixture) Window() time.Duration                                     { return 0 }
+func (f *fixture) Trials() *trial.Trials {
+	none := func(trial.Share, []int) (trial.Totals, error) { return trial.Totals{}, nil }
+	return trial.NewTrials(slog.New(slog.DiscardHandler), none, f.Tries()...)
+}
+func (f *fixture) PriorityOnNIC() bool         { return f.onNIC }
+func (f *fixture) PriorityCores() []int        { return f.latency }
+func (f *fixture) Aggregation() governor.State { return f.aggregation }
+func (f *fixture) Joined() float64             { return 0 }
+func (f *fixture) Express(node.Pod) bool       { return false }
+func (f *fixture) Meanwhile()                  {}
+
+func newFixture(opts Options) *fixture {
+	f := &fixture{
+		Host: mechanismtest.New(nil), now: time.Unix(1_800_000_000, 0), cores: []int{0, 1}, aggregation: governor.Standby,
+		kernel: kernel{lanes: map[datapath.Stage][]int{}, steered: map[int][]datapath.Stage{}},
+	}
+	opts.Tier, opts.Limits = governor.TC, governor.DefaultLimits()
+	f.Pipeline = New(f, &f.kernel, opts)
+	return f
+}
+
+// after takes a window, so much later, in which core 0 polls packets of the overlay.
+func (f *fixture) after(t *testing.T, d time.Duration) {
+	t.Helper()
+	f.now = f.now.Add(d)
+	in := governor.Input{Now: f.now, Configured: f.cores, Cores: map[int]governor.Core{0: {Rate: 2e5, Overlay: 2e5}, 1: {}}}
+	if err := f.Decide(t.Context(), in); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (f *fixture) is(t *testing.T, armed bool, state control.MechanismState, reason string) {
+	t.Helper()
+	if f.Armed() != armed {
+		t.Errorf("in place: %t, want %t", f.Armed(), armed)
+	}
+	if m := f.Report()[0]; m.Name != "pipeline" || m.State != state || !strings.Contains(m.Reason, reason) {
+		t.Errorf("status: %+v; want %s, %s", m, state, reason)
+	}
+}
+
+// Forced, it is in place as soon as a core polls, with lanes on the other one.
+func TestForcedItSteersToTheCoreThatDoesNotPoll(t *testing.T) {
+	f := newFixture(Options{Mode: governor.Forced})
+	f.after(t, time.Second)
+	f.is(t, true, control.Active, "forced")
+	if got := f.lanes[datapath.Tunnel]; !slices.Equal(got, []int{1}) {
+		t.Errorf("the tunnel stage's lanes are on cores %v", got)
+	}
+	if got := f.steered[0]; !slices.Contains(got, datapath.Tunnel) {
+		t.Errorf("core 0 steers %v", got)
+	}
+	if f.Steers() != mechanism.EachWindow || !f.Tracing().Always {
+		t.Error("flows are steered, and would not drain without a daemon that decides")
+	}
+}
+
+// What the kernel refuses is tried again after a pause, and leaves nothing in place.
+func TestWhatTheKernelRefusesIsTriedAgain(t *testing.T) {
+	f := newFixture(Options{Mode: governor.Forced})
+	f.fails = errors.New("no memory")
+	f.after(t, time.Second)
+	f.fails = nil
+	f.is(t, false, control.Standby, "no memory")
+	f.after(t, time.Second)
+	f.is(t, false, control.Standby, "no memory")
+	f.after(t, mechanism.RetryAfter)
+	f.is(t, true, control.Active, "forced")
+}
+
+// A core that is to take nothing any more has the pipeline taken off; as long as flows are on their way nothing goes.
+func TestItStaysInPlaceUntilFlowsAreDrained(t *testing.T) {
+	f := newFixture(Options{Mode: governor.Forced})
+	f.after(t, time.Second)
+	f.cores = []int{0}
+	f.after(t, time.Second)
+	if !f.Armed() || f.Steers() != mechanism.NotSteered {
+		t.Errorf("in place: %t, steers: %v; want flows called back, and all in place until they are drained", f.Armed(), f.Steers())
+	}
+}
+
+func TestWhereAggregationIsWatchedThePipelineWaits(t *testing.T) {
+	f := newFixture(Options{Mode: governor.Auto})
+	f.aggregation = governor.Parked
+	for range 20 {
+		f.after(t, 100*time.Millisecond)
+	}
+	f.is(t, false, control.Standby, "")
+	if !f.useless {
+		t.Error("a core that is saturated is watched closely, though nothing is tried")
+	}
+}
+
+// Rules whose program no NIC takes are in no mechanism's way.
+func TestPriorityWithoutANICLeavesTheCoresToOthers(t *testing.T) {
+	f := newFixture(Options{Mode: governor.Auto, Microflows: Microflows{Mode: governor.Auto, Batch: 64}})
+	f.actuator.layout = governor.Layout{Tunnel: []int{1}, Pod: []int{0}}
+	f.latency = []int{0}
+	if f.inTheWay() {
+		t.Error("it makes way, and priority is on no NIC")
+	}
+	if _, why := f.noMicroflows(); why != "" {
+		t.Errorf("micro-flows stand back: %s", why)
+	}
+	f.onNIC = true
+	if !f.inTheWay() {
+		t.Error("it does not make way for latency traffic on its cores")
+	}
+	if _, why := f.noMicroflows(); why == "" {
+		t.Error("micro-flows act beside priority")
+	}
+}
+
+// What was steered is never more than the overlay's, whatever counted either.
+func TestNoMoreIsSteeredThanTheOverlayHas(t *testing.T) {
+	for _, c := range []datapath.Counters{
+		{Overlay: 980, Steered: 980, Pod: 960, PodSteered: 960},
+		{XDPOverlay: 980, XDPLane: 980},
+		{Pod: 980, PodSteered: 970},
+	} {
+		if acted, of := steered(governor.Layout{})(c, datapath.PriorityCounters{}); acted > of {
+			t.Errorf("%+v: %d of %d", c, acted, of)
+		}
+	}
+}
