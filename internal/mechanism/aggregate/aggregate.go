@@ -89,7 +89,8 @@ func (a *Aggregate) Configure(mode governor.Mode) {
 	a.gov.Reconfigure(mode)
 }
 
-// State is what was decided last.
+// State is what was decided last; governor.Parked: it is watched whether datagrams come in a row. What the stages cost,
+// and whether flows of datagrams can be split, is another matter once they are joined.
 func (a *Aggregate) State() governor.State { return a.gov.Last().State }
 
 // Joined is how many datagrams a second were joined, in the last window.
@@ -281,13 +282,6 @@ func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned, ac
 	}
 	return errors.Join(errs...)
 }
-
-// Watches tells that it is watched whether datagrams come in a row. What the stages cost, and whether flows of
-// datagrams can be split, is another matter once they are joined.
-func (a *Aggregate) Watches() bool { return a.State() == governor.Parked }
-
-// WatchedFirst is why others wait meanwhile.
-const WatchedFirst = "it is watched first whether datagrams come in a row, and can cross the overlay as one packet"
 
 // join has GRO join datagrams. What priority's lanes already hold has no numbers, and to
 // GRO is another flow than what will have them: it is handed on first, by the next window.

@@ -124,13 +124,13 @@ func TestItIsWatchedBeforeAnythingIsJoined(t *testing.T) {
 	needsRoot(t)
 	f := newFixture(governor.Auto)
 	f.windows(t, 1, 1)
-	if !f.Watches() || !f.program.watching {
-		t.Errorf("it watches: %t, its program: %t", f.Watches(), f.program.watching)
+	if f.State() != governor.Parked || !f.program.watching {
+		t.Errorf("it watches: %t, its program: %t", f.State() == governor.Parked, f.program.watching)
 	}
 	f.windows(t, 50, 1)
 	f.acts(t)
-	if f.Watches() || f.program.watching {
-		t.Errorf("it still watches: %t, its program: %t", f.Watches(), f.program.watching)
+	if f.State() == governor.Parked || f.program.watching {
+		t.Errorf("it still watches: %t, its program: %t", f.State() == governor.Parked, f.program.watching)
 	}
 }
 

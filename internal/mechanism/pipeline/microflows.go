@@ -13,7 +13,6 @@ import (
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
-	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/trial"
 )
 
@@ -172,7 +171,7 @@ func wholeAnyway(m Microflows, aggregation governor.State, joined float64, in go
 	case m.Mode == governor.Forced || m.Unordered:
 		return ""
 	case aggregation == governor.Parked:
-		return aggregate.WatchedFirst
+		return watchedFirst
 	case aggregation != governor.Active || joined == 0:
 		return ""
 	}

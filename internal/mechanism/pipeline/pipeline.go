@@ -19,7 +19,6 @@ import (
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
-	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -31,6 +30,9 @@ const (
 	name           = string(plan.ByPipeline)
 	microflowsName = "microflows"
 )
+
+// watchedFirst is why it waits while aggregation watches.
+const watchedFirst = "it is watched first whether datagrams come in a row, and can cross the overlay as one packet"
 
 // Host is what it borrows of the daemon.
 type Host interface {
@@ -262,7 +264,7 @@ func (p *Pipeline) Decide(ctx context.Context, in governor.Input) error {
 	case p.actuator.armed:
 		in.Layout = p.actuator.layout
 	case p.opts.Mode == governor.Auto && p.host.Aggregation() == governor.Parked:
-		in.Layout = governor.Layout{Reason: aggregate.WatchedFirst}
+		in.Layout = governor.Layout{Reason: watchedFirst}
 	default:
 		in.Layout = p.place(in, p.opts.Limits.Short(in, p.tier() == governor.XDP))
 	}
