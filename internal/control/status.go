@@ -63,6 +63,16 @@ type Status struct {
 	Metrics    Metrics           `json:"metrics"`
 }
 
+// Mechanism is the one of that name; empty: there is none.
+func (s Status) Mechanism(name string) Mechanism {
+	for _, m := range s.Mechanisms {
+		if m.Name == name {
+			return m
+		}
+	}
+	return Mechanism{}
+}
+
 // Metrics is where Prometheus scrapes.
 type Metrics struct {
 	Address string `json:"address"` // empty: off

@@ -15,16 +15,6 @@ import (
 	"github.com/overlane/overlane/test/speed"
 )
 
-// mechanism is one in a status.
-func mechanism(st control.Status, name string) control.Mechanism {
-	for _, m := range st.Mechanisms {
-		if m.Name == name {
-			return m
-		}
-	}
-	return control.Mechanism{}
-}
-
 // bare engines leave netfilter alone. With Docker's own rules connections are tracked where the
 // tunnel's packets come in, which express would pass by.
 var bare = []string{"--iptables=false"}
@@ -67,7 +57,7 @@ func TestMechanismsActBetweenContainers(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				m := mechanism(st, tt.of)
+				m := st.Mechanism(tt.of)
 				return m.State == control.Active && tt.packets(st.Counters) > 1000, fmt.Sprintf("%+v, %+v\n%+v", m, st.Counters, st.Express)
 			})
 			if tt.of == "pipeline" {

@@ -42,7 +42,7 @@ func aggregating(t *testing.T, b *bed.Bed) (*rig.Daemon, *rig.Load) {
 	t.Helper()
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: aggregates})
 	rig.Until(t, "the idle node is left as it is", func() (bool, string) {
-		m := d.Status().Mechanisms[3]
+		m := d.Status().Mechanism("aggregate")
 		return strings.HasPrefix(m.Reason, "fewer than"), fmt.Sprintf("%+v", m)
 	})
 	if on := forwarding(t, b); on != [2]bool{} {
@@ -86,7 +86,7 @@ func TestAggregationComesWithTrafficAndGoesWithTheDaemon(t *testing.T) {
 		"configured off": func(t *testing.T, b *bed.Bed, d *rig.Daemon) {
 			d.Reload("pipeline: off\nmetrics: off\nmicroflows: {mode: off}\naggregate: off\n")
 			rig.Until(t, "it is off", func() (bool, string) {
-				m := d.Status().Mechanisms[3]
+				m := d.Status().Mechanism("aggregate")
 				on := forwarding(t, b)
 				return m.Name == "aggregate" && m.State == control.Off && on == [2]bool{}, fmt.Sprintf("%+v, wire and tunnel: %v", m, on)
 			})

@@ -74,7 +74,7 @@ func TestAnIdleLoadIsNotTracedAllTheTime(t *testing.T) {
 	l.Stop()
 	flood := rig.StartFlood(t, b, 4)
 	rig.Until(t, "the flood is seen", func() (bool, string) {
-		return d.Status().Mechanisms[0].State == control.Active, fmt.Sprintf("%+v\n%s", d.Status().Mechanisms, d.Log())
+		return d.Status().Mechanism("pipeline").State == control.Active, fmt.Sprintf("%+v\n%s", d.Status().Mechanisms, d.Log())
 	})
 	flood.Stop()
 	ends(t, d)

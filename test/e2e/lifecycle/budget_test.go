@@ -74,7 +74,7 @@ func TestARuleOverBudgetStarvesNothing(t *testing.T) {
 	var by bystander
 	by.start(t, place.NIC[0])
 	rig.Until(t, "status says that the rule is over budget", func() (bool, string) {
-		r := d.Status().Mechanisms[1].Reason
+		r := d.Status().Mechanism("priority").Reason
 		return strings.Contains(r, `rule "flood" is over budget`), r
 	})
 	was, turns, begun := d.Status().Counters, by.turns.Load(), time.Now()
@@ -86,7 +86,7 @@ func TestARuleOverBudgetStarvesNothing(t *testing.T) {
 	now, took := d.Status(), time.Since(begun)
 	t.Logf("in %.1f s: %d latency frames, %d more beyond their share, %d frames by the bulk lane, %d refused; %.0f %% of the core for a program; %.1f %% of the other flows' datagrams came; status: %s",
 		took.Seconds(), now.Counters.LatencyPackets-now.Counters.LatencyExcess-was.LatencyPackets+was.LatencyExcess, now.Counters.LatencyExcess-was.LatencyExcess,
-		now.Counters.BulkLane-was.BulkLane, now.Counters.Refused-was.Refused, float64(by.turns.Load()-turns)/10/took.Seconds(), 100*l.Share(), now.Mechanisms[1].Reason)
+		now.Counters.BulkLane-was.BulkLane, now.Counters.Refused-was.Refused, float64(by.turns.Load()-turns)/10/took.Seconds(), 100*l.Share(), now.Mechanism("priority").Reason)
 	l.GoesOn()
 	_, err = flood.Stop()
 	must(t, err)
@@ -101,7 +101,7 @@ func TestARuleOverBudgetStarvesNothing(t *testing.T) {
 		c := d.Status().Counters
 		return c.BulkPackets > bulk+60000, fmt.Sprintf("%+v", c)
 	})
-	if r := d.Status().Mechanisms[1].Reason; strings.Contains(r, "over budget") {
+	if r := d.Status().Mechanism("priority").Reason; strings.Contains(r, "over budget") {
 		t.Error(r)
 	}
 	if v := l.Stop(); v.Reordered != 0 || v.Duplicated != 0 {

@@ -68,7 +68,7 @@ func TestForeignSteeringIsLeftAlone(t *testing.T) {
 			}
 			rig.Until(t, fmt.Sprintf("the pipeline is %s", want), func() (bool, string) {
 				st := d.Status()
-				return st.Mechanisms[0].State == want, fmt.Sprintf("%+v", st.Mechanisms)
+				return st.Mechanism("pipeline").State == want, fmt.Sprintf("%+v", st.Mechanisms)
 			})
 			if !tc.tunnel {
 				// The other pod is served all the same.

@@ -254,7 +254,7 @@ func TestOtherTrafficDoesNotBlindAggregation(t *testing.T) {
 	if n := traces(t, d.PID); n > 0 {
 		t.Errorf("%d packets on loopback have it trace polls", sent)
 	}
-	m := d.Status().Mechanisms[3]
+	m := d.Status().Mechanism("aggregate")
 	if m.State != control.Standby || !strings.HasPrefix(m.Reason, "fewer than") {
 		t.Errorf("after other traffic: %+v", m)
 	}

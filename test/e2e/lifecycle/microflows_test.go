@@ -90,7 +90,7 @@ func TestTheProgramOnTheNICGoesWithMicroflows(t *testing.T) {
 		return st.Counters.Splits >= 2 && laneOf(st, "nic") > 1000 && attached(), fmt.Sprintf("%+v", st.Counters)
 	})
 	d.Reload("pipeline: off\nmetrics: off\nmicroflows: {mode: off}\ntier: xdp\n")
-	rig.Until(t, "the NIC has no program", func() (bool, string) { return !attached(), fmt.Sprintf("%+v", d.Status().Mechanisms[2]) })
+	rig.Until(t, "the NIC has no program", func() (bool, string) { return !attached(), fmt.Sprintf("%+v", d.Status().Mechanism("microflows")) })
 	whole := l.Verdict()
 	l.GoesOn()
 	if v := l.Stop(); v.Reordered != whole.Reordered || v.Duplicated != 0 {
@@ -150,7 +150,7 @@ func TestFlowsThatAreNoElephantsStayWhole(t *testing.T) {
 	l := rig.StartLoad(t, b, 4)
 	rig.Until(t, "the hook sees frames", func() (bool, string) {
 		st := d.Status()
-		return len(st.Lanes) > 0 && st.Mechanisms[2].State == control.Active && st.Counters.OverlayPackets > 10000, fmt.Sprintf("%+v", st.Mechanisms)
+		return len(st.Lanes) > 0 && st.Mechanism("microflows").State == control.Active && st.Counters.OverlayPackets > 10000, fmt.Sprintf("%+v", st.Mechanisms)
 	})
 	l.GoesOn()
 	if c := d.Status().Counters; c.Splits != 0 || c.SplitPackets != 0 {
@@ -173,7 +173,7 @@ func TestMicroflowsMakeRoomForPriority(t *testing.T) {
 	}
 	rig.Until(t, "priority sees frames, and micro-flows stand by", func() (bool, string) {
 		st := d.Status()
-		return st.Counters.BulkPackets > 1000 && st.Mechanisms[2].State == control.Standby, fmt.Sprintf("%+v", st.Mechanisms)
+		return st.Counters.BulkPackets > 1000 && st.Mechanism("microflows").State == control.Standby, fmt.Sprintf("%+v", st.Mechanisms)
 	})
 	l.GoesOn()
 	if v := l.Stop(); v.Duplicated != 0 {

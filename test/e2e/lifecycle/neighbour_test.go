@@ -255,7 +255,7 @@ func TestDataplaneThatComesIsMadeWayFor(t *testing.T) {
 	steered := d.Status().Counters.SteeredPackets
 	rig.Until(t, "the pipeline acts again", func() (bool, string) {
 		st := d.Status()
-		return st.Mechanisms[0].State == control.Active && st.Counters.SteeredPackets > steered, d.Log()
+		return st.Mechanism("pipeline").State == control.Active && st.Counters.SteeredPackets > steered, d.Log()
 	})
 	l.GoesOn()
 	ends(t, d)
@@ -274,7 +274,7 @@ func TestProgramInFrontThatTakesThePackets(t *testing.T) {
 	l := rig.StartLoad(t, b, 4)
 	d := rig.Start(t, rig.Spec{NS: rx.NS, Config: forced})
 	rig.Until(t, "status says what takes the packets", func() (bool, string) {
-		m := d.Status().Mechanisms[0]
+		m := d.Status().Mechanism("pipeline")
 		return m.State == control.Standby && strings.Contains(m.Reason, "taker (program") && strings.Contains(m.Reason, rx.Wire), fmt.Sprintf("%+v", m)
 	})
 	if now := masks(t, b); now != before {

@@ -35,7 +35,7 @@ func startPriority(t *testing.T, b *bed.Bed) (*rig.Daemon, *rig.Load) {
 	l := rig.StartLoad(t, b, 4)
 	rig.Until(t, "the hook sees frames", func() (bool, string) {
 		st := d.Status()
-		return st.Counters.BulkPackets > 0, strings.Join([]string{st.Mechanisms[1].Reason, d.Log()}, "\n")
+		return st.Counters.BulkPackets > 0, strings.Join([]string{st.Mechanism("priority").Reason, d.Log()}, "\n")
 	})
 	if !threaded(t, b) {
 		t.Error("the NIC is not polled by threads")
@@ -139,7 +139,7 @@ func TestRulesComeAndGoAtRunTime(t *testing.T) {
 	if threaded(t, b) {
 		t.Error("without rules, the NIC is still polled by threads")
 	}
-	if st := d.Status(); len(st.Rules) != 0 || st.Mechanisms[1].State != "off" {
+	if st := d.Status(); len(st.Rules) != 0 || st.Mechanism("priority").State != "off" {
 		t.Errorf("after the last rule: %+v, %+v", st.Rules, st.Mechanisms)
 	}
 	ends(t, d)
@@ -152,7 +152,7 @@ func TestPriorityLeavesAForeignXDPProgramAlone(t *testing.T) {
 	check(t, b)
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: prioritised})
 	saysManual(t, d, b.Receiver().Wire, "foreign XDP program")
-	if m := d.Status().Mechanisms[1]; m.State != "standby" {
+	if m := d.Status().Mechanism("priority"); m.State != "standby" {
 		t.Errorf("priority is %s, %s", m.State, m.Reason)
 	}
 	ends(t, d)

@@ -64,7 +64,7 @@ func TestAMistakeInTheFileWhileTheDaemonRuns(t *testing.T) {
 	d.Reload("pipeline: off\nmetrics: off\n")
 	rig.Until(t, "the pipeline is off", func() (bool, string) {
 		st := d.Status()
-		return st.Mechanisms[0].State == control.Off && len(st.Lanes) == 0, fmt.Sprintf("%+v", st.Mechanisms[0])
+		return st.Mechanism("pipeline").State == control.Off && len(st.Lanes) == 0, fmt.Sprintf("%+v", st.Mechanism("pipeline"))
 	})
 	ends(t, d)
 	left(t, d, l.Stop())
@@ -88,7 +88,7 @@ func TestAFullDiskLeavesTheNodeAsItIs(t *testing.T) {
 	}
 	l := rig.StartLoad(t, b, 4)
 	rig.Until(t, "status says that the disk is full", func() (bool, string) {
-		m := d.Status().Mechanisms[0]
+		m := d.Status().Mechanism("pipeline")
 		return m.State == control.Standby && strings.Contains(m.Reason, unix.ENOSPC.Error()), fmt.Sprintf("%+v\n%s", m, d.Log())
 	})
 	if now := masks(t, b); now != before {

@@ -62,7 +62,7 @@ func TestRedirectPathsEndWhereAPolicyComes(t *testing.T) {
 			}
 			device(t, rx.Overlay, end, func(l netlink.Link) error { return netlink.QdiscAdd(qdisc(l)) })
 			rig.Until(t, "the qdisc is noticed", func() (bool, string) {
-				r := d.Status().Mechanisms[1].Reason
+				r := d.Status().Mechanism("priority").Reason
 				return strings.Contains(r, "pfifo_fast"), r
 			})
 			was := d.Status().Counters
@@ -83,7 +83,7 @@ func TestRedirectPathsEndWhereAPolicyComes(t *testing.T) {
 			orderly(t, l.Verdict())
 			rig.SetQueue(t, rx.Pods[0].NS, bed.PodDev, "rps_cpus", "2")
 			rig.Until(t, "RPS is noticed", func() (bool, string) {
-				r := d.Status().Mechanisms[1].Reason
+				r := d.Status().Mechanism("priority").Reason
 				return strings.Contains(r, "RPS moves the pod's packets"), r
 			})
 			rig.SetQueue(t, rx.Pods[0].NS, bed.PodDev, "rps_cpus", "0")
@@ -105,8 +105,8 @@ func TestRoutedPodsHaveNoRedirectPath(t *testing.T) {
 		return c.LatencyPackets > 1000, fmt.Sprintf("%+v", c)
 	})
 	st := d.Status()
-	if st.Counters.ShortCut != 0 || !strings.Contains(st.Mechanisms[1].Reason, "stage by stage, no redirect path: ") {
-		t.Errorf("%d by a redirect path; %s", st.Counters.ShortCut, st.Mechanisms[1].Reason)
+	if st.Counters.ShortCut != 0 || !strings.Contains(st.Mechanism("priority").Reason, "stage by stage, no redirect path: ") {
+		t.Errorf("%d by a redirect path; %s", st.Counters.ShortCut, st.Mechanism("priority").Reason)
 	}
 	orderly(t, l.Stop())
 	ends(t, d)

@@ -45,7 +45,7 @@ func TestAggregationEndsBetweenPolls(t *testing.T) {
 		joins()
 		must(t, p.configure(config("off")))
 		must(t, p.await("aggregation is off", func(st control.Status) bool {
-			m := st.Mechanisms[3]
+			m := st.Mechanism("aggregate")
 			return m.Name == "aggregate" && m.State == control.Off
 		}))
 		must(t, p.configure(config("forced")))

@@ -65,14 +65,7 @@ var mechanisms = map[means]mechanism{
 }
 
 // of is the mechanism in a status.
-func (m mechanism) of(st control.Status) (got control.Mechanism) {
-	for _, got := range st.Mechanisms {
-		if got.Name == m.name {
-			return got
-		}
-	}
-	return got
-}
+func (m mechanism) of(st control.Status) control.Mechanism { return st.Mechanism(m.name) }
 
 // acts tells whether it is at work.
 func (m mechanism) acts(st control.Status) bool {
