@@ -24,9 +24,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/overlane/overlane/internal/host"
 	"github.com/overlane/overlane/internal/lab/bed"
-	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/test/e2e/rig"
 )
 
