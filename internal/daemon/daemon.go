@@ -227,8 +227,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 				return errors.New("the guardian has ended: nothing would restore the node after a crash")
 			}),
 		}
-		polls := d.mechs.any(mechanism.Mechanism.Polls)
-		if polls {
+		if d.mechs.any(mechanism.Mechanism.Polls) {
 			events = append(events, on(poll.C, func(time.Time) error { return d.poll(ctx, time.Now()) }))
 		}
 		for _, m := range d.mechs.all {
@@ -268,8 +267,7 @@ func (d *Daemon) rescan(ctx context.Context) error {
 		d.log.Warn("scan failed, will be repeated", "reason", err)
 		return nil
 	}
-	snap := d.host.Snapshot()
-	d.places.Look(snap.Underlays)
+	d.places.Look(d.host.Snapshot().Underlays)
 	return d.mechs.each(func(m registered) error { return m.Rescanned(ctx) })
 }
 
@@ -327,7 +325,7 @@ func (d *Daemon) close() error {
 	if d.scanner != nil {
 		errs = append(errs, d.scanner.Close())
 	}
-	if d.guard != nil && len(d.host.Entries()) == 0 {
+	if d.guard != nil && len(d.locked.Entries()) == 0 {
 		errs = append(errs, d.guard.Release())
 	}
 	if d.claim != nil {
