@@ -192,8 +192,9 @@ func TestForeignDataplaneIsLeftAlone(t *testing.T) {
 			saysManual(t, d, bed.Tunnel, tc.owner, tc.program)
 			saysManual(t, d, rx.Wire, tc.owner, tc.program)
 			rig.Until(t, "pipeline and aggregation say that they leave it alone", func() (bool, string) {
-				m := d.Status().Mechanisms
-				return m[0].State == control.Manual && m[3].State == control.Standby && strings.Contains(m[3].Reason, "see the devices"), fmt.Sprintf("%+v", m)
+				st := d.Status()
+				joins := st.Mechanism("aggregate")
+				return st.Mechanism("pipeline").State == control.Manual && joins.State == control.Standby && strings.Contains(joins.Reason, "see the devices"), fmt.Sprintf("%+v", st.Mechanisms)
 			})
 			l.GoesOn()
 			if plain, tagged := w.counts(); tagged != 0 || plain == 0 {

@@ -183,9 +183,8 @@ func TestThePipelineLeavesTheNICsCoreToPriority(t *testing.T) {
 	steered := d.Status().Counters.SteeredPackets
 	rig.Until(t, "both act, and no lane is on the NIC's core", func() (bool, string) {
 		st := d.Status()
-		m := st.Mechanisms
-		return m[0].State == control.Active && m[1].State == control.Active && len(st.Lanes) > 0 && !onNIC(st) &&
-			st.Counters.SteeredPackets > steered+1000, fmt.Sprintf("%+v %+v", m, st.Lanes)
+		return st.Mechanism("pipeline").State == control.Active && st.Mechanism("priority").State == control.Active && len(st.Lanes) > 0 && !onNIC(st) &&
+			st.Counters.SteeredPackets > steered+1000, fmt.Sprintf("%+v %+v", st.Mechanisms, st.Lanes)
 	})
 	l.GoesOn()
 	if r := d.Verb("prio", "del", "ssh"); r.Code != 0 {
