@@ -7,9 +7,8 @@ import (
 	"strconv"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/test/process"
 )
 
 // A daemon that is stopped does not see SIGTERM: it is killed, and its guardian restores.
@@ -17,7 +16,7 @@ func TestAHolderThatHangsIsEnded(t *testing.T) {
 	b := newBed(t)
 	before := b.snapshot()
 	d := b.start(script{Plans: [][]plan.Step{b.steps()}, Guardian: true})
-	b.must(unix.Kill(d.cmd.Process.Pid, unix.SIGSTOP))
+	b.must(process.Stop(d.cmd.Process.Pid))
 	ended, err := EndHolder(b.state, b.cookie[b.a])
 	b.must(err)
 	if ended != (Ended{d.cmd.Process.Pid, true}) {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/test/process"
 )
 
 // pipe is held by its writing end, and tells from the other one whether it still is.
@@ -67,7 +69,7 @@ func TestAGuardianThatDoesNotAnswerIsKilled(t *testing.T) {
 	_, g := b.guardian()
 	b.must(g.limit(100 * time.Millisecond))
 	p, letGo := b.hold(g)
-	b.must(kill(g.PID(), unix.SIGSTOP))
+	b.must(process.Stop(g.PID()))
 	b.must(letGo())
 	<-g.Done()
 	if p.held(t) {

@@ -103,6 +103,9 @@ func bench(t *testing.T, lines ...vm.Line) *Bench {
 		if b.Kernels[l], err = l.Kernel(t.Context(), cacheDir()); err != nil {
 			t.Fatal(err)
 		}
+		if w := b.Kernels[l].Warning; w != "" {
+			t.Logf("warning: %s", w)
+		}
 	}
 	const root = "github.com/overlane/overlane/"
 	vm.Build(t, b.Init, "build", root+"test/vm/init")

@@ -23,8 +23,8 @@ import (
 
 // Kernels with the drivers of NICs.
 var (
-	oldest = vm.Line{Suite: "bookworm-security", Major: 6, Minor: 12, Generic: true}
-	newest = vm.Line{Suite: "trixie-backports", Major: 7, Minor: -1, Generic: true}
+	oldest = vm.Line{Suite: "bookworm-security", Major: 6, Minor: 12, Generic: true, Pin: vm.Lines[0].Pin}
+	newest = vm.Line{Suite: "trixie-backports", Major: 7, Minor: -1, Generic: true, Pin: vm.Lines[1].Pin}
 )
 
 // nic is one that the emulator has.
@@ -128,6 +128,9 @@ func (ms *machines) try(t *testing.T, n nic, l vm.Line, names string) (rows []Ro
 	k, err := l.Kernel(t.Context(), ms.cache)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if k.Warning != "" {
+		t.Logf("warning: %s", k.Warning)
 	}
 	mtu := max(n.mtu, 1500)
 	how := cmp.Or(n.how, Plain)

@@ -17,21 +17,23 @@ import (
 	"time"
 )
 
-// Line is a line of kernels in one suite of the distribution's archive. The
-// newest one in the archive is meant, whichever that is today.
+// Line is a line of kernels in one suite of the distribution's archive.
 type Line struct {
 	Suite string
 	// Major and Minor version; a Minor of -1 stands for any.
 	Major, Minor int
 	// Generic kernels have the drivers of NICs, which cloud kernels lack.
 	Generic bool
+	// Pin is the version that is taken as long as the archive has it: a new one changes no result by itself. Without,
+	// or where it has gone, the newest of the line is.
+	Pin string
 }
 
 // Lines are the kernels that overlane supports and the distribution builds: the
 // oldest and the newest.
 var Lines = []Line{
-	{Suite: "bookworm-security", Major: 6, Minor: 12},
-	{Suite: "trixie-backports", Major: 7, Minor: -1},
+	{Suite: "bookworm-security", Major: 6, Minor: 12, Pin: "6.12.117+deb12"},
+	{Suite: "trixie-backports", Major: 7, Minor: -1, Pin: "7.3.4+deb13"},
 }
 
 // Kernel is an unpacked kernel package.
@@ -39,25 +41,21 @@ type Kernel struct {
 	Release string // as uname -r says
 	Image   string // the file to boot
 	Modules string // the folder of its modules
+	Warning string // it is another one than was asked for; empty: it is not
 }
 
 // freshFor is how long a kernel counts as the newest without asking again.
 const freshFor = 24 * time.Hour
 
-// Kernel returns the newest kernel of a line, from the cache if it was looked
+// Kernel returns the kernel of a line, from the cache if it is there: the pinned one, or the newest if that was looked
 // for within a day.
 func (l Line) Kernel(ctx context.Context, cache string) (*Kernel, error) {
 	dir := filepath.Join(cache, l.Suite)
 	if l.Generic {
 		dir += "-generic"
 	}
-	stamp := filepath.Join(dir, "newest")
-	if st, err := os.Stat(stamp); err == nil && time.Since(st.ModTime()) < freshFor {
-		if release, err := os.ReadFile(stamp); err == nil {
-			if k, err := l.open(dir, string(release)); err == nil {
-				return k, nil
-			}
-		}
+	if k, err := l.cached(dir); err == nil {
+		return k, nil
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -71,7 +69,11 @@ func (l Line) Kernel(ctx context.Context, cache string) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	release, err := l.newest(ctx, a)
+	names, err := a.names(ctx, imagePrefix)
+	if err != nil {
+		return nil, err
+	}
+	release, err := l.choose(names)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +86,42 @@ func (l Line) Kernel(ctx context.Context, cache string) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	return k, errors.Join(os.WriteFile(stamp, []byte(release), 0o644), prune(dir, release))
+	if release != l.pinned() {
+		err = os.WriteFile(filepath.Join(dir, newestFile), []byte(release), 0o644)
+	}
+	return k, errors.Join(err, prune(dir, release, l.pinned()))
+}
+
+// newestFile names the newest kernel of a folder, as of when it was written.
+const newestFile = "newest"
+
+// cached is the kernel that needs no archive.
+func (l Line) cached(dir string) (*Kernel, error) {
+	if l.Pin != "" {
+		if k, err := l.open(dir, l.pinned()); err == nil {
+			return k, nil
+		}
+	}
+	stamp := filepath.Join(dir, newestFile)
+	if st, err := os.Stat(stamp); err != nil || time.Since(st.ModTime()) >= freshFor {
+		return nil, os.ErrNotExist
+	}
+	release, err := os.ReadFile(stamp)
+	if err != nil {
+		return nil, err
+	}
+	return l.open(dir, string(release))
+}
+
+// pinned is the release of the pinned kernel, empty if none is.
+func (l Line) pinned() string {
+	switch {
+	case l.Pin == "":
+		return ""
+	case l.Generic:
+		return l.Pin + "-amd64"
+	}
+	return l.Pin + "-cloud-amd64"
 }
 
 // imagePrefix begins the packages of kernels that are signed, hence not named
@@ -96,14 +133,14 @@ var (
 	generic = regexp.MustCompile(`^` + imagePrefix + `((\d+)\.(\d+)\.(\d+)[^-\s]*-amd64)$`)
 )
 
-func (l Line) newest(ctx context.Context, a *APT) (string, error) {
+// choose takes the release to use of packages' names: the pinned one, or else the newest of the line.
+func (l Line) choose(names []string) (string, error) {
+	if l.Pin != "" && slices.Contains(names, imagePrefix+l.pinned()) {
+		return l.pinned(), nil
+	}
 	image := cloud
 	if l.Generic {
 		image = generic
-	}
-	names, err := a.names(ctx, imagePrefix)
-	if err != nil {
-		return "", err
 	}
 	var best string
 	var version []int
@@ -155,6 +192,9 @@ func fetch(ctx context.Context, a *APT, dir, release string) error {
 
 func (l Line) open(dir, release string) (*Kernel, error) {
 	k := &Kernel{Release: release}
+	if l.Pin != "" && release != l.pinned() {
+		k.Warning = fmt.Sprintf("the archive has kernel %s no more: %s instead", l.pinned(), release)
+	}
 	for _, find := range []struct {
 		to    *string
 		names []string
@@ -174,15 +214,15 @@ func (l Line) open(dir, release string) (*Kernel, error) {
 	return k, nil
 }
 
-// prune removes kernels that are not the newest any more.
-func prune(dir, keep string) error {
+// prune removes kernels that are neither.
+func prune(dir string, keep ...string) error {
 	old, err := filepath.Glob(filepath.Join(dir, "*-amd64"))
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, o := range old {
-		if filepath.Base(o) != keep {
+		if !slices.Contains(keep, filepath.Base(o)) {
 			errs = append(errs, os.RemoveAll(o))
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/overlane/overlane/test/speed"
 	"github.com/overlane/overlane/test/vm/guest"
 )
 
@@ -135,6 +136,9 @@ func prepare(t *testing.T, suites []suite, of ...Line) *fleet {
 		if f.kernels[l], err = l.Kernel(t.Context(), filepath.Join(cache, "overlane-vm")); err != nil {
 			t.Fatal(err)
 		}
+		if w := f.kernels[l].Warning; w != "" {
+			t.Logf("warning: %s", w)
+		}
 	}
 	return f
 }
@@ -175,6 +179,24 @@ func TestKernels(t *testing.T) {
 		on(t, newest, filtering, underFiltering, filters...)
 		on(t, newest, lockedDown, underLockdown)
 	})
+}
+
+var newestOfAll = flag.Bool("newest", false, "TestNewestKernel fails where that kernel does")
+
+// The newest kernel of all, pinned or not: what fails there warns, and is another change's matter.
+func TestNewestKernel(t *testing.T) {
+	speed.Long(t)
+	l := Lines[len(Lines)-1]
+	if *newestOfAll {
+		l.Pin = ""
+		f := prepare(t, onNewest, l)
+		Run(t, f.machine(t, l, usual, onNewest), bootLimit, false)
+		return
+	}
+	out, err := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestNewestKernel$", "-test.v", "-newest").CombinedOutput()
+	if err != nil {
+		t.Logf("warning: overlane fails on the newest kernel: %v\n%s", err, out)
+	}
 }
 
 // whole is the end-to-end suite, which takes an emulated machine hours.

@@ -20,6 +20,7 @@ import (
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism/pipeline"
+	"github.com/overlane/overlane/test/process"
 	"github.com/overlane/overlane/test/residue"
 )
 
@@ -152,7 +153,7 @@ func mergeOutlivesItsDaemon(t *testing.T) {
 
 	second := act()
 	guardian := childOf(t, second.Process.Pid)
-	if err := unix.Kill(second.Process.Pid, unix.SIGSTOP); err != nil {
+	if err := process.Stop(second.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
 	kill(guardian, second.Process.Pid)
