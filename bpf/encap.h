@@ -6,6 +6,8 @@
 #ifndef OVERLANE_ENCAP_H
 #define OVERLANE_ENCAP_H
 
+#include "wire.h"
+
 /* What any of them needs at least; the VNI is at the same place in all. */
 #define OL_ENCAP_HLEN 8
 

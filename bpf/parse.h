@@ -10,25 +10,9 @@
 #define OVERLANE_PARSE_H
 
 #include "abi.h"
+#include "encap.h"
+#include "wire.h"
 
-#ifdef HOST_TEST
-#define OL_INLINE static inline __attribute__((always_inline))
-#else
-#define OL_INLINE static __always_inline
-#endif
-
-#define OL_ETH_P_IP 0x0800
-#define OL_ETH_P_IPV6 0x86dd
-#define OL_ETH_P_8021Q 0x8100
-#define OL_ETH_P_8021AD 0x88a8
-#define OL_ETH_P_TEB 0x6558
-
-#define OL_IPPROTO_TCP 6
-#define OL_IPPROTO_UDP 17
-#define OL_IPPROTO_SCTP 132
-#define OL_IPPROTO_FRAGMENT 44
-
-#define OL_ETH_HLEN 14
 #define OL_MAX_LEN 0xffff /* for a length that cannot be told */
 
 /* A frame being read. total: its whole length, or 0 where data is but the head of it. */
@@ -47,16 +31,6 @@ struct ol_outer {
 	__u8 version; /* of IP */
 };
 
-OL_INLINE __u16 ol_be16(const __u8 *p)
-{
-	return (__u16)(p[0] << 8 | p[1]);
-}
-
-OL_INLINE __u32 ol_be32(const __u8 *p)
-{
-	return (__u32)p[0] << 24 | (__u32)p[1] << 16 | (__u32)p[2] << 8 | p[3];
-}
-
 OL_INLINE __u32 ol_word(const __u8 *p)
 {
 	return *(const __u32 *)p;
@@ -74,8 +48,6 @@ OL_INLINE __u32 ol_word_host(const __u8 *p)
 }
 #define ol_word ol_word_host
 #endif
-
-#include "encap.h"
 
 /* Of one sender: neither a group's nor zero. */
 OL_INLINE int ol_one_sender(const __u8 *mac)

@@ -22,6 +22,10 @@ const (
 // nothing to find there, and takes several times as long.
 var oneThread = []string{module + "/internal/governor", module + "/internal/datapath", module + "/test/parser"}
 
+// startItself are packages whose tests start their own binary hundreds of times, which takes seconds each with the race
+// detector: only a full run has it there.
+var startItself = []string{module + "/internal/apply", module + "/cmd/overlane"}
+
 // emulated are packages whose longest tests wait for a machine that takes one core: two of them run side by side.
 var emulated = []string{module + "/test/manycore", module + "/test/vm", module + "/test/nics"}
 
@@ -39,7 +43,7 @@ func goTests(ctx context.Context, t *tally, how speed, run string, patterns []st
 	if len(patterns) == 0 {
 		patterns = []string{"./..."}
 	}
-	l, err := split(ctx, patterns)
+	l, err := split(ctx, how, patterns)
 	if err != nil {
 		return err
 	}
@@ -98,7 +102,7 @@ func goTest(ctx context.Context, t *tally, args, packages []string) error {
 }
 
 // split lists packages by lot: alone are those under test/ and those whose tests call the residue judge.
-func split(ctx context.Context, patterns []string) (l lots, err error) {
+func split(ctx context.Context, how speed, patterns []string) (l lots, err error) {
 	cmd := command(ctx, "go", append([]string{"list", "-f",
 		"{{.ImportPath}} {{join .TestImports \",\"}},{{join .XTestImports \",\"}}"}, patterns...)...)
 	cmd.Stderr = os.Stderr
@@ -112,7 +116,7 @@ func split(ctx context.Context, patterns []string) (l lots, err error) {
 		case strings.HasPrefix(pkg, module+"/build/"): // what make leaves, and scratch
 		case slices.Contains(emulated, pkg):
 			l.emulated = append(l.emulated, pkg)
-		case slices.Contains(oneThread, pkg):
+		case slices.Contains(oneThread, pkg), how != full && slices.Contains(startItself, pkg):
 			l.computing = append(l.computing, pkg)
 		case strings.HasPrefix(pkg, module+"/test/"), strings.Contains(","+imports+",", ","+judge+","):
 			l.alone = append(l.alone, pkg)

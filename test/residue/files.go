@@ -129,7 +129,7 @@ func readSysctls(s *Snapshot, ns uint64, _ counts, devices []device) error {
 		if err != nil || d.IsDir() || moving[d.Name()] {
 			return nil // a device's folder may have gone
 		}
-		value, err := os.ReadFile(path.Join(root, name))
+		value, err := readValue(path.Join(root, name))
 		if err != nil {
 			return nil // write-only, or without a value
 		}
@@ -140,4 +140,17 @@ func readSysctls(s *Snapshot, ns uint64, _ counts, devices []device) error {
 		s.add(k, changes, "%s", strings.Join(strings.Fields(string(value)), " "))
 		return nil
 	})
+}
+
+// readValue reads a file of less than a page. There are thousands: os.ReadFile, which has each polled, takes three times
+// as long.
+func readValue(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	buf := make([]byte, 4096)
+	n, err := unix.Read(fd, buf)
+	return buf[:max(n, 0)], err
 }

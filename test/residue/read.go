@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 )
 
 // read looks at everything in scope.
@@ -39,10 +40,26 @@ func (o *observer) read() (Snapshot, error) {
 	for _, ns := range spaces {
 		s.names[ns.cookie] = ns.name
 		s.add(key{ns: ns.cookie, what: whatNetns}, o.rule(ns), "inode %d", ns.inode)
-		err := ns.do(func() error { return readNamespace(&s, ns.cookie, o.rule(ns)) })
-		if err != nil {
-			return s, fmt.Errorf("read %s: %w", ns.name, err)
+	}
+	// The kernel makes the values of thousands of files: all cores take part.
+	parts, errs := make([]Snapshot, len(spaces)), make([]error, len(spaces))
+	var all sync.WaitGroup
+	for i, ns := range spaces {
+		parts[i].facts = map[key]fact{}
+		all.Go(func() {
+			if err := ns.do(func() error { return readNamespace(&parts[i], ns.cookie, o.rule(ns)) }); err != nil {
+				errs[i] = fmt.Errorf("read %s: %w", ns.name, err)
+			}
+		})
+	}
+	all.Wait()
+	for _, part := range parts {
+		for k, f := range part.facts {
+			s.facts[k] = f
 		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return s, err
 	}
 	return s, o.readProcesses(&s, spaces, maps)
 }
