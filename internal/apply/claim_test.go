@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -68,6 +69,7 @@ func TestAskersDoNotClaim(t *testing.T) {
 		}
 		claimed <- err
 	}()
+	time.Sleep(20 * time.Millisecond) // nothing tells that it waits
 	b.must(asks.Close())
 	b.must(<-claimed)
 }

@@ -71,5 +71,5 @@ func (d *Daemon) useCores() error {
 		d.log.Info("cores to steer to have changed", "were", d.cores, "are", cores)
 	}
 	d.cores = cores
-	return d.mechs.each(func(m registered) error { return m.CoresChanged() })
+	return d.mechs.each(func(m mechanism.Mechanism) error { return m.CoresChanged() })
 }

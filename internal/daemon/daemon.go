@@ -230,10 +230,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		if d.mechs.any(mechanism.Mechanism.Polls) {
 			events = append(events, on(poll.C, func(time.Time) error { return d.poll(ctx, time.Now()) }))
 		}
-		for _, m := range d.mechs.all {
-			events = append(events, on(m.Changed(), func(struct{}) error { return m.Follow(ctx, time.Now()) }))
-		}
-		err := first(events)
+		err := first(append(events, d.mechs.changes(ctx)...))
 		d.host.Changes.Flush()
 		if err != nil && ctx.Err() == nil {
 			return errors.Join(err, d.stop())
@@ -244,7 +241,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 
 // poll has mechanisms read again what makes no event.
 func (d *Daemon) poll(ctx context.Context, now time.Time) error {
-	return d.mechs.each(func(m registered) error {
+	return d.mechs.each(func(m mechanism.Mechanism) error {
 		if !m.Polls() {
 			return nil
 		}
@@ -268,7 +265,7 @@ func (d *Daemon) rescan(ctx context.Context) error {
 		return nil
 	}
 	d.places.Look(d.host.Snapshot().Underlays)
-	return d.mechs.each(func(m registered) error { return m.Rescanned(ctx) })
+	return d.mechs.each(func(m mechanism.Mechanism) error { return m.Rescanned(ctx) })
 }
 
 // step takes one window: measure, and have each mechanism decide and act.
@@ -276,7 +273,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if only, err := d.trials.Settled(); only || err != nil {
 		return err
 	}
-	err := errors.Join(d.heartbeat(now), d.pollOnline(now), d.mechs.each(func(m registered) error { return m.Step(ctx, now) }))
+	err := errors.Join(d.heartbeat(now), d.pollOnline(now), d.mechs.each(func(m mechanism.Mechanism) error { return m.Step(ctx, now) }))
 	if err != nil {
 		return err
 	}
@@ -300,7 +297,7 @@ func (d *Daemon) stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), mechanism.DrainFor)
 	defer cancel()
 	_, err := d.mechs.stop(ctx)
-	err = errors.Join(err, d.mechs.each(func(m registered) error { return m.Close() }))
+	err = errors.Join(err, d.mechs.each(func(m mechanism.Mechanism) error { return m.Close() }))
 	d.host.Changes.Flush()
 	err = errors.Join(err, d.close())
 	if err != nil {

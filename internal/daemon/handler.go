@@ -89,12 +89,11 @@ func (d *Daemon) fill(st *control.Status) error {
 	called := names.New(d.scanner, d.host.Snapshot())
 	st.Namespaces = called.Places()
 	var left []plan.Skip
+	var errs []error
 	for _, m := range slices.Backward(d.mechs.all) {
 		st.Mechanisms = append(st.Mechanisms, m.Report()...)
 		left = append(left, m.Skipped()...)
-		if err := m.Fill(st, called); err != nil {
-			return err
-		}
+		errs = append(errs, m.Fill(st, called))
 	}
 	d.fillDevices(st, left, called)
 	for i := range st.Mechanisms {
@@ -109,12 +108,9 @@ func (d *Daemon) fill(st *control.Status) error {
 		{Stage: datapath.Pod.String(), NsPerPacket: control.Measured(costs.Pod)},
 	}
 	c, err := d.dp.Counters()
-	if err != nil {
-		return err
-	}
 	n := &st.Counters
 	n.OverlayPackets, n.Unparsed, n.Scans = max(d.overlayPackets(), c.OverlaySeen()), c.Stock, d.pace.Scans
-	return nil
+	return errors.Join(append(errs, err)...)
 }
 
 // unsettled tells whether a mechanism is about to change: it does not act before its programs are there,
@@ -140,8 +136,7 @@ func (d *Daemon) overlayPackets() uint64 {
 
 // fillDevices says what becomes of each device of the overlay. left are those that mechanisms leave alone.
 func (d *Daemon) fillDevices(st *control.Status, left []plan.Skip, called names.Names) {
-	// The first mechanism's state is that of the devices: the pipeline takes them all.
-	state := st.Mechanisms[0].State
+	state := st.Mechanism(string(plan.ByPipeline)).State // it takes them all
 	// Masks are set on target: the device itself, or a pod's end of it.
 	add := func(dev, target node.Dev, role control.Role) *control.Device {
 		out := control.Device{Name: dev.Name, Netns: dev.NetnsCookie, Role: role, State: state}

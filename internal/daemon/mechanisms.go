@@ -5,6 +5,8 @@ package daemon
 import (
 	"context"
 	"errors"
+	"slices"
+	"time"
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/mechanism"
@@ -20,53 +22,42 @@ import (
 // be tried out, the first is. They are stopped, and stand in a status, in the opposite order. The arbiter knows them
 // by name.
 type mechanisms struct {
-	all []registered
+	all []mechanism.Mechanism
 
-	priority  *priority.Priority
 	aggregate *aggregate.Aggregate
 	bridge    *bridgehooks.Hooks
+	priority  *priority.Priority
 	express   *express.Express
 	pipeline  *pipeline.Pipeline
-}
-
-// registered is a mechanism, with what gives it its part of the daemon's options.
-type registered struct {
-	mechanism.Mechanism
-	configure func(context.Context, Options) error
 }
 
 // newMechanisms makes them, with nothing in place.
 func newMechanisms(a arbiter, opts Options) *mechanisms {
 	m := &mechanisms{
-		priority:  priority.New(a, a.d.dp, opts.Priority, a.d.since),
 		aggregate: aggregate.New(a, opts.Aggregate),
 		bridge:    bridgehooks.New(a, opts.SkipUnusedHooks, a.d.since),
+		priority:  priority.New(a, a.d.dp, opts.Priority, a.d.since),
 		express:   express.New(a, a.d.dp, opts.Express, a.d.since),
 		pipeline:  pipeline.New(a, a.d.dp, opts.Pipeline),
 	}
-	m.all = []registered{
-		{m.priority, func(ctx context.Context, o Options) error { return m.priority.Configure(ctx, o.Priority) }},
-		{m.aggregate, func(_ context.Context, o Options) error { m.aggregate.Configure(o.Aggregate); return nil }},
-		{m.bridge, func(_ context.Context, o Options) error { m.bridge.Configure(o.SkipUnusedHooks); return nil }},
-		{m.express, func(_ context.Context, o Options) error { m.express.Configure(o.Express); return nil }},
-		{m.pipeline, func(_ context.Context, o Options) error { m.pipeline.Configure(o.Pipeline); return nil }},
-	}
+	m.all = []mechanism.Mechanism{m.aggregate, m.bridge, m.priority, m.express, m.pipeline}
 	return m
 }
 
-// configure gives each its part of the options. priority is the first, as it may refuse them: then nothing has
-// changed.
+// configure gives each its part of the options. Priority alone may refuse its part: then the others keep theirs.
 func (m *mechanisms) configure(ctx context.Context, opts Options) error {
-	for _, r := range m.all {
-		if err := r.configure(ctx, opts); err != nil {
-			return err
-		}
+	if err := m.priority.Configure(ctx, opts.Priority); err != nil {
+		return err
 	}
+	m.aggregate.Configure(opts.Aggregate)
+	m.bridge.Configure(opts.SkipUnusedHooks)
+	m.express.Configure(opts.Express)
+	m.pipeline.Configure(opts.Pipeline)
 	return nil
 }
 
 // each has all of them do something, also those behind one that fails.
-func (m *mechanisms) each(do func(registered) error) error {
+func (m *mechanisms) each(do func(mechanism.Mechanism) error) error {
 	var errs []error
 	for _, r := range m.all {
 		errs = append(errs, do(r))
@@ -86,12 +77,20 @@ func (m *mechanisms) any(is func(mechanism.Mechanism) bool) bool {
 
 // stop takes back what each of them has changed.
 func (m *mechanisms) stop(ctx context.Context) (all apply.Report, err error) {
-	for i := len(m.all) - 1; i >= 0; i-- {
-		rep, e := m.all[i].Stop(ctx)
+	for _, one := range slices.Backward(m.all) {
+		rep, e := one.Stop(ctx)
 		all.Add(rep)
 		err = errors.Join(err, e)
 	}
 	return all, err
+}
+
+// changes are what they are told of while they wait for it.
+func (m *mechanisms) changes(ctx context.Context) (list []event) {
+	for _, one := range m.all {
+		list = append(list, on(one.Changed(), func(struct{}) error { return one.Follow(ctx, time.Now()) }))
+	}
+	return list
 }
 
 // tracing is what they need to have traced, together.

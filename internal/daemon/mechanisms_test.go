@@ -51,7 +51,7 @@ func loop(list ...recorded) (*Daemon, *[]string) {
 	m := &mechanisms{}
 	for _, r := range list {
 		r.calls = calls
-		m.all = append(m.all, registered{r, func(context.Context, Options) error { return r.note("configure") }})
+		m.all = append(m.all, r)
 	}
 	return &Daemon{host: &host.Host{}, mechs: m}, calls
 }
@@ -72,15 +72,6 @@ func TestMechanismsAreStoppedInTheOppositeOrder(t *testing.T) {
 	same(t, "stop", *calls, "stop c", "stop b", "stop a")
 }
 
-// Options that one of them refuses do not reach those behind it.
-func TestRefusedOptionsGoNoFurther(t *testing.T) {
-	d, calls := loop(recorded{name: "a"}, recorded{name: "b", fails: errors.New("no")}, recorded{name: "c"})
-	if err := d.mechs.configure(t.Context(), Options{}); err == nil {
-		t.Error("no error")
-	}
-	same(t, "configure", *calls, "configure a", "configure b")
-}
-
 func TestOnlyThoseThatPollArePolled(t *testing.T) {
 	d, calls := loop(recorded{name: "a"}, recorded{name: "b", polls: true})
 	if err := d.poll(t.Context(), time.Now()); err != nil {
@@ -94,11 +85,7 @@ func TestAChangeIsFollowedByTheMechanismThatWasTold(t *testing.T) {
 	told := make(chan struct{}, 1)
 	told <- struct{}{}
 	d, calls := loop(recorded{name: "a"}, recorded{name: "b", changed: told}, recorded{name: "c", changed: make(chan struct{})})
-	var events []event
-	for _, m := range d.mechs.all {
-		events = append(events, on(m.Changed(), func(struct{}) error { return m.Follow(t.Context(), time.Now()) }))
-	}
-	if err := first(events); err != nil {
+	if err := first(d.mechs.changes(t.Context())); err != nil {
 		t.Error(err)
 	}
 	same(t, "follow", *calls, "follow b")

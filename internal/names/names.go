@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package names says what devices and network namespaces are called by people.
 package names
 
 import (

@@ -124,7 +124,7 @@ func TestItIsWatchedBeforeAnythingIsJoined(t *testing.T) {
 	needsRoot(t)
 	f := newFixture(governor.Auto)
 	f.windows(t, 1, 1)
-	if f.State() != governor.Parked || !f.program.watching {
+	if f.State() != governor.Parked || !f.Report()[0].Trying || !f.program.watching {
 		t.Errorf("it watches: %t, its program: %t", f.State() == governor.Parked, f.program.watching)
 	}
 	f.windows(t, 50, 1)

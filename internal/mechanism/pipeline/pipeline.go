@@ -73,7 +73,6 @@ type Host interface {
 // Kernel is what it needs of datapath.Datapath.
 type Kernel interface {
 	CPUs() int
-	Owns(progID uint32) bool
 	Cores() ([]datapath.Core, error)
 	Counters() (datapath.Counters, error)
 	LanePackets(stage datapath.Stage, lane int) (uint64, error)

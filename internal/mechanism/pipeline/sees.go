@@ -73,7 +73,7 @@ func (a *actuator) inFront(snap node.Snapshot) string {
 	hooks := foreign.On(a.host.Scanner(), nics)
 	for _, u := range nics.Underlays {
 		for _, other := range hooks[u.Key()].Programs {
-			if other.Hook == "tcx ingress" && !a.dp.Owns(other.ID) {
+			if other.Hook == "tcx ingress" && !a.host.Owns(other.ID) {
 				return fmt.Sprintf("%s at %s of %s", foreign.Say(other.ID), other.Hook, u.Name)
 			}
 		}

@@ -135,7 +135,7 @@ func (p *Priority) meetDemand(ctx context.Context, in governor.Input) error {
 	}
 	if err == nil && !p.placed.onNIC() {
 		why := p.noNIC()
-		_, err = p.stop(ctx)
+		_, err = p.Stop(ctx)
 		m.gov.Refuse(in.Now, why)
 	}
 	if err != nil {
@@ -175,6 +175,6 @@ func (p *Priority) leaveDemand(ctx context.Context) error {
 	if !p.demand.on {
 		return nil // or it is for rules that have come
 	}
-	_, err := p.stop(ctx)
+	_, err := p.Stop(ctx)
 	return err
 }

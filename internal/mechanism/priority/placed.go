@@ -61,7 +61,7 @@ func (p *Priority) poll(now time.Time) error {
 		}
 		p.placed.budget.exceeded(now, c.LatencyExcess, frames)
 	}
-	if err := p.followSync(now); err != nil {
+	if err := p.followSync(); err != nil {
 		p.host.Log().Warn("some redirect paths could not be followed", "reason", err)
 	}
 	return p.renewLanes()
@@ -115,7 +115,7 @@ func (p *Priority) start(ctx context.Context, table *rules.Table) error {
 		err = in.dp.SetTuning(p.tuning())
 	}
 	if err != nil {
-		_, undo := p.stop(context.Background())
+		_, undo := p.Stop(context.Background())
 		return errors.Join(err, undo)
 	}
 	return nil
@@ -206,7 +206,7 @@ func (p *Priority) follow(ctx context.Context) error {
 			delete(in.attached, key)
 		}
 	}
-	return errors.Join(append(errs, p.besideRealtime(), p.followSync(time.Now()))...)
+	return errors.Join(append(errs, p.besideRealtime(), p.followSync())...)
 }
 
 // renewLanes makes new bulk lanes on cores that were offline, or were about to be: the
@@ -234,8 +234,8 @@ func (p *Priority) renewLanes() error {
 	return err
 }
 
-// stop takes it off, once bulk is on the stock path again.
-func (p *Priority) stop(ctx context.Context) (rep apply.Report, err error) {
+// Stop is mechanism.Mechanism's: it takes it off, once bulk is on the stock path again.
+func (p *Priority) Stop(ctx context.Context) (rep apply.Report, err error) {
 	defer func() { p.demand.on = false }()
 	if p.placed == nil {
 		return rep, nil

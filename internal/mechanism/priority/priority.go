@@ -160,9 +160,6 @@ func (p *Priority) CoresChanged() error {
 	return nil
 }
 
-// Stop is mechanism.Mechanism's. Bulk is on the stock path again before.
-func (p *Priority) Stop(ctx context.Context) (apply.Report, error) { return p.stop(ctx) }
-
 // Close is mechanism.Mechanism's.
 func (p *Priority) Close() error { return p.demand.endCensus() }
 

@@ -30,7 +30,7 @@ func (p *Priority) useRules(ctx context.Context, added, configured []rules.Rule)
 	}
 	switch {
 	case !p.opts.prioritises(len(list)) && (p.opts.Off || p.opts.No != nil || !p.demand.on):
-		_, err = p.stop(ctx)
+		_, err = p.Stop(ctx)
 	case p.placed == nil:
 		err = p.start(ctx, table)
 	default:

@@ -23,7 +23,6 @@ type shortcuts struct {
 	dp       *datapath.Shortcuts
 	watchers *shortcut.Watchers
 	links    map[node.DevKey]io.Closer // on tunnels
-	polled   time.Time
 
 	paths   int         // tunnels times pods
 	without []plan.Skip // pods that have no redirect path
@@ -47,15 +46,14 @@ func (p *Priority) Changed() <-chan struct{} {
 }
 
 // Follow is mechanism.Mechanism's.
-func (p *Priority) Follow(_ context.Context, now time.Time) error { return p.followSync(now) }
+func (p *Priority) Follow(context.Context, time.Time) error { return p.followSync() }
 
 // followSync evaluates each way from a tunnel to a pod anew.
-func (p *Priority) followSync(now time.Time) error {
+func (p *Priority) followSync() error {
 	if p.placed == nil || p.placed.sync == nil {
 		return nil
 	}
 	s := p.placed.sync
-	s.polled = now
 	by := map[uint64][]shortcut.Path{}
 	pods := map[node.DevKey]node.Pod{}
 	for _, pod := range p.host.Snapshot().Pods {
