@@ -46,15 +46,19 @@ const (
 // measure makes the window that ends now. Without one, and without an error, it
 // returns false.
 func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) {
-	if t := d.mechs.tracing(); !t.Windows && !t.Always && !d.places.Shared() {
+	traced := d.mechs.tracing()
+	// The order guard of the program that all but priority share on a NIC lives on traces as well.
+	traced.Always = traced.Always || d.places.Shared()
+	if !traced.Windows && !traced.Always {
 		return d.sensor.Nothing(now, d.cores), true, d.setSampling(asleep)
 	}
-	quiet := d.isQuiet(now)
+	// Where no mechanism asks what polls do, a load for which there is nothing to do is traced now and then only.
+	quiet, mayRest := d.isQuiet(now, traced.Always), !traced.Always && !traced.Steady
 	if d.sampling == asleep {
 		switch {
 		case quiet:
 			return d.sensor.Nothing(now, d.cores), true, nil
-		case d.mayRest() && d.idle.holds(now, d.softnet.Rate):
+		case mayRest && d.idle.holds(now, d.softnet.Rate):
 			in = d.idle.in
 			in.Now, in.Configured = now, d.cores
 			return in, true, nil
@@ -84,7 +88,7 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 		d.idle = idleBackoff{}
 		return in, true, d.setSampling(alert)
 	case quiet && now.Sub(d.quiet) >= asleepAfter && now.Sub(d.woken) >= awakeFor,
-		!quiet && d.mayRest() && d.idle.seen(in, d.softnet.Rate):
+		!quiet && mayRest && d.idle.seen(in, d.softnet.Rate):
 		return in, true, d.setSampling(asleep)
 	}
 	return in, true, d.setSampling(calm)
@@ -92,8 +96,8 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 
 // isQuiet tells whether the daemon need not trace: hardly a packet comes, and nothing
 // is in place that lives on what is traced.
-func (d *Daemon) isQuiet(now time.Time) bool {
-	if d.livesOnTraces() {
+func (d *Daemon) isQuiet(now time.Time, always bool) bool {
+	if always {
 		d.quiet = now
 		return false
 	}
@@ -107,13 +111,6 @@ func (d *Daemon) isQuiet(now time.Time) bool {
 	}
 	return true
 }
-
-// livesOnTraces tells whether something is in place that does: the order guards know from polls how far queues are.
-func (d *Daemon) livesOnTraces() bool { return d.places.Shared() || d.mechs.tracing().Always }
-
-// mayRest tells whether a load for which there is nothing to do needs to be traced now and then
-// only: no mechanism asks what polls do.
-func (d *Daemon) mayRest() bool { return !d.livesOnTraces() && !d.mechs.tracing().Steady }
 
 // steers tells whether flows are where the daemon decides in each window that they are.
 func (d *Daemon) steers() bool {

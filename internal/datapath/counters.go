@@ -199,6 +199,9 @@ func Now() (uint64, error) {
 	return uint64(ts.Nano()), nil
 }
 
+// SteeredSeen is what programs have sent to lanes at least: a packet passes more than one of them.
+func (c Counters) SteeredSeen() uint64 { return max(c.Steered, c.PodSteered, c.XDPLane) }
+
 // OverlaySeen is what programs have seen of the overlay at least. What was steered is part of what the same program
 // saw.
 func (c Counters) OverlaySeen() uint64 { return max(c.XDPOverlay, c.Overlay, c.Pod) }

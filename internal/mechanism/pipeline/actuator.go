@@ -300,9 +300,6 @@ var errChangedHands = errors.New("a device has changed hands")
 // flows are under way, nothing is changed and errChangedHands returned: flows have
 // to drain first.
 func (a *actuator) follow(snap node.Snapshot) error {
-	if !a.armed {
-		return nil
-	}
 	if err := a.forgetResequencers(); err != nil {
 		return err
 	}

@@ -372,7 +372,7 @@ func steered(l governor.Layout) trial.Share {
 		if l.Split {
 			return c.Split, max(c.Overlay, c.XDPOverlay)
 		}
-		return max(c.Steered, c.PodSteered, c.XDPLane), c.OverlaySeen()
+		return c.SteeredSeen(), c.OverlaySeen()
 	}
 }
 
@@ -452,7 +452,7 @@ func (p *Pipeline) Fill(st *control.Status, _ names.Names) error {
 		return err
 	}
 	n := &st.Counters
-	n.SteeredPackets = max(c.Steered, c.PodSteered, c.XDPLane)
+	n.SteeredPackets = c.SteeredSeen()
 	n.LaneChanges, n.LaneChangesHeld = c.LaneChanges, c.LaneHeld
 	n.LaneDrops, n.LaneRefused = c.XDPDrop+c.Refused, c.Refused
 	n.SplitPackets, n.Microflows, n.Splits = c.Split, c.Microflows, c.SplitBegun

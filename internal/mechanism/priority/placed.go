@@ -212,9 +212,6 @@ func (p *Priority) follow(ctx context.Context) error {
 // renewLanes makes new bulk lanes on cores that were offline, or were about to be: the
 // threads of the old ones may run elsewhere, and the hook knows.
 func (p *Priority) renewLanes() error {
-	if p.placed == nil {
-		return nil
-	}
 	strayed, err := p.dp.StrayedLanes()
 	if err != nil {
 		return err
