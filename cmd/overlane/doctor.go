@@ -12,16 +12,18 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
+	"github.com/overlane/overlane/internal/mechanism/express"
 	"github.com/overlane/overlane/internal/mechanism/pipeline"
 	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/printable"
 	"github.com/overlane/overlane/internal/probe"
 )
 
@@ -131,8 +133,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 		d.Tiers, d.Mechanisms = probe.Tiers(d.Features), probe.Mechanisms(d.Features)
 		return d, err
 	}
-	own := ownIfRunning()
-	s, l, err := scanNode(cmd.Context(), cfg.Underlays, own)
+	s, l, err := scanNode(cmd.Context(), cfg.Underlays)
 	if err != nil {
 		return nil, err
 	}
@@ -145,40 +146,40 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	called := names.New(s, l.snap)
 	d.Namespaces, d.searched = called.Places(), s.Searched()
 	d.devices(l.snap, called)
-	changed, err := changedSettings()
+	v, err := l.view(s)
 	if err != nil {
 		return d, err
 	}
-	if err := d.express(s, l, called, changed, own); err != nil {
+	if err := d.express(v, called); err != nil {
 		return d, err
 	}
-	for _, sk := range pipeline.LeftAlone(s, l.snap, apply.Owned(changed, plan.ByPipeline)) {
+	for _, sk := range pipeline.LeftAlone(s, l.snap, v.Owned(plan.ByPipeline)) {
 		d.Skipped = append(d.Skipped, leftOut{sk.Target.Name, sk.Target.NetnsCookie, called.Text(sk.Reason), called.Text(sk.What)})
 	}
-	found, err := probe.Diagnose(cmd.Context(), s, l.snap, own)
+	found, err := probe.Diagnose(cmd.Context(), s, l.snap, l.owns)
 	d.Findings = append(d.Findings, found...)
 	if err != nil {
 		return d, err
 	}
-	if err := d.onlookers(s, l.snap, own); err != nil {
+	if err := d.onlookers(s, l.snap, l.owns); err != nil {
 		return d, err
 	}
 	return d, required
 }
 
 // express says what stands between the NICs and the pods that there are, where kernel and NICs allow it.
-func (d *diagnosis) express(s *node.Scanner, l nodeState, called names.Names, changed []apply.Entry, own func(uint32) bool) error {
+func (d *diagnosis) express(v *mechanism.View, called names.Names) error {
 	i := slices.IndexFunc(d.Mechanisms, func(m probe.Mechanism) bool { return m.Name == "express" && m.Possible })
-	if i < 0 || len(l.snap.Pods) == 0 {
+	if i < 0 || len(v.Snapshot.Pods) == 0 {
 		return nil
 	}
-	p, err := l.express(s, changed, false, own, governor.Forced)
+	p, err := express.Plan(v, governor.Forced, false)
 	if err != nil {
 		return err
 	}
 	skipped := slices.DeleteFunc(p.Skipped, func(sk plan.Skip) bool { return called.Place(sk.Target.NetnsCookie).Balancer })
 	pods := 0
-	for _, pod := range l.snap.Pods {
+	for _, pod := range v.Snapshot.Pods {
 		if !called.Place(pod.Peer.NetnsCookie).Balancer {
 			pods++
 		}
@@ -188,7 +189,7 @@ func (d *diagnosis) express(s *node.Scanner, l nodeState, called names.Names, ch
 	}
 	m := &d.Mechanisms[i]
 	m.Possible = len(skipped) < pods
-	m.Reason = fmt.Sprintf("not to %d of %s: %s", len(skipped), plural(pods, "pod"), called.Text(strings.TrimPrefix(skipped[0].Reason, "no express path: ")))
+	m.Reason = fmt.Sprintf("not to %d of %s: %s", len(skipped), printable.Plural(pods, "pod"), called.Text(strings.TrimPrefix(skipped[0].Reason, "no express path: ")))
 	return nil
 }
 
@@ -222,7 +223,7 @@ func (d *diagnosis) onlookers(s *node.Scanner, snap node.Snapshot, own func(uint
 func (d *diagnosis) devices(snap node.Snapshot, called names.Names) {
 	for _, u := range snap.Underlays {
 		d.Devices = append(d.Devices, seen{Name: u.Name, Role: string(control.Underlay), Netns: u.NetnsCookie,
-			About: fmt.Sprintf("%s, MTU %d, %s", u.Driver, u.MTU, plural(u.RxQueues, "receive queue"))})
+			About: fmt.Sprintf("%s, MTU %d, %s", u.Driver, u.MTU, printable.Plural(u.RxQueues, "receive queue"))})
 	}
 	for _, t := range snap.Tunnels {
 		about := fmt.Sprintf("%s, VNI %d, port %d, MTU %d", t.Kind, t.VNI, t.Port, t.MTU)
@@ -326,13 +327,13 @@ func showDiagnosis(s *screen, d *diagnosis) {
 // nothingIn says that no tunnel was found, where, and what would change that.
 func nothingIn(l node.Searched) []string {
 	lines := []string{"no VXLAN or Geneve tunnel was found that the NICs of this network namespace carry"}
-	where := plural(l.Namespaces, "network namespace") + ", this one and those of processes"
+	where := printable.Plural(l.Namespaces, "network namespace") + ", this one and those of processes"
 	if len(l.Dirs) > 0 {
 		where += ", and what is mounted in " + strings.Join(l.Dirs, ", ")
 	}
 	lines = append(lines, "looked into: "+where)
 	if l.Elsewhere > 0 {
-		return append(lines, fmt.Sprintf("NICs of other network namespaces carry %s: run overlane where these NICs are, as with ip netns exec", plural(l.Elsewhere, "tunnel")))
+		return append(lines, fmt.Sprintf("NICs of other network namespaces carry %s: run overlane where these NICs are, as with ip netns exec", printable.Plural(l.Elsewhere, "tunnel")))
 	}
 	return append(lines, "a container engine makes one as soon as a container of an overlay network runs on this node")
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/printable"
 )
 
 // answerWait is how long a daemon may take to answer at all. To take its programs off hundreds of pods
@@ -195,7 +196,7 @@ func showOff(s *screen, rep control.OffReport, err error) {
 	}
 	s.table(nil, rows)
 	if rep.Damaged > 0 {
-		s.line(cell{fmt.Sprintf("  %s of the journal could not be read", plural(rep.Damaged, "record")), yellow})
+		s.line(cell{fmt.Sprintf("  %s of the journal could not be read", printable.Plural(rep.Damaged, "record")), yellow})
 	}
 	if err != nil {
 		return
@@ -217,7 +218,7 @@ func showOff(s *screen, rep control.OffReport, err error) {
 	}
 	switch n := rep.Count(apply.Restored); {
 	case n > 0:
-		s.line(cell{"off: ", bold}, cell{plural(n, "value") + " restored" + by, plain})
+		s.line(cell{"off: ", bold}, cell{printable.Plural(n, "value") + " restored" + by, plain})
 	case rep.PID != 0:
 		s.line(cell{"off: ", bold}, cell{fmt.Sprintf("the daemon (pid %d) has ended; no value was changed", rep.PID), plain})
 	case len(rep.Results) > 0:

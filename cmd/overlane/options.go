@@ -21,6 +21,18 @@ import (
 // daemonOptions turns a configuration that was held against this node into what
 // the daemon needs, or says what of it the kernel cannot do. It changes nothing.
 func daemonOptions(cfg *config.Config) (daemon.Options, error) {
+	scanner, l, err := scanNode(context.Background(), cfg.Underlays)
+	if err != nil {
+		return daemon.Options{}, err
+	}
+	if err := scanner.Close(); err != nil {
+		return daemon.Options{}, err
+	}
+	return optionsOn(cfg, l)
+}
+
+// optionsOn are a configuration's options on a node that was scanned: only the NICs know whether they run XDP.
+func optionsOn(cfg *config.Config, l nodeState) (daemon.Options, error) {
 	opts := daemon.Options{
 		StateDir:  global.stateDir,
 		Online:    func() ([]int, error) { return onlineCores() },
@@ -62,15 +74,6 @@ func daemonOptions(cfg *config.Config) (daemon.Options, error) {
 		return opts, err
 	}
 	opts.Cores = slices.Sorted(slices.Values(cores))
-
-	// Only the NICs know whether they run XDP.
-	scanner, l, err := scanNode(context.Background(), cfg.Underlays, ownIfRunning())
-	if err != nil {
-		return opts, err
-	}
-	if err := scanner.Close(); err != nil {
-		return opts, err
-	}
 	opts.Tiers = tierStatus(l.tiers)
 	opts.Priority.No, opts.Priority.NoGuard = l.noPriority(), tierError(l.tiers, 1)
 	opts.Pipeline.Microflows.NoXDP = noXDP(cfg, l)
@@ -116,10 +119,4 @@ func feature(feats []probe.Feature, id probe.ID) probe.Feature {
 func prioritises(cfg *config.Config) bool {
 	p := cfg.Priority
 	return p.Mode != config.PriorityOff && (len(p.Rules) > 0 || p.Classify == config.ClassifyAuto)
-}
-
-// triesPriority tells whether a configuration leaves it to a trial.
-func triesPriority(cfg *config.Config) bool {
-	p := cfg.Priority
-	return p.Mode != config.PriorityOff && len(p.Rules) == 0 && p.Classify == config.ClassifyProven && cfg.Tier != config.TierXDP
 }

@@ -81,12 +81,14 @@ type nodeState struct {
 	tiers    []probe.Tier
 	places   *xdp.Places
 	lacking  []privilege.Need
+	// owns tells of a BPF program that it is a running daemon's.
+	owns func(progID uint32) bool
 }
 
 // scanNode scans the node. The scanner is the caller's to close.
-func scanNode(ctx context.Context, underlays []string, own func(uint32) bool) (*node.Scanner, nodeState, error) {
-	var l nodeState
-	s, err := node.NewScanner(node.Options{Underlays: underlays, OwnXDP: own})
+func scanNode(ctx context.Context, underlays []string) (*node.Scanner, nodeState, error) {
+	l := nodeState{owns: ownIfRunning()}
+	s, err := node.NewScanner(node.Options{Underlays: underlays, OwnXDP: l.owns})
 	if err != nil {
 		return nil, l, err
 	}

@@ -165,11 +165,3 @@ func ago(d time.Duration) string {
 	}
 	return fmt.Sprintf("%dd%02dh", s/86400, s/3600%24)
 }
-
-// plural spells a number with its noun.
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}

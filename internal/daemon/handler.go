@@ -43,10 +43,10 @@ func (d *Daemon) answer(loaded <-chan struct{}) {
 	}
 }
 
-func (d *Daemon) by(ctx context.Context, way chan func(), fn func()) error {
+func (d *Daemon) by(ctx context.Context, queue chan func(), fn func()) error {
 	done := make(chan struct{})
 	select {
-	case way <- func() { fn(); close(done) }:
+	case queue <- func() { fn(); close(done) }:
 		<-done
 		return nil
 	case <-d.ended:

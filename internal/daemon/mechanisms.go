@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/mechanism/bridgehooks"
@@ -107,4 +108,27 @@ func (m *mechanisms) tries() (list []*trial.Trial) {
 		list = append(list, r.Tries()...)
 	}
 	return list
+}
+
+// Foresee says what each would change on a node with these options, in the order of a status.
+func Foresee(v *mechanism.View, opts Options) (all []mechanism.Outlook, err error) {
+	opts.Priority.Tier = opts.Pipeline.Tier
+	if err := opts.Priority.Fits(); err != nil {
+		return nil, err
+	}
+	join := opts.Aggregate != governor.Off
+	for _, foresee := range []func() ([]mechanism.Outlook, error){
+		func() ([]mechanism.Outlook, error) { return aggregate.Foresee(v, opts.Aggregate) },
+		func() ([]mechanism.Outlook, error) { return bridgehooks.Foresee(v, opts.SkipUnusedHooks) },
+		func() ([]mechanism.Outlook, error) { return priority.Foresee(v, opts.Priority) },
+		func() ([]mechanism.Outlook, error) { return express.Foresee(v, opts.Express, join) },
+		func() ([]mechanism.Outlook, error) { return pipeline.Foresee(v, opts.Pipeline) },
+	} {
+		list, err := foresee()
+		if err != nil {
+			return nil, err
+		}
+		all = append(list, all...)
+	}
+	return all, nil
 }

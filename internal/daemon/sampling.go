@@ -153,7 +153,7 @@ func (l *idleBackoff) holds(now time.Time, rate float64) bool {
 	return !now.Before(l.in.Now) && now.Before(l.until) && rate < changedLoad*l.most && rate > l.least/changedLoad
 }
 
-// calmAfter is how long hardly a packet must have come before what acts by settings and ways is
+// calmAfter is how long hardly a packet must have come before what acts by settings and paths is
 // taken off.
 const calmAfter = time.Minute
 

@@ -80,9 +80,12 @@ func (s Skip) Whole() bool { return s.What == s.Target.String() }
 // Plan is what `overlane run` would do, in this order: first the steps, then
 // the attachments. Nothing is steered before its mask is in place.
 type Plan struct {
-	Steps   []Step       `json:"steps"`
-	Attach  []Attachment `json:"attach"`
-	Skipped []Skip       `json:"skipped"`
+	Steps   []Step          `json:"steps"`
+	Future  []FutureThreads `json:"future_threads,omitempty"`
+	Attach  []Attachment    `json:"attach"`
+	Skipped []Skip          `json:"skipped"`
+	// ProgramsFirst: they are attached before the steps, not after them.
+	ProgramsFirst bool `json:"programs_first,omitempty"`
 }
 
 // Empty reports whether the plan changes nothing.

@@ -92,24 +92,14 @@ type FutureThreads struct {
 	Reason string `json:"reason"`
 }
 
-// PriorityPlan is what priority does, in this order: a virtual NIC has nothing that
-// threads could poll before the program is there, and others make theirs anew.
-type PriorityPlan struct {
-	Attach  []Attachment    `json:"attach"`
-	Steps   []Step          `json:"steps"`
-	Future  []FutureThreads `json:"future_threads"`
-	Skipped []Skip          `json:"skipped"`
-}
-
-// Empty reports whether the plan changes nothing.
-func (p PriorityPlan) Empty() bool { return len(p.Steps) == 0 && len(p.Attach) == 0 }
-
 // Priority plans what priority does to underlays: its program, and that the NIC is
 // polled by threads, each bound to a core. A softirq runs in the time of whatever it
 // interrupts, bulk lanes among them, and so may keep these from getting on at all. A
-// thread that moved from core to core would leave a flow's frames in two lanes.
-func Priority(in PriorityInput) PriorityPlan {
-	p := PriorityPlan{Attach: []Attachment{}, Steps: []Step{}, Future: []FutureThreads{}, Skipped: []Skip{}}
+// thread that moved from core to core would leave a flow's frames in two lanes. The
+// programs come first: a virtual NIC has nothing that threads could poll before, and
+// others make theirs anew.
+func Priority(in PriorityInput) Plan {
+	p := Plan{Attach: []Attachment{}, Steps: []Step{}, Skipped: []Skip{}, ProgramsFirst: true}
 	seats := in.seats()
 	for _, nic := range in.NICs {
 		if nic.Unfit != "" {
@@ -148,7 +138,7 @@ func Priority(in PriorityInput) PriorityPlan {
 	return p
 }
 
-func (p *PriorityPlan) skip(t Target, what, reason string) {
+func (p *Plan) skip(t Target, what, reason string) {
 	p.Skipped = append(p.Skipped, Skip{What: what, Reason: reason, Target: t})
 }
 
@@ -156,7 +146,7 @@ func (p *PriorityPlan) skip(t Target, what, reason string) {
 func Threaded(t Target) Setting { return Setting{Target: t, Kind: SysfsAttr, Attr: "threaded"} }
 
 // thread switches a NIC to threads.
-func (p *PriorityPlan) thread(nic Underlay, in PriorityInput) {
+func (p *Plan) thread(nic Underlay, in PriorityInput) {
 	s := Threaded(nic.Target)
 	if _, touched := in.Owned[s]; touched {
 		p.skip(nic.Target, s.String(), "left alone: another program has switched it off again")

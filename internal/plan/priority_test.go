@@ -44,7 +44,7 @@ func wrote(u Underlay, first string, values ...string) map[Setting]Owned {
 }
 
 // said is a plan in short: "thread nice cores undo first-cores", and what was left.
-func said(p PriorityPlan) (steps, skipped []string) {
+func said(p Plan) (steps, skipped []string) {
 	for _, s := range p.Steps {
 		if s.Kind != ThreadSched {
 			steps = append(steps, s.Name+" "+s.Attr+" "+s.Was+"->"+s.Want)

@@ -16,29 +16,13 @@ func (p Plan) WriteText(w io.Writer) error {
 	if p.Empty() {
 		b.WriteString("nothing to change\n")
 	}
-	writeSteps(&b, p.Steps)
-	writeAttach(&b, p.Attach)
-	writeSkipped(&b, p.Skipped)
-	_, err := io.WriteString(w, printable.Lines(b.String()))
-	return err
-}
-
-// WriteText prints the plan as `overlane plan` shows it.
-func (p PriorityPlan) WriteText(w io.Writer) error {
-	var b bytes.Buffer
-	if p.Empty() {
-		b.WriteString("nothing to change\n")
+	if p.ProgramsFirst {
+		writeAttach(&b, p.Attach)
 	}
-	writeAttach(&b, p.Attach)
 	writeSteps(&b, p.Steps)
-	for i, f := range p.Future {
-		if i == 0 {
-			b.WriteString("threads that come with that, one per receive queue:\n")
-		}
-		fmt.Fprintf(&b, "      %d of %s\n", f.Count, f.Target)
-		fmt.Fprintf(&b, "      set   %s\n", f.Want)
-		fmt.Fprintf(&b, "      why   %s\n", f.Reason)
-		b.WriteString("      undo  set what they were when they came, unless the operator or another program has changed it by then\n")
+	writeFuture(&b, p.Future)
+	if !p.ProgramsFirst {
+		writeAttach(&b, p.Attach)
 	}
 	writeSkipped(&b, p.Skipped)
 	_, err := io.WriteString(w, printable.Lines(b.String()))
@@ -54,6 +38,18 @@ func writeSteps(b *bytes.Buffer, steps []Step) {
 		fmt.Fprintf(b, "      set   %s -> %s\n", s.Was, s.Want)
 		fmt.Fprintf(b, "      why   %s\n", s.Reason)
 		fmt.Fprintf(b, "      undo  set %s, unless the operator or another program has changed it by then\n", s.First)
+	}
+}
+
+func writeFuture(b *bytes.Buffer, threads []FutureThreads) {
+	for i, f := range threads {
+		if i == 0 {
+			b.WriteString("threads that come with that, one per receive queue:\n")
+		}
+		fmt.Fprintf(b, "      %d of %s\n", f.Count, f.Target)
+		fmt.Fprintf(b, "      set   %s\n", f.Want)
+		fmt.Fprintf(b, "      why   %s\n", f.Reason)
+		b.WriteString("      undo  set what they were when they came, unless the operator or another program has changed it by then\n")
 	}
 }
 

@@ -77,13 +77,6 @@ func percent(x float64) string {
 
 func seconds(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) + " s" }
 
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
-
 func width(s string) int { return utf8.RuneCountInString(s) }
 
 func padLeft(s string, w int) string  { return strings.Repeat(" ", max(0, w-width(s))) + s }

@@ -8,6 +8,8 @@ import (
 	"io"
 	"slices"
 	"strings"
+
+	"github.com/overlane/overlane/internal/printable"
 )
 
 func (r Result) notes(w io.Writer) {
@@ -120,7 +122,7 @@ func (r Result) method() []string {
 // caution says what keeps figures of the series from counting, or nothing.
 func (r Result) caution() string {
 	if r.Rounds < MinRounds {
-		return fmt.Sprintf("%s: a first look. A figure counts from %d rounds, none missing.", plural(r.Rounds, "round"), MinRounds)
+		return fmt.Sprintf("%s: a first look. A figure counts from %d rounds, none missing.", printable.Plural(r.Rounds, "round"), MinRounds)
 	}
 	var short []string
 	for _, v := range r.Variants {

@@ -9,6 +9,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/overlane/overlane/internal/printable"
 )
 
 // pageWidth is what a terminal is expected to show without wrapping.
@@ -39,7 +41,7 @@ func (r Result) facts() []string {
 	if r.NAPI != "" {
 		nic += " at " + r.NAPI
 	}
-	cores := plural(r.Machine.Cores, "core")
+	cores := printable.Plural(r.Machine.Cores, "core")
 	if r.Awake {
 		cores += " kept awake"
 	}
@@ -47,7 +49,7 @@ func (r Result) facts() []string {
 		nic,
 		"Linux " + r.Machine.Kernel,
 		cores,
-		plural(r.Rounds, "round") + " × " + seconds(r.Seconds),
+		printable.Plural(r.Rounds, "round") + " × " + seconds(r.Seconds),
 	}
 	if r.NoRealTime {
 		facts = append(facts, "probes at nice -20")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/overlane/overlane/internal/foreign"
+	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -40,4 +41,32 @@ func aggregator(s *node.Scanner, dev node.Dev, unfit string) plan.Aggregator {
 		a.Unfit = fmt.Sprintf("left alone: %v", err)
 	}
 	return a
+}
+
+// Foresee says what datagrams change that come in a row.
+func Foresee(v *mechanism.View, mode governor.Mode) ([]mechanism.Outlook, error) {
+	if mode == governor.Off {
+		return nil, nil
+	}
+	var reasons map[node.DevKey]string
+	if mode != governor.Forced {
+		var err error
+		if reasons, err = Reasons(v.Scanner, v.Snapshot, v.Owns); err != nil {
+			return nil, err
+		}
+	}
+	out := mechanism.Outlook{Name: name, Plan: plan.Aggregate(Input(v.Scanner, v.Snapshot, v.Owned(plan.ByAggregation), reasons))}
+	switch {
+	case len(v.Snapshot.Underlays) == 0:
+		out.When = "for aggregation, run would wait for an underlay: there is none yet"
+	case len(out.Steps) == 0 && len(out.Skipped) > 0:
+		out.When = "for aggregation, run would change nothing here now:"
+	case len(out.Steps) == 0:
+		out.When, out.Attach = "for aggregation, nothing is to be changed: UDP GRO forwarding is on already", nil
+	case mode == governor.Forced:
+		out.When = "for aggregation, run would do this at once:"
+	default:
+		out.When = "once packets come so fast that datagrams may come in a row, run would do this:"
+	}
+	return []mechanism.Outlook{out}, nil
 }

@@ -196,12 +196,27 @@ func calls(snap node.Snapshot, by *shortcut.Watchers) ([]plan.BridgeCall, error)
 	return calls, errors.Join(errs...)
 }
 
-// Plan says what leaving out unused hooks would change on a node. own tells of BPF programs
-// that they are overlane's.
-func Plan(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned, own func(progID uint32) bool) (plan.Plan, error) {
-	ws := shortcut.NewWatchers(s, own, nil)
-	all, err := calls(snap, ws)
-	return plan.BridgeCalls(all, owned), errors.Join(err, ws.Close())
+// Foresee says what changes at bridges that call netfilter's hooks though these are unused; on: they are to leave
+// them out.
+func Foresee(v *mechanism.View, on bool) ([]mechanism.Outlook, error) {
+	if !on {
+		return nil, nil
+	}
+	ws := shortcut.NewWatchers(v.Scanner, v.Owns, nil)
+	all, err := calls(v.Snapshot, ws)
+	if err := errors.Join(err, ws.Close()); err != nil {
+		return nil, err
+	}
+	out := mechanism.Outlook{Name: name, Plan: plan.BridgeCalls(all, v.Owned(plan.ByBridging))}
+	switch {
+	case len(out.Steps) == 0 && len(out.Skipped) > 0:
+		out.When = "run would have bridges call netfilter as they do:"
+	case len(out.Steps) == 0:
+		out.When = "no bridge with a tunnel calls netfilter"
+	default:
+		out.When = "once packets come fast, run would have bridges leave out netfilter's unused hooks:"
+	}
+	return []mechanism.Outlook{out}, nil
 }
 
 // Report is mechanism.Mechanism's.

@@ -73,17 +73,39 @@ func Want(mode governor.Mode) xdp.Want {
 	return xdp.Want{By: xdp.Express, Asked: mode == governor.Forced}
 }
 
-// Plan says what the express path would change on a node. own tells of BPF programs that
-// they are overlane's; changed: by overlane; join: datagrams are to be joined.
-func Plan(s *node.Scanner, snap node.Snapshot, home uint64, changed []apply.Entry, join bool, own func(progID uint32) bool, places *xdp.Places, mode governor.Mode) (plan.Plan, error) {
+// Plan says what the express path would change on a node. join: datagrams are to be joined.
+func Plan(v *mechanism.View, mode governor.Mode, join bool) (p plan.Plan, err error) {
 	l := eligibility{
-		devices: s, snap: snap, watchers: shortcut.NewWatchers(s, own, nil), home: home, places: places, want: Want(mode),
-		owned: apply.Owned(changed, plan.ByExpress), ours: apply.Ours(changed),
+		devices: v.Scanner, snap: v.Snapshot, watchers: shortcut.NewWatchers(v.Scanner, v.Owns, nil), home: v.Scanner.Home(),
+		places: v.Places, want: Want(mode), owned: v.Owned(plan.ByExpress), ours: apply.Ours(v.Changed),
 	}
 	paths, err := l.paths()
 	in := l.input(paths)
 	in.Join = join
 	return plan.Express(in), errors.Join(err, l.watchers.Close())
+}
+
+// Foresee says what frames change that go straight to pods. join: datagrams are to be joined.
+func Foresee(v *mechanism.View, mode governor.Mode, join bool) ([]mechanism.Outlook, error) {
+	if mode == governor.Off {
+		return nil, nil
+	}
+	p, err := Plan(v, mode, join)
+	if err != nil {
+		return nil, err
+	}
+	out := mechanism.Outlook{Name: name, Plan: p}
+	switch {
+	case len(v.Snapshot.Pods) == 0:
+		out.When = "to hand frames straight to pods, run would wait for a pod: there is none yet"
+	case len(out.Attach) == 0:
+		out.When = "run would hand no frames straight to pods now:"
+	case len(out.Steps) == 0:
+		out.When = "to hand frames straight to pods, no setting is to be changed:"
+	default:
+		out.When = "once packets come fast, run would hand them straight to pods where nothing on the way could tell:"
+	}
+	return []mechanism.Outlook{out}, nil
 }
 
 // paths checks each path from a NIC to a pod.

@@ -258,7 +258,7 @@ func (a *actuator) plan(snap node.Snapshot) plan.Plan {
 		})
 	}
 	if a.merge != nil {
-		in.Merge = MergeSteps(snap, a.merge.ifindex)
+		in.Merge = mergeSteps(snap, a.merge.ifindex)
 	}
 	made := plan.Pipeline(in)
 	a.skipped = made.Skipped

@@ -24,8 +24,8 @@ const (
 	// their other ends.
 	MergeDevice  = "ol-merge"
 	MergedDevice = "ol-merged"
-	// FirstMergeIndex is the least index that they get.
-	FirstMergeIndex = 1 << 24
+	// firstMergeIndex is the least index that they get.
+	firstMergeIndex = 1 << 24
 )
 
 // merging are the resequencers: in each namespace with pods a veth of ours. Its qdisc puts in
@@ -50,7 +50,7 @@ func (a *actuator) newMerging() (*merging, error) {
 		return nil, err
 	}
 	// The programs know one index for all namespaces: one that no device has.
-	at := FirstMergeIndex + rand.IntN(1<<24)
+	at := firstMergeIndex + rand.IntN(1<<24)
 	return &merging{a: a, order: order, ifindex: at, namespaces: map[uint64]behind{}}, a.dp.SetMergeDevice(at)
 }
 
@@ -81,8 +81,8 @@ func (a *actuator) wholeUDP(snap node.Snapshot) (string, error) {
 	return "", nil
 }
 
-// MergeSteps are the devices that a snapshot's pods need for resequencers, with an index.
-func MergeSteps(snap node.Snapshot, ifindex int) []plan.Step {
+// mergeSteps are the devices that a snapshot's pods need for resequencers, with an index.
+func mergeSteps(snap node.Snapshot, ifindex int) []plan.Step {
 	cookies := map[uint64]bool{}
 	for _, pod := range snap.Pods {
 		cookies[pod.Host.NetnsCookie] = true

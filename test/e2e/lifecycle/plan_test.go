@@ -135,3 +135,24 @@ func attachedOn(t *testing.T, h *bed.Host) (all []string) {
 	slices.Sort(all)
 	return all
 }
+
+// A mechanism that a status has is one that plan speaks of, where it is asked for.
+func TestPlanSpeaksOfEachMechanism(t *testing.T) {
+	b := lab(t, bed.Options{})
+	const all = "metrics: off\nexpress: auto\nbridge-netfilter: skip-unused\nmicroflows: {udp-order: none}\n"
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: all})
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	must(t, os.WriteFile(file, []byte(all), 0o600))
+	r := rig.Run(t, rig.Spec{NS: b.Receiver().NS}, "plan", "--json", "--config", file, "--state-dir", d.State)
+	if r.Code != 0 {
+		t.Fatalf("overlane plan: %s", r)
+	}
+	var parts map[string]json.RawMessage
+	must(t, json.Unmarshal([]byte(r.Out), &parts))
+	parts["pipeline"] = parts["placement"] // its part is the top
+	for _, m := range d.Status().Mechanisms {
+		if len(parts[strings.ReplaceAll(m.Name, "-", "_")]) == 0 {
+			t.Errorf("plan does not speak of %s: %s", m.Name, r)
+		}
+	}
+}

@@ -54,7 +54,7 @@ func unbind(t *testing.T, b *bed.Bed) {
 }
 
 // planned is what overlane plan says of priority, as text and as data.
-func planned(t *testing.T, b *bed.Bed, config, state string) (text string, priority plan.PriorityPlan) {
+func planned(t *testing.T, b *bed.Bed, config, state string) (text string, priority plan.Plan) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	must(t, os.WriteFile(file, []byte(config), 0o600))
@@ -67,7 +67,7 @@ func planned(t *testing.T, b *bed.Bed, config, state string) (text string, prior
 			text = r.Out
 			continue
 		}
-		var out struct{ Priority *plan.PriorityPlan }
+		var out struct{ Priority *plan.Plan }
 		must(t, json.Unmarshal([]byte(r.Out), &out))
 		if out.Priority == nil {
 			t.Fatalf("overlane plan does not speak of priority: %s", r)
