@@ -11,6 +11,7 @@
 
 #include "abi.h"
 #include "parse.h"
+#include "head.h"
 
 #define OL_ECN_NONE 0
 #define OL_ECN_ECT1 1
@@ -188,16 +189,11 @@ OL_INLINE enum ol_express_unfit ol_express_plain(const struct ol_cursor *c, __u3
 }
 
 /*
- * Frames of a flow come in runs. One whose head is that of a plain frame before it, but for
- * lengths, identifications and checksums, is plain if these are as they should be. For IPv4 in
- * VXLAN over IPv4 without an outer UDP checksum.
+ * A frame whose head is that of a plain frame before it, but for lengths, identifications and
+ * checksums, is plain if these are as they should be. For IPv4 in VXLAN over IPv4 without an outer
+ * UDP checksum.
  */
-#define OL_RUN_WORDS 11
 #define OL_RUN_HEAD 92 /* up to and including an inner UDP header */
-
-struct ol_run {
-	__u64 word[OL_RUN_WORDS];
-};
 
 #define OL_RUN_MASK                                                       \
 	{                                                                 \
@@ -214,48 +210,25 @@ struct ol_run {
 		~0ULL,                                                    \
 	}
 
-/* May frames be compared with this plain one? */
-OL_INLINE int ol_run_begins(const struct ol_cursor *c, __u32 inner)
+/* Keeps the head of a plain frame, if later ones may be compared with it. */
+OL_INLINE int ol_run_begin(const struct ol_cursor *c, __u32 inner, struct ol_head *h)
 {
 	const __u8 *d = c->data;
 
-	return inner == OL_INNER_PLAIN && OL_FITS(c, d, OL_RUN_HEAD) && d[14] == 0x45 &&
-	       !(d[40] | d[41]) && ol_be16(d + 62) == OL_ETH_P_IP;
-}
-
-/* Keeps the head of a frame of which ol_run_begins is true. */
-OL_INLINE void ol_run_keep(const struct ol_cursor *c, struct ol_run *r)
-{
-	int i;
-
-	if (!OL_FITS(c, c->data, OL_RUN_HEAD))
-		return;
-#ifndef HOST_TEST
-#pragma unroll
-#endif
-	for (i = 0; i < OL_RUN_WORDS; i++)
-		__builtin_memcpy(&r->word[i], c->data + 8 * i, 8);
+	if (!ol_head_in_tunnel(c, inner) || d[40] | d[41])
+		return 0;
+	ol_head_keep(d, h, OL_HEAD_WORDS);
+	return 1;
 }
 
 /* Is the frame plain, and of the flow of the one that was kept? Total is its whole length. */
-OL_INLINE int ol_run_goes_on(const struct ol_cursor *c, const struct ol_run *r)
+OL_INLINE int ol_run_goes_on(const struct ol_cursor *c, const struct ol_head *h)
 {
-	const __u64 mask[OL_RUN_WORDS] = OL_RUN_MASK;
+	const __u64 mask[OL_HEAD_WORDS] = OL_RUN_MASK;
 	const __u8 *d = c->data;
-	__u64 diff = 0, w;
 	__u16 len, inner;
-	int i;
 
-	if (!OL_FITS(c, d, OL_RUN_HEAD))
-		return 0;
-#ifndef HOST_TEST
-#pragma unroll
-#endif
-	for (i = 0; i < OL_RUN_WORDS; i++) {
-		__builtin_memcpy(&w, d + 8 * i, 8);
-		diff |= (w ^ r->word[i]) & mask[i];
-	}
-	if (diff)
+	if (!OL_FITS(c, d, OL_RUN_HEAD) || ol_head_differs(d, h, mask, OL_HEAD_WORDS))
 		return 0;
 	len = ol_be16(d + 16);
 	inner = ol_be16(d + 66);

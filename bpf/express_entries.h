@@ -60,7 +60,7 @@ struct {
 
 /* The last frame that took an entry in this core's hook, as the second of its flow in a row. */
 struct ol_express_last {
-	struct ol_run run;
+	struct ol_head head;
 	__u32 seq; /* of the poll; within one, no flow changes its lane */
 	__u32 entries;
 	__u32 nic;
@@ -96,7 +96,7 @@ __noinline int ol_express_next(struct xdp_md *ctx)
 		return XDP_PASS;
 	ol_cursor_at(ctx, &c);
 	c.total = bpf_xdp_get_buff_len(ctx);
-	if (!ol_run_goes_on(&c, &l->run) || c.total - 50 > l->max_len ||
+	if (!ol_run_goes_on(&c, &l->head) || c.total - 50 > l->max_len ||
 	    bpf_redirect_map(&ol_express_ports, l->port, XDP_PASS) != XDP_REDIRECT ||
 	    bpf_xdp_adjust_head(ctx, 50))
 		return XDP_PASS;
@@ -249,9 +249,8 @@ static __always_inline void ol_express_keep(struct xdp_md *ctx, const struct ol_
 	struct ol_cursor c;
 
 	ol_cursor_at(ctx, &c);
-	if (!l || !ol_run_begins(&c, f->inner))
+	if (!l || !ol_run_begin(&c, f->inner, &l->head))
 		return;
-	ol_run_keep(&c, &l->run);
 	l->seq = seq;
 	l->entries = entries;
 	l->nic = ctx->ingress_ifindex;

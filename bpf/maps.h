@@ -104,6 +104,7 @@ struct ol_recent {
 	__u32 seq;
 	__u32 slot;
 	__u32 lane;
+	__u32 place; /* among the elephants, or OL_NO_PLACE: of the NIC's stage */
 };
 
 struct {

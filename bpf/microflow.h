@@ -36,14 +36,6 @@ static __always_inline struct ol_elephant *ol_get_elephant(__u32 cpu, __u32 plac
 	return place < OL_ELEPHANTS ? bpf_map_lookup_elem(&ol_elephants, &key) : NULL;
 }
 
-/* The place of the flow that came last on this core, or OL_NO_PLACE. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} ol_last_elephant SEC(".maps");
-
 /* The place that a flow has on a core, or OL_NO_PLACE. */
 static __always_inline __u32 ol_elephant_of(__u32 cpu, const struct ol_flow *flow, __u32 slot)
 {
@@ -518,8 +510,8 @@ struct ol_part {
  */
 __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 {
-	__u32 this_cpu = bpf_get_smp_processor_id(), zero = 0, place, branch;
-	__u32 *last = bpf_map_lookup_elem(&ol_last_elephant, &zero);
+	__u32 this_cpu = bpf_get_smp_processor_id(), stage = OL_STAGE_NIC, place, branch;
+	struct ol_recent *last = bpf_map_lookup_elem(&ol_recents, &stage);
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	struct ol_elephant *e;
@@ -528,12 +520,12 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 	if (!flow || !part || !last || !policy || !cpu)
 		return OL_NO_BRANCH;
 	if (!part->again) {
-		*last = OL_NO_PLACE;
+		last->place = OL_NO_PLACE;
 		if (flow->fragment == OL_FRAG_LATER)
 			return OL_NO_BRANCH;
-		*last = ol_find_elephant(flow, part->slot);
+		last->place = ol_find_elephant(flow, part->slot);
 	}
-	place = *last;
+	place = last->place;
 	e = ol_get_elephant(this_cpu, place);
 	if (!e)
 		return OL_NO_BRANCH;

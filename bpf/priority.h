@@ -11,6 +11,7 @@
 
 #include "abi.h"
 #include "parse.h"
+#include "head.h"
 
 /* The side's address, as words in network byte order. */
 OL_INLINE void ol_flow_addr(const struct ol_flow *f, int dst, __u32 addr[4])
@@ -338,14 +339,7 @@ OL_INLINE void ol_sparse_add(struct ol_sparse *flow, struct ol_sparse *source, _
 	}
 }
 
-/*
- * Heads of frames that are told to be of one flow by comparing a few words: of the
- * commonest kind, TCP or UDP over IPv4 without options, alone or in a tunnel over the
- * same. The rest is parsed.
- */
-#define OL_HEAD_TUNNEL 88 /* bytes up to the inner ports */
-#define OL_HEAD_HOST 38
-#define OL_HEAD_WORDS 11
+#define OL_HEAD_HOST 38 /* bytes up to and including the ports */
 
 /* Bytes of a word, the first in memory first. */
 #define OL_BYTES(a, b, c, d, e, f, g, h)                                                         \
@@ -381,29 +375,6 @@ OL_INLINE void ol_sparse_add(struct ol_sparse *flow, struct ol_sparse *source, _
 		OL_BYTES(255, 255, 255, 255, 255, 255, 0, 0), \
 	}
 
-/* The head of the last frame that was judged. */
-struct ol_head {
-	__u64 word[OL_HEAD_WORDS];
-	__u32 len; /* OL_HEAD_TUNNEL, OL_HEAD_HOST, or 0: none to compare with */
-	__u32 pad;
-};
-
-OL_INLINE int ol_head_differs(const __u8 *data, const struct ol_head *h, const __u64 *mask,
-			      int words)
-{
-	__u64 diff = 0, w;
-	int i;
-
-#pragma unroll
-	for (i = 0; i < words; i++) {
-		if (!mask[i])
-			continue;
-		__builtin_memcpy(&w, data + 8 * i, 8);
-		diff |= (w ^ h->word[i]) & mask[i];
-	}
-	return diff != 0;
-}
-
 /* Is the frame of the flow, and treated like the frame, whose head that is? */
 OL_INLINE int ol_same_head(const struct ol_cursor *c, const struct ol_head *h)
 {
@@ -421,28 +392,21 @@ OL_INLINE void ol_keep_head(const struct ol_cursor *c, const struct ol_flow *f, 
 			    __u32 inner, struct ol_head *h)
 {
 	const __u8 *d = c->data;
-	int i;
 
 	h->len = 0;
 	if (f->fragment != OL_FRAG_WHOLE || f->v6 || !f->ports)
 		return;
-	if (!OL_FITS(c, d, 40) || ol_be16(d + 12) != OL_ETH_P_IP || d[14] != 0x45)
-		return;
-	if (host) {
-#pragma unroll
-		for (i = 0; i < 5; i++)
-			__builtin_memcpy(&h->word[i], d + 8 * i, 8);
-		h->len = OL_HEAD_HOST;
+	if (!host) {
+		if (!ol_head_in_tunnel(c, inner))
+			return;
+		ol_head_keep(d, h, OL_HEAD_WORDS);
+		h->len = OL_HEAD_TUNNEL;
 		return;
 	}
-	/* Options of the tunnel move what follows. */
-	if (!OL_FITS(c, d, OL_HEAD_TUNNEL) || inner != OL_INNER_PLAIN ||
-	    ol_be16(d + 62) != OL_ETH_P_IP || d[64] != 0x45)
+	if (!OL_FITS(c, d, 40) || ol_be16(d + 12) != OL_ETH_P_IP || d[14] != 0x45)
 		return;
-#pragma unroll
-	for (i = 0; i < OL_HEAD_WORDS; i++)
-		__builtin_memcpy(&h->word[i], d + 8 * i, 8);
-	h->len = OL_HEAD_TUNNEL;
+	ol_head_keep(d, h, 5);
+	h->len = OL_HEAD_HOST;
 }
 
 #endif

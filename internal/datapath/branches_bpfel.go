@@ -352,10 +352,10 @@ type branchesOlRecent struct {
 		Dscp     uint8
 		_        [4]byte
 	}
-	Seq  uint32
-	Slot uint32
-	Lane uint32
-	_    [4]byte
+	Seq   uint32
+	Slot  uint32
+	Lane  uint32
+	Place uint32
 }
 
 type branchesOlSlot struct {
@@ -396,7 +396,6 @@ const (
 	branchesMapOlFrags           = "ol_frags"
 	branchesMapOlLanePackets     = "ol_lane_packets"
 	branchesMapOlLaneThreads     = "ol_lane_threads"
-	branchesMapOlLastElephant    = "ol_last_elephant"
 	branchesMapOlLatencyThreads  = "ol_latency_threads"
 	branchesMapOlLeaves          = "ol_leaves"
 	branchesMapOlMergeEnded      = "ol_merge_ended"
@@ -484,7 +483,6 @@ type branchesMapSpecs struct {
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
-	OlLastElephant   *ebpf.MapSpec `ebpf:"ol_last_elephant"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
 	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
@@ -542,7 +540,6 @@ type branchesMaps struct {
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
-	OlLastElephant   *ebpf.Map `ebpf:"ol_last_elephant"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
 	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
@@ -571,7 +568,6 @@ func (m *branchesMaps) Close() error {
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,
-		m.OlLastElephant,
 		m.OlLatencyThreads,
 		m.OlLeaves,
 		m.OlMergeEnded,

@@ -296,7 +296,6 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		"ol_merge_ended":     d.stages.OlMergeEnded,
 		"ol_unnumbered":      d.stages.OlUnnumbered,
 		"ol_elephants":       cmp.Or(d.branches.OlElephants, d.xdp.OlElephants),
-		"ol_last_elephant":   cmp.Or(d.branches.OlLastElephant, d.xdp.OlLastElephant),
 		"ol_lane_threads":    d.stages.OlLaneThreads,
 		"ol_express_entries": d.xdp.OlExpressEntries,
 		"ol_express_ports":   d.xdp.OlExpressPorts,

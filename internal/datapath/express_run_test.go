@@ -37,7 +37,7 @@ const (
 	laneExpress  = 0xfe
 	expressPause = 100 * time.Millisecond
 	expressLeave = 5 * time.Millisecond
-	longest      = 200 // of an inner frame, for the ways of these tests
+	longest      = 200 // of an inner frame, for the paths of these tests
 )
 
 // The addresses that packet gives to frames, and the tunnel's own.
@@ -54,7 +54,7 @@ type straight struct {
 	t    *testing.T
 	now  uint64 // ns, of the core's last poll
 	key  ExpressKey
-	way  ExpressPath
+	path ExpressPath
 	port uint32
 	host *netns.Handle
 }
@@ -116,19 +116,19 @@ func in(t *testing.T, ns *netns.Handle, args ...string) {
 	}
 }
 
-// newStraight opens a way to a pod. Nothing steers to lanes: who does not go straight stays.
+// newStraight opens a path to a pod. Nothing steers to lanes: who does not go straight stays.
 func newStraight(t *testing.T, refresh time.Duration) *straight {
 	t.Helper()
 	s := &straight{bench: newBench(t, NIC), t: t, host: newNamespace(t)}
 	hostEnd, podEnd := pod(t, s.host, "pod0")
 	s.key = ExpressKey{NIC: 1, VNI: 42, Port: packet.VXLANPort, MAC: podMAC} // a test run's frames come from lo
-	s.way = ExpressPath{
+	s.path = ExpressPath{
 		Host: hostEnd, Pod: podEnd, MaxLen: longest, Refresh: refresh,
 		Local: netip.MustParseAddr("192.0.2.2"), NICMAC: nicMAC, TunnelMAC: tunnelMAC,
 	}
 	now, err := Now()
 	s.now = now
-	s.must(err, s.Steer(s.core), s.AddPath(s.key, s.way), s.SetExpress(true))
+	s.must(err, s.Steer(s.core), s.AddPath(s.key, s.path), s.SetExpress(true))
 	s.port = s.portOf(podEnd)
 	s.poll(0)
 	return s
@@ -228,8 +228,8 @@ func (s *straight) stays(what string, frame []byte) {
 	}
 }
 
-// onTheWay brings a flow to its way.
-func (s *straight) onTheWay(frame []byte) {
+// onItsPath brings a flow to its path.
+func (s *straight) onItsPath(frame []byte) {
 	s.t.Helper()
 	s.stays("a new flow", frame)
 	s.poll(expressPause + 1)
@@ -268,13 +268,13 @@ func (s *straight) lane(what string, frame []byte, want uint8) {
 	}
 }
 
-// withdrawn has the way be withdrawn for so long.
+// withdrawn has the path be withdrawn for so long.
 func (s *straight) withdrawn(ago time.Duration) {
 	s.t.Helper()
 	var v underlayOlExpressEntry
 	s.must(s.xdp.OlExpressEntries.Lookup(s.key.abi(), &v))
 	if v.Withdrawn == 0 {
-		s.t.Fatal("the way is not withdrawn")
+		s.t.Fatal("the path is not withdrawn")
 	}
 	now, err := Now()
 	v.Withdrawn = now - uint64(ago)
@@ -401,7 +401,7 @@ func TestAFrameThatIsNotPlainTakesTheFullPathAndItsFlowWithIt(t *testing.T) {
 			t.Fatalf("%s: not of the flow", c.name)
 		}
 		s.forget(t, s.slotOf(classify(t, f)))
-		s.onTheWay(f)
+		s.onItsPath(f)
 		was, err := s.Counters()
 		s.must(err)
 		unfit, err := s.ExpressUnfit()
@@ -443,16 +443,16 @@ func TestAFrameThatIsNotPlainTakesTheFullPathAndItsFlowWithIt(t *testing.T) {
 	// The longest that may.
 	f := long(0)(99)
 	s.forget(t, s.slotOf(classify(t, f))) // it may be that of a flow above
-	s.onTheWay(f)
+	s.onItsPath(f)
 	s.poll(1)
 	s.goes("as long as may be", f)
 }
 
-func TestAWithdrawnWayIsLeftInOrderOrAtOnce(t *testing.T) {
+func TestAWithdrawnEntryIsLeftInOrderOrAtOnce(t *testing.T) {
 	t.Run("not drained", func(t *testing.T) {
 		s := newStraight(t, 0)
 		f := plain(1)
-		s.onTheWay(f)
+		s.onItsPath(f)
 		s.must(s.WithdrawPath(s.key))
 		// As long as the machine takes no longer between two lines of this.
 		for try := 0; ; try++ {
@@ -475,9 +475,9 @@ func TestAWithdrawnWayIsLeftInOrderOrAtOnce(t *testing.T) {
 			if try == 100 {
 				t.Fatalf("one frame took %v", time.Duration(end-begin))
 			}
-			s.must(s.ClosePath(s.key), s.AddPath(s.key, s.way))
+			s.must(s.ClosePath(s.key), s.AddPath(s.key, s.path))
 			s.forget(t, s.slotOf(classify(t, f)))
-			s.onTheWay(f)
+			s.onItsPath(f)
 			s.must(s.WithdrawPath(s.key))
 		}
 		was, err := s.Counters()
@@ -489,14 +489,14 @@ func TestAWithdrawnWayIsLeftInOrderOrAtOnce(t *testing.T) {
 		s.poll(10 * expressPause)
 		s.stays("withdrawn for long, later", f)
 		// Open again.
-		s.must(s.AddPath(s.key, s.way))
+		s.must(s.AddPath(s.key, s.path))
 		s.poll(1)
 		s.goes("open again", f)
 	})
 	t.Run("drained", func(t *testing.T) {
 		s := newStraight(t, 0)
 		f := plain(1)
-		s.onTheWay(f)
+		s.onItsPath(f)
 		s.must(s.WithdrawPath(s.key))
 		s.drained(s.port, true)
 		was, err := s.Counters()
@@ -516,24 +516,24 @@ func TestAWithdrawnWayIsLeftInOrderOrAtOnce(t *testing.T) {
 	})
 }
 
-func TestWithoutAWayOrItsDeviceFramesTakeTheFullPath(t *testing.T) {
+func TestWithoutAnEntryOrItsDeviceFramesTakeTheFullPath(t *testing.T) {
 	t.Run("closed", func(t *testing.T) {
 		s := newStraight(t, 0)
 		f := plain(1)
-		s.onTheWay(f)
+		s.onItsPath(f)
 		was, err := s.Counters()
 		s.must(err, s.ClosePath(s.key))
 		s.poll(1)
-		s.stays("the way is closed", f)
-		s.counted("the way is closed", was, 0, 0, 0) // whose flow is no longer known
+		s.stays("the path is closed", f)
+		s.counted("the path is closed", was, 0, 0, 0) // whose flow is no longer known
 		s.drained(s.port, true)
 		s.poll(1)
-		s.stays("the way is closed, and its pod's ring empty", f)
-		s.lane("the way is closed, and its pod's ring empty", f, LaneLocal)
-		s.counted("the way is closed, and its pod's ring empty", was, 0, 0, 1)
+		s.stays("the path is closed, and its pod's ring empty", f)
+		s.lane("the path is closed, and its pod's ring empty", f, LaneLocal)
+		s.counted("the path is closed, and its pod's ring empty", was, 0, 0, 1)
 		var device uint32
 		if err := s.xdp.OlExpressPorts.Lookup(s.port, &device); !errors.Is(err, ebpf.ErrKeyNotExist) {
-			t.Errorf("the port of a closed way: %d, %v", device, err)
+			t.Errorf("the port of a closed path: %d, %v", device, err)
 		}
 	})
 	t.Run("one of two", func(t *testing.T) {
@@ -541,8 +541,8 @@ func TestWithoutAWayOrItsDeviceFramesTakeTheFullPath(t *testing.T) {
 		other := s.key
 		other.VNI++
 		f := plain(1)
-		s.must(s.AddPath(other, s.way))
-		s.onTheWay(f)
+		s.must(s.AddPath(other, s.path))
+		s.onItsPath(f)
 		s.must(s.ClosePath(other))
 		s.poll(1)
 		s.goes("another way to that pod is closed", f)
@@ -550,7 +550,7 @@ func TestWithoutAWayOrItsDeviceFramesTakeTheFullPath(t *testing.T) {
 	t.Run("no device", func(t *testing.T) {
 		s := newStraight(t, 0)
 		f := plain(1)
-		s.onTheWay(f)
+		s.onItsPath(f)
 		s.goes("the second, whose head is kept", f)
 		in(t, s.host, "ip", "link", "del", "pod0")
 		was, err := s.Counters()
@@ -569,7 +569,7 @@ func TestWithoutAWayOrItsDeviceFramesTakeTheFullPath(t *testing.T) {
 			f := changed(plain(uint16(i+1)), change)
 			s.send(f)
 			s.poll(expressPause + 1)
-			s.stays("no way leads there", f)
+			s.stays("no path leads there", f)
 		}
 	})
 }
@@ -581,7 +581,7 @@ func TestTheStackSeesWhoSends(t *testing.T) {
 	s := newStraight(t, refresh)
 	f := plain(1)
 	from := func(host byte) []byte { return changed(f, func(f []byte) { f[outerIP+15] = host }) }
-	s.onTheWay(f)
+	s.onItsPath(f)
 	s.drained(s.port, true)
 
 	s.poll(1)
@@ -606,7 +606,7 @@ func TestTheStackSeesWhoSends(t *testing.T) {
 	known.Seen -= uint32(refresh/time.Microsecond) + 1
 	s.must(s.xdp.OlExpressSenders.Put(key, known))
 	s.poll(1)
-	s.goes("found to be due, with the frame under way", f)
+	s.goes("found to be due, with the frame under path", f)
 	s.poll(1)
 	was, err = s.Counters()
 	s.must(err)
@@ -624,7 +624,7 @@ func TestTheStackSeesWhoSends(t *testing.T) {
 	// Of one that is forgotten: the map keeps those that were asked for last.
 	s.must(s.xdp.OlExpressSenders.Delete(key))
 	s.poll(1)
-	s.goes("found to be forgotten, with the frame under way", f)
+	s.goes("found to be forgotten, with the frame under path", f)
 	s.poll(1)
 	s.stays("forgotten", f)
 	s.must(s.xdp.OlExpressSenders.Lookup(key, &known))
@@ -636,12 +636,12 @@ func TestAWayTakenBeforeTheProgramCameAnewIsLeft(t *testing.T) {
 	f := plain(1)
 	attach := func() {
 		t.Helper()
-		l, err := s.AttachXDP(s.way.Host)
+		l, err := s.AttachXDP(s.path.Host)
 		s.must(err)
 		s.must(l.Close())
 	}
 	attach()
-	s.onTheWay(f)
+	s.onItsPath(f)
 	attach()
 	was, err := s.Counters()
 	s.must(err)
@@ -655,7 +655,7 @@ func TestAWayTakenBeforeTheProgramCameAnewIsLeft(t *testing.T) {
 	s.goes("behind the pause", f)
 }
 
-// blind takes the way from the map behind everybody's back: who still goes it does so without
+// blind takes the path from the map behind everybody's back: who still goes it does so without
 // another look.
 func (s *straight) blind() {
 	s.t.Helper()
@@ -678,7 +678,7 @@ func nextOf(f []byte, payload int) []byte {
 func TestTheNextOfARunGoesTheWayOfTheOneBefore(t *testing.T) {
 	s := newStraight(t, 0)
 	f := plain(1)
-	s.onTheWay(f)
+	s.onItsPath(f)
 	s.goes("the second of a run", f)
 	s.blind()
 	was, err := s.Counters()
@@ -741,23 +741,23 @@ func TestTheNextOfARunGoesTheWayOfTheOneBefore(t *testing.T) {
 func TestARunEndsWithWhatItWasJudgedBy(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		blind bool // a look at the way would not be needed for that
+		blind bool // a look at the path would not be needed for that
 		end   func(*straight)
 	}{
 		{"another poll", true, func(s *straight) { s.later(1) }},
-		{"the ways changed", true, func(s *straight) { s.must(s.pathsChanged()) }},
+		{"the paths changed", true, func(s *straight) { s.must(s.pathsChanged()) }},
 		{"nothing may go straight", true, func(s *straight) { s.must(s.SetExpress(false)) }},
 		{"a frame is not plain", false, func(s *straight) { s.stays("not plain", append(plain(1), 0)) }},
-		{"the way is withdrawn", false, func(s *straight) {
+		{"the path is withdrawn", false, func(s *straight) {
 			s.must(s.WithdrawPath(s.key))
 			s.withdrawn(expressLeave + time.Millisecond)
 		}},
-		{"the way is closed", false, func(s *straight) { s.must(s.ClosePath(s.key)) }},
+		{"the path is closed", false, func(s *straight) { s.must(s.ClosePath(s.key)) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newStraight(t, 0)
 			f := plain(1)
-			s.onTheWay(f)
+			s.onItsPath(f)
 			s.goes("the second", f)
 			if c.blind {
 				s.blind()
@@ -769,20 +769,20 @@ func TestARunEndsWithWhatItWasJudgedBy(t *testing.T) {
 	}
 }
 
-// In a trial flows leave their ways in order, however long that takes, and come back.
+// In a trial flows leave their paths in order, however long that takes, and come back.
 func TestHeldFlowsLeaveInOrderOnly(t *testing.T) {
 	s := newStraight(t, 0)
 	f := plain(1)
-	s.onTheWay(f)
+	s.onItsPath(f)
 	was, err := s.Counters()
 	s.must(err)
 	s.must(s.HoldExpress(true))
-	s.drained(s.portOf(s.way.Pod), false)
+	s.drained(s.portOf(s.path.Pod), false)
 	for range 3 {
 		s.poll(10 * expressLeave)
 		s.goes("held, and not drained", f)
 	}
-	s.drained(s.portOf(s.way.Pod), true)
+	s.drained(s.portOf(s.path.Pod), true)
 	s.handedOn()
 	s.poll(1)
 	s.stays("held, and drained", f)
@@ -800,11 +800,11 @@ func TestHeldFlowsLeaveInOrderOnly(t *testing.T) {
 func TestASenderIsWhereTheTunnelWasToldThatItIs(t *testing.T) {
 	s := newStraight(t, 0)
 	f := plain(1)
-	s.onTheWay(f)
+	s.onItsPath(f)
 	who := Sender{VNI: s.key.VNI, Port: s.key.Port, MAC: [6]byte(f[innerEth+6 : innerEth+12])}
 	here := netip.AddrFrom4([4]byte(f[outerIP+12 : outerIP+16]))
-	s.way.Fixed = true
-	s.must(s.AddPath(s.key, s.way), s.FixSenders(map[Sender]netip.Addr{who: here}))
+	s.path.Fixed = true
+	s.must(s.AddPath(s.key, s.path), s.FixSenders(map[Sender]netip.Addr{who: here}))
 	s.poll(1)
 	s.goes("from the host that it is behind", f)
 	for _, elsewhere := range []netip.Addr{here.Next(), {}} {

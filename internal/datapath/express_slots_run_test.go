@@ -12,7 +12,7 @@ import (
 func TestFlowsOfASlotDoNotGoToTwoPods(t *testing.T) {
 	s := newStraight(t, 0)
 	hostEnd, podEnd := pod(t, s.host, "pod1")
-	key, way := s.key, s.way
+	key, way := s.key, s.path
 	key.MAC[5]++
 	way.Host, way.Pod = hostEnd, podEnd
 	s.must(s.AddPath(key, way))
@@ -23,7 +23,7 @@ func TestFlowsOfASlotDoNotGoToTwoPods(t *testing.T) {
 			other = changed(g, func(f []byte) { copy(f[innerEth:], key.MAC[:]) })
 		}
 	}
-	s.onTheWay(f)
+	s.onItsPath(f)
 	was, err := s.Counters()
 	s.must(err)
 	s.stays("the other pod's", other)
@@ -44,7 +44,7 @@ func TestFlowsOfASlotDoNotGoToTwoPods(t *testing.T) {
 func TestASenderBehindAnotherHostIsSeenWithinAPoll(t *testing.T) {
 	s := newStraight(t, time.Minute)
 	f := plain(1)
-	s.onTheWay(f)
+	s.onItsPath(f)
 	s.stays("from another host, right behind", changed(f, func(f []byte) { f[outerIP+15] = 7 }))
 }
 
@@ -58,7 +58,7 @@ func TestAFlowWithoutAWayDoesNotDriveAnotherOffItsOwn(t *testing.T) {
 			other = changed(g, func(f []byte) { f[innerEth+5]++ })
 		}
 	}
-	s.onTheWay(f)
+	s.onItsPath(f)
 	was, err := s.Counters()
 	s.must(err)
 	s.stays("no way leads there", other)
@@ -70,7 +70,7 @@ func TestAFlowWithoutAWayDoesNotDriveAnotherOffItsOwn(t *testing.T) {
 func TestWhatWasSentTheFullPathMeanwhileIsNotOvertaken(t *testing.T) {
 	s := newStraight(t, 0)
 	f := plain(1)
-	s.onTheWay(f)
+	s.onItsPath(f)
 	s.must(s.SetExpress(false))
 	s.poll(1)
 	s.stays("nothing may go straight", f)

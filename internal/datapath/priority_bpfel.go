@@ -166,10 +166,12 @@ type priorityOlExpressKey struct {
 }
 
 type priorityOlExpressLast struct {
-	_   structs.HostLayout
-	Run struct {
+	_    structs.HostLayout
+	Head struct {
 		_    structs.HostLayout
 		Word [11]uint64
+		Len  uint32
+		Pad  uint32
 	}
 	Seq     uint32
 	Entries uint32
@@ -466,10 +468,10 @@ type priorityOlRecent struct {
 		Dscp     uint8
 		_        [4]byte
 	}
-	Seq  uint32
-	Slot uint32
-	Lane uint32
-	_    [4]byte
+	Seq   uint32
+	Slot  uint32
+	Lane  uint32
+	Place uint32
 }
 
 type priorityOlRule struct {

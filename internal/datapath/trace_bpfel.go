@@ -311,10 +311,10 @@ type traceOlRecent struct {
 		Dscp     uint8
 		_        [4]byte
 	}
-	Seq  uint32
-	Slot uint32
-	Lane uint32
-	_    [4]byte
+	Seq   uint32
+	Slot  uint32
+	Lane  uint32
+	Place uint32
 }
 
 type traceOlSlot struct {

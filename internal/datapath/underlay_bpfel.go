@@ -199,10 +199,12 @@ type underlayOlExpressKey struct {
 }
 
 type underlayOlExpressLast struct {
-	_   structs.HostLayout
-	Run struct {
+	_    structs.HostLayout
+	Head struct {
 		_    structs.HostLayout
 		Word [11]uint64
+		Len  uint32
+		Pad  uint32
 	}
 	Seq     uint32
 	Entries uint32
@@ -427,10 +429,10 @@ type underlayOlRecent struct {
 		Dscp     uint8
 		_        [4]byte
 	}
-	Seq  uint32
-	Slot uint32
-	Lane uint32
-	_    [4]byte
+	Seq   uint32
+	Slot  uint32
+	Lane  uint32
+	Place uint32
 }
 
 type underlayOlSender struct {
@@ -491,7 +493,6 @@ const (
 	underlayMapOlFrags          = "ol_frags"
 	underlayMapOlLanePackets    = "ol_lane_packets"
 	underlayMapOlLaneThreads    = "ol_lane_threads"
-	underlayMapOlLastElephant   = "ol_last_elephant"
 	underlayMapOlLatencyThreads = "ol_latency_threads"
 	underlayMapOlLeaves         = "ol_leaves"
 	underlayMapOlMergeEnded     = "ol_merge_ended"
@@ -582,7 +583,6 @@ type underlayMapSpecs struct {
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
-	OlLastElephant   *ebpf.MapSpec `ebpf:"ol_last_elephant"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
 	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
@@ -647,7 +647,6 @@ type underlayMaps struct {
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
-	OlLastElephant   *ebpf.Map `ebpf:"ol_last_elephant"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
 	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
 	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
@@ -683,7 +682,6 @@ func (m *underlayMaps) Close() error {
 		m.OlFrags,
 		m.OlLanePackets,
 		m.OlLaneThreads,
-		m.OlLastElephant,
 		m.OlLatencyThreads,
 		m.OlLeaves,
 		m.OlMergeEnded,
