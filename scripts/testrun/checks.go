@@ -31,24 +31,44 @@ var checks = []check{
 
 const cannotRun = 77
 
-func (c check) run(ctx context.Context, t *tally) error {
-	start := time.Now()
-	out, err := command(ctx, c.args[0], c.args[1:]...).CombinedOutput()
+// checked is how a check went.
+type checked struct {
+	check
+	text string
+	err  error
+	took time.Duration
+}
+
+// runChecks runs them one after another, and gives what comes of each.
+func runChecks(ctx context.Context) <-chan checked {
+	all := make(chan checked, len(checks))
+	go func() {
+		defer close(all)
+		for _, c := range checks {
+			start := time.Now()
+			out, err := command(ctx, c.args[0], c.args[1:]...).CombinedOutput()
+			all <- checked{c, strings.TrimSpace(string(out)), err, time.Since(start)}
+		}
+	}()
+	return all
+}
+
+// tell counts it.
+func (c checked) tell(ctx context.Context, t *tally) error {
 	if e := ended(ctx); e != nil {
 		return e
 	}
-	text := strings.TrimSpace(string(out))
 	var status *exec.ExitError
 	switch {
-	case err == nil:
+	case c.err == nil:
 		t.pass(c.name)
-		t.say("ok    check %s  %.1fs", c.name, time.Since(start).Seconds())
-	case errors.As(err, &status) && status.ExitCode() == cannotRun:
-		t.skip(c.name, text[strings.LastIndex(text, "\n")+1:])
-	case errors.As(err, &status):
-		t.fail("check "+c.name, text)
+		t.say("ok    check %s  %.1fs", c.name, c.took.Seconds())
+	case errors.As(c.err, &status) && status.ExitCode() == cannotRun:
+		t.skip(c.name, c.text[strings.LastIndex(c.text, "\n")+1:])
+	case errors.As(c.err, &status):
+		t.fail("check "+c.name, c.text)
 	default:
-		return fmt.Errorf("run %s: %w", c.args[0], err)
+		return fmt.Errorf("run %s: %w", c.args[0], c.err)
 	}
 	return nil
 }

@@ -38,8 +38,8 @@ type lots struct {
 	alone []string
 }
 
-// goTests runs the packages in lots.
-func goTests(ctx context.Context, t *tally, how speed, run string, patterns []string) error {
+// goTests runs the packages in lots, and the checks beside the first.
+func goTests(ctx context.Context, t *tally, how speed, run string, patterns []string, withChecks bool) error {
 	if len(patterns) == 0 {
 		patterns = []string{"./..."}
 	}
@@ -63,8 +63,18 @@ func goTests(ctx context.Context, t *tally, how speed, run string, patterns []st
 		t.say("      without the race detector: it needs a C compiler")
 		race = nil
 	}
+	var results <-chan checked
+	if withChecks {
+		results = runChecks(ctx)
+	}
+	err = goTest(ctx, t, slices.Concat(common, []string{"-p=2"}), slices.Concat(l.emulated, l.computing))
+	if results != nil {
+		for c := range results {
+			err = errors.Join(err, c.tell(ctx, t))
+		}
+	}
 	return errors.Join(
-		goTest(ctx, t, slices.Concat(common, []string{"-p=2"}), slices.Concat(l.emulated, l.computing)),
+		err,
 		goTest(ctx, t, slices.Concat(common, race), l.plain),
 		goTest(ctx, t, slices.Concat(common, []string{"-p=1"}), l.alone),
 	)

@@ -86,14 +86,8 @@ func everything(ctx context.Context, t *tally, how speed, strict bool, run strin
 			return fmt.Errorf("look at the machine before: %w", err)
 		}
 	}
-	if len(patterns) == 0 && run == "" && how != unit {
-		for _, c := range checks {
-			if err := c.run(ctx, t); err != nil {
-				return err
-			}
-		}
-	}
-	if err := goTests(ctx, t, how, run, patterns); err != nil {
+	withChecks := len(patterns) == 0 && run == "" && how != unit
+	if err := goTests(ctx, t, how, run, patterns, withChecks); err != nil {
 		return err
 	}
 	if strict {

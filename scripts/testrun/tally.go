@@ -12,6 +12,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	testspeed "github.com/overlane/overlane/test/speed"
 )
 
 // tally counts, and says what a reader wants to know at once: failures with
@@ -19,6 +21,7 @@ import (
 type tally struct {
 	out                     io.Writer
 	passed, failed, skipped int
+	left                    int                 // to other runs
 	skips                   map[string][]string // reason -> tests
 	slow                    []timed
 	open                    map[string]*pkg
@@ -40,6 +43,7 @@ type pkg struct {
 	tests                   map[string]*test
 	output                  []string // of no test in particular
 	passed, failed, skipped int
+	left                    int // to other runs
 }
 
 type test struct {
@@ -99,6 +103,9 @@ func (t *tally) close() {
 				t.say("    %s", name)
 			}
 		}
+	}
+	if t.left > 0 {
+		t.say("\n%d tests were left to other runs, by chance (make full has all)", t.left)
 	}
 	t.say("\n%d passed, %d failed, %d skipped", t.passed, t.failed, t.skipped)
 }
@@ -176,6 +183,9 @@ func (t *tally) result(name, testName string, p *pkg, x *test) {
 	case x.result == "pass" && !x.parent:
 		p.passed++
 		t.pass(where)
+	case x.result == "skip" && !x.parent && strings.HasPrefix(reason(x.output), testspeed.OtherRun):
+		p.left++
+		t.left++
 	case x.result == "skip" && !x.parent:
 		p.skipped++
 		t.skip(where, reason(x.output))
@@ -215,14 +225,18 @@ func (t *tally) finish(name string, p *pkg, e event) {
 			t.fail(short, strings.Join(why, ""))
 		}
 	}
-	if p.passed+p.failed+p.skipped == 0 {
+	if p.passed+p.failed+p.skipped+p.left == 0 {
 		return // no tests
 	}
 	mark := "ok  "
 	if p.failed > 0 {
 		mark = "FAIL"
 	}
-	t.say("%s  %s  %d passed, %d failed, %d skipped  %.1fs", mark, short, p.passed, p.failed, p.skipped, e.Elapsed)
+	left := ""
+	if p.left > 0 {
+		left = fmt.Sprintf(", %d left to other runs", p.left)
+	}
+	t.say("%s  %s  %d passed, %d failed, %d skipped%s  %.1fs", mark, short, p.passed, p.failed, p.skipped, left, e.Elapsed)
 }
 
 // abandon counts what still ran when go test was killed.

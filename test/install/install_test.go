@@ -7,6 +7,7 @@ package install
 import (
 	"bytes"
 	"errors"
+	"github.com/overlane/overlane/test/speed"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -171,6 +172,7 @@ func of(list []string) []string {
 // without a trace.
 func TestPackages(t *testing.T) {
 	needs(t, "make", "gzip", "dpkg", "dpkg-deb", "rpm")
+	speed.Turn(t)
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: installs packages into a root of its own")
 	}

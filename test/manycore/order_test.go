@@ -17,6 +17,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/overlane/overlane/test/mutants/worktree"
+	"github.com/overlane/overlane/test/speed"
 	"github.com/overlane/overlane/test/vm"
 )
 
@@ -143,9 +144,10 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// One row of it for every CI run: a NIC with four queues, each polled by a core of its own, and several lanes
+// One row of it for each full run: a NIC with four queues, each polled by a core of its own, and several lanes
 // for each stage on five others.
 func TestOrderOnNineCores(t *testing.T) {
+	speed.Long(t)
 	if err := Lacks(t.Context(), cacheDir()); err != nil {
 		t.Skip(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/overlane/overlane/test/speed"
 	"github.com/overlane/overlane/test/vm"
 	"github.com/overlane/overlane/test/vm/guest"
 )
@@ -169,6 +170,7 @@ func (ms *machines) try(t *testing.T, n nic, l vm.Line, names string) (rows []Ro
 // The driver that restarts its link for XDP: by itself overlane leaves the link alone, where priority
 // would be tried.
 func TestTheDefaultConfigurationLeavesTheLinkAlone(t *testing.T) {
+	speed.Long(t)
 	ms := prepare(t)
 	i := slices.IndexFunc(all, func(n nic) bool { return n.name == "igb" })
 	for _, r := range ms.try(t, all[i], oldest, "default") {

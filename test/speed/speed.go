@@ -5,6 +5,8 @@
 package speed
 
 import (
+	"flag"
+	"hash/maphash"
 	"math/rand/v2"
 	"testing"
 )
@@ -29,5 +31,20 @@ func Every(n int) (runs func() bool) {
 	return func() bool {
 		i++
 		return (i-1)%n == first
+	}
+}
+
+// OtherRun begins the reason of a test that Turn has left to another run.
+const OtherRun = "left to another run: "
+
+// turn is another one in each run.
+var turn = maphash.MakeSeed()
+
+// Turn has a test come in one of two short runs, by chance. One that -run asks for comes in each.
+func Turn(tb testing.TB) {
+	tb.Helper()
+	named := flag.Lookup("test.run").Value.String() != ""
+	if testing.Short() && !named && maphash.String(turn, tb.Name())%2 == 0 {
+		tb.Skip(OtherRun + "each of two has half of these")
 	}
 }

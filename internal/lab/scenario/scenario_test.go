@@ -287,6 +287,7 @@ func TestRealReorderingIsSeen(t *testing.T) {
 }
 
 func TestEveryScenarioGivesItsMetrics(t *testing.T) {
+	speed.Turn(t)
 	e := newEnv(t, bed.Options{}, Config{Scenario: "udp-one"})
 	turn := speed.Every(3)
 	for name, want := range map[string][]string{
@@ -354,6 +355,7 @@ func hasRate(metric string) bool {
 }
 
 func TestVariantsAreInterleavedAndLeaveNothingToEachOther(t *testing.T) {
+	speed.Turn(t)
 	e := newEnv(t, bed.Options{NIC: bed.Softirq}, Config{Scenario: "udp-one"})
 	var log strings.Builder
 	results, err := run(t.Context(), e.bed, Config{Scenario: "udp-one", Variants: []string{"overlay", "overlay-xdp", "rps", "threaded", "host"},

@@ -26,6 +26,7 @@ import (
 
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
+	"github.com/overlane/overlane/test/speed"
 )
 
 const (
@@ -65,6 +66,7 @@ func engines(t testing.TB, options ...string) *swarm {
 	t.Helper()
 	rig.NeedRoot(t)
 	rig.NeedCores(t, 2)
+	speed.Turn(t)
 	if err := lacking(); err != nil {
 		t.Skip(err)
 	}

@@ -167,6 +167,7 @@ func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 // Where a reader cannot keep up, more frames at its socket are no gain.
 func TestAReaderDecidesWhetherItPays(t *testing.T) {
 	rig.NeedCores(t, 2)
+	speed.Turn(t)
 	b := rig.Lab(t, bed.Options{})
 	startTalk(t, b)
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: auto + "aggregate: auto\n"})
@@ -186,6 +187,7 @@ func TestAReaderDecidesWhetherItPays(t *testing.T) {
 // thread waits for a core. It stays on the NIC, and goes with the traffic.
 func TestWhereItPaysItStays(t *testing.T) {
 	rig.NeedCores(t, 2)
+	speed.Turn(t)
 	b := rig.Lab(t, bed.Options{})
 	l := rig.StartFlood(t, b, 1)
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: auto + "aggregate: off\n"})

@@ -37,6 +37,7 @@ const forced = "pipeline: forced\ntier: tc\nmetrics: off\n"
 func lab(t *testing.T, o bed.Options) *bed.Bed {
 	t.Helper()
 	rig.NeedCores(t, 2)
+	speed.Turn(t)
 	b := rig.Lab(t, o)
 	check(t, b)
 	return b

@@ -21,6 +21,7 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/residue"
+	"github.com/overlane/overlane/test/speed"
 )
 
 func TestMain(m *testing.M) { rig.Main(m) }
@@ -63,6 +64,7 @@ var runs = []struct{ name, config string }{
 }
 
 func TestNothingGrowsBesideALivingNode(t *testing.T) {
+	speed.Turn(t)
 	span, asked := duration(t)
 	list := runs
 	if !asked {
