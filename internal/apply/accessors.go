@@ -208,9 +208,6 @@ func allowedCores(tid int) (string, error) {
 	return strings.TrimSpace(list), nil
 }
 
-// maxCores is above any CONFIG_NR_CPUS that distributions build.
-const maxCores = 8192
-
 func putSched(attr, value string) error {
 	id, err := plan.ParseThread(attr)
 	if err != nil {
@@ -229,9 +226,9 @@ func putSched(attr, value string) error {
 	if err := privilege.With(unix.CAP_SYS_NICE, func() error { return unix.SchedSetAttr(id.PID, &a, 0) }); err != nil {
 		return fmt.Errorf("set scheduling: %w", err)
 	}
-	set := unix.NewCPUSet(maxCores)
+	set := unix.NewCPUSet(polled.MaxCores)
 	for _, c := range s.Cores {
-		if c >= maxCores {
+		if c >= polled.MaxCores {
 			return fmt.Errorf("core %d: beyond what kernels are built for", c)
 		}
 		set.Set(c)

@@ -3,8 +3,8 @@
 package node
 
 import (
-	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"strconv"
 	"strings"
@@ -93,46 +93,24 @@ var groups = []int{
 
 // watchHere subscribes to the calling thread's namespace.
 func (s *Scanner) watchHere(cookie uint64) (*watch, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	f, err := nlsock.Subscribe(unix.NETLINK_ROUTE, s.rcvbuf, groups...)
 	if err != nil {
-		return nil, fmt.Errorf("open rtnetlink: %w", err)
+		return nil, fmt.Errorf("watch network namespace %d: %w", cookie, err)
 	}
-	f := os.NewFile(uintptr(fd), "rtnetlink")
-	sa := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
-	for _, g := range groups {
-		sa.Groups |= 1 << (g - 1)
-	}
-	err = errors.Join(
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, s.rcvbuf),
-		unix.Bind(fd, sa),
-	)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("watch network namespace %d: %w", cookie, err), f.Close())
-	}
-	s.wg.Go(func() { s.follow(f) })
-	return &watch{f: f}, nil
-}
-
-// follow reads a subscription until it is closed.
-func (s *Scanner) follow(f *os.File) {
-	buf := make([]byte, 1<<16)
-	for {
-		n, err := f.Read(buf)
-		switch {
-		case errors.Is(err, unix.ENOBUFS):
-			// Changes came faster than we read and some are lost.
-			s.wantFull.Store(true)
-			s.newIDs.Store(true)
-			s.poke()
-			continue
-		case err != nil:
-			return
-		}
-		for m := range nlsock.Messages(buf[:n]) {
-			s.handle(m)
-		}
+	lost := func() {
+		s.wantFull.Store(true)
+		s.newIDs.Store(true)
 		s.poke()
 	}
+	s.wg.Go(func() {
+		nlsock.Follow(f, lost, func(told iter.Seq[nlsock.Message]) {
+			for m := range told {
+				s.handle(m)
+			}
+			s.poke()
+		})
+	})
+	return &watch{f: f}, nil
 }
 
 // handle notes what a message means beyond that something changed.
@@ -143,7 +121,7 @@ func (s *Scanner) handle(m nlsock.Message) {
 	case unix.RTM_DELLINK:
 		// A tunnel that moves makes a namespace ours which had no
 		// tunnels when it was last scanned.
-		if l := parseLink(m.Body); l != nil && l.tunnel != nil {
+		if l := nlsock.ParseLink(m.Body); l != nil && linkOf(l).tunnel != nil {
 			s.wantFull.Store(true)
 		}
 	}

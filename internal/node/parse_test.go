@@ -24,7 +24,7 @@ func TestXDPOfSeveralModes(t *testing.T) {
 		{slices.Concat(nlsock.Attr32(nil, unix.IFLA_XDP_SKB_PROG_ID, 6), nlsock.Attr32(nil, unix.IFLA_XDP_DRV_PROG_ID, 7)), 7},
 		{nlsock.Attr32(nil, unix.IFLA_XDP_SKB_PROG_ID, 6), 6},
 	} {
-		if got := parseXDP(tt.attrs); got != tt.want {
+		if got := linkOf(nlsock.ParseLink(nlsock.Attr(nlsock.IfInfo(3), unix.IFLA_XDP, tt.attrs))).xdpProg; got != tt.want {
 			t.Errorf("%v: program %d, want %d", tt.attrs, got, tt.want)
 		}
 	}
@@ -152,13 +152,15 @@ func TestVLANsAreSeenFromWhateverNamespace(t *testing.T) {
 
 // The kernel does not lie, but a wrong length must not take the daemon down.
 func FuzzMessages(f *testing.F) {
-	f.Add(nlsock.Attr32(ifinfomsg(3), unix.IFLA_XDP, 1))
-	f.Add(slices.Concat(ifinfomsg(3), nlsock.Attr(nil, unix.IFLA_LINKINFO, nlsock.Attr(nil, unix.IFLA_INFO_KIND, []byte("vxlan\x00")))))
+	f.Add(nlsock.Attr32(nlsock.IfInfo(3), unix.IFLA_XDP, 1))
+	f.Add(slices.Concat(nlsock.IfInfo(3), nlsock.Attr(nil, unix.IFLA_LINKINFO, nlsock.Attr(nil, unix.IFLA_INFO_KIND, []byte("vxlan\x00")))))
 	f.Fuzz(func(_ *testing.T, b []byte) {
 		for m := range nlsock.Messages(b) {
 			(&Scanner{}).handle(m)
 		}
-		parseLink(b)
+		if l := nlsock.ParseLink(b); l != nil {
+			linkOf(l)
+		}
 		parseRoute(b, map[int]via{})
 		parseNSID(b)
 		hops(b)

@@ -152,7 +152,7 @@ const maxRemotes = 64
 func (c *conn) remotes(index int) ([]netip.Addr, error) {
 	req := make([]byte, unix.SizeofNdMsg)
 	req[0] = unix.AF_BRIDGE
-	copy(req[4:], ifinfomsg(index)[4:8])
+	copy(req[4:], nlsock.IfInfo(index)[4:8])
 	var list []netip.Addr
 	var seen map[netip.Addr]bool
 	err := c.Do(unix.RTM_GETNEIGH, unix.NLM_F_DUMP, req,

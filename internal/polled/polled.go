@@ -26,8 +26,8 @@ import (
 // wherever there is one: what is to be taken back has to be taken back.
 const Patience = 100 * time.Millisecond
 
-// maxCores is above any CONFIG_NR_CPUS that distributions build.
-const maxCores = 8192
+// MaxCores is above any CONFIG_NR_CPUS that distributions build.
+const MaxCores = 8192
 
 // Core is the core that receives most packets now, or -1. It looks for 5 ms.
 func Core() int {
@@ -80,9 +80,9 @@ const aheadOfPolls = 2
 func on(core int, patience time.Duration, fn func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	was, there := unix.NewCPUSet(maxCores), unix.NewCPUSet(maxCores)
+	was, there := unix.NewCPUSet(MaxCores), unix.NewCPUSet(MaxCores)
 	policy, err := unix.SchedGetAttr(0, 0)
-	if core < 0 || core >= maxCores || err != nil || unix.SchedGetaffinityDynamic(0, was) != nil {
+	if core < 0 || core >= MaxCores || err != nil || unix.SchedGetaffinityDynamic(0, was) != nil {
 		return fn()
 	}
 	tid := unix.Gettid()

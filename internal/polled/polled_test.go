@@ -31,7 +31,7 @@ func allowed(t *testing.T) (set unix.CPUSet) {
 }
 
 func last(set unix.CPUSet) int {
-	core := maxCores
+	core := MaxCores
 	for core >= 0 && !set.IsSet(core) {
 		core--
 	}
@@ -43,12 +43,12 @@ func TestAChangeIsMadeOnItsCore(t *testing.T) {
 	defer runtime.UnlockOSThread()
 	was, scheduled := allowed(t), policy(t)
 	failed := errors.New("failed")
-	for _, core := range []int{last(was), -1, maxCores} {
+	for _, core := range []int{last(was), -1, MaxCores} {
 		var there unix.CPUSet
 		if err := On(core, func() error { there = allowed(t); return failed }); !errors.Is(err, failed) {
 			t.Errorf("core %d: %v", core, err)
 		}
-		if one := core >= 0 && core < maxCores; one && (there.Count() != 1 || !there.IsSet(core)) || !one && there != was {
+		if one := core >= 0 && core < MaxCores; one && (there.Count() != 1 || !there.IsSet(core)) || !one && there != was {
 			t.Errorf("core %d: made where %d are allowed", core, there.Count())
 		}
 		if allowed(t) != was || policy(t) != scheduled {

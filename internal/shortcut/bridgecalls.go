@@ -3,7 +3,7 @@
 package shortcut
 
 import (
-	"fmt"
+	"cmp"
 
 	"golang.org/x/sys/unix"
 )
@@ -26,23 +26,10 @@ const (
 // BridgeCalls checks what bridges hand to netfilter here, whether they do so now or not. What
 // cannot be read counts as used.
 func (w *Watcher) BridgeCalls() []BridgeCall {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.calls = readings{}
 	calls := []BridgeCall{{Sysctl: bridgeCalls4}, {Sysctl: bridgeCalls6}}
-	if w.closed {
-		return unknown(calls, "the network namespace is no longer watched")
-	}
-	if err := w.thread.Do(func() error { return w.bridgeCalls(calls) }); err != nil {
-		w.calls.fail(err)
-		return unknown(calls, fmt.Sprintf("what is at netfilter's hooks cannot be read: %v", err))
-	}
-	return calls
-}
-
-func unknown(calls []BridgeCall, why string) []BridgeCall {
+	why := w.gather(&w.calls, "what is at netfilter's hooks", func() error { return w.bridgeCalls(calls) })
 	for i := range calls {
-		calls[i].Used = why
+		calls[i].Used = cmp.Or(why, calls[i].Used)
 	}
 	return calls
 }

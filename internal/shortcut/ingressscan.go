@@ -55,24 +55,13 @@ func (w *Watcher) CheckIngress(list []Ingress) []IngressVerdict {
 // ScanIngress gathers the facts that evaluating these NICs takes. From the first
 // time on Events tells of what concerns them, too.
 func (w *Watcher) ScanIngress(list []Ingress) IngressFacts {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	f := IngressFacts{Cookie: w.cookie, NICs: map[int]NIC{}}
-	w.nics = readings{}
-	if w.closed {
-		f.Unknown = "the network namespace is no longer watched"
-		return f
-	}
-	err := w.thread.Do(func() error { return w.lookIngress(&f, list) })
-	if err != nil {
-		f.Unknown = fmt.Sprintf("what the tunnels' packets would skip cannot be read: %v", err)
-		w.nics.fail(err)
-	}
+	f.Unknown = w.gather(&w.nics, "what the tunnels' packets would skip", func() error { return w.scanIngress(&f, list) })
 	return f
 }
 
-// lookIngress runs on a thread in the namespace.
-func (w *Watcher) lookIngress(f *IngressFacts, list []Ingress) error {
+// scanIngress runs on a thread in the namespace.
+func (w *Watcher) scanIngress(f *IngressFacts, list []Ingress) error {
 	if !w.side.subscribed {
 		if err := w.subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE); err != nil {
 			return err

@@ -20,7 +20,6 @@ const (
 	ndaFlagsExt  = 15
 	ndaNexthop   = 13 // NDA_NH_ID
 	ntfExtLocked = 1 << 1
-	skipStats    = 1 << 3            // RTEXT_FILTER_SKIP_STATS
 	tcIngress    = 0xffff_fff1       // TC_H_INGRESS, of clsact, too
 	tick         = time.Second / 100 // USER_HZ
 )
@@ -38,83 +37,30 @@ type linkInfo struct {
 	learns  bool
 }
 
-func ifinfomsg(index int) []byte {
-	b := make([]byte, unix.SizeofIfInfomsg)
-	binary.NativeEndian.PutUint32(b[4:], uint32(index))
-	return b
-}
-
 // links lists the devices of the namespace.
-func (w *Watcher) links() (map[int]linkInfo, error) {
-	var all map[int]linkInfo
-	err := w.rtnl.Do(unix.RTM_GETLINK, unix.NLM_F_DUMP, nlsock.Attr32(ifinfomsg(0), unix.IFLA_EXT_MASK, skipStats),
-		func() { all = map[int]linkInfo{} },
-		func(b []byte) error {
-			if index, l, ok := parseLink(b); ok {
-				all[index] = l
-			}
-			return nil
-		})
-	if err != nil {
-		return nil, fmt.Errorf("list devices: %w", err)
-	}
-	return all, nil
+func (w *Watcher) links() (all map[int]linkInfo, err error) {
+	err = w.rtnl.Links(func() { all = map[int]linkInfo{} }, func(l *nlsock.Link) { all[l.Index] = linkOf(l) })
+	return all, err
 }
 
-func parseLink(b []byte) (int, linkInfo, bool) {
-	l := linkInfo{nsid: -1}
-	if len(b) < unix.SizeofIfInfomsg || b[0] != unix.AF_UNSPEC {
-		return 0, l, false
+func linkOf(from *nlsock.Link) linkInfo {
+	l := linkInfo{
+		Device: Device{Name: from.Name, Kind: from.Kind, MTU: from.MTU, Master: from.Master, Qdisc: from.Qdisc},
+		up:     from.Flags&unix.IFF_UP != 0, promisc: from.Promisc, xdp: from.XDP.All(), generic: from.XDP.Generic,
+		lower: from.Lower, nsid: from.LowerNSID,
 	}
-	l.up = nlsock.U32(b[8:])&unix.IFF_UP != 0
-	var data, slave []byte
-	var master string
-	for t, v := range nlsock.Attrs(b[unix.SizeofIfInfomsg:]) {
-		switch t {
-		case unix.IFLA_IFNAME:
-			l.Name = nlsock.Str(v)
-		case unix.IFLA_PROMISCUITY:
-			l.promisc = nlsock.U32(v) > 0
-		case unix.IFLA_MTU:
-			l.MTU = int(nlsock.U32(v))
-		case unix.IFLA_ADDRESS:
-			l.mac, _ = macOf(v)
-		case unix.IFLA_MASTER:
-			l.Master = int(nlsock.U32(v))
-		case unix.IFLA_LINK:
-			l.lower = int(nlsock.U32(v))
-		case unix.IFLA_LINK_NETNSID:
-			l.nsid = int(int32(nlsock.U32(v)))
-		case unix.IFLA_QDISC:
-			l.Qdisc = nlsock.Str(v)
-		case unix.IFLA_XDP:
-			if l.xdp = parseXDP(v); len(l.xdp) > 0 {
-				l.XDP = l.xdp[0]
-			}
-			l.generic = genericXDP(v)
-		case unix.IFLA_LINKINFO:
-			for t, v := range nlsock.Attrs(v) {
-				switch t {
-				case unix.IFLA_INFO_KIND:
-					l.Kind = nlsock.Str(v)
-				case unix.IFLA_INFO_DATA:
-					data = v
-				case unix.IFLA_INFO_SLAVE_KIND:
-					master = nlsock.Str(v)
-				case unix.IFLA_INFO_SLAVE_DATA:
-					slave = v
-				}
-			}
-		}
+	l.mac, _ = macOf(from.MAC)
+	if len(l.xdp) > 0 {
+		l.XDP = l.xdp[0]
 	}
 	if l.Kind == "bridge" {
-		l.Bridge = parseBridge(data)
+		l.Bridge = parseBridge(from.Data)
 	}
-	l.tunnel(data)
-	if master == "bridge" {
-		l.Port = parsePort(slave)
+	l.tunnel(from.Data)
+	if from.MasterKind == "bridge" {
+		l.Port = parsePort(from.PortData)
 	}
-	return int(int32(nlsock.U32(b[4:]))), l, true
+	return l
 }
 
 func (l *linkInfo) tunnel(data []byte) {
@@ -217,47 +163,14 @@ func parsePort(b []byte) *Port {
 	return &p
 }
 
-// parseXDP returns the ids of programs, in whatever mode.
-func parseXDP(b []byte) []uint32 {
-	var ids []uint32
-	for t, v := range nlsock.Attrs(b) {
-		switch t {
-		case unix.IFLA_XDP_PROG_ID, unix.IFLA_XDP_DRV_PROG_ID, unix.IFLA_XDP_SKB_PROG_ID, unix.IFLA_XDP_HW_PROG_ID:
-			if id := nlsock.U32(v); id != 0 {
-				ids = append(ids, id)
-			}
-		}
-	}
-	return ids
-}
-
-// genericXDP returns the id of the program in generic mode.
-func genericXDP(b []byte) (id uint32) {
-	for t, v := range nlsock.Attrs(b) {
-		if t == unix.IFLA_XDP_SKB_PROG_ID {
-			id = nlsock.U32(v)
-		}
-	}
-	return id
-}
-
 // peer reads the other end of a veth, without entering its namespace.
 func (w *Watcher) peer(l linkInfo) (*Peer, error) {
-	req := nlsock.Attr32(ifinfomsg(l.lower), unix.IFLA_TARGET_NETNSID, uint32(l.nsid))
-	req = nlsock.Attr32(req, unix.IFLA_EXT_MASK, skipStats)
-	var p *Peer
-	err := w.rtnl.Do(unix.RTM_GETLINK, 0, req, func() {}, func(b []byte) error {
-		if _, o, ok := parseLink(b); ok {
-			p = &Peer{MTU: o.MTU, MAC: o.mac, Master: o.Master, XDP: o.XDP}
-		}
-		return nil
-	})
-	if err == nil && p == nil {
-		err = unix.ENODEV
-	}
+	there, err := w.rtnl.LinkIn(l.nsid, l.lower)
 	if err != nil {
 		return nil, err
 	}
+	o := linkOf(there)
+	p := &Peer{MTU: o.MTU, MAC: o.mac, Master: o.Master, XDP: o.XDP}
 	if l.Port != nil && p.MAC != (MAC{}) {
 		p.Entry, err = w.entry(l.Master, p.MAC)
 	}

@@ -83,7 +83,7 @@ func TestTunnelsAndProgramsOfADevice(t *testing.T) {
 	tunnel := func(kind string, data ...[]byte) []byte {
 		info := nlsock.Attr(nil, unix.IFLA_INFO_KIND, zstr(kind))
 		info = nlsock.Attr(info, unix.IFLA_INFO_DATA, slices.Concat(data...))
-		return nlsock.Attr(ifinfomsg(3), unix.IFLA_LINKINFO, info)
+		return nlsock.Attr(nlsock.IfInfo(3), unix.IFLA_LINKINFO, info)
 	}
 	byt := func(typ uint16, v byte) []byte { return nlsock.Attr(nil, typ, []byte{v}) }
 	age := nlsock.Attr32(nil, unix.IFLA_VXLAN_AGEING, 60)
@@ -102,16 +102,16 @@ func TestTunnelsAndProgramsOfADevice(t *testing.T) {
 		{"geneve has other numbers", tunnel("geneve", byt(unix.IFLA_VXLAN_LEARNING, 1), age), Device{Kind: "geneve"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			index, l, ok := parseLink(tt.msg)
-			if d := cmp.Diff(tt.want, l.Device); d != "" || index != 3 || !ok {
-				t.Fatalf("%d %t\n%s", index, ok, d)
+			l := nlsock.ParseLink(tt.msg)
+			if d := cmp.Diff(tt.want, linkOf(l).Device); d != "" || l.Index != 3 {
+				t.Fatalf("%d\n%s", l.Index, d)
 			}
 		})
 	}
 
 	// In the driver's mode alone an id is told twice; with one in hardware there are two.
-	_, l, _ := parseLink(nlsock.Attr(ifinfomsg(3), unix.IFLA_XDP, slices.Concat(
-		nlsock.Attr32(nil, unix.IFLA_XDP_PROG_ID, 0), nlsock.Attr32(nil, unix.IFLA_XDP_DRV_PROG_ID, 7), nlsock.Attr32(nil, unix.IFLA_XDP_HW_PROG_ID, 8))))
+	l := linkOf(nlsock.ParseLink(nlsock.Attr(nlsock.IfInfo(3), unix.IFLA_XDP, slices.Concat(
+		nlsock.Attr32(nil, unix.IFLA_XDP_PROG_ID, 0), nlsock.Attr32(nil, unix.IFLA_XDP_DRV_PROG_ID, 7), nlsock.Attr32(nil, unix.IFLA_XDP_HW_PROG_ID, 8)))))
 	for ours, want := range map[uint32]uint32{7: 8, 8: 7, 9: 7} {
 		w := &Watcher{own: func(id uint32) bool { return id == ours }}
 		if got := w.foreignXDP(l); got != want || l.XDP != 7 {
@@ -174,9 +174,11 @@ func TestAnswersOfRouting(t *testing.T) {
 }
 
 func FuzzAnswers(f *testing.F) {
-	f.Add(nlsock.Attr(ifinfomsg(3), unix.IFLA_LINKINFO, nlsock.Attr(nil, unix.IFLA_INFO_KIND, []byte("bridge\x00"))))
+	f.Add(nlsock.Attr(nlsock.IfInfo(3), unix.IFLA_LINKINFO, nlsock.Attr(nil, unix.IFLA_INFO_KIND, []byte("bridge\x00"))))
 	f.Fuzz(func(_ *testing.T, b []byte) {
-		parseLink(b)
+		if l := nlsock.ParseLink(b); l != nil {
+			linkOf(l)
+		}
 		parsePort(b)
 		parseEntry(b)
 		parseChain(b)

@@ -31,20 +31,24 @@ func (w *Watcher) Check(paths []Path) []Verdict {
 
 // Scan gathers the facts that evaluating these paths takes.
 func (w *Watcher) Scan(paths []Path) Facts {
+	f := Facts{Cookie: w.cookie, Devices: map[int]Device{}}
+	f.Unknown = w.gather(&w.paths, "what frames would skip", func() error { return w.scan(&f, paths) })
+	return f
+}
+
+// gather has facts be read, on a thread in the namespace. It returns why they are not known; "": they are.
+func (w *Watcher) gather(r *readings, what string, read func() error) (unknown string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	f := Facts{Cookie: w.cookie, Devices: map[int]Device{}}
-	w.paths = readings{}
+	*r = readings{}
 	if w.closed {
-		f.Unknown = "the network namespace is no longer watched"
-		return f
+		return "the network namespace is no longer watched"
 	}
-	err := w.thread.Do(func() error { return w.scan(&f, paths) })
-	if err != nil {
-		f.Unknown = fmt.Sprintf("what frames would skip cannot be read: %v", err)
-		w.paths.fail(err)
+	if err := w.thread.Do(read); err != nil {
+		r.fail(err)
+		return fmt.Sprintf("%s cannot be read: %v", what, err)
 	}
-	return f
+	return ""
 }
 
 // scan runs on a thread in the namespace.

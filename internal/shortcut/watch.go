@@ -5,6 +5,7 @@ package shortcut
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"sync"
 	"time"
@@ -129,51 +130,30 @@ func (w *Watcher) Close() error {
 
 // subscribe joins groups of a protocol in the calling thread's namespace.
 func (w *Watcher) subscribe(protocol int, groups ...int) error {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+	f, err := nlsock.Subscribe(protocol, w.rcvbuf, groups...)
 	if err != nil {
-		return fmt.Errorf("open netlink: %w", err)
-	}
-	f := os.NewFile(uintptr(fd), "netlink")
-	sa := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
-	for _, g := range groups {
-		sa.Groups |= 1 << (g - 1)
-	}
-	err = errors.Join(
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, w.rcvbuf),
-		unix.Bind(fd, sa),
-	)
-	if err != nil {
-		return errors.Join(fmt.Errorf("subscribe to netlink: %w", err), f.Close())
+		return err
 	}
 	w.subs = append(w.subs, f)
-	w.wg.Go(func() { w.follow(f, protocol) })
-	return nil
-}
-
-// follow reads a subscription until it is closed.
-func (w *Watcher) follow(f *os.File, protocol int) {
-	buf := make([]byte, 1<<16)
-	for {
-		n, err := f.Read(buf)
-		switch {
-		case errors.Is(err, unix.ENOBUFS): // changes are lost, which is a change
-			w.queued.stale.Store(true)
-			w.poke()
-			continue
-		case err != nil:
-			return
-		}
-		changed := false
-		for m := range nlsock.Messages(buf[:n]) {
-			changed = changed || protocol != unix.NETLINK_ROUTE || matters(m)
-			if protocol == unix.NETLINK_ROUTE && m.Type == unix.RTM_NEWLINK {
-				w.queued.stale.Store(true)
-			}
-		}
-		if changed {
-			w.poke()
-		}
+	lost := func() { // which is a change
+		w.queued.stale.Store(true)
+		w.poke()
 	}
+	w.wg.Go(func() {
+		nlsock.Follow(f, lost, func(told iter.Seq[nlsock.Message]) {
+			changed := false
+			for m := range told {
+				changed = changed || protocol != unix.NETLINK_ROUTE || matters(m)
+				if protocol == unix.NETLINK_ROUTE && m.Type == unix.RTM_NEWLINK {
+					w.queued.stale.Store(true)
+				}
+			}
+			if changed {
+				w.poke()
+			}
+		})
+	})
+	return nil
 }
 
 // matters leaves out the neighbours of IP, which come and go all the time, and of
