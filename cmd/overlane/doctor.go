@@ -98,7 +98,6 @@ Without root only the kernel is checked.`,
 		Annotations: cli.Exits(map[int]string{
 			cli.ExitOK:          "overlane can run here",
 			cli.ExitUnsupported: "overlane cannot run here; the reason is in the table",
-			cli.ExitVerdict:     "",
 		}),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			d, err := diagnose(cmd, file)

@@ -50,7 +50,7 @@ at any time; with nothing to do it says so and succeeds.`,
 		Annotations: cli.Exits(map[int]string{
 			cli.ExitOK:          "everything is as it was, also when there was nothing to do",
 			cli.ExitFailure:     "something could not be brought back; it stays in the journal",
-			cli.ExitUnsupported: "", cli.ExitVerdict: "",
+			cli.ExitUnsupported: "",
 		}),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := needRoot("off"); err != nil {

@@ -82,8 +82,7 @@ decides by what it measures.`,
   overlane plan --json | jq .steps,.priority.steps`,
 		Args: cobra.NoArgs,
 		Annotations: cli.Exits(map[int]string{
-			cli.ExitOK:      "the plan is printed, also when there is nothing to change",
-			cli.ExitVerdict: "",
+			cli.ExitOK: "the plan is printed, also when there is nothing to change",
 		}),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := needRoot("plan"); err != nil {

@@ -39,7 +39,7 @@ daemon ends. For good, write it into the configuration (priority.rules).`,
 
 // prioExits are the codes of all three.
 func prioExits() map[string]string {
-	return cli.Exits(map[int]string{cli.ExitFailure: "no daemon runs, or it refuses", cli.ExitUnsupported: "", cli.ExitVerdict: ""})
+	return cli.Exits(map[int]string{cli.ExitFailure: "no daemon runs, or it refuses", cli.ExitUnsupported: ""})
 }
 
 func newPrioAddCmd() *cobra.Command {

@@ -44,7 +44,7 @@ does less, and status says what.`,
 		Example: `  overlane run
   overlane run --config /etc/overlane/config.yaml`,
 		Args:        cobra.NoArgs,
-		Annotations: cli.Exits(map[int]string{cli.ExitOK: "told to stop, and everything is as it was", cli.ExitVerdict: ""}),
+		Annotations: cli.Exits(map[int]string{cli.ExitOK: "told to stop, and everything is as it was"}),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return run(cmd.Context(), file, verbose)
 		},

@@ -41,7 +41,7 @@ Below:
 		Example: `  overlane status
   overlane status --json | jq .counters.steered_packets`,
 		Args:        cobra.NoArgs,
-		Annotations: cli.Exits(map[int]string{cli.ExitFailure: "no daemon runs, or it does not answer", cli.ExitUnsupported: "", cli.ExitVerdict: ""}),
+		Annotations: cli.Exits(map[int]string{cli.ExitFailure: "no daemon runs, or it does not answer", cli.ExitUnsupported: ""}),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withDaemon("status", func(c *control.Client) error {
 				ctx, cancel := context.WithTimeout(cmd.Context(), answerTime)

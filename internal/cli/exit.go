@@ -19,7 +19,6 @@ const (
 	ExitFailure     = 1
 	ExitUsage       = 2
 	ExitUnsupported = 3
-	ExitVerdict     = 4
 )
 
 // exitMeaning is what the help says about the codes, unless a verb says it
@@ -29,7 +28,6 @@ var exitMeaning = []string{
 	ExitFailure:     "failure",
 	ExitUsage:       "usage: an unknown verb or flag, or a mistake in the configuration",
 	ExitUnsupported: "not supported here: the kernel or the NIC lacks what is needed",
-	ExitVerdict:     "a measurement does not show what it was to show",
 }
 
 // codedError carries the exit code that an error leads to.
@@ -70,12 +68,6 @@ func Unsupported(reason, remedy string) error {
 		reason += "; mend it with: " + remedy
 	}
 	return &codedError{ExitUnsupported, errors.New("not supported here: " + reason)}
-}
-
-// Verdict is for a measurement that does not show what it was to show, and
-// for a node that is not as it should be.
-func Verdict(format string, args ...any) error {
-	return &codedError{ExitVerdict, fmt.Errorf(format, args...)}
 }
 
 // Code is the only place where errors become exit codes.

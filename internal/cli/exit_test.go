@@ -17,8 +17,7 @@ func TestExitCodes(t *testing.T) {
 		{errors.New("x"), ExitFailure},
 		{Usage("x"), ExitUsage},
 		{fmt.Errorf("y: %w", Unsupported("r", "c")), ExitUnsupported},
-		{Verdict("x"), ExitVerdict},
-		{errors.Join(errors.New("x"), Verdict("y")), ExitVerdict},
+		{errors.Join(errors.New("x"), Unsupported("r", "")), ExitUnsupported},
 	} {
 		if got := Code(tc.err); got != tc.code {
 			t.Errorf("%v: %d, want %d", tc.err, got, tc.code)

@@ -81,10 +81,6 @@ func isNamespace(f *os.File) error {
 	return nil
 }
 
-// OfFD takes ownership of a descriptor, such as one returned by
-// SIOCGSKNS or NS_GET_* ioctls.
-func OfFD(fd int) (*Handle, error) { return ofFile(os.NewFile(uintptr(fd), "netns")) }
-
 func ofFile(f *os.File) (*Handle, error) {
 	if err := isNamespace(f); err != nil {
 		return nil, errors.Join(err, f.Close())

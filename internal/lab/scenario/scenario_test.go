@@ -21,6 +21,7 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/snmp"
 	"github.com/overlane/overlane/test/speed"
+	"github.com/overlane/overlane/test/wire"
 	"github.com/vishvananda/netlink"
 )
 
@@ -232,7 +233,7 @@ func received(t *testing.T, ns *netns.Handle, dev string) netlink.LinkStatistics
 func TestLossInThePathIsFoundToThePacket(t *testing.T) {
 	e := newEnv(t, bed.Options{}, Config{Scenario: "udp-one"})
 	rx := e.bed.Receiver()
-	loss, err := traffic.DropEvery(rx.Overlay, bed.Tunnel, 100)
+	loss, err := wire.DropEvery(rx.Overlay, bed.Tunnel, 100)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/test/wire"
 )
 
 // applications by the scenario that has them.
@@ -71,7 +72,7 @@ func TestServersThatStandStillAreSeen(t *testing.T) {
 				return nil
 			}
 			// The wire takes nothing any more, and then again.
-			loss, err := traffic.DropEvery(e.bed.Receiver().Overlay, bed.Tunnel, 1)
+			loss, err := wire.DropEvery(e.bed.Receiver().Overlay, bed.Tunnel, 1)
 			if err != nil {
 				return err
 			}

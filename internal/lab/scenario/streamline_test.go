@@ -9,8 +9,8 @@ import (
 
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/report"
-	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/speed"
+	"github.com/overlane/overlane/test/wire"
 )
 
 func TestBisectFindsTheHighestThatIsGood(t *testing.T) {
@@ -34,7 +34,7 @@ func TestBisectFindsTheHighestThatIsGood(t *testing.T) {
 func TestARateWithLossIsNotLossFree(t *testing.T) {
 	speed.Long(t)
 	e := newEnv(t, bed.Options{}, Config{Scenario: "streamline", Length: short})
-	loss, err := traffic.DropEvery(e.bed.Receiver().Overlay, bed.Tunnel, 100)
+	loss, err := wire.DropEvery(e.bed.Receiver().Overlay, bed.Tunnel, 100)
 	if err != nil {
 		t.Fatal(err)
 	}

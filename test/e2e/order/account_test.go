@@ -10,8 +10,8 @@ import (
 	"strings"
 
 	"github.com/overlane/overlane/internal/lab/bed"
-	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/test/wire"
 )
 
 // account is where packets have stayed, by the counter that says so.
@@ -73,7 +73,7 @@ func (a account) String() string {
 }
 
 // losses drop packets on purpose.
-type losses map[string]*traffic.Loss
+type losses map[string]*wire.Loss
 
 // lose drops one packet in a thousand, a third each at the underlay, behind the
 // tunnel stage's lane, and behind the pod stage's: the guard has packets in its
@@ -81,7 +81,7 @@ type losses map[string]*traffic.Loss
 func lose(b *bed.Bed) (losses, error) {
 	all := losses{}
 	for _, p := range path(b) {
-		l, err := traffic.DropEvery(p.ns, p.dev, 3000)
+		l, err := wire.DropEvery(p.ns, p.dev, 3000)
 		if err != nil {
 			return nil, errors.Join(err, all.close())
 		}

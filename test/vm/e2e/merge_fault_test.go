@@ -16,10 +16,10 @@ import (
 
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
-	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/mechanism/pipeline"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/residue"
+	"github.com/overlane/overlane/test/wire"
 )
 
 // mergeStandsFaults has one connection go through all that can happen to it. Whatever
@@ -70,7 +70,7 @@ func mergeStandsFaults(t *testing.T) {
 		}
 		fault(l.what, func(t *testing.T) {
 			was := s.count(t)
-			loss, err := traffic.DropEvery(l.ns, l.dev, l.every)
+			loss, err := wire.DropEvery(l.ns, l.dev, l.every)
 			if err != nil {
 				t.Fatal(err)
 			}

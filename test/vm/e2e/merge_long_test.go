@@ -11,8 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/overlane/overlane/internal/governor"
-	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/residue"
+	"github.com/overlane/overlane/test/wire"
 )
 
 // These take long, or need more than two cores: they run with -order-runs.
@@ -44,7 +44,7 @@ func (r row) runDatagrams(t *testing.T, n uint64) {
 	until(t, "datagrams wait for others", func() bool { return s.d.Status().Counters.MergeHeld > was.daemon.MergeHeld })
 	was = s.count(t)
 	u.come(t, n/2)
-	loss, err := traffic.DropEvery(s.hosts[1].ns, wireDev, 100)
+	loss, err := wire.DropEvery(s.hosts[1].ns, wireDev, 100)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func (l loss) costsTheSame(t *testing.T) {
 		t.Helper()
 		var n uint64
 		c := s.pays(t, what, bytes, func() func() {
-			drops, err := traffic.DropBursts(s.hosts[0].net, vethDev, l.every, l.burst)
+			drops, err := wire.DropBursts(s.hosts[0].net, vethDev, l.every, l.burst)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -22,11 +22,11 @@ import (
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/governor"
-	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/mechanism/pipeline"
 	"github.com/overlane/overlane/internal/napi"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/residue"
+	"github.com/overlane/overlane/test/wire"
 )
 
 // knows asks the kernel's type information, as nothing of the product does.
@@ -482,7 +482,7 @@ func datagramsComeInOrder(t *testing.T) {
 		hog(t, 1, 30*time.Millisecond)
 		u.reach(t, 500)
 	}
-	loss, err := traffic.DropEvery(s.hosts[1].ns, wireDev, 100)
+	loss, err := wire.DropEvery(s.hosts[1].ns, wireDev, 100)
 	if err != nil {
 		t.Fatal(err)
 	}

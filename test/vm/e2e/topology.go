@@ -19,8 +19,8 @@ import (
 
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/ethtool"
-	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/test/wire"
 )
 
 // Names of devices, the same in every namespace.
@@ -46,7 +46,7 @@ type overlay struct {
 	hosts [2]host
 	// between is where the wire runs through, if bare frames are to come out of it.
 	between *netns.Handle
-	relay   *traffic.Relay
+	relay   *wire.Relay
 	// opts are those of the daemon that was started last.
 	opts daemon.Options
 }
@@ -194,7 +194,7 @@ func (o *overlay) strain(a, b *host) error {
 		}
 	}
 	var err error
-	o.relay, err = traffic.StartRelay(o.between, ends[0], ends[1])
+	o.relay, err = wire.StartRelay(o.between, ends[0], ends[1])
 	return err
 }
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package traffic
+package wire
 
 import (
 	"errors"
 	"fmt"
 
 	"github.com/cilium/ebpf/link"
+
 	"github.com/overlane/overlane/internal/lab/bpf"
 	"github.com/overlane/overlane/internal/netns"
 )

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package traffic
+// Package wire has what tests put into the path of packets: loss, and a relay between devices.
+package wire
 
 import (
 	"errors"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+
 	"github.com/overlane/overlane/internal/lab/bpf"
 	"github.com/overlane/overlane/internal/netns"
 )
