@@ -624,7 +624,7 @@ static __always_inline int ol_refuses(const struct ol_change *c, struct ol_slot 
 #define OL_EXPRESS_PAUSE_NS 100000000
 
 /*
- * Has the daemon hung for so long that it no longer takes back what it should? Then flows drain.
+ * Has the daemon been silent for so long that it no longer takes back what it should? Then flows drain.
  */
 static __always_inline int ol_unwatched(const struct ol_policy *policy, __u64 now)
 {

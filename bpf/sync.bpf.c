@@ -102,7 +102,7 @@ int ol_tunnel_in(struct __sk_buff *skb)
 		goto bridge;
 	/*
 	 * What its flow sent by the bridge waits in this core's backlog, or nowhere: RPS
-	 * that is not ours would have moved it, and then there is no short cut.
+	 * that is not ours would have moved it, and then there is no redirect path.
 	 */
 	if (!ol_backlog(this_cpu, &head, &tail) || head != tail || !ol_pods_here(skb, this_cpu))
 		goto bridge;

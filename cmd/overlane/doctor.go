@@ -39,8 +39,8 @@ type diagnosis struct {
 	Skipped    []leftOut         `json:"skipped"`
 	// Namespaces are what the namespaces are that others have a number of.
 	Namespaces []node.Place `json:"namespaces"`
-	// Neighbours are services of the machine that change what is gone by.
-	Neighbours []foreign.Service `json:"neighbours"`
+	// Services are those of the machine that change what overlane goes by. The key is older than the name.
+	Services []foreign.Service `json:"neighbours"`
 	// Error is why it is not all, or what the configuration needs that this node has not.
 	Error string `json:"error,omitempty"`
 	// searched is where devices were searched for.
@@ -81,7 +81,7 @@ Its parts:
   MECHANISM  which other mechanisms are possible
   FEATURE    what the kernel and the NICs have
   DEVICE     the NICs, tunnels and pods that were found
-  BESIDE US  services of this node that change what overlane goes by
+  SERVICE    services of this node that change what overlane goes by
   FINDINGS   known causes of a slow overlay, the worst first
 
 What is not possible has one reason and one command. A tier that is not reached
@@ -120,8 +120,8 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &diagnosis{Schema: control.Schema, Namespaces: []node.Place{}, Devices: []seen{}, Findings: []probe.Finding{}, Skipped: []leftOut{}, Neighbours: []foreign.Service{}}
-	d.Neighbours = append(d.Neighbours, foreign.Services(os.DirFS("/proc"))...)
+	d := &diagnosis{Schema: control.Schema, Namespaces: []node.Place{}, Devices: []seen{}, Findings: []probe.Finding{}, Skipped: []leftOut{}, Services: []foreign.Service{}}
+	d.Services = append(d.Services, foreign.Services(os.DirFS("/proc"))...)
 	if os.Geteuid() != 0 {
 		d.Features = probe.New().All()
 		d.Tiers, d.Mechanisms = probe.Tiers(d.Features), probe.Mechanisms(d.Features)
@@ -306,9 +306,9 @@ func showDiagnosis(s *screen, d *diagnosis) {
 			s.line(cell{l, plain})
 		}
 	}
-	if rows = neighbourRows(d.Neighbours); len(rows) > 0 {
+	if rows = serviceRows(d.Services); len(rows) > 0 {
 		s.line()
-		s.table([]string{"BESIDE US", ">PID", "WHAT THAT MEANS"}, rows)
+		s.table([]string{"SERVICE", ">PID", "WHAT THAT MEANS"}, rows)
 	}
 	if len(d.Findings) > 0 {
 		s.line()
@@ -337,7 +337,7 @@ func nothingIn(l node.Searched) []string {
 	return append(lines, "a container engine makes one as soon as a container of an overlay network runs on this node")
 }
 
-func neighbourRows(list []foreign.Service) (rows [][]cell) {
+func serviceRows(list []foreign.Service) (rows [][]cell) {
 	for _, n := range list {
 		rows = append(rows, []cell{{n.Name, bold}, {n.PID, plain}, {n.Means, plain}})
 	}

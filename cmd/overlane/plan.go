@@ -41,23 +41,22 @@ type outlook struct {
 
 // MarshalJSON has the pipeline's part at the top, and each other under its name.
 func (o outlook) MarshalJSON() ([]byte, error) {
-	top := struct {
-		Schema int `json:"schema"`
-		mechanism.Outlook
-		Namespaces []node.Place `json:"namespaces"`
-	}{Schema: control.Schema, Outlook: o.all[0], Namespaces: o.namespaces}
-	data, err := json.Marshal(top)
+	data, err := json.Marshal(o.all[0])
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range o.all[1:] {
-		part, err := json.Marshal(map[string]mechanism.Outlook{strings.ReplaceAll(m.Name, "-", "_"): m})
-		if err != nil {
-			return nil, err
-		}
-		data = slices.Concat(data[:len(data)-1], []byte{','}, part[1:])
+	var top map[string]json.RawMessage
+	if err := json.Unmarshal(data, &top); err != nil {
+		return nil, err
 	}
-	return data, nil
+	parts := map[string]any{"schema": control.Schema, "namespaces": o.namespaces}
+	for key, value := range top {
+		parts[key] = value
+	}
+	for _, m := range o.all[1:] {
+		parts[strings.ReplaceAll(m.Name, "-", "_")] = m
+	}
+	return json.Marshal(parts)
 }
 
 func newPlanCmd() *cobra.Command {

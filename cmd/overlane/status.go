@@ -96,7 +96,7 @@ func showStatus(s *screen, st control.Status, now time.Time) {
 	section([]string{"STAGE", ">NS/PACKET"}, costRows(st))
 	section([]string{"TIER", "REACHED", "WHY"}, tierRows(st.Tiers))
 	section([]string{"NAME", "ROLE", "NETWORK", ">VNI", "STATE", "WHY"}, deviceRows(st))
-	section([]string{"BESIDE US", ">PID", "WHAT THAT MEANS"}, neighbourRows(st.Neighbours))
+	section([]string{"SERVICE", ">PID", "WHAT THAT MEANS"}, serviceRows(st.Services))
 }
 
 func stateCell(st control.MechanismState) cell {

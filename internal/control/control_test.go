@@ -135,7 +135,7 @@ func TestStatusComesBackAsItIs(t *testing.T) {
 		StageCosts:  []StageCost{{Stage: "nic", NsPerPacket: Measured(1.5)}},
 		Rules:       []Rule{},
 		SparseFlows: []SparseFlow{}, Trials: []Trial{},
-		Neighbours: []foreign.Service{}, Namespaces: []node.Place{{Netns: 7, Container: "3f2a9c1b7d44"}},
+		Services: []foreign.Service{}, Namespaces: []node.Place{{Netns: 7, Container: "3f2a9c1b7d44"}},
 		Express:  []ExpressPath{{NIC: "eth0", Tunnel: "vx0", Pod: "ve1", Netns: 7, Name: "3f2a9c1b7d44", Reason: "nftables"}},
 		Counters: Counters{SteeredPackets: 3, ExpressUnfit: map[string]uint64{"too-long": 2}, Unparsed: map[string]uint64{"short": 1}},
 	}

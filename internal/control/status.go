@@ -58,9 +58,9 @@ type Status struct {
 	// Express are the express paths from NICs straight to pods, open or not.
 	Express  []ExpressPath `json:"express"`
 	Counters Counters      `json:"counters"`
-	// Neighbours are services of the machine that change what is gone by.
-	Neighbours []foreign.Service `json:"neighbours"`
-	Metrics    Metrics           `json:"metrics"`
+	// Services are those of the machine that change what overlane goes by. The key is older than the name.
+	Services []foreign.Service `json:"neighbours"`
+	Metrics  Metrics           `json:"metrics"`
 }
 
 // Mechanism is the one of that name; empty: there is none.
@@ -298,7 +298,7 @@ func (st Status) withoutNil() Status {
 	st.Tiers, st.Mechanisms, st.Devices = list(st.Tiers), list(st.Mechanisms), list(st.Devices)
 	st.Lanes, st.StageCosts, st.Rules = list(st.Lanes), list(st.StageCosts), list(st.Rules)
 	st.SparseFlows, st.Express, st.Trials = list(st.SparseFlows), list(st.Express), list(st.Trials)
-	st.Neighbours, st.Namespaces = list(st.Neighbours), list(st.Namespaces)
+	st.Services, st.Namespaces = list(st.Services), list(st.Namespaces)
 	st.Schema = Schema
 	if st.Counters.Unparsed == nil {
 		st.Counters.Unparsed = map[string]uint64{}

@@ -62,7 +62,7 @@ func (d *Daemon) Status() control.Status {
 	if err != nil {
 		st.Reason = err.Error()
 	}
-	st.Neighbours = foreign.Services(os.DirFS("/proc"))
+	st.Services = foreign.Services(os.DirFS("/proc"))
 	if d.opts.Metrics != nil {
 		st.Metrics = d.opts.Metrics()
 	}
