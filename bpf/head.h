@@ -14,7 +14,7 @@
 
 struct ol_head {
 	__u64 word[OL_HEAD_WORDS];
-	__u32 len; /* bytes that are kept; 0: none to compare with */
+	__u32 words; /* that are kept; 0: none to compare with */
 	__u32 pad;
 };
 
@@ -36,6 +36,7 @@ OL_INLINE void ol_head_keep(const __u8 *data, struct ol_head *h, int words)
 #pragma unroll
 	for (i = 0; i < words; i++)
 		__builtin_memcpy(&h->word[i], data + 8 * i, 8);
+	h->words = words;
 }
 
 OL_INLINE int ol_head_differs(const __u8 *data, const struct ol_head *h, const __u64 *mask,

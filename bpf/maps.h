@@ -98,6 +98,8 @@ struct {
 	__type(value, struct ol_frag);
 } ol_frags SEC(".maps");
 
+#define OL_NO_PLACE OL_ELEPHANTS
+
 /* The last flow that a hook steered, and what came of it. Index: stage. */
 struct ol_recent {
 	struct ol_flow flow;

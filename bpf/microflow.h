@@ -21,7 +21,6 @@ struct {
  */
 #define OL_ELEPHANT_WAYS 4
 #define OL_ELEPHANT_SETS (OL_ELEPHANTS / OL_ELEPHANT_WAYS)
-#define OL_NO_PLACE OL_ELEPHANTS
 
 /* Which way a frame goes that belongs to no split flow: that of its slot. */
 #define OL_NO_BRANCH 0xfe
@@ -519,13 +518,15 @@ __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)
 
 	if (!flow || !part || !last || !policy || !cpu)
 		return OL_NO_BRANCH;
-	if (!part->again) {
-		last->place = OL_NO_PLACE;
-		if (flow->fragment == OL_FRAG_LATER)
-			return OL_NO_BRANCH;
-		last->place = ol_find_elephant(flow, part->slot);
+	if (part->again) {
+		place = last->place;
+	} else {
+		place = flow->fragment == OL_FRAG_LATER ? OL_NO_PLACE
+							: ol_find_elephant(flow, part->slot);
+		/* The last flow is that of a whole packet: a fragment is none to compare with. */
+		if (flow->fragment == OL_FRAG_WHOLE)
+			last->place = place;
 	}
-	place = last->place;
 	e = ol_get_elephant(this_cpu, place);
 	if (!e)
 		return OL_NO_BRANCH;

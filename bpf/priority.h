@@ -339,7 +339,7 @@ OL_INLINE void ol_sparse_add(struct ol_sparse *flow, struct ol_sparse *source, _
 	}
 }
 
-#define OL_HEAD_HOST 38 /* bytes up to and including the ports */
+#define OL_HOST_WORDS 5 /* up to and including the ports */
 
 /* Bytes of a word, the first in memory first. */
 #define OL_BYTES(a, b, c, d, e, f, g, h)                                                         \
@@ -378,12 +378,12 @@ OL_INLINE void ol_sparse_add(struct ol_sparse *flow, struct ol_sparse *source, _
 /* Is the frame of the flow, and treated like the frame, whose head that is? */
 OL_INLINE int ol_same_head(const struct ol_cursor *c, const struct ol_head *h)
 {
-	const __u64 tunnel[OL_HEAD_WORDS] = OL_TUNNEL_MASK, host[5] = OL_HOST_MASK;
+	const __u64 tunnel[OL_HEAD_WORDS] = OL_TUNNEL_MASK, host[OL_HOST_WORDS] = OL_HOST_MASK;
 
-	if (h->len == OL_HEAD_TUNNEL && OL_FITS(c, c->data, OL_HEAD_TUNNEL))
+	if (h->words == OL_HEAD_WORDS && OL_FITS(c, c->data, OL_HEAD_TUNNEL))
 		return !ol_head_differs(c->data, h, tunnel, OL_HEAD_WORDS);
-	if (h->len == OL_HEAD_HOST && OL_FITS(c, c->data, 40))
-		return !ol_head_differs(c->data, h, host, 5);
+	if (h->words == OL_HOST_WORDS && OL_FITS(c, c->data, 8 * OL_HOST_WORDS))
+		return !ol_head_differs(c->data, h, host, OL_HOST_WORDS);
 	return 0;
 }
 
@@ -393,20 +393,18 @@ OL_INLINE void ol_keep_head(const struct ol_cursor *c, const struct ol_flow *f, 
 {
 	const __u8 *d = c->data;
 
-	h->len = 0;
+	h->words = 0;
 	if (f->fragment != OL_FRAG_WHOLE || f->v6 || !f->ports)
 		return;
 	if (!host) {
 		if (!ol_head_in_tunnel(c, inner))
 			return;
 		ol_head_keep(d, h, OL_HEAD_WORDS);
-		h->len = OL_HEAD_TUNNEL;
 		return;
 	}
-	if (!OL_FITS(c, d, 40) || ol_be16(d + 12) != OL_ETH_P_IP || d[14] != 0x45)
+	if (!OL_FITS(c, d, 8 * OL_HOST_WORDS) || ol_be16(d + 12) != OL_ETH_P_IP || d[14] != 0x45)
 		return;
-	ol_head_keep(d, h, 5);
-	h->len = OL_HEAD_HOST;
+	ol_head_keep(d, h, OL_HOST_WORDS);
 }
 
 #endif

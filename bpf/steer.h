@@ -1032,6 +1032,7 @@ static __always_inline __u32 ol_steer_flow(struct ol_hop *h, const struct ol_flo
 		last->seq = h->cpu->seq;
 		last->slot = h->slot;
 		last->lane = lane;
+		last->place = OL_NO_PLACE;
 	}
 	return lane;
 }

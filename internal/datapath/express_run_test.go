@@ -545,7 +545,7 @@ func TestWithoutAnEntryOrItsDeviceFramesTakeTheFullPath(t *testing.T) {
 		s.onItsPath(f)
 		s.must(s.ClosePath(other))
 		s.poll(1)
-		s.goes("another way to that pod is closed", f)
+		s.goes("another path to that pod is closed", f)
 	})
 	t.Run("no device", func(t *testing.T) {
 		s := newStraight(t, 0)
@@ -606,7 +606,7 @@ func TestTheStackSeesWhoSends(t *testing.T) {
 	known.Seen -= uint32(refresh/time.Microsecond) + 1
 	s.must(s.xdp.OlExpressSenders.Put(key, known))
 	s.poll(1)
-	s.goes("found to be due, with the frame under path", f)
+	s.goes("found to be due, with the frame on its way", f)
 	s.poll(1)
 	was, err = s.Counters()
 	s.must(err)
@@ -624,14 +624,14 @@ func TestTheStackSeesWhoSends(t *testing.T) {
 	// Of one that is forgotten: the map keeps those that were asked for last.
 	s.must(s.xdp.OlExpressSenders.Delete(key))
 	s.poll(1)
-	s.goes("found to be forgotten, with the frame under path", f)
+	s.goes("found to be forgotten, with the frame on its way", f)
 	s.poll(1)
 	s.stays("forgotten", f)
 	s.must(s.xdp.OlExpressSenders.Lookup(key, &known))
 }
 
 // Once the program was taken off and is there again, no program knows where frames have gone.
-func TestAWayTakenBeforeTheProgramCameAnewIsLeft(t *testing.T) {
+func TestAPathTakenBeforeTheProgramCameAnewIsLeft(t *testing.T) {
 	s := newStraight(t, 0)
 	f := plain(1)
 	attach := func() {
@@ -655,8 +655,8 @@ func TestAWayTakenBeforeTheProgramCameAnewIsLeft(t *testing.T) {
 	s.goes("behind the pause", f)
 }
 
-// blind takes the path from the map behind everybody's back: who still goes it does so without
-// another look.
+// blind deletes the path from the map without telling the program: a frame that still takes it does
+// so without another look.
 func (s *straight) blind() {
 	s.t.Helper()
 	s.must(s.xdp.OlExpressEntries.Delete(s.key.abi()))

@@ -12,10 +12,10 @@ import (
 func TestFlowsOfASlotDoNotGoToTwoPods(t *testing.T) {
 	s := newStraight(t, 0)
 	hostEnd, podEnd := pod(t, s.host, "pod1")
-	key, way := s.key, s.path
+	key, path := s.key, s.path
 	key.MAC[5]++
-	way.Host, way.Pod = hostEnd, podEnd
-	s.must(s.AddPath(key, way))
+	path.Host, path.Pod = hostEnd, podEnd
+	s.must(s.AddPath(key, path))
 	f := plain(1)
 	var other []byte
 	for port := uint16(2); other == nil; port++ {
@@ -48,8 +48,8 @@ func TestASenderBehindAnotherHostIsSeenWithinAPoll(t *testing.T) {
 	s.stays("from another host, right behind", changed(f, func(f []byte) { f[outerIP+15] = 7 }))
 }
 
-// A frame for a pod without a way is no matter of the flow that shares its slot.
-func TestAFlowWithoutAWayDoesNotDriveAnotherOffItsOwn(t *testing.T) {
+// A frame for a pod without a path is no matter of the flow that shares its slot.
+func TestAFlowWithoutAPathDoesNotDriveAnotherOffItsOwn(t *testing.T) {
 	s := newStraight(t, 0)
 	f := plain(1)
 	var other []byte
@@ -61,7 +61,7 @@ func TestAFlowWithoutAWayDoesNotDriveAnotherOffItsOwn(t *testing.T) {
 	s.onItsPath(f)
 	was, err := s.Counters()
 	s.must(err)
-	s.stays("no way leads there", other)
+	s.stays("no path leads there", other)
 	s.counted("it is no business of the slot's other flow", was, 0, 0, 0)
 }
 

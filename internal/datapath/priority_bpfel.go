@@ -168,10 +168,10 @@ type priorityOlExpressKey struct {
 type priorityOlExpressLast struct {
 	_    structs.HostLayout
 	Head struct {
-		_    structs.HostLayout
-		Word [11]uint64
-		Len  uint32
-		Pad  uint32
+		_     structs.HostLayout
+		Word  [11]uint64
+		Words uint32
+		Pad   uint32
 	}
 	Seq     uint32
 	Entries uint32
@@ -227,10 +227,10 @@ type priorityOlFragJudged struct {
 type priorityOlJudged struct {
 	_    structs.HostLayout
 	Head struct {
-		_    structs.HostLayout
-		Word [11]uint64
-		Len  uint32
-		Pad  uint32
+		_     structs.HostLayout
+		Word  [11]uint64
+		Words uint32
+		Pad   uint32
 	}
 	Flow struct {
 		_        structs.HostLayout

@@ -192,6 +192,41 @@ func TestEachCoreHasTheBranchesOfItsSet(t *testing.T) {
 	}
 }
 
+// A fragment of another flow between two packets of a split one, in one poll, is none to compare the second with.
+func TestAFragmentBetweenPacketsOfASplitFlowChangesNothing(t *testing.T) {
+	for name, layers := range map[string][]packet.Layer{
+		"first": {packet.UDP{Src: 3, Dst: 4}, packet.Bytes(64)},
+		"later": {packet.Bytes(64)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, NIC)
+			err := errors.Join(
+				b.StartLanes([]int{b.core}), b.SetLanes(NIC, []int{b.core}), b.SetBranches(NIC, []Branches{{Cores: []int{b.core}}}, func(int) int { return 0 }),
+				b.SetSplit(Split{UDP: true, Numbered: true, TCP: true, Batch: 64, At: NIC}),
+			)
+			if err != nil {
+				t.Fatal(err)
+			}
+			datagram := tunnelled(packet.IPv4{}, packet.UDP{Src: 1, Dst: 2}, packet.Raw(make([]byte, 64)))
+			ip := packet.IPv4{Proto: 17, ID: 9, More: true}
+			if name == "later" {
+				ip.Offset, ip.More = 1480, false
+			}
+			fragment := tunnelled(append([]packet.Layer{ip}, layers...)...)
+			b.split(t, datagram)
+			was := b.look(t).Counters.Split
+			for range 8 {
+				b.run(t, datagram, 1)
+				b.run(t, fragment, 1)
+				b.run(t, datagram, 1)
+			}
+			if n := b.look(t).Counters.Split - was; n != 16 {
+				t.Errorf("%d of 16 packets were of a flow that is split", n)
+			}
+		})
+	}
+}
+
 // lanePackets is what each lane of a stage got so far.
 func (b *bench) lanePackets(t *testing.T, s Stage) (of [2]uint64) {
 	t.Helper()

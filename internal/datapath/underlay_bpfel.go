@@ -201,10 +201,10 @@ type underlayOlExpressKey struct {
 type underlayOlExpressLast struct {
 	_    structs.HostLayout
 	Head struct {
-		_    structs.HostLayout
-		Word [11]uint64
-		Len  uint32
-		Pad  uint32
+		_     structs.HostLayout
+		Word  [11]uint64
+		Words uint32
+		Pad   uint32
 	}
 	Seq     uint32
 	Entries uint32
