@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -39,24 +38,17 @@ type outlook struct {
 	names      names.Names
 }
 
-// MarshalJSON has the pipeline's part at the top, and each other under its name.
-func (o outlook) MarshalJSON() ([]byte, error) {
-	data, err := json.Marshal(o.all[0])
-	if err != nil {
-		return nil, err
-	}
-	var top map[string]json.RawMessage
-	if err := json.Unmarshal(data, &top); err != nil {
-		return nil, err
-	}
-	parts := map[string]any{"schema": control.Schema, "namespaces": o.namespaces}
-	for key, value := range top {
-		parts[key] = value
+// parts are the outlook as JSON: the pipeline's at the top, each other under its name.
+func (o outlook) parts() map[string]any {
+	p := o.all[0]
+	parts := map[string]any{
+		"schema": control.Schema, "namespaces": o.namespaces, "placement": p.Placement, "when": p.When,
+		"steps": p.Steps, "attach": p.Attach, "skipped": p.Skipped,
 	}
 	for _, m := range o.all[1:] {
 		parts[strings.ReplaceAll(m.Name, "-", "_")] = m
 	}
-	return json.Marshal(parts)
+	return parts
 }
 
 func newPlanCmd() *cobra.Command {
@@ -99,7 +91,7 @@ decides by what it measures.`,
 				return err
 			}
 			if global.json {
-				return cli.JSON(cmd.OutOrStdout(), out)
+				return cli.JSON(cmd.OutOrStdout(), out.parts())
 			}
 			return out.show(cmd.OutOrStdout())
 		},
@@ -148,7 +140,10 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	if err != nil {
 		return out, err
 	}
-	v.Cores, v.Placed = opts.Cores, placed(ctx)
+	v.Cores, v.Topology, v.Placed = opts.Cores, opts.Pipeline.Topology, placed(ctx)
+	if v.Receives, err = busiestReceiver(); err != nil {
+		return out, err
+	}
 	if out.all, err = daemon.Foresee(v, opts); err != nil {
 		return out, err
 	}
@@ -160,20 +155,13 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	return out, nil
 }
 
-// view is the node as mechanisms look ahead on it.
+// view is the node as mechanisms see it, but for what only their placements need.
 func (l nodeState) view(s *node.Scanner) (*mechanism.View, error) {
 	changed, err := changedSettings()
 	if err != nil {
 		return nil, err
 	}
-	nic, err := busiestReceiver()
-	if err != nil {
-		return nil, err
-	}
-	return &mechanism.View{
-		Scanner: s, Snapshot: l.snap, Features: l.features, Places: l.places, Changed: changed, Owns: l.owns,
-		Receives: nic, Topology: topology(),
-	}, nil
+	return &mechanism.View{Scanner: s, Snapshot: l.snap, Features: l.features, Places: l.places, Changed: changed, Owns: l.owns}, nil
 }
 
 // placed asks the running daemon where its stages go on; nil: none runs, or nowhere.

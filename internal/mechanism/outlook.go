@@ -42,7 +42,7 @@ type Outlook struct {
 	// Name is the mechanism's, as in a status.
 	Name string `json:"-"`
 	plan.Plan
-	// Placement is which cores the stages go on on; nil: the mechanism places none.
+	// Placement is which cores the stages go on on, none while the pipeline is off; nil: the mechanism has no stages.
 	Placement *Placement `json:"placement,omitempty"`
 	// When says under which condition `run` carries the plan out.
 	When string `json:"when"`

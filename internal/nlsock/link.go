@@ -74,10 +74,7 @@ func (c *Conn) LinkIn(nsid, index int) (l *Link, err error) {
 	if err == nil && l == nil {
 		err = unix.ENODEV
 	}
-	if err != nil {
-		return nil, fmt.Errorf("read device %d: %w", index, err)
-	}
-	return l, nil
+	return l, err
 }
 
 // ParseLink returns nil for what is no device description.

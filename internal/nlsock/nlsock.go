@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nlsock asks netlink questions in one network namespace: rtnetlink's,
-// nfnetlink's, those of IPsec and of sock_diag.
+// Package nlsock is netlink in one network namespace: questions to rtnetlink,
+// nfnetlink, IPsec and sock_diag, devices as rtnetlink tells them, and
+// subscriptions to what the kernel tells by itself.
 //
 // The netlink library keeps neither IFLA_QDISC nor IFLA_TARGET_NETNSID, cannot
 // list namespace ids, and takes 64 KiB of new memory for each answer; a scan

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"fmt"
 	"net"
 
 	"github.com/overlane/overlane/internal/encap"
@@ -40,7 +41,7 @@ func (c *conn) links() (all map[int]*link, err error) {
 func (c *conn) linkIn(nsid, index int) (*link, error) {
 	l, err := c.LinkIn(nsid, index)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read device %d: %w", index, err)
 	}
 	return linkOf(l), nil
 }

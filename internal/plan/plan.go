@@ -77,15 +77,16 @@ type Skip struct {
 // Whole tells that What is the device itself, not something that would be on it.
 func (s Skip) Whole() bool { return s.What == s.Target.String() }
 
-// Plan is what `overlane run` would do, in this order: first the steps, then
-// the attachments. Nothing is steered before its mask is in place.
+// Plan is what `overlane run` would do: first the steps, then the attachments.
+// Nothing is steered before its mask is in place.
 type Plan struct {
-	Steps   []Step          `json:"steps"`
-	Future  []FutureThreads `json:"future_threads,omitempty"`
+	Steps []Step `json:"steps"`
+	// Future are threads that come with the steps; nil: none can.
+	Future  []FutureThreads `json:"future_threads,omitzero"`
 	Attach  []Attachment    `json:"attach"`
 	Skipped []Skip          `json:"skipped"`
 	// ProgramsFirst: they are attached before the steps, not after them.
-	ProgramsFirst bool `json:"programs_first,omitempty"`
+	ProgramsFirst bool `json:"-"`
 }
 
 // Empty reports whether the plan changes nothing.

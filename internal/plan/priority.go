@@ -99,7 +99,7 @@ type FutureThreads struct {
 // programs come first: a virtual NIC has nothing that threads could poll before, and
 // others make theirs anew.
 func Priority(in PriorityInput) Plan {
-	p := Plan{Attach: []Attachment{}, Steps: []Step{}, Skipped: []Skip{}, ProgramsFirst: true}
+	p := Plan{Attach: []Attachment{}, Steps: []Step{}, Future: []FutureThreads{}, Skipped: []Skip{}, ProgramsFirst: true}
 	seats := in.seats()
 	for _, nic := range in.NICs {
 		if nic.Unfit != "" {

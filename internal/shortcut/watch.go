@@ -135,7 +135,7 @@ func (w *Watcher) subscribe(protocol int, groups ...int) error {
 		return err
 	}
 	w.subs = append(w.subs, f)
-	lost := func() { // which is a change
+	lost := func() { // changes that were lost count as a change
 		w.queued.stale.Store(true)
 		w.poke()
 	}

@@ -54,10 +54,7 @@ func runChecks(ctx context.Context) <-chan checked {
 }
 
 // tell counts it.
-func (c checked) tell(ctx context.Context, t *tally) error {
-	if e := ended(ctx); e != nil {
-		return e
-	}
+func (c checked) tell(t *tally) error {
 	var status *exec.ExitError
 	switch {
 	case c.err == nil:

@@ -70,7 +70,9 @@ func goTests(ctx context.Context, t *tally, how speed, run string, patterns []st
 	err = goTest(ctx, t, slices.Concat(common, []string{"-p=2"}), slices.Concat(l.emulated, l.computing))
 	if results != nil {
 		for c := range results {
-			err = errors.Join(err, c.tell(ctx, t))
+			if ctx.Err() == nil {
+				err = errors.Join(err, c.tell(t))
+			}
 		}
 	}
 	return errors.Join(

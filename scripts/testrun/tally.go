@@ -105,7 +105,7 @@ func (t *tally) close() {
 		}
 	}
 	if t.left > 0 {
-		t.say("\n%d tests were left to other runs, by chance (make full has all)", t.left)
+		t.say("\nleft to other runs, by chance: %d (make full has all)", t.left)
 	}
 	t.say("\n%d passed, %d failed, %d skipped", t.passed, t.failed, t.skipped)
 }

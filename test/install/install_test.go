@@ -7,7 +7,6 @@ package install
 import (
 	"bytes"
 	"errors"
-	"github.com/overlane/overlane/test/speed"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -16,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/overlane/overlane/test/speed"
 )
 
 const repo = "../.."

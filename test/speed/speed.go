@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package speed makes a run of tests short where go test has -short, as in `make test`: tests that take minutes
-// are left out, and of long tables a part runs, each time another one.
+// are left out, of long tables a part runs, and of slow tests half, each time others.
 package speed
 
 import (
 	"flag"
 	"hash/maphash"
 	"math/rand/v2"
+	"strings"
 	"testing"
 )
 
@@ -40,11 +41,14 @@ const OtherRun = "left to another run: "
 // turn is another one in each run.
 var turn = maphash.MakeSeed()
 
-// Turn has a test come in one of two short runs, by chance. One that -run asks for comes in each.
+// Turn leaves half of the tests that call it out of a short run, by chance. Subtests come with their test: Every is
+// for these. A test that -run names is never left.
 func Turn(tb testing.TB) {
 	tb.Helper()
-	named := flag.Lookup("test.run").Value.String() != ""
-	if testing.Short() && !named && maphash.String(turn, tb.Name())%2 == 0 {
-		tb.Skip(OtherRun + "each of two has half of these")
+	if !testing.Short() || strings.Contains(tb.Name(), "/") || flag.Lookup("test.run").Value.String() != "" {
+		return
+	}
+	if maphash.String(turn, tb.Name())%2 == 0 {
+		tb.Skip(OtherRun + "chance takes half of these")
 	}
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wire has what tests put into the path of packets: loss, and a relay between devices.
 package wire
 
 import (
@@ -11,13 +10,12 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
-	"github.com/overlane/overlane/internal/lab/bpf"
 	"github.com/overlane/overlane/internal/netns"
 )
 
 // Loss drops packets inside of the receive path.
 type Loss struct {
-	objs bpf.PassObjects
+	objs wireObjects
 	link link.Link
 }
 
@@ -29,7 +27,7 @@ func DropEvery(ns *netns.Handle, dev string, n int) (*Loss, error) {
 
 // DropBursts is DropEvery, of n packets the last few in a row.
 func DropBursts(ns *netns.Handle, dev string, n, burst int) (*Loss, error) {
-	spec, err := bpf.LoadPass()
+	spec, err := loadWire()
 	if err != nil {
 		return nil, fmt.Errorf("load loss: %w", err)
 	}

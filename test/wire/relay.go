@@ -8,7 +8,6 @@ import (
 
 	"github.com/cilium/ebpf/link"
 
-	"github.com/overlane/overlane/internal/lab/bpf"
 	"github.com/overlane/overlane/internal/netns"
 )
 
@@ -29,14 +28,14 @@ func StartRelay(ns *netns.Handle, a, b int) (*Relay, error) {
 }
 
 func (r *Relay) add(ns *netns.Handle, from, to int) error {
-	spec, err := bpf.LoadPass()
+	spec, err := loadWire()
 	if err != nil {
 		return err
 	}
 	if err := spec.Variables["relay_to"].Set(uint32(to)); err != nil {
 		return err
 	}
-	var objs bpf.PassObjects
+	var objs wireObjects
 	if err := spec.LoadAndAssign(&objs, nil); err != nil {
 		return err
 	}

@@ -16,13 +16,7 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	PassProgDrop     = "drop"
-	PassProgPass     = "pass"
-	PassProgRelay    = "relay"
-	PassVarDropBurst = "drop_burst"
-	PassVarDropEvery = "drop_every"
-	PassVarDropped   = "dropped"
-	PassVarRelayTo   = "relay_to"
+	PassProgPass = "pass"
 )
 
 // LoadPass returns the embedded CollectionSpec for Pass.
@@ -67,9 +61,7 @@ type PassSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PassProgramSpecs struct {
-	Drop  *ebpf.ProgramSpec `ebpf:"drop"`
-	Pass  *ebpf.ProgramSpec `ebpf:"pass"`
-	Relay *ebpf.ProgramSpec `ebpf:"relay"`
+	Pass *ebpf.ProgramSpec `ebpf:"pass"`
 }
 
 // PassMapSpecs contains maps before they are loaded into the kernel.
@@ -82,10 +74,6 @@ type PassMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type PassVariableSpecs struct {
-	DropBurst *ebpf.VariableSpec `ebpf:"drop_burst"`
-	DropEvery *ebpf.VariableSpec `ebpf:"drop_every"`
-	Dropped   *ebpf.VariableSpec `ebpf:"dropped"`
-	RelayTo   *ebpf.VariableSpec `ebpf:"relay_to"`
 }
 
 // PassObjects contains all objects after they have been loaded into the kernel.
@@ -118,26 +106,18 @@ func (m *PassMaps) Close() error {
 //
 // It can be passed to LoadPassObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PassVariables struct {
-	DropBurst *ebpf.Variable `ebpf:"drop_burst"`
-	DropEvery *ebpf.Variable `ebpf:"drop_every"`
-	Dropped   *ebpf.Variable `ebpf:"dropped"`
-	RelayTo   *ebpf.Variable `ebpf:"relay_to"`
 }
 
 // PassPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to LoadPassObjects or ebpf.CollectionSpec.LoadAndAssign.
 type PassPrograms struct {
-	Drop  *ebpf.Program `ebpf:"drop"`
-	Pass  *ebpf.Program `ebpf:"pass"`
-	Relay *ebpf.Program `ebpf:"relay"`
+	Pass *ebpf.Program `ebpf:"pass"`
 }
 
 func (p *PassPrograms) Close() error {
 	return _PassClose(
-		p.Drop,
 		p.Pass,
-		p.Relay,
 	)
 }
 

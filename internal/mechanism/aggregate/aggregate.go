@@ -225,7 +225,7 @@ func (a *Aggregate) plan(all bool) (plan.Plan, map[plan.Setting]plan.Owned, erro
 			return plan.Plan{}, owned, err
 		}
 	}
-	made := plan.Aggregate(Input(a.host.Scanner(), snap, owned, reasons))
+	made := plan.Aggregate(planInput(a.host.Scanner(), snap, owned, reasons))
 	a.skipped, a.none = made.Skipped, len(made.Skipped) >= len(snap.Receivers())+len(snap.Tunnels)
 	return made, owned, nil
 }

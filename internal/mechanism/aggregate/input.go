@@ -13,9 +13,9 @@ import (
 	"github.com/overlane/overlane/internal/plan"
 )
 
-// Input puts what was seen on the node into the planner's words. Both the daemon and
+// planInput puts what was seen on the node into the planner's words. Both the daemon and
 // `overlane plan` plan by it. reasons say why devices are not to join datagrams.
-func Input(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned, reasons map[node.DevKey]string) plan.AggregateInput {
+func planInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned, reasons map[node.DevKey]string) plan.AggregateInput {
 	in := plan.AggregateInput{Owned: owned}
 	dataplane := foreign.Dataplanes(s, snap)
 	add := func(to *[]plan.Aggregator, dev node.Dev) {
@@ -55,7 +55,7 @@ func Foresee(v *mechanism.View, mode governor.Mode) ([]mechanism.Outlook, error)
 			return nil, err
 		}
 	}
-	out := mechanism.Outlook{Name: name, Plan: plan.Aggregate(Input(v.Scanner, v.Snapshot, v.Owned(plan.ByAggregation), reasons))}
+	out := mechanism.Outlook{Name: name, Plan: plan.Aggregate(planInput(v.Scanner, v.Snapshot, v.Owned(plan.ByAggregation), reasons))}
 	switch {
 	case len(v.Snapshot.Underlays) == 0:
 		out.When = "for aggregation, run would wait for an underlay: there is none yet"

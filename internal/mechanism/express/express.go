@@ -384,7 +384,7 @@ func (e *Express) openAll(ctx context.Context, made plan.Plan, safe map[datapath
 			continue
 		}
 		var left *xdp.Left
-		err := e.host.Places().Take(w.nic, Want(e.mode), func() (io.Closer, error) { return e.host.Attach(w.nic.Dev, e.dp.AttachXDP) })
+		err := e.host.Places().Take(w.nic, wanted(e.mode), func() (io.Closer, error) { return e.host.Attach(w.nic.Dev, e.dp.AttachXDP) })
 		if err != nil && !errors.As(err, &left) && !errors.Is(err, node.ErrGone) {
 			return err
 		}

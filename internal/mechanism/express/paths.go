@@ -56,7 +56,7 @@ func (e *Express) eligibility() eligibility {
 	l := eligibility{
 		devices: devices, snap: e.host.Snapshot(), watchers: e.watchers, home: e.host.Cookie(),
 		owned: e.host.Owned(plan.ByExpress), ours: ours,
-		hooked: e.hooked, only: e.host.PriorityOnNIC(), places: e.host.Places(), want: Want(e.mode),
+		hooked: e.hooked, only: e.host.PriorityOnNIC(), places: e.host.Places(), want: wanted(e.mode),
 	}
 	if e.host.Split() {
 		l.never = "flows are cut into micro-flows"
@@ -67,9 +67,9 @@ func (e *Express) eligibility() eligibility {
 // hooked tells whether a hook of ours is on an underlay that sends frames straight to pods.
 func (e *Express) hooked(u node.Underlay) bool { return e.host.Places().On(u) }
 
-// Want is how express wants a NIC: as far as a trial shows that it pays, for which its program
+// wanted is how express wants a NIC: as far as a trial shows that it pays, for which its program
 // comes and goes, unless it is forced.
-func Want(mode governor.Mode) xdp.Want {
+func wanted(mode governor.Mode) xdp.Want {
 	return xdp.Want{By: xdp.Express, Asked: mode == governor.Forced}
 }
 
@@ -77,7 +77,7 @@ func Want(mode governor.Mode) xdp.Want {
 func Plan(v *mechanism.View, mode governor.Mode, join bool) (p plan.Plan, err error) {
 	l := eligibility{
 		devices: v.Scanner, snap: v.Snapshot, watchers: shortcut.NewWatchers(v.Scanner, v.Owns, nil), home: v.Scanner.Home(),
-		places: v.Places, want: Want(mode), owned: v.Owned(plan.ByExpress), ours: apply.Ours(v.Changed),
+		places: v.Places, want: wanted(mode), owned: v.Owned(plan.ByExpress), ours: apply.Ours(v.Changed),
 	}
 	paths, err := l.paths()
 	in := l.input(paths)

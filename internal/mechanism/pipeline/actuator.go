@@ -239,7 +239,7 @@ func (a *actuator) tunnels(snap node.Snapshot) error {
 // alone and why.
 func (a *actuator) plan(snap node.Snapshot) plan.Plan {
 	devices, _ := a.host.Readings()
-	in := PlanInput(devices, snap, a.layout, a.host.Owned(plan.ByPipeline), a.host.Places(), a.wants(a.layout))
+	in := planInput(devices, snap, a.layout, a.host.Owned(plan.ByPipeline), a.host.Places(), a.wants(a.layout))
 	for _, pod := range snap.Pods {
 		if at := slices.IndexFunc(in.Pods, func(d plan.Device) bool { return d.Target == plan.Target(pod.Peer) }); at >= 0 && a.host.Express(pod) {
 			in.Pods = slices.Delete(in.Pods, at, at+1)

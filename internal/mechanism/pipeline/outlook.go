@@ -38,7 +38,7 @@ func stages(v *mechanism.View, opts Options) mechanism.Outlook {
 		layout = &l
 	}
 	out.Placement = &mechanism.Placement{NIC: layout.NIC, Tunnel: layout.Tunnel, Pod: layout.Pod, Reason: layout.Reason}
-	in := PlanInput(v.Scanner, v.Snapshot, *layout, v.Owned(plan.ByPipeline), v.Places, xdp.Want{By: xdp.Pipeline, Asked: true})
+	in := planInput(v.Scanner, v.Snapshot, *layout, v.Owned(plan.ByPipeline), v.Places, xdp.Want{By: xdp.Pipeline, Asked: true})
 	if v.Placed != nil {
 		in.Attach = nil // the daemon's are there
 	}
@@ -102,7 +102,7 @@ func elephants(v *mechanism.View, m Microflows) mechanism.Outlook {
 		out.When = "run would split no flow: " + layout.Reason
 		return out
 	}
-	in := PlanInput(v.Scanner, v.Snapshot, layout, v.Owned(plan.ByPipeline), v.Places, want)
+	in := planInput(v.Scanner, v.Snapshot, layout, v.Owned(plan.ByPipeline), v.Places, want)
 	if layout.Merge {
 		in.Merge = mergeSteps(v.Snapshot, firstMergeIndex)
 	}

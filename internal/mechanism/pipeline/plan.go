@@ -16,10 +16,10 @@ import (
 	"github.com/overlane/overlane/internal/xdp"
 )
 
-// PlanInput puts what was seen on the node and the placement that is wanted into
+// planInput puts what was seen on the node and the placement that is wanted into
 // the planner's words. Both the daemon and `overlane plan` plan by it.
 // want is what an XDP program is for, where the layout has one.
-func PlanInput(s mechanism.Reader, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want) plan.Input {
+func planInput(s mechanism.Reader, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want) plan.Input {
 	in := plan.Input{TunnelCores: layout.Tunnel, PodCores: layout.Pod, Owned: owned}
 	if layout.Split {
 		in.PodCores = nil // behind resequencers only, on devices of our own
@@ -104,7 +104,7 @@ func PlanInput(s mechanism.Reader, snap node.Snapshot, layout governor.Layout, o
 // by it what plan and run say.
 func LeftAlone(s mechanism.Reader, snap node.Snapshot, owned map[plan.Setting]plan.Owned) []plan.Skip {
 	snap.Skipped = nil
-	skipped := plan.Pipeline(PlanInput(s, snap, governor.Layout{}, owned, nil, xdp.Want{})).Skipped
+	skipped := plan.Pipeline(planInput(s, snap, governor.Layout{}, owned, nil, xdp.Want{})).Skipped
 	return slices.DeleteFunc(skipped, func(sk plan.Skip) bool { return !sk.Whole() })
 }
 

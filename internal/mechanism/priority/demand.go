@@ -80,7 +80,7 @@ func (p *Priority) noDemand() string {
 		return "switched off by configuration"
 	case len(p.added)+len(p.opts.Rules) > 0:
 		return "there are rules"
-	case p.opts.No != nil || p.opts.NoGuard != nil || p.opts.Tier == governor.XDP:
+	case p.opts.No != nil || !p.opts.mayTry():
 		return "it would not be safe, or its place is taken"
 	case p.host.Split():
 		return "micro-flows act"

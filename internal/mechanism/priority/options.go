@@ -72,6 +72,9 @@ func (o Options) prioritises(rules int) bool {
 	return !o.Off && o.No == nil && (rules > 0 || o.Auto)
 }
 
+// mayTry tells whether priority may come to a NIC for a trial: order is guarded, and its place there is free.
+func (o Options) mayTry() bool { return o.NoGuard == nil && o.Tier != governor.XDP }
+
 // ErrTierXDP says that two mechanisms want the NIC's XDP hook.
 var ErrTierXDP = errors.New("priority and the pipeline's tier xdp cannot be combined: set \"tier: tc\", or \"priority: {mode: off}\"")
 

@@ -20,7 +20,7 @@ import (
 // which cores threads of NICs are bound to, or will be.
 func Foresee(v *mechanism.View, opts Options) ([]mechanism.Outlook, error) {
 	v.Prioritised = opts.prioritises(len(opts.Rules))
-	tries := opts.OnDemand && !opts.Off && len(opts.Rules) == 0 && opts.Fits() == nil
+	tries := opts.OnDemand && !opts.Off && len(opts.Rules) == 0 && opts.mayTry()
 	switch {
 	case opts.No != nil && !opts.Off && (tries || opts.Auto || len(opts.Rules) > 0):
 		return []mechanism.Outlook{{Name: name, Plan: plan.Priority(plan.PriorityInput{}), When: opts.No.Error()}}, nil
@@ -30,10 +30,10 @@ func Foresee(v *mechanism.View, opts Options) ([]mechanism.Outlook, error) {
 	attached := func(u node.Underlay) bool {
 		return !u.ForeignXDP && slices.Contains([]string{plan.PriorityProgram, plan.TwoLanesProgram}, foreign.ProgramName(u.XDPProgID))
 	}
-	in := PlanInput(v.Scanner, v.Snapshot, v.Cores, v.Owned(plan.ByPriority), attached, v.Places, xdp.Want{By: xdp.Priority, Asked: v.Prioritised})
+	in := planInput(v.Scanner, v.Snapshot, v.Cores, v.Owned(plan.ByPriority), attached, v.Places, xdp.Want{By: xdp.Priority, Asked: v.Prioritised})
 	in.NoThreads, in.Realtime, in.Flooded = opts.NoThreads, !opts.NoThreads && !opts.Fair, notInRealtime(v.Changed)
 	if opts.Sync {
-		in.Tunnels = SyncTunnels(v.Snapshot)
+		in.Tunnels = syncTunnels(v.Snapshot)
 	}
 	for i, nic := range in.NICs {
 		noXDP := func(f probe.Feature) bool {

@@ -14,10 +14,10 @@ import (
 	"github.com/overlane/overlane/internal/xdp"
 )
 
-// PlanInput puts what was seen on the node into the planner's words. Both the
+// planInput puts what was seen on the node into the planner's words. Both the
 // daemon and `overlane plan` plan by it. attached tells on which underlays priority's
 // program is already.
-func PlanInput(s *node.Scanner, snap node.Snapshot, cores []int, owned map[plan.Setting]plan.Owned, attached func(node.Underlay) bool, places *xdp.Places, want xdp.Want) plan.PriorityInput {
+func planInput(s *node.Scanner, snap node.Snapshot, cores []int, owned map[plan.Setting]plan.Owned, attached func(node.Underlay) bool, places *xdp.Places, want xdp.Want) plan.PriorityInput {
 	in := plan.PriorityInput{Cores: cores, Owned: owned, NoSlices: !apply.KnowsSlices()}
 	for _, u := range snap.Underlays {
 		nic := plan.Underlay{Target: plan.Target(u.Dev), Queues: u.RxQueues, Attached: attached(u), Master: u.Master(), Cost: places.Cost(u)}
@@ -81,8 +81,8 @@ func napiThreads(s *node.Scanner, dev node.Dev, queues int) (threads []plan.NAPI
 	return threads, nil
 }
 
-// SyncTunnels are those that mode sync puts its program on.
-func SyncTunnels(snap node.Snapshot) (list []plan.Target) {
+// syncTunnels are those that mode sync puts its program on.
+func syncTunnels(snap node.Snapshot) (list []plan.Target) {
 	for _, t := range snap.Tunnels {
 		leads := func(p node.Pod) bool { return slices.Contains(p.Tunnels, t.Dev) }
 		if slices.ContainsFunc(snap.Pods, leads) {

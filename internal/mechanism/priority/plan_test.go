@@ -3,11 +3,14 @@
 package priority
 
 import (
+	"errors"
 	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/xdp"
@@ -35,7 +38,7 @@ func TestPriorityLeavesNICsThatItsProgramCannotGoTo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tc.nic.Dev = node.Dev{NetnsCookie: 42, Ifindex: 2, Name: "eth0"}
 			none := func(node.Underlay) bool { return false }
-			p := plan.Priority(PlanInput(nil, node.Snapshot{Underlays: []node.Underlay{tc.nic}}, []int{0}, nil, none, noPlaces(t), xdp.Want{By: xdp.Priority, Asked: true}))
+			p := plan.Priority(planInput(nil, node.Snapshot{Underlays: []node.Underlay{tc.nic}}, []int{0}, nil, none, noPlaces(t), xdp.Want{By: xdp.Priority, Asked: true}))
 			if !p.Empty() || len(p.Skipped) != 1 || p.Skipped[0].Reason != tc.want || !p.Skipped[0].Whole() {
 				t.Errorf("the plan is %+v", p)
 			}
@@ -85,12 +88,36 @@ func TestThePlanSaysWhatXDPCosts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			want := xdp.Want{By: xdp.Priority, Asked: tc.asked}
 			none := func(node.Underlay) bool { return false }
-			p := plan.Priority(PlanInput(nil, node.Snapshot{Underlays: []node.Underlay{tc.nic}}, []int{0}, nil, none, noPlaces(t), want))
+			p := plan.Priority(planInput(nil, node.Snapshot{Underlays: []node.Underlay{tc.nic}}, []int{0}, nil, none, noPlaces(t), want))
 			switch {
 			case tc.skip != "" && (len(p.Attach) > 0 || len(p.Skipped) != 1 || !strings.Contains(p.Skipped[0].Reason, tc.skip)):
 				t.Errorf("the plan is %+v", p)
 			case tc.skip == "" && (len(p.Steps) > 0 || len(p.Attach) != 1 || !strings.Contains(p.Attach[0].Reason, tc.costs) || (p.Attach[0].Program == plan.TwoLanesProgram) != tc.two):
 				t.Errorf("the plan is %+v", p)
+			}
+		})
+	}
+}
+
+// Plan speaks of a trial where run would make one.
+func TestATrialIsForeseenWhereThereMayBeOne(t *testing.T) {
+	proven := Options{OnDemand: true}
+	xdp, unguarded, off, unable := proven, proven, proven, proven
+	xdp.Tier, unguarded.NoGuard, off.Off, unable.No = governor.XDP, errors.New("no guard"), true, errors.New("no capability")
+	for name, tt := range map[string]struct {
+		opts Options
+		says string
+	}{
+		"proven": {proven, "would wait for an underlay"}, "tier xdp": {xdp, ""}, "no guard": {unguarded, ""}, "off": {off, ""},
+		"no capability": {unable, "no capability"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			list, err := Foresee(&mechanism.View{}, tt.opts)
+			if err != nil || len(list) != min(len(tt.says), 1) {
+				t.Fatalf("%+v, %v", list, err)
+			}
+			if len(list) == 1 && !strings.Contains(list[0].When, tt.says) {
+				t.Error(list[0].When)
 			}
 		})
 	}

@@ -49,7 +49,7 @@ func (p *Priority) seatThreads(u node.Underlay) error {
 // plan plans by what is on the node now.
 func (p *Priority) plan() plan.Plan {
 	attached := func(u node.Underlay) bool { return p.placed.attached[u.Key()] != nil }
-	in := PlanInput(p.host.Scanner(), p.host.Snapshot(), p.host.Cores(), p.host.Owned(plan.ByPriority), attached, p.host.Places(), p.wants())
+	in := planInput(p.host.Scanner(), p.host.Snapshot(), p.host.Cores(), p.host.Owned(plan.ByPriority), attached, p.host.Places(), p.wants())
 	in.NoThreads = p.opts.NoThreads
 	in.Lost = slices.Collect(maps.Keys(p.lost))
 	in.Realtime, in.Flooded = p.placed.realtime.on, p.placed.realtime.flooded
