@@ -4,7 +4,6 @@ package node
 
 import (
 	"fmt"
-	"net"
 
 	"github.com/overlane/overlane/internal/encap"
 	"github.com/overlane/overlane/internal/nlsock"
@@ -13,21 +12,11 @@ import (
 // conn asks rtnetlink about one namespace.
 type conn struct{ *nlsock.Conn }
 
-// link is a device as rtnetlink tells it.
+// link is a device as rtnetlink tells it, and what that means here. Of Data and PortData it keeps nothing.
 type link struct {
-	index     int
-	name      string
-	kind      string // IFLA_INFO_KIND; empty for hardware
-	flags     uint32
-	mtu       int
-	mac       net.HardwareAddr
-	master    int
-	lower     int // IFLA_LINK: veth's other end, VLAN's parent
-	nsid      int // of the namespace that lower lives in; -1: the same
-	qdisc     string
-	xdpProg   uint32        // of programs in several modes the driver's
-	allocated int           // RX queues allocated, not necessarily in use
-	tunnel    *encap.Tunnel // nil: none that is understood
+	nlsock.Link
+	xdpProg uint32        // of programs in several modes the driver's
+	tunnel  *encap.Tunnel // nil: none that is understood
 }
 
 // links lists the devices of the namespace.
@@ -47,10 +36,8 @@ func (c *conn) linkIn(nsid, index int) (*link, error) {
 }
 
 func linkOf(l *nlsock.Link) *link {
-	o := &link{
-		index: l.Index, name: l.Name, kind: l.Kind, flags: l.Flags, mtu: l.MTU, mac: l.MAC, master: l.Master,
-		lower: l.Lower, nsid: l.LowerNSID, qdisc: l.Qdisc, allocated: l.RxQueues,
-	}
+	o := &link{Link: *l}
+	o.Data, o.PortData = nil, nil
 	if ids := l.XDP.All(); len(ids) > 0 {
 		o.xdpProg = ids[0]
 	}

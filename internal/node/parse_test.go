@@ -69,15 +69,15 @@ func TestRoutesAreSummedUpByDevice(t *testing.T) {
 
 func TestLowerFindsTheNIC(t *testing.T) {
 	links := map[int]*link{
-		1: {index: 1, name: "eth0", nsid: -1, master: 4},
-		2: {index: 2, name: "eth1", nsid: -1},
-		3: {index: 3, name: "eth1.5", kind: "vlan", lower: 2, nsid: -1},
-		4: {index: 4, name: "br-ex", kind: "bridge", nsid: -1},
-		5: {index: 5, name: "tap0", kind: "tun", master: 4, nsid: -1},
-		6: {index: 6, name: "mv", kind: "macvlan", lower: 2, nsid: 0}, // parent is outside of this namespace
-		7: {index: 7, name: "bond0", kind: "bond", nsid: -1, master: 4},
-		8: {index: 8, name: "br-empty", kind: "bridge", nsid: -1},
-		9: {index: 9, name: "loop", kind: "vlan", lower: 9, nsid: -1},
+		1: {Link: nlsock.Link{Index: 1, Name: "eth0", LowerNSID: -1, Master: 4}},
+		2: {Link: nlsock.Link{Index: 2, Name: "eth1", LowerNSID: -1}},
+		3: {Link: nlsock.Link{Index: 3, Name: "eth1.5", Kind: "vlan", Lower: 2, LowerNSID: -1}},
+		4: {Link: nlsock.Link{Index: 4, Name: "br-ex", Kind: "bridge", LowerNSID: -1}},
+		5: {Link: nlsock.Link{Index: 5, Name: "tap0", Kind: "tun", Master: 4, LowerNSID: -1}},
+		6: {Link: nlsock.Link{Index: 6, Name: "mv", Kind: "macvlan", Lower: 2, LowerNSID: 0}}, // parent is outside of this namespace
+		7: {Link: nlsock.Link{Index: 7, Name: "bond0", Kind: "bond", LowerNSID: -1, Master: 4}},
+		8: {Link: nlsock.Link{Index: 8, Name: "br-empty", Kind: "bridge", LowerNSID: -1}},
+		9: {Link: nlsock.Link{Index: 9, Name: "loop", Kind: "vlan", Lower: 9, LowerNSID: -1}},
 	}
 	for index, want := range map[int][]int{1: {1}, 2: {2}, 3: {2}, 4: {1, 7}, 6: {6}, 7: {7}, 8: nil, 9: nil, 99: nil} {
 		if d := cmp.Diff(want, lower(links, index)); d != "" {
@@ -88,20 +88,20 @@ func TestLowerFindsTheNIC(t *testing.T) {
 
 func TestWhoReceivesForAnUnderlay(t *testing.T) {
 	links := map[int]*link{
-		1: {index: 1, name: "eth0", master: 3},
-		2: {index: 2, name: "eth1", master: 3},
-		3: {index: 3, name: "bond0", kind: "bond", master: 5},
-		4: {index: 4, name: "eth2", master: 5},
-		5: {index: 5, name: "team0", kind: "team"},
-		6: {index: 6, name: "vf", master: 7},
-		7: {index: 7, name: "hyperv"},
-		8: {index: 8, name: "bond1", kind: "bond"},
-		9: {index: 9, name: "loop", kind: "bond", master: 9},
+		1: {Link: nlsock.Link{Index: 1, Name: "eth0", Master: 3}},
+		2: {Link: nlsock.Link{Index: 2, Name: "eth1", Master: 3}},
+		3: {Link: nlsock.Link{Index: 3, Name: "bond0", Kind: "bond", Master: 5}},
+		4: {Link: nlsock.Link{Index: 4, Name: "eth2", Master: 5}},
+		5: {Link: nlsock.Link{Index: 5, Name: "team0", Kind: "team"}},
+		6: {Link: nlsock.Link{Index: 6, Name: "vf", Master: 7}},
+		7: {Link: nlsock.Link{Index: 7, Name: "hyperv"}},
+		8: {Link: nlsock.Link{Index: 8, Name: "bond1", Kind: "bond"}},
+		9: {Link: nlsock.Link{Index: 9, Name: "loop", Kind: "bond", Master: 9}},
 	}
 	for index, want := range map[int][]int{1: {1}, 3: {1, 2}, 5: {1, 2, 4}, 7: {6, 7}, 8: {8}, 9: {9}, 99: nil} {
 		var got []int
 		for _, l := range receivers(links, index) {
-			got = append(got, l.index)
+			got = append(got, l.Index)
 		}
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("%d: %s", index, d)
@@ -111,9 +111,9 @@ func TestWhoReceivesForAnUnderlay(t *testing.T) {
 
 func TestVLANsAreSeenFromWhateverNamespace(t *testing.T) {
 	home := &space{known: &known{}, links: map[int]*link{
-		1: {index: 1, name: "eth0", nsid: -1, master: 3}, 2: {index: 2, name: "eth1", nsid: -1, master: 3},
-		3: {index: 3, name: "bond0", kind: "bond", nsid: -1}, 4: {index: 4, name: "eth2", nsid: -1, master: 5},
-		5: {index: 5, name: "br0", kind: "bridge", nsid: -1}, 6: {index: 6, name: "eth3", nsid: -1},
+		1: {Link: nlsock.Link{Index: 1, Name: "eth0", LowerNSID: -1, Master: 3}}, 2: {Link: nlsock.Link{Index: 2, Name: "eth1", LowerNSID: -1, Master: 3}},
+		3: {Link: nlsock.Link{Index: 3, Name: "bond0", Kind: "bond", LowerNSID: -1}}, 4: {Link: nlsock.Link{Index: 4, Name: "eth2", LowerNSID: -1, Master: 5}},
+		5: {Link: nlsock.Link{Index: 5, Name: "br0", Kind: "bridge", LowerNSID: -1}}, 6: {Link: nlsock.Link{Index: 6, Name: "eth3", LowerNSID: -1}},
 	}}
 	eth := func(indexes ...int) Underlay {
 		u := Underlay{Dev: Dev{Ifindex: indexes[0]}}
@@ -123,7 +123,7 @@ func TestVLANsAreSeenFromWhateverNamespace(t *testing.T) {
 		return u
 	}
 	vlan := func(nsid, on int) map[int]*link {
-		return map[int]*link{7: {index: 7, kind: "vlan", lower: on, nsid: nsid}, 8: {index: 8, kind: "macvlan", lower: 6, nsid: nsid}}
+		return map[int]*link{7: {Link: nlsock.Link{Index: 7, Kind: "vlan", Lower: on, LowerNSID: nsid}}, 8: {Link: nlsock.Link{Index: 8, Kind: "macvlan", Lower: 6, LowerNSID: nsid}}}
 	}
 	const homeID = 3
 	for name, tt := range map[string]struct {
@@ -143,7 +143,7 @@ func TestVLANsAreSeenFromWhateverNamespace(t *testing.T) {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
-	home.links[9] = &link{index: 9, kind: "vlan", lower: 6, nsid: -1}
+	home.links[9] = &link{Link: nlsock.Link{Index: 9, Kind: "vlan", Lower: 6, LowerNSID: -1}}
 	home.vlans = vlansOn(home.links, -1)
 	if p := (&pass{home: home, order: []*space{home}}); !p.carriesVLANs(eth(6)) || p.carriesVLANs(eth(4)) {
 		t.Error("at home")

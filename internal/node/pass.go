@@ -151,18 +151,18 @@ func (p *pass) list(sp *space) error {
 	}
 	homeID := -1
 	for _, l := range sp.links {
-		if l.tunnel == nil && l.kind != "vlan" {
+		if l.tunnel == nil && l.Kind != "vlan" {
 			continue
 		}
 		if sp == p.home {
-			if l.nsid == -1 && l.kind != "vlan" {
+			if l.LowerNSID == -1 && l.Kind != "vlan" {
 				sp.ours = append(sp.ours, l)
 			} else {
 				p.elsewhere++
 			}
 			continue
 		}
-		if l.nsid == -1 {
+		if l.LowerNSID == -1 {
 			p.elsewhere++
 			continue // sends and receives in its own namespace
 		}
@@ -171,7 +171,7 @@ func (p *pass) list(sp *space) error {
 				return err
 			}
 		}
-		if l.nsid == homeID && l.kind != "vlan" {
+		if l.LowerNSID == homeID && l.Kind != "vlan" {
 			sp.ours = append(sp.ours, l)
 		} else {
 			p.elsewhere++
@@ -258,4 +258,4 @@ func (p *pass) watch(sp *space) (fresh bool, err error) {
 }
 
 // dev names a device of the space.
-func (sp *space) dev(l *link) Dev { return Dev{sp.cookie, l.index, l.name} }
+func (sp *space) dev(l *link) Dev { return Dev{sp.cookie, l.Index, l.Name} }

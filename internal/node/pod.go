@@ -26,7 +26,7 @@ func (p *pass) pods(sp *space) error {
 	var routed []Dev
 	known := false
 	for _, v := range sp.links {
-		if v.kind != "veth" && v.kind != "netkit" || underlay[sp.dev(v).Key()] {
+		if v.Kind != "veth" && v.Kind != "netkit" || underlay[sp.dev(v).Key()] {
 			continue
 		}
 		tunnels, l3 := bridged(sp, v), false
@@ -38,7 +38,7 @@ func (p *pass) pods(sp *space) error {
 				}
 				known = true
 			}
-			if len(routed) == 0 || !sp.routes[l3of(sp, v).index].any {
+			if len(routed) == 0 || !sp.routes[l3of(sp, v).Index].any {
 				continue
 			}
 			tunnels, l3 = routed, true
@@ -52,13 +52,13 @@ func (p *pass) pods(sp *space) error {
 
 // bridged returns the tunnels that are ports of the same bridge.
 func bridged(sp *space, v *link) []Dev {
-	b := sp.links[v.master]
-	if b == nil || b.kind != "bridge" {
+	b := sp.links[v.Master]
+	if b == nil || b.Kind != "bridge" {
 		return nil
 	}
 	var list []Dev
 	for _, t := range sp.ours {
-		if t.master == v.master {
+		if t.Master == v.Master {
 			list = append(list, sp.dev(t))
 		}
 	}
@@ -68,7 +68,7 @@ func bridged(sp *space, v *link) []Dev {
 // l3of returns the device that has the addresses and routes: the bridge of a
 // port, else the device itself.
 func l3of(sp *space, l *link) *link {
-	if b := sp.links[l.master]; b != nil && b.kind == "bridge" {
+	if b := sp.links[l.Master]; b != nil && b.Kind == "bridge" {
 		return b
 	}
 	return l
@@ -87,7 +87,7 @@ func (p *pass) routedTunnels(sp *space) ([]Dev, error) {
 	}
 	var list []Dev
 	for _, t := range sp.ours {
-		if l3 := l3of(sp, t); sp.routes[l3.index].any && forwards(l3.name) {
+		if l3 := l3of(sp, t); sp.routes[l3.Index].any && forwards(l3.Name) {
 			list = append(list, sp.dev(t))
 		}
 	}
@@ -110,19 +110,19 @@ func forwards(dev string) bool {
 func (p *pass) pod(sp *space, v *link, tunnels []Dev, routed bool) error {
 	host := sp.dev(v)
 	switch {
-	case v.kind == "netkit":
+	case v.Kind == "netkit":
 		p.skip(host, "netkit delivers without a queue of its own, there is nothing to steer")
 		return nil
-	case v.nsid == -1:
+	case v.LowerNSID == -1:
 		p.skip(host, "both ends are in one namespace")
 		return nil
 	}
-	in := sp.ids[v.nsid]
+	in := sp.ids[v.LowerNSID]
 	if in == nil {
 		p.skip(host, "the namespace of its other end was not found: it has no name, and no process is in it or holds it open")
 		return nil
 	}
-	peer, err := sp.c.linkIn(v.nsid, v.lower)
+	peer, err := sp.c.linkIn(v.LowerNSID, v.Lower)
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
 		return nil // went away while it was scanned; its end is an event
 	}
@@ -130,19 +130,19 @@ func (p *pass) pod(sp *space, v *link, tunnels []Dev, routed bool) error {
 		return err
 	}
 	pod := Pod{
-		Host: host, Peer: in.dev(peer), PeerMTU: peer.mtu, PeerMAC: peer.mac, HostQdisc: v.qdisc, Tunnels: tunnels,
+		Host: host, Peer: in.dev(peer), PeerMTU: peer.MTU, PeerMAC: peer.MAC, HostQdisc: v.Qdisc, Tunnels: tunnels,
 	}
-	if in == p.home && peer.flags&unix.IFF_UP == 0 {
+	if in == p.home && peer.Flags&unix.IFF_UP == 0 {
 		// Engines make both ends there. What is set on this one goes with it into the container,
 		// and could not be taken back.
 		p.skip(host, "its other end %s is not in a container yet", pod.Peer)
 		return nil
 	}
-	if peer.master != 0 {
+	if peer.Master != 0 {
 		p.skip(host, "its other end %s is a port of another device, not a container's", pod.Peer)
 		return nil
 	}
-	if routed && l3of(sp, v) == v && !sp.routes[v.index].host {
+	if routed && l3of(sp, v) == v && !sp.routes[v.Index].host {
 		// A bare link between two hosts looks the same from here. A
 		// container sends what is not its own network's by this veth.
 		ok, err := p.routesBy(in, peer)
@@ -158,7 +158,7 @@ func (p *pass) pod(sp *space, v *link, tunnels []Dev, routed bool) error {
 	if err != nil {
 		return err
 	}
-	if pod.PeerRxQueues, err = queuesOf(root, pod.Peer, peer.allocated); err != nil {
+	if pod.PeerRxQueues, err = queuesOf(root, pod.Peer, peer.RxQueues); err != nil {
 		return err
 	}
 	p.snap.Pods = append(p.snap.Pods, pod)
@@ -168,7 +168,7 @@ func (p *pass) pod(sp *space, v *link, tunnels []Dev, routed bool) error {
 // routesBy reports whether a container has a route by a gateway behind its end
 // of the veth. Once seen it is remembered until the next full scan.
 func (p *pass) routesBy(in *space, peer *link) (bool, error) {
-	if !p.full && in.gateway[peer.index] {
+	if !p.full && in.gateway[peer.Index] {
 		return true, nil
 	}
 	if err := p.dial(in); err != nil {
@@ -178,8 +178,8 @@ func (p *pass) routesBy(in *space, peer *link) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	ok := routes[peer.index].gateway
-	in.gateway[peer.index] = ok
+	ok := routes[peer.Index].gateway
+	in.gateway[peer.Index] = ok
 	if !ok && in.retries < maxRetries {
 		in.retries++
 		p.again = true

@@ -16,7 +16,7 @@ func (p *pass) underlays() error {
 		return err
 	}
 	for _, l := range p.home.links {
-		if l.tunnel != nil && l.nsid != -1 {
+		if l.tunnel != nil && l.LowerNSID != -1 {
 			p.skip(p.home.dev(l), "its packets pass another network namespace; run overlane there")
 		}
 	}
@@ -28,8 +28,8 @@ func (p *pass) underlays() error {
 			p.skip(Dev{p.home.cookie, 0, name}, "configured as an underlay, but there is no such device here; see: ip link")
 			continue
 		}
-		configured[l.index] = true
-		nics[l.index] = addrs[l.index]
+		configured[l.Index] = true
+		nics[l.Index] = addrs[l.Index]
 	}
 	for _, sp := range p.order {
 		for _, l := range sp.ours {
@@ -51,7 +51,7 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	u := Underlay{Dev: p.home.dev(l), MTU: l.mtu, Addrs: addrs, Driver: l.kind, XDPProgID: l.xdpProg}
+	u := Underlay{Dev: p.home.dev(l), MTU: l.MTU, Addrs: addrs, Driver: l.Kind, XDPProgID: l.xdpProg}
 	slices.SortFunc(u.Addrs, netip.Addr.Compare)
 	u.Addrs = slices.Compact(u.Addrs)
 	d, err := openDev(root, u.Dev)
@@ -60,13 +60,13 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 		return nil
 	}
 	defer d.Close()
-	if u.RxQueues, err = rxQueues(d, l.allocated); err != nil {
+	if u.RxQueues, err = rxQueues(d, l.RxQueues); err != nil {
 		p.skip(u.Dev, "%v", err)
 		return nil
 	}
 	var at []string
-	for _, port := range receivers(p.home.links, l.index) {
-		r := Receiver{Dev: p.home.dev(port), Driver: port.kind}
+	for _, port := range receivers(p.home.links, l.Index) {
+		r := Receiver{Dev: p.home.dev(port), Driver: port.Kind}
 		if driver, err := root.Readlink("class/net/" + r.Name + "/device/driver"); err == nil {
 			r.Driver = filepath.Base(driver)
 		}
@@ -91,12 +91,12 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured map[int]bool, nics map[int][]netip.Addr) error {
 	o := l.tunnel
 	t := Tunnel{
-		Dev: sp.dev(l), Kind: o.Kind, VNI: o.VNI, AnyVNI: o.AnyVNI, Port: o.Port, MTU: l.mtu, Local: o.Local, Outer: o.Outer(),
+		Dev: sp.dev(l), Kind: o.Kind, VNI: o.VNI, AnyVNI: o.AnyVNI, Port: o.Port, MTU: l.MTU, Local: o.Local, Outer: o.Outer(),
 	}
 	if o.OnlyRemote {
 		t.Remote = o.Remote
 	}
-	if b := sp.links[l.master]; b != nil && b.kind == "bridge" {
+	if b := sp.links[l.Master]; b != nil && b.Kind == "bridge" {
 		d := sp.dev(b)
 		t.Bridge = &d
 	}
@@ -105,7 +105,7 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 		p.skip(t.Dev, "%v", err)
 		return nil
 	}
-	if t.RxQueues, err = queuesOf(root, t.Dev, l.allocated); err != nil {
+	if t.RxQueues, err = queuesOf(root, t.Dev, l.RxQueues); err != nil {
 		p.skip(t.Dev, "%v", err)
 		return nil
 	}
@@ -130,7 +130,7 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 		case len(p.s.opts.Underlays) > 0:
 			p.skip(t.Dev, "none of the configured underlays carries its packets")
 		case len(uppers) > 0:
-			p.skip(t.Dev, "its packets leave by %s, under which there is no NIC", p.home.links[uppers[0]].name)
+			p.skip(t.Dev, "its packets leave by %s, under which there is no NIC", p.home.links[uppers[0]].Name)
 		default:
 			p.skip(t.Dev, "no NIC here has its outer address or a route to its remotes; name one with underlays: [NIC]")
 		}
@@ -152,7 +152,7 @@ func (p *pass) carriers(sp *space, l *link, addrs map[int][]netip.Addr) ([]int, 
 	var found []int
 	add := func(index int) {
 		n := p.home.links[index]
-		if n != nil && !slices.Contains(found, index) && n.name != "lo" && n.kind != "dummy" {
+		if n != nil && !slices.Contains(found, index) && n.Name != "lo" && n.Kind != "dummy" {
 			found = append(found, index)
 		}
 	}
@@ -169,7 +169,7 @@ func (p *pass) carriers(sp *space, l *link, addrs map[int][]netip.Addr) ([]int, 
 		remotes = append(remotes, o.Remote)
 	}
 	if len(found) == 0 && o.Peers {
-		fdb, err := sp.c.remotes(l.index)
+		fdb, err := sp.c.remotes(l.Index)
 		if err != nil {
 			return nil, err
 		}
@@ -210,16 +210,16 @@ func lower(links map[int]*link, index int) []int {
 			return
 		}
 		seen[index] = true
-		switch l.kind {
+		switch l.Kind {
 		case "vlan", "macvlan", "ipvlan":
-			if l.nsid == -1 && links[l.lower] != nil {
-				down(l.lower)
+			if l.LowerNSID == -1 && links[l.Lower] != nil {
+				down(l.Lower)
 				return
 			}
 		case "bridge":
 			for _, port := range links {
-				if port.master == index && isNIC(port) {
-					down(port.index)
+				if port.Master == index && isNIC(port) {
+					down(port.Index)
 				}
 			}
 			return
@@ -245,16 +245,16 @@ func receivers(links map[int]*link, index int) []*link {
 		seen[index] = true
 		before := len(seen)
 		for _, port := range links {
-			if port.master == index {
-				down(port.index)
+			if port.Master == index {
+				down(port.Index)
 			}
 		}
-		if ports := len(seen) > before; !ports || l.kind != "bond" && l.kind != "team" {
+		if ports := len(seen) > before; !ports || l.Kind != "bond" && l.Kind != "team" {
 			found = append(found, l)
 		}
 	}
 	down(index)
-	slices.SortFunc(found, func(a, b *link) int { return a.index - b.index })
+	slices.SortFunc(found, func(a, b *link) int { return a.Index - b.Index })
 	return found
 }
 
@@ -265,8 +265,8 @@ func (p *pass) carriesVLANs(u Underlay) bool {
 	for _, r := range u.Receivers {
 		family = append(family, r.Ifindex)
 	}
-	for l := p.home.links[u.Ifindex]; l != nil && l.master != 0 && !slices.Contains(family, l.master); l = p.home.links[l.master] {
-		family = append(family, l.master)
+	for l := p.home.links[u.Ifindex]; l != nil && l.Master != 0 && !slices.Contains(family, l.Master); l = p.home.links[l.Master] {
+		family = append(family, l.Master)
 	}
 	return slices.ContainsFunc(p.order, func(sp *space) bool {
 		return slices.ContainsFunc(sp.vlans, func(on int) bool { return slices.Contains(family, on) })
@@ -278,8 +278,8 @@ func (p *pass) carriesVLANs(u Underlay) bool {
 func vlansOn(links map[int]*link, homeID int) []int {
 	var on []int
 	for _, l := range links {
-		if l.kind == "vlan" && l.nsid == homeID {
-			on = append(on, l.lower)
+		if l.Kind == "vlan" && l.LowerNSID == homeID {
+			on = append(on, l.Lower)
 		}
 	}
 	return on
@@ -288,7 +288,7 @@ func vlansOn(links map[int]*link, homeID int) []int {
 // isNIC tells a bridge's uplink from ports that lead to containers, machines
 // and tunnels.
 func isNIC(l *link) bool {
-	switch l.kind {
+	switch l.Kind {
 	case "veth", "tun", "netkit", "dummy", "gre", "gretap", "bridge":
 		return false
 	}
@@ -297,7 +297,7 @@ func isNIC(l *link) bool {
 
 func byName(links map[int]*link, name string) *link {
 	for _, l := range links {
-		if l.name == name {
+		if l.Name == name {
 			return l
 		}
 	}
