@@ -6,9 +6,9 @@ package speed
 
 import (
 	"flag"
-	"hash/maphash"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
@@ -38,17 +38,20 @@ func Every(n int) (runs func() bool) {
 // OtherRun begins the reason of a test that Turn has left to another run.
 const OtherRun = "left to another run: "
 
-// turn is another one in each run.
-var turn = maphash.MakeSeed()
+// turns are the calls of Turn; first is which half of them runs.
+var (
+	turns atomic.Int32
+	first = rand.Int32N(2)
+)
 
-// Turn leaves half of the tests that call it out of a short run, by chance. Subtests come with their test: Every is
-// for these. A test that -run names is never left.
+// Turn has every second test that calls it come in a short run: chance chooses which half. Subtests come with their
+// test: Every is for these. A test that -run names is never left.
 func Turn(tb testing.TB) {
 	tb.Helper()
 	if !testing.Short() || strings.Contains(tb.Name(), "/") || flag.Lookup("test.run").Value.String() != "" {
 		return
 	}
-	if maphash.String(turn, tb.Name())%2 == 0 {
-		tb.Skip(OtherRun + "chance takes half of these")
+	if turns.Add(1)%2 == first {
+		tb.Skip(OtherRun + "each has every second one")
 	}
 }

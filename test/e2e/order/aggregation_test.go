@@ -19,11 +19,13 @@ import (
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/residue"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // GRO that stops joining datagrams in the middle of a poll lets the rest of it overtake what it
 // holds: in a flood one end of aggregation in four, if overlane does not see to it.
 func TestAggregationEndsBetweenPolls(t *testing.T) {
+	speed.Turn(t)
 	const ends = 24
 	rig.NeedCores(t, 2)
 	b := rig.Lab(t, bed.Options{NIC: bed.Softirq})
@@ -61,6 +63,7 @@ func TestAggregationEndsBetweenPolls(t *testing.T) {
 // GRO those with and without are of two flows: a program that comes or goes in the middle of a poll
 // has the later ones overtake the earlier, where datagrams are joined.
 func TestXDPComesAndGoesBetweenPolls(t *testing.T) {
+	speed.Turn(t)
 	const changes = 100
 	rig.NeedCores(t, 2)
 	b := rig.Lab(t, bed.Options{NIC: bed.Thread})

@@ -14,11 +14,13 @@ import (
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/residue"
+	"github.com/overlane/overlane/test/speed"
 )
 
 // An upgrade, a downgrade and an upgrade again, as a service manager does them: one version is
 // told to end, and the other is started where it was. Traffic does not notice.
 func TestUpgradeAndDowngradeUnderTraffic(t *testing.T) {
+	speed.Turn(t)
 	rig.NeedCores(t, 2)
 	this, next := rig.Program(t), rig.Program(t, "next")
 	b := rig.Lab(t, bed.Options{})
