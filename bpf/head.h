@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-#ifndef OL_HEAD_H
-#define OL_HEAD_H
+#ifndef OVERLANE_HEAD_H
+#define OVERLANE_HEAD_H
 
 /*
  * Packets of a flow come in runs. The next of a run is told by a few words of its head, which are
