@@ -154,7 +154,7 @@ func (p *Pipeline) placeBranches(in governor.Input, needy []int) governor.Layout
 	if machine.NIC = nic; len(needy) > 0 {
 		machine.Short = needy
 	}
-	l := governor.PlaceMicroflows(tier, machine, min(p.opts.Microflows.Cores, datapath.MaxBranches), p.opts.Microflows.NoMerge == nil, in.Costs)
+	l := governor.PlaceMicroflows(tier, machine, p.opts.Microflows.most(), p.opts.Microflows.NoMerge == nil, in.Costs)
 	if p.opts.Microflows.Mode == governor.Forced {
 		l.Whole = nil
 	} else if !l.None() && !l.Pays() {
@@ -188,7 +188,7 @@ func (p *Pipeline) cutBehind() string {
 		return no.Error()
 	}
 	for _, u := range p.host.Snapshot().Underlays {
-		if why := p.host.Places().Why(u, p.microflowsWant()); why != "" {
+		if why := p.host.Places().Why(u, p.opts.Microflows.want()); why != "" {
 			return why
 		}
 	}

@@ -87,17 +87,25 @@ func (o Options) splits() bool {
 	return m.Mode != governor.Off && (m.Unordered || m.NoMerge == nil)
 }
 
+// want is how micro-flows want a NIC: by themselves, unless they are forced.
+func (m Microflows) want() xdp.Want {
+	return xdp.Want{By: xdp.Microflows, Asked: m.Mode == governor.Forced}
+}
+
+// most is how many cores a flow may be spread over.
+func (m Microflows) most() int { return min(m.Cores, datapath.MaxBranches) }
+
 // elephants is what a flow that is too much for one core changes.
 func elephants(v *mechanism.View, m Microflows) mechanism.Outlook {
-	out := mechanism.Outlook{Name: "microflows", Plan: plan.Pipeline(plan.Input{})}
-	want := xdp.Want{By: xdp.Microflows, Asked: m.Mode == governor.Forced}
+	out := mechanism.Outlook{Name: microflowsName, Plan: plan.Pipeline(plan.Input{})}
+	want := m.want()
 	tier := governor.XDP
 	refuses := func(u node.Underlay) bool { return v.Places.Bars(u, want) != "" }
 	if m.NoXDP != nil || slices.ContainsFunc(v.Snapshot.Underlays, refuses) {
 		tier = governor.TC
 	}
 	machine := governor.Machine{Cores: v.Cores, NIC: []int{v.Receives}, Topology: v.Topology}
-	layout := governor.PlaceMicroflows(tier, machine, min(m.Cores, datapath.MaxBranches), m.NoMerge == nil, governor.Costs{})
+	layout := governor.PlaceMicroflows(tier, machine, m.most(), m.NoMerge == nil, governor.Costs{})
 	if layout.None() {
 		out.When = "run would split no flow: " + layout.Reason
 		return out

@@ -10,16 +10,11 @@ import (
 	"github.com/overlane/overlane/internal/xdp"
 )
 
-// microflowsWant is how micro-flows want a NIC: by themselves, unless they are forced.
-func (p *Pipeline) microflowsWant() xdp.Want {
-	return xdp.Want{By: xdp.Microflows, Asked: p.opts.Microflows.Mode == governor.Forced}
-}
-
 // wants is how a layout of the pipeline or of micro-flows wants one: tier xdp is the pipeline's
 // only where the configuration says so.
 func (p *Pipeline) wants(l governor.Layout) xdp.Want {
 	if l.Split {
-		return p.microflowsWant()
+		return p.opts.Microflows.want()
 	}
 	return xdp.Want{By: xdp.Pipeline, Asked: true}
 }
@@ -52,7 +47,7 @@ func (p *Pipeline) withoutXDP() []plan.Skip {
 	if p.opts.Tier == governor.XDP && p.opts.Mode != governor.Off {
 		asked = append(asked, xdp.Want{By: xdp.Pipeline, Asked: true})
 	}
-	if w := p.microflowsWant(); w.Asked {
+	if w := p.opts.Microflows.want(); w.Asked {
 		asked = append(asked, w)
 	}
 	var list []plan.Skip
