@@ -185,9 +185,11 @@ func TestAReaderDecidesWhetherItPays(t *testing.T) {
 
 // A core that datagrams saturate takes more of them by the shorter path, at a socket at which no
 // thread waits for a core. It stays on the NIC, and goes with the traffic.
+//
+// Of the tests here this one alone asserts a gain, which foreign load on the cores can take away.
 func TestWhereItPaysItStays(t *testing.T) {
+	speed.Long(t)
 	rig.NeedCores(t, 2)
-	speed.Turn(t)
 	b := rig.Lab(t, bed.Options{})
 	l := rig.StartFlood(t, b, 1)
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: auto + "aggregate: off\n"})
