@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package process does to processes what a signal only begins.
+// Package process does to processes what a signal only begins, and tells what holds one that does not end.
 package process
 
 import (
@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -53,4 +54,25 @@ func moves(pid int) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// Where tells of each thread of the processes with a word in their command line where it stands: its
+// state, and as root its stack in the kernel.
+func Where(word string) string {
+	var b strings.Builder
+	cmdlines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range cmdlines {
+		cmdline, err := os.ReadFile(file)
+		if err != nil || !bytes.Contains(cmdline, []byte(word)) {
+			continue
+		}
+		fmt.Fprintf(&b, "%s: %s\n", filepath.Dir(file), bytes.ReplaceAll(cmdline, []byte{0}, []byte{' '}))
+		tasks, _ := filepath.Glob(filepath.Join(filepath.Dir(file), "task", "*"))
+		for _, task := range tasks {
+			stat, _ := os.ReadFile(filepath.Join(task, "stat"))
+			stack, _ := os.ReadFile(filepath.Join(task, "stack"))
+			fmt.Fprintf(&b, "%s%s", stat, stack)
+		}
+	}
+	return b.String()
 }

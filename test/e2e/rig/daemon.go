@@ -273,7 +273,7 @@ func (d *Daemon) wait(what string, c <-chan struct{}) {
 	case <-c:
 	case <-time.After(Patience):
 		// A reason to end the test, but not from a clean-up.
-		d.tb.Errorf("not within %s: %s\n%s", Patience, what, d.Log())
+		d.tb.Errorf("not within %s: %s\n%s\n%s", Patience, what, process.Where(d.State), d.Log())
 	}
 }
 
