@@ -306,6 +306,19 @@ static __always_inline int ol_left_backlog(const struct ol_slot *s, __u32 core, 
 	return c && !c->softnet ? ol_sent_long_ago(s) : ol_backlog_drained(core, handed);
 }
 
+/*
+ * Lanes are only replaced once all flows are drained: a slot that still names one
+ * that is no more has left it.
+ */
+static __always_inline __u32 ol_known_lane(const struct ol_policy *policy, __u32 stage, __u64 turn)
+{
+	__u32 lane = ol_turn_lane(turn);
+
+	if (lane == OL_LANE_EXPRESS && stage == OL_STAGE_NIC)
+		return lane;
+	return lane < policy->stage[stage].nr ? lane : OL_LANE_LOCAL;
+}
+
 struct ol_pods {
 	__u32 slot;
 	__u32 left; /* cores whose backlogs have */
@@ -328,15 +341,21 @@ static long ol_pod_left_core(__u64 core, struct ol_pods *p)
 /*
  * A pod hop without a lane waits in the backlog of the core that runs the hook.
  * When an earlier stage moves the hook to another core, so does that queue: have
- * they handled what the slot left there?
+ * they handled what the slot left there? A hop whose lane is this very core waits there, too, and may
+ * be without a lane at any time: ol_core_left() asks for nothing where the queue stays the same.
  */
 __noinline int ol_pod_left(__u32 slot)
 {
 	struct ol_turn *t = ol_get_turn(OL_STAGE_POD, slot);
+	struct ol_policy *policy = ol_get_policy();
 	struct ol_pods p = {.slot = slot};
+	__u32 lane;
 
-	if (!t || ol_turn_lane(OL_READ(t->turn)) != OL_LANE_LOCAL)
-		return 1;
+	if (!t || !policy)
+		return 0;
+	lane = ol_known_lane(policy, OL_STAGE_POD, OL_READ(t->turn));
+	if (lane < OL_MAX_LANES)
+		return !ol_pod_left_core(policy->stage[OL_STAGE_POD].cpu[ol_lane_index(lane)], &p);
 	bpf_loop(ol_nr_cpus, ol_pod_left_core, &p, 0);
 	return p.left >= ol_nr_cpus;
 }
@@ -719,19 +738,6 @@ static __always_inline __u32 ol_branch_lane(struct ol_policy *policy, __u32 cpu,
 static __always_inline __u32 ol_lane_branch(const struct ol_policy *policy, __u32 lane)
 {
 	return lane < OL_MAX_LANES ? policy->branch[lane] : OL_LANE_LOCAL;
-}
-
-/*
- * Lanes are only replaced once all flows are drained: a slot that still names one
- * that is no more has left it.
- */
-static __always_inline __u32 ol_known_lane(const struct ol_policy *policy, __u32 stage, __u64 turn)
-{
-	__u32 lane = ol_turn_lane(turn);
-
-	if (lane == OL_LANE_EXPRESS && stage == OL_STAGE_NIC)
-		return lane;
-	return lane < policy->stage[stage].nr ? lane : OL_LANE_LOCAL;
 }
 
 /* Other cores have sent of the slot: what they know of it goes for this one, too. */

@@ -119,6 +119,11 @@ func TestACoreStandsStillForATwentiethOfTheTime(t *testing.T) {
 	run(t, compileModel(t, sanitizers), "1", modelPackets, "waits")
 }
 
+// A pod's queue is the same with and without a lane that is the hook's own core.
+func TestTheQueueOfAPodsOwnCoreHoldsItsHook(t *testing.T) {
+	run(t, compileModel(t, sanitizers), "1", modelPackets, "own-lane")
+}
+
 // Also where its slot is that of a flow which comes to another core.
 func TestFlowsThatShareASlotKeepTheirOrder(t *testing.T) {
 	_, seed := seeded(t)

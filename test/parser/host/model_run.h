@@ -453,6 +453,33 @@ static void check_waits(void)
 	     stood / 1000, BUSY_MOST_NS / 1000);
 }
 
+/*
+ * A pod's hop that has the hook's own core as its lane may lose the lane with packets in that core's backlog:
+ * an earlier stage moves the hook to no other core before they are handled.
+ */
+static void check_own_lane(void)
+{
+	struct ol_lanes *pods = &the_policy.stage[OL_STAGE_POD];
+	struct ol_cpu *cpu = &the_cpus[0];
+	__u32 slot = 1;
+
+	chance.yield = chance.stall = ~0ULL;
+	pods->nr = 1;
+	cpu->softnet = (__u64)&cores[0].sd;
+	the_turns[OL_STAGE_POD * OL_SLOTS + slot].turn = ol_next_turn(0, 0);
+	the_slots[OL_STAGE_POD * OL_SLOTS + slot] = (struct ol_slot){.seq = cpu->seq, .used = 1};
+	ol_mark_add(&cpu->polls, cpu->seq + 1, cpu->seq, now_ns);
+	cores[0].sd.input_queue_tail++;
+	pods->cpu[0] = 0;
+	MUST(!ol_pod_left(slot),
+	     "the backlog of the lane that is the hook's core counts as handled");
+	pods->cpu[0] = 1;
+	MUST(ol_pod_left(slot), "a lane that is another core holds the hook on its core");
+	pods->cpu[0] = 0;
+	cores[0].sd.input_queue_head++;
+	MUST(ol_pod_left(slot), "an empty backlog counts as not handled");
+}
+
 int main(int argc, char **argv)
 {
 	void (*instead)(void) = NULL;
@@ -461,7 +488,7 @@ int main(int argc, char **argv)
 	rnd_state = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
 	start_cores(argc > 3 && (!strcmp(argv[3], "flood") || !strcmp(argv[3], "busy") ||
 				 !strcmp(argv[3], "helped") || !strcmp(argv[3], "waits") ||
-				 !strcmp(argv[3], "dropped"))
+				 !strcmp(argv[3], "dropped") || !strcmp(argv[3], "own-lane"))
 			    ? MAX_CORES
 			    : 2 + below(MAX_CORES - 1));
 	run_setting();
@@ -492,6 +519,8 @@ int main(int argc, char **argv)
 			instead = check_waits;
 		else if (!strcmp(argv[i], "dropped"))
 			instead = check_dropped;
+		else if (!strcmp(argv[i], "own-lane"))
+			instead = check_own_lane;
 		else
 			FAIL("unknown option %s", argv[i]);
 	}
