@@ -95,7 +95,7 @@ func overview(results []Result) (heads []string, rows []overviewRow) {
 			row := overviewRow{ID: fmt.Sprintf("s%d", i+1), Scenario: r.Scenario, Metric: label(metric)}
 			for _, name := range heads {
 				cell := cellView{Text: none, Class: "same"}
-				if q, ok := r.Ratio(name, metric, ""); ok && q.Pairs > 0 {
+				if q, ok := r.Ratio(name, metric); ok && q.Pairs > 0 {
 					ratio, interval, _ := strings.Cut(q.interval(), " ")
 					cell = cellView{ratio, interval, q.class()}
 				}
@@ -161,7 +161,7 @@ func (r Result) number(v Variant, metric string) numberView {
 	if x := m.Spread(); !x.Missing() {
 		n.Spread = fmt.Sprintf("%.0f%%", 100*x)
 	}
-	if q, ok := r.Ratio(v.Name, metric, ""); ok {
+	if q, ok := r.Ratio(v.Name, metric); ok {
 		n.Ratio, n.Class = q.interval(), q.class()
 	}
 	return n

@@ -41,8 +41,8 @@ func (r Result) notes(w io.Writer) {
 func (r Result) idle() string {
 	var parts []string
 	for _, v := range r.Variants {
-		if m, ok := v.Metrics[GeneratorIdle]; ok && !m.Median.Missing() {
-			parts = append(parts, v.Name+" "+percent(float64(m.Median)))
+		if x := v.median(GeneratorIdle); !x.Missing() {
+			parts = append(parts, v.Name+" "+percent(float64(x)))
 		}
 	}
 	return strings.Join(parts, ", ")

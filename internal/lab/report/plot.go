@@ -92,7 +92,7 @@ func (r Result) plot(metric string) template.HTML {
 		}
 		rows = append(rows, v)
 		values = append(values, present(m.Runs)...)
-		if q, ok := r.Ratio(v.Name, metric, ""); ok {
+		if q, ok := r.Ratio(v.Name, metric); ok {
 			ratios = append(ratios, q.points()...)
 		}
 	}
@@ -114,8 +114,9 @@ func (r Result) plot(metric string) template.HTML {
 		s.scaleLines(ra, headHeight-8, bottom)
 		s.line(ra.at(1), headHeight-8, ra.at(1), bottom, "one")
 	}
-	if base, ok := r.Variant(r.Baseline); ok && !base.Metrics[metric].Median.Missing() && base.Metrics[metric].Runs != nil {
-		x := va.at(float64(base.Metrics[metric].Median))
+	base, _ := r.Variant(r.Baseline)
+	if median := base.median(metric); !median.Missing() {
+		x := va.at(float64(median))
 		s.line(x, headHeight-8, x, bottom, "one")
 	}
 	for i, v := range rows {
@@ -125,7 +126,7 @@ func (r Result) plot(metric string) template.HTML {
 		s.values(va, y, v, metric, class, r.scale(metric))
 		if v.Name == r.Baseline {
 			s.text(ratioText, y+4, "num end", "1")
-		} else if q, ok := r.Ratio(v.Name, metric, ""); ok {
+		} else if q, ok := r.Ratio(v.Name, metric); ok {
 			s.ratio(ra, y, q)
 		}
 	}

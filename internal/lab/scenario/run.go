@@ -130,8 +130,9 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 	if label != "" {
 		name += "/" + label
 	}
-	rep := report.New(report.Meta{Scenario: name, NIC: string(e.bed.NIC), NAPI: e.bed.Polling(), Awake: cfg.Awake, NoRealTime: !traffic.RealTime(), Kernel: kernelRelease(), Cores: runtime.NumCPU(), Roles: e.cores.String(),
-		Rounds: cfg.Rounds, Seconds: cfg.Length.Seconds(), Command: cfg.Command})
+	rep := report.New(report.Meta{Scenario: name, NIC: string(e.bed.NIC), NAPI: e.bed.Polling(), Awake: cfg.Awake, NoRealTime: !traffic.RealTime(),
+		Machine: report.Machine{Kernel: kernelRelease(), Cores: runtime.NumCPU(), Roles: e.cores.String()},
+		Rounds:  cfg.Rounds, Seconds: cfg.Length.Seconds(), Command: cfg.Command})
 	if s.prepare != nil && !e.prepared {
 		e.prepared = true
 		if err := e.bed.Reset(); err != nil {
