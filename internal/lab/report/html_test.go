@@ -177,7 +177,7 @@ func TestWriteDir(t *testing.T) {
 		return names
 	}
 	one := filepath.Join(t.TempDir(), "new", "report")
-	if err := udpSeries(25).WriteDir(one); err != nil {
+	if err := WriteDir(one, []Result{udpSeries(25)}); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{"index.html", "result.json", "runs.csv"}, list(one)); diff != "" {

@@ -30,7 +30,7 @@ func (r Result) notes(w io.Writer) {
 				if i == 0 && j == 0 {
 					name = v.Name
 				}
-				fmt.Fprintf(w, "  %s  %s\n", padRight(name, names), line)
+				fmt.Fprintf(w, "  %-*s  %s\n", names, name, line)
 			}
 		}
 	}
