@@ -8,11 +8,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/overlane/overlane/internal/netns"
+	"github.com/prometheus/procfs"
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -137,8 +136,12 @@ func endProcesses(inode uint64) error {
 	want := fmt.Sprintf("net:[%d]", inode)
 	for start := time.Now(); ; {
 		left := 0
-		for _, pid := range processes() {
-			if l, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)); err != nil || l != want || pid == os.Getpid() {
+		procs, err := procfs.AllProcs()
+		if err != nil {
+			return err
+		}
+		for _, p := range procs {
+			if l, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", p.PID)); err != nil || l != want || p.PID == os.Getpid() {
 				continue
 			}
 			sig := unix.SIGTERM
@@ -146,7 +149,7 @@ func endProcesses(inode uint64) error {
 				sig = unix.SIGKILL
 			}
 			left++
-			_ = unix.Kill(pid, sig)
+			_ = unix.Kill(p.PID, sig)
 		}
 		if left == 0 {
 			return nil
@@ -156,15 +159,4 @@ func endProcesses(inode uint64) error {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-}
-
-func processes() []int {
-	entries, _ := os.ReadDir("/proc")
-	var pids []int
-	for _, e := range entries {
-		if pid, err := strconv.Atoi(e.Name()); err == nil && !strings.HasPrefix(e.Name(), "0") {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
 }
