@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/overlane/overlane/internal/lab/report"
@@ -33,11 +34,7 @@ func measureStreamline(ctx context.Context, e *env) (map[string]float64, error) 
 	}
 	v := e.udpValues(t)
 	v["offered_kpps"] = o.rate / 1e3
-	l := t.latency
-	for m, d := range map[string]time.Duration{report.Min: l.Min, report.Mean: l.Mean, report.P50: l.P50, report.P99: l.P99,
-		report.P999: l.P999, report.Longest: l.Max} {
-		v[m] = us(d)
-	}
+	maps.Copy(v, described(t.latency, ""))
 	free, err := e.findLossFree(ctx, o)
 	if err != nil {
 		return nil, fmt.Errorf("find the highest rate without loss: %w", err)

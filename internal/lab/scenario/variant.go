@@ -77,19 +77,12 @@ func init() {
 	}
 }
 
-// VariantNames lists the variants.
-func VariantNames() []string {
+func variantNames() []string {
 	var names []string
 	for _, v := range variants {
 		names = append(names, v.name)
 	}
 	return names
-}
-
-// DescribeVariant says what a variant is, in a few words.
-func DescribeVariant(name string) string {
-	v, _ := findVariant(name)
-	return v.what
 }
 
 func findVariant(name string) (variant, bool) {
