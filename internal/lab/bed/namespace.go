@@ -13,7 +13,6 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/prometheus/procfs"
 	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -77,17 +76,12 @@ func Names(stateDir string) ([]string, error) {
 }
 
 func removeNamed(path string) error {
-	h, err := netns.OfPath(path)
-	if err == nil {
-		err = empty(h)
-		err = errors.Join(err, h.Close())
-	} else {
-		err = nil // the file of a namespace that was never mounted
+	var err error
+	if h, e := netns.OfPath(path); e == nil { // else it is the file of a namespace that was never mounted
+		err = errors.Join(empty(h), h.Close())
 	}
-	for {
-		if e := unix.Unmount(path, unix.MNT_DETACH); e != nil {
-			break // not or no longer a mount point
-		}
+	for unix.Unmount(path, unix.MNT_DETACH) == nil {
+		// It may be mounted more than once.
 	}
 	if e := os.Remove(path); e != nil && !errors.Is(e, fs.ErrNotExist) {
 		err = errors.Join(err, e)
@@ -102,26 +96,20 @@ func empty(h *netns.Handle) error {
 	if err := endProcesses(h.Inode()); err != nil {
 		return err
 	}
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(h.FD()))
-	if err != nil {
-		return fmt.Errorf("open netlink: %w", err)
-	}
-	defer nl.Close()
-	links, err := nl.LinkList()
-	if err != nil {
-		return fmt.Errorf("list devices: %w", err)
-	}
-	for _, l := range links {
-		// Deleting one end of a veth deletes the other, and devices that every
-		// namespace has (lo, tunl0 ...) cannot be deleted.
-		switch l.Type() {
-		case "veth", "vxlan", "bridge", "geneve", "dummy":
-			if err := nl.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) && !isGone(nl, l) {
-				return fmt.Errorf("delete device %s: %w", l.Attrs().Name, err)
+	return within(h, func(i *inside) {
+		links, err := i.LinkList()
+		i.try("list devices", err)
+		for _, l := range links {
+			// Deleting one end of a veth deletes the other, and devices that every
+			// namespace has (lo, tunl0 ...) cannot be deleted.
+			switch l.Type() {
+			case "veth", "vxlan", "bridge", "geneve", "dummy":
+				if err := i.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) && !isGone(i.Handle, l) {
+					i.try("delete device "+l.Attrs().Name, err)
+				}
 			}
 		}
-	}
-	return nil
+	})
 }
 
 func isGone(nl *netlink.Handle, l netlink.Link) bool {

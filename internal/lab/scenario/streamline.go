@@ -49,8 +49,8 @@ func (e *env) findLossFree(ctx context.Context, o offer) (float64, error) {
 	probe := *e
 	// The path is warm, and what it does in a search is not what a variant acts on.
 	probe.settle, probe.watch, probe.look = min(e.settle, 100*time.Millisecond), nil, nil
-	o.length, o.stamp, o.window = max(e.cfg.Length/8, 150*time.Millisecond), false, window
-	t, err := probe.live(ctx, o.unpaced()) // no more than can be delivered
+	o.length, o.stamp, o.window, o.rate = max(e.cfg.Length/8, 150*time.Millisecond), false, window, 0
+	t, err := probe.live(ctx, o) // no more than can be delivered
 	if err != nil {
 		return 0, err
 	}
@@ -81,12 +81,6 @@ func (e *env) findLossFree(ctx context.Context, o offer) (float64, error) {
 }
 
 const tries = 5
-
-// unpaced is the same without a rate of its own.
-func (o offer) unpaced() offer {
-	o.rate = 0
-	return o
-}
 
 // bisect finds the highest x between lo, which is good, and hi, which is taken for
 // bad, up to a share of hi.
