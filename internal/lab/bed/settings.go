@@ -108,14 +108,12 @@ func (b *Bed) Reset() error {
 		return err
 	}
 	for _, h := range b.Hosts {
-		rps := map[string]*netns.Handle{h.Wire: h.NS}
-		if b.Topology != Bare {
-			rps[Tunnel] = h.Overlay
+		err := SetRPS(h.NS, h.Wire, nil)
+		if err == nil && b.Topology != Bare {
+			err = SetRPS(h.Overlay, Tunnel, nil)
 		}
-		for name, ns := range rps {
-			if err := SetRPS(ns, name, nil); err != nil {
-				return err
-			}
+		if err != nil {
+			return err
 		}
 		for _, p := range h.Pods {
 			if err := SetRPS(p.NS, PodDev, nil); err != nil {

@@ -97,6 +97,7 @@ func wrapCommand(command string, w int) []string {
 	return fill(parts, w)
 }
 
+// fill puts parts beside one another on lines of at most w characters.
 func fill(parts []string, w int) (lines []string) {
 	for _, part := range parts {
 		if n := len(lines); n > 0 && width(lines[n-1])+1+width(part) <= w {

@@ -24,13 +24,11 @@ func (r Result) notes(w io.Writer) {
 	}
 	fmt.Fprintln(w, "\nnotes")
 	for _, v := range r.Variants {
-		for i, note := range v.Notes {
-			for j, line := range wrap(note, pageWidth-names-4) {
-				name := ""
-				if i == 0 && j == 0 {
-					name = v.Name
-				}
+		name := v.Name
+		for _, note := range v.Notes {
+			for _, line := range wrap(note, pageWidth-names-4) {
 				fmt.Fprintf(w, "  %-*s  %s\n", names, name, line)
+				name = "" // stands beside the first line only
 			}
 		}
 	}

@@ -38,7 +38,7 @@ type Machine struct {
 	Roles  string `json:"roles,omitempty"` // which of them does what
 }
 
-// Meta describes a series, but for Baseline before its first round.
+// Meta describes a series. All but Baseline is known before its first round.
 type Meta struct {
 	Scenario   string  `json:"scenario"`
 	NIC        string  `json:"nic"`                    // how the wire's receive end polls: thread or softirq

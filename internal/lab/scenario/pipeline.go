@@ -52,8 +52,7 @@ type daemon struct {
 // starter changes the bed from the plain overlay to a variant.
 type starter func(context.Context, *env, scenario) (session, error)
 
-// with returns a variant's start: the daemon with settings that are about a mechanism, which acted says
-// what it did.
+// with returns a variant's start: the daemon with settings for a mechanism. acted says what that did.
 func with(mechanism, settings string, acted func(*daemon) map[string]float64) starter {
 	return func(ctx context.Context, e *env, _ scenario) (session, error) {
 		d, err := e.startDaemon(ctx, settings)
