@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,7 +20,6 @@ import (
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/scenario"
-	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 )
@@ -132,16 +130,17 @@ sight; /sys/class/net therefore shows the machine's devices.`,
 			if err != nil {
 				return err
 			}
+			defer b.Close()
 			ns, err := b.Namespace(args[0])
 			if err != nil {
-				return errors.Join(cli.Usage("%w", err), b.Close())
+				return cli.Usage("%w", err)
 			}
 			if len(argv) == 0 {
-				return errors.Join(fmt.Errorf("run in %s: no command", args[0]), b.Close())
+				return fmt.Errorf("run in %s: no command", args[0])
 			}
 			path, err := exec.LookPath(argv[0])
 			if err != nil {
-				return errors.Join(err, b.Close())
+				return err
 			}
 			return ns.Do(func() error {
 				if err := unix.Exec(path, argv, os.Environ()); err != nil {
@@ -165,7 +164,7 @@ func newRunCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run SCENARIO...",
 		Short: "Compare variants under traffic, in interleaved rounds",
-		Long:  "Runs the variants of each scenario in turn (A B C A B C ...), and prints a table.\nUses the lab of the given name if it is up, or else one of its own for the time.\n\nA daemon is measured when its status is steady, or after 30 s at most, which the row says then.\nFrom four cores on, what receives, applications, sender and generator have cores of their own.\n\n" + catalogue(),
+		Long:  "Runs the variants of each scenario in turn (A B C A B C ...), and prints a table.\nUses the lab of the given name if it is up, or else one of its own for the time.\n\nA daemon is measured when its status is steady, or after 30 s at most, which the row says then.\nFrom four cores on, what receives, applications, sender and generator have cores of their own.\n\n" + scenario.Catalogue(),
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
@@ -338,13 +337,13 @@ func commandLine(cmd *cobra.Command, name string) string {
 		words = append(words, name)
 	}
 	for _, flag := range []string{"variants", "rounds", "seconds", "nic", "napi", "queues", "topology", "ipv6", "flows", "rates", "offer", "size", "load", "busy", "batch", "awake", "slow"} {
-		if f := cmd.Flags().Lookup(flag); f != nil && f.Changed {
-			words = append(words, "--"+flag, strings.Trim(f.Value.String(), "[]"))
+		f := cmd.Flags().Lookup(flag)
+		if f == nil || !f.Changed {
+			continue
 		}
-	}
-	for _, set := range []string{"--ipv6", "--awake"} {
-		if i := slices.Index(words, set); i >= 0 {
-			words = slices.Delete(words, i+1, i+2)
+		words = append(words, "--"+flag)
+		if f.Value.Type() != "bool" {
+			words = append(words, strings.Trim(f.Value.String(), "[]"))
 		}
 	}
 	return strings.Join(words, " ")
@@ -357,18 +356,4 @@ func writeJSON(w io.Writer, results []report.Result) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
 	return enc.Encode(results)
-}
-
-func catalogue() string {
-	var b strings.Builder
-	b.WriteString("Scenarios:\n")
-	for _, n := range scenario.Names() {
-		fmt.Fprintf(&b, "  %-16s %s\n", n, scenario.Describe(n))
-	}
-	b.WriteString("\nVariants:\n")
-	for _, n := range scenario.VariantNames() {
-		fmt.Fprintf(&b, "  %-16s %s\n", n, scenario.DescribeVariant(n))
-	}
-	fmt.Fprintf(&b, "\nRates of several flows: %s, %s, %s.", traffic.Equal, traffic.Skewed, traffic.Shifting)
-	return b.String()
 }

@@ -101,10 +101,13 @@ func placeOn(cores []int, queues int, nic NIC) Cores {
 	if len(free) == 0 {
 		free = without(c.Gen, c.Servers, []int{c.Sender})
 	}
-	c.Steer = slices.Concat(c.NIC, free)
-	slices.Sort(c.Steer)
-	c.Steer = slices.Compact(c.Steer)
+	c.Steer = union(c.NIC, free)
 	return c
+}
+
+// union returns the cores of all lists, each once and in order.
+func union(lists ...[]int) []int {
+	return slices.Compact(slices.Sorted(slices.Values(slices.Concat(lists...))))
 }
 
 // without returns those of the cores that none of the lists has.
@@ -125,9 +128,7 @@ func (c Cores) Node() []int {
 	if !c.senderApart() {
 		return nil
 	}
-	all := slices.Concat(c.NIC, c.Steer, c.Servers)
-	slices.Sort(all)
-	return slices.Compact(all)
+	return union(c.NIC, c.Steer, c.Servers)
 }
 
 // Lanes are the cores that may take work and poll no queue.
@@ -155,9 +156,7 @@ func (c Cores) String() string {
 		{"sender", []int{c.Sender}}, {"generator", append([]int{c.Paced}, c.Gen...)},
 	} {
 		if len(role.cores) > 0 {
-			list := slices.Clone(role.cores)
-			slices.Sort(list)
-			parts = append(parts, fmt.Sprintf("%s %s", role.name, config.CPUList(slices.Compact(list))))
+			parts = append(parts, fmt.Sprintf("%s %s", role.name, config.CPUList(union(role.cores))))
 		}
 	}
 	return strings.Join(parts, ", ")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/vishvananda/netlink"
@@ -143,11 +144,6 @@ func (i *inside) cutting(dev string, queues int) {
 	}
 }
 
-// noFlowControl takes that back; to be called only after it.
-func (i *inside) noFlowControl(dev string) {
-	i.try("set queueing of "+dev, i.QdiscDel(i.rootQdisc(dev, "")))
-}
-
 func (i *inside) rootQdisc(dev, kind string) *netlink.GenericQdisc {
 	q := &netlink.GenericQdisc{QdiscType: kind,
 		QdiscAttrs: netlink.QdiscAttrs{Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)}}
@@ -159,7 +155,7 @@ func (i *inside) rootQdisc(dev, kind string) *netlink.GenericQdisc {
 
 func (i *inside) sysctl(path, value string) {
 	if i.err == nil {
-		i.try("set "+path, i.ns.Do(func() error { return writeFile("/proc/sys/"+path, value) }))
+		i.try("set "+path, i.ns.Do(func() error { return writeFile(os.OpenFile, "/proc/sys/"+path, value) }))
 	}
 }
 

@@ -8,13 +8,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/overlane/overlane/internal/netns"
+	"github.com/prometheus/procfs"
 	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -78,17 +76,12 @@ func Names(stateDir string) ([]string, error) {
 }
 
 func removeNamed(path string) error {
-	h, err := netns.OfPath(path)
-	if err == nil {
-		err = empty(h)
-		err = errors.Join(err, h.Close())
-	} else {
-		err = nil // the file of a namespace that was never mounted
+	var err error
+	if h, e := netns.OfPath(path); e == nil { // else it is the file of a namespace that was never mounted
+		err = errors.Join(empty(h), h.Close())
 	}
-	for {
-		if e := unix.Unmount(path, unix.MNT_DETACH); e != nil {
-			break // not or no longer a mount point
-		}
+	for unix.Unmount(path, unix.MNT_DETACH) == nil {
+		// It may be mounted more than once.
 	}
 	if e := os.Remove(path); e != nil && !errors.Is(e, fs.ErrNotExist) {
 		err = errors.Join(err, e)
@@ -103,26 +96,20 @@ func empty(h *netns.Handle) error {
 	if err := endProcesses(h.Inode()); err != nil {
 		return err
 	}
-	nl, err := netlink.NewHandleAt(vnetns.NsHandle(h.FD()))
-	if err != nil {
-		return fmt.Errorf("open netlink: %w", err)
-	}
-	defer nl.Close()
-	links, err := nl.LinkList()
-	if err != nil {
-		return fmt.Errorf("list devices: %w", err)
-	}
-	for _, l := range links {
-		// Deleting one end of a veth deletes the other, and devices that every
-		// namespace has (lo, tunl0 ...) cannot be deleted.
-		switch l.Type() {
-		case "veth", "vxlan", "bridge", "geneve", "dummy":
-			if err := nl.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) && !isGone(nl, l) {
-				return fmt.Errorf("delete device %s: %w", l.Attrs().Name, err)
+	return within(h, func(i *inside) {
+		links, err := i.LinkList()
+		i.try("list devices", err)
+		for _, l := range links {
+			// Deleting one end of a veth deletes the other, and devices that every
+			// namespace has (lo, tunl0 ...) cannot be deleted.
+			switch l.Type() {
+			case "veth", "vxlan", "bridge", "geneve", "dummy":
+				if err := i.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) && !isGone(i.Handle, l) {
+					i.try("delete device "+l.Attrs().Name, err)
+				}
 			}
 		}
-	}
-	return nil
+	})
 }
 
 func isGone(nl *netlink.Handle, l netlink.Link) bool {
@@ -137,8 +124,12 @@ func endProcesses(inode uint64) error {
 	want := fmt.Sprintf("net:[%d]", inode)
 	for start := time.Now(); ; {
 		left := 0
-		for _, pid := range processes() {
-			if l, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)); err != nil || l != want || pid == os.Getpid() {
+		procs, err := procfs.AllProcs()
+		if err != nil {
+			return err
+		}
+		for _, p := range procs {
+			if l, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", p.PID)); err != nil || l != want || p.PID == os.Getpid() {
 				continue
 			}
 			sig := unix.SIGTERM
@@ -146,7 +137,7 @@ func endProcesses(inode uint64) error {
 				sig = unix.SIGKILL
 			}
 			left++
-			_ = unix.Kill(pid, sig)
+			_ = unix.Kill(p.PID, sig)
 		}
 		if left == 0 {
 			return nil
@@ -156,15 +147,4 @@ func endProcesses(inode uint64) error {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-}
-
-func processes() []int {
-	entries, _ := os.ReadDir("/proc")
-	var pids []int
-	for _, e := range entries {
-		if pid, err := strconv.Atoi(e.Name()); err == nil && !strings.HasPrefix(e.Name(), "0") {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
 }

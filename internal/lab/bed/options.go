@@ -7,6 +7,7 @@
 package bed
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -99,19 +100,12 @@ var nameRE = regexp.MustCompile(`^[a-z0-9]{1,12}$`)
 
 // Normalize fills in defaults and refuses what cannot be built.
 func (o *Options) Normalize() error {
-	def := func(s *string, v string) {
-		if *s == "" {
-			*s = v
-		}
-	}
-	def(&o.Name, DefaultName)
-	def(&o.StateDir, DefaultStateDir)
-	def((*string)(&o.Topology), string(Bridged))
-	def((*string)(&o.NIC), string(Thread))
-	def((*string)(&o.NAPI), string(Nice))
-	if o.Queues == 0 {
-		o.Queues = 1
-	}
+	o.Name = cmp.Or(o.Name, DefaultName)
+	o.StateDir = cmp.Or(o.StateDir, DefaultStateDir)
+	o.Topology = cmp.Or(o.Topology, Bridged)
+	o.NIC = cmp.Or(o.NIC, Thread)
+	o.NAPI = cmp.Or(o.NAPI, Nice)
+	o.Queues = cmp.Or(o.Queues, 1)
 	if o.Pods == 0 && o.Topology != Bare {
 		o.Pods = 1
 	}

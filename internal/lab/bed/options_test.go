@@ -37,13 +37,3 @@ func TestOptionsAreRefusedBeforeAnythingIsBuilt(t *testing.T) {
 		})
 	}
 }
-
-func TestCPUMaskAsSysfsWritesIt(t *testing.T) {
-	for want, cores := range map[string][]int{
-		"00000000": nil, "00000003": {0, 1}, "00000002,00000001": {0, 33},
-	} {
-		if got := cpuMask(cores); got != want {
-			t.Errorf("cpuMask(%v) = %s, want %s", cores, got, want)
-		}
-	}
-}

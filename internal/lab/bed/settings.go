@@ -6,18 +6,20 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
-	"strings"
 
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/napi"
 	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/plan"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
 // writeFile writes to a file of /proc or /sys, which must exist.
-func writeFile(path, value string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+func writeFile(open func(string, int, os.FileMode) (*os.File, error), path, value string) error {
+	f, err := open(path, os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -28,9 +30,10 @@ func writeFile(path, value string) error {
 // wireFeatures makes an end of a veth behave like a network card: what leaves
 // it is finished (checksums filled in, cut to MTU size), or frames that XDP
 // redirects would arrive with half a checksum and be dropped; what arrives
-// goes through NAPI and GRO.
+// goes through NAPI and GRO. Names that the kernel does not have are left out:
+// they differ between versions.
 func wireFeatures(ns *netns.Handle, dev string) error {
-	return Features(ns, dev, map[string]bool{
+	want := map[string]bool{
 		"tx-checksum-ip-generic":       false,
 		"tx-checksum-sctp":             false,
 		"tx-generic-segmentation":      false,
@@ -51,6 +54,29 @@ func wireFeatures(ns *netns.Handle, dev string) error {
 		"rx-gro":                       true,
 		"rx-udp-gro-forwarding":        false,
 		"rx-gro-list":                  false,
+	}
+	return ns.Do(func() error {
+		was, err := ethtool.Features(dev)
+		if err != nil {
+			return err
+		}
+		for name, on := range want {
+			if f, known := was[name]; known && !f.Fixed && f.Requested != on {
+				if err := ethtool.SetFeature(dev, name, on); err != nil {
+					return err
+				}
+			}
+		}
+		is, err := ethtool.Features(dev)
+		if err != nil {
+			return err
+		}
+		for name, on := range want {
+			if f, known := is[name]; known && f.Active != on {
+				return fmt.Errorf("feature %s of %s does not change to %t", name, dev, on)
+			}
+		}
+		return nil
 	})
 }
 
@@ -62,37 +88,16 @@ func SetRPS(ns *netns.Handle, dev string, cores []int) error {
 		return err
 	}
 	defer root.Close()
-	mask := cpuMask(cores)
+	mask := plan.Mask(cores)
 	for q := 0; ; q++ {
-		name := fmt.Sprintf("class/net/%s/queues/rx-%d/rps_cpus", dev, q)
-		f, err := root.OpenFile(name, os.O_WRONLY, 0)
+		err := writeFile(root.OpenFile, fmt.Sprintf("class/net/%s/queues/rx-%d/rps_cpus", dev, q), mask)
 		if errors.Is(err, os.ErrNotExist) && q > 0 {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("set RPS of %s: %w", dev, err)
-		}
-		_, err = f.WriteString(mask)
-		if err := errors.Join(err, f.Close()); err != nil {
 			return fmt.Errorf("set RPS of %s to %s: %w", dev, mask, err)
 		}
 	}
-}
-
-// cpuMask writes cores the way sysfs takes them: hex, 32 bits to a group.
-func cpuMask(cores []int) string {
-	words := []uint32{0}
-	for _, c := range cores {
-		for c/32 >= len(words) {
-			words = append(words, 0)
-		}
-		words[c/32] |= 1 << (c % 32)
-	}
-	var groups []string
-	for i := len(words) - 1; i >= 0; i-- {
-		groups = append(groups, fmt.Sprintf("%08x", words[i]))
-	}
-	return strings.Join(groups, ",")
 }
 
 // Reset puts every setting that a variant may have changed back to what the
@@ -103,14 +108,12 @@ func (b *Bed) Reset() error {
 		return err
 	}
 	for _, h := range b.Hosts {
-		rps := map[string]*netns.Handle{h.Wire: h.NS}
-		if b.Topology != Bare {
-			rps[Tunnel] = h.Overlay
+		err := SetRPS(h.NS, h.Wire, nil)
+		if err == nil && b.Topology != Bare {
+			err = SetRPS(h.Overlay, Tunnel, nil)
 		}
-		for name, ns := range rps {
-			if err := SetRPS(ns, name, nil); err != nil {
-				return err
-			}
+		if err != nil {
+			return err
 		}
 		for _, p := range h.Pods {
 			if err := SetRPS(p.NS, PodDev, nil); err != nil {
@@ -135,27 +138,13 @@ func (b *Bed) Reset() error {
 		return err
 	}
 	if b.Cores.senderApart() {
-		if err := b.keepSender(); err != nil {
+		// The sending host's work stays on its core: what comes back is polled there, not by
+		// the core that has sent it.
+		if err := threaded(tx.NS, tx.Wire, slices.Repeat([]int{b.Cores.Sender}, b.Queues), Nice); err != nil {
 			return err
 		}
 	}
 	return b.SetThreaded(b.NIC == Thread)
-}
-
-// keepSender keeps the sending host's work on its core: what comes back is polled there, not by
-// the core that has sent it.
-func (b *Bed) keepSender() error {
-	tx := b.Sender()
-	tids, err := threaded(tx.NS, tx.Wire, b.Queues)
-	if err != nil {
-		return err
-	}
-	for _, tid := range tids {
-		if err := schedule(tid, b.Cores.Sender, Nice); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // CutEarly has what TCP sends cut into segments before it waits for the wire, where the sender has a
@@ -176,7 +165,7 @@ func (b *Bed) StopFlowControl() error {
 	tx := b.Sender()
 	return within(tx.NS, func(i *inside) {
 		i.flowControl(tx.Wire, b.Queues) // or there may be nothing to take back
-		i.noFlowControl(tx.Wire)
+		i.try("set queueing of "+tx.Wire, i.QdiscDel(i.rootQdisc(tx.Wire, "")))
 	})
 }
 
@@ -202,18 +191,9 @@ func (b *Bed) SetThreaded(on bool) error {
 		return writeThreaded(rx.NS, rx.Wire, false)
 	}
 	b.released = false
-	tids, err := threaded(rx.NS, rx.Wire, b.Queues)
-	if err != nil {
-		return err
-	}
-	for q, tid := range tids {
-		// An interrupt would not wait for another task on the core. Above
-		// all, it is the same in every variant.
-		if err := schedule(tid, b.Cores.NIC[q], b.NAPI); err != nil {
-			return err
-		}
-	}
-	return nil
+	// An interrupt would not wait for another task on the core. Above
+	// all, it is the same in every variant.
+	return threaded(rx.NS, rx.Wire, b.Cores.NIC, b.NAPI)
 }
 
 func writeThreaded(ns *netns.Handle, dev string, on bool) error {
@@ -222,38 +202,33 @@ func writeThreaded(ns *netns.Handle, dev string, on bool) error {
 		return err
 	}
 	defer root.Close()
-	f, err := root.OpenFile("class/net/"+dev+"/threaded", os.O_WRONLY, 0)
-	if err != nil {
-		return fmt.Errorf("set threaded NAPI of %s: %w", dev, err)
-	}
-	_, err = f.WriteString(strconv.Itoa(map[bool]int{true: 1}[on]))
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err := writeFile(root.OpenFile, "class/net/"+dev+"/threaded", strconv.Itoa(map[bool]int{true: 1}[on])); err != nil {
 		return fmt.Errorf("set threaded NAPI of %s: %w", dev, err)
 	}
 	return nil
 }
 
-// threaded has threads poll a device, and returns them, by queue.
-func threaded(ns *netns.Handle, dev string, queues int) ([]int, error) {
+// threaded has threads poll a device, that of queue i on cores[i].
+func threaded(ns *netns.Handle, dev string, cores []int, p NAPI) error {
 	if err := writeThreaded(ns, dev, true); err != nil {
-		return nil, err
+		return err
 	}
-	tids, err := napiThreads(ns, dev, queues)
-	if err == nil && len(tids) != queues {
-		err = fmt.Errorf("%s has %d NAPI threads for %d queues", dev, len(tids), queues)
+	tids, err := napiThreads(ns, dev, len(cores))
+	if err != nil {
+		return err
 	}
-	return tids, err
-}
-
-// schedule binds a NAPI thread to a core.
-func schedule(tid, core int, p NAPI) error {
-	var set unix.CPUSet
-	set.Set(core)
-	if err := unix.SchedSetaffinity(tid, &set); err != nil {
-		return fmt.Errorf("pin NAPI thread %d: %w", tid, err)
+	if len(tids) != len(cores) {
+		return fmt.Errorf("%s has %d NAPI threads for %d queues", dev, len(tids), len(cores))
 	}
-	if err := unix.SchedSetAttr(tid, p.attr(), 0); err != nil {
-		return fmt.Errorf("schedule NAPI thread %d at %s: %w", tid, p, err)
+	for q, tid := range tids {
+		var set unix.CPUSet
+		set.Set(cores[q])
+		if err := unix.SchedSetaffinity(tid, &set); err != nil {
+			return fmt.Errorf("pin NAPI thread %d: %w", tid, err)
+		}
+		if err := unix.SchedSetAttr(tid, p.attr(), 0); err != nil {
+			return fmt.Errorf("schedule NAPI thread %d at %s: %w", tid, p, err)
+		}
 	}
 	return nil
 }

@@ -3,7 +3,6 @@
 package bed
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -52,10 +51,9 @@ func (b *Bed) build() error {
 // before that the device at this end drops what it is given to send, and a bridge
 // port what it gets. The same holds for an IPv6 address and its local route.
 func (b *Bed) settle() error {
-	const patience = time.Minute // also of emulated machines
 	for _, h := range b.Hosts {
 		want := map[string]string{"class/net/" + h.Wire + "/operstate": "up"}
-		if err := waitFor(h.NS, want, patience); err != nil {
+		if err := waitFor(h.NS, want); err != nil {
 			return err
 		}
 		want = map[string]string{}
@@ -68,14 +66,14 @@ func (b *Bed) settle() error {
 				want["class/net/"+p.HostEnd+"/brport/state"] = forwarding
 			}
 		}
-		if err := waitFor(h.Overlay, want, patience); err != nil {
+		if err := waitFor(h.Overlay, want); err != nil {
 			return err
 		}
 		want = map[string]string{"class/net/" + PodDev + "/operstate": "up"}
 		for _, p := range h.Pods {
-			err := waitFor(p.NS, want, patience)
+			err := waitFor(p.NS, want)
 			if err == nil && b.IPv6 {
-				err = waitForLocal(p.NS, p.IP6, patience)
+				err = waitForLocal(p.NS, p.IP6)
 			}
 			if err != nil {
 				return fmt.Errorf("pod %s: %w", p.Name, err)
@@ -89,46 +87,44 @@ func (b *Bed) settle() error {
 const forwarding = "3"
 
 // waitFor polls files of a namespace's sysfs until they have the wanted values.
-func waitFor(ns *netns.Handle, want map[string]string, patience time.Duration) error {
+func waitFor(ns *netns.Handle, want map[string]string) error {
 	root, err := ns.Sysfs()
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	for deadline := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
-		missing := ""
+	return await(func() error {
 		for name, value := range want {
 			data, err := root.ReadFile(name)
 			if got := strings.TrimSpace(string(data)); err != nil || got != value {
-				missing = fmt.Sprintf("%s is %q, not %q (%v)", name, got, value, err)
+				return fmt.Errorf("%s is %q, not %q (%v)", name, got, value, err)
 			}
 		}
-		if missing == "" {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return errors.New(missing)
-		}
-	}
+		return nil
+	})
 }
 
 // waitForLocal waits until a namespace receives what is sent to an IPv6 address: the
 // kernel adds the local route in a worker, some time after the address.
-func waitForLocal(ns *netns.Handle, ip netip.Addr, patience time.Duration) error {
-	for deadline := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
-		var routes []netlink.Route
-		err := within(ns, func(i *inside) {
-			var err error
-			routes, err = i.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{
+func waitForLocal(ns *netns.Handle, ip netip.Addr) error {
+	return await(func() error {
+		return within(ns, func(i *inside) {
+			routes, err := i.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{
 				Table: unix.RT_TABLE_LOCAL, Dst: ipNet(netip.PrefixFrom(ip, ip.BitLen())),
 			}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
 			i.try("list local routes", err)
+			if i.err == nil && len(routes) == 0 {
+				i.err = fmt.Errorf("no local route for %s", ip)
+			}
 		})
-		if err != nil || len(routes) > 0 {
+	})
+}
+
+// await tries until there is no error, or a minute has passed: patience also of emulated machines.
+func await(try func() error) error {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(2 * time.Millisecond) {
+		if err := try(); err == nil || time.Now().After(deadline) {
 			return err
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("no local route for %s", ip)
 		}
 	}
 }
@@ -278,11 +274,9 @@ func (b *Bed) buildPod(s Side, n int) error {
 				bits = 48
 			}
 			i.addr(PodDev, netip.PrefixFrom(ip, bits))
-			for m := range b.Pods {
-				far := podIP4(s.peer(), m)
-				if ip.Is6() {
-					far = podIP6(s.peer(), m)
-				}
+		}
+		for m := range b.Pods {
+			for _, far := range b.podIPs(s.peer(), m) {
 				i.neigh(PodDev, far, podMAC(s.peer(), m))
 			}
 		}

@@ -11,13 +11,10 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 )
-
-// WriteDir writes the report of one series, see [WriteDir].
-func (r Result) WriteDir(dir string) error { return WriteDir(dir, []Result{r}) }
 
 // WriteDir writes a report into dir, which it creates when needed:
 //
@@ -65,7 +62,7 @@ func jsonNames(results []Result) []string {
 	}
 	var names []string
 	for _, r := range results {
-		stem := "result-" + fileName(r.Scenario+"-"+r.NIC)
+		stem := "result-" + unfit.ReplaceAllString(r.Scenario+"-"+r.NIC, "-")
 		name := stem + ".json"
 		for n := 2; slices.Contains(names, name); n++ {
 			name = stem + "-" + strconv.Itoa(n) + ".json"
@@ -75,15 +72,8 @@ func jsonNames(results []Result) []string {
 	return names
 }
 
-func fileName(s string) string {
-	return strings.Map(func(c rune) rune {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '.', c == '_':
-			return c
-		}
-		return '-'
-	}, s)
-}
+// unfit are characters that a file name is better without.
+var unfit = regexp.MustCompile(`[^a-zA-Z0-9._-]`)
 
 // CSV writes one line per value: scenario, nic, variant, round (from 1),
 // metric, value. A missing value is an empty field.

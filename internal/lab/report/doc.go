@@ -17,13 +17,7 @@
 // # When a figure counts
 //
 // A series counts with at least [MinRounds] rounds and none of them missing.
-// The two rules on a ratio r with interval [lo, hi] and limit x are
-//
-//	                higher is better             lower is better
-//	BetterThan      r >= x and lo > (1+x)/2      r <= x and hi < (1+x)/2
-//	NotWorseThan    lo > x - 0.03                hi < x + 0.03
-//
-// so "p99 at most 1.10 times the overlay's" is NotWorseThan(1.10) on p99_us.
+// docs/measurements.md says by which rules figures are judged.
 //
 // # What is never silent
 //

@@ -45,8 +45,8 @@ func wobble(i, salt int) float64 { return 1 + float64((i*i*7+i*(salt*salt+3)+sal
 // with missing rounds, not run, and an abstention with its reason.
 func udpSeries(rounds int) Result {
 	rec := New(Meta{
-		Scenario: "udp-one", NIC: "thread", NAPI: "nice -20", Kernel: "6.18.44", Cores: 2, Rounds: rounds, Seconds: 3,
-		Roles:   "receive 0, lanes 1, applications 1, sender 1, generator 1",
+		Scenario: "udp-one", NIC: "thread", NAPI: "nice -20", Rounds: rounds, Seconds: 3,
+		Machine: Machine{Kernel: "6.18.44", Cores: 2, Roles: "receive 0, lanes 1, applications 1, sender 1, generator 1"},
 		Command: "overlane lab run udp-one --variants host,overlay,overlay-xdp,rps,rps-best,threaded,pipeline,pipeline-xdp,aggregate --rounds 25 --seconds 3",
 	})
 	variants := []struct {
@@ -90,7 +90,7 @@ func udpSeries(rounds int) Result {
 
 func latencySeries(rounds int) Result {
 	rec := New(Meta{
-		Scenario: "latency-busy", NIC: "softirq", Kernel: "6.12.57", Cores: 4, Rounds: rounds, Seconds: 2.5,
+		Scenario: "latency-busy", NIC: "softirq", Machine: Machine{Kernel: "6.12.57", Cores: 4}, Rounds: rounds, Seconds: 2.5,
 		Command: "overlane lab run latency-busy --nic softirq --variants overlay,pipeline,priority",
 	})
 	for i := range rounds {
@@ -114,7 +114,7 @@ func latencySeries(rounds int) Result {
 
 // tcpSeries is small enough to check by hand: the ratios are 1.1, 1.2, 1.3.
 func tcpSeries() Result {
-	rec := New(Meta{Scenario: "tcp-one", NIC: "thread", NAPI: "fifo 1", Kernel: "6.18.44", Cores: 2, Rounds: 4, Seconds: 1})
+	rec := New(Meta{Scenario: "tcp-one", NIC: "thread", NAPI: "fifo 1", Machine: Machine{Kernel: "6.18.44", Cores: 2}, Rounds: 4, Seconds: 1})
 	for i, x := range []float64{5, 4, 10, 6} {
 		rec.Add("overlay", i, map[string]float64{Gbps: x, Retransmits: float64(i)})
 	}

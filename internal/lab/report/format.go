@@ -79,39 +79,26 @@ func seconds(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) + " 
 
 func width(s string) int { return utf8.RuneCountInString(s) }
 
-func padLeft(s string, w int) string  { return strings.Repeat(" ", max(0, w-width(s))) + s }
-func padRight(s string, w int) string { return s + strings.Repeat(" ", max(0, w-width(s))) }
-
 // wrap breaks text at blanks into lines of at most w characters; a longer word
 // has a line of its own.
-func wrap(text string, w int) []string {
-	var lines []string
-	var line string
-	for _, word := range strings.Fields(text) {
-		if line != "" && width(line)+1+width(word) > w {
-			lines = append(lines, line)
-			line = ""
-		}
-		if line != "" {
-			line += " "
-		}
-		line += word
-	}
-	return append(lines, line)
-}
+func wrap(text string, w int) []string { return fill(strings.Fields(text), w) }
 
 // wrapCommand breaks a command line between its flags, so that each line stays
 // readable and the whole can be pasted.
 func wrapCommand(command string, w int) []string {
 	var parts []string
-	for _, word := range strings.Fields(command) {
+	for word := range strings.FieldsSeq(command) {
 		if n := len(parts); n > 0 && !strings.HasPrefix(word, "-") {
 			parts[n-1] += " " + word
 		} else {
 			parts = append(parts, word)
 		}
 	}
-	var lines []string
+	return fill(parts, w)
+}
+
+// fill puts parts beside one another on lines of at most w characters.
+func fill(parts []string, w int) (lines []string) {
 	for _, part := range parts {
 		if n := len(lines); n > 0 && width(lines[n-1])+1+width(part) <= w {
 			lines[n-1] += " " + part

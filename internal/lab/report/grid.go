@@ -57,11 +57,11 @@ func (g *grid) widths() []int {
 func (g *grid) line(cells []string, ws []int) string {
 	var parts []string
 	for i, cell := range cells {
-		if g.aligns[i] == right {
-			parts = append(parts, padLeft(cell, ws[i]))
-		} else {
-			parts = append(parts, padRight(cell, ws[i]))
+		w := ws[i]
+		if g.aligns[i] == left {
+			w = -w // fmt then pads on the right
 		}
+		parts = append(parts, fmt.Sprintf("%*s", w, cell))
 	}
 	return strings.Join(parts, "  ")
 }

@@ -22,13 +22,12 @@ var page = template.Must(template.New("page").Parse(pageSource))
 
 // The page's view of a result: everything is text or a finished drawing.
 type pageView struct {
-	Style   template.CSS
-	Heads   []string // variants of the overview
-	Rows    []overviewRow
-	Sweeps  []sweep
-	Series  []seriesView
-	Files   []string
-	Caution bool
+	Style  template.CSS
+	Heads  []string // variants of the overview
+	Rows   []overviewRow
+	Sweeps []sweep
+	Series []seriesView
+	Files  []string
 }
 
 type overviewRow struct {
@@ -53,15 +52,17 @@ type seriesView struct {
 }
 
 type costView struct {
-	Name, Class string
-	Cells       []string
-	Marks       []string
-	Notes       []string
+	Variant
+	Class string
+	Cells []string
+	Marks []string
 }
 
 type numberView struct {
-	First                                                           bool // of its variant
-	Variant, Metric, Median, Min, Max, Spread, Rounds, Ratio, Class string
+	Variant      string // none: that of the row above
+	Metric       string
+	Cells        []string
+	Ratio, Class string
 }
 
 // HTML writes all results as one page that loads nothing: no script, no font,
@@ -95,7 +96,7 @@ func overview(results []Result) (heads []string, rows []overviewRow) {
 			row := overviewRow{ID: fmt.Sprintf("s%d", i+1), Scenario: r.Scenario, Metric: label(metric)}
 			for _, name := range heads {
 				cell := cellView{Text: none, Class: "same"}
-				if q, ok := r.Ratio(name, metric, ""); ok && q.Pairs > 0 {
+				if q, ok := r.Ratio(name, metric); ok && q.Pairs > 0 {
 					ratio, interval, _ := strings.Cut(q.interval(), " ")
 					cell = cellView{ratio, interval, q.class()}
 				}
@@ -120,48 +121,44 @@ func (r Result) view(id string) seriesView {
 		s.Command = wrapCommand(r.Command, 110)
 	}
 	for _, metric := range r.Main() {
-		s.figure(r.plot(metric))
-		s.figure(r.ratioPlot(metric))
+		s.Figures = append(s.Figures, r.plot(metric))
+		if further := r.ratioPlot(metric); further != "" {
+			s.Figures = append(s.Figures, further)
+		}
 	}
 	costs := r.costs()
 	for _, c := range costs {
 		s.Heads = append(s.Heads, label(c.metric))
 	}
 	for _, v := range r.Variants {
-		row := costView{Name: v.Name, Class: role(v.Name, r.Baseline), Marks: v.marks(), Notes: v.Notes}
+		row := costView{Variant: v, Class: role(v.Name, r.Baseline), Marks: v.marks()}
 		for _, c := range costs {
 			row.Cells = append(row.Cells, c.cell(v))
 		}
 		s.Costs = append(s.Costs, row)
 		for i, metric := range slices.Sorted(maps.Keys(v.Metrics)) {
 			n := r.number(v, metric)
-			n.First = i == 0
+			if i > 0 {
+				n.Variant = ""
+			}
 			s.Numbers = append(s.Numbers, n)
 		}
 	}
 	return s
 }
 
-func (s *seriesView) figure(svg template.HTML) {
-	if svg != "" {
-		s.Figures = append(s.Figures, svg)
-	}
-}
-
 // number is a line of the page's full list.
 func (r Result) number(v Variant, metric string) numberView {
-	m := v.Metrics[metric]
-	sc := r.scale(metric)
-	n := numberView{
-		Variant: v.Name, Metric: metric,
-		Median: sc.format(float64(m.Median)), Min: sc.format(float64(m.Min)), Max: sc.format(float64(m.Max)),
-		Spread: none, Ratio: "", Class: "same",
-		Rounds: fmt.Sprintf("%d of %d", len(m.Runs)-m.Missing, len(m.Runs)),
-	}
+	m, sc := v.Metrics[metric], r.scale(metric)
+	spread := none
 	if x := m.Spread(); !x.Missing() {
-		n.Spread = fmt.Sprintf("%.0f%%", 100*x)
+		spread = fmt.Sprintf("%.0f%%", 100*x)
 	}
-	if q, ok := r.Ratio(v.Name, metric, ""); ok {
+	n := numberView{Variant: v.Name, Metric: metric, Class: "same", Cells: []string{
+		sc.format(float64(m.Median)), sc.format(float64(m.Min)), sc.format(float64(m.Max)),
+		spread, fmt.Sprintf("%d of %d", len(m.Runs)-m.Missing, len(m.Runs)),
+	}}
+	if q, ok := r.Ratio(v.Name, metric); ok {
 		n.Ratio, n.Class = q.interval(), q.class()
 	}
 	return n

@@ -104,7 +104,7 @@ func TestPageNeedsNothingFromElsewhere(t *testing.T) {
 
 func TestPageEscapesWhatItIsGiven(t *testing.T) {
 	evil := `<b onclick="x">&`
-	rec := New(Meta{Scenario: evil, NIC: evil, Kernel: evil, Rounds: 2, Command: evil})
+	rec := New(Meta{Scenario: evil, NIC: evil, Machine: Machine{Kernel: evil}, Rounds: 2, Command: evil})
 	for i := range 2 {
 		rec.Add("overlay", i, map[string]float64{KPPS: 1, evil: 1})
 		rec.Add(evil, i, map[string]float64{KPPS: 1, evil: 1})
@@ -177,7 +177,7 @@ func TestWriteDir(t *testing.T) {
 		return names
 	}
 	one := filepath.Join(t.TempDir(), "new", "report")
-	if err := udpSeries(25).WriteDir(one); err != nil {
+	if err := WriteDir(one, []Result{udpSeries(25)}); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{"index.html", "result.json", "runs.csv"}, list(one)); diff != "" {

@@ -32,15 +32,14 @@ func (v *Variant) judge() {
 		v.Notes = append(v.Notes, fmt.Sprintf("not steady in %.0f of %d rounds: measured while the daemon still changed what acts", m.Sum(), len(m.Runs)))
 	}
 	if IsMechanism(v.Name) {
-		acted, ok := v.Metrics[Acted]
-		switch {
-		case !ok || acted.Median.Missing():
+		switch acted := v.median(Acted); {
+		case acted.Missing():
 			v.Abstained = true
 			v.Notes = append(v.Notes, "abstention: acted was not reported, so nothing shows that the mechanism did anything")
-		case acted.Median < MinActed:
+		case acted < MinActed:
 			v.Abstained = true
 			v.Notes = append(v.Notes, fmt.Sprintf("abstention: it acted on %s of the packets, so this row is the stock path's, not the mechanism's",
-				percent(float64(acted.Median))))
+				percent(float64(acted))))
 		}
 	}
 	v.Notes = append(v.Notes, v.missing()...)

@@ -24,13 +24,11 @@ func (r Result) notes(w io.Writer) {
 	}
 	fmt.Fprintln(w, "\nnotes")
 	for _, v := range r.Variants {
-		for i, note := range v.Notes {
-			for j, line := range wrap(note, pageWidth-names-4) {
-				name := ""
-				if i == 0 && j == 0 {
-					name = v.Name
-				}
-				fmt.Fprintf(w, "  %s  %s\n", padRight(name, names), line)
+		name := v.Name
+		for _, note := range v.Notes {
+			for _, line := range wrap(note, pageWidth-names-4) {
+				fmt.Fprintf(w, "  %-*s  %s\n", names, name, line)
+				name = "" // stands beside the first line only
 			}
 		}
 	}
@@ -41,8 +39,8 @@ func (r Result) notes(w io.Writer) {
 func (r Result) idle() string {
 	var parts []string
 	for _, v := range r.Variants {
-		if m, ok := v.Metrics[GeneratorIdle]; ok && !m.Median.Missing() {
-			parts = append(parts, v.Name+" "+percent(float64(m.Median)))
+		if x := v.median(GeneratorIdle); !x.Missing() {
+			parts = append(parts, v.Name+" "+percent(float64(x)))
 		}
 	}
 	return strings.Join(parts, ", ")

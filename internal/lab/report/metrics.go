@@ -92,11 +92,7 @@ func hasUnit(metric string, units ...string) bool {
 // isCount tells metrics that are counted events: summed, never averaged, and
 // never the subject of a ratio, since the healthy value of most is zero.
 func isCount(metric string) bool {
-	switch metric {
-	case Reordered, Duplicated, Dropped, Unread, Retransmits, OFO, SACKReorder, Waited, LaneChanges, Lost, MissedSlots:
-		return true
-	}
-	return false
+	return slices.Contains([]string{Reordered, Duplicated, Dropped, Unread, Retransmits, OFO, SACKReorder, Waited, LaneChanges, Lost, MissedSlots}, metric)
 }
 
 func hasRatio(metric string) bool { return DirectionOf(metric) != Neutral && !isCount(metric) }

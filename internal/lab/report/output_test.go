@@ -32,7 +32,7 @@ func TestTables(t *testing.T) {
 		"latency-busy.txt":  latencySeries(5),
 		"latency-busy2.txt": latencySeries(25),
 		"tcp-one.txt":       tcpSeries(),
-		"empty.txt":         New(Meta{Scenario: "udp-one", NIC: "thread", Kernel: "6.18.44", Cores: 1, Rounds: 1, Seconds: 1}).Finish(),
+		"empty.txt":         New(Meta{Scenario: "udp-one", NIC: "thread", Machine: Machine{Kernel: "6.18.44", Cores: 1}, Rounds: 1, Seconds: 1}).Finish(),
 	} {
 		t.Run(name, func(t *testing.T) { golden(t, name, table(t, r)) })
 	}
@@ -40,7 +40,7 @@ func TestTables(t *testing.T) {
 
 // What was measured while the daemon still changed something is no row like others.
 func TestRowsThatWereNotSteadySaySo(t *testing.T) {
-	rec := New(Meta{Scenario: "udp-read", NIC: "thread", Kernel: "6.18.44", Cores: 8, Rounds: 3, Seconds: 2})
+	rec := New(Meta{Scenario: "udp-read", NIC: "thread", Machine: Machine{Kernel: "6.18.44", Cores: 8}, Rounds: 3, Seconds: 2})
 	for round := range 3 {
 		rec.Add(Overlay, round, map[string]float64{KPPS: 500, Unread: 10})
 		rec.Add("auto", round, map[string]float64{KPPS: 900, Unread: 20, Acted: 1, Settled: 4, Unsteady: map[int]float64{1: 1}[round]})
@@ -64,7 +64,7 @@ func TestRowsThatWereNotSteadySaySo(t *testing.T) {
 }
 
 func TestTablesFitTheTerminal(t *testing.T) {
-	worst := New(Meta{Scenario: "udp-large", NIC: "softirq", Kernel: "6.12.57+deb13-cloud-amd64", Cores: 128, Roles: "receive 0-15, lanes 16-80, applications 81-100, sender 101, generator 112-127", Rounds: 30, Seconds: 2.5,
+	worst := New(Meta{Scenario: "udp-large", NIC: "softirq", Machine: Machine{Kernel: "6.12.57+deb13-cloud-amd64", Cores: 128, Roles: "receive 0-15, lanes 16-80, applications 81-100, sender 101, generator 112-127"}, Rounds: 30, Seconds: 2.5,
 		Command: "overlane lab run udp-large " + strings.Repeat("--option value ", 40)})
 	for i := range 29 {
 		for _, v := range []string{"overlay", "pipeline-forced"} {

@@ -27,10 +27,25 @@ const (
 	axisHeight = 24
 )
 
-// svg is a drawing under construction. All text passes through esc.
-type svg struct{ strings.Builder }
+// svg is a drawing under construction, of rows down to bottom and an axis below
+// them. All text passes through esc.
+type svg struct {
+	strings.Builder
+	bottom float64
+}
 
 var esc = html.EscapeString
+
+func newSVG(rows int, title string) *svg {
+	s := &svg{bottom: float64(headHeight + rowHeight*rows)}
+	s.add(`<svg viewBox="0 0 %d %.0f" role="img" aria-label="%s">`, figWidth, s.bottom+axisHeight, esc(title))
+	return s
+}
+
+func (s *svg) finish() template.HTML {
+	s.add(`</svg>`)
+	return template.HTML(s.String())
+}
 
 func (s *svg) add(format string, args ...any) { fmt.Fprintf(s, format+"\n", args...) }
 
@@ -46,19 +61,33 @@ func (s *svg) dot(x, y float64, class, title string) {
 	s.add(`<circle cx="%.1f" cy="%.1f" r="2.3" class="%s"><title>%s</title></circle>`, x, y, class, esc(title))
 }
 
+// through draws a line through all rows.
+func (s *svg) through(x float64, class string) { s.line(x, headHeight-8, x, s.bottom, class) }
+
 // scaleLines draws an axis below the rows and its grid through them.
-func (s *svg) scaleLines(a axis, top, bottom float64) {
+func (s *svg) scaleLines(a axis) {
 	last := -1e9
 	for _, t := range a.ticks {
 		x := a.at(t)
-		s.line(x, top, x, bottom, "grid")
+		s.through(x, "grid")
 		name := tickLabel(t)
 		if half := float64(width(name)) * 3.6; x-half > last+4 {
-			s.text(x, bottom+16, "tick mid", name)
+			s.text(x, s.bottom+16, "tick mid", name)
 			last = x + half
 		}
 	}
 }
+
+// ratioPanel draws what all ratios have in common.
+func (s *svg) ratioPanel(a axis, head string) {
+	s.text(a.x0, 12, "head", head)
+	s.text(ratioText, 12, "head end", "median [95% interval]")
+	s.scaleLines(a)
+	s.through(a.at(1), "one")
+}
+
+// middle is the height of a row's middle.
+func middle(row int) float64 { return headHeight + rowHeight*(float64(row)+0.5) }
 
 // place is the height of a round within its row: the first on top, so that a
 // drift of the machine shows as a slope.
@@ -92,45 +121,34 @@ func (r Result) plot(metric string) template.HTML {
 		}
 		rows = append(rows, v)
 		values = append(values, present(m.Runs)...)
-		if q, ok := r.Ratio(v.Name, metric, ""); ok {
+		if q, ok := r.Ratio(v.Name, metric); ok {
 			ratios = append(ratios, q.points()...)
 		}
 	}
-	if len(values) == 0 {
-		return ""
-	}
 	va, ra := valueAxis(valueX0, valueX1, values), ratioAxis(ratioX0, ratioX1, ratios)
-	bottom := float64(headHeight + rowHeight*len(rows))
-
-	s := new(svg)
-	title := fmt.Sprintf("%s of %s by variant", label(metric), r.Scenario)
-	s.add(`<svg viewBox="0 0 %d %.0f" role="img" aria-label="%s">`, figWidth, bottom+axisHeight, esc(title))
+	s := newSVG(len(rows), fmt.Sprintf("%s of %s by variant", label(metric), r.Scenario))
 	s.text(valueX0, 12, "head", label(metric)+hint(metric, va))
 	s.text(valueText, 12, "head end", "median [range]")
-	s.scaleLines(va, headHeight-8, bottom)
+	s.scaleLines(va)
 	if len(ratios) > 0 {
-		s.text(ratioX0, 12, "head", "ratio to "+r.Baseline)
-		s.text(ratioText, 12, "head end", "median [95% interval]")
-		s.scaleLines(ra, headHeight-8, bottom)
-		s.line(ra.at(1), headHeight-8, ra.at(1), bottom, "one")
+		s.ratioPanel(ra, "ratio to "+r.Baseline)
 	}
-	if base, ok := r.Variant(r.Baseline); ok && !base.Metrics[metric].Median.Missing() && base.Metrics[metric].Runs != nil {
-		x := va.at(float64(base.Metrics[metric].Median))
-		s.line(x, headHeight-8, x, bottom, "one")
+	base, _ := r.Variant(r.Baseline)
+	if median := base.median(metric); !median.Missing() {
+		s.through(va.at(float64(median)), "one")
 	}
 	for i, v := range rows {
-		y := headHeight + rowHeight*(float64(i)+0.5)
+		y := middle(i)
 		class := role(v.Name, r.Baseline)
 		s.text(nameX, y+4, "name "+class, v.Name)
 		s.values(va, y, v, metric, class, r.scale(metric))
 		if v.Name == r.Baseline {
 			s.text(ratioText, y+4, "num end", "1")
-		} else if q, ok := r.Ratio(v.Name, metric, ""); ok {
+		} else if q, ok := r.Ratio(v.Name, metric); ok {
 			s.ratio(ra, y, q)
 		}
 	}
-	s.add(`</svg>`)
-	return template.HTML(s.String())
+	return s.finish()
 }
 
 // hint says which way is good, and that an axis is not linear.
@@ -222,19 +240,13 @@ func (r Result) ratioPlot(metric string) template.HTML {
 		return ""
 	}
 	a := ratioAxis(valueX0+90, ratioX1, points)
-	bottom := float64(headHeight + rowHeight*len(rows))
-	s := new(svg)
-	s.add(`<svg viewBox="0 0 %d %.0f" role="img" aria-label="%s">`, figWidth, bottom+axisHeight, esc("further ratios of "+label(metric)))
-	s.text(a.x0, 12, "head", label(metric)+", ratio to further references"+hint(metric, axis{}))
-	s.text(ratioText, 12, "head end", "median [95% interval]")
-	s.scaleLines(a, headHeight-8, bottom)
-	s.line(a.at(1), headHeight-8, a.at(1), bottom, "one")
+	s := newSVG(len(rows), "further ratios of "+label(metric))
+	s.ratioPanel(a, label(metric)+", ratio to further references"+hint(metric, axis{}))
 	for i, q := range rows {
-		y := headHeight + rowHeight*(float64(i)+0.5)
+		y := middle(i)
 		s.add(`<text x="%d" y="%.1f" class="name"><tspan class="%s">%s</tspan><tspan class="to"> to %s</tspan></text>`,
 			nameX, y+4, role(q.Variant, r.Baseline), esc(q.Variant), esc(q.Vs))
 		s.ratio(a, y, q)
 	}
-	s.add(`</svg>`)
-	return template.HTML(s.String())
+	return s.finish()
 }

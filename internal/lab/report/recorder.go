@@ -3,48 +3,23 @@
 package report
 
 import (
-	"fmt"
 	"maps"
 	"math"
 	"slices"
 )
 
-// Meta describes a series before its first round.
-type Meta struct {
-	Scenario   string
-	NIC        string // thread or softirq
-	NAPI       string // how the NIC's threads are scheduled; none: not said
-	Awake      bool   // cores did not halt
-	NoRealTime bool   // the kernel let no probe be real-time: each may wait for its core
-	Kernel     string // release, as uname -r prints it
-	Cores      int
-	Roles      string  // which of them does what; none: not said
-	Rounds     int     // as announced; a round that never comes is missing
-	Seconds    float64 // per round and variant
-	Command    string  // what to type to get this series again
-	Baseline   string  // default Overlay
-}
-
 // Recorder collects a series. It is not safe for concurrent use.
 type Recorder struct {
-	meta   Meta
-	order  []string
-	rows   map[string]map[int]map[string]float64
-	notes  map[string][]string
-	rounds int
+	meta  Meta
+	order []string
+	rows  map[string]map[int]map[string]float64
+	notes map[string][]string
 }
 
-// New starts a series.
+// New starts a series, whose baseline is the plain overlay.
 func New(meta Meta) *Recorder {
-	if meta.Baseline == "" {
-		meta.Baseline = Overlay
-	}
-	return &Recorder{
-		meta:   meta,
-		rows:   make(map[string]map[int]map[string]float64),
-		notes:  make(map[string][]string),
-		rounds: meta.Rounds,
-	}
+	meta.Baseline = Overlay
+	return &Recorder{meta: meta, rows: make(map[string]map[int]map[string]float64), notes: make(map[string][]string)}
 }
 
 func (r *Recorder) know(variant string) {
@@ -53,40 +28,18 @@ func (r *Recorder) know(variant string) {
 	}
 }
 
-// Add records what a variant gave in a round. Rounds count from 0. A nil map
+// Add records what a variant gave in a round, once. Rounds count from 0. A nil map
 // says that the variant was tried and failed; NaN or an infinite value says so
-// of one metric. A value that is given twice keeps the first and leaves a note:
-// no measurement is replaced by a later, nicer one.
+// of one metric.
 //
 // Variants appear in the report in the order in which they are first named.
 func (r *Recorder) Add(variant string, round int, values map[string]float64) {
 	r.know(variant)
-	if round < 0 {
-		r.Note(variant, fmt.Sprintf("values of round %d ignored: rounds count from 0", round))
-		return
+	if r.rows[variant] == nil {
+		r.rows[variant] = make(map[int]map[string]float64)
 	}
-	r.rounds = max(r.rounds, round+1)
-	rows := r.rows[variant]
-	if rows == nil {
-		rows = make(map[int]map[string]float64)
-		r.rows[variant] = rows
-	}
-	row := rows[round]
-	if row == nil {
-		row = make(map[string]float64, len(values))
-		rows[round] = row
-	}
-	for _, metric := range slices.Sorted(maps.Keys(values)) {
-		if _, twice := row[metric]; twice {
-			r.Note(variant, fmt.Sprintf("%s of round %d was given twice; the first value is kept", metric, round+1))
-			continue
-		}
-		x := values[metric]
-		if math.IsInf(x, 0) {
-			x = nan
-		}
-		row[metric] = x
-	}
+	r.rows[variant][round] = values
+	r.meta.Rounds = max(r.meta.Rounds, round+1)
 }
 
 // Note attaches a remark to a variant: why it was not run, failed or abstained.
@@ -100,29 +53,18 @@ func (r *Recorder) Note(variant, text string) {
 
 // Finish computes the figures of what was recorded so far.
 func (r *Recorder) Finish() Result {
-	m := r.meta
-	res := Result{
-		Scenario:   m.Scenario,
-		NIC:        m.NIC,
-		NAPI:       m.NAPI,
-		Awake:      m.Awake,
-		NoRealTime: m.NoRealTime,
-		Machine:    Machine{Kernel: m.Kernel, Cores: m.Cores, Roles: m.Roles},
-		Rounds:     r.rounds,
-		Seconds:    m.Seconds,
-		Command:    m.Command,
-		Baseline:   m.Baseline,
-		Variants:   []Variant{},
-		Ratios:     []Ratio{},
-		Seed:       Seed,
-		Resamples:  Resamples,
+	res := Result{Meta: r.meta, Variants: []Variant{}, Ratios: []Ratio{}, Seed: Seed, Resamples: Resamples}
+	reported := make(map[string]float64) // by any variant
+	for _, rows := range r.rows {
+		for _, row := range rows {
+			maps.Copy(reported, row)
+		}
 	}
-	names := r.metricNames()
 	for _, name := range r.order {
-		res.Variants = append(res.Variants, r.variant(name, names))
+		res.Variants = append(res.Variants, r.variant(name, reported))
 	}
 	for _, v := range res.Variants {
-		for _, vs := range references(v.Name, m.Baseline, r.order) {
+		for _, vs := range references(v.Name, res.Baseline, r.order) {
 			ref, _ := res.Variant(vs)
 			res.Ratios = append(res.Ratios, compare(v, ref)...)
 		}
@@ -130,32 +72,19 @@ func (r *Recorder) Finish() Result {
 	return res
 }
 
-// metricNames lists what any variant reported.
-func (r *Recorder) metricNames() []string {
-	names := make(map[string]bool)
-	for _, rows := range r.rows {
-		for _, row := range rows {
-			for metric := range row {
-				names[metric] = true
-			}
-		}
-	}
-	return slices.Sorted(maps.Keys(names))
-}
-
-func (r *Recorder) variant(name string, metrics []string) Variant {
+func (r *Recorder) variant(name string, metrics map[string]float64) Variant {
 	rows := r.rows[name]
 	v := Variant{Name: name, Metrics: make(map[string]Metric), Notes: slices.Clone(r.notes[name]), NotRun: len(rows) == 0}
 	if v.NotRun {
 		return v
 	}
-	for _, metric := range metrics {
+	for metric := range metrics {
 		// A main metric that others have is owed by every variant that was run.
 		owed := slices.Contains(MainMetrics(r.meta.Scenario), metric)
-		runs := make([]Number, r.rounds)
+		runs := make([]Number, r.meta.Rounds)
 		for i := range runs {
 			x, ok := rows[i][metric]
-			if !ok {
+			if !ok || math.IsInf(x, 0) {
 				x = nan
 			}
 			owed = owed || ok

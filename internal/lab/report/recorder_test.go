@@ -25,7 +25,7 @@ func TestSmallSeriesByHand(t *testing.T) {
 	if sum := v.Metrics[Retransmits].Sum(); sum != 6 {
 		t.Errorf("retransmits sum to %v, want 6", sum)
 	}
-	q, ok := r.Ratio("pipeline", Gbps, "")
+	q, ok := r.Ratio("pipeline", Gbps)
 	if !ok {
 		t.Fatal("no ratio of pipeline to overlay")
 	}
@@ -36,7 +36,7 @@ func TestSmallSeriesByHand(t *testing.T) {
 	if diff := cmp.Diff(want, q, sameNumber); diff != "" {
 		t.Errorf("ratio (-want +got):\n%s", diff)
 	}
-	if _, ok := r.Ratio("pipeline", Retransmits, ""); ok {
+	if _, ok := r.Ratio("pipeline", Retransmits); ok {
 		t.Error("a ratio of event counts, whose healthy value is zero")
 	}
 }
@@ -49,8 +49,6 @@ func TestNothingGoesMissingSilently(t *testing.T) {
 	rec.Add("rps", 0, map[string]float64{KPPS: 90, CPUPerMpkt: math.Inf(1)})
 	rec.Add("rps", 1, nil)
 	rec.Add("rps", 2, map[string]float64{KPPS: 91, CPUPerMpkt: 2})
-	rec.Add("rps", 2, map[string]float64{KPPS: 900})
-	rec.Add("rps", -1, map[string]float64{KPPS: 5})
 	rec.Add("pipeline", 0, nil)
 	rec.Note("threaded", "needs nic mode softirq")
 	r := rec.Finish()
@@ -60,8 +58,6 @@ func TestNothingGoesMissingSilently(t *testing.T) {
 		"rps": {
 			"cpu_s_per_mpkt missing in 2 of 3 rounds (1, 2)",
 			"kpps missing in 1 of 3 rounds (2)",
-			"kpps of round 3 was given twice; the first value is kept",
-			"values of round -1 ignored: rounds count from 0",
 		},
 		"pipeline": {
 			"abstention: acted was not reported, so nothing shows that the mechanism did anything",
@@ -79,10 +75,6 @@ func TestNothingGoesMissingSilently(t *testing.T) {
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("notes (-want +got):\n%s", diff)
 	}
-	rps, _ := r.Variant("rps")
-	if rps.Metrics[KPPS].Max != 91 {
-		t.Errorf("a value was replaced: %+v", rps.Metrics[KPPS])
-	}
 }
 
 func TestAnnouncedRoundsThatNeverCameAreMissing(t *testing.T) {
@@ -91,11 +83,12 @@ func TestAnnouncedRoundsThatNeverCameAreMissing(t *testing.T) {
 		rec.Add("overlay", i, map[string]float64{KPPS: 100})
 		rec.Add("pipeline", i, map[string]float64{KPPS: 130, Acted: 1})
 	}
-	q, _ := rec.Finish().Ratio("pipeline", KPPS, "")
+	r := rec.Finish()
+	q, _ := r.Ratio("pipeline", KPPS)
 	if q.Pairs != 24 || q.Missing != 1 {
 		t.Errorf("%d pairs, %d missing, want 24 and 1", q.Pairs, q.Missing)
 	}
-	if q.BetterThan(1.2).Counts {
+	if r.caution() == "" {
 		t.Error("an interrupted series counts")
 	}
 }
@@ -149,7 +142,7 @@ func TestRatioCarriesTheMarksOfBothSides(t *testing.T) {
 			}
 			rec.Add(v, 0, map[string]float64{KPPS: 1, GeneratorIdle: idle, Acted: 0.1})
 		}
-		q, _ := rec.Finish().Ratio("pipeline", KPPS, "")
+		q, _ := rec.Finish().Ratio("pipeline", KPPS)
 		if !q.GeneratorBound || !q.Abstained {
 			t.Errorf("%s is bound: %+v", bound, q)
 		}

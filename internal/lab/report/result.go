@@ -33,25 +33,30 @@ func (n *Number) UnmarshalJSON(b []byte) error {
 
 // Machine is where a series ran.
 type Machine struct {
-	Kernel string `json:"kernel"`
+	Kernel string `json:"kernel"` // release, as uname -r prints it
 	Cores  int    `json:"cores"`
 	Roles  string `json:"roles,omitempty"` // which of them does what
 }
 
+// Meta describes a series. All but Baseline is known before its first round.
+type Meta struct {
+	Scenario   string  `json:"scenario"`
+	NIC        string  `json:"nic"`                    // how the wire's receive end polls: thread or softirq
+	NAPI       string  `json:"napi,omitempty"`         // how its threads are scheduled: "nice -20" or "fifo 1"
+	Awake      bool    `json:"awake,omitempty"`        // the machine's cores were kept from halting
+	NoRealTime bool    `json:"no_real_time,omitempty"` // the kernel let no probe be real-time: each may wait for its core
+	Machine    Machine `json:"machine"`
+	Rounds     int     `json:"rounds"`            // as announced; one that never comes is missing
+	Seconds    float64 `json:"seconds"`           // per round and variant
+	Command    string  `json:"command,omitempty"` // what to type to get this series again
+	Baseline   string  `json:"baseline"`
+}
+
 // Result is a finished series of one scenario, as written to result.json.
 type Result struct {
-	Scenario   string    `json:"scenario"`
-	NIC        string    `json:"nic"`                    // how the wire's receive end polls: thread or softirq
-	NAPI       string    `json:"napi,omitempty"`         // how its threads are scheduled: "nice -20" or "fifo 1"
-	Awake      bool      `json:"awake,omitempty"`        // the machine's cores were kept from halting
-	NoRealTime bool      `json:"no_real_time,omitempty"` // the kernel let no probe be real-time: each may wait for its core
-	Machine    Machine   `json:"machine"`
-	Rounds     int       `json:"rounds"`
-	Seconds    float64   `json:"seconds"` // per round and variant
-	Command    string    `json:"command,omitempty"`
-	Baseline   string    `json:"baseline"`
-	Variants   []Variant `json:"variants"`
-	Ratios     []Ratio   `json:"ratios"`
+	Meta
+	Variants []Variant `json:"variants"`
+	Ratios   []Ratio   `json:"ratios"`
 
 	// The bootstrap's fixed parameters, so that the file explains itself.
 	Seed      uint64 `json:"bootstrap_seed"`
@@ -78,6 +83,14 @@ type Variant struct {
 	Unsteady bool `json:"unsteady,omitempty"`
 
 	Notes []string `json:"notes,omitempty"`
+}
+
+// median is that of a metric, and missing where there is no value.
+func (v Variant) median(metric string) Number {
+	if m, ok := v.Metrics[metric]; ok {
+		return m.Median
+	}
+	return Number(nan)
 }
 
 // Metric is the series of one metric of one variant.
@@ -140,13 +153,10 @@ func (r Result) Variant(name string) (Variant, bool) {
 	return r.Variants[i], true
 }
 
-// Ratio returns a comparison; an empty vs means the baseline.
-func (r Result) Ratio(variant, metric, vs string) (Ratio, bool) {
-	if vs == "" {
-		vs = r.Baseline
-	}
+// Ratio returns the comparison of a variant with the baseline.
+func (r Result) Ratio(variant, metric string) (Ratio, bool) {
 	i := slices.IndexFunc(r.Ratios, func(q Ratio) bool {
-		return q.Variant == variant && q.Metric == metric && q.Vs == vs
+		return q.Variant == variant && q.Metric == metric && q.Vs == r.Baseline
 	})
 	if i < 0 {
 		return Ratio{}, false
@@ -156,20 +166,17 @@ func (r Result) Ratio(variant, metric, vs string) (Ratio, bool) {
 
 // Main lists the scenario's main metrics that at least one variant has.
 func (r Result) Main() []string {
-	var have []string
-	for _, m := range MainMetrics(r.Scenario) {
-		if r.has(m) {
-			have = append(have, m)
-		}
-	}
-	return have
+	return slices.DeleteFunc(MainMetrics(r.Scenario), func(m string) bool { return len(r.medians(m)) == 0 })
 }
 
-func (r Result) has(metric string) bool {
-	return slices.ContainsFunc(r.Variants, func(v Variant) bool {
-		m, ok := v.Metrics[metric]
-		return ok && m.Missing < len(m.Runs)
-	})
+// medians are those of all variants that have one.
+func (r Result) medians(metric string) (list []float64) {
+	for _, v := range r.Variants {
+		if x := v.median(metric); !x.Missing() {
+			list = append(list, float64(x))
+		}
+	}
+	return list
 }
 
 // JSON writes the result as one line, so that several in a row are a stream.

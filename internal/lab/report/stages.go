@@ -29,8 +29,8 @@ func (r Result) Stages(w io.Writer, stages []string) error {
 	g.column(left, "", "stage")
 	most := 0.0
 	value := func(v Variant, stage string) float64 {
-		if m, ok := v.Metrics[StageMetric(stage)]; ok && !m.Median.Missing() {
-			return float64(m.Median)
+		if x := v.median(StageMetric(stage)); !x.Missing() {
+			return float64(x)
 		}
 		return 0
 	}
@@ -57,8 +57,8 @@ func (r Result) Stages(w io.Writer, stages []string) error {
 	rate := []string{"thousand packets a second"}
 	for _, v := range r.Variants {
 		kpps := ""
-		if m, ok := v.Metrics[KPPS]; ok && !m.Median.Missing() {
-			kpps = fmt.Sprintf("%.0f", float64(m.Median))
+		if x := v.median(KPPS); !x.Missing() {
+			kpps = fmt.Sprintf("%.0f", x)
 		}
 		rate = append(rate, kpps, "")
 	}

@@ -117,12 +117,12 @@ func TestIntervalsDoNotDependOnWhatElseRan(t *testing.T) {
 		}
 		return rec.Finish()
 	}
-	want, ok := series("overlay", "pipeline").Ratio("pipeline", KPPS, "")
+	want, ok := series("overlay", "pipeline").Ratio("pipeline", KPPS)
 	if !ok {
 		t.Fatal("no ratio")
 	}
 	for _, order := range [][]string{{"overlay", "pipeline"}, {"pipeline", "rps", "overlay"}} {
-		got, _ := series(order...).Ratio("pipeline", KPPS, "")
+		got, _ := series(order...).Ratio("pipeline", KPPS)
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("with %v (-want +got):\n%s", order, diff)
 		}
@@ -140,7 +140,7 @@ func TestRatiosArePairedWithinRounds(t *testing.T) {
 		rec.Add("overlay", i, map[string]float64{KPPS: x})
 		rec.Add("pipeline", i, map[string]float64{KPPS: 1.25 * x, Acted: 1})
 	}
-	q, _ := rec.Finish().Ratio("pipeline", KPPS, "")
+	q, _ := rec.Finish().Ratio("pipeline", KPPS)
 	if q.Median != 1.25 || q.CI95 != [2]Number{1.25, 1.25} || q.Pairs != 4 {
 		t.Errorf("got %+v", q)
 	}

@@ -18,8 +18,7 @@ type sweep struct {
 }
 
 type sweepRow struct {
-	First   bool // of its point
-	Point   string
+	Point   string // none: that of the row above
 	Variant string
 	Class   string
 	Cells   []string
@@ -57,11 +56,7 @@ func newSweep(name string, results []Result) sweep {
 	for _, metric := range MainMetrics(results[0].Scenario) {
 		var xs []float64
 		for _, r := range results {
-			for _, v := range r.Variants {
-				if m, ok := v.Metrics[metric]; ok && !m.Median.Missing() {
-					xs = append(xs, float64(m.Median))
-				}
-			}
+			xs = append(xs, r.medians(metric)...)
 		}
 		if len(xs) > 0 {
 			main = append(main, metric)
@@ -71,14 +66,11 @@ func newSweep(name string, results []Result) sweep {
 	}
 	for _, r := range results {
 		_, point, _ := strings.Cut(r.Scenario, "/")
-		for i, v := range r.Variants {
-			row := sweepRow{First: i == 0, Point: point, Variant: v.Name, Class: role(v.Name, r.Baseline)}
+		for _, v := range r.Variants {
+			row := sweepRow{Point: point, Variant: v.Name, Class: role(v.Name, r.Baseline)}
+			point = ""
 			for _, metric := range main {
-				cell := none
-				if m, ok := v.Metrics[metric]; ok {
-					cell = scales[metric].format(float64(m.Median))
-				}
-				row.Cells = append(row.Cells, cell)
+				row.Cells = append(row.Cells, scales[metric].format(float64(v.median(metric))))
 			}
 			s.Rows = append(s.Rows, row)
 		}
@@ -99,13 +91,10 @@ func Sweeps(w io.Writer, results []Result) error {
 			g.column(right, "", head)
 		}
 		for i, row := range s.Rows {
-			point := ""
-			if row.First {
-				if point = row.Point; i > 0 {
-					g.gap()
-				}
+			if row.Point != "" && i > 0 {
+				g.gap()
 			}
-			g.row("", append([]string{point, row.Variant}, row.Cells...)...)
+			g.row("", append([]string{row.Point, row.Variant}, row.Cells...)...)
 		}
 		g.write(b)
 		fmt.Fprintln(b)

@@ -10,7 +10,7 @@ import (
 // sweepSeries has a variant that failed at one point.
 func sweepSeries() (list []Result) {
 	for i, load := range []string{"0%", "50%", "100%", "120%"} {
-		rec := New(Meta{Scenario: "latency-sweep/" + load, NIC: "thread", Kernel: "6.18.44", Cores: 2, Rounds: 1, Seconds: 1})
+		rec := New(Meta{Scenario: "latency-sweep/" + load, NIC: "thread", Machine: Machine{Kernel: "6.18.44", Cores: 2}, Rounds: 1, Seconds: 1})
 		x := float64(i)
 		rec.Add("overlay", 0, map[string]float64{Min: 40, Mean: 60 + 200*x, P99: 170 + 400*x, BulkKPPS: 300 * x})
 		if load == "120%" {

@@ -71,12 +71,10 @@ func (r Result) header(w io.Writer) {
 func (r Result) grid(main []string) *grid {
 	g := new(grid)
 	g.column(left, "", "variant")
+	unit := label(main[0])
 	if len(main) > 1 {
 		g.column(left, "", "")
-	}
-	unit := ""
-	if len(main) == 1 {
-		unit = label(main[0])
+		unit = ""
 	}
 	g.column(right, unit, "median")
 	g.column(right, "", "min–max")
@@ -88,24 +86,18 @@ func (r Result) grid(main []string) *grid {
 	}
 	for _, v := range r.Variants {
 		for i, metric := range main {
-			row := []string{v.Name}
-			if i > 0 {
-				row[0] = ""
-			}
+			row, mark := []string{v.Name}, ""
 			if len(main) > 1 {
 				row = append(row, label(metric))
 			}
 			row = append(row, r.figures(v, metric)...)
-			for _, c := range costs {
-				cell := ""
-				if i == 0 {
-					cell = c.cell(v)
-				}
-				row = append(row, cell)
-			}
-			mark := ""
 			if i == 0 {
 				mark = strings.Join(v.marks(), ", ")
+				for _, c := range costs {
+					row = append(row, c.cell(v))
+				}
+			} else {
+				row[0] = ""
 			}
 			g.row(mark, row...)
 			if v.NotRun {
@@ -121,13 +113,12 @@ func (r Result) grid(main []string) *grid {
 
 // figures are the cells of a main metric: median, range, ratio, interval.
 func (r Result) figures(v Variant, metric string) []string {
-	m, ok := v.Metrics[metric]
-	if !ok || m.Median.Missing() {
+	if v.median(metric).Missing() {
 		return []string{none, "", none, ""}
 	}
-	s := r.scale(metric)
+	m, s := v.Metrics[metric], r.scale(metric)
 	cells := []string{s.format(float64(m.Median)), s.format(float64(m.Min)) + "–" + s.format(float64(m.Max)), none, ""}
-	switch q, ok := r.Ratio(v.Name, metric, ""); {
+	switch q, ok := r.Ratio(v.Name, metric); {
 	case v.Name == r.Baseline:
 		cells[2] = "1"
 	case ok && q.Pairs > 0:
@@ -145,21 +136,14 @@ func (q Ratio) cells() (ratio, interval string) {
 // scale is common to all variants' medians of a metric. Events are whole, but
 // their median need not be.
 func (r Result) scale(metric string) scale {
-	var xs []float64
-	whole := true
-	for _, v := range r.Variants {
-		if m, ok := v.Metrics[metric]; ok && !m.Median.Missing() {
-			xs = append(xs, float64(m.Median))
-			whole = whole && float64(m.Median) == math.Trunc(float64(m.Median))
-		}
-	}
+	xs := r.medians(metric)
 	switch {
-	case isCount(metric) && whole:
-		return 0
-	case isCount(metric):
+	case !isCount(metric):
+		return scaleOf(xs...)
+	case slices.ContainsFunc(xs, func(x float64) bool { return x != math.Trunc(x) }):
 		return 1
 	}
-	return scaleOf(xs...)
+	return 0
 }
 
 // cost is a column beside the main metric.
@@ -170,11 +154,10 @@ type cost struct {
 }
 
 func (c cost) cell(v Variant) string {
-	m, ok := v.Metrics[c.metric]
-	if !ok || m.Missing == len(m.Runs) {
+	if v.median(c.metric).Missing() {
 		return none
 	}
-	return c.text(m)
+	return c.text(v.Metrics[c.metric])
 }
 
 // costs lists the columns for which there is at least one value.
@@ -199,7 +182,7 @@ func (r Result) costs() []cost {
 		{Acted, [2]string{"", "acted"}, share},
 		{LaneChanges, [2]string{"lane", "changes"}, sum},
 	}
-	return slices.DeleteFunc(all, func(c cost) bool { return !r.has(c.metric) })
+	return slices.DeleteFunc(all, func(c cost) bool { return len(r.medians(c.metric)) == 0 })
 }
 
 // marks are the words at the end of a row; the notes below explain them.
@@ -229,12 +212,7 @@ func (v Variant) marks() []string {
 
 // others writes the comparisons with a reference that is not the baseline.
 func (r Result) others(w io.Writer) {
-	g := new(grid)
-	g.column(left, "", "")
-	g.column(left, "", "")
-	g.column(left, "", "")
-	g.column(right, "", "")
-	g.column(left, "", "")
+	g := grid{aligns: []align{left, left, left, right, left}}
 	for _, q := range r.Ratios {
 		if q.Vs == r.Baseline || q.Pairs == 0 || !slices.Contains(MainMetrics(r.Scenario), q.Metric) {
 			continue

@@ -24,11 +24,7 @@ func family(variant string) string {
 // IsMechanism tells variants that run a mechanism of overlane from those that
 // run the stock kernel.
 func IsMechanism(variant string) bool {
-	switch family(variant) {
-	case "pipeline", "microflows", "priority", "aggregate", "express", "auto":
-		return true
-	}
-	return false
+	return slices.Contains([]string{"pipeline", "microflows", "priority", "aggregate", "express", "auto"}, family(variant))
 }
 
 // mayUseXDP is true for variants that attach XDP to the wire, or are free to:

@@ -18,6 +18,14 @@ type measurement func() (map[string]float64, error)
 // come after it.
 type span struct{ length, tail time.Duration }
 
+// ledTo measures what has a fixed end once the daemon is steady.
+func (e *env) ledTo(ctx context.Context, measure measurement) (map[string]float64, error) {
+	if err := e.lead(ctx); err != nil {
+		return nil, err
+	}
+	return measure()
+}
+
 // besideUDP measures beside UDP, and adds what became of the latter. It is the
 // same in every variant, in packets per second: a share of what the plain overlay
 // can take.
@@ -41,21 +49,14 @@ func (e *env) besideUDP(ctx context.Context, _ span, measure measurement) (_ map
 	}
 	rate := e.saturation * e.cfg.Load
 	if rate == 0 {
-		if err := e.lead(ctx); err != nil {
-			return nil, err
-		}
-		return measure()
+		return e.ledTo(ctx, measure)
 	}
 	bulk, err := traffic.StartSegments(e.bed, traffic.SegmentConfig{Flows: flows, Size: e.cfg.Size, Rate: rate, Core: e.cores.Paced})
 	if err != nil {
 		return nil, err
 	}
 	before, start := bulk.Slept(), time.Now()
-	merr := e.lead(ctx)
-	var values map[string]float64
-	if merr == nil {
-		values, merr = measure()
-	}
+	values, merr := e.ledTo(ctx, measure)
 	span := time.Since(start)
 	slept := bulk.Slept() - before
 	if err := errors.Join(merr, bulk.Stop(), e.drained(ctx)); err != nil {
@@ -78,10 +79,7 @@ func (e *env) besideUDP(ctx context.Context, _ span, measure measurement) (_ map
 func (e *env) besideTCP(ctx context.Context, lasts span, measure measurement) (map[string]float64, error) {
 	gbps := e.saturation * e.cfg.Load
 	if gbps == 0 {
-		if err := e.lead(ctx); err != nil {
-			return nil, err
-		}
-		return measure()
+		return e.ledTo(ctx, measure)
 	}
 	if err := e.bed.CutEarly(); err != nil {
 		return nil, err

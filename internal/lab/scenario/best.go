@@ -101,20 +101,23 @@ func (e *env) sweep(ctx context.Context, s scenario) (masks, error) {
 	}
 	list := candidates(e.cores.Steer, full)
 	e.logf("%s  looking for the best of %d static RPS masks", s.name, len(list))
-	if err := e.score(ctx, s, list, look); err != nil {
-		return masks{}, err
+	for i := range list {
+		var err error
+		if list[i].Score, err = e.score(ctx, s, list[i], look); err != nil {
+			return masks{}, err
+		}
 	}
+	sortBest(list)
 	// A short look is noisy: the best few are looked at again.
 	list = list[:min(finalists, len(list))]
 	sums := make([]float64, len(list))
 	for range finals {
-		round := slices.Clone(list)
-		for i := range round {
-			one := round[i : i+1]
-			if err := e.score(ctx, s, one, again); err != nil {
+		for i := range list {
+			x, err := e.score(ctx, s, list[i], again)
+			if err != nil {
 				return masks{}, err
 			}
-			sums[i] += one[0].Score
+			sums[i] += x
 		}
 	}
 	for i := range list {
@@ -128,28 +131,24 @@ func sortBest(list []masks) {
 	slices.SortStableFunc(list, func(a, b masks) int { return cmp.Compare(b.Score, a.Score) })
 }
 
-// score measures each and sorts the best to the front.
-func (e *env) score(ctx context.Context, s scenario, list []masks, length time.Duration) error {
+// score measures with masks. One that cannot be measured is not the best.
+func (e *env) score(ctx context.Context, s scenario, m masks, length time.Duration) (float64, error) {
 	short := *e.cfg
 	short.Length = length
 	probe := *e
 	probe.cfg = &short
 	probe.settle = 100 * time.Millisecond
-	for i := range list {
-		if err := e.setMasks(list[i]); err != nil {
-			return err
-		}
-		values, err := s.measure(ctx, &probe)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		list[i].Score = -1e12 // one that cannot be measured is not the best
-		if err == nil {
-			list[i].Score = goodness(values)
-		}
+	if err := e.setMasks(m); err != nil {
+		return 0, err
 	}
-	sortBest(list)
-	return nil
+	values, err := s.measure(ctx, &probe)
+	if ctx.Err() != nil {
+		return 0, ctx.Err()
+	}
+	if err != nil {
+		return -1e12, nil
+	}
+	return goodness(values), nil
 }
 
 // goodness is a scenario's main figure, more being better. An order that is

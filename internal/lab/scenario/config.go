@@ -5,9 +5,9 @@
 package scenario
 
 import (
+	"cmp"
 	"fmt"
 	"io"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -38,6 +38,7 @@ type Config struct {
 	Binary    string // the program overlane, which variants start
 	Command   string // what to type to get this series again
 	clients   int    // of a server, where the scenario has one
+	eager     bool   // generators do not step back: for tests on busy machines
 	Log       io.Writer
 }
 
@@ -54,7 +55,7 @@ const (
 func (c *Config) Normalize(nic bed.NIC) error {
 	s, ok := find(c.Scenario)
 	if !ok {
-		return fmt.Errorf("scenario %q: known are %s", c.Scenario, strings.Join(Names(), ", "))
+		return fmt.Errorf("scenario %q: known are %s", c.Scenario, strings.Join(scenarioNames(), ", "))
 	}
 	if len(c.Variants) == 0 {
 		c.Variants = []string{"overlay", "host", "rps"}
@@ -70,7 +71,7 @@ func (c *Config) Normalize(nic bed.NIC) error {
 	for i, name := range c.Variants {
 		v, ok := findVariant(name)
 		if !ok {
-			return fmt.Errorf("variant %q: known are %s", name, strings.Join(VariantNames(), ", "))
+			return fmt.Errorf("variant %q: known are %s", name, strings.Join(variantNames(), ", "))
 		}
 		if v.nic != "" && v.nic != nic {
 			return fmt.Errorf("variant %s needs --nic %s: %s", name, v.nic, v.why)
@@ -79,48 +80,32 @@ func (c *Config) Normalize(nic bed.NIC) error {
 			return fmt.Errorf("variant %s is named twice", name)
 		}
 	}
-	if c.Rounds == 0 {
-		c.Rounds = defaultRounds
-	}
-	if c.Length == 0 {
-		c.Length = defaultLength
-	}
+	c.Rounds = cmp.Or(c.Rounds, defaultRounds)
+	c.Length = cmp.Or(c.Length, defaultLength)
 	if c.Rounds < 0 || c.Length < 100*time.Millisecond || c.Length > 10*time.Minute {
 		return fmt.Errorf("%d rounds of %s: at least 1 round of 0.1 to 600 seconds is possible", c.Rounds, c.Length)
 	}
-	if c.Flows == 0 {
-		c.Flows = s.flows
-	}
+	c.Flows = cmp.Or(c.Flows, s.flows)
 	if c.Flows < 1 || c.Flows > traffic.MaxFlows/2 {
 		return fmt.Errorf("%d flows: 1 to %d are possible", c.Flows, traffic.MaxFlows/2)
 	}
-	if c.Size == 0 {
-		c.Size = s.size
-	}
-	if c.Rates == "" {
-		c.Rates = traffic.Equal
-	}
+	c.Size = cmp.Or(c.Size, s.size)
+	c.Rates = cmp.Or(c.Rates, traffic.Equal)
 	if _, err := c.Rates.Schedule(c.Flows, 0); err != nil {
 		return err
 	}
-	if c.Load == 0 {
-		c.Load = s.load
-	}
+	c.Load = cmp.Or(c.Load, s.load)
 	if c.Load == 0 && len(s.points) == 0 {
 		c.Load = defaultLoad
 	}
 	if c.Load != 0 && c.Load < 0.01 || c.Load > 10 {
 		return fmt.Errorf("load %g: a share of saturation from 0.01 to 10 is possible", c.Load)
 	}
-	if c.Offer == 0 {
-		c.Offer = defaultOffer
-	}
+	c.Offer = cmp.Or(c.Offer, defaultOffer)
 	if !(c.Offer >= defaultOffer && c.Offer <= mostOffer) {
 		return fmt.Errorf("offer %g: %g to %g times what the host network takes is possible", c.Offer, defaultOffer, float64(mostOffer))
 	}
-	if c.Slow == 0 {
-		c.Slow = 1
-	}
+	c.Slow = cmp.Or(c.Slow, 1)
 	if !(c.Slow >= 1 && c.Slow <= mostSlow) {
 		return fmt.Errorf("slow %g: a machine is 1 to %d times slower", c.Slow, mostSlow)
 	}
@@ -135,17 +120,12 @@ func (c *Config) Normalize(nic bed.NIC) error {
 
 // Pods is how many pods a scenario wants on each host.
 func (c *Config) Pods() int {
-	flows := c.Flows
-	if s, ok := find(c.Scenario); ok && flows == 0 {
-		flows = s.flows
-	}
-	return min(max(flows, 1), 4)
+	s, _ := find(c.Scenario)
+	return min(max(cmp.Or(c.Flows, s.flows), 1), 4)
 }
 
 func kernelRelease() string {
 	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return runtime.GOOS
-	}
+	_ = unix.Uname(&u) // fails only for a bad pointer
 	return unix.ByteSliceToString(u.Release[:])
 }

@@ -31,8 +31,7 @@ func measureCrossCheck(ctx context.Context, e *env) (map[string]float64, error) 
 	if err != nil {
 		return nil, err
 	}
-	values["sockperf_p50_us"] = float64(lat.P50.Nanoseconds()) / 1e3
-	values["sockperf_p99_us"] = float64(lat.P99.Nanoseconds()) / 1e3
+	values["sockperf_p50_us"], values["sockperf_p99_us"] = us(lat.P50), us(lat.P99)
 	back, err := e.probeFrom(ctx, to, from, e.cores.Apps, e.cores.Sender, e.settle)
 	if err != nil {
 		return nil, err
@@ -63,24 +62,17 @@ func (e *env) costOf(run func() error) (float64, error) {
 	if err := e.countThreads(); err != nil {
 		return 0, err
 	}
-	wire0, err := e.wire()
+	wire0, err := e.bed.WireStats()
 	if err != nil {
 		return 0, err
 	}
-	before, err := e.clock.Read()
+	used, _, err := e.used(run)
 	if err != nil {
 		return 0, err
 	}
-	if err := run(); err != nil {
-		return 0, err
-	}
-	after, err := e.clock.Read()
-	if err != nil {
-		return 0, err
-	}
-	wire1, err := e.wire()
+	wire1, err := e.bed.WireStats()
 	if err != nil || wire1.RxPackets == wire0.RxPackets {
 		return 0, errors.Join(err, errors.New("no packet crossed the wire"))
 	}
-	return float64(after.Since(before).Cores[e.cores.NIC[0]].Nanoseconds()) / 1e3 / float64(wire1.RxPackets-wire0.RxPackets), nil
+	return us(used.Cores[e.cores.NIC[0]]) / float64(wire1.RxPackets-wire0.RxPackets), nil
 }

@@ -52,7 +52,7 @@ func (e *env) startLive(o offer, check *traffic.Checker) (_ generators, err erro
 			return gens, err
 		}
 		cfg := traffic.LiveConfig{Flows: flows, Schedule: schedule, Size: o.size, Mixed: o.mixed, Core: e.cores.Gen[q], Batch: batch, Window: o.window,
-			Patience: cmp.Or(o.patience, e.slowly(lostAfter)), Eager: e.eager, Stamp: o.stamp, MakeUp: o.makeUp}
+			Patience: cmp.Or(o.patience, e.slowly(lostAfter)), Eager: e.cfg.eager, Stamp: o.stamp, MakeUp: o.makeUp}
 		if o.rate > 0 {
 			cfg.Gap = time.Duration(float64(time.Second) * float64(n) / o.rate)
 		}
@@ -110,5 +110,3 @@ func (g generators) sum(read func(*traffic.Live) (traffic.Sent, error)) (traffic
 
 func (g generators) sent() (traffic.Sent, error) { return g.sum((*traffic.Live).Sent) }
 func (g generators) stop() (traffic.Sent, error) { return g.sum((*traffic.Live).Stop) }
-func (g generators) size() int                   { return g[0].Size() }
-func (g generators) frags() int                  { return g[0].Frags() }

@@ -27,12 +27,7 @@ func (e *env) probeFrom(ctx context.Context, from, to traffic.Endpoint, sendOn, 
 	if err != nil {
 		return nil, err
 	}
-	l, err := e.watchProbe(ctx, p, settle)
-	if err != nil {
-		return nil, err
-	}
-	return map[string]float64{report.Min: us(l.Min), report.Mean: us(l.Mean), report.P50: us(l.P50), report.P99: us(l.P99), report.P999: us(l.P999),
-		report.Longest: us(l.Max), report.Lost: float64(l.Sent - min(l.Sent, l.Received))}, nil
+	return e.watchProbe(ctx, p, settle, "")
 }
 
 // roundTrip does the same there and back.
@@ -42,12 +37,7 @@ func (e *env) roundTrip(ctx context.Context, settle time.Duration) (map[string]f
 	if err != nil {
 		return nil, err
 	}
-	l, err := e.watchProbe(ctx, p, settle)
-	if err != nil {
-		return nil, err
-	}
-	return map[string]float64{report.RRP50: us(l.P50), report.RRP99: us(l.P99), report.RRP999: us(l.P999), "rr_mean_us": us(l.Mean),
-		"rr_min_us": us(l.Min), "rr_longest_us": us(l.Max), report.Lost: float64(l.Sent - min(l.Sent, l.Received))}, nil
+	return e.watchProbe(ctx, p, settle, "rr_")
 }
 
 // probes is more than are sent.
@@ -58,10 +48,18 @@ func (e *env) probes(settle time.Duration) int {
 	return int((settle+e.cfg.Length)/probeEvery) + 1000
 }
 
-func (e *env) watchProbe(ctx context.Context, p *traffic.Probe, settle time.Duration) (traffic.Latencies, error) {
+func (e *env) watchProbe(ctx context.Context, p *traffic.Probe, settle time.Duration, prefix string) (map[string]float64, error) {
 	werr := e.settled(ctx, settle, func() error { p.Begin(); return sleep(ctx, e.cfg.Length) })
 	l, err := p.Stop()
-	return l, errors.Join(werr, err)
+	v := described(l, prefix)
+	v[report.Lost] = float64(l.Sent - min(l.Sent, l.Received))
+	return v, errors.Join(werr, err)
+}
+
+// described are latencies by metric, whose names may have a prefix.
+func described(l traffic.Latencies, prefix string) map[string]float64 {
+	return map[string]float64{prefix + report.Min: us(l.Min), prefix + report.Mean: us(l.Mean), prefix + report.P50: us(l.P50),
+		prefix + report.P99: us(l.P99), prefix + report.P999: us(l.P999), prefix + report.Longest: us(l.Max)}
 }
 
 // settleFor is what a probe waits for at the series' load.

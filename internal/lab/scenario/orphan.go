@@ -8,13 +8,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/prometheus/procfs"
 )
 
 // startOrphaned has the pipeline act, and then kills the daemon together with
@@ -62,22 +61,14 @@ func (d *daemon) killBoth() error {
 
 // children lists the processes that a process has started.
 func children(pid int) ([]int, error) {
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	procs, err := procfs.AllProcs()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list processes: %w", err)
 	}
 	var pids []int
-	for _, f := range files {
-		data, err := os.ReadFile(f)
-		if err != nil {
-			continue // a thread that has ended
-		}
-		for _, s := range strings.Fields(string(data)) {
-			child, err := strconv.Atoi(s)
-			if err != nil {
-				return nil, fmt.Errorf("read %s: %w", f, err)
-			}
-			pids = append(pids, child)
+	for _, p := range procs {
+		if st, err := p.Stat(); err == nil && st.PPID == pid {
+			pids = append(pids, p.PID)
 		}
 	}
 	return pids, nil

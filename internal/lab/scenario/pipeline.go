@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -18,6 +18,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/probe"
+	"github.com/prometheus/procfs"
 )
 
 const (
@@ -37,41 +38,46 @@ type daemon struct {
 	proc  *traffic.Process
 	state string
 	// lanes that were on the machine before belong to another program.
-	before []int
-	// base is what it said when the stretch that is measured began; steered,
-	// overlay and changes are the sums over all of these.
-	base                      control.Status
-	steered, overlay, changes uint64
-	split, waited             uint64
-	bulk, madeRoom            uint64
-	latency, late             uint64
-	straight, bridged         uint64
-	express                   uint64
-	joined                    float64 // shares of packets in super-packets, a sum
-	stretches                 int
-	active                    int    // of those, in which its mechanism was active
-	mechanism                 string // the one that the variant is about
-	reason                    string // its own, at the end of the last stretch
-	predicted                 float64
+	before    []int
+	mechanism string // the one that the variant is about; "": any
+	// base is what it said when the stretch that is measured began, and last at the end of the last one;
+	// sum is by how much its counts have grown in all of these.
+	base, last control.Status
+	sum        control.Counters
+	joined     float64 // shares of packets in super-packets, a sum
+	stretches  int
+	active     int // of those, in which its mechanism was active
 }
 
-// pipeline returns a variant's start: the daemon with a mode and a tier.
-func pipeline(mode, tier string) func(context.Context, *env, scenario) (session, error) {
+// starter changes the bed from the plain overlay to a variant.
+type starter func(context.Context, *env, scenario) (session, error)
+
+// with returns a variant's start: the daemon with settings for a mechanism. acted says what that did.
+func with(mechanism, settings string, acted func(*daemon) map[string]float64) starter {
 	return func(ctx context.Context, e *env, _ scenario) (session, error) {
-		d, err := e.startDaemon(ctx, fmt.Sprintf("pipeline: %s\ntier: %s\n", mode, tier))
+		d, err := e.startDaemon(ctx, settings)
 		if err != nil {
 			return session{}, err
 		}
-		d.mechanism = "pipeline"
-		e.threads, e.watch, e.look = d.lanes, d.watch, d.condition
-		return session{acted: d.acted, reason: func() string { return d.reason }, end: d.end}, nil
+		return d.session(mechanism, acted), nil
 	}
 }
 
-// microflows returns a variant's start: the daemon that splits flows and does nothing else.
-// UDP may come in any order where the kernel cannot restore it: it would stay whole.
-func microflows(mode, tier string) func(context.Context, *env, scenario) (session, error) {
-	return func(ctx context.Context, e *env, _ scenario) (session, error) {
+// session has the daemon watched while traffic is measured.
+func (d *daemon) session(mechanism string, acted func(*daemon) map[string]float64) session {
+	d.mechanism = mechanism
+	d.env.threads, d.env.watch, d.env.look = d.lanes, d.watch, d.condition
+	return session{acted: func() map[string]float64 { return acted(d) }, reason: d.reason, end: d.end}
+}
+
+// pipeline has a mode and a tier.
+func pipeline(mode, tier string) starter {
+	return with("pipeline", fmt.Sprintf("pipeline: %s\ntier: %s\n", mode, tier), (*daemon).acted)
+}
+
+// microflows splits flows. UDP may come in any order where the kernel cannot restore it: it would stay whole.
+func microflows(mode, tier string) starter {
+	return func(ctx context.Context, e *env, s scenario) (session, error) {
 		order := config.OrderNone
 		if probe.New().Feature(probe.BPFQdisc).State == probe.Supported {
 			order = config.OrderExact
@@ -80,82 +86,49 @@ func microflows(mode, tier string) func(context.Context, *env, scenario) (sessio
 		if e.cfg.Batch != 0 {
 			batch = fmt.Sprintf(", batch: %d", e.cfg.Batch)
 		}
-		d, err := e.startDaemon(ctx, fmt.Sprintf("tier: %s\npipeline: off\nmicroflows: {mode: %s, udp-order: %s%s}\n", tier, mode, order, batch))
-		if err != nil {
-			return session{}, err
-		}
-		d.mechanism = "microflows"
-		e.threads, e.watch, e.look = d.lanes, d.watch, d.condition
-		return session{acted: d.cut, reason: func() string { return d.reason }, end: d.end}, nil
+		settings := fmt.Sprintf("tier: %s\npipeline: off\nmicroflows: {mode: %s, udp-order: %s%s}\n", tier, mode, order, batch)
+		return with("microflows", settings, (*daemon).cut)(ctx, e, s)
 	}
 }
 
-// aggregate returns a variant's start: the daemon that joins datagrams and does nothing else.
-func aggregate(mode string) func(context.Context, *env, scenario) (session, error) {
-	return func(ctx context.Context, e *env, _ scenario) (session, error) {
-		d, err := e.startDaemon(ctx, fmt.Sprintf("pipeline: off\nmicroflows: {mode: off}\naggregate: %s\n", mode))
-		if err != nil {
-			return session{}, err
-		}
-		d.mechanism = "aggregate"
-		e.threads, e.watch, e.look = d.lanes, d.watch, d.condition
-		return session{acted: d.aggregated, reason: func() string { return d.reason }, end: d.end}, nil
-	}
+// aggregate joins datagrams.
+func aggregate(mode string) starter {
+	return with("aggregate", fmt.Sprintf("pipeline: off\nmicroflows: {mode: off}\naggregate: %s\n", mode), (*daemon).aggregated)
 }
 
-// express returns a variant's start: the daemon that hands frames straight to pods, and joins
-// datagrams and spreads stages in modes.
-func express(aggregate, pipeline string) func(context.Context, *env, scenario) (session, error) {
-	return func(ctx context.Context, e *env, _ scenario) (session, error) {
-		d, err := e.startDaemon(ctx, fmt.Sprintf("pipeline: %s\nmicroflows: {mode: off}\nexpress: forced\naggregate: %s\n", pipeline, aggregate))
-		if err != nil {
-			return session{}, err
-		}
-		d.mechanism = "express"
-		e.threads, e.watch, e.look = d.lanes, d.watch, d.condition
-		return session{acted: d.expressed, reason: func() string { return d.reason }, end: d.end}, nil
-	}
+// express hands frames straight to pods, and joins datagrams and spreads stages in modes.
+func express(aggregate, pipeline string) starter {
+	settings := fmt.Sprintf("pipeline: %s\nmicroflows: {mode: off}\nexpress: forced\naggregate: %s\n", pipeline, aggregate)
+	return with("express", settings, (*daemon).expressed)
 }
 
-// startSkipping has bridges leave out unused hooks.
-func startSkipping(ctx context.Context, e *env, _ scenario) (session, error) {
-	d, err := e.startDaemon(ctx, "pipeline: off\nmicroflows: {mode: off}\nbridge-netfilter: skip-unused\n")
-	if err != nil {
-		return session{}, err
-	}
-	d.mechanism = "bridge-netfilter"
-	e.threads, e.watch, e.look = d.lanes, d.watch, d.condition
-	acted := func() map[string]float64 {
-		return map[string]float64{report.Acted: float64(d.active) / float64(max(d.stretches, 1))}
-	}
-	return session{acted: acted, reason: func() string { return d.reason }, end: d.end}, nil
+// skipping has bridges leave out unused hooks.
+func skipping() starter {
+	return with("bridge-netfilter", "pipeline: off\nmicroflows: {mode: off}\nbridge-netfilter: skip-unused\n",
+		func(d *daemon) map[string]float64 {
+			return map[string]float64{report.Acted: float64(d.active) / float64(max(d.stretches, 1))}
+		})
 }
 
-// priority returns a variant's start: the daemon with the scenario's latency
-// traffic as such, in a mode, the pipeline in one, and what more is to act. What it answers goes the other way, and is received
-// by a host without a daemon.
-func priority(mode, pipeline string, more ...string) func(context.Context, *env, scenario) (session, error) {
+// priority has the scenario's latency traffic as such, in a mode, the pipeline in one, and what more is to
+// act. What it answers goes the other way, and is received by a host without a daemon.
+func priority(mode, pipeline string, more ...string) starter {
 	return func(ctx context.Context, e *env, s scenario) (session, error) {
 		if err := e.bed.ReleaseNAPI(); err != nil {
 			return session{}, err
 		}
-		d, err := e.startDaemon(ctx, priorityConfig(mode, pipeline, s, e.overlay)+strings.Join(append(more, ""), "\n"))
-		if err != nil {
-			return session{}, err
-		}
-		d.mechanism = "priority"
-		e.threads, e.watch, e.look = d.lanes, d.watch, d.condition
-		acted := d.madeWay
+		acted := (*daemon).madeWay
 		if s.alone {
-			acted = func() map[string]float64 { return d.overtook(mode) }
+			acted = func(d *daemon) map[string]float64 { return d.overtook(mode) }
 		}
-		return session{acted: acted, reason: func() string { return d.reason }, end: d.end}, nil
+		settings := priorityConfig(mode, pipeline, s, e.overlay) + strings.Join(append(more, ""), "\n")
+		return with("priority", settings, acted)(ctx, e, s)
 	}
 }
 
-// auto returns a variant's start: the daemon as a user would start it, without a configuration file
-// where that says nothing. Which of its mechanisms act is its own affair.
-func auto(config string) func(context.Context, *env, scenario) (session, error) {
+// auto is the daemon as a user would start it, without a configuration file where that says nothing.
+// Which of its mechanisms act is its own affair.
+func auto(config string) starter {
 	return func(ctx context.Context, e *env, _ scenario) (session, error) {
 		if err := e.bed.ReleaseNAPI(); err != nil {
 			return session{}, err
@@ -164,8 +137,7 @@ func auto(config string) func(context.Context, *env, scenario) (session, error) 
 		if err != nil {
 			return session{}, err
 		}
-		e.threads, e.watch, e.look = d.lanes, d.watch, d.condition
-		return session{acted: d.anything, reason: func() string { return d.reason }, end: d.end}, nil
+		return d.session("", (*daemon).anything), nil
 	}
 }
 
@@ -256,22 +228,18 @@ func (d *daemon) condition(ctx context.Context) (condition, error) {
 func (d *daemon) running(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.env.slowly(startPatience))
 	defer cancel()
-	var last error
 	for {
+		st, err := d.status(ctx)
+		if err == nil && st.State == control.Running {
+			return nil
+		}
 		select {
 		case <-d.proc.Done():
 			_, err := d.proc.Wait(ctx)
 			return fmt.Errorf("the daemon ended at its start: %w", err)
 		case <-ctx.Done():
-			return fmt.Errorf("the daemon does not run: %w (%v)", ctx.Err(), last)
-		default:
-		}
-		var c control.Status
-		if c, last = d.status(ctx); last == nil && c.State == control.Running {
-			return nil
-		}
-		if err := sleep(ctx, 50*time.Millisecond); err != nil {
-			return fmt.Errorf("the daemon does not run: %w (%v)", err, last)
+			return fmt.Errorf("the daemon does not run: %w (%v)", ctx.Err(), err)
+		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }
@@ -297,40 +265,39 @@ func (d *daemon) status(ctx context.Context) (st control.Status, err error) {
 
 // watch adds up what the daemon did in the stretches that were measured.
 func (d *daemon) watch(ctx context.Context, begins bool) error {
-	c, err := d.status(ctx)
+	st, err := d.status(ctx)
 	if err != nil || begins {
-		d.base = c
+		d.base = st
 		return err
 	}
-	d.steered += c.Counters.SteeredPackets - d.base.Counters.SteeredPackets
-	d.split += c.Counters.SplitPackets - d.base.Counters.SplitPackets
-	d.waited += c.Counters.MergeHeld - d.base.Counters.MergeHeld
-	d.bulk += c.Counters.BulkPackets - d.base.Counters.BulkPackets
-	// What the lane had no room for has made way as well.
-	d.madeRoom += c.Counters.BulkLane + c.Counters.Refused - d.base.Counters.BulkLane - d.base.Counters.Refused
-	d.latency += c.Counters.LatencyPackets - d.base.Counters.LatencyPackets
-	d.late += c.Counters.LatencyHeld + c.Counters.LatencyExcess - d.base.Counters.LatencyHeld - d.base.Counters.LatencyExcess
-	d.straight += c.Counters.ShortCut - d.base.Counters.ShortCut
-	d.bridged += c.Counters.Bridged - d.base.Counters.Bridged
-	d.overlay += c.Counters.OverlayPackets - d.base.Counters.OverlayPackets
-	d.express += c.Counters.ExpressPackets - d.base.Counters.ExpressPackets
-	d.changes += c.Counters.LaneChanges - d.base.Counters.LaneChanges
-	d.stretches++
-	if active(c, d.mechanism) && active(d.base, d.mechanism) {
-		d.active++
-	}
-	if n := c.Counters.CountedPackets - d.base.Counters.CountedPackets; n > 0 && active(c, "aggregate") && active(d.base, "aggregate") {
-		d.joined += float64(c.Counters.AggregatedPackets-d.base.Counters.AggregatedPackets) / float64(n)
-	}
-	if d.mechanism == "" {
-		d.reason = reasons(c)
-	}
-	for _, m := range c.Mechanisms {
-		if m.Name == d.mechanism {
-			d.reason, d.predicted = string(m.State)+", "+m.Reason, m.Gain
+	was, is := d.base.Counters, st.Counters
+	sum, from, to := reflect.ValueOf(&d.sum).Elem(), reflect.ValueOf(was), reflect.ValueOf(is)
+	for i := range sum.NumField() {
+		if n := sum.Field(i); n.CanUint() {
+			n.SetUint(n.Uint() + to.Field(i).Uint() - from.Field(i).Uint())
 		}
 	}
+	acts := func(mechanism string) bool {
+		return d.base.Mechanism(mechanism).State == control.Active && st.Mechanism(mechanism).State == control.Active
+	}
+	d.stretches++
+	if acts(d.mechanism) {
+		d.active++
+	}
+	if acts("aggregate") {
+		d.joined += share(is.AggregatedPackets-was.AggregatedPackets, is.CountedPackets-was.CountedPackets)
+	}
+	d.last = st
 	return nil
+}
+
+// reason is why the daemon did what it did, in its own words.
+func (d *daemon) reason() string {
+	if d.mechanism == "" {
+		return reasons(d.last)
+	}
+	m := d.last.Mechanism(d.mechanism)
+	return string(m.State) + ", " + m.Reason
 }
 
 // reasons are those of all that acts, or else of the first that does not, and what trials showed.
@@ -364,14 +331,12 @@ func measured(x *float64) float64 {
 	return *x
 }
 
-// active tells whether a mechanism acts.
-func active(c control.Status, name string) bool {
-	for _, m := range c.Mechanisms {
-		if m.Name == name {
-			return m.State == control.Active
-		}
+// share is a part of a whole, of which there may be none.
+func share(part, whole uint64) float64 {
+	if whole == 0 {
+		return 0
 	}
-	return false
+	return min(float64(part)/float64(whole), 1)
 }
 
 // aggregated says which share of the packets crossed the overlay in super-packets while it was
@@ -382,23 +347,20 @@ func (d *daemon) aggregated() map[string]float64 {
 
 // expressed says which share of the packets went straight to the pods.
 func (d *daemon) expressed() map[string]float64 {
-	return map[string]float64{report.Acted: float64(d.express) / float64(max(d.overlay, d.express, 1))}
+	return map[string]float64{report.Acted: share(d.sum.ExpressPackets, max(d.sum.OverlayPackets, d.sum.ExpressPackets))}
 }
 
 // acted says which share of the packets was steered while it was measured.
 func (d *daemon) acted() map[string]float64 {
-	v := map[string]float64{report.LaneChanges: float64(d.changes), report.Acted: 0, predicted: d.predicted}
-	if d.overlay > 0 {
-		v[report.Acted] = min(float64(d.steered)/float64(d.overlay), 1)
-	}
-	return v
+	return map[string]float64{report.LaneChanges: float64(d.sum.LaneChanges), predicted: d.last.Mechanism(d.mechanism).Gain,
+		report.Acted: share(d.sum.SteeredPackets, d.sum.OverlayPackets)}
 }
 
 // anything says on which share of the packets the mechanism acted that acted on most of them.
 func (d *daemon) anything() map[string]float64 {
 	v := d.acted()
-	for _, share := range []map[string]float64{d.aggregated(), d.expressed(), d.cut(), d.madeWay()} {
-		v[report.Acted] = max(v[report.Acted], share[report.Acted])
+	for _, one := range []map[string]float64{d.aggregated(), d.expressed(), d.cut(), d.madeWay()} {
+		v[report.Acted] = max(v[report.Acted], one[report.Acted])
 	}
 	delete(v, predicted)
 	return v
@@ -406,35 +368,25 @@ func (d *daemon) anything() map[string]float64 {
 
 // cut says which share of the packets was of flows that were split while it was measured.
 func (d *daemon) cut() map[string]float64 {
-	v := map[string]float64{report.Acted: 0, report.Waited: float64(d.waited), predicted: d.predicted}
-	if d.overlay > 0 {
-		v[report.Acted] = min(float64(d.split)/float64(d.overlay), 1)
-	}
-	return v
+	return map[string]float64{report.Waited: float64(d.sum.MergeHeld), predicted: d.last.Mechanism(d.mechanism).Gain,
+		report.Acted: share(d.sum.SplitPackets, d.sum.OverlayPackets)}
 }
 
 // madeWay says which share of bulk made way, to the lane or for good, while it was measured.
+// What the lane had no room for has made way as well.
 func (d *daemon) madeWay() map[string]float64 {
-	v := map[string]float64{report.Acted: 0}
-	if d.bulk > 0 {
-		v[report.Acted] = min(float64(d.madeRoom)/float64(d.bulk), 1)
-	}
-	return v
+	return map[string]float64{report.Acted: share(d.sum.BulkLane+d.sum.Refused, d.sum.BulkPackets)}
 }
 
 // overtook says which share of the frames was treated as latency, where there was no
 // bulk to make way: not sent to its lane, and in mode sync straight to the pod.
 func (d *daemon) overtook(mode string) map[string]float64 {
-	v := map[string]float64{report.Acted: 0}
-	if all := d.latency + d.bulk; all > 0 {
-		v[report.Acted] = float64(d.latency-min(d.late, d.latency)) / float64(all)
+	n := d.sum
+	acted := share(n.LatencyPackets-min(n.LatencyHeld+n.LatencyExcess, n.LatencyPackets), n.LatencyPackets+n.BulkPackets)
+	if mode == "sync" {
+		acted *= share(n.ShortCut, n.ShortCut+n.Bridged)
 	}
-	if all := d.straight + d.bridged; mode == "sync" && all > 0 {
-		v[report.Acted] *= float64(d.straight) / float64(all)
-	} else if mode == "sync" {
-		v[report.Acted] = 0
-	}
-	return v
+	return map[string]float64{report.Acted: acted}
 }
 
 func (d *daemon) end() error {
@@ -455,19 +407,14 @@ func (d *daemon) lanes() ([]int, error) {
 
 // cpumapThreads lists the machine's cpumap lanes.
 func cpumapThreads() ([]int, error) {
-	entries, err := os.ReadDir("/proc")
+	procs, err := procfs.AllProcs()
 	if err != nil {
 		return nil, fmt.Errorf("list threads: %w", err)
 	}
 	var pids []int
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		comm, err := os.ReadFile(filepath.Join("/proc", e.Name(), "comm"))
-		if err == nil && strings.HasPrefix(string(comm), "cpumap/") {
-			pids = append(pids, pid)
+	for _, p := range procs {
+		if comm, err := p.Comm(); err == nil && strings.HasPrefix(comm, "cpumap/") {
+			pids = append(pids, p.PID)
 		}
 	}
 	return pids, nil

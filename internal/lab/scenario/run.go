@@ -48,8 +48,6 @@ type env struct {
 	prepared bool
 	// flood is what is offered to saturate every variant, in packets per second.
 	flood float64
-	// eager generators do not step back: for tests on busy machines.
-	eager bool
 	// settle is what traffic gets to become steady before it is measured, at least.
 	settle time.Duration
 	// look is at the running variant's daemon, whose status has to be the same for calm; that is waited
@@ -66,10 +64,6 @@ type env struct {
 // Run runs a series, or one for each size, and returns their results. Rounds
 // that fail are missing in the result, with a note; the series goes on.
 func Run(ctx context.Context, b *bed.Bed, cfg Config) ([]report.Result, error) {
-	return run(ctx, b, cfg, false)
-}
-
-func run(ctx context.Context, b *bed.Bed, cfg Config, eager bool) ([]report.Result, error) {
 	if b.Topology == bed.Bare {
 		return nil, errors.New("a bare lab has no overlay to measure: choose another --topology")
 	}
@@ -105,8 +99,7 @@ func run(ctx context.Context, b *bed.Bed, cfg Config, eager bool) ([]report.Resu
 		return nil, err
 	}
 	defer spinners.Stop()
-	e := &env{bed: b, cores: cores, clock: clock, checkerNS: perCheck, eager: eager, mixed: s.mixed,
-		offers: map[string]float64{}}
+	e := &env{bed: b, cores: cores, clock: clock, checkerNS: perCheck, mixed: s.mixed, offers: map[string]float64{}}
 	var results []report.Result
 	for _, at := range s.pointsFor(&cfg) {
 		one := cfg
@@ -130,8 +123,9 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 	if label != "" {
 		name += "/" + label
 	}
-	rep := report.New(report.Meta{Scenario: name, NIC: string(e.bed.NIC), NAPI: e.bed.Polling(), Awake: cfg.Awake, NoRealTime: !traffic.RealTime(), Kernel: kernelRelease(), Cores: runtime.NumCPU(), Roles: e.cores.String(),
-		Rounds: cfg.Rounds, Seconds: cfg.Length.Seconds(), Command: cfg.Command})
+	rep := report.New(report.Meta{Scenario: name, NIC: string(e.bed.NIC), NAPI: e.bed.Polling(), Awake: cfg.Awake, NoRealTime: !traffic.RealTime(),
+		Machine: report.Machine{Kernel: kernelRelease(), Cores: runtime.NumCPU(), Roles: e.cores.String()},
+		Rounds:  cfg.Rounds, Seconds: cfg.Length.Seconds(), Command: cfg.Command})
 	if s.prepare != nil && !e.prepared {
 		e.prepared = true
 		if err := e.bed.Reset(); err != nil {
@@ -240,18 +234,12 @@ func (e *env) measure(ctx context.Context, s scenario, v variant) (values map[st
 	if err != nil {
 		return nil, err
 	}
-	before, err := e.clock.Read()
-	if err != nil {
-		return nil, err
-	}
-	start := time.Now()
-	values, err = s.measure(ctx, e)
+	used, span, err := e.used(func() (err error) {
+		values, err = s.measure(ctx, e)
+		return err
+	})
 	if err == nil {
-		var after traffic.Usage
-		after, err = e.clock.Read()
-		values[foreign] = after.Since(before).Others().Seconds() / time.Since(start).Seconds()
-	}
-	if err == nil {
+		values[foreign] = used.Others().Seconds() / span.Seconds()
 		err = e.bed.KeptNAPI()
 	}
 	if err == nil {

@@ -23,7 +23,7 @@ func (e *env) sample(g generators, programs readers) (s sample, err error) {
 	if s.sent, err = g.sent(); err != nil {
 		return s, err
 	}
-	if s.wire, err = e.wire(); err != nil {
+	if s.wire, err = e.bed.WireStats(); err != nil {
 		return s, err
 	}
 	if s.usage, err = e.clock.Read(); err != nil {
@@ -52,7 +52,19 @@ func (e *env) countThreads() error {
 	return e.clock.SetThreads(tids)
 }
 
-func (e *env) wire() (bed.WireStats, error) { return e.bed.WireStats() }
+// used says what of the machine's cores was used while something ran, and how long that took.
+func (e *env) used(run func() error) (u traffic.Usage, span time.Duration, err error) {
+	start := time.Now()
+	before, err := e.clock.Read()
+	if err == nil {
+		err = run()
+	}
+	if err != nil {
+		return u, 0, err
+	}
+	after, err := e.clock.Read()
+	return after.Since(before), time.Since(start), err
+}
 
 // idle is the share of the generators' time that they did not need: waiting
 // for their pace, sending what the full wire refused, or standing aside while

@@ -5,6 +5,7 @@ package scenario
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/traffic"
@@ -134,8 +135,7 @@ func (s *scenario) possible(b *bed.Bed) error {
 	return traffic.Installed(s.programs...)
 }
 
-// Names lists the scenarios.
-func Names() []string {
+func scenarioNames() []string {
 	var names []string
 	for _, s := range scenarios {
 		names = append(names, s.name)
@@ -143,10 +143,19 @@ func Names() []string {
 	return names
 }
 
-// Describe says what a scenario is, in a few words.
-func Describe(name string) string {
-	s, _ := find(name)
-	return s.what
+// Catalogue says what scenarios and variants there are, and what each is, in a few words.
+func Catalogue() string {
+	var b strings.Builder
+	b.WriteString("Scenarios:\n")
+	for _, s := range scenarios {
+		fmt.Fprintf(&b, "  %-16s %s\n", s.name, s.what)
+	}
+	b.WriteString("\nVariants:\n")
+	for _, v := range variants {
+		fmt.Fprintf(&b, "  %-16s %s\n", v.name, v.what)
+	}
+	fmt.Fprintf(&b, "\nRates of several flows: %s, %s, %s.", traffic.Equal, traffic.Skewed, traffic.Shifting)
+	return b.String()
 }
 
 func find(name string) (scenario, bool) {

@@ -44,6 +44,7 @@ func newEnv(t *testing.T, o bed.Options, cfg Config) *env {
 			t.Error(err)
 		}
 	})
+	cfg.eager = true
 	if err := cfg.Normalize(b.NIC); err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +53,7 @@ func newEnv(t *testing.T, o bed.Options, cfg Config) *env {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { clock.Close() })
-	return &env{bed: b, cfg: &cfg, cores: b.Cores, clock: clock, overlay: true, settle: 50 * time.Millisecond, eager: true,
+	return &env{bed: b, cfg: &cfg, cores: b.Cores, clock: clock, overlay: true, settle: 50 * time.Millisecond,
 		offers: map[string]float64{}}
 }
 
@@ -131,13 +132,13 @@ func TestReadersReadWhatArrives(t *testing.T) {
 // The daemon makes lanes of the nic stage once there is traffic: they are looked for when it has settled.
 func TestThreadsAreCountedOnceTrafficHasSettled(t *testing.T) {
 	e := newEnv(t, bed.Options{}, Config{Scenario: "udp-one"})
-	before, err := e.wire()
+	before, err := e.bed.WireStats()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var came uint64
 	e.threads = func() ([]int, error) {
-		w, err := e.wire()
+		w, err := e.bed.WireStats()
 		came = w.RxPackets - before.RxPackets
 		return nil, err
 	}
@@ -314,7 +315,7 @@ func TestEveryScenarioGivesItsMetrics(t *testing.T) {
 				t.Skip(err)
 			}
 			one := *e
-			cfg := Config{Scenario: name, Length: 300 * time.Millisecond}
+			cfg := Config{Scenario: name, Length: 300 * time.Millisecond, eager: true}
 			if err := cfg.Normalize(e.bed.NIC); err != nil {
 				t.Fatal(err)
 			}
@@ -359,8 +360,8 @@ func TestVariantsAreInterleavedAndLeaveNothingToEachOther(t *testing.T) {
 	speed.Turn(t)
 	e := newEnv(t, bed.Options{NIC: bed.Softirq}, Config{Scenario: "udp-one"})
 	var log strings.Builder
-	results, err := run(t.Context(), e.bed, Config{Scenario: "udp-one", Variants: []string{"overlay", "overlay-xdp", "rps", "threaded", "host"},
-		Rounds: 2, Length: short, Log: &log}, true)
+	results, err := Run(t.Context(), e.bed, Config{Scenario: "udp-one", Variants: []string{"overlay", "overlay-xdp", "rps", "threaded", "host"},
+		Rounds: 2, Length: short, Log: &log, eager: true})
 	if err != nil {
 		t.Fatal(err)
 	}

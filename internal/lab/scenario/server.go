@@ -12,7 +12,6 @@ import (
 
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
-	"github.com/overlane/overlane/internal/snmp"
 )
 
 // service is where a scenario's latency traffic goes, for a test that wants to treat
@@ -144,12 +143,7 @@ func (a *application) atRate(ctx context.Context, e *env, from, at traffic.Endpo
 // resent counts segments, of either end, that were sent again: a reader that waits for
 // one waits for a timer of 200 ms, not for the receive path.
 func (e *env) resent() (uint64, error) {
-	from, at := e.endpoints(0)
-	a, err := snmp.Read(from.NS)
-	if err != nil {
-		return 0, err
-	}
-	b, err := snmp.Read(at.NS)
+	a, b, err := e.counters()
 	return a["Tcp.RetransSegs"] + b["Tcp.RetransSegs"], err
 }
 

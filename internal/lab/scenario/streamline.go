@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/overlane/overlane/internal/lab/report"
@@ -33,11 +34,7 @@ func measureStreamline(ctx context.Context, e *env) (map[string]float64, error) 
 	}
 	v := e.udpValues(t)
 	v["offered_kpps"] = o.rate / 1e3
-	l := t.latency
-	for m, d := range map[string]time.Duration{report.Min: l.Min, report.Mean: l.Mean, report.P50: l.P50, report.P99: l.P99,
-		report.P999: l.P999, report.Longest: l.Max} {
-		v[m] = us(d)
-	}
+	maps.Copy(v, described(t.latency, ""))
 	free, err := e.findLossFree(ctx, o)
 	if err != nil {
 		return nil, fmt.Errorf("find the highest rate without loss: %w", err)
@@ -52,8 +49,8 @@ func (e *env) findLossFree(ctx context.Context, o offer) (float64, error) {
 	probe := *e
 	// The path is warm, and what it does in a search is not what a variant acts on.
 	probe.settle, probe.watch, probe.look = min(e.settle, 100*time.Millisecond), nil, nil
-	o.length, o.stamp, o.window = max(e.cfg.Length/8, 150*time.Millisecond), false, window
-	t, err := probe.live(ctx, o.unpaced()) // no more than can be delivered
+	o.length, o.stamp, o.window, o.rate = max(e.cfg.Length/8, 150*time.Millisecond), false, window, 0
+	t, err := probe.live(ctx, o) // no more than can be delivered
 	if err != nil {
 		return 0, err
 	}
@@ -84,12 +81,6 @@ func (e *env) findLossFree(ctx context.Context, o offer) (float64, error) {
 }
 
 const tries = 5
-
-// unpaced is the same without a rate of its own.
-func (o offer) unpaced() offer {
-	o.rate = 0
-	return o
-}
 
 // bisect finds the highest x between lo, which is good, and hi, which is taken for
 // bad, up to a share of hi.

@@ -7,6 +7,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/test/speed"
@@ -54,18 +55,19 @@ func TestARateWithLossIsNotLossFree(t *testing.T) {
 
 func TestOvertakingIsASharePerMode(t *testing.T) {
 	for _, tc := range []struct {
-		d           daemon
+		sum         control.Counters
 		batch, sync float64
 	}{
-		{daemon{}, 0, 0},
-		{daemon{latency: 100}, 1, 0},
-		{daemon{latency: 60, bulk: 40}, 0.6, 0},
-		{daemon{latency: 100, late: 50, straight: 40, bridged: 10}, 0.5, 0.4},
-		{daemon{latency: 10, late: 11, straight: 1}, 0, 0},
+		{control.Counters{}, 0, 0},
+		{control.Counters{LatencyPackets: 100}, 1, 0},
+		{control.Counters{LatencyPackets: 60, BulkPackets: 40}, 0.6, 0},
+		{control.Counters{LatencyPackets: 100, LatencyHeld: 20, LatencyExcess: 30, ShortCut: 40, Bridged: 10}, 0.5, 0.4},
+		{control.Counters{LatencyPackets: 10, LatencyHeld: 11, ShortCut: 1}, 0, 0},
 	} {
 		for mode, want := range map[string]float64{"batch": tc.batch, "sync": tc.sync} {
-			if got := tc.d.overtook(mode)[report.Acted]; math.Abs(got-want) > 1e-9 {
-				t.Errorf("%+v in mode %s: %g, want %g", tc.d, mode, got, want)
+			d := daemon{sum: tc.sum}
+			if got := d.overtook(mode)[report.Acted]; math.Abs(got-want) > 1e-9 {
+				t.Errorf("%+v in mode %s: %g, want %g", tc.sum, mode, got, want)
 			}
 		}
 	}

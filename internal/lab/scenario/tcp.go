@@ -7,7 +7,6 @@ import (
 	"errors"
 	"maps"
 	"math"
-	"time"
 
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
@@ -30,14 +29,18 @@ func (e *env) endpoints(n int) (from, to traffic.Endpoint) {
 	return from, to
 }
 
+// counters are those of both ends of traffic that programs send.
+func (e *env) counters() (a, b snmp.Counters, err error) {
+	from, to := e.endpoints(0)
+	if a, err = snmp.Read(from.NS); err == nil {
+		b, err = snmp.Read(to.NS)
+	}
+	return a, b, err
+}
+
 // tcpCounters are what both ends say about TCP so far, by metric.
 func (e *env) tcpCounters() (map[string]uint64, error) {
-	from, to := e.endpoints(0)
-	a, err := snmp.Read(from.NS)
-	if err != nil {
-		return nil, err
-	}
-	b, err := snmp.Read(to.NS)
+	a, b, err := e.counters()
 	return map[string]uint64{
 		report.Retransmits: a["Tcp.RetransSegs"], report.OFO: b["TcpExt.TCPOFOQueue"], report.SACKReorder: a["TcpExt.TCPSACKReorder"],
 	}, err
@@ -138,19 +141,13 @@ func (e *env) tcpWindow(ctx context.Context) (loads []float64, values map[string
 		if err != nil {
 			return err
 		}
-		start := time.Now()
-		a, err := e.clock.Read()
+		used, span, err := e.used(func() error {
+			return e.profile(func() error { return sleep(ctx, e.cfg.Length) })
+		})
 		if err != nil {
 			return err
 		}
-		if err := e.profile(func() error { return sleep(ctx, e.cfg.Length) }); err != nil {
-			return err
-		}
-		z, err := e.clock.Read()
-		if err != nil {
-			return err
-		}
-		loads = z.Since(a).Loads(time.Since(start))
+		loads = used.Loads(span)
 		is, err := e.tcpCounters()
 		values = map[string]float64{}
 		for name, n := range is {

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
 
+	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/snmp"
@@ -145,15 +147,12 @@ func (e *env) coreLoads(all []float64) map[string]float64 {
 
 // goals are where flows may end.
 func (e *env) goals() (list []traffic.Endpoint) {
-	rx := e.bed.Receiver()
-	if !e.overlay {
-		return []traffic.Endpoint{{NS: rx.NS, Addr: rx.IP}}
+	n := 1
+	if e.overlay {
+		n = e.bed.Pods
 	}
-	for _, p := range rx.Pods {
-		at := traffic.Endpoint{NS: p.NS, Addr: p.IP4}
-		if e.bed.IPv6 {
-			at.Addr = p.IP6
-		}
+	for i := range n {
+		_, at := e.endpoints(i)
 		list = append(list, at)
 	}
 	return list
@@ -166,6 +165,27 @@ func (e *env) listen(c *traffic.Checker) error {
 		errs = append(errs, c.Listen(at.NS, netip.AddrPortFrom(at.Addr, traffic.Port)))
 	}
 	return errors.Join(errs...)
+}
+
+// countArrivals lets generators with a window see what reached its goal.
+func (e *env) countArrivals(c *traffic.Checker) error {
+	dev := e.bed.Receiver().Wire
+	if e.overlay {
+		dev = bed.PodDev
+	}
+	for _, at := range e.goals() {
+		var ifi *net.Interface
+		if err := at.NS.Do(func() (err error) {
+			ifi, err = net.InterfaceByName(dev)
+			return err
+		}); err != nil {
+			return fmt.Errorf("count arrivals: %w", err)
+		}
+		if err := c.CountArrivals(at.NS, ifi.Index); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // readers are programs, one for each place where flows end.
@@ -199,15 +219,9 @@ func (rs readers) stop() error {
 }
 
 // udpTaken reads the kernel's own count at the receiving socket layers.
-func (e *env) udpTaken() (uint64, error) {
-	rx := e.bed.Receiver()
-	if !e.overlay {
-		c, err := snmp.Read(rx.NS)
-		return c.UDPTaken(), err
-	}
-	var sum uint64
-	for i := range rx.Pods {
-		c, err := snmp.Read(rx.Pods[i].NS)
+func (e *env) udpTaken() (sum uint64, err error) {
+	for _, at := range e.goals() {
+		c, err := snmp.Read(at.NS)
 		if err != nil {
 			return 0, err
 		}
@@ -245,7 +259,7 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 			return nil, err
 		}
 	}
-	wire0, err := e.wire()
+	wire0, err := e.bed.WireStats()
 	if err != nil {
 		return nil, err
 	}
@@ -253,16 +267,9 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 	if err != nil {
 		return nil, err
 	}
-	running := true
-	stop := func() (s traffic.Sent, err error) {
-		if !running {
-			return s, nil
-		}
-		running = false
-		return gens.stop()
-	}
+	running := gens
 	defer func() {
-		_, serr := stop()
+		_, serr := running.stop()
 		err = errors.Join(err, serr)
 	}()
 
@@ -295,7 +302,8 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 	if err != nil {
 		return nil, err
 	}
-	sent, err := stop()
+	running = nil
+	sent, err := gens.stop()
 	if err != nil {
 		return nil, err
 	}
@@ -306,12 +314,12 @@ func (e *env) live(ctx context.Context, o offer) (_ *taken, err error) {
 	if err != nil {
 		return nil, err
 	}
-	wire1, err := e.wire()
+	wire1, err := e.bed.WireStats()
 	if err != nil {
 		return nil, err
 	}
-	frags := uint64(gens.frags())
-	t := &taken{span: z.at.Sub(a.at), delivered: z.taken - a.taken, usage: z.usage.Since(a.usage), size: gens.size(),
+	frags := uint64(gens[0].Frags())
+	t := &taken{span: z.at.Sub(a.at), delivered: z.taken - a.taken, usage: z.usage.Since(a.usage), size: gens[0].Size(),
 		total: total, read: programs.taken(), accepted: (wire1.RxPackets - wire0.RxPackets) / frags, offered: sent.Datagrams}
 	t.idle = e.idle(&a, &z, t.span, len(gens))
 	if t.delivered == 0 {

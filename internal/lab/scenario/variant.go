@@ -23,8 +23,7 @@ type variant struct {
 	judged bool
 	// chooses: it decides itself which mechanisms act.
 	chooses bool
-	// start changes the bed from the plain overlay to the variant.
-	start func(context.Context, *env, scenario) (session, error)
+	start   starter
 }
 
 // session is a variant that is in force.
@@ -65,7 +64,7 @@ func init() {
 		{name: "express", what: "overlane: frames go from the NIC straight to the pod", start: express("off", "off")},
 		{name: "shorter", what: "overlane: aggregate and express together", start: express("auto", "off")},
 		{name: "shorter-pipeline", what: "shorter, and the pipeline beside it", start: express("auto", "auto"), judged: true},
-		{name: "skip-hooks", what: "overlane: bridges leave out netfilter's hooks while these are unused", start: startSkipping},
+		{name: "skip-hooks", what: "overlane: bridges leave out netfilter's hooks while these are unused", start: skipping()},
 		{name: "priority", what: "overlane: the flow whose latency is measured overtakes the background", start: priority("batch", "off")},
 		{name: "priority-sync", what: "the same, from the tunnel straight to the pod", start: priority("sync", "off")},
 		{name: "priority-pipeline", what: "priority, and the pipeline beside it", start: priority("batch", "auto"), judged: true},
@@ -78,19 +77,12 @@ func init() {
 	}
 }
 
-// VariantNames lists the variants.
-func VariantNames() []string {
+func variantNames() []string {
 	var names []string
 	for _, v := range variants {
 		names = append(names, v.name)
 	}
 	return names
-}
-
-// DescribeVariant says what a variant is, in a few words.
-func DescribeVariant(name string) string {
-	v, _ := findVariant(name)
-	return v.what
 }
 
 func findVariant(name string) (variant, bool) {

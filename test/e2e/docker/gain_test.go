@@ -61,8 +61,8 @@ func TestDefaultActsBesideASaturatedCore(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := engines(t)
 			rec := report.New(report.Meta{Scenario: tt.name, NIC: string(s.bed.NIC), NAPI: s.bed.Polling(),
-				Kernel: unix.ByteSliceToString(kernel.Release[:]), Cores: runtime.NumCPU(), Rounds: count, Seconds: span.Seconds(),
-				Command: "make docker-bench"})
+				Machine: report.Machine{Kernel: unix.ByteSliceToString(kernel.Release[:]), Cores: runtime.NumCPU()},
+				Rounds:  count, Seconds: span.Seconds(), Command: "make docker-bench"})
 			l := startLoad(t, s, tt.reader)
 			l.check(t)
 			l.from.end() // from now on the generator is in its place

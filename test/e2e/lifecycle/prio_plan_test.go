@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/test/e2e/rig"
@@ -293,7 +294,7 @@ func TestVethWithoutGROIsSwitchedBack(t *testing.T) {
 		t.Run(end.String(), func(t *testing.T) {
 			rig.NeedCores(t, 2)
 			b := rig.Lab(t, bed.Options{NIC: bed.Softirq})
-			must(t, bed.Features(b.Receiver().NS, b.Receiver().Wire, map[string]bool{"rx-gro": false}))
+			must(t, b.Receiver().NS.Do(func() error { return ethtool.SetFeature(b.Receiver().Wire, ethtool.GRO, false) }))
 			check(t, b)
 			if _, p := planned(t, b, prioritised, filepath.Join(t.TempDir(), "state")); len(p.Steps) != 2 || p.Steps[0].Attr != "rx-gro" {
 				t.Errorf("the plan is %+v", p)
