@@ -102,6 +102,8 @@ type Chain struct {
 	Name    string
 	Hook    int       // -1: a flow table
 	Devices []Pattern // nil: not bound to devices
+	Nat     bool      // only the first packet of each connection meets it
+	Legacy  bool      // it is of one of iptables' own tables
 }
 
 // Pattern names a device, or all whose names begin so.

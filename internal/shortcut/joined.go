@@ -191,7 +191,7 @@ func (k *place) nftables() (o Onlooker, err error) {
 		return o, err
 	}
 	k.gen, k.rules = gen, r.seen(k.devs)
-	k.bound = slices.ContainsFunc(r.Base, func(c BaseChain) bool { return c.Devices != nil })
+	k.bound = slices.ContainsFunc(r.Base, func(c Chain) bool { return c.Devices != nil })
 	return k.rules, nil
 }
 

@@ -3,6 +3,7 @@
 package shortcut
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -106,59 +107,32 @@ func parseFixed(b []byte, tunnel int) (m MAC, host netip.Addr, ok bool) {
 		return m, host, false
 	}
 	static := binary.NativeEndian.Uint16(b[8:])&(unix.NUD_PERMANENT|unix.NUD_NOARP) != 0
-	nexthop := false
-	for t, v := range nlsock.Attrs(b[unix.SizeofNdMsg:]) {
-		switch t {
-		case unix.NDA_LLADDR:
-			m, ok = macOf(v)
-		case unix.NDA_DST:
-			host, _ = netip.AddrFromSlice(v)
-		case ndaNexthop:
-			nexthop = true
-		}
+	a := attrsOf(b, unix.SizeofNdMsg)
+	nexthop := a.has(ndaNexthop)
+	if !nexthop {
+		host, _ = netip.AddrFromSlice(a[unix.NDA_DST])
 	}
-	if nexthop {
-		host = netip.Addr{}
-	}
-	return m, host, ok && (static || nexthop) && m[0]&1 == 0 && m != (MAC{})
+	m, ok = macOf(a[unix.NDA_LLADDR])
+	return m, host, ok && (static || nexthop)
 }
 
-func flag(v []byte) bool { return len(v) > 0 && v[0] != 0 }
-
 func parseBridge(b []byte) *Bridge {
-	var br Bridge
-	for t, v := range nlsock.Attrs(b) {
-		switch t {
-		case unix.IFLA_BR_VLAN_FILTERING:
-			br.VLANs = flag(v)
-		case unix.IFLA_BR_NF_CALL_IPTABLES:
-			br.IP4 = flag(v)
-		case unix.IFLA_BR_NF_CALL_IP6TABLES:
-			br.IP6 = flag(v)
-		case unix.IFLA_BR_AGEING_TIME:
-			br.Ageing = time.Duration(nlsock.U32(v)) * tick
-		}
+	a := attrsOf(b, 0)
+	return &Bridge{
+		VLANs: a.flag(unix.IFLA_BR_VLAN_FILTERING),
+		IP4:   a.flag(unix.IFLA_BR_NF_CALL_IPTABLES), IP6: a.flag(unix.IFLA_BR_NF_CALL_IP6TABLES),
+		Ageing: time.Duration(a.u32(unix.IFLA_BR_AGEING_TIME)) * tick,
 	}
-	return &br
 }
 
 func parsePort(b []byte) *Port {
-	var p Port // state 0: disabled
-	for t, v := range nlsock.Attrs(b) {
-		switch t {
-		case unix.IFLA_BRPORT_STATE:
-			if len(v) > 0 {
-				p.State = v[0]
-			}
-		case unix.IFLA_BRPORT_ISOLATED:
-			p.Isolated = flag(v)
-		case unix.IFLA_BRPORT_LOCKED:
-			p.Locked = flag(v)
-		case unix.IFLA_BRPORT_VLAN_TUNNEL:
-			p.VLANTunnel = flag(v)
-		case unix.IFLA_BRPORT_LEARNING:
-			p.Learning = flag(v)
-		}
+	a := attrsOf(b, 0)
+	p := Port{
+		Isolated: a.flag(unix.IFLA_BRPORT_ISOLATED), Locked: a.flag(unix.IFLA_BRPORT_LOCKED),
+		VLANTunnel: a.flag(unix.IFLA_BRPORT_VLAN_TUNNEL), Learning: a.flag(unix.IFLA_BRPORT_LEARNING),
+	}
+	if state := a[unix.IFLA_BRPORT_STATE]; len(state) > 0 {
+		p.State = state[0]
 	}
 	return &p
 }
@@ -202,16 +176,11 @@ func parseEntry(b []byte) *Entry {
 	if len(b) < unix.SizeofNdMsg || b[0] != unix.AF_BRIDGE {
 		return nil
 	}
-	e := &Entry{
-		Dev:   int(int32(nlsock.U32(b[4:]))),
-		Local: binary.NativeEndian.Uint16(b[8:])&unix.NUD_PERMANENT != 0,
+	return &Entry{
+		Dev:    int(int32(nlsock.U32(b[4:]))),
+		Local:  binary.NativeEndian.Uint16(b[8:])&unix.NUD_PERMANENT != 0,
+		Locked: attrsOf(b, unix.SizeofNdMsg).u32(ndaFlagsExt)&ntfExtLocked != 0,
 	}
-	for t, v := range nlsock.Attrs(b[unix.SizeofNdMsg:]) {
-		if t == ndaFlagsExt {
-			e.Locked = nlsock.U32(v)&ntfExtLocked != 0
-		}
-	}
-	return e
 }
 
 // filters lists the qdiscs that tc filters hang on, by device.
@@ -223,13 +192,8 @@ func (w *Watcher) filters() (map[int]string, error) {
 			if len(b) < sizeofTcMsg || nlsock.U32(b[12:]) != tcIngress {
 				return nil
 			}
-			kind := "?"
-			for t, v := range nlsock.Attrs(b[sizeofTcMsg:]) {
-				if t == unix.TCA_KIND {
-					kind = nlsock.Str(v)
-				}
-			}
-			all[int(int32(nlsock.U32(b[4:])))] = kind
+			kind := attrsOf(b, sizeofTcMsg).str(unix.TCA_KIND)
+			all[int(int32(nlsock.U32(b[4:])))] = cmp.Or(kind, "?")
 			return nil
 		})
 	if err != nil {

@@ -137,11 +137,7 @@ func readFilters(list []Socket) error {
 		if len(b) < sizeofPacketDiagMsg {
 			return nil
 		}
-		for t, v := range nlsock.Attrs(b[sizeofPacketDiagMsg:]) {
-			if t == packetDiagFilter {
-				filters[uint64(binary.NativeEndian.Uint32(b[4:]))] = parseFilter(v)
-			}
-		}
+		filters[uint64(binary.NativeEndian.Uint32(b[4:]))] = parseFilter(attrsOf(b, sizeofPacketDiagMsg)[packetDiagFilter])
 		return nil
 	})
 	if err != nil {

@@ -65,13 +65,11 @@ func (w *Watcher) policies(built built) (n int, blocks bool, err error) {
 // a tunnel's has none.
 func parsePolicies(b []byte) int {
 	const flags, in, out, forward = 4, 0, 4, 8 // struct xfrmu_spdinfo
-	n := -1
-	for t, v := range nlsock.Attrs(b[min(flags, len(b)):]) {
-		if t == xfrmaSPDInfo && len(v) >= 12 {
-			n = int(nlsock.U32(v[in:])) + int(nlsock.U32(v[out:])) + int(nlsock.U32(v[forward:]))
-		}
+	v := attrsOf(b, flags)[xfrmaSPDInfo]
+	if len(v) < 12 {
+		return -1
 	}
-	return n
+	return int(nlsock.U32(v[in:])) + int(nlsock.U32(v[out:])) + int(nlsock.U32(v[forward:]))
 }
 
 // xfrm opens the socket and subscribes.

@@ -160,8 +160,8 @@ func (f xtFamily) parse(t xtTable, b []byte, into *Rules) error {
 			continue
 		}
 		names[int(at)] = xtHookNames[hook]
-		into.Base = append(into.Base, BaseChain{
-			Chain: Chain{Family: f.family, Table: t.name, Name: xtHookNames[hook], Hook: hook}, Nat: t.name == "nat", Legacy: true,
+		into.Base = append(into.Base, Chain{
+			Family: f.family, Table: t.name, Name: xtHookNames[hook], Hook: hook, Nat: t.name == "nat", Legacy: true,
 		})
 	}
 	type rule struct {
