@@ -49,18 +49,8 @@ func (w *Watcher) bridgeCalls(calls []BridgeCall) error {
 	if !there {
 		return nil
 	}
-	built, err := builtIn()
-	if err != nil {
-		return err
-	}
 	var n Netfilter
-	if n.Chains, err = w.chains(built.nftables, &w.calls); err != nil {
-		return err
-	}
-	if n.Tables6, err = w.list(&w.calls, "/proc/thread-self/net/ip6_tables_names"); err != nil {
-		return err
-	}
-	if _, err := w.ipHooks(&n, &w.calls); err != nil {
+	if err := w.netfilter(&n, true, &w.calls); err != nil {
 		return err
 	}
 	calls[0].Used = hooked(n, unix.NFPROTO_IPV4, n.Tables4, bridgedHooks...)

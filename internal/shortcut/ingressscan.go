@@ -146,11 +146,8 @@ func (w *Watcher) nic(n *NIC, index int, promisc bool) error {
 
 // host checks what concerns all NICs. loose: one of them asks for routes.
 func (w *Watcher) host(f *IngressFacts, loose bool) error {
-	built, err := builtIn()
-	if err != nil {
-		return err
-	}
-	if f.Netfilter.Chains, err = w.chains(built.nftables, &w.nics); err != nil {
+	var err error
+	if f.Netfilter.Chains, err = w.chains(&w.nics); err != nil {
 		return err
 	}
 	links, err := w.ipHooks(&f.Netfilter, &w.nics)
@@ -166,7 +163,7 @@ func (w *Watcher) host(f *IngressFacts, loose bool) error {
 			return err
 		}
 	}
-	f.Policies, f.Blocks, err = w.policies(built)
+	f.Policies, f.Blocks, err = w.policies()
 	return err
 }
 

@@ -169,11 +169,7 @@ func withRelated(devs []Passed, links map[int]linkInfo) []Passed {
 
 // nftables reads the rules anew when their generation is another one.
 func (k *place) nftables() (o Onlooker, err error) {
-	built, err := builtIn()
-	if err != nil {
-		return o, err
-	}
-	if there, err := module(&readings{}, built.nftables, "nf_tables"); !there || err != nil {
+	if there, err := module(&readings{}, "nf_tables"); !there || err != nil {
 		return o, err
 	}
 	c, err := nlsock.DialNetfilter(make([]byte, 1<<15))
@@ -261,12 +257,8 @@ func (p *Places) netfilter(bridged bool) (o Onlooker, err error) {
 	if p.programs > 0 {
 		return Onlooker{"BPF programs are on netfilter hooks", "bpftool net"}, nil
 	}
-	built, err := builtIn()
-	if err != nil {
-		return o, err
-	}
 	if bridged {
-		m, err := ebtables(built.ebtables)
+		m, err := ebtables()
 		if err != nil || m != "" {
 			return Onlooker{What: legacyEbtables(m)}, err
 		}

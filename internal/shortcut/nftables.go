@@ -46,9 +46,9 @@ func (n *nftables) close() error {
 }
 
 // nftables returns what is known of it, and makes its changes events; nil: the kernel has none.
-func (w *Watcher) nftables(built bool, rs *readings) (*nftables, error) {
+func (w *Watcher) nftables(rs *readings) (*nftables, error) {
 	// To ask, or to subscribe, would load it.
-	if there, err := module(rs, built, "nf_tables"); !there || err != nil {
+	if there, err := module(rs, "nf_tables"); !there || err != nil {
 		return nil, err
 	}
 	n := &w.nft
@@ -67,8 +67,8 @@ func (w *Watcher) nftables(built bool, rs *readings) (*nftables, error) {
 }
 
 // chains lists base chains and flow tables.
-func (w *Watcher) chains(built bool, rs *readings) ([]Chain, error) {
-	n, err := w.nftables(built, rs)
+func (w *Watcher) chains(rs *readings) ([]Chain, error) {
+	n, err := w.nftables(rs)
 	if n == nil || err != nil {
 		return nil, err
 	}

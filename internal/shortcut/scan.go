@@ -161,14 +161,6 @@ func (w *Watcher) foreign(rs *readings, index int, hooks ...ebpf.AttachType) ([]
 	return saw, err
 }
 
-// module tells whether the kernel has something that may be a module.
-func module(rs *readings, built bool, name string) (bool, error) {
-	if built {
-		return true, nil
-	}
-	return read(rs, func() (bool, error) { return exists("/sys/module/" + name) })
-}
-
 // exists asks for a file that the kernel has or has not.
 func exists(path string) (bool, error) {
 	var st unix.Stat_t

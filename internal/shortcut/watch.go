@@ -97,11 +97,7 @@ func (w *Watcher) FollowRules() error {
 		return errors.New("the network namespace is no longer watched")
 	}
 	return w.thread.Do(func() error {
-		built, err := builtIn()
-		if err != nil {
-			return err
-		}
-		_, err = w.nftables(built.nftables, &readings{})
+		_, err := w.nftables(&readings{})
 		return err
 	})
 }

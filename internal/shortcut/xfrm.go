@@ -22,13 +22,13 @@ const (
 
 // policies counts the policies of IPsec and tells whether packets without one are
 // dropped.
-func (w *Watcher) policies(built built) (n int, blocks bool, err error) {
-	there, err := module(&w.nics, built.xfrm, "xfrm_user")
+func (w *Watcher) policies() (n int, blocks bool, err error) {
+	there, err := module(&w.nics, "xfrm_user")
 	if err != nil {
 		return 0, false, err
 	}
 	if !there { // to open a socket would load it
-		keys, err := module(&w.nics, built.pfkey, "af_key")
+		keys, err := module(&w.nics, "af_key")
 		if err == nil && keys {
 			err = errors.New("IPsec can have policies (af_key) that nothing lists (xfrm_user is not loaded); where it is not used: modprobe -r af_key")
 		}
