@@ -60,7 +60,7 @@ func EvaluateIngress(f IngressFacts, in Ingress) IngressVerdict {
 			return v
 		}
 	}
-	v.MAC, v.Locals = ing.nic.MAC, ing.locals()
+	v.MAC, v.Locals = ing.nic.Address, ing.locals()
 	return v
 }
 
@@ -79,7 +79,7 @@ func (ing *ingress) device() string {
 		return n.Unknown
 	case !n.Up:
 		return fmt.Sprintf("%s is down; see: ip link set %[1]s up", n.Name)
-	case n.MAC == MAC{}:
+	case n.Address == MAC{}:
 		return fmt.Sprintf("%s has no Ethernet address of its own", n.Name)
 	case n.Master != 0:
 		return fmt.Sprintf("%s is a port of %s, which takes what it receives", n.Name, n.PortOf)

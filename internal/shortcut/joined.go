@@ -65,11 +65,8 @@ type xtKnown struct {
 // of no change, and to read one with tens of thousands of rules takes milliseconds.
 const tablesFor = 5 * time.Second
 
-// NewPlaces knows none. own reports whether a BPF program is overlane's; nil: none is.
+// NewPlaces knows none. own reports whether a BPF program is overlane's.
 func NewPlaces(own func(progID uint32) bool) *Places {
-	if own == nil {
-		own = func(uint32) bool { return false }
-	}
 	return &Places{own: own, buf: make([]byte, 1<<16), known: map[uint64]*place{}}
 }
 

@@ -435,7 +435,7 @@ func BenchmarkPlaces(b *testing.B) {
 			s := newStation(b)
 			s.run(script)
 			for b.Loop() {
-				err := s.ns.Visit(func() error { NewPlaces(nil).Scan(1, s.devs, true); return nil })
+				err := s.ns.Visit(func() error { NewPlaces(orNone(nil)).Scan(1, s.devs, true); return nil })
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -28,8 +28,6 @@ const (
 // linkInfo is a device and where its other end is.
 type linkInfo struct {
 	Device
-	mac     MAC
-	up      bool
 	promisc bool
 	xdp     []uint32 // the programs of all modes; some twice
 	generic uint32   // the one that runs behind GRO, 0 if there is none
@@ -46,37 +44,33 @@ func (w *Watcher) links() (all map[int]linkInfo, err error) {
 
 func linkOf(from *nlsock.Link) linkInfo {
 	l := linkInfo{
-		Device: Device{Name: from.Name, Kind: from.Kind, MTU: from.MTU, Master: from.Master, Qdisc: from.Qdisc},
-		up:     from.Flags&unix.IFF_UP != 0, promisc: from.Promisc, xdp: from.XDP.All(), generic: from.XDP.Generic,
+		Device: Device{
+			Name: from.Name, Kind: from.Kind, Up: from.Flags&unix.IFF_UP != 0, MTU: from.MTU, Master: from.Master, Qdisc: from.Qdisc,
+		},
+		promisc: from.Promisc, xdp: from.XDP.All(), generic: from.XDP.Generic,
 		lower: from.Lower, nsid: from.LowerNSID,
 	}
-	l.mac, _ = macOf(from.MAC)
+	l.Address, _ = macOf(from.MAC)
 	if len(l.xdp) > 0 {
 		l.XDP = l.xdp[0]
 	}
 	if l.Kind == "bridge" {
 		l.Bridge = parseBridge(from.Data)
 	}
-	l.tunnel(from.Data)
+	if t, ok := encap.Parse(l.Kind, from.Data); ok {
+		l.Metadata, l.Marks, l.learns = t.AnyVNI, t.Marked, t.Learns
+		if t.Learns {
+			l.Learning = t.Ageing
+		}
+	}
 	if from.MasterKind == "bridge" {
 		l.Port = parsePort(from.PortData)
 	}
 	return l
 }
 
-func (l *linkInfo) tunnel(data []byte) {
-	t, ok := encap.Parse(l.Kind, data)
-	if !ok {
-		return
-	}
-	l.Metadata, l.Marks, l.learns = t.AnyVNI, t.Marked, t.Learns
-	if t.Learns {
-		l.Learning = t.Ageing
-	}
-}
-
 // fixed lists the senders of which a tunnel was told behind which host they are.
-func (w *Watcher) fixed(tunnel int) (*FixedSenders, error) {
+func (w *Watcher) fixed(tunnel int) (map[MAC]netip.Addr, error) {
 	var all map[MAC]netip.Addr
 	req := make([]byte, unix.SizeofNdMsg)
 	req[0] = unix.AF_BRIDGE
@@ -94,10 +88,7 @@ func (w *Watcher) fixed(tunnel int) (*FixedSenders, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the tunnel's entries: %w", err)
 	}
-	if len(all) == 0 {
-		return nil, nil
-	}
-	return &FixedSenders{all}, nil
+	return all, nil
 }
 
 // parseFixed reads an entry that a tunnel neither learns anew nor forgets (vxlan_snoop,
@@ -143,10 +134,9 @@ func (w *Watcher) peer(l linkInfo) (*Peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := linkOf(there)
-	p := &Peer{MTU: o.MTU, MAC: o.mac, Master: o.Master, XDP: o.XDP}
-	if l.Port != nil && p.MAC != (MAC{}) {
-		p.Entry, err = w.entry(l.Master, p.MAC)
+	p := &Peer{Device: linkOf(there).Device}
+	if l.Port != nil && p.Address != (MAC{}) {
+		p.Entry, err = w.entry(l.Master, p.Address)
 	}
 	return p, err
 }

@@ -34,8 +34,8 @@ type Watcher struct {
 	rtnl   *nlsock.Conn
 	nft    nftables
 	bpf    bpfLinks
-	paths  readings // of the last Scan
-	nics   readings // of the last ScanIngress
+	paths  readings // of the last Check
+	nics   readings // of the last CheckIngress
 	calls  readings // of the last BridgeCalls
 	side   side
 	files  files
@@ -51,11 +51,8 @@ type Watcher struct {
 }
 
 // Watch takes over the handle of a namespace. own reports whether a BPF program
-// is overlane's; nil: none is. hooks make Poll faster, and may be nil.
+// is overlane's. hooks make Poll faster, and may be nil.
 func Watch(h *netns.Handle, own func(progID uint32) bool, hooks *Hooks) (*Watcher, error) {
-	if own == nil {
-		own = func(uint32) bool { return false }
-	}
 	w := &Watcher{
 		h: h, own: own, hooks: hooks, rcvbuf: 1 << 20,
 		poked: make(chan struct{}, 1), events: make(chan struct{}, 1), done: make(chan struct{}),

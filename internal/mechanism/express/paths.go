@@ -171,11 +171,9 @@ func (l eligibility) paths() ([]path, error) {
 			w.to = datapath.ExpressPath{
 				MaxLen: v.MTU + shortcut.Tagged, Refresh: v.Relearn / shortcut.RefreshPart,
 				Local: from.Locals[0], Remote: w.tunnel.Remote, NICMAC: from.MAC, TunnelMAC: v.TunnelMAC,
-				Fixed: v.Fixed != nil,
+				Fixed: len(v.Fixed) > 0,
 			}
-			if v.Fixed != nil {
-				w.fixed = v.Fixed.Hosts
-			}
+			w.fixed = v.Fixed
 		}
 		if w.waits = w.waits && w.reason == ""; w.waits {
 			w.reason = "the pipeline still moves the pod's packets between cores"
