@@ -282,20 +282,24 @@ func (k *place) sockets() (o Onlooker, err error) {
 	var list []Socket
 	for _, s := range []struct {
 		path  string
-		parse func([]string) ([]Socket, error)
+		parse func(string) (Socket, bool, error)
 	}{
 		{"/proc/thread-self/net/raw", parseRaw}, {"/proc/thread-self/net/raw6", parseRaw},
-		{"/proc/thread-self/net/packet", parsePackets},
+		{"/proc/thread-self/net/packet", parsePacket},
 	} {
 		sockets, err := lines(s.path)
 		if err != nil {
 			return o, err
 		}
-		more, err := s.parse(sockets)
-		if err != nil {
-			return o, err
+		for _, line := range sockets[min(1, len(sockets)):] { // but for the head
+			socket, ok, err := s.parse(line)
+			if err != nil {
+				return o, err
+			}
+			if ok {
+				list = append(list, socket)
+			}
 		}
-		list = append(list, more...)
 	}
 	if slices.ContainsFunc(list, func(s Socket) bool { return s.Kind == "packet" }) {
 		if err := readFilters(list); err != nil {
