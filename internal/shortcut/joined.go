@@ -3,7 +3,6 @@
 package shortcut
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -56,7 +55,7 @@ type place struct {
 }
 
 type xtKnown struct {
-	info []byte
+	xtTable
 	read time.Time
 	seen Onlooker
 }
@@ -226,16 +225,16 @@ func (k *place) legacy() (o Onlooker, err error) {
 }
 
 func (f xtFamily) read(fd int, name string, known xtKnown, devs []Passed) (xtKnown, error) {
-	t, info, err := xtInfo(fd, f, name)
+	t, err := xtInfo(fd, f, name)
 	if err != nil {
 		return known, err
 	}
-	if bytes.Equal(info, known.info) && time.Since(known.read) < tablesFor {
+	if t == known.xtTable && time.Since(known.read) < tablesFor {
 		return known, nil
 	}
 	b, err := xtEntries(fd, f, t)
 	if errors.Is(err, unix.EAGAIN) { // it was replaced meanwhile
-		if t, info, err = xtInfo(fd, f, name); err == nil {
+		if t, err = xtInfo(fd, f, name); err == nil {
 			b, err = xtEntries(fd, f, t)
 		}
 	}
@@ -246,7 +245,7 @@ func (f xtFamily) read(fd int, name string, known xtKnown, devs []Passed) (xtKno
 	if err := f.parse(t, b, &r); err != nil {
 		return known, err
 	}
-	return xtKnown{info, time.Now(), r.seen(devs)}, nil
+	return xtKnown{t, time.Now(), r.seen(devs)}, nil
 }
 
 // netfilter checks what has no rules that can be read.
