@@ -175,7 +175,7 @@ func (r *run) accepts(pc int, s state) bool {
 
 // Offsets that stand for something else (linux/filter.h).
 const (
-	skfAd  = -0x1000 // and SKF_AD_PROTOCOL, which is 0
+	skfAd  = -0x1000
 	skfNet = -0x100000
 	skfLL  = -0x200000
 )
@@ -202,7 +202,7 @@ func (r *run) load(in unix.SockFilter, s state) bits {
 		switch {
 		case k >= 0:
 			return r.frame.load(k, size)
-		case k == skfAd:
+		case k == skfAd: // SKF_AD_PROTOCOL is 0
 			return exactly(r.frame.ether)
 		case k >= skfNet && k < skfAd:
 			return r.frame.load(r.frame.net+k-skfNet, size)

@@ -182,9 +182,6 @@ func (el *eligibility) bridgeHooks() string {
 }
 
 func legacyEbtables(module string) string {
-	if module == "" {
-		return ""
-	}
 	return fmt.Sprintf("legacy ebtables is in the kernel (%s), and whether it has rules here cannot be read without making them; where it is not used: modprobe -r %[1]s", module)
 }
 

@@ -148,7 +148,7 @@ func (w *Watcher) host(f *IngressFacts, loose bool) error {
 	if err != nil {
 		return err
 	}
-	f.Selectors = links.netns
+	f.Selectors = links.netns()
 	if f.Rules, err = w.rules(); err != nil {
 		return err
 	}

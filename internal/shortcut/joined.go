@@ -72,7 +72,7 @@ func NewPlaces(own func(progID uint32) bool) *Places {
 // Begin checks what is no namespace's, before a scan of each.
 func (p *Places) Begin() error {
 	links, _, err := p.bpf.count()
-	p.programs = links.netfilter
+	p.programs = links.netfilter()
 	return err
 }
 

@@ -42,28 +42,26 @@ func (w *Watcher) netfilter(n *Netfilter, calls bool, rs *readings) error {
 
 // ipHooks checks what else is at the hooks that packets of IPv4 pass, and at
 // those of both versions.
-func (w *Watcher) ipHooks(n *Netfilter, rs *readings) (linkCounts, error) {
-	var none linkCounts
-	var err error
+func (w *Watcher) ipHooks(n *Netfilter, rs *readings) (links linkCounts, err error) {
 	if n.Tables4, err = w.list(rs, "/proc/thread-self/net/ip_tables_names"); err != nil {
-		return none, err
+		return nil, err
 	}
 	// Only connection tracking can be there without a rule: by this setting, and
 	// for nodes that use it without one.
-	if n.Conntrack, err = w.setting(rs, "/sys/module/nf_conntrack/parameters/enable_hooks"); err != nil {
-		return none, err
-	}
-	if !n.Conntrack {
-		if n.Conntrack, err = w.setting(rs, "/proc/sys/net/netfilter/nf_conntrack_count"); err != nil {
-			return none, err
+	for _, path := range []string{"/sys/module/nf_conntrack/parameters/enable_hooks", "/proc/sys/net/netfilter/nf_conntrack_count"} {
+		if n.Conntrack, err = w.setting(rs, path); n.Conntrack || err != nil {
+			break
 		}
 	}
+	if err != nil {
+		return nil, err
+	}
 	if n.IPVS, err = read(rs, w.services); err != nil {
-		return none, err
+		return nil, err
 	}
 	links, last, err := w.bpf.count()
 	rs.note(func() (bool, error) { return w.bpf.noneAfter(last) })
-	n.Programs = links.netfilter
+	n.Programs = links.netfilter()
 	return links, err
 }
 
