@@ -24,10 +24,10 @@ func (w *Watcher) netfilter(n *Netfilter, calls bool, rs *readings) error {
 	if n.Ebtables, err = read(rs, ebtables); err != nil {
 		return err
 	}
-	if n.IP4, err = w.setting(rs, "/proc/sys/net/bridge/bridge-nf-call-iptables"); err != nil {
+	if n.IP4, err = w.setting(rs, "/proc/sys/"+bridgeCalls4); err != nil {
 		return err
 	}
-	if n.IP6, err = w.setting(rs, "/proc/sys/net/bridge/bridge-nf-call-ip6tables"); err != nil {
+	if n.IP6, err = w.setting(rs, "/proc/sys/"+bridgeCalls6); err != nil {
 		return err
 	}
 	if !calls && !n.IP4 && !n.IP6 {
