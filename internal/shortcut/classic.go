@@ -63,9 +63,9 @@ func datagrams(linkLayer bool) (list []frame) {
 					f.bytes[at+i] = partly{255, v}
 				}
 			}
-			f.ether = etherIPv4
+			f.ether = unix.ETH_P_IP
 			if v6 {
-				f.ether = etherIPv6
+				f.ether = unix.ETH_P_IPV6
 			}
 			if linkLayer {
 				copy(f.bytes, mac)

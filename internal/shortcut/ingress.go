@@ -158,7 +158,7 @@ func (ing *ingress) programs() string {
 // hooks asks for IPv4 and what sees all protocols: the outer headers are IPv4.
 func (ing *ingress) hooks() string {
 	for _, c := range ing.f.Netfilter.Chains {
-		receives := c.Hook < 0 || c.Family == unix.NFPROTO_NETDEV && c.Hook == netdevIngress || c.Family == unix.NFPROTO_INET && c.Hook == nfInetIngress
+		receives := c.Hook < 0 || c.Family == unix.NFPROTO_NETDEV && c.Hook == unix.NF_NETDEV_INGRESS || c.Family == unix.NFPROTO_INET && c.Hook == nfInetIngress
 		if receives && c.on(ing.nic.Name) {
 			return fmt.Sprintf("nftables has a hook on %s: %s", ing.nic.Name, c)
 		}

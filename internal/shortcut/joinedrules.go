@@ -58,9 +58,6 @@ type Set struct {
 // inHooks are those of IP that packets pass which were received.
 var inHooks = []int{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_IN, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
 
-// netdevEgress is NF_NETDEV_EGRESS.
-const netdevEgress = 1
-
 // met tells whether received packets meet the chain.
 func (c Chain) met(devs []Passed) bool {
 	switch c.Family {
@@ -71,7 +68,7 @@ func (c Chain) met(devs []Passed) bool {
 			return slices.Contains(inHooks, c.Hook)
 		}
 	case unix.NFPROTO_NETDEV:
-		if c.Hook == netdevEgress {
+		if c.Hook == unix.NF_NETDEV_EGRESS {
 			return slices.ContainsFunc(devs, func(d Passed) bool { return d.Out && c.on(d.Name) })
 		}
 	default:

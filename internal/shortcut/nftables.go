@@ -13,8 +13,6 @@ import (
 
 // Not in golang.org/x/sys.
 const (
-	nftaGenID = 1
-
 	nftaHookDevs = 4
 
 	nftaFlowtableTable    = 1
@@ -26,7 +24,6 @@ const (
 	nftaDevicePrefix = 2
 
 	nfInetIngress = 5
-	netdevIngress = 0 // NF_NETDEV_INGRESS
 	sizeofGenmsg  = 4
 )
 
@@ -90,7 +87,7 @@ func nft(msg uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | msg }
 func (n *nftables) generation() (uint32, error) {
 	var gen uint32
 	err := n.c.Do(nft(unix.NFT_MSG_GETGEN), 0, make([]byte, sizeofGenmsg), func() {}, func(b []byte) error {
-		gen = attrsOf(b, sizeofGenmsg).be32(nftaGenID)
+		gen = attrsOf(b, sizeofGenmsg).be32(unix.NFTA_GEN_ID)
 		return nil
 	})
 	if err == nil && gen == 0 {

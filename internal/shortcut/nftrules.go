@@ -18,7 +18,6 @@ const (
 	nftaSetExpr           = 0x11
 	nftaSetExpressions    = 0x12
 	nftaDynsetExpressions = 0xa
-	nftDataVerdict        = 0xffff_ff00
 	nftMetaLast           = 36 // NFT_META_BRI_IIFHWADDR: the last that was evaluated
 )
 
@@ -91,7 +90,7 @@ func parseSet(b []byte) (SetKey, Set, bool) {
 	}
 	a := attrsOf(b, sizeofGenmsg)
 	k := SetKey{Family: b[0], Table: a.str(unix.NFTA_SET_TABLE), Name: a.str(unix.NFTA_SET_NAME)}
-	verdicts := a.be32(unix.NFTA_SET_DATA_TYPE) == nftDataVerdict
+	verdicts := a.be32(unix.NFTA_SET_DATA_TYPE) == unix.NFT_DATA_VERDICT
 	// Of another map than one of verdicts nothing jumps.
 	return k, Set{Map: verdicts, Read: !verdicts, Sees: seesExprs(a, nftaSetExpr, nftaSetExpressions, 0)}, k.Name != ""
 }
@@ -141,11 +140,6 @@ const (
 	ipProtocol
 	etherType
 	ipVersion
-)
-
-const (
-	etherIPv4, etherIPv6 = 0x0800, 0x86dd
-	netBase, thBase      = 1, 2 // NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER
 )
 
 // payloadBases are nft's names of the headers that bytes are counted from.
@@ -229,7 +223,7 @@ func (e expr) loads(version int) int {
 		case unix.NFT_META_NFPROTO:
 			return ipVersion
 		}
-	case e.name == "payload" && e.be32(unix.NFTA_PAYLOAD_BASE) == netBase && e.be32(unix.NFTA_PAYLOAD_LEN) == 1:
+	case e.name == "payload" && e.be32(unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER && e.be32(unix.NFTA_PAYLOAD_LEN) == 1:
 		at := e.be32(unix.NFTA_PAYLOAD_OFFSET)
 		if version == 4 && at == 9 || version == 6 && at == 6 {
 			return ipProtocol
@@ -241,9 +235,9 @@ func (e expr) loads(version int) int {
 // versionBy is the version of IP that a value stands for, 0 if for none.
 func versionBy(what int, v []byte) int {
 	switch {
-	case what == ipVersion && len(v) >= 1 && v[0] == unix.NFPROTO_IPV4, what == etherType && nlsock.U16BE(v) == etherIPv4:
+	case what == ipVersion && len(v) >= 1 && v[0] == unix.NFPROTO_IPV4, what == etherType && nlsock.U16BE(v) == unix.ETH_P_IP:
 		return 4
-	case what == ipVersion && len(v) >= 1 && v[0] == unix.NFPROTO_IPV6, what == etherType && nlsock.U16BE(v) == etherIPv6:
+	case what == ipVersion && len(v) >= 1 && v[0] == unix.NFPROTO_IPV6, what == etherType && nlsock.U16BE(v) == unix.ETH_P_IPV6:
 		return 6
 	}
 	return 0
@@ -257,7 +251,7 @@ func noUDP(what int, op uint32, v []byte) bool {
 		return equal && v[0] != unix.IPPROTO_UDP || other && v[0] == unix.IPPROTO_UDP
 	case what == etherType && len(v) >= 2:
 		typ := nlsock.U16BE(v)
-		return equal && typ != etherIPv4 && typ != etherIPv6 && typ != unix.ETH_P_8021Q && typ != unix.ETH_P_8021AD
+		return equal && typ != unix.ETH_P_IP && typ != unix.ETH_P_IPV6 && typ != unix.ETH_P_8021Q && typ != unix.ETH_P_8021AD
 	}
 	return false
 }
@@ -310,15 +304,14 @@ func seesExpr(e expr, version int) []Sees {
 			return see(fmt.Sprintf("a copy for programs (log group %d)", nlsock.U16BE(e.attrs[unix.NFTA_LOG_GROUP])))
 		}
 	case "objref":
-		const quota, limit = 2, 4
 		switch typ := e.be32(unix.NFTA_OBJREF_IMM_TYPE); {
 		case !e.has(unix.NFTA_OBJREF_IMM_TYPE):
 			return see("objects chosen by a map")
-		case typ == limit:
+		case typ == unix.NFT_OBJECT_LIMIT:
 			return see("a rate (limit " + e.str(unix.NFTA_OBJREF_IMM_NAME) + ")")
-		case typ == quota:
+		case typ == unix.NFT_OBJECT_QUOTA:
 			return see("a quota (" + e.str(unix.NFTA_OBJREF_IMM_NAME) + ")")
-		case typ > 10: // NFT_OBJECT_SYNPROXY
+		case typ > unix.NFT_OBJECT_SYNPROXY:
 			return see(fmt.Sprintf("an object of a kind that is not known (%d)", typ))
 		}
 	case "dynset":
@@ -344,15 +337,15 @@ func seesPayload(e expr, version int) []Sees {
 	touches := func(a, b int) bool { return from < b && to > a }
 	same := false
 	switch base {
-	case 0: // NFT_PAYLOAD_LL_HEADER
+	case unix.NFT_PAYLOAD_LL_HEADER:
 		same = to <= 18 // with a tag
-	case netBase:
+	case unix.NFT_PAYLOAD_NETWORK_HEADER:
 		length := touches(4, 6)
 		if version != 6 { // with IPv4's identification and checksum
 			length = touches(2, 6) || touches(10, 12)
 		}
 		same = !length && to <= 40
-	case thBase:
+	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		same = to <= 4
 	}
 	if same {

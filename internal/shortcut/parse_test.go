@@ -123,7 +123,7 @@ func TestTunnelsAndProgramsOfADevice(t *testing.T) {
 func TestAnswersOfRouting(t *testing.T) {
 	rule := func(change func(h []byte), attrs ...[]byte) []byte {
 		h := make([]byte, sizeofRuleHdr)
-		h[0], h[4], h[7] = unix.AF_INET, unix.RT_TABLE_MAIN, toTable
+		h[0], h[4], h[7] = unix.AF_INET, unix.RT_TABLE_MAIN, unix.FR_ACT_TO_TBL
 		change(h)
 		return append(h, slices.Concat(nlsock.Attr32(nil, unix.FRA_PRIORITY, 5), slices.Concat(attrs...))...)
 	}

@@ -16,7 +16,6 @@ import (
 // Not in golang.org/x/sys.
 const (
 	sizeofRuleHdr = 12 // struct fib_rule_hdr
-	toTable       = 1  // FR_ACT_TO_TBL
 	notSuppressed = 0xffff_ffff
 )
 
@@ -66,7 +65,7 @@ func (w *Watcher) rules() ([]Rule, error) {
 // parseRule takes everything that it does not know for a condition.
 func parseRule(b []byte) Rule {
 	dst, src, tos, table, action, flags := b[1], b[2], b[3], b[4], b[7], nlsock.U32(b[8:])
-	r := Rule{Table: uint32(table), Plain: dst == 0 && src == 0 && tos == 0 && action == toTable && flags == 0}
+	r := Rule{Table: uint32(table), Plain: dst == 0 && src == 0 && tos == 0 && action == unix.FR_ACT_TO_TBL && flags == 0}
 	for t, v := range nlsock.Attrs(b[sizeofRuleHdr:]) {
 		switch t {
 		case unix.FRA_PRIORITY:

@@ -56,7 +56,7 @@ func parsePacket(line string) (s Socket, ok bool, err error) {
 	}
 	s.Kind, s.LinkLayer = "packet", typ != unix.SOCK_DGRAM
 	// One that does not run is bound to nothing, or to a device that is down.
-	return s, running != 0 && (proto == unix.ETH_P_ALL || proto == etherIPv4 || proto == etherIPv6), nil
+	return s, running != 0 && (proto == unix.ETH_P_ALL || proto == unix.ETH_P_IP || proto == unix.ETH_P_IPV6), nil
 }
 
 // parseRaw reads a line of /proc/net/raw or raw6: the port of the local address is the protocol. It is false for a
@@ -77,7 +77,6 @@ func parseRaw(line string) (s Socket, ok bool, err error) {
 
 // Of linux/sock_diag.h and linux/packet_diag.h.
 const (
-	sockDiagByFamily    = 20
 	packetShowFilter    = 1 << 5
 	packetDiagFilter    = 7
 	sizeofPacketDiagReq = 20
@@ -96,7 +95,7 @@ func readFilters(list []Socket) error {
 	req[0] = unix.AF_PACKET
 	binary.NativeEndian.PutUint32(req[8:], packetShowFilter)
 	filters := map[uint64][]unix.SockFilter{}
-	err = c.Do(sockDiagByFamily, unix.NLM_F_DUMP, req, func() { clear(filters) }, func(b []byte) error {
+	err = c.Do(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, req, func() { clear(filters) }, func(b []byte) error {
 		if len(b) < sizeofPacketDiagMsg {
 			return nil
 		}

@@ -114,7 +114,7 @@ func readsLength(b []byte, proto uint16) bool {
 			}
 			from := off + i
 			same := from < 20+4 && (from < 2 || from >= 6) && from != 10 && from != 11
-			if proto == etherIPv6 {
+			if proto == unix.ETH_P_IPV6 {
 				same = from < 40+4 && from != 4 && from != 5
 			}
 			if offmask != 0 || !same {

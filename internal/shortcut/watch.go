@@ -47,14 +47,13 @@ type Watcher struct {
 	events chan struct{}
 	done   chan struct{}
 	wg     sync.WaitGroup
-	rcvbuf int
 }
 
 // Watch takes over the handle of a namespace. own reports whether a BPF program
 // is overlane's. hooks make Poll faster, and may be nil.
 func Watch(h *netns.Handle, own func(progID uint32) bool, hooks *Hooks) (*Watcher, error) {
 	w := &Watcher{
-		h: h, own: own, hooks: hooks, rcvbuf: 1 << 20,
+		h: h, own: own, hooks: hooks,
 		poked: make(chan struct{}, 1), events: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	var err error
@@ -123,7 +122,7 @@ func (w *Watcher) Close() error {
 
 // subscribe joins groups of a protocol in the calling thread's namespace.
 func (w *Watcher) subscribe(protocol int, groups ...int) error {
-	f, err := nlsock.Subscribe(protocol, w.rcvbuf, groups...)
+	f, err := nlsock.Subscribe(protocol, 1<<20, groups...)
 	if err != nil {
 		return err
 	}
