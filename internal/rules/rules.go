@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -66,12 +68,6 @@ var codepoints = map[string]uint8{
 	"ef": 46, "va": 44, "le": 1,
 }
 
-// maxName keeps status and metrics readable.
-const maxName = 40
-
-// Field is one part of a rule as it is written.
-type Field struct{ Name, Value string }
-
 // Fields that a rule may have, with what they take.
 var Fields = []struct{ Name, Allowed string }{
 	{"name", "letters, digits, '.', '-' and '_', at most 40"},
@@ -98,106 +94,70 @@ func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s: %s; allowed: %s", e.Field, e.Problem, e.Allowed)
 }
 
-// Set reads one field into the rule. The error is a *FieldError.
+// Set reads one field into the rule. The error is a *FieldError, and the rule as it was.
 func (r *Rule) Set(field, value string) error {
+	var names []string
 	allowed := ""
 	for _, f := range Fields {
+		names = append(names, f.Name)
 		if f.Name == field {
 			allowed = f.Allowed
 		}
 	}
 	if allowed == "" {
-		var names []string
-		for _, f := range Fields {
-			names = append(names, f.Name)
-		}
 		return &FieldError{field, "a rule has no such field", strings.Join(names, ", ")}
 	}
-	bad := func() error { return &FieldError{field, fmt.Sprintf("%q does not fit", value), allowed} }
-	number := func(limit uint64) (uint64, bool) {
+	ok := true
+	number := func(least, most uint64) uint64 {
 		n, err := strconv.ParseUint(value, 10, 32)
-		return n, err == nil && n <= limit
+		ok = err == nil && least <= n && n <= most
+		return n
 	}
+	set := *r
 	switch field {
 	case "name":
-		if !validName(value) {
-			return bad()
-		}
-		r.Name = value
+		set.Name, ok = value, validName(value)
 	case "class":
-		if Class(value) != Latency && Class(value) != Bulk {
-			return bad()
-		}
-		r.Class = Class(value)
+		set.Class = Class(value)
+		ok = slices.Contains(Classes, set.Class)
 	case "proto":
-		if p, ok := protocols[value]; ok {
-			r.Proto = p
-			break
+		if set.Proto = protocols[value]; set.Proto == 0 {
+			set.Proto = uint8(number(1, 255))
 		}
-		n, ok := number(255)
-		if !ok || n == 0 {
-			return bad()
-		}
-		r.Proto = uint8(n)
 	case "port":
-		n, ok := number(65535)
-		if !ok || n == 0 {
-			return bad()
-		}
-		r.Port = uint16(n)
+		set.Port = uint16(number(1, 65535))
 	case "cidr":
 		p, err := netip.ParsePrefix(value)
 		if a, aerr := netip.ParseAddr(value); aerr == nil && a.Zone() == "" {
 			p, err = netip.PrefixFrom(a, a.BitLen()), nil
 		}
-		if err != nil || p.Addr().Is4In6() {
-			return bad()
-		}
-		if p.Masked() != p {
+		if ok = err == nil && !p.Addr().Is4In6(); ok && p.Masked() != p {
 			return &FieldError{field, fmt.Sprintf("%q has bits beyond its length", value), p.Masked().String()}
 		}
-		r.Prefix = p
+		set.Prefix = p
 	case "vni":
-		n, ok := number(1<<24 - 1)
-		if !ok {
-			return bad()
-		}
-		v := uint32(n)
-		r.VNI = &v
+		set.VNI = new(uint32(number(0, 1<<24-1)))
 	case "dscp":
 		c, known := codepoints[value]
 		if !known {
-			n, ok := number(63)
-			if !ok {
-				return bad()
-			}
-			c = uint8(n)
+			c = uint8(number(0, 63))
 		}
-		r.DSCP = &c
+		set.DSCP = &c
 	case "network":
-		if !Network(value).valid() {
-			return bad()
-		}
-		r.Network = Network(value)
+		set.Network = Network(value)
+		ok = set.Network.valid()
 	}
+	if !ok {
+		return &FieldError{field, fmt.Sprintf("%q does not fit", value), allowed}
+	}
+	*r = set
 	return nil
 }
 
 func (n Network) valid() bool { return n == Overlay || n == Host || n == Any }
 
-func validName(s string) bool {
-	if s == "" || len(s) > maxName {
-		return false
-	}
-	for _, c := range s {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '-', c == '_':
-		default:
-			return false
-		}
-	}
-	return true
-}
+// validName keeps status and metrics readable.
+var validName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,40}$`).MatchString
 
 // Finish fills in what was left out, and refuses a rule that means nothing.
 func (r *Rule) Finish() error {
@@ -212,7 +172,7 @@ func (r *Rule) Finish() error {
 		return &FieldError{"name", "missing", Fields[0].Allowed}
 	case !validName(r.Name):
 		return &FieldError{"name", fmt.Sprintf("%q does not fit", r.Name), Fields[0].Allowed}
-	case r.Class != Latency && r.Class != Bulk:
+	case !slices.Contains(Classes, r.Class):
 		return &FieldError{"class", fmt.Sprintf("%q does not fit", r.Class), Fields[1].Allowed}
 	case r.Proto == 0 && r.Port == 0 && !r.Prefix.IsValid() && r.VNI == nil && r.DSCP == nil && r.Network != Host:
 		return errors.New("it fits every flow; name a proto, port, cidr, vni or dscp")

@@ -17,6 +17,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/lab/bed"
@@ -90,7 +91,7 @@ func labOf(t testing.TB, topology bed.Topology, pods int, own func(uint32) bool)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.w, err = Watch(h, own, hooks(t)); err != nil {
+	if s.w, err = Watch(h, orNone(own), hooks(t)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -99,6 +100,14 @@ func labOf(t testing.TB, topology bed.Topology, pods int, own func(uint32) bool)
 		}
 	})
 	return s
+}
+
+// orNone is own, and of nil that no program is overlane's.
+func orNone(own func(uint32) bool) func(uint32) bool {
+	if own == nil {
+		return func(uint32) bool { return false }
+	}
+	return own
 }
 
 // hooks are shared, as by the daemon's watchers, and end with the tests.
@@ -128,8 +137,9 @@ func (s *site) verdict() Verdict {
 func (s *site) safe() {
 	s.t.Helper()
 	v := s.verdict()
-	if want := (Verdict{Path: s.paths[0], MAC: s.mac, TunnelMAC: s.macOf(s.paths[0].Tunnel), MTU: v.MTU, Refresh: 300 * time.Second, Relearn: 300 * time.Second}); v != want || v.MTU == 0 {
-		s.t.Fatalf("got  %+v\nwant %+v", v, want)
+	want := Verdict{Path: s.paths[0], MAC: s.mac, TunnelMAC: s.macOf(s.paths[0].Tunnel), MTU: v.MTU, Refresh: 300 * time.Second, Relearn: 300 * time.Second}
+	if d := cmp.Diff(want, v, verdicts); d != "" || v.MTU == 0 {
+		s.t.Fatalf("MTU %d\n%s", v.MTU, d)
 	}
 }
 

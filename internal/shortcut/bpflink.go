@@ -21,19 +21,13 @@ type bpfLinks struct {
 }
 
 // linkCounts are the BPF links of the machine, by kind.
-type linkCounts struct {
-	netfilter int // at hooks of netfilter
-	netns     int // at a namespace: sk_lookup, flow dissectors
-}
+type linkCounts map[link.Type]int
 
-func (n *linkCounts) add(kind link.Type) {
-	switch kind {
-	case link.NetfilterType:
-		n.netfilter++
-	case link.NetNsType:
-		n.netns++
-	}
-}
+// netfilter are those at hooks of netfilter.
+func (n linkCounts) netfilter() int { return n[link.NetfilterType] }
+
+// netns are those at a namespace: sk_lookup, flow dissectors.
+func (n linkCounts) netns() int { return n[link.NetNsType] }
 
 // count opens only links that are new. All up to last were there to be seen.
 func (l *bpfLinks) count() (n linkCounts, last uint32, err error) {
@@ -51,7 +45,7 @@ func (l *bpfLinks) count() (n linkCounts, last uint32, err error) {
 func (l *bpfLinks) noneAfter(last uint32) (none bool, err error) {
 	err = privilege.With(unix.CAP_SYS_ADMIN, func() error {
 		n, _, err := l.after(last, l.seen)
-		none = err == nil && n == linkCounts{}
+		none = err == nil && n.netfilter()+n.netns() == 0
 		return err
 	})
 	return none, err
@@ -59,7 +53,7 @@ func (l *bpfLinks) noneAfter(last uint32) (none bool, err error) {
 
 // after counts those after a link, and notes their kinds down.
 func (l *bpfLinks) after(id uint32, seen map[uint32]link.Type) (n linkCounts, last uint32, err error) {
-	last = id
+	n, last = linkCounts{}, id
 	for whole := true; ; {
 		if id, err = nextLink(id); errors.Is(err, unix.ENOENT) {
 			return n, last, nil
@@ -79,7 +73,7 @@ func (l *bpfLinks) after(id uint32, seen map[uint32]link.Type) (n linkCounts, la
 			return n, last, fmt.Errorf("read BPF link %d: %w", id, err)
 		default:
 			seen[id] = kind
-			n.add(kind)
+			n[kind]++
 		}
 		if whole {
 			last = id

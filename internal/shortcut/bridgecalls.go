@@ -6,16 +6,9 @@ import (
 	"cmp"
 
 	"golang.org/x/sys/unix"
-)
 
-// BridgeCall is one of the settings by which br_netfilter hands what the bridges of a namespace
-// forward to netfilter's hooks of IP.
-type BridgeCall struct {
-	Sysctl string // below /proc/sys
-	Value  string // empty: br_netfilter is not there
-	// Used says what is at those hooks; empty: nothing is, and a frame passes them as it came.
-	Used string
-}
+	"github.com/overlane/overlane/internal/plan"
+)
 
 // The settings, by version of IP. What calls arptables is left alone.
 const (
@@ -25,8 +18,8 @@ const (
 
 // BridgeCalls checks what bridges hand to netfilter here, whether they do so now or not. What
 // cannot be read counts as used.
-func (w *Watcher) BridgeCalls() []BridgeCall {
-	calls := []BridgeCall{{Sysctl: bridgeCalls4}, {Sysctl: bridgeCalls6}}
+func (w *Watcher) BridgeCalls() []plan.BridgeCall {
+	calls := []plan.BridgeCall{{Setting: plan.CallsNetfilter(w.cookie, bridgeCalls4)}, {Setting: plan.CallsNetfilter(w.cookie, bridgeCalls6)}}
 	why := w.gather(&w.calls, "what is at netfilter's hooks", func() error { return w.bridgeCalls(calls) })
 	for i := range calls {
 		calls[i].Used = cmp.Or(why, calls[i].Used)
@@ -35,10 +28,10 @@ func (w *Watcher) BridgeCalls() []BridgeCall {
 }
 
 // bridgeCalls runs on a thread in the namespace.
-func (w *Watcher) bridgeCalls(calls []BridgeCall) error {
+func (w *Watcher) bridgeCalls(calls []plan.BridgeCall) error {
 	there := false
 	for i := range calls {
-		l, err := w.list(&w.calls, "/proc/sys/"+calls[i].Sysctl)
+		l, err := w.list(&w.calls, "/proc/sys/"+calls[i].Attr)
 		if err != nil {
 			return err
 		}
@@ -49,18 +42,8 @@ func (w *Watcher) bridgeCalls(calls []BridgeCall) error {
 	if !there {
 		return nil
 	}
-	built, err := builtIn()
-	if err != nil {
-		return err
-	}
 	var n Netfilter
-	if n.Chains, err = w.chains(built.nftables, &w.calls); err != nil {
-		return err
-	}
-	if n.Tables6, err = w.list(&w.calls, "/proc/thread-self/net/ip6_tables_names"); err != nil {
-		return err
-	}
-	if _, err := w.ipHooks(&n, &w.calls); err != nil {
+	if err := w.netfilter(&n, true, &w.calls); err != nil {
 		return err
 	}
 	calls[0].Used = hooked(n, unix.NFPROTO_IPV4, n.Tables4, bridgedHooks...)

@@ -16,11 +16,7 @@ import (
 // linkLayer: the filter sees the Ethernet header, too.
 func mayTake(filter []unix.SockFilter, linkLayer bool) bool {
 	for _, frame := range datagrams(linkLayer) {
-		r := run{filter: filter, frame: frame, net: 0}
-		if linkLayer {
-			r.net = etherHeader
-		}
-		if r.accepts(0, state{}) {
+		if r := (run{filter: filter, frame: frame}); r.accepts(0, state{}) {
 			return true
 		}
 	}
@@ -43,6 +39,7 @@ type partly struct{ known, value byte }
 // frame is what is known of a packet, by byte; what is beyond is not known.
 type frame struct {
 	bytes []partly
+	net   int // where IP's header is
 	ports int // where UDP's ports are
 	ether uint32
 }
@@ -60,31 +57,31 @@ func datagrams(linkLayer bool) (list []frame) {
 	}
 	for _, mac := range addresses {
 		for _, v6 := range []bool{false, true} {
-			f, at := frame{bytes: make([]partly, 96)}, 0
+			f := frame{bytes: make([]partly, 96)}
 			put := func(at int, b ...byte) {
 				for i, v := range b {
 					f.bytes[at+i] = partly{255, v}
 				}
 			}
-			f.ether = etherIPv4
+			f.ether = unix.ETH_P_IP
 			if v6 {
-				f.ether = etherIPv6
+				f.ether = unix.ETH_P_IPV6
 			}
 			if linkLayer {
 				copy(f.bytes, mac)
 				put(12, byte(f.ether>>8), byte(f.ether))
-				at = etherHeader
+				f.net = etherHeader
 			}
 			if v6 {
-				f.bytes[at] = partly{0xf0, 0x60}
-				put(at+6, unix.IPPROTO_UDP)
-				f.ports = at + 40
+				f.bytes[f.net] = partly{0xf0, 0x60}
+				put(f.net+6, unix.IPPROTO_UDP)
+				f.ports = f.net + 40
 			} else {
-				put(at, 0x45)
-				f.bytes[at+6] = partly{0x3f, 0} // whole; DF may be on
-				put(at+7, 0)
-				put(at+9, unix.IPPROTO_UDP)
-				f.ports = at + 20
+				put(f.net, 0x45)
+				f.bytes[f.net+6] = partly{0x3f, 0} // whole; DF may be on
+				put(f.net+7, 0)
+				put(f.net+9, unix.IPPROTO_UDP)
+				f.ports = f.net + 20
 			}
 			list = append(list, f)
 		}
@@ -97,9 +94,6 @@ func (f frame) load(at, size int) bits {
 		return bits{known: 0xffff_0000, port: true}
 	}
 	b := bits{known: ^uint32(0) << (8 * size)}
-	if size == 4 {
-		b.known = 0
-	}
 	for i := range size {
 		var p partly
 		if at+i >= 0 && at+i < len(f.bytes) {
@@ -122,7 +116,6 @@ type state struct {
 type run struct {
 	filter []unix.SockFilter
 	frame  frame
-	net    int // where IP's header is
 	steps  int
 }
 
@@ -157,27 +150,24 @@ func (r *run) accepts(pc int, s state) bool {
 				s.a = s.x
 			}
 		case unix.BPF_RET:
-			switch in.Code & 0x18 {
-			case unix.BPF_A:
+			if in.Code&0x18 == unix.BPF_A {
 				return s.a.known != ^uint32(0) || s.a.value != 0
-			default:
-				return in.K != 0
 			}
+			return in.K != 0
 		case unix.BPF_JMP:
 			if in.Code&0xf0 == unix.BPF_JA {
 				pc += int(in.K)
 				continue
 			}
 			yes, no := branches(in, s)
-			if yes && no {
-				if r.accepts(pc+1+int(in.Jt), s) {
-					return true
-				}
-			} else if yes {
-				pc += int(in.Jt)
-				continue
+			if yes && no && r.accepts(pc+1+int(in.Jt), s) {
+				return true
 			}
-			pc += int(in.Jf)
+			if no {
+				pc += int(in.Jf)
+			} else {
+				pc += int(in.Jt)
+			}
 		}
 	}
 	return true // no filter ends so
@@ -185,10 +175,9 @@ func (r *run) accepts(pc int, s state) bool {
 
 // Offsets that stand for something else (linux/filter.h).
 const (
-	skfAd         = -0x1000
-	skfNet        = -0x100000
-	skfLL         = -0x200000
-	skfAdProtocol = 0
+	skfAd  = -0x1000
+	skfNet = -0x100000
+	skfLL  = -0x200000
 )
 
 func (r *run) load(in unix.SockFilter, s state) bits {
@@ -213,11 +202,11 @@ func (r *run) load(in unix.SockFilter, s state) bits {
 		switch {
 		case k >= 0:
 			return r.frame.load(k, size)
-		case k == skfAd+skfAdProtocol:
+		case k == skfAd: // SKF_AD_PROTOCOL is 0
 			return exactly(r.frame.ether)
 		case k >= skfNet && k < skfAd:
-			return r.frame.load(r.net+k-skfNet, size)
-		case k >= skfLL && k < skfNet && r.net > 0:
+			return r.frame.load(r.frame.net+k-skfNet, size)
+		case k >= skfLL && k < skfNet && r.frame.net > 0:
 			return r.frame.load(k-skfLL, size)
 		}
 	}
@@ -300,16 +289,11 @@ func branches(in unix.SockFilter, s state) (yes, no bool) {
 		if by.known != ^uint32(0) {
 			break
 		}
-		if in.Code&0xf0 == unix.BPF_JGE {
-			if by.value == 0 {
-				return true, false
-			}
-			by.value--
-		}
+		holds := func(a uint32) bool { return a > by.value || a == by.value && in.Code&0xf0 == unix.BPF_JGE }
 		switch {
-		case least > by.value:
+		case holds(least):
 			return true, false
-		case most <= by.value:
+		case !holds(most):
 			return false, true
 		}
 	}

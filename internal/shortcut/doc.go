@@ -46,6 +46,7 @@ package shortcut
 
 import (
 	"net"
+	"net/netip"
 	"time"
 
 	"github.com/overlane/overlane/internal/node"
@@ -79,7 +80,7 @@ type Verdict struct {
 	Marked bool
 	// Fixed are the senders whose frames the tunnel drops unless they come from these hosts, as in
 	// Device.
-	Fixed *FixedSenders
+	Fixed map[MAC]netip.Addr
 }
 
 // Safe tells that frames for MAC may be handed to the peer of Host.

@@ -31,7 +31,7 @@ func Evaluate(f Facts, p Path) Verdict {
 			return v
 		}
 	}
-	v.MAC, v.MTU = el.host.Peer.MAC, min(el.host.MTU, el.host.Peer.MTU)
+	v.MAC, v.MTU = el.host.Peer.Address, min(el.host.MTU, el.host.Peer.MTU)
 	if el.tunnel.Port.Learning {
 		v.Refresh = el.bridge.Bridge.Ageing
 	}
@@ -116,18 +116,18 @@ func (el *eligibility) ports() string {
 func (el *eligibility) entry() string {
 	p := el.host.Peer
 	switch e := p.Entry; {
-	case p.MAC == MAC{}:
+	case p.Address == MAC{}:
 		return fmt.Sprintf("the pod's end of %s has no Ethernet address of its own", el.host.Name)
 	case p.Master != 0:
 		return fmt.Sprintf("the pod's end of %s is a port of another device there", el.host.Name)
 	case e == nil:
-		return fmt.Sprintf("%s has not learned the pod's address %s; it does when the pod sends", el.bridge.Name, p.MAC)
+		return fmt.Sprintf("%s has not learned the pod's address %s; it does when the pod sends", el.bridge.Name, p.Address)
 	case e.Local:
-		return fmt.Sprintf("%s has the pod's address %s for one of the host's own", el.bridge.Name, p.MAC)
+		return fmt.Sprintf("%s has the pod's address %s for one of the host's own", el.bridge.Name, p.Address)
 	case e.Dev != el.path.Host.Ifindex:
-		return fmt.Sprintf("%s has the pod's address %s behind another port than %s", el.bridge.Name, p.MAC, el.host.Name)
+		return fmt.Sprintf("%s has the pod's address %s behind another port than %s", el.bridge.Name, p.Address, el.host.Name)
 	case e.Locked:
-		return fmt.Sprintf("%s has not let the pod's address %s in yet (MAB)", el.bridge.Name, p.MAC)
+		return fmt.Sprintf("%s has not let the pod's address %s in yet (MAB)", el.bridge.Name, p.Address)
 	}
 	return ""
 }
@@ -182,9 +182,6 @@ func (el *eligibility) bridgeHooks() string {
 }
 
 func legacyEbtables(module string) string {
-	if module == "" {
-		return ""
-	}
 	return fmt.Sprintf("legacy ebtables is in the kernel (%s), and whether it has rules here cannot be read without making them; where it is not used: modprobe -r %[1]s", module)
 }
 

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/node"
@@ -29,7 +30,7 @@ func overlay(change func(f *Facts, p parts)) Facts {
 	b := Device{Name: "br0", Kind: "bridge", MTU: 1450, Bridge: &Bridge{Ageing: 5 * time.Minute}, Qdisc: "noqueue"}
 	h := Device{
 		Name: "ve1", Kind: "veth", MTU: 1450, Master: 2, Port: &hostPort, Qdisc: "noqueue",
-		Peer: &Peer{MTU: 1400, MAC: podMAC, Entry: &Entry{Dev: 3}},
+		Peer: &Peer{Device{MTU: 1400, Address: podMAC}, &Entry{Dev: 3}},
 	}
 	f := Facts{Cookie: 9}
 	change(&f, parts{&t, &b, &h})
@@ -79,8 +80,8 @@ func TestOverlayThatNothingSpeaksAgainst(t *testing.T) {
 			if tt.want.Relearn == 0 {
 				tt.want.Relearn = tt.want.Refresh
 			}
-			if got := Evaluate(overlay(tt.change), aPath); got != tt.want {
-				t.Fatalf("got %+v\nwant %+v", got, tt.want)
+			if d := cmp.Diff(tt.want, Evaluate(overlay(tt.change), aPath)); d != "" {
+				t.Fatal(d)
 			}
 		})
 	}
@@ -126,7 +127,7 @@ func TestEachViolationIsAReason(t *testing.T) {
 		{"locked", func(_ *Facts, p parts) { p.tunnel.Port.Locked = true }, "port vx0 of br0 is locked"},
 		{"vlan_tunnel at the tunnel", func(_ *Facts, p parts) { p.tunnel.Port.VLANTunnel = true }, "br0 makes VLANs"},
 		{"vlan_tunnel at the veth", func(_ *Facts, p parts) { p.host.Port.VLANTunnel = true }, "br0 makes VLANs"},
-		{"no address", func(_ *Facts, p parts) { p.host.Peer.MAC = MAC{} }, "the pod's end of ve1 has no Ethernet address"},
+		{"no address", func(_ *Facts, p parts) { p.host.Peer.Address = MAC{} }, "the pod's end of ve1 has no Ethernet address"},
 		{"a bridge in the pod", func(_ *Facts, p parts) { p.host.Peer.Master = 5 }, "the pod's end of ve1 is a port"},
 		{"not learned", func(_ *Facts, p parts) { p.host.Peer.Entry = nil }, "br0 has not learned the pod's address 02:00:00:00:00:07"},
 		{"learned elsewhere", func(_ *Facts, p parts) { p.host.Peer.Entry.Dev = 1 }, "br0 has the pod's address 02:00:00:00:00:07 behind another port"},
@@ -176,8 +177,8 @@ func TestEachViolationIsAReason(t *testing.T) {
 			if got.Safe() || !strings.HasPrefix(got.Reason, tt.want) {
 				t.Fatalf("reason %q\nwant   %q...", got.Reason, tt.want)
 			}
-			if got != (Verdict{Path: aPath, Reason: got.Reason}) {
-				t.Fatalf("says what to do all the same: %+v", got)
+			if d := cmp.Diff(Verdict{Path: aPath, Reason: got.Reason}, got); d != "" {
+				t.Fatalf("says what to do all the same:\n%s", d)
 			}
 		})
 	}

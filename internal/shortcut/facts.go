@@ -15,7 +15,7 @@ type Facts struct {
 	Netfilter Netfilter
 }
 
-// Device is a tunnel, a bridge or the host's end of a veth.
+// Device is a tunnel, a bridge or an end of a veth.
 type Device struct {
 	// Queues tells that what the other end of a veth receives may wait in a queue of
 	// its own (veth_skb_is_eligible_for_gro), rather than in a core's backlog.
@@ -23,7 +23,8 @@ type Device struct {
 	Unknown string // as in Facts, of this device
 	Name    string
 	Kind    string
-	Address MAC // its own
+	Up      bool
+	Address MAC // its own; zero if it has none of Ethernet
 	MTU     int
 	Master  int
 	// Metadata: the tunnel takes packets of any network identifier.
@@ -34,9 +35,9 @@ type Device struct {
 	// Learning is how long the tunnel itself remembers behind which host a sender
 	// is. 0: it does not learn, or does not forget.
 	Learning time.Duration
-	// Fixed are the senders of which a tunnel that learns was told behind which host they are; nil: of
-	// none.
-	Fixed  *FixedSenders
+	// Fixed are the senders of which a tunnel that learns was told behind which host they are: what
+	// comes from another one it drops. An invalid address: behind none.
+	Fixed  map[MAC]netip.Addr
 	Bridge *Bridge // if it is one
 	Port   *Port   // if it is a bridge's
 	Peer   *Peer   // of a veth whose other end is in another namespace
@@ -46,10 +47,6 @@ type Device struct {
 	TCX     []uint32 // programs of others
 	XDP     uint32   // a program, 0 if none
 }
-
-// FixedSenders are senders of which a tunnel was told behind which host they are: what comes from
-// another one it drops. An invalid address: behind none.
-type FixedSenders struct{ Hosts map[MAC]netip.Addr }
 
 // Bridge is what a bridge does with all frames.
 type Bridge struct {
@@ -69,11 +66,8 @@ type Port struct {
 
 // Peer is the pod's end of a veth.
 type Peer struct {
-	MTU    int
-	MAC    MAC
-	Master int // in its own namespace
-	XDP    uint32
-	Entry  *Entry // of MAC in the bridge's table; nil if none
+	Device        // Master: in its own namespace
+	Entry  *Entry // of its address in the bridge's table; nil if none
 }
 
 // Entry is an entry of a bridge's forwarding table.
@@ -102,6 +96,8 @@ type Chain struct {
 	Name    string
 	Hook    int       // -1: a flow table
 	Devices []Pattern // nil: not bound to devices
+	Nat     bool      // only the first packet of each connection meets it
+	Legacy  bool      // it is of one of iptables' own tables
 }
 
 // Pattern names a device, or all whose names begin so.
@@ -130,8 +126,6 @@ type IngressFacts struct {
 // others, TCX only of what it receives.
 type NIC struct {
 	Device
-	Up         bool
-	MAC        MAC
 	PortOf     string       // the name of its master
 	Above      []Above      // devices of its namespace that name it as theirs
 	Addrs      []netip.Addr // of IPv4, sorted

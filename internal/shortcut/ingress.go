@@ -60,7 +60,7 @@ func EvaluateIngress(f IngressFacts, in Ingress) IngressVerdict {
 			return v
 		}
 	}
-	v.MAC, v.Locals = ing.nic.MAC, ing.locals()
+	v.MAC, v.Locals = ing.nic.Address, ing.locals()
 	return v
 }
 
@@ -79,7 +79,7 @@ func (ing *ingress) device() string {
 		return n.Unknown
 	case !n.Up:
 		return fmt.Sprintf("%s is down; see: ip link set %[1]s up", n.Name)
-	case n.MAC == MAC{}:
+	case n.Address == MAC{}:
 		return fmt.Sprintf("%s has no Ethernet address of its own", n.Name)
 	case n.Master != 0:
 		return fmt.Sprintf("%s is a port of %s, which takes what it receives", n.Name, n.PortOf)
@@ -158,7 +158,7 @@ func (ing *ingress) programs() string {
 // hooks asks for IPv4 and what sees all protocols: the outer headers are IPv4.
 func (ing *ingress) hooks() string {
 	for _, c := range ing.f.Netfilter.Chains {
-		receives := c.Hook < 0 || c.Family == unix.NFPROTO_NETDEV && c.Hook == netdevIngress || c.Family == unix.NFPROTO_INET && c.Hook == nfInetIngress
+		receives := c.Hook < 0 || c.Family == unix.NFPROTO_NETDEV && c.Hook == unix.NF_NETDEV_INGRESS || c.Family == unix.NFPROTO_INET && c.Hook == nfInetIngress
 		if receives && c.on(ing.nic.Name) {
 			return fmt.Sprintf("nftables has a hook on %s: %s", ing.nic.Name, c)
 		}

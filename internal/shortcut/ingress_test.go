@@ -20,13 +20,14 @@ var (
 	addr2     = netip.MustParseAddr("192.0.2.2")
 	anIngress = Ingress{NIC: node.Dev{NetnsCookie: 9, Ifindex: 1, Name: "eth0"}, Port: 4789}
 	compare   = cmpopts.EquateComparable(netip.Addr{})
+	verdicts  = cmp.Options{compare, cmpopts.EquateEmpty()} // no senders are no senders
 )
 
 // host is one that nothing speaks against.
 func host(change func(f *IngressFacts, n *NIC)) IngressFacts {
 	n := NIC{
-		Device: Device{Name: "eth0", MTU: 1500, Qdisc: "mq"}, Up: true, MAC: nicMAC,
-		Addrs: []netip.Addr{addr1, addr2}, RPS: []string{"00000000,00000000", "0"},
+		Device: Device{Name: "eth0", Up: true, Address: nicMAC, MTU: 1500, Qdisc: "mq"},
+		Addrs:  []netip.Addr{addr1, addr2}, RPS: []string{"00000000,00000000", "0"},
 	}
 	f := IngressFacts{Cookie: 9, Rules: []Rule{{0, 255, true}, {32766, 254, true}, {32767, 253, true}}}
 	change(&f, &n)
@@ -111,7 +112,7 @@ func TestEachThingAtTheNICIsAReason(t *testing.T) {
 		{"gone", anIngress, nic(func(n *NIC) { *n = NIC{} }), "eth0 is no longer there"},
 		{"cannot be read", anIngress, nic(func(n *NIC) { n.Unknown = "eth0: EIO" }), "eth0: EIO"},
 		{"down", anIngress, nic(func(n *NIC) { n.Up = false }), "eth0 is down; see: ip link set eth0 up"},
-		{"no Ethernet", anIngress, nic(func(n *NIC) { n.MAC = MAC{} }), "eth0 has no Ethernet address"},
+		{"no Ethernet", anIngress, nic(func(n *NIC) { n.Address = MAC{} }), "eth0 has no Ethernet address"},
 		{"enslaved", anIngress, nic(func(n *NIC) { n.Master, n.PortOf = 4, "bond0" }), "eth0 is a port of bond0, which takes what it receives"},
 		{"vlan", anIngress, above("vlan"), "up0 (vlan) is on eth0"},
 		{"macvlan", anIngress, above("macvlan"), "up0 (macvlan) is on eth0"},

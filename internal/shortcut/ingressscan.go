@@ -42,22 +42,16 @@ func (s *side) close() error {
 // CheckIngress evaluates each NIC by what is so now. What cannot be read is a
 // reason against. It takes what Check takes for the namespace, three dumps more
 // and, for each NIC, some small files: 0.2 ms as measured (BenchmarkCheckIngress),
-// and more where rp_filter is loose and the main table long.
+// and more where rp_filter is loose and the main table long. From the first time on
+// Events tells of what concerns NICs, too.
 func (w *Watcher) CheckIngress(list []Ingress) []IngressVerdict {
-	f := w.ScanIngress(list)
+	f := IngressFacts{Cookie: w.cookie, NICs: map[int]NIC{}}
+	f.Unknown = w.gather(&w.nics, "what the tunnels' packets would skip", func() error { return w.scanIngress(&f, list) })
 	verdicts := make([]IngressVerdict, len(list))
 	for i, in := range list {
 		verdicts[i] = EvaluateIngress(f, in)
 	}
 	return verdicts
-}
-
-// ScanIngress gathers the facts that evaluating these NICs takes. From the first
-// time on Events tells of what concerns them, too.
-func (w *Watcher) ScanIngress(list []Ingress) IngressFacts {
-	f := IngressFacts{Cookie: w.cookie, NICs: map[int]NIC{}}
-	f.Unknown = w.gather(&w.nics, "what the tunnels' packets would skip", func() error { return w.scanIngress(&f, list) })
-	return f
 }
 
 // scanIngress runs on a thread in the namespace.
@@ -84,7 +78,7 @@ func (w *Watcher) scanIngress(f *IngressFacts, list []Ingress) error {
 		if _, seen := f.NICs[index]; !ok || seen || in.NIC.NetnsCookie != w.cookie {
 			continue
 		}
-		n := NIC{Device: l.Device, Up: l.up, MAC: l.mac, PortOf: links[l.Master].Name, Above: above(links, index)}
+		n := NIC{Device: l.Device, PortOf: links[l.Master].Name, Above: above(links, index)}
 		n.Filters = filters[index]
 		n.XDP = w.foreignXDP(l)
 		if err := w.nic(&n, index, l.promisc); err != nil {
@@ -146,18 +140,15 @@ func (w *Watcher) nic(n *NIC, index int, promisc bool) error {
 
 // host checks what concerns all NICs. loose: one of them asks for routes.
 func (w *Watcher) host(f *IngressFacts, loose bool) error {
-	built, err := builtIn()
-	if err != nil {
-		return err
-	}
-	if f.Netfilter.Chains, err = w.chains(built.nftables, &w.nics); err != nil {
+	var err error
+	if f.Netfilter.Chains, err = w.chains(&w.nics); err != nil {
 		return err
 	}
 	links, err := w.ipHooks(&f.Netfilter, &w.nics)
 	if err != nil {
 		return err
 	}
-	f.Selectors = links.netns
+	f.Selectors = links.netns()
 	if f.Rules, err = w.rules(); err != nil {
 		return err
 	}
@@ -166,7 +157,7 @@ func (w *Watcher) host(f *IngressFacts, loose bool) error {
 			return err
 		}
 	}
-	f.Policies, f.Blocks, err = w.policies(built)
+	f.Policies, f.Blocks, err = w.policies()
 	return err
 }
 

@@ -65,7 +65,7 @@ func newYard(t testing.TB, own func(uint32) bool) *yard {
 	}
 	s := site{t: t}
 	y.in = Ingress{NIC: node.Dev{NetnsCookie: cookie, Ifindex: s.index(h, "nic"), Name: "nic"}, Port: 4789}
-	if y.w, err = Watch(h, own, hooks(t)); err != nil {
+	if y.w, err = Watch(h, orNone(own), hooks(t)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -457,8 +457,8 @@ func TestPollAfterAScanThatFailed(t *testing.T) {
 	live := y.w.rtnl
 	dead := &nlsock.Conn{} // standard input, which is no socket
 	for _, check := range []func() string{
-		func() string { return y.w.ScanIngress([]Ingress{y.in}).Unknown },
-		func() string { return y.w.Scan(nil).Unknown },
+		func() string { return y.w.CheckIngress([]Ingress{y.in})[0].Reason },
+		func() string { return y.w.Check([]Path{{}})[0].Reason },
 	} {
 		y.w.rtnl = dead
 		unknown := check()

@@ -3,7 +3,6 @@
 package shortcut
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -56,7 +55,7 @@ type place struct {
 }
 
 type xtKnown struct {
-	info []byte
+	xtTable
 	read time.Time
 	seen Onlooker
 }
@@ -65,18 +64,15 @@ type xtKnown struct {
 // of no change, and to read one with tens of thousands of rules takes milliseconds.
 const tablesFor = 5 * time.Second
 
-// NewPlaces knows none. own reports whether a BPF program is overlane's; nil: none is.
+// NewPlaces knows none. own reports whether a BPF program is overlane's.
 func NewPlaces(own func(progID uint32) bool) *Places {
-	if own == nil {
-		own = func(uint32) bool { return false }
-	}
 	return &Places{own: own, buf: make([]byte, 1<<16), known: map[uint64]*place{}}
 }
 
 // Begin checks what is no namespace's, before a scan of each.
 func (p *Places) Begin() error {
 	links, _, err := p.bpf.count()
-	p.programs = links.netfilter
+	p.programs = links.netfilter()
 	return err
 }
 
@@ -169,11 +165,7 @@ func withRelated(devs []Passed, links map[int]linkInfo) []Passed {
 
 // nftables reads the rules anew when their generation is another one.
 func (k *place) nftables() (o Onlooker, err error) {
-	built, err := builtIn()
-	if err != nil {
-		return o, err
-	}
-	if there, err := module(&readings{}, built.nftables, "nf_tables"); !there || err != nil {
+	if there, err := module(&readings{}, "nf_tables"); !there || err != nil {
 		return o, err
 	}
 	c, err := nlsock.DialNetfilter(make([]byte, 1<<15))
@@ -191,7 +183,7 @@ func (k *place) nftables() (o Onlooker, err error) {
 		return o, err
 	}
 	k.gen, k.rules = gen, r.seen(k.devs)
-	k.bound = slices.ContainsFunc(r.Base, func(c BaseChain) bool { return c.Devices != nil })
+	k.bound = slices.ContainsFunc(r.Base, func(c Chain) bool { return c.Devices != nil })
 	return k.rules, nil
 }
 
@@ -233,16 +225,16 @@ func (k *place) legacy() (o Onlooker, err error) {
 }
 
 func (f xtFamily) read(fd int, name string, known xtKnown, devs []Passed) (xtKnown, error) {
-	t, info, err := xtInfo(fd, f, name)
+	t, err := xtInfo(fd, f, name)
 	if err != nil {
 		return known, err
 	}
-	if bytes.Equal(info, known.info) && time.Since(known.read) < tablesFor {
+	if t == known.xtTable && time.Since(known.read) < tablesFor {
 		return known, nil
 	}
 	b, err := xtEntries(fd, f, t)
 	if errors.Is(err, unix.EAGAIN) { // it was replaced meanwhile
-		if t, info, err = xtInfo(fd, f, name); err == nil {
+		if t, err = xtInfo(fd, f, name); err == nil {
 			b, err = xtEntries(fd, f, t)
 		}
 	}
@@ -253,7 +245,7 @@ func (f xtFamily) read(fd int, name string, known xtKnown, devs []Passed) (xtKno
 	if err := f.parse(t, b, &r); err != nil {
 		return known, err
 	}
-	return xtKnown{info, time.Now(), r.seen(devs)}, nil
+	return xtKnown{t, time.Now(), r.seen(devs)}, nil
 }
 
 // netfilter checks what has no rules that can be read.
@@ -261,12 +253,8 @@ func (p *Places) netfilter(bridged bool) (o Onlooker, err error) {
 	if p.programs > 0 {
 		return Onlooker{"BPF programs are on netfilter hooks", "bpftool net"}, nil
 	}
-	built, err := builtIn()
-	if err != nil {
-		return o, err
-	}
 	if bridged {
-		m, err := ebtables(built.ebtables)
+		m, err := ebtables()
 		if err != nil || m != "" {
 			return Onlooker{What: legacyEbtables(m)}, err
 		}
@@ -293,20 +281,24 @@ func (k *place) sockets() (o Onlooker, err error) {
 	var list []Socket
 	for _, s := range []struct {
 		path  string
-		parse func([]string) ([]Socket, error)
+		parse func(string) (Socket, bool, error)
 	}{
 		{"/proc/thread-self/net/raw", parseRaw}, {"/proc/thread-self/net/raw6", parseRaw},
-		{"/proc/thread-self/net/packet", parsePackets},
+		{"/proc/thread-self/net/packet", parsePacket},
 	} {
 		sockets, err := lines(s.path)
 		if err != nil {
 			return o, err
 		}
-		more, err := s.parse(sockets)
-		if err != nil {
-			return o, err
+		for _, line := range sockets[min(1, len(sockets)):] { // but for the head
+			socket, ok, err := s.parse(line)
+			if err != nil {
+				return o, err
+			}
+			if ok {
+				list = append(list, socket)
+			}
 		}
-		list = append(list, more...)
 	}
 	if slices.ContainsFunc(list, func(s Socket) bool { return s.Kind == "packet" }) {
 		if err := readFilters(list); err != nil {

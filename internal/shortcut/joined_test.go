@@ -36,7 +36,7 @@ func newStation(t testing.TB) *station {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ns.Close() })
-	s := &station{t: t, ns: ns, places: NewPlaces(nil)}
+	s := &station{t: t, ns: ns, places: NewPlaces(orNone(nil))}
 	s.run("ip link set lo up\nip link add eth0 type veth peer name out0\nip link set eth0 up\nip link set out0 up")
 	err = ns.Do(func() error {
 		for _, d := range []Passed{{Name: "eth0", In: true}, {Name: "out0", Out: true}} {

@@ -257,8 +257,8 @@ func TestTrafficFilters(t *testing.T) {
 		msg  []byte
 		want string
 	}{
-		{"flower, drop", msg(etherIPv4, "flower", nlsock.Attr(nil, 3, acts("gact"))), ""},
-		{"flower, by chance", msg(etherIPv4, "flower", nlsock.Attr(nil, 3, acts("gact?"))), "chooses among packets"},
+		{"flower, drop", msg(unix.ETH_P_IP, "flower", nlsock.Attr(nil, 3, acts("gact"))), ""},
+		{"flower, by chance", msg(unix.ETH_P_IP, "flower", nlsock.Attr(nil, 3, acts("gact?"))), "chooses among packets"},
 		{"matchall, policed", msg(unix.ETH_P_ALL, "matchall", nlsock.Attr(nil, 2, acts("gact", "police"))), "a tc policer"},
 		{"u32, policed as of old", msg(unix.ETH_P_ALL, "u32", nlsock.Attr(nil, 6, []byte{0, 0, 0, 0})), "a tc policer"},
 		{"sampled", msg(unix.ETH_P_ALL, "matchall", nlsock.Attr(nil, 2, acts("sample"))), "(sample)"},
@@ -307,7 +307,7 @@ var networkdDHCP = []unix.SockFilter{
 
 // dhclient is that of ISC's, which sees the link layer and reads where UDP begins.
 var dhclient = []unix.SockFilter{
-	ins(ldh, 12), ins(jeq, etherIPv4, 0, 6), ins(ldb, 23), ins(jeq, unix.IPPROTO_UDP, 0, 4), ins(ldh, 20), ins(jset, 0x1fff, 2, 0),
+	ins(ldh, 12), ins(jeq, unix.ETH_P_IP, 0, 6), ins(ldb, 23), ins(jeq, unix.IPPROTO_UDP, 0, 4), ins(ldh, 20), ins(jset, 0x1fff, 2, 0),
 	ins(ldxMSH, 14), ins(ldhIndex, 16), ins(jeq, 68, 0, 1), ins(ret, 0xffff), ins(ret, 0),
 }
 
@@ -330,11 +330,11 @@ func TestFiltersOfPacketSockets(t *testing.T) {
 		{"dhclient", dhclient, true, false},
 		{"lldpd", lldpd, true, false},
 		{"tcpdump arp", []unix.SockFilter{ins(ldh, 12), ins(jeq, unix.ETH_P_ARP, 0, 1), ins(ret, 0x40000), ins(ret, 0)}, true, false},
-		{"tcpdump ip proto tcp", []unix.SockFilter{ins(ldh, 12), ins(jeq, etherIPv4, 0, 3), ins(ldb, 23), ins(jeq, unix.IPPROTO_TCP, 0, 1), ins(ret, 0x40000), ins(ret, 0)}, true, false},
-		{"tcpdump udp", []unix.SockFilter{ins(ldh, 12), ins(jeq, etherIPv4, 0, 3), ins(ldb, 23), ins(jeq, unix.IPPROTO_UDP, 0, 1), ins(ret, 0x40000), ins(ret, 0)}, true, true},
+		{"tcpdump ip proto tcp", []unix.SockFilter{ins(ldh, 12), ins(jeq, unix.ETH_P_IP, 0, 3), ins(ldb, 23), ins(jeq, unix.IPPROTO_TCP, 0, 1), ins(ret, 0x40000), ins(ret, 0)}, true, false},
+		{"tcpdump udp", []unix.SockFilter{ins(ldh, 12), ins(jeq, unix.ETH_P_IP, 0, 3), ins(ldb, 23), ins(jeq, unix.IPPROTO_UDP, 0, 1), ins(ret, 0x40000), ins(ret, 0)}, true, true},
 		{"tcpdump udp port 53", slices.Replace(slices.Clone(dhclient), 8, 9, ins(jeq, 53, 0, 1)), true, true},
 		{"large ones", []unix.SockFilter{ins(ldlen, 0), ins(jge, 1500, 0, 1), ins(ret, 0xffff), ins(ret, 0)}, true, true},
-		{"fragments", []unix.SockFilter{ins(ldh, 12), ins(jeq, etherIPv4, 0, 3), ins(ldh, 20), ins(jset, 0x3fff, 0, 1), ins(ret, 0xffff), ins(ret, 0)}, true, false},
+		{"fragments", []unix.SockFilter{ins(ldh, 12), ins(jeq, unix.ETH_P_IP, 0, 3), ins(ldh, 20), ins(jset, 0x3fff, 0, 1), ins(ret, 0xffff), ins(ret, 0)}, true, false},
 	} {
 		if got := mayTake(tt.filter, tt.linkLayer); got != tt.takes {
 			t.Errorf("%s: %v", tt.name, got)
@@ -357,13 +357,13 @@ func TestSocketsThatGetJoinedDatagrams(t *testing.T) {
 		{"raw UDP, IPv6", unix.AF_INET6, unix.SOCK_RAW, unix.IPPROTO_UDP, nil, "", "a raw socket (inode"},
 		{"a packet socket", unix.AF_PACKET, unix.SOCK_RAW, all, nil, "", "gets all packets"},
 		{"on the device", unix.AF_PACKET, unix.SOCK_RAW, all, nil, "eth0", "gets all packets"},
-		{"IPv4 only", unix.AF_PACKET, unix.SOCK_DGRAM, etherIPv4, nil, "", "gets all packets"},
+		{"IPv4 only", unix.AF_PACKET, unix.SOCK_DGRAM, unix.ETH_P_IP, nil, "", "gets all packets"},
 		{"with a filter", unix.AF_PACKET, unix.SOCK_RAW, all, []unix.SockFilter{ins(ldlen, 0), ins(jge, 1500, 0, 1), ins(ret, 0xffff), ins(ret, 0)}, "", "packets that its filter lets pass"},
 
 		{"ping", unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP, nil, "", ""},
 		{"raw, sends only", unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW, nil, "", ""},
 		{"systemd-networkd, LLDP", unix.AF_PACKET, unix.SOCK_DGRAM, lldp, nil, "eth0", ""},
-		{"systemd-networkd, DHCP", unix.AF_PACKET, unix.SOCK_DGRAM, etherIPv4, networkdDHCP, "eth0", ""},
+		{"systemd-networkd, DHCP", unix.AF_PACKET, unix.SOCK_DGRAM, unix.ETH_P_IP, networkdDHCP, "eth0", ""},
 		{"dhclient", unix.AF_PACKET, unix.SOCK_RAW, all, dhclient, "eth0", ""},
 		{"lldpd", unix.AF_PACKET, unix.SOCK_RAW, all, lldpd, "eth0", ""},
 		{"ARP", unix.AF_PACKET, unix.SOCK_DGRAM, unix.ETH_P_ARP, nil, "", ""},
@@ -435,7 +435,7 @@ func BenchmarkPlaces(b *testing.B) {
 			s := newStation(b)
 			s.run(script)
 			for b.Loop() {
-				err := s.ns.Visit(func() error { NewPlaces(nil).Scan(1, s.devs, true); return nil })
+				err := s.ns.Visit(func() error { NewPlaces(orNone(nil)).Scan(1, s.devs, true); return nil })
 				if err != nil {
 					b.Fatal(err)
 				}

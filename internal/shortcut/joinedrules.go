@@ -12,18 +12,9 @@ import (
 // Rules are the rules of a namespace that packets may meet: of nftables, and of legacy iptables in
 // the same words.
 type Rules struct {
-	Base  []BaseChain
+	Base  []Chain // where packets begin to meet rules
 	Rules map[ChainKey][]PacketRule
 	Sets  map[SetKey]Set
-}
-
-// BaseChain is where packets begin to meet rules.
-type BaseChain struct {
-	Chain
-	// Nat: only the first packet of each connection meets it.
-	Nat bool
-	// Legacy: it is one of iptables' own tables.
-	Legacy bool
 }
 
 // ChainKey names a chain, and SetKey a set, of nftables.
@@ -67,11 +58,8 @@ type Set struct {
 // inHooks are those of IP that packets pass which were received.
 var inHooks = []int{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_IN, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
 
-// netdevEgress is NF_NETDEV_EGRESS.
-const netdevEgress = 1
-
 // met tells whether received packets meet the chain.
-func (c BaseChain) met(devs []Passed) bool {
+func (c Chain) met(devs []Passed) bool {
 	switch c.Family {
 	case unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_BRIDGE:
 		return slices.Contains(inHooks, c.Hook)
@@ -80,7 +68,7 @@ func (c BaseChain) met(devs []Passed) bool {
 			return slices.Contains(inHooks, c.Hook)
 		}
 	case unix.NFPROTO_NETDEV:
-		if c.Hook == netdevEgress {
+		if c.Hook == unix.NF_NETDEV_EGRESS {
 			return slices.ContainsFunc(devs, func(d Passed) bool { return d.Out && c.on(d.Name) })
 		}
 	default:
@@ -194,7 +182,7 @@ func (w *walk) setsOf(rule PacketRule) (list []Sees) {
 	return list
 }
 
-func (c BaseChain) key() ChainKey { return ChainKey{c.Family, c.Legacy, c.Table, c.Name} }
+func (c Chain) key() ChainKey { return ChainKey{c.Family, c.Legacy, c.Table, c.Name} }
 
 func (k ChainKey) chain(name string) ChainKey { return ChainKey{k.Family, k.Legacy, k.Table, name} }
 

@@ -3,6 +3,7 @@
 package shortcut
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -27,8 +28,6 @@ const (
 // linkInfo is a device and where its other end is.
 type linkInfo struct {
 	Device
-	mac     MAC
-	up      bool
 	promisc bool
 	xdp     []uint32 // the programs of all modes; some twice
 	generic uint32   // the one that runs behind GRO, 0 if there is none
@@ -45,37 +44,33 @@ func (w *Watcher) links() (all map[int]linkInfo, err error) {
 
 func linkOf(from *nlsock.Link) linkInfo {
 	l := linkInfo{
-		Device: Device{Name: from.Name, Kind: from.Kind, MTU: from.MTU, Master: from.Master, Qdisc: from.Qdisc},
-		up:     from.Flags&unix.IFF_UP != 0, promisc: from.Promisc, xdp: from.XDP.All(), generic: from.XDP.Generic,
+		Device: Device{
+			Name: from.Name, Kind: from.Kind, Up: from.Flags&unix.IFF_UP != 0, MTU: from.MTU, Master: from.Master, Qdisc: from.Qdisc,
+		},
+		promisc: from.Promisc, xdp: from.XDP.All(), generic: from.XDP.Generic,
 		lower: from.Lower, nsid: from.LowerNSID,
 	}
-	l.mac, _ = macOf(from.MAC)
+	l.Address, _ = macOf(from.MAC)
 	if len(l.xdp) > 0 {
 		l.XDP = l.xdp[0]
 	}
 	if l.Kind == "bridge" {
 		l.Bridge = parseBridge(from.Data)
 	}
-	l.tunnel(from.Data)
+	if t, ok := encap.Parse(l.Kind, from.Data); ok {
+		l.Metadata, l.Marks, l.learns = t.AnyVNI, t.Marked, t.Learns
+		if t.Learns {
+			l.Learning = t.Ageing
+		}
+	}
 	if from.MasterKind == "bridge" {
 		l.Port = parsePort(from.PortData)
 	}
 	return l
 }
 
-func (l *linkInfo) tunnel(data []byte) {
-	t, ok := encap.Parse(l.Kind, data)
-	if !ok {
-		return
-	}
-	l.Metadata, l.Marks, l.learns = t.AnyVNI, t.Marked, t.Learns
-	if t.Learns {
-		l.Learning = t.Ageing
-	}
-}
-
 // fixed lists the senders of which a tunnel was told behind which host they are.
-func (w *Watcher) fixed(tunnel int) (*FixedSenders, error) {
+func (w *Watcher) fixed(tunnel int) (map[MAC]netip.Addr, error) {
 	var all map[MAC]netip.Addr
 	req := make([]byte, unix.SizeofNdMsg)
 	req[0] = unix.AF_BRIDGE
@@ -93,10 +88,7 @@ func (w *Watcher) fixed(tunnel int) (*FixedSenders, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the tunnel's entries: %w", err)
 	}
-	if len(all) == 0 {
-		return nil, nil
-	}
-	return &FixedSenders{all}, nil
+	return all, nil
 }
 
 // parseFixed reads an entry that a tunnel neither learns anew nor forgets (vxlan_snoop,
@@ -106,59 +98,32 @@ func parseFixed(b []byte, tunnel int) (m MAC, host netip.Addr, ok bool) {
 		return m, host, false
 	}
 	static := binary.NativeEndian.Uint16(b[8:])&(unix.NUD_PERMANENT|unix.NUD_NOARP) != 0
-	nexthop := false
-	for t, v := range nlsock.Attrs(b[unix.SizeofNdMsg:]) {
-		switch t {
-		case unix.NDA_LLADDR:
-			m, ok = macOf(v)
-		case unix.NDA_DST:
-			host, _ = netip.AddrFromSlice(v)
-		case ndaNexthop:
-			nexthop = true
-		}
+	a := attrsOf(b, unix.SizeofNdMsg)
+	nexthop := a.has(ndaNexthop)
+	if !nexthop {
+		host, _ = netip.AddrFromSlice(a[unix.NDA_DST])
 	}
-	if nexthop {
-		host = netip.Addr{}
-	}
-	return m, host, ok && (static || nexthop) && m[0]&1 == 0 && m != (MAC{})
+	m, ok = macOf(a[unix.NDA_LLADDR])
+	return m, host, ok && (static || nexthop)
 }
 
-func flag(v []byte) bool { return len(v) > 0 && v[0] != 0 }
-
 func parseBridge(b []byte) *Bridge {
-	var br Bridge
-	for t, v := range nlsock.Attrs(b) {
-		switch t {
-		case unix.IFLA_BR_VLAN_FILTERING:
-			br.VLANs = flag(v)
-		case unix.IFLA_BR_NF_CALL_IPTABLES:
-			br.IP4 = flag(v)
-		case unix.IFLA_BR_NF_CALL_IP6TABLES:
-			br.IP6 = flag(v)
-		case unix.IFLA_BR_AGEING_TIME:
-			br.Ageing = time.Duration(nlsock.U32(v)) * tick
-		}
+	a := attrsOf(b, 0)
+	return &Bridge{
+		VLANs: a.flag(unix.IFLA_BR_VLAN_FILTERING),
+		IP4:   a.flag(unix.IFLA_BR_NF_CALL_IPTABLES), IP6: a.flag(unix.IFLA_BR_NF_CALL_IP6TABLES),
+		Ageing: time.Duration(a.u32(unix.IFLA_BR_AGEING_TIME)) * tick,
 	}
-	return &br
 }
 
 func parsePort(b []byte) *Port {
-	var p Port // state 0: disabled
-	for t, v := range nlsock.Attrs(b) {
-		switch t {
-		case unix.IFLA_BRPORT_STATE:
-			if len(v) > 0 {
-				p.State = v[0]
-			}
-		case unix.IFLA_BRPORT_ISOLATED:
-			p.Isolated = flag(v)
-		case unix.IFLA_BRPORT_LOCKED:
-			p.Locked = flag(v)
-		case unix.IFLA_BRPORT_VLAN_TUNNEL:
-			p.VLANTunnel = flag(v)
-		case unix.IFLA_BRPORT_LEARNING:
-			p.Learning = flag(v)
-		}
+	a := attrsOf(b, 0)
+	p := Port{
+		Isolated: a.flag(unix.IFLA_BRPORT_ISOLATED), Locked: a.flag(unix.IFLA_BRPORT_LOCKED),
+		VLANTunnel: a.flag(unix.IFLA_BRPORT_VLAN_TUNNEL), Learning: a.flag(unix.IFLA_BRPORT_LEARNING),
+	}
+	if state := a[unix.IFLA_BRPORT_STATE]; len(state) > 0 {
+		p.State = state[0]
 	}
 	return &p
 }
@@ -169,10 +134,9 @@ func (w *Watcher) peer(l linkInfo) (*Peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := linkOf(there)
-	p := &Peer{MTU: o.MTU, MAC: o.mac, Master: o.Master, XDP: o.XDP}
-	if l.Port != nil && p.MAC != (MAC{}) {
-		p.Entry, err = w.entry(l.Master, p.MAC)
+	p := &Peer{Device: linkOf(there).Device}
+	if l.Port != nil && p.Address != (MAC{}) {
+		p.Entry, err = w.entry(l.Master, p.Address)
 	}
 	return p, err
 }
@@ -202,16 +166,11 @@ func parseEntry(b []byte) *Entry {
 	if len(b) < unix.SizeofNdMsg || b[0] != unix.AF_BRIDGE {
 		return nil
 	}
-	e := &Entry{
-		Dev:   int(int32(nlsock.U32(b[4:]))),
-		Local: binary.NativeEndian.Uint16(b[8:])&unix.NUD_PERMANENT != 0,
+	return &Entry{
+		Dev:    int(int32(nlsock.U32(b[4:]))),
+		Local:  binary.NativeEndian.Uint16(b[8:])&unix.NUD_PERMANENT != 0,
+		Locked: attrsOf(b, unix.SizeofNdMsg).u32(ndaFlagsExt)&ntfExtLocked != 0,
 	}
-	for t, v := range nlsock.Attrs(b[unix.SizeofNdMsg:]) {
-		if t == ndaFlagsExt {
-			e.Locked = nlsock.U32(v)&ntfExtLocked != 0
-		}
-	}
-	return e
 }
 
 // filters lists the qdiscs that tc filters hang on, by device.
@@ -223,13 +182,8 @@ func (w *Watcher) filters() (map[int]string, error) {
 			if len(b) < sizeofTcMsg || nlsock.U32(b[12:]) != tcIngress {
 				return nil
 			}
-			kind := "?"
-			for t, v := range nlsock.Attrs(b[sizeofTcMsg:]) {
-				if t == unix.TCA_KIND {
-					kind = nlsock.Str(v)
-				}
-			}
-			all[int(int32(nlsock.U32(b[4:])))] = kind
+			kind := attrsOf(b, sizeofTcMsg).str(unix.TCA_KIND)
+			all[int(int32(nlsock.U32(b[4:])))] = cmp.Or(kind, "?")
 			return nil
 		})
 	if err != nil {

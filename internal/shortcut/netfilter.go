@@ -17,21 +17,17 @@ import (
 // Nothing is asked that would make the kernel load a module or register a table:
 // reading must leave no trace.
 func (w *Watcher) netfilter(n *Netfilter, calls bool, rs *readings) error {
-	built, err := builtIn()
-	if err != nil {
+	var err error
+	if n.Chains, err = w.chains(rs); err != nil {
 		return err
 	}
-	if n.Chains, err = w.chains(built.nftables, rs); err != nil {
+	if n.Ebtables, err = read(rs, ebtables); err != nil {
 		return err
 	}
-	n.Ebtables, err = read(rs, func() (string, error) { return ebtables(built.ebtables) })
-	if err != nil {
+	if n.IP4, err = w.setting(rs, "/proc/sys/"+bridgeCalls4); err != nil {
 		return err
 	}
-	if n.IP4, err = w.setting(rs, "/proc/sys/net/bridge/bridge-nf-call-iptables"); err != nil {
-		return err
-	}
-	if n.IP6, err = w.setting(rs, "/proc/sys/net/bridge/bridge-nf-call-ip6tables"); err != nil {
+	if n.IP6, err = w.setting(rs, "/proc/sys/"+bridgeCalls6); err != nil {
 		return err
 	}
 	if !calls && !n.IP4 && !n.IP6 {
@@ -46,28 +42,26 @@ func (w *Watcher) netfilter(n *Netfilter, calls bool, rs *readings) error {
 
 // ipHooks checks what else is at the hooks that packets of IPv4 pass, and at
 // those of both versions.
-func (w *Watcher) ipHooks(n *Netfilter, rs *readings) (linkCounts, error) {
-	var none linkCounts
-	var err error
+func (w *Watcher) ipHooks(n *Netfilter, rs *readings) (links linkCounts, err error) {
 	if n.Tables4, err = w.list(rs, "/proc/thread-self/net/ip_tables_names"); err != nil {
-		return none, err
+		return nil, err
 	}
 	// Only connection tracking can be there without a rule: by this setting, and
 	// for nodes that use it without one.
-	if n.Conntrack, err = w.setting(rs, "/sys/module/nf_conntrack/parameters/enable_hooks"); err != nil {
-		return none, err
-	}
-	if !n.Conntrack {
-		if n.Conntrack, err = w.setting(rs, "/proc/sys/net/netfilter/nf_conntrack_count"); err != nil {
-			return none, err
+	for _, path := range []string{"/sys/module/nf_conntrack/parameters/enable_hooks", "/proc/sys/net/netfilter/nf_conntrack_count"} {
+		if n.Conntrack, err = w.setting(rs, path); n.Conntrack || err != nil {
+			break
 		}
 	}
+	if err != nil {
+		return nil, err
+	}
 	if n.IPVS, err = read(rs, w.services); err != nil {
-		return none, err
+		return nil, err
 	}
 	links, last, err := w.bpf.count()
 	rs.note(func() (bool, error) { return w.bpf.noneAfter(last) })
-	n.Programs = links.netfilter
+	n.Programs = links.netfilter()
 	return links, err
 }
 
@@ -90,9 +84,10 @@ func (w *Watcher) list(rs *readings, path string) ([]string, error) {
 
 // ebtables names what there is of legacy ebtables. To ask it for its tables
 // registers them, and loads their modules.
-func ebtables(built bool) (string, error) {
-	if built {
-		return "ebtables", nil
+func ebtables() (string, error) {
+	built, err := builtIn()
+	if err != nil || built["ebtables"] {
+		return "ebtables", err
 	}
 	for _, m := range []string{"ebtable_filter", "ebtable_nat", "ebtable_broute"} {
 		if there, err := exists("/sys/module/" + m); there || err != nil {
@@ -102,34 +97,39 @@ func ebtables(built bool) (string, error) {
 	return "", nil
 }
 
-type built struct{ nftables, ebtables, xfrm, pfkey bool }
+// symbols are of what may be a module, each by one of its functions.
+var symbols = map[string]string{
+	"nf_tables_getchain": "nf_tables", "ebt_register_template": "ebtables", "xfrm_user_rcv_msg": "xfrm_user", "pfkey_process": "af_key",
+}
 
-// builtIn tells what the kernel has without modules, which /sys/module does not
+// builtIn tells what of these the kernel has without modules, which /sys/module does not
 // list.
-var builtIn = sync.OnceValues(func() (built, error) {
-	var b built
+var builtIn = sync.OnceValues(func() (map[string]bool, error) {
+	built := map[string]bool{}
 	f, err := os.Open("/proc/kallsyms")
 	if err != nil {
-		return b, fmt.Errorf("find out what the kernel has built in: %w", err)
+		return nil, fmt.Errorf("find out what the kernel has built in: %w", err)
 	}
 	defer f.Close()
 	syms := bufio.NewScanner(f)
 	for syms.Scan() {
 		// ffffffff81f6d200 t nf_tables_getchain, and of a module: \t[nf_tables]
-		switch _, sym, _ := strings.Cut(syms.Text(), " "); {
-		case len(sym) < 2:
-		case sym[2:] == "nf_tables_getchain":
-			b.nftables = true
-		case sym[2:] == "ebt_register_template":
-			b.ebtables = true
-		case sym[2:] == "xfrm_user_rcv_msg":
-			b.xfrm = true
-		case sym[2:] == "pfkey_process":
-			b.pfkey = true
+		_, sym, _ := strings.Cut(syms.Text(), " ")
+		if name, known := symbols[sym[min(2, len(sym)):]]; known {
+			built[name] = true
 		}
 	}
 	if err := syms.Err(); err != nil {
-		return b, fmt.Errorf("find out what the kernel has built in: %w", err)
+		return nil, fmt.Errorf("find out what the kernel has built in: %w", err)
 	}
-	return b, nil
+	return built, nil
 })
+
+// module tells whether the kernel has something that may be a module.
+func module(rs *readings, name string) (bool, error) {
+	built, err := builtIn()
+	if err != nil || built[name] {
+		return built[name], err
+	}
+	return read(rs, func() (bool, error) { return exists("/sys/module/" + name) })
+}

@@ -3,7 +3,6 @@
 package shortcut
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -14,8 +13,6 @@ import (
 
 // Not in golang.org/x/sys.
 const (
-	nftaGenID = 1
-
 	nftaHookDevs = 4
 
 	nftaFlowtableTable    = 1
@@ -27,7 +24,6 @@ const (
 	nftaDevicePrefix = 2
 
 	nfInetIngress = 5
-	netdevIngress = 0 // NF_NETDEV_INGRESS
 	sizeofGenmsg  = 4
 )
 
@@ -47,9 +43,9 @@ func (n *nftables) close() error {
 }
 
 // nftables returns what is known of it, and makes its changes events; nil: the kernel has none.
-func (w *Watcher) nftables(built bool, rs *readings) (*nftables, error) {
+func (w *Watcher) nftables(rs *readings) (*nftables, error) {
 	// To ask, or to subscribe, would load it.
-	if there, err := module(rs, built, "nf_tables"); !there || err != nil {
+	if there, err := module(rs, "nf_tables"); !there || err != nil {
 		return nil, err
 	}
 	n := &w.nft
@@ -68,8 +64,8 @@ func (w *Watcher) nftables(built bool, rs *readings) (*nftables, error) {
 }
 
 // chains lists base chains and flow tables.
-func (w *Watcher) chains(built bool, rs *readings) ([]Chain, error) {
-	n, err := w.nftables(built, rs)
+func (w *Watcher) chains(rs *readings) ([]Chain, error) {
+	n, err := w.nftables(rs)
 	if n == nil || err != nil {
 		return nil, err
 	}
@@ -91,11 +87,7 @@ func nft(msg uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | msg }
 func (n *nftables) generation() (uint32, error) {
 	var gen uint32
 	err := n.c.Do(nft(unix.NFT_MSG_GETGEN), 0, make([]byte, sizeofGenmsg), func() {}, func(b []byte) error {
-		for t, v := range nlsock.Attrs(b[min(sizeofGenmsg, len(b)):]) {
-			if t == nftaGenID {
-				gen = be32(v)
-			}
-		}
+		gen = attrsOf(b, sizeofGenmsg).be32(unix.NFTA_GEN_ID)
 		return nil
 	})
 	if err == nil && gen == 0 {
@@ -108,28 +100,16 @@ func (n *nftables) generation() (uint32, error) {
 }
 
 func (n *nftables) list() ([]Chain, error) {
-	var chains, flows []Chain
-	for _, q := range []struct {
-		msg   uint16
-		into  *[]Chain
-		parse func([]byte) (Chain, bool)
-	}{
-		{unix.NFT_MSG_GETCHAIN, &chains, parseChain},
-		{unix.NFT_MSG_GETFLOWTABLE, &flows, parseFlowtable},
-	} {
-		err := n.c.Do(nft(q.msg), unix.NLM_F_DUMP, make([]byte, sizeofGenmsg),
-			func() { *q.into = nil },
-			func(b []byte) error {
-				if c, ok := q.parse(b); ok {
-					*q.into = append(*q.into, c)
-				}
-				return nil
-			})
-		if err != nil {
-			return nil, fmt.Errorf("list the chains of nftables: %w", err)
-		}
+	chains, err := answers(n.c, nft(unix.NFT_MSG_GETCHAIN), unix.NLM_F_DUMP, make([]byte, sizeofGenmsg), parseChain)
+	if err == nil {
+		var flows []Chain
+		flows, err = answers(n.c, nft(unix.NFT_MSG_GETFLOWTABLE), unix.NLM_F_DUMP, make([]byte, sizeofGenmsg), parseFlowtable)
+		chains = append(chains, flows...)
 	}
-	return append(chains, flows...), nil
+	if err != nil {
+		return nil, fmt.Errorf("list the chains of nftables: %w", err)
+	}
+	return chains, nil
 }
 
 // parseChain returns false for a chain that only other chains jump to.
@@ -137,51 +117,29 @@ func parseChain(b []byte) (Chain, bool) {
 	if len(b) < sizeofGenmsg {
 		return Chain{}, false
 	}
-	c := Chain{Family: b[0]}
-	base := false
-	for t, v := range nlsock.Attrs(b[sizeofGenmsg:]) {
-		switch t {
-		case unix.NFTA_CHAIN_TABLE:
-			c.Table = nlsock.Str(v)
-		case unix.NFTA_CHAIN_NAME:
-			c.Name = nlsock.Str(v)
-		case unix.NFTA_CHAIN_HOOK:
-			base = true
-			for t, v := range nlsock.Attrs(v) {
-				switch t {
-				case unix.NFTA_HOOK_HOOKNUM:
-					c.Hook = int(be32(v))
-				case nftaHookDevs:
-					c.Devices = parseDevices(v)
-				}
-			}
-		}
+	a := attrsOf(b, sizeofGenmsg)
+	hook := a.nested(unix.NFTA_CHAIN_HOOK)
+	c := Chain{
+		Family: b[0], Table: a.str(unix.NFTA_CHAIN_TABLE), Name: a.str(unix.NFTA_CHAIN_NAME), Hook: int(hook.be32(unix.NFTA_HOOK_HOOKNUM)),
+		Nat: a.str(unix.NFTA_CHAIN_TYPE) == "nat",
 	}
 	bound := c.Family == unix.NFPROTO_NETDEV || c.Family == unix.NFPROTO_INET && c.Hook == nfInetIngress
-	if bound && c.Devices == nil {
+	if devs, told := hook[nftaHookDevs]; told {
+		c.Devices = parseDevices(devs)
+	} else if bound {
 		c.Devices = anyDevice
 	}
-	return c, base
+	return c, a.has(unix.NFTA_CHAIN_HOOK)
 }
 
 func parseFlowtable(b []byte) (Chain, bool) {
 	if len(b) < sizeofGenmsg {
 		return Chain{}, false
 	}
-	c := Chain{Family: b[0], Hook: -1, Devices: anyDevice}
-	for t, v := range nlsock.Attrs(b[sizeofGenmsg:]) {
-		switch t {
-		case nftaFlowtableTable:
-			c.Table = nlsock.Str(v)
-		case nftaFlowtableName:
-			c.Name = nlsock.Str(v)
-		case nftaFlowtableHook:
-			for t, v := range nlsock.Attrs(v) {
-				if t == nftaFlowtableHookDevs {
-					c.Devices = parseDevices(v)
-				}
-			}
-		}
+	a := attrsOf(b, sizeofGenmsg)
+	c := Chain{Family: b[0], Table: a.str(nftaFlowtableTable), Name: a.str(nftaFlowtableName), Hook: -1, Devices: anyDevice}
+	if devs, told := a.nested(nftaFlowtableHook)[nftaFlowtableHookDevs]; told {
+		c.Devices = parseDevices(devs)
 	}
 	return c, true
 }
@@ -202,11 +160,4 @@ func parseDevices(b []byte) []Pattern {
 		}
 	}
 	return list
-}
-
-func be32(v []byte) uint32 {
-	if len(v) < 4 {
-		return 0
-	}
-	return binary.BigEndian.Uint32(v)
 }

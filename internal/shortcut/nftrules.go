@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -17,7 +18,6 @@ const (
 	nftaSetExpr           = 0x11
 	nftaSetExpressions    = 0x12
 	nftaDynsetExpressions = 0xa
-	nftDataVerdict        = 0xffff_ff00
 	nftMetaLast           = 36 // NFT_META_BRI_IIFHWADDR: the last that was evaluated
 )
 
@@ -25,29 +25,27 @@ const (
 func (n *nftables) rules(devs []Passed) (Rules, error) {
 	r := Rules{Rules: map[ChainKey][]PacketRule{}, Sets: map[SetKey]Set{}}
 	for _, q := range []struct {
-		msg  uint16
-		take func([]byte)
+		msg   uint16
+		reset func()
+		take  func([]byte)
 	}{
-		{unix.NFT_MSG_GETCHAIN, func(b []byte) {
+		{unix.NFT_MSG_GETCHAIN, func() { r.Base = nil }, func(b []byte) {
 			if c, ok := parseChain(b); ok {
-				r.Base = append(r.Base, BaseChain{Chain: c, Nat: chainType(b) == "nat"})
+				r.Base = append(r.Base, c)
 			}
 		}},
-		{unix.NFT_MSG_GETSET, func(b []byte) {
+		{unix.NFT_MSG_GETSET, func() { clear(r.Sets) }, func(b []byte) {
 			if k, s, ok := parseSet(b); ok {
 				r.Sets[k] = s
 			}
 		}},
-		{unix.NFT_MSG_GETRULE, func(b []byte) {
+		{unix.NFT_MSG_GETRULE, func() { clear(r.Rules) }, func(b []byte) {
 			if k, rule, ok := parseNftRule(b); ok {
 				r.Rules[k] = append(r.Rules[k], rule)
 			}
 		}},
 	} {
-		before := Rules{Base: r.Base, Rules: maps.Clone(r.Rules), Sets: maps.Clone(r.Sets)}
-		err := n.c.Do(nft(q.msg), unix.NLM_F_DUMP, make([]byte, sizeofGenmsg),
-			func() { r = Rules{Base: before.Base, Rules: maps.Clone(before.Rules), Sets: maps.Clone(before.Sets)} },
-			func(b []byte) error { q.take(b); return nil })
+		err := n.c.Do(nft(q.msg), unix.NLM_F_DUMP, make([]byte, sizeofGenmsg), q.reset, func(b []byte) error { q.take(b); return nil })
 		if err != nil {
 			return r, fmt.Errorf("list the rules of nftables: %w", err)
 		}
@@ -71,13 +69,11 @@ func (n *nftables) jumps(k SetKey) ([]string, error) {
 	req := []byte{k.Family, 0, 0, 0}
 	req = nlsock.Attr(req, unix.NFTA_SET_ELEM_LIST_TABLE, append([]byte(k.Table), 0))
 	req = nlsock.Attr(req, unix.NFTA_SET_ELEM_LIST_SET, append([]byte(k.Name), 0))
-	seen := map[string]bool{}
-	var list []string
-	err := n.c.Do(nft(unix.NFT_MSG_GETSETELEM), unix.NLM_F_DUMP, req, func() { clear(seen); list = nil }, func(b []byte) error {
-		for _, name := range parseElements(b) {
-			if !seen[name] {
-				seen[name] = true
-				list = append(list, name)
+	var seen map[string]bool
+	err := n.c.Do(nft(unix.NFT_MSG_GETSETELEM), unix.NLM_F_DUMP, req, func() { seen = map[string]bool{} }, func(b []byte) error {
+		for _, elem := range nlsock.Attrs(attrsOf(b, sizeofGenmsg)[unix.NFTA_SET_ELEM_LIST_ELEMENTS]) {
+			if chain := jumpsTo(attrsOf(elem, 0)[unix.NFTA_SET_ELEM_DATA]); chain != "" {
+				seen[chain] = true
 			}
 		}
 		return nil
@@ -85,113 +81,56 @@ func (n *nftables) jumps(k SetKey) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the elements of nftables' map %s: %w", k.Name, err)
 	}
-	return list, nil
-}
-
-func parseElements(b []byte) (jumps []string) {
-	if len(b) < sizeofGenmsg {
-		return nil
-	}
-	for t, v := range nlsock.Attrs(b[sizeofGenmsg:]) {
-		if t != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-			continue
-		}
-		for _, elem := range nlsock.Attrs(v) {
-			for t, v := range nlsock.Attrs(elem) {
-				if t == unix.NFTA_SET_ELEM_DATA {
-					if _, chain := parseVerdict(v); chain != "" {
-						jumps = append(jumps, chain)
-					}
-				}
-			}
-		}
-	}
-	return jumps
-}
-
-// chainType is "filter", "nat" or "route".
-func chainType(b []byte) string {
-	for t, v := range nlsock.Attrs(b[min(sizeofGenmsg, len(b)):]) {
-		if t == unix.NFTA_CHAIN_TYPE {
-			return nlsock.Str(v)
-		}
-	}
-	return ""
+	return slices.Sorted(maps.Keys(seen)), nil
 }
 
 func parseSet(b []byte) (SetKey, Set, bool) {
 	if len(b) < sizeofGenmsg {
 		return SetKey{}, Set{}, false
 	}
-	k, s := SetKey{Family: b[0]}, Set{}
-	for t, v := range nlsock.Attrs(b[sizeofGenmsg:]) {
-		switch t {
-		case unix.NFTA_SET_TABLE:
-			k.Table = nlsock.Str(v)
-		case unix.NFTA_SET_NAME:
-			k.Name = nlsock.Str(v)
-		case unix.NFTA_SET_DATA_TYPE:
-			s.Map = be32(v) == nftDataVerdict
-		case nftaSetExpr:
-			s.Sees = append(s.Sees, seesExpr(parseExpr(v), 0)...)
-		case nftaSetExpressions:
-			for _, e := range nlsock.Attrs(v) {
-				s.Sees = append(s.Sees, seesExpr(parseExpr(e), 0)...)
-			}
-		}
+	a := attrsOf(b, sizeofGenmsg)
+	k := SetKey{Family: b[0], Table: a.str(unix.NFTA_SET_TABLE), Name: a.str(unix.NFTA_SET_NAME)}
+	verdicts := a.be32(unix.NFTA_SET_DATA_TYPE) == unix.NFT_DATA_VERDICT
+	// Of another map than one of verdicts nothing jumps.
+	return k, Set{Map: verdicts, Read: !verdicts, Sees: seesExprs(a, nftaSetExpr, nftaSetExpressions, 0)}, k.Name != ""
+}
+
+// seesExprs evaluates one expression and a list of them, where such attributes are.
+func seesExprs(a attrs, one, many uint16, version int) (list []Sees) {
+	if b, ok := a[one]; ok {
+		list = seesExpr(parseExpr(b), version)
 	}
-	s.Read = !s.Map // nothing of it jumps
-	return k, s, k.Name != ""
+	for _, b := range nlsock.Attrs(a[many]) {
+		list = append(list, seesExpr(parseExpr(b), version)...)
+	}
+	return list
 }
 
 // expr is an expression of nftables.
 type expr struct {
 	name string
-	attr map[uint16][]byte
+	attrs
 }
 
-func (e expr) has(t uint16) bool { _, ok := e.attr[t]; return ok }
-
-func (e expr) num(t uint16) uint32 { return be32(e.attr[t]) }
-
 func parseExpr(b []byte) expr {
-	e := expr{attr: map[uint16][]byte{}}
-	for t, v := range nlsock.Attrs(b) {
-		switch t {
-		case unix.NFTA_EXPR_NAME:
-			e.name = nlsock.Str(v)
-		case unix.NFTA_EXPR_DATA:
-			for t, v := range nlsock.Attrs(v) {
-				e.attr[t] = v
-			}
-		}
-	}
-	return e
+	a := attrsOf(b, 0)
+	return expr{a.str(unix.NFTA_EXPR_NAME), a.nested(unix.NFTA_EXPR_DATA)}
 }
 
 func parseNftRule(b []byte) (ChainKey, PacketRule, bool) {
 	if len(b) < sizeofGenmsg {
 		return ChainKey{}, PacketRule{}, false
 	}
-	k, r := ChainKey{Family: b[0]}, PacketRule{}
-	for t, v := range nlsock.Attrs(b[sizeofGenmsg:]) {
-		switch t {
-		case unix.NFTA_RULE_TABLE:
-			k.Table = nlsock.Str(v)
-		case unix.NFTA_RULE_CHAIN:
-			k.Name = nlsock.Str(v)
-		case unix.NFTA_RULE_HANDLE:
-			if len(v) >= 8 {
-				r.Handle = binary.BigEndian.Uint64(v)
-			}
-		case unix.NFTA_RULE_EXPRESSIONS:
-			var list []expr
-			for _, e := range nlsock.Attrs(v) {
-				list = append(list, parseExpr(e))
-			}
-			r.take(k.Family, list)
-		}
+	a := attrsOf(b, sizeofGenmsg)
+	k, r := ChainKey{Family: b[0], Table: a.str(unix.NFTA_RULE_TABLE), Name: a.str(unix.NFTA_RULE_CHAIN)}, PacketRule{}
+	if v := a[unix.NFTA_RULE_HANDLE]; len(v) >= 8 {
+		r.Handle = binary.BigEndian.Uint64(v)
 	}
+	var list []expr
+	for _, e := range nlsock.Attrs(a[unix.NFTA_RULE_EXPRESSIONS]) {
+		list = append(list, parseExpr(e))
+	}
+	r.take(k.Family, list)
 	return k, r, k.Name != ""
 }
 
@@ -203,10 +142,8 @@ const (
 	ipVersion
 )
 
-const (
-	etherIPv4, etherIPv6 = 0x0800, 0x86dd
-	netBase, thBase      = 1, 2 // NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER
-)
+// payloadBases are nft's names of the headers that bytes are counted from.
+var payloadBases = []string{"ll", "nh", "th", "ih"}
 
 // writes has the attribute of an expression that is the register which it writes. Where that may be
 // missing the expression writes to the packet instead.
@@ -227,33 +164,33 @@ func (r *PacketRule) take(family uint8, list []expr) {
 	version := map[uint8]int{unix.NFPROTO_IPV4: 4, unix.NFPROTO_IPV6: 6}[family]
 	for _, e := range list {
 		if e.name == "cmp" {
-			what, v := holds[e.num(unix.NFTA_CMP_SREG)], compared(e)
-			if noUDP(what, e.num(unix.NFTA_CMP_OP), v) {
+			what, v := holds[e.be32(unix.NFTA_CMP_SREG)], e.nested(unix.NFTA_CMP_DATA)[unix.NFTA_DATA_VALUE]
+			if noUDP(what, e.be32(unix.NFTA_CMP_OP), v) {
 				break // none of ours comes further
 			}
-			if what != anything && e.num(unix.NFTA_CMP_OP) == unix.NFT_CMP_EQ {
+			if what != anything && e.be32(unix.NFTA_CMP_OP) == unix.NFT_CMP_EQ {
 				version = max(version, versionBy(what, v))
 			}
 		}
 		r.Sees = append(r.Sees, seesExpr(e, version)...)
 		reg, writer := writes[e.name]
 		if writer {
-			delete(holds, e.num(reg))
+			delete(holds, e.be32(reg))
 			if what := e.loads(version); what != anything {
-				holds[e.num(reg)] = what
+				holds[e.be32(reg)] = what
 			}
 		}
 		switch {
 		case e.name == "immediate":
-			if e.num(reg) == 0 {
+			if e.be32(reg) == 0 {
 				acts = true
-				if _, chain := parseVerdict(e.attr[unix.NFTA_IMMEDIATE_DATA]); chain != "" {
+				if chain := jumpsTo(e.attrs[unix.NFTA_IMMEDIATE_DATA]); chain != "" {
 					r.Jumps = append(r.Jumps, chain)
 				}
 			}
 		case e.name == "lookup":
-			set := nlsock.Str(e.attr[unix.NFTA_LOOKUP_SET])
-			if e.has(reg) && e.num(reg) == 0 {
+			set := e.str(unix.NFTA_LOOKUP_SET)
+			if e.has(reg) && e.be32(reg) == 0 {
 				acts = true
 				r.Maps = append(r.Maps, set)
 			} else {
@@ -262,7 +199,7 @@ func (r *PacketRule) take(family uint8, list []expr) {
 		case e.name == "log":
 			acts = acts || e.has(unix.NFTA_LOG_GROUP)
 		case e.name == "target":
-			acts = acts || nlsock.Str(e.attr[unix.NFTA_TARGET_NAME]) != "LOG"
+			acts = acts || e.str(unix.NFTA_TARGET_NAME) != "LOG"
 		case writer:
 			acts = acts || !e.has(reg)
 		default:
@@ -278,7 +215,7 @@ func (r *PacketRule) take(family uint8, list []expr) {
 func (e expr) loads(version int) int {
 	switch {
 	case e.name == "meta":
-		switch e.num(unix.NFTA_META_KEY) {
+		switch e.be32(unix.NFTA_META_KEY) {
 		case unix.NFT_META_L4PROTO:
 			return ipProtocol
 		case unix.NFT_META_PROTOCOL:
@@ -286,8 +223,8 @@ func (e expr) loads(version int) int {
 		case unix.NFT_META_NFPROTO:
 			return ipVersion
 		}
-	case e.name == "payload" && e.num(unix.NFTA_PAYLOAD_BASE) == netBase && e.num(unix.NFTA_PAYLOAD_LEN) == 1:
-		at := e.num(unix.NFTA_PAYLOAD_OFFSET)
+	case e.name == "payload" && e.be32(unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER && e.be32(unix.NFTA_PAYLOAD_LEN) == 1:
+		at := e.be32(unix.NFTA_PAYLOAD_OFFSET)
 		if version == 4 && at == 9 || version == 6 && at == 6 {
 			return ipProtocol
 		}
@@ -295,22 +232,12 @@ func (e expr) loads(version int) int {
 	return anything
 }
 
-// compared is what a register is compared with.
-func compared(e expr) (v []byte) {
-	for t, b := range nlsock.Attrs(e.attr[unix.NFTA_CMP_DATA]) {
-		if t == unix.NFTA_DATA_VALUE {
-			v = b
-		}
-	}
-	return v
-}
-
 // versionBy is the version of IP that a value stands for, 0 if for none.
 func versionBy(what int, v []byte) int {
 	switch {
-	case what == ipVersion && len(v) >= 1 && v[0] == unix.NFPROTO_IPV4, what == etherType && nlsock.U16BE(v) == etherIPv4:
+	case what == ipVersion && len(v) >= 1 && v[0] == unix.NFPROTO_IPV4, what == etherType && nlsock.U16BE(v) == unix.ETH_P_IP:
 		return 4
-	case what == ipVersion && len(v) >= 1 && v[0] == unix.NFPROTO_IPV6, what == etherType && nlsock.U16BE(v) == etherIPv6:
+	case what == ipVersion && len(v) >= 1 && v[0] == unix.NFPROTO_IPV6, what == etherType && nlsock.U16BE(v) == unix.ETH_P_IPV6:
 		return 6
 	}
 	return 0
@@ -324,27 +251,14 @@ func noUDP(what int, op uint32, v []byte) bool {
 		return equal && v[0] != unix.IPPROTO_UDP || other && v[0] == unix.IPPROTO_UDP
 	case what == etherType && len(v) >= 2:
 		typ := nlsock.U16BE(v)
-		return equal && typ != etherIPv4 && typ != etherIPv6 && typ != unix.ETH_P_8021Q && typ != unix.ETH_P_8021AD
+		return equal && typ != unix.ETH_P_IP && typ != unix.ETH_P_IPV6 && typ != unix.ETH_P_8021Q && typ != unix.ETH_P_8021AD
 	}
 	return false
 }
 
-// parseVerdict reads a verdict, and the chain that it jumps to.
-func parseVerdict(b []byte) (code int32, chain string) {
-	for t, v := range nlsock.Attrs(b) {
-		if t != unix.NFTA_DATA_VERDICT {
-			continue
-		}
-		for t, v := range nlsock.Attrs(v) {
-			switch t {
-			case unix.NFTA_VERDICT_CODE:
-				code = int32(be32(v))
-			case unix.NFTA_VERDICT_CHAIN:
-				chain = nlsock.Str(v)
-			}
-		}
-	}
-	return code, chain
+// jumpsTo is the chain that a verdict jumps to; empty if it does not.
+func jumpsTo(verdict []byte) string {
+	return attrsOf(verdict, 0).nested(unix.NFTA_DATA_VERDICT).str(unix.NFTA_VERDICT_CHAIN)
 }
 
 // harmless are expressions to which joined datagrams are as the first of them.
@@ -361,7 +275,7 @@ func seesExpr(e expr, version int) []Sees {
 	count := func(what string) []Sees { return []Sees{{What: what, Counts: true}} }
 	switch e.name {
 	case "meta":
-		switch key := e.num(unix.NFTA_META_KEY); {
+		switch key := e.be32(unix.NFTA_META_KEY); {
 		case key == unix.NFT_META_LEN:
 			return see("the packet's length (meta length)")
 		case key == unix.NFT_META_PRANDOM:
@@ -372,12 +286,12 @@ func seesExpr(e expr, version int) []Sees {
 	case "payload":
 		return seesPayload(e, version)
 	case "ct":
-		switch e.num(unix.NFTA_CT_KEY) {
+		switch e.be32(unix.NFTA_CT_KEY) {
 		case unix.NFT_CT_PKTS, unix.NFT_CT_BYTES, unix.NFT_CT_AVGPKT:
 			return see("the number or size of a connection's packets (ct packets, ct bytes, ct avgpkt)")
 		}
 	case "limit":
-		if e.num(unix.NFTA_LIMIT_TYPE) != 0 {
+		if e.be32(unix.NFTA_LIMIT_TYPE) != 0 {
 			return see("a rate of bytes (limit rate)")
 		}
 		return count("a rate of packets (limit rate)")
@@ -387,33 +301,25 @@ func seesExpr(e expr, version int) []Sees {
 		return see("a quota of bytes")
 	case "log":
 		if e.has(unix.NFTA_LOG_GROUP) {
-			return see(fmt.Sprintf("a copy for programs (log group %d)", nlsock.U16BE(e.attr[unix.NFTA_LOG_GROUP])))
+			return see(fmt.Sprintf("a copy for programs (log group %d)", nlsock.U16BE(e.attrs[unix.NFTA_LOG_GROUP])))
 		}
 	case "objref":
-		const quota, limit = 2, 4
-		switch typ := e.num(unix.NFTA_OBJREF_IMM_TYPE); {
+		switch typ := e.be32(unix.NFTA_OBJREF_IMM_TYPE); {
 		case !e.has(unix.NFTA_OBJREF_IMM_TYPE):
 			return see("objects chosen by a map")
-		case typ == limit:
-			return see("a rate (limit " + nlsock.Str(e.attr[unix.NFTA_OBJREF_IMM_NAME]) + ")")
-		case typ == quota:
-			return see("a quota (" + nlsock.Str(e.attr[unix.NFTA_OBJREF_IMM_NAME]) + ")")
-		case typ > 10: // NFT_OBJECT_SYNPROXY
+		case typ == unix.NFT_OBJECT_LIMIT:
+			return see("a rate (limit " + e.str(unix.NFTA_OBJREF_IMM_NAME) + ")")
+		case typ == unix.NFT_OBJECT_QUOTA:
+			return see("a quota (" + e.str(unix.NFTA_OBJREF_IMM_NAME) + ")")
+		case typ > unix.NFT_OBJECT_SYNPROXY:
 			return see(fmt.Sprintf("an object of a kind that is not known (%d)", typ))
 		}
 	case "dynset":
-		var list []Sees
-		if b, ok := e.attr[unix.NFTA_DYNSET_EXPR]; ok {
-			list = append(list, seesExpr(parseExpr(b), version)...)
-		}
-		for _, b := range nlsock.Attrs(e.attr[nftaDynsetExpressions]) {
-			list = append(list, seesExpr(parseExpr(b), version)...)
-		}
-		return list
+		return seesExprs(e.attrs, unix.NFTA_DYNSET_EXPR, nftaDynsetExpressions, version)
 	case "match":
-		return seesMatch(nlsock.Str(e.attr[unix.NFTA_MATCH_NAME]), uint8(e.num(unix.NFTA_MATCH_REV)), e.attr[unix.NFTA_MATCH_INFO])
+		return seesMatch(e.str(unix.NFTA_MATCH_NAME), uint8(e.be32(unix.NFTA_MATCH_REV)), e.attrs[unix.NFTA_MATCH_INFO])
 	case "target":
-		return seesTarget(nlsock.Str(e.attr[unix.NFTA_TARGET_NAME]))
+		return seesTarget(e.str(unix.NFTA_TARGET_NAME))
 	default:
 		if !harmless[e.name] {
 			return see("something that is not known (" + e.name + ")")
@@ -426,36 +332,24 @@ func seesExpr(e expr, version int) []Sees {
 // datagrams have the headers of the first of them, but for their lengths and checksums, and of IPv4 the
 // one identification; what follows the header of UDP is the first one's.
 func seesPayload(e expr, version int) []Sees {
-	base, from := e.num(unix.NFTA_PAYLOAD_BASE), int(e.num(unix.NFTA_PAYLOAD_OFFSET))
-	to := from + int(e.num(unix.NFTA_PAYLOAD_LEN))
+	base, from := e.be32(unix.NFTA_PAYLOAD_BASE), int(e.be32(unix.NFTA_PAYLOAD_OFFSET))
+	to := from + int(e.be32(unix.NFTA_PAYLOAD_LEN))
 	touches := func(a, b int) bool { return from < b && to > a }
 	same := false
 	switch base {
-	case 0: // NFT_PAYLOAD_LL_HEADER
+	case unix.NFT_PAYLOAD_LL_HEADER:
 		same = to <= 18 // with a tag
-	case netBase:
+	case unix.NFT_PAYLOAD_NETWORK_HEADER:
 		length := touches(4, 6)
 		if version != 6 { // with IPv4's identification and checksum
 			length = touches(2, 6) || touches(10, 12)
 		}
 		same = !length && to <= 40
-	case thBase:
+	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		same = to <= 4
 	}
 	if same {
 		return nil
 	}
-	return []Sees{{What: fmt.Sprintf("bytes of the packet that are not the same in joined datagrams (@%s,%d,%d)", baseName(base), from*8, (to-from)*8)}}
-}
-
-func baseName(base uint32) string {
-	switch base {
-	case 0:
-		return "ll"
-	case netBase:
-		return "nh"
-	case thBase:
-		return "th"
-	}
-	return "ih"
+	return []Sees{{What: fmt.Sprintf("bytes of the packet that are not the same in joined datagrams (@%s,%d,%d)", payloadBases[min(base, 3)], from*8, (to-from)*8)}}
 }

@@ -123,7 +123,7 @@ func TestTunnelsAndProgramsOfADevice(t *testing.T) {
 func TestAnswersOfRouting(t *testing.T) {
 	rule := func(change func(h []byte), attrs ...[]byte) []byte {
 		h := make([]byte, sizeofRuleHdr)
-		h[0], h[4], h[7] = unix.AF_INET, unix.RT_TABLE_MAIN, toTable
+		h[0], h[4], h[7] = unix.AF_INET, unix.RT_TABLE_MAIN, unix.FR_ACT_TO_TBL
 		change(h)
 		return append(h, slices.Concat(nlsock.Attr32(nil, unix.FRA_PRIORITY, 5), slices.Concat(attrs...))...)
 	}
@@ -228,5 +228,39 @@ func TestFixedSendersAreThoseThatATunnelWasToldOf(t *testing.T) {
 				t.Errorf("%s behind %s, %t", m, host, ok)
 			}
 		})
+	}
+}
+
+// Lines as Linux 6.8 writes them.
+func TestLinesOfSockets(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		parse func(string) (Socket, bool, error)
+		line  string
+		want  Socket
+		ok    bool
+	}{
+		{"tcpdump", parsePacket, "0000000000000000 3      3    0003   2     1 0      0      123456", Socket{Kind: "packet", Inode: 123456, Device: 2, LinkLayer: true}, true},
+		{"DHCP", parsePacket, "ffff8881a2b3c000 3      2    0800   11    1 768    4294967295 99", Socket{Kind: "packet", Inode: 99, Device: 11}, true},
+		{"IPv6, on any", parsePacket, "(____ptrval____) 3      3    86dd   0     1 0      0      7", Socket{Kind: "packet", Inode: 7, LinkLayer: true}, true},
+		{"LLDP", parsePacket, "0000000000000000 3      3    88cc   2     1 0      0      8", Socket{Kind: "packet", Inode: 8, Device: 2, LinkLayer: true}, false},
+		{"not bound", parsePacket, "0000000000000000 3      3    0003   0     0 0      0      9", Socket{Kind: "packet", Inode: 9, LinkLayer: true}, false},
+		{"raw UDP", parseRaw, "17: 00000000:0011 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 123456 2 0000000000000000 0", Socket{Kind: "raw", Inode: 123456}, true},
+		{"raw UDP, IPv6", parseRaw, "17: 00000000000000000000000000000000:0011 00000000000000000000000000000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 5 2 0000000000000000 0", Socket{Kind: "raw", Inode: 5}, true},
+		{"ping", parseRaw, "1: 00000000:0001 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 6 2 0000000000000000 0", Socket{Kind: "raw", Inode: 6}, false},
+	} {
+		if got, ok, err := tt.parse(tt.line); ok != tt.ok || err != nil || !cmp.Equal(tt.want, got) {
+			t.Errorf("%s: %+v, %t, %v", tt.name, got, ok, err)
+		}
+	}
+	for _, line := range []string{"", "0000000000000000 3      3    0003   2     1 0      0", "0000000000000000 3      3    zz   2     1 0      0      1"} {
+		if _, _, err := parsePacket(line); err == nil {
+			t.Errorf("packet: %q was understood", line)
+		}
+	}
+	for _, line := range []string{"", "1: 00000000:0001 00000000:0000", "1: 00000000 00000000:0000 07 0:0 00:00 00 0 0 6 2 0 0"} {
+		if _, _, err := parseRaw(line); err == nil {
+			t.Errorf("raw: %q was understood", line)
+		}
 	}
 }

@@ -81,8 +81,8 @@ func (w *Watcher) sameHooks(scans []*readings) (bool, error) {
 	return true, nil
 }
 
-// Poll tells whether what makes no event is otherwise than the last Scan,
-// ScanIngress or BridgeCalls saw it, or cannot be read; the reason is then in err. It is true
+// Poll tells whether what makes no event is otherwise than the last Check,
+// CheckIngress or BridgeCalls saw it, or cannot be read; the reason is then in err. It is true
 // before the first scan, too.
 //
 // It reads again the programs on tcx hooks, new BPF links, small files (settings,

@@ -16,7 +16,6 @@ import (
 // Not in golang.org/x/sys.
 const (
 	sizeofRuleHdr = 12 // struct fib_rule_hdr
-	toTable       = 1  // FR_ACT_TO_TBL
 	notSuppressed = 0xffff_ffff
 )
 
@@ -25,13 +24,7 @@ func (w *Watcher) addrs(index int) ([]netip.Addr, error) {
 	req := make([]byte, unix.SizeofIfAddrmsg)
 	req[0] = unix.AF_INET
 	copy(req[4:], nlsock.Attr32(nil, 0, uint32(index))[unix.SizeofRtAttr:])
-	var list []netip.Addr
-	err := w.rtnl.Do(unix.RTM_GETADDR, unix.NLM_F_DUMP, req, func() { list = nil }, func(b []byte) error {
-		if a, ok := parseAddr(b, index); ok {
-			list = append(list, a)
-		}
-		return nil
-	})
+	list, err := answers(w.rtnl, unix.RTM_GETADDR, unix.NLM_F_DUMP, req, func(b []byte) (netip.Addr, bool) { return parseAddr(b, index) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
@@ -44,11 +37,7 @@ func parseAddr(b []byte, index int) (a netip.Addr, ok bool) {
 	if len(b) < unix.SizeofIfAddrmsg || b[0] != unix.AF_INET || int(int32(nlsock.U32(b[4:]))) != index {
 		return a, false
 	}
-	for t, v := range nlsock.Attrs(b[unix.SizeofIfAddrmsg:]) {
-		if t == unix.IFA_LOCAL { // IFA_ADDRESS is the other end's if there is one
-			a, ok = netip.AddrFromSlice(v)
-		}
-	}
+	a, ok = netip.AddrFromSlice(attrsOf(b, unix.SizeofIfAddrmsg)[unix.IFA_LOCAL]) // IFA_ADDRESS is the other end's if there is one
 	return a, ok && a.Is4() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast()
 }
 
@@ -76,7 +65,7 @@ func (w *Watcher) rules() ([]Rule, error) {
 // parseRule takes everything that it does not know for a condition.
 func parseRule(b []byte) Rule {
 	dst, src, tos, table, action, flags := b[1], b[2], b[3], b[4], b[7], nlsock.U32(b[8:])
-	r := Rule{Table: uint32(table), Plain: dst == 0 && src == 0 && tos == 0 && action == toTable && flags == 0}
+	r := Rule{Table: uint32(table), Plain: dst == 0 && src == 0 && tos == 0 && action == unix.FR_ACT_TO_TBL && flags == 0}
 	for t, v := range nlsock.Attrs(b[sizeofRuleHdr:]) {
 		switch t {
 		case unix.FRA_PRIORITY:

@@ -17,12 +17,12 @@ import (
 // queueMasks are a NIC's rps_cpus, held open: Poll reads them again and again,
 // and a NIC may have as many queues as the machine has cores.
 type queueMasks struct {
-	dir   *os.Root
-	files map[string]*os.File // by queue
+	queues []string
+	files  []*os.File
 }
 
 func (q *queueMasks) close() error {
-	errs := []error{q.dir.Close()}
+	var errs []error
 	for _, f := range q.files {
 		errs = append(errs, f.Close())
 	}
@@ -31,41 +31,37 @@ func (q *queueMasks) close() error {
 
 // keep closes the files of NICs that are no longer asked about.
 func (s *side) keep(nics map[int]NIC) {
-	for index, q := range s.queues {
+	for index := range s.queues {
 		if _, ok := nics[index]; !ok {
-			_ = q.close()
-			delete(s.queues, index)
+			s.drop(index)
 		}
 	}
 }
 
-// masks reads to which cores each queue of a NIC hands its packets.
-func (w *Watcher) masks(index int, name string) ([]string, error) {
-	q, err := w.queues(index, name)
-	if err == nil {
-		err = q.list()
+// drop closes the files of a NIC that is gone, or has other queues: the next scan opens them anew.
+func (s *side) drop(index int) {
+	if q := s.queues[index]; q != nil {
+		_ = q.close()
+		delete(s.queues, index)
 	}
-	var masks []string
+}
+
+// masks reads to which cores each queue of a NIC hands its packets.
+func (w *Watcher) masks(index int, name string) (masks []string, err error) {
+	q, err := w.queues(index, name)
 	if err == nil {
 		masks, err = read(&w.nics, q.read)
 	}
 	if err != nil {
-		if q != nil {
-			_ = q.close() // of a device that is gone, perhaps: the next scan opens anew
-			delete(w.side.queues, index)
-		}
+		w.side.drop(index)
 		return nil, fmt.Errorf("read the RPS masks of %s: %w", name, err)
 	}
 	return masks, nil
 }
 
-// queues opens a NIC's directory in sysfs. It stays that of the NIC, whatever
-// happens to its name.
+// queues opens the masks of the queues that a NIC has now, unless they are open.
 func (w *Watcher) queues(index int, name string) (*queueMasks, error) {
 	s := &w.side
-	if q := s.queues[index]; q != nil && q.of(index) == nil {
-		return q, nil
-	}
 	if s.sysfs == nil {
 		root, err := w.h.Sysfs() // a mount, for which reason it is kept
 		if err != nil {
@@ -73,62 +69,45 @@ func (w *Watcher) queues(index int, name string) (*queueMasks, error) {
 		}
 		s.sysfs, s.queues = root, map[int]*queueMasks{}
 	}
-	if q := s.queues[index]; q != nil { // of a device that is gone
-		_ = q.close()
-		delete(s.queues, index)
-	}
 	dir, err := s.sysfs.OpenRoot("class/net/" + name)
 	if err != nil {
 		return nil, err
 	}
-	q := &queueMasks{dir: dir, files: map[string]*os.File{}}
-	if err := q.of(index); err != nil {
-		return nil, errors.Join(err, dir.Close())
-	}
-	s.queues[index] = q
-	return q, nil
-}
-
-// of fails if the directory is not that of the device with this index.
-func (q *queueMasks) of(index int) error {
-	b, err := q.dir.ReadFile("ifindex")
-	if err == nil && strings.TrimSpace(string(b)) != strconv.Itoa(index) {
-		err = errors.New("another device has got its name")
-	}
-	return err
-}
-
-// list opens the masks of the queues that there are now.
-func (q *queueMasks) list() error {
-	dir, err := q.dir.Open("queues")
-	if err != nil {
-		return err
-	}
 	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
+	b, err := dir.ReadFile("ifindex")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	for name, f := range q.files {
-		if !slices.Contains(names, name) {
-			_ = f.Close()
-			delete(q.files, name)
+	if strings.TrimSpace(string(b)) != strconv.Itoa(index) {
+		return nil, errors.New("another device has got its name")
+	}
+	all, err := fs.ReadDir(dir.FS(), "queues")
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range all {
+		if strings.HasPrefix(e.Name(), "rx-") {
+			names = append(names, e.Name())
 		}
 	}
+	if q := s.queues[index]; q != nil && slices.Equal(q.queues, names) {
+		return q, nil
+	}
+	s.drop(index)
+	q := &queueMasks{queues: names}
+	s.queues[index] = q
 	for _, name := range names {
-		if q.files[name] != nil || !strings.HasPrefix(name, "rx-") {
-			continue
-		}
-		f, err := q.dir.Open("queues/" + name + "/rps_cpus")
+		f, err := dir.Open("queues/" + name + "/rps_cpus")
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // a kernel without RPS
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
-		q.files[name] = f
+		q.files = append(q.files, f)
 	}
-	return nil
+	return q, nil
 }
 
 // read reads them from their beginning, for which sysfs asks the kernel anew.
@@ -142,6 +121,5 @@ func (q *queueMasks) read() ([]string, error) {
 		}
 		list = append(list, strings.TrimSpace(string(buf[:n])))
 	}
-	slices.Sort(list)
 	return list, nil
 }

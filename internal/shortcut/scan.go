@@ -21,19 +21,13 @@ import (
 // each pod two questions to rtnetlink and two for tcx: 0.3 ms and 25 µs a pod as
 // measured (BenchmarkCheck), which each second is 0.2 % of a core for 50 pods.
 func (w *Watcher) Check(paths []Path) []Verdict {
-	f := w.Scan(paths)
+	f := Facts{Cookie: w.cookie, Devices: map[int]Device{}}
+	f.Unknown = w.gather(&w.paths, "what frames would skip", func() error { return w.scan(&f, paths) })
 	list := make([]Verdict, len(paths))
 	for i, path := range paths {
 		list[i] = Evaluate(f, path)
 	}
 	return list
-}
-
-// Scan gathers the facts that evaluating these paths takes.
-func (w *Watcher) Scan(paths []Path) Facts {
-	f := Facts{Cookie: w.cookie, Devices: map[int]Device{}}
-	f.Unknown = w.gather(&w.paths, "what frames would skip", func() error { return w.scan(&f, paths) })
-	return f
 }
 
 // gather has facts be read, on a thread in the namespace. It returns why they are not known; "": they are.
@@ -69,7 +63,7 @@ func (w *Watcher) scan(f *Facts, paths []Path) error {
 				continue
 			}
 			d := l.Device
-			d.Address, d.Filters = l.mac, filters[index]
+			d.Filters = filters[index]
 			d.TCX, err = w.foreign(&w.paths, index, ebpf.AttachTCXIngress, ebpf.AttachTCXEgress)
 			if err != nil {
 				d.Unknown = fmt.Sprintf("the tc programs on %s cannot be listed: %v", d.Name, err)
@@ -159,14 +153,6 @@ func (w *Watcher) foreign(rs *readings, index int, hooks ...ebpf.AttachType) ([]
 	rs.hooks = append(rs.hooks, sameAs(saw, err, ask))
 	rs.known = rs.known && err == nil
 	return saw, err
-}
-
-// module tells whether the kernel has something that may be a module.
-func module(rs *readings, built bool, name string) (bool, error) {
-	if built {
-		return true, nil
-	}
-	return read(rs, func() (bool, error) { return exists("/sys/module/" + name) })
 }
 
 // exists asks for a file that the kernel has or has not.

@@ -46,75 +46,37 @@ func seenBy(list []Socket, devs []Passed) Onlooker {
 	return Onlooker{}
 }
 
-// Columns of /proc/net/packet: sk RefCnt Type Proto Iface R Rmem User Inode.
-const (
-	colType, colProto, colIface, colRunning, colPacketInode = 2, 3, 4, 5, 8
-)
-
-// parsePackets reads /proc/net/packet, and leaves out those that get no IP.
-func parsePackets(lines []string) (list []Socket, err error) {
-	for i, l := range lines {
-		f := strings.Fields(l)
-		if i == 0 {
-			continue
-		}
-		if len(f) <= colPacketInode {
-			return nil, fmt.Errorf("/proc/net/packet has a line of another form: %q", l)
-		}
-		proto, err := strconv.ParseUint(f[colProto], 16, 16)
-		if err != nil {
-			return nil, fmt.Errorf("/proc/net/packet: %w", err)
-		}
-		switch {
-		case f[colRunning] == "0":
-			continue // bound to nothing, or to a device that is down
-		case proto != unix.ETH_P_ALL && proto != etherIPv4 && proto != etherIPv6:
-			continue
-		}
-		dev, err := strconv.Atoi(f[colIface])
-		if err != nil {
-			return nil, fmt.Errorf("/proc/net/packet: %w", err)
-		}
-		inode, err := strconv.ParseUint(f[colPacketInode], 10, 64)
-		if err != nil {
-			return nil, fmt.Errorf("/proc/net/packet: %w", err)
-		}
-		list = append(list, Socket{Kind: "packet", Inode: inode, Device: dev, LinkLayer: f[colType] != strconv.Itoa(unix.SOCK_DGRAM)})
+// parsePacket reads a line of /proc/net/packet: sk RefCnt Type Proto Iface R Rmem User Inode. It is false for a
+// socket that gets no IP.
+func parsePacket(line string) (s Socket, ok bool, err error) {
+	var sk string
+	var refs, typ, proto, running, memory, user int
+	if _, err := fmt.Sscanf(line, "%s %d %d %x %d %d %d %d %d", &sk, &refs, &typ, &proto, &s.Device, &running, &memory, &user, &s.Inode); err != nil {
+		return s, false, fmt.Errorf("/proc/net/packet has a line of another form: %q: %w", line, err)
 	}
-	return list, nil
+	s.Kind, s.LinkLayer = "packet", typ != unix.SOCK_DGRAM
+	// One that does not run is bound to nothing, or to a device that is down.
+	return s, running != 0 && (proto == unix.ETH_P_ALL || proto == unix.ETH_P_IP || proto == unix.ETH_P_IPV6), nil
 }
 
-// parseRaw reads /proc/net/raw or raw6: the port of the local address is the protocol.
-func parseRaw(lines []string) (list []Socket, err error) {
-	const colLocal, colInode = 1, 9
-	for i, l := range lines {
-		f := strings.Fields(l)
-		if i == 0 {
-			continue
-		}
-		if len(f) <= colInode {
-			return nil, fmt.Errorf("/proc/net/raw has a line of another form: %q", l)
-		}
-		_, port, _ := strings.Cut(f[colLocal], ":")
-		proto, err := strconv.ParseUint(port, 16, 16)
-		if err != nil {
-			return nil, fmt.Errorf("/proc/net/raw: %w", err)
-		}
-		if proto != unix.IPPROTO_UDP {
-			continue
-		}
-		inode, err := strconv.ParseUint(f[colInode], 10, 64)
-		if err != nil {
-			return nil, fmt.Errorf("/proc/net/raw: %w", err)
-		}
-		list = append(list, Socket{Kind: "raw", Inode: inode})
+// parseRaw reads a line of /proc/net/raw or raw6: the port of the local address is the protocol. It is false for a
+// socket that gets no UDP.
+func parseRaw(line string) (s Socket, ok bool, err error) {
+	var slot, local, remote, state, queues, timer, retries, user, timeout string
+	if _, err := fmt.Sscan(line, &slot, &local, &remote, &state, &queues, &timer, &retries, &user, &timeout, &s.Inode); err != nil {
+		return s, false, fmt.Errorf("/proc/net/raw has a line of another form: %q: %w", line, err)
 	}
-	return list, nil
+	_, port, _ := strings.Cut(local, ":")
+	proto, err := strconv.ParseUint(port, 16, 16)
+	if err != nil {
+		return s, false, fmt.Errorf("/proc/net/raw: %w", err)
+	}
+	s.Kind = "raw"
+	return s, proto == unix.IPPROTO_UDP, nil
 }
 
 // Of linux/sock_diag.h and linux/packet_diag.h.
 const (
-	sockDiagByFamily    = 20
 	packetShowFilter    = 1 << 5
 	packetDiagFilter    = 7
 	sizeofPacketDiagReq = 20
@@ -133,15 +95,11 @@ func readFilters(list []Socket) error {
 	req[0] = unix.AF_PACKET
 	binary.NativeEndian.PutUint32(req[8:], packetShowFilter)
 	filters := map[uint64][]unix.SockFilter{}
-	err = c.Do(sockDiagByFamily, unix.NLM_F_DUMP, req, func() { clear(filters) }, func(b []byte) error {
+	err = c.Do(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, req, func() { clear(filters) }, func(b []byte) error {
 		if len(b) < sizeofPacketDiagMsg {
 			return nil
 		}
-		for t, v := range nlsock.Attrs(b[sizeofPacketDiagMsg:]) {
-			if t == packetDiagFilter {
-				filters[uint64(binary.NativeEndian.Uint32(b[4:]))] = parseFilter(v)
-			}
-		}
+		filters[uint64(binary.NativeEndian.Uint32(b[4:]))] = parseFilter(attrsOf(b, sizeofPacketDiagMsg)[packetDiagFilter])
 		return nil
 	})
 	if err != nil {

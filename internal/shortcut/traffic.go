@@ -73,50 +73,25 @@ func parseTraffic(b []byte) (f filter, ok bool) {
 	if len(b) < sizeofTcMsg {
 		return f, false
 	}
-	var options []byte
-	for t, v := range nlsock.Attrs(b[sizeofTcMsg:]) {
-		switch t {
-		case unix.TCA_KIND:
-			f.kind = nlsock.Str(v)
-		case unix.TCA_OPTIONS:
-			options, ok = v, true
-		}
-	}
-	at := filterKinds[f.kind]
+	a := attrsOf(b, sizeofTcMsg)
+	f.kind = a.str(unix.TCA_KIND)
+	at, options := filterKinds[f.kind], a.nested(unix.TCA_OPTIONS)
 	proto := binary.BigEndian.Uint16(b[18:]) // the low half of tcm_info
 	if proto == unix.ETH_P_ARP {
 		return f, false
 	}
-	for t, v := range nlsock.Attrs(options) {
-		switch {
-		case t == at.act:
-			f.actions = append(f.actions, parseActions(v)...)
-		case t == at.police && at.police != 0:
-			f.actions = append(f.actions, action{kind: "police"})
-		case f.kind == "u32" && t == tcaU32Sel:
-			f.reads = f.reads || readsLength(v, proto)
-		}
+	for _, v := range nlsock.Attrs(options[at.act]) {
+		act := attrsOf(v, 0)
+		kind := act.str(tcaActKind)
+		f.actions = append(f.actions, action{kind, kind == "gact" && act.nested(tcaActOptions).has(tcaGactProb)})
 	}
-	return f, ok
-}
-
-func parseActions(b []byte) (list []action) {
-	for _, v := range nlsock.Attrs(b) {
-		var a action
-		for t, v := range nlsock.Attrs(v) {
-			switch t {
-			case tcaActKind:
-				a.kind = nlsock.Str(v)
-			case tcaActOptions:
-				for t := range nlsock.Attrs(v) {
-					a.random = a.random || t == tcaGactProb
-				}
-			}
-		}
-		a.random = a.random && a.kind == "gact"
-		list = append(list, a)
+	if at.police != 0 && options.has(at.police) {
+		f.actions = append(f.actions, action{kind: "police"})
 	}
-	return list
+	if sel, ok := options[tcaU32Sel]; ok && f.kind == "u32" {
+		f.reads = readsLength(sel, proto)
+	}
+	return f, a.has(unix.TCA_OPTIONS)
 }
 
 // readsLength tells whether a selector of u32 (struct tc_u32_sel) reads what is not the same in joined
@@ -139,7 +114,7 @@ func readsLength(b []byte, proto uint16) bool {
 			}
 			from := off + i
 			same := from < 20+4 && (from < 2 || from >= 6) && from != 10 && from != 11
-			if proto == etherIPv6 {
+			if proto == unix.ETH_P_IPV6 {
 				same = from < 40+4 && from != 4 && from != 5
 			}
 			if offmask != 0 || !same {
@@ -166,22 +141,18 @@ func trafficControl(c *nlsock.Conn, d Passed, root, ingress string) (o Onlooker,
 		req := make([]byte, sizeofTcMsg)
 		binary.NativeEndian.PutUint32(req[4:], uint32(d.Ifindex))
 		binary.NativeEndian.PutUint32(req[12:], parent)
-		seen := ""
-		err := c.Do(unix.RTM_GETTFILTER, unix.NLM_F_DUMP, req, func() { seen = "" }, func(b []byte) error {
-			if f, ok := parseTraffic(b); ok && seen == "" {
-				seen = f.seen()
-			}
-			return nil
-		})
+		filters, err := answers(c, unix.RTM_GETTFILTER, unix.NLM_F_DUMP, req, parseTraffic)
 		if err != nil {
 			return o, fmt.Errorf("list the tc filters of %s: %w", d.Name, err)
 		}
-		if seen != "" {
-			hook := "ingress"
-			if parent == clsactEgress {
-				hook = "egress"
+		hook := "ingress"
+		if parent == clsactEgress {
+			hook = "egress"
+		}
+		for _, f := range filters {
+			if seen := f.seen(); seen != "" {
+				return Onlooker{fmt.Sprintf("%s is on %s", seen, d.Name), fmt.Sprintf("tc filter show dev %s %s", d.Name, hook)}, nil
 			}
-			return Onlooker{fmt.Sprintf("%s is on %s", seen, d.Name), fmt.Sprintf("tc filter show dev %s %s", d.Name, hook)}, nil
 		}
 	}
 	return o, nil

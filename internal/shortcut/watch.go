@@ -34,8 +34,8 @@ type Watcher struct {
 	rtnl   *nlsock.Conn
 	nft    nftables
 	bpf    bpfLinks
-	paths  readings // of the last Scan
-	nics   readings // of the last ScanIngress
+	paths  readings // of the last Check
+	nics   readings // of the last CheckIngress
 	calls  readings // of the last BridgeCalls
 	side   side
 	files  files
@@ -47,17 +47,13 @@ type Watcher struct {
 	events chan struct{}
 	done   chan struct{}
 	wg     sync.WaitGroup
-	rcvbuf int
 }
 
 // Watch takes over the handle of a namespace. own reports whether a BPF program
-// is overlane's; nil: none is. hooks make Poll faster, and may be nil.
+// is overlane's. hooks make Poll faster, and may be nil.
 func Watch(h *netns.Handle, own func(progID uint32) bool, hooks *Hooks) (*Watcher, error) {
-	if own == nil {
-		own = func(uint32) bool { return false }
-	}
 	w := &Watcher{
-		h: h, own: own, hooks: hooks, rcvbuf: 1 << 20,
+		h: h, own: own, hooks: hooks,
 		poked: make(chan struct{}, 1), events: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	var err error
@@ -97,11 +93,7 @@ func (w *Watcher) FollowRules() error {
 		return errors.New("the network namespace is no longer watched")
 	}
 	return w.thread.Do(func() error {
-		built, err := builtIn()
-		if err != nil {
-			return err
-		}
-		_, err = w.nftables(built.nftables, &readings{})
+		_, err := w.nftables(&readings{})
 		return err
 	})
 }
@@ -130,7 +122,7 @@ func (w *Watcher) Close() error {
 
 // subscribe joins groups of a protocol in the calling thread's namespace.
 func (w *Watcher) subscribe(protocol int, groups ...int) error {
-	f, err := nlsock.Subscribe(protocol, w.rcvbuf, groups...)
+	f, err := nlsock.Subscribe(protocol, 1<<20, groups...)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/ethtool"
@@ -385,8 +386,9 @@ func TestTunnelThatLearnsOrMarks(t *testing.T) {
 	s.paths[0].Tunnel.Ifindex, s.paths[0].Tunnel.Name = s.index(s.overlay, "tv"), "tv"
 	want := Verdict{Path: s.paths[0], MAC: s.mac, TunnelMAC: s.macOf(s.paths[0].Tunnel), Refresh: 300 * time.Second, Relearn: 60 * time.Second, Marked: true}
 	v := s.verdict()
-	if want.MTU = v.MTU; v != want || i == want.Tunnel.Ifindex {
-		t.Fatalf("got  %+v\nwant %+v", v, want)
+	want.MTU = v.MTU
+	if d := cmp.Diff(want, v, verdicts); d != "" || i == want.Tunnel.Ifindex {
+		t.Fatalf("index %d\n%s", i, d)
 	}
 }
 

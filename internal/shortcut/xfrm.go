@@ -22,13 +22,13 @@ const (
 
 // policies counts the policies of IPsec and tells whether packets without one are
 // dropped.
-func (w *Watcher) policies(built built) (n int, blocks bool, err error) {
-	there, err := module(&w.nics, built.xfrm, "xfrm_user")
+func (w *Watcher) policies() (n int, blocks bool, err error) {
+	there, err := module(&w.nics, "xfrm_user")
 	if err != nil {
 		return 0, false, err
 	}
 	if !there { // to open a socket would load it
-		keys, err := module(&w.nics, built.pfkey, "af_key")
+		keys, err := module(&w.nics, "af_key")
 		if err == nil && keys {
 			err = errors.New("IPsec can have policies (af_key) that nothing lists (xfrm_user is not loaded); where it is not used: modprobe -r af_key")
 		}
@@ -65,13 +65,11 @@ func (w *Watcher) policies(built built) (n int, blocks bool, err error) {
 // a tunnel's has none.
 func parsePolicies(b []byte) int {
 	const flags, in, out, forward = 4, 0, 4, 8 // struct xfrmu_spdinfo
-	n := -1
-	for t, v := range nlsock.Attrs(b[min(flags, len(b)):]) {
-		if t == xfrmaSPDInfo && len(v) >= 12 {
-			n = int(nlsock.U32(v[in:])) + int(nlsock.U32(v[out:])) + int(nlsock.U32(v[forward:]))
-		}
+	v := attrsOf(b, flags)[xfrmaSPDInfo]
+	if len(v) < 12 {
+		return -1
 	}
-	return n
+	return int(nlsock.U32(v[in:])) + int(nlsock.U32(v[out:])) + int(nlsock.U32(v[forward:]))
 }
 
 // xfrm opens the socket and subscribes.

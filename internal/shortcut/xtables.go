@@ -93,7 +93,6 @@ const (
 	ip6tProto    = 0x01
 	xtTableName  = 32
 	xtHooks      = 5
-	sizeofXtInfo = xtTableName + 4 + 2*4*xtHooks + 4 + 4
 	// entriesAt is where struct ipt_get_entries has its entries.
 	entriesAt    = 40
 	sizeofXtHead = 32 // struct xt_entry_match, and xt_entry_target
@@ -104,45 +103,35 @@ var xtFamilies = []xtFamily{
 	{unix.NFPROTO_IPV6, unix.AF_INET6, unix.IPPROTO_IPV6, "/proc/thread-self/net/ip6_tables_names", 128, 131, 132, 140, 142, 168},
 }
 
-// xtTable is what the kernel tells of a table.
+// xtTable is what the kernel tells of a table (struct ipt_getinfo, struct ip6t_getinfo).
 type xtTable struct {
-	name  string
-	valid uint32
-	hooks [xtHooks]uint32 // where each begins
-	count uint32
-	size  uint32
+	name       [xtTableName]byte
+	valid      uint32
+	hooks      [xtHooks]uint32 // where each begins
+	underflows [xtHooks]uint32
+	count      uint32
+	size       uint32
 }
 
 // xtInfo asks for a table that is there, on a thread in the namespace.
-func xtInfo(fd int, f xtFamily, name string) (t xtTable, raw []byte, err error) {
-	raw = make([]byte, sizeofXtInfo)
-	copy(raw[:xtTableName-1], name)
-	if _, err := getsockopt(fd, f.level, soGetInfo, raw); err != nil {
-		return t, nil, err
-	}
-	u := func(at int) uint32 { return nlsock.U32(raw[at:]) }
-	t = xtTable{name: name, valid: u(xtTableName), count: u(sizeofXtInfo - 8), size: u(sizeofXtInfo - 4)}
-	for i := range t.hooks {
-		t.hooks[i] = u(xtTableName + 4 + 4*i)
-	}
-	return t, raw, nil
+func xtInfo(fd int, f xtFamily, name string) (t xtTable, err error) {
+	copy(t.name[:xtTableName-1], name)
+	_, err = getsockopt(fd, f.level, soGetInfo, unsafe.Pointer(&t), unsafe.Sizeof(t))
+	return t, err
 }
 
 // xtEntries reads its rules.
 func xtEntries(fd int, f xtFamily, t xtTable) ([]byte, error) {
 	b := make([]byte, entriesAt+int(t.size))
-	copy(b[:xtTableName-1], t.name)
+	copy(b, t.name[:])
 	binary.NativeEndian.PutUint32(b[xtTableName:], t.size)
-	n, err := getsockopt(fd, f.level, soGetEntries, b)
-	if err != nil {
-		return nil, err
-	}
-	return b[min(entriesAt, n):n], nil
+	n, err := getsockopt(fd, f.level, soGetEntries, unsafe.Pointer(&b[0]), uintptr(len(b)))
+	return b[min(entriesAt, n):n], err
 }
 
-func getsockopt(fd, level, opt int, b []byte) (int, error) {
-	n := uint32(len(b))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(opt), uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&n)), 0)
+func getsockopt(fd, level, opt int, into unsafe.Pointer, size uintptr) (int, error) {
+	n := uint32(size)
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(opt), uintptr(into), uintptr(unsafe.Pointer(&n)), 0)
 	if errno != 0 {
 		return 0, errno
 	}
@@ -154,14 +143,15 @@ var xtHookNames = [xtHooks]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "P
 
 // parse adds a table to rules. Its rules are numbered in each chain, as iptables -L --line-numbers does.
 func (f xtFamily) parse(t xtTable, b []byte, into *Rules) error {
+	table := unix.ByteSliceToString(t.name[:])
 	names := map[int]string{} // of the chains, by where they begin
 	for hook, at := range t.hooks {
 		if t.valid&(1<<hook) == 0 {
 			continue
 		}
 		names[int(at)] = xtHookNames[hook]
-		into.Base = append(into.Base, BaseChain{
-			Chain: Chain{Family: f.family, Table: t.name, Name: xtHookNames[hook], Hook: hook}, Nat: t.name == "nat", Legacy: true,
+		into.Base = append(into.Base, Chain{
+			Family: f.family, Table: table, Name: xtHookNames[hook], Hook: hook, Nat: table == "nat", Legacy: true,
 		})
 	}
 	type rule struct {
@@ -173,11 +163,11 @@ func (f xtFamily) parse(t xtTable, b []byte, into *Rules) error {
 	for at := 0; at < len(b); {
 		e := b[at:]
 		if len(e) < f.entry {
-			return fmt.Errorf("table %s: an entry at %d of %d is cut short", t.name, at, len(b))
+			return fmt.Errorf("table %s: an entry at %d of %d is cut short", table, at, len(b))
 		}
 		target, next := int(binary.NativeEndian.Uint16(e[f.target:])), int(binary.NativeEndian.Uint16(e[f.next:]))
 		if target < f.entry || target+sizeofXtHead > next || next > len(e) {
-			return fmt.Errorf("table %s: the entry at %d of %d lies about its length", t.name, at, len(b))
+			return fmt.Errorf("table %s: the entry at %d of %d lies about its length", table, at, len(b))
 		}
 		if name, begins := names[at]; begins {
 			chain = name
@@ -208,7 +198,7 @@ func (f xtFamily) parse(t xtTable, b []byte, into *Rules) error {
 		at += next
 	}
 	for chain, list := range rules {
-		k := ChainKey{f.family, true, t.name, chain}
+		k := ChainKey{f.family, true, table, chain}
 		for _, r := range list {
 			if r.to >= 0 {
 				r.Jumps = []string{names[r.to]}

@@ -131,7 +131,7 @@ func (m *Memory) make(u node.Underlay) *record {
 
 // refusal is why the driver refused, or empty.
 func (m *Memory) refusal(u node.Underlay) string {
-	if r := m.of(u); r != nil && r.Refused != "" {
+	if r := m.of(u); r != nil {
 		return r.Refused
 	}
 	return ""

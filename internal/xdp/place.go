@@ -126,11 +126,11 @@ func (p *Places) Cost(u node.Underlay) string {
 	}
 	var effects, unread []string
 	for _, r := range u.Receivers {
-		d, known := driver(r.Driver)
+		does, known := drivers[r.Driver]
 		if !known {
 			unread = append(unread, r.Driver)
 		}
-		for _, e := range d.Effects {
+		for _, e := range does {
 			if !slices.Contains(effects, string(e)) {
 				effects = append(effects, string(e))
 			}

@@ -46,7 +46,7 @@ func TestWhereDatagramsAreNotJoined(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j := NewEligibility(s, nil, nil)
+	j := NewEligibility(s, func(uint32) bool { return false }, nil)
 	scan := func() (wire, tunnel string) {
 		t.Helper()
 		reasons, err := j.Scan(snap, true)

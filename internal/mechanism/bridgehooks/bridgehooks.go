@@ -188,9 +188,7 @@ func calls(snap node.Snapshot, by *shortcut.Watchers) ([]plan.BridgeCall, error)
 			}
 			continue
 		}
-		for _, c := range w.BridgeCalls() {
-			calls = append(calls, plan.BridgeCall{Setting: plan.CallsNetfilter(t.NetnsCookie, c.Sysctl), Value: c.Value, Used: c.Used})
-		}
+		calls = append(calls, w.BridgeCalls()...)
 	}
 	errs = append(errs, by.Keep(func(cookie uint64) bool { return bridged[cookie] }))
 	return calls, errors.Join(errs...)

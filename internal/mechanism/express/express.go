@@ -62,7 +62,10 @@ func datagrams(c mechanism.Census) (packets, udp uint64, err error) {
 	return packets, udp, err
 }
 
-func end(c mechanism.Census) error {
+// endCensus ends the one that is under way, if there is one.
+func (e *Express) endCensus() error {
+	c := e.census
+	e.census = nil
 	if c == nil {
 		return nil
 	}
@@ -97,7 +100,7 @@ type Express struct {
 	mode     governor.Mode
 	landing  landing
 	watchers *shortcut.Watchers // nil while it does not act
-	paths    []path             // as last evaluated
+	paths    []*path            // as last evaluated
 	// open are the paths that flows may take, closing those that they are leaving.
 	open    map[datapath.ExpressKey]opened
 	closing map[datapath.ExpressKey]leaving
@@ -118,15 +121,15 @@ type Express struct {
 	without float64          // frames a second that were delivered then
 	census  mechanism.Census // under way, or nil
 	meter   trial.Meter
-	counted datapath.Counters         // at the last scan
-	prio    datapath.PriorityCounters // the same
+	acted   uint64 // frames that had gone straight to pods at the last scan
+	of      uint64 // of so many
 }
 
 // opened is what a path was when it was opened.
 type opened struct {
-	host, pod node.DevKey
-	lands     plan.Target // the pod's end
-	to        datapath.ExpressPath
+	host  node.DevKey
+	lands plan.Target // the pod's end
+	to    datapath.ExpressPath
 }
 
 // leaving is a path that flows are leaving.
@@ -296,8 +299,7 @@ func (e *Express) evaluate(now time.Time) (made plan.Plan, safe map[datapath.Exp
 	in.Join = e.host.AggregationMode() != governor.Off && e.landing.joins(e.host, now)
 	made = plan.Express(in)
 	same := map[datapath.ExpressKey]int{}
-	for i := range e.paths {
-		w := &e.paths[i]
+	for _, w := range e.paths {
 		at := slices.IndexFunc(made.Skipped, func(s plan.Skip) bool { return s.Target == plan.Target(w.pod.Peer) })
 		if at >= 0 && w.reason == "" {
 			w.reason = made.Skipped[at].Reason
@@ -308,8 +310,7 @@ func (e *Express) evaluate(now time.Time) (made plan.Plan, safe map[datapath.Exp
 	}
 	fixed := fixedSenders(e.paths)
 	safe = map[datapath.ExpressKey]path{}
-	for i := range e.paths {
-		w := &e.paths[i]
+	for _, w := range e.paths {
 		switch {
 		case w.reason != "":
 		case len(w.fixed) > 0 && len(fixed) > datapath.MaxSenders:
@@ -335,7 +336,7 @@ func (e *Express) evaluate(now time.Time) (made plan.Plan, safe map[datapath.Exp
 }
 
 // fixedSenders are those of all tunnels with paths.
-func fixedSenders(paths []path) map[datapath.Sender]netip.Addr {
+func fixedSenders(paths []*path) map[datapath.Sender]netip.Addr {
 	all, seen := map[datapath.Sender]netip.Addr{}, map[node.DevKey]bool{}
 	for _, w := range paths {
 		if w.reason != "" || seen[w.tunnel.Key()] {
@@ -371,10 +372,10 @@ func (e *Express) openAll(ctx context.Context, made plan.Plan, safe map[datapath
 	if err != nil {
 		return err
 	}
-	for i := range e.paths {
-		if why := refused[plan.Target(e.paths[i].pod.Peer)]; why != "" && e.paths[i].reason == "" {
-			e.paths[i].reason = "left alone: " + why
-			delete(safe, e.paths[i].key)
+	for _, w := range e.paths {
+		if why := refused[plan.Target(w.pod.Peer)]; why != "" && w.reason == "" {
+			w.reason = "left alone: " + why
+			delete(safe, w.key)
 		}
 	}
 	fresh := false
@@ -403,7 +404,7 @@ func (e *Express) openAll(ctx context.Context, made plan.Plan, safe map[datapath
 		if !e.hooked(w.nic) {
 			continue // gone since the scan, or left alone
 		}
-		as := opened{w.pod.Host.Key(), w.pod.Peer.Key(), plan.Target(w.pod.Peer), w.to}
+		as := opened{w.pod.Host.Key(), plan.Target(w.pod.Peer), w.to}
 		if e.open[k] == as {
 			continue
 		}
@@ -513,9 +514,8 @@ func (e *Express) leave(ctx context.Context) (rep apply.Report, err error) {
 func (e *Express) forget() error {
 	e.trial.Leave()
 	e.gov = governor.Express{}
-	err := errors.Join(end(e.census), e.dp.CountUnread(false), e.dp.HoldExpress(false))
-	e.census, e.meter = nil, trial.Meter{}
-	return err
+	e.meter = trial.Meter{}
+	return errors.Join(e.endCensus(), e.dp.CountUnread(false), e.dp.HoldExpress(false))
 }
 
 // Decide is mechanism.Mechanism's. Frames take the paths only where that has shown that it pays, against what the node
@@ -554,8 +554,7 @@ func (e *Express) Decide(ctx context.Context, in governor.Input) error {
 		return e.dp.HoldExpress(true) // until the trial has flows take their paths
 	case dec.State == governor.Standby:
 		e.trial.Leave()
-		err = errors.Join(end(e.census), e.dp.CountUnread(false))
-		e.census = nil
+		err = errors.Join(e.endCensus(), e.dp.CountUnread(false))
 		if e.wanted {
 			_, l := e.leave(ctx)
 			err = errors.Join(err, l)
@@ -568,31 +567,40 @@ func (e *Express) Decide(ctx context.Context, in governor.Input) error {
 
 // window is what there was to see since the last one.
 func (e *Express) window(in governor.Input) (w governor.ExpressWindow, err error) {
-	w.Saturated = in.ShortOfTime()
-	for _, path := range e.paths {
-		if path.reason == "" || path.waits {
-			w.Paths++
-		}
-	}
+	w.Saturated, w.Paths = in.ShortOfTime(), e.fit()
 	if other := e.host.Trials().Trying(); other != nil && other != e.trial || e.host.Aggregation() == governor.Parked {
 		w.Unsettled = true
 	}
 	if e.gov.Last().State != governor.Active {
 		return w, nil
 	}
+	acted, of := e.acted, e.of
+	err = e.count()
+	w.Straight, w.Overlay = e.acted-acted, e.of-of
+	return w, err
+}
+
+// fit is how many paths flows may take, or as soon as the pipeline lets them.
+func (e *Express) fit() (n int) {
+	for _, w := range e.paths {
+		if w.fits() {
+			n++
+		}
+	}
+	return n
+}
+
+// count counts the frames that went straight to pods.
+func (e *Express) count() error {
 	c, err := e.dp.Counters()
 	if err != nil {
-		return w, err
+		return err
 	}
 	p, err := e.host.PriorityCounters()
-	if err != nil {
-		return w, err
+	if err == nil {
+		e.acted, e.of = straight(c, p)
 	}
-	acted, of := straight(c, p)
-	was, all := straight(e.counted, e.prio)
-	e.counted, e.prio = c, p
-	w.Straight, w.Overlay = acted-was, of-all
-	return w, nil
+	return err
 }
 
 // beside names what the node has without it.
@@ -624,8 +632,7 @@ func (e *Express) measureBefore(now time.Time) (err error) {
 	case !e.gov.Over(now):
 	case e.gov.Counting():
 		packets, udp, err := datagrams(e.census)
-		err = errors.Join(err, end(e.census))
-		e.census = nil
+		err = errors.Join(err, e.endCensus())
 		if err != nil || e.gov.Counted(now, packets, udp).State != governor.Parked {
 			return err
 		}
@@ -641,13 +648,10 @@ func (e *Express) measureBefore(now time.Time) (err error) {
 			return err
 		}
 		e.without = e.meter.Window(sum, false).Delivered()
-		e.counted, err = e.dp.Counters()
-		if err != nil {
+		if err := e.count(); err != nil {
 			return err
 		}
-		e.prio, err = e.host.PriorityCounters()
 		e.gov.Measured(now)
-		return err
 	}
 	return err
 }
@@ -679,12 +683,6 @@ func (e *Express) tryOut(in governor.Input) error {
 // Report is mechanism.Mechanism's.
 func (e *Express) Report() []control.Mechanism {
 	m := control.Mechanism{Name: name, State: control.Standby, Since: e.since, Trying: e.gov.Last().State == governor.Parked}
-	safe := 0
-	for _, w := range e.paths {
-		if w.reason == "" || w.waits {
-			safe++
-		}
-	}
 	switch {
 	case e.mode == governor.Off:
 		m.State, m.Reason = control.Off, "switched off by configuration"
@@ -694,7 +692,7 @@ func (e *Express) Report() []control.Mechanism {
 		m.Reason = "hardly a packet comes"
 	case len(e.paths) == 0:
 		m.Reason = "as soon as there is a pod"
-	case safe == 0:
+	case e.fit() == 0:
 		m.Reason = "no express path is without a policy or a foreign program: " + e.paths[0].reason
 	case !e.wanted:
 		m.Reason = e.gov.Last().Reason
@@ -730,5 +728,5 @@ func (e *Express) Close() error { return e.host.Places().ReleaseAll(xdp.Express)
 
 // Claims tells whether a pod's packets come, or are to come, straight from the NIC.
 func (e *Express) Claims(p node.Pod) bool {
-	return e.wanted && slices.ContainsFunc(e.paths, func(w path) bool { return w.pod.Peer.Same(p.Peer) && (w.reason == "" || w.waits) })
+	return e.wanted && slices.ContainsFunc(e.paths, func(w *path) bool { return w.pod.Peer.Same(p.Peer) && w.fits() })
 }

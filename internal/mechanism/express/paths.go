@@ -34,6 +34,9 @@ type path struct {
 	fixed map[shortcut.MAC]netip.Addr
 }
 
+// fits tells whether flows may take it, or as soon as the pipeline lets them.
+func (w *path) fits() bool { return w.reason == "" || w.waits }
+
 // eligibility is what it takes to evaluate the paths of a node. Both the daemon and `overlane plan` decide
 // by it.
 type eligibility struct {
@@ -43,7 +46,6 @@ type eligibility struct {
 	home     uint64                      // cookie of the NICs' namespace
 	owned    map[plan.Setting]plan.Owned // what express has changed
 	ours     map[plan.Setting]plan.Owned // and any mechanism
-	hooked   func(node.Underlay) bool    // has a hook of ours; nil: none has
 	places   *xdp.Places
 	want     xdp.Want // of them
 	only     bool     // others get none: priority has its own
@@ -56,7 +58,7 @@ func (e *Express) eligibility() eligibility {
 	l := eligibility{
 		devices: devices, snap: e.host.Snapshot(), watchers: e.watchers, home: e.host.Cookie(),
 		owned: e.host.Owned(plan.ByExpress), ours: ours,
-		hooked: e.hooked, only: e.host.PriorityOnNIC(), places: e.host.Places(), want: wanted(e.mode),
+		only: e.host.PriorityOnNIC(), places: e.host.Places(), want: wanted(e.mode),
 	}
 	if e.host.Split() {
 		l.never = "flows are cut into micro-flows"
@@ -109,8 +111,8 @@ func Foresee(v *mechanism.View, mode governor.Mode, join bool) ([]mechanism.Outl
 }
 
 // paths checks each path from a NIC to a pod.
-func (l eligibility) paths() ([]path, error) {
-	var paths []path
+func (l eligibility) paths() ([]*path, error) {
+	var paths []*path
 	nics := map[node.DevKey]node.Underlay{}
 	for _, u := range l.snap.Underlays {
 		nics[u.Key()] = u
@@ -123,7 +125,7 @@ func (l eligibility) paths() ([]path, error) {
 	for _, p := range l.snap.Pods {
 		for _, t := range p.Tunnels {
 			for _, u := range tunnels[t.Key()].Underlays {
-				w := path{nic: nics[u.Key()], tunnel: tunnels[t.Key()], pod: p}
+				w := &path{nic: nics[u.Key()], tunnel: tunnels[t.Key()], pod: p}
 				w.reason, w.waits = l.unfit(w)
 				paths = append(paths, w)
 			}
@@ -148,8 +150,7 @@ func (l eligibility) paths() ([]path, error) {
 	if err != nil {
 		errs = append(errs, err)
 	}
-	for i := range paths {
-		w := &paths[i]
+	for _, w := range paths {
 		if w.reason != "" {
 			continue
 		}
@@ -171,11 +172,9 @@ func (l eligibility) paths() ([]path, error) {
 			w.to = datapath.ExpressPath{
 				MaxLen: v.MTU + shortcut.Tagged, Refresh: v.Relearn / shortcut.RefreshPart,
 				Local: from.Locals[0], Remote: w.tunnel.Remote, NICMAC: from.MAC, TunnelMAC: v.TunnelMAC,
-				Fixed: v.Fixed != nil,
+				Fixed: len(v.Fixed) > 0,
 			}
-			if v.Fixed != nil {
-				w.fixed = v.Fixed.Hosts
-			}
+			w.fixed = v.Fixed
 		}
 		if w.waits = w.waits && w.reason == ""; w.waits {
 			w.reason = "the pipeline still moves the pod's packets between cores"
@@ -186,12 +185,12 @@ func (l eligibility) paths() ([]path, error) {
 }
 
 // ingress is what the NIC's side of a path is asked about.
-func (w path) ingress() shortcut.Ingress {
+func (w *path) ingress() shortcut.Ingress {
 	return shortcut.Ingress{NIC: w.nic.Dev, Local: w.tunnel.Local, Port: w.tunnel.Port}
 }
 
 // ingress checks the NICs' side of the paths.
-func (l eligibility) ingress(paths []path) (map[shortcut.Ingress]shortcut.IngressVerdict, error) {
+func (l eligibility) ingress(paths []*path) (map[shortcut.Ingress]shortcut.IngressVerdict, error) {
 	var list []shortcut.Ingress
 	for _, w := range paths {
 		if in := w.ingress(); w.reason == "" && !slices.Contains(list, in) {
@@ -214,7 +213,7 @@ func (l eligibility) ingress(paths []path) (map[shortcut.Ingress]shortcut.Ingres
 
 // unfit says what speaks against a path without a check of foreign programs and rules; waits: nothing but the
 // pipeline does.
-func (l eligibility) unfit(w path) (reason string, waits bool) {
+func (l eligibility) unfit(w *path) (reason string, waits bool) {
 	why := l.places.Why(w.nic, l.want)
 	switch {
 	case l.never != "":
@@ -223,7 +222,7 @@ func (l eligibility) unfit(w path) (reason string, waits bool) {
 		return why, false
 	case w.nic.Master():
 		return fmt.Sprintf("frames come by the ports of %s, and express paths begin at a NIC", w.nic.Name), false
-	case l.only && !l.hooked(w.nic):
+	case l.only && !l.places.On(w.nic):
 		return fmt.Sprintf("priority's program is not on %s", w.nic.Name), false
 	case w.tunnel.Outer == 6:
 		return "only IPv4 outside is understood", false
@@ -254,7 +253,7 @@ func (l eligibility) unfit(w path) (reason string, waits bool) {
 }
 
 // input puts what was evaluated into the planner's words.
-func (l eligibility) input(paths []path) plan.ExpressInput {
+func (l eligibility) input(paths []*path) plan.ExpressInput {
 	in := plan.ExpressInput{Owned: l.owned}
 	for _, w := range paths {
 		nic := plan.Target(w.nic.Dev)
