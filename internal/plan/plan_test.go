@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/overlane/overlane/internal/config"
 )
 
 func dev(name string, index int, masks ...string) Device {
@@ -183,7 +185,7 @@ func TestMaskHasExactlyTheCores(t *testing.T) {
 		if s.Canonical(m) != m {
 			t.Fatalf("Mask(%v) = %s is not canonical: %s", cores, m, s.Canonical(m))
 		}
-		back, err := parseCoreList(coreList(cores))
+		back, err := config.ParseCPUList(coreList(cores))
 		if err != nil || Mask(back) != m {
 			t.Fatalf("cores %v became %v by way of %q, %v", cores, back, coreList(cores), err)
 		}
