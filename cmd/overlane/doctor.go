@@ -155,7 +155,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	for _, sk := range pipeline.LeftAlone(s, l.snap, v.Owned(plan.ByPipeline)) {
 		d.Skipped = append(d.Skipped, leftOut{sk.Target.Name, sk.Target.NetnsCookie, called.Text(sk.Reason), called.Text(sk.What)})
 	}
-	found, err := probe.Diagnose(cmd.Context(), s, l.snap, l.owns)
+	found, err := probe.Diagnose(cmd.Context(), s, l.snap, s.Home(), l.owns)
 	d.Findings = append(d.Findings, found...)
 	if err != nil {
 		return d, err

@@ -3,7 +3,6 @@
 package probe
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -80,14 +79,10 @@ func newerKernel(e env, min string) string {
 
 func osRelease(e env) map[string]string {
 	vars := map[string]string{}
-	f, err := e.root.Open("etc/os-release")
-	if err != nil {
-		return vars
-	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if k, v, ok := strings.Cut(s.Text(), "="); ok {
-			vars[k] = strings.Trim(v, `"'`)
+	text, _ := fs.ReadFile(e.root, "etc/os-release")
+	for line := range strings.Lines(string(text)) {
+		if k, v, ok := strings.Cut(line, "="); ok {
+			vars[k] = strings.Trim(v, "\"'\r\n")
 		}
 	}
 	return vars

@@ -29,11 +29,6 @@ func askBTF(e env) answer {
 	return answer{Supported, "the kernel's types are in /sys/kernel/btf/vmlinux", ""}
 }
 
-func hasFunc(spec *btf.Spec, name string) bool {
-	var f *btf.Func
-	return spec.TypeByName(name, &f) == nil
-}
-
 // hasMember looks into anonymous structs and unions, too.
 func hasMember(s *btf.Struct, name string) bool {
 	for _, m := range s.Members {
@@ -95,7 +90,8 @@ func askCPUMapGRO(e env) answer {
 
 func askBPFQdisc(e env) answer {
 	return viaTypes(e, func(spec *btf.Spec) answer {
-		if !hasFunc(spec, "bpf_qdisc_skb_drop") {
+		var drop *btf.Func
+		if err := spec.TypeByName("bpf_qdisc_skb_drop", &drop); err != nil {
 			return answer{Unsupported, "the kernel has no BPF queueing disciplines: it is older than Linux 6.16, or CONFIG_NET_SCH_BPF is off", option(e, "6.16", "CONFIG_NET_SCH_BPF")}
 		}
 		return answer{Supported, "the kernel has BPF queueing disciplines", ""}
