@@ -33,17 +33,15 @@ import (
 
 // outlook is what plan prints: each mechanism's, the pipeline's first.
 type outlook struct {
-	all []mechanism.Outlook
-	// namespaces are what the namespaces are that targets have a number of.
-	namespaces []node.Place
-	names      names.Names
+	all   []mechanism.Outlook
+	names names.Names
 }
 
 // parts are the outlook as JSON: the pipeline's at the top, each other under its name.
 func (o outlook) parts() map[string]any {
 	p := o.all[0]
 	parts := map[string]any{
-		"schema": control.Schema, "namespaces": o.namespaces, "placement": p.Placement, "when": p.When,
+		"schema": control.Schema, "namespaces": o.names.Places(), "placement": p.Placement, "when": p.When,
 		"steps": p.Steps, "attach": p.Attach, "skipped": p.Skipped,
 	}
 	for _, m := range o.all[1:] {
@@ -114,12 +112,8 @@ func (o outlook) show(w io.Writer) error {
 		if m.Placement != nil {
 			s.line(cell{"placement by " + m.Placement.Reason, dim})
 		}
-		var b strings.Builder
-		if err := m.WriteText(&b); err != nil {
-			return err
-		}
 		// Containers have names in the place of numbers.
-		if _, err := io.WriteString(w, printable.Lines(o.names.Text(b.String()))); err != nil {
+		if _, err := io.WriteString(w, printable.Lines(o.names.Text(m.Text()))); err != nil {
 			return err
 		}
 	}
@@ -152,7 +146,6 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 		out.all[0].When = "run would only watch: " + out.all[0].When
 	}
 	out.names = names.New(s, l.snap)
-	out.namespaces = out.names.Places()
 	return out, nil
 }
 

@@ -95,13 +95,8 @@ func showStatus(s *screen, st control.Status, now time.Time) {
 }
 
 func stateCell(st control.MechanismState) cell {
-	switch st {
-	case control.Active:
-		return cell{string(st), green}
-	case control.Manual, control.Unsupported:
-		return cell{string(st), yellow}
-	}
-	return cell{string(st), plain}
+	colors := map[control.MechanismState]style{control.Active: green, control.Manual: yellow, control.Unsupported: yellow}
+	return cell{string(st), colors[st]}
 }
 
 func mechanismRows(st control.Status, now time.Time) (rows [][]cell) {
@@ -124,13 +119,7 @@ func trialRows(list []control.Trial, now time.Time) (rows [][]cell) {
 		return cell{fmt.Sprintf("%.2f×", *x), plain}
 	}
 	for _, t := range list {
-		verdict := cell{t.Verdict, plain}
-		switch t.Verdict {
-		case "better":
-			verdict.style = green
-		case "worse":
-			verdict.style = red
-		}
+		verdict := cell{t.Verdict, map[string]style{"better": green, "worse": red}[t.Verdict]}
 		holds := cell{"-", plain}
 		if left := t.Until.Sub(now); left > 0 {
 			holds = cell{ago(left), plain}

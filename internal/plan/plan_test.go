@@ -3,7 +3,6 @@
 package plan
 
 import (
-	"bytes"
 	"encoding/json"
 	"math/rand/v2"
 	"reflect"
@@ -288,13 +287,11 @@ left as it is:
       eth0 (ifindex 7 in network namespace 42)
       why   left alone: RPS mask set by another program (rx-0: f)
 `
-	var b bytes.Buffer
-	if err := p.WriteText(&b); err != nil || b.String() != want {
-		t.Errorf("%v\n%s", err, b.String())
+	if text := p.Text(); text != want {
+		t.Error(text)
 	}
-	b.Reset()
-	if err := (Plan{}).WriteText(&b); err != nil || b.String() != "nothing to change\n" {
-		t.Errorf("%v\n%s", err, b.String())
+	if text := (Plan{}).Text(); text != "nothing to change\n" {
+		t.Error(text)
 	}
 }
 

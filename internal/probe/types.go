@@ -15,11 +15,10 @@ func types(e env) (*btf.Spec, answer) {
 	if err == nil {
 		return spec, answer{}
 	}
-	remedy := option(e, minRelease, "CONFIG_DEBUG_INFO_BTF")
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, btf.ErrNotSupported) {
-		return nil, answer{Unsupported, "the kernel has no type information: CONFIG_DEBUG_INFO_BTF is off", remedy}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = btf.ErrNotSupported
 	}
-	return nil, failed(err, "the kernel has no type information", remedy)
+	return nil, failed(err, "the kernel has no type information: CONFIG_DEBUG_INFO_BTF is off", option(e, minRelease, "CONFIG_DEBUG_INFO_BTF"))
 }
 
 func askBTF(e env) answer {
