@@ -198,6 +198,7 @@ func busiestReceiver() (int, error) {
 	if len(softirqs.NetRx) == 0 {
 		return 0, errors.New("find the core that receives: /proc/softirqs has no NET_RX")
 	}
+	// The kernel lists all possible cores in order, which x86 numbers without a gap.
 	return slices.Index(softirqs.NetRx, slices.Max(softirqs.NetRx)), nil
 }
 
