@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,31 +21,23 @@ func onlineCores() (config.CPUList, error) { return readCores("online") }
 // housekeepingCores returns the online cores that the operator has not set
 // apart for something else.
 func housekeepingCores() (config.CPUList, error) {
-	cores, err := onlineCores()
+	online, apart, err := onlineAndApart()
 	if err != nil {
 		return nil, err
 	}
-	apart, err := coresApart()
-	if err != nil {
-		return nil, err
-	}
-	if cores = cores.Minus(apart); len(cores) == 0 {
+	cores := online.Minus(apart)
+	if len(cores) == 0 {
 		return nil, errors.New("isolcpus and nohz_full set every online core apart: boot with at least one that is not, the kernel sends no receive work to the others")
 	}
 	return cores, nil
 }
 
-// coresApart returns the cores that boot options have set apart.
-func coresApart() (config.CPUList, error) {
-	var all config.CPUList
-	for _, name := range []string{"isolated", "nohz_full"} {
-		apart, err := readCores(name)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, apart...)
-	}
-	return all, nil
+// onlineAndApart returns the cores that are online, and those that boot options have set apart.
+func onlineAndApart() (online, apart config.CPUList, err error) {
+	online, err = onlineCores()
+	isolated, ierr := readCores("isolated")
+	tickless, terr := readCores("nohz_full")
+	return online, append(isolated, tickless...), cmp.Or(err, ierr, terr)
 }
 
 // readCores reads a list of cores; a kernel without the feature has no file.

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -122,12 +121,11 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	}
 	d := &diagnosis{Schema: control.Schema, Namespaces: []node.Place{}, Devices: []seen{}, Findings: []probe.Finding{}, Skipped: []leftOut{}, Services: []foreign.Service{}}
 	d.Services = append(d.Services, foreign.Services(os.DirFS("/proc"))...)
+	err = needCapabilities()
 	if os.Geteuid() != 0 {
-		d.Features = probe.New().All()
-		d.Tiers, d.Mechanisms = probe.Tiers(d.Features), probe.Mechanisms(d.Features)
-		return d, errors.New("devices need root to be scanned: sudo overlane doctor")
+		err = errors.New("devices need root to be scanned: sudo overlane doctor")
 	}
-	if err := needCapabilities(); err != nil {
+	if err != nil {
 		d.Features = probe.New().All()
 		d.Tiers, d.Mechanisms = probe.Tiers(d.Features), probe.Mechanisms(d.Features)
 		return d, err
@@ -155,7 +153,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	for _, sk := range pipeline.LeftAlone(s, l.snap, v.Owned(plan.ByPipeline)) {
 		d.Skipped = append(d.Skipped, leftOut{sk.Target.Name, sk.Target.NetnsCookie, called.Text(sk.Reason), called.Text(sk.What)})
 	}
-	found, err := probe.Diagnose(cmd.Context(), s, l.snap, l.owns)
+	found, err := probe.Diagnose(cmd.Context(), s, l.snap, s.Home(), l.owns)
 	d.Findings = append(d.Findings, found...)
 	if err != nil {
 		return d, err
@@ -269,9 +267,12 @@ func (d *diagnosis) devices(snap node.Snapshot, called names.Names) {
 
 func showDiagnosis(s *screen, d *diagnosis) {
 	s.table([]string{"TIER", "REACHED", "WHY"}, tierRows(tierStatus(d.Tiers)))
-	s.line()
-	s.table([]string{"MECHANISM", "POSSIBLE", "WHY"}, possibleRows(d.Mechanisms))
 	var rows [][]cell
+	for _, m := range d.Mechanisms {
+		rows = append(rows, answerRows(m.Name, m.Possible, m.Reason, m.Remedy)...)
+	}
+	s.section([]string{"MECHANISM", "POSSIBLE", "WHY"}, rows)
+	rows = nil
 	for _, f := range d.Features {
 		state := cell{f.State.String(), yellow}
 		if f.State == probe.Supported {
@@ -283,33 +284,23 @@ func showDiagnosis(s *screen, d *diagnosis) {
 		}
 		rows = append(rows, []cell{{name, bold}, state, {f.Reason, plain}})
 	}
-	s.line()
-	s.table([]string{"FEATURE", "", "WHY"}, rows)
+	s.section([]string{"FEATURE", "", "WHY"}, rows)
 
 	rows = nil
 	for _, dev := range d.Devices {
-		name := dev.Name
-		if dev.Place != nil {
-			name = cmp.Or(dev.Place.String(), name)
-		}
-		rows = append(rows, []cell{{name, bold}, {dev.Role, plain}, {dev.About, plain}})
+		rows = append(rows, []cell{{nameOf(dev.Name, dev.Place), bold}, {dev.Role, plain}, {dev.About, plain}})
 	}
 	for _, dev := range d.Skipped {
 		rows = append(rows, []cell{{dev.name, bold}, {"left out", yellow}, {dev.Reason, plain}})
 	}
-	if len(rows) > 0 {
-		s.line()
-		s.table([]string{"NAME", "ROLE", "WHAT"}, rows)
-	} else if os.Geteuid() == 0 {
+	s.section([]string{"NAME", "ROLE", "WHAT"}, rows)
+	if len(rows) == 0 && os.Geteuid() == 0 {
 		s.line()
 		for _, l := range nothingIn(d.searched) {
 			s.line(cell{l, plain})
 		}
 	}
-	if rows = serviceRows(d.Services); len(rows) > 0 {
-		s.line()
-		s.table([]string{"SERVICE", ">PID", "WHAT THAT MEANS"}, rows)
-	}
+	s.section([]string{"SERVICE", ">PID", "WHAT THAT MEANS"}, serviceRows(d.Services))
 	if len(d.Findings) > 0 {
 		s.line()
 		s.line(cell{"FINDINGS", dim})
@@ -340,20 +331,6 @@ func nothingIn(l node.Searched) []string {
 func serviceRows(list []foreign.Service) (rows [][]cell) {
 	for _, n := range list {
 		rows = append(rows, []cell{{n.Name, bold}, {n.PID, plain}, {n.Means, plain}})
-	}
-	return rows
-}
-
-func possibleRows(list []probe.Mechanism) (rows [][]cell) {
-	for _, m := range list {
-		possible := cell{"yes", green}
-		if !m.Possible {
-			possible = cell{"no", yellow}
-		}
-		rows = append(rows, []cell{{m.Name, bold}, possible, {m.Reason, plain}})
-		if m.Remedy != "" {
-			rows = append(rows, []cell{{}, {}, {m.Remedy, command}})
-		}
 	}
 	return rows
 }

@@ -23,6 +23,8 @@ func newGuardianCmd() *cobra.Command {
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
+			// A guardian handles the programs of a daemon that has died.
+			adopt := func(held map[string][]int) (apply.OrphanedLinks, error) { return datapath.Adopt(held) }
 			log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 			return apply.RunGuardian(global.stateDir, cookie, adopt, log)
 		},
@@ -30,6 +32,3 @@ func newGuardianCmd() *cobra.Command {
 	cmd.Flags().Uint64Var(&cookie, "netns-cookie", 0, "`COOKIE` of the network namespace")
 	return cmd
 }
-
-// adopt lets a guardian handle the programs of a daemon that has died.
-func adopt(held map[string][]int) (apply.OrphanedLinks, error) { return datapath.Adopt(held) }

@@ -5,9 +5,7 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
-	"slices"
 
 	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/config"
@@ -18,17 +16,21 @@ import (
 	"github.com/overlane/overlane/internal/probe"
 )
 
-// daemonOptions turns a configuration that was held against this node into what
-// the daemon needs, or says what of it the kernel cannot do. It changes nothing.
-func daemonOptions(cfg *config.Config) (daemon.Options, error) {
+// daemonOptions turns a configuration file into what the daemon needs, or says what
+// of it this node cannot do. It changes nothing.
+func daemonOptions(file string) (opts daemon.Options, cfg *config.Config, err error) {
+	if cfg, err = loadConfig(file); err != nil {
+		return opts, nil, err
+	}
 	scanner, l, err := scanNode(context.Background(), cfg.Underlays)
 	if err != nil {
-		return daemon.Options{}, err
+		return opts, nil, err
 	}
 	if err := scanner.Close(); err != nil {
-		return daemon.Options{}, err
+		return opts, nil, err
 	}
-	return optionsOn(cfg, l)
+	opts, err = optionsOn(cfg, l)
+	return opts, cfg, err
 }
 
 // optionsOn are a configuration's options on a node that was scanned: only the NICs know whether they run XDP.
@@ -69,11 +71,10 @@ func optionsOn(cfg *config.Config, l nodeState) (daemon.Options, error) {
 		GuardianVerb:    []string{guardianVerb},
 	}
 	opts.Pipeline.Limits.Busy = float64(cfg.Limits.BusyCores) / 100
-	cores, err := coresOf(cfg)
-	if err != nil {
+	var err error
+	if opts.Cores, err = coresOf(cfg); err != nil {
 		return opts, err
 	}
-	opts.Cores = slices.Sorted(slices.Values(cores))
 	opts.Tiers = tierStatus(l.tiers)
 	opts.Priority.No, opts.Priority.NoGuard = l.noPriority(), tierError(l.tiers, 1)
 	opts.Pipeline.Microflows.NoXDP = noXDP(cfg, l)
@@ -99,20 +100,12 @@ func noXDP(cfg *config.Config, l nodeState) error {
 
 // noMerge says why split flows cannot be put in order again on this node, nil where they can.
 func noMerge(feats []probe.Feature) error {
-	if f := feature(feats, probe.BPFQdisc); f.State != probe.Supported {
-		return errors.New(f.Reason)
-	}
-	return nil
-}
-
-// feature is the answer to a question that is about no device.
-func feature(feats []probe.Feature, id probe.ID) probe.Feature {
 	for _, f := range feats {
-		if f.ID == id {
-			return f
+		if f.ID == probe.BPFQdisc && f.State != probe.Supported {
+			return errors.New(f.Reason)
 		}
 	}
-	return probe.Feature{ID: id, Reason: fmt.Sprintf("overlane has not looked for %s", id)}
+	return nil
 }
 
 // prioritises tells whether a configuration asks for priority.

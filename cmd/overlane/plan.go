@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/prometheus/procfs"
 	"github.com/spf13/cobra"
 
 	"github.com/overlane/overlane/internal/apply"
@@ -32,17 +33,15 @@ import (
 
 // outlook is what plan prints: each mechanism's, the pipeline's first.
 type outlook struct {
-	all []mechanism.Outlook
-	// namespaces are what the namespaces are that targets have a number of.
-	namespaces []node.Place
-	names      names.Names
+	all   []mechanism.Outlook
+	names names.Names
 }
 
 // parts are the outlook as JSON: the pipeline's at the top, each other under its name.
 func (o outlook) parts() map[string]any {
 	p := o.all[0]
 	parts := map[string]any{
-		"schema": control.Schema, "namespaces": o.namespaces, "placement": p.Placement, "when": p.When,
+		"schema": control.Schema, "namespaces": o.names.Places(), "placement": p.Placement, "when": p.When,
 		"steps": p.Steps, "attach": p.Attach, "skipped": p.Skipped,
 	}
 	for _, m := range o.all[1:] {
@@ -113,12 +112,8 @@ func (o outlook) show(w io.Writer) error {
 		if m.Placement != nil {
 			s.line(cell{"placement by " + m.Placement.Reason, dim})
 		}
-		var b strings.Builder
-		if err := m.WriteText(&b); err != nil {
-			return err
-		}
 		// Containers have names in the place of numbers.
-		if _, err := io.WriteString(w, printable.Lines(o.names.Text(b.String()))); err != nil {
+		if _, err := io.WriteString(w, printable.Lines(o.names.Text(m.Text()))); err != nil {
 			return err
 		}
 	}
@@ -151,13 +146,12 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 		out.all[0].When = "run would only watch: " + out.all[0].When
 	}
 	out.names = names.New(s, l.snap)
-	out.namespaces = out.names.Places()
 	return out, nil
 }
 
 // view is the node as mechanisms see it, but for what only their placements need.
 func (l nodeState) view(s *node.Scanner) (*mechanism.View, error) {
-	changed, err := changedSettings()
+	changed, err := inFolder((*apply.Dir).Entries)
 	if err != nil {
 		return nil, err
 	}
@@ -193,70 +187,46 @@ func stageCores(st control.Status, stage plan.Stage) (cores []int) {
 // busiestReceiver is the core that has handled most receive softirqs: the best
 // guess at which one polls the NIC without a measurement.
 func busiestReceiver() (int, error) {
-	data, err := os.ReadFile("/proc/softirqs")
+	proc, err := procfs.NewDefaultFS()
 	if err != nil {
 		return 0, fmt.Errorf("find the core that receives: %w", err)
 	}
-	lines := strings.Split(string(data), "\n")
-	cores := strings.Fields(lines[0]) // CPU0 CPU1 ...
-	for _, line := range lines[1:] {
-		counts, ok := strings.CutPrefix(strings.TrimSpace(line), "NET_RX:")
-		if !ok {
-			continue
-		}
-		best, most := 0, uint64(0)
-		for i, f := range strings.Fields(counts) {
-			n, err := strconv.ParseUint(f, 10, 64)
-			if err != nil || i >= len(cores) {
-				break
-			}
-			core, err := strconv.Atoi(strings.TrimPrefix(cores[i], "CPU"))
-			if err == nil && n > most {
-				best, most = core, n
-			}
-		}
-		return best, nil
+	softirqs, err := proc.Softirqs()
+	if err != nil {
+		return 0, fmt.Errorf("find the core that receives: %w", err)
 	}
-	return 0, errors.New("find the core that receives: /proc/softirqs has no NET_RX")
-}
-
-// changedSettings reads, without the lock, what overlane has changed here.
-func changedSettings() (changed []apply.Entry, err error) {
-	err = inFolder(func(dir *apply.Dir) (err error) {
-		changed, err = dir.Entries()
-		return err
-	})
-	return changed, err
+	if len(softirqs.NetRx) == 0 {
+		return 0, errors.New("find the core that receives: /proc/softirqs has no NET_RX")
+	}
+	// The kernel lists all possible cores in order, which x86 numbers without a gap.
+	return slices.Index(softirqs.NetRx, slices.Max(softirqs.NetRx)), nil
 }
 
 // placesKnown tells what XDP programs cost here, and where they were refused, as far as a daemon has
 // found out. No program comes to a NIC by it.
-func placesKnown() (places *xdp.Places, err error) {
-	var known *xdp.Memory
-	err = inFolder(func(dir *apply.Dir) (err error) {
-		known, err = xdp.Remember(dir)
-		return err
-	})
+func placesKnown() (*xdp.Places, error) {
+	known, err := inFolder(func(dir *apply.Dir) (*xdp.Memory, error) { return xdp.Remember(dir) })
 	if known == nil && err == nil {
 		known, err = xdp.Remember(nil)
 	}
 	return xdp.New(nil, known, nil), err
 }
 
-// inFolder calls fn with this namespace's folder, if it has one.
-func inFolder(fn func(*apply.Dir) error) error {
+// inFolder returns what fn finds, without the lock, in this namespace's folder, if it has one.
+func inFolder[T any](fn func(*apply.Dir) (T, error)) (found T, err error) {
 	cookie, err := here()
 	if err != nil {
-		return err
+		return found, err
 	}
 	// Reading must not create the folder.
 	_, err = os.Stat(filepath.Join(global.stateDir, strconv.FormatUint(cookie, 10)))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return found, nil
 	}
 	dir, err := apply.Open(global.stateDir, cookie)
 	if err != nil {
-		return err
+		return found, err
 	}
-	return errors.Join(fn(dir), dir.Close())
+	found, err = fn(dir)
+	return found, errors.Join(err, dir.Close())
 }

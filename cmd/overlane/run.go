@@ -87,11 +87,7 @@ func run(ctx context.Context, file string, verbose bool) error {
 	if err := beModest(); err != nil {
 		log.Debug("the daemon takes more of the cores than it has to", "reason", err)
 	}
-	cfg, err := loadConfig(file)
-	if err != nil {
-		return err
-	}
-	opts, err := daemonOptions(cfg)
+	opts, cfg, err := daemonOptions(file)
 	if err != nil {
 		return err
 	}
@@ -111,14 +107,6 @@ func run(ctx context.Context, file string, verbose bool) error {
 		return errors.Join(err, d.Close())
 	}
 	return serve(ctx, d, metrics, file, log)
-}
-
-func loadOptions(file string) (daemon.Options, error) {
-	cfg, err := loadConfig(file)
-	if err != nil {
-		return daemon.Options{}, err
-	}
-	return daemonOptions(cfg)
 }
 
 // serve answers requests and signals while the daemon runs.
@@ -160,7 +148,7 @@ func reloads(ctx context.Context, d *daemon.Daemon, file string, log *slog.Logge
 		case <-hup:
 		}
 		notified(log, control.NotifyReloading())
-		opts, err := loadOptions(file)
+		opts, _, err := daemonOptions(file)
 		if err == nil {
 			err = d.Reconfigure(ctx, opts)
 		}

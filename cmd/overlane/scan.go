@@ -35,7 +35,11 @@ func loadConfig(path string) (*config.Config, error) {
 
 // checkConfig finds what a configuration asks of this node that is not there.
 func checkConfig(cfg *config.Config) error {
-	if err := checkCores(cfg); err != nil {
+	online, apart, err := onlineAndApart()
+	if err != nil {
+		return err
+	}
+	if err := cfg.Validate(online, apart); err != nil {
 		return err
 	}
 	devs, err := net.Interfaces()
@@ -52,18 +56,6 @@ func checkConfig(cfg *config.Config) error {
 		}
 	}
 	return nil
-}
-
-func checkCores(cfg *config.Config) error {
-	online, err := onlineCores()
-	if err != nil {
-		return err
-	}
-	apart, err := coresApart()
-	if err != nil {
-		return err
-	}
-	return cfg.Validate(online, apart)
 }
 
 // coresOf returns the cores that flows may be steered to.
@@ -159,17 +151,14 @@ func tierStatus(tiers []probe.Tier) []control.TierStatus {
 	return out
 }
 
-// ownProgram reports whether a BPF program is overlane's. The kernel does not
-// tell which process loaded a program; its name is the best there is.
-func ownProgram(id uint32) bool { return strings.HasPrefix(foreign.ProgramName(id), "ol_") }
-
-// ownIfRunning is ownProgram while a daemon runs here; without one no program
-// is ours.
+// ownIfRunning reports whether a BPF program is overlane's; without a daemon that
+// runs here none is. The kernel does not tell which process loaded a program; its
+// name is the best there is.
 func ownIfRunning() func(uint32) bool {
 	c, err := dialDaemon()
 	if err != nil {
 		return func(uint32) bool { return false }
 	}
 	c.Close()
-	return ownProgram
+	return func(id uint32) bool { return strings.HasPrefix(foreign.ProgramName(id), "ol_") }
 }

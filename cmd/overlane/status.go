@@ -15,6 +15,7 @@ import (
 
 	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/node"
 )
 
 // answerTime is how long a daemon that is not restoring may take to answer.
@@ -80,33 +81,22 @@ func showStatus(s *screen, st control.Status, now time.Time) {
 	if m := st.Metrics; m.Reason != "" {
 		s.line(cell{fmt.Sprintf("metrics are not served at %s: %s", m.Address, m.Reason), yellow})
 	}
-	section := func(titles []string, rows [][]cell) {
-		if len(rows) > 0 {
-			s.line()
-			s.table(titles, rows)
-		}
-	}
-	section([]string{"MECHANISM", "STATE", ">SINCE", "WHY"}, mechanismRows(st, now))
-	section([]string{"TRIAL", "VERDICT", ">PACKETS", ">COST", ">WAIT", ">PAIRS", ">AGO", ">HOLDS"}, trialRows(st.Trials, now))
-	section([]string{"LANE", ">CORE", ">PACKETS", ">QUEUE", ">DROPS"}, laneRows(st))
-	section([]string{"PACKETS", ">COUNT", ""}, counterRows(st))
-	section([]string{"", "RULE", "CLASS", "FROM", ">PACKETS", "FITS"}, ruleRows(st.Rules))
-	section([]string{"SPARSE FLOW", ">CORE", "LATENCY BY ITSELF, WITH"}, sparseRows(st.SparseFlows))
-	section([]string{"EXPRESS TO", "VETH", "FROM", "PAST", "OPEN", "WHY NOT"}, expressRows(st))
-	section([]string{"STAGE", ">NS/PACKET"}, costRows(st))
-	section([]string{"TIER", "REACHED", "WHY"}, tierRows(st.Tiers))
-	section([]string{"NAME", "ROLE", "NETWORK", ">VNI", "STATE", "WHY"}, deviceRows(st))
-	section([]string{"SERVICE", ">PID", "WHAT THAT MEANS"}, serviceRows(st.Services))
+	s.section([]string{"MECHANISM", "STATE", ">SINCE", "WHY"}, mechanismRows(st, now))
+	s.section([]string{"TRIAL", "VERDICT", ">PACKETS", ">COST", ">WAIT", ">PAIRS", ">AGO", ">HOLDS"}, trialRows(st.Trials, now))
+	s.section([]string{"LANE", ">CORE", ">PACKETS", ">QUEUE", ">DROPS"}, laneRows(st))
+	s.section([]string{"PACKETS", ">COUNT", ""}, counterRows(st))
+	s.section([]string{"", "RULE", "CLASS", "FROM", ">PACKETS", "FITS"}, ruleRows(st.Rules))
+	s.section([]string{"SPARSE FLOW", ">CORE", "LATENCY BY ITSELF, WITH"}, sparseRows(st.SparseFlows))
+	s.section([]string{"EXPRESS TO", "VETH", "FROM", "PAST", "OPEN", "WHY NOT"}, expressRows(st))
+	s.section([]string{"STAGE", ">NS/PACKET"}, costRows(st))
+	s.section([]string{"TIER", "REACHED", "WHY"}, tierRows(st.Tiers))
+	s.section([]string{"NAME", "ROLE", "NETWORK", ">VNI", "STATE", "WHY"}, deviceRows(st))
+	s.section([]string{"SERVICE", ">PID", "WHAT THAT MEANS"}, serviceRows(st.Services))
 }
 
 func stateCell(st control.MechanismState) cell {
-	switch st {
-	case control.Active:
-		return cell{string(st), green}
-	case control.Manual, control.Unsupported:
-		return cell{string(st), yellow}
-	}
-	return cell{string(st), plain}
+	colors := map[control.MechanismState]style{control.Active: green, control.Manual: yellow, control.Unsupported: yellow}
+	return cell{string(st), colors[st]}
 }
 
 func mechanismRows(st control.Status, now time.Time) (rows [][]cell) {
@@ -129,13 +119,7 @@ func trialRows(list []control.Trial, now time.Time) (rows [][]cell) {
 		return cell{fmt.Sprintf("%.2f×", *x), plain}
 	}
 	for _, t := range list {
-		verdict := cell{t.Verdict, plain}
-		switch t.Verdict {
-		case "better":
-			verdict.style = green
-		case "worse":
-			verdict.style = red
-		}
+		verdict := cell{t.Verdict, map[string]style{"better": green, "worse": red}[t.Verdict]}
 		holds := cell{"-", plain}
 		if left := t.Until.Sub(now); left > 0 {
 			holds = cell{ago(left), plain}
@@ -159,50 +143,48 @@ func laneRows(st control.Status) (rows [][]cell) {
 	return rows
 }
 
-func counterRows(st control.Status) [][]cell {
+func counterRows(st control.Status) (rows [][]cell) {
 	c, share := st.Counters, ""
 	if c.OverlayPackets > 0 {
 		share = fmt.Sprintf("%.1f %% of the overlay's", 100*float64(c.SteeredPackets)/float64(c.OverlayPackets))
 	}
-	rows := [][]cell{
-		{{"overlay", bold}, {count(c.OverlayPackets), plain}, {"inside of a tunnel of ours", dim}},
-		{{"steered", bold}, {count(c.SteeredPackets), plain}, {share, dim}},
-		{{"lane changes", bold}, {count(c.LaneChanges), plain}, {count(c.LaneChangesHeld) + " held until the old lane was empty", dim}},
+	add := func(name string, n uint64, what string) {
+		rows = append(rows, []cell{{name, bold}, {count(n), plain}, {what, dim}})
 	}
+	add("overlay", c.OverlayPackets, "inside of a tunnel of ours")
+	add("steered", c.SteeredPackets, share)
+	add("lane changes", c.LaneChanges, count(c.LaneChangesHeld)+" held until the old lane was empty")
 	if c.LaneRefused > 0 {
 		rows = append(rows, []cell{{"refused", bold}, {count(c.LaneRefused), red}, {"dropped for their flow to leave a full lane", dim}})
 	}
 	if c.SplitPackets > 0 {
-		rows = append(rows, []cell{{"split", bold}, {count(c.SplitPackets), plain},
-			{fmt.Sprintf("in %s micro-flows; %s times a flow began to be", count(c.Microflows), count(c.Splits)), dim}})
+		add("split", c.SplitPackets, fmt.Sprintf("in %s micro-flows; %s times a flow began to be", count(c.Microflows), count(c.Splits)))
 	}
 	if n := c.MergePassed + c.MergeHeld; n > 0 {
-		what := fmt.Sprintf("%s waited for others; %s times these were lost, %s times late; %s did not wait, %s dropped, %s before they came there; %s wait now",
-			count(c.MergeHeld), count(c.MergeGaps), count(c.MergeExpired), count(c.MergeUnwatched), count(c.MergeRefused+c.MergeDropped), count(c.MergeNoRoom), count(c.MergeWaiting))
-		rows = append(rows, []cell{{"merged", bold}, {count(n), plain}, {what, dim}})
+		add("merged", n, fmt.Sprintf("%s waited for others; %s times these were lost, %s times late; %s did not wait, %s dropped, %s before they came there; %s wait now",
+			count(c.MergeHeld), count(c.MergeGaps), count(c.MergeExpired), count(c.MergeUnwatched), count(c.MergeRefused+c.MergeDropped), count(c.MergeNoRoom), count(c.MergeWaiting)))
 	}
 	if c.SuperPackets > 0 {
-		rows = append(rows, []cell{{"aggregated", bold}, {count(c.AggregatedPackets), plain},
-			{fmt.Sprintf("crossed the overlay in %s super-packets", count(c.SuperPackets)), dim}})
+		add("aggregated", c.AggregatedPackets, fmt.Sprintf("crossed the overlay in %s super-packets", count(c.SuperPackets)))
 	}
 	if c.ExpressPackets > 0 {
-		rows = append(rows, []cell{{"express", bold}, {count(c.ExpressPackets), plain},
-			{fmt.Sprintf("straight from the NIC to the pod; %s times a flow left that path before it was seen to be empty; %s found no room", count(c.ExpressLeft), count(c.ExpressDrops)), dim}})
+		add("express", c.ExpressPackets, fmt.Sprintf("straight from the NIC to the pod; %s times a flow left that path before it was seen to be empty; %s found no room",
+			count(c.ExpressLeft), count(c.ExpressDrops)))
 	}
 	for _, r := range slices.Sorted(maps.Keys(c.ExpressUnfit)) {
-		rows = append(rows, []cell{{"full path", bold}, {count(c.ExpressUnfit[r]), plain}, {"not plain: " + r, dim}})
+		add("full path", c.ExpressUnfit[r], "not plain: "+r)
 	}
 	if c.LatencyPackets+c.BulkPackets > 0 {
-		rows = append(rows,
-			[]cell{{"latency", bold}, {count(c.LatencyPackets), plain}, {count(c.LatencyHeld) + " behind what their flow had in the bulk lane, " + count(c.LatencyExcess) + " in it as beyond their share of the core", dim}},
-			[]cell{{"bulk", bold}, {count(c.BulkPackets), plain}, {count(c.BulkLane) + " by the bulk lane, " + count(c.Refused) + " dropped since it was full", dim}})
+		add("latency", c.LatencyPackets, fmt.Sprintf("%s behind what their flow had in the bulk lane, %s in it as beyond their share of the core",
+			count(c.LatencyHeld), count(c.LatencyExcess)))
+		add("bulk", c.BulkPackets, fmt.Sprintf("%s by the bulk lane, %s dropped since it was full", count(c.BulkLane), count(c.Refused)))
 	}
 	reasons := slices.SortedFunc(maps.Keys(c.Unparsed), func(a, b string) int {
 		return cmp.Or(cmp.Compare(c.Unparsed[b], c.Unparsed[a]), cmp.Compare(a, b))
 	})
 	for _, r := range reasons {
 		if n := c.Unparsed[r]; n > 0 {
-			rows = append(rows, []cell{{"stock path", bold}, {count(n), plain}, {r, dim}})
+			add("stock path", n, r)
 		}
 	}
 	return rows
@@ -232,28 +214,39 @@ func costRows(st control.Status) (rows [][]cell) {
 
 func tierRows(tiers []control.TierStatus) (rows [][]cell) {
 	for _, t := range tiers {
-		reached := cell{"yes", green}
-		if !t.Reached {
-			reached = cell{"no", yellow}
-		}
-		rows = append(rows, []cell{{t.Name, bold}, reached, {t.Reason, plain}})
-		if t.Remedy != "" {
-			rows = append(rows, []cell{{}, {}, {t.Remedy, command}})
-		}
+		rows = append(rows, answerRows(t.Name, t.Reached, t.Reason, t.Remedy)...)
 	}
 	return rows
 }
 
+// answerRows say whether there is something, why, and what would change that.
+func answerRows(name string, yes bool, reason, remedy string) [][]cell {
+	answer := cell{"no", yellow}
+	if yes {
+		answer = cell{"yes", green}
+	}
+	rows := [][]cell{{{name, bold}, answer, {reason, plain}}}
+	if remedy != "" {
+		rows = append(rows, []cell{{}, {}, {remedy, command}})
+	}
+	return rows
+}
+
+// nameOf is the name of a device, or what people call the place that it leads to.
+func nameOf(name string, place *node.Place) string {
+	if place == nil {
+		return name
+	}
+	return cmp.Or(place.String(), name)
+}
+
 func deviceRows(st control.Status) (rows [][]cell) {
 	for _, d := range st.Devices {
-		name, vni := d.Name, ""
-		if d.Place != nil {
-			name = cmp.Or(d.Place.String(), name)
-		}
+		vni := ""
 		if d.VNI != nil {
 			vni = fmt.Sprint(*d.VNI)
 		}
-		rows = append(rows, []cell{{name, bold}, {string(d.Role), plain}, {d.Network, plain}, {vni, plain}, stateCell(d.State), {d.Reason, plain}})
+		rows = append(rows, []cell{{nameOf(d.Name, d.Place), bold}, {string(d.Role), plain}, {d.Network, plain}, {vni, plain}, stateCell(d.State), {d.Reason, plain}})
 	}
 	return rows
 }

@@ -109,6 +109,14 @@ func (s *screen) table(titles []string, rows [][]cell) {
 	}
 }
 
+// section is a table behind an empty line, if it has rows.
+func (s *screen) section(titles []string, rows [][]cell) {
+	if len(rows) > 0 {
+		s.line()
+		s.table(titles, rows)
+	}
+}
+
 func (s *screen) row(row []cell, widths []int, right []bool) {
 	const gap = 2
 	var b strings.Builder

@@ -105,7 +105,7 @@ func TestNamesOfDevicesDoNotCommandTheTerminal(t *testing.T) {
 	st.Mechanisms = []control.Mechanism{{Name: "pipeline", State: control.Standby, Reason: name}}
 	off := control.OffReport{Report: apply.Report{Results: []apply.Result{{Setting: step.Setting, Outcome: apply.LeftAlone, Reason: name}}}}
 	for what, show := range map[string]func(*bytes.Buffer){
-		"plan":   func(b *bytes.Buffer) { _ = p.WriteText(b) },
+		"plan":   func(b *bytes.Buffer) { b.WriteString(p.Text()) },
 		"status": func(b *bytes.Buffer) { showStatus(newScreen(b), st, now) },
 		"off":    func(b *bytes.Buffer) { showOff(newScreen(b), off, nil) },
 		"error":  func(b *bytes.Buffer) { b.WriteString(cli.Message(errors.New(name))) },

@@ -55,15 +55,9 @@ func topologyAt(sys fs.FS) governor.Topology {
 }
 
 func coresIn(sys fs.FS, name string) config.CPUList {
-	text, err := fs.ReadFile(sys, name)
-	if err != nil {
-		return nil
-	}
-	list, err := parseCores(string(text))
-	if err != nil {
-		return nil
-	}
-	return slices.Sorted(slices.Values(list))
+	text, _ := fs.ReadFile(sys, name)
+	list, _ := parseCores(string(text))
+	return list
 }
 
 // cpuManagerState is where the kubelet with a static CPU manager writes which cores its containers have
@@ -81,7 +75,6 @@ func exclusiveCores(root fs.FS) ([]int, error) {
 		return nil, fmt.Errorf("read cores of containers: %w", err)
 	}
 	var state struct {
-		Policy  string                       `json:"policyName"`
 		Entries map[string]map[string]string `json:"entries"`
 	}
 	if err := json.Unmarshal(text, &state); err != nil {

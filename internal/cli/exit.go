@@ -33,17 +33,15 @@ var exitMeaning = []string{
 // codedError carries the exit code that an error leads to.
 type codedError struct {
 	code int
-	err  error
+	error
 }
 
-func (e *codedError) Error() string { return e.err.Error() }
-func (e *codedError) Unwrap() error { return e.err }
+func (e *codedError) Unwrap() error { return e.error }
 
 // toldError is one that the JSON on stdout holds already.
-type toldError struct{ err error }
+type toldError struct{ error }
 
-func (e *toldError) Error() string { return e.err.Error() }
-func (e *toldError) Unwrap() error { return e.err }
+func (e *toldError) Unwrap() error { return e.error }
 
 // Told prints a report as JSON, in which fail notes the error if there is one.
 func Told(w io.Writer, report any, err error, fail func(message string)) error {

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"regexp"
@@ -23,18 +24,12 @@ type page struct {
 	synopsis string
 	long     []string // paragraphs; a line that begins with a space stays on its own
 	verbs    [][2]string
-	flags    []flagDoc
+	flags    [][2]string // "-v, --verbose", "--config FILE"
 	keys     [][2]string // of the configuration file
 	examples []string
 	exits    [][2]string
 	files    [][2]string
 	seeAlso  []string
-}
-
-type flagDoc struct {
-	spelling string // "-v, --verbose", "--config FILE"
-	usage    string
-	def      string // empty: none worth showing
 }
 
 // exitKey is an annotation of a verb that says what an exit code means there:
@@ -65,8 +60,6 @@ func Elsewhere(cmd *cobra.Command) {
 		}
 	})
 }
-
-func elsewhere(cmd *cobra.Command) bool { return cmd.DisableFlagParsing }
 
 // Keys has the page of a verb tell of the keys of the configuration file.
 func Keys(cmd *cobra.Command, keys [][2]string) { list(cmd, keysKey, keys) }
@@ -99,10 +92,7 @@ func newPage(cmd *cobra.Command) page {
 		name:     strings.ReplaceAll(cmd.CommandPath(), " ", "-"),
 		short:    cmd.Short,
 		synopsis: cmd.UseLine(),
-		long:     strings.Split(strings.TrimSpace(cmd.Long), "\n\n"),
-	}
-	if strings.TrimSpace(cmd.Long) == "" {
-		p.long = []string{cmd.Short + "."}
+		long:     strings.Split(cmp.Or(strings.TrimSpace(cmd.Long), cmd.Short+"."), "\n\n"),
 	}
 	for _, sub := range cmd.Commands() {
 		if sub.IsAvailableCommand() && sub.Name() != "help" {
@@ -134,31 +124,25 @@ func newPage(cmd *cobra.Command) page {
 }
 
 func (p *page) addFlag(f *pflag.Flag) {
-	if f.Hidden || slices.ContainsFunc(p.flags, func(d flagDoc) bool { return strings.HasSuffix(strings.Fields(d.spelling)[0], "--"+f.Name) }) {
+	if f.Hidden || slices.ContainsFunc(p.flags, func(d [2]string) bool { return strings.HasSuffix(strings.Fields(d[0])[0], "--"+f.Name) }) {
 		return
 	}
 	value, usage := pflag.UnquoteUsage(f)
-	d := flagDoc{spelling: "--" + f.Name, usage: usage, def: f.DefValue}
+	spelling := "--" + f.Name
 	if f.Shorthand != "" {
-		d.spelling = "-" + f.Shorthand + ", " + d.spelling
+		spelling = "-" + f.Shorthand + ", " + spelling
 	}
 	if value != "" {
-		d.spelling += " " + value
+		spelling += " " + value
 	}
 	if f.Name == "help" {
-		d.usage = "print this page"
+		usage = "print this page"
 	}
-	if d.def == "false" || d.def == "[]" || d.def == "0" {
-		d.def = ""
+	// Other defaults are worth showing.
+	if !slices.Contains([]string{"", "false", "[]", "0"}, f.DefValue) {
+		usage += " (default " + f.DefValue + ")"
 	}
-	p.flags = append(p.flags, d)
-}
-
-func (d flagDoc) text() string {
-	if d.def == "" {
-		return d.usage
-	}
-	return d.usage + " (default " + d.def + ")"
+	p.flags = append(p.flags, [2]string{spelling, usage})
 }
 
 // helpWidth leaves the last column free.
@@ -198,11 +182,7 @@ func printHelp(w io.Writer, cmd *cobra.Command) {
 		}
 	}
 	pairs(w, "Verbs", p.verbs)
-	var flags [][2]string
-	for _, f := range p.flags {
-		flags = append(flags, [2]string{f.spelling, f.text()})
-	}
-	pairs(w, "Flags", flags)
+	pairs(w, "Flags", p.flags)
 	pairs(w, "Configuration (a YAML file; every key is optional)", p.keys)
 	if len(p.examples) > 0 {
 		fmt.Fprintf(w, "\nExamples:\n%s\n", strings.Join(p.examples, "\n"))

@@ -27,7 +27,7 @@ func Man() *cobra.Command {
 
 // writeMan writes the page of a verb and of all verbs below.
 func writeMan(dir string, cmd *cobra.Command) error {
-	if cmd.HasParent() && (!cmd.IsAvailableCommand() || cmd.Name() == "help" || elsewhere(cmd)) {
+	if cmd.HasParent() && (!cmd.IsAvailableCommand() || cmd.Name() == "help" || cmd.DisableFlagParsing) {
 		return nil
 	}
 	p := newPage(cmd)
@@ -73,11 +73,7 @@ func (p page) roff() []byte {
 		}
 	}
 	list("VERBS", p.verbs)
-	var flags [][2]string
-	for _, f := range p.flags {
-		flags = append(flags, [2]string{f.spelling, f.text()})
-	}
-	list("OPTIONS", flags)
+	list("OPTIONS", p.flags)
 	list("CONFIGURATION", p.keys)
 	if len(p.examples) > 0 {
 		line(".SH EXAMPLES\n.nf")

@@ -18,9 +18,6 @@ import (
 	"github.com/overlane/overlane/internal/rules"
 )
 
-// DefaultPath is where the systemd unit looks for the file.
-const DefaultPath = "/etc/overlane/config.yaml"
-
 // maxSize bounds the time that a hostile file costs: the YAML parser needs time
 // quadratic in nesting. Room for as many rules as there may be.
 const maxSize = 512 << 10
@@ -84,8 +81,8 @@ type Microflows struct {
 
 // Limits of Microflows.Hold.
 const (
-	MinHold = 10 * time.Millisecond
-	MaxHold = time.Second
+	minHold = 10 * time.Millisecond
+	maxHold = time.Second
 )
 
 // UDPOrder is what becomes of the order of UDP flows that are split.
@@ -251,10 +248,9 @@ func (c *Config) Validate(online, apart CPUList) error {
 
 // Load reads the file at path.
 func Load(path string) (*Config, error) {
-	f, err := os.Open(path)
+	data, err := read(path)
 	if err != nil {
-		var pe *os.PathError
-		if errors.As(err, &pe) {
+		if pe, ok := errors.AsType[*os.PathError](err); ok {
 			err = pe.Err
 		}
 		e := &Error{File: path, Problem: "cannot be read: " + err.Error()}
@@ -263,14 +259,15 @@ func Load(path string) (*Config, error) {
 		}
 		return nil, e
 	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
-	if err != nil {
-		var pe *os.PathError
-		if errors.As(err, &pe) {
-			err = pe.Err
-		}
-		return nil, &Error{File: path, Problem: "cannot be read: " + err.Error()}
-	}
 	return Parse(path, data)
+}
+
+// read takes one byte more than a file may have, for Parse to refuse it.
+func read(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxSize+1))
 }

@@ -318,9 +318,9 @@ func TestInstalledFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, k := range schema {
-		if c.Source.Lines[k.name] == 0 {
-			t.Errorf("%s is not shown", k.name)
+	for _, k := range keys {
+		if c.Source.Lines[k.Name] == 0 {
+			t.Errorf("%s is not shown", k.Name)
 		}
 	}
 	c.Underlays, c.Cores = nil, nil // have no default that could be written

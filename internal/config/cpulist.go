@@ -54,9 +54,8 @@ func ParseCPUList(text string) (CPUList, error) {
 
 func parseCore(s string) (int, error) {
 	s = strings.TrimSpace(s)
-	// ParseUint alone would also take "+1".
 	n, err := strconv.ParseUint(s, 10, 32)
-	if err != nil || s[0] == '+' {
+	if err != nil {
 		return 0, fmt.Errorf("%q is not a core number", s)
 	}
 	if n > MaxCore {
@@ -86,20 +85,9 @@ func (l CPUList) String() string {
 	return b.String()
 }
 
-// Contains reports whether the core is in the set.
-func (l CPUList) Contains(core int) bool {
-	_, found := slices.BinarySearch(l, core)
-	return found
-}
-
 // Minus returns the cores of l that are not in other.
 func (l CPUList) Minus(other CPUList) CPUList {
-	return slices.DeleteFunc(slices.Clone(l), other.Contains)
-}
-
-// And returns the cores that are in both sets.
-func (l CPUList) And(other CPUList) CPUList {
-	return slices.DeleteFunc(slices.Clone(l), func(c int) bool { return !other.Contains(c) })
+	return slices.DeleteFunc(slices.Clone(l), func(core int) bool { return slices.Contains(other, core) })
 }
 
 // MarshalText makes the set a string in JSON, in the kernel's list format.

@@ -63,14 +63,12 @@ func TestCPUListSetOperations(t *testing.T) {
 	if d := cmp.Diff(CPUList{0, 2}, a.Minus(b)); d != "" {
 		t.Error("minus:", d)
 	}
-	if d := cmp.Diff(CPUList{1, 5}, a.And(b)); d != "" {
-		t.Error("and:", d)
+	// Lists of isolcpus and of nohz_full come one behind the other.
+	if d := cmp.Diff(CPUList{2}, a.Minus(append(b, 0))); d != "" {
+		t.Error("minus of what is in no order:", d)
 	}
 	if d := cmp.Diff(CPUList{0, 1, 2, 5}, a); d != "" {
 		t.Error("an operation changed its operand:", d)
-	}
-	if !a.Contains(5) || a.Contains(3) || CPUList(nil).Contains(0) {
-		t.Error("contains is wrong")
 	}
 }
 

@@ -13,150 +13,97 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
 
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/rules"
 )
 
-// keys is the schema: every key a mapping may have, in the order of the
-// documentation, and what reads its value.
-type keys []key
+// schema is every key a mapping may have, in the order of the documentation, and what reads its value.
+type schema []Key
 
-type key struct {
-	name    string
-	about   string
-	allowed string
-	def     string
-	read    func(d *decoder, path string, n ast.Node) error
-	below   keys // of a mapping
+// Key is a key of the file.
+type Key struct {
+	Name    string // "cores"; in what Keys returns, "limits.busy-cores"
+	About   string
+	Allowed string // "allowed: auto, off"
+	Default string
+
+	// set takes a plain value, or says what is wrong with it; read takes any other.
+	set   func(c *Config, value string) (problem string)
+	read  func(d *decoder, path string, n ast.Node) error
+	below schema // of a mapping
 }
 
-var schema = keys{
+var keys = schema{
 	{
-		name: "underlays", about: "the NICs on which overlane works",
-		allowed: allowedUnderlays, def: "every NIC that carries a tunnel's outer packets",
+		Name: "underlays", About: "the NICs on which overlane works",
+		Allowed: allowedUnderlays, Default: "every NIC that carries a tunnel's outer packets",
 		read: (*decoder).underlays,
 	},
 	{
-		name: "cores", about: "the cores to which overlane may send receive work",
-		allowed: allowedCores, def: "online cores that are not isolated",
-		read: (*decoder).cores,
+		Name: "cores", About: "the cores to which overlane may send receive work",
+		Allowed: "allowed: a core list such as 2-7,9", Default: "online cores that are not isolated",
+		set: setCores,
 	},
+	word("pipeline", "spread the work of a flow over cores; auto: when it pays, forced: always, for measurements",
+		func(c *Config) *Mode { return &c.Pipeline }, ModeAuto, ModeOff, ModeForced),
 	{
-		name: "pipeline", about: "spread the work of a flow over cores; auto: when it pays, forced: always, for measurements",
-		allowed: allow(ModeAuto, ModeOff, ModeForced), def: string(Default().Pipeline),
-		read: func(d *decoder, path string, n ast.Node) error {
-			return word(d, path, n, &d.cfg.Pipeline, ModeAuto, ModeOff, ModeForced)
-		},
-	},
-	{
-		name: "microflows", about: "spread the packets of one flow over cores, if it is too much for one",
+		Name: "microflows", About: "spread the packets of one flow over cores, if it is too much for one",
 		below: microflowKeys,
 	},
+	word("aggregate", "have UDP datagrams of one flow that come in a row cross the overlay as one packet; auto: when they do, forced: always, for measurements",
+		func(c *Config) *Mode { return &c.Aggregate }, ModeAuto, ModeOff, ModeForced),
+	word("express", "hand UDP frames from the NIC straight to the pod, where no rule or program on the way could touch them; auto: as far as a trial shows that it pays",
+		func(c *Config) *Mode { return &c.Express }, ModeOff, ModeAuto, ModeForced),
+	word("bridge-netfilter", "whether bridges call netfilter for each packet; skip-unused: not while netfilter has no rule and no program",
+		func(c *Config) *BridgeNetfilter { return &c.BridgeNetfilter }, HooksKept, HooksUnused),
+	word("tier", "where the pipeline steers; tc: behind the NIC, xdp: in the NIC's driver, an error where that is impossible",
+		func(c *Config) *Tier { return &c.Tier }, TierAuto, TierTC, TierXDP),
 	{
-		name: "aggregate", about: "have UDP datagrams of one flow that come in a row cross the overlay as one packet; auto: when they do, forced: always, for measurements",
-		allowed: allow(ModeAuto, ModeOff, ModeForced), def: string(Default().Aggregate),
-		read: func(d *decoder, path string, n ast.Node) error {
-			return word(d, path, n, &d.cfg.Aggregate, ModeAuto, ModeOff, ModeForced)
-		},
-	},
-	{
-		name: "express", about: "hand UDP frames from the NIC straight to the pod, where no rule or program on the way could touch them; auto: as far as a trial shows that it pays",
-		allowed: allow(ModeOff, ModeAuto, ModeForced), def: string(Default().Express),
-		read: func(d *decoder, path string, n ast.Node) error {
-			return word(d, path, n, &d.cfg.Express, ModeOff, ModeAuto, ModeForced)
-		},
-	},
-	{
-		name: "bridge-netfilter", about: "whether bridges call netfilter for each packet; skip-unused: not while netfilter has no rule and no program",
-		allowed: allow(HooksKept, HooksUnused), def: string(Default().BridgeNetfilter),
-		read: func(d *decoder, path string, n ast.Node) error {
-			return word(d, path, n, &d.cfg.BridgeNetfilter, HooksKept, HooksUnused)
-		},
-	},
-	{
-		name: "tier", about: "where the pipeline steers; tc: behind the NIC, xdp: in the NIC's driver, an error where that is impossible",
-		allowed: allow(TierAuto, TierTC, TierXDP), def: string(Default().Tier),
-		read: func(d *decoder, path string, n ast.Node) error {
-			return word(d, path, n, &d.cfg.Tier, TierAuto, TierTC, TierXDP)
-		},
-	},
-	{
-		name: "priority", about: "let flows that need low latency overtake bulk",
-		below: keys{
+		Name: "priority", About: "let flows that need low latency overtake bulk",
+		below: schema{
+			word("mode", "how latency flows get ahead; batch: bulk waits in a lane, sync: straight from tunnel to pod as well, off: they do not",
+				func(c *Config) *PriorityMode { return &c.Priority.Mode }, PriorityBatch, PrioritySync, PriorityOff),
+			word("classify", "which flows are latency; rules: those that rules name, auto: small, sparse flows, too, proven: these only without rules and after a trial has shown that it pays",
+				func(c *Config) *Classify { return &c.Priority.Classify }, ClassifyRules, ClassifyAuto, ClassifyProven),
+			word("threads", "how NICs are polled beside priority; auto: by threads in real time, fair: by threads of the fair scheduler, off: in softirq, as before",
+				func(c *Config) *Threads { return &c.Priority.Threads }, ThreadsAuto, ThreadsFair, ThreadsOff),
+			percent("bulk-share", "the share of a core's time that latency flows leave to bulk",
+				func(c *Config) *int { return &c.Priority.BulkShare }),
 			{
-				name: "mode", about: "how latency flows get ahead; batch: bulk waits in a lane, sync: straight from tunnel to pod as well, off: they do not",
-				allowed: allow(PriorityBatch, PrioritySync, PriorityOff), def: string(Default().Priority.Mode),
-				read: func(d *decoder, path string, n ast.Node) error {
-					return word(d, path, n, &d.cfg.Priority.Mode, PriorityBatch, PrioritySync, PriorityOff)
-				},
-			},
-			{
-				name: "classify", about: "which flows are latency; rules: those that rules name, auto: small, sparse flows, too, proven: these only without rules and after a trial has shown that it pays",
-				allowed: allow(ClassifyRules, ClassifyAuto, ClassifyProven), def: string(Default().Priority.Classify),
-				read: func(d *decoder, path string, n ast.Node) error {
-					return word(d, path, n, &d.cfg.Priority.Classify, ClassifyRules, ClassifyAuto, ClassifyProven)
-				},
-			},
-			{
-				name: "threads", about: "how NICs are polled beside priority; auto: by threads in real time, fair: by threads of the fair scheduler, off: in softirq, as before",
-				allowed: allow(ThreadsAuto, ThreadsFair, ThreadsOff), def: string(Default().Priority.Threads),
-				read: func(d *decoder, path string, n ast.Node) error {
-					return word(d, path, n, &d.cfg.Priority.Threads, ThreadsAuto, ThreadsFair, ThreadsOff)
-				},
-			},
-			{
-				name: "bulk-share", about: "the share of a core's time that latency flows leave to bulk",
-				allowed: allowedPercent, def: fmt.Sprintf("%d%%", Default().Priority.BulkShare),
-				read: func(d *decoder, path string, n ast.Node) error {
-					return d.percent(path, n, &d.cfg.Priority.BulkShare)
-				},
-			},
-			{
-				name: "rules", about: "rules that give flows a class; the first that fits decides",
-				allowed: allowedRules, def: "none",
+				Name: "rules", About: "rules that give flows a class; the first that fits decides",
+				Allowed: allowedRules, Default: "none",
 				read: (*decoder).rules,
 			},
 		},
 	},
 	{
-		name: "limits", about: "when to step back",
-		below: keys{
-			{
-				name: "busy-cores", about: "overlane steps back when the cores are busier than this on average, as in limits: {busy-cores: 70%}",
-				allowed: allowedPercent, def: fmt.Sprintf("%d%%", Default().Limits.BusyCores),
-				read: func(d *decoder, path string, n ast.Node) error {
-					return d.percent(path, n, &d.cfg.Limits.BusyCores)
-				},
-			},
+		Name: "limits", About: "when to step back",
+		below: schema{
+			percent("busy-cores", "overlane steps back when the cores are busier than this on average, as in limits: {busy-cores: 70%}",
+				func(c *Config) *int { return &c.Limits.BusyCores }),
 		},
 	},
 	{
-		name: "metrics", about: "the address at which Prometheus may read metrics",
-		allowed: allowedMetrics, def: Default().Metrics,
-		read: (*decoder).metrics,
+		Name: "metrics", About: "the address at which Prometheus may read metrics",
+		Allowed: "allowed: an address with a port such as 127.0.0.1:14789, or off", Default: Default().Metrics,
+		set: setMetrics,
 	},
 }
 
-// Key documents one key of the file.
-type Key struct {
-	Name    string // "cores", "limits.busy-cores"
-	About   string
-	Allowed string // "allowed: auto, off"
-	Default string
-}
-
 // Keys documents every key that has a value of its own, in order.
-func Keys() []Key { return schema.document("") }
+func Keys() []Key { return keys.document("") }
 
-func (k keys) document(prefix string) []Key {
+func (s schema) document(prefix string) []Key {
 	var list []Key
-	for _, key := range k {
+	for _, key := range s {
+		key.Name = prefix + key.Name
 		if key.below != nil {
-			list = append(list, key.below.document(prefix+key.name+".")...)
+			list = append(list, key.below.document(key.Name+".")...)
 			continue
 		}
-		list = append(list, Key{prefix + key.name, key.about, key.allowed, key.def})
+		list = append(list, key)
 	}
 	return list
 }
@@ -187,7 +134,7 @@ func Parse(name string, data []byte) (*Config, error) {
 	if body == nil {
 		return d.cfg, nil
 	}
-	if err := d.mapping("", body, schema); err != nil {
+	if err := d.mapping("", body, keys); err != nil {
 		return nil, err
 	}
 	return d.cfg, nil
@@ -200,29 +147,26 @@ func syntaxError(name string, err error) *Error {
 	var ye yaml.Error
 	if errors.As(err, &ye) {
 		e.Problem = "not YAML: " + ye.GetMessage()
-		if t := ye.GetToken(); t != nil && t.Position != nil {
-			e.Line = t.Position.Line
-		}
+		e.Line = line(ye.GetToken())
 	}
 	return e
 }
 
-type decoder struct {
-	cfg *Config
-}
+type decoder struct{ cfg *Config }
 
 func (d *decoder) fail(n ast.Node, path, problem, allowed string) *Error {
-	return &Error{File: d.cfg.Source.File, Line: line(n), Key: path, Problem: problem, Allowed: allowed}
+	return &Error{File: d.cfg.Source.File, Line: line(n.GetToken()), Key: path, Problem: problem, Allowed: allowed}
 }
 
-func line(n ast.Node) int {
-	if t := n.GetToken(); t != nil && t.Position != nil {
+func line(t *token.Token) int {
+	if t != nil && t.Position != nil {
 		return t.Position.Line
 	}
 	return 0
 }
 
-func (d *decoder) mapping(path string, n ast.Node, allowed keys) error {
+// entries calls fn with each key of a mapping, and with its value.
+func (d *decoder) entries(path string, n ast.Node, allowed string, fn func(name string, v *ast.MappingValueNode) error) error {
 	var values []*ast.MappingValueNode
 	switch n := n.(type) {
 	case *ast.MappingNode:
@@ -230,14 +174,23 @@ func (d *decoder) mapping(path string, n ast.Node, allowed keys) error {
 	case *ast.MappingValueNode:
 		values = []*ast.MappingValueNode{n}
 	default:
-		return d.fail(n, path, "expected keys and values", allowed.list())
+		return d.fail(n, path, "expected keys and values", allowed)
 	}
 	for _, v := range values {
 		name, ok := scalar(v.Key)
 		if !ok {
-			return d.fail(v.Key, path, "a key must be a plain word", allowed.list())
+			return d.fail(v.Key, path, "a key must be a plain word", allowed)
 		}
-		i := slices.IndexFunc(allowed, func(k key) bool { return k.name == name })
+		if err := fn(name, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *decoder) mapping(path string, n ast.Node, allowed schema) error {
+	return d.entries(path, n, allowed.list(), func(name string, v *ast.MappingValueNode) error {
+		i := slices.IndexFunc(allowed, func(k Key) bool { return k.Name == name })
 		if i < 0 {
 			return d.fail(v.Key, path, fmt.Sprintf("unknown key %q", name), allowed.list())
 		}
@@ -251,24 +204,35 @@ func (d *decoder) mapping(path string, n ast.Node, allowed keys) error {
 		if _, twice := d.cfg.Source.Lines[full]; twice {
 			return d.fail(v.Key, full, "appears twice", "")
 		}
-		var err error
-		if below := allowed[i].below; below != nil {
-			err = d.mapping(full, v.Value, below)
-		} else {
-			err = allowed[i].read(d, full, v.Value)
-		}
-		if err != nil {
+		if err := d.value(full, v.Value, allowed[i]); err != nil {
 			return err
 		}
-		d.cfg.Source.Lines[full] = line(v.Key)
+		d.cfg.Source.Lines[full] = line(v.Key.GetToken())
+		return nil
+	})
+}
+
+func (d *decoder) value(path string, n ast.Node, key Key) error {
+	switch {
+	case key.below != nil:
+		return d.mapping(path, n, key.below)
+	case key.read != nil:
+		return key.read(d, path, n)
+	}
+	value, err := d.text(path, n, key.Allowed)
+	if err != nil {
+		return err
+	}
+	if problem := key.set(d.cfg, value); problem != "" {
+		return d.fail(n, path, problem, key.Allowed)
 	}
 	return nil
 }
 
-func (k keys) list() string {
-	names := make([]string, len(k))
-	for i := range k {
-		names[i] = k[i].name
+func (s schema) list() string {
+	var names []string
+	for _, key := range s {
+		names = append(names, key.Name)
 	}
 	return "allowed: " + strings.Join(names, ", ")
 }
@@ -294,68 +258,69 @@ func (d *decoder) text(path string, n ast.Node, allowed string) (string, error) 
 	return s, nil
 }
 
-// allow spells a set of words.
-func allow[T ~string](words ...T) string {
-	names := make([]string, len(words))
-	for i := range words {
-		names[i] = string(words[i])
-	}
-	return "allowed: " + strings.Join(names, ", ")
-}
-
-// What values look like, for errors and for the documentation.
+// What lists look like, for errors and for the documentation.
 const (
 	allowedUnderlays = "allowed: a list of device names such as [eth0, eth1]"
-	allowedCores     = "allowed: a core list such as 2-7,9"
-	allowedPercent   = "allowed: 1% to 100%"
 	allowedRules     = "allowed: a list such as [{name: web, proto: tcp, port: 80}]"
-	allowedMetrics   = "allowed: an address with a port such as 127.0.0.1:14789, or off"
 )
 
-// word reads one of a fixed set of words.
-func word[T ~string](d *decoder, path string, n ast.Node, dst *T, allowed ...T) error {
-	list := allow(allowed...)
-	s, err := d.text(path, n, list)
-	if err != nil {
-		return err
+// word is a key whose value is one of a fixed set of words.
+func word[T ~string](name, about string, of func(*Config) *T, allowed ...T) Key {
+	var list []string
+	for _, w := range allowed {
+		list = append(list, string(w))
 	}
-	if !slices.Contains(allowed, T(s)) {
-		return d.fail(n, path, fmt.Sprintf("unknown value %q", s), list)
+	return Key{
+		Name: name, About: about, Allowed: "allowed: " + strings.Join(list, ", "), Default: string(*of(Default())),
+		set: func(c *Config, value string) string {
+			if !slices.Contains(list, value) {
+				return fmt.Sprintf("unknown value %q", value)
+			}
+			*of(c) = T(value)
+			return ""
+		},
 	}
-	*dst = T(s)
-	return nil
 }
 
-func (d *decoder) percent(path string, n ast.Node, dst *int) error {
-	const allowed = allowedPercent
-	s, err := d.text(path, n, allowed)
-	if err != nil {
-		return err
+func percent(name, about string, of func(*Config) *int) Key {
+	return Key{
+		Name: name, About: about, Allowed: "allowed: 1% to 100%", Default: fmt.Sprintf("%d%%", *of(Default())),
+		set: func(c *Config, value string) string {
+			digits, ok := strings.CutSuffix(value, "%")
+			v, err := strconv.ParseUint(digits, 10, 8)
+			if !ok || err != nil || v < 1 || v > 100 {
+				return fmt.Sprintf("%q is not a percentage", value)
+			}
+			*of(c) = int(v)
+			return ""
+		},
 	}
-	digits, ok := strings.CutSuffix(s, "%")
-	v, err := strconv.ParseUint(digits, 10, 8)
-	if !ok || err != nil || v < 1 || v > 100 {
-		return d.fail(n, path, fmt.Sprintf("%q is not a percentage", s), allowed)
-	}
-	*dst = int(v)
-	return nil
 }
 
-func (d *decoder) cores(path string, n ast.Node) error {
-	const allowed = allowedCores
-	s, err := d.text(path, n, allowed)
+func setCores(c *Config, value string) string {
+	list, err := ParseCPUList(value)
 	if err != nil {
-		return err
-	}
-	list, err := ParseCPUList(s)
-	if err != nil {
-		return d.fail(n, path, err.Error(), allowed)
+		return err.Error()
 	}
 	if len(list) == 0 {
-		return d.fail(n, path, "names no core", allowed)
+		return "names no core"
 	}
-	d.cfg.Cores = list
-	return nil
+	c.Cores = list
+	return ""
+}
+
+func setMetrics(c *Config, value string) string {
+	if value == "off" {
+		c.Metrics = ""
+		return ""
+	}
+	// Names are refused: what a name resolves to may change, and with it who
+	// can read the metrics.
+	if _, err := netip.ParseAddrPort(value); err != nil {
+		return fmt.Sprintf("%q is not an address with a port", value)
+	}
+	c.Metrics = value
+	return ""
 }
 
 func (d *decoder) underlays(path string, n ast.Node) error {
@@ -407,32 +372,23 @@ func (d *decoder) rules(path string, n ast.Node) error {
 }
 
 func (d *decoder) rule(path string, n ast.Node) (r rules.Rule, err error) {
-	var values []*ast.MappingValueNode
-	switch n := n.(type) {
-	case *ast.MappingNode:
-		values = n.Values
-	case *ast.MappingValueNode:
-		values = []*ast.MappingValueNode{n}
-	default:
-		return r, d.fail(n, path, "expected keys and values", allowedRules)
-	}
 	seen := map[string]bool{}
-	for _, v := range values {
-		name, ok := scalar(v.Key)
-		if !ok {
-			return r, d.fail(v.Key, path, "a key must be a plain word", allowedRules)
-		}
+	err = d.entries(path, n, allowedRules, func(name string, v *ast.MappingValueNode) error {
 		if seen[name] {
-			return r, d.fail(v.Key, path+"."+name, "appears twice", "")
+			return d.fail(v.Key, path+"."+name, "appears twice", "")
 		}
 		seen[name] = true
 		value, err := d.text(path+"."+name, v.Value, "")
 		if err != nil {
-			return r, err
+			return err
 		}
 		if err := r.Set(name, value); err != nil {
-			return r, d.ruleError(v.Key, path, err)
+			return d.ruleError(v.Key, path, err)
 		}
+		return nil
+	})
+	if err != nil {
+		return r, err
 	}
 	if err := r.Finish(); err != nil {
 		return r, d.ruleError(n, path, err)
@@ -450,23 +406,4 @@ func (d *decoder) ruleError(n ast.Node, path string, err error) error {
 		allowed = "allowed: " + allowed
 	}
 	return d.fail(n, path+"."+fe.Field, fe.Problem, allowed)
-}
-
-func (d *decoder) metrics(path string, n ast.Node) error {
-	const allowed = allowedMetrics
-	s, err := d.text(path, n, allowed)
-	if err != nil {
-		return err
-	}
-	if s == "off" {
-		d.cfg.Metrics = ""
-		return nil
-	}
-	// Names are refused: what a name resolves to may change, and with it who
-	// can read the metrics.
-	if _, err := netip.ParseAddrPort(s); err != nil {
-		return d.fail(n, path, fmt.Sprintf("%q is not an address with a port", s), allowed)
-	}
-	d.cfg.Metrics = s
-	return nil
 }

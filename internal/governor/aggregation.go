@@ -14,8 +14,8 @@ import (
 // packet overtake those that are being collected: so it is watched first whether it would find any
 // (Parked), and it stays until there is hardly any traffic, or for long hardly a datagram in it.
 type Aggregation struct {
+	inForce
 	mode    Mode
-	last    Decision
 	pause   time.Time // not before
 	refused float64   // the Rate for which that is so: with a much greater one it is another load
 	stretch stretch
@@ -70,7 +70,7 @@ const (
 
 // NewAggregation returns one that has not seen anything yet.
 func NewAggregation(mode Mode) *Aggregation {
-	return &Aggregation{mode: mode, last: Decision{Reason: "not measured yet"}}
+	return &Aggregation{mode: mode, inForce: inForce{Decision{Reason: "not measured yet"}}}
 }
 
 // Reconfigure changes the mode; the next window decides by it, and looks at what was looked away from.
@@ -80,9 +80,6 @@ func (a *Aggregation) Reconfigure(mode Mode) {
 	}
 	a.mode = mode
 }
-
-// Last is the decision in force.
-func (a *Aggregation) Last() Decision { return a.last }
 
 // Step takes a window and returns the decision in force after it.
 func (a *Aggregation) Step(now time.Time, w AggregationWindow) Decision {
@@ -196,11 +193,4 @@ func (a *Aggregation) Refuse(now time.Time, why string) {
 func (a *Aggregation) stop(now time.Time, why string, pause time.Duration, refused float64) {
 	a.pause, a.refused = now.Add(pause), max(refused, aggregateFrom)
 	a.decide(now, Standby, fmt.Sprintf("%s; looked at again every %v", why, pause))
-}
-
-func (a *Aggregation) decide(now time.Time, s State, reason string) {
-	if s != a.last.State || a.last.Since.IsZero() {
-		a.last.Since = now
-	}
-	a.last.State, a.last.Reason = s, reason
 }

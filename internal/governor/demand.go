@@ -9,9 +9,10 @@ import (
 
 // Demand tells whether flows would profit from priority where the operator has named none: small,
 // sparse flows that come beside bulk through a core that is short of time. A census of the flows
-// tells, which costs: it is taken only where a core is short of time. The zero value is ready.
+// tells, which costs: it is taken only where a core is short of time, and meanwhile the decision is
+// Parked; it is Active where priority is worth a trial. The zero value is ready.
 type Demand struct {
-	last  Decision
+	inForce
 	short time.Time // since when a core has been short of time
 	spare time.Time // since when none has
 	pause time.Time // no census before
@@ -40,38 +41,25 @@ const (
 	mostSparse = 0.3
 )
 
-// Last is the decision in force: Standby, Parked while a census is taken, Active where priority is
-// worth a trial.
-func (d *Demand) Last() Decision { return d.last }
-
 // Step takes a window: the largest share of a core's time in saturated polls of overlay packets.
 func (d *Demand) Step(now time.Time, saturated float64) Decision {
 	if d.pause.Sub(now) > censusPause {
 		d.pause = now // the clock jumped back
 	}
-	if saturated < shortFrom {
-		d.short = time.Time{}
-		if d.spare.IsZero() {
-			d.spare = now
-		}
-	} else {
-		d.spare = time.Time{}
-		if d.short.IsZero() {
-			d.short = now
-		}
-	}
+	short := saturated >= shortFrom
+	longShort, longSpare := lasts(&d.short, now, short, shortFor), lasts(&d.spare, now, !short, spareFor)
 	switch d.last.State {
 	case Active:
-		if !d.spare.IsZero() && now.Sub(d.spare) >= spareFor {
+		if longSpare {
 			d.decide(now, Standby, "no core has been short of time for a while")
 		}
 	case Parked:
 	default:
 		switch {
-		case d.short.IsZero():
+		case !short:
 			d.decide(now, Standby, "no core is short of time")
 		case now.Before(d.pause):
-		case now.Sub(d.short) < shortFor:
+		case !longShort:
 			d.decide(now, Standby, "a core has just become short of time")
 		default:
 			d.begun = now
@@ -103,11 +91,4 @@ func (d *Demand) Over(now time.Time) bool { return now.Sub(d.begun) >= CensusFor
 func (d *Demand) Refuse(now time.Time, why string) {
 	d.pause = now.Add(censusPause)
 	d.decide(now, Standby, why)
-}
-
-func (d *Demand) decide(now time.Time, s State, reason string) {
-	if s != d.last.State || d.last.Since.IsZero() {
-		d.last.Since = now
-	}
-	d.last.State, d.last.Reason = s, reason
 }

@@ -10,9 +10,10 @@ import (
 // Express tells when a program on the NICs that hands frames straight to pods is worth a trial: a core
 // is short of time, and what comes out of the tunnels is datagrams for a good part, which alone go
 // that way. What is delivered without it is measured first, for the trial to be held against. And it
-// tells when the program has to go: hardly a frame goes that way any more. The zero value is ready.
+// tells when the program has to go: hardly a frame goes that way any more. The decision is Parked
+// while it is looked what there is, Active where the program is to be on the NICs. The zero value is ready.
 type Express struct {
-	last  Decision
+	inForce
 	short time.Time     // since when a core has been short of time
 	pause time.Time     // no census before
 	rest  time.Duration // how long the last pause was that followed from being idle
@@ -53,21 +54,12 @@ const (
 	opensWithin = 5 * time.Second
 )
 
-// Last is the decision in force: Parked while it is looked what there is, Active where the program is
-// to be on the NICs.
-func (x *Express) Last() Decision { return x.last }
-
 // Step takes a window.
 func (x *Express) Step(now time.Time, w ExpressWindow) Decision {
 	if x.pause.Sub(now) > holdsMost {
 		x.pause = now // the clock jumped back
 	}
-	switch {
-	case w.Saturated < shortFrom || w.Unsettled:
-		x.short = time.Time{}
-	case x.short.IsZero():
-		x.short = now
-	}
+	long := lasts(&x.short, now, w.Saturated >= shortFrom && !w.Unsettled, shortFor)
 	switch x.last.State {
 	case Active:
 		x.judge(now, w)
@@ -81,7 +73,7 @@ func (x *Express) Step(now time.Time, w ExpressWindow) Decision {
 			x.decide(now, Standby, "another mechanism is about to show what it gains")
 		case x.short.IsZero():
 			x.decide(now, Standby, "no core is short of time")
-		case now.Sub(x.short) < shortFor:
+		case !long:
 			x.decide(now, Standby, "a core has just become short of time")
 		default:
 			x.begun, x.after = now, false
@@ -178,11 +170,4 @@ func (x *Express) wait(now time.Time, why string) { x.stop(now, expressPause, wh
 func (x *Express) stop(now time.Time, pause time.Duration, why string) {
 	x.pause = now.Add(pause)
 	x.decide(now, Standby, fmt.Sprintf("%s; looked at again after %v", why, pause))
-}
-
-func (x *Express) decide(now time.Time, s State, reason string) {
-	if s != x.last.State || x.last.Since.IsZero() {
-		x.last.Since = now
-	}
-	x.last.State, x.last.Reason = s, reason
 }

@@ -149,6 +149,31 @@ type Decision struct {
 	Avoid []int
 }
 
+// inForce is the decision of one of several that decide by the same states.
+type inForce struct{ last Decision }
+
+// Last is the decision in force.
+func (f *inForce) Last() Decision { return f.last }
+
+func (f *inForce) decide(now time.Time, s State, reason string) {
+	if s != f.last.State || f.last.Since.IsZero() {
+		f.last.Since = now
+	}
+	f.last.State, f.last.Reason = s, reason
+}
+
+// lasts takes whether something is so now, and tells whether it has been for long enough; since is when
+// that began, zero while it is not so.
+func lasts(since *time.Time, now time.Time, is bool, long time.Duration) bool {
+	switch {
+	case !is:
+		*since = time.Time{}
+	case since.IsZero():
+		*since = now
+	}
+	return is && now.Sub(*since) >= long
+}
+
 // Governor is the state between windows. The zero value is not ready; use New.
 type Governor struct {
 	mode   Mode
@@ -340,11 +365,7 @@ func (g *Governor) whileActive(in Input) (State, string) {
 	if core, lacks := g.lacksLanes(in, nil); lacks {
 		return Parked, fmt.Sprintf("tasks need core %d (%.0f %% of it)", core, in.Cores[core].Tasks*100)
 	}
-	if load := meanLoad(in); load < g.limits.Busy+0.1 {
-		g.full = time.Time{}
-	} else if g.full.IsZero() {
-		g.full = in.Now
-	} else if in.Now.Sub(g.full) >= g.limits.TasksFor {
+	if load := meanLoad(in); lasts(&g.full, in.Now, load >= g.limits.Busy+0.1, g.limits.TasksFor) {
 		return Parked, fmt.Sprintf("the configured cores are %.0f %% busy", load*100)
 	}
 
@@ -354,11 +375,7 @@ func (g *Governor) whileActive(in Input) (State, string) {
 	}
 	enough := fmt.Sprintf("one core is enough: the path would take %.0f %% of it", need*100)
 	if in.Layout.all() {
-		if need >= g.limits.Idle {
-			g.idle = time.Time{}
-		} else if g.idle.IsZero() {
-			g.idle = in.Now
-		} else if in.Now.Sub(g.idle) >= g.limits.IdleFor {
+		if lasts(&g.idle, in.Now, need < g.limits.Idle, g.limits.IdleFor) {
 			return Parked, enough
 		}
 		return Active, ""

@@ -278,7 +278,8 @@ func (m Machine) splits(c Costs) []Layout {
 		return []Layout{{NIC: free[:1], Tunnel: free[1:], Pod: free[:1],
 			Gain: gain(splitPoll, thread+c.Pod+c.Hop, c.Tunnel+c.Hop)}}
 	case len(free) == 1 && len(m.Cores) > 1:
-		return []Layout{{NIC: free, Tunnel: []int{other(m.Cores, free[0])}, Pod: free,
+		rest := slices.DeleteFunc(slices.Clone(m.Cores), func(core int) bool { return core == free[0] })
+		return []Layout{{NIC: free, Tunnel: rest[:1], Pod: free,
 			Gain: gain(splitPoll+c.Tunnel+c.Hop, thread+c.Pod+c.Hop)}}
 	}
 	return nil
@@ -324,13 +325,4 @@ const (
 // lanes are cores in the order in which the kernel keeps those of an RPS mask.
 func lanes(cores []int) []int {
 	return slices.Sorted(slices.Values(cores[:min(len(cores), MaxLanes)]))
-}
-
-func other(cores []int, not int) int {
-	for _, c := range cores {
-		if c != not {
-			return c
-		}
-	}
-	return not
 }

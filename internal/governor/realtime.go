@@ -3,6 +3,7 @@
 package governor
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -46,12 +47,7 @@ func (r *Realtime) Step(now time.Time, polling map[int]float64) (flooded []int, 
 	if len(flooded) == 0 {
 		return nil, ""
 	}
-	worst := flooded[0]
-	for _, core := range flooded {
-		if r.flooded[core].share > r.flooded[worst].share {
-			worst = core
-		}
-	}
+	worst := slices.MaxFunc(flooded, func(a, b int) int { return cmp.Compare(r.flooded[a].share, r.flooded[b].share) })
 	why = fmt.Sprintf("on core %d not in real time: the NIC's threads take %.0f %% of it", worst, r.flooded[worst].share*100)
 	if n := len(flooded) - 1; n > 0 {
 		why += fmt.Sprintf(" (and on %d more)", n)

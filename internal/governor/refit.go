@@ -37,14 +37,7 @@ type InPlace struct {
 // now. It returns why lanes are to be placed anew, or nothing.
 func (r *Refit) Step(in Input, at InPlace, dec Decision, would Layout) string {
 	why := misfit(in, at, dec, would)
-	if why == "" {
-		r.since = time.Time{}
-		return ""
-	}
-	if r.since.IsZero() {
-		r.since = in.Now
-	}
-	if in.Now.Sub(r.since) < refitFor || !r.acted.IsZero() && in.Now.Sub(r.acted) < refitAgain {
+	if !lasts(&r.since, in.Now, why != "", refitFor) || !r.acted.IsZero() && in.Now.Sub(r.acted) < refitAgain {
 		return ""
 	}
 	r.since, r.acted = time.Time{}, in.Now

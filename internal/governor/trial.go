@@ -192,18 +192,17 @@ func (t *Trial) loss() float64 {
 // spent tells whether too much would be lost in a second, were the mechanism to act once more. Once in
 // a second it may, whatever it costs.
 func (t *Trial) spent(loss float64) bool {
-	var lately, all []float64
+	var all []float64
+	var sum float64
+	lately := false
 	for _, a := range t.acts {
-		all = append(all, float64(a.end-a.begin))
+		took := float64(a.end - a.begin)
+		all = append(all, took)
 		if t.clock-a.begin < time.Second {
-			lately = append(lately, float64(a.end-a.begin))
+			sum, lately = sum+took, true
 		}
 	}
-	sum := median(all)
-	for _, x := range lately {
-		sum += x
-	}
-	return len(lately) > 0 && sum*loss > float64(mostLost)
+	return lately && (sum+median(all))*loss > float64(mostLost)
 }
 
 // Add takes the window that ended, in which the mechanism was to act as On said. It returns the

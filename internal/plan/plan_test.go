@@ -3,13 +3,14 @@
 package plan
 
 import (
-	"bytes"
 	"encoding/json"
 	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/overlane/overlane/internal/config"
 )
 
 func dev(name string, index int, masks ...string) Device {
@@ -183,7 +184,7 @@ func TestMaskHasExactlyTheCores(t *testing.T) {
 		if s.Canonical(m) != m {
 			t.Fatalf("Mask(%v) = %s is not canonical: %s", cores, m, s.Canonical(m))
 		}
-		back, err := parseCoreList(coreList(cores))
+		back, err := config.ParseCPUList(coreList(cores))
 		if err != nil || Mask(back) != m {
 			t.Fatalf("cores %v became %v by way of %q, %v", cores, back, coreList(cores), err)
 		}
@@ -286,13 +287,11 @@ left as it is:
       eth0 (ifindex 7 in network namespace 42)
       why   left alone: RPS mask set by another program (rx-0: f)
 `
-	var b bytes.Buffer
-	if err := p.WriteText(&b); err != nil || b.String() != want {
-		t.Errorf("%v\n%s", err, b.String())
+	if text := p.Text(); text != want {
+		t.Error(text)
 	}
-	b.Reset()
-	if err := (Plan{}).WriteText(&b); err != nil || b.String() != "nothing to change\n" {
-		t.Errorf("%v\n%s", err, b.String())
+	if text := (Plan{}).Text(); text != "nothing to change\n" {
+		t.Error(text)
 	}
 }
 

@@ -3,7 +3,6 @@
 package plan
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -270,9 +269,8 @@ left as it is:
       eth1 (ifindex 3 in network namespace 42)
       why   left alone: a foreign XDP program is attached
 `
-	var b bytes.Buffer
-	if err := p.WriteText(&b); err != nil || b.String() != want {
-		t.Errorf("%v\n%s", err, b.String())
+	if text := p.Text(); text != want {
+		t.Error(text)
 	}
 	text, err := json.Marshal(p)
 	if err != nil {

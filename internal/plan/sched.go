@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/overlane/overlane/internal/config"
 )
 
 // ThreadID identifies a kernel thread: process numbers are reused, a number
@@ -88,7 +90,7 @@ func ParseSched(value string) (Sched, error) {
 		case "nice":
 			s.Nice, err = strconv.Atoi(v)
 		case "cores":
-			s.Cores, err = parseCoreList(v)
+			s.Cores, err = config.ParseCPUList(v)
 		case "slice":
 			s.Slice, err = time.ParseDuration(v)
 		}

@@ -3,16 +3,15 @@
 package plan
 
 import (
-	"bytes"
 	"fmt"
-	"io"
+	"strings"
 
 	"github.com/overlane/overlane/internal/printable"
 )
 
-// WriteText prints the plan as `overlane plan` shows it.
-func (p Plan) WriteText(w io.Writer) error {
-	var b bytes.Buffer
+// Text is the plan as `overlane plan` shows it.
+func (p Plan) Text() string {
+	var b strings.Builder
 	if p.Empty() {
 		b.WriteString("nothing to change\n")
 	}
@@ -25,11 +24,10 @@ func (p Plan) WriteText(w io.Writer) error {
 		writeAttach(&b, p.Attach)
 	}
 	writeSkipped(&b, p.Skipped)
-	_, err := io.WriteString(w, printable.Lines(b.String()))
-	return err
+	return printable.Lines(b.String())
 }
 
-func writeSteps(b *bytes.Buffer, steps []Step) {
+func writeSteps(b *strings.Builder, steps []Step) {
 	for i, s := range steps {
 		if i == 0 {
 			b.WriteString("steps, in this order (undone in the reverse order):\n")
@@ -41,7 +39,7 @@ func writeSteps(b *bytes.Buffer, steps []Step) {
 	}
 }
 
-func writeFuture(b *bytes.Buffer, threads []FutureThreads) {
+func writeFuture(b *strings.Builder, threads []FutureThreads) {
 	for i, f := range threads {
 		if i == 0 {
 			b.WriteString("threads that come with that, one per receive queue:\n")
@@ -53,7 +51,7 @@ func writeFuture(b *bytes.Buffer, threads []FutureThreads) {
 	}
 }
 
-func writeAttach(b *bytes.Buffer, list []Attachment) {
+func writeAttach(b *strings.Builder, list []Attachment) {
 	for i, a := range list {
 		if i == 0 {
 			b.WriteString("programs:\n")
@@ -64,7 +62,7 @@ func writeAttach(b *bytes.Buffer, list []Attachment) {
 	}
 }
 
-func writeSkipped(b *bytes.Buffer, list []Skip) {
+func writeSkipped(b *strings.Builder, list []Skip) {
 	for i, s := range list {
 		if i == 0 {
 			b.WriteString("left as it is:\n")

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/node"
 )
@@ -23,17 +24,7 @@ const (
 	Note                // overlane leaves the device alone, or does less with it
 )
 
-func (l Level) String() string {
-	switch l {
-	case Broken:
-		return "broken"
-	case Slow:
-		return "slow"
-	case Note:
-		return "note"
-	}
-	return fmt.Sprintf("level(%d)", uint8(l))
-}
+func (l Level) String() string { return [...]string{"broken", "slow", "note"}[l] }
 
 // MarshalText makes JSON say the word.
 func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
@@ -62,17 +53,11 @@ func (f Finding) MarshalJSON() ([]byte, error) {
 type dev struct {
 	node.Dev
 	at       string // what to put before a command to run it in the device's namespace
-	offloads map[string]offload
+	offloads map[string]ethtool.Feature
 	rx       queues
 	hooks    foreign.Hooks // without what is ours
 	xdp      string        // a foreign XDP program
 	badSums  uint64        // packets that TCP and UDP of its namespace dropped for a wrong checksum meanwhile
-}
-
-// offload is a flag of ethtool -k.
-type offload struct {
-	on        bool
-	available bool // can be switched
 }
 
 // queues are a NIC's receive queues.
@@ -109,7 +94,7 @@ func wrongChecksums(snap node.Snapshot, devs map[node.DevKey]dev) (list []Findin
 	for _, u := range snap.Underlays {
 		if d := devs[u.Key()]; d.badSums > 0 {
 			for _, t := range snap.Tunnels {
-				if slices.ContainsFunc(t.Underlays, func(on node.Dev) bool { return on.Key() == u.Key() }) {
+				if slices.ContainsFunc(t.Underlays, u.Same) {
 					accuse(d, "NIC", "", []node.Dev{t.Dev})
 					break
 				}
@@ -168,16 +153,16 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 			add(Note, d, fmt.Sprintf("bpftool prog show id %d", u.XDPProgID), "the foreign XDP program %s is attached: overlane puts none there, so there is no priority, no express path and no lane of the nic stage", d.xdp)
 		}
 		others(d)
-		if f, ok := d.offloads["rx-gro"]; ok && !f.on {
+		if f, ok := d.offloads["rx-gro"]; ok && !f.Active {
 			add(Slow, d, set(d, "gro", "on"), "GRO is off: every packet crosses the overlay on its own")
 		}
-		if f := d.offloads["rx-checksum"]; !f.on && f.available {
+		if f, ok := d.offloads["rx-checksum"]; ok && !f.Active && !f.Fixed {
 			add(Slow, d, set(d, "rx", "on"), "receive checksums are left to the CPU")
 		}
-		if f := d.offloads["rx-lro"]; f.on && f.available {
+		if f := d.offloads["rx-lro"]; f.Active && !f.Fixed {
 			add(Slow, d, set(d, "lro", "off"), "LRO is on: it merges packets in a way that cannot be undone when they are forwarded, and forbids XDP")
 		}
-		if f := d.offloads["tx-udp_tnl-segmentation"]; !f.on && f.available {
+		if f, ok := d.offloads["tx-udp_tnl-segmentation"]; ok && !f.Active && !f.Fixed {
 			add(Slow, d, set(d, "tx-udp_tnl-segmentation", "on"), "the NIC could segment tunnelled packets and is not allowed to")
 		}
 		if q := d.rx; q.now == 1 && q.of > 1 {
@@ -192,7 +177,7 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 			continue
 		}
 		others(d)
-		if f, ok := d.offloads["rx-gro"]; ok && !f.on {
+		if f, ok := d.offloads["rx-gro"]; ok && !f.Active {
 			add(Slow, d, set(d, "gro", "on"), "GRO is off: every packet crosses the bridge and the veth on its own")
 		}
 		for _, on := range t.Underlays {

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/overlane/overlane/internal/encap"
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
@@ -33,12 +34,12 @@ func node0() (node.Snapshot, map[node.DevKey]dev) {
 		Tunnels:   []node.Tunnel{{Dev: vx, Kind: encap.VXLAN, MTU: 1450, Underlays: []node.Dev{eth}, Bridge: &br}},
 		Pods:      []node.Pod{{Host: node.Dev{NetnsCookie: 1, Ifindex: 5}, Peer: peer, PeerMTU: 1450, Tunnels: []node.Dev{vx}}},
 	}
-	on, off := offload{true, true}, offload{false, true}
+	on, off := ethtool.Feature{Active: true}, ethtool.Feature{}
 	devs := map[node.DevKey]dev{
-		eth.Key(): {Dev: eth, rx: queues{"combined", 4, 4}, offloads: map[string]offload{
+		eth.Key(): {Dev: eth, rx: queues{"combined", 4, 4}, offloads: map[string]ethtool.Feature{
 			"rx-gro": on, "rx-checksum": on, "rx-lro": off, "tx-udp_tnl-segmentation": on,
 		}},
-		vx.Key():   {Dev: vx, offloads: map[string]offload{"rx-gro": on, "tx-checksum-ip-generic": on}},
+		vx.Key():   {Dev: vx, offloads: map[string]ethtool.Feature{"rx-gro": on, "tx-checksum-ip-generic": on}},
 		peer.Key(): {Dev: peer, at: "nsenter --net=/run/netns/pod "},
 	}
 	return snap, devs
@@ -46,10 +47,10 @@ func node0() (node.Snapshot, map[node.DevKey]dev) {
 
 func TestDiagnosis(t *testing.T) {
 	eth, vx := node.DevKey{NetnsCookie: 1, Ifindex: 2}, node.DevKey{NetnsCookie: 1, Ifindex: 3}
-	flag := func(k node.DevKey, name string, f offload) func(*node.Snapshot, map[node.DevKey]dev) {
+	flag := func(k node.DevKey, name string, f ethtool.Feature) func(*node.Snapshot, map[node.DevKey]dev) {
 		return func(_ *node.Snapshot, d map[node.DevKey]dev) { d[k].offloads[name] = f }
 	}
-	on, off, fixed := offload{true, true}, offload{false, true}, offload{false, false}
+	on, off, fixed := ethtool.Feature{Active: true}, ethtool.Feature{}, ethtool.Feature{Fixed: true}
 	tests := []struct {
 		name  string
 		fault func(*node.Snapshot, map[node.DevKey]dev)
@@ -250,13 +251,22 @@ func TestDiagnosisOfRealDevicesAndItsCommandsMendThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
+	own, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	here, err := own.Cookie()
+	if err != nil {
+		t.Fatal(err)
+	}
 	find := func() []Finding {
 		t.Helper()
 		snap, err := s.Scan(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		list, err := Diagnose(t.Context(), s, snap, nil)
+		list, err := Diagnose(t.Context(), s, snap, here, func(uint32) bool { return false })
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,10 +9,7 @@
 // nothing: no device is touched and no module loaded.
 package probe
 
-import (
-	"fmt"
-	"slices"
-)
+import "slices"
 
 // State is the answer to whether there is a feature.
 type State uint8
@@ -24,17 +21,7 @@ const (
 	Unsupported
 )
 
-func (s State) String() string {
-	switch s {
-	case Unknown:
-		return "unknown"
-	case Supported:
-		return "supported"
-	case Unsupported:
-		return "unsupported"
-	}
-	return fmt.Sprintf("state(%d)", uint8(s))
-}
+func (s State) String() string { return [...]string{"unknown", "supported", "unsupported"}[s] }
 
 // MarshalText makes JSON say the word.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
@@ -68,34 +55,6 @@ type Feature struct {
 	Reason    string `json:"reason"`               // why this is the answer
 	MinKernel string `json:"min_kernel,omitempty"` // the least release for it
 	Remedy    string `json:"remedy,omitempty"`     // one command that would change it
-}
-
-// Err returns nil for a supported feature, else what is missing, where, and
-// what would mend it.
-func (f Feature) Err() error {
-	if f.State == Supported {
-		return nil
-	}
-	return &Error{f}
-}
-
-// Error says that a feature is missing or could not be asked for.
-type Error struct{ Feature Feature }
-
-func (e *Error) Error() string {
-	f := e.Feature
-	s := string(f.ID)
-	if f.Device != "" {
-		s += " of " + f.Device
-	}
-	s += " is " + f.State.String() + ": " + f.Reason
-	if f.MinKernel != "" {
-		s += " (requires >= " + f.MinKernel + ")"
-	}
-	if f.Remedy != "" {
-		s += "; mend it with: " + f.Remedy
-	}
-	return s
 }
 
 // pick returns the answers to a question; there is one per NIC for NativeXDP.

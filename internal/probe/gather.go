@@ -22,13 +22,10 @@ type Spaces interface {
 }
 
 // Diagnose looks for classic causes of a slow overlay in what a scan found, the
-// worst first; it takes a second, in which it watches counters. own reports which BPF programs are ours; nil: none. It changes
-// nothing. Devices that cannot be looked at are joined into the error, beside
-// the findings about the others.
-func Diagnose(ctx context.Context, spaces Spaces, snap node.Snapshot, own func(progID uint32) bool) ([]Finding, error) {
-	if own == nil {
-		own = func(uint32) bool { return false }
-	}
+// worst first; it takes a second, in which it watches counters. here is the namespace in which its commands are
+// run, own reports which BPF programs are ours. It changes nothing. Devices that cannot be looked at are joined
+// into the error, beside the findings about the others.
+func Diagnose(ctx context.Context, spaces Spaces, snap node.Snapshot, here uint64, own func(progID uint32) bool) ([]Finding, error) {
 	bySpace := map[uint64][]node.Dev{}
 	var cookies []uint64
 	want := func(d node.Dev) {
@@ -49,10 +46,6 @@ func Diagnose(ctx context.Context, spaces Spaces, snap node.Snapshot, own func(p
 			cookies = append(cookies, p.Host.NetnsCookie)
 		}
 		ends[p.Host.NetnsCookie] = append(ends[p.Host.NetnsCookie], p.Host.Ifindex)
-	}
-	here, err := hereCookie()
-	if err != nil {
-		return nil, err
 	}
 	since, sums := time.Now(), badChecksums(spaces, snap)
 	devs := map[node.DevKey]dev{}
@@ -91,15 +84,6 @@ func Diagnose(ctx context.Context, spaces Spaces, snap node.Snapshot, own func(p
 	return diagnose(snap, devs), errors.Join(failed...)
 }
 
-func hereCookie() (uint64, error) {
-	h, err := netns.Current()
-	if err != nil {
-		return 0, err
-	}
-	defer h.Close()
-	return h.Cookie()
-}
-
 // gather reads the devices of one namespace; of the pods' ends in it only who is at their hooks.
 func gather(spaces Spaces, cookie uint64, list []node.Dev, ends []int, own func(uint32) bool, into map[node.DevKey]dev) error {
 	h, err := spaces.Namespace(cookie)
@@ -122,15 +106,12 @@ func gather(spaces Spaces, cookie uint64, list []node.Dev, ends []int, own func(
 			into[node.DevKey{NetnsCookie: cookie, Ifindex: end}] = dev{hooks: others(hooks[end], own)}
 		}
 		for _, nd := range list {
-			d := dev{Dev: nd, offloads: map[string]offload{}, hooks: others(hooks[nd.Ifindex], own)}
-			flags, err := ethtool.Features(nd.Name)
+			offloads, err := ethtool.Features(nd.Name)
 			if err != nil {
 				failed = append(failed, fmt.Errorf("read offload flags of %s: %w", nd, err))
 				continue
 			}
-			for name, f := range flags {
-				d.offloads[name] = offload{f.Active, !f.Fixed}
-			}
+			d := dev{Dev: nd, offloads: offloads, hooks: others(hooks[nd.Ifindex], own)}
 			if ch, err := ethtool.ReadChannels(nd.Name); err == nil {
 				// Not all drivers have channels.
 				d.rx = queues{"combined", ch.Combined, ch.MaxCombined}

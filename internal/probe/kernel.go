@@ -3,7 +3,6 @@
 package probe
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -80,14 +79,10 @@ func newerKernel(e env, min string) string {
 
 func osRelease(e env) map[string]string {
 	vars := map[string]string{}
-	f, err := e.root.Open("etc/os-release")
-	if err != nil {
-		return vars
-	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if k, v, ok := strings.Cut(s.Text(), "="); ok {
-			vars[k] = strings.Trim(v, `"'`)
+	text, _ := fs.ReadFile(e.root, "etc/os-release")
+	for line := range strings.Lines(string(text)) {
+		if k, v, ok := strings.Cut(line, "="); ok {
+			vars[k] = strings.Trim(v, "\"'\r\n")
 		}
 	}
 	return vars
@@ -160,28 +155,19 @@ func askCPUMap(e env) answer {
 	return answer{Supported, "the kernel has cpumap", ""}
 }
 
-// exists tells a missing file from one that could not be looked for.
-func exists(e env, path string) (bool, error) {
-	_, err := fs.Stat(e.root, path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
 // askLo looks for a file of lo, which every namespace has.
 func askLo(e env, file, have, missing, remedy string) answer {
-	if there, err := exists(e, "sys/class/net/lo"); err != nil || !there {
+	if _, err := fs.Stat(e.root, "sys/class/net/lo"); err != nil {
 		return answer{Unknown, "sysfs is not mounted on /sys", "mount -t sysfs sysfs /sys"}
 	}
-	there, err := exists(e, "sys/class/net/lo/"+file)
+	_, err := fs.Stat(e.root, "sys/class/net/lo/"+file)
 	switch {
-	case err != nil:
-		return answer{Unknown, err.Error(), asRoot}
-	case there:
+	case err == nil:
 		return answer{Supported, have, ""}
+	case errors.Is(err, fs.ErrNotExist):
+		return answer{Unsupported, missing, remedy}
 	}
-	return answer{Unsupported, missing, remedy}
+	return answer{Unknown, err.Error(), asRoot}
 }
 
 func askRPS(e env) answer {

@@ -15,31 +15,22 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 )
 
-// XDPFlags are what a device's driver does with XDP, as the kernel's netdev
+// xdpFlags are what a device's driver does with XDP, as the kernel's netdev
 // netlink family tells (enum netdev_xdp_act).
-type XDPFlags uint64
+type xdpFlags uint64
 
-// XDP abilities of a driver.
 const (
-	XDPBasic    XDPFlags = 1 << iota // ABORTED, DROP, PASS, TX
-	XDPRedirect                      // REDIRECT
-	XDPNdoXmit                       // can be redirected to
-	XDPZeroCopy                      // AF_XDP without copies
-	XDPHW                            // runs programs in hardware
-	XDPRxSG                          // packets of several buffers
-	XDPNdoXmitSG
+	xdpBasic    xdpFlags = 1 << 0 // ABORTED, DROP, PASS, TX
+	xdpRedirect xdpFlags = 1 << 1
+	xdpRxSG     xdpFlags = 1 << 5 // packets of several buffers
 )
 
-func (f XDPFlags) String() string {
-	names := []string{"basic", "redirect", "ndo-xmit", "xsk-zerocopy", "hw-offload", "rx-sg", "ndo-xmit-sg"}
+func (f xdpFlags) String() string {
 	var list []string
-	for i, n := range names {
+	for i, name := range []string{"basic", "redirect", "ndo-xmit", "xsk-zerocopy", "hw-offload", "rx-sg", "ndo-xmit-sg"} {
 		if f&(1<<i) != 0 {
-			list = append(list, n)
+			list = append(list, name)
 		}
-	}
-	if len(list) == 0 {
-		return "none"
 	}
 	return strings.Join(list, ",")
 }
@@ -51,10 +42,10 @@ const (
 	netdevADevXDPFeatures = 3
 )
 
-// XDP reads a device's XDP abilities. It fails with fs.ErrNotExist for a kernel
+// readXDP reads a device's XDP abilities. It fails with fs.ErrNotExist for a kernel
 // older than 6.3, which does not tell.
-func XDP(h *netns.Handle, ifindex int) (XDPFlags, error) {
-	var flags XDPFlags
+func readXDP(h *netns.Handle, ifindex int) (xdpFlags, error) {
+	var flags xdpFlags
 	err := h.Do(func() error {
 		family, err := netlink.GenlFamilyGet("netdev")
 		if err != nil {
@@ -79,7 +70,7 @@ func XDP(h *netns.Handle, ifindex int) (XDPFlags, error) {
 			}
 			for _, a := range attrs {
 				if a.Attr.Type == netdevADevXDPFeatures && len(a.Value) >= 8 {
-					flags = XDPFlags(binary.NativeEndian.Uint64(a.Value))
+					flags = xdpFlags(binary.NativeEndian.Uint64(a.Value))
 					return nil
 				}
 			}
@@ -99,24 +90,21 @@ const sgMTU = 3498
 // NIC tells whether a device's driver runs XDP and can hand packets to other
 // cores. It is asked anew each time: drivers change the answer with their
 // settings.
-func (p *Prober) NIC(h *netns.Handle, name string, ifindex, mtu int) Feature {
+func (p Prober) NIC(h *netns.Handle, name string, ifindex, mtu int) Feature {
 	f := Feature{ID: NativeXDP, Device: name}
-	flags, err := XDP(h, ifindex)
-	switch {
+	other := "ethtool -i " + name + "  # use a NIC whose driver has it"
+	switch flags, err := readXDP(h, ifindex); {
+	case errors.Is(err, unix.ENOENT):
+		f.Reason, f.Remedy = "the kernel does not tell what drivers can do", newerKernel(p.env, minRelease)
+		f.MinKernel = minRelease
 	case err != nil:
 		a := failed(err, "", "")
-		if errors.Is(err, unix.ENOENT) {
-			a = answer{Unknown, "the kernel does not tell what drivers can do", newerKernel(p.env, minRelease)}
-			f.MinKernel = minRelease
-		}
 		f.State, f.Reason, f.Remedy = a.state, a.reason, a.remedy
-	case flags&XDPBasic == 0:
-		f.State, f.Reason = Unsupported, "its driver has no native XDP with the present settings"
-		f.Remedy = "ethtool -i " + name + "  # use a NIC whose driver has it"
-	case flags&XDPRedirect == 0:
-		f.State, f.Reason = Unsupported, "its driver has native XDP without redirect"
-		f.Remedy = "ethtool -i " + name + "  # use a NIC whose driver has it"
-	case flags&XDPRxSG == 0 && mtu > sgMTU:
+	case flags&xdpBasic == 0:
+		f.State, f.Reason, f.Remedy = Unsupported, "its driver has no native XDP with the present settings", other
+	case flags&xdpRedirect == 0:
+		f.State, f.Reason, f.Remedy = Unsupported, "its driver has native XDP without redirect", other
+	case flags&xdpRxSG == 0 && mtu > sgMTU:
 		f.State = Unknown // the limit is the driver's own
 		f.Reason = fmt.Sprintf("its driver has native XDP only for packets of one buffer, which an MTU of %d may exceed", mtu)
 		f.Remedy = fmt.Sprintf("ip link set dev %s mtu %d  # warning: this node then loses larger frames, of all traffic; lower the MTU of its peers and overlays first", name, sgMTU)

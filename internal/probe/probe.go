@@ -7,20 +7,14 @@ import (
 	"io/fs"
 	"os"
 	"runtime"
-	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 )
 
-// Prober asks the running kernel. Conclusive answers are kept, others asked for
-// again. Its methods may be called at the same time.
-type Prober struct {
-	mu    sync.Mutex
-	cache map[ID]Feature
-	env   env
-}
+// Prober asks the running kernel.
+type Prober struct{ env env }
 
 // env is the world as the probes see it; tests have their own.
 type env struct {
@@ -32,19 +26,16 @@ type env struct {
 }
 
 // New returns a Prober of the running kernel.
-func New() *Prober {
+func New() Prober {
 	var u unix.Utsname
 	unix.Uname(&u) // fails only for a bad pointer
-	return &Prober{
-		cache: map[ID]Feature{},
-		env: env{
-			release: unix.ByteSliceToString(u.Release[:]),
-			version: unix.ByteSliceToString(u.Version[:]),
-			arch:    runtime.GOARCH,
-			root:    os.DirFS("/"),
-			types:   btf.LoadKernelSpec,
-		},
-	}
+	return Prober{env{
+		release: unix.ByteSliceToString(u.Release[:]),
+		version: unix.ByteSliceToString(u.Version[:]),
+		arch:    runtime.GOARCH,
+		root:    os.DirFS("/"),
+		types:   btf.LoadKernelSpec,
+	}}
 }
 
 // answer is what a probe function finds.
@@ -76,7 +67,7 @@ var probes = []struct {
 }
 
 // All returns every feature of the kernel.
-func (p *Prober) All() []Feature {
+func (p Prober) All() []Feature {
 	var all []Feature
 	for _, q := range probes {
 		all = append(all, p.Feature(q.id))
@@ -85,24 +76,14 @@ func (p *Prober) All() []Feature {
 }
 
 // Feature returns one feature of the kernel. NativeXDP is a NIC's: see NIC.
-func (p *Prober) Feature(id ID) Feature {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if f, ok := p.cache[id]; ok {
-		return f
-	}
-	f := Feature{ID: id, Reason: "no feature of the kernel has this name"}
+func (p Prober) Feature(id ID) Feature {
 	for _, q := range probes {
-		if q.id != id {
-			continue
-		}
-		a := q.ask(p.env)
-		f.MinKernel, f.State, f.Reason, f.Remedy = q.minKernel, a.state, a.reason, a.remedy
-		if f.State != Unknown {
-			p.cache[id] = f
+		if q.id == id {
+			a := q.ask(p.env)
+			return Feature{ID: id, State: a.state, Reason: a.reason, MinKernel: q.minKernel, Remedy: a.remedy}
 		}
 	}
-	return f
+	return Feature{ID: id, Reason: "no feature of the kernel has this name"}
 }
 
 // asRoot is the remedy for everything that only root may ask.

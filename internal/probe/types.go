@@ -15,11 +15,10 @@ func types(e env) (*btf.Spec, answer) {
 	if err == nil {
 		return spec, answer{}
 	}
-	remedy := option(e, minRelease, "CONFIG_DEBUG_INFO_BTF")
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, btf.ErrNotSupported) {
-		return nil, answer{Unsupported, "the kernel has no type information: CONFIG_DEBUG_INFO_BTF is off", remedy}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = btf.ErrNotSupported
 	}
-	return nil, failed(err, "the kernel has no type information", remedy)
+	return nil, failed(err, "the kernel has no type information: CONFIG_DEBUG_INFO_BTF is off", option(e, minRelease, "CONFIG_DEBUG_INFO_BTF"))
 }
 
 func askBTF(e env) answer {
@@ -27,11 +26,6 @@ func askBTF(e env) answer {
 		return a
 	}
 	return answer{Supported, "the kernel's types are in /sys/kernel/btf/vmlinux", ""}
-}
-
-func hasFunc(spec *btf.Spec, name string) bool {
-	var f *btf.Func
-	return spec.TypeByName(name, &f) == nil
 }
 
 // hasMember looks into anonymous structs and unions, too.
@@ -95,7 +89,8 @@ func askCPUMapGRO(e env) answer {
 
 func askBPFQdisc(e env) answer {
 	return viaTypes(e, func(spec *btf.Spec) answer {
-		if !hasFunc(spec, "bpf_qdisc_skb_drop") {
+		var drop *btf.Func
+		if err := spec.TypeByName("bpf_qdisc_skb_drop", &drop); err != nil {
 			return answer{Unsupported, "the kernel has no BPF queueing disciplines: it is older than Linux 6.16, or CONFIG_NET_SCH_BPF is off", option(e, "6.16", "CONFIG_NET_SCH_BPF")}
 		}
 		return answer{Supported, "the kernel has BPF queueing disciplines", ""}
