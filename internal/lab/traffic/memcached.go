@@ -118,12 +118,11 @@ func keyName(key int) string { return fmt.Sprintf("overlane-%04d", key) }
 // appendObject appends an object's value, which no other key has.
 func appendObject(b []byte, key int) []byte {
 	name := keyName(key)
-	for left := objectSize; left > 0; {
-		n := min(left, len(name))
-		b = append(b, name[:n]...)
-		left -= n
+	end := len(b) + objectSize
+	for len(b) < end {
+		b = append(b, name...)
 	}
-	return b
+	return b[:end]
 }
 
 // FloodMemcached has memcaslap ask as fast as it is answered, 9 requests of 10

@@ -144,12 +144,6 @@ func (p *Process) Stop(patience time.Duration) error {
 	return nil
 }
 
-// Output is what the program has printed, once it has ended.
-func (p *Process) Output() []byte {
-	<-p.done
-	return p.out.Bytes()
-}
-
 // Logged is what the program has written to its standard error, once it has ended.
 func (p *Process) Logged() string {
 	<-p.done
