@@ -3,6 +3,7 @@
 package traffic
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -32,7 +33,7 @@ type LiveConfig struct {
 	// Eager generators compete for their core like any program, instead of
 	// taking what is left: not for measurements.
 	Eager bool
-	Gap   time.Duration
+	Gap   time.Duration // between two frames; 0: as fast as it can
 	// MakeUp is the longest delay after which frames that are due are sent in one
 	// heap; after a longer one they are left out. 0: 1 ms.
 	MakeUp time.Duration
@@ -89,19 +90,26 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := spec.Variables["cut"].Set(cut); err != nil {
-		return nil, fmt.Errorf("load generator: cut: %w", err)
-	}
-	for name, v := range map[string]uint32{
+	variables := map[string]any{
 		"wire_ifindex": uint32(wire.Index),
 		"cuts":         nr,
+		"cut":          cut,
 		"outer_ip":     outer,
 		"hdr_len":      uint32(first.hdrLen),
 		"ip_off":       uint32(first.ipOff),
 		"frags":        uint32(first.frags),
 		"frag_units":   uint32(first.perFrag / 8),
 		"probe_len":    uint32(probeLen),
-	} {
+		"gap_ns":       uint64(cfg.Gap),
+		"window":       uint64(cfg.Window),
+	}
+	if cfg.MakeUp > 0 {
+		variables["make_up_ns"] = uint64(cfg.MakeUp)
+	}
+	if cfg.Patience > 0 {
+		variables["patience_ns"] = uint64(cfg.Patience)
+	}
+	for name, v := range variables {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return nil, fmt.Errorf("load generator: %s: %w", name, err)
 		}
@@ -144,23 +152,7 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 	if err := l.SetSchedule(cfg.Schedule, len(cfg.Flows)); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(l.SetGap(cfg.Gap), l.objs.Window.Set(uint64(cfg.Window))); err != nil {
-		return nil, err
-	}
-	if cfg.MakeUp > 0 {
-		if err := l.objs.MakeUpNs.Set(uint64(cfg.MakeUp)); err != nil {
-			return nil, fmt.Errorf("set what the generator makes up for: %w", err)
-		}
-	}
-	if cfg.Patience > 0 {
-		if err := l.objs.PatienceNs.Set(uint64(cfg.Patience)); err != nil {
-			return nil, fmt.Errorf("set generator's patience: %w", err)
-		}
-	}
-	batch := cfg.Batch
-	if batch == 0 {
-		batch = 64
-	}
+	batch := cmp.Or(cfg.Batch, 64)
 	p := idle
 	if cfg.Eager {
 		p = normal
@@ -286,15 +278,6 @@ func (l *Live) SetSchedule(schedule []uint16, flows int) error {
 	}
 	if _, err := l.objs.Schedule.BatchUpdate(keys, values, nil); err != nil {
 		return fmt.Errorf("write schedule: %w", err)
-	}
-	return nil
-}
-
-// SetGap changes the time between frames while the generator runs; 0 sends as
-// fast as it can.
-func (l *Live) SetGap(gap time.Duration) error {
-	if err := l.objs.GapNs.Set(uint64(gap)); err != nil {
-		return fmt.Errorf("set generator's pace: %w", err)
 	}
 	return nil
 }

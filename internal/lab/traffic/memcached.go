@@ -30,19 +30,15 @@ const (
 func StartMemcached(ctx context.Context, from, at Endpoint, cfg ServerConfig) (*Server, error) {
 	// As root it stays: with its user it would lose the signal that ends it when
 	// the lab is gone.
-	proc, err := startProcess(at.NS, cfg.Cores, cfg.policy(), "memcached", "-u", "root", "-l", host(at), "-p", strconv.Itoa(MemcachedPort),
+	proc, err := cfg.program(at).serve(ctx, Listens, MemcachedPort, "memcached", "-u", "root", "-l", host(at), "-p", strconv.Itoa(MemcachedPort),
 		"-U", "0", "-t", strconv.Itoa(memcachedThreads), "-m", "64")
 	if err != nil {
 		return nil, err
 	}
-	s, err := started(ctx, proc, at, MemcachedPort)
-	if err != nil {
-		return nil, err
-	}
 	if err := fill(from, at); err != nil {
-		return nil, errors.Join(err, s.Stop())
+		return nil, errors.Join(err, proc.Stop(ends))
 	}
-	return s, nil
+	return &Server{proc}, nil
 }
 
 // fill stores every object once.

@@ -60,11 +60,13 @@ func StartNginx(ctx context.Context, at Endpoint, cfg ServerConfig) (*Server, er
 	}
 	// Its workers go on when it is killed. In a PID namespace they do not: it is
 	// that one's init.
-	proc, err := startCloned(at.NS, cfg.Cores, cfg.policy(), unix.CLONE_NEWPID, "nginx", "-e", "stderr", "-p", cfg.Dir, "-c", conf)
+	p := cfg.program(at)
+	p.clone = unix.CLONE_NEWPID
+	proc, err := p.serve(ctx, Listens, WebPort, "nginx", "-e", "stderr", "-p", cfg.Dir, "-c", conf)
 	if err != nil {
 		return nil, err
 	}
-	return started(ctx, proc, at, WebPort)
+	return &Server{proc}, nil
 }
 
 // WebDialogue asks for the file over a connection that stays open.
