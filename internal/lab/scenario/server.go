@@ -150,7 +150,7 @@ func (e *env) resent() (uint64, error) {
 		return 0, err
 	}
 	b, err := snmp.Read(at.NS)
-	return a["Tcp.RetransSegs"] + b["Tcp.RetransSegs"], err
+	return snmp.Sum(a.Tcp.RetransSegs, b.Tcp.RetransSegs), err
 }
 
 func (a *application) atFullSpeed(ctx context.Context, e *env, from, at traffic.Endpoint) (map[string]float64, error) {
