@@ -229,7 +229,7 @@ func (p *pass) dial(sp *space) error {
 	if err := p.enter(sp); err != nil {
 		return err
 	}
-	c, err := nlsock.Dial(p.s.buf)
+	c, err := nlsock.Dial(unix.NETLINK_ROUTE, p.s.buf)
 	if err != nil {
 		return err
 	}
