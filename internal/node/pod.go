@@ -130,7 +130,7 @@ func (p *pass) pod(sp *space, v *link, tunnels []Dev, routed bool) error {
 		return err
 	}
 	pod := Pod{
-		Host: host, Peer: in.dev(peer), PeerMTU: peer.MTU, PeerMAC: peer.MAC, HostQdisc: v.Qdisc, Tunnels: tunnels,
+		Host: host, Peer: in.dev(peer), PeerMTU: peer.MTU, HostQdisc: v.Qdisc, Tunnels: tunnels,
 	}
 	if in == p.home && peer.Flags&unix.IFF_UP == 0 {
 		// Engines make both ends there. What is set on this one goes with it into the container,
