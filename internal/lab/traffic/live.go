@@ -86,15 +86,8 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 		return nil, fmt.Errorf("load generator: %w", err)
 	}
 	spec.Maps["templates"].MaxEntries = uint32(len(cfg.Flows))
-	nr, cut, outer, err := cuts(&cfg, size, first)
-	if err != nil {
-		return nil, err
-	}
 	variables := map[string]any{
 		"wire_ifindex": uint32(wire.Index),
-		"cuts":         nr,
-		"cut":          cut,
-		"outer_ip":     outer,
 		"hdr_len":      uint32(first.hdrLen),
 		"ip_off":       uint32(first.ipOff),
 		"frags":        uint32(first.frags),
@@ -102,6 +95,11 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 		"probe_len":    uint32(probeLen),
 		"gap_ns":       uint64(cfg.Gap),
 		"window":       uint64(cfg.Window),
+	}
+	if len(cfg.Mixed) > 0 {
+		if err := mix(variables, &cfg, size, first); err != nil {
+			return nil, err
+		}
 	}
 	if cfg.MakeUp > 0 {
 		variables["make_up_ns"] = uint64(cfg.MakeUp)
@@ -166,24 +164,23 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 	return l, nil
 }
 
-// cuts tells by how much datagrams are made smaller, and where the outer header is.
-func cuts(cfg *LiveConfig, size int, first *frame) (nr uint32, cut [8]uint16, outer uint32, err error) {
-	if len(cfg.Mixed) == 0 {
-		return 0, cut, 0, nil
-	}
+// mix says by how much datagrams are made smaller, and where the outer header is.
+func mix(variables map[string]any, cfg *LiveConfig, size int, first *frame) error {
+	var cut [8]uint16
 	if first.frags > 1 || cfg.Flows[0].Src.Is6() || len(cfg.Mixed) >= len(cut) {
-		return 0, cut, 0, fmt.Errorf("start generator: datagrams of %d mixed sizes: they have to fit into a frame of IPv4, and be %d at most", len(cfg.Mixed)+1, len(cut))
+		return fmt.Errorf("start generator: datagrams of %d mixed sizes: they have to fit into a frame of IPv4, and be %d at most", len(cfg.Mixed)+1, len(cut))
 	}
 	for i, s := range cfg.Mixed {
 		if s > size || s < datagram.StampedSize || (size-s)%2 != 0 {
-			return 0, cut, 0, fmt.Errorf("start generator: datagrams of %d bytes among those of %d", s, size)
+			return fmt.Errorf("start generator: datagrams of %d bytes among those of %d", s, size)
 		}
 		cut[i+1] = uint16(size - s)
 	}
+	variables["cuts"], variables["cut"] = uint32(len(cfg.Mixed)+1), cut
 	if cfg.Flows[0].Outer != nil {
-		outer = ethLen
+		variables["outer_ip"] = uint32(ethLen)
 	}
-	return uint32(len(cfg.Mixed) + 1), cut, outer, nil
+	return nil
 }
 
 // fixChecksum accounts for the flag that says that a stamp is there.
@@ -191,11 +188,7 @@ func fixChecksum(hdr []byte) {
 	at := len(hdr) - 2
 	with, without := datagram.Flags(true), datagram.Flags(false)
 	sum := uint64(^binary.BigEndian.Uint16(hdr[at:])) + uint64(^binary.BigEndian.Uint16(with[:])) + uint64(binary.BigEndian.Uint16(without[:]))
-	check := ^fold(sum)
-	if check == 0 {
-		check = 0xffff
-	}
-	binary.BigEndian.PutUint16(hdr[at:], check)
+	binary.BigEndian.PutUint16(hdr[at:], udpChecksum(sum))
 }
 
 // run sends until it is told to stop. The program is run by one long call: a

@@ -124,12 +124,8 @@ func appendObject(b []byte, key int) []byte {
 // FloodMemcached has memcaslap ask as fast as it is answered, 9 requests of 10
 // for objects, and returns the requests per second.
 func FloodMemcached(ctx context.Context, from, at Endpoint, f Flood) (float64, error) {
-	client, err := StartProcess(from.NS, []int{f.Core}, "memcaslap", "-s", host(at)+":"+strconv.Itoa(MemcachedPort), "-T", "1",
+	out, err := program{ns: from.NS, cores: []int{f.Core}}.output(ctx, "memcaslap", "-s", host(at)+":"+strconv.Itoa(MemcachedPort), "-T", "1",
 		"-c", strconv.Itoa(f.Clients), "-t", strconv.Itoa(f.seconds())+"s", "-X", strconv.Itoa(objectSize), "-w", "1k")
-	if err != nil {
-		return 0, err
-	}
-	out, err := client.Wait(ctx)
 	if err != nil {
 		return 0, err
 	}

@@ -84,6 +84,15 @@ func (p program) serve(ctx context.Context, open func(*netns.Handle, uint16) (bo
 	return proc, nil
 }
 
+// output runs a program and returns what it printed.
+func (p program) output(ctx context.Context, argv ...string) ([]byte, error) {
+	proc, err := p.start(argv...)
+	if err != nil {
+		return nil, err
+	}
+	return proc.Wait(ctx)
+}
+
 // PID is the program's process ID.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 

@@ -48,12 +48,8 @@ func startSockperf(ctx context.Context, at Endpoint, core int) (*Process, error)
 }
 
 func sockperfClient(ctx context.Context, from, to Endpoint, mode string, mps, size int, length time.Duration, core int) ([]byte, error) {
-	client, err := program{ns: from.NS, cores: []int{core}, policy: urgent}.start("sockperf", mode, "-i", to.Addr.String(), "-p", strconv.Itoa(sockperfPort),
+	return program{ns: from.NS, cores: []int{core}, policy: urgent}.output(ctx, "sockperf", mode, "-i", to.Addr.String(), "-p", strconv.Itoa(sockperfPort),
 		"-m", strconv.Itoa(size), "-t", strconv.Itoa(int((length+time.Second-1)/time.Second)), "--mps", strconv.Itoa(mps))
-	if err != nil {
-		return nil, err
-	}
-	return client.Wait(ctx)
 }
 
 var sockperfQ = regexp.MustCompile(`(?m)---> percentile ([0-9.]+) = +([0-9.]+)`)

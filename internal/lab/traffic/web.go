@@ -117,11 +117,7 @@ func contentLength(head []byte) (int, error) {
 // second.
 func FloodWeb(ctx context.Context, from, at Endpoint, f Flood) (float64, error) {
 	url := fmt.Sprintf("http://%s/%s", netip.AddrPortFrom(at.Addr, WebPort), pageName)
-	client, err := StartProcess(from.NS, []int{f.Core}, "wrk", "-t", "1", "-c", strconv.Itoa(f.Clients), "-d", strconv.Itoa(f.seconds())+"s", url)
-	if err != nil {
-		return 0, err
-	}
-	out, err := client.Wait(ctx)
+	out, err := program{ns: from.NS, cores: []int{f.Core}}.output(ctx, "wrk", "-t", "1", "-c", strconv.Itoa(f.Clients), "-d", strconv.Itoa(f.seconds())+"s", url)
 	if err != nil {
 		return 0, err
 	}
