@@ -29,7 +29,7 @@ type Conn struct {
 // ErrInterrupted says that a dump changed under us more often than we retry.
 var ErrInterrupted = errors.New("the answer kept changing while it was read")
 
-// protocols are those that it is known how to ask.
+// protocols names those that are asked.
 var protocols = map[int]string{
 	unix.NETLINK_ROUTE: "rtnetlink", unix.NETLINK_NETFILTER: "nfnetlink", unix.NETLINK_XFRM: "netlink of IPsec", unix.NETLINK_SOCK_DIAG: "sock_diag",
 }

@@ -47,6 +47,7 @@ type via struct {
 	gateway bool // by a router on that device, or the default route
 }
 
+// and is how both use it.
 func (v via) and(o via) via { return via{v.any || o.any, v.host || o.host, v.gateway || o.gateway} }
 
 // routes sums up the unicast routes of both main tables by output device.
