@@ -67,7 +67,12 @@ func ofPlace(place *os.File) (*Handle, error) {
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: place.Name(), Err: err}
 	}
-	return ofFile(os.NewFile(uintptr(fd), place.Name()))
+	f := os.NewFile(uintptr(fd), place.Name())
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, errors.Join(fmt.Errorf("stat network namespace: %w", err), f.Close())
+	}
+	return &Handle{f: f, inode: st.Ino}, nil
 }
 
 func isNamespace(f *os.File) error {
@@ -79,17 +84,6 @@ func isNamespace(f *os.File) error {
 		return fmt.Errorf("%s is not a namespace", f.Name())
 	}
 	return nil
-}
-
-func ofFile(f *os.File) (*Handle, error) {
-	if err := isNamespace(f); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return nil, errors.Join(fmt.Errorf("stat network namespace: %w", err), f.Close())
-	}
-	return &Handle{f: f, inode: st.Ino}, nil
 }
 
 // New creates an unnamed namespace, which lives as long as the handle or
@@ -118,17 +112,22 @@ func (h *Handle) Inode() uint64 { return h.inode }
 func (h *Handle) Close() error { return h.f.Close() }
 
 // Cookie identifies the namespace for the life of the machine.
-func (h *Handle) Cookie() (uint64, error) {
-	var cookie uint64
-	err := h.Visit(func() error {
-		s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(s)
-		cookie, err = unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+func (h *Handle) Cookie() (cookie uint64, err error) {
+	err = h.Visit(func() error {
+		cookie, err = CookieHere()
 		return err
 	})
+	return cookie, err
+}
+
+// CookieHere is the cookie of the calling thread's namespace.
+func CookieHere() (uint64, error) {
+	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return 0, fmt.Errorf("open socket: %w", err)
+	}
+	defer unix.Close(s)
+	cookie, err := unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if err != nil {
 		return 0, fmt.Errorf("read network namespace cookie: %w", err)
 	}

@@ -4,6 +4,7 @@ package nlsock
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -39,6 +40,9 @@ type XDP struct{ One, Driver, Generic, Hardware uint32 }
 func (x XDP) All() []uint32 {
 	return slices.DeleteFunc([]uint32{x.One, x.Driver, x.Generic, x.Hardware}, func(id uint32) bool { return id == 0 })
 }
+
+// First is the first of them, 0 if there is none.
+func (x XDP) First() uint32 { return cmp.Or(x.One, x.Driver, x.Generic, x.Hardware) }
 
 const skipStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS
 

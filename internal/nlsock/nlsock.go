@@ -29,46 +29,18 @@ type Conn struct {
 // ErrInterrupted says that a dump changed under us more often than we retry.
 var ErrInterrupted = errors.New("the answer kept changing while it was read")
 
-// Dial opens a socket to rtnetlink in the namespace of the calling thread, which
-// it keeps alive until Close. Answers are read into buf.
-func Dial(buf []byte) (*Conn, error) {
-	c, err := dial(unix.NETLINK_ROUTE, buf)
-	if err != nil {
-		return nil, fmt.Errorf("open rtnetlink: %w", err)
-	}
-	// Filters in dump requests are only honoured with strict checking (4.20).
-	if err := unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
-		return nil, errors.Join(fmt.Errorf("set rtnetlink strict checking: %w", err), unix.Close(c.fd))
-	}
-	return c, nil
+// protocols names those that are asked.
+var protocols = map[int]string{
+	unix.NETLINK_ROUTE: "rtnetlink", unix.NETLINK_NETFILTER: "nfnetlink", unix.NETLINK_XFRM: "netlink of IPsec", unix.NETLINK_SOCK_DIAG: "sock_diag",
 }
 
-// DialNetfilter opens a socket to nfnetlink, as Dial does to rtnetlink. Asking a
-// subsystem that is a module not loaded makes the kernel load it.
-func DialNetfilter(buf []byte) (*Conn, error) {
-	c, err := dial(unix.NETLINK_NETFILTER, buf)
+// Dial opens a socket to one of netlink's protocols in the namespace of the calling
+// thread, which it keeps alive until Close. Answers are read into buf. To ask what is
+// in a module that is not loaded makes the kernel load it; that may be so for all but rtnetlink.
+func Dial(protocol int, buf []byte) (*Conn, error) {
+	c, err := dial(protocol, buf)
 	if err != nil {
-		return nil, fmt.Errorf("open nfnetlink: %w", err)
-	}
-	return c, nil
-}
-
-// DialXfrm opens a socket to the kernel's IPsec, as Dial does to rtnetlink. It may
-// make the kernel load the module, too.
-func DialXfrm(buf []byte) (*Conn, error) {
-	c, err := dial(unix.NETLINK_XFRM, buf)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink of IPsec: %w", err)
-	}
-	return c, nil
-}
-
-// DialSockDiag opens a socket to the kernel's diagnosis of sockets, as Dial does to rtnetlink. It may
-// make the kernel load a module, too.
-func DialSockDiag(buf []byte) (*Conn, error) {
-	c, err := dial(unix.NETLINK_SOCK_DIAG, buf)
-	if err != nil {
-		return nil, fmt.Errorf("open sock_diag: %w", err)
+		return nil, fmt.Errorf("open %s: %w", protocols[protocol], err)
 	}
 	return c, nil
 }
@@ -81,6 +53,12 @@ func dial(protocol int, buf []byte) (*Conn, error) {
 	// The kernel answers before send returns; the limit is for its bugs.
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10}); err != nil {
 		return nil, errors.Join(fmt.Errorf("set timeout: %w", err), unix.Close(fd))
+	}
+	if protocol == unix.NETLINK_ROUTE {
+		// Filters in dump requests are only honoured with strict checking (4.20).
+		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
+			return nil, errors.Join(fmt.Errorf("set strict checking: %w", err), unix.Close(fd))
+		}
 	}
 	return &Conn{fd: fd, buf: buf}, nil
 }

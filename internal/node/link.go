@@ -15,8 +15,7 @@ type conn struct{ *nlsock.Conn }
 // link is a device as rtnetlink tells it, and what that means here. Of Data and PortData it keeps nothing.
 type link struct {
 	nlsock.Link
-	xdpProg uint32        // of programs in several modes the driver's
-	tunnel  *encap.Tunnel // nil: none that is understood
+	tunnel *encap.Tunnel // nil: none that is understood
 }
 
 // links lists the devices of the namespace.
@@ -38,9 +37,6 @@ func (c *conn) linkIn(nsid, index int) (*link, error) {
 func linkOf(l *nlsock.Link) *link {
 	o := &link{Link: *l}
 	o.Data, o.PortData = nil, nil
-	if ids := l.XDP.All(); len(ids) > 0 {
-		o.xdpProg = ids[0]
-	}
 	if t, ok := encap.Parse(l.Kind, l.Data); ok {
 		o.tunnel = &t
 	}

@@ -14,7 +14,6 @@
 package node
 
 import (
-	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -92,7 +91,6 @@ type Tunnel struct {
 	Outer     int        // the outer IP version that it receives, 0 if that may be both
 	Underlays []Dev      // NICs by which its packets arrive, sorted
 	Bridge    *Dev       // the bridge it is a port of, nil if none
-	RxQueues  int
 }
 
 // Pod is a container's veth: the end on the host's side and the end in the
@@ -102,7 +100,6 @@ type Pod struct {
 	Peer         Dev
 	PeerRxQueues int
 	PeerMTU      int
-	PeerMAC      net.HardwareAddr
 	HostQdisc    string // root qdisc of the host end, "noqueue" by default
 	Tunnels      []Dev  // tunnels that lead to this pod, sorted
 }

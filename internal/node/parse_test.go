@@ -24,7 +24,7 @@ func TestXDPOfSeveralModes(t *testing.T) {
 		{slices.Concat(nlsock.Attr32(nil, unix.IFLA_XDP_SKB_PROG_ID, 6), nlsock.Attr32(nil, unix.IFLA_XDP_DRV_PROG_ID, 7)), 7},
 		{nlsock.Attr32(nil, unix.IFLA_XDP_SKB_PROG_ID, 6), 6},
 	} {
-		if got := linkOf(nlsock.ParseLink(nlsock.Attr(nlsock.IfInfo(3), unix.IFLA_XDP, tt.attrs))).xdpProg; got != tt.want {
+		if got := linkOf(nlsock.ParseLink(nlsock.Attr(nlsock.IfInfo(3), unix.IFLA_XDP, tt.attrs))).XDP.First(); got != tt.want {
 			t.Errorf("%v: program %d, want %d", tt.attrs, got, tt.want)
 		}
 	}

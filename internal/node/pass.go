@@ -5,6 +5,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/overlane/overlane/internal/netns"
 )
@@ -97,12 +98,8 @@ func (p *pass) run(ctx context.Context) error {
 // watched reports whether the namespaces that we watch have been found. If
 // only we hold one, it is time to let go of it.
 func (p *pass) watched() bool {
-	found := map[uint64]bool{}
-	for _, sp := range p.order {
-		found[sp.cookie] = true
-	}
 	for cookie := range p.s.watches {
-		if !found[cookie] {
+		if !slices.ContainsFunc(p.order, func(sp *space) bool { return sp.cookie == cookie }) {
 			return false
 		}
 	}
@@ -146,38 +143,25 @@ func (p *pass) list(sp *space) error {
 		return err
 	}
 	sp.ours, sp.vlans = nil, nil
-	if sp == p.home {
-		sp.vlans = vlansOn(sp.links, -1)
-	}
-	homeID := -1
+	homeID := -1 // what LowerNSID is for home
 	for _, l := range sp.links {
 		if l.tunnel == nil && l.Kind != "vlan" {
 			continue
 		}
-		if sp == p.home {
-			if l.LowerNSID == -1 && l.Kind != "vlan" {
-				sp.ours = append(sp.ours, l)
-			} else {
-				p.elsewhere++
-			}
-			continue
-		}
-		if l.LowerNSID == -1 {
-			p.elsewhere++
-			continue // sends and receives in its own namespace
-		}
-		if homeID == -1 {
+		if sp != p.home && homeID == -1 && l.LowerNSID != -1 {
 			if homeID, err = sp.c.nsidOf(p.home.h.FD()); err != nil {
 				return err
 			}
 		}
-		if l.LowerNSID == homeID && l.Kind != "vlan" {
+		// In other namespaces, -1 is what sends and receives there.
+		onHome := l.LowerNSID == homeID && (sp == p.home || homeID != -1)
+		if onHome && l.Kind != "vlan" {
 			sp.ours = append(sp.ours, l)
 		} else {
 			p.elsewhere++
 		}
 	}
-	if homeID != -1 {
+	if sp == p.home || homeID != -1 {
 		sp.vlans = vlansOn(sp.links, homeID)
 	}
 	return nil
@@ -214,19 +198,11 @@ func (p *pass) resolve(sp *space) error {
 
 // missing reports whether an id is unknown that was not searched for in vain.
 func (p *pass) missing(sp *space, ids []int) bool {
-	for _, id := range ids {
-		if sp.ids[id] == nil && !p.s.unknown[nsKey{sp.cookie, id}] {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(ids, func(id int) bool { return sp.ids[id] == nil && !p.s.unknown[nsKey{sp.cookie, id}] })
 }
 
 // ask looks up the ids of the namespaces found since it was last asked.
 func (p *pass) ask(sp *space) error {
-	if sp.ids == nil {
-		sp.ids = map[int]*space{}
-	}
 	for ; sp.asked < len(p.order); sp.asked++ {
 		o := p.order[sp.asked]
 		id, err := sp.c.nsidOf(o.h.FD())

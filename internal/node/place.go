@@ -12,10 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/overlane/overlane/internal/netns"
-	"github.com/overlane/overlane/internal/privilege"
 )
 
 // Place is what a network namespace is to people: what other tools call what is in it. It comes from the
@@ -79,7 +76,7 @@ func (s *Scanner) Places() map[uint64]Place {
 		if cookie == s.homeCookie {
 			continue // each process of the machine is in it
 		}
-		if k.member.pid != "" && inodeOf(k.member.pid) != k.inode {
+		if k.member.pid != "" && inodeOf(ofProcess(k.member.pid)) != k.inode {
 			k.member = member{}
 		}
 		var named Place
@@ -114,7 +111,7 @@ func (s *Scanner) findMembers(wanted map[uint64]*known) {
 	list := pids()
 	slices.SortFunc(list, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
 	for _, pid := range list {
-		k := wanted[inodeOf(pid)]
+		k := wanted[inodeOf(ofProcess(pid))]
 		if k == nil || k.member.place.Container != "" {
 			continue
 		}
@@ -135,18 +132,6 @@ func (s *Scanner) findMembers(wanted map[uint64]*known) {
 		}
 		k.member.pid, k.member.place = pid, p
 	}
-}
-
-// inodeOf is that of the namespace that a process is in, 0 if that cannot be told.
-func inodeOf(pid string) (inode uint64) {
-	_ = privilege.With(unix.CAP_SYS_PTRACE, func() error {
-		to, err := os.Readlink(proc + "/" + pid + "/ns/net")
-		if err == nil {
-			inode, _ = netns.ParseLink(to)
-		}
-		return err
-	})
-	return inode
 }
 
 // mounted takes over what the name of a mount tells.
@@ -171,6 +156,9 @@ var (
 	podOf = regexp.MustCompile(`^(?:kubepods(?:-[a-z]+)?-)?pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?$`)
 )
 
+// parents are engines by the cgroup in which those of their containers are.
+var parents = map[string]string{"docker": "docker", "containerd": "containerd", "libpod_parent": "podman"}
+
 // cgroupPlace reads a container, or a pod, from a process's /proc/PID/cgroup. The outermost container counts: what is
 // below its cgroup is its own choice.
 func cgroupPlace(cgroup string) (p Place) {
@@ -182,17 +170,13 @@ func cgroupPlace(cgroup string) (p Place) {
 		p = Place{}
 		parent := ""
 		for part := range strings.SplitSeq(fields[2], "/") {
-			if m := podOf.FindStringSubmatch(part); m != nil {
+			// systemd's names hold the pod's before the container's.
+			pod, _, _ := strings.Cut(part, ".slice:")
+			if m := podOf.FindStringSubmatch(pod); m != nil {
 				p.Pod = strings.ReplaceAll(m[1], "_", "-")
 			}
-			// systemd's names hold the pod's before the container's.
-			if before, _, ok := strings.Cut(part, ".slice:"); ok {
-				if m := podOf.FindStringSubmatch(before + ".slice"); m != nil {
-					p.Pod = strings.ReplaceAll(m[1], "_", "-")
-				}
-			}
 			if m := scope.FindStringSubmatch(part); m != nil {
-				p.Container, p.Engine = m[3][:12], cmp.Or(m[1], m[2], engineOf(parent))
+				p.Container, p.Engine = m[3][:12], cmp.Or(m[1], m[2], parents[parent])
 				if p.Engine == "libpod" {
 					p.Engine = "podman"
 				}
@@ -205,12 +189,4 @@ func cgroupPlace(cgroup string) (p Place) {
 		}
 	}
 	return p
-}
-
-// engineOf is the engine that names a cgroup in which containers' are.
-func engineOf(parent string) string {
-	if slices.Contains([]string{"docker", "containerd", "libpod_parent"}, parent) {
-		return strings.Replace(parent, "libpod_parent", "libpod", 1)
-	}
-	return ""
 }

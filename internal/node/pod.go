@@ -5,6 +5,7 @@ package node
 import (
 	"errors"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,25 +24,21 @@ func (p *pass) pods(sp *space) error {
 	for _, u := range p.snap.Underlays {
 		underlay[u.Key()] = true
 	}
-	var routed []Dev
-	known := false
+	routed := sync.OnceValues(func() ([]Dev, error) { return p.routedTunnels(sp) })
 	for _, v := range sp.links {
 		if v.Kind != "veth" && v.Kind != "netkit" || underlay[sp.dev(v).Key()] {
 			continue
 		}
 		tunnels, l3 := bridged(sp, v), false
 		if len(tunnels) == 0 {
-			if !known {
-				var err error
-				if routed, err = p.routedTunnels(sp); err != nil {
-					return err
-				}
-				known = true
+			all, err := routed()
+			if err != nil {
+				return err
 			}
-			if len(routed) == 0 || !sp.routes[l3of(sp, v).Index].any {
+			if len(all) == 0 || !sp.routes[l3of(sp, v).Index].any {
 				continue
 			}
-			tunnels, l3 = routed, true
+			tunnels, l3 = all, true
 		}
 		if err := p.pod(sp, v, tunnels, l3); err != nil {
 			p.skip(sp.dev(v), "%v", err)
@@ -76,11 +73,9 @@ func l3of(sp *space, l *link) *link {
 
 // routedTunnels returns the tunnels from which the namespace forwards packets.
 func (p *pass) routedTunnels(sp *space) ([]Dev, error) {
-	if sp.routes == nil {
-		var err error
-		if sp.routes, err = sp.c.routes(); err != nil {
-			return nil, err
-		}
+	var err error
+	if sp.routes, err = sp.c.routes(); err != nil {
+		return nil, err
 	}
 	if err := p.enter(sp); err != nil {
 		return nil, err
@@ -130,7 +125,7 @@ func (p *pass) pod(sp *space, v *link, tunnels []Dev, routed bool) error {
 		return err
 	}
 	pod := Pod{
-		Host: host, Peer: in.dev(peer), PeerMTU: peer.MTU, PeerMAC: peer.MAC, HostQdisc: v.Qdisc, Tunnels: tunnels,
+		Host: host, Peer: in.dev(peer), PeerMTU: peer.MTU, HostQdisc: v.Qdisc, Tunnels: tunnels,
 	}
 	if in == p.home && peer.Flags&unix.IFF_UP == 0 {
 		// Engines make both ends there. What is set on this one goes with it into the container,

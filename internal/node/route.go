@@ -47,6 +47,9 @@ type via struct {
 	gateway bool // by a router on that device, or the default route
 }
 
+// and is how both use it.
+func (v via) and(o via) via { return via{v.any || o.any, v.host || o.host, v.gateway || o.gateway} }
+
 // routes sums up the unicast routes of both main tables by output device.
 // Link-local ones, which every device has, do not count.
 func (c *conn) routes() (map[int]via, error) {
@@ -63,8 +66,7 @@ func (c *conn) routes() (map[int]via, error) {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}
 		for index, v := range one {
-			o := all[index]
-			all[index] = via{o.any || v.any, o.host || v.host, o.gateway || v.gateway}
+			all[index] = all[index].and(v)
 		}
 	}
 	return all, nil
@@ -95,8 +97,7 @@ func parseRoute(b []byte, into map[int]via) {
 		}
 	}
 	for _, i := range oifs {
-		o := into[i]
-		into[i] = via{o.any || v.any, o.host || v.host, o.gateway || v.gateway}
+		into[i] = into[i].and(v)
 	}
 }
 

@@ -4,11 +4,9 @@ package node
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -75,9 +73,12 @@ func (p *pass) remembered() bool {
 func (p *pass) procs() {
 	p.walked = walkedProcs
 	for _, pid := range pids() {
-		p.magic(proc + "/" + pid + "/ns/net")
+		p.magic(ofProcess(pid))
 	}
 }
+
+// ofProcess leads to the namespace that a process is in.
+func ofProcess(pid string) string { return proc + "/" + pid + "/ns/net" }
 
 // descriptors adds the namespaces that processes hold open. Our own do not
 // count: we would never let go of a namespace.
@@ -118,23 +119,22 @@ func pids() []string {
 // magic adds the namespace behind a link of /proc, which tells its inode
 // without being followed.
 func (p *pass) magic(path string) {
-	var b [64]byte
-	var n int
-	err := privilege.With(unix.CAP_SYS_PTRACE, func() (err error) {
-		n, err = unix.Readlink(path, b[:])
-		return err
-	})
-	if err != nil {
-		return
-	}
-	num, ok := strings.CutPrefix(string(b[:n]), "net:[")
-	if !ok {
-		return
-	}
-	inode, err := strconv.ParseUint(strings.TrimSuffix(num, "]"), 10, 64)
-	if err == nil {
+	if inode := inodeOf(path); inode != 0 {
 		p.add(path, inode, netns.Mount{})
 	}
+}
+
+// inodeOf is that of the network namespace behind a link of /proc, 0 if that cannot be told.
+func inodeOf(path string) (inode uint64) {
+	_ = privilege.With(unix.CAP_SYS_PTRACE, func() error {
+		var b [64]byte
+		n, err := unix.Readlink(path, b[:])
+		if in, ok := netns.ParseLink(string(b[:max(n, 0)])); err == nil && ok {
+			inode = in
+		}
+		return err
+	})
+	return inode
 }
 
 // add opens a namespace, unless this scan knows it. Nothing else is opened.
@@ -172,7 +172,7 @@ func (p *pass) adopt(h *netns.Handle, path string, m netns.Mount) error {
 		return err
 	}
 	p.at = h.FD()
-	cookie, err := cookieHere()
+	cookie, err := netns.CookieHere()
 	if err != nil {
 		return err
 	}
@@ -181,24 +181,10 @@ func (p *pass) adopt(h *netns.Handle, path string, m netns.Mount) error {
 		k = &known{cookie: cookie, gateway: map[int]bool{}}
 	}
 	k.inode, k.path, k.mount = h.Inode(), path, m
-	sp := &space{known: k, h: h}
+	sp := &space{known: k, h: h, ids: map[int]*space{}}
 	p.byInode[k.inode] = sp
 	p.order = append(p.order, sp)
 	return nil
-}
-
-// cookieHere reads the cookie of the calling thread's namespace.
-func cookieHere() (uint64, error) {
-	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
-	if err != nil {
-		return 0, fmt.Errorf("open socket: %w", err)
-	}
-	defer unix.Close(s)
-	c, err := unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return 0, fmt.Errorf("read network namespace cookie: %w", err)
-	}
-	return c, nil
 }
 
 // gone notes a namespace that could not be scanned, unless it just ended.
@@ -229,7 +215,7 @@ func (p *pass) dial(sp *space) error {
 	if err := p.enter(sp); err != nil {
 		return err
 	}
-	c, err := nlsock.Dial(p.s.buf)
+	c, err := nlsock.Dial(unix.NETLINK_ROUTE, p.s.buf)
 	if err != nil {
 		return err
 	}

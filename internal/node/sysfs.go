@@ -129,7 +129,7 @@ func (s *Scanner) GROHold(d Dev) (time.Duration, error) {
 
 func readSettings(dir *os.Root) (Settings, error) {
 	var set Settings
-	n, err := rxQueues(dir, 0)
+	n, err := rxQueues(dir)
 	if err != nil {
 		return set, err
 	}
@@ -203,27 +203,19 @@ func queuesOf(root *os.Root, d Dev, allocated int) (int, error) {
 		return 0, err
 	}
 	defer dir.Close()
-	return rxQueues(dir, allocated)
+	return rxQueues(dir)
 }
 
 // rxQueues counts the RX queues in use. The kernel's list of devices only has
 // how many were allocated: for a veth one per CPU, of which it uses one.
-func rxQueues(dir *os.Root, allocated int) (int, error) {
-	if allocated == 1 {
-		return 1, nil
-	}
-	f, err := dir.Open("queues")
-	if err != nil {
-		return 0, fmt.Errorf("count RX queues: %w", err)
-	}
-	defer f.Close()
-	names, err := f.Readdirnames(-1)
+func rxQueues(dir *os.Root) (int, error) {
+	queues, err := fs.ReadDir(dir.FS(), "queues")
 	if err != nil {
 		return 0, fmt.Errorf("count RX queues: %w", err)
 	}
 	n := 0
-	for _, name := range names {
-		if strings.HasPrefix(name, "rx-") {
+	for _, q := range queues {
+		if strings.HasPrefix(q.Name(), "rx-") {
 			n++
 		}
 	}

@@ -36,11 +36,11 @@ func TestBridgedPodIsFoundWithBothEnds(t *testing.T) {
 		Underlays: []Underlay{{Dev: dev(a, "pA"), MTU: 1500, RxQueues: 1, Driver: "veth", Receivers: []Receiver{{dev(a, "pA"), "veth"}}}},
 		Tunnels: []Tunnel{{
 			Dev: dev(a, "vx0"), Kind: encap.VXLAN, VNI: 42, Port: 4789, MTU: 1500, Local: netip.MustParseAddr("10.1.0.1"), Outer: 4,
-			Underlays: []Dev{dev(a, "pA")}, Bridge: &br, RxQueues: 1,
+			Underlays: []Dev{dev(a, "pA")}, Bridge: &br,
 		}},
 		Pods: []Pod{{
 			Host: dev(a, "ve1"), Peer: dev(pod, "eth0"), PeerRxQueues: 2, PeerMTU: 1450,
-			PeerMAC: []byte{2, 0, 0, 0, 0, 7}, HostQdisc: "noqueue", Tunnels: []Dev{dev(a, "vx0")},
+			HostQdisc: "noqueue", Tunnels: []Dev{dev(a, "vx0")},
 		}},
 	}
 	if d := cmp.Diff(want, snap, ignore); d != "" {

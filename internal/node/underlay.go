@@ -51,7 +51,7 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	u := Underlay{Dev: p.home.dev(l), MTU: l.MTU, Addrs: addrs, Driver: l.Kind, XDPProgID: l.xdpProg}
+	u := Underlay{Dev: p.home.dev(l), MTU: l.MTU, Addrs: addrs, Driver: l.Kind, XDPProgID: l.XDP.First()}
 	slices.SortFunc(u.Addrs, netip.Addr.Compare)
 	u.Addrs = slices.Compact(u.Addrs)
 	d, err := openDev(root, u.Dev)
@@ -60,7 +60,7 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 		return nil
 	}
 	defer d.Close()
-	if u.RxQueues, err = rxQueues(d, l.RxQueues); err != nil {
+	if u.RxQueues, err = rxQueues(d); err != nil {
 		p.skip(u.Dev, "%v", err)
 		return nil
 	}
@@ -100,15 +100,6 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 		d := sp.dev(b)
 		t.Bridge = &d
 	}
-	root, err := p.s.sysfs(sp.known, sp.h)
-	if err != nil {
-		p.skip(t.Dev, "%v", err)
-		return nil
-	}
-	if t.RxQueues, err = queuesOf(root, t.Dev, l.RxQueues); err != nil {
-		p.skip(t.Dev, "%v", err)
-		return nil
-	}
 	uppers, err := p.carriers(sp, l, addrs)
 	if err != nil {
 		return err
@@ -119,10 +110,7 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 				continue
 			}
 			t.Underlays = append(t.Underlays, p.home.dev(p.home.links[nic]))
-			nics[nic] = append(nics[nic], addrs[nic]...)
-			if upper != nic {
-				nics[nic] = append(nics[nic], addrs[upper]...)
-			}
+			nics[nic] = slices.Concat(nics[nic], addrs[nic], addrs[upper])
 		}
 	}
 	if len(t.Underlays) == 0 {
@@ -178,21 +166,15 @@ func (p *pass) carriers(sp *space, l *link, addrs map[int][]netip.Addr) ([]int, 
 	if len(found) == 0 && o.Remote.IsMulticast() {
 		remotes = append(remotes, o.Remote)
 	}
+	if len(found) == 0 && len(remotes) == 0 {
+		remotes = far
+	}
 	for _, a := range remotes {
 		index, err := p.home.c.routeTo(a)
 		if err != nil {
 			return nil, err
 		}
 		add(index)
-	}
-	if len(found) == 0 && len(remotes) == 0 {
-		for _, a := range far {
-			index, err := p.home.c.routeTo(a)
-			if err != nil {
-				return nil, err
-			}
-			add(index)
-		}
 	}
 	slices.Sort(found)
 	return found, nil

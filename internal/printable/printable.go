@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -36,14 +37,20 @@ func JSON(s string) string {
 	return escape(s, func(r rune) bool { return r == '\n' }, func(part string) string {
 		r, _ := utf8.DecodeRuneInString(part)
 		if r > 0xffff {
-			a, b := utf16(r)
+			a, b := utf16.EncodeRune(r)
 			return fmt.Sprintf(`\u%04x\u%04x`, a, b)
 		}
 		return fmt.Sprintf(`\u%04x`, r)
 	})
 }
 
-func utf16(r rune) (high, low rune) { return 0xd800 + (r-0x10000)>>10, 0xdc00 + (r-0x10000)&0x3ff }
+// Plural counts things: "1 rule", "2 rules".
+func Plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
 
 func escape(s string, keep func(rune) bool, spell func(part string) string) string {
 	var b strings.Builder

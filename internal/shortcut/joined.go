@@ -92,7 +92,7 @@ func (p *Places) Scan(cookie uint64, devs []Passed, bridged bool) Onlooker {
 }
 
 func (p *Places) scan(cookie uint64, devs []Passed, bridged bool) (o Onlooker, err error) {
-	c, err := nlsock.Dial(p.buf)
+	c, err := nlsock.Dial(unix.NETLINK_ROUTE, p.buf)
 	if err != nil {
 		return o, err
 	}
@@ -168,7 +168,7 @@ func (k *place) nftables() (o Onlooker, err error) {
 	if there, err := module(&readings{}, "nf_tables"); !there || err != nil {
 		return o, err
 	}
-	c, err := nlsock.DialNetfilter(make([]byte, 1<<15))
+	c, err := nlsock.Dial(unix.NETLINK_NETFILTER, make([]byte, 1<<15))
 	if err != nil {
 		return o, err
 	}

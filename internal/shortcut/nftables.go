@@ -52,7 +52,7 @@ func (w *Watcher) nftables(rs *readings) (*nftables, error) {
 	if n.c != nil {
 		return n, nil
 	}
-	c, err := nlsock.DialNetfilter(make([]byte, 1<<16))
+	c, err := nlsock.Dial(unix.NETLINK_NETFILTER, make([]byte, 1<<16))
 	if err != nil {
 		return nil, err
 	}

@@ -86,7 +86,7 @@ const (
 // readFilters asks for the filters of packet sockets, on a thread in the namespace. Where the kernel has
 // this as a module it is loaded, as ss(8) does; it is asked only where such sockets are.
 func readFilters(list []Socket) error {
-	c, err := nlsock.DialSockDiag(make([]byte, 1<<16))
+	c, err := nlsock.Dial(unix.NETLINK_SOCK_DIAG, make([]byte, 1<<16))
 	if err != nil {
 		return err
 	}

@@ -64,7 +64,7 @@ func Watch(h *netns.Handle, own func(progID uint32) bool, hooks *Hooks) (*Watche
 		return nil, errors.Join(err, h.Close())
 	}
 	err = w.thread.Do(func() error {
-		if w.rtnl, err = nlsock.Dial(make([]byte, 1<<16)); err != nil {
+		if w.rtnl, err = nlsock.Dial(unix.NETLINK_ROUTE, make([]byte, 1<<16)); err != nil {
 			return err
 		}
 		return w.subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_TC)

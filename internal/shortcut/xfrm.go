@@ -77,7 +77,7 @@ func (w *Watcher) xfrm() (*nlsock.Conn, error) {
 	if w.side.xfrm != nil {
 		return w.side.xfrm, nil
 	}
-	c, err := nlsock.DialXfrm(make([]byte, 1<<12))
+	c, err := nlsock.Dial(unix.NETLINK_XFRM, make([]byte, 1<<12))
 	if err != nil {
 		return nil, err
 	}

@@ -5,77 +5,66 @@ package snmp
 
 import (
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/netns"
 )
 
-// Counters are protocol counters of a namespace, by section and name, such as
-// "Udp.InDatagrams" and "TcpExt.TCPOFOQueue".
-type Counters map[string]uint64
+// Counters are protocol counters of a namespace: of IPv4, TCP and UDP, and IPv6's beside them. Those that
+// its kernel does not have are nil.
+type Counters struct {
+	procfs.ProcSnmp
+	procfs.ProcNetstat
+	procfs.ProcSnmp6
+}
 
-// Read reads the counters of IPv4, TCP and UDP, and IPv6's beside them.
-func Read(ns *netns.Handle) (Counters, error) {
-	c := Counters{}
-	err := ns.Do(func() error {
-		for _, name := range []string{"snmp", "netstat"} {
-			data, err := os.ReadFile("/proc/thread-self/net/" + name)
-			if err != nil {
-				return err
-			}
-			c.addPairs(string(data))
+// Read reads the counters.
+func Read(ns *netns.Handle) (c Counters, err error) {
+	err = ns.Do(func() error {
+		threads, err := procfs.NewFS("/proc/self/task")
+		if err != nil {
+			return err
 		}
-		data, err := os.ReadFile("/proc/thread-self/net/snmp6")
-		if os.IsNotExist(err) {
-			return nil
+		thread, err := threads.Proc(unix.Gettid())
+		if err != nil {
+			return err
 		}
-		for line := range strings.Lines(string(data)) {
-			f := strings.Fields(line)
-			if len(f) == 2 {
-				c[f[0]], _ = strconv.ParseUint(f[1], 10, 64)
-			}
+		if c.ProcSnmp, err = thread.Snmp(); err != nil {
+			return err
 		}
+		if c.ProcNetstat, err = thread.Netstat(); err != nil {
+			return err
+		}
+		c.ProcSnmp6, err = thread.Snmp6()
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read network counters: %w", err)
+		return c, fmt.Errorf("read network counters: %w", err)
 	}
 	return c, nil
 }
 
-// addPairs reads lines of names, each followed by a line of values.
-func (c Counters) addPairs(text string) {
-	var section string
-	var names []string
-	for line := range strings.Lines(text) {
-		head, rest, ok := strings.Cut(line, ":")
-		if !ok {
-			continue
+// Sum adds up counters.
+func Sum(counters ...*float64) (sum uint64) {
+	for _, n := range counters {
+		if n != nil {
+			sum += uint64(*n)
 		}
-		if head != section || names == nil {
-			section, names = head, strings.Fields(rest)
-			continue
-		}
-		for i, v := range strings.Fields(rest) {
-			if i < len(names) {
-				c[section+"."+names[i]], _ = strconv.ParseUint(v, 10, 64)
-			}
-		}
-		names = nil
 	}
+	return sum
 }
 
 // UDPTaken is the number of datagrams that the UDP layer has taken: delivered
 // to a socket, or refused there. InErrors contains the datagrams for which a
 // socket had no room and those that its filter refused.
 func (c Counters) UDPTaken() uint64 {
-	return c["Udp.InDatagrams"] + c["Udp.InErrors"] + c["Udp6InDatagrams"] + c["Udp6InErrors"]
+	return Sum(c.Udp.InDatagrams, c.Udp.InErrors, c.Udp6.InDatagrams, c.Udp6.InErrors)
 }
 
 // BadChecksums is the number of packets that TCP and UDP have dropped because their checksum
 // was wrong. TCP counts both versions of IP in one place.
 func (c Counters) BadChecksums() uint64 {
-	return c["Tcp.InCsumErrors"] + c["Udp.InCsumErrors"] + c["Udp6InCsumErrors"]
+	return Sum(c.Tcp.InCsumErrors, c.Udp.InCsumErrors, c.Udp6.InCsumErrors)
 }

@@ -4,10 +4,15 @@ package snmp
 
 import "testing"
 
-func TestLinesOfNamesAndOfValues(t *testing.T) {
-	c := Counters{"Udp6InCsumErrors": 1}
-	c.addPairs("Tcp: InSegs InCsumErrors\nTcp: 9 3\nUdp: InDatagrams NoPorts InErrors InCsumErrors\nUdp: 10 2 7 5\nTcpExt: A TCPOFOQueue\nTcpExt: 1 5\n")
-	if c.UDPTaken() != 17 || c["TcpExt.TCPOFOQueue"] != 5 || c.BadChecksums() != 9 {
-		t.Errorf("counters: %v", c)
+func TestSumsOfBothVersionsOfIP(t *testing.T) {
+	n := func(n float64) *float64 { return &n }
+	var c Counters
+	if c.UDPTaken() != 0 || c.BadChecksums() != 0 {
+		t.Errorf("counters of a kernel that has none: %d, %d", c.UDPTaken(), c.BadChecksums())
+	}
+	c.Tcp.InCsumErrors, c.Udp6.InCsumErrors = n(3), n(1)
+	c.Udp.InDatagrams, c.Udp.InErrors, c.Udp.InCsumErrors = n(10), n(7), n(5)
+	if c.UDPTaken() != 17 || c.BadChecksums() != 9 {
+		t.Errorf("%d taken, %d bad checksums", c.UDPTaken(), c.BadChecksums())
 	}
 }

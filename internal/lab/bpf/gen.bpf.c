@@ -25,7 +25,7 @@ const volatile __u32 outer_ip = 0; /* of the outer IPv4 header; 0: there is none
 const volatile __u32 cuts = 0;	   /* sizes of datagrams that come by chance; 0: one size */
 const volatile __u16 cut[8] = {};  /* by how much each is smaller, in bytes; even */
 
-/* Written by user space while the program runs. */
+/* Set by user space. */
 volatile __u64 gap_ns = 0;	       /* between frames; 0: no pause */
 volatile __u64 make_up_ns = 1000000;   /* longest delay whose frames are sent in one heap */
 volatile __u64 window = 0;	       /* frames under way at most; 0: no limit */

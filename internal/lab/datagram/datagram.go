@@ -89,9 +89,13 @@ func Flags(stamped bool) [2]byte {
 }
 
 func sum(seq, when uint64) uint16 {
-	s := seq&0xffffffff + seq>>32 + when&0xffffffff + when>>32
-	for s>>16 != 0 {
-		s = s&0xffff + s>>16
+	return Fold(seq&0xffffffff + seq>>32 + when&0xffffffff + when>>32)
+}
+
+// Fold carries over what a sum of 16-bit words has beyond 16 bits.
+func Fold(sum uint64) uint16 {
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
 	}
-	return uint16(s)
+	return uint16(sum)
 }

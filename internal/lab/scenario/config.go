@@ -12,10 +12,11 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/traffic"
-	"golang.org/x/sys/unix"
 )
 
 // Config describes a series. The zero value of a field means its default.

@@ -11,9 +11,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/procfs"
+
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/traffic"
-	"github.com/prometheus/procfs"
 )
 
 // startOrphaned has the pipeline act, and then kills the daemon together with

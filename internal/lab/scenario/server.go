@@ -12,6 +12,7 @@ import (
 
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/internal/snmp"
 )
 
 // service is where a scenario's latency traffic goes, for a test that wants to treat
@@ -144,7 +145,7 @@ func (a *application) atRate(ctx context.Context, e *env, from, at traffic.Endpo
 // one waits for a timer of 200 ms, not for the receive path.
 func (e *env) resent() (uint64, error) {
 	a, b, err := e.counters()
-	return a["Tcp.RetransSegs"] + b["Tcp.RetransSegs"], err
+	return snmp.Sum(a.Tcp.RetransSegs, b.Tcp.RetransSegs), err
 }
 
 func (a *application) atFullSpeed(ctx context.Context, e *env, from, at traffic.Endpoint) (map[string]float64, error) {

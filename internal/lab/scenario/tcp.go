@@ -42,7 +42,7 @@ func (e *env) counters() (a, b snmp.Counters, err error) {
 func (e *env) tcpCounters() (map[string]uint64, error) {
 	a, b, err := e.counters()
 	return map[string]uint64{
-		report.Retransmits: a["Tcp.RetransSegs"], report.OFO: b["TcpExt.TCPOFOQueue"], report.SACKReorder: a["TcpExt.TCPSACKReorder"],
+		report.Retransmits: snmp.Sum(a.Tcp.RetransSegs), report.OFO: snmp.Sum(b.TcpExt.TCPOFOQueue), report.SACKReorder: snmp.Sum(a.TcpExt.TCPSACKReorder),
 	}, err
 }
 

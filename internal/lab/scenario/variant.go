@@ -8,6 +8,7 @@ import (
 	"net"
 
 	"github.com/cilium/ebpf/link"
+
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/bpf"
 )

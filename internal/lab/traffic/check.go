@@ -78,28 +78,6 @@ func (c *Checker) bind(ns *netns.Handle, addr netip.AddrPort) (s int, err error)
 	return s, err
 }
 
-func bindUDP(addr netip.AddrPort) (int, error) {
-	family, sa := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(addr.Port()), Addr: as4(addr.Addr())})
-	if addr.Addr().Is6() {
-		family, sa = unix.AF_INET6, &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16()}
-	}
-	s, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
-	}
-	if err := unix.Bind(s, sa); err != nil {
-		return -1, errors.Join(err, unix.Close(s))
-	}
-	return s, nil
-}
-
-func as4(a netip.Addr) (b [4]byte) {
-	if a.Is4() {
-		b = a.As4()
-	}
-	return b
-}
-
 // CountArrivals counts the frames that reach a device, for generators with a
 // window.
 func (c *Checker) CountArrivals(ns *netns.Handle, ifindex int) error {
@@ -156,14 +134,7 @@ func (c *Checker) Total(n int) (Verdict, error) {
 
 // Close ends the checker.
 func (c *Checker) Close() error {
-	var errs []error
-	for _, l := range c.links {
-		errs = append(errs, l.Close())
-	}
-	for _, s := range c.sockets {
-		errs = append(errs, s.Close())
-	}
-	return errors.Join(append(errs, c.objs.Close())...)
+	return errors.Join(forAll(c.links, link.Link.Close), forAll(c.sockets, (*os.File).Close), c.objs.Close())
 }
 
 // CheckerCost returns what the checker costs for each datagram, in ns, so that

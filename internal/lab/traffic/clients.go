@@ -3,6 +3,7 @@
 package traffic
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -35,6 +36,7 @@ type ClientsConfig struct {
 // count from when a request was due, whatever kept it from being sent.
 type Clients struct {
 	stop     atomic.Bool
+	conns    []*conn
 	threads  []*thread
 	accounts []account
 	procs    int
@@ -45,8 +47,6 @@ const (
 	headStart = 20 * time.Millisecond
 	// lateAnswers are waited for so long after the end.
 	lateAnswers = time.Second
-	// attention is how soon a client that waits notices that it shall not.
-	attention = 50 * time.Millisecond
 )
 
 // StartClients connects clients and lets them ask, from threads that run when
@@ -55,20 +55,19 @@ func StartClients(from Endpoint, to netip.AddrPort, talk func(client int) Dialog
 	if cfg.Count < 1 || cfg.Every <= 0 {
 		return nil, errors.New("start clients: no clients, or no rate")
 	}
-	var conns []*conn
+	cs := &Clients{accounts: make([]account, cfg.Count), procs: runtime.GOMAXPROCS(0)}
 	for range cfg.Count {
 		c, err := dial(from, to)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("start clients: %w", err), closeAll(conns))
+			return nil, errors.Join(fmt.Errorf("start clients: %w", err), cs.end(true))
 		}
-		conns = append(conns, c)
+		cs.conns = append(cs.conns, c)
 	}
 	// A thread that comes back from the kernel needs one of the runtime's places
 	// to run on. With fewer places than threads it may have to wait for another.
-	cs := &Clients{accounts: make([]account, cfg.Count), procs: runtime.GOMAXPROCS(0)}
 	runtime.GOMAXPROCS(cs.procs + cfg.Count)
 	first := monotonic() + uint64(headStart)
-	for i, c := range conns {
+	for i, c := range cs.conns {
 		p := pace{every: uint64(cfg.Every), slots: int((cfg.Skip + cfg.Length) / cfg.Every), skip: int(cfg.Skip / cfg.Every),
 			patience: uint64(lateAnswers)}
 		// Side by side, not all at once.
@@ -77,10 +76,10 @@ func StartClients(from Endpoint, to netip.AddrPort, talk func(client int) Dialog
 		t, err := startThread(from.NS, cfg.Core, urgent, func() error {
 			a, err := p.keep(monotonicClock{}, &cs.stop, func(slot int) (bool, error) { return c.exchange(slot, p.until()) })
 			cs.accounts[i] = a
-			return errors.Join(err, unix.Close(c.fd))
+			return err
 		})
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("start clients: %w", err), closeAll(conns[i:]), cs.end(true))
+			return nil, errors.Join(fmt.Errorf("start clients: %w", err), cs.end(true))
 		}
 		cs.threads = append(cs.threads, t)
 	}
@@ -115,16 +114,15 @@ func (cs *Clients) end(early bool) error {
 	if early {
 		cs.stop.Store(true)
 	}
-	var errs []error
-	for _, t := range cs.threads {
-		err := <-t.done
+	err := forAll(cs.threads, func(t *thread) error {
+		err := t.wait()
 		if err != nil {
 			cs.stop.Store(true) // what one cannot, the others need not
 		}
-		errs = append(errs, err)
-	}
+		return err
+	})
 	runtime.GOMAXPROCS(cs.procs)
-	return errors.Join(errs...)
+	return errors.Join(err, forAll(cs.conns, func(c *conn) error { return unix.Close(c.fd) }))
 }
 
 // conn is a client's connection.
@@ -141,18 +139,15 @@ const maxAnswer = 16 << 10
 func dial(from Endpoint, to netip.AddrPort) (*conn, error) {
 	c := &conn{buf: make([]byte, maxAnswer)}
 	err := from.NS.Do(func() (err error) {
-		family, sa := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(to.Port()), Addr: as4(to.Addr())})
-		if to.Addr().Is6() {
-			family, sa = unix.AF_INET6, &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
-		}
+		family, sa := sockaddr(to)
 		if c.fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
 		}
-		send, receive := unix.NsecToTimeval(int64(10*time.Second)), unix.NsecToTimeval(int64(attention))
+		send := unix.NsecToTimeval(int64(10 * time.Second))
 		err = errors.Join(
 			unix.SetsockoptInt(c.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
 			unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &send),
-			unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &receive))
+			wakeReader(c.fd))
 		if err == nil {
 			err = unix.Connect(c.fd, sa)
 		}
@@ -165,14 +160,6 @@ func dial(from Endpoint, to netip.AddrPort) (*conn, error) {
 		return nil, fmt.Errorf("connect to %s: %w", to, err)
 	}
 	return c, nil
-}
-
-func closeAll(conns []*conn) error {
-	var errs []error
-	for _, c := range conns {
-		errs = append(errs, unix.Close(c.fd))
-	}
-	return errors.Join(errs...)
 }
 
 // exchange asks, and waits for the answer until a time.
@@ -221,12 +208,9 @@ func (c *conn) write(data []byte) error {
 
 // firstLine quotes how an answer begins that should have been another.
 func firstLine(data []byte) string {
-	const enough = 60
-	for i, b := range data {
-		if b == '\r' || b == '\n' || i == enough {
-			data = data[:i]
-			break
-		}
+	data = data[:min(len(data), 60)]
+	if end := bytes.IndexAny(data, "\r\n"); end >= 0 {
+		data = data[:end]
 	}
 	return fmt.Sprintf("%q", data)
 }

@@ -112,8 +112,8 @@ func (u Usage) Since(before Usage) Usage {
 	return Usage{Cores: minus(u.Cores, before.Cores), Foreign: minus(u.Foreign, before.Foreign)}
 }
 
-func minus(a, b []time.Duration) []time.Duration {
-	d := make([]time.Duration, len(a))
+func minus[T time.Duration | uint64](a, b []T) []T {
+	d := make([]T, len(a))
 	for i := range a {
 		d[i] = a[i] - b[i]
 	}
@@ -135,18 +135,14 @@ func (u Usage) Loads(span time.Duration) []float64 {
 // Others is the time of other programs on all cores.
 func (u Usage) Others() time.Duration { return sum(u.Foreign) }
 
-func sum(ds []time.Duration) (total time.Duration) {
-	for _, d := range ds {
-		total += d
+func sum[T time.Duration | uint64](list []T) (total T) {
+	for _, n := range list {
+		total += n
 	}
 	return total
 }
 
 // Close stops the clock.
 func (c *CPUClock) Close() error {
-	var errs []error
-	for _, l := range c.links {
-		errs = append(errs, l.Close())
-	}
-	return errors.Join(append(errs, c.objs.Close())...)
+	return errors.Join(forAll(c.links, link.Link.Close), c.objs.Close())
 }

@@ -53,12 +53,8 @@ func NewFlow(b *bed.Bed, id, n int, overlay, v6 bool, salt int) Flow {
 	return f
 }
 
-func fold(sum uint64) uint16 {
-	for sum>>16 != 0 {
-		sum = sum&0xffff + sum>>16
-	}
-	return uint16(sum)
-}
+// udpChecksum is that of what has a sum. 0 would say that there is none.
+func udpChecksum(sum uint64) uint16 { return cmp.Or(^datagram.Fold(sum), 0xffff) }
 
 // frame is the first, or only, frame of a datagram with sequence number 0.
 type frame struct {
@@ -100,7 +96,7 @@ func buildFrame(f *Flow, size int) (*frame, int, error) {
 	if o := f.Outer; o != nil {
 		inner := ethLen + ipLen + fr.perFrag
 		b = appendEth(b, o)
-		b = appendIP(b, o.Src, o.Dst, udpLen+vxlanLen+inner, 0)
+		b = appendIP(b, o.Src, o.Dst, udpLen+vxlanLen+inner)
 		// No outer checksum: a network card would have verified it for free.
 		b = appendUDP(b, f.OuterPort, bed.TunnelPort, udpLen+vxlanLen+inner)
 		b = append(b, 0x08, 0, 0, 0)
@@ -108,7 +104,7 @@ func buildFrame(f *Flow, size int) (*frame, int, error) {
 	}
 	b = appendEth(b, &f.Link)
 	fr.ipOff = len(b)
-	b = appendIP(b, f.Src, f.Dst, fr.perFrag, 0)
+	b = appendIP(b, f.Src, f.Dst, fr.perFrag)
 	udp := len(b)
 	b = appendUDP(b, f.SrcPort, f.DstPort, udpLen+size)
 	fr.hdrLen = len(b)
@@ -119,11 +115,7 @@ func buildFrame(f *Flow, size int) (*frame, int, error) {
 	datagram.Put(b[fr.hdrLen:fr.hdrLen+min(size, datagram.StampedSize)], uint16(f.ID), 0, 0)
 	// The rest of the datagram is zero, in whatever fragment it travels.
 	sum := uint64(0x11) + uint64(udpLen+size) + sumBytes(f.Src.AsSlice()) + sumBytes(f.Dst.AsSlice()) + sumBytes(b[udp:])
-	check := ^fold(sum)
-	if check == 0 {
-		check = 0xffff
-	}
-	binary.BigEndian.PutUint16(b[udp+6:], check)
+	binary.BigEndian.PutUint16(b[udp+6:], udpChecksum(sum))
 	if !f.Src.Is6() {
 		h := b[fr.ipOff : fr.ipOff+ipv4Len]
 		for i := 0; i < ipv4Len; i += 2 {
@@ -146,7 +138,7 @@ func appendEth(b []byte, l *bed.Link) []byte {
 	return append(b, 0x08, 0x00)
 }
 
-func appendIP(b []byte, src, dst netip.Addr, payload int, id uint16) []byte {
+func appendIP(b []byte, src, dst netip.Addr, payload int) []byte {
 	const hops, udp = 64, 17
 	if src.Is6() {
 		b = append(b, 0x60, 0, 0, 0)
@@ -158,11 +150,10 @@ func appendIP(b []byte, src, dst netip.Addr, payload int, id uint16) []byte {
 	at := len(b)
 	b = append(b, 0x45, 0)
 	b = binary.BigEndian.AppendUint16(b, uint16(ipv4Len+payload))
-	b = binary.BigEndian.AppendUint16(b, id)
-	b = append(b, 0, 0, hops, udp, 0, 0)
+	b = append(b, 0, 0, 0, 0, hops, udp, 0, 0)
 	b = append(b, src.AsSlice()...)
 	b = append(b, dst.AsSlice()...)
-	binary.BigEndian.PutUint16(b[at+10:], ^fold(sumBytes(b[at:])))
+	binary.BigEndian.PutUint16(b[at+10:], ^datagram.Fold(sumBytes(b[at:])))
 	return b
 }
 

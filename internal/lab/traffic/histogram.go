@@ -21,21 +21,13 @@ func (c *Checker) Times() (Histogram, error) {
 		if err := c.objs.Latency.Lookup(uint32(i), &cores); err != nil {
 			return nil, fmt.Errorf("read checker: times: %w", err)
 		}
-		for _, n := range cores {
-			h[i] += n
-		}
+		h[i] = sum(cores)
 	}
 	return h, nil
 }
 
 // Since returns what was added after an earlier reading.
-func (h Histogram) Since(before Histogram) Histogram {
-	d := make(Histogram, len(h))
-	for i := range h {
-		d[i] = h[i] - before[i]
-	}
-	return d
-}
+func (h Histogram) Since(before Histogram) Histogram { return minus(h, before) }
 
 // bucket returns the times that bucket i stands for: from is the first of them, to
 // the first after them.

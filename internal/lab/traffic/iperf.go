@@ -23,7 +23,6 @@ const iperfPort = 5201
 type TCPResult struct {
 	Gbps  float64
 	Bytes uint64 // received
-	Span  time.Duration
 }
 
 // TCPConfig says what to send.
@@ -43,14 +42,11 @@ type TCPConfig struct {
 // The client is at the receiving end, so that it reports what was received.
 func StartTCP(ctx context.Context, from, to Endpoint, cfg TCPConfig) (*TCP, error) {
 	port := strconv.Itoa(iperfPort)
-	server, err := StartProcess(from.NS, cfg.SendOn, "iperf3", "-s", "-1", "-p", port, "-B", from.Addr.String())
+	server, err := program{ns: from.NS, cores: cfg.SendOn}.serve(ctx, Listens, iperfPort, "iperf3", "-s", "-1", "-p", port, "-B", from.Addr.String())
 	if err != nil {
 		return nil, err
 	}
 	t := &TCP{server: server, cfg: cfg}
-	if err := server.awaitSocket(ctx, func() (bool, error) { return Listens(from.NS, iperfPort) }); err != nil {
-		return nil, errors.Join(err, server.kill())
-	}
 	argv := []string{"iperf3", "-c", from.Addr.String(), "-p", port, "-B", to.Addr.String(), "-R", "-J", "-i", "0.1",
 		"-P", strconv.Itoa(cfg.Streams), "-t", strconv.Itoa(int((cfg.Omit + cfg.Length + cfg.Tail + time.Second - 1) / time.Second))}
 	if cfg.Gbps > 0 {
@@ -110,7 +106,6 @@ func parseIperf(out []byte, cfg TCPConfig) (TCPResult, error) {
 	if span == 0 {
 		return r, fmt.Errorf("iperf3 reports nothing after the first %s", cfg.Omit)
 	}
-	r.Span = time.Duration(span * float64(time.Second))
 	r.Gbps = float64(r.Bytes) * 8 / span / 1e9
 	return r, nil
 }

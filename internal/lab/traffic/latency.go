@@ -32,13 +32,13 @@ type Endpoint struct {
 // call on one host until after the receive call, on the other or, for a round
 // trip, on the same one.
 type Probe struct {
-	send, recv *thread
-	echo       *thread // of a round trip
-	stop       atomic.Bool
-	sent       atomic.Uint64
-	begun      atomic.Uint64 // what was sent before is left out
-	got        []arrival
-	strange    error
+	sockets []int
+	threads []*thread
+	stop    atomic.Bool
+	sent    atomic.Uint64
+	begun   atomic.Uint64 // what was sent before is left out
+	got     []arrival
+	strange error
 }
 
 // arrival is a datagram that came, when it was sent and how long it took.
@@ -61,88 +61,58 @@ func StartRoundTrip(from, to Endpoint, every time.Duration, sendOn, recvOn, max 
 
 func startProbe(from, to Endpoint, every time.Duration, sendOn, recvOn, max int, back bool) (_ *Probe, err error) {
 	p := &Probe{got: make([]arrival, 0, max)}
-	var open []int // sockets that no thread has taken
 	defer func() {
 		if err != nil {
-			p.stop.Store(true)
-			err = errors.Join(fmt.Errorf("start probe: %w", err), closeSockets(open), p.join())
+			err = errors.Join(fmt.Errorf("start probe: %w", err), p.end())
 		}
 	}()
-	for _, at := range []Endpoint{to, from} {
-		s, err := bindIn(at)
-		if err != nil {
-			return nil, err
-		}
-		open = append(open, s)
-	}
-	rx, tx := open[0], open[1]
-	if !back {
-		if p.recv, err = startThread(to.NS, recvOn, urgent, func() error { return p.receive(rx) }); err != nil {
-			return nil, err
-		}
-		open = open[1:]
-	} else {
-		again, err := unix.Dup(tx) // each thread closes its own
-		if err != nil {
-			return nil, err
-		}
-		open = append(open, again)
-		if p.echo, err = startThread(to.NS, recvOn, urgent, func() error { return p.sendBack(rx) }); err != nil {
-			return nil, err
-		}
-		open = open[1:]
-		if p.recv, err = startThread(from.NS, sendOn, urgent, func() error { return p.receive(again) }); err != nil {
-			return nil, err
-		}
-		open = open[:1]
-	}
-	if p.send, err = startThread(from.NS, sendOn, urgent, func() error { return p.transmit(tx, to.Addr, uint64(every)) }); err != nil {
+	rx, err := p.bind(to)
+	if err != nil {
 		return nil, err
 	}
-	open = nil
+	tx, err := p.bind(from)
+	if err != nil {
+		return nil, err
+	}
+	type task struct {
+		at   Endpoint
+		core int
+		do   func() error
+	}
+	tasks := []task{{to, recvOn, func() error { return p.receive(rx) }}}
+	if back {
+		tasks = []task{{to, recvOn, func() error { return p.sendBack(rx) }}, {from, sendOn, func() error { return p.receive(tx) }}}
+	}
+	tasks = append(tasks, task{from, sendOn, func() error { return p.transmit(tx, to.Addr, uint64(every)) }})
+	for _, one := range tasks {
+		t, err := startThread(one.at.NS, one.core, urgent, one.do)
+		if err != nil {
+			return nil, err
+		}
+		p.threads = append(p.threads, t)
+	}
 	return p, nil
 }
 
-func closeSockets(fds []int) error {
-	var errs []error
-	for _, fd := range fds {
-		errs = append(errs, unix.Close(fd))
-	}
-	return errors.Join(errs...)
+// end waits until the threads that were started have ended, and closes their sockets.
+func (p *Probe) end() error {
+	p.stop.Store(true)
+	return errors.Join(forAll(p.threads, (*thread).wait), forAll(p.sockets, unix.Close))
 }
 
-// join waits until the threads that were started have ended.
-func (p *Probe) join() error {
-	var errs []error
-	for _, t := range []*thread{p.send, p.recv, p.echo} {
-		if t != nil {
-			errs = append(errs, <-t.done)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func bindIn(at Endpoint) (s int, err error) {
+func (p *Probe) bind(at Endpoint) (s int, err error) {
 	err = at.NS.Do(func() error {
 		if s, err = bindUDP(netip.AddrPortFrom(at.Addr, ProbePort)); err != nil {
 			return err
 		}
-		// So that the receiver sees the end.
-		patience := unix.NsecToTimeval(int64(50 * time.Millisecond))
-		if err = unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience); err != nil {
-			err = errors.Join(err, unix.Close(s))
-		}
-		return err
+		p.sockets = append(p.sockets, s)
+		return wakeReader(s)
 	})
 	return s, err
 }
 
 func (p *Probe) transmit(s int, to netip.Addr, every uint64) error {
-	defer unix.Close(s)
-	var sa unix.Sockaddr = &unix.SockaddrInet4{Port: ProbePort, Addr: as4(to)}
-	if to.Is6() {
-		sa = &unix.SockaddrInet6{Port: ProbePort, Addr: to.As16()}
-	}
+	_, sa := sockaddr(netip.AddrPortFrom(to, ProbePort))
 	buf := make([]byte, datagram.StampedSize)
 	next := monotonic() + every
 	for seq := uint64(0); !p.stop.Load(); seq++ {
@@ -162,7 +132,6 @@ func (p *Probe) transmit(s int, to netip.Addr, every uint64) error {
 }
 
 func (p *Probe) receive(s int) error {
-	defer unix.Close(s)
 	buf := make([]byte, 2*datagram.StampedSize)
 	for {
 		n, _, err := unix.Recvfrom(s, buf, 0)
@@ -189,7 +158,6 @@ func (p *Probe) receive(s int) error {
 
 // sendBack returns every datagram to where it came from.
 func (p *Probe) sendBack(s int) error {
-	defer unix.Close(s)
 	buf := make([]byte, 2*datagram.StampedSize)
 	for {
 		n, from, err := unix.Recvfrom(s, buf, 0)
@@ -235,8 +203,7 @@ func (p *Probe) counted() (took []time.Duration) {
 
 // Stop ends the probe.
 func (p *Probe) Stop() (Latencies, error) {
-	p.stop.Store(true)
-	err := p.join()
+	err := p.end()
 	if err == nil {
 		err = p.strange
 	}
@@ -259,10 +226,6 @@ func summary(got []time.Duration) (l Latencies) {
 	slices.Sort(got)
 	at := func(q float64) time.Duration { return got[min(int(q*float64(len(got))), len(got)-1)] }
 	l.Min, l.P50, l.P99, l.P999, l.Max = at(0), at(0.5), at(0.99), at(0.999), at(1)
-	var sum time.Duration
-	for _, d := range got {
-		sum += d
-	}
-	l.Mean = sum / time.Duration(len(got))
+	l.Mean = sum(got) / time.Duration(len(got))
 	return l
 }

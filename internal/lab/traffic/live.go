@@ -3,6 +3,7 @@
 package traffic
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -32,7 +33,7 @@ type LiveConfig struct {
 	// Eager generators compete for their core like any program, instead of
 	// taking what is left: not for measurements.
 	Eager bool
-	Gap   time.Duration
+	Gap   time.Duration // between two frames; 0: as fast as it can
 	// MakeUp is the longest delay after which frames that are due are sent in one
 	// heap; after a longer one they are left out. 0: 1 ms.
 	MakeUp time.Duration
@@ -85,23 +86,28 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 		return nil, fmt.Errorf("load generator: %w", err)
 	}
 	spec.Maps["templates"].MaxEntries = uint32(len(cfg.Flows))
-	nr, cut, outer, err := cuts(&cfg, size, first)
-	if err != nil {
-		return nil, err
-	}
-	if err := spec.Variables["cut"].Set(cut); err != nil {
-		return nil, fmt.Errorf("load generator: cut: %w", err)
-	}
-	for name, v := range map[string]uint32{
+	variables := map[string]any{
 		"wire_ifindex": uint32(wire.Index),
-		"cuts":         nr,
-		"outer_ip":     outer,
 		"hdr_len":      uint32(first.hdrLen),
 		"ip_off":       uint32(first.ipOff),
 		"frags":        uint32(first.frags),
 		"frag_units":   uint32(first.perFrag / 8),
 		"probe_len":    uint32(probeLen),
-	} {
+		"gap_ns":       uint64(cfg.Gap),
+		"window":       uint64(cfg.Window),
+	}
+	if len(cfg.Mixed) > 0 {
+		if err := mix(variables, &cfg, size, first); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.MakeUp > 0 {
+		variables["make_up_ns"] = uint64(cfg.MakeUp)
+	}
+	if cfg.Patience > 0 {
+		variables["patience_ns"] = uint64(cfg.Patience)
+	}
+	for name, v := range variables {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return nil, fmt.Errorf("load generator: %s: %w", name, err)
 		}
@@ -144,23 +150,7 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 	if err := l.SetSchedule(cfg.Schedule, len(cfg.Flows)); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(l.SetGap(cfg.Gap), l.objs.Window.Set(uint64(cfg.Window))); err != nil {
-		return nil, err
-	}
-	if cfg.MakeUp > 0 {
-		if err := l.objs.MakeUpNs.Set(uint64(cfg.MakeUp)); err != nil {
-			return nil, fmt.Errorf("set what the generator makes up for: %w", err)
-		}
-	}
-	if cfg.Patience > 0 {
-		if err := l.objs.PatienceNs.Set(uint64(cfg.Patience)); err != nil {
-			return nil, fmt.Errorf("set generator's patience: %w", err)
-		}
-	}
-	batch := cfg.Batch
-	if batch == 0 {
-		batch = 64
-	}
+	batch := cmp.Or(cfg.Batch, 64)
 	p := idle
 	if cfg.Eager {
 		p = normal
@@ -174,24 +164,23 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 	return l, nil
 }
 
-// cuts tells by how much datagrams are made smaller, and where the outer header is.
-func cuts(cfg *LiveConfig, size int, first *frame) (nr uint32, cut [8]uint16, outer uint32, err error) {
-	if len(cfg.Mixed) == 0 {
-		return 0, cut, 0, nil
-	}
+// mix says by how much datagrams are made smaller, and where the outer header is.
+func mix(variables map[string]any, cfg *LiveConfig, size int, first *frame) error {
+	var cut [8]uint16
 	if first.frags > 1 || cfg.Flows[0].Src.Is6() || len(cfg.Mixed) >= len(cut) {
-		return 0, cut, 0, fmt.Errorf("start generator: datagrams of %d mixed sizes: they have to fit into a frame of IPv4, and be %d at most", len(cfg.Mixed)+1, len(cut))
+		return fmt.Errorf("start generator: datagrams of %d mixed sizes: they have to fit into a frame of IPv4, and be %d at most", len(cfg.Mixed)+1, len(cut))
 	}
 	for i, s := range cfg.Mixed {
 		if s > size || s < datagram.StampedSize || (size-s)%2 != 0 {
-			return 0, cut, 0, fmt.Errorf("start generator: datagrams of %d bytes among those of %d", s, size)
+			return fmt.Errorf("start generator: datagrams of %d bytes among those of %d", s, size)
 		}
 		cut[i+1] = uint16(size - s)
 	}
+	variables["cuts"], variables["cut"] = uint32(len(cfg.Mixed)+1), cut
 	if cfg.Flows[0].Outer != nil {
-		outer = ethLen
+		variables["outer_ip"] = uint32(ethLen)
 	}
-	return uint32(len(cfg.Mixed) + 1), cut, outer, nil
+	return nil
 }
 
 // fixChecksum accounts for the flag that says that a stamp is there.
@@ -199,11 +188,7 @@ func fixChecksum(hdr []byte) {
 	at := len(hdr) - 2
 	with, without := datagram.Flags(true), datagram.Flags(false)
 	sum := uint64(^binary.BigEndian.Uint16(hdr[at:])) + uint64(^binary.BigEndian.Uint16(with[:])) + uint64(binary.BigEndian.Uint16(without[:]))
-	check := ^fold(sum)
-	if check == 0 {
-		check = 0xffff
-	}
-	binary.BigEndian.PutUint16(hdr[at:], check)
+	binary.BigEndian.PutUint16(hdr[at:], udpChecksum(sum))
 }
 
 // run sends until it is told to stop. The program is run by one long call: a
@@ -286,15 +271,6 @@ func (l *Live) SetSchedule(schedule []uint16, flows int) error {
 	}
 	if _, err := l.objs.Schedule.BatchUpdate(keys, values, nil); err != nil {
 		return fmt.Errorf("write schedule: %w", err)
-	}
-	return nil
-}
-
-// SetGap changes the time between frames while the generator runs; 0 sends as
-// fast as it can.
-func (l *Live) SetGap(gap time.Duration) error {
-	if err := l.objs.GapNs.Set(uint64(gap)); err != nil {
-		return fmt.Errorf("set generator's pace: %w", err)
 	}
 	return nil
 }

@@ -30,19 +30,15 @@ const (
 func StartMemcached(ctx context.Context, from, at Endpoint, cfg ServerConfig) (*Server, error) {
 	// As root it stays: with its user it would lose the signal that ends it when
 	// the lab is gone.
-	proc, err := startProcess(at.NS, cfg.Cores, cfg.policy(), "memcached", "-u", "root", "-l", host(at), "-p", strconv.Itoa(MemcachedPort),
+	proc, err := cfg.program(at).serve(ctx, Listens, MemcachedPort, "memcached", "-u", "root", "-l", host(at), "-p", strconv.Itoa(MemcachedPort),
 		"-U", "0", "-t", strconv.Itoa(memcachedThreads), "-m", "64")
 	if err != nil {
 		return nil, err
 	}
-	s, err := started(ctx, proc, at, MemcachedPort)
-	if err != nil {
-		return nil, err
-	}
 	if err := fill(from, at); err != nil {
-		return nil, errors.Join(err, s.Stop())
+		return nil, errors.Join(err, proc.Stop(ends))
 	}
-	return s, nil
+	return &Server{proc}, nil
 }
 
 // fill stores every object once.
@@ -118,23 +114,18 @@ func keyName(key int) string { return fmt.Sprintf("overlane-%04d", key) }
 // appendObject appends an object's value, which no other key has.
 func appendObject(b []byte, key int) []byte {
 	name := keyName(key)
-	for left := objectSize; left > 0; {
-		n := min(left, len(name))
-		b = append(b, name[:n]...)
-		left -= n
+	end := len(b) + objectSize
+	for len(b) < end {
+		b = append(b, name...)
 	}
-	return b
+	return b[:end]
 }
 
 // FloodMemcached has memcaslap ask as fast as it is answered, 9 requests of 10
 // for objects, and returns the requests per second.
 func FloodMemcached(ctx context.Context, from, at Endpoint, f Flood) (float64, error) {
-	client, err := StartProcess(from.NS, []int{f.Core}, "memcaslap", "-s", host(at)+":"+strconv.Itoa(MemcachedPort), "-T", "1",
+	out, err := program{ns: from.NS, cores: []int{f.Core}}.output(ctx, "memcaslap", "-s", host(at)+":"+strconv.Itoa(MemcachedPort), "-T", "1",
 		"-c", strconv.Itoa(f.Clients), "-t", strconv.Itoa(f.seconds())+"s", "-X", strconv.Itoa(objectSize), "-w", "1k")
-	if err != nil {
-		return 0, err
-	}
-	out, err := client.Wait(ctx)
 	if err != nil {
 		return 0, err
 	}

@@ -28,29 +28,32 @@ type Process struct {
 
 // StartProcess starts a program on the given cores; none: on all.
 func StartProcess(ns *netns.Handle, cores []int, argv ...string) (*Process, error) {
-	return startProcess(ns, cores, normal, argv...)
+	return program{ns: ns, cores: cores}.start(argv...)
 }
 
-func startProcess(ns *netns.Handle, cores []int, p policy, argv ...string) (*Process, error) {
-	return startCloned(ns, cores, p, 0, argv...)
+// program says how a program is to run.
+type program struct {
+	ns     *netns.Handle
+	cores  []int // none: all
+	policy policy
+	clone  uintptr // clone's flags for namespaces of its own
 }
 
-// startCloned starts a program with namespaces of its own, by clone's flags.
-func startCloned(ns *netns.Handle, cores []int, p policy, clone uintptr, argv ...string) (*Process, error) {
+func (p program) start(argv ...string) (*Process, error) {
 	path, err := find(argv[0])
 	if err != nil {
 		return nil, err
 	}
 	proc := &Process{cmd: exec.Command(path, argv[1:]...), name: argv[0], done: make(chan struct{})}
 	proc.cmd.Stdout, proc.cmd.Stderr = &proc.out, &proc.errs
-	proc.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Cloneflags: clone}
+	proc.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Cloneflags: p.clone}
 	started := make(chan error, 1)
 	go func() {
 		defer close(proc.done)
 		// The parent death signal follows the thread, not the process: the
 		// thread that starts the program has to wait for it.
-		proc.err = ns.Do(func() error {
-			if err := inherit(cores, p); err != nil {
+		proc.err = p.ns.Do(func() error {
+			if err := inherit(p.cores, p.policy); err != nil {
 				started <- err
 				return err
 			}
@@ -67,6 +70,27 @@ func startCloned(ns *netns.Handle, cores []int, p policy, clone uintptr, argv ..
 		return nil, fmt.Errorf("start %s: %w", argv[0], err)
 	}
 	return proc, nil
+}
+
+// serve starts a server and waits until it has its socket on a port.
+func (p program) serve(ctx context.Context, open func(*netns.Handle, uint16) (bool, error), port uint16, argv ...string) (*Process, error) {
+	proc, err := p.start(argv...)
+	if err != nil {
+		return nil, err
+	}
+	if err := proc.awaitSocket(ctx, func() (bool, error) { return open(p.ns, port) }); err != nil {
+		return nil, errors.Join(err, proc.kill())
+	}
+	return proc, nil
+}
+
+// output runs a program and returns what it printed.
+func (p program) output(ctx context.Context, argv ...string) ([]byte, error) {
+	proc, err := p.start(argv...)
+	if err != nil {
+		return nil, err
+	}
+	return proc.Wait(ctx)
 }
 
 // PID is the program's process ID.
@@ -142,12 +166,6 @@ func (p *Process) Stop(patience time.Duration) error {
 		return fmt.Errorf("%s: %w: %s", p.name, p.err, p.lastWords())
 	}
 	return nil
-}
-
-// Output is what the program has printed, once it has ended.
-func (p *Process) Output() []byte {
-	<-p.done
-	return p.out.Bytes()
 }
 
 // Logged is what the program has written to its standard error, once it has ended.

@@ -4,6 +4,7 @@ package traffic
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -94,7 +95,7 @@ func (p *Profile) read() ([]Look, error) {
 		if err := p.objs.Stacks.Lookup(at.Stack, &addrs); err != nil {
 			return nil, fmt.Errorf("read stack: %w", err)
 		}
-		l := Look{Core: int(at.Core), Spent: time.Duration(float64(n) / profileHz * float64(time.Second))}
+		l := Look{Core: int(at.Core), Spent: spent(n)}
 		for _, a := range addrs {
 			if a == 0 {
 				break
@@ -111,21 +112,18 @@ func (p *Profile) read() ([]Look, error) {
 		return nil, fmt.Errorf("read profile: %w", err)
 	}
 	if missed > 0 {
-		looks = append(looks, Look{Spent: time.Duration(float64(missed) / profileHz * float64(time.Second))})
+		looks = append(looks, Look{Spent: spent(missed)})
 	}
 	return looks, nil
 }
 
+func spent(looks uint64) time.Duration {
+	return time.Duration(float64(looks) / profileHz * float64(time.Second))
+}
+
 // Close ends it without a result.
 func (p *Profile) Close() error {
-	var errs []error
-	for _, l := range p.links {
-		errs = append(errs, l.Close())
-	}
-	for _, fd := range p.events {
-		errs = append(errs, unix.Close(fd))
-	}
-	return errors.Join(append(errs, p.objs.Close())...)
+	return errors.Join(forAll(p.links, link.Link.Close), forAll(p.events, unix.Close), p.objs.Close())
 }
 
 // symbols are the kernel's functions, by address.
@@ -157,26 +155,13 @@ func kernelSymbols() (symbols, error) {
 	if len(list) == 0 {
 		return nil, errors.New("read kernel symbols: they are hidden (kernel.kptr_restrict)")
 	}
-	slices.SortFunc(list, func(a, b symbol) int {
-		if a.addr < b.addr {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(list, func(a, b symbol) int { return cmp.Compare(a.addr, b.addr) })
 	return list, nil
 }
 
 // of names the function that an address is in.
 func (s symbols) of(addr uint64) string {
-	i, found := slices.BinarySearchFunc(s, addr, func(f symbol, a uint64) int {
-		switch {
-		case f.addr < a:
-			return -1
-		case f.addr > a:
-			return 1
-		}
-		return 0
-	})
+	i, found := slices.BinarySearchFunc(s, addr, func(f symbol, a uint64) int { return cmp.Compare(f.addr, a) })
 	if !found {
 		i--
 	}

@@ -8,7 +8,6 @@ import (
 	"math"
 	"net/netip"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -36,9 +35,7 @@ func (c *Checker) Read(ns *netns.Handle, addr netip.AddrPort, core int) (*Reader
 		err = c.objs.Keep.Set(uint32(math.MaxUint32))
 	}
 	if err == nil {
-		// So that the reader sees the end.
-		patience := unix.NsecToTimeval(int64(50 * time.Millisecond))
-		err = unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience)
+		err = wakeReader(s)
 	}
 	if err == nil {
 		r.thread, err = startThread(ns, core, normal, func() error { return r.run(s) })
@@ -72,7 +69,7 @@ func (r *Reader) Taken() uint64 { return r.taken.Load() }
 // Stop ends the reader. Datagrams that are not the lab's, or were changed, are an error.
 func (r *Reader) Stop() error {
 	r.stop.Store(true)
-	err := <-r.thread.done
+	err := r.thread.wait()
 	if n := r.broken.Load(); n > 0 {
 		err = errors.Join(err, fmt.Errorf("the reader got %d datagrams that the lab did not send", n))
 	}

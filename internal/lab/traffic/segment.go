@@ -5,6 +5,7 @@ package traffic
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -58,7 +59,9 @@ func StartSegments(b *bed.Bed, cfg SegmentConfig) (*Segments, error) {
 	}
 	g := &Segments{}
 	var err error
-	g.thread, err = startThread(b.Sender().NS, cfg.Core, normal, func() error { return g.run(streams, cfg.Rate) })
+	g.thread, err = startThread(b.Sender().NS, cfg.Core, normal, func() error {
+		return errors.Join(g.pace(streams, cfg.Rate), closeStreams(streams))
+	})
 	if err != nil {
 		return nil, errors.Join(err, closeStreams(streams))
 	}
@@ -66,11 +69,7 @@ func StartSegments(b *bed.Bed, cfg SegmentConfig) (*Segments, error) {
 }
 
 func closeStreams(streams []*stream) error {
-	var errs []error
-	for _, s := range streams {
-		errs = append(errs, unix.Close(s.fd))
-	}
-	return errors.Join(errs...)
+	return forAll(streams, func(s *stream) error { return unix.Close(s.fd) })
 }
 
 // stream is one flow's socket and its burst of segments.
@@ -94,10 +93,10 @@ func newStream(b *bed.Bed, f *Flow, size int) (*stream, error) {
 		return nil, fmt.Errorf("datagrams of %d bytes would be fragments", size)
 	}
 	skip := fr.hdrLen // a plain flow's payload starts behind its own headers
-	src, dst, sport, dport := f.Src, f.Dst, f.SrcPort, f.DstPort
-	if f.Outer != nil {
+	from, to := netip.AddrPortFrom(f.Src, f.SrcPort), netip.AddrPortFrom(f.Dst, f.DstPort)
+	if o := f.Outer; o != nil {
 		skip = ethLen + ipv4Len + udpLen
-		src, dst, sport, dport = f.Outer.Src, f.Outer.Dst, f.OuterPort, bed.TunnelPort
+		from, to = netip.AddrPortFrom(o.Src, f.OuterPort), netip.AddrPortFrom(o.Dst, bed.TunnelPort)
 	}
 	payload := fr.bytes[skip:]
 	s := &stream{flow: uint16(f.ID), seg: len(payload), probe: fr.hdrLen - skip, burst: min(maxBurst, maxBurstBytes/len(payload))}
@@ -106,13 +105,12 @@ func newStream(b *bed.Bed, f *Flow, size int) (*stream, error) {
 		s.buf = append(s.buf, payload...)
 	}
 	err = b.Sender().NS.Do(func() error {
-		s.fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
+		if s.fd, err = bindUDP(from); err != nil {
 			return err
 		}
+		_, sa := sockaddr(to)
 		return errors.Join(
-			unix.Bind(s.fd, &unix.SockaddrInet4{Port: int(sport), Addr: as4(src)}),
-			unix.Connect(s.fd, &unix.SockaddrInet4{Port: int(dport), Addr: as4(dst)}),
+			unix.Connect(s.fd, sa),
 			unix.SetsockoptInt(s.fd, unix.IPPROTO_IP, unix.IP_RECVERR, 1), // or UDP tells a drop in the queue of the device as sent
 			unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 4<<20),
 			unix.SetsockoptInt(s.fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT, s.seg))
@@ -129,11 +127,6 @@ func (s *stream) send(n int) error {
 	}
 	_, err := unix.Write(s.fd, s.buf[:n*s.seg])
 	return err
-}
-
-func (g *Segments) run(streams []*stream, rate float64) error {
-	err := g.pace(streams, rate)
-	return errors.Join(err, closeStreams(streams))
 }
 
 func (g *Segments) pace(streams []*stream, rate float64) error {
@@ -176,5 +169,5 @@ func (g *Segments) Slept() time.Duration { return time.Duration(g.slept.Load()) 
 // Stop ends the generator.
 func (g *Segments) Stop() error {
 	g.stop.Store(true)
-	return <-g.thread.done
+	return g.thread.wait()
 }

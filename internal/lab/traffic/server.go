@@ -3,8 +3,6 @@
 package traffic
 
 import (
-	"context"
-	"errors"
 	"strings"
 	"time"
 )
@@ -24,19 +22,12 @@ type Server struct {
 	proc *Process
 }
 
-// started waits until a server listens.
-func started(ctx context.Context, proc *Process, at Endpoint, port uint16) (*Server, error) {
-	if err := proc.awaitSocket(ctx, func() (bool, error) { return Listens(at.NS, port) }); err != nil {
-		return nil, errors.Join(err, proc.kill())
-	}
-	return &Server{proc}, nil
-}
-
-func (cfg *ServerConfig) policy() policy {
+func (cfg *ServerConfig) program(at Endpoint) program {
+	p := program{ns: at.NS, cores: cfg.Cores}
 	if cfg.Urgent {
-		return urgent
+		p.policy = urgent
 	}
-	return normal
+	return p
 }
 
 // Stop ends the server.

@@ -5,7 +5,6 @@ package traffic
 import (
 	"context"
 	"errors"
-	"fmt"
 	"regexp"
 	"strconv"
 	"time"
@@ -13,10 +12,7 @@ import (
 
 // SockperfResult is what sockperf measured: one-way latency, as half of a
 // round trip.
-type SockperfResult struct {
-	Mean, P50, P99 time.Duration
-	Sent, Received uint64
-}
+type SockperfResult struct{ P50, P99 time.Duration }
 
 const sockperfPort = 11111
 
@@ -47,56 +43,30 @@ func SockperfStream(ctx context.Context, from, to Endpoint, mps, size int, lengt
 }
 
 func startSockperf(ctx context.Context, at Endpoint, core int) (*Process, error) {
-	server, err := startProcess(at.NS, []int{core}, urgent, "sockperf", "server", "-i", at.Addr.String(), "-p", strconv.Itoa(sockperfPort))
-	if err != nil {
-		return nil, err
-	}
-	if err := server.awaitSocket(ctx, func() (bool, error) { return Bound(at.NS, sockperfPort) }); err != nil {
-		return nil, errors.Join(err, server.kill())
-	}
-	return server, nil
+	return program{ns: at.NS, cores: []int{core}, policy: urgent}.serve(ctx, Bound, sockperfPort,
+		"sockperf", "server", "-i", at.Addr.String(), "-p", strconv.Itoa(sockperfPort))
 }
 
 func sockperfClient(ctx context.Context, from, to Endpoint, mode string, mps, size int, length time.Duration, core int) ([]byte, error) {
-	client, err := startProcess(from.NS, []int{core}, urgent, "sockperf", mode, "-i", to.Addr.String(), "-p", strconv.Itoa(sockperfPort),
+	return program{ns: from.NS, cores: []int{core}, policy: urgent}.output(ctx, "sockperf", mode, "-i", to.Addr.String(), "-p", strconv.Itoa(sockperfPort),
 		"-m", strconv.Itoa(size), "-t", strconv.Itoa(int((length+time.Second-1)/time.Second)), "--mps", strconv.Itoa(mps))
-	if err != nil {
-		return nil, err
-	}
-	return client.Wait(ctx)
 }
 
-var (
-	sockperfMean  = regexp.MustCompile(`(?m)Summary: Latency is ([0-9.]+) usec`)
-	sockperfQ     = regexp.MustCompile(`(?m)---> percentile ([0-9.]+) = +([0-9.]+)`)
-	sockperfCount = regexp.MustCompile(`SentMessages=([0-9]+); ReceivedMessages=([0-9]+)`)
-)
+var sockperfQ = regexp.MustCompile(`(?m)---> percentile ([0-9.]+) = +([0-9.]+)`)
 
-func parseSockperf(out string) (SockperfResult, error) {
-	var r SockperfResult
-	us := func(s string) time.Duration {
-		f, _ := strconv.ParseFloat(s, 64)
-		return time.Duration(f * float64(time.Microsecond))
-	}
-	m := sockperfMean.FindStringSubmatch(out)
-	if m == nil {
-		return r, errors.New("read sockperf's report: no latency in it")
-	}
-	r.Mean = us(m[1])
+func parseSockperf(out string) (r SockperfResult, err error) {
 	for _, q := range sockperfQ.FindAllStringSubmatch(out, -1) {
+		us, _ := strconv.ParseFloat(q[2], 64)
+		took := time.Duration(us * float64(time.Microsecond))
 		switch q[1] {
 		case "50.000":
-			r.P50 = us(q[2])
+			r.P50 = took
 		case "99.000":
-			r.P99 = us(q[2])
+			r.P99 = took
 		}
 	}
-	if c := sockperfCount.FindStringSubmatch(out); c != nil {
-		r.Sent, _ = strconv.ParseUint(c[1], 10, 64)
-		r.Received, _ = strconv.ParseUint(c[2], 10, 64)
-	}
 	if r.P50 == 0 || r.P99 == 0 {
-		return r, fmt.Errorf("read sockperf's report: no percentiles in it")
+		return r, errors.New("read sockperf's report: no percentiles in it")
 	}
 	return r, nil
 }

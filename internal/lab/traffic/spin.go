@@ -35,9 +35,5 @@ func Spin(ns *netns.Handle, cores []int) (*Spinners, error) {
 // Stop lets the cores be.
 func (s *Spinners) Stop() error {
 	s.stop.Store(true)
-	var errs []error
-	for _, t := range s.threads {
-		errs = append(errs, <-t.done)
-	}
-	return errors.Join(errs...)
+	return forAll(s.threads, (*thread).wait)
 }

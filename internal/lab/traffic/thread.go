@@ -101,6 +101,9 @@ func RealTime() bool {
 	return <-isReal
 }
 
+// wait waits for its end.
+func (t *thread) wait() error { return <-t.done }
+
 // interrupt makes the thread's system call return until the thread has ended.
 // One signal could come before the call begins; the Go runtime ignores SIGURG.
 func (t *thread) interrupt() error {

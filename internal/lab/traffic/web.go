@@ -60,11 +60,13 @@ func StartNginx(ctx context.Context, at Endpoint, cfg ServerConfig) (*Server, er
 	}
 	// Its workers go on when it is killed. In a PID namespace they do not: it is
 	// that one's init.
-	proc, err := startCloned(at.NS, cfg.Cores, cfg.policy(), unix.CLONE_NEWPID, "nginx", "-e", "stderr", "-p", cfg.Dir, "-c", conf)
+	p := cfg.program(at)
+	p.clone = unix.CLONE_NEWPID
+	proc, err := p.serve(ctx, Listens, WebPort, "nginx", "-e", "stderr", "-p", cfg.Dir, "-c", conf)
 	if err != nil {
 		return nil, err
 	}
-	return started(ctx, proc, at, WebPort)
+	return &Server{proc}, nil
 }
 
 // WebDialogue asks for the file over a connection that stays open.
@@ -115,11 +117,7 @@ func contentLength(head []byte) (int, error) {
 // second.
 func FloodWeb(ctx context.Context, from, at Endpoint, f Flood) (float64, error) {
 	url := fmt.Sprintf("http://%s/%s", netip.AddrPortFrom(at.Addr, WebPort), pageName)
-	client, err := StartProcess(from.NS, []int{f.Core}, "wrk", "-t", "1", "-c", strconv.Itoa(f.Clients), "-d", strconv.Itoa(f.seconds())+"s", url)
-	if err != nil {
-		return 0, err
-	}
-	out, err := client.Wait(ctx)
+	out, err := program{ns: from.NS, cores: []int{f.Core}}.output(ctx, "wrk", "-t", "1", "-c", strconv.Itoa(f.Clients), "-d", strconv.Itoa(f.seconds())+"s", url)
 	if err != nil {
 		return 0, err
 	}
