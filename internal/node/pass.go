@@ -155,9 +155,11 @@ func (p *pass) list(sp *space) error {
 		}
 		// In other namespaces, -1 is what sends and receives there.
 		onHome := l.LowerNSID == homeID && (sp == p.home || homeID != -1)
-		if onHome && l.Kind != "vlan" {
+		switch {
+		case l.Kind == "vlan":
+		case onHome:
 			sp.ours = append(sp.ours, l)
-		} else {
+		default:
 			p.elsewhere++
 		}
 	}
