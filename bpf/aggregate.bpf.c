@@ -11,22 +11,12 @@
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* One entry: it is read as a whole. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct ol_aggregated);
-} ol_aggregates SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_aggregates, 1, __u32, struct ol_aggregated);
 
 /* The last datagram of each of some flows. */
 #define OL_DATAGRAMS 64
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_DATAGRAMS);
-	__type(key, __u32);
-	__type(value, struct ol_datagram);
-} ol_datagrams SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_datagrams, OL_DATAGRAMS, __u32, struct ol_datagram);
 
 /* Whether it is watched. */
 volatile __u32 ol_watching = 0;

@@ -11,46 +11,21 @@
 #include "steer.h"
 #include "express.h"
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4 * OL_PORTS);
-	__type(key, struct ol_express_key);
-	__type(value, struct ol_express_entry);
-} ol_express_entries SEC(".maps");
+OL_MAP(HASH, ol_express_entries, 4 * OL_PORTS, struct ol_express_key, struct ol_express_entry);
 
 /* The hosts' ends of the pods' veths. */
-struct {
-	__uint(type, BPF_MAP_TYPE_DEVMAP);
-	__uint(max_entries, OL_PORTS);
-	__type(key, __u32);
-	__type(value, __u32);
-} ol_express_ports SEC(".maps");
+OL_MAP(DEVMAP, ol_express_ports, OL_PORTS, __u32, __u32);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, OL_SENDERS);
-	__type(key, struct ol_sender_key);
-	__type(value, struct ol_sender);
-} ol_express_senders SEC(".maps");
+OL_MAP(LRU_HASH, ol_express_senders, OL_SENDERS, struct ol_sender_key, struct ol_sender);
 
 /*
  * Senders of which tunnels that learn were told behind which host they are: what comes from another
  * one they drop (vxlan_snoop). The value is the host's address, IPv4 as on the wire; 0: none's.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, OL_SENDERS);
-	__type(key, struct ol_sender_key);
-	__type(value, __u32);
-} ol_express_fixed SEC(".maps");
+OL_MAP(HASH, ol_express_fixed, OL_SENDERS, struct ol_sender_key, __u32);
 
 /* Frames for which there was an entry, by why they took the full path: enum ol_express_unfit. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_NR_UNFIT);
-	__type(key, __u32);
-	__type(value, __u64);
-} ol_express_unfits SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_express_unfits, OL_NR_UNFIT, __u32, __u64);
 
 /*
  * An entry that is withdrawn is still taken for so long by flows that have not been seen to
@@ -72,12 +47,7 @@ struct ol_express_last {
 	__u32 asked;		     /* ... in the poll with this number */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct ol_express_last);
-} ol_express_lasts SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_express_lasts, 1, __u32, struct ol_express_last);
 
 /*
  * Sends a frame on its way that is the next of such a run, without another look at all that
@@ -122,12 +92,7 @@ struct ol_express_turn {
 };
 
 /* Not on the stack, which has no room for it. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct ol_express_turn);
-} ol_express_turns SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_express_turns, 1, __u32, struct ol_express_turn);
 
 /* A frame for which there is an entry takes the full path. */
 static __always_inline void ol_express_unfit(struct ol_express_turn *t, __u32 why)

@@ -15,6 +15,14 @@
 
 #define OL_CORE __attribute__((preserve_access_index))
 
+#define OL_MAP(kind, name, entries, key_type, value_type) \
+	struct {                                          \
+		__uint(type, BPF_MAP_TYPE_##kind);        \
+		__uint(max_entries, entries);             \
+		__type(key, key_type);                    \
+		__type(value, value_type);                \
+	} name SEC(".maps")
+
 struct sk_buff_head {
 	__u32 qlen;
 } OL_CORE;

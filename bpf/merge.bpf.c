@@ -55,12 +55,7 @@ struct ol_waiting {
 	__u32 end;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OL_MERGES *OL_MERGE_QUEUES *OL_MERGE_DEPTH);
-	__type(key, __u32);
-	__type(value, struct ol_waiting);
-} ol_waitings SEC(".maps");
+OL_MAP(ARRAY, ol_waitings, OL_MERGES *OL_MERGE_QUEUES *OL_MERGE_DEPTH, __u32, struct ol_waiting);
 
 /* Flows, by their place among the merging. Queues: taken and put, by count. */
 struct ol_merge_flow {
@@ -69,38 +64,18 @@ struct ol_merge_flow {
 	__u32 tail[OL_MERGE_QUEUES];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OL_MERGES);
-	__type(key, __u32);
-	__type(value, struct ol_merge_flow);
-} ol_merge_flows SEC(".maps");
+OL_MAP(ARRAY, ol_merge_flows, OL_MERGES, __u32, struct ol_merge_flow);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OL_RESEQUENCERS);
-	__type(key, __u32);
-	__type(value, struct ol_resequencer);
-} ol_resequencers SEC(".maps");
+OL_MAP(ARRAY, ol_resequencers, OL_RESEQUENCERS, __u32, struct ol_resequencer);
 
 /* Packets that may go. Index: resequencer * OL_MERGE_READY + place. */
 struct ol_ready {
 	struct sk_buff __kptr *skb;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OL_RESEQUENCERS *OL_MERGE_READY);
-	__type(key, __u32);
-	__type(value, struct ol_ready);
-} ol_readies SEC(".maps");
+OL_MAP(ARRAY, ol_readies, OL_RESEQUENCERS *OL_MERGE_READY, __u32, struct ol_ready);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_NR_MERGE_COUNTERS);
-	__type(key, __u32);
-	__type(value, __u64);
-} ol_merge_counters SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_merge_counters, OL_NR_MERGE_COUNTERS, __u32, __u64);
 
 static __always_inline void ol_merge_count(enum ol_merge_counter c, __u32 n)
 {

@@ -8,12 +8,7 @@
 #include "cuts.h"
 
 /* Index: cpu * OL_ELEPHANTS + place. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OL_ELEPHANTS);
-	__type(key, __u32);
-	__type(value, struct ol_elephant);
-} ol_elephants SEC(".maps");
+OL_MAP(ARRAY, ol_elephants, OL_ELEPHANTS, __u32, struct ol_elephant);
 
 /*
  * A flow has four places, of which it takes one. With two, of nine flows three were of one

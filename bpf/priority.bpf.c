@@ -20,28 +20,13 @@
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* When flows last sent to this core's lanes, us, or 0. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_NR_CLASSES *OL_LAST_LISTS *OL_LAST_PLACES);
-	__type(key, __u32);
-	__type(value, __u32);
-} ol_lasts SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_lasts, OL_NR_CLASSES *OL_LAST_LISTS *OL_LAST_PLACES, __u32, __u32);
 
 /* Frames that a rule gave their class. Index: its place in the list, of either table. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 2 * OL_MAX_RULES);
-	__type(key, __u32);
-	__type(value, __u64);
-} ol_rule_frames SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_rule_frames, 2 * OL_MAX_RULES, __u32, __u64);
 
 /* Flows, and behind them sources. Each has two places, of which it takes one. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_SPARSE + OL_SPARSE_SOURCES);
-	__type(key, __u32);
-	__type(value, struct ol_sparse);
-} ol_sparse_flows SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_sparse_flows, OL_SPARSE + OL_SPARSE_SOURCES, __u32, struct ol_sparse);
 
 /* A flow's class, and from where it has it: 0, or the place plus one. */
 struct ol_judgement {
@@ -67,12 +52,7 @@ struct ol_judged {
 	__u32 bytes;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct ol_judged);
-} ol_judgements SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_judgements, 1, __u32, struct ol_judged);
 
 /* Fragmented datagrams: what their first fragment told of them. */
 struct ol_frag_judged {
@@ -82,12 +62,7 @@ struct ol_frag_judged {
 	__u32 pad;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_FRAGS);
-	__type(key, __u32);
-	__type(value, struct ol_frag_judged);
-} ol_frags_judged SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_frags_judged, OL_FRAGS, __u32, struct ol_frag_judged);
 
 /* What the hook's frames came to, for who gave the flow its class. */
 static __always_inline void ol_prio_account(struct ol_judged *j)

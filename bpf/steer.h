@@ -420,12 +420,7 @@ struct ol_change {
 	__u8 pad[5];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct ol_change);
-} ol_changes SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_changes, 1, __u32, struct ol_change);
 
 static __always_inline struct ol_change *ol_get_change(void)
 {

@@ -14,20 +14,10 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, OL_SHORTCUTS);
-	__type(key, struct ol_shortcut_key);
-	__type(value, struct ol_shortcut);
-} ol_shortcuts SEC(".maps");
+OL_MAP(HASH, ol_shortcuts, OL_SHORTCUTS, struct ol_shortcut_key, struct ol_shortcut);
 
 /* When a sender's frame last went by the bridge, us. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, OL_SHORTCUTS);
-	__type(key, struct ol_shortcut_key);
-	__type(value, __u32);
-} ol_senders SEC(".maps");
+OL_MAP(LRU_HASH, ol_senders, OL_SHORTCUTS, struct ol_shortcut_key, __u32);
 
 /* Plain TCP or UDP: what the bridge, and netfilter if it were there, would let pass. */
 static __always_inline int ol_plain(const __u8 *data, const __u8 *end, __u16 proto)
