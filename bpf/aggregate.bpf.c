@@ -25,8 +25,8 @@ SEC("tcx/ingress")
 int ol_tunnel_count(struct __sk_buff *skb)
 {
 	const __u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	__u32 segs = skb->gso_segs > 1 ? skb->gso_segs : 1, zero = 0, place;
-	struct ol_aggregated *a = bpf_map_lookup_elem(&ol_aggregates, &zero);
+	__u32 segs = skb->gso_segs > 1 ? skb->gso_segs : 1;
+	struct ol_aggregated *a = ol_at(&ol_aggregates, 0);
 	struct ol_datagram d = {}, *last;
 
 	if (!a)
@@ -41,8 +41,7 @@ int ol_tunnel_count(struct __sk_buff *skb)
 	}
 	d.len = skb->len;
 	d.at = a->packets;
-	place = d.flow * 0x9e3779b97f4a7c15ULL >> 58;
-	last = bpf_map_lookup_elem(&ol_datagrams, &place);
+	last = ol_at(&ol_datagrams, d.flow * 0x9e3779b97f4a7c15ULL >> 58);
 	if (!last)
 		return TCX_NEXT;
 	a->follows += ol_datagram_follows(last, &d);

@@ -55,8 +55,7 @@ OL_MAP(PERCPU_ARRAY, ol_express_lasts, 1, __u32, struct ol_express_last);
  */
 __noinline int ol_express_next(struct xdp_md *ctx)
 {
-	__u32 zero = 0;
-	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+	struct ol_express_last *l = ol_at(&ol_express_lasts, 0);
 	struct ol_cpu *cpu = ol_get_cpu(bpf_get_smp_processor_id());
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cursor c;
@@ -97,11 +96,8 @@ OL_MAP(PERCPU_ARRAY, ol_express_turns, 1, __u32, struct ol_express_turn);
 /* A frame for which there is an entry takes the full path. */
 static __always_inline void ol_express_unfit(struct ol_express_turn *t, __u32 why)
 {
-	__u64 *n = bpf_map_lookup_elem(&ol_express_unfits, &why);
-
 	t->unfit = why;
-	if (n)
-		*n += 1;
+	ol_add(&ol_express_unfits, why, 1);
 }
 
 /*
@@ -110,8 +106,8 @@ static __always_inline void ol_express_unfit(struct ol_express_turn *t, __u32 wh
  */
 __noinline int ol_express_locate(struct ol_express_turn *t, __u32 seq)
 {
-	__u32 zero = 0, *host;
-	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+	struct ol_express_last *l = ol_at(&ol_express_lasts, 0);
+	__u32 *host;
 
 	if (!t || (l && l->asked == seq && l->from == t->from &&
 		   !__builtin_memcmp(&l->sender, &t->sender, sizeof(l->sender))))
@@ -186,8 +182,7 @@ __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 /* Does the stack know the sender, or does it have to see a frame? */
 static __always_inline int ol_sender_known(struct ol_express_turn *t, struct ol_slot *s, __u32 seq)
 {
-	__u32 zero = 0;
-	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+	struct ol_express_last *l = ol_at(&ol_express_lasts, 0);
 	struct ol_sender *known;
 
 	if (!l)
@@ -209,8 +204,7 @@ static __always_inline void ol_express_keep(struct xdp_md *ctx, const struct ol_
 					    const struct ol_express_turn *t, __u32 entries,
 					    __u32 seq)
 {
-	__u32 zero = 0;
-	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+	struct ol_express_last *l = ol_at(&ol_express_lasts, 0);
 	struct ol_cursor c;
 
 	ol_cursor_at(ctx, &c);
@@ -227,8 +221,7 @@ static __always_inline void ol_express_keep(struct xdp_md *ctx, const struct ol_
 /* A flow of the slot leaves its entry: no frame is to go on as the one before did. */
 static __always_inline void ol_express_forget(__u32 slot)
 {
-	__u32 zero = 0;
-	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+	struct ol_express_last *l = ol_at(&ol_express_lasts, 0);
 
 	if (l && l->slot == slot)
 		l->nic = 0;

@@ -86,7 +86,7 @@ OL_MAP(ARRAY, ol_unnumbered, 1, __u32, __u32);
 /* A resequencer is no more. */
 static __always_inline void ol_merge_ends(void)
 {
-	__u32 key = 0, *ended = bpf_map_lookup_elem(&ol_merge_ended, &key);
+	__u32 *ended = ol_at(&ol_merge_ended, 0);
 
 	if (ended)
 		*(volatile __u32 *)ended = 1;
@@ -94,69 +94,49 @@ static __always_inline void ol_merge_ends(void)
 
 static __always_inline int ol_merges(void)
 {
-	__u32 key = 0, *ended = bpf_map_lookup_elem(&ol_merge_ended, &key);
+	__u32 *ended = ol_at(&ol_merge_ended, 0);
 
 	return ended && !*(volatile __u32 *)ended;
 }
 
 static __always_inline void ol_count(enum ol_counter c, __u64 n)
 {
-	__u32 key = c;
-	__u64 *v = bpf_map_lookup_elem(&ol_counters, &key);
-
-	if (v)
-		*v += n;
+	ol_add(&ol_counters, c, n);
 }
 
 static __always_inline void ol_reason(enum ol_reason r)
 {
-	__u32 key = r;
-	__u64 *v = bpf_map_lookup_elem(&ol_reasons, &key);
-
-	if (v)
-		*v += 1;
+	ol_add(&ol_reasons, r, 1);
 }
 
 static __always_inline void ol_count_lane(__u32 stage, __u32 lane, __u64 n)
 {
-	__u32 key = stage * OL_MAX_LANES + lane;
-	__u64 *v = bpf_map_lookup_elem(&ol_lane_packets, &key);
-
-	if (v)
-		*v += n;
+	ol_add(&ol_lane_packets, stage * OL_MAX_LANES + lane, n);
 }
 
 static __always_inline struct ol_policy *ol_get_policy(void)
 {
-	__u32 key = 0;
-
-	return bpf_map_lookup_elem(&ol_policies, &key);
+	return ol_at(&ol_policies, 0);
 }
 
 static __always_inline struct ol_cpu *ol_get_cpu(__u32 cpu)
 {
-	return bpf_map_lookup_elem(&ol_cpus, &cpu);
+	return ol_at(&ol_cpus, cpu);
 }
 
 static __always_inline struct ol_marks *ol_get_cell_marks(__u32 cpu, __u32 tunnel)
 {
-	__u32 key = cpu * OL_MAX_TUNNELS + tunnel;
-
-	return bpf_map_lookup_elem(&ol_cell_marks, &key);
+	return ol_at(&ol_cell_marks, cpu * OL_MAX_TUNNELS + tunnel);
 }
 
 static __always_inline struct ol_slot *ol_get_slot(__u32 cpu, __u32 stage, __u32 slot)
 {
-	__u32 key = (cpu * OL_NR_STAGES + stage) * OL_SLOTS + slot;
-
-	return bpf_map_lookup_elem(&ol_slots, &key);
+	return ol_at(&ol_slots, (cpu * OL_NR_STAGES + stage) * OL_SLOTS + slot);
 }
 
 static __always_inline struct ol_turn *ol_get_turn(__u32 stage, __u32 slot)
 {
-	__u32 key = stage * OL_SLOTS + slot;
-
-	return bpf_map_lookup_elem(&ol_turns, &key);
+	return ol_at(&ol_turns, stage * OL_SLOTS + slot);
 }
 
 #endif

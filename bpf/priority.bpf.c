@@ -68,21 +68,14 @@ OL_MAP(PERCPU_ARRAY, ol_frags_judged, OL_FRAGS, __u32, struct ol_frag_judged);
 static __always_inline void ol_prio_account(struct ol_judged *j)
 {
 	struct ol_sparse *s, *source;
-	__u64 *frames;
-	__u32 key;
 
 	if (!j->frames)
 		return;
 	if (j->is.rule) {
-		key = j->is.rule - 1;
-		frames = bpf_map_lookup_elem(&ol_rule_frames, &key);
-		if (frames)
-			*frames += j->frames;
+		ol_add(&ol_rule_frames, j->is.rule - 1, j->frames);
 	} else if (j->is.sparse) {
-		key = j->is.sparse - 1;
-		s = bpf_map_lookup_elem(&ol_sparse_flows, &key);
-		key = j->is.source - 1;
-		source = bpf_map_lookup_elem(&ol_sparse_flows, &key);
+		s = ol_at(&ol_sparse_flows, j->is.sparse - 1);
+		source = ol_at(&ol_sparse_flows, j->is.source - 1);
 		if (s && source)
 			ol_sparse_add(s, source, j->frames, j->bytes);
 	}
@@ -147,8 +140,7 @@ static __always_inline int ol_prio_look(struct ol_prio *p, __u32 this_cpu, __u32
 
 static __always_inline void ol_prio_use_table(struct ol_prio *p)
 {
-	__u32 table = p->table & 1;
-	struct ol_shapes *shapes = bpf_map_lookup_elem(&ol_rule_shapes, &table);
+	struct ol_shapes *shapes = ol_at(&ol_rule_shapes, p->table & 1);
 
 	p->host = shapes && shapes->host;
 }
@@ -237,17 +229,14 @@ __noinline int ol_prio_watch(const struct ol_prio *p, const struct ol_judged *j,
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_sparse *flow, *source;
 	struct ol_flow from;
-	__u32 key, of;
 
 	if (!p || !j || !is || !policy || !policy->sparse_frames)
 		return 0;
 	ol_source_of(&j->flow, &from);
 	is->sparse = ol_sparse_place(p, &j->flow, j->host, hash, 0);
 	is->source = ol_sparse_place(p, &from, j->host, ol_flow_hash(&from, ol_key0, ol_key1), 1);
-	key = is->sparse - 1;
-	of = is->source - 1;
-	flow = bpf_map_lookup_elem(&ol_sparse_flows, &key);
-	source = bpf_map_lookup_elem(&ol_sparse_flows, &of);
+	flow = ol_at(&ol_sparse_flows, is->sparse - 1);
+	source = ol_at(&ol_sparse_flows, is->source - 1);
 	if (!flow || !source) {
 		is->sparse = 0; /* no place for it */
 		return 0;
@@ -414,8 +403,8 @@ __noinline int ol_prio_straight(struct xdp_md *ctx, const struct ol_frame *f, st
 /* Which class a frame belongs to, and the verdict on it. two: latency has a lane, too. */
 static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 {
-	__u32 this_cpu = bpf_get_smp_processor_id(), zero = 0, class, verdict;
-	struct ol_judged *j = bpf_map_lookup_elem(&ol_judgements, &zero);
+	__u32 this_cpu = bpf_get_smp_processor_id(), class, verdict;
+	struct ol_judged *j = ol_at(&ol_judgements, 0);
 	struct ol_prio *p = bpf_map_lookup_elem(&ol_prios, &this_cpu);
 	struct ol_policy *policy;
 	struct ol_frame f;

@@ -424,9 +424,7 @@ OL_MAP(PERCPU_ARRAY, ol_changes, 1, __u32, struct ol_change);
 
 static __always_inline struct ol_change *ol_get_change(void)
 {
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&ol_changes, &zero);
+	return ol_at(&ol_changes, 0);
 }
 
 /* Of a change: is all handed on yet? */
