@@ -40,13 +40,13 @@ func (d *Datapath) LoadPriority() (_ *Priority, err error) {
 	if err := d.needXDP(); err != nil { // they have the ways in common
 		return nil, err
 	}
-	if err := d.loadObject("priority programs", loadPriority, &p.objs); err != nil {
+	if err := d.loadObject("priority programs", loadPriority, &p.objs, forAWhile); err != nil {
 		return nil, err
 	}
 	if err := p.forget(); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	if p.poll, err = d.traceWith(p.objs.OlPrioPolled); err != nil {
+	if p.poll, err = d.attachTracing(heldTrace, p.objs.OlPrioPolled); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil
@@ -206,8 +206,8 @@ func (d *Datapath) tuneLane(core, class int, s LaneSched) error {
 
 // PriorityHook is the hook on one underlay.
 type PriorityHook struct {
+	link.Link
 	p *Priority
-	l link.Link
 }
 
 // AttachXDP hangs the hook on an underlay, in the driver. two: no thread polls it, and the latency
@@ -223,22 +223,16 @@ func (p *Priority) AttachXDP(dev Device, two bool) (*PriorityHook, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &PriorityHook{p, l}, nil
+	return &PriorityHook{l, p}, nil
 }
 
 // TwoLanes tells a hook that no thread polls the underlay after all.
 func (h *PriorityHook) TwoLanes() error {
-	if err := h.l.Update(h.p.objs.OlPrioTwoXdp); err != nil {
+	if err := h.Update(h.p.objs.OlPrioTwoXdp); err != nil {
 		return fmt.Errorf("change the XDP program: %w", err)
 	}
 	return nil
 }
-
-// Info tells what the kernel knows of it.
-func (h *PriorityHook) Info() (*link.Info, error) { return h.l.Info() }
-
-// Close takes the hook off.
-func (h *PriorityHook) Close() error { return h.l.Close() }
 
 // SetRules replaces the rules that give flows their class, all at once: packets
 // are judged by the old list or by the new one. An error changes nothing.
@@ -259,14 +253,9 @@ func (p *Priority) SetRules(t *rules.Table) error {
 	var shapes priorityOlShapes
 	shapes.Nr = uint32(len(t.Shapes))
 	host := p.host || t.FitsHost()
-	if host {
-		shapes.Host = 1
-	}
+	shapes.Host = uint32(bit(host))
 	for i, s := range t.Shapes {
-		shapes.Shape[i].Fields = s.Fields
-		if s.V6 {
-			shapes.Shape[i].V6 = 1
-		}
+		shapes.Shape[i].Fields, shapes.Shape[i].V6 = s.Fields, bit(s.V6)
 		shapes.Shape[i].Mask = *(*[4]uint32)(unsafe.Pointer(&s.Mask))
 	}
 	for k, m := range t.Keys {
