@@ -171,13 +171,6 @@ enum ol_flag {
 		16, /* flows are to leave their entries in order, and none to take one */
 };
 
-/* ol_policy.core_flags: what the hooks on that core may do with new work */
-enum ol_core_flag {
-	OL_CORE_STEER_NIC = 1,
-	OL_CORE_STEER_TUNNEL = 2,
-	OL_CORE_STEER_POD = 4,
-};
-
 /* A tunnel whose packets are steered; its place in the policy is its index. */
 struct ol_tunnel {
 	__u32 vni;
@@ -232,10 +225,10 @@ struct ol_policy {
 	__u32 express_epoch; /* changes when no program saw what took which way */
 	struct ol_lanes stage[OL_NR_STAGES];
 	struct ol_set set[OL_SETS];
-	__u8 set_of[OL_MAX_CPUS];  /* by the core that polls */
-	__u8 branch[OL_MAX_LANES]; /* that a lane is in its set */
-	__u16 busy[OL_MAX_CPUS];   /* utilisation in 1/1000, from the daemon */
-	__u8 core_flags[OL_MAX_CPUS];
+	__u8 set_of[OL_MAX_CPUS];     /* by the core that polls */
+	__u8 branch[OL_MAX_LANES];    /* that a lane is in its set */
+	__u16 busy[OL_MAX_CPUS];      /* utilisation in 1/1000, from the daemon */
+	__u8 core_flags[OL_MAX_CPUS]; /* stages whose lanes its hooks may use, a bit each */
 };
 
 /*
@@ -687,7 +680,6 @@ struct ol_abi {
 	enum ol_reason reason;
 	enum ol_counter counter;
 	enum ol_flag flag;
-	enum ol_core_flag core_flag;
 	enum ol_class class;
 	enum ol_verdict verdict;
 	enum ol_field field;

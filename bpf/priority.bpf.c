@@ -376,7 +376,7 @@ __noinline int ol_prio_straight(struct xdp_md *ctx, const struct ol_frame *f, st
 	if (!f || !j || !policy || !cpu || f->tunnel >= OL_MAX_TUNNELS)
 		return XDP_PASS;
 
-	struct ol_hop h = ol_nic_hop(policy, cpu, this_cpu, f->tunnel);
+	struct ol_hop h = ol_hop_at(OL_STAGE_NIC, policy, cpu, this_cpu, f->tunnel);
 
 	h.stay = 1;
 

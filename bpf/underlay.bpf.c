@@ -57,7 +57,7 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 	if (r || f.tunnel >= OL_MAX_TUNNELS)
 		return XDP_PASS;
 
-	struct ol_hop h = ol_nic_hop(policy, cpu, this_cpu, f.tunnel);
+	struct ol_hop h = ol_hop_at(OL_STAGE_NIC, policy, cpu, this_cpu, f.tunnel);
 
 	ol_count(OL_CNT_XDP_OVERLAY, 1);
 	if (ol_express_steer(ctx, policy, &h, &f, 0, &lane, &r) == XDP_REDIRECT)
