@@ -108,35 +108,28 @@ func (p *Priority) SetTuning(t PriorityTuning) error {
 //
 // eager is how the latency class's threads are scheduled.
 func (p *Priority) StartLanes(cores []int, two bool, eager LaneSched) error {
-	classes := []int{bulkLane}
-	if two {
-		classes = append(classes, latencyLane)
+	err := p.startLanes(cores, bulkLane, p.bulkSched)
+	if err == nil && two {
+		err = p.startLanes(cores, latencyLane, func(int) LaneSched { return eager })
 	}
-	for _, class := range classes {
-		if err := p.d.startLanes(cores, class); err != nil {
-			return err
-		}
-		for _, core := range cores {
-			s := eager
-			if class == bulkLane {
-				s = p.bulkSched(core)
-			}
-			if err := p.d.tuneLane(core, class, s); err != nil {
-				return err
-			}
-		}
+	return err
+}
+
+func (p *Priority) startLanes(cores []int, class int, sched func(core int) LaneSched) error {
+	if err := p.d.startLanes(cores, class); err != nil {
+		return err
 	}
-	return nil
+	return p.tuneLanes(cores, class, sched)
 }
 
 // HurryLanes has the threads of bulk lanes scheduled like the latency class's until
 // CalmLanes: so that lanes run empty soon, whatever else wants their cores.
 func (p *Priority) HurryLanes(cores []int, eager LaneSched) error {
-	return p.tuneBulkLanes(cores, func(int) LaneSched { return eager })
+	return p.tuneLanes(cores, bulkLane, func(int) LaneSched { return eager })
 }
 
 // CalmLanes undoes HurryLanes.
-func (p *Priority) CalmLanes(cores []int) error { return p.tuneBulkLanes(cores, p.bulkSched) }
+func (p *Priority) CalmLanes(cores []int) error { return p.tuneLanes(cores, bulkLane, p.bulkSched) }
 
 // BesideRealtime says on which cores NICs are polled in real time: that preempts a bulk lane
 // whatever its nice value, which can be the latency class's there.
@@ -163,9 +156,9 @@ func (p *Priority) bulkSched(core int) LaneSched {
 	return bulkSched
 }
 
-func (p *Priority) tuneBulkLanes(cores []int, s func(core int) LaneSched) error {
+func (p *Priority) tuneLanes(cores []int, class int, sched func(core int) LaneSched) error {
 	for _, core := range cores {
-		if err := p.d.tuneLane(core, bulkLane, s(core)); err != nil {
+		if err := p.d.tuneLane(core, class, sched(core)); err != nil {
 			return err
 		}
 	}

@@ -88,20 +88,20 @@ const (
 // Base is a mechanism that does nothing, to be embedded.
 type Base struct{}
 
-func (Base) Fill(*control.Status, names.Names) error { return nil }
-func (Base) Skipped() []plan.Skip { return nil }
-func (Base) Step(context.Context, time.Time) error { return nil }
+func (Base) Fill(*control.Status, names.Names) error      { return nil }
+func (Base) Skipped() []plan.Skip                         { return nil }
+func (Base) Step(context.Context, time.Time) error        { return nil }
 func (Base) Decide(context.Context, governor.Input) error { return nil }
-func (Base) Rescanned(context.Context) error { return nil }
-func (Base) CoreLost(int) {}
-func (Base) CoresChanged() error { return nil }
-func (Base) Changed() <-chan struct{} { return nil }
-func (Base) Follow(context.Context, time.Time) error { return nil }
-func (Base) Polls() bool { return false }
-func (Base) Poll(context.Context, time.Time) error { return nil }
-func (Base) Meanwhile(time.Time) {}
-func (Base) Tracing() Tracing { return Tracing{} }
-func (Base) Busy(governor.Input) bool { return false }
-func (Base) Steers() Steering { return NotSteered }
-func (Base) Tries() []*trial.Trial { return nil }
-func (Base) Close() error { return nil }
+func (Base) Rescanned(context.Context) error              { return nil }
+func (Base) CoreLost(int)                                 {}
+func (Base) CoresChanged() error                          { return nil }
+func (Base) Changed() <-chan struct{}                     { return nil }
+func (Base) Follow(context.Context, time.Time) error      { return nil }
+func (Base) Polls() bool                                  { return false }
+func (Base) Poll(context.Context, time.Time) error        { return nil }
+func (Base) Meanwhile(time.Time)                          {}
+func (Base) Tracing() Tracing                             { return Tracing{} }
+func (Base) Busy(governor.Input) bool                     { return false }
+func (Base) Steers() Steering                             { return NotSteered }
+func (Base) Tries() []*trial.Trial                        { return nil }
+func (Base) Close() error                                 { return nil }
