@@ -115,10 +115,7 @@ enum ol_tunnel_kind {
 	OL_KIND_GENEVE,
 };
 
-/*
- * Why a packet took the stock path, or that it did not (OL_OK). Order is ABI:
- * append only.
- */
+/* Why a packet took the stock path, or that it did not (OL_OK). Order is ABI: append only. */
 enum ol_reason {
 	OL_OK,
 	OL_NOT_OVERLAY,	       /* not for one of our tunnels: of no concern */

@@ -633,9 +633,7 @@ static __always_inline int ol_refuses(const struct ol_change *c, struct ol_slot 
 /* A flow that left its express entry, or is new, takes the full path for so long. */
 #define OL_EXPRESS_PAUSE_NS 100000000
 
-/*
- * Has the daemon been silent for so long that it no longer takes back what it should? Then flows drain.
- */
+/* Has the daemon been silent for too long to take back what it should? Then flows drain. */
 static __always_inline int ol_unwatched(const struct ol_policy *policy, __u64 now)
 {
 	__u64 heartbeat = OL_READ(policy->heartbeat);

@@ -44,10 +44,7 @@ static __always_inline __u32 ol_class_of_task(const struct ol_prio *p, const str
 	return cpu->lane_pid[OL_CLASS_BULK] == task ? OL_CLASS_BULK : OL_NR_CLASSES;
 }
 
-/*
- * Does nothing of the packet's flow wait in another core's backlog, where the pipeline
- * sent it to?
- */
+/* Does nothing of the packet's flow wait where the pipeline sent it to, in another backlog? */
 static __always_inline int ol_pods_here(struct __sk_buff *skb, __u32 this_cpu)
 {
 	__u32 slot = skb->tc_index % OL_SLOTS;

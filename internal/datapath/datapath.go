@@ -136,7 +136,7 @@ func (d *Datapath) loadObject(what string, read func() (*ebpf.CollectionSpec, er
 	if err != nil {
 		return fmt.Errorf("read %s: %w", what, err)
 	}
-	if err := d.prepare(spec, d.key); err != nil {
+	if err := d.prepare(spec); err != nil {
 		return err
 	}
 	var loaded *ebpf.Collection
@@ -240,7 +240,7 @@ func (d *Datapath) attachTracing(name string, prog *ebpf.Program) (link.Link, er
 }
 
 // prepare sizes the per-core maps and sets the load-time constants.
-func (d *Datapath) prepare(spec *ebpf.CollectionSpec, key [16]byte) error {
+func (d *Datapath) prepare(spec *ebpf.CollectionSpec) error {
 	perCPU := map[string]uint32{
 		"ol_cpus":            1,
 		"ol_lane_threads":    1,
@@ -257,10 +257,10 @@ func (d *Datapath) prepare(spec *ebpf.CollectionSpec, key [16]byte) error {
 		}
 	}
 	for name, value := range map[string]any{
-		"ol_key0":        binary.NativeEndian.Uint64(key[:8]),
-		"ol_key1":        binary.NativeEndian.Uint64(key[8:]),
+		"ol_key0":        binary.NativeEndian.Uint64(d.key[:8]),
+		"ol_key1":        binary.NativeEndian.Uint64(d.key[8:]),
 		"ol_nr_cpus":     uint32(d.cpus),
-		"ol_merge_magic": magic(key),
+		"ol_merge_magic": magic(d.key),
 	} {
 		if v := spec.Variables[name]; v != nil {
 			if err := v.Set(value); err != nil {

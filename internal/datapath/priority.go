@@ -55,9 +55,6 @@ func (d *Datapath) LoadPriority() (_ *Priority, err error) {
 // forget makes every core one without latency traffic: the pipeline's hooks go by that,
 // too, and stay.
 func (p *Priority) forget() error {
-	if p.objs.OlPrios == nil {
-		return nil
-	}
 	for cpu := range uint32(p.d.cpus) {
 		if err := p.objs.OlPrios.Put(cpu, priorityOlPrio{}); err != nil {
 			return fmt.Errorf("write priority on core %d: %w", cpu, err)
