@@ -115,10 +115,7 @@ enum ol_tunnel_kind {
 	OL_KIND_GENEVE,
 };
 
-/*
- * Why a packet took the stock path, or that it did not (OL_OK). Order is ABI:
- * append only.
- */
+/* Why a packet took the stock path, or that it did not (OL_OK). Order is ABI: append only. */
 enum ol_reason {
 	OL_OK,
 	OL_NOT_OVERLAY,	       /* not for one of our tunnels: of no concern */
@@ -169,13 +166,6 @@ enum ol_flag {
 	OL_F_APART = 8,	  /* GRO joins datagrams, which bulk lanes are to keep apart */
 	OL_F_EXPRESS_HELD =
 		16, /* flows are to leave their entries in order, and none to take one */
-};
-
-/* ol_policy.core_flags: what the hooks on that core may do with new work */
-enum ol_core_flag {
-	OL_CORE_STEER_NIC = 1,
-	OL_CORE_STEER_TUNNEL = 2,
-	OL_CORE_STEER_POD = 4,
 };
 
 /* A tunnel whose packets are steered; its place in the policy is its index. */
@@ -232,10 +222,10 @@ struct ol_policy {
 	__u32 express_epoch; /* changes when no program saw what took which way */
 	struct ol_lanes stage[OL_NR_STAGES];
 	struct ol_set set[OL_SETS];
-	__u8 set_of[OL_MAX_CPUS];  /* by the core that polls */
-	__u8 branch[OL_MAX_LANES]; /* that a lane is in its set */
-	__u16 busy[OL_MAX_CPUS];   /* utilisation in 1/1000, from the daemon */
-	__u8 core_flags[OL_MAX_CPUS];
+	__u8 set_of[OL_MAX_CPUS];     /* by the core that polls */
+	__u8 branch[OL_MAX_LANES];    /* that a lane is in its set */
+	__u16 busy[OL_MAX_CPUS];      /* utilisation in 1/1000, from the daemon */
+	__u8 core_flags[OL_MAX_CPUS]; /* stages whose lanes its hooks may use, a bit each */
 };
 
 /*
@@ -687,7 +677,6 @@ struct ol_abi {
 	enum ol_reason reason;
 	enum ol_counter counter;
 	enum ol_flag flag;
-	enum ol_core_flag core_flag;
 	enum ol_class class;
 	enum ol_verdict verdict;
 	enum ol_field field;

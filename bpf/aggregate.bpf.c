@@ -11,22 +11,12 @@
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* One entry: it is read as a whole. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct ol_aggregated);
-} ol_aggregates SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_aggregates, 1, __u32, struct ol_aggregated);
 
 /* The last datagram of each of some flows. */
 #define OL_DATAGRAMS 64
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_DATAGRAMS);
-	__type(key, __u32);
-	__type(value, struct ol_datagram);
-} ol_datagrams SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_datagrams, OL_DATAGRAMS, __u32, struct ol_datagram);
 
 /* Whether it is watched. */
 volatile __u32 ol_watching = 0;
@@ -35,8 +25,8 @@ SEC("tcx/ingress")
 int ol_tunnel_count(struct __sk_buff *skb)
 {
 	const __u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	__u32 segs = skb->gso_segs > 1 ? skb->gso_segs : 1, zero = 0, place;
-	struct ol_aggregated *a = bpf_map_lookup_elem(&ol_aggregates, &zero);
+	__u32 segs = skb->gso_segs > 1 ? skb->gso_segs : 1;
+	struct ol_aggregated *a = ol_at(&ol_aggregates, 0);
 	struct ol_datagram d = {}, *last;
 
 	if (!a)
@@ -51,8 +41,7 @@ int ol_tunnel_count(struct __sk_buff *skb)
 	}
 	d.len = skb->len;
 	d.at = a->packets;
-	place = d.flow * 0x9e3779b97f4a7c15ULL >> 58;
-	last = bpf_map_lookup_elem(&ol_datagrams, &place);
+	last = ol_at(&ol_datagrams, d.flow * 0x9e3779b97f4a7c15ULL >> 58);
 	if (!last)
 		return TCX_NEXT;
 	a->follows += ol_datagram_follows(last, &d);

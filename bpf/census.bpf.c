@@ -22,12 +22,7 @@ struct ol_census_flow {
 #define OL_CENSUS_FLOWS 512
 
 /* A flow has one place; one that finds it taken is counted at the end, with the rest. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_CENSUS_FLOWS + 1);
-	__type(key, __u32);
-	__type(value, struct ol_census_flow);
-} ol_census_flows SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_census_flows, OL_CENSUS_FLOWS + 1, __u32, struct ol_census_flow);
 
 SEC("tcx/ingress")
 int ol_tunnel_census(struct __sk_buff *skb)

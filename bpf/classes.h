@@ -6,12 +6,7 @@
 #include "maps.h"
 #include "priority.h"
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 2);
-	__type(key, __u32);
-	__type(value, struct ol_shapes);
-} ol_rule_shapes SEC(".maps");
+OL_MAP(ARRAY, ol_rule_shapes, 2, __u32, struct ol_shapes);
 
 /* Twice: for the rules in force, and for those that are to replace them. */
 struct {

@@ -11,46 +11,21 @@
 #include "steer.h"
 #include "express.h"
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4 * OL_PORTS);
-	__type(key, struct ol_express_key);
-	__type(value, struct ol_express_entry);
-} ol_express_entries SEC(".maps");
+OL_MAP(HASH, ol_express_entries, 4 * OL_PORTS, struct ol_express_key, struct ol_express_entry);
 
 /* The hosts' ends of the pods' veths. */
-struct {
-	__uint(type, BPF_MAP_TYPE_DEVMAP);
-	__uint(max_entries, OL_PORTS);
-	__type(key, __u32);
-	__type(value, __u32);
-} ol_express_ports SEC(".maps");
+OL_MAP(DEVMAP, ol_express_ports, OL_PORTS, __u32, __u32);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, OL_SENDERS);
-	__type(key, struct ol_sender_key);
-	__type(value, struct ol_sender);
-} ol_express_senders SEC(".maps");
+OL_MAP(LRU_HASH, ol_express_senders, OL_SENDERS, struct ol_sender_key, struct ol_sender);
 
 /*
  * Senders of which tunnels that learn were told behind which host they are: what comes from another
  * one they drop (vxlan_snoop). The value is the host's address, IPv4 as on the wire; 0: none's.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, OL_SENDERS);
-	__type(key, struct ol_sender_key);
-	__type(value, __u32);
-} ol_express_fixed SEC(".maps");
+OL_MAP(HASH, ol_express_fixed, OL_SENDERS, struct ol_sender_key, __u32);
 
 /* Frames for which there was an entry, by why they took the full path: enum ol_express_unfit. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_NR_UNFIT);
-	__type(key, __u32);
-	__type(value, __u64);
-} ol_express_unfits SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_express_unfits, OL_NR_UNFIT, __u32, __u64);
 
 /*
  * An entry that is withdrawn is still taken for so long by flows that have not been seen to
@@ -72,12 +47,7 @@ struct ol_express_last {
 	__u32 asked;		     /* ... in the poll with this number */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct ol_express_last);
-} ol_express_lasts SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_express_lasts, 1, __u32, struct ol_express_last);
 
 /*
  * Sends a frame on its way that is the next of such a run, without another look at all that
@@ -85,8 +55,7 @@ struct {
  */
 __noinline int ol_express_next(struct xdp_md *ctx)
 {
-	__u32 zero = 0;
-	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+	struct ol_express_last *l = ol_at(&ol_express_lasts, 0);
 	struct ol_cpu *cpu = ol_get_cpu(bpf_get_smp_processor_id());
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cursor c;
@@ -122,21 +91,13 @@ struct ol_express_turn {
 };
 
 /* Not on the stack, which has no room for it. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct ol_express_turn);
-} ol_express_turns SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_express_turns, 1, __u32, struct ol_express_turn);
 
 /* A frame for which there is an entry takes the full path. */
 static __always_inline void ol_express_unfit(struct ol_express_turn *t, __u32 why)
 {
-	__u64 *n = bpf_map_lookup_elem(&ol_express_unfits, &why);
-
 	t->unfit = why;
-	if (n)
-		*n += 1;
+	ol_add(&ol_express_unfits, why, 1);
 }
 
 /*
@@ -145,8 +106,8 @@ static __always_inline void ol_express_unfit(struct ol_express_turn *t, __u32 wh
  */
 __noinline int ol_express_locate(struct ol_express_turn *t, __u32 seq)
 {
-	__u32 zero = 0, *host;
-	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+	struct ol_express_last *l = ol_at(&ol_express_lasts, 0);
+	__u32 *host;
 
 	if (!t || (l && l->asked == seq && l->from == t->from &&
 		   !__builtin_memcmp(&l->sender, &t->sender, sizeof(l->sender))))
@@ -221,8 +182,7 @@ __noinline int ol_express_judge(struct xdp_md *ctx, const struct ol_frame *f,
 /* Does the stack know the sender, or does it have to see a frame? */
 static __always_inline int ol_sender_known(struct ol_express_turn *t, struct ol_slot *s, __u32 seq)
 {
-	__u32 zero = 0;
-	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+	struct ol_express_last *l = ol_at(&ol_express_lasts, 0);
 	struct ol_sender *known;
 
 	if (!l)
@@ -244,8 +204,7 @@ static __always_inline void ol_express_keep(struct xdp_md *ctx, const struct ol_
 					    const struct ol_express_turn *t, __u32 entries,
 					    __u32 seq)
 {
-	__u32 zero = 0;
-	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+	struct ol_express_last *l = ol_at(&ol_express_lasts, 0);
 	struct ol_cursor c;
 
 	ol_cursor_at(ctx, &c);
@@ -262,8 +221,7 @@ static __always_inline void ol_express_keep(struct xdp_md *ctx, const struct ol_
 /* A flow of the slot leaves its entry: no frame is to go on as the one before did. */
 static __always_inline void ol_express_forget(__u32 slot)
 {
-	__u32 zero = 0;
-	struct ol_express_last *l = bpf_map_lookup_elem(&ol_express_lasts, &zero);
+	struct ol_express_last *l = ol_at(&ol_express_lasts, 0);
 
 	if (l && l->slot == slot)
 		l->nic = 0;

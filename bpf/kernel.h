@@ -15,6 +15,29 @@
 
 #define OL_CORE __attribute__((preserve_access_index))
 
+#define OL_MAP(kind, name, entries, key_type, value_type) \
+	struct {                                          \
+		__uint(type, BPF_MAP_TYPE_##kind);        \
+		__uint(max_entries, entries);             \
+		__type(key, key_type);                    \
+		__type(value, value_type);                \
+	} name SEC(".maps")
+
+/* What an array has at a place. */
+static __always_inline void *ol_at(void *map, __u32 place)
+{
+	return bpf_map_lookup_elem(map, &place);
+}
+
+/* Adds to a number of an array. */
+static __always_inline void ol_add(void *map, __u32 place, __u64 n)
+{
+	__u64 *v = bpf_map_lookup_elem(map, &place);
+
+	if (v)
+		*v += n;
+}
+
 struct sk_buff_head {
 	__u32 qlen;
 } OL_CORE;

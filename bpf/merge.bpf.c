@@ -55,12 +55,7 @@ struct ol_waiting {
 	__u32 end;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OL_MERGES *OL_MERGE_QUEUES *OL_MERGE_DEPTH);
-	__type(key, __u32);
-	__type(value, struct ol_waiting);
-} ol_waitings SEC(".maps");
+OL_MAP(ARRAY, ol_waitings, OL_MERGES *OL_MERGE_QUEUES *OL_MERGE_DEPTH, __u32, struct ol_waiting);
 
 /* Flows, by their place among the merging. Queues: taken and put, by count. */
 struct ol_merge_flow {
@@ -69,46 +64,22 @@ struct ol_merge_flow {
 	__u32 tail[OL_MERGE_QUEUES];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OL_MERGES);
-	__type(key, __u32);
-	__type(value, struct ol_merge_flow);
-} ol_merge_flows SEC(".maps");
+OL_MAP(ARRAY, ol_merge_flows, OL_MERGES, __u32, struct ol_merge_flow);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OL_RESEQUENCERS);
-	__type(key, __u32);
-	__type(value, struct ol_resequencer);
-} ol_resequencers SEC(".maps");
+OL_MAP(ARRAY, ol_resequencers, OL_RESEQUENCERS, __u32, struct ol_resequencer);
 
 /* Packets that may go. Index: resequencer * OL_MERGE_READY + place. */
 struct ol_ready {
 	struct sk_buff __kptr *skb;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OL_RESEQUENCERS *OL_MERGE_READY);
-	__type(key, __u32);
-	__type(value, struct ol_ready);
-} ol_readies SEC(".maps");
+OL_MAP(ARRAY, ol_readies, OL_RESEQUENCERS *OL_MERGE_READY, __u32, struct ol_ready);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_NR_MERGE_COUNTERS);
-	__type(key, __u32);
-	__type(value, __u64);
-} ol_merge_counters SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_merge_counters, OL_NR_MERGE_COUNTERS, __u32, __u64);
 
 static __always_inline void ol_merge_count(enum ol_merge_counter c, __u32 n)
 {
-	__u32 key = c;
-	__u64 *v = bpf_map_lookup_elem(&ol_merge_counters, &key);
-
-	if (v)
-		*v += n;
+	ol_add(&ol_merge_counters, c, n);
 }
 
 /* Packets that this was on the wire. */
@@ -121,9 +92,7 @@ static __always_inline __u32 ol_segs_of(const struct sk_buff *skb)
 
 static __always_inline struct ol_resequencer *ol_resequencer_of(struct Qdisc *sch)
 {
-	__u32 at = sch->limit;
-
-	return bpf_map_lookup_elem(&ol_resequencers, &at);
+	return ol_at(&ol_resequencers, sch->limit);
 }
 
 /* Does the daemon look after the merge, so that what waits will be let go in time? */
@@ -134,9 +103,21 @@ static __always_inline int ol_looked_after(__u64 now)
 
 static __always_inline struct ol_waiting *ol_get_waiting(__u32 flow, __u32 branch, __u32 place)
 {
-	__u32 key = (flow * OL_MERGE_QUEUES + branch) * OL_MERGE_DEPTH + place % OL_MERGE_DEPTH;
+	return ol_at(&ol_waitings,
+		     (flow * OL_MERGE_QUEUES + branch) * OL_MERGE_DEPTH + place % OL_MERGE_DEPTH);
+}
 
-	return bpf_map_lookup_elem(&ol_waitings, &key);
+static __always_inline struct ol_ready *ol_get_ready(__u32 resequencer, __u32 place)
+{
+	return ol_at(&ol_readies, resequencer * OL_MERGE_READY + place % OL_MERGE_READY);
+}
+
+/* Takes the first packet that may go. */
+static __always_inline struct sk_buff *ol_take_ready(struct ol_resequencer *p, __u32 at)
+{
+	struct ol_ready *r = ol_get_ready(at, p->head++);
+
+	return r ? bpf_kptr_xchg(&r->skb, NULL) : NULL;
 }
 
 /*
@@ -203,7 +184,7 @@ int BPF_PROG(ol_merge_enqueue, struct sk_buff *skb, struct Qdisc *sch,
 {
 	struct ol_resequencer *p = ol_resequencer_of(sch);
 	const struct ol_merge_mark *mark = ol_mark_of(skb);
-	__u32 at = sch->limit, len = ol_pkt_len(skb), key;
+	__u32 at = sch->limit, len = ol_pkt_len(skb);
 	enum ol_merge_verdict verdict;
 	struct ol_waiting *w;
 	struct ol_merge_mark m;
@@ -242,8 +223,7 @@ int BPF_PROG(ol_merge_enqueue, struct sk_buff *skb, struct Qdisc *sch,
 	}
 	if (p->tail - p->head >= OL_MERGE_READY)
 		goto drop;
-	key = at * OL_MERGE_READY + p->tail % OL_MERGE_READY;
-	r = bpf_map_lookup_elem(&ol_readies, &key);
+	r = ol_get_ready(at, p->tail);
 	if (!r)
 		goto drop;
 	old = bpf_kptr_xchg(&r->skb, skb);
@@ -414,21 +394,16 @@ SEC("struct_ops")
 struct sk_buff *BPF_PROG(ol_merge_dequeue, struct Qdisc *sch)
 {
 	struct ol_resequencer *p = ol_resequencer_of(sch);
-	__u32 at = sch->limit, key;
+	__u32 at = sch->limit;
 	struct ol_first first = {};
 	struct sk_buff *skb = NULL;
-	struct ol_ready *r;
 	__u64 now;
 	int all;
 
 	if (!p)
 		return NULL;
 	if (p->head != p->tail) {
-		key = at * OL_MERGE_READY + p->head % OL_MERGE_READY;
-		p->head++;
-		r = bpf_map_lookup_elem(&ol_readies, &key);
-		if (r)
-			skb = bpf_kptr_xchg(&r->skb, NULL);
+		skb = ol_take_ready(p, at);
 	} else if (p->active) {
 		now = bpf_ktime_get_ns();
 		all = !ol_looked_after(now);
@@ -454,11 +429,10 @@ SEC("struct_ops")
 int BPF_PROG(ol_merge_init, struct Qdisc *sch, struct nlattr *opt, struct netlink_ext_ack *extack)
 {
 	struct ol_resequencer *p;
-	__u32 i, key;
+	__u32 i;
 
 	for (i = 0; i < OL_RESEQUENCERS; i++) {
-		key = i;
-		p = bpf_map_lookup_elem(&ol_resequencers, &key);
+		p = ol_at(&ol_resequencers, i);
 		if (!p || __sync_val_compare_and_swap(&p->used, 0, 1))
 			continue;
 		p->head = p->tail = p->held = 0;
@@ -474,15 +448,10 @@ static long ol_drop_ready(__u64 i, __u32 *at)
 {
 	struct ol_resequencer *p = bpf_map_lookup_elem(&ol_resequencers, at);
 	struct sk_buff *skb;
-	struct ol_ready *r;
-	__u32 key;
 
 	if (!p || p->head == p->tail)
 		return 1;
-	key = *at * OL_MERGE_READY + p->head % OL_MERGE_READY;
-	p->head++;
-	r = bpf_map_lookup_elem(&ol_readies, &key);
-	skb = r ? bpf_kptr_xchg(&r->skb, NULL) : NULL;
+	skb = ol_take_ready(p, *at);
 	if (skb) {
 		ol_merge_count(OL_MERGE_DROPPED, ol_segs_of(skb));
 		bpf_kfree_skb(skb);

@@ -8,12 +8,7 @@
 #include "cuts.h"
 
 /* Index: cpu * OL_ELEPHANTS + place. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, OL_ELEPHANTS);
-	__type(key, __u32);
-	__type(value, struct ol_elephant);
-} ol_elephants SEC(".maps");
+OL_MAP(ARRAY, ol_elephants, OL_ELEPHANTS, __u32, struct ol_elephant);
 
 /*
  * A flow has four places, of which it takes one. With two, of nine flows three were of one
@@ -30,9 +25,7 @@ struct {
 
 static __always_inline struct ol_elephant *ol_get_elephant(__u32 cpu, __u32 place)
 {
-	__u32 key = cpu * OL_ELEPHANTS + place;
-
-	return place < OL_ELEPHANTS ? bpf_map_lookup_elem(&ol_elephants, &key) : NULL;
+	return place < OL_ELEPHANTS ? ol_at(&ol_elephants, cpu * OL_ELEPHANTS + place) : NULL;
 }
 
 /* The place that a flow has on a core, or OL_NO_PLACE. */
@@ -154,10 +147,8 @@ static __always_inline void ol_branches_left(struct ol_elephant *e, __u64 now, _
 /* The elephant's place among the merging, or NULL: it was given to another flow. */
 static __always_inline struct ol_merging *ol_get_merging(const struct ol_elephant *e)
 {
-	__u32 at = e->merge - 1;
-	struct ol_merging *g;
+	struct ol_merging *g = e->merge ? ol_at(&ol_mergings, e->merge - 1) : NULL;
 
-	g = e->merge ? bpf_map_lookup_elem(&ol_mergings, &at) : NULL;
 	return g && g->key == e->key ? g : NULL;
 }
 
@@ -218,7 +209,7 @@ __noinline int ol_join_merging(__u32 place, __u32 slot)
 /* Can a flow of that protocol be split so that it is put in order again? */
 static __always_inline int ol_can_order(__u8 proto)
 {
-	__u32 zero = 0, *why = bpf_map_lookup_elem(&ol_unnumbered, &zero);
+	__u32 *why = ol_at(&ol_unnumbered, 0);
 
 	return ol_merges() && (proto != OL_IPPROTO_UDP || (why && !*(volatile __u32 *)why));
 }

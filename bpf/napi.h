@@ -54,18 +54,20 @@ static __always_inline int ol_nic_holds(struct ol_holding *h, struct napi_struct
 	return any || (h->more && now - h->more < OL_HOLDING_NS);
 }
 
+/* What a device is to us, as struct ol_cell_key has it; NULL: nothing. */
+static __always_inline __u32 *ol_cell_of(const struct net_device *dev)
+{
+	struct ol_cell_key key = {.ifindex = dev->ifindex, .netns = dev->nd_net.net->ns.inum};
+
+	return bpf_map_lookup_elem(&ol_cells, &key);
+}
+
 /* The tunnel whose GRO cell this NAPI is, OL_MAX_TUNNELS for an underlay's, or -1. */
 static __always_inline int ol_device_of(struct napi_struct *napi)
 {
-	struct ol_cell_key key = {};
 	struct net_device *dev = napi->dev;
-	__u32 *index;
+	__u32 *index = dev ? ol_cell_of(dev) : NULL;
 
-	if (!dev)
-		return -1;
-	key.ifindex = dev->ifindex;
-	key.netns = dev->nd_net.net->ns.inum;
-	index = bpf_map_lookup_elem(&ol_cells, &key);
 	return index ? (int)*index : -1;
 }
 

@@ -20,28 +20,13 @@
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* When flows last sent to this core's lanes, us, or 0. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_NR_CLASSES *OL_LAST_LISTS *OL_LAST_PLACES);
-	__type(key, __u32);
-	__type(value, __u32);
-} ol_lasts SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_lasts, OL_NR_CLASSES *OL_LAST_LISTS *OL_LAST_PLACES, __u32, __u32);
 
 /* Frames that a rule gave their class. Index: its place in the list, of either table. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 2 * OL_MAX_RULES);
-	__type(key, __u32);
-	__type(value, __u64);
-} ol_rule_frames SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_rule_frames, 2 * OL_MAX_RULES, __u32, __u64);
 
 /* Flows, and behind them sources. Each has two places, of which it takes one. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_SPARSE + OL_SPARSE_SOURCES);
-	__type(key, __u32);
-	__type(value, struct ol_sparse);
-} ol_sparse_flows SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_sparse_flows, OL_SPARSE + OL_SPARSE_SOURCES, __u32, struct ol_sparse);
 
 /* A flow's class, and from where it has it: 0, or the place plus one. */
 struct ol_judgement {
@@ -67,12 +52,7 @@ struct ol_judged {
 	__u32 bytes;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct ol_judged);
-} ol_judgements SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_judgements, 1, __u32, struct ol_judged);
 
 /* Fragmented datagrams: what their first fragment told of them. */
 struct ol_frag_judged {
@@ -82,32 +62,20 @@ struct ol_frag_judged {
 	__u32 pad;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OL_FRAGS);
-	__type(key, __u32);
-	__type(value, struct ol_frag_judged);
-} ol_frags_judged SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_frags_judged, OL_FRAGS, __u32, struct ol_frag_judged);
 
 /* What the hook's frames came to, for who gave the flow its class. */
 static __always_inline void ol_prio_account(struct ol_judged *j)
 {
 	struct ol_sparse *s, *source;
-	__u64 *frames;
-	__u32 key;
 
 	if (!j->frames)
 		return;
 	if (j->is.rule) {
-		key = j->is.rule - 1;
-		frames = bpf_map_lookup_elem(&ol_rule_frames, &key);
-		if (frames)
-			*frames += j->frames;
+		ol_add(&ol_rule_frames, j->is.rule - 1, j->frames);
 	} else if (j->is.sparse) {
-		key = j->is.sparse - 1;
-		s = bpf_map_lookup_elem(&ol_sparse_flows, &key);
-		key = j->is.source - 1;
-		source = bpf_map_lookup_elem(&ol_sparse_flows, &key);
+		s = ol_at(&ol_sparse_flows, j->is.sparse - 1);
+		source = ol_at(&ol_sparse_flows, j->is.source - 1);
 		if (s && source)
 			ol_sparse_add(s, source, j->frames, j->bytes);
 	}
@@ -172,8 +140,7 @@ static __always_inline int ol_prio_look(struct ol_prio *p, __u32 this_cpu, __u32
 
 static __always_inline void ol_prio_use_table(struct ol_prio *p)
 {
-	__u32 table = p->table & 1;
-	struct ol_shapes *shapes = bpf_map_lookup_elem(&ol_rule_shapes, &table);
+	struct ol_shapes *shapes = ol_at(&ol_rule_shapes, p->table & 1);
 
 	p->host = shapes && shapes->host;
 }
@@ -262,17 +229,14 @@ __noinline int ol_prio_watch(const struct ol_prio *p, const struct ol_judged *j,
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_sparse *flow, *source;
 	struct ol_flow from;
-	__u32 key, of;
 
 	if (!p || !j || !is || !policy || !policy->sparse_frames)
 		return 0;
 	ol_source_of(&j->flow, &from);
 	is->sparse = ol_sparse_place(p, &j->flow, j->host, hash, 0);
 	is->source = ol_sparse_place(p, &from, j->host, ol_flow_hash(&from, ol_key0, ol_key1), 1);
-	key = is->sparse - 1;
-	of = is->source - 1;
-	flow = bpf_map_lookup_elem(&ol_sparse_flows, &key);
-	source = bpf_map_lookup_elem(&ol_sparse_flows, &of);
+	flow = ol_at(&ol_sparse_flows, is->sparse - 1);
+	source = ol_at(&ol_sparse_flows, is->source - 1);
 	if (!flow || !source) {
 		is->sparse = 0; /* no place for it */
 		return 0;
@@ -412,7 +376,7 @@ __noinline int ol_prio_straight(struct xdp_md *ctx, const struct ol_frame *f, st
 	if (!f || !j || !policy || !cpu || f->tunnel >= OL_MAX_TUNNELS)
 		return XDP_PASS;
 
-	struct ol_hop h = ol_nic_hop(policy, cpu, this_cpu, f->tunnel);
+	struct ol_hop h = ol_hop_at(OL_STAGE_NIC, policy, cpu, this_cpu, f->tunnel);
 
 	h.stay = 1;
 
@@ -439,8 +403,8 @@ __noinline int ol_prio_straight(struct xdp_md *ctx, const struct ol_frame *f, st
 /* Which class a frame belongs to, and the verdict on it. two: latency has a lane, too. */
 static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 {
-	__u32 this_cpu = bpf_get_smp_processor_id(), zero = 0, class, verdict;
-	struct ol_judged *j = bpf_map_lookup_elem(&ol_judgements, &zero);
+	__u32 this_cpu = bpf_get_smp_processor_id(), class, verdict;
+	struct ol_judged *j = ol_at(&ol_judgements, 0);
 	struct ol_prio *p = bpf_map_lookup_elem(&ol_prios, &this_cpu);
 	struct ol_policy *policy;
 	struct ol_frame f;

@@ -42,16 +42,9 @@ int ol_underlay_in(struct __sk_buff *skb)
 	if (tunnel >= OL_MAX_TUNNELS)
 		return TCX_NEXT;
 
-	struct ol_hop h = {
-		.policy = policy,
-		.lanes = &policy->stage[OL_STAGE_TUNNEL],
-		.cpu = cpu,
-		.this_cpu = this_cpu,
-		.stage = OL_STAGE_TUNNEL,
-		.tunnel = policy->tunnel[tunnel].no_gro ? OL_NO_CELL : tunnel,
-		.stay = ol_of_latency(cpu, this_cpu),
-	};
+	struct ol_hop h = ol_hop_at(OL_STAGE_TUNNEL, policy, cpu, this_cpu, tunnel);
 
+	h.stay = ol_of_latency(cpu, this_cpu);
 	ol_count(OL_CNT_OVERLAY, skb->gso_segs ? skb->gso_segs : 1);
 	lane = ol_steer_flow(&h, &f.flow, &r);
 	if (r) {
@@ -76,17 +69,10 @@ int ol_pod_out(struct __sk_buff *skb)
 	if (!(skb->tc_index & OL_TAG))
 		return ol_stay(skb, policy);
 
-	struct ol_hop h = {
-		.policy = policy,
-		.lanes = &policy->stage[OL_STAGE_POD],
-		.cpu = cpu,
-		.this_cpu = this_cpu,
-		.stage = OL_STAGE_POD,
-		.slot = skb->tc_index % OL_SLOTS,
-		.tunnel = OL_NO_CELL,
-		.stay = skb->tc_index & OL_TAG_LATENCY,
-	};
+	struct ol_hop h = ol_hop_at(OL_STAGE_POD, policy, cpu, this_cpu, OL_NO_CELL);
 
+	h.slot = skb->tc_index % OL_SLOTS;
+	h.stay = skb->tc_index & OL_TAG_LATENCY;
 	skb->tc_index = 0;
 	segs = skb->gso_segs ? skb->gso_segs : 1;
 	ol_count(OL_CNT_POD, segs);

@@ -30,6 +30,23 @@ struct ol_hop {
 /* No GRO cell between the hook and the lane: a packet is in its queue when the poll ends. */
 #define OL_NO_CELL OL_MAX_TUNNELS
 
+/* A packet of a tunnel, or behind all cells. Slot and what it wishes for are still to be told. */
+static __always_inline struct ol_hop ol_hop_at(__u32 stage, struct ol_policy *policy,
+					       struct ol_cpu *cpu, __u32 this_cpu, __u32 tunnel)
+{
+	int none = tunnel >= OL_MAX_TUNNELS || policy->tunnel[tunnel].no_gro;
+	struct ol_hop h = {
+		.policy = policy,
+		.lanes = &policy->stage[stage],
+		.cpu = cpu,
+		.this_cpu = this_cpu,
+		.stage = stage,
+		.tunnel = none ? OL_NO_CELL : tunnel,
+	};
+
+	return h;
+}
+
 /*
  * Head and tail of a core's backlog. Returns 0 as long as that core has not
  * polled its backlog under our eyes.
@@ -439,18 +456,11 @@ struct ol_change {
 	__u8 pad[5];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct ol_change);
-} ol_changes SEC(".maps");
+OL_MAP(PERCPU_ARRAY, ol_changes, 1, __u32, struct ol_change);
 
 static __always_inline struct ol_change *ol_get_change(void)
 {
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&ol_changes, &zero);
+	return ol_at(&ol_changes, 0);
 }
 
 /* Of a change: is all handed on yet? */
@@ -642,9 +652,7 @@ static __always_inline int ol_refuses(const struct ol_change *c, struct ol_slot 
 /* A flow that left its express entry, or is new, takes the full path for so long. */
 #define OL_EXPRESS_PAUSE_NS 100000000
 
-/*
- * Has the daemon been silent for so long that it no longer takes back what it should? Then flows drain.
- */
+/* Has the daemon been silent for too long to take back what it should? Then flows drain. */
 static __always_inline int ol_unwatched(const struct ol_policy *policy, __u64 now)
 {
 	__u64 heartbeat = OL_READ(policy->heartbeat);
@@ -774,17 +782,11 @@ __noinline int ol_choose(__u32 stage, __u32 slot, __u32 tunnel, __u32 stay, __u3
 	if (!s || !o || !t || !policy || !cpu || !c || stage >= OL_NR_STAGES)
 		return 0;
 
-	struct ol_hop h = {
-		.policy = policy,
-		.lanes = &policy->stage[stage],
-		.cpu = cpu,
-		.this_cpu = this_cpu,
-		.stage = stage,
-		.slot = slot,
-		.stay = stay,
-		.express = express,
-	};
+	struct ol_hop h = ol_hop_at(stage, policy, cpu, this_cpu, OL_NO_CELL);
 
+	h.slot = slot;
+	h.stay = stay;
+	h.express = express;
 	seen = OL_READ(t->turn);
 	c->seen = seen;
 	lane = ol_known_lane(policy, stage, seen);

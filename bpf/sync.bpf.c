@@ -14,20 +14,10 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, OL_SHORTCUTS);
-	__type(key, struct ol_shortcut_key);
-	__type(value, struct ol_shortcut);
-} ol_shortcuts SEC(".maps");
+OL_MAP(HASH, ol_shortcuts, OL_SHORTCUTS, struct ol_shortcut_key, struct ol_shortcut);
 
 /* When a sender's frame last went by the bridge, us. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, OL_SHORTCUTS);
-	__type(key, struct ol_shortcut_key);
-	__type(value, __u32);
-} ol_senders SEC(".maps");
+OL_MAP(LRU_HASH, ol_senders, OL_SHORTCUTS, struct ol_shortcut_key, __u32);
 
 /* Plain TCP or UDP: what the bridge, and netfilter if it were there, would let pass. */
 static __always_inline int ol_plain(const __u8 *data, const __u8 *end, __u16 proto)
@@ -54,10 +44,7 @@ static __always_inline __u32 ol_class_of_task(const struct ol_prio *p, const str
 	return cpu->lane_pid[OL_CLASS_BULK] == task ? OL_CLASS_BULK : OL_NR_CLASSES;
 }
 
-/*
- * Does nothing of the packet's flow wait in another core's backlog, where the pipeline
- * sent it to?
- */
+/* Does nothing of the packet's flow wait where the pipeline sent it to, in another backlog? */
 static __always_inline int ol_pods_here(struct __sk_buff *skb, __u32 this_cpu)
 {
 	__u32 slot = skb->tc_index % OL_SLOTS;

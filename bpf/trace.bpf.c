@@ -185,13 +185,7 @@ SEC("tp_btf/xdp_devmap_xmit")
 int BPF_PROG(ol_express_sent, const struct net_device *from, const struct net_device *to, int sent,
 	     int drops)
 {
-	struct ol_cell_key key = {};
-
-	if (drops <= 0)
-		return 0;
-	key.ifindex = from->ifindex;
-	key.netns = from->nd_net.net->ns.inum;
-	if (bpf_map_lookup_elem(&ol_cells, &key))
+	if (drops > 0 && ol_cell_of(from))
 		ol_count(OL_CNT_EXPRESS_DROP, drops);
 	return 0;
 }
@@ -298,10 +292,7 @@ int ol_lane_left(struct bpf_raw_tracepoint_args *ctx)
 	return ol_ring_from(&ring, OL_READ(cpu->lane_head));
 }
 
-/*
- * What tasks do on this core, by sampling: idle or idle-class, receive threads,
- * anything else.
- */
+/* What tasks do on this core, by sampling: idle or idle-class, receive threads, anything else. */
 SEC("perf_event")
 int ol_sample(void *ctx)
 {

@@ -30,11 +30,11 @@ __noinline int ol_frame_seqs(struct xdp_md *ctx, const struct ol_frame *f, struc
 /* Gives a frame its number to take along. */
 static __always_inline void ol_put_number(struct xdp_md *ctx, __u32 number)
 {
-	__u32 zero = 0, *why;
+	__u32 *why;
 
 	if (ol_put_word(ctx, ol_numbered(ol_merge_magic, number)))
 		return;
-	why = bpf_map_lookup_elem(&ol_unnumbered, &zero);
+	why = ol_at(&ol_unnumbered, 0);
 	/* The driver knows no metadata. */
 	if (why)
 		__sync_fetch_and_or(why, OL_BY_DRIVER);
@@ -57,7 +57,7 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 	if (r || f.tunnel >= OL_MAX_TUNNELS)
 		return XDP_PASS;
 
-	struct ol_hop h = ol_nic_hop(policy, cpu, this_cpu, f.tunnel);
+	struct ol_hop h = ol_hop_at(OL_STAGE_NIC, policy, cpu, this_cpu, f.tunnel);
 
 	ol_count(OL_CNT_XDP_OVERLAY, 1);
 	if (ol_express_steer(ctx, policy, &h, &f, 0, &lane, &r) == XDP_REDIRECT)

@@ -27,22 +27,6 @@ __noinline int ol_read_xdp(struct xdp_md *ctx, struct ol_frame *f, int lengths)
 	return ol_classify(&c, policy, f);
 }
 
-/* A frame for a tunnel of ours, at the NIC's stage. */
-static __always_inline struct ol_hop ol_nic_hop(struct ol_policy *policy, struct ol_cpu *cpu,
-						__u32 this_cpu, __u32 tunnel)
-{
-	struct ol_hop h = {
-		.policy = policy,
-		.lanes = &policy->stage[OL_STAGE_NIC],
-		.cpu = cpu,
-		.this_cpu = this_cpu,
-		.stage = OL_STAGE_NIC,
-		.tunnel = policy->tunnel[tunnel].no_gro ? OL_NO_CELL : tunnel,
-	};
-
-	return h;
-}
-
 /*
  * Gives a frame a word to take along, as metadata. After that its bytes have to be looked for
  * anew. Returns 0 where the driver knows none.

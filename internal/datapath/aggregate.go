@@ -16,7 +16,7 @@ type Aggregation struct{ objs aggregateObjects }
 // LoadAggregation puts the counting program into the kernel.
 func (d *Datapath) LoadAggregation() (*Aggregation, error) {
 	a := &Aggregation{}
-	if err := d.loadObject("the program that counts what is aggregated", loadAggregate, &a.objs); err != nil {
+	if err := d.loadObject("the program that counts what is aggregated", loadAggregate, &a.objs, forAWhile); err != nil {
 		return nil, err
 	}
 	return a, nil
@@ -30,11 +30,7 @@ func (a *Aggregation) Attach(dev Device) (io.Closer, error) {
 
 // Watch has datagrams counted that could be joined, or no longer.
 func (a *Aggregation) Watch(on bool) error {
-	var n uint32
-	if on {
-		n = 1
-	}
-	if err := a.objs.OlWatching.Set(n); err != nil {
+	if err := a.objs.OlWatching.Set(uint32(bit(on))); err != nil {
 		return fmt.Errorf("watch what could be aggregated: %w", err)
 	}
 	return nil
@@ -43,11 +39,9 @@ func (a *Aggregation) Watch(on bool) error {
 // SetApart says whether GRO joins datagrams, which priority's lanes then tell apart. It is to be on
 // for as long as any device has that. It returns whether that is new.
 func (d *Datapath) SetApart(on bool) (changed bool, err error) {
-	flag := uint32(stagesOlFlagOL_F_APART)
-	if on == (d.policy.Flags&flag != 0) {
+	if !setFlag(&d.policy.Flags, stagesOlFlagOL_F_APART, on) {
 		return false, nil
 	}
-	d.policy.Flags ^= flag
 	return true, d.writePolicy()
 }
 

@@ -16,7 +16,7 @@ type Census struct{ objs censusObjects }
 // LoadCensus puts the counting program into the kernel.
 func (d *Datapath) LoadCensus() (*Census, error) {
 	c := &Census{}
-	if err := d.loadObject("the program that counts flows", loadCensus, &c.objs); err != nil {
+	if err := d.loadObject("the program that counts flows", loadCensus, &c.objs, forAWhile); err != nil {
 		return nil, err
 	}
 	return c, nil

@@ -87,17 +87,9 @@ func (d *Datapath) Counters() (Counters, error) {
 		}
 		*field = n
 	}
-	c.Stock = map[string]uint64{}
-	for key, name := range reasonNames {
-		n, err := sum(d.stages.OlReasons, uint32(key))
-		if err != nil {
-			return c, err
-		}
-		if n > 0 {
-			c.Stock[name] = n
-		}
-	}
-	return c, nil
+	var err error
+	c.Stock, err = sums(d.stages.OlReasons, reasonNames)
+	return c, err
 }
 
 // OverlayOn is Counters.Overlay of each core.
@@ -132,6 +124,21 @@ func sum(m *ebpf.Map, key uint32) (uint64, error) {
 		total += v
 	}
 	return total, nil
+}
+
+// sums are the counters of a map that are not 0, by the names of their keys.
+func sums[K ~uint32](m *ebpf.Map, names map[K]string) (map[string]uint64, error) {
+	all := map[string]uint64{}
+	for key, name := range names {
+		n, err := sum(m, uint32(key))
+		if err != nil {
+			return nil, err
+		}
+		if n > 0 {
+			all[name] = n
+		}
+	}
+	return all, nil
 }
 
 // Core is what is known of one core's receive work and tasks, as totals.

@@ -7,7 +7,6 @@
 package datapath
 
 import (
-	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -16,6 +15,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -54,7 +54,8 @@ type Datapath struct {
 
 	meanwhile func(loaded <-chan struct{}) // nil: nothing is to be done
 
-	programs map[uint32]bool // all that were loaded, also those that are gone
+	programs map[uint32]bool      // all that were loaded, also those that are gone
+	shared   map[string]*ebpf.Map // by name: of the objects that stay until Close
 }
 
 // Load puts programs and maps into the kernel and starts the tracing that the
@@ -74,6 +75,7 @@ func Load() (*Datapath, error) {
 
 		laneThreads: map[laneThread]bool{},
 		programs:    map[uint32]bool{},
+		shared:      map[string]*ebpf.Map{},
 		express:     expressPaths{paths: map[ExpressKey]underlayOlExpressEntry{}, ports: map[CellDevice]uint32{}, fixed: map[Sender]netip.Addr{}},
 	}
 	if err := d.load(); err != nil {
@@ -86,10 +88,10 @@ func (d *Datapath) load() error {
 	if _, err := rand.Read(d.key[:]); err != nil {
 		return fmt.Errorf("make flow hash key: %w", err)
 	}
-	if err := d.loadObject("tcx programs", loadStages, &d.stages); err != nil {
+	if err := d.loadObject("tcx programs", loadStages, &d.stages, untilClose); err != nil {
 		return err
 	}
-	if err := d.loadObject("tracing programs", loadTrace, &d.trace); err != nil {
+	if err := d.loadObject("tracing programs", loadTrace, &d.trace, untilClose); err != nil {
 		return err
 	}
 	if err := d.writePolicy(); err != nil {
@@ -111,7 +113,7 @@ func (d *Datapath) needBranches() error {
 	if b.OlUnderlaySplit != nil {
 		return nil
 	}
-	return d.loadObject("tcx programs of micro-flows", loadBranches, b)
+	return d.loadObject("tcx programs of micro-flows", loadBranches, b, untilClose)
 }
 
 // needXDP loads the XDP program, and with it what finds lanes, and the paths straight to pods.
@@ -119,28 +121,23 @@ func (d *Datapath) needXDP() error {
 	if d.xdp.OlUnderlayXdp != nil {
 		return nil
 	}
-	return d.loadObject("XDP program", loadUnderlay, &d.xdp)
+	return d.loadObject("XDP program", loadUnderlay, &d.xdp, untilClose)
 }
 
-// loadObject puts the programs of an object into the kernel, with the maps that those before it
-// have made.
-func (d *Datapath) loadObject(what string, read func() (*ebpf.CollectionSpec, error), into any) error {
-	return d.loadObjectWith(what, read, into, nil)
-}
+// How long an object stays: those after one that does until Close use its maps.
+const (
+	forAWhile  = false
+	untilClose = true
+)
 
-// loadObjectWith sets constants that only this object has, too.
-func (d *Datapath) loadObjectWith(what string, read func() (*ebpf.CollectionSpec, error), into any, constants map[string]any) error {
+// loadObject puts the programs of an object into the kernel.
+func (d *Datapath) loadObject(what string, read func() (*ebpf.CollectionSpec, error), into any, stays bool) error {
 	spec, err := read()
 	if err != nil {
 		return fmt.Errorf("read %s: %w", what, err)
 	}
-	if err := d.prepare(spec, d.key); err != nil {
+	if err := d.prepare(spec); err != nil {
 		return err
-	}
-	for name, value := range constants {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return fmt.Errorf("set constant %s: %w", name, err)
-		}
 	}
 	var loaded *ebpf.Collection
 	err = d.aside(func() (err error) {
@@ -154,8 +151,16 @@ func (d *Datapath) loadObjectWith(what string, read func() (*ebpf.CollectionSpec
 	if err := d.know(slices.Collect(maps.Values(loaded.Programs))...); err != nil {
 		return fmt.Errorf("load %s: %w", what, err)
 	}
+	made := maps.Clone(loaded.Maps)
 	if err := loaded.Assign(into); err != nil {
 		return fmt.Errorf("load %s: %w", what, err)
+	}
+	for name, m := range made {
+		// What a hook remembers of the frames that it sends straight to pods is its own.
+		own := name == "ol_express_lasts" || name == "ol_express_turns" || !strings.HasPrefix(name, "ol_")
+		if stays && !own {
+			d.shared[name] = m
+		}
 	}
 	return nil
 }
@@ -188,7 +193,7 @@ func (d *Datapath) Watch(on bool) (err error) {
 		if err := d.forgetLastPolls(); err != nil {
 			return err
 		}
-		d.polls, err = d.traceAs(heldPolls, d.trace.OlNapiPoll)
+		d.polls, err = d.attachTracing(heldPolls, d.trace.OlNapiPoll)
 	case !on && d.polls != nil:
 		err = d.polls.Close()
 		d.polls = nil
@@ -225,13 +230,8 @@ func (d *Datapath) forgetLastPolls() error {
 	return nil
 }
 
-// traceWith hangs a program on the tracepoint that it was written for.
-func (d *Datapath) traceWith(prog *ebpf.Program) (link.Link, error) {
-	return d.traceAs(heldTrace, prog)
-}
-
-// traceAs does that for a link that is held by a name of its own.
-func (d *Datapath) traceAs(name string, prog *ebpf.Program) (link.Link, error) {
+// attachTracing hangs a program on the tracepoint that it was written for. The link is held by that name.
+func (d *Datapath) attachTracing(name string, prog *ebpf.Program) (link.Link, error) {
 	l, err := link.AttachTracing(link.TracingOptions{Program: prog})
 	if err != nil {
 		return nil, fmt.Errorf("attach %s to its tracepoint: %w", prog, err)
@@ -240,7 +240,7 @@ func (d *Datapath) traceAs(name string, prog *ebpf.Program) (link.Link, error) {
 }
 
 // prepare sizes the per-core maps and sets the load-time constants.
-func (d *Datapath) prepare(spec *ebpf.CollectionSpec, key [16]byte) error {
+func (d *Datapath) prepare(spec *ebpf.CollectionSpec) error {
 	perCPU := map[string]uint32{
 		"ol_cpus":            1,
 		"ol_lane_threads":    1,
@@ -257,10 +257,10 @@ func (d *Datapath) prepare(spec *ebpf.CollectionSpec, key [16]byte) error {
 		}
 	}
 	for name, value := range map[string]any{
-		"ol_key0":        binary.NativeEndian.Uint64(key[:8]),
-		"ol_key1":        binary.NativeEndian.Uint64(key[8:]),
+		"ol_key0":        binary.NativeEndian.Uint64(d.key[:8]),
+		"ol_key1":        binary.NativeEndian.Uint64(d.key[8:]),
 		"ol_nr_cpus":     uint32(d.cpus),
-		"ol_merge_magic": magic(key),
+		"ol_merge_magic": magic(d.key),
 	} {
 		if v := spec.Variables[name]; v != nil {
 			if err := v.Set(value); err != nil {
@@ -273,43 +273,8 @@ func (d *Datapath) prepare(spec *ebpf.CollectionSpec, key [16]byte) error {
 
 // sharedMaps are the maps of spec that the objects before it have made already.
 func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
-	all := map[string]*ebpf.Map{
-		"ol_policies":        d.stages.OlPolicies,
-		"ol_cpus":            d.stages.OlCpus,
-		"ol_leaves":          d.stages.OlLeaves,
-		"ol_prios":           d.stages.OlPrios,
-		"ol_cell_marks":      d.stages.OlCellMarks,
-		"ol_cells":           d.stages.OlCells,
-		"ol_ports":           d.stages.OlPorts,
-		"ol_slots":           d.stages.OlSlots,
-		"ol_owners":          d.stages.OlOwners,
-		"ol_turns":           d.stages.OlTurns,
-		"ol_changes":         d.stages.OlChanges,
-		"ol_frags":           d.stages.OlFrags,
-		"ol_recents":         d.stages.OlRecents,
-		"ol_counters":        d.stages.OlCounters,
-		"ol_reasons":         d.stages.OlReasons,
-		"ol_lane_packets":    d.stages.OlLanePackets,
-		"ol_mergings":        d.stages.OlMergings,
-		"ol_merging_of":      d.stages.OlMergingOf,
-		"ol_cuts":            d.stages.OlCuts,
-		"ol_merge_ended":     d.stages.OlMergeEnded,
-		"ol_unnumbered":      d.stages.OlUnnumbered,
-		"ol_elephants":       cmp.Or(d.branches.OlElephants, d.xdp.OlElephants),
-		"ol_lane_threads":    d.stages.OlLaneThreads,
-		"ol_express_entries": d.xdp.OlExpressEntries,
-		"ol_express_ports":   d.xdp.OlExpressPorts,
-		"ol_express_senders": d.xdp.OlExpressSenders,
-		"ol_express_fixed":   d.xdp.OlExpressFixed,
-		"ol_express_unfits":  d.xdp.OlExpressUnfits,
-		"ol_latency_threads": d.stages.OlLatencyThreads,
-	}
-	shared := map[string]*ebpf.Map{}
-	for name := range spec.Maps {
-		if m := all[name]; m != nil {
-			shared[name] = m
-		}
-	}
+	shared := maps.Clone(d.shared)
+	maps.DeleteFunc(shared, func(name string, _ *ebpf.Map) bool { return spec.Maps[name] == nil })
 	return shared
 }
 

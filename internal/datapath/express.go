@@ -84,18 +84,11 @@ func (d *Datapath) AddPath(k ExpressKey, w ExpressPath) error {
 	v := underlayOlExpressEntry{
 		Port: port, MaxLen: uint32(w.MaxLen),
 		RefreshUs: uint32(min(w.Refresh, maxRefresh) / time.Microsecond),
+		Fixed:     uint32(bit(w.Fixed)),
 	}
 	v.Tunnel.Version = 4
-	local := w.Local.As4()
-	v.Tunnel.Local[0] = binary.NativeEndian.Uint32(local[:])
-	if w.Remote.Is4() {
-		remote := w.Remote.As4()
-		v.Tunnel.Remote[0] = binary.NativeEndian.Uint32(remote[:])
-	}
+	v.Tunnel.Local[0], v.Tunnel.Remote[0] = onWire(w.Local), onWire(w.Remote)
 	v.Tunnel.Nic, v.Tunnel.Mac = w.NICMAC, w.TunnelMAC
-	if w.Fixed {
-		v.Fixed = 1
-	}
 	if old, ok := d.express.paths[k]; ok && old == v {
 		return nil
 	}
@@ -104,6 +97,15 @@ func (d *Datapath) AddPath(k ExpressKey, w ExpressPath) error {
 	}
 	d.express.paths[k] = v
 	return d.pathsChanged()
+}
+
+// onWire is an IPv4 address as packets have it, 0 where it is none.
+func onWire(a netip.Addr) uint32 {
+	if !a.Is4() {
+		return 0
+	}
+	b := a.As4()
+	return binary.NativeEndian.Uint32(b[:])
 }
 
 // pathsChanged has the programs look at the paths anew.
@@ -168,12 +170,7 @@ func (d *Datapath) FixSenders(want map[Sender]netip.Addr) error {
 		if was, ok := d.express.fixed[s]; ok && was == host {
 			continue
 		}
-		word := uint32(0)
-		if host.Is4() {
-			b := host.As4()
-			word = binary.NativeEndian.Uint32(b[:])
-		}
-		if err := d.xdp.OlExpressFixed.Put(s.abi(), word); err != nil {
+		if err := d.xdp.OlExpressFixed.Put(s.abi(), onWire(host)); err != nil {
 			return fmt.Errorf("tell where the sender %s is: %w", net.HardwareAddr(s.MAC[:]), err)
 		}
 		d.express.fixed[s] = host
@@ -192,11 +189,9 @@ func (d *Datapath) FixSenders(want map[Sender]netip.Addr) error {
 
 // HoldExpress has flows leave their paths in order, and none take one, or lets them take them again.
 func (d *Datapath) HoldExpress(on bool) error {
-	flag := uint32(stagesOlFlagOL_F_EXPRESS_HELD)
-	if on == (d.policy.Flags&flag != 0) {
+	if !setFlag(&d.policy.Flags, stagesOlFlagOL_F_EXPRESS_HELD, on) {
 		return nil
 	}
-	d.policy.Flags ^= flag
 	return d.pathsChanged()
 }
 
@@ -204,7 +199,7 @@ func (d *Datapath) HoldExpress(on bool) error {
 func (d *Datapath) CountUnread(on bool) (err error) {
 	switch {
 	case on && d.express.unread == nil:
-		d.express.unread, err = d.traceWith(d.trace.OlUnread)
+		d.express.unread, err = d.attachTracing(heldTrace, d.trace.OlUnread)
 	case !on && d.express.unread != nil:
 		err = d.express.unread.Close()
 		d.express.unread = nil
@@ -215,22 +210,19 @@ func (d *Datapath) CountUnread(on bool) (err error) {
 // SetExpress allows frames to take the paths that are open, or does not.
 func (d *Datapath) SetExpress(on bool) error {
 	if on && !d.express.traced {
-		l, err := d.traceWith(d.trace.OlExpressSent)
+		l, err := d.attachTracing(heldTrace, d.trace.OlExpressSent)
 		if err != nil {
 			return err
 		}
 		d.tracer = append(d.tracer, l)
 		d.express.traced = true
 	}
-	flag := uint32(stagesOlFlagOL_F_EXPRESS)
-	if on == (d.policy.Flags&flag != 0) {
+	if !setFlag(&d.policy.Flags, stagesOlFlagOL_F_EXPRESS, on) {
 		return nil
 	}
 	// No program has seen which paths flows have taken while it was off.
 	d.policy.ExpressEpoch++
-	d.policy.Entries++
-	d.policy.Flags ^= flag
-	return d.writePolicy()
+	return d.pathsChanged()
 }
 
 // openPort returns the number of a pod's port, and makes it one if it is none yet.
@@ -295,20 +287,10 @@ var unfitNames = map[underlayOlExpressUnfit]string{
 
 // ExpressUnfit are the frames for which there was a path, and which took the full path, by reason.
 func (d *Datapath) ExpressUnfit() (map[string]uint64, error) {
-	all := map[string]uint64{}
 	if d.xdp.OlExpressUnfits == nil {
-		return all, nil
+		return map[string]uint64{}, nil
 	}
-	for key, name := range unfitNames {
-		n, err := sum(d.xdp.OlExpressUnfits, uint32(key))
-		if err != nil {
-			return nil, err
-		}
-		if n > 0 {
-			all[name] = n
-		}
-	}
-	return all, nil
+	return sums(d.xdp.OlExpressUnfits, unfitNames)
 }
 
 // ExpressDrops are the frames that went straight to a pod and found no room there: of Counters, what

@@ -2,7 +2,7 @@
 
 package datapath
 
-//go:generate go tool bpf2go -tags linux -target bpfel -cc clang-19 -cflags "-O2 -g -Wall -Werror -Wno-unused-function -mcpu=v3 -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" -type ol_policy -type ol_set -type ol_tunnel -type ol_cell_key -type ol_cpu -type ol_slot -type ol_frag -type ol_limit -type ol_stage -type ol_tunnel_kind -type ol_reason -type ol_counter -type ol_flag -type ol_core_flag -type ol_split_proto -type ol_unnumbered_by -type ol_port stages ../../bpf/stages.bpf.c
+//go:generate go tool bpf2go -tags linux -target bpfel -cc clang-19 -cflags "-O2 -g -Wall -Werror -Wno-unused-function -mcpu=v3 -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" -type ol_policy -type ol_set -type ol_tunnel -type ol_cell_key -type ol_cpu -type ol_slot -type ol_frag -type ol_limit -type ol_stage -type ol_tunnel_kind -type ol_reason -type ol_counter -type ol_flag -type ol_split_proto -type ol_unnumbered_by -type ol_port stages ../../bpf/stages.bpf.c
 //go:generate go tool bpf2go -tags linux -target bpfel -cc clang-19 -cflags "-O2 -g -Wall -Werror -Wno-unused-function -mcpu=v3 -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" trace ../../bpf/trace.bpf.c
 //go:generate go tool bpf2go -tags linux -target bpfel -cc clang-19 -cflags "-O2 -g -Wall -Werror -Wno-unused-function -mcpu=v3 -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" branches ../../bpf/branches.bpf.c
 //go:generate go tool bpf2go -tags linux -target bpfel -cc clang-19 -cflags "-O2 -g -Wall -Werror -Wno-unused-function -mcpu=v3 -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" -type ol_express_key -type ol_express_entry -type ol_express_unfit underlay ../../bpf/underlay.bpf.c

@@ -34,7 +34,7 @@ func (d *Datapath) LoadMerge(limit time.Duration) (*Merge, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read merge object: %w", err)
 	}
-	if err := d.prepare(spec, d.key); err != nil {
+	if err := d.prepare(spec); err != nil {
 		return nil, err
 	}
 	if err := spec.Variables["ol_merge_limit_ns"].Set(uint64(limit)); err != nil {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"structs"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -47,14 +46,8 @@ func (d *Datapath) SetLanes(s Stage, cores []int) error {
 	if !slices.IsSorted(cores) {
 		return fmt.Errorf("set lanes of stage %s: cores %v are not in ascending order", s, cores)
 	}
+	d.policy.Stage[s] = stagesOlPolicy{}.Stage[s]
 	p := &d.policy.Stage[s]
-	*p = struct {
-		_       structs.HostLayout
-		Nr      uint32
-		Cpu     [64]uint16
-		Instead [64]uint8
-		Hash    [64]uint32
-	}{}
 	p.Nr = uint32(len(cores))
 	for i, c := range cores {
 		p.Cpu[i] = uint16(c)
@@ -105,11 +98,26 @@ func (d *Datapath) Steer(core int, stages ...Stage) error {
 // SetNeutral makes packets that are not steered immune to RPS: it is on as long
 // as masks of ours are.
 func (d *Datapath) SetNeutral(on bool) error {
-	d.policy.Flags &^= uint32(stagesOlFlagOL_F_NEUTRAL)
-	if on {
-		d.policy.Flags |= uint32(stagesOlFlagOL_F_NEUTRAL)
-	}
+	setFlag(&d.policy.Flags, stagesOlFlagOL_F_NEUTRAL, on)
 	return d.writePolicy()
+}
+
+// setFlag sets or clears flags of a word of the policy, and tells whether it is another one by that.
+func setFlag[W uint8 | uint32, F ~uint32](word *W, flags F, on bool) (changed bool) {
+	was := *word
+	*word &^= W(flags)
+	if on {
+		*word |= W(flags)
+	}
+	return *word != was
+}
+
+// bit is a truth value as the kernel side has it.
+func bit(on bool) uint8 {
+	if on {
+		return 1
+	}
+	return 0
 }
 
 // Tuning are the numbers by which flows look for other lanes.
@@ -121,10 +129,7 @@ type Tuning struct {
 // SetTuning replaces the tuning.
 func (d *Datapath) SetTuning(t Tuning) error {
 	d.policy.RebalanceQueue = t.RebalanceQueue
-	d.policy.Flags &^= uint32(stagesOlFlagOL_F_RESTEER)
-	if t.Resteer {
-		d.policy.Flags |= uint32(stagesOlFlagOL_F_RESTEER)
-	}
+	setFlag(&d.policy.Flags, stagesOlFlagOL_F_RESTEER, t.Resteer)
 	return d.writePolicy()
 }
 
@@ -170,12 +175,6 @@ type TunnelDevice struct {
 	Outer    int  // the outer IP version that it takes, 0 for both
 }
 
-// UnderlayDevice is a NIC whose polls carry the tunnels' packets.
-type UnderlayDevice struct {
-	Ifindex  int
-	NetnsIno uint64
-}
-
 // maxDevices is how many devices the tracepoint knows. Its map holds twice as many:
 // new ones come in before old ones go.
 const maxDevices = 4 * int(stagesOlLimitOL_MAX_TUNNELS)
@@ -213,21 +212,18 @@ var ErrTooManyTunnels = errors.New("too many tunnels")
 // SetTunnels replaces the tunnels whose packets are steered, and the underlays
 // whose polls are measured. A tunnel that stays
 // keeps its index, and with it what the order guard knows.
-func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []UnderlayDevice) error {
+func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []CellDevice) error {
 	tunnels := [stagesOlLimitOL_MAX_TUNNELS]stagesOlTunnel{}
 	cells := map[stagesOlCellKey]uint32{}
 	var later []stagesOlTunnel // found no place yet
 	var laterCells []stagesOlCellKey
 	var alone []string // too many
 	for _, dev := range devs {
-		t := stagesOlTunnel{Vni: dev.VNI, Port: dev.Port, Kind: uint8(dev.Kind), Outer: uint8(dev.Outer)}
+		t := stagesOlTunnel{Vni: dev.VNI, Port: dev.Port, Kind: uint8(dev.Kind), Outer: uint8(dev.Outer), NoGro: bit(dev.NoGRO)}
 		if dev.AnyVNI {
 			t.Vni = anyVNI
 		}
-		if dev.NoGRO {
-			t.NoGro = 1
-		}
-		cell := stagesOlCellKey{Ifindex: uint32(dev.Ifindex), Netns: uint32(dev.NetnsIno)}
+		cell := CellDevice{dev.Ifindex, dev.NetnsIno}.key()
 		if i := indexOf(d.policy.Tunnel[:], t); i >= 0 {
 			tunnels[i], cells[cell] = t, uint32(i)
 		} else {
@@ -249,7 +245,7 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []UnderlayDevice) e
 		if len(cells) == maxDevices {
 			break // the others' polls are not measured
 		}
-		cells[stagesOlCellKey{Ifindex: uint32(u.Ifindex), Netns: uint32(u.NetnsIno)}] = uint32(stagesOlLimitOL_MAX_TUNNELS)
+		cells[u.key()] = uint32(stagesOlLimitOL_MAX_TUNNELS)
 	}
 	nr := uint32(0)
 	for i, t := range tunnels {

@@ -40,13 +40,13 @@ func (d *Datapath) LoadPriority() (_ *Priority, err error) {
 	if err := d.needXDP(); err != nil { // they have the ways in common
 		return nil, err
 	}
-	if err := d.loadObject("priority programs", loadPriority, &p.objs); err != nil {
+	if err := d.loadObject("priority programs", loadPriority, &p.objs, forAWhile); err != nil {
 		return nil, err
 	}
 	if err := p.forget(); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
-	if p.poll, err = d.traceWith(p.objs.OlPrioPolled); err != nil {
+	if p.poll, err = d.attachTracing(heldTrace, p.objs.OlPrioPolled); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil
@@ -55,9 +55,6 @@ func (d *Datapath) LoadPriority() (_ *Priority, err error) {
 // forget makes every core one without latency traffic: the pipeline's hooks go by that,
 // too, and stay.
 func (p *Priority) forget() error {
-	if p.objs.OlPrios == nil {
-		return nil
-	}
 	for cpu := range uint32(p.d.cpus) {
 		if err := p.objs.OlPrios.Put(cpu, priorityOlPrio{}); err != nil {
 			return fmt.Errorf("write priority on core %d: %w", cpu, err)
@@ -108,35 +105,28 @@ func (p *Priority) SetTuning(t PriorityTuning) error {
 //
 // eager is how the latency class's threads are scheduled.
 func (p *Priority) StartLanes(cores []int, two bool, eager LaneSched) error {
-	classes := []int{bulkLane}
-	if two {
-		classes = append(classes, latencyLane)
+	err := p.startLanes(cores, bulkLane, p.bulkSched)
+	if err == nil && two {
+		err = p.startLanes(cores, latencyLane, func(int) LaneSched { return eager })
 	}
-	for _, class := range classes {
-		if err := p.d.startLanes(cores, class); err != nil {
-			return err
-		}
-		for _, core := range cores {
-			s := eager
-			if class == bulkLane {
-				s = p.bulkSched(core)
-			}
-			if err := p.d.tuneLane(core, class, s); err != nil {
-				return err
-			}
-		}
+	return err
+}
+
+func (p *Priority) startLanes(cores []int, class int, sched func(core int) LaneSched) error {
+	if err := p.d.startLanes(cores, class); err != nil {
+		return err
 	}
-	return nil
+	return p.tuneLanes(cores, class, sched)
 }
 
 // HurryLanes has the threads of bulk lanes scheduled like the latency class's until
 // CalmLanes: so that lanes run empty soon, whatever else wants their cores.
 func (p *Priority) HurryLanes(cores []int, eager LaneSched) error {
-	return p.tuneBulkLanes(cores, func(int) LaneSched { return eager })
+	return p.tuneLanes(cores, bulkLane, func(int) LaneSched { return eager })
 }
 
 // CalmLanes undoes HurryLanes.
-func (p *Priority) CalmLanes(cores []int) error { return p.tuneBulkLanes(cores, p.bulkSched) }
+func (p *Priority) CalmLanes(cores []int) error { return p.tuneLanes(cores, bulkLane, p.bulkSched) }
 
 // BesideRealtime says on which cores NICs are polled in real time: that preempts a bulk lane
 // whatever its nice value, which can be the latency class's there.
@@ -163,9 +153,9 @@ func (p *Priority) bulkSched(core int) LaneSched {
 	return bulkSched
 }
 
-func (p *Priority) tuneBulkLanes(cores []int, s func(core int) LaneSched) error {
+func (p *Priority) tuneLanes(cores []int, class int, sched func(core int) LaneSched) error {
 	for _, core := range cores {
-		if err := p.d.tuneLane(core, bulkLane, s(core)); err != nil {
+		if err := p.d.tuneLane(core, class, sched(core)); err != nil {
 			return err
 		}
 	}
@@ -206,8 +196,8 @@ func (d *Datapath) tuneLane(core, class int, s LaneSched) error {
 
 // PriorityHook is the hook on one underlay.
 type PriorityHook struct {
+	link.Link
 	p *Priority
-	l link.Link
 }
 
 // AttachXDP hangs the hook on an underlay, in the driver. two: no thread polls it, and the latency
@@ -223,22 +213,16 @@ func (p *Priority) AttachXDP(dev Device, two bool) (*PriorityHook, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &PriorityHook{p, l}, nil
+	return &PriorityHook{l, p}, nil
 }
 
 // TwoLanes tells a hook that no thread polls the underlay after all.
 func (h *PriorityHook) TwoLanes() error {
-	if err := h.l.Update(h.p.objs.OlPrioTwoXdp); err != nil {
+	if err := h.Update(h.p.objs.OlPrioTwoXdp); err != nil {
 		return fmt.Errorf("change the XDP program: %w", err)
 	}
 	return nil
 }
-
-// Info tells what the kernel knows of it.
-func (h *PriorityHook) Info() (*link.Info, error) { return h.l.Info() }
-
-// Close takes the hook off.
-func (h *PriorityHook) Close() error { return h.l.Close() }
 
 // SetRules replaces the rules that give flows their class, all at once: packets
 // are judged by the old list or by the new one. An error changes nothing.
@@ -259,14 +243,9 @@ func (p *Priority) SetRules(t *rules.Table) error {
 	var shapes priorityOlShapes
 	shapes.Nr = uint32(len(t.Shapes))
 	host := p.host || t.FitsHost()
-	if host {
-		shapes.Host = 1
-	}
+	shapes.Host = uint32(bit(host))
 	for i, s := range t.Shapes {
-		shapes.Shape[i].Fields = s.Fields
-		if s.V6 {
-			shapes.Shape[i].V6 = 1
-		}
+		shapes.Shape[i].Fields, shapes.Shape[i].V6 = s.Fields, bit(s.V6)
 		shapes.Shape[i].Mask = *(*[4]uint32)(unsafe.Pointer(&s.Mask))
 	}
 	for k, m := range t.Keys {

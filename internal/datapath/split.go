@@ -49,23 +49,11 @@ func (d *Datapath) SetSplit(s Split) error {
 	p := &d.policy
 	p.SplitBatch = uint32(s.Batch)
 	p.SplitFrames, p.SplitBytes = perWindow(s.Frames), perWindow(s.Bytes)
-	p.SplitProtos, p.SplitHere = 0, 0
-	if s.UDP {
-		p.SplitProtos |= uint8(stagesOlSplitProtoOL_SPLIT_UDP)
-	}
-	if s.Numbered {
-		p.SplitProtos |= uint8(stagesOlSplitProtoOL_SPLIT_NUMBERED)
-	}
-	if s.TCP {
-		p.SplitProtos |= uint8(stagesOlSplitProtoOL_SPLIT_TCP)
-	}
-	if s.Here {
-		p.SplitHere = 1
-	}
-	p.SplitStage, p.SplitSecond = uint8(s.At), 0
-	if s.Second {
-		p.SplitSecond = 1
-	}
+	setFlag(&p.SplitProtos, stagesOlSplitProtoOL_SPLIT_UDP, s.UDP)
+	setFlag(&p.SplitProtos, stagesOlSplitProtoOL_SPLIT_NUMBERED, s.Numbered)
+	setFlag(&p.SplitProtos, stagesOlSplitProtoOL_SPLIT_TCP, s.TCP)
+	p.SplitHere = bit(s.Here)
+	p.SplitStage, p.SplitSecond = uint8(s.At), bit(s.Second)
 	return d.writePolicy()
 }
 

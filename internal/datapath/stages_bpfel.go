@@ -30,7 +30,6 @@ type stagesOlAbi struct {
 	Reason       uint32
 	Counter      uint32
 	Flag         uint32
-	CoreFlag     uint32
 	Class        uint32
 	Verdict      uint32
 	Field        uint32
@@ -64,14 +63,6 @@ type stagesOlChange struct {
 	Left   uint8
 	Pad    [5]uint8
 }
-
-type stagesOlCoreFlag uint32
-
-const (
-	stagesOlCoreFlagOL_CORE_STEER_NIC    stagesOlCoreFlag = 1
-	stagesOlCoreFlagOL_CORE_STEER_TUNNEL stagesOlCoreFlag = 2
-	stagesOlCoreFlagOL_CORE_STEER_POD    stagesOlCoreFlag = 4
-)
 
 type stagesOlCounter uint32
 

@@ -37,7 +37,7 @@ type Shortcuts struct {
 // LoadShortcuts puts the program into the kernel. It does nothing before SetShortcuts.
 func (p *Priority) LoadShortcuts() (*Shortcuts, error) {
 	s := &Shortcuts{d: p.d, have: map[ShortcutKey]Shortcut{}}
-	if err := p.d.loadObject("the program for redirect paths", loadSync, &s.objs); err != nil {
+	if err := p.d.loadObject("the program for redirect paths", loadSync, &s.objs, forAWhile); err != nil {
 		return nil, err
 	}
 	return s, nil

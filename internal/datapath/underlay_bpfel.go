@@ -30,7 +30,6 @@ type underlayOlAbi struct {
 	Reason       uint32
 	Counter      uint32
 	Flag         uint32
-	CoreFlag     uint32
 	Class        uint32
 	Verdict      uint32
 	Field        uint32

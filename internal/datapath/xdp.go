@@ -144,7 +144,7 @@ func (d *Datapath) watchLanes() error {
 		return fmt.Errorf("write lane map ID: %w", err)
 	}
 	for _, prog := range []*ebpf.Program{d.trace.OlLaneEnqueue, d.trace.OlLaneTaken} {
-		l, err := d.traceWith(prog)
+		l, err := d.attachTracing(heldTrace, prog)
 		if err != nil {
 			return err
 		}
@@ -184,8 +184,7 @@ func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
 	}
 	// No program has seen which ways flows have taken since it was last there.
 	d.policy.ExpressEpoch++
-	d.policy.Entries++
-	if err := d.writePolicy(); err != nil {
+	if err := d.pathsChanged(); err != nil {
 		return nil, err
 	}
 	return d.attachXDP(dev, d.xdp.OlUnderlayXdp)

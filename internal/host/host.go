@@ -101,14 +101,14 @@ func (h *Host) SetTunnels(snap node.Snapshot) error {
 	return h.dp.SetTunnels(h.tunnelDevices(snap), h.underlayDevices(snap))
 }
 
-func (h *Host) underlayDevices(snap node.Snapshot) []datapath.UnderlayDevice {
-	var devs []datapath.UnderlayDevice
+func (h *Host) underlayDevices(snap node.Snapshot) []datapath.CellDevice {
+	var devs []datapath.CellDevice
 	for _, dev := range snap.Receivers() {
 		ns, err := h.scanner.Namespace(dev.NetnsCookie)
 		if err != nil {
 			continue // gone since the scan
 		}
-		devs = append(devs, datapath.UnderlayDevice{Ifindex: dev.Ifindex, NetnsIno: ns.Inode()})
+		devs = append(devs, datapath.CellDevice{Ifindex: dev.Ifindex, NetnsIno: ns.Inode()})
 		ns.Close()
 	}
 	return devs

@@ -88,53 +88,20 @@ const (
 // Base is a mechanism that does nothing, to be embedded.
 type Base struct{}
 
-// Fill is Mechanism's.
-func (Base) Fill(*control.Status, names.Names) error { return nil }
-
-// Skipped is Mechanism's.
-func (Base) Skipped() []plan.Skip { return nil }
-
-// Step is Mechanism's.
-func (Base) Step(context.Context, time.Time) error { return nil }
-
-// Decide is Mechanism's.
+func (Base) Fill(*control.Status, names.Names) error      { return nil }
+func (Base) Skipped() []plan.Skip                         { return nil }
+func (Base) Step(context.Context, time.Time) error        { return nil }
 func (Base) Decide(context.Context, governor.Input) error { return nil }
-
-// Rescanned is Mechanism's.
-func (Base) Rescanned(context.Context) error { return nil }
-
-// CoreLost is Mechanism's.
-func (Base) CoreLost(int) {}
-
-// CoresChanged is Mechanism's.
-func (Base) CoresChanged() error { return nil }
-
-// Changed is Mechanism's.
-func (Base) Changed() <-chan struct{} { return nil }
-
-// Follow is Mechanism's.
-func (Base) Follow(context.Context, time.Time) error { return nil }
-
-// Polls is Mechanism's.
-func (Base) Polls() bool { return false }
-
-// Poll is Mechanism's.
-func (Base) Poll(context.Context, time.Time) error { return nil }
-
-// Meanwhile is Mechanism's.
-func (Base) Meanwhile(time.Time) {}
-
-// Tracing is Mechanism's.
-func (Base) Tracing() Tracing { return Tracing{} }
-
-// Busy is Mechanism's.
-func (Base) Busy(governor.Input) bool { return false }
-
-// Steers is Mechanism's.
-func (Base) Steers() Steering { return NotSteered }
-
-// Tries is Mechanism's.
-func (Base) Tries() []*trial.Trial { return nil }
-
-// Close is Mechanism's.
-func (Base) Close() error { return nil }
+func (Base) Rescanned(context.Context) error              { return nil }
+func (Base) CoreLost(int)                                 {}
+func (Base) CoresChanged() error                          { return nil }
+func (Base) Changed() <-chan struct{}                     { return nil }
+func (Base) Follow(context.Context, time.Time) error      { return nil }
+func (Base) Polls() bool                                  { return false }
+func (Base) Poll(context.Context, time.Time) error        { return nil }
+func (Base) Meanwhile(time.Time)                          {}
+func (Base) Tracing() Tracing                             { return Tracing{} }
+func (Base) Busy(governor.Input) bool                     { return false }
+func (Base) Steers() Steering                             { return NotSteered }
+func (Base) Tries() []*trial.Trial                        { return nil }
+func (Base) Close() error                                 { return nil }

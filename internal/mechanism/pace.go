@@ -2,9 +2,7 @@
 
 package mechanism
 
-import (
-	"time"
-)
+import "time"
 
 // PolledFor is how long a core counts as one that polls NICs, after it did.
 const PolledFor = time.Minute

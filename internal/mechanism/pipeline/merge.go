@@ -228,11 +228,12 @@ func (m *merging) putQdisc() error {
 	if err != nil {
 		return fmt.Errorf("read qdisc of %s: %w", MergeDevice, err)
 	}
-	if slices.ContainsFunc(list, m.order.is) {
+	kind := m.order.merge.Kind()
+	if slices.ContainsFunc(list, func(q netlink.Qdisc) bool { return q.Type() == kind }) {
 		return nil
 	}
-	q := m.order.qdisc(netlink.QdiscAttrs{LinkIndex: m.ifindex, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT})
-	if err := netlink.QdiscReplace(q); err != nil {
+	root := netlink.QdiscAttrs{LinkIndex: m.ifindex, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
+	if err := netlink.QdiscReplace(&netlink.GenericQdisc{QdiscAttrs: root, QdiscType: kind}); err != nil {
 		return fmt.Errorf("put qdisc on %s: %w", MergeDevice, err)
 	}
 	return nil

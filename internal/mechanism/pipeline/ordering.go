@@ -7,8 +7,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/overlane/overlane/internal/datapath"
 )
 
@@ -55,14 +53,6 @@ func (o *ordering) live() {
 		}
 	}
 }
-
-// qdisc is what does it, on a device.
-func (o *ordering) qdisc(a netlink.QdiscAttrs) netlink.Qdisc {
-	return &netlink.GenericQdisc{QdiscAttrs: a, QdiscType: o.merge.Kind()}
-}
-
-// is tells whether a device's qdisc is that.
-func (o *ordering) is(q netlink.Qdisc) bool { return q.Type() == o.merge.Kind() }
 
 func (o *ordering) close() error {
 	close(o.stop)

@@ -18,10 +18,8 @@ type polls struct {
 	armed time.Time         // when lanes were last out
 }
 
-const (
-	// lanesGone is after how long the lanes' own polls are over for certain.
-	lanesGone = time.Second
-)
+// lanesGone is after how long the lanes' own polls are over for certain.
+const lanesGone = time.Second
 
 // saw takes a window. Behind lanes nothing tells which core polls the NIC: what is known stays.
 func (p *polls) saw(in governor.Input, armed bool) {

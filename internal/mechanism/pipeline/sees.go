@@ -4,6 +4,7 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -30,26 +31,21 @@ func (a *actuator) sees(ctx context.Context, snap node.Snapshot) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, seesWithin)
 	defer cancel()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
 	hook, tunnels, err := a.packets()
 	if err != nil {
 		return err
 	}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
+	err = datapath.Await(ctx, func() (seen bool, err error) {
 		h, t, err := a.packets()
-		switch {
-		case err != nil || h != hook:
-			return err
-		case t-tunnels >= enoughPackets:
-			return fmt.Errorf("%s takes the packets before overlane's program sees them", front)
+		if err == nil && h == hook && t-tunnels >= enoughPackets {
+			err = fmt.Errorf("%s takes the packets before overlane's program sees them", front)
 		}
+		return h != hook, err
+	})
+	if errors.Is(err, datapath.ErrFlowsOut) {
+		return nil
 	}
+	return err
 }
 
 // packets counts those that the programs on the underlays saw go to tunnels, and those that

@@ -7,7 +7,6 @@ package priority
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/printable"
 	"github.com/overlane/overlane/internal/rules"
 	"github.com/overlane/overlane/internal/trial"
 	"github.com/overlane/overlane/internal/xdp"
@@ -221,12 +221,8 @@ func (p *Priority) report() control.Mechanism {
 		return m
 	}
 	var by []string
-	switch n := len(p.added) + len(p.opts.Rules); n {
-	case 0:
-	case 1:
-		by = append(by, "1 rule")
-	default:
-		by = append(by, fmt.Sprintf("%d rules", n))
+	if n := len(p.added) + len(p.opts.Rules); n > 0 {
+		by = append(by, printable.Plural(n, "rule"))
 	}
 	if p.opts.Auto || p.demand.on {
 		by = append(by, "small, sparse flows")

@@ -34,7 +34,8 @@ func (p *Priority) useRules(ctx context.Context, added, configured []rules.Rule)
 	case p.placed == nil:
 		err = p.start(ctx, table)
 	default:
-		if err = p.keepRuleFrames(); err == nil {
+		// Counted anew from here on.
+		if p.placed.frames, err = p.ruleFrames(); err == nil {
 			// A NIC that was left alone by itself may be asked for now.
 			err = errors.Join(p.placed.dp.SetRules(table), p.placed.dp.SetTuning(p.tuning()), p.follow(ctx))
 		}
@@ -89,12 +90,6 @@ func (p *Priority) sparseFlows() (list []control.SparseFlow, err error) {
 		})
 	}
 	return list, nil
-}
-
-// keepRuleFrames remembers them before the list changes.
-func (p *Priority) keepRuleFrames() (err error) {
-	p.placed.frames, err = p.ruleFrames()
-	return err
 }
 
 // AddRule puts one more rule in force. An error changes nothing.
