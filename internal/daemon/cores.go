@@ -59,11 +59,9 @@ func (d *Daemon) isOffline(core int) bool {
 
 // useCores has the mechanisms use what is configured and online, and what no container has for itself.
 func (d *Daemon) useCores() error {
-	cores := slices.Clone(d.opts.Cores)
-	if d.opts.Online != nil {
-		cores = slices.DeleteFunc(cores, func(c int) bool { return !slices.Contains(d.online, c) })
-	}
-	cores = slices.DeleteFunc(cores, func(c int) bool { return slices.Contains(d.apart, c) })
+	cores := slices.DeleteFunc(slices.Clone(d.opts.Cores), func(c int) bool {
+		return d.isOffline(c) || slices.Contains(d.apart, c)
+	})
 	if slices.Equal(cores, d.cores) {
 		return nil
 	}
