@@ -306,7 +306,7 @@ func TestAFileOfTheFolderIsReplacedAsAWhole(t *testing.T) {
 			t.Errorf("%q, %v, want %q", got, err, text)
 		}
 	}
-	left, err := os.ReadDir(d.Path())
+	left, err := os.ReadDir(d.path)
 	if err != nil || len(left) != 1 {
 		t.Errorf("%v, %v", left, err)
 	}
