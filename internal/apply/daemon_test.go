@@ -206,7 +206,7 @@ func startThread(t *testing.T) (plan.ThreadID, func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, _ := cutLast(string(stat), ") ")
+	_, rest, _ := strings.Cut(string(stat), ") ") // the name has none
 	start, err := strconv.ParseUint(strings.Fields(rest)[19], 10, 64)
 	if err != nil {
 		t.Fatal(err)

@@ -209,24 +209,22 @@ func certainlyGone(err error) bool {
 	return errors.Is(err, errGone) || errors.Is(err, ErrNoNamespace)
 }
 
+// accessors read and write settings, by their kind.
+var accessors = map[plan.Kind]struct {
+	get func(*settingPlace) (string, error)
+	put func(*settingPlace, string) error
+}{
+	plan.SysfsAttr:      {(*settingPlace).getAttr, (*settingPlace).putAttr},
+	plan.EthtoolFeature: {(*settingPlace).getFeature, (*settingPlace).putFeature},
+	plan.Sysctl:         {(*settingPlace).getSysctl, (*settingPlace).putSysctl},
+	plan.ThreadSched:    {(*settingPlace).getSched, (*settingPlace).putSched},
+	plan.OwnDevice:      {(*settingPlace).getDevice, (*settingPlace).putDevice},
+	plan.Superblock:     {(*settingPlace).getSuperblock, (*settingPlace).putSuperblock},
+}
+
 // get reads the value, in its canonical spelling.
 func (s *settingPlace) get() (string, error) {
-	var v string
-	var err error
-	switch s.Kind {
-	case plan.SysfsAttr:
-		v, err = readAttr(s.dev, s.Attr)
-	case plan.EthtoolFeature:
-		v, err = s.getFeature()
-	case plan.Sysctl:
-		v, err = s.getSysctl()
-	case plan.ThreadSched:
-		v, err = getSched(s.Attr)
-	case plan.OwnDevice:
-		v, err = s.getDevice()
-	case plan.Superblock:
-		v, err = s.getSuperblock()
-	}
+	v, err := accessors[s.Kind].get(s)
 	if err != nil {
 		return "", err
 	}
@@ -260,21 +258,7 @@ func (s *settingPlace) write(value string) (now string, err error) {
 	if err := s.k.reach(s); err != nil {
 		return "", err
 	}
-	switch s.Kind {
-	case plan.SysfsAttr:
-		err = writeAttr(s.dev, s.Attr, value)
-	case plan.EthtoolFeature:
-		err = s.putFeature(value)
-	case plan.Sysctl:
-		err = s.putSysctl(value)
-	case plan.ThreadSched:
-		err = putSched(s.Attr, value)
-	case plan.OwnDevice:
-		err = s.putDevice(value)
-	case plan.Superblock:
-		err = s.putSuperblock(value)
-	}
-	if err != nil {
+	if err := accessors[s.Kind].put(s, value); err != nil {
 		return "", err
 	}
 	if now, err = s.get(); err != nil {
