@@ -233,38 +233,32 @@ func (s *settingPlace) get() (string, error) {
 
 // put writes the value and reads it back: the kernel may accept a value and
 // keep another.
-func (s *settingPlace) put(value string) error {
-	now, err := s.write(value)
-	if err == nil && !s.Same(now, value) {
-		err = fmt.Errorf("the kernel took %s and has %s", value, now)
-	}
-	return err
-}
+func (s *settingPlace) put(value string) error { return s.write(value, false) }
 
 // putBack is put for a value seen earlier. Of an offload, what was requested
 // is what counts: whether it is active may depend on others by now.
 func (s *settingPlace) putBack(value string) error {
-	now, err := s.write(value)
-	if s.Kind == plan.EthtoolFeature {
-		now, value = plan.Requested(now), plan.Requested(value)
-	}
-	if err == nil && !s.Same(now, value) {
-		err = fmt.Errorf("the kernel took %s and has %s", value, now)
-	}
-	return err
+	return s.write(value, s.Kind == plan.EthtoolFeature)
 }
 
-func (s *settingPlace) write(value string) (now string, err error) {
+func (s *settingPlace) write(value string, requestCounts bool) error {
 	if err := s.k.reach(s); err != nil {
-		return "", err
+		return err
 	}
 	if err := accessors[s.Kind].put(s, value); err != nil {
-		return "", err
+		return err
 	}
-	if now, err = s.get(); err != nil {
-		return "", fmt.Errorf("read back: %w", err)
+	now, err := s.get()
+	if err != nil {
+		return fmt.Errorf("read back: %w", err)
 	}
-	return now, nil
+	if requestCounts {
+		now, value = plan.Requested(now), plan.Requested(value)
+	}
+	if !s.Same(now, value) {
+		return fmt.Errorf("the kernel took %s and has %s", value, now)
+	}
+	return nil
 }
 
 func readAttr(root *os.Root, name string) (string, error) {
