@@ -181,7 +181,7 @@ func (d *Daemon) start(ctx context.Context) error {
 		return err
 	}
 	d.atEnd(d.scanner.Close)
-	d.host = host.New(d.log, host.NewChanges(d.log, d.cookie), locked, d.dp, d.scanner)
+	d.host = host.New(d.log, host.NewChanges(d.log, d.cookie), locked, d.dp, d.scanner, d.isOffline, d.meanwhile)
 	d.atEnd(d.host.Close)
 	if err = d.host.Scan(ctx); err != nil {
 		return fmt.Errorf("scan node: %w", err)
@@ -202,7 +202,6 @@ func (d *Daemon) start(ctx context.Context) error {
 	}
 	d.mechs = newMechanisms(arbiter{d.host, d}, d.opts)
 	d.trials = trial.NewTrials(d.log, d.total, d.mechs.tries()...)
-	d.host.Waits(d.isOffline, d.meanwhile)
 	if d.opts.Online != nil {
 		if d.online, err = d.opts.Online(); err != nil {
 			return err

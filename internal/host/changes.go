@@ -140,19 +140,15 @@ func (c *Changes) setting(r apply.Result) {
 
 // Rules notes which rules have come into force, and which no longer are.
 func (c *Changes) Rules(was, now []rules.Rule) {
-	named := func(list []rules.Rule, r rules.Rule) bool {
-		return slices.ContainsFunc(list, func(o rules.Rule) bool { return o.Name == r.Name })
-	}
-	for _, r := range now {
-		if !named(was, r) {
-			c.add("rule in force", "rule", r.Name, "mechanism", "priority", "class", string(r.Class))
+	note := func(msg string, of, but []rules.Rule) {
+		for _, r := range of {
+			if !slices.ContainsFunc(but, func(o rules.Rule) bool { return o.Name == r.Name }) {
+				c.add(msg, "rule", r.Name, "mechanism", "priority", "class", string(r.Class))
+			}
 		}
 	}
-	for _, r := range was {
-		if !named(now, r) {
-			c.add("rule taken away", "rule", r.Name, "mechanism", "priority", "class", string(r.Class))
-		}
-	}
+	note("rule in force", now, was)
+	note("rule taken away", was, now)
 }
 
 // attached notes that a program of ours was attached to a device, and notes its end when what it returns is
@@ -218,17 +214,10 @@ func onlyGone(err error) bool {
 		return false
 	case interface{ Unwrap() []error }:
 		all := e.Unwrap()
-		for _, err := range all {
-			if err == node.ErrGone {
-				return true // the others say how that was seen
-			}
+		if slices.Contains(all, node.ErrGone) {
+			return true // the others say how that was seen
 		}
-		for _, err := range all {
-			if !onlyGone(err) {
-				return false
-			}
-		}
-		return len(all) > 0
+		return len(all) > 0 && !slices.ContainsFunc(all, func(err error) bool { return !onlyGone(err) })
 	}
 	return err == node.ErrGone || onlyGone(errors.Unwrap(err))
 }

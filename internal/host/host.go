@@ -35,12 +35,13 @@ type Host struct {
 	meanwhile func()
 }
 
-// New is a host that has not been scanned yet. Changes of settings are noted in changes.
-func New(log *slog.Logger, changes *Changes, locked *apply.Locked, dp *datapath.Datapath, scanner *node.Scanner) *Host {
+// New is a host that has not been scanned yet. Changes of settings are noted in changes. offline says which cores poll
+// no more, meanwhile is what is to be done while the daemon waits for the kernel.
+func New(log *slog.Logger, changes *Changes, locked *apply.Locked, dp *datapath.Datapath, scanner *node.Scanner, offline func(core int) bool, meanwhile func()) *Host {
 	locked.Tell(changes.setting)
 	return &Host{
-		Changes: changes, offline: func(int) bool { return false }, meanwhile: func() {},
-		log: log, dp: dp, scanner: scanner, readings: newReadings(scanner), locked: locked,
+		Changes: changes, log: log, dp: dp, scanner: scanner, readings: newReadings(scanner), locked: locked,
+		offline: offline, meanwhile: meanwhile,
 	}
 }
 
@@ -50,11 +51,6 @@ func (h *Host) Close() error {
 		return nil
 	}
 	return h.hooks.Close()
-}
-
-// Waits says which cores poll no more, and what is to be done while the daemon waits for the kernel.
-func (h *Host) Waits(offline func(core int) bool, meanwhile func()) {
-	h.offline, h.meanwhile = offline, meanwhile
 }
 
 // Offline tells cores that poll no more.
@@ -104,12 +100,9 @@ func (h *Host) SetTunnels(snap node.Snapshot) error {
 func (h *Host) underlayDevices(snap node.Snapshot) []datapath.UnderlayDevice {
 	var devs []datapath.UnderlayDevice
 	for _, dev := range snap.Receivers() {
-		ns, err := h.scanner.Namespace(dev.NetnsCookie)
-		if err != nil {
-			continue // gone since the scan
+		if ino, found := h.inode(dev.NetnsCookie); found {
+			devs = append(devs, datapath.UnderlayDevice{Ifindex: dev.Ifindex, NetnsIno: ino})
 		}
-		devs = append(devs, datapath.UnderlayDevice{Ifindex: dev.Ifindex, NetnsIno: ns.Inode()})
-		ns.Close()
 	}
 	return devs
 }
@@ -117,15 +110,14 @@ func (h *Host) underlayDevices(snap node.Snapshot) []datapath.UnderlayDevice {
 func (h *Host) tunnelDevices(snap node.Snapshot) []datapath.TunnelDevice {
 	var devs []datapath.TunnelDevice
 	for _, t := range snap.Tunnels {
-		ns, err := h.scanner.Namespace(t.NetnsCookie)
-		if err != nil {
-			continue // gone since the scan
+		ino, found := h.inode(t.NetnsCookie)
+		if !found {
+			continue
 		}
 		dev := datapath.TunnelDevice{
 			Kind: t.Kind, VNI: t.VNI, AnyVNI: t.AnyVNI, Port: t.Port,
-			Ifindex: t.Ifindex, NetnsIno: ns.Inode(), Outer: t.Outer,
+			Ifindex: t.Ifindex, NetnsIno: ino, Outer: t.Outer,
 		}
-		ns.Close()
 		if on, err := h.scanner.GRO(t.Dev); err == nil {
 			dev.NoGRO = !on
 		}
