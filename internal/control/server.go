@@ -119,13 +119,6 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 }
 
-// Close removes the socket of a server that never served. After Serve it does
-// nothing.
-func (s *Server) Close() error {
-	s.shutdown()
-	return nil
-}
-
 func (s *Server) shutdown() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,7 +170,7 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 }
 
 func (s *Server) answer(ctx context.Context, line []byte) response {
-	var req request
+	var req request[json.RawMessage]
 	if err := strict(line, &req); err != nil {
 		return response{Error: "bad request: " + err.Error()}
 	}
@@ -192,7 +185,7 @@ func (s *Server) answer(ctx context.Context, line []byte) response {
 	return response{Result: data}
 }
 
-func (s *Server) call(ctx context.Context, req request) (any, error) {
+func (s *Server) call(ctx context.Context, req request[json.RawMessage]) (any, error) {
 	switch req.Verb {
 	case verbStatus:
 		return s.h.Status().withoutNil(), nil
@@ -262,10 +255,6 @@ func peer(conn *net.UnixConn) (*unix.Ucred, error) {
 	}
 	var cred *unix.Ucred
 	var serr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, serr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return nil, err
-	}
-	return cred, serr
+	err = raw.Control(func(fd uintptr) { cred, serr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	return cred, errors.Join(err, serr)
 }
