@@ -181,7 +181,7 @@ func (d *Daemon) start(ctx context.Context) error {
 		return err
 	}
 	d.atEnd(d.scanner.Close)
-	d.host = host.New(d.log, host.NewChanges(d.log, d.cookie), locked, d.dp, d.scanner, d.isOffline, d.meanwhile)
+	d.host = host.New(d.log, host.NewChanges(d.log, d.cookie), locked, d.dp, d.scanner)
 	d.atEnd(d.host.Close)
 	if err = d.host.Scan(ctx); err != nil {
 		return fmt.Errorf("scan node: %w", err)

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,18 +30,12 @@ type Host struct {
 	snap      node.Snapshot
 	hooks     *shortcut.Hooks // once there are watchers
 	beginning string          // the mechanism that is being put in place, while it is
-	offline   func(core int) bool
-	meanwhile func()
 }
 
-// New is a host that has not been scanned yet. Changes of settings are noted in changes. offline says which cores poll
-// no more, meanwhile is what is to be done while the daemon waits for the kernel.
-func New(log *slog.Logger, changes *Changes, locked *apply.Locked, dp *datapath.Datapath, scanner *node.Scanner, offline func(core int) bool, meanwhile func()) *Host {
+// New is a host that has not been scanned yet. Changes of settings are noted in changes.
+func New(log *slog.Logger, changes *Changes, locked *apply.Locked, dp *datapath.Datapath, scanner *node.Scanner) *Host {
 	locked.Tell(changes.setting)
-	return &Host{
-		Changes: changes, log: log, dp: dp, scanner: scanner, readings: newReadings(scanner), locked: locked,
-		offline: offline, meanwhile: meanwhile,
-	}
+	return &Host{Changes: changes, log: log, dp: dp, scanner: scanner, readings: newReadings(scanner), locked: locked}
 }
 
 // Close lets go of what the host has loaded itself.
@@ -52,12 +45,6 @@ func (h *Host) Close() error {
 	}
 	return h.hooks.Close()
 }
-
-// Offline tells cores that poll no more.
-func (h *Host) Offline(core int) bool { return h.offline(core) }
-
-// Meanwhile is to be called while it is waited for the kernel.
-func (h *Host) Meanwhile() { h.meanwhile() }
 
 // Log is the daemon's.
 func (h *Host) Log() *slog.Logger { return h.log }
@@ -151,15 +138,4 @@ func (h *Host) Attach(dev node.Dev, attach func(datapath.Device) (io.Closer, err
 		return nil, err
 	}
 	return h.Changes.attached(dev, l), nil
-}
-
-// graceTimeout bounds the wait for packets that were on their way before something changed.
-const graceTimeout = 500 * time.Millisecond
-
-// Passed waits until every core has handled what was in its hands when it was called. datapath.ErrFlowsOut: some have
-// not in half a second.
-func (h *Host) Passed(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, graceTimeout)
-	defer cancel()
-	return h.dp.Passed(ctx, h.offline, h.meanwhile)
 }
