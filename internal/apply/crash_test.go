@@ -208,7 +208,7 @@ func TestLockWaitsForARestoringGuardian(t *testing.T) {
 func (b *bed) guardian() (*Locked, *Guardian) {
 	b.t.Helper()
 	l := b.lock()
-	g, err := l.StartGuardian(append([]string{"guardian"}, l.Dir().GuardianArgs()...), nil)
+	g, err := l.StartGuardian(append([]string{"guardian"}, l.dir.GuardianArgs()...), nil)
 	b.must(err)
 	return l, g
 }

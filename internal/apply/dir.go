@@ -62,8 +62,6 @@ func private(root *os.Root) error {
 	return nil
 }
 
-func (d *Dir) stateDir() string { return filepath.Dir(d.path) }
-
 // Close lets go of the folder. It does not release a lock taken through it.
 func (d *Dir) Close() error { return d.root.Close() }
 

@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"syscall"
@@ -146,5 +147,5 @@ const cookieFlag = "--netns-cookie"
 // GuardianArgs are the flags by which a guardian finds its daemon's folder,
 // to be put behind the name of the verb that leads to RunGuardian.
 func (d *Dir) GuardianArgs() []string {
-	return []string{"--state-dir", d.stateDir(), cookieFlag, strconv.FormatUint(d.cookie, 10)}
+	return []string{"--state-dir", filepath.Dir(d.path), cookieFlag, strconv.FormatUint(d.cookie, 10)}
 }

@@ -163,9 +163,6 @@ func (l *Locked) told(rep *Report) {
 	}
 }
 
-// Dir returns the folder that the lock belongs to.
-func (l *Locked) Dir() *Dir { return l.dir }
-
 // Holder returns the pid that the lock file names, 0 if none. Whether that
 // process lives, and still holds the lock, only Lock tells.
 func (d *Dir) Holder() int {

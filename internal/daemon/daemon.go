@@ -110,7 +110,7 @@ func Start(ctx context.Context, opts Options) (*Daemon, error) {
 	if opts.AsleepBelow == 0 {
 		opts.AsleepBelow = asleepBelow
 	}
-	d := &Daemon{opts: opts, log: slog.New(host.GoneHandler{Handler: opts.Log.Handler()}), since: time.Now(), requests: make(chan func()), questions: make(chan func()), ended: make(chan struct{})}
+	d := &Daemon{opts: opts, log: slog.New(host.WithoutGone(opts.Log.Handler())), since: time.Now(), requests: make(chan func()), questions: make(chan func()), ended: make(chan struct{})}
 	if err := d.start(ctx); err != nil {
 		return nil, errors.Join(err, d.close())
 	}
