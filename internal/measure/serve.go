@@ -107,7 +107,7 @@ func listen(ctx context.Context, addr string) (*listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w (choose another address with metrics:, or metrics: off)", err)
 	}
-	return newListener(l.(*net.TCPListener))
+	return newListener(ctx, l.(*net.TCPListener))
 }
 
 func (s *Server) serve(ctx context.Context, l net.Listener) error {
