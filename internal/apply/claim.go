@@ -3,7 +3,6 @@
 package apply
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -78,15 +77,14 @@ func Claimed(home *netns.Handle) error {
 // namespace.
 func flocker(f *os.File) (pid int) {
 	var st unix.Stat_t
-	list, err := os.Open("/proc/locks")
+	list, err := os.ReadFile("/proc/locks")
 	if err := errors.Join(err, unix.Fstat(int(f.Fd()), &st)); err != nil {
 		return 0
 	}
-	defer list.Close()
 	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
-	for lines := bufio.NewScanner(list); lines.Scan(); {
+	for line := range strings.Lines(string(list)) {
 		// 1: FLOCK  ADVISORY  WRITE 4711 00:17:52 0 EOF
-		fields := strings.Fields(lines.Text())
+		fields := strings.Fields(line)
 		if len(fields) > 5 && fields[1] == "FLOCK" && fields[5] == file {
 			fmt.Sscan(fields[4], &pid)
 		}

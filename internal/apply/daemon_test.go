@@ -93,7 +93,7 @@ func daemonMain(arg string) error {
 	var g *Guardian
 	pid := 0
 	if s.Guardian {
-		if g, err = l.StartGuardian(append([]string{"guardian"}, d.GuardianArgs()...), os.Stderr); err != nil {
+		if g, err = l.StartGuardian([]string{"guardian"}); err != nil {
 			return err
 		}
 		pid = g.PID()

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
 	"time"
 
@@ -35,9 +34,9 @@ type Options struct {
 	StateDir  string
 	Underlays []string
 	Cores     []int // configured, sorted; the cores that flows may be steered to
-	// Online reads the cores that are online, sorted; nil: all stay it.
+	// Online reads the cores that are online, sorted.
 	Online func() ([]int, error)
-	// Apart reads the cores that containers have for themselves, sorted: nothing is steered there. nil: none.
+	// Apart reads the cores that containers have for themselves, sorted: nothing is steered there.
 	Apart func() ([]int, error)
 	// AsleepBelow is from how many packets a second on, of one core, the daemon looks closely;
 	// 0: 10000. See asleepBelow.
@@ -157,7 +156,7 @@ func (d *Daemon) start(ctx context.Context) error {
 		return err
 	}
 	d.log.Info("start", "version", d.opts.Version, "kernel", kernelRelease(), "tier", d.opts.Pipeline.Tier.String(), "cores", config.CPUList(d.opts.Cores), "netns", d.cookie, "state_dir", d.opts.StateDir)
-	if d.guard, err = locked.StartGuardian(append(slices.Clone(d.opts.GuardianVerb), dir.GuardianArgs()...), os.Stderr); err != nil {
+	if d.guard, err = locked.StartGuardian(d.opts.GuardianVerb); err != nil {
 		return err
 	}
 	d.atEnd(func() error {
@@ -202,10 +201,8 @@ func (d *Daemon) start(ctx context.Context) error {
 	}
 	d.mechs = newMechanisms(arbiter{d.host, d}, d.opts)
 	d.trials = trial.NewTrials(d.log, d.total, d.mechs.tries()...)
-	if d.opts.Online != nil {
-		if d.online, err = d.opts.Online(); err != nil {
-			return err
-		}
+	if d.online, err = d.opts.Online(); err != nil {
+		return err
 	}
 	d.polled = time.Now()
 	d.pollApart()
