@@ -14,19 +14,15 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 )
 
-// Claim is the right to be the only daemon of a network namespace, whatever state directories there are.
-//
-// It is a lock on a file in the namespace's sysfs. The kernel has one sysfs for each network namespace, for all
-// mount and process namespaces: all daemons meet there, and the lock ends with its process. Of its files those
-// serve that only root can open: a lock on a file that all can open, or on an abstract socket's name, any user
-// could take first.
-type Claim struct{ f *os.File }
-
-// claimFile is there on each kernel, and does nothing unless something is written to it.
+// claimFile is what a daemon locks. The kernel has one sysfs for each network namespace, for all mount and
+// process namespaces: all daemons meet there, and the lock ends with its process. Of its files those serve that
+// only root can open: a lock on a file that all can open, or on an abstract socket's name, any user could take
+// first. This one is there on each kernel, and does nothing unless something is written to it.
 const claimFile = "bus/cpu/drivers_probe"
 
-// ClaimNamespace takes the claim. A *BusyError names the daemon that has it.
-func ClaimNamespace(home *netns.Handle) (*Claim, error) {
+// ClaimNamespace takes the right to be the only daemon of a network namespace, whatever state directories there
+// are, until the file that it returns is closed. A *BusyError names the daemon that has it.
+func ClaimNamespace(home *netns.Handle) (*os.File, error) {
 	// Commands that ask who has it lock it for a moment.
 	for tries := 0; ; tries++ {
 		c, err := lockClaim(home, unix.LOCK_EX)
@@ -38,7 +34,7 @@ func ClaimNamespace(home *netns.Handle) (*Claim, error) {
 }
 
 // lockClaim locks the file as a daemon does (unix.LOCK_EX), or as one of any number that ask (unix.LOCK_SH).
-func lockClaim(home *netns.Handle, how int) (*Claim, error) {
+func lockClaim(home *netns.Handle, how int) (*os.File, error) {
 	sysfs, err := home.Sysfs()
 	if err != nil {
 		return nil, fmt.Errorf("claim network namespace: %w", err)
@@ -55,11 +51,8 @@ func lockClaim(home *netns.Handle, how int) (*Claim, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &Claim{f}, nil
+	return f, nil
 }
-
-// Close gives the claim up.
-func (c *Claim) Close() error { return c.f.Close() }
 
 // Claimed returns a *BusyError if a daemon has the namespace.
 func Claimed(home *netns.Handle) error {
