@@ -49,7 +49,8 @@ const answerWait = 20 * time.Second
 
 // StartGuardian runs this program again with the given verb, which must lead
 // to RunGuardian, and returns once the guardian stands. It has to come before
-// the first Do. Behind the verb come the flags that tell it the daemon's folder.
+// the first Do. Behind the verb come the flags that tell it the daemon's folder;
+// it logs to this process's standard error.
 //
 // The guardian is held by one end of a socket pair whose other end only this
 // process has. As a side effect, every descriptor above 2 that this process
