@@ -12,27 +12,43 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
-	"github.com/overlane/overlane/internal/apply/offload"
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/polled"
 	"github.com/overlane/overlane/internal/privilege"
 )
 
-// getFeature spells the value as offload.Feature does: "on", "off", or
+func (s *settingPlace) getAttr() (string, error) { return readAttr(s.dev, s.Attr) }
+
+func (s *settingPlace) putAttr(value string) error { return writeAttr(s.dev, s.Attr, value) }
+
+// FeatureValue spells the state of a feature as ethtool(8) does, without "[fixed]": "on", "off", or
 // "off [requested on]" where a request waits for something else to change.
-func (s *settingPlace) getFeature() (string, error) {
-	var f offload.Feature
-	err := s.handle.Visit(func() error {
-		var err error
-		f, err = offload.Get(s.Name, s.Attr)
-		return err
-	})
-	if errors.Is(err, offload.ErrUnknown) {
-		err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+func FeatureValue(f ethtool.Feature) string {
+	spelt := map[bool]string{true: "on", false: "off"}
+	if !f.Fixed && f.Active != f.Requested {
+		return spelt[f.Active] + " [requested " + spelt[f.Requested] + "]"
 	}
-	return f.String(), err
+	return spelt[f.Active]
+}
+
+func (s *settingPlace) getFeature() (value string, err error) {
+	err = s.handle.Visit(func() error {
+		all, err := ethtool.Features(s.Name)
+		if err != nil {
+			return err
+		}
+		f, known := all[s.Attr]
+		if !known {
+			return fmt.Errorf("%w: get feature %s of %s: %w", fs.ErrNotExist, s.Attr, s.Name, ethtool.ErrUnknown)
+		}
+		value = FeatureValue(f)
+		return nil
+	})
+	return value, err
 }
 
 func (s *settingPlace) putFeature(value string) error {
@@ -40,7 +56,7 @@ func (s *settingPlace) putFeature(value string) error {
 	if on != "on" && on != "off" {
 		return fmt.Errorf("%q is neither on nor off", value)
 	}
-	set := func() error { return offload.Set(s.Name, s.Attr, on == "on") }
+	set := func() error { return ethtool.SetFeature(s.Name, s.Attr, on == "on") }
 	// What GRO holds by a feature could be overtaken.
 	if s.Attr != plan.UDPForwarding || on == "on" {
 		return s.handle.Visit(set)
@@ -60,10 +76,8 @@ func (s *settingPlace) sysctl(fn func(*os.Root) error) error {
 	})
 }
 
-func (s *settingPlace) getSysctl() (string, error) {
-	var value string
-	err := s.sysctl(func(root *os.Root) error {
-		var err error
+func (s *settingPlace) getSysctl() (value string, err error) {
+	err = s.sysctl(func(root *os.Root) error {
 		value, err = readAttr(root, s.Attr)
 		return err
 	})
@@ -90,41 +104,18 @@ func findThread(attr string) error {
 
 // IdentifyThread returns which thread has a number now.
 func IdentifyThread(tid int) (plan.ThreadID, error) {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/stat")
+	var stat procfs.ProcStat
+	proc, err := procfs.NewProc(tid)
+	if err == nil {
+		stat, err = proc.Stat()
+	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		err = errGone
 	}
 	if err != nil {
 		return plan.ThreadID{}, err
 	}
-	// The name is in parentheses and may contain any of them.
-	before, rest, ok := cutLast(string(stat), ") ")
-	_, comm, named := strings.Cut(before, " (")
-	fields := strings.Fields(rest)
-	if !ok || !named || len(fields) < 20 {
-		return plan.ThreadID{}, fmt.Errorf("/proc/%d/stat has an unknown form", tid)
-	}
-	start, err := strconv.ParseUint(fields[19], 10, 64)
-	if err != nil {
-		return plan.ThreadID{}, fmt.Errorf("/proc/%d/stat: %w", tid, err)
-	}
-	return plan.ThreadID{PID: tid, Start: start, Comm: comm}, nil
-}
-
-// SchedOf reads how a thread is scheduled.
-func SchedOf(id plan.ThreadID) (plan.Sched, error) {
-	value, err := getSched(plan.Thread(plan.Target{}, id).Attr)
-	if err != nil {
-		return plan.Sched{}, err
-	}
-	return plan.ParseSched(value)
-}
-
-func cutLast(s, sep string) (before, after string, found bool) {
-	if i := strings.LastIndex(s, sep); i >= 0 {
-		return s[:i], s[i+len(sep):], true
-	}
-	return s, "", false
+	return plan.ThreadID{PID: tid, Start: stat.Starttime, Comm: stat.Comm}, nil
 }
 
 var policies = map[uint32]string{
@@ -135,33 +126,38 @@ var policies = map[uint32]string{
 	unix.SCHED_RR:     "rr",
 }
 
-func getSched(attr string) (string, error) {
-	id, err := plan.ParseThread(attr)
-	if err != nil {
-		return "", err
-	}
+// SchedOf reads how a thread is scheduled.
+func SchedOf(id plan.ThreadID) (plan.Sched, error) {
 	a, err := unix.SchedGetAttr(id.PID, 0)
 	if err != nil {
-		return "", fmt.Errorf("read scheduling: %w", err)
+		return plan.Sched{}, fmt.Errorf("read scheduling: %w", err)
 	}
 	policy, ok := policies[a.Policy]
 	if !ok {
-		return "", fmt.Errorf("scheduling policy %d: overlane does not handle it", a.Policy)
+		return plan.Sched{}, fmt.Errorf("scheduling policy %d: overlane does not handle it", a.Policy)
 	}
 	cores, err := allowedCores(id.PID)
 	if err != nil {
-		return "", err
+		return plan.Sched{}, err
 	}
 	value := fmt.Sprintf("policy=%s prio=%d nice=%d cores=%s", policy, a.Priority, a.Nice, cores)
 	slice, err := ownSlice(a)
 	if err != nil {
-		return "", err
+		return plan.Sched{}, err
 	}
 	if slice != 0 {
 		value += " slice=" + slice.String()
 	}
-	_, err = plan.ParseSched(value)
-	return value, err
+	return plan.ParseSched(value)
+}
+
+func (s *settingPlace) getSched() (string, error) {
+	id, err := plan.ParseThread(s.Attr)
+	if err != nil {
+		return "", err
+	}
+	sched, err := SchedOf(id)
+	return sched.String(), err
 }
 
 // ownSlice is the slice that a thread was given, or 0. The kernel tells the scheduler's
@@ -208,18 +204,18 @@ func allowedCores(tid int) (string, error) {
 	return strings.TrimSpace(list), nil
 }
 
-func putSched(attr, value string) error {
-	id, err := plan.ParseThread(attr)
+func (s *settingPlace) putSched(value string) error {
+	id, err := plan.ParseThread(s.Attr)
 	if err != nil {
 		return err
 	}
-	s, err := plan.ParseSched(value)
+	want, err := plan.ParseSched(value)
 	if err != nil {
 		return err
 	}
-	a := unix.SchedAttr{Size: unix.SizeofSchedAttr, Priority: uint32(s.Priority), Nice: int32(s.Nice), Runtime: uint64(s.Slice)}
+	a := unix.SchedAttr{Size: unix.SizeofSchedAttr, Priority: uint32(want.Priority), Nice: int32(want.Nice), Runtime: uint64(want.Slice)}
 	for number, name := range policies {
-		if name == s.Policy {
+		if name == want.Policy {
 			a.Policy = number
 		}
 	}
@@ -227,7 +223,7 @@ func putSched(attr, value string) error {
 		return fmt.Errorf("set scheduling: %w", err)
 	}
 	set := unix.NewCPUSet(polled.MaxCores)
-	for _, c := range s.Cores {
+	for _, c := range want.Cores {
 		if c >= polled.MaxCores {
 			return fmt.Errorf("core %d: beyond what kernels are built for", c)
 		}
@@ -238,7 +234,7 @@ func putSched(attr, value string) error {
 		return err
 	}
 	// A bound kernel thread refuses any affinity, its own included.
-	if slices.Equal(now.Cores, s.Cores) {
+	if slices.Equal(now.Cores, want.Cores) {
 		return nil
 	}
 	if err := privilege.With(unix.CAP_SYS_NICE, func() error { return unix.SchedSetaffinityDynamic(id.PID, set) }); err != nil {

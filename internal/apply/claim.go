@@ -3,7 +3,6 @@
 package apply
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -15,19 +14,15 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 )
 
-// Claim is the right to be the only daemon of a network namespace, whatever state directories there are.
-//
-// It is a lock on a file in the namespace's sysfs. The kernel has one sysfs for each network namespace, for all
-// mount and process namespaces: all daemons meet there, and the lock ends with its process. Of its files those
-// serve that only root can open: a lock on a file that all can open, or on an abstract socket's name, any user
-// could take first.
-type Claim struct{ f *os.File }
-
-// claimFile is there on each kernel, and does nothing unless something is written to it.
+// claimFile is what a daemon locks. The kernel has one sysfs for each network namespace, for all mount and
+// process namespaces: all daemons meet there, and the lock ends with its process. Of its files those serve that
+// only root can open: a lock on a file that all can open, or on an abstract socket's name, any user could take
+// first. This one is there on each kernel, and does nothing unless something is written to it.
 const claimFile = "bus/cpu/drivers_probe"
 
-// ClaimNamespace takes the claim. A *BusyError names the daemon that has it.
-func ClaimNamespace(home *netns.Handle) (*Claim, error) {
+// ClaimNamespace takes the right to be the only daemon of a network namespace, whatever state directories there
+// are, until the file that it returns is closed. A *BusyError names the daemon that has it.
+func ClaimNamespace(home *netns.Handle) (*os.File, error) {
 	// Commands that ask who has it lock it for a moment.
 	for tries := 0; ; tries++ {
 		c, err := lockClaim(home, unix.LOCK_EX)
@@ -39,7 +34,7 @@ func ClaimNamespace(home *netns.Handle) (*Claim, error) {
 }
 
 // lockClaim locks the file as a daemon does (unix.LOCK_EX), or as one of any number that ask (unix.LOCK_SH).
-func lockClaim(home *netns.Handle, how int) (*Claim, error) {
+func lockClaim(home *netns.Handle, how int) (*os.File, error) {
 	sysfs, err := home.Sysfs()
 	if err != nil {
 		return nil, fmt.Errorf("claim network namespace: %w", err)
@@ -56,11 +51,8 @@ func lockClaim(home *netns.Handle, how int) (*Claim, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &Claim{f}, nil
+	return f, nil
 }
-
-// Close gives the claim up.
-func (c *Claim) Close() error { return c.f.Close() }
 
 // Claimed returns a *BusyError if a daemon has the namespace.
 func Claimed(home *netns.Handle) error {
@@ -78,15 +70,14 @@ func Claimed(home *netns.Handle) error {
 // namespace.
 func flocker(f *os.File) (pid int) {
 	var st unix.Stat_t
-	list, err := os.Open("/proc/locks")
+	list, err := os.ReadFile("/proc/locks")
 	if err := errors.Join(err, unix.Fstat(int(f.Fd()), &st)); err != nil {
 		return 0
 	}
-	defer list.Close()
 	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
-	for lines := bufio.NewScanner(list); lines.Scan(); {
+	for line := range strings.Lines(string(list)) {
 		// 1: FLOCK  ADVISORY  WRITE 4711 00:17:52 0 EOF
-		fields := strings.Fields(lines.Text())
+		fields := strings.Fields(line)
 		if len(fields) > 5 && fields[1] == "FLOCK" && fields[5] == file {
 			fmt.Sscan(fields[4], &pid)
 		}

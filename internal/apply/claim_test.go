@@ -16,7 +16,7 @@ import (
 )
 
 // claims tries, in a mount namespace of its own.
-func claims(t *testing.T, home *netns.Handle) (c *Claim, err error) {
+func claims(t *testing.T, home *netns.Handle) (c *os.File, err error) {
 	t.Helper()
 	if derr := home.Do(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {

@@ -208,7 +208,7 @@ func TestLockWaitsForARestoringGuardian(t *testing.T) {
 func (b *bed) guardian() (*Locked, *Guardian) {
 	b.t.Helper()
 	l := b.lock()
-	g, err := l.StartGuardian(append([]string{"guardian"}, l.Dir().GuardianArgs()...), nil)
+	g, err := l.StartGuardian([]string{"guardian"})
 	b.must(err)
 	return l, g
 }
@@ -242,7 +242,7 @@ func TestDeathOfTheGuardianIsSeen(t *testing.T) {
 func TestGuardianThatCannotStandIsAnError(t *testing.T) {
 	b := newBed(t)
 	l := b.lock()
-	if _, err := l.StartGuardian([]string{"-test.run=^$"}, nil); err == nil {
+	if _, err := l.StartGuardian([]string{"-test.run=^$"}); err == nil {
 		t.Fatal("a program that is no guardian was taken for one")
 	}
 }

@@ -93,7 +93,7 @@ func daemonMain(arg string) error {
 	var g *Guardian
 	pid := 0
 	if s.Guardian {
-		if g, err = l.StartGuardian(append([]string{"guardian"}, d.GuardianArgs()...), os.Stderr); err != nil {
+		if g, err = l.StartGuardian([]string{"guardian"}); err != nil {
 			return err
 		}
 		pid = g.PID()
@@ -206,7 +206,7 @@ func startThread(t *testing.T) (plan.ThreadID, func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, _ := cutLast(string(stat), ") ")
+	_, rest, _ := strings.Cut(string(stat), ") ") // the name has none
 	start, err := strconv.ParseUint(strings.Fields(rest)[19], 10, 64)
 	if err != nil {
 		t.Fatal(err)

@@ -62,14 +62,6 @@ func private(root *os.Root) error {
 	return nil
 }
 
-// Path returns the folder, for the control socket and for messages.
-func (d *Dir) Path() string { return d.path }
-
-func (d *Dir) stateDir() string { return filepath.Dir(d.path) }
-
-// Cookie returns the cookie of the namespace that the folder belongs to.
-func (d *Dir) Cookie() uint64 { return d.cookie }
-
 // Close lets go of the folder. It does not release a lock taken through it.
 func (d *Dir) Close() error { return d.root.Close() }
 

@@ -144,12 +144,7 @@ func (l *Locked) look(k *kernel, steps []plan.Step, rep *Report) ([]job, error) 
 		} else if step.Same(value, step.Want) {
 			res.Outcome = Already
 		} else {
-			j := job{step: step, at: at, before: value, result: len(rep.Results)}
-			if old != nil {
-				was := *old
-				j.old = &was
-			}
-			jobs = append(jobs, j)
+			jobs = append(jobs, job{step: step, at: at, before: value, old: old, result: len(rep.Results)})
 		}
 		rep.Results = append(rep.Results, res)
 	}
@@ -216,12 +211,7 @@ func (l *Locked) settle(jobs []job, rep Report) error {
 	drop := make(map[plan.Setting]bool)
 	for _, j := range jobs {
 		e := l.j.find(j.step.Setting)
-		switch rep.Results[j.result].Outcome {
-		case Applied:
-			drop[e.Setting] = e.Same(e.Wrote, e.First)
-		default:
-			drop[e.Setting] = true
-		}
+		drop[e.Setting] = rep.Results[j.result].Outcome != Applied || e.Same(e.Wrote, e.First)
 	}
 	return l.drop(func(e Entry) bool { return drop[e.Setting] })
 }

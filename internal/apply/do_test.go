@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/overlane/overlane/internal/apply/offload"
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/plan"
 )
 
@@ -264,7 +264,7 @@ func TestRequestOfAnOffloadIsRestored(t *testing.T) {
 	}
 	set := func(feature string, on bool) {
 		t.Helper()
-		b.must(b.b.Do(func() error { return offload.Set("vb", feature, on) }))
+		b.must(b.b.Do(func() error { return ethtool.SetFeature("vb", feature, on) }))
 	}
 	set(sg, false)
 	before := b.snapshot()
@@ -306,7 +306,7 @@ func TestThreadSchedulingIsRestored(t *testing.T) {
 	l := b.lock()
 	id, stop := startThread(t)
 	s := plan.Thread(plan.Target{}, id)
-	was, err := getSched(s.Attr)
+	was, err := (&settingPlace{Setting: s}).getSched()
 	b.must(err)
 	_, err = l.Do(b, []plan.Step{{Setting: s, By: plan.ByPipeline, Want: "policy=batch prio=0 nice=10 cores=0 slice=200µs"}})
 	b.must(err)
@@ -316,7 +316,7 @@ func TestThreadSchedulingIsRestored(t *testing.T) {
 	rep, err := l.Restore(b)
 	b.must(err)
 	wantOutcomes(t, rep, Restored, 1)
-	if now, err := getSched(s.Attr); err != nil || now != was {
+	if now, err := (&settingPlace{Setting: s}).getSched(); err != nil || now != was {
 		t.Errorf("scheduling is %q, was %q, %v", now, was, err)
 	}
 
@@ -344,7 +344,7 @@ func TestThreadThatTheKernelHasUnboundIsBoundAgain(t *testing.T) {
 	l := b.lock()
 	id, stop := startThread(t)
 	s := plan.Thread(plan.Target{}, id)
-	was, err := getSched(s.Attr)
+	was, err := (&settingPlace{Setting: s}).getSched()
 	b.must(err)
 	const (
 		bound   = "policy=other prio=0 nice=10 cores=0"
@@ -355,7 +355,7 @@ func TestThreadThatTheKernelHasUnboundIsBoundAgain(t *testing.T) {
 	for _, end := range []string{again, unbound} { // written, and not yet
 		_, err = l.Do(b, []plan.Step{{Setting: s, By: plan.ByPipeline, Want: bound}})
 		b.must(err)
-		b.must(putSched(s.Attr, unbound))
+		b.must((&settingPlace{Setting: s}).putSched(unbound))
 		step.Unbound = false
 		rep, err := l.Do(b, []plan.Step{step})
 		b.must(err)
@@ -364,11 +364,11 @@ func TestThreadThatTheKernelHasUnboundIsBoundAgain(t *testing.T) {
 		rep, err = l.Do(b, []plan.Step{step})
 		b.must(err)
 		wantOutcomes(t, rep, Applied, 1)
-		b.must(putSched(s.Attr, end))
+		b.must((&settingPlace{Setting: s}).putSched(end))
 		rep, err = l.Restore(b)
 		b.must(err)
 		wantOutcomes(t, rep, Restored, 1)
-		if now, err := getSched(s.Attr); err != nil || now != was {
+		if now, err := (&settingPlace{Setting: s}).getSched(); err != nil || now != was {
 			t.Errorf("scheduling is %q, was %q, %v", now, was, err)
 		}
 	}

@@ -260,14 +260,12 @@ func (f *Finder) searchMounts(pid string) {
 }
 
 func (f *Finder) searchOtherMounts() {
-	seen := make(map[string]bool)
-	for _, pid := range append([]string{"self"}, f.pids()...) {
+	own, _ := os.Readlink("/proc/self/ns/mnt")
+	seen := map[string]bool{own: true} // searched already
+	for _, pid := range f.pids() {
 		mnt, err := os.Readlink("/proc/" + pid + "/ns/mnt")
-		if err != nil || seen[mnt] {
-			continue
-		}
-		seen[mnt] = true
-		if pid != "self" { // searched already
+		if err == nil && !seen[mnt] {
+			seen[mnt] = true
 			f.searchMounts(pid)
 		}
 	}

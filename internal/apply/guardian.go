@@ -9,6 +9,8 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -45,20 +47,23 @@ type Guardian struct {
 // answerWait is how long a guardian may take to answer before it is taken for stopped.
 const answerWait = 20 * time.Second
 
-// StartGuardian runs this program again with the given arguments, which must
-// lead to RunGuardian, and returns once the guardian stands. It has to come
-// before the first Do. Log messages go to stderr, which may be nil.
+// StartGuardian runs this program again with the given verb, which must lead
+// to RunGuardian, and returns once the guardian stands. It has to come before
+// the first Do. Behind the verb come the flags that tell it the daemon's folder;
+// it logs to this process's standard error.
 //
 // The guardian is held by one end of a socket pair whose other end only this
 // process has. As a side effect, every descriptor above 2 that this process
 // inherited is marked close-on-exec.
-func (l *Locked) StartGuardian(args []string, stderr *os.File) (*Guardian, error) {
+func (l *Locked) StartGuardian(verb []string) (*Guardian, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.f == nil {
 		return nil, ErrUnlocked
 	}
-	g, err := startGuardian(args, stderr)
+	g, err := startGuardian(slices.Concat(verb, []string{
+		"--state-dir", filepath.Dir(l.dir.path), cookieFlag, strconv.FormatUint(l.dir.cookie, 10),
+	}))
 	if err != nil {
 		if g != nil {
 			err = errors.Join(err, g.Release())
@@ -69,7 +74,7 @@ func (l *Locked) StartGuardian(args []string, stderr *os.File) (*Guardian, error
 	return g, nil
 }
 
-func startGuardian(args []string, stderr *os.File) (*Guardian, error) {
+func startGuardian(args []string) (*Guardian, error) {
 	// What an outer process left open, such as the write end of a shell's
 	// pipe, must not live on in the guardian.
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
@@ -86,9 +91,7 @@ func startGuardian(args []string, stderr *os.File) (*Guardian, error) {
 	cmd.Args[0] = os.Args[0]
 	cmd.Dir = "/"
 	cmd.ExtraFiles = []*os.File{theirs}
-	if stderr != nil {
-		cmd.Stderr = stderr
-	}
+	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := errors.Join(privilege.Start(cmd, privilege.Guardian()), theirs.Close()); err != nil {
 		return nil, errors.Join(err, ours.Close())
@@ -142,9 +145,3 @@ func (g *Guardian) Release() error {
 
 // cookieFlag tells a guardian's namespace, to itself and to a process that looks for it.
 const cookieFlag = "--netns-cookie"
-
-// GuardianArgs are the flags by which a guardian finds its daemon's folder,
-// to be put behind the name of the verb that leads to RunGuardian.
-func (d *Dir) GuardianArgs() []string {
-	return []string{"--state-dir", d.stateDir(), cookieFlag, strconv.FormatUint(d.cookie, 10)}
-}

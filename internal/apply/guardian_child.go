@@ -35,11 +35,8 @@ func RunGuardian(stateDir string, cookie uint64, adopt Adopt, log *slog.Logger) 
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
 		daemon, err = -1, nil // dead already, and waited for
 	}
-	if err != nil {
-		return fmt.Errorf("guardian: identify the daemon: %w", err)
-	}
-	cred, err := unix.GetsockoptUcred(GuardianFD, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	if err != nil {
+	cred, credErr := unix.GetsockoptUcred(GuardianFD, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err := errors.Join(err, credErr); err != nil {
 		return fmt.Errorf("guardian: identify the daemon: %w", err)
 	}
 	dir, err := Open(stateDir, cookie)

@@ -104,28 +104,19 @@ func descriptor(rights []byte) (int, bool) {
 	return fds[0], true
 }
 
-// adopt makes orphaned links of what is held. Whatever becomes of that, settings are restored.
-func (h heldFDs) adopt(fn Adopt, log *slog.Logger) OrphanedLinks {
-	if fn == nil || len(h) == 0 {
-		return nil
+// drain has the flows of the daemon's programs drain. What it returns takes these off, once settings
+// are restored, which they are whatever becomes of this; where flows do not drain, that is done already.
+func (h heldFDs) drain(adopt Adopt, log *slog.Logger) (end func()) {
+	if adopt == nil || len(h) == 0 {
+		return func() {}
 	}
 	held := map[string][]int{}
 	for _, x := range h {
 		held[x.name] = append(held[x.name], x.fd)
 	}
-	o, err := fn(held)
-	if err == nil {
-		return o
-	}
-	log.Warn("guardian: programs go at once, and some packets may be overtaken once", "reason", err)
-	return nil
-}
-
-// drain has the flows of the daemon's programs drain. What it returns takes these off, once settings
-// are restored; where flows do not drain, that is done already.
-func (h heldFDs) drain(fn Adopt, log *slog.Logger) (end func()) {
-	orphaned := h.adopt(fn, log)
-	if orphaned == nil {
+	orphaned, err := adopt(held)
+	if err != nil {
+		log.Warn("guardian: programs go at once, and some packets may be overtaken once", "reason", err)
 		return func() {}
 	}
 	ends := func(limit time.Duration) {

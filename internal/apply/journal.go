@@ -61,10 +61,6 @@ func (j *journal) close() error {
 	return err
 }
 
-func (j *journal) header() record {
-	return record{Header: &header{Version: journalVersion, Netns: j.dir.cookie, Boot: j.boot}}
-}
-
 // add makes the entries last before it returns. On an error the journal is
 // as it was.
 func (j *journal) add(entries []Entry) error {
@@ -81,7 +77,7 @@ func (j *journal) add(entries []Entry) error {
 	var buf []byte
 	records := make([]record, 0, len(entries)+1)
 	if j.size == 0 {
-		records = append(records, j.header())
+		records = append(records, record{Header: &header{Version: journalVersion, Netns: j.dir.cookie, Boot: j.boot}})
 	}
 	for i := range entries {
 		records = append(records, record{Entry: &entries[i]})

@@ -243,7 +243,7 @@ func TestJournalThatFillsTheDiskStillRestores(t *testing.T) {
 		}
 		if _, err = l.Do(b, steps); err != nil {
 			b.wantSnapshot(applied)
-			onDisk, err := l.Dir().Entries()
+			onDisk, err := l.dir.Entries()
 			b.must(err)
 			if !slices.Equal(onDisk, l.Entries()) {
 				t.Errorf("on disk\n%+v\nwant\n%+v", onDisk, l.Entries())
@@ -306,7 +306,7 @@ func TestAFileOfTheFolderIsReplacedAsAWhole(t *testing.T) {
 			t.Errorf("%q, %v, want %q", got, err, text)
 		}
 	}
-	left, err := os.ReadDir(d.Path())
+	left, err := os.ReadDir(d.path)
 	if err != nil || len(left) != 1 {
 		t.Errorf("%v, %v", left, err)
 	}

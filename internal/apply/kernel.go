@@ -209,24 +209,22 @@ func certainlyGone(err error) bool {
 	return errors.Is(err, errGone) || errors.Is(err, ErrNoNamespace)
 }
 
+// accessors read and write settings, by their kind.
+var accessors = map[plan.Kind]struct {
+	get func(*settingPlace) (string, error)
+	put func(*settingPlace, string) error
+}{
+	plan.SysfsAttr:      {(*settingPlace).getAttr, (*settingPlace).putAttr},
+	plan.EthtoolFeature: {(*settingPlace).getFeature, (*settingPlace).putFeature},
+	plan.Sysctl:         {(*settingPlace).getSysctl, (*settingPlace).putSysctl},
+	plan.ThreadSched:    {(*settingPlace).getSched, (*settingPlace).putSched},
+	plan.OwnDevice:      {(*settingPlace).getDevice, (*settingPlace).putDevice},
+	plan.Superblock:     {(*settingPlace).getSuperblock, (*settingPlace).putSuperblock},
+}
+
 // get reads the value, in its canonical spelling.
 func (s *settingPlace) get() (string, error) {
-	var v string
-	var err error
-	switch s.Kind {
-	case plan.SysfsAttr:
-		v, err = readAttr(s.dev, s.Attr)
-	case plan.EthtoolFeature:
-		v, err = s.getFeature()
-	case plan.Sysctl:
-		v, err = s.getSysctl()
-	case plan.ThreadSched:
-		v, err = getSched(s.Attr)
-	case plan.OwnDevice:
-		v, err = s.getDevice()
-	case plan.Superblock:
-		v, err = s.getSuperblock()
-	}
+	v, err := accessors[s.Kind].get(s)
 	if err != nil {
 		return "", err
 	}
@@ -235,52 +233,32 @@ func (s *settingPlace) get() (string, error) {
 
 // put writes the value and reads it back: the kernel may accept a value and
 // keep another.
-func (s *settingPlace) put(value string) error {
-	now, err := s.write(value)
-	if err == nil && !s.Same(now, value) {
-		err = fmt.Errorf("the kernel took %s and has %s", value, now)
-	}
-	return err
-}
+func (s *settingPlace) put(value string) error { return s.write(value, false) }
 
 // putBack is put for a value seen earlier. Of an offload, what was requested
 // is what counts: whether it is active may depend on others by now.
 func (s *settingPlace) putBack(value string) error {
-	now, err := s.write(value)
-	if s.Kind == plan.EthtoolFeature {
-		now, value = plan.Requested(now), plan.Requested(value)
-	}
-	if err == nil && !s.Same(now, value) {
-		err = fmt.Errorf("the kernel took %s and has %s", value, now)
-	}
-	return err
+	return s.write(value, s.Kind == plan.EthtoolFeature)
 }
 
-func (s *settingPlace) write(value string) (now string, err error) {
+func (s *settingPlace) write(value string, requestCounts bool) error {
 	if err := s.k.reach(s); err != nil {
-		return "", err
+		return err
 	}
-	switch s.Kind {
-	case plan.SysfsAttr:
-		err = writeAttr(s.dev, s.Attr, value)
-	case plan.EthtoolFeature:
-		err = s.putFeature(value)
-	case plan.Sysctl:
-		err = s.putSysctl(value)
-	case plan.ThreadSched:
-		err = putSched(s.Attr, value)
-	case plan.OwnDevice:
-		err = s.putDevice(value)
-	case plan.Superblock:
-		err = s.putSuperblock(value)
+	if err := accessors[s.Kind].put(s, value); err != nil {
+		return err
 	}
+	now, err := s.get()
 	if err != nil {
-		return "", err
+		return fmt.Errorf("read back: %w", err)
 	}
-	if now, err = s.get(); err != nil {
-		return "", fmt.Errorf("read back: %w", err)
+	if requestCounts {
+		now, value = plan.Requested(now), plan.Requested(value)
 	}
-	return now, nil
+	if !s.Same(now, value) {
+		return fmt.Errorf("the kernel took %s and has %s", value, now)
+	}
+	return nil
 }
 
 func readAttr(root *os.Root, name string) (string, error) {

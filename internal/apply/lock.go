@@ -5,7 +5,6 @@ package apply
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -98,9 +97,8 @@ func (d *Dir) lock(role string) (*Locked, error) {
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			busy := &BusyError{Path: f.Name()}
-			busy.PID, busy.Restoring = holder(f)
-			return nil, errors.Join(busy, f.Close())
+			pid, role := holder(f)
+			return nil, errors.Join(&BusyError{Path: f.Name(), PID: pid, Restoring: role == restoring}, f.Close())
 		}
 		return nil, errors.Join(fmt.Errorf("take lock %s: %w", f.Name(), err), f.Close())
 	}
@@ -165,9 +163,6 @@ func (l *Locked) told(rep *Report) {
 	}
 }
 
-// Dir returns the folder that the lock belongs to.
-func (l *Locked) Dir() *Dir { return l.dir }
-
 // Holder returns the pid that the lock file names, 0 if none. Whether that
 // process lives, and still holds the lock, only Lock tells.
 func (d *Dir) Holder() int {
@@ -180,34 +175,21 @@ func (d *Dir) Holder() int {
 	return pid
 }
 
-func holder(f *os.File) (pid int, isRestoring bool) {
-	pid, role := roleIn(f)
-	return pid, role == restoring
-}
-
 // guardianIn is the guardian of the process that has held the lock, 0 if there was none.
 func guardianIn(f *os.File) (pid int) {
-	_, role := roleIn(f)
+	_, role := holder(f)
 	if number, ok := strings.CutPrefix(role, guardedBy); ok {
 		pid, _ = strconv.Atoi(number)
 	}
 	return pid
 }
 
-func roleIn(f *os.File) (pid int, role string) {
+// holder is what the lock's file says of the process that holds it, or did so last: 0 and "" where it says nothing.
+func holder(f *os.File) (pid int, role string) {
 	b := make([]byte, 64)
-	n, err := f.ReadAt(b, 0)
-	if err != nil && err != io.EOF {
-		return 0, ""
-	}
-	fields := strings.Fields(string(b[:n]))
-	if len(fields) == 0 {
-		return 0, ""
-	}
-	if pid, err = strconv.Atoi(fields[0]); err != nil || len(fields) == 1 {
-		return pid, ""
-	}
-	return pid, fields[1]
+	n, _ := f.ReadAt(b, 0) // io.EOF at least
+	fmt.Sscan(string(b[:n]), &pid, &role)
+	return pid, role
 }
 
 // isGuardian tells whether a process is a guardian of this namespace: numbers are given anew.

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"strconv"
 
 	"github.com/overlane/overlane/internal/plan"
 )
@@ -78,27 +77,18 @@ func encode(r record) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return fmt.Appendf(nil, "%08x %08x %s\n", len(body), crc32.Checksum(body, castagnoli), body), nil
+	return fmt.Appendf(nil, "%s%s\n", prefix(body), body), nil
 }
 
-func decodeLine(line []byte) (record, error) {
-	var r record
-	if len(line) < prefixLen || line[8] != ' ' || line[17] != ' ' {
-		return r, errors.New("not a record")
+func prefix(body []byte) string {
+	return fmt.Sprintf("%08x %08x ", len(body), crc32.Checksum(body, castagnoli))
+}
+
+func decodeLine(line []byte) (r record, err error) {
+	if len(line) < prefixLen || string(line[:prefixLen]) != prefix(line[prefixLen:]) {
+		return r, errors.New("not a record, or a damaged one")
 	}
-	length, err := strconv.ParseUint(string(line[:8]), 16, 32)
-	if err != nil {
-		return r, err
-	}
-	sum, err := strconv.ParseUint(string(line[9:17]), 16, 32)
-	if err != nil {
-		return r, err
-	}
-	body := line[prefixLen:]
-	if uint64(len(body)) != length || uint64(crc32.Checksum(body, castagnoli)) != sum {
-		return r, errors.New("length or checksum differs")
-	}
-	return r, json.Unmarshal(body, &r)
+	return r, json.Unmarshal(line[prefixLen:], &r)
 }
 
 // decode reads a whole journal. Only a version or a namespace that is not
@@ -134,16 +124,19 @@ func decode(data []byte, cookie uint64) (state, error) {
 	return st, nil
 }
 
+// find returns a copy, nil if there is none.
 func (st *state) find(s plan.Setting) *Entry {
-	if i, ok := st.index[s]; ok {
-		return &st.entries[i]
+	i, ok := st.index[s]
+	if !ok {
+		return nil
 	}
-	return nil
+	e := st.entries[i]
+	return &e
 }
 
 func (st *state) put(e Entry) {
-	if old := st.find(e.Setting); old != nil {
-		*old = e
+	if i, ok := st.index[e.Setting]; ok {
+		st.entries[i] = e
 		return
 	}
 	if st.index == nil {

@@ -164,12 +164,7 @@ func (l *Locked) Forget(which func(Entry) bool) error {
 // ForgetEnded drops the entries of threads that have ended: a device may make its
 // threads anew many times.
 func (l *Locked) ForgetEnded() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.f == nil {
-		return ErrUnlocked
-	}
-	return l.drop(func(e Entry) bool { return e.Kind == plan.ThreadSched && errors.Is(findThread(e.Attr), errGone) })
+	return l.Forget(func(e Entry) bool { return e.Kind == plan.ThreadSched && errors.Is(findThread(e.Attr), errGone) })
 }
 
 // Entries returns what is changed now, in the order in which it was changed.

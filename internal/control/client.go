@@ -113,15 +113,7 @@ func (c *Client) WaitGone(ctx context.Context) error {
 }
 
 func (c *Client) call(ctx context.Context, v verb, args, result any) error {
-	req := request{Verb: v}
-	if args != nil {
-		data, err := json.Marshal(args)
-		if err != nil {
-			return fmt.Errorf("encode request: %w", err)
-		}
-		req.Args = data
-	}
-	data, err := json.Marshal(req)
+	data, err := json.Marshal(request[any]{v, args})
 	if err != nil {
 		return fmt.Errorf("encode request: %w", err)
 	}

@@ -298,7 +298,7 @@ func TestListenReplacesADeadSocketAndNothingElse(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.l.SetUnlinkOnClose(false) // as SIGKILL does
-		s.Close()
+		s.l.Close()
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)

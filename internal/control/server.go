@@ -47,12 +47,9 @@ type resteerer interface {
 
 // Server listens for requests.
 type Server struct {
-	l    *net.UnixListener
-	h    Handler
-	wg   sync.WaitGroup
-	mu   sync.Mutex
-	idle map[net.Conn]bool // connections between two requests
-	stop bool
+	l  *net.UnixListener
+	h  Handler
+	wg sync.WaitGroup
 }
 
 // Listen creates the socket at path, and its folder. The caller holds the lock
@@ -80,14 +77,14 @@ func Listen(path string, h Handler) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create control socket: %w", err)
 	}
-	return &Server{l: l.(*net.UnixListener), h: h, idle: map[net.Conn]bool{}}, nil
+	return &Server{l: l.(*net.UnixListener), h: h}, nil
 }
 
 // Serve answers requests until ctx ends. Then it removes the socket, lets
 // requests that are being answered finish, and returns nil.
 func (s *Server) Serve(ctx context.Context) error {
 	defer s.wg.Wait()
-	defer context.AfterFunc(ctx, s.shutdown)()
+	defer context.AfterFunc(ctx, func() { s.l.Close() })()
 
 	slots := make(chan struct{}, maxConns)
 	for {
@@ -112,41 +109,9 @@ func (s *Server) Serve(ctx context.Context) error {
 		s.wg.Go(func() {
 			defer func() { <-slots }()
 			defer conn.Close()
-			// A request that was begun is finished, also when the daemon
-			// is stopping because of it.
-			s.serve(context.WithoutCancel(ctx), conn)
+			s.serve(ctx, conn)
 		})
 	}
-}
-
-// Close removes the socket of a server that never served. After Serve it does
-// nothing.
-func (s *Server) Close() error {
-	s.shutdown()
-	return nil
-}
-
-func (s *Server) shutdown() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stop = true
-	s.l.Close()
-	for c := range s.idle {
-		c.Close()
-	}
-}
-
-// setIdle marks the connection as one that shutdown may close, or not. It
-// reports false when the server is stopping.
-func (s *Server) setIdle(c net.Conn, idle bool) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if idle && !s.stop {
-		s.idle[c] = true
-	} else {
-		delete(s.idle, c)
-	}
-	return !s.stop
 }
 
 func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
@@ -156,13 +121,14 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 		return
 	}
 	r := bufio.NewReaderSize(conn, 4<<10)
-	defer s.setIdle(conn, false)
-	for {
-		if !s.setIdle(conn, true) || conn.SetReadDeadline(time.Now().Add(idleTimeout)) != nil {
+	for ctx.Err() == nil {
+		if conn.SetReadDeadline(time.Now().Add(idleTimeout)) != nil {
 			return
 		}
+		// Between two requests a connection ends with ctx.
+		stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 		line, err := readLine(r, maxRequest)
-		s.setIdle(conn, false)
+		stop()
 		if errors.Is(err, errTooLong) {
 			_ = reply(conn, response{Error: "request too long"})
 			return
@@ -170,14 +136,15 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 		if err != nil {
 			return
 		}
-		if reply(conn, s.answer(ctx, line)) != nil {
+		// A request that was begun is finished, also when the daemon is stopping because of it.
+		if reply(conn, s.answer(context.WithoutCancel(ctx), line)) != nil {
 			return
 		}
 	}
 }
 
 func (s *Server) answer(ctx context.Context, line []byte) response {
-	var req request
+	var req request[json.RawMessage]
 	if err := strict(line, &req); err != nil {
 		return response{Error: "bad request: " + err.Error()}
 	}
@@ -192,7 +159,7 @@ func (s *Server) answer(ctx context.Context, line []byte) response {
 	return response{Result: data}
 }
 
-func (s *Server) call(ctx context.Context, req request) (any, error) {
+func (s *Server) call(ctx context.Context, req request[json.RawMessage]) (any, error) {
 	switch req.Verb {
 	case verbStatus:
 		return s.h.Status().withoutNil(), nil
@@ -262,10 +229,6 @@ func peer(conn *net.UnixConn) (*unix.Ucred, error) {
 	}
 	var cred *unix.Ucred
 	var serr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, serr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return nil, err
-	}
-	return cred, serr
+	err = raw.Control(func(fd uintptr) { cred, serr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	return cred, errors.Join(err, serr)
 }

@@ -16,7 +16,6 @@ import (
 type State string
 
 const (
-	Starting State = "starting" // applying the first plan
 	Running  State = "running"  // following the node; Mechanisms say what acts
 	Stopping State = "stopping" // restoring what was there before
 )

@@ -44,9 +44,9 @@ const (
 	verbDelRule verb = "del-rule"
 )
 
-type request struct {
-	Verb verb            `json:"verb"`
-	Args json.RawMessage `json:"args,omitempty"`
+type request[Args any] struct {
+	Verb verb `json:"verb"`
+	Args Args `json:"args,omitempty"`
 }
 
 type response struct {

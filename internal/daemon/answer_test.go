@@ -19,11 +19,11 @@ func TestWhileProgramsAreLoadedQuestionsAreAnsweredAndNothingIsChanged(t *testin
 		(<-d.requests)()
 	}()
 	changed := make(chan error)
-	go func() { changed <- d.do(t.Context(), func() {}) }()
+	go func() { changed <- d.do(t.Context(), func() error { return nil }) }()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	for range 3 {
-		if err := d.ask(ctx, func() {}); err != nil {
+		if err := d.ask(ctx, func() error { return nil }); err != nil {
 			t.Fatalf("no answer while programs are loaded: %v", err)
 		}
 		select {

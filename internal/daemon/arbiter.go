@@ -56,6 +56,23 @@ func (a arbiter) BacklogDrops() (map[int]uint64, error) {
 // Window is how long a window is.
 func (a arbiter) Window() time.Duration { return a.d.sampling.window() }
 
+// Offline tells cores that poll no more.
+func (a arbiter) Offline(core int) bool { return a.d.isOffline(core) }
+
+// Meanwhile is to be called while it is waited for the kernel.
+func (a arbiter) Meanwhile() { a.d.meanwhile() }
+
+// graceTimeout bounds the wait for packets that were on their way before something changed.
+const graceTimeout = 500 * time.Millisecond
+
+// Passed waits until every core has handled what was in its hands when it was called. datapath.ErrFlowsOut: some have
+// not in half a second.
+func (a arbiter) Passed(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, graceTimeout)
+	defer cancel()
+	return a.d.dp.Passed(ctx, a.d.isOffline, a.d.meanwhile)
+}
+
 // RulesChanged has the log tell of rules.
 func (a arbiter) RulesChanged(was, now []rules.Rule) { a.Changes.Rules(was, now) }
 

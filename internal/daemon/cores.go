@@ -13,7 +13,7 @@ import (
 // pollOnline follows cores that go offline and come back: a core that is gone
 // takes no work, like one that has left the configured set.
 func (d *Daemon) pollOnline(now time.Time) error {
-	if d.opts.Online == nil || now.Sub(d.polled) < mechanism.CheckEvery {
+	if now.Sub(d.polled) < mechanism.CheckEvery {
 		return nil
 	}
 	d.polled = now
@@ -40,9 +40,6 @@ func (d *Daemon) pollOnline(now time.Time) error {
 
 // pollApart reads which cores containers have for themselves. If they cannot be read, they stay what they were.
 func (d *Daemon) pollApart() {
-	if d.opts.Apart == nil {
-		return
-	}
 	apart, err := d.opts.Apart()
 	if err == nil {
 		d.apart, d.apartWhy = apart, ""
@@ -54,16 +51,14 @@ func (d *Daemon) pollApart() {
 
 // isOffline tells a core that has left, at the last poll.
 func (d *Daemon) isOffline(core int) bool {
-	return d.opts.Online != nil && !slices.Contains(d.online, core)
+	return !slices.Contains(d.online, core)
 }
 
 // useCores has the mechanisms use what is configured and online, and what no container has for itself.
 func (d *Daemon) useCores() error {
-	cores := slices.Clone(d.opts.Cores)
-	if d.opts.Online != nil {
-		cores = slices.DeleteFunc(cores, func(c int) bool { return !slices.Contains(d.online, c) })
-	}
-	cores = slices.DeleteFunc(cores, func(c int) bool { return slices.Contains(d.apart, c) })
+	cores := slices.DeleteFunc(slices.Clone(d.opts.Cores), func(c int) bool {
+		return d.isOffline(c) || slices.Contains(d.apart, c)
+	})
 	if slices.Equal(cores, d.cores) {
 		return nil
 	}

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
 	"time"
 
@@ -35,9 +34,9 @@ type Options struct {
 	StateDir  string
 	Underlays []string
 	Cores     []int // configured, sorted; the cores that flows may be steered to
-	// Online reads the cores that are online, sorted; nil: all stay it.
+	// Online reads the cores that are online, sorted.
 	Online func() ([]int, error)
-	// Apart reads the cores that containers have for themselves, sorted: nothing is steered there. nil: none.
+	// Apart reads the cores that containers have for themselves, sorted: nothing is steered there.
 	Apart func() ([]int, error)
 	// AsleepBelow is from how many packets a second on, of one core, the daemon looks closely;
 	// 0: 10000. See asleepBelow.
@@ -67,9 +66,7 @@ type Options struct {
 type Daemon struct {
 	opts     Options
 	log      *slog.Logger
-	dir      *apply.Dir
-	locked   *apply.Locked
-	claim    *apply.Claim // nil if it could not be known whether there is another daemon
+	closers  []func() error // of what was started, in that order
 	guard    *apply.Guardian
 	scanner  *node.Scanner
 	dp       *datapath.Datapath
@@ -112,7 +109,7 @@ func Start(ctx context.Context, opts Options) (*Daemon, error) {
 	if opts.AsleepBelow == 0 {
 		opts.AsleepBelow = asleepBelow
 	}
-	d := &Daemon{opts: opts, log: slog.New(host.GoneHandler{Handler: opts.Log.Handler()}), since: time.Now(), requests: make(chan func()), questions: make(chan func()), ended: make(chan struct{})}
+	d := &Daemon{opts: opts, log: slog.New(host.WithoutGone(opts.Log.Handler())), since: time.Now(), requests: make(chan func()), questions: make(chan func()), ended: make(chan struct{})}
 	if err := d.start(ctx); err != nil {
 		return nil, errors.Join(err, d.close())
 	}
@@ -128,19 +125,27 @@ func (d *Daemon) start(ctx context.Context) error {
 	if d.cookie, err = home.Cookie(); err != nil {
 		return err
 	}
-	if d.dir, err = apply.Open(d.opts.StateDir, d.cookie); err != nil {
+	dir, err := apply.Open(d.opts.StateDir, d.cookie)
+	if err != nil {
 		return err
 	}
-	if d.locked, err = d.dir.Lock(); err != nil {
+	d.atEnd(dir.Close)
+	locked, err := dir.Lock()
+	if err != nil {
 		return err
 	}
-	if d.claim, err = apply.ClaimNamespace(home); errors.Is(err, apply.ErrBusy) {
+	d.atEnd(locked.Unlock)
+	claim, err := apply.ClaimNamespace(home)
+	switch {
+	case err == nil:
+		d.atEnd(claim.Close)
+	case errors.Is(err, apply.ErrBusy):
 		return err
-	} else if err != nil {
+	default:
 		d.log.Warn("a daemon with another state directory would not be noticed", "reason", err)
 	}
 	finder := apply.NewFinder()
-	rep, err := d.locked.Restore(finder)
+	rep, err := locked.Restore(finder)
 	if err = errors.Join(err, finder.Close()); err != nil {
 		return fmt.Errorf("restore what an earlier run left behind: %w", err)
 	}
@@ -151,12 +156,19 @@ func (d *Daemon) start(ctx context.Context) error {
 		return err
 	}
 	d.log.Info("start", "version", d.opts.Version, "kernel", kernelRelease(), "tier", d.opts.Pipeline.Tier.String(), "cores", config.CPUList(d.opts.Cores), "netns", d.cookie, "state_dir", d.opts.StateDir)
-	if d.guard, err = d.locked.StartGuardian(append(slices.Clone(d.opts.GuardianVerb), d.dir.GuardianArgs()...), os.Stderr); err != nil {
+	if d.guard, err = locked.StartGuardian(d.opts.GuardianVerb); err != nil {
 		return err
 	}
+	d.atEnd(func() error {
+		if len(locked.Entries()) > 0 {
+			return nil // it restores them
+		}
+		return d.guard.Release()
+	})
 	if d.dp, err = datapath.Load(); err != nil {
 		return err
 	}
+	d.atEnd(d.dp.Close)
 	d.dp.Meanwhile(d.answer)
 	if err := d.dp.HeldBy(d.guard); err != nil {
 		return err
@@ -167,11 +179,13 @@ func (d *Daemon) start(ctx context.Context) error {
 	if d.scanner, err = node.NewScanner(node.Options{Underlays: d.opts.Underlays, OwnXDP: d.dp.Owns}); err != nil {
 		return err
 	}
-	d.host = host.New(d.log, host.NewChanges(d.log, d.cookie), d.locked, d.dp, d.scanner)
+	d.atEnd(d.scanner.Close)
+	d.host = host.New(d.log, host.NewChanges(d.log, d.cookie), locked, d.dp, d.scanner)
+	d.atEnd(d.host.Close)
 	if err = d.host.Scan(ctx); err != nil {
 		return fmt.Errorf("scan node: %w", err)
 	}
-	known, err := xdp.Remember(d.dir)
+	known, err := xdp.Remember(dir)
 	if err != nil {
 		d.log.Warn("what was found out about NICs is lost", "reason", err)
 	}
@@ -187,11 +201,8 @@ func (d *Daemon) start(ctx context.Context) error {
 	}
 	d.mechs = newMechanisms(arbiter{d.host, d}, d.opts)
 	d.trials = trial.NewTrials(d.log, d.total, d.mechs.tries()...)
-	d.host.Waits(d.isOffline, d.meanwhile)
-	if d.opts.Online != nil {
-		if d.online, err = d.opts.Online(); err != nil {
-			return err
-		}
+	if d.online, err = d.opts.Online(); err != nil {
+		return err
 	}
 	d.polled = time.Now()
 	d.pollApart()
@@ -217,7 +228,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 			on(ctx.Done(), func(struct{}) error { return nil }),
 			on(tick.C, func(time.Time) error {
 				err := d.step(ctx, time.Now())
-				tick.Reset(d.window())
+				tick.Reset(d.trials.Window(d.sampling.window()))
 				return err
 			}),
 			on(d.news(), func(struct{}) error { return d.rescan(ctx) }),
@@ -289,8 +300,15 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// window is how long it is to be until the next window ends.
-func (d *Daemon) window() time.Duration { return d.trials.Window(d.sampling.window()) }
+// heartbeat tells the programs that the daemon decides. Without it flows drain by themselves.
+func (d *Daemon) heartbeat(now time.Time) error {
+	was := d.lastAlive
+	d.lastAlive = now
+	if late := now.Sub(was); !was.IsZero() && late > datapath.WatchdogTimeout && d.mechs.any(func(m mechanism.Mechanism) bool { return m.Steers() != mechanism.NotSteered }) {
+		d.log.Warn("flows drained meanwhile", "reason", fmt.Sprintf("the daemon did not get to decide for %s", late.Round(100*time.Millisecond)))
+	}
+	return d.dp.Heartbeat()
+}
 
 // stop brings the node back and ends the guardian.
 func (d *Daemon) stop() error {
@@ -308,31 +326,16 @@ func (d *Daemon) stop() error {
 	return err
 }
 
+// atEnd has close do something, before what it was told of earlier.
+func (d *Daemon) atEnd(fn func() error) { d.closers = append(d.closers, fn) }
+
 // close lets go of everything; what is journalled stays for the guardian unless
 // it was restored.
 func (d *Daemon) close() error {
-	var errs []error
-	if d.host != nil {
-		errs = append(errs, d.host.Close())
-	}
 	d.tunnels.Close()
-	if d.dp != nil {
-		errs = append(errs, d.dp.Close())
-	}
-	if d.scanner != nil {
-		errs = append(errs, d.scanner.Close())
-	}
-	if d.guard != nil && len(d.locked.Entries()) == 0 {
-		errs = append(errs, d.guard.Release())
-	}
-	if d.claim != nil {
-		errs = append(errs, d.claim.Close())
-	}
-	if d.locked != nil {
-		errs = append(errs, d.locked.Unlock())
-	}
-	if d.dir != nil {
-		errs = append(errs, d.dir.Close())
+	var errs []error
+	for _, fn := range slices.Backward(d.closers) {
+		errs = append(errs, fn())
 	}
 	return errors.Join(errs...)
 }

@@ -25,10 +25,10 @@ import (
 var ErrStopping = errors.New("the daemon is stopping")
 
 // do runs fn between two windows, on the daemon's own goroutine.
-func (d *Daemon) do(ctx context.Context, fn func()) error { return d.by(ctx, d.requests, fn) }
+func (d *Daemon) do(ctx context.Context, fn func() error) error { return d.by(ctx, d.requests, fn) }
 
 // ask does so with one that only reads. It does not wait for programs that are being loaded.
-func (d *Daemon) ask(ctx context.Context, fn func()) error { return d.by(ctx, d.questions, fn) }
+func (d *Daemon) ask(ctx context.Context, fn func() error) error { return d.by(ctx, d.questions, fn) }
 
 // answer runs what is asked until programs are loaded. The daemon is in the middle of something then:
 // what would change anything waits for the end of that.
@@ -43,12 +43,11 @@ func (d *Daemon) answer(loaded <-chan struct{}) {
 	}
 }
 
-func (d *Daemon) by(ctx context.Context, queue chan func(), fn func()) error {
-	done := make(chan struct{})
+func (d *Daemon) by(ctx context.Context, queue chan func(), fn func() error) error {
+	done := make(chan error, 1)
 	select {
-	case queue <- func() { fn(); close(done) }:
-		<-done
-		return nil
+	case queue <- func() { done <- fn() }:
+		return <-done
 	case <-d.ended:
 		return ErrStopping
 	case <-ctx.Done():
@@ -73,10 +72,7 @@ func (d *Daemon) Status() control.Status {
 // answers between two decisions and while programs are loaded, and not longer than ctx.
 func (d *Daemon) Snapshot(ctx context.Context) (control.Status, error) {
 	st := control.Status{State: control.Stopping, PID: unix.Getpid(), Since: d.since, Version: d.opts.Version}
-	var err error
-	if e := d.ask(ctx, func() { err = d.fill(&st) }); e != nil {
-		return st, e
-	}
+	err := d.ask(ctx, func() error { return d.fill(&st) })
 	return st, err
 }
 
@@ -186,15 +182,15 @@ func (d *Daemon) fillDevices(st *control.Status, left []plan.Skip, called names.
 // ends.
 func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 	out := control.OffReport{PID: unix.Getpid()}
-	var err error
-	e := d.do(ctx, func() {
+	err := d.do(ctx, func() (err error) {
 		stop, cancel := context.WithTimeout(ctx, mechanism.DrainFor)
 		defer cancel()
 		if out.Report, err = d.mechs.stop(stop); err == nil {
 			d.off = true
 		}
+		return err
 	})
-	return out, errors.Join(e, err)
+	return out, err
 }
 
 // ErrNeedsRestart says what a running daemon cannot change.
@@ -202,33 +198,26 @@ var ErrNeedsRestart = errors.New("needs a restart of the daemon")
 
 // Reconfigure takes over cores, modes and limits of new options. Underlays and tier stay those of the start.
 func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
-	var err error
-	e := d.do(ctx, func() {
+	return d.do(ctx, func() error {
 		if !slices.Equal(opts.Underlays, d.opts.Underlays) || opts.Pipeline.Tier != d.opts.Pipeline.Tier {
-			err = fmt.Errorf("change underlays or tier: %w", ErrNeedsRestart)
-			return
+			return fmt.Errorf("change underlays or tier: %w", ErrNeedsRestart)
 		}
-		if err = d.mechs.configure(ctx, opts); err != nil {
-			return
+		if err := d.mechs.configure(ctx, opts); err != nil {
+			return err
 		}
 		d.opts.Cores, d.opts.Aggregate = opts.Cores, opts.Aggregate
-		err = d.useCores()
+		return d.useCores()
 	})
-	return errors.Join(e, err)
 }
 
 // AddRule implements control.Handler.
 func (d *Daemon) AddRule(ctx context.Context, r rules.Rule) error {
-	var err error
-	e := d.do(ctx, func() { err = d.mechs.priority.AddRule(ctx, r) })
-	return errors.Join(e, err)
+	return d.do(ctx, func() error { return d.mechs.priority.AddRule(ctx, r) })
 }
 
 // DelRule implements control.Handler.
 func (d *Daemon) DelRule(ctx context.Context, name string) error {
-	var err error
-	e := d.do(ctx, func() { err = d.mechs.priority.DelRule(ctx, name) })
-	return errors.Join(e, err)
+	return d.do(ctx, func() error { return d.mechs.priority.DelRule(ctx, name) })
 }
 
 func kernelRelease() string {

@@ -68,12 +68,7 @@ func (m *mechanisms) each(do func(mechanism.Mechanism) error) error {
 
 // any tells whether it is so of one of them.
 func (m *mechanisms) any(is func(mechanism.Mechanism) bool) bool {
-	for _, r := range m.all {
-		if is(r) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(m.all, is)
 }
 
 // stop takes back what each of them has changed.

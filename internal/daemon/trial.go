@@ -30,7 +30,6 @@ func (d *Daemon) total(s trial.Share, only []int) (t trial.Totals, err error) {
 			t.All[st] += cores[i].Packets[st]
 		}
 	}
-	t.Frames = t.All[datapath.NIC]
 	drops, err := sense.BacklogDrops()
 	if err != nil {
 		return t, err

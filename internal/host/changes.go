@@ -51,24 +51,27 @@ func NewChanges(log *slog.Logger, home uint64) *Changes {
 }
 
 // InOrder is a log whose lines come behind those of all changes that were noted before.
-func (c *Changes) InOrder() *slog.Logger { return slog.New(inOrder{c.log.Handler(), c}) }
+func (c *Changes) InOrder() *slog.Logger {
+	return slog.New(handler{c.log.Handler(), func(ctx context.Context, to slog.Handler, r slog.Record) error {
+		c.Flush()
+		return to.Handle(ctx, r)
+	}})
+}
 
-type inOrder struct {
+// handler is a slog.Handler each record of which goes through a function.
+type handler struct {
 	slog.Handler
-	changes *Changes
+	handle func(ctx context.Context, to slog.Handler, r slog.Record) error
 }
 
-func (h inOrder) Handle(ctx context.Context, r slog.Record) error {
-	h.changes.Flush()
-	return h.Handler.Handle(ctx, r)
+func (h handler) Handle(ctx context.Context, r slog.Record) error { return h.handle(ctx, h.Handler, r) }
+
+func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return handler{h.Handler.WithAttrs(attrs), h.handle}
 }
 
-func (h inOrder) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return inOrder{h.Handler.WithAttrs(attrs), h.changes}
-}
-
-func (h inOrder) WithGroup(name string) slog.Handler {
-	return inOrder{h.Handler.WithGroup(name), h.changes}
+func (h handler) WithGroup(name string) slog.Handler {
+	return handler{h.Handler.WithGroup(name), h.handle}
 }
 
 // add notes a change; attrs are keys and values.
@@ -140,19 +143,15 @@ func (c *Changes) setting(r apply.Result) {
 
 // Rules notes which rules have come into force, and which no longer are.
 func (c *Changes) Rules(was, now []rules.Rule) {
-	named := func(list []rules.Rule, r rules.Rule) bool {
-		return slices.ContainsFunc(list, func(o rules.Rule) bool { return o.Name == r.Name })
-	}
-	for _, r := range now {
-		if !named(was, r) {
-			c.add("rule in force", "rule", r.Name, "mechanism", "priority", "class", string(r.Class))
+	note := func(msg string, of, but []rules.Rule) {
+		for _, r := range of {
+			if !slices.ContainsFunc(but, func(o rules.Rule) bool { return o.Name == r.Name }) {
+				c.add(msg, "rule", r.Name, "mechanism", "priority", "class", string(r.Class))
+			}
 		}
 	}
-	for _, r := range was {
-		if !named(now, r) {
-			c.add("rule taken away", "rule", r.Name, "mechanism", "priority", "class", string(r.Class))
-		}
-	}
+	note("rule in force", now, was)
+	note("rule taken away", was, now)
 }
 
 // attached notes that a program of ours was attached to a device, and notes its end when what it returns is
@@ -164,8 +163,18 @@ func (c *Changes) attached(dev node.Dev, l io.Closer) io.Closer {
 	}
 	at := c.device(dev.Name, dev.NetnsCookie)
 	c.add("program attached", "device", at, "program", program, "hook", hook)
-	return noted{l, func() { c.add("program detached", "device", at, "program", program, "hook", hook) }}
+	return closer(func() error {
+		err := l.Close()
+		if err == nil {
+			c.add("program detached", "device", at, "program", program, "hook", hook)
+		}
+		return err
+	})
 }
+
+type closer func() error
+
+func (c closer) Close() error { return c() }
 
 // program asks the kernel what a link attaches, and to which hook; not ok: it is none.
 func (c *Changes) program(l io.Closer) (name, hook string, ok bool) {
@@ -179,13 +188,11 @@ func (c *Changes) program(l io.Closer) (name, hook string, ok bool) {
 	}
 	id := uint32(info.Program)
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	name, known := c.programs[id]
-	c.mu.Unlock()
 	if !known {
 		name = foreign.ProgramName(id)
-		c.mu.Lock()
 		c.programs[id] = name
-		c.mu.Unlock()
 	}
 	switch tcx := info.TCX(); {
 	case tcx == nil:
@@ -196,21 +203,6 @@ func (c *Changes) program(l io.Closer) (name, hook string, ok bool) {
 	return name, "tcx egress", true
 }
 
-// noted is an attachment whose end is noted.
-type noted struct {
-	io.Closer
-	end func()
-}
-
-// Close takes it off.
-func (n noted) Close() error {
-	err := n.Closer.Close()
-	if err == nil {
-		n.end()
-	}
-	return err
-}
-
 // onlyGone tells that an error says no more than that a device, or its namespace, is gone.
 func onlyGone(err error) bool {
 	switch e := err.(type) {
@@ -218,27 +210,19 @@ func onlyGone(err error) bool {
 		return false
 	case interface{ Unwrap() []error }:
 		all := e.Unwrap()
-		for _, err := range all {
-			if err == node.ErrGone {
-				return true // the others say how that was seen
-			}
+		if slices.Contains(all, node.ErrGone) {
+			return true // the others say how that was seen
 		}
-		for _, err := range all {
-			if !onlyGone(err) {
-				return false
-			}
-		}
-		return len(all) > 0
+		return len(all) > 0 && !slices.ContainsFunc(all, func(err error) bool { return !onlyGone(err) })
 	}
 	return err == node.ErrGone || onlyGone(errors.Unwrap(err))
 }
 
-// GoneHandler is a log in which nothing is a warning for the reason that a device or a namespace is gone:
+// WithoutGone is a log in which nothing is a warning for the reason that a device or a namespace is gone:
 // pods and networks come and go, and are scanned again.
-type GoneHandler struct{ slog.Handler }
+func WithoutGone(to slog.Handler) slog.Handler { return handler{to, handleGone} }
 
-// Handle implements slog.Handler.
-func (h GoneHandler) Handle(ctx context.Context, r slog.Record) error {
+func handleGone(ctx context.Context, to slog.Handler, r slog.Record) error {
 	if r.Level > slog.LevelInfo {
 		r.Attrs(func(a slog.Attr) bool {
 			if err, ok := a.Value.Any().(error); ok && onlyGone(err) {
@@ -247,18 +231,8 @@ func (h GoneHandler) Handle(ctx context.Context, r slog.Record) error {
 			return true
 		})
 	}
-	if !h.Enabled(ctx, r.Level) {
+	if !to.Enabled(ctx, r.Level) {
 		return nil
 	}
-	return h.Handler.Handle(ctx, r)
-}
-
-// WithAttrs implements slog.Handler.
-func (h GoneHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return GoneHandler{h.Handler.WithAttrs(attrs)}
-}
-
-// WithGroup implements slog.Handler.
-func (h GoneHandler) WithGroup(name string) slog.Handler {
-	return GoneHandler{h.Handler.WithGroup(name)}
+	return to.Handle(ctx, r)
 }

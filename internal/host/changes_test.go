@@ -19,12 +19,12 @@ import (
 
 // logTo is a log without times.
 func logTo(b *bytes.Buffer, level slog.Level) *slog.Logger {
-	return slog.New(GoneHandler{slog.NewTextHandler(b, &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+	return slog.New(WithoutGone(slog.NewTextHandler(b, &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 		if a.Key == slog.TimeKey {
 			return slog.Attr{}
 		}
 		return a
-	}})})
+	}})))
 }
 
 func TestWhatIsDoneToManyIsOneLine(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,17 +30,12 @@ type Host struct {
 	snap      node.Snapshot
 	hooks     *shortcut.Hooks // once there are watchers
 	beginning string          // the mechanism that is being put in place, while it is
-	offline   func(core int) bool
-	meanwhile func()
 }
 
 // New is a host that has not been scanned yet. Changes of settings are noted in changes.
 func New(log *slog.Logger, changes *Changes, locked *apply.Locked, dp *datapath.Datapath, scanner *node.Scanner) *Host {
 	locked.Tell(changes.setting)
-	return &Host{
-		Changes: changes, offline: func(int) bool { return false }, meanwhile: func() {},
-		log: log, dp: dp, scanner: scanner, readings: newReadings(scanner), locked: locked,
-	}
+	return &Host{Changes: changes, log: log, dp: dp, scanner: scanner, readings: newReadings(scanner), locked: locked}
 }
 
 // Close lets go of what the host has loaded itself.
@@ -51,17 +45,6 @@ func (h *Host) Close() error {
 	}
 	return h.hooks.Close()
 }
-
-// Waits says which cores poll no more, and what is to be done while the daemon waits for the kernel.
-func (h *Host) Waits(offline func(core int) bool, meanwhile func()) {
-	h.offline, h.meanwhile = offline, meanwhile
-}
-
-// Offline tells cores that poll no more.
-func (h *Host) Offline(core int) bool { return h.offline(core) }
-
-// Meanwhile is to be called while it is waited for the kernel.
-func (h *Host) Meanwhile() { h.meanwhile() }
 
 // Log is the daemon's.
 func (h *Host) Log() *slog.Logger { return h.log }
@@ -104,12 +87,9 @@ func (h *Host) SetTunnels(snap node.Snapshot) error {
 func (h *Host) underlayDevices(snap node.Snapshot) []datapath.CellDevice {
 	var devs []datapath.CellDevice
 	for _, dev := range snap.Receivers() {
-		ns, err := h.scanner.Namespace(dev.NetnsCookie)
-		if err != nil {
-			continue // gone since the scan
+		if ino, found := h.inode(dev.NetnsCookie); found {
+			devs = append(devs, datapath.CellDevice{Ifindex: dev.Ifindex, NetnsIno: ino})
 		}
-		devs = append(devs, datapath.CellDevice{Ifindex: dev.Ifindex, NetnsIno: ns.Inode()})
-		ns.Close()
 	}
 	return devs
 }
@@ -117,15 +97,14 @@ func (h *Host) underlayDevices(snap node.Snapshot) []datapath.CellDevice {
 func (h *Host) tunnelDevices(snap node.Snapshot) []datapath.TunnelDevice {
 	var devs []datapath.TunnelDevice
 	for _, t := range snap.Tunnels {
-		ns, err := h.scanner.Namespace(t.NetnsCookie)
-		if err != nil {
-			continue // gone since the scan
+		ino, found := h.inode(t.NetnsCookie)
+		if !found {
+			continue
 		}
 		dev := datapath.TunnelDevice{
 			Kind: t.Kind, VNI: t.VNI, AnyVNI: t.AnyVNI, Port: t.Port,
-			Ifindex: t.Ifindex, NetnsIno: ns.Inode(), Outer: t.Outer,
+			Ifindex: t.Ifindex, NetnsIno: ino, Outer: t.Outer,
 		}
-		ns.Close()
 		if on, err := h.scanner.GRO(t.Dev); err == nil {
 			dev.NoGRO = !on
 		}
@@ -159,15 +138,4 @@ func (h *Host) Attach(dev node.Dev, attach func(datapath.Device) (io.Closer, err
 		return nil, err
 	}
 	return h.Changes.attached(dev, l), nil
-}
-
-// graceTimeout bounds the wait for packets that were on their way before something changed.
-const graceTimeout = 500 * time.Millisecond
-
-// Passed waits until every core has handled what was in its hands when it was called. datapath.ErrFlowsOut: some have
-// not in half a second.
-func (h *Host) Passed(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, graceTimeout)
-	defer cancel()
-	return h.dp.Passed(ctx, h.offline, h.meanwhile)
 }

@@ -15,45 +15,34 @@ import (
 // others by searching the machine. It must be closed with that call: a handle
 // keeps the namespace of a dead container alive, and its veth.
 type netnsCache struct {
+	*apply.Finder
 	scanner *node.Scanner
-	finder  *apply.Finder
 	open    map[uint64]*netns.Handle
 }
 
 func newNetnsCache(s *node.Scanner) *netnsCache {
-	return &netnsCache{scanner: s, finder: apply.NewFinder(), open: map[uint64]*netns.Handle{}}
+	return &netnsCache{Finder: apply.NewFinder(), scanner: s, open: map[uint64]*netns.Handle{}}
 }
 
 // ByCookie implements apply.Namespaces.
 func (s *netnsCache) ByCookie(cookie uint64) (*netns.Handle, error) {
-	h, err := s.known(cookie)
-	if err != nil {
-		return s.finder.ByCookie(cookie)
-	}
-	return h, nil
-}
-
-// known finds one of those that the scanner knows.
-func (s *netnsCache) known(cookie uint64) (*netns.Handle, error) {
 	if h := s.open[cookie]; h != nil {
 		return h, nil
 	}
 	h, err := s.scanner.Namespace(cookie)
-	if err == nil {
-		s.open[cookie] = h
+	if err != nil {
+		return s.Finder.ByCookie(cookie)
 	}
-	return h, err
+	s.open[cookie] = h
+	return h, nil
 }
 
 // Sysfs is what the scanner has open of a namespace that it knows.
 func (s *netnsCache) Sysfs(cookie uint64) (*os.Root, error) { return s.scanner.Sysfs(cookie) }
 
-// Hint tells the inode number that a namespace had when it was last seen.
-func (s *netnsCache) Hint(cookie, inode uint64) { s.finder.Hint(cookie, inode) }
-
 // Close lets go of all namespaces.
 func (s *netnsCache) Close() error {
-	errs := []error{s.finder.Close()}
+	errs := []error{s.Finder.Close()}
 	for _, h := range s.open {
 		errs = append(errs, h.Close())
 	}

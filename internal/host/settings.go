@@ -40,12 +40,18 @@ func (h *Host) forgetEnding(which func(apply.Entry) bool) error {
 
 // Found tells whether a namespace is still where the last scan saw it.
 func (h *Host) Found(cookie uint64) bool {
+	_, found := h.inode(cookie)
+	return found
+}
+
+// inode is that of a namespace; false: it has gone since the scan.
+func (h *Host) inode(cookie uint64) (uint64, bool) {
 	ns, err := h.scanner.Namespace(cookie)
 	if err != nil {
-		return false
+		return 0, false
 	}
-	ns.Close()
-	return true
+	defer ns.Close()
+	return ns.Inode(), true
 }
 
 // Gone tells that a device exists no more; where that cannot be told it does.

@@ -73,11 +73,8 @@ func countersOf(table reflect.Type) (all []counter) {
 	return all
 }
 
-// Collector exports a status.
+// Collector exports the status that it asks for each time.
 type Collector struct{ status Status }
-
-// NewCollector returns a collector that asks status each time.
-func NewCollector(status Status) *Collector { return &Collector{status} }
 
 // Describe implements prometheus.Collector.
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {

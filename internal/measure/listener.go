@@ -3,6 +3,7 @@
 package measure
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -16,13 +17,12 @@ import (
 // accepted: they take no descriptor, memory or time of this process.
 type listener struct {
 	*net.TCPListener
-	slots  chan struct{}
-	next   time.Time // when another one may be accepted, were there no burst
-	closed chan struct{}
-	once   sync.Once
+	slots chan struct{}
+	next  time.Time       // when another one may be accepted, were there no burst
+	ended <-chan struct{} // closed when none is accepted any more
 }
 
-func newListener(l *net.TCPListener) (*listener, error) {
+func newListener(ctx context.Context, l *net.TCPListener) (*listener, error) {
 	// Go asks for the longest queue that the kernel allows, some thousands.
 	raw, err := l.SyscallConn()
 	if err == nil {
@@ -33,20 +33,20 @@ func newListener(l *net.TCPListener) (*listener, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("bound the queue of connections: %w", err), l.Close())
 	}
-	return &listener{TCPListener: l, slots: make(chan struct{}, maxConns), closed: make(chan struct{})}, nil
+	return &listener{TCPListener: l, slots: make(chan struct{}, maxConns), ended: ctx.Done()}, nil
 }
 
 // Accept is called by one goroutine.
 func (l *listener) Accept() (net.Conn, error) {
 	select {
 	case l.slots <- struct{}{}:
-	case <-l.closed:
+	case <-l.ended:
 		return nil, net.ErrClosed
 	}
 	if wait := time.Until(l.next.Add(-maxConns * acceptPause)); wait > 0 {
 		select {
 		case <-time.After(wait):
-		case <-l.closed:
+		case <-l.ended:
 			return nil, net.ErrClosed
 		}
 	}
@@ -60,16 +60,6 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 	l.next = l.next.Add(acceptPause)
 	return &conn{Conn: c, leave: sync.OnceFunc(func() { <-l.slots })}, nil
-}
-
-// Close may be called many times.
-func (l *listener) Close() error {
-	var err error
-	l.once.Do(func() {
-		close(l.closed)
-		err = l.TCPListener.Close()
-	})
-	return err
 }
 
 // conn gives its slot back.

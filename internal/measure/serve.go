@@ -107,7 +107,7 @@ func listen(ctx context.Context, addr string) (*listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w (choose another address with metrics:, or metrics: off)", err)
 	}
-	return newListener(l.(*net.TCPListener))
+	return newListener(ctx, l.(*net.TCPListener))
 }
 
 func (s *Server) serve(ctx context.Context, l net.Listener) error {
@@ -146,7 +146,7 @@ func newPage(status Status) (*page, error) {
 	p := &page{reg: prometheus.NewPedanticRegistry(), turn: make(chan struct{}, 1), clock: time.Now}
 	// What the daemon itself takes, its memory, descriptors and time, has the names that
 	// everybody knows.
-	for _, c := range []prometheus.Collector{NewCollector(status), collectors.NewGoCollector(),
+	for _, c := range []prometheus.Collector{&Collector{status}, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
 		if err := p.reg.Register(c); err != nil {
 			return nil, err

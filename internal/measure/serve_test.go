@@ -41,11 +41,11 @@ func TestScrapesShareAnAnswer(t *testing.T) {
 // Connections that say nothing, and more than there is room for: some are accepted, none stays, and one
 // that asks in the end is answered.
 func TestAFloodOfConnectionsIsBounded(t *testing.T) {
-	l, err := listen(t.Context(), "127.0.0.1:0")
+	ctx, cancel := context.WithCancel(t.Context())
+	l, err := listen(ctx, "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
 	s := NewServer("", quiet, slog.New(slog.DiscardHandler))
 	var open, most atomic.Int64
 	ended := make(chan error, 1)
@@ -110,13 +110,14 @@ func (c counted) Close() error {
 }
 
 func TestAcceptingHasAPace(t *testing.T) {
-	l, err := listen(t.Context(), "127.0.0.1:0")
+	ctx, cancel := context.WithCancel(t.Context())
+	l, err := listen(ctx, "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
 	l.next = time.Now().Add(time.Hour) // as after many
-	go l.Close()
+	go cancel()
 	if _, err := l.Accept(); err == nil {
 		t.Error("a connection was accepted at once")
 	}

@@ -3,7 +3,7 @@
 package mechanism
 
 import (
-	"github.com/overlane/overlane/internal/apply/offload"
+	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
@@ -24,7 +24,7 @@ func Offloads(s Reader, dev node.Dev, into map[string]*string) error {
 	}
 	for name, value := range into {
 		if f, known := all[name]; known {
-			*value = offload.Feature(f).String()
+			*value = apply.FeatureValue(f)
 		}
 	}
 	return nil

@@ -15,19 +15,11 @@ import (
 // Capability is one of capabilities(7).
 type Capability int
 
-// names are those of the capabilities that overlane knows what to do with.
-var names = map[Capability]string{
-	unix.CAP_BPF:        "CAP_BPF",
-	unix.CAP_PERFMON:    "CAP_PERFMON",
-	unix.CAP_NET_ADMIN:  "CAP_NET_ADMIN",
-	unix.CAP_SYS_ADMIN:  "CAP_SYS_ADMIN",
-	unix.CAP_SYS_PTRACE: "CAP_SYS_PTRACE",
-	unix.CAP_SYS_NICE:   "CAP_SYS_NICE",
-}
-
 func (c Capability) String() string {
-	if name, ok := names[c]; ok {
-		return name
+	for _, n := range needs {
+		if n.Capability == c {
+			return n.name
+		}
 	}
 	return fmt.Sprintf("capability %d", int(c))
 }
@@ -65,6 +57,7 @@ func (s Set) String() string {
 // Need is a capability that the daemon needs.
 type Need struct {
 	Capability
+	name string
 	// For is what the daemon does by it.
 	For string
 	// Without is what a daemon that lacks it does not do; empty: there is no use for such a one.
@@ -73,13 +66,13 @@ type Need struct {
 
 // needs are all that the daemon ever needs. docs/privileges.md says by which check of the kernel.
 var needs = []Need{
-	{unix.CAP_BPF, "loads its BPF programs and maps", ""},
-	{unix.CAP_PERFMON, "has BPF programs read the kernel's queues and what polls cost", ""},
-	{unix.CAP_NET_ADMIN, "attaches its programs to devices and changes settings of these", ""},
-	{unix.CAP_SYS_ADMIN, "enters the network namespaces of tunnels and pods and reads their sysfs", ""},
-	{unix.CAP_SYS_PTRACE, "finds network namespaces without a name, by the processes in them",
+	{unix.CAP_BPF, "CAP_BPF", "loads its BPF programs and maps", ""},
+	{unix.CAP_PERFMON, "CAP_PERFMON", "has BPF programs read the kernel's queues and what polls cost", ""},
+	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN", "attaches its programs to devices and changes settings of these", ""},
+	{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN", "enters the network namespaces of tunnels and pods and reads their sysfs", ""},
+	{unix.CAP_SYS_PTRACE, "CAP_SYS_PTRACE", "finds network namespaces without a name, by the processes in them",
 		"tunnels and pods are found only in network namespaces that have a name in /run/netns or /run/docker/netns"},
-	{unix.CAP_SYS_NICE, "schedules the threads that poll NICs and those of lanes",
+	{unix.CAP_SYS_NICE, "CAP_SYS_NICE", "schedules the threads that poll NICs and those of lanes",
 		"priority does nothing"},
 }
 

@@ -23,12 +23,17 @@ import (
 // program that is linked with C, and it knows no threads but its own. What exec leaves over is
 // one thread, the one that has been limited here; all others descend from it.
 func Drop(keep Set) error {
-	failed := make(chan error, 1)
+	return onThread(func() error { return drop(keep) })
+}
+
+// onThread runs fn on a thread of its own, which ends with it: a limited thread is not given back.
+func onThread(fn func() error) error {
+	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // a limited thread is not given back: it ends
-		failed <- drop(keep)
+		runtime.LockOSThread()
+		done <- fn()
 	}()
-	return <-failed
+	return <-done
 }
 
 func drop(keep Set) error {
@@ -62,14 +67,9 @@ var parentDeath = func() (sig int32) {
 func program() string {
 	const running = "/proc/self/exe"
 	path, err := os.Executable()
-	if err != nil {
-		return running
-	}
-	there, err := os.Stat(path)
-	if err != nil {
-		return running
-	}
-	if here, err := os.Stat(running); err != nil || !os.SameFile(here, there) {
+	there, terr := os.Stat(path)
+	here, herr := os.Stat(running)
+	if errors.Join(err, terr, herr) != nil || !os.SameFile(here, there) {
 		return running
 	}
 	return path
@@ -92,12 +92,7 @@ func lowerOOM() (back func() error) {
 // The process that calls may have more. The command must not ask for a parent death signal: what
 // the kernel takes for its parent is a thread that ends.
 func Start(cmd *exec.Cmd, keep Set) error {
-	started := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // as in Drop
-		started <- startHere(cmd, keep)
-	}()
-	return <-started
+	return onThread(func() error { return startHere(cmd, keep) })
 }
 
 // startHere limits the calling thread, which a child is like.

@@ -5,6 +5,9 @@ package privilege
 import (
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,39 +26,31 @@ func Held() (Set, error) {
 
 // current reads what the calling thread may do.
 func current() (t thread, err error) {
-	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&hdr, &data[0]); err != nil {
+	status, err := os.ReadFile("/proc/thread-self/status")
+	if err != nil {
 		return t, fmt.Errorf("read capabilities: %w", err)
 	}
-	word := func(low, high uint32) Set { return Set(low) | Set(high)<<32 }
-	t.permitted = word(data[0].Permitted, data[1].Permitted)
-	t.effective = word(data[0].Effective, data[1].Effective)
-	t.inheritable = word(data[0].Inheritable, data[1].Inheritable)
-	for c := Capability(0); ; c++ {
-		in, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(c), 0, 0, 0)
-		if errors.Is(err, unix.EINVAL) {
-			break // the kernel knows no more of them
-		}
-		if err != nil {
-			return t, fmt.Errorf("read bounding set: %w", err)
-		}
-		above, err := unix.PrctlRetInt(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_IS_SET, uintptr(c), 0, 0)
-		if err != nil {
-			return t, fmt.Errorf("read ambient set: %w", err)
-		}
-		if in == 1 {
-			t.bounding |= Of(c)
-		}
-		if above == 1 {
-			t.ambient |= Of(c)
-		}
+	var noNewPrivs Set
+	fields := map[string]*Set{
+		"CapPrm": &t.permitted, "CapEff": &t.effective, "CapInh": &t.inheritable,
+		"CapBnd": &t.bounding, "CapAmb": &t.ambient, "NoNewPrivs": &noNewPrivs,
 	}
-	set, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
-	if err != nil {
-		return t, fmt.Errorf("read no_new_privs: %w", err)
+	for line := range strings.Lines(string(status)) {
+		key, value, _ := strings.Cut(line, ":")
+		if fields[key] == nil {
+			continue
+		}
+		n, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
+		if err != nil {
+			return t, fmt.Errorf("read capabilities: %s: %w", key, err)
+		}
+		*fields[key] = Set(n)
+		delete(fields, key)
 	}
-	t.noNewPrivs = set == 1
+	if len(fields) > 0 {
+		return t, errors.New("read capabilities: /proc/thread-self/status does not tell all of them")
+	}
+	t.noNewPrivs = noNewPrivs == 1
 	return t, nil
 }
 
@@ -85,8 +80,9 @@ func limit(keep Set) error {
 		}
 	}
 	// What is not inheritable leaves the ambient set by itself.
-	if err := set(t.permitted&keep, t.effective&keep, t.inheritable&keep); err != nil {
-		return err
+	hdr, data := capUser(t.permitted&keep, t.effective&keep, t.inheritable&keep)
+	if err := unix.Capset(&hdr, &data[0]); err != nil {
+		return fmt.Errorf("drop capabilities: %w", err)
 	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("set no_new_privs: %w", err)
@@ -106,12 +102,4 @@ func capUser(permitted, effective, inheritable Set) (hdr unix.CapUserHeader, dat
 		}
 	}
 	return hdr, data
-}
-
-func set(permitted, effective, inheritable Set) error {
-	hdr, data := capUser(permitted, effective, inheritable)
-	if err := unix.Capset(&hdr, &data[0]); err != nil {
-		return fmt.Errorf("drop capabilities: %w", err)
-	}
-	return nil
 }

@@ -11,12 +11,12 @@ import (
 
 // Totals are what has been counted since the daemon started, on some cores or on all.
 type Totals struct {
-	At             time.Time
-	Frames, Waited uint64 // Waited in ns
-	Queued         uint64 // ns that packets waited in backlogs, which lanes are
-	NS, Busy, All  [datapath.Stages]uint64
-	Dropped        uint64
-	Acted, Could   uint64 // packets on which the mechanism acted, of so many
+	At            time.Time
+	Waited        uint64 // ns
+	Queued        uint64 // ns that packets waited in backlogs, which lanes are
+	NS, Busy, All [datapath.Stages]uint64
+	Dropped       uint64
+	Acted, Could  uint64 // packets on which the mechanism acted, of so many
 }
 
 // Share tells on how many of how many packets a mechanism acted.
@@ -42,7 +42,7 @@ func (m *Meter) Window(t Totals, saturated bool) governor.Window {
 		return governor.Window{}
 	}
 	w := governor.Window{
-		Elapsed: t.At.Sub(was.At), Frames: t.Frames - was.Frames, Dropped: t.Dropped - was.Dropped, Saturated: saturated,
+		Elapsed: t.At.Sub(was.At), Frames: t.All[datapath.NIC] - was.All[datapath.NIC], Dropped: t.Dropped - was.Dropped, Saturated: saturated,
 	}
 	if w.Frames == 0 {
 		return w

@@ -15,7 +15,7 @@ func TestWindowWithoutPackets(t *testing.T) {
 	var m Meter
 	at := time.Unix(1000, 0)
 	came := func(after time.Duration, frames uint64) Totals {
-		return Totals{At: at.Add(after), Frames: frames, All: [datapath.Stages]uint64{datapath.NIC: frames}}
+		return Totals{At: at.Add(after), All: [datapath.Stages]uint64{datapath.NIC: frames}}
 	}
 	if w := m.Window(came(0, 500), false); w.Elapsed != 0 {
 		t.Errorf("before anything was read a window lasted %v", w.Elapsed)

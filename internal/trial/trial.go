@@ -88,14 +88,15 @@ func saturated(in governor.Input) bool {
 
 // Trials are all of a daemon's, of which one at a time is under way.
 type Trials struct {
-	all   []*Trial
-	count Source
+	all []*Trial
+	// Count reads what counts for a trial.
+	Count Source
 	log   *slog.Logger
 }
 
 // NewTrials are these. count reads what windows are made of.
 func NewTrials(log *slog.Logger, count Source, all ...*Trial) *Trials {
-	return &Trials{all: all, count: count, log: log}
+	return &Trials{all: all, Count: count, log: log}
 }
 
 // Trying is the one that is under way, or nil.
@@ -140,12 +141,9 @@ func (ts *Trials) Settled() (bool, error) {
 	return true, err
 }
 
-// Count reads what counts for a trial, of the given cores or, if there are none, of all.
-func (ts *Trials) Count(of Share, cores []int) (Totals, error) { return ts.count(of, cores) }
-
 // total reads what counts for a trial.
 func (ts *Trials) total(t *Trial) (Totals, error) {
-	sum, err := ts.count(t.share, t.cores)
+	sum, err := ts.Count(t.share, t.cores)
 	if t.queues {
 		sum.Waited += sum.Queued
 	}

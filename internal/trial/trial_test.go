@@ -38,7 +38,7 @@ func (n *node) pass(acts bool) governor.Input {
 	if acts {
 		came = n.on
 	}
-	n.sum.At, n.sum.Frames, n.sum.All[datapath.NIC] = n.now, n.sum.Frames+came, n.sum.All[datapath.NIC]+came
+	n.sum.At, n.sum.All[datapath.NIC] = n.now, n.sum.All[datapath.NIC]+came
 	n.sum.Could += came
 	if acts {
 		n.sum.Acted += came

@@ -138,7 +138,8 @@ func (o *overlay) steered(t *testing.T, tier governor.Tier) {
 // options are those of a daemon that steers.
 func options(state string, log io.Writer) daemon.Options {
 	return daemon.Options{
-		StateDir: state, Cores: []int{0, 1}, Online: online, Aggregate: governor.Off, Express: governor.Off,
+		StateDir: state, Cores: []int{0, 1}, Aggregate: governor.Off, Express: governor.Off,
+		Online: online, Apart: func() ([]int, error) { return nil, nil },
 		Pipeline: pipeline.Options{Mode: governor.Forced, Limits: governor.DefaultLimits()}, GuardianVerb: []string{guardian},
 		Log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
