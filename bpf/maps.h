@@ -27,12 +27,12 @@ OL_MAP(HASH, ol_cells, 2 * 4 * OL_MAX_TUNNELS + 2 * OL_PORTS, struct ol_cell_key
 OL_MAP(ARRAY, ol_ports, OL_PORTS, __u32, struct ol_port);
 
 /* Index: (cpu * OL_NR_STAGES + stage) * OL_SLOTS + slot. */
-OL_MAP(ARRAY, ol_slots, OL_NR_STAGES *OL_SLOTS, __u32, struct ol_slot);
+OL_MAP(ARRAY, ol_slots, (OL_NR_STAGES * OL_SLOTS), __u32, struct ol_slot);
 
 OL_MAP(ARRAY, ol_owners, OL_SLOTS, __u32, struct ol_owner);
 
 /* Index: stage * OL_SLOTS + slot. */
-OL_MAP(ARRAY, ol_turns, OL_NR_STAGES *OL_SLOTS, __u32, struct ol_turn);
+OL_MAP(ARRAY, ol_turns, (OL_NR_STAGES * OL_SLOTS), __u32, struct ol_turn);
 
 /* Fragmented inner datagrams: hash of the datagram and the slot of its first fragment. */
 struct ol_frag {
@@ -67,7 +67,7 @@ OL_MAP(CPUMAP, ol_lane_threads, 1, __u32, struct bpf_cpumap_val);
 OL_MAP(CPUMAP, ol_latency_threads, 1, __u32, struct bpf_cpumap_val);
 
 /* Packets sent to each lane, per sending core. Index: stage * OL_MAX_LANES + lane. */
-OL_MAP(PERCPU_ARRAY, ol_lane_packets, OL_NR_STAGES *OL_MAX_LANES, __u32, __u64);
+OL_MAP(PERCPU_ARRAY, ol_lane_packets, (OL_NR_STAGES * OL_MAX_LANES), __u32, __u64);
 
 /* Flows that are put in order again, and how they are found. */
 OL_MAP(ARRAY, ol_mergings, OL_MERGES, __u32, struct ol_merging);

@@ -55,7 +55,8 @@ struct ol_waiting {
 	__u32 end;
 };
 
-OL_MAP(ARRAY, ol_waitings, OL_MERGES *OL_MERGE_QUEUES *OL_MERGE_DEPTH, __u32, struct ol_waiting);
+OL_MAP(ARRAY, ol_waitings, (OL_MERGES * OL_MERGE_QUEUES * OL_MERGE_DEPTH), __u32,
+       struct ol_waiting);
 
 /* Flows, by their place among the merging. Queues: taken and put, by count. */
 struct ol_merge_flow {
@@ -73,7 +74,7 @@ struct ol_ready {
 	struct sk_buff __kptr *skb;
 };
 
-OL_MAP(ARRAY, ol_readies, OL_RESEQUENCERS *OL_MERGE_READY, __u32, struct ol_ready);
+OL_MAP(ARRAY, ol_readies, (OL_RESEQUENCERS * OL_MERGE_READY), __u32, struct ol_ready);
 
 OL_MAP(PERCPU_ARRAY, ol_merge_counters, OL_NR_MERGE_COUNTERS, __u32, __u64);
 

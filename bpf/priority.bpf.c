@@ -20,7 +20,7 @@
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* When flows last sent to this core's lanes, us, or 0. */
-OL_MAP(PERCPU_ARRAY, ol_lasts, OL_NR_CLASSES *OL_LAST_LISTS *OL_LAST_PLACES, __u32, __u32);
+OL_MAP(PERCPU_ARRAY, ol_lasts, (OL_NR_CLASSES * OL_LAST_LISTS * OL_LAST_PLACES), __u32, __u32);
 
 /* Frames that a rule gave their class. Index: its place in the list, of either table. */
 OL_MAP(PERCPU_ARRAY, ol_rule_frames, 2 * OL_MAX_RULES, __u32, __u64);
