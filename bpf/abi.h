@@ -375,7 +375,7 @@ struct ol_holding {
 /* Per core, written by that core alone where nothing else is said. */
 struct ol_cpu {
 	__u64 now;     /* ns, end of the last poll */
-	__u32 seq;     /* polls finished */
+	__u32 seq;     /* polls finished, and batches that threads of cpumaps took */
 	__u8 full;     /* the last poll used up its budget: the next follows at once */
 	__u8 nic_full; /* the same of the last poll of a NIC */
 	__u8 stage;    /* whose poll was the last */
@@ -391,7 +391,8 @@ struct ol_cpu {
 	__u32 nic_seq;	   /* the last poll after which no NIC's GRO held anything */
 	__u32 queue;	   /* packets left in the backlog after its last poll ... */
 	__u32 backlog_seq; /* ... which was this one */
-	__u32 lane_seq;	   /* polls finished when its cpumap thread last took frames */
+	__u32 lane_seq;	   /* seq when its cpumap thread last took frames */
+	__u32 polled;	   /* polls finished */
 	__u32 lane_lost;   /* frames that its ring had no room for; written by those that fill it */
 	__u32 lane_pid[OL_NR_CLASSES]; /* the threads of its lanes, or 0; by the daemon */
 	struct ol_cost cost[OL_NR_STAGES];

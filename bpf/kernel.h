@@ -32,7 +32,7 @@ static __always_inline void *ol_at(void *map, __u32 place)
 /* Adds to a number of an array. */
 static __always_inline void ol_add(void *map, __u32 place, __u64 n)
 {
-	__u64 *v = bpf_map_lookup_elem(map, &place);
+	__u64 *v = ol_at(map, place);
 
 	if (v)
 		*v += n;

@@ -346,9 +346,10 @@ static long ol_pod_left_core(__u64 core, struct ol_pods *p)
 	struct ol_slot *s = ol_get_slot(core, OL_STAGE_POD, p->slot);
 	__u64 handed;
 
-	if (s && OL_READ(s->used)) {
+	/* Of what was sent long ago, the marks that are left tell a later time. */
+	if (s && OL_READ(s->used) && !ol_sent_long_ago(s)) {
 		handed = ol_handed_on_by(core, OL_NO_CELL, OL_READ(s->seq));
-		if (handed ? !ol_left_backlog(s, core, handed) : !ol_sent_long_ago(s))
+		if (!handed || !ol_left_backlog(s, core, handed))
 			return 1;
 	}
 	p->left++;
@@ -358,8 +359,8 @@ static long ol_pod_left_core(__u64 core, struct ol_pods *p)
 /*
  * A pod hop without a lane waits in the backlog of the core that runs the hook.
  * When an earlier stage moves the hook to another core, so does that queue: have
- * they handled what the slot left there? A hop whose lane is this very core waits there, too, and may
- * be without a lane at any time: ol_core_left() asks for nothing where the queue stays the same.
+ * they handled what the slot left there? What the core that is its lane has sent itself waits there,
+ * too, and may be without a lane at any time: ol_core_left() asks for nothing where the queue stays the same.
  */
 __noinline int ol_pod_left(__u32 slot)
 {

@@ -111,6 +111,7 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 	cpu->queued += cpu->queue * (spent < OL_WAIT_MOST ? spent : OL_WAIT_MOST);
 	cpu->now = now;
 	cpu->seq = seq;
+	cpu->polled++;
 	/* nic_seq as before this poll: what its GRO batches comes behind this tracepoint. */
 	ol_mark_add(&cpu->polls, seq, cpu->nic_seq, now);
 
@@ -201,7 +202,11 @@ int ol_unread(void *ctx)
 	return 0;
 }
 
-/* A lane's thread took frames out of its ring; it handles them right after this. */
+/*
+ * A lane's thread took frames out of its ring; it handles them right after this. As with a poll, what
+ * was decided for the batch before goes for none of these: where nothing polls on this core, because what
+ * its thread handles waits on others, a flow may have gone elsewhere and come back.
+ */
 SEC("tp_btf/xdp_cpumap_kthread")
 int BPF_PROG(ol_lane_taken, int map_id)
 {
@@ -209,6 +214,9 @@ int BPF_PROG(ol_lane_taken, int map_id)
 	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	struct ol_ring ring;
 
+	/* Atomic: a poll may interrupt the thread. */
+	if (cpu)
+		__sync_fetch_and_add(&cpu->seq, 1);
 	if (map_id != ol_lane_map_id || !cpu || !ol_get_ring(this_cpu, OL_CLASS_BULK, &ring))
 		return 0;
 	/* A lane's thread that its core's going offline drove here speaks of another ring. */

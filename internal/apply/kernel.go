@@ -224,7 +224,11 @@ var accessors = map[plan.Kind]struct {
 
 // get reads the value, in its canonical spelling.
 func (s *settingPlace) get() (string, error) {
-	v, err := accessors[s.Kind].get(s)
+	of, known := accessors[s.Kind]
+	if !known {
+		return "", fmt.Errorf("unknown kind of setting %q", s.Kind)
+	}
+	v, err := of.get(s)
 	if err != nil {
 		return "", err
 	}
@@ -245,7 +249,11 @@ func (s *settingPlace) write(value string, requestCounts bool) error {
 	if err := s.k.reach(s); err != nil {
 		return err
 	}
-	if err := accessors[s.Kind].put(s, value); err != nil {
+	of, known := accessors[s.Kind]
+	if !known {
+		return fmt.Errorf("unknown kind of setting %q", s.Kind)
+	}
+	if err := of.put(s, value); err != nil {
 		return err
 	}
 	now, err := s.get()

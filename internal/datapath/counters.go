@@ -176,7 +176,7 @@ func (d *Datapath) Cores() (_ []Core, err error) {
 		if err := d.stages.OlCpus.Lookup(uint32(i), &v); err != nil {
 			return nil, fmt.Errorf("read core %d: %w", i, err)
 		}
-		cores[i].Polls = v.Seq
+		cores[i].Polls = v.Polled
 		cores[i].Safe = v.Backlog.Safe
 		cores[i].Full = v.Full != 0
 		cores[i].BacklogPoll = v.BacklogSeq

@@ -103,8 +103,10 @@ type priorityOlCpu struct {
 	Queue      uint32
 	BacklogSeq uint32
 	LaneSeq    uint32
+	Polled     uint32
 	LaneLost   uint32
 	LanePid    [2]uint32
+	_          [4]byte
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
@@ -116,7 +118,7 @@ type priorityOlCpu struct {
 	Waited       uint64
 	Queued       uint64
 	AwaitedUntil uint64
-	_            [24]byte
+	_            [16]byte
 }
 
 type priorityOlCuts struct {

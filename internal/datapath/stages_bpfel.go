@@ -122,8 +122,10 @@ type stagesOlCpu struct {
 	Queue      uint32
 	BacklogSeq uint32
 	LaneSeq    uint32
+	Polled     uint32
 	LaneLost   uint32
 	LanePid    [2]uint32
+	_          [4]byte
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
@@ -135,7 +137,7 @@ type stagesOlCpu struct {
 	Waited       uint64
 	Queued       uint64
 	AwaitedUntil uint64
-	_            [24]byte
+	_            [16]byte
 }
 
 type stagesOlCuts struct {

@@ -95,8 +95,10 @@ type traceOlCpu struct {
 	Queue      uint32
 	BacklogSeq uint32
 	LaneSeq    uint32
+	Polled     uint32
 	LaneLost   uint32
 	LanePid    [2]uint32
+	_          [4]byte
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64
@@ -108,7 +110,7 @@ type traceOlCpu struct {
 	Waited       uint64
 	Queued       uint64
 	AwaitedUntil uint64
-	_            [24]byte
+	_            [16]byte
 }
 
 type traceOlCuts struct {

@@ -96,6 +96,10 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 	if o.OnlyRemote {
 		t.Remote = o.Remote
 	}
+	if _, err := p.s.sysfs(sp.known, sp.h); err != nil {
+		p.skip(t.Dev, "%v", err)
+		return nil
+	}
 	if b := sp.links[l.Master]; b != nil && b.Kind == "bridge" {
 		d := sp.dev(b)
 		t.Bridge = &d
@@ -110,7 +114,7 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 				continue
 			}
 			t.Underlays = append(t.Underlays, p.home.dev(p.home.links[nic]))
-			nics[nic] = slices.Concat(nics[nic], addrs[nic], addrs[upper])
+			nics[nic] = append(append(nics[nic], addrs[nic]...), addrs[upper]...)
 		}
 	}
 	if len(t.Underlays) == 0 {

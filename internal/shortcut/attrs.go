@@ -4,30 +4,42 @@ package shortcut
 
 import (
 	"encoding/binary"
-	"maps"
 
 	"github.com/overlane/overlane/internal/nlsock"
 )
 
-// attrs are netlink attributes by type; of several of one type, the last.
-type attrs map[uint16][]byte
+// attrs are netlink attributes, one behind the other. No map of them: a port of a bridge has forty, of which
+// four are asked for.
+type attrs []byte
 
 // attrsOf reads what follows a header of this size.
-func attrsOf(b []byte, header int) attrs { return maps.Collect(nlsock.Attrs(b[min(header, len(b)):])) }
+func attrsOf(b []byte, header int) attrs { return b[min(header, len(b)):] }
 
-func (a attrs) has(t uint16) bool { _, ok := a[t]; return ok }
+// find returns what an attribute holds; of several of one type, the last.
+func (a attrs) find(t uint16) (v []byte, found bool) {
+	for typ, data := range nlsock.Attrs(a) {
+		if typ == t {
+			v, found = data, true
+		}
+	}
+	return v, found
+}
+
+func (a attrs) has(t uint16) bool { _, found := a.find(t); return found }
+
+func (a attrs) get(t uint16) []byte { v, _ := a.find(t); return v }
 
 // nested are those within one of them.
-func (a attrs) nested(t uint16) attrs { return attrsOf(a[t], 0) }
+func (a attrs) nested(t uint16) attrs { return attrsOf(a.get(t), 0) }
 
-func (a attrs) str(t uint16) string { return nlsock.Str(a[t]) }
+func (a attrs) str(t uint16) string { return nlsock.Str(a.get(t)) }
 
 // u32 reads a number, and be32 one in network byte order; what is too short, or not there, reads as zero.
-func (a attrs) u32(t uint16) uint32 { return nlsock.U32(a[t]) }
+func (a attrs) u32(t uint16) uint32 { return nlsock.U32(a.get(t)) }
 
-func (a attrs) be32(t uint16) uint32 { return be32(a[t]) }
+func (a attrs) be32(t uint16) uint32 { return be32(a.get(t)) }
 
-func (a attrs) flag(t uint16) bool { return len(a[t]) > 0 && a[t][0] != 0 }
+func (a attrs) flag(t uint16) bool { v := a.get(t); return len(v) > 0 && v[0] != 0 }
 
 func be32(v []byte) uint32 {
 	if len(v) < 4 {

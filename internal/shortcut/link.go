@@ -101,9 +101,9 @@ func parseFixed(b []byte, tunnel int) (m MAC, host netip.Addr, ok bool) {
 	a := attrsOf(b, unix.SizeofNdMsg)
 	nexthop := a.has(ndaNexthop)
 	if !nexthop {
-		host, _ = netip.AddrFromSlice(a[unix.NDA_DST])
+		host, _ = netip.AddrFromSlice(a.get(unix.NDA_DST))
 	}
-	m, ok = macOf(a[unix.NDA_LLADDR])
+	m, ok = macOf(a.get(unix.NDA_LLADDR))
 	return m, host, ok && (static || nexthop)
 }
 
@@ -122,7 +122,7 @@ func parsePort(b []byte) *Port {
 		Isolated: a.flag(unix.IFLA_BRPORT_ISOLATED), Locked: a.flag(unix.IFLA_BRPORT_LOCKED),
 		VLANTunnel: a.flag(unix.IFLA_BRPORT_VLAN_TUNNEL), Learning: a.flag(unix.IFLA_BRPORT_LEARNING),
 	}
-	if state := a[unix.IFLA_BRPORT_STATE]; len(state) > 0 {
+	if state := a.get(unix.IFLA_BRPORT_STATE); len(state) > 0 {
 		p.State = state[0]
 	}
 	return &p

@@ -124,7 +124,7 @@ func parseChain(b []byte) (Chain, bool) {
 		Nat: a.str(unix.NFTA_CHAIN_TYPE) == "nat",
 	}
 	bound := c.Family == unix.NFPROTO_NETDEV || c.Family == unix.NFPROTO_INET && c.Hook == nfInetIngress
-	if devs, told := hook[nftaHookDevs]; told {
+	if devs, told := hook.find(nftaHookDevs); told {
 		c.Devices = parseDevices(devs)
 	} else if bound {
 		c.Devices = anyDevice
@@ -138,7 +138,7 @@ func parseFlowtable(b []byte) (Chain, bool) {
 	}
 	a := attrsOf(b, sizeofGenmsg)
 	c := Chain{Family: b[0], Table: a.str(nftaFlowtableTable), Name: a.str(nftaFlowtableName), Hook: -1, Devices: anyDevice}
-	if devs, told := a.nested(nftaFlowtableHook)[nftaFlowtableHookDevs]; told {
+	if devs, told := a.nested(nftaFlowtableHook).find(nftaFlowtableHookDevs); told {
 		c.Devices = parseDevices(devs)
 	}
 	return c, true

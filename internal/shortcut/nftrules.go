@@ -71,8 +71,8 @@ func (n *nftables) jumps(k SetKey) ([]string, error) {
 	req = nlsock.Attr(req, unix.NFTA_SET_ELEM_LIST_SET, append([]byte(k.Name), 0))
 	var seen map[string]bool
 	err := n.c.Do(nft(unix.NFT_MSG_GETSETELEM), unix.NLM_F_DUMP, req, func() { seen = map[string]bool{} }, func(b []byte) error {
-		for _, elem := range nlsock.Attrs(attrsOf(b, sizeofGenmsg)[unix.NFTA_SET_ELEM_LIST_ELEMENTS]) {
-			if chain := jumpsTo(attrsOf(elem, 0)[unix.NFTA_SET_ELEM_DATA]); chain != "" {
+		for _, elem := range nlsock.Attrs(attrsOf(b, sizeofGenmsg).get(unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+			if chain := jumpsTo(attrsOf(elem, 0).get(unix.NFTA_SET_ELEM_DATA)); chain != "" {
 				seen[chain] = true
 			}
 		}
@@ -97,10 +97,10 @@ func parseSet(b []byte) (SetKey, Set, bool) {
 
 // seesExprs evaluates one expression and a list of them, where such attributes are.
 func seesExprs(a attrs, one, many uint16, version int) (list []Sees) {
-	if b, ok := a[one]; ok {
+	if b, ok := a.find(one); ok {
 		list = seesExpr(parseExpr(b), version)
 	}
-	for _, b := range nlsock.Attrs(a[many]) {
+	for _, b := range nlsock.Attrs(a.get(many)) {
 		list = append(list, seesExpr(parseExpr(b), version)...)
 	}
 	return list
@@ -123,11 +123,11 @@ func parseNftRule(b []byte) (ChainKey, PacketRule, bool) {
 	}
 	a := attrsOf(b, sizeofGenmsg)
 	k, r := ChainKey{Family: b[0], Table: a.str(unix.NFTA_RULE_TABLE), Name: a.str(unix.NFTA_RULE_CHAIN)}, PacketRule{}
-	if v := a[unix.NFTA_RULE_HANDLE]; len(v) >= 8 {
+	if v := a.get(unix.NFTA_RULE_HANDLE); len(v) >= 8 {
 		r.Handle = binary.BigEndian.Uint64(v)
 	}
 	var list []expr
-	for _, e := range nlsock.Attrs(a[unix.NFTA_RULE_EXPRESSIONS]) {
+	for _, e := range nlsock.Attrs(a.get(unix.NFTA_RULE_EXPRESSIONS)) {
 		list = append(list, parseExpr(e))
 	}
 	r.take(k.Family, list)
@@ -164,7 +164,7 @@ func (r *PacketRule) take(family uint8, list []expr) {
 	version := map[uint8]int{unix.NFPROTO_IPV4: 4, unix.NFPROTO_IPV6: 6}[family]
 	for _, e := range list {
 		if e.name == "cmp" {
-			what, v := holds[e.be32(unix.NFTA_CMP_SREG)], e.nested(unix.NFTA_CMP_DATA)[unix.NFTA_DATA_VALUE]
+			what, v := holds[e.be32(unix.NFTA_CMP_SREG)], e.nested(unix.NFTA_CMP_DATA).get(unix.NFTA_DATA_VALUE)
 			if noUDP(what, e.be32(unix.NFTA_CMP_OP), v) {
 				break // none of ours comes further
 			}
@@ -184,7 +184,7 @@ func (r *PacketRule) take(family uint8, list []expr) {
 		case e.name == "immediate":
 			if e.be32(reg) == 0 {
 				acts = true
-				if chain := jumpsTo(e.attrs[unix.NFTA_IMMEDIATE_DATA]); chain != "" {
+				if chain := jumpsTo(e.attrs.get(unix.NFTA_IMMEDIATE_DATA)); chain != "" {
 					r.Jumps = append(r.Jumps, chain)
 				}
 			}
@@ -301,7 +301,7 @@ func seesExpr(e expr, version int) []Sees {
 		return see("a quota of bytes")
 	case "log":
 		if e.has(unix.NFTA_LOG_GROUP) {
-			return see(fmt.Sprintf("a copy for programs (log group %d)", nlsock.U16BE(e.attrs[unix.NFTA_LOG_GROUP])))
+			return see(fmt.Sprintf("a copy for programs (log group %d)", nlsock.U16BE(e.attrs.get(unix.NFTA_LOG_GROUP))))
 		}
 	case "objref":
 		switch typ := e.be32(unix.NFTA_OBJREF_IMM_TYPE); {
@@ -317,7 +317,7 @@ func seesExpr(e expr, version int) []Sees {
 	case "dynset":
 		return seesExprs(e.attrs, unix.NFTA_DYNSET_EXPR, nftaDynsetExpressions, version)
 	case "match":
-		return seesMatch(e.str(unix.NFTA_MATCH_NAME), uint8(e.be32(unix.NFTA_MATCH_REV)), e.attrs[unix.NFTA_MATCH_INFO])
+		return seesMatch(e.str(unix.NFTA_MATCH_NAME), uint8(e.be32(unix.NFTA_MATCH_REV)), e.attrs.get(unix.NFTA_MATCH_INFO))
 	case "target":
 		return seesTarget(e.str(unix.NFTA_TARGET_NAME))
 	default:

@@ -80,7 +80,7 @@ func parseTraffic(b []byte) (f filter, ok bool) {
 	if proto == unix.ETH_P_ARP {
 		return f, false
 	}
-	for _, v := range nlsock.Attrs(options[at.act]) {
+	for _, v := range nlsock.Attrs(options.get(at.act)) {
 		act := attrsOf(v, 0)
 		kind := act.str(tcaActKind)
 		f.actions = append(f.actions, action{kind, kind == "gact" && act.nested(tcaActOptions).has(tcaGactProb)})
@@ -88,7 +88,7 @@ func parseTraffic(b []byte) (f filter, ok bool) {
 	if at.police != 0 && options.has(at.police) {
 		f.actions = append(f.actions, action{kind: "police"})
 	}
-	if sel, ok := options[tcaU32Sel]; ok && f.kind == "u32" {
+	if sel, ok := options.find(tcaU32Sel); ok && f.kind == "u32" {
 		f.reads = readsLength(sel, proto)
 	}
 	return f, a.has(unix.TCA_OPTIONS)

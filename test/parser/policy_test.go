@@ -124,6 +124,11 @@ func TestTheQueueOfAPodsOwnCoreHoldsItsHook(t *testing.T) {
 	run(t, compileModel(t, sanitizers), "1", modelPackets, "own-lane")
 }
 
+// What is decided for a batch of a lane's thread goes for no other, also where nothing polls on its core.
+func TestEachBatchOfALanesThreadIsDecidedFor(t *testing.T) {
+	run(t, compileModel(t, sanitizers), "1", modelPackets, "batches")
+}
+
 // Also where its slot is that of a flow which comes to another core.
 func TestFlowsThatShareASlotKeepTheirOrder(t *testing.T) {
 	_, seed := seeded(t)

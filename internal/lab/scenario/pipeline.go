@@ -298,6 +298,9 @@ func (d *daemon) reason() string {
 		return reasons(d.last)
 	}
 	m := d.last.Mechanism(d.mechanism)
+	if m.Name == "" {
+		return ""
+	}
 	return string(m.State) + ", " + m.Reason
 }
 

@@ -19,8 +19,8 @@ import (
 const asContainer = "overlane"
 
 // The daemon runs as a container of the engine whose containers it serves, by the image and the flags
-// of docs/install.md. Stopped, it restores the node. Killed, its guardian goes with it: then a container
-// with the verb off restores.
+// of docs/install.md. Stopped, it restores the node. Killed, its guardian goes with it, most
+// often before it has restored: then a container with the verb off does.
 func TestRunsAsAContainer(t *testing.T) {
 	s := engines(t)
 	e := s.receiver
@@ -84,9 +84,9 @@ func TestRunsAsAContainer(t *testing.T) {
 	e.must(t, "POST", "/containers/"+id+"/kill")
 	e.wait(t, id)
 	e.must(t, "DELETE", "/containers/"+id)
-	if l.to.mask() == "" {
-		t.Fatal("killed, it left no setting behind for off to restore")
-	}
+	// With pid: host the guardian runs until the engine kills what is left of the container, and may have
+	// restored before.
+	t.Logf("killed, it left the mask %q", l.to.mask())
 	off()
 	restored("off")
 	// A container's guardian is killed with its daemon, and the programs are gone at once: what waits in lanes

@@ -21,6 +21,7 @@
  *   freed     on each core a NIC's NAPI went that held packets
  *   dropped   on another core the flows' last packets were dropped before the tunnel's cell
  *   helped    one of two cores sends flows to lanes
+ *   batches   a core where a lane's thread receives, and nothing polls
  *   own-lane  a pod's hop whose lane is the core of its hook
  *   waits     how long a core stands still for lanes
  *   busy      a lane is never empty, and never full: no packet is dropped for a change of lane

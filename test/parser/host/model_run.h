@@ -467,7 +467,8 @@ static void check_own_lane(void)
 	pods->nr = 1;
 	cpu->softnet = (__u64)&cores[0].sd;
 	the_turns[OL_STAGE_POD * OL_SLOTS + slot].turn = ol_next_turn(0, 0);
-	the_slots[OL_STAGE_POD * OL_SLOTS + slot] = (struct ol_slot){.seq = cpu->seq, .used = 1};
+	the_slots[OL_STAGE_POD * OL_SLOTS + slot] =
+		(struct ol_slot){.seq = cpu->seq, .used = 1, .at = ol_tick()};
 	ol_mark_add(&cpu->polls, cpu->seq + 1, cpu->seq, now_ns);
 	cores[0].sd.input_queue_tail++;
 	pods->cpu[0] = 0;
@@ -476,8 +477,45 @@ static void check_own_lane(void)
 	pods->cpu[0] = 1;
 	MUST(ol_pod_left(slot), "a lane that is another core holds the hook on its core");
 	pods->cpu[0] = 0;
+	now_ns += 2 * OL_LANE_DONE_NS;
+	MUST(ol_pod_left(slot), "what was sent long ago holds the hook on its core");
+	now_ns -= 2 * OL_LANE_DONE_NS;
 	cores[0].sd.input_queue_head++;
 	MUST(ol_pod_left(slot), "an empty backlog counts as not handled");
+}
+
+/*
+ * On a core whose lane's thread alone receives, and where nothing polls, a slot that has been on another
+ * core meanwhile takes the lane that it has by now.
+ */
+static void check_batches(void)
+{
+	struct ol_cpu *here = &the_cpus[0], *there = &the_cpus[1];
+	__u32 slot = 1, key = OL_STAGE_TUNNEL * OL_SLOTS + slot, lane;
+	struct ol_lanes *lanes = &the_policy.stage[OL_STAGE_TUNNEL];
+	struct ol_turn *turn = &the_turns[key];
+	struct ol_hop h = {
+		.policy = &the_policy,
+		.lanes = lanes,
+		.cpu = here,
+		.stage = OL_STAGE_TUNNEL,
+		.slot = slot,
+		.tunnel = OL_NO_CELL,
+	};
+
+	chance.yield = chance.stall = ~0ULL;
+	lanes->nr = 2;
+	turn->turn = ol_next_turn(0, 0);
+	the_slots[key] = (struct ol_slot){.seq = here->seq, .used = 1, .lane = 0, .turn = 1};
+	lane = ol_steer(&h);
+	MUST(lane == 0, "a batch is not decided for as one: lane %u", lane);
+	/* Another core sends of the slot, to another lane, and is not done with it. */
+	turn->turn = ol_next_turn(turn->turn, 1);
+	the_slots[OL_NR_STAGES * OL_SLOTS + key] = (struct ol_slot){.seq = there->seq, .used = 1};
+	the_slots[OL_NR_STAGES * OL_SLOTS + key].at = ol_tick();
+	ol_lane_taken(ol_lane_map_id);
+	lane = ol_steer(&h);
+	MUST(lane == 1, "the next batch goes on where the last one did: lane %u", lane);
 }
 
 int main(int argc, char **argv)
@@ -488,7 +526,8 @@ int main(int argc, char **argv)
 	rnd_state = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
 	start_cores(argc > 3 && (!strcmp(argv[3], "flood") || !strcmp(argv[3], "busy") ||
 				 !strcmp(argv[3], "helped") || !strcmp(argv[3], "waits") ||
-				 !strcmp(argv[3], "dropped") || !strcmp(argv[3], "own-lane"))
+				 !strcmp(argv[3], "dropped") || !strcmp(argv[3], "own-lane") ||
+				 !strcmp(argv[3], "batches"))
 			    ? MAX_CORES
 			    : 2 + below(MAX_CORES - 1));
 	run_setting();
@@ -519,6 +558,8 @@ int main(int argc, char **argv)
 			instead = check_waits;
 		else if (!strcmp(argv[i], "dropped"))
 			instead = check_dropped;
+		else if (!strcmp(argv[i], "batches"))
+			instead = check_batches;
 		else if (!strcmp(argv[i], "own-lane"))
 			instead = check_own_lane;
 		else
