@@ -15,7 +15,7 @@ type Facts struct {
 	Netfilter Netfilter
 }
 
-// Device is a tunnel, a bridge or an end of a veth.
+// Device is a tunnel, a bridge, an end of a veth or a NIC.
 type Device struct {
 	// Queues tells that what the other end of a veth receives may wait in a queue of
 	// its own (veth_skb_is_eligible_for_gro), rather than in a core's backlog.

@@ -121,7 +121,7 @@ type Express struct {
 	without float64          // frames a second that were delivered then
 	census  mechanism.Census // under way, or nil
 	meter   trial.Meter
-	acted   uint64 // frames that had gone straight to pods at the last scan
+	acted   uint64 // frames that had gone straight to pods at the last count
 	of      uint64 // of so many
 }
 

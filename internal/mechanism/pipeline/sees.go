@@ -42,7 +42,7 @@ func (a *actuator) sees(ctx context.Context, snap node.Snapshot) error {
 		}
 		return h != hook, err
 	})
-	if errors.Is(err, datapath.ErrFlowsOut) {
+	if errors.Is(err, datapath.ErrFlowsOut) { // ctx has ended, and neither was seen
 		return nil
 	}
 	return err
