@@ -346,10 +346,9 @@ static long ol_pod_left_core(__u64 core, struct ol_pods *p)
 	struct ol_slot *s = ol_get_slot(core, OL_STAGE_POD, p->slot);
 	__u64 handed;
 
-	/* Of what was sent long ago, the marks that are left tell a later time. */
-	if (s && OL_READ(s->used) && !ol_sent_long_ago(s)) {
+	if (s && OL_READ(s->used)) {
 		handed = ol_handed_on_by(core, OL_NO_CELL, OL_READ(s->seq));
-		if (!handed || !ol_left_backlog(s, core, handed))
+		if (handed ? !ol_left_backlog(s, core, handed) : !ol_sent_long_ago(s))
 			return 1;
 	}
 	p->left++;
@@ -367,13 +366,18 @@ __noinline int ol_pod_left(__u32 slot)
 	struct ol_turn *t = ol_get_turn(OL_STAGE_POD, slot);
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_pods p = {.slot = slot};
-	__u32 lane;
+	struct ol_slot *s;
+	__u32 lane, core;
 
 	if (!t || !policy)
 		return 0;
 	lane = ol_known_lane(policy, OL_STAGE_POD, OL_READ(t->turn));
-	if (lane < OL_MAX_LANES)
-		return !ol_pod_left_core(policy->stage[OL_STAGE_POD].cpu[ol_lane_index(lane)], &p);
+	if (lane < OL_MAX_LANES) {
+		core = policy->stage[OL_STAGE_POD].cpu[ol_lane_index(lane)];
+		s = ol_get_slot(core, OL_STAGE_POD, slot);
+		/* Of what was sent long ago, the marks that are left tell a later time. */
+		return !s || ol_sent_long_ago(s) || !ol_pod_left_core(core, &p);
+	}
 	bpf_loop(ol_nr_cpus, ol_pod_left_core, &p, 0);
 	return p.left >= ol_nr_cpus;
 }
