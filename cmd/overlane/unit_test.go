@@ -50,7 +50,7 @@ func TestUnitIsHardened(t *testing.T) {
 		"ProtectKernelModules": "yes", "LockPersonality": "yes", "MemoryDenyWriteExecute": "yes", "RestrictSUIDSGID": "yes",
 		"RestrictNamespaces": "net", "RestrictAddressFamilies": "AF_UNIX AF_INET AF_INET6 AF_NETLINK",
 		"SystemCallArchitectures": "native", "UMask": "0077", "RuntimeDirectoryMode": "0700", "NotifyAccess": "main",
-		"MemoryMax": "512M", "LimitNOFILE": "65536",
+		"MemoryMax": "768M", "LimitNOFILE": "65536",
 		// The guardian has to outlive the daemon, and the journal both.
 		"KillMode": "control-group", "RuntimeDirectoryPreserve": "yes", "ExecStopPost": "/usr/bin/overlane off",
 	} {
