@@ -151,7 +151,7 @@ func counterRows(st control.Status) (rows [][]cell) {
 	add := func(name string, n uint64, what string) {
 		rows = append(rows, []cell{{name, bold}, {count(n), plain}, {what, dim}})
 	}
-	add("overlay", c.OverlayPackets, "inside of a tunnel of ours")
+	add("overlay", c.OverlayPackets, "inside of a tunnel that is served")
 	add("steered", c.SteeredPackets, share)
 	add("lane changes", c.LaneChanges, count(c.LaneChangesHeld)+" held until the old lane was empty")
 	if c.LaneRefused > 0 {

@@ -64,7 +64,7 @@ tunnel     1  12.35 M     17      3
 pod       10      999      0      0
 
 PACKETS         COUNT
-overlay       12.40 M  inside of a tunnel of ours
+overlay       12.40 M  inside of a tunnel that is served
 steered       12.35 M  99.6 % of the overlay's
 lane changes        5  2 held until the old lane was empty
 stock path         20  outer fragment

@@ -138,7 +138,7 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 				named(p), p.Hook)
 		}
 		for _, kind := range d.hooks.Filters {
-			add(Note, d, "tc filter show dev "+d.Name+" ingress", "a foreign tc filter (%s) is attached; it may redirect packets before our programs see them", kind)
+			add(Note, d, "tc filter show dev "+d.Name+" ingress", "a foreign tc filter (%s) is attached; it may redirect packets before overlane's programs see them", kind)
 		}
 	}
 

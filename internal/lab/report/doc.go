@@ -17,7 +17,7 @@
 // # When a figure counts
 //
 // A series counts with at least [MinRounds] rounds and none of them missing.
-// docs/measurements.md says by which rules figures are judged.
+// docs/lab.md says by which rules figures are judged.
 //
 // # What is never silent
 //
