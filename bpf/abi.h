@@ -43,7 +43,7 @@ enum ol_limit {
 	OL_CUTS = 512,			   /* runs of a flow that are under way, counted apart */
 	OL_MERGE_READY = 1024,		   /* packets that may go at a time, at each of them */
 	OL_PORTS = 1024,		   /* pods that frames go to straight from the NIC */
-	OL_SENDERS = 4096,		   /* who sends to them */
+	OL_SENDERS = 4096,		   /* hosts and pods that send to them */
 	OL_WATCHDOG_MS = 2000,		   /* without a heartbeat after which flows drain */
 };
 
@@ -151,7 +151,7 @@ enum ol_counter {
 	OL_CNT_NO_ROOM, /* datagrams that were dropped: the merge would have no room for them */
 	OL_CNT_EXPRESS, /* frames handed from the NIC straight to a pod ... */
 	OL_CNT_EXPRESS_DROP, /* ... that its ring had no room for */
-	OL_CNT_EXPRESS_LEFT, /* times that a flow left that way before it was seen to be empty */
+	OL_CNT_EXPRESS_LEFT, /* times that a flow left that path before it was seen empty */
 	OL_CNT_UNREAD,	     /* datagrams for which a UDP socket had no room, while it is counted */
 	OL_CNT_REFUSED, /* packets dropped for their flow to leave a full lane, as on the wire */
 	OL_CNT_MERGED_LOST, /* dropped behind a resequencer: where to is not known any more */
@@ -161,7 +161,7 @@ enum ol_counter {
 /* ol_policy.flags */
 enum ol_flag {
 	OL_F_RESTEER = 1, /* tests: wish for another lane with every poll */
-	OL_F_NEUTRAL = 2, /* RPS masks are ours: who is not steered gets hash 0 */
+	OL_F_NEUTRAL = 2, /* RPS masks are overlane's: what is not steered gets hash 0 */
 	OL_F_EXPRESS = 4, /* frames may go straight to pods */
 	OL_F_APART = 8,	  /* GRO joins datagrams, which bulk lanes are to keep apart */
 	OL_F_EXPRESS_HELD =
@@ -182,7 +182,7 @@ struct ol_tunnel {
 struct ol_lanes {
 	__u32 nr;
 	__u16 cpu[OL_MAX_LANES];
-	__u8 instead[OL_MAX_LANES]; /* itself, or who takes the flows of a lane that leaves */
+	__u8 instead[OL_MAX_LANES]; /* itself, or the lane for the flows of one that leaves */
 	__u32 hash[OL_MAX_LANES];   /* lowest skb->hash that RPS maps to the lane, plus one */
 };
 
@@ -219,7 +219,7 @@ struct ol_policy {
 	__u8 split_second; /* branches that are lanes of the first have a core more each, for the second */
 	__u32 merge_ifindex; /* of the devices with resequencers, the same in each namespace */
 	__u32 entries;	     /* changes with the express entries */
-	__u32 express_epoch; /* changes when no program saw what took which way */
+	__u32 express_epoch; /* changes when no program saw what took which path */
 	struct ol_lanes stage[OL_NR_STAGES];
 	struct ol_set set[OL_SETS];
 	__u8 set_of[OL_MAX_CPUS];     /* by the core that polls */
@@ -248,7 +248,7 @@ struct ol_slot {
 	__u16 at;    /* ol_tick() when it did last */
 	__u32 turn;  /* the slot's last one that this core has seen */
 	__u16 port;  /* of the pod that it goes straight to */
-	__u8 due;    /* the stack is to see who sends */
+	__u8 due;    /* the stack is to see the sender */
 	__u8 epoch;  /* of the policy when it began to */
 	__u64 since; /* ns, when the slot took this lane or came to this core; of one that is refused
 			by when all that it sent before was handed on, if that is known yet */
@@ -442,7 +442,7 @@ struct ol_prio {
 	__s64 budget;  /* ns of this core that the latency class has left */
 	__u32 polls;   /* NICs' polls finished */
 	__u32 holds;   /* a NIC's GRO held packets when the last of them ended */
-	__u32 task;    /* who polled the NIC last, if that brought latency frames, or 0 */
+	__u32 task;    /* that polled the NIC last, if that brought latency frames, or 0 */
 	__u32 latency; /* of 256 parts of that poll's frames, theirs */
 
 	/* From here on the hook's. */
@@ -498,7 +498,7 @@ struct ol_flow {
 	__u8 dscp; /* no part of what tells flows apart */
 };
 
-/* A device and an Ethernet address: of a pod behind a tunnel, or of who sends to it. */
+/* A device and an Ethernet address: of a pod behind a tunnel, or of a sender to it. */
 struct ol_shortcut_key {
 	__u32 ifindex; /* of the tunnel */
 	__u8 mac[6];
@@ -538,7 +538,7 @@ struct ol_sparse {
 enum ol_split_proto {
 	OL_SPLIT_UDP = 1,
 	OL_SPLIT_TCP = 2,      /* where a resequencer puts them in order again */
-	OL_SPLIT_NUMBERED = 4, /* and UDP as well, by numbers of ours */
+	OL_SPLIT_NUMBERED = 4, /* and UDP as well, by overlane's numbers */
 };
 
 /* Why UDP frames get no numbers: bits. */
@@ -548,7 +548,7 @@ enum ol_unnumbered_by {
 };
 
 enum ol_split_state {
-	OL_WHOLE, /* goes the way of its slot */
+	OL_WHOLE, /* takes the lane of its slot */
 	OL_SPLIT, /* cut into micro-flows */
 	OL_JOINS, /* one branch takes all that comes, while what is in others leaves them */
 };

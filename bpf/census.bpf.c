@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * A census of the flows that come out of tunnels, for a moment: how many packets and bytes does
- * each bring? Who decides whether small, sparse flows come beside large ones needs no more. Read
+ * each bring? To decide whether small, sparse flows come beside large ones takes no more. Read
  * only, on the tunnels' ingress.
  */
 #include "kernel.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* MFLOW's policy put to work on the maps: is this flow split, and who takes this frame? */
+/* MFLOW's policy put to work on the maps: is this flow split, and which core takes this frame? */
 #ifndef OVERLANE_MICROFLOW_H
 #define OVERLANE_MICROFLOW_H
 
@@ -17,7 +17,7 @@ OL_MAP(ARRAY, ol_elephants, OL_ELEPHANTS, __u32, struct ol_elephant);
 #define OL_ELEPHANT_WAYS 4
 #define OL_ELEPHANT_SETS (OL_ELEPHANTS / OL_ELEPHANT_WAYS)
 
-/* Which way a frame goes that belongs to no split flow: that of its slot. */
+/* What a frame that belongs to no split flow takes: the lane of its slot. */
 #define OL_NO_BRANCH 0xfe
 
 /* The merge would have no room for it: it is to be dropped. */
@@ -483,7 +483,7 @@ static __always_inline void ol_note_sent(struct ol_elephant *e, __u32 branch, __
 		OL_WRITE(g->sent[branch], end);
 }
 
-/* What a frame is, to who splits its flow. */
+/* What a frame is, to the core that splits its flow. */
 struct ol_part {
 	__u32 slot;
 	__u32 tunnel;
@@ -495,7 +495,7 @@ struct ol_part {
 };
 
 /*
- * Who takes a frame: a branch, OL_BRANCH_HERE, OL_NO_BRANCH where its flow is not split, or
+ * What takes a frame: a branch, OL_BRANCH_HERE, OL_NO_BRANCH where its flow is not split, or
  * OL_NO_ROOM.
  */
 __noinline __u32 ol_split(const struct ol_flow *flow, struct ol_part *part)

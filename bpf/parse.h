@@ -284,7 +284,7 @@ OL_INLINE enum ol_reason ol_parse_inner(const struct ol_cursor *c, __u32 off, __
 }
 
 /*
- * SipHash-1-3 over the flow's words: who chooses inner headers must not be able
+ * SipHash-1-3 over the flow's words: a sender, which chooses inner headers, must not be able
  * to choose slots. Later fragments hash their datagram's id in place of the ports.
  */
 #define OL_ROTL(x, b) (((x) << (b)) | ((x) >> (64 - (b))))

@@ -64,7 +64,7 @@ struct ol_frag_judged {
 
 OL_MAP(PERCPU_ARRAY, ol_frags_judged, OL_FRAGS, __u32, struct ol_frag_judged);
 
-/* What the hook's frames came to, for who gave the flow its class. */
+/* What the hook's frames came to, for the rule or flow that gave the class. */
 static __always_inline void ol_prio_account(struct ol_judged *j)
 {
 	struct ol_sparse *s, *source;

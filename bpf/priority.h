@@ -119,7 +119,7 @@ OL_INLINE int ol_lane_step(struct ol_lane_watch *w, const struct ol_lane_look *l
  * has the same. A super-packet of 64 datagrams takes the stack some 20 us, in which no poll of the
  * NIC can preempt it, so each has a number of its own; the tunnel's cells, polled behind each few
  * frames, join no more than these. In overload, what costs less is worth more than what is
- * short: then all have the same. The low bits are zero: others who look there take them for flags.
+ * short: then all have the same. The low bits are zero: programs that look there take them for flags.
  */
 OL_INLINE __u32 ol_prio_number(struct ol_prio *p)
 {
@@ -297,13 +297,13 @@ OL_INLINE __u32 ol_sparse_class(struct ol_sparse *s, __u32 now, __u32 frames, __
 
 /*
  * What one source sends in small, sparse flows, all together, may be as much as this many of them may. Else
- * who spreads a flood over many ports had the latency class for all of it.
+ * a source that spreads a flood over many ports had the latency class for all of it.
  */
 #define OL_SPARSE_FLOWS 8
 /* Sources that are watched per core. */
 #define OL_SPARSE_SOURCES 512
 
-/* Who sends a flow: an address in its network, as a flow to look it up by. */
+/* A flow's source: an address in its network, as a flow to look it up by. */
 OL_INLINE void ol_source_of(const struct ol_flow *f, struct ol_flow *source)
 {
 	__builtin_memset(source, 0, sizeof(*source));

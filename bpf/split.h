@@ -11,7 +11,7 @@
 
 /* Flows are judged by windows of so many ns. */
 #define OL_SPLIT_WINDOW_NS 10000000
-/* An elephant is who sent too much for one core in so many of them in a row ... */
+/* An elephant is a flow that sent too much for one core in so many of them in a row ... */
 #define OL_SPLIT_HEAVY 3
 /* ... until it has sent less than half of that in so many. */
 #define OL_SPLIT_LIGHT 50

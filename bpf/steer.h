@@ -806,7 +806,7 @@ __noinline int ol_choose(__u32 stage, __u32 slot, __u32 tunnel, __u32 stay, __u3
 		ol_adopt(&h, s, t, o->cpu[stage] - 1);
 		s->turn = seen / OL_TURN;
 	}
-	/* No program has seen which way its packets went before. */
+	/* No program has seen which path its packets took before. */
 	if (express && s->epoch != (__u8)policy->express_epoch) {
 		s->epoch = policy->express_epoch;
 		s->since = cpu->now;

@@ -222,7 +222,7 @@ int BPF_PROG(ol_lane_taken, int map_id)
 	/* A lane's thread that its core's going offline drove here speaks of another ring. */
 	if (ring.thread != bpf_get_current_task())
 		return 0;
-	/* In this order: who sees the frames taken must not see an older time. */
+	/* In this order: a core that sees the frames taken must not see an older time. */
 	OL_WRITE(cpu->lane_time, bpf_ktime_get_ns());
 	OL_WRITE(cpu->lane_seq, cpu->seq);
 	OL_WRITE(cpu->lane_head, ring.consumer);

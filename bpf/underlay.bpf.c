@@ -4,7 +4,7 @@
  * flow's frames go straight to their pod, where nothing on the way there could tell, or to a
  * lane: a cpumap thread on another core, which builds the
  * skb and does the rest of the stage there. An elephant's go to several, a micro-flow
- * to each. Who is not understood, not steered or not for a tunnel of ours is passed.
+ * to each. What is not understood, not steered or for no tunnel that is served is passed.
  */
 #include "kernel.h"
 #include "xdp.h"

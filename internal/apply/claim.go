@@ -23,7 +23,7 @@ const claimFile = "bus/cpu/drivers_probe"
 // ClaimNamespace takes the right to be the only daemon of a network namespace, whatever state directories there
 // are, until the file that it returns is closed. A *BusyError names the daemon that has it.
 func ClaimNamespace(home *netns.Handle) (*os.File, error) {
-	// Commands that ask who has it lock it for a moment.
+	// Commands that ask which daemon has it lock it for a moment.
 	for tries := 0; ; tries++ {
 		c, err := lockClaim(home, unix.LOCK_EX)
 		if !errors.Is(err, ErrBusy) || tries == 20 {

@@ -53,7 +53,7 @@ type Config struct {
 	Source Source `json:"-"`
 }
 
-// Mode says who decides whether a mechanism acts.
+// Mode says whether a mechanism acts, or that overlane decides it.
 type Mode string
 
 const (

@@ -314,8 +314,8 @@ func setMetrics(c *Config, value string) string {
 		c.Metrics = ""
 		return ""
 	}
-	// Names are refused: what a name resolves to may change, and with it who
-	// can read the metrics.
+	// Names are refused: what a name resolves to may change, and with it which
+	// hosts can read the metrics.
 	if _, err := netip.ParseAddrPort(value); err != nil {
 		return fmt.Sprintf("%q is not an address with a port", value)
 	}

@@ -22,7 +22,7 @@ func (d *Datapath) LoadAggregation() (*Aggregation, error) {
 	return a, nil
 }
 
-// Attach hangs the program on a tunnel's ingress, in front of the others: what one of them hands
+// Attach attaches the program on a tunnel's ingress, in front of the others: what one of them hands
 // on, none behind it sees. Closing what it returns takes it off again.
 func (a *Aggregation) Attach(dev Device) (io.Closer, error) {
 	return attachTCXAt(dev, ebpf.AttachTCXIngress, link.Head(), a.objs.OlTunnelCount)

@@ -22,7 +22,7 @@ func (d *Datapath) LoadCensus() (*Census, error) {
 	return c, nil
 }
 
-// Attach hangs the program on a tunnel's ingress, in front of the others. Closing what it returns
+// Attach attaches the program on a tunnel's ingress, in front of the others. Closing what it returns
 // takes it off again.
 func (c *Census) Attach(dev Device) (io.Closer, error) {
 	return attachTCXAt(dev, ebpf.AttachTCXIngress, link.Head(), c.objs.OlTunnelCensus)

@@ -45,7 +45,7 @@ type Counters struct {
 	SplitEnded  uint64 // ... and was whole again
 	Express     uint64 // frames handed from the NIC straight to a pod ...
 	ExpressDrop uint64 // ... that its ring had no room for
-	ExpressLeft uint64 // times that a flow left that way before it was seen to be empty
+	ExpressLeft uint64 // times that a flow left that path before it was seen to be empty
 	Unread      uint64 // datagrams for which a UDP socket had no room, while CountUnread
 	Refused     uint64 // packets dropped for their flow to leave a full lane
 	MergedLost  uint64 // packets dropped behind a resequencer: where to was not known any more

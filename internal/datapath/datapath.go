@@ -107,7 +107,7 @@ func (d *Datapath) load() error {
 }
 
 // needBranches loads the programs of micro-flows, at which the verifier looks for longer than at all
-// that everybody needs; so it does with the XDP program.
+// that every mechanism needs; so it does with the XDP program.
 func (d *Datapath) needBranches() error {
 	b := &d.branches
 	if b.OlUnderlaySplit != nil {
@@ -230,7 +230,7 @@ func (d *Datapath) forgetLastPolls() error {
 	return nil
 }
 
-// attachTracing hangs a program on the tracepoint that it was written for. The link is held by that name.
+// attachTracing attaches a program to the tracepoint that it was written for. The link is held by that name.
 func (d *Datapath) attachTracing(name string, prog *ebpf.Program) (link.Link, error) {
 	l, err := link.AttachTracing(link.TracingOptions{Program: prog})
 	if err != nil {
@@ -281,44 +281,44 @@ func (d *Datapath) sharedMaps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 // CPUs is the number of cores that the maps are sized to.
 func (d *Datapath) CPUs() int { return d.cpus }
 
-// AttachUnderlay hangs the steering program behind the other tcx programs of an
+// AttachUnderlay attaches the steering program behind the other tcx programs of an
 // underlay's ingress. Closing what it returns takes it off again.
 func (d *Datapath) AttachUnderlay(dev Device) (io.Closer, error) {
 	return d.attachTCX(dev, ebpf.AttachTCXIngress, d.stages.OlUnderlayIn)
 }
 
-// AttachPod hangs the steering program behind the other tcx programs on the
+// AttachPod attaches the steering program behind the other tcx programs on the
 // egress of the host end of a pod's veth.
 func (d *Datapath) AttachPod(dev Device) (io.Closer, error) {
 	return d.attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodOut)
 }
 
-// AttachPodMerge hangs the program that sends split flows by the resequencer on the egress
+// AttachPodMerge attaches the program that sends split flows by the resequencer on the egress
 // of the host end of a pod's veth, in a namespace that has one.
 func (d *Datapath) AttachPodMerge(dev Device) (io.Closer, error) {
 	return d.attachBranches(dev, ebpf.AttachTCXEgress, &d.branches.OlPodMerge)
 }
 
-// AttachUnderlaySplit hangs the program that cuts flows into micro-flows on the ingress of
+// AttachUnderlaySplit attaches the program that cuts flows into micro-flows on the ingress of
 // an underlay; their branches are lanes of the tunnel stage.
 func (d *Datapath) AttachUnderlaySplit(dev Device) (io.Closer, error) {
 	return d.attachBranches(dev, ebpf.AttachTCXIngress, &d.branches.OlUnderlaySplit)
 }
 
-// AttachUnderlayNumber hangs the program that takes over the numbers that XDP gives to
+// AttachUnderlayNumber attaches the program that takes over the numbers that XDP gives to
 // frames of split UDP flows, and sends what comes by a branch to its second core, on the
 // ingress of an underlay.
 func (d *Datapath) AttachUnderlayNumber(dev Device) (io.Closer, error) {
 	return d.attachBranches(dev, ebpf.AttachTCXIngress, &d.branches.OlUnderlayNumber)
 }
 
-// AttachMerged hangs the program that sends on what has been put in order on the ingress of
+// AttachMerged attaches the program that sends on what has been put in order on the ingress of
 // the device behind a resequencer.
 func (d *Datapath) AttachMerged(dev Device) (io.Closer, error) {
 	return d.attachBranches(dev, ebpf.AttachTCXIngress, &d.branches.OlMergedIn)
 }
 
-// AttachPodLeftAlone hangs the program for pods that are not ours to steer: it
+// AttachPodLeftAlone attaches the program for pods that are not steered: it
 // takes back what was done to their packets before they were known as theirs.
 func (d *Datapath) AttachPodLeftAlone(dev Device) (io.Closer, error) {
 	return d.attachTCX(dev, ebpf.AttachTCXEgress, d.stages.OlPodRestore)
@@ -332,7 +332,7 @@ func (d *Datapath) attachBranches(dev Device, at ebpf.AttachType, prog **ebpf.Pr
 	return d.attachTCX(dev, at, *prog)
 }
 
-// attachTCX hangs a program behind the others of a hook.
+// attachTCX attaches a program to a hook, behind the others.
 func (d *Datapath) attachTCX(dev Device, at ebpf.AttachType, prog *ebpf.Program) (io.Closer, error) {
 	l, err := attachTCXAt(dev, at, link.Tail(), prog)
 	if err != nil {

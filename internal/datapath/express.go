@@ -40,7 +40,7 @@ type ExpressPath struct {
 	Fixed bool
 }
 
-// Sender is who sends in a network, by the tunnel that takes its frames.
+// Sender is a host or pod that sends in a network, by the tunnel that takes its frames.
 type Sender struct {
 	VNI  uint32
 	Port uint16
@@ -247,7 +247,7 @@ func (d *Datapath) openPort(w ExpressPath) (uint32, error) {
 	if err := d.stages.OlCells.Put(w.Pod.key(), uint32(stagesOlLimitOL_MAX_TUNNELS)+1+port); err != nil {
 		return 0, fmt.Errorf("watch the pod's end: %w", err)
 	}
-	// The kernel looks for the device in the namespace of who asks.
+	// The kernel looks for the device in the namespace of the caller.
 	err := w.Host.Netns.Visit(func() error { return d.xdp.OlExpressPorts.Put(port, uint32(w.Host.Ifindex)) })
 	if err != nil {
 		return 0, errors.Join(fmt.Errorf("open the port: %w", err), d.stages.OlCells.Delete(w.Pod.key()))

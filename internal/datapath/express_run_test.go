@@ -116,7 +116,7 @@ func in(t *testing.T, ns *netns.Handle, args ...string) {
 	}
 }
 
-// newStraight opens a path to a pod. Nothing steers to lanes: who does not go straight stays.
+// newStraight opens a path to a pod. Nothing steers to lanes: what does not go straight stays.
 func newStraight(t *testing.T, refresh time.Duration) *straight {
 	t.Helper()
 	s := &straight{bench: newBench(t, NIC), t: t, host: newNamespace(t)}
@@ -574,7 +574,7 @@ func TestWithoutAnEntryOrItsDeviceFramesTakeTheFullPath(t *testing.T) {
 	})
 }
 
-// Who sends is for the stack to learn: it sees a frame of each sender before others go
+// The stack learns which hosts send: it sees a frame of each sender before others go
 // straight, from time to time after that, and whenever one comes by another host.
 func TestTheStackSeesWhoSends(t *testing.T) {
 	const refresh = time.Minute

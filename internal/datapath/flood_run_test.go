@@ -85,7 +85,7 @@ func TestAFloodOfFragmentsFindsRoom(t *testing.T) {
 	})
 }
 
-// Who has found flows that share a slot on one node has found nothing for another one, or for
+// A sender that has found flows that share a slot on one node has found nothing for another one, or for
 // the same after a restart: the hash has a key, and each load its own.
 func TestFlowsThatShareASlotDoSoUnderOneKey(t *testing.T) {
 	b := newBench(t, Tunnel)

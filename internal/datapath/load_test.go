@@ -36,7 +36,7 @@ func load(t testing.TB) *Datapath {
 }
 
 // The address of a variable of the kernel is looked up in /proc/kallsyms, which tells it to none but
-// who has CAP_SYSLOG; the daemon has not. (Functions are found by their types.)
+// a process with CAP_SYSLOG; the daemon has not. (Functions are found by their types.)
 func TestNoObjectAsksForAddressesOfTheKernel(t *testing.T) {
 	for name, load := range map[string]func() (*ebpf.CollectionSpec, error){
 		"aggregate": loadAggregate, "branches": loadBranches, "merge": loadMerge, "priority": loadPriority,

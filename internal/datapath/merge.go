@@ -61,7 +61,7 @@ func (d *Datapath) LoadMerge(limit time.Duration) (*Merge, error) {
 
 // backlogRoom is how many packets a backlog has room for. The setting is the machine's, and only
 // its first network namespace shows it: the daemon's own, mostly, or that of the first process. The
-// kernel's variable has an address that is told to none but who has CAP_SYSLOG. Where the setting
+// kernel's variable has an address that is told only with CAP_SYSLOG. Where the setting
 // cannot be read it is taken for what the kernel begins with.
 func backlogRoom() uint32 {
 	const usual = 1000

@@ -270,7 +270,7 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []CellDevice) error
 	return errors.Join(d.writePolicy(), tooManyTunnels(alone))
 }
 
-// forgetCells forgets who polls the cells of tunnels that go, or become others.
+// forgetCells forgets which devices poll the cells of tunnels that go, or become others.
 func (d *Datapath) forgetCells(now map[stagesOlCellKey]uint32) error {
 	for cell, i := range d.cells {
 		if is, ok := now[cell]; ok && is == i || i >= uint32(stagesOlLimitOL_MAX_TUNNELS) {

@@ -10,7 +10,7 @@ import (
 	"github.com/overlane/overlane/internal/encap"
 )
 
-// Who has too many tunnels is told which ones are left alone.
+// An operator with too many tunnels is told which ones are left alone.
 func TestTunnelsThatAreLeftAloneAreNamed(t *testing.T) {
 	if err := tooManyTunnels(nil); err != nil {
 		t.Error(err)

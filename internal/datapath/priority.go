@@ -37,7 +37,7 @@ type Priority struct {
 // device yet, and without rules all is bulk.
 func (d *Datapath) LoadPriority() (_ *Priority, err error) {
 	p := &Priority{d: d}
-	if err := d.needXDP(); err != nil { // they have the ways in common
+	if err := d.needXDP(); err != nil { // they have the express paths in common
 		return nil, err
 	}
 	if err := d.loadObject("priority programs", loadPriority, &p.objs, forAWhile); err != nil {
@@ -200,7 +200,7 @@ type PriorityHook struct {
 	p *Priority
 }
 
-// AttachXDP hangs the hook on an underlay, in the driver. two: no thread polls it, and the latency
+// AttachXDP attaches the hook on an underlay, in the driver. two: no thread polls it, and the latency
 // class has lanes, too, which must be there. A bond never frees a program that is replaced, nor its
 // lanes (bond_xdp_set, drivers/net/bonding/bond_main.c), so that there it has to be known at once.
 // Closing the hook takes it off again.

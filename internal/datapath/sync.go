@@ -46,7 +46,7 @@ func (p *Priority) LoadShortcuts() (*Shortcuts, error) {
 // Close unloads the program. Attachments are closed one by one before.
 func (s *Shortcuts) Close() error { return s.objs.Close() }
 
-// AttachTunnel hangs the program behind the other tcx programs of a tunnel's ingress.
+// AttachTunnel attaches the program behind the other tcx programs of a tunnel's ingress.
 // Closing what it returns takes it off again.
 func (s *Shortcuts) AttachTunnel(dev Device) (io.Closer, error) {
 	return s.d.attachTCX(dev, ebpf.AttachTCXIngress, s.objs.OlTunnelIn)

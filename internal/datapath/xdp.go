@@ -177,12 +177,12 @@ func (e *Refused) Error() string {
 
 func (e *Refused) Unwrap() error { return e.Errno }
 
-// AttachXDP hangs the pipeline's XDP program on an underlay, in the driver.
+// AttachXDP attaches the pipeline's XDP program on an underlay, in the driver.
 func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
 	if err := d.needXDP(); err != nil {
 		return nil, err
 	}
-	// No program has seen which ways flows have taken since it was last there.
+	// No program has seen which paths flows have taken since it was last there.
 	d.policy.ExpressEpoch++
 	if err := d.pathsChanged(); err != nil {
 		return nil, err
@@ -190,7 +190,7 @@ func (d *Datapath) AttachXDP(dev Device) (io.Closer, error) {
 	return d.attachXDP(dev, d.xdp.OlUnderlayXdp)
 }
 
-// attachXDP hangs a program on a device, in the driver: generic XDP would cost more
+// attachXDP attaches a program on a device, in the driver: generic XDP would cost more
 // than it gains and is never used. The error is ENODEV if the device is gone, or else Refused.
 func (d *Datapath) attachXDP(dev Device, prog *ebpf.Program) (link.Link, error) {
 	var l link.Link

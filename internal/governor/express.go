@@ -8,9 +8,9 @@ import (
 )
 
 // Express tells when a program on the NICs that hands frames straight to pods is worth a trial: a core
-// is short of time, and what comes out of the tunnels is datagrams for a good part, which alone go
-// that way. What is delivered without it is measured first, for the trial to be held against. And it
-// tells when the program has to go: hardly a frame goes that way any more. The decision is Parked
+// is short of time, and what comes out of the tunnels is datagrams for a good part, which alone take
+// that path. What is delivered without it is measured first, for the trial to be held against. And it
+// tells when the program has to go: hardly a frame takes that path any more. The decision is Parked
 // while it is looked what there is, Active where the program is to be on the NICs. The zero value is ready.
 type Express struct {
 	inForce
@@ -18,7 +18,7 @@ type Express struct {
 	pause time.Time     // no census before
 	rest  time.Duration // how long the last pause was that followed from being idle
 	begun time.Time     // of the census, then of what is measured
-	idle  time.Time     // since when hardly a frame goes that way
+	idle  time.Time     // since when hardly a frame takes that path
 	sum   ExpressWindow // of the stretch that is looked at
 	from  time.Time     // when that began
 	after bool          // the census: now it is measured
@@ -40,7 +40,7 @@ const (
 	// ExpressFrom is how many datagrams a second are worth a trial, expressShare of all packets.
 	expressFrom  = 10_000
 	expressShare = 0.1
-	// Hardly a frame goes that way: fewer than expressLeast in a second, or than expressRarely of
+	// Hardly a frame takes that path: fewer than expressLeast in a second, or than expressRarely of
 	// all. For expressIdle, and the program goes.
 	expressLeast  = 1000
 	expressRarely = 0.05

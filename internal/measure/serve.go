@@ -135,7 +135,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener) error {
 // answers between two decisions, does not grow with the number of scrapes.
 type page struct {
 	reg   *prometheus.Registry
-	turn  chan struct{} // who has it may look, or make it anew
+	turn  chan struct{} // the request that has it may look, or make it anew
 	made  time.Time
 	text  []byte
 	err   error
@@ -145,7 +145,7 @@ type page struct {
 func newPage(status Status) (*page, error) {
 	p := &page{reg: prometheus.NewPedanticRegistry(), turn: make(chan struct{}, 1), clock: time.Now}
 	// What the daemon itself takes, its memory, descriptors and time, has the names that
-	// everybody knows.
+	// are usual.
 	for _, c := range []prometheus.Collector{&Collector{status}, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
 		if err := p.reg.Register(c); err != nil {

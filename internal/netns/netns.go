@@ -190,7 +190,7 @@ func travel(v visit) error {
 			return nil
 		}
 		select {
-		case resting <- next: // before who waits for this one asks again
+		case resting <- next: // before the caller that waits for this one asks again
 			v.done <- nil
 			v = <-next
 		default:

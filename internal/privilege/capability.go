@@ -114,7 +114,7 @@ func Everyday(held Set) Set {
 	return held & s
 }
 
-// Grant is how capabilities are given to who starts the daemon.
+// Grant is how capabilities are given to the process that starts the daemon.
 func Grant(missing []Need) string {
 	var unit, flags []string
 	for _, n := range missing {

@@ -76,7 +76,7 @@ func program() string {
 }
 
 // lowerOOM lets this process, and those that it starts, become the last to be killed for memory
-// later, without CAP_SYS_RESOURCE: what who has it sets once, others can set again
+// later, without CAP_SYS_RESOURCE: what a process with it sets once, others can set again
 // (__set_oom_adj, fs/proc/base.c). The function that it returns sets back what it was, and has to
 // be called without that capability.
 func lowerOOM() (back func() error) {

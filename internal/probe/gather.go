@@ -84,7 +84,7 @@ func Diagnose(ctx context.Context, spaces Spaces, snap node.Snapshot, here uint6
 	return diagnose(snap, devs), errors.Join(failed...)
 }
 
-// gather reads the devices of one namespace; of the pods' ends in it only who is at their hooks.
+// gather reads the devices of one namespace; of the pods' ends in it only which programs are at their hooks.
 func gather(spaces Spaces, cookie uint64, list []node.Dev, ends []int, own func(uint32) bool, into map[node.DevKey]dev) error {
 	h, err := spaces.Namespace(cookie)
 	if err != nil {

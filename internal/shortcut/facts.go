@@ -43,7 +43,7 @@ type Device struct {
 	Peer   *Peer   // of a veth whose other end is in another namespace
 
 	Qdisc   string   // root
-	Filters string   // clsact or ingress, a qdisc that filters hang on; empty if none
+	Filters string   // clsact or ingress, a qdisc that filters are attached to; empty if none
 	TCX     []uint32 // programs of others
 	XDP     uint32   // a program, 0 if none
 }

@@ -26,7 +26,7 @@ func LoadHooks() (*Hooks, error) {
 func (h *Hooks) Close() error { return h.objs.Close() }
 
 // digest is of the namespace that the calling thread is in. It is the same as long as the
-// same programs hang on the same devices in the same order.
+// same programs are attached to the same devices in the same order.
 func (h *Hooks) digest() (uint64, error) {
 	var out hooksOlAttached
 	whole, err := h.objs.OlHooks.Run(&ebpf.RunOptions{Context: out, ContextOut: &out})

@@ -173,7 +173,7 @@ func parseEntry(b []byte) *Entry {
 	}
 }
 
-// filters lists the qdiscs that tc filters hang on, by device.
+// filters lists the qdiscs that tc filters are attached to, by device.
 func (w *Watcher) filters() (map[int]string, error) {
 	var all map[int]string
 	err := w.rtnl.Do(unix.RTM_GETQDISC, unix.NLM_F_DUMP, make([]byte, sizeofTcMsg),

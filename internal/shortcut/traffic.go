@@ -125,7 +125,8 @@ func readsLength(b []byte, proto uint16) bool {
 	return false
 }
 
-// trafficControl says what tc has on a device that would tell joined datagrams. ingress is the kind of qdisc that filters hang on.
+// trafficControl says what tc has on a device that would tell joined datagrams. ingress is the kind of qdisc that filters
+// are attached to.
 func trafficControl(c *nlsock.Conn, d Passed, root, ingress string) (o Onlooker, err error) {
 	if d.Out && !slices.Contains(harmlessQdiscs, root) {
 		return Onlooker{fmt.Sprintf("the qdisc %s is on %s and may tell joined packets", root, d.Name), "tc qdisc show dev " + d.Name}, nil

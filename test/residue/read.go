@@ -79,7 +79,7 @@ func (o *observer) rule(ns *namespace) counts {
 }
 
 // objects says which differences count among BPF objects, mounts and pins.
-// Where everybody's are in scope, others may take theirs away.
+// Where all processes' are in scope, others may take theirs away.
 func (o *observer) objects() counts {
 	if o.scope.Machine {
 		return appears | changes

@@ -12,7 +12,7 @@ import (
 // packages are Debian's names for programs that come in one of another name.
 var packages = map[string]string{"memcaslap": "libmemcached-tools", "nginx": "nginx-light"}
 
-// find returns a program's path. Servers lie where not everybody's PATH leads.
+// find returns a program's path. Servers lie where not every PATH leads.
 func find(name string) (string, error) {
 	for _, at := range []string{name, "/usr/sbin/" + name} {
 		if path, err := exec.LookPath(at); err == nil {

@@ -66,7 +66,7 @@ func (e *Express) eligibility() eligibility {
 	return l
 }
 
-// hooked tells whether a hook of ours is on an underlay that sends frames straight to pods.
+// hooked tells whether a program of overlane's is on an underlay that sends frames straight to pods.
 func (e *Express) hooked(u node.Underlay) bool { return e.host.Places().On(u) }
 
 // wanted is how express wants a NIC: as far as a trial shows that it pays, for which its program

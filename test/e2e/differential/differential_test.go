@@ -30,7 +30,7 @@ func TestMain(m *testing.M) { rig.Main(m) }
 const (
 	mutated = 3000
 	batch   = 100 // mutants that are sent at once
-	// passes are how often all is sent. A flow takes an express way 100 ms after it was first seen.
+	// passes are how often all is sent. A flow takes an express path 100 ms after it was first seen.
 	passes   = 3
 	markPort = 10
 	quiet    = "metrics: off\nmicroflows: {mode: off}\n"
@@ -271,7 +271,7 @@ func count(list [][]byte) map[string]int {
 }
 
 // heal tells the bridge again where the pod is, once it has seen the frame, and so one behind it of the
-// same flow that no express way takes.
+// same flow that no express path takes.
 func (w *wire) heal(frame []byte) {
 	w.t.Helper()
 	pod := w.c.Bed.Receiver().Pods[0]
@@ -423,7 +423,7 @@ func (w *wire) close() {
 	}
 }
 
-// ages waits until flows that were seen in the last pass may take an express way: one that begins now
+// ages waits until flows that were seen in the last pass may take an express path: one that begins now
 // does, which takes as long.
 func (w *wire) ages() {
 	w.t.Helper()

@@ -29,7 +29,7 @@ type maker struct {
 	*rig.Crate
 	list []kind
 	// port is the inner source port of the kind that is made: each is a flow of its own, so that none
-	// takes another off its express way.
+	// takes another off its express path.
 	port uint16
 }
 

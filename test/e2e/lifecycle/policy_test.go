@@ -385,7 +385,7 @@ func TestAPolicyAtOnePodLeavesTheOthersPathOpen(t *testing.T) {
 		return slices.ContainsFunc(paths, func(w control.ExpressPath) bool { return !w.Open }), fmt.Sprintf("%+v", paths)
 	}
 	rig.Until(t, "the pod's path is closed", other)
-	// Flows that are leaving it land for as long as they may take: daemon.closeAfter.
+	// Flows that are leaving it land for as long as they may take: closeAfter of package express.
 	if on := lands(t, b.Receiver().Pods[0]); !on && time.Since(before) < 100*time.Millisecond {
 		t.Errorf("frames cannot land at the pod's end any more, less than %s after the policy was planted", time.Since(before))
 	}

@@ -81,7 +81,7 @@ func TestADriverThatRefusesXDPEndsNothing(t *testing.T) {
 	}
 }
 
-// Beside priority, frames take the express way by priority's program, which is overlane's as well.
+// Beside priority, frames take the express path by priority's program, which is overlane's as well.
 func TestExpressOpensBesidePriority(t *testing.T) {
 	b := lab(t, bed.Options{})
 	l := rig.StartSteady(t, b, 2)

@@ -88,7 +88,7 @@ func StartSteady(tb testing.TB, b *bed.Bed, flows int, pods ...int) *Load {
 }
 
 // StartDense is StartSteady with frames that come soon one after the other, some of which
-// wait for their softirq, and yet not so many that those take a core from everybody.
+// wait for their softirq, and yet not so many that those take a core from all tasks.
 func StartDense(tb testing.TB, b *bed.Bed, flows int) *Load {
 	tb.Helper()
 	return startFrames(tb, b, flows, nil, patience.For(10*time.Microsecond))

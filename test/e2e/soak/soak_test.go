@@ -52,7 +52,7 @@ const (
 	// runtime gives memory back when it likes to.
 	maxMemory, moreMemory = 64 << 10, 8 << 10
 	// What may be overtaken where GRO lets go of what it has joined when aggregation ends, and
-	// where flows leave the way straight to a pod that was not seen to be empty: a poll on the
+	// where flows leave the path straight to a pod that was not seen to be empty: a poll on the
 	// NIC and on the tunnel, and a pod's ring and a poll.
 	polls, ring = 2 * 64, 256 + 64
 )
@@ -108,7 +108,7 @@ type life struct {
 	d *rig.Daemon
 	l *rig.Load
 
-	express bool     // pods have ways straight from the NIC
+	express bool     // pods have paths straight from the NIC
 	late    uint64   // datagrams, so far
 	handed  uint64   // of these, when a NIC was handed from softirq to a thread, or back
 	pods    int      // that have come

@@ -175,7 +175,7 @@ int BPF_PROG(napi_poll, struct napi_struct *napi, int work, int budget)
 		else
 			return 0;
 	} else if (!core->received[ROLE_TUNNEL] && !core->received[ROLE_POD]) {
-		return 0; /* a backlog is everybody's: nothing of this overlay in it */
+		return 0; /* a backlog is shared: nothing of this overlay in it */
 	}
 	note_poll(core, role, work);
 	__builtin_memset(core->received, 0, sizeof(core->received));

@@ -161,7 +161,7 @@ static void bounds(void)
 	for (int i = 0; i < 100; i++)
 		ol_prio_charge(&p, ~0ULL);
 	MUST(p.budget == -OL_PRIO_BURST_NS, "line %d", __LINE__);
-	/* Who was far behind has its share again within a second. */
+	/* A class that was far behind has its share again within a second. */
 	ol_prio_earn(&p, 1000000000, 500);
 	MUST(!p.over, "line %d", __LINE__);
 	/* A poll with one latency frame of 256 is charged that part of it. */

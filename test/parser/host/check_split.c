@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Properties of bpf/split.h: who is an elephant, and which branch is next. */
+/* Properties of bpf/split.h: which flow is an elephant, and which branch is next. */
 #include "check.h"
 #include "split.h"
 

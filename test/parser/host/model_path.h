@@ -312,7 +312,7 @@ static void run_lane(void)
 		}
 	}
 	c->in_lane = 0;
-	/* It looks again once it is marked as asleep, and who fills the ring wakes it. */
+	/* It looks again once it is marked as asleep, and the core that fills the ring wakes it. */
 	c->thread.__state = OL_TASK_INTERRUPTIBLE;
 	model_step();
 	if (c->ring.len)
