@@ -130,12 +130,18 @@ func Priority(in PriorityInput) Plan {
 			}
 		}
 	}
-	for _, t := range in.Tunnels {
-		p.Attach = append(p.Attach, Attachment{Target: t, Program: SyncProgram, Hook: "tcx ingress",
-			Reason: "hands latency frames straight to the pods for which nothing is skipped by that"})
-	}
+	p.Attach = append(p.Attach, Sync(in.Tunnels)...)
 	p.Steps = of(ByPriority, p.Steps)
 	return p
+}
+
+// Sync are the programs of mode sync.
+func Sync(tunnels []Target) (list []Attachment) {
+	for _, t := range tunnels {
+		list = append(list, Attachment{Target: t, Program: SyncProgram, Hook: "tcx ingress",
+			Reason: "hands latency frames straight to the pods for which nothing is skipped by that"})
+	}
+	return list
 }
 
 func (p *Plan) skip(t Target, what, reason string) {
