@@ -170,7 +170,7 @@ func (d *diagnosis) express(v *mechanism.View, called names.Names) error {
 	if i < 0 || len(v.Snapshot.Pods) == 0 {
 		return nil
 	}
-	p, err := express.Plan(v, governor.Forced, false)
+	p, err := express.Plan(v, governor.Forced)
 	if err != nil {
 		return err
 	}

@@ -158,7 +158,7 @@ func (l nodeState) view(s *node.Scanner) (*mechanism.View, error) {
 	return &mechanism.View{Scanner: s, Snapshot: l.snap, Features: l.features, Places: l.places, Changed: changed, Owns: l.owns}, nil
 }
 
-// placed asks the running daemon where its stages go on; nil: none runs, or nowhere.
+// placed asks the running daemon where the pipeline's stages go on; nil: none runs, or nowhere.
 func placed(ctx context.Context) *governor.Layout {
 	c, err := dialDaemon()
 	if err != nil {
@@ -168,7 +168,16 @@ func placed(ctx context.Context) *governor.Layout {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	st, err := c.Status(ctx)
-	if err != nil || len(st.Lanes) == 0 {
+	if err != nil {
+		return nil
+	}
+	return layoutOf(st)
+}
+
+// layoutOf is where the pipeline's stages go on by a status; nil: nowhere. Lanes may be micro-flows' as well: whichever
+// has them in place says what it gains, also while its flows are called back.
+func layoutOf(st control.Status) *governor.Layout {
+	if !slices.ContainsFunc(st.Mechanisms, func(m control.Mechanism) bool { return m.Name == string(plan.ByPipeline) && m.Gain > 0 }) {
 		return nil
 	}
 	return &governor.Layout{NIC: stageCores(st, plan.NIC), Tunnel: stageCores(st, plan.Tunnel), Pod: stageCores(st, plan.Pod), Reason: "the running daemon"}

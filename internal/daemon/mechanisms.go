@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
-	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/mechanism/bridgehooks"
@@ -111,12 +110,11 @@ func Foresee(v *mechanism.View, opts Options) (all []mechanism.Outlook, err erro
 	if err := opts.Priority.Fits(); err != nil {
 		return nil, err
 	}
-	join := opts.Aggregate != governor.Off
 	for _, foresee := range []func() ([]mechanism.Outlook, error){
 		func() ([]mechanism.Outlook, error) { return aggregate.Foresee(v, opts.Aggregate) },
 		func() ([]mechanism.Outlook, error) { return bridgehooks.Foresee(v, opts.SkipUnusedHooks) },
 		func() ([]mechanism.Outlook, error) { return priority.Foresee(v, opts.Priority) },
-		func() ([]mechanism.Outlook, error) { return express.Foresee(v, opts.Express, join) },
+		func() ([]mechanism.Outlook, error) { return express.Foresee(v, opts.Express, opts.Aggregate) },
 		func() ([]mechanism.Outlook, error) { return pipeline.Foresee(v, opts.Pipeline) },
 	} {
 		list, err := foresee()

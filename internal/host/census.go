@@ -4,17 +4,16 @@ package host
 
 import (
 	"errors"
-	"io"
 
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/mechanism"
-	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
 )
 
 // census counts what flows bring out of the tunnels (mechanism.Census).
 type census struct {
 	dp    *datapath.Census
-	hooks []io.Closer
+	hooks mechanism.Hooks
 }
 
 // BeginCensus begins one, or leaves no trace of it.
@@ -23,15 +22,13 @@ func (h *Host) BeginCensus() (mechanism.Census, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &census{dp: dp}
+	c := &census{dp: dp, hooks: mechanism.Hooks{}}
+	var on []plan.Attachment
 	for _, t := range h.Snapshot().Tunnels {
-		l, err := h.Attach(t.Dev, dp.Attach)
-		switch {
-		case err == nil:
-			c.hooks = append(c.hooks, l)
-		case !errors.Is(err, node.ErrGone):
-			return nil, errors.Join(err, c.End())
-		}
+		on = append(on, plan.Attachment{Target: plan.Target(t.Dev)})
+	}
+	if err := c.hooks.Follow(h, on, dp.Attach); err != nil {
+		return nil, errors.Join(err, c.End())
 	}
 	return c, nil
 }
@@ -43,9 +40,5 @@ func (c *census) Flows() (flows []datapath.FlowBrought, rest datapath.FlowBrough
 
 // End leaves no trace of it.
 func (c *census) End() error {
-	var errs []error
-	for _, h := range c.hooks {
-		errs = append(errs, h.Close())
-	}
-	return errors.Join(append(errs, c.dp.Close())...)
+	return errors.Join(c.hooks.Close(), c.dp.Close())
 }

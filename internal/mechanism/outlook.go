@@ -3,8 +3,13 @@
 package mechanism
 
 import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -28,14 +33,42 @@ type View struct {
 	// Placed is where the stages go on by a running daemon, nil without one.
 	Placed *governor.Layout
 
-	// Prioritised and Polled are what priority finds, which looks before the pipeline: that it acts without a trial,
-	// and which cores threads of NICs are bound to, or will be.
-	Prioritised bool
+	// Prioritised and Polled are what priority finds, which looks before express and the pipeline: the underlays that
+	// have its program without a trial, or will have it, and which cores threads of NICs are bound to, or will be.
+	Prioritised map[node.DevKey]bool
 	Polled      []int
+	// Express are the pods' ends whose packets come straight from the NIC without a trial, or will. Express looks before
+	// the pipeline.
+	Express map[node.DevKey]bool
 }
 
 // Owned are the settings that a mechanism has changed.
 func (v *View) Owned(by plan.Owner) map[plan.Setting]plan.Owned { return apply.Owned(v.Changed, by) }
+
+// Missing are the programs of a plan that no running daemon has attached yet.
+func (v *View) Missing(planned []plan.Attachment) []plan.Attachment {
+	there := map[Hook]bool{}
+	for key, found := range foreign.On(v.Scanner, v.Snapshot) {
+		for _, p := range found.Programs {
+			if v.Owns(p.ID) {
+				there[Hook{key, p.Name}] = true
+			}
+		}
+	}
+	for _, u := range v.Snapshot.Underlays {
+		if u.XDPProgID != 0 && v.Owns(u.XDPProgID) {
+			there[Hook{u.Key(), foreign.ProgramName(u.XDPProgID)}] = true
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(planned), func(at plan.Attachment) bool {
+		h := HookOf(at)
+		h.Program = h.Program[:min(len(h.Program), kernelName)]
+		return there[h]
+	})
+}
+
+// kernelName is how many characters of a program's name the kernel keeps.
+const kernelName = unix.BPF_OBJ_NAME_LEN - 1
 
 // Outlook is what a mechanism would change on a node.
 type Outlook struct {

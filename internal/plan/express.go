@@ -2,6 +2,8 @@
 
 package plan
 
+import "slices"
+
 // ExpressProgram hands frames from a NIC straight to pods.
 const ExpressProgram = "ol_underlay_xdp"
 
@@ -23,6 +25,8 @@ type HandingNIC struct {
 	Target
 	// Cost is what it costs to put a program there, "" if nothing.
 	Cost string
+	// Pods are the ends that its paths lead to.
+	Pods []Target
 }
 
 // Costs adds to a reason what an XDP program costs.
@@ -35,7 +39,7 @@ func Costs(reason, cost string) string {
 
 // ExpressInput is everything that the express path's plan depends on.
 type ExpressInput struct {
-	NICs []HandingNIC // that paths begin at
+	NICs []HandingNIC // that paths begin at, and that have no program of priority's
 	Pods []Landing
 	// Join has what lands join datagrams of one flow that come in a row, as aggregation does on
 	// the full path.
@@ -53,7 +57,7 @@ func Joins(t Target) Setting { return Setting{Target: t, Kind: EthtoolFeature, A
 // Express plans the paths from NICs straight to pods.
 func Express(in ExpressInput) Plan {
 	p := Plan{Steps: []Step{}, Attach: []Attachment{}, Skipped: []Skip{}}
-	paths := false
+	led := map[Target]bool{}
 	for _, pod := range in.Pods {
 		s := Lands(pod.Target)
 		if _, touched := in.Owned[s]; pod.Path && touched && pod.GRO != "on" {
@@ -63,7 +67,7 @@ func Express(in ExpressInput) Plan {
 			p.Skipped = append(p.Skipped, Skip{What: pod.Target.String(), Reason: "no express path: " + pod.Unfit, Target: pod.Target})
 			continue
 		}
-		paths = true
+		led[pod.Target] = true
 		if pod.GRO != "on" {
 			p.Steps = append(p.Steps, Step{Setting: s, Was: pod.GRO, First: Requested(pod.GRO), Want: "on",
 				Reason: "without GRO a veth takes no frames straight from a NIC"})
@@ -78,8 +82,8 @@ func Express(in ExpressInput) Plan {
 				Reason: "datagrams of one flow that come in a row pass the pod's stack as one packet"})
 		}
 	}
-	if paths {
-		for _, nic := range in.NICs {
+	for _, nic := range in.NICs {
+		if slices.ContainsFunc(nic.Pods, func(t Target) bool { return led[t] }) {
 			p.Attach = append(p.Attach, Attachment{Target: nic.Target, Program: ExpressProgram, Hook: "xdp (native)",
 				Reason: Costs("hands frames straight to pods where nothing on the way could tell", nic.Cost)})
 		}

@@ -35,7 +35,7 @@ func TestExpressChangesOnlyPodsThatHaveAWay(t *testing.T) {
 		{what: "lists are ours, and no longer to be", pod: with(func(l *Landing) { l.GRO, l.List = "on", "on" }), owned: ours, steps: "rx-gro-list back"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
-			p := Express(ExpressInput{NICs: []HandingNIC{{Target: nic}}, Pods: []Landing{tt.pod}, Join: tt.join, Owned: tt.owned})
+			p := Express(ExpressInput{NICs: []HandingNIC{{Target: nic, Pods: []Target{pod}}}, Pods: []Landing{tt.pod}, Join: tt.join, Owned: tt.owned})
 			if err := ValidateSteps(p.Steps); err != nil {
 				t.Fatal(err)
 			}

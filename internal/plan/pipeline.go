@@ -3,7 +3,9 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -33,6 +35,10 @@ type RxQueue struct {
 type Device struct {
 	Target
 	RxQueues []RxQueue `json:"rx_queues"`
+	// Unfit says why it is left as it is, "" if it is not.
+	Unfit string `json:"-"`
+	// Behind are the tunnels that lead to a pod; none: that is not known.
+	Behind []Target `json:"-"`
 }
 
 // Owned is what overlane itself did to a setting earlier.
@@ -78,25 +84,38 @@ func Pipeline(in Input) Plan {
 			p.Steps = append(p.Steps, s)
 		}
 	}
-	steered, alone := make(map[Stage]bool), make(map[Target]bool)
+	steered, alone, apart := make(map[Stage]bool), make(map[Target]bool), make(map[Target]bool)
+	for _, s := range in.Skipped {
+		alone[s.Target] = alone[s.Target] || s.Whole()
+	}
 	for _, stage := range []struct {
 		name    Stage
 		devices []Device
 		cores   []int
 	}{{Tunnel, in.Tunnels, in.TunnelCores}, {Pod, in.Pods, in.PodCores}} {
 		for _, dev := range stage.devices {
-			if reason := foreign(dev, in.Owned); reason != "" {
+			cores := stage.cores
+			if len(dev.Behind) > 0 && !slices.ContainsFunc(dev.Behind, func(t Target) bool { return !alone[t] }) {
+				apart[dev.Target], cores = true, nil // a mask would move packets whose order no program guards
+			}
+			if reason := cmp.Or(dev.Unfit, foreign(dev, in.Owned)); reason != "" {
 				p.Skipped = append(p.Skipped, Skip{What: dev.Target.String(), Reason: reason, Target: dev.Target})
 				alone[dev.Target] = true
 				continue
 			}
-			if len(stage.cores) > 0 && len(dev.RxQueues) > 0 {
+			if len(cores) > 0 && len(dev.RxQueues) > 0 {
 				steered[stage.name] = true
 			}
-			p.Steps = append(p.Steps, masks(stage.name, dev, stage.cores, in.Owned)...)
+			p.Steps = append(p.Steps, masks(stage.name, dev, cores, in.Owned)...)
 		}
 	}
 	for _, a := range in.Attach {
+		if apart[a.Serves] {
+			continue
+		}
+		if a.Instead != nil && alone[a.Serves] {
+			a = *a.Instead
+		}
 		if a.Steers != "" && a.Steers != NIC && !steered[a.Steers] {
 			p.Skipped = append(p.Skipped, Skip{
 				What:   fmt.Sprintf("%s at %s of %s", a.Program, a.Hook, a.Target),
@@ -104,9 +123,6 @@ func Pipeline(in Input) Plan {
 				Target: a.Target,
 			})
 			continue
-		}
-		if a.Instead != nil && alone[a.Serves] {
-			a = *a.Instead
 		}
 		p.Attach = append(p.Attach, a)
 	}

@@ -46,7 +46,9 @@ type Underlay struct {
 	// Master: others receive for it, whose threads are not its own. It is polled as before.
 	Master bool
 	// Cost is what it costs to put a program there, "" if nothing.
-	Cost     string
+	Cost string
+	// Unread says why it cannot be told which threads poll it, "" if it can.
+	Unread   string
 	Threaded bool
 	// GRO is the value of rx-gro, if the NIC has something that threads can poll only
 	// with it or with an XDP program.
@@ -108,7 +110,7 @@ func Priority(in PriorityInput) Plan {
 		}
 		if !nic.Attached {
 			program := PriorityProgram
-			if in.NoThreads || nic.Master {
+			if in.NoThreads || nic.Master || in.softirq(nic) != "" {
 				program = TwoLanesProgram
 			}
 			p.Attach = append(p.Attach, Attachment{Target: nic.Target, Program: program, Hook: "xdp (native)",
@@ -117,7 +119,11 @@ func Priority(in PriorityInput) Plan {
 		if in.NoThreads || nic.Master {
 			continue
 		}
-		if !nic.Threaded {
+		if why := in.softirq(nic); why != "" {
+			p.skip(nic.Target, Threaded(nic.Target).String(), why)
+			continue
+		}
+		if len(nic.Threads) == 0 {
 			p.thread(nic, in)
 			continue
 		}
@@ -130,12 +136,18 @@ func Priority(in PriorityInput) Plan {
 			}
 		}
 	}
-	for _, t := range in.Tunnels {
-		p.Attach = append(p.Attach, Attachment{Target: t, Program: SyncProgram, Hook: "tcx ingress",
-			Reason: "hands latency frames straight to the pods for which nothing is skipped by that"})
-	}
+	p.Attach = append(p.Attach, Sync(in.Tunnels)...)
 	p.Steps = of(ByPriority, p.Steps)
 	return p
+}
+
+// Sync are the programs of mode sync.
+func Sync(tunnels []Target) (list []Attachment) {
+	for _, t := range tunnels {
+		list = append(list, Attachment{Target: t, Program: SyncProgram, Hook: "tcx ingress",
+			Reason: "hands latency frames straight to the pods for which nothing is skipped by that"})
+	}
+	return list
 }
 
 func (p *Plan) skip(t Target, what, reason string) {
@@ -145,19 +157,25 @@ func (p *Plan) skip(t Target, what, reason string) {
 // Threaded returns the setting that has a device polled by threads.
 func Threaded(t Target) Setting { return Setting{Target: t, Kind: SysfsAttr, Attr: "threaded"} }
 
-// thread switches a NIC to threads.
+// softirq says why no thread of ours polls a NIC, which is then polled in softirq, "" if one does.
+func (in PriorityInput) softirq(nic Underlay) string {
+	if _, touched := in.Owned[Threaded(nic.Target)]; touched && !nic.Threaded && nic.Unread == "" {
+		return "left alone: another program has switched it off again"
+	}
+	return nic.Unread
+}
+
+// thread switches a NIC to threads, which come with that, or, where it is switched already, with the program.
 func (p *Plan) thread(nic Underlay, in PriorityInput) {
 	s := Threaded(nic.Target)
-	if _, touched := in.Owned[s]; touched {
-		p.skip(nic.Target, s.String(), "left alone: another program has switched it off again")
-		return
-	}
 	if nic.GRO != "" && Requested(nic.GRO) == "off" {
 		// Else no process could switch it back once the program is gone.
 		p.Steps = append(p.Steps, Step{Setting: Setting{Target: nic.Target, Kind: EthtoolFeature, Attr: GRO},
 			Was: nic.GRO, First: Requested(nic.GRO), Want: "on", Reason: "without GRO or an XDP program, a veth has nothing that threads could poll"})
 	}
-	p.Steps = append(p.Steps, Step{Setting: s, Was: "0", First: "0", Want: "1", Reason: preempts})
+	if !nic.Threaded {
+		p.Steps = append(p.Steps, Step{Setting: s, Was: "0", First: "0", Want: "1", Reason: preempts})
+	}
 	future := FutureThreads{Target: nic.Target, Count: nic.Queues, Want: fmt.Sprintf("nice %d", EagerNice), Reason: preempts}
 	switch {
 	case in.Realtime:

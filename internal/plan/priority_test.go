@@ -189,6 +189,10 @@ func TestPriorityBindsThreadsThatNoOtherProgramHasBound(t *testing.T) {
 			in: PriorityInput{NICs: []Underlay{nic("eth0", 1, other(EagerNice, "0-3"))}, Lost: []int{1},
 				Owned: wrote(two, free, other(EagerNice, "1"))},
 		}, {
+			name:    "threads that cannot be read are left as they are",
+			in:      PriorityInput{NICs: []Underlay{{Target: Target{42, 1, "eth0"}, Unread: "left alone: because"}}, Cores: []int{0}},
+			skipped: []string{"threaded of eth0: left alone: because"},
+		}, {
 			name:    "what cannot be used is left as it is",
 			in:      PriorityInput{NICs: []Underlay{{Target: Target{42, 1, "eth0"}, Unfit: "left alone: because"}}, Cores: []int{0}},
 			skipped: []string{"eth0: left alone: because"},
@@ -205,6 +209,35 @@ func TestPriorityBindsThreadsThatNoOtherProgramHasBound(t *testing.T) {
 				t.Fatalf("the plan is not valid: %v", err)
 			}
 		})
+	}
+}
+
+// A NIC that no thread of ours will poll gets the program that has two lanes; threads that the program brings are to
+// come.
+func TestPriorityGivesANICTheProgramForItsPolls(t *testing.T) {
+	at := Target{42, 1, "eth0"}
+	for name, tt := range map[string]struct {
+		nic     Underlay
+		owned   map[Setting]Owned
+		program string
+		steps   int
+		future  int
+	}{
+		"in softirq":                    {nic: Underlay{Target: at, Queues: 2}, program: PriorityProgram, steps: 1, future: 2},
+		"threaded, and without threads": {nic: Underlay{Target: at, Queues: 2, Threaded: true}, program: PriorityProgram, future: 2},
+		"its threads cannot be read":    {nic: Underlay{Target: at, Queues: 2, Unread: "left alone: because"}, program: TwoLanesProgram},
+		"another program took threads away": {nic: Underlay{Target: at, Queues: 2}, owned: map[Setting]Owned{Threaded(at): {"0", "1"}},
+			program: TwoLanesProgram},
+		"a bond": {nic: Underlay{Target: at, Master: true}, program: TwoLanesProgram},
+	} {
+		p := Priority(PriorityInput{NICs: []Underlay{tt.nic}, Cores: []int{0, 1}, Owned: tt.owned})
+		future := 0
+		for _, f := range p.Future {
+			future += f.Count
+		}
+		if len(p.Attach) != 1 || p.Attach[0].Program != tt.program || len(p.Steps) != tt.steps || future != tt.future {
+			t.Errorf("%s: %+v", name, p)
+		}
 	}
 }
 

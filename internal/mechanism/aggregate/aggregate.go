@@ -65,7 +65,7 @@ type Aggregate struct {
 	at      time.Time                  // counted then
 	joins   float64                    // datagrams a second that were joined, in the last window
 	past    datapath.AggregateCounters // of the times before
-	hooks   map[node.DevKey]io.Closer  // on tunnels
+	hooks   mechanism.Hooks            // on tunnels
 	skipped []plan.Skip
 	none    bool         // no underlay can
 	rules   *Eligibility // nil while it does not act, and where it is forced
@@ -238,7 +238,7 @@ func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned, ac
 		if err != nil {
 			return err
 		}
-		a.dp, a.hooks, a.counted, a.at = dp, map[node.DevKey]io.Closer{}, datapath.AggregateCounters{}, time.Now()
+		a.dp, a.hooks, a.counted, a.at = dp, mechanism.Hooks{}, datapath.AggregateCounters{}, time.Now()
 	}
 	here, snap := map[plan.Target]bool{}, a.host.Snapshot()
 	for _, dev := range snap.Receivers() {
@@ -254,33 +254,11 @@ func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned, ac
 		return err
 	}
 	// The program that counts comes first, so that what is aggregated is counted.
-	want := map[node.DevKey]bool{}
-	var errs []error
-	for _, at := range made.Attach {
-		dev := node.Dev(at.Target)
-		want[dev.Key()] = true
-		if a.hooks[dev.Key()] != nil {
-			continue
-		}
-		l, err := a.host.Attach(dev, a.dp.Attach)
-		switch {
-		case err == nil:
-			a.hooks[dev.Key()] = l
-		case !errors.Is(err, node.ErrGone):
-			errs = append(errs, err)
-		}
-	}
-	for key, l := range a.hooks {
-		if !want[key] {
-			errs = append(errs, l.Close())
-			delete(a.hooks, key)
-		}
-	}
-	errs = append(errs, a.dp.Watch(!act))
+	err = errors.Join(a.hooks.Follow(a.host, made.Attach, a.dp.Attach), a.dp.Watch(!act))
 	if act {
-		errs = append(errs, a.join(made.Steps))
+		err = errors.Join(err, a.join(made.Steps))
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // join has GRO join datagrams. What priority's lanes already hold has no numbers, and to
@@ -316,11 +294,7 @@ func (a *Aggregate) stop() (rep apply.Report, err error) {
 	rep, err = a.host.Restore(plan.ByAggregation, nil)
 	err = errors.Join(closed, err)
 	_, e := a.host.SetApart(false)
-	err = errors.Join(err, e)
-	for key, l := range a.hooks {
-		err = errors.Join(err, l.Close())
-		delete(a.hooks, key)
-	}
+	err = errors.Join(err, e, a.hooks.Close())
 	c, e := a.dp.Counters()
 	if e == nil {
 		a.past = a.past.Add(c)

@@ -56,13 +56,17 @@ func Foresee(v *mechanism.View, mode governor.Mode) ([]mechanism.Outlook, error)
 		}
 	}
 	out := mechanism.Outlook{Name: name, Plan: plan.Aggregate(planInput(v.Scanner, v.Snapshot, v.Owned(plan.ByAggregation), reasons))}
+	planned := len(out.Attach)
+	out.Attach = v.Missing(out.Attach)
 	switch {
 	case len(v.Snapshot.Underlays) == 0:
 		out.When = "for aggregation, run would wait for an underlay: there is none yet"
-	case len(out.Steps) == 0 && len(out.Skipped) > 0:
+	case out.Empty() && planned > 0:
+		out.When = "for aggregation, nothing is to be changed: the running daemon has done it"
+	case out.Empty():
 		out.When = "for aggregation, run would change nothing here now:"
 	case len(out.Steps) == 0:
-		out.When, out.Attach = "for aggregation, nothing is to be changed: UDP GRO forwarding is on already", nil
+		out.When = "for aggregation, no setting is to be changed: UDP GRO forwarding is on already"
 	case mode == governor.Forced:
 		out.When = "for aggregation, run would do this at once:"
 	default:

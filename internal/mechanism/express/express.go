@@ -293,31 +293,11 @@ func (e *Express) follow(ctx context.Context, now time.Time) error {
 // evaluate withdraws the paths that are no longer safe, before anything else is done. It returns
 // those that are, and what it takes to have frames take them.
 func (e *Express) evaluate(now time.Time) (made plan.Plan, safe map[datapath.ExpressKey]path, err error) {
-	l := e.eligibility()
-	e.paths, err = l.paths()
-	in := l.input(e.paths)
-	in.Join = e.host.AggregationMode() != governor.Off && e.landing.joins(e.host, now)
-	made = plan.Express(in)
-	same := map[datapath.ExpressKey]int{}
-	for _, w := range e.paths {
-		at := slices.IndexFunc(made.Skipped, func(s plan.Skip) bool { return s.Target == plan.Target(w.pod.Peer) })
-		if at >= 0 && w.reason == "" {
-			w.reason = made.Skipped[at].Reason
-		}
-		if w.reason == "" {
-			same[w.key]++
-		}
-	}
-	fixed := fixedSenders(e.paths)
+	join := e.host.AggregationMode() != governor.Off && e.landing.joins(e.host, now)
+	e.paths, made, err = e.eligibility().evaluate(join)
 	safe = map[datapath.ExpressKey]path{}
 	for _, w := range e.paths {
-		switch {
-		case w.reason != "":
-		case len(w.fixed) > 0 && len(fixed) > datapath.MaxSenders:
-			w.reason = fmt.Sprintf("the tunnels were told where more than %d senders are", datapath.MaxSenders)
-		case same[w.key] > 1:
-			w.reason = "another tunnel with the same number and port leads to a pod with the same address"
-		default:
+		if w.reason == "" {
 			safe[w.key] = *w
 		}
 	}
@@ -329,10 +309,7 @@ func (e *Express) evaluate(now time.Time) (made plan.Plan, safe map[datapath.Exp
 		delete(e.open, k)
 		e.closing[k] = leaving{since: now, lands: o.lands}
 	}
-	if len(fixed) > datapath.MaxSenders {
-		fixed = nil
-	}
-	return made, safe, errors.Join(err, e.dp.FixSenders(fixed))
+	return made, safe, errors.Join(err, e.dp.FixSenders(fixedSenders(e.paths)))
 }
 
 // fixedSenders are those of all tunnels with paths.
@@ -380,8 +357,8 @@ func (e *Express) openAll(ctx context.Context, made plan.Plan, safe map[datapath
 	}
 	fresh := false
 	for _, w := range safe {
-		// Beside priority it is priority's that does this, where that has one.
-		if e.hooked(w.nic) || e.host.PriorityOnNIC() {
+		planned := func(at plan.Attachment) bool { return at.Target == plan.Target(w.nic.Dev) }
+		if e.hooked(w.nic) || !slices.ContainsFunc(made.Attach, planned) {
 			continue
 		}
 		var left *xdp.Left

@@ -8,6 +8,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
+	"github.com/overlane/overlane/internal/node"
 )
 
 // landing is what frames of express come to: at the pods' ends of veths datagrams are joined as well,
@@ -29,10 +30,7 @@ func (l *landing) joins(h Host, now time.Time) bool {
 		return l.may
 	}
 	defer l.check.Made(time.Now())
-	reason, err := l.eligible.AnyPod(h.Snapshot())
-	if err != nil {
-		reason = err.Error()
-	}
+	reason := mayJoin(l.eligible, h.Snapshot())
 	if was := l.may; was != (reason == "") {
 		l.may = !was
 		if reason != "" {
@@ -40,4 +38,13 @@ func (l *landing) joins(h Host, now time.Time) bool {
 		}
 	}
 	return l.may
+}
+
+// mayJoin says what in a pod would see the difference, empty: nothing.
+func mayJoin(e *aggregate.Eligibility, snap node.Snapshot) string {
+	reason, err := e.AnyPod(snap)
+	if err != nil {
+		return err.Error()
+	}
+	return reason
 }

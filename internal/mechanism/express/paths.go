@@ -13,6 +13,7 @@ import (
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/shortcut"
@@ -48,8 +49,9 @@ type eligibility struct {
 	ours     map[plan.Setting]plan.Owned // and any mechanism
 	places   *xdp.Places
 	want     xdp.Want // of them
-	only     bool     // others get none: priority has its own
-	never    string   // what speaks against any path
+	// only are the NICs that priority's program is on, which knows paths as well: others get none. Empty: it is on none.
+	only  map[node.DevKey]bool
+	never string // what speaks against any path
 }
 
 // eligibility is what the daemon evaluates by.
@@ -58,7 +60,12 @@ func (e *Express) eligibility() eligibility {
 	l := eligibility{
 		devices: devices, snap: e.host.Snapshot(), watchers: e.watchers, home: e.host.Cookie(),
 		owned: e.host.Owned(plan.ByExpress), ours: ours,
-		only: e.host.PriorityOnNIC(), places: e.host.Places(), want: wanted(e.mode),
+		places: e.host.Places(), want: wanted(e.mode), only: map[node.DevKey]bool{},
+	}
+	for _, u := range l.snap.Underlays {
+		if e.host.PriorityOnNIC() && e.hooked(u) {
+			l.only[u.Key()] = true
+		}
 	}
 	if e.host.Split() {
 		l.never = "flows are cut into micro-flows"
@@ -75,39 +82,86 @@ func wanted(mode governor.Mode) xdp.Want {
 	return xdp.Want{By: xdp.Express, Asked: mode == governor.Forced}
 }
 
-// Plan says what the express path would change on a node. join: datagrams are to be joined.
-func Plan(v *mechanism.View, mode governor.Mode, join bool) (p plan.Plan, err error) {
-	l := eligibility{
-		devices: v.Scanner, snap: v.Snapshot, watchers: shortcut.NewWatchers(v.Scanner, v.Owns, nil), home: v.Scanner.Home(),
-		places: v.Places, want: wanted(mode), owned: v.Owned(plan.ByExpress), ours: apply.Ours(v.Changed),
-	}
-	paths, err := l.paths()
-	in := l.input(paths)
-	in.Join = join
-	return plan.Express(in), errors.Join(err, l.watchers.Close())
+// Plan says what the express path would change on a node, without datagrams that are joined.
+func Plan(v *mechanism.View, mode governor.Mode) (plan.Plan, error) {
+	_, p, err := foresee(v, mode, false)
+	return p, err
 }
 
-// Foresee says what frames change that go straight to pods. join: datagrams are to be joined.
-func Foresee(v *mechanism.View, mode governor.Mode, join bool) ([]mechanism.Outlook, error) {
+func foresee(v *mechanism.View, mode governor.Mode, join bool) ([]*path, plan.Plan, error) {
+	l := eligibility{
+		devices: v.Scanner, snap: v.Snapshot, watchers: shortcut.NewWatchers(v.Scanner, v.Owns, nil), home: v.Scanner.Home(),
+		places: v.Places, want: wanted(mode), owned: v.Owned(plan.ByExpress), ours: apply.Ours(v.Changed), only: v.Prioritised,
+	}
+	paths, p, err := l.evaluate(join)
+	return paths, p, errors.Join(err, l.watchers.Close())
+}
+
+// Foresee says what frames change that go straight to pods. It tells the view which pods these are.
+func Foresee(v *mechanism.View, mode, aggregation governor.Mode) ([]mechanism.Outlook, error) {
 	if mode == governor.Off {
 		return nil, nil
 	}
-	p, err := Plan(v, mode, join)
+	join := aggregation == governor.Forced || aggregation == governor.Auto && mayJoin(aggregate.NewEligibility(v.Scanner, v.Owns, nil), v.Snapshot) == ""
+	paths, p, err := foresee(v, mode, join)
 	if err != nil {
 		return nil, err
 	}
+	open := false
+	v.Express = map[node.DevKey]bool{}
+	for _, w := range paths {
+		open = open || w.reason == ""
+		if mode == governor.Forced && w.fits() {
+			v.Express[w.pod.Peer.Key()] = true
+		}
+	}
 	out := mechanism.Outlook{Name: name, Plan: p}
+	out.Attach = v.Missing(out.Attach)
 	switch {
 	case len(v.Snapshot.Pods) == 0:
 		out.When = "to hand frames straight to pods, run would wait for a pod: there is none yet"
-	case len(out.Attach) == 0:
+	case !open:
 		out.When = "run would hand no frames straight to pods now:"
+	case out.Empty() && len(p.Attach) > 0:
+		out.When = "to hand frames straight to pods, nothing is to be changed: the running daemon has done it"
 	case len(out.Steps) == 0:
 		out.When = "to hand frames straight to pods, no setting is to be changed:"
 	default:
 		out.When = "once packets come fast, run would hand them straight to pods where nothing on the way could tell:"
 	}
 	return []mechanism.Outlook{out}, nil
+}
+
+// evaluate checks each path, and says what it takes to have frames take those that are safe. join: datagrams are to be
+// joined.
+func (l eligibility) evaluate(join bool) ([]*path, plan.Plan, error) {
+	paths, err := l.paths()
+	same := map[datapath.ExpressKey]int{}
+	for _, w := range paths {
+		if w.reason == "" {
+			same[w.key]++
+		}
+	}
+	fixed := fixedSenders(paths)
+	for _, w := range paths {
+		switch {
+		case w.reason != "":
+		case len(w.fixed) > 0 && len(fixed) > datapath.MaxSenders:
+			w.reason = fmt.Sprintf("the tunnels were told where more than %d senders are", datapath.MaxSenders)
+		case same[w.key] > 1:
+			w.reason = "another tunnel with the same number and port leads to a pod with the same address"
+		}
+	}
+	in := l.input(paths)
+	in.Join = join
+	made := plan.Express(in)
+	for _, w := range paths {
+		at := slices.IndexFunc(made.Skipped, func(s plan.Skip) bool { return s.Target == plan.Target(w.pod.Peer) })
+		if at >= 0 && w.reason == "" {
+			w.reason = made.Skipped[at].Reason
+		}
+	}
+	return paths, made, err
 }
 
 // paths checks each path from a NIC to a pod.
@@ -218,11 +272,11 @@ func (l eligibility) unfit(w *path) (reason string, waits bool) {
 	switch {
 	case l.never != "":
 		return l.never, false
-	case why != "":
+	case why != "" && !l.only[w.nic.Key()]:
 		return why, false
 	case w.nic.Master():
 		return fmt.Sprintf("frames come by the ports of %s, and express paths begin at a NIC", w.nic.Name), false
-	case l.only && !l.places.On(w.nic):
+	case len(l.only) > 0 && !l.only[w.nic.Key()]:
 		return fmt.Sprintf("priority's program is not on %s", w.nic.Name), false
 	case w.tunnel.Outer == 6:
 		return "only IPv4 outside is understood", false
@@ -256,9 +310,14 @@ func (l eligibility) unfit(w *path) (reason string, waits bool) {
 func (l eligibility) input(paths []*path) plan.ExpressInput {
 	in := plan.ExpressInput{Owned: l.owned}
 	for _, w := range paths {
-		nic := plan.Target(w.nic.Dev)
-		if w.reason == "" && !slices.ContainsFunc(in.NICs, func(n plan.HandingNIC) bool { return n.Target == nic }) {
-			in.NICs = append(in.NICs, plan.HandingNIC{Target: nic, Cost: l.places.Cost(w.nic)})
+		if w.reason == "" && !l.only[w.nic.Key()] {
+			nic := plan.Target(w.nic.Dev)
+			i := slices.IndexFunc(in.NICs, func(n plan.HandingNIC) bool { return n.Target == nic })
+			if i < 0 {
+				i = len(in.NICs)
+				in.NICs = append(in.NICs, plan.HandingNIC{Target: nic, Cost: l.places.Cost(w.nic)})
+			}
+			in.NICs[i].Pods = append(in.NICs[i].Pods, plan.Target(w.pod.Peer))
 		}
 		at := slices.IndexFunc(in.Pods, func(p plan.Landing) bool { return p.Target == plan.Target(w.pod.Peer) })
 		if at >= 0 {

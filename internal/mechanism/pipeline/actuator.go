@@ -14,6 +14,7 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/xdp"
@@ -35,8 +36,8 @@ type actuator struct {
 	noUDP      string // why UDP flows cannot be put in order, if so
 	armed      bool
 	steering   bool
-	draining   draining // while flows are called back
-	attached   map[node.DevKey]io.Closer
+	draining   draining        // while flows are called back
+	attached   mechanism.Hooks // at tcx
 	skipped    []plan.Skip
 	left       map[node.DevKey]bool // devices that another program steers
 	// refused are tunnels and pods of which the kernel has refused a mask or a program, until flows have
@@ -59,7 +60,7 @@ func (a *actuator) arm(ctx context.Context, snap node.Snapshot, layout governor.
 	if err := a.tunnels(snap); err != nil {
 		return err
 	}
-	if err := a.attachPrograms(snap); err != nil {
+	if err := a.attachPrograms(made); err != nil {
 		return err
 	}
 	if err := a.attachXDP(snap); err != nil {
@@ -101,11 +102,11 @@ func (a *actuator) setMasks(snap node.Snapshot, made plan.Plan) error {
 	if a.unplanned {
 		made = a.plan(snap)
 	}
-	if err := a.do(snap, made); err != nil || !a.unplanned {
+	if err := a.do(made); err != nil || !a.unplanned {
 		return err
 	}
-	a.plan(snap)
-	return errors.Join(a.tunnels(snap), a.attachPrograms(snap))
+	made = a.plan(snap)
+	return errors.Join(a.tunnels(snap), a.attachPrograms(made))
 }
 
 // refusal is what the kernel has refused of a device.
@@ -115,20 +116,12 @@ type refusal struct {
 }
 
 // refuse leaves a tunnel, or the pod of such a device, alone.
-func (a *actuator) refuse(snap node.Snapshot, t plan.Target, r refusal) {
+func (a *actuator) refuse(t plan.Target, r refusal) {
 	if a.refused[node.Dev(t).Key()] != (refusal{}) {
 		return
 	}
 	a.host.Log().Warn("a device is left alone", "device", t.String(), "reason", r.reason)
 	a.refused[node.Dev(t).Key()], a.unplanned = r, true
-	for _, pod := range snap.Pods {
-		if l := a.attached[pod.Host.Key()]; l != nil && pod.Peer.Key() == node.Dev(t).Key() {
-			if err := l.Close(); err != nil {
-				a.host.Log().Warn("a program could not be detached", "device", pod.Host.String(), "reason", err)
-			}
-			delete(a.attached, pod.Host.Key()) // attach has another one
-		}
-	}
 }
 
 // useMerge loads the merge where the layout asks for it.
@@ -151,7 +144,7 @@ func (a *actuator) placeMerge(snap node.Snapshot, made plan.Plan) error {
 	}
 	own := plan.Plan{Steps: slices.Clone(made.Steps)}
 	own.Steps = slices.DeleteFunc(own.Steps, func(s plan.Step) bool { return s.Kind != plan.OwnDevice })
-	if err := errors.Join(a.do(snap, own), a.merge.follow(snap)); err != nil {
+	if err := errors.Join(a.do(own), a.merge.follow(snap)); err != nil {
 		return err
 	}
 	why, err := a.wholeUDP(snap)
@@ -240,23 +233,17 @@ func (a *actuator) tunnels(snap node.Snapshot) error {
 func (a *actuator) plan(snap node.Snapshot) plan.Plan {
 	devices, _ := a.host.Readings()
 	in := planInput(devices, snap, a.layout, a.host.Owned(plan.ByPipeline), a.host.Places(), a.wants(a.layout))
-	for _, pod := range snap.Pods {
-		if at := slices.IndexFunc(in.Pods, func(d plan.Device) bool { return d.Target == plan.Target(pod.Peer) }); at >= 0 && a.host.Express(pod) {
-			in.Pods = slices.Delete(in.Pods, at, at+1)
-			in.Skipped = append(in.Skipped, plan.Skip{What: plan.Target(pod.Peer).String(), Reason: "its packets come straight from the NIC (express)", Target: plan.Target(pod.Peer)})
-		}
-	}
+	leaveToExpress(&in, snap, a.host.Express)
 	a.unplanned = false
 	maps.DeleteFunc(a.refused, func(k node.DevKey, _ refusal) bool { return !present(snap, k) })
-	for _, devices := range []*[]plan.Device{&in.Tunnels, &in.Pods} {
-		*devices = slices.DeleteFunc(*devices, func(d plan.Device) bool {
-			r, refused := a.refused[node.Dev(d.Target).Key()]
-			if refused {
-				in.Skipped = append(in.Skipped, plan.Skip{What: d.Target.String(), Reason: "left alone: " + r.reason, Target: d.Target})
+	for _, devices := range [][]plan.Device{in.Tunnels, in.Pods} {
+		for i, d := range devices {
+			if r, refused := a.refused[node.Dev(d.Target).Key()]; refused && d.Unfit == "" {
+				devices[i].Unfit = "left alone: " + r.reason
 			}
-			return refused
-		})
+		}
 	}
+	in.Attach = slices.DeleteFunc(in.Attach, func(at plan.Attachment) bool { return a.refused[node.Dev(at.Serves).Key()].bare })
 	if a.merge != nil {
 		in.Merge = mergeSteps(snap, a.merge.ifindex)
 	}
@@ -278,7 +265,7 @@ func (a *actuator) idle(snap node.Snapshot) bool {
 }
 
 // do carries out a plan, each device by itself.
-func (a *actuator) do(snap node.Snapshot, made plan.Plan) error {
+func (a *actuator) do(made plan.Plan) error {
 	refused, err := a.host.CarryOut(made.Steps)
 	errs := []error{err}
 	for t, why := range refused {
@@ -286,7 +273,7 @@ func (a *actuator) do(snap node.Snapshot, made plan.Plan) error {
 			errs = append(errs, errors.New(why))
 			continue
 		}
-		a.refuse(snap, t, refusal{reason: why})
+		a.refuse(t, refusal{reason: why})
 	}
 	return errors.Join(errs...)
 }
@@ -315,7 +302,7 @@ func (a *actuator) follow(snap node.Snapshot) error {
 			return fmt.Errorf("%w: one that was left alone is free now", errChangedHands)
 		}
 	}
-	err := errors.Join(a.tunnels(snap), a.placeMerge(snap, made), a.attachPrograms(snap))
+	err := errors.Join(a.tunnels(snap), a.placeMerge(snap, made), a.attachPrograms(made))
 	if errors.Is(err, errMore) {
 		return err // no mask without a program
 	}
@@ -460,12 +447,7 @@ func (a *actuator) disarm(ctx context.Context) (apply.Report, error) {
 		_ = a.host.Passed(ctx)
 	}
 	err = errors.Join(err, a.dp.SetNeutral(false), a.dp.SetSplit(datapath.Split{}), a.dp.ForgetSplit())
-	for key, l := range a.attached {
-		a.host.Meanwhile()
-		err = errors.Join(err, l.Close())
-		delete(a.attached, key)
-	}
-	err = errors.Join(err, a.endMerge())
+	err = errors.Join(err, a.attached.Keep(func(mechanism.Hook) bool { a.host.Meanwhile(); return false }), a.endMerge())
 	if a.layout.Split && !a.wants(a.layout).Asked {
 		// Each frame costs more while it is there, and to attach it again costs nothing.
 		err = errors.Join(err, a.host.Places().ReleaseAll(xdp.Microflows))

@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"time"
 
 	"github.com/overlane/overlane/internal/datapath"
-	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/plan"
 )
 
@@ -22,21 +22,47 @@ var errMore = errors.New("there are more devices")
 // beside a saturated core some 30 ms, which with 200 pods is six seconds.
 const attachFor = 200 * time.Millisecond
 
-// attachPrograms attaches the programs to the underlays and pods that lack them, and detaches what is not
-// needed any more. Where no stage but the first hops, there are none. While flows are steered, and
-// none is split, whose micro-flows each pod has to have merged, it may end with errMore, and is to
-// be called again.
-func (a *actuator) attachPrograms(snap node.Snapshot) error {
-	split := a.layout.Split
-	hashes := !split || len(a.layout.Tunnel) > 0
-	if !hashes && !a.layout.Merge {
-		return nil
+// The programs at tcx.
+const (
+	underlayIn     = "ol_underlay_in"
+	underlaySplit  = "ol_underlay_split"
+	underlayNumber = "ol_underlay_number"
+	podOut         = "ol_pod_out"
+	podMerge       = "ol_pod_merge"
+	podRestore     = "ol_pod_restore"
+)
+
+// program is how one is attached that has such a name in a plan; nil: it is none of these.
+func (a *actuator) program(name string) func(datapath.Device) (io.Closer, error) {
+	switch name {
+	case underlayIn:
+		return a.dp.AttachUnderlay
+	case underlaySplit:
+		return a.dp.AttachUnderlaySplit
+	case underlayNumber:
+		return a.dp.AttachUnderlayNumber
+	case podOut:
+		return a.dp.AttachPod
+	case podMerge:
+		return a.dp.AttachPodMerge
+	case podRestore:
+		return a.dp.AttachPodLeftAlone
 	}
-	// Tunnels or pods have masks by which packets may be sent elsewhere.
-	if err := a.dp.SetNeutral(hashes); err != nil {
+	return nil
+}
+
+// hashed tells whether packets get hashes by which masks send them elsewhere, of tunnels or of pods.
+func hashed(l governor.Layout) bool { return !l.Split || len(l.Tunnel) > 0 }
+
+// attachPrograms attaches the programs of a plan at tcx that are not there, and detaches what it does not have any
+// more. While flows are steered, and none is split, whose micro-flows each pod has to have merged, it may end with
+// errMore, and is to be called again.
+func (a *actuator) attachPrograms(made plan.Plan) error {
+	split := a.layout.Split
+	if err := a.dp.SetNeutral(hashed(a.layout)); err != nil {
 		return err
 	}
-	want := map[node.DevKey]bool{}
+	want := map[mechanism.Hook]bool{}
 	var errs []error
 	begun, more := time.Now(), false
 	late := func() bool {
@@ -44,71 +70,33 @@ func (a *actuator) attachPrograms(snap node.Snapshot) error {
 		more = more || a.steering && !split && time.Since(begun) > attachFor
 		return more
 	}
-	attach := func(dev node.Dev, fn func(datapath.Device) (io.Closer, error)) error {
-		want[dev.Key()] = true
-		if a.attached[dev.Key()] != nil || late() {
-			return nil
+	for _, at := range made.Attach {
+		if at.Program == podMerge && a.merge.namespaces[at.NetnsCookie].program == nil {
+			// Packets would go to a device that is not there.
+			if at.Program = podRestore; !hashed(a.layout) {
+				continue
+			}
 		}
-		l, err := a.host.Attach(dev, fn)
-		if errors.Is(err, node.ErrGone) {
-			return nil
+		attach := a.program(at.Program)
+		if attach == nil {
+			continue // at XDP: takePlaces
 		}
-		if err == nil {
-			a.attached[dev.Key()] = l
-		}
-		return err
-	}
-	for _, pod := range snap.Pods {
-		var err error
-		switch {
-		case a.refused[pod.Peer.Key()].bare:
-		case !a.crossed(pod):
-		// Behind the resequencer the qdisc of the host end would be passed by.
-		case a.merge != nil && a.merge.namespaces[pod.Host.NetnsCookie].program != nil && podUnfit(pod) == "":
-			err = attach(pod.Host, a.dp.AttachPodMerge)
-		case !hashes:
-		case a.left[pod.Peer.Key()] || split:
-			err = attach(pod.Host, a.dp.AttachPodLeftAlone)
-		default:
-			err = attach(pod.Host, a.dp.AttachPod)
-		}
-		switch {
-		case err == nil:
-		case split: // each pod has to have its micro-flows merged
-			errs = append(errs, err)
-		default:
-			a.refuse(snap, plan.Target(pod.Peer), refusal{fmt.Sprintf("no program could be attached to its host end %s: %v", pod.Host.Name, err), true})
-		}
-	}
-	for _, u := range snap.Underlays {
-		switch {
-		case a.left[u.Key()]:
-		case split && len(a.layout.NIC) == 0:
-			errs = append(errs, attach(u.Dev, a.dp.AttachUnderlaySplit))
-		case split:
-			errs = append(errs, attach(u.Dev, a.dp.AttachUnderlayNumber))
-		default:
-			errs = append(errs, attach(u.Dev, a.dp.AttachUnderlay))
-		}
-	}
-	for key, l := range a.attached {
-		if want[key] {
+		want[mechanism.HookOf(at)] = true
+		if a.attached[mechanism.HookOf(at)] != nil || late() {
 			continue
 		}
-		if late() {
-			break
+		err := a.attached.Attach(a.host, at, attach)
+		switch {
+		case err == nil:
+		case split || at.Serves == (plan.Target{}): // each pod has to have its micro-flows merged
+			errs = append(errs, err)
+		default:
+			a.refuse(at.Serves, refusal{fmt.Sprintf("no program could be attached to its host end %s: %v", at.Name, err), true})
 		}
-		errs = append(errs, l.Close())
-		delete(a.attached, key)
 	}
+	errs = append(errs, a.attached.Keep(func(h mechanism.Hook) bool { return want[h] || late() }))
 	if more {
 		errs = append(errs, errMore)
 	}
 	return errors.Join(errs...)
-}
-
-// crossed tells whether packets that were steered may come to a pod: by one of its tunnels at
-// least.
-func (a *actuator) crossed(pod node.Pod) bool {
-	return len(pod.Tunnels) == 0 || slices.ContainsFunc(pod.Tunnels, func(t node.Dev) bool { return !a.left[t.Key()] })
 }

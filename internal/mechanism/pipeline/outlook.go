@@ -19,7 +19,7 @@ import (
 // has received most: cores are chosen by typical costs, or are a running daemon's.
 func Foresee(v *mechanism.View, opts Options) (list []mechanism.Outlook, err error) {
 	list = append(list, stages(v, opts))
-	if opts.splits() && !v.Prioritised {
+	if opts.splits() && len(v.Prioritised) == 0 {
 		list = append(list, elephants(v, opts.Microflows))
 	}
 	return list, nil
@@ -39,10 +39,9 @@ func stages(v *mechanism.View, opts Options) mechanism.Outlook {
 	}
 	out.Placement = &mechanism.Placement{NIC: layout.NIC, Tunnel: layout.Tunnel, Pod: layout.Pod, Reason: layout.Reason}
 	in := planInput(v.Scanner, v.Snapshot, *layout, v.Owned(plan.ByPipeline), v.Places, xdp.Want{By: xdp.Pipeline, Asked: true})
-	if v.Placed != nil {
-		in.Attach = nil // the daemon's are there
-	}
+	leaveToExpress(&in, v.Snapshot, func(p node.Pod) bool { return v.Express[p.Peer.Key()] })
 	out.Plan = plan.Pipeline(in)
+	out.Attach = v.Missing(out.Attach)
 	switch {
 	case out.Empty() && len(v.Snapshot.Tunnels) == 0:
 		out.When = "run would only watch: there is no VXLAN or Geneve tunnel yet"
@@ -63,7 +62,7 @@ func stages(v *mechanism.View, opts Options) mechanism.Outlook {
 // place is the placement that a daemon would begin with.
 func place(v *mechanism.View, wanted governor.Tier) governor.Layout {
 	m := governor.Machine{Cores: v.Cores, NIC: []int{v.Receives}, Topology: v.Topology}
-	if v.Prioritised {
+	if len(v.Prioritised) > 0 {
 		if len(v.Polled) > 0 {
 			m.NIC = v.Polled
 		}
@@ -115,6 +114,7 @@ func elephants(v *mechanism.View, m Microflows) mechanism.Outlook {
 		in.Merge = mergeSteps(v.Snapshot, firstMergeIndex)
 	}
 	out.Plan = plan.Pipeline(in)
+	out.Attach = v.Missing(out.Attach)
 	// Tunnels and pods that are left alone are no matter here.
 	onNIC := func(sk plan.Skip) bool {
 		return slices.ContainsFunc(v.Snapshot.Underlays, func(u node.Underlay) bool {

@@ -150,7 +150,7 @@ func New(h Host, dp Kernel, opts Options) *Pipeline {
 	p.micro.gov, p.micro.trial = governor.New(opts.Microflows.Mode, opts.Limits), trial.New(microflowsName, trial.ForGoodput, trial.Settles)
 	p.actuator = &actuator{
 		host: h, dp: p.dp, wants: p.wants,
-		attached: map[node.DevKey]io.Closer{}, refused: map[node.DevKey]refusal{}, lost: map[int]bool{},
+		attached: mechanism.Hooks{}, refused: map[node.DevKey]refusal{}, lost: map[int]bool{},
 	}
 	return p
 }

@@ -24,7 +24,11 @@ func planInput(s mechanism.Reader, snap node.Snapshot, layout governor.Layout, o
 	if layout.Split {
 		in.PodCores = nil // behind resequencers only, on devices of our own
 	}
-	hashes := layout.Split && len(layout.Tunnel) > 0
+	// Where the tunnel stage does not hop, the program on an underlay is there for the pod stage's.
+	first, tells := plan.Tunnel, "chooses the core of the tunnel stage for each flow"
+	if len(layout.Tunnel) == 0 {
+		first, tells = plan.Pod, "tells the programs at the pods which flow a packet is of"
+	}
 	attach := func(d node.Dev, program, hook string, steers plan.Stage, reason string) {
 		in.Attach = append(in.Attach, plan.Attachment{Target: plan.Target(d), Program: program, Hook: hook, Steers: steers, Reason: reason})
 	}
@@ -32,6 +36,27 @@ func planInput(s mechanism.Reader, snap node.Snapshot, layout governor.Layout, o
 		in.Skipped = append(in.Skipped, plan.Skip{What: plan.Target(d).String(), Reason: reason, Target: plan.Target(d)})
 	}
 	dataplane := foreign.Dataplanes(s, snap)
+	// The pods' come first: what the ones on the underlays do to a packet is undone there.
+	for _, pod := range snap.Pods {
+		dev := planDevice(s, pod.Peer, cmp.Or(dataplane[pod.Peer.Key()], podUnfit(pod)))
+		for _, t := range pod.Tunnels {
+			dev.Behind = append(dev.Behind, plan.Target(t))
+		}
+		in.Pods = append(in.Pods, dev)
+		restore := plan.Attachment{Target: plan.Target(pod.Host), Program: podRestore, Hook: "tcx egress", Steers: first, Serves: dev.Target, Reason: "takes back the hash that chose the core"}
+		switch {
+		case !layout.Split:
+			attach(pod.Host, podOut, "tcx egress", plan.Pod, "chooses the core of the pod stage for each flow")
+			in.Attach[len(in.Attach)-1].Instead = &restore
+		case layout.Merge && podUnfit(pod) == "": // behind the resequencer a qdisc of the host end would be passed by
+			attach(pod.Host, podMerge, "tcx egress", plan.NIC, "sends the packets of split flows where they are put in order")
+		case hashed(layout):
+			in.Attach = append(in.Attach, restore)
+		default:
+			continue
+		}
+		in.Attach[len(in.Attach)-1].Serves = dev.Target
+	}
 	for _, u := range snap.Underlays {
 		if reason := dataplane[u.Key()]; reason != "" {
 			skip(u.Dev, reason)
@@ -45,54 +70,22 @@ func planInput(s mechanism.Reader, snap node.Snapshot, layout governor.Layout, o
 			if why := places.Why(u, want); why != "" {
 				in.Skipped = append(in.Skipped, plan.Skip{What: "ol_underlay_xdp at xdp (native) of " + plan.Target(u.Dev).String(), Reason: why, Target: plan.Target(u.Dev)})
 			} else {
-				attach(u.Dev, "ol_underlay_xdp", "xdp (native)", plan.NIC, plan.Costs(what, places.Cost(u)))
+				attach(u.Dev, plan.ExpressProgram, "xdp (native)", plan.NIC, plan.Costs(what, places.Cost(u)))
 			}
 		}
-		if hashes && len(layout.NIC) == 0 {
-			attach(u.Dev, "ol_underlay_split", "tcx ingress", plan.Tunnel, "cuts the flows that are too much for one core into micro-flows")
-		} else if hashes {
-			attach(u.Dev, "ol_underlay_number", "tcx ingress", plan.Tunnel, "sends each branch's packets on to its second core")
-		} else if layout.Merge {
-			attach(u.Dev, "ol_underlay_number", "tcx ingress", plan.NIC, "takes over the numbers of split UDP flows")
+		switch {
+		case !layout.Split:
+			attach(u.Dev, underlayIn, "tcx ingress", first, tells)
+		case len(layout.NIC) == 0:
+			attach(u.Dev, underlaySplit, "tcx ingress", plan.Tunnel, "cuts the flows that are too much for one core into micro-flows")
+		case hashed(layout):
+			attach(u.Dev, underlayNumber, "tcx ingress", plan.Tunnel, "sends each branch's packets on to its second core")
+		case layout.Merge:
+			attach(u.Dev, underlayNumber, "tcx ingress", plan.NIC, "takes over the numbers of split UDP flows")
 		}
-		if layout.Split {
-			continue
-		}
-		attach(u.Dev, "ol_underlay_in", "tcx ingress", plan.Tunnel, "chooses the core of the tunnel stage for each flow")
 	}
 	for _, t := range snap.Tunnels {
-		if reason := dataplane[t.Key()]; reason != "" {
-			skip(t.Dev, reason)
-		} else if dev, err := planDevice(s, t.Dev); err != nil {
-			skip(t.Dev, err.Error())
-		} else {
-			in.Tunnels = append(in.Tunnels, dev)
-		}
-	}
-	for _, pod := range snap.Pods {
-		if reason := cmp.Or(dataplane[pod.Peer.Key()], podUnfit(pod)); reason != "" {
-			skip(pod.Peer, reason)
-			continue
-		}
-		dev, err := planDevice(s, pod.Peer)
-		if err != nil {
-			skip(pod.Peer, err.Error())
-			continue
-		}
-		in.Pods = append(in.Pods, dev)
-		restore := plan.Attachment{Target: plan.Target(pod.Host), Program: "ol_pod_restore", Hook: "tcx egress", Steers: plan.Tunnel, Reason: "takes back the hash that chose the core"}
-		if hashes && !layout.Merge {
-			in.Attach = append(in.Attach, restore)
-		}
-		if layout.Merge {
-			attach(pod.Host, "ol_pod_merge", "tcx egress", plan.NIC, "sends the packets of split flows where they are put in order")
-		}
-		if layout.Split {
-			continue
-		}
-		attach(pod.Host, "ol_pod_out", "tcx egress", plan.Pod, "chooses the core of the pod stage for each flow")
-		out := &in.Attach[len(in.Attach)-1]
-		out.Serves, out.Instead = plan.Target(pod.Peer), &restore
+		in.Tunnels = append(in.Tunnels, planDevice(s, t.Dev, dataplane[t.Key()]))
 	}
 	for _, sk := range snap.Skipped {
 		skip(sk.Dev, sk.Reason)
@@ -116,24 +109,34 @@ func podUnfit(pod node.Pod) string {
 	return ""
 }
 
-func planDevice(s mechanism.Reader, d node.Dev) (plan.Device, error) {
-	dev := plan.Device{Target: plan.Target(d)}
+func planDevice(s mechanism.Reader, d node.Dev, unfit string) plan.Device {
+	dev := plan.Device{Target: plan.Target(d), Unfit: unfit}
+	if unfit != "" {
+		return dev
+	}
 	set, err := s.Settings(d)
-	if errors.Is(err, node.ErrGone) {
-		return dev, nil // no queues, no steps
-	}
-	if err != nil {
-		return dev, fmt.Errorf("left alone: %w", err)
-	}
-	if set.Owner != 0 {
+	switch {
+	case errors.Is(err, node.ErrGone): // no queues, no steps
+	case err != nil:
+		dev.Unfit = fmt.Sprintf("left alone: %v", err)
+	case set.Owner != 0:
 		// Said also where the caller has the capability, as run has not.
-		return dev, fmt.Errorf("left alone: a user namespace owns its network namespace, and user %d its receive masks, which root may not write without CAP_DAC_OVERRIDE", set.Owner)
+		dev.Unfit = fmt.Sprintf("left alone: a user namespace owns its network namespace, and user %d its receive masks, which root may not write without CAP_DAC_OVERRIDE", set.Owner)
+	case set.Unwritable != "":
+		dev.Unfit = "left alone: " + set.Unwritable
+	default:
+		for i := range set.RPSCPUs {
+			dev.RxQueues = append(dev.RxQueues, plan.RxQueue{Index: i, RPSCPUs: set.RPSCPUs[i], RPSFlowCnt: int(set.RPSFlowCnt[i])})
+		}
 	}
-	if set.Unwritable != "" {
-		return dev, fmt.Errorf("left alone: %s", set.Unwritable)
+	return dev
+}
+
+// leaveToExpress leaves pods alone whose packets come straight from the NIC.
+func leaveToExpress(in *plan.Input, snap node.Snapshot, claims func(node.Pod) bool) {
+	for i, pod := range snap.Pods {
+		if in.Pods[i].Unfit == "" && claims(pod) {
+			in.Pods[i].Unfit = "its packets come straight from the NIC (express)"
+		}
 	}
-	for i := range set.RPSCPUs {
-		dev.RxQueues = append(dev.RxQueues, plan.RxQueue{Index: i, RPSCPUs: set.RPSCPUs[i], RPSFlowCnt: int(set.RPSFlowCnt[i])})
-	}
-	return dev, nil
 }

@@ -19,18 +19,18 @@ import (
 // Foresee says what rules change as soon as they are in force, and what a trial changes without them. It tells the view
 // which cores threads of NICs are bound to, or will be.
 func Foresee(v *mechanism.View, opts Options) ([]mechanism.Outlook, error) {
-	v.Prioritised = opts.prioritises(len(opts.Rules))
+	asked := opts.prioritises(len(opts.Rules))
 	tries := opts.OnDemand && !opts.Off && len(opts.Rules) == 0 && opts.mayTry()
 	switch {
 	case opts.No != nil && !opts.Off && (tries || opts.Auto || len(opts.Rules) > 0):
 		return []mechanism.Outlook{{Name: name, Plan: plan.Priority(plan.PriorityInput{}), When: opts.No.Error()}}, nil
-	case !v.Prioritised && !tries:
+	case !asked && !tries:
 		return nil, nil
 	}
 	attached := func(u node.Underlay) bool {
 		return !u.ForeignXDP && slices.Contains([]string{plan.PriorityProgram, plan.TwoLanesProgram}, foreign.ProgramName(u.XDPProgID))
 	}
-	in := planInput(v.Scanner, v.Snapshot, v.Cores, v.Owned(plan.ByPriority), attached, v.Places, xdp.Want{By: xdp.Priority, Asked: v.Prioritised})
+	in := planInput(v.Scanner, v.Snapshot, v.Cores, v.Owned(plan.ByPriority), attached, v.Places, xdp.Want{By: xdp.Priority, Asked: asked})
 	in.NoThreads, in.Realtime, in.Flooded = opts.NoThreads, !opts.NoThreads && !opts.Fair, notInRealtime(v.Changed)
 	if opts.Sync {
 		in.Tunnels = syncTunnels(v.Snapshot)
@@ -45,6 +45,12 @@ func Foresee(v *mechanism.View, opts Options) ([]mechanism.Outlook, error) {
 	}
 	out := mechanism.Outlook{Name: name, Plan: plan.Priority(in)}
 	v.Polled = polled(in, out.Plan)
+	v.Prioritised = map[node.DevKey]bool{}
+	for _, nic := range in.NICs {
+		if asked && nic.Unfit == "" {
+			v.Prioritised[node.Dev(nic.Target).Key()] = true
+		}
+	}
 	by := "small, sparse flows"
 	if n := len(opts.Rules); n > 0 {
 		by = printable.Plural(n, "rule")
@@ -56,7 +62,7 @@ func Foresee(v *mechanism.View, opts Options) ([]mechanism.Outlook, error) {
 		out.When = "for priority, nothing is to be changed: the running daemon has done it"
 	case out.Empty():
 		out.When = "for priority, run would change nothing here now"
-	case v.Prioritised:
+	case asked:
 		out.When = fmt.Sprintf("for priority (%s), run would do this at once:", by)
 	default:
 		out.When = "once small, sparse flows have to wait behind others, run would do this, on trial:"

@@ -125,9 +125,14 @@ func (p *Priority) start(ctx context.Context, table *rules.Table) error {
 func (a *placed) onNIC() bool { return a != nil && len(a.attached) > 0 }
 
 // noThreads says why no thread polls a NIC for priority.
-func (p *Priority) noThreads(u node.Underlay) string {
+func (p *Priority) noThreads(u node.Underlay, made plan.Plan) string {
 	if p.opts.NoThreads {
 		return "threads are switched off by configuration"
+	}
+	for _, s := range made.Skipped {
+		if s.What == plan.Threaded(plan.Target(u.Dev)).String() {
+			return s.Reason
+		}
 	}
 	return fmt.Sprintf("others receive for %s", u.Name)
 }
@@ -169,7 +174,10 @@ func (p *Priority) follow(ctx context.Context) error {
 		if err := p.makeWayFor(ctx, u); err != nil {
 			return err
 		}
-		two := p.opts.NoThreads || u.Master()
+		made := p.plan()
+		two := slices.ContainsFunc(made.Attach, func(at plan.Attachment) bool {
+			return at.Target == plan.Target(u.Dev) && at.Program == plan.TwoLanesProgram
+		})
 		if two {
 			in.two = true
 			if err := in.dp.StartLanes(p.host.Cores(), true, eager); err != nil {
@@ -181,7 +189,7 @@ func (p *Priority) follow(ctx context.Context) error {
 		switch {
 		case err == nil && two:
 			in.attached[u.Key()] = l
-			p.host.Log().Info("the NIC is polled in softirq: latency traffic has a lane of its own", "device", u.Dev, "reason", p.noThreads(u))
+			p.host.Log().Info("the NIC is polled in softirq: latency traffic has a lane of its own", "device", u.Dev, "reason", p.noThreads(u, made))
 		case err == nil:
 			in.attached[u.Key()] = l
 			err := p.threadNAPI(u)

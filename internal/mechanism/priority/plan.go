@@ -25,7 +25,7 @@ func planInput(s *node.Scanner, snap node.Snapshot, cores []int, owned map[plan.
 			nic.Unfit = places.Why(u, want)
 		}
 		if nic.Unfit == "" && !nic.Master {
-			nic.Unfit = readThreads(s, u, &nic)
+			nic.Unread = readThreads(s, u, &nic)
 		}
 		in.NICs = append(in.NICs, nic)
 	}
@@ -33,7 +33,7 @@ func planInput(s *node.Scanner, snap node.Snapshot, cores []int, owned map[plan.
 }
 
 // readThreads finds out how a NIC is polled, or returns why that cannot be told.
-func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unfit string) {
+func readThreads(s *node.Scanner, u node.Underlay, nic *plan.Underlay) (unread string) {
 	set, err := s.Settings(u.Dev)
 	if err == nil {
 		nic.Threaded, nic.Queues = set.Threaded, len(set.RPSCPUs)
@@ -62,9 +62,6 @@ func napiThreads(s *node.Scanner, dev node.Dev, queues int) (threads []plan.NAPI
 		tids, err = napi.Threads(dev.Ifindex, queues)
 		return err
 	})
-	if err == nil && len(tids) == 0 {
-		err = fmt.Errorf("no thread polls %s", dev)
-	}
 	if err != nil {
 		return nil, err
 	}

@@ -6,12 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/shortcut"
@@ -22,7 +22,7 @@ import (
 type shortcuts struct {
 	dp       *datapath.Shortcuts
 	watchers *shortcut.Watchers
-	links    map[node.DevKey]io.Closer // on tunnels
+	hooks    mechanism.Hooks // on tunnels
 
 	paths   int         // tunnels times pods
 	without []plan.Skip // pods that have no redirect path
@@ -33,7 +33,7 @@ func (a *placed) startSync(watchers *shortcut.Watchers) error {
 	if err != nil {
 		return err
 	}
-	a.sync = &shortcuts{dp: dp, watchers: watchers, links: map[node.DevKey]io.Closer{}}
+	a.sync = &shortcuts{dp: dp, watchers: watchers, hooks: mechanism.Hooks{}}
 	return nil
 }
 
@@ -66,7 +66,6 @@ func (p *Priority) followSync() error {
 	want := map[datapath.ShortcutKey]datapath.Shortcut{}
 	twice := map[datapath.ShortcutKey]bool{}
 	s.paths, s.without = 0, nil
-	tunnels := map[node.DevKey]bool{}
 	for cookie, paths := range by {
 		w, err := s.watchers.Of(cookie)
 		if err != nil {
@@ -77,7 +76,6 @@ func (p *Priority) followSync() error {
 		}
 		for _, v := range w.Check(paths) {
 			s.paths++
-			tunnels[v.Tunnel.Key()] = true
 			if v.Safe() {
 				v.Reason = p.elsewhere(pods[v.Host.Key()])
 			}
@@ -96,7 +94,7 @@ func (p *Priority) followSync() error {
 			}
 		}
 	}
-	errs = append(errs, s.dp.Set(want), p.attachSync(tunnels))
+	errs = append(errs, s.dp.Set(want), s.hooks.Follow(p.host, plan.Sync(syncTunnels(p.host.Snapshot())), s.dp.AttachTunnel))
 	errs = append(errs, s.watchers.Keep(func(cookie uint64) bool { return by[cookie] != nil }))
 	return errors.Join(errs...)
 }
@@ -116,30 +114,6 @@ func (p *Priority) elsewhere(pod node.Pod) string {
 	return ""
 }
 
-// attachSync has the program attached to these tunnels, and on no others.
-func (p *Priority) attachSync(tunnels map[node.DevKey]bool) error {
-	s := p.placed.sync
-	var errs []error
-	for _, t := range p.host.Snapshot().Tunnels {
-		if !tunnels[t.Key()] || s.links[t.Key()] != nil {
-			continue
-		}
-		l, err := p.host.Attach(t.Dev, s.dp.AttachTunnel)
-		if err == nil {
-			s.links[t.Key()] = l
-		} else if !errors.Is(err, node.ErrGone) {
-			errs = append(errs, err)
-		}
-	}
-	for key, l := range s.links {
-		if !tunnels[key] {
-			errs = append(errs, l.Close())
-			delete(s.links, key)
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // reason says which way latency traffic goes.
 func (s *shortcuts) reason() string {
 	switch safe := s.paths - len(s.without); {
@@ -155,9 +129,5 @@ func (s *shortcuts) reason() string {
 }
 
 func (s *shortcuts) close() error {
-	var errs []error
-	for _, l := range s.links {
-		errs = append(errs, l.Close())
-	}
-	return errors.Join(append(errs, s.watchers.Close(), s.dp.Close())...)
+	return errors.Join(s.hooks.Close(), s.watchers.Close(), s.dp.Close())
 }

@@ -5,6 +5,7 @@ package priority
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -30,11 +31,14 @@ func (p *Priority) threadNAPI(u node.Underlay) error {
 
 func (p *Priority) seatThreads(u node.Underlay) error {
 	t := plan.Target(u.Dev)
-	// The threads come with the first step.
-	for range 2 {
+	// The threads come with the program, or with the first step.
+	for round := range 2 {
 		made := p.plan()
+		if round > 0 && slices.ContainsFunc(made.Future, func(f plan.FutureThreads) bool { return f.Target == t }) {
+			return fmt.Errorf("no thread polls %s", u.Dev)
+		}
 		for _, s := range made.Skipped {
-			if s.Target == t && s.Whole() {
+			if s.What == plan.Threaded(t).String() {
 				return errors.New(s.Reason)
 			}
 		}

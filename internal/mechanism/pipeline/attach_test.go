@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pipeline
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/ethtool"
+	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+)
+
+// bench is a node with devices.
+type bench struct {
+	*fixture
+	settings map[int]node.Settings // of devices that are not stock, by ifindex
+	express  map[int]bool          // pods whose packets come straight from the NIC
+}
+
+// programs is a kernel side that remembers what it has attached, by ifindex.
+type programs struct {
+	*kernel
+	on map[int]string
+}
+
+type attached struct {
+	programs
+	to int
+}
+
+func (l attached) Close() error { delete(l.on, l.to); return nil }
+
+func (p programs) put(d datapath.Device, program string) (io.Closer, error) {
+	p.on[d.Ifindex] = program
+	return attached{p, d.Ifindex}, nil
+}
+
+func (p programs) AttachUnderlay(d datapath.Device) (io.Closer, error) {
+	return p.put(d, "ol_underlay_in")
+}
+
+func (p programs) AttachUnderlaySplit(d datapath.Device) (io.Closer, error) {
+	return p.put(d, "ol_underlay_split")
+}
+
+func (p programs) AttachUnderlayNumber(d datapath.Device) (io.Closer, error) {
+	return p.put(d, "ol_underlay_number")
+}
+
+func (p programs) AttachPod(d datapath.Device) (io.Closer, error) { return p.put(d, "ol_pod_out") }
+
+func (p programs) AttachPodMerge(d datapath.Device) (io.Closer, error) {
+	return p.put(d, "ol_pod_merge")
+}
+
+func (p programs) AttachPodLeftAlone(d datapath.Device) (io.Closer, error) {
+	return p.put(d, "ol_pod_restore")
+}
+
+func (b *bench) Readings() (mechanism.Reader, map[plan.Setting]plan.Owned) { return b, nil }
+func (b *bench) Express(p node.Pod) bool                                   { return b.express[p.Peer.Ifindex] }
+func (b *bench) Features(node.Dev) (map[string]ethtool.Feature, error)     { return nil, nil }
+func (b *bench) Namespace(uint64) (*netns.Handle, error)                   { return nil, node.ErrGone }
+func (b *bench) Settings(d node.Dev) (node.Settings, error) {
+	if s, other := b.settings[d.Ifindex]; other {
+		return s, nil
+	}
+	return node.Settings{RPSCPUs: []string{"0"}, RPSFlowCnt: []uint32{0}}, nil
+}
+
+func device(name string, index int) node.Dev {
+	return node.Dev{NetnsCookie: 1, Ifindex: index, Name: name}
+}
+
+// pod is the nth of a bench: its host end has index 10n, its other end 10n+1.
+func pod(n int, tunnels ...node.Dev) node.Pod {
+	return node.Pod{Host: device(fmt.Sprintf("veth%d", n), 10*n), Peer: device(fmt.Sprintf("eth%d", n), 10*n+1), Tunnels: tunnels}
+}
+
+// What is attached is what the plan has, whatever keeps devices from being steered.
+func TestTheProgramsAreThoseOfThePlan(t *testing.T) {
+	u, vx, vx2 := device("u0", 2), device("vx0", 3), device("vx1", 4)
+	held := pod(2, vx)
+	held.HostQdisc = "fq"
+	masked := node.Settings{RPSCPUs: []string{"2"}, RPSFlowCnt: []uint32{0}}
+	one, two, branches := []int{1}, []int{0}, []governor.Branches{{Cores: []int{1}}}
+	for name, tt := range map[string]struct {
+		layout   governor.Layout
+		pods     []node.Pod
+		settings map[int]node.Settings
+		express  map[int]bool
+		want     string
+		masks    string // devices that get one
+	}{
+		"both stages": {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx)}, want: "u0 ol_underlay_in, veth1 ol_pod_out", masks: "vx0 vx1 eth1"},
+		// Without the one on the underlay the one at the pod would steer nothing.
+		"the pod stage alone":             {layout: governor.Layout{Pod: one}, pods: []node.Pod{pod(1, vx)}, want: "u0 ol_underlay_in, veth1 ol_pod_out", masks: "eth1"},
+		"the pod stage alone, and no pod": {layout: governor.Layout{Pod: one}},
+		"a queueing discipline":           {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx), held}, want: "u0 ol_underlay_in, veth1 ol_pod_out, veth2 ol_pod_restore", masks: "vx0 vx1 eth1"},
+		"a mask that cannot be written": {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx)}, settings: map[int]node.Settings{11: {Unwritable: "read only"}},
+			want: "u0 ol_underlay_in, veth1 ol_pod_restore", masks: "vx0 vx1"},
+		"a mask of another program": {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx)}, settings: map[int]node.Settings{11: masked},
+			want: "u0 ol_underlay_in, veth1 ol_pod_restore", masks: "vx0 vx1"},
+		"a pod of express'": {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx), pod(2, vx)}, express: map[int]bool{21: true},
+			want: "u0 ol_underlay_in, veth1 ol_pod_out, veth2 ol_pod_restore", masks: "vx0 vx1 eth1"},
+		"nothing to steer but pods that are left alone": {layout: governor.Layout{Pod: two}, pods: []node.Pod{held}},
+		// No packet with a hash of ours comes to the pod.
+		"a pod behind a tunnel of another program's": {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx), pod(2, vx2)}, settings: map[int]node.Settings{4: masked},
+			want: "u0 ol_underlay_in, veth1 ol_pod_out", masks: "vx0 eth1"},
+		"all tunnels are another program's":                          {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx), held}, settings: map[int]node.Settings{3: masked, 4: masked}},
+		"all tunnels are another program's, and the pod stage alone": {layout: governor.Layout{Pod: two}, pods: []node.Pod{pod(1, vx)}, settings: map[int]node.Settings{3: masked, 4: masked}},
+		"micro-flows behind a resequencer": {layout: governor.Layout{Split: true, Merge: true, Tunnel: one, Pod: two, Sets: branches}, pods: []node.Pod{pod(1, vx), held, pod(3, vx)}, settings: map[int]node.Settings{31: masked},
+			want: "u0 ol_underlay_split, veth1 ol_pod_merge, veth2 ol_pod_restore, veth3 ol_pod_merge", masks: "vx0 vx1"},
+		"micro-flows without one": {layout: governor.Layout{Split: true, Tunnel: one, Sets: branches}, pods: []node.Pod{pod(1, vx), held},
+			want: "u0 ol_underlay_split, veth1 ol_pod_restore, veth2 ol_pod_restore", masks: "vx0 vx1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := &bench{newFixture(Options{Mode: governor.Forced}), tt.settings, tt.express}
+			k := programs{&b.kernel, map[int]string{}}
+			b.Pipeline = New(b, k, b.opts)
+			snap := node.Snapshot{Underlays: []node.Underlay{{Dev: u}}, Tunnels: []node.Tunnel{{Dev: vx, Underlays: []node.Dev{u}}, {Dev: vx2, Underlays: []node.Dev{u}}}, Pods: tt.pods}
+			a := b.actuator
+			if a.layout = tt.layout; tt.layout.Merge {
+				a.merge = &merging{namespaces: map[uint64]behind{1: {program: attached{k, 0}}}}
+			}
+			made := a.plan(snap)
+			if err := a.attachPrograms(made); err != nil {
+				t.Fatal(err)
+			}
+			names := map[int]string{2: "u0"}
+			for _, p := range tt.pods {
+				names[p.Host.Ifindex] = p.Host.Name
+			}
+			var there, planned, masks []string
+			for at, program := range k.on {
+				there = append(there, names[at]+" "+program)
+			}
+			for _, at := range made.Attach {
+				planned = append(planned, at.Name+" "+at.Program)
+			}
+			for _, s := range made.Steps {
+				if s.Kind == plan.SysfsAttr {
+					masks = append(masks, s.Name)
+				}
+			}
+			slices.Sort(there)
+			slices.Sort(planned)
+			if got := strings.Join(there, ", "); got != tt.want {
+				t.Errorf("attached: %s; want %s", got, tt.want)
+			}
+			if got := strings.Join(planned, ", "); got != tt.want {
+				t.Errorf("planned: %s; want %s", got, tt.want)
+			}
+			if got := strings.Join(masks, " "); got != tt.masks {
+				t.Errorf("masks of %q, want %q", got, tt.masks)
+			}
+		})
+	}
+}
