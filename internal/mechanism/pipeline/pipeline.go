@@ -172,9 +172,6 @@ func (p *Pipeline) Armed() bool { return p.actuator.armed }
 // Split is true while micro-flows are in place.
 func (p *Pipeline) Split() bool { return p.actuator.armed && p.actuator.layout.Split }
 
-// MergeCounters count since the daemon started.
-func (p *Pipeline) MergeCounters() (datapath.MergeCounters, error) { return p.actuator.mergeCounters() }
-
 // Steers is mechanism.Mechanism's.
 func (p *Pipeline) Steers() mechanism.Steering {
 	if p.actuator.steering {
@@ -353,7 +350,7 @@ func (p *Pipeline) steer(in governor.Input, t *trial.Trial, mode governor.Mode, 
 	if mode != governor.Forced {
 		var err error
 		tried := t.Judge.Trying()
-		if on, err = p.host.Trials().Try(t, in, p.situationOf(t, in), steered(p.actuator.layout), p.concerns(helped)); err != nil {
+		if on, err = p.host.Trials().Try(t, in, p.situationOf(t, in), p.steered, p.concerns(helped)); err != nil {
 			return err
 		}
 		if tried && !t.Judge.Trying() {
@@ -366,14 +363,13 @@ func (p *Pipeline) steer(in governor.Input, t *trial.Trial, mode governor.Mode, 
 	return p.actuator.steer(helped)
 }
 
-// steered tells how many packets went by a lane of a layout.
-func steered(l governor.Layout) trial.Share {
-	return func(c datapath.Counters, _ datapath.PriorityCounters) (acted, of uint64) {
-		if l.Split {
-			return c.Split, max(c.Overlay, c.XDPOverlay)
-		}
-		return c.SteeredSeen(), c.OverlaySeen()
+// steered tells how many packets went by a lane of what is in place.
+func (p *Pipeline) steered() (acted, of uint64, err error) {
+	c, err := p.dp.Counters()
+	if p.actuator.layout.Split {
+		return c.Split, max(c.Overlay, c.XDPOverlay), err
 	}
+	return c.SteeredSeen(), c.OverlaySeen(), err
 }
 
 // concerns are the cores whose packets a trial of the pipeline counts: those that are helped, and those that
@@ -441,13 +437,20 @@ func (p *Pipeline) report() control.Mechanism {
 // Skipped is mechanism.Mechanism's.
 func (p *Pipeline) Skipped() []plan.Skip { return slices.Concat(p.withoutXDP(), p.actuator.skipped) }
 
+// Drops is mechanism.Mechanism's: what lanes, the order guard and resequencers lost.
+func (p *Pipeline) Drops() (uint64, error) {
+	c, err := p.dp.Counters()
+	m, e := p.actuator.mergeCounters()
+	return c.XDPDrop + c.Refused + c.NoRoom + c.MergedLost + m.Refused + m.Dropped, errors.Join(err, e)
+}
+
 // Fill is mechanism.Mechanism's.
 func (p *Pipeline) Fill(st *control.Status, _ names.Names) error {
 	c, err := p.dp.Counters()
 	if err != nil {
 		return err
 	}
-	m, err := p.MergeCounters()
+	m, err := p.actuator.mergeCounters()
 	if err != nil {
 		return err
 	}

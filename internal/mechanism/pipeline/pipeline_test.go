@@ -41,16 +41,17 @@ type kernel struct {
 	Kernel
 	fails   error
 	lanes   map[datapath.Stage][]int
-	steered map[int][]datapath.Stage
+	told    map[int][]datapath.Stage
+	counted datapath.Counters
 }
 
-func (k *kernel) CPUs() int                                { return 2 }
-func (k *kernel) Cores() ([]datapath.Core, error)          { return nil, nil }
-func (k *kernel) SetNeutral(bool) error                    { return nil }
-func (k *kernel) SetMergeDevice(int) error                 { return nil }
-func (k *kernel) SetSplit(datapath.Split) error            { return nil }
-func (k *kernel) ForgetSplit() error                       { return nil }
-func (k *kernel) Counters() (c datapath.Counters, _ error) { return c, nil }
+func (k *kernel) CPUs() int                            { return 2 }
+func (k *kernel) Cores() ([]datapath.Core, error)      { return nil, nil }
+func (k *kernel) SetNeutral(bool) error                { return nil }
+func (k *kernel) SetMergeDevice(int) error             { return nil }
+func (k *kernel) SetSplit(datapath.Split) error        { return nil }
+func (k *kernel) ForgetSplit() error                   { return nil }
+func (k *kernel) Counters() (datapath.Counters, error) { return k.counted, nil }
 func (k *kernel) SetBranches(datapath.Stage, []datapath.Branches, func(int) int) error {
 	return nil
 }
@@ -62,7 +63,7 @@ func (k *kernel) SetLanes(s datapath.Stage, cores []int) error {
 }
 
 func (k *kernel) Steer(core int, stages ...datapath.Stage) error {
-	k.steered[core] = stages
+	k.told[core] = stages
 	return nil
 }
 
@@ -93,7 +94,7 @@ func (f *fixture) Meanwhile()                  {}
 func newFixture(opts Options) *fixture {
 	f := &fixture{
 		Host: mechanismtest.New(nil), now: time.Unix(1_800_000_000, 0), cores: []int{0, 1}, aggregation: governor.Standby,
-		kernel: kernel{lanes: map[datapath.Stage][]int{}, steered: map[int][]datapath.Stage{}},
+		kernel: kernel{lanes: map[datapath.Stage][]int{}, told: map[int][]datapath.Stage{}},
 	}
 	opts.Tier, opts.Limits = governor.TC, governor.DefaultLimits()
 	f.Pipeline = New(f, &f.kernel, opts)
@@ -128,7 +129,7 @@ func TestForcedItSteersToTheCoreThatDoesNotPoll(t *testing.T) {
 	if got := f.lanes[datapath.Tunnel]; !slices.Equal(got, []int{1}) {
 		t.Errorf("the tunnel stage's lanes are on cores %v", got)
 	}
-	if got := f.steered[0]; !slices.Contains(got, datapath.Tunnel) {
+	if got := f.told[0]; !slices.Contains(got, datapath.Tunnel) {
 		t.Errorf("core 0 steers %v", got)
 	}
 	if f.Steers() != mechanism.EachWindow || !f.Tracing().Always {
@@ -199,8 +200,20 @@ func TestNoMoreIsSteeredThanTheOverlayHas(t *testing.T) {
 		{XDPOverlay: 980, XDPLane: 980},
 		{Pod: 980, PodSteered: 970},
 	} {
-		if acted, of := steered(governor.Layout{})(c, datapath.PriorityCounters{}); acted > of {
-			t.Errorf("%+v: %d of %d", c, acted, of)
+		f := newFixture(Options{})
+		f.counted = c
+		if acted, of, err := f.Pipeline.steered(); err != nil || acted > of {
+			t.Errorf("%+v: %d of %d, %v", c, acted, of, err)
 		}
+	}
+}
+
+// A trial is held against each packet that was lost through what is tried out, wherever that was.
+func TestATrialCountsWhatIsLostInEachPlace(t *testing.T) {
+	f := newFixture(Options{})
+	f.counted = datapath.Counters{Overlay: 9000, XDPDrop: 1, Refused: 2, NoRoom: 4, MergedLost: 8}
+	f.actuator.merged = datapath.MergeCounters{Passed: 9000, Refused: 16, Dropped: 32}
+	if n, err := f.Drops(); err != nil || n != 63 {
+		t.Errorf("%d packets were lost, %v; want each counter once, 63", n, err)
 	}
 }

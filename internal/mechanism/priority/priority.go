@@ -177,6 +177,12 @@ func (p *Priority) Skipped() []plan.Skip {
 	return slices.Concat(p.placed.skipped, p.placed.sync.without)
 }
 
+// Drops is mechanism.Mechanism's: what full bulk lanes lost.
+func (p *Priority) Drops() (uint64, error) {
+	c, err := p.Counters()
+	return c.Refused, err
+}
+
 // Fill is mechanism.Mechanism's.
 func (p *Priority) Fill(st *control.Status, _ names.Names) error {
 	frames, err := p.ruleFrames()
