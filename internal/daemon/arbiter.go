@@ -41,9 +41,6 @@ func (a arbiter) Cookie() uint64 { return a.d.cookie }
 // Cores are those that flows may be steered to, sorted.
 func (a arbiter) Cores() []int { return a.d.cores }
 
-// Last is what cores had counted by the last window.
-func (a arbiter) Last() []datapath.Core { return a.d.sensor.Last }
-
 // BacklogDrops are what the backlogs have dropped since the daemon started.
 func (a arbiter) BacklogDrops() (map[int]uint64, error) {
 	drops, err := sense.BacklogDrops()

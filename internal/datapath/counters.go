@@ -153,6 +153,8 @@ type Core struct {
 	// Queue is what the backlog's last poll left in it, LaneQueue what is in
 	// the ring of the core's cpumap lane.
 	Queue, LaneQueue uint32
+	// LaneLost are the frames that the cpumap lane lost.
+	LaneLost uint32
 	// Saturated work per stage: time and packets of polls that followed
 	// directly on another.
 	StageNs      [Stages]uint64
@@ -180,7 +182,7 @@ func (d *Datapath) Cores() (_ []Core, err error) {
 		cores[i].Safe = v.Backlog.Safe
 		cores[i].Full = v.Full != 0
 		cores[i].BacklogPoll = v.BacklogSeq
-		cores[i].Queue = v.Queue
+		cores[i].Queue, cores[i].LaneLost = v.Queue, v.LaneLost
 		if d.laneThreads[laneThread{i, bulkLane}] {
 			if cores[i].LaneQueue, err = d.laneLeft(i); err != nil {
 				return nil, err

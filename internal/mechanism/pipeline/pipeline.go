@@ -50,9 +50,8 @@ type Host interface {
 	Offline(core int) bool
 	// Meanwhile is to be called while it waits for the kernel.
 	Meanwhile()
-	// Cores are those that flows may be steered to, sorted; Last what they had counted by the last window.
+	// Cores are those that flows may be steered to, sorted.
 	Cores() []int
-	Last() []datapath.Core
 	// BacklogDrops are what the backlogs have dropped since the daemon started.
 	BacklogDrops() (map[int]uint64, error)
 	// Window is how long a window is.
@@ -461,15 +460,18 @@ func (p *Pipeline) Fill(st *control.Status, _ names.Names) error {
 	n.SplitPackets, n.Microflows, n.Splits = c.Split, c.Microflows, c.SplitBegun
 	n.MergePassed, n.MergeLate, n.MergeHeld, n.MergeGaps, n.MergeExpired = m.Passed, m.Late, m.Held, m.Gaps, m.Expired
 	n.MergeUnwatched, n.MergeRefused, n.MergeDropped, n.MergeWaiting, n.MergeNoRoom = m.Unwatched, m.Refused, m.Dropped+c.MergedLost, uint64(m.Waiting), c.NoRoom
-	return p.fillLanes(st, c)
+	return p.fillLanes(st)
 }
 
-func (p *Pipeline) fillLanes(st *control.Status, c datapath.Counters) error {
+func (p *Pipeline) fillLanes(st *control.Status) error {
 	drops, err := p.host.BacklogDrops()
 	if err != nil {
 		return err
 	}
-	last := p.host.Last()
+	cores, err := p.dp.Cores()
+	if err != nil {
+		return err
+	}
 	for _, stage := range []datapath.Stage{datapath.NIC, datapath.Tunnel, datapath.Pod} {
 		first := len(st.Lanes)
 		for i, core := range p.actuator.stages()[stage] {
@@ -477,17 +479,11 @@ func (p *Pipeline) fillLanes(st *control.Status, c datapath.Counters) error {
 			if err != nil {
 				return err
 			}
-			lane := control.Lane{Stage: stage.String(), Core: core, Packets: n}
-			if core < len(last) {
-				lane.Queue = uint64(last[core].Queue)
-			}
+			c := cores[core]
 			// A backlog is shared by all that RPS and veth send there.
-			lane.Drops = drops[core]
+			lane := control.Lane{Stage: stage.String(), Core: core, Packets: n, Queue: uint64(c.Queue), Drops: drops[core]}
 			if stage == datapath.NIC {
-				lane.Drops = c.XDPDrop
-				if core < len(last) {
-					lane.Queue = uint64(last[core].LaneQueue)
-				}
+				lane.Queue, lane.Drops = uint64(c.LaneQueue), uint64(c.LaneLost)
 			}
 			st.Lanes = append(st.Lanes, lane)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/mechanismtest"
+	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/trial"
@@ -34,6 +35,7 @@ type fixture struct {
 	onNIC       bool
 	latency     []int // cores
 	aggregation governor.State
+	backlogs    map[int]uint64 // what they have dropped
 }
 
 // kernel does what is in place and steered; what else it is asked for is a fault of the test.
@@ -43,15 +45,17 @@ type kernel struct {
 	lanes   map[datapath.Stage][]int
 	told    map[int][]datapath.Stage
 	counted datapath.Counters
+	was     []datapath.Core
 }
 
-func (k *kernel) CPUs() int                            { return 2 }
-func (k *kernel) Cores() ([]datapath.Core, error)      { return nil, nil }
-func (k *kernel) SetNeutral(bool) error                { return nil }
-func (k *kernel) SetMergeDevice(int) error             { return nil }
-func (k *kernel) SetSplit(datapath.Split) error        { return nil }
-func (k *kernel) ForgetSplit() error                   { return nil }
-func (k *kernel) Counters() (datapath.Counters, error) { return k.counted, nil }
+func (k *kernel) CPUs() int                                       { return 2 }
+func (k *kernel) Cores() ([]datapath.Core, error)                 { return k.was, nil }
+func (k *kernel) LanePackets(datapath.Stage, int) (uint64, error) { return 100, nil }
+func (k *kernel) SetNeutral(bool) error                           { return nil }
+func (k *kernel) SetMergeDevice(int) error                        { return nil }
+func (k *kernel) SetSplit(datapath.Split) error                   { return nil }
+func (k *kernel) ForgetSplit() error                              { return nil }
+func (k *kernel) Counters() (datapath.Counters, error)            { return k.counted, nil }
 func (k *kernel) SetBranches(datapath.Stage, []datapath.Branches, func(int) int) error {
 	return nil
 }
@@ -77,8 +81,7 @@ func (f *fixture) Places() *xdp.Places                                       { r
 func (f *fixture) Passed(context.Context) error                              { return nil }
 func (f *fixture) Offline(int) bool                                          { return false }
 func (f *fixture) Cores() []int                                              { return f.cores }
-func (f *fixture) Last() []datapath.Core                                     { return nil }
-func (f *fixture) BacklogDrops() (map[int]uint64, error)                     { return nil, nil }
+func (f *fixture) BacklogDrops() (map[int]uint64, error)                     { return f.backlogs, nil }
 func (f *fixture) Window() time.Duration                                     { return 0 }
 func (f *fixture) Trials() *trial.Trials {
 	none := func(trial.Share, []int) (trial.Totals, error) { return trial.Totals{}, nil }
@@ -215,5 +218,25 @@ func TestATrialCountsWhatIsLostInEachPlace(t *testing.T) {
 	f.actuator.merged = datapath.MergeCounters{Passed: 9000, Refused: 16, Dropped: 32}
 	if n, err := f.Drops(); err != nil || n != 63 {
 		t.Errorf("%d packets were lost, %v; want each counter once, 63", n, err)
+	}
+}
+
+// A status gives each lane its own losses and its own queue.
+func TestEachLaneHasItsOwnDrops(t *testing.T) {
+	f := newFixture(Options{})
+	f.actuator.layout = governor.Layout{NIC: []int{0, 1}, Pod: []int{1}}
+	f.counted.XDPDrop = 7
+	f.was = []datapath.Core{{LaneLost: 5, LaneQueue: 50, Queue: 1}, {LaneLost: 2, LaneQueue: 20, Queue: 3}}
+	f.backlogs = map[int]uint64{1: 9}
+	var st control.Status
+	if err := f.Fill(&st, names.Names{}); err != nil {
+		t.Fatal(err)
+	}
+	want := []control.Lane{
+		{Stage: "nic", Core: 0, Packets: 100, Queue: 50, Drops: 5}, {Stage: "nic", Core: 1, Packets: 100, Queue: 20, Drops: 2},
+		{Stage: "pod", Core: 1, Packets: 100, Queue: 3, Drops: 9},
+	}
+	if !slices.Equal(st.Lanes, want) || st.Counters.LaneDrops != 7 {
+		t.Errorf("%+v, %d in all; want %+v, 7", st.Lanes, st.Counters.LaneDrops, want)
 	}
 }
