@@ -13,6 +13,7 @@ import (
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
 	"github.com/overlane/overlane/internal/sense"
 	"github.com/overlane/overlane/internal/trial"
@@ -70,8 +71,8 @@ func (a arbiter) Passed(ctx context.Context) error {
 	return a.d.dp.Passed(ctx, a.d.isOffline, a.d.meanwhile)
 }
 
-// RulesChanged has the log tell of rules.
-func (a arbiter) RulesChanged(was, now []rules.Rule) { a.Changes.Rules(was, now) }
+// RulesChanged has the log tell of a mechanism's rules.
+func (a arbiter) RulesChanged(by plan.Owner, was, now []rules.Rule) { a.Changes.Rules(by, was, now) }
 
 // Rate is how many packets a second come out of tunnels.
 func (a arbiter) Rate(now time.Time) (float64, error) {

@@ -16,7 +16,10 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/host"
 	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/trial"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // recorded is a mechanism that writes down what it is asked for.
@@ -157,5 +160,32 @@ func TestWhatWaitsForItsProgramsDoesNotActYet(t *testing.T) {
 	over()
 	if m := told("microflows"); m.State != control.Active || m.Trying || m.Reason != "forced by configuration" {
 		t.Errorf("once they are there: %+v", m)
+	}
+}
+
+// A device is active where a mechanism acts that has changed it or has a program on it, whatever the pipeline does.
+func TestADeviceHasTheStateOfWhatIsOnIt(t *testing.T) {
+	nic, tunnel, pod := node.Dev{Name: "eth0", Ifindex: 2}, node.Dev{Name: "vx0", Ifindex: 3}, node.Dev{Name: "eth0", Ifindex: 4, NetnsCookie: 9}
+	journal := []apply.Entry{
+		{Setting: plan.RPSMask(plan.Target(pod), 0), By: plan.ByExpress}, {Setting: plan.RPSMask(plan.Target(tunnel), 0), By: plan.ByAggregation},
+	}
+	held := []xdp.Held{{NIC: nic, By: []xdp.Mechanism{xdp.Express}}}
+	for _, tc := range []struct {
+		acts []string
+		want [3]control.MechanismState // of nic, tunnel, pod
+	}{
+		{nil, [3]control.MechanismState{control.Standby, control.Standby, control.Standby}},
+		{[]string{"express"}, [3]control.MechanismState{control.Active, control.Standby, control.Active}},
+		{[]string{"aggregate"}, [3]control.MechanismState{control.Standby, control.Active, control.Standby}},
+		{[]string{"microflows"}, [3]control.MechanismState{control.Active, control.Active, control.Active}},
+	} {
+		st := &control.Status{Mechanisms: []control.Mechanism{{Name: "pipeline", State: control.Standby}, {Name: "priority", State: control.Off}}}
+		for _, name := range tc.acts {
+			st.Mechanisms = append(st.Mechanisms, control.Mechanism{Name: name, State: control.Active})
+		}
+		of := deviceState(st, journal, held)
+		if got := [3]control.MechanismState{of(nic), of(tunnel), of(pod)}; got != tc.want {
+			t.Errorf("while %v act: %v, want %v", tc.acts, got, tc.want)
+		}
 	}
 }
