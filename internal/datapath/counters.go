@@ -37,14 +37,14 @@ type Counters struct {
 	Adopted     uint64 // polls to which a slot came after another core had sent of it
 	XDPOverlay  uint64 // frames for our tunnels, as XDP saw them
 	XDPLane     uint64 // of these, sent to a cpumap lane
-	XDPDrop     uint64 // frames that a full cpumap lane dropped
+	XDPDrop     uint64 // frames that cpumap lanes lost: full, or without memory
 	Split       uint64 // frames of flows that were split when they came
 	Microflows  uint64 // runs that these were cut into
 	NoRoom      uint64 // datagrams that were dropped: the merge would have no room for them
 	SplitBegun  uint64 // times that a flow began to be split ...
 	SplitEnded  uint64 // ... and was whole again
 	Express     uint64 // frames handed from the NIC straight to a pod ...
-	ExpressDrop uint64 // ... that its ring had no room for
+	ExpressDrop uint64 // ... that its ring had no room for, or that the kernel refused
 	ExpressLeft uint64 // times that a flow left that way before it was seen to be empty
 	Unread      uint64 // datagrams for which a UDP socket had no room, while CountUnread
 	Refused     uint64 // packets dropped for their flow to leave a full lane
