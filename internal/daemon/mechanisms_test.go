@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -13,9 +14,12 @@ import (
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/host"
 	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/mechanism/pipeline"
+	"github.com/overlane/overlane/internal/mechanism/priority"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/trial"
@@ -186,6 +190,38 @@ func TestADeviceHasTheStateOfWhatIsOnIt(t *testing.T) {
 		of := deviceState(st, journal, held)
 		if got := [3]control.MechanismState{of(nic), of(tunnel), of(pod)}; got != tc.want {
 			t.Errorf("while %v act: %v, want %v", tc.acts, got, tc.want)
+		}
+	}
+}
+
+// A reload reaches each mechanism: what the operator switches off says so.
+func TestAReloadReachesEachMechanism(t *testing.T) {
+	d := &Daemon{dp: &datapath.Datapath{}, since: time.Now()}
+	d.host = host.New(slog.New(slog.DiscardHandler), nil, &apply.Locked{}, d.dp, nil)
+	a := arbiter{d.host, d}
+	d.mechs = newMechanisms(a, Options{
+		Aggregate: governor.Forced, Express: governor.Forced, SkipUnusedHooks: true, Priority: priority.Options{OnDemand: true},
+		Pipeline: pipeline.Options{Mode: governor.Forced, Microflows: pipeline.Microflows{Mode: governor.Forced, Batch: 64}},
+	})
+	were := map[string]control.Mechanism{}
+	for _, m := range d.mechs.all {
+		for _, r := range m.Report() {
+			were[r.Name] = r
+		}
+	}
+	if fields := reflect.TypeFor[mechanisms]().NumField() - 1; len(d.mechs.all) != fields {
+		t.Errorf("the daemon's loop knows %d mechanisms of %d", len(d.mechs.all), fields)
+	}
+	off := Options{Aggregate: governor.Off, Express: governor.Off, Priority: priority.Options{Off: true}}
+	off.Pipeline.Mode, off.Pipeline.Microflows.Mode = governor.Off, governor.Off
+	if err := d.mechs.configure(t.Context(), off); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range d.mechs.all {
+		for _, r := range m.Report() {
+			if r.State != control.Off || r == were[r.Name] {
+				t.Errorf("%s was %s (%s), and is %s (%s)", r.Name, were[r.Name].State, were[r.Name].Reason, r.State, r.Reason)
+			}
 		}
 	}
 }
