@@ -454,12 +454,15 @@ func (p *Pipeline) Fill(st *control.Status, _ names.Names) error {
 		return err
 	}
 	n := &st.Counters
+	if n.MergeWaiting, err = p.actuator.merge.waiting(); err != nil {
+		return err
+	}
 	n.SteeredPackets = c.SteeredSeen()
 	n.LaneChanges, n.LaneChangesHeld = c.LaneChanges, c.LaneHeld
 	n.LaneDrops, n.LaneRefused = c.XDPDrop+c.Refused, c.Refused
 	n.SplitPackets, n.Microflows, n.Splits = c.Split, c.Microflows, c.SplitBegun
 	n.MergePassed, n.MergeLate, n.MergeHeld, n.MergeGaps, n.MergeExpired = m.Passed, m.Late, m.Held, m.Gaps, m.Expired
-	n.MergeUnwatched, n.MergeRefused, n.MergeDropped, n.MergeWaiting, n.MergeNoRoom = m.Unwatched, m.Refused, m.Dropped+c.MergedLost, uint64(m.Waiting), c.NoRoom
+	n.MergeUnwatched, n.MergeRefused, n.MergeDropped, n.MergeNoRoom = m.Unwatched, m.Refused, m.Dropped+c.MergedLost, c.NoRoom
 	return p.fillLanes(st)
 }
 
