@@ -143,14 +143,14 @@ enum ol_counter {
 	OL_CNT_ADOPTED,	     /* a flow slot came to a core after another one had sent of it */
 	OL_CNT_XDP_OVERLAY,  /* frames for our tunnels, as XDP saw them */
 	OL_CNT_XDP_LANE,     /* of these, sent to a cpumap lane */
-	OL_CNT_XDP_DROP,     /* frames that a full cpumap lane dropped */
+	OL_CNT_XDP_DROP,     /* frames that a cpumap lane was sent, and lost */
 	OL_CNT_SPLIT,	     /* frames of flows that were split when they came */
 	OL_CNT_MICROFLOWS,   /* runs that these were cut into */
 	OL_CNT_SPLIT_BEGUN,  /* times that a flow began to be split ... */
 	OL_CNT_SPLIT_ENDED,  /* ... and was whole again */
 	OL_CNT_NO_ROOM, /* datagrams that were dropped: the merge would have no room for them */
 	OL_CNT_EXPRESS, /* frames handed from the NIC straight to a pod ... */
-	OL_CNT_EXPRESS_DROP, /* ... that its ring had no room for */
+	OL_CNT_EXPRESS_DROP, /* ... that did not arrive there */
 	OL_CNT_EXPRESS_LEFT, /* times that a flow left that path before it was seen empty */
 	OL_CNT_UNREAD,	     /* datagrams for which a UDP socket had no room, while it is counted */
 	OL_CNT_REFUSED, /* packets dropped for their flow to leave a full lane, as on the wire */
@@ -393,7 +393,7 @@ struct ol_cpu {
 	__u32 backlog_seq; /* ... which was this one */
 	__u32 lane_seq;	   /* seq when its cpumap thread last took frames */
 	__u32 polled;	   /* polls finished */
-	__u32 lane_lost;   /* frames that its ring had no room for; written by those that fill it */
+	__u32 lane_lost;   /* frames that its lane has lost; written by those that lose them */
 	__u32 lane_pid[OL_NR_CLASSES]; /* the threads of its lanes, or 0; by the daemon */
 	struct ol_cost cost[OL_NR_STAGES];
 	__u64 packets

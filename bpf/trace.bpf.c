@@ -85,8 +85,10 @@ static __always_inline void ol_flush_pending(__u32 this_cpu, __u32 nr_tunnels, _
 /* How many tunnels there are: the loop above need not look at more. */
 __u32 ol_nr_tunnels SEC(".data.tunnels") = 0;
 
-/* The cpumap whose lanes are ours. */
+/* The maps by which our XDP programs send frames on: to lanes of either class, and to pods. */
 __s32 ol_lane_map_id SEC(".data.tunnels") = -1;
+__s32 ol_latency_map_id SEC(".data.tunnels") = -1;
+__s32 ol_ports_map_id SEC(".data.tunnels") = -1;
 
 SEC("tp_btf/napi_poll")
 int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
@@ -166,18 +168,49 @@ int BPF_PROG(ol_napi_poll, struct napi_struct *napi, int work, int budget)
 	return 0;
 }
 
+/* Frames were lost that one of our programs had sent to a lane, or to a pod. */
+static __always_inline void ol_redirect_lost(int map_id, __u32 core, __u32 drops)
+{
+	struct ol_cpu *to;
+
+	if (map_id == ol_ports_map_id) {
+		ol_count(OL_CNT_EXPRESS_DROP, drops);
+		return;
+	}
+	if (map_id != ol_lane_map_id && map_id != ol_latency_map_id)
+		return;
+	ol_count(OL_CNT_XDP_DROP, drops);
+	if (map_id == ol_lane_map_id && (to = ol_get_cpu(core)))
+		__sync_fetch_and_add(&to->lane_lost, drops);
+}
+
 /* Frames came to a lane's ring, or found it full. */
 SEC("tp_btf/xdp_cpumap_enqueue")
 int BPF_PROG(ol_lane_enqueue, int map_id, unsigned int processed, unsigned int drops, int to_cpu)
 {
-	struct ol_cpu *to;
+	if (drops)
+		ol_redirect_lost(map_id, to_cpu, drops);
+	return 0;
+}
 
-	if (map_id != ol_lane_map_id || !drops)
-		return 0;
-	ol_count(OL_CNT_XDP_DROP, drops);
-	to = ol_get_cpu(to_cpu);
-	if (to)
-		__sync_fetch_and_add(&to->lane_lost, drops);
+/* A lane's thread took frames, and had no memory to make packets of them. */
+SEC("tp_btf/xdp_cpumap_kthread")
+int BPF_PROG(ol_lane_starved, int map_id, unsigned int processed, unsigned int drops)
+{
+	if (drops)
+		ol_redirect_lost(map_id, bpf_get_smp_processor_id(), drops);
+	return 0;
+}
+
+/*
+ * The kernel refused to send a frame on, and dropped it: of a pod's veth the other end is without GRO, or
+ * it is down. Since Linux 5.6 this comes here for maps, too, and never to xdp_redirect_map_err.
+ */
+SEC("tp_btf/xdp_redirect_err")
+int BPF_PROG(ol_redirect_refused, const void *dev, const void *prog, const void *to, int err,
+	     int map_type, __u32 map_id, __u32 index)
+{
+	ol_redirect_lost(map_id, index, 1);
 	return 0;
 }
 

@@ -375,12 +375,12 @@ func TestThreadThatTheKernelHasUnboundIsBoundAgain(t *testing.T) {
 
 	_, err = l.Do(b, []plan.Step{{Setting: s, By: plan.ByPipeline, Want: bound}})
 	b.must(err)
-	b.must(l.ForgetEnded())
+	b.must(l.Forget(Entry.Ended))
 	if n := len(l.Entries()); n != 1 {
 		t.Errorf("%d entries of a thread that lives", n)
 	}
 	stop()
-	b.must(l.ForgetEnded())
+	b.must(l.Forget(Entry.Ended))
 	b.wantNoJournal()
 }
 

@@ -161,10 +161,9 @@ func (l *Locked) Forget(which func(Entry) bool) error {
 	return l.drop(which)
 }
 
-// ForgetEnded drops the entries of threads that have ended: a device may make its
-// threads anew many times.
-func (l *Locked) ForgetEnded() error {
-	return l.Forget(func(e Entry) bool { return e.Kind == plan.ThreadSched && errors.Is(findThread(e.Attr), errGone) })
+// Ended tells that an entry is of a thread that has ended: a device may make its threads anew many times.
+func (e Entry) Ended() bool {
+	return e.Kind == plan.ThreadSched && errors.Is(findThread(e.Attr), errGone)
 }
 
 // Entries returns what is changed now, in the order in which it was changed.

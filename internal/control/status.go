@@ -243,14 +243,14 @@ type Counters struct {
 	// ExpressLeft is how often a flow left that path before it was seen to be empty, so that packets may
 	// have been overtaken.
 	ExpressPackets uint64            `json:"express_packets" metric:"express_packets_total" help:"frames that went from a NIC straight to a pod"`
-	ExpressDrops   uint64            `json:"express_drops" metric:"express_drops_total" help:"frames that found no room at the pod"`
+	ExpressDrops   uint64            `json:"express_drops" metric:"express_drops_total" help:"frames that found no room at the pod, or that the kernel did not hand to its device"`
 	ExpressLeft    uint64            `json:"express_left" metric:"express_left_total" help:"times that a flow left that path before it was seen to be empty"`
 	ExpressUnfit   map[string]uint64 `json:"express_unfit" metric:"express_unfit_packets_total,reason" help:"packets that took the full path although there was an express path"`
 
 	// LaneChangesHeld waited for the old lane to drain when the packet came. LaneDrops has LaneRefused in it.
 	LaneChanges     uint64 `json:"lane_changes" metric:"lane_changes_total" help:"changes of lane that the order guard let pass"`
 	LaneChangesHeld uint64 `json:"lane_changes_held" metric:"lane_changes_held_total" help:"polls in which a change of lane had to wait for the old lane to drain"`
-	LaneDrops       uint64 `json:"lane_drops" metric:"lane_drops_total" help:"packets that a full lane of the NIC stage dropped, and those dropped for their flow to leave a full lane"`
+	LaneDrops       uint64 `json:"lane_drops" metric:"lane_drops_total" help:"packets that lanes of the NIC stage lost, being full or without memory, and those dropped for their flow to leave a full lane"`
 	LaneRefused     uint64 `json:"lane_refused" metric:"lane_refused_packets_total" help:"packets dropped for their flow to leave a full lane"`
 
 	// Frames by their class while there were rules. LatencyHeld, LatencyExcess and BulkLane of these went to

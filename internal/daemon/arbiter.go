@@ -13,6 +13,7 @@ import (
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
 	"github.com/overlane/overlane/internal/sense"
 	"github.com/overlane/overlane/internal/trial"
@@ -40,9 +41,6 @@ func (a arbiter) Cookie() uint64 { return a.d.cookie }
 
 // Cores are those that flows may be steered to, sorted.
 func (a arbiter) Cores() []int { return a.d.cores }
-
-// Last is what cores had counted by the last window.
-func (a arbiter) Last() []datapath.Core { return a.d.sensor.Last }
 
 // BacklogDrops are what the backlogs have dropped since the daemon started.
 func (a arbiter) BacklogDrops() (map[int]uint64, error) {
@@ -73,8 +71,8 @@ func (a arbiter) Passed(ctx context.Context) error {
 	return a.d.dp.Passed(ctx, a.d.isOffline, a.d.meanwhile)
 }
 
-// RulesChanged has the log tell of rules.
-func (a arbiter) RulesChanged(was, now []rules.Rule) { a.Changes.Rules(was, now) }
+// RulesChanged has the log tell of a mechanism's rules.
+func (a arbiter) RulesChanged(by plan.Owner, was, now []rules.Rule) { a.Changes.Rules(by, was, now) }
 
 // Rate is how many packets a second come out of tunnels.
 func (a arbiter) Rate(now time.Time) (float64, error) {

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/foreign"
@@ -19,6 +20,7 @@ import (
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // ErrStopping is the answer to requests that come too late.
@@ -130,12 +132,37 @@ func (d *Daemon) overlayPackets() uint64 {
 	return n
 }
 
+// deviceState tells the state of a device: active where a mechanism acts that has changed it or has a program on it,
+// or else that of the pipeline, which takes all devices. Micro-flows are the pipeline's.
+func deviceState(st *control.Status, journal []apply.Entry, held []xdp.Held) func(node.Dev) control.MechanismState {
+	acts := func(by string) bool { return st.Mechanism(by).State == control.Active }
+	rest := st.Mechanism(string(plan.ByPipeline)).State
+	if acts(string(xdp.Microflows)) {
+		rest = control.Active
+	}
+	active := map[node.DevKey]bool{}
+	for _, e := range journal {
+		if acts(string(e.By)) {
+			active[node.Dev(e.Target).Key()] = true
+		}
+	}
+	for _, h := range held {
+		active[h.NIC.Key()] = slices.ContainsFunc(h.By, func(by xdp.Mechanism) bool { return acts(string(by)) }) || active[h.NIC.Key()]
+	}
+	return func(dev node.Dev) control.MechanismState {
+		if active[dev.Key()] {
+			return control.Active
+		}
+		return rest
+	}
+}
+
 // fillDevices says what becomes of each device of the overlay. left are those that mechanisms leave alone.
 func (d *Daemon) fillDevices(st *control.Status, left []plan.Skip, called names.Names) {
-	state := st.Mechanism(string(plan.ByPipeline)).State // it takes them all
+	state := deviceState(st, d.host.Entries(), d.places.Held())
 	// Masks are set on target: the device itself, or a pod's end of it.
 	add := func(dev, target node.Dev, role control.Role) *control.Device {
-		out := control.Device{Name: dev.Name, Netns: dev.NetnsCookie, Role: role, State: state}
+		out := control.Device{Name: dev.Name, Netns: dev.NetnsCookie, Role: role, State: state(target)}
 		at := slices.IndexFunc(left, func(s plan.Skip) bool { return s.Whole() && node.Dev(s.Target).Key() == target.Key() })
 		if at >= 0 {
 			out.State, out.Reason = control.Manual, called.Text(left[at].Reason)

@@ -96,6 +96,16 @@ func (m *mechanisms) tracing() (t mechanism.Tracing) {
 	return t
 }
 
+// drops are the packets that were lost through one of them.
+func (m *mechanisms) drops() (all uint64, err error) {
+	err = m.each(func(r mechanism.Mechanism) error {
+		n, err := r.Drops()
+		all += n
+		return err
+	})
+	return all, err
+}
+
 // tries are the trials of all of them.
 func (m *mechanisms) tries() (list []*trial.Trial) {
 	for _, r := range m.all {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -13,10 +14,16 @@ import (
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/host"
 	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/mechanism/pipeline"
+	"github.com/overlane/overlane/internal/mechanism/priority"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/trial"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // recorded is a mechanism that writes down what it is asked for.
@@ -28,6 +35,7 @@ type recorded struct {
 	tracing mechanism.Tracing
 	steers  mechanism.Steering
 	polls   bool
+	drops   uint64
 	changed chan struct{}
 }
 
@@ -40,6 +48,7 @@ func (r recorded) Report() []control.Mechanism                { return []control
 func (r recorded) Stop(context.Context) (apply.Report, error) { return apply.Report{}, r.note("stop") }
 func (r recorded) Poll(context.Context, time.Time) error      { return r.note("poll") }
 func (r recorded) Follow(context.Context, time.Time) error    { return r.note("follow") }
+func (r recorded) Drops() (uint64, error)                     { return r.drops, r.fails }
 func (r recorded) Polls() bool                                { return r.polls }
 func (r recorded) Changed() <-chan struct{}                   { return r.changed }
 func (r recorded) Tracing() mechanism.Tracing                 { return r.tracing }
@@ -106,6 +115,18 @@ func TestWhatOneNeedsIsTraced(t *testing.T) {
 	}
 }
 
+// A window counts what was lost through any of them: the trial of one has to see what another loses for it.
+func TestWhatWasLostThroughEachIsCounted(t *testing.T) {
+	d, _ := loop(recorded{drops: 3}, recorded{drops: 4})
+	if n, err := d.mechs.drops(); n != 7 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	d, _ = loop(recorded{fails: errors.New("no map")}, recorded{drops: 4})
+	if _, err := d.mechs.drops(); err == nil {
+		t.Error("a window goes by a counter that could not be read")
+	}
+}
+
 // Status says which mechanism is being tried out: its state changes with each window then.
 func TestStatusTellsWhatIsBeingTriedOut(t *testing.T) {
 	a, b := trial.New("a", trial.ForGoodput, 0), trial.New("b", trial.ForGoodput, 0)
@@ -143,5 +164,64 @@ func TestWhatWaitsForItsProgramsDoesNotActYet(t *testing.T) {
 	over()
 	if m := told("microflows"); m.State != control.Active || m.Trying || m.Reason != "forced by configuration" {
 		t.Errorf("once they are there: %+v", m)
+	}
+}
+
+// A device is active where a mechanism acts that has changed it or has a program on it, whatever the pipeline does.
+func TestADeviceHasTheStateOfWhatIsOnIt(t *testing.T) {
+	nic, tunnel, pod := node.Dev{Name: "eth0", Ifindex: 2}, node.Dev{Name: "vx0", Ifindex: 3}, node.Dev{Name: "eth0", Ifindex: 4, NetnsCookie: 9}
+	journal := []apply.Entry{
+		{Setting: plan.RPSMask(plan.Target(pod), 0), By: plan.ByExpress}, {Setting: plan.RPSMask(plan.Target(tunnel), 0), By: plan.ByAggregation},
+	}
+	held := []xdp.Held{{NIC: nic, By: []xdp.Mechanism{xdp.Express}}}
+	for _, tc := range []struct {
+		acts []string
+		want [3]control.MechanismState // of nic, tunnel, pod
+	}{
+		{nil, [3]control.MechanismState{control.Standby, control.Standby, control.Standby}},
+		{[]string{"express"}, [3]control.MechanismState{control.Active, control.Standby, control.Active}},
+		{[]string{"aggregate"}, [3]control.MechanismState{control.Standby, control.Active, control.Standby}},
+		{[]string{"microflows"}, [3]control.MechanismState{control.Active, control.Active, control.Active}},
+	} {
+		st := &control.Status{Mechanisms: []control.Mechanism{{Name: "pipeline", State: control.Standby}, {Name: "priority", State: control.Off}}}
+		for _, name := range tc.acts {
+			st.Mechanisms = append(st.Mechanisms, control.Mechanism{Name: name, State: control.Active})
+		}
+		of := deviceState(st, journal, held)
+		if got := [3]control.MechanismState{of(nic), of(tunnel), of(pod)}; got != tc.want {
+			t.Errorf("while %v act: %v, want %v", tc.acts, got, tc.want)
+		}
+	}
+}
+
+// A reload reaches each mechanism: what the operator switches off says so.
+func TestAReloadReachesEachMechanism(t *testing.T) {
+	d := &Daemon{dp: &datapath.Datapath{}, since: time.Now()}
+	d.host = host.New(slog.New(slog.DiscardHandler), nil, &apply.Locked{}, d.dp, nil)
+	a := arbiter{d.host, d}
+	d.mechs = newMechanisms(a, Options{
+		Aggregate: governor.Forced, Express: governor.Forced, SkipUnusedHooks: true, Priority: priority.Options{OnDemand: true},
+		Pipeline: pipeline.Options{Mode: governor.Forced, Microflows: pipeline.Microflows{Mode: governor.Forced, Batch: 64}},
+	})
+	were := map[string]control.Mechanism{}
+	for _, m := range d.mechs.all {
+		for _, r := range m.Report() {
+			were[r.Name] = r
+		}
+	}
+	if fields := reflect.TypeFor[mechanisms]().NumField() - 1; len(d.mechs.all) != fields {
+		t.Errorf("the daemon's loop knows %d mechanisms of %d", len(d.mechs.all), fields)
+	}
+	off := Options{Aggregate: governor.Off, Express: governor.Off, Priority: priority.Options{Off: true}}
+	off.Pipeline.Mode, off.Pipeline.Microflows.Mode = governor.Off, governor.Off
+	if err := d.mechs.configure(t.Context(), off); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range d.mechs.all {
+		for _, r := range m.Report() {
+			if r.State != control.Off || r == were[r.Name] {
+				t.Errorf("%s was %s (%s), and is %s (%s)", r.Name, were[r.Name].State, were[r.Name].Reason, r.State, r.Reason)
+			}
+		}
 	}
 }

@@ -39,20 +39,15 @@ func (d *Daemon) total(s trial.Share, only []int) (t trial.Totals, err error) {
 			t.Dropped += n
 		}
 	}
-	c, err := d.dp.Counters()
+	lost, err := d.mechs.drops()
 	if err != nil {
 		return t, err
 	}
-	p, err := d.mechs.priority.Counters()
-	if err != nil {
+	t.Dropped += lost
+	if t.Acted, t.Could, err = s(); err != nil {
 		return t, err
 	}
-	m, err := d.mechs.pipeline.MergeCounters()
-	if err != nil {
-		return t, err
-	}
-	t.Dropped += c.XDPDrop + c.Refused + c.ExpressDrop + c.Unread + p.Refused + c.NoRoom + m.Refused
-	if t.Acted, t.Could = s(c, p); only != nil {
+	if only != nil {
 		overlay, err := d.dp.OverlayOn()
 		if err != nil {
 			return t, err

@@ -54,9 +54,7 @@ type AggregateCounters struct {
 }
 
 // Add sums counters.
-func (c AggregateCounters) Add(o AggregateCounters) AggregateCounters {
-	return AggregateCounters{c.Packets + o.Packets, c.Datagrams + o.Datagrams, c.Supers + o.Supers, c.Follows + o.Follows}
-}
+func (c AggregateCounters) Add(o AggregateCounters) AggregateCounters { return added(c, o) }
 
 // Sub is what has come since.
 func (c AggregateCounters) Sub(o AggregateCounters) AggregateCounters {

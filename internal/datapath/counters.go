@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"fmt"
+	"reflect"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -26,7 +27,7 @@ var reasonNames = map[stagesOlReason]string{
 	stagesOlReasonOL_FRAGMENT_UNTRACKED: "fragment-untracked",
 }
 
-// Counters are totals since Load.
+// Counters are totals since Load, in the order of enum ol_counter.
 type Counters struct {
 	Overlay     uint64 // packets for our tunnels
 	Steered     uint64 // of these, sent to a lane of the tunnel stage
@@ -37,14 +38,14 @@ type Counters struct {
 	Adopted     uint64 // polls to which a slot came after another core had sent of it
 	XDPOverlay  uint64 // frames for our tunnels, as XDP saw them
 	XDPLane     uint64 // of these, sent to a cpumap lane
-	XDPDrop     uint64 // frames that a full cpumap lane dropped
+	XDPDrop     uint64 // frames that cpumap lanes lost: full, or without memory
 	Split       uint64 // frames of flows that were split when they came
 	Microflows  uint64 // runs that these were cut into
-	NoRoom      uint64 // datagrams that were dropped: the merge would have no room for them
 	SplitBegun  uint64 // times that a flow began to be split ...
 	SplitEnded  uint64 // ... and was whole again
+	NoRoom      uint64 // datagrams that were dropped: the merge would have no room for them
 	Express     uint64 // frames handed from the NIC straight to a pod ...
-	ExpressDrop uint64 // ... that its ring had no room for
+	ExpressDrop uint64 // ... that its ring had no room for, or that the kernel refused
 	ExpressLeft uint64 // times that a flow left that path before it was seen to be empty
 	Unread      uint64 // datagrams for which a UDP socket had no room, while CountUnread
 	Refused     uint64 // packets dropped for their flow to leave a full lane
@@ -55,41 +56,34 @@ type Counters struct {
 }
 
 // Counters reads the totals.
-func (d *Datapath) Counters() (Counters, error) {
-	var c Counters
-	fields := map[stagesOlCounter]*uint64{
-		stagesOlCounterOL_CNT_OVERLAY:      &c.Overlay,
-		stagesOlCounterOL_CNT_STEERED:      &c.Steered,
-		stagesOlCounterOL_CNT_POD:          &c.Pod,
-		stagesOlCounterOL_CNT_POD_STEERED:  &c.PodSteered,
-		stagesOlCounterOL_CNT_LANE_CHANGES: &c.LaneChanges,
-		stagesOlCounterOL_CNT_LANE_HELD:    &c.LaneHeld,
-		stagesOlCounterOL_CNT_ADOPTED:      &c.Adopted,
-		stagesOlCounterOL_CNT_XDP_OVERLAY:  &c.XDPOverlay,
-		stagesOlCounterOL_CNT_XDP_LANE:     &c.XDPLane,
-		stagesOlCounterOL_CNT_XDP_DROP:     &c.XDPDrop,
-		stagesOlCounterOL_CNT_SPLIT:        &c.Split,
-		stagesOlCounterOL_CNT_MICROFLOWS:   &c.Microflows,
-		stagesOlCounterOL_CNT_NO_ROOM:      &c.NoRoom,
-		stagesOlCounterOL_CNT_SPLIT_BEGUN:  &c.SplitBegun,
-		stagesOlCounterOL_CNT_SPLIT_ENDED:  &c.SplitEnded,
-		stagesOlCounterOL_CNT_EXPRESS:      &c.Express,
-		stagesOlCounterOL_CNT_EXPRESS_DROP: &c.ExpressDrop,
-		stagesOlCounterOL_CNT_EXPRESS_LEFT: &c.ExpressLeft,
-		stagesOlCounterOL_CNT_UNREAD:       &c.Unread,
-		stagesOlCounterOL_CNT_REFUSED:      &c.Refused,
-		stagesOlCounterOL_CNT_MERGED_LOST:  &c.MergedLost,
+func (d *Datapath) Counters() (c Counters, err error) {
+	if err := readCounters(d.stages.OlCounters, &c); err != nil {
+		return c, err
 	}
-	for key, field := range fields {
-		n, err := sum(d.stages.OlCounters, uint32(key))
-		if err != nil {
-			return c, err
-		}
-		*field = n
-	}
-	var err error
 	c.Stock, err = sums(d.stages.OlReasons, reasonNames)
 	return c, err
+}
+
+// readCounters reads a map of counters into a struct, whose fields are in the order of the map's keys.
+func readCounters(m *ebpf.Map, into any) error {
+	fields := reflect.ValueOf(into).Elem()
+	for key := range m.MaxEntries() {
+		n, err := sum(m, key)
+		if err != nil {
+			return err
+		}
+		fields.Field(int(key)).SetUint(n)
+	}
+	return nil
+}
+
+// added is the sum of two structs of counters.
+func added[T any](a, b T) T {
+	to, more := reflect.ValueOf(&a).Elem(), reflect.ValueOf(b)
+	for i := range to.NumField() {
+		to.Field(i).SetUint(to.Field(i).Uint() + more.Field(i).Uint())
+	}
+	return a
 }
 
 // OverlayOn is Counters.Overlay of each core.
@@ -153,6 +147,8 @@ type Core struct {
 	// Queue is what the backlog's last poll left in it, LaneQueue what is in
 	// the ring of the core's cpumap lane.
 	Queue, LaneQueue uint32
+	// LaneLost are the frames that the cpumap lane lost.
+	LaneLost uint32
 	// Saturated work per stage: time and packets of polls that followed
 	// directly on another.
 	StageNs      [Stages]uint64
@@ -180,7 +176,7 @@ func (d *Datapath) Cores() (_ []Core, err error) {
 		cores[i].Safe = v.Backlog.Safe
 		cores[i].Full = v.Full != 0
 		cores[i].BacklogPoll = v.BacklogSeq
-		cores[i].Queue = v.Queue
+		cores[i].Queue, cores[i].LaneLost = v.Queue, v.LaneLost
 		if d.laneThreads[laneThread{i, bulkLane}] {
 			if cores[i].LaneQueue, err = d.laneLeft(i); err != nil {
 				return nil, err

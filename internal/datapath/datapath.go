@@ -42,8 +42,9 @@ type Datapath struct {
 	tracer []link.Link // the rest, until Close
 	sample sampler
 
-	laneThreads  map[laneThread]bool
-	lanesWatched bool
+	laneThreads      map[laneThread]bool
+	lanesWatched     bool
+	redirectsWatched bool
 
 	policy stagesOlPolicy
 	cells  map[stagesOlCellKey]uint32

@@ -210,11 +210,9 @@ func (d *Datapath) CountUnread(on bool) (err error) {
 // SetExpress allows frames to take the paths that are open, or does not.
 func (d *Datapath) SetExpress(on bool) error {
 	if on && !d.express.traced {
-		l, err := d.attachTracing(heldTrace, d.trace.OlExpressSent)
-		if err != nil {
+		if err := errors.Join(d.watchRedirects(), d.attachAll(d.trace.OlExpressSent)); err != nil {
 			return err
 		}
-		d.tracer = append(d.tracer, l)
 		d.express.traced = true
 	}
 	if !setFlag(&d.policy.Flags, stagesOlFlagOL_F_EXPRESS, on) {

@@ -126,7 +126,7 @@ func (m *Merge) Heartbeat() error {
 	return nil
 }
 
-// MergeCounters are totals of all resequencers since LoadMerge.
+// MergeCounters are totals of all resequencers since LoadMerge, in the order of enum ol_merge_counter.
 type MergeCounters struct {
 	Passed    uint64 // packets that went on in order, or behind what had
 	Late      uint64 // of these, the latter
@@ -136,42 +136,27 @@ type MergeCounters struct {
 	Unwatched uint64 // packets that did not wait, since no daemon looked after the merge
 	Refused   uint64 // packets that were dropped, for want of room
 	Dropped   uint64 // packets that a resequencer had when it was taken away
-	Waiting   int    // packets that wait now
 }
 
-// Add adds what another one counted; what waits is this one's.
-func (c MergeCounters) Add(o MergeCounters) MergeCounters {
-	return MergeCounters{
-		Passed: c.Passed + o.Passed, Late: c.Late + o.Late, Held: c.Held + o.Held, Gaps: c.Gaps + o.Gaps,
-		Expired: c.Expired + o.Expired, Unwatched: c.Unwatched + o.Unwatched, Refused: c.Refused + o.Refused,
-		Dropped: c.Dropped + o.Dropped, Waiting: o.Waiting,
-	}
-}
+// Add is the sum of both.
+func (c MergeCounters) Add(o MergeCounters) MergeCounters { return added(c, o) }
 
 // Counters reads the totals.
 func (m *Merge) Counters() (c MergeCounters, err error) {
-	for key, field := range map[mergeOlMergeCounter]*uint64{
-		mergeOlMergeCounterOL_MERGE_PASSED:    &c.Passed,
-		mergeOlMergeCounterOL_MERGE_LATE:      &c.Late,
-		mergeOlMergeCounterOL_MERGE_HELD:      &c.Held,
-		mergeOlMergeCounterOL_MERGE_GAPS:      &c.Gaps,
-		mergeOlMergeCounterOL_MERGE_EXPIRED:   &c.Expired,
-		mergeOlMergeCounterOL_MERGE_UNWATCHED: &c.Unwatched,
-		mergeOlMergeCounterOL_MERGE_REFUSED:   &c.Refused,
-		mergeOlMergeCounterOL_MERGE_DROPPED:   &c.Dropped,
-	} {
-		if *field, err = sum(m.objs.OlMergeCounters, uint32(key)); err != nil {
-			return c, err
-		}
-	}
+	err = readCounters(m.objs.OlMergeCounters, &c)
+	return c, err
+}
+
+// Waiting is how many packets wait now.
+func (m *Merge) Waiting() (n uint64, err error) {
 	for i := range uint32(mergeOlLimitOL_RESEQUENCERS) {
 		var p mergeOlResequencer
 		if err := m.objs.OlResequencers.Lookup(i, &p); err != nil {
-			return c, fmt.Errorf("read resequencer %d: %w", i, err)
+			return n, fmt.Errorf("read resequencer %d: %w", i, err)
 		}
-		c.Waiting += int(p.Held)
+		n += uint64(p.Held)
 	}
-	return c, nil
+	return n, nil
 }
 
 // Close lets go of the qdisc. Devices that have it keep it.

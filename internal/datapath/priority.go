@@ -415,14 +415,7 @@ type PriorityCounters struct {
 }
 
 // Add is the sum of both.
-func (c PriorityCounters) Add(o PriorityCounters) PriorityCounters {
-	return PriorityCounters{
-		Latency: c.Latency + o.Latency, LatencyHeld: c.LatencyHeld + o.LatencyHeld, LatencyExcess: c.LatencyExcess + o.LatencyExcess,
-		ShortCut: c.ShortCut + o.ShortCut, Bridged: c.Bridged + o.Bridged,
-		BulkShortCut: c.BulkShortCut + o.BulkShortCut, BulkBridged: c.BulkBridged + o.BulkBridged,
-		Bulk: c.Bulk + o.Bulk, BulkLane: c.BulkLane + o.BulkLane, Refused: c.Refused + o.Refused,
-	}
-}
+func (c PriorityCounters) Add(o PriorityCounters) PriorityCounters { return added(c, o) }
 
 // Counters reads the totals.
 func (p *Priority) Counters() (c PriorityCounters, err error) {

@@ -346,47 +346,51 @@ type traceOlTurn struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	traceMapOlCellMarks      = "ol_cell_marks"
-	traceMapOlCells          = "ol_cells"
-	traceMapOlChanges        = "ol_changes"
-	traceMapOlCounters       = "ol_counters"
-	traceMapOlCpus           = "ol_cpus"
-	traceMapOlCuts           = "ol_cuts"
-	traceMapOlFrags          = "ol_frags"
-	traceMapOlLanePackets    = "ol_lane_packets"
-	traceMapOlLaneThreads    = "ol_lane_threads"
-	traceMapOlLatencyThreads = "ol_latency_threads"
-	traceMapOlLeaves         = "ol_leaves"
-	traceMapOlMergeEnded     = "ol_merge_ended"
-	traceMapOlMergingOf      = "ol_merging_of"
-	traceMapOlMergings       = "ol_mergings"
-	traceMapOlOwners         = "ol_owners"
-	traceMapOlPolicies       = "ol_policies"
-	traceMapOlPorts          = "ol_ports"
-	traceMapOlPrios          = "ol_prios"
-	traceMapOlReasons        = "ol_reasons"
-	traceMapOlRecents        = "ol_recents"
-	traceMapOlSlots          = "ol_slots"
-	traceMapOlTurns          = "ol_turns"
-	traceMapOlUnnumbered     = "ol_unnumbered"
-	traceProgOlCoreLeaves    = "ol_core_leaves"
-	traceProgOlCoreStays     = "ol_core_stays"
-	traceProgOlExpressSent   = "ol_express_sent"
-	traceProgOlLaneEnqueue   = "ol_lane_enqueue"
-	traceProgOlLaneLeft      = "ol_lane_left"
-	traceProgOlLaneTaken     = "ol_lane_taken"
-	traceProgOlNapiPoll      = "ol_napi_poll"
-	traceProgOlSample        = "ol_sample"
-	traceProgOlUnread        = "ol_unread"
-	traceProgOlXdpRefused    = "ol_xdp_refused"
-	traceVarOlAbiEnums       = "ol_abi_enums"
-	traceVarOlKey0           = "ol_key0"
-	traceVarOlKey1           = "ol_key1"
-	traceVarOlLaneMapId      = "ol_lane_map_id"
-	traceVarOlMergeMagic     = "ol_merge_magic"
-	traceVarOlNrCpus         = "ol_nr_cpus"
-	traceVarOlNrTunnels      = "ol_nr_tunnels"
-	traceVarOlXdpRefusal     = "ol_xdp_refusal"
+	traceMapOlCellMarks        = "ol_cell_marks"
+	traceMapOlCells            = "ol_cells"
+	traceMapOlChanges          = "ol_changes"
+	traceMapOlCounters         = "ol_counters"
+	traceMapOlCpus             = "ol_cpus"
+	traceMapOlCuts             = "ol_cuts"
+	traceMapOlFrags            = "ol_frags"
+	traceMapOlLanePackets      = "ol_lane_packets"
+	traceMapOlLaneThreads      = "ol_lane_threads"
+	traceMapOlLatencyThreads   = "ol_latency_threads"
+	traceMapOlLeaves           = "ol_leaves"
+	traceMapOlMergeEnded       = "ol_merge_ended"
+	traceMapOlMergingOf        = "ol_merging_of"
+	traceMapOlMergings         = "ol_mergings"
+	traceMapOlOwners           = "ol_owners"
+	traceMapOlPolicies         = "ol_policies"
+	traceMapOlPorts            = "ol_ports"
+	traceMapOlPrios            = "ol_prios"
+	traceMapOlReasons          = "ol_reasons"
+	traceMapOlRecents          = "ol_recents"
+	traceMapOlSlots            = "ol_slots"
+	traceMapOlTurns            = "ol_turns"
+	traceMapOlUnnumbered       = "ol_unnumbered"
+	traceProgOlCoreLeaves      = "ol_core_leaves"
+	traceProgOlCoreStays       = "ol_core_stays"
+	traceProgOlExpressSent     = "ol_express_sent"
+	traceProgOlLaneEnqueue     = "ol_lane_enqueue"
+	traceProgOlLaneLeft        = "ol_lane_left"
+	traceProgOlLaneStarved     = "ol_lane_starved"
+	traceProgOlLaneTaken       = "ol_lane_taken"
+	traceProgOlNapiPoll        = "ol_napi_poll"
+	traceProgOlRedirectRefused = "ol_redirect_refused"
+	traceProgOlSample          = "ol_sample"
+	traceProgOlUnread          = "ol_unread"
+	traceProgOlXdpRefused      = "ol_xdp_refused"
+	traceVarOlAbiEnums         = "ol_abi_enums"
+	traceVarOlKey0             = "ol_key0"
+	traceVarOlKey1             = "ol_key1"
+	traceVarOlLaneMapId        = "ol_lane_map_id"
+	traceVarOlLatencyMapId     = "ol_latency_map_id"
+	traceVarOlMergeMagic       = "ol_merge_magic"
+	traceVarOlNrCpus           = "ol_nr_cpus"
+	traceVarOlNrTunnels        = "ol_nr_tunnels"
+	traceVarOlPortsMapId       = "ol_ports_map_id"
+	traceVarOlXdpRefusal       = "ol_xdp_refusal"
 )
 
 // loadTrace returns the embedded CollectionSpec for trace.
@@ -431,16 +435,18 @@ type traceSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type traceProgramSpecs struct {
-	OlCoreLeaves  *ebpf.ProgramSpec `ebpf:"ol_core_leaves"`
-	OlCoreStays   *ebpf.ProgramSpec `ebpf:"ol_core_stays"`
-	OlExpressSent *ebpf.ProgramSpec `ebpf:"ol_express_sent"`
-	OlLaneEnqueue *ebpf.ProgramSpec `ebpf:"ol_lane_enqueue"`
-	OlLaneLeft    *ebpf.ProgramSpec `ebpf:"ol_lane_left"`
-	OlLaneTaken   *ebpf.ProgramSpec `ebpf:"ol_lane_taken"`
-	OlNapiPoll    *ebpf.ProgramSpec `ebpf:"ol_napi_poll"`
-	OlSample      *ebpf.ProgramSpec `ebpf:"ol_sample"`
-	OlUnread      *ebpf.ProgramSpec `ebpf:"ol_unread"`
-	OlXdpRefused  *ebpf.ProgramSpec `ebpf:"ol_xdp_refused"`
+	OlCoreLeaves      *ebpf.ProgramSpec `ebpf:"ol_core_leaves"`
+	OlCoreStays       *ebpf.ProgramSpec `ebpf:"ol_core_stays"`
+	OlExpressSent     *ebpf.ProgramSpec `ebpf:"ol_express_sent"`
+	OlLaneEnqueue     *ebpf.ProgramSpec `ebpf:"ol_lane_enqueue"`
+	OlLaneLeft        *ebpf.ProgramSpec `ebpf:"ol_lane_left"`
+	OlLaneStarved     *ebpf.ProgramSpec `ebpf:"ol_lane_starved"`
+	OlLaneTaken       *ebpf.ProgramSpec `ebpf:"ol_lane_taken"`
+	OlNapiPoll        *ebpf.ProgramSpec `ebpf:"ol_napi_poll"`
+	OlRedirectRefused *ebpf.ProgramSpec `ebpf:"ol_redirect_refused"`
+	OlSample          *ebpf.ProgramSpec `ebpf:"ol_sample"`
+	OlUnread          *ebpf.ProgramSpec `ebpf:"ol_unread"`
+	OlXdpRefused      *ebpf.ProgramSpec `ebpf:"ol_xdp_refused"`
 }
 
 // traceMapSpecs contains maps before they are loaded into the kernel.
@@ -476,14 +482,16 @@ type traceMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type traceVariableSpecs struct {
-	OlAbiEnums   *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
-	OlKey0       *ebpf.VariableSpec `ebpf:"ol_key0"`
-	OlKey1       *ebpf.VariableSpec `ebpf:"ol_key1"`
-	OlLaneMapId  *ebpf.VariableSpec `ebpf:"ol_lane_map_id"`
-	OlMergeMagic *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
-	OlNrCpus     *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
-	OlNrTunnels  *ebpf.VariableSpec `ebpf:"ol_nr_tunnels"`
-	OlXdpRefusal *ebpf.VariableSpec `ebpf:"ol_xdp_refusal"`
+	OlAbiEnums     *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
+	OlKey0         *ebpf.VariableSpec `ebpf:"ol_key0"`
+	OlKey1         *ebpf.VariableSpec `ebpf:"ol_key1"`
+	OlLaneMapId    *ebpf.VariableSpec `ebpf:"ol_lane_map_id"`
+	OlLatencyMapId *ebpf.VariableSpec `ebpf:"ol_latency_map_id"`
+	OlMergeMagic   *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
+	OlNrCpus       *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
+	OlNrTunnels    *ebpf.VariableSpec `ebpf:"ol_nr_tunnels"`
+	OlPortsMapId   *ebpf.VariableSpec `ebpf:"ol_ports_map_id"`
+	OlXdpRefusal   *ebpf.VariableSpec `ebpf:"ol_xdp_refusal"`
 }
 
 // traceObjects contains all objects after they have been loaded into the kernel.
@@ -563,30 +571,34 @@ func (m *traceMaps) Close() error {
 //
 // It can be passed to loadTraceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type traceVariables struct {
-	OlAbiEnums   *ebpf.Variable `ebpf:"ol_abi_enums"`
-	OlKey0       *ebpf.Variable `ebpf:"ol_key0"`
-	OlKey1       *ebpf.Variable `ebpf:"ol_key1"`
-	OlLaneMapId  *ebpf.Variable `ebpf:"ol_lane_map_id"`
-	OlMergeMagic *ebpf.Variable `ebpf:"ol_merge_magic"`
-	OlNrCpus     *ebpf.Variable `ebpf:"ol_nr_cpus"`
-	OlNrTunnels  *ebpf.Variable `ebpf:"ol_nr_tunnels"`
-	OlXdpRefusal *ebpf.Variable `ebpf:"ol_xdp_refusal"`
+	OlAbiEnums     *ebpf.Variable `ebpf:"ol_abi_enums"`
+	OlKey0         *ebpf.Variable `ebpf:"ol_key0"`
+	OlKey1         *ebpf.Variable `ebpf:"ol_key1"`
+	OlLaneMapId    *ebpf.Variable `ebpf:"ol_lane_map_id"`
+	OlLatencyMapId *ebpf.Variable `ebpf:"ol_latency_map_id"`
+	OlMergeMagic   *ebpf.Variable `ebpf:"ol_merge_magic"`
+	OlNrCpus       *ebpf.Variable `ebpf:"ol_nr_cpus"`
+	OlNrTunnels    *ebpf.Variable `ebpf:"ol_nr_tunnels"`
+	OlPortsMapId   *ebpf.Variable `ebpf:"ol_ports_map_id"`
+	OlXdpRefusal   *ebpf.Variable `ebpf:"ol_xdp_refusal"`
 }
 
 // tracePrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadTraceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tracePrograms struct {
-	OlCoreLeaves  *ebpf.Program `ebpf:"ol_core_leaves"`
-	OlCoreStays   *ebpf.Program `ebpf:"ol_core_stays"`
-	OlExpressSent *ebpf.Program `ebpf:"ol_express_sent"`
-	OlLaneEnqueue *ebpf.Program `ebpf:"ol_lane_enqueue"`
-	OlLaneLeft    *ebpf.Program `ebpf:"ol_lane_left"`
-	OlLaneTaken   *ebpf.Program `ebpf:"ol_lane_taken"`
-	OlNapiPoll    *ebpf.Program `ebpf:"ol_napi_poll"`
-	OlSample      *ebpf.Program `ebpf:"ol_sample"`
-	OlUnread      *ebpf.Program `ebpf:"ol_unread"`
-	OlXdpRefused  *ebpf.Program `ebpf:"ol_xdp_refused"`
+	OlCoreLeaves      *ebpf.Program `ebpf:"ol_core_leaves"`
+	OlCoreStays       *ebpf.Program `ebpf:"ol_core_stays"`
+	OlExpressSent     *ebpf.Program `ebpf:"ol_express_sent"`
+	OlLaneEnqueue     *ebpf.Program `ebpf:"ol_lane_enqueue"`
+	OlLaneLeft        *ebpf.Program `ebpf:"ol_lane_left"`
+	OlLaneStarved     *ebpf.Program `ebpf:"ol_lane_starved"`
+	OlLaneTaken       *ebpf.Program `ebpf:"ol_lane_taken"`
+	OlNapiPoll        *ebpf.Program `ebpf:"ol_napi_poll"`
+	OlRedirectRefused *ebpf.Program `ebpf:"ol_redirect_refused"`
+	OlSample          *ebpf.Program `ebpf:"ol_sample"`
+	OlUnread          *ebpf.Program `ebpf:"ol_unread"`
+	OlXdpRefused      *ebpf.Program `ebpf:"ol_xdp_refused"`
 }
 
 func (p *tracePrograms) Close() error {
@@ -596,8 +608,10 @@ func (p *tracePrograms) Close() error {
 		p.OlExpressSent,
 		p.OlLaneEnqueue,
 		p.OlLaneLeft,
+		p.OlLaneStarved,
 		p.OlLaneTaken,
 		p.OlNapiPoll,
+		p.OlRedirectRefused,
 		p.OlSample,
 		p.OlUnread,
 		p.OlXdpRefused,

@@ -38,8 +38,11 @@ type cpumapValue struct {
 // cores that have none yet. They must be there before a program redirects to
 // them; they go with Close.
 func (d *Datapath) StartLanes(cores []int) error {
+	if err := d.watchRedirects(); err != nil {
+		return err
+	}
 	if !d.lanesWatched {
-		if err := d.watchLanes(); err != nil {
+		if err := d.attachAll(d.trace.OlLaneTaken); err != nil {
 			return err
 		}
 		d.lanesWatched = true
@@ -64,7 +67,7 @@ func (d *Datapath) laneMap(class int) *ebpf.Map {
 }
 
 func (d *Datapath) startLanes(cores []int, class int) error {
-	if err := d.needXDP(); err != nil {
+	if err := d.watchRedirects(); err != nil {
 		return err
 	}
 	for _, core := range cores {
@@ -131,19 +134,33 @@ func (d *Datapath) findLane(core, class int, expected uint32) error {
 	return nil
 }
 
-func (d *Datapath) watchLanes() error {
-	info, err := d.stages.OlLaneThreads.Info()
-	if err != nil {
-		return fmt.Errorf("read lane map: %w", err)
+// watchRedirects counts the frames that are lost behind an XDP program: on their way to a lane or to a pod.
+func (d *Datapath) watchRedirects() error {
+	if err := d.needXDP(); err != nil || d.redirectsWatched {
+		return err
 	}
-	id, ok := info.ID()
-	if !ok {
-		return errors.New("read lane map: the kernel tells no map ID")
+	for to, m := range map[*ebpf.Variable]*ebpf.Map{
+		d.trace.OlLaneMapId: d.stages.OlLaneThreads, d.trace.OlLatencyMapId: d.stages.OlLatencyThreads, d.trace.OlPortsMapId: d.xdp.OlExpressPorts,
+	} {
+		info, err := m.Info()
+		if err != nil {
+			return fmt.Errorf("read %s: %w", m, err)
+		}
+		id, ok := info.ID()
+		if !ok {
+			return fmt.Errorf("read %s: the kernel tells no map ID", m)
+		}
+		if err := to.Set(int32(id)); err != nil {
+			return fmt.Errorf("write map ID: %w", err)
+		}
 	}
-	if err := d.trace.OlLaneMapId.Set(int32(id)); err != nil {
-		return fmt.Errorf("write lane map ID: %w", err)
-	}
-	for _, prog := range []*ebpf.Program{d.trace.OlLaneEnqueue, d.trace.OlLaneTaken} {
+	d.redirectsWatched = true
+	return d.attachAll(d.trace.OlLaneEnqueue, d.trace.OlLaneStarved, d.trace.OlRedirectRefused)
+}
+
+// attachAll attaches programs to their tracepoints until Close.
+func (d *Datapath) attachAll(progs ...*ebpf.Program) error {
+	for _, prog := range progs {
 		l, err := d.attachTracing(heldTrace, prog)
 		if err != nil {
 			return err

@@ -141,12 +141,12 @@ func (c *Changes) setting(r apply.Result) {
 	}
 }
 
-// Rules notes which rules have come into force, and which no longer are.
-func (c *Changes) Rules(was, now []rules.Rule) {
+// Rules notes which rules of a mechanism have come into force, and which no longer are.
+func (c *Changes) Rules(by plan.Owner, was, now []rules.Rule) {
 	note := func(msg string, of, but []rules.Rule) {
 		for _, r := range of {
 			if !slices.ContainsFunc(but, func(o rules.Rule) bool { return o.Name == r.Name }) {
-				c.add(msg, "rule", r.Name, "mechanism", "priority", "class", string(r.Class))
+				c.add(msg, "rule", r.Name, "mechanism", string(by), "class", string(r.Class))
 			}
 		}
 	}

@@ -113,6 +113,3 @@ func (h *Host) Restore(by plan.Owner, which func(plan.Setting) bool) (apply.Repo
 
 // Forget drops entries from the journal, as of devices that have gone with their settings.
 func (h *Host) Forget(which func(apply.Entry) bool) error { return h.locked.Forget(which) }
-
-// ForgetEnded drops entries of threads that have ended.
-func (h *Host) ForgetEnded() error { return h.locked.ForgetEnded() }

@@ -33,6 +33,7 @@ func newMetric(name, help string, labels ...string) metric {
 var (
 	buildInfo   = newMetric("build_info", "1, with the version", "version")
 	lanePackets = newMetric("lane_packets_total", "packets sent to a lane", "stage", "core")
+	laneDrops   = newMetric("lane_core_drops_total", "packets that a lane's core dropped before it handled them; tunnel and pod lanes are its backlog, which they share with each other and with other traffic", "stage", "core")
 	mechanism   = newMetric("mechanism_active", "1 while the mechanism acts, else 0; overlane status says why", "mechanism")
 	stageCost   = newMetric("stage_cost_seconds", "measured time of one packet in a stage, once it was measured", "stage")
 )
@@ -78,7 +79,7 @@ type Collector struct{ status Status }
 
 // Describe implements prometheus.Collector.
 func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, m := range []metric{buildInfo, lanePackets, mechanism, stageCost} {
+	for _, m := range []metric{buildInfo, lanePackets, laneDrops, mechanism, stageCost} {
 		ch <- m.desc
 	}
 	for _, n := range counters {
@@ -111,7 +112,9 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	for _, l := range st.Lanes {
-		put(lanePackets, float64(l.Packets), l.Stage, strconv.Itoa(l.Core))
+		core := strconv.Itoa(l.Core)
+		put(lanePackets, float64(l.Packets), l.Stage, core)
+		put(laneDrops, float64(l.Drops), l.Stage, core)
 	}
 	for _, m := range st.Mechanisms {
 		active := 0.0

@@ -40,7 +40,7 @@ func TestScrapeShowsTheStatus(t *testing.T) {
 			{Name: "pipeline", State: control.Active, Reason: "core 3 spends 93 % of its time"},
 			{Name: "express", State: control.Standby},
 		},
-		Lanes:      []control.Lane{{Stage: "tunnel", Core: 1, Packets: 7}},
+		Lanes:      []control.Lane{{Stage: "tunnel", Core: 1, Packets: 7, Drops: 3}},
 		StageCosts: []control.StageCost{{Stage: "nic", NsPerPacket: control.Measured(900)}, {Stage: "tunnel"}},
 		Counters:   control.Counters{OverlayPackets: 9, SteeredPackets: 7, Unparsed: map[string]uint64{"short": 2}},
 	}
@@ -49,6 +49,7 @@ func TestScrapeShowsTheStatus(t *testing.T) {
 	for _, want := range []string{
 		`overlane_observed_overlay_packets_total 9`,
 		`overlane_lane_packets_total{core="1",stage="tunnel"} 7`,
+		`overlane_lane_core_drops_total{core="1",stage="tunnel"} 3`,
 		`overlane_mechanism_active{mechanism="pipeline"} 1`,
 		`overlane_mechanism_active{mechanism="express"} 0`,
 		`overlane_stage_cost_seconds{stage="nic"} 9e-07`,

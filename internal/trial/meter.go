@@ -20,7 +20,7 @@ type Totals struct {
 }
 
 // Share tells on how many of how many packets a mechanism acted.
-type Share func(datapath.Counters, datapath.PriorityCounters) (acted, of uint64)
+type Share func() (acted, of uint64, err error)
 
 // Source reads what counts for a trial, of the given cores or, if there are none, of all.
 type Source func(of Share, cores []int) (Totals, error)

@@ -552,7 +552,7 @@ func (e *Express) window(in governor.Input) (w governor.ExpressWindow, err error
 		return w, nil
 	}
 	acted, of := e.acted, e.of
-	err = e.count()
+	e.acted, e.of, err = e.straight()
 	w.Straight, w.Overlay = e.acted-acted, e.of-of
 	return w, err
 }
@@ -565,19 +565,6 @@ func (e *Express) fit() (n int) {
 		}
 	}
 	return n
-}
-
-// count counts the frames that went straight to pods.
-func (e *Express) count() error {
-	c, err := e.dp.Counters()
-	if err != nil {
-		return err
-	}
-	p, err := e.host.PriorityCounters()
-	if err == nil {
-		e.acted, e.of = straight(c, p)
-	}
-	return err
 }
 
 // beside names what the node has without it.
@@ -596,8 +583,13 @@ func (e *Express) situation(in governor.Input) governor.Situation {
 }
 
 // straight tells how many frames went straight to pods.
-func straight(c datapath.Counters, p datapath.PriorityCounters) (acted, of uint64) {
-	return c.Express, max(c.XDPOverlay, c.Express+p.Latency+p.Bulk)
+func (e *Express) straight() (acted, of uint64, err error) {
+	c, err := e.dp.Counters()
+	if err != nil {
+		return 0, 0, err
+	}
+	p, err := e.host.PriorityCounters()
+	return c.Express, max(c.XDPOverlay, c.Express+p.Latency+p.Bulk), err
 }
 
 // measureBefore counts the datagrams that come out of the tunnels, and measures what is delivered
@@ -616,16 +608,16 @@ func (e *Express) measureBefore(now time.Time) (err error) {
 		if err := e.dp.CountUnread(true); err != nil {
 			return err
 		}
-		sum, err := e.host.Trials().Count(straight, nil)
+		sum, err := e.host.Trials().Count(e.straight, nil)
 		e.meter.Begin(sum)
 		return err
 	default:
-		sum, err := e.host.Trials().Count(straight, nil)
+		sum, err := e.host.Trials().Count(e.straight, nil)
 		if err != nil {
 			return err
 		}
 		e.without = e.meter.Window(sum, false).Delivered()
-		if err := e.count(); err != nil {
+		if e.acted, e.of, err = e.straight(); err != nil {
 			return err
 		}
 		e.gov.Measured(now)
@@ -646,7 +638,7 @@ func (e *Express) tryOut(in governor.Input) error {
 		e.gov.Again(in.Now, "it is measured from the beginning whether it still pays")
 		return nil
 	}
-	acts, err := e.host.Trials().Try(e.trial, in, s, straight, nil)
+	acts, err := e.host.Trials().Try(e.trial, in, s, e.straight, nil)
 	if err != nil {
 		return err
 	}
@@ -680,6 +672,12 @@ func (e *Express) Report() []control.Mechanism {
 		m.Reason += "; " + why
 	}
 	return []control.Mechanism{m}
+}
+
+// Drops is mechanism.Mechanism's: for what found no room at a pod, or at its socket.
+func (e *Express) Drops() (uint64, error) {
+	c, err := e.dp.Counters()
+	return c.ExpressDrop + c.Unread, err
 }
 
 // Fill is mechanism.Mechanism's.

@@ -67,7 +67,7 @@ func (a *actuator) lookDrained(now time.Time) error {
 			if err != nil || slices.ContainsFunc(cores, held) {
 				return err
 			}
-			if empty, err := a.merge.emptied(); err != nil || !empty {
+			if n, err := a.merge.waiting(); err != nil || n > 0 {
 				return err
 			}
 			h.round, err = datapath.NewRound(a.dp)

@@ -239,13 +239,12 @@ func (m *merging) putQdisc() error {
 	return nil
 }
 
-// emptied tells whether no packet waits.
-func (m *merging) emptied() (bool, error) {
+// waiting is how many packets wait.
+func (m *merging) waiting() (uint64, error) {
 	if m == nil {
-		return true, nil
+		return 0, nil
 	}
-	c, err := m.order.merge.Counters()
-	return c.Waiting == 0, err
+	return m.order.merge.Waiting()
 }
 
 // mergeCounters counts since the daemon started.

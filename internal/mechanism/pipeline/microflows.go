@@ -298,7 +298,7 @@ func (p *Pipeline) stepMicroflows(in *governor.Input) (governor.Decision, error)
 	case in.Layout.None() || p.opts.Microflows.Mode == governor.Forced:
 		p.micro.forget()
 	default:
-		sum, err := p.host.Trials().Count(steered(p.actuator.layout), nil)
+		sum, err := p.host.Trials().Count(p.steered, nil)
 		if err != nil {
 			return governor.Decision{}, err
 		}

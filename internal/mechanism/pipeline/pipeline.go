@@ -50,9 +50,8 @@ type Host interface {
 	Offline(core int) bool
 	// Meanwhile is to be called while it waits for the kernel.
 	Meanwhile()
-	// Cores are those that flows may be steered to, sorted; Last what they had counted by the last window.
+	// Cores are those that flows may be steered to, sorted.
 	Cores() []int
-	Last() []datapath.Core
 	// BacklogDrops are what the backlogs have dropped since the daemon started.
 	BacklogDrops() (map[int]uint64, error)
 	// Window is how long a window is.
@@ -171,9 +170,6 @@ func (p *Pipeline) Armed() bool { return p.actuator.armed }
 
 // Split is true while micro-flows are in place.
 func (p *Pipeline) Split() bool { return p.actuator.armed && p.actuator.layout.Split }
-
-// MergeCounters count since the daemon started.
-func (p *Pipeline) MergeCounters() (datapath.MergeCounters, error) { return p.actuator.mergeCounters() }
 
 // Steers is mechanism.Mechanism's.
 func (p *Pipeline) Steers() mechanism.Steering {
@@ -353,7 +349,7 @@ func (p *Pipeline) steer(in governor.Input, t *trial.Trial, mode governor.Mode, 
 	if mode != governor.Forced {
 		var err error
 		tried := t.Judge.Trying()
-		if on, err = p.host.Trials().Try(t, in, p.situationOf(t, in), steered(p.actuator.layout), p.concerns(helped)); err != nil {
+		if on, err = p.host.Trials().Try(t, in, p.situationOf(t, in), p.steered, p.concerns(helped)); err != nil {
 			return err
 		}
 		if tried && !t.Judge.Trying() {
@@ -366,14 +362,13 @@ func (p *Pipeline) steer(in governor.Input, t *trial.Trial, mode governor.Mode, 
 	return p.actuator.steer(helped)
 }
 
-// steered tells how many packets went by a lane of a layout.
-func steered(l governor.Layout) trial.Share {
-	return func(c datapath.Counters, _ datapath.PriorityCounters) (acted, of uint64) {
-		if l.Split {
-			return c.Split, max(c.Overlay, c.XDPOverlay)
-		}
-		return c.SteeredSeen(), c.OverlaySeen()
+// steered tells how many packets went by a lane of what is in place.
+func (p *Pipeline) steered() (acted, of uint64, err error) {
+	c, err := p.dp.Counters()
+	if p.actuator.layout.Split {
+		return c.Split, max(c.Overlay, c.XDPOverlay), err
 	}
+	return c.SteeredSeen(), c.OverlaySeen(), err
 }
 
 // concerns are the cores whose packets a trial of the pipeline counts: those that are helped, and those that
@@ -441,32 +436,45 @@ func (p *Pipeline) report() control.Mechanism {
 // Skipped is mechanism.Mechanism's.
 func (p *Pipeline) Skipped() []plan.Skip { return slices.Concat(p.withoutXDP(), p.actuator.skipped) }
 
+// Drops is mechanism.Mechanism's: what lanes, the order guard and resequencers lost.
+func (p *Pipeline) Drops() (uint64, error) {
+	c, err := p.dp.Counters()
+	m, e := p.actuator.mergeCounters()
+	return c.XDPDrop + c.Refused + c.NoRoom + c.MergedLost + m.Refused + m.Dropped, errors.Join(err, e)
+}
+
 // Fill is mechanism.Mechanism's.
 func (p *Pipeline) Fill(st *control.Status, _ names.Names) error {
 	c, err := p.dp.Counters()
 	if err != nil {
 		return err
 	}
-	m, err := p.MergeCounters()
+	m, err := p.actuator.mergeCounters()
 	if err != nil {
 		return err
 	}
 	n := &st.Counters
+	if n.MergeWaiting, err = p.actuator.merge.waiting(); err != nil {
+		return err
+	}
 	n.SteeredPackets = c.SteeredSeen()
 	n.LaneChanges, n.LaneChangesHeld = c.LaneChanges, c.LaneHeld
 	n.LaneDrops, n.LaneRefused = c.XDPDrop+c.Refused, c.Refused
 	n.SplitPackets, n.Microflows, n.Splits = c.Split, c.Microflows, c.SplitBegun
 	n.MergePassed, n.MergeLate, n.MergeHeld, n.MergeGaps, n.MergeExpired = m.Passed, m.Late, m.Held, m.Gaps, m.Expired
-	n.MergeUnwatched, n.MergeRefused, n.MergeDropped, n.MergeWaiting, n.MergeNoRoom = m.Unwatched, m.Refused, m.Dropped+c.MergedLost, uint64(m.Waiting), c.NoRoom
-	return p.fillLanes(st, c)
+	n.MergeUnwatched, n.MergeRefused, n.MergeDropped, n.MergeNoRoom = m.Unwatched, m.Refused, m.Dropped+c.MergedLost, c.NoRoom
+	return p.fillLanes(st)
 }
 
-func (p *Pipeline) fillLanes(st *control.Status, c datapath.Counters) error {
+func (p *Pipeline) fillLanes(st *control.Status) error {
 	drops, err := p.host.BacklogDrops()
 	if err != nil {
 		return err
 	}
-	last := p.host.Last()
+	cores, err := p.dp.Cores()
+	if err != nil {
+		return err
+	}
 	for _, stage := range []datapath.Stage{datapath.NIC, datapath.Tunnel, datapath.Pod} {
 		first := len(st.Lanes)
 		for i, core := range p.actuator.stages()[stage] {
@@ -474,17 +482,11 @@ func (p *Pipeline) fillLanes(st *control.Status, c datapath.Counters) error {
 			if err != nil {
 				return err
 			}
-			lane := control.Lane{Stage: stage.String(), Core: core, Packets: n}
-			if core < len(last) {
-				lane.Queue = uint64(last[core].Queue)
-			}
+			c := cores[core]
 			// A backlog is shared by all that RPS and veth send there.
-			lane.Drops = drops[core]
+			lane := control.Lane{Stage: stage.String(), Core: core, Packets: n, Queue: uint64(c.Queue), Drops: drops[core]}
 			if stage == datapath.NIC {
-				lane.Drops = c.XDPDrop
-				if core < len(last) {
-					lane.Queue = uint64(last[core].LaneQueue)
-				}
+				lane.Queue, lane.Drops = uint64(c.LaneQueue), uint64(c.LaneLost)
 			}
 			st.Lanes = append(st.Lanes, lane)
 		}

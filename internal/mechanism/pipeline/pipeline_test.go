@@ -17,6 +17,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/mechanismtest"
+	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/trial"
@@ -34,6 +35,7 @@ type fixture struct {
 	onNIC       bool
 	latency     []int // cores
 	aggregation governor.State
+	backlogs    map[int]uint64 // what they have dropped
 }
 
 // kernel does what is in place and steered; what else it is asked for is a fault of the test.
@@ -41,16 +43,19 @@ type kernel struct {
 	Kernel
 	fails   error
 	lanes   map[datapath.Stage][]int
-	steered map[int][]datapath.Stage
+	told    map[int][]datapath.Stage
+	counted datapath.Counters
+	was     []datapath.Core
 }
 
-func (k *kernel) CPUs() int                                { return 2 }
-func (k *kernel) Cores() ([]datapath.Core, error)          { return nil, nil }
-func (k *kernel) SetNeutral(bool) error                    { return nil }
-func (k *kernel) SetMergeDevice(int) error                 { return nil }
-func (k *kernel) SetSplit(datapath.Split) error            { return nil }
-func (k *kernel) ForgetSplit() error                       { return nil }
-func (k *kernel) Counters() (c datapath.Counters, _ error) { return c, nil }
+func (k *kernel) CPUs() int                                       { return 2 }
+func (k *kernel) Cores() ([]datapath.Core, error)                 { return k.was, nil }
+func (k *kernel) LanePackets(datapath.Stage, int) (uint64, error) { return 100, nil }
+func (k *kernel) SetNeutral(bool) error                           { return nil }
+func (k *kernel) SetMergeDevice(int) error                        { return nil }
+func (k *kernel) SetSplit(datapath.Split) error                   { return nil }
+func (k *kernel) ForgetSplit() error                              { return nil }
+func (k *kernel) Counters() (datapath.Counters, error)            { return k.counted, nil }
 func (k *kernel) SetBranches(datapath.Stage, []datapath.Branches, func(int) int) error {
 	return nil
 }
@@ -62,7 +67,7 @@ func (k *kernel) SetLanes(s datapath.Stage, cores []int) error {
 }
 
 func (k *kernel) Steer(core int, stages ...datapath.Stage) error {
-	k.steered[core] = stages
+	k.told[core] = stages
 	return nil
 }
 
@@ -76,8 +81,7 @@ func (f *fixture) Places() *xdp.Places                                       { r
 func (f *fixture) Passed(context.Context) error                              { return nil }
 func (f *fixture) Offline(int) bool                                          { return false }
 func (f *fixture) Cores() []int                                              { return f.cores }
-func (f *fixture) Last() []datapath.Core                                     { return nil }
-func (f *fixture) BacklogDrops() (map[int]uint64, error)                     { return nil, nil }
+func (f *fixture) BacklogDrops() (map[int]uint64, error)                     { return f.backlogs, nil }
 func (f *fixture) Window() time.Duration                                     { return 0 }
 func (f *fixture) Trials() *trial.Trials {
 	none := func(trial.Share, []int) (trial.Totals, error) { return trial.Totals{}, nil }
@@ -93,7 +97,7 @@ func (f *fixture) Meanwhile()                  {}
 func newFixture(opts Options) *fixture {
 	f := &fixture{
 		Host: mechanismtest.New(nil), now: time.Unix(1_800_000_000, 0), cores: []int{0, 1}, aggregation: governor.Standby,
-		kernel: kernel{lanes: map[datapath.Stage][]int{}, steered: map[int][]datapath.Stage{}},
+		kernel: kernel{lanes: map[datapath.Stage][]int{}, told: map[int][]datapath.Stage{}},
 	}
 	opts.Tier, opts.Limits = governor.TC, governor.DefaultLimits()
 	f.Pipeline = New(f, &f.kernel, opts)
@@ -128,7 +132,7 @@ func TestForcedItSteersToTheCoreThatDoesNotPoll(t *testing.T) {
 	if got := f.lanes[datapath.Tunnel]; !slices.Equal(got, []int{1}) {
 		t.Errorf("the tunnel stage's lanes are on cores %v", got)
 	}
-	if got := f.steered[0]; !slices.Contains(got, datapath.Tunnel) {
+	if got := f.told[0]; !slices.Contains(got, datapath.Tunnel) {
 		t.Errorf("core 0 steers %v", got)
 	}
 	if f.Steers() != mechanism.EachWindow || !f.Tracing().Always {
@@ -199,8 +203,40 @@ func TestNoMoreIsSteeredThanTheOverlayHas(t *testing.T) {
 		{XDPOverlay: 980, XDPLane: 980},
 		{Pod: 980, PodSteered: 970},
 	} {
-		if acted, of := steered(governor.Layout{})(c, datapath.PriorityCounters{}); acted > of {
-			t.Errorf("%+v: %d of %d", c, acted, of)
+		f := newFixture(Options{})
+		f.counted = c
+		if acted, of, err := f.Pipeline.steered(); err != nil || acted > of {
+			t.Errorf("%+v: %d of %d, %v", c, acted, of, err)
 		}
+	}
+}
+
+// A trial is held against each packet that was lost through what is tried out, wherever that was.
+func TestATrialCountsWhatIsLostInEachPlace(t *testing.T) {
+	f := newFixture(Options{})
+	f.counted = datapath.Counters{Overlay: 9000, XDPDrop: 1, Refused: 2, NoRoom: 4, MergedLost: 8}
+	f.actuator.merged = datapath.MergeCounters{Passed: 9000, Refused: 16, Dropped: 32}
+	if n, err := f.Drops(); err != nil || n != 63 {
+		t.Errorf("%d packets were lost, %v; want each counter once, 63", n, err)
+	}
+}
+
+// A status gives each lane its own losses and its own queue.
+func TestEachLaneHasItsOwnDrops(t *testing.T) {
+	f := newFixture(Options{})
+	f.actuator.layout = governor.Layout{NIC: []int{0, 1}, Pod: []int{1}}
+	f.counted.XDPDrop = 7
+	f.was = []datapath.Core{{LaneLost: 5, LaneQueue: 50, Queue: 1}, {LaneLost: 2, LaneQueue: 20, Queue: 3}}
+	f.backlogs = map[int]uint64{1: 9}
+	var st control.Status
+	if err := f.Fill(&st, names.Names{}); err != nil {
+		t.Fatal(err)
+	}
+	want := []control.Lane{
+		{Stage: "nic", Core: 0, Packets: 100, Queue: 50, Drops: 5}, {Stage: "nic", Core: 1, Packets: 100, Queue: 20, Drops: 2},
+		{Stage: "pod", Core: 1, Packets: 100, Queue: 3, Drops: 9},
+	}
+	if !slices.Equal(st.Lanes, want) || st.Counters.LaneDrops != 7 {
+		t.Errorf("%+v, %d in all; want %+v, 7", st.Lanes, st.Counters.LaneDrops, want)
 	}
 }

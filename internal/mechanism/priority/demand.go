@@ -7,7 +7,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/rules"
@@ -150,7 +149,7 @@ func (p *Priority) meetDemand(ctx context.Context, in governor.Input) error {
 func (p *Priority) proveDemand(ctx context.Context, in governor.Input) error {
 	m := &p.demand
 	was := m.trial.On()
-	on, err := p.host.Trials().Try(m.trial, in, byPriority(in), madeWay, nil)
+	on, err := p.host.Trials().Try(m.trial, in, byPriority(in), p.madeWay, nil)
 	if err != nil {
 		return err
 	}
@@ -165,8 +164,9 @@ func (p *Priority) proveDemand(ctx context.Context, in governor.Input) error {
 }
 
 // madeWay tells how much of bulk made way.
-func madeWay(_ datapath.Counters, p datapath.PriorityCounters) (acted, of uint64) {
-	return p.BulkLane + p.Refused, p.Bulk
+func (p *Priority) madeWay() (acted, of uint64, err error) {
+	c, err := p.Counters()
+	return c.BulkLane + c.Refused, c.Bulk, err
 }
 
 // leaveDemand takes priority off again, if it was put in place for it.

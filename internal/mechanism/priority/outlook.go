@@ -95,7 +95,7 @@ func polled(in plan.PriorityInput, p plan.Plan) (cores []int) {
 // notInRealtime are the cores on which the running daemon has threads that it does not run in real time.
 func notInRealtime(changed []apply.Entry) (cores []int) {
 	for _, e := range changed {
-		if sched, err := plan.ParseSched(e.Wrote); e.Kind == plan.ThreadSched && err == nil && sched.Policy != "fifo" {
+		if sched, err := plan.ParseSched(e.Wrote); e.By == plan.ByPriority && err == nil && sched.Policy != "fifo" {
 			cores = append(cores, sched.Cores...)
 		}
 	}

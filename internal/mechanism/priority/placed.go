@@ -69,13 +69,13 @@ func (p *Priority) poll(now time.Time) error {
 
 // sawPolls remembers which cores poll NICs. Threads do where they are bound, whether
 // anything comes or not.
-func (a *placed) sawPolls(in governor.Input, owned []apply.Entry) {
+func (a *placed) sawPolls(in governor.Input, journal []apply.Entry) {
 	for cpu, c := range in.Cores {
 		if c.Rate > 0 {
 			a.polled[cpu] = in.Now
 		}
 	}
-	for _, th := range boundThreads(owned) {
+	for _, th := range boundThreads(journal) {
 		a.polled[th.sched.Cores[0]] = in.Now
 	}
 	maps.DeleteFunc(a.polled, func(_ int, last time.Time) bool { return in.Now.Sub(last) >= mechanism.PolledFor })

@@ -29,13 +29,12 @@ const name = string(plan.ByPriority)
 // Host is what it borrows of the daemon.
 type Host interface {
 	mechanism.Host
-	// Entries are what the journal has. ForgetEnded drops those of threads that have ended.
+	// Entries are what the journal has.
 	Entries() []apply.Entry
-	ForgetEnded() error
 	// CarryOutWhole writes the journal and then the settings, all or none.
 	CarryOutWhole(steps []plan.Step) error
-	// RulesChanged has the log tell which rules have come into force, and which no longer are.
-	RulesChanged(was, now []rules.Rule)
+	// RulesChanged has the log tell which rules of a mechanism have come into force, and which no longer are.
+	RulesChanged(by plan.Owner, was, now []rules.Rule)
 	BeginCensus() (mechanism.Census, error)
 	Places() *xdp.Places
 	// Cores are those that flows may be steered to, sorted.
@@ -175,6 +174,12 @@ func (p *Priority) Skipped() []plan.Skip {
 		return p.placed.skipped
 	}
 	return slices.Concat(p.placed.skipped, p.placed.sync.without)
+}
+
+// Drops is mechanism.Mechanism's: what full bulk lanes lost.
+func (p *Priority) Drops() (uint64, error) {
+	c, err := p.Counters()
+	return c.Refused, err
 }
 
 // Fill is mechanism.Mechanism's.

@@ -44,19 +44,18 @@ func (flows) Flows() (list []datapath.FlowBrought, rest datapath.FlowBrought, er
 
 func (c flows) End() error { c.of.census = nil; return nil }
 
-func (f *fixture) LoadPriority() (*datapath.Priority, error) { return nil, errors.New("no memory") }
-func (f *fixture) StrayedLanes() ([]int, error)              { return nil, nil }
-func (f *fixture) EndLanes(func(int) bool) error             { return nil }
-func (f *fixture) Entries() []apply.Entry                    { return nil }
-func (f *fixture) ForgetEnded() error                        { return nil }
-func (f *fixture) CarryOutWhole([]plan.Step) error           { return nil }
-func (f *fixture) RulesChanged(_, now []rules.Rule)          { f.told = now }
-func (f *fixture) Places() *xdp.Places                       { return &xdp.Places{} }
-func (f *fixture) Cores() []int                              { return []int{0, 1} }
-func (f *fixture) ClearNICs(context.Context) error           { f.cleared++; return nil }
-func (f *fixture) StopExpress(context.Context) error         { return nil }
-func (f *fixture) PipelineArmed() bool                       { return false }
-func (f *fixture) Split() bool                               { return f.split }
+func (f *fixture) LoadPriority() (*datapath.Priority, error)      { return nil, errors.New("no memory") }
+func (f *fixture) StrayedLanes() ([]int, error)                   { return nil, nil }
+func (f *fixture) EndLanes(func(int) bool) error                  { return nil }
+func (f *fixture) Entries() []apply.Entry                         { return nil }
+func (f *fixture) CarryOutWhole([]plan.Step) error                { return nil }
+func (f *fixture) RulesChanged(_ plan.Owner, _, now []rules.Rule) { f.told = now }
+func (f *fixture) Places() *xdp.Places                            { return &xdp.Places{} }
+func (f *fixture) Cores() []int                                   { return []int{0, 1} }
+func (f *fixture) ClearNICs(context.Context) error                { f.cleared++; return nil }
+func (f *fixture) StopExpress(context.Context) error              { return nil }
+func (f *fixture) PipelineArmed() bool                            { return false }
+func (f *fixture) Split() bool                                    { return f.split }
 func (f *fixture) Trials() *trial.Trials {
 	return trial.NewTrials(slog.New(slog.DiscardHandler), nil, f.Tries()...)
 }

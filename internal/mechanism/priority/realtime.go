@@ -30,15 +30,12 @@ type thread struct {
 	sched plan.Sched
 }
 
-// boundThreads are those that are bound by us.
-func boundThreads(owned []apply.Entry) (list []thread) {
-	for _, e := range owned {
-		if e.Kind != plan.ThreadSched {
-			continue
-		}
+// boundThreads are those that priority has bound.
+func boundThreads(journal []apply.Entry) (list []thread) {
+	for _, e := range journal {
 		id, err := plan.ParseThread(e.Attr)
 		s, failed := plan.ParseSched(e.Wrote)
-		if err == nil && failed == nil && len(s.Cores) == 1 {
+		if e.By == plan.ByPriority && err == nil && failed == nil && len(s.Cores) == 1 {
 			list = append(list, thread{id.PID, s})
 		}
 	}

@@ -4,11 +4,13 @@ package priority
 
 import (
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/plan"
 )
 
@@ -49,5 +51,20 @@ func TestPollingIsWhatThreadsTake(t *testing.T) {
 	want := 0.3 * float64(len(two.ran)) // of one, where this is the process's first thread
 	if got := two.polling(begun.Add(time.Second), both)[0]; got < want {
 		t.Errorf("300 ms of a second, %d times, are %v", len(two.ran), got)
+	}
+}
+
+// A thread that another mechanism has bound, or has out of real time, is none of priority's.
+func TestThreadsOfAnotherMechanismAreNotPrioritys(t *testing.T) {
+	entry := func(by plan.Owner, pid int, core int) apply.Entry {
+		id, bound := plan.ThreadID{PID: pid, Start: 1, Comm: "napi/eth0-1"}, plan.Sched{Policy: "other", Cores: []int{core}}
+		return apply.Entry{Setting: plan.Thread(plan.Target{NetnsCookie: 1, Ifindex: 2, Name: "eth0"}, id), By: by, Wrote: bound.String()}
+	}
+	journal := []apply.Entry{entry(plan.ByPipeline, 7, 0), entry(plan.ByPriority, 8, 1)}
+	if got := boundThreads(journal); len(got) != 1 || got[0].pid != 8 {
+		t.Errorf("bound by priority: %+v", got)
+	}
+	if got := notInRealtime(journal); !slices.Equal(got, []int{1}) {
+		t.Errorf("not in real time, by priority: cores %v", got)
 	}
 }

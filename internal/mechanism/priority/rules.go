@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
 )
 
@@ -41,7 +42,7 @@ func (p *Priority) useRules(ctx context.Context, added, configured []rules.Rule)
 		}
 	}
 	if err == nil {
-		p.host.RulesChanged(slices.Concat(p.added, p.opts.Rules), list)
+		p.host.RulesChanged(plan.ByPriority, slices.Concat(p.added, p.opts.Rules), list)
 		p.added, p.opts.Rules = added, configured
 	}
 	return err

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
@@ -75,7 +76,7 @@ func (p *Priority) placeThreads() {
 // moveThreads moves threads while bulk is on the stock path: what a flow has left in
 // the lane of one core could be overtaken on another.
 func (p *Priority) moveThreads() error {
-	if err := p.host.ForgetEnded(); err != nil {
+	if err := p.host.Forget(func(e apply.Entry) bool { return e.By == plan.ByPriority && e.Ended() }); err != nil {
 		return err
 	}
 	steps := slices.DeleteFunc(p.plan().Steps, func(s plan.Step) bool {

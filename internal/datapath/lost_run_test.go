@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
+)
+
+// redirect sends so many frames to an entry of a map, as a driver does.
+func (s *straight) redirect(m *ebpf.Map, entry uint32, frames int) {
+	s.t.Helper()
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Flags: unix.BPF_F_XDP_HAS_FRAGS, License: "Dual BSD/GPL", Instructions: asm.Instructions{
+		asm.LoadMapPtr(asm.R1, m.FD()), asm.Mov.Imm(asm.R2, int32(entry)), asm.Mov.Imm(asm.R3, 0), asm.FnRedirectMap.Call(), asm.Return(),
+	}})
+	s.must(err)
+	defer prog.Close()
+	_, err = prog.Run(&ebpf.RunOptions{Data: make([]byte, 64), Repeat: uint32(frames), Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES})
+	s.must(err)
+}
+
+// Each frame that is lost behind an XDP program is counted, where the kernel refuses it itself as well.
+func TestWhatIsLostBehindAnXDPProgramIsCounted(t *testing.T) {
+	const frames = 64
+	s := newStraight(t, 0)
+	core := uint32(s.core)
+	s.must(s.StartLanes(nil))
+	lost := func(m *ebpf.Map, entry uint32) (lanes, lane, pods uint64) {
+		var was, now stagesOlCpu
+		before, err := s.Counters()
+		s.must(err, s.stages.OlCpus.Lookup(core, &was))
+		s.redirect(m, entry, frames)
+		after, err := s.Counters()
+		s.must(err, s.stages.OlCpus.Lookup(core, &now))
+		return after.XDPDrop - before.XDPDrop, uint64(now.LaneLost - was.LaneLost), after.ExpressDrop - before.ExpressDrop
+	}
+
+	if lanes, lane, pods := lost(s.xdp.OlExpressPorts, s.port); lanes != 0 || lane != 0 || pods != 0 {
+		t.Errorf("a pod takes all: %d, %d, %d lost", lanes, lane, pods)
+	}
+	in(t, s.host, "ip", "link", "set", "pod0", "down")
+	if lanes, lane, pods := lost(s.xdp.OlExpressPorts, s.port); lanes != 0 || lane != 0 || pods != frames {
+		t.Errorf("a pod's device is down: %d, %d lost by lanes, %d by pods; want %d", lanes, lane, pods, frames)
+	}
+	for _, m := range []*ebpf.Map{s.stages.OlLaneThreads, s.stages.OlLatencyThreads} {
+		s.must(m.Put(core, cpumapValue{QSize: 1}))
+		lanes, lane, pods := lost(m, core)
+		own := lanes // of the lane of bulk
+		if m == s.stages.OlLatencyThreads {
+			own = 0
+		}
+		if lanes == 0 || lane != own || pods != 0 {
+			t.Errorf("%s has room for one frame: %d lost, %d by the core's own lane of bulk, %d by pods", m, lanes, lane, pods)
+		}
+	}
+}
