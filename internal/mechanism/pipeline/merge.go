@@ -239,15 +239,6 @@ func (m *merging) putQdisc() error {
 	return nil
 }
 
-// emptied tells whether no packet waits.
-func (m *merging) emptied() (bool, error) {
-	if m == nil {
-		return true, nil
-	}
-	c, err := m.order.merge.Counters()
-	return c.Waiting == 0, err
-}
-
 // mergeCounters counts since the daemon started.
 func (a *actuator) mergeCounters() (datapath.MergeCounters, error) {
 	if a.merge == nil {

@@ -104,6 +104,7 @@ type Kernel interface {
 	SetMergeDevice(ifindex int) error
 	SetMergeReady() error
 	MergeEnded() (bool, error)
+	Merged(lost bool) (bool, error)
 }
 
 // Options are what the operator has asked for.
