@@ -121,7 +121,6 @@ func (l eligibility) paths() ([]*path, error) {
 	for _, t := range l.snap.Tunnels {
 		tunnels[t.Key()] = t
 	}
-	by := map[uint64][]shortcut.Path{}
 	for _, p := range l.snap.Pods {
 		for _, t := range p.Tunnels {
 			for _, u := range tunnels[t.Key()].Underlays {
@@ -129,27 +128,14 @@ func (l eligibility) paths() ([]*path, error) {
 				w.reason, w.waits = l.unfit(w)
 				paths = append(paths, w)
 			}
-			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Path{Tunnel: t, Host: p.Host})
 		}
 	}
-	var errs []error
+	checked, err := l.watchers.Check(l.snap, l.home)
 	verdicts := map[shortcut.Path]shortcut.Verdict{}
-	for cookie, asked := range by {
-		w, err := l.watchers.Of(cookie)
-		if err != nil {
-			if !errors.Is(err, node.ErrGone) {
-				errs = append(errs, err)
-			}
-			continue
-		}
-		for _, v := range w.Check(asked) {
-			verdicts[v.Path] = v
-		}
+	for _, v := range checked {
+		verdicts[v.Path] = v
 	}
-	entries, err := l.ingress(paths)
-	if err != nil {
-		errs = append(errs, err)
-	}
+	entries, failed := l.ingress(paths)
 	for _, w := range paths {
 		if w.reason != "" {
 			continue
@@ -180,8 +166,7 @@ func (l eligibility) paths() ([]*path, error) {
 			w.reason = "the pipeline still moves the pod's packets between cores"
 		}
 	}
-	errs = append(errs, l.watchers.Keep(func(cookie uint64) bool { return by[cookie] != nil || cookie == l.home }))
-	return paths, errors.Join(errs...)
+	return paths, errors.Join(err, failed)
 }
 
 // ingress is what the NIC's side of a path is asked about.
