@@ -67,8 +67,8 @@ type Aggregate struct {
 	past    datapath.AggregateCounters // of the times before
 	hooks   map[node.DevKey]io.Closer  // on tunnels
 	skipped []plan.Skip
-	none    bool         // no underlay can
-	rules   *Eligibility // nil while it does not act, and where it is forced
+	none    bool                      // no underlay can
+	rules   *shortcut.JoinEligibility // nil while it does not act, and where it is forced
 	check   mechanism.Check
 	scans   mechanism.Pace // at changes of rules
 	dirty   bool           // rules have changed since the last full scan
@@ -151,12 +151,7 @@ func (a *Aggregate) Step(_ context.Context, now time.Time) error {
 }
 
 // Changed is mechanism.Mechanism's: rules may be otherwise now.
-func (a *Aggregate) Changed() <-chan struct{} {
-	if a.rules == nil {
-		return nil
-	}
-	return a.rules.watchers.Changed()
-}
+func (a *Aggregate) Changed() <-chan struct{} { return a.rules.Changed() }
 
 // Follow is mechanism.Mechanism's: it checks rules that may have changed, at once unless they change all the time.
 func (a *Aggregate) Follow(_ context.Context, now time.Time) error {
@@ -218,7 +213,7 @@ func (a *Aggregate) plan(all bool) (plan.Plan, map[plan.Setting]plan.Owned, erro
 	if a.mode != governor.Forced {
 		if a.rules == nil {
 			s, own := a.host.Scanner(), a.host.Owns
-			a.rules = NewEligibility(s, own, shortcut.NewWatchers(s, own, nil))
+			a.rules = shortcut.NewJoinEligibility(s, own, shortcut.NewWatchers(s, own, nil))
 		}
 		var err error
 		if reasons, err = a.rules.Scan(snap, all); err != nil {
