@@ -7,18 +7,17 @@ import (
 	"io"
 
 	"github.com/overlane/overlane/internal/datapath"
-	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 )
 
-// census counts what flows bring out of the tunnels (mechanism.Census).
+// census counts what flows bring out of the tunnels (datapath.FlowCounts).
 type census struct {
 	dp    *datapath.Census
 	hooks []io.Closer
 }
 
 // BeginCensus begins one, or leaves no trace of it.
-func (h *Host) BeginCensus() (mechanism.Census, error) {
+func (h *Host) BeginCensus() (datapath.FlowCounts, error) {
 	dp, err := h.dp.LoadCensus()
 	if err != nil {
 		return nil, err

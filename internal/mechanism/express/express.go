@@ -33,7 +33,7 @@ const name = string(plan.ByExpress)
 type Host interface {
 	mechanism.Host
 	// Readings are how devices receive, as of a while ago, and the settings that any mechanism has changed.
-	Readings() (devices mechanism.Reader, ours map[plan.Setting]plan.Owned)
+	Readings() (devices node.Reader, ours map[plan.Setting]plan.Owned)
 	// Cookie is that of the NICs' namespace.
 	Cookie() uint64
 	Places() *xdp.Places
@@ -50,11 +50,11 @@ type Host interface {
 	AggregationMode() governor.Mode
 	Trials() *trial.Trials
 	// BeginCensus counts the packets of the tunnels, by flow.
-	BeginCensus() (mechanism.Census, error)
+	BeginCensus() (datapath.FlowCounts, error)
 }
 
 // datagrams tells how many packets came, and how many of them were of UDP.
-func datagrams(c mechanism.Census) (packets, udp uint64, err error) {
+func datagrams(c datapath.FlowCounts) (packets, udp uint64, err error) {
 	flows, rest, err := c.Flows()
 	for _, f := range append(flows, rest) {
 		packets, udp = packets+f.Packets, udp+f.Datagrams
@@ -117,9 +117,9 @@ type Express struct {
 	wanted  bool
 	gov     governor.Express // whether, where nothing forces it
 	trial   *trial.Trial
-	layout  string           // what the trial is held against
-	without float64          // frames a second that were delivered then
-	census  mechanism.Census // under way, or nil
+	layout  string              // what the trial is held against
+	without float64             // frames a second that were delivered then
+	census  datapath.FlowCounts // under way, or nil
 	meter   trial.Meter
 	acted   uint64 // frames that had gone straight to pods at the last count
 	of      uint64 // of so many

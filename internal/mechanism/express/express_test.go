@@ -17,6 +17,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/mechanismtest"
+	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/shortcut"
 	"github.com/overlane/overlane/internal/trial"
@@ -92,18 +93,18 @@ func (k *kernel) FixSenders(map[datapath.Sender]netip.Addr) (err error) {
 	return err
 }
 
-func (f *fixture) Readings() (l mechanism.Reader, _ map[plan.Setting]plan.Owned) { return l, nil }
-func (f *fixture) Cookie() uint64                                                { return 1 }
-func (f *fixture) Places() *xdp.Places                                           { return &xdp.Places{} }
-func (f *fixture) Found(uint64) bool                                             { return true }
-func (f *fixture) Passed(context.Context) error                                  { return nil }
-func (f *fixture) PriorityOnNIC() bool                                           { return false }
-func (f *fixture) PriorityCounters() (p datapath.PriorityCounters, _ error)      { return p, nil }
-func (f *fixture) Split() bool                                                   { return false }
-func (f *fixture) Aggregation() governor.State                                   { return governor.Standby }
-func (f *fixture) AggregationMode() governor.Mode                                { return governor.Off }
-func (f *fixture) Trials() *trial.Trials                                         { return f.trials }
-func (f *fixture) BeginCensus() (mechanism.Census, error)                        { return nil, errors.ErrUnsupported }
+func (f *fixture) Readings() (l node.Reader, _ map[plan.Setting]plan.Owned) { return l, nil }
+func (f *fixture) Cookie() uint64                                           { return 1 }
+func (f *fixture) Places() *xdp.Places                                      { return &xdp.Places{} }
+func (f *fixture) Found(uint64) bool                                        { return true }
+func (f *fixture) Passed(context.Context) error                             { return nil }
+func (f *fixture) PriorityOnNIC() bool                                      { return false }
+func (f *fixture) PriorityCounters() (p datapath.PriorityCounters, _ error) { return p, nil }
+func (f *fixture) Split() bool                                              { return false }
+func (f *fixture) Aggregation() governor.State                              { return governor.Standby }
+func (f *fixture) AggregationMode() governor.Mode                           { return governor.Off }
+func (f *fixture) Trials() *trial.Trials                                    { return f.trials }
+func (f *fixture) BeginCensus() (datapath.FlowCounts, error)                { return nil, errors.ErrUnsupported }
 
 func newFixture(mode governor.Mode) *fixture {
 	f := &fixture{Host: mechanismtest.New(map[plan.Setting]string{}), now: time.Unix(1_800_000_000, 0)}

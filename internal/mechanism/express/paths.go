@@ -40,7 +40,7 @@ func (w *path) fits() bool { return w.reason == "" || w.waits }
 // eligibility is what it takes to evaluate the paths of a node. Both the daemon and `overlane plan` decide
 // by it.
 type eligibility struct {
-	devices  mechanism.Reader
+	devices  node.Reader
 	snap     node.Snapshot
 	watchers *shortcut.Watchers
 	home     uint64                      // cookie of the NICs' namespace

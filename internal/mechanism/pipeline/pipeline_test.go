@@ -70,18 +70,18 @@ func (k *kernel) Steer(core int, stages ...datapath.Stage) error {
 }
 
 // readings are of a node without devices.
-type readings struct{ mechanism.Reader }
+type readings struct{ node.Reader }
 
-func (f *fixture) Readings() (mechanism.Reader, map[plan.Setting]plan.Owned) { return readings{}, nil }
-func (f *fixture) Entries() []apply.Entry                                    { return nil }
-func (f *fixture) SetTunnels(node.Snapshot) error                            { return nil }
-func (f *fixture) Places() *xdp.Places                                       { return &xdp.Places{} }
-func (f *fixture) Passed(context.Context) error                              { return nil }
-func (f *fixture) Offline(int) bool                                          { return false }
-func (f *fixture) Cores() []int                                              { return f.cores }
-func (f *fixture) Last() []datapath.Core                                     { return nil }
-func (f *fixture) BacklogDrops() (map[int]uint64, error)                     { return nil, nil }
-func (f *fixture) Window() time.Duration                                     { return 0 }
+func (f *fixture) Readings() (node.Reader, map[plan.Setting]plan.Owned) { return readings{}, nil }
+func (f *fixture) Entries() []apply.Entry                               { return nil }
+func (f *fixture) SetTunnels(node.Snapshot) error                       { return nil }
+func (f *fixture) Places() *xdp.Places                                  { return &xdp.Places{} }
+func (f *fixture) Passed(context.Context) error                         { return nil }
+func (f *fixture) Offline(int) bool                                     { return false }
+func (f *fixture) Cores() []int                                         { return f.cores }
+func (f *fixture) Last() []datapath.Core                                { return nil }
+func (f *fixture) BacklogDrops() (map[int]uint64, error)                { return nil, nil }
+func (f *fixture) Window() time.Duration                                { return 0 }
 func (f *fixture) Trials() *trial.Trials {
 	none := func(trial.Share, []int) (trial.Totals, error) { return trial.Totals{}, nil }
 	return trial.NewTrials(slog.New(slog.DiscardHandler), none, f.Tries()...)

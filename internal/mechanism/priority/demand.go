@@ -20,7 +20,7 @@ type demand struct {
 	trial *trial.Trial
 	on    bool // priority is in place for it
 
-	census mechanism.Census // under way, or nil
+	census datapath.FlowCounts // under way, or nil
 }
 
 // forLatency: frames wait less in the NIC, and bulk keeps most of what it had. To try it again
@@ -97,7 +97,7 @@ func byPriority(in governor.Input) governor.Situation {
 
 // small tells the small, sparse flows: what a flow may send in a tenth of a second counts for
 // each that the census took.
-func small(taken mechanism.Census) (c governor.Census, err error) {
+func small(taken datapath.FlowCounts) (c governor.Census, err error) {
 	flows, rest, err := taken.Flows()
 	if err != nil {
 		return c, err

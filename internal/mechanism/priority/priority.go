@@ -36,7 +36,7 @@ type Host interface {
 	CarryOutWhole(steps []plan.Step) error
 	// RulesChanged has the log tell which rules have come into force, and which no longer are.
 	RulesChanged(was, now []rules.Rule)
-	BeginCensus() (mechanism.Census, error)
+	BeginCensus() (datapath.FlowCounts, error)
 	Places() *xdp.Places
 	// Cores are those that flows may be steered to, sorted.
 	Cores() []int
