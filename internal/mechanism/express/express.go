@@ -100,7 +100,9 @@ type Express struct {
 	mode     governor.Mode
 	landing  landing
 	watchers *shortcut.Watchers // nil while it does not act
-	paths    []*path            // as last evaluated
+	// evaluates checks each path from a NIC to a pod.
+	evaluates func(eligibility) ([]*path, error)
+	paths     []*path // as last evaluated
 	// open are the paths that flows may take, closing those that they are leaving.
 	open    map[datapath.ExpressKey]opened
 	closing map[datapath.ExpressKey]leaving
@@ -149,7 +151,8 @@ const (
 
 // New is the mechanism of a daemon that began then.
 func New(host Host, dp Kernel, mode governor.Mode, began time.Time) *Express {
-	return &Express{host: host, dp: dp, mode: mode, trial: trial.New(name, trial.ForGoodput, settles), since: began}
+	t := trial.New(name, trial.ForGoodput, settles)
+	return &Express{host: host, dp: dp, mode: mode, evaluates: eligibility.paths, trial: t, since: began}
 }
 
 // Configure changes its mode, from the next step on.
@@ -294,7 +297,7 @@ func (e *Express) follow(ctx context.Context, now time.Time) error {
 // those that are, and what it takes to have frames take them.
 func (e *Express) evaluate(now time.Time) (made plan.Plan, safe map[datapath.ExpressKey]path, err error) {
 	l := e.eligibility()
-	e.paths, err = l.paths()
+	e.paths, err = e.evaluates(l)
 	in := l.input(e.paths)
 	in.Join = e.host.AggregationMode() != governor.Off && e.landing.joins(e.host, now)
 	made = plan.Express(in)

@@ -142,31 +142,36 @@ func (l eligibility) paths() ([]*path, error) {
 		}
 		v, ok := verdicts[shortcut.Path{Tunnel: w.tunnel.Dev, Host: w.pod.Host}]
 		from, known := entries[w.ingress()]
-		switch {
-		case !ok || !known:
-			w.reason = "its network namespace is gone"
-		case !v.Safe():
-			w.reason = v.Reason
-		case v.Marked:
-			w.reason = fmt.Sprintf("%s takes marks from its packets (gbp, gpe)", w.tunnel.Name)
-		case !from.Safe():
-			w.reason = from.Reason
-		case len(from.Locals) != 1:
-			w.reason = fmt.Sprintf("%s has several addresses, and the tunnel takes packets for any of them", w.nic.Name)
-		default:
-			w.key = datapath.ExpressKey{NIC: w.nic.Ifindex, VNI: w.tunnel.VNI, Port: w.tunnel.Port, MAC: v.MAC}
-			w.to = datapath.ExpressPath{
-				MaxLen: v.MTU + shortcut.Tagged, Refresh: v.Relearn / shortcut.RefreshPart,
-				Local: from.Locals[0], Remote: w.tunnel.Remote, NICMAC: from.MAC, TunnelMAC: v.TunnelMAC,
-				Fixed: len(v.Fixed) > 0,
-			}
-			w.fixed = v.Fixed
-		}
-		if w.waits = w.waits && w.reason == ""; w.waits {
-			w.reason = "the pipeline still moves the pod's packets between cores"
-		}
+		w.judge(v, from, ok && known)
 	}
 	return paths, errors.Join(err, failed)
+}
+
+// judge takes the verdicts on what is between the tunnel and the pod, and between the NIC and the tunnel.
+func (w *path) judge(v shortcut.Verdict, from shortcut.IngressVerdict, known bool) {
+	switch {
+	case !known:
+		w.reason = "its network namespace is gone"
+	case !v.Safe():
+		w.reason = v.Reason
+	case v.Marked:
+		w.reason = fmt.Sprintf("%s takes marks from its packets (gbp, gpe)", w.tunnel.Name)
+	case !from.Safe():
+		w.reason = from.Reason
+	case len(from.Locals) != 1:
+		w.reason = fmt.Sprintf("%s has several addresses, and the tunnel takes packets for any of them", w.nic.Name)
+	default:
+		w.key = datapath.ExpressKey{NIC: w.nic.Ifindex, VNI: w.tunnel.VNI, Port: w.tunnel.Port, MAC: v.MAC}
+		w.to = datapath.ExpressPath{
+			MaxLen: v.MTU + shortcut.Tagged, Refresh: v.Relearn / shortcut.RefreshPart,
+			Local: from.Locals[0], Remote: w.tunnel.Remote, NICMAC: from.MAC, TunnelMAC: v.TunnelMAC,
+			Fixed: len(v.Fixed) > 0,
+		}
+		w.fixed = v.Fixed
+	}
+	if w.waits = w.waits && w.reason == ""; w.waits {
+		w.reason = "the pipeline still moves the pod's packets between cores"
+	}
 }
 
 // ingress is what the NIC's side of a path is asked about.
