@@ -16,7 +16,6 @@ import (
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
-	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/mechanism/express"
 	"github.com/overlane/overlane/internal/mechanism/pipeline"
 	"github.com/overlane/overlane/internal/names"
@@ -24,6 +23,7 @@ import (
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/printable"
 	"github.com/overlane/overlane/internal/probe"
+	"github.com/overlane/overlane/internal/shortcut"
 )
 
 // diagnosis is what doctor prints.
@@ -192,7 +192,7 @@ func (d *diagnosis) express(v *mechanism.View, called names.Names) error {
 
 // onlookers says why datagrams are not joined (aggregate: auto), once for each reason.
 func (d *diagnosis) onlookers(s *node.Scanner, snap node.Snapshot, own func(uint32) bool) error {
-	reasons, err := aggregate.Reasons(s, snap, own)
+	reasons, err := shortcut.JoinReasons(s, snap, own)
 	if err != nil {
 		return err
 	}

@@ -34,6 +34,13 @@ type FlowBrought struct {
 	Datagrams      uint64 // of the packets, those of UDP
 }
 
+// FlowCounts are a census that is taken until it ends, of all tunnels.
+type FlowCounts interface {
+	// Flows are what each flow brought, and what the rest did that had no place.
+	Flows() (flows []FlowBrought, rest FlowBrought, err error)
+	End() error
+}
+
 // Flows reads what each flow brought, and what the rest did that had no place.
 func (c *Census) Flows() (flows []FlowBrought, rest FlowBrought, err error) {
 	var key uint32

@@ -65,12 +65,8 @@ func Adopt(held map[string][]int) (*OrphanedLinks, error) {
 	return o, nil
 }
 
-const (
-	// emptyAfter is when lanes that are not empty yet are emptied by refusing what comes.
-	emptyAfter = 100 * time.Millisecond
-	// lostAfter is when what has not come out of a resequencer is lost: OL_JOINED_NS of bpf/microflow.h.
-	lostAfter = 200 * time.Millisecond
-)
+// emptyAfter is when lanes that are not empty yet are emptied by refusing what comes.
+const emptyAfter = 100 * time.Millisecond
 
 // Drain has all flows drain under the order guard, at once, and waits until lanes are empty, so
 // that nothing is overtaken by what takes the stock path. Nothing is sent to lanes any more, also
@@ -104,50 +100,27 @@ func (o *OrphanedLinks) Drain(limit time.Duration) (err error) {
 		p.Entries++
 		err = errors.Join(err, o.d.writePolicy())
 	}()
-	var sent uint64
-	since := begin
-	err = Await(ctx, func() (bool, error) {
-		now, err := o.sent()
+	var g Draining
+	return Await(ctx, func() (bool, error) {
+		sent, err := o.sent()
 		if err != nil {
 			return false, err
-		}
-		if now != sent {
-			sent, since = now, time.Now()
 		}
 		demoted, err := o.prio.Demoted()
 		if err == nil && demoted > 0 && p.BulkRoom > 0 && time.Since(begin) > emptyAfter {
 			p.BulkRoom = 0
 			err = o.d.writePolicy()
 		}
-		if err != nil || demoted > 0 || time.Since(since) < Settled {
-			return false, err
+		if now := time.Now(); err == nil && g.Still(now, sent) && demoted == 0 {
+			return o.handled(&g, now)
 		}
-		return o.merged(time.Since(begin) > lostAfter)
+		return false, err
 	})
-	if err != nil {
-		return err
-	}
-	return o.passed(ctx)
 }
 
 // attached tells whether a program is on any device, and may act: not while polls are not traced.
 func (o *OrphanedLinks) attached() bool {
 	return len(o.links[heldPolls]) > 0 && len(o.links[heldXDP])+len(o.links[heldTCX]) > 0
-}
-
-// merged tells whether nothing of a flow is left at a resequencer, also of one that sends nothing
-// now: what it sends next goes to its pod by another way. lost: what did not come out of there is lost.
-func (o *OrphanedLinks) merged(lost bool) (bool, error) {
-	for i := range o.d.stages.OlMergings.MaxEntries() {
-		var g stagesOlMerging
-		if err := o.d.stages.OlMergings.Lookup(i, &g); err != nil {
-			return false, fmt.Errorf("read merging %d: %w", i, err)
-		}
-		if g.Key != 0 && (g.Held > 0 || g.Left+g.Refused != g.Entered && !lost) {
-			return false, nil
-		}
-	}
-	return true, nil
 }
 
 // sent is how many packets went to lanes.
@@ -165,28 +138,15 @@ func (o *OrphanedLinks) sent() (n uint64, err error) {
 	return n, nil
 }
 
-// passed waits until every core has handled what is in its hands now.
-func (o *OrphanedLinks) passed(ctx context.Context) error {
-	lanes := func() (bool, error) {
-		cores, err := o.d.Cores()
-		for _, c := range cores {
-			if c.LaneQueue > 0 {
-				return false, err
-			}
-		}
-		return err == nil, err
-	}
-	if err := Await(ctx, lanes); err != nil {
-		return err
-	}
+// handled tells whether lanes, cores and resequencers have handled what they had.
+func (o *OrphanedLinks) handled(g *Draining, now time.Time) (bool, error) {
 	online, err := polled.Softnet() // of cores that are online only
 	if err != nil {
-		return err
+		return false, err
 	}
-	offline := func(core int) bool {
+	return g.Handled(now, o.d, true, func(core int) bool {
 		return !slices.ContainsFunc(online, func(s procfs.SoftnetStat) bool { return int(s.Index) == core })
-	}
-	return o.d.Passed(ctx, offline, func() {})
+	})
 }
 
 // End takes the programs off, once what is under way has passed, for which it waits for the limit at
@@ -196,7 +156,8 @@ func (o *OrphanedLinks) End(limit time.Duration) error {
 	if limit > 0 && o.attached() {
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
-		err = o.passed(ctx)
+		var g Draining
+		err = Await(ctx, func() (bool, error) { return o.handled(&g, time.Now()) })
 	}
 	return errors.Join(err, o.close())
 }

@@ -51,7 +51,10 @@ func TestFlowsAreNotDrainedWhileAResequencerHasTheirPackets(t *testing.T) {
 	const at = uint32(stagesOlLimitOL_MERGES) - 1
 	drained := func(g stagesOlMerging, limit time.Duration) bool {
 		t.Helper()
-		g.Key = 1
+		g.Key, g.Generation = 1, g.Generation+1
+		if err := d.SetMergeDevice(1); err != nil {
+			t.Fatal(err)
+		}
 		if err := d.stages.OlMergings.Put(at, g); err != nil {
 			t.Fatal(err)
 		}
@@ -71,7 +74,7 @@ func TestFlowsAreNotDrainedWhileAResequencerHasTheirPackets(t *testing.T) {
 	if !drained(stagesOlMerging{Entered: 7, Left: 6}, late) {
 		t.Error("they are not drained, and what has not come out is lost")
 	}
-	for _, g := range []stagesOlMerging{{Entered: 7, Left: 7}, {Entered: 7, Left: 5, Refused: 2}} {
+	for _, g := range []stagesOlMerging{{Entered: 7, Left: 7}, {Entered: 7, Left: 5, Refused: 2}, {Entered: 7, Generation: 1}} {
 		if !drained(g, soon) {
 			t.Errorf("they are not drained, and nothing is left: %+v", g)
 		}

@@ -9,10 +9,6 @@ import (
 	"time"
 )
 
-// Settled is how long no packet may have been steered before lanes count as
-// left; what they held is then proved to be handled by their progress.
-const Settled = 20 * time.Millisecond
-
 // ErrFlowsOut says that flows are still on lanes, so that masks cannot change
 // without packets being overtaken.
 var ErrFlowsOut = errors.New("flows are still on lanes")

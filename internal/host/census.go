@@ -4,31 +4,33 @@ package host
 
 import (
 	"errors"
+	"io"
 
 	"github.com/overlane/overlane/internal/datapath"
-	"github.com/overlane/overlane/internal/mechanism"
-	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/node"
 )
 
-// census counts what flows bring out of the tunnels (mechanism.Census).
+// census counts what flows bring out of the tunnels (datapath.FlowCounts).
 type census struct {
 	dp    *datapath.Census
-	hooks mechanism.Hooks
+	hooks []io.Closer
 }
 
 // BeginCensus begins one, or leaves no trace of it.
-func (h *Host) BeginCensus() (mechanism.Census, error) {
+func (h *Host) BeginCensus() (datapath.FlowCounts, error) {
 	dp, err := h.dp.LoadCensus()
 	if err != nil {
 		return nil, err
 	}
-	c := &census{dp: dp, hooks: mechanism.Hooks{}}
-	var on []plan.Attachment
+	c := &census{dp: dp}
 	for _, t := range h.Snapshot().Tunnels {
-		on = append(on, plan.Attachment{Target: plan.Target(t.Dev)})
-	}
-	if err := c.hooks.Follow(h, on, dp.Attach); err != nil {
-		return nil, errors.Join(err, c.End())
+		l, err := h.Attach(t.Dev, dp.Attach)
+		switch {
+		case err == nil:
+			c.hooks = append(c.hooks, l)
+		case !errors.Is(err, node.ErrGone):
+			return nil, errors.Join(err, c.End())
+		}
 	}
 	return c, nil
 }
@@ -40,5 +42,9 @@ func (c *census) Flows() (flows []datapath.FlowBrought, rest datapath.FlowBrough
 
 // End leaves no trace of it.
 func (c *census) End() error {
-	return errors.Join(c.hooks.Close(), c.dp.Close())
+	var errs []error
+	for _, h := range c.hooks {
+		errs = append(errs, h.Close())
+	}
+	return errors.Join(append(errs, c.dp.Close())...)
 }

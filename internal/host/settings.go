@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
-	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 )
@@ -69,7 +68,7 @@ func (h *Host) Owned(by plan.Owner) map[plan.Setting]plan.Owned {
 }
 
 // Readings are how devices receive, as of a while ago, and the settings that any mechanism has changed.
-func (h *Host) Readings() (devices mechanism.Reader, ours map[plan.Setting]plan.Owned) {
+func (h *Host) Readings() (devices node.Reader, ours map[plan.Setting]plan.Owned) {
 	return h.readings, h.readings.now(h.locked.Entries())
 }
 

@@ -47,13 +47,6 @@ type Host interface {
 	CarryOut(steps []plan.Step) (refused map[plan.Target]string, err error)
 }
 
-// Census counts what flows bring out of the tunnels, until it ends.
-type Census interface {
-	// Flows are what each flow brought, and what the rest did that had no place.
-	Flows() (flows []datapath.FlowBrought, rest datapath.FlowBrought, err error)
-	End() error
-}
-
 // DrainFor is for how long flows are waited for that are to leave lanes, before what they were steered by goes.
 const DrainFor = time.Second
 

@@ -34,7 +34,7 @@ type View struct {
 	Placed *governor.Layout
 
 	// Prioritised and Polled are what priority finds, which looks before express and the pipeline: the underlays that
-	// have its program without a trial, or will have it, and which cores threads of NICs are bound to, or will be.
+	// have its program without a trial, or will (nil: none), and which cores threads of NICs are bound to, or will be.
 	Prioritised map[node.DevKey]bool
 	Polled      []int
 	// Express are the pods' ends whose packets come straight from the NIC without a trial, or will. Express looks before

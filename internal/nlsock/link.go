@@ -108,40 +108,16 @@ func ParseLink(b []byte) *Link {
 		case unix.IFLA_NUM_RX_QUEUES:
 			l.RxQueues = int(U32(v))
 		case unix.IFLA_XDP:
-			l.XDP.parse(v)
+			x := List(v)
+			l.XDP = XDP{
+				One: x.U32(unix.IFLA_XDP_PROG_ID), Driver: x.U32(unix.IFLA_XDP_DRV_PROG_ID),
+				Generic: x.U32(unix.IFLA_XDP_SKB_PROG_ID), Hardware: x.U32(unix.IFLA_XDP_HW_PROG_ID),
+			}
 		case unix.IFLA_LINKINFO:
-			l.info(v)
+			info := List(v)
+			l.Kind, l.Data = info.Str(unix.IFLA_INFO_KIND), info.Get(unix.IFLA_INFO_DATA)
+			l.MasterKind, l.PortData = info.Str(unix.IFLA_INFO_SLAVE_KIND), info.Get(unix.IFLA_INFO_SLAVE_DATA)
 		}
 	}
 	return l
-}
-
-func (l *Link) info(b []byte) {
-	for t, v := range Attrs(b) {
-		switch t {
-		case unix.IFLA_INFO_KIND:
-			l.Kind = Str(v)
-		case unix.IFLA_INFO_DATA:
-			l.Data = v
-		case unix.IFLA_INFO_SLAVE_KIND:
-			l.MasterKind = Str(v)
-		case unix.IFLA_INFO_SLAVE_DATA:
-			l.PortData = v
-		}
-	}
-}
-
-func (x *XDP) parse(b []byte) {
-	for t, v := range Attrs(b) {
-		switch t {
-		case unix.IFLA_XDP_PROG_ID:
-			x.One = U32(v)
-		case unix.IFLA_XDP_DRV_PROG_ID:
-			x.Driver = U32(v)
-		case unix.IFLA_XDP_SKB_PROG_ID:
-			x.Generic = U32(v)
-		case unix.IFLA_XDP_HW_PROG_ID:
-			x.Hardware = U32(v)
-		}
-	}
 }

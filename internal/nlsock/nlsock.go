@@ -200,6 +200,14 @@ func U32(b []byte) uint32 {
 	return binary.NativeEndian.Uint32(b)
 }
 
+// U32BE reads a value in network byte order, and zero of what is too short.
+func U32BE(b []byte) uint32 {
+	if len(b) < 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(b)
+}
+
 // U16BE reads a value in network byte order, and zero of what is too short.
 func U16BE(b []byte) uint16 {
 	if len(b) < 2 {

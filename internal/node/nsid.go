@@ -15,14 +15,11 @@ func rtgenmsg() []byte { return make([]byte, 4) }
 
 // parseNSID returns -1 if there is no id in the message.
 func parseNSID(b []byte) int {
-	if len(b) >= 4 {
-		for t, v := range nlsock.Attrs(b[4:]) {
-			if t == unix.NETNSA_NSID {
-				return int(int32(nlsock.U32(v)))
-			}
-		}
+	v, found := nlsock.ListOf(b, len(rtgenmsg())).Find(unix.NETNSA_NSID)
+	if !found {
+		return -1
 	}
-	return -1
+	return int(int32(nlsock.U32(v)))
 }
 
 // nsids lists the ids of other namespaces that this one knows.

@@ -21,12 +21,10 @@ func (c *conn) addrs() (map[int][]netip.Addr, error) {
 			if len(b) < unix.SizeofIfAddrmsg {
 				return nil
 			}
-			var a netip.Addr
-			for t, v := range nlsock.Attrs(b[unix.SizeofIfAddrmsg:]) {
-				// Of a point-to-point device IFA_ADDRESS is the far end.
-				if t == unix.IFA_LOCAL || t == unix.IFA_ADDRESS && !a.IsValid() {
-					a = nlsock.Addr(v)
-				}
+			attrs := nlsock.ListOf(b, unix.SizeofIfAddrmsg)
+			a := nlsock.Addr(attrs.Get(unix.IFA_LOCAL))
+			if !a.IsValid() { // of a point-to-point device this is the far end
+				a = nlsock.Addr(attrs.Get(unix.IFA_ADDRESS))
 			}
 			if a.IsValid() {
 				index := int(nlsock.U32(b[4:]))
@@ -127,13 +125,7 @@ func (c *conn) routeTo(a netip.Addr) (int, error) {
 	req = nlsock.Attr(req, unix.RTA_DST, a.AsSlice())
 	oif := 0
 	err := c.Do(unix.RTM_GETROUTE, 0, req, func() {}, func(b []byte) error {
-		if len(b) >= unix.SizeofRtMsg {
-			for t, v := range nlsock.Attrs(b[unix.SizeofRtMsg:]) {
-				if t == unix.RTA_OIF {
-					oif = int(nlsock.U32(v))
-				}
-			}
-		}
+		oif = int(nlsock.ListOf(b, unix.SizeofRtMsg).U32(unix.RTA_OIF))
 		return nil
 	})
 	switch err {
@@ -162,14 +154,9 @@ func (c *conn) remotes(index int) ([]netip.Addr, error) {
 			if len(b) < unix.SizeofNdMsg || int(nlsock.U32(b[4:])) != index || len(list) == maxRemotes {
 				return nil
 			}
-			for t, v := range nlsock.Attrs(b[unix.SizeofNdMsg:]) {
-				if t != unix.NDA_DST {
-					continue
-				}
-				if a := nlsock.Addr(v); a.IsValid() && !seen[a] {
-					seen[a] = true
-					list = append(list, a)
-				}
+			if a := nlsock.Addr(nlsock.ListOf(b, unix.SizeofNdMsg).Get(unix.NDA_DST)); a.IsValid() && !seen[a] {
+				seen[a] = true
+				list = append(list, a)
 			}
 			return nil
 		})

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/netns"
 )
 
@@ -32,6 +33,13 @@ type Options struct {
 	Resync time.Duration
 	// OwnXDP reports whether an XDP program is ours; nil: none is.
 	OwnXDP func(progID uint32) bool
+}
+
+// Reader reads how devices receive: a Scanner as it is now, or what has kept what one read a while ago.
+type Reader interface {
+	Settings(Dev) (Settings, error)
+	Features(Dev) (map[string]ethtool.Feature, error)
+	Namespace(cookie uint64) (*netns.Handle, error)
 }
 
 // Scanner observes a node. Its methods may be called at the same time.

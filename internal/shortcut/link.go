@@ -98,31 +98,31 @@ func parseFixed(b []byte, tunnel int) (m MAC, host netip.Addr, ok bool) {
 		return m, host, false
 	}
 	static := binary.NativeEndian.Uint16(b[8:])&(unix.NUD_PERMANENT|unix.NUD_NOARP) != 0
-	a := attrsOf(b, unix.SizeofNdMsg)
-	nexthop := a.has(ndaNexthop)
+	a := nlsock.ListOf(b, unix.SizeofNdMsg)
+	nexthop := a.Has(ndaNexthop)
 	if !nexthop {
-		host, _ = netip.AddrFromSlice(a.get(unix.NDA_DST))
+		host, _ = netip.AddrFromSlice(a.Get(unix.NDA_DST))
 	}
-	m, ok = macOf(a.get(unix.NDA_LLADDR))
+	m, ok = macOf(a.Get(unix.NDA_LLADDR))
 	return m, host, ok && (static || nexthop)
 }
 
 func parseBridge(b []byte) *Bridge {
-	a := attrsOf(b, 0)
+	a := nlsock.ListOf(b, 0)
 	return &Bridge{
-		VLANs: a.flag(unix.IFLA_BR_VLAN_FILTERING),
-		IP4:   a.flag(unix.IFLA_BR_NF_CALL_IPTABLES), IP6: a.flag(unix.IFLA_BR_NF_CALL_IP6TABLES),
-		Ageing: time.Duration(a.u32(unix.IFLA_BR_AGEING_TIME)) * tick,
+		VLANs: a.Flag(unix.IFLA_BR_VLAN_FILTERING),
+		IP4:   a.Flag(unix.IFLA_BR_NF_CALL_IPTABLES), IP6: a.Flag(unix.IFLA_BR_NF_CALL_IP6TABLES),
+		Ageing: time.Duration(a.U32(unix.IFLA_BR_AGEING_TIME)) * tick,
 	}
 }
 
 func parsePort(b []byte) *Port {
-	a := attrsOf(b, 0)
+	a := nlsock.ListOf(b, 0)
 	p := Port{
-		Isolated: a.flag(unix.IFLA_BRPORT_ISOLATED), Locked: a.flag(unix.IFLA_BRPORT_LOCKED),
-		VLANTunnel: a.flag(unix.IFLA_BRPORT_VLAN_TUNNEL), Learning: a.flag(unix.IFLA_BRPORT_LEARNING),
+		Isolated: a.Flag(unix.IFLA_BRPORT_ISOLATED), Locked: a.Flag(unix.IFLA_BRPORT_LOCKED),
+		VLANTunnel: a.Flag(unix.IFLA_BRPORT_VLAN_TUNNEL), Learning: a.Flag(unix.IFLA_BRPORT_LEARNING),
 	}
-	if state := a.get(unix.IFLA_BRPORT_STATE); len(state) > 0 {
+	if state := a.Get(unix.IFLA_BRPORT_STATE); len(state) > 0 {
 		p.State = state[0]
 	}
 	return &p
@@ -169,7 +169,7 @@ func parseEntry(b []byte) *Entry {
 	return &Entry{
 		Dev:    int(int32(nlsock.U32(b[4:]))),
 		Local:  binary.NativeEndian.Uint16(b[8:])&unix.NUD_PERMANENT != 0,
-		Locked: attrsOf(b, unix.SizeofNdMsg).u32(ndaFlagsExt)&ntfExtLocked != 0,
+		Locked: nlsock.ListOf(b, unix.SizeofNdMsg).U32(ndaFlagsExt)&ntfExtLocked != 0,
 	}
 }
 
@@ -182,7 +182,7 @@ func (w *Watcher) filters() (map[int]string, error) {
 			if len(b) < sizeofTcMsg || nlsock.U32(b[12:]) != tcIngress {
 				return nil
 			}
-			kind := attrsOf(b, sizeofTcMsg).str(unix.TCA_KIND)
+			kind := nlsock.ListOf(b, sizeofTcMsg).Str(unix.TCA_KIND)
 			all[int(int32(nlsock.U32(b[4:])))] = cmp.Or(kind, "?")
 			return nil
 		})

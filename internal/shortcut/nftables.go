@@ -87,7 +87,7 @@ func nft(msg uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | msg }
 func (n *nftables) generation() (uint32, error) {
 	var gen uint32
 	err := n.c.Do(nft(unix.NFT_MSG_GETGEN), 0, make([]byte, sizeofGenmsg), func() {}, func(b []byte) error {
-		gen = attrsOf(b, sizeofGenmsg).be32(unix.NFTA_GEN_ID)
+		gen = nlsock.ListOf(b, sizeofGenmsg).U32BE(unix.NFTA_GEN_ID)
 		return nil
 	})
 	if err == nil && gen == 0 {
@@ -117,28 +117,28 @@ func parseChain(b []byte) (Chain, bool) {
 	if len(b) < sizeofGenmsg {
 		return Chain{}, false
 	}
-	a := attrsOf(b, sizeofGenmsg)
-	hook := a.nested(unix.NFTA_CHAIN_HOOK)
+	a := nlsock.ListOf(b, sizeofGenmsg)
+	hook := a.Nested(unix.NFTA_CHAIN_HOOK)
 	c := Chain{
-		Family: b[0], Table: a.str(unix.NFTA_CHAIN_TABLE), Name: a.str(unix.NFTA_CHAIN_NAME), Hook: int(hook.be32(unix.NFTA_HOOK_HOOKNUM)),
-		Nat: a.str(unix.NFTA_CHAIN_TYPE) == "nat",
+		Family: b[0], Table: a.Str(unix.NFTA_CHAIN_TABLE), Name: a.Str(unix.NFTA_CHAIN_NAME), Hook: int(hook.U32BE(unix.NFTA_HOOK_HOOKNUM)),
+		Nat: a.Str(unix.NFTA_CHAIN_TYPE) == "nat",
 	}
 	bound := c.Family == unix.NFPROTO_NETDEV || c.Family == unix.NFPROTO_INET && c.Hook == nfInetIngress
-	if devs, told := hook.find(nftaHookDevs); told {
+	if devs, told := hook.Find(nftaHookDevs); told {
 		c.Devices = parseDevices(devs)
 	} else if bound {
 		c.Devices = anyDevice
 	}
-	return c, a.has(unix.NFTA_CHAIN_HOOK)
+	return c, a.Has(unix.NFTA_CHAIN_HOOK)
 }
 
 func parseFlowtable(b []byte) (Chain, bool) {
 	if len(b) < sizeofGenmsg {
 		return Chain{}, false
 	}
-	a := attrsOf(b, sizeofGenmsg)
-	c := Chain{Family: b[0], Table: a.str(nftaFlowtableTable), Name: a.str(nftaFlowtableName), Hook: -1, Devices: anyDevice}
-	if devs, told := a.nested(nftaFlowtableHook).find(nftaFlowtableHookDevs); told {
+	a := nlsock.ListOf(b, sizeofGenmsg)
+	c := Chain{Family: b[0], Table: a.Str(nftaFlowtableTable), Name: a.Str(nftaFlowtableName), Hook: -1, Devices: anyDevice}
+	if devs, told := a.Nested(nftaFlowtableHook).Find(nftaFlowtableHookDevs); told {
 		c.Devices = parseDevices(devs)
 	}
 	return c, true

@@ -71,8 +71,8 @@ func (n *nftables) jumps(k SetKey) ([]string, error) {
 	req = nlsock.Attr(req, unix.NFTA_SET_ELEM_LIST_SET, append([]byte(k.Name), 0))
 	var seen map[string]bool
 	err := n.c.Do(nft(unix.NFT_MSG_GETSETELEM), unix.NLM_F_DUMP, req, func() { seen = map[string]bool{} }, func(b []byte) error {
-		for _, elem := range nlsock.Attrs(attrsOf(b, sizeofGenmsg).get(unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
-			if chain := jumpsTo(attrsOf(elem, 0).get(unix.NFTA_SET_ELEM_DATA)); chain != "" {
+		for _, elem := range nlsock.Attrs(nlsock.ListOf(b, sizeofGenmsg).Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+			if chain := jumpsTo(nlsock.ListOf(elem, 0).Get(unix.NFTA_SET_ELEM_DATA)); chain != "" {
 				seen[chain] = true
 			}
 		}
@@ -88,19 +88,19 @@ func parseSet(b []byte) (SetKey, Set, bool) {
 	if len(b) < sizeofGenmsg {
 		return SetKey{}, Set{}, false
 	}
-	a := attrsOf(b, sizeofGenmsg)
-	k := SetKey{Family: b[0], Table: a.str(unix.NFTA_SET_TABLE), Name: a.str(unix.NFTA_SET_NAME)}
-	verdicts := a.be32(unix.NFTA_SET_DATA_TYPE) == unix.NFT_DATA_VERDICT
+	a := nlsock.ListOf(b, sizeofGenmsg)
+	k := SetKey{Family: b[0], Table: a.Str(unix.NFTA_SET_TABLE), Name: a.Str(unix.NFTA_SET_NAME)}
+	verdicts := a.U32BE(unix.NFTA_SET_DATA_TYPE) == unix.NFT_DATA_VERDICT
 	// Of another map than one of verdicts nothing jumps.
 	return k, Set{Map: verdicts, Read: !verdicts, Sees: seesExprs(a, nftaSetExpr, nftaSetExpressions, 0)}, k.Name != ""
 }
 
 // seesExprs evaluates one expression and a list of them, where such attributes are.
-func seesExprs(a attrs, one, many uint16, version int) (list []Sees) {
-	if b, ok := a.find(one); ok {
+func seesExprs(a nlsock.List, one, many uint16, version int) (list []Sees) {
+	if b, ok := a.Find(one); ok {
 		list = seesExpr(parseExpr(b), version)
 	}
-	for _, b := range nlsock.Attrs(a.get(many)) {
+	for _, b := range nlsock.Attrs(a.Get(many)) {
 		list = append(list, seesExpr(parseExpr(b), version)...)
 	}
 	return list
@@ -109,25 +109,25 @@ func seesExprs(a attrs, one, many uint16, version int) (list []Sees) {
 // expr is an expression of nftables.
 type expr struct {
 	name string
-	attrs
+	nlsock.List
 }
 
 func parseExpr(b []byte) expr {
-	a := attrsOf(b, 0)
-	return expr{a.str(unix.NFTA_EXPR_NAME), a.nested(unix.NFTA_EXPR_DATA)}
+	a := nlsock.ListOf(b, 0)
+	return expr{a.Str(unix.NFTA_EXPR_NAME), a.Nested(unix.NFTA_EXPR_DATA)}
 }
 
 func parseNftRule(b []byte) (ChainKey, PacketRule, bool) {
 	if len(b) < sizeofGenmsg {
 		return ChainKey{}, PacketRule{}, false
 	}
-	a := attrsOf(b, sizeofGenmsg)
-	k, r := ChainKey{Family: b[0], Table: a.str(unix.NFTA_RULE_TABLE), Name: a.str(unix.NFTA_RULE_CHAIN)}, PacketRule{}
-	if v := a.get(unix.NFTA_RULE_HANDLE); len(v) >= 8 {
+	a := nlsock.ListOf(b, sizeofGenmsg)
+	k, r := ChainKey{Family: b[0], Table: a.Str(unix.NFTA_RULE_TABLE), Name: a.Str(unix.NFTA_RULE_CHAIN)}, PacketRule{}
+	if v := a.Get(unix.NFTA_RULE_HANDLE); len(v) >= 8 {
 		r.Handle = binary.BigEndian.Uint64(v)
 	}
 	var list []expr
-	for _, e := range nlsock.Attrs(a.get(unix.NFTA_RULE_EXPRESSIONS)) {
+	for _, e := range nlsock.Attrs(a.Get(unix.NFTA_RULE_EXPRESSIONS)) {
 		list = append(list, parseExpr(e))
 	}
 	r.take(k.Family, list)
@@ -164,44 +164,44 @@ func (r *PacketRule) take(family uint8, list []expr) {
 	version := map[uint8]int{unix.NFPROTO_IPV4: 4, unix.NFPROTO_IPV6: 6}[family]
 	for _, e := range list {
 		if e.name == "cmp" {
-			what, v := holds[e.be32(unix.NFTA_CMP_SREG)], e.nested(unix.NFTA_CMP_DATA).get(unix.NFTA_DATA_VALUE)
-			if noUDP(what, e.be32(unix.NFTA_CMP_OP), v) {
+			what, v := holds[e.U32BE(unix.NFTA_CMP_SREG)], e.Nested(unix.NFTA_CMP_DATA).Get(unix.NFTA_DATA_VALUE)
+			if noUDP(what, e.U32BE(unix.NFTA_CMP_OP), v) {
 				break // none of ours comes further
 			}
-			if what != anything && e.be32(unix.NFTA_CMP_OP) == unix.NFT_CMP_EQ {
+			if what != anything && e.U32BE(unix.NFTA_CMP_OP) == unix.NFT_CMP_EQ {
 				version = max(version, versionBy(what, v))
 			}
 		}
 		r.Sees = append(r.Sees, seesExpr(e, version)...)
 		reg, writer := writes[e.name]
 		if writer {
-			delete(holds, e.be32(reg))
+			delete(holds, e.U32BE(reg))
 			if what := e.loads(version); what != anything {
-				holds[e.be32(reg)] = what
+				holds[e.U32BE(reg)] = what
 			}
 		}
 		switch {
 		case e.name == "immediate":
-			if e.be32(reg) == 0 {
+			if e.U32BE(reg) == 0 {
 				acts = true
-				if chain := jumpsTo(e.attrs.get(unix.NFTA_IMMEDIATE_DATA)); chain != "" {
+				if chain := jumpsTo(e.List.Get(unix.NFTA_IMMEDIATE_DATA)); chain != "" {
 					r.Jumps = append(r.Jumps, chain)
 				}
 			}
 		case e.name == "lookup":
-			set := e.str(unix.NFTA_LOOKUP_SET)
-			if e.has(reg) && e.be32(reg) == 0 {
+			set := e.Str(unix.NFTA_LOOKUP_SET)
+			if e.Has(reg) && e.U32BE(reg) == 0 {
 				acts = true
 				r.Maps = append(r.Maps, set)
 			} else {
 				r.Sets = append(r.Sets, set)
 			}
 		case e.name == "log":
-			acts = acts || e.has(unix.NFTA_LOG_GROUP)
+			acts = acts || e.Has(unix.NFTA_LOG_GROUP)
 		case e.name == "target":
-			acts = acts || e.str(unix.NFTA_TARGET_NAME) != "LOG"
+			acts = acts || e.Str(unix.NFTA_TARGET_NAME) != "LOG"
 		case writer:
-			acts = acts || !e.has(reg)
+			acts = acts || !e.Has(reg)
 		default:
 			acts = acts || !idle[e.name]
 		}
@@ -215,7 +215,7 @@ func (r *PacketRule) take(family uint8, list []expr) {
 func (e expr) loads(version int) int {
 	switch {
 	case e.name == "meta":
-		switch e.be32(unix.NFTA_META_KEY) {
+		switch e.U32BE(unix.NFTA_META_KEY) {
 		case unix.NFT_META_L4PROTO:
 			return ipProtocol
 		case unix.NFT_META_PROTOCOL:
@@ -223,8 +223,8 @@ func (e expr) loads(version int) int {
 		case unix.NFT_META_NFPROTO:
 			return ipVersion
 		}
-	case e.name == "payload" && e.be32(unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER && e.be32(unix.NFTA_PAYLOAD_LEN) == 1:
-		at := e.be32(unix.NFTA_PAYLOAD_OFFSET)
+	case e.name == "payload" && e.U32BE(unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER && e.U32BE(unix.NFTA_PAYLOAD_LEN) == 1:
+		at := e.U32BE(unix.NFTA_PAYLOAD_OFFSET)
 		if version == 4 && at == 9 || version == 6 && at == 6 {
 			return ipProtocol
 		}
@@ -258,7 +258,7 @@ func noUDP(what int, op uint32, v []byte) bool {
 
 // jumpsTo is the chain that a verdict jumps to; empty if it does not.
 func jumpsTo(verdict []byte) string {
-	return attrsOf(verdict, 0).nested(unix.NFTA_DATA_VERDICT).str(unix.NFTA_VERDICT_CHAIN)
+	return nlsock.ListOf(verdict, 0).Nested(unix.NFTA_DATA_VERDICT).Str(unix.NFTA_VERDICT_CHAIN)
 }
 
 // harmless are expressions to which joined datagrams are as the first of them.
@@ -275,7 +275,7 @@ func seesExpr(e expr, version int) []Sees {
 	count := func(what string) []Sees { return []Sees{{What: what, Counts: true}} }
 	switch e.name {
 	case "meta":
-		switch key := e.be32(unix.NFTA_META_KEY); {
+		switch key := e.U32BE(unix.NFTA_META_KEY); {
 		case key == unix.NFT_META_LEN:
 			return see("the packet's length (meta length)")
 		case key == unix.NFT_META_PRANDOM:
@@ -286,12 +286,12 @@ func seesExpr(e expr, version int) []Sees {
 	case "payload":
 		return seesPayload(e, version)
 	case "ct":
-		switch e.be32(unix.NFTA_CT_KEY) {
+		switch e.U32BE(unix.NFTA_CT_KEY) {
 		case unix.NFT_CT_PKTS, unix.NFT_CT_BYTES, unix.NFT_CT_AVGPKT:
 			return see("the number or size of a connection's packets (ct packets, ct bytes, ct avgpkt)")
 		}
 	case "limit":
-		if e.be32(unix.NFTA_LIMIT_TYPE) != 0 {
+		if e.U32BE(unix.NFTA_LIMIT_TYPE) != 0 {
 			return see("a rate of bytes (limit rate)")
 		}
 		return count("a rate of packets (limit rate)")
@@ -300,26 +300,26 @@ func seesExpr(e expr, version int) []Sees {
 	case "quota":
 		return see("a quota of bytes")
 	case "log":
-		if e.has(unix.NFTA_LOG_GROUP) {
-			return see(fmt.Sprintf("a copy for programs (log group %d)", nlsock.U16BE(e.attrs.get(unix.NFTA_LOG_GROUP))))
+		if e.Has(unix.NFTA_LOG_GROUP) {
+			return see(fmt.Sprintf("a copy for programs (log group %d)", nlsock.U16BE(e.List.Get(unix.NFTA_LOG_GROUP))))
 		}
 	case "objref":
-		switch typ := e.be32(unix.NFTA_OBJREF_IMM_TYPE); {
-		case !e.has(unix.NFTA_OBJREF_IMM_TYPE):
+		switch typ := e.U32BE(unix.NFTA_OBJREF_IMM_TYPE); {
+		case !e.Has(unix.NFTA_OBJREF_IMM_TYPE):
 			return see("objects chosen by a map")
 		case typ == unix.NFT_OBJECT_LIMIT:
-			return see("a rate (limit " + e.str(unix.NFTA_OBJREF_IMM_NAME) + ")")
+			return see("a rate (limit " + e.Str(unix.NFTA_OBJREF_IMM_NAME) + ")")
 		case typ == unix.NFT_OBJECT_QUOTA:
-			return see("a quota (" + e.str(unix.NFTA_OBJREF_IMM_NAME) + ")")
+			return see("a quota (" + e.Str(unix.NFTA_OBJREF_IMM_NAME) + ")")
 		case typ > unix.NFT_OBJECT_SYNPROXY:
 			return see(fmt.Sprintf("an object of a kind that is not known (%d)", typ))
 		}
 	case "dynset":
-		return seesExprs(e.attrs, unix.NFTA_DYNSET_EXPR, nftaDynsetExpressions, version)
+		return seesExprs(e.List, unix.NFTA_DYNSET_EXPR, nftaDynsetExpressions, version)
 	case "match":
-		return seesMatch(e.str(unix.NFTA_MATCH_NAME), uint8(e.be32(unix.NFTA_MATCH_REV)), e.attrs.get(unix.NFTA_MATCH_INFO))
+		return seesMatch(e.Str(unix.NFTA_MATCH_NAME), uint8(e.U32BE(unix.NFTA_MATCH_REV)), e.List.Get(unix.NFTA_MATCH_INFO))
 	case "target":
-		return seesTarget(e.str(unix.NFTA_TARGET_NAME))
+		return seesTarget(e.Str(unix.NFTA_TARGET_NAME))
 	default:
 		if !harmless[e.name] {
 			return see("something that is not known (" + e.name + ")")
@@ -332,8 +332,8 @@ func seesExpr(e expr, version int) []Sees {
 // datagrams have the headers of the first of them, but for their lengths and checksums, and of IPv4 the
 // one identification; what follows the header of UDP is the first one's.
 func seesPayload(e expr, version int) []Sees {
-	base, from := e.be32(unix.NFTA_PAYLOAD_BASE), int(e.be32(unix.NFTA_PAYLOAD_OFFSET))
-	to := from + int(e.be32(unix.NFTA_PAYLOAD_LEN))
+	base, from := e.U32BE(unix.NFTA_PAYLOAD_BASE), int(e.U32BE(unix.NFTA_PAYLOAD_OFFSET))
+	to := from + int(e.U32BE(unix.NFTA_PAYLOAD_LEN))
 	touches := func(a, b int) bool { return from < b && to > a }
 	same := false
 	switch base {

@@ -37,7 +37,7 @@ func parseAddr(b []byte, index int) (a netip.Addr, ok bool) {
 	if len(b) < unix.SizeofIfAddrmsg || b[0] != unix.AF_INET || int(int32(nlsock.U32(b[4:]))) != index {
 		return a, false
 	}
-	a, ok = netip.AddrFromSlice(attrsOf(b, unix.SizeofIfAddrmsg).get(unix.IFA_LOCAL)) // IFA_ADDRESS is the other end's if there is one
+	a, ok = netip.AddrFromSlice(nlsock.ListOf(b, unix.SizeofIfAddrmsg).Get(unix.IFA_LOCAL)) // IFA_ADDRESS is the other end's if there is one
 	return a, ok && a.Is4() && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast()
 }
 

@@ -99,7 +99,7 @@ func readFilters(list []Socket) error {
 		if len(b) < sizeofPacketDiagMsg {
 			return nil
 		}
-		filters[uint64(binary.NativeEndian.Uint32(b[4:]))] = parseFilter(attrsOf(b, sizeofPacketDiagMsg).get(packetDiagFilter))
+		filters[uint64(binary.NativeEndian.Uint32(b[4:]))] = parseFilter(nlsock.ListOf(b, sizeofPacketDiagMsg).Get(packetDiagFilter))
 		return nil
 	})
 	if err != nil {

@@ -73,25 +73,25 @@ func parseTraffic(b []byte) (f filter, ok bool) {
 	if len(b) < sizeofTcMsg {
 		return f, false
 	}
-	a := attrsOf(b, sizeofTcMsg)
-	f.kind = a.str(unix.TCA_KIND)
-	at, options := filterKinds[f.kind], a.nested(unix.TCA_OPTIONS)
+	a := nlsock.ListOf(b, sizeofTcMsg)
+	f.kind = a.Str(unix.TCA_KIND)
+	at, options := filterKinds[f.kind], a.Nested(unix.TCA_OPTIONS)
 	proto := binary.BigEndian.Uint16(b[18:]) // the low half of tcm_info
 	if proto == unix.ETH_P_ARP {
 		return f, false
 	}
-	for _, v := range nlsock.Attrs(options.get(at.act)) {
-		act := attrsOf(v, 0)
-		kind := act.str(tcaActKind)
-		f.actions = append(f.actions, action{kind, kind == "gact" && act.nested(tcaActOptions).has(tcaGactProb)})
+	for _, v := range nlsock.Attrs(options.Get(at.act)) {
+		act := nlsock.ListOf(v, 0)
+		kind := act.Str(tcaActKind)
+		f.actions = append(f.actions, action{kind, kind == "gact" && act.Nested(tcaActOptions).Has(tcaGactProb)})
 	}
-	if at.police != 0 && options.has(at.police) {
+	if at.police != 0 && options.Has(at.police) {
 		f.actions = append(f.actions, action{kind: "police"})
 	}
-	if sel, ok := options.find(tcaU32Sel); ok && f.kind == "u32" {
+	if sel, ok := options.Find(tcaU32Sel); ok && f.kind == "u32" {
 		f.reads = readsLength(sel, proto)
 	}
-	return f, a.has(unix.TCA_OPTIONS)
+	return f, a.Has(unix.TCA_OPTIONS)
 }
 
 // readsLength tells whether a selector of u32 (struct tc_u32_sel) reads what is not the same in joined

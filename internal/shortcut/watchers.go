@@ -4,6 +4,7 @@ package shortcut
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/overlane/overlane/internal/node"
@@ -57,6 +58,40 @@ func (ws *Watchers) Of(cookie uint64) (*Watcher, error) {
 		}
 	}()
 	return w, nil
+}
+
+// Each calls do for each of these namespaces but those that have gone, and lets go of all others but keep: to be watched
+// keeps one alive.
+func (ws *Watchers) Each(cookies []uint64, do func(cookie uint64, w *Watcher), keep ...uint64) error {
+	var errs []error
+	for _, cookie := range cookies {
+		w, err := ws.Of(cookie)
+		if err == nil {
+			do(cookie, w)
+		} else if !errors.Is(err, node.ErrGone) {
+			errs = append(errs, err)
+		}
+	}
+	needed := func(cookie uint64) bool { return slices.Contains(cookies, cookie) || slices.Contains(keep, cookie) }
+	return errors.Join(append(errs, ws.Keep(needed))...)
+}
+
+// Check checks each path from a tunnel to a pod; of namespaces that have gone there are no verdicts. It lets go of all
+// other namespaces but keep.
+func (ws *Watchers) Check(snap node.Snapshot, keep ...uint64) (verdicts []Verdict, err error) {
+	var cookies []uint64
+	by := map[uint64][]Path{}
+	for _, pod := range snap.Pods {
+		for _, t := range pod.Tunnels {
+			if by[t.NetnsCookie] == nil {
+				cookies = append(cookies, t.NetnsCookie)
+			}
+			by[t.NetnsCookie] = append(by[t.NetnsCookie], Path{Tunnel: t, Host: pod.Host})
+		}
+	}
+	check := func(cookie uint64, w *Watcher) { verdicts = append(verdicts, w.Check(by[cookie])...) }
+	err = ws.Each(cookies, check, keep...)
+	return verdicts, err
 }
 
 // Poll tells whether something that makes no event may be otherwise than at the last scan.

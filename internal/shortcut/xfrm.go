@@ -65,7 +65,7 @@ func (w *Watcher) policies() (n int, blocks bool, err error) {
 // a tunnel's has none.
 func parsePolicies(b []byte) int {
 	const flags, in, out, forward = 4, 0, 4, 8 // struct xfrmu_spdinfo
-	v := attrsOf(b, flags).get(xfrmaSPDInfo)
+	v := nlsock.ListOf(b, flags).Get(xfrmaSPDInfo)
 	if len(v) < 12 {
 		return -1
 	}

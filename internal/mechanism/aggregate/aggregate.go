@@ -57,9 +57,11 @@ type Program interface {
 // Aggregate is the mechanism.
 type Aggregate struct {
 	mechanism.Base
-	host    Host
-	mode    governor.Mode
-	gov     *governor.Aggregation
+	host Host
+	mode governor.Mode
+	gov  *governor.Aggregation
+	// reads reads what there is to plan by; all: nothing is taken from the last full scan.
+	reads   func(owned map[plan.Setting]plan.Owned, all bool) (plan.AggregateInput, error)
 	dp      Program // nil while it does not act
 	counted datapath.AggregateCounters
 	at      time.Time                  // counted then
@@ -67,8 +69,8 @@ type Aggregate struct {
 	past    datapath.AggregateCounters // of the times before
 	hooks   mechanism.Hooks            // on tunnels
 	skipped []plan.Skip
-	none    bool         // no underlay can
-	rules   *Eligibility // nil while it does not act, and where it is forced
+	none    bool                      // no underlay can
+	rules   *shortcut.JoinEligibility // nil while it does not act, and where it is forced
 	check   mechanism.Check
 	scans   mechanism.Pace // at changes of rules
 	dirty   bool           // rules have changed since the last full scan
@@ -80,7 +82,9 @@ type Aggregate struct {
 
 // New is the mechanism in a mode.
 func New(host Host, mode governor.Mode) *Aggregate {
-	return &Aggregate{host: host, mode: mode, gov: governor.NewAggregation(mode)}
+	a := &Aggregate{host: host, mode: mode, gov: governor.NewAggregation(mode)}
+	a.reads = a.read
+	return a
 }
 
 // Configure changes its mode, from the next step on.
@@ -151,12 +155,7 @@ func (a *Aggregate) Step(_ context.Context, now time.Time) error {
 }
 
 // Changed is mechanism.Mechanism's: rules may be otherwise now.
-func (a *Aggregate) Changed() <-chan struct{} {
-	if a.rules == nil {
-		return nil
-	}
-	return a.rules.watchers.Changed()
-}
+func (a *Aggregate) Changed() <-chan struct{} { return a.rules.Changed() }
 
 // Follow is mechanism.Mechanism's: it checks rules that may have changed, at once unless they change all the time.
 func (a *Aggregate) Follow(_ context.Context, now time.Time) error {
@@ -213,21 +212,30 @@ func (a *Aggregate) refuse(now time.Time, skipped []plan.Skip) error {
 
 // plan plans by what is on the node. all: nothing is taken from the last full scan.
 func (a *Aggregate) plan(all bool) (plan.Plan, map[plan.Setting]plan.Owned, error) {
-	owned, snap := a.host.Owned(plan.ByAggregation), a.host.Snapshot()
+	owned := a.host.Owned(plan.ByAggregation)
+	in, err := a.reads(owned, all)
+	if err != nil {
+		return plan.Plan{}, owned, err
+	}
+	made := plan.Aggregate(in)
+	a.skipped, a.none = made.Skipped, len(made.Skipped) >= len(in.Underlays)+len(in.Tunnels)
+	return made, owned, nil
+}
+
+// read reads the devices, and, unless it is forced, the rules that would tell joined datagrams from single ones.
+func (a *Aggregate) read(owned map[plan.Setting]plan.Owned, all bool) (in plan.AggregateInput, err error) {
+	snap := a.host.Snapshot()
 	var reasons map[node.DevKey]string
 	if a.mode != governor.Forced {
 		if a.rules == nil {
 			s, own := a.host.Scanner(), a.host.Owns
-			a.rules = NewEligibility(s, own, shortcut.NewWatchers(s, own, nil))
+			a.rules = shortcut.NewJoinEligibility(s, own, shortcut.NewWatchers(s, own, nil))
 		}
-		var err error
 		if reasons, err = a.rules.Scan(snap, all); err != nil {
-			return plan.Plan{}, owned, err
+			return in, err
 		}
 	}
-	made := plan.Aggregate(planInput(a.host.Scanner(), snap, owned, reasons))
-	a.skipped, a.none = made.Skipped, len(made.Skipped) >= len(snap.Receivers())+len(snap.Tunnels)
-	return made, owned, nil
+	return planInput(a.host.Scanner(), snap, owned, reasons), nil
 }
 
 // follow carries a plan out. act: packets are joined, or else it is only watched

@@ -5,7 +5,7 @@ package aggregate
 import (
 	"errors"
 	"io"
-	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,12 +18,15 @@ import (
 	"github.com/overlane/overlane/internal/plan"
 )
 
-// fixture is a node without devices, whose kernel side is a counter.
+// fixture is a node with a NIC and a tunnel, whose kernel side is a counter.
 type fixture struct {
 	*Aggregate
 	*mechanismtest.Host
 	rate    float64
 	express bool // frames go straight to pods
+	unfit   map[plan.Target]string
+	lanes   bool // priority's may hold packets
+	apart   bool // which have numbers
 	fails   error
 	program program
 	learned int
@@ -36,7 +39,7 @@ type program struct {
 	datapath.AggregateCounters
 }
 
-func (p *program) Attach(datapath.Device) (io.Closer, error) { return nil, errors.ErrUnsupported }
+func (p *program) Attach(datapath.Device) (io.Closer, error) { return io.NopCloser(nil), nil }
 
 func (p *program) Watch(on bool) error { p.watching = on; return nil }
 
@@ -50,7 +53,7 @@ func (f *fixture) Behind() float64 { return 2 }
 
 func (f *fixture) SkipsTunnels() bool { return f.express }
 
-func (f *fixture) HasLanes() bool { return false }
+func (f *fixture) HasLanes() bool { return f.lanes }
 
 func (f *fixture) Relearn() { f.learned++ }
 
@@ -62,24 +65,46 @@ func (f *fixture) LoadAggregation() (Program, error) {
 	return &f.program, nil
 }
 
-func (f *fixture) SetApart(bool) (bool, error) { return false, nil }
+func (f *fixture) SetApart(on bool) (fresh bool, err error) {
+	fresh, f.apart = on && !f.apart, on
+	return fresh, nil
+}
+
+var (
+	nic    = plan.Target{NetnsCookie: 1, Ifindex: 2, Name: "eth0"}
+	tunnel = plan.Target{NetnsCookie: 1, Ifindex: 3, Name: "vx0"}
+)
+
+// has reads the fixture's devices.
+func (f *fixture) has(owned map[plan.Setting]plan.Owned, _ bool) (plan.AggregateInput, error) {
+	dev := func(t plan.Target) []plan.Aggregator {
+		return []plan.Aggregator{{Target: t, GRO: "on", List: "off", Forwarding: f.Values[plan.Aggregates(t)], Unfit: f.unfit[t]}}
+	}
+	return plan.AggregateInput{Underlays: dev(nic), Tunnels: dev(tunnel), Owned: owned}, nil
+}
 
 func newFixture(mode governor.Mode) *fixture {
-	f := &fixture{Host: mechanismtest.New(map[plan.Setting]string{}), rate: 1e5, now: time.Unix(1_800_000_000, 0)}
+	// Ahead of the machine's clock, by which scans are paced.
+	f := &fixture{rate: 1e5, now: time.Now().Add(time.Hour), unfit: map[plan.Target]string{}}
+	f.Host = mechanismtest.New(map[plan.Setting]string{plan.Aggregates(nic): "off", plan.Aggregates(tunnel): "off"})
 	f.Aggregate = New(f, mode)
+	f.reads = f.has
 	return f
 }
 
-// windows steps through so many of 100 ms. joined is the part of the packets that super-packets carry.
+// windows steps through so many of 100 ms. joined is the part of the packets that super-packets carry, or could.
 func (f *fixture) windows(t *testing.T, n int, joined float64) {
 	t.Helper()
 	for range n {
 		f.now = f.now.Add(100 * time.Millisecond)
 		const packets = 10_000
 		f.program.Packets += packets
-		f.program.Datagrams += uint64(joined * packets)
-		f.program.Supers += uint64(joined * packets / 10)
-		f.program.Follows += uint64(joined * packets)
+		if f.program.watching {
+			f.program.Follows += uint64(joined * packets)
+		} else {
+			f.program.Datagrams += uint64(joined * packets)
+			f.program.Supers += uint64(joined * packets / 10)
+		}
 		if err := f.Step(t.Context(), f.now); err != nil {
 			t.Fatal(err)
 		}
@@ -96,19 +121,13 @@ func (f *fixture) is(t *testing.T, loaded bool, state control.MechanismState, re
 	}
 }
 
-// acts: the node of the fixture has no device that could join, which a status says.
-func (f *fixture) acts(t *testing.T) {
+// joins tells where GRO joins datagrams.
+func (f *fixture) joins(t *testing.T, on ...plan.Target) {
 	t.Helper()
-	if !f.program.loaded || !(f.dp != nil) || f.State() != governor.Active {
-		t.Errorf("its program is there: %t; it is %s", f.program.loaded, f.State())
-	}
-}
-
-// needsRoot is for what asks the kernel which programs other users attached.
-func needsRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: lists BPF programs")
+	for _, dev := range []plan.Target{nic, tunnel} {
+		if is := f.Values[plan.Aggregates(dev)] == "on"; is != slices.Contains(on, dev) {
+			t.Errorf("%s joins datagrams: %t", dev, is)
+		}
 	}
 }
 
@@ -121,14 +140,15 @@ func TestWithoutTrafficNothingIsLoaded(t *testing.T) {
 
 // It is watched first whether datagrams come in a row.
 func TestItIsWatchedBeforeAnythingIsJoined(t *testing.T) {
-	needsRoot(t)
 	f := newFixture(governor.Auto)
 	f.windows(t, 1, 1)
 	if f.State() != governor.Parked || !f.Report()[0].Trying || !f.program.watching {
 		t.Errorf("it watches: %t, its program: %t", f.State() == governor.Parked, f.program.watching)
 	}
+	f.joins(t)
 	f.windows(t, 50, 1)
-	f.acts(t)
+	f.is(t, true, control.Active, "as super-packets")
+	f.joins(t, nic, tunnel)
 	if f.State() == governor.Parked || f.program.watching {
 		t.Errorf("it still watches: %t, its program: %t", f.State() == governor.Parked, f.program.watching)
 	}
@@ -144,12 +164,12 @@ func TestAggregationIsTakenOffWhenPacketsStop(t *testing.T) {
 
 // While frames go straight to pods no tunnel sees them: that is no reason to end.
 func TestExpressDoesNotEndAggregation(t *testing.T) {
-	needsRoot(t)
 	f := newFixture(governor.Auto)
 	f.windows(t, 50, 1)
 	f.rate, f.express = 0, true
 	f.windows(t, 600, 0)
-	f.acts(t)
+	f.is(t, true, control.Active, "as super-packets")
+	f.joins(t, nic, tunnel)
 }
 
 func TestAProgramThatTheKernelRefusesIsTriedAgain(t *testing.T) {
@@ -178,5 +198,105 @@ func TestCountersOutliveTheProgram(t *testing.T) {
 	}
 	if now, err := f.counters(); now != was || err != nil {
 		t.Errorf("%+v after it was stopped, %+v before: %v", now, was, err)
+	}
+}
+
+// A device that may not is left alone, and the others join.
+func TestADeviceThatMayNotJoinIsLeftAlone(t *testing.T) {
+	for what, tt := range map[string]struct {
+		change func(*fixture)
+		why    string
+	}{
+		"a rule":             {func(f *fixture) { f.unfit[nic] = "left alone: a rule" }, "left alone: a rule"},
+		"the kernel refuses": {func(f *fixture) { f.Refuses[nic] = "not permitted" }, "left alone: not permitted"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			f := newFixture(governor.Auto)
+			tt.change(f)
+			f.windows(t, 50, 1)
+			f.is(t, true, control.Active, "")
+			f.joins(t, tunnel)
+			if s := f.Skipped(); len(s) != 1 || s[0].Target != nic || s[0].Reason != tt.why {
+				t.Errorf("left alone: %+v", s)
+			}
+		})
+	}
+}
+
+// A rule that comes is followed at once, not with the next window; one that leaves no device ends it.
+func TestARuleThatComesHasADeviceJoinNoMore(t *testing.T) {
+	f := newFixture(governor.Auto)
+	f.windows(t, 50, 1)
+	f.joins(t, nic, tunnel)
+	f.unfit[nic] = "left alone: a rule"
+	if err := f.Follow(t.Context(), f.now); err != nil {
+		t.Fatal(err)
+	}
+	f.joins(t, tunnel)
+	f.unfit[tunnel] = "left alone: another rule"
+	f.windows(t, 2, 1)
+	f.is(t, false, control.Standby, "a rule; looked at again")
+	f.joins(t)
+	if len(f.Skipped()) != 2 {
+		t.Errorf("left alone: %+v", f.Skipped())
+	}
+}
+
+// Where none may, it stands by, says why, and looks again after a while.
+func TestWhereNoDeviceMayJoinItStandsBy(t *testing.T) {
+	f := newFixture(governor.Auto)
+	f.unfit[nic], f.unfit[tunnel] = "left alone: a rule", "left alone: a rule"
+	f.windows(t, 50, 1)
+	f.is(t, false, control.Standby, "a rule; looked at again")
+	if len(f.Skipped()) != 2 {
+		t.Errorf("left alone: %+v", f.Skipped())
+	}
+	clear(f.unfit)
+	f.windows(t, 200, 1)
+	f.is(t, false, control.Standby, "a rule")
+	f.windows(t, 200, 1)
+	f.is(t, true, control.Active, "")
+	f.joins(t, nic, tunnel)
+	// Forced, it stays, and says that no device can.
+	f.unfit[nic], f.unfit[tunnel] = "left alone: a rule", "left alone: a rule"
+	f.Configure(governor.Forced)
+	f.check.Again()
+	f.windows(t, 1, 1)
+	f.is(t, true, control.Standby, "no underlay and no tunnel can do it")
+	f.joins(t)
+}
+
+// What priority's lanes hold has no numbers yet, and would be another flow to GRO.
+func TestWhatLanesHoldIsHandedOnBeforeDatagramsAreJoined(t *testing.T) {
+	for _, lanes := range []bool{false, true} {
+		f := newFixture(governor.Forced)
+		f.lanes = lanes
+		f.windows(t, 1, 0)
+		if lanes {
+			f.joins(t)
+			f.windows(t, 1, 0)
+		}
+		f.joins(t, nic, tunnel)
+	}
+}
+
+// What the stages cost is another matter once datagrams are joined, and once they are not any more: it is learned anew
+// then, and not where nothing was changed.
+func TestCostsAreLearnedAnewWhereSomethingChanged(t *testing.T) {
+	f := newFixture(governor.Auto)
+	f.windows(t, 2, 0)
+	if f.learned != 0 || f.Joined() != 0 {
+		t.Errorf("learned %d times while it is watched, %.0f joined", f.learned, f.Joined())
+	}
+	f.windows(t, 50, 0.5)
+	if f.learned != 1 || f.Joined() != 50_000 {
+		t.Errorf("learned %d times, %.0f joined a second", f.learned, f.Joined())
+	}
+	f.Configure(governor.Off)
+	f.windows(t, 1, 1)
+	f.is(t, false, control.Off, "switched off")
+	f.joins(t)
+	if f.learned != 2 || f.apart || f.Joined() != 0 || len(f.Attached) > 0 {
+		t.Errorf("learned %d times; numbers: %t, joined: %.0f, programs on %v", f.learned, f.apart, f.Joined(), f.Attached)
 	}
 }

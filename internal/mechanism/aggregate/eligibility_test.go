@@ -17,6 +17,7 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shortcut"
 )
 
 // What would tell joined datagrams keeps from joining what leads there, and nothing else.
@@ -46,7 +47,7 @@ func TestWhereDatagramsAreNotJoined(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j := NewEligibility(s, func(uint32) bool { return false }, nil)
+	j := shortcut.NewJoinEligibility(s, func(uint32) bool { return false }, nil)
 	scan := func() (wire, tunnel string) {
 		t.Helper()
 		reasons, err := j.Scan(snap, true)
@@ -105,29 +106,5 @@ func setForwarding(t *testing.T, h *bed.Host, on bool) {
 	t.Helper()
 	if err := h.NS.Do(func() error { return ethtool.SetFeature(h.Wire, plan.UDPForwarding, on) }); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// A bond's ports join, not the bond.
-func TestWhatIsBehindABondIsJoinedByItsPorts(t *testing.T) {
-	bond, one, two := node.Dev{NetnsCookie: 1, Ifindex: 4}, node.Dev{NetnsCookie: 1, Ifindex: 2}, node.Dev{NetnsCookie: 1, Ifindex: 3}
-	tunnel, host, pod := node.Dev{NetnsCookie: 2, Ifindex: 2}, node.Dev{NetnsCookie: 2, Ifindex: 3}, node.Dev{NetnsCookie: 3, Ifindex: 2}
-	list := places(node.Snapshot{
-		Underlays: []node.Underlay{{Dev: bond, Receivers: []node.Receiver{{Dev: one}, {Dev: two}}}},
-		Tunnels:   []node.Tunnel{{Dev: tunnel, Underlays: []node.Dev{bond}}},
-		Pods:      []node.Pod{{Host: host, Peer: pod, Tunnels: []node.Dev{tunnel}}},
-	})
-	ports := []node.DevKey{one.Key(), two.Key()}
-	want := map[uint64][]node.DevKey{1: ports, 2: append([]node.DevKey{tunnel.Key()}, ports...), 3: append([]node.DevKey{tunnel.Key()}, ports...)}
-	for _, p := range list {
-		if !slices.Equal(p.joins, want[p.cookie]) {
-			t.Errorf("namespace %d: joined by %v, want %v", p.cookie, p.joins, want[p.cookie])
-		}
-		if p.cookie == 1 && len(p.devs) != 3 {
-			t.Errorf("datagrams pass %+v", p.devs)
-		}
-	}
-	if len(list) != len(want) {
-		t.Errorf("%d namespaces", len(list))
 	}
 }

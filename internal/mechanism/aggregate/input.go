@@ -11,6 +11,7 @@ import (
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shortcut"
 )
 
 // planInput puts what was seen on the node into the planner's words. Both the daemon and
@@ -51,7 +52,7 @@ func Foresee(v *mechanism.View, mode governor.Mode) ([]mechanism.Outlook, error)
 	var reasons map[node.DevKey]string
 	if mode != governor.Forced {
 		var err error
-		if reasons, err = Reasons(v.Scanner, v.Snapshot, v.Owns); err != nil {
+		if reasons, err = shortcut.JoinReasons(v.Scanner, v.Snapshot, v.Owns); err != nil {
 			return nil, err
 		}
 	}

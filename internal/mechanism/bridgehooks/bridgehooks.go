@@ -173,25 +173,15 @@ func (h *Hooks) stop(now time.Time) (rep apply.Report, err error) {
 
 // calls checks the namespaces in which a tunnel is a port of a bridge.
 func calls(snap node.Snapshot, by *shortcut.Watchers) ([]plan.BridgeCall, error) {
-	bridged := map[uint64]bool{}
-	var calls []plan.BridgeCall
-	var errs []error
+	var bridged []uint64
 	for _, t := range snap.Tunnels {
-		if t.Bridge == nil || bridged[t.NetnsCookie] {
-			continue
+		if t.Bridge != nil && !slices.Contains(bridged, t.NetnsCookie) {
+			bridged = append(bridged, t.NetnsCookie)
 		}
-		bridged[t.NetnsCookie] = true
-		w, err := by.Of(t.NetnsCookie)
-		if err != nil {
-			if !errors.Is(err, node.ErrGone) {
-				errs = append(errs, err)
-			}
-			continue
-		}
-		calls = append(calls, w.BridgeCalls()...)
 	}
-	errs = append(errs, by.Keep(func(cookie uint64) bool { return bridged[cookie] }))
-	return calls, errors.Join(errs...)
+	var calls []plan.BridgeCall
+	err := by.Each(bridged, func(_ uint64, w *shortcut.Watcher) { calls = append(calls, w.BridgeCalls()...) })
+	return calls, err
 }
 
 // Foresee says what changes at bridges that call netfilter's hooks though these are unused; on: they are to leave

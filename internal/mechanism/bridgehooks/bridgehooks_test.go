@@ -118,3 +118,48 @@ func TestStopTakesBackOnceWhatWasChanged(t *testing.T) {
 		t.Errorf("the setting is %q after %d restores, acts: %t", f.host.Values[setting], f.host.Restored, f.Polls())
 	}
 }
+
+// What another program has switched on again stays on, and does not count as left out.
+func TestAHookThatAnotherProgramWantsStaysCalled(t *testing.T) {
+	f := newFixture(true)
+	f.after(t, time.Second).is(t, "0", control.Active, "")
+	f.host.Values[setting] = "1"
+	f.after(t, mechanism.CheckEvery).is(t, "1", control.Standby, "another program has switched it on again")
+}
+
+func TestAStatusSaysWhatIsLeftOut(t *testing.T) {
+	other := plan.CallsNetfilter(7, "bridge-nf-call-arptables")
+	for what, tt := range map[string]struct {
+		calls  []plan.BridgeCall
+		state  control.MechanismState
+		reason string
+	}{
+		"no module":   {[]plan.BridgeCall{{Setting: setting}}, control.Standby, "no bridge with a tunnel calls netfilter"},
+		"off already": {[]plan.BridgeCall{{Setting: setting, Value: "0"}}, control.Standby, "nothing is to be left out"},
+		"one of two is used": {
+			[]plan.BridgeCall{{Setting: setting, Value: "1"}, {Setting: other, Value: "1", Used: "a rule"}}, control.Active,
+			"1 of 2 settings by which bridges call netfilter are off: the hooks are unused; " + other.String() + ": a rule",
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			f := newFixture(true)
+			f.calls = func(node.Snapshot, *shortcut.Watchers) ([]plan.BridgeCall, error) { return tt.calls, nil }
+			f.after(t, time.Second)
+			if m := f.Report()[0]; m.State != tt.state || m.Reason != tt.reason {
+				t.Errorf("status: %s, %s; want %s, %s", m.State, m.Reason, tt.state, tt.reason)
+			}
+		})
+	}
+}
+
+// What makes no event is noticed by the next check, and with a new snapshot at once.
+func TestANewSnapshotHasAllChecked(t *testing.T) {
+	f := newFixture(true)
+	f.after(t, time.Second).is(t, "0", control.Active, "")
+	f.used = "a rule"
+	f.after(t, time.Millisecond).is(t, "0", control.Active, "")
+	if err := f.Rescanned(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.after(t, time.Millisecond).is(t, "1", control.Standby, "a rule")
+}

@@ -33,7 +33,7 @@ const name = string(plan.ByExpress)
 type Host interface {
 	mechanism.Host
 	// Readings are how devices receive, as of a while ago, and the settings that any mechanism has changed.
-	Readings() (devices mechanism.Reader, ours map[plan.Setting]plan.Owned)
+	Readings() (devices node.Reader, ours map[plan.Setting]plan.Owned)
 	// Cookie is that of the NICs' namespace.
 	Cookie() uint64
 	Places() *xdp.Places
@@ -50,11 +50,11 @@ type Host interface {
 	AggregationMode() governor.Mode
 	Trials() *trial.Trials
 	// BeginCensus counts the packets of the tunnels, by flow.
-	BeginCensus() (mechanism.Census, error)
+	BeginCensus() (datapath.FlowCounts, error)
 }
 
 // datagrams tells how many packets came, and how many of them were of UDP.
-func datagrams(c mechanism.Census) (packets, udp uint64, err error) {
+func datagrams(c datapath.FlowCounts) (packets, udp uint64, err error) {
 	flows, rest, err := c.Flows()
 	for _, f := range append(flows, rest) {
 		packets, udp = packets+f.Packets, udp+f.Datagrams
@@ -100,7 +100,9 @@ type Express struct {
 	mode     governor.Mode
 	landing  landing
 	watchers *shortcut.Watchers // nil while it does not act
-	paths    []*path            // as last evaluated
+	// evaluates checks each path from a NIC to a pod.
+	evaluates func(eligibility) ([]*path, error)
+	paths     []*path // as last evaluated
 	// open are the paths that flows may take, closing those that they are leaving.
 	open    map[datapath.ExpressKey]opened
 	closing map[datapath.ExpressKey]leaving
@@ -117,9 +119,9 @@ type Express struct {
 	wanted  bool
 	gov     governor.Express // whether, where nothing forces it
 	trial   *trial.Trial
-	layout  string           // what the trial is held against
-	without float64          // frames a second that were delivered then
-	census  mechanism.Census // under way, or nil
+	layout  string              // what the trial is held against
+	without float64             // frames a second that were delivered then
+	census  datapath.FlowCounts // under way, or nil
 	meter   trial.Meter
 	acted   uint64 // frames that had gone straight to pods at the last count
 	of      uint64 // of so many
@@ -149,7 +151,8 @@ const (
 
 // New is the mechanism of a daemon that began then.
 func New(host Host, dp Kernel, mode governor.Mode, began time.Time) *Express {
-	return &Express{host: host, dp: dp, mode: mode, trial: trial.New(name, trial.ForGoodput, settles), since: began}
+	t := trial.New(name, trial.ForGoodput, settles)
+	return &Express{host: host, dp: dp, mode: mode, evaluates: eligibility.paths, trial: t, since: began}
 }
 
 // Configure changes its mode, from the next step on.
@@ -293,8 +296,9 @@ func (e *Express) follow(ctx context.Context, now time.Time) error {
 // evaluate withdraws the paths that are no longer safe, before anything else is done. It returns
 // those that are, and what it takes to have frames take them.
 func (e *Express) evaluate(now time.Time) (made plan.Plan, safe map[datapath.ExpressKey]path, err error) {
-	join := e.host.AggregationMode() != governor.Off && e.landing.joins(e.host, now)
-	e.paths, made, err = e.eligibility().evaluate(join)
+	l := e.eligibility()
+	e.paths, err = e.evaluates(l)
+	made = l.plan(e.paths, e.host.AggregationMode() != governor.Off && e.landing.joins(e.host, now))
 	safe = map[datapath.ExpressKey]path{}
 	for _, w := range e.paths {
 		if w.reason == "" {

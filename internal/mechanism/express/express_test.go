@@ -14,9 +14,11 @@ import (
 
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/mechanismtest"
+	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/shortcut"
 	"github.com/overlane/overlane/internal/trial"
@@ -68,45 +70,91 @@ type fixture struct {
 	*Express
 	*mechanismtest.Host
 	kernel
-	trials *trial.Trials
-	now    time.Time
+	trials      *trial.Trials
+	now         time.Time
+	aggregation governor.State
+	places      *xdp.Places
+	lost        bool // namespaces are not to be found
+	census      census
 }
 
 type kernel struct {
 	takes, held, unread bool
 	fails               error // of the next that is asked
+	withdrawn, closed   []datapath.ExpressKey
+	fixed               map[datapath.Sender]netip.Addr
+	drops               uint64
 }
 
 func (k *kernel) AttachXDP(datapath.Device) (io.Closer, error)            { return nil, errors.ErrUnsupported }
 func (k *kernel) AddPath(datapath.ExpressKey, datapath.ExpressPath) error { return nil }
-func (k *kernel) WithdrawPath(datapath.ExpressKey) error                  { return nil }
-func (k *kernel) ClosePath(datapath.ExpressKey) error                     { return nil }
 func (k *kernel) SetExpress(on bool) error                                { k.takes = on; return nil }
 func (k *kernel) HoldExpress(on bool) error                               { k.held = on; return nil }
 func (k *kernel) CountUnread(on bool) error                               { k.unread = on; return nil }
 func (k *kernel) ExpressUnfit() (map[string]uint64, error)                { return nil, nil }
-func (k *kernel) ExpressDrops() (uint64, error)                           { return 0, nil }
+func (k *kernel) ExpressDrops() (uint64, error)                           { return k.drops, nil }
 func (k *kernel) Counters() (datapath.Counters, error)                    { return datapath.Counters{}, nil }
-func (k *kernel) FixSenders(map[datapath.Sender]netip.Addr) (err error) {
+func (k *kernel) WithdrawPath(p datapath.ExpressKey) error {
+	k.withdrawn = append(k.withdrawn, p)
+	return nil
+}
+
+func (k *kernel) ClosePath(p datapath.ExpressKey) error {
+	k.closed = append(k.closed, p)
+	return nil
+}
+
+func (k *kernel) FixSenders(fixed map[datapath.Sender]netip.Addr) (err error) {
+	k.fixed = fixed
 	err, k.fails = k.fails, nil
 	return err
 }
 
-func (f *fixture) Readings() (l mechanism.Reader, _ map[plan.Setting]plan.Owned) { return l, nil }
-func (f *fixture) Cookie() uint64                                                { return 1 }
-func (f *fixture) Places() *xdp.Places                                           { return &xdp.Places{} }
-func (f *fixture) Found(uint64) bool                                             { return true }
-func (f *fixture) Passed(context.Context) error                                  { return nil }
-func (f *fixture) PriorityOnNIC() bool                                           { return false }
-func (f *fixture) PriorityCounters() (p datapath.PriorityCounters, _ error)      { return p, nil }
-func (f *fixture) Split() bool                                                   { return false }
-func (f *fixture) Aggregation() governor.State                                   { return governor.Standby }
-func (f *fixture) AggregationMode() governor.Mode                                { return governor.Off }
-func (f *fixture) Trials() *trial.Trials                                         { return f.trials }
-func (f *fixture) BeginCensus() (mechanism.Census, error)                        { return nil, errors.ErrUnsupported }
+// features are those of the fixture's devices, of which GRO is a setting.
+type features struct {
+	node.Reader
+	of *mechanismtest.Host
+}
+
+func (f features) Features(d node.Dev) (map[string]ethtool.Feature, error) {
+	on := f.of.Values[plan.Lands(plan.Target(d))] == "on"
+	return map[string]ethtool.Feature{plan.GRO: {Active: on, Requested: on}}, nil
+}
+
+func (f *fixture) Readings() (node.Reader, map[plan.Setting]plan.Owned) {
+	return features{of: f.Host}, nil
+}
+func (f *fixture) Cookie() uint64               { return 1 }
+func (f *fixture) Places() *xdp.Places          { return f.places }
+func (f *fixture) Found(uint64) bool            { return !f.lost }
+func (f *fixture) Passed(context.Context) error { return nil }
+func (f *fixture) PriorityOnNIC() bool          { return true } // no NIC of the fixture takes a program
+func (f *fixture) PriorityCounters() (p datapath.PriorityCounters, _ error) {
+	return p, nil
+}
+func (f *fixture) Split() bool                    { return false }
+func (f *fixture) Aggregation() governor.State    { return f.aggregation }
+func (f *fixture) AggregationMode() governor.Mode { return governor.Off }
+func (f *fixture) Trials() *trial.Trials          { return f.trials }
+func (f *fixture) BeginCensus() (datapath.FlowCounts, error) {
+	f.census.begun++
+	return &f.census, f.census.fails
+}
+
+// census has counted so many packets, and datagrams of them.
+type census struct {
+	packets, datagrams uint64
+	begun, ended       int
+	fails              error
+}
+
+func (c *census) Flows() (flows []datapath.FlowBrought, rest datapath.FlowBrought, err error) {
+	return []datapath.FlowBrought{{Packets: c.packets, Datagrams: c.datagrams}}, rest, nil
+}
+func (c *census) End() error { c.ended++; return nil }
 
 func newFixture(mode governor.Mode) *fixture {
-	f := &fixture{Host: mechanismtest.New(map[plan.Setting]string{}), now: time.Unix(1_800_000_000, 0)}
+	f := &fixture{Host: mechanismtest.New(map[plan.Setting]string{}), now: time.Unix(1_800_000_000, 0), aggregation: governor.Standby, places: places()}
 	f.Express = New(f, &f.kernel, mode, f.now)
 	f.trials = trial.NewTrials(slog.New(slog.DiscardHandler), func(trial.Share, []int) (trial.Totals, error) { return trial.Totals{}, nil }, f.Tries()...)
 	return f

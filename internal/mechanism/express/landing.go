@@ -7,14 +7,14 @@ import (
 
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
-	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/shortcut"
 )
 
 // landing is what frames of express come to: at the pods' ends of veths datagrams are joined as well,
 // unless something in a pod would see the difference.
 type landing struct {
-	eligible *aggregate.Eligibility
+	eligible *shortcut.JoinEligibility
 	check    mechanism.Check
 	may      bool
 }
@@ -24,7 +24,7 @@ func (l *landing) joins(h Host, now time.Time) bool {
 		return true
 	}
 	if l.eligible == nil {
-		l.eligible = aggregate.NewEligibility(h.Scanner(), h.Owns, nil)
+		l.eligible = shortcut.NewJoinEligibility(h.Scanner(), h.Owns, nil)
 	}
 	if !l.check.Due(now) {
 		return l.may
@@ -41,7 +41,7 @@ func (l *landing) joins(h Host, now time.Time) bool {
 }
 
 // mayJoin says what in a pod would see the difference, empty: nothing.
-func mayJoin(e *aggregate.Eligibility, snap node.Snapshot) string {
+func mayJoin(e *shortcut.JoinEligibility, snap node.Snapshot) string {
 	reason, err := e.AnyPod(snap)
 	if err != nil {
 		return err.Error()

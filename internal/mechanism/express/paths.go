@@ -13,7 +13,6 @@ import (
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
-	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/shortcut"
@@ -41,7 +40,7 @@ func (w *path) fits() bool { return w.reason == "" || w.waits }
 // eligibility is what it takes to evaluate the paths of a node. Both the daemon and `overlane plan` decide
 // by it.
 type eligibility struct {
-	devices  mechanism.Reader
+	devices  node.Reader
 	snap     node.Snapshot
 	watchers *shortcut.Watchers
 	home     uint64                      // cookie of the NICs' namespace
@@ -49,7 +48,7 @@ type eligibility struct {
 	ours     map[plan.Setting]plan.Owned // and any mechanism
 	places   *xdp.Places
 	want     xdp.Want // of them
-	// only are the NICs that priority's program is on, which knows paths as well: others get none. Empty: it is on none.
+	// only are the NICs that priority's program is on, which knows paths as well: others get none. Nil: priority is on none.
 	only  map[node.DevKey]bool
 	never string // what speaks against any path
 }
@@ -60,11 +59,12 @@ func (e *Express) eligibility() eligibility {
 	l := eligibility{
 		devices: devices, snap: e.host.Snapshot(), watchers: e.watchers, home: e.host.Cookie(),
 		owned: e.host.Owned(plan.ByExpress), ours: ours,
-		places: e.host.Places(), want: wanted(e.mode), only: map[node.DevKey]bool{},
+		places: e.host.Places(), want: wanted(e.mode),
 	}
-	for _, u := range l.snap.Underlays {
-		if e.host.PriorityOnNIC() && e.hooked(u) {
-			l.only[u.Key()] = true
+	if e.host.PriorityOnNIC() {
+		l.only = map[node.DevKey]bool{}
+		for _, u := range l.snap.Underlays {
+			l.only[u.Key()] = e.hooked(u)
 		}
 	}
 	if e.host.Split() {
@@ -93,8 +93,8 @@ func foresee(v *mechanism.View, mode governor.Mode, join bool) ([]*path, plan.Pl
 		devices: v.Scanner, snap: v.Snapshot, watchers: shortcut.NewWatchers(v.Scanner, v.Owns, nil), home: v.Scanner.Home(),
 		places: v.Places, want: wanted(mode), owned: v.Owned(plan.ByExpress), ours: apply.Ours(v.Changed), only: v.Prioritised,
 	}
-	paths, p, err := l.evaluate(join)
-	return paths, p, errors.Join(err, l.watchers.Close())
+	paths, err := l.paths()
+	return paths, l.plan(paths, join), errors.Join(err, l.watchers.Close())
 }
 
 // Foresee says what frames change that go straight to pods. It tells the view which pods these are.
@@ -102,7 +102,7 @@ func Foresee(v *mechanism.View, mode, aggregation governor.Mode) ([]mechanism.Ou
 	if mode == governor.Off {
 		return nil, nil
 	}
-	join := aggregation == governor.Forced || aggregation == governor.Auto && mayJoin(aggregate.NewEligibility(v.Scanner, v.Owns, nil), v.Snapshot) == ""
+	join := aggregation == governor.Forced || aggregation == governor.Auto && mayJoin(shortcut.NewJoinEligibility(v.Scanner, v.Owns, nil), v.Snapshot) == ""
 	paths, p, err := foresee(v, mode, join)
 	if err != nil {
 		return nil, err
@@ -132,10 +132,9 @@ func Foresee(v *mechanism.View, mode, aggregation governor.Mode) ([]mechanism.Ou
 	return []mechanism.Outlook{out}, nil
 }
 
-// evaluate checks each path, and says what it takes to have frames take those that are safe. join: datagrams are to be
-// joined.
-func (l eligibility) evaluate(join bool) ([]*path, plan.Plan, error) {
-	paths, err := l.paths()
+// plan says what it takes to have frames take the paths that are safe, and of each other path why it is not. join:
+// datagrams are to be joined.
+func (l eligibility) plan(paths []*path, join bool) plan.Plan {
 	same := map[datapath.ExpressKey]int{}
 	for _, w := range paths {
 		if w.reason == "" {
@@ -161,7 +160,7 @@ func (l eligibility) evaluate(join bool) ([]*path, plan.Plan, error) {
 			w.reason = made.Skipped[at].Reason
 		}
 	}
-	return paths, made, err
+	return made
 }
 
 // paths checks each path from a NIC to a pod.
@@ -175,7 +174,6 @@ func (l eligibility) paths() ([]*path, error) {
 	for _, t := range l.snap.Tunnels {
 		tunnels[t.Key()] = t
 	}
-	by := map[uint64][]shortcut.Path{}
 	for _, p := range l.snap.Pods {
 		for _, t := range p.Tunnels {
 			for _, u := range tunnels[t.Key()].Underlays {
@@ -183,59 +181,50 @@ func (l eligibility) paths() ([]*path, error) {
 				w.reason, w.waits = l.unfit(w)
 				paths = append(paths, w)
 			}
-			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Path{Tunnel: t, Host: p.Host})
 		}
 	}
-	var errs []error
+	checked, err := l.watchers.Check(l.snap, l.home)
 	verdicts := map[shortcut.Path]shortcut.Verdict{}
-	for cookie, asked := range by {
-		w, err := l.watchers.Of(cookie)
-		if err != nil {
-			if !errors.Is(err, node.ErrGone) {
-				errs = append(errs, err)
-			}
-			continue
-		}
-		for _, v := range w.Check(asked) {
-			verdicts[v.Path] = v
-		}
+	for _, v := range checked {
+		verdicts[v.Path] = v
 	}
-	entries, err := l.ingress(paths)
-	if err != nil {
-		errs = append(errs, err)
-	}
+	entries, failed := l.ingress(paths)
 	for _, w := range paths {
 		if w.reason != "" {
 			continue
 		}
 		v, ok := verdicts[shortcut.Path{Tunnel: w.tunnel.Dev, Host: w.pod.Host}]
 		from, known := entries[w.ingress()]
-		switch {
-		case !ok || !known:
-			w.reason = "its network namespace is gone"
-		case !v.Safe():
-			w.reason = v.Reason
-		case v.Marked:
-			w.reason = fmt.Sprintf("%s takes marks from its packets (gbp, gpe)", w.tunnel.Name)
-		case !from.Safe():
-			w.reason = from.Reason
-		case len(from.Locals) != 1:
-			w.reason = fmt.Sprintf("%s has several addresses, and the tunnel takes packets for any of them", w.nic.Name)
-		default:
-			w.key = datapath.ExpressKey{NIC: w.nic.Ifindex, VNI: w.tunnel.VNI, Port: w.tunnel.Port, MAC: v.MAC}
-			w.to = datapath.ExpressPath{
-				MaxLen: v.MTU + shortcut.Tagged, Refresh: v.Relearn / shortcut.RefreshPart,
-				Local: from.Locals[0], Remote: w.tunnel.Remote, NICMAC: from.MAC, TunnelMAC: v.TunnelMAC,
-				Fixed: len(v.Fixed) > 0,
-			}
-			w.fixed = v.Fixed
-		}
-		if w.waits = w.waits && w.reason == ""; w.waits {
-			w.reason = "the pipeline still moves the pod's packets between cores"
-		}
+		w.judge(v, from, ok && known)
 	}
-	errs = append(errs, l.watchers.Keep(func(cookie uint64) bool { return by[cookie] != nil || cookie == l.home }))
-	return paths, errors.Join(errs...)
+	return paths, errors.Join(err, failed)
+}
+
+// judge takes the verdicts on what is between the tunnel and the pod, and between the NIC and the tunnel.
+func (w *path) judge(v shortcut.Verdict, from shortcut.IngressVerdict, known bool) {
+	switch {
+	case !known:
+		w.reason = "its network namespace is gone"
+	case !v.Safe():
+		w.reason = v.Reason
+	case v.Marked:
+		w.reason = fmt.Sprintf("%s takes marks from its packets (gbp, gpe)", w.tunnel.Name)
+	case !from.Safe():
+		w.reason = from.Reason
+	case len(from.Locals) != 1:
+		w.reason = fmt.Sprintf("%s has several addresses, and the tunnel takes packets for any of them", w.nic.Name)
+	default:
+		w.key = datapath.ExpressKey{NIC: w.nic.Ifindex, VNI: w.tunnel.VNI, Port: w.tunnel.Port, MAC: v.MAC}
+		w.to = datapath.ExpressPath{
+			MaxLen: v.MTU + shortcut.Tagged, Refresh: v.Relearn / shortcut.RefreshPart,
+			Local: from.Locals[0], Remote: w.tunnel.Remote, NICMAC: from.MAC, TunnelMAC: v.TunnelMAC,
+			Fixed: len(v.Fixed) > 0,
+		}
+		w.fixed = v.Fixed
+	}
+	if w.waits = w.waits && w.reason == ""; w.waits {
+		w.reason = "the pipeline still moves the pod's packets between cores"
+	}
 }
 
 // ingress is what the NIC's side of a path is asked about.
@@ -276,7 +265,7 @@ func (l eligibility) unfit(w *path) (reason string, waits bool) {
 		return why, false
 	case w.nic.Master():
 		return fmt.Sprintf("frames come by the ports of %s, and express paths begin at a NIC", w.nic.Name), false
-	case len(l.only) > 0 && !l.only[w.nic.Key()]:
+	case l.only != nil && !l.only[w.nic.Key()]:
 		return fmt.Sprintf("priority's program is not on %s", w.nic.Name), false
 	case w.tunnel.Outer == 6:
 		return "only IPv4 outside is understood", false
@@ -310,7 +299,7 @@ func (l eligibility) unfit(w *path) (reason string, waits bool) {
 func (l eligibility) input(paths []*path) plan.ExpressInput {
 	in := plan.ExpressInput{Owned: l.owned}
 	for _, w := range paths {
-		if w.reason == "" && !l.only[w.nic.Key()] {
+		if w.reason == "" && l.only == nil {
 			nic := plan.Target(w.nic.Dev)
 			i := slices.IndexFunc(in.NICs, func(n plan.HandingNIC) bool { return n.Target == nic })
 			if i < 0 {

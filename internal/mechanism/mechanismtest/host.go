@@ -50,7 +50,7 @@ func (h *Host) Owned(by plan.Owner) map[plan.Setting]plan.Owned {
 	owned := map[plan.Setting]plan.Owned{}
 	for s, step := range h.journal {
 		if step.By == by {
-			owned[s] = plan.Owned{First: step.Was, Wrote: step.Want}
+			owned[s] = plan.Owned{First: step.First, Wrote: step.Want}
 		}
 	}
 	return owned

@@ -12,7 +12,6 @@ import (
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/governor"
-	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -65,10 +64,10 @@ func (p programs) AttachPodLeftAlone(d datapath.Device) (io.Closer, error) {
 	return p.put(d, "ol_pod_restore")
 }
 
-func (b *bench) Readings() (mechanism.Reader, map[plan.Setting]plan.Owned) { return b, nil }
-func (b *bench) Express(p node.Pod) bool                                   { return b.express[p.Peer.Ifindex] }
-func (b *bench) Features(node.Dev) (map[string]ethtool.Feature, error)     { return nil, nil }
-func (b *bench) Namespace(uint64) (*netns.Handle, error)                   { return nil, node.ErrGone }
+func (b *bench) Readings() (node.Reader, map[plan.Setting]plan.Owned)  { return b, nil }
+func (b *bench) Express(p node.Pod) bool                               { return b.express[p.Peer.Ifindex] }
+func (b *bench) Features(node.Dev) (map[string]ethtool.Feature, error) { return nil, nil }
+func (b *bench) Namespace(uint64) (*netns.Handle, error)               { return nil, node.ErrGone }
 func (b *bench) Settings(d node.Dev) (node.Settings, error) {
 	if s, other := b.settings[d.Ifindex]; other {
 		return s, nil

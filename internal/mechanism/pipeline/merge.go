@@ -169,6 +169,9 @@ func (m *merging) leave(cookie uint64) error {
 
 // make makes a resequencer of the device in a namespace: first what is behind it, then
 // the qdisc.
+//
+// The mask and the qdisc are written here, and not by apply: the journal has the device, which is overlane's own. They
+// have no first value to go back to, and go when the daemon, the guardian or the next start deletes the device.
 func (m *merging) make(cookie uint64) error {
 	ns, err := m.a.host.Scanner().Namespace(cookie)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 // has received most: cores are chosen by typical costs, or are a running daemon's.
 func Foresee(v *mechanism.View, opts Options) (list []mechanism.Outlook, err error) {
 	list = append(list, stages(v, opts))
-	if opts.splits() && len(v.Prioritised) == 0 {
+	if opts.splits() && v.Prioritised == nil {
 		list = append(list, elephants(v, opts.Microflows))
 	}
 	return list, nil
@@ -62,7 +62,7 @@ func stages(v *mechanism.View, opts Options) mechanism.Outlook {
 // place is the placement that a daemon would begin with.
 func place(v *mechanism.View, wanted governor.Tier) governor.Layout {
 	m := governor.Machine{Cores: v.Cores, NIC: []int{v.Receives}, Topology: v.Topology}
-	if len(v.Prioritised) > 0 {
+	if v.Prioritised != nil {
 		if len(v.Polled) > 0 {
 			m.NIC = v.Polled
 		}

@@ -38,7 +38,7 @@ const watchedFirst = "it is watched first whether datagrams come in a row, and c
 type Host interface {
 	mechanism.Host
 	// Readings are how devices receive, as of a while ago, and the settings that any mechanism has changed.
-	Readings() (devices mechanism.Reader, ours map[plan.Setting]plan.Owned)
+	Readings() (devices node.Reader, ours map[plan.Setting]plan.Owned)
 	// Entries are what the journal has.
 	Entries() []apply.Entry
 	// SetTunnels tells the programs which tunnels and underlays of a node to look at.
@@ -103,6 +103,7 @@ type Kernel interface {
 	SetMergeDevice(ifindex int) error
 	SetMergeReady() error
 	MergeEnded() (bool, error)
+	Merged(lost bool) (bool, error)
 }
 
 // Options are what the operator has asked for.

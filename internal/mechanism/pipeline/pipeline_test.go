@@ -46,6 +46,7 @@ type kernel struct {
 	told    map[int][]datapath.Stage
 	counted datapath.Counters
 	was     []datapath.Core
+	merges  bool // a packet waits for another
 }
 
 func (k *kernel) CPUs() int                                       { return 2 }
@@ -56,6 +57,7 @@ func (k *kernel) SetMergeDevice(int) error                        { return nil }
 func (k *kernel) SetSplit(datapath.Split) error                   { return nil }
 func (k *kernel) ForgetSplit() error                              { return nil }
 func (k *kernel) Counters() (datapath.Counters, error)            { return k.counted, nil }
+func (k *kernel) Merged(bool) (bool, error)                       { return !k.merges, nil }
 func (k *kernel) SetBranches(datapath.Stage, []datapath.Branches, func(int) int) error {
 	return nil
 }
@@ -72,17 +74,17 @@ func (k *kernel) Steer(core int, stages ...datapath.Stage) error {
 }
 
 // readings are of a node without devices.
-type readings struct{ mechanism.Reader }
+type readings struct{ node.Reader }
 
-func (f *fixture) Readings() (mechanism.Reader, map[plan.Setting]plan.Owned) { return readings{}, nil }
-func (f *fixture) Entries() []apply.Entry                                    { return nil }
-func (f *fixture) SetTunnels(node.Snapshot) error                            { return nil }
-func (f *fixture) Places() *xdp.Places                                       { return &xdp.Places{} }
-func (f *fixture) Passed(context.Context) error                              { return nil }
-func (f *fixture) Offline(int) bool                                          { return false }
-func (f *fixture) Cores() []int                                              { return f.cores }
-func (f *fixture) BacklogDrops() (map[int]uint64, error)                     { return f.backlogs, nil }
-func (f *fixture) Window() time.Duration                                     { return 0 }
+func (f *fixture) Readings() (node.Reader, map[plan.Setting]plan.Owned) { return readings{}, nil }
+func (f *fixture) Entries() []apply.Entry                               { return nil }
+func (f *fixture) SetTunnels(node.Snapshot) error                       { return nil }
+func (f *fixture) Places() *xdp.Places                                  { return &xdp.Places{} }
+func (f *fixture) Passed(context.Context) error                         { return nil }
+func (f *fixture) Offline(int) bool                                     { return false }
+func (f *fixture) Cores() []int                                         { return f.cores }
+func (f *fixture) BacklogDrops() (map[int]uint64, error)                { return f.backlogs, nil }
+func (f *fixture) Window() time.Duration                                { return 0 }
 func (f *fixture) Trials() *trial.Trials {
 	none := func(trial.Share, []int) (trial.Totals, error) { return trial.Totals{}, nil }
 	return trial.NewTrials(slog.New(slog.DiscardHandler), none, f.Tries()...)
@@ -161,6 +163,55 @@ func TestItStaysInPlaceUntilFlowsAreDrained(t *testing.T) {
 	f.after(t, time.Second)
 	if !f.Armed() || f.Steers() != mechanism.NotSteered {
 		t.Errorf("in place: %t, steers: %v; want flows called back, and all in place until they are drained", f.Armed(), f.Steers())
+	}
+}
+
+// Flows leave the tunnel stage before the pod stage. They are drained when nothing is sent to a lane of any stage, flows
+// that were split are whole, and nothing is left at a resequencer.
+func TestFlowsDrainFromTheTunnelStageFirst(t *testing.T) {
+	f := newFixture(Options{Mode: governor.Forced})
+	drained := func(windows int) (is bool) {
+		t.Helper()
+		for range windows {
+			f.now = f.now.Add(datapath.Settled)
+			var err error
+			if is, err = f.actuator.lookDrained(f.now); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return is
+	}
+	f.merges = true
+	for what, sent := range map[string]*uint64{
+		"to lanes of the tunnel stage": &f.counted.Steered, "to lanes of the nic stage": &f.counted.XDPLane,
+		"of flows that are split": &f.counted.Split,
+	} {
+		for range 5 {
+			*sent++
+			drained(1)
+		}
+		if len(f.told) > 0 {
+			t.Errorf("pods' packets go to no lanes any more, while packets are sent %s", what)
+		}
+	}
+	for range 5 {
+		f.counted.PodSteered++
+		drained(1)
+	}
+	if got, told := f.told[1]; !told || len(got) > 0 {
+		t.Errorf("core 1 steers %v: %t; want none, once the tunnel stage is left", got, told)
+	}
+	if drained(5) {
+		t.Error("flows are drained, and a packet waits at a resequencer")
+	}
+	f.merges = false
+	for what, sent := range map[string]*uint64{"is split": &f.counted.Split, "goes to a lane of the pod stage": &f.counted.PodSteered} {
+		if !drained(5) {
+			t.Error("flows are not drained, and nothing is left")
+		}
+		if *sent++; drained(1) {
+			t.Errorf("flows are drained, and one %s", what)
+		}
 	}
 }
 

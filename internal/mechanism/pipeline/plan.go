@@ -10,7 +10,6 @@ import (
 
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
-	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/xdp"
@@ -19,7 +18,7 @@ import (
 // planInput puts what was seen on the node and the placement that is wanted into
 // the planner's words. Both the daemon and `overlane plan` plan by it.
 // want is what an XDP program is for, where the layout has one.
-func planInput(s mechanism.Reader, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want) plan.Input {
+func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want) plan.Input {
 	in := plan.Input{TunnelCores: layout.Tunnel, PodCores: layout.Pod, Owned: owned}
 	if layout.Split {
 		in.PodCores = nil // behind resequencers only, on devices of our own
@@ -95,7 +94,7 @@ func planInput(s mechanism.Reader, snap node.Snapshot, layout governor.Layout, o
 
 // LeftAlone are the devices that the pipeline would not touch, wherever its stages go on, and why. Doctor says
 // by it what plan and run say.
-func LeftAlone(s mechanism.Reader, snap node.Snapshot, owned map[plan.Setting]plan.Owned) []plan.Skip {
+func LeftAlone(s node.Reader, snap node.Snapshot, owned map[plan.Setting]plan.Owned) []plan.Skip {
 	snap.Skipped = nil
 	skipped := plan.Pipeline(planInput(s, snap, governor.Layout{}, owned, nil, xdp.Want{})).Skipped
 	return slices.DeleteFunc(skipped, func(sk plan.Skip) bool { return !sk.Whole() })
@@ -109,7 +108,7 @@ func podUnfit(pod node.Pod) string {
 	return ""
 }
 
-func planDevice(s mechanism.Reader, d node.Dev, unfit string) plan.Device {
+func planDevice(s node.Reader, d node.Dev, unfit string) plan.Device {
 	dev := plan.Device{Target: plan.Target(d), Unfit: unfit}
 	if unfit != "" {
 		return dev

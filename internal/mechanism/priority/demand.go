@@ -7,6 +7,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/rules"
@@ -19,7 +20,7 @@ type demand struct {
 	trial *trial.Trial
 	on    bool // priority is in place for it
 
-	census mechanism.Census // under way, or nil
+	census datapath.FlowCounts // under way, or nil
 }
 
 // forLatency: frames wait less in the NIC, and bulk keeps most of what it had. To try it again
@@ -96,7 +97,7 @@ func byPriority(in governor.Input) governor.Situation {
 
 // small tells the small, sparse flows: what a flow may send in a tenth of a second counts for
 // each that the census took.
-func small(taken mechanism.Census) (c governor.Census, err error) {
+func small(taken datapath.FlowCounts) (c governor.Census, err error) {
 	flows, rest, err := taken.Flows()
 	if err != nil {
 		return c, err

@@ -45,9 +45,11 @@ func Foresee(v *mechanism.View, opts Options) ([]mechanism.Outlook, error) {
 	}
 	out := mechanism.Outlook{Name: name, Plan: plan.Priority(in)}
 	v.Polled = polled(in, out.Plan)
-	v.Prioritised = map[node.DevKey]bool{}
 	for _, nic := range in.NICs {
 		if asked && nic.Unfit == "" {
+			if v.Prioritised == nil {
+				v.Prioritised = map[node.DevKey]bool{}
+			}
 			v.Prioritised[node.Dev(nic.Target).Key()] = true
 		}
 	}

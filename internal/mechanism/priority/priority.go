@@ -35,7 +35,7 @@ type Host interface {
 	CarryOutWhole(steps []plan.Step) error
 	// RulesChanged has the log tell which rules of a mechanism have come into force, and which no longer are.
 	RulesChanged(by plan.Owner, was, now []rules.Rule)
-	BeginCensus() (mechanism.Census, error)
+	BeginCensus() (datapath.FlowCounts, error)
 	Places() *xdp.Places
 	// Cores are those that flows may be steered to, sorted.
 	Cores() []int

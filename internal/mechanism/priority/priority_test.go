@@ -60,7 +60,7 @@ func (f *fixture) Trials() *trial.Trials {
 	return trial.NewTrials(slog.New(slog.DiscardHandler), nil, f.Tries()...)
 }
 
-func (f *fixture) BeginCensus() (mechanism.Census, error) {
+func (f *fixture) BeginCensus() (datapath.FlowCounts, error) {
 	if f.counted != nil {
 		return nil, f.counted
 	}

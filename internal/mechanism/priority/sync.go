@@ -54,49 +54,35 @@ func (p *Priority) followSync() error {
 		return nil
 	}
 	s := p.placed.sync
-	by := map[uint64][]shortcut.Path{}
 	pods := map[node.DevKey]node.Pod{}
 	for _, pod := range p.host.Snapshot().Pods {
 		pods[pod.Host.Key()] = pod
-		for _, t := range pod.Tunnels {
-			by[t.NetnsCookie] = append(by[t.NetnsCookie], shortcut.Path{Tunnel: t, Host: pod.Host})
-		}
 	}
-	var errs []error
 	want := map[datapath.ShortcutKey]datapath.Shortcut{}
 	twice := map[datapath.ShortcutKey]bool{}
 	s.paths, s.without = 0, nil
-	for cookie, paths := range by {
-		w, err := s.watchers.Of(cookie)
-		if err != nil {
-			if !errors.Is(err, node.ErrGone) {
-				errs = append(errs, err)
-			}
+	verdicts, err := s.watchers.Check(p.host.Snapshot())
+	for _, v := range verdicts {
+		s.paths++
+		if v.Safe() {
+			v.Reason = p.elsewhere(pods[v.Host.Key()])
+		}
+		key := datapath.ShortcutKey{Tunnel: v.Tunnel.Ifindex, MAC: v.MAC}
+		if _, taken := want[key]; v.Safe() && (taken || twice[key]) {
+			delete(want, key)
+			twice[key] = true
+			v.Reason = "a tunnel in another network namespace has the same number and a pod with the same address"
+		}
+		if !v.Safe() {
+			s.without = append(s.without, plan.Skip{What: v.Host.String(), Reason: "no redirect path: " + v.Reason})
 			continue
 		}
-		for _, v := range w.Check(paths) {
-			s.paths++
-			if v.Safe() {
-				v.Reason = p.elsewhere(pods[v.Host.Key()])
-			}
-			key := datapath.ShortcutKey{Tunnel: v.Tunnel.Ifindex, MAC: v.MAC}
-			if _, taken := want[key]; v.Safe() && (taken || twice[key]) {
-				delete(want, key)
-				twice[key] = true
-				v.Reason = "a tunnel in another network namespace has the same number and a pod with the same address"
-			}
-			if !v.Safe() {
-				s.without = append(s.without, plan.Skip{What: v.Host.String(), Reason: "no redirect path: " + v.Reason})
-				continue
-			}
-			want[key] = datapath.Shortcut{
-				Host: v.Host.Ifindex, MaxLen: v.MTU + shortcut.Tagged, Refresh: v.Refresh / shortcut.RefreshPart,
-			}
+		want[key] = datapath.Shortcut{
+			Host: v.Host.Ifindex, MaxLen: v.MTU + shortcut.Tagged, Refresh: v.Refresh / shortcut.RefreshPart,
 		}
 	}
-	errs = append(errs, s.dp.Set(want), s.hooks.Follow(p.host, plan.Sync(syncTunnels(p.host.Snapshot())), s.dp.AttachTunnel))
-	errs = append(errs, s.watchers.Keep(func(cookie uint64) bool { return by[cookie] != nil }))
-	return errors.Join(errs...)
+	hooked := s.hooks.Follow(p.host, plan.Sync(syncTunnels(p.host.Snapshot())), s.dp.AttachTunnel)
+	return errors.Join(err, s.dp.Set(want), hooked)
 }
 
 // elsewhere says why a pod's packets may wait on other cores than the tunnel's.

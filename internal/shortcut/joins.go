@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package aggregate
+package shortcut
 
 import (
 	"cmp"
@@ -8,52 +8,51 @@ import (
 	"slices"
 
 	"github.com/overlane/overlane/internal/node"
-	"github.com/overlane/overlane/internal/shortcut"
 )
 
-// Eligibility tells where datagrams are not to be joined, because something on their way would see the
+// JoinEligibility tells where datagrams are not to be joined, because something on their way would see the
 // difference: rules on a packet's length or rate, sockets that get packets as they pass, tc.
-type Eligibility struct {
+type JoinEligibility struct {
 	scanner  *node.Scanner
-	places   *shortcut.Places
-	pods     map[uint64]string  // what the last full scan of a pod's namespace said
-	watchers *shortcut.Watchers // tell when rules change; nil: once only
+	places   *Places
+	pods     map[uint64]string // what the last full scan of a pod's namespace said
+	watchers *Watchers         // tell when rules change; nil: once only
 }
 
-// NewEligibility reads by a scanner. own tells of BPF programs that they are overlane's. watchers tell when rules
+// NewJoinEligibility reads by a scanner. own tells of BPF programs that they are overlane's. watchers tell when rules
 // change, and are closed with it; nil: it scans once.
-func NewEligibility(s *node.Scanner, own func(progID uint32) bool, watchers *shortcut.Watchers) *Eligibility {
-	return &Eligibility{scanner: s, places: shortcut.NewPlaces(own), pods: map[uint64]string{}, watchers: watchers}
+func NewJoinEligibility(s *node.Scanner, own func(progID uint32) bool, watchers *Watchers) *JoinEligibility {
+	return &JoinEligibility{scanner: s, places: NewPlaces(own), pods: map[uint64]string{}, watchers: watchers}
 }
 
-// place is a network namespace that joined datagrams come through, and what joins them.
-type place struct {
+// joinSite is a network namespace that joined datagrams come through, and what joins them.
+type joinSite struct {
 	cookie  uint64
 	where   string // in front of what is there
-	devs    []shortcut.Passed
+	devs    []Passed
 	bridged bool
 	pod     bool
 	joins   []node.DevKey
 }
 
-// places lists the namespaces that joined datagrams come through: those of the NICs, where what is
+// joinSites lists the namespaces that joined datagrams come through: those of the NICs, where what is
 // forwarded and is no overlay's is joined as well, of the tunnels and of the pods behind them.
-func places(snap node.Snapshot) []*place {
-	var list []*place
-	at := func(cookie uint64) *place {
-		if i := slices.IndexFunc(list, func(p *place) bool { return p.cookie == cookie }); i >= 0 {
+func joinSites(snap node.Snapshot) []*joinSite {
+	var list []*joinSite
+	at := func(cookie uint64) *joinSite {
+		if i := slices.IndexFunc(list, func(p *joinSite) bool { return p.cookie == cookie }); i >= 0 {
 			return list[i]
 		}
-		list = append(list, &place{cookie: cookie})
+		list = append(list, &joinSite{cookie: cookie})
 		return list[len(list)-1]
 	}
 	ports := map[node.DevKey][]node.DevKey{} // what joins the datagrams of a NIC: of a bond, its ports
 	for _, u := range snap.Underlays {
 		p := at(u.NetnsCookie)
-		p.devs = append(p.devs, shortcut.Passed{Ifindex: u.Ifindex, Name: u.Name, In: true, Out: true})
+		p.devs = append(p.devs, Passed{Ifindex: u.Ifindex, Name: u.Name, In: true, Out: true})
 		for _, r := range u.Receivers {
 			if !r.Same(u.Dev) {
-				p.devs = append(p.devs, shortcut.Passed{Ifindex: r.Ifindex, Name: r.Name, In: true})
+				p.devs = append(p.devs, Passed{Ifindex: r.Ifindex, Name: r.Name, In: true})
 			}
 			ports[u.Key()] = append(ports[u.Key()], r.Key())
 		}
@@ -65,7 +64,7 @@ func places(snap node.Snapshot) []*place {
 		if p.where == "" && len(p.devs) == 0 {
 			p.where = "in the namespace of " + t.Name
 		}
-		p.devs = append(p.devs, shortcut.Passed{Ifindex: t.Ifindex, Name: t.Name, In: true})
+		p.devs = append(p.devs, Passed{Ifindex: t.Ifindex, Name: t.Name, In: true})
 		p.bridged = p.bridged || t.Bridge != nil
 		behind[t.Key()] = []node.DevKey{t.Key()}
 		for _, u := range t.Underlays {
@@ -75,12 +74,12 @@ func places(snap node.Snapshot) []*place {
 	}
 	for _, pod := range snap.Pods {
 		host := at(pod.Host.NetnsCookie)
-		host.devs = append(host.devs, shortcut.Passed{Ifindex: pod.Host.Ifindex, Name: pod.Host.Name, Out: true})
+		host.devs = append(host.devs, Passed{Ifindex: pod.Host.Ifindex, Name: pod.Host.Name, Out: true})
 		p := at(pod.Peer.NetnsCookie)
 		if len(p.devs) == 0 {
 			p.pod, p.where = true, "in the pod behind "+pod.Host.Name
 		}
-		p.devs = append(p.devs, shortcut.Passed{Ifindex: pod.Peer.Ifindex, Name: pod.Peer.Name, In: true})
+		p.devs = append(p.devs, Passed{Ifindex: pod.Peer.Ifindex, Name: pod.Peer.Name, In: true})
 		for _, t := range pod.Tunnels {
 			p.joins = append(p.joins, behind[t.Key()]...)
 		}
@@ -90,13 +89,13 @@ func places(snap node.Snapshot) []*place {
 
 // Scan says why a device is not to join datagrams, by device. all: pods are scanned anew as well,
 // where rules make no event, and sockets nowhere do.
-func (e *Eligibility) Scan(snap node.Snapshot, all bool) (map[node.DevKey]string, error) {
+func (e *JoinEligibility) Scan(snap node.Snapshot, all bool) (map[node.DevKey]string, error) {
 	if err := e.places.Begin(); err != nil {
 		return nil, err
 	}
 	reasons := map[node.DevKey]string{}
 	seen := map[uint64]bool{}
-	for _, p := range places(snap) {
+	for _, p := range joinSites(snap) {
 		seen[p.cookie] = true
 		reason, known := e.pods[p.cookie]
 		if !p.pod || all || !known {
@@ -134,7 +133,7 @@ func (e *Eligibility) Scan(snap node.Snapshot, all bool) (map[node.DevKey]string
 
 // scanPlace visits one namespace, and has its rules watched unless it is a pod's: to be watched keeps
 // one alive.
-func (e *Eligibility) scanPlace(p *place) (reason string, err error) {
+func (e *JoinEligibility) scanPlace(p *joinSite) (reason string, err error) {
 	if e.watchers != nil && !p.pod {
 		w, err := e.watchers.Of(p.cookie)
 		if err != nil {
@@ -148,7 +147,7 @@ func (e *Eligibility) scanPlace(p *place) (reason string, err error) {
 	if err != nil {
 		return "", err
 	}
-	var o shortcut.Onlooker
+	var o Onlooker
 	err = errors.Join(ns.Visit(func() error {
 		o = e.places.Scan(p.cookie, p.devs, p.bridged)
 		return nil
@@ -171,13 +170,13 @@ func (e *Eligibility) scanPlace(p *place) (reason string, err error) {
 }
 
 // AnyPod says what in a pod would tell joined datagrams from single ones; empty if nothing would.
-func (e *Eligibility) AnyPod(snap node.Snapshot) (string, error) {
+func (e *JoinEligibility) AnyPod(snap node.Snapshot) (string, error) {
 	if err := e.places.Begin(); err != nil {
 		return "", err
 	}
 	seen := map[uint64]bool{}
 	found := ""
-	for _, p := range places(snap) {
+	for _, p := range joinSites(snap) {
 		if !p.pod {
 			continue
 		}
@@ -192,16 +191,24 @@ func (e *Eligibility) AnyPod(snap node.Snapshot) (string, error) {
 	return found, nil
 }
 
+// Changed tells that rules may be otherwise now; nil where none are watched.
+func (e *JoinEligibility) Changed() <-chan struct{} {
+	if e == nil {
+		return nil
+	}
+	return e.watchers.Changed()
+}
+
 // Close lets go of the namespaces.
-func (e *Eligibility) Close() error {
+func (e *JoinEligibility) Close() error {
 	if e.watchers == nil {
 		return nil
 	}
 	return e.watchers.Close()
 }
 
-// Reasons says once why devices are not to join datagrams. own tells of BPF programs that they
+// JoinReasons says once why devices are not to join datagrams. own tells of BPF programs that they
 // are overlane's.
-func Reasons(s *node.Scanner, snap node.Snapshot, own func(progID uint32) bool) (map[node.DevKey]string, error) {
-	return NewEligibility(s, own, nil).Scan(snap, true)
+func JoinReasons(s *node.Scanner, snap node.Snapshot, own func(progID uint32) bool) (map[node.DevKey]string, error) {
+	return NewJoinEligibility(s, own, nil).Scan(snap, true)
 }
