@@ -59,7 +59,7 @@ func TestUnusedHooksAreLeftOutUntilTheyAreUsed(t *testing.T) {
 			return link.AttachNetfilter(link.NetfilterOptions{Program: p, ProtocolFamily: link.NetfilterProtoIPv4, Hook: link.NetfilterInetForward, Priority: -128})
 		})
 	}
-	turn := speed.Every(3)
+	turn := speed.Every(t, 3)
 	for i, tc := range []struct {
 		policy
 		calls string // with it
@@ -128,7 +128,7 @@ func TestUnusedHooksAreLeftOutUntilTheyAreUsed(t *testing.T) {
 
 // However it ends, bridges call netfilter again.
 func TestUnusedHooksAreCalledAgainInTheEnd(t *testing.T) {
-	turn := speed.Every(2)
+	turn := speed.Every(t, 2)
 	for _, tc := range []struct {
 		name string
 		end  func(*testing.T, *rig.Daemon, *netns.Handle)

@@ -29,7 +29,7 @@ const alone = "pipeline: forced\nmetrics: off\naggregate: off\nexpress: off\npri
 // tcx hooks, and no more. Which cores a mask has depends on which core polls when traffic comes, so it is not compared.
 func TestRunExecutesWhatPlanPrints(t *testing.T) {
 	const tc, xdp = "tier: tc\n" + alone, "tier: xdp\n" + alone
-	turn := speed.Every(3)
+	turn := speed.Every(t, 3)
 	for _, row := range []struct {
 		name    string
 		o       bed.Options

@@ -326,7 +326,7 @@ func pathOf(t *testing.T, st control.Status) control.ExpressPath {
 
 // A policy that was there before the daemon sees all, and is what status names.
 func TestPoliciesThatAreThereBefore(t *testing.T) {
-	turn := speed.Every(3)
+	turn := speed.Every(t, 3)
 	for _, name := range []string{"nft counter", "tcx on the NIC that only looks", "shaped"} {
 		if !turn() {
 			continue
@@ -439,7 +439,7 @@ func (in *beside) start(t *testing.T) {
 func TestPoliciesPlantedDuringTraffic(t *testing.T) {
 	topologies := []bed.Topology{bed.Nested, bed.Bridged}
 	each := func(alone bool, in func(*testing.T, int) beside) {
-		turn := speed.Every(4)
+		turn := speed.Every(t, 4)
 		for i, p := range policies {
 			if alone == (p.prepare != "" || p.stays) {
 				if !turn() {
