@@ -116,7 +116,7 @@ unit: ## The tests that need no root, in a minute
 .PHONY: full
 full: ## All that there is: every test at its full length, kernels, NICs, orders, many cores, soak (root, a day)
 	@$(GO) build -o build/testrun ./scripts/testrun
-	@build/testrun -full -limit 4h
+	@build/testrun -full -limit 12h
 	@$(MAKE) mutants kernels nics orders manycore-order soak
 
 .PHONY: lint

@@ -4,11 +4,11 @@ package apply
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -61,6 +61,11 @@ func TestAskersDoNotClaim(t *testing.T) {
 	asks, err := lockClaim(b.a, unix.LOCK_SH)
 	b.must(err)
 	b.must(Claimed(b.a))
+	tries, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	b.must(err)
+	defer unix.Close(tries)
+	_, err = unix.InotifyAddWatch(tries, fmt.Sprintf("/proc/self/fd/%d", asks.Fd()), unix.IN_CLOSE_WRITE)
+	b.must(err)
 	claimed := make(chan error, 1)
 	go func() {
 		c, err := ClaimNamespace(b.a)
@@ -69,7 +74,13 @@ func TestAskersDoNotClaim(t *testing.T) {
 		}
 		claimed <- err
 	}()
-	time.Sleep(20 * time.Millisecond) // nothing tells that it waits
+	_, err = unix.Read(tries, make([]byte, unix.SizeofInotifyEvent)) // it has tried, in vain
+	b.must(err)
+	select {
+	case err := <-claimed:
+		t.Fatalf("it does not wait: %v", err)
+	default:
+	}
 	b.must(asks.Close())
 	b.must(<-claimed)
 }

@@ -26,7 +26,7 @@ import (
 func eachFault(b *bed, s script, after func(d *daemon)) {
 	b.t.Helper()
 	const tooMany = 200
-	killed, turn := 0, speed.Every(3)
+	killed, turn := 0, speed.Every(b.t, 3)
 	for n := 1; n < tooMany; n++ {
 		if !turn() {
 			continue

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -25,6 +26,7 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/test/residue"
+	testspeed "github.com/overlane/overlane/test/speed"
 )
 
 // speed is how much is run.
@@ -60,6 +62,12 @@ func main() {
 	defer cancel()
 
 	t := newTally(os.Stdout)
+	if how != full {
+		if os.Getenv(testspeed.Draw) == "" {
+			os.Setenv(testspeed.Draw, fmt.Sprint(rand.Uint32()))
+		}
+		t.say("      %s=%s: which of the slow tests this run has", testspeed.Draw, os.Getenv(testspeed.Draw))
+	}
 	if err := everything(ctx, t, how, *strict, *run, flag.Args()); err != nil {
 		t.fail("testrun", err.Error())
 	}

@@ -22,6 +22,7 @@ type tally struct {
 	out                     io.Writer
 	passed, failed, skipped int
 	left                    int                 // to other runs
+	warnings                int                 // of tests whose output is not shown
 	skips                   map[string][]string // reason -> tests
 	slow                    []timed
 	open                    map[string]*pkg
@@ -106,6 +107,9 @@ func (t *tally) close() {
 	}
 	if t.left > 0 {
 		t.say("\nleft to other runs, by chance: %d (make full has all)", t.left)
+	}
+	if t.warnings > 0 {
+		t.say("\nwarnings: %d (WARN above)", t.warnings)
 	}
 	t.say("\n%d passed, %d failed, %d skipped", t.passed, t.failed, t.skipped)
 }
@@ -192,6 +196,24 @@ func (t *tally) result(name, testName string, p *pkg, x *test) {
 	case x.result == "fail" && !(x.parent && failedBelow(p, testName)):
 		p.failed++
 		t.fail(where, strings.Join(x.output, ""))
+		return
+	}
+	t.warn(where, x.output)
+}
+
+// warn tells what a test warns of whose output is not shown: what it logged that begins so, with the lines of that.
+func (t *tally) warn(where string, output []string) {
+	warns := false
+	for _, line := range output {
+		if !warns || !strings.HasPrefix(line, "        ") { // a further line
+			m := logged.FindStringSubmatch(strings.TrimRight(line, "\n"))
+			if warns = m != nil && strings.HasPrefix(m[1], "warning:"); !warns {
+				continue
+			}
+			t.warnings++
+			t.say("WARN  %s", where)
+		}
+		t.say("      %s", strings.TrimSpace(line))
 	}
 }
 

@@ -92,3 +92,37 @@ func TestTheSlowestAreTold(t *testing.T) {
 		t.Errorf("want %q in:\n%s", want, out.String())
 	}
 }
+
+// A test that passes warns as well as one that fails by a subtest.
+func TestWarningsAreTold(t *testing.T) {
+	for _, tt := range []struct{ name, result string }{{"passes", "pass"}, {"a subtest fails", "fail"}} {
+		t.Run(tt.name, func(t *testing.T) {
+			var out strings.Builder
+			tl := newTally(&out)
+			for _, e := range []event{
+				{Action: "run", Test: "A"},
+				{Action: "output", Test: "A", Output: "    a_test.go:3: chatter\n"},
+				{Action: "output", Test: "A", Output: "    a_test.go:4: warning: another kernel\n"},
+				{Action: "output", Test: "A", Output: "            b_test.go:1: than asked for\n"},
+				{Action: "run", Test: "A/x"},
+				{Action: "output", Test: "A", Output: "    a_test.go:5: more chatter\n"},
+				{Action: tt.result, Test: "A/x"}, {Action: tt.result, Test: "A"}, {Action: tt.result},
+			} {
+				e.Package = "p"
+				tl.take(e)
+			}
+			tl.close()
+			for _, want := range []string{
+				"WARN  p A\n      a_test.go:4: warning: another kernel\n      b_test.go:1: than asked for\n",
+				"\nwarnings: 1 (WARN above)\n\n",
+			} {
+				if !strings.Contains(out.String(), want) {
+					t.Errorf("want %q in:\n%s", want, out.String())
+				}
+			}
+			if strings.Contains(out.String(), "chatter") {
+				t.Errorf("more than the warning is told:\n%s", out.String())
+			}
+		})
+	}
+}

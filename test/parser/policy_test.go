@@ -59,6 +59,10 @@ func modelSeeds() int {
 	return 200
 }
 
+// slowSeeds is how often those run whose lanes are never empty, 3 to 10 seconds each: the others take half a second. At
+// full length the package takes some 20 minutes on two busy cores.
+func slowSeeds() int { return max(1, modelSeeds()/20) }
+
 // And each does, once it has left.
 func TestNoFlowGoesOnInAnotherQueueBeforeItHasLeftTheOld(t *testing.T) {
 	_, seed := seeded(t)
@@ -109,7 +113,7 @@ func TestFlowsLeaveALaneThatIsFull(t *testing.T) {
 func TestFlowsLeaveALaneThatIsBusy(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds() / 4) {
+	for i := range uint64(slowSeeds()) {
 		run(t, bin, fmt.Sprint(seed+2*i), modelPackets, "busy", "tcx")
 		run(t, bin, fmt.Sprint(seed+2*i+1), modelPackets, "busy", "xdp")
 	}
@@ -143,7 +147,7 @@ func TestFlowsThatShareASlotKeepTheirOrder(t *testing.T) {
 func TestACoreUndoesNothingOfAnotherOne(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds() / 4) {
+	for i := range uint64(slowSeeds()) {
 		run(t, bin, fmt.Sprint(seed+2*i), modelPackets, "helped", "share", "tcx")
 		run(t, bin, fmt.Sprint(seed+2*i+1), modelPackets, "helped", "share", "xdp")
 	}
@@ -153,7 +157,7 @@ func TestACoreUndoesNothingOfAnotherOne(t *testing.T) {
 func TestFlowsThatShareASlotLeaveItsLane(t *testing.T) {
 	_, seed := seeded(t)
 	bin := compileModel(t, sanitizers)
-	for i := range uint64(modelSeeds() / 4) {
+	for i := range uint64(slowSeeds()) {
 		for _, lane := range []string{"busy", "flood"} {
 			run(t, bin, fmt.Sprint(seed+2*i), modelPackets, lane, "share", "tcx")
 			run(t, bin, fmt.Sprint(seed+2*i+1), modelPackets, lane, "share", "xdp")

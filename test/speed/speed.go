@@ -6,11 +6,32 @@ package speed
 
 import (
 	"flag"
+	"hash/fnv"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 )
+
+// Draw is the variable with the number that decides what a short run has: with the same number it has the same.
+const Draw = "OVERLANE_TEST_DRAW"
+
+// drawn is that number, by chance where the variable has none.
+var drawn = draw()
+
+func draw() uint64 {
+	text := os.Getenv(Draw)
+	if text == "" {
+		return uint64(rand.Uint32())
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		panic(Draw + ": " + err.Error())
+	}
+	return n
+}
 
 // Long leaves a test out of a short run.
 func Long(tb testing.TB) {
@@ -22,10 +43,14 @@ func Long(tb testing.TB) {
 
 // Every tells of each row of a table in turn whether it runs: all do, and in a short run every nth, from one that
 // chance chooses.
-func Every(n int) (runs func() bool) {
+func Every(tb testing.TB, n int) (runs func() bool) {
+	tb.Helper()
 	i, first := 0, 0
 	if testing.Short() {
-		first = rand.IntN(n)
+		tb.Logf("%s=%d", Draw, drawn)
+		h := fnv.New64a()
+		h.Write([]byte(tb.Name()))
+		first = rand.New(rand.NewPCG(drawn, h.Sum64())).IntN(n)
 	} else {
 		n = 1
 	}
@@ -38,11 +63,8 @@ func Every(n int) (runs func() bool) {
 // OtherRun begins the reason of a test that Turn has left to another run.
 const OtherRun = "left to another run: "
 
-// turns are the calls of Turn; first is which half of them runs.
-var (
-	turns atomic.Int32
-	first = rand.Int32N(2)
-)
+// turns are the calls of Turn.
+var turns atomic.Int32
 
 // Turn has every second test that calls it come in a short run: chance chooses which half. Subtests come with their
 // test: Every is for these. A test that -run names is never left.
@@ -51,7 +73,7 @@ func Turn(tb testing.TB) {
 	if !testing.Short() || strings.Contains(tb.Name(), "/") || flag.Lookup("test.run").Value.String() != "" {
 		return
 	}
-	if turns.Add(1)%2 == first {
-		tb.Skip(OtherRun + "each has every second one")
+	if uint64(turns.Add(1))%2 == drawn%2 {
+		tb.Skipf("%seach has every second one (%s=%d)", OtherRun, Draw, drawn)
 	}
 }

@@ -89,7 +89,7 @@ func (l Line) Kernel(ctx context.Context, cache string) (*Kernel, error) {
 	if release != l.pinned() {
 		err = os.WriteFile(filepath.Join(dir, newestFile), []byte(release), 0o644)
 	}
-	return k, errors.Join(err, prune(dir, release, l.pinned()))
+	return k, errors.Join(err, l.prune(dir, release))
 }
 
 // newestFile names the newest kernel of a folder, as of when it was written.
@@ -214,8 +214,14 @@ func (l Line) open(dir, release string) (*Kernel, error) {
 	return k, nil
 }
 
-// prune removes kernels that are neither.
-func prune(dir string, keep ...string) error {
+// prune removes kernels but this one and the pinned ones of all lines, whatever this one asks for: other tests
+// share the folder, and the archive may have them no more.
+func (l Line) prune(dir, release string) error {
+	keep := []string{release}
+	for _, other := range Lines {
+		other.Generic = l.Generic
+		keep = append(keep, other.pinned())
+	}
 	old, err := filepath.Glob(filepath.Join(dir, "*-amd64"))
 	if err != nil {
 		return err

@@ -55,3 +55,24 @@ func TestAKernelThatIsNotThePinnedOneWarns(t *testing.T) {
 		}
 	}
 }
+
+// A test that asks for the newest kernel takes the pinned one from no other test.
+func TestPinnedKernelsStayInTheCache(t *testing.T) {
+	dir := t.TempDir()
+	newest := Lines[len(Lines)-1]
+	pinned := newest.pinned()
+	newest.Pin = ""
+	for _, release := range []string{"7.0.1-cloud-amd64", "7.99.1-cloud-amd64", pinned} {
+		if err := os.Mkdir(filepath.Join(dir, release), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := newest.prune(dir, "7.99.1-cloud-amd64"); err != nil {
+		t.Fatal(err)
+	}
+	for release, stays := range map[string]bool{"7.0.1-cloud-amd64": false, "7.99.1-cloud-amd64": true, pinned: true} {
+		if _, err := os.Stat(filepath.Join(dir, release)); (err == nil) != stays {
+			t.Errorf("%s: %v", release, err)
+		}
+	}
+}

@@ -292,31 +292,49 @@ func TestRealReorderingIsSeen(t *testing.T) {
 func TestEveryScenarioGivesItsMetrics(t *testing.T) {
 	speed.Turn(t)
 	e := newEnv(t, bed.Options{}, Config{Scenario: "udp-one"})
-	turn := speed.Every(3)
-	for name, want := range map[string][]string{
-		"udp-one":          {report.KPPS, report.CPUPerMpkt, report.Reordered, report.Duplicated, report.Dropped, report.GeneratorIdle},
-		"udp-read":         {report.KPPS, report.Unread, report.CPUPerMpkt, report.Reordered, report.Duplicated, report.Dropped, report.GeneratorIdle},
-		"udp-large":        {report.KPPS, report.Gbps, report.CPUPerMpkt, report.Reordered},
-		"tcp-one":          {report.Gbps, report.Retransmits, report.OFO, report.SACKReorder, report.CPUPerGB},
-		"latency-idle":     {report.P50, report.P99, report.P999},
-		"latency-load":     {report.P50, report.P99, report.P999, report.BulkKPPS, report.GeneratorIdle},
-		"latency-rr":       {report.RRP50, report.RRP99, report.RRP999, report.BulkKPPS},
-		"latency-load-tcp": {report.P50, report.P99, report.BulkGbps},
-		"memcached":        {report.RPS, report.Avg, report.P50, report.P99, report.P999, report.BulkKPPS, "rps_bulk_kpps", report.Retransmits},
-		"web":              {report.RPS, report.Avg, report.P50, report.P99, report.P999, report.BulkGbps, "rps_bulk_gbps", report.MissedSlots},
-		"streamline":       {report.KPPS, report.Min, report.Mean, report.P50, report.P99, report.LossFreeKPPS, report.GeneratorIdle},
-		"overload":         {report.KPPS, "x2_kpps", "x4_kpps", "kept_x2", "kept_x4"},
-	} {
+	type row struct {
+		name string
+		want []string
+	}
+	table := []row{
+		{"udp-one", []string{report.KPPS, report.CPUPerMpkt, report.Reordered, report.Duplicated, report.Dropped, report.GeneratorIdle}},
+		{"udp-many", []string{report.KPPS, report.CPUPerMpkt, report.Reordered, report.Duplicated, report.Dropped}},
+		{"udp-mixed", []string{report.KPPS, report.CPUPerMpkt, report.Reordered, report.Duplicated, report.Dropped}},
+		{"udp-read", []string{report.KPPS, report.Unread, report.CPUPerMpkt, report.Reordered, report.Duplicated, report.Dropped, report.GeneratorIdle}},
+		{"udp-large", []string{report.KPPS, report.Gbps, report.CPUPerMpkt, report.Reordered}},
+		{"tcp-one", []string{report.Gbps, report.Retransmits, report.OFO, report.SACKReorder, report.CPUPerGB}},
+		{"tcp-many", []string{report.Gbps, report.Retransmits, report.CoreSpread}},
+		{"tcp-sizes", []string{report.Gbps, report.CPUPerGB}},
+		{"latency-idle", []string{report.P50, report.P99, report.P999}},
+		{"latency-load", []string{report.P50, report.P99, report.P999, report.BulkKPPS, report.GeneratorIdle}},
+		{"latency-busy", []string{report.P50, report.P99, report.BulkKPPS}},
+		{"latency-sweep", []string{report.P50, report.P99, report.BulkKPPS}},
+		{"latency-rr", []string{report.RRP50, report.RRP99, report.RRP999, report.BulkKPPS}},
+		{"latency-load-tcp", []string{report.P50, report.P99, report.BulkGbps}},
+		{"memcached", []string{report.RPS, report.Avg, report.P50, report.P99, report.P999, report.BulkKPPS, "rps_bulk_kpps", report.Retransmits}},
+		{"web", []string{report.RPS, report.Avg, report.P50, report.P99, report.P999, report.BulkGbps, "rps_bulk_gbps", report.MissedSlots}},
+		{"streamline", []string{report.KPPS, report.Min, report.Mean, report.P50, report.P99, report.LossFreeKPPS, report.GeneratorIdle}},
+		{"cross-check", []string{"p50_to_sockperf", "packet_to_sockperf", "sockperf_p50_us", "back_p50_us"}},
+		{Stages, []string{report.KPPS, report.StageMetric(report.AllStages)}},
+		{"overload", []string{report.KPPS, "x2_kpps", "x4_kpps", "kept_x2", "kept_x4"}},
+	}
+	for _, name := range scenarioNames() {
+		if !slices.ContainsFunc(table, func(r row) bool { return r.name == name }) {
+			t.Errorf("no row for %s", name)
+		}
+	}
+	turn := speed.Every(t, 3)
+	for _, tt := range table {
 		if !turn() {
 			continue
 		}
-		t.Run(name, func(t *testing.T) {
-			s, _ := find(name)
+		t.Run(tt.name, func(t *testing.T) {
+			s, _ := find(tt.name)
 			if err := s.possible(e.bed); err != nil {
 				t.Skip(err)
 			}
 			one := *e
-			cfg := Config{Scenario: name, Length: 300 * time.Millisecond, eager: true}
+			cfg := Config{Scenario: tt.name, Length: 300 * time.Millisecond, eager: true}
 			if err := cfg.Normalize(e.bed.NIC); err != nil {
 				t.Fatal(err)
 			}
@@ -337,7 +355,7 @@ func TestEveryScenarioGivesItsMetrics(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, m := range want {
+			for _, m := range tt.want {
 				if x, ok := got[m]; !ok {
 					t.Errorf("no %s in %v", m, got)
 				} else if hasRate(m) && !(x > 0) {

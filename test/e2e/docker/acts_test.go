@@ -23,7 +23,7 @@ const alone = "metrics: off\nmicroflows: {mode: off}\n"
 
 // Each mechanism acts between containers, takes nothing from their traffic, and leaves nothing.
 func TestMechanismsActBetweenContainers(t *testing.T) {
-	turn := speed.Every(3)
+	turn := speed.Every(t, 3)
 	for _, tt := range []struct {
 		name, config string
 		of           string // the mechanism

@@ -228,7 +228,7 @@ func removeGroups(name string) error {
 			if e == nil || os.IsNotExist(e) {
 				break
 			}
-			if time.Since(begin) > 5*time.Second {
+			if time.Since(begin) > rig.Patience {
 				err = errors.Join(err, e)
 				break
 			}

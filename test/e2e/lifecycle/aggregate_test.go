@@ -71,19 +71,22 @@ func joined(t *testing.T, v traffic.Verdict, ends uint64) {
 }
 
 func TestAggregationComesWithTrafficAndGoesWithTheDaemon(t *testing.T) {
-	turn := speed.Every(2)
-	for name, end := range map[string]func(*testing.T, *bed.Bed, *rig.Daemon){
-		"told to end": func(t *testing.T, _ *bed.Bed, d *rig.Daemon) {
+	turn := speed.Every(t, 2)
+	for _, tt := range []struct {
+		name string
+		end  func(*testing.T, *bed.Bed, *rig.Daemon)
+	}{
+		{"told to end", func(t *testing.T, _ *bed.Bed, d *rig.Daemon) {
 			d.Signal(unix.SIGTERM)
 			if code := d.Exited().ExitCode(); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
-		},
-		"killed": func(t *testing.T, _ *bed.Bed, d *rig.Daemon) {
+		}},
+		{"killed", func(t *testing.T, _ *bed.Bed, d *rig.Daemon) {
 			d.Signal(unix.SIGKILL)
 			killed(t, d.Exited())
-		},
-		"configured off": func(t *testing.T, b *bed.Bed, d *rig.Daemon) {
+		}},
+		{"configured off", func(t *testing.T, b *bed.Bed, d *rig.Daemon) {
 			d.Reload("pipeline: off\nmetrics: off\nmicroflows: {mode: off}\naggregate: off\n")
 			rig.Until(t, "it is off", func() (bool, string) {
 				m := d.Status().Mechanism("aggregate")
@@ -92,16 +95,16 @@ func TestAggregationComesWithTrafficAndGoesWithTheDaemon(t *testing.T) {
 			})
 			d.Signal(unix.SIGTERM)
 			d.Exited()
-		},
+		}},
 	} {
 		if !turn() {
 			continue
 		}
-		t.Run(name, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			b := lab(t, bed.Options{})
 			d, l := aggregating(t, b)
 			l.GoesOn()
-			end(t, b, d)
+			tt.end(t, b, d)
 			d.GoneBoth()
 			d.NothingLeft()
 			if on := forwarding(t, b); on != [2]bool{} {

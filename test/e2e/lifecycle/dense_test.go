@@ -50,7 +50,7 @@ func aborted(t *testing.T) func() uint64 {
 // look up there, from the first frame on. None is aborted, and what comes is in order.
 func TestProgramsComeAndGoInDenseTraffic(t *testing.T) {
 	rule := fmt.Sprintf("pipeline: off\npriority: {rules: [{name: load, proto: udp, port: %d}]}\n", traffic.Port)
-	turn := speed.Every(2)
+	turn := speed.Every(t, 2)
 	for _, tc := range []struct {
 		name, config string
 		acts         func(*testing.T, *rig.Daemon) bool

@@ -107,7 +107,7 @@ func reached(t *testing.T, b *bed.Bed, l *rig.Load) uint64 {
 // Traffic is there before the daemon, goes by the bridge, straight to the pod, and by the
 // bridge again.
 func TestExpressComesWithTrafficAndGoesWithTheDaemon(t *testing.T) {
-	turn := speed.Every(2)
+	turn := speed.Every(t, 2)
 	for _, tc := range []struct {
 		name  string
 		topo  bed.Topology

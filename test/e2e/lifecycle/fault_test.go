@@ -38,7 +38,7 @@ func TestKillBetweenAnyTwoSteps(t *testing.T) {
 			}
 		}},
 	}
-	points, turn := 0, speed.Every(4)
+	points, turn := 0, speed.Every(t, 4)
 	for n := 1; ; n++ {
 		died := false
 		for i, next := range successors {

@@ -85,7 +85,7 @@ func TestLinksThatFlap(t *testing.T) {
 // A device that goes, and another one that comes under its name, or under its number, too, before
 // the daemon has looked: it serves the new one, and takes nothing of the old one for its own.
 func TestADeviceThatIsReplacedIsServedAnew(t *testing.T) {
-	turn := speed.Every(2)
+	turn := speed.Every(t, 2)
 	for _, tc := range []struct {
 		name   string
 		number bool

@@ -33,7 +33,7 @@ func saysManual(t *testing.T, d *rig.Daemon, words ...string) {
 
 // What another program has set before is part of what the residue check compares with.
 func TestForeignSteeringIsLeftAlone(t *testing.T) {
-	turn := speed.Every(2)
+	turn := speed.Every(t, 2)
 	for _, tc := range []struct {
 		name, attr, value string
 		tunnel            bool

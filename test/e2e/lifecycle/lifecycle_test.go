@@ -135,7 +135,7 @@ func TestActsWhereTheNICsCoreIsNotConfigured(t *testing.T) {
 }
 
 func TestTermRestoresAndEndsWithZero(t *testing.T) {
-	turn := speed.Every(2)
+	turn := speed.Every(t, 2)
 	for _, tier := range []string{"tc", "xdp"} {
 		if !turn() {
 			continue

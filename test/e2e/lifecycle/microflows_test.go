@@ -30,14 +30,16 @@ func laneOf(st control.Status, stage string) (n uint64) {
 	return n
 }
 
+// tiers are where elephants are split: before the NIC's stage, and behind it.
+var tiers = []struct{ tier, stage string }{{"xdp", "nic"}, {"tc", "tunnel"}}
+
 func TestElephantsAreSplitAndBecomeWholeAgain(t *testing.T) {
-	// Before the NIC's stage, and behind it.
-	turn := speed.Every(2)
-	for tier, stage := range map[string]string{"xdp": "nic", "tc": "tunnel"} {
+	turn := speed.Every(t, 2)
+	for _, at := range tiers {
 		if !turn() {
 			continue
 		}
-		t.Run(tier, func(t *testing.T) { splitAndWholeAgain(t, "tier: "+tier+"\n", stage) })
+		t.Run(at.tier, func(t *testing.T) { splitAndWholeAgain(t, "tier: "+at.tier+"\n", at.stage) })
 	}
 }
 
@@ -101,34 +103,37 @@ func TestTheProgramOnTheNICGoesWithMicroflows(t *testing.T) {
 // Micro-flows are on their way through the lanes when the daemon is killed: nothing stays, and
 // what comes after it comes whole, in order.
 func TestMicroflowsAreTakenBackAfterAKill(t *testing.T) {
-	turn := speed.Every(2)
-	for tier, stage := range map[string]string{"xdp": "nic", "tc": "tunnel"} {
-		for name, kill := range map[string]func(*testing.T, *rig.Daemon){
-			"the daemon": func(t *testing.T, d *rig.Daemon) {
+	turn := speed.Every(t, 2)
+	for _, at := range tiers {
+		for _, end := range []struct {
+			name string
+			kill func(*testing.T, *rig.Daemon)
+		}{
+			{"the daemon", func(t *testing.T, d *rig.Daemon) {
 				d.Signal(unix.SIGKILL)
 				killed(t, d.Exited())
 				d.GoneBoth()
-			},
-			"the guardian, too": func(t *testing.T, d *rig.Daemon) {
+			}},
+			{"the guardian, too", func(t *testing.T, d *rig.Daemon) {
 				killBoth(t, d)
 				if r := d.Verb("off"); r.Code != 0 {
 					t.Errorf("overlane off: %s", r)
 				}
-			},
+			}},
 		} {
 			if !turn() {
 				continue
 			}
-			t.Run(tier+"/"+name, func(t *testing.T) {
+			t.Run(at.tier+"/"+end.name, func(t *testing.T) {
 				b := lab(t, bed.Options{})
 				before := masks(t, b)
-				d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: microflows("1Mbit") + "tier: " + tier + "\n"})
+				d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: microflows("1Mbit") + "tier: " + at.tier + "\n"})
 				l := rig.StartLoad(t, b, 2)
 				rig.Until(t, "both flows are split", func() (bool, string) {
 					st := d.Status()
-					return st.Counters.Splits >= 2 && laneOf(st, stage) > 1000, fmt.Sprintf("%+v", st.Counters)
+					return st.Counters.Splits >= 2 && laneOf(st, at.stage) > 1000, fmt.Sprintf("%+v", st.Counters)
 				})
-				kill(t, d)
+				end.kill(t, d)
 				d.NothingLeft()
 				if now := masks(t, b); now != before {
 					t.Errorf("masks are %s, were %s", now, before)

@@ -162,7 +162,7 @@ func on(t *testing.T, ns *netns.Handle, dev string, at ebpf.AttachType) (names [
 // A foreign dataplane sees no packet otherwise than without us: wherever on the way its
 // programs are, none of ours is on it. Everything that reports says whose it is.
 func TestForeignDataplaneIsLeftAlone(t *testing.T) {
-	turn := speed.Every(2)
+	turn := speed.Every(t, 2)
 	for _, tc := range []struct {
 		name, program, owner string
 		hang                 func(*witness, *bed.Host)

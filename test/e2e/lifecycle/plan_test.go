@@ -45,7 +45,7 @@ func TestRunExecutesWhatPlanPrints(t *testing.T) {
 	const tc, xdp = "tier: tc\n" + alone, "tier: xdp\n" + alone
 	const rule = "priority: {threads: %s, rules: [{name: ssh, proto: tcp, port: 22}]}"
 	mask := func(t *testing.T, h *bed.Host) { rig.SetQueue(t, h.Pods[1].NS, bed.PodDev, "rps_cpus", "2") }
-	turn := speed.Every(3)
+	turn := speed.Every(t, 3)
 	for _, row := range []struct {
 		name    string
 		o       bed.Options

@@ -286,7 +286,7 @@ func TestNewThreadsOfTheNICAreBound(t *testing.T) {
 // A veth without GRO, as the underlay of a cluster in containers is one, has nothing
 // to poll when our program is gone; it can be switched back all the same.
 func TestVethWithoutGROIsSwitchedBack(t *testing.T) {
-	turn := speed.Every(2)
+	turn := speed.Every(t, 2)
 	for _, end := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
 		if !turn() {
 			continue

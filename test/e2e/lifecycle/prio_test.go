@@ -44,23 +44,26 @@ func startPriority(t *testing.T, b *bed.Bed) (*rig.Daemon, *rig.Load) {
 }
 
 func TestPriorityIsTakenBackByTermOffAndAfterAKill(t *testing.T) {
-	turn := speed.Every(2)
-	for name, end := range map[string]func(*rig.Daemon){
-		"term": func(d *rig.Daemon) { d.Signal(unix.SIGTERM) },
-		"kill": func(d *rig.Daemon) { d.Signal(unix.SIGKILL) },
-		"off": func(d *rig.Daemon) {
+	turn := speed.Every(t, 2)
+	for _, tt := range []struct {
+		name string
+		end  func(*rig.Daemon)
+	}{
+		{"term", func(d *rig.Daemon) { d.Signal(unix.SIGTERM) }},
+		{"kill", func(d *rig.Daemon) { d.Signal(unix.SIGKILL) }},
+		{"off", func(d *rig.Daemon) {
 			if r := d.Verb("off"); r.Code != 0 {
 				t.Errorf("overlane off: %s", r)
 			}
-		},
+		}},
 	} {
 		if !turn() {
 			continue
 		}
-		t.Run(name, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			b := lab(t, bed.Options{NIC: bed.Softirq})
 			d, l := startPriority(t, b)
-			end(d)
+			tt.end(d)
 			d.Exited()
 			d.GoneBoth()
 			if threaded(t, b) {
@@ -69,7 +72,7 @@ func TestPriorityIsTakenBackByTermOffAndAfterAKill(t *testing.T) {
 			// Many drivers reset the NIC when a program goes. Threads that are given back meanwhile have hung igb.
 			back := strings.Index(d.Log(), `"setting restored" setting=threaded`)
 			off := strings.Index(d.Log(), `"program detached" mechanism=priority`)
-			if name != "kill" && (back < 0 || off < back) {
+			if tt.name != "kill" && (back < 0 || off < back) {
 				t.Errorf("threads of the NIC were to be given back (at %d) before its program went (at %d):\n%s", back, off, d.Log())
 			}
 			l.GoesOn()
@@ -82,18 +85,18 @@ func TestPriorityIsTakenBackByTermOffAndAfterAKill(t *testing.T) {
 // the daemon is killed.
 func TestPriorityIsTakenBackAfterAKillInEachOfItsModes(t *testing.T) {
 	rule := fmt.Sprintf("rules: [{name: load, proto: udp, port: %d}]", traffic.Port)
-	turn := speed.Every(2)
-	for name, mode := range map[string]string{"sync": "mode: sync, ", "two lanes": "threads: off, ", "batch": ""} {
+	turn := speed.Every(t, 2)
+	for _, tt := range []struct{ name, mode string }{{"sync", "mode: sync, "}, {"two lanes", "threads: off, "}, {"batch", ""}} {
 		if !turn() {
 			continue
 		}
-		t.Run(name, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			b := lab(t, bed.Options{})
-			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: "pipeline: off\nmetrics: off\npriority: {" + mode + rule + "}\n"})
+			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: "pipeline: off\nmetrics: off\npriority: {" + tt.mode + rule + "}\n"})
 			l := rig.StartLoad(t, b, 4)
 			rig.Until(t, "latency traffic is about", func() (bool, string) {
 				c := d.Status().Counters
-				return c.LatencyPackets > 10000 && (name != "sync" || c.ShortCut > 10000), fmt.Sprintf("%+v", c)
+				return c.LatencyPackets > 10000 && (tt.name != "sync" || c.ShortCut > 10000), fmt.Sprintf("%+v", c)
 			})
 			d.Signal(unix.SIGKILL)
 			killed(t, d.Exited())

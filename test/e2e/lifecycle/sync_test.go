@@ -33,7 +33,7 @@ func device(t *testing.T, ns *netns.Handle, name string, fn func(netlink.Link) e
 // Latency traffic goes from the tunnel straight to the pod as long as no policy is
 // between them, and by the bridge as soon as one is.
 func TestRedirectPathsEndWhereAPolicyComes(t *testing.T) {
-	turn := speed.Every(2)
+	turn := speed.Every(t, 2)
 	for _, topo := range []bed.Topology{bed.Bridged, bed.Nested} {
 		if !turn() {
 			continue

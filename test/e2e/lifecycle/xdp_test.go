@@ -33,7 +33,7 @@ const refusal = "XDP expects number of rx queues"
 // A driver that refuses XDP, with whatever number, ends nothing: the NIC is left alone, once, with the
 // kernel's reason, and what remains acts behind the NIC's stage.
 func TestADriverThatRefusesXDPEndsNothing(t *testing.T) {
-	turn := speed.Every(2)
+	turn := speed.Every(t, 2)
 	for _, tc := range []struct {
 		name, config, mechanism string
 		state                   control.MechanismState

@@ -19,7 +19,7 @@ import (
 func TestFlowsOfAKilledDaemonDrain(t *testing.T) {
 	rig.NeedCores(t, 2)
 	b := rig.Lab(t, bed.Options{})
-	turn := speed.Every(2)
+	turn := speed.Every(t, 2)
 	for _, by := range []means{tc, xdp} {
 		if !turn() {
 			continue

@@ -42,14 +42,14 @@ var (
 	lanes    = flag.String("e2e.cores", "", "cores that the product may use (empty: those that the bed has for it)")
 )
 
-// tooLong only decides when a run of volume 1 has failed.
+// tooLong only decides when a run of volume 1 has failed: it takes seconds, and some tens on a busy machine.
 var tooLong time.Duration
 
 // given are the cores of -e2e.cores.
 var given config.CPUList
 
 func TestMain(m *testing.M) {
-	flag.DurationVar(&tooLong, "e2e.limit", time.Minute, "by when a run of volume 1 has had enough packets and lane changes; if shorter, twice as long for all else")
+	flag.DurationVar(&tooLong, "e2e.limit", 5*time.Minute, "by when a run of volume 1 has had enough packets and lane changes; if shorter than a minute, twice as long for all else")
 	flag.Parse()
 	if tooLong < time.Minute {
 		rig.Patience = 2 * tooLong

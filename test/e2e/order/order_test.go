@@ -102,7 +102,7 @@ func TestOrderOfOthers(t *testing.T) {
 }
 
 func inBeds(t *testing.T, runs []run) {
-	turn := speed.Every(3)
+	turn := speed.Every(t, 3)
 	runs = slices.DeleteFunc(slices.Clone(runs), func(run) bool { return !turn() })
 	// One bed at a time: those that run later would only take memory.
 	for len(runs) > 0 {

@@ -83,7 +83,7 @@ func (r ruled) priority() string {
 // Packets of a flow arrive in order and once while rules make it overtake bulk and
 // be bulk again, and while priority comes and goes; drops are counted.
 func TestOrderOfClasses(t *testing.T) {
-	turn := speed.Every(3)
+	turn := speed.Every(t, 3)
 	for _, nic := range []bed.NIC{bed.Thread, bed.Softirq} {
 		b := rig.Lab(t, bed.Options{NIC: nic, Queues: *queues})
 		for _, r := range runs {

@@ -15,6 +15,7 @@ import (
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/lab/datagram"
 	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/test/e2e/rig"
 )
 
 // load is what traffic a run gets.
@@ -202,7 +203,7 @@ func (tr *stream) judge(t *testing.T, own account) {
 			t.Fatal(err)
 		}
 		maps.Copy(a, own)
-		if v.Received+a.sum() == sent || time.Since(begun) > 2*time.Second {
+		if v.Received+a.sum() == sent || time.Since(begun) > rig.Patience {
 			break
 		}
 	}

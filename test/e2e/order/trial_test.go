@@ -21,7 +21,7 @@ import (
 // itself the pipeline is on trial; with a small, sparse flow beside, so is priority.
 func TestTrialsKeepOrder(t *testing.T) {
 	b := rig.Lab(t, bed.Options{NIC: bed.Thread})
-	turn := speed.Every(3)
+	turn := speed.Every(t, 3)
 	for _, c := range []struct{ name, mechanism, config string }{
 		{"pipeline", "pipeline", "aggregate: off\npriority: {mode: off}\n"},
 		{"priority", "priority", "pipeline: off\nmicroflows: {mode: off}\naggregate: off\n"},
