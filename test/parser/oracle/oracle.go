@@ -45,6 +45,7 @@ type Kind int
 const (
 	VXLAN Kind = iota + 1
 	Geneve
+	Unknown // to the kernel side, too
 )
 
 // AnyVNI as a tunnel's VNI: it takes every VNI of its port.
@@ -130,6 +131,8 @@ func Classify(v View, tunnels []Tunnel) (Flow, Reason) {
 			return Flow{}, BadTunnelHeader
 		}
 		options = int(th[0]&0x3f) * 4
+	default:
+		return Flow{}, BadTunnelHeader
 	}
 	inner := udp + 8 + 8 + options
 	udpEnd := udp + int(binary.BigEndian.Uint16(v.Data[udp+4:]))
