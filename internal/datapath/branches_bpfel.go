@@ -176,8 +176,9 @@ type branchesOlElephant struct {
 type branchesOlFrag struct {
 	_        structs.HostLayout
 	Datagram uint64
-	Slot     uint32
-	Pad      uint32
+	Flow     uint64
+	Class    uint32
+	Rule     uint32
 }
 
 type branchesOlLeave struct {

@@ -135,8 +135,9 @@ type syncOlCuts struct {
 type syncOlFrag struct {
 	_        structs.HostLayout
 	Datagram uint64
-	Slot     uint32
-	Pad      uint32
+	Flow     uint64
+	Class    uint32
+	Rule     uint32
 }
 
 type syncOlLeave struct {

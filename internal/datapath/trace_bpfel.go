@@ -135,8 +135,9 @@ type traceOlCuts struct {
 type traceOlFrag struct {
 	_        structs.HostLayout
 	Datagram uint64
-	Slot     uint32
-	Pad      uint32
+	Flow     uint64
+	Class    uint32
+	Rule     uint32
 }
 
 type traceOlLeave struct {
