@@ -495,7 +495,10 @@ struct ol_flow {
 	__u8 v6;
 	__u8 proto;
 	__u8 fragment;
-	__u8 dscp; /* no part of what tells flows apart */
+	/* No part of what tells flows apart: */
+	__u8 dscp;
+	__u16 l4;  /* where the packet's transport header begins in its frame ... */
+	__u16 len; /* ... and its length, with all that follows; 0 of later fragments */
 };
 
 /* A device and an Ethernet address: of a pod behind a tunnel, or of who sends to it. */

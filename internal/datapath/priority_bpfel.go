@@ -229,7 +229,8 @@ type priorityOlJudged struct {
 		Proto    uint8
 		Fragment uint8
 		Dscp     uint8
-		_        [4]byte
+		L4       uint16
+		Len      uint16
 	}
 	Is struct {
 		_      structs.HostLayout
@@ -453,7 +454,8 @@ type priorityOlRecent struct {
 		Proto    uint8
 		Fragment uint8
 		Dscp     uint8
-		_        [4]byte
+		L4       uint16
+		Len      uint16
 	}
 	Seq   uint32
 	Slot  uint32
@@ -534,7 +536,8 @@ type priorityOlSparse struct {
 		Proto    uint8
 		Fragment uint8
 		Dscp     uint8
-		_        [4]byte
+		L4       uint16
+		Len      uint16
 	}
 	Window    uint32
 	Seen      uint32
