@@ -923,8 +923,8 @@ static __always_inline int ol_any_tunnel_at(const struct ol_policy *policy, __u1
 	__u32 i;
 
 	for (i = 0; i < OL_MAX_TUNNELS && i < policy->nr_tunnels; i++)
-		if (policy->tunnel[i].port == port)
-			return port != 0;
+		if (policy->tunnel[i].kind && policy->tunnel[i].port == port)
+			return 1;
 	return 0;
 }
 

@@ -446,13 +446,6 @@ type stagesOlTunnel struct {
 	Pad   [3]uint8
 }
 
-type stagesOlTunnelKind uint32
-
-const (
-	stagesOlTunnelKindOL_KIND_VXLAN  stagesOlTunnelKind = 1
-	stagesOlTunnelKindOL_KIND_GENEVE stagesOlTunnelKind = 2
-)
-
 type stagesOlTurn struct {
 	_    structs.HostLayout
 	Turn uint64
