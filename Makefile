@@ -8,10 +8,12 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(PATH):/usr/local/go/bin
 GO ?= go
 
-# The one place where compilers and linters are pinned. bpf2go reads the
-# BPF2GO_ variables; the scripts read the others.
+# The one place where compilers, their flags and linters are pinned. bpf2go reads
+# the BPF2GO_ variables; the scripts read the others.
 LLVM := 19
 export BPF2GO_CC ?= clang-$(LLVM)
+export BPF2GO_CFLAGS ?= -O2 -g -Wall -Werror -Wno-unused-function -mcpu=v3 \
+	-I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
 export BPF2GO_STRIP ?= llvm-strip-$(LLVM)
 export CLANG_FORMAT ?= clang-format-$(LLVM)
 export STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2

@@ -171,8 +171,8 @@ enum ol_flag {
 /* A tunnel whose packets are steered; its place in the policy is its index. */
 struct ol_tunnel {
 	__u32 vni;
-	__u16 port;  /* host byte order; 0: no tunnel here */
-	__u8 kind;   /* enum ol_tunnel_kind */
+	__u16 port;  /* host byte order */
+	__u8 kind;   /* enum ol_tunnel_kind; 0: no tunnel here */
 	__u8 no_gro; /* the device's GRO is off: no NAPI poll between underlay and RPS */
 	__u8 outer;  /* outer IP version that it takes, or 0 for both */
 	__u8 pad[3];
@@ -495,7 +495,10 @@ struct ol_flow {
 	__u8 v6;
 	__u8 proto;
 	__u8 fragment;
-	__u8 dscp; /* no part of what tells flows apart */
+	/* No part of what tells flows apart: */
+	__u8 dscp;
+	__u16 l4;  /* where the packet's transport header begins in its frame ... */
+	__u16 len; /* ... and its length, with all that follows; 0 of later fragments */
 };
 
 /* A device and an Ethernet address: of a pod behind a tunnel, or of a sender to it. */

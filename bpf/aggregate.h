@@ -31,47 +31,27 @@ struct ol_datagram {
 #define OL_FOLLOWS_WITHIN 8
 
 /*
- * A flow's addresses, protocol and ports, mixed; 0 of what has none: other protocols, options,
- * fragments.
+ * Names a packet's flow, 0 if it is not plain (ol_plain_ports). Returns whether it is of UDP, as far as GRO
+ * would join it.
  */
-OL_INLINE __u64 ol_mixed_flow(const __u8 *data, const __u8 *end)
-{
-	const __u8 *ip = data + OL_ETH_HLEN, *l4;
-	__u64 mixed = 0;
-	__u8 proto;
-	__u16 kind;
-	int i;
-
-	if (ip + 20 + 4 > end)
-		return 0;
-	kind = ol_be16(data + 12);
-	if (kind == OL_ETH_P_IP) {
-		if (ip[0] != 0x45 || ol_be16(ip + 6) & 0x3fff)
-			return 0;
-		proto = ip[9];
-		mixed = (__u64)ol_word(ip + 12) << 32 | ol_word(ip + 16);
-		l4 = ip + 20;
-	} else {
-		if (kind != OL_ETH_P_IPV6 || ip + 40 + 4 > end)
-			return 0;
-		proto = ip[6];
-		for (i = 8; i < 40; i += 8)
-			mixed = mixed * 31 + ((__u64)ol_word(ip + i) << 32 | ol_word(ip + i + 4));
-		l4 = ip + 40;
-	}
-	if (proto != OL_IPPROTO_TCP && proto != OL_IPPROTO_UDP)
-		return 0;
-	mixed = (mixed ^ ol_word(l4) + proto) * 0x9e3779b97f4a7c15ULL;
-	return mixed + !mixed;
-}
-
-/* Of UDP, as far as GRO would join it: no VLAN, options, fragments or extension headers? */
 OL_INLINE int ol_datagram_of(const __u8 *data, const __u8 *end, struct ol_datagram *d)
 {
-	const __u8 *ip = data + OL_ETH_HLEN;
+	__u8 proto;
+	const __u8 *l4 = ol_plain_ports(data, end, &proto), *ip = data + OL_ETH_HLEN;
+	__u64 mixed;
+	int i;
 
-	d->flow = ol_mixed_flow(data, end);
-	return d->flow && (ip[0] >> 4 == 4 ? ip[9] : ip[6]) == OL_IPPROTO_UDP;
+	d->flow = 0;
+	if (!l4)
+		return 0;
+	/* All of IPv4's addresses, and the last of IPv6's. */
+	mixed = (__u64)ol_word(l4 - 8) << 32 | ol_word(l4 - 4);
+	if (ip[0] >> 4 == 6)
+		for (i = 8; i < 32; i += 8)
+			mixed = mixed * 31 + ((__u64)ol_word(ip + i) << 32 | ol_word(ip + i + 4));
+	mixed = (mixed ^ ol_word(l4) + proto) * 0x9e3779b97f4a7c15ULL;
+	d->flow = mixed + !mixed;
+	return proto == OL_IPPROTO_UDP;
 }
 
 /* Could GRO have joined this datagram to the last one of its flow? A shorter one ends a run. */

@@ -9,25 +9,19 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/*
- * Sequence numbers of a TCP packet, as GRO has made it, in a frame that begins at `inner`.
- * Returns 0 if it has none to go by.
- */
-static __always_inline int ol_tcp_range(struct __sk_buff *skb, __u32 inner, int v6, __u32 *seq,
+/* Sequence numbers of a TCP packet, as GRO has made it. Returns 0 if it has none to go by. */
+static __always_inline int ol_tcp_range(struct __sk_buff *skb, const struct ol_flow *f, __u32 *seq,
 					__u32 *end)
 {
-	__u32 l4, total;
+	__u32 len = f->len, room = skb->len - f->l4;
 	__u8 head[20];
 
-	if (bpf_skb_load_bytes(skb, inner + OL_ETH_HLEN - 2, head, OL_INNER_READ) ||
-	    !ol_inner_tcp(head, inner, v6, &l4, &total))
+	if (bpf_skb_load_bytes(skb, f->l4, head, sizeof(head)))
 		return 0;
 	/* Padding is no data; of a super-packet the length may not fit into the header. */
-	if (skb->gso_size || total > skb->len)
-		total = skb->len;
-	if (total < l4 || bpf_skb_load_bytes(skb, l4, head, sizeof(head)))
-		return 0;
-	return ol_tcp_seqs(head, total - l4, seq, end);
+	if (skb->gso_size || len > room)
+		len = room;
+	return ol_tcp_seqs(head, len, seq, end);
 }
 
 /*
@@ -71,7 +65,7 @@ int ol_underlay_split(struct __sk_buff *skb)
 		};
 
 		if (f.flow.proto == OL_IPPROTO_TCP)
-			ol_tcp_range(skb, f.inner, f.flow.v6, &part.seq, &part.end);
+			ol_tcp_range(skb, &f.flow, &part.seq, &part.end);
 		branch = ol_split(&f.flow, &part);
 		if (branch == OL_NO_ROOM)
 			return TCX_DROP;
@@ -216,7 +210,7 @@ int ol_pod_merge(struct __sk_buff *skb)
 		/* Of none: OL_ALL_BRANCHES. */
 		branch = number & OL_TAG_HASH ? number & OL_TAG_BRANCH : 0;
 		branch = branch ? branch - 1 : OL_ALL_BRANCHES;
-		ordered = ol_tcp_range(skb, 0, f.flow.v6, &seq, &end);
+		ordered = ol_tcp_range(skb, &f.flow, &seq, &end);
 	}
 	if (ordered) {
 		skb->cb[0] = ol_merge_magic;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Tunnel headers over UDP. An encapsulation is a function here that reads its header, and a line
+ * Tunnel headers over UDP. An encapsulation is a function here that reads its header, and a case
  * in ol_encap; its kind in abi.h; and its device in internal/encap.
  */
 #ifndef OVERLANE_ENCAP_H
@@ -37,7 +37,14 @@ OL_INLINE __u32 ol_geneve(const __u8 *th)
 
 OL_INLINE __u32 ol_encap(__u8 kind, const __u8 *th)
 {
-	return kind == OL_KIND_VXLAN ? ol_vxlan(th) : ol_geneve(th);
+	switch (kind) {
+	case OL_KIND_VXLAN:
+		return ol_vxlan(th);
+	case OL_KIND_GENEVE:
+		return ol_geneve(th);
+	default:
+		return 0;
+	}
 }
 
 #endif

@@ -65,9 +65,9 @@ __noinline int ol_express_next(struct xdp_md *ctx)
 		return XDP_PASS;
 	ol_cursor_at(ctx, &c);
 	c.total = bpf_xdp_get_buff_len(ctx);
-	if (!ol_run_goes_on(&c, &l->head) || c.total - 50 > l->max_len ||
+	if (!ol_run_goes_on(&c, &l->head) || c.total - OL_INNER_PLAIN > l->max_len ||
 	    bpf_redirect_map(&ol_express_ports, l->port, XDP_PASS) != XDP_REDIRECT ||
-	    bpf_xdp_adjust_head(ctx, 50))
+	    bpf_xdp_adjust_head(ctx, OL_INNER_PLAIN))
 		return XDP_PASS;
 	ol_count(OL_CNT_XDP_OVERLAY, 1);
 	ol_count(OL_CNT_EXPRESS, 1);

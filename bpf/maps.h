@@ -34,11 +34,12 @@ OL_MAP(ARRAY, ol_owners, OL_SLOTS, __u32, struct ol_owner);
 /* Index: stage * OL_SLOTS + slot. */
 OL_MAP(ARRAY, ol_turns, (OL_NR_STAGES * OL_SLOTS), __u32, struct ol_turn);
 
-/* Fragmented inner datagrams: hash of the datagram and the slot of its first fragment. */
+/* A fragmented inner datagram, as its first fragment told. */
 struct ol_frag {
-	__u64 datagram;
-	__u32 slot;
-	__u32 pad;
+	__u64 datagram; /* hash of what names it */
+	__u64 flow;	/* hash */
+	__u32 class;	/* as priority judged the flow; bulk, if it did not */
+	__u32 rule;	/* as in struct ol_judgement */
 };
 
 OL_MAP(PERCPU_ARRAY, ol_frags, OL_FRAGS, __u32, struct ol_frag);

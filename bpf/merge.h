@@ -16,27 +16,6 @@
 /* Further from what is expected than any window is: a flow that began anew. */
 #define OL_MERGE_FAR (1U << 30)
 
-/* What is read of an inner IP header, from the frame's type on. */
-#define OL_INNER_READ 10
-
-/*
- * Where the transport header begins in a frame at `inner`, and where the packet ends, by
- * these bytes of it. Returns 0 where TCP is not at the usual place.
- */
-OL_INLINE int ol_inner_tcp(const __u8 *bytes, __u32 inner, int v6, __u32 *l4, __u32 *total)
-{
-	__u32 ip = inner + OL_ETH_HLEN;
-
-	if (v6) {
-		*l4 = ip + 40;
-		*total = *l4 + ol_be16(bytes + 6);
-		return ol_be16(bytes) == OL_ETH_P_IPV6 && bytes[8] == OL_IPPROTO_TCP;
-	}
-	*l4 = ip + (bytes[2] & 15) * 4;
-	*total = ip + ol_be16(bytes + 4);
-	return ol_be16(bytes) == OL_ETH_P_IP;
-}
-
 #define OL_TCP_FIN 1
 #define OL_TCP_SYN 2
 #define OL_TCP_RST 4

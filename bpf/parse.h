@@ -160,11 +160,15 @@ OL_INLINE enum ol_reason ol_parse_tunnel(const struct ol_cursor *c, const struct
 	return OL_OK;
 }
 
-/* room: what the IP header leaves for the transport header. */
-OL_INLINE enum ol_reason ol_inner_ports(const struct ol_cursor *c, const __u8 *l4, __u32 room,
+/* room: what the IP header leaves for the transport header, which is at off. */
+OL_INLINE enum ol_reason ol_inner_ports(const struct ol_cursor *c, __u32 off, __u32 room,
 					struct ol_flow *f)
 {
+	const __u8 *l4 = c->data + off;
+
 	f->ports = 0;
+	f->l4 = off;
+	f->len = room;
 	if (f->proto != OL_IPPROTO_TCP && f->proto != OL_IPPROTO_UDP && f->proto != OL_IPPROTO_SCTP)
 		return OL_OK;
 	if (!OL_FITS(c, l4, 4))
@@ -203,12 +207,12 @@ OL_INLINE enum ol_reason ol_inner_v4(const struct ol_cursor *c, __u32 off, struc
 		return OL_OK;
 	}
 	f->fragment = frag ? OL_FRAG_FIRST : OL_FRAG_WHOLE;
-	return ol_inner_ports(c, ip + ihl, len - ihl, f);
+	return ol_inner_ports(c, off + ihl, len - ihl, f);
 }
 
 OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, __u32 off, struct ol_flow *f)
 {
-	const __u8 *ip = c->data + off, *l4 = ip + 40;
+	const __u8 *ip = c->data + off, *ext = ip + 40;
 	__u32 len, frag;
 	int i;
 
@@ -231,26 +235,26 @@ OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, __u32 off, struc
 	f->ports = 0;
 	f->id = 0;
 	if (f->proto == OL_IPPROTO_FRAGMENT) {
-		if (!OL_FITS(c, l4, 8))
+		if (!OL_FITS(c, ext, 8))
 			return OL_SHORT;
 		if (len < 8)
 			return OL_BAD_LENGTH;
 		len -= 8;
-		f->proto = l4[0];
-		frag = ol_be16(l4 + 2);
-		f->id = ol_word(l4 + 4);
+		off += 8;
+		f->proto = ext[0];
+		frag = ol_be16(ext + 2);
+		f->id = ol_word(ext + 4);
 		if (frag >> 3) {
 			f->fragment = OL_FRAG_LATER;
 			return OL_OK;
 		}
 		/* An atomic fragment is a whole datagram. */
 		f->fragment = frag & 1 ? OL_FRAG_FIRST : OL_FRAG_WHOLE;
-		l4 += 8;
 	}
 	if (f->proto == 0 || f->proto == 43 || f->proto == 44 || f->proto == 51 || f->proto == 60 ||
 	    f->proto == 135)
 		return OL_INNER_EXTENSION;
-	return ol_inner_ports(c, l4, len, f);
+	return ol_inner_ports(c, off + 40, len, f);
 }
 
 /* Reads the inner Ethernet frame at offset off into f. One VLAN tag is skipped. */
@@ -281,6 +285,34 @@ OL_INLINE enum ol_reason ol_parse_inner(const struct ol_cursor *c, __u32 off, __
 		return OL_INNER_NOT_IP;
 	f->tail = (__u64)f->ports << 32 | (vni ^ (__u32)f->proto << 24);
 	return r;
+}
+
+/*
+ * Where the ports of a frame are that is TCP or UDP and nothing else: no VLAN tag, no options, no
+ * fragment. NULL: it is another one.
+ */
+OL_INLINE const __u8 *ol_plain_ports(const __u8 *data, const __u8 *end, __u8 *proto)
+{
+	const __u8 *ip = data + OL_ETH_HLEN, *l4 = ip + 20;
+
+	if (l4 + 4 > end)
+		return NULL;
+	*proto = ip[9];
+	switch (ol_be16(data + 12)) {
+	case OL_ETH_P_IP:
+		if (ip[0] != 0x45 || ol_be16(ip + 6) & 0x3fff)
+			return NULL;
+		break;
+	case OL_ETH_P_IPV6:
+		l4 = ip + 40;
+		if (ip[0] >> 4 != 6 || l4 + 4 > end)
+			return NULL;
+		*proto = ip[6];
+		break;
+	default:
+		return NULL;
+	}
+	return *proto == OL_IPPROTO_TCP || *proto == OL_IPPROTO_UDP ? l4 : NULL;
 }
 
 /*

@@ -54,16 +54,6 @@ struct ol_judged {
 
 OL_MAP(PERCPU_ARRAY, ol_judgements, 1, __u32, struct ol_judged);
 
-/* Fragmented datagrams: what their first fragment told of them. */
-struct ol_frag_judged {
-	__u64 datagram;
-	__u64 flow;
-	struct ol_judgement is;
-	__u32 pad;
-};
-
-OL_MAP(PERCPU_ARRAY, ol_frags_judged, OL_FRAGS, __u32, struct ol_frag_judged);
-
 /* What the hook's frames came to, for the rule or flow that gave the class. */
 static __always_inline void ol_prio_account(struct ol_judged *j)
 {
@@ -246,35 +236,29 @@ __noinline int ol_prio_watch(const struct ol_prio *p, const struct ol_judged *j,
 	return 0;
 }
 
-/* What the first fragment of a datagram tells of it, to itself and to the later ones. */
+/* The first fragment of a datagram tells its class, to itself and to the later ones. Returns the flow, or 0. */
 static __always_inline __u64 ol_prio_fragment(const struct ol_prio *p, const struct ol_judged *j,
 					      const struct ol_policy *policy,
 					      struct ol_judgement *is)
 {
 	const struct ol_flow *f = &j->flow;
-	__u64 datagram = ol_fragment_hash(f, ol_key0, ol_key1);
-	__u32 key = datagram >> 32 & (OL_FRAGS - 1);
-	struct ol_frag_judged *first = bpf_map_lookup_elem(&ol_frags_judged, &key);
+	struct ol_frag *frag = ol_frag_of(f);
 	__u32 rule;
 
-	if (!first)
-		return datagram;
+	if (!frag)
+		return 0;
 	if (f->fragment == OL_FRAG_FIRST) {
-		first->datagram = datagram;
-		first->flow = ol_flow_hash(f, ol_key0, ol_key1);
-		first->is.sparse = 0;
 		rule = ol_rule_of(f, j->host, p->table);
-		first->is.class = rule & 0xff;
-		first->is.rule = rule >> 8;
+		frag->class = rule & 0xff;
+		frag->rule = rule >> 8;
 		/* Nothing tells what is in fragments of a tunnel's packets. */
 		if (j->host && f->proto == OL_IPPROTO_UDP &&
 		    ol_any_tunnel_at(policy, ol_be16((const __u8 *)&f->ports + 2)))
-			first->is.class = OL_NR_CLASSES;
-	} else if (first->datagram != datagram) {
-		return datagram;
+			frag->class = OL_NR_CLASSES;
 	}
-	*is = first->is;
-	return first->flow;
+	is->class = frag->class;
+	is->rule = frag->rule;
+	return frag->flow;
 }
 
 /* Has what the flow sent to a lane left it? */
@@ -384,7 +368,7 @@ __noinline int ol_prio_straight(struct xdp_md *ctx, const struct ol_frame *f, st
 	leave = j->verdict != OL_VERDICT_STOCK;
 	if (leave)
 		h.slot = ol_flow_slot(&f->flow, &r);
-	s = leave ? ol_get_slot(this_cpu, OL_STAGE_NIC, h.slot) : NULL;
+	s = leave && !r ? ol_get_slot(this_cpu, OL_STAGE_NIC, h.slot) : NULL;
 	if (leave && !s)
 		return XDP_PASS;
 	if ((leave && s->lane != OL_LANE_EXPRESS) ||

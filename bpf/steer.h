@@ -923,8 +923,8 @@ static __always_inline int ol_any_tunnel_at(const struct ol_policy *policy, __u1
 	__u32 i;
 
 	for (i = 0; i < OL_MAX_TUNNELS && i < policy->nr_tunnels; i++)
-		if (policy->tunnel[i].port == port)
-			return port != 0;
+		if (policy->tunnel[i].kind && policy->tunnel[i].port == port)
+			return 1;
 	return 0;
 }
 
@@ -990,32 +990,36 @@ ol_classify(const struct ol_cursor *c, const struct ol_policy *policy, struct ol
 }
 
 /*
- * The slot of an inner flow. Fragments of a datagram follow its first fragment, which
- * names the flow; *reason tells of a later fragment whose first was not seen.
+ * What is remembered of a fragment's datagram since its first fragment, which names the flow. NULL: that
+ * was not seen. What another hook on this core has remembered of the same datagram stays.
  */
+static __always_inline struct ol_frag *ol_frag_of(const struct ol_flow *f)
+{
+	__u64 datagram = ol_fragment_hash(f, ol_key0, ol_key1), flow;
+	struct ol_frag *frag = ol_at(&ol_frags, datagram >> 32 & (OL_FRAGS - 1));
+
+	if (!frag)
+		return NULL;
+	if (f->fragment == OL_FRAG_FIRST) {
+		flow = ol_flow_hash(f, ol_key0, ol_key1);
+		if (frag->datagram != datagram || frag->flow != flow)
+			*frag = (struct ol_frag){.datagram = datagram, .flow = flow};
+	}
+	return frag->datagram == datagram ? frag : NULL;
+}
+
+/* The slot of an inner flow; *reason tells of a fragment that names none. */
 static __always_inline __u32 ol_flow_slot(const struct ol_flow *f, enum ol_reason *reason)
 {
-	__u64 datagram;
 	struct ol_frag *frag;
-	__u32 key, slot;
 
 	if (f->fragment == OL_FRAG_WHOLE)
 		return ol_flow_hash(f, ol_key0, ol_key1) % OL_SLOTS;
-
-	datagram = ol_fragment_hash(f, ol_key0, ol_key1);
-	key = datagram >> 32 & (OL_FRAGS - 1);
-	frag = bpf_map_lookup_elem(&ol_frags, &key);
-	if (!frag)
-		return 0;
-	if (f->fragment == OL_FRAG_FIRST) {
-		slot = ol_flow_hash(f, ol_key0, ol_key1) % OL_SLOTS;
-		frag->datagram = datagram;
-		frag->slot = slot;
-		return slot;
-	}
-	if (frag->datagram != datagram)
-		*reason = OL_FRAGMENT_UNTRACKED;
-	return frag->slot % OL_SLOTS;
+	frag = ol_frag_of(f);
+	if (frag)
+		return frag->flow % OL_SLOTS;
+	*reason = OL_FRAGMENT_UNTRACKED;
+	return 0;
 }
 
 /*

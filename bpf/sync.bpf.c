@@ -19,18 +19,6 @@ OL_MAP(HASH, ol_shortcuts, OL_SHORTCUTS, struct ol_shortcut_key, struct ol_short
 /* When a sender's frame last went by the bridge, us. */
 OL_MAP(LRU_HASH, ol_senders, OL_SHORTCUTS, struct ol_shortcut_key, __u32);
 
-/* Plain TCP or UDP: what the bridge, and netfilter if it were there, would let pass. */
-static __always_inline int ol_plain(const __u8 *data, const __u8 *end, __u16 proto)
-{
-	if (proto == OL_ETH_P_IP)
-		return data + 34 <= end && data[14] == 0x45 && !(ol_be16(data + 20) & 0x3fff) &&
-		       (data[23] == OL_IPPROTO_TCP || data[23] == OL_IPPROTO_UDP);
-	if (proto == OL_ETH_P_IPV6)
-		return data + 54 <= end && data[14] >> 4 == 6 &&
-		       (data[20] == OL_IPPROTO_TCP || data[20] == OL_IPPROTO_UDP);
-	return 0;
-}
-
 /* Which class's thread runs this, with no frames but its own? OL_NR_CLASSES: of no class. */
 static __always_inline __u32 ol_class_of_task(const struct ol_prio *p, const struct ol_cpu *cpu)
 {
@@ -73,6 +61,7 @@ int ol_tunnel_in(struct __sk_buff *skb)
 	struct ol_shortcut_key key = {};
 	struct ol_shortcut *to;
 	__u32 class;
+	__u8 proto;
 
 	if (!p || !cpu)
 		return TCX_NEXT;
@@ -85,7 +74,7 @@ int ol_tunnel_in(struct __sk_buff *skb)
 	__builtin_memcpy(key.mac, data, sizeof(key.mac));
 	to = bpf_map_lookup_elem(&ol_shortcuts, &key);
 	if (!to || (!skb->gso_size && skb->len > to->max_len) ||
-	    !ol_plain(data, end, ol_be16(data + 12)))
+	    !ol_plain_ports(data, end, &proto)) /* what bridge and netfilter would let pass */
 		goto bridge;
 	/*
 	 * What its flow sent by the bridge waits in this core's backlog, or nowhere: RPS

@@ -13,18 +13,14 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* The sequence numbers of a TCP frame, where they are at the usual place. */
+/* The sequence numbers of a TCP frame. */
 __noinline int ol_frame_seqs(struct xdp_md *ctx, const struct ol_frame *f, struct ol_part *part)
 {
-	__u32 l4, total, len = bpf_xdp_get_buff_len(ctx);
 	__u8 head[20];
 
-	if (!f || !part || bpf_xdp_load_bytes(ctx, f->inner + OL_ETH_HLEN - 2, head, OL_INNER_READ))
+	if (!f || !part || bpf_xdp_load_bytes(ctx, f->flow.l4, head, sizeof(head)))
 		return 0;
-	if (!ol_inner_tcp(head, f->inner, f->flow.v6, &l4, &total) || total > len || total < l4 ||
-	    bpf_xdp_load_bytes(ctx, l4, head, sizeof(head)))
-		return 0;
-	return ol_tcp_seqs(head, total - l4, &part->seq, &part->end);
+	return ol_tcp_seqs(head, f->flow.len, &part->seq, &part->end);
 }
 
 /* Gives a frame its number to take along. */

@@ -25,8 +25,8 @@ git ls-files -z --cached --others --exclude-standard |
 # Without what is to be made, a file that no generator makes any more shows.
 made() { (cd "$1" && find . \( -name '*_bpfel.go' -o -name '*_bpfel.o' \) -not -path './.git/*' | sort); }
 made "$copy" >"$copy/.before"
-(cd "$copy" && xargs -r rm -f <.before && go generate ./...) || {
-	echo "go generate failed" >&2
+(cd "$copy" && xargs -r rm -f <.before && make generate) || {
+	echo "make generate failed" >&2
 	exit 1
 }
 

@@ -144,7 +144,8 @@ type branchesOlElephant struct {
 		Proto    uint8
 		Fragment uint8
 		Dscp     uint8
-		_        [4]byte
+		L4       uint16
+		Len      uint16
 	}
 	Window    uint64
 	Frames    uint32
@@ -176,8 +177,9 @@ type branchesOlElephant struct {
 type branchesOlFrag struct {
 	_        structs.HostLayout
 	Datagram uint64
-	Slot     uint32
-	Pad      uint32
+	Flow     uint64
+	Class    uint32
+	Rule     uint32
 }
 
 type branchesOlLeave struct {
@@ -351,7 +353,8 @@ type branchesOlRecent struct {
 		Proto    uint8
 		Fragment uint8
 		Dscp     uint8
-		_        [4]byte
+		L4       uint16
+		Len      uint16
 	}
 	Seq   uint32
 	Slot  uint32

@@ -2,12 +2,14 @@
 
 package datapath
 
-//go:generate go tool bpf2go -tags linux -target bpfel -cc clang-19 -cflags "-O2 -g -Wall -Werror -Wno-unused-function -mcpu=v3 -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" -type ol_policy -type ol_set -type ol_tunnel -type ol_cell_key -type ol_cpu -type ol_slot -type ol_frag -type ol_limit -type ol_stage -type ol_tunnel_kind -type ol_reason -type ol_counter -type ol_flag -type ol_split_proto -type ol_unnumbered_by -type ol_port stages ../../bpf/stages.bpf.c
-//go:generate go tool bpf2go -tags linux -target bpfel -cc clang-19 -cflags "-O2 -g -Wall -Werror -Wno-unused-function -mcpu=v3 -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" trace ../../bpf/trace.bpf.c
-//go:generate go tool bpf2go -tags linux -target bpfel -cc clang-19 -cflags "-O2 -g -Wall -Werror -Wno-unused-function -mcpu=v3 -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" branches ../../bpf/branches.bpf.c
-//go:generate go tool bpf2go -tags linux -target bpfel -cc clang-19 -cflags "-O2 -g -Wall -Werror -Wno-unused-function -mcpu=v3 -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" -type ol_express_key -type ol_express_entry -type ol_express_unfit underlay ../../bpf/underlay.bpf.c
-//go:generate go tool bpf2go -tags linux -target bpfel -cc clang-19 -cflags "-O2 -g -Wall -Werror -Wno-unused-function -mcpu=v3 -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" -type ol_prio -type ol_shapes -type ol_rule_key -type ol_rule -type ol_class -type ol_verdict -type ol_sparse -type ol_limit priority ../../bpf/priority.bpf.c
-//go:generate go tool bpf2go -tags linux -target bpfel -cc clang-19 -cflags "-O2 -g -Wall -Werror -Wno-unused-function -mcpu=v3 -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" -type ol_shortcut -type ol_shortcut_key sync ../../bpf/sync.bpf.c
-//go:generate go tool bpf2go -tags linux -target bpfel -cc clang-19 -cflags "-O2 -g -Wall -Werror -Wno-unused-function -mcpu=v3 -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" -no-global-types -type ol_merge_counter -type ol_resequencer -type ol_limit merge ../../bpf/merge.bpf.c
-//go:generate go tool bpf2go -tags linux -target bpfel -cc clang-19 -cflags "-O2 -g -Wall -Werror -Wno-unused-function -mcpu=v3 -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" -no-global-types -type ol_aggregated aggregate ../../bpf/aggregate.bpf.c
-//go:generate go tool bpf2go -tags linux -target bpfel -cc clang-19 -cflags "-O2 -g -Wall -Werror -Wno-unused-function -mcpu=v3 -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu" -no-global-types -type ol_census_flow census ../../bpf/census.bpf.c
+// `make generate` tells compiler and flags.
+//go:generate -command bpf2go go tool bpf2go -tags linux -target bpfel
+//go:generate bpf2go -type ol_policy -type ol_set -type ol_tunnel -type ol_cell_key -type ol_cpu -type ol_slot -type ol_limit -type ol_stage -type ol_reason -type ol_counter -type ol_flag -type ol_split_proto -type ol_unnumbered_by -type ol_port stages ../../bpf/stages.bpf.c
+//go:generate bpf2go trace ../../bpf/trace.bpf.c
+//go:generate bpf2go branches ../../bpf/branches.bpf.c
+//go:generate bpf2go -type ol_express_key -type ol_express_entry -type ol_express_unfit underlay ../../bpf/underlay.bpf.c
+//go:generate bpf2go -type ol_prio -type ol_shapes -type ol_rule_key -type ol_rule -type ol_class -type ol_verdict -type ol_sparse -type ol_limit priority ../../bpf/priority.bpf.c
+//go:generate bpf2go -type ol_shortcut -type ol_shortcut_key sync ../../bpf/sync.bpf.c
+//go:generate bpf2go -no-global-types -type ol_merge_counter -type ol_resequencer -type ol_limit merge ../../bpf/merge.bpf.c
+//go:generate bpf2go -no-global-types -type ol_aggregated aggregate ../../bpf/aggregate.bpf.c
+//go:generate bpf2go -no-global-types -type ol_census_flow census ../../bpf/census.bpf.c

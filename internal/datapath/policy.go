@@ -160,9 +160,6 @@ func (d *Datapath) writePolicy() error {
 	return nil
 }
 
-// The kernel side numbers encapsulations as encap does: another number does not compile.
-var _ = [1]struct{}{}[encap.VXLAN-encap.Kind(stagesOlTunnelKindOL_KIND_VXLAN)+encap.Geneve-encap.Kind(stagesOlTunnelKindOL_KIND_GENEVE)]
-
 // TunnelDevice is a tunnel to be steered.
 type TunnelDevice struct {
 	Kind     encap.Kind
@@ -233,7 +230,7 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []CellDevice) error
 	for i, t := range later {
 		at := indexOf(tunnels[:], t)
 		if at < 0 {
-			at = slices.IndexFunc(tunnels[:], func(t stagesOlTunnel) bool { return t.Port == 0 })
+			at = slices.IndexFunc(tunnels[:], func(t stagesOlTunnel) bool { return t.Kind == 0 })
 		}
 		if at < 0 {
 			alone = append(alone, describe(t))
@@ -249,7 +246,7 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []CellDevice) error
 	}
 	nr := uint32(0)
 	for i, t := range tunnels {
-		if t.Port != 0 {
+		if t.Kind != 0 {
 			nr = uint32(i) + 1
 		}
 	}

@@ -7,8 +7,30 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf/btf"
+
 	"github.com/overlane/overlane/internal/encap"
 )
+
+// The kernel side numbers encapsulations as encap does, and knows the same.
+func TestEncapsulationsHaveTheNumbersOfTheKernelSide(t *testing.T) {
+	spec, err := loadStages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kinds *btf.Enum
+	if err := spec.Types.TypeByName("ol_tunnel_kind", &kinds); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range kinds.Values {
+		if got := "OL_KIND_" + strings.ToUpper(encap.Kind(k.Value).String()); got != k.Name {
+			t.Errorf("%d is %s to the kernel side, and %s to encap", k.Value, k.Name, got)
+		}
+	}
+	if more := encap.Kind(len(kinds.Values) + 1).String(); !strings.HasPrefix(more, "kind(") {
+		t.Errorf("the kernel side does not know %s", more)
+	}
+}
 
 // An operator with too many tunnels is told which ones are left alone.
 func TestTunnelsThatAreLeftAloneAreNamed(t *testing.T) {

@@ -206,23 +206,9 @@ type priorityOlExpressTurn struct {
 type priorityOlFrag struct {
 	_        structs.HostLayout
 	Datagram uint64
-	Slot     uint32
-	Pad      uint32
-}
-
-type priorityOlFragJudged struct {
-	_        structs.HostLayout
-	Datagram uint64
 	Flow     uint64
-	Is       struct {
-		_      structs.HostLayout
-		Class  uint32
-		Rule   uint32
-		Sparse uint32
-		Source uint32
-	}
-	Pad uint32
-	_   [4]byte
+	Class    uint32
+	Rule     uint32
 }
 
 type priorityOlJudged struct {
@@ -243,7 +229,8 @@ type priorityOlJudged struct {
 		Proto    uint8
 		Fragment uint8
 		Dscp     uint8
-		_        [4]byte
+		L4       uint16
+		Len      uint16
 	}
 	Is struct {
 		_      structs.HostLayout
@@ -467,7 +454,8 @@ type priorityOlRecent struct {
 		Proto    uint8
 		Fragment uint8
 		Dscp     uint8
-		_        [4]byte
+		L4       uint16
+		Len      uint16
 	}
 	Seq   uint32
 	Slot  uint32
@@ -548,7 +536,8 @@ type priorityOlSparse struct {
 		Proto    uint8
 		Fragment uint8
 		Dscp     uint8
-		_        [4]byte
+		L4       uint16
+		Len      uint16
 	}
 	Window    uint32
 	Seen      uint32
@@ -601,7 +590,6 @@ const (
 	priorityMapOlExpressTurns   = "ol_express_turns"
 	priorityMapOlExpressUnfits  = "ol_express_unfits"
 	priorityMapOlFrags          = "ol_frags"
-	priorityMapOlFragsJudged    = "ol_frags_judged"
 	priorityMapOlJudgements     = "ol_judgements"
 	priorityMapOlLanePackets    = "ol_lane_packets"
 	priorityMapOlLaneThreads    = "ol_lane_threads"
@@ -699,7 +687,6 @@ type priorityMapSpecs struct {
 	OlExpressTurns   *ebpf.MapSpec `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.MapSpec `ebpf:"ol_express_unfits"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
-	OlFragsJudged    *ebpf.MapSpec `ebpf:"ol_frags_judged"`
 	OlJudgements     *ebpf.MapSpec `ebpf:"ol_judgements"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
@@ -769,7 +756,6 @@ type priorityMaps struct {
 	OlExpressTurns   *ebpf.Map `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.Map `ebpf:"ol_express_unfits"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
-	OlFragsJudged    *ebpf.Map `ebpf:"ol_frags_judged"`
 	OlJudgements     *ebpf.Map `ebpf:"ol_judgements"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
@@ -810,7 +796,6 @@ func (m *priorityMaps) Close() error {
 		m.OlExpressTurns,
 		m.OlExpressUnfits,
 		m.OlFrags,
-		m.OlFragsJudged,
 		m.OlJudgements,
 		m.OlLanePackets,
 		m.OlLaneThreads,

@@ -183,6 +183,10 @@ func TestFragmentsHaveTheClassOfTheirDatagram(t *testing.T) {
 		if got := p.class(t, frame); got != rules.Latency {
 			t.Errorf("fragment %d is %s", i, got)
 		}
+		// The pipeline's hook on the same core remembers the datagram, too.
+		if _, err := p.d.stages.OlUnderlayIn.Run(&ebpf.RunOptions{Data: frame}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if got := p.class(t, stranger); got != rules.Bulk {
 		t.Errorf("a fragment whose first was not seen is %s", got)

@@ -172,8 +172,9 @@ const (
 type stagesOlFrag struct {
 	_        structs.HostLayout
 	Datagram uint64
-	Slot     uint32
-	Pad      uint32
+	Flow     uint64
+	Class    uint32
+	Rule     uint32
 }
 
 type stagesOlLeave struct {
@@ -385,7 +386,8 @@ type stagesOlRecent struct {
 		Proto    uint8
 		Fragment uint8
 		Dscp     uint8
-		_        [4]byte
+		L4       uint16
+		Len      uint16
 	}
 	Seq   uint32
 	Slot  uint32
@@ -443,13 +445,6 @@ type stagesOlTunnel struct {
 	Outer uint8
 	Pad   [3]uint8
 }
-
-type stagesOlTunnelKind uint32
-
-const (
-	stagesOlTunnelKindOL_KIND_VXLAN  stagesOlTunnelKind = 1
-	stagesOlTunnelKindOL_KIND_GENEVE stagesOlTunnelKind = 2
-)
 
 type stagesOlTurn struct {
 	_    structs.HostLayout

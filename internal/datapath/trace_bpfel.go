@@ -135,8 +135,9 @@ type traceOlCuts struct {
 type traceOlFrag struct {
 	_        structs.HostLayout
 	Datagram uint64
-	Slot     uint32
-	Pad      uint32
+	Flow     uint64
+	Class    uint32
+	Rule     uint32
 }
 
 type traceOlLeave struct {
@@ -310,7 +311,8 @@ type traceOlRecent struct {
 		Proto    uint8
 		Fragment uint8
 		Dscp     uint8
-		_        [4]byte
+		L4       uint16
+		Len      uint16
 	}
 	Seq   uint32
 	Slot  uint32

@@ -144,7 +144,8 @@ type underlayOlElephant struct {
 		Proto    uint8
 		Fragment uint8
 		Dscp     uint8
-		_        [4]byte
+		L4       uint16
+		Len      uint16
 	}
 	Window    uint64
 	Frames    uint32
@@ -253,8 +254,9 @@ const (
 type underlayOlFrag struct {
 	_        structs.HostLayout
 	Datagram uint64
-	Slot     uint32
-	Pad      uint32
+	Flow     uint64
+	Class    uint32
+	Rule     uint32
 }
 
 type underlayOlLeave struct {
@@ -428,7 +430,8 @@ type underlayOlRecent struct {
 		Proto    uint8
 		Fragment uint8
 		Dscp     uint8
-		_        [4]byte
+		L4       uint16
+		Len      uint16
 	}
 	Seq   uint32
 	Slot  uint32

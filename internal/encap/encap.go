@@ -27,9 +27,12 @@ const (
 var table = map[string]struct {
 	kind Kind
 	attr func(t *Tunnel, kind uint16, value []byte) // reads an attribute of IFLA_INFO_DATA
+
+	peers      bool // its forwarding database names hosts
+	onlyRemote bool // with one destination, it takes outer packets of that alone
 }{
-	"vxlan":  {VXLAN, vxlan},
-	"geneve": {Geneve, geneve},
+	"vxlan":  {kind: VXLAN, attr: vxlan, peers: true},
+	"geneve": {kind: Geneve, attr: geneve, onlyRemote: true},
 }
 
 // Known tells whether devices that the kernel calls so are tunnels that overlane understands.
@@ -72,12 +75,11 @@ func Parse(device string, data []byte) (Tunnel, bool) {
 	if !ok {
 		return Tunnel{}, false
 	}
-	t := Tunnel{Kind: e.kind}
+	t := Tunnel{Kind: e.kind, Peers: e.peers}
 	for kind, value := range nlsock.Attrs(data) {
 		e.attr(&t, kind, value)
 	}
-	t.Peers = t.Kind == VXLAN
-	t.OnlyRemote = t.Kind == Geneve && !t.AnyVNI && t.Remote.IsValid()
+	t.OnlyRemote = e.onlyRemote && !t.AnyVNI && t.Remote.IsValid()
 	return t, true
 }
 

@@ -38,6 +38,7 @@ type parsed struct {
 	hash, datagram uint64
 	fragment       oracle.Fragment
 	mayConcern     int
+	l4, room       int
 }
 
 // parse sends frames through the compiled parser.
@@ -63,7 +64,7 @@ func parse(t *testing.T, views []oracle.View) []parsed {
 	var results []parsed
 	for s := bufio.NewScanner(bytes.NewReader(out)); s.Scan(); {
 		var p parsed
-		if _, err := fmt.Sscan(s.Text(), &p.reason, &p.hash, &p.datagram, &p.fragment, &p.mayConcern); err != nil {
+		if _, err := fmt.Sscan(s.Text(), &p.reason, &p.hash, &p.datagram, &p.fragment, &p.mayConcern, &p.l4, &p.room); err != nil {
 			t.Fatal(err)
 		}
 		results = append(results, p)
@@ -86,6 +87,9 @@ func check(t *testing.T, v oracle.View, got parsed) {
 	}
 	if got.fragment != flow.Fragment {
 		t.Errorf("%x: fragment %d, want %d", v.Data, got.fragment, flow.Fragment)
+	}
+	if got.l4 != flow.L4 || v.Whole > 0 && got.room != flow.Room {
+		t.Errorf("%x: %d bytes from %d on, want %d from %d on", v.Data, got.room, got.l4, flow.Room, flow.L4)
 	}
 	// The key of classify.h.
 	if want := flow.Hash(1, 2); got.hash != want {

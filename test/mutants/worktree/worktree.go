@@ -82,17 +82,17 @@ func (c *Copy) Regenerate(ctx context.Context, define string) (undo func() error
 		}
 		return nil
 	}
-	cmd := exec.CommandContext(ctx, "go", "generate", "./...")
+	cmd := exec.CommandContext(ctx, "make", "generate")
 	cmd.Dir = c.Dir
 	// The driver of clang appends these to every command line, whatever flags
-	// the generate directives give; a break may well leave something unused.
+	// the Makefile gives; a break may well leave something unused.
 	options := "# +-Wno-error"
 	if define != "" {
 		options += " +-D" + define
 	}
 	cmd.Env = append(os.Environ(), "CCC_OVERRIDE_OPTIONS="+options)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return undo, fmt.Errorf("go generate: %w\n%s", err, out)
+		return undo, fmt.Errorf("make generate: %w\n%s", err, out)
 	}
 	is, err := c.generated()
 	if err != nil {
@@ -106,7 +106,7 @@ func (c *Copy) Regenerate(ctx context.Context, define string) (undo func() error
 	return undo, fmt.Errorf("no BPF object changed")
 }
 
-// generated reads what go generate writes.
+// generated reads what make generate writes.
 func (c *Copy) generated() (map[string][]byte, error) {
 	found := map[string][]byte{}
 	err := filepath.WalkDir(c.Dir, func(path string, d fs.DirEntry, err error) error {

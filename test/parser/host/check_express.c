@@ -272,7 +272,7 @@ static enum ol_reason read_whose(struct whose *w)
 		r = ol_parse_inner(&c, at, w->vni, &w->flow);
 	if (r)
 		return r;
-	w->flow.id = 0; /* of a whole datagram, no part of its flow */
+	w->flow.id = w->flow.len = 0; /* of a whole datagram, no part of its flow */
 	w->port = outer.port;
 	w->kind = get16(frame + at + 12);
 	memcpy(w->outer, frame + IP + 12, sizeof(w->outer));

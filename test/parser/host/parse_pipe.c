@@ -35,8 +35,8 @@ int main(int argc, char **argv)
 		if (len > sizeof(frame) || fread(frame, 1, len, stdin) != len)
 			return 2;
 		classify_exact(frame, len, total, tunnels, nr, &r);
-		printf("%d %llu %llu %u %u\n", r.reason, r.hash, r.datagram, r.flow.fragment,
-		       r.may_concern);
+		printf("%d %llu %llu %u %u %u %u\n", r.reason, r.hash, r.datagram, r.flow.fragment,
+		       r.may_concern, r.flow.l4, r.flow.len);
 	}
 	return 0;
 }

@@ -45,6 +45,7 @@ type Kind int
 const (
 	VXLAN Kind = iota + 1
 	Geneve
+	Unknown // to the kernel side, too
 )
 
 // AnyVNI as a tunnel's VNI: it takes every VNI of its port.
@@ -68,7 +69,8 @@ const (
 )
 
 // Flow is what an inner packet belongs to. Ports are those on the wire for TCP,
-// UDP and SCTP, else zero; ID is the datagram's, for fragments.
+// UDP and SCTP, else zero; ID is the datagram's, for fragments. Of all but later
+// fragments, L4 is where the transport header is, and Room what it and the rest take.
 type Flow struct {
 	Src, Dst     netip.Addr
 	Proto        uint8
@@ -76,6 +78,7 @@ type Flow struct {
 	VNI          uint32
 	Fragment     Fragment
 	ID           uint32
+	L4, Room     int
 }
 
 // View is a frame as a hook sees it: the bytes it can reach, and the length of
@@ -130,6 +133,8 @@ func Classify(v View, tunnels []Tunnel) (Flow, Reason) {
 			return Flow{}, BadTunnelHeader
 		}
 		options = int(th[0]&0x3f) * 4
+	default:
+		return Flow{}, BadTunnelHeader
 	}
 	inner := udp + 8 + 8 + options
 	udpEnd := udp + int(binary.BigEndian.Uint16(v.Data[udp+4:]))
@@ -317,6 +322,7 @@ func ipv6(v View, off int) (Flow, Reason) {
 // ports reads the ports of a transport header of which room bytes are there, if
 // that is known.
 func ports(v View, off, room int, known bool, f Flow) (Flow, Reason) {
+	f.L4, f.Room = off, room
 	switch f.Proto {
 	case 6, 17, 132:
 	default:

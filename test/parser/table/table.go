@@ -17,6 +17,7 @@ var Tunnels = []oracle.Tunnel{
 	{Kind: oracle.Geneve, VNI: 42, Port: packet.GenevePort},
 	{Kind: oracle.VXLAN, VNI: oracle.AnyVNI, Port: 8472},
 	{Kind: oracle.Geneve, VNI: 7, Port: packet.VXLANPort},
+	{Kind: oracle.Unknown, VNI: 42, Port: 7777},
 }
 
 // Case is a frame and what is to become of it: OK is steered, the rest takes the
@@ -179,6 +180,7 @@ func tunnelPackets() []Case {
 		{"geneve version 1", nil, geneve(packet.Geneve{VNI: 42, Version: 1}), oracle.BadTunnelHeader},
 		{"geneve control packet", nil, geneve(packet.Geneve{VNI: 42, OAM: true}), oracle.BadTunnelHeader},
 		{"geneve with a critical option", nil, geneve(packet.Geneve{VNI: 42, Options: 8, Critical: true}), oracle.BadTunnelHeader},
+		{"a tunnel of an unknown kind", nil, frame(layers{eth, ip4, packet.UDP{Dst: 7777}, gnv}, inner4), oracle.BadTunnelHeader},
 		{"geneve without Ethernet", nil, geneve(packet.Geneve{VNI: 42, Proto: 0x0800}), oracle.BadTunnelHeader},
 	}
 }
