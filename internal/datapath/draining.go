@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -12,70 +13,113 @@ import (
 // left; what they held is then proved to be handled by their progress.
 const Settled = 20 * time.Millisecond
 
-// lostAfter is when what has not come out of a resequencer is lost: OL_JOINED_NS of bpf/microflow.h.
-const lostAfter = 200 * time.Millisecond
+// mergingGone is after which pause a place at the resequencers is another flow's: OL_MERGING_GONE_NS of
+// bpf/microflow.h.
+const mergingGone = 10 * time.Second
 
 // Draining watches flows leave lanes, for the daemon and for the guardian. It takes as many looks as it takes, and
 // begins anew when packets are sent to lanes again.
 type Draining struct {
 	sent   uint64
 	since  time.Time // when that was first so
-	round  *Round
-	passed bool
+	rounds int       // that cores have passed
+	round  *Round    // under way
+	waits  string    // what it waits for
 }
 
 // Holding is where packets of flows may be: a Datapath.
 type Holding interface {
 	Progress
-	Merged(lost bool) (bool, error)
+	Merges() bool
+	Resequenced() (entered uint64, held bool, err error)
 }
 
 // Still tells whether nothing has been sent to lanes for Settled. sent is what was sent so far.
 func (g *Draining) Still(now time.Time, sent uint64) bool {
 	if sent != g.sent || g.since.IsZero() {
-		*g = Draining{sent: sent, since: now}
+		*g = Draining{sent: sent, since: now, waits: "packets are sent to lanes"}
 	}
 	return now.Sub(g.since) >= Settled
 }
 
-// Handled tells whether nothing of the flows is left anywhere, while nothing is sent to lanes. Packets go from lanes to
-// backlogs and from there to resequencers: it looks in this order, so that none is where it has looked already.
-// rings: lanes may be those of cpumaps.
-func (g *Draining) Handled(now time.Time, of Holding, rings bool, offline func(core int) bool) (bool, error) {
+// Handled tells whether nothing of the flows is left anywhere, while nothing is sent to lanes. Packets go from lanes
+// to cores, from there to resequencers, and from these to cores again: it looks in this order, so that none is where
+// it has looked already. rings: lanes may be those of cpumaps.
+func (g *Draining) Handled(of Holding, rings bool, offline func(core int) bool) (bool, error) {
+	if g.passed(of) {
+		return true, nil
+	}
 	if g.round == nil {
-		// A thread that does not get its core may hold frames of flows that pause.
-		cores, err := of.Cores()
-		if err != nil || rings && slices.ContainsFunc(cores, func(c Core) bool { return c.LaneQueue > 0 }) {
-			return false, err
+		held, err := g.held(of, rings)
+		if err == nil && !held {
+			g.round, err = NewRound(of)
 		}
-		g.round, err = NewRound(of)
 		return false, err
 	}
-	if !g.passed {
-		open, err := g.round.Look(offline)
-		if g.passed = err == nil && open == 0; !g.passed {
-			return false, err
-		}
+	open, err := g.round.Look(offline)
+	if err != nil || open > 0 {
+		g.waits = fmt.Sprintf("%d cores have not passed a full round", open)
+		return false, err
 	}
-	return of.Merged(now.Sub(g.since) >= lostAfter)
+	g.round = nil
+	g.rounds++
+	return g.passed(of), nil
 }
 
-// Merged tells whether nothing of a split flow is left at a resequencer or behind it, also of one that sends nothing
-// now: what it sends next goes to its pod by another way. lost: what did not come out of there is lost.
-func (d *Datapath) Merged(lost bool) (bool, error) {
-	if d.policy.MergeIfindex == 0 {
-		return true, nil
+// passed tells whether there have been the rounds that it takes: where there are no resequencers, one.
+func (g *Draining) passed(of Holding) bool { return g.rounds > 1 || g.rounds > 0 && !of.Merges() }
+
+// held tells whether what hands packets to cores has some: before the first round lanes, before the second
+// resequencers.
+func (g *Draining) held(of Holding, rings bool) (held bool, err error) {
+	if g.rounds > 0 {
+		g.waits = "a resequencer holds packets"
+		_, held, err = of.Resequenced()
+		return held, err
+	}
+	// A thread that does not get its core may hold frames of flows that pause.
+	g.waits = "a lane holds packets"
+	cores, err := of.Cores()
+	return rings && slices.ContainsFunc(cores, func(c Core) bool { return c.LaneQueue > 0 }), err
+}
+
+// Reason adds to ErrFlowsOut what it waited for last.
+func (g *Draining) Reason(err error) error {
+	if errors.Is(err, ErrFlowsOut) && g.waits != "" {
+		return fmt.Errorf("%w: %s", err, g.waits)
+	}
+	return err
+}
+
+// Merges tells whether flows go through resequencers.
+func (d *Datapath) Merges() bool { return d.policy.MergeIfindex != 0 }
+
+// Resequenced is how many packets went to resequencers, of the flows that have a place there, and whether one holds
+// some. The counts are modulo 2^32 for each flow. Not those of a flow that another core polls now: the core that split
+// it does not see it any more, so that nothing ends its way through the resequencer.
+func (d *Datapath) Resequenced() (entered uint64, held bool, err error) {
+	now, err := Now()
+	if err != nil || !d.Merges() {
+		return 0, false, err
 	}
 	for i := range d.stages.OlMergings.MaxEntries() {
 		var g stagesOlMerging
 		if err := d.stages.OlMergings.Lookup(i, &g); err != nil {
-			return false, fmt.Errorf("read merging %d: %w", i, err)
+			return 0, false, fmt.Errorf("read merging %d: %w", i, err)
 		}
-		// A whole flow has seen to it itself, and what it lost stays in its counts.
-		whole := g.Generation%2 == 0
-		if g.Key != 0 && (g.Held > 0 || g.Left+g.Refused != g.Entered && !whole && !lost) {
-			return false, nil
+		if g.Key != 0 && int64(now-g.Seen) < int64(mergingGone) {
+			entered += uint64(g.Entered)
+			held = held || g.Held > 0
 		}
 	}
-	return true, nil
+	return entered, held, nil
+}
+
+// PodSent is how many packets went to lanes of the pod stage. Behind resequencers it is what these count (Resequenced).
+func (d *Datapath) PodSent(steered uint64) (uint64, error) {
+	if !d.Merges() {
+		return steered, nil
+	}
+	entered, _, err := d.Resequenced()
+	return entered, err
 }

@@ -101,7 +101,7 @@ func (o *OrphanedLinks) Drain(limit time.Duration) (err error) {
 		err = errors.Join(err, o.d.writePolicy())
 	}()
 	var g Draining
-	return Await(ctx, func() (bool, error) {
+	err = Await(ctx, func() (bool, error) {
 		sent, err := o.sent()
 		if err != nil {
 			return false, err
@@ -111,11 +111,12 @@ func (o *OrphanedLinks) Drain(limit time.Duration) (err error) {
 			p.BulkRoom = 0
 			err = o.d.writePolicy()
 		}
-		if now := time.Now(); err == nil && g.Still(now, sent) && demoted == 0 {
-			return o.handled(&g, now)
+		if err == nil && g.Still(time.Now(), sent) && demoted == 0 {
+			return o.handled(&g)
 		}
 		return false, err
 	})
+	return g.Reason(err)
 }
 
 // attached tells whether a program is on any device, and may act: not while polls are not traced.
@@ -126,8 +127,8 @@ func (o *OrphanedLinks) attached() bool {
 // sent is how many packets went to lanes.
 func (o *OrphanedLinks) sent() (n uint64, err error) {
 	for _, c := range []stagesOlCounter{
-		stagesOlCounterOL_CNT_STEERED, stagesOlCounterOL_CNT_POD_STEERED, stagesOlCounterOL_CNT_XDP_LANE,
-		stagesOlCounterOL_CNT_EXPRESS, stagesOlCounterOL_CNT_SPLIT,
+		stagesOlCounterOL_CNT_STEERED, stagesOlCounterOL_CNT_XDP_LANE, stagesOlCounterOL_CNT_EXPRESS,
+		stagesOlCounterOL_CNT_SPLIT,
 	} {
 		more, err := sum(o.d.stages.OlCounters, uint32(c))
 		if err != nil {
@@ -135,16 +136,21 @@ func (o *OrphanedLinks) sent() (n uint64, err error) {
 		}
 		n += more
 	}
-	return n, nil
+	steered, err := sum(o.d.stages.OlCounters, uint32(stagesOlCounterOL_CNT_POD_STEERED))
+	if err != nil {
+		return 0, err
+	}
+	more, err := o.d.PodSent(steered)
+	return n + more, err
 }
 
 // handled tells whether lanes, cores and resequencers have handled what they had.
-func (o *OrphanedLinks) handled(g *Draining, now time.Time) (bool, error) {
+func (o *OrphanedLinks) handled(g *Draining) (bool, error) {
 	online, err := polled.Softnet() // of cores that are online only
 	if err != nil {
 		return false, err
 	}
-	return g.Handled(now, o.d, true, func(core int) bool {
+	return g.Handled(o.d, true, func(core int) bool {
 		return !slices.ContainsFunc(online, func(s procfs.SoftnetStat) bool { return int(s.Index) == core })
 	})
 }
@@ -157,7 +163,7 @@ func (o *OrphanedLinks) End(limit time.Duration) error {
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
 		var g Draining
-		err = Await(ctx, func() (bool, error) { return o.handled(&g, time.Now()) })
+		err = g.Reason(Await(ctx, func() (bool, error) { return o.handled(&g) }))
 	}
 	return errors.Join(err, o.close())
 }

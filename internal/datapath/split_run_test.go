@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/overlane/overlane/test/parser/packet"
 )
@@ -73,7 +74,7 @@ func TestNoMoreIsUnderWayThanTheMergeHasRoomFor(t *testing.T) {
 	if err := b.stages.OlCpus.Lookup(uint32(b.core), &cpu); err != nil {
 		t.Fatal(err)
 	}
-	cpu.Now += uint64(2 * lostAfter)
+	cpu.Now += uint64(400 * time.Millisecond) // twice OL_JOINED_NS
 	if err := b.stages.OlCpus.Put(uint32(b.core), cpu); err != nil {
 		t.Fatal(err)
 	}

@@ -421,7 +421,7 @@ func (a *actuator) recall(ctx context.Context, limit time.Duration) error {
 	if err := a.waitDrained(wait); err != nil {
 		return err
 	}
-	_, err := a.disarm(ctx)
+	_, err := a.takeOff(ctx)
 	return err
 }
 
@@ -437,8 +437,14 @@ func (a *actuator) disarm(ctx context.Context) (apply.Report, error) {
 			a.host.Log().Warn("some packets may be overtaken once", "reason", w)
 		}
 	}
+	rep, left := a.takeOff(ctx)
+	return rep, errors.Join(err, left)
+}
+
+// takeOff takes all off: settings, then programs.
+func (a *actuator) takeOff(ctx context.Context) (apply.Report, error) {
 	// Nothing is sent to a device that goes.
-	err = errors.Join(err, a.dp.SetMergeDevice(0))
+	err := a.dp.SetMergeDevice(0)
 	rep, restoreErr := a.host.Restore(plan.ByPipeline, nil)
 	err = errors.Join(err, restoreErr)
 	if ctx.Err() == nil {

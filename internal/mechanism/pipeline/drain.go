@@ -24,14 +24,18 @@ func (a *actuator) lookDrained(now time.Time) (bool, error) {
 	}
 	sent := c.Steered + c.XDPLane + c.Split
 	if h.fromPod {
-		sent += c.PodSteered
+		pods, err := a.dp.PodSent(c.PodSteered)
+		if err != nil {
+			return false, err
+		}
+		sent += pods
 	}
 	if !h.Still(now, sent) {
 		return false, nil
 	}
 	if h.fromPod {
 		// Without lanes of the nic stage, rings hold priority's frames only, which have not come as far as the pipeline.
-		return h.Handled(now, a.dp, len(a.layout.NIC) > 0, a.host.Offline)
+		return h.Handled(a.dp, len(a.layout.NIC) > 0, a.host.Offline)
 	}
 	for cpu := range a.dp.CPUs() {
 		if err := a.dp.Steer(cpu); err != nil {
@@ -45,8 +49,8 @@ func (a *actuator) lookDrained(now time.Time) (bool, error) {
 // waitDrained waits until no flow is on a lane, or the deadline. On overload flows
 // may not drain; then it says so, and goes on the next time.
 func (a *actuator) waitDrained(ctx context.Context) error {
-	return datapath.Await(ctx, func() (bool, error) {
+	return a.draining.Reason(datapath.Await(ctx, func() (bool, error) {
 		a.host.Meanwhile()
 		return a.lookDrained(time.Now())
-	})
+	}))
 }

@@ -103,7 +103,9 @@ type Kernel interface {
 	SetMergeDevice(ifindex int) error
 	SetMergeReady() error
 	MergeEnded() (bool, error)
-	Merged(lost bool) (bool, error)
+	Merges() bool
+	Resequenced() (entered uint64, held bool, err error)
+	PodSent(steered uint64) (uint64, error)
 }
 
 // Options are what the operator has asked for.
@@ -297,6 +299,7 @@ func (p *Pipeline) act(ctx context.Context, dec governor.Decision, in governor.I
 	if p.actuator.armed && (dec.State == governor.Standby || p.evict || p.actuator.stale(p.host.Cores()) || p.inTheWay()) {
 		err := p.actuator.recall(ctx, p.host.Window()/2)
 		if errors.Is(err, datapath.ErrFlowsOut) {
+			p.host.Log().Debug("flows drain", "mechanism", name, "reason", err)
 			return nil // looked at again in the next window
 		}
 		p.evict = false

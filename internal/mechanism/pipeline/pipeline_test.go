@@ -57,7 +57,11 @@ func (k *kernel) SetMergeDevice(int) error                        { return nil }
 func (k *kernel) SetSplit(datapath.Split) error                   { return nil }
 func (k *kernel) ForgetSplit() error                              { return nil }
 func (k *kernel) Counters() (datapath.Counters, error)            { return k.counted, nil }
-func (k *kernel) Merged(bool) (bool, error)                       { return !k.merges, nil }
+func (k *kernel) Merges() bool                                    { return true }
+func (k *kernel) Resequenced() (uint64, bool, error) {
+	return uint64(k.counted.PodSteered), k.merges, nil
+}
+func (k *kernel) PodSent(steered uint64) (uint64, error) { return steered, nil }
 func (k *kernel) SetBranches(datapath.Stage, []datapath.Branches, func(int) int) error {
 	return nil
 }
