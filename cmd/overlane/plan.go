@@ -59,7 +59,8 @@ func newPlanCmd() *cobra.Command {
 
 Each step has the setting, its value now and the new one, the reason, and what
 takes it back. Then come the programs that would be attached, and the devices
-that are left as they are, with the reason.
+that are left as they are, with the reason. Not listed are the program on a device
+that a step makes, and one that counts the flows of tunnels for some seconds.
 
 Priority rules of the configuration act at once, without waiting for load; they
 have a part of their own.

@@ -69,3 +69,14 @@ func TestHooksFollowThePlan(t *testing.T) {
 		t.Errorf("%v is left, error %v", hooks, err)
 	}
 }
+
+// A program is the planned one by what the kernel keeps of its name, whether its BTF has all of it or cannot be read.
+func TestLongNamesOfProgramsAreTheSame(t *testing.T) {
+	at := plan.Attachment{Target: plan.Target{NetnsCookie: 1, Ifindex: 2}, Program: "ol_underlay_number"}
+	for name, same := range map[string]bool{"ol_underlay_number": true, "ol_underlay_num": true, "ol_underlay_split": false, "ol_underlay_in": false} {
+		found := Hook{node.DevKey{NetnsCookie: 1, Ifindex: 2}, name}
+		if got := inKernel(found) == inKernel(HookOf(at)); got != same {
+			t.Errorf("%s is said to be %s: %t", name, at.Program, got)
+		}
+	}
+}

@@ -51,24 +51,27 @@ func (v *View) Missing(planned []plan.Attachment) []plan.Attachment {
 	for key, found := range foreign.On(v.Scanner, v.Snapshot) {
 		for _, p := range found.Programs {
 			if v.Owns(p.ID) {
-				there[Hook{key, p.Name}] = true
+				there[inKernel(Hook{key, p.Name})] = true
 			}
 		}
 	}
 	for _, u := range v.Snapshot.Underlays {
-		if u.XDPProgID != 0 && v.Owns(u.XDPProgID) {
-			there[Hook{u.Key(), foreign.ProgramName(u.XDPProgID)}] = true
+		if v.Hooked(u) {
+			there[inKernel(Hook{u.Key(), foreign.ProgramName(u.XDPProgID)})] = true
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(planned), func(at plan.Attachment) bool {
-		h := HookOf(at)
-		h.Program = h.Program[:min(len(h.Program), kernelName)]
-		return there[h]
-	})
+	return slices.DeleteFunc(slices.Clone(planned), func(at plan.Attachment) bool { return there[inKernel(HookOf(at))] })
 }
 
-// kernelName is how many characters of a program's name the kernel keeps.
-const kernelName = unix.BPF_OBJ_NAME_LEN - 1
+// Hooked tells whether a running daemon has an XDP program on an underlay.
+func (v *View) Hooked(u node.Underlay) bool { return u.XDPProgID != 0 && v.Owns(u.XDPProgID) }
+
+// inKernel has as much of the program's name as the kernel keeps. What was read of a program has all of it where its
+// BTF could be read.
+func inKernel(h Hook) Hook {
+	h.Program = h.Program[:min(len(h.Program), unix.BPF_OBJ_NAME_LEN-1)]
+	return h
+}
 
 // Outlook is what a mechanism would change on a node.
 type Outlook struct {

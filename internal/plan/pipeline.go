@@ -94,13 +94,17 @@ func Pipeline(in Input) Plan {
 		cores   []int
 	}{{Tunnel, in.Tunnels, in.TunnelCores}, {Pod, in.Pods, in.PodCores}} {
 		for _, dev := range stage.devices {
-			cores := stage.cores
+			cores, reason := stage.cores, cmp.Or(dev.Unfit, foreign(dev, in.Owned))
+			theirs := reason != ""
 			if len(dev.Behind) > 0 && !slices.ContainsFunc(dev.Behind, func(t Target) bool { return !alone[t] }) {
-				apart[dev.Target], cores = true, nil // a mask would move packets whose order no program guards
+				// A mask would move packets whose order no program guards.
+				apart[dev.Target], cores, reason = true, nil, cmp.Or(reason, leftBehind)
 			}
-			if reason := cmp.Or(dev.Unfit, foreign(dev, in.Owned)); reason != "" {
+			if reason != "" {
 				p.Skipped = append(p.Skipped, Skip{What: dev.Target.String(), Reason: reason, Target: dev.Target})
 				alone[dev.Target] = true
+			}
+			if theirs {
 				continue
 			}
 			if len(cores) > 0 && len(dev.RxQueues) > 0 {
@@ -129,6 +133,9 @@ func Pipeline(in Input) Plan {
 	p.Steps = of(ByPipeline, p.Steps)
 	return p
 }
+
+// leftBehind is why a pod is left alone that overlane's own settings do not keep from being steered.
+const leftBehind = "left alone: so is every tunnel that leads to it"
 
 // RPSMask returns the setting that stands for the receive mask of a queue.
 func RPSMask(t Target, queue int) Setting {

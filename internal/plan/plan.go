@@ -78,7 +78,8 @@ type Skip struct {
 func (s Skip) Whole() bool { return s.What == s.Target.String() }
 
 // Plan is what `overlane run` would do: first the steps, then the attachments.
-// Nothing is steered before its mask is in place.
+// Nothing is steered before its mask is in place. Two programs are in no plan: ol_merged_in at the other end of a
+// resequencer, a device that a step makes, and ol_tunnel_census on tunnels while a census counts, for some seconds.
 type Plan struct {
 	Steps []Step `json:"steps"`
 	// Future are threads that come with the steps; nil: none can.

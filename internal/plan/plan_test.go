@@ -21,6 +21,12 @@ func dev(name string, index int, masks ...string) Device {
 	return d
 }
 
+// behind is a pod that such a tunnel leads to.
+func behind(d Device, tunnel Target) Device {
+	d.Behind = []Target{tunnel}
+	return d
+}
+
 // summary is a plan in the form "device/queue was->want undo first".
 func summary(p Plan) (steps, attach, skipped []string) {
 	for _, s := range p.Steps {
@@ -99,6 +105,11 @@ func TestPipelineSteersOnlyWhatNoOtherProgramSteers(t *testing.T) {
 			name:    "own mask changed by another program",
 			in:      Input{Tunnels: []Device{dev("vx0", 5, "3")}, TunnelCores: []int{1}, Owned: own(vx, "0", "2")},
 			skipped: []string{"vx0 (ifindex 5 in network namespace 42): left alone: RPS mask of rx-0 changed by another program from 2 to 3"},
+		}, {
+			name:    "a pod whose only tunnel another program has taken over gets its mask back",
+			in:      Input{Tunnels: []Device{dev("vx0", 5, "3")}, Pods: []Device{behind(dev("eth0", 7, "1"), vx.Target), behind(pod2, vx.Target)}, PodCores: []int{0}, Owned: own(pod, "0", "1")},
+			steps:   []string{"eth0/rx-0 1->0 undo 0"},
+			skipped: []string{"vx0 (ifindex 5 in network namespace 42): left alone: RPS mask set by another program (rx-0: 3)", "eth0 (ifindex 7 in network namespace 42): " + leftBehind, "eth0 (ifindex 9 in network namespace 42): " + leftBehind},
 		}, {
 			name:    "what was ruled out before is passed on",
 			in:      Input{Skipped: []Skip{{What: "u0", Reason: "left alone: foreign XDP program"}}},

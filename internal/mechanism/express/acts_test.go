@@ -296,3 +296,20 @@ func TestAPodThatThePipelineHasIsClaimed(t *testing.T) {
 		t.Error("the pod that waits is not claimed, or another one is")
 	}
 }
+
+// What cannot be counted is no frame: the next window is not given all frames since the daemon started.
+func TestAFailedCountLeavesTheLastOne(t *testing.T) {
+	f := newFixture(governor.Auto)
+	step := func(now datapath.Counters, err error) {
+		t.Helper()
+		f.counted, f.uncounted = now, err
+		if got := f.count(); !errors.Is(got, err) {
+			t.Errorf("error %v, want %v", got, err)
+		}
+		if f.acted != 50 || f.of != 90 {
+			t.Errorf("%d of %d, want 50 of 90", f.acted, f.of)
+		}
+	}
+	step(datapath.Counters{Express: 50, XDPOverlay: 90}, nil)
+	step(datapath.Counters{}, errors.New("no memory"))
+}

@@ -556,7 +556,7 @@ func (e *Express) window(in governor.Input) (w governor.ExpressWindow, err error
 		return w, nil
 	}
 	acted, of := e.acted, e.of
-	e.acted, e.of, err = e.straight()
+	err = e.count()
 	w.Straight, w.Overlay = e.acted-acted, e.of-of
 	return w, err
 }
@@ -596,6 +596,15 @@ func (e *Express) straight() (acted, of uint64, err error) {
 	return c.Express, max(c.XDPOverlay, c.Express+p.Latency+p.Bulk), err
 }
 
+// count takes over how many frames went straight to pods. An error leaves what was counted last.
+func (e *Express) count() error {
+	acted, of, err := e.straight()
+	if err == nil {
+		e.acted, e.of = acted, of
+	}
+	return err
+}
+
 // measureBefore counts the datagrams that come out of the tunnels, and measures what is delivered
 // without it.
 func (e *Express) measureBefore(now time.Time) (err error) {
@@ -621,7 +630,7 @@ func (e *Express) measureBefore(now time.Time) (err error) {
 			return err
 		}
 		e.without = e.meter.Window(sum, false).Delivered()
-		if e.acted, e.of, err = e.straight(); err != nil {
+		if err := e.count(); err != nil {
 			return err
 		}
 		e.gov.Measured(now)

@@ -84,6 +84,8 @@ type kernel struct {
 	withdrawn, closed   []datapath.ExpressKey
 	fixed               map[datapath.Sender]netip.Addr
 	drops               uint64
+	counted             datapath.Counters
+	uncounted           error
 }
 
 func (k *kernel) AttachXDP(datapath.Device) (io.Closer, error)            { return nil, errors.ErrUnsupported }
@@ -93,7 +95,7 @@ func (k *kernel) HoldExpress(on bool) error                               { k.he
 func (k *kernel) CountUnread(on bool) error                               { k.unread = on; return nil }
 func (k *kernel) ExpressUnfit() (map[string]uint64, error)                { return nil, nil }
 func (k *kernel) ExpressDrops() (uint64, error)                           { return k.drops, nil }
-func (k *kernel) Counters() (datapath.Counters, error)                    { return datapath.Counters{}, nil }
+func (k *kernel) Counters() (datapath.Counters, error)                    { return k.counted, k.uncounted }
 func (k *kernel) WithdrawPath(p datapath.ExpressKey) error {
 	k.withdrawn = append(k.withdrawn, p)
 	return nil

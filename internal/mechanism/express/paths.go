@@ -122,8 +122,10 @@ func Foresee(v *mechanism.View, mode, aggregation governor.Mode) ([]mechanism.Ou
 		out.When = "to hand frames straight to pods, run would wait for a pod: there is none yet"
 	case !open:
 		out.When = "run would hand no frames straight to pods now:"
-	case out.Empty() && len(p.Attach) > 0:
+	case out.Empty() && slices.ContainsFunc(v.Snapshot.Underlays, v.Hooked):
 		out.When = "to hand frames straight to pods, nothing is to be changed: the running daemon has done it"
+	case out.Empty():
+		out.When = "to hand frames straight to pods, run would change nothing here now"
 	case len(out.Steps) == 0:
 		out.When = "to hand frames straight to pods, no setting is to be changed:"
 	default:

@@ -96,17 +96,18 @@ func (a *actuator) setBranches() error {
 	return a.dp.SetBranches(at, sets, a.layout.SetOf)
 }
 
-// setMasks writes the masks of a plan. A device that is refused one is left alone from then on: another
-// program is attached to it, and nothing is steered to it.
-func (a *actuator) setMasks(snap node.Snapshot, made plan.Plan) error {
-	if a.unplanned {
+// setMasks writes the masks of a plan before flows are steered. A device that is refused one is left alone from then
+// on: another program is attached to it, nothing is steered to it, and a pod behind it loses its mask again, before the
+// program goes that has packets stay.
+func (a *actuator) setMasks(snap node.Snapshot, made plan.Plan) (err error) {
+	if !a.unplanned {
+		err = a.do(made)
+	}
+	for err == nil && a.unplanned { // each time a device more is refused
 		made = a.plan(snap)
+		err = errors.Join(a.do(made), a.tunnels(snap), a.attachPrograms(made))
 	}
-	if err := a.do(made); err != nil || !a.unplanned {
-		return err
-	}
-	made = a.plan(snap)
-	return errors.Join(a.tunnels(snap), a.attachPrograms(made))
+	return err
 }
 
 // refusal is what the kernel has refused of a device.
@@ -292,21 +293,20 @@ func (a *actuator) follow(snap node.Snapshot) error {
 	}
 	before := a.left
 	made := a.plan(snap)
-	for key := range a.left {
-		if !before[key] && a.steers(key) {
-			return fmt.Errorf("%w: another program has changed a setting", errChangedHands)
-		}
-	}
-	for key := range before {
-		if !a.left[key] && present(snap, key) {
-			return fmt.Errorf("%w: one that was left alone is free now", errChangedHands)
-		}
+	if err := a.changedHands(snap, before); err != nil {
+		a.left = before // until flows have drained
+		return err
 	}
 	err := errors.Join(a.tunnels(snap), a.placeMerge(snap, made), a.attachPrograms(made))
 	if errors.Is(err, errMore) {
 		return err // no mask without a program
 	}
-	err = errors.Join(err, a.setMasks(snap, made))
+	if !a.unplanned {
+		err = errors.Join(err, a.do(made))
+	}
+	if a.unplanned { // a device more is refused, and what is steered behind it may have to drain
+		return errors.Join(err, a.follow(snap))
+	}
 	here := map[plan.Target]bool{}
 	for _, t := range snap.Tunnels {
 		here[plan.Target(t.Dev)] = true
@@ -317,6 +317,21 @@ func (a *actuator) follow(snap node.Snapshot) error {
 	return errors.Join(err, a.host.Forget(func(e apply.Entry) bool {
 		return ofPipeline(e) && !ownDevice(e) && !here[e.Target] && a.host.Gone(e.Target)
 	}))
+}
+
+// changedHands says which way devices have, compared with those that were left alone before.
+func (a *actuator) changedHands(snap node.Snapshot, before map[node.DevKey]bool) error {
+	for key := range a.left {
+		if !before[key] && a.steers(key) {
+			return fmt.Errorf("%w: another program has changed a setting", errChangedHands)
+		}
+	}
+	for key := range before {
+		if !a.left[key] && present(snap, key) {
+			return fmt.Errorf("%w: one that was left alone is free now", errChangedHands)
+		}
+	}
+	return nil
 }
 
 // present tells whether a device that may be steered is still there.

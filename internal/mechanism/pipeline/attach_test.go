@@ -3,12 +3,15 @@
 package pipeline
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/governor"
@@ -82,6 +85,114 @@ func device(name string, index int) node.Dev {
 // pod is the nth of a bench: its host end has index 10n, its other end 10n+1.
 func pod(n int, tunnels ...node.Dev) node.Pod {
 	return node.Pod{Host: device(fmt.Sprintf("veth%d", n), 10*n), Peer: device(fmt.Sprintf("eth%d", n), 10*n+1), Tunnels: tunnels}
+}
+
+// live is a bench whose devices have the masks that the kernel has.
+type live struct{ *bench }
+
+func mask(d node.Dev) plan.Setting { return plan.RPSMask(plan.Target(d), 0) }
+
+func (l live) Readings() (node.Reader, map[plan.Setting]plan.Owned) { return l, nil }
+func (l live) Settings(d node.Dev) (node.Settings, error) {
+	return node.Settings{RPSCPUs: []string{l.Values[mask(d)]}, RPSFlowCnt: []uint32{0}}, nil
+}
+
+func (l live) Entries() (list []apply.Entry) {
+	for s, o := range l.Host.Owned(plan.ByPipeline) {
+		list = append(list, apply.Entry{Setting: s, By: plan.ByPipeline, First: o.First, Wrote: o.Wrote})
+	}
+	return list
+}
+
+// inPlace is a live bench on which masks and programs are in place, with these devices, some of which refuse a mask.
+func inPlace(t *testing.T, layout governor.Layout, snap node.Snapshot, refuse ...node.Dev) (live, programs) {
+	t.Helper()
+	l := live{&bench{newFixture(Options{Mode: governor.Forced}), nil, nil}}
+	l.Values = map[plan.Setting]string{}
+	for _, d := range refuse {
+		l.Refuses[plan.Target(d)] = "no such mask"
+	}
+	k := programs{&l.kernel, map[int]string{}}
+	l.Pipeline = New(l, k, l.opts)
+	a := l.actuator
+	a.layout = layout
+	l.appear(snap)
+	made := a.plan(snap)
+	if err := errors.Join(a.attachPrograms(made), a.setMasks(snap, made)); err != nil {
+		t.Fatal(err)
+	}
+	return l, k
+}
+
+// appear gives new devices the kernel's masks.
+func (l live) appear(snap node.Snapshot) {
+	devs := []node.Dev{}
+	for _, t := range snap.Tunnels {
+		devs = append(devs, t.Dev)
+	}
+	for _, p := range snap.Pods {
+		devs = append(devs, p.Peer)
+	}
+	for _, d := range devs {
+		if _, known := l.Values[mask(d)]; !known {
+			l.Values[mask(d)] = "0"
+		}
+	}
+}
+
+// A pod whose tunnel is refused its mask keeps neither mask nor program.
+func TestAPodBehindARefusedTunnelKeepsNothing(t *testing.T) {
+	u, vx, vx2 := device("u0", 2), device("vx0", 3), device("vx1", 4)
+	snap := node.Snapshot{Underlays: []node.Underlay{{Dev: u}}, Tunnels: []node.Tunnel{{Dev: vx, Underlays: []node.Dev{u}}, {Dev: vx2, Underlays: []node.Dev{u}}}, Pods: []node.Pod{pod(1, vx), pod(2, vx2)}}
+	l, k := inPlace(t, governor.Layout{Tunnel: []int{1}, Pod: []int{0}}, snap, vx2)
+	for d, want := range map[node.Dev]string{vx: "2", vx2: "0", snap.Pods[0].Peer: "1", snap.Pods[1].Peer: "0"} {
+		if got := l.Values[mask(d)]; got != want {
+			t.Errorf("mask of %s is %s, want %s", d.Name, got, want)
+		}
+	}
+	if want := map[int]string{2: "ol_underlay_in", 10: "ol_pod_out"}; !maps.Equal(k.on, want) {
+		t.Errorf("programs %v, want %v", k.on, want)
+	}
+	if err := l.actuator.follow(snap); err != nil {
+		t.Errorf("nothing has changed since: %v", err)
+	}
+}
+
+// Flows to a pod drain before it loses mask and program, because another program has taken over its only tunnel, or
+// the kernel refuses the tunnel that it comes by now. Until then nothing changes, however often the node is scanned.
+func TestAPodDrainsBeforeItLosesItsMask(t *testing.T) {
+	u, vx, vx2 := device("u0", 2), device("vx0", 3), device("vx1", 4)
+	before := node.Snapshot{Underlays: []node.Underlay{{Dev: u}}, Tunnels: []node.Tunnel{{Dev: vx, Underlays: []node.Dev{u}}}, Pods: []node.Pod{pod(1, vx)}}
+	moved := before
+	moved.Tunnels = append(slices.Clone(before.Tunnels), node.Tunnel{Dev: vx2, Underlays: []node.Dev{u}})
+	moved.Pods = []node.Pod{pod(1, vx2)}
+	for name, tt := range map[string]struct {
+		layout governor.Layout
+		snap   node.Snapshot
+		tunnel string // its mask
+	}{
+		"another program, the pod stage alone": {governor.Layout{Pod: []int{1}}, before, "2"},
+		"the kernel":                           {governor.Layout{Tunnel: []int{1}, Pod: []int{1}}, moved, "2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, k := inPlace(t, tt.layout, before, vx2)
+			peer := before.Pods[0].Peer
+			l.appear(tt.snap)
+			l.Values[mask(vx)] = tt.tunnel
+			for range 2 {
+				if err := l.actuator.follow(tt.snap); !errors.Is(err, errChangedHands) {
+					t.Fatalf("flows do not have to drain: %v", err)
+				}
+				if got := l.Values[mask(peer)]; got != "2" || k.on[10] != "ol_pod_out" {
+					t.Fatalf("before that, the pod has mask %s and program %q", got, k.on[10])
+				}
+			}
+			said := func(s plan.Skip) bool { return s.Target == plan.Target(peer) && s.Whole() }
+			if !slices.ContainsFunc(l.Skipped(), said) {
+				t.Errorf("a status has no reason: %+v", l.Skipped())
+			}
+		})
+	}
 }
 
 // What is attached is what the plan has, whatever keeps devices from being steered.

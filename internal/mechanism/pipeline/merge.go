@@ -98,6 +98,19 @@ func mergeSteps(snap node.Snapshot, ifindex int) []plan.Step {
 	return steps
 }
 
+// mergeIndex is the one that resequencers have, by the settings that the pipeline has changed, or may get.
+func mergeIndex(owned map[plan.Setting]plan.Owned) int {
+	for s, o := range owned {
+		if s.Kind != plan.OwnDevice {
+			continue
+		}
+		if at, _, err := plan.ParseOwnVeth(o.Wrote); err == nil {
+			return at
+		}
+	}
+	return firstMergeIndex
+}
+
 // ownDevice tells whether an entry is a device that the pipeline has made.
 func ownDevice(e apply.Entry) bool { return ofPipeline(e) && e.Kind == plan.OwnDevice }
 

@@ -111,10 +111,11 @@ func elephants(v *mechanism.View, m Microflows) mechanism.Outlook {
 	}
 	in := planInput(v.Scanner, v.Snapshot, layout, v.Owned(plan.ByPipeline), v.Places, want)
 	if layout.Merge {
-		in.Merge = mergeSteps(v.Snapshot, firstMergeIndex)
+		in.Merge = mergeSteps(v.Snapshot, mergeIndex(in.Owned))
 	}
 	out.Plan = plan.Pipeline(in)
-	out.Attach = v.Missing(out.Attach)
+	planned := out.Attach
+	out.Attach = v.Missing(planned)
 	// Tunnels and pods that are left alone are no matter here.
 	onNIC := func(sk plan.Skip) bool {
 		return slices.ContainsFunc(v.Snapshot.Underlays, func(u node.Underlay) bool {
@@ -126,6 +127,13 @@ func elephants(v *mechanism.View, m Microflows) mechanism.Outlook {
 	if !layout.Merge {
 		what = "a UDP flow"
 	}
-	out.When = fmt.Sprintf("once %s is too much for one core, run would spread it over %s more:", what, printable.Plural(len(layout.NIC)+len(layout.Tunnel), "core"))
+	switch {
+	case out.Empty() && len(planned) > 0:
+		out.When = "to split flows, nothing is to be changed: the running daemon has done it"
+	case out.Empty():
+		out.When = "to split flows, run would change nothing here now"
+	default:
+		out.When = fmt.Sprintf("once %s is too much for one core, run would spread it over %s more:", what, printable.Plural(len(layout.NIC)+len(layout.Tunnel), "core"))
+	}
 	return out
 }

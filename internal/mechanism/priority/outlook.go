@@ -45,6 +45,7 @@ func Foresee(v *mechanism.View, opts Options) ([]mechanism.Outlook, error) {
 	}
 	out := mechanism.Outlook{Name: name, Plan: plan.Priority(in)}
 	v.Polled = polled(in, out.Plan)
+	out.Attach = v.Missing(out.Attach)
 	for _, nic := range in.NICs {
 		if asked && nic.Unfit == "" {
 			if v.Prioritised == nil {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
@@ -166,6 +167,8 @@ func (p *Priority) follow(ctx context.Context) error {
 	want := map[node.DevKey]bool{}
 	var errs []error
 	in.skipped = nil
+	// It reads each NIC's threads.
+	planned := sync.OnceValue(p.plan)
 	for _, u := range p.host.Snapshot().Underlays {
 		want[u.Key()] = true
 		if in.attached[u.Key()] != nil {
@@ -174,8 +177,7 @@ func (p *Priority) follow(ctx context.Context) error {
 		if err := p.makeWayFor(ctx, u); err != nil {
 			return err
 		}
-		made := p.plan()
-		two := slices.ContainsFunc(made.Attach, func(at plan.Attachment) bool {
+		two := p.host.Places().Why(u, p.wants()) == "" && slices.ContainsFunc(planned().Attach, func(at plan.Attachment) bool {
 			return at.Target == plan.Target(u.Dev) && at.Program == plan.TwoLanesProgram
 		})
 		if two {
@@ -189,7 +191,7 @@ func (p *Priority) follow(ctx context.Context) error {
 		switch {
 		case err == nil && two:
 			in.attached[u.Key()] = l
-			p.host.Log().Info("the NIC is polled in softirq: latency traffic has a lane of its own", "device", u.Dev, "reason", p.noThreads(u, made))
+			p.host.Log().Info("the NIC is polled in softirq: latency traffic has a lane of its own", "device", u.Dev, "reason", p.noThreads(u, planned()))
 		case err == nil:
 			in.attached[u.Key()] = l
 			err := p.threadNAPI(u)

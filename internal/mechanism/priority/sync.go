@@ -81,8 +81,9 @@ func (p *Priority) followSync() error {
 			Host: v.Host.Ifindex, MaxLen: v.MTU + shortcut.Tagged, Refresh: v.Refresh / shortcut.RefreshPart,
 		}
 	}
-	hooked := s.hooks.Follow(p.host, plan.Sync(syncTunnels(p.host.Snapshot())), s.dp.AttachTunnel)
-	return errors.Join(err, s.dp.Set(want), hooked)
+	// Attaching takes long on many tunnels: a path that is not safe any more goes first.
+	err = errors.Join(err, s.dp.Set(want))
+	return errors.Join(err, s.hooks.Follow(p.host, plan.Sync(syncTunnels(p.host.Snapshot())), s.dp.AttachTunnel))
 }
 
 // elsewhere says why a pod's packets may wait on other cores than the tunnel's.
