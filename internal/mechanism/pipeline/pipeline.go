@@ -485,7 +485,7 @@ func (p *Pipeline) fillLanes(st *control.Status) error {
 			// A backlog is shared by all that RPS and veth send there.
 			lane := control.Lane{Stage: stage.String(), Core: core, Packets: n, Queue: uint64(c.Queue), Drops: drops[core]}
 			if stage == datapath.NIC {
-				lane.Queue, lane.Drops = uint64(c.LaneQueue), uint64(c.LaneLost)
+				lane.Queue, lane.Drops = uint64(c.LaneQueue), c.LaneLost
 			}
 			st.Lanes = append(st.Lanes, lane)
 		}
