@@ -393,7 +393,7 @@ struct ol_cpu {
 	__u32 backlog_seq; /* ... which was this one */
 	__u32 lane_seq;	   /* seq when its cpumap thread last took frames */
 	__u32 polled;	   /* polls finished */
-	__u32 lane_lost;   /* frames that its lane has lost; written by those that lose them */
+	__u64 lane_lost;   /* frames that its lane has lost; written by those that lose them */
 	__u32 lane_pid[OL_NR_CLASSES]; /* the threads of its lanes, or 0; by the daemon */
 	struct ol_cost cost[OL_NR_STAGES];
 	__u64 packets

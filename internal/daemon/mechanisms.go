@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/aggregate"
 	"github.com/overlane/overlane/internal/mechanism/bridgehooks"
@@ -97,9 +98,9 @@ func (m *mechanisms) tracing() (t mechanism.Tracing) {
 }
 
 // drops are the packets that were lost through one of them.
-func (m *mechanisms) drops() (all uint64, err error) {
+func (m *mechanisms) drops(c datapath.Counters) (all uint64, err error) {
 	err = m.each(func(r mechanism.Mechanism) error {
-		n, err := r.Drops()
+		n, err := r.Drops(c)
 		all += n
 		return err
 	})

@@ -48,7 +48,7 @@ func (r recorded) Report() []control.Mechanism                { return []control
 func (r recorded) Stop(context.Context) (apply.Report, error) { return apply.Report{}, r.note("stop") }
 func (r recorded) Poll(context.Context, time.Time) error      { return r.note("poll") }
 func (r recorded) Follow(context.Context, time.Time) error    { return r.note("follow") }
-func (r recorded) Drops() (uint64, error)                     { return r.drops, r.fails }
+func (r recorded) Drops(c datapath.Counters) (uint64, error)  { return r.drops * c.Overlay, r.fails }
 func (r recorded) Polls() bool                                { return r.polls }
 func (r recorded) Changed() <-chan struct{}                   { return r.changed }
 func (r recorded) Tracing() mechanism.Tracing                 { return r.tracing }
@@ -118,11 +118,11 @@ func TestWhatOneNeedsIsTraced(t *testing.T) {
 // A window counts what was lost through any of them: the trial of one has to see what another loses for it.
 func TestWhatWasLostThroughEachIsCounted(t *testing.T) {
 	d, _ := loop(recorded{drops: 3}, recorded{drops: 4})
-	if n, err := d.mechs.drops(); n != 7 || err != nil {
+	if n, err := d.mechs.drops(datapath.Counters{Overlay: 10}); n != 70 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
 	d, _ = loop(recorded{fails: errors.New("no map")}, recorded{drops: 4})
-	if _, err := d.mechs.drops(); err == nil {
+	if _, err := d.mechs.drops(datapath.Counters{}); err == nil {
 		t.Error("a window goes by a counter that could not be read")
 	}
 }

@@ -39,12 +39,16 @@ func (d *Daemon) total(s trial.Share, only []int) (t trial.Totals, err error) {
 			t.Dropped += n
 		}
 	}
-	lost, err := d.mechs.drops()
+	c, err := d.dp.Counters()
+	if err != nil {
+		return t, err
+	}
+	lost, err := d.mechs.drops(c)
 	if err != nil {
 		return t, err
 	}
 	t.Dropped += lost
-	if t.Acted, t.Could, err = s(); err != nil {
+	if t.Acted, t.Could, err = s(c); err != nil {
 		return t, err
 	}
 	if only != nil {

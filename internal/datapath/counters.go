@@ -148,7 +148,7 @@ type Core struct {
 	// the ring of the core's cpumap lane.
 	Queue, LaneQueue uint32
 	// LaneLost are the frames that the cpumap lane lost.
-	LaneLost uint32
+	LaneLost uint64
 	// Saturated work per stage: time and packets of polls that followed
 	// directly on another.
 	StageNs      [Stages]uint64

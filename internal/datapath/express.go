@@ -209,11 +209,13 @@ func (d *Datapath) CountUnread(on bool) (err error) {
 
 // SetExpress allows frames to take the paths that are open, or does not.
 func (d *Datapath) SetExpress(on bool) error {
-	if on && !d.express.traced {
-		if err := errors.Join(d.watchRedirects(), d.attachAll(d.trace.OlExpressSent)); err != nil {
+	if on {
+		if err := d.watchRedirects(); err != nil {
 			return err
 		}
-		d.express.traced = true
+		if err := d.attachOnce(&d.express.traced, d.trace.OlExpressSent); err != nil {
+			return err
+		}
 	}
 	if !setFlag(&d.policy.Flags, stagesOlFlagOL_F_EXPRESS, on) {
 		return nil

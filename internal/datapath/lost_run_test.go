@@ -3,6 +3,8 @@
 package datapath
 
 import (
+	"errors"
+	"math"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -28,6 +30,8 @@ func TestWhatIsLostBehindAnXDPProgramIsCounted(t *testing.T) {
 	s := newStraight(t, 0)
 	core := uint32(s.core)
 	s.must(s.StartLanes(nil))
+	// At a million a second a flood has lost so many after 71 minutes.
+	s.cpu(func(c *stagesOlCpu) { c.LaneLost = math.MaxUint32 })
 	lost := func(m *ebpf.Map, entry uint32) (lanes, lane, pods uint64) {
 		var was, now stagesOlCpu
 		before, err := s.Counters()
@@ -35,7 +39,7 @@ func TestWhatIsLostBehindAnXDPProgramIsCounted(t *testing.T) {
 		s.redirect(m, entry, frames)
 		after, err := s.Counters()
 		s.must(err, s.stages.OlCpus.Lookup(core, &now))
-		return after.XDPDrop - before.XDPDrop, uint64(now.LaneLost - was.LaneLost), after.ExpressDrop - before.ExpressDrop
+		return after.XDPDrop - before.XDPDrop, now.LaneLost - was.LaneLost, after.ExpressDrop - before.ExpressDrop
 	}
 
 	if lanes, lane, pods := lost(s.xdp.OlExpressPorts, s.port); lanes != 0 || lane != 0 || pods != 0 {
@@ -56,4 +60,52 @@ func TestWhatIsLostBehindAnXDPProgramIsCounted(t *testing.T) {
 			t.Errorf("%s has room for one frame: %d lost, %d by the core's own lane of bulk, %d by pods", m, lanes, lane, pods)
 		}
 	}
+}
+
+// refusing is a holder that refuses the link after so many.
+type refusing struct{ after, held int }
+
+func (r *refusing) Hold(string, int) (letGo func() error, err error) {
+	if r.after == 0 {
+		return nil, errors.New("refused")
+	}
+	r.after--
+	r.held++
+	return func() error { r.held--; return nil }, nil
+}
+
+// What counts losses is attached once, however often that fails before: without it a flow cannot leave a full
+// lane, and twice it counts each loss twice.
+func TestWhatCountsLossesIsAttachedAllOrNotAtAll(t *testing.T) {
+	d := load(t)
+	before := len(d.tracer)
+	for _, tt := range []struct {
+		what     string
+		attach   func() error
+		programs int
+	}{
+		{"paths to pods", func() error { return d.SetExpress(true) }, 4},
+		{"lanes", func() error { return d.StartLanes(nil) }, 1},
+	} {
+		// Each link is refused once. Those before it are kept where they are a set of their own.
+		var r *refusing
+		held, programs := 0, 0
+		for tries := 0; ; tries++ {
+			r = &refusing{after: tries}
+			d.holder = r
+			err := tt.attach()
+			held += r.held
+			if programs = len(d.tracer) - before; programs != held {
+				t.Fatalf("%s, try %d: %d links are held, %d are known", tt.what, tries, held, programs)
+			}
+			if err == nil {
+				break
+			}
+		}
+		if programs != tt.programs {
+			t.Errorf("%s: %d programs are attached, want %d", tt.what, programs, tt.programs)
+		}
+		before = len(d.tracer)
+	}
+	d.holder = nil
 }

@@ -104,9 +104,8 @@ type priorityOlCpu struct {
 	BacklogSeq uint32
 	LaneSeq    uint32
 	Polled     uint32
-	LaneLost   uint32
+	LaneLost   uint64
 	LanePid    [2]uint32
-	_          [4]byte
 	Cost       [3]struct {
 		_       structs.HostLayout
 		Ns      uint64

@@ -41,11 +41,8 @@ func (d *Datapath) StartLanes(cores []int) error {
 	if err := d.watchRedirects(); err != nil {
 		return err
 	}
-	if !d.lanesWatched {
-		if err := d.attachAll(d.trace.OlLaneTaken); err != nil {
-			return err
-		}
-		d.lanesWatched = true
+	if err := d.attachOnce(&d.lanesWatched, d.trace.OlLaneTaken); err != nil {
+		return err
 	}
 	return d.startLanes(cores, bulkLane)
 }
@@ -154,19 +151,26 @@ func (d *Datapath) watchRedirects() error {
 			return fmt.Errorf("write map ID: %w", err)
 		}
 	}
-	d.redirectsWatched = true
-	return d.attachAll(d.trace.OlLaneEnqueue, d.trace.OlLaneStarved, d.trace.OlRedirectRefused)
+	return d.attachOnce(&d.redirectsWatched, d.trace.OlLaneEnqueue, d.trace.OlLaneStarved, d.trace.OlRedirectRefused)
 }
 
-// attachAll attaches programs to their tracepoints until Close.
-func (d *Datapath) attachAll(progs ...*ebpf.Program) error {
+// attachOnce attaches programs to their tracepoints until Close, all or none, where that is not done yet.
+func (d *Datapath) attachOnce(done *bool, progs ...*ebpf.Program) error {
+	if *done {
+		return nil
+	}
+	var made []link.Link
 	for _, prog := range progs {
 		l, err := d.attachTracing(heldTrace, prog)
 		if err != nil {
+			for _, l := range made {
+				err = errors.Join(err, l.Close())
+			}
 			return err
 		}
-		d.tracer = append(d.tracer, l)
+		made = append(made, l)
 	}
+	d.tracer, *done = append(d.tracer, made...), true
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/internal/plan"
@@ -23,8 +24,9 @@ type Mechanism interface {
 	Fill(*control.Status, names.Names) error
 	// Skipped are devices that it leaves alone, and why.
 	Skipped() []plan.Skip
-	// Drops are the packets that were lost through it since the daemon started: a trial counts them.
-	Drops() (uint64, error)
+	// Drops are the packets that were lost through it since the daemon started: a trial counts them. What programs
+	// have counted is read once for all mechanisms.
+	Drops(datapath.Counters) (uint64, error)
 
 	// Step comes with each window, whether anything was measured in it or not.
 	Step(ctx context.Context, now time.Time) error
@@ -92,7 +94,7 @@ type Base struct{}
 
 func (Base) Fill(*control.Status, names.Names) error      { return nil }
 func (Base) Skipped() []plan.Skip                         { return nil }
-func (Base) Drops() (uint64, error)                       { return 0, nil }
+func (Base) Drops(datapath.Counters) (uint64, error)      { return 0, nil }
 func (Base) Step(context.Context, time.Time) error        { return nil }
 func (Base) Decide(context.Context, governor.Input) error { return nil }
 func (Base) Rescanned(context.Context) error              { return nil }

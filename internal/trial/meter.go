@@ -19,8 +19,8 @@ type Totals struct {
 	Acted, Could  uint64 // packets on which the mechanism acted, of so many
 }
 
-// Share tells on how many of how many packets a mechanism acted.
-type Share func() (acted, of uint64, err error)
+// Share tells on how many of how many packets a mechanism acted, by what programs have counted.
+type Share func(datapath.Counters) (acted, of uint64, err error)
 
 // Source reads what counts for a trial, of the given cores or, if there are none, of all.
 type Source func(of Share, cores []int) (Totals, error)

@@ -17,7 +17,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -62,12 +61,6 @@ func main() {
 	defer cancel()
 
 	t := newTally(os.Stdout)
-	if how != full {
-		if os.Getenv(testspeed.Draw) == "" {
-			os.Setenv(testspeed.Draw, fmt.Sprint(rand.Uint32()))
-		}
-		t.say("      %s=%s: which of the slow tests this run has", testspeed.Draw, os.Getenv(testspeed.Draw))
-	}
 	if err := everything(ctx, t, how, *strict, *run, flag.Args()); err != nil {
 		t.fail("testrun", err.Error())
 	}
@@ -86,6 +79,14 @@ func main() {
 
 // everything runs checks and tests; what it returns kept it from going on.
 func everything(ctx context.Context, t *tally, how speed, strict bool, run string, patterns []string) error {
+	if how != full {
+		drawn, err := testspeed.Drawn()
+		if err != nil {
+			return err
+		}
+		os.Setenv(testspeed.Draw, fmt.Sprint(drawn))
+		t.say("      %s=%d: which of the slow tests this run has", testspeed.Draw, drawn)
+	}
 	var before residue.Snapshot
 	whole := residue.Scope{Machine: true}
 	if strict = strict && os.Geteuid() == 0; strict {

@@ -4,6 +4,8 @@ package main
 
 import (
 	"encoding/json"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -124,5 +126,15 @@ func TestWarningsAreTold(t *testing.T) {
 				t.Errorf("more than the warning is told:\n%s", out.String())
 			}
 		})
+	}
+}
+
+// A number that is none is one error, and the plain line is the last all the same.
+func TestABadDrawEndsTheRun(t *testing.T) {
+	cmd := exec.Command("go", "run", ".", "-strict=false", "-unit")
+	cmd.Env = append(os.Environ(), testspeed.Draw+"=half")
+	out, err := cmd.Output()
+	if said := string(out); err == nil || !strings.Contains(said, testspeed.Draw) || !strings.HasSuffix(said, "\n0 passed, 1 failed, 0 skipped\n") {
+		t.Errorf("%v\n%s", err, said)
 	}
 }

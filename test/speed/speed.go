@@ -6,6 +6,7 @@ package speed
 
 import (
 	"flag"
+	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
 	"os"
@@ -18,20 +19,22 @@ import (
 // Draw is the variable with the number that decides what a short run has: with the same number it has the same.
 const Draw = "OVERLANE_TEST_DRAW"
 
-// drawn is that number, by chance where the variable has none.
-var drawn = draw()
+var drawn, badDraw = draw()
 
-func draw() uint64 {
+func draw() (uint64, error) {
 	text := os.Getenv(Draw)
 	if text == "" {
-		return uint64(rand.Uint32())
+		return uint64(rand.Uint32()), nil
 	}
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
-		panic(Draw + ": " + err.Error())
+		return 0, fmt.Errorf("%s: %w", Draw, err)
 	}
-	return n
+	return n, nil
 }
+
+// Drawn is that number, by chance where the variable has none.
+func Drawn() (uint64, error) { return drawn, badDraw }
 
 // Long leaves a test out of a short run.
 func Long(tb testing.TB) {
@@ -47,6 +50,9 @@ func Every(tb testing.TB, n int) (runs func() bool) {
 	tb.Helper()
 	i, first := 0, 0
 	if testing.Short() {
+		if badDraw != nil {
+			tb.Fatal(badDraw)
+		}
 		tb.Logf("%s=%d", Draw, drawn)
 		h := fnv.New64a()
 		h.Write([]byte(tb.Name()))
@@ -72,6 +78,9 @@ func Turn(tb testing.TB) {
 	tb.Helper()
 	if !testing.Short() || strings.Contains(tb.Name(), "/") || flag.Lookup("test.run").Value.String() != "" {
 		return
+	}
+	if badDraw != nil {
+		tb.Fatal(badDraw)
 	}
 	if uint64(turns.Add(1))%2 == drawn%2 {
 		tb.Skipf("%seach has every second one (%s=%d)", OtherRun, Draw, drawn)

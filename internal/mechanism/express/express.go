@@ -561,6 +561,16 @@ func (e *Express) window(in governor.Input) (w governor.ExpressWindow, err error
 	return w, err
 }
 
+// count notes down how many frames have gone straight to pods.
+func (e *Express) count() error {
+	c, err := e.dp.Counters()
+	if err != nil {
+		return err
+	}
+	e.acted, e.of, err = e.straight(c)
+	return err
+}
+
 // fit is how many paths flows may take, or as soon as the pipeline lets them.
 func (e *Express) fit() (n int) {
 	for _, w := range e.paths {
@@ -587,11 +597,7 @@ func (e *Express) situation(in governor.Input) governor.Situation {
 }
 
 // straight tells how many frames went straight to pods.
-func (e *Express) straight() (acted, of uint64, err error) {
-	c, err := e.dp.Counters()
-	if err != nil {
-		return 0, 0, err
-	}
+func (e *Express) straight(c datapath.Counters) (acted, of uint64, err error) {
 	p, err := e.host.PriorityCounters()
 	return c.Express, max(c.XDPOverlay, c.Express+p.Latency+p.Bulk), err
 }
@@ -688,10 +694,7 @@ func (e *Express) Report() []control.Mechanism {
 }
 
 // Drops is mechanism.Mechanism's: for what found no room at a pod, or at its socket.
-func (e *Express) Drops() (uint64, error) {
-	c, err := e.dp.Counters()
-	return c.ExpressDrop + c.Unread, err
-}
+func (e *Express) Drops(c datapath.Counters) (uint64, error) { return c.ExpressDrop + c.Unread, nil }
 
 // Fill is mechanism.Mechanism's.
 func (e *Express) Fill(st *control.Status, called names.Names) error {

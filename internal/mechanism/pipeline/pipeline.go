@@ -367,12 +367,11 @@ func (p *Pipeline) steer(in governor.Input, t *trial.Trial, mode governor.Mode, 
 }
 
 // steered tells how many packets went by a lane of what is in place.
-func (p *Pipeline) steered() (acted, of uint64, err error) {
-	c, err := p.dp.Counters()
+func (p *Pipeline) steered(c datapath.Counters) (acted, of uint64, err error) {
 	if p.actuator.layout.Split {
-		return c.Split, max(c.Overlay, c.XDPOverlay), err
+		return c.Split, max(c.Overlay, c.XDPOverlay), nil
 	}
-	return c.SteeredSeen(), c.OverlaySeen(), err
+	return c.SteeredSeen(), c.OverlaySeen(), nil
 }
 
 // concerns are the cores whose packets a trial of the pipeline counts: those that are helped, and those that
@@ -441,10 +440,9 @@ func (p *Pipeline) report() control.Mechanism {
 func (p *Pipeline) Skipped() []plan.Skip { return slices.Concat(p.withoutXDP(), p.actuator.skipped) }
 
 // Drops is mechanism.Mechanism's: what lanes, the order guard and resequencers lost.
-func (p *Pipeline) Drops() (uint64, error) {
-	c, err := p.dp.Counters()
-	m, e := p.actuator.mergeCounters()
-	return c.XDPDrop + c.Refused + c.NoRoom + c.MergedLost + m.Refused + m.Dropped, errors.Join(err, e)
+func (p *Pipeline) Drops(c datapath.Counters) (uint64, error) {
+	m, err := p.actuator.mergeCounters()
+	return c.XDPDrop + c.Refused + c.NoRoom + c.MergedLost + m.Refused + m.Dropped, err
 }
 
 // Fill is mechanism.Mechanism's.
@@ -490,7 +488,7 @@ func (p *Pipeline) fillLanes(st *control.Status) error {
 			// A backlog is shared by all that RPS and veth send there.
 			lane := control.Lane{Stage: stage.String(), Core: core, Packets: n, Queue: uint64(c.Queue), Drops: drops[core]}
 			if stage == datapath.NIC {
-				lane.Queue, lane.Drops = uint64(c.LaneQueue), uint64(c.LaneLost)
+				lane.Queue, lane.Drops = uint64(c.LaneQueue), c.LaneLost
 			}
 			st.Lanes = append(st.Lanes, lane)
 		}

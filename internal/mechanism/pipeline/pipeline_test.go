@@ -259,8 +259,7 @@ func TestNoMoreIsSteeredThanTheOverlayHas(t *testing.T) {
 		{Pod: 980, PodSteered: 970},
 	} {
 		f := newFixture(Options{})
-		f.counted = c
-		if acted, of, err := f.Pipeline.steered(); err != nil || acted > of {
+		if acted, of, err := f.Pipeline.steered(c); err != nil || acted > of {
 			t.Errorf("%+v: %d of %d, %v", c, acted, of, err)
 		}
 	}
@@ -269,9 +268,9 @@ func TestNoMoreIsSteeredThanTheOverlayHas(t *testing.T) {
 // A trial is held against each packet that was lost through what is tried out, wherever that was.
 func TestATrialCountsWhatIsLostInEachPlace(t *testing.T) {
 	f := newFixture(Options{})
-	f.counted = datapath.Counters{Overlay: 9000, XDPDrop: 1, Refused: 2, NoRoom: 4, MergedLost: 8}
+	c := datapath.Counters{Overlay: 9000, XDPDrop: 1, Refused: 2, NoRoom: 4, MergedLost: 8}
 	f.actuator.merged = datapath.MergeCounters{Passed: 9000, Refused: 16, Dropped: 32}
-	if n, err := f.Drops(); err != nil || n != 63 {
+	if n, err := f.Drops(c); err != nil || n != 63 {
 		t.Errorf("%d packets were lost, %v; want each counter once, 63", n, err)
 	}
 }

@@ -165,7 +165,7 @@ func (p *Priority) proveDemand(ctx context.Context, in governor.Input) error {
 }
 
 // madeWay tells how much of bulk made way.
-func (p *Priority) madeWay() (acted, of uint64, err error) {
+func (p *Priority) madeWay(datapath.Counters) (acted, of uint64, err error) {
 	c, err := p.Counters()
 	return c.BulkLane + c.Refused, c.Bulk, err
 }

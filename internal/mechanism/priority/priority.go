@@ -177,7 +177,7 @@ func (p *Priority) Skipped() []plan.Skip {
 }
 
 // Drops is mechanism.Mechanism's: what full bulk lanes lost.
-func (p *Priority) Drops() (uint64, error) {
+func (p *Priority) Drops(datapath.Counters) (uint64, error) {
 	c, err := p.Counters()
 	return c.Refused, err
 }

@@ -194,8 +194,10 @@ func (tr *stream) judge(t *testing.T, own account) {
 	var v traffic.Verdict
 	var a account
 	// Nothing tells that the queues are empty, but when everything is
-	// accounted for they are.
-	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+	// accounted for they are, or when nothing has come or gone for many looks.
+	const enough = 500 // five seconds, and more where the machine stands still
+	begun := time.Now()
+	for looks, last := 0, uint64(0); looks < enough && time.Since(begun) < rig.Patience; time.Sleep(10 * time.Millisecond) {
 		if v, err = tr.check.Total(tr.flows); err != nil {
 			t.Fatal(err)
 		}
@@ -203,8 +205,12 @@ func (tr *stream) judge(t *testing.T, own account) {
 			t.Fatal(err)
 		}
 		maps.Copy(a, own)
-		if v.Received+a.sum() == sent || time.Since(begun) > rig.Patience {
+		known := v.Received + a.sum()
+		if known == sent {
 			break
+		}
+		if looks++; known != last {
+			looks, last = 0, known
 		}
 	}
 	r := &tr.row
