@@ -561,13 +561,16 @@ func (e *Express) window(in governor.Input) (w governor.ExpressWindow, err error
 	return w, err
 }
 
-// count notes down how many frames have gone straight to pods.
+// count takes over how many frames have gone straight to pods. An error leaves what was counted last.
 func (e *Express) count() error {
 	c, err := e.dp.Counters()
 	if err != nil {
 		return err
 	}
-	e.acted, e.of, err = e.straight(c)
+	acted, of, err := e.straight(c)
+	if err == nil {
+		e.acted, e.of = acted, of
+	}
 	return err
 }
 
@@ -600,15 +603,6 @@ func (e *Express) situation(in governor.Input) governor.Situation {
 func (e *Express) straight(c datapath.Counters) (acted, of uint64, err error) {
 	p, err := e.host.PriorityCounters()
 	return c.Express, max(c.XDPOverlay, c.Express+p.Latency+p.Bulk), err
-}
-
-// count takes over how many frames went straight to pods. An error leaves what was counted last.
-func (e *Express) count() error {
-	acted, of, err := e.straight()
-	if err == nil {
-		e.acted, e.of = acted, of
-	}
-	return err
 }
 
 // measureBefore counts the datagrams that come out of the tunnels, and measures what is delivered
