@@ -197,8 +197,15 @@ int BPF_PROG(ol_lane_enqueue, int map_id, unsigned int processed, unsigned int d
 SEC("tp_btf/xdp_cpumap_kthread")
 int BPF_PROG(ol_lane_starved, int map_id, unsigned int processed, unsigned int drops)
 {
-	if (drops)
-		ol_redirect_lost(map_id, bpf_get_smp_processor_id(), drops);
+	__u32 core = bpf_get_smp_processor_id();
+	struct ol_ring ring;
+
+	if (!drops)
+		return 0;
+	/* That of a core that is offline may run here. */
+	if (!ol_get_ring(core, OL_CLASS_BULK, &ring) || ring.thread != bpf_get_current_task())
+		core = OL_MAX_CPUS;
+	ol_redirect_lost(map_id, core, drops);
 	return 0;
 }
 

@@ -250,7 +250,7 @@ type Counters struct {
 	// LaneChangesHeld waited for the old lane to drain when the packet came. LaneDrops has LaneRefused in it.
 	LaneChanges     uint64 `json:"lane_changes" metric:"lane_changes_total" help:"changes of lane that the order guard let pass"`
 	LaneChangesHeld uint64 `json:"lane_changes_held" metric:"lane_changes_held_total" help:"polls in which a change of lane had to wait for the old lane to drain"`
-	LaneDrops       uint64 `json:"lane_drops" metric:"lane_drops_total" help:"packets that lanes of the NIC stage lost, being full or without memory, and those dropped for their flow to leave a full lane"`
+	LaneDrops       uint64 `json:"lane_drops" metric:"lane_drops_total" help:"packets that lanes of the NIC stage, or of priority, lost, being full or without memory, and those dropped for their flow to leave a full lane"`
 	LaneRefused     uint64 `json:"lane_refused" metric:"lane_refused_packets_total" help:"packets dropped for their flow to leave a full lane"`
 
 	// Frames by their class while there were rules. LatencyHeld, LatencyExcess and BulkLane of these went to

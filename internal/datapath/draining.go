@@ -13,6 +13,10 @@ import (
 // left; what they held is then proved to be handled by their progress.
 const Settled = 20 * time.Millisecond
 
+// lostAfter is when what has not come out of a resequencer is lost, from when its flow came last: OL_JOINED_NS of
+// bpf/microflow.h.
+const lostAfter = 200 * time.Millisecond
+
 // mergingGone is after which pause a place at the resequencers is another flow's: OL_MERGING_GONE_NS of
 // bpf/microflow.h.
 const mergingGone = 10 * time.Second
@@ -95,8 +99,8 @@ func (g *Draining) Reason(err error) error {
 func (d *Datapath) Merges() bool { return d.policy.MergeIfindex != 0 }
 
 // Resequenced is how many packets went to resequencers, of the flows that have a place there, and whether one holds
-// some. The counts are modulo 2^32 for each flow. Not those of a flow that another core polls now: the core that split
-// it does not see it any more, so that nothing ends its way through the resequencer.
+// some. The counts are modulo 2^32 for each flow. A flow that another core polls now, so that nothing ends its way
+// through the resequencer, is not counted.
 func (d *Datapath) Resequenced() (entered uint64, held bool, err error) {
 	now, err := Now()
 	if err != nil || !d.Merges() {
@@ -107,10 +111,16 @@ func (d *Datapath) Resequenced() (entered uint64, held bool, err error) {
 		if err := d.stages.OlMergings.Lookup(i, &g); err != nil {
 			return 0, false, fmt.Errorf("read merging %d: %w", i, err)
 		}
-		if g.Key != 0 && int64(now-g.Seen) < int64(mergingGone) {
-			entered += uint64(g.Entered)
-			held = held || g.Held > 0
+		ago := time.Duration(now - g.Seen)
+		if g.Key == 0 {
+			continue
 		}
+		if ago < mergingGone {
+			entered += uint64(g.Entered)
+		}
+		// What does not wait for another packet any more may still have to be sent on. A whole flow has seen to that.
+		split := g.Generation%2 == 1
+		held = held || g.Held > 0 || split && g.Left+g.Refused != g.Entered && ago < lostAfter
 	}
 	return entered, held, nil
 }

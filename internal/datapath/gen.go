@@ -3,7 +3,7 @@
 package datapath
 
 // `make generate` tells compiler and flags.
-//go:generate -command bpf2go go tool bpf2go -tags linux -target bpfel
+//go:generate -command bpf2go go tool bpf2go -cc $BPF2GO_CC -strip $BPF2GO_STRIP -tags linux -target bpfel
 //go:generate bpf2go -type ol_policy -type ol_set -type ol_tunnel -type ol_cell_key -type ol_cpu -type ol_slot -type ol_limit -type ol_stage -type ol_reason -type ol_counter -type ol_flag -type ol_split_proto -type ol_unnumbered_by -type ol_port stages ../../bpf/stages.bpf.c
 //go:generate bpf2go trace ../../bpf/trace.bpf.c
 //go:generate bpf2go branches ../../bpf/branches.bpf.c

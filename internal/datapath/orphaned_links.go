@@ -111,10 +111,14 @@ func (o *OrphanedLinks) Drain(limit time.Duration) (err error) {
 			p.BulkRoom = 0
 			err = o.d.writePolicy()
 		}
-		if err == nil && g.Still(time.Now(), sent) && demoted == 0 {
-			return o.handled(&g)
+		if still := g.Still(time.Now(), sent); err != nil || !still {
+			return false, err
 		}
-		return false, err
+		if demoted > 0 {
+			g.waits = fmt.Sprintf("bulk is in the lanes of %d cores", demoted)
+			return false, nil
+		}
+		return o.handled(&g)
 	})
 	return g.Reason(err)
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/overlane/overlane/test/parser/packet"
 )
@@ -74,7 +73,7 @@ func TestNoMoreIsUnderWayThanTheMergeHasRoomFor(t *testing.T) {
 	if err := b.stages.OlCpus.Lookup(uint32(b.core), &cpu); err != nil {
 		t.Fatal(err)
 	}
-	cpu.Now += uint64(400 * time.Millisecond) // twice OL_JOINED_NS
+	cpu.Now += uint64(2 * lostAfter)
 	if err := b.stages.OlCpus.Put(uint32(b.core), cpu); err != nil {
 		t.Fatal(err)
 	}

@@ -3,4 +3,4 @@
 package shortcut
 
 // `make generate` tells compiler and flags.
-//go:generate go tool bpf2go -tags linux -target bpfel -type ol_attached hooks ../../bpf/hooks.bpf.c
+//go:generate go tool bpf2go -cc $BPF2GO_CC -strip $BPF2GO_STRIP -tags linux -target bpfel -type ol_attached hooks ../../bpf/hooks.bpf.c

@@ -295,7 +295,7 @@ func (a *actuator) follow(snap node.Snapshot) error {
 	made := a.plan(snap)
 	if err := a.changedHands(snap, before); err != nil {
 		a.left = before // until flows have drained
-		return err
+		return errors.Join(err, a.tunnels(snap))
 	}
 	err := errors.Join(a.tunnels(snap), a.placeMerge(snap, made), a.attachPrograms(made))
 	if errors.Is(err, errMore) {
@@ -321,9 +321,9 @@ func (a *actuator) follow(snap node.Snapshot) error {
 
 // changedHands says which way devices have, compared with those that were left alone before.
 func (a *actuator) changedHands(snap node.Snapshot, before map[node.DevKey]bool) error {
-	for key := range a.left {
-		if !before[key] && a.steers(key) {
-			return fmt.Errorf("%w: another program has changed a setting", errChangedHands)
+	for _, s := range a.skipped {
+		if key := node.Dev(s.Target).Key(); s.Whole() && !before[key] && a.steers(key) {
+			return fmt.Errorf("%w: %s: %s", errChangedHands, s.What, s.Reason)
 		}
 	}
 	for key := range before {

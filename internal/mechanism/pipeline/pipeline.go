@@ -239,7 +239,9 @@ func (p *Pipeline) follow() {
 	p.check.Made(began)
 	switch {
 	case errors.Is(err, errChangedHands):
-		p.host.Log().Info("pipeline is taken off", "mechanism", name, "reason", err)
+		if !p.evict {
+			p.host.Log().Info("pipeline is taken off", "mechanism", name, "reason", err)
+		}
 		p.evict = true
 	case errors.Is(err, errMore):
 		p.check.Again()

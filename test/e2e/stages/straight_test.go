@@ -81,9 +81,14 @@ func TestPriorityIsPolledStraightThrough(t *testing.T) {
 				c := d.Status().Counters
 				return c.LatencyPackets > 1000 && c.BulkLane > 1000, fmt.Sprintf("%+v\n%s", c, d.Log())
 			})
-			got := record(t, tr, polls)
+			// Where others have the cores, the thin flow may send nothing for so many polls: then once more.
+			var got []Poll
+			var straight, all int
+			for try := 0; try == 0 || try < 10 && all < enough; try++ {
+				got = record(t, tr, polls)
+				straight, all = Straight(got, func(p Poll) bool { return p.Taken(true) }, func(p Poll) bool { return p.Role == LatencyLane })
+			}
 			stop()
-			straight, all := Straight(got, func(p Poll) bool { return p.Taken(true) }, func(p Poll) bool { return p.Role == LatencyLane })
 			t.Logf("order of polls, softirq mode, %s\n%s%d of %d batches of the latency class straight through",
 				tc.name, Order(shown, []string{"overlay", "priority"}, tail(plain), around(got)), straight, all)
 			if all < enough || float64(straight) < least*float64(all) {
