@@ -45,6 +45,8 @@ enum ol_limit {
 	OL_PORTS = 1024,		   /* pods that frames go to straight from the NIC */
 	OL_SENDERS = 4096,		   /* hosts and pods that send to them */
 	OL_WATCHDOG_MS = 2000,		   /* without a heartbeat after which flows drain */
+	OL_JOINED_MS = 200,	    /* after which what has not come out of a resequencer is lost */
+	OL_MERGING_GONE_MS = 10000, /* unseen for so long, a flow has no place there any more */
 };
 
 /* How a flow is treated. More may follow: append only. */

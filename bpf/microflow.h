@@ -139,10 +139,9 @@ static __always_inline void ol_branches_left(struct ol_elephant *e, __u64 now, _
 
 /*
  * A flow takes the first free one of so many places among the merging, in a row. One is another
- * flow's after so many ns without a frame.
+ * flow's after OL_MERGING_GONE_MS without a frame.
  */
 #define OL_MERGING_TRIES 8
-#define OL_MERGING_GONE_NS 10000000000ULL
 
 /* The elephant's place among the merging, or NULL: it was given to another flow. */
 static __always_inline struct ol_merging *ol_get_merging(const struct ol_elephant *e)
@@ -167,7 +166,7 @@ static __always_inline int ol_take_place(struct ol_merging *g, __u64 key, __u64 
 {
 	__u64 was = g->key;
 
-	if (was && ((__s64)(now - g->seen) < (__s64)OL_MERGING_GONE_NS || g->held))
+	if (was && ((__s64)(now - g->seen) < (__s64)OL_MERGING_GONE_MS * 1000000 || g->held))
 		return 0;
 	if (was)
 		ol_leave_merging(g);
@@ -230,9 +229,6 @@ static __always_inline int ol_order_kept(struct ol_elephant *e, __u32 place, __u
 	return ol_can_order(e->flow.proto) && g->ifindex && !g->ambiguous && !g->held;
 }
 
-/* What has not come out of the resequencer so many ns after the flow began to join is lost. */
-#define OL_JOINED_NS 200000000
-
 /*
  * Has nothing of a flow that joined been left anywhere? It came by this core since: what that
  * had handled when its last poll ended has entered the resequencer, and when as much has left
@@ -251,7 +247,7 @@ static __always_inline int ol_merged(struct ol_elephant *e, const struct ol_poli
 	if (g->held || !ol_branch_left(OL_BRANCH_HERE, tunnel, e->seq))
 		return 0;
 	if (OL_READ(g->left) + OL_READ(g->refused) != OL_READ(g->entered) &&
-	    (__s64)(now - e->joined) < OL_JOINED_NS)
+	    (__s64)(now - e->joined) < (__s64)OL_JOINED_MS * 1000000)
 		return 0;
 	core = lanes->cpu[ol_lane_index(g->behind % lanes->nr)];
 	/* Not the time of the last poll: this core may have stood still for a branch since. */

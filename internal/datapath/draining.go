@@ -13,13 +13,12 @@ import (
 // left; what they held is then proved to be handled by their progress.
 const Settled = 20 * time.Millisecond
 
-// lostAfter is when what has not come out of a resequencer is lost, from when its flow came last: OL_JOINED_NS of
-// bpf/microflow.h.
-const lostAfter = 200 * time.Millisecond
-
-// mergingGone is after which pause a place at the resequencers is another flow's: OL_MERGING_GONE_NS of
-// bpf/microflow.h.
-const mergingGone = 10 * time.Second
+const (
+	// lostAfter is when what has not come out of a resequencer is lost, from when its flow came last.
+	lostAfter = time.Duration(stagesOlLimitOL_JOINED_MS) * time.Millisecond
+	// mergingGone is after which pause a place at the resequencers is another flow's.
+	mergingGone = time.Duration(stagesOlLimitOL_MERGING_GONE_MS) * time.Millisecond
+)
 
 // Draining watches flows leave lanes, for the daemon and for the guardian. It takes as many looks as it takes, and
 // begins anew when packets are sent to lanes again.

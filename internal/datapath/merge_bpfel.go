@@ -16,33 +16,35 @@ import (
 type mergeOlLimit uint32
 
 const (
-	mergeOlLimitOL_MAX_CPUS     mergeOlLimit = 512
-	mergeOlLimitOL_MAX_LANES    mergeOlLimit = 64
-	mergeOlLimitOL_MAX_TUNNELS  mergeOlLimit = 16
-	mergeOlLimitOL_SLOTS        mergeOlLimit = 4096
-	mergeOlLimitOL_FRAGS        mergeOlLimit = 1024
-	mergeOlLimitOL_TAG          mergeOlLimit = 32768
-	mergeOlLimitOL_TAG_NUMBERS  mergeOlLimit = 32768
-	mergeOlLimitOL_TAG_LATENCY  mergeOlLimit = 16384
-	mergeOlLimitOL_TAG_HASH     mergeOlLimit = 4096
-	mergeOlLimitOL_TAG_BRANCH   mergeOlLimit = 15
-	mergeOlLimitOL_TAG_MERGED   mergeOlLimit = 8192
-	mergeOlLimitOL_MAX_RULES    mergeOlLimit = 4096
-	mergeOlLimitOL_MAX_SHAPES   mergeOlLimit = 32
-	mergeOlLimitOL_SPARSE       mergeOlLimit = 2048
-	mergeOlLimitOL_SHORTCUTS    mergeOlLimit = 4096
-	mergeOlLimitOL_ELEPHANTS    mergeOlLimit = 256
-	mergeOlLimitOL_BRANCHES     mergeOlLimit = 8
-	mergeOlLimitOL_ALL_BRANCHES mergeOlLimit = 9
-	mergeOlLimitOL_SETS         mergeOlLimit = 64
-	mergeOlLimitOL_MERGES       mergeOlLimit = 32
-	mergeOlLimitOL_RESEQUENCERS mergeOlLimit = 64
-	mergeOlLimitOL_MERGE_DEPTH  mergeOlLimit = 1024
-	mergeOlLimitOL_CUTS         mergeOlLimit = 512
-	mergeOlLimitOL_MERGE_READY  mergeOlLimit = 1024
-	mergeOlLimitOL_PORTS        mergeOlLimit = 1024
-	mergeOlLimitOL_SENDERS      mergeOlLimit = 4096
-	mergeOlLimitOL_WATCHDOG_MS  mergeOlLimit = 2000
+	mergeOlLimitOL_MAX_CPUS        mergeOlLimit = 512
+	mergeOlLimitOL_MAX_LANES       mergeOlLimit = 64
+	mergeOlLimitOL_MAX_TUNNELS     mergeOlLimit = 16
+	mergeOlLimitOL_SLOTS           mergeOlLimit = 4096
+	mergeOlLimitOL_FRAGS           mergeOlLimit = 1024
+	mergeOlLimitOL_TAG             mergeOlLimit = 32768
+	mergeOlLimitOL_TAG_NUMBERS     mergeOlLimit = 32768
+	mergeOlLimitOL_TAG_LATENCY     mergeOlLimit = 16384
+	mergeOlLimitOL_TAG_HASH        mergeOlLimit = 4096
+	mergeOlLimitOL_TAG_BRANCH      mergeOlLimit = 15
+	mergeOlLimitOL_TAG_MERGED      mergeOlLimit = 8192
+	mergeOlLimitOL_MAX_RULES       mergeOlLimit = 4096
+	mergeOlLimitOL_MAX_SHAPES      mergeOlLimit = 32
+	mergeOlLimitOL_SPARSE          mergeOlLimit = 2048
+	mergeOlLimitOL_SHORTCUTS       mergeOlLimit = 4096
+	mergeOlLimitOL_ELEPHANTS       mergeOlLimit = 256
+	mergeOlLimitOL_BRANCHES        mergeOlLimit = 8
+	mergeOlLimitOL_ALL_BRANCHES    mergeOlLimit = 9
+	mergeOlLimitOL_SETS            mergeOlLimit = 64
+	mergeOlLimitOL_MERGES          mergeOlLimit = 32
+	mergeOlLimitOL_RESEQUENCERS    mergeOlLimit = 64
+	mergeOlLimitOL_MERGE_DEPTH     mergeOlLimit = 1024
+	mergeOlLimitOL_CUTS            mergeOlLimit = 512
+	mergeOlLimitOL_MERGE_READY     mergeOlLimit = 1024
+	mergeOlLimitOL_PORTS           mergeOlLimit = 1024
+	mergeOlLimitOL_SENDERS         mergeOlLimit = 4096
+	mergeOlLimitOL_WATCHDOG_MS     mergeOlLimit = 2000
+	mergeOlLimitOL_JOINED_MS       mergeOlLimit = 200
+	mergeOlLimitOL_MERGING_GONE_MS mergeOlLimit = 10000
 )
 
 type mergeOlMergeCounter uint32

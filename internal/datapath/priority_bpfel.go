@@ -259,33 +259,35 @@ type priorityOlLeave struct {
 type priorityOlLimit uint32
 
 const (
-	priorityOlLimitOL_MAX_CPUS     priorityOlLimit = 512
-	priorityOlLimitOL_MAX_LANES    priorityOlLimit = 64
-	priorityOlLimitOL_MAX_TUNNELS  priorityOlLimit = 16
-	priorityOlLimitOL_SLOTS        priorityOlLimit = 4096
-	priorityOlLimitOL_FRAGS        priorityOlLimit = 1024
-	priorityOlLimitOL_TAG          priorityOlLimit = 32768
-	priorityOlLimitOL_TAG_NUMBERS  priorityOlLimit = 32768
-	priorityOlLimitOL_TAG_LATENCY  priorityOlLimit = 16384
-	priorityOlLimitOL_TAG_HASH     priorityOlLimit = 4096
-	priorityOlLimitOL_TAG_BRANCH   priorityOlLimit = 15
-	priorityOlLimitOL_TAG_MERGED   priorityOlLimit = 8192
-	priorityOlLimitOL_MAX_RULES    priorityOlLimit = 4096
-	priorityOlLimitOL_MAX_SHAPES   priorityOlLimit = 32
-	priorityOlLimitOL_SPARSE       priorityOlLimit = 2048
-	priorityOlLimitOL_SHORTCUTS    priorityOlLimit = 4096
-	priorityOlLimitOL_ELEPHANTS    priorityOlLimit = 256
-	priorityOlLimitOL_BRANCHES     priorityOlLimit = 8
-	priorityOlLimitOL_ALL_BRANCHES priorityOlLimit = 9
-	priorityOlLimitOL_SETS         priorityOlLimit = 64
-	priorityOlLimitOL_MERGES       priorityOlLimit = 32
-	priorityOlLimitOL_RESEQUENCERS priorityOlLimit = 64
-	priorityOlLimitOL_MERGE_DEPTH  priorityOlLimit = 1024
-	priorityOlLimitOL_CUTS         priorityOlLimit = 512
-	priorityOlLimitOL_MERGE_READY  priorityOlLimit = 1024
-	priorityOlLimitOL_PORTS        priorityOlLimit = 1024
-	priorityOlLimitOL_SENDERS      priorityOlLimit = 4096
-	priorityOlLimitOL_WATCHDOG_MS  priorityOlLimit = 2000
+	priorityOlLimitOL_MAX_CPUS        priorityOlLimit = 512
+	priorityOlLimitOL_MAX_LANES       priorityOlLimit = 64
+	priorityOlLimitOL_MAX_TUNNELS     priorityOlLimit = 16
+	priorityOlLimitOL_SLOTS           priorityOlLimit = 4096
+	priorityOlLimitOL_FRAGS           priorityOlLimit = 1024
+	priorityOlLimitOL_TAG             priorityOlLimit = 32768
+	priorityOlLimitOL_TAG_NUMBERS     priorityOlLimit = 32768
+	priorityOlLimitOL_TAG_LATENCY     priorityOlLimit = 16384
+	priorityOlLimitOL_TAG_HASH        priorityOlLimit = 4096
+	priorityOlLimitOL_TAG_BRANCH      priorityOlLimit = 15
+	priorityOlLimitOL_TAG_MERGED      priorityOlLimit = 8192
+	priorityOlLimitOL_MAX_RULES       priorityOlLimit = 4096
+	priorityOlLimitOL_MAX_SHAPES      priorityOlLimit = 32
+	priorityOlLimitOL_SPARSE          priorityOlLimit = 2048
+	priorityOlLimitOL_SHORTCUTS       priorityOlLimit = 4096
+	priorityOlLimitOL_ELEPHANTS       priorityOlLimit = 256
+	priorityOlLimitOL_BRANCHES        priorityOlLimit = 8
+	priorityOlLimitOL_ALL_BRANCHES    priorityOlLimit = 9
+	priorityOlLimitOL_SETS            priorityOlLimit = 64
+	priorityOlLimitOL_MERGES          priorityOlLimit = 32
+	priorityOlLimitOL_RESEQUENCERS    priorityOlLimit = 64
+	priorityOlLimitOL_MERGE_DEPTH     priorityOlLimit = 1024
+	priorityOlLimitOL_CUTS            priorityOlLimit = 512
+	priorityOlLimitOL_MERGE_READY     priorityOlLimit = 1024
+	priorityOlLimitOL_PORTS           priorityOlLimit = 1024
+	priorityOlLimitOL_SENDERS         priorityOlLimit = 4096
+	priorityOlLimitOL_WATCHDOG_MS     priorityOlLimit = 2000
+	priorityOlLimitOL_JOINED_MS       priorityOlLimit = 200
+	priorityOlLimitOL_MERGING_GONE_MS priorityOlLimit = 10000
 )
 
 type priorityOlMarks struct {

@@ -185,33 +185,35 @@ type stagesOlLeave struct {
 type stagesOlLimit uint32
 
 const (
-	stagesOlLimitOL_MAX_CPUS     stagesOlLimit = 512
-	stagesOlLimitOL_MAX_LANES    stagesOlLimit = 64
-	stagesOlLimitOL_MAX_TUNNELS  stagesOlLimit = 16
-	stagesOlLimitOL_SLOTS        stagesOlLimit = 4096
-	stagesOlLimitOL_FRAGS        stagesOlLimit = 1024
-	stagesOlLimitOL_TAG          stagesOlLimit = 32768
-	stagesOlLimitOL_TAG_NUMBERS  stagesOlLimit = 32768
-	stagesOlLimitOL_TAG_LATENCY  stagesOlLimit = 16384
-	stagesOlLimitOL_TAG_HASH     stagesOlLimit = 4096
-	stagesOlLimitOL_TAG_BRANCH   stagesOlLimit = 15
-	stagesOlLimitOL_TAG_MERGED   stagesOlLimit = 8192
-	stagesOlLimitOL_MAX_RULES    stagesOlLimit = 4096
-	stagesOlLimitOL_MAX_SHAPES   stagesOlLimit = 32
-	stagesOlLimitOL_SPARSE       stagesOlLimit = 2048
-	stagesOlLimitOL_SHORTCUTS    stagesOlLimit = 4096
-	stagesOlLimitOL_ELEPHANTS    stagesOlLimit = 256
-	stagesOlLimitOL_BRANCHES     stagesOlLimit = 8
-	stagesOlLimitOL_ALL_BRANCHES stagesOlLimit = 9
-	stagesOlLimitOL_SETS         stagesOlLimit = 64
-	stagesOlLimitOL_MERGES       stagesOlLimit = 32
-	stagesOlLimitOL_RESEQUENCERS stagesOlLimit = 64
-	stagesOlLimitOL_MERGE_DEPTH  stagesOlLimit = 1024
-	stagesOlLimitOL_CUTS         stagesOlLimit = 512
-	stagesOlLimitOL_MERGE_READY  stagesOlLimit = 1024
-	stagesOlLimitOL_PORTS        stagesOlLimit = 1024
-	stagesOlLimitOL_SENDERS      stagesOlLimit = 4096
-	stagesOlLimitOL_WATCHDOG_MS  stagesOlLimit = 2000
+	stagesOlLimitOL_MAX_CPUS        stagesOlLimit = 512
+	stagesOlLimitOL_MAX_LANES       stagesOlLimit = 64
+	stagesOlLimitOL_MAX_TUNNELS     stagesOlLimit = 16
+	stagesOlLimitOL_SLOTS           stagesOlLimit = 4096
+	stagesOlLimitOL_FRAGS           stagesOlLimit = 1024
+	stagesOlLimitOL_TAG             stagesOlLimit = 32768
+	stagesOlLimitOL_TAG_NUMBERS     stagesOlLimit = 32768
+	stagesOlLimitOL_TAG_LATENCY     stagesOlLimit = 16384
+	stagesOlLimitOL_TAG_HASH        stagesOlLimit = 4096
+	stagesOlLimitOL_TAG_BRANCH      stagesOlLimit = 15
+	stagesOlLimitOL_TAG_MERGED      stagesOlLimit = 8192
+	stagesOlLimitOL_MAX_RULES       stagesOlLimit = 4096
+	stagesOlLimitOL_MAX_SHAPES      stagesOlLimit = 32
+	stagesOlLimitOL_SPARSE          stagesOlLimit = 2048
+	stagesOlLimitOL_SHORTCUTS       stagesOlLimit = 4096
+	stagesOlLimitOL_ELEPHANTS       stagesOlLimit = 256
+	stagesOlLimitOL_BRANCHES        stagesOlLimit = 8
+	stagesOlLimitOL_ALL_BRANCHES    stagesOlLimit = 9
+	stagesOlLimitOL_SETS            stagesOlLimit = 64
+	stagesOlLimitOL_MERGES          stagesOlLimit = 32
+	stagesOlLimitOL_RESEQUENCERS    stagesOlLimit = 64
+	stagesOlLimitOL_MERGE_DEPTH     stagesOlLimit = 1024
+	stagesOlLimitOL_CUTS            stagesOlLimit = 512
+	stagesOlLimitOL_MERGE_READY     stagesOlLimit = 1024
+	stagesOlLimitOL_PORTS           stagesOlLimit = 1024
+	stagesOlLimitOL_SENDERS         stagesOlLimit = 4096
+	stagesOlLimitOL_WATCHDOG_MS     stagesOlLimit = 2000
+	stagesOlLimitOL_JOINED_MS       stagesOlLimit = 200
+	stagesOlLimitOL_MERGING_GONE_MS stagesOlLimit = 10000
 )
 
 type stagesOlMarks struct {
