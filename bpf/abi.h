@@ -458,7 +458,7 @@ struct ol_prio {
 	__u32 number;  /* ... by this, see ol_prio_number */
 	__u32 looked;  /* when it was last looked whether bulk's lane is to join frames */
 	__u32 calm;    /* so many looks in a row nothing had been refused */
-	__u32 owed;    /* once bulk's lane took so many it was to be empty, see ol_prio_turn */
+	__u32 owed;    /* once bulk's lane took so many it is to be emptied, see ol_prio_turn */
 	__u8 ever;     /* there has been one */
 	__u8 demoted;  /* bulk goes to the lane */
 	__u8 over;     /* the budget is used up: latency joins bulk */
@@ -467,6 +467,7 @@ struct ol_prio {
 	__u8 about;    /* latency traffic is */
 	__u8 join;     /* bulk's lane is to join frames, see ol_prio_join */
 	__u8 joins;    /* it does */
+	__u8 empties;  /* bulk's lane is emptied by refusing frames */
 	__u64 refused; /* of bulk, and ... */
 	__u64 laned;   /* ... sent to the lane, at that look */
 	struct ol_lane_watch lane[OL_NR_CLASSES];

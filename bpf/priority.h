@@ -183,10 +183,11 @@ OL_INLINE int ol_lane_left(const struct ol_lane_watch *w, __u32 last, __u32 now,
  * in a lane, and what the NIC's GRO holds. lanes_empty: and their threads are done. busy: in these
  * queues they can be overtaken.
  *
- * A lane whose thread, once bulk need not make way any more, has handled as many frames as the
- * lane has room for without having it empty gets more than that thread can do. It is emptied by
- * refusing what comes: that is lost anyway, and on the stock path the core can do more. Time tells
- * nothing: a thread that has to wait for its core is behind, too, and nothing need be lost.
+ * A lane that, once bulk need not make way any more, is more than half full all the while its
+ * thread handles as many frames as it has room for gets more than that thread can do. It is
+ * emptied by refusing what comes: that is lost anyway, and on the stock path the core can do more.
+ * Being never empty tells nothing: flows that wait for answers, as TCP's, always have frames in
+ * it, and none need be lost. Nor does time: a thread that has to wait for its core is behind, too.
  */
 OL_INLINE void ol_prio_turn(struct ol_prio *p, const struct ol_policy *policy, int lanes_empty,
 			    int busy)
@@ -196,7 +197,9 @@ OL_INLINE void ol_prio_turn(struct ol_prio *p, const struct ol_policy *policy, i
 	struct ol_lane_watch *bulk = &p->lane[OL_CLASS_BULK];
 
 	p->about = about;
-	if (about)
+	if (about || lanes_empty)
+		p->empties = 0;
+	if (about || (!p->empties && bulk->room >= p->reserve))
 		p->owed = bulk->taken + policy->bulk_room;
 	if (silence > OL_PRIO_LIFE_US)
 		p->ever = 0;
@@ -210,6 +213,8 @@ OL_INLINE void ol_prio_turn(struct ol_prio *p, const struct ol_policy *policy, i
 	if (lanes_empty)
 		p->demoted = 0;
 	else if (ol_not_after(p->owed, bulk->taken))
+		p->empties = 1;
+	if (p->empties)
 		bulk->room = 0;
 }
 

@@ -320,6 +320,8 @@ type branchesOlPrio struct {
 	About   uint8
 	Join    uint8
 	Joins   uint8
+	Empties uint8
+	_       [7]byte
 	Refused uint64
 	Laned   uint64
 	Lane    [2]struct {
@@ -338,6 +340,7 @@ type branchesOlPrio struct {
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
+	_        [56]byte
 }
 
 type branchesOlRecent struct {

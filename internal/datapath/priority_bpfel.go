@@ -423,6 +423,8 @@ type priorityOlPrio struct {
 	About   uint8
 	Join    uint8
 	Joins   uint8
+	Empties uint8
+	_       [7]byte
 	Refused uint64
 	Laned   uint64
 	Lane    [2]struct {
@@ -441,6 +443,7 @@ type priorityOlPrio struct {
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
+	_        [56]byte
 }
 
 type priorityOlRecent struct {

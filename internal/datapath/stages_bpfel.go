@@ -336,6 +336,8 @@ type stagesOlPrio struct {
 	About   uint8
 	Join    uint8
 	Joins   uint8
+	Empties uint8
+	_       [7]byte
 	Refused uint64
 	Laned   uint64
 	Lane    [2]struct {
@@ -354,6 +356,7 @@ type stagesOlPrio struct {
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
+	_        [56]byte
 }
 
 type stagesOlReason uint32

@@ -278,6 +278,8 @@ type syncOlPrio struct {
 	About   uint8
 	Join    uint8
 	Joins   uint8
+	Empties uint8
+	_       [7]byte
 	Refused uint64
 	Laned   uint64
 	Lane    [2]struct {
@@ -296,6 +298,7 @@ type syncOlPrio struct {
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
+	_        [56]byte
 }
 
 type syncOlRecent struct {

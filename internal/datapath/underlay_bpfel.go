@@ -397,6 +397,8 @@ type underlayOlPrio struct {
 	About   uint8
 	Join    uint8
 	Joins   uint8
+	Empties uint8
+	_       [7]byte
 	Refused uint64
 	Laned   uint64
 	Lane    [2]struct {
@@ -415,6 +417,7 @@ type underlayOlPrio struct {
 	Excess   uint64
 	ShortCut [2]uint64
 	Bridged  [2]uint64
+	_        [56]byte
 }
 
 type underlayOlRecent struct {

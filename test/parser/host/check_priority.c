@@ -220,15 +220,17 @@ static void joins(__u32 start)
 
 /*
  * Polls without latency's frames, before each of which the lane's thread took so many of bulk's, and
- * the lane was never empty. Returns before which of them it was first to be emptied, or 0.
+ * the lane, never empty, had so much room. Returns before which of them it was first to be emptied,
+ * or 0.
  */
-static int emptied(struct ol_prio *p, const struct ol_policy *policy, int n, __u32 takes)
+static int emptied(struct ol_prio *p, const struct ol_policy *policy, int n, __u32 takes,
+		   __u32 room)
 {
 	struct ol_lane_watch *bulk = &p->lane[OL_CLASS_BULK];
 
 	for (int i = 1; i <= n; i++) {
 		p->now += 1000;
-		bulk->room = 7;
+		bulk->room = room;
 		bulk->taken += takes;
 		ol_prio_turn(p, policy, 0, 0);
 		MUST(!p->about && p->demoted, "line %d", __LINE__);
@@ -242,7 +244,7 @@ static int emptied(struct ol_prio *p, const struct ol_policy *policy, int n, __u
 static void turns(__u32 start, __u32 taken)
 {
 	struct ol_policy policy = {.latency_window_us = 50000, .bulk_room = 2000, .rules_table = 1};
-	struct ol_prio p = {.now = start};
+	struct ol_prio p = {.now = start, .reserve = 1000};
 	struct ol_lane_watch *bulk = &p.lane[OL_CLASS_BULK];
 
 	bulk->taken = taken;
@@ -260,13 +262,18 @@ static void turns(__u32 start, __u32 taken)
 	}
 	/* A thread that waits for its core has time. */
 	p.now += 1000;
-	MUST(!emptied(&p, &policy, 5000, 0), "line %d", __LINE__);
-	MUST(emptied(&p, &policy, 5000, 8) == 250, "line %d", __LINE__);
+	MUST(!emptied(&p, &policy, 5000, 0, 7), "line %d", __LINE__);
+	/* Flows that wait for answers never leave it empty, and are not refused. */
+	MUST(!emptied(&p, &policy, 5000, 8, 1000), "line %d", __LINE__);
+	MUST(!emptied(&p, &policy, 249, 8, 999), "line %d", __LINE__);
+	MUST(!emptied(&p, &policy, 1, 8, 1000), "line %d", __LINE__);
+	MUST(emptied(&p, &policy, 5000, 8, 999) == 250, "line %d", __LINE__);
 	/* Until it is empty. */
-	MUST(emptied(&p, &policy, 1, 8) == 1, "line %d", __LINE__);
-	bulk->room = 7;
+	MUST(emptied(&p, &policy, 1, 8, 999) == 1, "line %d", __LINE__);
+	MUST(emptied(&p, &policy, 1, 8, 1990) == 1, "line %d", __LINE__);
+	bulk->room = 2000;
 	ol_prio_turn(&p, &policy, 1, 0);
-	MUST(!p.demoted && bulk->room == 7, "line %d", __LINE__);
+	MUST(!p.demoted && bulk->room == 2000, "line %d", __LINE__);
 	/* Once more, with a lane that runs empty by itself. */
 	p.seen = p.now;
 	ol_prio_turn(&p, &policy, 0, 1);
@@ -274,9 +281,21 @@ static void turns(__u32 start, __u32 taken)
 	ol_prio_turn(&p, &policy, 0, 0);
 	MUST(p.demoted, "line %d", __LINE__);
 	p.now += 50000;
-	MUST(!emptied(&p, &policy, 199, 10), "line %d", __LINE__);
+	MUST(!emptied(&p, &policy, 199, 10, 7), "line %d", __LINE__);
+	bulk->room = 7;
 	ol_prio_turn(&p, &policy, 1, 0);
 	MUST(!p.demoted && bulk->room == 7, "line %d", __LINE__);
+	/* Latency comes while it is emptied: bulk makes way again. */
+	p.seen = p.now;
+	ol_prio_turn(&p, &policy, 0, 0);
+	p.now += 50000;
+	MUST(emptied(&p, &policy, 5000, 8, 7) == 250, "line %d", __LINE__);
+	p.seen = p.now;
+	bulk->room = 7;
+	ol_prio_turn(&p, &policy, 0, 0);
+	MUST(p.about && bulk->room == 7, "line %d", __LINE__);
+	p.now += 50000;
+	MUST(!emptied(&p, &policy, 249, 8, 7), "line %d", __LINE__);
 }
 
 int main(void)
