@@ -57,6 +57,18 @@ int ol_underlay_in(struct __sk_buff *skb)
 	return ol_to_tunnel(skb, policy, lane, h.slot);
 }
 
+/*
+ * On a tunnel's ingress: the packet is on the core that its hash has chosen. What goes on to a pod gets
+ * another one there; what the host forwards must not take paths, queues and buckets by this one. The
+ * kernel computes the hash anew when it needs it. Whose pod it is, if any, tc_index still tells.
+ */
+SEC("tcx/ingress")
+int ol_tunnel_clear(struct __sk_buff *skb)
+{
+	bpf_set_hash_invalid(skb);
+	return TCX_NEXT;
+}
+
 SEC("tcx/egress")
 int ol_pod_out(struct __sk_buff *skb)
 {

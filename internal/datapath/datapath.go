@@ -288,6 +288,16 @@ func (d *Datapath) AttachUnderlay(dev Device) (io.Closer, error) {
 	return d.attachTCX(dev, ebpf.AttachTCXIngress, d.stages.OlUnderlayIn)
 }
 
+// AttachTunnel attaches the program that takes back the hash which has chosen the core of the tunnel stage, on a
+// tunnel's ingress, in front of the others: what one of them hands on, none behind it sees.
+func (d *Datapath) AttachTunnel(dev Device) (io.Closer, error) {
+	l, err := attachTCXAt(dev, ebpf.AttachTCXIngress, link.Head(), d.stages.OlTunnelClear)
+	if err != nil {
+		return nil, err
+	}
+	return d.hold(heldTCX, l)
+}
+
 // AttachPod attaches the steering program behind the other tcx programs on the
 // egress of the host end of a pod's veth.
 func (d *Datapath) AttachPod(dev Device) (io.Closer, error) {

@@ -493,6 +493,7 @@ const (
 	stagesMapOlUnnumbered     = "ol_unnumbered"
 	stagesProgOlPodOut        = "ol_pod_out"
 	stagesProgOlPodRestore    = "ol_pod_restore"
+	stagesProgOlTunnelClear   = "ol_tunnel_clear"
 	stagesProgOlUnderlayIn    = "ol_underlay_in"
 	stagesVarOlAbiEnums       = "ol_abi_enums"
 	stagesVarOlKey0           = "ol_key0"
@@ -543,9 +544,10 @@ type stagesSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type stagesProgramSpecs struct {
-	OlPodOut     *ebpf.ProgramSpec `ebpf:"ol_pod_out"`
-	OlPodRestore *ebpf.ProgramSpec `ebpf:"ol_pod_restore"`
-	OlUnderlayIn *ebpf.ProgramSpec `ebpf:"ol_underlay_in"`
+	OlPodOut      *ebpf.ProgramSpec `ebpf:"ol_pod_out"`
+	OlPodRestore  *ebpf.ProgramSpec `ebpf:"ol_pod_restore"`
+	OlTunnelClear *ebpf.ProgramSpec `ebpf:"ol_tunnel_clear"`
+	OlUnderlayIn  *ebpf.ProgramSpec `ebpf:"ol_underlay_in"`
 }
 
 // stagesMapSpecs contains maps before they are loaded into the kernel.
@@ -676,15 +678,17 @@ type stagesVariables struct {
 //
 // It can be passed to loadStagesObjects or ebpf.CollectionSpec.LoadAndAssign.
 type stagesPrograms struct {
-	OlPodOut     *ebpf.Program `ebpf:"ol_pod_out"`
-	OlPodRestore *ebpf.Program `ebpf:"ol_pod_restore"`
-	OlUnderlayIn *ebpf.Program `ebpf:"ol_underlay_in"`
+	OlPodOut      *ebpf.Program `ebpf:"ol_pod_out"`
+	OlPodRestore  *ebpf.Program `ebpf:"ol_pod_restore"`
+	OlTunnelClear *ebpf.Program `ebpf:"ol_tunnel_clear"`
+	OlUnderlayIn  *ebpf.Program `ebpf:"ol_underlay_in"`
 }
 
 func (p *stagesPrograms) Close() error {
 	return _StagesClose(
 		p.OlPodOut,
 		p.OlPodRestore,
+		p.OlTunnelClear,
 		p.OlUnderlayIn,
 	)
 }

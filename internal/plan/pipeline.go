@@ -114,7 +114,7 @@ func Pipeline(in Input) Plan {
 		}
 	}
 	for _, a := range in.Attach {
-		if apart[a.Serves] {
+		if apart[a.Serves] || alone[a.Target] {
 			continue
 		}
 		if a.Instead != nil && alone[a.Serves] {

@@ -60,8 +60,8 @@ type Attachment struct {
 	// the program is attached in any case.
 	Steers Stage  `json:"steers,omitempty"`
 	Reason string `json:"reason"`
-	// Serves is the pod whose packets it decides on, if any. Where no packet that is steered comes to that, the program
-	// is not attached; where it is left alone, Instead is, if there is one.
+	// Serves is the tunnel or the pod whose packets it acts on, if any. Where no packet that is steered comes to that,
+	// the program is not attached; where it is left alone, Instead is, if there is one.
 	Serves  Target      `json:"-"`
 	Instead *Attachment `json:"-"`
 }

@@ -27,6 +27,7 @@ const (
 	underlayIn     = "ol_underlay_in"
 	underlaySplit  = "ol_underlay_split"
 	underlayNumber = "ol_underlay_number"
+	tunnelClear    = "ol_tunnel_clear"
 	podOut         = "ol_pod_out"
 	podMerge       = "ol_pod_merge"
 	podRestore     = "ol_pod_restore"
@@ -41,6 +42,8 @@ func (a *actuator) program(name string) func(datapath.Device) (io.Closer, error)
 		return a.dp.AttachUnderlaySplit
 	case underlayNumber:
 		return a.dp.AttachUnderlayNumber
+	case tunnelClear:
+		return a.dp.AttachTunnel
 	case podOut:
 		return a.dp.AttachPod
 	case podMerge:
@@ -91,7 +94,7 @@ func (a *actuator) attachPrograms(made plan.Plan) error {
 		case split || at.Serves == (plan.Target{}): // each pod has to have its micro-flows merged
 			errs = append(errs, err)
 		default:
-			a.refuse(at.Serves, refusal{fmt.Sprintf("no program could be attached to its host end %s: %v", at.Name, err), true})
+			a.refuse(at.Serves, refusal{fmt.Sprintf("no program could be attached to %s: %v", at.Name, err), true})
 		}
 	}
 	errs = append(errs, a.attached.Keep(func(h mechanism.Hook) bool { return want[h] || late() }))

@@ -57,6 +57,10 @@ func (p programs) AttachUnderlayNumber(d datapath.Device) (io.Closer, error) {
 	return p.put(d, "ol_underlay_number")
 }
 
+func (p programs) AttachTunnel(d datapath.Device) (io.Closer, error) {
+	return p.put(d, "ol_tunnel_clear")
+}
+
 func (p programs) AttachPod(d datapath.Device) (io.Closer, error) { return p.put(d, "ol_pod_out") }
 
 func (p programs) AttachPodMerge(d datapath.Device) (io.Closer, error) {
@@ -150,7 +154,7 @@ func TestAPodBehindARefusedTunnelKeepsNothing(t *testing.T) {
 			t.Errorf("mask of %s is %s, want %s", d.Name, got, want)
 		}
 	}
-	if want := map[int]string{2: "ol_underlay_in", 10: "ol_pod_out"}; !maps.Equal(k.on, want) {
+	if want := map[int]string{2: "ol_underlay_in", 3: "ol_tunnel_clear", 10: "ol_pod_out"}; !maps.Equal(k.on, want) {
 		t.Errorf("programs %v, want %v", k.on, want)
 	}
 	if err := l.actuator.follow(snap); err != nil {
@@ -201,6 +205,7 @@ func TestTheProgramsAreThoseOfThePlan(t *testing.T) {
 	held := pod(2, vx)
 	held.HostQdisc = "fq"
 	masked := node.Settings{RPSCPUs: []string{"2"}, RPSFlowCnt: []uint32{0}}
+	const cleared = ", vx0 ol_tunnel_clear, vx1 ol_tunnel_clear"
 	one, two, branches := []int{1}, []int{0}, []governor.Branches{{Cores: []int{1}}}
 	for name, tt := range map[string]struct {
 		layout   governor.Layout
@@ -210,27 +215,27 @@ func TestTheProgramsAreThoseOfThePlan(t *testing.T) {
 		want     string
 		masks    string // devices that get one
 	}{
-		"both stages": {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx)}, want: "u0 ol_underlay_in, veth1 ol_pod_out", masks: "vx0 vx1 eth1"},
+		"both stages": {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx)}, want: "u0 ol_underlay_in, veth1 ol_pod_out" + cleared, masks: "vx0 vx1 eth1"},
 		// Without the one on the underlay the one at the pod would steer nothing.
-		"the pod stage alone":             {layout: governor.Layout{Pod: one}, pods: []node.Pod{pod(1, vx)}, want: "u0 ol_underlay_in, veth1 ol_pod_out", masks: "eth1"},
+		"the pod stage alone":             {layout: governor.Layout{Pod: one}, pods: []node.Pod{pod(1, vx)}, want: "u0 ol_underlay_in, veth1 ol_pod_out" + cleared, masks: "eth1"},
 		"the pod stage alone, and no pod": {layout: governor.Layout{Pod: one}},
-		"a queueing discipline":           {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx), held}, want: "u0 ol_underlay_in, veth1 ol_pod_out, veth2 ol_pod_restore", masks: "vx0 vx1 eth1"},
+		"a queueing discipline":           {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx), held}, want: "u0 ol_underlay_in, veth1 ol_pod_out, veth2 ol_pod_restore" + cleared, masks: "vx0 vx1 eth1"},
 		"a mask that cannot be written": {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx)}, settings: map[int]node.Settings{11: {Unwritable: "read only"}},
-			want: "u0 ol_underlay_in, veth1 ol_pod_restore", masks: "vx0 vx1"},
+			want: "u0 ol_underlay_in, veth1 ol_pod_restore" + cleared, masks: "vx0 vx1"},
 		"a mask of another program": {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx)}, settings: map[int]node.Settings{11: masked},
-			want: "u0 ol_underlay_in, veth1 ol_pod_restore", masks: "vx0 vx1"},
+			want: "u0 ol_underlay_in, veth1 ol_pod_restore" + cleared, masks: "vx0 vx1"},
 		"a pod of express'": {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx), pod(2, vx)}, express: map[int]bool{21: true},
-			want: "u0 ol_underlay_in, veth1 ol_pod_out, veth2 ol_pod_restore", masks: "vx0 vx1 eth1"},
+			want: "u0 ol_underlay_in, veth1 ol_pod_out, veth2 ol_pod_restore" + cleared, masks: "vx0 vx1 eth1"},
 		"nothing to steer but pods that are left alone": {layout: governor.Layout{Pod: two}, pods: []node.Pod{held}},
 		// No packet with a hash of ours comes to the pod.
 		"a pod behind a tunnel of another program's": {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx), pod(2, vx2)}, settings: map[int]node.Settings{4: masked},
-			want: "u0 ol_underlay_in, veth1 ol_pod_out", masks: "vx0 eth1"},
+			want: "u0 ol_underlay_in, veth1 ol_pod_out, vx0 ol_tunnel_clear", masks: "vx0 eth1"},
 		"all tunnels are another program's":                          {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx), held}, settings: map[int]node.Settings{3: masked, 4: masked}},
 		"all tunnels are another program's, and the pod stage alone": {layout: governor.Layout{Pod: two}, pods: []node.Pod{pod(1, vx)}, settings: map[int]node.Settings{3: masked, 4: masked}},
 		"micro-flows behind a resequencer": {layout: governor.Layout{Split: true, Merge: true, Tunnel: one, Pod: two, Sets: branches}, pods: []node.Pod{pod(1, vx), held, pod(3, vx)}, settings: map[int]node.Settings{31: masked},
-			want: "u0 ol_underlay_split, veth1 ol_pod_merge, veth2 ol_pod_restore, veth3 ol_pod_merge", masks: "vx0 vx1"},
+			want: "u0 ol_underlay_split, veth1 ol_pod_merge, veth2 ol_pod_restore, veth3 ol_pod_merge" + cleared, masks: "vx0 vx1"},
 		"micro-flows without one": {layout: governor.Layout{Split: true, Tunnel: one, Sets: branches}, pods: []node.Pod{pod(1, vx), held},
-			want: "u0 ol_underlay_split, veth1 ol_pod_restore, veth2 ol_pod_restore", masks: "vx0 vx1"},
+			want: "u0 ol_underlay_split, veth1 ol_pod_restore, veth2 ol_pod_restore" + cleared, masks: "vx0 vx1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := &bench{newFixture(Options{Mode: governor.Forced}), tt.settings, tt.express}
@@ -245,7 +250,7 @@ func TestTheProgramsAreThoseOfThePlan(t *testing.T) {
 			if err := a.attachPrograms(made); err != nil {
 				t.Fatal(err)
 			}
-			names := map[int]string{2: "u0"}
+			names := map[int]string{2: "u0", 3: "vx0", 4: "vx1"}
 			for _, p := range tt.pods {
 				names[p.Host.Ifindex] = p.Host.Name
 			}

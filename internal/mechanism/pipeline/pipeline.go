@@ -85,6 +85,7 @@ type Kernel interface {
 	AttachUnderlay(datapath.Device) (io.Closer, error)
 	AttachUnderlaySplit(datapath.Device) (io.Closer, error)
 	AttachUnderlayNumber(datapath.Device) (io.Closer, error)
+	AttachTunnel(datapath.Device) (io.Closer, error)
 	AttachPod(datapath.Device) (io.Closer, error)
 	AttachPodMerge(datapath.Device) (io.Closer, error)
 	AttachPodLeftAlone(datapath.Device) (io.Closer, error)

@@ -35,7 +35,7 @@ func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned 
 		in.Skipped = append(in.Skipped, plan.Skip{What: plan.Target(d).String(), Reason: reason, Target: plan.Target(d)})
 	}
 	dataplane := foreign.Dataplanes(s, snap)
-	// The pods' come first: what the ones on the underlays do to a packet is undone there.
+	// The pods' and the tunnels' come first: what the ones on the underlays do to a packet is undone there.
 	for _, pod := range snap.Pods {
 		dev := planDevice(s, pod.Peer, cmp.Or(dataplane[pod.Peer.Key()], podUnfit(pod)))
 		for _, t := range pod.Tunnels {
@@ -55,6 +55,14 @@ func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned 
 			continue
 		}
 		in.Attach[len(in.Attach)-1].Serves = dev.Target
+	}
+	for _, t := range snap.Tunnels {
+		dev := planDevice(s, t.Dev, dataplane[t.Key()])
+		in.Tunnels = append(in.Tunnels, dev)
+		if hashed(layout) {
+			attach(t.Dev, tunnelClear, "tcx ingress", first, "takes back the hash that chose the core")
+			in.Attach[len(in.Attach)-1].Serves = dev.Target
+		}
 	}
 	for _, u := range snap.Underlays {
 		if reason := dataplane[u.Key()]; reason != "" {
@@ -82,9 +90,6 @@ func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned 
 		case layout.Merge:
 			attach(u.Dev, underlayNumber, "tcx ingress", plan.NIC, "takes over the numbers of split UDP flows")
 		}
-	}
-	for _, t := range snap.Tunnels {
-		in.Tunnels = append(in.Tunnels, planDevice(s, t.Dev, dataplane[t.Key()]))
 	}
 	for _, sk := range snap.Skipped {
 		skip(sk.Dev, sk.Reason)
