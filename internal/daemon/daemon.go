@@ -95,6 +95,7 @@ type Daemon struct {
 	softirqs  sense.Softirqs
 	tunnels   sense.Overlay
 	pace      mechanism.Pace
+	nics      mechanism.Check // of what moves what they receive
 
 	requests chan func()
 	// questions change nothing.
@@ -284,7 +285,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if only, err := d.trials.Settled(); only || err != nil {
 		return err
 	}
-	err := errors.Join(d.heartbeat(now), d.pollOnline(now), d.mechs.each(func(m mechanism.Mechanism) error { return m.Step(ctx, now) }))
+	err := errors.Join(d.heartbeat(now), d.pollOnline(now), d.pollNICs(ctx, now), d.mechs.each(func(m mechanism.Mechanism) error { return m.Step(ctx, now) }))
 	if err != nil {
 		return err
 	}

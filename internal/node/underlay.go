@@ -81,7 +81,7 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 	if len(at) == len(u.Receivers) {
 		u.At = strings.Join(at, " ")
 	}
-	u.VLANs = p.carriesVLANs(u)
+	u.VLANs, u.Moves = p.carriesVLANs(u), moves(root, u.Receivers)
 	u.ForeignXDP = u.XDPProgID != 0 && (p.s.opts.OwnXDP == nil || !p.s.opts.OwnXDP(u.XDPProgID))
 	p.snap.Underlays = append(p.snap.Underlays, u)
 	return nil

@@ -321,6 +321,9 @@ func (a *actuator) follow(snap node.Snapshot) error {
 
 // changedHands says which way devices have, compared with those that were left alone before.
 func (a *actuator) changedHands(snap node.Snapshot, before map[node.DevKey]bool) error {
+	if why := moves(snap, a.host.Places()); why != "" && len(a.layout.NIC) > 0 {
+		return fmt.Errorf("%w: %s", errChangedHands, why)
+	}
 	for _, s := range a.skipped {
 		if key := node.Dev(s.Target).Key(); s.Whole() && !before[key] && a.steers(key) {
 			return fmt.Errorf("%w: %s: %s", errChangedHands, s.What, s.Reason)

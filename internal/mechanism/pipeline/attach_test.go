@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // bench is a node with devices.
@@ -273,5 +275,54 @@ func TestTheProgramsAreThoseOfThePlan(t *testing.T) {
 				t.Errorf("masks of %q, want %q", got, tt.masks)
 			}
 		})
+	}
+}
+
+// withPlaces are a bench's NICs.
+type withPlaces struct {
+	*bench
+	places *xdp.Places
+}
+
+func (w withPlaces) Places() *xdp.Places { return w.places }
+
+type ground struct{}
+
+func (ground) Look(node.Underlay) (xdp.State, error) { return xdp.State{Up: true}, nil }
+
+// The program stays on a NIC, for it costs something to come and to go. Where an operator switches RPS on there flows
+// leave its lanes, and have none before the NIC's stage.
+func TestFlowsLeaveTheNICsLanesWhereRPSComes(t *testing.T) {
+	memory, err := xdp.Remember(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	places := xdp.New(ground{}, memory, slog.New(slog.DiscardHandler))
+	b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil}
+	b.Pipeline = New(withPlaces{b, places}, programs{&b.kernel, map[int]string{}}, b.opts)
+	b.opts.Tier = governor.XDP
+	u := node.Underlay{Dev: device("u0", 2)}
+	attach := func() (io.Closer, error) { return io.NopCloser(nil), nil }
+	if err := places.Take(u, xdp.Want{By: xdp.Pipeline, Asked: true}, attach); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		moves, tier string
+		nic         []int
+		drains      bool
+	}{
+		{"", "", []int{1}, false},
+		{"RPS moves what u0 receives", "RPS moves what u0 receives", []int{1}, true},
+		{"RPS moves what u0 receives", "RPS moves what u0 receives", nil, false},
+	} {
+		u.Moves = tt.moves
+		b.Node = node.Snapshot{Underlays: []node.Underlay{u}}
+		b.actuator.layout = governor.Layout{NIC: tt.nic, Tunnel: []int{0}}
+		if err := b.actuator.follow(b.Node); errors.Is(err, errChangedHands) != tt.drains {
+			t.Errorf("%+v: %v", tt, err)
+		}
+		if why := b.noXDPTier(); why != tt.tier {
+			t.Errorf("%+v: behind the NIC's stage because %q", tt, why)
+		}
 	}
 }
