@@ -326,3 +326,41 @@ func TestFlowsLeaveTheNICsLanesWhereRPSComes(t *testing.T) {
 		}
 	}
 }
+
+// comes is a kernel side that counts so many packets more each time that it is asked.
+type comes struct {
+	*kernel
+	hook, tunnel uint64
+}
+
+func (c comes) Counters() (datapath.Counters, error) {
+	c.counted.Overlay += c.hook
+	return c.counted, nil
+}
+
+func (c comes) Cores() ([]datapath.Core, error) {
+	if c.was == nil {
+		c.was = make([]datapath.Core, 1)
+	}
+	c.was[0].Packets[datapath.Tunnel] += c.tunnel
+	return c.was, nil
+}
+
+// Masks would spread flows that the programs on the NICs cannot tell, as where IPsec encrypts what is outside.
+func TestWhatTheProgramsDoNotSeeIsNotSpread(t *testing.T) {
+	for name, tt := range map[string]struct {
+		hook, tunnel uint64
+		words        string
+	}{
+		"seen":     {1, 100, ""},
+		"not seen": {0, 100, "may be encrypted"},
+		"nothing":  {0, 0, ""},
+	} {
+		b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil}
+		b.Pipeline = New(b, comes{&b.kernel, tt.hook, tt.tunnel}, b.opts)
+		err := b.actuator.sees(t.Context(), node.Snapshot{})
+		if (err == nil) != (tt.words == "") || err != nil && !strings.Contains(err.Error(), tt.words) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
