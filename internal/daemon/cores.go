@@ -37,7 +37,7 @@ func (d *Daemon) pollOnline(now time.Time) error {
 		}
 	}
 	d.online = online
-	return errors.Join(d.dp.Resample(), d.useCores())
+	return errors.Join(d.dp.Resample(d.opts.Spared...), d.useCores())
 }
 
 // pollNICs has the node scanned anew where RPS or RFS of a NIC was switched on or off: XDP lanes come or go by that.
