@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/datapath"
@@ -327,14 +328,41 @@ func TestFlowsLeaveTheNICsLanesWhereRPSComes(t *testing.T) {
 	}
 }
 
+// What RPS takes to other cores the guard does not see, and flows may find no lane empty for long.
+func TestFlowsThatRPSKeepsOnLanesAreNotWaitedForLong(t *testing.T) {
+	memory, err := xdp.Remember(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	places := xdp.New(ground{}, memory, slog.New(slog.DiscardHandler))
+	for name, rps := range map[string]string{"RPS": "RPS moves what u0 receives", "no RPS": ""} {
+		synctest.Test(t, func(t *testing.T) {
+			b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil}
+			b.Pipeline = New(withPlaces{b, places}, comes{&b.kernel, 0, 0, 1}, b.opts)
+			u := node.Underlay{Dev: device("u0", 2)}
+			attach := func() (io.Closer, error) { return io.NopCloser(nil), nil }
+			if err := places.Take(u, xdp.Want{By: xdp.Pipeline, Asked: true}, attach); err != nil {
+				t.Fatal(err)
+			}
+			u.Moves = rps
+			b.Node = node.Snapshot{Underlays: []node.Underlay{u}}
+			b.actuator.layout, b.actuator.armed, b.evict = governor.Layout{NIC: []int{1}, Tunnel: []int{0}}, true, true
+			err := b.act(t.Context(), governor.Decision{State: governor.Active}, governor.Input{Now: b.now}, b.trial, governor.Forced)
+			if gone := !b.Armed() && !places.On(u); err != nil || gone != (rps != "") {
+				t.Errorf("%s: in place %t, its program on the NIC %t, %v", name, b.Armed(), places.On(u), err)
+			}
+		})
+	}
+}
+
 // comes is a kernel side that counts so many packets more each time that it is asked.
 type comes struct {
 	*kernel
-	hook, tunnel uint64
+	hook, tunnel, lanes uint64
 }
 
 func (c comes) Counters() (datapath.Counters, error) {
-	c.counted.Overlay += c.hook
+	c.counted.Overlay, c.counted.XDPLane = c.counted.Overlay+c.hook, c.counted.XDPLane+c.lanes
 	return c.counted, nil
 }
 
@@ -357,7 +385,7 @@ func TestWhatTheProgramsDoNotSeeIsNotSpread(t *testing.T) {
 		"nothing":  {0, 0, ""},
 	} {
 		b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil}
-		b.Pipeline = New(b, comes{&b.kernel, tt.hook, tt.tunnel}, b.opts)
+		b.Pipeline = New(b, comes{&b.kernel, tt.hook, tt.tunnel, 0}, b.opts)
 		err := b.actuator.sees(t.Context(), node.Snapshot{})
 		if (err == nil) != (tt.words == "") || err != nil && !strings.Contains(err.Error(), tt.words) {
 			t.Errorf("%s: %v", name, err)
