@@ -378,15 +378,19 @@ func (c comes) Cores() ([]datapath.Core, error) {
 func TestWhatTheProgramsDoNotSeeIsNotSpread(t *testing.T) {
 	for name, tt := range map[string]struct {
 		hook, tunnel uint64
+		left         bool // alone, one of the tunnels
 		words        string
 	}{
-		"seen":     {1, 100, ""},
-		"not seen": {0, 100, "may be encrypted"},
-		"nothing":  {0, 0, ""},
+		"seen":       {1, 100, false, ""},
+		"not seen":   {0, 100, false, "may be encrypted"},
+		"nothing":    {0, 0, false, ""},
+		"left alone": {0, 100, true, ""},
 	} {
 		b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil}
 		b.Pipeline = New(b, comes{&b.kernel, tt.hook, tt.tunnel, 0}, b.opts)
-		err := b.actuator.sees(t.Context(), node.Snapshot{})
+		vx := device("vx0", 3)
+		b.actuator.left = map[node.DevKey]bool{vx.Key(): tt.left}
+		err := b.actuator.sees(t.Context(), node.Snapshot{Tunnels: []node.Tunnel{{Dev: vx}}})
 		if (err == nil) != (tt.words == "") || err != nil && !strings.Contains(err.Error(), tt.words) {
 			t.Errorf("%s: %v", name, err)
 		}
