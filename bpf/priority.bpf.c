@@ -277,6 +277,14 @@ static __always_inline int ol_prio_left(const struct ol_prio *p, __u32 class, __
 	       ol_lane_left(&p->lane[class], **b, p->now, gro);
 }
 
+/* NTP and PTP over UDP: the NIC's timestamp of a frame, which clocks go by, is lost in a lane. */
+static __always_inline int ol_tells_time(const struct ol_flow *f)
+{
+	__u16 from = ol_be16((const __u8 *)&f->ports), to = ol_be16((const __u8 *)&f->ports + 2);
+
+	return f->proto == OL_IPPROTO_UDP && (from == 123 || to == 123 || to == 319 || to == 320);
+}
+
 /* The verdict on a flow's frames until the poll ends, as long as a lane has room. */
 __noinline int ol_prio_judge(struct ol_prio *p, struct ol_judged *j, int two)
 {
@@ -295,7 +303,9 @@ __noinline int ol_prio_judge(struct ol_prio *p, struct ol_judged *j, int two)
 		rule = ol_rule_of(f, j->host, p->table);
 		is.class = rule & 0xff;
 		is.rule = rule >> 8;
-		if (!rule && policy->sparse_frames) {
+		if (!rule && j->host && ol_tells_time(f)) {
+			is.class = OL_NR_CLASSES;
+		} else if (!rule && policy->sparse_frames) {
 			flow = ol_flow_hash(f, ol_key0, ol_key1);
 			ol_prio_watch(p, j, flow, &is);
 		}

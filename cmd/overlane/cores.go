@@ -32,6 +32,12 @@ func housekeepingCores() (config.CPUList, error) {
 	return cores, nil
 }
 
+// sparedCores returns the cores that are set apart and not used all the same, because the operator has named them.
+func sparedCores(used config.CPUList) (config.CPUList, error) {
+	_, apart, err := onlineAndApart()
+	return apart.Minus(used), err
+}
+
 // onlineAndApart returns the cores that are online, and those that boot options have set apart.
 func onlineAndApart() (online, apart config.CPUList, err error) {
 	online, err = onlineCores()

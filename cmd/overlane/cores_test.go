@@ -20,6 +20,13 @@ func TestCoresThatAreSetApartAreNotUsed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	spared, err := sparedCores(cores)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if named, err := sparedCores(apart); err != nil || len(named) > 0 {
+		t.Errorf("spared are %v, %v, though cores %v are to be used", named, err, apart)
+	}
 	online, err := onlineCores()
 	if err != nil {
 		t.Fatal(err)
@@ -27,6 +34,9 @@ func TestCoresThatAreSetApartAreNotUsed(t *testing.T) {
 	for _, c := range online {
 		if slices.Contains(cores, c) == slices.Contains(apart, c) {
 			t.Errorf("core %d: online are %v, isolated %v, used %v", c, online, apart, cores)
+		}
+		if slices.Contains(spared, c) != slices.Contains(apart, c) {
+			t.Errorf("core %d: isolated are %v, spared %v", c, apart, spared)
 		}
 	}
 }

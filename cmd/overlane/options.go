@@ -75,6 +75,9 @@ func optionsOn(cfg *config.Config, l nodeState) (daemon.Options, error) {
 	if opts.Cores, err = coresOf(cfg); err != nil {
 		return opts, err
 	}
+	if opts.Spared, err = sparedCores(opts.Cores); err != nil {
+		return opts, err
+	}
 	opts.Tiers = tierStatus(l.tiers)
 	opts.Priority.No, opts.Priority.NoGuard = l.noPriority(), tierError(l.tiers, 1)
 	opts.Pipeline.Microflows.NoXDP = noXDP(cfg, l)

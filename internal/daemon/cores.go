@@ -3,11 +3,13 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"time"
 
 	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/node"
 )
 
 // pollOnline follows cores that go offline and come back: a core that is gone
@@ -35,7 +37,21 @@ func (d *Daemon) pollOnline(now time.Time) error {
 		}
 	}
 	d.online = online
-	return errors.Join(d.dp.Resample(), d.useCores())
+	return errors.Join(d.dp.Resample(d.opts.Spared...), d.useCores())
+}
+
+// pollNICs has the node scanned anew where RPS or RFS of a NIC was switched on or off: XDP lanes come or go by that.
+func (d *Daemon) pollNICs(ctx context.Context, now time.Time) error {
+	if !d.nics.Due(now) || !d.pace.Due(now) {
+		return nil
+	}
+	began := time.Now()
+	changed := slices.ContainsFunc(d.host.Snapshot().Underlays, func(u node.Underlay) bool { return d.scanner.Moves(u) != u.Moves })
+	d.nics.Made(began)
+	if !changed {
+		return nil
+	}
+	return d.rescan(ctx)
 }
 
 // pollApart reads which cores containers have for themselves. If they cannot be read, they stay what they were.

@@ -34,6 +34,9 @@ type Options struct {
 	StateDir  string
 	Underlays []string
 	Cores     []int // configured, sorted; the cores that flows may be steered to
+	// Spared are cores that are set apart for something else, and are not among these: what runs there is not
+	// interrupted to sample tasks.
+	Spared []int
 	// Online reads the cores that are online, sorted.
 	Online func() ([]int, error)
 	// Apart reads the cores that containers have for themselves, sorted: nothing is steered there.
@@ -95,6 +98,7 @@ type Daemon struct {
 	softirqs  sense.Softirqs
 	tunnels   sense.Overlay
 	pace      mechanism.Pace
+	nics      mechanism.Check // of what moves what they receive
 
 	requests chan func()
 	// questions change nothing.
@@ -165,7 +169,7 @@ func (d *Daemon) start(ctx context.Context) error {
 		}
 		return d.guard.Release()
 	})
-	if d.dp, err = datapath.Load(); err != nil {
+	if d.dp, err = datapath.Load(d.opts.Spared...); err != nil {
 		return err
 	}
 	d.atEnd(d.dp.Close)
@@ -284,7 +288,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if only, err := d.trials.Settled(); only || err != nil {
 		return err
 	}
-	err := errors.Join(d.heartbeat(now), d.pollOnline(now), d.mechs.each(func(m mechanism.Mechanism) error { return m.Step(ctx, now) }))
+	err := errors.Join(d.heartbeat(now), d.pollOnline(now), d.pollNICs(ctx, now), d.mechs.each(func(m mechanism.Mechanism) error { return m.Step(ctx, now) }))
 	if err != nil {
 		return err
 	}

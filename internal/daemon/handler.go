@@ -233,7 +233,12 @@ func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 			return err
 		}
 		d.opts.Cores, d.opts.Aggregate = opts.Cores, opts.Aggregate
-		return d.useCores()
+		var err error
+		if !slices.Equal(opts.Spared, d.opts.Spared) {
+			d.opts.Spared = opts.Spared
+			err = d.dp.Resample(opts.Spared...)
+		}
+		return errors.Join(err, d.useCores())
 	})
 }
 

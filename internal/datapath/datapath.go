@@ -61,8 +61,8 @@ type Datapath struct {
 
 // Load puts programs and maps into the kernel and starts the tracing that the
 // order guard reads. Nothing is attached to a device yet. What only some mechanisms
-// use is loaded with the first of them.
-func Load() (*Datapath, error) {
+// use is loaded with the first of them. Tasks on spared cores are not sampled.
+func Load(spared ...int) (*Datapath, error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
 		return nil, fmt.Errorf("count CPUs: %w", err)
@@ -71,8 +71,9 @@ func Load() (*Datapath, error) {
 		return nil, fmt.Errorf("this machine may have %d CPUs, with those that could be added; at most %d are supported: where it has no more, boot with possible_cpus=%[2]d", cpus, stagesOlLimitOL_MAX_CPUS)
 	}
 	d := &Datapath{
-		cpus:  cpus,
-		cells: map[stagesOlCellKey]uint32{},
+		cpus:   cpus,
+		cells:  map[stagesOlCellKey]uint32{},
+		sample: sampler{spared: spared},
 
 		laneThreads: map[laneThread]bool{},
 		programs:    map[uint32]bool{},

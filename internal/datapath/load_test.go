@@ -139,6 +139,20 @@ func TestSamplingStartsAnewOnTheCoresThatAreOnline(t *testing.T) {
 	sampled(t, d)
 }
 
+// What runs on cores that are set apart is not to be interrupted.
+func TestSparedCoresAreNotSampled(t *testing.T) {
+	d := load(t)
+	all := len(d.sample.events)
+	for _, spared := range [][]int{{0}, {0}, nil} { // the second time as after a core came online
+		if err := d.Resample(spared...); err != nil {
+			t.Fatal(err)
+		}
+		if got := len(d.sample.events); got != all-len(spared) {
+			t.Errorf("%d cores are sampled beside the spared %v, of %d", got, spared, all)
+		}
+	}
+}
+
 // sampled waits until every core with an event was looked at once more.
 func sampled(t *testing.T, d *Datapath) {
 	t.Helper()

@@ -246,6 +246,10 @@ func TestFlowsOfTheHostHaveAClass(t *testing.T) {
 	fragment := packet.Build(packet.Ethernet{}, packet.IPv4{ID: 4, More: true}, packet.UDP{Src: 1, Dst: packet.VXLANPort}, packet.VXLAN{VNI: 42}, packet.Bytes(64))
 	rest := packet.Build(packet.Ethernet{}, packet.IPv4{ID: 4, Offset: 80, Proto: 17}, packet.Bytes(64))
 	many := packet.Build(packet.Ethernet{Multicast: true}, packet.IPv4{}, packet.UDP{Src: 1, Dst: 2})
+	clock := func(from, to uint16) []byte {
+		return packet.Build(packet.Ethernet{}, packet.IPv4{}, packet.UDP{Src: from, Dst: to}, packet.Bytes(48))
+	}
+	ntp := inVXLAN(42, packet.IPv4{}, packet.UDP{Src: 1, Dst: 123})
 	both, host, overlay := rules.Rule{Port: 2, Network: rules.Any}, rules.Rule{Port: 2, Network: rules.Host}, rules.Rule{Port: 2}
 
 	for _, c := range []struct {
@@ -266,6 +270,13 @@ func TestFlowsOfTheHostHaveAClass(t *testing.T) {
 		{"first fragment of a tunnel's packet", both, fragment, ""},
 		{"later fragment of a tunnel's packet", both, rest, ""},
 		{"multicast", both, many, ""},
+		{"a question for the time", both, clock(1, 123), ""},
+		{"an answer", both, clock(123, 1), ""},
+		{"PTP event", both, clock(319, 319), ""},
+		{"PTP, general", both, clock(320, 320), ""},
+		{"a question for the time that a rule names", rules.Rule{Port: 123, Network: rules.Host}, clock(1, 123), rules.Latency},
+		{"the same inside", both, ntp, rules.Bulk},
+		{"what comes from a port of PTP's", both, clock(319, 1), rules.Bulk},
 		{"a rule for tunnels, after one for the host", overlay, udp, rules.Bulk},
 	} {
 		p.use(t, c.rule)

@@ -5,6 +5,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -17,8 +18,9 @@ import (
 // step with the tick.
 const sampleHz = 199
 
-// sampler looks at what tasks do, by the clock of every core that is online.
+// sampler looks at what tasks do, by the clock of every core that is online, but for those that are spared.
 type sampler struct {
+	spared []int
 	events []int // perf
 	links  []link.Link
 	on     bool
@@ -42,17 +44,20 @@ func (d *Datapath) Sample(on bool) error {
 	return nil
 }
 
-// Resample starts sampling anew, on the cores that are online now: the events of
-// a core die when it goes offline, and do not come back with it.
-func (d *Datapath) Resample() error {
+// Resample starts sampling anew, on the cores that are online now and are not spared: the events
+// of a core die when it goes offline, and do not come back with it.
+func (d *Datapath) Resample(spared ...int) error {
 	was := d.sample.on
 	err := d.sample.close()
-	d.sample = sampler{}
+	d.sample = sampler{spared: spared}
 	return errors.Join(err, d.startSampling(), d.Sample(was))
 }
 
 func (d *Datapath) startSampling() error {
 	for cpu := range d.cpus {
+		if slices.Contains(d.sample.spared, cpu) {
+			continue
+		}
 		attr := unix.PerfEventAttr{
 			Type:   unix.PERF_TYPE_SOFTWARE,
 			Config: unix.PERF_COUNT_SW_CPU_CLOCK,

@@ -16,6 +16,7 @@ import (
 // Link is a device as rtnetlink tells it. Data and PortData last until the next question.
 type Link struct {
 	Index, MTU int
+	Type       uint16 // ARPHRD_ETHER: its frames have Ethernet headers
 	Flags      uint32
 	Name       string
 	Kind       string // IFLA_INFO_KIND; empty for hardware
@@ -86,7 +87,7 @@ func ParseLink(b []byte) *Link {
 	if len(b) < unix.SizeofIfInfomsg || b[0] != unix.AF_UNSPEC {
 		return nil
 	}
-	l := &Link{Index: int(int32(U32(b[4:]))), Flags: U32(b[8:]), LowerNSID: -1}
+	l := &Link{Type: binary.NativeEndian.Uint16(b[2:]), Index: int(int32(U32(b[4:]))), Flags: U32(b[8:]), LowerNSID: -1}
 	for t, v := range Attrs(b[unix.SizeofIfInfomsg:]) {
 		switch t {
 		case unix.IFLA_IFNAME:

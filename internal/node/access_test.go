@@ -5,6 +5,7 @@ package node
 import (
 	"errors"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -55,6 +56,14 @@ func TestSettingsAreThoseOfTheDevice(t *testing.T) {
 	}
 	if d := cmp.Diff(Settings{RPSCPUs: []string{"1"}, RPSFlowCnt: []uint32{64}, Threaded: true}, got); d != "" {
 		t.Fatal(d)
+	}
+	nic := Underlay{Dev: peer, Receivers: []Receiver{{Dev: peer}}}
+	for _, tt := range []struct{ mask, flows, want string }{{"1", "0", "RPS moves what eth0"}, {"0", "64", "RFS moves what eth0"}, {"0", "0", ""}} {
+		put("queues/rx-0/rps_cpus", tt.mask)
+		put("queues/rx-0/rps_flow_cnt", tt.flows)
+		if got := s.Moves(nic); !strings.Contains(got, tt.want) || (got == "") != (tt.want == "") {
+			t.Errorf("with %+v: %q", tt, got)
+		}
 	}
 	for _, on := range []bool{true, false} {
 		inNS(t, pod, "ethtool", "-K", "eth0", "gro", map[bool]string{true: "on", false: "off"}[on])

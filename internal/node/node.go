@@ -64,6 +64,9 @@ type Underlay struct {
 	// VLANs tells that a VLAN device sits on it, or on one that receives for it, in whatever
 	// namespace. XDP does not see the tags that the NIC takes off.
 	VLANs bool
+	// Moves says that RPS or RFS moves what it receives to other cores, empty if they do not. What comes out
+	// of a lane has lost its hash and its queue, and goes to another core than what takes the stock path.
+	Moves string
 }
 
 // Receiver is a device that receives for an underlay.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -38,6 +39,15 @@ func (s *Scanner) Settings(d Dev) (Settings, error) {
 	if err != nil {
 		return Settings{}, err
 	}
+	set, err := settingsIn(root, d)
+	if err != nil {
+		return Settings{}, err
+	}
+	set.Unwritable = s.unwritable(d.NetnsCookie, root)
+	return set, nil
+}
+
+func settingsIn(root *os.Root, d Dev) (Settings, error) {
 	dir, err := openDev(root, d)
 	if err != nil {
 		return Settings{}, err
@@ -47,8 +57,44 @@ func (s *Scanner) Settings(d Dev) (Settings, error) {
 	if err != nil {
 		return Settings{}, fmt.Errorf("read settings of %s: %w", d, err)
 	}
-	set.Unwritable = s.unwritable(d.NetnsCookie, root)
 	return set, nil
+}
+
+// Moves says why the kernel hands on to other cores what a device receives; empty if it does not.
+func (s Settings) Moves(device string) string {
+	switch {
+	case slices.ContainsFunc(s.RPSCPUs, func(mask string) bool { return strings.Trim(mask, "0,") != "" }):
+		return fmt.Sprintf("RPS moves what %s receives to other cores, where packets would be overtaken; see: grep . /sys/class/net/%[1]s/queues/rx-*/rps_cpus", device)
+	case slices.ContainsFunc(s.RPSFlowCnt, func(n uint32) bool { return n != 0 }):
+		return fmt.Sprintf("RFS moves what %s receives to other cores, where packets would be overtaken; see: grep . /sys/class/net/%[1]s/queues/rx-*/rps_flow_cnt", device)
+	}
+	return ""
+}
+
+// Moves is Underlay.Moves as it is now: a write to sysfs makes no event.
+func (s *Scanner) Moves(u Underlay) string {
+	root, err := s.Sysfs(u.NetnsCookie)
+	if err != nil {
+		return u.Moves // the next scan finds out
+	}
+	return moves(root, u.Receivers)
+}
+
+// moves tells of the devices that receive. One that has gone receives nothing, and a kernel without RPS has no masks.
+func moves(root *os.Root, receivers []Receiver) string {
+	for _, r := range receivers {
+		set, err := settingsIn(root, r.Dev)
+		switch {
+		case errors.Is(err, ErrGone) || errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return fmt.Sprintf("whether RPS moves what it receives cannot be read: %v", err)
+		default:
+			if why := set.Moves(r.Name); why != "" {
+				return why
+			}
+		}
+	}
+	return ""
 }
 
 // unwritable says why nothing can be written in a namespace's sysfs, empty if it can be. A read-only

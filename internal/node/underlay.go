@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // underlays reports the tunnels, and the NICs of home that they use.
@@ -29,6 +31,10 @@ func (p *pass) underlays() error {
 			continue
 		}
 		configured[l.Index] = true
+		if l.Type != unix.ARPHRD_ETHER {
+			p.skip(p.home.dev(l), noEthernet, name)
+			continue
+		}
 		nics[l.Index] = addrs[l.Index]
 	}
 	for _, sp := range p.order {
@@ -45,6 +51,9 @@ func (p *pass) underlays() error {
 	}
 	return nil
 }
+
+// noEthernet is why what comes by such a device is left alone, for example by a tunnel of WireGuard's.
+const noEthernet = "left alone: %s has no Ethernet headers, and overlane's programs read no packets without"
 
 func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 	root, err := p.s.sysfs(p.home.known, p.home.h)
@@ -81,7 +90,7 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 	if len(at) == len(u.Receivers) {
 		u.At = strings.Join(at, " ")
 	}
-	u.VLANs = p.carriesVLANs(u)
+	u.VLANs, u.Moves = p.carriesVLANs(u), moves(root, u.Receivers)
 	u.ForeignXDP = u.XDPProgID != 0 && (p.s.opts.OwnXDP == nil || !p.s.opts.OwnXDP(u.XDPProgID))
 	p.snap.Underlays = append(p.snap.Underlays, u)
 	return nil
@@ -108,16 +117,24 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 	if err != nil {
 		return err
 	}
+	without := "" // a NIC that it has, whose packets no program of ours reads
 	for _, upper := range uppers {
 		for _, nic := range lower(p.home.links, upper) {
 			if len(configured) > 0 && !configured[nic] {
+				continue
+			}
+			if l := p.home.links[nic]; l.Type != unix.ARPHRD_ETHER {
+				without = l.Name
 				continue
 			}
 			t.Underlays = append(t.Underlays, p.home.dev(p.home.links[nic]))
 			nics[nic] = append(append(nics[nic], addrs[nic]...), addrs[upper]...)
 		}
 	}
-	if len(t.Underlays) == 0 {
+	switch {
+	case without != "":
+		p.skip(t.Dev, noEthernet, without)
+	case len(t.Underlays) == 0:
 		switch {
 		case len(p.s.opts.Underlays) > 0:
 			p.skip(t.Dev, "none of the configured underlays carries its packets")

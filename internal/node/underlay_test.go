@@ -3,10 +3,17 @@
 package node
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 )
+
+// noHeaders is a tunnel whose packets come by a device like those of WireGuard.
+const noHeaders = `tuntap add wg0 mode tun
+	addr add 10.6.0.1/24 dev wg0
+	link set wg0 up
+	link add vx0 type vxlan id 1 dstport 4789 local 10.6.0.1`
 
 func TestUnderlayOfATunnel(t *testing.T) {
 	tests := []struct {
@@ -47,6 +54,8 @@ func TestUnderlayOfATunnel(t *testing.T) {
 			name: "configured", config: []string{"pA", "nosuch"},
 			script: "link add vx0 type vxlan id 1 dstport 4789 local 10.1.0.1", want: []string{"pA"},
 		},
+		{name: "a device without Ethernet headers", script: noHeaders},
+		{name: "such a device, configured", config: []string{"wg0"}, script: noHeaders},
 		{name: "none", script: "link add vx0 type vxlan id 1 dstport 4789 local 10.99.0.1"},
 	}
 	for _, tt := range tests {
@@ -70,6 +79,12 @@ func TestUnderlayOfATunnel(t *testing.T) {
 			}
 			if unknown := len(tt.config) > 1 || tt.want == nil; unknown != (len(snap.Skipped) > 0) {
 				t.Fatalf("skipped: %v", snap.Skipped)
+			}
+			left := slices.ContainsFunc(snap.Skipped, func(s Skip) bool {
+				return s.Dev.Name == "vx0" && s.Reason == "left alone: wg0 has no Ethernet headers, and overlane's programs read no packets without"
+			})
+			if left != (tt.script == noHeaders) {
+				t.Errorf("skipped: %v", snap.Skipped)
 			}
 		})
 	}

@@ -94,6 +94,9 @@ func Pipeline(in Input) Plan {
 		cores   []int
 	}{{Tunnel, in.Tunnels, in.TunnelCores}, {Pod, in.Pods, in.PodCores}} {
 		for _, dev := range stage.devices {
+			if alone[dev.Target] {
+				continue // ruled out before: no program of ours sees its packets
+			}
 			cores, reason := stage.cores, cmp.Or(dev.Unfit, foreign(dev, in.Owned))
 			theirs := reason != ""
 			if len(dev.Behind) > 0 && !slices.ContainsFunc(dev.Behind, func(t Target) bool { return !alone[t] }) {

@@ -81,6 +81,10 @@ func TestPipelineSteersOnlyWhatNoOtherProgramSteers(t *testing.T) {
 			in:      Input{Tunnels: []Device{dev("vx0", 5, "2")}, TunnelCores: []int{1}},
 			skipped: []string{"vx0 (ifindex 5 in network namespace 42): left alone: RPS mask set by another program (rx-0: 2)"},
 		}, {
+			name:    "a tunnel that was ruled out before, and the pod behind it",
+			in:      Input{Tunnels: []Device{vx}, Pods: []Device{behind(pod, vx.Target)}, TunnelCores: []int{1}, PodCores: []int{0}, Skipped: []Skip{{vx.Target.String(), "no headers", vx.Target}}},
+			skipped: []string{"vx0 (ifindex 5 in network namespace 42): no headers", "eth0 (ifindex 7 in network namespace 42): " + leftBehind},
+		}, {
 			name:    "foreign flow table",
 			in:      Input{Pods: []Device{rfs, pod2}, PodCores: []int{0}},
 			steps:   []string{"eth0/rx-0 0->1 undo 0"},

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -146,8 +145,8 @@ func (ing *ingress) programs() string {
 	if found := classified(n.Device); found != "" {
 		return found
 	}
-	if slices.ContainsFunc(n.RPS, func(mask string) bool { return strings.Trim(mask, "0,") != "" }) {
-		return fmt.Sprintf("RPS moves what %s receives to other cores, where packets would be overtaken; see: grep . /sys/class/net/%[1]s/queues/rx-*/rps_cpus", n.Name)
+	if moves := (node.Settings{RPSCPUs: n.RPS}).Moves(n.Name); moves != "" {
+		return moves
 	}
 	if ing.f.Selectors > 0 {
 		return "BPF programs choose sockets or dissect packets in some network namespace; see: bpftool link"

@@ -93,7 +93,7 @@ func (p *Places) Why(u node.Underlay, w Want) string {
 		if pl.by[Priority] != (w.By == Priority) && w.By != Express {
 			return fmt.Sprintf("%s's program is on %s", pl.holders()[0], u.Name)
 		}
-		return ""
+		return u.Moves // its lanes are to be left
 	}
 	return p.Bars(u, w)
 }
@@ -107,6 +107,8 @@ func (p *Places) Bars(u node.Underlay, w Want) string {
 		return p.foreignOn(u)
 	case p.busy[u.Key()] != "":
 		return p.busy[u.Key()]
+	case u.Moves != "":
+		return "no XDP program: " + u.Moves
 	}
 	if r := p.memory.refusal(u); r != "" {
 		return "no XDP program: " + r

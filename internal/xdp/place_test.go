@@ -329,3 +329,28 @@ func TestOtherFailuresAreNoRefusals(t *testing.T) {
 		t.Error(why)
 	}
 }
+
+// RPS and RFS tell frames of a lane from those of the stock path, and have each go to another core. They may be switched
+// on while a program is there.
+func TestWhereRPSMovesFramesThereAreNoLanes(t *testing.T) {
+	n := &nics{state: map[int]State{1: up(2)}}
+	p := places(t, n, nil, io.Discard)
+	u, moved := eth("veth"), eth("veth")
+	moved.Moves = "RPS moves what eth0 receives"
+	left(t, p.Take(moved, asked, n.attach(up(2), nil)), "no XDP program: RPS moves")
+	if n.tried != 0 {
+		t.Error("it was tried all the same")
+	}
+	if err := p.Take(u, asked, n.attach(up(2), nil)); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range []Want{asked, {By: Express, Asked: true}} {
+		if why := p.Why(moved, w); why != moved.Moves {
+			t.Errorf("%s, with its program there: %q", w.By, why)
+		}
+	}
+	left(t, p.Take(moved, asked, n.attach(up(2), nil)), "RPS moves")
+	if why := p.Why(u, asked); why != "" {
+		t.Errorf("without RPS again: %q", why)
+	}
+}

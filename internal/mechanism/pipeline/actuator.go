@@ -214,12 +214,12 @@ func (a *actuator) takePlaces(snap node.Snapshot) error {
 	return none
 }
 
-// tunnels tells the programs which tunnels to steer: all but those left alone. Where a tunnel's
-// underlays are left alone as well no program steers, and priority is to know it.
+// tunnels tells the programs which tunnels to steer: all but those left alone. Where a tunnel has
+// underlays, and all are left alone as well, no program steers, and priority is to know it.
 func (a *actuator) tunnels(snap node.Snapshot) error {
 	mine := snap
 	mine.Tunnels = slices.DeleteFunc(slices.Clone(snap.Tunnels), func(t node.Tunnel) bool {
-		return a.left[t.Key()] && slices.ContainsFunc(t.Underlays, func(u node.Dev) bool { return !a.left[u.Key()] })
+		return a.left[t.Key()] && (len(t.Underlays) == 0 || slices.ContainsFunc(t.Underlays, func(u node.Dev) bool { return !a.left[u.Key()] }))
 	})
 	err := a.host.SetTunnels(mine)
 	if errors.Is(err, datapath.ErrTooManyTunnels) {
@@ -321,6 +321,9 @@ func (a *actuator) follow(snap node.Snapshot) error {
 
 // changedHands says which way devices have, compared with those that were left alone before.
 func (a *actuator) changedHands(snap node.Snapshot, before map[node.DevKey]bool) error {
+	if why := moves(snap, a.host.Places()); why != "" && len(a.layout.NIC) > 0 {
+		return fmt.Errorf("%w: %s", errChangedHands, why)
+	}
 	for _, s := range a.skipped {
 		if key := node.Dev(s.Target).Key(); s.Whole() && !before[key] && a.steers(key) {
 			return fmt.Errorf("%w: %s: %s", errChangedHands, s.What, s.Reason)

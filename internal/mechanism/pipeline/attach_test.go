@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/datapath"
@@ -18,6 +20,7 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/xdp"
 )
 
 // bench is a node with devices.
@@ -278,5 +281,123 @@ func TestTheProgramsAreThoseOfThePlan(t *testing.T) {
 				t.Errorf("masks of %q, want %q", got, tt.masks)
 			}
 		})
+	}
+}
+
+// withPlaces are a bench's NICs.
+type withPlaces struct {
+	*bench
+	places *xdp.Places
+}
+
+func (w withPlaces) Places() *xdp.Places { return w.places }
+
+type ground struct{}
+
+func (ground) Look(node.Underlay) (xdp.State, error) { return xdp.State{Up: true}, nil }
+
+// The program stays on a NIC, for it costs something to come and to go. Where an operator switches RPS on there flows
+// leave its lanes, and have none before the NIC's stage.
+func TestFlowsLeaveTheNICsLanesWhereRPSComes(t *testing.T) {
+	memory, err := xdp.Remember(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	places := xdp.New(ground{}, memory, slog.New(slog.DiscardHandler))
+	b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil}
+	b.Pipeline = New(withPlaces{b, places}, programs{&b.kernel, map[int]string{}}, b.opts)
+	b.opts.Tier = governor.XDP
+	u := node.Underlay{Dev: device("u0", 2)}
+	attach := func() (io.Closer, error) { return io.NopCloser(nil), nil }
+	if err := places.Take(u, xdp.Want{By: xdp.Pipeline, Asked: true}, attach); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		moves, tier string
+		nic         []int
+		drains      bool
+	}{
+		{"", "", []int{1}, false},
+		{"RPS moves what u0 receives", "RPS moves what u0 receives", []int{1}, true},
+		{"RPS moves what u0 receives", "RPS moves what u0 receives", nil, false},
+	} {
+		u.Moves = tt.moves
+		b.Node = node.Snapshot{Underlays: []node.Underlay{u}}
+		b.actuator.layout = governor.Layout{NIC: tt.nic, Tunnel: []int{0}}
+		if err := b.actuator.follow(b.Node); errors.Is(err, errChangedHands) != tt.drains {
+			t.Errorf("%+v: %v", tt, err)
+		}
+		if why := b.noXDPTier(); why != tt.tier {
+			t.Errorf("%+v: behind the NIC's stage because %q", tt, why)
+		}
+	}
+}
+
+// What RPS takes to other cores the guard does not see, and flows may find no lane empty for long.
+func TestFlowsThatRPSKeepsOnLanesAreNotWaitedForLong(t *testing.T) {
+	memory, err := xdp.Remember(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	places := xdp.New(ground{}, memory, slog.New(slog.DiscardHandler))
+	for name, rps := range map[string]string{"RPS": "RPS moves what u0 receives", "no RPS": ""} {
+		synctest.Test(t, func(t *testing.T) {
+			b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil}
+			b.Pipeline = New(withPlaces{b, places}, comes{&b.kernel, 0, 0, 1}, b.opts)
+			u := node.Underlay{Dev: device("u0", 2)}
+			attach := func() (io.Closer, error) { return io.NopCloser(nil), nil }
+			if err := places.Take(u, xdp.Want{By: xdp.Pipeline, Asked: true}, attach); err != nil {
+				t.Fatal(err)
+			}
+			u.Moves = rps
+			b.Node = node.Snapshot{Underlays: []node.Underlay{u}}
+			b.actuator.layout, b.actuator.armed, b.evict = governor.Layout{NIC: []int{1}, Tunnel: []int{0}}, true, true
+			err := b.act(t.Context(), governor.Decision{State: governor.Active}, governor.Input{Now: b.now}, b.trial, governor.Forced)
+			if gone := !b.Armed() && !places.On(u); err != nil || gone != (rps != "") {
+				t.Errorf("%s: in place %t, its program on the NIC %t, %v", name, b.Armed(), places.On(u), err)
+			}
+		})
+	}
+}
+
+// comes is a kernel side that counts so many packets more each time that it is asked.
+type comes struct {
+	*kernel
+	hook, tunnel, lanes uint64
+}
+
+func (c comes) Counters() (datapath.Counters, error) {
+	c.counted.Overlay, c.counted.XDPLane = c.counted.Overlay+c.hook, c.counted.XDPLane+c.lanes
+	return c.counted, nil
+}
+
+func (c comes) Cores() ([]datapath.Core, error) {
+	if c.was == nil {
+		c.was = make([]datapath.Core, 1)
+	}
+	c.was[0].Packets[datapath.Tunnel] += c.tunnel
+	return c.was, nil
+}
+
+// Masks would spread flows that the programs on the NICs cannot tell, as where IPsec encrypts what is outside.
+func TestWhatTheProgramsDoNotSeeIsNotSpread(t *testing.T) {
+	for name, tt := range map[string]struct {
+		hook, tunnel uint64
+		left         bool // alone, one of the tunnels
+		words        string
+	}{
+		"seen":       {1, 100, false, ""},
+		"not seen":   {0, 100, false, "may be encrypted"},
+		"nothing":    {0, 0, false, ""},
+		"left alone": {0, 100, true, ""},
+	} {
+		b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil}
+		b.Pipeline = New(b, comes{&b.kernel, tt.hook, tt.tunnel, 0}, b.opts)
+		vx := device("vx0", 3)
+		b.actuator.left = map[node.DevKey]bool{vx.Key(): tt.left}
+		err := b.actuator.sees(t.Context(), node.Snapshot{Tunnels: []node.Tunnel{{Dev: vx}}})
+		if (err == nil) != (tt.words == "") || err != nil && !strings.Contains(err.Error(), tt.words) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

@@ -301,7 +301,15 @@ func (p *Pipeline) act(ctx context.Context, dec governor.Decision, in governor.I
 	}
 	if p.actuator.armed && (dec.State == governor.Standby || p.evict || p.actuator.stale(p.host.Cores()) || p.inTheWay()) {
 		err := p.actuator.recall(ctx, p.host.Window()/2)
-		if errors.Is(err, datapath.ErrFlowsOut) {
+		switch {
+		case !errors.Is(err, datapath.ErrFlowsOut):
+		case len(p.actuator.layout.NIC) > 0 && moves(p.host.Snapshot(), p.host.Places()) != "":
+			// What RPS takes elsewhere the guard does not see, and may hold a lane for in use for long.
+			wait, cancel := context.WithTimeout(ctx, mechanism.DrainFor)
+			_, err = p.actuator.disarm(wait)
+			cancel()
+			err = errors.Join(err, p.Close())
+		default:
 			p.host.Log().Debug("flows drain", "mechanism", name, "reason", err)
 			return nil // looked at again in the next window
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/xdp"
 )
@@ -38,7 +39,20 @@ func (p *Pipeline) noXDPTier() string {
 	if p.opts.Tier != governor.XDP {
 		return ""
 	}
+	if why := moves(p.host.Snapshot(), p.host.Places()); why != "" {
+		return why
+	}
 	return p.host.Places().NoNIC(p.host.Snapshot().Underlays, xdp.Want{By: xdp.Pipeline, Asked: true})
+}
+
+// moves says that RPS or RFS moves frames of a NIC that has a program already, which would send them to lanes all the same.
+func moves(snap node.Snapshot, places *xdp.Places) string {
+	for _, u := range snap.Underlays {
+		if places.On(u) && u.Moves != "" {
+			return u.Moves
+		}
+	}
+	return ""
 }
 
 // withoutXDP are the NICs on which what was asked for has no program.

@@ -22,11 +22,12 @@ const (
 )
 
 // sees makes sure that the programs on the underlays see what goes through the tunnels: a
-// foreign program in front of them may take it. Masks would then spread flows whose order no
-// program guards.
+// foreign program in front of them may take it, or IPsec may have encrypted it. Masks would then
+// spread flows whose order no program guards. Packets of a tunnel that is left alone may be counted
+// and need not be seen, and so tell of nothing by themselves.
 func (a *actuator) sees(ctx context.Context, snap node.Snapshot) error {
-	front := a.inFront(snap)
-	if a.layout.Split || front == "" {
+	left := func(t node.Tunnel) bool { return a.left[t.Key()] }
+	if a.layout.Split || slices.ContainsFunc(snap.Tunnels, left) && a.inFront(snap) == "" {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, seesWithin)
@@ -38,7 +39,7 @@ func (a *actuator) sees(ctx context.Context, snap node.Snapshot) error {
 	err = datapath.Await(ctx, func() (seen bool, err error) {
 		h, t, err := a.packets()
 		if err == nil && h == hook && t-tunnels >= enoughPackets {
-			err = fmt.Errorf("%s takes the packets before overlane's program sees them", front)
+			err = a.unseen(snap)
 		}
 		return h != hook, err
 	})
@@ -46,6 +47,14 @@ func (a *actuator) sees(ctx context.Context, snap node.Snapshot) error {
 		return nil
 	}
 	return err
+}
+
+// unseen says why no program saw the packets that came out of tunnels.
+func (a *actuator) unseen(snap node.Snapshot) error {
+	if front := a.inFront(snap); front != "" {
+		return fmt.Errorf("%s takes the packets before overlane's program sees them", front)
+	}
+	return errors.New("overlane's programs on the NICs see none of the packets that come out of tunnels: they may be encrypted (see: ip xfrm state), or come by another NIC")
 }
 
 // packets counts those that the programs on the underlays saw go to tunnels, and those that

@@ -172,7 +172,10 @@ func (p *Priority) follow(ctx context.Context) error {
 	for _, u := range p.host.Snapshot().Underlays {
 		want[u.Key()] = true
 		if in.attached[u.Key()] != nil {
-			continue
+			if u.Moves == "" {
+				continue
+			}
+			errs = append(errs, p.leave(ctx, u))
 		}
 		if err := p.makeWayFor(ctx, u); err != nil {
 			return err
@@ -217,6 +220,15 @@ func (p *Priority) follow(ctx context.Context) error {
 		}
 	}
 	return errors.Join(append(errs, p.besideRealtime(), p.followSync())...)
+}
+
+// leave takes priority off a NIC that has no place for its program any more, in the order of Stop.
+func (p *Priority) leave(ctx context.Context, u node.Underlay) error {
+	err := errors.Join(p.host.StopExpress(ctx), p.drainBulk(ctx))
+	_, e := p.host.Restore(plan.ByPriority, func(s plan.Setting) bool { return s.Target == plan.Target(u.Dev) })
+	err = errors.Join(err, e, p.host.Places().Release(u.Key(), xdp.Priority))
+	delete(p.placed.attached, u.Key())
+	return errors.Join(err, p.placed.dp.SetTuning(p.tuning()))
 }
 
 // renewLanes makes new bulk lanes on cores that were offline, or were about to be: the

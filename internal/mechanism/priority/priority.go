@@ -141,6 +141,9 @@ func (p *Priority) Rescanned(ctx context.Context) error {
 	if err := p.follow(ctx); err != nil {
 		p.host.Log().Warn("some underlays could not be followed", "reason", err)
 	}
+	if p.demand.on && !p.OnNIC() {
+		return p.leaveDemand(ctx)
+	}
 	p.placeThreads()
 	return nil
 }

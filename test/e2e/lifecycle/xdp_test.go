@@ -5,6 +5,7 @@ package lifecycle
 import (
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -77,6 +78,63 @@ func TestADriverThatRefusesXDPEndsNothing(t *testing.T) {
 			}
 			ends(t, d)
 			l.Stop()
+		})
+	}
+}
+
+// An operator switches RPS on at the NIC, and off again. What a lane sends on has lost hash and queue, and goes to another
+// core than what takes the stock path: meanwhile there are no lanes there, and status says why.
+func TestWhereRPSMovesFramesThereAreNoLanes(t *testing.T) {
+	turn := speed.Every(t, 2)
+	for _, tc := range []struct {
+		name, config, mechanism string
+		without                 control.MechanismState // what it is with RPS
+		lanes                   func(control.Status) uint64
+	}{
+		{"tier xdp", strings.Replace(forced, "tier: tc", "tier: xdp", 1), "pipeline", control.Active,
+			func(st control.Status) uint64 { return laneOf(st, "nic") }},
+		{"priority", strings.Replace(prioritised, "pipeline: off", "pipeline: off\nmicroflows: {mode: off}\nexpress: off", 1), "priority", control.Standby,
+			func(st control.Status) uint64 { return st.Counters.BulkPackets }},
+	} {
+		if !turn() {
+			continue
+		}
+		t.Run(tc.name, func(t *testing.T) {
+			b := lab(t, bed.Options{})
+			rx := b.Receiver()
+			t.Cleanup(func() { rig.SetQueue(t, rx.NS, rx.Wire, "rps_cpus", "0") })
+			d := rig.Start(t, rig.Spec{NS: rx.NS, Config: tc.config})
+			l := rig.StartSteady(t, b, 4)
+			acts := func(what string) {
+				t.Helper()
+				was := tc.lanes(d.Status())
+				rig.Until(t, what, func() (bool, string) {
+					st := d.Status()
+					m := mechanismOf(t, st, tc.mechanism)
+					return m.State == control.Active && tc.lanes(st) > was+1000 && !strings.Contains(m.Reason, "RPS"), fmt.Sprintf("%+v\n%s", st, d.Log())
+				})
+			}
+			acts("frames go by lanes")
+			rig.SetQueue(t, rx.NS, rx.Wire, "rps_cpus", "1")
+			rig.Until(t, "frames go by no lane any more", func() (bool, string) {
+				st := d.Status()
+				m := mechanismOf(t, st, tc.mechanism)
+				lanes := slices.ContainsFunc(st.Lanes, func(l control.Lane) bool { return l.Stage == "nic" })
+				return m.State == tc.without && !lanes && strings.Contains(m.Reason, "RPS moves what "+rx.Wire), fmt.Sprintf("%+v\n%s", st, d.Log())
+			})
+			saysManual(t, d, rx.Wire, "RPS moves what")
+			was := tc.lanes(d.Status())
+			l.GoesOn()
+			if n := tc.lanes(d.Status()); n > was {
+				t.Errorf("%d frames went by lanes all the same", n-was)
+			}
+			rig.SetQueue(t, rx.NS, rx.Wire, "rps_cpus", "0")
+			if tc.mechanism == "priority" { // the pipeline that is in place stays as it is
+				acts("frames go by lanes again")
+			}
+			// The kernel lets packets be overtaken where a mask comes or goes, and for a second lanes were there beside it.
+			l.Stop()
+			ends(t, d)
 		})
 	}
 }
