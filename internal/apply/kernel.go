@@ -177,8 +177,13 @@ func nameOf(sysfs *os.Root, t plan.Target, addr string) (string, error) {
 	}
 	for _, n := range names {
 		index, err := readIfindex(sysfs, "class/net/"+n.Name())
-		if err != nil || index != t.Ifindex {
+		switch {
+		case errors.Is(err, errGone):
 			continue // not a device (bonding_masters), or gone by now
+		case err != nil:
+			return "", err // it may be this one
+		case index != t.Ifindex:
+			continue
 		}
 		has, err := readAttr(sysfs, "class/net/"+n.Name()+"/address")
 		if err == nil && addr != "" && has == addr {
@@ -187,6 +192,13 @@ func nameOf(sysfs *os.Root, t plan.Target, addr string) (string, error) {
 		return "", fmt.Errorf("%w: %s", errOther, n.Name())
 	}
 	return "", errGone
+}
+
+// DeviceGone tells that no device has the target's index in the namespace whose /sys it is given: a renamed
+// device is still there. Where that cannot be read it is not gone.
+func DeviceGone(sysfs *os.Root, t plan.Target) bool {
+	_, err := nameOf(sysfs, t, "")
+	return errors.Is(err, errGone)
 }
 
 func readIfindex(root *os.Root, dir string) (int, error) {

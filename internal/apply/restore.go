@@ -161,6 +161,40 @@ func (l *Locked) Forget(which func(Entry) bool) error {
 	return l.drop(which)
 }
 
+// Rename has the journal call devices as they are called now: a setting is looked up by the name as well.
+// called is that of a device, "" where it is not known. An entry of another device that has the index stays
+// as it is.
+func (l *Locked) Rename(ns Namespaces, called func(plan.Target) string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.f == nil {
+		return ErrUnlocked
+	}
+	k := newKernel(ns)
+	defer k.close()
+	entries, renamed := slices.Clone(l.j.entries), false
+	for i, e := range entries {
+		name := called(e.Target)
+		if e.Ifindex == 0 || name == "" || name == e.Name {
+			continue
+		}
+		if e.Kind != plan.ThreadSched { // a thread is told by more than its device
+			at, err := k.find(e)
+			if err != nil {
+				continue
+			}
+			name = at.Name
+		}
+		if e.Name = name; l.j.find(e.Setting) == nil {
+			entries[i], renamed = e, true
+		}
+	}
+	if !renamed {
+		return nil
+	}
+	return l.j.rewrite(entries)
+}
+
 // Ended tells that an entry is of a thread that has ended: a device may make its threads anew many times.
 func (e Entry) Ended() bool {
 	return e.Kind == plan.ThreadSched && errors.Is(findThread(e.Attr), errGone)

@@ -82,6 +82,59 @@ func TestRestoreKnowsItsDevice(t *testing.T) {
 	}
 }
 
+// The journal is looked up by names as well: it follows those of devices that are told by index and address.
+func TestTheJournalFollowsNames(t *testing.T) {
+	const index = 77
+	b := newBed(t)
+	l := b.lock()
+	x0 := b.add(b.b, device("x0", index, "A"))
+	id, stop := startThread(t)
+	defer stop()
+	mask, thread := plan.RPSMask(x0, 0), plan.Thread(x0, id)
+	_, err := l.Do(b, []plan.Step{
+		{Setting: mask, By: plan.ByPipeline, Want: "2"},
+		{Setting: thread, By: plan.ByPipeline, Want: "policy=batch prio=0 nice=10 cores=0"},
+	})
+	b.must(err)
+	sysfs, err := b.b.Sysfs()
+	b.must(err)
+	defer sysfs.Close()
+	follow := func(name string) {
+		t.Helper()
+		b.must(l.Rename(b, func(at plan.Target) string { return name }))
+		for _, s := range []*plan.Setting{&mask, &thread} {
+			if s.Name = name; Ours(l.Entries())[*s].Wrote == "" {
+				t.Errorf("%s: journal %+v", s, l.Entries())
+			}
+		}
+		if DeviceGone(sysfs, x0) {
+			t.Error("a device that is renamed is gone")
+		}
+	}
+	b.rename("x0", "x1")
+	follow("x1")
+	rep, err := l.Do(b, []plan.Step{{Setting: mask, By: plan.ByPipeline, Want: "1"}})
+	b.must(err)
+	wantOutcomes(t, rep, Applied, 1)
+	b.rename("x1", "x0")
+	follow("x0")
+
+	b.del(b.b, "x0")
+	if !DeviceGone(sysfs, x0) {
+		t.Error("a device that was deleted is not gone")
+	}
+	b.add(b.b, device("y0", index, "B"))
+	b.must(l.Rename(b, func(plan.Target) string { return "y0" }))
+	if Ours(l.Entries())[mask].Wrote == "" {
+		t.Errorf("another device has got the entry: %+v", l.Entries())
+	}
+	rep, err = l.Restore(b)
+	b.must(err)
+	if got := outcome(t, rep, mask); got.Outcome != LeftAlone {
+		t.Errorf("%+v", got)
+	}
+}
+
 func (b *bed) rename(from, to string) {
 	b.t.Helper()
 	b.must(b.b.Do(func() error {
