@@ -125,7 +125,9 @@ func (l *Locked) look(k *kernel, steps []plan.Step, rep *Report) ([]job, error) 
 		at, err := k.find(want)
 		var value string
 		if err == nil {
-			value, err = at.get()
+			if value, err = at.get(); err != nil && at.left() {
+				err = errGone
+			}
 		}
 		if certainlyGone(err) || errors.Is(err, errOther) {
 			res.Outcome, res.Reason = Gone, err.Error()

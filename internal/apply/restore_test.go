@@ -5,10 +5,12 @@ package apply
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/plan"
@@ -280,4 +282,30 @@ func TestADaemonInAnotherNamespaceKnowsWhatIsGone(t *testing.T) {
 		}
 		return nil
 	}))
+}
+
+// The kernel answers with EINVAL for a device that is being unregistered: the file of another attribute that does so
+// stands for it. Any other error says nothing of the device.
+func TestADeviceThatIsBeingUnregisteredIsGone(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: mounts a file")
+	}
+	dir := t.TempDir()
+	x0 := plan.Target{NetnsCookie: 1, Ifindex: 5, Name: "x0"}
+	index := filepath.Join(dir, "class/net/x0/ifindex")
+	root, err := os.OpenRoot(dir)
+	if err := errors.Join(err, os.MkdirAll(index, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if DeviceGone(root, x0) {
+		t.Error("a device whose index cannot be read is gone")
+	}
+	if err := errors.Join(os.Remove(index), os.WriteFile(index, nil, 0o600), unix.Mount("/sys/class/net/lo/speed", index, "", unix.MS_BIND, "")); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(index, unix.MNT_DETACH)
+	if !DeviceGone(root, x0) {
+		t.Error("a device that is being unregistered is there")
+	}
 }
