@@ -160,7 +160,16 @@ func offByDaemon(ctx context.Context, rep *control.OffReport) (done bool, err er
 		return gone(ctx, asked, c)
 	}
 	rep.PID, rep.Report, rep.Damaged = got.PID, got.Report, got.Damaged
-	return true, hangs(ctx, c.WaitGone(asked))
+	err = hangs(ctx, c.WaitGone(asked))
+	if left := rep.Left(); left != nil {
+		err = errors.Join(incomplete(c, left), err)
+	}
+	return true, err
+}
+
+// incomplete says of a daemon, which ends, that it leaves something.
+func incomplete(c *control.Client, err error) error {
+	return fmt.Errorf("the daemon (pid %d) could not restore everything: %w", c.PID(), err)
 }
 
 // gone waits for the end of a daemon that is on its way out.

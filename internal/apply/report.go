@@ -88,6 +88,22 @@ func (r Report) Count(o Outcome) int {
 	return n
 }
 
+// Left is an error that names what is still in the journal, as the last that was reported of it is Kept.
+func (r Report) Left() error {
+	last := make(map[plan.Setting]Result)
+	for _, res := range r.Results {
+		last[res.Setting] = res
+	}
+	var errs []error
+	for _, res := range r.Results {
+		if res.Outcome == Kept && last[res.Setting] == res {
+			errs = append(errs, errors.New(res.String()))
+			delete(last, res.Setting)
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // ErrNotRestored is returned by Do while the journal holds settings that an
 // earlier process left behind and that Restore has not looked at.
 var ErrNotRestored = errors.New("the journal of an earlier run is not restored yet")

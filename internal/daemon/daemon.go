@@ -150,6 +150,10 @@ func (d *Daemon) start(ctx context.Context) error {
 		return fmt.Errorf("restore what an earlier run left behind: %w", err)
 	}
 	for _, r := range rep.Results {
+		if r.Outcome == apply.Kept {
+			d.log.Warn("not restored after an earlier run", "result", r.String())
+			continue
+		}
 		d.log.Info("restored after an earlier run", "result", r.String())
 	}
 	if err := d.opts.Priority.Fits(); err != nil {

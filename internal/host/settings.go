@@ -4,6 +4,7 @@ package host
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
@@ -130,12 +131,23 @@ func (h *Host) carryOut(do func(apply.Namespaces, []plan.Step) (apply.Report, er
 }
 
 // Restore takes back what a mechanism has changed; which: of that, nil: all. It forgets settings of devices that are
-// gone.
+// gone. What cannot be taken back is Kept in the report, and tried again with the next Restore.
 func (h *Host) Restore(by plan.Owner, which func(plan.Setting) bool) (apply.Report, error) {
-	own := func(e apply.Entry) bool { return e.By == by && (which == nil || which(e.Setting)) }
-	forgotten := h.forgetEnding(own)
+	return h.restore(func(e apply.Entry) bool { return e.By == by && (which == nil || which(e.Setting)) })
+}
+
+// RestoreRest takes back what is in the journal beyond what a report says to be kept: what an earlier run left, and
+// its mechanism has not touched in this one.
+func (h *Host) RestoreRest(tried apply.Report) (apply.Report, error) {
+	return h.restore(func(e apply.Entry) bool {
+		return !slices.ContainsFunc(tried.Results, func(r apply.Result) bool { return r.Setting == e.Setting })
+	})
+}
+
+func (h *Host) restore(which func(apply.Entry) bool) (apply.Report, error) {
+	forgotten := h.forgetEnding(which)
 	at := newNetnsCache(h.scanner)
-	rep, err := h.locked.RestoreIf(at, own)
+	rep, err := h.locked.RestoreIf(at, which)
 	return rep, errors.Join(forgotten, err, at.Close())
 }
 
