@@ -152,7 +152,7 @@ func offByDaemon(ctx context.Context, rep *control.OffReport) (done bool, err er
 		// Another command, or a signal, has told it so. What it could not restore is in the journal.
 		return gone(ctx, asked, c)
 	case errors.As(err, &refused):
-		return true, fmt.Errorf("the daemon (pid %d) could not restore everything: %w", c.PID(), err)
+		return true, errors.Join(incomplete(c, err), hangs(ctx, c.WaitGone(asked)))
 	case err != nil && asked.Err() != nil:
 		return true, hangs(ctx, err)
 	case err != nil:

@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -22,19 +23,25 @@ import (
 	"github.com/overlane/overlane/internal/plan"
 )
 
-// loMask reads and, with a value, writes the receive mask of a namespace's lo.
+// loMask reads the receive mask of a namespace's lo.
 func loMask(t *testing.T, h *netns.Handle) string {
+	t.Helper()
+	return plan.RPSMask(plan.Target{}, 0).Canonical(attribute(t, h, "lo/queues/rx-0/rps_cpus"))
+}
+
+// attribute reads one of a device.
+func attribute(t *testing.T, h *netns.Handle, name string) string {
 	t.Helper()
 	sys, err := h.Sysfs()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer sys.Close()
-	data, err := sys.ReadFile("class/net/lo/queues/rx-0/rps_cpus")
+	data, err := sys.ReadFile("class/net/" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return plan.RPSMask(plan.Target{}, 0).Canonical(string(data))
+	return strings.TrimSpace(string(data))
 }
 
 // changeLo is what a daemon does before it is killed: it sets the mask of lo and
@@ -251,6 +258,9 @@ func TestWhatCannotBeRestoredKeepsNoDaemonFromStartingAndEnding(t *testing.T) {
 	const kept = "threaded of nic0"
 	ended := func(daemon *exec.Cmd) {
 		t.Helper()
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", daemon.Process.Pid)); err == nil {
+			t.Fatal("off came back before the daemon had ended")
+		}
 		if err := daemon.Wait(); err != nil {
 			t.Errorf("the daemon would be revived: %v", err)
 		}
@@ -264,8 +274,26 @@ func TestWhatCannotBeRestoredKeepsNoDaemonFromStartingAndEnding(t *testing.T) {
 	}
 	ended(daemon)
 
-	link(netlink.LinkSetUp)
-	if r := o.run("off"); r.code != cli.ExitOK || !strings.Contains(r.stdout, "1 value restored") {
+	// Nor does a journal that cannot be written.
+	daemon = startDaemon(t, o)
+	inTheWay := filepath.Join(o.state, fmt.Sprint(cookie), "journal.new")
+	if err := os.Mkdir(inTheWay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if r := o.run("off"); r.code != cli.ExitFailure || !strings.Contains(r.stderr, "journal") {
 		t.Errorf("off: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	ended(daemon)
+	if err := os.Remove(inTheWay); err != nil {
+		t.Fatal(err)
+	}
+
+	// Off, or the guardian before it.
+	link(netlink.LinkSetUp)
+	if r := o.run("off"); r.code != cli.ExitOK {
+		t.Errorf("off: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	if got := attribute(t, o.netns, "nic0/threaded"); got != "0" {
+		t.Errorf("threaded is %s", got)
 	}
 }

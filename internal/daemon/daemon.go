@@ -251,7 +251,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 			return errors.Join(err, d.stop())
 		}
 	}
-	return d.stop()
+	if err := d.stop(); !d.off {
+		return err
+	}
+	return nil // off has told what failed, and a service manager is not to start it again
 }
 
 // poll has mechanisms read again what makes no event.
