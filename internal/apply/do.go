@@ -132,7 +132,7 @@ func (l *Locked) look(k *kernel, steps []plan.Step, rep *Report) ([]job, error) 
 				err = errGone
 			}
 		}
-		if certainlyGone(err) || errors.Is(err, errOther) {
+		if certainlyGone(err) || errors.Is(err, errOther) || errors.Is(err, ErrUnseen) {
 			res.Outcome, res.Reason = Gone, err.Error()
 			rep.Results = append(rep.Results, res)
 			continue

@@ -22,7 +22,7 @@ import (
 // implementation and have to live as long as the call they are used in.
 type Namespaces interface {
 	// ByCookie returns ErrNoNamespace if the namespace is surely gone, and
-	// another error if that is not certain.
+	// another error, as ErrUnseen, if that is not certain.
 	ByCookie(cookie uint64) (*netns.Handle, error)
 }
 

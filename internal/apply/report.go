@@ -111,5 +111,9 @@ var ErrNotRestored = errors.New("the journal of an earlier run is not restored y
 // ErrUnlocked is returned by the methods of a Locked after Unlock.
 var ErrUnlocked = errors.New("the lock is released")
 
+// ErrUnseen is that of a Namespaces that does not search: a namespace that it does not know may exist. Do passes over
+// its settings; Restore keeps them.
+var ErrUnseen = errors.New("network namespace is not seen")
+
 // ErrNoNamespace means that a network namespace exists no more.
 var ErrNoNamespace = errors.New("network namespace is gone")

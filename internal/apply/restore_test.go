@@ -84,6 +84,27 @@ func TestRestoreKnowsItsDevice(t *testing.T) {
 	}
 }
 
+// unseen is a Namespaces that does not search.
+type unseen struct{}
+
+func (unseen) ByCookie(uint64) (*netns.Handle, error) { return nil, ErrUnseen }
+
+func TestWhatIsNotSeenIsPassedOverAndNotTakenForGone(t *testing.T) {
+	b := newBed(t)
+	l := b.lock()
+	rep, err := l.Do(unseen{}, b.steps())
+	b.must(err)
+	wantOutcomes(t, rep, Gone, len(b.steps()))
+	_, err = l.Do(b, b.steps())
+	b.must(err)
+	rep, err = l.Restore(unseen{})
+	b.must(err)
+	wantOutcomes(t, rep, Kept, len(b.steps()))
+	_, err = l.Restore(b)
+	b.must(err)
+	b.wantNoJournal()
+}
+
 // The journal is looked up by names as well: it follows those of devices that are told by index and address.
 func TestTheJournalFollowsNames(t *testing.T) {
 	const index = 77

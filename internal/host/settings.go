@@ -82,7 +82,7 @@ func (h *Host) followNames() {
 	for _, p := range h.snap.Pods {
 		names[p.Peer.Key()] = p.Peer.Name
 	}
-	at := newNetnsCache(h.scanner)
+	at := newScanned(h.scanner)
 	err := h.locked.Rename(at, func(t plan.Target) string { return names[node.Dev(t).Key()] })
 	if err = errors.Join(err, at.Close()); err != nil {
 		h.log.Warn("settings of a renamed device are taken for another program's", "reason", err)
@@ -125,7 +125,7 @@ func (h *Host) carryOut(do func(apply.Namespaces, []plan.Step) (apply.Report, er
 	if len(steps) == 0 {
 		return apply.Report{}, nil
 	}
-	at := newNetnsCache(h.scanner)
+	at := newScanned(h.scanner)
 	rep, err := do(at, steps)
 	return rep, errors.Join(err, at.Close())
 }
@@ -146,7 +146,7 @@ func (h *Host) RestoreRest(tried apply.Report) (apply.Report, error) {
 
 func (h *Host) restore(which func(apply.Entry) bool) (apply.Report, error) {
 	forgotten := h.forgetEnding(which)
-	at := newNetnsCache(h.scanner)
+	at := newSearched(h.scanner)
 	rep, err := h.locked.RestoreIf(at, which)
 	return rep, errors.Join(forgotten, err, at.Close())
 }

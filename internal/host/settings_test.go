@@ -145,3 +145,18 @@ func TestADeviceThatIsDeletedIsGone(t *testing.T) {
 		t.Errorf("journal %+v", b.Entries())
 	}
 }
+
+// The loop does not search all threads and descriptors of the machine for a pod that has gone since it was planned.
+func TestANamespaceThatNoScanHasSeenIsPassedOver(t *testing.T) {
+	b := newBed(t)
+	unseen, err := netns.New() // nothing but this process's descriptor leads there
+	b.must(err)
+	defer unseen.Close()
+	cookie, err := unseen.Cookie()
+	b.must(err)
+	lo := plan.RPSMask(plan.Target{NetnsCookie: cookie, Ifindex: 1, Name: "lo"}, 0)
+	refused, err := b.CarryOut([]plan.Step{{Setting: lo, By: plan.ByPipeline, Was: "0", First: "0", Want: "1"}})
+	if err != nil || len(refused) > 0 || len(b.Entries()) > 0 {
+		t.Errorf("refused %v, %v, journal %+v", refused, err, b.Entries())
+	}
+}
