@@ -152,7 +152,7 @@ func offByDaemon(ctx context.Context, rep *control.OffReport) (done bool, err er
 		// Another command, or a signal, has told it so. What it could not restore is in the journal.
 		return gone(ctx, asked, c)
 	case errors.As(err, &refused):
-		return true, fmt.Errorf("the daemon (pid %d) could not restore everything: %w", c.PID(), err)
+		return true, errors.Join(incomplete(c, err), hangs(ctx, c.WaitGone(asked)))
 	case err != nil && asked.Err() != nil:
 		return true, hangs(ctx, err)
 	case err != nil:
@@ -160,7 +160,16 @@ func offByDaemon(ctx context.Context, rep *control.OffReport) (done bool, err er
 		return gone(ctx, asked, c)
 	}
 	rep.PID, rep.Report, rep.Damaged = got.PID, got.Report, got.Damaged
-	return true, hangs(ctx, c.WaitGone(asked))
+	err = hangs(ctx, c.WaitGone(asked))
+	if left := rep.Left(); left != nil {
+		err = errors.Join(incomplete(c, left), err)
+	}
+	return true, err
+}
+
+// incomplete says of a daemon, which ends, that it leaves something.
+func incomplete(c *control.Client, err error) error {
+	return fmt.Errorf("the daemon (pid %d) could not restore everything: %w", c.PID(), err)
 }
 
 // gone waits for the end of a daemon that is on its way out.

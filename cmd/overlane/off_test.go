@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -13,30 +14,54 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/cli"
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/plan"
 )
 
-// loMask reads and, with a value, writes the receive mask of a namespace's lo.
+// loMask reads the receive mask of a namespace's lo.
 func loMask(t *testing.T, h *netns.Handle) string {
+	t.Helper()
+	return plan.RPSMask(plan.Target{}, 0).Canonical(attribute(t, h, "lo/queues/rx-0/rps_cpus"))
+}
+
+// attribute reads one of a device.
+func attribute(t *testing.T, h *netns.Handle, name string) string {
 	t.Helper()
 	sys, err := h.Sysfs()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer sys.Close()
-	data, err := sys.ReadFile("class/net/lo/queues/rx-0/rps_cpus")
+	data, err := sys.ReadFile("class/net/" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return plan.RPSMask(plan.Target{}, 0).Canonical(string(data))
+	return strings.TrimSpace(string(data))
 }
 
 // changeLo is what a daemon does before it is killed: it sets the mask of lo and
 // keeps the lock.
 func changeLo(t *testing.T, o overlane) *apply.Locked {
+	t.Helper()
+	cookie, err := o.netns.Cookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lo := plan.RPSMask(plan.Target{NetnsCookie: cookie, Ifindex: 1, Name: "lo"}, 0)
+	locked := change(t, o, plan.Step{Setting: lo, By: plan.ByPipeline, Was: "0", First: "0", Want: "1", Reason: "test"})
+	if got := loMask(t, o.netns); got != "1" {
+		t.Fatalf("mask of lo: %s", got)
+	}
+	return locked
+}
+
+// change carries out a step as a daemon does, and keeps the lock.
+func change(t *testing.T, o overlane, step plan.Step) *apply.Locked {
 	t.Helper()
 	cookie, err := o.netns.Cookie()
 	if err != nil {
@@ -54,12 +79,8 @@ func changeLo(t *testing.T, o overlane) *apply.Locked {
 	t.Cleanup(func() { locked.Unlock() })
 	finder := apply.NewFinder()
 	defer finder.Close()
-	lo := plan.RPSMask(plan.Target{NetnsCookie: cookie, Ifindex: 1, Name: "lo"}, 0)
-	if _, err := locked.Do(finder, []plan.Step{{Setting: lo, By: plan.ByPipeline, Was: "0", First: "0", Want: "1", Reason: "test"}}); err != nil {
-		t.Fatal(err)
-	}
-	if got := loMask(t, o.netns); got != "1" {
-		t.Fatalf("mask of lo: %s", got)
+	if rep, err := locked.Do(finder, []plan.Step{step}); err != nil || rep.Count(apply.Applied) != 1 {
+		t.Fatalf("%+v, %v", rep, err)
 	}
 	return locked
 }
@@ -193,5 +214,86 @@ func TestOffEndsALivingDaemon(t *testing.T) {
 	}
 	if r := o.run("status"); r.code != cli.ExitFailure {
 		t.Errorf("status after off: exit code %d", r.code)
+	}
+}
+
+// The NIC of this node is down: its driver has no NAPI then, and the kernel takes no other value of threaded.
+func TestWhatCannotBeRestoredKeepsNoDaemonFromStartingAndEnding(t *testing.T) {
+	if unfit := (overlane{t: t}).run("doctor"); unfit.code == cli.ExitUnsupported {
+		t.Skip("needs a kernel that the pipeline can run on: " + unfit.stderr)
+	}
+	o := emptyNode(t)
+	holdNetns(t, o.netns)
+	cookie, err := o.netns.Cookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var nic int
+	link := func(fn func(netlink.Link) error) {
+		t.Helper()
+		if err := o.netns.Do(func() error {
+			l, err := netlink.LinkByName("nic0")
+			if err != nil {
+				return err
+			}
+			nic = l.Attrs().Index
+			return fn(l)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := o.netns.Do(func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "nic0"}, PeerName: "wire"})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	link(func(netlink.Link) error { return ethtool.SetFeature("nic0", "rx-gro", true) })
+	link(netlink.LinkSetUp)
+	threaded := plan.Threaded(plan.Target{NetnsCookie: cookie, Ifindex: nic, Name: "nic0"})
+	if err := change(t, o, plan.Step{Setting: threaded, By: plan.ByPriority, Was: "0", First: "0", Want: "1"}).Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	link(netlink.LinkSetDown)
+
+	const kept = "threaded of nic0"
+	ended := func(daemon *exec.Cmd) {
+		t.Helper()
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", daemon.Process.Pid)); err == nil {
+			t.Fatal("off came back before the daemon had ended")
+		}
+		if err := daemon.Wait(); err != nil {
+			t.Errorf("the daemon would be revived: %v", err)
+		}
+	}
+	daemon := startDaemon(t, o)
+	if r := o.run("status"); r.code != cli.ExitOK || !strings.Contains(r.stdout, kept) || !strings.Contains(r.stdout, "could not be undone") {
+		t.Errorf("status: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	if r := o.run("off"); r.code != cli.ExitFailure || !strings.Contains(r.stderr, kept) || !strings.Contains(r.stdout, string(apply.Kept)) {
+		t.Errorf("off: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	ended(daemon)
+
+	// Nor does a journal that cannot be written.
+	daemon = startDaemon(t, o)
+	inTheWay := filepath.Join(o.state, fmt.Sprint(cookie), "journal.new")
+	if err := os.Mkdir(inTheWay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if r := o.run("off"); r.code != cli.ExitFailure || !strings.Contains(r.stderr, "journal") {
+		t.Errorf("off: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	ended(daemon)
+	if err := os.Remove(inTheWay); err != nil {
+		t.Fatal(err)
+	}
+
+	// Off, or the guardian before it.
+	link(netlink.LinkSetUp)
+	if r := o.run("off"); r.code != cli.ExitOK {
+		t.Errorf("off: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	if got := attribute(t, o.netns, "nic0/threaded"); got != "0" {
+		t.Errorf("threaded is %s", got)
 	}
 }

@@ -35,8 +35,8 @@ func (l *Locked) Do(ns Namespaces, steps []plan.Step) (Report, error) {
 	})
 }
 
-// DoEach is Do for each device by itself: where a step of one cannot be carried out, all of that device's
-// are Refused, with the reason, and the others are carried out.
+// DoEach is Do for each device by itself: where a step of one cannot be carried out, or an earlier change could
+// not be undone, all of that device's are Refused, with the reason, and the others are carried out.
 func (l *Locked) DoEach(ns Namespaces, steps []plan.Step) (Report, error) {
 	var order []plan.Target
 	of := make(map[plan.Target][]plan.Step)
@@ -49,9 +49,12 @@ func (l *Locked) DoEach(ns Namespaces, steps []plan.Step) (Report, error) {
 	return l.do(ns, steps, func(k *kernel, rep *Report) error {
 		for _, target := range order {
 			first := len(rep.Results)
-			refused, err := l.carryOut(k, of[target], rep)
-			if err != nil {
-				return errors.Join(refused, err)
+			refused := l.kept(of[target])
+			if refused == nil {
+				var err error
+				if refused, err = l.carryOut(k, of[target], rep); err != nil {
+					return errors.Join(refused, err)
+				}
 			}
 			if refused != nil {
 				rep.refuse(first, of[target], refused)
@@ -125,9 +128,11 @@ func (l *Locked) look(k *kernel, steps []plan.Step, rep *Report) ([]job, error) 
 		at, err := k.find(want)
 		var value string
 		if err == nil {
-			value, err = at.get()
+			if value, err = at.get(); err != nil && at.left() {
+				err = errGone
+			}
 		}
-		if certainlyGone(err) || errors.Is(err, errOther) {
+		if certainlyGone(err) || errors.Is(err, errOther) || errors.Is(err, ErrUnseen) {
 			res.Outcome, res.Reason = Gone, err.Error()
 			rep.Results = append(rep.Results, res)
 			continue
@@ -149,6 +154,16 @@ func (l *Locked) look(k *kernel, steps []plan.Step, rep *Report) ([]job, error) 
 		rep.Results = append(rep.Results, res)
 	}
 	return jobs, nil
+}
+
+// kept is an error if one of the settings was not brought back: it has not the value that its mechanism counts on.
+func (l *Locked) kept(steps []plan.Step) error {
+	for _, step := range steps {
+		if old := l.j.find(step.Setting); old != nil && old.Kept != "" {
+			return errors.New(leaveAlone(step, old, ""))
+		}
+	}
+	return nil
 }
 
 // leaveAlone says why a setting with the given value is not overlane's to

@@ -89,8 +89,11 @@ func (f *Finder) byCookie(cookie uint64) (*netns.Handle, error) {
 		}
 	}
 	if f.blind != nil {
-		mend := "needs CAP_SYS_PTRACE in the initial pid namespace"
-		if errors.Is(f.blind, netns.ErrHidden) {
+		mend := "needs CAP_SYS_PTRACE"
+		switch {
+		case errors.Is(f.blind, errOwnPIDs):
+			mend = "a container needs the host's processes: --pid host, in Kubernetes hostPID: true"
+		case errors.Is(f.blind, netns.ErrHidden):
 			mend = "end the process, or unmount what is in the way"
 		}
 		return nil, fmt.Errorf("find network namespace %d: not seen, but it may exist: %w (%s)", cookie, f.blind, mend)
@@ -147,9 +150,11 @@ func (f *Finder) open(inode uint64) {
 func (f *Finder) checkSight() {
 	const initial = "pid:[4026531836]" // PROC_PID_INIT_INO
 	if own, err := os.Readlink("/proc/self/ns/pid"); err != nil || own != initial {
-		f.missed(errors.Join(errors.New("not in the initial pid namespace"), err))
+		f.missed(errors.Join(errOwnPIDs, err))
 	}
 }
+
+var errOwnPIDs = errors.New("not in the initial pid namespace")
 
 // missed notes an error unless it only says that a process has ended.
 func (f *Finder) missed(err error) {

@@ -99,7 +99,7 @@ func takeOver(dir *Dir, daemon int, held heldFDs, adopt Adopt, log *slog.Logger)
 	for _, r := range rep.Results {
 		log.Info("guardian: "+r.String(), "daemon", daemon)
 	}
-	if err = errors.Join(err, f.Close(), l.Unlock()); err != nil {
+	if err = errors.Join(err, rep.Left(), f.Close(), l.Unlock()); err != nil {
 		return fmt.Errorf("guardian: %w", err)
 	}
 	return nil

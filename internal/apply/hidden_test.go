@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -152,4 +154,21 @@ func TestAnotherUsersMountsAreNotOpened(t *testing.T) {
 			t.Error("a file that only root may read was opened")
 		}
 	})
+}
+
+func TestWhatKeepsANamespaceFromBeingSeenIsMended(t *testing.T) {
+	for _, tt := range []struct {
+		blind error
+		want  string
+	}{
+		{errOwnPIDs, "--pid host"},
+		{fs.ErrPermission, "CAP_SYS_PTRACE"},
+		{netns.ErrHidden, "unmount"},
+	} {
+		f := NewFinder()
+		f.near, f.deep, f.blind = true, true, tt.blind
+		if _, err := f.byCookie(1); !errors.Is(err, tt.blind) || !strings.Contains(err.Error(), tt.want) || errors.Is(err, ErrNoNamespace) {
+			t.Errorf("%v: %v", tt.blind, err)
+		}
+	}
 }

@@ -22,7 +22,7 @@ import (
 // implementation and have to live as long as the call they are used in.
 type Namespaces interface {
 	// ByCookie returns ErrNoNamespace if the namespace is surely gone, and
-	// another error if that is not certain.
+	// another error, as ErrUnseen, if that is not certain.
 	ByCookie(cookie uint64) (*netns.Handle, error)
 }
 
@@ -136,8 +136,8 @@ func (k *kernel) device(t plan.Target, addr string) (*settingPlace, error) {
 	if index, err := readIfindex(dev, "."); err != nil || index != t.Ifindex {
 		return nil, errors.Join(errGone, err, dev.Close())
 	}
-	if d.addr, err = readAttr(dev, "address"); err != nil {
-		return nil, errors.Join(gone(err), dev.Close())
+	if d.addr, err = readIdentity(dev, "address"); err != nil {
+		return nil, errors.Join(err, dev.Close())
 	}
 	k.devs[t] = d
 	return d, nil
@@ -177,11 +177,19 @@ func nameOf(sysfs *os.Root, t plan.Target, addr string) (string, error) {
 	}
 	for _, n := range names {
 		index, err := readIfindex(sysfs, "class/net/"+n.Name())
-		if err != nil || index != t.Ifindex {
+		switch {
+		case errors.Is(err, errGone):
 			continue // not a device (bonding_masters), or gone by now
+		case err != nil:
+			return "", err // it may be this one
+		case index != t.Ifindex:
+			continue
 		}
-		has, err := readAttr(sysfs, "class/net/"+n.Name()+"/address")
-		if err == nil && addr != "" && has == addr {
+		has, err := readIdentity(sysfs, "class/net/"+n.Name()+"/address")
+		switch {
+		case err != nil:
+			return "", err
+		case addr != "" && has == addr:
 			return n.Name(), nil
 		}
 		return "", fmt.Errorf("%w: %s", errOther, n.Name())
@@ -189,12 +197,29 @@ func nameOf(sysfs *os.Root, t plan.Target, addr string) (string, error) {
 	return "", errGone
 }
 
+// DeviceGone tells that no device has the target's index in the namespace whose /sys it is given: a renamed
+// device is still there. Where that cannot be read it is not gone.
+func DeviceGone(sysfs *os.Root, t plan.Target) bool {
+	_, err := nameOf(sysfs, t, "")
+	return errors.Is(err, errGone)
+}
+
 func readIfindex(root *os.Root, dir string) (int, error) {
-	s, err := readAttr(root, dir+"/ifindex")
+	s, err := readIdentity(root, dir+"/ifindex")
 	if err != nil {
-		return 0, gone(err)
+		return 0, err
 	}
 	return strconv.Atoi(s)
+}
+
+// readIdentity reads an attribute that each device has. EINVAL is the kernel's answer for one that is being
+// unregistered (dev_isalive, net/core/net-sysfs.c).
+func readIdentity(root *os.Root, name string) (string, error) {
+	s, err := readAttr(root, name)
+	if errors.Is(err, unix.EINVAL) {
+		return "", errGone
+	}
+	return s, gone(err)
 }
 
 // gone turns what the kernel says about a device that has left into errGone.

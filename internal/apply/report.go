@@ -88,12 +88,32 @@ func (r Report) Count(o Outcome) int {
 	return n
 }
 
+// Left is an error that names what is still in the journal, as the last that was reported of it is Kept.
+func (r Report) Left() error {
+	last := make(map[plan.Setting]Result)
+	for _, res := range r.Results {
+		last[res.Setting] = res
+	}
+	var errs []error
+	for _, res := range r.Results {
+		if res.Outcome == Kept && last[res.Setting] == res {
+			errs = append(errs, errors.New(res.String()))
+			delete(last, res.Setting)
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // ErrNotRestored is returned by Do while the journal holds settings that an
 // earlier process left behind and that Restore has not looked at.
 var ErrNotRestored = errors.New("the journal of an earlier run is not restored yet")
 
 // ErrUnlocked is returned by the methods of a Locked after Unlock.
 var ErrUnlocked = errors.New("the lock is released")
+
+// ErrUnseen is that of a Namespaces that does not search: a namespace that it does not know may exist. Do passes over
+// its settings; Restore keeps them.
+var ErrUnseen = errors.New("network namespace is not seen")
 
 // ErrNoNamespace means that a network namespace exists no more.
 var ErrNoNamespace = errors.New("network namespace is gone")

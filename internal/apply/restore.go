@@ -14,13 +14,14 @@ import (
 // Restore brings every journalled setting back to the value first seen, the
 // last one first, and empties the journal. It may be repeated at any time,
 // also after it was cut short. A setting that could not be brought back
-// stays in the journal with the reason, and in the error.
+// stays in the journal with the reason, and is Kept in the report; the error
+// is for the journal.
 func (l *Locked) Restore(ns Namespaces) (Report, error) {
 	return l.RestoreIf(ns, func(Entry) bool { return true })
 }
 
 // RestoreLeft restores what an earlier run has left behind in the caller's network namespace, whose
-// cookie it is. It fails with ErrBusy while another program has the lock.
+// cookie it is. It fails with ErrBusy while another program has the lock, and where something is kept.
 func RestoreLeft(stateDir string, cookie uint64) (Report, error) {
 	dir, err := Open(stateDir, cookie)
 	if err != nil {
@@ -33,7 +34,7 @@ func RestoreLeft(stateDir string, cookie uint64) (Report, error) {
 	}
 	finder := NewFinder()
 	rep, err := locked.Restore(finder)
-	return rep, errors.Join(err, finder.Close(), locked.Unlock())
+	return rep, errors.Join(err, rep.Left(), finder.Close(), locked.Unlock())
 }
 
 // RestoreIf is Restore for some of the entries: what a mechanism has changed that ends while others go on, or a
@@ -51,7 +52,7 @@ func (l *Locked) RestoreIf(ns Namespaces, which func(Entry) bool) (Report, error
 
 	errs := []error{l.announce(k, which)}
 	var left []Entry
-	seen, attributes := true, false
+	seen := true
 	for _, e := range slices.Backward(l.j.entries) {
 		if e.Kind == plan.Superblock {
 			left = append(left, e) // after the attributes
@@ -62,26 +63,18 @@ func (l *Locked) RestoreIf(ns Namespaces, which func(Entry) bool) (Report, error
 			seen = false
 			continue
 		}
-		attributes = attributes || e.Kind == plan.SysfsAttr
 		res := k.restore(e)
 		rep.Results = append(rep.Results, res)
 		if res.Outcome == Kept {
 			e.Kept = res.Reason
 			left = append(left, e)
-			errs = append(errs, fmt.Errorf("restore %s to %s: %s", e.Setting, e.First, res.Reason))
 		}
 	}
 	slices.Reverse(left)
 	if len(rep.Results) > 0 || rep.Damaged > 0 {
 		errs = append(errs, l.j.rewrite(left))
 	}
-	restored := len(rep.Results)
 	errs = append(errs, l.shut(k, &rep))
-	for _, res := range rep.Results[restored:] {
-		if res.Outcome == Kept && (attributes || seen) {
-			errs = append(errs, fmt.Errorf("make %s read-only again: %s", res.Setting, res.Reason))
-		}
-	}
 	l.unseen = l.unseen && !seen
 	return rep, errors.Join(errs...)
 }
@@ -159,6 +152,40 @@ func (l *Locked) Forget(which func(Entry) bool) error {
 		return ErrUnlocked
 	}
 	return l.drop(which)
+}
+
+// Rename has the journal call devices as they are called now: a setting is looked up by the name as well.
+// called is that of a device, "" where it is not known. An entry of another device that has the index stays
+// as it is.
+func (l *Locked) Rename(ns Namespaces, called func(plan.Target) string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.f == nil {
+		return ErrUnlocked
+	}
+	k := newKernel(ns)
+	defer k.close()
+	entries, renamed := slices.Clone(l.j.entries), false
+	for i, e := range entries {
+		name := called(e.Target)
+		if e.Ifindex == 0 || name == "" || name == e.Name {
+			continue
+		}
+		if e.Kind != plan.ThreadSched { // a thread is told by more than its device
+			at, err := k.find(e)
+			if err != nil {
+				continue
+			}
+			name = at.Name
+		}
+		if e.Name = name; l.j.find(e.Setting) == nil {
+			entries[i], renamed = e, true
+		}
+	}
+	if !renamed {
+		return nil
+	}
+	return l.j.rewrite(entries)
 }
 
 // Ended tells that an entry is of a thread that has ended: a device may make its threads anew many times.

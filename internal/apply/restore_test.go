@@ -5,10 +5,12 @@ package apply
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/plan"
@@ -82,6 +84,80 @@ func TestRestoreKnowsItsDevice(t *testing.T) {
 	}
 }
 
+// unseen is a Namespaces that does not search.
+type unseen struct{}
+
+func (unseen) ByCookie(uint64) (*netns.Handle, error) { return nil, ErrUnseen }
+
+func TestWhatIsNotSeenIsPassedOverAndNotTakenForGone(t *testing.T) {
+	b := newBed(t)
+	l := b.lock()
+	rep, err := l.Do(unseen{}, b.steps())
+	b.must(err)
+	wantOutcomes(t, rep, Gone, len(b.steps()))
+	_, err = l.Do(b, b.steps())
+	b.must(err)
+	rep, err = l.Restore(unseen{})
+	b.must(err)
+	wantOutcomes(t, rep, Kept, len(b.steps()))
+	_, err = l.Restore(b)
+	b.must(err)
+	b.wantNoJournal()
+}
+
+// The journal is looked up by names as well: it follows those of devices that are told by index and address.
+func TestTheJournalFollowsNames(t *testing.T) {
+	const index = 77
+	b := newBed(t)
+	l := b.lock()
+	x0 := b.add(b.b, device("x0", index, "A"))
+	id, stop := startThread(t)
+	defer stop()
+	mask, thread := plan.RPSMask(x0, 0), plan.Thread(x0, id)
+	_, err := l.Do(b, []plan.Step{
+		{Setting: mask, By: plan.ByPipeline, Want: "2"},
+		{Setting: thread, By: plan.ByPipeline, Want: "policy=batch prio=0 nice=10 cores=0"},
+	})
+	b.must(err)
+	sysfs, err := b.b.Sysfs()
+	b.must(err)
+	defer sysfs.Close()
+	follow := func(name string) {
+		t.Helper()
+		b.must(l.Rename(b, func(at plan.Target) string { return name }))
+		for _, s := range []*plan.Setting{&mask, &thread} {
+			if s.Name = name; Ours(l.Entries())[*s].Wrote == "" {
+				t.Errorf("%s: journal %+v", s, l.Entries())
+			}
+		}
+		if DeviceGone(sysfs, x0) {
+			t.Error("a device that is renamed is gone")
+		}
+	}
+	b.rename("x0", "x1")
+	follow("x1")
+	rep, err := l.Do(b, []plan.Step{{Setting: mask, By: plan.ByPipeline, Want: "1"}})
+	b.must(err)
+	wantOutcomes(t, rep, Applied, 1)
+	b.rename("x1", "x0")
+	follow("x0")
+
+	b.del(b.b, "x0")
+	if !DeviceGone(sysfs, x0) {
+		t.Error("a device that was deleted is not gone")
+	}
+	b.add(b.b, device("y0", index, "B"))
+	b.must(l.Rename(b, func(plan.Target) string { return "y0" }))
+	if Ours(l.Entries())[mask].Wrote == "" {
+		t.Errorf("another device has got the entry: %+v", l.Entries())
+	}
+	rep, err = l.Restore(b)
+	b.must(err)
+	if got := outcome(t, rep, mask); got.Outcome != LeftAlone {
+		t.Errorf("%+v", got)
+	}
+}
+
 func (b *bed) rename(from, to string) {
 	b.t.Helper()
 	b.must(b.b.Do(func() error {
@@ -105,10 +181,11 @@ func TestWhatCannotBeRestoredStaysWithTheReason(t *testing.T) {
 	_, err := l.Do(b, b.steps())
 	b.must(err)
 	rep, err := l.Restore(darkness{})
-	if err == nil {
-		t.Fatal("Restore that saw nothing succeeded")
-	}
+	b.must(err) // the journal has them: a daemon that cannot bring one back goes on
 	wantOutcomes(t, rep, Kept, len(b.steps()))
+	if rep.Left() == nil {
+		t.Fatal("the report says of nothing that it is left")
+	}
 	b.must(l.Unlock())
 
 	entries, err := b.open().Entries()
@@ -122,12 +199,14 @@ func TestWhatCannotBeRestoredStaysWithTheReason(t *testing.T) {
 		}
 	}
 	l = b.lock()
-	if _, err = l.Restore(darkness{}); err == nil {
-		t.Fatal("Restore that saw nothing succeeded")
-	}
+	_, err = l.Restore(darkness{})
+	b.must(err)
 	rep, err = l.Do(b, b.other())
 	b.must(err)
 	wantOutcomes(t, rep, LeftAlone, len(b.other()))
+	rep, err = l.DoEach(b, b.other())
+	b.must(err)
+	wantOutcomes(t, rep, Refused, len(b.other()))
 	_, err = l.Restore(b)
 	b.must(err)
 	b.wantSnapshot(before)
@@ -227,4 +306,30 @@ func TestADaemonInAnotherNamespaceKnowsWhatIsGone(t *testing.T) {
 		}
 		return nil
 	}))
+}
+
+// The kernel answers with EINVAL for a device that is being unregistered: the file of another attribute that does so
+// stands for it. Any other error says nothing of the device.
+func TestADeviceThatIsBeingUnregisteredIsGone(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: mounts a file")
+	}
+	dir := t.TempDir()
+	x0 := plan.Target{NetnsCookie: 1, Ifindex: 5, Name: "x0"}
+	index := filepath.Join(dir, "class/net/x0/ifindex")
+	root, err := os.OpenRoot(dir)
+	if err := errors.Join(err, os.MkdirAll(index, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if DeviceGone(root, x0) {
+		t.Error("a device whose index cannot be read is gone")
+	}
+	if err := errors.Join(os.Remove(index), os.WriteFile(index, nil, 0o600), unix.Mount("/sys/class/net/lo/speed", index, "", unix.MS_BIND, "")); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(index, unix.MNT_DETACH)
+	if !DeviceGone(root, x0) {
+		t.Error("a device that is being unregistered is there")
+	}
 }

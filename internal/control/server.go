@@ -28,7 +28,8 @@ type Handler interface {
 	// Status returns the present state; the server does not change it.
 	Status() Status
 	// Off restores what was there before, and makes the daemon end with exit
-	// code 0 after it has returned. It returns after restoring.
+	// code 0 after it has returned, with an error as well. It returns after
+	// restoring.
 	Off(context.Context) (OffReport, error)
 	// AddRule puts a priority rule behind those that were added before, and before
 	// those of the configuration; DelRule takes one that was added away. They last

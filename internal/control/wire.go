@@ -62,7 +62,7 @@ var ErrNoDaemon = errors.New("no overlane daemon is running in this network name
 var ErrPermission = errors.New("only root may talk to the daemon")
 
 // RemoteError is an error that the daemon answered with. The request did
-// nothing.
+// nothing, unless it was off.
 type RemoteError struct{ Message string }
 
 func (e *RemoteError) Error() string { return e.Message }

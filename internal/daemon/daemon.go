@@ -154,6 +154,10 @@ func (d *Daemon) start(ctx context.Context) error {
 		return fmt.Errorf("restore what an earlier run left behind: %w", err)
 	}
 	for _, r := range rep.Results {
+		if r.Outcome == apply.Kept {
+			d.log.Warn("not restored after an earlier run", "result", r.String())
+			continue
+		}
 		d.log.Info("restored after an earlier run", "result", r.String())
 	}
 	if err := d.opts.Priority.Fits(); err != nil {
@@ -251,7 +255,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 			return errors.Join(err, d.stop())
 		}
 	}
-	return d.stop()
+	if err := d.stop(); !d.off {
+		return err
+	}
+	return nil // off has told what failed, and a service manager is not to start it again
 }
 
 // poll has mechanisms read again what makes no event.

@@ -93,6 +93,11 @@ func (d *Daemon) fill(st *control.Status) error {
 		left = append(left, m.Skipped()...)
 		errs = append(errs, m.Fill(st, called))
 	}
+	for _, e := range d.host.Entries() {
+		if e.Kept != "" {
+			left = append(left, plan.Skip{What: e.Setting.String(), Target: e.Target, Reason: "an earlier change could not be undone: " + e.Kept})
+		}
+	}
 	d.fillDevices(st, left, called)
 	for i := range st.Mechanisms {
 		d.unsettled(&st.Mechanisms[i])
@@ -205,17 +210,18 @@ func (d *Daemon) fillDevices(st *control.Status, left []plan.Skip, called names.
 	}
 }
 
-// Off implements control.Handler: the node is restored when it returns, and Run
-// ends.
+// Off implements control.Handler: the node is restored when it returns, but for what is kept or fails, and Run
+// ends. The journal has what is left, and the guardian tries again.
 func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 	out := control.OffReport{PID: unix.Getpid()}
 	err := d.do(ctx, func() (err error) {
 		stop, cancel := context.WithTimeout(ctx, mechanism.DrainFor)
 		defer cancel()
-		if out.Report, err = d.mechs.stop(stop); err == nil {
-			d.off = true
-		}
-		return err
+		d.off = true // in any case: nothing that was stopped is to begin again
+		out.Report, err = d.mechs.stop(stop)
+		rest, e := d.host.RestoreRest(out.Report)
+		out.Add(rest)
+		return errors.Join(err, e)
 	})
 	return out, err
 }

@@ -33,6 +33,7 @@ type Changes struct {
 	order    []change
 	where    map[change][]string
 	programs map[uint32]string
+	kept     map[plan.Setting]string // why it was not restored, as the log says
 }
 
 // change is what was done, without where.
@@ -47,7 +48,7 @@ type change struct {
 const named = 3
 
 func NewChanges(log *slog.Logger, home uint64) *Changes {
-	return &Changes{log: log, home: home, where: map[change][]string{}, programs: map[uint32]string{}}
+	return &Changes{log: log, home: home, where: map[change][]string{}, programs: map[uint32]string{}, kept: map[plan.Setting]string{}}
 }
 
 // InOrder is a log whose lines come behind those of all changes that were noted before.
@@ -127,6 +128,7 @@ func (c *Changes) setting(r apply.Result) {
 	case r.Ifindex == 0:
 		noun, where = "netns", strconv.FormatUint(r.NetnsCookie, 10)
 	}
+	newly := c.keeps(r)
 	switch r.Outcome {
 	case apply.Applied:
 		c.add("setting written", noun, where, "setting", what, "from", r.From, "to", r.To)
@@ -135,10 +137,26 @@ func (c *Changes) setting(r apply.Result) {
 	case apply.LeftAlone:
 		c.add("setting left alone", noun, where, "setting", what, "value", r.To, "reason", r.Reason)
 	case apply.Kept:
+		if !newly {
+			return // it is tried again and again
+		}
 		c.log.Warn("setting not restored", "setting", what, noun, where, "reason", r.Reason)
 	default:
 		c.log.Debug("setting", "result", r.String())
 	}
+}
+
+// keeps notes why a setting was not restored, if so, and tells whether that is new.
+func (c *Changes) keeps(r apply.Result) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was := c.kept[r.Setting]
+	if r.Outcome != apply.Kept {
+		delete(c.kept, r.Setting)
+		return false
+	}
+	c.kept[r.Setting] = r.Reason
+	return was != r.Reason
 }
 
 // Rules notes which rules of a mechanism have come into force, and which no longer are.

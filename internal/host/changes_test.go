@@ -38,7 +38,9 @@ func TestWhatIsDoneToManyIsOneLine(t *testing.T) {
 	}
 	c.setting(apply.Result{Setting: mask(1, "vx0"), Outcome: apply.Restored, From: "2", To: "0"})
 	c.setting(apply.Result{Setting: mask(1, "vx1"), Outcome: apply.Gone, Reason: "gone"})
-	c.setting(apply.Result{Setting: mask(1, "vx2"), Outcome: apply.Kept, Reason: "no"})
+	for range 3 {
+		c.setting(apply.Result{Setting: mask(1, "vx2"), Outcome: apply.Kept, Reason: "no"})
+	}
 	c.Rules(plan.ByPriority, nil, []rules.Rule{{Name: "dns", Class: rules.Latency}})
 	c.Rules(plan.ByPriority, []rules.Rule{{Name: "dns", Class: rules.Latency}}, nil)
 	c.Flush()

@@ -52,10 +52,12 @@ func (h *Host) Log() *slog.Logger { return h.log }
 // Scan reads the node anew.
 func (h *Host) Scan(ctx context.Context) error {
 	snap, err := h.scanner.Scan(ctx)
-	if err == nil {
-		h.snap = snap
+	if err != nil {
+		return err
 	}
-	return err
+	h.snap = snap
+	h.followNames()
+	return nil
 }
 
 // Snapshot is the node as it was last scanned.

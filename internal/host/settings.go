@@ -4,6 +4,7 @@ package host
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
@@ -25,7 +26,7 @@ func (h *Host) forgetEnding(which func(apply.Entry) bool) error {
 			switch {
 			case !which(e) || e.Ifindex == 0:
 				return false // not of a device
-			case h.Gone(e.Target):
+			case h.Gone(e):
 				return true
 			}
 			waits = waits || !h.Found(e.NetnsCookie)
@@ -53,10 +54,39 @@ func (h *Host) inode(cookie uint64) (uint64, bool) {
 	return ns.Inode(), true
 }
 
-// Gone tells that a device exists no more; where that cannot be told it does.
-func (h *Host) Gone(t plan.Target) bool {
-	_, err := h.scanner.Settings(node.Dev{NetnsCookie: t.NetnsCookie, Ifindex: t.Ifindex, Name: t.Name})
-	return errors.Is(err, node.ErrGone)
+// Gone tells that the device of an entry exists no more; where that cannot be told it does. One that is renamed
+// does. An entry that was kept may be of a namespace that no scan has ever seen: of it Restore alone tells.
+func (h *Host) Gone(e apply.Entry) bool {
+	if e.Kept != "" {
+		return false
+	}
+	sysfs, err := h.scanner.Sysfs(e.NetnsCookie)
+	if err != nil {
+		return errors.Is(err, node.ErrGone)
+	}
+	return apply.DeviceGone(sysfs, e.Target)
+}
+
+// followNames has the journal call devices as the last scan did: mechanisms look for what is theirs by that name.
+func (h *Host) followNames() {
+	names := map[node.DevKey]string{}
+	for _, dev := range h.snap.Receivers() {
+		names[dev.Key()] = dev.Name
+	}
+	for _, u := range h.snap.Underlays {
+		names[u.Key()] = u.Name
+	}
+	for _, t := range h.snap.Tunnels {
+		names[t.Key()] = t.Name
+	}
+	for _, p := range h.snap.Pods {
+		names[p.Peer.Key()] = p.Peer.Name
+	}
+	at := newScanned(h.scanner)
+	err := h.locked.Rename(at, func(t plan.Target) string { return names[node.Dev(t).Key()] })
+	if err = errors.Join(err, at.Close()); err != nil {
+		h.log.Warn("settings of a renamed device are taken for another program's", "reason", err)
+	}
 }
 
 // Entries are what the journal has.
@@ -95,18 +125,29 @@ func (h *Host) carryOut(do func(apply.Namespaces, []plan.Step) (apply.Report, er
 	if len(steps) == 0 {
 		return apply.Report{}, nil
 	}
-	at := newNetnsCache(h.scanner)
+	at := newScanned(h.scanner)
 	rep, err := do(at, steps)
 	return rep, errors.Join(err, at.Close())
 }
 
 // Restore takes back what a mechanism has changed; which: of that, nil: all. It forgets settings of devices that are
-// gone.
+// gone. What cannot be taken back is Kept in the report, and tried again with the next Restore.
 func (h *Host) Restore(by plan.Owner, which func(plan.Setting) bool) (apply.Report, error) {
-	own := func(e apply.Entry) bool { return e.By == by && (which == nil || which(e.Setting)) }
-	forgotten := h.forgetEnding(own)
-	at := newNetnsCache(h.scanner)
-	rep, err := h.locked.RestoreIf(at, own)
+	return h.restore(func(e apply.Entry) bool { return e.By == by && (which == nil || which(e.Setting)) })
+}
+
+// RestoreRest takes back what is in the journal beyond what a report says to be kept: what an earlier run left, and
+// its mechanism has not touched in this one.
+func (h *Host) RestoreRest(tried apply.Report) (apply.Report, error) {
+	return h.restore(func(e apply.Entry) bool {
+		return !slices.ContainsFunc(tried.Results, func(r apply.Result) bool { return r.Setting == e.Setting })
+	})
+}
+
+func (h *Host) restore(which func(apply.Entry) bool) (apply.Report, error) {
+	forgotten := h.forgetEnding(which)
+	at := newSearched(h.scanner)
+	rep, err := h.locked.RestoreIf(at, which)
 	return rep, errors.Join(forgotten, err, at.Close())
 }
 

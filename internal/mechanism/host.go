@@ -34,8 +34,8 @@ type Host interface {
 	Restore(by plan.Owner, which func(plan.Setting) bool) (apply.Report, error)
 	// Forget drops entries from the journal, as of devices that have gone with their settings.
 	Forget(which func(apply.Entry) bool) error
-	// Gone tells whether a device has gone.
-	Gone(t plan.Target) bool
+	// Gone tells whether the device of an entry has gone.
+	Gone(e apply.Entry) bool
 	// Attach attaches a program of overlane's to a device, and has the log tell of it. node.ErrGone: the device has gone.
 	Attach(dev node.Dev, attach func(datapath.Device) (io.Closer, error)) (io.Closer, error)
 	// Scanner reads the node as it is now. Owns tells of a BPF program that it is overlane's.

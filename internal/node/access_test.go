@@ -5,10 +5,12 @@ package node
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 func TestSettingsAreThoseOfTheDevice(t *testing.T) {
@@ -130,4 +132,32 @@ func TestHomeCanBeOpenedWithoutAName(t *testing.T) {
 		t.Fatal(err)
 	}
 	inNS(t, home, "nsenter", "--net="+path, "true") // from another process
+}
+
+// The kernel answers with EINVAL for a device that is being unregistered: the file of another attribute that does so
+// stands for it.
+func TestADeviceThatIsBeingUnregisteredIsGone(t *testing.T) {
+	need(t)
+	dir := t.TempDir()
+	index := filepath.Join(dir, "class/net/x0/ifindex")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(index), 0o700), os.WriteFile(index, []byte("5\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	x0, err := openDev(root, Dev{Ifindex: 5, Name: "x0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x0.Close()
+	if err := unix.Mount("/sys/class/net/lo/speed", index, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer unname(index)
+	if _, err := openDev(root, Dev{Ifindex: 5, Name: "x0"}); !errors.Is(err, ErrGone) {
+		t.Errorf("%v, want ErrGone", err)
+	}
 }

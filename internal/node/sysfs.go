@@ -55,7 +55,7 @@ func settingsIn(root *os.Root, d Dev) (Settings, error) {
 	defer dir.Close()
 	set, err := readSettings(dir)
 	if err != nil {
-		return Settings{}, fmt.Errorf("read settings of %s: %w", d, err)
+		return Settings{}, fmt.Errorf("read settings of %s: %w", d, errors.Join(isDev(dir, d), err))
 	}
 	return set, nil
 }
@@ -164,7 +164,7 @@ func (s *Scanner) GROHold(d Dev) (time.Duration, error) {
 	defer dir.Close()
 	value, err := readAttr(dir, "gro_flush_timeout")
 	if err != nil {
-		return 0, fmt.Errorf("read settings of %s: %w", d, err)
+		return 0, fmt.Errorf("read settings of %s: %w", d, errors.Join(isDev(dir, d), err))
 	}
 	ns, err := strconv.ParseInt(value, 10, 64)
 	if err != nil {
@@ -221,14 +221,23 @@ func openDev(root *os.Root, d Dev) (*os.Root, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open device %s: %w", d, err)
 	}
-	index, err := readAttr(dir, "ifindex")
-	if err == nil && index != strconv.Itoa(d.Ifindex) {
-		err = fmt.Errorf("device %s: %w: the name now means device %s", d, ErrGone, index)
-	}
-	if err != nil {
+	if err := isDev(dir, d); err != nil {
 		return nil, errors.Join(err, dir.Close())
 	}
 	return dir, nil
+}
+
+// isDev fails, with ErrGone, unless a directory is that of a device that is there. One that is being unregistered
+// answers with EINVAL (dev_isalive, net/core/net-sysfs.c).
+func isDev(dir *os.Root, d Dev) error {
+	index, err := readAttr(dir, "ifindex")
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.EINVAL):
+		return fmt.Errorf("device %s: %w", d, ErrGone)
+	case err == nil && index != strconv.Itoa(d.Ifindex):
+		return fmt.Errorf("device %s: %w: the name now means device %s", d, ErrGone, index)
+	}
+	return err
 }
 
 func readAttr(dir *os.Root, name string) (string, error) {

@@ -256,7 +256,7 @@ func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned, ac
 		here[plan.Target(t.Dev)] = true
 	}
 	err := a.host.Forget(func(e apply.Entry) bool {
-		return e.By == plan.ByAggregation && !here[e.Target] && a.host.Gone(e.Target)
+		return e.By == plan.ByAggregation && !here[e.Target] && a.host.Gone(e)
 	})
 	if err != nil {
 		return err

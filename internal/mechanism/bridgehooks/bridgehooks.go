@@ -140,7 +140,9 @@ func (h *Hooks) follow(now time.Time) error {
 	owned := h.host.Owned(plan.ByBridging)
 	over := func(s plan.Setting) bool { return !unused[s] }
 	if back := slices.DeleteFunc(slices.Collect(maps.Keys(owned)), func(s plan.Setting) bool { return !over(s) }); len(back) > 0 {
-		_, err = h.host.Restore(plan.ByBridging, over)
+		var rep apply.Report
+		rep, err = h.host.Restore(plan.ByBridging, over)
+		err = errors.Join(err, rep.Left()) // a rule may wait for the hooks: nothing more is left out beside
 		if slices.ContainsFunc(back, func(s plan.Setting) bool { return here[s.Target] }) {
 			h.back = now
 			h.host.Log().Info("bridges call netfilter again", "mechanism", name, "settings", len(back))

@@ -434,7 +434,7 @@ func (e *Express) leaveLandings() error {
 	}
 	// The watchers see a pod go before the next scan does.
 	err := e.host.Forget(func(entry apply.Entry) bool {
-		return entry.By == plan.ByExpress && !needed[entry.Target] && e.host.Gone(entry.Target)
+		return entry.By == plan.ByExpress && !needed[entry.Target] && e.host.Gone(entry)
 	})
 	// A pod's namespace that is not found any more is about to go, and its device with it; or the
 	// next scan finds it by another path.

@@ -73,7 +73,7 @@ func (h *Host) Restore(by plan.Owner, which func(plan.Setting) bool) (rep apply.
 func (h *Host) Forget(func(apply.Entry) bool) error { return nil }
 
 // Gone is mechanism.Host's: no device goes.
-func (h *Host) Gone(plan.Target) bool { return false }
+func (h *Host) Gone(apply.Entry) bool { return false }
 
 // Attach is mechanism.Host's. Attached has the devices.
 func (h *Host) Attach(dev node.Dev, attach func(datapath.Device) (io.Closer, error)) (io.Closer, error) {

@@ -315,7 +315,7 @@ func (a *actuator) follow(snap node.Snapshot) error {
 		here[plan.Target(pod.Peer)] = true
 	}
 	return errors.Join(err, a.host.Forget(func(e apply.Entry) bool {
-		return ofPipeline(e) && !ownDevice(e) && !here[e.Target] && a.host.Gone(e.Target)
+		return ofPipeline(e) && !ownDevice(e) && !here[e.Target] && a.host.Gone(e)
 	}))
 }
 

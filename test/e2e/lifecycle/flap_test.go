@@ -8,12 +8,14 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/test/e2e/rig"
@@ -129,6 +131,61 @@ func TestADeviceThatIsReplacedIsServedAnew(t *testing.T) {
 			if v := l.Stop(); v.Duplicated+v.Stale > 0 {
 				t.Errorf("%+v", v)
 			}
+		})
+	}
+}
+
+// A tunnel and a pod's device get other names while they are steered: their masks stay the daemon's, and go with it.
+func TestRenamedDevicesAreRestored(t *testing.T) {
+	turn := speed.Every(t, 2)
+	for _, tc := range []struct {
+		name string
+		end  func(t *testing.T, d *rig.Daemon, rename func())
+	}{
+		{"before the daemon looks, and told to end", func(t *testing.T, d *rig.Daemon, rename func()) {
+			d.Signal(unix.SIGSTOP)
+			rename()
+			d.Signal(unix.SIGTERM)
+			d.Signal(unix.SIGCONT)
+		}},
+		{"steered on, then off", func(t *testing.T, d *rig.Daemon, rename func()) {
+			rename()
+			rig.Until(t, "the tunnel is steered by its new name", func() (bool, string) {
+				st := d.Status()
+				at := slices.IndexFunc(st.Devices, func(dev control.Device) bool { return dev.Name == "renamed" })
+				return at >= 0 && st.Devices[at].State == control.Active, fmt.Sprintf("%+v", st.Devices)
+			})
+			steersOn(t, d)
+			if r := d.Verb("off"); r.Code != 0 {
+				t.Errorf("overlane off: %s", r)
+			}
+		}},
+	} {
+		if !turn() {
+			continue
+		}
+		t.Run(tc.name, func(t *testing.T) {
+			b := lab(t, bed.Options{Pods: 2})
+			host := b.Receiver()
+			pod := host.Pods[1]
+			rename := func(from, to [2]string) {
+				t.Helper()
+				device(t, host.Overlay, from[0], func(l netlink.Link) error { return netlink.LinkSetName(l, to[0]) })
+				device(t, pod.NS, from[1], func(l netlink.Link) error { return netlink.LinkSetName(l, to[1]) })
+			}
+			was, now := [2]string{bed.Tunnel, bed.PodDev}, [2]string{"renamed", "renamed1"}
+			d, l := start(t, b)
+			tc.end(t, d, func() { rename(was, now) })
+			if code := d.Exited().ExitCode(); code != 0 {
+				t.Errorf("exit code %d", code)
+			}
+			d.GoneBoth()
+			if tunnel, in := rig.Mask(t, host.Overlay, now[0]), rig.Mask(t, pod.NS, now[1]); tunnel+in != "" {
+				t.Errorf("masks are %q and %q, were none", tunnel, in)
+			}
+			rename(now, was)
+			d.NothingLeft()
+			left(t, d, l.Stop())
 		})
 	}
 }

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/plan"
+)
+
+// bed is a host in a network namespace of its own, with a NIC and a tunnel.
+type bed struct {
+	*Host
+	t    *testing.T
+	home *netns.Handle
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: creates network namespaces and writes their settings")
+	}
+	if _, err := exec.LookPath("ip"); err != nil {
+		t.Skip("needs ip from iproute2")
+	}
+	b := &bed{t: t}
+	home, err := netns.New()
+	b.must(err)
+	t.Cleanup(func() { home.Close() })
+	b.home = home
+	b.ip(`link add nic0 type veth peer name wire
+		link set wire up
+		link set nic0 up
+		addr add 10.1.0.1/24 dev nic0
+		link add vx0 type vxlan id 42 dstport 4789 local 10.1.0.1 dev nic0
+		link set vx0 up`)
+	cookie, err := home.Cookie()
+	b.must(err)
+	dir, err := apply.Open(t.TempDir(), cookie)
+	b.must(err)
+	t.Cleanup(func() { dir.Close() })
+	locked, err := dir.Lock()
+	b.must(err)
+	t.Cleanup(func() { locked.Unlock() })
+	scanner, err := node.NewScanner(node.Options{Home: home})
+	b.must(err)
+	t.Cleanup(func() { scanner.Close() })
+	log := slog.New(slog.DiscardHandler)
+	b.Host = New(log, NewChanges(log, cookie), locked, nil, scanner)
+	b.must(b.Scan(context.Background()))
+	return b
+}
+
+func (b *bed) must(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bed) ip(script string) {
+	b.t.Helper()
+	cmd := exec.Command("ip", "-batch", "-")
+	cmd.Stdin = strings.NewReader(script)
+	var said []byte
+	err := b.home.Do(func() (err error) { said, err = cmd.CombinedOutput(); return err })
+	if err != nil {
+		b.t.Fatalf("%v\n%s", err, said)
+	}
+}
+
+// tunnel is the only one.
+func (b *bed) tunnel() node.Dev {
+	b.t.Helper()
+	all := b.Snapshot().Tunnels
+	if len(all) != 1 {
+		b.t.Fatalf("tunnels: %+v", all)
+	}
+	return all[0].Dev
+}
+
+func (b *bed) setMask(dev node.Dev) plan.Setting {
+	b.t.Helper()
+	mask := plan.RPSMask(plan.Target(dev), 0)
+	refused, err := b.CarryOut([]plan.Step{{Setting: mask, By: plan.ByPipeline, Was: "0", First: "0", Want: "1"}})
+	if err != nil || len(refused) > 0 || len(b.Entries()) != 1 {
+		b.t.Fatalf("refused %v, %v, journal %+v", refused, err, b.Entries())
+	}
+	return mask
+}
+
+func (b *bed) mask(name string) string {
+	b.t.Helper()
+	root, err := b.home.Sysfs()
+	b.must(err)
+	defer root.Close()
+	v, err := root.ReadFile("class/net/" + name + "/queues/rx-0/rps_cpus")
+	b.must(err)
+	return strings.Trim(string(v), "0,\n")
+}
+
+func TestARenamedDeviceIsStillThereAndOurs(t *testing.T) {
+	b := newBed(t)
+	b.setMask(b.tunnel())
+	b.ip("link set vx0 name vx1")
+	if b.Gone(b.Entries()[0]) {
+		t.Error("a device that is renamed counts as gone")
+	}
+	b.must(b.Scan(context.Background()))
+	if _, ours := b.Owned(plan.ByPipeline)[plan.RPSMask(plan.Target(b.tunnel()), 0)]; !ours || b.tunnel().Name != "vx1" {
+		t.Errorf("the mask of %s is not ours: journal %+v", b.tunnel(), b.Entries())
+	}
+	b.ip("link set vx1 name vx2\nlink add vx1 type bridge")
+	rep, err := b.Restore(plan.ByPipeline, nil)
+	if err != nil || rep.Count(apply.Restored) != 1 || b.mask("vx2") != "" {
+		t.Errorf("%+v, %v; the mask is %q", rep, err, b.mask("vx2"))
+	}
+}
+
+func TestADeviceThatIsDeletedIsGone(t *testing.T) {
+	b := newBed(t)
+	b.setMask(b.tunnel())
+	e := b.Entries()[0]
+	if b.Gone(e) {
+		t.Error("a device that is there counts as gone")
+	}
+	b.ip("link del vx0\nlink add vx0 type bridge")
+	if !b.Gone(e) {
+		t.Error("a device whose name another one has got is not gone")
+	}
+	e.Kept = "test"
+	if b.Gone(e) {
+		t.Error("an entry that was kept is forgotten without Restore")
+	}
+	b.must(b.Forget(b.Gone))
+	if len(b.Entries()) > 0 {
+		t.Errorf("journal %+v", b.Entries())
+	}
+}
+
+// The loop does not search all threads and descriptors of the machine for a pod that has gone since it was planned.
+func TestANamespaceThatNoScanHasSeenIsPassedOver(t *testing.T) {
+	b := newBed(t)
+	unseen, err := netns.New() // nothing but this process's descriptor leads there
+	b.must(err)
+	defer unseen.Close()
+	cookie, err := unseen.Cookie()
+	b.must(err)
+	lo := plan.RPSMask(plan.Target{NetnsCookie: cookie, Ifindex: 1, Name: "lo"}, 0)
+	refused, err := b.CarryOut([]plan.Step{{Setting: lo, By: plan.ByPipeline, Was: "0", First: "0", Want: "1"}})
+	if err != nil || len(refused) > 0 || len(b.Entries()) > 0 {
+		t.Errorf("refused %v, %v, journal %+v", refused, err, b.Entries())
+	}
+}
