@@ -248,6 +248,9 @@ func (f xtFamily) read(fd int, name string, known xtKnown, devs []Passed) (xtKno
 	return xtKnown{t, time.Now(), r.seen(devs)}, nil
 }
 
+// mostServices is most for IPVS, of which a node of a large cluster has ten thousand services.
+const mostServices = 1 << 20
+
 // netfilter checks what has no rules that can be read.
 func (p *Places) netfilter(bridged bool) (o Onlooker, err error) {
 	if p.programs > 0 {
@@ -259,7 +262,10 @@ func (p *Places) netfilter(bridged bool) (o Onlooker, err error) {
 			return Onlooker{What: legacyEbtables(m)}, err
 		}
 	}
-	services, err := lines("/proc/thread-self/net/ip_vs")
+	services, err := first("/proc/thread-self/net/ip_vs", mostServices)
+	if errors.Is(err, errLong) {
+		return Onlooker{"IPVS has more services than are looked through", "ipvsadm -L"}, nil
+	}
 	if s := onePacket(services); s != "" {
 		return Onlooker{s, "ipvsadm -L"}, err
 	}
@@ -287,6 +293,9 @@ func (k *place) sockets() (o Onlooker, err error) {
 		{"/proc/thread-self/net/packet", parsePacket},
 	} {
 		sockets, err := lines(s.path)
+		if errors.Is(err, errLong) {
+			return Onlooker{"there are more raw or packet sockets than are looked through", "ss -w0aep"}, nil
+		}
 		if err != nil {
 			return o, err
 		}

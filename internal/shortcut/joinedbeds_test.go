@@ -406,6 +406,35 @@ func TestSocketsThatGetJoinedDatagrams(t *testing.T) {
 	}
 }
 
+// Raw sockets for ICMP see no datagram. A pod may have as many as it likes, and the daemon does not read on and on.
+func TestSocketsAreLookedThroughToABound(t *testing.T) {
+	s := newStation(t)
+	open := func(n int) {
+		t.Helper()
+		err := s.ns.Do(func() error {
+			for range n {
+				fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+				if err != nil {
+					return err
+				}
+				t.Cleanup(func() { unix.Close(fd) })
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	open(300)
+	if got := s.scan(); got != "" {
+		t.Errorf("300 sockets: %q", got)
+	}
+	open(700)
+	if got, want := s.scan(), "there are more raw or packet sockets than are looked through; see: ss -w0aep"; got != want {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
 func htons(v uint16) uint16 { return v<<8 | v>>8 }
 
 // BenchmarkPlaces is a scan of a pod's namespace in which nothing has changed, and at a node with ten
