@@ -336,9 +336,24 @@ func TestFiltersOfPacketSockets(t *testing.T) {
 		{"large ones", []unix.SockFilter{ins(ldlen, 0), ins(jge, 1500, 0, 1), ins(ret, 0xffff), ins(ret, 0)}, true, true},
 		{"fragments", []unix.SockFilter{ins(ldh, 12), ins(jeq, unix.ETH_P_IP, 0, 3), ins(ldh, 20), ins(jset, 0x3fff, 0, 1), ins(ret, 0xffff), ins(ret, 0)}, true, false},
 	} {
-		if got := mayTake(tt.filter, tt.linkLayer); got != tt.takes {
+		if got := mayTake(tt.filter, tt.linkLayer, new(int)); got != tt.takes {
 			t.Errorf("%s: %v", tt.name, got)
 		}
+	}
+}
+
+// All filters of a namespace are followed for so many steps, and no more: a pod may have many that take long.
+func TestFiltersAreFollowedToABound(t *testing.T) {
+	var long []unix.SockFilter // 2^8 ways through it, for each kind of datagram, and none that accepts
+	for range 8 {
+		long = append(long, ins(ldlen, 0), ins(jge, 1500, 0, 1), ins(ldlen, 0))
+	}
+	list := slices.Repeat([]Socket{{Kind: "packet", Filter: append(long, ins(ret, 0)), LinkLayer: true}}, 1000)
+	if got := seenBy(list[:10], nil); got.What != "" {
+		t.Errorf("10: %q", got.What)
+	}
+	if got := seenBy(list, nil); !strings.Contains(got.What, "gets packets that its filter may let pass") {
+		t.Errorf("1000: %q", got.What)
 	}
 }
 
@@ -358,7 +373,7 @@ func TestSocketsThatGetJoinedDatagrams(t *testing.T) {
 		{"a packet socket", unix.AF_PACKET, unix.SOCK_RAW, all, nil, "", "gets all packets"},
 		{"on the device", unix.AF_PACKET, unix.SOCK_RAW, all, nil, "eth0", "gets all packets"},
 		{"IPv4 only", unix.AF_PACKET, unix.SOCK_DGRAM, unix.ETH_P_IP, nil, "", "gets all packets"},
-		{"with a filter", unix.AF_PACKET, unix.SOCK_RAW, all, []unix.SockFilter{ins(ldlen, 0), ins(jge, 1500, 0, 1), ins(ret, 0xffff), ins(ret, 0)}, "", "packets that its filter lets pass"},
+		{"with a filter", unix.AF_PACKET, unix.SOCK_RAW, all, []unix.SockFilter{ins(ldlen, 0), ins(jge, 1500, 0, 1), ins(ret, 0xffff), ins(ret, 0)}, "", "packets that its filter may let pass"},
 
 		{"ping", unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP, nil, "", ""},
 		{"raw, sends only", unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW, nil, "", ""},
