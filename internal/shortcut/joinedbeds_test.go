@@ -5,6 +5,7 @@ package shortcut
 import (
 	"encoding/binary"
 	"fmt"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -469,7 +470,7 @@ func BenchmarkPlaces(b *testing.B) {
 				b.Fatal(got)
 			}
 			for b.Loop() {
-				err := s.ns.Visit(func() error { s.places.Scan(1, s.devs, true); return nil })
+				err := s.ns.Visit(func() error { _, err := s.places.Scan(1, s.devs, true); return err })
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -479,7 +480,7 @@ func BenchmarkPlaces(b *testing.B) {
 			s := newStation(b)
 			s.run(script)
 			for b.Loop() {
-				err := s.ns.Visit(func() error { NewPlaces(orNone(nil)).Scan(1, s.devs, true); return nil })
+				err := s.ns.Visit(func() error { _, err := NewPlaces(orNone(nil)).Scan(1, s.devs, true); return err })
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -500,6 +501,34 @@ func TestDevicesAroundArePassed(t *testing.T) {
 	want := []Passed{{4, "bond0.5", true, true}, {7, "out0", false, true}, {3, "bond0", true, false}, {9, "br1", true, true}, {2, "eth0", true, false}}
 	if !slices.Equal(got, want) {
 		t.Errorf("%+v", got)
+	}
+}
+
+// A device that goes after the devices were listed has nothing on it, and is no reason.
+func TestADeviceThatGoesMeanwhileIsNoReason(t *testing.T) {
+	s := newStation(t)
+	err := s.ns.Do(func() error {
+		c, err := nlsock.Dial(unix.NETLINK_ROUTE, make([]byte, 1<<16))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		w := &Watcher{rtnl: c, own: orNone(nil)}
+		links, err := w.links()
+		if err != nil {
+			return err
+		}
+		if err := exec.Command("ip", "link", "del", "out0").Run(); err != nil {
+			return err
+		}
+		o, err := s.places.devices(w, links, s.devs)
+		if o.What != "" {
+			t.Errorf("a reason: %q", o.What)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 
