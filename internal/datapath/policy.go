@@ -172,9 +172,12 @@ type TunnelDevice struct {
 	Outer    int  // the outer IP version that it takes, 0 for both
 }
 
+// MaxTunnels is how many tunnels are steered at a time; those with the same headers count as one.
+const MaxTunnels = int(stagesOlLimitOL_MAX_TUNNELS)
+
 // maxDevices is how many devices the tracepoint knows. Its map holds twice as many:
 // new ones come in before old ones go.
-const maxDevices = 4 * int(stagesOlLimitOL_MAX_TUNNELS)
+const maxDevices = 4 * MaxTunnels
 
 // anyVNI is that of tunnels that take all: OL_VNI_ANY.
 const anyVNI = ^uint32(0)
@@ -197,7 +200,7 @@ func tooManyTunnels(alone []string) error {
 	if more := len(alone) - named; more > 0 {
 		alone, rest = alone[:named], fmt.Sprintf("; and %d more", more)
 	}
-	return fmt.Errorf("%w: at most %d are steered, and these take the stock path: %s%s", ErrTooManyTunnels, stagesOlLimitOL_MAX_TUNNELS, strings.Join(alone, "; "), rest)
+	return fmt.Errorf("%w: at most %d are steered, and these take the stock path: %s%s", ErrTooManyTunnels, MaxTunnels, strings.Join(alone, "; "), rest)
 }
 
 // named is how many tunnels an error names at most.

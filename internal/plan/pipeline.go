@@ -39,6 +39,8 @@ type Device struct {
 	Unfit string `json:"-"`
 	// Behind are the tunnels that lead to a pod; none: that is not known.
 	Behind []Target `json:"-"`
+	// Header is what tells a tunnel's packets from others': those of the same count as one.
+	Header string `json:"-"`
 }
 
 // Owned is what overlane itself did to a setting earlier.
@@ -53,6 +55,8 @@ type Input struct {
 	Tunnels []Device
 	// Pods are the devices inside of the pods, not their host ends.
 	Pods []Device
+	// MostTunnels is how many the programs know at a time; 0: any number.
+	MostTunnels int
 	// TunnelCores and PodCores are the cores on which a stage goes on; none
 	// means that the stage stays where the one before it ran.
 	TunnelCores, PodCores []int
@@ -85,6 +89,7 @@ func Pipeline(in Input) Plan {
 		}
 	}
 	steered, alone, apart := make(map[Stage]bool), make(map[Target]bool), make(map[Target]bool)
+	headers := make(map[string]bool) // of tunnels that are not left alone
 	for _, s := range in.Skipped {
 		alone[s.Target] = alone[s.Target] || s.Whole()
 	}
@@ -102,6 +107,13 @@ func Pipeline(in Input) Plan {
 			if len(dev.Behind) > 0 && !slices.ContainsFunc(dev.Behind, func(t Target) bool { return !alone[t] }) {
 				// A mask would move packets whose order no program guards.
 				apart[dev.Target], cores, reason = true, nil, cmp.Or(reason, leftBehind)
+			}
+			if stage.name == Tunnel && reason == "" {
+				if in.MostTunnels > 0 && len(headers) == in.MostTunnels && !headers[dev.Header] {
+					cores, reason = nil, TooMany(in.MostTunnels)
+				} else {
+					headers[dev.Header] = true
+				}
 			}
 			if reason != "" {
 				p.Skipped = append(p.Skipped, Skip{What: dev.Target.String(), Reason: reason, Target: dev.Target})
@@ -139,6 +151,11 @@ func Pipeline(in Input) Plan {
 
 // leftBehind is why a pod is left alone that overlane's own settings do not keep from being steered.
 const leftBehind = "left alone: so is every tunnel that leads to it"
+
+// TooMany is why a tunnel is left alone that comes behind so many others.
+func TooMany(most int) string {
+	return fmt.Sprintf("left alone: at most %d tunnels are steered, and so many come before it", most)
+}
 
 // RPSMask returns the setting that stands for the receive mask of a queue.
 func RPSMask(t Target, queue int) Setting {

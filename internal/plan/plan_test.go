@@ -4,6 +4,7 @@ package plan
 
 import (
 	"encoding/json"
+	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -54,6 +55,8 @@ func TestPipelineSteersOnlyWhatNoOtherProgramSteers(t *testing.T) {
 	own := func(d Device, first, wrote string) map[Setting]Owned {
 		return map[Setting]Owned{RPSMask(d.Target, 0): {First: first, Wrote: wrote}}
 	}
+	with := func(d Device, header string) Device { d.Header = header; return d }
+	owned := func(one, two map[Setting]Owned) map[Setting]Owned { maps.Copy(one, two); return one }
 	tests := []struct {
 		name                   string
 		in                     Input
@@ -114,6 +117,18 @@ func TestPipelineSteersOnlyWhatNoOtherProgramSteers(t *testing.T) {
 			in:      Input{Tunnels: []Device{dev("vx0", 5, "3")}, Pods: []Device{behind(dev("eth0", 7, "1"), vx.Target), behind(pod2, vx.Target)}, PodCores: []int{0}, Owned: own(pod, "0", "1")},
 			steps:   []string{"eth0/rx-0 1->0 undo 0"},
 			skipped: []string{"vx0 (ifindex 5 in network namespace 42): left alone: RPS mask set by another program (rx-0: 3)", "eth0 (ifindex 7 in network namespace 42): " + leftBehind, "eth0 (ifindex 9 in network namespace 42): " + leftBehind},
+		}, {
+			name: "tunnels beyond the most, which get their masks back, and the pods behind them",
+			in: Input{
+				Tunnels:     []Device{with(dev("vx0", 5, "3"), "0"), with(dev("vx1", 6, "0"), "1"), with(dev("vx2", 7, "2"), "2"), with(dev("vx3", 8, "0"), "1")},
+				Pods:        []Device{behind(dev("eth0", 9, "1"), Target{42, 7, "vx2"}), behind(dev("eth0", 11, "0"), Target{42, 6, "vx1"})},
+				TunnelCores: []int{1}, PodCores: []int{0}, MostTunnels: 1, Owned: owned(own(dev("vx2", 7), "0", "2"), own(dev("eth0", 9), "0", "1")),
+			},
+			steps: []string{"vx1/rx-0 0->2 undo 0", "vx2/rx-0 2->0 undo 0", "vx3/rx-0 0->2 undo 0", "eth0/rx-0 1->0 undo 0", "eth0/rx-0 0->1 undo 0"},
+			skipped: []string{
+				"vx0 (ifindex 5 in network namespace 42): left alone: RPS mask set by another program (rx-0: 3)",
+				"vx2 (ifindex 7 in network namespace 42): " + TooMany(1), "eth0 (ifindex 9 in network namespace 42): " + leftBehind,
+			},
 		}, {
 			name:    "what was ruled out before is passed on",
 			in:      Input{Skipped: []Skip{{What: "u0", Reason: "left alone: foreign XDP program"}}},

@@ -13,10 +13,10 @@ import (
 // another: UDP, whole, without options, to a unicast or multicast address, and not one of DHCP's, of
 // which no two come in a row. What the filter reads besides may be anything: it is followed both ways.
 //
-// linkLayer: the filter sees the Ethernet header, too.
-func mayTake(filter []unix.SockFilter, linkLayer bool) bool {
+// linkLayer: the filter sees the Ethernet header, too. steps counts to maxSteps.
+func mayTake(filter []unix.SockFilter, linkLayer bool, steps *int) bool {
 	for _, frame := range datagrams(linkLayer) {
-		if r := (run{filter: filter, frame: frame}); r.accepts(0, state{}) {
+		if r := (run{filter, frame, steps}); r.accepts(0, state{}) {
 			return true
 		}
 	}
@@ -116,11 +116,12 @@ type state struct {
 type run struct {
 	filter []unix.SockFilter
 	frame  frame
-	steps  int
+	steps  *int
 }
 
-// maxSteps bounds it: a filter that is followed for longer may accept anything.
-const maxSteps = 20000
+// maxSteps bounds what a namespace's filters take together, some 10 ms: one that is not followed to its end may accept
+// anything.
+const maxSteps = 1 << 18
 
 // dhcp are the ports of DHCP, of both versions.
 var dhcp = []uint32{67, 68, 546, 547}
@@ -128,7 +129,7 @@ var dhcp = []uint32{67, 68, 546, 547}
 // accepts tells whether the filter may, from one instruction on. Jumps only go forward.
 func (r *run) accepts(pc int, s state) bool {
 	for ; pc < len(r.filter); pc++ {
-		if r.steps++; r.steps > maxSteps {
+		if *r.steps++; *r.steps > maxSteps {
 			return true
 		}
 		in := r.filter[pc]

@@ -82,16 +82,8 @@ func (p *Places) Keep(needed func(cookie uint64) bool) {
 }
 
 // Scan says what in the namespace that the calling thread is in would tell joined datagrams from single
-// ones. What cannot be read is a reason, too. bridged: a bridge forwards them here.
-func (p *Places) Scan(cookie uint64, devs []Passed, bridged bool) Onlooker {
-	o, err := p.scan(cookie, devs, bridged)
-	if err != nil {
-		return Onlooker{What: fmt.Sprintf("what joined datagrams would meet cannot be read: %v", err)}
-	}
-	return o
-}
-
-func (p *Places) scan(cookie uint64, devs []Passed, bridged bool) (o Onlooker, err error) {
+// ones. bridged: a bridge forwards them here.
+func (p *Places) Scan(cookie uint64, devs []Passed, bridged bool) (o Onlooker, err error) {
 	c, err := nlsock.Dial(unix.NETLINK_ROUTE, p.buf)
 	if err != nil {
 		return o, err
@@ -248,6 +240,9 @@ func (f xtFamily) read(fd int, name string, known xtKnown, devs []Passed) (xtKno
 	return xtKnown{t, time.Now(), r.seen(devs)}, nil
 }
 
+// mostServices is most for IPVS, of which a node of a large cluster has ten thousand services.
+const mostServices = 1 << 20
+
 // netfilter checks what has no rules that can be read.
 func (p *Places) netfilter(bridged bool) (o Onlooker, err error) {
 	if p.programs > 0 {
@@ -259,7 +254,10 @@ func (p *Places) netfilter(bridged bool) (o Onlooker, err error) {
 			return Onlooker{What: legacyEbtables(m)}, err
 		}
 	}
-	services, err := lines("/proc/thread-self/net/ip_vs")
+	services, err := first("/proc/thread-self/net/ip_vs", mostServices)
+	if errors.Is(err, errLong) {
+		return Onlooker{"IPVS has more services than are looked through", "ipvsadm -L"}, nil
+	}
 	if s := onePacket(services); s != "" {
 		return Onlooker{s, "ipvsadm -L"}, err
 	}
@@ -287,6 +285,9 @@ func (k *place) sockets() (o Onlooker, err error) {
 		{"/proc/thread-self/net/packet", parsePacket},
 	} {
 		sockets, err := lines(s.path)
+		if errors.Is(err, errLong) {
+			return Onlooker{"there are more raw or packet sockets than are looked through", "ss -w0aep"}, nil
+		}
 		if err != nil {
 			return o, err
 		}
@@ -308,7 +309,7 @@ func (k *place) sockets() (o Onlooker, err error) {
 	return seenBy(list, k.devs), nil
 }
 
-// devices checks tc and BPF programs.
+// devices checks tc and BPF programs. A device that has gone meanwhile has none.
 func (p *Places) devices(w *Watcher, links map[int]linkInfo, devs []Passed) (o Onlooker, err error) {
 	ingress, err := w.filters()
 	if err != nil {
@@ -319,26 +320,37 @@ func (p *Places) devices(w *Watcher, links map[int]linkInfo, devs []Passed) (o O
 		if !ok {
 			continue
 		}
-		if l.generic != 0 && !p.own(l.generic) {
-			return Onlooker{fmt.Sprintf("XDP program %d is on %s in generic mode, behind GRO", l.generic, d.Name), fmt.Sprintf("bpftool prog show id %d", l.generic)}, nil
+		o, err := p.device(w, l, d, ingress[d.Ifindex])
+		if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) {
+			continue
 		}
-		if o, err := trafficControl(w.rtnl, d, l.Qdisc, ingress[d.Ifindex]); o.What != "" || err != nil {
+		if o.What != "" || err != nil {
 			return o, err
 		}
-		var hooks []ebpf.AttachType
-		if d.In {
-			hooks = append(hooks, ebpf.AttachTCXIngress)
-		}
-		if d.Out {
-			hooks = append(hooks, ebpf.AttachTCXEgress)
-		}
-		programs, err := w.foreign(&readings{}, d.Ifindex, hooks...)
-		if err != nil {
-			return o, fmt.Errorf("list the tc programs on %s: %w", d.Name, err)
-		}
-		if len(programs) > 0 {
-			return Onlooker{fmt.Sprintf("tc program %d, which is not overlane's, is on %s and may tell joined packets", programs[0], d.Name), fmt.Sprintf("bpftool prog show id %d", programs[0])}, nil
-		}
+	}
+	return o, nil
+}
+
+func (p *Places) device(w *Watcher, l linkInfo, d Passed, ingress string) (o Onlooker, err error) {
+	if l.generic != 0 && !p.own(l.generic) {
+		return Onlooker{fmt.Sprintf("XDP program %d is on %s in generic mode, behind GRO", l.generic, d.Name), fmt.Sprintf("bpftool prog show id %d", l.generic)}, nil
+	}
+	if o, err := trafficControl(w.rtnl, d, l.Qdisc, ingress); o.What != "" || err != nil {
+		return o, err
+	}
+	var hooks []ebpf.AttachType
+	if d.In {
+		hooks = append(hooks, ebpf.AttachTCXIngress)
+	}
+	if d.Out {
+		hooks = append(hooks, ebpf.AttachTCXEgress)
+	}
+	programs, err := w.foreign(&readings{}, d.Ifindex, hooks...)
+	if err != nil {
+		return o, fmt.Errorf("list the tc programs on %s: %w", d.Name, err)
+	}
+	if len(programs) > 0 {
+		return Onlooker{fmt.Sprintf("tc program %d, which is not overlane's, is on %s and may tell joined packets", programs[0], d.Name), fmt.Sprintf("bpftool prog show id %d", programs[0])}, nil
 	}
 	return o, nil
 }

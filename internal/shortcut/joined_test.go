@@ -86,7 +86,10 @@ func (s *station) scan() (reason string) {
 		if err := s.places.Begin(); err != nil {
 			return err
 		}
-		o := s.places.Scan(1, s.devs, true)
+		o, err := s.places.Scan(1, s.devs, true)
+		if err != nil {
+			return err
+		}
 		if reason = o.What; o.See != "" {
 			reason += "; see: " + o.See
 		}

@@ -5,6 +5,7 @@ package shortcut
 import (
 	"encoding/binary"
 	"fmt"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -336,9 +337,24 @@ func TestFiltersOfPacketSockets(t *testing.T) {
 		{"large ones", []unix.SockFilter{ins(ldlen, 0), ins(jge, 1500, 0, 1), ins(ret, 0xffff), ins(ret, 0)}, true, true},
 		{"fragments", []unix.SockFilter{ins(ldh, 12), ins(jeq, unix.ETH_P_IP, 0, 3), ins(ldh, 20), ins(jset, 0x3fff, 0, 1), ins(ret, 0xffff), ins(ret, 0)}, true, false},
 	} {
-		if got := mayTake(tt.filter, tt.linkLayer); got != tt.takes {
+		if got := mayTake(tt.filter, tt.linkLayer, new(int)); got != tt.takes {
 			t.Errorf("%s: %v", tt.name, got)
 		}
+	}
+}
+
+// All filters of a namespace are followed for so many steps, and no more: a pod may have many that take long.
+func TestFiltersAreFollowedToABound(t *testing.T) {
+	var long []unix.SockFilter // 2^8 ways through it, for each kind of datagram, and none that accepts
+	for range 8 {
+		long = append(long, ins(ldlen, 0), ins(jge, 1500, 0, 1), ins(ldlen, 0))
+	}
+	list := slices.Repeat([]Socket{{Kind: "packet", Filter: append(long, ins(ret, 0)), LinkLayer: true}}, 1000)
+	if got := seenBy(list[:10], nil); got.What != "" {
+		t.Errorf("10: %q", got.What)
+	}
+	if got := seenBy(list, nil); !strings.Contains(got.What, "gets packets that its filter may let pass") {
+		t.Errorf("1000: %q", got.What)
 	}
 }
 
@@ -358,7 +374,7 @@ func TestSocketsThatGetJoinedDatagrams(t *testing.T) {
 		{"a packet socket", unix.AF_PACKET, unix.SOCK_RAW, all, nil, "", "gets all packets"},
 		{"on the device", unix.AF_PACKET, unix.SOCK_RAW, all, nil, "eth0", "gets all packets"},
 		{"IPv4 only", unix.AF_PACKET, unix.SOCK_DGRAM, unix.ETH_P_IP, nil, "", "gets all packets"},
-		{"with a filter", unix.AF_PACKET, unix.SOCK_RAW, all, []unix.SockFilter{ins(ldlen, 0), ins(jge, 1500, 0, 1), ins(ret, 0xffff), ins(ret, 0)}, "", "packets that its filter lets pass"},
+		{"with a filter", unix.AF_PACKET, unix.SOCK_RAW, all, []unix.SockFilter{ins(ldlen, 0), ins(jge, 1500, 0, 1), ins(ret, 0xffff), ins(ret, 0)}, "", "packets that its filter may let pass"},
 
 		{"ping", unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP, nil, "", ""},
 		{"raw, sends only", unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW, nil, "", ""},
@@ -406,6 +422,35 @@ func TestSocketsThatGetJoinedDatagrams(t *testing.T) {
 	}
 }
 
+// Raw sockets for ICMP see no datagram. A pod may have as many as it likes, and the daemon does not read on and on.
+func TestSocketsAreLookedThroughToABound(t *testing.T) {
+	s := newStation(t)
+	open := func(n int) {
+		t.Helper()
+		err := s.ns.Do(func() error {
+			for range n {
+				fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+				if err != nil {
+					return err
+				}
+				t.Cleanup(func() { unix.Close(fd) })
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	open(300)
+	if got := s.scan(); got != "" {
+		t.Errorf("300 sockets: %q", got)
+	}
+	open(700)
+	if got, want := s.scan(), "there are more raw or packet sockets than are looked through; see: ss -w0aep"; got != want {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
 func htons(v uint16) uint16 { return v<<8 | v>>8 }
 
 // BenchmarkPlaces is a scan of a pod's namespace in which nothing has changed, and at a node with ten
@@ -425,7 +470,7 @@ func BenchmarkPlaces(b *testing.B) {
 				b.Fatal(got)
 			}
 			for b.Loop() {
-				err := s.ns.Visit(func() error { s.places.Scan(1, s.devs, true); return nil })
+				err := s.ns.Visit(func() error { _, err := s.places.Scan(1, s.devs, true); return err })
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -435,7 +480,7 @@ func BenchmarkPlaces(b *testing.B) {
 			s := newStation(b)
 			s.run(script)
 			for b.Loop() {
-				err := s.ns.Visit(func() error { NewPlaces(orNone(nil)).Scan(1, s.devs, true); return nil })
+				err := s.ns.Visit(func() error { _, err := NewPlaces(orNone(nil)).Scan(1, s.devs, true); return err })
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -456,6 +501,34 @@ func TestDevicesAroundArePassed(t *testing.T) {
 	want := []Passed{{4, "bond0.5", true, true}, {7, "out0", false, true}, {3, "bond0", true, false}, {9, "br1", true, true}, {2, "eth0", true, false}}
 	if !slices.Equal(got, want) {
 		t.Errorf("%+v", got)
+	}
+}
+
+// A device that goes after the devices were listed has nothing on it, and is no reason.
+func TestADeviceThatGoesMeanwhileIsNoReason(t *testing.T) {
+	s := newStation(t)
+	err := s.ns.Do(func() error {
+		c, err := nlsock.Dial(unix.NETLINK_ROUTE, make([]byte, 1<<16))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		w := &Watcher{rtnl: c, own: orNone(nil)}
+		links, err := w.links()
+		if err != nil {
+			return err
+		}
+		if err := exec.Command("ip", "link", "del", "out0").Run(); err != nil {
+			return err
+		}
+		o, err := s.places.devices(w, links, s.devs)
+		if o.What != "" {
+			t.Errorf("a reason: %q", o.What)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

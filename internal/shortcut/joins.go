@@ -5,6 +5,8 @@ package shortcut
 import (
 	"cmp"
 	"errors"
+	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/overlane/overlane/internal/node"
@@ -15,14 +17,24 @@ import (
 type JoinEligibility struct {
 	scanner  *node.Scanner
 	places   *Places
-	pods     map[uint64]string // what the last full scan of a pod's namespace said
-	watchers *Watchers         // tell when rules change; nil: once only
+	last     map[uint64]joinAnswer // of each namespace
+	watchers *Watchers             // tell when rules change; nil: once only
+	look     func(*joinSite) (Onlooker, error)
+}
+
+// joinAnswer is what a namespace was found to say.
+type joinAnswer struct {
+	site   joinSite
+	reason string
+	failed bool // it could not be read
 }
 
 // NewJoinEligibility reads by a scanner. own tells of BPF programs that they are overlane's. watchers tell when rules
 // change, and are closed with it; nil: it scans once.
 func NewJoinEligibility(s *node.Scanner, own func(progID uint32) bool, watchers *Watchers) *JoinEligibility {
-	return &JoinEligibility{scanner: s, places: NewPlaces(own), pods: map[uint64]string{}, watchers: watchers}
+	e := &JoinEligibility{scanner: s, places: NewPlaces(own), last: map[uint64]joinAnswer{}, watchers: watchers}
+	e.look = e.visit
+	return e
 }
 
 // joinSite is a network namespace that joined datagrams come through, and what joins them.
@@ -88,8 +100,8 @@ func joinSites(snap node.Snapshot) []*joinSite {
 }
 
 // Scan says why a device is not to join datagrams, by device. all: pods are scanned anew as well,
-// where rules make no event, and sockets nowhere do.
-func (e *JoinEligibility) Scan(snap node.Snapshot, all bool) (map[node.DevKey]string, error) {
+// where rules make no event, and sockets nowhere do. joining: datagrams are joined by what it said last.
+func (e *JoinEligibility) Scan(snap node.Snapshot, all, joining bool) (map[node.DevKey]string, error) {
 	if err := e.places.Begin(); err != nil {
 		return nil, err
 	}
@@ -97,17 +109,15 @@ func (e *JoinEligibility) Scan(snap node.Snapshot, all bool) (map[node.DevKey]st
 	seen := map[uint64]bool{}
 	for _, p := range joinSites(snap) {
 		seen[p.cookie] = true
-		reason, known := e.pods[p.cookie]
+		last, known := e.last[p.cookie]
+		reason := last.reason
 		if !p.pod || all || !known {
 			var err error
-			if reason, err = e.scanPlace(p); errors.Is(err, node.ErrGone) {
+			if reason, err = e.ask(p, joining); errors.Is(err, node.ErrGone) {
 				continue
 			} else if err != nil {
 				return nil, err
 			}
-		}
-		if p.pod {
-			e.pods[p.cookie] = reason
 		}
 		if reason == "" {
 			continue
@@ -118,22 +128,24 @@ func (e *JoinEligibility) Scan(snap node.Snapshot, all bool) (map[node.DevKey]st
 			}
 		}
 	}
-	needed := func(cookie uint64) bool { return seen[cookie] }
-	e.places.Keep(needed)
-	for cookie := range e.pods {
-		if !seen[cookie] {
-			delete(e.pods, cookie)
-		}
-	}
-	if e.watchers == nil {
-		return reasons, nil
-	}
-	return reasons, e.watchers.Keep(needed)
+	return reasons, e.keep(seen)
 }
 
-// scanPlace visits one namespace, and has its rules watched unless it is a pod's: to be watched keeps
-// one alive.
-func (e *JoinEligibility) scanPlace(p *joinSite) (reason string, err error) {
+// keep forgets all other namespaces.
+func (e *JoinEligibility) keep(seen map[uint64]bool) error {
+	needed := func(cookie uint64) bool { return seen[cookie] }
+	e.places.Keep(needed)
+	maps.DeleteFunc(e.last, func(cookie uint64, _ joinAnswer) bool { return !seen[cookie] })
+	if e.watchers == nil {
+		return nil
+	}
+	return e.watchers.Keep(needed)
+}
+
+// ask has one namespace's rules watched unless it is a pod's, since to be watched keeps one alive, and says what is
+// there. What cannot be read is a reason, too. But much of that is over by the next time, as where rules change under
+// the reader: while datagrams are joined the last answer counts once more, if it was for all that is asked for now.
+func (e *JoinEligibility) ask(p *joinSite, joining bool) (string, error) {
 	if e.watchers != nil && !p.pod {
 		w, err := e.watchers.Of(p.cookie)
 		if err != nil {
@@ -143,17 +155,48 @@ func (e *JoinEligibility) scanPlace(p *joinSite) (reason string, err error) {
 			return "", err
 		}
 	}
-	ns, err := e.scanner.Namespace(p.cookie)
-	if err != nil {
+	o, err := e.look(p)
+	if errors.Is(err, node.ErrGone) {
 		return "", err
 	}
-	var o Onlooker
-	err = errors.Join(ns.Visit(func() error {
-		o = e.places.Scan(p.cookie, p.devs, p.bridged)
-		return nil
-	}), ns.Close())
-	if o.What == "" || err != nil {
-		return "", err
+	last, known := e.last[p.cookie]
+	now := joinAnswer{site: *p, failed: err != nil}
+	switch {
+	case err == nil:
+		now.reason = e.say(p, o)
+	case joining && known && !last.failed && last.site.covers(p):
+		now.reason = last.reason
+	default:
+		now.reason = e.say(p, Onlooker{What: fmt.Sprintf("what joined datagrams would meet cannot be read: %v", err)})
+	}
+	e.last[p.cookie] = now
+	return now.reason, nil
+}
+
+// covers tells whether datagrams come to q by devices that were looked at for p, and are joined by no others.
+func (p *joinSite) covers(q *joinSite) bool {
+	return p.bridged == q.bridged &&
+		!slices.ContainsFunc(q.devs, func(d Passed) bool { return !slices.Contains(p.devs, d) }) &&
+		!slices.ContainsFunc(q.joins, func(k node.DevKey) bool { return !slices.Contains(p.joins, k) })
+}
+
+// visit looks at one namespace.
+func (e *JoinEligibility) visit(p *joinSite) (o Onlooker, err error) {
+	ns, err := e.scanner.Namespace(p.cookie)
+	if err != nil {
+		return o, err
+	}
+	err = ns.Visit(func() (err error) {
+		o, err = e.places.Scan(p.cookie, p.devs, p.bridged)
+		return err
+	})
+	return o, errors.Join(err, ns.Close())
+}
+
+// say puts it in words.
+func (e *JoinEligibility) say(p *joinSite, o Onlooker) string {
+	if o.What == "" {
+		return ""
 	}
 	said, enter := "left alone: ", ""
 	if p.where != "" {
@@ -166,11 +209,11 @@ func (e *JoinEligibility) scanPlace(p *joinSite) (reason string, err error) {
 	if o.See != "" {
 		said += "; see: " + enter + o.See
 	}
-	return said, nil
+	return said
 }
 
-// AnyPod says what in a pod would tell joined datagrams from single ones; empty if nothing would.
-func (e *JoinEligibility) AnyPod(snap node.Snapshot) (string, error) {
+// AnyPod says what in a pod would tell joined datagrams from single ones; empty if nothing would. joining is Scan's.
+func (e *JoinEligibility) AnyPod(snap node.Snapshot, joining bool) (string, error) {
 	if err := e.places.Begin(); err != nil {
 		return "", err
 	}
@@ -181,14 +224,13 @@ func (e *JoinEligibility) AnyPod(snap node.Snapshot) (string, error) {
 			continue
 		}
 		seen[p.cookie] = true
-		reason, err := e.scanPlace(p)
+		reason, err := e.ask(p, joining)
 		if err != nil && !errors.Is(err, node.ErrGone) {
 			return "", err
 		}
 		found = cmp.Or(found, reason)
 	}
-	e.places.Keep(func(cookie uint64) bool { return seen[cookie] })
-	return found, nil
+	return found, e.keep(seen)
 }
 
 // Changed tells that rules may be otherwise now; nil where none are watched.
@@ -210,5 +252,5 @@ func (e *JoinEligibility) Close() error {
 // JoinReasons says once why devices are not to join datagrams. own tells of BPF programs that they
 // are overlane's.
 func JoinReasons(s *node.Scanner, snap node.Snapshot, own func(progID uint32) bool) (map[node.DevKey]string, error) {
-	return NewJoinEligibility(s, own, nil).Scan(snap, true)
+	return NewJoinEligibility(s, own, nil).Scan(snap, true, false)
 }

@@ -4,6 +4,7 @@ package shortcut
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -69,7 +70,10 @@ func (w *Watcher) ipHooks(n *Netfilter, rs *readings) (links linkCounts, err err
 // none of ours.
 func (w *Watcher) services() (bool, error) {
 	const header = 3
-	l, err := w.files.lines("/proc/thread-self/net/ip_vs")
+	l, err := w.files.first("/proc/thread-self/net/ip_vs", 1)
+	if errors.Is(err, errLong) {
+		err = nil
+	}
 	return len(l) > header, err
 }
 

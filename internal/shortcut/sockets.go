@@ -27,14 +27,15 @@ type Socket struct {
 // seenBy says which socket would get joined datagrams. A socket that is bound to
 // another device than those gets none.
 func seenBy(list []Socket, devs []Passed) Onlooker {
+	steps := 0 // in all filters
 	for _, s := range list {
 		if s.Device != 0 && !slices.ContainsFunc(devs, func(d Passed) bool { return d.Ifindex == s.Device }) {
 			continue
 		}
-		if len(s.Filter) > 0 && !mayTake(s.Filter, s.LinkLayer) {
+		if len(s.Filter) > 0 && !mayTake(s.Filter, s.LinkLayer, &steps) {
 			continue
 		}
-		what := "packets that its filter lets pass"
+		what := "packets that its filter may let pass"
 		if len(s.Filter) == 0 {
 			what = "all packets"
 		}

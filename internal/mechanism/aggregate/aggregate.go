@@ -231,7 +231,7 @@ func (a *Aggregate) read(owned map[plan.Setting]plan.Owned, all bool) (in plan.A
 			s, own := a.host.Scanner(), a.host.Owns
 			a.rules = shortcut.NewJoinEligibility(s, own, shortcut.NewWatchers(s, own, nil))
 		}
-		if reasons, err = a.rules.Scan(snap, all); err != nil {
+		if reasons, err = a.rules.Scan(snap, all, len(owned) > 0); err != nil {
 			return in, err
 		}
 	}

@@ -50,7 +50,7 @@ func TestWhereDatagramsAreNotJoined(t *testing.T) {
 	j := shortcut.NewJoinEligibility(s, func(uint32) bool { return false }, nil)
 	scan := func() (wire, tunnel string) {
 		t.Helper()
-		reasons, err := j.Scan(snap, true)
+		reasons, err := j.Scan(snap, true, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,7 +87,7 @@ func TestWhereDatagramsAreNotJoined(t *testing.T) {
 			t.Errorf("%s: wire %q, tunnel %q", tt.name, wire, tunnel)
 		}
 		// What overlane has switched on by then is taken back.
-		reasons, err := j.Scan(snap, false)
+		reasons, err := j.Scan(snap, false, true)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,7 +30,7 @@ func (l *landing) joins(h Host, now time.Time) bool {
 		return l.may
 	}
 	defer l.check.Made(time.Now())
-	reason := mayJoin(l.eligible, h.Snapshot())
+	reason := mayJoin(l.eligible, h.Snapshot(), l.may)
 	if was := l.may; was != (reason == "") {
 		l.may = !was
 		if reason != "" {
@@ -40,9 +40,10 @@ func (l *landing) joins(h Host, now time.Time) bool {
 	return l.may
 }
 
-// mayJoin says what in a pod would see the difference, empty: nothing.
-func mayJoin(e *shortcut.JoinEligibility, snap node.Snapshot) string {
-	reason, err := e.AnyPod(snap)
+// mayJoin says what in a pod would see the difference, empty: nothing. joining: datagrams are joined by what it said
+// last.
+func mayJoin(e *shortcut.JoinEligibility, snap node.Snapshot, joining bool) string {
+	reason, err := e.AnyPod(snap, joining)
 	if err != nil {
 		return err.Error()
 	}

@@ -102,7 +102,7 @@ func Foresee(v *mechanism.View, mode, aggregation governor.Mode) ([]mechanism.Ou
 	if mode == governor.Off {
 		return nil, nil
 	}
-	join := aggregation == governor.Forced || aggregation == governor.Auto && mayJoin(shortcut.NewJoinEligibility(v.Scanner, v.Owns, nil), v.Snapshot) == ""
+	join := aggregation == governor.Forced || aggregation == governor.Auto && mayJoin(shortcut.NewJoinEligibility(v.Scanner, v.Owns, nil), v.Snapshot, false) == ""
 	paths, p, err := foresee(v, mode, join)
 	if err != nil {
 		return nil, err

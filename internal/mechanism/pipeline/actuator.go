@@ -39,7 +39,8 @@ type actuator struct {
 	draining   draining        // while flows are called back
 	attached   mechanism.Hooks // at tcx
 	skipped    []plan.Skip
-	left       map[node.DevKey]bool // devices that another program steers
+	left       map[node.DevKey]bool // devices that are left alone
+	told       string               // of tunnels that are too many, by the log
 	// refused are tunnels and pods of which the kernel has refused a mask or a program, until flows have
 	// drained. unplanned: there are some that the plan does not know yet.
 	refused   map[node.DevKey]refusal
@@ -221,11 +222,19 @@ func (a *actuator) tunnels(snap node.Snapshot) error {
 	mine.Tunnels = slices.DeleteFunc(slices.Clone(snap.Tunnels), func(t node.Tunnel) bool {
 		return a.left[t.Key()] && (len(t.Underlays) == 0 || slices.ContainsFunc(t.Underlays, func(u node.Dev) bool { return !a.left[u.Key()] }))
 	})
+	why := ""
+	over := func(s plan.Skip) bool { return s.Reason == plan.TooMany(datapath.MaxTunnels) }
+	if i := slices.IndexFunc(a.skipped, over); i >= 0 {
+		why = fmt.Sprintf("%s and those behind it: %s", a.skipped[i].What, a.skipped[i].Reason)
+	}
 	err := a.host.SetTunnels(mine)
 	if errors.Is(err, datapath.ErrTooManyTunnels) {
-		a.host.Log().Warn("some tunnels are left alone", "reason", err)
-		return nil
+		why, err = err.Error(), nil
 	}
+	if why != "" && why != a.told {
+		a.host.Log().Warn("some tunnels are left alone", "reason", why)
+	}
+	a.told = why
 	return err
 }
 

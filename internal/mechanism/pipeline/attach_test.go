@@ -147,6 +147,58 @@ func (l live) appear(snap node.Snapshot) {
 	}
 }
 
+// crowd is a live bench on which the programs know as few tunnels as they do, and its log.
+type crowd struct {
+	live
+	log     strings.Builder
+	tunnels []node.Tunnel // that they know
+}
+
+func (c *crowd) Log() *slog.Logger { return slog.New(slog.NewTextHandler(&c.log, nil)) }
+
+func (c *crowd) SetTunnels(snap node.Snapshot) error {
+	if c.tunnels = snap.Tunnels; len(c.tunnels) > datapath.MaxTunnels {
+		return fmt.Errorf("%w: %d", datapath.ErrTooManyTunnels, len(c.tunnels))
+	}
+	return nil
+}
+
+// Tunnels beyond those that the programs know are left alone, as are the pods behind them, and the log says so once.
+func TestTunnelsBeyondTheMostAreLeftAlone(t *testing.T) {
+	u := device("u0", 2)
+	snap := node.Snapshot{Underlays: []node.Underlay{{Dev: u}}}
+	for i := range datapath.MaxTunnels + 2 {
+		vx := device(fmt.Sprintf("vx%d", i), 1000+i)
+		snap.Tunnels = append(snap.Tunnels, node.Tunnel{Dev: vx, VNI: uint32(i), Underlays: []node.Dev{u}})
+		snap.Pods = append(snap.Pods, pod(i+1, vx))
+	}
+	l, k := inPlace(t, governor.Layout{Tunnel: []int{1}, Pod: []int{0}}, snap)
+	c := &crowd{live: l}
+	l.Pipeline = New(c, k, l.opts)
+	a := l.actuator
+	a.layout = governor.Layout{Tunnel: []int{1}, Pod: []int{0}}
+	for range 3 {
+		if err := a.follow(snap); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(c.tunnels) != datapath.MaxTunnels || c.tunnels[0].Name != "vx0" {
+		t.Errorf("the programs were told of %d tunnels", len(c.tunnels))
+	}
+	for i, tun := range snap.Tunnels {
+		tunnel, pod := "2", "1"
+		if i >= datapath.MaxTunnels {
+			tunnel, pod = "0", "0"
+		}
+		if gotTunnel, gotPod := l.Values[mask(tun.Dev)], l.Values[mask(snap.Pods[i].Peer)]; gotTunnel != tunnel || gotPod != pod {
+			t.Errorf("masks of %s and the pod behind it: %s and %s, want %s and %s", tun.Name, gotTunnel, gotPod, tunnel, pod)
+		}
+	}
+	if got := strings.Count(c.log.String(), "some tunnels are left alone"); got != 1 {
+		t.Errorf("the log says it %d times", got)
+	}
+}
+
 // A pod whose tunnel is refused its mask keeps neither mask nor program.
 func TestAPodBehindARefusedTunnelKeepsNothing(t *testing.T) {
 	u, vx, vx2 := device("u0", 2), device("vx0", 3), device("vx1", 4)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
@@ -19,7 +20,7 @@ import (
 // the planner's words. Both the daemon and `overlane plan` plan by it.
 // want is what an XDP program is for, where the layout has one.
 func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want) plan.Input {
-	in := plan.Input{TunnelCores: layout.Tunnel, PodCores: layout.Pod, Owned: owned}
+	in := plan.Input{TunnelCores: layout.Tunnel, PodCores: layout.Pod, MostTunnels: datapath.MaxTunnels, Owned: owned}
 	if layout.Split {
 		in.PodCores = nil // behind resequencers only, on devices of our own
 	}
@@ -58,6 +59,7 @@ func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned 
 	}
 	for _, t := range snap.Tunnels {
 		dev := planDevice(s, t.Dev, dataplane[t.Key()])
+		dev.Header = fmt.Sprint(t.Port, t.VNI, t.AnyVNI, t.Outer)
 		in.Tunnels = append(in.Tunnels, dev)
 		if hashed(layout) {
 			attach(t.Dev, tunnelClear, "tcx ingress", first, "takes back the hash that chose the core")
