@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 
 	"github.com/overlane/overlane/internal/cli"
@@ -18,9 +19,13 @@ import (
 
 // daemonOptions turns a configuration file into what the daemon needs, or says what
 // of it this node cannot do. It changes nothing.
-func daemonOptions(file string) (opts daemon.Options, cfg *config.Config, err error) {
-	if cfg, err = loadConfig(file); err != nil {
+func daemonOptions(file string, log *slog.Logger) (opts daemon.Options, cfg *config.Config, err error) {
+	if cfg, err = readConfig(file); err != nil {
 		return opts, nil, err
+	}
+	// At boot a device may come after the service has started.
+	if err := absentUnderlay(cfg); err != nil {
+		log.Warn("an underlay is not there, and is waited for", "reason", err)
 	}
 	scanner, l, err := scanNode(context.Background(), cfg.Underlays)
 	if err != nil {

@@ -87,7 +87,7 @@ func run(ctx context.Context, file string, verbose bool) error {
 	if err := beModest(); err != nil {
 		log.Debug("the daemon takes more of the cores than it has to", "reason", err)
 	}
-	opts, cfg, err := daemonOptions(file)
+	opts, cfg, err := daemonOptions(file, log)
 	if err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func reloads(ctx context.Context, d *daemon.Daemon, metrics *measure.Server, fil
 		case <-hup:
 		}
 		notified(log, control.NotifyReloading())
-		opts, cfg, err := daemonOptions(file)
+		opts, cfg, err := daemonOptions(file, log)
 		if err == nil {
 			err = metrics.Move(ctx, cfg.Metrics, func() error { return d.Reconfigure(ctx, opts) })
 		}
