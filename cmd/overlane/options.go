@@ -84,7 +84,7 @@ func optionsOn(cfg *config.Config, l nodeState) (daemon.Options, error) {
 	opts.Priority.No, opts.Priority.NoGuard = l.noPriority(), tierError(l.tiers, 1)
 	opts.Pipeline.Microflows.NoXDP = noXDP(cfg, l)
 	opts.Pipeline.Microflows.NoMerge = noMerge(l.features)
-	return opts, requireTier(cfg, l.tiers)
+	return opts, requireTier(cfg, l.possible())
 }
 
 // tierOf is which facilities the pipeline may use: tier xdp only where the configuration says so.
@@ -100,7 +100,7 @@ func noXDP(cfg *config.Config, l nodeState) error {
 	if cfg.Tier == config.TierTC {
 		return errors.New("tier: tc")
 	}
-	return tierError(l.tiers, 2)
+	return tierError(l.possible(), 2)
 }
 
 // noMerge says why split flows cannot be put in order again on this node, nil where they can.

@@ -127,6 +127,15 @@ func (l nodeState) stands() []probe.Feature {
 	return features
 }
 
+// possible are the tiers with the underlays that may come: at boot no container of an overlay runs yet, and no NIC is
+// known. Of one that comes the placement says whether it takes a program.
+func (l nodeState) possible() []probe.Tier {
+	if len(l.snap.Underlays) > 0 {
+		return l.tiers
+	}
+	return probe.Tiers(append(slices.Clone(l.features), probe.Feature{ID: probe.NativeXDP, State: probe.Supported}))
+}
+
 // requireTier returns the error of a node that does not reach what the
 // configuration needs.
 func requireTier(cfg *config.Config, tiers []probe.Tier) error {
