@@ -135,7 +135,7 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 		return nil, err
 	}
 	defer s.Close()
-	required := requireTier(cfg, l.tiers)
+	required := requireTier(cfg, l.possible())
 	l.features = l.stands()
 	l.tiers = probe.Tiers(l.features)
 	l.tell()

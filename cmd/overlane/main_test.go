@@ -171,6 +171,9 @@ func TestConfigurationErrors(t *testing.T) {
 		"offline core":   {"cores: 0,8191", `c.yaml:1: cores: core 8191 is offline; online are `},
 	} {
 		for _, verb := range []string{"run", "plan", "doctor"} {
+			if name == "unknown device" && verb == "run" {
+				continue // it waits for the device
+			}
 			t.Run(name+"/"+verb, func(t *testing.T) {
 				o := emptyNode(t)
 				r := o.run(verb, "--config", configFile(t, tc.file))

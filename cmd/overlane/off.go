@@ -32,7 +32,8 @@ const answerWait = 10 * time.Second
 const offTime = 15 * time.Second
 
 func newOffCmd() *cobra.Command {
-	return &cobra.Command{
+	var left bool
+	cmd := &cobra.Command{
 		Use:   "off",
 		Short: "Take everything back, with or without a running daemon",
 		Long: `Takes back everything that overlane has changed in this network namespace and in
@@ -56,7 +57,12 @@ at any time; with nothing to do it says so and succeeds.`,
 			if err := needRoot("off"); err != nil {
 				return err
 			}
-			rep, err := off(cmd.Context(), global.stateDir)
+			rep, err := off(cmd.Context(), global.stateDir, left)
+			var other *apply.BusyError
+			if left && errors.As(err, &other) && !other.Restoring {
+				cmd.PrintErrf("overlane: %v; it goes on\n", err)
+				return nil
+			}
 			if global.json {
 				return cli.Told(cmd.OutOrStdout(), &rep, err, func(message string) { rep.Error = message })
 			}
@@ -64,11 +70,15 @@ at any time; with nothing to do it says so and succeeds.`,
 			return err
 		},
 	}
+	cmd.Flags().BoolVar(&left, "left", false, "restore what a killed daemon has left behind; a daemon that runs goes on")
+	_ = cmd.Flags().MarkHidden("left") // the flag is there
+	return cmd
 }
 
 // off has the process that is able to restore do it: the daemon, its guardian, or this
-// one. A daemon that hangs is ended first.
-func off(ctx context.Context, stateDir string) (control.OffReport, error) {
+// one. A daemon that hangs is ended first. left is for what systemd runs once its daemon has ended, or could not start:
+// a daemon that holds the namespace then is another one, started by hand or in a container, and is left alone.
+func off(ctx context.Context, stateDir string, left bool) (control.OffReport, error) {
 	rep := control.OffReport{Schema: control.Schema, Report: apply.Report{Results: []apply.Result{}}}
 	home, err := netns.Current()
 	if err != nil {
@@ -83,6 +93,10 @@ func off(ctx context.Context, stateDir string) (control.OffReport, error) {
 	_, err = os.Stat(filepath.Join(stateDir, strconv.FormatUint(cookie, 10)))
 	if errors.Is(err, fs.ErrNotExist) {
 		return rep, apply.Claimed(home)
+	}
+	if left {
+		err = restoreLeft(stateDir, cookie, &rep)
+		return rep, err
 	}
 	err = offUntil(ctx, stateDir, cookie, &rep)
 	if ctx.Err() == nil && errors.Is(err, errHangs) {
@@ -110,9 +124,7 @@ func offUntil(ctx context.Context, stateDir string, cookie uint64, rep *control.
 		if done {
 			return err
 		}
-		got, err := apply.RestoreLeft(stateDir, cookie)
-		rep.Report.Results = append(rep.Report.Results, got.Results...)
-		rep.Damaged += got.Damaged
+		err = restoreLeft(stateDir, cookie, rep)
 		if !errors.Is(err, apply.ErrBusy) {
 			return err
 		}
@@ -125,6 +137,13 @@ func offUntil(ctx context.Context, stateDir string, cookie uint64, rep *control.
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+}
+
+func restoreLeft(stateDir string, cookie uint64, rep *control.OffReport) error {
+	got, err := apply.RestoreLeft(stateDir, cookie)
+	rep.Report.Results = append(rep.Report.Results, got.Results...)
+	rep.Damaged += got.Damaged
+	return err
 }
 
 // offByDaemon reports done unless no daemon listens, or the one that did ended

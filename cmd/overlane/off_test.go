@@ -120,6 +120,26 @@ func TestOffRestoresFromTheJournalOfADeadDaemon(t *testing.T) {
 	}
 }
 
+// What systemd runs when its daemon has ended, or could not start, restores as much, and beside another daemon nothing.
+func TestOffLeftIsAboutDeadDaemonsOnly(t *testing.T) {
+	o := emptyNode(t)
+	holdNetns(t, o.netns)
+	if r := o.run("off", "--left"); r.code != cli.ExitOK {
+		t.Errorf("where nothing ever ran: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	o.untouched()
+	locked := changeLo(t, o)
+	if r := o.run("off", "--left"); r.code != cli.ExitOK || loMask(t, o.netns) != "1" {
+		t.Errorf("beside another daemon: exit code %d, mask of lo %s\n%s%s", r.code, loMask(t, o.netns), r.stdout, r.stderr)
+	}
+	if err := locked.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if r := o.run("off", "--left"); r.code != cli.ExitOK || !strings.HasSuffix(r.stdout, "off: 1 value restored\n") || loMask(t, o.netns) != "0" {
+		t.Errorf("of a dead daemon: exit code %d, mask of lo %s\n%s%s", r.code, loMask(t, o.netns), r.stdout, r.stderr)
+	}
+}
+
 // Between the start of a daemon and its socket, and between its socket's end
 // and its own, the lock is held and no daemon answers: off waits.
 func TestOffWaitsForALockWithoutASocket(t *testing.T) {
@@ -199,6 +219,13 @@ func TestOffEndsALivingDaemon(t *testing.T) {
 	}
 	second := o.run("run", "--config", configFile(t, "metrics: off"))
 	second.fails(t, cli.ExitFailure, "owns this network namespace")
+	// What systemd runs once that has failed.
+	if r := o.run("off", "--left"); r.code != cli.ExitOK || !strings.Contains(r.stderr, "it goes on") {
+		t.Errorf("off --left: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	if r := o.run("status"); r.code != cli.ExitOK {
+		t.Errorf("status after off --left: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
 	elsewhere := overlane{t: t, netns: o.netns, state: t.TempDir()}
 	for _, verb := range []string{"run", "off"} {
 		elsewhere.run(verb).fails(t, cli.ExitFailure, "with another state directory")

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 
 	"github.com/overlane/overlane/internal/cli"
@@ -18,9 +19,13 @@ import (
 
 // daemonOptions turns a configuration file into what the daemon needs, or says what
 // of it this node cannot do. It changes nothing.
-func daemonOptions(file string) (opts daemon.Options, cfg *config.Config, err error) {
-	if cfg, err = loadConfig(file); err != nil {
+func daemonOptions(file string, log *slog.Logger) (opts daemon.Options, cfg *config.Config, err error) {
+	if cfg, err = readConfig(file); err != nil {
 		return opts, nil, err
+	}
+	// At boot a device may come after the service has started.
+	if err := absentUnderlay(cfg); err != nil {
+		log.Warn("an underlay is not there, and is waited for", "reason", err)
 	}
 	scanner, l, err := scanNode(context.Background(), cfg.Underlays)
 	if err != nil {
@@ -82,7 +87,7 @@ func optionsOn(cfg *config.Config, l nodeState) (daemon.Options, error) {
 	opts.Priority.No, opts.Priority.NoGuard = l.noPriority(), tierError(l.tiers, 1)
 	opts.Pipeline.Microflows.NoXDP = noXDP(cfg, l)
 	opts.Pipeline.Microflows.NoMerge = noMerge(l.features)
-	return opts, requireTier(cfg, l.tiers)
+	return opts, requireTier(cfg, l.possible())
 }
 
 // tierOf is which facilities the pipeline may use: tier xdp only where the configuration says so.
@@ -98,7 +103,7 @@ func noXDP(cfg *config.Config, l nodeState) error {
 	if cfg.Tier == config.TierTC {
 		return errors.New("tier: tc")
 	}
-	return tierError(l.tiers, 2)
+	return tierError(l.possible(), 2)
 }
 
 // noMerge says why split flows cannot be put in order again on this node, nil where they can.

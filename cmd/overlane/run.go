@@ -87,18 +87,15 @@ func run(ctx context.Context, file string, verbose bool) error {
 	if err := beModest(); err != nil {
 		log.Debug("the daemon takes more of the cores than it has to", "reason", err)
 	}
-	opts, cfg, err := daemonOptions(file)
+	opts, cfg, err := daemonOptions(file, log)
 	if err != nil {
 		return err
 	}
 	opts.Log = log
 	var d *daemon.Daemon
-	var metrics *measure.Server
-	if cfg.Metrics != "" {
-		status := func(ctx context.Context) (control.Status, error) { return d.Snapshot(ctx) }
-		metrics = measure.NewServer(cfg.Metrics, status, log)
-		opts.Metrics = metrics.State
-	}
+	status := func(ctx context.Context) (control.Status, error) { return d.Snapshot(ctx) }
+	metrics := measure.NewServer(cfg.Metrics, status, log)
+	opts.Metrics = metrics.State
 	d, err = daemon.Start(ctx, opts)
 	if err != nil {
 		return err
@@ -123,10 +120,8 @@ func serve(ctx context.Context, d *daemon.Daemon, metrics *measure.Server, file 
 	defer cancel()
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ctx) }()
-	go reloads(ctx, d, file, log)
-	if metrics != nil {
-		metrics.Start(ctx)
-	}
+	metrics.Start(ctx)
+	go reloads(ctx, d, metrics, file, log)
 	log.Info("running", "socket", path)
 	notified(log, control.NotifyReady("running"))
 	context.AfterFunc(ctx, func() { notified(log, control.NotifyStopping("restoring the node")) })
@@ -137,7 +132,7 @@ func serve(ctx context.Context, d *daemon.Daemon, metrics *measure.Server, file 
 
 // reloads reads the configuration again at each SIGHUP. A file with a mistake
 // changes nothing.
-func reloads(ctx context.Context, d *daemon.Daemon, file string, log *slog.Logger) {
+func reloads(ctx context.Context, d *daemon.Daemon, metrics *measure.Server, file string, log *slog.Logger) {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, unix.SIGHUP)
 	defer signal.Stop(hup)
@@ -148,9 +143,9 @@ func reloads(ctx context.Context, d *daemon.Daemon, file string, log *slog.Logge
 		case <-hup:
 		}
 		notified(log, control.NotifyReloading())
-		opts, _, err := daemonOptions(file)
+		opts, cfg, err := daemonOptions(file, log)
 		if err == nil {
-			err = d.Reconfigure(ctx, opts)
+			err = metrics.Move(ctx, cfg.Metrics, func() error { return d.Reconfigure(ctx, opts) })
 		}
 		if err != nil {
 			log.Error("configuration not taken over", "reason", err)

@@ -23,6 +23,15 @@ import (
 // loadConfig reads the configuration and holds it against this node. An empty
 // path means the defaults.
 func loadConfig(path string) (*config.Config, error) {
+	cfg, err := readConfig(path)
+	if err != nil {
+		return nil, err
+	}
+	return cfg, absentUnderlay(cfg)
+}
+
+// readConfig is loadConfig without devices, which may come later.
+func readConfig(path string) (*config.Config, error) {
 	cfg := config.Default()
 	if path != "" {
 		var err error
@@ -30,18 +39,15 @@ func loadConfig(path string) (*config.Config, error) {
 			return nil, err
 		}
 	}
-	return cfg, checkConfig(cfg)
-}
-
-// checkConfig finds what a configuration asks of this node that is not there.
-func checkConfig(cfg *config.Config) error {
 	online, apart, err := onlineAndApart()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := cfg.Validate(online, apart); err != nil {
-		return err
-	}
+	return cfg, cfg.Validate(online, apart)
+}
+
+// absentUnderlay says which underlay of the configuration is not there.
+func absentUnderlay(cfg *config.Config) error {
 	devs, err := net.Interfaces()
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
@@ -119,6 +125,15 @@ func (l nodeState) stands() []probe.Feature {
 		}
 	}
 	return features
+}
+
+// possible are the tiers with the underlays that may come: at boot no container of an overlay runs yet, and no NIC is
+// known. Of one that comes the placement says whether it takes a program.
+func (l nodeState) possible() []probe.Tier {
+	if len(l.snap.Underlays) > 0 {
+		return l.tiers
+	}
+	return probe.Tiers(append(slices.Clone(l.features), probe.Feature{ID: probe.NativeXDP, State: probe.Supported}))
 }
 
 // requireTier returns the error of a node that does not reach what the

@@ -4,9 +4,11 @@ package main
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/probe"
 	"github.com/overlane/overlane/internal/xdp"
@@ -53,6 +55,42 @@ func TestDoctorKnowsWhatStandsAgainstXDP(t *testing.T) {
 		// Flows are cut behind the NIC's stage, which needs no XDP.
 		if merge := probe.Tiers(l.features)[3]; !merge.Reached {
 			t.Errorf("with %q: %+v", words, merge)
+		}
+	}
+}
+
+// At boot no NIC is known, since no container of an overlay runs yet: that keeps no daemon from starting, and flows may
+// be cut by XDP once there is one. What the kernel lacks, or a NIC that is known, does.
+func TestATierNeedsNoUnderlayYet(t *testing.T) {
+	kernel := func(lacks ...probe.ID) (list []probe.Feature) {
+		for _, id := range []probe.ID{probe.Kernel, probe.BTF, probe.KernelRead, probe.TCX, probe.RPS, probe.TracepointBT, probe.SoftnetData, probe.OrderGuard, probe.CPUMap} {
+			f := probe.Feature{ID: id, State: probe.Supported}
+			if slices.Contains(lacks, id) {
+				f = probe.Feature{ID: id, Reason: "it is not there"}
+			}
+			list = append(list, f)
+		}
+		return list
+	}
+	cfg := config.Default()
+	cfg.Tier = config.TierXDP
+	for _, tc := range []struct {
+		name     string
+		features []probe.Feature
+		nics     []node.Underlay
+		want     string
+	}{
+		{"no underlay yet", kernel(), nil, ""},
+		{"no underlay yet, and no cpumap", kernel(probe.CPUMap), nil, "it is not there"},
+		{"no underlay yet, and no tcx", kernel(probe.TCX), nil, "it is not there"},
+		{"a NIC without XDP", append(kernel(), probe.Feature{ID: probe.NativeXDP, Device: "eth0", Reason: "no program"}), make([]node.Underlay, 1), "no program"},
+	} {
+		l := nodeState{features: tc.features, tiers: probe.Tiers(tc.features), snap: node.Snapshot{Underlays: tc.nics}}
+		opts, err := optionsOn(cfg, l)
+		for _, got := range []error{err, opts.Pipeline.Microflows.NoXDP} {
+			if (got == nil) != (tc.want == "") || got != nil && !strings.Contains(got.Error(), tc.want) {
+				t.Errorf("%s: %v, want %q", tc.name, got, tc.want)
+			}
 		}
 	}
 }

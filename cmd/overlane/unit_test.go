@@ -52,7 +52,7 @@ func TestUnitIsHardened(t *testing.T) {
 		"SystemCallArchitectures": "native", "UMask": "0077", "RuntimeDirectoryMode": "0700", "NotifyAccess": "main",
 		"MemoryMax": "768M", "LimitNOFILE": "65536",
 		// The guardian has to outlive the daemon, and the journal both.
-		"KillMode": "control-group", "RuntimeDirectoryPreserve": "yes", "ExecStopPost": "-/usr/bin/overlane off",
+		"KillMode": "control-group", "RuntimeDirectoryPreserve": "yes", "ExecStopPost": "-/usr/bin/overlane off --left",
 	} {
 		if got := lines[key]; !slices.Equal(got, []string{want}) {
 			t.Errorf("%s is %q, want %q", key, got, want)

@@ -11,11 +11,16 @@ remove | purge | 0)
 	if [ -d /run/systemd/system ]; then
 		systemctl daemon-reload
 	fi
-	# A daemon of another network namespace holds its lock, and keeps its journal.
+	# A daemon of another network namespace holds its lock, and keeps its journal. That of a killed one
+	# is kept, too: overlane restores from it in that namespace only.
 	for dir in /run/overlane/*/; do
-		[ ! -d "$dir" ] || flock -n "$dir/lock" rm -rf "$dir" || true
+		if [ -s "$dir/journal" ]; then
+			echo "overlane: kept ${dir}journal, of settings that a daemon of another network namespace has changed; overlane off restores them there" >&2
+		elif [ -d "$dir" ]; then
+			flock -n "$dir/lock" rm -rf "$dir" || true
+		fi
 	done
-	[ ! -d /run/overlane ] || rmdir /run/overlane || true
+	[ ! -d /run/overlane ] || rmdir /run/overlane 2>/dev/null || true
 	;;
 esac
 if [ "$1" = purge ]; then

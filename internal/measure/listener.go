@@ -36,6 +36,14 @@ func newListener(ctx context.Context, l *net.TCPListener) (*listener, error) {
 	return &listener{TCPListener: l, slots: make(chan struct{}, maxConns), ended: ctx.Done()}, nil
 }
 
+// close is for one that is not served after all, or was none.
+func (l *listener) close() error {
+	if l == nil {
+		return nil
+	}
+	return l.Close()
+}
+
 // Accept is called by one goroutine.
 func (l *listener) Accept() (net.Conn, error) {
 	select {

@@ -37,23 +37,24 @@ const (
 // retryAfter is the pause between attempts to take an address that another program has.
 const retryAfter = 10 * time.Second
 
-// Server answers scrapes.
+// Server answers scrapes, at one address at a time.
 type Server struct {
-	addr   string
 	status Status
 	log    *slog.Logger
 	retry  time.Duration
+	end    func() // of what answers at addr: returns when it does no more
 
-	mu  sync.Mutex
-	err error // why nothing listens
+	mu   sync.Mutex
+	addr string // empty: nowhere
+	err  error  // why nothing listens
 }
 
 // Status asks the daemon how it is.
 type Status func(context.Context) (control.Status, error)
 
-// NewServer returns a server for an address. Nothing listens before Start.
+// NewServer returns a server for an address, which may be empty. Nothing listens before Start.
 func NewServer(addr string, status Status, log *slog.Logger) *Server {
-	return &Server{addr: addr, status: status, log: log, retry: retryAfter}
+	return &Server{addr: addr, status: status, log: log, retry: retryAfter, end: func() {}}
 }
 
 // State is what the daemon's status says of it.
@@ -70,21 +71,56 @@ func (s *Server) State() control.Metrics {
 // Start answers until ctx ends. An address that another program has is tried again: the daemon's work does not
 // depend on it. The first attempt is over when Start returns.
 func (s *Server) Start(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
 	l, err := listen(ctx, s.addr)
 	s.note(err)
-	go func() {
-		for ctx.Err() == nil {
+	s.answer(ctx, cancel, s.addr, l, err)
+}
+
+// Move answers at another address from now on, nowhere if it is empty. The new one is taken first and the old one left
+// last, with do in between: an error is either's, and leaves all as it was. It is called by one goroutine, after Start.
+func (s *Server) Move(ctx context.Context, addr string, do func() error) error {
+	if addr == s.State().Address {
+		return do()
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	l, err := listen(ctx, addr)
+	if err == nil {
+		err = do()
+	}
+	if err != nil {
+		cancel()
+		return errors.Join(err, l.close())
+	}
+	s.end()
+	s.mu.Lock()
+	s.addr, s.err = addr, nil
+	s.mu.Unlock()
+	s.answer(ctx, cancel, addr, l, nil)
+	return nil
+}
+
+// answer serves what came of listen, in the background.
+func (s *Server) answer(ctx context.Context, cancel func(), addr string, l *listener, err error) {
+	var ended sync.WaitGroup
+	s.end = func() { cancel(); ended.Wait() }
+	if addr == "" {
+		return
+	}
+	ended.Go(func() {
+		for {
 			if err == nil {
 				s.note(s.serve(ctx, l))
 			}
 			select {
 			case <-ctx.Done():
+				return
 			case <-time.After(s.retry):
-				l, err = listen(ctx, s.addr)
+				l, err = listen(ctx, addr)
 				s.note(err)
 			}
 		}
-	}()
+	})
 }
 
 // note keeps why nothing listens, and says it once.
@@ -101,7 +137,11 @@ func (s *Server) note(err error) {
 	}
 }
 
+// listen takes an address, if there is one.
 func listen(ctx context.Context, addr string) (*listener, error) {
+	if addr == "" {
+		return nil, nil
+	}
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", addr)
 	if err != nil {

@@ -5,6 +5,7 @@ package measure
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -151,6 +152,68 @@ func TestAnAddressInUseIsTriedAgain(t *testing.T) {
 	res.Body.Close()
 	if text := log.String(); strings.Count(text, "level=WARN") != 1 || strings.Count(text, "level=INFO") != 1 || strings.Count(text, "\n") != 2 {
 		t.Errorf("the log has\n%s", text)
+	}
+}
+
+// A new address is taken before the old one is left, and what goes wrong leaves all as it was.
+func TestMoveToAnotherAddress(t *testing.T) {
+	free := func() string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		return l.Addr().String()
+	}
+	other, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	taken, first, second := other.Addr().String(), free(), free()
+	s := NewServer(first, quiet, slog.New(slog.DiscardHandler))
+	s.Start(t.Context())
+	answersOnly := func(at string) {
+		t.Helper()
+		if m := s.State(); m != (control.Metrics{Address: at}) {
+			t.Errorf("state %+v, want %q", m, at)
+		}
+		for _, addr := range []string{first, second} {
+			res, err := http.Get("http://" + addr + "/metrics")
+			if (err == nil) != (addr == at) {
+				t.Errorf("%s, while metrics are at %q: %v", addr, at, err)
+			}
+			if err == nil {
+				res.Body.Close()
+			}
+		}
+	}
+	answersOnly(first)
+	failure := errors.New("test")
+	if err := s.Move(t.Context(), taken, func() error { t.Error("done without the address"); return nil }); err == nil {
+		t.Error("an address that is taken was no error")
+	}
+	answersOnly(first)
+	for _, addr := range []string{first, second, ""} {
+		if err := s.Move(t.Context(), addr, func() error { return failure }); !errors.Is(err, failure) {
+			t.Errorf("to %q: %v", addr, err)
+		}
+		answersOnly(first)
+	}
+	for _, addr := range []string{first, second, "", second, first} {
+		before := s.State().Address
+		err := s.Move(t.Context(), addr, func() error {
+			if c, err := net.Dial("tcp", before); before != "" && err != nil {
+				t.Errorf("%s was left before all was done: %v", before, err)
+			} else if err == nil {
+				c.Close()
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("to %q: %v", addr, err)
+		}
+		answersOnly(addr)
 	}
 }
 

@@ -258,9 +258,54 @@ func lines(pattern *regexp.Regexp, text string) (list []string) {
 	return list
 }
 
+// script runs one of a package's scripts with programs of the test's, and with its folders in the place of the system's.
+func script(t *testing.T, name, arg string, folders *strings.Replacer, programs map[string]string) (stderr string, err error) {
+	t.Helper()
+	bin := t.TempDir()
+	for program, text := range programs {
+		write(t, bin+"/"+program, "#!/bin/sh\n"+text+"\n")
+		if err := os.Chmod(bin+"/"+program, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("sh", "-s", arg)
+	cmd.Stdin = strings.NewReader(folders.Replace(read(t, filepath.Join(repo, "deploy/package", name))))
+	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	err = cmd.Run()
+	return said.String(), err
+}
+
+// A service that does not come up again leaves no half configured package, and one line says where to look.
+func TestAnUpgradeOutlivesItsService(t *testing.T) {
+	for _, fails := range []string{"", "try-restart", "daemon-reload"} {
+		dir := t.TempDir()
+		said, err := script(t, "after-install.sh", "configure", strings.NewReplacer("/run/systemd/system", dir),
+			map[string]string{"systemctl": `[ "$1" != "` + fails + `" ]`})
+		if err != nil || (fails == "") != (said == "") || fails != "" && (strings.Count(said, "\n") != 1 || !strings.Contains(said, "journalctl -u overlane")) {
+			t.Errorf("%q fails: %v, %q", fails, err, said)
+		}
+	}
+}
+
+// Off restores what is of its own network namespace. Of another one the journal is all that is known.
+func TestRemovalKeepsWhatIsNotRestored(t *testing.T) {
+	needs(t, "flock")
+	dir := t.TempDir()
+	write(t, dir+"/1/journal", "an entry\n")
+	write(t, dir+"/2/lock", "")
+	said, err := script(t, "after-remove.sh", "remove", strings.NewReplacer("/run/systemd/system", dir+"/none", "/run/overlane", dir), nil)
+	if left := files(t, dir); err != nil || !slices.Equal(left, []string{"/1/journal"}) {
+		t.Errorf("removing leaves %q: %v", left, err)
+	}
+	if strings.Count(said, "\n") != 1 || !strings.Contains(said, dir+"/1") {
+		t.Errorf("removing says %q", said)
+	}
+}
+
 // A package is not removed while settings could not be restored: the program is needed for that.
 func TestRemovalStopsWhereOffFails(t *testing.T) {
-	const script = "deploy/package/before-remove.sh"
 	for _, tt := range []struct {
 		arg  string
 		off  string // what `overlane off` ends with
@@ -271,16 +316,8 @@ func TestRemovalStopsWhereOffFails(t *testing.T) {
 		{"upgrade", "1", false, true}, {"1", "1", false, true},
 	} {
 		dir := t.TempDir()
-		write(t, dir+"/overlane", "#!/bin/sh\necho \"$@\" >"+dir+"/called\nexit "+tt.off+"\n")
-		if err := os.Chmod(dir+"/overlane", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		// The folders of the system are replaced by ones of the test's.
-		text := strings.NewReplacer("/run/systemd/system", dir+"/none", "/run/overlane", dir).Replace(read(t, filepath.Join(repo, script)))
-		cmd := exec.Command("sh", "-s", tt.arg)
-		cmd.Stdin = bytes.NewBufferString(text)
-		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
-		err := cmd.Run()
+		_, err := script(t, "before-remove.sh", tt.arg, strings.NewReplacer("/run/systemd/system", dir+"/none", "/run/overlane", dir),
+			map[string]string{"overlane": "echo \"$@\" >" + dir + "/called\nexit " + tt.off})
 		called, _ := os.ReadFile(dir + "/called")
 		if (err == nil) != tt.ok || (string(called) == "off\n") != tt.runs {
 			t.Errorf("%s, off ends with %s: %v, called with %q", tt.arg, tt.off, err, called)

@@ -5,11 +5,14 @@ package lifecycle
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
 )
@@ -50,7 +53,6 @@ func TestMistakesInTheConfigurationChangeNothing(t *testing.T) {
 		name, config string
 		words        []string
 	}{
-		{"unknown device", "pipeline: forced\nunderlays: [nosuch0]\n", []string{"config.yaml:2:", "nosuch0", b.Receiver().Wire}},
 		{"offline core", "cores: 0,4095\n", []string{"config.yaml:1:", "4095", "online"}},
 		{"unknown key", "pipeline: forced\nteir: xdp\n", []string{"config.yaml:2:", "teir"}},
 		{"bad value", "pipeline: always\n", []string{"config.yaml:1:", "always", "auto"}},
@@ -60,6 +62,29 @@ func TestMistakesInTheConfigurationChangeNothing(t *testing.T) {
 			refused(t, runFor(t, b, tc.config), usage, tc.words...)
 		})
 	}
+}
+
+// At boot the service may start before its NIC is there. Plan says that it is not; the daemon waits for it.
+func TestAnUnderlayThatComesLater(t *testing.T) {
+	b := lab(t, bed.Options{})
+	const config = "pipeline: forced\nunderlays: [late0]\n"
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	must(t, os.WriteFile(file, []byte(config), 0o600))
+	refused(t, rig.Run(t, rig.Spec{NS: b.Receiver().NS}, "plan", "--config", file), usage, "config.yaml:2:", "late0", b.Receiver().Wire)
+
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: config})
+	underlay := func(name string) bool {
+		return slices.ContainsFunc(d.Status().Devices, func(dev control.Device) bool { return dev.Name == name && dev.Role == control.Underlay })
+	}
+	if !strings.Contains(d.Log(), "there is no device late0") || underlay("late0") {
+		t.Errorf("without its underlay the daemon says\n%s", d.Log())
+	}
+	nl := rig.In(t, b.Receiver().NS)
+	late := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "late0"}, PeerName: "late1"}
+	must(t, nl.LinkAdd(late))
+	rig.Until(t, "the underlay is found", func() (bool, string) { return underlay("late0"), d.Log() })
+	must(t, nl.LinkDel(late))
+	ends(t, d)
 }
 
 func TestCallsThatCannotBeMeant(t *testing.T) {

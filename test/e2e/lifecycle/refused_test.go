@@ -70,6 +70,34 @@ func TestAMistakeInTheFileWhileTheDaemonRuns(t *testing.T) {
 	left(t, d, l.Stop())
 }
 
+// A reload moves metrics, or says why it does not and takes over nothing.
+func TestAReloadMovesMetrics(t *testing.T) {
+	b := lab(t, bed.Options{})
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: "pipeline: auto\n"})
+	at := func(addr string, off bool) {
+		t.Helper()
+		st := d.Status()
+		if p := st.Mechanism("pipeline"); st.Metrics != (control.Metrics{Address: addr}) || (p.State == control.Off) != off {
+			t.Errorf("metrics are at %+v, want %q, and the pipeline is %+v, want off: %v", st.Metrics, addr, p, off)
+		}
+	}
+	at("127.0.0.1:14789", false)
+	d.Refuses("pipeline: off\naggregate: off\nmetrics: 192.0.2.1:14789\n") // no address of this node
+	at("127.0.0.1:14789", false)
+	d.Refuses("tier: xdp\naggregate: off\nmetrics: 127.0.0.1:9999\n") // needs a restart
+	at("127.0.0.1:14789", false)
+	d.Reload("pipeline: off\nmetrics: 127.0.0.1:9999\n")
+	at("127.0.0.1:9999", true)
+	d.Reload("pipeline: off\nmetrics: off\n")
+	at("", true)
+	d.Reload("pipeline: off\n")
+	at("127.0.0.1:14789", true)
+	if n := d.Metric("process_open_fds"); n == 0 {
+		t.Error("no descriptor is open")
+	}
+	ends(t, d)
+}
+
 // Where nothing can be journalled, nothing is changed; status says why, and traffic goes on.
 func TestAFullDiskLeavesTheNodeAsItIs(t *testing.T) {
 	b := lab(t, bed.Options{})
