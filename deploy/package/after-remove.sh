@@ -13,14 +13,16 @@ remove | purge | 0)
 	fi
 	# A daemon of another network namespace holds its lock, and keeps its journal. That of a killed one
 	# is kept, too: overlane restores from it in that namespace only.
+	kept=
 	for dir in /run/overlane/*/; do
 		if [ -s "$dir/journal" ]; then
 			echo "overlane: kept ${dir}journal, of settings that a daemon of another network namespace has changed; overlane off restores them there" >&2
+			kept=yes
 		elif [ -d "$dir" ]; then
 			flock -n "$dir/lock" rm -rf "$dir" || true
 		fi
 	done
-	[ ! -d /run/overlane ] || rmdir /run/overlane 2>/dev/null || true
+	[ ! -d /run/overlane ] || [ -n "$kept" ] || rmdir /run/overlane || true
 	;;
 esac
 if [ "$1" = purge ]; then
