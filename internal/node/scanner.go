@@ -57,6 +57,8 @@ type Scanner struct {
 	known    map[uint64]*known
 	unknown  map[nsKey]bool // ids that were searched for in vain
 	watches  map[uint64]*watch
+	served   map[DevKey]bool // what the last scan found: namespaces have the number 0
+	failing  time.Time       // since when scans fail for something of that, zero: the last one did not
 	retry    *time.Timer
 	closed   bool
 
@@ -116,7 +118,8 @@ func NewScanner(opts Options) (*Scanner, error) {
 }
 
 // Scan checks the node. What cannot be read is in Snapshot.Skipped with
-// the reason; the error is for what makes the whole meaningless.
+// the reason; the error is for what makes the whole meaningless: of home, or
+// of what the last one found. Another scan is due then.
 func (s *Scanner) Scan(ctx context.Context) (Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,13 +129,14 @@ func (s *Scanner) Scan(ctx context.Context) (Snapshot, error) {
 	if s.newIDs.Swap(false) {
 		clear(s.unknown)
 	}
-	p := &pass{s: s, full: s.wantFull.Swap(false), byInode: map[uint64]*space{}}
+	p := &pass{s: s, full: s.wantFull.Swap(false), byInode: map[uint64]*space{}, unopened: map[uint64]error{}}
 	err := s.home.Visit(func() error {
 		defer p.close()
 		return p.run(ctx)
 	})
 	if err != nil {
 		s.wantFull.Store(true)
+		s.pokeSoon()
 		return Snapshot{}, fmt.Errorf("scan node: %w", err)
 	}
 	s.keep(p)
@@ -192,12 +196,27 @@ func (s *Scanner) keep(p *pass) {
 			delete(s.unknown, k)
 		}
 	}
-	if p.again {
-		if s.retry != nil {
-			s.retry.Stop()
-		}
-		s.retry = time.AfterFunc(time.Second, s.poke)
+	s.failing, s.served = time.Time{}, map[DevKey]bool{}
+	for _, u := range p.snap.Underlays {
+		s.served[u.Key()] = true
 	}
+	for _, t := range p.snap.Tunnels {
+		s.served[DevKey{t.NetnsCookie, 0}] = true
+	}
+	for _, pod := range p.snap.Pods {
+		s.served[pod.Host.Key()], s.served[DevKey{pod.Peer.NetnsCookie, 0}] = true, true
+	}
+	if p.again {
+		s.pokeSoon()
+	}
+}
+
+// pokeSoon has a scan follow of which no event will tell.
+func (s *Scanner) pokeSoon() {
+	if s.retry != nil {
+		s.retry.Stop()
+	}
+	s.retry = time.AfterFunc(time.Second, s.poke)
 }
 
 // Namespace opens a namespace that the last scan saw. The caller closes it,

@@ -148,12 +148,13 @@ func (p *pass) add(path string, inode uint64, m netns.Mount) {
 		return
 	}
 	h, err := open(path, m)
-	if err != nil {
-		p.gone(path, err)
-		return
+	if err == nil {
+		if err = p.adopt(h, path, m); err != nil {
+			h.Close()
+		}
 	}
-	if err := p.adopt(h, path, m); err != nil {
-		h.Close()
+	if err != nil {
+		p.unopened[inode] = err
 		p.gone(path, err)
 	}
 }
@@ -189,10 +190,14 @@ func (p *pass) adopt(h *netns.Handle, path string, m netns.Mount) error {
 
 // gone notes a namespace that could not be scanned, unless it just ended.
 func (p *pass) gone(path string, err error) {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
-		return
+	if !ended(err) {
+		p.skip(Dev{Name: path}, "cannot enter this namespace: %v", err)
 	}
-	p.skip(Dev{Name: path}, "cannot enter this namespace: %v", err)
+}
+
+// ended tells an error that comes of the end of a namespace or a device.
+func ended(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) || errors.Is(err, ErrGone)
 }
 
 // enter moves the scanning thread.
