@@ -210,7 +210,13 @@ func (p *pass) resolve(sp *space) error {
 	if err := p.ask(sp); err != nil {
 		return err
 	}
-	for p.missing(sp, ids) && p.walked < walkedFDs {
+	lacks := func() (any bool) {
+		for _, id := range ids {
+			any = p.lacks(sp, id) || any
+		}
+		return any
+	}
+	for lacks() && p.walked < walkedFDs {
 		if p.walked == walkedNone {
 			p.procs()
 		} else {
@@ -220,17 +226,10 @@ func (p *pass) resolve(sp *space) error {
 			return err
 		}
 	}
-	for _, id := range ids {
-		if sp.ids[id] == nil {
-			p.s.unknown[nsKey{sp.cookie, id}] = true
-		}
+	if lacks() {
+		p.again = true // the search goes on
 	}
 	return nil
-}
-
-// missing reports whether an id is unknown that was not searched for in vain.
-func (p *pass) missing(sp *space, ids []int) bool {
-	return slices.ContainsFunc(ids, func(id int) bool { return sp.ids[id] == nil && !p.s.unknown[nsKey{sp.cookie, id}] })
 }
 
 // ask looks up the ids of the namespaces found since it was last asked.
@@ -241,7 +240,7 @@ func (p *pass) ask(sp *space) error {
 		if err != nil {
 			return err
 		}
-		if id != -1 && o != sp {
+		if id != -1 { // it can have one for itself, too
 			sp.ids[id] = o
 		}
 	}

@@ -55,7 +55,7 @@ type Scanner struct {
 	mu       sync.Mutex // a scan, and what follows
 	searched Searched
 	known    map[uint64]*known
-	unknown  map[nsKey]bool // ids that were searched for in vain
+	search   search
 	watches  map[uint64]*watch
 	served   map[DevKey]bool // what the last scan found: namespaces have the number 0
 	failing  time.Time       // since when scans fail for something of that, zero: the last one did not
@@ -63,7 +63,8 @@ type Scanner struct {
 	closed   bool
 
 	wantFull atomic.Bool // the next scan scans every namespace
-	newIDs   atomic.Bool // ids were given out since the last scan
+	newIDs   sync.Map    // nsKeys that were given out or taken back since the last scan
+	lostIDs  atomic.Bool // and that may be any
 	poked    chan struct{}
 	events   chan struct{}
 	done     chan struct{}
@@ -95,7 +96,7 @@ func NewScanner(opts Options) (*Scanner, error) {
 	s := &Scanner{
 		opts: opts, home: home, homePath: "/proc/self/fd/" + strconv.Itoa(home.FD()),
 		buf:   make([]byte, 1<<16),
-		known: map[uint64]*known{}, unknown: map[nsKey]bool{}, watches: map[uint64]*watch{},
+		known: map[uint64]*known{}, search: search{ends: map[nsKey]int{}, most: 100 * time.Millisecond}, watches: map[uint64]*watch{},
 		poked: make(chan struct{}, 1), events: make(chan struct{}, 1), done: make(chan struct{}),
 		rcvbuf: 1 << 20,
 	}
@@ -126,9 +127,14 @@ func (s *Scanner) Scan(ctx context.Context) (Snapshot, error) {
 	if s.closed {
 		return Snapshot{}, fmt.Errorf("scan node: %w", os.ErrClosed)
 	}
-	if s.newIDs.Swap(false) {
-		clear(s.unknown)
+	if s.lostIDs.Swap(false) {
+		clear(s.search.ends)
 	}
+	s.newIDs.Range(func(key, _ any) bool {
+		s.newIDs.Delete(key)
+		delete(s.search.ends, key.(nsKey))
+		return true
+	})
 	p := &pass{s: s, full: s.wantFull.Swap(false), byInode: map[uint64]*space{}, unopened: map[uint64]error{}}
 	err := s.home.Visit(func() error {
 		defer p.close()
@@ -191,9 +197,9 @@ func (s *Scanner) keep(p *pass) {
 			delete(s.watches, cookie)
 		}
 	}
-	for k := range s.unknown {
-		if found[k.cookie] == nil {
-			delete(s.unknown, k)
+	for k := range s.search.ends {
+		if s.watches[k.cookie] == nil { // nothing tells of its ids
+			delete(s.search.ends, k)
 		}
 	}
 	s.failing, s.served = time.Time{}, map[DevKey]bool{}
@@ -308,6 +314,7 @@ func (s *Scanner) Close() error {
 		w.close()
 	}
 	s.mounts.close()
+	s.search.close()
 	if s.retry != nil {
 		s.retry.Stop()
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -72,33 +71,16 @@ func (p *pass) remembered() bool {
 // procs adds the namespaces that processes are in.
 func (p *pass) procs() {
 	p.walked = walkedProcs
-	for _, pid := range pids() {
-		p.magic(ofProcess(pid))
-	}
+	_ = privilege.With(unix.CAP_SYS_PTRACE, func() error { // once, and not for each
+		for _, pid := range pids() {
+			p.magic(ofProcess(pid))
+		}
+		return nil
+	})
 }
 
 // ofProcess leads to the namespace that a process is in.
 func ofProcess(pid string) string { return proc + "/" + pid + "/ns/net" }
-
-// descriptors adds the namespaces that processes hold open. Our own do not
-// count: we would never let go of a namespace.
-func (p *pass) descriptors() {
-	p.walked = walkedFDs
-	self := strconv.Itoa(os.Getpid())
-	for _, pid := range pids() {
-		if pid == self {
-			continue
-		}
-		dir := proc + "/" + pid + "/fd"
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			continue // ended, or of a kind that may not be scanned
-		}
-		for _, e := range entries {
-			p.magic(dir + "/" + e.Name())
-		}
-	}
-}
 
 func pids() []string {
 	d, err := os.Open(proc)
