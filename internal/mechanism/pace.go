@@ -18,16 +18,22 @@ type Pace struct {
 const (
 	// ScanShare is the part of the daemon's time that full scans may take: a twentieth.
 	ScanShare = 20
-	// scanPause bounds how long that leaves the node alone, on a slow machine with many pods.
-	scanPause = 3 * time.Second
+	// scanPause bounds how long that leaves the node alone: a new pod is not served before. A scan of more than half a
+	// second takes more than its share for that.
+	scanPause = 10 * time.Second
 )
 
 // Scanned notes a full scan that began then and ends now.
-func (p *Pace) Scanned(began time.Time) { p.Took(began, time.Since(began)) }
+func (p *Pace) Scanned(began time.Time) {
+	now := time.Now()
+	p.Took(now, now.Sub(began))
+}
 
-func (p *Pace) Took(began time.Time, so time.Duration) {
+// Took notes one that has ended then. The pause counts from there: of one that counted from the beginning, a long
+// scan would leave nothing.
+func (p *Pace) Took(ended time.Time, so time.Duration) {
 	p.Scans++
-	p.next = began.Add(min(ScanShare*so, scanPause))
+	p.next = ended.Add(min(ScanShare*so, scanPause))
 }
 
 // Due tells whether the node may be scanned again.
@@ -36,7 +42,8 @@ func (p *Pace) Due(now time.Time) bool { return !now.Before(p.next) }
 const (
 	// checkShare is the part of the daemon's time that this may take, each time: 1/500.
 	checkShare = 500
-	// checkPause bounds how late it is seen, on a node with hundreds of pods.
+	// checkPause bounds how late a foreign program is seen, on a node with hundreds of pods. A check of more than 10 ms
+	// takes more than its share for that.
 	checkPause = 5 * time.Second
 )
 
@@ -44,10 +51,14 @@ const (
 type Check struct{ next time.Time }
 
 // Made notes one that began then and ends now.
-func (c *Check) Made(began time.Time) { c.Took(began, time.Since(began)) }
+func (c *Check) Made(began time.Time) {
+	now := time.Now()
+	c.Took(now, now.Sub(began))
+}
 
-func (c *Check) Took(began time.Time, so time.Duration) {
-	c.next = began.Add(min(max(CheckEvery, checkShare*so), checkPause))
+// Took notes one that has ended then.
+func (c *Check) Took(ended time.Time, so time.Duration) {
+	c.next = ended.Add(min(max(CheckEvery, checkShare*so), checkPause))
 }
 
 // Due tells whether it is time for the next.

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -70,14 +71,26 @@ func (c *Conn) Close() error { return unix.Close(c.fd) }
 // is valid only during the call. A dump that was interrupted by a change is
 // repeated, after reset, so that no answer is a mixture of two states.
 func (c *Conn) Do(typ, flags uint16, body []byte, reset func(), each func([]byte) error) error {
-	for range 5 {
+	return whole(func() error {
 		reset()
-		err := c.once(typ, flags, body, each)
-		if !errors.Is(err, ErrInterrupted) {
-			return err
+		return c.once(typ, flags, body, each)
+	})
+}
+
+// repeatFor is for how long dumps are repeated more than once: one that takes longer is likely interrupted again, and the
+// daemon does nothing else meanwhile. Its caller asks again later.
+const repeatFor = 50 * time.Millisecond
+
+// whole repeats a dump that was interrupted.
+func whole(dump func() error) (err error) {
+	began := time.Now()
+	for made := 1; made <= 5; made++ {
+		err = dump()
+		if !errors.Is(err, ErrInterrupted) || made > 1 && time.Since(began) >= repeatFor {
+			break
 		}
 	}
-	return ErrInterrupted
+	return err
 }
 
 func (c *Conn) once(typ, flags uint16, body []byte, each func([]byte) error) error {

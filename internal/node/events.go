@@ -99,13 +99,13 @@ func (s *Scanner) watchHere(cookie uint64) (*watch, error) {
 	}
 	lost := func() {
 		s.wantFull.Store(true)
-		s.newIDs.Store(true)
+		s.lostIDs.Store(true)
 		s.poke()
 	}
 	s.wg.Go(func() {
 		nlsock.Follow(f, lost, func(told iter.Seq[nlsock.Message]) {
 			for m := range told {
-				s.handle(m)
+				s.handle(cookie, m)
 			}
 			s.poke()
 		})
@@ -113,11 +113,11 @@ func (s *Scanner) watchHere(cookie uint64) (*watch, error) {
 	return &watch{f: f}, nil
 }
 
-// handle notes what a message means beyond that something changed.
-func (s *Scanner) handle(m nlsock.Message) {
+// handle notes what a message from a namespace means beyond that something changed.
+func (s *Scanner) handle(cookie uint64, m nlsock.Message) {
 	switch m.Type {
-	case unix.RTM_NEWNSID:
-		s.newIDs.Store(true)
+	case unix.RTM_NEWNSID, unix.RTM_DELNSID:
+		s.newIDs.Store(nsKey{cookie, parseNSID(m.Body)}, nil)
 	case unix.RTM_DELLINK:
 		// A tunnel that moves makes a namespace ours which had no
 		// tunnels when it was last scanned.

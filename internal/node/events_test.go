@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/overlane/overlane/internal/netns"
 )
 
@@ -271,5 +273,89 @@ func TestATunnelIsFoundWhereverItsNamespaceIsMounted(t *testing.T) {
 	}
 	if snap := scan(t, w.scanner(a)); len(snap.Tunnels) != 0 {
 		t.Errorf("%+v", snap)
+	}
+}
+
+// Where files are short, a scan fails at any of its steps. None of them tells that something has gone.
+func TestAScanThatLacksFilesLosesNothing(t *testing.T) {
+	w := newWorld(t)
+	a, _ := w.hosts()
+	over, pod := named(t, w.dir, "overlay"), held(t)
+	a.ip(t, vxlan+"link set vx0 netns $1", over)
+	over.ip(t, `link add br0 type bridge
+		link set vx0 master br0 up
+		link set br0 up
+		link add ve1 type veth peer name eth0 numrxqueues 4 netns $1
+		link set ve1 master br0 up`, pod)
+	s := w.scanner(a)
+	whole := func(n Snapshot) bool { return len(n.Underlays) == 1 && len(n.Tunnels) == 1 && len(n.Pods) == 1 }
+	if snap := scan(t, s); !whole(snap) {
+		t.Fatalf("%+v", snap)
+	}
+	var usual unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
+		t.Fatal(err)
+	}
+	limit := func(files uint64) {
+		t.Helper()
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: usual.Max}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer limit(usual.Cur)
+	failed := 0
+	for files := uint64(3); ; files++ {
+		limit(files)
+		snap, err := s.Scan(t.Context())
+		limit(usual.Cur)
+		switch {
+		case err != nil:
+			failed++
+		case !whole(snap):
+			t.Fatalf("with %d files, after %d scans that failed: %+v", files, failed, snap)
+		default:
+			if failed == 0 {
+				t.Fatalf("%d files are enough", files)
+			}
+			return
+		}
+	}
+}
+
+// What stays unreadable is left out in the end: the others are to be served.
+func TestANamespaceThatStaysUnreadableIsLeftOutInTheEnd(t *testing.T) {
+	w := newWorld(t)
+	a, _ := w.hosts()
+	over := named(t, w.dir, "overlay")
+	a.ip(t, vxlan+"link set vx0 netns $1", over)
+	s := w.scanner(a)
+	if snap := scan(t, s); len(snap.Tunnels) != 1 {
+		t.Fatalf("%+v", snap)
+	}
+	calm(t, s)
+	cover, name := filepath.Join(w.dir, "cover"), filepath.Join(w.dir, "overlay")
+	if err := os.WriteFile(cover, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(cover, name, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	uncover := func() { unix.Unmount(name, unix.MNT_DETACH) }
+	defer uncover()
+	for range 2 {
+		if snap, err := s.Scan(t.Context()); !errors.Is(err, netns.ErrHidden) {
+			t.Fatalf("under another mount: %v, %+v", err, snap)
+		}
+		<-s.Events() // it is to be scanned again
+	}
+	s.failing = s.failing.Add(-patience)
+	snap := scan(t, s)
+	if hidden := func(skip Skip) bool { return strings.Contains(skip.Reason, netns.ErrHidden.Error()) }; len(snap.Tunnels) != 0 || !slices.ContainsFunc(snap.Skipped, hidden) {
+		t.Fatalf("a minute later: %+v", snap)
+	}
+	scan(t, s) // and not again for a minute
+	uncover()
+	if snap := scan(t, s); len(snap.Tunnels) != 1 {
+		t.Fatalf("it can be read again: %+v", snap)
 	}
 }

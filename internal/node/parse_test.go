@@ -156,7 +156,7 @@ func FuzzMessages(f *testing.F) {
 	f.Add(slices.Concat(nlsock.IfInfo(3), nlsock.Attr(nil, unix.IFLA_LINKINFO, nlsock.Attr(nil, unix.IFLA_INFO_KIND, []byte("vxlan\x00")))))
 	f.Fuzz(func(_ *testing.T, b []byte) {
 		for m := range nlsock.Messages(b) {
-			(&Scanner{}).handle(m)
+			(&Scanner{}).handle(1, m)
 		}
 		if l := nlsock.ParseLink(b); l != nil {
 			linkOf(l)

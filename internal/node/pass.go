@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/overlane/overlane/internal/netns"
 )
@@ -13,13 +14,14 @@ import (
 // pass is one scan. It runs on a thread of its own, which it moves from
 // namespace to namespace; every namespace is identified anew by its cookie.
 type pass struct {
-	s       *Scanner
-	full    bool // scan every namespace, not only those that are new or ours
-	walked  int  // how far namespaces without names were searched for
-	at      int  // descriptor of the namespace that the thread is in
-	home    *space
-	order   []*space
-	byInode map[uint64]*space
+	s        *Scanner
+	full     bool // scan every namespace, not only those that are new or ours
+	walked   int  // how far namespaces without names were searched for
+	at       int  // descriptor of the namespace that the thread is in
+	home     *space
+	order    []*space
+	byInode  map[uint64]*space
+	unopened map[uint64]error // namespaces that could not be opened, by inode
 	// elsewhere counts tunnels that other namespaces' NICs carry.
 	elsewhere int
 	again     bool // something may be ready soon of which no event will tell
@@ -73,8 +75,17 @@ func (p *pass) run(ctx context.Context) error {
 			if sp == p.home {
 				return err
 			}
+			if p.served(sp.itself(), err) {
+				return err
+			}
 			p.s.wantFull.Store(true) // and scan again next time
 			p.gone(sp.path, err)
+			sp.ours, sp.tunnels = nil, false
+		}
+	}
+	for _, k := range p.s.known {
+		if err := p.unopened[k.inode]; p.byInode[k.inode] == nil && p.served(k.itself(), err) {
+			return err
 		}
 	}
 	if err := p.underlays(); err != nil {
@@ -88,11 +99,30 @@ func (p *pass) run(ctx context.Context) error {
 			return err
 		}
 		if err := p.pods(sp); err != nil {
+			if p.served(sp.itself(), err) {
+				return err
+			}
 			p.gone(sp.path, err)
 		}
 	}
 	p.sort()
 	return nil
+}
+
+// patience is for how long scans fail because what the last one found cannot be read. Then it is left out, so that
+// what stays unreadable does not keep the others from being served.
+const patience = time.Minute
+
+// served reports whether the scan is worth nothing without what could not be read: the last one found it, and it has
+// not ended. Its programs and settings would be taken from it because files or memory are short for a moment.
+func (p *pass) served(key DevKey, err error) bool {
+	if err == nil || ended(err) || !p.s.served[key] {
+		return false
+	}
+	if p.s.failing.IsZero() {
+		p.s.failing = time.Now()
+	}
+	return time.Since(p.s.failing) < patience
 }
 
 // watched reports whether the namespaces that we watch have been found. If
@@ -180,7 +210,13 @@ func (p *pass) resolve(sp *space) error {
 	if err := p.ask(sp); err != nil {
 		return err
 	}
-	for p.missing(sp, ids) && p.walked < walkedFDs {
+	lacks := func() (any bool) {
+		for _, id := range ids {
+			any = p.lacks(sp, id) || any
+		}
+		return any
+	}
+	for lacks() && p.walked < walkedFDs {
 		if p.walked == walkedNone {
 			p.procs()
 		} else {
@@ -190,17 +226,10 @@ func (p *pass) resolve(sp *space) error {
 			return err
 		}
 	}
-	for _, id := range ids {
-		if sp.ids[id] == nil {
-			p.s.unknown[nsKey{sp.cookie, id}] = true
-		}
+	if lacks() {
+		p.again = true // the search goes on
 	}
 	return nil
-}
-
-// missing reports whether an id is unknown that was not searched for in vain.
-func (p *pass) missing(sp *space, ids []int) bool {
-	return slices.ContainsFunc(ids, func(id int) bool { return sp.ids[id] == nil && !p.s.unknown[nsKey{sp.cookie, id}] })
 }
 
 // ask looks up the ids of the namespaces found since it was last asked.
@@ -211,7 +240,7 @@ func (p *pass) ask(sp *space) error {
 		if err != nil {
 			return err
 		}
-		if id != -1 && o != sp {
+		if id != -1 { // it can have one for itself, too
 			sp.ids[id] = o
 		}
 	}
@@ -234,6 +263,9 @@ func (p *pass) watch(sp *space) (fresh bool, err error) {
 	p.s.watchHolder(w, sp.known)
 	return fresh, nil
 }
+
+// itself is the namespace among what is served.
+func (k *known) itself() DevKey { return DevKey{k.cookie, 0} }
 
 // dev names a device of the space.
 func (sp *space) dev(l *link) Dev { return Dev{sp.cookie, l.Index, l.Name} }

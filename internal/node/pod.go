@@ -41,6 +41,9 @@ func (p *pass) pods(sp *space) error {
 			tunnels, l3 = all, true
 		}
 		if err := p.pod(sp, v, tunnels, l3); err != nil {
+			if p.served(sp.dev(v).Key(), err) {
+				return err
+			}
 			p.skip(sp.dev(v), "%v", err)
 		}
 	}

@@ -55,13 +55,16 @@ type Scanner struct {
 	mu       sync.Mutex // a scan, and what follows
 	searched Searched
 	known    map[uint64]*known
-	unknown  map[nsKey]bool // ids that were searched for in vain
+	search   search
 	watches  map[uint64]*watch
+	served   map[DevKey]bool // what the last scan found: namespaces have the number 0
+	failing  time.Time       // since when scans fail for something of that, zero: the last one did not
 	retry    *time.Timer
 	closed   bool
 
 	wantFull atomic.Bool // the next scan scans every namespace
-	newIDs   atomic.Bool // ids were given out since the last scan
+	newIDs   sync.Map    // nsKeys that were given out or taken back since the last scan
+	lostIDs  atomic.Bool // and that may be any
 	poked    chan struct{}
 	events   chan struct{}
 	done     chan struct{}
@@ -93,7 +96,7 @@ func NewScanner(opts Options) (*Scanner, error) {
 	s := &Scanner{
 		opts: opts, home: home, homePath: "/proc/self/fd/" + strconv.Itoa(home.FD()),
 		buf:   make([]byte, 1<<16),
-		known: map[uint64]*known{}, unknown: map[nsKey]bool{}, watches: map[uint64]*watch{},
+		known: map[uint64]*known{}, search: search{ends: map[nsKey]int{}, most: 100 * time.Millisecond}, watches: map[uint64]*watch{},
 		poked: make(chan struct{}, 1), events: make(chan struct{}, 1), done: make(chan struct{}),
 		rcvbuf: 1 << 20,
 	}
@@ -116,23 +119,30 @@ func NewScanner(opts Options) (*Scanner, error) {
 }
 
 // Scan checks the node. What cannot be read is in Snapshot.Skipped with
-// the reason; the error is for what makes the whole meaningless.
+// the reason; the error is for what makes the whole meaningless: of home, or
+// of what the last one found. Another scan is due then.
 func (s *Scanner) Scan(ctx context.Context) (Snapshot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return Snapshot{}, fmt.Errorf("scan node: %w", os.ErrClosed)
 	}
-	if s.newIDs.Swap(false) {
-		clear(s.unknown)
+	if s.lostIDs.Swap(false) {
+		clear(s.search.ends)
 	}
-	p := &pass{s: s, full: s.wantFull.Swap(false), byInode: map[uint64]*space{}}
+	s.newIDs.Range(func(key, _ any) bool {
+		s.newIDs.Delete(key)
+		delete(s.search.ends, key.(nsKey))
+		return true
+	})
+	p := &pass{s: s, full: s.wantFull.Swap(false), byInode: map[uint64]*space{}, unopened: map[uint64]error{}}
 	err := s.home.Visit(func() error {
 		defer p.close()
 		return p.run(ctx)
 	})
 	if err != nil {
 		s.wantFull.Store(true)
+		s.pokeSoon()
 		return Snapshot{}, fmt.Errorf("scan node: %w", err)
 	}
 	s.keep(p)
@@ -187,17 +197,32 @@ func (s *Scanner) keep(p *pass) {
 			delete(s.watches, cookie)
 		}
 	}
-	for k := range s.unknown {
-		if found[k.cookie] == nil {
-			delete(s.unknown, k)
+	for k := range s.search.ends {
+		if s.watches[k.cookie] == nil { // nothing tells of its ids
+			delete(s.search.ends, k)
 		}
+	}
+	s.failing, s.served = time.Time{}, map[DevKey]bool{}
+	for _, u := range p.snap.Underlays {
+		s.served[u.Key()] = true
+	}
+	for _, t := range p.snap.Tunnels {
+		s.served[DevKey{t.NetnsCookie, 0}] = true
+	}
+	for _, pod := range p.snap.Pods {
+		s.served[pod.Host.Key()], s.served[DevKey{pod.Peer.NetnsCookie, 0}] = true, true
 	}
 	if p.again {
-		if s.retry != nil {
-			s.retry.Stop()
-		}
-		s.retry = time.AfterFunc(time.Second, s.poke)
+		s.pokeSoon()
 	}
+}
+
+// pokeSoon has a scan follow of which no event will tell.
+func (s *Scanner) pokeSoon() {
+	if s.retry != nil {
+		s.retry.Stop()
+	}
+	s.retry = time.AfterFunc(time.Second, s.poke)
 }
 
 // Namespace opens a namespace that the last scan saw. The caller closes it,
@@ -289,6 +314,7 @@ func (s *Scanner) Close() error {
 		w.close()
 	}
 	s.mounts.close()
+	s.search.close()
 	if s.retry != nil {
 		s.retry.Stop()
 	}

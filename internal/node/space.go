@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -72,33 +71,16 @@ func (p *pass) remembered() bool {
 // procs adds the namespaces that processes are in.
 func (p *pass) procs() {
 	p.walked = walkedProcs
-	for _, pid := range pids() {
-		p.magic(ofProcess(pid))
-	}
+	_ = privilege.With(unix.CAP_SYS_PTRACE, func() error { // once, and not for each
+		for _, pid := range pids() {
+			p.magic(ofProcess(pid))
+		}
+		return nil
+	})
 }
 
 // ofProcess leads to the namespace that a process is in.
 func ofProcess(pid string) string { return proc + "/" + pid + "/ns/net" }
-
-// descriptors adds the namespaces that processes hold open. Our own do not
-// count: we would never let go of a namespace.
-func (p *pass) descriptors() {
-	p.walked = walkedFDs
-	self := strconv.Itoa(os.Getpid())
-	for _, pid := range pids() {
-		if pid == self {
-			continue
-		}
-		dir := proc + "/" + pid + "/fd"
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			continue // ended, or of a kind that may not be scanned
-		}
-		for _, e := range entries {
-			p.magic(dir + "/" + e.Name())
-		}
-	}
-}
 
 func pids() []string {
 	d, err := os.Open(proc)
@@ -148,12 +130,13 @@ func (p *pass) add(path string, inode uint64, m netns.Mount) {
 		return
 	}
 	h, err := open(path, m)
-	if err != nil {
-		p.gone(path, err)
-		return
+	if err == nil {
+		if err = p.adopt(h, path, m); err != nil {
+			h.Close()
+		}
 	}
-	if err := p.adopt(h, path, m); err != nil {
-		h.Close()
+	if err != nil {
+		p.unopened[inode] = err
 		p.gone(path, err)
 	}
 }
@@ -189,10 +172,14 @@ func (p *pass) adopt(h *netns.Handle, path string, m netns.Mount) error {
 
 // gone notes a namespace that could not be scanned, unless it just ended.
 func (p *pass) gone(path string, err error) {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
-		return
+	if !ended(err) {
+		p.skip(Dev{Name: path}, "cannot enter this namespace: %v", err)
 	}
-	p.skip(Dev{Name: path}, "cannot enter this namespace: %v", err)
+}
+
+// ended tells an error that comes of the end of a namespace or a device.
+func ended(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) || errors.Is(err, ErrGone)
 }
 
 // enter moves the scanning thread.

@@ -64,12 +64,14 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 	slices.SortFunc(u.Addrs, netip.Addr.Compare)
 	u.Addrs = slices.Compact(u.Addrs)
 	d, err := openDev(root, u.Dev)
-	if err != nil {
-		p.skip(u.Dev, "%v", err)
-		return nil
+	if err == nil {
+		defer d.Close()
+		u.RxQueues, err = rxQueues(d)
 	}
-	defer d.Close()
-	if u.RxQueues, err = rxQueues(d); err != nil {
+	if err != nil {
+		if p.served(u.Key(), err) {
+			return err
+		}
 		p.skip(u.Dev, "%v", err)
 		return nil
 	}

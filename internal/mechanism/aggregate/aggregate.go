@@ -177,7 +177,8 @@ func (a *Aggregate) try(now time.Time, all bool) error {
 	a.dirty = false
 	began := time.Now()
 	made, owned, err := a.plan(all)
-	a.scans.Took(began, ruleShare*time.Since(began)/mechanism.ScanShare)
+	ended := time.Now()
+	a.scans.Took(ended, ruleShare*ended.Sub(began)/mechanism.ScanShare)
 	if all {
 		a.check.Made(began)
 	}
