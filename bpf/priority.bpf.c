@@ -401,7 +401,7 @@ static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 	if (!p || !j)
 		return XDP_PASS;
 	ol_cursor_at(ctx, &c);
-	len = c.end - c.data;
+	len = bpf_xdp_get_buff_len(ctx);
 	if (p->poll == p->polls + 1 && j->poll == p->poll && ol_same_head(&c, &j->head)) {
 		if (!j->straight)
 			goto known;

@@ -68,7 +68,7 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 		struct ol_part part = {
 			.slot = h.slot,
 			.tunnel = h.tunnel,
-			.len = ctx->data_end - ctx->data,
+			.len = bpf_xdp_get_buff_len(ctx),
 			.segs = 1,
 			.again = h.again,
 		};
