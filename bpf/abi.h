@@ -400,6 +400,7 @@ struct ol_cpu {
 	struct ol_cost cost[OL_NR_STAGES];
 	__u64 packets
 		[OL_NR_STAGES]; /* in all polls; nic: as the driver counts, tunnel, pod: after GRO */
+	__u64 came; /* frames that an XDP program of ours saw: drivers may count what they sent, too */
 	__u64 samples[4];
 	__u64 stretch; /* ns, end of the first of the NIC's polls that followed directly on each other */
 	__u64 waited; /* ns, for each frame of such polls: how long it waited in the NIC, at most */

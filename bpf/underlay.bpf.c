@@ -47,6 +47,7 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 
 	if (!policy || !cpu)
 		return XDP_PASS;
+	cpu->came++;
 	if (policy->flags & OL_F_EXPRESS && ol_express_next(ctx) == XDP_REDIRECT)
 		return XDP_REDIRECT;
 	r = ol_read_xdp(ctx, &f, 1);

@@ -94,6 +94,7 @@ type Daemon struct {
 	softnet   sense.Softnet
 	softirqs  sense.Softirqs
 	tunnels   sense.Overlay
+	received  sense.Received
 	pace      mechanism.Pace
 
 	requests chan func()
@@ -333,6 +334,7 @@ func (d *Daemon) atEnd(fn func() error) { d.closers = append(d.closers, fn) }
 // it was restored.
 func (d *Daemon) close() error {
 	d.tunnels.Close()
+	d.received.Close()
 	var errs []error
 	for _, fn := range slices.Backward(d.closers) {
 		errs = append(errs, fn())

@@ -131,12 +131,13 @@ type stagesOlCpu struct {
 		Packets uint64
 	}
 	Packets      [3]uint64
+	Came         uint64
 	Samples      [4]uint64
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
 	AwaitedUntil uint64
-	_            [16]byte
+	_            [8]byte
 }
 
 type stagesOlCuts struct {
