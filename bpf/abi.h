@@ -45,7 +45,9 @@ enum ol_limit {
 	OL_PORTS = 1024,		   /* pods that frames go to straight from the NIC */
 	OL_SENDERS = 4096,		   /* hosts and pods that send to them */
 	OL_WATCHDOG_MS = 2000,		   /* without a heartbeat after which flows drain */
-	OL_JOINED_MS = 200,	    /* after which what has not come out of a resequencer is lost */
+	OL_JOINED_MS = 200, /* after which what has not come out of a resequencer is lost */
+	OL_HEADLESS_ENOUGH =
+		256, /* frames without headers in their first buffer that tell of the NIC */
 	OL_MERGING_GONE_MS = 10000, /* unseen for so long, a flow has no place there any more */
 };
 
@@ -132,6 +134,7 @@ enum ol_reason {
 	OL_INNER_EXTENSION,    /* inner IPv6 extension header other than a fragment */
 	OL_INNER_MULTICAST,    /* inner broadcast or multicast frame */
 	OL_FRAGMENT_UNTRACKED, /* later fragment of a datagram whose first fragment was not seen */
+	OL_HEADLESS,	       /* XDP: the driver puts headers into another buffer than the first */
 	OL_NR_REASONS,
 };
 

@@ -96,6 +96,7 @@ type Daemon struct {
 	tunnels   sense.Overlay
 	received  sense.Received
 	pace      mechanism.Pace
+	headless  time.Time // when it was last looked whether XDP programs can read frames
 
 	requests chan func()
 	// questions change nothing.
@@ -286,7 +287,7 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 		return err
 	}
 	err := errors.Join(d.heartbeat(now), d.pollOnline(now), d.mechs.each(func(m mechanism.Mechanism) error { return m.Step(ctx, now) }))
-	if err != nil {
+	if err := errors.Join(err, d.leaveHeadless(ctx, now)); err != nil {
 		return err
 	}
 	in, ok, err := d.measure(now)
@@ -299,6 +300,23 @@ func (d *Daemon) step(ctx context.Context, now time.Time) error {
 		}
 	}
 	return nil
+}
+
+// leaveHeadless takes programs off NICs of whose frames they can read nothing, and has mechanisms go on without.
+func (d *Daemon) leaveHeadless(ctx context.Context, now time.Time) error {
+	if now.Sub(d.headless) < mechanism.CheckEvery || len(d.places.Held()) == 0 {
+		return nil
+	}
+	d.headless = now
+	nics, err := d.dp.Headless()
+	if err != nil || len(nics) == 0 {
+		return err
+	}
+	left, err := d.places.SawHeadless(nics)
+	if err != nil || !left {
+		return err
+	}
+	return d.mechs.each(func(m mechanism.Mechanism) error { return m.Rescanned(ctx) })
 }
 
 // heartbeat tells the programs that the daemon decides. Without it flows drain by themselves.

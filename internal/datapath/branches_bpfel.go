@@ -398,6 +398,7 @@ const (
 	branchesMapOlCuts            = "ol_cuts"
 	branchesMapOlElephants       = "ol_elephants"
 	branchesMapOlFrags           = "ol_frags"
+	branchesMapOlHeadless        = "ol_headless"
 	branchesMapOlLanePackets     = "ol_lane_packets"
 	branchesMapOlLaneThreads     = "ol_lane_threads"
 	branchesMapOlLatencyThreads  = "ol_latency_threads"
@@ -485,6 +486,7 @@ type branchesMapSpecs struct {
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlElephants      *ebpf.MapSpec `ebpf:"ol_elephants"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.MapSpec `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
@@ -542,6 +544,7 @@ type branchesMaps struct {
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlElephants      *ebpf.Map `ebpf:"ol_elephants"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.Map `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
@@ -570,6 +573,7 @@ func (m *branchesMaps) Close() error {
 		m.OlCuts,
 		m.OlElephants,
 		m.OlFrags,
+		m.OlHeadless,
 		m.OlLanePackets,
 		m.OlLaneThreads,
 		m.OlLatencyThreads,

@@ -25,6 +25,7 @@ var reasonNames = map[stagesOlReason]string{
 	stagesOlReasonOL_INNER_EXTENSION:    "inner-extension",
 	stagesOlReasonOL_INNER_MULTICAST:    "inner-multicast",
 	stagesOlReasonOL_FRAGMENT_UNTRACKED: "fragment-untracked",
+	stagesOlReasonOL_HEADLESS:           "headers-not-in-first-buffer",
 }
 
 // Counters are totals since Load, in the order of enum ol_counter.

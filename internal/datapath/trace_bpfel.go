@@ -355,6 +355,7 @@ const (
 	traceMapOlCpus             = "ol_cpus"
 	traceMapOlCuts             = "ol_cuts"
 	traceMapOlFrags            = "ol_frags"
+	traceMapOlHeadless         = "ol_headless"
 	traceMapOlLanePackets      = "ol_lane_packets"
 	traceMapOlLaneThreads      = "ol_lane_threads"
 	traceMapOlLatencyThreads   = "ol_latency_threads"
@@ -462,6 +463,7 @@ type traceMapSpecs struct {
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.MapSpec `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
@@ -523,6 +525,7 @@ type traceMaps struct {
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.Map `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
@@ -550,6 +553,7 @@ func (m *traceMaps) Close() error {
 		m.OlCpus,
 		m.OlCuts,
 		m.OlFrags,
+		m.OlHeadless,
 		m.OlLanePackets,
 		m.OlLaneThreads,
 		m.OlLatencyThreads,

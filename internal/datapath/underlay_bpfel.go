@@ -495,6 +495,7 @@ const (
 	underlayMapOlExpressTurns   = "ol_express_turns"
 	underlayMapOlExpressUnfits  = "ol_express_unfits"
 	underlayMapOlFrags          = "ol_frags"
+	underlayMapOlHeadless       = "ol_headless"
 	underlayMapOlLanePackets    = "ol_lane_packets"
 	underlayMapOlLaneThreads    = "ol_lane_threads"
 	underlayMapOlLatencyThreads = "ol_latency_threads"
@@ -585,6 +586,7 @@ type underlayMapSpecs struct {
 	OlExpressTurns   *ebpf.MapSpec `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.MapSpec `ebpf:"ol_express_unfits"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.MapSpec `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
@@ -649,6 +651,7 @@ type underlayMaps struct {
 	OlExpressTurns   *ebpf.Map `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.Map `ebpf:"ol_express_unfits"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.Map `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
@@ -684,6 +687,7 @@ func (m *underlayMaps) Close() error {
 		m.OlExpressTurns,
 		m.OlExpressUnfits,
 		m.OlFrags,
+		m.OlHeadless,
 		m.OlLanePackets,
 		m.OlLaneThreads,
 		m.OlLatencyThreads,
