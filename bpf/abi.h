@@ -45,7 +45,9 @@ enum ol_limit {
 	OL_PORTS = 1024,		   /* pods that frames go to straight from the NIC */
 	OL_SENDERS = 4096,		   /* hosts and pods that send to them */
 	OL_WATCHDOG_MS = 2000,		   /* without a heartbeat after which flows drain */
-	OL_JOINED_MS = 200,	    /* after which what has not come out of a resequencer is lost */
+	OL_JOINED_MS = 200, /* after which what has not come out of a resequencer is lost */
+	OL_HEADLESS_ENOUGH =
+		256, /* frames without headers in their first buffer that tell of the NIC */
 	OL_MERGING_GONE_MS = 10000, /* unseen for so long, a flow has no place there any more */
 };
 
@@ -132,6 +134,7 @@ enum ol_reason {
 	OL_INNER_EXTENSION,    /* inner IPv6 extension header other than a fragment */
 	OL_INNER_MULTICAST,    /* inner broadcast or multicast frame */
 	OL_FRAGMENT_UNTRACKED, /* later fragment of a datagram whose first fragment was not seen */
+	OL_HEADLESS,	       /* XDP: the driver puts headers into another buffer than the first */
 	OL_NR_REASONS,
 };
 
@@ -400,6 +403,7 @@ struct ol_cpu {
 	struct ol_cost cost[OL_NR_STAGES];
 	__u64 packets
 		[OL_NR_STAGES]; /* in all polls; nic: as the driver counts, tunnel, pod: after GRO */
+	__u64 came; /* frames that an XDP program of ours saw: drivers may count what they sent, too */
 	__u64 samples[4];
 	__u64 stretch; /* ns, end of the first of the NIC's polls that followed directly on each other */
 	__u64 waited; /* ns, for each frame of such polls: how long it waited in the NIC, at most */

@@ -81,6 +81,9 @@ OL_MAP(ARRAY, ol_cuts, OL_MERGES + 1, __u32, struct ol_cuts);
 /* Set when a resequencer ends: what is to go there goes straight on, until it is there again. */
 OL_MAP(ARRAY, ol_merge_ended, 1, __u32, __u32);
 
+/* Frames that came without headers in their first buffer, up to enough. Index: ifindex of the NIC. */
+OL_MAP(HASH, ol_headless, 64, __u32, __u32);
+
 /* Why frames get no numbers, of enum ol_unnumbered_by. */
 OL_MAP(ARRAY, ol_unnumbered, 1, __u32, __u32);
 

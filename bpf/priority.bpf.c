@@ -400,6 +400,7 @@ static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 	__u32 this_cpu = bpf_get_smp_processor_id(), class, verdict;
 	struct ol_judged *j = ol_at(&ol_judgements, 0);
 	struct ol_prio *p = bpf_map_lookup_elem(&ol_prios, &this_cpu);
+	struct ol_cpu *cpu = ol_get_cpu(this_cpu);
 	struct ol_policy *policy;
 	struct ol_frame f;
 	struct ol_cursor c;
@@ -408,10 +409,11 @@ static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 	__u8 host = 0;
 	__u32 len;
 
-	if (!p || !j)
+	if (!p || !j || !cpu)
 		return XDP_PASS;
+	cpu->came++;
 	ol_cursor_at(ctx, &c);
-	len = c.end - c.data;
+	len = bpf_xdp_get_buff_len(ctx);
 	if (p->poll == p->polls + 1 && j->poll == p->poll && ol_same_head(&c, &j->head)) {
 		if (!j->straight)
 			goto known;

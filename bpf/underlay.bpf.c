@@ -47,6 +47,7 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 
 	if (!policy || !cpu)
 		return XDP_PASS;
+	cpu->came++;
 	if (policy->flags & OL_F_EXPRESS && ol_express_next(ctx) == XDP_REDIRECT)
 		return XDP_REDIRECT;
 	r = ol_read_xdp(ctx, &f, 1);
@@ -68,7 +69,7 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 		struct ol_part part = {
 			.slot = h.slot,
 			.tunnel = h.tunnel,
-			.len = ctx->data_end - ctx->data,
+			.len = bpf_xdp_get_buff_len(ctx),
 			.segs = 1,
 			.again = h.again,
 		};

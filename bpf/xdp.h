@@ -13,6 +13,22 @@ static __always_inline void ol_cursor_at(struct xdp_md *ctx, struct ol_cursor *c
 	c->total = 0;
 }
 
+/*
+ * The driver has put nothing of a frame into its first buffer, where alone a program can read and the
+ * kernel's cpumap looks: mlx5 with a striding receive queue and an MTU above some 3500, for each frame.
+ */
+static __always_inline int ol_headless_frame(struct xdp_md *ctx)
+{
+	__u32 nic = ctx->ingress_ifindex, one = 1, *n = bpf_map_lookup_elem(&ol_headless, &nic);
+
+	if (!n)
+		bpf_map_update_elem(&ol_headless, &nic, &one, BPF_NOEXIST);
+	else if (*n < OL_HEADLESS_ENOUGH)
+		__sync_fetch_and_add(n, 1);
+	ol_reason(OL_HEADLESS);
+	return OL_HEADLESS;
+}
+
 /* What is this frame? lengths: those that its headers tell have to agree with its own. */
 __noinline int ol_read_xdp(struct xdp_md *ctx, struct ol_frame *f, int lengths)
 {
@@ -22,6 +38,9 @@ __noinline int ol_read_xdp(struct xdp_md *ctx, struct ol_frame *f, int lengths)
 	if (!f || !policy)
 		return OL_NOT_OVERLAY;
 	ol_cursor_at(ctx, &c);
+	if (!OL_FITS(&c, c.data, OL_ETH_HLEN + 20) &&
+	    bpf_xdp_get_buff_len(ctx) > (__u64)(c.end - c.data))
+		return ol_headless_frame(ctx);
 	if (lengths)
 		c.total = bpf_xdp_get_buff_len(ctx);
 	return ol_classify(&c, policy, f);

@@ -40,18 +40,37 @@ func (d *Daemon) pollOnline(now time.Time) error {
 	return errors.Join(d.dp.Resample(d.opts.Spared...), d.useCores())
 }
 
-// pollNICs has the node scanned anew where RPS or RFS of a NIC was switched on or off: XDP lanes come or go by that.
+// pollNICs has mechanisms come or go where RPS or RFS of a NIC was switched off or on, and go where their programs can
+// read nothing of its frames.
 func (d *Daemon) pollNICs(ctx context.Context, now time.Time) error {
 	if !d.nics.Due(now) || !d.pace.Due(now) {
 		return nil
 	}
 	began := time.Now()
-	changed := slices.ContainsFunc(d.host.Snapshot().Underlays, func(u node.Underlay) bool { return d.scanner.Moves(u) != u.Moves })
+	moves := slices.ContainsFunc(d.host.Snapshot().Underlays, func(u node.Underlay) bool { return d.scanner.Moves(u) != u.Moves })
+	left, err := d.leaveHeadless()
 	d.nics.Made(began)
-	if !changed {
-		return nil
+	switch {
+	case err != nil:
+		return err
+	case moves:
+		return d.rescan(ctx)
+	case left:
+		return d.mechs.each(func(m mechanism.Mechanism) error { return m.Rescanned(ctx) })
 	}
-	return d.rescan(ctx)
+	return nil
+}
+
+// leaveHeadless takes programs off NICs of whose frames they can read nothing.
+func (d *Daemon) leaveHeadless() (left bool, err error) {
+	if len(d.places.Held()) == 0 {
+		return false, nil
+	}
+	nics, err := d.dp.Headless()
+	if err != nil || len(nics) == 0 {
+		return false, err
+	}
+	return d.places.SawHeadless(nics)
 }
 
 // pollApart reads which cores containers have for themselves. If they cannot be read, they stay what they were.

@@ -97,8 +97,9 @@ type Daemon struct {
 	softnet   sense.Softnet
 	softirqs  sense.Softirqs
 	tunnels   sense.Overlay
+	received  sense.Received
 	pace      mechanism.Pace
-	nics      mechanism.Check // of what moves what they receive
+	nics      mechanism.Check // of what keeps programs from them
 
 	requests chan func()
 	// questions change nothing.
@@ -344,6 +345,7 @@ func (d *Daemon) atEnd(fn func() error) { d.closers = append(d.closers, fn) }
 // it was restored.
 func (d *Daemon) close() error {
 	d.tunnels.Close()
+	d.received.Close()
 	var errs []error
 	for _, fn := range slices.Backward(d.closers) {
 		errs = append(errs, fn())

@@ -5,11 +5,13 @@ package daemon
 import (
 	"errors"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
+	"github.com/overlane/overlane/internal/node"
 )
 
 // samplingLevel is how closely the daemon traces traffic. Tracing takes time from the cores that
@@ -75,7 +77,7 @@ func (d *Daemon) measure(now time.Time) (in governor.Input, ok bool, err error) 
 	if err != nil {
 		d.log.Debug("lanes are chosen without what cores receive", "reason", err)
 	}
-	if in, ok = d.sensor.Read(now, cores, d.cores, receiving, !d.steers()); !ok {
+	if in, ok = d.sensor.Read(now, cores, d.cores, receiving, d.came(cores), !d.steers()); !ok {
 		return in, false, nil
 	}
 	if d.sampling == alert {
@@ -185,6 +187,17 @@ func (d *Daemon) setSampling(l samplingLevel) error {
 	d.sampling = l
 	// Which tasks need the cores matters once a mechanism asks for them.
 	return errors.Join(d.dp.Watch(l != asleep), d.dp.Sample(l == alert))
+}
+
+// came are the frames that NICs have received, since the first call: by overlane's XDP programs, where there are such,
+// since drivers may count none of those that these send on; or else by the NICs' own count.
+func (d *Daemon) came(cores []datapath.Core) uint64 {
+	plain := node.Snapshot{Underlays: slices.DeleteFunc(slices.Clone(d.host.Snapshot().Underlays), d.places.On)}
+	n := d.received.Read(d.scanner, plain.Receivers())
+	for _, c := range cores {
+		n += c.Came
+	}
+	return n
 }
 
 func busyPermille(cores []datapath.Core, in governor.Input) []uint16 {

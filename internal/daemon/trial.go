@@ -17,8 +17,10 @@ func (d *Daemon) total(s trial.Share, only []int) (t trial.Totals, err error) {
 	if err != nil {
 		return t, err
 	}
+	t.Came = d.came(cores)
 	counts := func(core int) bool { return only == nil || slices.Contains(only, core) }
 	for i := range cores {
+		t.Polled += cores[i].Packets[datapath.NIC]
 		if !counts(i) {
 			continue
 		}

@@ -104,12 +104,13 @@ type branchesOlCpu struct {
 		Packets uint64
 	}
 	Packets      [3]uint64
+	Came         uint64
 	Samples      [4]uint64
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
 	AwaitedUntil uint64
-	_            [16]byte
+	_            [8]byte
 }
 
 type branchesOlCuts struct {
@@ -400,6 +401,7 @@ const (
 	branchesMapOlCuts            = "ol_cuts"
 	branchesMapOlElephants       = "ol_elephants"
 	branchesMapOlFrags           = "ol_frags"
+	branchesMapOlHeadless        = "ol_headless"
 	branchesMapOlLanePackets     = "ol_lane_packets"
 	branchesMapOlLaneThreads     = "ol_lane_threads"
 	branchesMapOlLatencyThreads  = "ol_latency_threads"
@@ -487,6 +489,7 @@ type branchesMapSpecs struct {
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlElephants      *ebpf.MapSpec `ebpf:"ol_elephants"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.MapSpec `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
@@ -544,6 +547,7 @@ type branchesMaps struct {
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlElephants      *ebpf.Map `ebpf:"ol_elephants"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.Map `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
@@ -572,6 +576,7 @@ func (m *branchesMaps) Close() error {
 		m.OlCuts,
 		m.OlElephants,
 		m.OlFrags,
+		m.OlHeadless,
 		m.OlLanePackets,
 		m.OlLaneThreads,
 		m.OlLatencyThreads,

@@ -25,6 +25,7 @@ var reasonNames = map[stagesOlReason]string{
 	stagesOlReasonOL_INNER_EXTENSION:    "inner-extension",
 	stagesOlReasonOL_INNER_MULTICAST:    "inner-multicast",
 	stagesOlReasonOL_FRAGMENT_UNTRACKED: "fragment-untracked",
+	stagesOlReasonOL_HEADLESS:           "headers-not-in-first-buffer",
 }
 
 // Counters are totals since Load, in the order of enum ol_counter.
@@ -153,9 +154,11 @@ type Core struct {
 	// directly on another.
 	StageNs      [Stages]uint64
 	StagePackets [Stages]uint64
-	// Packets per stage in all polls: frames of the driver, then what GRO left
-	// of them.
+	// Packets per stage in all polls: frames of the driver, then what GRO left of them. Where many drivers have
+	// much to tidy up of what they sent, they count that as frames, too.
 	Packets [Stages]uint64
+	// Came are the frames that overlane's XDP programs saw.
+	Came uint64
 	// Samples of what tasks did: all, idle or idle-class, kernel threads, others.
 	Samples [4]uint64
 	// WaitedNs is how long frames waited in the NIC, at most, while it was not seen empty.
@@ -187,7 +190,7 @@ func (d *Datapath) Cores() (_ []Core, err error) {
 			cores[i].StageNs[s] = v.Cost[s].Ns
 			cores[i].StagePackets[s] = v.Cost[s].Packets
 		}
-		cores[i].Samples = v.Samples
+		cores[i].Came, cores[i].Samples = v.Came, v.Samples
 		cores[i].WaitedNs, cores[i].QueuedNs = v.Waited, v.Queued
 	}
 	return cores, nil

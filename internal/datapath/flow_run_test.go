@@ -6,7 +6,10 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/test/parser/oracle"
 	"github.com/overlane/overlane/test/parser/packet"
@@ -260,6 +263,109 @@ func TestXDPSteersAFrameInSeveralBuffers(t *testing.T) {
 	b.run(t, frame, 1)
 	if diff := cmp.Diff(b.next(was, slot, oracle.OK, 1), b.look(t)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Some drivers leave the first buffer empty. Such a frame passes, is counted, and tells of its NIC. Test runs fill that
+// buffer, with 14 bytes at least: a program in front takes off all that is more.
+func TestFramesWithoutHeadersInTheFirstBufferTellOfTheirNIC(t *testing.T) {
+	const first, loopback = 14, 1 // a test run's NIC
+	p := newPriority(t)
+	d := p.d
+	frame := tunnelled(packet.IPv4{}, packet.UDP{Src: 1, Dst: 9}, packet.Bytes(9000))
+	for name, prog := range map[string]*ebpf.Program{"pipeline": d.xdp.OlUnderlayXdp, "priority": p.objs.OlPriorityXdp, "priority, two lanes": p.objs.OlPrioTwoXdp} {
+		in, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1, Contents: []ebpf.MapKV{{Key: uint32(0), Value: prog}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer in.Close()
+		cut, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, AttachType: ebpf.AttachXDP, Flags: unix.BPF_F_XDP_HAS_FRAGS, License: "GPL", Instructions: asm.Instructions{
+			asm.Mov.Reg(asm.R6, asm.R1),
+			asm.LoadMem(asm.R2, asm.R1, 4, asm.Word), // data_end
+			asm.LoadMem(asm.R1, asm.R1, 0, asm.Word), // data
+			asm.Sub.Reg(asm.R2, asm.R1),
+			asm.Sub.Imm(asm.R2, first),
+			asm.Mov.Reg(asm.R1, asm.R6),
+			asm.FnXdpAdjustHead.Call(),
+			asm.Mov.Reg(asm.R1, asm.R6),
+			asm.LoadMapPtr(asm.R2, in.FD()),
+			asm.Mov.Imm(asm.R3, 0),
+			asm.FnTailCall.Call(),
+			asm.Mov.Imm(asm.R0, xdpDrop), // there is no such program
+			asm.Return(),
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cut.Close()
+		told := func(frames int) (nics []int, counted uint64) {
+			t.Helper()
+			was, err := d.Counters()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range frames {
+				if verdict, err := cut.Run(&ebpf.RunOptions{Data: frame}); err != nil || verdict != xdpPass {
+					t.Fatalf("%s: verdict %d, %v", name, verdict, err)
+				}
+			}
+			now, err := d.Counters()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if nics, err = d.Headless(); err != nil {
+				t.Fatal(err)
+			}
+			reason := reasonNames[stagesOlReasonOL_HEADLESS]
+			return nics, now.Stock[reason] - was.Stock[reason]
+		}
+		const enough = int(stagesOlLimitOL_HEADLESS_ENOUGH)
+		if nics, n := told(enough - 1); len(nics) != 0 || n != uint64(enough-1) {
+			t.Errorf("%s, one too few: NICs %v, %d counted", name, nics, n)
+		}
+		if nics, n := told(1); !slices.Equal(nics, []int{loopback}) || n != 1 {
+			t.Errorf("%s, enough: NICs %v, %d counted", name, nics, n)
+		}
+		if nics, _ := told(1); len(nics) != 0 {
+			t.Errorf("%s: %v are told of again, by one frame", name, nics)
+		}
+		if err := d.stages.OlHeadless.Delete(uint32(loopback)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A short frame is short, not elsewhere.
+	if _, err := d.xdp.OlUnderlayXdp.Run(&ebpf.RunOptions{Data: frame[:20]}); err != nil {
+		t.Fatal(err)
+	}
+	var frames uint32
+	if err := d.stages.OlHeadless.Lookup(uint32(loopback), &frames); err == nil {
+		t.Errorf("a short frame counts as one in several buffers")
+	}
+}
+
+// Whatever it is, and whatever becomes of it: a driver's own count may miss what XDP sends on.
+func TestXDPCountsEachFrame(t *testing.T) {
+	p := newPriority(t)
+	d := p.d
+	core := pinned(t)
+	for name, prog := range map[string]*ebpf.Program{"pipeline": d.xdp.OlUnderlayXdp, "priority": p.objs.OlPriorityXdp, "priority, two lanes": p.objs.OlPrioTwoXdp} {
+		came := func() uint64 {
+			t.Helper()
+			cores, err := d.Cores()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return cores[core].Came
+		}
+		was := came()
+		for _, frame := range [][]byte{flowOf(1), tunnelled(packet.ARP{}), packet.Build(packet.Ethernet{}, packet.IPv4{}, packet.TCP{Dst: 443})} {
+			if _, err := prog.Run(&ebpf.RunOptions{Data: frame}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := came() - was; n != 3 {
+			t.Errorf("%s: %d of 3 frames are counted", name, n)
+		}
 	}
 }
 

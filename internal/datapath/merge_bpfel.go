@@ -44,6 +44,7 @@ const (
 	mergeOlLimitOL_SENDERS         mergeOlLimit = 4096
 	mergeOlLimitOL_WATCHDOG_MS     mergeOlLimit = 2000
 	mergeOlLimitOL_JOINED_MS       mergeOlLimit = 200
+	mergeOlLimitOL_HEADLESS_ENOUGH mergeOlLimit = 256
 	mergeOlLimitOL_MERGING_GONE_MS mergeOlLimit = 10000
 )
 
@@ -83,6 +84,7 @@ const (
 	mergeMapOlCpus           = "ol_cpus"
 	mergeMapOlCuts           = "ol_cuts"
 	mergeMapOlFrags          = "ol_frags"
+	mergeMapOlHeadless       = "ol_headless"
 	mergeMapOlLanePackets    = "ol_lane_packets"
 	mergeMapOlLaneThreads    = "ol_lane_threads"
 	mergeMapOlLatencyThreads = "ol_latency_threads"
@@ -180,6 +182,7 @@ type mergeMapSpecs struct {
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.MapSpec `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
@@ -245,6 +248,7 @@ type mergeMaps struct {
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.Map `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
@@ -278,6 +282,7 @@ func (m *mergeMaps) Close() error {
 		m.OlCpus,
 		m.OlCuts,
 		m.OlFrags,
+		m.OlHeadless,
 		m.OlLanePackets,
 		m.OlLaneThreads,
 		m.OlLatencyThreads,

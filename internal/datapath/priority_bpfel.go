@@ -112,12 +112,13 @@ type priorityOlCpu struct {
 		Packets uint64
 	}
 	Packets      [3]uint64
+	Came         uint64
 	Samples      [4]uint64
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
 	AwaitedUntil uint64
-	_            [16]byte
+	_            [8]byte
 }
 
 type priorityOlCuts struct {
@@ -287,6 +288,7 @@ const (
 	priorityOlLimitOL_SENDERS         priorityOlLimit = 4096
 	priorityOlLimitOL_WATCHDOG_MS     priorityOlLimit = 2000
 	priorityOlLimitOL_JOINED_MS       priorityOlLimit = 200
+	priorityOlLimitOL_HEADLESS_ENOUGH priorityOlLimit = 256
 	priorityOlLimitOL_MERGING_GONE_MS priorityOlLimit = 10000
 )
 
@@ -594,6 +596,7 @@ const (
 	priorityMapOlExpressTurns   = "ol_express_turns"
 	priorityMapOlExpressUnfits  = "ol_express_unfits"
 	priorityMapOlFrags          = "ol_frags"
+	priorityMapOlHeadless       = "ol_headless"
 	priorityMapOlJudgements     = "ol_judgements"
 	priorityMapOlLanePackets    = "ol_lane_packets"
 	priorityMapOlLaneThreads    = "ol_lane_threads"
@@ -691,6 +694,7 @@ type priorityMapSpecs struct {
 	OlExpressTurns   *ebpf.MapSpec `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.MapSpec `ebpf:"ol_express_unfits"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.MapSpec `ebpf:"ol_headless"`
 	OlJudgements     *ebpf.MapSpec `ebpf:"ol_judgements"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
@@ -760,6 +764,7 @@ type priorityMaps struct {
 	OlExpressTurns   *ebpf.Map `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.Map `ebpf:"ol_express_unfits"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.Map `ebpf:"ol_headless"`
 	OlJudgements     *ebpf.Map `ebpf:"ol_judgements"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
@@ -800,6 +805,7 @@ func (m *priorityMaps) Close() error {
 		m.OlExpressTurns,
 		m.OlExpressUnfits,
 		m.OlFrags,
+		m.OlHeadless,
 		m.OlJudgements,
 		m.OlLanePackets,
 		m.OlLaneThreads,

@@ -365,7 +365,8 @@ func TestSparseFlowsAreLatencyByThemselves(t *testing.T) {
 	const windows = 5
 	src, dst := netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("10.9.9.9")
 	flow := func(port uint16) []byte {
-		return inVXLAN(42, packet.IPv4{Src: src, Dst: dst}, packet.UDP{Src: port, Dst: 9})
+		// In several buffers, all of which count.
+		return inVXLAN(42, packet.IPv4{Src: src, Dst: dst}, packet.UDP{Src: port, Dst: 9}, packet.Bytes(9000))
 	}
 	sparse, heavy, ruled := flow(1000), flow(2000), flow(7)
 	if err := p.SetTuning(PriorityTuning{SparseFrames: 8, SparseBytes: 1 << 20}); err != nil {

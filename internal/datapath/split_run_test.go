@@ -88,6 +88,32 @@ func TestNoMoreIsUnderWayThanTheMergeHasRoomFor(t *testing.T) {
 	}
 }
 
+// A frame in several buffers is as heavy as all of them: by the first alone no flow of jumbo frames is an elephant.
+func TestAnElephantWeighsAllBuffersOfItsFrames(t *testing.T) {
+	b := newBench(t, NIC)
+	err := errors.Join(
+		b.StartLanes([]int{b.core}), b.SetLanes(NIC, []int{b.core}), b.SetBranches(NIC, []Branches{{Cores: []int{b.core}}}, func(int) int { return 0 }),
+		b.SetSplit(Split{UDP: true, Numbered: true, Batch: 64, At: NIC, Here: true}),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	frame := tunnelled(packet.IPv4{}, packet.UDP{Src: 1, Dst: 2}, packet.Bytes(9000))
+	at := b.split(t, frame)
+	bytes := func() (e underlayOlElephant) {
+		t.Helper()
+		if err := b.xdp.OlElephants.Lookup(at, &e); err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	was := bytes()
+	b.run(t, frame, 1)
+	if now := bytes(); now.Frames != was.Frames+1 || int(now.Bytes-was.Bytes) != len(frame) {
+		t.Errorf("%d frames, %d bytes more; want one of %d", now.Frames-was.Frames, now.Bytes-was.Bytes, len(frame))
+	}
+}
+
 // mergingPlace is the place among the merging of flows that are split by hand.
 const mergingPlace = uint32(3)
 

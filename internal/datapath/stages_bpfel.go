@@ -131,12 +131,13 @@ type stagesOlCpu struct {
 		Packets uint64
 	}
 	Packets      [3]uint64
+	Came         uint64
 	Samples      [4]uint64
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
 	AwaitedUntil uint64
-	_            [16]byte
+	_            [8]byte
 }
 
 type stagesOlCuts struct {
@@ -213,6 +214,7 @@ const (
 	stagesOlLimitOL_SENDERS         stagesOlLimit = 4096
 	stagesOlLimitOL_WATCHDOG_MS     stagesOlLimit = 2000
 	stagesOlLimitOL_JOINED_MS       stagesOlLimit = 200
+	stagesOlLimitOL_HEADLESS_ENOUGH stagesOlLimit = 256
 	stagesOlLimitOL_MERGING_GONE_MS stagesOlLimit = 10000
 )
 
@@ -375,7 +377,8 @@ const (
 	stagesOlReasonOL_INNER_EXTENSION    stagesOlReason = 10
 	stagesOlReasonOL_INNER_MULTICAST    stagesOlReason = 11
 	stagesOlReasonOL_FRAGMENT_UNTRACKED stagesOlReason = 12
-	stagesOlReasonOL_NR_REASONS         stagesOlReason = 13
+	stagesOlReasonOL_HEADLESS           stagesOlReason = 13
+	stagesOlReasonOL_NR_REASONS         stagesOlReason = 14
 )
 
 type stagesOlRecent struct {
@@ -475,6 +478,7 @@ const (
 	stagesMapOlCpus           = "ol_cpus"
 	stagesMapOlCuts           = "ol_cuts"
 	stagesMapOlFrags          = "ol_frags"
+	stagesMapOlHeadless       = "ol_headless"
 	stagesMapOlLanePackets    = "ol_lane_packets"
 	stagesMapOlLaneThreads    = "ol_lane_threads"
 	stagesMapOlLatencyThreads = "ol_latency_threads"
@@ -561,6 +565,7 @@ type stagesMapSpecs struct {
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.MapSpec `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
@@ -617,6 +622,7 @@ type stagesMaps struct {
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.Map `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
@@ -644,6 +650,7 @@ func (m *stagesMaps) Close() error {
 		m.OlCpus,
 		m.OlCuts,
 		m.OlFrags,
+		m.OlHeadless,
 		m.OlLanePackets,
 		m.OlLaneThreads,
 		m.OlLatencyThreads,

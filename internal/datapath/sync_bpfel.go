@@ -104,12 +104,13 @@ type syncOlCpu struct {
 		Packets uint64
 	}
 	Packets      [3]uint64
+	Came         uint64
 	Samples      [4]uint64
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
 	AwaitedUntil uint64
-	_            [16]byte
+	_            [8]byte
 }
 
 type syncOlCuts struct {
@@ -371,6 +372,7 @@ const (
 	syncMapOlCpus           = "ol_cpus"
 	syncMapOlCuts           = "ol_cuts"
 	syncMapOlFrags          = "ol_frags"
+	syncMapOlHeadless       = "ol_headless"
 	syncMapOlLanePackets    = "ol_lane_packets"
 	syncMapOlLaneThreads    = "ol_lane_threads"
 	syncMapOlLatencyThreads = "ol_latency_threads"
@@ -453,6 +455,7 @@ type syncMapSpecs struct {
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.MapSpec `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
@@ -511,6 +514,7 @@ type syncMaps struct {
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.Map `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
@@ -540,6 +544,7 @@ func (m *syncMaps) Close() error {
 		m.OlCpus,
 		m.OlCuts,
 		m.OlFrags,
+		m.OlHeadless,
 		m.OlLanePackets,
 		m.OlLaneThreads,
 		m.OlLatencyThreads,

@@ -104,12 +104,13 @@ type underlayOlCpu struct {
 		Packets uint64
 	}
 	Packets      [3]uint64
+	Came         uint64
 	Samples      [4]uint64
 	Stretch      uint64
 	Waited       uint64
 	Queued       uint64
 	AwaitedUntil uint64
-	_            [16]byte
+	_            [8]byte
 }
 
 type underlayOlCuts struct {
@@ -497,6 +498,7 @@ const (
 	underlayMapOlExpressTurns   = "ol_express_turns"
 	underlayMapOlExpressUnfits  = "ol_express_unfits"
 	underlayMapOlFrags          = "ol_frags"
+	underlayMapOlHeadless       = "ol_headless"
 	underlayMapOlLanePackets    = "ol_lane_packets"
 	underlayMapOlLaneThreads    = "ol_lane_threads"
 	underlayMapOlLatencyThreads = "ol_latency_threads"
@@ -587,6 +589,7 @@ type underlayMapSpecs struct {
 	OlExpressTurns   *ebpf.MapSpec `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.MapSpec `ebpf:"ol_express_unfits"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.MapSpec `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
@@ -651,6 +654,7 @@ type underlayMaps struct {
 	OlExpressTurns   *ebpf.Map `ebpf:"ol_express_turns"`
 	OlExpressUnfits  *ebpf.Map `ebpf:"ol_express_unfits"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.Map `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
 	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
@@ -686,6 +690,7 @@ func (m *underlayMaps) Close() error {
 		m.OlExpressTurns,
 		m.OlExpressUnfits,
 		m.OlFrags,
+		m.OlHeadless,
 		m.OlLanePackets,
 		m.OlLaneThreads,
 		m.OlLatencyThreads,

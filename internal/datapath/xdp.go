@@ -174,6 +174,26 @@ func (d *Datapath) attachOnce(done *bool, progs ...*ebpf.Program) error {
 	return nil
 }
 
+// Headless are the NICs, by ifindex, whose drivers put the headers of frames into another buffer than the first, as
+// XDP programs have seen. What they have counted is forgotten.
+func (d *Datapath) Headless() (nics []int, err error) {
+	var nic, frames uint32
+	list := d.stages.OlHeadless.Iterate()
+	for list.Next(&nic, &frames) {
+		if frames >= uint32(stagesOlLimitOL_HEADLESS_ENOUGH) {
+			nics = append(nics, int(nic))
+		}
+	}
+	err = list.Err()
+	for _, nic := range nics {
+		err = errors.Join(err, d.stages.OlHeadless.Delete(uint32(nic)))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read which NICs leave the first buffer empty: %w", err)
+	}
+	return nics, nil
+}
+
 // ErrForeignXDP says that what others have on the device stands against a program of ours.
 var ErrForeignXDP = errors.New("another XDP program is attached")
 

@@ -21,6 +21,7 @@ type Sensor struct {
 	Behind float64
 	// before: the window that ends next tells nothing of what stages cost now.
 	before bool
+	came   uint64 // as read last
 }
 
 // Relearn forgets what stages cost: from now on packets are others, and fewer or more of them.
@@ -29,9 +30,10 @@ func (s *Sensor) Relearn() { s.Costs, s.before = governor.Costs{}, true }
 // Read makes the window since the last call. learn tells that all stages run on
 // one core now, so that their cost can be measured. The first call has no
 // window and returns false.
-// receiving is the share of each core's time that softirqs took lately.
-func (s *Sensor) Read(now time.Time, cores []datapath.Core, configured []int, receiving map[int]float64, learn bool) (governor.Input, bool) {
+// receiving is the share of each core's time that softirqs took lately, came the frames that NICs have received.
+func (s *Sensor) Read(now time.Time, cores []datapath.Core, configured []int, receiving map[int]float64, came uint64, learn bool) (governor.Input, bool) {
 	last, since, first := s.Last, now.Sub(s.when), s.when.IsZero()
+	came, s.came = came-s.came, came
 	s.Last, s.when = cores, now
 	if first || since <= 0 {
 		return governor.Input{}, false
@@ -72,8 +74,13 @@ func (s *Sensor) Read(now time.Time, cores []datapath.Core, configured []int, re
 		}
 		in.Cores[i] = c
 	}
+	really := Came(came, sum.all[datapath.NIC])
+	for cpu, c := range in.Cores {
+		c.Rate *= really
+		in.Cores[cpu] = c
+	}
 	if learn && !s.before {
-		s.learn(sum)
+		s.learn(sum, really)
 	}
 	s.before = false
 	s.Behind = sum.behind()
@@ -140,8 +147,8 @@ func (s *Sensor) Nothing(now time.Time, configured []int) governor.Input {
 const minLearn = 500
 
 // learn follows the stages' costs slowly: a machine's speed changes by half and
-// more within seconds. A stage's packets may be many frames each.
-func (s *Sensor) learn(sum costs) {
+// more within seconds. A stage's packets may be many frames each. really is the part of the NICs' frames that came.
+func (s *Sensor) learn(sum costs, really float64) {
 	if sum.packets[datapath.NIC] < minLearn {
 		return
 	}
@@ -151,7 +158,7 @@ func (s *Sensor) learn(sum costs) {
 		if sum.packets[st] < fewPackets {
 			continue
 		}
-		now := float64(sum.ns[st]) / float64(sum.packets[st]) * float64(sum.all[st]) / float64(sum.all[datapath.NIC])
+		now := float64(sum.ns[st]) / float64(sum.packets[st]) * float64(sum.all[st]) / (float64(sum.all[datapath.NIC]) * really)
 		if *cost == 0 {
 			*cost = now
 		} else {

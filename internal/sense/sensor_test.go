@@ -39,9 +39,9 @@ func TestAClockThatJumpsIsNoLoad(t *testing.T) {
 			var s Sensor
 			g := governor.New(governor.Auto, governor.DefaultLimits())
 			now := begin
-			s.Read(now, busy(0, 0), []int{0, 1}, nil, true)
+			s.Read(now, busy(0, 0), []int{0, 1}, nil, 0, true)
 			// Its work of the usual time, seen after the jump.
-			in, ok := s.Read(now.Add(tc.jump), busy(100*time.Millisecond, 1), []int{0, 1}, nil, true)
+			in, ok := s.Read(now.Add(tc.jump), busy(100*time.Millisecond, 1), []int{0, 1}, nil, 0, true)
 			if ok != tc.want {
 				t.Fatalf("there is a window: %t, want %t", ok, tc.want)
 			}
@@ -57,7 +57,7 @@ func TestAClockThatJumpsIsNoLoad(t *testing.T) {
 			}
 			// Then the clock goes on, and load is seen as it is.
 			now = now.Add(100 * time.Millisecond)
-			in, ok = s.Read(now, busy(100*time.Millisecond, 0.9), []int{0, 1}, nil, true)
+			in, ok = s.Read(now, busy(100*time.Millisecond, 0.9), []int{0, 1}, nil, 0, true)
 			if !ok || in.Cores[0].Saturated < 0.8 || len(in.Cores) != configured {
 				t.Errorf("the window after it: %t %+v", ok, in.Cores)
 			}
@@ -77,7 +77,7 @@ func TestCostsAreLearnedAnewWhenDatagramsAreJoined(t *testing.T) {
 			total.StagePackets[st] += packets[st]
 			total.StageNs[st] += ns[st] * packets[datapath.NIC]
 		}
-		in, _ := s.Read(now, []datapath.Core{total}, []int{0}, nil, true)
+		in, _ := s.Read(now, []datapath.Core{total}, []int{0}, nil, 0, true)
 		return in.Costs
 	}
 	const frames = 10000
@@ -86,7 +86,7 @@ func TestCostsAreLearnedAnewWhenDatagramsAreJoined(t *testing.T) {
 	costs := func(c [datapath.Stages]uint64) governor.Costs {
 		return governor.Costs{NIC: float64(c[datapath.NIC]), Tunnel: float64(c[datapath.Tunnel]), Pod: float64(c[datapath.Pod])}
 	}
-	s.Read(now, []datapath.Core{total}, []int{0}, nil, true)
+	s.Read(now, []datapath.Core{total}, []int{0}, nil, 0, true)
 	if got := window(single, before); got != costs(before) {
 		t.Fatalf("at first: %+v", got)
 	}
@@ -96,5 +96,27 @@ func TestCostsAreLearnedAnewWhenDatagramsAreJoined(t *testing.T) {
 	}
 	if got := window(joined, after); got != costs(after) {
 		t.Errorf("after the change: %+v", got)
+	}
+}
+
+// What drivers have sent and count as received makes neither a higher rate nor cheaper frames.
+func TestFramesThatOnlyPollsClaimMakeNoneCheaper(t *testing.T) {
+	const claimed, came = 10_000, 4000
+	now := time.Unix(1_000_000, 0)
+	read := func(came uint64) governor.Input {
+		var s Sensor
+		core := datapath.Core{}
+		s.Read(now, []datapath.Core{core}, []int{0}, nil, 0, true)
+		for st := range datapath.Stages {
+			core.Packets[st], core.StagePackets[st], core.StageNs[st] = claimed, claimed, 400*claimed
+		}
+		in, _ := s.Read(now.Add(time.Second), []datapath.Core{core}, []int{0}, nil, came, true)
+		return in
+	}
+	for frames, want := range map[uint64]float64{claimed: 400, came: 1000} {
+		in := read(frames)
+		if c := (governor.Costs{NIC: want, Tunnel: want, Pod: want}); in.Costs != c || in.Cores[0].Rate != float64(frames) {
+			t.Errorf("%d came: %+v, %v a second", frames, in.Costs, in.Cores[0].Rate)
+		}
 	}
 }

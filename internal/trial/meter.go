@@ -7,15 +7,17 @@ import (
 
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/sense"
 )
 
 // Totals are what has been counted since the daemon started, on some cores or on all.
 type Totals struct {
 	At            time.Time
-	Waited        uint64 // ns
+	Waited        uint64 // ns, in NICs: for each frame that polls claim
 	Queued        uint64 // ns that packets waited in backlogs, which lanes are
 	NS, Busy, All [datapath.Stages]uint64
 	Dropped       uint64
+	Came, Polled  uint64 // frames that NICs received, and that their polls claim, on all cores
 	Acted, Could  uint64 // packets on which the mechanism acted, of so many
 }
 
@@ -41,19 +43,18 @@ func (m *Meter) Window(t Totals, saturated bool) governor.Window {
 	if was.At.IsZero() {
 		return governor.Window{}
 	}
-	w := governor.Window{
-		Elapsed: t.At.Sub(was.At), Frames: t.All[datapath.NIC] - was.All[datapath.NIC], Dropped: t.Dropped - was.Dropped, Saturated: saturated,
-	}
+	claimed := float64(t.All[datapath.NIC] - was.All[datapath.NIC])
+	frames := claimed * sense.Came(t.Came-was.Came, t.Polled-was.Polled)
+	w := governor.Window{Elapsed: t.At.Sub(was.At), Frames: uint64(frames), Dropped: t.Dropped - was.Dropped, Saturated: saturated}
 	if w.Frames == 0 {
 		return w
 	}
-	frames := float64(w.Frames)
 	for st := range datapath.Stages {
 		if n := t.Busy[st] - was.Busy[st]; n > 0 {
 			w.Cost += float64(t.NS[st]-was.NS[st]) / float64(n) * float64(t.All[st]-was.All[st]) / frames
 		}
 	}
-	w.Wait = leastWait + time.Duration(float64(t.Waited-was.Waited)/frames)
+	w.Wait = leastWait + time.Duration(float64(t.Waited-was.Waited)/claimed+float64(t.Queued-was.Queued)/frames)
 	if n := t.Could - was.Could; n > 0 {
 		w.Acted = min(float64(t.Acted-was.Acted)/float64(n), 1)
 	}

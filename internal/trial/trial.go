@@ -144,8 +144,8 @@ func (ts *Trials) Settled() (bool, error) {
 // total reads what counts for a trial.
 func (ts *Trials) total(t *Trial) (Totals, error) {
 	sum, err := ts.Count(t.share, t.cores)
-	if t.queues {
-		sum.Waited += sum.Queued
+	if !t.queues {
+		sum.Queued = 0
 	}
 	return sum, err
 }

@@ -44,7 +44,7 @@ var drivers = map[string][]Effect{
 	"mana": {},
 	// drivers/net/ethernet/mellanox/mlx4/en_netdev.c: mlx4_xdp_set calls mlx4_en_stop_port and mlx4_en_start_port. It refuses where a frame does not fit a page.
 	"mlx4_en": {RestartsLink},
-	// drivers/net/ethernet/mellanox/mlx5/core/en_main.c: mlx5e_xdp_set has mlx5e_switch_priv_channels open new channels, and switch the carrier off until they are in use. It refuses with LRO.
+	// drivers/net/ethernet/mellanox/mlx5/core/en_main.c: mlx5e_xdp_set has mlx5e_switch_priv_channels open new channels, and switch the carrier off until they are in use. It refuses with LRO. Limits: en_rx.c, mlx5e_skb_from_cqe_mpwrq_nonlinear leaves the first buffer empty, with a striding receive queue and an MTU above some 3500.
 	"mlx5_core": {RestartsLink},
 	// drivers/net/ethernet/qlogic/qede/qede_filter.c: qede_xdp_set calls qede_reload, which unloads and loads the device, also to replace a program.
 	"qede": {RestartsLink},

@@ -45,6 +45,9 @@ type record struct {
 	// Attached tells that an attach was seen, and Harm what it did.
 	Attached bool     `json:"attached,omitempty"`
 	Harm     []string `json:"harm,omitempty"`
+	// headless: its driver puts headers where XDP does not read. What decides that has no common name, so it is
+	// seen anew by each daemon.
+	headless bool
 }
 
 type memoryFile struct {
@@ -135,6 +138,12 @@ func (m *Memory) refusal(u node.Underlay) string {
 		return r.Refused
 	}
 	return ""
+}
+
+// headless tells that the driver puts headers where XDP does not read, with the present MTU.
+func (m *Memory) headless(u node.Underlay) bool {
+	r := m.of(u)
+	return r != nil && r.headless
 }
 
 // harm is what an attach did to the NIC, with whatever MTU.

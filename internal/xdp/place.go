@@ -54,6 +54,9 @@ const (
 	// UnderVLANs: a frame that XDP sends to a lane loses the tag that the NIC took off, and with it
 	// the VLAN device that it was for.
 	UnderVLANs = "no XDP program: a VLAN device sits on it, and XDP does not see the tags that the NIC takes off"
+	// Headless: a driver's way for each frame, as mlx5's with a striding receive queue and a large MTU.
+	Headless = "no XDP program: its driver leaves the first buffer of frames empty, where XDP reads their headers; with mlx5 " +
+		"a smaller MTU helps, or ethtool --set-priv-flags NIC rx_striding_rq off and a restart of overlane"
 	// Foreign begins what is said of a program of others.
 	Foreign = "left alone: a foreign XDP program is attached"
 )
@@ -89,6 +92,9 @@ func New(ground Ground, memory *Memory, log *slog.Logger) *Places {
 
 // Why says why a mechanism would not get a NIC's place now; empty if it has it, or would be let try.
 func (p *Places) Why(u node.Underlay, w Want) string {
+	if p.Headless(u) {
+		return Headless
+	}
 	if pl := p.places[u.Key()]; pl != nil {
 		if pl.by[Priority] != (w.By == Priority) && w.By != Express {
 			return fmt.Sprintf("%s's program is on %s", pl.holders()[0], u.Name)
@@ -103,6 +109,8 @@ func (p *Places) Bars(u node.Underlay, w Want) string {
 	switch {
 	case u.VLANs:
 		return UnderVLANs
+	case p.Headless(u):
+		return Headless
 	case u.ForeignXDP:
 		return p.foreignOn(u)
 	case p.busy[u.Key()] != "":
@@ -270,6 +278,27 @@ func (p *Places) Shared() bool {
 		}
 	}
 	return false
+}
+
+// Headless tells whether a NIC's driver was seen to put headers where XDP does not read.
+func (p *Places) Headless(u node.Underlay) bool { return p.memory.headless(u) }
+
+// SawHeadless takes the places away on which programs saw that, by the ifindexes of what receives, and returns whether
+// there are any. Priority's is for priority to give back: what it has changed about the NIC goes before.
+func (p *Places) SawHeadless(nics []int) (left bool, err error) {
+	for _, pl := range p.places {
+		if p.Headless(pl.nic) || !slices.ContainsFunc(pl.nic.Receivers, func(r node.Receiver) bool { return slices.Contains(nics, r.Ifindex) }) {
+			continue
+		}
+		p.memory.make(pl.nic).headless, left = true, true
+		p.say(pl.nic, Headless)
+		for _, by := range pl.holders() {
+			if !pl.by[Priority] {
+				err = errors.Join(err, p.Release(pl.nic.Key(), by))
+			}
+		}
+	}
+	return left, err
 }
 
 // Release gives a NIC's place back. The program goes with the last mechanism that has it, and

@@ -316,6 +316,39 @@ func TestADeviceThatIsGoneHasNoPlace(t *testing.T) {
 	}
 }
 
+// A NIC of whose frames programs can read nothing is left by all, with that MTU; priority leaves it itself.
+func TestANICWhoseHeadersXDPDoesNotSeeIsLeft(t *testing.T) {
+	for _, by := range []Mechanism{Pipeline, Priority} {
+		n, log := &nics{state: map[int]State{1: up(2)}}, &bytes.Buffer{}
+		p := places(t, n, nil, log)
+		u, want := eth("mlx5_core"), Want{by, true}
+		if err := p.Take(u, want, n.attach(up(2), nil)); err != nil {
+			t.Fatal(err)
+		}
+		if left, err := p.SawHeadless([]int{2}); left || err != nil || !p.On(u) {
+			t.Errorf("%s: another NIC: left %t, %v", by, left, err)
+		}
+		if left, err := p.SawHeadless([]int{1}); !left || err != nil || p.On(u) != (by == Priority) {
+			t.Errorf("%s: left %t, has a program %t, %v", by, left, p.On(u), err)
+		}
+		if left, err := p.SawHeadless([]int{1}); left || err != nil || p.Why(u, want) != Headless {
+			t.Errorf("%s: a second time: %t, %v, %q", by, left, err, p.Why(u, want))
+		}
+		if err := p.Release(u.Key(), by); err != nil || p.On(u) {
+			t.Errorf("%s: %v", by, err)
+		}
+		left(t, p.Take(u, want, n.attach(up(2), nil)), "leaves the first buffer of frames empty")
+		p.Look([]node.Underlay{u})
+		if why := p.Bars(u, want); why != Headless || strings.Count(log.String(), "left without") != 1 || n.tried != 1 {
+			t.Errorf("%s: %q, tried %d times:\n%s", by, why, n.tried, log)
+		}
+		u.MTU = 9000
+		if err := p.Take(u, want, n.attach(up(2), nil)); err != nil {
+			t.Errorf("%s: with another MTU: %v", by, err)
+		}
+	}
+}
+
 // Failures that are none of the driver's are no reason to leave the NIC alone.
 func TestOtherFailuresAreNoRefusals(t *testing.T) {
 	n := &nics{state: map[int]State{1: up(2)}}

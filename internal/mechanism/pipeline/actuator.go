@@ -338,12 +338,33 @@ func (a *actuator) changedHands(snap node.Snapshot, before map[node.DevKey]bool)
 			return fmt.Errorf("%w: %s: %s", errChangedHands, s.What, s.Reason)
 		}
 	}
+	if why := a.headless(snap); why != "" {
+		return fmt.Errorf("%w: %s", errChangedHands, why)
+	}
 	for key := range before {
 		if !a.left[key] && present(snap, key) {
 			return fmt.Errorf("%w: one that was left alone is free now", errChangedHands)
 		}
 	}
 	return nil
+}
+
+// headless says why the stage on the NICs is not where it was put: by a NIC on which XDP reads no headers. Without
+// micro-flows one of several may go on.
+func (a *actuator) headless(snap node.Snapshot) (why string) {
+	if len(a.layout.NIC) == 0 {
+		return ""
+	}
+	for _, u := range snap.Underlays {
+		switch unread := a.host.Places().Headless(u); {
+		case a.left[u.Key()]:
+		case unread:
+			why = fmt.Sprintf("%s: %s", u.Name, xdp.Headless)
+		case !a.layout.Split:
+			return ""
+		}
+	}
+	return why
 }
 
 // present tells whether a device that may be steered is still there.

@@ -82,6 +82,79 @@ func TestADriverThatRefusesXDPEndsNothing(t *testing.T) {
 	}
 }
 
+// A NIC whose driver leaves the first buffer of frames empty is left by whatever has a program there, and what remains
+// acts behind the NIC's stage. veth fills it, so the test counts such frames in the program's place.
+func TestANICWhoseHeadersXDPDoesNotSeeIsLeft(t *testing.T) {
+	turn := speed.Every(t, 2)
+	for _, tc := range []struct {
+		name, config, mechanism string
+		state                   control.MechanismState
+		words                   string                    // of the mechanism's reason then
+		before, after           func(control.Status) bool // that it acts on the NIC, and then without
+	}{
+		{"tier xdp", strings.Replace(forced, "tier: tc", "tier: xdp", 1), "pipeline", control.Active, "the NIC's stage stays where it is",
+			func(st control.Status) bool { return laneOf(st, "nic") > 1000 },
+			func(st control.Status) bool {
+				return laneOf(st, "tunnel")+laneOf(st, "pod") > 1000 && laneOf(st, "nic") == 0
+			}},
+		{"micro-flows", microflows("1Mbit") + "tier: xdp\n", "microflows", control.Active, "flows are cut behind the NIC's stage",
+			func(st control.Status) bool { return laneOf(st, "nic") > 1000 },
+			func(st control.Status) bool { return laneOf(st, "tunnel") > 1000 }},
+		{"priority", prioritised, "priority", control.Standby, "no underlay takes its program",
+			func(st control.Status) bool { return st.Counters.BulkPackets > 0 },
+			func(control.Status) bool { return true }},
+	} {
+		if !turn() {
+			continue
+		}
+		t.Run(tc.name, func(t *testing.T) {
+			rig.NeedCores(t, 2)
+			b := rig.Lab(t, bed.Options{NIC: bed.Softirq})
+			check(t, b)
+			nl := rig.In(t, b.Receiver().NS)
+			defer nl.Close()
+			nic := func() (index uint32, attached bool) {
+				l, err := nl.LinkByName(b.Receiver().Wire)
+				must(t, err)
+				x := l.Attrs().Xdp
+				return uint32(l.Attrs().Index), x != nil && x.Attached
+			}
+			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: tc.config})
+			l := rig.StartLoad(t, b, 2)
+			rig.Until(t, "it acts on the NIC", func() (bool, string) {
+				_, attached := nic()
+				st := d.Status()
+				return attached && tc.before(st), fmt.Sprintf("%+v\n%s", st, d.Log())
+			})
+			index, _ := nic()
+			m, err := rig.MapOf(d.PID, "ol_headless")
+			must(t, err)
+			defer m.Close()
+			must(t, m.Put(index, uint32(1<<31)))
+			rig.Until(t, "what remains acts", func() (bool, string) {
+				_, attached := nic()
+				st := d.Status()
+				m := mechanismOf(t, st, tc.mechanism)
+				return !attached && m.State == tc.state && strings.Contains(m.Reason, tc.words) && strings.Contains(m.Reason, unread) && tc.after(st), fmt.Sprintf("program: %t\n%+v\n%s", attached, st, d.Log())
+			})
+			saysManual(t, d, b.Receiver().Wire, unread)
+			// As at the end of priority: threads that are given back after the program have hung igb.
+			back, off := strings.Index(d.Log(), `"setting restored" setting=threaded`), strings.Index(d.Log(), `"program detached"`)
+			if tc.mechanism == "priority" && (threaded(t, b) || back < 0 || off < back) {
+				t.Errorf("threads poll the NIC: %t; the log:\n%s", threaded(t, b), d.Log())
+			}
+			l.GoesOn()
+			if strings.Contains(d.Log(), "level=ERROR") {
+				t.Errorf("the log:\n%s", d.Log())
+			}
+			ends(t, d)
+			l.Stop()
+		})
+	}
+}
+
+const unread = "leaves the first buffer of frames empty"
+
 // An operator switches RPS on at the NIC, and off again. What a lane sends on has lost hash and queue, and goes to another
 // core than what takes the stock path: meanwhile there are no lanes there, and status says why.
 func TestWhereRPSMovesFramesThereAreNoLanes(t *testing.T) {

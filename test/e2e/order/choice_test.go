@@ -6,17 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/test/e2e/rig"
 )
 
 // choices tells which of their two lanes of a stage flows are on, from the kernel side's own maps, read
@@ -51,7 +48,7 @@ func watchChoices(pid int) (*choices, error) {
 	c := &choices{flows: map[uint32]bool{}, stop: make(chan struct{}), ended: make(chan error, 1)}
 	for name, m := range map[string]**ebpf.Map{"ol_owners": &c.owners, "ol_slots": &c.slots} {
 		var err error
-		if *m, err = mapOf(pid, name); err != nil {
+		if *m, err = rig.MapOf(pid, name); err != nil {
 			return nil, fmt.Errorf("watch choices: %w", err)
 		}
 	}
@@ -70,35 +67,6 @@ func watchChoices(pid int) (*choices, error) {
 		}
 	}()
 	return c, nil
-}
-
-// mapOf opens a map that a process holds.
-func mapOf(pid int, name string) (*ebpf.Map, error) {
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
-	if err != nil {
-		return nil, err
-	}
-	for _, file := range files {
-		info, err := os.ReadFile(file)
-		if err != nil {
-			continue // closed since
-		}
-		_, rest, ok := strings.Cut(string(info), "map_id:\t")
-		number, _, _ := strings.Cut(rest, "\n")
-		id, err := strconv.ParseUint(number, 10, 32)
-		if !ok || err != nil {
-			continue
-		}
-		m, err := ebpf.NewMapFromID(ebpf.MapID(id))
-		if err != nil {
-			return nil, err
-		}
-		if i, err := m.Info(); err == nil && i.Name == name {
-			return m, nil
-		}
-		m.Close()
-	}
-	return nil, fmt.Errorf("process %d holds no map %s", pid, name)
 }
 
 // among says which lanes there are.

@@ -30,12 +30,13 @@ const (
 	InnerExtension    Reason = "inner-extension"
 	InnerMulticast    Reason = "inner-multicast"
 	FragmentUntracked Reason = "fragment-untracked"
+	Headless          Reason = "headers-not-in-first-buffer" // of XDP's view of a frame, which no View is
 )
 
 // Reasons lists them in the order of enum ol_reason.
 var Reasons = []Reason{
 	OK, NotOverlay, Short, OuterVLAN, OuterOptions, OuterFragment, OuterExtension, BadLength,
-	BadTunnelHeader, InnerNotIP, InnerExtension, InnerMulticast, FragmentUntracked,
+	BadTunnelHeader, InnerNotIP, InnerExtension, InnerMulticast, FragmentUntracked, Headless,
 }
 
 // Kind is an encapsulation.
