@@ -188,6 +188,7 @@ OL_INLINE int ol_lane_left(const struct ol_lane_watch *w, __u32 last, __u32 now,
  * emptied by refusing what comes: that is lost anyway, and on the stock path the core can do more.
  * Being never empty tells nothing: flows that wait for answers, as TCP's, always have frames in
  * it, and none need be lost. Nor does time: a thread that has to wait for its core is behind, too.
+ * Without a window the daemon wants bulk on the stock path: being never empty is enough then.
  */
 OL_INLINE void ol_prio_turn(struct ol_prio *p, const struct ol_policy *policy, int lanes_empty,
 			    int busy)
@@ -199,7 +200,7 @@ OL_INLINE void ol_prio_turn(struct ol_prio *p, const struct ol_policy *policy, i
 	p->about = about;
 	if (about || lanes_empty)
 		p->empties = 0;
-	if (about || (!p->empties && bulk->room >= p->reserve))
+	if (about || (policy->latency_window_us && !p->empties && bulk->room >= p->reserve))
 		p->owed = bulk->taken + policy->bulk_room;
 	if (silence > OL_PRIO_LIFE_US)
 		p->ever = 0;

@@ -296,6 +296,13 @@ static void turns(__u32 start, __u32 taken)
 	MUST(p.about && bulk->room == 7, "line %d", __LINE__);
 	p.now += 50000;
 	MUST(!emptied(&p, &policy, 249, 8, 7), "line %d", __LINE__);
+	/* The daemon wants bulk back: flows that wait for answers are refused, too, until it is empty. */
+	p.seen = p.now;
+	bulk->room = 7;
+	ol_prio_turn(&p, &policy, 0, 0);
+	policy.latency_window_us = 0;
+	MUST(emptied(&p, &policy, 5000, 8, 1990) == 250, "line %d", __LINE__);
+	MUST(emptied(&p, &policy, 1, 8, 1990) == 1, "line %d", __LINE__);
 }
 
 int main(void)
