@@ -289,10 +289,11 @@ func TestAScanThatLacksFilesLosesNothing(t *testing.T) {
 		link set ve1 master br0 up`, pod)
 	s := w.scanner(a)
 	whole := func(n Snapshot) bool {
-		return len(n.Underlays) == 1 && len(n.Tunnels) == 1 && len(n.Pods) == 1
+		return len(n.Underlays) == 1 && n.Underlays[0].Moves == "" && len(n.Tunnels) == 1 && len(n.Pods) == 1
 	}
-	if snap := scan(t, s); !whole(snap) {
-		t.Fatalf("%+v", snap)
+	first := scan(t, s)
+	if !whole(first) {
+		t.Fatalf("%+v", first)
 	}
 	var usual unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
@@ -309,6 +310,7 @@ func TestAScanThatLacksFilesLosesNothing(t *testing.T) {
 	for files := uint64(3); ; files++ {
 		limit(files)
 		h, unopened := s.Namespace(over.cookie)
+		moves := s.Moves(first.Underlays[0])
 		snap, err := s.Scan(t.Context())
 		limit(usual.Cur)
 		if unopened == nil {
@@ -317,6 +319,8 @@ func TestAScanThatLacksFilesLosesNothing(t *testing.T) {
 		switch {
 		case errors.Is(unopened, ErrGone):
 			t.Fatalf("with %d files: %v", files, unopened)
+		case moves != "":
+			t.Fatalf("with %d files: %s", files, moves)
 		case err != nil:
 			failed++
 		case !whole(snap):
