@@ -133,10 +133,14 @@ func (k *kernel) device(t plan.Target, addr string) (*settingPlace, error) {
 	d := &settingPlace{Setting: plan.Setting{Target: t}, inode: h.Inode(), handle: h, dev: dev, k: k}
 	d.Name = name
 	// Once more, now that the folder is held: the name may have moved on.
-	if index, err := readIfindex(dev, "."); err != nil || index != t.Ifindex {
-		return nil, errors.Join(errGone, err, dev.Close())
+	index, err := readIfindex(dev, ".")
+	if err == nil && index != t.Ifindex {
+		err = errGone
 	}
-	if d.addr, err = readIdentity(dev, "address"); err != nil {
+	if err == nil {
+		d.addr, err = readIdentity(dev, "address")
+	}
+	if err != nil {
 		return nil, errors.Join(err, dev.Close())
 	}
 	k.devs[t] = d

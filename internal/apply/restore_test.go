@@ -333,3 +333,37 @@ func TestADeviceThatIsBeingUnregisteredIsGone(t *testing.T) {
 		t.Error("a device that is being unregistered is there")
 	}
 }
+
+// A FIFO tells when the index is read for the first time. Until that read ends, something else takes its place.
+func TestADeviceWhoseIndexCannotBeReadAgainIsNotGone(t *testing.T) {
+	h, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	dir := t.TempDir()
+	index := filepath.Join(dir, "class/net/x0/ifindex")
+	root, err := os.OpenRoot(dir)
+	if err := errors.Join(err, os.MkdirAll(filepath.Dir(index), 0o700), unix.Mkfifo(index, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	k := newKernel(&bed{cookie: map[*netns.Handle]uint64{h: 1}})
+	k.sysfs[1] = root
+	defer k.close()
+	swapped := make(chan error, 1)
+	go func() {
+		f, err := os.OpenFile(index, os.O_WRONLY, 0)
+		if err == nil {
+			_, w := f.WriteString("5\n")
+			err = errors.Join(os.Remove(index), os.Mkdir(index, 0o700), w, f.Close())
+		}
+		swapped <- err
+	}()
+	_, err = k.device(plan.Target{NetnsCookie: 1, Ifindex: 5, Name: "x0"}, "")
+	if err := <-swapped; err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(err, unix.EISDIR) || certainlyGone(err) {
+		t.Errorf("%v, want that it is not known", err)
+	}
+}

@@ -4,11 +4,17 @@ package host
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/netns"
@@ -158,5 +164,35 @@ func TestANamespaceThatNoScanHasSeenIsPassedOver(t *testing.T) {
 	refused, err := b.CarryOut([]plan.Step{{Setting: lo, By: plan.ByPipeline, Was: "0", First: "0", Want: "1"}})
 	if err != nil || len(refused) > 0 || len(b.Entries()) > 0 {
 		t.Errorf("refused %v, %v, journal %+v", refused, err, b.Entries())
+	}
+}
+
+func TestANamespaceThatCannotBeOpenedKeepsItsEntries(t *testing.T) {
+	b := newBed(t)
+	other, err := netns.New()
+	b.must(err)
+	cookie, err := other.Cookie()
+	b.must(err)
+	place, cover := filepath.Join(t.TempDir(), "other"), filepath.Join(t.TempDir(), "cover")
+	b.must(errors.Join(os.WriteFile(place, nil, 0o600), os.WriteFile(cover, nil, 0o600)))
+	b.must(unix.Mount(fmt.Sprintf("/proc/self/fd/%d", other.FD()), place, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { unix.Unmount(place, unix.MNT_DETACH) })
+	b.must(other.Close())
+	b.must(b.Scan(context.Background()))
+	b.setMask(node.Dev{NetnsCookie: cookie, Ifindex: 1, Name: "lo"})
+	b.must(unix.Mount(cover, place, "", unix.MS_BIND, ""))
+	uncover := sync.OnceFunc(func() { unix.Unmount(place, unix.MNT_DETACH) })
+	t.Cleanup(uncover)
+	for range 2 {
+		b.must(b.Scan(context.Background()))
+		b.must(b.Forget(b.Gone))
+		if len(b.Entries()) != 1 {
+			t.Fatal("the entry of a namespace under another mount is forgotten")
+		}
+	}
+	uncover()
+	rep, err := b.Restore(plan.ByPipeline, nil)
+	if err != nil || rep.Count(apply.Restored) != 1 {
+		t.Errorf("%+v, %v", rep, err)
 	}
 }

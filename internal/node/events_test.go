@@ -288,9 +288,12 @@ func TestAScanThatLacksFilesLosesNothing(t *testing.T) {
 		link add ve1 type veth peer name eth0 numrxqueues 4 netns $1
 		link set ve1 master br0 up`, pod)
 	s := w.scanner(a)
-	whole := func(n Snapshot) bool { return len(n.Underlays) == 1 && len(n.Tunnels) == 1 && len(n.Pods) == 1 }
-	if snap := scan(t, s); !whole(snap) {
-		t.Fatalf("%+v", snap)
+	whole := func(n Snapshot) bool {
+		return len(n.Underlays) == 1 && n.Underlays[0].Moves == "" && len(n.Tunnels) == 1 && len(n.Pods) == 1
+	}
+	first := scan(t, s)
+	if !whole(first) {
+		t.Fatalf("%+v", first)
 	}
 	var usual unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &usual); err != nil {
@@ -306,9 +309,18 @@ func TestAScanThatLacksFilesLosesNothing(t *testing.T) {
 	failed := 0
 	for files := uint64(3); ; files++ {
 		limit(files)
+		h, unopened := s.Namespace(over.cookie)
+		moves := s.Moves(first.Underlays[0])
 		snap, err := s.Scan(t.Context())
 		limit(usual.Cur)
+		if unopened == nil {
+			h.Close()
+		}
 		switch {
+		case errors.Is(unopened, ErrGone):
+			t.Fatalf("with %d files: %v", files, unopened)
+		case moves != "":
+			t.Fatalf("with %d files: %s", files, moves)
 		case err != nil:
 			failed++
 		case !whole(snap):
@@ -348,12 +360,18 @@ func TestANamespaceThatStaysUnreadableIsLeftOutInTheEnd(t *testing.T) {
 		}
 		<-s.Events() // it is to be scanned again
 	}
+	if _, err := s.Namespace(over.cookie); !errors.Is(err, netns.ErrHidden) || errors.Is(err, ErrGone) {
+		t.Errorf("under another mount: %v, want no ErrGone", err)
+	}
 	s.failing = s.failing.Add(-patience)
 	snap := scan(t, s)
 	if hidden := func(skip Skip) bool { return strings.Contains(skip.Reason, netns.ErrHidden.Error()) }; len(snap.Tunnels) != 0 || !slices.ContainsFunc(snap.Skipped, hidden) {
 		t.Fatalf("a minute later: %+v", snap)
 	}
 	scan(t, s) // and not again for a minute
+	if _, err := s.Sysfs(over.cookie); err != nil {
+		t.Errorf("what was open of it is closed: %v", err)
+	}
 	uncover()
 	if snap := scan(t, s); len(snap.Tunnels) != 1 {
 		t.Fatalf("it can be read again: %+v", snap)

@@ -168,7 +168,8 @@ func (s *Scanner) Searched() Searched {
 	return s.searched
 }
 
-// keep remembers the namespaces of a scan and lets go of all others.
+// keep remembers the namespaces of a scan and lets go of all others, but for those that are there and could not be
+// opened.
 func (s *Scanner) keep(p *pass) {
 	found := map[uint64]*space{}
 	for _, sp := range p.order {
@@ -184,7 +185,7 @@ func (s *Scanner) keep(p *pass) {
 	}
 	slices.Sort(s.searched.Dirs)
 	for cookie, k := range s.known {
-		if found[cookie] == nil {
+		if err := p.unopened[k.inode]; found[cookie] == nil && (err == nil || ended(err)) {
 			if k.sysfs != nil {
 				k.sysfs.Close()
 			}
@@ -227,7 +228,8 @@ func (s *Scanner) pokeSoon() {
 
 // Namespace opens a namespace that the last scan saw. The caller closes it,
 // and soon: an open handle keeps the namespace of a dead container alive. It
-// fails with ErrGone if the namespace has ended.
+// fails with ErrGone only if the namespace has ended: the journal forgets what
+// was changed there.
 func (s *Scanner) Namespace(cookie uint64) (*netns.Handle, error) {
 	path, mount := s.homePath, netns.Mount{}
 	if cookie != s.homeCookie {
@@ -242,10 +244,17 @@ func (s *Scanner) Namespace(cookie uint64) (*netns.Handle, error) {
 	}
 	h, err := open(path, mount)
 	if err != nil {
-		return nil, fmt.Errorf("network namespace %d: %w (%w)", cookie, ErrGone, err)
+		if ended(err) {
+			err = fmt.Errorf("%w (%w)", ErrGone, err)
+		}
+		return nil, fmt.Errorf("network namespace %d: %w", cookie, err)
 	}
-	if c, err := h.Cookie(); err != nil || c != cookie {
-		return nil, errors.Join(fmt.Errorf("network namespace %d: %w", cookie, ErrGone), err, h.Close())
+	c, err := h.Cookie()
+	if err == nil && c != cookie {
+		err = ErrGone
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("network namespace %d: %w", cookie, err), h.Close())
 	}
 	return h, nil
 }

@@ -73,28 +73,32 @@ func (s Settings) Moves(device string) string {
 
 // Moves is Underlay.Moves as it is now: a write to sysfs makes no event.
 func (s *Scanner) Moves(u Underlay) string {
+	now := ""
 	root, err := s.Sysfs(u.NetnsCookie)
+	if err == nil {
+		now, err = moves(root, u.Receivers)
+	}
 	if err != nil {
 		return u.Moves // the next scan finds out
 	}
-	return moves(root, u.Receivers)
+	return now
 }
 
 // moves tells of the devices that receive. One that has gone receives nothing, and a kernel without RPS has no masks.
-func moves(root *os.Root, receivers []Receiver) string {
+func moves(root *os.Root, receivers []Receiver) (string, error) {
 	for _, r := range receivers {
 		set, err := settingsIn(root, r.Dev)
 		switch {
 		case errors.Is(err, ErrGone) || errors.Is(err, fs.ErrNotExist):
 		case err != nil:
-			return fmt.Sprintf("whether RPS moves what it receives cannot be read: %v", err)
+			return "", err
 		default:
 			if why := set.Moves(r.Name); why != "" {
-				return why
+				return why, nil
 			}
 		}
 	}
-	return ""
+	return "", nil
 }
 
 // unwritable says why nothing can be written in a namespace's sysfs, empty if it can be. A read-only

@@ -63,18 +63,6 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 	u := Underlay{Dev: p.home.dev(l), MTU: l.MTU, Addrs: addrs, Driver: l.Kind, XDPProgID: l.XDP.First()}
 	slices.SortFunc(u.Addrs, netip.Addr.Compare)
 	u.Addrs = slices.Compact(u.Addrs)
-	d, err := openDev(root, u.Dev)
-	if err == nil {
-		defer d.Close()
-		u.RxQueues, err = rxQueues(d)
-	}
-	if err != nil {
-		if p.served(u.Key(), err) {
-			return err
-		}
-		p.skip(u.Dev, "%v", err)
-		return nil
-	}
 	var at []string
 	for _, port := range receivers(p.home.links, l.Index) {
 		r := Receiver{Dev: p.home.dev(port), Driver: port.Kind}
@@ -92,7 +80,22 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 	if len(at) == len(u.Receivers) {
 		u.At = strings.Join(at, " ")
 	}
-	u.VLANs, u.Moves = p.carriesVLANs(u), moves(root, u.Receivers)
+	d, err := openDev(root, u.Dev)
+	if err == nil {
+		defer d.Close()
+		u.RxQueues, err = rxQueues(d)
+	}
+	if err == nil {
+		u.Moves, err = moves(root, u.Receivers)
+	}
+	if err != nil {
+		if p.served(u.Key(), err) {
+			return err
+		}
+		p.skip(u.Dev, "%v", err)
+		return nil
+	}
+	u.VLANs = p.carriesVLANs(u)
 	u.ForeignXDP = u.XDPProgID != 0 && (p.s.opts.OwnXDP == nil || !p.s.opts.OwnXDP(u.XDPProgID))
 	p.snap.Underlays = append(p.snap.Underlays, u)
 	return nil
