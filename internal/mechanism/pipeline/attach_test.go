@@ -469,21 +469,27 @@ func (c comes) Cores() ([]datapath.Core, error) {
 
 // Masks would spread flows that the programs on the NICs cannot tell, as where IPsec encrypts what is outside.
 func TestWhatTheProgramsDoNotSeeIsNotSpread(t *testing.T) {
+	u, u2, vx, vx2 := device("u0", 2), device("u1", 4), device("vx0", 3), device("vx1", 5)
+	snap := node.Snapshot{Tunnels: []node.Tunnel{{Dev: vx, VNI: 1, Underlays: []node.Dev{u}}, {Dev: vx2, VNI: 2, Underlays: []node.Dev{u2}}}}
 	for name, tt := range map[string]struct {
 		hook, tunnel uint64
-		left         bool // alone, one of the tunnels
+		left         []node.Dev // alone
 		words        string
 	}{
-		"seen":       {1, 100, false, ""},
-		"not seen":   {0, 100, false, "may be encrypted"},
-		"nothing":    {0, 0, false, ""},
-		"left alone": {0, 100, true, ""},
+		"seen":                             {1, 100, nil, ""},
+		"not seen":                         {0, 100, nil, "may be encrypted"},
+		"nothing":                          {0, 0, nil, ""},
+		"a tunnel left alone, and its NIC": {0, 100, []node.Dev{vx, u}, ""},
+		// Its packets are not counted.
+		"a tunnel left alone": {0, 100, []node.Dev{vx}, "may be encrypted"},
 	} {
 		b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil}
 		b.Pipeline = New(b, comes{&b.kernel, tt.hook, tt.tunnel, 0}, b.opts)
-		vx := device("vx0", 3)
-		b.actuator.left = map[node.DevKey]bool{vx.Key(): tt.left}
-		err := b.actuator.sees(t.Context(), node.Snapshot{Tunnels: []node.Tunnel{{Dev: vx}}})
+		b.actuator.left = map[node.DevKey]bool{}
+		for _, d := range tt.left {
+			b.actuator.left[d.Key()] = true
+		}
+		err := b.actuator.sees(t.Context(), snap)
 		if (err == nil) != (tt.words == "") || err != nil && !strings.Contains(err.Error(), tt.words) {
 			t.Errorf("%s: %v", name, err)
 		}
