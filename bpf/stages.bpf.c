@@ -60,7 +60,7 @@ int ol_underlay_in(struct __sk_buff *skb)
 /*
  * On a tunnel's ingress: the packet is on the core that its hash has chosen. What goes on to a pod gets
  * another one there; what the host forwards must not take paths, queues and buckets by this one. The
- * kernel computes the hash anew when it needs it. Whose pod it is, if any, tc_index still tells.
+ * kernel computes the hash anew when it needs it. Which flow it is tc_index still tells.
  */
 SEC("tcx/ingress")
 int ol_tunnel_clear(struct __sk_buff *skb)

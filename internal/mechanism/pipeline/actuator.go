@@ -3,6 +3,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -215,14 +216,35 @@ func (a *actuator) takePlaces(snap node.Snapshot) error {
 	return none
 }
 
-// tunnels tells the programs which tunnels to steer: all but those left alone. Where a tunnel has
-// underlays, and all are left alone as well, no program steers, and priority is to know it.
+// known are the tunnels that the programs are to know: all but those left alone. Where a tunnel has underlays, and all
+// are left alone as well, no program steers, and priority is to know it: as far as the others leave room for it, since
+// these have masks. why: some found no room.
+func (a *actuator) known(snap node.Snapshot) (known []node.Tunnel, why string) {
+	served, headers := func(u node.Dev) bool { return !a.left[u.Key()] }, map[string]bool{}
+	for _, t := range snap.Tunnels {
+		if served(t.Dev) {
+			headers[header(t)] = true
+		}
+	}
+	for _, t := range snap.Tunnels {
+		switch {
+		case served(t.Dev):
+		case len(t.Underlays) == 0 || slices.ContainsFunc(t.Underlays, served):
+			continue
+		case len(headers) >= datapath.MaxTunnels && !headers[header(t)]:
+			why = cmp.Or(why, fmt.Sprintf("%s and those behind it: %s", plan.Target(t.Dev), plan.TooMany(datapath.MaxTunnels)))
+			continue
+		}
+		headers[header(t)] = true
+		known = append(known, t)
+	}
+	return known, why
+}
+
+// tunnels tells the programs which tunnels to know.
 func (a *actuator) tunnels(snap node.Snapshot) error {
-	mine := snap
-	mine.Tunnels = slices.DeleteFunc(slices.Clone(snap.Tunnels), func(t node.Tunnel) bool {
-		return a.left[t.Key()] && (len(t.Underlays) == 0 || slices.ContainsFunc(t.Underlays, func(u node.Dev) bool { return !a.left[u.Key()] }))
-	})
-	why := ""
+	mine, why := snap, ""
+	mine.Tunnels, why = a.known(snap)
 	over := func(s plan.Skip) bool { return s.Reason == plan.TooMany(datapath.MaxTunnels) }
 	if i := slices.IndexFunc(a.skipped, over); i >= 0 {
 		why = fmt.Sprintf("%s and those behind it: %s", a.skipped[i].What, a.skipped[i].Reason)

@@ -199,6 +199,42 @@ func TestTunnelsBeyondTheMostAreLeftAlone(t *testing.T) {
 	}
 }
 
+// A tunnel without a mask, known to the programs for priority's sake, takes no place of one that has a mask.
+func TestATunnelWithAMaskIsKnown(t *testing.T) {
+	foreign, u := device("u0", 2), device("u1", 3)
+	for masks := datapath.MaxTunnels - 1; masks <= datapath.MaxTunnels; masks++ {
+		snap := node.Snapshot{
+			Underlays: []node.Underlay{{Dev: foreign}, {Dev: u}}, Skipped: []node.Skip{{Dev: foreign, Reason: "another program's"}},
+			Tunnels: []node.Tunnel{{Dev: device("vx", 999), VNI: 999, Underlays: []node.Dev{foreign}}},
+		}
+		for i := range masks {
+			snap.Tunnels = append(snap.Tunnels, node.Tunnel{Dev: device(fmt.Sprintf("vx%d", i), 1000+i), VNI: uint32(i), Underlays: []node.Dev{u}})
+		}
+		layout := governor.Layout{Tunnel: []int{1}}
+		l, k := inPlace(t, layout, node.Snapshot{Underlays: snap.Underlays, Tunnels: snap.Tunnels[1:]})
+		l.Values[mask(snap.Tunnels[0].Dev)] = "4" // another program's
+		c := &crowd{live: l}
+		l.Pipeline = New(c, k, l.opts)
+		l.actuator.layout = layout
+		if err := l.actuator.follow(snap); err != nil {
+			t.Fatal(err)
+		}
+		known := map[node.DevKey]bool{}
+		for _, tun := range c.tunnels {
+			known[tun.Key()] = true
+		}
+		for _, tun := range snap.Tunnels[1:] {
+			if !known[tun.Key()] || l.Values[mask(tun.Dev)] != "2" {
+				t.Errorf("%s has mask %s, known: %t", tun.Name, l.Values[mask(tun.Dev)], known[tun.Key()])
+			}
+		}
+		room := masks < datapath.MaxTunnels
+		if len(c.tunnels) != datapath.MaxTunnels || known[snap.Tunnels[0].Key()] != room || strings.Contains(c.log.String(), "some tunnels are left alone") == room {
+			t.Errorf("the programs were told of %d tunnels beside %d masks, the log says:\n%s", len(c.tunnels), masks, &c.log)
+		}
+	}
+}
+
 // A pod whose tunnel is refused its mask keeps neither mask nor program.
 func TestAPodBehindARefusedTunnelKeepsNothing(t *testing.T) {
 	u, vx, vx2 := device("u0", 2), device("vx0", 3), device("vx1", 4)
@@ -433,21 +469,27 @@ func (c comes) Cores() ([]datapath.Core, error) {
 
 // Masks would spread flows that the programs on the NICs cannot tell, as where IPsec encrypts what is outside.
 func TestWhatTheProgramsDoNotSeeIsNotSpread(t *testing.T) {
+	u, u2, vx, vx2 := device("u0", 2), device("u1", 4), device("vx0", 3), device("vx1", 5)
+	snap := node.Snapshot{Tunnels: []node.Tunnel{{Dev: vx, VNI: 1, Underlays: []node.Dev{u}}, {Dev: vx2, VNI: 2, Underlays: []node.Dev{u2}}}}
 	for name, tt := range map[string]struct {
 		hook, tunnel uint64
-		left         bool // alone, one of the tunnels
+		left         []node.Dev // alone
 		words        string
 	}{
-		"seen":       {1, 100, false, ""},
-		"not seen":   {0, 100, false, "may be encrypted"},
-		"nothing":    {0, 0, false, ""},
-		"left alone": {0, 100, true, ""},
+		"seen":                             {1, 100, nil, ""},
+		"not seen":                         {0, 100, nil, "may be encrypted"},
+		"nothing":                          {0, 0, nil, ""},
+		"a tunnel left alone, and its NIC": {0, 100, []node.Dev{vx, u}, ""},
+		// Its packets are not counted.
+		"a tunnel left alone": {0, 100, []node.Dev{vx}, "may be encrypted"},
 	} {
 		b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil}
 		b.Pipeline = New(b, comes{&b.kernel, tt.hook, tt.tunnel, 0}, b.opts)
-		vx := device("vx0", 3)
-		b.actuator.left = map[node.DevKey]bool{vx.Key(): tt.left}
-		err := b.actuator.sees(t.Context(), node.Snapshot{Tunnels: []node.Tunnel{{Dev: vx}}})
+		b.actuator.left = map[node.DevKey]bool{}
+		for _, d := range tt.left {
+			b.actuator.left[d.Key()] = true
+		}
+		err := b.actuator.sees(t.Context(), snap)
 		if (err == nil) != (tt.words == "") || err != nil && !strings.Contains(err.Error(), tt.words) {
 			t.Errorf("%s: %v", name, err)
 		}

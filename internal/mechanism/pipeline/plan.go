@@ -59,7 +59,7 @@ func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned 
 	}
 	for _, t := range snap.Tunnels {
 		dev := planDevice(s, t.Dev, dataplane[t.Key()])
-		dev.Header = fmt.Sprint(t.Port, t.VNI, t.AnyVNI, t.Outer)
+		dev.Header = header(t)
 		in.Tunnels = append(in.Tunnels, dev)
 		if hashed(layout) {
 			attach(t.Dev, tunnelClear, "tcx ingress", first, "takes back the hash that chose the core")
@@ -106,6 +106,9 @@ func LeftAlone(s node.Reader, snap node.Snapshot, owned map[plan.Setting]plan.Ow
 	skipped := plan.Pipeline(planInput(s, snap, governor.Layout{}, owned, nil, xdp.Want{})).Skipped
 	return slices.DeleteFunc(skipped, func(sk plan.Skip) bool { return !sk.Whole() })
 }
+
+// header is the same for tunnels that the programs know as one.
+func header(t node.Tunnel) string { return fmt.Sprint(t.Port, t.VNI, t.AnyVNI, t.Outer) }
 
 // podUnfit tells why a pod is left alone, if it is.
 func podUnfit(pod node.Pod) string {

@@ -23,11 +23,12 @@ const (
 
 // sees makes sure that the programs on the underlays see what goes through the tunnels: a
 // foreign program in front of them may take it, or IPsec may have encrypted it. Masks would then
-// spread flows whose order no program guards. Packets of a tunnel that is left alone may be counted
-// and need not be seen, and so tell of nothing by themselves.
+// spread flows whose order no program guards. Packets of a tunnel that is left alone, and known, are
+// counted and need not be seen, and so tell of nothing by themselves.
 func (a *actuator) sees(ctx context.Context, snap node.Snapshot) error {
 	left := func(t node.Tunnel) bool { return a.left[t.Key()] }
-	if a.layout.Split || slices.ContainsFunc(snap.Tunnels, left) && a.inFront(snap) == "" {
+	known, _ := a.known(snap)
+	if a.layout.Split || slices.ContainsFunc(known, left) && a.inFront(snap) == "" {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, seesWithin)
