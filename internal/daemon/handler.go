@@ -229,7 +229,8 @@ func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 // ErrNeedsRestart says what a running daemon cannot change.
 var ErrNeedsRestart = errors.New("needs a restart of the daemon")
 
-// Reconfigure takes over cores, modes and limits of new options, and what the node can do by now. Underlays and tier stay those of the start.
+// Reconfigure takes over cores, modes and limits of new options, and what the node can do by now. Underlays
+// and tier stay those of the start.
 func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 	return d.do(ctx, func() error {
 		if !slices.Equal(opts.Underlays, d.opts.Underlays) || opts.Pipeline.Tier != d.opts.Pipeline.Tier {

@@ -158,8 +158,8 @@ type blind struct{}
 
 func (blind) ByCookie(uint64) (*netns.Handle, error) { return nil, errors.New("not seen") }
 
-// What was kept of a namespace that no scan sees holds up no decision: neither is its end waited for, nor is it searched
-// for. The end of the daemon does that.
+// What was kept of a namespace that no scan sees holds up no decision: neither is its end waited for, nor is it
+// searched for. The end of the daemon does that.
 func TestWhatWasKeptOfAnUnseenNamespaceWaitsForTheEnd(t *testing.T) {
 	b := newBed(t)
 	unseen, err := netns.New() // only a search of the machine finds it, by this process's descriptor
