@@ -63,6 +63,9 @@ at any time; with nothing to do it says so and succeeds.`,
 				cmd.PrintErrf("overlane: %v; it goes on\n", err)
 				return nil
 			}
+			if err != nil && rep.Left() != nil {
+				err = fmt.Errorf("%w\nthe journal keeps what is not restored: remove the cause, then run overlane off again", err)
+			}
 			if global.json {
 				return cli.Told(cmd.OutOrStdout(), &rep, err, func(message string) { rep.Error = message })
 			}
@@ -171,7 +174,8 @@ func offByDaemon(ctx context.Context, rep *control.OffReport) (done bool, err er
 		// Another command, or a signal, has told it so. What it could not restore is in the journal.
 		return gone(ctx, asked, c)
 	case errors.As(err, &refused):
-		return true, errors.Join(incomplete(c, err), hangs(ctx, c.WaitGone(asked)))
+		// It may have restored nothing, or all but its journal.
+		return true, errors.Join(fmt.Errorf("the daemon (pid %d) answered: %w", c.PID(), err), hangs(ctx, c.WaitGone(asked)))
 	case err != nil && asked.Err() != nil:
 		return true, hangs(ctx, err)
 	case err != nil:
@@ -181,14 +185,9 @@ func offByDaemon(ctx context.Context, rep *control.OffReport) (done bool, err er
 	rep.PID, rep.Report, rep.Damaged = got.PID, got.Report, got.Damaged
 	err = hangs(ctx, c.WaitGone(asked))
 	if left := rep.Left(); left != nil {
-		err = errors.Join(incomplete(c, left), err)
+		err = errors.Join(fmt.Errorf("the daemon (pid %d) could not restore everything: %w", c.PID(), left), err)
 	}
 	return true, err
-}
-
-// incomplete says of a daemon, which ends, that it leaves something.
-func incomplete(c *control.Client, err error) error {
-	return fmt.Errorf("the daemon (pid %d) could not restore everything: %w", c.PID(), err)
 }
 
 // gone waits for the end of a daemon that is on its way out.
@@ -208,14 +207,14 @@ func hangs(ctx context.Context, err error) error {
 func showOff(s *screen, rep control.OffReport, err error) {
 	var rows [][]cell
 	for _, r := range rep.Results {
+		if r.Outcome == apply.Kept {
+			continue // the error names it
+		}
 		mark := cell{string(r.Outcome), dim}
 		what := r.Setting.String()
-		switch r.Outcome {
-		case apply.Restored:
+		if r.Outcome == apply.Restored {
 			mark.style = green
 			what += fmt.Sprintf(": %s -> %s", r.From, r.To)
-		case apply.Kept:
-			mark.style = red
 		}
 		if r.Reason != "" {
 			what += ": " + r.Reason

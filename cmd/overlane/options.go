@@ -83,7 +83,7 @@ func optionsOn(cfg *config.Config, l nodeState) (daemon.Options, error) {
 	if opts.Spared, err = sparedCores(opts.Cores); err != nil {
 		return opts, err
 	}
-	opts.Tiers = tierStatus(l.tiers)
+	opts.Tiers = tierStatus(l.possible())
 	opts.Priority.No, opts.Priority.NoGuard = l.noPriority(), tierError(l.tiers, 1)
 	opts.Pipeline.Microflows.NoXDP = noXDP(cfg, l)
 	opts.Pipeline.Microflows.NoMerge = noMerge(l.features)

@@ -87,6 +87,9 @@ func TestATierNeedsNoUnderlayYet(t *testing.T) {
 	} {
 		l := nodeState{features: tc.features, tiers: probe.Tiers(tc.features), snap: node.Snapshot{Underlays: tc.nics}}
 		opts, err := optionsOn(cfg, l)
+		if xdp := opts.Tiers[2]; xdp.Reached != (tc.want == "") || !strings.Contains(xdp.Reason, tc.want) {
+			t.Errorf("%s: status says %+v, want %q", tc.name, xdp, tc.want)
+		}
 		for _, got := range []error{err, opts.Pipeline.Microflows.NoXDP} {
 			if (got == nil) != (tc.want == "") || got != nil && !strings.Contains(got.Error(), tc.want) {
 				t.Errorf("%s: %v, want %q", tc.name, got, tc.want)

@@ -11,13 +11,15 @@ remove | purge | 0)
 	if [ -d /run/systemd/system ]; then
 		systemctl daemon-reload
 	fi
-	# A daemon of another network namespace holds its lock, and keeps its journal. That of a killed one
+	# A daemon of another network namespace holds its lock, and restores when it ends. The journal of a killed one
 	# is kept, too: overlane restores from it in that namespace only.
 	kept=
 	for dir in /run/overlane/*/; do
 		if [ -s "$dir/journal" ]; then
-			echo "overlane: kept ${dir}journal, of settings that a daemon of another network namespace has changed; overlane off restores them there" >&2
 			kept=yes
+			if flock -n "$dir/lock" true; then
+				echo "overlane: kept ${dir}journal, of settings that a killed daemon of another network namespace has changed; install overlane again and run in that namespace: overlane off" >&2
+			fi
 		elif [ -d "$dir" ]; then
 			flock -n "$dir/lock" rm -rf "$dir" || true
 		fi

@@ -229,7 +229,8 @@ func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 // ErrNeedsRestart says what a running daemon cannot change.
 var ErrNeedsRestart = errors.New("needs a restart of the daemon")
 
-// Reconfigure takes over cores, modes and limits of new options. Underlays and tier stay those of the start.
+// Reconfigure takes over cores, modes and limits of new options, and what the node can do by now. Underlays
+// and tier stay those of the start.
 func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 	return d.do(ctx, func() error {
 		if !slices.Equal(opts.Underlays, d.opts.Underlays) || opts.Pipeline.Tier != d.opts.Pipeline.Tier {
@@ -238,7 +239,7 @@ func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 		if err := d.mechs.configure(ctx, opts); err != nil {
 			return err
 		}
-		d.opts.Cores, d.opts.Aggregate = opts.Cores, opts.Aggregate
+		d.opts.Cores, d.opts.Aggregate, d.opts.Tiers = opts.Cores, opts.Aggregate, opts.Tiers
 		var err error
 		if !slices.Equal(opts.Spared, d.opts.Spared) {
 			d.opts.Spared = opts.Spared

@@ -225,3 +225,15 @@ func TestAReloadReachesEachMechanism(t *testing.T) {
 		}
 	}
 }
+
+// What the node can do may have changed since the start, as by a NIC that came.
+func TestAConfigurationReadAgainRenewsTheTiers(t *testing.T) {
+	d, _ := loop()
+	d.requests, d.cores = make(chan func()), []int{}
+	d.mechs = newMechanisms(arbiter{d.host, d}, d.opts)
+	tiers := []control.TierStatus{{Name: "2 xdp", Reached: true}}
+	go func() { (<-d.requests)() }()
+	if err := d.Reconfigure(t.Context(), Options{Tiers: tiers}); err != nil || !slices.Equal(d.opts.Tiers, tiers) {
+		t.Errorf("%v, tiers %+v", err, d.opts.Tiers)
+	}
+}

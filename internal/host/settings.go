@@ -29,7 +29,7 @@ func (h *Host) forgetEnding(which func(apply.Entry) bool) error {
 			case h.Gone(e):
 				return true
 			}
-			waits = waits || !h.Found(e.NetnsCookie)
+			waits = waits || e.Kept == "" && !h.Found(e.NetnsCookie)
 			return false
 		})
 		if err != nil || !waits || time.Since(begin) > ending {
@@ -55,14 +55,11 @@ func (h *Host) inode(cookie uint64) (uint64, bool) {
 }
 
 // Gone tells that the device of an entry exists no more; where that cannot be told it does. One that is renamed
-// does. An entry that was kept may be of a namespace that no scan has ever seen: of it Restore alone tells.
+// does. An entry that was kept may be of a namespace that no scan has ever seen, and that exists.
 func (h *Host) Gone(e apply.Entry) bool {
-	if e.Kept != "" {
-		return false
-	}
 	sysfs, err := h.scanner.Sysfs(e.NetnsCookie)
 	if err != nil {
-		return errors.Is(err, node.ErrGone)
+		return e.Kept == "" && errors.Is(err, node.ErrGone)
 	}
 	return apply.DeviceGone(sysfs, e.Target)
 }
@@ -131,23 +128,27 @@ func (h *Host) carryOut(do func(apply.Namespaces, []plan.Step) (apply.Report, er
 }
 
 // Restore takes back what a mechanism has changed; which: of that, nil: all. It forgets settings of devices that are
-// gone. What cannot be taken back is Kept in the report, and tried again with the next Restore.
+// gone. What cannot be taken back is Kept in the report, and tried again with the next Restore. Where its namespace is
+// not seen it waits for the end of the daemon: each search of the machine would hold up the decisions.
 func (h *Host) Restore(by plan.Owner, which func(plan.Setting) bool) (apply.Report, error) {
-	return h.restore(func(e apply.Entry) bool { return e.By == by && (which == nil || which(e.Setting)) })
+	mine := func(e apply.Entry) bool { return e.By == by && (which == nil || which(e.Setting)) }
+	return h.restore(mine, func(e apply.Entry) bool { return mine(e) && (e.Kept == "" || h.Found(e.NetnsCookie)) })
 }
 
-// RestoreRest takes back what is in the journal beyond what a report says to be kept: what an earlier run left, and
-// its mechanism has not touched in this one.
+// RestoreRest takes back, at the end, what is in the journal beyond what a report says to be kept: what an earlier run
+// left and its mechanism has not touched in this one, and what is of namespaces that are not seen.
 func (h *Host) RestoreRest(tried apply.Report) (apply.Report, error) {
-	return h.restore(func(e apply.Entry) bool {
+	rest := func(e apply.Entry) bool {
 		return !slices.ContainsFunc(tried.Results, func(r apply.Result) bool { return r.Setting == e.Setting })
-	})
+	}
+	return h.restore(rest, rest)
 }
 
-func (h *Host) restore(which func(apply.Entry) bool) (apply.Report, error) {
-	forgotten := h.forgetEnding(which)
+// restore forgets what is gone of some entries, and takes back what is to be tried of them.
+func (h *Host) restore(of, try func(apply.Entry) bool) (apply.Report, error) {
+	forgotten := h.forgetEnding(of)
 	at := newSearched(h.scanner)
-	rep, err := h.locked.RestoreIf(at, which)
+	rep, err := h.locked.RestoreIf(at, try)
 	return rep, errors.Join(forgotten, err, at.Close())
 }
 

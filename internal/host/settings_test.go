@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -143,12 +145,56 @@ func TestADeviceThatIsDeletedIsGone(t *testing.T) {
 		t.Error("a device whose name another one has got is not gone")
 	}
 	e.Kept = "test"
+	if !b.Gone(e) {
+		t.Error("an entry that was kept stays when its device has gone")
+	}
+	e.NetnsCookie++ // which no scan has seen
 	if b.Gone(e) {
-		t.Error("an entry that was kept is forgotten without Restore")
+		t.Error("an entry that was kept is forgotten though its namespace may exist")
 	}
 	b.must(b.Forget(b.Gone))
 	if len(b.Entries()) > 0 {
 		t.Errorf("journal %+v", b.Entries())
+	}
+}
+
+// blind finds no namespace, and cannot tell whether it exists.
+type blind struct{}
+
+func (blind) ByCookie(uint64) (*netns.Handle, error) { return nil, errors.New("not seen") }
+
+// What was kept of a namespace that no scan sees holds up no decision: neither is its end waited for, nor is it
+// searched for. The end of the daemon does that.
+func TestWhatWasKeptOfAnUnseenNamespaceWaitsForTheEnd(t *testing.T) {
+	b := newBed(t)
+	unseen, err := netns.New() // only a search of the machine finds it, by this process's descriptor
+	b.must(err)
+	defer unseen.Close()
+	cookie, err := unseen.Cookie()
+	b.must(err)
+	lo := plan.RPSMask(plan.Target{NetnsCookie: cookie, Ifindex: 1, Name: "lo"}, 0)
+	finder := apply.NewFinder()
+	defer finder.Close()
+	rep, err := b.locked.Do(finder, []plan.Step{{Setting: lo, By: plan.ByPipeline, Was: "0", First: "0", Want: "1"}})
+	if err != nil || rep.Count(apply.Applied) != 1 {
+		t.Fatalf("%+v, %v", rep, err)
+	}
+	if rep, err = b.locked.Restore(blind{}); err != nil || rep.Count(apply.Kept) != 1 {
+		t.Fatalf("%+v, %v", rep, err)
+	}
+	synctest.Test(t, func(t *testing.T) { // time goes by in waiting only
+		began := time.Now()
+		err := b.forgetEnding(func(apply.Entry) bool { return true })
+		if waited := time.Since(began); err != nil || waited > 0 {
+			t.Errorf("its end was waited for, for %s: %v", waited, err)
+		}
+	})
+	rep, err = b.Restore(plan.ByPipeline, nil)
+	if err != nil || len(rep.Results) > 0 || len(b.Entries()) != 1 {
+		t.Errorf("in mid-run: %+v, %v, journal %+v", rep, err, b.Entries())
+	}
+	if rep, err = b.RestoreRest(rep); err != nil || rep.Count(apply.Restored) != 1 || len(b.Entries()) > 0 {
+		t.Errorf("at the end: %+v, %v, journal %+v", rep, err, b.Entries())
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/overlane/overlane/test/speed"
@@ -294,12 +295,23 @@ func TestRemovalKeepsWhatIsNotRestored(t *testing.T) {
 	needs(t, "flock")
 	dir := t.TempDir()
 	write(t, dir+"/1/journal", "an entry\n")
+	write(t, dir+"/1/lock", "")
 	write(t, dir+"/2/lock", "")
+	write(t, dir+"/3/journal", "of a daemon that lives, and restores when it ends\n")
+	write(t, dir+"/3/lock", "")
+	held, err := os.Open(dir + "/3/lock")
+	if err == nil {
+		err = syscall.Flock(int(held.Fd()), syscall.LOCK_EX)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
 	said, err := script(t, "after-remove.sh", "remove", strings.NewReplacer("/run/systemd/system", dir+"/none", "/run/overlane", dir), nil)
-	if left := files(t, dir); err != nil || !slices.Equal(left, []string{"/1/journal"}) {
+	if left := files(t, dir); err != nil || !slices.Equal(left, []string{"/1/journal", "/1/lock", "/3/journal", "/3/lock"}) {
 		t.Errorf("removing leaves %q: %v", left, err)
 	}
-	if strings.Count(said, "\n") != 1 || !strings.Contains(said, dir+"/1") {
+	if strings.Count(said, "\n") != 1 || !strings.Contains(said, dir+"/1/journal") || !strings.Contains(said, "install overlane again and run in that namespace: overlane off\n") {
 		t.Errorf("removing says %q", said)
 	}
 }

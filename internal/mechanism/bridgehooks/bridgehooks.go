@@ -33,7 +33,8 @@ type Hooks struct {
 
 	watchers *shortcut.Watchers // nil while it does not act
 	made     plan.Plan
-	settings int // that are there
+	settings int                  // that are there
+	here     map[plan.Target]bool // namespaces with a bridge that has a tunnel
 	since    time.Time
 	// checked is when all was checked, back when a setting was last put back.
 	checked, back, retry time.Time
@@ -128,10 +129,10 @@ func (h *Hooks) follow(now time.Time) error {
 	if err != nil {
 		return err
 	}
-	h.settings = 0
-	unused, here := map[plan.Setting]bool{}, map[plan.Target]bool{}
+	h.settings, h.here = 0, map[plan.Target]bool{}
+	unused := map[plan.Setting]bool{}
 	for _, c := range calls {
-		here[c.Target] = true
+		h.here[c.Target] = true
 		unused[c.Setting] = c.Used == ""
 		if c.Value != "" {
 			h.settings++
@@ -142,8 +143,11 @@ func (h *Hooks) follow(now time.Time) error {
 	if back := slices.DeleteFunc(slices.Collect(maps.Keys(owned)), func(s plan.Setting) bool { return !over(s) }); len(back) > 0 {
 		var rep apply.Report
 		rep, err = h.host.Restore(plan.ByBridging, over)
-		err = errors.Join(err, rep.Left()) // a rule may wait for the hooks: nothing more is left out beside
-		if slices.ContainsFunc(back, func(s plan.Setting) bool { return here[s.Target] }) {
+		// A rule may wait for the hooks: nothing more is left out beside. Of a namespace without such a bridge the
+		// journal and the status have what is kept, and no other namespace waits for it.
+		rep.Results = slices.DeleteFunc(rep.Results, func(r apply.Result) bool { return !h.here[r.Target] })
+		err = errors.Join(err, rep.Left())
+		if slices.ContainsFunc(back, func(s plan.Setting) bool { return h.here[s.Target] }) {
 			h.back = now
 			h.host.Log().Info("bridges call netfilter again", "mechanism", name, "settings", len(back))
 		}
@@ -218,7 +222,7 @@ func (h *Hooks) Report() []control.Mechanism {
 	}
 	off := 0
 	for s := range h.host.Owned(plan.ByBridging) {
-		if !slices.ContainsFunc(h.made.Skipped, func(k plan.Skip) bool { return k.What == s.String() }) {
+		if h.here[s.Target] && !slices.ContainsFunc(h.made.Skipped, func(k plan.Skip) bool { return k.What == s.String() }) {
 			off++
 		}
 	}

@@ -106,6 +106,28 @@ func TestASettingThatTheKernelRefusesIsSaid(t *testing.T) {
 	f.after(t, time.Second).is(t, "1", control.Standby, "read-only")
 }
 
+// What cannot be brought back in a namespace that has no tunnel at a bridge any more is no reason to call the hooks of
+// others. Where a rule waits for it, it is.
+func TestWhatIsKeptBesideStopsNothing(t *testing.T) {
+	f := newFixture(true)
+	beside := plan.CallsNetfilter(8, setting.Attr)
+	f.host.Values[beside] = "1"
+	used := ""
+	here := []plan.Setting{setting, beside}
+	f.calls = func(node.Snapshot, *shortcut.Watchers) (calls []plan.BridgeCall, err error) {
+		for _, s := range here {
+			calls = append(calls, plan.BridgeCall{Setting: s, Value: f.host.Values[s], Used: used})
+		}
+		return calls, nil
+	}
+	f.after(t, time.Second).is(t, "0", control.Active, "2 of 2 settings")
+	f.host.Keeps[beside.Target] = "not seen"
+	here = here[:1]
+	f.after(t, mechanism.CheckEvery).is(t, "0", control.Active, "1 of 1 settings")
+	f.host.Keeps[setting.Target], used = "refused", "a rule"
+	f.after(t, mechanism.CheckEvery).is(t, "0", control.Standby, "could not be put in place")
+}
+
 func TestStopTakesBackOnceWhatWasChanged(t *testing.T) {
 	f := newFixture(true)
 	f.after(t, time.Second)

@@ -22,6 +22,7 @@ type Host struct {
 	IsAwake  bool
 	Values   map[plan.Setting]string // what the kernel has
 	Refuses  map[plan.Target]string  // devices that take no value, and why
+	Keeps    map[plan.Target]string  // devices whose values cannot be brought back, and why
 	Fails    error                   // of the next that is asked of it
 	Attached map[node.DevKey]bool    // devices with a program
 	journal  map[plan.Setting]plan.Step
@@ -30,7 +31,7 @@ type Host struct {
 
 // New is a node with such settings, on which packets come.
 func New(values map[plan.Setting]string) *Host {
-	return &Host{IsAwake: true, Values: values, Refuses: map[plan.Target]string{}, Attached: map[node.DevKey]bool{}, journal: map[plan.Setting]plan.Step{}}
+	return &Host{IsAwake: true, Values: values, Refuses: map[plan.Target]string{}, Keeps: map[plan.Target]string{}, Attached: map[node.DevKey]bool{}, journal: map[plan.Setting]plan.Step{}}
 }
 
 // Log is mechanism.Host's.
@@ -59,12 +60,17 @@ func (h *Host) Owned(by plan.Owner) map[plan.Setting]plan.Owned {
 // Restore is mechanism.Host's.
 func (h *Host) Restore(by plan.Owner, which func(plan.Setting) bool) (rep apply.Report, err error) {
 	for s, owned := range h.Owned(by) {
-		if which == nil || which(s) {
-			h.Values[s] = owned.First
-			delete(h.journal, s)
-			h.Restored++
-			rep.Results = append(rep.Results, apply.Result{Setting: s})
+		if which != nil && !which(s) {
+			continue
 		}
+		if why := h.Keeps[s.Target]; why != "" {
+			rep.Results = append(rep.Results, apply.Result{Setting: s, Outcome: apply.Kept, Reason: why})
+			continue
+		}
+		h.Values[s] = owned.First
+		delete(h.journal, s)
+		h.Restored++
+		rep.Results = append(rep.Results, apply.Result{Setting: s})
 	}
 	return rep, nil
 }
