@@ -394,7 +394,8 @@ func TestSparseFlowsAreLatencyByThemselves(t *testing.T) {
 		t.Fatalf("%v, %v", list, err)
 	}
 	f := list[0]
-	if f.Src != netip.AddrPortFrom(src, 1000) || f.Dst != netip.AddrPortFrom(dst, 9) || f.Proto != 17 || f.VNI != 42 || f.Host || f.Frames != 2 || f.Bytes != 2*len(sparse) {
+	// On a slow machine a window may end between the two frames of a round.
+	if f.Src != netip.AddrPortFrom(src, 1000) || f.Dst != netip.AddrPortFrom(dst, 9) || f.Proto != 17 || f.VNI != 42 || f.Host || f.Frames < 1 || f.Frames > 2 || f.Bytes != f.Frames*len(sparse) {
 		t.Errorf("%+v", f)
 	}
 }
