@@ -28,8 +28,8 @@ func TestTheOracleAgreesWithTheTable(t *testing.T) {
 		}
 	}
 	for _, r := range oracle.Reasons {
-		// Only a frame that was cut off is too short.
-		if !seen[r] && r != oracle.Short {
+		// Only a frame that was cut off is too short, and only XDP sees one in several buffers.
+		if !seen[r] && r != oracle.Short && r != oracle.Headless {
 			t.Errorf("no case with reason %s", r)
 		}
 	}
