@@ -171,14 +171,8 @@ func (p *Priority) follow(ctx context.Context) error {
 	planned := sync.OnceValue(p.plan)
 	for _, u := range p.host.Snapshot().Underlays {
 		want[u.Key()] = true
-		if in.attached[u.Key()] != nil && p.host.Places().Headless(u) {
-			// Settings first, as where all of it goes.
-			_, err := p.host.Restore(plan.ByPriority, func(s plan.Setting) bool { return s.Target == plan.Target(u.Dev) })
-			errs = append(errs, err, p.host.Places().Release(u.Key(), xdp.Priority))
-			delete(in.attached, u.Key())
-		}
 		if in.attached[u.Key()] != nil {
-			if u.Moves == "" {
+			if u.Moves == "" && !p.host.Places().Headless(u) {
 				continue
 			}
 			errs = append(errs, p.leave(ctx, u))
