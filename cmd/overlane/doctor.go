@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/overlane/overlane/internal/cli"
+	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
@@ -79,12 +80,12 @@ Its parts:
   TIER       how much of the pipeline is possible: 0 settings, 1 tc (stages behind the NIC on other cores), 2 xdp (the NIC's stage, too), 3 merge (one flow on several cores)
   MECHANISM  which other mechanisms are possible
   FEATURE    what the kernel and the NICs have
-  DEVICE     the NICs, tunnels and pods that were found
+  NAME       the NICs, tunnels and pods that were found
   SERVICE    services of this node that change what overlane goes by
   FINDINGS   known causes of a slow overlay, the worst first
 
 What is not possible has one reason and one command. A tier that is not reached
-is no error: the next lower one runs.
+is no error, unless the configuration asks for it.
 
 Each finding has the command that mends it. See to these first: they help without
 overlane, too. A command may change more than the overlay; read it before you run
@@ -158,8 +159,10 @@ func diagnose(cmd *cobra.Command, file string) (*diagnosis, error) {
 	if err != nil {
 		return d, err
 	}
-	if err := d.onlookers(s, l.snap, l.owns); err != nil {
-		return d, err
+	if cfg.Aggregate == config.ModeAuto {
+		if err := d.onlookers(s, l.snap, l.owns); err != nil {
+			return d, err
+		}
 	}
 	return d, required
 }

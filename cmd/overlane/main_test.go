@@ -249,6 +249,7 @@ func TestVerbsThatFindNothing(t *testing.T) {
 		{"off", cli.ExitOK, "nothing to do: nothing of overlane is in place"},
 		{"off --json", cli.ExitOK, `"results": []`},
 		{"plan", cli.ExitOK, "run would only watch: there is no VXLAN or Geneve tunnel yet"},
+		{"plan", cli.ExitOK, "by the defaults; with --config FILE"},
 		{"plan --json", cli.ExitOK, `"steps": []`},
 		{"doctor", cli.ExitOK, "no VXLAN or Geneve tunnel was found"},
 		{"doctor", cli.ExitOK, "priority   no        native-xdp: no underlay was found"},

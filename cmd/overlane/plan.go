@@ -93,19 +93,23 @@ decides by what it measures.`,
 			if global.json {
 				return cli.JSON(cmd.OutOrStdout(), out.parts())
 			}
-			return out.show(cmd.OutOrStdout())
+			return out.show(cmd.OutOrStdout(), file)
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration `FILE`; without, the defaults")
 	return cmd
 }
 
-func (o outlook) show(w io.Writer) error {
+// show prints the plan, by a configuration file or by the defaults (no name).
+func (o outlook) show(w io.Writer, file string) error {
 	s := newScreen(w)
-	for i, m := range o.all {
-		if i > 0 {
-			s.line()
-		}
+	by := "by the defaults; with --config FILE, by a configuration"
+	if file != "" {
+		by = "by " + file
+	}
+	s.line(cell{by, dim})
+	for _, m := range o.all {
+		s.line()
 		s.line(cell{m.When, bold})
 		if m.Empty() && len(m.Skipped) == 0 {
 			continue

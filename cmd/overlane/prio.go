@@ -19,12 +19,13 @@ func newPrioCmd() *cobra.Command {
 		Use:   "prio",
 		Short: "Let flows overtake bulk traffic: rules at run time",
 		Long: `A rule gives flows a class. Flows of the class latency overtake those of the class
-bulk; a flow that no rule names is bulk. The first rule that fits a flow decides:
-first the rules that were added by "prio add", then those of the configuration.
-All fields of a rule have to fit. Port and cidr may be on either side of a flow.
+bulk. The first rule that fits a flow decides: first the rules that were added by
+"prio add", then those of the configuration. A flow that no rule names is bulk,
+unless priority.classify is auto. All fields of a rule have to fit. Port and cidr
+may be on either side of a flow.
 
-A rule that was added is in force when the command returns, and stays until the
-daemon ends. For good, write it into the configuration (priority.rules).`,
+A rule that was added is in force when the command returns, or the command says
+why it is not. It stays until the daemon ends. For good, write it into the configuration (priority.rules).`,
 		Example: `  overlane prio add memcached proto tcp port 11211
   overlane prio add batch cidr 10.32.7.0/24 class bulk
   overlane prio list
@@ -59,7 +60,19 @@ func newPrioAddCmd() *cobra.Command {
 			if err != nil {
 				return cli.Usage("rule: %w", err)
 			}
-			return withDaemon("prio add", func(c *control.Client) error { return c.AddRule(cmd.Context(), r) })
+			return withDaemon("prio add", func(c *control.Client) error {
+				if err := c.AddRule(cmd.Context(), r); err != nil {
+					return err
+				}
+				st, err := c.Status(cmd.Context())
+				if err != nil {
+					return err
+				}
+				if m := st.Mechanism("priority"); m.State != control.Active {
+					cmd.PrintErrf("the rule is kept and has no effect: priority is %s: %s\n", m.State, m.Reason)
+				}
+				return nil
+			})
 		},
 	}
 }
@@ -102,7 +115,7 @@ func newPrioDelCmd() *cobra.Command {
 func newPrioListCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:         "list",
-		Short:       "The rules in force, in their order",
+		Short:       "The rules, in their order",
 		Args:        cobra.NoArgs,
 		Annotations: prioExits(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -119,7 +132,7 @@ func newPrioListCmd() *cobra.Command {
 				}
 				s := newScreen(cmd.OutOrStdout())
 				if len(st.Rules) == 0 {
-					s.line(cell{"no rules: all is bulk, and nothing overtakes", plain})
+					s.line(cell{"no rules", plain})
 					return nil
 				}
 				s.table([]string{"", "RULE", "CLASS", "FROM", ">PACKETS", "FITS"}, ruleRows(st.Rules))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs when the deb or the rpm has been installed or upgraded. A first
-# installation starts nothing: the operator does, after `overlane plan`.
+# installation starts nothing: the operator does, after overlane plan --config FILE.
 # An upgrade restarts the service if it runs. One that does not come up is
 # no failure of the package, which would stay half configured.
 set -e

@@ -111,7 +111,7 @@ const (
 type Tier string
 
 const (
-	TierAuto Tier = "auto" // the highest that the node reaches
+	TierAuto Tier = "auto" // as tc; micro-flows may use XDP
 	TierTC   Tier = "tc"   // tcx and RPS, no XDP
 	TierXDP  Tier = "xdp"  // native XDP and cpumap; a failure where the node cannot
 )

@@ -37,7 +37,7 @@ type Key struct {
 
 var keys = schema{
 	{
-		Name: "underlays", About: "the NICs on which overlane works",
+		Name: "underlays", About: "the NICs on which overlane works; a change needs a restart",
 		Allowed: allowedUnderlays, Default: "every NIC that carries a tunnel's outer packets",
 		read: (*decoder).underlays,
 	},
@@ -58,7 +58,7 @@ var keys = schema{
 		func(c *Config) *Mode { return &c.Express }, ModeOff, ModeAuto, ModeForced),
 	word("bridge-netfilter", "whether bridges call netfilter for each packet; skip-unused: not while netfilter has no rule and no program",
 		func(c *Config) *BridgeNetfilter { return &c.BridgeNetfilter }, HooksKept, HooksUnused),
-	word("tier", "where the pipeline steers; tc: behind the NIC, xdp: in the NIC's driver, an error where that is impossible",
+	word("tier", "where the pipeline steers; tc: behind the NIC, xdp: in the NIC's driver, an error where that is impossible, auto: as tc, and micro-flows may use XDP; a change needs a restart",
 		func(c *Config) *Tier { return &c.Tier }, TierAuto, TierTC, TierXDP),
 	{
 		Name: "priority", About: "let flows that need low latency overtake bulk",

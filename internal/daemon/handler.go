@@ -227,14 +227,14 @@ func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 }
 
 // ErrNeedsRestart says what a running daemon cannot change.
-var ErrNeedsRestart = errors.New("needs a restart of the daemon")
+var ErrNeedsRestart = errors.New("a change needs a restart of the daemon")
 
 // Reconfigure takes over cores, modes and limits of new options, and what the node can do by now. Underlays
 // and tier stay those of the start.
 func (d *Daemon) Reconfigure(ctx context.Context, opts Options) error {
 	return d.do(ctx, func() error {
 		if !slices.Equal(opts.Underlays, d.opts.Underlays) || opts.Pipeline.Tier != d.opts.Pipeline.Tier {
-			return fmt.Errorf("change underlays or tier: %w", ErrNeedsRestart)
+			return fmt.Errorf("underlays, tier: %w; nothing of the configuration is taken over: systemctl restart overlane", ErrNeedsRestart)
 		}
 		if err := d.mechs.configure(ctx, opts); err != nil {
 			return err

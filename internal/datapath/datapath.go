@@ -59,6 +59,9 @@ type Datapath struct {
 	shared   map[string]*ebpf.Map // by name: of the objects that stay until Close
 }
 
+// MaxCPUs is how many possible CPUs the machine may have.
+const MaxCPUs = int(stagesOlLimitOL_MAX_CPUS)
+
 // Load puts programs and maps into the kernel and starts the tracing that the
 // order guard reads. Nothing is attached to a device yet. What only some mechanisms
 // use is loaded with the first of them. Tasks on spared cores are not sampled.
@@ -67,8 +70,8 @@ func Load(spared ...int) (*Datapath, error) {
 	if err != nil {
 		return nil, fmt.Errorf("count CPUs: %w", err)
 	}
-	if cpus > int(stagesOlLimitOL_MAX_CPUS) {
-		return nil, fmt.Errorf("this machine may have %d CPUs, with those that could be added; at most %d are supported: where it has no more, boot with possible_cpus=%[2]d", cpus, stagesOlLimitOL_MAX_CPUS)
+	if cpus > MaxCPUs {
+		return nil, fmt.Errorf("%d possible CPUs, and at most %d are supported", cpus, MaxCPUs)
 	}
 	d := &Datapath{
 		cpus:   cpus,

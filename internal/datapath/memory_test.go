@@ -76,13 +76,12 @@ func TestTheUnitAllowsForTheMapsAndThePageSaysWhatTheyTake(t *testing.T) {
 		}
 	}
 
-	const most = int(stagesOlLimitOL_MAX_CPUS)
-	_, maps := need(most)
+	_, maps := need(MaxCPUs)
 	// Each lane has a queue of 96 bytes on each core (struct xdp_bulk_queue), and a core may have two lanes.
-	lanes := 2 * most * most * 96
+	lanes := 2 * MaxCPUs * MaxCPUs * 96
 	const daemon = 100 * mb // 30 with 200 pods
 	allowed := number(read("../../deploy/overlane.service", `(?m)^MemoryMax=(\d+)M$`, 1)[0][1]) << 20
 	if allowed < maps+lanes+daemon {
-		t.Errorf("the unit allows %d bytes; with %d CPUs maps take %d, lanes %d and the daemon up to %d", allowed, most, maps, lanes, daemon)
+		t.Errorf("the unit allows %d bytes; with %d CPUs maps take %d, lanes %d and the daemon up to %d", allowed, MaxCPUs, maps, lanes, daemon)
 	}
 }

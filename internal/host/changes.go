@@ -159,7 +159,7 @@ func (c *Changes) keeps(r apply.Result) bool {
 	return was != r.Reason
 }
 
-// Rules notes which rules of a mechanism have come into force, and which no longer are.
+// Rules notes which rules of a mechanism have been added, and which were taken away.
 func (c *Changes) Rules(by plan.Owner, was, now []rules.Rule) {
 	note := func(msg string, of, but []rules.Rule) {
 		for _, r := range of {
@@ -168,7 +168,7 @@ func (c *Changes) Rules(by plan.Owner, was, now []rules.Rule) {
 			}
 		}
 	}
-	note("rule in force", now, was)
+	note("rule added", now, was)
 	note("rule taken away", was, now)
 }
 

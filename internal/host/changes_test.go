@@ -48,7 +48,7 @@ func TestWhatIsDoneToManyIsOneLine(t *testing.T) {
 	const want = `level=WARN msg="setting not restored" setting=queues/rx-0/rps_cpus device=vx2 reason=no
 level=INFO msg="setting written" setting=queues/rx-0/rps_cpus from=0 to=2 count=200 devices="eth0 (network namespace 100), eth0 (network namespace 101), eth0 (network namespace 102)"
 level=INFO msg="setting restored" setting=queues/rx-0/rps_cpus from=2 to=0 device=vx0
-level=INFO msg="rule in force" mechanism=priority class=latency rule=dns
+level=INFO msg="rule added" mechanism=priority class=latency rule=dns
 level=INFO msg="rule taken away" mechanism=priority class=latency rule=dns
 `
 	if b.String() != want {

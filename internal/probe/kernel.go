@@ -17,6 +17,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/config"
+	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/ethtool"
 )
 
@@ -32,6 +34,13 @@ func askKernel(e env) answer {
 		return answer{Unknown, "cannot read the release " + strconv.Quote(e.release), ""}
 	case older:
 		return answer{Unsupported, e.release + " is older than " + minRelease + ", the oldest kernel that overlane runs on", newerKernel(e, minRelease)}
+	}
+	// Firmware may announce many more than there are. A file that cannot be read is found when programs are loaded.
+	if list, err := fs.ReadFile(e.root, "sys/devices/system/cpu/possible"); err == nil {
+		if cpus, err := config.ParseCPUList(string(list)); err == nil && len(cpus) > datapath.MaxCPUs {
+			return answer{Unsupported, fmt.Sprintf("%d possible CPUs, and at most %d are supported", len(cpus), datapath.MaxCPUs),
+				fmt.Sprintf("cat /sys/devices/system/cpu/present  # no more than %d: boot with possible_cpus=%[1]d", datapath.MaxCPUs)}
+		}
 	}
 	return answer{Supported, e.release, ""}
 }

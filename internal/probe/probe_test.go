@@ -46,6 +46,15 @@ func TestKernelRelease(t *testing.T) {
 	}
 }
 
+func TestMorePossibleCPUsThanMapsHold(t *testing.T) {
+	for list, want := range map[string]State{"0-511\n": Supported, "0-512\n": Unsupported, "0-767\n": Unsupported, "": Supported} {
+		root := fstest.MapFS{"sys/devices/system/cpu/possible": {Data: []byte(list)}}
+		if a := askKernel(env{release: minRelease, root: root}); a.state != want || want == Unsupported && !strings.Contains(a.remedy, "possible_cpus=512") {
+			t.Errorf("%q: %+v, want %s", list, a, want)
+		}
+	}
+}
+
 func TestRemedyIsTheDistributionsOwn(t *testing.T) {
 	for text, want := range map[string]string{
 		"ID=debian\nVERSION_CODENAME=bookworm\n": "apt install -t bookworm-backports",

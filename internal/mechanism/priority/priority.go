@@ -33,7 +33,7 @@ type Host interface {
 	Entries() []apply.Entry
 	// CarryOutWhole writes the journal and then the settings, all or none.
 	CarryOutWhole(steps []plan.Step) error
-	// RulesChanged has the log tell which rules of a mechanism have come into force, and which no longer are.
+	// RulesChanged has the log tell which rules of a mechanism have been added, and which were taken away.
 	RulesChanged(by plan.Owner, was, now []rules.Rule)
 	BeginCensus() (datapath.FlowCounts, error)
 	Places() *xdp.Places

@@ -109,7 +109,7 @@ func TestTheLogTellsWhatWasChanged(t *testing.T) {
 			t.Errorf("%s: %d times attached, %d detached", what, attached[what], detached[what])
 		}
 	}
-	if n := tally(list, "rule in force", "mechanism", "rule", "class"); n["priority dns latency"] != 1 {
+	if n := tally(list, "rule added", "mechanism", "rule", "class"); n["priority dns latency"] != 1 {
 		t.Errorf("rules: %v", n)
 	}
 	if n := tally(list, "pipeline active", "mechanism"); n["pipeline"] != 1 {

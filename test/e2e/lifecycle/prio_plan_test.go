@@ -65,7 +65,9 @@ func planned(t *testing.T, b *bed.Bed, config, state string) (text string, prior
 			t.Fatalf("overlane plan: %s", r)
 		}
 		if flag != "--json" {
-			text = r.Out
+			if text = r.Out; !strings.HasPrefix(text, "by "+file+"\n") {
+				t.Errorf("overlane plan does not name its configuration:\n%s", text)
+			}
 			continue
 		}
 		var out struct{ Priority *plan.Plan }

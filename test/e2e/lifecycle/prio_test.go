@@ -115,7 +115,7 @@ func TestRulesComeAndGoAtRunTime(t *testing.T) {
 	verb := func(want int, words string, args ...string) {
 		t.Helper()
 		r := d.Verb(append([]string{"prio"}, args...)...)
-		if r.Code != want || !strings.Contains(r.Out+r.Err, words) {
+		if r.Code != want || !strings.Contains(r.Out+r.Err, words) || words == "" && r.Out+r.Err != "" {
 			t.Errorf("prio %s: %s; want code %d and %q", strings.Join(args, " "), r, want, words)
 		}
 	}
@@ -145,6 +145,9 @@ func TestRulesComeAndGoAtRunTime(t *testing.T) {
 	if st := d.Status(); len(st.Rules) != 0 || st.Mechanism("priority").State != "off" {
 		t.Errorf("after the last rule: %+v, %+v", st.Rules, st.Mechanisms)
 	}
+	// A rule that nothing follows is kept, and its command says so.
+	d.Reload(d.Config + "priority: {mode: off}\n")
+	verb(0, "priority is off: ", "add", "web", "port", "80")
 	ends(t, d)
 }
 
