@@ -436,6 +436,7 @@ func (in *beside) start(t *testing.T) {
 // A policy that is planted while frames pass it by is passed by no more: by what it drops, by
 // what it counts and by what status says. When it is gone, the path opens again.
 func TestPoliciesPlantedDuringTraffic(t *testing.T) {
+	speed.Turn(t)
 	topologies := []bed.Topology{bed.Nested, bed.Bridged}
 	each := func(alone bool, in func(*testing.T, int) beside) {
 		turn := speed.Every(t, 4)
