@@ -85,12 +85,14 @@ uninstall: ## Stop overlane, restore the node, remove what install installed
 	@[ ! -d $(etcdir) ] || rmdir $(etcdir) || echo 'kept, since it was changed: $(etcdir)'
 	@[ -n '$(DESTDIR)' ] || deploy/package/after-remove.sh remove
 
+# Where `make packages` puts them; only packages of overlane's are replaced there.
+PACKAGES := build/packages
 .PHONY: packages
-packages: ## A deb and an rpm in build/packages
-	@rm -rf build/root build/packages && mkdir -p build/packages
+packages: ## A deb and an rpm in build/packages (PACKAGES)
+	@rm -rf build/root && mkdir -p $(PACKAGES) && rm -f $(PACKAGES)/overlane[_-]*.{deb,rpm}
 	@$(MAKE) install DESTDIR=build/root PREFIX=/usr >/dev/null
 	@for kind in deb rpm; do \
-		$(GO) run $(NFPM) package --config deploy/nfpm.yaml --packager $$kind --target build/packages || exit; \
+		$(GO) run $(NFPM) package --config deploy/nfpm.yaml --packager $$kind --target $(PACKAGES) || exit; \
 	done
 
 .PHONY: try-packages

@@ -39,7 +39,11 @@ apt_for() {
 	[ "$(id -u)" = 0 ] || die "needs root to install ${missing[*]}; or install them yourself"
 	echo "installing ${missing[*]}"
 	export DEBIAN_FRONTEND=noninteractive
-	{ apt-get update -qq && no_servers apt-get install -y -qq --no-install-recommends "${missing[@]}"; } </dev/null >/dev/null ||
+	# Another program may hold apt's locks, as unattended-upgrades does after a boot. apt-get waits for dpkg's alone.
+	{
+		{ apt-get update -qq || { sleep 30 && apt-get update -qq; }; } &&
+			no_servers apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=600 "${missing[@]}"
+	} </dev/null >/dev/null ||
 		die "apt-get could not install ${missing[*]}"
 	for pair in "${missing[@]}"; do
 		case $pair in

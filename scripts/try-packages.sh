@@ -17,7 +17,8 @@ apt_for debootstrap=debootstrap rpm=rpm busybox=busybox-static
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 base=${BASE:-$dir/base}
-deb=(build/packages/*.deb) rpm=(build/packages/*.rpm)
+at=${PACKAGES:-build/packages} # as make has it
+deb=("$at"/overlane_*.deb) rpm=("$at"/overlane-*.rpm)
 
 step() { printf '\n== %s\n' "$*"; }
 

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/cli"
@@ -146,8 +147,37 @@ func TestOffWaitsForALockWithoutASocket(t *testing.T) {
 	o := emptyNode(t)
 	holdNetns(t, o.netns)
 	locked := changeLo(t, o)
+	locks, err := filepath.Glob(o.state + "/*/lock")
+	if err != nil || len(locks) != 1 {
+		t.Fatalf("%v, %v", locks, err)
+	}
+	notes, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(notes)
+	if _, err := unix.InotifyAddWatch(notes, locks[0], unix.IN_CLOSE_WRITE); err != nil {
+		t.Fatal(err)
+	}
+	tries := make(chan error, 2)
+	go func() {
+		for range cap(tries) { // it has tried the lock, in vain
+			_, err := unix.Read(notes, make([]byte, unix.SizeofInotifyEvent))
+			tries <- err
+		}
+	}()
 	done := make(chan result, 1)
 	go func() { done <- o.run("off") }()
+	for range cap(tries) { // it tries again: it waits
+		select {
+		case err := <-tries:
+			if err != nil {
+				t.Fatal(err)
+			}
+		case r := <-done:
+			t.Fatalf("off does not wait: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+		}
+	}
 	if err := locked.Unlock(); err != nil {
 		t.Fatal(err)
 	}

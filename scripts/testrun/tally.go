@@ -179,18 +179,18 @@ func (t *tally) take(e event) {
 	}
 }
 
-// result counts one finished test. A parent counts only when it failed by
-// itself, in a clean-up for example.
+// result counts one finished test. A parent counts only when it failed by itself, in a clean-up for example, or left
+// itself out after some of its subtests.
 func (t *tally) result(name, testName string, p *pkg, x *test) {
 	where := strings.TrimPrefix(name, module+"/") + " " + testName
 	switch {
 	case x.result == "pass" && !x.parent:
 		p.passed++
 		t.pass(where)
-	case x.result == "skip" && !x.parent && strings.HasPrefix(reason(x.output), testspeed.OtherRun):
+	case x.result == "skip" && strings.HasPrefix(reason(x.output), testspeed.OtherRun):
 		p.left++
 		t.left++
-	case x.result == "skip" && !x.parent:
+	case x.result == "skip":
 		p.skipped++
 		t.skip(where, reason(x.output))
 	case x.result == "fail" && !(x.parent && failedBelow(p, testName)):

@@ -53,6 +53,7 @@ func TestLeavesAreCounted(t *testing.T) {
 		{"a parent that fails by itself", []event{ev("run", "A"), ev("run", "A/x"), ev("pass", "A/x"), ev("fail", "A"), ev("fail", "")}, counts{1, 1, 0}},
 		{"a prefix is no parent", []event{ev("run", "A"), ev("pass", "A"), ev("run", "AB"), ev("pass", "AB"), ev("pass", "")}, counts{2, 0, 0}},
 		{"a skip with a reason", []event{ev("run", "A"), out("A", "    a_test.go:3: chatter"), out("A", "    a_test.go:4: needs root: makes a namespace"), out("A", "--- SKIP: A (0.00s)"), ev("skip", "A"), ev("pass", "")}, counts{0, 0, 1}},
+		{"a parent that leaves itself out", []event{ev("run", "A"), ev("run", "A/x"), ev("pass", "A/x"), out("A", "    a_test.go:4: needs root"), ev("skip", "A"), ev("pass", "")}, counts{1, 0, 1}},
 		{"one that is left to another run", []event{ev("run", "A"), out("A", "    a_test.go:4: "+testspeed.OtherRun+"each has every second one"), ev("skip", "A"), ev("pass", "")}, counts{0, 0, 0}},
 		{"a skip without a reason is a failure", []event{ev("run", "A"), out("A", "    a_test.go:4: "), ev("skip", "A"), ev("pass", "")}, counts{0, 1, 0}},
 		{"a skip for another reason is a failure", []event{ev("run", "A"), out("A", "    a_test.go:4: flaky"), ev("skip", "A"), ev("pass", "")}, counts{0, 1, 0}},

@@ -118,19 +118,9 @@ func TestInstallAndUninstall(t *testing.T) {
 // packages builds both, and returns their paths.
 func packages(t *testing.T, version string) (deb, rpm string) {
 	t.Helper()
-	run(t, "make", "packages", "PKG_VERSION="+version)
-	at, err := filepath.Abs(repo + "/build/packages")
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir := t.TempDir()
-	for from, to := range map[string]*string{"overlane_" + version + "_amd64.deb": &deb, "overlane-" + version + "-1.x86_64.rpm": &rpm} {
-		*to = filepath.Join(dir, from)
-		if err := os.Rename(filepath.Join(at, from), *to); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return deb, rpm
+	run(t, "make", "packages", "PKG_VERSION="+version, "PACKAGES="+dir)
+	return dir + "/overlane_" + version + "_amd64.deb", dir + "/overlane-" + version + "-1.x86_64.rpm"
 }
 
 // root makes a root with a shell, for the packages' scripts.

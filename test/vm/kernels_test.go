@@ -206,8 +206,7 @@ var whole = []suite{
 	{pkg: "test/e2e/order", limit: 20 * time.Hour},
 }
 
-// planters are what its tests plant policies with. Express acts nowhere where legacy ebtables are
-// in the kernel, so these are left out.
+// planters are what its tests plant policies with.
 var planters = []string{"nft", "iptables-legacy"}
 
 // plugins of those: iptables has its verdicts in one.

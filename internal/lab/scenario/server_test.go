@@ -143,7 +143,7 @@ func TestPriorityIsToldOfTheScenariosFlow(t *testing.T) {
 func TestScenariosWithoutTheirProgramsSaySoAtOnce(t *testing.T) {
 	t.Setenv("PATH", filepath.Join(t.TempDir(), "empty"))
 	s, _ := find("memcached")
-	const want = "memcaslap is not installed"
+	const want = "needs memcaslap"
 	s.programs = []string{"memcaslap"}
 	if err := s.possible(&bed.Bed{}); err == nil || len(err.Error()) < len(want) || err.Error()[:len(want)] != want {
 		t.Errorf("got %v, want %s", err, want)

@@ -95,7 +95,7 @@ func TestReportsOfLoadGeneratorsAreRead(t *testing.T) {
 
 func TestMissingProgramsAreNamedByTheirPackage(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	const want = "memcaslap, no-such-program-here are not installed: apt-get install libmemcached-tools no-such-program-here"
+	const want = "needs memcaslap, no-such-program-here: apt-get install libmemcached-tools no-such-program-here"
 	if err := Installed("memcaslap", "no-such-program-here"); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}

@@ -42,9 +42,5 @@ func missing(names ...string) error {
 		}
 		from = append(from, name)
 	}
-	verb := "is"
-	if len(names) > 1 {
-		verb = "are"
-	}
-	return fmt.Errorf("%s %s not installed: apt-get install %s", strings.Join(names, ", "), verb, strings.Join(from, " "))
+	return fmt.Errorf("needs %s: apt-get install %s", strings.Join(names, ", "), strings.Join(from, " "))
 }

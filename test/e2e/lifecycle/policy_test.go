@@ -267,7 +267,6 @@ var policies = []policy{
 	{name: "br_netfilter begins to call", at: atOverlay, prepare: "put /proc/sys/net/bridge/bridge-nf-call-iptables 0\n" + fmt.Sprintf(table, "ip", "forward"), plant: callIPTables, uproot: fmt.Sprintf(noTable, "ip"), want: "br_netfilter hands the frames of BR to iptables"},
 	{name: "iptables-legacy forward by br_netfilter", at: atOverlay, prepare: callIPTables, plant: "iptables-legacy -P FORWARD DROP", want: "br_netfilter hands the frames of BR to iptables", stays: true},
 	{name: "nft netdev egress", at: atOverlay, plant: fmt.Sprintf(table, "netdev", "egress device VE"), uproot: fmt.Sprintf(noTable, "netdev"), want: "nftables has a hook on VE"},
-	{name: "ebtables-legacy", at: atOverlay, plant: "ebtables-legacy -A FORWARD -j DROP", want: "legacy ebtables", stays: true},
 	{name: "tcx on the tunnel", at: atOverlay, hang: tcx(atOverlay, "VX", ebpf.AttachTCXIngress, tcxDrop), seen: counted, want: "on VX is foreign"},
 	{name: "tcx on the port's egress", at: atOverlay, hang: tcx(atOverlay, "VE", ebpf.AttachTCXEgress, tcxDrop), seen: counted, want: "on VE is foreign"},
 	{name: "clsact on the tunnel", at: atOverlay, hang: filter(atOverlay, "VX"), seen: counted, want: "the foreign qdisc clsact, with its filters, is on VX"},
@@ -437,6 +436,7 @@ func (in *beside) start(t *testing.T) {
 // A policy that is planted while frames pass it by is passed by no more: by what it drops, by
 // what it counts and by what status says. When it is gone, the path opens again.
 func TestPoliciesPlantedDuringTraffic(t *testing.T) {
+	speed.Turn(t)
 	topologies := []bed.Topology{bed.Nested, bed.Bridged}
 	each := func(alone bool, in func(*testing.T, int) beside) {
 		turn := speed.Every(t, 4)

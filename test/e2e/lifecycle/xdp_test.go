@@ -5,11 +5,13 @@ package lifecycle
 import (
 	"fmt"
 	"os/exec"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/overlane/overlane/internal/control"
+	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/speed"
@@ -215,12 +217,12 @@ func TestWhereRPSMovesFramesThereAreNoLanes(t *testing.T) {
 // sentToLanes is what the XDP program has sent to lanes. A status tells only of lanes that the layout has.
 func sentToLanes(t *testing.T, d *rig.Daemon) (n uint64) {
 	t.Helper()
-	const counter = 8 // OL_CNT_XDP_LANE of bpf/abi.h
+	field, _ := reflect.TypeFor[datapath.Counters]().FieldByName("XDPLane")
 	m, err := rig.MapOf(d.PID, "ol_counters")
 	must(t, err)
 	defer m.Close()
 	var cores []uint64
-	must(t, m.Lookup(uint32(counter), &cores))
+	must(t, m.Lookup(uint32(field.Index[0]), &cores))
 	for _, core := range cores {
 		n += core
 	}
