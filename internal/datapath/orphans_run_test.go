@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/netns"
@@ -22,15 +24,14 @@ func (c copies) Hold(name string, fd int) (func() error, error) {
 	return func() error { return nil }, err
 }
 
-// What is left at a resequencer of a flow that sends nothing is not overtaken by what it sends next:
-// flows are drained only when that has come out, or is lost.
-func TestFlowsAreNotDrainedWhileAResequencerHasTheirPackets(t *testing.T) {
-	d := load(t)
+// orphan is what a guardian has of programs that are on a device.
+func orphan(t *testing.T, d *Datapath) *OrphanedLinks {
+	t.Helper()
 	ns, err := netns.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ns.Close()
+	t.Cleanup(func() { ns.Close() })
 	held := copies{}
 	if err := d.HeldBy(held); err != nil {
 		t.Fatal(err)
@@ -39,16 +40,78 @@ func TestFlowsAreNotDrainedWhileAResequencerHasTheirPackets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	t.Cleanup(func() { l.Close() })
 	o, err := Adopt(held)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
 		if err := o.End(0); err != nil {
 			t.Error(err)
 		}
-	}()
+	})
+	return o
+}
+
+// A lane that has had its time and is not empty yet is emptied by refusing what comes, as the daemon does it.
+func TestAGuardianEmptiesALaneThatStaysFull(t *testing.T) {
+	d := load(t)
+	o := orphan(t, d)
+	full, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.RawTracepoint, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := o.d.trace.OlLaneLeft.Close(); err != nil {
+		t.Fatal(err)
+	}
+	o.d.trace.OlLaneLeft = full // says that the lane holds a frame
+	const room = 1000
+	p := &Priority{d: d}
+	if err := errors.Join(d.stages.OlPrios.Put(uint32(0), priorityOlPrio{Demoted: 1}), p.SetTuning(PriorityTuning{Room: room})); err != nil {
+		t.Fatal(err)
+	}
+	// after is how much room there is when lanes were waited for so long.
+	after := func(limit time.Duration) uint32 {
+		t.Helper()
+		if err := o.Drain(limit); !errors.Is(err, ErrFlowsOut) || !strings.Contains(err.Error(), "bulk is in the lanes of 1 cores") {
+			t.Fatalf("drained with bulk in a lane: %v", err)
+		}
+		var policy stagesOlPolicy
+		if err := d.stages.OlPolicies.Lookup(uint32(0), &policy); err != nil {
+			t.Fatal(err)
+		}
+		return policy.BulkRoom
+	}
+	// As long as the machine takes no longer.
+	for try := 0; ; try++ {
+		begin := time.Now()
+		got := after(emptyAfter / 2)
+		if took := time.Since(begin); took < emptyAfter {
+			if got != room {
+				t.Errorf("after %v the lane has room for %d frames, want %d", took, got, room)
+			}
+			break
+		}
+		if try == 100 {
+			t.Fatalf("a wait of %v takes %v or more", emptyAfter/2, emptyAfter)
+		}
+		if err := p.SetTuning(PriorityTuning{Room: room}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for limit := 2 * emptyAfter; after(limit) > 0; limit *= 2 {
+		if limit > 5*time.Second {
+			t.Fatalf("after %v the lane has room still", limit)
+		}
+	}
+}
+
+// What is left at a resequencer of a flow that sends nothing is not overtaken by what it sends next:
+// flows are drained only when that has come out, or is lost.
+func TestFlowsAreNotDrainedWhileAResequencerHasTheirPackets(t *testing.T) {
+	d := load(t)
+	o := orphan(t, d)
 	const at = uint32(stagesOlLimitOL_MERGES) - 1
 	drain := func(limit, seen time.Duration, g stagesOlMerging) error {
 		t.Helper()
