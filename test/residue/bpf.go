@@ -92,7 +92,7 @@ func (o *observer) readBPF(s *Snapshot) (map[uint32]bool, error) {
 	}{{progs, progCounts}, {allMaps, mapCounts}, {allLinks, linkCounts}} {
 		for _, x := range set.objects {
 			if set.count[x.id] {
-				s.add(key{what: fmt.Sprintf("BPF %s %d", x.kind.name, x.id)}, o.objects(), "%s", x.value)
+				s.add(key{what: fmt.Sprintf("BPF %s %d", x.kind.name, x.id)}, ofObjects, "%s", x.value)
 			}
 		}
 	}

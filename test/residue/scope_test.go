@@ -4,6 +4,7 @@ package residue
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -124,6 +125,28 @@ func TestObjectsOfOthersDoNotCount(t *testing.T) {
 		t.Error("the whole machine's snapshot lacks the stranger's map")
 	}
 	release()
+}
+
+// A daemon that ends between a look at objects and one at their holders leaves objects without holder in a snapshot.
+func TestAnObjectThatVanishedIsNoResidue(t *testing.T) {
+	b := newBed(t)
+	m := newMap(t, ebpf.Array)
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	must(t, err)
+	// No process holds what is under way in a socket.
+	must(t, unix.Sendmsg(pair[0], []byte{0}, unix.UnixRights(m.FD()), nil, 0))
+	info, err := m.Info()
+	must(t, err)
+	id, _ := info.ID()
+	must(t, m.Close())
+	before := Take(t, b.scope)
+	if _, counts := before.facts[key{what: fmt.Sprintf("BPF map %d", id)}]; !counts {
+		t.Fatal("a map that no process holds does not count")
+	}
+	must(t, errors.Join(unix.Close(pair[0]), unix.Close(pair[1])))
+	if got := Diff(before, Take(t, b.scope)); len(got) > 0 {
+		t.Errorf("a map that vanished: %q", got)
+	}
 }
 
 const strangerEnv = "RESIDUE_TEST_STRANGER"

@@ -92,13 +92,15 @@ type wire struct {
 	socket int      // UDP
 	fresh  uint16   // port of the last flow that no program has seen before
 	what   string   // is sent
+	// patience is how long what is missing is waited for behind a mark.
+	patience time.Duration
 }
 
 func newWire(t *testing.T, c *rig.Crate, device bool) *wire {
 	t.Helper()
 	b := c.Bed
 	pod := b.Receiver().Pods[0]
-	w := &wire{t: t, c: c, out: rig.NewTap(t, b.Sender().NS, b.Sender().Wire, [6]byte{})}
+	w := &wire{t: t, c: c, patience: rig.Patience, out: rig.NewTap(t, b.Sender().NS, b.Sender().Wire, [6]byte{})}
 	if device {
 		w.device = rig.NewTap(t, pod.NS, bed.PodDev, pod.MAC)
 		if err := unix.SetsockoptInt(w.device.FD(), unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1); err != nil {
@@ -137,9 +139,8 @@ func (w *wire) pass(want seen, k kind) (got seen) {
 	return got
 }
 
-// late is how long what is missing is waited for.
-const late = 300 * time.Millisecond
-
+// collect waits for what is wanted. Once something was waited for that did not come, the test fails: what else is
+// missing need not be waited for as long.
 func (w *wire) collect(got *seen, want seen) {
 	w.t.Helper()
 	inner, outer := w.mark()
@@ -155,7 +156,8 @@ func (w *wire) collect(got *seen, want seen) {
 			if since.IsZero() {
 				since = time.Now()
 			}
-			if left = late - time.Since(since); left <= 0 {
+			if left = w.patience - time.Since(since); left <= 0 {
+				w.patience = 300 * time.Millisecond
 				return
 			}
 		}

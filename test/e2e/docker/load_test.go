@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/overlane/overlane/internal/lab/bed"
 	"github.com/overlane/overlane/internal/netns"
@@ -80,12 +79,20 @@ func (l *load) goesOn() {
 // that the wire may have overtaken, in order.
 func (l *load) stop(late uint64) {
 	l.t.Helper()
-	sent, last := l.end()
-	now, err := l.s.bed.WireStats()
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	dropped := now.RxDropped - l.wire.RxDropped + last.Overflow
+	l.from.end()
+	sent := l.from.counters().Sent
+	var last numbered.Counters
+	var now bed.WireStats
+	var dropped uint64
+	rig.AwaitAll(sent, func() uint64 {
+		var err error
+		if now, err = l.s.bed.WireStats(); err != nil {
+			l.t.Fatal(err)
+		}
+		last = l.to.counters()
+		dropped = now.RxDropped - l.wire.RxDropped + last.Overflow
+		return last.Received + dropped
+	})
 	requeued := now.Requeued - l.wire.Requeued
 	l.t.Logf("sent %d, %d dropped and counted, %d requeued at the wire; %+v", sent, dropped, requeued, last)
 	if last.Received > sent || sent-last.Received > dropped {
@@ -97,26 +104,6 @@ func (l *load) stop(late uint64) {
 	if last.Duplicated+last.Stale+last.Corrupt > 0 {
 		l.t.Errorf("datagrams came twice, far too late, or changed: %+v", last)
 	}
-}
-
-// end ends the sender, and returns what became of its datagrams once all of them have arrived or
-// none has for a while.
-func (l *load) end() (sent uint64, last numbered.Counters) {
-	l.t.Helper()
-	l.from.end()
-	sent = l.from.counters().Sent
-	const while = 500 * time.Millisecond
-	last = l.to.counters()
-	since := time.Now()
-	for last.Received < sent && time.Since(since) < while {
-		time.Sleep(5 * time.Millisecond) // nothing tells that a datagram was lost
-		now := l.to.counters()
-		if now.Received != last.Received {
-			since = time.Now()
-		}
-		last = now
-	}
-	return sent, last
 }
 
 // check makes every further change residue: of the hosts, of the network on the receiving engine, of

@@ -80,6 +80,7 @@ func TestMasksWrittenOverAndOverAreNoticedOnce(t *testing.T) {
 	}
 	saysManual(t, d, bed.PodDev, "by another program")
 	d.Acting()
+	d.Says("pipeline is taken off")
 	if n := strings.Count(d.Log(), "pipeline is taken off"); n != 1 {
 		t.Errorf("%d decisions for one neighbour:\n%s", n, d.Log())
 	}

@@ -110,9 +110,7 @@ func TestSysAdminStandsForBPFAndPerfmon(t *testing.T) {
 			t.Errorf("a thread of the daemon may %s", p)
 		}
 	}
-	if !strings.Contains(d.Log(), "CAP_SYS_ADMIN is in force all the time") {
-		t.Errorf("the log does not say so:\n%s", d.Log())
-	}
+	d.Says("CAP_SYS_ADMIN is in force all the time")
 	ends(t, d)
 	left(t, d, l.Stop())
 }

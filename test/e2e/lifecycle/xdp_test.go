@@ -75,6 +75,7 @@ func TestADriverThatRefusesXDPEndsNothing(t *testing.T) {
 			})
 			saysManual(t, d, b.Receiver().Wire, refusal)
 			l.GoesOn()
+			d.Says("left without an XDP program")
 			if n := strings.Count(d.Log(), "left without an XDP program"); n != 1 || strings.Contains(d.Log(), "level=ERROR") {
 				t.Errorf("the log says %d times that the NIC is left alone:\n%s", n, d.Log())
 			}

@@ -193,11 +193,7 @@ func (tr *stream) judge(t *testing.T, own account) {
 	}
 	var v traffic.Verdict
 	var a account
-	// Nothing tells that the queues are empty, but when everything is
-	// accounted for they are, or when nothing has come or gone for many looks.
-	const enough = 500 // five seconds, and more where the machine stands still
-	begun := time.Now()
-	for looks, last := 0, uint64(0); looks < enough && time.Since(begun) < rig.Patience; time.Sleep(10 * time.Millisecond) {
+	rig.AwaitAll(sent, func() uint64 {
 		if v, err = tr.check.Total(tr.flows); err != nil {
 			t.Fatal(err)
 		}
@@ -205,14 +201,8 @@ func (tr *stream) judge(t *testing.T, own account) {
 			t.Fatal(err)
 		}
 		maps.Copy(a, own)
-		known := v.Received + a.sum()
-		if known == sent {
-			break
-		}
-		if looks++; known != last {
-			looks, last = 0, known
-		}
-	}
+		return v.Received + a.sum()
+	})
 	r := &tr.row
 	r.Sent, r.Received, r.Late, r.Twice, r.Drops = sent, v.Received, v.Reordered-tr.excused, v.Duplicated, a
 	r.Lost = int64(sent - v.Received - a.sum())

@@ -165,6 +165,15 @@ func (d *Daemon) Log() string {
 	return d.log.String()
 }
 
+// Says waits until the log has some words: what a daemon has said comes through a pipe, after what it did.
+func (d *Daemon) Says(words string) {
+	d.tb.Helper()
+	Until(d.tb, "the log says: "+words, func() (bool, string) {
+		log := d.Log()
+		return strings.Contains(log, words), log
+	})
+}
+
 // clean ends what is left and, if the test has failed, shows the log.
 func (d *Daemon) clean() {
 	d.Signal(unix.SIGKILL)

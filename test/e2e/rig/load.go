@@ -198,25 +198,19 @@ func (l *Load) Flow(id int) traffic.Verdict {
 	return v
 }
 
-// Stop ends the traffic and returns what became of it, once all of it has
-// arrived or nothing has for a while.
-func (l *Load) Stop() traffic.Verdict {
+// Stop ends the traffic and returns what became of it, once all of it has arrived or the rest is lost.
+func (l *Load) Stop() (v traffic.Verdict) {
 	l.tb.Helper()
-	gen := l.gen
 	l.stopped = true
-	if err := gen.Stop(); err != nil {
+	if err := l.gen.Stop(); err != nil {
 		l.tb.Fatal(err)
 	}
-	const while = 500 * time.Millisecond
-	last, since := l.Verdict(), time.Now()
-	for last.Received < gen.Sent() && time.Since(since) < while {
-		time.Sleep(5 * time.Millisecond) // nothing tells that a datagram was lost
-		if v := l.Verdict(); v != last {
-			last, since = v, time.Now()
-		}
-	}
+	AwaitAll(l.gen.Sent(), func() uint64 {
+		v = l.Verdict()
+		return v.Received
+	})
 	l.end()
-	return last
+	return v
 }
 
 func (l *Load) end() {

@@ -162,3 +162,19 @@ func Until(tb testing.TB, what string, ok func() (bool, string)) {
 		}
 	}
 }
+
+// AwaitAll waits until all that was sent is known to have arrived, or to have been dropped. Nothing tells that the rest is
+// lost: it is when known has said the same for many looks.
+func AwaitAll(sent uint64, known func() uint64) {
+	const enough = 500 // five seconds, and more where the machine stands still
+	begun := time.Now()
+	for looks, last := 0, uint64(0); looks < enough && time.Since(begun) < Patience; time.Sleep(10 * time.Millisecond) {
+		now := known()
+		if now >= sent {
+			return
+		}
+		if looks++; now != last {
+			looks, last = 0, now
+		}
+	}
+}
