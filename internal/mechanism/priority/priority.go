@@ -53,10 +53,37 @@ type Host interface {
 
 // Kernel is what it needs of datapath.Datapath.
 type Kernel interface {
-	LoadPriority() (*datapath.Priority, error)
+	LoadPriority() (Programs, error)
 	// StrayedLanes are the cores whose lanes run elsewhere, EndLanes ends some.
 	StrayedLanes() ([]int, error)
 	EndLanes(which func(core int) bool) error
+}
+
+// OnNode is the kernel of the node.
+func OnNode(dp *datapath.Datapath) Kernel { return kernel{dp} }
+
+type kernel struct{ *datapath.Datapath }
+
+func (k kernel) LoadPriority() (Programs, error) { return k.Datapath.LoadPriority() }
+
+// Programs is what it needs of datapath.Priority.
+type Programs interface {
+	SetRules(*rules.Table) error
+	RuleFrames() ([]uint64, error)
+	SetTuning(datapath.PriorityTuning) error
+	Counters() (datapath.PriorityCounters, error)
+	SparseFlows() ([]datapath.SparseFlow, error)
+
+	AttachXDP(on datapath.Device, two bool) (*datapath.PriorityHook, error)
+	LoadShortcuts() (*datapath.Shortcuts, error)
+
+	StartLanes(cores []int, two bool, eager datapath.LaneSched) error
+	BesideRealtime(cores []int, eager datapath.LaneSched) error
+	HurryLanes(cores []int, eager datapath.LaneSched) error
+	CalmLanes(cores []int) error
+	// Demoted is the number of cores that send bulk to their lanes, or have some there.
+	Demoted() (int, error)
+	Close() error
 }
 
 // Priority is the mechanism.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/mechanismtest"
+	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
 	"github.com/overlane/overlane/internal/trial"
@@ -44,7 +46,7 @@ func (flows) Flows() (list []datapath.FlowBrought, rest datapath.FlowBrought, er
 
 func (c flows) End() error { c.of.census = nil; return nil }
 
-func (f *fixture) LoadPriority() (*datapath.Priority, error)      { return nil, errors.New("no memory") }
+func (f *fixture) LoadPriority() (Programs, error)                { return nil, errors.New("no memory") }
 func (f *fixture) StrayedLanes() ([]int, error)                   { return nil, nil }
 func (f *fixture) EndLanes(func(int) bool) error                  { return nil }
 func (f *fixture) Entries() []apply.Entry                         { return nil }
@@ -195,4 +197,47 @@ func TestACoreCountsForAMinuteAfterItPolled(t *testing.T) {
 	if got := a.pollers(); len(got) > 0 {
 		t.Errorf("a minute later, %v poll", got)
 	}
+}
+
+// programs are in the kernel, and no frame comes to them.
+type programs struct {
+	Programs
+	tuning datapath.PriorityTuning
+	closed int
+}
+
+func (p *programs) SetTuning(t datapath.PriorityTuning) error          { p.tuning = t; return nil }
+func (p *programs) Demoted() (int, error)                              { return 0, nil }
+func (p *programs) BesideRealtime([]int, datapath.LaneSched) error     { return nil }
+func (p *programs) Counters() (c datapath.PriorityCounters, err error) { return c, nil }
+func (p *programs) Close() error                                       { p.closed++; return nil }
+
+// What priority has set of a NIC goes with it, whatever it is called by then, and what it has set of another stays.
+func TestANICThatIsNoUnderlayAnyMoreIsLeft(t *testing.T) {
+	left, kept := node.Dev{NetnsCookie: 1, Ifindex: 2, Name: "eth0"}, node.Dev{NetnsCookie: 1, Ifindex: 3, Name: "eth1"}
+	dp := &programs{}
+	renamed := left
+	renamed.Name = "wan"
+	threaded := map[plan.Setting]string{plan.Threaded(plan.Target(renamed)): "0", plan.Threaded(plan.Target(kept)): "0"}
+	f := &fixture{Host: mechanismtest.New(maps.Clone(threaded))}
+	f.Priority = New(f, f, Options{}, f.now)
+	f.added = []rules.Rule{ssh()}
+	f.placed = &placed{dp: dp, attached: map[node.DevKey]node.Dev{left.Key(): left}}
+	for s := range threaded {
+		if _, err := f.CarryOut([]plan.Step{{Setting: s, By: plan.ByPriority, Was: "0", First: "0", Want: "1"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Rescanned(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for s := range threaded {
+		if want := map[string]string{"wan": "0", "eth1": "1"}[s.Name]; f.Values[s] != want {
+			t.Errorf("%s is %s, want %s", s, f.Values[s], want)
+		}
+	}
+	if f.OnNIC() || !f.InPlace() || dp.tuning != f.tuning() {
+		t.Errorf("on a NIC: %t, in place: %t, bulk by %+v", f.OnNIC(), f.InPlace(), dp.tuning)
+	}
+	f.is(t, control.Standby, "")
 }
