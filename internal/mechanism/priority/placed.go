@@ -55,7 +55,7 @@ func (p *Priority) poll(now time.Time) error {
 		if err != nil {
 			return err
 		}
-		for _, r := range slices.Concat(p.added, p.opts.Rules) {
+		for _, r := range p.rules() {
 			if r.Class != rules.Latency {
 				delete(frames, r.Name)
 			}
@@ -166,9 +166,6 @@ func (p *Priority) hook(u node.Underlay, two bool) (h *datapath.PriorityHook, er
 
 // follow attaches the hook to the underlays that lack it.
 func (p *Priority) follow(ctx context.Context) error {
-	if p.placed == nil {
-		return nil
-	}
 	in := p.placed
 	want := map[node.DevKey]bool{}
 	var errs []error
@@ -225,6 +222,16 @@ func (p *Priority) follow(ctx context.Context) error {
 		}
 	}
 	return errors.Join(append(errs, p.besideRealtime(), p.followSync())...)
+}
+
+// keepUp has what is in place fit the options and the underlays, as far as it can: the next scan tries the rest again.
+func (p *Priority) keepUp(ctx context.Context) {
+	if p.placed == nil {
+		return
+	}
+	if err := errors.Join(p.placed.dp.SetTuning(p.tuning()), p.follow(ctx)); err != nil {
+		p.host.Log().Warn("some underlays could not be followed", "reason", err)
+	}
 }
 
 // leave takes priority off a NIC that has no place for its program any more, is no underlay or has gone, in the order
