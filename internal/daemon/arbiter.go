@@ -15,7 +15,6 @@ import (
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
-	"github.com/overlane/overlane/internal/sense"
 	"github.com/overlane/overlane/internal/trial"
 	"github.com/overlane/overlane/internal/xdp"
 )
@@ -43,13 +42,7 @@ func (a arbiter) Cookie() uint64 { return a.d.cookie }
 func (a arbiter) Cores() []int { return a.d.cores }
 
 // BacklogDrops are what the backlogs have dropped since the daemon started.
-func (a arbiter) BacklogDrops() (map[int]uint64, error) {
-	drops, err := sense.BacklogDrops()
-	for core := range drops {
-		drops[core] -= a.d.drops[core]
-	}
-	return drops, err
-}
+func (a arbiter) BacklogDrops() (map[int]uint64, error) { return a.d.backlogs.Drops() }
 
 // Window is how long a window is.
 func (a arbiter) Window() time.Duration { return a.d.sampling.window() }

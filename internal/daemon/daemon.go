@@ -78,7 +78,7 @@ type Daemon struct {
 	mechs    *mechanisms
 	trials   *trial.Trials
 	cookie   uint64
-	drops    map[int]uint64 // of the backlogs, at the start
+	backlogs sense.Backlogs
 	since    time.Time
 	off      bool  // asked to end
 	online   []int // at the last poll
@@ -205,7 +205,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	if err := d.host.SetTunnels(d.host.Snapshot()); err != nil && !errors.Is(err, datapath.ErrTooManyTunnels) {
 		return err
 	}
-	if d.drops, err = sense.BacklogDrops(); err != nil {
+	if _, err = d.backlogs.Drops(); err != nil {
 		return err
 	}
 	d.mechs = newMechanisms(arbiter{d.host, d}, d.opts)

@@ -37,7 +37,7 @@ func newMechanisms(a arbiter, opts Options) *mechanisms {
 	m := &mechanisms{
 		aggregate: aggregate.New(a, opts.Aggregate),
 		bridge:    bridgehooks.New(a, opts.SkipUnusedHooks, a.d.since),
-		priority:  priority.New(a, a.d.dp, opts.Priority, a.d.since),
+		priority:  priority.New(a, priority.OnNode(a.d.dp), opts.Priority, a.d.since),
 		express:   express.New(a, a.d.dp, opts.Express, a.d.since),
 		pipeline:  pipeline.New(a, a.d.dp, opts.Pipeline),
 	}

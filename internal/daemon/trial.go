@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/datapath"
-	"github.com/overlane/overlane/internal/sense"
 	"github.com/overlane/overlane/internal/trial"
 )
 
@@ -32,7 +31,7 @@ func (d *Daemon) total(s trial.Share, only []int) (t trial.Totals, err error) {
 			t.All[st] += cores[i].Packets[st]
 		}
 	}
-	drops, err := sense.BacklogDrops()
+	drops, err := d.backlogs.Drops()
 	if err != nil {
 		return t, err
 	}

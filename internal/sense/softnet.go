@@ -6,6 +6,8 @@ import (
 	"math"
 	"time"
 
+	"github.com/prometheus/procfs"
+
 	"github.com/overlane/overlane/internal/polled"
 )
 
@@ -43,15 +45,31 @@ func (s *Softnet) Read(now time.Time) (float64, error) {
 	return most, nil
 }
 
-// BacklogDrops are the packets that each core's backlog has dropped.
-func BacklogDrops() (map[int]uint64, error) {
+// Backlogs adds up what each core's backlog has dropped.
+type Backlogs struct {
+	last map[uint32]uint32 // by core
+	sum  map[int]uint64
+}
+
+// Drops returns the packets since the first call, by core. A core that is offline keeps what it had.
+func (b *Backlogs) Drops() (map[int]uint64, error) {
 	stats, err := polled.Softnet()
 	if err != nil {
 		return nil, err
 	}
-	drops := map[int]uint64{}
-	for _, s := range stats {
-		drops[int(s.Index)] = uint64(s.Dropped)
+	return b.add(stats), nil
+}
+
+func (b *Backlogs) add(stats []procfs.SoftnetStat) map[int]uint64 {
+	if b.last == nil {
+		b.last, b.sum = map[uint32]uint32{}, map[int]uint64{}
 	}
-	return drops, nil
+	for _, c := range stats {
+		// Both are cut to 32 bits; what a core dropped before it was first seen is not told.
+		if before, ok := b.last[c.Index]; ok {
+			b.sum[int(c.Index)] += uint64(c.Dropped - before)
+		}
+		b.last[c.Index] = c.Dropped
+	}
+	return b.sum
 }

@@ -24,8 +24,8 @@ import (
 
 // placed is what is in place as long as there are rules, or a demand.
 type placed struct {
-	dp       *datapath.Priority
-	attached map[node.DevKey]*datapath.PriorityHook
+	dp       Programs
+	attached map[node.DevKey]node.Dev
 	skipped  []plan.Skip // underlays without its program
 	since    time.Time
 
@@ -55,7 +55,7 @@ func (p *Priority) poll(now time.Time) error {
 		if err != nil {
 			return err
 		}
-		for _, r := range slices.Concat(p.added, p.opts.Rules) {
+		for _, r := range p.rules() {
 			if r.Class != rules.Latency {
 				delete(frames, r.Name)
 			}
@@ -97,7 +97,7 @@ func (p *Priority) start(ctx context.Context, table *rules.Table) error {
 		return err
 	}
 	defer p.host.Begins(name)()
-	in := &placed{attached: map[node.DevKey]*datapath.PriorityHook{}, since: time.Now(), polled: map[int]time.Time{}, frames: map[string]uint64{}, budget: budget{excess: p.past.LatencyExcess},
+	in := &placed{attached: map[node.DevKey]node.Dev{}, since: time.Now(), polled: map[int]time.Time{}, frames: map[string]uint64{}, budget: budget{excess: p.past.LatencyExcess},
 		realtime: realtime{on: !p.opts.Fair}}
 	var err error
 	if in.dp, err = p.dp.LoadPriority(); err != nil {
@@ -124,6 +124,12 @@ func (p *Priority) start(ctx context.Context, table *rules.Table) error {
 
 // onNIC tells that priority's program is on an underlay.
 func (a *placed) onNIC() bool { return a != nil && len(a.attached) > 0 }
+
+// on tells that it is on a device.
+func (a *placed) on(dev node.Dev) bool {
+	_, on := a.attached[dev.Key()]
+	return on
+}
 
 // noThreads says why no thread polls a NIC for priority.
 func (p *Priority) noThreads(u node.Underlay, made plan.Plan) string {
@@ -160,9 +166,6 @@ func (p *Priority) hook(u node.Underlay, two bool) (h *datapath.PriorityHook, er
 
 // follow attaches the hook to the underlays that lack it.
 func (p *Priority) follow(ctx context.Context) error {
-	if p.placed == nil {
-		return nil
-	}
 	in := p.placed
 	want := map[node.DevKey]bool{}
 	var errs []error
@@ -171,11 +174,11 @@ func (p *Priority) follow(ctx context.Context) error {
 	planned := sync.OnceValue(p.plan)
 	for _, u := range p.host.Snapshot().Underlays {
 		want[u.Key()] = true
-		if in.attached[u.Key()] != nil {
+		if in.on(u.Dev) {
 			if u.Moves == "" && !p.host.Places().Headless(u) {
 				continue
 			}
-			errs = append(errs, p.leave(ctx, u))
+			errs = append(errs, p.leave(ctx, u.Dev))
 		}
 		if err := p.makeWayFor(ctx, u); err != nil {
 			return err
@@ -193,10 +196,10 @@ func (p *Priority) follow(ctx context.Context) error {
 		var left *xdp.Left
 		switch {
 		case err == nil && two:
-			in.attached[u.Key()] = l
+			in.attached[u.Key()] = u.Dev
 			p.host.Log().Info("the NIC is polled in softirq: latency traffic has a lane of its own", "device", u.Dev, "reason", p.noThreads(u, planned()))
 		case err == nil:
-			in.attached[u.Key()] = l
+			in.attached[u.Key()] = u.Dev
 			err := p.threadNAPI(u)
 			if err == nil {
 				continue
@@ -213,21 +216,31 @@ func (p *Priority) follow(ctx context.Context) error {
 			errs = append(errs, err)
 		}
 	}
-	for key := range in.attached {
+	for key, dev := range in.attached {
 		if !want[key] {
-			errs = append(errs, p.host.Places().Release(key, xdp.Priority))
-			delete(in.attached, key)
+			errs = append(errs, p.leave(ctx, dev))
 		}
 	}
 	return errors.Join(append(errs, p.besideRealtime(), p.followSync())...)
 }
 
-// leave takes priority off a NIC that has no place for its program any more, in the order of Stop.
-func (p *Priority) leave(ctx context.Context, u node.Underlay) error {
+// keepUp has what is in place fit the options and the underlays, as far as it can: the next scan tries the rest again.
+func (p *Priority) keepUp(ctx context.Context) {
+	if p.placed == nil {
+		return
+	}
+	if err := errors.Join(p.placed.dp.SetTuning(p.tuning()), p.follow(ctx)); err != nil {
+		p.host.Log().Warn("some underlays could not be followed", "reason", err)
+	}
+}
+
+// leave takes priority off a NIC that has no place for its program any more, is no underlay or has gone, in the order
+// of Stop. The journal may have another name of it by now.
+func (p *Priority) leave(ctx context.Context, nic node.Dev) error {
 	err := errors.Join(p.host.StopExpress(ctx), p.drainBulk(ctx))
-	_, e := p.host.Restore(plan.ByPriority, func(s plan.Setting) bool { return s.Target == plan.Target(u.Dev) })
-	err = errors.Join(err, e, p.host.Places().Release(u.Key(), xdp.Priority))
-	delete(p.placed.attached, u.Key())
+	_, e := p.host.Restore(plan.ByPriority, func(s plan.Setting) bool { return node.Dev(s.Target).Same(nic) })
+	err = errors.Join(err, e, p.host.Places().Release(nic.Key(), xdp.Priority))
+	delete(p.placed.attached, nic.Key())
 	return errors.Join(err, p.placed.dp.SetTuning(p.tuning()))
 }
 

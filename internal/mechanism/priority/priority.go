@@ -7,6 +7,7 @@ package priority
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -53,10 +54,37 @@ type Host interface {
 
 // Kernel is what it needs of datapath.Datapath.
 type Kernel interface {
-	LoadPriority() (*datapath.Priority, error)
+	LoadPriority() (Programs, error)
 	// StrayedLanes are the cores whose lanes run elsewhere, EndLanes ends some.
 	StrayedLanes() ([]int, error)
 	EndLanes(which func(core int) bool) error
+}
+
+// OnNode is the kernel of the node.
+func OnNode(dp *datapath.Datapath) Kernel { return kernel{dp} }
+
+type kernel struct{ *datapath.Datapath }
+
+func (k kernel) LoadPriority() (Programs, error) { return k.Datapath.LoadPriority() }
+
+// Programs is what it needs of datapath.Priority.
+type Programs interface {
+	SetRules(*rules.Table) error
+	RuleFrames() ([]uint64, error)
+	SetTuning(datapath.PriorityTuning) error
+	Counters() (datapath.PriorityCounters, error)
+	SparseFlows() ([]datapath.SparseFlow, error)
+
+	AttachXDP(on datapath.Device, two bool) (*datapath.PriorityHook, error)
+	LoadShortcuts() (*datapath.Shortcuts, error)
+
+	StartLanes(cores []int, two bool, eager datapath.LaneSched) error
+	BesideRealtime(cores []int, eager datapath.LaneSched) error
+	HurryLanes(cores []int, eager datapath.LaneSched) error
+	CalmLanes(cores []int) error
+	// Demoted is the number of cores that send bulk to their lanes, or have some there.
+	Demoted() (int, error)
+	Close() error
 }
 
 // Priority is the mechanism.
@@ -67,7 +95,9 @@ type Priority struct {
 	opts   Options
 	added  []rules.Rule // at run time
 	since  time.Time
-	placed *placed                   // nil: nothing is
+	placed *placed // nil: nothing is
+	err    error   // why it is not, though it is asked for
+	retry  time.Time
 	past   datapath.PriorityCounters // of the times before
 	demand demand
 	lost   map[int]bool // cores that were offline since NICs' threads were bound
@@ -84,23 +114,43 @@ func New(h Host, dp Kernel, opts Options, since time.Time) *Priority {
 // Tries is mechanism.Mechanism's.
 func (p *Priority) Tries() []*trial.Trial { return []*trial.Trial{p.demand.trial} }
 
-// Configure takes over new options. An error changes nothing, but for one of what is to be taken back.
+// Configure takes over new options. An error changes nothing in the end: what was taken off for them is put back.
 func (p *Priority) Configure(ctx context.Context, opts Options) error {
 	was := p.opts
 	opts.Tier, opts.NoGuard = was.Tier, was.NoGuard
 	configured := opts.Rules
 	opts.Rules = was.Rules
 	p.opts = opts
+	var err error
 	if was.NoThreads != opts.NoThreads || was.Fair != opts.Fair || was.Sync != opts.Sync {
-		if _, err := p.Stop(ctx); err != nil {
-			return err
-		}
+		_, err = p.Stop(ctx)
 	}
-	if err := p.useRules(ctx, p.added, configured); err != nil {
+	if err == nil {
+		err = p.useRules(ctx, p.added, configured)
+	}
+	if err != nil {
 		p.opts = was
-		return err
+		p.err, p.retry = err, time.Now().Add(mechanism.RetryAfter)
 	}
-	return nil
+	return err
+}
+
+// asked tells whether priority is to act without a trial.
+func (p *Priority) asked() bool { return p.opts.prioritises(len(p.added) + len(p.opts.Rules)) }
+
+// putBack puts priority in place where it is asked for and is not: a configuration took it off, and was refused.
+func (p *Priority) putBack(ctx context.Context, now time.Time) {
+	if p.placed != nil || !p.asked() || now.Before(p.retry) {
+		return
+	}
+	table, err := rules.Compile(p.rules())
+	if err == nil {
+		err = p.start(ctx, table)
+	}
+	if p.err = err; err != nil {
+		p.retry = time.Now().Add(mechanism.RetryAfter)
+		p.host.Log().Error("priority could not be put in place", "mechanism", name, "reason", err, "again_in", mechanism.RetryAfter)
+	}
 }
 
 // OnNIC tells whether its program is on an underlay, Pollers on which cores latency traffic may be then.
@@ -123,7 +173,8 @@ func (p *Priority) Tracing() mechanism.Tracing {
 }
 
 // Step is mechanism.Mechanism's.
-func (p *Priority) Step(_ context.Context, now time.Time) error {
+func (p *Priority) Step(ctx context.Context, now time.Time) error {
+	p.putBack(ctx, now)
 	return errors.Join(p.poll(now), p.stepRealtime(now))
 }
 
@@ -138,9 +189,7 @@ func (p *Priority) Decide(ctx context.Context, in governor.Input) error {
 
 // Rescanned is mechanism.Mechanism's.
 func (p *Priority) Rescanned(ctx context.Context) error {
-	if err := p.follow(ctx); err != nil {
-		p.host.Log().Warn("some underlays could not be followed", "reason", err)
-	}
+	p.keepUp(ctx)
 	if p.demand.on && !p.OnNIC() {
 		return p.leaveDemand(ctx)
 	}
@@ -191,7 +240,7 @@ func (p *Priority) Fill(st *control.Status, _ names.Names) error {
 	if err != nil {
 		return err
 	}
-	for i, r := range slices.Concat(p.added, p.opts.Rules) {
+	for i, r := range p.rules() {
 		st.Rules = append(st.Rules, control.Rule{Rule: r, Added: i < len(p.added), Packets: frames[r.Name]})
 	}
 	if st.SparseFlows, err = p.sparseFlows(); err != nil {
@@ -219,6 +268,10 @@ func (p *Priority) report() control.Mechanism {
 		m.State, m.Reason = control.Unsupported, o.No.Error()
 	}
 	if p.placed == nil {
+		if p.err != nil && p.asked() {
+			m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", mechanism.RetryAfter, p.err)
+			return m
+		}
 		if why := p.tooDear(); why != "" && !p.opts.Off && p.opts.OnDemand && p.opts.No == nil && len(p.added)+len(p.opts.Rules) == 0 {
 			m.State, m.Reason = control.Standby, why
 			return m

@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
@@ -17,13 +19,14 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/mechanismtest"
+	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
 	"github.com/overlane/overlane/internal/trial"
 	"github.com/overlane/overlane/internal/xdp"
 )
 
-// fixture is a node without devices, whose kernel loads no program of priority's.
+// fixture is a node without devices.
 type fixture struct {
 	*Priority
 	*mechanismtest.Host
@@ -33,6 +36,8 @@ type fixture struct {
 	census  *flows // under way, or nil
 	split   bool
 	told    []rules.Rule // in force, as the log has it
+	dp      Programs     // nil: the kernel loads none
+	bars    error        // what keeps the NICs from being cleared
 }
 
 // flows is a census: one small, sparse flow that half of the packets are of.
@@ -44,7 +49,6 @@ func (flows) Flows() (list []datapath.FlowBrought, rest datapath.FlowBrought, er
 
 func (c flows) End() error { c.of.census = nil; return nil }
 
-func (f *fixture) LoadPriority() (*datapath.Priority, error)      { return nil, errors.New("no memory") }
 func (f *fixture) StrayedLanes() ([]int, error)                   { return nil, nil }
 func (f *fixture) EndLanes(func(int) bool) error                  { return nil }
 func (f *fixture) Entries() []apply.Entry                         { return nil }
@@ -52,12 +56,19 @@ func (f *fixture) CarryOutWhole([]plan.Step) error                { return nil }
 func (f *fixture) RulesChanged(_ plan.Owner, _, now []rules.Rule) { f.told = now }
 func (f *fixture) Places() *xdp.Places                            { return &xdp.Places{} }
 func (f *fixture) Cores() []int                                   { return []int{0, 1} }
-func (f *fixture) ClearNICs(context.Context) error                { f.cleared++; return nil }
+func (f *fixture) ClearNICs(context.Context) error                { f.cleared++; return f.bars }
 func (f *fixture) StopExpress(context.Context) error              { return nil }
 func (f *fixture) PipelineArmed() bool                            { return false }
 func (f *fixture) Split() bool                                    { return f.split }
 func (f *fixture) Trials() *trial.Trials {
 	return trial.NewTrials(slog.New(slog.DiscardHandler), nil, f.Tries()...)
+}
+
+func (f *fixture) LoadPriority() (Programs, error) {
+	if f.dp == nil {
+		return nil, errors.New("no memory")
+	}
+	return f.dp, nil
 }
 
 func (f *fixture) BeginCensus() (datapath.FlowCounts, error) {
@@ -194,5 +205,100 @@ func TestACoreCountsForAMinuteAfterItPolled(t *testing.T) {
 	a.sawPolls(governor.Input{Now: begin.Add(mechanism.PolledFor)}, nil)
 	if got := a.pollers(); len(got) > 0 {
 		t.Errorf("a minute later, %v poll", got)
+	}
+}
+
+// programs are in the kernel, and no frame comes to them.
+type programs struct {
+	Programs
+	tuning  datapath.PriorityTuning
+	refuses error // rules
+	fails   error // what is asked of it of lanes
+}
+
+func (p *programs) SetTuning(t datapath.PriorityTuning) error          { p.tuning = t; return nil }
+func (p *programs) SetRules(*rules.Table) error                        { return p.refuses }
+func (p *programs) RuleFrames() ([]uint64, error)                      { return nil, nil }
+func (p *programs) StartLanes([]int, bool, datapath.LaneSched) error   { return nil }
+func (p *programs) Demoted() (int, error)                              { return 0, nil }
+func (p *programs) BesideRealtime([]int, datapath.LaneSched) error     { return p.fails }
+func (p *programs) Counters() (c datapath.PriorityCounters, err error) { return c, nil }
+func (p *programs) Close() error                                       { return nil }
+
+// What priority has set of a NIC goes with it, whatever it is called by then, and what it has set of another stays.
+func TestANICThatIsNoUnderlayAnyMoreIsLeft(t *testing.T) {
+	left, kept := node.Dev{NetnsCookie: 1, Ifindex: 2, Name: "eth0"}, node.Dev{NetnsCookie: 1, Ifindex: 3, Name: "eth1"}
+	dp := &programs{}
+	renamed := left
+	renamed.Name = "wan"
+	threaded := map[plan.Setting]string{plan.Threaded(plan.Target(renamed)): "0", plan.Threaded(plan.Target(kept)): "0"}
+	f := &fixture{Host: mechanismtest.New(maps.Clone(threaded))}
+	f.Priority = New(f, f, Options{}, f.now)
+	f.added = []rules.Rule{ssh()}
+	f.placed = &placed{dp: dp, attached: map[node.DevKey]node.Dev{left.Key(): left}}
+	for s := range threaded {
+		if _, err := f.CarryOut([]plan.Step{{Setting: s, By: plan.ByPriority, Was: "0", First: "0", Want: "1"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Rescanned(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for s := range threaded {
+		if want := map[string]string{"wan": "0", "eth1": "1"}[s.Name]; f.Values[s] != want {
+			t.Errorf("%s is %s, want %s", s, f.Values[s], want)
+		}
+	}
+	if f.OnNIC() || !f.InPlace() || dp.tuning != f.tuning() {
+		t.Errorf("on a NIC: %t, in place: %t, bulk by %+v", f.OnNIC(), f.InPlace(), dp.tuning)
+	}
+	f.is(t, control.Standby, "")
+}
+
+// A configuration that is refused once priority was taken off for it: it comes back, and status says why it is away.
+func TestPriorityComesBackAfterAConfigurationIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(Options{})
+		f.dp = &programs{}
+		if err := f.AddRule(t.Context(), ssh()); err != nil || !f.InPlace() {
+			t.Fatalf("in place: %t, %v", f.InPlace(), err)
+		}
+		f.bars = datapath.ErrFlowsOut
+		if err := f.Configure(t.Context(), Options{NoThreads: true}); !errors.Is(err, f.bars) || f.opts.NoThreads {
+			t.Errorf("the configuration is %+v, error %v", f.opts, err)
+		}
+		step := func(after time.Duration, cleared int) {
+			t.Helper()
+			time.Sleep(after)
+			if err := f.Step(t.Context(), time.Now()); err != nil {
+				t.Fatal(err)
+			}
+			if f.cleared != cleared {
+				t.Errorf("the NICs were to be cleared %d times by now, want %d", f.cleared, cleared)
+			}
+		}
+		f.is(t, control.Standby, "tried again every 10s: "+f.bars.Error())
+		step(mechanism.RetryAfter-time.Millisecond, 2)
+		step(time.Millisecond, 3)
+		f.is(t, control.Standby, "tried again every 10s: "+f.bars.Error())
+		f.bars = nil
+		step(mechanism.RetryAfter-time.Millisecond, 3)
+		step(time.Millisecond, 4)
+		if !f.InPlace() || len(f.told) != 1 {
+			t.Errorf("in place: %t, rules in force %v", f.InPlace(), f.told)
+		}
+	})
+}
+
+// A rule that the kernel takes is in force though not all can follow; one that it refuses leaves a trial as it was.
+func TestARuleBesideATrial(t *testing.T) {
+	f, dp := newFixture(Options{OnDemand: true}), &programs{refuses: errors.New("no room")}
+	f.placed, f.demand.on = &placed{dp: dp}, true
+	if err := f.AddRule(t.Context(), ssh()); !errors.Is(err, dp.refuses) || !f.demand.on || len(f.added) > 0 {
+		t.Errorf("on trial: %t, rules %v, error %v", f.demand.on, f.added, err)
+	}
+	dp.refuses, dp.fails = nil, errors.New("no such thread")
+	if err := f.AddRule(t.Context(), ssh()); err != nil || f.demand.on || len(f.told) != 1 {
+		t.Errorf("on trial: %t, rules %v, error %v", f.demand.on, f.told, err)
 	}
 }

@@ -4,7 +4,6 @@ package priority
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -26,27 +25,41 @@ func (p *Priority) useRules(ctx context.Context, added, configured []rules.Rule)
 	if err != nil {
 		return err
 	}
-	if len(list) > 0 {
-		p.demand.on = false // what it has put in place stays, for the rules
-	}
 	switch {
 	case !p.opts.prioritises(len(list)) && (p.opts.Off || p.opts.No != nil || !p.demand.on):
 		_, err = p.Stop(ctx)
 	case p.placed == nil:
 		err = p.start(ctx, table)
 	default:
-		// Counted anew from here on.
-		if p.placed.frames, err = p.ruleFrames(); err == nil {
-			// A NIC that was left alone by itself may be asked for now.
-			err = errors.Join(p.placed.dp.SetRules(table), p.placed.dp.SetTuning(p.tuning()), p.follow(ctx))
-		}
+		err = p.replaceRules(ctx, table, p.opts.prioritises(len(list)))
 	}
-	if err == nil {
-		p.host.RulesChanged(plan.ByPriority, slices.Concat(p.added, p.opts.Rules), list)
-		p.added, p.opts.Rules = added, configured
+	if err != nil {
+		return err
 	}
-	return err
+	p.host.RulesChanged(plan.ByPriority, p.rules(), list)
+	p.added, p.opts.Rules = added, configured
+	return nil
 }
+
+// replaceRules has other rules in force where priority is in place. asked: what demand has put in place stays, and is
+// not on trial any more. An error changes nothing.
+func (p *Priority) replaceRules(ctx context.Context, table *rules.Table, asked bool) error {
+	frames, err := p.ruleFrames()
+	if err == nil {
+		err = p.placed.dp.SetRules(table)
+	}
+	if err != nil {
+		return err
+	}
+	p.placed.frames = frames // counted anew from here on
+	p.demand.on = p.demand.on && !asked
+	// A NIC that was left alone by itself may be asked for now.
+	p.keepUp(ctx)
+	return nil
+}
+
+// rules are all that there are: those that were added at run time, then those of the configuration.
+func (p *Priority) rules() []rules.Rule { return slices.Concat(p.added, p.opts.Rules) }
 
 // ruleFrames counts the frames of each rule in force, by name.
 func (p *Priority) ruleFrames() (map[string]uint64, error) {
@@ -58,7 +71,7 @@ func (p *Priority) ruleFrames() (map[string]uint64, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i, r := range slices.Concat(p.added, p.opts.Rules) {
+	for i, r := range p.rules() {
 		if i < len(now) {
 			sum[r.Name] = p.placed.frames[r.Name] + now[i]
 		}

@@ -53,7 +53,7 @@ func (p *Priority) seatThreads(u node.Underlay) error {
 
 // plan plans by what is on the node now.
 func (p *Priority) plan() plan.Plan {
-	attached := func(u node.Underlay) bool { return p.placed.attached[u.Key()] != nil }
+	attached := func(u node.Underlay) bool { return p.placed.on(u.Dev) }
 	in := planInput(p.host.Scanner(), p.host.Snapshot(), p.host.Cores(), p.host.Owned(plan.ByPriority), attached, p.host.Places(), p.wants())
 	in.NoThreads = p.opts.NoThreads
 	in.Lost = slices.Collect(maps.Keys(p.lost))
@@ -80,7 +80,7 @@ func (p *Priority) moveThreads() error {
 		return err
 	}
 	steps := slices.DeleteFunc(p.plan().Steps, func(s plan.Step) bool {
-		return s.Kind != plan.ThreadSched || p.placed.attached[node.Dev(s.Target).Key()] == nil
+		return s.Kind != plan.ThreadSched || !p.placed.on(node.Dev(s.Target))
 	})
 	if !slices.ContainsFunc(steps, moves) {
 		return errors.Join(p.host.CarryOutWhole(steps), p.besideRealtime())

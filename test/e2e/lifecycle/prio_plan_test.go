@@ -15,8 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/speed"
@@ -282,6 +284,54 @@ func TestNewThreadsOfTheNICAreBound(t *testing.T) {
 	ends(t, d)
 	if threaded(t, b) {
 		t.Error("the NIC is still polled by threads")
+	}
+}
+
+// A NIC that carries no tunnel any more is polled as before while the daemon goes on; one that is gone ends nothing.
+func TestPriorityLeavesANICThatIsNoUnderlayAnyMore(t *testing.T) {
+	tunnel := func(b *bed.Bed) (*netns.Handle, string) { return b.Receiver().Overlay, bed.Tunnel }
+	for _, tt := range []struct {
+		name string
+		nic  bed.NIC
+		goes func(*bed.Bed) (*netns.Handle, string)
+	}{
+		{"tunnel, NIC in softirq", bed.Softirq, tunnel},
+		{"tunnel, NIC with a thread", bed.Thread, tunnel},
+		{"NIC", bed.Softirq, func(b *bed.Bed) (*netns.Handle, string) { return b.Receiver().NS, b.Receiver().Wire }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := rig.Lab(t, bed.Options{NIC: tt.nic})
+			check(t) // the machine's: this lab does not stay as it is
+			unbind(t, b)
+			before := scheds(t, b)
+			d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: strings.Replace(prioritised, "threads: fair", "threads: auto", 1) + "cores: 0\n"})
+			if got := scheds(t, b); !slices.Equal(got, []string{"fifo 1 cores [0]"}) {
+				t.Fatalf("the NIC's threads have %q", got)
+			}
+			ns, name := tt.goes(b)
+			nl := rig.In(t, ns)
+			defer nl.Close()
+			l, err := nl.LinkByName(name)
+			must(t, err)
+			must(t, nl.LinkDel(l))
+			rig.Until(t, "priority is on no NIC", func() (bool, string) {
+				m := d.Status().Mechanism("priority")
+				return m.State == control.Standby, fmt.Sprintf("%+v\n%s", m, d.Log())
+			})
+			if name != b.Receiver().Wire {
+				if got := scheds(t, b); !slices.Equal(got, before) {
+					t.Errorf("the NIC's threads have %q, and had %q\n%s", got, before, d.Log())
+				}
+				back := strings.Index(d.Log(), `"setting restored"`)
+				if off := strings.Index(d.Log(), `"program detached" mechanism=priority`); back < 0 || off < back {
+					t.Errorf("settings of the NIC were to be given back (at %d) before its program went (at %d):\n%s", back, off, d.Log())
+				}
+			}
+			if strings.Contains(d.Log(), "could not be followed") {
+				t.Error(d.Log())
+			}
+			ends(t, d)
+		})
 	}
 }
 

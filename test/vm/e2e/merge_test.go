@@ -280,17 +280,23 @@ func (h *host) dropped(t *testing.T) (n uint64) {
 	return n
 }
 
-// backlogDrops is what the backlogs of all cores have dropped so far.
-func backlogDrops(t *testing.T) (n uint64) {
+// backlogDrops returns what tells how much the backlogs of all cores have dropped since then.
+func backlogDrops(t *testing.T) (since func() uint64) {
 	t.Helper()
-	drops, err := sense.BacklogDrops()
-	if err != nil {
-		t.Fatal(err)
+	var backlogs sense.Backlogs
+	since = func() (n uint64) {
+		t.Helper()
+		drops, err := backlogs.Drops()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range drops {
+			n += d
+		}
+		return n
 	}
-	for _, d := range drops {
-		n += d
-	}
-	return n
+	since()
+	return since
 }
 
 // toll is what happened between two of them.
@@ -523,7 +529,7 @@ func datagramsComeInOrder(t *testing.T) {
 // What waits longer than the limit goes, late ones are counted, and then all is in order again.
 // A core that stands still has no room for the whole flow: its backlog may drop some.
 func datagramsOfABranchThatStandsStill(t *testing.T) {
-	backlogs := backlogDrops(t)
+	dropped := backlogDrops(t)
 	s := lay(t, bridged)
 	residue.Check(t, s.all())
 	s.begin(t, func(opts *daemon.Options) {
@@ -544,7 +550,7 @@ func datagramsOfABranchThatStandsStill(t *testing.T) {
 		t.Errorf("%d datagrams came late once the branch went on", n)
 	}
 	s.end(t)
-	backlogs = backlogDrops(t) - backlogs
+	backlogs := dropped()
 	u.finishLate(t, d.end.daemon.MergeNoRoom+d.end.daemon.MergeRefused+backlogs)
 	t.Logf("%d datagrams came late, backlogs dropped %d packets", u.late.Load(), backlogs)
 }
