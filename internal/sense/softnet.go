@@ -3,6 +3,7 @@
 package sense
 
 import (
+	"maps"
 	"math"
 	"time"
 
@@ -71,5 +72,5 @@ func (b *Backlogs) add(stats []procfs.SoftnetStat) map[int]uint64 {
 		}
 		b.last[c.Index] = c.Dropped
 	}
-	return b.sum
+	return maps.Clone(b.sum)
 }
