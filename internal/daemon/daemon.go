@@ -178,7 +178,6 @@ func (d *Daemon) start(ctx context.Context) error {
 		return err
 	}
 	d.atEnd(d.dp.Close)
-	d.dp.Meanwhile(d.answer)
 	if err := d.dp.HeldBy(d.guard); err != nil {
 		return err
 	}
@@ -209,6 +208,7 @@ func (d *Daemon) start(ctx context.Context) error {
 		return err
 	}
 	d.mechs = newMechanisms(arbiter{d.host, d}, d.opts)
+	d.dp.Meanwhile(d.answer)
 	d.trials = trial.NewTrials(d.log, d.total, d.mechs.tries()...)
 	if d.online, err = d.opts.Online(); err != nil {
 		return err
