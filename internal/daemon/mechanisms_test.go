@@ -5,6 +5,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"reflect"
 	"slices"
@@ -55,6 +56,8 @@ func (r recorded) Meanwhile(now time.Time) {
 		r.looks <- now
 	}
 }
+
+func (r recorded) CoreLost(core int) { _ = r.note(fmt.Sprintf("lost %d", core)) }
 
 func (r recorded) Polls() bool                { return r.polls }
 func (r recorded) Changed() <-chan struct{}   { return r.changed }

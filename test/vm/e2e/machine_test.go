@@ -81,6 +81,11 @@ func online() ([]int, error) {
 // acting is an overlay through whose second host a stream is steered.
 func acting(t *testing.T) (*stream, *daemon.Daemon, func() error) {
 	t.Helper()
+	return actingIn(t, governor.TC)
+}
+
+func actingIn(t *testing.T, tier governor.Tier) (*stream, *daemon.Daemon, func() error) {
+	t.Helper()
 	var o overlay
 	t.Cleanup(func() {
 		if err := o.close(); err != nil {
@@ -95,7 +100,7 @@ func acting(t *testing.T) (*stream, *daemon.Daemon, func() error) {
 	residue.Check(t, residue.Scope{Namespaces: []string{residue.FD(b.ns.FD()), residue.FD(b.pod.FD())}})
 	s := o.stream(t, families[0].of)
 	s.reach(t, 50)
-	d, stop := o.start(t, governor.TC)
+	d, stop := o.start(t, tier)
 	steers(t, d, 200)
 	return s, d, stop
 }
@@ -132,6 +137,47 @@ func TestALanesCoreGoesOfflineAndComesBack(t *testing.T) {
 	if got := d.Status().Cores; !slices.Equal(got, []int{0, 1}) {
 		t.Errorf("cores after core 1 came back: %v", got)
 	}
+	if err := stop(); err != nil {
+		t.Errorf("the daemon ended: %v", err)
+	}
+	s.reach(t, 50)
+	s.finish(t)
+}
+
+// A core that is back before the daemon has looked which ones are online has a lane on itself again: the thread of the
+// old one runs anywhere since.
+func TestALanesCoreIsAwayForAMoment(t *testing.T) {
+	needMachine(t)
+	s, d, stop := actingIn(t, governor.XDP)
+	lanes := func() (here, elsewhere int) {
+		t.Helper()
+		dirs, err := filepath.Glob("/proc/[0-9]*/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range dirs {
+			status, err := os.ReadFile(file)
+			if err != nil || !strings.HasPrefix(string(status), "Name:\tcpumap/1/") {
+				continue // it may have ended since
+			}
+			if strings.Contains(string(status), "\nCpus_allowed_list:\t1\n") {
+				here++
+			} else {
+				elsewhere++
+			}
+		}
+		return here, elsewhere
+	}
+	until(t, "core 1 has a lane", func() bool { here, _ := lanes(); return here > 0 })
+	set(t, core1, "0")
+	if err := os.WriteFile(core1, []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "core 1 has a lane on itself, and none elsewhere", func() bool {
+		here, elsewhere := lanes()
+		return here > 0 && elsewhere == 0
+	})
+	steers(t, d, 200)
 	if err := stop(); err != nil {
 		t.Errorf("the daemon ended: %v", err)
 	}
