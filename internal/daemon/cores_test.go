@@ -3,6 +3,8 @@
 package daemon
 
 import (
+	"log/slog"
+	"slices"
 	"testing"
 )
 
@@ -35,5 +37,18 @@ func TestACoreThatWasAwayBetweenTwoPollsIsNoticed(t *testing.T) {
 			}
 			same(t, "told a second time", *calls)
 		})
+	}
+}
+
+// A core that is configured and offline takes no work, and does once it is online, also where it was offline at the
+// start.
+func TestAConfiguredCoreThatComesOnlineIsUsed(t *testing.T) {
+	d, _ := loop()
+	d.log, d.opts.Cores, d.online, d.returns = slog.New(slog.DiscardHandler), []int{0, 1, 3}, []int{0, 1}, make([]uint32, 4)
+	for _, online := range [][]int{{0, 1}, {0, 1, 3}, {0, 3}} {
+		d.sawCores(online, d.returns)
+		if err := d.useCores(); err != nil || !slices.Equal(d.cores, online) {
+			t.Errorf("while %v are online: %v, %v", online, d.cores, err)
+		}
 	}
 }
