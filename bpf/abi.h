@@ -415,6 +415,7 @@ struct ol_cpu {
 struct ol_leave {
 	__u32 leaving; /* it is */
 	__u32 strayed; /* it was since its lane was made: the lane's thread may run elsewhere */
+	__u32 returns; /* how often it was, and is no more, whether it got there or not */
 };
 
 /* The verdict on a frame that priority judged: where it goes. */

@@ -269,6 +269,13 @@ int BPF_PROG(ol_lane_taken, int map_id)
 	return 0;
 }
 
+static __always_inline void ol_core_returns(struct ol_leave *leave)
+{
+	if (OL_READ(leave->leaving))
+		OL_WRITE(leave->returns, leave->returns + 1);
+	OL_WRITE(leave->leaving, 0);
+}
+
 /*
  * A step of a core's way to offline, or of its way back. What still waits in its
  * backlog when it is dead comes late (net/core/dev.c, dev_cpu_dead), so flows
@@ -288,7 +295,7 @@ int ol_core_leaves(struct bpf_raw_tracepoint_args *ctx)
 		OL_WRITE(leave->strayed, 1);
 		OL_WRITE(leave->leaving, 1);
 	} else if (core == bpf_get_smp_processor_id()) {
-		OL_WRITE(leave->leaving, 0);
+		ol_core_returns(leave);
 	}
 	return 0;
 }
@@ -305,7 +312,7 @@ int ol_core_stays(struct bpf_raw_tracepoint_args *ctx)
 	struct ol_leave *leave = bpf_map_lookup_elem(&ol_leaves, &core);
 
 	if (leave && err)
-		OL_WRITE(leave->leaving, 0);
+		ol_core_returns(leave);
 	return 0;
 }
 

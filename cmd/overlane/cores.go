@@ -13,43 +13,44 @@ import (
 	"github.com/overlane/overlane/internal/config"
 )
 
-const cpuDir = "/sys/devices/system/cpu/"
+// cpus is where the kernel tells of cores.
+func cpus() fs.FS { return os.DirFS("/sys/devices/system/cpu") }
 
 // onlineCores returns the cores that are online now.
-func onlineCores() (config.CPUList, error) { return readCores("online") }
+func onlineCores() (config.CPUList, error) { return readCores(cpus(), "online") }
 
-// housekeepingCores returns the online cores that the operator has not set
-// apart for something else.
-func housekeepingCores() (config.CPUList, error) {
-	online, apart, err := onlineAndApart()
+// housekeepingCores returns the cores that the operator has not set apart for something else, also those that are
+// offline: they may come.
+func housekeepingCores(sys fs.FS) (config.CPUList, error) {
+	present, apart, err := presentAndApart(sys)
 	if err != nil {
 		return nil, err
 	}
-	cores := online.Minus(apart)
+	cores := present.Minus(apart)
 	if len(cores) == 0 {
-		return nil, errors.New("isolcpus and nohz_full set every online core apart: boot with at least one that is not, the kernel sends no receive work to the others")
+		return nil, errors.New("isolcpus and nohz_full set every core apart: boot with at least one that is not, the kernel sends no receive work to the others")
 	}
 	return cores, nil
 }
 
 // sparedCores returns the cores that are set apart and not used all the same, because the operator has named them.
-func sparedCores(used config.CPUList) (config.CPUList, error) {
-	_, apart, err := onlineAndApart()
+func sparedCores(sys fs.FS, used config.CPUList) (config.CPUList, error) {
+	_, apart, err := presentAndApart(sys)
 	return apart.Minus(used), err
 }
 
-// onlineAndApart returns the cores that are online, and those that boot options have set apart.
-func onlineAndApart() (online, apart config.CPUList, err error) {
-	online, err = onlineCores()
-	isolated, ierr := readCores("isolated")
-	tickless, terr := readCores("nohz_full")
-	return online, append(isolated, tickless...), cmp.Or(err, ierr, terr)
+// presentAndApart returns the cores that there are, online or not, and those that boot options have set apart.
+func presentAndApart(sys fs.FS) (present, apart config.CPUList, err error) {
+	present, err = readCores(sys, "present")
+	isolated, ierr := readCores(sys, "isolated")
+	tickless, terr := readCores(sys, "nohz_full")
+	return present, append(isolated, tickless...), cmp.Or(err, ierr, terr)
 }
 
 // readCores reads a list of cores; a kernel without the feature has no file.
-func readCores(name string) (config.CPUList, error) {
-	data, err := os.ReadFile(cpuDir + name)
-	if errors.Is(err, fs.ErrNotExist) && name != "online" {
+func readCores(sys fs.FS, name string) (config.CPUList, error) {
+	data, err := fs.ReadFile(sys, name)
+	if errors.Is(err, fs.ErrNotExist) && name != "online" && name != "present" {
 		return nil, nil
 	}
 	if err != nil {
@@ -57,7 +58,7 @@ func readCores(name string) (config.CPUList, error) {
 	}
 	list, err := parseCores(string(data))
 	if err != nil {
-		return nil, fmt.Errorf("read %s%s: %w", cpuDir, name, err)
+		return nil, fmt.Errorf("read %s cores: %w", name, err)
 	}
 	return list, nil
 }

@@ -6,25 +6,28 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
+
+	"github.com/overlane/overlane/internal/config"
 )
 
 func TestCoresThatAreSetApartAreNotUsed(t *testing.T) {
-	apart, err := readCores("isolated")
+	apart, err := readCores(cpus(), "isolated")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(apart) == 0 {
 		t.Skip("needs isolated cores (boot option isolcpus)")
 	}
-	cores, err := housekeepingCores()
+	cores, err := housekeepingCores(cpus())
 	if err != nil {
 		t.Fatal(err)
 	}
-	spared, err := sparedCores(cores)
+	spared, err := sparedCores(cpus(), cores)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if named, err := sparedCores(apart); err != nil || len(named) > 0 {
+	if named, err := sparedCores(cpus(), apart); err != nil || len(named) > 0 {
 		t.Errorf("spared are %v, %v, though cores %v are to be used", named, err, apart)
 	}
 	online, err := onlineCores()
@@ -38,6 +41,33 @@ func TestCoresThatAreSetApartAreNotUsed(t *testing.T) {
 		if slices.Contains(spared, c) != slices.Contains(apart, c) {
 			t.Errorf("core %d: isolated are %v, spared %v", c, apart, spared)
 		}
+	}
+}
+
+// A core that is offline at a start or a reload is used once it is online: the daemon takes those away that are not.
+func TestCoresThatAreOfflineMayCome(t *testing.T) {
+	sys := fstest.MapFS{
+		"present": {Data: []byte("0-3\n")}, "online": {Data: []byte("0,2\n")}, "isolated": {Data: []byte("2\n")}, "nohz_full": {Data: []byte(" (null)\n")},
+	}
+	if cores, err := housekeepingCores(sys); err != nil || !slices.Equal(cores, []int{0, 1, 3}) {
+		t.Errorf("used without configuration: %v, %v", cores, err)
+	}
+	present, apart, err := presentAndApart(sys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for cores, fits := range map[string]bool{"1": true, "0-1,3": true, "3-4": false, "2-3": false} {
+		cfg, err := config.Parse("f", []byte("cores: "+cores))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cfg.Validate(present, apart); (err == nil) != fits {
+			t.Errorf("cores: %s: %v", cores, err)
+		}
+	}
+	sys["isolated"] = &fstest.MapFile{Data: []byte("0-3\n")}
+	if cores, err := housekeepingCores(sys); err == nil {
+		t.Errorf("with all cores set apart %v are used", cores)
 	}
 }
 

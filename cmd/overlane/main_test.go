@@ -168,7 +168,7 @@ func TestConfigurationErrors(t *testing.T) {
 	for name, tc := range map[string]struct{ file, want string }{
 		"bad line":       {"pipeline: auto\ncors: 1", `c.yaml:2: unknown key "cors"; allowed: underlays, `},
 		"unknown device": {"# here\nunderlays: [nic7]", `c.yaml:2: underlays: there is no device nic7 in this network namespace; there are: lo`},
-		"offline core":   {"cores: 0,8191", `c.yaml:1: cores: core 8191 is offline; online are `},
+		"no such core":   {"cores: 0,8191", `c.yaml:1: cores: core 8191 is not there; there are `},
 	} {
 		for _, verb := range []string{"run", "plan", "doctor"} {
 			if name == "unknown device" && verb == "run" {

@@ -34,6 +34,13 @@ func daemonOptions(file string, log *slog.Logger) (opts daemon.Options, cfg *con
 	if err := scanner.Close(); err != nil {
 		return opts, nil, err
 	}
+	online, err := onlineCores()
+	if err != nil {
+		return opts, nil, err
+	}
+	if off := cfg.Cores.Minus(online); len(off) > 0 {
+		log.Warn("some of the configured cores are offline, and are used once they are online", "cores", off)
+	}
 	opts, err = optionsOn(cfg, l)
 	return opts, cfg, err
 }
@@ -49,7 +56,7 @@ func optionsOn(cfg *config.Config, l nodeState) (daemon.Options, error) {
 			Mode:     modeOf(cfg.Pipeline),
 			Tier:     tierOf(cfg.Tier),
 			Limits:   governor.DefaultLimits(),
-			Topology: topology(),
+			Topology: topology,
 			Microflows: pipeline.Microflows{
 				Mode:      modeOf(cfg.Microflows.Mode),
 				Batch:     cfg.Microflows.Batch,
@@ -80,7 +87,7 @@ func optionsOn(cfg *config.Config, l nodeState) (daemon.Options, error) {
 	if opts.Cores, err = coresOf(cfg); err != nil {
 		return opts, err
 	}
-	if opts.Spared, err = sparedCores(opts.Cores); err != nil {
+	if opts.Spared, err = sparedCores(cpus(), opts.Cores); err != nil {
 		return opts, err
 	}
 	opts.Tiers = tierStatus(l.possible())

@@ -140,7 +140,11 @@ func makePlan(ctx context.Context, cfg *config.Config) (outlook, error) {
 	if err != nil {
 		return out, err
 	}
-	v.Cores, v.Topology, v.Placed = opts.Cores, opts.Pipeline.Topology, placed(ctx)
+	online, err := onlineCores()
+	if err != nil {
+		return out, err
+	}
+	v.Cores, v.Topology, v.Placed = online.Minus(online.Minus(opts.Cores)), topology(), placed(ctx)
 	if v.Receives, err = busiestReceiver(); err != nil {
 		return out, err
 	}

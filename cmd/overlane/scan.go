@@ -39,11 +39,11 @@ func readConfig(path string) (*config.Config, error) {
 			return nil, err
 		}
 	}
-	online, apart, err := onlineAndApart()
+	present, apart, err := presentAndApart(cpus())
 	if err != nil {
 		return nil, err
 	}
-	return cfg, cfg.Validate(online, apart)
+	return cfg, cfg.Validate(present, apart)
 }
 
 // absentUnderlay says which underlay of the configuration is not there.
@@ -64,12 +64,12 @@ func absentUnderlay(cfg *config.Config) error {
 	return nil
 }
 
-// coresOf returns the cores that flows may be steered to.
+// coresOf returns the cores that flows may be steered to while they are online.
 func coresOf(cfg *config.Config) (config.CPUList, error) {
 	if len(cfg.Cores) > 0 {
 		return cfg.Cores, nil
 	}
-	return housekeepingCores()
+	return housekeepingCores(cpus())
 }
 
 // nodeState is what there is on the node and what it can do.

@@ -27,8 +27,7 @@ type Config struct {
 	// Underlays names the devices to work on. Empty: every device of the
 	// namespace that carries a tunnel's outer address.
 	Underlays []string `json:"underlays,omitempty"`
-	// Cores are those that receive work may be steered to. Empty: the online
-	// housekeeping cores.
+	// Cores are those that receive work may be steered to while they are online. Empty: the housekeeping cores.
 	Cores CPUList `json:"cores,omitempty"`
 	// Pipeline steers by (flow, stage).
 	Pipeline Mode `json:"pipeline"`
@@ -226,22 +225,22 @@ func (c *Config) Problem(key, problem, allowed string) *Error {
 	return e
 }
 
-// Validate checks the configuration against the machine's cores: those that are
-// online, and those of them that isolcpus or nohz_full has set apart. The kernel
-// takes the latter out of every RPS mask (rps_cpumask_housekeeping).
-func (c *Config) Validate(online, apart CPUList) error {
+// Validate checks the configuration against the machine's cores: those that are there, online or not, and those of
+// them that isolcpus or nohz_full has set apart. The kernel takes the latter out of every RPS mask
+// (rps_cpumask_housekeeping).
+func (c *Config) Validate(present, apart CPUList) error {
 	problem := func(cores CPUList, what, allowed string) error {
 		if len(cores) == 1 {
 			return c.Problem("cores", fmt.Sprintf("core %s is %s", cores, what), allowed)
 		}
 		return c.Problem("cores", fmt.Sprintf("cores %s are %s", cores, what), allowed)
 	}
-	if off := c.Cores.Minus(online); len(off) > 0 {
-		return problem(off, "offline", fmt.Sprintf("online are %s", online))
+	if none := c.Cores.Minus(present); len(none) > 0 {
+		return problem(none, "not there", fmt.Sprintf("there are %s", present))
 	}
 	rest := c.Cores.Minus(apart)
 	if set := c.Cores.Minus(rest); len(set) > 0 {
-		return problem(set, "set apart by isolcpus or nohz_full, and the kernel sends no receive work there", fmt.Sprintf("possible are %s", online.Minus(apart)))
+		return problem(set, "set apart by isolcpus or nohz_full, and the kernel sends no receive work there", fmt.Sprintf("possible are %s", present.Minus(apart)))
 	}
 	return nil
 }

@@ -216,21 +216,21 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-func TestValidateNamesOfflineCores(t *testing.T) {
-	online := CPUList{0, 1}
+func TestValidateNamesCoresThatAreNotThere(t *testing.T) {
+	present := CPUList{0, 1}
 	for in, want := range map[string]string{
 		"":               "",
 		"cores: 1":       "",
 		"cores: 0-1":     "f:1: cores: core 0 is set apart by isolcpus or nohz_full, and the kernel sends no receive work there; possible are 1",
-		"\ncores: 1,9":   "f:2: cores: core 9 is offline; online are 0-1",
-		"cores: 2-3,9,1": "f:1: cores: cores 2-3,9 are offline; online are 0-1",
+		"\ncores: 1,9":   "f:2: cores: core 9 is not there; there are 0-1",
+		"cores: 2-3,9,1": "f:1: cores: cores 2-3,9 are not there; there are 0-1",
 	} {
 		c, err := Parse("f", []byte(in))
 		if err != nil {
 			t.Fatal(err)
 		}
 		got := ""
-		if err := c.Validate(online, CPUList{0}); err != nil {
+		if err := c.Validate(present, CPUList{0}); err != nil {
 			got = err.Error()
 		}
 		if got != want {
@@ -242,7 +242,7 @@ func TestValidateNamesOfflineCores(t *testing.T) {
 func TestProblemWithoutAFileHasNoLine(t *testing.T) {
 	c := Default()
 	c.Cores = CPUList{9}
-	if got := c.Validate(CPUList{0}, nil).Error(); got != "cores: core 9 is offline; online are 0" {
+	if got := c.Validate(CPUList{0}, nil).Error(); got != "cores: core 9 is not there; there are 0" {
 		t.Error(got)
 	}
 }

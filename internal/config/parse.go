@@ -42,8 +42,8 @@ var keys = schema{
 		read: (*decoder).underlays,
 	},
 	{
-		Name: "cores", About: "the cores to which overlane may send receive work",
-		Allowed: "allowed: a core list such as 2-7,9", Default: "online cores that are not isolated",
+		Name: "cores", About: "the cores to which overlane may send receive work while they are online",
+		Allowed: "allowed: a core list such as 2-7,9", Default: "cores that are not isolated",
 		set: setCores,
 	},
 	word("pipeline", "spread the work of a flow over cores; auto: when it pays, forced: always, for measurements",

@@ -24,20 +24,33 @@ func (d *Daemon) pollOnline(now time.Time) error {
 		d.log.Warn("online cores could not be read, will be repeated", "reason", err)
 		return nil
 	}
-	d.pollApart()
-	if slices.Equal(online, d.online) {
-		return d.useCores()
+	returns, err := d.dp.Returns()
+	if err != nil {
+		return err
 	}
-	for _, core := range d.online {
-		if slices.Contains(online, core) {
+	d.pollApart()
+	if d.sawCores(online, returns) {
+		err = d.dp.Resample(d.opts.Spared...)
+	}
+	return errors.Join(err, d.useCores())
+}
+
+// sawCores tells mechanisms of cores that have gone offline since the last poll, also of those that are back since,
+// and returns whether tasks are to be sampled anew. The numbers of returns tell the latter.
+func (d *Daemon) sawCores(online []int, returns []uint32) (anew bool) {
+	for core, n := range returns {
+		back := n != d.returns[core]
+		anew = anew || back
+		if !back && (d.isOffline(core) || slices.Contains(online, core)) {
 			continue
 		}
 		for _, m := range d.mechs.all {
 			m.CoreLost(core)
 		}
 	}
-	d.online = online
-	return errors.Join(d.dp.Resample(d.opts.Spared...), d.useCores())
+	anew = anew || !slices.Equal(online, d.online)
+	d.online, d.returns = online, returns
+	return anew
 }
 
 // pollNICs has mechanisms come or go where RPS or RFS of a NIC was switched off or on, and go where their programs can

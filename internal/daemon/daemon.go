@@ -80,8 +80,9 @@ type Daemon struct {
 	cookie   uint64
 	backlogs sense.Backlogs
 	since    time.Time
-	off      bool  // asked to end
-	online   []int // at the last poll
+	off      bool     // asked to end
+	online   []int    // at the last poll
+	returns  []uint32 // of each core that was on its way offline, at the last poll
 	polled   time.Time
 	apart    []int  // cores that containers have for themselves, at the last poll
 	apartWhy string // they could not be read then
@@ -178,7 +179,6 @@ func (d *Daemon) start(ctx context.Context) error {
 		return err
 	}
 	d.atEnd(d.dp.Close)
-	d.dp.Meanwhile(d.answer)
 	if err := d.dp.HeldBy(d.guard); err != nil {
 		return err
 	}
@@ -209,8 +209,12 @@ func (d *Daemon) start(ctx context.Context) error {
 		return err
 	}
 	d.mechs = newMechanisms(arbiter{d.host, d}, d.opts)
+	d.dp.Meanwhile(d.answer)
 	d.trials = trial.NewTrials(d.log, d.total, d.mechs.tries()...)
 	if d.online, err = d.opts.Online(); err != nil {
+		return err
+	}
+	if d.returns, err = d.dp.Returns(); err != nil {
 		return err
 	}
 	d.polled = time.Now()

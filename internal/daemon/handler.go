@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/rules"
+	"github.com/overlane/overlane/internal/shortcut"
 	"github.com/overlane/overlane/internal/xdp"
 )
 
@@ -32,13 +34,25 @@ func (d *Daemon) do(ctx context.Context, fn func() error) error { return d.by(ct
 // ask does so with one that only reads. It does not wait for programs that are being loaded.
 func (d *Daemon) ask(ctx context.Context, fn func() error) error { return d.by(ctx, d.questions, fn) }
 
-// answer runs what is asked until programs are loaded. The daemon is in the middle of something then:
-// what would change anything waits for the end of that.
+// meanwhileEvery is how soon a policy that an event tells of is noticed while programs are loaded. What makes no event
+// is read each shortcut.PollEvery of it.
+const meanwhileEvery = shortcut.PollEvery / 5
+
+// answer runs what is asked until programs are loaded, and has mechanisms look for policies: these do not wait. The
+// daemon is in the middle of something then: what else would change anything waits for the end of that.
+//
+// What mechanisms do here is safe. They load nothing: a path is open only once express has its program, so what
+// withdraws it finds that loaded. And none is entered in the middle of its own paths or settings: of the two that look,
+// bridgehooks never loads, and express loads its program before it has a path to look at, its census between looks.
 func (d *Daemon) answer(loaded <-chan struct{}) {
+	look := time.NewTicker(meanwhileEvery)
+	defer look.Stop()
 	for {
 		select {
 		case fn := <-d.questions:
 			fn()
+		case <-look.C:
+			d.meanwhile()
 		case <-loaded:
 			return
 		}

@@ -5,6 +5,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"reflect"
 	"slices"
@@ -37,6 +38,7 @@ type recorded struct {
 	polls   bool
 	drops   uint64
 	changed chan struct{}
+	looks   chan time.Time // nil: it does not look
 }
 
 func (r recorded) note(call string) error {
@@ -49,10 +51,18 @@ func (r recorded) Stop(context.Context) (apply.Report, error) { return apply.Rep
 func (r recorded) Poll(context.Context, time.Time) error      { return r.note("poll") }
 func (r recorded) Follow(context.Context, time.Time) error    { return r.note("follow") }
 func (r recorded) Drops(c datapath.Counters) (uint64, error)  { return r.drops * c.Overlay, r.fails }
-func (r recorded) Polls() bool                                { return r.polls }
-func (r recorded) Changed() <-chan struct{}                   { return r.changed }
-func (r recorded) Tracing() mechanism.Tracing                 { return r.tracing }
-func (r recorded) Steers() mechanism.Steering                 { return r.steers }
+func (r recorded) Meanwhile(now time.Time) {
+	if r.looks != nil {
+		r.looks <- now
+	}
+}
+
+func (r recorded) CoreLost(core int) { _ = r.note(fmt.Sprintf("lost %d", core)) }
+
+func (r recorded) Polls() bool                { return r.polls }
+func (r recorded) Changed() <-chan struct{}   { return r.changed }
+func (r recorded) Tracing() mechanism.Tracing { return r.tracing }
+func (r recorded) Steers() mechanism.Steering { return r.steers }
 
 // loop is a daemon with such mechanisms, and what they were asked for.
 func loop(list ...recorded) (*Daemon, *[]string) {

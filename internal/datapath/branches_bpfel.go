@@ -186,6 +186,7 @@ type branchesOlLeave struct {
 	_       structs.HostLayout
 	Leaving uint32
 	Strayed uint32
+	Returns uint32
 }
 
 type branchesOlMarks struct {

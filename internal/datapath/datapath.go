@@ -171,8 +171,8 @@ func (d *Datapath) loadObject(what string, read func() (*ebpf.CollectionSpec, er
 }
 
 // Meanwhile has fn called, on the caller's goroutine, while the kernel looks at programs that are loaded,
-// which takes seconds on a slow machine. It is to return when loaded is closed. It may read what there is,
-// and must change or load nothing: what is being loaded is not there yet.
+// which takes seconds on a slow machine. It is to return when loaded is closed. It may read and
+// change what there is, and must load nothing: what is being loaded is not there yet.
 func (d *Datapath) Meanwhile(fn func(loaded <-chan struct{})) { d.meanwhile = fn }
 
 // aside loads something on a goroutine of its own, while the caller's looks after the rest.

@@ -60,6 +60,15 @@ func TestFlowsLeaveACoreThatIsBeingTakenOffline(t *testing.T) {
 			frame := flowOf(port)
 			flows[laneOf(b.slotOf(classify(t, frame)), b.stage, 2)] = frame
 		}
+		returned := func(core int) uint32 {
+			t.Helper()
+			returns, err := b.Returns()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return returns[core]
+		}
+		begin := returned(1)
 		expect := func(when string, want map[int]int) {
 			t.Helper()
 			for _, first := range slices.Sorted(maps.Keys(want)) {
@@ -73,6 +82,9 @@ func TestFlowsLeaveACoreThatIsBeingTakenOffline(t *testing.T) {
 		expect("core 1 leaves", map[int]int{0: 0, 1: 0})
 		b.step(t, 1, online, between, 0)
 		expect("core 0 brings core 1 up", map[int]int{0: 0, 1: 0})
+		if n := returned(1) - begin; n != 0 {
+			t.Errorf("core 1 has returned %d times before it runs", n)
+		}
 		b.step(t, 0, offline, between, 0)
 		expect("core 0 leaves, too", map[int]int{0: LaneLocal, 1: LaneLocal})
 		b.step(t, 1, online, between, 1)
@@ -83,5 +95,8 @@ func TestFlowsLeaveACoreThatIsBeingTakenOffline(t *testing.T) {
 		expect("core 1 leaves again", map[int]int{0: 0, 1: 0})
 		b.refused(t, 1, between)
 		expect("core 1 may not leave", map[int]int{0: 0, 1: 1})
+		if n := returned(1) - begin; n != 2 {
+			t.Errorf("core 1 has returned %d times, want 2", n)
+		}
 	})
 }

@@ -255,6 +255,7 @@ type priorityOlLeave struct {
 	_       structs.HostLayout
 	Leaving uint32
 	Strayed uint32
+	Returns uint32
 }
 
 type priorityOlLimit uint32

@@ -181,6 +181,7 @@ type stagesOlLeave struct {
 	_       structs.HostLayout
 	Leaving uint32
 	Strayed uint32
+	Returns uint32
 }
 
 type stagesOlLimit uint32

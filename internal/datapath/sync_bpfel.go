@@ -144,6 +144,7 @@ type syncOlLeave struct {
 	_       structs.HostLayout
 	Leaving uint32
 	Strayed uint32
+	Returns uint32
 }
 
 type syncOlMarks struct {

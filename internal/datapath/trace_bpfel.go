@@ -144,6 +144,7 @@ type traceOlLeave struct {
 	_       structs.HostLayout
 	Leaving uint32
 	Strayed uint32
+	Returns uint32
 }
 
 type traceOlMarks struct {

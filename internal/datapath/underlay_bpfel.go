@@ -263,6 +263,7 @@ type underlayOlLeave struct {
 	_       structs.HostLayout
 	Leaving uint32
 	Strayed uint32
+	Returns uint32
 }
 
 type underlayOlMarks struct {

@@ -103,16 +103,34 @@ func (d *Datapath) EndLanes(gone func(core int) bool) error {
 // StrayedLanes are the cores whose lane's thread may run elsewhere, since the core was on
 // its way offline, whether it got there or not.
 func (d *Datapath) StrayedLanes() (cores []int, err error) {
-	for core := range d.cpus {
-		var leave stagesOlLeave
-		if err := d.stages.OlLeaves.Lookup(uint32(core), &leave); err != nil {
-			return nil, fmt.Errorf("read whether core %d leaves: %w", core, err)
-		}
+	all, err := d.leaves()
+	for core, leave := range all {
 		if d.laneThreads[laneThread{core, bulkLane}] && leave.Strayed != 0 && leave.Leaving == 0 {
 			cores = append(cores, core)
 		}
 	}
-	return cores, nil
+	return cores, err
+}
+
+// Returns are how often each core was on its way offline, and is online again.
+func (d *Datapath) Returns() ([]uint32, error) {
+	all, err := d.leaves()
+	returns := make([]uint32, len(all))
+	for core, leave := range all {
+		returns[core] = leave.Returns
+	}
+	return returns, err
+}
+
+// leaves are the cores' ways offline.
+func (d *Datapath) leaves() ([]stagesOlLeave, error) {
+	all := make([]stagesOlLeave, d.cpus)
+	for core := range all {
+		if err := d.stages.OlLeaves.Lookup(uint32(core), &all[core]); err != nil {
+			return nil, fmt.Errorf("read whether core %d leaves: %w", core, err)
+		}
+	}
+	return all, nil
 }
 
 // findLane tells the programs where the kernel keeps a core's lane for a class. They

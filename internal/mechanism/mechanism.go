@@ -44,7 +44,8 @@ type Mechanism interface {
 	// Polls tells whether it rests on something that makes no event: Poll is called often then.
 	Polls() bool
 	Poll(ctx context.Context, now time.Time) error
-	// Meanwhile is called while the daemon waits for the kernel.
+	// Meanwhile is called while the daemon waits for the kernel, also in the middle of a call of another mechanism:
+	// what it rests on is looked at, and nothing is loaded.
 	Meanwhile(now time.Time)
 
 	// Tracing is what it needs to be measured. Busy tells whether there is something to decide soon.

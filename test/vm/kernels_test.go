@@ -43,7 +43,7 @@ var smoke = []suite{
 // onNewest leaves out what the special machine has.
 var onNewest = append(slices.Clone(smoke[:len(smoke)-1]), suite{
 	pkg: "test/vm/e2e", args: append(slices.Clone(smoke[len(smoke)-1].args),
-		"-test.skip=^TestMerge$/^offline$|^(TestALanesCoreGoesOfflineAndComesBack|TestTheNICsThreadIsBoundAgainWhenItsCoreGoesOffline)$"),
+		"-test.skip=^TestMerge$/^offline$|^(TestALanesCore|TestTheNICsThreadIsBoundAgainWhenItsCoreGoesOffline)$"),
 })
 
 // onOldest leaves out what takes BPF qdiscs, which it has not. What the filtering machine runs

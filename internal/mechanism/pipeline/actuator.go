@@ -533,10 +533,12 @@ func (a *actuator) takeOff(ctx context.Context) (apply.Report, error) {
 	return rep, err
 }
 
-// stale tells that the layout uses cores that are not configured any more.
+// stale tells that the layout uses cores that are not configured any more, or lanes whose threads may run elsewhere:
+// their cores were offline.
 func (a *actuator) stale(cores []int) bool {
 	gone := func(c int) bool { return !slices.Contains(cores, c) }
-	return slices.ContainsFunc(a.layout.Cores(), gone)
+	strayed := func(c int) bool { return a.lost[c] }
+	return slices.ContainsFunc(a.layout.Cores(), gone) || slices.ContainsFunc(a.layout.NIC, strayed)
 }
 
 // leave makes flows leave the lanes of cores that shall take none any more.

@@ -114,8 +114,8 @@ type Options struct {
 	Mode   governor.Mode
 	Tier   governor.Tier
 	Limits governor.Limits
-	// Topology is how the cores are wired.
-	Topology governor.Topology
+	// Topology reads how the cores that are online are wired; nil: all are alike.
+	Topology func() governor.Topology
 	// Microflows are elephants, split.
 	Microflows Microflows
 }
@@ -129,6 +129,7 @@ type Pipeline struct {
 	host     Host
 	dp       Kernel
 	opts     Options
+	topology governor.Topology // of the cores that were online when cores last changed
 	gov      *governor.Governor
 	trial    *trial.Trial
 	micro    microflows
@@ -216,8 +217,14 @@ func (p *Pipeline) Busy(in governor.Input) bool {
 // CoreLost is mechanism.Mechanism's.
 func (p *Pipeline) CoreLost(core int) { p.actuator.lost[core] = true }
 
-// CoresChanged is mechanism.Mechanism's. Flows leave other cores under the order guard.
-func (p *Pipeline) CoresChanged() error { return p.leaveCores() }
+// CoresChanged is mechanism.Mechanism's. Flows leave other cores under the order guard. The kernel tells nothing of how
+// a core is wired that is offline.
+func (p *Pipeline) CoresChanged() error {
+	if p.opts.Topology != nil {
+		p.topology = p.opts.Topology()
+	}
+	return p.leaveCores()
+}
 
 // Rescanned is mechanism.Mechanism's.
 func (p *Pipeline) Rescanned(context.Context) error {

@@ -293,3 +293,18 @@ func TestEachLaneHasItsOwnDrops(t *testing.T) {
 		t.Errorf("%+v, %d in all; want %+v, 7", st.Lanes, st.Counters.LaneDrops, want)
 	}
 }
+
+// A core that was offline is back before its lane is looked at: the lane's thread runs anywhere since.
+func TestLanesThatHaveStrayedAreLeft(t *testing.T) {
+	for _, tc := range []struct {
+		layout governor.Layout
+		want   bool
+	}{
+		{governor.Layout{NIC: []int{1}}, true}, {governor.Layout{NIC: []int{0}, Pod: []int{1}}, false}, {governor.Layout{Tunnel: []int{1}}, false},
+	} {
+		a := &actuator{layout: tc.layout, lost: map[int]bool{1: true}}
+		if got := a.stale([]int{0, 1}); got != tc.want {
+			t.Errorf("%+v is to be left: %t", tc.layout, got)
+		}
+	}
+}

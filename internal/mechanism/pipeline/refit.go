@@ -12,12 +12,12 @@ import (
 // core's load, and helps all that poll.
 func (p *Pipeline) machine(in governor.Input, short []int, mode governor.Mode) governor.Machine {
 	if mode == governor.Forced {
-		return governor.Machine{Cores: in.Configured, NIC: in.Pollers(), Topology: p.opts.Topology}
+		return governor.Machine{Cores: in.Configured, NIC: in.Pollers(), Topology: p.topology}
 	}
 	if len(short) == 0 {
 		short = nil // not known yet
 	}
-	return in.Machine(short, p.opts.Limits, p.opts.Topology)
+	return in.Machine(short, p.opts.Limits, p.topology)
 }
 
 // place is where the pipeline's lanes would be, for the cores that are short of time.

@@ -38,6 +38,7 @@ func (a *actuator) sees(ctx context.Context, snap node.Snapshot) error {
 		return err
 	}
 	err = datapath.Await(ctx, func() (seen bool, err error) {
+		a.host.Meanwhile()
 		h, t, err := a.packets()
 		if err == nil && h == hook && t-tunnels >= enoughPackets {
 			err = a.unseen(snap)

@@ -306,6 +306,7 @@ func (p *Priority) waitPromoted(ctx context.Context) error {
 	defer cancel()
 	var demoted int
 	err := datapath.Await(ctx, func() (bool, error) {
+		p.host.Meanwhile()
 		n, err := p.placed.dp.Demoted()
 		demoted = n
 		return n == 0, err

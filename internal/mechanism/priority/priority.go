@@ -41,6 +41,8 @@ type Host interface {
 	// Cores are those that flows may be steered to, sorted.
 	Cores() []int
 	Trials() *trial.Trials
+	// Meanwhile is to be called while it waits for the kernel.
+	Meanwhile()
 
 	// ClearNICs has the other mechanisms leave the NICs' places for XDP programs, and the lanes. They may come back
 	// where priority is not.

@@ -58,6 +58,7 @@ func (f *fixture) Places() *xdp.Places                            { return &xdp.
 func (f *fixture) Cores() []int                                   { return []int{0, 1} }
 func (f *fixture) ClearNICs(context.Context) error                { f.cleared++; return f.bars }
 func (f *fixture) StopExpress(context.Context) error              { return nil }
+func (f *fixture) Meanwhile()                                     {}
 func (f *fixture) PipelineArmed() bool                            { return false }
 func (f *fixture) Split() bool                                    { return f.split }
 func (f *fixture) Trials() *trial.Trials {

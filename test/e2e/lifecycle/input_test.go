@@ -53,7 +53,7 @@ func TestMistakesInTheConfigurationChangeNothing(t *testing.T) {
 		name, config string
 		words        []string
 	}{
-		{"offline core", "cores: 0,4095\n", []string{"config.yaml:1:", "4095", "online"}},
+		{"no such core", "cores: 0,4095\n", []string{"config.yaml:1:", "4095", "not there"}},
 		{"unknown key", "pipeline: forced\nteir: xdp\n", []string{"config.yaml:2:", "teir"}},
 		{"bad value", "pipeline: always\n", []string{"config.yaml:1:", "always", "auto"}},
 		{"no YAML", "pipeline: [\n", []string{"config.yaml:"}},

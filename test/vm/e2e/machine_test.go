@@ -27,17 +27,23 @@ var machineWide = flag.Bool("machine-wide", false, "take cores offline and chang
 
 var backlogThreads = flag.Bool("backlog-threads", false, "expect that threads poll the backlogs, as after the boot option thread_backlog_napi")
 
-// runs tells whether there is a task of that name.
-func runs(t *testing.T, name string) bool {
+// tasks are those whose names begin so, by their directories.
+func tasks(t *testing.T, begin string) []string {
 	t.Helper()
 	comms, err := filepath.Glob("/proc/[0-9]*/comm")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return slices.ContainsFunc(comms, func(file string) bool {
+	return slices.DeleteFunc(comms, func(file string) bool {
 		comm, err := os.ReadFile(file) // it may have ended since
-		return err == nil && strings.TrimSpace(string(comm)) == name
+		return err != nil || !strings.HasPrefix(string(comm), begin)
 	})
+}
+
+// runs tells whether there is a task of that name.
+func runs(t *testing.T, name string) bool {
+	t.Helper()
+	return len(tasks(t, name+"\n")) > 0
 }
 
 func needMachine(t *testing.T) {
@@ -81,6 +87,11 @@ func online() ([]int, error) {
 // acting is an overlay through whose second host a stream is steered.
 func acting(t *testing.T) (*stream, *daemon.Daemon, func() error) {
 	t.Helper()
+	return actingIn(t, governor.TC)
+}
+
+func actingIn(t *testing.T, tier governor.Tier, changes ...func(*daemon.Options)) (*stream, *daemon.Daemon, func() error) {
+	t.Helper()
 	var o overlay
 	t.Cleanup(func() {
 		if err := o.close(); err != nil {
@@ -95,7 +106,7 @@ func acting(t *testing.T) (*stream, *daemon.Daemon, func() error) {
 	residue.Check(t, residue.Scope{Namespaces: []string{residue.FD(b.ns.FD()), residue.FD(b.pod.FD())}})
 	s := o.stream(t, families[0].of)
 	s.reach(t, 50)
-	d, stop := o.start(t, governor.TC)
+	d, stop := o.start(t, tier, changes...)
 	steers(t, d, 200)
 	return s, d, stop
 }
@@ -132,6 +143,33 @@ func TestALanesCoreGoesOfflineAndComesBack(t *testing.T) {
 	if got := d.Status().Cores; !slices.Equal(got, []int{0, 1}) {
 		t.Errorf("cores after core 1 came back: %v", got)
 	}
+	if err := stop(); err != nil {
+		t.Errorf("the daemon ended: %v", err)
+	}
+	s.reach(t, 50)
+	s.finish(t)
+}
+
+// A core that is back before the daemon has looked which ones are online gets a new lane: the thread of the old one may
+// run anywhere since. The machine may take longer than that: the daemon sees both cores all the time.
+func TestALanesCoreIsAwayForAMoment(t *testing.T) {
+	needMachine(t)
+	s, d, stop := actingIn(t, governor.XDP, func(opts *daemon.Options) {
+		opts.Online = func() ([]int, error) { return []int{0, 1}, nil }
+	})
+	was := tasks(t, "cpumap/1/")
+	if len(was) == 0 {
+		t.Fatal("core 1 has no lane")
+	}
+	set(t, core1, "0")
+	if err := os.WriteFile(core1, []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "core 1 has a new lane", func() bool {
+		now := tasks(t, "cpumap/1/")
+		return len(now) > 0 && !slices.ContainsFunc(now, func(task string) bool { return slices.Contains(was, task) })
+	})
+	steers(t, d, 200)
 	if err := stop(); err != nil {
 		t.Errorf("the daemon ended: %v", err)
 	}
