@@ -6,6 +6,7 @@
 #include "kernel.h"
 #include "tcx.h"
 #include "microflow.h"
+#include "peer.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -235,5 +236,5 @@ int ol_merged_in(struct __sk_buff *skb)
 	}
 	skb->tc_index = 0;
 	OL_WRITE(g->left, g->left + 1);
-	return bpf_redirect_peer(g->ifindex, 0);
+	return ol_to_peer(skb, g->ifindex);
 }

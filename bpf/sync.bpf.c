@@ -9,6 +9,7 @@
  * polls what it has handed on before any other does.
  */
 #include "kernel.h"
+#include "peer.h"
 #include "steer.h"
 #include "priority.h"
 
@@ -93,7 +94,7 @@ int ol_tunnel_in(struct __sk_buff *skb)
 		}
 	}
 	p->short_cut[class]++;
-	return bpf_redirect_peer(to->host, 0);
+	return ol_to_peer(skb, to->host);
 bridge:
 	p->bridged[class]++;
 	return TCX_NEXT;

@@ -10,10 +10,10 @@
 //
 // # What a verdict covers
 //
-// Frames with one destination address: the pod's own. The kernel marks what it
-// hands to a veth's other end as meant for that end, whatever the address
-// (skb_scrub_packet), so that a pod would take frames that it refuses when the
-// bridge floods them. For other addresses behind the pod, a machine's or a
+// Frames with one destination address: the pod's own. What is handed to a veth's
+// other end is marked as meant for that end, whatever the address (bpf/peer.h, and
+// newer kernels by themselves), so that a pod would take frames that it refuses
+// when the bridge floods them. For other addresses behind the pod, a machine's or a
 // macvlan's, the bridge stays in charge, although it may have learned them.
 //
 // And of these frames only what the program at the tunnel finds to be plain TCP

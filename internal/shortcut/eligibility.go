@@ -67,7 +67,7 @@ func (el *eligibility) built() string {
 	case h.Master != t.Master || h.Port == nil:
 		return fmt.Sprintf("%s is not in the bridge %s, as %s is", h.Name, el.bridge.Name, t.Name)
 	case h.Unknown == "" && h.Peer == nil:
-		return fmt.Sprintf("both ends of %s are in one network namespace", h.Name)
+		return inOneNamespace(h)
 	}
 	return ""
 }
@@ -136,26 +136,56 @@ func (el *eligibility) entry() string {
 // program of its own device: the foreign program that is there acts on purpose.
 func (el *eligibility) programs() string {
 	// What is on the tunnel's XDP hook has run already.
-	for _, d := range []Device{el.bridge, el.host} {
-		if d.XDP != 0 {
-			return fmt.Sprintf("XDP program %d is on %s", d.XDP, d.Name)
-		}
+	if id := el.bridge.XDP; id != 0 {
+		return fmt.Sprintf("XDP program %d is on %s", id, el.bridge.Name)
 	}
-	if id := el.host.Peer.XDP; id != 0 {
-		return fmt.Sprintf("XDP program %d is on the pod's end of %s", id, el.host.Name)
-	}
-	for _, d := range []Device{el.tunnel, el.bridge, el.host} {
+	for _, d := range []Device{el.tunnel, el.bridge} {
 		if found := classified(d); found != "" {
 			return found
 		}
 	}
-	if el.host.Queues {
-		return fmt.Sprintf("TCP segmentation is off on %s, so that the pod's end may have a queue of its own; see: ethtool -K %[1]s tso on", el.host.Name)
+	return behind(el.host)
+}
+
+// behind says what a packet meets between the host's end of a veth and the pod; empty if nothing.
+func behind(host Device) string {
+	if id := host.XDP; id != 0 {
+		return fmt.Sprintf("XDP program %d is on %s", id, host.Name)
 	}
-	if q := el.host.Qdisc; q != "noqueue" {
-		return fmt.Sprintf("the qdisc %s is on %s, and would be skipped", q, el.host.Name)
+	if id := host.Peer.XDP; id != 0 {
+		return fmt.Sprintf("XDP program %d is on the pod's end of %s", id, host.Name)
+	}
+	if found := classified(host); found != "" {
+		return found
+	}
+	if host.Queues {
+		return fmt.Sprintf("TCP segmentation is off on %s, so that the pod's end may have a queue of its own; see: ethtool -K %[1]s tso on", host.Name)
+	}
+	if q := host.Qdisc; q != "noqueue" {
+		return fmt.Sprintf("the qdisc %s is on %s, and would be skipped", q, host.Name)
 	}
 	return ""
+}
+
+// pastHostEnd says what a packet would skip that goes to the pod straight from the tc egress of a veth's end on the
+// host; empty if nothing. nftables' egress hook comes before that.
+func pastHostEnd(f Facts, ifindex int) string {
+	host, there := f.Devices[ifindex]
+	switch {
+	case f.Unknown != "":
+		return f.Unknown
+	case !there:
+		return "its host end is no longer there"
+	case host.Unknown != "":
+		return host.Unknown
+	case host.Peer == nil:
+		return inOneNamespace(host)
+	}
+	return behind(host)
+}
+
+func inOneNamespace(host Device) string {
+	return fmt.Sprintf("both ends of %s are in one network namespace", host.Name)
 }
 
 // classified says what else is at a device's tc hooks; empty if nothing is.

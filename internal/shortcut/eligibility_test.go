@@ -184,6 +184,26 @@ func TestEachViolationIsAReason(t *testing.T) {
 	}
 }
 
+func TestPastAHostEnd(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(*Facts, parts)
+		want   string
+	}{
+		"nothing":                      {func(*Facts, parts) {}, ""},
+		"what the bridge would forbid": {func(_ *Facts, p parts) { p.bridge.XDP, p.host.Port, p.host.Peer.Entry = 5, nil, nil }, ""},
+		"nothing was seen":             {func(f *Facts, _ parts) { f.Unknown = "cannot read" }, "cannot read"},
+		"the veth cannot be read":      {func(_ *Facts, p parts) { p.host.Unknown = "ve1: EIO" }, "ve1: EIO"},
+		"one namespace":                {func(_ *Facts, p parts) { p.host.Peer = nil }, "both ends of ve1 are in one network namespace"},
+		"XDP in the pod":               {func(_ *Facts, p parts) { p.host.Peer.XDP = 5 }, "XDP program 5 is on the pod's end of ve1"},
+		"tcx on the veth":              {func(_ *Facts, p parts) { p.host.TCX = []uint32{6} }, "tc program 6 on ve1 is foreign"},
+		"shaped":                       {func(_ *Facts, p parts) { p.host.Qdisc = "tbf" }, "the qdisc tbf is on ve1, and would be skipped"},
+	} {
+		if got := pastHostEnd(overlay(tt.change), aPath.Host.Ifindex); got != tt.want {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
+	}
+}
+
 func TestNoFactsAreAReason(t *testing.T) {
 	if v := Evaluate(Facts{}, Path{}); v.Safe() {
 		t.Fatal("knows nothing and finds it safe")

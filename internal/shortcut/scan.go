@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/ethtool"
+	"github.com/overlane/overlane/internal/node"
 )
 
 // Check evaluates each path by what is so now. What cannot be read is a reason
@@ -26,6 +27,22 @@ func (w *Watcher) Check(paths []Path) []Verdict {
 	list := make([]Verdict, len(paths))
 	for i, path := range paths {
 		list[i] = Evaluate(f, path)
+	}
+	return list
+}
+
+// PastHostEnds says of veths' ends on the host what packets would skip that go straight to the pods from their tc egress;
+// empty if nothing. What cannot be read is a reason, too.
+func (w *Watcher) PastHostEnds(hosts []node.Dev) []string {
+	f := Facts{Devices: map[int]Device{}}
+	paths := make([]Path, len(hosts))
+	for i, host := range hosts {
+		paths[i].Host = host
+	}
+	f.Unknown = w.gather(&w.paths, "what packets would skip", func() error { return w.devices(&f, paths) })
+	list := make([]string, len(hosts))
+	for i, host := range hosts {
+		list[i] = pastHostEnd(f, host.Ifindex)
 	}
 	return list
 }
@@ -47,6 +64,18 @@ func (w *Watcher) gather(r *readings, what string, read func() error) (unknown s
 
 // scan runs on a thread in the namespace.
 func (w *Watcher) scan(f *Facts, paths []Path) error {
+	if err := w.devices(f, paths); err != nil {
+		return err
+	}
+	calls := false
+	for _, d := range f.Devices {
+		calls = calls || d.Bridge != nil && (d.Bridge.IP4 || d.Bridge.IP6)
+	}
+	return w.netfilter(&f.Netfilter, calls, &w.paths)
+}
+
+// devices reads those with a part in a path, on a thread in the namespace.
+func (w *Watcher) devices(f *Facts, paths []Path) error {
 	w.paths.attached, w.paths.known = w.attached()
 	links, err := w.links()
 	if err != nil {
@@ -84,11 +113,7 @@ func (w *Watcher) scan(f *Facts, paths []Path) error {
 			f.Devices[index] = d
 		}
 	}
-	calls := false
-	for _, d := range f.Devices {
-		calls = calls || d.Bridge != nil && (d.Bridge.IP4 || d.Bridge.IP6)
-	}
-	return w.netfilter(&f.Netfilter, calls, &w.paths)
+	return nil
 }
 
 // queued remembers which veths may have a queue at their other end. To ask for a device's features

@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -344,6 +345,46 @@ func TestChangesAreEvents(t *testing.T) {
 }
 
 // Whether the pod's end may have a queue is not asked for at each scan: a change is an event.
+// Micro-flows go on to the pod past what is behind overlane's program at the host's end. A bridge is no matter there.
+func TestWhatIsPastAHostEndIsSeen(t *testing.T) {
+	s := lab(t, bed.Routed, nil)
+	host := s.paths[0].Host
+	ws := &Watchers{watchers: map[uint64]*Watcher{host.NetnsCookie: s.w}}
+	says := func(want string) {
+		t.Helper()
+		got := ws.PastHostEnds(node.Snapshot{Pods: []node.Pod{{Host: host}}})
+		if why := got[host.Key()]; len(got) != 1 || (why == "") != (want == "") || !strings.Contains(why, want) {
+			t.Errorf("%d said, %q; want %q", len(got), why, want)
+		}
+	}
+	says("")
+	xdp := program(t, ebpf.XDP, 2)
+	pod := s.index(s.pod, bed.PodDev)
+	var l link.Link
+	err := s.pod.Do(func() (err error) {
+		l, err = link.AttachXDP(link.XDPOptions{Program: xdp, Interface: pod, Flags: link.XDPDriverMode})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	says("is on the pod's end of " + s.veth)
+	l.Close()
+	says("")
+	for _, tt := range []struct{ do, undo, want string }{
+		{"tc qdisc add dev VE clsact", "tc qdisc del dev VE clsact", "the foreign qdisc clsact"},
+		{"tc qdisc add dev VE root tbf rate 1gbit burst 1mb latency 50ms", "tc qdisc del dev VE root", "the qdisc tbf is on"},
+		{"ip link del VE", "", "no longer there"},
+	} {
+		s.run(s.overlay, tt.do)
+		says(tt.want)
+		if tt.undo != "" {
+			s.run(s.overlay, tt.undo)
+			says("")
+		}
+	}
+}
+
 func TestAQueueAtThePodsEndIsSeen(t *testing.T) {
 	s := lab(t, bed.Nested, nil)
 	s.safe()

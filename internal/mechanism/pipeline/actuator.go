@@ -18,6 +18,7 @@ import (
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shortcut"
 	"github.com/overlane/overlane/internal/xdp"
 )
 
@@ -47,6 +48,7 @@ type actuator struct {
 	refused   map[node.DevKey]refusal
 	unplanned bool
 	wants     func(governor.Layout) xdp.Want
+	past      func(*shortcut.Watchers, node.Snapshot) map[node.DevKey]string // as planInput has it
 }
 
 // arm puts programs and masks in place; every flow still takes the stock path.
@@ -264,7 +266,11 @@ func (a *actuator) tunnels(snap node.Snapshot) error {
 // alone and why.
 func (a *actuator) plan(snap node.Snapshot) plan.Plan {
 	devices, _ := a.host.Readings()
-	in := planInput(devices, snap, a.layout, a.host.Owned(plan.ByPipeline), a.host.Places(), a.wants(a.layout))
+	var past map[node.DevKey]string
+	if a.merge != nil {
+		past = a.past(a.merge.watchers, snap)
+	}
+	in := planInput(devices, snap, a.layout, a.host.Owned(plan.ByPipeline), a.host.Places(), a.wants(a.layout), past)
 	leaveToExpress(&in, snap, a.host.Express)
 	a.unplanned = false
 	maps.DeleteFunc(a.refused, func(k node.DevKey, _ refusal) bool { return !present(snap, k) })

@@ -20,6 +20,7 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shortcut"
 	"github.com/overlane/overlane/internal/xdp"
 )
 
@@ -334,6 +335,9 @@ func TestTheProgramsAreThoseOfThePlan(t *testing.T) {
 			b.Pipeline = New(b, k, b.opts)
 			snap := node.Snapshot{Underlays: []node.Underlay{{Dev: u}}, Tunnels: []node.Tunnel{{Dev: vx, Underlays: []node.Dev{u}}, {Dev: vx2, Underlays: []node.Dev{u}}}, Pods: tt.pods}
 			a := b.actuator
+			a.past = func(*shortcut.Watchers, node.Snapshot) map[node.DevKey]string {
+				return map[node.DevKey]string{held.Host.Key(): "the qdisc fq is on veth2"}
+			}
 			if a.layout = tt.layout; tt.layout.Merge {
 				a.merge = &merging{namespaces: map[uint64]behind{1: {program: attached{k, 0}}}}
 			}
@@ -356,6 +360,12 @@ func TestTheProgramsAreThoseOfThePlan(t *testing.T) {
 				if s.Kind == plan.SysfsAttr {
 					masks = append(masks, s.Name)
 				}
+			}
+			said := func(s plan.Skip) bool {
+				return strings.HasPrefix(s.What, "ol_pod_merge at tcx egress of veth2") && strings.HasSuffix(s.Reason, ": the qdisc fq is on veth2")
+			}
+			if got := slices.ContainsFunc(b.Skipped(), said); got != tt.layout.Merge {
+				t.Errorf("a status says of a pod that its flows stay whole: %t; %+v", got, b.Skipped())
 			}
 			slices.Sort(there)
 			slices.Sort(planned)

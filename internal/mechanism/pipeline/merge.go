@@ -17,6 +17,7 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shortcut"
 )
 
 const (
@@ -36,6 +37,7 @@ type merging struct {
 	order      *ordering
 	ifindex    int
 	namespaces map[uint64]behind // by namespace: all that are to have one
+	watchers   *shortcut.Watchers
 }
 
 // behind is the other end of a resequencer, or none that can be used.
@@ -51,7 +53,8 @@ func (a *actuator) newMerging() (*merging, error) {
 	}
 	// The programs know one index for all namespaces: one that no device has.
 	at := firstMergeIndex + rand.IntN(1<<24)
-	return &merging{a: a, order: order, ifindex: at, namespaces: map[uint64]behind{}}, a.dp.SetMergeDevice(at)
+	watchers := shortcut.NewWatchers(a.host.Scanner(), a.host.Owns, nil)
+	return &merging{a: a, order: order, ifindex: at, namespaces: map[uint64]behind{}, watchers: watchers}, a.dp.SetMergeDevice(at)
 }
 
 // wholeUDP says why UDP flows cannot be put in order again, or nothing: frames have to keep
@@ -284,7 +287,7 @@ func (a *actuator) endMerge() error {
 	for c := range a.merge.namespaces {
 		err = errors.Join(err, a.merge.leave(c))
 	}
-	err = errors.Join(err, a.merge.order.close())
+	err = errors.Join(err, a.merge.watchers.Close(), a.merge.order.close())
 	a.merge = nil
 	return err
 }

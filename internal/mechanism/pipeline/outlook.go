@@ -5,6 +5,7 @@ package pipeline
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/governor"
@@ -12,6 +13,7 @@ import (
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/printable"
+	"github.com/overlane/overlane/internal/shortcut"
 	"github.com/overlane/overlane/internal/xdp"
 )
 
@@ -20,7 +22,11 @@ import (
 func Foresee(v *mechanism.View, opts Options) (list []mechanism.Outlook, err error) {
 	list = append(list, stages(v, opts))
 	if opts.splits() && v.Prioritised == nil {
-		list = append(list, elephants(v, opts.Microflows))
+		split, err := elephants(v, opts.Microflows)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, split)
 	}
 	return list, nil
 }
@@ -38,7 +44,7 @@ func stages(v *mechanism.View, opts Options) mechanism.Outlook {
 		layout = &l
 	}
 	out.Placement = &mechanism.Placement{NIC: layout.NIC, Tunnel: layout.Tunnel, Pod: layout.Pod, Reason: layout.Reason}
-	in := planInput(v.Scanner, v.Snapshot, *layout, v.Owned(plan.ByPipeline), v.Places, xdp.Want{By: xdp.Pipeline, Asked: true})
+	in := planInput(v.Scanner, v.Snapshot, *layout, v.Owned(plan.ByPipeline), v.Places, xdp.Want{By: xdp.Pipeline, Asked: true}, nil)
 	leaveToExpress(&in, v.Snapshot, func(p node.Pod) bool { return v.Express[p.Peer.Key()] })
 	out.Plan = plan.Pipeline(in)
 	out.Attach = v.Missing(out.Attach)
@@ -95,7 +101,7 @@ func (m Microflows) want() xdp.Want {
 func (m Microflows) most() int { return min(m.Cores, datapath.MaxBranches) }
 
 // elephants is what a flow that is too much for one core changes.
-func elephants(v *mechanism.View, m Microflows) mechanism.Outlook {
+func elephants(v *mechanism.View, m Microflows) (mechanism.Outlook, error) {
 	out := mechanism.Outlook{Name: microflowsName, Plan: plan.Pipeline(plan.Input{})}
 	want := m.want()
 	tier := governor.XDP
@@ -107,22 +113,30 @@ func elephants(v *mechanism.View, m Microflows) mechanism.Outlook {
 	layout := governor.PlaceMicroflows(tier, machine, m.most(), m.NoMerge == nil, governor.Costs{})
 	if layout.None() {
 		out.When = "run would split no flow: " + layout.Reason
-		return out
+		return out, nil
 	}
-	in := planInput(v.Scanner, v.Snapshot, layout, v.Owned(plan.ByPipeline), v.Places, want)
+	var past map[node.DevKey]string
+	if layout.Merge {
+		ws := shortcut.NewWatchers(v.Scanner, v.Owns, nil)
+		past = ws.PastHostEnds(v.Snapshot)
+		if err := ws.Close(); err != nil {
+			return out, err
+		}
+	}
+	in := planInput(v.Scanner, v.Snapshot, layout, v.Owned(plan.ByPipeline), v.Places, want, past)
 	if layout.Merge {
 		in.Merge = mergeSteps(v.Snapshot, mergeIndex(in.Owned))
 	}
 	out.Plan = plan.Pipeline(in)
 	planned := out.Attach
 	out.Attach = v.Missing(planned)
-	// Tunnels and pods that are left alone are no matter here.
+	// Tunnels and pods that are left alone are no matter here, but where order is not restored.
 	onNIC := func(sk plan.Skip) bool {
 		return slices.ContainsFunc(v.Snapshot.Underlays, func(u node.Underlay) bool {
 			return u.Ifindex == sk.Target.Ifindex && u.NetnsCookie == sk.Target.NetnsCookie
 		})
 	}
-	out.Skipped = slices.DeleteFunc(out.Skipped, func(sk plan.Skip) bool { return !onNIC(sk) })
+	out.Skipped = slices.DeleteFunc(out.Skipped, func(sk plan.Skip) bool { return !onNIC(sk) && !strings.HasPrefix(sk.What, podMerge) })
 	what := "a flow"
 	if !layout.Merge {
 		what = "a UDP flow"
@@ -135,5 +149,5 @@ func elephants(v *mechanism.View, m Microflows) mechanism.Outlook {
 	default:
 		out.When = fmt.Sprintf("once %s is too much for one core, run would spread it over %s more:", what, printable.Plural(len(layout.NIC)+len(layout.Tunnel), "core"))
 	}
-	return out
+	return out, nil
 }

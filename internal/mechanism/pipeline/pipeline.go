@@ -22,6 +22,7 @@ import (
 	"github.com/overlane/overlane/internal/names"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shortcut"
 	"github.com/overlane/overlane/internal/trial"
 	"github.com/overlane/overlane/internal/xdp"
 )
@@ -153,7 +154,7 @@ func New(h Host, dp Kernel, opts Options) *Pipeline {
 	}
 	p.micro.gov, p.micro.trial = governor.New(opts.Microflows.Mode, opts.Limits), trial.New(microflowsName, trial.ForGoodput, trial.Settles)
 	p.actuator = &actuator{
-		host: h, dp: p.dp, wants: p.wants,
+		host: h, dp: p.dp, wants: p.wants, past: (*shortcut.Watchers).PastHostEnds,
 		attached: mechanism.Hooks{}, refused: map[node.DevKey]refusal{}, lost: map[int]bool{},
 	}
 	return p

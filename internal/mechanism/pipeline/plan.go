@@ -18,8 +18,9 @@ import (
 
 // planInput puts what was seen on the node and the placement that is wanted into
 // the planner's words. Both the daemon and `overlane plan` plan by it.
-// want is what an XDP program is for, where the layout has one.
-func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want) plan.Input {
+// want is what an XDP program is for, where the layout has one. past is what packets would skip behind a resequencer,
+// by the host ends of pods.
+func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned map[plan.Setting]plan.Owned, places *xdp.Places, want xdp.Want, past map[node.DevKey]string) plan.Input {
 	in := plan.Input{TunnelCores: layout.Tunnel, PodCores: layout.Pod, MostTunnels: datapath.MaxTunnels, Owned: owned}
 	if layout.Split {
 		in.PodCores = nil // behind resequencers only, on devices of our own
@@ -43,12 +44,19 @@ func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned 
 			dev.Behind = append(dev.Behind, plan.Target(t))
 		}
 		in.Pods = append(in.Pods, dev)
+		why := past[pod.Host.Key()]
+		if layout.Merge && why != "" {
+			in.Skipped = append(in.Skipped, plan.Skip{
+				What:   fmt.Sprintf("%s at tcx egress of %s", podMerge, plan.Target(pod.Host)),
+				Reason: "flows whose order is restored stay whole here: " + why, Target: plan.Target(pod.Host),
+			})
+		}
 		restore := plan.Attachment{Target: plan.Target(pod.Host), Program: podRestore, Hook: "tcx egress", Steers: first, Serves: dev.Target, Reason: "takes back the hash that chose the core"}
 		switch {
 		case !layout.Split:
 			attach(pod.Host, podOut, "tcx egress", plan.Pod, "chooses the core of the pod stage for each flow")
 			in.Attach[len(in.Attach)-1].Instead = &restore
-		case layout.Merge && podUnfit(pod) == "": // behind the resequencer a qdisc of the host end would be passed by
+		case layout.Merge && why == "":
 			attach(pod.Host, podMerge, "tcx egress", plan.NIC, "sends the packets of split flows where they are put in order")
 		case hashed(layout):
 			in.Attach = append(in.Attach, restore)
@@ -103,7 +111,7 @@ func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned 
 // by it what plan and run say.
 func LeftAlone(s node.Reader, snap node.Snapshot, owned map[plan.Setting]plan.Owned) []plan.Skip {
 	snap.Skipped = nil
-	skipped := plan.Pipeline(planInput(s, snap, governor.Layout{}, owned, nil, xdp.Want{})).Skipped
+	skipped := plan.Pipeline(planInput(s, snap, governor.Layout{}, owned, nil, xdp.Want{}, nil)).Skipped
 	return slices.DeleteFunc(skipped, func(sk plan.Skip) bool { return !sk.Whole() })
 }
 

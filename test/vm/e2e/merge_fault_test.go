@@ -5,15 +5,19 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism/pipeline"
@@ -153,6 +157,23 @@ func mergeStandsFaults(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
+	fault("another program puts XDP on the pod's end", func(t *testing.T) {
+		foreign := passXDP(t, b.pod, podDev)
+		until(t, "status says that flows stay whole", func() bool {
+			return slices.ContainsFunc(s.d.Status().Devices, func(d control.Device) bool {
+				return strings.Contains(d.Reason, "stay whole here: XDP program") && strings.Contains(d.Reason, "is on the pod's end of "+vethDev)
+			})
+		})
+		p.reach(t, 1<<20)
+		was := s.count(t)
+		p.reach(t, 1<<20)
+		if d := s.since(t, was); d.split != 0 || d.passed != 0 {
+			t.Errorf("%d packets were split, %d passed the program by", d.split, d.passed)
+		}
+		if err := foreign.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
 	t.Run("another program detaches ours in front of the pod", func(t *testing.T) {
 		was := s.count(t)
 		if err := detach(b.net, vethDev, ebpf.AttachTCXEgress); err != nil {
@@ -236,6 +257,27 @@ func detach(ns *netns.Handle, dev string, hook ebpf.AttachType) error {
 		}
 		return errors.Join(l.Detach(), l.Close())
 	})
+}
+
+// passXDP puts a program on a device that lets all pass.
+func passXDP(t *testing.T, ns *netns.Handle, dev string) (l link.Link) {
+	t.Helper()
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer prog.Close() // the link keeps it
+	err = ns.Do(func() error {
+		ifi, err := net.InterfaceByName(dev)
+		if err == nil {
+			l, err = link.AttachXDP(link.XDPOptions{Program: prog, Interface: ifi.Index, Flags: link.XDPDriverMode})
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
 }
 
 // The pod goes while packets wait for their turn on the way to it.
