@@ -89,6 +89,23 @@ func (h *Host) followNames() {
 // Entries are what the journal has.
 func (h *Host) Entries() []apply.Entry { return h.locked.Entries() }
 
+// SyncJournal has the journal's file say no more than what is changed, where it could not be rewritten so far. The
+// error is why it still cannot be, which the log says once.
+func (h *Host) SyncJournal() error {
+	was := h.behind
+	h.behind = h.locked.Sync()
+	switch {
+	case h.behind != nil && was == nil:
+		h.log.Warn("the journal names settings that are restored already", "reason", h.behind)
+	case h.behind == nil && was != nil:
+		h.log.Info("the journal is rewritten")
+	}
+	return h.behind
+}
+
+// JournalBehind is what SyncJournal said last.
+func (h *Host) JournalBehind() error { return h.behind }
+
 // Owned are the settings that a mechanism has changed.
 func (h *Host) Owned(by plan.Owner) map[plan.Setting]plan.Owned {
 	return apply.Owned(h.locked.Entries(), by)
