@@ -152,6 +152,28 @@ func (h *Host) Restore(by plan.Owner, which func(plan.Setting) bool) (apply.Repo
 	return h.restore(mine, func(e apply.Entry) bool { return mine(e) && (e.Kept == "" || h.Found(e.NetnsCookie)) })
 }
 
+// Unneeded is what a mechanism has changed and needs no more, on devices that live on. Of those that are gone it is
+// forgotten. What was changed in a network namespace that is not found waits: that is about to go, and its devices with
+// it, or the next scan finds it by another path.
+func (h *Host) Unneeded(by plan.Owner, needed func(plan.Setting) bool) ([]apply.Entry, error) {
+	needs := func(e apply.Entry) bool { return e.By != by || needed(e.Setting) }
+	err := h.locked.Forget(func(e apply.Entry) bool { return !needs(e) && e.Ifindex != 0 && h.Gone(e) })
+	return slices.DeleteFunc(h.locked.Entries(), func(e apply.Entry) bool {
+		return needs(e) || e.Ifindex != 0 && !h.Found(e.NetnsCookie)
+	}), err
+}
+
+// RestoreUnneeded takes that back, as Restore does.
+func (h *Host) RestoreUnneeded(by plan.Owner, needed func(plan.Setting) bool) (rep apply.Report, err error) {
+	over, err := h.Unneeded(by, needed)
+	if err != nil || len(over) == 0 {
+		return rep, err
+	}
+	return h.Restore(by, func(s plan.Setting) bool {
+		return slices.ContainsFunc(over, func(e apply.Entry) bool { return e.Setting == s })
+	})
+}
+
 // RestoreRest takes back, at the end, what is in the journal beyond what a report says to be kept: what an earlier run
 // left and its mechanism has not touched in this one, and what is of namespaces that are not seen.
 func (h *Host) RestoreRest(tried apply.Report) (apply.Report, error) {

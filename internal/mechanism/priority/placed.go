@@ -175,7 +175,7 @@ func (p *Priority) follow(ctx context.Context) error {
 			if u.Moves == "" && !p.host.Places().Headless(u) {
 				continue
 			}
-			errs = append(errs, p.leave(ctx, u))
+			errs = append(errs, p.leave(ctx, u.Key()))
 		}
 		if err := p.makeWayFor(ctx, u); err != nil {
 			return err
@@ -215,19 +215,19 @@ func (p *Priority) follow(ctx context.Context) error {
 	}
 	for key := range in.attached {
 		if !want[key] {
-			errs = append(errs, p.host.Places().Release(key, xdp.Priority))
-			delete(in.attached, key)
+			errs = append(errs, p.leave(ctx, key))
 		}
 	}
 	return errors.Join(append(errs, p.besideRealtime(), p.followSync())...)
 }
 
-// leave takes priority off a NIC that has no place for its program any more, in the order of Stop.
-func (p *Priority) leave(ctx context.Context, u node.Underlay) error {
+// leave takes priority off a NIC that has no place for its program any more, or has left the overlay, in the order of
+// Stop.
+func (p *Priority) leave(ctx context.Context, nic node.DevKey) error {
 	err := errors.Join(p.host.StopExpress(ctx), p.drainBulk(ctx))
-	_, e := p.host.Restore(plan.ByPriority, func(s plan.Setting) bool { return s.Target == plan.Target(u.Dev) })
-	err = errors.Join(err, e, p.host.Places().Release(u.Key(), xdp.Priority))
-	delete(p.placed.attached, u.Key())
+	_, e := p.host.Restore(plan.ByPriority, func(s plan.Setting) bool { return node.Dev(s.Target).Key() == nic })
+	err = errors.Join(err, e, p.host.Places().Release(nic, xdp.Priority))
+	delete(p.placed.attached, nic)
 	return errors.Join(err, p.placed.dp.SetTuning(p.tuning()))
 }
 
