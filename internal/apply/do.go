@@ -80,11 +80,11 @@ func (l *Locked) do(ns Namespaces, steps []plan.Step, fn func(*kernel, *Report) 
 	k := newKernel(ns)
 	defer k.close()
 	err = fn(k, &rep)
-	return rep, errors.Join(err, l.shut(k, &rep))
+	l.shut(k, &rep)
+	return rep, err
 }
 
-// carryOut carries out all of the steps or none. refused is why it is none, err what went wrong with the
-// journal.
+// carryOut carries out all of the steps or none. refused is why it is none, err that the journal cannot be written.
 func (l *Locked) carryOut(k *kernel, steps []plan.Step, rep *Report) (refused, err error) {
 	jobs, err := l.look(k, steps, rep)
 	if err != nil || len(jobs) == 0 {
@@ -107,11 +107,11 @@ func (l *Locked) carryOut(k *kernel, steps []plan.Step, rep *Report) (refused, e
 	for i := range jobs {
 		if err := jobs[i].write(rep); err != nil {
 			refused = fmt.Errorf("set %s to %s: %w", jobs[i].step.Setting, jobs[i].step.Want, err)
-			kept, err := l.rollBack(jobs, i, rep)
-			return errors.Join(refused, kept), err
+			return errors.Join(refused, l.rollBack(jobs, i, rep)), nil
 		}
 	}
-	return nil, l.settle(jobs, *rep)
+	l.settle(jobs, *rep)
+	return nil, nil
 }
 
 // look finds every setting and decides what is to be written. It changes
@@ -222,27 +222,25 @@ func (j job) write(rep *Report) error {
 
 // settle drops the entries of settings that have their first value (again)
 // or that were not written after all.
-func (l *Locked) settle(jobs []job, rep Report) error {
+func (l *Locked) settle(jobs []job, rep Report) {
 	drop := make(map[plan.Setting]bool)
 	for _, j := range jobs {
 		e := l.j.find(j.step.Setting)
 		drop[e.Setting] = rep.Results[j.result].Outcome != Applied || e.Same(e.Wrote, e.First)
 	}
-	return l.drop(func(e Entry) bool { return drop[e.Setting] })
+	l.drop(func(e Entry) bool { return drop[e.Setting] })
 }
 
 // drop takes entries out of the journal, if there are any to take out.
-func (l *Locked) drop(which func(Entry) bool) error {
-	kept := slices.DeleteFunc(slices.Clone(l.j.entries), which)
-	if len(kept) == len(l.j.entries) {
-		return nil
+func (l *Locked) drop(which func(Entry) bool) {
+	if kept := slices.DeleteFunc(slices.Clone(l.j.entries), which); len(kept) < len(l.j.entries) {
+		l.j.rewrite(kept)
 	}
-	return l.j.rewrite(kept)
 }
 
 // rollBack brings back what the jobs found, from the one that failed to the
-// first. What cannot be brought back stays in the journal, for Restore: kept says so.
-func (l *Locked) rollBack(jobs []job, failed int, rep *Report) (kept, err error) {
+// first. What cannot be brought back stays in the journal, for Restore: the error says so.
+func (l *Locked) rollBack(jobs []job, failed int, rep *Report) error {
 	var errs []error
 	entries := slices.Clone(l.j.entries)
 	for i, j := range slices.Backward(jobs) {
@@ -264,7 +262,8 @@ func (l *Locked) rollBack(jobs []job, failed int, rep *Report) (kept, err error)
 		}
 	}
 	entries = slices.DeleteFunc(entries, func(e Entry) bool { return e.First == "" && e.Wrote == "" })
-	return errors.Join(errs...), l.j.rewrite(entries)
+	l.j.rewrite(entries)
+	return errors.Join(errs...)
 }
 
 // takeBack undoes one write. A write that failed may have left any value

@@ -17,16 +17,19 @@ const (
 	rewriteName = "journal.new"
 )
 
-// journal is the write-ahead journal of one namespace. Its state in memory
-// is never behind the file: what add or rewrite could not write did not
-// happen.
+// journal is the write-ahead journal of one namespace. What add could not write
+// did not happen. The file may hold more than the state in memory: where it could
+// not be rewritten, it has entries that are done with, which restoring tolerates, as
+// their settings have their first values.
 type journal struct {
 	dir  *Dir
 	boot string
 	f    *os.File
 	state
-	// broken is set when the file has a tail that could not be cut off.
-	broken error
+	// behind is why the file could not be rewritten. It is tried again with the next change.
+	behind error
+	// torn: the file has a tail that could not be cut off, and nothing can be added to it.
+	torn bool
 }
 
 func openJournal(d *Dir) (*journal, error) {
@@ -64,8 +67,8 @@ func (j *journal) close() error {
 // add makes the entries last before it returns. On an error the journal is
 // as it was.
 func (j *journal) add(entries []Entry) error {
-	if j.broken != nil {
-		return j.broken
+	if err := j.sync(); j.torn {
+		return err
 	}
 	if j.lost() {
 		entries = append(slices.Clone(j.entries), entries...)
@@ -132,7 +135,7 @@ func (j *journal) append(buf []byte) error {
 	}
 	if err != nil {
 		if terr := j.f.Truncate(j.size); terr != nil {
-			j.broken = fmt.Errorf("journal in %s has a tail that could not be cut off: %w", j.dir.path, terr)
+			j.torn, j.behind = true, fmt.Errorf("journal in %s has a tail that could not be cut off: %w", j.dir.path, terr)
 		}
 		return err
 	}
@@ -141,37 +144,56 @@ func (j *journal) append(buf []byte) error {
 	return nil
 }
 
-// rewrite makes the journal hold exactly the given entries. On an error the
-// file holds more than that, which restoring tolerates.
-func (j *journal) rewrite(entries []Entry) error {
-	var err error
-	if len(entries) == 0 {
-		if err = j.close(); err == nil {
-			err = j.dir.root.Remove(journalName)
-		}
-		if errors.Is(err, fs.ErrNotExist) {
-			err = nil
-		}
-		if err == nil {
-			j.state, j.broken = state{}, nil
-		}
-	} else {
-		err = j.replace(slices.Clone(entries))
+// rewrite makes the journal hold exactly the given entries, for settings that have been taken back already: a file
+// that cannot be rewritten stays behind.
+func (j *journal) rewrite(entries []Entry) {
+	j.entries, j.index = nil, nil
+	for _, e := range entries {
+		j.put(e)
 	}
-	if err != nil {
-		return fmt.Errorf("rewrite journal in %s: %w", j.dir.path, err)
+	j.flush()
+}
+
+// sync rewrites the file if it is behind, and says why it still is.
+func (j *journal) sync() error {
+	if j.behind != nil {
+		j.flush()
+	}
+	return j.behind
+}
+
+func (j *journal) flush() {
+	var err error
+	if len(j.entries) > 0 {
+		err = j.replace()
+	} else {
+		err = j.remove()
+	}
+	if j.behind = nil; err != nil {
+		j.behind = fmt.Errorf("rewrite journal in %s: %w", j.dir.path, err)
+		return
 	}
 	at("journal:rewritten")
+}
+
+func (j *journal) remove() error {
+	if err := j.close(); err != nil {
+		return err
+	}
+	if err := j.dir.root.Remove(journalName); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	j.state, j.torn = state{}, false
 	return nil
 }
 
-func (j *journal) replace(entries []Entry) error {
+func (j *journal) replace() error {
 	f, err := j.dir.root.OpenFile(rewriteName, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	n := &journal{dir: j.dir, boot: j.boot, f: f}
-	if err = n.add(entries); err == nil {
+	if err = n.add(j.entries); err == nil {
 		err = j.dir.root.Rename(rewriteName, journalName)
 	}
 	if err != nil {
@@ -179,7 +201,7 @@ func (j *journal) replace(entries []Entry) error {
 	}
 	at("journal:renamed")
 	old := j.f
-	j.f, j.state, j.broken = n.f, n.state, nil
+	j.f, j.state, j.torn = n.f, n.state, false
 	if old != nil {
 		err = old.Close()
 	}

@@ -264,6 +264,62 @@ func TestJournalThatFillsTheDiskStillRestores(t *testing.T) {
 	b.wantNoJournal()
 }
 
+// What is taken back while the disk is full is done with. The file names it until there is room, or until the next
+// owner has seen that it has its first value.
+func TestAFullDiskKeepsNothingFromBeingTakenBack(t *testing.T) {
+	for _, crash := range []bool{false, true} {
+		b := newBed(t)
+		b.state = tinyDisk(t, 3)
+		before := b.snapshot()
+		l := b.lock()
+		steps := b.steps()
+		for i := range steps[3:] {
+			steps[3+i].By = plan.ByAggregation
+		}
+		_, err := l.Do(b, steps)
+		b.must(err)
+		filler := b.state + "/filler"
+		b.must(os.WriteFile(filler, make([]byte, os.Getpagesize()), 0o600))
+		restore := func() {
+			t.Helper()
+			rep, err := l.RestoreIf(b, func(e Entry) bool { return e.By == plan.ByPipeline })
+			b.must(err)
+			wantOutcomes(t, rep, Restored, 3)
+			onDisk, err := l.dir.Entries()
+			b.must(err)
+			if err := l.Sync(); !errors.Is(err, syscall.ENOSPC) || len(l.Entries()) != len(steps)-3 || len(onDisk) != len(steps) {
+				t.Errorf("%v; %d settings are changed, and the file has %d", err, len(l.Entries()), len(onDisk))
+			}
+		}
+		restore()
+		// The rest of the file's page has room for a change.
+		_, err = l.Do(b, steps[:3])
+		b.must(err)
+		restore()
+		if crash {
+			_, _ = l.j.close(), l.f.Close()
+			l = b.lock()
+			rep, err := l.Restore(b)
+			b.must(err)
+			if rep.Count(Untouched) != 3 || rep.Count(Restored) != len(steps)-3 {
+				t.Errorf("%v", rep.Results)
+			}
+		} else {
+			b.must(os.Remove(filler))
+			b.must(l.Sync())
+			onDisk, err := l.dir.Entries()
+			b.must(err)
+			if !slices.Equal(onDisk, l.Entries()) {
+				t.Errorf("on disk\n%+v\nwant\n%+v", onDisk, l.Entries())
+			}
+			_, err = l.Restore(b)
+			b.must(err)
+		}
+		b.wantSnapshot(before)
+		b.wantNoJournal()
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	e := entry(0)
 	line, err := encode(record{Entry: &e})

@@ -134,7 +134,7 @@ func (l *Locked) write(role string) {
 	_, _ = l.f.WriteAt(fmt.Appendf(nil, "%d %s\n", os.Getpid(), role), 0)
 }
 
-// Unlock releases the lock. It undoes nothing.
+// Unlock releases the lock. It undoes nothing. An error may be Sync's.
 func (l *Locked) Unlock() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,7 +142,7 @@ func (l *Locked) Unlock() error {
 		return nil
 	}
 	_ = l.f.Truncate(0) // a pid without a lock misleads no program, only people
-	err := errors.Join(l.j.close(), l.f.Close())
+	err := errors.Join(l.j.sync(), l.j.close(), l.f.Close())
 	l.f = nil
 	return err
 }

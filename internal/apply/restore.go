@@ -14,8 +14,8 @@ import (
 // Restore brings every journalled setting back to the value first seen, the
 // last one first, and empties the journal. It may be repeated at any time,
 // also after it was cut short. A setting that could not be brought back
-// stays in the journal with the reason, and is Kept in the report; the error
-// is for the journal.
+// stays in the journal with the reason, and is Kept in the report. What keeps the
+// journal from being rewritten is Sync's to say.
 func (l *Locked) Restore(ns Namespaces) (Report, error) {
 	return l.RestoreIf(ns, func(Entry) bool { return true })
 }
@@ -50,7 +50,7 @@ func (l *Locked) RestoreIf(ns Namespaces, which func(Entry) bool) (Report, error
 	k := newKernel(ns)
 	defer k.close()
 
-	errs := []error{l.announce(k, which)}
+	l.announce(k, which)
 	var left []Entry
 	seen := true
 	for _, e := range slices.Backward(l.j.entries) {
@@ -72,16 +72,16 @@ func (l *Locked) RestoreIf(ns Namespaces, which func(Entry) bool) (Report, error
 	}
 	slices.Reverse(left)
 	if len(rep.Results) > 0 || rep.Damaged > 0 {
-		errs = append(errs, l.j.rewrite(left))
+		l.j.rewrite(left)
 	}
-	errs = append(errs, l.shut(k, &rep))
+	l.shut(k, &rep)
 	l.unseen = l.unseen && !seen
-	return rep, errors.Join(errs...)
+	return rep, nil
 }
 
-// announce has the journal say which sysfs superblocks are made writable for what is restored. Where it
+// announce has the journal say which sysfs superblocks are made writable for what is restored. Where its file
 // cannot be written all is restored nevertheless: the superblock is as it was in a moment.
-func (l *Locked) announce(k *kernel, which func(Entry) bool) error {
+func (l *Locked) announce(k *kernel, which func(Entry) bool) {
 	var add []Entry
 	for _, e := range l.j.entries {
 		if e.Kind != plan.SysfsAttr || !which(e) {
@@ -93,10 +93,20 @@ func (l *Locked) announce(k *kernel, which func(Entry) bool) error {
 			add = append(add, entries...)
 		}
 	}
-	if len(add) == 0 {
-		return nil
+	if len(add) > 0 && l.j.add(add) != nil {
+		l.j.rewrite(slices.Concat(l.j.entries, add))
 	}
-	return l.j.add(add)
+}
+
+// Sync has the journal's file say what is changed, and no more, where it could not be rewritten so far. The error is
+// why it still cannot be.
+func (l *Locked) Sync() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.f == nil {
+		return ErrUnlocked
+	}
+	return l.j.sync()
 }
 
 func (k *kernel) restore(e Entry) Result {
@@ -151,7 +161,8 @@ func (l *Locked) Forget(which func(Entry) bool) error {
 	if l.f == nil {
 		return ErrUnlocked
 	}
-	return l.drop(which)
+	l.drop(which)
+	return nil
 }
 
 // Rename has the journal call devices as they are called now: a setting is looked up by the name as well.
@@ -182,10 +193,10 @@ func (l *Locked) Rename(ns Namespaces, called func(plan.Target) string) error {
 			entries[i], renamed = e, true
 		}
 	}
-	if !renamed {
-		return nil
+	if renamed {
+		l.j.rewrite(entries)
 	}
-	return l.j.rewrite(entries)
+	return nil
 }
 
 // Ended tells that an entry is of a thread that has ended: a device may make its threads anew many times.

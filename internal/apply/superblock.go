@@ -86,7 +86,7 @@ func (k *kernel) leave() error {
 
 // shut makes the superblocks read-only again that the journal names, and drops them there. One that cannot be
 // stays in the journal, with the reason in the report.
-func (l *Locked) shut(k *kernel, rep *Report) error {
+func (l *Locked) shut(k *kernel, rep *Report) {
 	_ = k.leave() // what restore tries again
 	kept := slices.Clone(l.j.entries)
 	for i, e := range slices.Backward(l.j.entries) {
@@ -103,10 +103,9 @@ func (l *Locked) shut(k *kernel, rep *Report) error {
 			rep.Results = append(rep.Results, res)
 		}
 	}
-	if slices.Equal(kept, l.j.entries) {
-		return nil
+	if !slices.Equal(kept, l.j.entries) {
+		l.j.rewrite(kept)
 	}
-	return l.j.rewrite(kept)
 }
 
 func (s *settingPlace) getSuperblock() (string, error) {

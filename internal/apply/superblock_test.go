@@ -135,6 +135,29 @@ func TestSuperblockThatIsBusyStaysInTheJournal(t *testing.T) {
 	b.wantNoJournal()
 }
 
+// The journal's file cannot say that the superblock is read-only again, nor, later, that it is made writable to restore.
+func TestAContainersSuperblockOnAFullDisk(t *testing.T) {
+	b, _ := newContainer(t)
+	b.state = tinyDisk(t, 2)
+	before := b.snapshot()
+	l := b.lock()
+	rep, err := l.Do(b, b.steps())
+	b.must(err)
+	wantOutcomes(t, rep, Applied, len(b.steps()))
+	if err := l.Sync(); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("the disk is not full: %v", err)
+	}
+	b.wantReadOnly(true)
+	b.must(l.j.f.Close()) // it takes nothing more
+	rep, err = l.Restore(b)
+	b.must(err)
+	wantOutcomes(t, rep, Restored, len(b.steps()))
+	b.wantSnapshot(before)
+	b.wantReadOnly(true)
+	b.must(l.Unlock())
+	b.wantNoJournal()
+}
+
 // What one device refuses is no matter of the others'.
 func TestEachDeviceByItself(t *testing.T) {
 	b, _ := newContainer(t)

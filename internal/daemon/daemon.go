@@ -101,6 +101,7 @@ type Daemon struct {
 	received  sense.Received
 	pace      mechanism.Pace
 	nics      mechanism.Check // of what keeps programs from them
+	journal   mechanism.Check // of whether its file can be rewritten
 
 	requests chan func()
 	// questions change nothing.
@@ -299,6 +300,11 @@ func (d *Daemon) rescan(ctx context.Context) error {
 func (d *Daemon) step(ctx context.Context, now time.Time) error {
 	if only, err := d.trials.Settled(); only || err != nil {
 		return err
+	}
+	if d.journal.Due(now) {
+		began := time.Now()
+		_ = d.host.SyncJournal() // log and status say it
+		d.journal.Made(began)
 	}
 	err := errors.Join(d.heartbeat(now), d.pollOnline(now), d.pollNICs(ctx, now), d.mechs.each(func(m mechanism.Mechanism) error { return m.Step(ctx, now) }))
 	if err != nil {

@@ -112,6 +112,9 @@ func (d *Daemon) fill(st *control.Status) error {
 			left = append(left, plan.Skip{What: e.Setting.String(), Target: e.Target, Reason: "an earlier change could not be undone: " + e.Kept})
 		}
 	}
+	if err := d.host.JournalBehind(); err != nil {
+		left = append(left, plan.Skip{What: "journal", Reason: fmt.Sprintf("it names settings that are restored already, and is tried again: %v", err)})
+	}
 	d.fillDevices(st, left, called)
 	for i := range st.Mechanisms {
 		d.unsettled(&st.Mechanisms[i])
@@ -235,7 +238,7 @@ func (d *Daemon) Off(ctx context.Context) (control.OffReport, error) {
 		out.Report, err = d.mechs.stop(stop)
 		rest, e := d.host.RestoreRest(out.Report)
 		out.Add(rest)
-		return errors.Join(err, e)
+		return errors.Join(err, e, d.host.SyncJournal())
 	})
 	return out, err
 }

@@ -30,6 +30,7 @@ type Host struct {
 	snap      node.Snapshot
 	hooks     *shortcut.Hooks // once there are watchers
 	beginning string          // the mechanism that is being put in place, while it is
+	behind    error           // why the journal's file was not rewritten, when that was last tried
 }
 
 // New is a host that has not been scanned yet. Changes of settings are noted in changes.

@@ -89,6 +89,23 @@ func (h *Host) followNames() {
 // Entries are what the journal has.
 func (h *Host) Entries() []apply.Entry { return h.locked.Entries() }
 
+// SyncJournal has the journal's file say no more than what is changed, where it could not be rewritten so far. The
+// error is why it still cannot be, which the log says once.
+func (h *Host) SyncJournal() error {
+	was := h.behind
+	h.behind = h.locked.Sync()
+	switch {
+	case h.behind != nil && was == nil:
+		h.log.Warn("the journal names settings that are restored already", "reason", h.behind)
+	case h.behind == nil && was != nil:
+		h.log.Info("the journal is rewritten")
+	}
+	return h.behind
+}
+
+// JournalBehind is what SyncJournal said last.
+func (h *Host) JournalBehind() error { return h.behind }
+
 // Owned are the settings that a mechanism has changed.
 func (h *Host) Owned(by plan.Owner) map[plan.Setting]plan.Owned {
 	return apply.Owned(h.locked.Entries(), by)
@@ -133,6 +150,28 @@ func (h *Host) carryOut(do func(apply.Namespaces, []plan.Step) (apply.Report, er
 func (h *Host) Restore(by plan.Owner, which func(plan.Setting) bool) (apply.Report, error) {
 	mine := func(e apply.Entry) bool { return e.By == by && (which == nil || which(e.Setting)) }
 	return h.restore(mine, func(e apply.Entry) bool { return mine(e) && (e.Kept == "" || h.Found(e.NetnsCookie)) })
+}
+
+// Unneeded is what a mechanism has changed and needs no more, on devices that live on. Of those that are gone it is
+// forgotten. What was changed in a network namespace that is not found waits: that is about to go, and its devices with
+// it, or the next scan finds it by another path.
+func (h *Host) Unneeded(by plan.Owner, needed func(plan.Setting) bool) ([]apply.Entry, error) {
+	needs := func(e apply.Entry) bool { return e.By != by || needed(e.Setting) }
+	err := h.locked.Forget(func(e apply.Entry) bool { return !needs(e) && e.Ifindex != 0 && h.Gone(e) })
+	return slices.DeleteFunc(h.locked.Entries(), func(e apply.Entry) bool {
+		return needs(e) || e.Ifindex != 0 && !h.Found(e.NetnsCookie)
+	}), err
+}
+
+// RestoreUnneeded takes that back, as Restore does.
+func (h *Host) RestoreUnneeded(by plan.Owner, needed func(plan.Setting) bool) (rep apply.Report, err error) {
+	over, err := h.Unneeded(by, needed)
+	if err != nil || len(over) == 0 {
+		return rep, err
+	}
+	return h.Restore(by, func(s plan.Setting) bool {
+		return slices.ContainsFunc(over, func(e apply.Entry) bool { return e.Setting == s })
+	})
 }
 
 // RestoreRest takes back, at the end, what is in the journal beyond what a report says to be kept: what an earlier run

@@ -158,6 +158,33 @@ func TestADeviceThatIsDeletedIsGone(t *testing.T) {
 	}
 }
 
+// needless needs no setting.
+func needless(plan.Setting) bool { return false }
+
+// What a mechanism needs no more, as of a device that has left the overlay and lives on, is taken back, whatever the
+// device is called; of one that is gone it is forgotten.
+func TestWhatIsNeededNoMoreIsTakenBack(t *testing.T) {
+	b := newBed(t)
+	mask := b.setMask(b.tunnel())
+	rep, err := b.RestoreUnneeded(plan.ByPipeline, func(s plan.Setting) bool { return s == mask })
+	if err != nil || len(rep.Results) > 0 || b.mask("vx0") != "1" {
+		t.Errorf("of one that is needed: %+v, %v", rep, err)
+	}
+	if rep, err = b.RestoreUnneeded(plan.ByAggregation, needless); err != nil || len(rep.Results) > 0 || b.mask("vx0") != "1" {
+		t.Errorf("of another mechanism: %+v, %v", rep, err)
+	}
+	b.ip("link set vx0 name vx1\nlink add vx0 type bridge")
+	if rep, err = b.RestoreUnneeded(plan.ByPipeline, needless); err != nil || rep.Count(apply.Restored) != 1 || b.mask("vx1") != "" || len(b.Entries()) > 0 {
+		t.Errorf("%+v, %v, mask %q, journal %+v", rep, err, b.mask("vx1"), b.Entries())
+	}
+	b.must(b.Scan(context.Background()))
+	b.setMask(b.tunnel())
+	b.ip("link del vx1")
+	if rep, err = b.RestoreUnneeded(plan.ByPipeline, needless); err != nil || len(rep.Results) > 0 || len(b.Entries()) > 0 {
+		t.Errorf("of one that is gone: %+v, %v, journal %+v", rep, err, b.Entries())
+	}
+}
+
 // blind finds no namespace, and cannot tell whether it exists.
 type blind struct{}
 
@@ -232,6 +259,9 @@ func TestANamespaceThatCannotBeOpenedKeepsItsEntries(t *testing.T) {
 	for range 2 {
 		b.must(b.Scan(context.Background()))
 		b.must(b.Forget(b.Gone))
+		if rep, err := b.RestoreUnneeded(plan.ByPipeline, needless); err != nil || len(rep.Results) > 0 {
+			t.Errorf("%+v, %v", rep, err)
+		}
 		if len(b.Entries()) != 1 {
 			t.Fatal("the entry of a namespace under another mount is forgotten")
 		}

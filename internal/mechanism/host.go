@@ -32,10 +32,11 @@ type Host interface {
 	Owned(by plan.Owner) map[plan.Setting]plan.Owned
 	// Restore takes back what the mechanism has changed; which: of that, nil: all.
 	Restore(by plan.Owner, which func(plan.Setting) bool) (apply.Report, error)
-	// Forget drops entries from the journal, as of devices that have gone with their settings.
+	// RestoreUnneeded takes back what the mechanism has changed and needs no more, as of a device that has left the
+	// overlay and lives on. It forgets what is of devices that are gone.
+	RestoreUnneeded(by plan.Owner, needed func(plan.Setting) bool) (apply.Report, error)
+	// Forget drops entries from the journal.
 	Forget(which func(apply.Entry) bool) error
-	// Gone tells whether the device of an entry has gone.
-	Gone(e apply.Entry) bool
 	// Attach attaches a program of overlane's to a device, and has the log tell of it. node.ErrGone: the device has gone.
 	Attach(dev node.Dev, attach func(datapath.Device) (io.Closer, error)) (io.Closer, error)
 	// Scanner reads the node as it is now. Owns tells of a BPF program that it is overlane's.

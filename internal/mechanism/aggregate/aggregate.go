@@ -256,11 +256,12 @@ func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned, ac
 	for _, t := range snap.Tunnels {
 		here[plan.Target(t.Dev)] = true
 	}
-	err := a.host.Forget(func(e apply.Entry) bool {
-		return e.By == plan.ByAggregation && !here[e.Target] && a.host.Gone(e)
-	})
+	rep, err := a.host.RestoreUnneeded(plan.ByAggregation, func(s plan.Setting) bool { return here[s.Target] })
 	if err != nil {
 		return err
+	}
+	if rep.Count(apply.Restored) > 0 {
+		a.host.Relearn()
 	}
 	// The program that counts comes first, so that what is aggregated is counted.
 	err = errors.Join(a.hooks.Follow(a.host, made.Attach, a.dp.Attach), a.dp.Watch(!act))

@@ -15,6 +15,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/mechanismtest"
+	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 )
 
@@ -73,20 +74,40 @@ func (f *fixture) SetApart(on bool) (fresh bool, err error) {
 var (
 	nic    = plan.Target{NetnsCookie: 1, Ifindex: 2, Name: "eth0"}
 	tunnel = plan.Target{NetnsCookie: 1, Ifindex: 3, Name: "vx0"}
+	port   = plan.Target{NetnsCookie: 1, Ifindex: 4, Name: "eth1"}
 )
 
 // has reads the fixture's devices.
 func (f *fixture) has(owned map[plan.Setting]plan.Owned, _ bool) (plan.AggregateInput, error) {
-	dev := func(t plan.Target) []plan.Aggregator {
-		return []plan.Aggregator{{Target: t, GRO: "on", List: "off", Forwarding: f.Values[plan.Aggregates(t)], Unfit: f.unfit[t]}}
+	in := plan.AggregateInput{Owned: owned}
+	add := func(to *[]plan.Aggregator, d node.Dev) {
+		t := plan.Target(d)
+		*to = append(*to, plan.Aggregator{Target: t, GRO: "on", List: "off", Forwarding: f.Values[plan.Aggregates(t)], Unfit: f.unfit[t]})
 	}
-	return plan.AggregateInput{Underlays: dev(nic), Tunnels: dev(tunnel), Owned: owned}, nil
+	for _, d := range f.Node.Receivers() {
+		add(&in.Underlays, d)
+	}
+	for _, t := range f.Node.Tunnels {
+		add(&in.Tunnels, t.Dev)
+	}
+	return in, nil
+}
+
+// receives has these receive for the fixture's NIC.
+func (f *fixture) receives(devs ...plan.Target) {
+	u := node.Underlay{Dev: node.Dev(nic)}
+	for _, t := range devs {
+		u.Receivers = append(u.Receivers, node.Receiver{Dev: node.Dev(t)})
+	}
+	f.Node.Underlays = []node.Underlay{u}
 }
 
 func newFixture(mode governor.Mode) *fixture {
 	// Ahead of the machine's clock, by which scans are paced.
 	f := &fixture{rate: 1e5, now: time.Now().Add(time.Hour), unfit: map[plan.Target]string{}}
 	f.Host = mechanismtest.New(map[plan.Setting]string{plan.Aggregates(nic): "off", plan.Aggregates(tunnel): "off"})
+	f.Node.Tunnels = []node.Tunnel{{Dev: node.Dev(tunnel)}}
+	f.receives(nic)
 	f.Aggregate = New(f, mode)
 	f.reads = f.has
 	return f
@@ -124,7 +145,7 @@ func (f *fixture) is(t *testing.T, loaded bool, state control.MechanismState, re
 // joins tells where GRO joins datagrams.
 func (f *fixture) joins(t *testing.T, on ...plan.Target) {
 	t.Helper()
-	for _, dev := range []plan.Target{nic, tunnel} {
+	for _, dev := range []plan.Target{nic, tunnel, port} {
 		if is := f.Values[plan.Aggregates(dev)] == "on"; is != slices.Contains(on, dev) {
 			t.Errorf("%s joins datagrams: %t", dev, is)
 		}
@@ -220,6 +241,26 @@ func TestADeviceThatMayNotJoinIsLeftAlone(t *testing.T) {
 				t.Errorf("left alone: %+v", s)
 			}
 		})
+	}
+}
+
+// A device that has left the overlay and lives on, as a port taken out of a bond, gets back what it had: no rule is
+// looked for there any more.
+func TestADeviceThatLeavesTheOverlayJoinsNoMore(t *testing.T) {
+	f := newFixture(governor.Auto)
+	f.Values[plan.Aggregates(port)] = "off"
+	f.receives(nic, port)
+	f.windows(t, 50, 1)
+	f.joins(t, nic, port, tunnel)
+	f.receives(nic)
+	if err := f.Rescanned(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.windows(t, 1, 1)
+	f.joins(t, nic, tunnel)
+	f.is(t, true, control.Active, "")
+	if f.learned != 2 {
+		t.Errorf("what the stages cost was learned anew %d times", f.learned)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -139,18 +138,14 @@ func (h *Hooks) follow(now time.Time) error {
 		}
 	}
 	owned := h.host.Owned(plan.ByBridging)
-	over := func(s plan.Setting) bool { return !unused[s] }
-	if back := slices.DeleteFunc(slices.Collect(maps.Keys(owned)), func(s plan.Setting) bool { return !over(s) }); len(back) > 0 {
-		var rep apply.Report
-		rep, err = h.host.Restore(plan.ByBridging, over)
-		// A rule may wait for the hooks: nothing more is left out beside. Of a namespace without such a bridge the
-		// journal and the status have what is kept, and no other namespace waits for it.
-		rep.Results = slices.DeleteFunc(rep.Results, func(r apply.Result) bool { return !h.here[r.Target] })
-		err = errors.Join(err, rep.Left())
-		if slices.ContainsFunc(back, func(s plan.Setting) bool { return h.here[s.Target] }) {
-			h.back = now
-			h.host.Log().Info("bridges call netfilter again", "mechanism", name, "settings", len(back))
-		}
+	rep, err := h.host.RestoreUnneeded(plan.ByBridging, func(s plan.Setting) bool { return unused[s] })
+	// A rule may wait for the hooks: nothing more is left out beside. Of a namespace without such a bridge the
+	// journal and the status have what is kept, and no other namespace waits for it.
+	rep.Results = slices.DeleteFunc(rep.Results, func(r apply.Result) bool { return !h.here[r.Target] })
+	err = errors.Join(err, rep.Left())
+	if back := len(rep.Results); back > 0 {
+		h.back = now
+		h.host.Log().Info("bridges call netfilter again", "mechanism", name, "settings", back)
 	}
 	h.made = plan.BridgeCalls(calls, owned)
 	if err == nil && now.Sub(h.back) >= calmFor {

@@ -175,12 +175,12 @@ func TestAnEndThatIsNotFoundIsNotTouched(t *testing.T) {
 	f.finds(asFound, 1)
 	f.after(t, time.Second, control.Active, "")
 	f.finds(asFound)
-	f.lost = true
+	f.Lost = true
 	f.follows(t, time.Second)
 	if f.Values[lands(found(1))] != "on" {
 		t.Error("a setting was taken back in a namespace that is not there")
 	}
-	f.lost = false
+	f.Lost = false
 	f.follows(t, time.Second)
 	if f.Values[lands(found(1))] != "off" {
 		t.Error("a setting was not taken back")

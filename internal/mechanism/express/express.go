@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -37,8 +36,6 @@ type Host interface {
 	// Cookie is that of the NICs' namespace.
 	Cookie() uint64
 	Places() *xdp.Places
-	// Found tells whether a namespace is to be found.
-	Found(cookie uint64) bool
 	// Passed waits until what came before it has left the stack.
 	Passed(context.Context) error
 	// PriorityOnNIC tells whether priority's program, which knows paths as well, is on the NICs.
@@ -432,26 +429,7 @@ func (e *Express) leaveLandings() error {
 	for _, l := range e.closing {
 		needed[l.lands] = true
 	}
-	// The watchers see a pod go before the next scan does.
-	err := e.host.Forget(func(entry apply.Entry) bool {
-		return entry.By == plan.ByExpress && !needed[entry.Target] && e.host.Gone(entry)
-	})
-	// A pod's namespace that is not found any more is about to go, and its device with it; or the
-	// next scan finds it by another path.
-	found := map[uint64]bool{}
-	over := func(s plan.Setting) bool {
-		if needed[s.Target] {
-			return false
-		}
-		if !has(found, s.NetnsCookie) {
-			found[s.NetnsCookie] = e.host.Found(s.NetnsCookie)
-		}
-		return found[s.NetnsCookie]
-	}
-	if slices.ContainsFunc(slices.Collect(maps.Keys(e.host.Owned(plan.ByExpress))), over) {
-		_, r := e.host.Restore(plan.ByExpress, over)
-		err = errors.Join(err, r)
-	}
+	_, err := e.host.RestoreUnneeded(plan.ByExpress, func(s plan.Setting) bool { return needed[s.Target] })
 	return err
 }
 

@@ -74,7 +74,6 @@ type fixture struct {
 	now         time.Time
 	aggregation governor.State
 	places      *xdp.Places
-	lost        bool // namespaces are not to be found
 	census      census
 }
 
@@ -128,7 +127,6 @@ func (f *fixture) Readings() (node.Reader, map[plan.Setting]plan.Owned) {
 }
 func (f *fixture) Cookie() uint64               { return 1 }
 func (f *fixture) Places() *xdp.Places          { return f.places }
-func (f *fixture) Found(uint64) bool            { return !f.lost }
 func (f *fixture) Passed(context.Context) error { return nil }
 func (f *fixture) PriorityOnNIC() bool          { return true } // no NIC of the fixture takes a program
 func (f *fixture) PriorityCounters() (p datapath.PriorityCounters, _ error) {

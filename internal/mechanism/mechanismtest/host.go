@@ -25,6 +25,7 @@ type Host struct {
 	Keeps    map[plan.Target]string  // devices whose values cannot be brought back, and why
 	Fails    error                   // of the next that is asked of it
 	Attached map[node.DevKey]bool    // devices with a program
+	Lost     bool                    // no namespace is found
 	journal  map[plan.Setting]plan.Step
 	Restored int // times that something was taken back
 }
@@ -70,7 +71,7 @@ func (h *Host) Restore(by plan.Owner, which func(plan.Setting) bool) (rep apply.
 		h.Values[s] = owned.First
 		delete(h.journal, s)
 		h.Restored++
-		rep.Results = append(rep.Results, apply.Result{Setting: s})
+		rep.Results = append(rep.Results, apply.Result{Setting: s, Outcome: apply.Restored})
 	}
 	return rep, nil
 }
@@ -78,8 +79,20 @@ func (h *Host) Restore(by plan.Owner, which func(plan.Setting) bool) (rep apply.
 // Forget is mechanism.Host's.
 func (h *Host) Forget(func(apply.Entry) bool) error { return nil }
 
-// Gone is mechanism.Host's: no device goes.
-func (h *Host) Gone(apply.Entry) bool { return false }
+// Unneeded is pipeline.Host's: no device goes.
+func (h *Host) Unneeded(by plan.Owner, needed func(plan.Setting) bool) (over []apply.Entry, err error) {
+	for s := range h.Owned(by) {
+		if !h.Lost && !needed(s) {
+			over = append(over, apply.Entry{Setting: s, By: by, Kept: h.Keeps[s.Target]})
+		}
+	}
+	return over, nil
+}
+
+// RestoreUnneeded is mechanism.Host's.
+func (h *Host) RestoreUnneeded(by plan.Owner, needed func(plan.Setting) bool) (apply.Report, error) {
+	return h.Restore(by, func(s plan.Setting) bool { return !h.Lost && !needed(s) })
+}
 
 // Attach is mechanism.Host's. Attached has the devices.
 func (h *Host) Attach(dev node.Dev, attach func(datapath.Device) (io.Closer, error)) (io.Closer, error) {

@@ -322,8 +322,8 @@ var errChangedHands = errors.New("a device has changed hands")
 
 // follow adapts programs, tunnels and masks to what is on the node now. When
 // another program has taken a device over that is steered, or has let go of one whose
-// flows are under way, nothing is changed and errChangedHands returned: flows have
-// to drain first.
+// flows are under way, or one that is steered has left the overlay and lives on, nothing is
+// changed and errChangedHands returned: flows have to drain first.
 func (a *actuator) follow(snap node.Snapshot) error {
 	if err := a.forgetResequencers(); err != nil {
 		return err
@@ -344,16 +344,7 @@ func (a *actuator) follow(snap node.Snapshot) error {
 	if a.unplanned { // a device more is refused, and what is steered behind it may have to drain
 		return errors.Join(err, a.follow(snap))
 	}
-	here := map[plan.Target]bool{}
-	for _, t := range snap.Tunnels {
-		here[plan.Target(t.Dev)] = true
-	}
-	for _, pod := range snap.Pods {
-		here[plan.Target(pod.Peer)] = true
-	}
-	return errors.Join(err, a.host.Forget(func(e apply.Entry) bool {
-		return ofPipeline(e) && !ownDevice(e) && !here[e.Target] && a.host.Gone(e)
-	}))
+	return err
 }
 
 // changedHands says which way devices have, compared with those that were left alone before.
@@ -374,7 +365,14 @@ func (a *actuator) changedHands(snap node.Snapshot, before map[node.DevKey]bool)
 			return fmt.Errorf("%w: one that was left alone is free now", errChangedHands)
 		}
 	}
-	return nil
+	over, err := a.host.Unneeded(plan.ByPipeline, func(s plan.Setting) bool {
+		return s.Kind == plan.OwnDevice || present(snap, node.Dev(s.Target).Key())
+	})
+	// What is kept is tried again each time that all is taken off, and asks for none.
+	if i := slices.IndexFunc(over, func(e apply.Entry) bool { return e.Kept == "" }); i >= 0 {
+		return fmt.Errorf("%w: %s has left the overlay", errChangedHands, over[i].Target)
+	}
+	return err
 }
 
 // headless says why the stage on the NICs is not where it was put: by a NIC on which XDP reads no headers. Without

@@ -291,6 +291,28 @@ func TestAPodDrainsBeforeItLosesItsMask(t *testing.T) {
 	}
 }
 
+// Flows drain before a pod's end that has left the overlay, and lives on, gets its mask back and its program goes. One
+// whose mask cannot be brought back takes nothing off.
+func TestAPodThatLeavesTheOverlayDrainsBeforeItLosesItsMask(t *testing.T) {
+	u, vx := device("u0", 2), device("vx0", 3)
+	snap := node.Snapshot{Underlays: []node.Underlay{{Dev: u}}, Tunnels: []node.Tunnel{{Dev: vx, Underlays: []node.Dev{u}}}, Pods: []node.Pod{pod(1, vx), pod(2, vx)}}
+	l, k := inPlace(t, governor.Layout{Pod: []int{1}}, snap)
+	peer := snap.Pods[0].Peer
+	snap.Pods = snap.Pods[1:]
+	for range 2 {
+		if err := l.actuator.follow(snap); !errors.Is(err, errChangedHands) {
+			t.Fatalf("flows do not have to drain: %v", err)
+		}
+		if got := l.Values[mask(peer)]; got != "2" || k.on[10] != "ol_pod_out" {
+			t.Fatalf("before that, the pod has mask %s and program %q", got, k.on[10])
+		}
+	}
+	l.Keeps[plan.Target(peer)] = "refused"
+	if err := l.actuator.follow(snap); err != nil || l.Values[mask(snap.Pods[0].Peer)] != "2" {
+		t.Errorf("where it cannot be brought back: %v", err)
+	}
+}
+
 // What is attached is what the plan has, whatever keeps devices from being steered.
 func TestTheProgramsAreThoseOfThePlan(t *testing.T) {
 	u, vx, vx2 := device("u0", 2), device("vx0", 3), device("vx1", 4)

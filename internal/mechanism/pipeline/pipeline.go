@@ -42,6 +42,8 @@ type Host interface {
 	Readings() (devices node.Reader, ours map[plan.Setting]plan.Owned)
 	// Entries are what the journal has.
 	Entries() []apply.Entry
+	// Unneeded is what a mechanism has changed and needs no more, on devices that live on.
+	Unneeded(by plan.Owner, needed func(plan.Setting) bool) ([]apply.Entry, error)
 	// SetTunnels tells the programs which tunnels and underlays of a node to look at.
 	SetTunnels(node.Snapshot) error
 	Places() *xdp.Places

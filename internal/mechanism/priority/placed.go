@@ -25,7 +25,7 @@ import (
 // placed is what is in place as long as there are rules, or a demand.
 type placed struct {
 	dp       Programs
-	attached map[node.DevKey]node.Dev
+	attached map[node.DevKey]bool
 	skipped  []plan.Skip // underlays without its program
 	since    time.Time
 
@@ -97,7 +97,7 @@ func (p *Priority) start(ctx context.Context, table *rules.Table) error {
 		return err
 	}
 	defer p.host.Begins(name)()
-	in := &placed{attached: map[node.DevKey]node.Dev{}, since: time.Now(), polled: map[int]time.Time{}, frames: map[string]uint64{}, budget: budget{excess: p.past.LatencyExcess},
+	in := &placed{attached: map[node.DevKey]bool{}, since: time.Now(), polled: map[int]time.Time{}, frames: map[string]uint64{}, budget: budget{excess: p.past.LatencyExcess},
 		realtime: realtime{on: !p.opts.Fair}}
 	var err error
 	if in.dp, err = p.dp.LoadPriority(); err != nil {
@@ -126,10 +126,7 @@ func (p *Priority) start(ctx context.Context, table *rules.Table) error {
 func (a *placed) onNIC() bool { return a != nil && len(a.attached) > 0 }
 
 // on tells that it is on a device.
-func (a *placed) on(dev node.Dev) bool {
-	_, on := a.attached[dev.Key()]
-	return on
-}
+func (a *placed) on(dev node.Dev) bool { return a.attached[dev.Key()] }
 
 // noThreads says why no thread polls a NIC for priority.
 func (p *Priority) noThreads(u node.Underlay, made plan.Plan) string {
@@ -178,7 +175,7 @@ func (p *Priority) follow(ctx context.Context) error {
 			if u.Moves == "" && !p.host.Places().Headless(u) {
 				continue
 			}
-			errs = append(errs, p.leave(ctx, u.Dev))
+			errs = append(errs, p.leave(ctx, u.Key()))
 		}
 		if err := p.makeWayFor(ctx, u); err != nil {
 			return err
@@ -196,10 +193,10 @@ func (p *Priority) follow(ctx context.Context) error {
 		var left *xdp.Left
 		switch {
 		case err == nil && two:
-			in.attached[u.Key()] = u.Dev
+			in.attached[u.Key()] = true
 			p.host.Log().Info("the NIC is polled in softirq: latency traffic has a lane of its own", "device", u.Dev, "reason", p.noThreads(u, planned()))
 		case err == nil:
-			in.attached[u.Key()] = u.Dev
+			in.attached[u.Key()] = true
 			err := p.threadNAPI(u)
 			if err == nil {
 				continue
@@ -216,9 +213,9 @@ func (p *Priority) follow(ctx context.Context) error {
 			errs = append(errs, err)
 		}
 	}
-	for key, dev := range in.attached {
+	for key := range in.attached {
 		if !want[key] {
-			errs = append(errs, p.leave(ctx, dev))
+			errs = append(errs, p.leave(ctx, key))
 		}
 	}
 	return errors.Join(append(errs, p.besideRealtime(), p.followSync())...)
@@ -236,11 +233,11 @@ func (p *Priority) keepUp(ctx context.Context) {
 
 // leave takes priority off a NIC that has no place for its program any more, is no underlay or has gone, in the order
 // of Stop. The journal may have another name of it by now.
-func (p *Priority) leave(ctx context.Context, nic node.Dev) error {
+func (p *Priority) leave(ctx context.Context, nic node.DevKey) error {
 	err := errors.Join(p.host.StopExpress(ctx), p.drainBulk(ctx))
-	_, e := p.host.Restore(plan.ByPriority, func(s plan.Setting) bool { return node.Dev(s.Target).Same(nic) })
-	err = errors.Join(err, e, p.host.Places().Release(nic.Key(), xdp.Priority))
-	delete(p.placed.attached, nic.Key())
+	_, e := p.host.Restore(plan.ByPriority, func(s plan.Setting) bool { return node.Dev(s.Target).Key() == nic })
+	err = errors.Join(err, e, p.host.Places().Release(nic, xdp.Priority))
+	delete(p.placed.attached, nic)
 	return errors.Join(err, p.placed.dp.SetTuning(p.tuning()))
 }
 

@@ -236,7 +236,7 @@ func TestANICThatIsNoUnderlayAnyMoreIsLeft(t *testing.T) {
 	f := &fixture{Host: mechanismtest.New(maps.Clone(threaded))}
 	f.Priority = New(f, f, Options{}, f.now)
 	f.added = []rules.Rule{ssh()}
-	f.placed = &placed{dp: dp, attached: map[node.DevKey]node.Dev{left.Key(): left}}
+	f.placed = &placed{dp: dp, attached: map[node.DevKey]bool{left.Key(): true}}
 	for s := range threaded {
 		if _, err := f.CarryOut([]plan.Step{{Setting: s, By: plan.ByPriority, Was: "0", First: "0", Want: "1"}}); err != nil {
 			t.Fatal(err)

@@ -3,6 +3,7 @@
 package lifecycle
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -105,15 +106,7 @@ func TestAFullDiskLeavesTheNodeAsItIs(t *testing.T) {
 	// A page for the lock, and some to fill.
 	disk := tinyDisk(t, 8)
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: forced, State: disk + "/state"})
-	f, err := os.Create(disk + "/filler")
-	must(t, err)
-	defer f.Close()
-	for page := make([]byte, os.Getpagesize()); err == nil; {
-		_, err = f.Write(page)
-	}
-	if !strings.Contains(err.Error(), unix.ENOSPC.Error()) {
-		t.Fatal(err)
-	}
+	fill(t, disk)
 	l := rig.StartLoad(t, b, 4)
 	rig.Until(t, "status says that the disk is full", func() (bool, string) {
 		m := d.Status().Mechanism("pipeline")
@@ -130,6 +123,61 @@ func TestAFullDiskLeavesTheNodeAsItIs(t *testing.T) {
 	d.GoneBoth()
 	l.GoesOn()
 	orderly(t, l.Stop())
+}
+
+// What has acted while the disk became full is taken back all the same, and ends no daemon. Status says that the journal
+// names more than is changed, until there is room again.
+func TestADiskThatIsFullWhileMechanismsActEndsNoDaemon(t *testing.T) {
+	b := lab(t, bed.Options{})
+	before := masks(t, b)
+	disk := tinyDisk(t, 8)
+	const joins = "aggregate: forced\nmicroflows: {mode: off}\n"
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: forced + joins, State: disk + "/state"})
+	l := rig.StartLoad(t, b, 4)
+	d.Acting()
+	rig.Until(t, "both act", func() (bool, string) {
+		return masks(t, b) != before && forwarding(t, b) == [2]bool{true, true}, fmt.Sprintf("%+v", d.Status().Mechanisms)
+	})
+	fill(t, disk)
+	d.Reload("pipeline: off\nmetrics: off\n" + joins)
+	journal := func() string {
+		for _, dev := range d.Status().Devices {
+			if dev.Name == "journal" {
+				return dev.Reason
+			}
+		}
+		return ""
+	}
+	rig.Until(t, "the pipeline is off, and status says that the journal is not rewritten", func() (bool, string) {
+		st := d.Status()
+		return len(st.Lanes) == 0 && masks(t, b) == before && strings.Contains(journal(), unix.ENOSPC.Error()), fmt.Sprintf("%+v\n%s", st.Devices, d.Log())
+	})
+	l.GoesOn()
+	must(t, os.Remove(disk+"/filler"))
+	rig.Until(t, "the journal is rewritten", func() (bool, string) { return journal() == "", d.Log() })
+	names, err := os.ReadFile(d.Folder() + "/journal")
+	if err != nil || strings.Contains(string(names), `"pipeline"`) || !strings.Contains(string(names), `"aggregate"`) {
+		t.Errorf("the journal is %s, %v", names, err)
+	}
+	if n := strings.Count(d.Log(), unix.ENOSPC.Error()); n != 1 {
+		t.Errorf("the log says it %d times:\n%s", n, d.Log())
+	}
+	ends(t, d)
+	joined(t, l.Stop(), 1)
+}
+
+// fill fills a tinyDisk.
+func fill(t *testing.T, disk string) {
+	t.Helper()
+	f, err := os.Create(disk + "/filler")
+	must(t, err)
+	defer f.Close()
+	for page := make([]byte, os.Getpagesize()); err == nil; {
+		_, err = f.Write(page)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
 }
 
 // tinyDisk is a file system of so many pages that ends with the test.
