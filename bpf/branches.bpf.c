@@ -119,19 +119,30 @@ int ol_underlay_number(struct __sk_buff *skb)
 	return ol_to_tunnel(skb, policy, lane, slot);
 }
 
+/* What is this packet, which has left its tunnel? */
+__noinline int ol_read_inner(struct __sk_buff *skb, struct ol_frame *f, int copied)
+{
+	struct ol_cursor c = {};
+
+	if (!f || !ol_find_headers(skb, &c, copied))
+		return OL_SHORT;
+	return ol_parse_inner(&c, 0, 0, &f->flow);
+}
+
 /* The flow's place among those that are put in order again, or OL_MERGES. */
 __noinline __u32 ol_find_merging(struct __sk_buff *skb, struct ol_frame *f)
 {
-	struct ol_cursor c = {};
+	enum ol_reason r;
 	struct ol_merging *g;
 	__u32 *place, at;
 	__u64 key;
 
 	if (!f)
 		return OL_MERGES;
-	c.data = (void *)(long)skb->data;
-	c.end = (void *)(long)skb->data_end;
-	if (ol_parse_inner(&c, 0, 0, &f->flow) || f->flow.fragment != OL_FRAG_WHOLE)
+	r = ol_read_inner(skb, f, 0);
+	if (r == OL_SHORT)
+		r = ol_read_inner(skb, f, 1);
+	if (r || f->flow.fragment != OL_FRAG_WHOLE)
 		return OL_MERGES;
 	key = ol_inner_hash(&f->flow, ol_key0, ol_key1);
 	place = bpf_map_lookup_elem(&ol_merging_of, &key);

@@ -84,7 +84,7 @@ OL_INLINE enum ol_reason ol_parse_outer(const struct ol_cursor *c, struct ol_out
 
 	*may_concern = 0;
 	if (!OL_FITS(c, eth, OL_ETH_HLEN + 20))
-		return OL_NOT_OVERLAY;
+		return OL_SHORT;
 	proto = ol_be16(eth + 12);
 	if (proto == OL_ETH_P_IP) {
 		if (ip[9] != OL_IPPROTO_UDP)
@@ -101,7 +101,7 @@ OL_INLINE enum ol_reason ol_parse_outer(const struct ol_cursor *c, struct ol_out
 	}
 	if (proto == OL_ETH_P_IPV6) {
 		if (!OL_FITS(c, ip, 40))
-			return OL_NOT_OVERLAY;
+			return OL_SHORT;
 		if (ip[6] == OL_IPPROTO_UDP) {
 			*may_concern = 1;
 			if (ip[0] >> 4 != 6)

@@ -966,7 +966,7 @@ ol_classify(const struct ol_cursor *c, const struct ol_policy *policy, struct ol
 {
 	struct ol_outer outer = {};
 	enum ol_reason r;
-	__u32 vni, inner;
+	__u32 vni, inner, tunnel;
 
 	f->tunnel = OL_MAX_TUNNELS;
 	r = ol_parse_outer(c, &outer, &f->may_concern);
@@ -980,9 +980,11 @@ ol_classify(const struct ol_cursor *c, const struct ol_policy *policy, struct ol
 	if (r)
 		return r;
 	f->tunnel = ol_find_tunnel(policy, &outer, vni);
-	if (f->tunnel >= OL_MAX_TUNNELS)
+	/* Read back, it is any tunnel to the verifier, which else looks at what follows once for each. */
+	tunnel = OL_READ(f->tunnel);
+	if (tunnel >= OL_MAX_TUNNELS)
 		return OL_NOT_OVERLAY;
-	r = ol_parse_tunnel(c, &outer, policy->tunnel[f->tunnel].kind, &inner);
+	r = ol_parse_tunnel(c, &outer, policy->tunnel[tunnel].kind, &inner);
 	if (r)
 		return r;
 	f->inner = inner;

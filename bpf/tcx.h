@@ -10,9 +10,10 @@
 
 #include "steer.h"
 
-/* Headers that are read: what usual ones need, and the longest, with 252 bytes of Geneve options. */
-#define OL_PULL 192
-#define OL_PULL_MAX 400
+/* The longest headers that are read, with 252 bytes of Geneve options. */
+#define OL_HEADERS 404
+
+OL_MAP(PERCPU_ARRAY, ol_header_copies, 1, __u32, __u8[OL_HEADERS]);
 
 /* Keeps a packet that is not steered where it is, if RPS would else move it. */
 static __always_inline int ol_stay(struct __sk_buff *skb, const struct ol_policy *policy)
@@ -22,18 +23,39 @@ static __always_inline int ol_stay(struct __sk_buff *skb, const struct ol_policy
 	return TCX_NEXT;
 }
 
-/* What is this packet, as far as its first `want` bytes tell? */
-__noinline int ol_read_skb(struct __sk_buff *skb, struct ol_frame *f, __u32 want)
+/*
+ * Finds a packet's headers: in its first buffer, or, where that ends among them, in a copy. The packet stays as
+ * it is: to pull headers into that buffer takes payload along, which the stack must copy then, and takes chains
+ * of packets (rx-gro-list) apart.
+ */
+static __always_inline int ol_find_headers(struct __sk_buff *skb, struct ol_cursor *c, int copied)
+{
+	__u32 len = skb->len < OL_HEADERS ? skb->len : OL_HEADERS;
+	__u8 *copy;
+
+	if (!copied) {
+		c->data = (void *)(long)skb->data;
+		c->end = (void *)(long)skb->data_end;
+		return 1;
+	}
+	copy = ol_at(&ol_header_copies, 0);
+	if (!copy || !len || bpf_skb_load_bytes(skb, 0, copy, len))
+		return 0;
+	c->data = copy;
+	c->end = copy + len;
+	return 1;
+}
+
+/* What is this packet? */
+__noinline int ol_read_skb(struct __sk_buff *skb, struct ol_frame *f, int copied)
 {
 	struct ol_policy *policy = ol_get_policy();
 	struct ol_cursor c;
 
 	if (!f || !policy)
 		return OL_NOT_OVERLAY;
-	if (skb->data_end - skb->data < want && skb->len > skb->data_end - skb->data)
-		bpf_skb_pull_data(skb, skb->len < want ? skb->len : want);
-	c.data = (void *)(long)skb->data;
-	c.end = (void *)(long)skb->data_end;
+	if (!ol_find_headers(skb, &c, copied))
+		return OL_SHORT;
 	/* A super-packet's lengths need not add up: only its headers are read. */
 	c.total = skb->gso_segs > 1 ? 0 : skb->len;
 	return ol_classify(&c, policy, f);
@@ -46,11 +68,11 @@ __noinline int ol_read_skb(struct __sk_buff *skb, struct ol_frame *f, __u32 want
 static __always_inline int ol_of_tunnel(struct __sk_buff *skb, const struct ol_policy *policy,
 					struct ol_frame *f, int *verdict)
 {
-	enum ol_reason r = ol_read_skb(skb, f, OL_PULL);
+	enum ol_reason r = ol_read_skb(skb, f, 0);
 
-	/* What is steered must not go by how much of a packet is linear. */
+	/* What is steered must not go by how much of a packet is in its first buffer. */
 	if (r == OL_SHORT)
-		r = ol_read_skb(skb, f, OL_PULL_MAX);
+		r = ol_read_skb(skb, f, 1);
 	if (!r && f->tunnel < OL_MAX_TUNNELS)
 		return 1;
 	if (r != OL_NOT_OVERLAY)

@@ -402,6 +402,7 @@ const (
 	branchesMapOlCuts            = "ol_cuts"
 	branchesMapOlElephants       = "ol_elephants"
 	branchesMapOlFrags           = "ol_frags"
+	branchesMapOlHeaderCopies    = "ol_header_copies"
 	branchesMapOlHeadless        = "ol_headless"
 	branchesMapOlLanePackets     = "ol_lane_packets"
 	branchesMapOlLaneThreads     = "ol_lane_threads"
@@ -490,6 +491,7 @@ type branchesMapSpecs struct {
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlElephants      *ebpf.MapSpec `ebpf:"ol_elephants"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlHeaderCopies   *ebpf.MapSpec `ebpf:"ol_header_copies"`
 	OlHeadless       *ebpf.MapSpec `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
@@ -548,6 +550,7 @@ type branchesMaps struct {
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlElephants      *ebpf.Map `ebpf:"ol_elephants"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlHeaderCopies   *ebpf.Map `ebpf:"ol_header_copies"`
 	OlHeadless       *ebpf.Map `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
@@ -577,6 +580,7 @@ func (m *branchesMaps) Close() error {
 		m.OlCuts,
 		m.OlElephants,
 		m.OlFrags,
+		m.OlHeaderCopies,
 		m.OlHeadless,
 		m.OlLanePackets,
 		m.OlLaneThreads,

@@ -479,6 +479,7 @@ const (
 	stagesMapOlCpus           = "ol_cpus"
 	stagesMapOlCuts           = "ol_cuts"
 	stagesMapOlFrags          = "ol_frags"
+	stagesMapOlHeaderCopies   = "ol_header_copies"
 	stagesMapOlHeadless       = "ol_headless"
 	stagesMapOlLanePackets    = "ol_lane_packets"
 	stagesMapOlLaneThreads    = "ol_lane_threads"
@@ -566,6 +567,7 @@ type stagesMapSpecs struct {
 	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlHeaderCopies   *ebpf.MapSpec `ebpf:"ol_header_copies"`
 	OlHeadless       *ebpf.MapSpec `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
@@ -623,6 +625,7 @@ type stagesMaps struct {
 	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
 	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
 	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlHeaderCopies   *ebpf.Map `ebpf:"ol_header_copies"`
 	OlHeadless       *ebpf.Map `ebpf:"ol_headless"`
 	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
 	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
@@ -651,6 +654,7 @@ func (m *stagesMaps) Close() error {
 		m.OlCpus,
 		m.OlCuts,
 		m.OlFrags,
+		m.OlHeaderCopies,
 		m.OlHeadless,
 		m.OlLanePackets,
 		m.OlLaneThreads,

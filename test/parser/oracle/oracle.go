@@ -160,9 +160,9 @@ func find(tunnels []Tunnel, port uint16, vni int) *Tunnel {
 // where the IP packet says it ends.
 func outer(v View) (udp, end int, _ Reason) {
 	const ip = 14
-	// Below an Ethernet and an IPv4 header there is nothing of concern.
+	// Less than an Ethernet and an IPv4 header tells nothing.
 	if len(v.Data) < ip+20 {
-		return 0, 0, NotOverlay
+		return 0, 0, Short
 	}
 	h := v.Data[ip:]
 	switch binary.BigEndian.Uint16(v.Data[12:]) {
@@ -187,7 +187,7 @@ func outer(v View) (udp, end int, _ Reason) {
 		end = ip + int(binary.BigEndian.Uint16(h[2:]))
 	case 0x86dd:
 		if len(v.Data) < ip+40 {
-			return 0, 0, NotOverlay
+			return 0, 0, Short
 		}
 		switch h[6] {
 		case 17:
