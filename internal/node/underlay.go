@@ -267,7 +267,7 @@ func receivers(links map[int]*link, index int) []*link {
 }
 
 // carriesVLANs tells whether a VLAN device of any namespace sits on a NIC, on what receives for it,
-// or on a bridge that it is a port of.
+// or on a bridge that it is a port of, or whether that bridge keeps VLANs apart itself.
 func (p *pass) carriesVLANs(u Underlay) bool {
 	family := []int{u.Ifindex}
 	for _, r := range u.Receivers {
@@ -281,13 +281,16 @@ func (p *pass) carriesVLANs(u Underlay) bool {
 	})
 }
 
-// vlansOn returns the devices of home on which the VLAN devices of a namespace sit. homeID is the
-// number that it has for home, -1 if it is home.
+// vlansOn returns the devices of home on which the VLAN devices of a namespace sit, or which keep VLANs apart
+// themselves. homeID is the number that the namespace has for home, -1 if it is home.
 func vlansOn(links map[int]*link, homeID int) []int {
 	var on []int
 	for _, l := range links {
-		if l.Kind == "vlan" && l.LowerNSID == homeID {
+		switch {
+		case l.Kind == "vlan" && l.LowerNSID == homeID:
 			on = append(on, l.Lower)
+		case l.vlans && homeID == -1:
+			on = append(on, l.Index)
 		}
 	}
 	return on
