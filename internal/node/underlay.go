@@ -83,7 +83,7 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 	d, err := openDev(root, u.Dev)
 	if err == nil {
 		defer d.Close()
-		u.RxQueues, err = rxQueues(d)
+		u.RxQueues, _, err = queues(d)
 	}
 	if err == nil {
 		u.Moves, err = moves(root, u.Receivers)
