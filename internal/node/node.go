@@ -94,6 +94,8 @@ type Tunnel struct {
 	Outer     int        // the outer IP version that it receives, 0 if that may be both
 	Underlays []Dev      // NICs by which its packets arrive, sorted
 	Bridge    *Dev       // the bridge it is a port of, nil if none
+	// GenericXDP tells that an XDP program is on it, for which the kernel leaves its GRO out (netif_elide_gro).
+	GenericXDP bool
 }
 
 // Pod is a container's veth: the end on the host's side and the end in the

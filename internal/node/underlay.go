@@ -106,6 +106,7 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 	o := l.tunnel
 	t := Tunnel{
 		Dev: sp.dev(l), Kind: o.Kind, VNI: o.VNI, AnyVNI: o.AnyVNI, Port: o.Port, MTU: l.MTU, Local: o.Local, Outer: o.Outer(),
+		GenericXDP: l.XDP.Generic != 0,
 	}
 	if o.OnlyRemote {
 		t.Remote = o.Remote
