@@ -178,7 +178,7 @@ struct ol_tunnel {
 	__u32 vni;
 	__u16 port;  /* host byte order */
 	__u8 kind;   /* enum ol_tunnel_kind; 0: no tunnel here */
-	__u8 no_gro; /* the device's GRO is off: no NAPI poll between underlay and RPS */
+	__u8 no_gro; /* no packet passes the device's GRO: no NAPI poll between underlay and RPS */
 	__u8 outer;  /* outer IP version that it takes, or 0 for both */
 	__u8 pad[3];
 };

@@ -168,7 +168,7 @@ type TunnelDevice struct {
 	Port     uint16
 	Ifindex  int
 	NetnsIno uint64
-	NoGRO    bool // the device's GRO is off
+	NoGRO    bool // no packet passes the device's GRO
 	Outer    int  // the outer IP version that it takes, 0 for both
 }
 

@@ -24,6 +24,16 @@ const (
 	GROList       = "rx-gro-list"           // GRO chains packets as they are
 )
 
+// TSO tells of the features of a device that it takes TCP segments to be cut up, of any kind (NETIF_F_ALL_TSO).
+func TSO(features map[string]Feature) bool {
+	for _, of := range []string{"", "6", "-ecn", "-mangleid"} {
+		if features["tx-tcp"+of+"-segmentation"].Active {
+			return true
+		}
+	}
+	return false
+}
+
 // ErrUnknown means that the kernel has no feature of that name.
 var ErrUnknown = errors.New("unknown feature")
 

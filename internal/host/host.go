@@ -106,10 +106,10 @@ func (h *Host) tunnelDevices(snap node.Snapshot) []datapath.TunnelDevice {
 		}
 		dev := datapath.TunnelDevice{
 			Kind: t.Kind, VNI: t.VNI, AnyVNI: t.AnyVNI, Port: t.Port,
-			Ifindex: t.Ifindex, NetnsIno: ino, Outer: t.Outer,
+			Ifindex: t.Ifindex, NetnsIno: ino, Outer: t.Outer, NoGRO: t.GenericXDP,
 		}
 		if on, err := h.scanner.GRO(t.Dev); err == nil {
-			dev.NoGRO = !on
+			dev.NoGRO = dev.NoGRO || !on
 		}
 		devs = append(devs, dev)
 	}

@@ -17,7 +17,7 @@ func TestSettingsAreThoseOfTheDevice(t *testing.T) {
 	w := newWorld(t)
 	a, _ := w.hosts()
 	pod := held(t)
-	a.ip(t, bridge+"link add ve1 type veth peer name eth0 netns $1\nlink set ve1 master br0 up", pod)
+	a.ip(t, bridge+"link add ve1 numtxqueues 3 type veth peer name eth0 numtxqueues 3 netns $1\nlink set ve1 master br0 up", pod)
 	s := w.scanner(a)
 	peer := scan(t, s).Pods[0].Peer
 	root, err := s.Sysfs(pod.cookie)
@@ -39,7 +39,7 @@ func TestSettingsAreThoseOfTheDevice(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := Settings{RPSCPUs: []string{"0"}, RPSFlowCnt: []uint32{0}}
+	want := Settings{RPSCPUs: []string{"0"}, RPSFlowCnt: []uint32{0}, TxQueues: 3}
 	got, err := s.Settings(peer)
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func TestSettingsAreThoseOfTheDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(Settings{RPSCPUs: []string{"1"}, RPSFlowCnt: []uint32{64}, Threaded: true}, got); d != "" {
+	if d := cmp.Diff(Settings{RPSCPUs: []string{"1"}, RPSFlowCnt: []uint32{64}, TxQueues: 3, Threaded: true}, got); d != "" {
 		t.Fatal(d)
 	}
 	nic := Underlay{Dev: peer, Receivers: []Receiver{{Dev: peer}}}

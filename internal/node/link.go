@@ -5,6 +5,8 @@ package node
 import (
 	"fmt"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/overlane/overlane/internal/encap"
 	"github.com/overlane/overlane/internal/nlsock"
 )
@@ -16,6 +18,7 @@ type conn struct{ *nlsock.Conn }
 type link struct {
 	nlsock.Link
 	tunnel *encap.Tunnel // nil: none that is understood
+	vlans  bool          // a switch that keeps VLANs apart: a bridge that filters by them, or Open vSwitch
 }
 
 // links lists the devices of the namespace.
@@ -35,7 +38,7 @@ func (c *conn) linkIn(nsid, index int) (*link, error) {
 }
 
 func linkOf(l *nlsock.Link) *link {
-	o := &link{Link: *l}
+	o := &link{Link: *l, vlans: l.Kind == "openvswitch" || l.Kind == "bridge" && nlsock.List(l.Data).Flag(unix.IFLA_BR_VLAN_FILTERING)}
 	o.Data, o.PortData = nil, nil
 	if t, ok := encap.Parse(l.Kind, l.Data); ok {
 		o.tunnel = &t

@@ -61,8 +61,8 @@ type Underlay struct {
 	// Receivers are the devices whose NAPI receives for it, sorted: itself, or the ports of a
 	// bond or team, all the way down, and the virtual function beside a NIC of Hyper-V.
 	Receivers []Receiver
-	// VLANs tells that a VLAN device sits on it, or on one that receives for it, in whatever
-	// namespace. XDP does not see the tags that the NIC takes off.
+	// VLANs tells that a VLAN device sits on it, or on one that receives for it, in whatever namespace, or
+	// that it is a port of a bridge that keeps VLANs apart. XDP does not see the tags that the NIC takes off.
 	VLANs bool
 	// Moves says that RPS or RFS moves what it receives to other cores, empty if they do not. What comes out
 	// of a lane has lost its hash and its queue, and goes to another core than what takes the stock path.
@@ -94,6 +94,8 @@ type Tunnel struct {
 	Outer     int        // the outer IP version that it receives, 0 if that may be both
 	Underlays []Dev      // NICs by which its packets arrive, sorted
 	Bridge    *Dev       // the bridge it is a port of, nil if none
+	// GenericXDP tells that an XDP program is on it, for which the kernel leaves its GRO out (netif_elide_gro).
+	GenericXDP bool
 }
 
 // Pod is a container's veth: the end on the host's side and the end in the

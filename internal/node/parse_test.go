@@ -148,6 +148,21 @@ func TestVLANsAreSeenFromWhateverNamespace(t *testing.T) {
 	if p := (&pass{home: home, order: []*space{home}}); !p.carriesVLANs(eth(6)) || p.carriesVLANs(eth(4)) {
 		t.Error("at home")
 	}
+	for name, tt := range map[string]struct {
+		master nlsock.Link
+		want   bool
+	}{
+		"a bridge that filters by VLAN": {nlsock.Link{Kind: "bridge", Data: nlsock.Attr(nil, unix.IFLA_BR_VLAN_FILTERING, []byte{1})}, true},
+		"a bridge that does not":        {nlsock.Link{Kind: "bridge", Data: nlsock.Attr(nil, unix.IFLA_BR_VLAN_FILTERING, []byte{0})}, false},
+		"Open vSwitch":                  {nlsock.Link{Kind: "openvswitch"}, true},
+	} {
+		tt.master.Index, tt.master.LowerNSID = 5, -1
+		home.links[5] = linkOf(&tt.master)
+		home.vlans = vlansOn(home.links, -1)
+		if got := (&pass{home: home, order: []*space{home}}).carriesVLANs(eth(4)); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
 }
 
 // The kernel does not lie, but a wrong length must not take the daemon down.

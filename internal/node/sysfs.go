@@ -24,6 +24,7 @@ var ErrGone = errors.New("no longer there")
 type Settings struct {
 	RPSCPUs    []string // per RX queue, as sysfs writes a mask: "3", "00000001,00000000"
 	RPSFlowCnt []uint32 // per RX queue; not 0 where RFS is in use
+	TxQueues   int      // in use
 	Threaded   bool     // NAPI in threads of its own
 	// Owner is the user that they belong to: not root where a user namespace owns the network
 	// namespace.
@@ -179,11 +180,12 @@ func (s *Scanner) GROHold(d Dev) (time.Duration, error) {
 
 func readSettings(dir *os.Root) (Settings, error) {
 	var set Settings
-	n, err := rxQueues(dir)
+	rx, tx, err := queues(dir)
 	if err != nil {
 		return set, err
 	}
-	for i := range n {
+	set.TxQueues = tx
+	for i := range rx {
 		q := "queues/rx-" + strconv.Itoa(i) + "/"
 		mask, err := readAttr(dir, q+"rps_cpus")
 		if err != nil {
@@ -262,21 +264,23 @@ func queuesOf(root *os.Root, d Dev, allocated int) (int, error) {
 		return 0, err
 	}
 	defer dir.Close()
-	return rxQueues(dir)
+	rx, _, err := queues(dir)
+	return rx, err
 }
 
-// rxQueues counts the RX queues in use. The kernel's list of devices only has
-// how many were allocated: for a veth one per CPU, of which it uses one.
-func rxQueues(dir *os.Root) (int, error) {
-	queues, err := fs.ReadDir(dir.FS(), "queues")
+// queues counts the queues in use. The kernel's list of devices only has how many
+// were allocated: for a veth one per CPU, of which it uses one.
+func queues(dir *os.Root) (rx, tx int, err error) {
+	all, err := fs.ReadDir(dir.FS(), "queues")
 	if err != nil {
-		return 0, fmt.Errorf("count RX queues: %w", err)
+		return 0, 0, fmt.Errorf("count queues: %w", err)
 	}
-	n := 0
-	for _, q := range queues {
+	for _, q := range all {
 		if strings.HasPrefix(q.Name(), "rx-") {
-			n++
+			rx++
+		} else {
+			tx++
 		}
 	}
-	return n, nil
+	return rx, tx, nil
 }

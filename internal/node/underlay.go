@@ -83,7 +83,7 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 	d, err := openDev(root, u.Dev)
 	if err == nil {
 		defer d.Close()
-		u.RxQueues, err = rxQueues(d)
+		u.RxQueues, _, err = queues(d)
 	}
 	if err == nil {
 		u.Moves, err = moves(root, u.Receivers)
@@ -106,6 +106,7 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 	o := l.tunnel
 	t := Tunnel{
 		Dev: sp.dev(l), Kind: o.Kind, VNI: o.VNI, AnyVNI: o.AnyVNI, Port: o.Port, MTU: l.MTU, Local: o.Local, Outer: o.Outer(),
+		GenericXDP: l.XDP.Generic != 0,
 	}
 	if o.OnlyRemote {
 		t.Remote = o.Remote
@@ -267,7 +268,7 @@ func receivers(links map[int]*link, index int) []*link {
 }
 
 // carriesVLANs tells whether a VLAN device of any namespace sits on a NIC, on what receives for it,
-// or on a bridge that it is a port of.
+// or on a bridge that it is a port of, or whether that bridge keeps VLANs apart itself.
 func (p *pass) carriesVLANs(u Underlay) bool {
 	family := []int{u.Ifindex}
 	for _, r := range u.Receivers {
@@ -281,13 +282,16 @@ func (p *pass) carriesVLANs(u Underlay) bool {
 	})
 }
 
-// vlansOn returns the devices of home on which the VLAN devices of a namespace sit. homeID is the
-// number that it has for home, -1 if it is home.
+// vlansOn returns the devices of home on which the VLAN devices of a namespace sit, or which keep VLANs apart
+// themselves. homeID is the number that the namespace has for home, -1 if it is home.
 func vlansOn(links map[int]*link, homeID int) []int {
 	var on []int
 	for _, l := range links {
-		if l.Kind == "vlan" && l.LowerNSID == homeID {
+		switch {
+		case l.Kind == "vlan" && l.LowerNSID == homeID:
 			on = append(on, l.Lower)
+		case l.vlans && homeID == -1:
+			on = append(on, l.Index)
 		}
 	}
 	return on

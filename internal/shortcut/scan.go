@@ -142,15 +142,7 @@ func (q *queued) at(index int, name string) (bool, error) {
 // queues asks for what makes GRO at the other end of a veth possible.
 func queues(name string) (bool, error) {
 	features, err := ethtool.Features(name)
-	if err != nil {
-		return false, err
-	}
-	for _, f := range []string{"tx-tcp-segmentation", "tx-tcp6-segmentation"} {
-		if features[f].Active {
-			return false, nil
-		}
-	}
-	return true, nil
+	return err == nil && !ethtool.TSO(features), err
 }
 
 // foreign lists the programs of others on a device's tcx hooks, which only a

@@ -52,8 +52,8 @@ func (e *Left) Error() string { return e.Reason }
 
 const (
 	// UnderVLANs: a frame that XDP sends to a lane loses the tag that the NIC took off, and with it
-	// the VLAN device that it was for.
-	UnderVLANs = "no XDP program: a VLAN device sits on it, and XDP does not see the tags that the NIC takes off"
+	// the VLAN that it was for.
+	UnderVLANs = "no XDP program: a VLAN device or a bridge with VLANs is on it, and XDP does not see the tags that the NIC takes off"
 	// Headless: a driver's way for each frame, as mlx5's with a striding receive queue and a large MTU.
 	Headless = "no XDP program: its driver leaves the first buffer of frames empty, where XDP reads their headers; with mlx5 " +
 		"a smaller MTU helps, or ethtool --set-priv-flags NIC rx_striding_rq off and a restart of overlane"

@@ -282,6 +282,16 @@ func (l eligibility) unfit(w *path) (reason string, waits bool) {
 		if set.Threaded {
 			return dev.Name + " is polled by a thread of its own", false
 		}
+		if dev.Same(w.pod.Peer) && set.TxQueues > 1 {
+			// The kernel forgets then that the host end takes frames (veth_set_xdp_features), and drops them.
+			host, err := l.devices.Settings(w.pod.Host)
+			if err != nil {
+				return fmt.Sprintf("how %s receives cannot be read: %v", w.pod.Host.Name, err), false
+			}
+			if n := len(host.RPSCPUs); set.TxQueues > n {
+				return fmt.Sprintf("the pod's end of its veth has %d transmit queues, and %s has %d receive queues: with fewer it takes no frames from XDP", set.TxQueues, w.pod.Host.Name, n), false
+			}
+		}
 		for i, mask := range set.RPSCPUs {
 			if strings.Trim(mask, "0,") == "" {
 				continue

@@ -33,6 +33,7 @@ type reader struct {
 	node.Reader
 	masks    map[node.DevKey]string // of RPS
 	threaded map[node.DevKey]bool
+	tx       map[node.DevKey]int // queues
 }
 
 func (r reader) Settings(d node.Dev) (node.Settings, error) {
@@ -40,7 +41,7 @@ func (r reader) Settings(d node.Dev) (node.Settings, error) {
 	if m := r.masks[d.Key()]; m != "" {
 		mask = m
 	}
-	return node.Settings{RPSCPUs: []string{mask}, Threaded: r.threaded[d.Key()]}, nil
+	return node.Settings{RPSCPUs: []string{mask}, Threaded: r.threaded[d.Key()], TxQueues: r.tx[d.Key()]}, nil
 }
 
 // aPath is one that nothing speaks against.
@@ -74,6 +75,8 @@ func TestWhatSpeaksAgainstAPath(t *testing.T) {
 		"priority on another NIC only": {change: func(l *eligibility, _ *path) { l.only = map[node.DevKey]bool{{Ifindex: 99}: true} }, reason: "priority's program is not on eth0"},
 		"IPv6 outside":                 {change: func(_ *eligibility, w *path) { w.tunnel.Outer = 6 }, reason: "IPv4"},
 		"two queues at the pod":        {change: func(_ *eligibility, w *path) { w.pod.PeerRxQueues = 2 }, reason: "2 receive queues"},
+		"more TX queues than RX there": {change: func(l *eligibility, w *path) { l.devices = reader{tx: map[node.DevKey]int{w.pod.Peer.Key(): 4}} }, reason: "4 transmit queues, and veth0 has 1 receive"},
+		"TX queues at the host end":    {change: func(l *eligibility, w *path) { l.devices = reader{tx: map[node.DevKey]int{w.pod.Host.Key(): 4}} }},
 		"a thread polls the tunnel":    {change: func(l *eligibility, _ *path) { l.devices = threaded(tunnel) }, reason: "vx0 is polled by a thread"},
 		"a thread polls the pod's end": {change: func(l *eligibility, _ *path) { l.devices = threaded(pod) }, reason: "polled by a thread"},
 		"RPS of another program":       {change: func(l *eligibility, _ *path) { l.devices = mask(tunnel) }, reason: "RPS moves the packets of vx0"},

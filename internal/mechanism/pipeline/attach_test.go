@@ -29,6 +29,7 @@ type bench struct {
 	*fixture
 	settings map[int]node.Settings // of devices that are not stock, by ifindex
 	express  map[int]bool          // pods whose packets come straight from the NIC
+	features map[int][]string      // that are on
 }
 
 // programs is a kernel side that remembers what it has attached, by ifindex.
@@ -75,10 +76,16 @@ func (p programs) AttachPodLeftAlone(d datapath.Device) (io.Closer, error) {
 	return p.put(d, "ol_pod_restore")
 }
 
-func (b *bench) Readings() (node.Reader, map[plan.Setting]plan.Owned)  { return b, nil }
-func (b *bench) Express(p node.Pod) bool                               { return b.express[p.Peer.Ifindex] }
-func (b *bench) Features(node.Dev) (map[string]ethtool.Feature, error) { return nil, nil }
-func (b *bench) Namespace(uint64) (*netns.Handle, error)               { return nil, node.ErrGone }
+func (b *bench) Readings() (node.Reader, map[plan.Setting]plan.Owned) { return b, nil }
+func (b *bench) Express(p node.Pod) bool                              { return b.express[p.Peer.Ifindex] }
+func (b *bench) Features(d node.Dev) (map[string]ethtool.Feature, error) {
+	features := map[string]ethtool.Feature{}
+	for _, f := range b.features[d.Ifindex] {
+		features[f] = ethtool.Feature{Active: true}
+	}
+	return features, nil
+}
+func (b *bench) Namespace(uint64) (*netns.Handle, error) { return nil, node.ErrGone }
 func (b *bench) Settings(d node.Dev) (node.Settings, error) {
 	if s, other := b.settings[d.Ifindex]; other {
 		return s, nil
@@ -115,7 +122,7 @@ func (l live) Entries() (list []apply.Entry) {
 // inPlace is a live bench on which masks and programs are in place, with these devices, some of which refuse a mask.
 func inPlace(t *testing.T, layout governor.Layout, snap node.Snapshot, refuse ...node.Dev) (live, programs) {
 	t.Helper()
-	l := live{&bench{newFixture(Options{Mode: governor.Forced}), nil, nil}}
+	l := live{&bench{newFixture(Options{Mode: governor.Forced}), nil, nil, nil}}
 	l.Values = map[plan.Setting]string{}
 	for _, d := range refuse {
 		l.Refuses[plan.Target(d)] = "no such mask"
@@ -326,6 +333,7 @@ func TestTheProgramsAreThoseOfThePlan(t *testing.T) {
 		pods     []node.Pod
 		settings map[int]node.Settings
 		express  map[int]bool
+		features map[int][]string
 		want     string
 		masks    string // devices that get one
 	}{
@@ -334,6 +342,10 @@ func TestTheProgramsAreThoseOfThePlan(t *testing.T) {
 		"the pod stage alone":             {layout: governor.Layout{Pod: one}, pods: []node.Pod{pod(1, vx)}, want: "u0 ol_underlay_in, veth1 ol_pod_out" + cleared, masks: "eth1"},
 		"the pod stage alone, and no pod": {layout: governor.Layout{Pod: one}},
 		"a queueing discipline":           {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx), held}, want: "u0 ol_underlay_in, veth1 ol_pod_out, veth2 ol_pod_restore" + cleared, masks: "vx0 vx1 eth1"},
+		"a pod's end that NAPI polls": {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx)}, features: map[int][]string{11: {ethtool.GRO}},
+			want: "u0 ol_underlay_in, veth1 ol_pod_restore" + cleared, masks: "vx0 vx1"},
+		"a pod's end whose GRO has no packets": {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx)}, features: map[int][]string{10: {"tx-tcp6-segmentation"}, 11: {ethtool.GRO}},
+			want: "u0 ol_underlay_in, veth1 ol_pod_out" + cleared, masks: "vx0 vx1 eth1"},
 		"a mask that cannot be written": {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx)}, settings: map[int]node.Settings{11: {Unwritable: "read only"}},
 			want: "u0 ol_underlay_in, veth1 ol_pod_restore" + cleared, masks: "vx0 vx1"},
 		"a mask of another program": {layout: governor.Layout{Tunnel: one, Pod: two}, pods: []node.Pod{pod(1, vx)}, settings: map[int]node.Settings{11: masked},
@@ -352,7 +364,7 @@ func TestTheProgramsAreThoseOfThePlan(t *testing.T) {
 			want: "u0 ol_underlay_split, veth1 ol_pod_restore, veth2 ol_pod_restore" + cleared, masks: "vx0 vx1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := &bench{newFixture(Options{Mode: governor.Forced}), tt.settings, tt.express}
+			b := &bench{newFixture(Options{Mode: governor.Forced}), tt.settings, tt.express, tt.features}
 			k := programs{&b.kernel, map[int]string{}}
 			b.Pipeline = New(b, k, b.opts)
 			snap := node.Snapshot{Underlays: []node.Underlay{{Dev: u}}, Tunnels: []node.Tunnel{{Dev: vx, Underlays: []node.Dev{u}}, {Dev: vx2, Underlays: []node.Dev{u}}}, Pods: tt.pods}
@@ -424,7 +436,7 @@ func TestFlowsLeaveTheNICsLanesWhereRPSComes(t *testing.T) {
 		t.Fatal(err)
 	}
 	places := xdp.New(ground{}, memory, slog.New(slog.DiscardHandler))
-	b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil}
+	b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil, nil}
 	b.Pipeline = New(withPlaces{b, places}, programs{&b.kernel, map[int]string{}}, b.opts)
 	b.opts.Tier = governor.XDP
 	u := node.Underlay{Dev: device("u0", 2)}
@@ -462,7 +474,7 @@ func TestFlowsThatRPSKeepsOnLanesAreNotWaitedForLong(t *testing.T) {
 	places := xdp.New(ground{}, memory, slog.New(slog.DiscardHandler))
 	for name, rps := range map[string]string{"RPS": "RPS moves what u0 receives", "no RPS": ""} {
 		synctest.Test(t, func(t *testing.T) {
-			b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil}
+			b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil, nil}
 			b.Pipeline = New(withPlaces{b, places}, comes{&b.kernel, 0, 0, 1}, b.opts)
 			u := node.Underlay{Dev: device("u0", 2)}
 			attach := func() (io.Closer, error) { return io.NopCloser(nil), nil }
@@ -515,7 +527,7 @@ func TestWhatTheProgramsDoNotSeeIsNotSpread(t *testing.T) {
 		// Its packets are not counted.
 		"a tunnel left alone": {0, 100, []node.Dev{vx}, "may be encrypted"},
 	} {
-		b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil}
+		b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil, nil}
 		b.Pipeline = New(b, comes{&b.kernel, tt.hook, tt.tunnel, 0}, b.opts)
 		b.actuator.left = map[node.DevKey]bool{}
 		for _, d := range tt.left {

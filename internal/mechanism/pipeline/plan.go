@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
@@ -39,7 +40,11 @@ func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned 
 	dataplane := foreign.Dataplanes(s, snap)
 	// The pods' and the tunnels' come first: what the ones on the underlays do to a packet is undone there.
 	for _, pod := range snap.Pods {
-		dev := planDevice(s, pod.Peer, cmp.Or(dataplane[pod.Peer.Key()], podUnfit(pod)))
+		unfit := cmp.Or(dataplane[pod.Peer.Key()], podUnfit(pod))
+		if unfit == "" && !layout.Split { // resequencers are in front of the pod's end
+			unfit = podPolled(s, pod)
+		}
+		dev := planDevice(s, pod.Peer, unfit)
 		for _, t := range pod.Tunnels {
 			dev.Behind = append(dev.Behind, plan.Target(t))
 		}
@@ -124,6 +129,19 @@ func podUnfit(pod node.Pod) string {
 		return fmt.Sprintf("qdisc %s on its host end may hold packets back: order could not be guarded", pod.HostQdisc)
 	}
 	return ""
+}
+
+// podPolled tells why a pod is left alone whose end NAPI polls: packets wait in its ring then before RPS moves them, and
+// are in no lane yet when the poll ends that brought them (veth_skb_is_eligible_for_gro). Native XDP there turns GRO on.
+// A device whose features cannot be read is gone.
+func podPolled(s node.Reader, pod node.Pod) string {
+	if host, err := s.Features(pod.Host); err != nil || ethtool.TSO(host) {
+		return ""
+	}
+	if peer, err := s.Features(pod.Peer); err != nil || !peer[ethtool.GRO].Active {
+		return ""
+	}
+	return fmt.Sprintf("TCP segmentation is off on its host end, so that its GRO has a queue: order could not be guarded; see: ethtool -K %s tso on", pod.Host.Name)
 }
 
 func planDevice(s node.Reader, d node.Dev, unfit string) plan.Device {

@@ -32,9 +32,9 @@ func TestPriorityLeavesNICsThatItsProgramCannotGoTo(t *testing.T) {
 		nic  node.Underlay
 		want string
 	}{
-		"a VLAN device sits on it": {node.Underlay{VLANs: true}, xdp.UnderVLANs},
-		"a foreign program":        {node.Underlay{ForeignXDP: true}, xdp.Foreign},
-		"RPS moves its frames":     {node.Underlay{Moves: "RPS"}, "no XDP program: RPS"},
+		"VLANs on it":          {node.Underlay{VLANs: true}, xdp.UnderVLANs},
+		"a foreign program":    {node.Underlay{ForeignXDP: true}, xdp.Foreign},
+		"RPS moves its frames": {node.Underlay{Moves: "RPS"}, "no XDP program: RPS"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.nic.Dev = node.Dev{NetnsCookie: 42, Ifindex: 2, Name: "eth0"}
