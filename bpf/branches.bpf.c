@@ -245,7 +245,6 @@ int ol_merged_in(struct __sk_buff *skb)
 		ol_count(OL_CNT_MERGED_LOST, skb->gso_segs ? skb->gso_segs : 1);
 		return TCX_DROP;
 	}
-	skb->tc_index = 0;
 	OL_WRITE(g->left, g->left + 1);
 	return ol_to_peer(skb, g->ifindex);
 }

@@ -16,14 +16,6 @@ static __always_inline int ol_gro_holds(struct napi_struct *napi)
 	return BPF_CORE_READ(napi, gro_bitmask) != 0;
 }
 
-/* Has a tunnel's cell of a core nothing to hand on? One that was never polled had nothing. */
-static __always_inline int ol_cell_idle(const struct ol_marks *m)
-{
-	struct napi_struct *napi = (void *)m->napi;
-
-	return !napi || (!(BPF_CORE_READ(napi, state) & OL_NAPI_SCHED) && !ol_gro_holds(napi));
-}
-
 /*
  * A NAPI is done with what it held, or gone, when it was not seen for so long, and as many others were:
  * what this core did not poll in all that time it may still hold. One for which there was no place is by the time alone.

@@ -62,10 +62,7 @@ OL_INLINE void ol_mark_add(struct ol_marks *m, __u32 seq, __u32 nic_seq, __u64 t
 /* A mark older than this says nothing: polls are counted in 32 bits. */
 #define OL_MARK_LIFE_NS 60000000000ULL
 
-/*
- * The earliest noted time by which the packets up to poll `seq` passed that way, or 0. nic: those
- * that were let through to the NIC's GRO pass it, the outer stack and the tunnel's GRO cell.
- */
+/* The earliest noted time by which the packets up to poll `seq` passed that way, or 0. */
 OL_INLINE __u64 ol_passed_by(const struct ol_marks *m, __u32 seq, int nic, __u64 now)
 {
 	__u64 best = 0;
@@ -88,6 +85,15 @@ OL_INLINE __u64 ol_passed_by(const struct ol_marks *m, __u32 seq, int nic, __u64
 OL_INLINE __u64 ol_handed_on(const struct ol_marks *m, __u32 seq, __u64 now)
 {
 	return ol_passed_by(m, seq, 0, now);
+}
+
+/*
+ * The same for packets that were let through to the NIC's GRO: they pass it, the
+ * outer stack and the tunnel's GRO cell.
+ */
+OL_INLINE __u64 ol_handed_on_nic(const struct ol_marks *m, __u32 seq, __u64 now)
+{
+	return ol_passed_by(m, seq, 1, now);
 }
 
 /*

@@ -17,6 +17,7 @@
 static __always_inline int ol_to_peer(struct __sk_buff *skb, __u32 host_end)
 {
 	bpf_skb_change_type(skb, OL_PACKET_HOST);
+	skb->tc_index = 0; /* ours */
 	skb->mark = 0;
 	skb->priority = 0;
 	return bpf_redirect_peer(host_end, 0);

@@ -80,6 +80,7 @@ static __always_inline void ol_prio_account(struct ol_judged *j)
 __noinline int ol_prio_cells_busy(__u32 this_cpu)
 {
 	struct ol_policy *policy = ol_get_policy();
+	struct napi_struct *napi;
 	struct ol_marks *m;
 	__u32 i;
 
@@ -87,7 +88,8 @@ __noinline int ol_prio_cells_busy(__u32 this_cpu)
 		return 1;
 	for (i = 0; i < OL_MAX_TUNNELS && i < policy->nr_tunnels; i++) {
 		m = ol_get_cell_marks(this_cpu, i);
-		if (m && !ol_cell_idle(m))
+		napi = m ? (void *)m->napi : NULL;
+		if (napi && BPF_CORE_READ(napi, state) & OL_NAPI_SCHED)
 			return 1;
 	}
 	return 0;

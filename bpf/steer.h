@@ -4,7 +4,6 @@
 #define OVERLANE_STEER_H
 
 #include "maps.h"
-#include "napi.h"
 #include "order.h"
 #include "pipeline.h"
 #include "ring.h"
@@ -112,48 +111,20 @@ __noinline __u32 ol_less_loaded_lane(__u32 stage, __u32 a, __u32 b, __u32 slack)
 }
 
 /*
- * Has all that a core's hook let pass gone through a tunnel's cell, or past it, if a poll has ended
- * since? gro_cells_receive() has packets pass it by that another reader shares, as a mirror or a
- * packet socket does. Nothing tells that a cell has its first packet of all, for the moment until
- * it is polled. That is before its NIC is again, but after what a full poll hands on behind its
- * end. Where another core asks, that moment is left.
- */
-static __always_inline int ol_cell_left(const struct ol_cpu *c, const struct ol_marks *m)
-{
-	return (m->napi || !OL_READ(c->full)) && ol_cell_idle(m);
-}
-
-/*
  * By when was everything that a core's hook let pass before poll seq handed on
- * to its lanes? 0: not known to be yet. nic: what it let pass to the NIC's GRO.
+ * to its lanes? 0: not known to be yet.
  */
-static __always_inline __u64 ol_handed_by(__u32 cpu, __u32 tunnel, __u32 seq, int nic)
-{
-	struct ol_cpu *c = ol_get_cpu(cpu);
-	__u64 now = bpf_ktime_get_ns(), handed;
-	struct ol_marks *m = NULL;
-
-	if (!c)
-		return 0;
-	if (tunnel < OL_MAX_TUNNELS) {
-		m = ol_get_cell_marks(cpu, tunnel);
-		handed = m ? ol_passed_by(m, seq, nic, now) : 0;
-		if (handed || !m)
-			return handed;
-	}
-	/* Without a cell, the NIC's GRO leads straight to this core's backlog. */
-	handed = ol_passed_by(&c->polls, seq, nic, now);
-	if (!m || !handed)
-		return handed;
-	if (!ol_cell_left(c, m))
-		return 0;
-	/* Another core's cell may have been left just now, and its mark is still to come. */
-	return cpu == bpf_get_smp_processor_id() ? handed : bpf_ktime_get_ns();
-}
-
 __noinline __u64 ol_handed_on_by(__u32 cpu, __u32 tunnel, __u32 seq)
 {
-	return ol_handed_by(cpu, tunnel, seq, 0);
+	struct ol_marks *m;
+	struct ol_cpu *c;
+
+	if (tunnel < OL_MAX_TUNNELS) {
+		m = ol_get_cell_marks(cpu, tunnel);
+		return m ? ol_handed_on(m, seq, bpf_ktime_get_ns()) : 0;
+	}
+	c = ol_get_cpu(cpu);
+	return c ? ol_handed_on(&c->polls, seq, bpf_ktime_get_ns()) : 0;
 }
 
 /* Has a core's backlog handled what was handed on to it by `handed`? */
@@ -187,7 +158,7 @@ static __always_inline int ol_ring_left(__u32 this_cpu, __u32 cpu, __u32 tunnel,
 	struct ol_cpu *c = ol_get_cpu(cpu);
 	struct ol_ring ring;
 	struct ol_marks *m;
-	__u64 handed = 0;
+	__u64 handed;
 
 	/* The ring is filled when the poll ends in which the frame was redirected. */
 	if (!c || !ol_handed_on_by(this_cpu, OL_NO_CELL, seq))
@@ -200,14 +171,16 @@ static __always_inline int ol_ring_left(__u32 this_cpu, __u32 cpu, __u32 tunnel,
 	    (ol_ring_from(&ring, OL_READ(c->lane_head)) &&
 	     (!ring.asleep || ol_ring_from(&ring, ring.consumer))))
 		return 0;
-	m = tunnel < OL_MAX_TUNNELS ? ol_get_cell_marks(cpu, tunnel) : NULL;
-	if (m && ol_handed_on(m, OL_READ(c->lane_seq), bpf_ktime_get_ns()))
-		return 1;
-	/* Past a cell, or without one, its thread's frames wait in its backlog. */
-	if (backlog)
+	if (tunnel < OL_MAX_TUNNELS) {
+		m = ol_get_cell_marks(cpu, tunnel);
+		if (m && ol_handed_on(m, OL_READ(c->lane_seq), bpf_ktime_get_ns()))
+			return 1;
+	} else if (backlog) {
+		/* Without a cell, its thread's frames wait in its backlog. */
 		handed = ol_handed_on(&c->polls, OL_READ(c->lane_seq), bpf_ktime_get_ns());
-	if (handed && (!m || ol_cell_left(c, m)) && ol_backlog_drained(cpu, handed))
-		return 1;
+		if (handed && ol_backlog_drained(cpu, handed))
+			return 1;
+	}
 	/* The time of our last poll may be long ago, or before. */
 	return (__s64)(bpf_ktime_get_ns() - OL_READ(c->lane_time)) > OL_LANE_DONE_NS;
 }
@@ -226,7 +199,14 @@ __noinline int ol_branch_ring_drained(__u32 this_cpu, __u32 cpu, __u32 tunnel, _
 /* As ol_handed_on_by(), of what a core let pass to the NIC's GRO. */
 __noinline __u64 ol_passed_on_by(__u32 cpu, __u32 tunnel, __u32 seq)
 {
-	return ol_handed_by(cpu, tunnel, seq, 1);
+	struct ol_cpu *c = ol_get_cpu(cpu);
+	struct ol_marks *m;
+
+	if (!c)
+		return 0;
+	/* Without a cell, the NIC's GRO leads straight to this core's backlog. */
+	m = tunnel < OL_MAX_TUNNELS ? ol_get_cell_marks(cpu, tunnel) : &c->polls;
+	return m ? ol_handed_on_nic(m, seq, bpf_ktime_get_ns()) : 0;
 }
 
 /* Has everything that the slot let pass to the NIC's GRO been handed on, and handled here? */

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/overlane/overlane/internal/config"
@@ -20,17 +21,17 @@ func cpus() fs.FS { return os.DirFS("/sys/devices/system/cpu") }
 func onlineCores() (config.CPUList, error) { return readCores(cpus(), "online") }
 
 // housekeepingCores returns the cores that the operator has not set apart for something else, also those that are
-// offline: they may come.
+// offline or not there: they may come.
 func housekeepingCores(sys fs.FS) (config.CPUList, error) {
 	present, apart, err := presentAndApart(sys)
 	if err != nil {
 		return nil, err
 	}
-	cores := present.Minus(apart)
-	if len(cores) == 0 {
+	if len(present.Minus(apart)) == 0 {
 		return nil, errors.New("isolcpus and nohz_full set every core apart: boot with at least one that is not, the kernel sends no receive work to the others")
 	}
-	return cores, nil
+	possible, err := readCores(sys, "possible")
+	return possible.Minus(apart), err
 }
 
 // sparedCores returns the cores that are set apart and not used all the same, because the operator has named them.
@@ -50,7 +51,7 @@ func presentAndApart(sys fs.FS) (present, apart config.CPUList, err error) {
 // readCores reads a list of cores; a kernel without the feature has no file.
 func readCores(sys fs.FS, name string) (config.CPUList, error) {
 	data, err := fs.ReadFile(sys, name)
-	if errors.Is(err, fs.ErrNotExist) && name != "online" && name != "present" {
+	if errors.Is(err, fs.ErrNotExist) && !slices.Contains([]string{"possible", "present", "online"}, name) {
 		return nil, nil
 	}
 	if err != nil {

@@ -44,12 +44,13 @@ func TestCoresThatAreSetApartAreNotUsed(t *testing.T) {
 	}
 }
 
-// A core that is offline at a start or a reload is used once it is online: the daemon takes those away that are not.
+// A core that is offline at a start or a reload, or plugged in later, is used once it is online: the daemon takes those
+// away that are not.
 func TestCoresThatAreOfflineMayCome(t *testing.T) {
 	sys := fstest.MapFS{
-		"present": {Data: []byte("0-3\n")}, "online": {Data: []byte("0,2\n")}, "isolated": {Data: []byte("2\n")}, "nohz_full": {Data: []byte(" (null)\n")},
+		"possible": {Data: []byte("0-5\n")}, "present": {Data: []byte("0-3\n")}, "online": {Data: []byte("0,2\n")}, "isolated": {Data: []byte("2\n")}, "nohz_full": {Data: []byte(" (null)\n")},
 	}
-	if cores, err := housekeepingCores(sys); err != nil || !slices.Equal(cores, []int{0, 1, 3}) {
+	if cores, err := housekeepingCores(sys); err != nil || !slices.Equal(cores, []int{0, 1, 3, 4, 5}) {
 		t.Errorf("used without configuration: %v, %v", cores, err)
 	}
 	present, apart, err := presentAndApart(sys)

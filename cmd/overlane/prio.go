@@ -64,11 +64,9 @@ func newPrioAddCmd() *cobra.Command {
 				if err := c.AddRule(cmd.Context(), r); err != nil {
 					return err
 				}
+				// The rule is there, whatever the daemon says then.
 				st, err := c.Status(cmd.Context())
-				if err != nil {
-					return err
-				}
-				if m := st.Mechanism("priority"); m.State != control.Active {
+				if m := st.Mechanism("priority"); err == nil && m.Name != "" && m.State != control.Active {
 					cmd.PrintErrf("the rule is kept and has no effect: priority is %s: %s\n", m.State, m.Reason)
 				}
 				return nil

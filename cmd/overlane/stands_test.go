@@ -33,10 +33,10 @@ func TestDoctorKnowsWhatStandsAgainstXDP(t *testing.T) {
 		return u
 	}
 	for words, u := range map[string]node.Underlay{
-		"a VLAN device sits on it": nic(func(u *node.Underlay) { u.VLANs = true }),
-		"too small":                nic(func(u *node.Underlay) { u.MTU = 9000 }),
-		"a foreign XDP program":    nic(func(u *node.Underlay) { u.ForeignXDP = true }),
-		"":                         nic(func(*node.Underlay) {}),
+		xdp.UnderVLANs:          nic(func(u *node.Underlay) { u.VLANs = true }),
+		"too small":             nic(func(u *node.Underlay) { u.MTU = 9000 }),
+		"a foreign XDP program": nic(func(u *node.Underlay) { u.ForeignXDP = true }),
+		"":                      nic(func(*node.Underlay) {}),
 	} {
 		known, err := xdp.Remember(memory)
 		if err != nil {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"strings"
 	"syscall"
 )
@@ -67,15 +66,12 @@ func (j *journal) close() error {
 // add makes the entries last before it returns. On an error the journal is
 // as it was.
 func (j *journal) add(entries []Entry) error {
-	if err := j.sync(); j.torn {
-		return err
+	lost := j.lost()
+	if lost {
+		j.behind = fmt.Errorf("the journal in %s was removed", j.dir.path)
 	}
-	if j.lost() {
-		entries = append(slices.Clone(j.entries), entries...)
-		if err := j.close(); err != nil {
-			return fmt.Errorf("write journal: %w", err)
-		}
-		j.size = 0
+	if err := j.sync(); err != nil && (lost || j.torn) {
+		return err
 	}
 	var buf []byte
 	records := make([]record, 0, len(entries)+1)

@@ -158,6 +158,18 @@ func TestJournalSurvivesBeingRemovedUnderneath(t *testing.T) {
 	if err := d.root.Remove(journalName); err != nil {
 		t.Fatal(err)
 	}
+	// One that cannot be written again takes nothing more, however often that is tried.
+	if err := d.root.Mkdir(rewriteName, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := j.add([]Entry{entry(2)}); err == nil || len(j.entries) != 1 {
+			t.Fatalf("added to a journal that is gone: %v, %d entries", err, len(j.entries))
+		}
+	}
+	if err := d.root.Remove(rewriteName); err != nil {
+		t.Fatal(err)
+	}
 	if err := j.add([]Entry{entry(1)}); err != nil {
 		t.Fatal(err)
 	}

@@ -113,7 +113,7 @@ func (d *Daemon) fill(st *control.Status) error {
 		}
 	}
 	if err := d.host.JournalBehind(); err != nil {
-		left = append(left, plan.Skip{What: "journal", Reason: fmt.Sprintf("it names settings that are restored already, and is tried again: %v", err)})
+		left = append(left, plan.Skip{What: "journal", Reason: fmt.Sprintf("its file is not up to date, may name settings that are restored, and is tried again: %v", err)})
 	}
 	d.fillDevices(st, left, called)
 	for i := range st.Mechanisms {

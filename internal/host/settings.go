@@ -82,7 +82,7 @@ func (h *Host) followNames() {
 	at := newScanned(h.scanner)
 	err := h.locked.Rename(at, func(t plan.Target) string { return names[node.Dev(t).Key()] })
 	if err = errors.Join(err, at.Close()); err != nil {
-		h.log.Warn("settings of a renamed device are taken for another program's", "reason", err)
+		h.log.Warn("names of devices could not be followed", "reason", err)
 	}
 }
 
@@ -96,7 +96,7 @@ func (h *Host) SyncJournal() error {
 	h.behind = h.locked.Sync()
 	switch {
 	case h.behind != nil && was == nil:
-		h.log.Warn("the journal names settings that are restored already", "reason", h.behind)
+		h.log.Warn("the journal's file is not up to date, and may name settings that are restored", "reason", h.behind)
 	case h.behind == nil && was != nil:
 		h.log.Info("the journal is rewritten")
 	}
@@ -153,8 +153,8 @@ func (h *Host) Restore(by plan.Owner, which func(plan.Setting) bool) (apply.Repo
 }
 
 // Unneeded is what a mechanism has changed and needs no more, on devices that live on. Of those that are gone it is
-// forgotten. What was changed in a network namespace that is not found waits: that is about to go, and its devices with
-// it, or the next scan finds it by another path.
+// forgotten. What was changed in a network namespace that cannot be opened now waits: that is about to go, and its devices
+// with it, or the next scan finds it by another path.
 func (h *Host) Unneeded(by plan.Owner, needed func(plan.Setting) bool) ([]apply.Entry, error) {
 	needs := func(e apply.Entry) bool { return e.By != by || needed(e.Setting) }
 	err := h.locked.Forget(func(e apply.Entry) bool { return !needs(e) && e.Ifindex != 0 && h.Gone(e) })

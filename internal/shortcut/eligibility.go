@@ -172,8 +172,6 @@ func behind(host Device) string {
 func pastHostEnd(f Facts, ifindex int) string {
 	host, there := f.Devices[ifindex]
 	switch {
-	case f.Unknown != "":
-		return f.Unknown
 	case !there:
 		return "its host end is no longer there"
 	case host.Unknown != "":

@@ -191,7 +191,6 @@ func TestPastAHostEnd(t *testing.T) {
 	}{
 		"nothing":                      {func(*Facts, parts) {}, ""},
 		"what the bridge would forbid": {func(_ *Facts, p parts) { p.bridge.XDP, p.host.Port, p.host.Peer.Entry = 5, nil, nil }, ""},
-		"nothing was seen":             {func(f *Facts, _ parts) { f.Unknown = "cannot read" }, "cannot read"},
 		"the veth cannot be read":      {func(_ *Facts, p parts) { p.host.Unknown = "ve1: EIO" }, "ve1: EIO"},
 		"one namespace":                {func(_ *Facts, p parts) { p.host.Peer = nil }, "both ends of ve1 are in one network namespace"},
 		"XDP in the pod":               {func(_ *Facts, p parts) { p.host.Peer.XDP = 5 }, "XDP program 5 is on the pod's end of ve1"},

@@ -32,14 +32,16 @@ func (w *Watcher) Check(paths []Path) []Verdict {
 }
 
 // PastHostEnds says of veths' ends on the host what packets would skip that go straight to the pods from their tc egress;
-// empty if nothing. What cannot be read is a reason, too.
+// empty if nothing. A device that cannot be read is a reason, too; nil: none can.
 func (w *Watcher) PastHostEnds(hosts []node.Dev) []string {
 	f := Facts{Devices: map[int]Device{}}
 	paths := make([]Path, len(hosts))
 	for i, host := range hosts {
 		paths[i].Host = host
 	}
-	f.Unknown = w.gather(&w.paths, "what packets would skip", func() error { return w.devices(&f, paths) })
+	if w.gather(&w.paths, "what packets would skip", func() error { return w.devices(&f, paths) }) != "" {
+		return nil
+	}
 	list := make([]string, len(hosts))
 	for i, host := range hosts {
 		list[i] = pastHostEnd(f, host.Ifindex)

@@ -3,9 +3,7 @@
 package shortcut
 
 import (
-	"cmp"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -97,24 +95,19 @@ func (ws *Watchers) Check(snap node.Snapshot, keep ...uint64) (verdicts []Verdic
 	return verdicts, err
 }
 
-// PastHostEnds says by the host ends of pods what packets would skip that go straight to the pods from there, at which
-// of them. It lets go of all other namespaces.
+// PastHostEnds says by the host ends of pods what packets would skip that go straight to the pods from there; empty: nothing.
+// It lacks those of namespaces that cannot be read now, and lets go of all other namespaces.
 func (ws *Watchers) PastHostEnds(snap node.Snapshot) map[node.DevKey]string {
 	by := map[uint64][]node.Dev{}
 	for _, pod := range snap.Pods {
 		by[pod.Host.NetnsCookie] = append(by[pod.Host.NetnsCookie], pod.Host)
 	}
 	reasons := map[node.DevKey]string{}
-	err := ws.Each(slices.Collect(maps.Keys(by)), func(cookie uint64, w *Watcher) {
+	_ = ws.Each(slices.Collect(maps.Keys(by)), func(cookie uint64, w *Watcher) {
 		for i, why := range w.PastHostEnds(by[cookie]) {
 			reasons[by[cookie][i].Key()] = why
 		}
 	})
-	for _, pod := range snap.Pods {
-		if _, asked := reasons[pod.Host.Key()]; !asked {
-			reasons[pod.Host.Key()] = fmt.Sprintf("what packets would skip cannot be read: %v", cmp.Or(err, error(node.ErrGone)))
-		}
-	}
 	return reasons
 }
 

@@ -78,10 +78,18 @@ func (o *observer) rule(ns *namespace) counts {
 	}
 }
 
-// ofObjects says which differences count among BPF objects, mounts and pins. Others may take theirs away, also where
-// only this test's count: when their holder ends between the look at objects and the one at holders, they seem to have
-// none, and count.
+// ofObjects says which differences count among BPF objects. Others may take theirs away, also where only this test's
+// count: when their holder ends between the look at objects and the one at holders, they seem to have none, and count.
 const ofObjects = appears | changes
+
+// pinned says which differences count among mounts and pins. Where all processes' are in scope, others may take
+// theirs away.
+func (o *observer) pinned() counts {
+	if o.scope.Machine {
+		return appears | changes
+	}
+	return any_
+}
 
 // openOthers opens every namespace that is neither home nor named in the scope.
 func (o *observer) openOthers() ([]*namespace, error) {
@@ -127,7 +135,7 @@ func (o *observer) readMounts(s *Snapshot) error {
 	}
 	for _, m := range bpffs {
 		if o.scope.named(filepath.Base(m.point)) {
-			s.add(key{what: "mount " + m.point}, ofObjects, "bpf file system")
+			s.add(key{what: "mount " + m.point}, o.pinned(), "bpf file system")
 		}
 		err := filepath.WalkDir(m.point, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || path == m.point {
@@ -135,7 +143,7 @@ func (o *observer) readMounts(s *Snapshot) error {
 			}
 			for _, part := range strings.Split(strings.TrimPrefix(path, m.point+"/"), "/") {
 				if o.scope.named(part) {
-					s.add(key{what: "pin " + path}, ofObjects, "%v", d.Type())
+					s.add(key{what: "pin " + path}, o.pinned(), "%v", d.Type())
 					break
 				}
 			}

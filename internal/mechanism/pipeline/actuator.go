@@ -48,7 +48,7 @@ type actuator struct {
 	refused   map[node.DevKey]refusal
 	unplanned bool
 	wants     func(governor.Layout) xdp.Want
-	past      func(*shortcut.Watchers, node.Snapshot) map[node.DevKey]string // as planInput has it
+	past      func(*shortcut.Watchers, node.Snapshot) map[node.DevKey]string // shortcut.Watchers.PastHostEnds
 }
 
 // arm puts programs and masks in place; every flow still takes the stock path.
@@ -268,7 +268,7 @@ func (a *actuator) plan(snap node.Snapshot) plan.Plan {
 	devices, _ := a.host.Readings()
 	var past map[node.DevKey]string
 	if a.merge != nil {
-		past = a.past(a.merge.watchers, snap)
+		past = a.merge.skips(a.past(a.merge.watchers, snap), snap.Pods)
 	}
 	in := planInput(devices, snap, a.layout, a.host.Owned(plan.ByPipeline), a.host.Places(), a.wants(a.layout), past)
 	leaveToExpress(&in, snap, a.host.Express)

@@ -370,7 +370,11 @@ func TestTheProgramsAreThoseOfThePlan(t *testing.T) {
 			snap := node.Snapshot{Underlays: []node.Underlay{{Dev: u}}, Tunnels: []node.Tunnel{{Dev: vx, Underlays: []node.Dev{u}}, {Dev: vx2, Underlays: []node.Dev{u}}}, Pods: tt.pods}
 			a := b.actuator
 			a.past = func(*shortcut.Watchers, node.Snapshot) map[node.DevKey]string {
-				return map[node.DevKey]string{held.Host.Key(): "the qdisc fq is on veth2"}
+				skips := map[node.DevKey]string{}
+				for _, pod := range tt.pods {
+					skips[pod.Host.Key()] = map[string]string{"veth2": "the qdisc fq is on veth2"}[pod.Host.Name]
+				}
+				return skips
 			}
 			if a.layout = tt.layout; tt.layout.Merge {
 				a.merge = &merging{namespaces: map[uint64]behind{1: {program: attached{k, 0}}}}
@@ -537,5 +541,35 @@ func TestWhatTheProgramsDoNotSeeIsNotSpread(t *testing.T) {
 		if (err == nil) != (tt.words == "") || err != nil && !strings.Contains(err.Error(), tt.words) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// A look that pods interrupt as they come makes no flow whole; a few in a row do.
+func TestALookThatReadsNothingChangesNothingAtFirst(t *testing.T) {
+	held, free, fresh := node.DevKey{NetnsCookie: 1, Ifindex: 2}, node.DevKey{NetnsCookie: 1, Ifindex: 3}, node.DevKey{NetnsCookie: 1, Ifindex: 4}
+	pods := func(keys ...node.DevKey) (list []node.Pod) {
+		for _, k := range keys {
+			list = append(list, node.Pod{Host: node.Dev{NetnsCookie: k.NetnsCookie, Ifindex: k.Ifindex}})
+		}
+		return list
+	}
+	m := new(merging)
+	reads := func() map[node.DevKey]string {
+		return map[node.DevKey]string{held: "the qdisc fq is on veth2", free: ""}
+	}
+	m.skips(reads(), pods(held, free))
+	for look := range 2 * mostUnread {
+		got := m.skips(map[node.DevKey]string{}, pods(held, free, fresh))
+		if (got[free] == "") != (look < mostUnread) || got[held] == "" || got[fresh] == "" {
+			t.Errorf("look %d that reads nothing: %v", look, got)
+		}
+	}
+	for range 2 {
+		if got := m.skips(reads(), pods(held, free)); got[free] != "" || got[held] != reads()[held] {
+			t.Errorf("read again: %v", got)
+		}
+	}
+	if got := m.skips(map[node.DevKey]string{}, pods(free)); got[free] != "" {
+		t.Errorf("the next look that reads nothing: %v", got)
 	}
 }

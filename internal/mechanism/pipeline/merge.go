@@ -38,6 +38,8 @@ type merging struct {
 	ifindex    int
 	namespaces map[uint64]behind // by namespace: all that are to have one
 	watchers   *shortcut.Watchers
+	skipped    map[node.DevKey]string // as skips said last
+	unread     int                    // looks in a row that could not read all
 }
 
 // behind is the other end of a resequencer, or none that can be used.
@@ -290,4 +292,30 @@ func (a *actuator) endMerge() error {
 	err = errors.Join(err, a.merge.watchers.Close(), a.merge.order.close())
 	a.merge = nil
 	return err
+}
+
+// mostUnread is how many looks in a row may not tell what packets would skip: pods that come and go interrupt one.
+const mostUnread = 3
+
+// skips says by the host ends of pods what packets would skip behind a resequencer, of which read lacks those that could
+// not be read now. What was so before is taken for so then, but not for long, as all flows would become whole else.
+func (m *merging) skips(read map[node.DevKey]string, pods []node.Pod) map[node.DevKey]string {
+	unread := false
+	for _, pod := range pods {
+		key := pod.Host.Key()
+		if _, is := read[key]; is {
+			continue
+		}
+		unread = true
+		why, known := m.skipped[key]
+		if !known || m.unread >= mostUnread {
+			why = "what packets would skip cannot be read"
+		}
+		read[key] = why
+	}
+	if m.unread++; !unread {
+		m.unread = 0
+	}
+	m.skipped = read
+	return read
 }

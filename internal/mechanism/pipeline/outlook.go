@@ -118,7 +118,7 @@ func elephants(v *mechanism.View, m Microflows) (mechanism.Outlook, error) {
 	var past map[node.DevKey]string
 	if layout.Merge {
 		ws := shortcut.NewWatchers(v.Scanner, v.Owns, nil)
-		past = ws.PastHostEnds(v.Snapshot)
+		past = new(merging).skips(ws.PastHostEnds(v.Snapshot), v.Snapshot.Pods)
 		if err := ws.Close(); err != nil {
 			return out, err
 		}

@@ -141,7 +141,7 @@ func podPolled(s node.Reader, pod node.Pod) string {
 	if peer, err := s.Features(pod.Peer); err != nil || !peer[ethtool.GRO].Active {
 		return ""
 	}
-	return fmt.Sprintf("TCP segmentation is off on its host end, so that its GRO has a queue: order could not be guarded; see: ethtool -K %s tso on", pod.Host.Name)
+	return fmt.Sprintf("TCP segmentation is off on its host end, so that its GRO has a queue: order could not be guarded; see: ethtool -K %s tso on (native XDP in the pod keeps it off)", pod.Host.Name)
 }
 
 func planDevice(s node.Reader, d node.Dev, unfit string) plan.Device {

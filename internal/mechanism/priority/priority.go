@@ -118,6 +118,9 @@ func (p *Priority) Tries() []*trial.Trial { return []*trial.Trial{p.demand.trial
 
 // Configure takes over new options. An error changes nothing in the end: what was taken off for them is put back.
 func (p *Priority) Configure(ctx context.Context, opts Options) error {
+	if _, err := compile(p.added, opts.Rules); err != nil {
+		return err
+	}
 	was := p.opts
 	opts.Tier, opts.NoGuard = was.Tier, was.NoGuard
 	configured := opts.Rules
@@ -131,8 +134,7 @@ func (p *Priority) Configure(ctx context.Context, opts Options) error {
 		err = p.useRules(ctx, p.added, configured)
 	}
 	if err != nil {
-		p.opts = was
-		p.err, p.retry = err, time.Now().Add(mechanism.RetryAfter)
+		p.opts, p.err = was, err
 	}
 	return err
 }

@@ -264,6 +264,10 @@ func TestPriorityComesBackAfterAConfigurationIsRefused(t *testing.T) {
 		if err := f.AddRule(t.Context(), ssh()); err != nil || !f.InPlace() {
 			t.Fatalf("in place: %t, %v", f.InPlace(), err)
 		}
+		twin := Options{NoThreads: true, Rules: []rules.Rule{ssh()}}
+		if err := f.Configure(t.Context(), twin); err == nil || !f.InPlace() || f.cleared != 1 {
+			t.Errorf("a mistake took priority off: %v", err)
+		}
 		f.bars = datapath.ErrFlowsOut
 		if err := f.Configure(t.Context(), Options{NoThreads: true}); !errors.Is(err, f.bars) || f.opts.NoThreads {
 			t.Errorf("the configuration is %+v, error %v", f.opts, err)
@@ -279,12 +283,13 @@ func TestPriorityComesBackAfterAConfigurationIsRefused(t *testing.T) {
 			}
 		}
 		f.is(t, control.Standby, "tried again every 10s: "+f.bars.Error())
-		step(mechanism.RetryAfter-time.Millisecond, 2)
-		step(time.Millisecond, 3)
-		f.is(t, control.Standby, "tried again every 10s: "+f.bars.Error())
-		f.bars = nil
+		step(0, 3)
 		step(mechanism.RetryAfter-time.Millisecond, 3)
 		step(time.Millisecond, 4)
+		f.is(t, control.Standby, "tried again every 10s: "+f.bars.Error())
+		f.bars = nil
+		step(mechanism.RetryAfter-time.Millisecond, 4)
+		step(time.Millisecond, 5)
 		if !f.InPlace() || len(f.told) != 1 {
 			t.Errorf("in place: %t, rules in force %v", f.InPlace(), f.told)
 		}

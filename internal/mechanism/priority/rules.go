@@ -15,16 +15,11 @@ import (
 // useRules puts lists of rules in force: those that were added at run time, then those
 // of the configuration. An error changes nothing.
 func (p *Priority) useRules(ctx context.Context, added, configured []rules.Rule) error {
-	list := slices.Concat(added, configured)
-	for i, r := range list {
-		if slices.ContainsFunc(list[:i], func(o rules.Rule) bool { return o.Name == r.Name }) {
-			return fmt.Errorf("there is a rule %q already", r.Name)
-		}
-	}
-	table, err := rules.Compile(list)
+	table, err := compile(added, configured)
 	if err != nil {
 		return err
 	}
+	list := slices.Concat(added, configured)
 	switch {
 	case !p.opts.prioritises(len(list)) && (p.opts.Off || p.opts.No != nil || !p.demand.on):
 		_, err = p.Stop(ctx)
@@ -39,6 +34,17 @@ func (p *Priority) useRules(ctx context.Context, added, configured []rules.Rule)
 	p.host.RulesChanged(plan.ByPriority, p.rules(), list)
 	p.added, p.opts.Rules = added, configured
 	return nil
+}
+
+// compile makes a table of rules, whose names differ.
+func compile(added, configured []rules.Rule) (*rules.Table, error) {
+	list := slices.Concat(added, configured)
+	for i, r := range list {
+		if slices.ContainsFunc(list[:i], func(o rules.Rule) bool { return o.Name == r.Name }) {
+			return nil, fmt.Errorf("there is a rule %q already", r.Name)
+		}
+	}
+	return rules.Compile(list)
 }
 
 // replaceRules has other rules in force where priority is in place. asked: what demand has put in place stays, and is

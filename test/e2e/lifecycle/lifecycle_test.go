@@ -164,57 +164,35 @@ func TestTermRestoresAndEndsWithZero(t *testing.T) {
 	}
 }
 
-// mirrored has a copy of each frame of the NIC wait elsewhere while the frame goes up.
-const mirrored = `ip link add mir0 type veth peer name mir1
-ip link set mir0 up
-ip link set mir1 up
-tc qdisc add dev NIC clsact
-tc filter add dev NIC ingress protocol all u32 match u32 0 0 action mirred egress mirror dev mir0`
-
-// The kernel has packets pass the tunnel's GRO cell by that have a copy elsewhere, and all where a generic XDP program
-// is on the tunnel (gro_cells_receive). No poll of the cell tells then that flows have left their lanes.
+// The kernel has all packets pass the tunnel's GRO cell by where a generic XDP program is on the tunnel (gro_cells_receive).
+// No poll of the cell tells then that flows have left their lanes.
 func TestFlowsDrainThatPassTheTunnelsGROBy(t *testing.T) {
-	for name, plant := range map[string]func(*testing.T, *bed.Bed){
-		"generic XDP": func(t *testing.T, b *bed.Bed) {
-			must(t, b.Receiver().Overlay.Do(func() error {
-				dev, err := net.InterfaceByName(bed.Tunnel)
-				if err != nil {
-					return err
-				}
-				pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
-				if err != nil {
-					return err
-				}
-				defer pass.Close()
-				l, err := link.AttachXDP(link.XDPOptions{Program: pass, Interface: dev.Index, Flags: link.XDPGenericMode})
-				if err == nil {
-					t.Cleanup(func() { l.Close() })
-				}
-				return err
-			}))
-		},
-		"a mirror": func(t *testing.T, b *bed.Bed) {
-			s := &scene{t: t, b: b}
-			if err := s.run(atNIC, mirrored); err != nil {
-				t.Skip(err) // no act_mirred here
-			}
-			t.Cleanup(func() { must(t, s.run(atNIC, "tc qdisc del dev NIC clsact\nip link del mir0")) })
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := lab(t, bed.Options{})
-			before := masks(t, b)
-			d, l := start(t, b)
-			plant(t, b)
-			l.GoesOn()
-			d.Reload("pipeline: off\nmetrics: off\n")
-			rig.Until(t, "the masks are back", func() (bool, string) {
-				now := masks(t, b)
-				return now == before, now
-			})
-			l.GoesOn()
-			ends(t, d)
-			orderly(t, l.Stop())
-		})
-	}
+	b := lab(t, bed.Options{})
+	before := masks(t, b)
+	d, l := start(t, b)
+	must(t, b.Receiver().Overlay.Do(func() error {
+		dev, err := net.InterfaceByName(bed.Tunnel)
+		if err != nil {
+			return err
+		}
+		pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+		if err != nil {
+			return err
+		}
+		defer pass.Close()
+		l, err := link.AttachXDP(link.XDPOptions{Program: pass, Interface: dev.Index, Flags: link.XDPGenericMode})
+		if err == nil {
+			t.Cleanup(func() { l.Close() })
+		}
+		return err
+	}))
+	l.GoesOn()
+	d.Reload("pipeline: off\nmetrics: off\n")
+	rig.Until(t, "the masks are back", func() (bool, string) {
+		now := masks(t, b)
+		return now == before, now
+	})
+	l.GoesOn()
+	ends(t, d)
+	orderly(t, l.Stop())
 }

@@ -50,7 +50,7 @@ static void check_marks(void)
 			__u32 s = seq - (i ? below(i * 200) : 0);
 			int past_nic = i & 1;
 
-			got = ol_passed_by(&m, s, past_nic, now);
+			got = past_nic ? ol_handed_on_nic(&m, s, now) : ol_handed_on(&m, s, now);
 			want = truth(h, nr + 1, s, past_nic);
 			MUST(!got || (want && got >= want), "poll %u: handed on by %llu, not %llu",
 			     s, want, got);

@@ -250,11 +250,6 @@ static int poll_something(int lanes)
 	struct core *c = &cores[this_core];
 	int start = opt.turns ? c->turn : (int)below(5), i, j;
 
-	/* In net_rx_action() what a poll has scheduled has its turn before what polls again. */
-	if (c->cell_queue.len && !the_marks[this_core * OL_MAX_TUNNELS].napi) {
-		poll_cell();
-		return 1;
-	}
 	for (i = 0; i < 5; i++) {
 		c->turn = (start + i + 1) % 5;
 		switch ((start + i) % 5) {

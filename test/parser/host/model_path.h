@@ -62,12 +62,6 @@ static void bridge(struct pkt *p)
 	flows[flow].inflight[OL_STAGE_TUNNEL]--;
 }
 
-/* gro_cells_receive() takes netif_rx() for it. */
-static int passes_cell(const struct pkt *p)
-{
-	return opt.no_gro || flows[p->flow].past;
-}
-
 /* The tunnel's device receives: RPS by the hash that the underlay's hook set. */
 static void tunnel_receive(struct list *l)
 {
@@ -80,7 +74,7 @@ static void tunnel_receive(struct list *l)
 		if (p->lane < OL_MAX_LANES)
 			to_backlog(the_policy.stage[OL_STAGE_TUNNEL].cpu[p->lane], p,
 				   OL_STAGE_TUNNEL);
-		else if (passes_cell(p))
+		else if (opt.no_gro) /* netif_rx() */
 			to_backlog(this_core, p, OL_STAGE_TUNNEL);
 		else
 			put(&here, p);
@@ -111,13 +105,12 @@ static void underlay_receive(struct list *l)
 			left(OL_STAGE_NIC, p);
 			left(OL_STAGE_TUNNEL, p);
 			lose(p);
-		} else if (passes_cell(p)) {
+		} else if (opt.no_gro) {
 			put(&one, p);
 			tunnel_receive(&one);
 		} else {
 			put(&c->cell_queue, p);
 			c->cell.napi_skbs.qlen = c->cell_queue.len;
-			c->cell.napi.state |= OL_NAPI_SCHED;
 		}
 	}
 }
@@ -175,7 +168,6 @@ static void gro_poll_end(struct gro *g, struct napi_struct *napi, int work,
 		gro_flush(g, 1, receive);
 		pass_up(g, receive);
 		napi->gro_bitmask = 0;
-		napi->state &= ~OL_NAPI_SCHED;
 		poll_ended(napi, work);
 		return;
 	}

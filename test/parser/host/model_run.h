@@ -74,7 +74,7 @@ static int paused(void)
 
 static void run_setting(void)
 {
-	int past = below(3), i; /* no flow, each or some of them */
+	int i;
 
 	nr_nics = 1 + below(MAX_NICS);
 	for (i = 0; i < nr_nics; i++) {
@@ -86,7 +86,6 @@ static void run_setting(void)
 		flows[i].slot = i * 37;
 		flows[i].nic = below(nr_nics);
 		flows[i].held = one_in(3);
-		flows[i].past = past && one_in(past);
 	}
 	for (i = 0; i < nr_cores; i++) {
 		struct core *c = &cores[i];
@@ -135,20 +134,6 @@ static void share_slots(void)
 		flows[i].slot = i / 2 * 37;
 		flows[i].nic = i & 1;
 	}
-}
-
-/*
- * Of the first packet of all in a cell its own core knows. Others do not, nor does a lane's ring, for the
- * moment until it is polled.
- */
-static void know_cells(void)
-{
-	int i, past = 0;
-
-	for (i = 0; i < nr_flows; i++)
-		past += flows[i].past;
-	for (i = 0; i < nr_cores && past < nr_flows && (opt.xdp || nr_nics > 1); i++)
-		the_marks[i * OL_MAX_TUNNELS].napi = (__u64)&cores[i].cell.napi;
 }
 
 /* All NICs are polled on one core, and GRO holds packets of all flows. */
@@ -587,7 +572,6 @@ int main(int argc, char **argv)
 		else
 			FAIL("unknown option %s", argv[i]);
 	}
-	know_cells();
 	if (instead) {
 		instead();
 		printf("lane changes %llu, refused %llu\n", the_counters[OL_CNT_LANE_CHANGES],

@@ -36,7 +36,6 @@ struct flow {
 	__u32 slot;
 	int nic;
 	int held; /* GRO may hold its packets, as it does with TCP */
-	int past; /* its packets pass the tunnel's cell by: they are clones */
 	__u64 sent, delivered, came, dropped;
 	int inflight[OL_NR_STAGES];
 };
