@@ -275,8 +275,7 @@ func showDiagnosis(s *screen, d *diagnosis) {
 		rows = append(rows, answerRows(m.Name, m.Possible, m.Reason, m.Remedy)...)
 	}
 	s.section([]string{"MECHANISM", "POSSIBLE", "WHY"}, rows)
-	rows = nil
-	for _, f := range d.Features {
+	s.section([]string{"FEATURE", "", "WHY"}, rowsOf(d.Features, func(f probe.Feature) []cell {
 		state := cell{f.State.String(), yellow}
 		if f.State == probe.Supported {
 			state.style = green
@@ -285,9 +284,8 @@ func showDiagnosis(s *screen, d *diagnosis) {
 		if f.Device != "" {
 			name += " of " + f.Device
 		}
-		rows = append(rows, []cell{{name, bold}, state, {f.Reason, plain}})
-	}
-	s.section([]string{"FEATURE", "", "WHY"}, rows)
+		return []cell{{name, bold}, state, {f.Reason, plain}}
+	}))
 
 	rows = nil
 	for _, dev := range d.Devices {
@@ -303,7 +301,7 @@ func showDiagnosis(s *screen, d *diagnosis) {
 			s.line(cell{l, plain})
 		}
 	}
-	s.section([]string{"SERVICE", ">PID", "WHAT THAT MEANS"}, serviceRows(d.Services))
+	s.section([]string{"SERVICE", ">PID", "WHAT THAT MEANS"}, rowsOf(d.Services, serviceRow))
 	if len(d.Findings) > 0 {
 		s.line()
 		s.line(cell{"FINDINGS", dim})
@@ -331,9 +329,6 @@ func nothingIn(l node.Searched) []string {
 	return append(lines, "a container engine makes one as soon as a container of an overlay network runs on this node")
 }
 
-func serviceRows(list []foreign.Service) (rows [][]cell) {
-	for _, n := range list {
-		rows = append(rows, []cell{{n.Name, bold}, {n.PID, plain}, {n.Means, plain}})
-	}
-	return rows
+func serviceRow(n foreign.Service) []cell {
+	return []cell{{n.Name, bold}, {n.PID, plain}, {n.Means, plain}}
 }

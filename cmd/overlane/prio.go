@@ -154,9 +154,6 @@ func ruleRows(list []control.Rule) (rows [][]cell) {
 	return rows
 }
 
-func sparseRows(list []control.SparseFlow) (rows [][]cell) {
-	for _, f := range list {
-		rows = append(rows, []cell{{f.Flow, bold}, {fmt.Sprint(f.Core), plain}, {f.Reason, plain}})
-	}
-	return rows
+func sparseRow(f control.SparseFlow) []cell {
+	return []cell{{f.Flow, bold}, {fmt.Sprint(f.Core), plain}, {f.Reason, plain}}
 }

@@ -81,17 +81,17 @@ func showStatus(s *screen, st control.Status, now time.Time) {
 	if m := st.Metrics; m.Reason != "" {
 		s.line(cell{fmt.Sprintf("metrics are not served at %s: %s", m.Address, m.Reason), yellow})
 	}
-	s.section([]string{"MECHANISM", "STATE", ">SINCE", "WHY"}, mechanismRows(st, now))
-	s.section([]string{"TRIAL", "VERDICT", ">PACKETS", ">COST", ">WAIT", ">PAIRS", ">AGO", ">HOLDS"}, trialRows(st.Trials, now))
-	s.section([]string{"LANE", ">CORE", ">PACKETS", ">QUEUE", ">DROPS"}, laneRows(st))
+	s.section([]string{"MECHANISM", "STATE", ">SINCE", "WHY"}, rowsOf(st.Mechanisms, func(m control.Mechanism) []cell { return mechanismRow(m, now) }))
+	s.section([]string{"TRIAL", "VERDICT", ">PACKETS", ">COST", ">WAIT", ">PAIRS", ">AGO", ">HOLDS"}, rowsOf(st.Trials, func(t control.Trial) []cell { return trialRow(t, now) }))
+	s.section([]string{"LANE", ">CORE", ">PACKETS", ">QUEUE", ">DROPS"}, rowsOf(st.Lanes, laneRow))
 	s.section([]string{"PACKETS", ">COUNT", ""}, counterRows(st))
 	s.section([]string{"", "RULE", "CLASS", "FROM", ">PACKETS", "FITS"}, ruleRows(st.Rules))
-	s.section([]string{"SPARSE FLOW", ">CORE", "LATENCY BY ITSELF, WITH"}, sparseRows(st.SparseFlows))
-	s.section([]string{"EXPRESS TO", "VETH", "FROM", "PAST", "OPEN", "WHY NOT"}, expressRows(st))
-	s.section([]string{"STAGE", ">NS/PACKET"}, costRows(st))
+	s.section([]string{"SPARSE FLOW", ">CORE", "LATENCY BY ITSELF, WITH"}, rowsOf(st.SparseFlows, sparseRow))
+	s.section([]string{"EXPRESS TO", "VETH", "FROM", "PAST", "OPEN", "WHY NOT"}, rowsOf(st.Express, expressRow))
+	s.section([]string{"STAGE", ">NS/PACKET"}, rowsOf(st.StageCosts, costRow))
 	s.section([]string{"TIER", "REACHED", "WHY"}, tierRows(st.Tiers))
-	s.section([]string{"NAME", "ROLE", "NETWORK", ">VNI", "STATE", "WHY"}, deviceRows(st))
-	s.section([]string{"SERVICE", ">PID", "WHAT THAT MEANS"}, serviceRows(st.Services))
+	s.section([]string{"NAME", "ROLE", "NETWORK", ">VNI", "STATE", "WHY"}, rowsOf(st.Devices, deviceRow))
+	s.section([]string{"SERVICE", ">PID", "WHAT THAT MEANS"}, rowsOf(st.Services, serviceRow))
 }
 
 func stateCell(st control.MechanismState) cell {
@@ -99,48 +99,45 @@ func stateCell(st control.MechanismState) cell {
 	return cell{string(st), colors[st]}
 }
 
-func mechanismRows(st control.Status, now time.Time) (rows [][]cell) {
-	for _, m := range st.Mechanisms {
-		since := "-"
-		if !m.Since.IsZero() {
-			since = ago(now.Sub(m.Since))
-		}
-		rows = append(rows, []cell{{m.Name, bold}, stateCell(m.State), {since, plain}, {m.Reason, plain}})
+// rowsOf has a row for each.
+func rowsOf[T any](list []T, row func(T) []cell) (rows [][]cell) {
+	for _, one := range list {
+		rows = append(rows, row(one))
 	}
 	return rows
 }
 
-// trialRows tells of each trial what was measured with the mechanism, of that without.
-func trialRows(list []control.Trial, now time.Time) (rows [][]cell) {
+func mechanismRow(m control.Mechanism, now time.Time) []cell {
+	since := "-"
+	if !m.Since.IsZero() {
+		since = ago(now.Sub(m.Since))
+	}
+	return []cell{{m.Name, bold}, stateCell(m.State), {since, plain}, {m.Reason, plain}}
+}
+
+// trialRow tells of a trial what was measured with the mechanism, of that without.
+func trialRow(t control.Trial, now time.Time) []cell {
 	times := func(x *float64) cell {
 		if x == nil {
 			return cell{"-", plain}
 		}
 		return cell{fmt.Sprintf("%.2f×", *x), plain}
 	}
-	for _, t := range list {
-		verdict := cell{t.Verdict, map[string]style{"better": green, "worse": red}[t.Verdict]}
-		holds := cell{"-", plain}
-		if left := t.Until.Sub(now); left > 0 {
-			holds = cell{ago(left), plain}
-		}
-		rows = append(rows, []cell{{t.Mechanism, bold}, verdict, times(t.Packets), times(t.Cost), times(t.Wait),
-			{fmt.Sprint(t.Pairs), plain}, {ago(now.Sub(t.At)), plain}, holds})
+	verdict := cell{t.Verdict, map[string]style{"better": green, "worse": red}[t.Verdict]}
+	holds := cell{"-", plain}
+	if left := t.Until.Sub(now); left > 0 {
+		holds = cell{ago(left), plain}
 	}
-	return rows
+	return []cell{{t.Mechanism, bold}, verdict, times(t.Packets), times(t.Cost), times(t.Wait),
+		{fmt.Sprint(t.Pairs), plain}, {ago(now.Sub(t.At)), plain}, holds}
 }
 
-func laneRows(st control.Status) (rows [][]cell) {
-	for _, l := range st.Lanes {
-		drops := cell{count(l.Drops), plain}
-		if l.Drops > 0 {
-			drops.style = red
-		}
-		rows = append(rows, []cell{
-			{l.Stage, bold}, {fmt.Sprint(l.Core), plain}, {count(l.Packets), plain}, {count(l.Queue), plain}, drops,
-		})
+func laneRow(l control.Lane) []cell {
+	drops := cell{count(l.Drops), plain}
+	if l.Drops > 0 {
+		drops.style = red
 	}
-	return rows
+	return []cell{{l.Stage, bold}, {fmt.Sprint(l.Core), plain}, {count(l.Packets), plain}, {count(l.Queue), plain}, drops}
 }
 
 func counterRows(st control.Status) (rows [][]cell) {
@@ -190,26 +187,16 @@ func counterRows(st control.Status) (rows [][]cell) {
 	return rows
 }
 
-func expressRows(st control.Status) (rows [][]cell) {
-	for _, w := range st.Express {
-		open := cell{"no", plain}
-		if w.Open {
-			open = cell{"yes", green}
-		}
-		rows = append(rows, []cell{{w.Name, bold}, {w.Pod, plain}, {w.NIC, plain}, {w.Tunnel, plain}, open, {w.Reason, plain}})
-	}
-	return rows
+func expressRow(w control.ExpressPath) []cell {
+	return []cell{{w.Name, bold}, {w.Pod, plain}, {w.NIC, plain}, {w.Tunnel, plain}, yesOr(plain, w.Open), {w.Reason, plain}}
 }
 
-func costRows(st control.Status) (rows [][]cell) {
-	for _, c := range st.StageCosts {
-		ns := "not measured"
-		if c.NsPerPacket != nil {
-			ns = fmt.Sprintf("%.0f", *c.NsPerPacket)
-		}
-		rows = append(rows, []cell{{c.Stage, bold}, {ns, plain}})
+func costRow(c control.StageCost) []cell {
+	ns := "not measured"
+	if c.NsPerPacket != nil {
+		ns = fmt.Sprintf("%.0f", *c.NsPerPacket)
 	}
-	return rows
+	return []cell{{c.Stage, bold}, {ns, plain}}
 }
 
 func tierRows(tiers []control.TierStatus) (rows [][]cell) {
@@ -221,15 +208,19 @@ func tierRows(tiers []control.TierStatus) (rows [][]cell) {
 
 // answerRows say whether there is something, why, and what would change that.
 func answerRows(name string, yes bool, reason, remedy string) [][]cell {
-	answer := cell{"no", yellow}
-	if yes {
-		answer = cell{"yes", green}
-	}
-	rows := [][]cell{{{name, bold}, answer, {reason, plain}}}
+	rows := [][]cell{{{name, bold}, yesOr(yellow, yes), {reason, plain}}}
 	if remedy != "" {
 		rows = append(rows, []cell{{}, {}, {remedy, command}})
 	}
 	return rows
+}
+
+// yesOr is a green yes, or a no in a style.
+func yesOr(no style, yes bool) cell {
+	if yes {
+		return cell{"yes", green}
+	}
+	return cell{"no", no}
 }
 
 // nameOf is the name of a device, or what people call the place that it leads to.
@@ -240,13 +231,10 @@ func nameOf(name string, place *node.Place) string {
 	return cmp.Or(place.String(), name)
 }
 
-func deviceRows(st control.Status) (rows [][]cell) {
-	for _, d := range st.Devices {
-		vni := ""
-		if d.VNI != nil {
-			vni = fmt.Sprint(*d.VNI)
-		}
-		rows = append(rows, []cell{{nameOf(d.Name, d.Place), bold}, {string(d.Role), plain}, {d.Network, plain}, {vni, plain}, stateCell(d.State), {d.Reason, plain}})
+func deviceRow(d control.Device) []cell {
+	vni := ""
+	if d.VNI != nil {
+		vni = fmt.Sprint(*d.VNI)
 	}
-	return rows
+	return []cell{{nameOf(d.Name, d.Place), bold}, {string(d.Role), plain}, {d.Network, plain}, {vni, plain}, stateCell(d.State), {d.Reason, plain}}
 }
