@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/printable"
 )
 
@@ -125,7 +124,7 @@ func (s *screen) row(row []cell, widths []int, right []bool) {
 		if i == len(row)-1 && !right[i] {
 			lines := []string{c.text}
 			if s.width-indent > 20 && c.style != command {
-				lines = cli.Wrap(c.text, s.width-indent-1)
+				lines = printable.Wrap(c.text, s.width-indent-1)
 			}
 			for n, l := range lines {
 				if n > 0 {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/overlane/overlane/internal/printable"
 )
 
 // page is a manual page: `--help` and man(1) show the same one.
@@ -172,13 +174,11 @@ func items(par string) (list [][2]string) {
 // printHelp writes the page for a terminal of 80 columns.
 func printHelp(w io.Writer, cmd *cobra.Command) {
 	p := newPage(cmd)
-	fmt.Fprintf(w, "%s\n\nUsage:\n  %s\n", strings.Join(Wrap(strings.ReplaceAll(p.name, "-", " ")+" - "+p.short, helpWidth), "\n"), p.synopsis)
+	fmt.Fprintf(w, "%s\n\nUsage:\n  %s\n", strings.Join(printable.Wrap(strings.ReplaceAll(p.name, "-", " ")+" - "+p.short, helpWidth), "\n"), p.synopsis)
 	for _, par := range p.long {
 		fmt.Fprintln(w)
 		for _, item := range items(par) {
-			name, text := item[0], item[1]
-			lines := Wrap(text, max(helpWidth-utf8.RuneCountInString(name), 30))
-			fmt.Fprintf(w, "%s%s\n", name, strings.Join(lines, "\n"+strings.Repeat(" ", utf8.RuneCountInString(name))))
+			hanging(w, item[0], item[1])
 		}
 	}
 	pairs(w, "Verbs", p.verbs)
@@ -201,25 +201,13 @@ func pairs(w io.Writer, title string, list [][2]string) {
 	}
 	fmt.Fprintf(w, "\n%s:\n", title)
 	for _, l := range list {
-		lines := Wrap(l[1], max(helpWidth-width-4, 30))
-		fmt.Fprintf(w, "  %-*s  %s\n", width, l[0], strings.Join(lines, "\n"+strings.Repeat(" ", width+4)))
+		hanging(w, fmt.Sprintf("  %-*s  ", width, l[0]), l[1])
 	}
 }
 
-// Wrap breaks a text into lines of at most width characters, between words.
-func Wrap(s string, width int) []string {
-	var lines []string
-	line := ""
-	for _, word := range strings.Fields(s) {
-		switch {
-		case line == "":
-			line = word
-		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width:
-			lines = append(lines, line)
-			line = word
-		default:
-			line += " " + word
-		}
-	}
-	return append(lines, line)
+// hanging writes a name, and behind it a text whose lines are all indented as the first.
+func hanging(w io.Writer, name, text string) {
+	width := utf8.RuneCountInString(name)
+	lines := printable.Wrap(text, max(helpWidth-width, 30))
+	fmt.Fprintf(w, "%s%s\n", name, strings.Join(lines, "\n"+strings.Repeat(" ", width)))
 }

@@ -52,6 +52,22 @@ func Plural(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
+// Wrap breaks a text at blanks into lines of at most width characters; a longer word has a line of its own.
+func Wrap(text string, width int) []string { return Fill(strings.Fields(text), width) }
+
+// Fill puts parts beside one another on lines of at most width characters.
+func Fill(parts []string, width int) (lines []string) {
+	for _, part := range parts {
+		n := len(lines)
+		if n > 0 && utf8.RuneCountInString(lines[n-1])+1+utf8.RuneCountInString(part) <= width {
+			lines[n-1] += " " + part
+		} else {
+			lines = append(lines, part)
+		}
+	}
+	return lines
+}
+
 func escape(s string, keep func(rune) bool, spell func(part string) string) string {
 	var b strings.Builder
 	done := 0

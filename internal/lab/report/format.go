@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/overlane/overlane/internal/printable"
 )
 
 const none = "–"
@@ -79,10 +81,6 @@ func seconds(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) + " 
 
 func width(s string) int { return utf8.RuneCountInString(s) }
 
-// wrap breaks text at blanks into lines of at most w characters; a longer word
-// has a line of its own.
-func wrap(text string, w int) []string { return fill(strings.Fields(text), w) }
-
 // wrapCommand breaks a command line between its flags, so that each line stays
 // readable and the whole can be pasted.
 func wrapCommand(command string, w int) []string {
@@ -94,17 +92,5 @@ func wrapCommand(command string, w int) []string {
 			parts = append(parts, word)
 		}
 	}
-	return fill(parts, w)
-}
-
-// fill puts parts beside one another on lines of at most w characters.
-func fill(parts []string, w int) (lines []string) {
-	for _, part := range parts {
-		if n := len(lines); n > 0 && width(lines[n-1])+1+width(part) <= w {
-			lines[n-1] += " " + part
-		} else {
-			lines = append(lines, part)
-		}
-	}
-	return lines
+	return printable.Fill(parts, w)
 }

@@ -26,7 +26,7 @@ func (r Result) notes(w io.Writer) {
 	for _, v := range r.Variants {
 		name := v.Name
 		for _, note := range v.Notes {
-			for _, line := range wrap(note, pageWidth-names-4) {
+			for _, line := range printable.Wrap(note, pageWidth-names-4) {
 				fmt.Fprintf(w, "  %-*s  %s\n", names, name, line)
 				name = "" // stands beside the first line only
 			}
@@ -78,7 +78,7 @@ func (r Result) loaded() string {
 func (r Result) legend(w io.Writer) {
 	fmt.Fprintln(w)
 	say := func(text string) {
-		for _, line := range wrap(text, pageWidth-4) {
+		for _, line := range printable.Wrap(text, pageWidth-4) {
 			fmt.Fprintln(w, line)
 		}
 	}
