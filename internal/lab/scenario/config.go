@@ -54,9 +54,9 @@ const (
 
 // Normalize fills in defaults and refuses what cannot be run on a bed.
 func (c *Config) Normalize(nic bed.NIC) error {
-	s, ok := find(c.Scenario)
+	s, ok := find(scenarios, c.Scenario)
 	if !ok {
-		return fmt.Errorf("scenario %q: known are %s", c.Scenario, strings.Join(scenarioNames(), ", "))
+		return fmt.Errorf("scenario %q: known are %s", c.Scenario, strings.Join(names(scenarios), ", "))
 	}
 	if len(c.Variants) == 0 {
 		c.Variants = []string{"overlay", "host", "rps"}
@@ -70,9 +70,9 @@ func (c *Config) Normalize(nic bed.NIC) error {
 		}
 	}
 	for i, name := range c.Variants {
-		v, ok := findVariant(name)
+		v, ok := find(variants, name)
 		if !ok {
-			return fmt.Errorf("variant %q: known are %s", name, strings.Join(variantNames(), ", "))
+			return fmt.Errorf("variant %q: known are %s", name, strings.Join(names(variants), ", "))
 		}
 		if v.nic != "" && v.nic != nic {
 			return fmt.Errorf("variant %s needs --nic %s: %s", name, v.nic, v.why)
@@ -121,7 +121,7 @@ func (c *Config) Normalize(nic bed.NIC) error {
 
 // Pods is how many pods a scenario wants on each host.
 func (c *Config) Pods() int {
-	s, _ := find(c.Scenario)
+	s, _ := find(scenarios, c.Scenario)
 	return min(max(cmp.Or(c.Flows, s.flows), 1), 4)
 }
 

@@ -70,7 +70,7 @@ func Run(ctx context.Context, b *bed.Bed, cfg Config) ([]report.Result, error) {
 	if err := cfg.Normalize(b.NIC); err != nil {
 		return nil, err
 	}
-	s, _ := find(cfg.Scenario)
+	s, _ := find(scenarios, cfg.Scenario)
 	if err := s.possible(b); err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 				return rep.Finish(), err
 			}
 			e.round = round
-			v, _ := findVariant(vname)
+			v, _ := find(variants, vname)
 			values, err := e.measure(ctx, s, v)
 			if ctx.Err() != nil {
 				return rep.Finish(), ctx.Err()

@@ -135,14 +135,6 @@ func (s *scenario) possible(b *bed.Bed) error {
 	return traffic.Installed(s.programs...)
 }
 
-func scenarioNames() []string {
-	var names []string
-	for _, s := range scenarios {
-		names = append(names, s.name)
-	}
-	return names
-}
-
 // Catalogue says what scenarios and variants there are, and what each is, in a few words.
 func Catalogue() string {
 	var b strings.Builder
@@ -158,11 +150,22 @@ func Catalogue() string {
 	return b.String()
 }
 
-func find(name string) (scenario, bool) {
-	for _, s := range scenarios {
-		if s.name == name {
-			return s, true
+func (s scenario) called() string { return s.name }
+
+// find returns the scenario or the variant of a name.
+func find[T interface{ called() string }](list []T, name string) (found T, ok bool) {
+	for _, one := range list {
+		if one.called() == name {
+			return one, true
 		}
 	}
-	return scenario{}, false
+	return found, false
+}
+
+// names are those of scenarios or of variants.
+func names[T interface{ called() string }](list []T) (names []string) {
+	for _, one := range list {
+		names = append(names, one.called())
+	}
+	return names
 }

@@ -28,7 +28,7 @@ func TestServersLeaveNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, a := range applications {
-		s, _ := find(name)
+		s, _ := find(scenarios, name)
 		if err := traffic.Installed(s.programs...); err != nil {
 			t.Skip(err)
 		}
@@ -104,7 +104,7 @@ func TestPointsOfServersStay(t *testing.T) {
 		if err := tc.cfg.Normalize(bed.Thread); err != nil {
 			t.Fatal(err)
 		}
-		s, _ := find(tc.cfg.Scenario)
+		s, _ := find(scenarios, tc.cfg.Scenario)
 		var labels []string
 		var load []float64
 		for _, at := range s.pointsFor(&tc.cfg) {
@@ -130,7 +130,7 @@ func TestPriorityIsToldOfTheScenariosFlow(t *testing.T) {
 		"web":          "pipeline: off\npriority: {mode: batch, rules: [{name: web, proto: tcp, port: 8080, network: overlay}]}\n",
 		"streamline":   "pipeline: off\npriority: {mode: batch, bulk-share: 1%, rules: [{name: flow, proto: udp, port: 9000, network: overlay}]}\n",
 	} {
-		s, _ := find(name)
+		s, _ := find(scenarios, name)
 		if got := priorityConfig("batch", "off", s, true); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
@@ -142,7 +142,7 @@ func TestPriorityIsToldOfTheScenariosFlow(t *testing.T) {
 
 func TestScenariosWithoutTheirProgramsSaySoAtOnce(t *testing.T) {
 	t.Setenv("PATH", filepath.Join(t.TempDir(), "empty"))
-	s, _ := find("memcached")
+	s, _ := find(scenarios, "memcached")
 	const want = "needs memcaslap"
 	s.programs = []string{"memcaslap"}
 	if err := s.possible(&bed.Bed{}); err == nil || len(err.Error()) < len(want) || err.Error()[:len(want)] != want {

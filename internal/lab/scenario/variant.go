@@ -78,22 +78,7 @@ func init() {
 	}
 }
 
-func variantNames() []string {
-	var names []string
-	for _, v := range variants {
-		names = append(names, v.name)
-	}
-	return names
-}
-
-func findVariant(name string) (variant, bool) {
-	for _, v := range variants {
-		if v.name == name {
-			return v, true
-		}
-	}
-	return variant{}, false
-}
+func (v variant) called() string { return v.name }
 
 func plain(context.Context, *env, scenario) (session, error) { return session{}, nil }
 
