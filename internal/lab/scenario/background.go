@@ -98,7 +98,8 @@ func (e *env) besideTCP(ctx context.Context, lasts span, measure measurement) (m
 	}
 	values, err := measure()
 	if err != nil {
-		return nil, errors.Join(err, t.Stop())
+		t.Stop()
+		return nil, err
 	}
 	res, err := t.Wait(ctx)
 	if err != nil {

@@ -32,7 +32,7 @@ func measureCrossCheck(ctx context.Context, e *env) (map[string]float64, error) 
 		return nil, err
 	}
 	values["sockperf_p50_us"], values["sockperf_p99_us"] = us(lat.P50), us(lat.P99)
-	back, err := e.probeFrom(ctx, to, from, e.cores.Apps, e.cores.Sender, e.settle)
+	back, err := e.probeFrom(ctx, to, from, e.cores.Apps, e.cores.Sender, e.settle, false)
 	if err != nil {
 		return nil, err
 	}

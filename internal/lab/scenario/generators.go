@@ -103,7 +103,6 @@ func (g generators) sum(read func(*traffic.Live) (traffic.Sent, error)) (traffic
 		sum.Frames += s.Frames
 		sum.Datagrams += s.Datagrams
 		sum.Waited += s.Waited
-		sum.WroteOff += s.WroteOff
 	}
 	return sum, errors.Join(errs...)
 }

@@ -19,36 +19,28 @@ func us(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 // probe measures latency for a while, once all has settled.
 func (e *env) probe(ctx context.Context, settle time.Duration) (map[string]float64, error) {
 	from, to := e.endpoints(0)
-	return e.probeFrom(ctx, from, to, e.cores.Sender, e.cores.Apps, settle)
-}
-
-func (e *env) probeFrom(ctx context.Context, from, to traffic.Endpoint, sendOn, recvOn int, settle time.Duration) (map[string]float64, error) {
-	p, err := traffic.StartProbe(from, to, probeEvery, sendOn, recvOn, e.probes(settle))
-	if err != nil {
-		return nil, err
-	}
-	return e.watchProbe(ctx, p, settle, "")
+	return e.probeFrom(ctx, from, to, e.cores.Sender, e.cores.Apps, settle, false)
 }
 
 // roundTrip does the same there and back.
 func (e *env) roundTrip(ctx context.Context, settle time.Duration) (map[string]float64, error) {
 	from, to := e.endpoints(0)
-	p, err := traffic.StartRoundTrip(from, to, probeEvery, e.cores.Sender, e.cores.Apps, e.probes(settle))
+	return e.probeFrom(ctx, from, to, e.cores.Sender, e.cores.Apps, settle, true)
+}
+
+func (e *env) probeFrom(ctx context.Context, from, to traffic.Endpoint, sendOn, recvOn int, settle time.Duration, back bool) (map[string]float64, error) {
+	atMost := settle + e.cfg.Length
+	if e.look != nil {
+		atMost += e.slowly(e.limit)
+	}
+	p, err := traffic.StartProbe(from, to, probeEvery, sendOn, recvOn, int(atMost/probeEvery)+1000, back)
 	if err != nil {
 		return nil, err
 	}
-	return e.watchProbe(ctx, p, settle, "rr_")
-}
-
-// probes is more than are sent.
-func (e *env) probes(settle time.Duration) int {
-	if e.look != nil {
-		settle += e.slowly(e.limit)
+	prefix := ""
+	if back {
+		prefix = "rr_"
 	}
-	return int((settle+e.cfg.Length)/probeEvery) + 1000
-}
-
-func (e *env) watchProbe(ctx context.Context, p *traffic.Probe, settle time.Duration, prefix string) (map[string]float64, error) {
 	werr := e.settled(ctx, settle, func() error { p.Begin(); return sleep(ctx, e.cfg.Length) })
 	l, err := p.Stop()
 	v := described(l, prefix)

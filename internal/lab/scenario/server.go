@@ -32,7 +32,7 @@ var (
 // application is a real server in the receiver's pod, with its clients.
 type application struct {
 	service
-	start func(ctx context.Context, from, at traffic.Endpoint, cfg traffic.ServerConfig) (*traffic.Server, error)
+	start func(ctx context.Context, from, at traffic.Endpoint, cfg traffic.ServerConfig) (*traffic.Process, error)
 	talk  func(client int) traffic.Dialogue
 	// flood asks as fast as it is answered, and returns requests per second. It
 	// takes up to slack longer than it was told.
@@ -46,7 +46,7 @@ var memcached = application{service: memcachedService, start: traffic.StartMemca
 	flood: traffic.FloodMemcached, slack: 2 * time.Second, beside: (*env).besideUDP}
 
 var web = application{service: webService, talk: traffic.WebDialogue, flood: traffic.FloodWeb, slack: time.Second, beside: (*env).besideTCP,
-	start: func(ctx context.Context, _, at traffic.Endpoint, cfg traffic.ServerConfig) (*traffic.Server, error) {
+	start: func(ctx context.Context, _, at traffic.Endpoint, cfg traffic.ServerConfig) (*traffic.Process, error) {
 		return traffic.StartNginx(ctx, at, cfg)
 	}}
 
@@ -107,7 +107,7 @@ func (a *application) serving(ctx context.Context, e *env, urgent bool, lasts sp
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, server.Stop()) }()
+	defer func() { err = errors.Join(err, server.Stop(traffic.Ends)) }()
 	return a.beside(e, ctx, lasts, func() (map[string]float64, error) { return measure(ctx, e, from, at) })
 }
 

@@ -4,7 +4,6 @@ package scenario
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"math"
 
@@ -92,8 +91,8 @@ func (e *env) tcpLead(ctx context.Context, cfg traffic.TCPConfig) error {
 		return err
 	}
 	if e.look != nil {
-		err := e.lead(ctx)
-		return errors.Join(err, t.Stop())
+		defer t.Stop()
+		return e.lead(ctx)
 	}
 	_, err = t.Wait(ctx)
 	return err
@@ -116,7 +115,8 @@ func (e *env) tcp(ctx context.Context, cfg traffic.TCPConfig) (res traffic.TCPRe
 		return res, nil, nil, err
 	}
 	if loads, values, err = e.tcpWindow(ctx); err != nil {
-		return res, nil, nil, errors.Join(err, t.Stop())
+		t.Stop()
+		return res, nil, nil, err
 	}
 	res, err = t.Wait(ctx)
 	return res, loads, values, err

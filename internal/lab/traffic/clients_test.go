@@ -157,7 +157,7 @@ func TestServersAnswer(t *testing.T) {
 				t.Skip(err)
 			}
 			at := Endpoint{NS: loopback(t), Addr: netip.MustParseAddr("127.0.0.1")}
-			var s *Server
+			var s *Process
 			var err error
 			port := uint16(MemcachedPort)
 			if name == "memcached" {
@@ -171,10 +171,10 @@ func TestServersAnswer(t *testing.T) {
 			}
 			c, err := StartClients(at, netip.AddrPortFrom(at.Addr, port), talk, quick)
 			if err != nil {
-				t.Fatal(errors.Join(err, s.Stop()))
+				t.Fatal(errors.Join(err, s.Stop(Ends)))
 			}
 			l, err := c.Wait()
-			if err := errors.Join(err, s.Stop()); err != nil {
+			if err := errors.Join(err, s.Stop(Ends)); err != nil {
 				t.Fatal(err)
 			}
 			if l.Received != 120 {

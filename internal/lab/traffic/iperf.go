@@ -48,7 +48,7 @@ func StartTCP(ctx context.Context, from, to Endpoint, cfg TCPConfig) (*TCP, erro
 	}
 	t := &TCP{server: server, cfg: cfg}
 	argv := []string{"iperf3", "-c", from.Addr.String(), "-p", port, "-B", to.Addr.String(), "-R", "-J", "-i", "0.1",
-		"-P", strconv.Itoa(cfg.Streams), "-t", strconv.Itoa(int((cfg.Omit + cfg.Length + cfg.Tail + time.Second - 1) / time.Second))}
+		"-P", strconv.Itoa(cfg.Streams), "-t", strconv.Itoa(wholeSeconds(cfg.Omit + cfg.Length + cfg.Tail))}
 	if cfg.Gbps > 0 {
 		argv = append(argv, "-b", strconv.FormatInt(int64(cfg.Gbps*1e9/float64(cfg.Streams)), 10))
 	}
@@ -57,7 +57,7 @@ func StartTCP(ctx context.Context, from, to Endpoint, cfg TCPConfig) (*TCP, erro
 	}
 	t.client, err = StartProcess(to.NS, cfg.RecvOn, argv...)
 	if err != nil {
-		return nil, errors.Join(err, server.Stop(ends))
+		return nil, errors.Join(err, server.Stop(Ends))
 	}
 	return t, nil
 }
@@ -65,7 +65,7 @@ func StartTCP(ctx context.Context, from, to Endpoint, cfg TCPConfig) (*TCP, erro
 // Wait returns the result when the run is over.
 func (t *TCP) Wait(ctx context.Context) (TCPResult, error) {
 	out, err := t.client.Wait(ctx)
-	serr := t.server.Stop(ends)
+	serr := t.server.Stop(Ends)
 	if err != nil {
 		return TCPResult{}, errors.Join(err, serr)
 	}
@@ -73,8 +73,9 @@ func (t *TCP) Wait(ctx context.Context) (TCPResult, error) {
 }
 
 // Stop ends the run early.
-func (t *TCP) Stop() error {
-	return errors.Join(t.client.kill(), t.server.kill())
+func (t *TCP) Stop() {
+	t.client.kill()
+	t.server.kill()
 }
 
 func parseIperf(out []byte, cfg TCPConfig) (TCPResult, error) {

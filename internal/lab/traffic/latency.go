@@ -48,18 +48,10 @@ type arrival struct {
 }
 
 // StartProbe sends a small datagram every interval, from threads that run when
-// they are due, on one core each. It records up to max of them.
-func StartProbe(from, to Endpoint, every time.Duration, sendOn, recvOn, max int) (*Probe, error) {
-	return startProbe(from, to, every, sendOn, recvOn, max, false)
-}
-
-// StartRoundTrip does the same, and the other end sends each datagram back.
-// Sending goes on whether or not anything comes back.
-func StartRoundTrip(from, to Endpoint, every time.Duration, sendOn, recvOn, max int) (*Probe, error) {
-	return startProbe(from, to, every, sendOn, recvOn, max, true)
-}
-
-func startProbe(from, to Endpoint, every time.Duration, sendOn, recvOn, max int, back bool) (_ *Probe, err error) {
+// they are due, on one core each. It records up to max of them. With back, the
+// other end sends each datagram back; sending goes on whether or not anything
+// comes back.
+func StartProbe(from, to Endpoint, every time.Duration, sendOn, recvOn, max int, back bool) (_ *Probe, err error) {
 	p := &Probe{got: make([]arrival, 0, max)}
 	defer func() {
 		if err != nil {

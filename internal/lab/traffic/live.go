@@ -286,15 +286,13 @@ type Sent struct {
 	Frames    uint64
 	Datagrams uint64
 	Waited    time.Duration // for its pace or its window
-	WroteOff  uint64        // frames that its window gave up waiting for
 }
 
 // Sent reads the counters.
 func (l *Live) Sent() (Sent, error) {
 	var s Sent
 	var waited uint64
-	err := errors.Join(l.objs.Frames.Get(&s.Frames), l.objs.Datagrams.Get(&s.Datagrams),
-		l.objs.WaitedNs.Get(&waited), l.objs.WrittenOff.Get(&s.WroteOff))
+	err := errors.Join(l.objs.Frames.Get(&s.Frames), l.objs.Datagrams.Get(&s.Datagrams), l.objs.WaitedNs.Get(&waited))
 	s.Waited = time.Duration(waited)
 	if err != nil {
 		return s, fmt.Errorf("read generator's counters: %w", err)

@@ -27,7 +27,7 @@ const (
 )
 
 // StartMemcached starts a memcached and stores the objects that clients ask for.
-func StartMemcached(ctx context.Context, from, at Endpoint, cfg ServerConfig) (*Server, error) {
+func StartMemcached(ctx context.Context, from, at Endpoint, cfg ServerConfig) (*Process, error) {
 	// As root it stays: with its user it would lose the signal that ends it when
 	// the lab is gone.
 	proc, err := cfg.program(at).serve(ctx, Listens, MemcachedPort, "memcached", "-u", "root", "-l", host(at), "-p", strconv.Itoa(MemcachedPort),
@@ -36,9 +36,9 @@ func StartMemcached(ctx context.Context, from, at Endpoint, cfg ServerConfig) (*
 		return nil, err
 	}
 	if err := fill(from, at); err != nil {
-		return nil, errors.Join(err, proc.Stop(ends))
+		return nil, errors.Join(err, proc.Stop(Ends))
 	}
-	return &Server{proc}, nil
+	return proc, nil
 }
 
 // fill stores every object once.
@@ -125,7 +125,7 @@ func appendObject(b []byte, key int) []byte {
 // for objects, and returns the requests per second.
 func FloodMemcached(ctx context.Context, from, at Endpoint, f Flood) (float64, error) {
 	out, err := program{ns: from.NS, cores: []int{f.Core}}.output(ctx, "memcaslap", "-s", host(at)+":"+strconv.Itoa(MemcachedPort), "-T", "1",
-		"-c", strconv.Itoa(f.Clients), "-t", strconv.Itoa(f.seconds())+"s", "-X", strconv.Itoa(objectSize), "-w", "1k")
+		"-c", strconv.Itoa(f.Clients), "-t", strconv.Itoa(wholeSeconds(f.Length))+"s", "-X", strconv.Itoa(objectSize), "-w", "1k")
 	if err != nil {
 		return 0, err
 	}

@@ -79,7 +79,8 @@ func (p program) serve(ctx context.Context, open func(*netns.Handle, uint16) (bo
 		return nil, err
 	}
 	if err := proc.awaitSocket(ctx, func() (bool, error) { return open(p.ns, port) }); err != nil {
-		return nil, errors.Join(err, proc.kill())
+		proc.kill()
+		return nil, err
 	}
 	return proc, nil
 }
@@ -105,7 +106,8 @@ func (p *Process) Wait(ctx context.Context) ([]byte, error) {
 	select {
 	case <-p.done:
 	case <-ctx.Done():
-		return nil, errors.Join(ctx.Err(), p.kill())
+		p.kill()
+		return nil, ctx.Err()
 	}
 	if p.err != nil {
 		return nil, fmt.Errorf("%s: %w: %s", p.name, p.err, p.lastWords())
@@ -114,10 +116,10 @@ func (p *Process) Wait(ctx context.Context) ([]byte, error) {
 }
 
 const (
-	// opens is how long a program may take until it has its socket, and ends until it has ended: on the
+	// opens is how long a program may take until it has its socket, and Ends until it has ended: on the
 	// slowest machine that is emulated, too.
 	opens = time.Minute
-	ends  = 20 * time.Second
+	Ends  = 20 * time.Second
 )
 
 // awaitSocket waits until the program has the socket that it is to open.
@@ -142,10 +144,9 @@ func (p *Process) awaitSocket(ctx context.Context, open func() (bool, error)) er
 	}
 }
 
-func (p *Process) kill() error {
+func (p *Process) kill() {
 	_ = p.cmd.Process.Kill()
 	<-p.done
-	return nil
 }
 
 // Stop asks the program to end, and kills it if it does not. The exit status
@@ -155,7 +156,7 @@ func (p *Process) Stop(patience time.Duration) error {
 	select {
 	case <-p.done:
 	case <-time.After(patience):
-		_ = p.kill()
+		p.kill()
 		return fmt.Errorf("%s does not end within %s: %s", p.name, patience, p.lastWords())
 	}
 	var exit *exec.ExitError

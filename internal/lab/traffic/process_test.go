@@ -48,19 +48,13 @@ func startForTest(program string) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	var s *Server
 	switch program {
 	case "memcached":
-		s, err = StartMemcached(context.Background(), at, at, ServerConfig{})
+		return StartMemcached(context.Background(), at, at, ServerConfig{})
 	case "nginx":
-		s, err = StartNginx(context.Background(), at, ServerConfig{Cores: []int{0, 0}, Dir: os.Getenv(childEnv + "_DIR")})
-	default:
-		return StartProcess(at.NS, nil, program, "100")
+		return StartNginx(context.Background(), at, ServerConfig{Cores: []int{0, 0}, Dir: os.Getenv(childEnv + "_DIR")})
 	}
-	if err != nil {
-		return nil, err
-	}
-	return s.proc, nil
+	return StartProcess(at.NS, nil, program, "100")
 }
 
 // workers awaits the two of an nginx.

@@ -17,11 +17,6 @@ type ServerConfig struct {
 	Dir string
 }
 
-// Server is a program that answers requests until it is told to end.
-type Server struct {
-	proc *Process
-}
-
 func (cfg *ServerConfig) program(at Endpoint) program {
 	p := program{ns: at.NS, cores: cfg.Cores}
 	if cfg.Urgent {
@@ -30,9 +25,6 @@ func (cfg *ServerConfig) program(at Endpoint) program {
 	return p
 }
 
-// Stop ends the server.
-func (s *Server) Stop() error { return s.proc.Stop(ends) }
-
 // Flood is a load generator of the field that asks as fast as it is answered.
 type Flood struct {
 	Clients int
@@ -40,7 +32,8 @@ type Flood struct {
 	Core    int
 }
 
-func (f *Flood) seconds() int { return int((f.Length + time.Second - 1) / time.Second) }
+// wholeSeconds is a length for programs that know no other, rounded up.
+func wholeSeconds(length time.Duration) int { return int((length + time.Second - 1) / time.Second) }
 
 // host writes an address as it stands before a port.
 func host(at Endpoint) string {

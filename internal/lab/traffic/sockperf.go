@@ -21,12 +21,8 @@ const sockperfPort = 11111
 // messages, so the server should be on another core; under-load mode would need
 // a third.
 func Sockperf(ctx context.Context, from, to Endpoint, mps, size int, length time.Duration, sendOn, recvOn int) (SockperfResult, error) {
-	server, err := startSockperf(ctx, to, recvOn)
+	out, err := sockperf(ctx, from, to, "ping-pong", mps, size, length, sendOn, recvOn)
 	if err != nil {
-		return SockperfResult{}, err
-	}
-	out, err := sockperfClient(ctx, from, to, "ping-pong", mps, size, length, sendOn)
-	if err := errors.Join(err, server.Stop(ends)); err != nil {
 		return SockperfResult{}, err
 	}
 	return parseSockperf(string(out))
@@ -34,22 +30,20 @@ func Sockperf(ctx context.Context, from, to Endpoint, mps, size int, length time
 
 // SockperfStream sends mps messages a second one way, as sockperf does it.
 func SockperfStream(ctx context.Context, from, to Endpoint, mps, size int, length time.Duration, sendOn, recvOn int) error {
-	server, err := startSockperf(ctx, to, recvOn)
+	_, err := sockperf(ctx, from, to, "throughput", mps, size, length, sendOn, recvOn)
+	return err
+}
+
+// sockperf runs a server, and a client in a mode, and returns what the client printed.
+func sockperf(ctx context.Context, from, to Endpoint, mode string, mps, size int, length time.Duration, sendOn, recvOn int) ([]byte, error) {
+	at := []string{"-i", to.Addr.String(), "-p", strconv.Itoa(sockperfPort)}
+	server, err := program{ns: to.NS, cores: []int{recvOn}, policy: urgent}.serve(ctx, Bound, sockperfPort, append([]string{"sockperf", "server"}, at...)...)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, err = sockperfClient(ctx, from, to, "throughput", mps, size, length, sendOn)
-	return errors.Join(err, server.Stop(ends))
-}
-
-func startSockperf(ctx context.Context, at Endpoint, core int) (*Process, error) {
-	return program{ns: at.NS, cores: []int{core}, policy: urgent}.serve(ctx, Bound, sockperfPort,
-		"sockperf", "server", "-i", at.Addr.String(), "-p", strconv.Itoa(sockperfPort))
-}
-
-func sockperfClient(ctx context.Context, from, to Endpoint, mode string, mps, size int, length time.Duration, core int) ([]byte, error) {
-	return program{ns: from.NS, cores: []int{core}, policy: urgent}.output(ctx, "sockperf", mode, "-i", to.Addr.String(), "-p", strconv.Itoa(sockperfPort),
-		"-m", strconv.Itoa(size), "-t", strconv.Itoa(int((length+time.Second-1)/time.Second)), "--mps", strconv.Itoa(mps))
+	out, err := program{ns: from.NS, cores: []int{sendOn}, policy: urgent}.output(ctx, append([]string{"sockperf", mode,
+		"-m", strconv.Itoa(size), "-t", strconv.Itoa(wholeSeconds(length)), "--mps", strconv.Itoa(mps)}, at...)...)
+	return out, errors.Join(err, server.Stop(Ends))
 }
 
 var sockperfQ = regexp.MustCompile(`(?m)---> percentile ([0-9.]+) = +([0-9.]+)`)

@@ -51,7 +51,7 @@ http {
 `
 
 // StartNginx starts an nginx that serves a small file.
-func StartNginx(ctx context.Context, at Endpoint, cfg ServerConfig) (*Server, error) {
+func StartNginx(ctx context.Context, at Endpoint, cfg ServerConfig) (*Process, error) {
 	conf := filepath.Join(cfg.Dir, "nginx.conf")
 	text := fmt.Sprintf(nginxConf, cfg.Dir, max(len(cfg.Cores), 1), netip.AddrPortFrom(at.Addr, WebPort))
 	err := errors.Join(os.WriteFile(conf, []byte(text), 0o600), os.WriteFile(filepath.Join(cfg.Dir, pageName), page, 0o600))
@@ -62,11 +62,7 @@ func StartNginx(ctx context.Context, at Endpoint, cfg ServerConfig) (*Server, er
 	// that one's init.
 	p := cfg.program(at)
 	p.clone = unix.CLONE_NEWPID
-	proc, err := p.serve(ctx, Listens, WebPort, "nginx", "-e", "stderr", "-p", cfg.Dir, "-c", conf)
-	if err != nil {
-		return nil, err
-	}
-	return &Server{proc}, nil
+	return p.serve(ctx, Listens, WebPort, "nginx", "-e", "stderr", "-p", cfg.Dir, "-c", conf)
 }
 
 // WebDialogue asks for the file over a connection that stays open.
@@ -117,7 +113,7 @@ func contentLength(head []byte) (int, error) {
 // second.
 func FloodWeb(ctx context.Context, from, at Endpoint, f Flood) (float64, error) {
 	url := fmt.Sprintf("http://%s/%s", netip.AddrPortFrom(at.Addr, WebPort), pageName)
-	out, err := program{ns: from.NS, cores: []int{f.Core}}.output(ctx, "wrk", "-t", "1", "-c", strconv.Itoa(f.Clients), "-d", strconv.Itoa(f.seconds())+"s", url)
+	out, err := program{ns: from.NS, cores: []int{f.Core}}.output(ctx, "wrk", "-t", "1", "-c", strconv.Itoa(f.Clients), "-d", strconv.Itoa(wholeSeconds(f.Length))+"s", url)
 	if err != nil {
 		return 0, err
 	}
