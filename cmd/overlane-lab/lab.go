@@ -4,14 +4,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -170,13 +168,11 @@ func newRunCmd() *cobra.Command {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
 			defer stop()
 			cfg.Length = time.Duration(seconds * float64(time.Second))
-			cfg.Log = cmd.ErrOrStderr()
 			var results []report.Result
 			for _, name := range args {
 				one := cfg
 				one.Scenario = name
-				one.Command = commandLine(cmd, name)
-				res, err := runLab(ctx, o, one, cmd.Flags().Changed)
+				res, err := runLab(ctx, cmd, o, one)
 				results = append(results, res...)
 				if !asJSON {
 					for _, r := range res {
@@ -205,11 +201,10 @@ func newRunCmd() *cobra.Command {
 			return nil
 		},
 	}
-	bedFlags(cmd, &o)
+	seriesFlags(cmd, &o, &cfg, &seconds, &asJSON)
 	f := cmd.Flags()
 	f.StringSliceVar(&cfg.Variants, "variants", []string{"overlay", "host", "rps"}, "what to compare; all for everything that this wire can show")
 	f.IntVar(&cfg.Rounds, "rounds", 5, "rounds; a figure counts from 25")
-	f.Float64Var(&seconds, "seconds", 2, "length of one measurement")
 	f.IntVar(&cfg.Flows, "flows", 0, "number of flows (default: the scenario's own)")
 	f.StringVar((*string)(&cfg.Rates), "rates", "equal", "shares of the flows: equal, skewed, shifting")
 	f.Float64Var(&cfg.Offer, "offer", 1.05, "what UDP above saturation offers, in times what the host network takes: 1.05 to 4")
@@ -219,13 +214,15 @@ func newRunCmd() *cobra.Command {
 	f.BoolVar(&cfg.DaemonLog, "daemon-log", false, "print to standard error what each daemon logged, when it ends")
 	f.IntVar(&cfg.Busy, "busy", 0, "of the cores that may take work and poll no queue, how many a further program keeps busy all the time")
 	f.IntVar(&cfg.Batch, "batch", 0, "frames in a micro-flow, in variants that have them (default: overlane's own)")
-	slowFlag(cmd, &cfg)
 	f.StringVar(&reportDir, "report", "", "write a page with plots, and the raw numbers, to this directory")
-	f.BoolVar(&asJSON, "json", false, "print JSON instead of a table")
 	return cmd
 }
 
-func slowFlag(cmd *cobra.Command, cfg *scenario.Config) {
+// seriesFlags are what all that measures has in common.
+func seriesFlags(cmd *cobra.Command, o *bed.Options, cfg *scenario.Config, seconds *float64, asJSON *bool) {
+	bedFlags(cmd, o)
+	cmd.Flags().Float64Var(seconds, "seconds", 2, "length of one measurement")
+	cmd.Flags().BoolVar(asJSON, "json", false, "print JSON instead of a table")
 	cmd.Flags().Float64Var(&cfg.Slow, "slow", 1, "how many times slower this machine is than usual: traffic gets so much longer to become steady, and daemons to answer")
 }
 
@@ -246,9 +243,8 @@ medians.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
 			defer stop()
-			cfg.Length, cfg.Log = time.Duration(seconds*float64(time.Second)), cmd.ErrOrStderr()
-			cfg.Command = commandLine(cmd, "stages")
-			results, err := runLab(ctx, o, cfg, cmd.Flags().Changed)
+			cfg.Length = time.Duration(seconds * float64(time.Second))
+			results, err := runLab(ctx, cmd, o, cfg)
 			for _, r := range results {
 				show := func() error { return r.Stages(cmd.OutOrStdout(), scenario.StageNames()) }
 				if asJSON {
@@ -261,20 +257,18 @@ medians.`,
 			return err
 		},
 	}
-	bedFlags(cmd, &o)
+	seriesFlags(cmd, &o, &cfg, &seconds, &asJSON)
 	f := cmd.Flags()
 	f.StringSliceVar(&cfg.Variants, "variants", []string{"overlay", "host"}, "what to compare (see: overlane lab run --help)")
 	f.IntVar(&cfg.Rounds, "rounds", 5, "rounds")
-	f.Float64Var(&seconds, "seconds", 2, "length of one measurement")
 	f.IntVar(&cfg.Flows, "flows", 0, "number of flows (default 1)")
 	f.IntVar(&cfg.Size, "size", 0, "bytes in a datagram (default 64)")
-	slowFlag(cmd, &cfg)
-	f.BoolVar(&asJSON, "json", false, "print JSON instead of a table")
 	return cmd
 }
 
 // runLab runs one scenario in the lab that is up, or in a temporary one.
-func runLab(ctx context.Context, o bed.Options, cfg scenario.Config, given func(string) bool) (_ []report.Result, err error) {
+func runLab(ctx context.Context, cmd *cobra.Command, o bed.Options, cfg scenario.Config) (_ []report.Result, err error) {
+	cfg.Log, cfg.Command = cmd.ErrOrStderr(), commandLine(cmd, cfg.Scenario)
 	if cfg.Binary, err = product(); err != nil {
 		return nil, err
 	}
@@ -287,12 +281,12 @@ func runLab(ctx context.Context, o bed.Options, cfg scenario.Config, given func(
 	case err == nil:
 		defer b.Close()
 		for _, flag := range []string{"topology", "nic", "napi", "queues", "ipv6"} {
-			if given(flag) {
+			if cmd.Flags().Changed(flag) {
 				return nil, cli.Usage("lab %s is up as it is (%s): leave out --%s, or end it with overlane lab down --name %s",
 					b.Name, b.Options.String(), flag, b.Name)
 			}
 		}
-	case errors.Is(err, bed.ErrNotUp) && !given("name"):
+	case errors.Is(err, bed.ErrNotUp) && !cmd.Flags().Changed("name"):
 		o.Name = "run" + strconv.Itoa(os.Getpid())
 		if err := cfg.Normalize(o.NIC); err != nil {
 			return nil, cli.Usage("%w", err)
@@ -316,18 +310,11 @@ func runLab(ctx context.Context, o bed.Options, cfg scenario.Config, given func(
 
 // product finds the program whose lab this is.
 func product() (string, error) {
-	own, err := os.Executable()
-	if err != nil {
-		return "", fmt.Errorf("find overlane: %w", err)
+	path, dir, err := cli.Beside("overlane")
+	if errors.Is(err, exec.ErrNotFound) {
+		err = fmt.Errorf("the lab measures the program overlane, which is neither in %s nor in PATH: make build builds both", dir)
 	}
-	path := filepath.Join(filepath.Dir(own), "overlane")
-	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-		return path, err
-	}
-	if path, err = exec.LookPath("overlane"); err != nil {
-		return "", fmt.Errorf("the lab measures the program overlane, which is neither in %s nor in PATH: make build builds both", filepath.Dir(own))
-	}
-	return path, nil
+	return path, err
 }
 
 // commandLine is what to type to get one scenario's series again.
@@ -353,7 +340,5 @@ func writeJSON(w io.Writer, results []report.Result) error {
 	if len(results) == 1 {
 		return results[0].JSON(w)
 	}
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(results)
+	return cli.JSON(w, results)
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -31,16 +30,12 @@ func newLabCmd() *cobra.Command {
 
 // lab becomes the lab's program.
 func lab(args []string) error {
-	own, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find %s: %w", labProgram, err)
+	path, dir, err := cli.Beside(labProgram)
+	if errors.Is(err, exec.ErrNotFound) {
+		return cli.Unsupported(fmt.Sprintf("the lab is the program %s, which is neither in %s nor in PATH", labProgram, dir), "make build, which builds both")
 	}
-	path := filepath.Join(filepath.Dir(own), labProgram)
-	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
-		if path, err = exec.LookPath(labProgram); err != nil {
-			return cli.Unsupported(fmt.Sprintf("the lab is the program %s, which is neither in %s nor in PATH", labProgram, filepath.Dir(own)),
-				"make build, which builds both")
-		}
+	if err != nil {
+		return err
 	}
 	if err := unix.Exec(path, append([]string{path}, args...), os.Environ()); err != nil {
 		return fmt.Errorf("run %s: %w", path, err)

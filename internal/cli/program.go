@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -55,6 +57,21 @@ func Version(linked string) string {
 		return info.Main.Version
 	}
 	return "unknown"
+}
+
+// Beside finds another program in the folder dir of this one, or in PATH. The error is exec.ErrNotFound where it is
+// in neither.
+func Beside(name string) (path, dir string, err error) {
+	own, err := os.Executable()
+	if err != nil {
+		return "", "", fmt.Errorf("find %s: %w", name, err)
+	}
+	dir = filepath.Dir(own)
+	path = filepath.Join(dir, name)
+	if _, err = os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		path, err = exec.LookPath(name)
+	}
+	return path, dir, err
 }
 
 // Setup gives a program with all its verbs its help, its version and its errors.

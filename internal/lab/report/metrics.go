@@ -97,58 +97,50 @@ func isCount(metric string) bool {
 
 func hasRatio(metric string) bool { return DirectionOf(metric) != Neutral && !isCount(metric) }
 
+// mainMetrics are those of scenarios by how their names begin; the first that fits counts.
+var mainMetrics = []struct {
+	begins  string
+	metrics []string
+}{
+	{"udp-large", []string{KPPS, Gbps}},
+	{"udp", []string{KPPS}},
+	{"stages", []string{KPPS}},
+	{"tcp", []string{Gbps}},
+	{"latency-sweep", []string{Min, Mean, P99, BulkKPPS}},
+	{"latency-busy", []string{P50, P99, P999, Longest, BulkKPPS}},
+	{"latency-rr", []string{RRP50, RRP99, RRP999, BulkKPPS}},
+	{"latency", []string{P50, P99, BulkKPPS}},
+	{"streamline", []string{P50, P99, KPPS, LossFreeKPPS}},
+	{"memcached", []string{RPS, Avg, P50, P99, P999, BulkKPPS}},
+	{"web", []string{RPS, Avg, P50, P99, P999, BulkGbps}},
+	{"", []string{RPS, KPPS, Gbps, P50, P99, BulkKPPS}},
+}
+
 // MainMetrics lists the metrics that a scenario is about, most important
 // first. It names what a table can show; a series need not have them all.
 func MainMetrics(scenario string) []string {
-	switch {
-	case strings.HasPrefix(scenario, "udp-large"):
-		return []string{KPPS, Gbps}
-	case strings.HasPrefix(scenario, "udp"), strings.HasPrefix(scenario, "stages"):
-		return []string{KPPS}
-	case strings.HasPrefix(scenario, "tcp"):
-		return []string{Gbps}
-	case strings.HasPrefix(scenario, "latency-sweep"):
-		return []string{Min, Mean, P99, BulkKPPS}
-	case strings.HasPrefix(scenario, "latency-busy"):
-		return []string{P50, P99, P999, Longest, BulkKPPS}
-	case strings.HasPrefix(scenario, "streamline"):
-		return []string{P50, P99, KPPS, LossFreeKPPS}
-	case strings.HasPrefix(scenario, "latency-rr"):
-		return []string{RRP50, RRP99, RRP999, BulkKPPS}
-	case strings.HasPrefix(scenario, "memcached"):
-		return []string{RPS, Avg, P50, P99, P999, BulkKPPS}
-	case strings.HasPrefix(scenario, "web"):
-		return []string{RPS, Avg, P50, P99, P999, BulkGbps}
-	case strings.HasPrefix(scenario, "latency"):
-		return []string{P50, P99, BulkKPPS}
+	for _, m := range mainMetrics {
+		if strings.HasPrefix(scenario, m.begins) {
+			return slices.Clone(m.metrics)
+		}
 	}
-	return []string{RPS, KPPS, Gbps, P50, P99, BulkKPPS}
+	return nil
+}
+
+// labels are the names that do not follow from a metric's.
+var labels = map[string]string{
+	Gbps: "Gb/s", RPS: "req/s", CPUPerMpkt: "CPU s/Mpkt", CPUPerGB: "CPU s/GB", OFO: "out of order", SACKReorder: "SACK reordering",
 }
 
 // label is a metric's name as people write it, with its unit.
 func label(metric string) string {
-	switch metric {
-	case Gbps:
-		return "Gb/s"
-	case RPS:
-		return "req/s"
-	case CPUPerMpkt:
-		return "CPU s/Mpkt"
-	case CPUPerGB:
-		return "CPU s/GB"
-	case OFO:
-		return "out of order"
-	case SACKReorder:
-		return "SACK reordering"
+	if l, ok := labels[metric]; ok {
+		return l
 	}
-	name, unit := metric, ""
-	if i := strings.LastIndexByte(metric, '_'); i > 0 {
-		switch u := metric[i+1:]; u {
-		case "us":
-			name, unit = metric[:i], " µs"
-		case "gbps":
-			name, unit = metric[:i], " Gb/s"
-		}
+	if name, ok := strings.CutSuffix(metric, "_us"); ok {
+		metric = name + " µs"
+	} else if name, ok := strings.CutSuffix(metric, "_gbps"); ok {
+		metric = name + " Gb/s"
 	}
-	return strings.ReplaceAll(name, "_", " ") + unit
+	return strings.ReplaceAll(metric, "_", " ")
 }

@@ -62,17 +62,10 @@ func (d *daemon) killBoth() error {
 
 // children lists the processes that a process has started.
 func children(pid int) ([]int, error) {
-	procs, err := procfs.AllProcs()
-	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
-	}
-	var pids []int
-	for _, p := range procs {
-		if st, err := p.Stat(); err == nil && st.PPID == pid {
-			pids = append(pids, p.PID)
-		}
-	}
-	return pids, nil
+	return processes(func(p procfs.Proc) bool {
+		st, err := p.Stat()
+		return err == nil && st.PPID == pid
+	})
 }
 
 // off restores what killed processes have left behind.

@@ -411,13 +411,20 @@ func (d *daemon) lanes() ([]int, error) {
 
 // cpumapThreads lists the machine's cpumap lanes.
 func cpumapThreads() ([]int, error) {
+	return processes(func(p procfs.Proc) bool {
+		comm, err := p.Comm()
+		return err == nil && strings.HasPrefix(comm, "cpumap/")
+	})
+}
+
+// processes lists those of the machine that are wanted.
+func processes(wanted func(procfs.Proc) bool) (pids []int, err error) {
 	procs, err := procfs.AllProcs()
 	if err != nil {
-		return nil, fmt.Errorf("list threads: %w", err)
+		return nil, fmt.Errorf("list processes: %w", err)
 	}
-	var pids []int
 	for _, p := range procs {
-		if comm, err := p.Comm(); err == nil && strings.HasPrefix(comm, "cpumap/") {
+		if wanted(p) {
 			pids = append(pids, p.PID)
 		}
 	}
