@@ -41,24 +41,18 @@ func (w *Watcher) policies() (n int, blocks bool, err error) {
 	if err != nil {
 		return 0, false, err
 	}
-	err = c.Do(xfrmMsgGetSPDInfo, 0, make([]byte, 4), func() { n = -1 }, func(b []byte) error {
-		n = parsePolicies(b)
-		return nil
-	})
-	if err == nil && n < 0 {
+	b, err := c.Ask(xfrmMsgGetSPDInfo, make([]byte, 4))
+	if n = parsePolicies(b); err == nil && n < 0 {
 		err = errors.New("no answer")
 	}
 	if err != nil {
 		return 0, false, fmt.Errorf("count IPsec policies: %w", err)
 	}
-	err = c.Do(xfrmMsgGetDefault, 0, make([]byte, 4), func() { blocks = false }, func(b []byte) error {
-		blocks = len(b) > 0 && b[0] == xfrmBlock // in, forward, out
-		return nil
-	})
+	b, err = c.Ask(xfrmMsgGetDefault, make([]byte, 4))
 	if err != nil && !errors.Is(err, unix.EINVAL) { // Linux 5.15
 		return 0, false, fmt.Errorf("ask for IPsec's default policy: %w", err)
 	}
-	return n, blocks, nil
+	return n, len(b) > 0 && b[0] == xfrmBlock, nil // in, forward, out
 }
 
 // parsePolicies returns -1 for no answer. Those of single sockets are not counted:
