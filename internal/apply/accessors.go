@@ -16,12 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/ethtool"
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/polled"
 	"github.com/overlane/overlane/internal/privilege"
 )
 
-func (s *settingPlace) getAttr() (string, error) { return readAttr(s.dev, s.Attr) }
+func (s *settingPlace) getAttr() (string, error) { return netns.ReadAttr(s.dev, s.Attr) }
 
 func (s *settingPlace) putAttr(value string) error { return writeAttr(s.dev, s.Attr, value) }
 
@@ -78,7 +79,7 @@ func (s *settingPlace) sysctl(fn func(*os.Root) error) error {
 
 func (s *settingPlace) getSysctl() (value string, err error) {
 	err = s.sysctl(func(root *os.Root) error {
-		value, err = readAttr(root, s.Attr)
+		value, err = netns.ReadAttr(root, s.Attr)
 		return err
 	})
 	return value, err

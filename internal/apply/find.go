@@ -62,12 +62,8 @@ func (f *Finder) Close() error {
 }
 
 // ByCookie implements Namespaces.
-func (f *Finder) ByCookie(cookie uint64) (h *netns.Handle, err error) {
-	err = privilege.With(unix.CAP_SYS_PTRACE, func() (err error) {
-		h, err = f.byCookie(cookie)
-		return err
-	})
-	return h, err
+func (f *Finder) ByCookie(cookie uint64) (*netns.Handle, error) {
+	return privilege.Read(unix.CAP_SYS_PTRACE, func() (*netns.Handle, error) { return f.byCookie(cookie) })
 }
 
 func (f *Finder) byCookie(cookie uint64) (*netns.Handle, error) {

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -219,7 +218,7 @@ func readIfindex(root *os.Root, dir string) (int, error) {
 // readIdentity reads an attribute that each device has. EINVAL is the kernel's answer for one that is being
 // unregistered (dev_isalive, net/core/net-sysfs.c).
 func readIdentity(root *os.Root, name string) (string, error) {
-	s, err := readAttr(root, name)
+	s, err := netns.ReadAttr(root, name)
 	if errors.Is(err, unix.EINVAL) {
 		return "", errGone
 	}
@@ -296,11 +295,6 @@ func (s *settingPlace) write(value string, requestCounts bool) error {
 		return fmt.Errorf("the kernel took %s and has %s", value, now)
 	}
 	return nil
-}
-
-func readAttr(root *os.Root, name string) (string, error) {
-	b, err := root.ReadFile(name)
-	return strings.TrimSpace(string(b)), err
 }
 
 // writeAttr writes in one call: an attribute's store sees each write alone.
