@@ -237,7 +237,7 @@ func certainlyGone(err error) bool {
 	return errors.Is(err, errGone) || errors.Is(err, ErrNoNamespace)
 }
 
-// accessors read and write settings, by their kind.
+// accessors read and write settings, by their kind: of all kinds that Setting.Validate lets through.
 var accessors = map[plan.Kind]struct {
 	get func(*settingPlace) (string, error)
 	put func(*settingPlace, string) error
@@ -252,11 +252,7 @@ var accessors = map[plan.Kind]struct {
 
 // get reads the value, in its canonical spelling.
 func (s *settingPlace) get() (string, error) {
-	of, known := accessors[s.Kind]
-	if !known {
-		return "", fmt.Errorf("unknown kind of setting %q", s.Kind)
-	}
-	v, err := of.get(s)
+	v, err := accessors[s.Kind].get(s)
 	if err != nil {
 		return "", err
 	}
@@ -277,11 +273,7 @@ func (s *settingPlace) write(value string, requestCounts bool) error {
 	if err := s.k.reach(s); err != nil {
 		return err
 	}
-	of, known := accessors[s.Kind]
-	if !known {
-		return fmt.Errorf("unknown kind of setting %q", s.Kind)
-	}
-	if err := of.put(s, value); err != nil {
+	if err := accessors[s.Kind].put(s, value); err != nil {
 		return err
 	}
 	now, err := s.get()
