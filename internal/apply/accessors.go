@@ -15,13 +15,15 @@ import (
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/ethtool"
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/polled"
 	"github.com/overlane/overlane/internal/privilege"
 )
 
-func (s *settingPlace) getAttr() (string, error) { return readAttr(s.dev, s.Attr) }
+func (s *settingPlace) getAttr() (string, error) { return netns.ReadAttr(s.dev, s.Attr) }
 
 func (s *settingPlace) putAttr(value string) error { return writeAttr(s.dev, s.Attr, value) }
 
@@ -78,7 +80,7 @@ func (s *settingPlace) sysctl(fn func(*os.Root) error) error {
 
 func (s *settingPlace) getSysctl() (value string, err error) {
 	err = s.sysctl(func(root *os.Root) error {
-		value, err = readAttr(root, s.Attr)
+		value, err = netns.ReadAttr(root, s.Attr)
 		return err
 	})
 	return value, err
@@ -140,15 +142,11 @@ func SchedOf(id plan.ThreadID) (plan.Sched, error) {
 	if err != nil {
 		return plan.Sched{}, err
 	}
-	value := fmt.Sprintf("policy=%s prio=%d nice=%d cores=%s", policy, a.Priority, a.Nice, cores)
 	slice, err := ownSlice(a)
 	if err != nil {
 		return plan.Sched{}, err
 	}
-	if slice != 0 {
-		value += " slice=" + slice.String()
-	}
-	return plan.ParseSched(value)
+	return plan.Sched{Policy: policy, Priority: int(a.Priority), Nice: int(a.Nice), Cores: cores, Slice: slice}, nil
 }
 
 func (s *settingPlace) getSched() (string, error) {
@@ -188,20 +186,20 @@ func KnowsSlices() bool {
 	return err == nil && ns != 0
 }
 
-// allowedCores reads where a thread may run, as "0-3,8". sched_getaffinity leaves out
+// allowedCores reads where a thread may run. sched_getaffinity leaves out
 // cores that are offline now: a value that was seen then could not be brought back.
-func allowedCores(tid int) (string, error) {
+func allowedCores(tid int) ([]int, error) {
 	status, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
 	if err != nil {
-		return "", fmt.Errorf("read affinity: %w", err)
+		return nil, fmt.Errorf("read affinity: %w", err)
 	}
 	const key = "\nCpus_allowed_list:"
 	_, rest, ok := strings.Cut(string(status), key)
 	if !ok {
-		return "", fmt.Errorf("read affinity: /proc/%d/status has none", tid)
+		return nil, fmt.Errorf("read affinity: /proc/%d/status has none", tid)
 	}
 	list, _, _ := strings.Cut(rest, "\n")
-	return strings.TrimSpace(list), nil
+	return config.ParseCPUList(strings.TrimSpace(list))
 }
 
 func (s *settingPlace) putSched(value string) error {

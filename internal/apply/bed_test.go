@@ -220,7 +220,7 @@ func (b *bed) get(h *netns.Handle, attr string) string {
 	root, err := h.Sysfs()
 	b.must(err)
 	defer root.Close()
-	v, err := readAttr(root, "class/net/"+attr)
+	v, err := netns.ReadAttr(root, "class/net/"+attr)
 	b.must(err)
 	return v
 }

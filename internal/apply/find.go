@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -62,12 +61,8 @@ func (f *Finder) Close() error {
 }
 
 // ByCookie implements Namespaces.
-func (f *Finder) ByCookie(cookie uint64) (h *netns.Handle, err error) {
-	err = privilege.With(unix.CAP_SYS_PTRACE, func() (err error) {
-		h, err = f.byCookie(cookie)
-		return err
-	})
-	return h, err
+func (f *Finder) ByCookie(cookie uint64) (*netns.Handle, error) {
+	return privilege.Read(unix.CAP_SYS_PTRACE, func() (*netns.Handle, error) { return f.byCookie(cookie) })
 }
 
 func (f *Finder) byCookie(cookie uint64) (*netns.Handle, error) {
@@ -178,7 +173,7 @@ func (f *Finder) add(inode uint64, open opener) {
 func (f *Finder) searchProcesses() {
 	shielded := map[string]error{}
 	seen := []string{"thread-self"}
-	for _, pid := range f.pids() {
+	for _, pid := range netns.PIDs() {
 		switch err := f.link("/proc/" + pid + "/ns/net"); {
 		case err == nil:
 			seen = append(seen, pid)
@@ -216,29 +211,14 @@ func spaceOf(pid string) (file uint64, ok bool) {
 // processes hold by a descriptor. A shielded process counts as holding none:
 // were that a reason to take one for there, no namespace would ever be gone beside it.
 func (f *Finder) searchThreads() {
-	for _, pid := range f.pids() {
-		for _, thread := range f.names("/proc/" + pid + "/task") {
+	for _, pid := range netns.PIDs() {
+		for _, thread := range netns.Names("/proc/" + pid + "/task") {
 			_ = f.link("/proc/" + pid + "/task/" + thread + "/ns/net")
 		}
-		for _, fd := range f.names("/proc/" + pid + "/fd") {
+		for _, fd := range netns.Names("/proc/" + pid + "/fd") {
 			_ = f.link("/proc/" + pid + "/fd/" + fd)
 		}
 	}
-}
-
-func (f *Finder) names(dir string) []string {
-	d, err := os.Open(dir)
-	if err != nil {
-		return nil
-	}
-	defer d.Close()
-	names, _ := d.Readdirnames(-1) // those it got are still worth a look
-	return names
-}
-
-func (f *Finder) pids() []string {
-	pids := f.names("/proc")
-	return slices.DeleteFunc(pids, func(n string) bool { return n[0] < '0' || n[0] > '9' })
 }
 
 // link adds a magic link if it leads to a network namespace.
@@ -267,7 +247,7 @@ func (f *Finder) searchMounts(pid string) {
 func (f *Finder) searchOtherMounts() {
 	own, _ := os.Readlink("/proc/self/ns/mnt")
 	seen := map[string]bool{own: true} // searched already
-	for _, pid := range f.pids() {
+	for _, pid := range netns.PIDs() {
 		mnt, err := os.Readlink("/proc/" + pid + "/ns/mnt")
 		if err == nil && !seen[mnt] {
 			seen[mnt] = true

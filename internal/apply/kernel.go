@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -219,7 +218,7 @@ func readIfindex(root *os.Root, dir string) (int, error) {
 // readIdentity reads an attribute that each device has. EINVAL is the kernel's answer for one that is being
 // unregistered (dev_isalive, net/core/net-sysfs.c).
 func readIdentity(root *os.Root, name string) (string, error) {
-	s, err := readAttr(root, name)
+	s, err := netns.ReadAttr(root, name)
 	if errors.Is(err, unix.EINVAL) {
 		return "", errGone
 	}
@@ -238,7 +237,7 @@ func certainlyGone(err error) bool {
 	return errors.Is(err, errGone) || errors.Is(err, ErrNoNamespace)
 }
 
-// accessors read and write settings, by their kind.
+// accessors read and write settings, by their kind: of all kinds that Setting.Validate lets through.
 var accessors = map[plan.Kind]struct {
 	get func(*settingPlace) (string, error)
 	put func(*settingPlace, string) error
@@ -253,11 +252,7 @@ var accessors = map[plan.Kind]struct {
 
 // get reads the value, in its canonical spelling.
 func (s *settingPlace) get() (string, error) {
-	of, known := accessors[s.Kind]
-	if !known {
-		return "", fmt.Errorf("unknown kind of setting %q", s.Kind)
-	}
-	v, err := of.get(s)
+	v, err := accessors[s.Kind].get(s)
 	if err != nil {
 		return "", err
 	}
@@ -278,11 +273,7 @@ func (s *settingPlace) write(value string, requestCounts bool) error {
 	if err := s.k.reach(s); err != nil {
 		return err
 	}
-	of, known := accessors[s.Kind]
-	if !known {
-		return fmt.Errorf("unknown kind of setting %q", s.Kind)
-	}
-	if err := of.put(s, value); err != nil {
+	if err := accessors[s.Kind].put(s, value); err != nil {
 		return err
 	}
 	now, err := s.get()
@@ -296,11 +287,6 @@ func (s *settingPlace) write(value string, requestCounts bool) error {
 		return fmt.Errorf("the kernel took %s and has %s", value, now)
 	}
 	return nil
-}
-
-func readAttr(root *os.Root, name string) (string, error) {
-	b, err := root.ReadFile(name)
-	return strings.TrimSpace(string(b)), err
 }
 
 // writeAttr writes in one call: an attribute's store sees each write alone.

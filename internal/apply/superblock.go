@@ -126,10 +126,10 @@ func (s *settingPlace) putSuperblock(value string) error {
 	if value != plan.ReadOnly && value != plan.Writable {
 		return fmt.Errorf("%q is neither %s nor %s", value, plan.ReadOnly, plan.Writable)
 	}
-	err := netns.SetSysfsReadOnly(s.sysfs, value == plan.ReadOnly)
+	err := netns.ReconfigureSysfs(s.sysfs, value)
 	for begun := time.Now(); errors.Is(err, unix.EBUSY) && time.Since(begun) < patience; {
 		time.Sleep(time.Millisecond)
-		err = netns.SetSysfsReadOnly(s.sysfs, value == plan.ReadOnly)
+		err = netns.ReconfigureSysfs(s.sysfs, value)
 	}
 	if errors.Is(err, unix.EBUSY) {
 		err = fmt.Errorf("a file of it is open for writing: %w", err)

@@ -67,10 +67,8 @@ func (d *Datapath) startSampling() error {
 		}
 		// CAP_PERFMON is enough for the kernel, and not for those of distributions that have
 		// more levels of perf_event_paranoid than it has.
-		var fd int
-		err := privilege.With(unix.CAP_SYS_ADMIN, func() (err error) {
-			fd, err = unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
-			return err
+		fd, err := privilege.Read(unix.CAP_SYS_ADMIN, func() (int, error) {
+			return unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
 		})
 		if errors.Is(err, unix.ENODEV) {
 			continue // possible, but not online

@@ -131,10 +131,8 @@ func On(s Namespaces, snap node.Snapshot) map[node.DevKey]Found {
 		}
 		var hooks map[int]Hooks
 		if err == nil {
-			err = errors.Join(ns.Visit(func() (err error) {
-				hooks, err = scanner.Scan(devs)
-				return err
-			}), ns.Close())
+			hooks, err = netns.Read(ns, func() (map[int]Hooks, error) { return scanner.Scan(devs) })
+			err = errors.Join(err, ns.Close())
 		}
 		for _, dev := range devs {
 			found[node.DevKey{NetnsCookie: cookie, Ifindex: dev}] = Found{hooks[dev], err}

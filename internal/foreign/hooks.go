@@ -54,11 +54,7 @@ func (o Owner) Dataplane() bool { return o == Cilium || o == Calico }
 // ProgramName returns the name of a BPF program; empty if there is none, or if it may not be
 // read.
 func ProgramName(id uint32) string {
-	var p *ebpf.Program
-	err := privilege.With(unix.CAP_SYS_ADMIN, func() (err error) {
-		p, err = ebpf.NewProgramFromID(ebpf.ProgramID(id))
-		return err
-	})
+	p, err := privilege.Read(unix.CAP_SYS_ADMIN, func() (*ebpf.Program, error) { return ebpf.NewProgramFromID(ebpf.ProgramID(id)) })
 	if err != nil {
 		return ""
 	}

@@ -58,6 +58,16 @@ const RetryAfter = 10 * time.Second
 // makes no event.
 const CheckEvery = time.Second
 
+// EndCensus ends the one that is under way, if there is one.
+func EndCensus(c *datapath.FlowCounts) error {
+	if *c == nil {
+		return nil
+	}
+	err := (*c).End()
+	*c = nil
+	return err
+}
+
 // Decided logs a decision where it is another one than before.
 func Decided(log *slog.Logger, name string, before, now governor.Decision) {
 	if now.State == before.State {

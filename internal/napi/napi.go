@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package napi asks the kernel for the threads that poll devices.
+// Package napi asks the kernel's netdev family for the threads that poll devices, and for whatever else it tells.
 package napi
 
 import (
 	"errors"
 	"fmt"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -30,21 +31,30 @@ type genlHeader struct{ cmd, version byte }
 func (genlHeader) Len() int            { return nl.SizeofGenlmsg }
 func (h genlHeader) Serialize() []byte { return []byte{h.cmd, h.version, 0, 0} }
 
-// getNAPI asks for NAPI instances of the calling thread's namespace.
-func getNAPI(family uint16, flags int, attr int, value uint32) ([]napi, error) {
+// Ask asks the netdev family, by its number, about what has such an attribute in the calling thread's namespace. It
+// returns the attributes of each answer.
+func Ask(family uint16, cmd byte, flags, attr int, value uint32) (answers []map[uint16]syscall.NetlinkRouteAttr, err error) {
 	req := nl.NewNetlinkRequest(int(family), flags)
-	req.AddData(genlHeader{netdevCmdNAPIGet, netdevGenlVersion1})
+	req.AddData(genlHeader{cmd, netdevGenlVersion1})
 	req.AddData(nl.NewRtAttr(attr, nl.Uint32Attr(value)))
 	msgs, err := req.Execute(unix.NETLINK_GENERIC, 0)
 	if err != nil {
 		return nil, err
 	}
-	var found []napi
 	for _, m := range msgs {
 		attrs, err := nl.ParseRouteAttrAsMap(m[nl.SizeofGenlmsg:])
 		if err != nil {
 			return nil, err
 		}
+		answers = append(answers, attrs)
+	}
+	return answers, nil
+}
+
+// getNAPI asks for NAPI instances.
+func getNAPI(family uint16, flags int, attr int, value uint32) (found []napi, err error) {
+	answers, err := Ask(family, netdevCmdNAPIGet, flags, attr, value)
+	for _, attrs := range answers {
 		get := func(attr uint16) uint32 {
 			if a, ok := attrs[attr]; ok && len(a.Value) >= 4 {
 				return nl.NativeEndian().Uint32(a.Value)
@@ -53,7 +63,7 @@ func getNAPI(family uint16, flags int, attr int, value uint32) ([]napi, error) {
 		}
 		found = append(found, napi{get(netdevNAPIIfindex), get(netdevNAPIID), get(netdevNAPIPID)})
 	}
-	return found, nil
+	return found, err
 }
 
 // Threads returns the threads that poll a device of the calling thread's network

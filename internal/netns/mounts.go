@@ -80,23 +80,21 @@ const resolveCached = 0x20
 // file system is asked: the directories on the way to a mount point are in the kernel's cache for as long
 // as the mount exists, and one that another user serves (FUSE) might never answer.
 func OfMount(m Mount) (*Handle, error) {
-	var h *Handle
-	err := privilege.With(unix.CAP_SYS_PTRACE, func() error {
+	h, err := privilege.Read(unix.CAP_SYS_PTRACE, func() (*Handle, error) {
 		root, err := unix.Open("/proc/"+m.PID+"/root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		defer unix.Close(root)
 		place, err := m.place(root)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		var st unix.Stat_t
 		if err := errors.Join(isNamespace(place), unix.Fstat(int(place.Fd()), &st)); err != nil || st.Ino != m.Inode {
-			return errors.Join(ErrHidden, place.Close())
+			return nil, errors.Join(ErrHidden, place.Close())
 		}
-		h, err = ofPlace(place)
-		return err
+		return ofPlace(place)
 	})
 	if errors.Is(err, ErrHidden) && !m.stands() {
 		err = fs.ErrNotExist

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -41,14 +40,12 @@ func OfName(name string) (*Handle, error) { return OfPath("/run/netns/" + name) 
 // not opened: a FIFO would block, and a device may act on being opened. A path in a mount namespace that
 // another user has made is for OfMount.
 func OfPath(path string) (*Handle, error) {
-	var h *Handle
-	err := privilege.With(unix.CAP_SYS_PTRACE, func() error {
+	h, err := privilege.Read(unix.CAP_SYS_PTRACE, func() (*Handle, error) {
 		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 		if err != nil {
-			return &os.PathError{Op: "open", Path: path, Err: err}
+			return nil, &os.PathError{Op: "open", Path: path, Err: err}
 		}
-		h, err = ofPlace(os.NewFile(uintptr(fd), path))
-		return err
+		return ofPlace(os.NewFile(uintptr(fd), path))
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open network namespace: %w", err)
@@ -90,7 +87,7 @@ func isNamespace(f *os.File) error {
 // something that was put into it.
 func New() (*Handle, error) {
 	var h *Handle
-	err := onThread(func() error {
+	err := privilege.OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("create network namespace: %w", err)
 		}
@@ -112,13 +109,7 @@ func (h *Handle) Inode() uint64 { return h.inode }
 func (h *Handle) Close() error { return h.f.Close() }
 
 // Cookie identifies the namespace for the life of the machine.
-func (h *Handle) Cookie() (cookie uint64, err error) {
-	err = h.Visit(func() error {
-		cookie, err = CookieHere()
-		return err
-	})
-	return cookie, err
-}
+func (h *Handle) Cookie() (uint64, error) { return Read(h, CookieHere) }
 
 // CookieHere is the cookie of the calling thread's namespace.
 func CookieHere() (uint64, error) {
@@ -138,7 +129,7 @@ func CookieHere() (uint64, error) {
 // handles that fn opens belong to the namespace and may outlive the call.
 // Processes that fn starts inherit the namespace.
 func (h *Handle) Do(fn func() error) error {
-	return onThread(func() error {
+	return privilege.OnThread(func() error {
 		if err := h.Enter(); err != nil {
 			return err
 		}
@@ -154,9 +145,18 @@ func (h *Handle) Visit(fn func() error) error {
 	case t := <-resting:
 		t <- v
 	default:
-		go onThread(func() error { return travel(v) })
+		go privilege.OnThread(func() error { return travel(v) })
 	}
 	return <-v.done
+}
+
+// Read is Visit for what has a result.
+func Read[T any](h *Handle, fn func() (T, error)) (result T, err error) {
+	err = h.Visit(func() (err error) {
+		result, err = fn()
+		return err
+	})
+	return result, err
 }
 
 // visit is of one namespace.
@@ -207,7 +207,7 @@ type Thread struct{ work chan func() }
 func (h *Handle) Thread() (*Thread, error) {
 	t := &Thread{work: make(chan func())}
 	entered := make(chan error, 1)
-	go onThread(func() error {
+	go privilege.OnThread(func() error {
 		err := h.Enter()
 		entered <- err
 		if err != nil {
@@ -241,22 +241,4 @@ func (h *Handle) Enter() error {
 		return fmt.Errorf("enter network namespace: %w", err)
 	}
 	return nil
-}
-
-// onThread runs fn on a locked thread that is thrown away afterwards: the
-// runtime ends a thread whose goroutine exits while locked. Only the first thread
-// of the process it keeps, for ever, wherever fn has left it, and with it a namespace that
-// others want gone. That one is never used.
-func onThread(fn func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			done <- onThread(fn)
-			runtime.UnlockOSThread()
-			return
-		}
-		done <- fn()
-	}()
-	return <-done
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/privilege"
 )
 
 func newNS(t *testing.T) *Handle {
@@ -127,7 +129,7 @@ func init() { runtime.LockOSThread() } // so that TestMain runs on the first thr
 func TestMain(m *testing.M) {
 	procs := runtime.GOMAXPROCS(1)
 	runtime.UnlockOSThread()
-	_ = onThread(func() error {
+	_ = privilege.OnThread(func() error {
 		firstThread = unix.Gettid() == unix.Getpid()
 		return nil
 	})

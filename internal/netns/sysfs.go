@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -16,13 +17,7 @@ import (
 // mount that no other process sees and that ends with Close. It needs
 // CAP_SYS_ADMIN.
 func (h *Handle) Sysfs() (*os.Root, error) {
-	var root *os.Root
-	err := h.Visit(func() error {
-		return privilege.With(unix.CAP_SYS_ADMIN, func() (err error) {
-			root, err = sysfsHere()
-			return err
-		})
-	})
+	root, err := Read(h, func() (*os.Root, error) { return privilege.Read(unix.CAP_SYS_ADMIN, sysfsHere) })
 	if err != nil {
 		return nil, fmt.Errorf("sysfs of network namespace: %w", err)
 	}
@@ -61,20 +56,10 @@ func SysfsReadOnly(root *os.Root) (bool, error) {
 	return fs.Flags&unix.ST_RDONLY != 0, nil
 }
 
-// SetSysfsReadOnly makes the superblock of a sysfs read-only, or writable. To read-only it fails with EBUSY
-// while a file is open for writing by any of its mounts.
-func SetSysfsReadOnly(root *os.Root, on bool) error {
-	if on {
-		return reconfigure(root, "ro")
-	}
-	return reconfigure(root, "rw")
-}
-
-// TrySysfs finds out whether the superblock of a sysfs can be made writable, by a change that changes
-// nothing: the kernel checks the same.
-func TrySysfs(root *os.Root) error { return reconfigure(root, "") }
-
-func reconfigure(root *os.Root, flag string) error {
+// ReconfigureSysfs makes the superblock of a sysfs read-only ("ro"), or writable ("rw"). To read-only it fails with
+// EBUSY while a file is open for writing by any of its mounts. Without a flag it finds out whether the superblock can
+// be made writable, by a change that changes nothing: the kernel checks the same.
+func ReconfigureSysfs(root *os.Root, flag string) error {
 	return privilege.With(unix.CAP_SYS_ADMIN, func() error {
 		return atRoot(root, func(fd int) error {
 			fsfd, err := unix.Fspick(fd, "", unix.FSPICK_EMPTY_PATH|unix.FSPICK_CLOEXEC)
@@ -93,6 +78,12 @@ func reconfigure(root *os.Root, flag string) error {
 			return nil
 		})
 	})
+}
+
+// ReadAttr reads a file of one line.
+func ReadAttr(root *os.Root, name string) (string, error) {
+	b, err := root.ReadFile(name)
+	return strings.TrimSpace(string(b)), err
 }
 
 func atRoot(root *os.Root, fn func(fd int) error) error {

@@ -45,15 +45,15 @@ func TestSysfsThatAContainerHasReadOnly(t *testing.T) {
 			}
 		}
 		look("first", true)
-		if err := TrySysfs(root); err != nil {
+		if err := ReconfigureSysfs(root, ""); err != nil {
 			t.Error(err)
 		}
 		look("tried", true)
-		if err := SetSysfsReadOnly(root, false); err != nil {
+		if err := ReconfigureSysfs(root, "rw"); err != nil {
 			t.Error(err)
 		}
 		look("switched", false)
-		if err := TrySysfs(root); err != nil {
+		if err := ReconfigureSysfs(root, ""); err != nil {
 			t.Error(err)
 		}
 		look("switched and tried", false)
@@ -61,10 +61,10 @@ func TestSysfsThatAContainerHasReadOnly(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := SetSysfsReadOnly(root, true); !errors.Is(err, unix.EBUSY) {
+		if err := ReconfigureSysfs(root, "ro"); !errors.Is(err, unix.EBUSY) {
 			t.Errorf("with a file open for writing: %v", err)
 		}
-		if err := errors.Join(f.Close(), SetSysfsReadOnly(root, true)); err != nil {
+		if err := errors.Join(f.Close(), ReconfigureSysfs(root, "ro")); err != nil {
 			t.Error(err)
 		}
 		look("switched back", true)

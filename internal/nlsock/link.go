@@ -56,11 +56,10 @@ func IfInfo(index int) []byte {
 
 // Links has each device of the namespace told. restart is called first, and when the dump begins anew.
 func (c *Conn) Links(restart func(), each func(*Link)) error {
-	err := c.Do(unix.RTM_GETLINK, unix.NLM_F_DUMP, Attr32(IfInfo(0), unix.IFLA_EXT_MASK, skipStats), restart, func(b []byte) error {
+	err := c.Dump(unix.RTM_GETLINK, Attr32(IfInfo(0), unix.IFLA_EXT_MASK, skipStats), restart, func(b []byte) {
 		if l := ParseLink(b); l != nil {
 			each(l)
 		}
-		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
@@ -69,13 +68,11 @@ func (c *Conn) Links(restart func(), each func(*Link)) error {
 }
 
 // LinkIn reads one device of the namespace that has the id nsid here, without entering or opening that namespace.
-func (c *Conn) LinkIn(nsid, index int) (l *Link, err error) {
+func (c *Conn) LinkIn(nsid, index int) (*Link, error) {
 	req := Attr32(IfInfo(index), unix.IFLA_TARGET_NETNSID, uint32(nsid))
 	req = Attr32(req, unix.IFLA_EXT_MASK, skipStats)
-	err = c.Do(unix.RTM_GETLINK, 0, req, func() {}, func(b []byte) error {
-		l = ParseLink(b)
-		return nil
-	})
+	b, err := c.Ask(unix.RTM_GETLINK, req)
+	l := ParseLink(b)
 	if err == nil && l == nil {
 		err = unix.ENODEV
 	}

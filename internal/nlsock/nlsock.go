@@ -67,14 +67,30 @@ func dial(protocol int, buf []byte) (*Conn, error) {
 // Close closes the socket.
 func (c *Conn) Close() error { return unix.Close(c.fd) }
 
-// Do sends one request and calls each for the body of every answer. The body
+// Ask sends a request that has one answer, and returns its body, which lasts until the next question.
+func (c *Conn) Ask(typ uint16, body []byte) (answer []byte, err error) {
+	err = c.once(typ, 0, body, func(b []byte) { answer = b })
+	return answer, err
+}
+
+// Dump sends a request for a list and calls each for the body of every answer. The body
 // is valid only during the call. A dump that was interrupted by a change is
 // repeated, after reset, so that no answer is a mixture of two states.
-func (c *Conn) Do(typ, flags uint16, body []byte, reset func(), each func([]byte) error) error {
+func (c *Conn) Dump(typ uint16, body []byte, reset func(), each func([]byte)) error {
 	return whole(func() error {
 		reset()
-		return c.once(typ, flags, body, each)
+		return c.once(typ, unix.NLM_F_DUMP, body, each)
 	})
+}
+
+// Collect dumps what parse makes of each answer; what it refuses is left out.
+func Collect[T any](c *Conn, typ uint16, body []byte, parse func([]byte) (T, bool)) (list []T, err error) {
+	err = c.Dump(typ, body, func() { list = nil }, func(b []byte) {
+		if v, ok := parse(b); ok {
+			list = append(list, v)
+		}
+	})
+	return list, err
 }
 
 // repeatFor is for how long dumps are repeated more than once: one that takes longer is likely interrupted again, and the
@@ -93,7 +109,7 @@ func whole(dump func() error) (err error) {
 	return err
 }
 
-func (c *Conn) once(typ, flags uint16, body []byte, each func([]byte) error) error {
+func (c *Conn) once(typ, flags uint16, body []byte, each func([]byte)) error {
 	c.seq++
 	req := make([]byte, unix.SizeofNlMsghdr, unix.SizeofNlMsghdr+len(body))
 	ne := binary.NativeEndian
@@ -105,7 +121,6 @@ func (c *Conn) once(typ, flags uint16, body []byte, each func([]byte) error) err
 	if err := unix.Sendto(c.fd, req, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return err
 	}
-	var failed error // of each; the rest of the answer still has to be read
 	interrupted := false
 	for {
 		n, _, err := unix.Recvfrom(c.fd, c.buf, 0)
@@ -122,22 +137,18 @@ func (c *Conn) once(typ, flags uint16, body []byte, each func([]byte) error) err
 			if m.Flags&unix.NLM_F_DUMP_INTR != 0 {
 				interrupted = true
 			}
-			switch {
-			case m.Type == unix.NLMSG_ERROR || m.Type == unix.NLMSG_DONE:
-				if len(m.Body) >= 4 {
-					if e := int32(ne.Uint32(m.Body)); e != 0 {
-						return unix.Errno(-e)
-					}
+			if m.Type == unix.NLMSG_ERROR || m.Type == unix.NLMSG_DONE {
+				if e := int32(U32(m.Body)); e != 0 {
+					return unix.Errno(-e)
 				}
 				if interrupted {
 					return ErrInterrupted
 				}
-				return failed
-			case failed == nil:
-				failed = each(m.Body)
+				return nil
 			}
+			each(m.Body)
 			if m.Flags&unix.NLM_F_MULTI == 0 {
-				return failed
+				return nil
 			}
 		}
 	}
@@ -206,27 +217,19 @@ func Attr32(b []byte, typ uint16, val uint32) []byte {
 }
 
 // U32 reads an attribute's value; what is too short reads as zero.
-func U32(b []byte) uint32 {
-	if len(b) < 4 {
-		return 0
-	}
-	return binary.NativeEndian.Uint32(b)
-}
+func U32(b []byte) uint32 { return number(b, 4, binary.NativeEndian.Uint32) }
 
 // U32BE reads a value in network byte order, and zero of what is too short.
-func U32BE(b []byte) uint32 {
-	if len(b) < 4 {
-		return 0
-	}
-	return binary.BigEndian.Uint32(b)
-}
+func U32BE(b []byte) uint32 { return number(b, 4, binary.BigEndian.Uint32) }
 
 // U16BE reads a value in network byte order, and zero of what is too short.
-func U16BE(b []byte) uint16 {
-	if len(b) < 2 {
-		return 0
+func U16BE(b []byte) uint16 { return number(b, 2, binary.BigEndian.Uint16) }
+
+func number[T any](b []byte, size int, read func([]byte) T) (n T) {
+	if len(b) >= size {
+		n = read(b)
 	}
-	return binary.BigEndian.Uint16(b)
+	return n
 }
 
 // Str reads a string, with or without the zero that ends it.

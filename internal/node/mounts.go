@@ -105,11 +105,7 @@ func (m *mounts) refresh(v *view) bool {
 
 // read reads the list, and tells whether it is another one than before.
 func (m *mounts) read(v *view) bool {
-	var list []netns.Mount
-	err := privilege.With(unix.CAP_SYS_PTRACE, func() (err error) {
-		list, err = netns.Mounts(v.pid)
-		return err
-	})
+	list, err := privilege.Read(unix.CAP_SYS_PTRACE, func() ([]netns.Mount, error) { return netns.Mounts(v.pid) })
 	if err != nil {
 		return false
 	}

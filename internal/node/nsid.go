@@ -24,15 +24,10 @@ func parseNSID(b []byte) int {
 
 // nsids lists the ids of other namespaces that this one knows.
 func (c *conn) nsids() ([]int, error) {
-	var ids []int
-	err := c.Do(unix.RTM_GETNSID, unix.NLM_F_DUMP, rtgenmsg(),
-		func() { ids = nil },
-		func(b []byte) error {
-			if id := parseNSID(b); id >= 0 {
-				ids = append(ids, id)
-			}
-			return nil
-		})
+	ids, err := nlsock.Collect(c.Conn, unix.RTM_GETNSID, rtgenmsg(), func(b []byte) (int, bool) {
+		id := parseNSID(b)
+		return id, id >= 0
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list namespace ids: %w", err)
 	}
@@ -42,11 +37,9 @@ func (c *conn) nsids() ([]int, error) {
 // nsidOf returns the id that this namespace has for the one behind fd, -1 if
 // none. It does not assign one.
 func (c *conn) nsidOf(fd int) (int, error) {
-	id := -1
-	err := c.Do(unix.RTM_GETNSID, 0, nlsock.Attr32(rtgenmsg(), unix.NETNSA_FD, uint32(fd)), func() {},
-		func(b []byte) error { id = parseNSID(b); return nil })
+	b, err := c.Ask(unix.RTM_GETNSID, nlsock.Attr32(rtgenmsg(), unix.NETNSA_FD, uint32(fd)))
 	if err != nil {
 		return -1, fmt.Errorf("read namespace id: %w", err)
 	}
-	return id, nil
+	return parseNSID(b), nil
 }

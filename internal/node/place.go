@@ -108,7 +108,7 @@ func (s *Scanner) findMembers(wanted map[uint64]*known) {
 	if len(wanted) == 0 {
 		return
 	}
-	list := pids()
+	list := netns.PIDs()
 	slices.SortFunc(list, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
 	for _, pid := range list {
 		k := wanted[inodeOf(ofProcess(pid))]

@@ -15,11 +15,11 @@ import (
 // addrs lists the addresses of the namespace by device.
 func (c *conn) addrs() (map[int][]netip.Addr, error) {
 	var all map[int][]netip.Addr
-	err := c.Do(unix.RTM_GETADDR, unix.NLM_F_DUMP, make([]byte, unix.SizeofIfAddrmsg),
+	err := c.Dump(unix.RTM_GETADDR, make([]byte, unix.SizeofIfAddrmsg),
 		func() { all = map[int][]netip.Addr{} },
-		func(b []byte) error {
+		func(b []byte) {
 			if len(b) < unix.SizeofIfAddrmsg {
-				return nil
+				return
 			}
 			attrs := nlsock.ListOf(b, unix.SizeofIfAddrmsg)
 			a := nlsock.Addr(attrs.Get(unix.IFA_LOCAL))
@@ -30,7 +30,6 @@ func (c *conn) addrs() (map[int][]netip.Addr, error) {
 				index := int(nlsock.U32(b[4:]))
 				all[index] = append(all[index], a)
 			}
-			return nil
 		})
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
@@ -56,9 +55,7 @@ func (c *conn) routes() (map[int]via, error) {
 		req := make([]byte, unix.SizeofRtMsg)
 		req[0], req[4] = family, unix.RT_TABLE_MAIN
 		one := map[int]via{}
-		err := c.Do(unix.RTM_GETROUTE, unix.NLM_F_DUMP, req,
-			func() { clear(one) },
-			func(b []byte) error { parseRoute(b, one); return nil })
+		err := c.Dump(unix.RTM_GETROUTE, req, func() { clear(one) }, func(b []byte) { parseRoute(b, one) })
 		// A table that was never used does not exist.
 		if err != nil && err != unix.ENOENT && err != unix.EAFNOSUPPORT && err != unix.EOPNOTSUPP {
 			return nil, fmt.Errorf("list routes: %w", err)
@@ -123,14 +120,10 @@ func (c *conn) routeTo(a netip.Addr) (int, error) {
 	}
 	req[1] = byte(a.BitLen())
 	req = nlsock.Attr(req, unix.RTA_DST, a.AsSlice())
-	oif := 0
-	err := c.Do(unix.RTM_GETROUTE, 0, req, func() {}, func(b []byte) error {
-		oif = int(nlsock.ListOf(b, unix.SizeofRtMsg).U32(unix.RTA_OIF))
-		return nil
-	})
+	b, err := c.Ask(unix.RTM_GETROUTE, req)
 	switch err {
 	case nil:
-		return oif, nil
+		return int(nlsock.ListOf(b, unix.SizeofRtMsg).U32(unix.RTA_OIF)), nil
 	case unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, unix.EACCES, unix.EAFNOSUPPORT:
 		return 0, nil // no route, or one that says no
 	}
@@ -148,17 +141,16 @@ func (c *conn) remotes(index int) ([]netip.Addr, error) {
 	copy(req[4:], nlsock.IfInfo(index)[4:8])
 	var list []netip.Addr
 	var seen map[netip.Addr]bool
-	err := c.Do(unix.RTM_GETNEIGH, unix.NLM_F_DUMP, req,
+	err := c.Dump(unix.RTM_GETNEIGH, req,
 		func() { list, seen = nil, map[netip.Addr]bool{} },
-		func(b []byte) error {
+		func(b []byte) {
 			if len(b) < unix.SizeofNdMsg || int(nlsock.U32(b[4:])) != index || len(list) == maxRemotes {
-				return nil
+				return
 			}
 			if a := nlsock.Addr(nlsock.ListOf(b, unix.SizeofNdMsg).Get(unix.NDA_DST)); a.IsValid() && !seen[a] {
 				seen[a] = true
 				list = append(list, a)
 			}
-			return nil
 		})
 	if err != nil {
 		return nil, fmt.Errorf("list forwarding entries: %w", err)

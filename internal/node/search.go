@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/privilege"
 )
 
@@ -37,7 +38,7 @@ func (s *search) end() int {
 func (s *search) some(each func(path string)) {
 	if s.dir == nil {
 		if len(s.pids) == 0 {
-			s.pids = pids()
+			s.pids = netns.PIDs()
 		}
 		if len(s.pids) > 0 {
 			if s.pids[0] != strconv.Itoa(os.Getpid()) { // we would never let go of a namespace

@@ -47,13 +47,6 @@ type space struct {
 // proc is where namespaces are reached that have no name.
 const proc = "/proc"
 
-// mounts adds the namespaces that are mounted.
-func (p *pass) mounts() {
-	for _, m := range p.s.mounts.all() {
-		p.add(m.Path(), m.Inode, m)
-	}
-}
-
 // remembered adds the namespaces that earlier scans reached through a process,
 // and reports whether all of them are still there.
 func (p *pass) remembered() bool {
@@ -72,7 +65,7 @@ func (p *pass) remembered() bool {
 func (p *pass) procs() {
 	p.walked = walkedProcs
 	_ = privilege.With(unix.CAP_SYS_PTRACE, func() error { // once, and not for each
-		for _, pid := range pids() {
+		for _, pid := range netns.PIDs() {
 			p.magic(ofProcess(pid))
 		}
 		return nil
@@ -81,22 +74,6 @@ func (p *pass) procs() {
 
 // ofProcess leads to the namespace that a process is in.
 func ofProcess(pid string) string { return proc + "/" + pid + "/ns/net" }
-
-func pids() []string {
-	d, err := os.Open(proc)
-	if err != nil {
-		return nil
-	}
-	defer d.Close()
-	names, _ := d.Readdirnames(-1)
-	list := names[:0]
-	for _, n := range names {
-		if n[0] >= '1' && n[0] <= '9' {
-			list = append(list, n)
-		}
-	}
-	return list
-}
 
 // magic adds the namespace behind a link of /proc, which tells its inode
 // without being followed.

@@ -119,7 +119,7 @@ func (s *Scanner) unwritable(cookie uint64, root *os.Root) string {
 	if tried {
 		return ""
 	}
-	if err := netns.TrySysfs(root); err != nil {
+	if err := netns.ReconfigureSysfs(root, ""); err != nil {
 		return fmt.Sprintf("its container's runtime has made the sysfs of its network namespace read-only, which cannot be changed for the moment of a write: %v", err)
 	}
 	if k != nil {
@@ -138,11 +138,7 @@ func (s *Scanner) Features(d Dev) (map[string]ethtool.Feature, error) {
 		return nil, err
 	}
 	defer h.Close()
-	var features map[string]ethtool.Feature
-	err = h.Visit(func() (err error) {
-		features, err = ethtool.Features(d.Name)
-		return err
-	})
+	features, err := netns.Read(h, func() (map[string]ethtool.Feature, error) { return ethtool.Features(d.Name) })
 	if err != nil {
 		return nil, fmt.Errorf("read features of %s: %w", d, err)
 	}
@@ -167,7 +163,7 @@ func (s *Scanner) GROHold(d Dev) (time.Duration, error) {
 		return 0, err
 	}
 	defer dir.Close()
-	value, err := readAttr(dir, "gro_flush_timeout")
+	value, err := netns.ReadAttr(dir, "gro_flush_timeout")
 	if err != nil {
 		return 0, fmt.Errorf("read settings of %s: %w", d, errors.Join(isDev(dir, d), err))
 	}
@@ -187,11 +183,11 @@ func readSettings(dir *os.Root) (Settings, error) {
 	set.TxQueues = tx
 	for i := range rx {
 		q := "queues/rx-" + strconv.Itoa(i) + "/"
-		mask, err := readAttr(dir, q+"rps_cpus")
+		mask, err := netns.ReadAttr(dir, q+"rps_cpus")
 		if err != nil {
 			return set, err
 		}
-		cnt, err := readAttr(dir, q+"rps_flow_cnt")
+		cnt, err := netns.ReadAttr(dir, q+"rps_flow_cnt")
 		if err != nil {
 			return set, err
 		}
@@ -202,7 +198,7 @@ func readSettings(dir *os.Root) (Settings, error) {
 		set.RPSCPUs = append(set.RPSCPUs, mask)
 		set.RPSFlowCnt = append(set.RPSFlowCnt, uint32(c))
 	}
-	threaded, err := readAttr(dir, "threaded")
+	threaded, err := netns.ReadAttr(dir, "threaded")
 	if err != nil {
 		return set, err
 	}
@@ -236,7 +232,7 @@ func openDev(root *os.Root, d Dev) (*os.Root, error) {
 // isDev fails, with ErrGone, unless a directory is that of a device that is there. One that is being unregistered
 // answers with EINVAL (dev_isalive, net/core/net-sysfs.c).
 func isDev(dir *os.Root, d Dev) error {
-	index, err := readAttr(dir, "ifindex")
+	index, err := netns.ReadAttr(dir, "ifindex")
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.EINVAL):
 		return fmt.Errorf("device %s: %w", d, ErrGone)
@@ -244,14 +240,6 @@ func isDev(dir *os.Root, d Dev) error {
 		return fmt.Errorf("device %s: %w: the name now means device %s", d, ErrGone, index)
 	}
 	return err
-}
-
-func readAttr(dir *os.Root, name string) (string, error) {
-	b, err := dir.ReadFile(name)
-	if err != nil {
-		return "", err
-	}
-	return strings.TrimSpace(string(b)), nil
 }
 
 // queuesOf counts the RX queues in use of a device.

@@ -23,14 +23,22 @@ import (
 // program that is linked with C, and it knows no threads but its own. What exec leaves over is
 // one thread, the one that has been limited here; all others descend from it.
 func Drop(keep Set) error {
-	return onThread(func() error { return drop(keep) })
+	return OnThread(func() error { return drop(keep) })
 }
 
-// onThread runs fn on a thread of its own, which ends with it: a limited thread is not given back.
-func onThread(fn func() error) error {
+// OnThread runs fn on a locked thread that is thrown away afterwards, as one that is limited or in another namespace
+// has to be: the runtime ends a thread whose goroutine exits while locked. Only the first thread
+// of the process it keeps, for ever, wherever fn has left it, and with it a namespace that
+// others want gone. That one is never used.
+func OnThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			done <- OnThread(fn)
+			runtime.UnlockOSThread()
+			return
+		}
 		done <- fn()
 	}()
 	return <-done
@@ -92,7 +100,7 @@ func lowerOOM() (back func() error) {
 // The process that calls may have more. The command must not ask for a parent death signal: what
 // the kernel takes for its parent is a thread that ends.
 func Start(cmd *exec.Cmd, keep Set) error {
-	return onThread(func() error { return startHere(cmd, keep) })
+	return OnThread(func() error { return startHere(cmd, keep) })
 }
 
 // startHere limits the calling thread, which a child is like.

@@ -37,6 +37,15 @@ func Lower() error {
 // ErrLinkedWithC says that the runtime does not know all threads of this program.
 var ErrLinkedWithC = errors.New("built with cgo, whose threads are not known: build with CGO_ENABLED=0")
 
+// Read is With for what has a result.
+func Read[T any](c Capability, fn func() (T, error)) (result T, err error) {
+	err = With(c, func() (err error) {
+		result, err = fn()
+		return err
+	})
+	return result, err
+}
+
 // With runs fn, on the calling thread, with a capability in force that this process keeps. Where it
 // does not, or it is in force anyhow, fn is just run: the kernel says what it thinks of it.
 func With(c Capability, fn func() error) (err error) {

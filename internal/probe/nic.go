@@ -9,9 +9,9 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/napi"
 	"github.com/overlane/overlane/internal/netns"
 )
 
@@ -51,28 +51,14 @@ func readXDP(h *netns.Handle, ifindex int) (xdpFlags, error) {
 		if err != nil {
 			return err
 		}
-		req := nl.NewNetlinkRequest(int(family.ID), 0)
-		// Not nl.Genlmsg: it sends two bytes of whatever lies behind it as
-		// the reserved field, which this family wants to be zero.
-		req.AddRawData(append([]byte{netdevCmdDevGet, uint8(family.Version), 0, 0},
-			nl.NewRtAttr(netdevADevIfindex, nl.Uint32Attr(uint32(ifindex))).Serialize()...))
-		msgs, err := req.Execute(unix.NETLINK_GENERIC, 0)
+		answers, err := napi.Ask(family.ID, netdevCmdDevGet, 0, netdevADevIfindex, uint32(ifindex))
 		if err != nil {
 			return err
 		}
-		for _, m := range msgs {
-			if len(m) < nl.SizeofGenlmsg {
-				continue
-			}
-			attrs, err := nl.ParseRouteAttr(m[nl.SizeofGenlmsg:])
-			if err != nil {
-				return err
-			}
-			for _, a := range attrs {
-				if a.Attr.Type == netdevADevXDPFeatures && len(a.Value) >= 8 {
-					flags = xdpFlags(binary.NativeEndian.Uint64(a.Value))
-					return nil
-				}
+		for _, attrs := range answers {
+			if v := attrs[netdevADevXDPFeatures].Value; len(v) >= 8 {
+				flags = xdpFlags(binary.NativeEndian.Uint64(v))
+				return nil
 			}
 		}
 		return errors.New("the answer has no XDP features")

@@ -34,11 +34,7 @@ func Tiers(feats []Feature) []Tier {
 	}
 
 	if t := &tiers[2]; t.Reached {
-		for _, f := range pick(feats, CPUMapGRO) {
-			if f.State != Supported {
-				t.Reason, t.Remedy = "without GRO behind the split: "+f.Reason, f.Remedy
-			}
-		}
+		without(feats, CPUMapGRO, "without GRO behind the split: ", &t.Reason, &t.Remedy)
 	}
 	return tiers
 }
@@ -65,17 +61,17 @@ func Mechanisms(feats []Feature) []Mechanism {
 	priority := needs("priority", atNIC...)
 	if priority.Possible {
 		// The worst lack comes last.
-		priority.without(feats, CPUMapGRO, "TCP bulk costs more while latency traffic is about, without GRO in its lane: ")
-		priority.without(feats, ThreadedNAPI, "bulk may starve under overload, since the NIC is polled in softirq: ")
+		without(feats, CPUMapGRO, "TCP bulk costs more while latency traffic is about, without GRO in its lane: ", &priority.Reason, &priority.Remedy)
+		without(feats, ThreadedNAPI, "bulk may starve under overload, since the NIC is polled in softirq: ", &priority.Reason, &priority.Remedy)
 	}
 	return []Mechanism{priority, needs("aggregate", Kernel, KernelRead, TCX, UDPGRO), needs("express", atNIC...)}
 }
 
-// without says what it has to do without.
-func (m *Mechanism) without(feats []Feature, id ID, what string) {
+// without says what a tier or a mechanism has to do without.
+func without(feats []Feature, id ID, what string, reason, remedy *string) {
 	for _, f := range pick(feats, id) {
 		if f.State != Supported {
-			m.Reason, m.Remedy = what+f.Reason, f.Remedy
+			*reason, *remedy = what+f.Reason, f.Remedy
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 )
 
@@ -186,10 +187,7 @@ func (e *JoinEligibility) visit(p *joinSite) (o Onlooker, err error) {
 	if err != nil {
 		return o, err
 	}
-	err = ns.Visit(func() (err error) {
-		o, err = e.places.Scan(p.cookie, p.devs, p.bridged)
-		return err
-	})
+	o, err = netns.Read(ns, func() (Onlooker, error) { return e.places.Scan(p.cookie, p.devs, p.bridged) })
 	return o, errors.Join(err, ns.Close())
 }
 

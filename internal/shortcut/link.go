@@ -75,16 +75,12 @@ func (w *Watcher) fixed(tunnel int) (map[MAC]netip.Addr, error) {
 	req := make([]byte, unix.SizeofNdMsg)
 	req[0] = unix.AF_BRIDGE
 	binary.NativeEndian.PutUint32(req[4:], uint32(tunnel))
-	err := w.rtnl.Do(unix.RTM_GETNEIGH, unix.NLM_F_DUMP, req,
-		func() { all = map[MAC]netip.Addr{} },
-		func(b []byte) error {
-			if m, host, ok := parseFixed(b, tunnel); ok {
-				if _, more := all[m]; !more { // the tunnel checks the first
-					all[m] = host
-				}
-			}
-			return nil
-		})
+	err := w.rtnl.Dump(unix.RTM_GETNEIGH, req, func() { all = map[MAC]netip.Addr{} }, func(b []byte) {
+		m, host, ok := parseFixed(b, tunnel)
+		if _, more := all[m]; ok && !more { // the tunnel checks the first
+			all[m] = host
+		}
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list the tunnel's entries: %w", err)
 	}
@@ -148,18 +144,14 @@ func (w *Watcher) entry(bridge int, m MAC) (*Entry, error) {
 	req[0] = unix.AF_BRIDGE
 	req = nlsock.Attr32(req, unix.NDA_MASTER, uint32(bridge))
 	req = nlsock.Attr(req, unix.NDA_LLADDR, m[:])
-	var e *Entry
-	err := w.rtnl.Do(unix.RTM_GETNEIGH, 0, req, func() {}, func(b []byte) error {
-		e = parseEntry(b)
-		return nil
-	})
+	b, err := w.rtnl.Ask(unix.RTM_GETNEIGH, req)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("ask the bridge for %s: %w", m, err)
 	}
-	return e, nil
+	return parseEntry(b), nil
 }
 
 func parseEntry(b []byte) *Entry {
@@ -176,16 +168,12 @@ func parseEntry(b []byte) *Entry {
 // filters lists the qdiscs that tc filters are attached to, by device.
 func (w *Watcher) filters() (map[int]string, error) {
 	var all map[int]string
-	err := w.rtnl.Do(unix.RTM_GETQDISC, unix.NLM_F_DUMP, make([]byte, sizeofTcMsg),
-		func() { all = map[int]string{} },
-		func(b []byte) error {
-			if len(b) < sizeofTcMsg || nlsock.U32(b[12:]) != tcIngress {
-				return nil
-			}
+	err := w.rtnl.Dump(unix.RTM_GETQDISC, make([]byte, sizeofTcMsg), func() { all = map[int]string{} }, func(b []byte) {
+		if len(b) >= sizeofTcMsg && nlsock.U32(b[12:]) == tcIngress {
 			kind := nlsock.ListOf(b, sizeofTcMsg).Str(unix.TCA_KIND)
 			all[int(int32(nlsock.U32(b[4:])))] = cmp.Or(kind, "?")
-			return nil
-		})
+		}
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list qdiscs: %w", err)
 	}

@@ -48,19 +48,10 @@ func (w *Watcher) nftables(rs *readings) (*nftables, error) {
 	if there, err := module(rs, "nf_tables"); !there || err != nil {
 		return nil, err
 	}
-	n := &w.nft
-	if n.c != nil {
-		return n, nil
-	}
-	c, err := nlsock.Dial(unix.NETLINK_NETFILTER, make([]byte, 1<<16))
-	if err != nil {
+	if err := w.dial(&w.nft.c, unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES); err != nil {
 		return nil, err
 	}
-	if err := w.subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES); err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	n.c = c
-	return n, nil
+	return &w.nft, nil
 }
 
 // chains lists base chains and flow tables.
@@ -85,11 +76,8 @@ func (w *Watcher) chains(rs *readings) ([]Chain, error) {
 func nft(msg uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | msg }
 
 func (n *nftables) generation() (uint32, error) {
-	var gen uint32
-	err := n.c.Do(nft(unix.NFT_MSG_GETGEN), 0, make([]byte, sizeofGenmsg), func() {}, func(b []byte) error {
-		gen = nlsock.ListOf(b, sizeofGenmsg).U32BE(unix.NFTA_GEN_ID)
-		return nil
-	})
+	b, err := n.c.Ask(nft(unix.NFT_MSG_GETGEN), make([]byte, sizeofGenmsg))
+	gen := nlsock.ListOf(b, sizeofGenmsg).U32BE(unix.NFTA_GEN_ID)
 	if err == nil && gen == 0 {
 		err = errors.New("no answer") // it begins with 1
 	}
@@ -100,10 +88,10 @@ func (n *nftables) generation() (uint32, error) {
 }
 
 func (n *nftables) list() ([]Chain, error) {
-	chains, err := answers(n.c, nft(unix.NFT_MSG_GETCHAIN), unix.NLM_F_DUMP, make([]byte, sizeofGenmsg), parseChain)
+	chains, err := nlsock.Collect(n.c, nft(unix.NFT_MSG_GETCHAIN), make([]byte, sizeofGenmsg), parseChain)
 	if err == nil {
 		var flows []Chain
-		flows, err = answers(n.c, nft(unix.NFT_MSG_GETFLOWTABLE), unix.NLM_F_DUMP, make([]byte, sizeofGenmsg), parseFlowtable)
+		flows, err = nlsock.Collect(n.c, nft(unix.NFT_MSG_GETFLOWTABLE), make([]byte, sizeofGenmsg), parseFlowtable)
 		chains = append(chains, flows...)
 	}
 	if err != nil {

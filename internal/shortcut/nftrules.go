@@ -45,8 +45,7 @@ func (n *nftables) rules(devs []Passed) (Rules, error) {
 			}
 		}},
 	} {
-		err := n.c.Do(nft(q.msg), unix.NLM_F_DUMP, make([]byte, sizeofGenmsg), q.reset, func(b []byte) error { q.take(b); return nil })
-		if err != nil {
+		if err := n.c.Dump(nft(q.msg), make([]byte, sizeofGenmsg), q.reset, q.take); err != nil {
 			return r, fmt.Errorf("list the rules of nftables: %w", err)
 		}
 	}
@@ -70,13 +69,12 @@ func (n *nftables) jumps(k SetKey) ([]string, error) {
 	req = nlsock.Attr(req, unix.NFTA_SET_ELEM_LIST_TABLE, append([]byte(k.Table), 0))
 	req = nlsock.Attr(req, unix.NFTA_SET_ELEM_LIST_SET, append([]byte(k.Name), 0))
 	var seen map[string]bool
-	err := n.c.Do(nft(unix.NFT_MSG_GETSETELEM), unix.NLM_F_DUMP, req, func() { seen = map[string]bool{} }, func(b []byte) error {
+	err := n.c.Dump(nft(unix.NFT_MSG_GETSETELEM), req, func() { seen = map[string]bool{} }, func(b []byte) {
 		for _, elem := range nlsock.Attrs(nlsock.ListOf(b, sizeofGenmsg).Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 			if chain := jumpsTo(nlsock.ListOf(elem, 0).Get(unix.NFTA_SET_ELEM_DATA)); chain != "" {
 				seen[chain] = true
 			}
 		}
-		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list the elements of nftables' map %s: %w", k.Name, err)

@@ -24,7 +24,7 @@ func (w *Watcher) addrs(index int) ([]netip.Addr, error) {
 	req := make([]byte, unix.SizeofIfAddrmsg)
 	req[0] = unix.AF_INET
 	copy(req[4:], nlsock.Attr32(nil, 0, uint32(index))[unix.SizeofRtAttr:])
-	list, err := answers(w.rtnl, unix.RTM_GETADDR, unix.NLM_F_DUMP, req, func(b []byte) (netip.Addr, bool) { return parseAddr(b, index) })
+	list, err := nlsock.Collect(w.rtnl, unix.RTM_GETADDR, req, func(b []byte) (netip.Addr, bool) { return parseAddr(b, index) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
@@ -46,13 +46,7 @@ func (w *Watcher) rules() ([]Rule, error) {
 	req := make([]byte, sizeofRuleHdr)
 	req[0] = unix.AF_INET
 	var list []Rule
-	err := w.rtnl.Do(unix.RTM_GETRULE, unix.NLM_F_DUMP, req, func() { list = []Rule{} }, func(b []byte) error {
-		if len(b) < sizeofRuleHdr {
-			return errors.New("too short")
-		}
-		list = append(list, parseRule(b))
-		return nil
-	})
+	err := w.rtnl.Dump(unix.RTM_GETRULE, req, func() { list = []Rule{} }, func(b []byte) { list = append(list, parseRule(b)) })
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil, nil // CONFIG_IP_MULTIPLE_TABLES
 	}
@@ -64,6 +58,9 @@ func (w *Watcher) rules() ([]Rule, error) {
 
 // parseRule takes everything that it does not know for a condition.
 func parseRule(b []byte) Rule {
+	if len(b) < sizeofRuleHdr {
+		return Rule{}
+	}
 	dst, src, tos, table, action, flags := b[1], b[2], b[3], b[4], b[7], nlsock.U32(b[8:])
 	r := Rule{Table: uint32(table), Plain: dst == 0 && src == 0 && tos == 0 && action == unix.FR_ACT_TO_TBL && flags == 0}
 	for t, v := range nlsock.Attrs(b[sizeofRuleHdr:]) {
@@ -89,10 +86,7 @@ func (w *Watcher) defaultRoute() (bool, error) {
 	req := make([]byte, unix.SizeofRtMsg)
 	req[0], req[4], req[7] = unix.AF_INET, unix.RT_TABLE_MAIN, unix.RTN_UNICAST
 	there := false
-	err := w.rtnl.Do(unix.RTM_GETROUTE, unix.NLM_F_DUMP, req, func() { there = false }, func(b []byte) error {
-		there = there || isDefault(b)
-		return nil
-	})
+	err := w.rtnl.Dump(unix.RTM_GETROUTE, req, func() { there = false }, func(b []byte) { there = there || isDefault(b) })
 	if errors.Is(err, unix.ENOENT) { // there is no such table
 		return false, nil
 	}

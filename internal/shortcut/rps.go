@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/netns"
 )
 
 // queueMasks are a NIC's rps_cpus, held open: Poll reads them again and again,
@@ -74,11 +76,11 @@ func (w *Watcher) queues(index int, name string) (*queueMasks, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	b, err := dir.ReadFile("ifindex")
+	is, err := netns.ReadAttr(dir, "ifindex")
 	if err != nil {
 		return nil, err
 	}
-	if strings.TrimSpace(string(b)) != strconv.Itoa(index) {
+	if is != strconv.Itoa(index) {
 		return nil, errors.New("another device has got its name")
 	}
 	all, err := fs.ReadDir(dir.FS(), "queues")

@@ -96,12 +96,10 @@ func readFilters(list []Socket) error {
 	req[0] = unix.AF_PACKET
 	binary.NativeEndian.PutUint32(req[8:], packetShowFilter)
 	filters := map[uint64][]unix.SockFilter{}
-	err = c.Do(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, req, func() { clear(filters) }, func(b []byte) error {
-		if len(b) < sizeofPacketDiagMsg {
-			return nil
+	err = c.Dump(unix.SOCK_DIAG_BY_FAMILY, req, func() { clear(filters) }, func(b []byte) {
+		if len(b) >= sizeofPacketDiagMsg {
+			filters[uint64(nlsock.U32(b[4:]))] = parseFilter(nlsock.ListOf(b, sizeofPacketDiagMsg).Get(packetDiagFilter))
 		}
-		filters[uint64(binary.NativeEndian.Uint32(b[4:]))] = parseFilter(nlsock.ListOf(b, sizeofPacketDiagMsg).Get(packetDiagFilter))
-		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("ask for the filters of packet sockets: %w", err)

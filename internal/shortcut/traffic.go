@@ -142,7 +142,7 @@ func trafficControl(c *nlsock.Conn, d Passed, root, ingress string) (o Onlooker,
 		req := make([]byte, sizeofTcMsg)
 		binary.NativeEndian.PutUint32(req[4:], uint32(d.Ifindex))
 		binary.NativeEndian.PutUint32(req[12:], parent)
-		filters, err := answers(c, unix.RTM_GETTFILTER, unix.NLM_F_DUMP, req, parseTraffic)
+		filters, err := nlsock.Collect(c, unix.RTM_GETTFILTER, req, parseTraffic)
 		if err != nil {
 			return o, fmt.Errorf("list the tc filters of %s: %w", d.Name, err)
 		}

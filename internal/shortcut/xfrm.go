@@ -34,31 +34,25 @@ func (w *Watcher) policies() (n int, blocks bool, err error) {
 		}
 		return 0, false, err
 	}
-	c, err := w.xfrm()
+	err = w.dial(&w.side.xfrm, unix.NETLINK_XFRM, xfrmGroupPolicy)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return 0, false, nil
 	}
 	if err != nil {
 		return 0, false, err
 	}
-	err = c.Do(xfrmMsgGetSPDInfo, 0, make([]byte, 4), func() { n = -1 }, func(b []byte) error {
-		n = parsePolicies(b)
-		return nil
-	})
-	if err == nil && n < 0 {
+	b, err := w.side.xfrm.Ask(xfrmMsgGetSPDInfo, make([]byte, 4))
+	if n = parsePolicies(b); err == nil && n < 0 {
 		err = errors.New("no answer")
 	}
 	if err != nil {
 		return 0, false, fmt.Errorf("count IPsec policies: %w", err)
 	}
-	err = c.Do(xfrmMsgGetDefault, 0, make([]byte, 4), func() { blocks = false }, func(b []byte) error {
-		blocks = len(b) > 0 && b[0] == xfrmBlock // in, forward, out
-		return nil
-	})
+	b, err = w.side.xfrm.Ask(xfrmMsgGetDefault, make([]byte, 4))
 	if err != nil && !errors.Is(err, unix.EINVAL) { // Linux 5.15
 		return 0, false, fmt.Errorf("ask for IPsec's default policy: %w", err)
 	}
-	return n, blocks, nil
+	return n, len(b) > 0 && b[0] == xfrmBlock, nil // in, forward, out
 }
 
 // parsePolicies returns -1 for no answer. Those of single sockets are not counted:
@@ -70,20 +64,4 @@ func parsePolicies(b []byte) int {
 		return -1
 	}
 	return int(nlsock.U32(v[in:])) + int(nlsock.U32(v[out:])) + int(nlsock.U32(v[forward:]))
-}
-
-// xfrm opens the socket and subscribes.
-func (w *Watcher) xfrm() (*nlsock.Conn, error) {
-	if w.side.xfrm != nil {
-		return w.side.xfrm, nil
-	}
-	c, err := nlsock.Dial(unix.NETLINK_XFRM, make([]byte, 1<<12))
-	if err != nil {
-		return nil, err
-	}
-	if err := w.subscribe(unix.NETLINK_XFRM, xfrmGroupPolicy); err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	w.side.xfrm = c
-	return c, nil
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/overlane/overlane/internal/ethtool"
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 )
 
@@ -50,12 +51,12 @@ func (g ground) Look(u node.Underlay) (State, error) {
 }
 
 func attr(root *os.Root, dev node.Dev, name string) (string, error) {
-	b, err := root.ReadFile("class/net/" + dev.Name + "/" + name)
+	value, err := netns.ReadAttr(root, "class/net/"+dev.Name+"/"+name)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("read %s of %s: %w", name, dev, node.ErrGone)
 	}
 	if err != nil {
 		return "", fmt.Errorf("read %s of %s: %w", name, dev, err)
 	}
-	return strings.TrimSpace(string(b)), nil
+	return value, nil
 }

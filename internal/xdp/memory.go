@@ -115,35 +115,26 @@ func (r *record) is(u node.Underlay) bool {
 	return r.Driver == u.Driver && r.At == u.At && (r.At != "" || r.Index == u.Ifindex)
 }
 
-// of is the record of a NIC with its present MTU, or nil.
-func (m *Memory) of(u node.Underlay) *record {
-	i := slices.IndexFunc(m.records, func(r record) bool { return r.is(u) && r.MTU == u.MTU })
+// of is what is known of a NIC with its present MTU.
+func (m *Memory) of(u node.Underlay) record {
+	if i := m.index(u); i >= 0 {
+		return m.records[i]
+	}
+	return record{}
+}
+
+func (m *Memory) index(u node.Underlay) int {
+	return slices.IndexFunc(m.records, func(r record) bool { return r.is(u) && r.MTU == u.MTU })
+}
+
+// make is the record of a NIC with its present MTU, to be changed.
+func (m *Memory) make(u node.Underlay) *record {
+	i := m.index(u)
 	if i < 0 {
-		return nil
+		i = len(m.records)
+		m.records = append(m.records, record{Driver: u.Driver, At: u.At, Index: u.Ifindex, MTU: u.MTU})
 	}
 	return &m.records[i]
-}
-
-func (m *Memory) make(u node.Underlay) *record {
-	if r := m.of(u); r != nil {
-		return r
-	}
-	m.records = append(m.records, record{Driver: u.Driver, At: u.At, Index: u.Ifindex, MTU: u.MTU})
-	return &m.records[len(m.records)-1]
-}
-
-// refusal is why the driver refused, or empty.
-func (m *Memory) refusal(u node.Underlay) string {
-	if r := m.of(u); r != nil {
-		return r.Refused
-	}
-	return ""
-}
-
-// headless tells that the driver puts headers where XDP does not read, with the present MTU.
-func (m *Memory) headless(u node.Underlay) bool {
-	r := m.of(u)
-	return r != nil && r.headless
 }
 
 // harm is what an attach did to the NIC, with whatever MTU.
@@ -159,7 +150,7 @@ func (m *Memory) harm(u node.Underlay) string {
 // harmless tells that an attach was seen, with the present MTU, and that nothing came of it.
 func (m *Memory) harmless(u node.Underlay) bool {
 	r := m.of(u)
-	return r != nil && r.Attached && len(r.Harm) == 0
+	return r.Attached && len(r.Harm) == 0
 }
 
 func (m *Memory) refused(u node.Underlay, s State, why string) error {
@@ -170,10 +161,10 @@ func (m *Memory) refused(u node.Underlay, s State, why string) error {
 
 // reconsider forgets a refusal that was for other settings.
 func (m *Memory) reconsider(u node.Underlay, now State) bool {
-	r := m.of(u)
-	if r == nil || r.Refused == "" || r.With == now.settings() {
+	if r := m.of(u); r.Refused == "" || r.With == now.settings() {
 		return false
 	}
+	r := m.make(u)
 	r.Refused, r.With = "", ""
 	_ = m.save() // the next refusal is written again
 	return true

@@ -118,7 +118,7 @@ func (p *Places) Bars(u node.Underlay, w Want) string {
 	case u.Moves != "":
 		return "no XDP program: " + u.Moves
 	}
-	if r := p.memory.refusal(u); r != "" {
+	if r := p.memory.of(u).Refused; r != "" {
 		return "no XDP program: " + r
 	}
 	if cost := p.Cost(u); cost != "" && !w.Asked {
@@ -248,7 +248,7 @@ func (p *Places) Look(list []node.Underlay) {
 		if pl := p.places[u.Key()]; pl != nil {
 			pl.nic = u
 		}
-		if p.memory.refusal(u) == "" {
+		if p.memory.of(u).Refused == "" {
 			continue
 		}
 		if s, err := p.ground.Look(u); err == nil && p.memory.reconsider(u, s) {
@@ -281,7 +281,7 @@ func (p *Places) Shared() bool {
 }
 
 // Headless tells whether a NIC's driver was seen to put headers where XDP does not read.
-func (p *Places) Headless(u node.Underlay) bool { return p.memory.headless(u) }
+func (p *Places) Headless(u node.Underlay) bool { return p.memory.of(u).headless }
 
 // SawHeadless takes the places away on which programs saw that, by the ifindexes of what receives, and returns whether
 // there are any. Priority's is for priority to give back: what it has changed about the NIC goes before.

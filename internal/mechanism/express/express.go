@@ -59,16 +59,6 @@ func datagrams(c datapath.FlowCounts) (packets, udp uint64, err error) {
 	return packets, udp, err
 }
 
-// endCensus ends the one that is under way, if there is one.
-func (e *Express) endCensus() error {
-	c := e.census
-	e.census = nil
-	if c == nil {
-		return nil
-	}
-	return c.End()
-}
-
 // Kernel is what it needs of datapath.Datapath.
 type Kernel interface {
 	AttachXDP(datapath.Device) (io.Closer, error)
@@ -474,7 +464,7 @@ func (e *Express) forget() error {
 	e.trial.Leave()
 	e.gov = governor.Express{}
 	e.meter = trial.Meter{}
-	return errors.Join(e.endCensus(), e.dp.CountUnread(false), e.dp.HoldExpress(false))
+	return errors.Join(mechanism.EndCensus(&e.census), e.dp.CountUnread(false), e.dp.HoldExpress(false))
 }
 
 // Decide is mechanism.Mechanism's. Frames take the paths only where that has shown that it pays, against what the node
@@ -513,7 +503,7 @@ func (e *Express) Decide(ctx context.Context, in governor.Input) error {
 		return e.dp.HoldExpress(true) // until the trial has flows take their paths
 	case dec.State == governor.Standby:
 		e.trial.Leave()
-		err = errors.Join(e.endCensus(), e.dp.CountUnread(false))
+		err = errors.Join(mechanism.EndCensus(&e.census), e.dp.CountUnread(false))
 		if e.wanted {
 			_, l := e.leave(ctx)
 			err = errors.Join(err, l)
@@ -592,7 +582,7 @@ func (e *Express) measureBefore(now time.Time) (err error) {
 	case !e.gov.Over(now):
 	case e.gov.Counting():
 		packets, udp, err := datagrams(e.census)
-		err = errors.Join(err, e.endCensus())
+		err = errors.Join(err, mechanism.EndCensus(&e.census))
 		if err != nil || e.gov.Counted(now, packets, udp).State != governor.Parked {
 			return err
 		}

@@ -33,25 +33,15 @@ const (
 	podRestore     = "ol_pod_restore"
 )
 
-// program is how one is attached that has such a name in a plan; nil: it is none of these.
-func (a *actuator) program(name string) func(datapath.Device) (io.Closer, error) {
-	switch name {
-	case underlayIn:
-		return a.dp.AttachUnderlay
-	case underlaySplit:
-		return a.dp.AttachUnderlaySplit
-	case underlayNumber:
-		return a.dp.AttachUnderlayNumber
-	case tunnelClear:
-		return a.dp.AttachTunnel
-	case podOut:
-		return a.dp.AttachPod
-	case podMerge:
-		return a.dp.AttachPodMerge
-	case podRestore:
-		return a.dp.AttachPodLeftAlone
-	}
-	return nil
+// attaches is how each of them is attached.
+var attaches = map[string]func(Kernel, datapath.Device) (io.Closer, error){
+	underlayIn:     Kernel.AttachUnderlay,
+	underlaySplit:  Kernel.AttachUnderlaySplit,
+	underlayNumber: Kernel.AttachUnderlayNumber,
+	tunnelClear:    Kernel.AttachTunnel,
+	podOut:         Kernel.AttachPod,
+	podMerge:       Kernel.AttachPodMerge,
+	podRestore:     Kernel.AttachPodLeftAlone,
 }
 
 // hashed tells whether packets get hashes by which masks send them elsewhere, of tunnels or of pods.
@@ -80,15 +70,15 @@ func (a *actuator) attachPrograms(made plan.Plan) error {
 				continue
 			}
 		}
-		attach := a.program(at.Program)
-		if attach == nil {
+		attach, known := attaches[at.Program]
+		if !known {
 			continue // at XDP: takePlaces
 		}
 		want[mechanism.HookOf(at)] = true
 		if a.attached[mechanism.HookOf(at)] != nil || late() {
 			continue
 		}
-		err := a.attached.Attach(a.host, at, attach)
+		err := a.attached.Attach(a.host, at, func(d datapath.Device) (io.Closer, error) { return attach(a.dp, d) })
 		switch {
 		case err == nil:
 		case split || at.Serves == (plan.Target{}): // each pod has to have its micro-flows merged

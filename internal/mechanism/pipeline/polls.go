@@ -3,6 +3,7 @@
 package pipeline
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -40,16 +41,8 @@ func (p *polls) saw(in governor.Input, armed bool) {
 	for _, core := range in.Pollers() {
 		p.at[core] = in.Now
 	}
+	maps.DeleteFunc(p.at, func(_ int, last time.Time) bool { return in.Now.Sub(last) >= mechanism.PolledFor })
 }
 
 // lately are the cores that have polled NICs, sorted.
-func (p *polls) lately(now time.Time) []int {
-	var cores []int
-	for core, last := range p.at {
-		if now.Sub(last) < mechanism.PolledFor {
-			cores = append(cores, core)
-		}
-	}
-	slices.Sort(cores)
-	return cores
-}
+func (p *polls) lately() []int { return slices.Sorted(maps.Keys(p.at)) }

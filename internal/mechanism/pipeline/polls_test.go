@@ -27,7 +27,7 @@ func TestAQueueThatIsQuietIsStillPolled(t *testing.T) {
 	for s := 2.0; s < 50; s++ {
 		saw(s, false, 1000, 0)
 	}
-	if got := p.lately(at(50)); !slices.Equal(got, []int{0, 1}) {
+	if got := p.lately(); !slices.Equal(got, []int{0, 1}) {
 		t.Errorf("%v poll", got)
 	}
 	// Lanes are out for an hour: what polls then is theirs, and what is known stays.
@@ -35,13 +35,13 @@ func TestAQueueThatIsQuietIsStillPolled(t *testing.T) {
 		saw(s, true, 0, 0, 1000)
 	}
 	saw(3649.5, false, 0, 0, 1000)
-	if got := p.lately(at(3649.5)); !slices.Equal(got, []int{0, 1}) {
+	if got := p.lately(); !slices.Equal(got, []int{0, 1}) {
 		t.Errorf("behind lanes, %v poll", got)
 	}
 	for s := 3652.0; s < 3720; s++ {
 		saw(s, false, 1000, 0)
 	}
-	if got := p.lately(at(3720)); !slices.Equal(got, []int{0}) {
+	if got := p.lately(); !slices.Equal(got, []int{0}) {
 		t.Errorf("after a minute, %v poll", got)
 	}
 }

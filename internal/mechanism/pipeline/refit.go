@@ -30,7 +30,7 @@ func (p *Pipeline) place(in governor.Input, short []int) governor.Layout {
 	tier := p.tier()
 	if tier == governor.XDP {
 		// A core that polls takes no lane of the nic stage, whether it has time to spare or not.
-		m.NIC, m.Short = p.polls.lately(in.Now), nil
+		m.NIC, m.Short = p.polls.lately(), nil
 	}
 	return governor.Place(tier, m, in.Costs)
 }

@@ -35,19 +35,19 @@ var forLatency = governor.Terms{
 func (p *Priority) stepDemand(ctx context.Context, in governor.Input) error {
 	m := &p.demand
 	if why := p.noDemand(); why != "" {
-		return errors.Join(m.endCensus(), p.leaveDemand(ctx))
+		return errors.Join(mechanism.EndCensus(&m.census), p.leaveDemand(ctx))
 	}
 	if !m.on {
 		if why, yes := m.trial.Judge.Bars(in.Now, byPriority(in)); yes {
 			m.gov.Refuse(in.Now, why)
-			return m.endCensus()
+			return mechanism.EndCensus(&m.census)
 		}
 	}
 	before := m.gov.Last()
 	dec := m.gov.Step(in.Now, in.ShortOfTime())
 	if dec.State == governor.Parked && m.census != nil && m.gov.Over(in.Now) {
 		c, err := small(m.census)
-		if err := errors.Join(err, m.endCensus()); err != nil {
+		if err := errors.Join(err, mechanism.EndCensus(&m.census)); err != nil {
 			m.gov.Refuse(in.Now, err.Error())
 			p.host.Log().Warn("flows could not be counted", "mechanism", "priority", "reason", err)
 			return nil
@@ -113,15 +113,6 @@ func small(taken datapath.FlowCounts) (c governor.Census, err error) {
 		}
 	}
 	return c, nil
-}
-
-func (m *demand) endCensus() error {
-	if m.census == nil {
-		return nil
-	}
-	err := m.census.End()
-	m.census = nil
-	return err
 }
 
 // meetDemand puts priority in place. Bulk makes way as soon as the trial says so.

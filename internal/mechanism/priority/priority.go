@@ -216,7 +216,7 @@ func (p *Priority) CoresChanged() error {
 }
 
 // Close is mechanism.Mechanism's.
-func (p *Priority) Close() error { return p.demand.endCensus() }
+func (p *Priority) Close() error { return mechanism.EndCensus(&p.demand.census) }
 
 // Report is mechanism.Mechanism's.
 func (p *Priority) Report() []control.Mechanism { return []control.Mechanism{p.report()} }
