@@ -25,7 +25,8 @@ unless priority.classify is auto. All fields of a rule have to fit. Port and cid
 may be on either side of a flow.
 
 A rule that was added is in force when the command returns, or the command says
-why it is not. It stays until the daemon ends. For good, write it into the configuration (priority.rules).`,
+why it is not. It stays until the daemon ends. For good, write it into the
+configuration (priority.rules).`,
 		Example: `  overlane prio add memcached proto tcp port 11211
   overlane prio add batch cidr 10.32.7.0/24 class bulk
   overlane prio list
