@@ -300,6 +300,12 @@ func LinkStats(ns *netns.Handle, dev string) (*netlink.LinkStatistics, error) {
 	return st, err
 }
 
+// Ifindex is a device's number in its namespace.
+func Ifindex(ns *netns.Handle, dev string) (index int, err error) {
+	err = within(ns, func(i *inside) { index = i.link(dev).Attrs().Index })
+	return index, err
+}
+
 // WireStats are the counters of the wire.
 type WireStats struct {
 	RxPackets uint64 // frames that were polled
@@ -341,8 +347,8 @@ func (b *Bed) NAPIThreads() (tids []int, err error) {
 }
 
 func napiThreads(ns *netns.Handle, dev string, queues int) (tids []int, err error) {
-	var ifindex int
-	if err := within(ns, func(i *inside) { ifindex = i.link(dev).Attrs().Index }); err != nil {
+	ifindex, err := Ifindex(ns, dev)
+	if err != nil {
 		return nil, err
 	}
 	err = ns.Do(func() (err error) {
