@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -195,10 +194,13 @@ func newRunCmd() *cobra.Command {
 				}
 				fmt.Fprintf(cmd.ErrOrStderr(), "report in %s\n", reportDir)
 			}
-			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), results)
+			switch {
+			case !asJSON:
+				return nil
+			case len(results) == 1:
+				return results[0].JSON(cmd.OutOrStdout())
 			}
-			return nil
+			return cli.JSON(cmd.OutOrStdout(), results)
 		},
 	}
 	seriesFlags(cmd, &o, &cfg, &seconds, &asJSON)
@@ -334,11 +336,4 @@ func commandLine(cmd *cobra.Command, name string) string {
 		}
 	}
 	return strings.Join(words, " ")
-}
-
-func writeJSON(w io.Writer, results []report.Result) error {
-	if len(results) == 1 {
-		return results[0].JSON(w)
-	}
-	return cli.JSON(w, results)
 }

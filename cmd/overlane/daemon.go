@@ -10,19 +10,9 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 )
 
-// here returns the cookie of the network namespace that this process is in.
-func here() (uint64, error) {
-	h, err := netns.Current()
-	if err != nil {
-		return 0, err
-	}
-	cookie, err := h.Cookie()
-	return cookie, errors.Join(err, h.Close())
-}
-
 // dialDaemon connects to the daemon of this network namespace.
 func dialDaemon() (*control.Client, error) {
-	cookie, err := here()
+	cookie, err := netns.CookieHere()
 	if err != nil {
 		return nil, err
 	}

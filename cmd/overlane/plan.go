@@ -25,6 +25,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/names"
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/printable"
@@ -232,7 +233,7 @@ func placesKnown() (*xdp.Places, error) {
 
 // inFolder returns what fn finds, without the lock, in this namespace's folder, if it has one.
 func inFolder[T any](fn func(*apply.Dir) (T, error)) (found T, err error) {
-	cookie, err := here()
+	cookie, err := netns.CookieHere()
 	if err != nil {
 		return found, err
 	}

@@ -163,11 +163,5 @@ func notified(log *slog.Logger, err error) {
 }
 
 func modeOf(m config.Mode) governor.Mode {
-	switch m {
-	case config.ModeOff:
-		return governor.Off
-	case config.ModeForced:
-		return governor.Forced
-	}
-	return governor.Auto
+	return map[config.Mode]governor.Mode{config.ModeAuto: governor.Auto, config.ModeOff: governor.Off, config.ModeForced: governor.Forced}[m]
 }

@@ -324,21 +324,20 @@ func setMetrics(c *Config, value string) string {
 }
 
 func (d *decoder) underlays(path string, n ast.Node) error {
-	const allowed = allowedUnderlays
 	seq, ok := n.(*ast.SequenceNode)
 	if !ok {
-		return d.fail(n, path, "expected a list", allowed)
+		return d.fail(n, path, "expected a list", allowedUnderlays)
 	}
 	if len(seq.Values) == 0 {
 		return d.fail(n, path, "names no device", "leave the key out for every device that carries a tunnel")
 	}
 	for _, v := range seq.Values {
-		name, err := d.text(path, v, allowed)
+		name, err := d.text(path, v, allowedUnderlays)
 		if err != nil {
 			return err
 		}
 		if !netns.ValidDeviceName(name) {
-			return d.fail(v, path, fmt.Sprintf("%q cannot be a device name", name), allowed)
+			return d.fail(v, path, fmt.Sprintf("%q cannot be a device name", name), allowedUnderlays)
 		}
 		if slices.Contains(d.cfg.Underlays, name) {
 			return d.fail(v, path, fmt.Sprintf("%q appears twice", name), "")

@@ -33,27 +33,15 @@ func writeFile(open func(string, int, os.FileMode) (*os.File, error), path, valu
 // goes through NAPI and GRO. Names that the kernel does not have are left out:
 // they differ between versions.
 func wireFeatures(ns *netns.Handle, dev string) error {
-	want := map[string]bool{
-		"tx-checksum-ip-generic":       false,
-		"tx-checksum-sctp":             false,
-		"tx-generic-segmentation":      false,
-		"tx-tcp-segmentation":          false,
-		"tx-tcp-ecn-segmentation":      false,
-		"tx-tcp-accecn-segmentation":   false,
-		"tx-tcp-mangleid-segmentation": false,
-		"tx-tcp6-segmentation":         false,
-		"tx-udp-segmentation":          false,
-		"tx-sctp-segmentation":         false,
-		"tx-gso-list":                  false,
-		"tx-gre-segmentation":          false,
-		"tx-gre-csum-segmentation":     false,
-		"tx-ipxip4-segmentation":       false,
-		"tx-ipxip6-segmentation":       false,
-		"tx-udp_tnl-segmentation":      false,
-		"tx-udp_tnl-csum-segmentation": false,
-		"rx-gro":                       true,
-		"rx-udp-gro-forwarding":        false,
-		"rx-gro-list":                  false,
+	want := map[string]bool{"rx-gro": true}
+	for _, off := range []string{
+		"tx-checksum-ip-generic", "tx-checksum-sctp", "tx-generic-segmentation",
+		"tx-tcp-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp-accecn-segmentation", "tx-tcp-mangleid-segmentation", "tx-tcp6-segmentation",
+		"tx-udp-segmentation", "tx-sctp-segmentation", "tx-gso-list", "tx-gre-segmentation", "tx-gre-csum-segmentation",
+		"tx-ipxip4-segmentation", "tx-ipxip6-segmentation", "tx-udp_tnl-segmentation", "tx-udp_tnl-csum-segmentation",
+		"rx-udp-gro-forwarding", "rx-gro-list",
+	} {
+		want[off] = false
 	}
 	return ns.Do(func() error {
 		was, err := ethtool.Features(dev)
@@ -312,6 +300,12 @@ func LinkStats(ns *netns.Handle, dev string) (*netlink.LinkStatistics, error) {
 	return st, err
 }
 
+// Ifindex is a device's number in its namespace.
+func Ifindex(ns *netns.Handle, dev string) (index int, err error) {
+	err = within(ns, func(i *inside) { index = i.link(dev).Attrs().Index })
+	return index, err
+}
+
 // WireStats are the counters of the wire.
 type WireStats struct {
 	RxPackets uint64 // frames that were polled
@@ -353,8 +347,8 @@ func (b *Bed) NAPIThreads() (tids []int, err error) {
 }
 
 func napiThreads(ns *netns.Handle, dev string, queues int) (tids []int, err error) {
-	var ifindex int
-	if err := within(ns, func(i *inside) { ifindex = i.link(dev).Attrs().Index }); err != nil {
+	ifindex, err := Ifindex(ns, dev)
+	if err != nil {
 		return nil, err
 	}
 	err = ns.Do(func() (err error) {

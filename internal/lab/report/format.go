@@ -77,8 +77,6 @@ func percent(x float64) string {
 	return fmt.Sprintf("%.0f%%", 100*x)
 }
 
-func seconds(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) + " s" }
-
 func width(s string) int { return utf8.RuneCountInString(s) }
 
 // wrapCommand breaks a command line between its flags, so that each line stays

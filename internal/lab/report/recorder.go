@@ -110,7 +110,7 @@ func compare(v, ref Variant) []Ratio {
 		lo, hi := bootstrap(usable)
 		ratios = append(ratios, Ratio{
 			Variant: v.Name, Metric: metric, Vs: ref.Name,
-			Median: Number(median(usable)), CI95: [2]Number{Number(lo), Number(hi)},
+			Median: Number(Median(usable)), CI95: [2]Number{Number(lo), Number(hi)},
 			Pairs: len(usable), Missing: len(runs) - len(usable), Runs: runs,
 			GeneratorBound: v.GeneratorBound || ref.GeneratorBound,
 			Abstained:      v.Abstained,

@@ -104,7 +104,7 @@ type Metric struct {
 
 func newMetric(runs []Number) Metric {
 	xs := present(runs)
-	m := Metric{Median: Number(median(xs)), Min: Number(nan), Max: Number(nan), Runs: runs, Missing: len(runs) - len(xs)}
+	m := Metric{Median: Number(Median(xs)), Min: Number(nan), Max: Number(nan), Runs: runs, Missing: len(runs) - len(xs)}
 	if len(xs) > 0 {
 		m.Min, m.Max = Number(xs[0]), Number(xs[len(xs)-1])
 	}

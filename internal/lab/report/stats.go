@@ -17,8 +17,8 @@ const (
 
 var nan = math.NaN()
 
-// median of sorted values; NaN of none.
-func median(sorted []float64) float64 {
+// Median of sorted values; NaN of none.
+func Median(sorted []float64) float64 {
 	n := len(sorted)
 	if n == 0 {
 		return nan

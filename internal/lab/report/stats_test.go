@@ -20,11 +20,11 @@ func TestMedianIsTheMiddleOrTheMeanOfTheMiddleTwo(t *testing.T) {
 		{[]float64{1, 2, 30}, 2},
 		{[]float64{1, 2, 4, 30}, 3},
 	} {
-		if got := median(tc.xs); got != tc.want {
-			t.Errorf("median(%v) = %v, want %v", tc.xs, got, tc.want)
+		if got := Median(tc.xs); got != tc.want {
+			t.Errorf("Median(%v) = %v, want %v", tc.xs, got, tc.want)
 		}
 	}
-	if !math.IsNaN(median(nil)) {
+	if !math.IsNaN(Median(nil)) {
 		t.Error("the median of nothing is a number")
 	}
 }

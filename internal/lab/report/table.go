@@ -45,12 +45,7 @@ func (r Result) facts() []string {
 	if r.Awake {
 		cores += " kept awake"
 	}
-	facts := []string{
-		nic,
-		"Linux " + r.Machine.Kernel,
-		cores,
-		printable.Plural(r.Rounds, "round") + " × " + seconds(r.Seconds),
-	}
+	facts := []string{nic, "Linux " + r.Machine.Kernel, cores, fmt.Sprintf("%s × %g s", printable.Plural(r.Rounds, "round"), r.Seconds)}
 	if r.NoRealTime {
 		facts = append(facts, "probes at nice -20")
 	}

@@ -172,10 +172,10 @@ func (e *env) series(ctx context.Context, s scenario, label string) (report.Resu
 		}
 	}
 	for _, vname := range cfg.Variants {
-		if x := medianOf(rows[vname], foreign); x > noisy {
+		if x := report.Median(sorted(rows[vname], foreign)); x > noisy {
 			rep.Note(vname, fmt.Sprintf("other programs used %.2g cores at the same time (median): not a quiet machine", x))
 		}
-		if x := medianOf(rows[vname], predicted); x > 0 {
+		if x := report.Median(sorted(rows[vname], predicted)); x > 0 {
 			rep.Note(vname, fmt.Sprintf("predicted by its measure of the stages: %.2f times one core's rate, for one flow that saturates it (median)", x))
 		}
 		if s.remark != nil && len(rows[vname]) > 0 {
@@ -191,18 +191,10 @@ func remarkOn(metrics ...string) func([]map[string]float64) string {
 		var parts []string
 		for _, m := range metrics {
 			xs := sorted(rounds, m)
-			parts = append(parts, fmt.Sprintf("%s %.2f (%.2f to %.2f)", m, medianOf(rounds, m), xs[0], xs[len(xs)-1]))
+			parts = append(parts, fmt.Sprintf("%s %.2f (%.2f to %.2f)", m, report.Median(xs), xs[0], xs[len(xs)-1]))
 		}
 		return strings.Join(parts, ", ")
 	}
-}
-
-func medianOf(rounds []map[string]float64, metric string) float64 {
-	xs := sorted(rounds, metric)
-	if len(xs) == 0 {
-		return 0
-	}
-	return (xs[(len(xs)-1)/2] + xs[len(xs)/2]) / 2
 }
 
 func sorted(rounds []map[string]float64, metric string) (xs []float64) {

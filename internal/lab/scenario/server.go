@@ -12,6 +12,7 @@ import (
 
 	"github.com/overlane/overlane/internal/lab/report"
 	"github.com/overlane/overlane/internal/lab/traffic"
+	"github.com/overlane/overlane/internal/printable"
 	"github.com/overlane/overlane/internal/snmp"
 )
 
@@ -53,10 +54,7 @@ var web = application{service: webService, talk: traffic.WebDialogue, flood: tra
 // clients are points at numbers of connections, each alone and under bulk.
 func clients(counts ...int) (list []point) {
 	for _, n := range counts {
-		one := fmt.Sprintf("%d clients", n)
-		if n == 1 {
-			one = "1 client"
-		}
+		one := printable.Plural(n, "client")
 		list = append(list,
 			point{one + " alone", func(c *Config) { c.clients, c.Load = n, 0 }},
 			point{one + " under bulk", func(c *Config) { c.clients = n }})

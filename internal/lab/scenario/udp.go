@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -174,14 +173,11 @@ func (e *env) countArrivals(c *traffic.Checker) error {
 		dev = bed.PodDev
 	}
 	for _, at := range e.goals() {
-		var ifi *net.Interface
-		if err := at.NS.Do(func() (err error) {
-			ifi, err = net.InterfaceByName(dev)
-			return err
-		}); err != nil {
+		ifindex, err := bed.Ifindex(at.NS, dev)
+		if err != nil {
 			return fmt.Errorf("count arrivals: %w", err)
 		}
-		if err := c.CountArrivals(at.NS, ifi.Index); err != nil {
+		if err := c.CountArrivals(at.NS, ifindex); err != nil {
 			return err
 		}
 	}

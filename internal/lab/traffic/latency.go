@@ -71,9 +71,10 @@ func StartProbe(from, to Endpoint, every time.Duration, sendOn, recvOn, max int,
 		core int
 		do   func() error
 	}
-	tasks := []task{{to, recvOn, func() error { return p.receive(rx) }}}
+	tasks := []task{{to, recvOn, func() error { return p.each(rx, p.note) }}}
 	if back {
-		tasks = []task{{to, recvOn, func() error { return p.sendBack(rx) }}, {from, sendOn, func() error { return p.receive(tx) }}}
+		sendBack := func(data []byte, from unix.Sockaddr, _ uint64) error { return sendProbe(rx, data, from) }
+		tasks = []task{{to, recvOn, func() error { return p.each(rx, sendBack) }}, {from, sendOn, func() error { return p.each(tx, p.note) }}}
 	}
 	tasks = append(tasks, task{from, sendOn, func() error { return p.transmit(tx, to.Addr, uint64(every)) }})
 	for _, one := range tasks {
@@ -115,44 +116,20 @@ func (p *Probe) transmit(s int, to netip.Addr, every uint64) error {
 			next = now + every
 		}
 		datagram.Put(buf, ProbeFlow, seq, now)
-		if err := unix.Sendto(s, buf, 0, sa); err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("send probe: %w", err)
+		if err := sendProbe(s, buf, sa); err != nil {
+			return err
 		}
 		p.sent.Add(1)
 	}
 	return nil
 }
 
-func (p *Probe) receive(s int) error {
-	buf := make([]byte, 2*datagram.StampedSize)
-	for {
-		n, _, err := unix.Recvfrom(s, buf, 0)
-		now := monotonic()
-		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
-			if p.stop.Load() {
-				return nil
-			}
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("receive probe: %w", err)
-		}
-		_, _, when, err := datagram.Parse(buf[:n])
-		if err != nil {
-			p.strange = err
-			continue
-		}
-		if len(p.got) < cap(p.got) {
-			p.got = append(p.got, arrival{when, time.Duration(now - when)})
-		}
-	}
-}
-
-// sendBack returns every datagram to where it came from.
-func (p *Probe) sendBack(s int) error {
+// each does something with all that arrives on a socket, until the probe is stopped.
+func (p *Probe) each(s int, do func(data []byte, from unix.Sockaddr, at uint64) error) error {
 	buf := make([]byte, 2*datagram.StampedSize)
 	for {
 		n, from, err := unix.Recvfrom(s, buf, 0)
+		at := monotonic()
 		switch {
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 			if p.stop.Load() {
@@ -162,10 +139,28 @@ func (p *Probe) sendBack(s int) error {
 		case err != nil:
 			return fmt.Errorf("receive probe: %w", err)
 		}
-		if err := unix.Sendto(s, buf[:n], 0, from); err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("send probe back: %w", err)
+		if err := do(buf[:n], from, at); err != nil {
+			return err
 		}
 	}
+}
+
+func (p *Probe) note(data []byte, _ unix.Sockaddr, at uint64) error {
+	_, _, when, err := datagram.Parse(data)
+	if err != nil {
+		p.strange = err
+	} else if len(p.got) < cap(p.got) {
+		p.got = append(p.got, arrival{when, time.Duration(at - when)})
+	}
+	return nil
+}
+
+// sendProbe sends a datagram. One that finds no room is lost.
+func sendProbe(s int, data []byte, to unix.Sockaddr) error {
+	if err := unix.Sendto(s, data, 0, to); err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) {
+		return fmt.Errorf("send probe: %w", err)
+	}
+	return nil
 }
 
 // Latencies are what a probe, or clients, measured.

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -66,11 +65,8 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 		return nil, errors.New("start generator: no flows")
 	}
 	host := b.Sender()
-	var wire *net.Interface
-	if err := host.NS.Do(func() (err error) {
-		wire, err = net.InterfaceByName(host.Wire)
-		return err
-	}); err != nil {
+	wire, err := bed.Ifindex(host.NS, host.Wire)
+	if err != nil {
 		return nil, fmt.Errorf("start generator: %w", err)
 	}
 	first, size, err := buildFrame(&cfg.Flows[0], cfg.Size)
@@ -87,7 +83,7 @@ func StartLive(b *bed.Bed, cfg LiveConfig) (_ *Live, err error) {
 	}
 	spec.Maps["templates"].MaxEntries = uint32(len(cfg.Flows))
 	variables := map[string]any{
-		"wire_ifindex": uint32(wire.Index),
+		"wire_ifindex": uint32(wire),
 		"hdr_len":      uint32(first.hdrLen),
 		"ip_off":       uint32(first.ipOff),
 		"frags":        uint32(first.frags),

@@ -2,10 +2,7 @@
 
 package traffic
 
-import (
-	"strings"
-	"time"
-)
+import "time"
 
 // ServerConfig says how a server of a lab runs.
 type ServerConfig struct {
@@ -37,8 +34,8 @@ func wholeSeconds(length time.Duration) int { return int((length + time.Second -
 
 // host writes an address as it stands before a port.
 func host(at Endpoint) string {
-	if s := at.Addr.String(); strings.Contains(s, ":") {
-		return "[" + s + "]"
+	if at.Addr.Is6() {
+		return "[" + at.Addr.String() + "]"
 	}
 	return at.Addr.String()
 }
