@@ -217,27 +217,19 @@ func Attr32(b []byte, typ uint16, val uint32) []byte {
 }
 
 // U32 reads an attribute's value; what is too short reads as zero.
-func U32(b []byte) uint32 {
-	if len(b) < 4 {
-		return 0
-	}
-	return binary.NativeEndian.Uint32(b)
-}
+func U32(b []byte) uint32 { return number(b, 4, binary.NativeEndian.Uint32) }
 
 // U32BE reads a value in network byte order, and zero of what is too short.
-func U32BE(b []byte) uint32 {
-	if len(b) < 4 {
-		return 0
-	}
-	return binary.BigEndian.Uint32(b)
-}
+func U32BE(b []byte) uint32 { return number(b, 4, binary.BigEndian.Uint32) }
 
 // U16BE reads a value in network byte order, and zero of what is too short.
-func U16BE(b []byte) uint16 {
-	if len(b) < 2 {
-		return 0
+func U16BE(b []byte) uint16 { return number(b, 2, binary.BigEndian.Uint16) }
+
+func number[T any](b []byte, size int, read func([]byte) T) (n T) {
+	if len(b) >= size {
+		n = read(b)
 	}
-	return binary.BigEndian.Uint16(b)
+	return n
 }
 
 // Str reads a string, with or without the zero that ends it.

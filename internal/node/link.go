@@ -3,8 +3,6 @@
 package node
 
 import (
-	"fmt"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/encap"
@@ -25,16 +23,6 @@ type link struct {
 func (c *conn) links() (all map[int]*link, err error) {
 	err = c.Links(func() { all = map[int]*link{} }, func(l *nlsock.Link) { all[l.Index] = linkOf(l) })
 	return all, err
-}
-
-// linkIn reads one device of the namespace that has the id nsid here, without
-// entering or opening that namespace.
-func (c *conn) linkIn(nsid, index int) (*link, error) {
-	l, err := c.LinkIn(nsid, index)
-	if err != nil {
-		return nil, fmt.Errorf("read device %d: %w", index, err)
-	}
-	return linkOf(l), nil
 }
 
 func linkOf(l *nlsock.Link) *link {

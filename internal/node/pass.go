@@ -57,7 +57,9 @@ func (p *pass) run(ctx context.Context) error {
 		return err
 	}
 	p.home = p.order[0]
-	p.mounts()
+	for _, m := range p.s.mounts.all() {
+		p.add(m.Path(), m.Inode, m)
+	}
 	p.magic(p.s.homeKnownAs)
 	if !p.remembered() || p.full {
 		p.procs()

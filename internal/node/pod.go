@@ -4,6 +4,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 
@@ -120,16 +121,15 @@ func (p *pass) pod(sp *space, v *link, tunnels []Dev, routed bool) error {
 		p.skip(host, "the namespace of its other end was not found: it has no name, and no process is in it or holds it open")
 		return nil
 	}
-	peer, err := sp.c.linkIn(v.LowerNSID, v.Lower)
+	there, err := sp.c.LinkIn(v.LowerNSID, v.Lower)
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
 		return nil // went away while it was scanned; its end is an event
 	}
 	if err != nil {
-		return err
+		return fmt.Errorf("read device %d: %w", v.Lower, err)
 	}
-	pod := Pod{
-		Host: host, Peer: in.dev(peer), PeerMTU: peer.MTU, HostQdisc: v.Qdisc, Tunnels: tunnels,
-	}
+	peer := linkOf(there)
+	pod := Pod{Host: host, Peer: in.dev(peer), PeerMTU: peer.MTU, HostQdisc: v.Qdisc, Tunnels: tunnels}
 	if in == p.home && peer.Flags&unix.IFF_UP == 0 {
 		// Engines make both ends there. What is set on this one goes with it into the container,
 		// and could not be taken back.

@@ -47,13 +47,6 @@ type space struct {
 // proc is where namespaces are reached that have no name.
 const proc = "/proc"
 
-// mounts adds the namespaces that are mounted.
-func (p *pass) mounts() {
-	for _, m := range p.s.mounts.all() {
-		p.add(m.Path(), m.Inode, m)
-	}
-}
-
 // remembered adds the namespaces that earlier scans reached through a process,
 // and reports whether all of them are still there.
 func (p *pass) remembered() bool {

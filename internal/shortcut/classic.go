@@ -302,11 +302,8 @@ func branches(in unix.SockFilter, s state) (yes, no bool) {
 }
 
 // parseFilter reads what PACKET_DIAG_FILTER has.
-func parseFilter(b []byte) (list []unix.SockFilter) {
-	for ; len(b) >= unix.SizeofSockFilter; b = b[unix.SizeofSockFilter:] {
-		list = append(list, unix.SockFilter{
-			Code: binary.NativeEndian.Uint16(b), Jt: b[2], Jf: b[3], K: binary.NativeEndian.Uint32(b[4:]),
-		})
-	}
+func parseFilter(b []byte) []unix.SockFilter {
+	list := make([]unix.SockFilter, len(b)/unix.SizeofSockFilter)
+	_, _ = binary.Decode(b, binary.NativeEndian, list) // b has as much
 	return list
 }

@@ -76,13 +76,6 @@ func (f *files) contents(path string, most int) ([]byte, error) {
 	return b, err
 }
 
-// contents reads a small file of the kernel's once.
-func contents(path string) ([]byte, error) {
-	var f files
-	b, err := f.contents(path, most)
-	return b, errors.Join(err, f.close())
-}
-
 // lines is files.lines, once.
 func lines(path string) ([]string, error) { return first(path, most) }
 

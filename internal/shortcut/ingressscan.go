@@ -163,7 +163,7 @@ func (w *Watcher) host(f *IngressFacts, loose bool) error {
 
 // number reads a setting that has to be there.
 func number(path string) (int, error) {
-	b, err := contents(path)
+	b, err := os.ReadFile(path)
 	if err != nil {
 		return 0, err
 	}

@@ -48,19 +48,10 @@ func (w *Watcher) nftables(rs *readings) (*nftables, error) {
 	if there, err := module(rs, "nf_tables"); !there || err != nil {
 		return nil, err
 	}
-	n := &w.nft
-	if n.c != nil {
-		return n, nil
-	}
-	c, err := nlsock.Dial(unix.NETLINK_NETFILTER, make([]byte, 1<<16))
-	if err != nil {
+	if err := w.dial(&w.nft.c, unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES); err != nil {
 		return nil, err
 	}
-	if err := w.subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES); err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	n.c = c
-	return n, nil
+	return &w.nft, nil
 }
 
 // chains lists base chains and flow tables.

@@ -134,17 +134,12 @@ func (q *queued) at(index int, name string) (bool, error) {
 	if ok {
 		return may, nil
 	}
-	may, err := queues(name)
-	if err == nil {
-		q.known[index] = may
-	}
-	return may, err
-}
-
-// queues asks for what makes GRO at the other end of a veth possible.
-func queues(name string) (bool, error) {
 	features, err := ethtool.Features(name)
-	return err == nil && !ethtool.TSO(features), err
+	if err != nil {
+		return false, err
+	}
+	q.known[index] = !ethtool.TSO(features)
+	return q.known[index], nil
 }
 
 // foreign lists the programs of others on a device's tcx hooks, which only a

@@ -120,6 +120,22 @@ func (w *Watcher) Close() error {
 	return errors.Join(err, w.nft.close(), w.side.close(), w.files.close(), w.h.Close())
 }
 
+// dial opens a socket to a protocol, and joins a group of it, unless it has.
+func (w *Watcher) dial(to **nlsock.Conn, protocol, group int) error {
+	if *to != nil {
+		return nil
+	}
+	c, err := nlsock.Dial(protocol, make([]byte, 1<<16))
+	if err != nil {
+		return err
+	}
+	if err := w.subscribe(protocol, group); err != nil {
+		return errors.Join(err, c.Close())
+	}
+	*to = c
+	return nil
+}
+
 // subscribe joins groups of a protocol in the calling thread's namespace.
 func (w *Watcher) subscribe(protocol int, groups ...int) error {
 	f, err := nlsock.Subscribe(protocol, 1<<20, groups...)
@@ -129,7 +145,7 @@ func (w *Watcher) subscribe(protocol int, groups ...int) error {
 	w.subs = append(w.subs, f)
 	lost := func() { // changes that were lost count as a change
 		w.queued.stale.Store(true)
-		w.poke()
+		poke(w.poked)
 	}
 	w.wg.Go(func() {
 		nlsock.Follow(f, lost, func(told iter.Seq[nlsock.Message]) {
@@ -141,7 +157,7 @@ func (w *Watcher) subscribe(protocol int, groups ...int) error {
 				}
 			}
 			if changed {
-				w.poke()
+				poke(w.poked)
 			}
 		})
 	})
@@ -160,10 +176,11 @@ func matters(m nlsock.Message) bool {
 	return true
 }
 
-func (w *Watcher) poke() {
+// poke makes a channel readable, unless it is.
+func poke(c chan<- struct{}) {
 	select {
-	case w.poked <- struct{}{}:
-	default:
+	case c <- struct{}{}:
+	default: // the last one was not taken yet
 	}
 }
 
@@ -175,10 +192,7 @@ func (w *Watcher) pace() {
 			return
 		case <-w.poked:
 		}
-		select {
-		case w.events <- struct{}{}:
-		default: // the last one was not taken yet
-		}
+		poke(w.events)
 		select {
 		case <-w.done:
 			return

@@ -52,10 +52,7 @@ func (ws *Watchers) Of(cookie uint64) (*Watcher, error) {
 	ws.watchers[cookie] = w
 	go func() {
 		for range w.Events() {
-			select {
-			case ws.changed <- struct{}{}:
-			default: // the last one was not taken yet
-			}
+			poke(ws.changed)
 		}
 	}()
 	return w, nil

@@ -34,21 +34,21 @@ func (w *Watcher) policies() (n int, blocks bool, err error) {
 		}
 		return 0, false, err
 	}
-	c, err := w.xfrm()
+	err = w.dial(&w.side.xfrm, unix.NETLINK_XFRM, xfrmGroupPolicy)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return 0, false, nil
 	}
 	if err != nil {
 		return 0, false, err
 	}
-	b, err := c.Ask(xfrmMsgGetSPDInfo, make([]byte, 4))
+	b, err := w.side.xfrm.Ask(xfrmMsgGetSPDInfo, make([]byte, 4))
 	if n = parsePolicies(b); err == nil && n < 0 {
 		err = errors.New("no answer")
 	}
 	if err != nil {
 		return 0, false, fmt.Errorf("count IPsec policies: %w", err)
 	}
-	b, err = c.Ask(xfrmMsgGetDefault, make([]byte, 4))
+	b, err = w.side.xfrm.Ask(xfrmMsgGetDefault, make([]byte, 4))
 	if err != nil && !errors.Is(err, unix.EINVAL) { // Linux 5.15
 		return 0, false, fmt.Errorf("ask for IPsec's default policy: %w", err)
 	}
@@ -64,20 +64,4 @@ func parsePolicies(b []byte) int {
 		return -1
 	}
 	return int(nlsock.U32(v[in:])) + int(nlsock.U32(v[out:])) + int(nlsock.U32(v[forward:]))
-}
-
-// xfrm opens the socket and subscribes.
-func (w *Watcher) xfrm() (*nlsock.Conn, error) {
-	if w.side.xfrm != nil {
-		return w.side.xfrm, nil
-	}
-	c, err := nlsock.Dial(unix.NETLINK_XFRM, make([]byte, 1<<12))
-	if err != nil {
-		return nil, err
-	}
-	if err := w.subscribe(unix.NETLINK_XFRM, xfrmGroupPolicy); err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	w.side.xfrm = c
-	return c, nil
 }
