@@ -195,7 +195,7 @@ func (d *diagnosis) express(v *mechanism.View, called names.Names) error {
 
 // onlookers says why datagrams are not joined (aggregate: auto), once for each reason.
 func (d *diagnosis) onlookers(s *node.Scanner, snap node.Snapshot, own func(uint32) bool) error {
-	reasons, err := shortcut.JoinReasons(s, snap, own)
+	reasons, err := shortcut.NewJoinEligibility(s, own, nil).Scan(snap, true, false)
 	if err != nil {
 		return err
 	}

@@ -37,20 +37,16 @@ func FeatureValue(f ethtool.Feature) string {
 	return spelt[f.Active]
 }
 
-func (s *settingPlace) getFeature() (value string, err error) {
-	err = s.handle.Visit(func() error {
-		all, err := ethtool.Features(s.Name)
-		if err != nil {
-			return err
-		}
-		f, known := all[s.Attr]
-		if !known {
-			return fmt.Errorf("%w: get feature %s of %s: %w", fs.ErrNotExist, s.Attr, s.Name, ethtool.ErrUnknown)
-		}
-		value = FeatureValue(f)
-		return nil
-	})
-	return value, err
+func (s *settingPlace) getFeature() (string, error) {
+	all, err := netns.Read(s.handle, func() (map[string]ethtool.Feature, error) { return ethtool.Features(s.Name) })
+	if err != nil {
+		return "", err
+	}
+	f, known := all[s.Attr]
+	if !known {
+		return "", fmt.Errorf("%w: get feature %s of %s: %w", fs.ErrNotExist, s.Attr, s.Name, ethtool.ErrUnknown)
+	}
+	return FeatureValue(f), nil
 }
 
 func (s *settingPlace) putFeature(value string) error {

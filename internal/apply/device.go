@@ -11,6 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/plan"
 )
 
@@ -19,18 +20,13 @@ import (
 const emptied = 1200 * time.Millisecond
 
 // getDevice tells whether there is a device of that name, and which.
-func (s *settingPlace) getDevice() (value string, err error) {
-	err = s.handle.Do(func() error {
-		value, err = deviceValue(s.Attr)
-		return err
-	})
-	return value, err
+func (s *settingPlace) getDevice() (string, error) {
+	return netns.Read(s.handle, func() (string, error) { return deviceValue(s.Attr) })
 }
 
 func deviceValue(name string) (string, error) {
 	link, err := netlink.LinkByName(name)
-	var none netlink.LinkNotFoundError
-	if errors.As(err, &none) {
+	if _, none := errors.AsType[netlink.LinkNotFoundError](err); none {
 		return plan.NoDevice, nil
 	}
 	if err != nil {
@@ -52,8 +48,7 @@ func peerName(link netlink.Link) (string, error) {
 		return "", nil
 	}
 	peer, err := netlink.LinkByIndex(link.Attrs().ParentIndex)
-	var none netlink.LinkNotFoundError
-	if errors.As(err, &none) {
+	if _, none := errors.AsType[netlink.LinkNotFoundError](err); none {
 		return "", nil
 	}
 	if err != nil {
@@ -112,8 +107,7 @@ func raise(name string) error {
 
 func deleteDevice(name string) error {
 	link, err := netlink.LinkByName(name)
-	var none netlink.LinkNotFoundError
-	if errors.As(err, &none) {
+	if _, none := errors.AsType[netlink.LinkNotFoundError](err); none {
 		return nil
 	}
 	if err != nil {

@@ -101,9 +101,9 @@ func (x *Express) Counted(now time.Time, packets, datagrams uint64) Decision {
 	rate, share := float64(datagrams)/took.Seconds(), float64(datagrams)/float64(max(packets, 1))
 	switch {
 	case rate < expressFrom:
-		x.wait(now, fmt.Sprintf("fewer than %d datagrams a second come out of the tunnels, and other packets take the full path", expressFrom))
+		x.stop(now, expressPause, fmt.Sprintf("fewer than %d datagrams a second come out of the tunnels, and other packets take the full path", expressFrom))
 	case share < expressShare:
-		x.wait(now, fmt.Sprintf("%.0f %% of the tunnels' packets are datagrams, and others take the full path", share*100))
+		x.stop(now, expressPause, fmt.Sprintf("%.0f %% of the tunnels' packets are datagrams, and others take the full path", share*100))
 	default:
 		x.begun, x.after = now, true
 		x.decide(now, Parked, "it is measured how much comes without")
@@ -164,8 +164,6 @@ func (x *Express) Again(now time.Time, why string) {
 	x.pause, x.short = time.Time{}, time.Time{}
 	x.decide(now, Standby, why)
 }
-
-func (x *Express) wait(now time.Time, why string) { x.stop(now, expressPause, why) }
 
 func (x *Express) stop(now time.Time, pause time.Duration, why string) {
 	x.pause = now.Add(pause)

@@ -12,7 +12,7 @@ import (
 
 // census counts what flows bring out of the tunnels (datapath.FlowCounts).
 type census struct {
-	dp    *datapath.Census
+	*datapath.Census
 	hooks []io.Closer
 }
 
@@ -22,7 +22,7 @@ func (h *Host) BeginCensus() (datapath.FlowCounts, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &census{dp: dp}
+	c := &census{Census: dp}
 	for _, t := range h.Snapshot().Tunnels {
 		l, err := h.Attach(t.Dev, dp.Attach)
 		switch {
@@ -35,16 +35,11 @@ func (h *Host) BeginCensus() (datapath.FlowCounts, error) {
 	return c, nil
 }
 
-// Flows are what each flow brought, and what the rest did that had no place.
-func (c *census) Flows() (flows []datapath.FlowBrought, rest datapath.FlowBrought, err error) {
-	return c.dp.Flows()
-}
-
 // End leaves no trace of it.
 func (c *census) End() error {
 	var errs []error
 	for _, h := range c.hooks {
 		errs = append(errs, h.Close())
 	}
-	return errors.Join(append(errs, c.dp.Close())...)
+	return errors.Join(append(errs, c.Close())...)
 }

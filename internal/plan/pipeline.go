@@ -75,11 +75,7 @@ type Input struct {
 // which another program has set a mask or flow steering is left alone as a
 // whole: the masks of one device only make sense together.
 func Pipeline(in Input) Plan {
-	p := Plan{
-		Steps:   []Step{},
-		Attach:  []Attachment{},
-		Skipped: append([]Skip{}, in.Skipped...),
-	}
+	p := Plan{Steps: []Step{}, Attach: []Attachment{}, Skipped: append([]Skip{}, in.Skipped...)}
 	for _, s := range in.Merge {
 		if ours, touched := in.Owned[s.Setting]; touched {
 			s.First, s.Was = ours.First, ours.Wrote

@@ -46,14 +46,6 @@ func (s Set) Capabilities() (list []Capability) {
 	return list
 }
 
-func (s Set) String() string {
-	var words []string
-	for _, c := range s.Capabilities() {
-		words = append(words, c.String())
-	}
-	return strings.Join(words, " ")
-}
-
 // Need is a capability that the daemon needs.
 type Need struct {
 	Capability

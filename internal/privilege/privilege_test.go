@@ -319,7 +319,7 @@ func TestSets(t *testing.T) {
 	if got := strconv.FormatUint(uint64(Daemon()), 16); got != "c000a81000" {
 		t.Errorf("the daemon keeps %s", got)
 	}
-	if got, want := Guardian().String(), "CAP_NET_ADMIN CAP_SYS_PTRACE CAP_SYS_ADMIN CAP_SYS_NICE"; got != want {
+	if got, want := fmt.Sprint(Guardian().Capabilities()), "[CAP_NET_ADMIN CAP_SYS_PTRACE CAP_SYS_ADMIN CAP_SYS_NICE]"; got != want {
 		t.Errorf("the guardian keeps %s, want %s", got, want)
 	}
 	if Guardian()&^Daemon() != 0 {
@@ -331,7 +331,7 @@ func TestSets(t *testing.T) {
 		t.Errorf("missing: %+v", missing)
 	}
 	if got, want := Everyday(docker), Of(unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN); got != want {
-		t.Errorf("in force is %s, want %s", got, want)
+		t.Errorf("in force is %s, want %s", got.Capabilities(), want.Capabilities())
 	}
 	missing := Missing(Daemon() &^ Of(unix.CAP_BPF, unix.CAP_SYS_ADMIN, unix.CAP_SYS_NICE))
 	if len(missing) != 3 || missing[0].Without != "" || missing[2].Without == "" {

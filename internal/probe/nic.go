@@ -45,23 +45,21 @@ const (
 // readXDP reads a device's XDP abilities. It fails with fs.ErrNotExist for a kernel
 // older than 6.3, which does not tell.
 func readXDP(h *netns.Handle, ifindex int) (xdpFlags, error) {
-	var flags xdpFlags
-	err := h.Do(func() error {
+	flags, err := netns.Read(h, func() (xdpFlags, error) {
 		family, err := netlink.GenlFamilyGet("netdev")
 		if err != nil {
-			return err
+			return 0, err
 		}
 		answers, err := napi.Ask(family.ID, netdevCmdDevGet, 0, netdevADevIfindex, uint32(ifindex))
 		if err != nil {
-			return err
+			return 0, err
 		}
 		for _, attrs := range answers {
 			if v := attrs[netdevADevXDPFeatures].Value; len(v) >= 8 {
-				flags = xdpFlags(binary.NativeEndian.Uint64(v))
-				return nil
+				return xdpFlags(binary.NativeEndian.Uint64(v)), nil
 			}
 		}
-		return errors.New("the answer has no XDP features")
+		return 0, errors.New("the answer has no XDP features")
 	})
 	if err != nil {
 		return 0, fmt.Errorf("read XDP features of device %d: %w", ifindex, err)

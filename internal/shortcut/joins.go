@@ -246,9 +246,3 @@ func (e *JoinEligibility) Close() error {
 	}
 	return e.watchers.Close()
 }
-
-// JoinReasons says once why devices are not to join datagrams. own tells of BPF programs that they
-// are overlane's.
-func JoinReasons(s *node.Scanner, snap node.Snapshot, own func(progID uint32) bool) (map[node.DevKey]string, error) {
-	return NewJoinEligibility(s, own, nil).Scan(snap, true, false)
-}

@@ -197,8 +197,8 @@ func (p *Places) observe(u node.Underlay, before State, unread error) string {
 
 // refused makes one thing of all ways in which an attach fails: the NIC is left alone.
 func (p *Places) refused(u node.Underlay, before State, err error) error {
-	var no *datapath.Refused
-	if !errors.As(err, &no) || errors.Is(err, node.ErrGone) {
+	no, refused := errors.AsType[*datapath.Refused](err)
+	if !refused || errors.Is(err, node.ErrGone) {
 		return err
 	}
 	why := "no XDP program: " + no.Error()

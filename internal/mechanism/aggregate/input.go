@@ -52,7 +52,7 @@ func Foresee(v *mechanism.View, mode governor.Mode) ([]mechanism.Outlook, error)
 	var reasons map[node.DevKey]string
 	if mode != governor.Forced {
 		var err error
-		if reasons, err = shortcut.JoinReasons(v.Scanner, v.Snapshot, v.Owns); err != nil {
+		if reasons, err = shortcut.NewJoinEligibility(v.Scanner, v.Owns, nil).Scan(v.Snapshot, true, false); err != nil {
 			return nil, err
 		}
 	}

@@ -140,8 +140,7 @@ func (a *actuator) forgetResequencers() error {
 			return err
 		})
 		ns.Close()
-		var none netlink.LinkNotFoundError
-		if lost[c] = errors.As(err, &none); lost[c] {
+		if _, lost[c] = errors.AsType[netlink.LinkNotFoundError](err); lost[c] {
 			a.host.Log().Info("a resequencer was deleted, and is made anew", "device", MergeDevice)
 		}
 	}

@@ -356,8 +356,7 @@ func (p *Pipeline) arm(ctx context.Context, in governor.Input, mechanismName str
 	if p.err == nil {
 		return true, nil
 	}
-	var left *xdp.Left
-	if errors.As(p.err, &left) {
+	if _, left := errors.AsType[*xdp.Left](p.err); left {
 		// Said already. The next window places it behind the NIC's stage.
 		p.err = nil
 	} else {

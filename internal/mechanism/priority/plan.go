@@ -9,6 +9,7 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/napi"
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/xdp"
@@ -57,11 +58,7 @@ func napiThreads(s *node.Scanner, dev node.Dev, queues int) (threads []plan.NAPI
 		return nil, err
 	}
 	defer ns.Close()
-	var tids []int
-	err = ns.Do(func() (err error) {
-		tids, err = napi.Threads(dev.Ifindex, queues)
-		return err
-	})
+	tids, err := netns.Read(ns, func() ([]int, error) { return napi.Threads(dev.Ifindex, queues) })
 	if err != nil {
 		return nil, err
 	}
