@@ -40,7 +40,7 @@ type space struct {
 	links  map[int]*link
 	ours   []*link        // tunnels whose link namespace is home
 	ids    map[int]*space // by the id that this namespace has for them
-	asked  int            // spaces looked up for ids
+	asked  int            // namespaces looked up for ids
 	routes map[int]via
 }
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestExpressChangesOnlyPodsThatHaveAWay(t *testing.T) {
+func TestExpressChangesOnlyPodsThatHaveAPath(t *testing.T) {
 	nic, pod := Target{42, 2, "u0"}, Target{43, 7, "eth0"}
 	ours := map[Setting]Owned{Lands(pod): {First: "off", Wrote: "on"}, Joins(pod): {First: "off", Wrote: "on"}}
 	ready := Landing{Target: pod, GRO: "off", List: "off", Path: true}

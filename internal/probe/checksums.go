@@ -17,13 +17,13 @@ const checksumTime = time.Second
 // badChecksums counts, by namespace, the packets that were dropped for a wrong checksum, where
 // packets of an overlay end: outer ones at the underlays, inner ones in the pods. A namespace that
 // cannot be read is left out.
-func badChecksums(spaces Spaces, snap node.Snapshot) map[uint64]uint64 {
+func badChecksums(namespaces Namespaces, snap node.Snapshot) map[uint64]uint64 {
 	counts := map[uint64]uint64{}
 	read := func(cookie uint64) {
 		if _, ok := counts[cookie]; ok {
 			return
 		}
-		h, err := spaces.Namespace(cookie)
+		h, err := namespaces.Namespace(cookie)
 		if err != nil {
 			return
 		}
@@ -42,7 +42,7 @@ func badChecksums(spaces Spaces, snap node.Snapshot) map[uint64]uint64 {
 }
 
 // grown counts again and notes with each device what came since the first time.
-func grown(ctx context.Context, spaces Spaces, snap node.Snapshot, before map[uint64]uint64, since time.Time, devs map[node.DevKey]dev) error {
+func grown(ctx context.Context, namespaces Namespaces, snap node.Snapshot, before map[uint64]uint64, since time.Time, devs map[node.DevKey]dev) error {
 	if len(before) == 0 {
 		return nil
 	}
@@ -51,7 +51,7 @@ func grown(ctx context.Context, spaces Spaces, snap node.Snapshot, before map[ui
 		return ctx.Err()
 	case <-time.After(time.Until(since.Add(checksumTime))):
 	}
-	for cookie, n := range badChecksums(spaces, snap) {
+	for cookie, n := range badChecksums(namespaces, snap) {
 		first, ok := before[cookie]
 		if !ok || n <= first {
 			continue

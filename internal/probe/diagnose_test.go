@@ -141,7 +141,7 @@ func TestWrongChecksumsAreCountedWhileTheyCome(t *testing.T) {
 		addr add 10.1.0.1/24 dev lo
 		link add vx0 type vxlan id 1 dstport 4789 local 10.1.0.1
 		link set vx0 up`)
-	spaces := oneSpace{h}
+	namespaces := oneNamespace{h}
 	snap := node.Snapshot{Underlays: []node.Underlay{{Dev: node.Dev{NetnsCookie: 1}}}}
 	send := func() {
 		t.Helper()
@@ -168,7 +168,7 @@ func TestWrongChecksumsAreCountedWhileTheyCome(t *testing.T) {
 		t.Helper()
 		deadline := time.Now().Add(10 * time.Second)
 		for {
-			n := badChecksums(spaces, snap)[1]
+			n := badChecksums(namespaces, snap)[1]
 			if n == want {
 				return
 			}
@@ -186,13 +186,13 @@ func TestWrongChecksumsAreCountedWhileTheyCome(t *testing.T) {
 	await(3)
 }
 
-// oneSpace knows one namespace under any cookie.
-type oneSpace struct{ h *netns.Handle }
+// oneNamespace knows one namespace under any cookie.
+type oneNamespace struct{ h *netns.Handle }
 
-func (s oneSpace) Namespace(uint64) (*netns.Handle, error) {
+func (s oneNamespace) Namespace(uint64) (*netns.Handle, error) {
 	return netns.OfPath(fmt.Sprintf("/proc/self/fd/%d", s.h.FD()))
 }
-func (s oneSpace) Path(uint64) (string, error) { return "", nil }
+func (s oneNamespace) Path(uint64) (string, error) { return "", nil }
 
 func TestDiagnosisOfRealDevicesAndItsCommandsMendThem(t *testing.T) {
 	for _, tool := range []string{"ethtool", "nsenter", "tc"} {

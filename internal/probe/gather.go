@@ -15,8 +15,8 @@ import (
 	"github.com/overlane/overlane/internal/node"
 )
 
-// Spaces opens namespaces; *node.Scanner does.
-type Spaces interface {
+// Namespaces opens namespaces; *node.Scanner does.
+type Namespaces interface {
 	Namespace(cookie uint64) (*netns.Handle, error)
 	Path(cookie uint64) (string, error)
 }
@@ -25,14 +25,14 @@ type Spaces interface {
 // worst first; it takes a second, in which it watches counters. here is the namespace in which its commands are
 // run, own reports which BPF programs are ours. It changes nothing. Devices that cannot be looked at are joined
 // into the error, beside the findings about the others.
-func Diagnose(ctx context.Context, spaces Spaces, snap node.Snapshot, here uint64, own func(progID uint32) bool) ([]Finding, error) {
-	bySpace := map[uint64][]node.Dev{}
+func Diagnose(ctx context.Context, namespaces Namespaces, snap node.Snapshot, here uint64, own func(progID uint32) bool) ([]Finding, error) {
+	byNamespace := map[uint64][]node.Dev{}
 	var cookies []uint64
 	want := func(d node.Dev) {
-		if _, ok := bySpace[d.NetnsCookie]; !ok {
+		if _, ok := byNamespace[d.NetnsCookie]; !ok {
 			cookies = append(cookies, d.NetnsCookie)
 		}
-		bySpace[d.NetnsCookie] = append(bySpace[d.NetnsCookie], d)
+		byNamespace[d.NetnsCookie] = append(byNamespace[d.NetnsCookie], d)
 	}
 	for _, u := range snap.Underlays {
 		want(u.Dev)
@@ -42,19 +42,19 @@ func Diagnose(ctx context.Context, spaces Spaces, snap node.Snapshot, here uint6
 	}
 	ends := map[uint64][]int{} // of pods, on the host's side
 	for _, p := range snap.Pods {
-		if ends[p.Host.NetnsCookie] == nil && bySpace[p.Host.NetnsCookie] == nil {
+		if ends[p.Host.NetnsCookie] == nil && byNamespace[p.Host.NetnsCookie] == nil {
 			cookies = append(cookies, p.Host.NetnsCookie)
 		}
 		ends[p.Host.NetnsCookie] = append(ends[p.Host.NetnsCookie], p.Host.Ifindex)
 	}
-	since, sums := time.Now(), badChecksums(spaces, snap)
+	since, sums := time.Now(), badChecksums(namespaces, snap)
 	devs := map[node.DevKey]dev{}
 	var failed []error
 	for _, cookie := range cookies {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if err := gather(spaces, cookie, bySpace[cookie], ends[cookie], own, devs); err != nil {
+		if err := gather(namespaces, cookie, byNamespace[cookie], ends[cookie], own, devs); err != nil {
 			failed = append(failed, err)
 		}
 	}
@@ -70,12 +70,12 @@ func Diagnose(ctx context.Context, spaces Spaces, snap node.Snapshot, here uint6
 		host.Dev = p.Host
 		devs[p.Host.Key()] = host
 	}
-	if err := grown(ctx, spaces, snap, sums, since, devs); err != nil {
+	if err := grown(ctx, namespaces, snap, sums, since, devs); err != nil {
 		return nil, err
 	}
 	for k, d := range devs {
 		if k.NetnsCookie != here {
-			if path, err := spaces.Path(k.NetnsCookie); err == nil {
+			if path, err := namespaces.Path(k.NetnsCookie); err == nil {
 				d.at = "nsenter --net=" + path + " "
 				devs[k] = d
 			}
@@ -85,8 +85,8 @@ func Diagnose(ctx context.Context, spaces Spaces, snap node.Snapshot, here uint6
 }
 
 // gather reads the devices of one namespace; of the pods' ends in it only which programs are at their hooks.
-func gather(spaces Spaces, cookie uint64, list []node.Dev, ends []int, own func(uint32) bool, into map[node.DevKey]dev) error {
-	h, err := spaces.Namespace(cookie)
+func gather(namespaces Namespaces, cookie uint64, list []node.Dev, ends []int, own func(uint32) bool, into map[node.DevKey]dev) error {
+	h, err := namespaces.Namespace(cookie)
 	if err != nil {
 		return err
 	}

@@ -323,7 +323,7 @@ func TestProgramsAtTheNICAreSeen(t *testing.T) {
 		id, _ := info.ID()
 		return uint32(id)
 	}
-	hang := func(how func() (link.Link, error)) link.Link {
+	attach := func(how func() (link.Link, error)) link.Link {
 		t.Helper()
 		var l link.Link
 		if err := y.h.Do(func() (err error) { l, err = how(); return }); err != nil {
@@ -334,7 +334,7 @@ func TestProgramsAtTheNICAreSeen(t *testing.T) {
 	cls, xdp := program(t, ebpf.SchedCLS, -1), program(t, ebpf.XDP, 2)
 	tcx := func(at ebpf.AttachType) link.Link {
 		t.Helper()
-		return hang(func() (link.Link, error) {
+		return attach(func() (link.Link, error) {
 			return link.AttachTCX(link.TCXOptions{Interface: y.in.NIC.Ifindex, Program: cls, Attach: at})
 		})
 	}
@@ -356,7 +356,7 @@ func TestProgramsAtTheNICAreSeen(t *testing.T) {
 	l.Close()
 
 	for _, mode := range []link.XDPAttachFlags{link.XDPGenericMode, link.XDPDriverMode} {
-		l = hang(func() (link.Link, error) {
+		l = attach(func() (link.Link, error) {
 			return link.AttachXDP(link.XDPOptions{Interface: y.in.NIC.Ifindex, Program: xdp, Flags: mode})
 		})
 		y.unsafe("on nic is foreign")

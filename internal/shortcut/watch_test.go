@@ -446,20 +446,20 @@ func TestHooksOfANamespace(t *testing.T) {
 		}
 		return n
 	}
-	var spaces [2]*netns.Handle
+	var both [2]*netns.Handle
 	var bare [2]uint64
-	for i := range spaces {
+	for i := range both {
 		ns, err := netns.New()
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer ns.Close()
-		spaces[i], bare[i] = ns, digest(ns)
+		both[i], bare[i] = ns, digest(ns)
 	}
 	seen := map[uint64]bool{bare[0]: true}
 	news := func(what string) {
 		t.Helper()
-		n := digest(spaces[0])
+		n := digest(both[0])
 		if seen[n] {
 			t.Errorf("%s: nothing new is seen", what)
 		}
@@ -468,7 +468,7 @@ func TestHooksOfANamespace(t *testing.T) {
 	var links []link.Link
 	for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress, ebpf.AttachTCXIngress} {
 		p := program(t, ebpf.SchedCLS, -1)
-		err := spaces[0].Visit(func() error {
+		err := both[0].Visit(func() error {
 			l, err := link.AttachTCX(link.TCXOptions{Interface: 1, Program: p, Attach: at}) // the loopback device
 			links = append(links, l)
 			return err
@@ -485,7 +485,7 @@ func TestHooksOfANamespace(t *testing.T) {
 	for _, l := range links {
 		l.Close()
 	}
-	if now := [2]uint64{digest(spaces[0]), digest(spaces[1])}; now != bare {
+	if now := [2]uint64{digest(both[0]), digest(both[1])}; now != bare {
 		t.Errorf("%x without programs, %x before", now, bare)
 	}
 }
@@ -500,7 +500,7 @@ func TestPollNoticesProgramsOnHooks(t *testing.T) {
 			s.safe()
 			poll(t, s.w, false)
 			one, other := program(t, ebpf.SchedCLS, -1), program(t, ebpf.SchedCLS, -1)
-			hang := func(dev string, at ebpf.AttachType, p *ebpf.Program) (l link.Link) {
+			attach := func(dev string, at ebpf.AttachType, p *ebpf.Program) (l link.Link) {
 				t.Helper()
 				i := s.index(s.overlay, dev)
 				err := s.overlay.Do(func() (err error) {
@@ -520,14 +520,14 @@ func TestPollNoticesProgramsOnHooks(t *testing.T) {
 						s.unsafe("on " + dev + " is foreign")
 						poll(t, s.w, false)
 					}
-					l := hang(dev, at, one)
+					l := attach(dev, at, one)
 					seen()
 					if err := l.Update(other); err != nil {
 						t.Fatal(err)
 					}
 					seen()
 					l.Close()
-					l = hang(dev, at, one)
+					l = attach(dev, at, one)
 					seen()
 					l.Close()
 					poll(t, s.w, true)
@@ -537,7 +537,7 @@ func TestPollNoticesProgramsOnHooks(t *testing.T) {
 			}
 			// Ours make no difference.
 			s.w.own = func(uint32) bool { return true }
-			defer hang(s.veth, ebpf.AttachTCXEgress, one).Close()
+			defer attach(s.veth, ebpf.AttachTCXEgress, one).Close()
 			poll(t, s.w, false)
 			s.safe()
 			poll(t, s.w, false)

@@ -272,25 +272,25 @@ func TestThePlaceIsSharedAndGivenBack(t *testing.T) {
 	p := places(t, n, nil, io.Discard)
 	u := eth("veth")
 	h := &hook{}
-	hang := func() (io.Closer, error) { n.tried++; return h, nil }
+	load := func() (io.Closer, error) { n.tried++; return h, nil }
 	for _, by := range []Mechanism{Pipeline, Express} {
-		if err := p.Take(u, Want{by, true}, hang); err != nil {
+		if err := p.Take(u, Want{by, true}, load); err != nil {
 			t.Fatal(err)
 		}
 	}
-	left(t, p.Take(u, Want{Priority, true}, hang), "express's program is on eth0")
+	left(t, p.Take(u, Want{Priority, true}, load), "express's program is on eth0")
 	if err := p.Release(u.Key(), Express); err != nil || h.closed || !p.Shared() || p.Holds(Express) {
 		t.Errorf("%v, taken off: %t", err, h.closed)
 	}
 	if err := p.ReleaseAll(Pipeline, Microflows); err != nil || !h.closed || p.On(u) || n.tried != 1 {
 		t.Errorf("%v, taken off: %t, attached %d times", err, h.closed, n.tried)
 	}
-	if err := p.Take(u, Want{Priority, true}, hang); err != nil {
+	if err := p.Take(u, Want{Priority, true}, load); err != nil {
 		t.Fatal(err)
 	}
-	left(t, p.Take(u, byItself, hang), "priority's program is on eth0")
+	left(t, p.Take(u, byItself, load), "priority's program is on eth0")
 	// Priority's does that, too, and goes with it.
-	if err := p.Take(u, Want{Express, true}, hang); err != nil || !p.Holds(Express) || p.Shared() {
+	if err := p.Take(u, Want{Express, true}, load); err != nil || !p.Holds(Express) || p.Shared() {
 		t.Errorf("beside priority: %v", err)
 	}
 	h.closed = false

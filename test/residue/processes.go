@@ -70,13 +70,13 @@ func scheduling(pid int) (string, error) {
 
 // readProcesses writes down the kernel threads of the receive path and the
 // processes that run in namespaces of the scope.
-func (o *observer) readProcesses(s *Snapshot, spaces []*namespace, maps map[uint32]bool) error {
+func (o *observer) readProcesses(s *Snapshot, namespaces []*namespace, maps map[uint32]bool) error {
 	processes, err := listProcesses()
 	if err != nil {
 		return err
 	}
 	cookies := map[uint64]uint64{}
-	for _, ns := range spaces {
+	for _, ns := range namespaces {
 		if !ns.home {
 			cookies[ns.inode] = ns.cookie
 		}

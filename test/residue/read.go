@@ -26,7 +26,7 @@ func (o *observer) read() (Snapshot, error) {
 		return s, err
 	}
 
-	spaces := append([]*namespace{o.home}, o.given...)
+	namespaces := append([]*namespace{o.home}, o.given...)
 	if o.scope.Machine {
 		others, err := o.openOthers()
 		if err != nil {
@@ -35,16 +35,16 @@ func (o *observer) read() (Snapshot, error) {
 		for _, ns := range others {
 			defer ns.file.Close()
 		}
-		spaces = append(spaces, others...)
+		namespaces = append(namespaces, others...)
 	}
-	for _, ns := range spaces {
+	for _, ns := range namespaces {
 		s.names[ns.cookie] = ns.name
 		s.add(key{ns: ns.cookie, what: whatNetns}, o.rule(ns), "inode %d", ns.inode)
 	}
 	// The kernel makes the values of thousands of files: all cores take part.
-	parts, errs := make([]Snapshot, len(spaces)), make([]error, len(spaces))
+	parts, errs := make([]Snapshot, len(namespaces)), make([]error, len(namespaces))
 	var all sync.WaitGroup
-	for i, ns := range spaces {
+	for i, ns := range namespaces {
 		parts[i].facts = map[key]fact{}
 		all.Go(func() {
 			if err := ns.do(func() error { return readNamespace(&parts[i], ns.cookie, o.rule(ns)) }); err != nil {
@@ -61,7 +61,7 @@ func (o *observer) read() (Snapshot, error) {
 	if err := errors.Join(errs...); err != nil {
 		return s, err
 	}
-	return s, o.readProcesses(&s, spaces, maps)
+	return s, o.readProcesses(&s, namespaces, maps)
 }
 
 // rule says which differences count among the devices of a namespace. At home,

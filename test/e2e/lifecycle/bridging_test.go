@@ -65,7 +65,7 @@ func TestUnusedHooksAreLeftOutUntilTheyAreUsed(t *testing.T) {
 		{policy{name: "nft inet forward", plant: fmt.Sprintf(table, "inet", "forward"), uproot: fmt.Sprintf(noTable, "inet"), want: "there are rules in chain inet t c"}, "11"},
 		{policy{name: "nft ip prerouting", plant: fmt.Sprintf(table, "ip", "prerouting"), uproot: fmt.Sprintf(noTable, "ip"), want: "there are rules in chain ip t c"}, "10"},
 		{policy{name: "iptables-legacy", plant: "iptables-legacy -P FORWARD DROP", want: "there are rules in the tables: filter", stays: true}, "10"},
-		{policy{name: "BPF netfilter link", hang: forwardLink, want: "BPF programs are on netfilter hooks"}, "11"},
+		{policy{name: "BPF netfilter link", attach: forwardLink, want: "BPF programs are on netfilter hooks"}, "11"},
 		{policy{name: "for others only", plant: fmt.Sprintf(table, "ip6", "forward"), uproot: fmt.Sprintf(noTable, "ip6"), want: "there are rules in chain ip6 t c", lets: true}, "01"},
 		{policy{name: "another program wants them called", plant: callIPTables, uproot: callIPTables, want: "left alone: another program has switched it on again", lets: true}, "10"},
 	} {

@@ -20,7 +20,7 @@ import (
 	"github.com/overlane/overlane/test/speed"
 )
 
-// floodFor is longer than it takes to see anything, for whoever wants figures.
+// floodFor is longer than it takes to see anything, so that figures can be read.
 var floodFor = flag.Duration("e2e.flood", 0, "how long a rule that is over budget meets more than a core can take, at least")
 
 var floodGap = flag.Duration("e2e.flood-gap", 0, "time between two packets of it")

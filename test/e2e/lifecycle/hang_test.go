@@ -23,7 +23,7 @@ func TestFlowsDrainWhenTheDaemonHangs(t *testing.T) {
 	d.Acting()
 	// A packet that is steered has a hash, one that is not has none.
 	w := newWitnessOf(t, hash, "looker", goOn)
-	there := w.hang(rx.Pods[0].NS, bed.PodDev, ebpf.AttachTCXIngress)
+	there := w.attach(rx.Pods[0].NS, bed.PodDev, ebpf.AttachTCXIngress)
 	rig.Until(t, "packets are steered", func() (bool, string) {
 		without, with := w.counts()
 		return with > 0, fmt.Sprint(without, with)

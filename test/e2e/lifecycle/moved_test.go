@@ -47,7 +47,7 @@ func TestPlacementFollowsTheNICsCore(t *testing.T) {
 	})
 	for i := range 10 {
 		poll([]int{away, home}[i%2])
-		time.Sleep(200 * time.Millisecond) // the beat is the scene, not a wait
+		time.Sleep(200 * time.Millisecond) // the pace of what is tested, not a wait
 	}
 	if n := anew(); n > 1 {
 		t.Errorf("placed anew %d times\n%s", n, d.Log())
@@ -76,13 +76,13 @@ func TestMasksWrittenOverAndOverAreNoticedOnce(t *testing.T) {
 	// The last is not what overlane has written, which is 1: a daemon that looks seldom has seen no other.
 	for i := range 10 {
 		rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", []string{"1", "3"}[i%2])
-		time.Sleep(150 * time.Millisecond) // the beat is the scene, not a wait
+		time.Sleep(150 * time.Millisecond) // the pace of what is tested, not a wait
 	}
 	saysManual(t, d, bed.PodDev, "by another program")
 	d.Acting()
 	d.Says("pipeline is taken off")
 	if n := strings.Count(d.Log(), "pipeline is taken off"); n != 1 {
-		t.Errorf("%d decisions for one neighbour:\n%s", n, d.Log())
+		t.Errorf("%d decisions for one foreign program:\n%s", n, d.Log())
 	}
 	if now := rig.Mask(t, pod.NS, bed.PodDev); now != "3" {
 		t.Errorf("the mask is %q, was set to 3 by another program", now)

@@ -44,9 +44,9 @@ type policy struct {
 	name string
 	at   place
 	// prepare, plant and uproot are commands, one a line, see scene.words; the first are no
-	// policy by themselves. hang plants what takes no command.
+	// policy by themselves. attach plants what takes no command.
 	prepare, plant, uproot string
-	hang                   func(*scene) (uproot func() error, err error)
+	attach                 func(*scene) (uproot func() error, err error)
 	want                   string // of the path's reason; empty: there is no path any more
 	// lets: it drops nothing. swaps: but the kernel does while it comes or goes, as for a device
 	// whose qdisc changes (dev_deactivate).
@@ -243,19 +243,19 @@ var policies = []policy{
 	{name: "nft netdev ingress", at: atNIC, plant: fmt.Sprintf(table, "netdev", "ingress device NIC"), uproot: fmt.Sprintf(noTable, "netdev"), want: "chain netdev t c"},
 	{name: "nft counter", at: atNIC, plant: countingTable, uproot: fmt.Sprintf(noTable, "inet"), want: "there are rules in chain inet t c", lets: true, seen: nftCount},
 	{name: "iptables-legacy raw", at: atNIC, plant: "iptables-legacy -t raw -A PREROUTING -p udp -j DROP", want: "there are rules in the tables: raw", stays: true},
-	{name: "BPF netfilter link", at: atNIC, want: "BPF programs are on netfilter hooks", seen: counted, hang: func(s *scene) (func() error, error) {
+	{name: "BPF netfilter link", at: atNIC, want: "BPF programs are on netfilter hooks", seen: counted, attach: func(s *scene) (func() error, error) {
 		return s.attached(atNIC, ebpf.ProgramSpec{Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter}, nfDrop, func(p *ebpf.Program) (link.Link, error) {
 			return link.AttachNetfilter(link.NetfilterOptions{Program: p, ProtocolFamily: link.NetfilterProtoIPv4, Hook: link.NetfilterInetPreRouting, Priority: -128})
 		})
 	}},
-	{name: "sk_lookup", at: atNIC, want: "BPF programs choose sockets", seen: counted, hang: func(s *scene) (func() error, error) {
+	{name: "sk_lookup", at: atNIC, want: "BPF programs choose sockets", seen: counted, attach: func(s *scene) (func() error, error) {
 		return s.attached(atNIC, ebpf.ProgramSpec{Type: ebpf.SkLookup, AttachType: ebpf.AttachSkLookup}, skDrop, func(p *ebpf.Program) (link.Link, error) {
 			return link.AttachNetNs(s.ns(atNIC).FD(), p)
 		})
 	}},
-	{name: "tcx on the NIC", at: atNIC, hang: tcx(atNIC, "NIC", ebpf.AttachTCXIngress, tcxDrop), seen: counted, want: "on NIC is foreign"},
-	{name: "tcx on the NIC that only looks", at: atNIC, hang: tcx(atNIC, "NIC", ebpf.AttachTCXIngress, tcxNext), seen: counted, want: "on NIC is foreign", lets: true},
-	{name: "clsact on the NIC", at: atNIC, hang: filter(atNIC, "NIC"), seen: counted, want: "the foreign qdisc clsact, with its filters, is on NIC"},
+	{name: "tcx on the NIC", at: atNIC, attach: tcx(atNIC, "NIC", ebpf.AttachTCXIngress, tcxDrop), seen: counted, want: "on NIC is foreign"},
+	{name: "tcx on the NIC that only looks", at: atNIC, attach: tcx(atNIC, "NIC", ebpf.AttachTCXIngress, tcxNext), seen: counted, want: "on NIC is foreign", lets: true},
+	{name: "clsact on the NIC", at: atNIC, attach: filter(atNIC, "NIC"), seen: counted, want: "the foreign qdisc clsact, with its filters, is on NIC"},
 	{name: "rp_filter", at: atNIC, prepare: "ip route add blackhole FAR/32", plant: pathFilter + "1", uproot: pathFilter + "0\nip route del blackhole FAR/32", want: "rp_filter 1"},
 	{name: "ip rule", at: atNIC, plant: "ip rule add pref 10 lookup local\nip rule del pref 0\nip rule add pref 5 from FAR blackhole", uproot: "ip rule add pref 0 lookup local\nip rule del pref 10\nip rule del pref 5", want: "the routing rule 5"},
 	{name: "IPsec", at: atNIC, plant: "ip xfrm policy add src FAR dst HERE dir in action block", uproot: "ip xfrm policy flush", want: "there are IPsec policies here"},
@@ -267,9 +267,9 @@ var policies = []policy{
 	{name: "br_netfilter begins to call", at: atOverlay, prepare: "put /proc/sys/net/bridge/bridge-nf-call-iptables 0\n" + fmt.Sprintf(table, "ip", "forward"), plant: callIPTables, uproot: fmt.Sprintf(noTable, "ip"), want: "br_netfilter hands the frames of BR to iptables"},
 	{name: "iptables-legacy forward by br_netfilter", at: atOverlay, prepare: callIPTables, plant: "iptables-legacy -P FORWARD DROP", want: "br_netfilter hands the frames of BR to iptables", stays: true},
 	{name: "nft netdev egress", at: atOverlay, plant: fmt.Sprintf(table, "netdev", "egress device VE"), uproot: fmt.Sprintf(noTable, "netdev"), want: "nftables has a hook on VE"},
-	{name: "tcx on the tunnel", at: atOverlay, hang: tcx(atOverlay, "VX", ebpf.AttachTCXIngress, tcxDrop), seen: counted, want: "on VX is foreign"},
-	{name: "tcx on the port's egress", at: atOverlay, hang: tcx(atOverlay, "VE", ebpf.AttachTCXEgress, tcxDrop), seen: counted, want: "on VE is foreign"},
-	{name: "clsact on the tunnel", at: atOverlay, hang: filter(atOverlay, "VX"), seen: counted, want: "the foreign qdisc clsact, with its filters, is on VX"},
+	{name: "tcx on the tunnel", at: atOverlay, attach: tcx(atOverlay, "VX", ebpf.AttachTCXIngress, tcxDrop), seen: counted, want: "on VX is foreign"},
+	{name: "tcx on the port's egress", at: atOverlay, attach: tcx(atOverlay, "VE", ebpf.AttachTCXEgress, tcxDrop), seen: counted, want: "on VE is foreign"},
+	{name: "clsact on the tunnel", at: atOverlay, attach: filter(atOverlay, "VX"), seen: counted, want: "the foreign qdisc clsact, with its filters, is on VX"},
 	{name: "shaped", at: atOverlay, plant: tbf, uproot: noTBF, want: "the qdisc tbf is on VE", lets: true, swaps: true},
 	{name: "VLANs", at: atOverlay, plant: "ip link set BR type bridge vlan_filtering 1\nbridge vlan del dev VE vid 1", uproot: "bridge vlan add dev VE vid 1 pvid untagged\nip link set BR type bridge vlan_filtering 0", want: "filters by VLAN"},
 	{name: "isolated ports", at: atOverlay, plant: fmt.Sprintf(isolated, "on"), uproot: fmt.Sprintf(isolated, "off"), want: "are isolated from each other"},
@@ -280,7 +280,7 @@ var policies = []policy{
 	{name: "veth out of the bridge", at: atOverlay, plant: "ip link set VE nomaster", uproot: "ip link set VE master BR\nbridge fdb replace MAC dev VE master static"},
 	// At the pod.
 	{name: "another address in the pod", at: inPod, plant: "ip link set POD address 02:00:00:00:77:77", uproot: "ip link set POD address MAC", want: "has not learned the pod's address 02:00:00:00:77:77", late: true},
-	{name: "XDP on the pod's end", at: inPod, seen: counted, want: "is on the pod's end of VE", late: true, hang: func(s *scene) (func() error, error) {
+	{name: "XDP on the pod's end", at: inPod, seen: counted, want: "is on the pod's end of VE", late: true, attach: func(s *scene) (func() error, error) {
 		return s.attached(inPod, ebpf.ProgramSpec{Type: ebpf.XDP}, xdpDrop, func(p *ebpf.Program) (link.Link, error) {
 			ifi, err := net.InterfaceByName(bed.PodDev)
 			if err != nil {
@@ -297,13 +297,13 @@ func (p *policy) put(s *scene) (uproot func() error) {
 	s.t.Helper()
 	uproot = func() error { return s.run(p.at, p.uproot) }
 	var err error
-	if p.hang != nil {
-		uproot, err = p.hang(s)
+	if p.attach != nil {
+		uproot, err = p.attach(s)
 	} else {
 		err = s.run(p.at, p.plant)
 	}
 	if err != nil {
-		if p.hang == nil {
+		if p.attach == nil {
 			_ = s.run(p.at, p.uproot)
 		}
 		s.t.Skipf("needs a kernel and tools that can do this: %v", err)

@@ -44,8 +44,8 @@ func duration(t *testing.T) (d time.Duration, asked bool) {
 }
 
 const (
-	// beat: a pod comes and one goes, a rule comes or goes, a policy comes or goes, a link flaps.
-	beat = time.Second
+	// pace: a pod comes and one goes, a rule comes or goes, a policy comes or goes, a link flaps.
+	pace = time.Second
 	// alive is how many pods that come and go are there at a time.
 	alive = 3
 	// maxMemory of a daemon, and how much it may grow by while it holds no more, in KiB: the
@@ -122,28 +122,28 @@ type life struct {
 func (s *life) live(span time.Duration) {
 	t := s.t
 	t.Helper()
-	beats := max(int(span/beat), 6)
-	every := min(max(beats/20, 3), 30) // beats between two calm moments
+	turns := max(int(span/pace), 6)
+	every := min(max(turns/20, 3), 30) // turns between two calm moments
 	first := map[string]held{}         // by what the daemon does, and under "" the most of all
-	beaten := 0
-	for next := time.Now(); beaten < beats; beaten++ {
+	turn := 0
+	for next := time.Now(); turn < turns; turn++ {
 		for _, step := range []struct {
 			what string
 			do   func(int)
 		}{{"pods", s.changePods}, {rules, s.changeRules}, {"policies", s.changePolicies}, {"links", s.flap}} {
-			step.do(beaten)
-			next = next.Add(beat / 4)
-			time.Sleep(time.Until(next)) // the beat is the life, not a wait
+			step.do(turn)
+			next = next.Add(pace / 4)
+			time.Sleep(time.Until(next)) // the pace of what is tested, not a wait
 			s.note(step.what)
 		}
 		s.l.GoesOn()
-		if beaten%every != every-1 {
+		if turn%every != every-1 {
 			continue
 		}
 		s.calm()
 		now := s.settled()
-		t.Logf("after %d beats: %s", beaten+1, now)
-		if 3*beaten <= beats {
+		t.Logf("after %d turns: %s", turn+1, now)
+		if 3*turn <= turns {
 			first[now.doing], first[""] = now.atLeast(first[now.doing]), now.atLeast(first[""])
 		}
 		next = time.Now()

@@ -88,8 +88,8 @@ func (w *witness) counts() (without, with uint64) {
 	return without, with
 }
 
-// hang puts it on a tcx hook, until it is closed or the test ends.
-func (w *witness) hang(ns *netns.Handle, dev string, at ebpf.AttachType) link.Link {
+// attach puts it on a tcx hook, until it is closed or the test ends.
+func (w *witness) attach(ns *netns.Handle, dev string, at ebpf.AttachType) link.Link {
 	w.t.Helper()
 	var l link.Link
 	must(w.t, ns.Do(func() error {
@@ -165,10 +165,10 @@ func TestForeignDataplaneIsLeftAlone(t *testing.T) {
 	turn := speed.Every(t, 2)
 	for _, tc := range []struct {
 		name, program, owner string
-		hang                 func(*witness, *bed.Host)
+		attach               func(*witness, *bed.Host)
 	}{
-		{"on the NIC, and takes what comes", "cil_from_netdev", "Cilium", func(w *witness, rx *bed.Host) { w.hang(rx.NS, rx.Wire, ebpf.AttachTCXIngress) }},
-		{"on the tunnel", "cil_from_overla", "Cilium", func(w *witness, rx *bed.Host) { w.hang(rx.Overlay, bed.Tunnel, ebpf.AttachTCXIngress) }},
+		{"on the NIC, and takes what comes", "cil_from_netdev", "Cilium", func(w *witness, rx *bed.Host) { w.attach(rx.NS, rx.Wire, ebpf.AttachTCXIngress) }},
+		{"on the tunnel", "cil_from_overla", "Cilium", func(w *witness, rx *bed.Host) { w.attach(rx.Overlay, bed.Tunnel, ebpf.AttachTCXIngress) }},
 		{"a filter at one of the pods", "calico_tc_main", "Calico", func(w *witness, rx *bed.Host) { w.filter(rx.Overlay, rx.Pods[1].HostEnd) }},
 	} {
 		if !turn() {
@@ -183,7 +183,7 @@ func TestForeignDataplaneIsLeftAlone(t *testing.T) {
 				verdict = taken
 			}
 			w := newWitness(t, tc.program, verdict)
-			tc.hang(w, rx)
+			tc.attach(w, rx)
 			check(t, b)
 			before := settings(t, b)
 
@@ -237,7 +237,7 @@ func TestDataplaneThatComesIsMadeWayFor(t *testing.T) {
 	rx, before := b.Receiver(), masks(t, b)
 	d, l := start(t, b)
 	w := newWitness(t, "cil_from_overla", goOn)
-	there := w.hang(rx.Overlay, bed.Tunnel, ebpf.AttachTCXIngress)
+	there := w.attach(rx.Overlay, bed.Tunnel, ebpf.AttachTCXIngress)
 	saysManual(t, d, bed.Tunnel, "Cilium", "cil_from_overla")
 	rig.Until(t, "masks and programs are gone", func() (bool, string) {
 		names := on(t, rx.NS, rx.Wire, ebpf.AttachTCXIngress)
@@ -269,7 +269,7 @@ func TestProgramInFrontThatTakesThePackets(t *testing.T) {
 	rig.NeedCores(t, 2)
 	b := rig.Lab(t, bed.Options{})
 	rx := b.Receiver()
-	newWitness(t, "taker", taken).hang(rx.NS, rx.Wire, ebpf.AttachTCXIngress)
+	newWitness(t, "taker", taken).attach(rx.NS, rx.Wire, ebpf.AttachTCXIngress)
 	check(t, b)
 	before := masks(t, b)
 	l := rig.StartLoad(t, b, 4)
@@ -290,7 +290,7 @@ func TestProgramInFrontThatLooksStaysThere(t *testing.T) {
 	b := rig.Lab(t, bed.Options{})
 	rx := b.Receiver()
 	w := newWitness(t, "looker", goOn)
-	w.hang(rx.NS, rx.Wire, ebpf.AttachTCXIngress)
+	w.attach(rx.NS, rx.Wire, ebpf.AttachTCXIngress)
 	check(t, b)
 	d, l := start(t, b)
 	l.GoesOn()
