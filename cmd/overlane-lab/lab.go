@@ -164,7 +164,7 @@ func newRunCmd() *cobra.Command {
 		Long:  "Runs the variants of each scenario in turn (A B C A B C ...), and prints a table.\nUses the lab of the given name if it is up, or else one of its own for the time.\n\nA daemon is measured when its status is steady, or after 30 s at most, which the row says then.\nFrom four cores on, what receives, applications, sender and generator have cores of their own.\n\n" + scenario.Catalogue(),
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+			ctx, stop := untilSignal(cmd.Context())
 			defer stop()
 			cfg.Length = time.Duration(seconds * float64(time.Second))
 			var results []report.Result
@@ -243,7 +243,7 @@ medians.`,
 		Example: "  overlane lab stages --variants overlay,pipeline\n  overlane lab stages --variants overlay,aggregate --size 1400",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
+			ctx, stop := untilSignal(cmd.Context())
 			defer stop()
 			cfg.Length = time.Duration(seconds * float64(time.Second))
 			results, err := runLab(ctx, cmd, o, cfg)
@@ -266,6 +266,16 @@ medians.`,
 	f.IntVar(&cfg.Flows, "flows", 0, "number of flows (default 1)")
 	f.IntVar(&cfg.Size, "size", 0, "bytes in a datagram (default 64)")
 	return cmd
+}
+
+// untilSignal ends with what asks the program to end, so that the lab of a run is taken down: also where the terminal
+// is closed, or the reader of a pipe has gone.
+func untilSignal(ctx context.Context) (context.Context, context.CancelFunc) {
+	ends := []os.Signal{os.Interrupt, unix.SIGTERM, unix.SIGPIPE}
+	if !signal.Ignored(unix.SIGHUP) { // by nohup: it goes on
+		ends = append(ends, unix.SIGHUP)
+	}
+	return signal.NotifyContext(ctx, ends...)
 }
 
 // runLab runs one scenario in the lab that is up, or in a temporary one.

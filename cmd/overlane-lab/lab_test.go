@@ -3,17 +3,32 @@
 package main
 
 import (
+	"bytes"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/cli/clitest"
+	"github.com/overlane/overlane/internal/lab/bed"
 )
+
+// asLab in the environment makes the test's binary the program.
+const asLab = "OVERLANE_TEST_AS_LAB"
 
 // TestMain puts an overlane beside the tests, which is never started.
 func TestMain(m *testing.M) {
+	if os.Getenv(asLab) != "" {
+		main()
+	}
 	own, err := os.Executable()
 	if err != nil {
 		panic(err)
@@ -43,6 +58,47 @@ func TestUsageErrors(t *testing.T) {
 			err := root.Execute()
 			if cli.Code(err) != cli.ExitUsage || !strings.Contains(cli.Message(err), want) {
 				t.Errorf("exit code %d: %v; want %d: %s", cli.Code(err), err, cli.ExitUsage, want)
+			}
+		})
+	}
+}
+
+// Whatever ends a run, its lab is gone: a signal, a terminal that is closed (SIGHUP), a reader of its output that is
+// gone (SIGPIPE).
+func TestARunThatIsEndedLeavesNoLab(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	for _, end := range []syscall.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGPIPE} {
+		t.Run(unix.SignalName(end), func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "lab")
+			var said bytes.Buffer
+			lab := exec.Command("/proc/self/exe", "run", "udp-one", "--variants", "overlay", "--state-dir", dir)
+			lab.Env, lab.Stdout, lab.Stderr = append(os.Environ(), asLab+"=1"), &said, &said
+			if err := lab.Start(); err != nil {
+				t.Fatal(err)
+			}
+			name := "run" + strconv.Itoa(lab.Process.Pid)
+			up := func() bool {
+				b, err := bed.Open(dir, name)
+				return err == nil && b.Close() == nil
+			}
+			for deadline := time.Now().Add(time.Minute); !up(); time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(deadline) {
+					_ = lab.Process.Kill()
+					_ = lab.Wait()
+					t.Fatalf("no lab after a minute: %s", &said)
+				}
+			}
+			if err := lab.Process.Signal(end); err != nil {
+				t.Error(err)
+			}
+			_ = lab.Wait()
+			if err := bed.Down(dir, name); !errors.Is(err, bed.ErrNotUp) {
+				t.Errorf("the lab %s was left (%v): %s", name, err, &said)
+			}
+			if lab.ProcessState.ExitCode() != cli.ExitFailure {
+				t.Errorf("the run ended with %v: %s", lab.ProcessState, &said)
 			}
 		})
 	}
