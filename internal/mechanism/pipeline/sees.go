@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -19,6 +20,9 @@ const (
 	enoughPackets = 100
 	// seesWithin is how long these are waited for. Without traffic no packet is overtaken.
 	seesWithin = 300 * time.Millisecond
+	// queuedFor is how long packets may lie in a tunnel's queue on a core that is short of time: there may be a thousand
+	// where the NIC is polled by a thread.
+	queuedFor = 100 * time.Millisecond
 )
 
 // sees makes sure that the programs on the underlays see what goes through the tunnels: a
@@ -31,24 +35,39 @@ func (a *actuator) sees(ctx context.Context, snap node.Snapshot) error {
 	if a.layout.Split || slices.ContainsFunc(known, left) && a.inFront(snap) == "" {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, seesWithin)
+	if _, unseen, err := a.comes(ctx, seesWithin, enoughPackets); !unseen {
+		return err
+	}
+	// They may have been in a queue before the programs came.
+	if seen, _, err := a.comes(ctx, queuedFor, math.MaxUint64); seen || err != nil {
+		return err
+	}
+	if _, unseen, err := a.comes(ctx, seesWithin, enoughPackets); !unseen {
+		return err
+	}
+	return a.unseen(snap)
+}
+
+// comes waits until the programs on the underlays have seen a packet, so many have come out of tunnels unseen, or the
+// limit is over.
+func (a *actuator) comes(ctx context.Context, limit time.Duration, enough uint64) (seen, unseen bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	hook, tunnels, err := a.packets()
 	if err != nil {
-		return err
+		return false, false, err
 	}
-	err = datapath.Await(ctx, func() (seen bool, err error) {
+	err = datapath.Await(ctx, func() (bool, error) {
 		a.host.Meanwhile()
 		h, t, err := a.packets()
-		if err == nil && h == hook && t-tunnels >= enoughPackets {
-			err = a.unseen(snap)
-		}
-		return h != hook, err
+		seen = h != hook
+		unseen = !seen && t-tunnels >= enough
+		return seen || unseen, err
 	})
-	if errors.Is(err, datapath.ErrFlowsOut) { // ctx has ended, and neither was seen
-		return nil
+	if errors.Is(err, datapath.ErrFlowsOut) { // ctx has ended
+		err = nil
 	}
-	return err
+	return seen, unseen && err == nil, err
 }
 
 // unseen says why no program saw the packets that came out of tunnels.
