@@ -159,6 +159,17 @@ func listNamespaces() (map[uint64]string, error) {
 	return found, nil
 }
 
+// holder names the process or the mount by whose path a namespace was found.
+func holder(path string) string {
+	if rest, ok := strings.CutPrefix(path, "/proc/"); ok {
+		pid, _, _ := strings.Cut(rest, "/")
+		if name, err := os.ReadFile("/proc/" + pid + "/comm"); err == nil {
+			return path + " (" + strings.TrimSpace(string(name)) + ")"
+		}
+	}
+	return path
+}
+
 // netnsInode reads "net:[N]" from a magic link.
 func netnsInode(path string) (uint64, bool) {
 	target, err := os.Readlink(path)

@@ -106,6 +106,7 @@ func (o *observer) openOthers() ([]*namespace, error) {
 		if err != nil || ns.inode != ino {
 			continue // ended since
 		}
+		ns.name += ", held by " + holder(path)
 		others = append(others, ns)
 	}
 	return others, nil
