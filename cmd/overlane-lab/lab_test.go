@@ -69,11 +69,16 @@ func TestARunThatIsEndedLeavesNoLab(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}
+	own, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, end := range []syscall.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGPIPE} {
 		t.Run(unix.SignalName(end), func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "lab")
 			var said bytes.Buffer
-			lab := exec.Command("/proc/self/exe", "run", "udp-one", "--variants", "overlay", "--state-dir", dir)
+			// The tests themselves may run under nohup, which has SIGHUP ignored.
+			lab := exec.Command("env", "--default-signal=HUP", own, "run", "udp-one", "--variants", "overlay", "--state-dir", dir)
 			lab.Env, lab.Stdout, lab.Stderr = append(os.Environ(), asLab+"=1"), &said, &said
 			if err := lab.Start(); err != nil {
 				t.Fatal(err)
