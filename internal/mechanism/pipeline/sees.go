@@ -20,9 +20,6 @@ const (
 	enoughPackets = 100
 	// seesWithin is how long these are waited for. Without traffic no packet is overtaken.
 	seesWithin = 300 * time.Millisecond
-	// queuedFor is how long packets may lie in a tunnel's queue on a core that is short of time: there may be a thousand
-	// where the NIC is polled by a thread.
-	queuedFor = 100 * time.Millisecond
 )
 
 // sees makes sure that the programs on the underlays see what goes through the tunnels: a
@@ -35,23 +32,21 @@ func (a *actuator) sees(ctx context.Context, snap node.Snapshot) error {
 	if a.layout.Split || slices.ContainsFunc(known, left) && a.inFront(snap) == "" {
 		return nil
 	}
-	if _, unseen, err := a.comes(ctx, seesWithin, enoughPackets); !unseen {
+	if _, unseen, err := a.comes(ctx, enoughPackets); !unseen {
 		return err
 	}
-	// They may have been in a queue before the programs came.
-	if seen, _, err := a.comes(ctx, queuedFor, math.MaxUint64); seen || err != nil {
-		return err
-	}
-	if _, unseen, err := a.comes(ctx, seesWithin, enoughPackets); !unseen {
+	// These may have lain in a tunnel's queue before the programs came: a thousand where a thread polls the NIC of a
+	// core that is short of time. The next ones are seen, then.
+	if seen, _, err := a.comes(ctx, math.MaxUint64); seen || err != nil || ctx.Err() != nil {
 		return err
 	}
 	return a.unseen(snap)
 }
 
-// comes waits until the programs on the underlays have seen a packet, so many have come out of tunnels unseen, or the
-// limit is over.
-func (a *actuator) comes(ctx context.Context, limit time.Duration, enough uint64) (seen, unseen bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+// comes waits until the programs on the underlays have seen a packet, or so many have come out of tunnels unseen:
+// neither, if that takes longer than seesWithin.
+func (a *actuator) comes(ctx context.Context, enough uint64) (seen, unseen bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, seesWithin)
 	defer cancel()
 	hook, tunnels, err := a.packets()
 	if err != nil {
