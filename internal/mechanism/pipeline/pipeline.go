@@ -356,6 +356,10 @@ func (p *Pipeline) arm(ctx context.Context, in governor.Input, mechanismName str
 	if p.err == nil {
 		return true, nil
 	}
+	if ctx.Err() != nil { // the daemon ends, and Stop takes off what is in place
+		p.err = nil
+		return false, nil
+	}
 	if _, left := errors.AsType[*xdp.Left](p.err); left {
 		// Said already. The next window places it behind the NIC's stage.
 		p.err = nil

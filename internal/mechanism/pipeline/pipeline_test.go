@@ -158,6 +158,27 @@ func TestWhatTheKernelRefusesIsTriedAgain(t *testing.T) {
 	f.is(t, true, control.Active, "forced")
 }
 
+// A daemon that is told to end, while it waits until the programs have seen a packet, spreads no flow. That is no
+// failure, and what is in place already stays for Stop, which waits for flows.
+func TestADaemonThatEndsMeanwhileSpreadsNothing(t *testing.T) {
+	f := newFixture(Options{Mode: governor.Forced})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := f.Decide(ctx, governor.Input{Now: f.now, Configured: f.cores, Cores: map[int]governor.Core{0: {Rate: 2e5, Overlay: 2e5}, 1: {}}})
+	if len(f.lanes) > 0 || len(f.told) > 0 {
+		t.Errorf("lanes of each stage %v; each core steers %v", f.lanes, f.told)
+	}
+	if err != nil || f.err != nil || !f.retry.IsZero() {
+		t.Errorf("told as a failure: %v, %v", err, f.err)
+	}
+	if !f.Armed() {
+		t.Error("taken off without a wait")
+	}
+	if _, err := f.Stop(t.Context()); err != nil || f.Armed() {
+		t.Errorf("in place after Stop: %t, %v", f.Armed(), err)
+	}
+}
+
 // A core that is to take nothing any more has the pipeline taken off; as long as flows are on their way nothing goes.
 func TestItStaysInPlaceUntilFlowsAreDrained(t *testing.T) {
 	f := newFixture(Options{Mode: governor.Forced})

@@ -37,30 +37,30 @@ func (a *actuator) sees(ctx context.Context, snap node.Snapshot) error {
 	}
 	// These may have lain in a tunnel's queue before the programs came: a thousand where a thread polls the NIC of a
 	// core that is short of time. The next ones are seen, then.
-	if seen, _, err := a.comes(ctx, math.MaxUint64); seen || err != nil || ctx.Err() != nil {
+	if seen, _, err := a.comes(ctx, math.MaxUint64); seen || err != nil {
 		return err
 	}
 	return a.unseen(snap)
 }
 
 // comes waits until the programs on the underlays have seen a packet, or so many have come out of tunnels unseen:
-// neither, if that takes longer than seesWithin.
+// neither, if that takes longer than seesWithin. The error is ctx's if that ends meanwhile.
 func (a *actuator) comes(ctx context.Context, enough uint64) (seen, unseen bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, seesWithin)
+	within, cancel := context.WithTimeout(ctx, seesWithin)
 	defer cancel()
 	hook, tunnels, err := a.packets()
 	if err != nil {
 		return false, false, err
 	}
-	err = datapath.Await(ctx, func() (bool, error) {
+	err = datapath.Await(within, func() (bool, error) {
 		a.host.Meanwhile()
 		h, t, err := a.packets()
 		seen = h != hook
 		unseen = !seen && t-tunnels >= enough
 		return seen || unseen, err
 	})
-	if errors.Is(err, datapath.ErrFlowsOut) { // ctx has ended
-		err = nil
+	if errors.Is(err, datapath.ErrFlowsOut) { // within has ended
+		err = ctx.Err()
 	}
 	return seen, unseen && err == nil, err
 }
