@@ -81,15 +81,19 @@ struct ol_lane_look {
 	int asleep; /* the thread has handled all that it took, and found nothing more */
 };
 
-/* Frames that the thread takes at a time (kernel/bpf/cpumap.c, CPUMAP_BATCH). */
+/*
+ * Frames that the thread may have taken and not handed on: a batch (kernel/bpf/cpumap.c,
+ * CPUMAP_BATCH), and since Linux 6.15 what its GRO has joined with nothing and keeps in a list
+ * of its own, until 64 frames have come or the ring is empty (gro_normal_one, include/net/gro.h).
+ */
 #define OL_LANE_BATCH 8
+#define OL_LANE_FLUSH 64
 
 /*
  * How far has the lane come? Watched from the core that fills it, between polls, so
- * that nothing is being added meanwhile. The thread handles a batch before it takes
- * the next, so what it had taken a whole batch ago has been handled. More than the
- * ring's size may have been taken since the last look, and is counted short. Returns
- * 1 if the lane is empty and its thread done.
+ * that nothing is being added meanwhile. What the thread had taken so many frames ago has
+ * been handed on. More than the ring's size may have been taken since the last look,
+ * and is counted short. Returns 1 if the lane is empty and its thread done.
  */
 OL_INLINE int ol_lane_step(struct ol_lane_watch *w, const struct ol_lane_look *l, __u32 last_poll)
 {
@@ -108,7 +112,7 @@ OL_INLINE int ol_lane_step(struct ol_lane_watch *w, const struct ol_lane_look *l
 		return 0;
 	if (w->armed)
 		w->safe = w->before;
-	w->until = w->taken + l->used + OL_LANE_BATCH;
+	w->until = w->taken + l->used + OL_LANE_FLUSH + OL_LANE_BATCH;
 	w->before = last_poll;
 	w->armed = 1;
 	return 0;

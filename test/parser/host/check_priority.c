@@ -305,6 +305,91 @@ static void turns(__u32 start, __u32 taken)
 	MUST(emptied(&p, &policy, 1, 8, 1990) == 1, "line %d", __LINE__);
 }
 
+/*
+ * A lane's thread: it takes a batch, and handles it unless a poll comes in between. Its GRO joins some frames with what
+ * it holds, and keeps the others in a list until there are eight, 64 frames have come or the ring is empty.
+ */
+enum { RING = 128, LISTED = 8, FLUSH = 64, BATCH = 8, STEPS = 200000 };
+
+struct thread {
+	struct {
+		__u32 sent;
+		int joined;
+	} frame[STEPS * 2];
+	unsigned int put, took, handled; /* frames, in this order */
+	unsigned int oldest;		 /* not joined, and not handed on */
+	unsigned int listed, packets;
+	int asleep;
+};
+
+static void thread_hands_on(struct thread *t)
+{
+	t->oldest = t->handled;
+	t->listed = 0;
+}
+
+static void thread_goes_on(struct thread *t)
+{
+	unsigned int n = t->took - t->handled;
+
+	t->asleep = 0;
+	if (!n) {
+		n = t->put - t->took;
+		t->asleep = !n;
+		t->took += n < BATCH ? n : BATCH;
+		return;
+	}
+	t->packets += n;
+	while (t->handled < t->took)
+		if (!t->frame[t->handled++].joined && ++t->listed == LISTED)
+			thread_hands_on(t);
+	if (t->packets >= FLUSH || t->put == t->took) {
+		thread_hands_on(t);
+		t->packets = 0;
+	}
+}
+
+/* What a lane is said to have handed on it has, but for what its GRO joined. */
+static void handed_on(__u32 now)
+{
+	static struct thread t;
+	struct ol_lane_watch w = {.safe = now, .empty = now};
+	__u32 last = now, safe;
+	int load = 0, joins = 0, told = 0, i;
+	unsigned int n;
+
+	memset(&t, 0, sizeof(t));
+	for (i = 0; i < STEPS; i++) {
+		struct ol_lane_look look = {.size = RING};
+
+		if (i % 1000 == 0) {
+			load = below(18);
+			joins = one_in(2);
+		}
+		if (!one_in(3)) {
+			thread_goes_on(&t);
+			continue;
+		}
+		now += 1 + below(20);
+		look.used = t.put - t.took;
+		look.consumer = t.took % RING;
+		look.asleep = t.asleep;
+		safe = w.safe;
+		told += !ol_lane_step(&w, &look, last) && w.safe != safe;
+		while (t.oldest < t.put && t.frame[t.oldest].joined)
+			t.oldest++;
+		MUST(t.oldest == t.put || !ol_not_after(t.frame[t.oldest].sent, w.safe),
+		     "step %d: of what was sent by %u, frame %u of %u is not handed on", i, w.safe,
+		     t.oldest, t.frame[t.oldest].sent);
+		for (n = load ? below(load) : 0; n && t.put - t.took < RING; n--) {
+			t.frame[t.put].sent = now;
+			t.frame[t.put++].joined = joins && !one_in(20);
+		}
+		last = now;
+	}
+	MUST(told > 100, "a lane that is never empty told %d times how far it is", told);
+}
+
 int main(void)
 {
 	joins(0);
@@ -317,6 +402,8 @@ int main(void)
 	for (__u32 share = 50; share <= 1000; share += 50)
 		budget(share);
 	bounds();
+	handed_on(1);
+	handed_on(~0U - 100000); /* the clock wraps */
 	turns(1, 0);
 	turns(~0U - 100000, ~0U - 100000); /* the clock wraps, and what was taken */
 	return 0;
