@@ -104,8 +104,8 @@ func (p *Priority) start(ctx context.Context, table *rules.Table) error {
 		return err
 	}
 	p.placed = in
-	// Bulk stays where it is until the NICs' threads are where they will be.
-	err = errors.Join(in.dp.SetTuning(datapath.PriorityTuning{}), in.dp.SetRules(table), in.dp.StartLanes(p.host.Cores(), false, eager))
+	// Bulk stays where it is until the NICs' threads are where they will be, and latency runs into no debt meanwhile.
+	err = errors.Join(in.dp.SetTuning(datapath.PriorityTuning{LatencyShare: 1}), in.dp.SetRules(table), in.dp.StartLanes(p.host.Cores(), false, eager))
 	if err == nil && p.opts.Sync {
 		err = in.startSync(p.host.Watchers())
 	}

@@ -213,11 +213,15 @@ func TestACoreCountsForAMinuteAfterItPolled(t *testing.T) {
 type programs struct {
 	Programs
 	tuning  datapath.PriorityTuning
-	refuses error // rules
-	fails   error // what is asked of it of lanes
+	tunings []datapath.PriorityTuning // all, in their order
+	refuses error                     // rules
+	fails   error                     // what is asked of it of lanes
 }
 
-func (p *programs) SetTuning(t datapath.PriorityTuning) error          { p.tuning = t; return nil }
+func (p *programs) SetTuning(t datapath.PriorityTuning) error {
+	p.tuning, p.tunings = t, append(p.tunings, t)
+	return nil
+}
 func (p *programs) SetRules(*rules.Table) error                        { return p.refuses }
 func (p *programs) RuleFrames() ([]uint64, error)                      { return nil, nil }
 func (p *programs) StartLanes([]int, bool, datapath.LaneSched) error   { return nil }
@@ -254,6 +258,22 @@ func TestANICThatIsNoUnderlayAnyMoreIsLeft(t *testing.T) {
 		t.Errorf("on a NIC: %t, in place: %t, bulk by %+v", f.OnNIC(), f.InPlace(), dp.tuning)
 	}
 	f.is(t, control.Standby, "")
+}
+
+// Until bulk makes way nothing is kept for it: latency would begin in debt, wait in the lane, and be told to be over budget.
+func TestLatencyDoesNotBeginInDebt(t *testing.T) {
+	f := newFixture(Options{})
+	dp := &programs{}
+	f.dp = dp
+	if err := f.AddRule(t.Context(), ssh()); err != nil || len(dp.tunings) == 0 {
+		t.Fatalf("tuned to %+v, %v", dp.tunings, err)
+	}
+	if first := dp.tunings[0]; first.Window != 0 || first.LatencyShare != 1 {
+		t.Errorf("at first by %+v", first)
+	}
+	if last := dp.tunings[len(dp.tunings)-1]; last != f.tuning() {
+		t.Errorf("then by %+v", last)
+	}
 }
 
 // A configuration that is refused once priority was taken off for it: it comes back, and status says why it is away.
