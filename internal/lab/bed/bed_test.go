@@ -271,6 +271,46 @@ func TestQueuesHaveAThreadEach(t *testing.T) {
 	}
 }
 
+// Frames that find the wire's ring full go back to the sending end's queue, and are counted: they may be overtaken there.
+func TestFramesThatFindTheWireFullAreCounted(t *testing.T) {
+	b := up(t, testOptions(t))
+	tids, err := b.NAPIThreads()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The ring fills while its thread has the core for what others leave of it.
+	if err := unix.SchedSetAttr(tids[0], &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0); err != nil {
+		t.Fatal(err)
+	}
+	var c net.Conn
+	if err := b.Sender().NS.Do(func() (err error) {
+		c, err = net.Dial("udp", netip.AddrPortFrom(b.Receiver().IP, 9).String())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	before, err := b.WireStats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		for range 10_000 {
+			_, _ = c.Write([]byte("full")) // refused, at times: nothing reads it
+		}
+		now, err := b.WireStats()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if now.Requeued > before.Requeued {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("none was counted: %+v", now)
+		}
+	}
+}
+
 // A variant that moves the wire's threads compares something else than it says.
 func TestThreadsOfTheWireAreScheduledAsAsked(t *testing.T) {
 	for _, p := range []NAPI{Nice, FIFO} {

@@ -14,6 +14,7 @@ import (
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -324,19 +325,45 @@ func (b *Bed) WireStats() (WireStats, error) {
 	}
 	got := WireStats{RxPackets: st.RxPackets, RxDropped: st.RxDropped}
 	tx := b.Sender()
-	return got, within(tx.NS, func(i *inside) {
-		l := i.link(tx.Wire)
-		if i.err != nil {
-			return
-		}
-		list, err := i.QdiscList(l)
-		i.try("read the queueing of "+tx.Wire, err)
-		for _, q := range list {
-			if at := q.Attrs(); at.Parent == netlink.HANDLE_ROOT && at.Statistics != nil && at.Statistics.Queue != nil {
-				got.Requeued += uint64(at.Statistics.Queue.Requeues)
-			}
-		}
+	index, err := Ifindex(tx.NS, tx.Wire)
+	if err != nil {
+		return WireStats{}, err
+	}
+	err = tx.NS.Do(func() (err error) {
+		got.Requeued, err = requeued(index)
+		return err
 	})
+	return got, err
+}
+
+// requeued reads what the root queue of a device of this namespace has had handed back. It is in TCA_STATS2 alone: the
+// kernel tells of older numbers behind that, TCA_STATS, and the library takes what comes last (vishvananda/netlink 1.3.1).
+func requeued(ifindex int) (n uint64, err error) {
+	req := nl.NewNetlinkRequest(unix.RTM_GETQDISC, unix.NLM_F_DUMP)
+	req.AddData(&nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(ifindex)})
+	list, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC)
+	if err != nil {
+		return 0, fmt.Errorf("read the queueing of device %d: %w", ifindex, err)
+	}
+	for _, m := range list {
+		head := nl.DeserializeTcMsg(m)
+		if int(head.Ifindex) != ifindex || head.Parent != netlink.HANDLE_ROOT {
+			continue
+		}
+		attrs, err := nl.ParseRouteAttrAsMap(m[head.Len():])
+		if err != nil {
+			return 0, fmt.Errorf("read the queueing of device %d: %w", ifindex, err)
+		}
+		stats, err := nl.ParseRouteAttrAsMap(attrs[nl.TCA_STATS2].Value)
+		if err != nil {
+			return 0, fmt.Errorf("read the queueing of device %d: %w", ifindex, err)
+		}
+		// struct gnet_stats_queue: qlen, backlog, drops, requeues, overlimits
+		if queue := stats[nl.TCA_STATS_QUEUE].Value; len(queue) >= 16 {
+			n += uint64(nl.NativeEndian().Uint32(queue[12:]))
+		}
+	}
+	return n, nil
 }
 
 // NAPIThreads returns the threads that poll the receiving end of the wire, by
