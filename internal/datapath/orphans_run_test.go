@@ -71,23 +71,25 @@ func TestAGuardianEmptiesALaneThatStaysFull(t *testing.T) {
 	if err := errors.Join(d.stages.OlPrios.Put(uint32(0), priorityOlPrio{Demoted: 1}), p.SetTuning(PriorityTuning{Room: room})); err != nil {
 		t.Fatal(err)
 	}
-	// after is how much room there is when lanes were waited for so long.
-	after := func(limit time.Duration) uint32 {
+	// after is how much room there is when lanes were waited for so long. A machine that is slow may have waited
+	// for something else still: then it is not known.
+	after := func(limit time.Duration) (room uint32, known bool) {
 		t.Helper()
-		if err := o.Drain(limit); !errors.Is(err, ErrFlowsOut) || !strings.Contains(err.Error(), "bulk is in the lanes of 1 cores") {
+		err := o.Drain(limit)
+		if !errors.Is(err, ErrFlowsOut) {
 			t.Fatalf("drained with bulk in a lane: %v", err)
 		}
 		var policy stagesOlPolicy
 		if err := d.stages.OlPolicies.Lookup(uint32(0), &policy); err != nil {
 			t.Fatal(err)
 		}
-		return policy.BulkRoom
+		return policy.BulkRoom, strings.Contains(err.Error(), "bulk is in the lanes of 1 cores")
 	}
 	// As long as the machine takes no longer.
 	for try := 0; ; try++ {
 		begin := time.Now()
-		got := after(emptyAfter / 2)
-		if took := time.Since(begin); took < emptyAfter {
+		got, known := after(emptyAfter / 2)
+		if took := time.Since(begin); known && took < emptyAfter {
 			if got != room {
 				t.Errorf("after %v the lane has room for %d frames, want %d", took, got, room)
 			}
@@ -100,7 +102,10 @@ func TestAGuardianEmptiesALaneThatStaysFull(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for limit := 2 * emptyAfter; after(limit) > 0; limit *= 2 {
+	for limit := 2 * emptyAfter; ; limit *= 2 {
+		if got, known := after(limit); known && got == 0 {
+			break
+		}
 		if limit > 5*time.Second {
 			t.Fatalf("after %v the lane has room still", limit)
 		}
