@@ -59,10 +59,14 @@ func (e *env) besideUDP(ctx context.Context, _ span, measure measurement) (_ map
 	values, merr := e.ledTo(ctx, measure)
 	span := time.Since(start)
 	slept := bulk.Slept() - before
-	if err := errors.Join(merr, bulk.Stop(), e.drained(ctx)); err != nil {
+	if err := errors.Join(merr, bulk.Stop()); err != nil {
 		return nil, err
 	}
-	total, err := check.Total(len(flows))
+	var total traffic.Verdict
+	err = drained(ctx, bulk.Sent(), func() (uint64, error) {
+		total, err = check.Total(len(flows))
+		return total.Received, err
+	})
 	if err != nil {
 		return nil, err
 	}

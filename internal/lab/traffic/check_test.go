@@ -193,7 +193,7 @@ func TestTheKernelCountsWhatTheCheckerRefuses(t *testing.T) {
 func TestProbeMeasuresEveryDatagram(t *testing.T) {
 	ns := loopback(t)
 	from, to := Endpoint{ns, netip.MustParseAddr("127.0.0.2")}, Endpoint{ns, netip.MustParseAddr("127.0.0.1")}
-	p, err := StartProbe(from, to, time.Millisecond, 0, 0, 1000, false)
+	p, err := StartProbe(from, to, time.Millisecond, 0, 0, 100_000, false)
 	if err != nil {
 		t.Fatal(err)
 	}

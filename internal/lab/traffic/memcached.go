@@ -50,7 +50,7 @@ func fill(from, at Endpoint) (err error) {
 	defer func() { err = errors.Join(err, unix.Close(c.fd)) }()
 	d := &memcachedDialogue{}
 	c.stop, c.dialogue = new(atomic.Bool), filling{d}
-	until := monotonic() + uint64(10*time.Second)
+	until := monotonic() + uint64(time.Minute)
 	for key := range objects {
 		ok, err := c.exchange(key, until)
 		if err == nil && !ok {
