@@ -134,15 +134,9 @@ func TestEngineRestarts(t *testing.T) {
 	if err := s.receiver.ready(); err != nil {
 		t.Fatal(err)
 	}
-	rig.Until(t, "the engine is in the swarm again", func() (bool, string) {
-		var info struct {
-			Swarm struct{ LocalNodeState string }
-		}
-		if err := s.receiver.call("GET", "/info", nil, &info); err != nil {
-			t.Fatal(err)
-		}
-		return info.Swarm.LocalNodeState == "active", info.Swarm.LocalNodeState
-	})
+	if err := s.receiver.member(); err != nil {
+		t.Fatal(err)
+	}
 	l = paced(t, s)
 	before := d.Status().Counters.SteeredPackets
 	rig.Until(t, "the new container's packets are steered", func() (bool, string) {

@@ -145,7 +145,11 @@ func join(program []byte, options []string) (*swarm, error) {
 	worker := s.receiver.host.IP.String()
 	err = s.receiver.call("POST", "/swarm/join", map[string]any{"ListenAddr": worker, "AdvertiseAddr": worker,
 		"RemoteAddrs": []string{manager}, "JoinToken": joined.JoinTokens.Worker}, nil)
-	if err != nil {
+	// On a busy machine it takes longer than the engine waits before it answers.
+	if err != nil && !strings.Contains(err.Error(), "will continue in the background") {
+		return nil, err
+	}
+	if err := s.receiver.member(); err != nil {
 		return nil, err
 	}
 	var created struct{ ID string }
@@ -225,6 +229,24 @@ func (e *engine) ready() error {
 		}
 		if time.Since(begin) > rig.Patience {
 			return fmt.Errorf("an engine does not answer: %w\n%s", err, e.log())
+		}
+	}
+}
+
+// member waits until it is in its swarm.
+func (e *engine) member() error {
+	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		var info struct {
+			Swarm struct{ LocalNodeState string }
+		}
+		if err := e.call("GET", "/info", nil, &info); err != nil {
+			return err
+		}
+		if info.Swarm.LocalNodeState == "active" {
+			return nil
+		}
+		if time.Since(begin) > rig.Patience {
+			return fmt.Errorf("an engine is not in its swarm, its state is %q\n%s", info.Swarm.LocalNodeState, e.log())
 		}
 	}
 }

@@ -74,6 +74,11 @@ func (l *load) goesOn() {
 	})
 }
 
+// overtaken is how many datagrams of a reader's came late, but for those that the wire may have overtaken until then.
+func (l *load) overtaken(n numbered.Counters, at bed.WireStats) uint64 {
+	return n.Late - min(n.Late, at.Requeued-l.wire.Requeued)
+}
+
 // stop ends the sender and judges what became of its datagrams: all of them arrived, but for those
 // that the kernel counts as dropped on the wire and at the reader, unchanged and, but for so many and those
 // that the wire may have overtaken, in order.
@@ -93,13 +98,12 @@ func (l *load) stop(late uint64) {
 		dropped = now.RxDropped - l.wire.RxDropped + last.Overflow
 		return last.Received + dropped
 	})
-	requeued := now.Requeued - l.wire.Requeued
-	l.t.Logf("sent %d, %d dropped and counted, %d requeued at the wire; %+v", sent, dropped, requeued, last)
+	l.t.Logf("sent %d, %d dropped and counted, %d requeued at the wire; %+v", sent, dropped, now.Requeued-l.wire.Requeued, last)
 	if last.Received > sent || sent-last.Received > dropped {
 		l.t.Errorf("%d datagrams were sent, %d arrived, %d were dropped and counted", sent, last.Received, dropped)
 	}
-	if last.Late > late+requeued {
-		l.t.Errorf("%d datagrams came late, %d may", last.Late, late+requeued)
+	if n := l.overtaken(last, now); n > late {
+		l.t.Errorf("%d datagrams were overtaken, %d may", n, late)
 	}
 	if last.Duplicated+last.Stale+last.Corrupt > 0 {
 		l.t.Errorf("datagrams came twice, far too late, or changed: %+v", last)
