@@ -86,6 +86,7 @@ func TestForwardedFlowsAreSpreadByTheirOwnHash(t *testing.T) {
 			})
 
 			const flows, rounds = 64, 4
+			const most = flows * rounds * 15 / 16 // on a busy machine a backlog may drop some
 			was := sentBy(t, b, out)
 			must(t, b.Sender().Pods[0].NS.Do(func() error {
 				c, err := net.ListenUDP("udp4", nil)
@@ -102,10 +103,10 @@ func TestForwardedFlowsAreSpreadByTheirOwnHash(t *testing.T) {
 				return nil
 			}))
 			var took [2]uint64
-			rig.Until(t, "all is forwarded", func() (bool, string) {
+			rig.Until(t, "they are forwarded", func() (bool, string) {
 				now := sentBy(t, b, out)
 				took = [2]uint64{now[0] - was[0], now[1] - was[1]}
-				return took[0]+took[1] >= flows*rounds, fmt.Sprint(took)
+				return took[0]+took[1] >= most, fmt.Sprint(took)
 			})
 			if min(took[0], took[1]) < flows*rounds/8 {
 				t.Errorf("of %d flows the two paths got %d packets", flows, took)

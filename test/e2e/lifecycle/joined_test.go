@@ -159,7 +159,7 @@ func TestAggregationStandsAsideForWhatWouldSeeIt(t *testing.T) {
 			}},
 		{"a pod's limit", rules(ofPod, fmt.Sprintf(counters, "input", "limit rate 1000/second burst 100 packets counter name few accept")),
 			"chain ip x f has a rate of packets", [2]bool{}, func(t *testing.T, h *bed.Host) error {
-				before, began := [2]int{counterOf(t, ofPod(h), "few"), counterOf(t, ofPod(h), "rest")}, time.Now()
+				began, before := time.Now(), [2]int{counterOf(t, ofPod(h), "few"), counterOf(t, ofPod(h), "rest")}
 				rig.Until(t, "datagrams come", func() (bool, string) {
 					n := counterOf(t, ofPod(h), "rest") - before[1]
 					return n > 10000, fmt.Sprint(n)

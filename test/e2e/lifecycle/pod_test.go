@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -92,7 +91,7 @@ func TestPodsThatComeAreSteeredAndThoseThatGoAreForgotten(t *testing.T) {
 			}
 			cookie, err := second.NS.Cookie()
 			must(t, err)
-			return !strings.Contains(string(journal), strconv.FormatUint(cookie, 10)), string(journal)
+			return !strings.Contains(string(journal), fmt.Sprintf(`"netns":%d,`, cookie)), string(journal)
 		})
 		ends(t, d)
 	})

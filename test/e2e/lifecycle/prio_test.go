@@ -76,7 +76,7 @@ func TestPriorityIsTakenBackByTermOffAndAfterAKill(t *testing.T) {
 				t.Errorf("threads of the NIC were to be given back (at %d) before its program went (at %d):\n%s", back, off, d.Log())
 			}
 			l.GoesOn()
-			orderly(t, l.Stop())
+			joined(t, l.Stop(), 1) // of the poll in which the NIC is handed back to softirq: KNOWN_ISSUES.md
 		})
 	}
 }

@@ -35,12 +35,13 @@ func TestAggregationEndsBetweenPolls(t *testing.T) {
 		return fmt.Sprintf("underlays: [%s]\nmetrics: off\npipeline: off\nmicroflows: {mode: off}\npriority: {mode: off}\naggregate: %s\n", b.Receiver().Wire, aggregate)
 	}
 	p := startAway(t, b, config("forced"))
-	var supers uint64
 	joins := func() {
+		var first uint64
 		must(t, p.await("datagrams are joined", func(st control.Status) bool {
-			before := supers
-			supers = st.Counters.SuperPackets
-			return before > 0 && supers > before+100
+			if first == 0 {
+				first = st.Counters.SuperPackets
+			}
+			return first > 0 && st.Counters.SuperPackets > first+100
 		}))
 	}
 	for range ends {
