@@ -150,7 +150,7 @@ func listNamespaces() (map[uint64]string, error) {
 		}
 		found[st.Ino] = m.point
 	}
-	for _, pattern := range []string{"/proc/[0-9]*/ns/net", "/proc/[0-9]*/task/[0-9]*/ns/net", "/proc/[0-9]*/fd/[0-9]*"} {
+	for _, pattern := range []string{"/proc/[0-9]*/ns/net", "/proc/[0-9]*/fd/[0-9]*", "/proc/[0-9]*/task/[0-9]*/ns/net"} {
 		paths, _ := filepath.Glob(pattern)
 		for _, p := range paths {
 			note(p)
