@@ -150,11 +150,11 @@ func (p *Pipeline) placeBranches(in governor.Input, needy []int) governor.Layout
 	}
 	nic := p.micro.nic
 	needy = slices.DeleteFunc(needy, func(core int) bool { return !slices.Contains(nic, core) })
-	machine := p.machine(in, needy, p.opts.Microflows.Mode)
+	machine, costs := p.machine(in, needy, p.opts.Microflows.Mode)
 	if machine.NIC = nic; len(needy) > 0 {
 		machine.Short = needy
 	}
-	l := governor.PlaceMicroflows(tier, machine, p.opts.Microflows.most(), p.opts.Microflows.NoMerge == nil, in.Costs)
+	l := governor.PlaceMicroflows(tier, machine, p.opts.Microflows.most(), p.opts.Microflows.NoMerge == nil, costs)
 	if p.opts.Microflows.Mode == governor.Forced {
 		l.Whole = nil
 	} else if !l.None() && !l.Pays() {

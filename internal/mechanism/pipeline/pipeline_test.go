@@ -145,6 +145,21 @@ func TestForcedItSteersToTheCoreThatDoesNotPoll(t *testing.T) {
 	}
 }
 
+// Costs that were measured while the machine stood still say that nothing is worth it. Forced, it acts, as plan shows it.
+func TestForcedItAsksForNoMeasuredCosts(t *testing.T) {
+	for _, costs := range []governor.Costs{{NIC: 100_000, Tunnel: 100, Pod: 100}, {NIC: 100, Tunnel: 100, Pod: 100_000}} {
+		f := newFixture(Options{Mode: governor.Forced})
+		in := governor.Input{Now: f.now, Configured: f.cores, Cores: map[int]governor.Core{0: {Rate: 2e5, Overlay: 2e5}, 1: {}}, Costs: costs}
+		if err := f.Decide(t.Context(), in); err != nil {
+			t.Fatal(err)
+		}
+		f.is(t, true, control.Active, "forced")
+		if got := f.lanes[datapath.Tunnel]; !slices.Equal(got, []int{1}) {
+			t.Errorf("costs %+v: the tunnel stage's lanes are on cores %v", costs, got)
+		}
+	}
+}
+
 // What the kernel refuses is tried again after a pause, and leaves nothing in place.
 func TestWhatTheKernelRefusesIsTriedAgain(t *testing.T) {
 	f := newFixture(Options{Mode: governor.Forced})

@@ -8,31 +8,32 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 )
 
-// machine is what a placement in this window is made for. One that is forced by configuration asks for no
-// core's load, and helps all that poll.
-func (p *Pipeline) machine(in governor.Input, short []int, mode governor.Mode) governor.Machine {
+// machine is what a placement in this window is made for, and what its stages cost. One that is forced by configuration
+// helps all that poll. It asks for no core's load, nor for measured costs: by these it may be worth nothing, and plan
+// has none.
+func (p *Pipeline) machine(in governor.Input, short []int, mode governor.Mode) (governor.Machine, governor.Costs) {
 	if mode == governor.Forced {
-		return governor.Machine{Cores: in.Configured, NIC: in.Pollers(), Topology: p.topology}
+		return governor.Machine{Cores: in.Configured, NIC: in.Pollers(), Topology: p.topology}, governor.Costs{}
 	}
 	if len(short) == 0 {
 		short = nil // not known yet
 	}
-	return in.Machine(short, p.opts.Limits, p.topology)
+	return in.Machine(short, p.opts.Limits, p.topology), in.Costs
 }
 
 // place is where the pipeline's lanes would be, for the cores that are short of time.
 func (p *Pipeline) place(in governor.Input, short []int) governor.Layout {
-	m := p.machine(in, short, p.opts.Mode)
+	m, costs := p.machine(in, short, p.opts.Mode)
 	if p.host.PriorityOnNIC() {
 		m.NIC = p.host.PriorityCores()
-		return governor.PlaceBesidePriority(m, in.Costs)
+		return governor.PlaceBesidePriority(m, costs)
 	}
 	tier := p.tier()
 	if tier == governor.XDP {
 		// A core that polls takes no lane of the nic stage, whether it has time to spare or not.
 		m.NIC, m.Short = p.polls.lately(), nil
 	}
-	return governor.Place(tier, m, in.Costs)
+	return governor.Place(tier, m, costs)
 }
 
 // refitLanes has the pipeline taken off, its flows drained, where its lanes do not fit any more. It is placed
