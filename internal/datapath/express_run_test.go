@@ -456,9 +456,9 @@ func TestAWithdrawnEntryIsLeftInOrderOrAtOnce(t *testing.T) {
 		s.must(s.WithdrawPath(s.key))
 		// As long as the machine takes no longer between two lines of this.
 		for try := 0; ; try++ {
-			s.withdrawn(0)
 			begin, err := Now()
 			s.must(err)
+			s.withdrawn(0)
 			was, err := s.Counters()
 			s.must(err)
 			s.poll(1)

@@ -385,6 +385,7 @@ func TestSparseFlowsAreLatencyByThemselves(t *testing.T) {
 			}
 			p.age(t, sparseWindow)
 		}
+		p.class(t, sparse) // a flow that has sent nothing for a second is not told of
 	})
 	if want := [3]rules.Class{rules.Latency, rules.Bulk, rules.Bulk}; got != want {
 		t.Errorf("classes %v, want %v", got, want)
