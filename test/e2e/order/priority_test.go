@@ -32,7 +32,7 @@ type ruled struct {
 
 var runs = []ruled{
 	{bed.Thread, 1, paced, inline, true}, {bed.Thread, 8, lossy, inline, false}, {bed.Thread, 8, flooded, inline, true},
-	{bed.Thread, 8, paced, little, true}, {bed.Thread, 8, paced, straight, false}, {bed.Thread, 8, flooded, straight, true},
+	{bed.Thread, 8, flooded, little, true}, {bed.Thread, 8, paced, straight, false}, {bed.Thread, 8, flooded, straight, true},
 	{bed.Thread, 8, paced, both, true}, {bed.Thread, 8, flooded, both, false}, {bed.Thread, 8, paced, bothStraight, true}, {bed.Softirq, 8, lossy, bothTwo, false},
 	{bed.Softirq, 8, paced, inline, false}, {bed.Softirq, 8, lossy, twoLanes, true}, {bed.Softirq, 8, flooded, twoLanes, false},
 }
@@ -113,9 +113,6 @@ func (r ruled) in(t *testing.T, b *bed.Bed) {
 	}
 	tr.row.Changes, tr.row.Helped = uint64(changes), counters.SteeredPackets
 	tr.judge(t, account{"bulk lanes": counters.Refused, "refused": counters.LaneRefused})
-	if r.kind == little && counters.LatencyExcess == 0 {
-		t.Error("the latency class never used up its share")
-	}
 	t.Logf("%d changes of class; of %d latency frames %d held, %d beyond their share; %d of %d bulk frames by the lane; %d packets to other cores",
 		changes, counters.LatencyPackets, counters.LatencyHeld, counters.LatencyExcess, counters.BulkLane, counters.BulkPackets, counters.SteeredPackets)
 }
@@ -174,7 +171,7 @@ func (r ruled) act(t *testing.T, b *bed.Bed, tr *stream) (changes int, c control
 		tr.among(st)
 		got, rerr := tr.received()
 		inLane := st.Counters.LatencyHeld + st.Counters.LatencyExcess
-		done := got >= 75_000*uint64(*volume) && inLane >= 10*uint64(*volume) && r.crossed(st.Counters) && (!r.piped() || st.Counters.SteeredPackets >= 10_000*uint64(*volume))
+		done := got >= 75_000*uint64(*volume) && inLane >= 10*uint64(*volume) && r.crossed(st.Counters) && (r.kind != little || st.Counters.LatencyExcess > 0) && (!r.piped() || st.Counters.SteeredPackets >= 10_000*uint64(*volume))
 		if err == nil && !done && time.Since(begin) > time.Duration(*volume)*tooLong {
 			err = fmt.Errorf("%d packets and %d changes of class after %s are no test yet: lanes %+v, mechanisms %+v, counters %+v",
 				got, changes, time.Since(begin).Round(time.Second), st.Lanes, st.Mechanisms, st.Counters)
