@@ -115,7 +115,7 @@ const features = ",-erms,-monitor,-invpcid,-tsc-deadline,+invtsc"
 
 // options of the kernel. It is told how fast its clock is, a tick for each nanosecond, and to trust it.
 // Pages are not cleared when they are handed out: real cores do that many times faster than by words.
-const options = "quiet nokaslr tsc=reliable clocksource=tsc tsc_early_khz=1000000 nowatchdog no_timer_check " +
+const options = "quiet nokaslr tsc=reliable clocksource=tsc tsc_early_khz=1000000 nowatchdog " +
 	"random.trust_bootloader=on rcupdate.rcu_expedited=1 init_on_alloc=0"
 
 // What the lab needs of modules and programs.

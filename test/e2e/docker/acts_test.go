@@ -30,19 +30,20 @@ func TestMechanismsActBetweenContainers(t *testing.T) {
 		packets      func(control.Counters) uint64
 		end          unix.Signal
 		engines      []string // options
+		late         uint64   // what may be overtaken when it ends (KNOWN_ISSUES.md)
 	}{
 		{"pipeline", alone + "pipeline: forced\ntier: tc\n", "pipeline",
-			func(c control.Counters) uint64 { return c.SteeredPackets }, unix.SIGTERM, nil},
+			func(c control.Counters) uint64 { return c.SteeredPackets }, unix.SIGTERM, nil, 0},
 		{"pipeline, killed", alone + "pipeline: forced\ntier: tc\n", "pipeline",
-			func(c control.Counters) uint64 { return c.SteeredPackets }, unix.SIGKILL, nil},
+			func(c control.Counters) uint64 { return c.SteeredPackets }, unix.SIGKILL, nil, 0},
 		{"priority", alone + fmt.Sprintf("pipeline: off\npriority: {rules: [{name: numbers, proto: udp, port: %d}]}\n", port), "priority",
-			func(c control.Counters) uint64 { return c.LatencyPackets }, unix.SIGTERM, nil},
+			func(c control.Counters) uint64 { return c.LatencyPackets }, unix.SIGTERM, nil, 0},
 		{"aggregation", alone + "pipeline: off\naggregate: forced\n", "aggregate",
-			func(c control.Counters) uint64 { return c.SuperPackets }, unix.SIGTERM, nil},
+			func(c control.Counters) uint64 { return c.SuperPackets }, unix.SIGTERM, nil, 2 * poll},
 		{"express", alone + "pipeline: off\nexpress: forced\n", "express",
-			func(c control.Counters) uint64 { return c.ExpressPackets }, unix.SIGTERM, bare},
+			func(c control.Counters) uint64 { return c.ExpressPackets }, unix.SIGTERM, bare, inRing},
 		{"express, killed", alone + "pipeline: off\nexpress: forced\n", "express",
-			func(c control.Counters) uint64 { return c.ExpressPackets }, unix.SIGKILL, bare},
+			func(c control.Counters) uint64 { return c.ExpressPackets }, unix.SIGKILL, bare, inRing},
 	} {
 		if !turn() {
 			continue
@@ -77,7 +78,7 @@ func TestMechanismsActBetweenContainers(t *testing.T) {
 				t.Errorf("the container's device has the mask %s, had none", mask)
 			}
 			l.goesOn()
-			l.stop(0)
+			l.stop(tt.late + undrained(d.Log()))
 		})
 	}
 }

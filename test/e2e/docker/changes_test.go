@@ -101,7 +101,7 @@ func TestFiftyContainersComeAndGo(t *testing.T) {
 		t.Errorf("the device of a container that came meanwhile has the mask %s, had none", mask)
 	}
 	last.remove()
-	l.stop(0)
+	l.stop(undrained(d.Log()))
 }
 
 // With the engine go its containers and the network's namespace. The daemon lets go of them, and
@@ -147,7 +147,7 @@ func TestEngineRestarts(t *testing.T) {
 	if mask := l.to.mask(); mask != "" {
 		t.Errorf("the container's device has the mask %s, had none", mask)
 	}
-	l.stop(0)
+	l.stop(undrained(d.Log()))
 }
 
 // ends stops a daemon by SIGTERM, which has to end with 0.

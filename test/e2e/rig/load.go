@@ -25,6 +25,8 @@ type Load struct {
 	check *traffic.Checker
 	gen   generator
 	flows int
+	// requeued is what the wire had handed back when the load began.
+	requeued uint64
 	// stopped: the generator; ended: the checker, too.
 	stopped, ended bool
 }
@@ -121,6 +123,7 @@ func startLoad(tb testing.TB, b *bed.Bed, flows int, pods []int, send func([]tra
 		tb.Fatal(err)
 	}
 	l := &Load{tb: tb, bed: b, check: check, flows: flows}
+	l.requeued = l.wire().Requeued
 	tb.Cleanup(func() { l.end() })
 	for _, n := range pods {
 		pod := b.Receiver().Pods[n]
@@ -141,14 +144,37 @@ func startLoad(tb testing.TB, b *bed.Bed, flows int, pods []int, send func([]tra
 	return l
 }
 
+// Verdict is what became of a load's flows.
+type Verdict struct {
+	traffic.Verdict
+	// Requeued are frames that the wire handed back (bed.WireStats), of which it may have overtaken as many. A steady
+	// load has none.
+	Requeued uint64
+}
+
 // Verdict is what became of the flows so far.
-func (l *Load) Verdict() traffic.Verdict {
+func (l *Load) Verdict() Verdict {
 	l.tb.Helper()
 	v, err := l.check.Total(l.flows)
 	if err != nil {
 		l.tb.Fatal(err)
 	}
-	return v
+	return Verdict{v, l.wire().Requeued - l.requeued}
+}
+
+// Polled is how many frames the receiving NIC has polled, of this load and others.
+func (l *Load) Polled() uint64 {
+	l.tb.Helper()
+	return l.wire().RxPackets
+}
+
+func (l *Load) wire() bed.WireStats {
+	l.tb.Helper()
+	wire, err := l.bed.WireStats()
+	if err != nil {
+		l.tb.Fatal(err)
+	}
+	return wire
 }
 
 // Sent is the number of datagrams so far.
@@ -199,7 +225,7 @@ func (l *Load) Flow(id int) traffic.Verdict {
 }
 
 // Stop ends the traffic and returns what became of it, once all of it has arrived or the rest is lost.
-func (l *Load) Stop() (v traffic.Verdict) {
+func (l *Load) Stop() (v Verdict) {
 	l.tb.Helper()
 	l.stopped = true
 	if err := l.gen.Stop(); err != nil {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/lab/bed"
-	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/residue"
 	"github.com/overlane/overlane/test/speed"
@@ -98,7 +97,7 @@ func TestABurstOfPodsIsBoundedWork(t *testing.T) {
 	}
 }
 
-func inOrder(t *testing.T, v traffic.Verdict) {
+func inOrder(t *testing.T, v rig.Verdict) {
 	t.Helper()
 	if v.Reordered > polls || v.Duplicated+v.Stale > 0 {
 		t.Errorf("%+v", v)
