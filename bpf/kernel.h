@@ -115,7 +115,9 @@ struct task_struct {
 struct ptr_ring {
 	int producer;
 	int consumer_head;
+	int consumer_tail;
 	int size;
+	int batch;
 	void **queue;
 } OL_CORE;
 

@@ -26,6 +26,7 @@ static __always_inline int ol_get_ring(__u32 cpu, __u32 class, struct ol_ring *r
 	struct bpf_cpu_map_entry *entry;
 	struct ptr_ring *ring;
 	void **queue, *at = NULL;
+	__u32 given_back;
 
 	if (!c || class >= OL_NR_CLASSES || !c->lane[class])
 		return 0;
@@ -40,8 +41,13 @@ static __always_inline int ol_get_ring(__u32 cpu, __u32 class, struct ol_ring *r
 	if (r->producer >= r->size)
 		return 0;
 	bpf_probe_read_kernel(&at, sizeof(at), queue + r->producer);
-	r->full = at != NULL;
 	r->consumer = BPF_CORE_READ(ring, consumer_head);
+	/*
+	 * Places are given back in batches before the head moves on (__ptr_ring_discard_one): until it
+	 * does, so many frames may have come that the producer stands at the old head.
+	 */
+	given_back = BPF_CORE_READ(ring, consumer_tail);
+	r->full = at || r->consumer - given_back >= (__u32)BPF_CORE_READ(ring, batch);
 	return 1;
 }
 

@@ -39,6 +39,11 @@ func TestTheOrderGuardKnowsNothingBeforeItIsTrue(t *testing.T) {
 	run(t, compile(t, "check_order.c", sanitizers), fmt.Sprint(seed), "20")
 }
 
+func TestARingWithFramesNeverLooksEmpty(t *testing.T) {
+	_, seed := seeded(t)
+	run(t, compile(t, "check_ring.c", sanitizers, "-Ihost/stub", "-Wno-unknown-attributes", "-Wno-unused-parameter"), fmt.Sprint(seed))
+}
+
 // compileModel builds the model of the receive path, which has the tracepoint's
 // program and the guard in it as the kernel gets them.
 func compileModel(t *testing.T, flags ...string) string {

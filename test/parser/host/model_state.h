@@ -11,7 +11,7 @@
 #define NORMAL_BATCH 8 /* gro_normal_batch */
 #define RING_MAX 2048
 #define LANE_BATCH 8  /* CPUMAP_BATCH */
-#define RING_BATCH 16 /* of struct ptr_ring: a cache line of places, doubled */
+#define RING_BATCH 16 /* of struct ptr_ring, as a rule: a cache line of places, doubled */
 
 struct pkt {
 	struct pkt *next;
@@ -55,7 +55,6 @@ struct core {
 	struct list bulk[MAX_CORES]; /* frames for lanes, until the poll ends */
 	struct list ring;	     /* of this core's lane ... */
 	int filled;		     /* a core is at it */
-	int given_back;		     /* its consumer_tail */
 	struct ptr_ring places;	     /* ... and its places, as the guard reads them */
 	void *in_place[RING_MAX];
 	struct task_struct thread;
@@ -116,6 +115,7 @@ __u64 model_task(void)
 static struct bpf_cpu_map_entry *make_ring(struct core *c)
 {
 	c->places.size = opt.ring_max;
+	c->places.batch = RING_BATCH > opt.ring_max / 2 ? 1 : RING_BATCH;
 	c->places.queue = c->in_place;
 
 	c->lane.queue = &c->places;
@@ -144,13 +144,13 @@ static struct pkt *take_from_ring(struct core *c)
 	if (!p)
 		return NULL;
 	/* Places are given back some at a time, before the head moves on. */
-	if (next - c->given_back >= RING_BATCH || next >= c->places.size) {
-		for (i = next - 1; i >= c->given_back; i--)
+	if (next - c->places.consumer_tail >= c->places.batch || next >= c->places.size) {
+		for (i = next - 1; i >= c->places.consumer_tail; i--)
 			c->in_place[i] = NULL;
-		c->given_back = next;
+		c->places.consumer_tail = next;
 	}
 	if (next >= c->places.size)
-		next = c->given_back = 0;
+		next = c->places.consumer_tail = 0;
 	model_step();
 	c->places.consumer_head = next;
 	return p;
