@@ -96,6 +96,13 @@ func (o *overlay) buildAs(kind string, top topology) error {
 				return err
 			}
 		}
+		// A host sends nothing of its own: from another core it would empty the wire's queue
+		// there, and a flow would overtake itself.
+		for _, ns := range []*netns.Handle{h.ns, h.net} {
+			if err := sysctl(ns, "ipv6/conf/default/disable_ipv6", "1"); err != nil {
+				return err
+			}
+		}
 	}
 	if err := o.buildWire(); err != nil {
 		return fmt.Errorf("build wire: %w", err)
@@ -307,11 +314,24 @@ func (h *host) join(kind string, top topology, far *host) error {
 
 // route joins tunnel and pod by routes: to a pod what is for it, to the far host the rest.
 func (h *host) route(far *host) error {
-	for _, file := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
-		err := h.net.Do(func() error { return os.WriteFile("/proc/sys/net/"+file, []byte("1"), 0) })
-		if err != nil {
-			return fmt.Errorf("forward: %w", err)
-		}
+	var err error
+	for _, dev := range []string{tunnelDev, vethDev} {
+		// Without an address of its own and without groups a device has nothing to announce.
+		const none = "1"
+		err = errors.Join(err,
+			in(h.net, func(nl *netlink.Handle) error {
+				l, err := nl.LinkByName(dev)
+				if err == nil {
+					err = nl.LinkSetMulticastOff(l)
+				}
+				return err
+			}),
+			sysctl(h.net, "ipv6/conf/"+dev+"/addr_gen_mode", none),
+			sysctl(h.net, "ipv6/conf/"+dev+"/disable_ipv6", "0"))
+	}
+	err = errors.Join(err, sysctl(h.net, "ipv4/ip_forward", "1"), sysctl(h.net, "ipv6/conf/all/forwarding", "1"))
+	if err != nil {
+		return fmt.Errorf("forward: %w", err)
 	}
 	mac := func(h *host, dev string) (addr net.HardwareAddr, err error) {
 		err = in(h.net, func(nl *netlink.Handle) error {
@@ -374,6 +394,10 @@ func (h *host) buildPod(far *host) error {
 		}
 		return nil
 	})
+}
+
+func sysctl(ns *netns.Handle, name, value string) error {
+	return ns.Do(func() error { return os.WriteFile("/proc/sys/net/"+name, []byte(value), 0) })
 }
 
 func up(nl *netlink.Handle, dev string, addrs ...netip.Prefix) error {
