@@ -39,11 +39,11 @@ func TestMechanismsActBetweenContainers(t *testing.T) {
 		{"priority", alone + fmt.Sprintf("pipeline: off\npriority: {rules: [{name: numbers, proto: udp, port: %d}]}\n", port), "priority",
 			func(c control.Counters) uint64 { return c.LatencyPackets }, unix.SIGTERM, nil, 0},
 		{"aggregation", alone + "pipeline: off\naggregate: forced\n", "aggregate",
-			func(c control.Counters) uint64 { return c.SuperPackets }, unix.SIGTERM, nil, 2 * poll},
+			func(c control.Counters) uint64 { return c.SuperPackets }, unix.SIGTERM, nil, 2 * rig.Poll},
 		{"express", alone + "pipeline: off\nexpress: forced\n", "express",
-			func(c control.Counters) uint64 { return c.ExpressPackets }, unix.SIGTERM, bare, inRing},
+			func(c control.Counters) uint64 { return c.ExpressPackets }, unix.SIGTERM, bare, rig.InRing},
 		{"express, killed", alone + "pipeline: off\nexpress: forced\n", "express",
-			func(c control.Counters) uint64 { return c.ExpressPackets }, unix.SIGKILL, bare, inRing},
+			func(c control.Counters) uint64 { return c.ExpressPackets }, unix.SIGKILL, bare, rig.InRing},
 	} {
 		if !turn() {
 			continue

@@ -215,10 +215,10 @@ func (e *engine) log() string {
 	return string(data[max(0, len(data)-4000):])
 }
 
-// ready waits until it answers.
-func (e *engine) ready() error {
+// await waits until what is asked is so; until then asked returns why not.
+func (e *engine) await(asked func() error) error {
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		err := e.call("GET", "/_ping", nil, nil)
+		err := asked()
 		if err == nil {
 			return nil
 		}
@@ -228,27 +228,30 @@ func (e *engine) ready() error {
 		default:
 		}
 		if time.Since(begin) > rig.Patience {
-			return fmt.Errorf("an engine does not answer: %w\n%s", err, e.log())
+			return fmt.Errorf("an engine: %w\n%s", err, e.log())
 		}
 	}
 }
 
+// ready waits until it answers.
+func (e *engine) ready() error {
+	return e.await(func() error { return e.call("GET", "/_ping", nil, nil) })
+}
+
 // member waits until it is in its swarm.
 func (e *engine) member() error {
-	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+	return e.await(func() error {
 		var info struct {
 			Swarm struct{ LocalNodeState string }
 		}
 		if err := e.call("GET", "/info", nil, &info); err != nil {
 			return err
 		}
-		if info.Swarm.LocalNodeState == "active" {
-			return nil
+		if state := info.Swarm.LocalNodeState; state != "active" {
+			return fmt.Errorf("not in its swarm: %q", state)
 		}
-		if time.Since(begin) > rig.Patience {
-			return fmt.Errorf("an engine is not in its swarm, its state is %q\n%s", info.Swarm.LocalNodeState, e.log())
-		}
-	}
+		return nil
+	})
 }
 
 // stop ends it, and its containers with it.

@@ -97,7 +97,7 @@ func TestRunsAsAContainer(t *testing.T) {
 	restored("off")
 	// A container's guardian is killed with its daemon, and the programs are gone at once: what waits in lanes
 	// may be overtaken then (KNOWN_ISSUES.md). The bound is a ring of the NIC and a poll.
-	l.stop(may + inRing)
+	l.stop(may + rig.InRing)
 }
 
 // buildImage builds the image of deploy/Dockerfile.

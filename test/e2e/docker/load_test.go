@@ -74,17 +74,11 @@ func (l *load) goesOn() {
 	})
 }
 
-// poll is what a NIC takes from its ring at a time, and inRing what can be between the wire and a container.
-const (
-	poll   = 64
-	inRing = 256 + poll
-)
-
 // undrained is how many datagrams may be overtaken when a daemon ends whose log says that flows did not leave their
 // lanes in time, as on a machine with other work.
 func undrained(log string) uint64 {
 	if strings.Contains(log, "may be overtaken once") {
-		return inRing
+		return rig.InRing
 	}
 	return 0
 }

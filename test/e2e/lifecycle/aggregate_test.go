@@ -62,9 +62,8 @@ func aggregating(t *testing.T, b *bed.Bed) (*rig.Daemon, *rig.Load) {
 // collected in one poll may have been overtaken.
 func joined(t *testing.T, v rig.Verdict, ends uint64) {
 	t.Helper()
-	const poll = 64
 	t.Logf("%d of %d datagrams were overtaken", v.Reordered, v.Received)
-	if v.Reordered > ends*2*poll+1+v.Received/10000+v.Requeued || v.Duplicated+v.Stale > 0 {
+	if v.Reordered > ends*2*rig.Poll+1+v.Received/10000+v.Requeued || v.Duplicated+v.Stale > 0 {
 		t.Errorf("order was broken: %+v", v)
 	}
 }

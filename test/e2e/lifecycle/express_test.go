@@ -20,11 +20,6 @@ import (
 
 const expresses = "pipeline: off\nmetrics: off\nmicroflows: {mode: off}\nexpress: forced\n"
 
-// inRing is what can be between a NIC and the end of a pod's veth that is polled: a ring, and
-// what a poll has taken from it. Of flows that leave the path in this moment, so many datagrams
-// can be overtaken at most, of however many flows they are.
-const inRing = 256 + 64
-
 // mechanismOf is a mechanism in a status.
 func mechanismOf(t *testing.T, st control.Status, name string) control.Mechanism {
 	t.Helper()
@@ -150,7 +145,7 @@ func TestExpressComesWithTrafficAndGoesWithTheDaemon(t *testing.T) {
 			was, begun := peek(t, d).Counters, reached(t, b, l)
 			passes(t, l, 10000)
 			came, now := reached(t, b, l)-begun, peek(t, d).Counters
-			if n := now.ExpressPackets - was.ExpressPackets; 100*(n+inRing) < 98*came {
+			if n := now.ExpressPackets - was.ExpressPackets; 100*(n+rig.InRing) < 98*came {
 				t.Errorf("%d of %d frames went straight to the pod", n, came)
 			}
 			v := l.Verdict()
@@ -171,7 +166,7 @@ func TestExpressComesWithTrafficAndGoesWithTheDaemon(t *testing.T) {
 			l.GoesOn()
 			v = l.Stop()
 			t.Logf("after it: %+v", v)
-			if v.Reordered > inRing || v.Duplicated+v.Stale > 0 {
+			if v.Reordered > rig.InRing || v.Duplicated+v.Stale > 0 {
 				t.Errorf("on the way out, order was broken: %+v", v)
 			}
 			if n := lost(t, b, l, v, wire); n > 0 {

@@ -417,7 +417,7 @@ func TestAPolicyAtOnePodLeavesTheOthersPathOpen(t *testing.T) {
 		return len(st.Express) == 2 && st.Express[0].Open && st.Express[1].Open, fmt.Sprintf("%+v", st.Express)
 	})
 	l.GoesOn()
-	if v := l.Verdict(); v.Reordered > inRing || l.Flow(1).Reordered > 0 {
+	if v := l.Verdict(); v.Reordered > rig.InRing || l.Flow(1).Reordered > 0 {
 		t.Errorf("order was broken: %+v", v)
 	}
 	ends(t, d)
@@ -479,7 +479,7 @@ func (in *beside) ends(t *testing.T) {
 	was := l.Verdict()
 	ends(t, in.d)
 	l.GoesOn()
-	if v := l.Stop(); v.Reordered > was.Reordered+inRing || v.Duplicated+v.Stale > 0 {
+	if v := l.Stop(); v.Reordered > was.Reordered+rig.InRing || v.Duplicated+v.Stale > 0 {
 		t.Errorf("as the daemon ended: %+v, before %+v", v, was)
 	}
 }
@@ -515,7 +515,7 @@ func (p *policy) plantedBeside(t *testing.T, in beside, flows int) {
 	t.Logf("%d flows: %d late, %d left before the path was seen to be empty", flows, out.Reordered-first.Reordered, left)
 	// The counter tells of flows. What one that leaves at once can overtake is what a ring
 	// holds, and all leave within one of their gaps: no more than one ring full.
-	if late := out.Reordered - first.Reordered; late > inRing || left == 0 && late > 0 {
+	if late := out.Reordered - first.Reordered; late > rig.InRing || left == 0 && late > 0 {
 		t.Errorf("on the way out, %d were late, and %d flows left early", late, left)
 	}
 	if n := now.ExpressDrops - was.ExpressDrops; n > 0 {
@@ -536,7 +536,7 @@ func (p *policy) plantedBeside(t *testing.T, in beside, flows int) {
 	}
 	l.GoesOn()
 	v := l.Stop()
-	if v.Reordered > again.Reordered+inRing || v.Duplicated+v.Stale > 0 {
+	if v.Reordered > again.Reordered+rig.InRing || v.Duplicated+v.Stale > 0 {
 		t.Errorf("%+v", v)
 	}
 	if n := lost(t, b, l, v, wire); p.lets && !p.swaps && n > 0 {

@@ -72,6 +72,15 @@ const noticed = 12000
 
 const payload = 64
 
+// Poll is what a NIC takes from its ring at a time. InRing is what can be between a NIC and the
+// end of a pod's veth that is polled: a ring, and what a poll has taken from it. Of flows that
+// leave the path in this moment, so many datagrams can be overtaken at most, of however many
+// flows they are.
+const (
+	Poll   = 64
+	InRing = 256 + Poll
+)
+
 // StartLoad sends flows, in turn to the given pods (none: all), and waits
 // until the first datagrams have arrived.
 func StartLoad(tb testing.TB, b *bed.Bed, flows int, pods ...int) *Load {
