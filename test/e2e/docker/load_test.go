@@ -74,10 +74,9 @@ func (l *load) goesOn() {
 	})
 }
 
-// undrained is how many datagrams may be overtaken when a daemon ends whose log says that flows did not leave their
-// lanes in time, as on a machine with other work.
+// undrained is how many datagrams may be overtaken when a daemon with this log ends.
 func undrained(log string) uint64 {
-	if strings.Contains(log, "may be overtaken once") {
+	if rig.Undrained(log) {
 		return rig.InRing
 	}
 	return 0

@@ -59,7 +59,7 @@ func TestAggregationEndsBetweenPolls(t *testing.T) {
 	p.GoneBoth()
 	// Where others hold the core for a tenth of a second, one end cannot wait for it (KNOWN_ISSUES.md): the rest of a poll
 	// is late. If none waited, some six would be.
-	tr.excused = min(tr.late(t), 64)
+	tr.excused = min(tr.late(t), rig.Poll)
 	tr.judge(t, nil)
 }
 

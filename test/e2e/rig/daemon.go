@@ -165,6 +165,9 @@ func (d *Daemon) Log() string {
 	return d.log.String()
 }
 
+// Undrained is whether a log says that flows did not leave their lanes in time, as on a machine with other work.
+func Undrained(log string) bool { return strings.Contains(log, "may be overtaken once") }
+
 // Says waits until the log has some words: what a daemon has said comes through a pipe, after what it did.
 func (d *Daemon) Says(words string) {
 	d.tb.Helper()

@@ -54,7 +54,7 @@ const (
 	// What may be overtaken where GRO lets go of what it has joined when aggregation ends, and
 	// where flows leave the path straight to a pod that was not seen to be empty: a poll on the
 	// NIC and on the tunnel, and a pod's ring and a poll.
-	polls, ring = 2 * 64, 256 + 64
+	polls, ring = 2 * rig.Poll, rig.InRing
 )
 
 // runs are the daemons beside which the node lives, each for its part of the time.

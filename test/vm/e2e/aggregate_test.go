@@ -15,7 +15,6 @@ import (
 	"github.com/overlane/overlane/internal/daemon"
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/governor"
-	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/rules"
 	"github.com/overlane/overlane/test/residue"
 )
@@ -99,7 +98,7 @@ func layBare(t *testing.T, kind string, top topology, near bool) *splitting {
 	s := &splitting{}
 	if !near {
 		var err error
-		if s.between, err = netns.New(); err != nil {
+		if s.between, err = silent(); err != nil {
 			t.Fatal(err)
 		}
 	}

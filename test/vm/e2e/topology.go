@@ -82,24 +82,16 @@ func (o *overlay) buildAs(kind string, top topology) error {
 		h.in4 = netip.AddrFrom4([4]byte{10, 244, 0, n})
 		h.in6 = netip.MustParseAddr(fmt.Sprintf("fd00:244::%d", n))
 		h.mac = net.HardwareAddr{2, 0, 0, 0, 1, n}
-		for _, ns := range []**netns.Handle{&h.ns, &h.pod} {
-			var err error
-			if *ns, err = netns.New(); err != nil {
-				return err
-			}
+		var err error
+		if h.ns, err = silent(); err != nil {
+			return err
+		}
+		if h.pod, err = netns.New(); err != nil {
+			return err
 		}
 		h.net = h.ns
 		if top == apart {
-			var err error
-			if h.net, err = netns.New(); err != nil {
-				h.net = nil
-				return err
-			}
-		}
-		// A host sends nothing of its own: from another core it would empty the wire's queue
-		// there, and a flow would overtake itself.
-		for _, ns := range []*netns.Handle{h.ns, h.net} {
-			if err := sysctl(ns, "ipv6/conf/default/disable_ipv6", "1"); err != nil {
+			if h.net, err = silent(); err != nil {
 				return err
 			}
 		}
@@ -394,6 +386,19 @@ func (h *host) buildPod(far *host) error {
 		}
 		return nil
 	})
+}
+
+// silent is a new namespace whose devices send nothing of their own: from another core that would
+// empty the wire's queue there, and a flow would overtake itself.
+func silent() (*netns.Handle, error) {
+	ns, err := netns.New()
+	if err != nil {
+		return nil, err
+	}
+	if err := sysctl(ns, "ipv6/conf/default/disable_ipv6", "1"); err != nil {
+		return nil, errors.Join(err, ns.Close())
+	}
+	return ns, nil
 }
 
 func sysctl(ns *netns.Handle, name, value string) error {
