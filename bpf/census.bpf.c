@@ -30,9 +30,9 @@ int ol_tunnel_census(struct __sk_buff *skb)
 	const __u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	__u32 segs = skb->gso_segs > 1 ? skb->gso_segs : 1, place;
 	struct ol_census_flow *f;
-	struct ol_datagram d = {};
-	int udp = ol_datagram_of(data, end, &d);
-	__u64 flow = d.flow;
+	__u8 proto = 0;
+	const __u8 *l4 = ol_plain_ports(data, end, &proto);
+	__u64 flow = l4 ? ol_flow_name(data + OL_ETH_HLEN, l4, proto) : 0;
 
 	place = flow >> 55;
 	f = bpf_map_lookup_elem(&ol_census_flows, &place);
@@ -48,7 +48,7 @@ int ol_tunnel_census(struct __sk_buff *skb)
 	}
 	f->packets += segs;
 	f->bytes += skb->len;
-	if (udp)
+	if (proto == OL_IPPROTO_UDP)
 		f->datagrams += segs;
 	return TCX_NEXT;
 }

@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 
@@ -28,10 +29,11 @@ func (a *Aggregation) Attach(dev Device) (io.Closer, error) {
 	return attachTCXAt(dev, ebpf.AttachTCXIngress, link.Head(), a.objs.OlTunnelCount)
 }
 
-// Watch has datagrams counted that could be joined, or no longer.
-func (a *Aggregation) Watch(on bool) error {
-	if err := a.objs.OlWatching.Set(uint32(bit(on))); err != nil {
-		return fmt.Errorf("watch what could be aggregated: %w", err)
+// Fits says how long the longest frame in a tunnel is that a packet of the NICs can hold: a longer one came in outer
+// fragments.
+func (a *Aggregation) Fits(frame int) error {
+	if err := a.objs.OlWhole.Set(uint32(frame)); err != nil {
+		return fmt.Errorf("tell how long frames are that come whole: %w", err)
 	}
 	return nil
 }
@@ -48,17 +50,28 @@ func (d *Datapath) SetApart(on bool) (changed bool, err error) {
 // AggregateCounters are totals over all tunnels.
 type AggregateCounters struct {
 	Packets   uint64 // that came out, as they were sent
+	UDP       uint64 // datagrams of these, and first fragments of datagrams
 	Datagrams uint64 // of these, in UDP super-packets
 	Supers    uint64 // these
-	Follows   uint64 // datagrams that could have been joined to one before, while it was watched
+	Follows   uint64 // datagrams that were not joined to one before, and could have been
+	Mixed     uint64 // that GRO takes otherwise than one of their flow shortly before, and lets overtake it, or be overtaken
+	// Port is one to which some of Follows were sent; it is no total.
+	Port uint16
 }
 
 // Add sums counters.
-func (c AggregateCounters) Add(o AggregateCounters) AggregateCounters { return added(c, o) }
+func (c AggregateCounters) Add(o AggregateCounters) AggregateCounters {
+	port := cmp.Or(o.Port, c.Port)
+	c.Port, o.Port = 0, 0
+	c = added(c, o)
+	c.Port = port
+	return c
+}
 
 // Sub is what has come since.
 func (c AggregateCounters) Sub(o AggregateCounters) AggregateCounters {
-	return AggregateCounters{c.Packets - o.Packets, c.Datagrams - o.Datagrams, c.Supers - o.Supers, c.Follows - o.Follows}
+	return AggregateCounters{c.Packets - o.Packets, c.UDP - o.UDP, c.Datagrams - o.Datagrams, c.Supers - o.Supers,
+		c.Follows - o.Follows, c.Mixed - o.Mixed, c.Port}
 }
 
 // Counters reads the totals since the program was loaded.
@@ -68,7 +81,7 @@ func (a *Aggregation) Counters() (c AggregateCounters, err error) {
 		return c, fmt.Errorf("read what is aggregated: %w", err)
 	}
 	for _, n := range cores {
-		c = c.Add(AggregateCounters{n.Packets, n.Datagrams, n.Supers, n.Follows})
+		c = c.Add(AggregateCounters{n.Packets, n.Udp, n.Datagrams, n.Supers, n.Follows, n.Mixed, uint16(n.Port)})
 	}
 	return c, nil
 }

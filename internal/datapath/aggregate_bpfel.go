@@ -16,19 +16,24 @@ import (
 type aggregateOlAggregated struct {
 	_         structs.HostLayout
 	Packets   uint64
+	Udp       uint64
 	Datagrams uint64
 	Supers    uint64
 	Follows   uint64
+	Mixed     uint64
+	Port      uint32
+	Pad       uint32
 }
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	aggregateMapOlAggregates   = "ol_aggregates"
-	aggregateMapOlDatagrams    = "ol_datagrams"
-	aggregateProgOlTunnelCount = "ol_tunnel_count"
-	aggregateVarOlWatching     = "ol_watching"
+	aggregateMapOlAggregates    = "ol_aggregates"
+	aggregateMapOlDatagramHeads = "ol_datagram_heads"
+	aggregateMapOlDatagrams     = "ol_datagrams"
+	aggregateProgOlTunnelCount  = "ol_tunnel_count"
+	aggregateVarOlWhole         = "ol_whole"
 )
 
 // loadAggregate returns the embedded CollectionSpec for aggregate.
@@ -80,15 +85,16 @@ type aggregateProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type aggregateMapSpecs struct {
-	OlAggregates *ebpf.MapSpec `ebpf:"ol_aggregates"`
-	OlDatagrams  *ebpf.MapSpec `ebpf:"ol_datagrams"`
+	OlAggregates    *ebpf.MapSpec `ebpf:"ol_aggregates"`
+	OlDatagramHeads *ebpf.MapSpec `ebpf:"ol_datagram_heads"`
+	OlDatagrams     *ebpf.MapSpec `ebpf:"ol_datagrams"`
 }
 
 // aggregateVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type aggregateVariableSpecs struct {
-	OlWatching *ebpf.VariableSpec `ebpf:"ol_watching"`
+	OlWhole *ebpf.VariableSpec `ebpf:"ol_whole"`
 }
 
 // aggregateObjects contains all objects after they have been loaded into the kernel.
@@ -111,13 +117,15 @@ func (o *aggregateObjects) Close() error {
 //
 // It can be passed to loadAggregateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type aggregateMaps struct {
-	OlAggregates *ebpf.Map `ebpf:"ol_aggregates"`
-	OlDatagrams  *ebpf.Map `ebpf:"ol_datagrams"`
+	OlAggregates    *ebpf.Map `ebpf:"ol_aggregates"`
+	OlDatagramHeads *ebpf.Map `ebpf:"ol_datagram_heads"`
+	OlDatagrams     *ebpf.Map `ebpf:"ol_datagrams"`
 }
 
 func (m *aggregateMaps) Close() error {
 	return _AggregateClose(
 		m.OlAggregates,
+		m.OlDatagramHeads,
 		m.OlDatagrams,
 	)
 }
@@ -126,7 +134,7 @@ func (m *aggregateMaps) Close() error {
 //
 // It can be passed to loadAggregateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type aggregateVariables struct {
-	OlWatching *ebpf.Variable `ebpf:"ol_watching"`
+	OlWhole *ebpf.Variable `ebpf:"ol_whole"`
 }
 
 // aggregatePrograms contains all programs after they have been loaded into the kernel.

@@ -21,6 +21,8 @@ type Aggregation struct {
 	stretch stretch
 	quiet   time.Time // since when hardly a packet has come out of a tunnel
 	useless time.Time // since when hardly one of them was a datagram that was joined
+	ordered time.Time // not before, also where it is forced: GRO would not keep flows in order
+	unfit   time.Duration
 	// before and after are what windows told of Behind, without it and since.
 	before, after []float64
 }
@@ -38,6 +40,8 @@ type AggregationWindow struct {
 	// Packets came out of tunnels while it was on or watched, Datagrams of these in Supers;
 	// Follows of those that it did not join it could have joined to another.
 	Packets, Datagrams, Supers, Follows uint64
+	// Mixed are datagrams that GRO takes otherwise than others of their flow: it does not keep these in order.
+	Mixed uint64
 	// Behind is what a frame cost behind the NIC's stage, of what it cost there: that is what is
 	// saved, and no machine's speed changes it. 0: not known.
 	Behind float64
@@ -66,6 +70,10 @@ const (
 	aggregateProof  = 10
 	aggregateBefore = 4
 	aggregateVainly = 10 * time.Minute
+	// A flow of which GRO takes some and not others makes it stand aside for so long; each time that comes again for twice
+	// as long, up to a bound: such flows come back.
+	aggregateMixed     = 10 * time.Minute
+	aggregateMixedMost = 8 * aggregateMixed
 )
 
 // NewAggregation returns one that has not seen anything yet.
@@ -76,7 +84,7 @@ func NewAggregation(mode Mode) *Aggregation {
 // Reconfigure changes the mode; the next window decides by it, and looks at what was looked away from.
 func (a *Aggregation) Reconfigure(mode Mode) {
 	if mode != a.mode {
-		a.pause = time.Time{}
+		a.pause, a.ordered, a.unfit = time.Time{}, time.Time{}, 0
 	}
 	a.mode = mode
 }
@@ -86,6 +94,11 @@ func (a *Aggregation) Step(now time.Time, w AggregationWindow) Decision {
 	switch {
 	case a.mode == Off:
 		a.decide(now, Standby, "switched off by configuration")
+	case w.Mixed > 0:
+		a.unfit = min(max(2*a.unfit, aggregateMixed), aggregateMixedMost)
+		a.ordered = now.Add(a.unfit)
+		a.decide(now, Standby, fmt.Sprintf("%s; looked at again in %v", mixed, a.unfit))
+	case now.Before(a.ordered):
 	case a.mode == Forced:
 		a.decide(now, Active, "forced by configuration")
 	case a.last.State == Active:
@@ -179,6 +192,9 @@ func (a *Aggregation) vain(w AggregationWindow) bool {
 	}
 	return len(a.before) >= aggregateBefore && len(a.after) == aggregateProof && slices.Min(a.after) > aggregateDearer*slices.Max(a.before)
 }
+
+// mixed is why flows would not be kept in order (dev_gro_receive, net/core/gro.c).
+const mixed = "a UDP flow has datagrams that GRO joins and others that it hands on at once, which would overtake them: in fragments, with IP options, without a checksum or empty"
 
 // hardlyAny is no reason to look away: what comes next is seen at once.
 const hardlyAny = "hardly a packet comes out of the tunnels"

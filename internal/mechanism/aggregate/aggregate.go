@@ -5,10 +5,13 @@
 package aggregate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -48,8 +51,8 @@ type Host interface {
 type Program interface {
 	// Attach attaches it to a tunnel.
 	Attach(datapath.Device) (io.Closer, error)
-	// Watch has it tell of packets that were not joined whether they could have been.
-	Watch(on bool) error
+	// Fits tells it how long frames are at most that come in one packet of the NICs.
+	Fits(frame int) error
 	Counters() (datapath.AggregateCounters, error)
 	Close() error
 }
@@ -129,14 +132,14 @@ func (a *Aggregate) Step(_ context.Context, now time.Time) error {
 			return err
 		}
 		n := c.Sub(a.counted)
-		w.Packets, w.Datagrams, w.Supers, w.Follows = n.Packets, n.Datagrams, n.Supers, n.Follows
+		w.Packets, w.Datagrams, w.Supers, w.Follows, w.Mixed = n.Packets, n.Datagrams, n.Supers, n.Follows, n.Mixed
 		a.joins = float64(n.Datagrams) / max(now.Sub(a.at).Seconds(), time.Millisecond.Seconds())
 		a.counted, a.at, w.Behind = c, now, a.host.Behind()
 	}
 	before := a.gov.Last()
 	dec := before
 	// What goes straight to pods no tunnel sees: aggregation stays what express is held against.
-	if a.mode != governor.Auto || before.State != governor.Active || !a.host.SkipsTunnels() {
+	if a.mode != governor.Auto || before.State != governor.Active || !a.host.SkipsTunnels() || w.Mixed > 0 {
 		dec = a.gov.Step(now, w)
 	}
 	if dec.State == governor.Active {
@@ -152,6 +155,21 @@ func (a *Aggregate) Step(_ context.Context, now time.Time) error {
 		return a.try(now, true)
 	}
 	return nil
+}
+
+// Polls is mechanism.Mechanism's: it does not wait for a window's end to hear that GRO lets packets overtake others.
+func (a *Aggregate) Polls() bool { return a.dp != nil }
+
+// Poll is mechanism.Mechanism's.
+func (a *Aggregate) Poll(ctx context.Context, now time.Time) error {
+	if a.dp == nil {
+		return nil
+	}
+	c, err := a.dp.Counters()
+	if err != nil || c.Mixed == a.counted.Mixed {
+		return err
+	}
+	return a.Step(ctx, now)
 }
 
 // Changed is mechanism.Mechanism's: rules may be otherwise now.
@@ -264,11 +282,35 @@ func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned, ac
 		a.host.Relearn()
 	}
 	// The program that counts comes first, so that what is aggregated is counted.
-	err = errors.Join(a.hooks.Follow(a.host, made.Attach, a.dp.Attach), a.dp.Watch(!act))
+	err = errors.Join(a.hooks.Follow(a.host, made.Attach, a.dp.Attach), a.dp.Fits(longest(snap)))
 	if act {
 		err = errors.Join(err, a.join(made.Steps))
 	}
 	return err
+}
+
+// Outer headers between IP and the inner frame: UDP's and the tunnel's without options, and IPv4's and IPv6's.
+const (
+	udpAndTunnel = 8 + 8
+	ipv4, ipv6   = 20, 40
+)
+
+// longest is the length of the longest frame in a tunnel that comes in one packet of a NIC. What is longer came in outer
+// fragments, which no GRO takes.
+func longest(snap node.Snapshot) int {
+	frame := 0
+	for _, t := range snap.Tunnels {
+		ip := ipv4
+		if t.Outer == 6 {
+			ip = ipv6
+		}
+		for _, u := range snap.Underlays {
+			if slices.ContainsFunc(t.Underlays, u.Same) {
+				frame = max(frame, u.MTU-ip-udpAndTunnel)
+			}
+		}
+	}
+	return cmp.Or(frame, math.MaxUint16)
 }
 
 // join has GRO join datagrams. What priority's lanes already hold has no numbers, and to

@@ -36,13 +36,14 @@ type fixture struct {
 
 // program is a Program.
 type program struct {
-	loaded, watching bool
+	loaded bool
+	frame  int // the longest that comes whole
 	datapath.AggregateCounters
 }
 
 func (p *program) Attach(datapath.Device) (io.Closer, error) { return io.NopCloser(nil), nil }
 
-func (p *program) Watch(on bool) error { p.watching = on; return nil }
+func (p *program) Fits(frame int) error { p.frame = frame; return nil }
 
 func (p *program) Counters() (datapath.AggregateCounters, error) { return p.AggregateCounters, nil }
 
@@ -120,7 +121,7 @@ func (f *fixture) windows(t *testing.T, n int, joined float64) {
 		f.now = f.now.Add(100 * time.Millisecond)
 		const packets = 10_000
 		f.program.Packets += packets
-		if f.program.watching {
+		if f.State() != governor.Active {
 			f.program.Follows += uint64(joined * packets)
 		} else {
 			f.program.Datagrams += uint64(joined * packets)
@@ -163,15 +164,15 @@ func TestWithoutTrafficNothingIsLoaded(t *testing.T) {
 func TestItIsWatchedBeforeAnythingIsJoined(t *testing.T) {
 	f := newFixture(governor.Auto)
 	f.windows(t, 1, 1)
-	if f.State() != governor.Parked || !f.Report()[0].Trying || !f.program.watching {
-		t.Errorf("it watches: %t, its program: %t", f.State() == governor.Parked, f.program.watching)
+	if f.State() != governor.Parked || !f.Report()[0].Trying || !f.program.loaded {
+		t.Errorf("it watches: %t, its program: %t", f.State() == governor.Parked, f.program.loaded)
 	}
 	f.joins(t)
 	f.windows(t, 50, 1)
 	f.is(t, true, control.Active, "as super-packets")
 	f.joins(t, nic, tunnel)
-	if f.State() == governor.Parked || f.program.watching {
-		t.Errorf("it still watches: %t, its program: %t", f.State() == governor.Parked, f.program.watching)
+	if f.State() == governor.Parked {
+		t.Error("it still watches")
 	}
 }
 
@@ -305,6 +306,51 @@ func TestWhereNoDeviceMayJoinItStandsBy(t *testing.T) {
 	f.windows(t, 1, 1)
 	f.is(t, true, control.Standby, "no underlay and no tunnel can do it")
 	f.joins(t)
+}
+
+// A flow that GRO would not keep in order ends it before the window does, also where it is forced, and keeps it away.
+func TestAFlowThatGROTakesInPartEndsIt(t *testing.T) {
+	for _, mode := range []governor.Mode{governor.Auto, governor.Forced} {
+		f := newFixture(mode)
+		f.windows(t, 50, 1)
+		f.joins(t, nic, tunnel)
+		if err := f.Poll(t.Context(), f.now); err != nil {
+			t.Fatal(err)
+		}
+		f.joins(t, nic, tunnel)
+		f.program.Mixed++
+		if err := f.Poll(t.Context(), f.now); err != nil {
+			t.Fatal(err)
+		}
+		f.is(t, false, control.Standby, "which would overtake them")
+		f.joins(t)
+		f.windows(t, 5000, 1)
+		f.is(t, false, control.Standby, "which would overtake them")
+		f.windows(t, 2000, 1)
+		f.joins(t, nic, tunnel)
+	}
+	// Seen while it is watched, it does not begin.
+	f := newFixture(governor.Auto)
+	f.windows(t, 2, 1)
+	f.program.Mixed++
+	f.windows(t, 50, 1)
+	f.is(t, false, control.Standby, "which would overtake them")
+	f.joins(t)
+}
+
+// The program is told what is longer than any frame that came whole.
+func TestWhatDoesNotFitANICIsKnown(t *testing.T) {
+	f := newFixture(governor.Forced)
+	f.Node.Underlays[0].MTU = 1500
+	f.Node.Tunnels[0].Underlays = []node.Dev{node.Dev(nic)}
+	for outer, want := range map[int]int{4: 1464, 6: 1444} {
+		f.Node.Tunnels[0].Outer = outer
+		f.check.Again()
+		f.windows(t, 1, 1)
+		if f.program.frame != want {
+			t.Errorf("outer IPv%d: frames up to %d come whole, want %d", outer, f.program.frame, want)
+		}
+	}
 }
 
 // What priority's lanes hold has no numbers yet, and would be another flow to GRO.
