@@ -199,15 +199,14 @@ func (d *diagnosis) onlookers(s *node.Scanner, snap node.Snapshot, own func(uint
 	if err != nil {
 		return err
 	}
-	told := map[string]bool{}
+	told := map[shortcut.Onlooker]bool{}
 	add := func(dev node.Dev) {
 		why := reasons[dev.Key()]
-		if why == "" || told[why] {
+		if why.What == "" || told[why] {
 			return
 		}
 		told[why] = true
-		what, see, _ := strings.Cut(strings.TrimPrefix(why, "left alone: "), "; see: ")
-		d.Findings = append(d.Findings, probe.Finding{Level: probe.Note, Device: dev, What: "aggregate leaves it alone: " + what, Fix: see})
+		d.Findings = append(d.Findings, probe.Finding{Level: probe.Note, Device: dev, What: "aggregate leaves it alone: " + strings.TrimPrefix(why.What, shortcut.LeftAlone), Fix: why.See})
 	}
 	for _, u := range snap.Underlays {
 		for _, r := range u.Receivers {
@@ -272,7 +271,7 @@ func showDiagnosis(s *screen, d *diagnosis) {
 	s.table([]string{"TIER", "REACHED", "WHY"}, tierRows(tierStatus(d.Tiers)))
 	var rows [][]cell
 	for _, m := range d.Mechanisms {
-		rows = append(rows, answerRows(m.Name, m.Possible, m.Reason, m.Remedy)...)
+		rows = append(rows, answerRows(m.Name, m.Possible, m.Reason, m.Remedy.String())...)
 	}
 	s.section([]string{"MECHANISM", "POSSIBLE", "WHY"}, rows)
 	s.section([]string{"FEATURE", "", "WHY"}, rowsOf(d.Features, func(f probe.Feature) []cell {
@@ -310,7 +309,7 @@ func showDiagnosis(s *screen, d *diagnosis) {
 		color := map[probe.Level]style{probe.Broken: red, probe.Slow: yellow}[f.Level]
 		s.table(nil, [][]cell{
 			{{fmt.Sprintf("%-6s", f.Level), color}, {f.Device.Name, bold}, {f.What, plain}},
-			{{}, {}, {f.Fix, command}},
+			{{}, {}, {f.Fix.String(), command}},
 		})
 	}
 }

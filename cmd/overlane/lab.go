@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/cli"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // labProgram is beside overlane, or in PATH: what makes traffic is no part of what runs as root on a node.
@@ -32,7 +33,7 @@ func newLabCmd() *cobra.Command {
 func lab(args []string) error {
 	path, dir, err := cli.Beside(labProgram)
 	if errors.Is(err, exec.ErrNotFound) {
-		return cli.Unsupported(fmt.Sprintf("the lab is the program %s, which is neither in %s nor in PATH", labProgram, dir), "make build, which builds both")
+		return cli.Unsupported(fmt.Sprintf("the lab is the program %s, which is neither in %s nor in PATH", labProgram, dir), shell.Command("make build  # which builds both"))
 	}
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"github.com/overlane/overlane/internal/cli"
 	"github.com/overlane/overlane/internal/privilege"
 	"github.com/overlane/overlane/internal/probe"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // lacking is what the daemon would need and this process was not given.
@@ -62,7 +63,7 @@ func tellPrivileges(log *slog.Logger, lowered error) error {
 }
 
 // without is a lower tier's reason and remedy.
-func without(n privilege.Need) (reason, remedy string) {
+func without(n privilege.Need) (reason string, remedy shell.Line) {
 	return n.Without + ": " + whyNeeded(n), privilege.Grant([]privilege.Need{n})
 }
 
@@ -71,7 +72,7 @@ func (l nodeState) noPriority() error {
 	for _, n := range l.lacking {
 		if n.Capability == unix.CAP_SYS_NICE {
 			reason, remedy := without(n)
-			return errors.New(reason + "; mend it with: " + remedy)
+			return errors.New(reason + "; mend it with: " + remedy.String())
 		}
 	}
 	return nil

@@ -17,6 +17,7 @@ import (
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/privilege"
 	"github.com/overlane/overlane/internal/probe"
+	"github.com/overlane/overlane/internal/shell"
 	"github.com/overlane/overlane/internal/xdp"
 )
 
@@ -121,7 +122,7 @@ func (l nodeState) stands() []probe.Feature {
 		why := l.places.Bars(u, xdp.Want{Asked: true})
 		at := slices.IndexFunc(features, func(f probe.Feature) bool { return f.ID == probe.NativeXDP && f.Device == u.Name })
 		if why != "" && at >= 0 {
-			features[at].State, features[at].Reason, features[at].Remedy = probe.Unsupported, why, ""
+			features[at].State, features[at].Reason, features[at].Remedy = probe.Unsupported, why, shell.Line{}
 		}
 	}
 	return features
@@ -160,7 +161,7 @@ func tierStatus(tiers []probe.Tier) []control.TierStatus {
 	out := make([]control.TierStatus, len(tiers))
 	for i, t := range tiers {
 		out[i] = control.TierStatus{
-			Name: fmt.Sprintf("%d %s", t.Number, t.Name), Reached: t.Reached, Reason: t.Reason, Remedy: t.Remedy,
+			Name: fmt.Sprintf("%d %s", t.Number, t.Name), Reached: t.Reached, Reason: t.Reason, Remedy: t.Remedy.String(),
 		}
 	}
 	return out

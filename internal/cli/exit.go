@@ -11,6 +11,7 @@ import (
 
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/printable"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // Exit codes of every verb. They are an interface.
@@ -61,9 +62,9 @@ func Usage(format string, args ...any) error {
 }
 
 // Unsupported is for what this node cannot do. The remedy may be empty.
-func Unsupported(reason, remedy string) error {
-	if remedy != "" {
-		reason += "; mend it with: " + remedy
+func Unsupported(reason string, remedy shell.Line) error {
+	if !remedy.IsZero() {
+		reason += "; mend it with: " + remedy.String()
 	}
 	return &codedError{ExitUnsupported, errors.New("not supported here: " + reason)}
 }

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+
+	"github.com/overlane/overlane/internal/shell"
 )
 
 func TestExitCodes(t *testing.T) {
@@ -16,14 +18,14 @@ func TestExitCodes(t *testing.T) {
 		{nil, ExitOK},
 		{errors.New("x"), ExitFailure},
 		{Usage("x"), ExitUsage},
-		{fmt.Errorf("y: %w", Unsupported("r", "c")), ExitUnsupported},
-		{errors.Join(errors.New("x"), Unsupported("r", "")), ExitUnsupported},
+		{fmt.Errorf("y: %w", Unsupported("r", shell.Command("c"))), ExitUnsupported},
+		{errors.Join(errors.New("x"), Unsupported("r", shell.Line{})), ExitUnsupported},
 	} {
 		if got := Code(tc.err); got != tc.code {
 			t.Errorf("%v: %d, want %d", tc.err, got, tc.code)
 		}
 	}
-	if got := Message(errors.Join(errors.New("x"), Unsupported("r", "c"))); got != "x; not supported here: r; mend it with: c" {
+	if got := Message(errors.Join(errors.New("x"), Unsupported("r", shell.Command("c")))); got != "x; not supported here: r; mend it with: c" {
 		t.Error(got)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // Names says what devices and namespaces are to people, in status, plan and doctor alike: by container, pod and
@@ -101,8 +102,13 @@ func (n Names) at(cookie uint64) string {
 // numbered finds what plan.Target and node.Dev say of themselves.
 var numbered = regexp.MustCompile(`(\S+) \(ifindex [0-9]+ in network namespace ([0-9]+)\)|(\S+)\(([0-9]+)/[0-9]+\)|\bnetwork namespace ([0-9]+)\b`)
 
-// Text is a sentence with names in the place of numbers.
+// Text is a sentence with names in the place of numbers. A command at its end stays as it is.
 func (n Names) Text(s string) string {
+	sentence, command := shell.Cut(s)
+	return n.text(sentence) + command
+}
+
+func (n Names) text(s string) string {
 	return numbered.ReplaceAllStringFunc(s, func(found string) string {
 		m := numbered.FindStringSubmatch(found)
 		cookie, err := strconv.ParseUint(cmp.Or(m[2], m[4], m[5]), 10, 64)

@@ -24,9 +24,11 @@ func TestNamesStandForNumbers(t *testing.T) {
 		dev(5).String():                          "eth0 in a network namespace without a name",
 		dev(6).String():                          `eth0 of load balancer "lb_i79xvqm2h"`,
 		dev(8).String():                          dev(8).String(), // not known
-		node.Dev{NetnsCookie: 3, Ifindex: 2, Name: "eth0"}.String(): "eth0 of container 3f2a9c1b7d44",
-		plan.OwnDeviceOf(2, "ol-merge").String():                    "ol-merge of the network namespace of network i79xvqm2hn",
-		plan.OwnDeviceOf(1, "ol-merge").String():                    "ol-merge of this network namespace",
+		node.Dev{NetnsCookie: 3, Ifindex: 2, Name: "eth0"}.String():  "eth0 of container 3f2a9c1b7d44",
+		plan.OwnDeviceOf(2, "ol-merge").String():                     "ol-merge of the network namespace of network i79xvqm2hn",
+		plan.OwnDeviceOf(1, "ol-merge").String():                     "ol-merge of this network namespace",
+		"eth0(3/2); see: ip link set dev 'eth0(3' up":                "eth0 of container 3f2a9c1b7d44; see: ip link set dev 'eth0(3' up",
+		"GRO is off; see: nsenter --net='/run/netns/a(3/9)' ip link": "GRO is off; see: nsenter --net='/run/netns/a(3/9)' ip link",
 	} {
 		if got := n.Text(in); got != want {
 			t.Errorf("%s: %s, want %s", in, got, want)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // Place is what a network namespace is to people: what other tools call what is in it. It comes from the
@@ -128,7 +129,7 @@ func (s *Scanner) findMembers(wanted map[uint64]*known) {
 			if err != nil {
 				continue
 			}
-			p.Process = fmt.Sprintf("process %s (%s)", pid, strings.TrimSuffix(string(comm), "\n"))
+			p.Process = fmt.Sprintf("process %s (%s)", pid, shell.Word(strings.TrimSuffix(string(comm), "\n")))
 		}
 		k.member.pid, k.member.place = pid, p
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // ErrGone is returned for a device or namespace that is no longer there.
@@ -65,9 +66,11 @@ func settingsIn(root *os.Root, d Dev) (Settings, error) {
 func (s Settings) Moves(device string) string {
 	switch {
 	case slices.ContainsFunc(s.RPSCPUs, func(mask string) bool { return strings.Trim(mask, "0,") != "" }):
-		return fmt.Sprintf("RPS moves what %s receives to other cores, where packets would be overtaken; see: grep . /sys/class/net/%[1]s/queues/rx-*/rps_cpus", device)
+		return shell.See(fmt.Sprintf("RPS moves what %s receives to other cores, where packets would be overtaken", device),
+			shell.Command("grep . /sys/class/net/%s/queues/rx-*/rps_cpus", device))
 	case slices.ContainsFunc(s.RPSFlowCnt, func(n uint32) bool { return n != 0 }):
-		return fmt.Sprintf("RFS moves what %s receives to other cores, where packets would be overtaken; see: grep . /sys/class/net/%[1]s/queues/rx-*/rps_flow_cnt", device)
+		return shell.See(fmt.Sprintf("RFS moves what %s receives to other cores, where packets would be overtaken", device),
+			shell.Command("grep . /sys/class/net/%s/queues/rx-*/rps_flow_cnt", device))
 	}
 	return ""
 }

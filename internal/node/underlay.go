@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // underlays reports the tunnels, and the NICs of home that they use.
@@ -27,7 +29,7 @@ func (p *pass) underlays() error {
 	for _, name := range p.s.opts.Underlays {
 		l := byName(p.home.links, name)
 		if l == nil {
-			p.skip(Dev{p.home.cookie, 0, name}, "configured as an underlay, but there is no such device here; see: ip link")
+			p.skip(Dev{p.home.cookie, 0, name}, "%s", shell.See("configured as an underlay, but there is no such device here", shell.Command("ip link")))
 			continue
 		}
 		configured[l.Index] = true

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/overlane/overlane/internal/ethtool"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // The features of a device that aggregation is about.
@@ -85,7 +86,7 @@ func (a Aggregator) unfit(touched bool) string {
 	case touched && a.Forwarding != "on":
 		return "left alone: another program has switched it off again"
 	case a.GRO != "on":
-		return "GRO is off; see: ethtool -K " + a.Name + " gro on"
+		return shell.See("GRO is off", shell.Command("ethtool -K %s gro on", a.Name))
 	case a.List == "on":
 		return "left alone: another program has GRO chain packets (rx-gro-list)"
 	case a.Hold > 0:

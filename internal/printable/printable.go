@@ -11,6 +11,8 @@ import (
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // Text is s with each character that is not printable written as in a Go string: \x1b, \n, \u202e. It is
@@ -52,8 +54,16 @@ func Plural(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// Wrap breaks a text at blanks into lines of at most width characters; a longer word has a line of its own.
-func Wrap(text string, width int) []string { return Fill(strings.Fields(text), width) }
+// Wrap breaks a text at blanks into lines of at most width characters; a longer word has a line of its own. So has a
+// command at its end: a part of it would be another command, and a name in it may be one.
+func Wrap(text string, width int) []string {
+	sentence, command := shell.Cut(text)
+	parts := strings.Fields(sentence)
+	if command != "" {
+		parts = append(parts, command)
+	}
+	return Fill(parts, width)
+}
 
 // Fill puts parts beside one another on lines of at most width characters.
 func Fill(parts []string, width int) (lines []string) {

@@ -4,6 +4,7 @@ package printable
 
 import (
 	"encoding/json"
+	"slices"
 	"testing"
 )
 
@@ -41,5 +42,14 @@ func TestJSONKeepsItsMeaning(t *testing.T) {
 	var back string
 	if err := json.Unmarshal([]byte(text), &back); err != nil || back != name {
 		t.Errorf("%s means %q, %v", text, back, err)
+	}
+}
+
+// A part of a command would be another one: a line break in front of a name that is a program's makes it one.
+func TestACommandIsNotBroken(t *testing.T) {
+	got := Wrap("rule 1 of a chain  tells; see: nft -a list chain ip x reboot", 20)
+	want := []string{"rule 1 of a chain", "tells;", "see: nft -a list chain ip x reboot"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

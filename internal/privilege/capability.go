@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // Capability is one of capabilities(7).
@@ -107,11 +109,11 @@ func Everyday(held Set) Set {
 }
 
 // Grant is how capabilities are given to the process that starts the daemon.
-func Grant(missing []Need) string {
+func Grant(missing []Need) shell.Line {
 	var unit, flags []string
 	for _, n := range missing {
 		unit = append(unit, n.String())
 		flags = append(flags, "--cap-add="+strings.TrimPrefix(n.String(), "CAP_"))
 	}
-	return fmt.Sprintf("CapabilityBoundingSet=%s in its systemd unit, or docker run %s", strings.Join(unit, " "), strings.Join(flags, " "))
+	return shell.Command("CapabilityBoundingSet=%s in its systemd unit, or docker run %s", unit, flags)
 }

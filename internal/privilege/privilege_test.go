@@ -337,7 +337,7 @@ func TestSets(t *testing.T) {
 	if len(missing) != 3 || missing[0].Without != "" || missing[2].Without == "" {
 		t.Errorf("missing: %+v", missing)
 	}
-	if got, want := Grant(missing), "CapabilityBoundingSet=CAP_BPF CAP_SYS_ADMIN CAP_SYS_NICE in its systemd unit, or docker run --cap-add=BPF --cap-add=SYS_ADMIN --cap-add=SYS_NICE"; got != want {
+	if got, want := Grant(missing).String(), "CapabilityBoundingSet=CAP_BPF CAP_SYS_ADMIN CAP_SYS_NICE in its systemd unit, or docker run --cap-add=BPF --cap-add=SYS_ADMIN --cap-add=SYS_NICE"; got != want {
 		t.Errorf("granted by %s, want %s", got, want)
 	}
 }

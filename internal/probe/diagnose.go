@@ -12,6 +12,7 @@ import (
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // Level says how much a finding matters.
@@ -34,25 +35,25 @@ type Finding struct {
 	Level  Level
 	Device node.Dev
 	What   string
-	Fix    string // the exact command; for what is another program's, the one that shows whose
+	Fix    shell.Line // the exact command; for what is another program's, the one that shows whose
 }
 
 // MarshalJSON names the device as plans do.
 func (f Finding) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
-		Level   Level  `json:"level"`
-		Netns   uint64 `json:"netns"`
-		Ifindex int    `json:"ifindex"`
-		Device  string `json:"device"`
-		What    string `json:"what"`
-		Fix     string `json:"fix"`
+		Level   Level      `json:"level"`
+		Netns   uint64     `json:"netns"`
+		Ifindex int        `json:"ifindex"`
+		Device  string     `json:"device"`
+		What    string     `json:"what"`
+		Fix     shell.Line `json:"fix"`
 	}{f.Level, f.Device.NetnsCookie, f.Device.Ifindex, f.Device.Name, f.What, f.Fix})
 }
 
 // dev is what a diagnosis knows of one device.
 type dev struct {
 	node.Dev
-	at       string // what to put before a command to run it in the device's namespace
+	at       string // the path of the device's namespace, unless commands are run there
 	offloads map[string]ethtool.Feature
 	rx       queues
 	hooks    foreign.Hooks // without what is ours
@@ -89,7 +90,7 @@ func wrongChecksums(snap node.Snapshot, devs map[node.DevKey]dev) (list []Findin
 			return
 		}
 		list = append(list, Finding{Broken, d.Dev, fmt.Sprintf(why, d.badSums, where, others),
-			devs[tunnels[0].Key()].at + "ethtool -K " + tunnels[0].Name + " tx-checksum-ip-generic off  # on each node that sends to this one; on takes it back"})
+			shell.Command("ethtool -K %s tx-checksum-ip-generic off  # on each node that sends to this one; on takes it back", tunnels[0].Name).In(devs[tunnels[0].Key()].at)})
 	}
 	for _, u := range snap.Underlays {
 		if d := devs[u.Key()]; d.badSums > 0 {
@@ -123,22 +124,22 @@ func wrongChecksums(snap node.Snapshot, devs map[node.DevKey]dev) (list []Findin
 // diagnose is the part that only thinks.
 func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 	var list []Finding
-	add := func(l Level, d dev, fix string, what string, args ...any) {
-		list = append(list, Finding{l, d.Dev, fmt.Sprintf(what, args...), d.at + fix})
+	add := func(l Level, d dev, fix shell.Line, what string, args ...any) {
+		list = append(list, Finding{l, d.Dev, fmt.Sprintf(what, args...), fix.In(d.at)})
 	}
-	set := func(d dev, flag, to string) string { return "ethtool -K " + d.Name + " " + flag + " " + to }
+	set := func(d dev, flag, to string) shell.Line { return shell.Command("ethtool -K %s %s %s", d.Name, flag, to) }
+	show := func(program uint32) shell.Line { return shell.Command("bpftool prog show id %s", program) }
 	others := func(d dev) {
 		for _, p := range d.hooks.Programs {
-			show := fmt.Sprintf("bpftool prog show id %d", p.ID)
 			if p.Owner().Dataplane() {
-				add(Note, d, show, "%s's program %s (%d) is at %s: %s", p.Owner(), p.Name, p.ID, p.Hook, besideDataplane)
+				add(Note, d, show(p.ID), "%s's program %s (%d) is at %s: %s", p.Owner(), p.Name, p.ID, p.Hook, besideDataplane)
 				continue
 			}
-			add(Note, d, show, "the foreign program %s is at %s: what it takes no program behind it sees, and behind overlane's it sees the hash and tc_index of steered packets",
+			add(Note, d, show(p.ID), "the foreign program %s is at %s: what it takes no program behind it sees, and behind overlane's it sees the hash and tc_index of steered packets",
 				named(p), p.Hook)
 		}
 		for _, kind := range d.hooks.Filters {
-			add(Note, d, "tc filter show dev "+d.Name+" ingress", "a foreign tc filter (%s) is attached; it may redirect packets before overlane's programs see them", kind)
+			add(Note, d, shell.Command("tc filter show dev %s ingress", d.Name), "a foreign tc filter (%s) is attached; it may redirect packets before overlane's programs see them", kind)
 		}
 	}
 
@@ -150,7 +151,7 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 			continue
 		}
 		if u.ForeignXDP {
-			add(Note, d, fmt.Sprintf("bpftool prog show id %d", u.XDPProgID), "the foreign XDP program %s is attached: overlane puts none there, so there is no priority, no express path and no lane of the nic stage", d.xdp)
+			add(Note, d, show(u.XDPProgID), "the foreign XDP program %s is attached: overlane puts none there, so there is no priority, no express path and no lane of the nic stage", d.xdp)
 		}
 		others(d)
 		if f, ok := d.offloads["rx-gro"]; ok && !f.Active {
@@ -166,7 +167,7 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 			add(Slow, d, set(d, "tx-udp_tnl-segmentation", "on"), "the NIC could segment tunnelled packets and is not allowed to")
 		}
 		if q := d.rx; q.now == 1 && q.of > 1 {
-			add(Slow, d, fmt.Sprintf("ethtool -L %s %s %d", d.Name, q.word, q.of), "one receive queue is in use of %d: all packets start on one core", q.of)
+			add(Slow, d, shell.Command("ethtool -L %s %s %s", d.Name, q.word, q.of), "one receive queue is in use of %d: all packets start on one core", q.of)
 		}
 	}
 	tunnels := map[node.DevKey]node.Tunnel{}
@@ -186,7 +187,7 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 				continue
 			}
 			if most := u.MTU - overhead(t, u); t.MTU > most {
-				add(Broken, d, fmt.Sprintf("ip link set dev %s mtu %d"+untilMade, d.Name, most, "network"),
+				add(Broken, d, shell.Command("ip link set dev %s mtu %s"+untilMade, d.Name, most, "network"),
 					"its MTU %d and the outer headers (%d) do not fit the MTU %d of %s: large packets are sent as fragments or dropped", t.MTU, overhead(t, u), u.MTU, u.Name)
 				break
 			}
@@ -200,7 +201,7 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 			continue
 		}
 		if ends[theirs.Owner()]++; ends[theirs.Owner()] == 1 {
-			add(Note, d, fmt.Sprintf("bpftool prog show id %d", theirs.ID), "%s's program %s (%d) is at %s of this pod: %s",
+			add(Note, d, show(theirs.ID), "%s's program %s (%d) is at %s of this pod: %s",
 				theirs.Owner(), theirs.Name, theirs.ID, theirs.Hook, besideDataplane)
 		}
 	}
@@ -217,7 +218,7 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 		}
 		// A router would say "too big"; a bridge drops without a word.
 		if least != 0 && p.PeerMTU > least {
-			add(Broken, d, fmt.Sprintf("ip link set dev %s mtu %d"+untilMade, d.Name, least, "pod"), "its MTU %d is above the tunnel's %d: a bridge drops large packets without telling the sender", p.PeerMTU, least)
+			add(Broken, d, shell.Command("ip link set dev %s mtu %s"+untilMade, d.Name, least, "pod"), "its MTU %d is above the tunnel's %d: a bridge drops large packets without telling the sender", p.PeerMTU, least)
 		}
 	}
 	list = append(list, wrongChecksums(snap, devs)...)

@@ -40,7 +40,7 @@ func node0() (node.Snapshot, map[node.DevKey]dev) {
 			"rx-gro": on, "rx-checksum": on, "rx-lro": off, "tx-udp_tnl-segmentation": on,
 		}},
 		vx.Key():   {Dev: vx, offloads: map[string]ethtool.Feature{"rx-gro": on, "tx-checksum-ip-generic": on}},
-		peer.Key(): {Dev: peer, at: "nsenter --net=/run/netns/pod "},
+		peer.Key(): {Dev: peer, at: "/run/netns/pod"},
 	}
 	return snap, devs
 }
@@ -125,7 +125,7 @@ func TestDiagnosis(t *testing.T) {
 				if f.What == "" {
 					t.Error("a finding without words")
 				}
-				got = append(got, f.Level.String()+": "+f.Fix)
+				got = append(got, f.Level.String()+": "+f.Fix.String())
 			}
 			if d := cmp.Diff(tt.want, strings.Join(got, "\n")); d != "" {
 				t.Fatal(d)
@@ -277,7 +277,7 @@ func TestDiagnosisOfRealDevicesAndItsCommandsMendThem(t *testing.T) {
 		if f.Level == Note {
 			continue
 		}
-		if out, err := exec.Command("sh", "-c", f.Fix).CombinedOutput(); err != nil {
+		if out, err := exec.Command("sh", "-c", f.Fix.String()).CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", f.Fix, err, out)
 		}
 		mended++

@@ -9,7 +9,11 @@
 // nothing: no device is touched and no module loaded.
 package probe
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/overlane/overlane/internal/shell"
+)
 
 // State is the answer to whether there is a feature.
 type State uint8
@@ -49,12 +53,12 @@ const (
 
 // Feature is one answer.
 type Feature struct {
-	ID        ID     `json:"id"`
-	Device    string `json:"device,omitempty"` // for NativeXDP
-	State     State  `json:"state"`
-	Reason    string `json:"reason"`               // why this is the answer
-	MinKernel string `json:"min_kernel,omitempty"` // the least release for it
-	Remedy    string `json:"remedy,omitempty"`     // one command that would change it
+	ID        ID         `json:"id"`
+	Device    string     `json:"device,omitempty"` // for NativeXDP
+	State     State      `json:"state"`
+	Reason    string     `json:"reason"`               // why this is the answer
+	MinKernel string     `json:"min_kernel,omitempty"` // the least release for it
+	Remedy    shell.Line `json:"remedy,omitzero"`      // one command that would change it
 }
 
 // pick returns the answers to a question; there is one per NIC for NativeXDP.

@@ -76,7 +76,7 @@ func Diagnose(ctx context.Context, namespaces Namespaces, snap node.Snapshot, he
 	for k, d := range devs {
 		if k.NetnsCookie != here {
 			if path, err := namespaces.Path(k.NetnsCookie); err == nil {
-				d.at = "nsenter --net=" + path + " "
+				d.at = path
 				devs[k] = d
 			}
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/overlane/overlane/internal/config"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/ethtool"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // minRelease is the oldest kernel that overlane runs on: the oldest that the tests run on. Some
@@ -31,7 +32,7 @@ func askKernel(e env) answer {
 	older, ok := olderThan(e.release, minRelease)
 	switch {
 	case !ok:
-		return answer{Unknown, "cannot read the release " + strconv.Quote(e.release), ""}
+		return answer{Unknown, "cannot read the release " + strconv.Quote(e.release), shell.Line{}}
 	case older:
 		return answer{Unsupported, e.release + " is older than " + minRelease + ", the oldest kernel that overlane runs on", newerKernel(e, minRelease)}
 	}
@@ -39,10 +40,10 @@ func askKernel(e env) answer {
 	if list, err := fs.ReadFile(e.root, "sys/devices/system/cpu/possible"); err == nil {
 		if cpus, err := config.ParseCPUList(string(list)); err == nil && len(cpus) > datapath.MaxCPUs {
 			return answer{Unsupported, fmt.Sprintf("%d possible CPUs, and at most %d are supported", len(cpus), datapath.MaxCPUs),
-				fmt.Sprintf("cat /sys/devices/system/cpu/present  # no more than %d: boot with possible_cpus=%[1]d", datapath.MaxCPUs)}
+				shell.Command("cat /sys/devices/system/cpu/present  # no more than %s: boot with possible_cpus=%[1]s", datapath.MaxCPUs)}
 		}
 	}
-	return answer{Supported, e.release, ""}
+	return answer{Supported, e.release, shell.Line{}}
 }
 
 // askOrderGuard asks for what bpf/order.h takes for granted: cores see each
@@ -50,11 +51,11 @@ func askKernel(e env) answer {
 func askOrderGuard(e env) answer {
 	switch {
 	case e.arch != "amd64":
-		return answer{Unsupported, "on " + e.arch + " cores may see each other's stores in another order", "uname -m  # only x86_64 is supported"}
+		return answer{Unsupported, "on " + e.arch + " cores may see each other's stores in another order", shell.Command("uname -m  # only x86_64 is supported")}
 	case slices.Contains(strings.Fields(e.version), "PREEMPT_RT"):
-		return answer{Unsupported, "with PREEMPT_RT, receive processing can be interrupted by itself", "uname -v  # boot a kernel without PREEMPT_RT"}
+		return answer{Unsupported, "with PREEMPT_RT, receive processing can be interrupted by itself", shell.Command("uname -v  # boot a kernel without PREEMPT_RT")}
 	}
-	return answer{Supported, "x86, receive processing runs undivided", ""}
+	return answer{Supported, "x86, receive processing runs undivided", shell.Line{}}
 }
 
 // olderThan compares the first two numbers of releases.
@@ -70,20 +71,20 @@ func olderThan(release, than string) (older, ok bool) {
 }
 
 // newerKernel is the distribution's own way to a newer kernel.
-func newerKernel(e env, min string) string {
-	then := "  # then boot it; needed is " + min + " or newer"
+func newerKernel(e env, min string) shell.Line {
+	const then = "  # then boot it; needed is %s or newer"
 	os := osRelease(e)
 	switch os["ID"] {
 	case "debian":
-		return "apt install -t " + os["VERSION_CODENAME"] + "-backports linux-image-$(dpkg --print-architecture)" + then
+		return shell.Command("apt install -t %s-backports linux-image-$(dpkg --print-architecture)"+then, os["VERSION_CODENAME"], min)
 	case "ubuntu":
-		return "apt install linux-generic-hwe-" + os["VERSION_ID"] + then
+		return shell.Command("apt install linux-generic-hwe-%s"+then, os["VERSION_ID"], min)
 	case "fedora", "rhel", "centos", "rocky", "almalinux":
-		return "dnf upgrade kernel" + then
+		return shell.Command("dnf upgrade kernel"+then, min)
 	case "arch":
-		return "pacman -Syu linux" + then
+		return shell.Command("pacman -Syu linux"+then, min)
 	}
-	return "uname -r  # boot a kernel that is " + min + " or newer"
+	return shell.Command("uname -r  # boot a kernel that is %s or newer", min)
 }
 
 func osRelease(e env) map[string]string {
@@ -99,11 +100,11 @@ func osRelease(e env) map[string]string {
 
 // option is the remedy when a build option is off in a kernel that is new
 // enough, or else a newer kernel.
-func option(e env, min, config string) string {
+func option(e env, min, config string) shell.Line {
 	if older, ok := olderThan(e.release, min); ok && older {
 		return newerKernel(e, min)
 	}
-	return "grep " + config + " /boot/config-$(uname -r)  # boot a kernel that has it"
+	return shell.Command("grep %s /boot/config-$(uname -r)  # boot a kernel that has it", config)
 }
 
 // askTCX attaches to a device that cannot exist: a kernel that has tcx says so
@@ -121,10 +122,10 @@ func askTCX(e env) answer {
 	l, err := link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: prog, Attach: ebpf.AttachTCXIngress})
 	if err == nil {
 		l.Close()
-		return answer{Unknown, "a program could be attached to a device that should not exist", ""}
+		return answer{Unknown, "a program could be attached to a device that should not exist", shell.Line{}}
 	}
 	if errors.Is(err, unix.ENODEV) {
-		return answer{Supported, "the kernel attaches tc programs by tcx", ""}
+		return answer{Supported, "the kernel attaches tc programs by tcx", shell.Line{}}
 	}
 	return failed(err, missing, newerKernel(e, minRelease))
 }
@@ -133,12 +134,12 @@ func askTCX(e env) answer {
 func askKernelRead(e env) answer {
 	err := features.HaveProgramHelper(ebpf.SchedCLS, asm.FnProbeReadKernel)
 	if err == nil {
-		return answer{Supported, "BPF programs may read the kernel's memory", ""}
+		return answer{Supported, "BPF programs may read the kernel's memory", shell.Line{}}
 	}
 	// The word in brackets is in force (security/lockdown/lockdown.c).
 	if mode, _ := fs.ReadFile(e.root, "sys/kernel/security/lockdown"); strings.Contains(string(mode), "[confidentiality]") {
 		return answer{Unsupported, "the kernel is locked down for confidentiality: BPF programs may not read its memory",
-			"cat /sys/kernel/security/lockdown  # boot with lockdown=integrity, which allows it"}
+			shell.Command("cat /sys/kernel/security/lockdown  # boot with lockdown=integrity, which allows it")}
 	}
 	// Without CAP_PERFMON the kernel says the same.
 	return answer{Unknown, "the kernel takes no BPF program that reads its memory: " + err.Error(), asRoot}
@@ -154,25 +155,25 @@ func askTracepoint(e env) answer {
 		return failed(err, "the kernel has no typed tracepoint programs, or no type information", option(e, minRelease, "CONFIG_DEBUG_INFO_BTF"))
 	}
 	prog.Close()
-	return answer{Supported, "the kernel loads typed tracepoint programs", ""}
+	return answer{Supported, "the kernel loads typed tracepoint programs", shell.Line{}}
 }
 
 func askCPUMap(e env) answer {
 	if err := features.HaveMapType(ebpf.CPUMap); err != nil {
 		return failed(err, "the kernel has no cpumap", option(e, minRelease, "CONFIG_BPF_SYSCALL"))
 	}
-	return answer{Supported, "the kernel has cpumap", ""}
+	return answer{Supported, "the kernel has cpumap", shell.Line{}}
 }
 
 // askLo looks for a file of lo, which every namespace has.
-func askLo(e env, file, have, missing, remedy string) answer {
+func askLo(e env, file, have, missing string, remedy shell.Line) answer {
 	if _, err := fs.Stat(e.root, "sys/class/net/lo"); err != nil {
-		return answer{Unknown, "sysfs is not mounted on /sys", "mount -t sysfs sysfs /sys"}
+		return answer{Unknown, "sysfs is not mounted on /sys", shell.Command("mount -t sysfs sysfs /sys")}
 	}
 	_, err := fs.Stat(e.root, "sys/class/net/lo/"+file)
 	switch {
 	case err == nil:
-		return answer{Supported, have, ""}
+		return answer{Supported, have, shell.Line{}}
 	case errors.Is(err, fs.ErrNotExist):
 		return answer{Unsupported, missing, remedy}
 	}
@@ -198,5 +199,5 @@ func askUDPGRO(e env) answer {
 	if _, known := all[ethtool.UDPForwarding]; !known {
 		return answer{Unsupported, missing, newerKernel(e, minRelease)}
 	}
-	return answer{Supported, "devices have the feature " + ethtool.UDPForwarding, ""}
+	return answer{Supported, "devices have the feature " + ethtool.UDPForwarding, shell.Line{}}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/overlane/overlane/internal/napi"
 	"github.com/overlane/overlane/internal/netns"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // xdpFlags are what a device's driver does with XDP, as the kernel's netdev
@@ -76,13 +77,13 @@ const sgMTU = 3498
 // settings.
 func (p Prober) NIC(h *netns.Handle, name string, ifindex, mtu int) Feature {
 	f := Feature{ID: NativeXDP, Device: name}
-	other := "ethtool -i " + name + "  # use a NIC whose driver has it"
+	other := shell.Command("ethtool -i %s  # use a NIC whose driver has it", name)
 	switch flags, err := readXDP(h, ifindex); {
 	case errors.Is(err, unix.ENOENT):
 		f.Reason, f.Remedy = "the kernel does not tell what drivers can do", newerKernel(p.env, minRelease)
 		f.MinKernel = minRelease
 	case err != nil:
-		a := failed(err, "", "")
+		a := failed(err, "", shell.Line{})
 		f.State, f.Reason, f.Remedy = a.state, a.reason, a.remedy
 	case flags&xdpBasic == 0:
 		f.State, f.Reason, f.Remedy = Unsupported, "its driver has no native XDP with the present settings", other
@@ -91,7 +92,7 @@ func (p Prober) NIC(h *netns.Handle, name string, ifindex, mtu int) Feature {
 	case flags&xdpRxSG == 0 && mtu > sgMTU:
 		f.State = Unknown // the limit is the driver's own
 		f.Reason = fmt.Sprintf("its driver has native XDP only for packets of one buffer, which an MTU of %d may exceed", mtu)
-		f.Remedy = fmt.Sprintf("ip link set dev %s mtu %d  # warning: this node then loses larger frames, of all traffic; lower the MTU of its peers and overlays first", name, sgMTU)
+		f.Remedy = shell.Command("ip link set dev %s mtu %s  # warning: this node then loses larger frames, of all traffic; lower the MTU of its peers and overlays first", name, sgMTU)
 	default:
 		f.State, f.Reason = Supported, "its driver has native XDP: "+flags.String()
 	}

@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // Prober asks the running kernel.
@@ -42,7 +44,7 @@ func New() Prober {
 type answer struct {
 	state  State
 	reason string
-	remedy string
+	remedy shell.Line
 }
 
 // probes are the features of the kernel in the order in which people read them.
@@ -87,15 +89,15 @@ func (p Prober) Feature(id ID) Feature {
 }
 
 // asRoot is the remedy for everything that only root may ask.
-const asRoot = "sudo overlane doctor"
+var asRoot = shell.Command("sudo overlane doctor")
 
 // failed turns the error of a probe that does something into an answer.
-func failed(err error, missing, remedy string) answer {
+func failed(err error, missing string, remedy shell.Line) answer {
 	switch {
 	case errors.Is(err, ebpf.ErrNotSupported):
 		return answer{Unsupported, missing, remedy}
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EPERM):
 		return answer{Unknown, "not permitted to ask the kernel: " + err.Error(), asRoot}
 	}
-	return answer{Unknown, "asking the kernel failed: " + err.Error(), ""}
+	return answer{Unknown, "asking the kernel failed: " + err.Error(), shell.Line{}}
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/shell"
 )
 
 func noTypes(err error) func() (*btf.Spec, error) {
@@ -29,7 +31,7 @@ func TestOnlyWhatTheKernelSaysIsConclusive(t *testing.T) {
 func TestWithoutTypesNothingThatNeedsThemIsConclusive(t *testing.T) {
 	e := env{release: "6.12.0", root: fstest.MapFS{}, types: noTypes(btf.ErrNotSupported)}
 	for _, ask := range []func(env) answer{askSoftnet, askCPUMapGRO, askBPFQdisc} {
-		if a := ask(e); a.state != Unknown || a.reason == "" || a.remedy == "" {
+		if a := ask(e); a.state != Unknown || a.reason == "" || a.remedy.IsZero() {
 			t.Errorf("%+v", a)
 		}
 	}
@@ -49,7 +51,7 @@ func TestKernelRelease(t *testing.T) {
 func TestMorePossibleCPUsThanMapsHold(t *testing.T) {
 	for list, want := range map[string]State{"0-511\n": Supported, "0-512\n": Unsupported, "0-767\n": Unsupported, "": Supported} {
 		root := fstest.MapFS{"sys/devices/system/cpu/possible": {Data: []byte(list)}}
-		if a := askKernel(env{release: minRelease, root: root}); a.state != want || want == Unsupported && !strings.Contains(a.remedy, "possible_cpus=512") {
+		if a := askKernel(env{release: minRelease, root: root}); a.state != want || want == Unsupported && !strings.Contains(a.remedy.String(), "possible_cpus=512") {
 			t.Errorf("%q: %+v, want %s", list, a, want)
 		}
 	}
@@ -63,7 +65,7 @@ func TestRemedyIsTheDistributionsOwn(t *testing.T) {
 		"":                                       "6.16 or newer",
 	} {
 		e := env{root: fstest.MapFS{"etc/os-release": {Data: []byte(text)}}}
-		if got := newerKernel(e, "6.16"); !strings.Contains(got, want) {
+		if got := newerKernel(e, "6.16"); !strings.Contains(got.String(), want) {
 			t.Errorf("%q: %q, want %q", text, got, want)
 		}
 	}
@@ -105,7 +107,7 @@ func TestOrderGuardNeedsWhatItsProofRestsOn(t *testing.T) {
 
 func TestEveryAnswerHasAReasonAndEveryLackARemedy(t *testing.T) {
 	for _, f := range New().All() {
-		if f.Reason == "" || f.MinKernel == "" || f.State == Unsupported && f.Remedy == "" {
+		if f.Reason == "" || f.MinKernel == "" || f.State == Unsupported && f.Remedy.IsZero() {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -142,13 +144,13 @@ func all(change ...Feature) []Feature {
 }
 
 func no(id ID) Feature {
-	return Feature{ID: id, State: Unsupported, Reason: "none", Remedy: "get " + string(id)}
+	return Feature{ID: id, State: Unsupported, Reason: "none", Remedy: shell.Command("get %s", id)}
 }
 
 var xdp = Feature{ID: NativeXDP, Device: "eth0", State: Supported}
 
 func TestTiers(t *testing.T) {
-	badNIC := Feature{ID: NativeXDP, Device: "eth1", State: Unsupported, Reason: "none", Remedy: "get NIC"}
+	badNIC := Feature{ID: NativeXDP, Device: "eth1", State: Unsupported, Reason: "none", Remedy: shell.Command("get NIC")}
 	tests := []struct {
 		name   string
 		feats  []Feature
@@ -185,23 +187,25 @@ func TestTiers(t *testing.T) {
 				}
 			}
 			at := tiers[min(tt.top+1, 3)]
-			if at.Reason != tt.reason || at.Remedy != tt.remedy {
+			if at.Reason != tt.reason || at.Remedy.String() != tt.remedy {
 				t.Errorf("got %q, %q, want %q, %q", at.Reason, at.Remedy, tt.reason, tt.remedy)
 			}
 		})
 	}
 	t.Run("without GRO behind the split tier 2 is reached and says so", func(t *testing.T) {
-		if tier := Tiers(all(xdp, no(CPUMapGRO)))[2]; !tier.Reached || tier.Remedy != "get cpumap-gro" {
+		if tier := Tiers(all(xdp, no(CPUMapGRO)))[2]; !tier.Reached || tier.Remedy.String() != "get cpumap-gro" {
 			t.Fatalf("%+v", tier)
 		}
 	})
 }
 
 func TestMechanisms(t *testing.T) {
-	noNIC := Feature{ID: NativeXDP, Device: "eth1", State: Unsupported, Reason: "none", Remedy: "get NIC"}
-	const noUnderlay, setOne = "native-xdp: no underlay was found", "overlane doctor  # again, once a container of an overlay network runs on this node"
+	const noUnderlay = "native-xdp: no underlay was found"
+	setOne := shell.Command("overlane doctor  # again, once a container of an overlay network runs on this node")
 	yes := func(name string) Mechanism { return Mechanism{Name: name, Possible: true} }
-	lacks := func(name, reason, remedy string) Mechanism {
+	get := func(what string) shell.Line { return shell.Command("get %s", what) }
+	noNIC := Feature{ID: NativeXDP, Device: "eth1", State: Unsupported, Reason: "none", Remedy: get("NIC")}
+	lacks := func(name, reason string, remedy shell.Line) Mechanism {
 		return Mechanism{Name: name, Reason: reason, Remedy: remedy}
 	}
 	for _, tt := range []struct {
@@ -211,18 +215,18 @@ func TestMechanisms(t *testing.T) {
 	}{
 		{"everything", all(xdp), yes("priority"), yes("aggregate"), yes("express")},
 		{"one NIC of two is enough", all(noNIC, xdp), yes("priority"), yes("aggregate"), yes("express")},
-		{"no native XDP", all(noNIC), lacks("priority", "native-xdp of eth1: none", "get NIC"), yes("aggregate"), lacks("express", "native-xdp of eth1: none", "get NIC")},
+		{"no native XDP", all(noNIC), lacks("priority", "native-xdp of eth1: none", get("NIC")), yes("aggregate"), lacks("express", "native-xdp of eth1: none", get("NIC"))},
 		{"no underlay", all(), lacks("priority", noUnderlay, setOne), yes("aggregate"), lacks("express", noUnderlay, setOne)},
-		{"locked down", all(xdp, no(KernelRead)), lacks("priority", "kernel-read: none", "get kernel-read"), lacks("aggregate", "kernel-read: none", "get kernel-read"), lacks("express", "kernel-read: none", "get kernel-read")},
-		{"no tcx", all(xdp, no(TCX)), yes("priority"), lacks("aggregate", "tcx: none", "get tcx"), yes("express")},
-		{"datagrams are not joined", all(xdp, no(UDPGRO)), yes("priority"), lacks("aggregate", "udp-gro: none", "get udp-gro"), yes("express")},
-		{"no cpumap", all(xdp, no(CPUMap)), lacks("priority", "cpumap: none", "get cpumap"), yes("aggregate"), lacks("express", "cpumap: none", "get cpumap")},
-		{"no order", all(xdp, no(OrderGuard)), lacks("priority", "order-guard: none", "get order-guard"), yes("aggregate"), lacks("express", "order-guard: none", "get order-guard")},
-		{"no GRO in the lane", all(xdp, no(CPUMapGRO)), Mechanism{"priority", true, "TCP bulk costs more while latency traffic is about, without GRO in its lane: none", "get cpumap-gro"}, yes("aggregate"), yes("express")},
-		{"no threads", all(xdp, no(CPUMapGRO), no(ThreadedNAPI)), Mechanism{"priority", true, "bulk may starve under overload, since the NIC is polled in softirq: none", "get threaded-napi"}, yes("aggregate"), yes("express")},
+		{"locked down", all(xdp, no(KernelRead)), lacks("priority", "kernel-read: none", get("kernel-read")), lacks("aggregate", "kernel-read: none", get("kernel-read")), lacks("express", "kernel-read: none", get("kernel-read"))},
+		{"no tcx", all(xdp, no(TCX)), yes("priority"), lacks("aggregate", "tcx: none", get("tcx")), yes("express")},
+		{"datagrams are not joined", all(xdp, no(UDPGRO)), yes("priority"), lacks("aggregate", "udp-gro: none", get("udp-gro")), yes("express")},
+		{"no cpumap", all(xdp, no(CPUMap)), lacks("priority", "cpumap: none", get("cpumap")), yes("aggregate"), lacks("express", "cpumap: none", get("cpumap"))},
+		{"no order", all(xdp, no(OrderGuard)), lacks("priority", "order-guard: none", get("order-guard")), yes("aggregate"), lacks("express", "order-guard: none", get("order-guard"))},
+		{"no GRO in the lane", all(xdp, no(CPUMapGRO)), Mechanism{"priority", true, "TCP bulk costs more while latency traffic is about, without GRO in its lane: none", get("cpumap-gro")}, yes("aggregate"), yes("express")},
+		{"no threads", all(xdp, no(CPUMapGRO), no(ThreadedNAPI)), Mechanism{"priority", true, "bulk may starve under overload, since the NIC is polled in softirq: none", get("threaded-napi")}, yes("aggregate"), yes("express")},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if d := cmp.Diff([]Mechanism{tt.priority, tt.aggregation, tt.express}, Mechanisms(tt.feats)); d != "" {
+			if d := cmp.Diff([]Mechanism{tt.priority, tt.aggregation, tt.express}, Mechanisms(tt.feats), cmp.AllowUnexported(shell.Line{})); d != "" {
 				t.Error(d)
 			}
 		})

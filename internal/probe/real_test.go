@@ -246,10 +246,10 @@ func TestAnMTUIsNotLoweredWithoutAWarning(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := New().NIC(h, "tap0", index, 9000)
-	if f.State != Unknown || !strings.Contains(f.Remedy, "mtu 3498") {
+	if f.State != Unknown || !strings.Contains(f.Remedy.String(), "mtu 3498") {
 		t.Fatalf("%+v, want the driver's limit unknown", f)
 	}
-	if !strings.Contains(f.Remedy, "# warning: this node then loses larger frames") {
-		t.Errorf("no warning: %s", f.Remedy)
+	if !strings.Contains(f.Remedy.String(), "# warning: this node then loses larger frames") {
+		t.Errorf("no warning: %s", f.Remedy.String())
 	}
 }

@@ -2,7 +2,11 @@
 
 package probe
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/overlane/overlane/internal/shell"
+)
 
 // Tier is a step of what a node can get.
 type Tier struct {
@@ -11,8 +15,8 @@ type Tier struct {
 	Reached bool   `json:"reached"`
 	// Reason is the one thing that keeps the tier away, or what a tier that
 	// is reached has to do without; Remedy is the one command for it.
-	Reason string `json:"reason,omitempty"`
-	Remedy string `json:"remedy,omitempty"`
+	Reason string     `json:"reason,omitempty"`
+	Remedy shell.Line `json:"remedy,omitzero"`
 }
 
 // Tiers says which tiers the features allow. Each stands on the one before, but for merge: flows
@@ -46,8 +50,8 @@ type Mechanism struct {
 	Possible bool   `json:"possible"`
 	// Reason is the one thing that keeps it away, or what it has to do without;
 	// Remedy is the one command for it.
-	Reason string `json:"reason,omitempty"`
-	Remedy string `json:"remedy,omitempty"`
+	Reason string     `json:"reason,omitempty"`
+	Remedy shell.Line `json:"remedy,omitzero"`
 }
 
 // Mechanisms says which mechanisms the features allow.
@@ -68,7 +72,7 @@ func Mechanisms(feats []Feature) []Mechanism {
 }
 
 // without says what a tier or a mechanism has to do without.
-func without(feats []Feature, id ID, what string, reason, remedy *string) {
+func without(feats []Feature, id ID, what string, reason *string, remedy *shell.Line) {
 	for _, f := range pick(feats, id) {
 		if f.State != Supported {
 			*reason, *remedy = what+f.Reason, f.Remedy
@@ -111,7 +115,7 @@ func best(feats []Feature, id ID) (Feature, bool) {
 	if len(list) == 0 {
 		f := Feature{ID: id, Reason: "was not asked for"}
 		if id == NativeXDP {
-			f.Reason, f.Remedy = "no underlay was found", "overlane doctor  # again, once a container of an overlay network runs on this node"
+			f.Reason, f.Remedy = "no underlay was found", shell.Command("overlane doctor  # again, once a container of an overlay network runs on this node")
 		}
 		return f, false
 	}

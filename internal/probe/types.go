@@ -7,6 +7,8 @@ import (
 	"io/fs"
 
 	"github.com/cilium/ebpf/btf"
+
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // types loads the kernel's type information, or says why there is none.
@@ -25,7 +27,7 @@ func askBTF(e env) answer {
 	if spec, a := types(e); spec == nil {
 		return a
 	}
-	return answer{Supported, "the kernel's types are in /sys/kernel/btf/vmlinux", ""}
+	return answer{Supported, "the kernel's types are in /sys/kernel/btf/vmlinux", shell.Line{}}
 }
 
 // hasMember looks into anonymous structs and unions, too.
@@ -70,7 +72,7 @@ func askSoftnet(e env) answer {
 		if err := spec.TypeByName("btf_trace_napi_poll", &tp); err != nil {
 			return answer{Unsupported, "the kernel has no napi_poll tracepoint", option(e, minRelease, "CONFIG_TRACEPOINTS")}
 		}
-		return answer{Supported, "the backlog's head and tail can be read, and napi_poll tells where", ""}
+		return answer{Supported, "the backlog's head and tail can be read, and napi_poll tells where", shell.Line{}}
 	})
 }
 
@@ -78,12 +80,12 @@ func askCPUMapGRO(e env) answer {
 	return viaTypes(e, func(spec *btf.Spec) answer {
 		var s *btf.Struct
 		if err := spec.TypeByName("bpf_cpu_map_entry", &s); err != nil {
-			return answer{Unknown, "the kernel's types do not tell what a cpumap entry is", ""}
+			return answer{Unknown, "the kernel's types do not tell what a cpumap entry is", shell.Line{}}
 		}
 		if !hasMember(s, "gro") {
 			return answer{Unsupported, "cpumap hands packets on without GRO", newerKernel(e, "6.15")}
 		}
-		return answer{Supported, "cpumap entries have GRO", ""}
+		return answer{Supported, "cpumap entries have GRO", shell.Line{}}
 	})
 }
 
@@ -93,6 +95,6 @@ func askBPFQdisc(e env) answer {
 		if err := spec.TypeByName("bpf_qdisc_skb_drop", &drop); err != nil {
 			return answer{Unsupported, "the kernel has no BPF queueing disciplines: it is older than Linux 6.16, or CONFIG_NET_SCH_BPF is off", option(e, "6.16", "CONFIG_NET_SCH_BPF")}
 		}
-		return answer{Supported, "the kernel has BPF queueing disciplines", ""}
+		return answer{Supported, "the kernel has BPF queueing disciplines", shell.Line{}}
 	})
 }

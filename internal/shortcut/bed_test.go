@@ -175,11 +175,11 @@ func (s *site) run(h *netns.Handle, script string) {
 }
 
 func (s *site) try(h *netns.Handle, script string) error {
-	return shell(h, strings.NewReplacer("VX", s.paths[0].Tunnel.Name, "VE", s.veth, "BR", bed.Bridge, "MAC", s.mac.String()).Replace(script))
+	return runLines(h, strings.NewReplacer("VX", s.paths[0].Tunnel.Name, "VE", s.veth, "BR", bed.Bridge, "MAC", s.mac.String()).Replace(script))
 }
 
-// shell runs commands, one a line.
-func shell(h *netns.Handle, script string) error {
+// runLines runs commands, one a line.
+func runLines(h *netns.Handle, script string) error {
 	return h.Do(func() error {
 		for line := range strings.Lines(script) {
 			args := strings.Fields(line)

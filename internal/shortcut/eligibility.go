@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/encap"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // Evaluate decides about one path. The order is that of a person looking for the
@@ -159,7 +160,7 @@ func behind(host Device) string {
 		return found
 	}
 	if host.Queues {
-		return fmt.Sprintf("TCP segmentation is off on %s, so that the pod's end may have a queue of its own; see: ethtool -K %[1]s tso on", host.Name)
+		return shell.See(fmt.Sprintf("TCP segmentation is off on %s, so that the pod's end may have a queue of its own", host.Name), shell.Command("ethtool -K %s tso on", host.Name))
 	}
 	if q := host.Qdisc; q != "noqueue" {
 		return fmt.Sprintf("the qdisc %s is on %s, and would be skipped", q, host.Name)
@@ -192,7 +193,7 @@ func classified(d Device) string {
 	case len(d.TCX) > 0:
 		return fmt.Sprintf("tc program %d on %s is foreign", d.TCX[0], d.Name)
 	case d.Filters != "":
-		return fmt.Sprintf("the foreign qdisc %s, with its filters, is on %s; see: tc filter show dev %[2]s", d.Filters, d.Name)
+		return shell.See(fmt.Sprintf("the foreign qdisc %s, with its filters, is on %s", d.Filters, d.Name), shell.Command("tc filter show dev %s", d.Name))
 	}
 	return ""
 }
@@ -210,7 +211,7 @@ func (el *eligibility) bridgeHooks() string {
 }
 
 func legacyEbtables(module string) string {
-	return fmt.Sprintf("legacy ebtables is in the kernel (%s), and whether it has rules here cannot be read without making them; where it is not used: modprobe -r %[1]s", module)
+	return fmt.Sprintf("legacy ebtables is in the kernel (%s), and whether it has rules here cannot be read without making them; where it is not used: %s", module, shell.Command("modprobe -r %s", module))
 }
 
 func (el *eligibility) deviceHooks() string {
@@ -259,7 +260,7 @@ func hooked(n Netfilter, family uint8, legacy []string, hooks ...int) string {
 	case n.IPVS:
 		return "IPVS has services here"
 	case n.Programs > 0:
-		return "BPF programs are on netfilter hooks; see: bpftool net"
+		return shell.See("BPF programs are on netfilter hooks", shell.Command("bpftool net"))
 	case n.Conntrack:
 		return "connections are tracked here"
 	}
@@ -282,7 +283,7 @@ func (c Chain) String() string {
 	if c.Hook < 0 {
 		what = "flowtable"
 	}
-	return fmt.Sprintf("%s %s %s %s", what, families[c.Family], c.Table, c.Name)
+	return fmt.Sprintf("%s %s %s %s", what, families[c.Family], shell.Word(c.Table), shell.Word(c.Name))
 }
 
 // on tells whether the chain is bound to a device.

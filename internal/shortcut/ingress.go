@@ -11,6 +11,7 @@ import (
 
 	"github.com/overlane/overlane/internal/encap"
 	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // Ingress is what is asked about of the NIC's side: whether what the host does
@@ -77,7 +78,7 @@ func (ing *ingress) device() string {
 	case n.Unknown != "":
 		return n.Unknown
 	case !n.Up:
-		return fmt.Sprintf("%s is down; see: ip link set %[1]s up", n.Name)
+		return shell.See(n.Name+" is down", shell.Command("ip link set dev %s up", n.Name))
 	case n.Address == MAC{}:
 		return fmt.Sprintf("%s has no Ethernet address of its own", n.Name)
 	case n.Master != 0:
@@ -132,7 +133,8 @@ func (ing *ingress) locals() []netip.Addr {
 // once their tag is off. At the other end of a veth is this machine, which sends none by mistake.
 func (ing *ingress) tags() string {
 	if n := ing.nic; n.Tags && n.Kind != "veth" {
-		return fmt.Sprintf("%s takes VLAN tags off the frames that it lets in from any VLAN; see: ethtool -K %[1]s rx-vlan-filter on, or rxvlan off, and what has it promiscuous", n.Name)
+		return shell.See(fmt.Sprintf("%s takes VLAN tags off the frames that it lets in from any VLAN (rxvlan off would mend that, too, or to end what has it promiscuous)", n.Name),
+			shell.Command("ethtool -K %s rx-vlan-filter on", n.Name))
 	}
 	return ""
 }
@@ -149,7 +151,7 @@ func (ing *ingress) programs() string {
 		return moves
 	}
 	if ing.f.Selectors > 0 {
-		return "BPF programs choose sockets or dissect packets in some network namespace; see: bpftool link"
+		return shell.See("BPF programs choose sockets or dissect packets in some network namespace", shell.Command("bpftool link"))
 	}
 	return ""
 }
@@ -184,12 +186,12 @@ func (ing *ingress) rules() string {
 	}
 	for _, r := range ing.f.Rules {
 		if !slices.Contains(kernelRules, r) {
-			return fmt.Sprintf("the routing rule %d is not one that the kernel begins with, and may apply to the tunnel's packets; see: ip rule", r.Priority)
+			return shell.See(fmt.Sprintf("the routing rule %d is not one that the kernel begins with, and may apply to the tunnel's packets", r.Priority), shell.Command("ip rule"))
 		}
 	}
 	for _, r := range kernelRules {
 		if !slices.Contains(ing.f.Rules, r) {
-			return fmt.Sprintf("the routing rule %d, with which the kernel begins, is gone; see: ip rule", r.Priority)
+			return shell.See(fmt.Sprintf("the routing rule %d, with which the kernel begins, is gone", r.Priority), shell.Command("ip rule"))
 		}
 	}
 	return ""
@@ -201,7 +203,8 @@ func (ing *ingress) sources() string {
 	case n.PathFilter == 0:
 		return ""
 	case n.PathFilter == strictPath:
-		return fmt.Sprintf("the host takes packets only from where it would send back by %s (rp_filter 1 of %[1]s or of all); see: sysctl net.ipv4.conf.all.rp_filter net.ipv4.conf.%[1]s.rp_filter, which 2 or 0 would mend", n.Name)
+		return shell.See(fmt.Sprintf("the host takes packets only from where it would send back by %s (rp_filter 1 of %[1]s or of all, which 2 or 0 would mend)", n.Name),
+			shell.Command("grep . /proc/sys/net/ipv4/conf/all/rp_filter /proc/sys/net/ipv4/conf/%s/rp_filter", n.Name))
 	case n.PathFilter != loosePath:
 		return fmt.Sprintf("rp_filter of %s or of all is %d, which is not known", n.Name, n.PathFilter)
 	case !ing.f.Default:
@@ -219,9 +222,9 @@ const (
 func (ing *ingress) ipsec() string {
 	switch {
 	case ing.f.Policies > 0:
-		return "there are IPsec policies here, which may ask for encryption; see: ip xfrm policy"
+		return shell.See("there are IPsec policies here, which may ask for encryption", shell.Command("ip xfrm policy"))
 	case ing.f.Blocks:
-		return "IPsec takes only what a policy allows (the default for incoming packets is block); see: ip xfrm policy getdefault"
+		return shell.See("IPsec takes only what a policy allows (the default for incoming packets is block)", shell.Command("ip xfrm policy getdefault"))
 	}
 	return ""
 }

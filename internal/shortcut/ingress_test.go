@@ -111,7 +111,7 @@ func TestEachThingAtTheNICIsAReason(t *testing.T) {
 		{"another namespace", anIngress, func(f *IngressFacts, _ *NIC) { f.Cookie = 8 }, "eth0 is not in the network namespace that was scanned"},
 		{"gone", anIngress, nic(func(n *NIC) { *n = NIC{} }), "eth0 is no longer there"},
 		{"cannot be read", anIngress, nic(func(n *NIC) { n.Unknown = "eth0: EIO" }), "eth0: EIO"},
-		{"down", anIngress, nic(func(n *NIC) { n.Up = false }), "eth0 is down; see: ip link set eth0 up"},
+		{"down", anIngress, nic(func(n *NIC) { n.Up = false }), "eth0 is down; see: ip link set dev eth0 up"},
 		{"no Ethernet", anIngress, nic(func(n *NIC) { n.Address = MAC{} }), "eth0 has no Ethernet address"},
 		{"enslaved", anIngress, nic(func(n *NIC) { n.Master, n.PortOf = 4, "bond0" }), "eth0 is a port of bond0, which takes what it receives"},
 		{"vlan", anIngress, above("vlan"), "up0 (vlan) is on eth0"},

@@ -93,7 +93,7 @@ func (y *yard) try(script string) error {
 		case "rps":
 			y.rps(f[1])
 		default:
-			if err := shell(y.h, line); err != nil {
+			if err := runLines(y.h, line); err != nil {
 				return err
 			}
 		}

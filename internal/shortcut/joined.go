@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/nlsock"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // Passed is a device that joined datagrams pass, on its way in, out, or both.
@@ -25,9 +26,12 @@ type Passed struct {
 
 // Onlooker is what would tell joined datagrams from single ones.
 type Onlooker struct {
-	What string // empty: there is none
-	See  string // the command that shows it
+	What string     // empty: there is none
+	See  shell.Line // the command that shows it
 }
+
+// String is a sentence, empty if there is none.
+func (o Onlooker) String() string { return shell.See(o.What, o.See) }
 
 // Places are the network namespaces that joined datagrams come through. Datagrams that GRO has joined
 // pass as one packet what is between the NIC and the socket: what counts packets, or checks their
@@ -246,7 +250,7 @@ const mostServices = 1 << 20
 // netfilter checks what has no rules that can be read.
 func (p *Places) netfilter(bridged bool) (o Onlooker, err error) {
 	if p.programs > 0 {
-		return Onlooker{"BPF programs are on netfilter hooks", "bpftool net"}, nil
+		return Onlooker{"BPF programs are on netfilter hooks", shell.Command("bpftool net")}, nil
 	}
 	if bridged {
 		m, err := ebtables()
@@ -256,10 +260,10 @@ func (p *Places) netfilter(bridged bool) (o Onlooker, err error) {
 	}
 	services, err := first("/proc/thread-self/net/ip_vs", mostServices)
 	if errors.Is(err, errLong) {
-		return Onlooker{"IPVS has more services than are looked through", "ipvsadm -L"}, nil
+		return Onlooker{"IPVS has more services than are looked through", shell.Command("ipvsadm -L")}, nil
 	}
 	if s := onePacket(services); s != "" {
-		return Onlooker{s, "ipvsadm -L"}, err
+		return Onlooker{s, shell.Command("ipvsadm -L")}, err
 	}
 	return o, err
 }
@@ -286,7 +290,7 @@ func (k *place) sockets() (o Onlooker, err error) {
 	} {
 		sockets, err := lines(s.path)
 		if errors.Is(err, errLong) {
-			return Onlooker{"there are more raw or packet sockets than are looked through", "ss -w0aep"}, nil
+			return Onlooker{"there are more raw or packet sockets than are looked through", shell.Command("ss -w0aep")}, nil
 		}
 		if err != nil {
 			return o, err
@@ -333,7 +337,7 @@ func (p *Places) devices(w *Watcher, links map[int]linkInfo, devs []Passed) (o O
 
 func (p *Places) device(w *Watcher, l linkInfo, d Passed, ingress string) (o Onlooker, err error) {
 	if l.generic != 0 && !p.own(l.generic) {
-		return Onlooker{fmt.Sprintf("XDP program %d is on %s in generic mode, behind GRO", l.generic, d.Name), fmt.Sprintf("bpftool prog show id %d", l.generic)}, nil
+		return Onlooker{fmt.Sprintf("XDP program %d is on %s in generic mode, behind GRO", l.generic, d.Name), shell.Command("bpftool prog show id %s", l.generic)}, nil
 	}
 	if o, err := trafficControl(w.rtnl, d, l.Qdisc, ingress); o.What != "" || err != nil {
 		return o, err
@@ -350,7 +354,7 @@ func (p *Places) device(w *Watcher, l linkInfo, d Passed, ingress string) (o Onl
 		return o, fmt.Errorf("list the tc programs on %s: %w", d.Name, err)
 	}
 	if len(programs) > 0 {
-		return Onlooker{fmt.Sprintf("tc program %d, which is not overlane's, is on %s and may tell joined packets", programs[0], d.Name), fmt.Sprintf("bpftool prog show id %d", programs[0])}, nil
+		return Onlooker{fmt.Sprintf("tc program %d, which is not overlane's, is on %s and may tell joined packets", programs[0], d.Name), shell.Command("bpftool prog show id %s", programs[0])}, nil
 	}
 	return o, nil
 }

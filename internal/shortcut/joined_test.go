@@ -90,9 +90,7 @@ func (s *station) scan() (reason string) {
 		if err != nil {
 			return err
 		}
-		if reason = o.What; o.See != "" {
-			reason += "; see: " + o.See
-		}
+		reason = o.String()
 		return nil
 	})
 	if err != nil {

@@ -4,9 +4,12 @@ package shortcut
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // Rules are the rules of a namespace that packets may meet: of nftables, and of legacy iptables in
@@ -191,17 +194,29 @@ func (k ChainKey) set(name string) SetKey { return SetKey{k.Family, k.Table, nam
 // rule names one of the chain, as the tools do.
 func (k ChainKey) rule(r PacketRule) string {
 	if k.Legacy {
-		return fmt.Sprintf("rule %d of %s -t %s, chain %s,", r.Handle, k.tool(), k.Table, k.Name)
+		return fmt.Sprintf("rule %d of %s -t %s, chain %s,", r.Handle, k.tool(), shell.Word(k.Table), shell.Word(k.Name))
 	}
-	return fmt.Sprintf("rule handle %d of nftables' chain %s %s %s", r.Handle, families[k.Family], k.Table, k.Name)
+	return fmt.Sprintf("rule handle %d of nftables' chain %s %s %s", r.Handle, families[k.Family], shell.Word(k.Table), shell.Word(k.Name))
 }
 
-// show is the command that lists the chain.
-func (k ChainKey) show() string {
-	if k.Legacy {
-		return fmt.Sprintf("%s-legacy -t %s -vnL %s --line-numbers", k.tool(), k.Table, k.Name)
+// named are the names that nft(8) reads as such. It reads its arguments as a language of its own, so that no quotes of
+// the shell's are enough: others may be orders to it. Nor does iptables(8) list a chain that looks like an option.
+var named = regexp.MustCompile(`^[A-Za-z_.][A-Za-z0-9_./-]*$`)
+
+// show is the command that lists the chain, or what it is in where its name cannot be written.
+func (k ChainKey) show() shell.Line {
+	family, table, chain := families[k.Family], named.MatchString(k.Table), named.MatchString(k.Name)
+	switch {
+	case k.Legacy && chain:
+		return shell.Command("%s-legacy -t %s -vnL %s --line-numbers", k.tool(), k.Table, k.Name)
+	case k.Legacy:
+		return shell.Command("%s-legacy -t %s -vnL --line-numbers", k.tool(), k.Table)
+	case table && chain:
+		return shell.Command("nft -a list chain %s %s %s", family, k.Table, k.Name)
+	case table:
+		return shell.Command("nft -a list table %s %s", family, k.Table)
 	}
-	return fmt.Sprintf("nft -a list chain %s %s %s", families[k.Family], k.Table, k.Name)
+	return shell.Command("nft -a list ruleset %s", family)
 }
 
 func (k ChainKey) tool() string {

@@ -26,7 +26,7 @@ type JoinEligibility struct {
 // joinAnswer is what a namespace was found to say.
 type joinAnswer struct {
 	site   joinSite
-	reason string
+	reason Onlooker
 	failed bool // it could not be read
 }
 
@@ -102,11 +102,11 @@ func joinSites(snap node.Snapshot) []*joinSite {
 
 // Scan says why a device is not to join datagrams, by device. all: pods are scanned anew as well,
 // where rules make no event, and sockets nowhere do. joining: datagrams are joined by what it said last.
-func (e *JoinEligibility) Scan(snap node.Snapshot, all, joining bool) (map[node.DevKey]string, error) {
+func (e *JoinEligibility) Scan(snap node.Snapshot, all, joining bool) (map[node.DevKey]Onlooker, error) {
 	if err := e.places.Begin(); err != nil {
 		return nil, err
 	}
-	reasons := map[node.DevKey]string{}
+	reasons := map[node.DevKey]Onlooker{}
 	seen := map[uint64]bool{}
 	for _, p := range joinSites(snap) {
 		seen[p.cookie] = true
@@ -120,11 +120,11 @@ func (e *JoinEligibility) Scan(snap node.Snapshot, all, joining bool) (map[node.
 				return nil, err
 			}
 		}
-		if reason == "" {
+		if reason.What == "" {
 			continue
 		}
 		for _, dev := range p.joins {
-			if reasons[dev] == "" {
+			if reasons[dev].What == "" {
 				reasons[dev] = reason
 			}
 		}
@@ -146,19 +146,19 @@ func (e *JoinEligibility) keep(seen map[uint64]bool) error {
 // ask has one namespace's rules watched unless it is a pod's, since to be watched keeps one alive, and says what is
 // there. What cannot be read is a reason, too. But much of that is over by the next time, as where rules change under
 // the reader: while datagrams are joined the last answer counts once more, if it was for all that is asked for now.
-func (e *JoinEligibility) ask(p *joinSite, joining bool) (string, error) {
+func (e *JoinEligibility) ask(p *joinSite, joining bool) (o Onlooker, err error) {
 	if e.watchers != nil && !p.pod {
 		w, err := e.watchers.Of(p.cookie)
 		if err != nil {
-			return "", err
+			return o, err
 		}
 		if err := w.FollowRules(); err != nil {
-			return "", err
+			return o, err
 		}
 	}
-	o, err := e.look(p)
+	o, err = e.look(p)
 	if errors.Is(err, node.ErrGone) {
-		return "", err
+		return o, err
 	}
 	last, known := e.last[p.cookie]
 	now := joinAnswer{site: *p, failed: err != nil}
@@ -191,23 +191,23 @@ func (e *JoinEligibility) visit(p *joinSite) (o Onlooker, err error) {
 	return o, errors.Join(err, ns.Close())
 }
 
+// LeftAlone begins each reason.
+const LeftAlone = "left alone: "
+
 // say puts it in words.
-func (e *JoinEligibility) say(p *joinSite, o Onlooker) string {
+func (e *JoinEligibility) say(p *joinSite, o Onlooker) Onlooker {
 	if o.What == "" {
-		return ""
+		return o
 	}
-	said, enter := "left alone: ", ""
+	where := ""
 	if p.where != "" {
-		said += p.where + ", "
+		where = p.where + ", "
 		if path, err := e.scanner.Path(p.cookie); err == nil {
-			enter = "nsenter --net=" + path + " "
+			o.See = o.See.In(path)
 		}
 	}
-	said += o.What + "; joined datagrams are one packet there"
-	if o.See != "" {
-		said += "; see: " + enter + o.See
-	}
-	return said
+	o.What = LeftAlone + where + o.What + "; joined datagrams are one packet there"
+	return o
 }
 
 // AnyPod says what in a pod would tell joined datagrams from single ones; empty if nothing would. joining is Scan's.
@@ -216,7 +216,7 @@ func (e *JoinEligibility) AnyPod(snap node.Snapshot, joining bool) (string, erro
 		return "", err
 	}
 	seen := map[uint64]bool{}
-	found := ""
+	var found Onlooker
 	for _, p := range joinSites(snap) {
 		if !p.pod {
 			continue
@@ -228,7 +228,7 @@ func (e *JoinEligibility) AnyPod(snap node.Snapshot, joining bool) (string, erro
 		}
 		found = cmp.Or(found, reason)
 	}
-	return found, e.keep(seen)
+	return found.String(), e.keep(seen)
 }
 
 // Changed tells that rules may be otherwise now; nil where none are watched.

@@ -79,7 +79,7 @@ func TestWhatCannotBeReadOnceEndsNothing(t *testing.T) {
 					t.Fatal(err)
 				}
 				if p.pod {
-					reasons[tunnel.Key()] = said
+					reasons[tunnel.Key()] = said.String()
 				}
 			}
 			if got := reasons[tunnel.Key()]; got != now.want && (now.want == "" || !strings.Contains(got, now.want)) {

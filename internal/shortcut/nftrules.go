@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/nlsock"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // Not in golang.org/x/sys.
@@ -306,9 +307,9 @@ func seesExpr(e expr, version int) []Sees {
 		case !e.Has(unix.NFTA_OBJREF_IMM_TYPE):
 			return see("objects chosen by a map")
 		case typ == unix.NFT_OBJECT_LIMIT:
-			return see("a rate (limit " + e.Str(unix.NFTA_OBJREF_IMM_NAME) + ")")
+			return see("a rate (limit " + shell.Word(e.Str(unix.NFTA_OBJREF_IMM_NAME)) + ")")
 		case typ == unix.NFT_OBJECT_QUOTA:
-			return see("a quota (" + e.Str(unix.NFTA_OBJREF_IMM_NAME) + ")")
+			return see("a quota (" + shell.Word(e.Str(unix.NFTA_OBJREF_IMM_NAME)) + ")")
 		case typ > unix.NFT_OBJECT_SYNPROXY:
 			return see(fmt.Sprintf("an object of a kind that is not known (%d)", typ))
 		}

@@ -264,3 +264,28 @@ func TestLinesOfSockets(t *testing.T) {
 		}
 	}
 }
+
+// nft reads a language of its own, and iptables options, whatever the shell made of the quotes.
+func TestAChainIsShownByAWordThatItsToolReadsAsAName(t *testing.T) {
+	for _, tt := range []struct {
+		chain ChainKey
+		want  string
+	}{
+		{ChainKey{unix.NFPROTO_INET, false, "filter", "KUBE-SVC_a.1/x"}, "nft -a list chain inet filter KUBE-SVC_a.1/x"},
+		{ChainKey{unix.NFPROTO_IPV4, false, "filter", "a;flush"}, "nft -a list table ip filter"},
+		{ChainKey{unix.NFPROTO_IPV4, false, "filter", "a\nflush ruleset"}, "nft -a list table ip filter"},
+		{ChainKey{unix.NFPROTO_IPV4, false, "filter", ""}, "nft -a list table ip filter"},
+		{ChainKey{unix.NFPROTO_BRIDGE, false, "a}", "b"}, "nft -a list ruleset bridge"},
+		{ChainKey{unix.NFPROTO_IPV6, true, "mangle", "cali-fw-a"}, "ip6tables-legacy -t mangle -vnL cali-fw-a --line-numbers"},
+		{ChainKey{unix.NFPROTO_IPV4, true, "filter", "-F"}, "iptables-legacy -t filter -vnL --line-numbers"},
+		{ChainKey{unix.NFPROTO_IPV4, true, "filter", "$(reboot)"}, "iptables-legacy -t filter -vnL --line-numbers"},
+	} {
+		if got := tt.chain.show().String(); got != tt.want {
+			t.Errorf("%+v: %s, want %s", tt.chain, got, tt.want)
+		}
+	}
+	odd := ChainKey{unix.NFPROTO_IPV4, false, "t", "x; see: reboot"}
+	if got, want := odd.rule(PacketRule{Handle: 4}), `rule handle 4 of nftables' chain ip t "$(printf 'x\073\040see:\040reboot')"`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}

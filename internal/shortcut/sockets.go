@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/nlsock"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // Socket is one that gets packets as they pass, besides those that they are sent to.
@@ -42,7 +43,7 @@ func seenBy(list []Socket, devs []Passed) Onlooker {
 		if s.Kind == "raw" {
 			what = "each UDP packet"
 		}
-		return Onlooker{fmt.Sprintf("a %s socket (inode %d) gets %s", s.Kind, s.Inode, what), "ss -" + map[string]string{"raw": "w", "packet": "0"}[s.Kind] + "aep"}
+		return Onlooker{fmt.Sprintf("a %s socket (inode %d) gets %s", s.Kind, s.Inode, what), shell.Command("ss -%saep", map[string]string{"raw": "w", "packet": "0"}[s.Kind])}
 	}
 	return Onlooker{}
 }

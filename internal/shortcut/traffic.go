@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/nlsock"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // Not in golang.org/x/sys.
@@ -129,7 +130,7 @@ func readsLength(b []byte, proto uint16) bool {
 // are attached to.
 func trafficControl(c *nlsock.Conn, d Passed, root, ingress string) (o Onlooker, err error) {
 	if d.Out && !slices.Contains(harmlessQdiscs, root) {
-		return Onlooker{fmt.Sprintf("the qdisc %s is on %s and may tell joined packets", root, d.Name), "tc qdisc show dev " + d.Name}, nil
+		return Onlooker{fmt.Sprintf("the qdisc %s is on %s and may tell joined packets", root, d.Name), shell.Command("tc qdisc show dev %s", d.Name)}, nil
 	}
 	var parents []uint32
 	if d.In && ingress != "" {
@@ -152,7 +153,7 @@ func trafficControl(c *nlsock.Conn, d Passed, root, ingress string) (o Onlooker,
 		}
 		for _, f := range filters {
 			if seen := f.seen(); seen != "" {
-				return Onlooker{fmt.Sprintf("%s is on %s", seen, d.Name), fmt.Sprintf("tc filter show dev %s %s", d.Name, hook)}, nil
+				return Onlooker{fmt.Sprintf("%s is on %s", seen, d.Name), shell.Command("tc filter show dev %s %s", d.Name, hook)}, nil
 			}
 		}
 	}

@@ -244,7 +244,7 @@ func (a *Aggregate) plan(all bool) (plan.Plan, map[plan.Setting]plan.Owned, erro
 // read reads the devices, and, unless it is forced, the rules that would tell joined datagrams from single ones.
 func (a *Aggregate) read(owned map[plan.Setting]plan.Owned, all bool) (in plan.AggregateInput, err error) {
 	snap := a.host.Snapshot()
-	var reasons map[node.DevKey]string
+	var reasons map[node.DevKey]shortcut.Onlooker
 	if a.mode != governor.Forced {
 		if a.rules == nil {
 			s, own := a.host.Scanner(), a.host.Owns

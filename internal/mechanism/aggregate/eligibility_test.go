@@ -54,7 +54,7 @@ func TestWhereDatagramsAreNotJoined(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return reasons[snap.Underlays[0].Key()], reasons[snap.Tunnels[0].Key()]
+		return reasons[snap.Underlays[0].Key()].String(), reasons[snap.Tunnels[0].Key()].String()
 	}
 	nft := func(ns *netns.Handle, args string) {
 		t.Helper()

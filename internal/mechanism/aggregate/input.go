@@ -16,11 +16,11 @@ import (
 
 // planInput puts what was seen on the node into the planner's words. Both the daemon and
 // `overlane plan` plan by it. reasons say why devices are not to join datagrams.
-func planInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned, reasons map[node.DevKey]string) plan.AggregateInput {
+func planInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned, reasons map[node.DevKey]shortcut.Onlooker) plan.AggregateInput {
 	in := plan.AggregateInput{Owned: owned}
 	dataplane := foreign.Dataplanes(s, snap)
 	add := func(to *[]plan.Aggregator, dev node.Dev) {
-		*to = append(*to, aggregator(s, dev, cmp.Or(dataplane[dev.Key()], reasons[dev.Key()])))
+		*to = append(*to, aggregator(s, dev, cmp.Or(dataplane[dev.Key()], reasons[dev.Key()].String())))
 	}
 	for _, dev := range snap.Receivers() {
 		add(&in.Underlays, dev)
@@ -49,7 +49,7 @@ func Foresee(v *mechanism.View, mode governor.Mode) ([]mechanism.Outlook, error)
 	if mode == governor.Off {
 		return nil, nil
 	}
-	var reasons map[node.DevKey]string
+	var reasons map[node.DevKey]shortcut.Onlooker
 	if mode != governor.Forced {
 		var err error
 		if reasons, err = shortcut.NewJoinEligibility(v.Scanner, v.Owns, nil).Scan(v.Snapshot, true, false); err != nil {

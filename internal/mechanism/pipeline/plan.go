@@ -14,6 +14,7 @@ import (
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
+	"github.com/overlane/overlane/internal/shell"
 	"github.com/overlane/overlane/internal/xdp"
 )
 
@@ -141,7 +142,8 @@ func podPolled(s node.Reader, pod node.Pod) string {
 	if peer, err := s.Features(pod.Peer); err != nil || !peer[ethtool.GRO].Active {
 		return ""
 	}
-	return fmt.Sprintf("TCP segmentation is off on its host end, so that its GRO has a queue: order could not be guarded; see: ethtool -K %s tso on (native XDP in the pod keeps it off)", pod.Host.Name)
+	return shell.See("TCP segmentation is off on its host end, so that its GRO has a queue: order could not be guarded (native XDP in the pod keeps it off)",
+		shell.Command("ethtool -K %s tso on", pod.Host.Name))
 }
 
 func planDevice(s node.Reader, d node.Dev, unfit string) plan.Device {
