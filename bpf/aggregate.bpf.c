@@ -6,6 +6,7 @@
  */
 #include "kernel.h"
 #include "aggregate.h"
+#include "maps.h"
 #include "parse.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -31,6 +32,7 @@ int ol_tunnel_count(struct __sk_buff *skb)
 	__u32 head = len < OL_DATAGRAM_HEADERS ? len : OL_DATAGRAM_HEADERS;
 	struct ol_aggregated *a = ol_at(&ol_aggregates, 0);
 	__u8 *data = ol_at(&ol_datagram_heads, 0);
+	struct ol_cpu *cpu = ol_get_cpu(bpf_get_smp_processor_id());
 	struct ol_datagram d = {}, *last;
 	int port;
 
@@ -44,6 +46,7 @@ int ol_tunnel_count(struct __sk_buff *skb)
 		return TCX_NEXT;
 	a->udp += segs;
 	d.at = a->packets;
+	d.poll = cpu ? cpu->seq : 0;
 	last = ol_at(&ol_datagrams, d.flow * 0x9e3779b97f4a7c15ULL >> 55);
 	if (!last)
 		return TCX_NEXT;

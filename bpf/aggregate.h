@@ -36,7 +36,7 @@ struct ol_datagram {
 	__u32 len;  /* of the frame; 0: none */
 	__u32 at;   /* packets that had come out of tunnels on this core */
 	__u32 form; /* OL_FORM_... */
-	__u32 pad;
+	__u32 poll; /* polls that had ended on this core: GRO joins within one */
 };
 
 /*
@@ -134,7 +134,7 @@ OL_INLINE int ol_datagram_read(const __u8 *data, __u32 len, __u32 segs, __u32 wh
 OL_INLINE int ol_datagram_follows(const struct ol_datagram *last, const struct ol_datagram *d)
 {
 	return last->len && last->flow == d->flow && d->len <= last->len &&
-	       d->form != OL_FORM_ALONE && last->form == d->form &&
+	       d->form != OL_FORM_ALONE && last->form == d->form && last->poll == d->poll &&
 	       d->at - last->at <= OL_FOLLOWS_WITHIN;
 }
 

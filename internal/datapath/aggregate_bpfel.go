@@ -29,11 +29,39 @@ type aggregateOlAggregated struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	aggregateMapOlAggregates    = "ol_aggregates"
-	aggregateMapOlDatagramHeads = "ol_datagram_heads"
-	aggregateMapOlDatagrams     = "ol_datagrams"
-	aggregateProgOlTunnelCount  = "ol_tunnel_count"
-	aggregateVarOlWhole         = "ol_whole"
+	aggregateMapOlAggregates     = "ol_aggregates"
+	aggregateMapOlCellMarks      = "ol_cell_marks"
+	aggregateMapOlCells          = "ol_cells"
+	aggregateMapOlCounters       = "ol_counters"
+	aggregateMapOlCpus           = "ol_cpus"
+	aggregateMapOlCuts           = "ol_cuts"
+	aggregateMapOlDatagramHeads  = "ol_datagram_heads"
+	aggregateMapOlDatagrams      = "ol_datagrams"
+	aggregateMapOlFrags          = "ol_frags"
+	aggregateMapOlHeadless       = "ol_headless"
+	aggregateMapOlLanePackets    = "ol_lane_packets"
+	aggregateMapOlLaneThreads    = "ol_lane_threads"
+	aggregateMapOlLatencyThreads = "ol_latency_threads"
+	aggregateMapOlLeaves         = "ol_leaves"
+	aggregateMapOlMergeEnded     = "ol_merge_ended"
+	aggregateMapOlMergingOf      = "ol_merging_of"
+	aggregateMapOlMergings       = "ol_mergings"
+	aggregateMapOlOwners         = "ol_owners"
+	aggregateMapOlPolicies       = "ol_policies"
+	aggregateMapOlPorts          = "ol_ports"
+	aggregateMapOlPrios          = "ol_prios"
+	aggregateMapOlReasons        = "ol_reasons"
+	aggregateMapOlRecents        = "ol_recents"
+	aggregateMapOlSlots          = "ol_slots"
+	aggregateMapOlTurns          = "ol_turns"
+	aggregateMapOlUnnumbered     = "ol_unnumbered"
+	aggregateProgOlTunnelCount   = "ol_tunnel_count"
+	aggregateVarOlAbiEnums       = "ol_abi_enums"
+	aggregateVarOlKey0           = "ol_key0"
+	aggregateVarOlKey1           = "ol_key1"
+	aggregateVarOlMergeMagic     = "ol_merge_magic"
+	aggregateVarOlNrCpus         = "ol_nr_cpus"
+	aggregateVarOlWhole          = "ol_whole"
 )
 
 // loadAggregate returns the embedded CollectionSpec for aggregate.
@@ -85,16 +113,44 @@ type aggregateProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type aggregateMapSpecs struct {
-	OlAggregates    *ebpf.MapSpec `ebpf:"ol_aggregates"`
-	OlDatagramHeads *ebpf.MapSpec `ebpf:"ol_datagram_heads"`
-	OlDatagrams     *ebpf.MapSpec `ebpf:"ol_datagrams"`
+	OlAggregates     *ebpf.MapSpec `ebpf:"ol_aggregates"`
+	OlCellMarks      *ebpf.MapSpec `ebpf:"ol_cell_marks"`
+	OlCells          *ebpf.MapSpec `ebpf:"ol_cells"`
+	OlCounters       *ebpf.MapSpec `ebpf:"ol_counters"`
+	OlCpus           *ebpf.MapSpec `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.MapSpec `ebpf:"ol_cuts"`
+	OlDatagramHeads  *ebpf.MapSpec `ebpf:"ol_datagram_heads"`
+	OlDatagrams      *ebpf.MapSpec `ebpf:"ol_datagrams"`
+	OlFrags          *ebpf.MapSpec `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.MapSpec `ebpf:"ol_headless"`
+	OlLanePackets    *ebpf.MapSpec `ebpf:"ol_lane_packets"`
+	OlLaneThreads    *ebpf.MapSpec `ebpf:"ol_lane_threads"`
+	OlLatencyThreads *ebpf.MapSpec `ebpf:"ol_latency_threads"`
+	OlLeaves         *ebpf.MapSpec `ebpf:"ol_leaves"`
+	OlMergeEnded     *ebpf.MapSpec `ebpf:"ol_merge_ended"`
+	OlMergingOf      *ebpf.MapSpec `ebpf:"ol_merging_of"`
+	OlMergings       *ebpf.MapSpec `ebpf:"ol_mergings"`
+	OlOwners         *ebpf.MapSpec `ebpf:"ol_owners"`
+	OlPolicies       *ebpf.MapSpec `ebpf:"ol_policies"`
+	OlPorts          *ebpf.MapSpec `ebpf:"ol_ports"`
+	OlPrios          *ebpf.MapSpec `ebpf:"ol_prios"`
+	OlReasons        *ebpf.MapSpec `ebpf:"ol_reasons"`
+	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
+	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
+	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
+	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
 // aggregateVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type aggregateVariableSpecs struct {
-	OlWhole *ebpf.VariableSpec `ebpf:"ol_whole"`
+	OlAbiEnums   *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
+	OlKey0       *ebpf.VariableSpec `ebpf:"ol_key0"`
+	OlKey1       *ebpf.VariableSpec `ebpf:"ol_key1"`
+	OlMergeMagic *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
+	OlNrCpus     *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
+	OlWhole      *ebpf.VariableSpec `ebpf:"ol_whole"`
 }
 
 // aggregateObjects contains all objects after they have been loaded into the kernel.
@@ -117,16 +173,62 @@ func (o *aggregateObjects) Close() error {
 //
 // It can be passed to loadAggregateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type aggregateMaps struct {
-	OlAggregates    *ebpf.Map `ebpf:"ol_aggregates"`
-	OlDatagramHeads *ebpf.Map `ebpf:"ol_datagram_heads"`
-	OlDatagrams     *ebpf.Map `ebpf:"ol_datagrams"`
+	OlAggregates     *ebpf.Map `ebpf:"ol_aggregates"`
+	OlCellMarks      *ebpf.Map `ebpf:"ol_cell_marks"`
+	OlCells          *ebpf.Map `ebpf:"ol_cells"`
+	OlCounters       *ebpf.Map `ebpf:"ol_counters"`
+	OlCpus           *ebpf.Map `ebpf:"ol_cpus"`
+	OlCuts           *ebpf.Map `ebpf:"ol_cuts"`
+	OlDatagramHeads  *ebpf.Map `ebpf:"ol_datagram_heads"`
+	OlDatagrams      *ebpf.Map `ebpf:"ol_datagrams"`
+	OlFrags          *ebpf.Map `ebpf:"ol_frags"`
+	OlHeadless       *ebpf.Map `ebpf:"ol_headless"`
+	OlLanePackets    *ebpf.Map `ebpf:"ol_lane_packets"`
+	OlLaneThreads    *ebpf.Map `ebpf:"ol_lane_threads"`
+	OlLatencyThreads *ebpf.Map `ebpf:"ol_latency_threads"`
+	OlLeaves         *ebpf.Map `ebpf:"ol_leaves"`
+	OlMergeEnded     *ebpf.Map `ebpf:"ol_merge_ended"`
+	OlMergingOf      *ebpf.Map `ebpf:"ol_merging_of"`
+	OlMergings       *ebpf.Map `ebpf:"ol_mergings"`
+	OlOwners         *ebpf.Map `ebpf:"ol_owners"`
+	OlPolicies       *ebpf.Map `ebpf:"ol_policies"`
+	OlPorts          *ebpf.Map `ebpf:"ol_ports"`
+	OlPrios          *ebpf.Map `ebpf:"ol_prios"`
+	OlReasons        *ebpf.Map `ebpf:"ol_reasons"`
+	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
+	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
+	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
+	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
 func (m *aggregateMaps) Close() error {
 	return _AggregateClose(
 		m.OlAggregates,
+		m.OlCellMarks,
+		m.OlCells,
+		m.OlCounters,
+		m.OlCpus,
+		m.OlCuts,
 		m.OlDatagramHeads,
 		m.OlDatagrams,
+		m.OlFrags,
+		m.OlHeadless,
+		m.OlLanePackets,
+		m.OlLaneThreads,
+		m.OlLatencyThreads,
+		m.OlLeaves,
+		m.OlMergeEnded,
+		m.OlMergingOf,
+		m.OlMergings,
+		m.OlOwners,
+		m.OlPolicies,
+		m.OlPorts,
+		m.OlPrios,
+		m.OlReasons,
+		m.OlRecents,
+		m.OlSlots,
+		m.OlTurns,
+		m.OlUnnumbered,
 	)
 }
 
@@ -134,7 +236,12 @@ func (m *aggregateMaps) Close() error {
 //
 // It can be passed to loadAggregateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type aggregateVariables struct {
-	OlWhole *ebpf.Variable `ebpf:"ol_whole"`
+	OlAbiEnums   *ebpf.Variable `ebpf:"ol_abi_enums"`
+	OlKey0       *ebpf.Variable `ebpf:"ol_key0"`
+	OlKey1       *ebpf.Variable `ebpf:"ol_key1"`
+	OlMergeMagic *ebpf.Variable `ebpf:"ol_merge_magic"`
+	OlNrCpus     *ebpf.Variable `ebpf:"ol_nr_cpus"`
+	OlWhole      *ebpf.Variable `ebpf:"ol_whole"`
 }
 
 // aggregatePrograms contains all programs after they have been loaded into the kernel.

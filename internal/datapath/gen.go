@@ -13,3 +13,4 @@ package datapath
 //go:generate bpf2go -no-global-types -type ol_merge_counter -type ol_resequencer -type ol_limit merge ../../bpf/merge.bpf.c
 //go:generate bpf2go -no-global-types -type ol_aggregated aggregate ../../bpf/aggregate.bpf.c
 //go:generate bpf2go -no-global-types -type ol_census_flow census ../../bpf/census.bpf.c
+//go:generate bpf2go -no-global-types -type ol_clock clock ../../bpf/clock.bpf.c
