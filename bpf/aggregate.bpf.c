@@ -56,6 +56,7 @@ int ol_tunnel_count(struct __sk_buff *skb)
 		a->supers++;
 	} else if (ol_datagram_follows(last, &d)) {
 		a->follows++;
+		a->together += last->poll == d.poll;
 		a->port = port;
 	}
 	*last = d;

@@ -16,6 +16,7 @@ struct ol_aggregated {
 	__u64 datagrams; /* of these, in super-packets */
 	__u64 supers;	 /* these */
 	__u64 follows;	 /* datagrams that were not joined to another, and could have been */
+	__u64 together;	 /* those of follows that came in one poll with the one before */
 	__u64 mixed;	 /* that GRO takes otherwise than one of their flow shortly before */
 	__u32 port;	 /* to which the last of follows was sent */
 	__u32 pad;
@@ -134,7 +135,7 @@ OL_INLINE int ol_datagram_read(const __u8 *data, __u32 len, __u32 segs, __u32 wh
 OL_INLINE int ol_datagram_follows(const struct ol_datagram *last, const struct ol_datagram *d)
 {
 	return last->len && last->flow == d->flow && d->len <= last->len &&
-	       d->form != OL_FORM_ALONE && last->form == d->form && last->poll == d->poll &&
+	       d->form != OL_FORM_ALONE && last->form == d->form &&
 	       d->at - last->at <= OL_FOLLOWS_WITHIN;
 }
 

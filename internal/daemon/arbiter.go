@@ -73,8 +73,8 @@ func (a arbiter) Rate(now time.Time) (float64, error) {
 	return rate, err
 }
 
-// Behind is governor.AggregationWindow's.
-func (a arbiter) Behind() float64 { return a.d.sensor.Behind }
+// Traces tells whether polls are traced.
+func (a arbiter) Traces() bool { return a.d.sampling != asleep }
 
 // Relearn has what stages cost learned anew. Behind lanes it cannot be.
 func (a arbiter) Relearn() {
@@ -85,6 +85,9 @@ func (a arbiter) Relearn() {
 
 // LoadAggregation loads the program that counts what comes out of tunnels.
 func (a arbiter) LoadAggregation() (aggregate.Program, error) { return a.d.dp.LoadAggregation() }
+
+// LoadClock starts what tells what receiving costs.
+func (a arbiter) LoadClock() (aggregate.Clock, error) { return a.d.dp.LoadClock() }
 
 // SetApart gives packets in priority's lanes numbers.
 func (a arbiter) SetApart(on bool) (fresh bool, err error) { return a.d.dp.SetApart(on) }

@@ -54,6 +54,7 @@ type AggregateCounters struct {
 	Datagrams uint64 // of these, in UDP super-packets
 	Supers    uint64 // these
 	Follows   uint64 // datagrams that were not joined to one before, and could have been
+	Together  uint64 // of these, those that came in one poll with the one before, where polls are traced
 	Mixed     uint64 // that GRO takes otherwise than one of their flow shortly before, and lets overtake it, or be overtaken
 	// Port is one to which some of Follows were sent; it is no total.
 	Port uint16
@@ -71,7 +72,7 @@ func (c AggregateCounters) Add(o AggregateCounters) AggregateCounters {
 // Sub is what has come since.
 func (c AggregateCounters) Sub(o AggregateCounters) AggregateCounters {
 	return AggregateCounters{c.Packets - o.Packets, c.UDP - o.UDP, c.Datagrams - o.Datagrams, c.Supers - o.Supers,
-		c.Follows - o.Follows, c.Mixed - o.Mixed, c.Port}
+		c.Follows - o.Follows, c.Together - o.Together, c.Mixed - o.Mixed, c.Port}
 }
 
 // Counters reads the totals since the program was loaded.
@@ -81,7 +82,7 @@ func (a *Aggregation) Counters() (c AggregateCounters, err error) {
 		return c, fmt.Errorf("read what is aggregated: %w", err)
 	}
 	for _, n := range cores {
-		c = c.Add(AggregateCounters{n.Packets, n.Udp, n.Datagrams, n.Supers, n.Follows, n.Mixed, uint16(n.Port)})
+		c = c.Add(AggregateCounters{n.Packets, n.Udp, n.Datagrams, n.Supers, n.Follows, n.Together, n.Mixed, uint16(n.Port)})
 	}
 	return c, nil
 }

@@ -20,6 +20,7 @@ type aggregateOlAggregated struct {
 	Datagrams uint64
 	Supers    uint64
 	Follows   uint64
+	Together  uint64
 	Mixed     uint64
 	Port      uint32
 	Pad       uint32

@@ -16,9 +16,6 @@ type Sensor struct {
 	when  time.Time
 	Costs governor.Costs
 	tasks map[int]float64 // tasks' share of each core, smoothed
-	// Behind is what a frame cost behind the NIC's stage in the last window, of what it cost there;
-	// 0: not known.
-	Behind float64
 	// before: the window that ends next tells nothing of what stages cost now.
 	before bool
 	came   uint64 // as read last
@@ -83,7 +80,6 @@ func (s *Sensor) Read(now time.Time, cores []datapath.Core, configured []int, re
 		s.learn(sum, really)
 	}
 	s.before = false
-	s.Behind = sum.behind()
 	in.Costs = s.Costs
 	return in, true
 }
@@ -112,27 +108,11 @@ type costs struct {
 	ns, packets, all [datapath.Stages]uint64
 }
 
-// Fewer frames than manyFrames, or packets made of them, are too few to tell what is behind.
-const manyFrames, fewPackets = 2000, 20
-
-// behind is the cost of a frame behind the NIC's stage, of that there: no machine's speed changes
-// it.
-func (c costs) behind() float64 {
-	var cost [datapath.Stages]float64
-	if c.packets[datapath.NIC] < manyFrames {
-		return 0
-	}
-	for st := range cost {
-		if c.packets[st] < fewPackets {
-			return 0
-		}
-		cost[st] = float64(c.ns[st]) / float64(c.packets[st]) * float64(c.all[st])
-	}
-	return (cost[datapath.Tunnel] + cost[datapath.Pod]) / cost[datapath.NIC]
-}
+// fewPackets are too few to tell what is behind.
+const fewPackets = 20
 
 // Forget makes the next read begin a window, and nothing is known of the last.
-func (s *Sensor) Forget() { s.when, s.Behind, s.tasks = time.Time{}, 0, nil }
+func (s *Sensor) Forget() { s.when, s.tasks = time.Time{}, nil }
 
 // Nothing is a window in which no core had anything to do.
 func (s *Sensor) Nothing(now time.Time, configured []int) governor.Input {

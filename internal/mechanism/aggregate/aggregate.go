@@ -33,8 +33,6 @@ type Host interface {
 	mechanism.Host
 	// Rate is how many packets a second come out of all tunnels; what GRO has joined is one.
 	Rate(now time.Time) (float64, error)
-	// Behind is governor.AggregationWindow's.
-	Behind() float64
 	// SkipsTunnels tells whether frames go straight to pods, which no tunnel sees.
 	SkipsTunnels() bool
 	// HasLanes tells whether priority's lanes may hold packets.
@@ -43,6 +41,10 @@ type Host interface {
 	Relearn()
 	// LoadAggregation loads the program that counts what comes out of tunnels.
 	LoadAggregation() (Program, error)
+	// Traces tells whether polls are traced.
+	Traces() bool
+	// LoadClock starts what tells what receiving costs.
+	LoadClock() (Clock, error)
 	// SetApart gives packets in priority's lanes numbers; fresh: those that are there already have none.
 	SetApart(on bool) (fresh bool, err error)
 }
@@ -57,6 +59,19 @@ type Program interface {
 	Close() error
 }
 
+// Clock is a datapath.Clock.
+type Clock interface {
+	Read() (datapath.Received, error)
+	Close() error
+}
+
+// stage is what is decided, as far as devices are concerned. idle: it is only counted what comes, and no rule is looked at.
+type stage struct{ idle, joins bool }
+
+func (a *Aggregate) stage() stage {
+	return stage{a.gov.Last().State == governor.Standby, a.gov.Joins()}
+}
+
 // Aggregate is the mechanism.
 type Aggregate struct {
 	mechanism.Base
@@ -65,8 +80,12 @@ type Aggregate struct {
 	gov  *governor.Aggregation
 	// reads reads what there is to plan by; all: nothing is taken from the last full scan.
 	reads   func(owned map[plan.Setting]plan.Owned, all bool) (plan.AggregateInput, error)
-	dp      Program // nil while it does not act
+	dp      Program // nil while nothing is counted
+	done    stage   // of what was carried out last
 	counted datapath.AggregateCounters
+	clock   Clock // nil while nothing is judged
+	cost    datapath.Received
+	short   bool                       // a core is short of time
 	at      time.Time                  // counted then
 	joins   float64                    // datagrams a second that were joined, in the last window
 	past    datapath.AggregateCounters // of the times before
@@ -77,6 +96,7 @@ type Aggregate struct {
 	check   mechanism.Check
 	scans   mechanism.Pace // at changes of rules
 	dirty   bool           // rules have changed since the last full scan
+	moved   bool           // devices have
 	told    string
 	waits   bool // what lanes hold is to be handed on first
 	retry   time.Time
@@ -96,9 +116,14 @@ func (a *Aggregate) Configure(mode governor.Mode) {
 	a.gov.Reconfigure(mode)
 }
 
-// State is what was decided last; governor.Parked: it is watched whether datagrams come in a row. What the stages cost,
+// State is what was decided last; governor.Parked: it is found out whether it pays. What the stages cost,
 // and whether flows of datagrams can be split, is another matter once they are joined.
-func (a *Aggregate) State() governor.State { return a.gov.Last().State }
+func (a *Aggregate) State() governor.State {
+	if a.gov.Judges() {
+		return governor.Parked
+	}
+	return a.gov.Last().State
+}
 
 // Joined is how many datagrams a second were joined, in the last window.
 func (a *Aggregate) Joined() float64 { return a.joins }
@@ -109,11 +134,27 @@ func (a *Aggregate) Skipped() []plan.Skip { return a.skipped }
 // Rescanned is mechanism.Mechanism's: the next step is a full scan.
 func (a *Aggregate) Rescanned(context.Context) error {
 	a.check.Again()
+	a.moved = true
 	return nil
 }
 
-// Tracing is mechanism.Mechanism's.
-func (a *Aggregate) Tracing() mechanism.Tracing { return mechanism.Tracing{Steady: a.dp != nil} }
+// Tracing is mechanism.Mechanism's. Where a poll ends is known of polls that are traced.
+func (a *Aggregate) Tracing() mechanism.Tracing { return mechanism.Tracing{Steady: a.gov.Judges()} }
+
+// Busy is mechanism.Mechanism's.
+func (a *Aggregate) Busy(governor.Input) bool { return a.gov.Judges() }
+
+// Decide is mechanism.Mechanism's: the next step judges by it.
+func (a *Aggregate) Decide(_ context.Context, in governor.Input) error {
+	a.short = false
+	for _, c := range in.Cores {
+		a.short = a.short || c.Saturated > shortFrom
+	}
+	return nil
+}
+
+// shortFrom is the share of a core's time in polls that follow directly on one another from which it is short of time.
+const shortFrom = 0.5
 
 // Step is mechanism.Mechanism's: count, decide, act.
 func (a *Aggregate) Step(_ context.Context, now time.Time) error {
@@ -125,16 +166,11 @@ func (a *Aggregate) Step(_ context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	w := governor.AggregationWindow{Rate: rate}
+	w := governor.AggregationWindow{Rate: rate, Short: a.short}
 	if a.dp != nil {
-		c, err := a.dp.Counters()
-		if err != nil {
+		if err := a.count(now, &w); err != nil {
 			return err
 		}
-		n := c.Sub(a.counted)
-		w.Packets, w.Datagrams, w.Supers, w.Follows, w.Mixed = n.Packets, n.Datagrams, n.Supers, n.Follows, n.Mixed
-		a.joins = float64(n.Datagrams) / max(now.Sub(a.at).Seconds(), time.Millisecond.Seconds())
-		a.counted, a.at, w.Behind = c, now, a.host.Behind()
 	}
 	before := a.gov.Last()
 	dec := before
@@ -146,15 +182,67 @@ func (a *Aggregate) Step(_ context.Context, now time.Time) error {
 		a.told = ""
 	}
 	mechanism.Decided(a.host.Log(), name, before, dec)
-	switch {
-	case dec.State == governor.Standby:
-		_, err := a.stop()
+	if err := a.judges(a.gov.Judges()); err != nil {
 		return err
+	}
+	is := a.stage()
+	switch {
+	case !a.gov.Counts() || a.done.joins && !is.joins:
+		_, err := a.stop()
+		return err // where it still counts, from the next window on
 	case a.dp == nil && now.Before(a.retry):
-	case a.dp == nil || dec.State != before.State || a.waits || a.check.Due(now) || a.dirty && a.scans.Due(now):
+	case a.dp == nil || is != a.done || a.waits || a.moved || !is.idle && (a.check.Due(now) || a.dirty && a.scans.Due(now)):
 		return a.try(now, true)
 	}
 	return nil
+}
+
+// count completes a window by what was counted since the last one.
+func (a *Aggregate) count(now time.Time, w *governor.AggregationWindow) error {
+	c, err := a.dp.Counters()
+	if err != nil {
+		return err
+	}
+	n := c.Sub(a.counted)
+	w.Packets, w.UDP, w.Datagrams, w.Supers, w.Follows, w.Mixed = n.Packets, n.UDP, n.Datagrams, n.Supers, n.Follows, n.Mixed
+	// Where none is traced all is one poll.
+	if a.host.Traces() {
+		w.Together = n.Together
+	}
+	a.joins = float64(n.Datagrams) / max(now.Sub(a.at).Seconds(), time.Millisecond.Seconds())
+	a.counted, a.at = c, now
+	if a.clock == nil {
+		return nil
+	}
+	cost, err := a.clock.Read()
+	if err != nil {
+		return err
+	}
+	w.Busy, w.Unread = cost.Busy-a.cost.Busy, cost.Unread-a.cost.Unread
+	a.cost = cost
+	return nil
+}
+
+// noClock is one where the kernel has none: what cannot be measured has not paid.
+type noClock struct{}
+
+func (noClock) Read() (r datapath.Received, err error) { return r, nil }
+func (noClock) Close() error                           { return nil }
+
+// judges has it measured what receiving costs, or no longer: that costs, too.
+func (a *Aggregate) judges(on bool) (err error) {
+	switch {
+	case on && a.clock == nil:
+		if a.clock, err = a.host.LoadClock(); err != nil {
+			a.host.Log().Warn("what receiving costs is not measured", "mechanism", name, "reason", err)
+			a.clock = noClock{}
+		}
+		a.cost, err = a.clock.Read()
+	case !on && a.clock != nil:
+		err = a.clock.Close()
+		a.clock = nil
+	}
+	return err
 }
 
 // Polls is mechanism.Mechanism's: it does not wait for a window's end to hear that GRO lets packets overtake others.
@@ -192,7 +280,7 @@ const ruleShare = 100
 func (a *Aggregate) try(now time.Time, all bool) error {
 	defer a.host.Begins(name)()
 	all = all && a.check.Due(now)
-	a.dirty = false
+	a.dirty, a.moved = false, false
 	began := time.Now()
 	made, owned, err := a.plan(all)
 	ended := time.Now()
@@ -204,7 +292,7 @@ func (a *Aggregate) try(now time.Time, all bool) error {
 		return a.refuse(now, made.Skipped)
 	}
 	if a.err == nil {
-		a.err = a.follow(made, owned, a.gov.Last().State == governor.Active)
+		a.err = a.follow(made, owned)
 	}
 	if a.err != nil {
 		a.retry = now.Add(mechanism.RetryAfter)
@@ -245,7 +333,7 @@ func (a *Aggregate) plan(all bool) (plan.Plan, map[plan.Setting]plan.Owned, erro
 func (a *Aggregate) read(owned map[plan.Setting]plan.Owned, all bool) (in plan.AggregateInput, err error) {
 	snap := a.host.Snapshot()
 	var reasons map[node.DevKey]shortcut.Onlooker
-	if a.mode != governor.Forced {
+	if a.mode != governor.Forced && !a.stage().idle {
 		if a.rules == nil {
 			s, own := a.host.Scanner(), a.host.Owns
 			a.rules = shortcut.NewJoinEligibility(s, own, shortcut.NewWatchers(s, own, nil))
@@ -257,9 +345,8 @@ func (a *Aggregate) read(owned map[plan.Setting]plan.Owned, all bool) (in plan.A
 	return planInput(a.host.Scanner(), snap, owned, reasons), nil
 }
 
-// follow carries a plan out. act: packets are joined, or else it is only watched
-// whether they could be.
-func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned, act bool) error {
+// follow carries a plan out.
+func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned) error {
 	if a.dp == nil {
 		dp, err := a.host.LoadAggregation()
 		if err != nil {
@@ -283,7 +370,11 @@ func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned, ac
 	}
 	// The program that counts comes first, so that what is aggregated is counted.
 	err = errors.Join(a.hooks.Follow(a.host, made.Attach, a.dp.Attach), a.dp.Fits(longest(snap)))
-	if act {
+	a.done = a.stage()
+	if a.done.idle {
+		err = errors.Join(err, a.forgetRules())
+	}
+	if a.done.joins {
 		err = errors.Join(err, a.join(made.Steps))
 	}
 	return err
@@ -331,18 +422,26 @@ func (a *Aggregate) join(steps []plan.Step) error {
 }
 
 // Stop is mechanism.Mechanism's.
-func (a *Aggregate) Stop(context.Context) (apply.Report, error) { return a.stop() }
+func (a *Aggregate) Stop(context.Context) (apply.Report, error) {
+	rep, err := a.stop()
+	return rep, errors.Join(err, a.judges(false))
+}
 
-// stop leaves no trace of it.
-func (a *Aggregate) stop() (rep apply.Report, err error) {
+// forgetRules has changes of rules followed no more.
+func (a *Aggregate) forgetRules() (err error) {
 	if a.rules != nil {
 		err = a.rules.Close()
 		a.rules = nil
 	}
+	return err
+}
+
+// stop leaves no trace of it.
+func (a *Aggregate) stop() (rep apply.Report, err error) {
+	closed := a.forgetRules()
 	if a.dp == nil {
-		return rep, err
+		return rep, closed
 	}
-	closed := err
 	rep, err = a.host.Restore(plan.ByAggregation, nil)
 	err = errors.Join(closed, err)
 	_, e := a.host.SetApart(false)
@@ -352,7 +451,7 @@ func (a *Aggregate) stop() (rep apply.Report, err error) {
 		a.past = a.past.Add(c)
 	}
 	err = errors.Join(err, e, a.dp.Close())
-	a.dp, a.skipped, a.waits, a.joins = nil, nil, false, 0
+	a.dp, a.done, a.skipped, a.waits, a.joins = nil, stage{}, nil, false, 0
 	if len(rep.Results) > 0 {
 		a.host.Relearn()
 	}
@@ -378,7 +477,7 @@ func (a *Aggregate) counters() (datapath.AggregateCounters, error) {
 // Report is mechanism.Mechanism's.
 func (a *Aggregate) Report() []control.Mechanism {
 	dec := a.gov.Last()
-	m := control.Mechanism{Name: name, State: mechanism.State(a.mode, dec.State), Reason: dec.Reason, Since: dec.Since, Trying: dec.State == governor.Parked}
+	m := control.Mechanism{Name: name, State: mechanism.State(a.mode, dec.State), Reason: dec.Reason, Since: dec.Since, Trying: a.State() == governor.Parked}
 	switch {
 	case m.State != control.Active:
 	case a.err != nil:

@@ -30,6 +30,8 @@ type fixture struct {
 	apart   bool // which have numbers
 	fails   error
 	program program
+	clock   clock
+	noClock error
 	learned int
 	now     time.Time
 }
@@ -51,7 +53,15 @@ func (p *program) Close() error { p.loaded = false; return nil }
 
 func (f *fixture) Rate(time.Time) (float64, error) { return f.rate, nil }
 
-func (f *fixture) Behind() float64 { return 2 }
+func (f *fixture) Traces() bool { return true }
+
+func (f *fixture) LoadClock() (Clock, error) {
+	if f.noClock != nil {
+		return nil, f.noClock
+	}
+	f.clock.runs = true
+	return &f.clock, nil
+}
 
 func (f *fixture) SkipsTunnels() bool { return f.express }
 
@@ -71,6 +81,16 @@ func (f *fixture) SetApart(on bool) (fresh bool, err error) {
 	fresh, f.apart = on && !f.apart, on
 	return fresh, nil
 }
+
+// clock is a Clock.
+type clock struct {
+	runs bool
+	datapath.Received
+}
+
+func (c *clock) Read() (datapath.Received, error) { return c.Received, nil }
+
+func (c *clock) Close() error { c.runs = false; return nil }
 
 var (
 	nic    = plan.Target{NetnsCookie: 1, Ifindex: 2, Name: "eth0"}
@@ -121,11 +141,15 @@ func (f *fixture) windows(t *testing.T, n int, joined float64) {
 		f.now = f.now.Add(100 * time.Millisecond)
 		const packets = 10_000
 		f.program.Packets += packets
-		if f.State() != governor.Active {
-			f.program.Follows += uint64(joined * packets)
-		} else {
+		f.program.UDP += uint64(joined * packets)
+		if f.Values[plan.Aggregates(nic)] == "on" || f.Values[plan.Aggregates(tunnel)] == "on" {
 			f.program.Datagrams += uint64(joined * packets)
 			f.program.Supers += uint64(joined * packets / 10)
+			f.clock.Busy += 50 * time.Millisecond
+		} else {
+			f.program.Follows += uint64(joined * packets)
+			f.program.Together += uint64(joined * packets)
+			f.clock.Busy += 80 * time.Millisecond
 		}
 		if err := f.Step(t.Context(), f.now); err != nil {
 			t.Fatal(err)
@@ -174,6 +198,63 @@ func TestItIsWatchedBeforeAnythingIsJoined(t *testing.T) {
 	if f.State() == governor.Parked {
 		t.Error("it still watches")
 	}
+}
+
+// What receiving costs is measured for as long as something is judged by it, and the other mechanisms wait.
+func TestCostsAreMeasuredWhileItIsJudged(t *testing.T) {
+	f := newFixture(governor.Auto)
+	f.windows(t, 2, 1)
+	if !f.clock.runs {
+		t.Error("it is watched, and the clock does not run")
+	}
+	f.windows(t, 8, 1)
+	f.is(t, true, control.Active, "")
+	if !f.clock.runs || !f.Tracing().Steady || f.State() != governor.Parked || !f.Report()[0].Trying {
+		t.Errorf("just begun, the clock runs: %t, polls are traced: %t; to others it is %v", f.clock.runs, f.Tracing().Steady, f.State())
+	}
+	f.windows(t, 20, 1)
+	if f.clock.runs || f.Tracing().Steady || f.State() != governor.Active || f.Report()[0].Trying {
+		t.Errorf("it paid, the clock runs: %t, polls are traced: %t; to others it is %v", f.clock.runs, f.Tracing().Steady, f.State())
+	}
+	f = newFixture(governor.Auto)
+	f.windows(t, 8, 1)
+	if _, err := f.Stop(t.Context()); err != nil || f.clock.runs {
+		t.Errorf("stopped, the clock runs: %t; %v", f.clock.runs, err)
+	}
+}
+
+// A kernel without that clock has it stand by: what cannot be measured has not paid.
+func TestWithoutAClockItDoesNotStay(t *testing.T) {
+	f := newFixture(governor.Auto)
+	f.noClock = errors.New("no such tracepoint")
+	f.windows(t, 80, 1)
+	f.is(t, true, control.Standby, "whether it pays could not be measured; looked at again in 30s")
+	f.joins(t)
+}
+
+// While it stands by the program on the tunnels counts on, and no rule is looked at: other traffic is seen at once.
+func TestItCountsWhileItStandsBy(t *testing.T) {
+	f := newFixture(governor.Auto)
+	f.windows(t, 20, 0)
+	f.is(t, true, control.Standby, "0 % of the overlay's packets are datagrams that come in a row")
+	f.reads = func(map[plan.Setting]plan.Owned, bool) (plan.AggregateInput, error) {
+		t.Error("rules are read")
+		return plan.AggregateInput{}, nil
+	}
+	f.windows(t, 300, 0)
+	if f.clock.runs || f.Tracing().Steady {
+		t.Errorf("the clock runs: %t, polls are traced: %t", f.clock.runs, f.Tracing().Steady)
+	}
+	f.reads = f.has
+	f.windows(t, 14, 1)
+	f.is(t, true, control.Active, "")
+	f.joins(t, nic, tunnel)
+	f.windows(t, 40, 0)
+	f.is(t, true, control.Standby, "0 % of the overlay's packets are datagrams that come in a row")
+	f.joins(t)
+	f.rate = 100
+	f.windows(t, 120, 0)
+	f.is(t, false, control.Standby, "fewer than")
 }
 
 func TestAggregationIsTakenOffWhenPacketsStop(t *testing.T) {
