@@ -88,7 +88,7 @@ func (s *Scanner) settle() {
 var groups = []int{
 	unix.RTNLGRP_LINK, unix.RTNLGRP_NSID,
 	unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEXTHOP,
 }
 
 // watchHere subscribes to the calling thread's namespace.

@@ -43,6 +43,32 @@ func TestPodsComingAndGoingAreEvents(t *testing.T) {
 	until(t, s, "the pod's end", func(n Snapshot) bool { return len(n.Pods) == 0 && len(n.Skipped) == 0 })
 }
 
+// A tunnel gets an uplink, and loses one, with the routes to its remotes, and with the nexthop objects that these name.
+func TestUplinksComingAndGoingAreEvents(t *testing.T) {
+	for name, tt := range map[string]struct{ compat, one, two string }{
+		"routes": {"1",
+			"route replace 10.3.3.0/24 via 10.1.0.2",
+			"route replace 10.3.3.0/24 nexthop via 10.1.0.2 nexthop via 10.2.0.2"},
+		"nexthop objects": {"0", "nexthop replace id 3 group 1", "nexthop replace id 3 group 1/2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			a, _ := w.hosts()
+			a.sysctl(t, "ipv4/nexthop_compat_mode", tt.compat)
+			a.ip(t, nexthops)
+			s := w.scanner(a)
+			scan(t, s)
+			for n := range 2 {
+				calm(t, s)
+				a.ip(t, []string{tt.one, tt.two}[n])
+				until(t, s, "other uplinks", func(snap Snapshot) bool {
+					return len(snap.Underlays) == n+1 && len(snap.Tunnels[0].Underlays) == n+1
+				})
+			}
+		})
+	}
+}
+
 func TestTunnelThatMovesToAKnownNamespaceIsAnEvent(t *testing.T) {
 	w := newWorld(t)
 	a, _ := w.hosts()

@@ -110,24 +110,63 @@ func hops(b []byte) []int {
 	return oifs
 }
 
-// routeTo returns the device by which the kernel would send to a, 0 if by
-// none.
-func (c *conn) routeTo(a netip.Addr) (int, error) {
+// routesTo returns the devices by which the kernel may send to a: those of all next hops of the route that it takes.
+func (c *conn) routesTo(a netip.Addr) ([]int, error) {
 	req := make([]byte, unix.SizeofRtMsg)
 	req[0] = unix.AF_INET
 	if a.Is6() {
 		req[0] = unix.AF_INET6
 	}
 	req[1] = byte(a.BitLen())
+	// The route, not the next hop that it comes to now.
+	binary.NativeEndian.PutUint32(req[8:], unix.RTM_F_FIB_MATCH)
 	req = nlsock.Attr(req, unix.RTA_DST, a.AsSlice())
 	b, err := c.Ask(unix.RTM_GETROUTE, req)
 	switch err {
 	case nil:
-		return int(nlsock.ListOf(b, unix.SizeofRtMsg).U32(unix.RTA_OIF)), nil
 	case unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINVAL, unix.EACCES, unix.EAFNOSUPPORT:
-		return 0, nil // no route, or one that says no
+		return nil, nil // no route, or one that says no
+	default:
+		return nil, fmt.Errorf("look up route to %s: %w", a, err)
 	}
-	return 0, fmt.Errorf("look up route to %s: %w", a, err)
+	if len(b) < unix.SizeofRtMsg || b[7] == unix.RTN_LOCAL {
+		return nil, nil
+	}
+	route := nlsock.ListOf(b, unix.SizeofRtMsg)
+	if oif := route.U32(unix.RTA_OIF); oif != 0 {
+		return []int{int(oif)}, nil
+	}
+	list := hops(route.Get(unix.RTA_MULTIPATH))
+	if id := route.U32(rtaNexthop); id != 0 && len(list) == 0 {
+		return c.nexthop(id, true)
+	}
+	return list, nil
+}
+
+// rtaNexthop is RTA_NH_ID: with net.ipv4.nexthop_compat_mode=0 a route names its nexthop object, and no device.
+const rtaNexthop = 30
+
+// nexthop lists the devices of a nexthop object, which may be a group of others.
+func (c *conn) nexthop(id uint32, group bool) (list []int, err error) {
+	b, err := c.Ask(unix.RTM_GETNEXTHOP, nlsock.Attr32(make([]byte, unix.SizeofNhmsg), unix.NHA_ID, id))
+	switch {
+	case err == unix.ENOENT: // gone since
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("look up nexthop %d: %w", id, err)
+	}
+	attrs := nlsock.ListOf(b, unix.SizeofNhmsg)
+	if oif := attrs.U32(unix.NHA_OIF); oif != 0 {
+		return []int{int(oif)}, nil
+	}
+	for members := attrs.Get(unix.NHA_GROUP); group && len(members) >= unix.SizeofNexthopGrp; members = members[unix.SizeofNexthopGrp:] {
+		of, err := c.nexthop(nlsock.U32(members), false) // a group has no groups
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, of...)
+	}
+	return list, nil
 }
 
 // maxRemotes bounds the routes looked up for one tunnel. Large clusters have

@@ -57,6 +57,9 @@ func (p *pass) underlays() error {
 // noEthernet is why what comes by such a device is left alone, for example by a tunnel of WireGuard's.
 const noEthernet = "left alone: %s has no Ethernet headers, and overlane's programs read no packets without"
 
+// notConfigured is why a NIC is left alone by which packets of a tunnel may come that comes by a configured one as well.
+const notConfigured = "left alone: it is not among the configured underlays; what comes by it is not steered"
+
 func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 	root, err := p.s.sysfs(p.home.known, p.home.h)
 	if err != nil {
@@ -125,10 +128,12 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 	if err != nil {
 		return err
 	}
-	without := "" // a NIC that it has, whose packets no program of ours reads
+	without := ""      // a NIC that it has, whose packets no program of ours reads
+	var others []*link // NICs that it has, and the configuration does not
 	for _, upper := range uppers {
 		for _, nic := range lower(p.home.links, upper) {
 			if len(configured) > 0 && !configured[nic] {
+				others = append(others, p.home.links[nic])
 				continue
 			}
 			if l := p.home.links[nic]; l.Type != unix.ARPHRD_ETHER {
@@ -154,6 +159,13 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 	}
 	slices.SortFunc(t.Underlays, byKey)
 	t.Underlays = slices.Compact(t.Underlays)
+	if len(t.Underlays) > 0 {
+		for _, nic := range others {
+			if s := (Skip{p.home.dev(nic), notConfigured}); !slices.Contains(p.snap.Skipped, s) {
+				p.snap.Skipped = append(p.snap.Skipped, s)
+			}
+		}
+	}
 	p.snap.Tunnels = append(p.snap.Tunnels, t)
 	return nil
 }
@@ -163,7 +175,7 @@ var far = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("20
 
 // carriers returns the devices of home that the tunnel's outer packets use: the
 // one it is bound to, the one with its outer address, those towards its
-// remotes. With nothing to go by it is the one of the default route.
+// remotes, each of routes with several. With nothing to go by it is the one of the default route.
 func (p *pass) carriers(sp *space, l *link, addrs map[int][]netip.Addr) ([]int, error) {
 	o := l.tunnel
 	var found []int
@@ -199,11 +211,13 @@ func (p *pass) carriers(sp *space, l *link, addrs map[int][]netip.Addr) ([]int, 
 		remotes = far
 	}
 	for _, a := range remotes {
-		index, err := p.home.c.routeTo(a)
+		to, err := p.home.c.routesTo(a)
 		if err != nil {
 			return nil, err
 		}
-		add(index)
+		for _, index := range to {
+			add(index)
+		}
 	}
 	slices.Sort(found)
 	return found, nil
