@@ -107,6 +107,11 @@ func (d *Daemon) fill(st *control.Status) error {
 		left = append(left, m.Skipped()...)
 		errs = append(errs, m.Fill(st, called))
 	}
+	for _, s := range d.host.Snapshot().Skipped { // whether a mechanism has planned with it or not
+		if out := (plan.Skip{What: plan.Target(s.Dev).String(), Target: plan.Target(s.Dev), Reason: s.Reason}); !slices.Contains(left, out) {
+			left = append(left, out)
+		}
+	}
 	for _, e := range d.host.Entries() {
 		if e.Kept != "" {
 			left = append(left, plan.Skip{What: e.Setting.String(), Target: e.Target, Reason: "an earlier change could not be undone: " + e.Kept})

@@ -113,7 +113,18 @@ type Pod struct {
 type Skip struct {
 	Dev    Dev
 	Reason string
+	Part   Part
 }
+
+// Part is what of an overlay a device is, or looked like.
+type Part int
+
+const (
+	// PodPart is a container's end on the host, or the namespace that it may be in.
+	PodPart Part = iota
+	TunnelPart
+	UnderlayPart
+)
 
 // Snapshot is what one Scan saw. All lists are sorted by namespace and
 // ifindex, so that equal states compare equal.

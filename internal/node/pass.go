@@ -35,7 +35,11 @@ const (
 )
 
 func (p *pass) skip(d Dev, format string, args ...any) {
-	p.snap.Skipped = append(p.snap.Skipped, Skip{d, fmt.Sprintf(format, args...)})
+	p.skipPart(PodPart, d, format, args...)
+}
+
+func (p *pass) skipPart(part Part, d Dev, format string, args ...any) {
+	p.snap.Skipped = append(p.snap.Skipped, Skip{d, fmt.Sprintf(format, args...), part})
 }
 
 func (p *pass) close() {

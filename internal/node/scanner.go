@@ -350,6 +350,7 @@ func (p *pass) sort() {
 	slices.SortFunc(n.Skipped, func(a, b Skip) int {
 		return cmp.Or(byKey(a.Dev, b.Dev), cmp.Compare(a.Dev.Name, b.Dev.Name), cmp.Compare(a.Reason, b.Reason))
 	})
+	n.Skipped = slices.Compact(n.Skipped) // several tunnels may use a NIC that is left out
 	for _, pod := range n.Pods {
 		slices.SortFunc(pod.Tunnels, byKey)
 	}

@@ -21,7 +21,7 @@ func (p *pass) underlays() error {
 	}
 	for _, l := range p.home.links {
 		if l.tunnel != nil && l.LowerNSID != -1 {
-			p.skip(p.home.dev(l), "its packets pass another network namespace; run overlane there")
+			p.skipPart(TunnelPart, p.home.dev(l), "its packets pass another network namespace; run overlane there")
 		}
 	}
 	nics := map[int][]netip.Addr{}
@@ -29,12 +29,12 @@ func (p *pass) underlays() error {
 	for _, name := range p.s.opts.Underlays {
 		l := byName(p.home.links, name)
 		if l == nil {
-			p.skip(Dev{p.home.cookie, 0, name}, "%s", shell.See("configured as an underlay, but there is no such device here", shell.Command("ip link")))
+			p.skipPart(UnderlayPart, Dev{p.home.cookie, 0, name}, "%s", shell.See("configured as an underlay, but there is no such device here", shell.Command("ip link")))
 			continue
 		}
 		configured[l.Index] = true
 		if l.Type != unix.ARPHRD_ETHER {
-			p.skip(p.home.dev(l), noEthernet, name)
+			p.skipPart(UnderlayPart, p.home.dev(l), noEthernet, name)
 			continue
 		}
 		nics[l.Index] = addrs[l.Index]
@@ -97,7 +97,7 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 		if p.served(u.Key(), err) {
 			return err
 		}
-		p.skip(u.Dev, "%v", err)
+		p.skipPart(UnderlayPart, u.Dev, "%v", err)
 		return nil
 	}
 	u.VLANs = p.carriesVLANs(u)
@@ -117,7 +117,7 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 		t.Remote = o.Remote
 	}
 	if _, err := p.s.sysfs(sp.known, sp.h); err != nil {
-		p.skip(t.Dev, "%v", err)
+		p.skipPart(TunnelPart, t.Dev, "%v", err)
 		return nil
 	}
 	if b := sp.links[l.Master]; b != nil && b.Kind == "bridge" {
@@ -146,24 +146,22 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 	}
 	switch {
 	case without != "":
-		p.skip(t.Dev, noEthernet, without)
+		p.skipPart(TunnelPart, t.Dev, noEthernet, without)
 	case len(t.Underlays) == 0:
 		switch {
 		case len(p.s.opts.Underlays) > 0:
-			p.skip(t.Dev, "none of the configured underlays carries its packets")
+			p.skipPart(TunnelPart, t.Dev, "none of the configured underlays carries its packets")
 		case len(uppers) > 0:
-			p.skip(t.Dev, "its packets leave by %s, under which there is no NIC", p.home.links[uppers[0]].Name)
+			p.skipPart(TunnelPart, t.Dev, "its packets leave by %s, under which there is no NIC", p.home.links[uppers[0]].Name)
 		default:
-			p.skip(t.Dev, "no NIC here has its outer address or a route to its remotes; name one with underlays: [NIC]")
+			p.skipPart(TunnelPart, t.Dev, "no NIC here has its outer address or a route to its remotes; name one with underlays: [NIC]")
 		}
 	}
 	slices.SortFunc(t.Underlays, byKey)
 	t.Underlays = slices.Compact(t.Underlays)
 	if len(t.Underlays) > 0 {
 		for _, nic := range others {
-			if s := (Skip{p.home.dev(nic), notConfigured}); !slices.Contains(p.snap.Skipped, s) {
-				p.snap.Skipped = append(p.snap.Skipped, s)
-			}
+			p.skipPart(UnderlayPart, p.home.dev(nic), notConfigured)
 		}
 	}
 	p.snap.Tunnels = append(p.snap.Tunnels, t)

@@ -13,8 +13,10 @@ import (
 
 // Not in golang.org/x/sys.
 const (
+	xfrmMsgGetSADInfo = 0x23
 	xfrmMsgGetSPDInfo = 0x25
 	xfrmMsgGetDefault = 0x28
+	xfrmaSADCount     = 1
 	xfrmaSPDInfo      = 1
 	xfrmGroupPolicy   = 4
 	xfrmBlock         = 1 // XFRM_USERPOLICY_BLOCK
@@ -64,4 +66,24 @@ func parsePolicies(b []byte) int {
 		return -1
 	}
 	return int(nlsock.U32(v[in:])) + int(nlsock.U32(v[out:])) + int(nlsock.U32(v[forward:]))
+}
+
+// MayDecrypt tells whether IPsec may decrypt what comes to the calling thread's namespace: it has states there, or they
+// cannot be counted.
+func MayDecrypt() bool {
+	there, err := module(&readings{}, "xfrm_user")
+	if err == nil && !there { // to open a socket would load it
+		keys, err := module(&readings{}, "af_key")
+		return keys || err != nil
+	}
+	if err != nil {
+		return true
+	}
+	c, err := nlsock.Dial(unix.NETLINK_XFRM, make([]byte, 1<<12))
+	if err != nil {
+		return !errors.Is(err, unix.EPROTONOSUPPORT)
+	}
+	defer c.Close()
+	b, err := c.Ask(xfrmMsgGetSADInfo, make([]byte, 4))
+	return err != nil || nlsock.ListOf(b, 4).U32(xfrmaSADCount) > 0
 }

@@ -638,10 +638,12 @@ func (e *Express) Report() []control.Mechanism {
 		m.State, m.Reason = control.Off, "switched off by configuration"
 	case e.err != nil:
 		m.Reason = fmt.Sprintf("could not be put in place, and is tried again every %s: %v", mechanism.RetryAfter, e.err)
+	case len(e.paths) == 0 && e.host.Snapshot().LacksPod() != "":
+		m.Reason = e.host.Snapshot().LacksPod()
 	case e.watchers == nil:
 		m.Reason = "hardly a packet comes"
 	case len(e.paths) == 0:
-		m.Reason = "as soon as there is a pod"
+		m.Reason = "the paths to pods are not evaluated yet"
 	case e.fit() == 0:
 		m.Reason = "no express path is without a policy or a foreign program: " + e.paths[0].reason
 	case !e.wanted:

@@ -51,7 +51,7 @@ func TestDropsHavePathsEvaluatedEverMoreRarely(t *testing.T) {
 
 // A status says that express is tried out while it is measured what there is for it.
 func TestItLooksFirstWhatThereIs(t *testing.T) {
-	e := New(nil, nil, governor.Auto, time.Time{})
+	e := newFixture(governor.Auto)
 	now := time.Unix(1_800_000_000, 0)
 	if e.Report()[0].Trying {
 		t.Error("it measures an idle node")
@@ -175,22 +175,43 @@ func (f *fixture) after(t *testing.T, d time.Duration, state control.MechanismSt
 func TestItWatchesNothingOnAnIdleNode(t *testing.T) {
 	f := newFixture(governor.Auto)
 	f.IsAwake = false
+	f.Node = mechanismtest.Served()
 	f.after(t, time.Second, control.Standby, "hardly a packet comes")
+	f.Node = node.Snapshot{}
 	if f.Acts() || f.Changed() != nil {
 		t.Error("it watches namespaces of an idle node")
 	}
 	f.IsAwake = true
-	f.after(t, time.Second, control.Standby, "as soon as there is a pod")
+	f.after(t, time.Second, control.Standby, "there is no VXLAN or Geneve tunnel yet")
 	if !f.Acts() || f.Changed() == nil {
 		t.Error("it does not watch although packets come")
 	}
+	f.Node = mechanismtest.Served()
 	f.IsAwake = false
 	f.after(t, time.Second, control.Standby, "hardly a packet comes")
 }
 
+// Where there is no path, what is missing is said, and not what comes first in a list.
+func TestItSaysWhatIsMissingForAPath(t *testing.T) {
+	f := newFixture(governor.Forced)
+	over, why := mechanismtest.OverTUN()
+	lonely := mechanismtest.Served()
+	lonely.Pods = nil
+	for _, tt := range []struct {
+		snap node.Snapshot
+		why  string
+	}{{over, why}, {lonely, "there is no pod yet"}, {node.Snapshot{}, "there is no VXLAN or Geneve tunnel yet"}} {
+		f.evaluates = func(eligibility) ([]*path, error) { return nil, nil }
+		for _, f.IsAwake = range []bool{true, false} {
+			f.Node = tt.snap
+			f.after(t, time.Second, control.Standby, tt.why)
+		}
+	}
+}
+
 func TestSwitchedOffItLeavesNoTrace(t *testing.T) {
 	f := newFixture(governor.Forced)
-	f.after(t, time.Second, control.Standby, "as soon as there is a pod")
+	f.after(t, time.Second, control.Standby, "there is no VXLAN or Geneve tunnel yet")
 	f.takes, f.held, f.unread = true, true, true
 	f.Configure(governor.Off)
 	f.after(t, time.Second, control.Off, "switched off")
@@ -207,5 +228,5 @@ func TestWhatTheKernelRefusesIsTriedAgain(t *testing.T) {
 		t.Error("it acts although the kernel refused")
 	}
 	f.after(t, mechanism.RetryAfter-time.Millisecond, control.Standby, "no room")
-	f.after(t, 2*time.Millisecond, control.Standby, "as soon as there is a pod")
+	f.after(t, 2*time.Millisecond, control.Standby, "there is no VXLAN or Geneve tunnel yet")
 }

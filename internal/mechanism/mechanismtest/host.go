@@ -35,6 +35,25 @@ func New(values map[plan.Setting]string) *Host {
 	return &Host{IsAwake: true, Values: values, Refuses: map[plan.Target]string{}, Keeps: map[plan.Target]string{}, Attached: map[node.DevKey]bool{}, journal: map[plan.Setting]plan.Step{}}
 }
 
+// Served is a node with a NIC, a tunnel, and a pod behind that.
+func Served() node.Snapshot {
+	dev := func(name string, index int) node.Dev { return node.Dev{NetnsCookie: 1, Ifindex: index, Name: name} }
+	nic, vx := dev("nic", 102), dev("vx0", 103)
+	return node.Snapshot{
+		Underlays: []node.Underlay{{Dev: nic}},
+		Tunnels:   []node.Tunnel{{Dev: vx, VNI: 42, Port: 4789, Underlays: []node.Dev{nic}}},
+		Pods:      []node.Pod{{Host: dev("ve1", 104), Peer: dev("eth0", 105), Tunnels: []node.Dev{vx}}},
+	}
+}
+
+// OverTUN is one whose only tunnel is left alone, for its packets come by a TUN device, and what is said of it.
+func OverTUN() (node.Snapshot, string) {
+	snap := Served()
+	snap.Underlays, snap.Tunnels[0].Underlays = nil, nil
+	snap.Skipped = []node.Skip{{Dev: snap.Tunnels[0].Dev, Reason: "left alone: tun0 has no headers", Part: node.TunnelPart}}
+	return snap, "no NIC is served: vx0: left alone: tun0 has no headers"
+}
+
 // Log is mechanism.Host's.
 func (h *Host) Log() *slog.Logger { return slog.New(slog.DiscardHandler) }
 

@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/overlane/overlane/internal/apply"
@@ -42,6 +43,8 @@ type actuator struct {
 	attached   mechanism.Hooks // at tcx
 	skipped    []plan.Skip
 	left       map[node.DevKey]bool // devices that are left alone
+	nothing    string               // why no device is steered, if so
+	share      share                // of packets that are not seen
 	told       string               // of tunnels that are too many, by the log
 	// refused are tunnels and pods of which the kernel has refused a mask or a program, until flows have
 	// drained. unplanned: there are some that the plan does not know yet.
@@ -49,6 +52,7 @@ type actuator struct {
 	unplanned bool
 	wants     func(governor.Layout) xdp.Want
 	past      func(*shortcut.Watchers, node.Snapshot) map[node.DevKey]string // shortcut.Watchers.PastHostEnds
+	decrypts  func(node.Snapshot) bool                                       // Pipeline.decrypts
 }
 
 // arm puts programs and masks in place; every flow still takes the stock path.
@@ -293,13 +297,35 @@ func (a *actuator) plan(snap node.Snapshot) plan.Plan {
 			a.left[node.Dev(s.Target).Key()] = true
 		}
 	}
+	a.nothing = a.unsteered(snap, made)
 	return made
 }
 
-// idle tells that there are tunnels, and that all of them are left alone.
-func (a *actuator) idle(snap node.Snapshot) bool {
-	mine := func(t node.Tunnel) bool { return !a.left[t.Key()] }
-	return len(snap.Tunnels) > 0 && !slices.ContainsFunc(snap.Tunnels, mine)
+// unsteered says why nothing is steered by a plan; empty: something is.
+func (a *actuator) unsteered(snap node.Snapshot, made plan.Plan) string {
+	why := cmp.Or(snap.LacksNIC(), leftAlone(a, "NIC", snap.Underlays, func(u node.Underlay) node.Dev { return u.Dev }),
+		leftAlone(a, "tunnel", snap.Tunnels, func(t node.Tunnel) node.Dev { return t.Dev }))
+	onNIC := func(at plan.Attachment) bool {
+		return slices.ContainsFunc(snap.Underlays, func(u node.Underlay) bool { return plan.Target(u.Dev) == at.Target })
+	}
+	if why != "" || slices.ContainsFunc(made.Attach, onNIC) {
+		return why
+	}
+	return cmp.Or(snap.LacksPod(), leftAlone(a, "pod", snap.Pods, func(p node.Pod) node.Dev { return p.Peer }), "no device is steered, see the devices")
+}
+
+// leftAlone says why each of some devices is left alone, by the first of them; empty: one is not, or there is none.
+func leftAlone[T any](a *actuator, what string, list []T, dev func(T) node.Dev) string {
+	mine := func(one T) bool { return !a.left[dev(one).Key()] }
+	if len(list) == 0 || slices.ContainsFunc(list, mine) {
+		return ""
+	}
+	first := plan.Target(dev(list[0]))
+	why := a.skipped[slices.IndexFunc(a.skipped, func(s plan.Skip) bool { return s.Whole() && s.Target == first })].Reason
+	if len(list) == 1 {
+		return fmt.Sprintf("the only %s is left alone: %s: %s", what, first, strings.TrimPrefix(why, "left alone: "))
+	}
+	return fmt.Sprintf("every %s is left alone: %s: %s", what, first, strings.TrimPrefix(why, "left alone: "))
 }
 
 // do carries out a plan, each device by itself.
@@ -533,6 +559,7 @@ func (a *actuator) takeOff(ctx context.Context) (apply.Report, error) {
 		err = errors.Join(err, a.host.Places().ReleaseAll(xdp.Microflows))
 	}
 	a.armed, a.steering, a.layout, a.skipped = false, false, governor.Layout{}, nil
+	a.nothing, a.share = "", share{}
 	clear(a.refused)
 	return rep, err
 }

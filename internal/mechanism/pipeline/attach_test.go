@@ -12,11 +12,14 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/governor"
+	"github.com/overlane/overlane/internal/mechanism/mechanismtest"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
@@ -500,6 +503,7 @@ func TestFlowsThatRPSKeepsOnLanesAreNotWaitedForLong(t *testing.T) {
 type comes struct {
 	*kernel
 	hook, tunnel, lanes uint64
+	unread              uint64 // of those that no program counts as the overlay's
 	queued              uint64 // that come out of the tunnel before the hook sees any, and no more come then; 0: it is not so
 }
 
@@ -507,6 +511,7 @@ func (c comes) Counters() (datapath.Counters, error) {
 	if c.left() {
 		return c.counted, nil
 	}
+	c.counted.Stock = map[string]uint64{"outer-vlan": c.counted.Stock["outer-vlan"] + c.unread}
 	c.counted.Overlay, c.counted.XDPLane = c.counted.Overlay+c.hook, c.counted.XDPLane+c.lanes
 	return c.counted, nil
 }
@@ -526,27 +531,36 @@ func (c comes) left() bool {
 	return c.queued > 0 && (c.was == nil || c.was[0].Packets[datapath.Tunnel] < c.queued)
 }
 
-// Masks would spread flows that the programs on the NICs cannot tell, as where IPsec encrypts what is outside.
+// Masks would spread flows that the programs on the NICs cannot tell, as where IPsec encrypts what is outside. Why they
+// cannot is said as far as it can be.
 func TestWhatTheProgramsDoNotSeeIsNotSpread(t *testing.T) {
 	u, u2, vx, vx2 := device("u0", 2), device("u1", 4), device("vx0", 3), device("vx1", 5)
 	snap := node.Snapshot{Tunnels: []node.Tunnel{{Dev: vx, VNI: 1, Underlays: []node.Dev{u}}, {Dev: vx2, VNI: 2, Underlays: []node.Dev{u2}}}}
+	const byAnother = "they come by a device that is no underlay"
 	for name, tt := range map[string]struct {
-		hook, tunnel, queued uint64
-		left                 []node.Dev // alone
-		words                string
+		came    comes
+		left    []node.Dev // alone
+		ipsec   bool
+		nothing string // is steered, for that
+		words   string
 	}{
-		"seen":                             {1, 100, 0, nil, ""},
-		"not seen":                         {0, 100, 0, nil, "may be encrypted"},
-		"nothing":                          {0, 0, 0, nil, ""},
-		"queued before, and then seen":     {1, 100, 1000, nil, ""},
-		"queued before, and no more":       {0, 100, 1000, nil, "may be encrypted"},
-		"a tunnel left alone, and its NIC": {0, 100, 0, []node.Dev{vx, u}, ""},
+		"seen":                             {came: comes{hook: 1, tunnel: 100}},
+		"not seen":                         {came: comes{tunnel: 100}, words: byAnother},
+		"not seen, beside IPsec":           {came: comes{tunnel: 100}, ipsec: true, words: "they may be encrypted (see: ip xfrm state), or come by"},
+		"not read":                         {came: comes{tunnel: 100, unread: 100}, ipsec: true, words: "cannot read the packets that come out of tunnels: outer-vlan"},
+		"nothing":                          {},
+		"nothing is steered":               {came: comes{tunnel: 100}, nothing: "there is no pod yet"},
+		"queued before, and then seen":     {came: comes{hook: 1, tunnel: 100, queued: 1000}},
+		"queued before, and no more":       {came: comes{tunnel: 100, queued: 1000}, words: byAnother},
+		"a tunnel left alone, and its NIC": {came: comes{tunnel: 100}, left: []node.Dev{vx, u}},
 		// Its packets are not counted.
-		"a tunnel left alone": {0, 100, 0, []node.Dev{vx}, "may be encrypted"},
+		"a tunnel left alone": {came: comes{tunnel: 100}, left: []node.Dev{vx}, words: byAnother},
 	} {
 		b := &bench{newFixture(Options{Mode: governor.Forced}), nil, nil, nil}
-		b.Pipeline = New(b, comes{kernel: &b.kernel, hook: tt.hook, tunnel: tt.tunnel, queued: tt.queued}, b.opts)
-		b.actuator.left = map[node.DevKey]bool{}
+		tt.came.kernel = &b.kernel
+		b.Pipeline = New(b, tt.came, b.opts)
+		b.actuator.decrypts = func(node.Snapshot) bool { return tt.ipsec }
+		b.actuator.left, b.actuator.nothing = map[node.DevKey]bool{}, tt.nothing
 		for _, d := range tt.left {
 			b.actuator.left[d.Key()] = true
 		}
@@ -554,6 +568,94 @@ func TestWhatTheProgramsDoNotSeeIsNotSpread(t *testing.T) {
 		if (err == nil) != (tt.words == "") || err != nil && !strings.Contains(err.Error(), tt.words) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// Once it is in place, a status says which part of the packets no program sees, and that no more as soon as all are seen.
+func TestPacketsThatNoProgramSeesAreSaid(t *testing.T) {
+	f := newFixture(Options{Mode: governor.Forced})
+	f.actuator.decrypts = func(node.Snapshot) bool { return false }
+	f.after(t, time.Second)
+	f.is(t, true, control.Active, "forced")
+	f.was = make([]datapath.Core, 1)
+	for _, tt := range []struct {
+		seen, unread, tunnels uint64
+		say                   string
+	}{
+		{1000, 0, 1000, ""}, // a window to begin with
+		{1000, 0, 1000, ""},
+		{480, 20, 1000, "at least 50 % of the packets that come out of tunnels are seen by no program on a NIC"},
+		{990, 0, 1000, ""},
+		{0, 1000, 1000, ""},
+		{50_000, 0, 1000, ""}, // frames that GRO has joined
+		{0, 0, 90, ""},
+	} {
+		f.counted.Overlay += tt.seen
+		f.counted.Stock = map[string]uint64{"outer-fragment": f.counted.Stock["outer-fragment"] + tt.unread}
+		f.was[0].Packets[datapath.Tunnel] += tt.tunnels
+		f.after(t, shareEvery)
+		f.is(t, true, control.Active, tt.say)
+		if m := f.Report()[0]; tt.say == "" && m.Reason != "forced by configuration" {
+			t.Errorf("%+v: %s", tt, m.Reason)
+		}
+	}
+}
+
+// What is missing is said by the pipeline and by micro-flows, whatever was asked for, and neither acts; once it is there,
+// they do.
+func TestWithoutANICNeitherIsActive(t *testing.T) {
+	over, why := mechanismtest.OverTUN()
+	for _, opts := range []Options{
+		{Mode: governor.Forced}, {Mode: governor.Auto},
+		{Mode: governor.Auto, Microflows: Microflows{Mode: governor.Forced, Batch: 64, Cores: 1, Unordered: true, NoMerge: errors.New("no qdisc"), NoXDP: errors.New("no cpumap")}},
+	} {
+		f := newFixture(opts)
+		served := f.Node
+		says := func(state control.MechanismState, why string) {
+			t.Helper()
+			f.is(t, false, state, why)
+			if m := f.Report()[1]; opts.Microflows.Batch > 0 && (m.State != state || m.Reason != why) {
+				t.Errorf("micro-flows: %+v, want %s, %s", m, state, why)
+			}
+		}
+		for snap, why := range map[*node.Snapshot]string{&over: why, {}: "there is no VXLAN or Geneve tunnel yet"} {
+			f.Node = *snap
+			says(control.Standby, why) // before any window
+			f.after(t, time.Second)
+			says(control.Standby, why)
+		}
+		f.Node = served
+		f.after(t, time.Second)
+		if forced := opts.Mode == governor.Forced || opts.Microflows.Mode == governor.Forced; f.Armed() != forced {
+			t.Errorf("%+v: in place once there is a NIC: %t", opts, f.Armed())
+		}
+	}
+}
+
+// In place, and with nothing to steer, it is not active: the first of what is left alone says why.
+func TestWithNothingToSteerItIsNotActive(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(*fixture)
+		armed  bool
+		state  control.MechanismState
+		why    string
+	}{
+		"no pod": {func(f *fixture) { f.Node.Pods = nil }, false, control.Standby, "there is no pod yet"},
+		"the only pod is shaped": {func(f *fixture) { f.Node.Pods[0].HostQdisc = "tbf" }, true, control.Manual,
+			"the only pod is left alone: eth0 (ifindex 105 in network namespace 1): qdisc tbf on its host end"},
+		"each tunnel has a mask": {func(f *fixture) { f.Values[mask(f.Node.Tunnels[0].Dev)] = "3" }, true, control.Manual,
+			"the only tunnel is left alone: vx0 (ifindex 103 in network namespace 1): RPS mask set by another program"},
+		"all are served": {func(*fixture) {}, true, control.Active, "forced"},
+	} {
+		f := newFixture(Options{Mode: governor.Forced})
+		f.actuator.decrypts = func(node.Snapshot) bool { return true }
+		f.Pipeline.dp = comes{kernel: &f.kernel, tunnel: 1000, hook: 1000}
+		f.onNIC = true // beside priority the pods' stage alone moves
+		f.latency = []int{0}
+		tt.change(f)
+		f.after(t, time.Second)
+		t.Log(name)
+		f.is(t, tt.armed, tt.state, tt.why)
 	}
 }
 

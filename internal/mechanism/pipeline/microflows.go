@@ -116,6 +116,9 @@ func (p *Pipeline) placeMicroflows(in governor.Input) governor.Layout {
 	if _, reason := p.noMicroflows(); reason != "" {
 		return governor.Layout{Reason: reason}
 	}
+	if why := p.host.Snapshot().LacksNIC(); why != "" {
+		return governor.Layout{Reason: why}
+	}
 	m := &p.micro
 	if p.actuator.armed && p.actuator.layout.Split {
 		if p.opts.Microflows.Mode != governor.Forced && m.fruitless(in.Now) {
@@ -338,5 +341,6 @@ func (p *Pipeline) reportMicroflows() control.Mechanism {
 	if why := p.actuator.noUDP; why != "" && !p.opts.Microflows.Unordered {
 		m.Reason += "; UDP flows stay whole: " + why
 	}
+	p.whatIs(&m)
 	return m
 }

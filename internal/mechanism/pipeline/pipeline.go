@@ -156,7 +156,7 @@ func New(h Host, dp Kernel, opts Options) *Pipeline {
 	}
 	p.micro.gov, p.micro.trial = governor.New(opts.Microflows.Mode, opts.Limits), trial.New(microflowsName, trial.ForGoodput, trial.Settles)
 	p.actuator = &actuator{
-		host: h, dp: p.dp, wants: p.wants, past: (*shortcut.Watchers).PastHostEnds,
+		host: h, dp: p.dp, wants: p.wants, past: (*shortcut.Watchers).PastHostEnds, decrypts: p.decrypts,
 		attached: mechanism.Hooks{}, refused: map[node.DevKey]refusal{}, lost: map[int]bool{},
 	}
 	return p
@@ -272,12 +272,17 @@ func (p *Pipeline) Decide(ctx context.Context, in governor.Input) error {
 	switch {
 	case micro.State != governor.Standby:
 		in.Layout = governor.Layout{Reason: "micro-flows act instead"}
+	case p.host.Snapshot().LacksNIC() != "":
+		in.Layout = governor.Layout{Reason: p.host.Snapshot().LacksNIC()}
 	case p.actuator.armed:
 		in.Layout = p.actuator.layout
 	case p.opts.Mode == governor.Auto && p.host.Aggregation() == governor.Parked:
 		in.Layout = governor.Layout{Reason: watchedFirst}
 	default:
 		in.Layout = p.place(in, p.opts.Limits.Short(in, p.tier() == governor.XDP))
+		if why := p.host.Snapshot().LacksPod(); why != "" && len(in.Layout.NIC)+len(in.Layout.Tunnel) == 0 && !in.Layout.None() {
+			in.Layout = governor.Layout{Reason: why} // to move the pods' stage there has to be one
+		}
 	}
 	p.trial.Bar(&in)
 	p.useless = in.Layout.None() && split.Layout.None()
@@ -329,6 +334,9 @@ func (p *Pipeline) act(ctx context.Context, dec governor.Decision, in governor.I
 	if p.actuator.armed && p.check.Due(in.Now) {
 		p.follow()
 	}
+	if err := p.actuator.lookUnseen(in.Now, p.host.Snapshot()); err != nil {
+		return err
+	}
 	switch dec.State {
 	case governor.Parked:
 		return p.actuator.callBack()
@@ -374,6 +382,10 @@ func (p *Pipeline) arm(ctx context.Context, in governor.Input, mechanismName str
 // steer lets the flows of the helped cores be steered, or calls them back, as the trial says.
 func (p *Pipeline) steer(in governor.Input, t *trial.Trial, mode governor.Mode, helped []int) error {
 	on := true
+	if p.actuator.nothing != "" {
+		t.Leave()
+		return p.actuator.callBack()
+	}
 	if mode != governor.Forced {
 		var err error
 		tried := t.Judge.Trying()
@@ -451,13 +463,26 @@ func (p *Pipeline) report() control.Mechanism {
 	if why := p.noXDPTier(); why != "" && m.State == control.Active {
 		m.Reason += "; the NIC's stage stays where it is (" + why + ")"
 	}
-	if m.State == control.Active && !p.actuator.armed && p.err != nil {
+	if why := p.actuator.share.reason; why != "" && m.State == control.Active {
+		m.Reason += "; " + why
+	}
+	p.whatIs(&m)
+	return m
+}
+
+// whatIs puts into a report of the pipeline, or of micro-flows, what keeps the node from having what was decided.
+func (p *Pipeline) whatIs(m *control.Mechanism) {
+	lacks := p.host.Snapshot().LacksNIC()
+	switch {
+	case m.State == control.Off:
+	case lacks != "": // also where nothing was decided since
+		m.State, m.Reason = control.Standby, lacks
+	case m.State != control.Active:
+	case p.actuator.armed && p.actuator.nothing != "":
+		m.State, m.Reason = control.Manual, p.actuator.nothing
+	case !p.actuator.armed && p.err != nil:
 		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", mechanism.RetryAfter, p.err)
 	}
-	if m.State == control.Active && p.actuator.armed && p.actuator.idle(p.host.Snapshot()) {
-		m.State, m.Reason = control.Manual, "every tunnel is left alone, see the devices"
-	}
-	return m
 }
 
 // Skipped is mechanism.Mechanism's.

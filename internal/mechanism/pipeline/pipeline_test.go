@@ -5,6 +5,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"slices"
 	"strings"
@@ -14,17 +15,19 @@ import (
 	"github.com/overlane/overlane/internal/apply"
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/datapath"
+	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/mechanism/mechanismtest"
 	"github.com/overlane/overlane/internal/names"
+	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
 	"github.com/overlane/overlane/internal/plan"
 	"github.com/overlane/overlane/internal/trial"
 	"github.com/overlane/overlane/internal/xdp"
 )
 
-// fixture is a node of two cores without devices, whose kernel side remembers what it was told last.
+// fixture is a node of two cores and three devices, whose kernel side remembers what it was told last.
 type fixture struct {
 	*Pipeline
 	*mechanismtest.Host
@@ -36,6 +39,7 @@ type fixture struct {
 	latency     []int // cores
 	aggregation governor.State
 	backlogs    map[int]uint64 // what they have dropped
+	places      *xdp.Places
 }
 
 // kernel does what is in place and steered; what else it is asked for is a fault of the test.
@@ -66,6 +70,17 @@ func (k *kernel) SetBranches(datapath.Stage, []datapath.Branches, func(int) int)
 }
 func (k *kernel) SetLeaving(datapath.Stage, func(int) bool) error { return nil }
 
+// program is one that the fixture has attached.
+type program struct{}
+
+func (program) Close() error { return nil }
+
+func (k *kernel) AttachUnderlay(datapath.Device) (io.Closer, error)      { return program{}, nil }
+func (k *kernel) AttachUnderlaySplit(datapath.Device) (io.Closer, error) { return program{}, nil }
+func (k *kernel) AttachTunnel(datapath.Device) (io.Closer, error)        { return program{}, nil }
+func (k *kernel) AttachPod(datapath.Device) (io.Closer, error)           { return program{}, nil }
+func (k *kernel) AttachPodLeftAlone(datapath.Device) (io.Closer, error)  { return program{}, nil }
+
 func (k *kernel) SetLanes(s datapath.Stage, cores []int) error {
 	k.lanes[s] = cores
 	return k.fails
@@ -76,13 +91,22 @@ func (k *kernel) Steer(core int, stages ...datapath.Stage) error {
 	return nil
 }
 
-// readings are of a node without devices.
-type readings struct{ node.Reader }
+// readings are of devices with the masks that the kernel has.
+type readings struct {
+	node.Reader
+	*fixture
+}
 
-func (f *fixture) Readings() (node.Reader, map[plan.Setting]plan.Owned) { return readings{}, nil }
+func (r readings) Settings(d node.Dev) (node.Settings, error) {
+	return node.Settings{RPSCPUs: []string{r.Values[mask(d)]}, RPSFlowCnt: []uint32{0}}, nil
+}
+func (readings) Features(node.Dev) (map[string]ethtool.Feature, error) { return nil, nil }
+func (readings) Namespace(uint64) (*netns.Handle, error)               { return nil, node.ErrGone }
+
+func (f *fixture) Readings() (node.Reader, map[plan.Setting]plan.Owned) { return readings{nil, f}, nil }
 func (f *fixture) Entries() []apply.Entry                               { return nil }
 func (f *fixture) SetTunnels(node.Snapshot) error                       { return nil }
-func (f *fixture) Places() *xdp.Places                                  { return &xdp.Places{} }
+func (f *fixture) Places() *xdp.Places                                  { return f.places }
 func (f *fixture) Passed(context.Context) error                         { return nil }
 func (f *fixture) Offline(int) bool                                     { return false }
 func (f *fixture) Cores() []int                                         { return f.cores }
@@ -100,10 +124,14 @@ func (f *fixture) Express(node.Pod) bool       { return false }
 func (f *fixture) Meanwhile()                  {}
 
 func newFixture(opts Options) *fixture {
+	memory, _ := xdp.Remember(nil)
 	f := &fixture{
-		Host: mechanismtest.New(nil), now: time.Unix(1_800_000_000, 0), cores: []int{0, 1}, aggregation: governor.Standby,
+		places: xdp.New(nil, memory, slog.New(slog.DiscardHandler)),
+		Host:   mechanismtest.New(map[plan.Setting]string{}), now: time.Unix(1_800_000_000, 0), cores: []int{0, 1}, aggregation: governor.Standby,
 		kernel: kernel{lanes: map[datapath.Stage][]int{}, told: map[int][]datapath.Stage{}},
 	}
+	f.Node = mechanismtest.Served()
+	f.Values[mask(f.Node.Tunnels[0].Dev)], f.Values[mask(f.Node.Pods[0].Peer)] = "0", "0"
 	opts.Tier, opts.Limits = governor.TC, governor.DefaultLimits()
 	f.Pipeline = New(f, &f.kernel, opts)
 	return f

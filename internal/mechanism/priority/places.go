@@ -20,14 +20,28 @@ func (p *Priority) tooDear() string {
 	if p.placed != nil {
 		return "" // what is there shows what it is worth
 	}
+	if why := p.unserved(); why != "" {
+		return why
+	}
 	if why := p.host.Places().NoNIC(p.host.Snapshot().Underlays, xdp.Want{By: xdp.Priority}); why != "" {
 		return "no trial can show whether it pays: " + why
 	}
 	return ""
 }
 
+// unserved says why there is no NIC at all for its program, or nothing.
+func (p *Priority) unserved() string {
+	if snap := p.host.Snapshot(); len(snap.Underlays) == 0 {
+		return snap.LacksNIC()
+	}
+	return ""
+}
+
 // noNIC says why priority's program is nowhere.
 func (p *Priority) noNIC() string {
+	if why := p.unserved(); why != "" {
+		return why
+	}
 	if why := p.host.Places().NoNIC(p.host.Snapshot().Underlays, p.wants()); why != "" {
 		return "no underlay takes its program: " + strings.TrimPrefix(why, "no XDP program: ")
 	}

@@ -37,7 +37,8 @@ type fixture struct {
 	split   bool
 	told    []rules.Rule // in force, as the log has it
 	dp      Programs     // nil: the kernel loads none
-	bars    error        // what keeps the NICs from being cleared
+	places  *xdp.Places
+	bars    error // what keeps the NICs from being cleared
 }
 
 // flows is a census: one small, sparse flow that half of the packets are of.
@@ -54,7 +55,7 @@ func (f *fixture) EndLanes(func(int) bool) error                  { return nil }
 func (f *fixture) Entries() []apply.Entry                         { return nil }
 func (f *fixture) CarryOutWhole([]plan.Step) error                { return nil }
 func (f *fixture) RulesChanged(_ plan.Owner, _, now []rules.Rule) { f.told = now }
-func (f *fixture) Places() *xdp.Places                            { return &xdp.Places{} }
+func (f *fixture) Places() *xdp.Places                            { return f.places }
 func (f *fixture) Cores() []int                                   { return []int{0, 1} }
 func (f *fixture) ClearNICs(context.Context) error                { f.cleared++; return f.bars }
 func (f *fixture) StopExpress(context.Context) error              { return nil }
@@ -81,7 +82,8 @@ func (f *fixture) BeginCensus() (datapath.FlowCounts, error) {
 }
 
 func newFixture(opts Options) *fixture {
-	f := &fixture{Host: mechanismtest.New(nil), now: time.Unix(1_800_000_000, 0)}
+	memory, _ := xdp.Remember(nil)
+	f := &fixture{Host: mechanismtest.New(nil), now: time.Unix(1_800_000_000, 0), places: xdp.New(nil, memory, slog.New(slog.DiscardHandler))}
 	f.Priority = New(f, f, opts, f.now)
 	return f
 }
@@ -164,6 +166,7 @@ func (f *fixture) after(t *testing.T, d time.Duration) {
 // Without rules flows are counted beside a core that is short of time; micro-flows end that at once.
 func TestFlowsAreCountedBesideASaturatedCore(t *testing.T) {
 	f := newFixture(Options{OnDemand: true})
+	f.Node = mechanismtest.Served()
 	for !f.Tracing().Steady && f.now.Before(time.Unix(1_800_000_060, 0)) {
 		f.after(t, 100*time.Millisecond)
 	}
@@ -177,10 +180,27 @@ func TestFlowsAreCountedBesideASaturatedCore(t *testing.T) {
 	}
 }
 
+// Where no NIC is served, that is said, and no flow is counted for a trial that no NIC can have.
+func TestWithoutANICItSaysWhy(t *testing.T) {
+	f := newFixture(Options{OnDemand: true})
+	over, why := mechanismtest.OverTUN()
+	f.Node = over
+	f.after(t, 20*time.Second)
+	f.is(t, control.Standby, why)
+	if f.census != nil || f.Tracing().Windows {
+		t.Errorf("flows are counted: %t, traced: %+v", f.census != nil, f.Tracing())
+	}
+	f.Node = mechanismtest.Served()
+	f.after(t, 100*time.Millisecond)
+	if !f.Tracing().Windows {
+		t.Errorf("the NIC is there, and nothing is measured: %+v", f.Report())
+	}
+}
+
 // A count that fails is said, and nothing is put in place.
 func TestACountThatFailsIsNoDemand(t *testing.T) {
 	f := newFixture(Options{OnDemand: true})
-	f.counted = errors.New("no tcx")
+	f.Node, f.counted = mechanismtest.Served(), errors.New("no tcx")
 	f.after(t, 20*time.Second)
 	f.is(t, control.Standby, "no tcx")
 	if f.InPlace() || f.cleared > 0 {
@@ -237,8 +257,8 @@ func TestANICThatIsNoUnderlayAnyMoreIsLeft(t *testing.T) {
 	renamed := left
 	renamed.Name = "wan"
 	threaded := map[plan.Setting]string{plan.Threaded(plan.Target(renamed)): "0", plan.Threaded(plan.Target(kept)): "0"}
-	f := &fixture{Host: mechanismtest.New(maps.Clone(threaded))}
-	f.Priority = New(f, f, Options{}, f.now)
+	f := newFixture(Options{})
+	f.Values = maps.Clone(threaded)
 	f.added = []rules.Rule{ssh()}
 	f.placed = &placed{dp: dp, attached: map[node.DevKey]bool{left.Key(): true}}
 	for s := range threaded {
