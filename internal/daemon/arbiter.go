@@ -76,6 +76,17 @@ func (a arbiter) Rate(now time.Time) (float64, error) {
 // Traces tells whether polls are traced.
 func (a arbiter) Traces() bool { return a.d.sampling != asleep }
 
+// Busiest are the tunnels that have received most lately.
+func (a arbiter) Busiest(most int, stays func(node.DevKey) bool) []node.Tunnel {
+	return a.d.tunnels.Busiest(a.Snapshot().Tunnels, most, stays)
+}
+
+// BeginCensus counts what flows bring out of the tunnels that may be steered, for a while.
+func (a arbiter) BeginCensus() (datapath.FlowCounts, error) {
+	none := func(node.DevKey) bool { return false }
+	return a.Host.BeginCensus(a.Busiest(datapath.MaxTunnels, none))
+}
+
 // Relearn has what stages cost learned anew. Behind lanes it cannot be.
 func (a arbiter) Relearn() {
 	if !a.PipelineArmed() {

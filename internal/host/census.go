@@ -16,14 +16,14 @@ type census struct {
 	hooks []io.Closer
 }
 
-// BeginCensus begins one, or leaves no trace of it.
-func (h *Host) BeginCensus() (datapath.FlowCounts, error) {
+// BeginCensus begins one on some tunnels, or leaves no trace of it.
+func (h *Host) BeginCensus(tunnels []node.Tunnel) (datapath.FlowCounts, error) {
 	dp, err := h.dp.LoadCensus()
 	if err != nil {
 		return nil, err
 	}
 	c := &census{Census: dp}
-	for _, t := range h.Snapshot().Tunnels {
+	for _, t := range tunnels {
 		l, err := h.Attach(t.Dev, dp.Attach)
 		switch {
 		case err == nil:

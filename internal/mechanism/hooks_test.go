@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/node"
@@ -49,7 +50,7 @@ func TestHooksFollowThePlan(t *testing.T) {
 	hooks := Hooks{}
 	is := func(planned []plan.Attachment, err error, want ...int) {
 		t.Helper()
-		if got := hooks.Follow(h, planned, nil); !errors.Is(got, err) {
+		if got := hooks.Follow(h, planned, time.Minute, nil); !errors.Is(got, err) {
 			t.Errorf("error %v, want %v", got, err)
 		}
 		maps.DeleteFunc(h.on, func(_, n int) bool { return n == 0 })
@@ -67,6 +68,32 @@ func TestHooksFollowThePlan(t *testing.T) {
 	}
 	if err := hooks.Close(); err != nil || len(hooks) > 0 {
 		t.Errorf("%v is left, error %v", hooks, err)
+	}
+}
+
+// Where there is no time for all, each call goes on where the last one ended: with one program at least.
+func TestHooksFollowThePlanInSteps(t *testing.T) {
+	h := hooked{on: map[int]int{}}
+	var planned []plan.Attachment
+	for i := range 5 {
+		planned = append(planned, plan.Attachment{Target: plan.Target{NetnsCookie: 1, Ifindex: i}, Program: "a"})
+	}
+	hooks := Hooks{}
+	for _, what := range []struct {
+		planned []plan.Attachment
+		last    int // programs
+	}{{planned, len(planned)}, {nil, 0}} {
+		err, calls := ErrMore, 0
+		for ; errors.Is(err, ErrMore) && calls <= len(planned); calls++ {
+			before := len(hooks)
+			err = hooks.Follow(h, what.planned, -1, nil)
+			if len(hooks) == before && err != nil {
+				t.Fatalf("call %d does nothing: %v", calls, err)
+			}
+		}
+		if err != nil || len(hooks) != what.last {
+			t.Errorf("after %d calls %d programs, want %d: %v", calls, len(hooks), what.last, err)
+		}
 	}
 }
 

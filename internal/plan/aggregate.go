@@ -30,6 +30,8 @@ type Aggregator struct {
 	Hold time.Duration
 	// Unfit says why it is left as it is, "" if it is not.
 	Unfit string
+	// Uncounted: of tunnels, it gets no program.
+	Uncounted bool
 }
 
 // AggregateInput is everything that aggregation's plan depends on.
@@ -72,6 +74,9 @@ func Aggregate(in AggregateInput) Plan {
 		return p
 	}
 	for _, t := range in.Tunnels {
+		if t.Uncounted {
+			continue
+		}
 		p.Attach = append(p.Attach, Attachment{Target: t.Target, Program: CountProgram, Hook: "tcx ingress", Reason: "counts them"})
 	}
 	return p

@@ -98,7 +98,7 @@ func Pipeline(in Input) Plan {
 			if alone[dev.Target] {
 				continue // ruled out before: no program of ours sees its packets
 			}
-			cores, reason := stage.cores, cmp.Or(dev.Unfit, foreign(dev, in.Owned))
+			cores, reason := stage.cores, cmp.Or(dev.Unfit, Foreign(dev, in.Owned))
 			theirs := reason != ""
 			if len(dev.Behind) > 0 && !slices.ContainsFunc(dev.Behind, func(t Target) bool { return !alone[t] }) {
 				// A mask would move packets whose order no program guards.
@@ -158,7 +158,8 @@ func RPSMask(t Target, queue int) Setting {
 	return Setting{Target: t, Kind: SysfsAttr, Attr: "queues/rx-" + strconv.Itoa(queue) + "/rps_cpus"}
 }
 
-func foreign(dev Device, owned map[Setting]Owned) string {
+// Foreign says which setting of a device is another program's, if one is.
+func Foreign(dev Device, owned map[Setting]Owned) string {
 	for _, q := range dev.RxQueues {
 		mask := RPSMask(dev.Target, q.Index)
 		ours, touched := owned[mask]

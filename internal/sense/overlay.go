@@ -3,6 +3,8 @@
 package sense
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/overlane/overlane/internal/node"
@@ -17,6 +19,7 @@ type Overlay struct {
 	when  time.Time
 	rate  float64
 	known bool
+	load  map[node.DevKey]float64 // packets of each tunnel, the older the less
 }
 
 // Read returns the packets a second of all tunnels since the last call, and of those that express handed
@@ -39,8 +42,32 @@ func (o *Overlay) Read(now time.Time, s *node.Scanner, tunnels []node.Tunnel, ex
 		}
 		o.rate = float64(packets) / took.Seconds()
 	}
-	o.last, o.other, o.when = counts, express, now
+	load := map[node.DevKey]float64{}
+	for key := range counts {
+		load[key] = loadKept*o.load[key] + float64(since(o.last, map[node.DevKey]uint64{key: counts[key]}))
+	}
+	o.last, o.other, o.when, o.load = counts, express, now, load
 	return o.rate, o.known
+}
+
+// loadKept is what is kept of a tunnel's load from one window to the next: half of it for a second or two.
+const loadKept = 0.9
+
+// Busiest are the tunnels that have received most lately, at most so many. One that stays has to be overtaken by twice
+// as much.
+func (o *Overlay) Busiest(tunnels []node.Tunnel, most int, stays func(node.DevKey) bool) []node.Tunnel {
+	if len(tunnels) <= most {
+		return tunnels
+	}
+	weight := func(t node.Tunnel) float64 {
+		if stays(t.Key()) {
+			return 2*o.load[t.Key()] + 1
+		}
+		return o.load[t.Key()]
+	}
+	sorted := slices.Clone(tunnels)
+	slices.SortStableFunc(sorted, func(a, b node.Tunnel) int { return cmp.Compare(weight(b), weight(a)) })
+	return sorted[:most]
 }
 
 // Close lets go of the files.

@@ -33,6 +33,8 @@ type Host interface {
 	mechanism.Host
 	// Rate is how many packets a second come out of all tunnels; what GRO has joined is one.
 	Rate(now time.Time) (float64, error)
+	// Busiest are the tunnels that have received most lately. One that stays has to be overtaken by twice as much.
+	Busiest(most int, stays func(node.DevKey) bool) []node.Tunnel
 	// SkipsTunnels tells whether frames go straight to pods, which no tunnel sees.
 	SkipsTunnels() bool
 	// HasLanes tells whether priority's lanes may hold packets.
@@ -342,7 +344,12 @@ func (a *Aggregate) read(owned map[plan.Setting]plan.Owned, all bool) (in plan.A
 			return in, err
 		}
 	}
-	return planInput(a.host.Scanner(), snap, owned, reasons), nil
+	return planInput(a.host.Scanner(), snap, a.host.Busiest(mostTunnels, a.counts), owned, reasons), nil
+}
+
+// counts tells whether a tunnel has the program that counts.
+func (a *Aggregate) counts(tunnel node.DevKey) bool {
+	return a.hooks[mechanism.Hook{DevKey: tunnel, Program: plan.CountProgram}] != nil
 }
 
 // follow carries a plan out.
@@ -369,7 +376,11 @@ func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned) er
 		a.host.Relearn()
 	}
 	// The program that counts comes first, so that what is aggregated is counted.
-	err = errors.Join(a.hooks.Follow(a.host, made.Attach, a.dp.Attach), a.dp.Fits(longest(snap)))
+	err = errors.Join(a.hooks.Follow(a.host, made.Attach, mechanism.AttachFor, a.dp.Attach), a.dp.Fits(longest(snap)))
+	if errors.Is(err, mechanism.ErrMore) {
+		a.moved = true // goes on with the next window
+		return nil
+	}
 	a.done = a.stage()
 	if a.done.idle {
 		err = errors.Join(err, a.forgetRules())

@@ -63,6 +63,8 @@ func (f *fixture) LoadClock() (Clock, error) {
 	return &f.clock, nil
 }
 
+func (f *fixture) Busiest(int, func(node.DevKey) bool) []node.Tunnel { return f.Node.Tunnels }
+
 func (f *fixture) SkipsTunnels() bool { return f.express }
 
 func (f *fixture) HasLanes() bool { return f.lanes }

@@ -93,7 +93,7 @@ func TestWhereDatagramsAreNotJoined(t *testing.T) {
 		}
 		on := plan.Aggregates(plan.Target(snap.Underlays[0].Dev))
 		setForwarding(t, h, true)
-		made := plan.Aggregate(planInput(s, snap, map[plan.Setting]plan.Owned{on: {First: "off", Wrote: "on"}}, reasons))
+		made := plan.Aggregate(planInput(s, snap, snap.Tunnels, map[plan.Setting]plan.Owned{on: {First: "off", Wrote: "on"}}, reasons))
 		if i := slices.IndexFunc(made.Steps, func(s plan.Step) bool { return s.Setting == on }); i < 0 || made.Steps[i].Want != "off" {
 			t.Errorf("%s: steps %+v", tt.name, made.Steps)
 		}

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 
+	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/governor"
 	"github.com/overlane/overlane/internal/mechanism"
@@ -15,8 +16,9 @@ import (
 )
 
 // planInput puts what was seen on the node into the planner's words. Both the daemon and
-// `overlane plan` plan by it. reasons say why devices are not to join datagrams.
-func planInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.Owned, reasons map[node.DevKey]shortcut.Onlooker) plan.AggregateInput {
+// `overlane plan` plan by it. reasons say why devices are not to join datagrams. busy are the tunnels that are to join
+// and to be counted. Another one that does so joins on: what its GRO holds would be overtaken.
+func planInput(s *node.Scanner, snap node.Snapshot, busy []node.Tunnel, owned map[plan.Setting]plan.Owned, reasons map[node.DevKey]shortcut.Onlooker) plan.AggregateInput {
 	in := plan.AggregateInput{Owned: owned}
 	dataplane := foreign.Dataplanes(s, snap)
 	add := func(to *[]plan.Aggregator, dev node.Dev) {
@@ -25,11 +27,27 @@ func planInput(s *node.Scanner, snap node.Snapshot, owned map[plan.Setting]plan.
 	for _, dev := range snap.Receivers() {
 		add(&in.Underlays, dev)
 	}
+	counted := map[node.DevKey]bool{}
+	for _, t := range busy {
+		counted[t.Key()] = true
+	}
 	for _, t := range snap.Tunnels {
+		target := plan.Target(t.Dev)
+		if _, ours := owned[plan.Aggregates(target)]; !counted[t.Key()] && !ours {
+			in.Tunnels = append(in.Tunnels, plan.Aggregator{Target: target, Unfit: tooMany, Uncounted: true})
+			continue
+		}
 		add(&in.Tunnels, t.Dev)
+		in.Tunnels[len(in.Tunnels)-1].Uncounted = !counted[t.Key()]
 	}
 	return in
 }
+
+// mostTunnels join datagrams themselves, and are counted. For each of them the kernel waits for all cores when the
+// program comes, and when it goes; there may be hundreds, most of them idle.
+const mostTunnels = datapath.MaxTunnels
+
+var tooMany = fmt.Sprintf("its datagrams are joined on the NIC only, and not counted: %d tunnels receive more, or did", mostTunnels)
 
 // aggregator reads also what is to be left alone: what overlane has switched on there is taken back.
 func aggregator(s *node.Scanner, dev node.Dev, unfit string) plan.Aggregator {
@@ -44,6 +62,11 @@ func aggregator(s *node.Scanner, dev node.Dev, unfit string) plan.Aggregator {
 	return a
 }
 
+// firstTunnels stand for the busiest where no load is measured.
+func firstTunnels(snap node.Snapshot) []node.Tunnel {
+	return snap.Tunnels[:min(mostTunnels, len(snap.Tunnels))]
+}
+
 // Foresee says what datagrams change that come in a row.
 func Foresee(v *mechanism.View, mode governor.Mode) ([]mechanism.Outlook, error) {
 	if mode == governor.Off {
@@ -56,7 +79,7 @@ func Foresee(v *mechanism.View, mode governor.Mode) ([]mechanism.Outlook, error)
 			return nil, err
 		}
 	}
-	out := mechanism.Outlook{Name: name, Plan: plan.Aggregate(planInput(v.Scanner, v.Snapshot, v.Owned(plan.ByAggregation), reasons))}
+	out := mechanism.Outlook{Name: name, Plan: plan.Aggregate(planInput(v.Scanner, v.Snapshot, firstTunnels(v.Snapshot), v.Owned(plan.ByAggregation), reasons))}
 	planned := len(out.Attach)
 	out.Attach = v.Missing(out.Attach)
 	switch {

@@ -38,6 +38,7 @@ type actuator struct {
 	microflows datapath.Split
 	noUDP      string // why UDP flows cannot be put in order, if so
 	armed      bool
+	arming     bool // armed, and arm is to be called again
 	steering   bool
 	draining   draining        // while flows are called back
 	attached   mechanism.Hooks // at tcx
@@ -55,9 +56,10 @@ type actuator struct {
 	decrypts  func(node.Snapshot) bool                                       // Pipeline.decrypts
 }
 
-// arm puts programs and masks in place; every flow still takes the stock path.
+// arm puts programs and masks in place; every flow still takes the stock path. It may end with mechanism.ErrMore, and is
+// to be called again.
 func (a *actuator) arm(ctx context.Context, snap node.Snapshot, layout governor.Layout) error {
-	a.armed, a.layout = true, layout
+	a.armed, a.arming, a.layout = true, true, layout
 	if err := a.useMerge(); err != nil {
 		return err
 	}
@@ -88,7 +90,11 @@ func (a *actuator) arm(ctx context.Context, snap node.Snapshot, layout governor.
 	if err := a.setBranches(); err != nil {
 		return err
 	}
-	return a.setMasks(snap, made)
+	if err := a.setMasks(snap, made); err != nil {
+		return err
+	}
+	a.arming = false
+	return nil
 }
 
 // setBranches tells which flows are split into which branches.
@@ -361,7 +367,7 @@ func (a *actuator) follow(snap node.Snapshot) error {
 		return errors.Join(err, a.tunnels(snap))
 	}
 	err := errors.Join(a.tunnels(snap), a.placeMerge(snap, made), a.attachPrograms(made))
-	if errors.Is(err, errMore) {
+	if errors.Is(err, mechanism.ErrMore) {
 		return err // no mask without a program
 	}
 	if !a.unplanned {
@@ -521,7 +527,7 @@ func (a *actuator) recall(ctx context.Context, limit time.Duration) error {
 	if err := a.waitDrained(wait); err != nil {
 		return err
 	}
-	_, err := a.takeOff(ctx)
+	_, err := a.takeOff(ctx, !a.layout.Split)
 	return err
 }
 
@@ -529,7 +535,7 @@ func (a *actuator) recall(ctx context.Context, limit time.Duration) error {
 // overtaken once: that is for a daemon that stops.
 func (a *actuator) disarm(ctx context.Context) (apply.Report, error) {
 	if !a.armed {
-		return apply.Report{}, nil
+		return apply.Report{}, a.attached.Close()
 	}
 	err := a.callBack()
 	if err == nil {
@@ -537,12 +543,12 @@ func (a *actuator) disarm(ctx context.Context) (apply.Report, error) {
 			a.host.Log().Warn("some packets may be overtaken once", "reason", w)
 		}
 	}
-	rep, left := a.takeOff(ctx)
+	rep, left := a.takeOff(ctx, false)
 	return rep, errors.Join(err, left)
 }
 
-// takeOff takes all off: settings, then programs.
-func (a *actuator) takeOff(ctx context.Context) (apply.Report, error) {
+// takeOff takes all off: settings, then programs. inSteps: of these, which do nothing then, some may be left to detach.
+func (a *actuator) takeOff(ctx context.Context, inSteps bool) (apply.Report, error) {
 	// Nothing is sent to a device that goes.
 	err := a.dp.SetMergeDevice(0)
 	rep, restoreErr := a.host.Restore(plan.ByPipeline, nil)
@@ -553,15 +559,24 @@ func (a *actuator) takeOff(ctx context.Context) (apply.Report, error) {
 		_ = a.host.Passed(ctx)
 	}
 	err = errors.Join(err, a.dp.SetNeutral(false), a.dp.SetSplit(datapath.Split{}), a.dp.ForgetSplit())
-	err = errors.Join(err, a.attached.Keep(func(mechanism.Hook) bool { a.host.Meanwhile(); return false }), a.endMerge())
+	err = errors.Join(err, a.detach(inSteps), a.endMerge())
 	if a.layout.Split && !a.wants(a.layout).Asked {
 		// Each frame costs more while it is there, and to attach it again costs nothing.
 		err = errors.Join(err, a.host.Places().ReleaseAll(xdp.Microflows))
 	}
-	a.armed, a.steering, a.layout, a.skipped = false, false, governor.Layout{}, nil
+	a.armed, a.arming, a.steering, a.layout, a.skipped = false, false, false, governor.Layout{}, nil
 	a.nothing, a.share = "", share{}
 	clear(a.refused)
 	return rep, err
+}
+
+// detach detaches the programs; inSteps: as many as there is time for between two decisions.
+func (a *actuator) detach(inSteps bool) error {
+	begun := time.Now()
+	return a.attached.Keep(func(mechanism.Hook) bool {
+		a.host.Meanwhile()
+		return inSteps && time.Since(begun) > mechanism.AttachFor
+	})
 }
 
 // stale tells that the layout uses cores that are not configured any more, or lanes whose threads may run elsewhere:

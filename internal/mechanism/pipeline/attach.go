@@ -14,14 +14,6 @@ import (
 	"github.com/overlane/overlane/internal/plan"
 )
 
-// errMore says that programs are still to be attached or detached.
-var errMore = errors.New("there are more devices")
-
-// attachFor is how long programs are attached to devices at once while flows are steered, on which
-// the daemon is to decide. For each the kernel waits for all cores, with its lock on all devices:
-// beside a saturated core some 30 ms, which with 200 pods is six seconds.
-const attachFor = 200 * time.Millisecond
-
 // The programs at tcx.
 const (
 	underlayIn     = "ol_underlay_in"
@@ -48,8 +40,8 @@ var attaches = map[string]func(Kernel, datapath.Device) (io.Closer, error){
 func hashed(l governor.Layout) bool { return !l.Split || len(l.Tunnel) > 0 }
 
 // attachPrograms attaches the programs of a plan at tcx that are not there, and detaches what it does not have any
-// more. While flows are steered, and none is split, whose micro-flows each pod has to have merged, it may end with
-// errMore, and is to be called again.
+// more. It may end with mechanism.ErrMore, and is to be called again, unless flows are split, whose micro-flows each pod
+// has to have merged.
 func (a *actuator) attachPrograms(made plan.Plan) error {
 	split := a.layout.Split
 	if err := a.dp.SetNeutral(hashed(a.layout)); err != nil {
@@ -60,7 +52,7 @@ func (a *actuator) attachPrograms(made plan.Plan) error {
 	begun, more := time.Now(), false
 	late := func() bool {
 		a.host.Meanwhile()
-		more = more || a.steering && !split && time.Since(begun) > attachFor
+		more = more || !split && time.Since(begun) > mechanism.AttachFor
 		return more
 	}
 	for _, at := range made.Attach {
@@ -89,7 +81,7 @@ func (a *actuator) attachPrograms(made plan.Plan) error {
 	}
 	errs = append(errs, a.attached.Keep(func(h mechanism.Hook) bool { return want[h] || late() }))
 	if more {
-		errs = append(errs, errMore)
+		errs = append(errs, mechanism.ErrMore)
 	}
 	return errors.Join(errs...)
 }

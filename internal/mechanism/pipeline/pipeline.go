@@ -217,6 +217,14 @@ func (p *Pipeline) Busy(in governor.Input) bool {
 	return false
 }
 
+// Step is mechanism.Mechanism's.
+func (p *Pipeline) Step(context.Context, time.Time) error {
+	if p.actuator.armed {
+		return nil
+	}
+	return p.actuator.detach(true)
+}
+
 // CoreLost is mechanism.Mechanism's.
 func (p *Pipeline) CoreLost(core int) { p.actuator.lost[core] = true }
 
@@ -245,6 +253,9 @@ func (p *Pipeline) Rescanned(context.Context) error {
 // follow makes what is in place fit the node, and has it taken off where another program has taken over a device, or
 // has let go of one.
 func (p *Pipeline) follow() {
+	if p.actuator.arming {
+		return // each step of that plans anew
+	}
 	began := time.Now()
 	err := p.actuator.follow(p.host.Snapshot())
 	p.check.Made(began)
@@ -254,7 +265,7 @@ func (p *Pipeline) follow() {
 			p.host.Log().Info("pipeline is taken off", "mechanism", name, "reason", err)
 		}
 		p.evict = true
-	case errors.Is(err, errMore):
+	case errors.Is(err, mechanism.ErrMore):
 		p.check.Again()
 	case err != nil:
 		p.host.Log().Warn("some devices could not be followed", "reason", err)
@@ -341,7 +352,7 @@ func (p *Pipeline) act(ctx context.Context, dec governor.Decision, in governor.I
 	case governor.Parked:
 		return p.actuator.callBack()
 	case governor.Active:
-		if !p.actuator.armed {
+		if !p.actuator.armed || p.actuator.arming {
 			if ready, err := p.arm(ctx, in, t.Name); !ready {
 				return err
 			}
@@ -363,6 +374,10 @@ func (p *Pipeline) arm(ctx context.Context, in governor.Input, mechanismName str
 	over()
 	if p.err == nil {
 		return true, nil
+	}
+	if errors.Is(p.err, mechanism.ErrMore) { // goes on with the next window
+		p.err = nil
+		return false, nil
 	}
 	if ctx.Err() != nil { // the daemon ends, and Stop takes off what is in place
 		p.err = nil
@@ -482,6 +497,9 @@ func (p *Pipeline) whatIs(m *control.Mechanism) {
 		m.State, m.Reason = control.Manual, p.actuator.nothing
 	case !p.actuator.armed && p.err != nil:
 		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", mechanism.RetryAfter, p.err)
+	}
+	if m.State == control.Active && p.actuator.arming {
+		m.State, m.Reason = control.Standby, "its programs are being attached; "+m.Reason
 	}
 }
 

@@ -39,13 +39,37 @@ func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned 
 		in.Skipped = append(in.Skipped, plan.Skip{What: plan.Target(d).String(), Reason: reason, Target: plan.Target(d)})
 	}
 	dataplane := foreign.Dataplanes(s, snap)
+	touched := map[plan.Target]bool{}
+	for set := range owned {
+		touched[set.Target] = true
+	}
+	headers, behind := map[string]bool{}, map[node.DevKey]bool{} // behind as many others as the programs know
+	for _, t := range snap.Tunnels {
+		head := header(t)
+		if full := len(headers) == datapath.MaxTunnels && !headers[head]; full && !touched[plan.Target(t.Dev)] {
+			// There may be hundreds: neither these nor the pods behind them are read.
+			behind[t.Key()] = true
+			in.Tunnels = append(in.Tunnels, plan.Device{Target: plan.Target(t.Dev), Header: head, Unfit: plan.TooMany(datapath.MaxTunnels)})
+			continue
+		}
+		dev := planDevice(s, t.Dev, dataplane[t.Key()])
+		dev.Header = head
+		if dev.Unfit == "" && plan.Foreign(dev, owned) == "" {
+			headers[head] = true
+		}
+		in.Tunnels = append(in.Tunnels, dev)
+	}
 	// The pods' and the tunnels' come first: what the ones on the underlays do to a packet is undone there.
 	for _, pod := range snap.Pods {
-		unfit := cmp.Or(dataplane[pod.Peer.Key()], podUnfit(pod))
-		if unfit == "" && !layout.Split { // resequencers are in front of the pod's end
-			unfit = podPolled(s, pod)
+		dev := plan.Device{Target: plan.Target(pod.Peer)}
+		leads := func(t node.Dev) bool { return !behind[t.Key()] }
+		if len(pod.Tunnels) == 0 || slices.ContainsFunc(pod.Tunnels, leads) || touched[dev.Target] {
+			unfit := cmp.Or(dataplane[pod.Peer.Key()], podUnfit(pod))
+			if unfit == "" && !layout.Split { // resequencers are in front of the pod's end
+				unfit = podPolled(s, pod)
+			}
+			dev = planDevice(s, pod.Peer, unfit)
 		}
-		dev := planDevice(s, pod.Peer, unfit)
 		for _, t := range pod.Tunnels {
 			dev.Behind = append(dev.Behind, plan.Target(t))
 		}
@@ -71,12 +95,9 @@ func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned 
 		}
 		in.Attach[len(in.Attach)-1].Serves = dev.Target
 	}
-	for _, t := range snap.Tunnels {
-		dev := planDevice(s, t.Dev, dataplane[t.Key()])
-		dev.Header = header(t)
-		in.Tunnels = append(in.Tunnels, dev)
+	for _, dev := range in.Tunnels {
 		if hashed(layout) {
-			attach(t.Dev, tunnelClear, "tcx ingress", first, "takes back the hash that chose the core")
+			attach(node.Dev(dev.Target), tunnelClear, "tcx ingress", first, "takes back the hash that chose the core")
 			in.Attach[len(in.Attach)-1].Serves = dev.Target
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/overlane/overlane/internal/apply"
+	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/mechanism"
 	"github.com/overlane/overlane/internal/napi"
 	"github.com/overlane/overlane/internal/netns"
@@ -75,9 +76,12 @@ func napiThreads(s *node.Scanner, dev node.Dev, queues int) (threads []plan.NAPI
 	return threads, nil
 }
 
-// syncTunnels are those that mode sync puts its program on.
+// syncTunnels are those that mode sync puts its program on: no more than the classes are told of.
 func syncTunnels(snap node.Snapshot) (list []plan.Target) {
 	for _, t := range snap.Tunnels {
+		if len(list) == datapath.MaxTunnels {
+			break
+		}
 		leads := func(p node.Pod) bool { return slices.Contains(p.Tunnels, t.Dev) }
 		if slices.ContainsFunc(snap.Pods, leads) {
 			list = append(list, plan.Target(t.Dev))

@@ -28,6 +28,10 @@ type shortcuts struct {
 	without []plan.Skip // pods that have no redirect path
 }
 
+// syncAttachFor is for how long its programs are attached at once: they are on few tunnels, and Follow is not called
+// again soon.
+const syncAttachFor = time.Minute
+
 func (a *placed) startSync(watchers *shortcut.Watchers) error {
 	dp, err := a.dp.LoadShortcuts()
 	if err != nil {
@@ -83,7 +87,7 @@ func (p *Priority) followSync() error {
 	}
 	// Attaching takes long on many tunnels: a path that is not safe any more goes first.
 	err = errors.Join(err, s.dp.Set(want))
-	return errors.Join(err, s.hooks.Follow(p.host, plan.Sync(syncTunnels(p.host.Snapshot())), s.dp.AttachTunnel))
+	return errors.Join(err, s.hooks.Follow(p.host, plan.Sync(syncTunnels(p.host.Snapshot())), syncAttachFor, s.dp.AttachTunnel))
 }
 
 // elsewhere says why a pod's packets may wait on other cores than the tunnel's.
