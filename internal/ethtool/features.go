@@ -21,6 +21,7 @@ const (
 const (
 	GRO           = "rx-gro"
 	UDPForwarding = "rx-udp-gro-forwarding" // GRO joins datagrams that are only passed on
+	USO           = "tx-udp-segmentation"   // it takes datagrams that are to be cut up
 	GROList       = "rx-gro-list"           // GRO chains packets as they are
 )
 

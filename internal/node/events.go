@@ -120,8 +120,8 @@ func (s *Scanner) handle(cookie uint64, m nlsock.Message) {
 		s.newIDs.Store(nsKey{cookie, parseNSID(m.Body)}, nil)
 	case unix.RTM_DELLINK:
 		// A tunnel that moves makes a namespace ours which had no
-		// tunnels when it was last scanned.
-		if l := nlsock.ParseLink(m.Body); l != nil && linkOf(l).tunnel != nil {
+		// tunnels when it was last scanned; a macvlan, a pod's.
+		if l := nlsock.ParseLink(m.Body); l != nil && (linkOf(l).tunnel != nil || stacks(l.Kind)) {
 			s.wantFull.Store(true)
 		}
 	}

@@ -132,6 +132,7 @@ type Snapshot struct {
 	Underlays []Underlay
 	Tunnels   []Tunnel
 	Pods      []Pod
+	Stacked   []Stacked // containers without a veth
 	Skipped   []Skip
 }
 

@@ -111,6 +111,11 @@ func (p *pass) run(ctx context.Context) error {
 			p.gone(sp.path, err)
 		}
 	}
+	for _, sp := range p.order {
+		if err := p.stacked(sp); err != nil {
+			p.gone(sp.path, err)
+		}
+	}
 	p.sort()
 	return nil
 }
@@ -146,7 +151,7 @@ func (p *pass) watched() bool {
 // finds the namespaces that such a one leads to.
 func (p *pass) examine(sp *space) error {
 	_, seen := p.s.known[sp.cookie]
-	if sp != p.home && seen && !p.full && !sp.tunnels {
+	if sp != p.home && seen && !p.full && !sp.tunnels && len(sp.stacks) == 0 {
 		return nil
 	}
 	if err := p.dial(sp); err != nil {
@@ -178,9 +183,12 @@ func (p *pass) list(sp *space) error {
 	if sp.links, err = sp.c.links(); err != nil {
 		return err
 	}
-	sp.ours, sp.vlans = nil, nil
+	sp.ours, sp.vlans, sp.stacks = nil, nil, nil
 	homeID := -1 // what LowerNSID is for home
 	for _, l := range sp.links {
+		if stacks(l.Kind) && l.LowerNSID != -1 {
+			sp.stacks = append(sp.stacks, l)
+		}
 		if l.tunnel == nil && l.Kind != "vlan" {
 			continue
 		}

@@ -55,6 +55,7 @@ type Scanner struct {
 	mu       sync.Mutex // a scan, and what follows
 	searched Searched
 	known    map[uint64]*known
+	others   map[nsKey]other
 	search   search
 	watches  map[uint64]*watch
 	served   map[DevKey]bool // what the last scan found: namespaces have the number 0
@@ -96,7 +97,7 @@ func NewScanner(opts Options) (*Scanner, error) {
 	s := &Scanner{
 		opts: opts, home: home, homePath: "/proc/self/fd/" + strconv.Itoa(home.FD()),
 		buf:   make([]byte, 1<<16),
-		known: map[uint64]*known{}, search: search{ends: map[nsKey]int{}, most: 100 * time.Millisecond}, watches: map[uint64]*watch{},
+		known: map[uint64]*known{}, others: map[nsKey]other{}, search: search{ends: map[nsKey]int{}, most: 100 * time.Millisecond}, watches: map[uint64]*watch{},
 		poked: make(chan struct{}, 1), events: make(chan struct{}, 1), done: make(chan struct{}),
 		rcvbuf: 1 << 20,
 	}
@@ -196,6 +197,11 @@ func (s *Scanner) keep(p *pass) {
 		if sp := found[cookie]; sp == nil || sp != p.home && !sp.tunnels {
 			w.close()
 			delete(s.watches, cookie)
+		}
+	}
+	for k, o := range s.others {
+		if s.known[k.cookie] == nil || o.cookie != 0 && s.known[o.cookie] == nil {
+			delete(s.others, k)
 		}
 	}
 	for k := range s.search.ends {
@@ -347,11 +353,15 @@ func (p *pass) sort() {
 	slices.SortFunc(n.Underlays, func(a, b Underlay) int { return byKey(a.Dev, b.Dev) })
 	slices.SortFunc(n.Tunnels, func(a, b Tunnel) int { return byKey(a.Dev, b.Dev) })
 	slices.SortFunc(n.Pods, func(a, b Pod) int { return byKey(a.Host, b.Host) })
+	slices.SortFunc(n.Stacked, func(a, b Stacked) int { return byKey(a.Dev, b.Dev) })
 	slices.SortFunc(n.Skipped, func(a, b Skip) int {
 		return cmp.Or(byKey(a.Dev, b.Dev), cmp.Compare(a.Dev.Name, b.Dev.Name), cmp.Compare(a.Reason, b.Reason))
 	})
 	n.Skipped = slices.Compact(n.Skipped) // several tunnels may use a NIC that is left out
 	for _, pod := range n.Pods {
 		slices.SortFunc(pod.Tunnels, byKey)
+	}
+	for _, dev := range n.Stacked {
+		slices.SortFunc(dev.Tunnels, byKey)
 	}
 }

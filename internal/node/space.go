@@ -24,6 +24,7 @@ type known struct {
 	mount   netns.Mount // that the path is of, if it is one's
 	tunnels bool        // has tunnels of ours
 	vlans   []int       // devices of home on which its VLAN devices sit, when it was last listed
+	stacks  []*link     // devices that share the frames of ones elsewhere, likewise
 	sysfs   *os.Root    // does not keep the namespace alive; opened when asked for
 	gateway map[int]bool
 	retries int

@@ -16,7 +16,7 @@ import (
 // linkLayer: the filter sees the Ethernet header, too. steps counts to maxSteps.
 func mayTake(filter []unix.SockFilter, linkLayer bool, steps *int) bool {
 	for _, frame := range datagrams(linkLayer) {
-		if r := (run{filter, frame, steps}); r.accepts(0, state{}) {
+		if r := (run{filter: filter, frame: frame, steps: steps}); r.accepts(0, state{}) {
 			return true
 		}
 	}
@@ -28,13 +28,20 @@ const etherHeader = 14
 // bits are a value of which only some bits are known.
 type bits struct {
 	known, value uint32
-	port         bool // it is one of UDP's ports, and nothing else
+	varies       uint32 // which are not the same in datagrams that are joined
+	port         bool   // it is one of UDP's ports, and nothing else
 }
 
 func exactly(v uint32) bits { return bits{known: ^uint32(0), value: v} }
 
+// unlike are values that are not the same in datagrams that are joined.
+var unlike = bits{varies: ^uint32(0)}
+
 // partly is a byte of a frame.
-type partly struct{ known, value byte }
+type partly struct {
+	known, value byte
+	same         bool // in all datagrams that are joined
+}
 
 // frame is what is known of a packet, by byte; what is beyond is not known.
 type frame struct {
@@ -46,12 +53,7 @@ type frame struct {
 
 // datagrams are those that there are, of both versions of IP and all kinds of Ethernet addresses.
 func datagrams(linkLayer bool) (list []frame) {
-	addresses := [][]partly{
-		{{1, 0}}, // unicast: this bit is off
-		{{255, 0x01}, {255, 0x00}, {255, 0x5e}},
-		{{255, 0x33}, {255, 0x33}},
-		{{255, 255}, {255, 255}, {255, 255}, {255, 255}, {255, 255}, {255, 255}},
-	}
+	addresses := [][]byte{nil, {0x01, 0x00, 0x5e}, {0x33, 0x33}, {255, 255, 255, 255, 255, 255}}
 	if !linkLayer {
 		addresses = addresses[:1]
 	}
@@ -60,7 +62,7 @@ func datagrams(linkLayer bool) (list []frame) {
 			f := frame{bytes: make([]partly, 96)}
 			put := func(at int, b ...byte) {
 				for i, v := range b {
-					f.bytes[at+i] = partly{255, v}
+					f.bytes[at+i] = partly{known: 255, value: v}
 				}
 			}
 			f.ether = unix.ETH_P_IP
@@ -68,20 +70,28 @@ func datagrams(linkLayer bool) (list []frame) {
 				f.ether = unix.ETH_P_IPV6
 			}
 			if linkLayer {
-				copy(f.bytes, mac)
+				f.bytes[0].known = 1 // unicast: this bit is off
+				put(0, mac...)
 				put(12, byte(f.ether>>8), byte(f.ether))
 				f.net = etherHeader
 			}
 			if v6 {
-				f.bytes[f.net] = partly{0xf0, 0x60}
+				f.bytes[f.net] = partly{known: 0xf0, value: 0x60}
 				put(f.net+6, unix.IPPROTO_UDP)
 				f.ports = f.net + 40
 			} else {
 				put(f.net, 0x45)
-				f.bytes[f.net+6] = partly{0x3f, 0} // whole; DF may be on
+				f.bytes[f.net+6] = partly{known: 0x3f} // whole; DF may be on
 				put(f.net+7, 0)
 				put(f.net+9, unix.IPPROTO_UDP)
 				f.ports = f.net + 20
+			}
+			differ := []int{2, 3, 4, 5, 10, 11} // IPv4's length, identification and checksum
+			if v6 {
+				differ = []int{4, 5}
+			}
+			for i := range f.ports + 4 {
+				f.bytes[i].same = !slices.Contains(differ, i-f.net)
 			}
 			list = append(list, f)
 		}
@@ -100,6 +110,9 @@ func (f frame) load(at, size int) bits {
 			p = f.bytes[at+i]
 		}
 		shift := 8 * (size - 1 - i)
+		if !p.same {
+			b.varies |= 0xff << shift
+		}
 		b.known |= uint32(p.known) << shift
 		b.value |= uint32(p.value&p.known) << shift
 	}
@@ -117,6 +130,7 @@ type run struct {
 	filter []unix.SockFilter
 	frame  frame
 	steps  *int
+	joined bool // asked is whether it tells joined datagrams from single ones, and not whether it accepts any
 }
 
 // maxSteps bounds what a namespace's filters take together, some 10 ms: one that is not followed to its end may accept
@@ -126,7 +140,8 @@ const maxSteps = 1 << 18
 // dhcp are the ports of DHCP, of both versions.
 var dhcp = []uint32{67, 68, 546, 547}
 
-// accepts tells whether the filter may, from one instruction on. Jumps only go forward.
+// accepts tells whether the filter may, from one instruction on, or whether it may tell joined datagrams. Jumps only go
+// forward.
 func (r *run) accepts(pc int, s state) bool {
 	for ; pc < len(r.filter); pc++ {
 		if *r.steps++; *r.steps > maxSteps {
@@ -151,7 +166,10 @@ func (r *run) accepts(pc int, s state) bool {
 				s.a = s.x
 			}
 		case unix.BPF_RET:
-			if in.Code&0x18 == unix.BPF_A {
+			switch byA := in.Code&0x18 == unix.BPF_A; {
+			case r.joined:
+				return byA && s.a.varies != 0
+			case byA:
 				return s.a.known != ^uint32(0) || s.a.value != 0
 			}
 			return in.K != 0
@@ -161,6 +179,9 @@ func (r *run) accepts(pc int, s state) bool {
 				continue
 			}
 			yes, no := branches(in, s)
+			if r.joined && yes && no && tested(in, s) != 0 {
+				return true
+			}
 			if yes && no && r.accepts(pc+1+int(in.Jt), s) {
 				return true
 			}
@@ -179,6 +200,8 @@ const (
 	skfAd  = -0x1000
 	skfNet = -0x100000
 	skfLL  = -0x200000
+	// skfPayOffset is what SKF_AD_PAY_OFFSET adds to skfAd.
+	skfPayOffset = 52
 )
 
 func (r *run) load(in unix.SockFilter, s state) bits {
@@ -193,10 +216,10 @@ func (r *run) load(in unix.SockFilter, s state) bits {
 		if b := r.frame.load(k, 1); b.known&0xf == 0xf {
 			return exactly(4 * (b.value & 0xf))
 		}
-		return bits{}
+		return unlike
 	case unix.BPF_IND:
 		if s.x.known != ^uint32(0) {
-			return bits{}
+			return unlike
 		}
 		return r.frame.load(int(s.x.value)+k, size)
 	case unix.BPF_ABS:
@@ -205,21 +228,55 @@ func (r *run) load(in unix.SockFilter, s state) bits {
 			return r.frame.load(k, size)
 		case k == skfAd: // SKF_AD_PROTOCOL is 0
 			return exactly(r.frame.ether)
+		case k == skfAd+skfPayOffset:
+			return exactly(uint32(r.frame.ports + udpHeader))
 		case k >= skfNet && k < skfAd:
 			return r.frame.load(r.frame.net+k-skfNet, size)
 		case k >= skfLL && k < skfNet && r.frame.net > 0:
 			return r.frame.load(k-skfLL, size)
 		}
 	}
-	return bits{}
+	return unlike
 }
 
-func alu(in unix.SockFilter, s state) bits {
-	by := exactly(in.K)
+// operand is that of an instruction beside the accumulator.
+func operand(in unix.SockFilter, s state) bits {
 	if in.Code&unix.BPF_X != 0 {
-		by = s.x
+		return s.x
 	}
-	a, all := s.a, ^uint32(0)
+	return exactly(in.K)
+}
+
+// tested are the bits that vary of what a jump goes by.
+func tested(in unix.SockFilter, s state) uint32 {
+	by := operand(in, s)
+	varies := s.a.varies | by.varies
+	if in.Code&0xf0 == unix.BPF_JSET && by.known == ^uint32(0) {
+		varies &= by.value
+	}
+	return varies
+}
+
+// alu computes. Of what it makes of bits that vary all may vary, but for those that are known, and those that are moved.
+func alu(in unix.SockFilter, s state) bits {
+	a, by := s.a, operand(in, s)
+	b := compute(in, a, by)
+	varies := a.varies | by.varies
+	switch op := in.Code & 0xf0; {
+	case varies == 0 || op == unix.BPF_AND || op == unix.BPF_OR || op == unix.BPF_XOR:
+	case by.known == ^uint32(0) && by.value < 32 && op == unix.BPF_RSH:
+		varies >>= by.value
+	case by.known == ^uint32(0) && by.value < 32 && op == unix.BPF_LSH:
+		varies <<= by.value
+	default:
+		varies = ^uint32(0)
+	}
+	b.varies = varies &^ b.known
+	return b
+}
+
+func compute(in unix.SockFilter, a, by bits) bits {
+	all := ^uint32(0)
 	op := in.Code & 0xf0
 	switch op {
 	case unix.BPF_AND:
@@ -262,11 +319,7 @@ func alu(in unix.SockFilter, s state) bits {
 
 // branches tells which ways a jump may go.
 func branches(in unix.SockFilter, s state) (yes, no bool) {
-	by := exactly(in.K)
-	if in.Code&unix.BPF_X != 0 {
-		by = s.x
-	}
-	a := s.a
+	a, by := s.a, operand(in, s)
 	both := a.known & by.known
 	least, most := a.value&a.known, a.value&a.known|^a.known
 	switch in.Code & 0xf0 {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -53,15 +54,22 @@ type Places struct {
 type place struct {
 	gen    uint32 // of nftables
 	bound  bool   // some of its chains are bound to devices
-	devs   []Passed
-	rules  Onlooker           // which of them would tell
+	passes passes
+	rules  ruled              // what they say
 	tables map[string]xtKnown // of legacy iptables
+}
+
+// passes are what decides which rules datagrams meet, and what of them is the same.
+type passes struct {
+	devs  []Passed
+	sends bool // they pass the rules for what the host sends, inside of another packet
+	ports []uint16
 }
 
 type xtKnown struct {
 	xtTable
 	read time.Time
-	seen Onlooker
+	seen ruled
 }
 
 // tablesFor is how long a legacy table of the same size and shape counts as the same: the kernel tells
@@ -86,77 +94,49 @@ func (p *Places) Keep(needed func(cookie uint64) bool) {
 }
 
 // Scan says what in the namespace that the calling thread is in would tell joined datagrams from single
-// ones. bridged: a bridge forwards them here.
-func (p *Places) Scan(cookie uint64, devs []Passed, bridged bool) (o Onlooker, err error) {
+// ones, and where they go on.
+func (p *Places) Scan(cookie uint64, in Passage) (o Onlooker, a Around, err error) {
 	c, err := nlsock.Dial(unix.NETLINK_ROUTE, p.buf)
 	if err != nil {
-		return o, err
+		return o, a, err
 	}
 	defer c.Close()
 	w := &Watcher{rtnl: c, own: p.own}
 	links, err := w.links()
 	if err != nil {
-		return o, err
+		return o, a, err
 	}
-	devs = withRelated(devs, links)
+	a = around(in, links, forwards)
+	if len(a.Devs) == 0 {
+		return o, a, nil // they do not come here
+	}
 	k := p.known[cookie]
 	if k == nil {
 		k = &place{tables: map[string]xtKnown{}}
 		p.known[cookie] = k
 	}
-	if k.bound && !slices.Equal(k.devs, devs) {
+	now := passes{a.Devs, a.Sends, in.Ports}
+	if k.passes.sends != now.sends || !slices.Equal(k.passes.ports, now.ports) {
+		k.gen = 0
+		clear(k.tables)
+	} else if k.bound && !slices.Equal(k.passes.devs, now.devs) {
 		k.gen = 0
 	}
-	k.devs = devs
+	k.passes = now
+	bridged := slices.ContainsFunc(a.Devs, func(d Passed) bool { return links[d.Ifindex].Kind == "bridge" })
 	for _, check := range []func() (Onlooker, error){
 		k.nftables,
 		k.legacy,
+		k.copies,
 		func() (Onlooker, error) { return p.netfilter(bridged) },
 		k.sockets,
-		func() (Onlooker, error) { return p.devices(w, links, devs) },
+		func() (Onlooker, error) { return p.devices(w, links, a.Devs) },
 	} {
 		if o, err = check(); o.What != "" || err != nil {
-			return o, err
+			return o, a, err
 		}
 	}
-	return o, nil
-}
-
-// withRelated adds the devices that packets pass before or after those that they come in by: VLANs,
-// bonds and what these are made of, bridges.
-func withRelated(devs []Passed, links map[int]linkInfo) []Passed {
-	devs = slices.Clone(devs)
-	has := map[int]bool{}
-	for _, d := range devs {
-		has[d.Ifindex] = true
-	}
-	add := func(index int, out bool) {
-		if l, ok := links[index]; ok && !has[index] {
-			has[index] = true
-			devs = append(devs, Passed{Ifindex: index, Name: l.Name, In: true, Out: out})
-		}
-	}
-	sorted := slices.Sorted(maps.Keys(links))
-	for i := 0; i < len(devs); i++ {
-		if !devs[i].In {
-			continue
-		}
-		at := devs[i].Ifindex
-		self := links[at]
-		add(self.Master, true)
-		if self.Kind == "vlan" && self.nsid < 0 {
-			add(self.lower, false)
-		}
-		for _, index := range sorted {
-			l := links[index]
-			over := l.lower == at && l.nsid < 0 && !bystander(l.Kind)
-			part := l.Master == at && (self.Kind == "bond" || self.Kind == "team")
-			if over || part {
-				add(index, false)
-			}
-		}
-	}
-	return devs
+	return o, a, nil
 }
 
 // nftables reads the rules anew when their generation is another one.
@@ -172,15 +152,46 @@ func (k *place) nftables() (o Onlooker, err error) {
 	defer n.close()
 	gen, err := n.generation()
 	if err != nil || gen == k.gen {
-		return k.rules, err
+		return k.rules.Onlooker, err
 	}
-	r, err := n.rules(k.devs)
+	r, err := n.rules(k.passes)
 	if err != nil {
 		return o, err
 	}
-	k.gen, k.rules = gen, r.seen(k.devs)
+	if err := r.readQuotas(); err != nil {
+		return o, err
+	}
+	k.gen, k.rules = gen, r.seen(k.passes)
 	k.bound = slices.ContainsFunc(r.Base, func(c Chain) bool { return c.Devices != nil })
-	return k.rules, nil
+	return k.rules.Onlooker, nil
+}
+
+// copies says which rule copies packets to a program. Where none gets them the kernel makes no copy.
+func (k *place) copies() (o Onlooker, err error) {
+	all := []map[uint16]Onlooker{k.rules.copies}
+	for _, id := range slices.Sorted(maps.Keys(k.tables)) {
+		all = append(all, k.tables[id].seen.copies)
+	}
+	if !slices.ContainsFunc(all, func(m map[uint16]Onlooker) bool { return len(m) > 0 }) {
+		return o, nil
+	}
+	taken, err := lines("/proc/thread-self/net/netfilter/nfnetlink_log")
+	if err != nil {
+		return o, fmt.Errorf("read which programs get copies of packets: %w", err)
+	}
+	for _, line := range taken {
+		group, _, _ := strings.Cut(line, " ") // group, port of the program, ...
+		n, err := strconv.ParseUint(group, 10, 16)
+		if err != nil {
+			return o, fmt.Errorf("/proc/net/netfilter/nfnetlink_log has a line of another form: %q: %w", line, err)
+		}
+		for _, m := range all {
+			if o, copied := m[uint16(n)]; copied {
+				return o, nil
+			}
+		}
+	}
+	return o, nil
 }
 
 // legacy reads the tables that there are: to ask for others would make them.
@@ -201,7 +212,7 @@ func (k *place) legacy() (o Onlooker, err error) {
 		for _, name := range names {
 			id := fmt.Sprint(f.family, name)
 			here[id] = true
-			known, err := f.read(fd, name, k.tables[id], k.devs)
+			known, err := f.read(fd, name, k.tables[id], k.passes)
 			if err != nil {
 				return o, errors.Join(fmt.Errorf("read iptables' table %s: %w", name, err), unix.Close(fd))
 			}
@@ -214,13 +225,13 @@ func (k *place) legacy() (o Onlooker, err error) {
 	maps.DeleteFunc(k.tables, func(id string, _ xtKnown) bool { return !here[id] })
 	for _, id := range slices.Sorted(maps.Keys(k.tables)) {
 		if seen := k.tables[id].seen; seen.What != "" {
-			return seen, nil
+			return seen.Onlooker, nil
 		}
 	}
 	return o, nil
 }
 
-func (f xtFamily) read(fd int, name string, known xtKnown, devs []Passed) (xtKnown, error) {
+func (f xtFamily) read(fd int, name string, known xtKnown, by passes) (xtKnown, error) {
 	t, err := xtInfo(fd, f, name)
 	if err != nil {
 		return known, err
@@ -241,7 +252,10 @@ func (f xtFamily) read(fd int, name string, known xtKnown, devs []Passed) (xtKno
 	if err := f.parse(t, b, &r); err != nil {
 		return known, err
 	}
-	return xtKnown{t, time.Now(), r.seen(devs)}, nil
+	if err := r.readQuotas(); err != nil {
+		return known, err
+	}
+	return xtKnown{t, time.Now(), r.seen(by)}, nil
 }
 
 // mostServices is most for IPVS, of which a node of a large cluster has ten thousand services.
@@ -310,7 +324,7 @@ func (k *place) sockets() (o Onlooker, err error) {
 			return o, err
 		}
 	}
-	return seenBy(list, k.devs), nil
+	return seenBy(list, k.passes.devs), nil
 }
 
 // devices checks tc and BPF programs. A device that has gone meanwhile has none.
@@ -338,6 +352,9 @@ func (p *Places) devices(w *Watcher, links map[int]linkInfo, devs []Passed) (o O
 func (p *Places) device(w *Watcher, l linkInfo, d Passed, ingress string) (o Onlooker, err error) {
 	if l.generic != 0 && !p.own(l.generic) {
 		return Onlooker{fmt.Sprintf("XDP program %d is on %s in generic mode, behind GRO", l.generic, d.Name), shell.Command("bpftool prog show id %s", l.generic)}, nil
+	}
+	if o, err := machine(l, d); o.What != "" || err != nil {
+		return o, err
 	}
 	if o, err := trafficControl(w.rtnl, d, l.Qdisc, ingress); o.What != "" || err != nil {
 		return o, err

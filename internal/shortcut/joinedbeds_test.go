@@ -32,7 +32,7 @@ const kubeProxyIptables = `iptables-legacy-restore <<EOF
 -A FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
 -A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
 -A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
--A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
+-A KUBE-FORWARD -m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP
 -A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
 -A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 -A KUBE-SERVICES -d 10.96.0.11/32 -p udp -m comment --comment "x has no endpoints" -m udp --dport 53 -j REJECT --reject-with icmp-port-unreachable
@@ -156,6 +156,88 @@ COMMIT
 EOF
 `
 
+// kubeRouter is what kube-router, as in k3s, has for a pod that a NetworkPolicy is for.
+const kubeRouter = `iptables-TOOL-restore <<EOF
+*filter
+:KUBE-ROUTER-FORWARD - [0:0]
+:KUBE-POD-FW-A - [0:0]
+:KUBE-NWPLCY-DEFAULT - [0:0]
+-A FORWARD -m comment --comment "kube-router netpol" -j KUBE-ROUTER-FORWARD
+-A KUBE-ROUTER-FORWARD -d 10.42.0.5/32 -m comment --comment "rule to jump traffic destined to POD name:web" -j KUBE-POD-FW-A
+-A KUBE-POD-FW-A -m comment --comment "rule for stateful firewall for pod" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A KUBE-POD-FW-A -m addrtype --src-type LOCAL -d 10.42.0.5/32 -j ACCEPT
+-A KUBE-POD-FW-A -d 10.42.0.5/32 -m comment --comment "run through default ingress network policy" -j KUBE-NWPLCY-DEFAULT
+-A KUBE-POD-FW-A -m comment --comment "rule to log dropped traffic POD name:web" -m mark ! --mark 0x10000/0x10000 -m limit --limit 10/min --limit-burst 10 -j NFLOG --nflog-group 100
+-A KUBE-POD-FW-A -m mark ! --mark 0x10000/0x10000 -j REJECT --reject-with icmp-port-unreachable
+-A KUBE-POD-FW-A -j MARK --set-xmark 0x0/0x10000
+-A KUBE-POD-FW-A -j MARK --set-xmark 0x20000/0x20000
+-A KUBE-NWPLCY-DEFAULT -p udp -m udp --dport 53 -j MARK --set-xmark 0x10000/0x10000
+-A KUBE-NWPLCY-DEFAULT -m mark --mark 0x10000/0x10000 -j RETURN
+COMMIT
+EOF
+`
+
+// ufw is what ufw 0.36.2 has with logging on and routes allowed, but for chains that are empty.
+const ufw = `iptables-TOOL-restore <<EOF
+*filter
+:INPUT DROP [0:0]
+:FORWARD DROP [0:0]
+:ufw-after-input - [0:0]
+:ufw-after-logging-forward - [0:0]
+:ufw-after-logging-input - [0:0]
+:ufw-before-forward - [0:0]
+:ufw-before-input - [0:0]
+:ufw-before-logging-input - [0:0]
+:ufw-logging-allow - [0:0]
+:ufw-logging-deny - [0:0]
+:ufw-not-local - [0:0]
+:ufw-skip-to-policy-input - [0:0]
+:ufw-user-forward - [0:0]
+:ufw-user-input - [0:0]
+:ufw-user-limit - [0:0]
+:ufw-user-limit-accept - [0:0]
+-A INPUT -j ufw-before-logging-input
+-A INPUT -j ufw-before-input
+-A INPUT -j ufw-after-input
+-A INPUT -j ufw-after-logging-input
+-A FORWARD -j ufw-before-forward
+-A FORWARD -j ufw-after-logging-forward
+-A ufw-after-input -p udp -m udp --dport 137 -j ufw-skip-to-policy-input
+-A ufw-after-input -m addrtype --dst-type BROADCAST -j ufw-skip-to-policy-input
+-A ufw-after-logging-forward -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix "[UFW BLOCK] "
+-A ufw-after-logging-input -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix "[UFW BLOCK] "
+-A ufw-before-forward -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A ufw-before-forward -p icmp -m icmp --icmp-type 8 -j ACCEPT
+-A ufw-before-forward -j ufw-user-forward
+-A ufw-before-input -i lo -j ACCEPT
+-A ufw-before-input -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A ufw-before-input -m conntrack --ctstate INVALID -j ufw-logging-deny
+-A ufw-before-input -m conntrack --ctstate INVALID -j DROP
+-A ufw-before-input -p udp -m udp --sport 67 --dport 68 -j ACCEPT
+-A ufw-before-input -j ufw-not-local
+-A ufw-before-input -d 224.0.0.251/32 -p udp -m udp --dport 5353 -j ACCEPT
+-A ufw-before-input -j ufw-user-input
+-A ufw-before-logging-input -m conntrack --ctstate NEW -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix "[UFW AUDIT] "
+-A ufw-logging-allow -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix "[UFW ALLOW] "
+-A ufw-logging-deny -m conntrack --ctstate INVALID -m limit --limit 3/min --limit-burst 10 -j RETURN
+-A ufw-logging-deny -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix "[UFW BLOCK] "
+-A ufw-not-local -m addrtype --dst-type LOCAL -j RETURN
+-A ufw-not-local -m addrtype --dst-type MULTICAST -j RETURN
+-A ufw-not-local -m limit --limit 3/min --limit-burst 10 -j ufw-logging-deny
+-A ufw-not-local -j DROP
+-A ufw-skip-to-policy-input -j DROP
+-A ufw-user-forward -i eth0 -o br0 -j ACCEPT
+-A ufw-user-input -p tcp -m tcp --dport 22 -m conntrack --ctstate NEW -m recent --set --name DEFAULT --rsource
+-A ufw-user-input -p tcp -m tcp --dport 22 -m conntrack --ctstate NEW -m recent --update --seconds 30 --hitcount 6 --name DEFAULT --rsource -j ufw-user-limit
+-A ufw-user-input -p tcp -m tcp --dport 22 -j ufw-user-limit-accept
+-A ufw-user-input -p udp -m udp --dport 53 -j ACCEPT
+-A ufw-user-limit -m limit --limit 3/min -j LOG --log-prefix "[UFW LIMIT BLOCK] "
+-A ufw-user-limit -j REJECT --reject-with icmp-port-unreachable
+-A ufw-user-limit-accept -j ACCEPT
+COMMIT
+EOF
+`
+
 // Ordinary nodes lose nothing.
 func TestOrdinaryNodesMayJoinDatagrams(t *testing.T) {
 	for name, script := range map[string]string{
@@ -165,10 +247,15 @@ func TestOrdinaryNodesMayJoinDatagrams(t *testing.T) {
 		"kube-proxy, IPVS":                 kubeProxyIPVS,
 		"Docker":                           strings.ReplaceAll(docker, "TOOL", "legacy"),
 		"Docker, iptables on nftables":     strings.ReplaceAll(docker, "TOOL", "nft"),
+		"kube-router":                      strings.ReplaceAll(kubeRouter, "TOOL", "legacy"),
+		"kube-router, on nftables":         strings.ReplaceAll(kubeRouter, "TOOL", "nft"),
+		"ufw":                              strings.ReplaceAll(ufw, "TOOL", "legacy"),
+		"ufw, on nftables":                 strings.ReplaceAll(ufw, "TOOL", "nft"),
 		"kube-proxy beside Docker":         kubeProxyIptables + strings.ReplaceAll(docker, "iptables-TOOL-restore", "iptables-legacy-restore --noflush"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStation(t)
+			s.account("ct_state_invalid_dropped_pkts", 0)
 			s.run(script)
 			if got := s.scan(); got != "" {
 				t.Error(got)
@@ -181,6 +268,94 @@ func TestOrdinaryNodesMayJoinDatagrams(t *testing.T) {
 			s.run("nft delete table ip x")
 			if got := s.scan(); got != "" {
 				t.Errorf("without it again: %q", got)
+			}
+		})
+	}
+}
+
+// netfilter sends a request to nfnetlink on a socket that stays open until the test ends.
+func (s *station) netfilter(typ, flags uint16, resource uint16, attrs []byte) {
+	s.t.Helper()
+	err := s.ns.Do(func() error {
+		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+		if err != nil {
+			return err
+		}
+		s.t.Cleanup(func() { unix.Close(fd) })
+		req := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+sizeofGenmsg+len(attrs)))
+		req = binary.NativeEndian.AppendUint16(req, typ)
+		req = binary.NativeEndian.AppendUint16(req, flags|unix.NLM_F_REQUEST|unix.NLM_F_ACK)
+		req = append(req, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, byte(resource>>8), byte(resource))
+		if err := unix.Sendto(fd, append(req, attrs...), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+			return err
+		}
+		answer := make([]byte, 256)
+		n, _, err := unix.Recvfrom(fd, answer, 0)
+		if err != nil {
+			return err
+		}
+		if e := int32(nlsock.U32(answer[unix.SizeofNlMsghdr:n])); e != 0 {
+			return unix.Errno(-e)
+		}
+		return nil
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// account makes one of nfacct, with a quota of packets unless that is 0.
+func (s *station) account(name string, quota uint64) {
+	const flags, quotaPackets = 5, 1
+	attrs := nlsock.Attr(nil, nfacctName, zstr(name))
+	if quota > 0 {
+		attrs = nlsock.Attr(attrs, flags, []byte{0, 0, 0, quotaPackets})
+		attrs = nlsock.Attr(attrs, nfacctQuota, binary.BigEndian.AppendUint64(nil, quota))
+	}
+	s.netfilter(unix.NFNL_SUBSYS_ACCT<<8, unix.NLM_F_CREATE, 0, attrs)
+}
+
+// An account of nfacct only counts, unless it has a quota.
+func TestAccountsWithAQuotaTellJoinedDatagrams(t *testing.T) {
+	for _, tool := range []string{"iptables-legacy", "iptables-nft", "ip6tables-legacy"} {
+		t.Run(tool, func(t *testing.T) {
+			s := newStation(t)
+			s.account("counts", 0)
+			s.account("stops", 100)
+			s.run(tool + " -A INPUT -m nfacct --nfacct-name counts -j DROP")
+			if got := s.scan(); got != "" {
+				t.Error(got)
+			}
+			s.run(tool + " -A INPUT -m nfacct --nfacct-name stops -j DROP")
+			if got, want := s.scan(), "has a quota (-m nfacct --nfacct-name stops)"; !strings.Contains(got, want) {
+				t.Errorf("%q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// Copies of packets are a reason while a program gets them.
+func TestCopiesThatAProgramGets(t *testing.T) {
+	for name, script := range map[string]string{
+		"nftables":             nftHead + "nft add rule inet t in limit rate 1/second log group 3",
+		"iptables":             "iptables-legacy -A INPUT -j NFLOG --nflog-group 3",
+		"iptables on nftables": "iptables-nft -A INPUT -m limit --limit 1/s -j NFLOG --nflog-group 3",
+		"what is dropped":      nftHead + "nft add chain inet t c\nnft add rule inet t c log group 3 drop\nnft add rule inet t in udp dport 53 jump c",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStation(t)
+			const configure, command, bind = 1, 1, 1 // NFULNL_MSG_CONFIG, NFULA_CFG_CMD, NFULNL_CFG_CMD_BIND
+			listen := func(group uint16) {
+				s.netfilter(unix.NFNL_SUBSYS_ULOG<<8|configure, 0, group, nlsock.Attr(nil, command, []byte{bind}))
+			}
+			s.run(script)
+			listen(4)
+			if got := s.scan(); got != "" {
+				t.Errorf("nothing listens: %q", got)
+			}
+			listen(3)
+			if got, want := s.scan(), "copies packets to a program (log group 3)"; !strings.Contains(got, want) {
+				t.Errorf("a program listens: %q, want %q", got, want)
 			}
 		})
 	}
@@ -217,7 +392,7 @@ func TestMatchesOfSets(t *testing.T) {
 		{1, make([]byte, 8), false}, {4, v4(0, 0), false}, {4, v4(1, 0), true}, {4, v4(0, 3), true}, {4, nil, true}, {5, v4(0, 0), true},
 		{3, make([]byte, 48), false},
 	} {
-		if got := len(seesMatch("set", tt.rev, tt.info)) > 0; got != tt.counts {
+		if got := len(seesMatch("set", tt.rev, tt.info, packets{})) > 0; got != tt.counts {
 			t.Errorf("revision %d, % x: %v", tt.rev, tt.info, got)
 		}
 	}
@@ -470,7 +645,7 @@ func BenchmarkPlaces(b *testing.B) {
 				b.Fatal(got)
 			}
 			for b.Loop() {
-				err := s.ns.Visit(func() error { _, err := s.places.Scan(1, s.devs, true); return err })
+				err := s.ns.Visit(func() error { _, _, err := s.places.Scan(1, s.Passage); return err })
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -480,27 +655,12 @@ func BenchmarkPlaces(b *testing.B) {
 			s := newStation(b)
 			s.run(script)
 			for b.Loop() {
-				err := s.ns.Visit(func() error { _, err := NewPlaces(orNone(nil)).Scan(1, s.devs, true); return err })
+				err := s.ns.Visit(func() error { _, _, err := NewPlaces(orNone(nil)).Scan(1, s.Passage); return err })
 				if err != nil {
 					b.Fatal(err)
 				}
 			}
 		})
-	}
-}
-
-// What comes in by a device also meets what is on those around it.
-func TestDevicesAroundArePassed(t *testing.T) {
-	links := map[int]linkInfo{
-		2: {Device: Device{Name: "eth0", Master: 3}, nsid: -1}, 3: {Device: Device{Name: "bond0", Kind: "bond", Master: 9}, nsid: -1},
-		4: {Device: Device{Name: "bond0.5", Kind: "vlan"}, lower: 3, nsid: -1}, 5: {Device: Device{Name: "vx0", Kind: "vxlan"}, lower: 3, nsid: -1},
-		6: {Device: Device{Name: "mv0", Kind: "macvlan"}, lower: 3, nsid: 0}, 7: {Device: Device{Name: "out0", Master: 8}, nsid: -1},
-		8: {Device: Device{Name: "br0", Kind: "bridge"}, nsid: -1}, 9: {Device: Device{Name: "br1", Kind: "bridge"}, nsid: -1}, 10: {Device: Device{Name: "tap0", Master: 9}, nsid: -1},
-	}
-	got := withRelated([]Passed{{4, "bond0.5", true, true}, {7, "out0", false, true}}, links)
-	want := []Passed{{4, "bond0.5", true, true}, {7, "out0", false, true}, {3, "bond0", true, false}, {9, "br1", true, true}, {2, "eth0", true, false}}
-	if !slices.Equal(got, want) {
-		t.Errorf("%+v", got)
 	}
 }
 
@@ -521,7 +681,7 @@ func TestADeviceThatGoesMeanwhileIsNoReason(t *testing.T) {
 		if err := exec.Command("ip", "link", "del", "out0").Run(); err != nil {
 			return err
 		}
-		o, err := s.places.devices(w, links, s.devs)
+		o, err := s.places.devices(w, links, s.Devs)
 		if o.What != "" {
 			t.Errorf("a reason: %q", o.What)
 		}

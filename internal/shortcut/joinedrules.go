@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/overlane/overlane/internal/nlsock"
 	"github.com/overlane/overlane/internal/shell"
 )
 
@@ -18,6 +19,8 @@ type Rules struct {
 	Base  []Chain // where packets begin to meet rules
 	Rules map[ChainKey][]PacketRule
 	Sets  map[SetKey]Set
+	// Quotas are the accounts of nfacct that match by what they have counted.
+	Quotas map[string]bool
 }
 
 // ChainKey names a chain, and SetKey a set, of nftables.
@@ -37,10 +40,24 @@ type SetKey struct {
 type PacketRule struct {
 	Handle uint64
 	Sees   []Sees
+	Does   Effect
+	Copies []uint16 // groups of programs that get a copy of the packet
 	Jumps  []string // chains of the same table
 	Maps   []string // verdict maps, whose elements jump
 	Sets   []string // sets whose elements may have expressions of their own
 }
+
+// Effect is what a rule does to a packet that it is for, the least first.
+type Effect int
+
+// The effects.
+const (
+	nothing Effect = iota // it counts, or logs
+	returns               // to the chain that has jumped to this one
+	jumps
+	leaves // it jumps, and what comes back goes on in the chain that has jumped to this one
+	acts   // all else
+)
 
 // Sees is what would tell joined datagrams from single ones.
 type Sees struct {
@@ -48,6 +65,11 @@ type Sees struct {
 	// Counts: it only counts packets, which joined datagrams are one of. Where the first packet of a
 	// connection alone comes by, that makes no difference.
 	Counts bool
+	// Account is what it counts in: it tells only if that has a quota.
+	Account string
+	// Port is that to which all datagrams go of which it reads nothing but a tunnel's header: those of one tunnel have the
+	// same. 0: not so.
+	Port uint16
 }
 
 // Set is what of a set of nftables matters.
@@ -62,46 +84,130 @@ type Set struct {
 var inHooks = []int{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_IN, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
 
 // met tells whether received packets meet the chain.
-func (c Chain) met(devs []Passed) bool {
+func (c Chain) met(by passes) bool {
+	received := slices.Contains(inHooks, c.Hook)
+	sent := by.sends && c.Hook == unix.NF_INET_LOCAL_OUT
 	switch c.Family {
-	case unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_BRIDGE:
-		return slices.Contains(inHooks, c.Hook)
+	case unix.NFPROTO_BRIDGE:
+		return received
+	case unix.NFPROTO_IPV4, unix.NFPROTO_IPV6:
+		return received || sent
 	case unix.NFPROTO_INET:
 		if c.Hook != nfInetIngress {
-			return slices.Contains(inHooks, c.Hook)
+			return received || sent
 		}
 	case unix.NFPROTO_NETDEV:
 		if c.Hook == unix.NF_NETDEV_EGRESS {
-			return slices.ContainsFunc(devs, func(d Passed) bool { return d.Out && c.on(d.Name) })
+			return slices.ContainsFunc(by.devs, func(d Passed) bool { return d.Out && c.on(d.Name) })
 		}
 	default:
 		return false // ARP
 	}
-	return slices.ContainsFunc(devs, func(d Passed) bool { return d.In && c.on(d.Name) })
+	return slices.ContainsFunc(by.devs, func(d Passed) bool { return d.In && c.on(d.Name) })
 }
 
-// seen says which rule would tell joined datagrams from single ones.
-func (r Rules) seen(devs []Passed) Onlooker {
+// ruled is what rules say.
+type ruled struct {
+	Onlooker                     // which of them would tell joined datagrams from single ones
+	copies   map[uint16]Onlooker // and which does if a program gets what goes to this group
+}
+
+// seen says which rules would tell joined datagrams from single ones.
+func (r Rules) seen(by passes) (found ruled) {
+	quiet := map[ChainKey]int{}
+	found.copies = map[uint16]Onlooker{}
 	for _, nat := range []bool{false, true} {
-		w := r.walk(devs, nat)
+		w := r.walk(by, nat)
 		for w.next() {
-			for _, rule := range r.Rules[w.at] {
-				for _, s := range slices.Concat(rule.Sees, w.setsOf(rule)) {
-					if !nat || !s.Counts {
-						return Onlooker{fmt.Sprintf("%s has %s", w.at.rule(rule), s.What), w.at.show()}
+			for i, rule := range r.Rules[w.at] {
+				for _, group := range rule.Copies {
+					if _, known := found.copies[group]; !known {
+						found.copies[group] = Onlooker{fmt.Sprintf("%s copies packets to a program (log group %d)", w.at.rule(rule), group), w.at.show()}
 					}
+				}
+				tells := func(s Sees) bool {
+					same := s.Account != "" && !r.Quotas[s.Account] || s.Port != 0 && slices.Contains(by.ports, s.Port)
+					return !same && (!nat || !s.Counts)
+				}
+				seen := slices.Concat(rule.Sees, w.setsOf(rule))
+				if j := slices.IndexFunc(seen, tells); j >= 0 && r.matters(w.at, i, quiet) {
+					found.Onlooker = Onlooker{fmt.Sprintf("%s has %s", w.at.rule(rule), seen[j].What), w.at.show()}
+					return found
 				}
 				w.follow(rule)
 			}
 		}
 	}
-	return Onlooker{}
+	return found
+}
+
+// matters tells whether it makes a difference to a packet, beyond what is counted and logged, whether a rule is for it: a
+// rate that decides whether a chain goes on makes none if the rest of it does nothing.
+func (r Rules) matters(k ChainKey, i int, quiet map[ChainKey]int) bool {
+	rule := r.Rules[k][i]
+	if rule.Does == nothing {
+		return false
+	}
+	return !r.vain(k, rule, quiet) || rule.Does != jumps && r.quiet(k, quiet) > i
+}
+
+// quiet is from which rule on a chain does nothing to packets, 0 if all of it. What was found is in memo.
+func (r Rules) quiet(k ChainKey, memo map[ChainKey]int) int {
+	if at, known := memo[k]; known {
+		return at
+	}
+	list := r.Rules[k]
+	at := len(list)
+	memo[k] = at + 1 // for what jumps back to it: the kernel has no loops, but rules may change while they are read
+	for at > 0 && r.vain(k, list[at-1], memo) {
+		at--
+	}
+	memo[k] = at
+	return at
+}
+
+// vain tells whether a rule does nothing to packets, and neither do the chains that it jumps to.
+func (r Rules) vain(k ChainKey, rule PacketRule, memo map[ChainKey]int) bool {
+	return rule.Does != acts && !slices.ContainsFunc(rule.Jumps, func(name string) bool { return r.quiet(k.chain(name), memo) > 0 })
+}
+
+// Of linux/netfilter/nfnetlink_acct.h.
+const (
+	nfnlMsgAcctGet = 1
+	nfacctName     = 1
+	nfacctQuota    = 6
+)
+
+// readQuotas finds out which accounts have a quota, on a thread in the namespace. One that a rule has stays as it is.
+func (r *Rules) readQuotas() error {
+	counted := func(s Sees) bool { return s.Account != "" }
+	named := false
+	for _, list := range r.Rules {
+		named = named || slices.ContainsFunc(list, func(rule PacketRule) bool { return slices.ContainsFunc(rule.Sees, counted) })
+	}
+	if !named {
+		return nil
+	}
+	c, err := nlsock.Dial(unix.NETLINK_NETFILTER, make([]byte, 1<<15))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	err = c.Dump(unix.NFNL_SUBSYS_ACCT<<8|nfnlMsgAcctGet, make([]byte, sizeofGenmsg), func() { r.Quotas = map[string]bool{} }, func(b []byte) {
+		if a := nlsock.ListOf(b, sizeofGenmsg); a.Has(nfacctQuota) {
+			r.Quotas[a.Str(nfacctName)] = true
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("list the accounts of nfacct: %w", err)
+	}
+	return nil
 }
 
 // unread lists the verdict maps whose elements are to be known: of those that only first packets of
 // connections meet, which may have thousands, any chain of the table may be what they jump to.
-func (r Rules) unread(devs []Passed) (list []SetKey) {
-	w := r.walk(devs, false)
+func (r Rules) unread(by passes) (list []SetKey) {
+	w := r.walk(by, false)
 	named := map[SetKey]bool{}
 	for w.next() {
 		for _, rule := range r.Rules[w.at] {
@@ -130,10 +236,10 @@ type walk struct {
 	whole map[SetKey]bool
 }
 
-func (r Rules) walk(devs []Passed, nat bool) *walk {
+func (r Rules) walk(by passes, nat bool) *walk {
 	w := &walk{r: r, seen: map[ChainKey]bool{}, whole: map[SetKey]bool{}}
 	for _, c := range r.Base {
-		if c.Nat == nat && c.met(devs) {
+		if c.Nat == nat && c.met(by) {
 			w.add(c.key())
 		}
 	}

@@ -15,19 +15,19 @@ import (
 func TestWhatIsBehindABondIsJoinedByItsPorts(t *testing.T) {
 	bond, one, two := node.Dev{NetnsCookie: 1, Ifindex: 4}, node.Dev{NetnsCookie: 1, Ifindex: 2}, node.Dev{NetnsCookie: 1, Ifindex: 3}
 	tunnel, host, pod := node.Dev{NetnsCookie: 2, Ifindex: 2}, node.Dev{NetnsCookie: 2, Ifindex: 3}, node.Dev{NetnsCookie: 3, Ifindex: 2}
-	list := joinSites(node.Snapshot{
+	list := sitesOf(node.Snapshot{
 		Underlays: []node.Underlay{{Dev: bond, Receivers: []node.Receiver{{Dev: one}, {Dev: two}}}},
 		Tunnels:   []node.Tunnel{{Dev: tunnel, Underlays: []node.Dev{bond}}},
 		Pods:      []node.Pod{{Host: host, Peer: pod, Tunnels: []node.Dev{tunnel}}},
-	})
+	}).list
 	ports := []node.DevKey{one.Key(), two.Key()}
 	want := map[uint64][]node.DevKey{1: ports, 2: append([]node.DevKey{tunnel.Key()}, ports...), 3: append([]node.DevKey{tunnel.Key()}, ports...)}
 	for _, p := range list {
 		if !slices.Equal(p.joins, want[p.cookie]) {
 			t.Errorf("namespace %d: joined by %v, want %v", p.cookie, p.joins, want[p.cookie])
 		}
-		if p.cookie == 1 && len(p.devs) != 3 {
-			t.Errorf("datagrams pass %+v", p.devs)
+		if p.cookie == 1 && len(p.Devs) != 3 {
+			t.Errorf("datagrams pass %+v", p.Devs)
 		}
 	}
 	if len(list) != len(want) {
@@ -61,25 +61,24 @@ func TestWhatCannotBeReadOnceEndsNothing(t *testing.T) {
 	} {
 		var now step
 		e := NewJoinEligibility(&node.Scanner{}, orNone(nil), nil)
-		e.look = func(p *joinSite) (Onlooker, error) {
+		e.look = func(p *joinSite) (Onlooker, Around, error) {
 			switch {
-			case !p.pod:
-				return Onlooker{}, nil
+			case p.host:
+				return Onlooker{}, Around{}, nil
 			case now.fails:
-				return Onlooker{}, errors.New("it changes")
+				return Onlooker{}, Around{}, errors.New("it changes")
 			}
-			return Onlooker{What: now.said}, nil
+			return Onlooker{What: now.said}, Around{}, nil
 		}
 		for i := range steps {
 			now = steps[i]
 			reasons := map[node.DevKey]string{}
-			for _, p := range joinSites(now.snap) {
-				said, err := e.ask(p, now.joining)
-				if err != nil {
+			for _, p := range sitesOf(now.snap).list {
+				if err := e.ask(p, now.joining); err != nil {
 					t.Fatal(err)
 				}
-				if p.pod {
-					reasons[tunnel.Key()] = said.String()
+				if !p.host {
+					reasons[tunnel.Key()] = e.last[p.cookie].reason.String()
 				}
 			}
 			if got := reasons[tunnel.Key()]; got != now.want && (now.want == "" || !strings.Contains(got, now.want)) {

@@ -23,7 +23,7 @@ const (
 )
 
 // rules reads all rules of the namespace that the calling thread is in.
-func (n *nftables) rules(devs []Passed) (Rules, error) {
+func (n *nftables) rules(by passes) (Rules, error) {
 	r := Rules{Rules: map[ChainKey][]PacketRule{}, Sets: map[SetKey]Set{}}
 	for _, q := range []struct {
 		msg   uint16
@@ -50,7 +50,7 @@ func (n *nftables) rules(devs []Passed) (Rules, error) {
 			return r, fmt.Errorf("list the rules of nftables: %w", err)
 		}
 	}
-	for list := r.unread(devs); len(list) > 0; list = r.unread(devs) {
+	for list := r.unread(by); len(list) > 0; list = r.unread(by) {
 		for _, k := range list {
 			s := r.Sets[k]
 			s.Read = true
@@ -91,16 +91,16 @@ func parseSet(b []byte) (SetKey, Set, bool) {
 	k := SetKey{Family: b[0], Table: a.Str(unix.NFTA_SET_TABLE), Name: a.Str(unix.NFTA_SET_NAME)}
 	verdicts := a.U32BE(unix.NFTA_SET_DATA_TYPE) == unix.NFT_DATA_VERDICT
 	// Of another map than one of verdicts nothing jumps.
-	return k, Set{Map: verdicts, Read: !verdicts, Sees: seesExprs(a, nftaSetExpr, nftaSetExpressions, 0)}, k.Name != ""
+	return k, Set{Map: verdicts, Read: !verdicts, Sees: seesExprs(a, nftaSetExpr, nftaSetExpressions, packets{})}, k.Name != ""
 }
 
 // seesExprs evaluates one expression and a list of them, where such attributes are.
-func seesExprs(a nlsock.List, one, many uint16, version int) (list []Sees) {
+func seesExprs(a nlsock.List, one, many uint16, of packets) (list []Sees) {
 	if b, ok := a.Find(one); ok {
-		list = seesExpr(parseExpr(b), version)
+		list = seesExpr(parseExpr(b), of)
 	}
 	for _, b := range nlsock.Attrs(a.Get(many)) {
-		list = append(list, seesExpr(parseExpr(b), version)...)
+		list = append(list, seesExpr(parseExpr(b), of)...)
 	}
 	return list
 }
@@ -139,7 +139,14 @@ const (
 	ipProtocol
 	etherType
 	ipVersion
+	udpPort
 )
+
+// packets are what is known of those that a rule is for.
+type packets struct {
+	version int    // of IP, 0 if that may be both
+	port    uint16 // to which they go, 0 if that may be any
+}
 
 // payloadBases are nft's names of the headers that bytes are counted from.
 var payloadBases = []string{"ll", "nh", "th", "ih"}
@@ -153,14 +160,14 @@ var writes = map[string]uint16{
 }
 
 // idle are the other expressions that do nothing to a packet.
-var idle = map[string]bool{"cmp": true, "range": true, "counter": true, "limit": true, "quota": true, "match": true, "last": true, "connlimit": true}
+var idle = map[string]bool{"cmp": true, "range": true, "counter": true, "limit": true, "quota": true, "last": true, "connlimit": true}
 
 // take evaluates the expressions of a rule, in their order. What follows one that no UDP passes is none
-// of ours, and so is a rule that does nothing to packets: it only counts or logs them.
+// of ours.
 func (r *PacketRule) take(family uint8, list []expr) {
-	acts := false
 	holds := map[uint32]int{}
-	version := map[uint8]int{unix.NFPROTO_IPV4: 4, unix.NFPROTO_IPV6: 6}[family]
+	of := packets{version: map[uint8]int{unix.NFPROTO_IPV4: 4, unix.NFPROTO_IPV6: 6}[family]}
+	does := func(what Effect) { r.Does = max(r.Does, what) }
 	for _, e := range list {
 		if e.name == "cmp" {
 			what, v := holds[e.U32BE(unix.NFTA_CMP_SREG)], e.Nested(unix.NFTA_CMP_DATA).Get(unix.NFTA_DATA_VALUE)
@@ -168,46 +175,70 @@ func (r *PacketRule) take(family uint8, list []expr) {
 				break // none of ours comes further
 			}
 			if what != anything && e.U32BE(unix.NFTA_CMP_OP) == unix.NFT_CMP_EQ {
-				version = max(version, versionBy(what, v))
+				of.version = max(of.version, versionBy(what, v))
+				if what == udpPort && len(v) == 2 {
+					of.port = nlsock.U16BE(v)
+				}
 			}
 		}
-		r.Sees = append(r.Sees, seesExpr(e, version)...)
+		r.Sees = append(r.Sees, seesExpr(e, of)...)
 		reg, writer := writes[e.name]
 		if writer {
 			delete(holds, e.U32BE(reg))
-			if what := e.loads(version); what != anything {
+			if what := e.loads(of.version); what != anything {
 				holds[e.U32BE(reg)] = what
 			}
 		}
 		switch {
 		case e.name == "immediate":
 			if e.U32BE(reg) == 0 {
-				acts = true
-				if chain := jumpsTo(e.List.Get(unix.NFTA_IMMEDIATE_DATA)); chain != "" {
+				verdict := e.List.Get(unix.NFTA_IMMEDIATE_DATA)
+				does(effectOf(verdict))
+				if chain := jumpsTo(verdict); chain != "" {
 					r.Jumps = append(r.Jumps, chain)
 				}
 			}
 		case e.name == "lookup":
 			set := e.Str(unix.NFTA_LOOKUP_SET)
 			if e.Has(reg) && e.U32BE(reg) == 0 {
-				acts = true
+				does(acts)
 				r.Maps = append(r.Maps, set)
 			} else {
 				r.Sets = append(r.Sets, set)
 			}
+		case e.name == "match":
+			if port := portOf(e.Str(unix.NFTA_MATCH_NAME), e.List.Get(unix.NFTA_MATCH_INFO)); port != 0 {
+				of.port = port
+			}
 		case e.name == "log":
-			acts = acts || e.Has(unix.NFTA_LOG_GROUP)
+			if group, ok := e.Find(unix.NFTA_LOG_GROUP); ok {
+				r.Copies = append(r.Copies, nlsock.U16BE(group))
+			}
 		case e.name == "target":
-			acts = acts || e.Str(unix.NFTA_TARGET_NAME) != "LOG"
+			r.target(e.Str(unix.NFTA_TARGET_NAME), e.List.Get(unix.NFTA_TARGET_INFO))
 		case writer:
-			acts = acts || !e.Has(reg)
-		default:
-			acts = acts || !idle[e.name]
+			if !e.Has(reg) {
+				does(acts)
+			}
+		case !idle[e.name]:
+			does(acts)
 		}
 	}
-	if !acts {
-		r.Sees = nil
+}
+
+// effectOf is what a verdict does.
+func effectOf(verdict []byte) Effect {
+	switch code := int32(nlsock.ListOf(verdict, 0).Nested(unix.NFTA_DATA_VERDICT).U32BE(unix.NFTA_VERDICT_CODE)); code {
+	case unix.NFT_CONTINUE:
+		return nothing
+	case unix.NFT_RETURN:
+		return returns
+	case unix.NFT_JUMP:
+		return jumps
+	case unix.NFT_GOTO:
+		return leaves
 	}
+	return acts
 }
 
 // loads tells what an expression puts into its register.
@@ -221,6 +252,10 @@ func (e expr) loads(version int) int {
 			return etherType
 		case unix.NFT_META_NFPROTO:
 			return ipVersion
+		}
+	case e.name == "payload" && e.U32BE(unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_TRANSPORT_HEADER:
+		if e.U32BE(unix.NFTA_PAYLOAD_OFFSET) == 2 && e.U32BE(unix.NFTA_PAYLOAD_LEN) == 2 {
+			return udpPort
 		}
 	case e.name == "payload" && e.U32BE(unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER && e.U32BE(unix.NFTA_PAYLOAD_LEN) == 1:
 		at := e.U32BE(unix.NFTA_PAYLOAD_OFFSET)
@@ -269,7 +304,7 @@ var harmless = map[string]bool{
 }
 
 // seesExpr evaluates an expression by itself. What is not known to be harmless is not.
-func seesExpr(e expr, version int) []Sees {
+func seesExpr(e expr, of packets) []Sees {
 	see := func(what string) []Sees { return []Sees{{What: what}} }
 	count := func(what string) []Sees { return []Sees{{What: what, Counts: true}} }
 	switch e.name {
@@ -283,7 +318,7 @@ func seesExpr(e expr, version int) []Sees {
 			return see(fmt.Sprintf("something that is not known (meta key %d)", key))
 		}
 	case "payload":
-		return seesPayload(e, version)
+		return seesPayload(e, of)
 	case "ct":
 		switch e.U32BE(unix.NFTA_CT_KEY) {
 		case unix.NFT_CT_PKTS, unix.NFT_CT_BYTES, unix.NFT_CT_AVGPKT:
@@ -298,10 +333,7 @@ func seesExpr(e expr, version int) []Sees {
 		return count("a number for each packet (numgen)")
 	case "quota":
 		return see("a quota of bytes")
-	case "log":
-		if e.Has(unix.NFTA_LOG_GROUP) {
-			return see(fmt.Sprintf("a copy for programs (log group %d)", nlsock.U16BE(e.List.Get(unix.NFTA_LOG_GROUP))))
-		}
+	case "log": // copies are another thing
 	case "objref":
 		switch typ := e.U32BE(unix.NFTA_OBJREF_IMM_TYPE); {
 		case !e.Has(unix.NFTA_OBJREF_IMM_TYPE):
@@ -314,9 +346,9 @@ func seesExpr(e expr, version int) []Sees {
 			return see(fmt.Sprintf("an object of a kind that is not known (%d)", typ))
 		}
 	case "dynset":
-		return seesExprs(e.List, unix.NFTA_DYNSET_EXPR, nftaDynsetExpressions, version)
+		return seesExprs(e.List, unix.NFTA_DYNSET_EXPR, nftaDynsetExpressions, of)
 	case "match":
-		return seesMatch(e.Str(unix.NFTA_MATCH_NAME), uint8(e.U32BE(unix.NFTA_MATCH_REV)), e.List.Get(unix.NFTA_MATCH_INFO))
+		return seesMatch(e.Str(unix.NFTA_MATCH_NAME), uint8(e.U32BE(unix.NFTA_MATCH_REV)), e.List.Get(unix.NFTA_MATCH_INFO), of)
 	case "target":
 		return seesTarget(e.Str(unix.NFTA_TARGET_NAME))
 	default:
@@ -327,10 +359,9 @@ func seesExpr(e expr, version int) []Sees {
 	return nil
 }
 
-// seesPayload evaluates what a rule reads of a packet of a version of IP, 0 if that may be both. Joined
-// datagrams have the headers of the first of them, but for their lengths and checksums, and of IPv4 the
-// one identification; what follows the header of UDP is the first one's.
-func seesPayload(e expr, version int) []Sees {
+// seesPayload evaluates what a rule reads of a packet. Joined datagrams have the headers of the first of them, but for
+// their lengths and checksums, and of IPv4 the one identification; what follows the header of UDP is the first one's.
+func seesPayload(e expr, of packets) []Sees {
 	base, from := e.U32BE(unix.NFTA_PAYLOAD_BASE), int(e.U32BE(unix.NFTA_PAYLOAD_OFFSET))
 	to := from + int(e.U32BE(unix.NFTA_PAYLOAD_LEN))
 	touches := func(a, b int) bool { return from < b && to > a }
@@ -340,7 +371,7 @@ func seesPayload(e expr, version int) []Sees {
 		same = to <= 18 // with a tag
 	case unix.NFT_PAYLOAD_NETWORK_HEADER:
 		length := touches(4, 6)
-		if version != 6 { // with IPv4's identification and checksum
+		if of.version != 6 { // with IPv4's identification and checksum
 			length = touches(2, 6) || touches(10, 12)
 		}
 		same = !length && to <= 40
@@ -350,5 +381,9 @@ func seesPayload(e expr, version int) []Sees {
 	if same {
 		return nil
 	}
-	return []Sees{{What: fmt.Sprintf("bytes of the packet that are not the same in joined datagrams (@%s,%d,%d)", payloadBases[min(base, 3)], from*8, (to-from)*8)}}
+	port := uint16(0)
+	if base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && from >= udpHeader && to <= udpHeader+tunnelHeader {
+		port = of.port
+	}
+	return []Sees{{Port: port, What: fmt.Sprintf("bytes of the packet that are not the same in joined datagrams (@%s,%d,%d)", payloadBases[min(base, 3)], from*8, (to-from)*8)}}
 }

@@ -34,7 +34,7 @@ var harmlessTargets = []string{
 }
 
 // seesMatch evaluates a match of iptables, also as nftables has it.
-func seesMatch(name string, rev uint8, info []byte) []Sees {
+func seesMatch(name string, rev uint8, info []byte, of packets) []Sees {
 	what, counts := countingMatches[name]
 	switch {
 	case counts:
@@ -45,10 +45,30 @@ func seesMatch(name string, rev uint8, info []byte) []Sees {
 		}
 	case name == "length":
 		return []Sees{{What: "the packet's length (-m length)"}}
+	case name == "nfacct": // struct xt_nfacct_match_info
+		account := unix.ByteSliceToString(info[:min(len(info), 32)])
+		return []Sees{{What: "a quota (-m nfacct --nfacct-name " + account + ")", Account: account}}
+	case name == "u32":
+		return seesBytes(name, of, func(f frame) bool { return u32Tells(info, f) })
+	case name == "bpf":
+		return seesBytes(name, of, func(f frame) bool { return filterTells(rev, info, f) })
 	case !slices.Contains(harmlessMatches, name):
 		return []Sees{{What: "a match that may tell joined packets (-m " + name + ")"}}
 	}
 	return nil
+}
+
+// portOf is the one to which all packets go that a match lets pass (struct xt_udp), 0 if they may go to others.
+func portOf(name string, info []byte) uint16 {
+	const inverted = 0x02 // XT_UDP_INV_DSTPT
+	if name != "udp" || len(info) < 9 || info[8]&inverted != 0 {
+		return 0
+	}
+	from, to := binary.NativeEndian.Uint16(info[4:]), binary.NativeEndian.Uint16(info[6:])
+	if from != to {
+		return 0
+	}
+	return from
 }
 
 // setCounts tells whether a match of a set asks for counters (struct xt_set_info_match_v3 and _v4). What
@@ -68,9 +88,20 @@ func setCounts(rev uint8, info []byte) bool {
 	return slices.ContainsFunc(ops, func(at int) bool { return at >= len(info) || info[at] != 0 })
 }
 
-// seesTarget evaluates a target of iptables, also as nftables has it.
+// target takes over a target of iptables, also as nftables has it.
+func (r *PacketRule) target(name string, info []byte) {
+	switch {
+	case name == "LOG":
+	case name == "NFLOG" && len(info) >= 6: // struct xt_nflog_info
+		r.Copies = append(r.Copies, binary.NativeEndian.Uint16(info[4:]))
+	default:
+		r.Does = acts
+	}
+}
+
+// seesTarget evaluates one.
 func seesTarget(name string) []Sees {
-	if slices.Contains(harmlessTargets, name) {
+	if name == "NFLOG" || slices.Contains(harmlessTargets, name) {
 		return nil
 	}
 	return []Sees{{What: "a target that may tell joined packets (-j " + name + ")"}}
@@ -79,9 +110,12 @@ func seesTarget(name string) []Sees {
 // xtFamily is how a version of IP has its tables (struct ipt_entry, struct ip6t_entry).
 type xtFamily struct {
 	family              uint8
+	version             int
 	domain, level       int
 	names               string // of the tables that are there
 	proto, flags, inv   int    // where an entry has these; flags -1: protocol counts always
+	bits                int    // where it has the flag that a jump does not come back
+	leaves              byte   // that flag
 	target, next, entry int    // where it has the offsets, and where matches begin
 }
 
@@ -90,6 +124,7 @@ const (
 	soGetInfo    = 64 // IPT_SO_GET_INFO
 	soGetEntries = 65
 	xtInvProto   = 0x40
+	xtReturn     = -5
 	ip6tProto    = 0x01
 	xtTableName  = 32
 	xtHooks      = 5
@@ -99,8 +134,8 @@ const (
 )
 
 var xtFamilies = []xtFamily{
-	{unix.NFPROTO_IPV4, unix.AF_INET, unix.IPPROTO_IP, "/proc/thread-self/net/ip_tables_names", 80, -1, 83, 88, 90, 112},
-	{unix.NFPROTO_IPV6, unix.AF_INET6, unix.IPPROTO_IPV6, "/proc/thread-self/net/ip6_tables_names", 128, 131, 132, 140, 142, 168},
+	{unix.NFPROTO_IPV4, 4, unix.AF_INET, unix.IPPROTO_IP, "/proc/thread-self/net/ip_tables_names", 80, -1, 83, 82, 0x02, 88, 90, 112},
+	{unix.NFPROTO_IPV6, 6, unix.AF_INET6, unix.IPPROTO_IPV6, "/proc/thread-self/net/ip6_tables_names", 128, 131, 132, 131, 0x04, 140, 142, 168},
 }
 
 // xtTable is what the kernel tells of a table (struct ipt_getinfo, struct ip6t_getinfo).
@@ -144,12 +179,14 @@ var xtHookNames = [xtHooks]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "P
 // parse adds a table to rules. Its rules are numbered in each chain, as iptables -L --line-numbers does.
 func (f xtFamily) parse(t xtTable, b []byte, into *Rules) error {
 	table := unix.ByteSliceToString(t.name[:])
-	names := map[int]string{} // of the chains, by where they begin
+	names := map[int]string{}  // of the chains, by where they begin
+	policies := map[int]bool{} // where these are: at the end of a chain, which a return leads to
 	for hook, at := range t.hooks {
 		if t.valid&(1<<hook) == 0 {
 			continue
 		}
 		names[int(at)] = xtHookNames[hook]
+		policies[int(t.underflows[hook])] = true
 		into.Base = append(into.Base, Chain{
 			Family: f.family, Table: table, Name: xtHookNames[hook], Hook: hook, Nat: table == "nat", Legacy: true,
 		})
@@ -181,16 +218,19 @@ func (f xtFamily) parse(t xtTable, b []byte, into *Rules) error {
 		}
 		r := rule{PacketRule: PacketRule{Handle: uint64(len(rules[chain]) + 1)}, to: -1}
 		if f.mayBeUDP(e) {
-			if tname != "LOG" { // which does nothing to a packet
-				r.see(e[f.entry:target])
-				r.Sees = append(r.Sees, seesTarget(tname)...)
-			}
-			if tname == "" && target+sizeofXtHead+4 <= next {
-				// A jump to what comes next anyway is no target.
-				if to := int(int32(nlsock.U32(e[target+sizeofXtHead:]))); to >= 0 && to != at+next {
-					r.to = to
-				} else if to >= 0 {
-					r.Sees = nil
+			r.see(e[f.entry:target], f.version)
+			r.Sees = append(r.Sees, seesTarget(tname)...)
+			switch verdict := int(int32(nlsock.U32(e[target+sizeofXtHead : next]))); {
+			case tname != "":
+				r.target(tname, e[target+sizeofXtHead:next])
+			case policies[at] || verdict == xtReturn:
+				r.Does = returns
+			case verdict < 0:
+				r.Does = acts
+			case verdict != at+next: // a jump to what comes next anyway is no target
+				r.to, r.Does = verdict, jumps
+				if e[f.bits]&f.leaves != 0 {
+					r.Does = leaves
 				}
 			}
 		}
@@ -209,14 +249,19 @@ func (f xtFamily) parse(t xtTable, b []byte, into *Rules) error {
 	return nil
 }
 
-func (r *PacketRule) see(matches []byte) {
+func (r *PacketRule) see(matches []byte, version int) {
+	of := packets{version: version}
 	for len(matches) >= sizeofXtHead {
 		size := int(binary.NativeEndian.Uint16(matches))
 		if size < sizeofXtHead || size > len(matches) {
 			r.Sees = append(r.Sees, Sees{What: "a match that cannot be read"})
 			return
 		}
-		r.Sees = append(r.Sees, seesMatch(xtName(matches), matches[xtRevision], matches[sizeofXtHead:size])...)
+		name, info := xtName(matches), matches[sizeofXtHead:size]
+		if port := portOf(name, info); port != 0 { // the tools put it first
+			of.port = port
+		}
+		r.Sees = append(r.Sees, seesMatch(name, matches[xtRevision], info, of)...)
 		matches = matches[size:]
 	}
 }
