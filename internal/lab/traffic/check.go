@@ -73,9 +73,14 @@ func (c *Checker) bind(ns *netns.Handle, addr netip.AddrPort) (s int, err error)
 			return err
 		}
 		c.sockets = append(c.sockets, os.NewFile(uintptr(s), "checker"))
-		return unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, c.objs.Check.FD())
+		return c.Attach(s)
 	})
 	return s, err
+}
+
+// Attach checks what a UDP or UDP-Lite socket of the caller's gets, which gets nothing then.
+func (c *Checker) Attach(s int) error {
+	return unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, c.objs.Check.FD())
 }
 
 // CountArrivals counts the frames that reach a device, for generators with a
@@ -122,14 +127,22 @@ func (c *Checker) Total(n int) (Verdict, error) {
 		t.Stale += v.Stale
 		t.Missing += v.Missing
 	}
-	var alien, corrupt uint64
-	if err := errors.Join(c.objs.Alien.Get(&alien), c.objs.Corrupt.Get(&corrupt)); err != nil {
-		return t, fmt.Errorf("read checker: %w", err)
+	alien, corrupt, err := c.Alien()
+	if err != nil {
+		return t, err
 	}
 	if alien+corrupt > 0 {
 		return t, fmt.Errorf("%d datagrams arrived with changed bytes, and %d that the lab did not send", corrupt, alien)
 	}
 	return t, nil
+}
+
+// Alien counts datagrams that have no header of the lab's, such as empty ones, and those with one that was changed.
+func (c *Checker) Alien() (alien, corrupt uint64, err error) {
+	if err := errors.Join(c.objs.Alien.Get(&alien), c.objs.Corrupt.Get(&corrupt)); err != nil {
+		return 0, 0, fmt.Errorf("read checker: %w", err)
+	}
+	return alien, corrupt, nil
 }
 
 // Close ends the checker.
