@@ -44,7 +44,7 @@ func TestTheUnitAllowsForTheMapsAndThePageSaysWhatTheyTake(t *testing.T) {
 	const mb = 1_000_000
 	need := func(cpus int) (without, with int) {
 		known := map[string]bool{}
-		without = bytesOfMaps(t, cpus, known, loadStages, loadTrace, loadBranches, loadUnderlay, loadMerge, loadAggregate, loadCensus)
+		without = bytesOfMaps(t, cpus, known, loadStages, loadTrace, loadBranches, loadUnderlay, loadMerge, loadAggregate, loadCensus, loadClock)
 		return without, without + bytesOfMaps(t, cpus, known, loadPriority, loadSync)
 	}
 	read := func(path, pattern string, least int) [][][]byte {

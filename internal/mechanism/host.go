@@ -68,16 +68,23 @@ func EndCensus(c *datapath.FlowCounts) error {
 	return err
 }
 
-// Decided logs a decision where it is another one than before.
-func Decided(log *slog.Logger, name string, before, now governor.Decision) {
-	if now.State == before.State {
+// Told is what the log has of a mechanism's decisions. The zero value: that it stands by, which it does as well where it
+// could not be put in place.
+type Told struct{ state governor.State }
+
+// Decided logs a decision where the log has another one; acts: the mechanism is in place, without which it is not called
+// active. quiet: what leads neither to Active nor from there is for --verbose.
+func (t *Told) Decided(log *slog.Logger, name string, dec governor.Decision, acts, quiet bool) {
+	before := t.state
+	if dec.State == before || dec.State == governor.Active && !acts {
 		return
 	}
-	level := slog.LevelDebug
-	if now.State == governor.Active || before.State == governor.Active {
-		level = slog.LevelInfo
+	t.state = dec.State
+	level := slog.LevelInfo
+	if quiet && dec.State != governor.Active && before != governor.Active {
+		level = slog.LevelDebug
 	}
-	log.Log(context.Background(), level, name+" "+now.State.String(), "mechanism", name, "reason", now.Reason)
+	log.Log(context.Background(), level, name+" "+dec.State.String(), "mechanism", name, "reason", dec.Reason)
 }
 
 // State is a decision as a status has it.

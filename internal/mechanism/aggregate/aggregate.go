@@ -100,6 +100,7 @@ type Aggregate struct {
 	dirty   bool           // rules have changed since the last full scan
 	moved   bool           // devices have
 	told    string
+	said    mechanism.Told
 	waits   bool // what lanes hold is to be handed on first
 	retry   time.Time
 	err     error // why the last attempt to put it in place failed
@@ -183,7 +184,7 @@ func (a *Aggregate) Step(_ context.Context, now time.Time) error {
 	if dec.State == governor.Active {
 		a.told = ""
 	}
-	mechanism.Decided(a.host.Log(), name, before, dec)
+	defer func() { a.said.Decided(a.host.Log(), name, a.gov.Last(), a.done.joins, true) }()
 	if err := a.judges(a.gov.Judges()); err != nil {
 		return err
 	}
@@ -298,6 +299,7 @@ func (a *Aggregate) try(now time.Time, all bool) error {
 	}
 	if a.err != nil {
 		a.retry = now.Add(mechanism.RetryAfter)
+		a.said = mechanism.Told{}
 		a.host.Log().Error("aggregate could not be put in place", "mechanism", name, "reason", a.err, "again_in", mechanism.RetryAfter)
 		_, err := a.stop()
 		return err
@@ -311,7 +313,7 @@ func (a *Aggregate) refuse(now time.Time, skipped []plan.Skip) error {
 	why := strings.TrimPrefix(skipped[0].Reason, "left alone: ")
 	a.gov.Refuse(now, why)
 	if before.State == governor.Active || a.told != why {
-		a.told = why
+		a.told, a.said = why, mechanism.Told{}
 		a.host.Log().Info("aggregate standby", "mechanism", name, "reason", a.gov.Last().Reason)
 	}
 	_, err := a.stop()

@@ -99,6 +99,7 @@ type Express struct {
 	check   mechanism.Check
 	retry   time.Time
 	err     error // why the last attempt to put it in place failed
+	said    mechanism.Told
 	dropped uint64
 	recheck recheck
 
@@ -212,6 +213,7 @@ func (e *Express) Follow(ctx context.Context, now time.Time) error {
 	before := len(e.open)
 	if e.err = e.follow(ctx, now); e.err != nil {
 		e.retry = now.Add(mechanism.RetryAfter)
+		e.said = mechanism.Told{}
 		e.host.Log().Error("express could not be put in place", "mechanism", name, "reason", e.err, "again_in", mechanism.RetryAfter)
 		_, err := e.Stop(ctx)
 		return err
@@ -473,7 +475,6 @@ func (e *Express) Decide(ctx context.Context, in governor.Input) error {
 	if e.mode != governor.Auto || e.watchers == nil {
 		return nil
 	}
-	before := e.gov.Last()
 	w, err := e.window(in)
 	if err != nil {
 		return err
@@ -495,7 +496,7 @@ func (e *Express) Decide(ctx context.Context, in governor.Input) error {
 		e.gov.Refuse(in.Now, err.Error())
 	}
 	dec := e.gov.Last()
-	mechanism.Decided(e.host.Log(), name, before, dec)
+	e.said.Decided(e.host.Log(), name, dec, e.HasPaths(), true)
 	switch {
 	case dec.State == governor.Active && !e.wanted:
 		e.wanted = true

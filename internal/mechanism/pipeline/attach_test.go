@@ -546,7 +546,7 @@ func TestWhatTheProgramsDoNotSeeIsNotSpread(t *testing.T) {
 	}{
 		"seen":                             {came: comes{hook: 1, tunnel: 100}},
 		"not seen":                         {came: comes{tunnel: 100}, words: byAnother},
-		"not seen, beside IPsec":           {came: comes{tunnel: 100}, ipsec: true, words: "they may be encrypted (see: ip xfrm state), or come by"},
+		"not seen, beside IPsec":           {came: comes{tunnel: 100}, ipsec: true, words: "they may be encrypted, or come by"},
 		"not read":                         {came: comes{tunnel: 100, unread: 100}, ipsec: true, words: "cannot read the packets that come out of tunnels: outer-vlan"},
 		"nothing":                          {},
 		"nothing is steered":               {came: comes{tunnel: 100}, nothing: "there is no pod yet"},

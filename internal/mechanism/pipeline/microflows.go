@@ -60,6 +60,7 @@ type microflows struct {
 	// meter measures without, the frames a second that are delivered before their programs come; 0: not known.
 	meter   trial.Meter
 	without float64
+	said    mechanism.Told
 }
 
 // splitOn is what each core polled that came out of tunnels, and what of it belonged to flows that were split.
@@ -307,13 +308,9 @@ func (p *Pipeline) stepMicroflows(in *governor.Input) (governor.Decision, error)
 		}
 		p.micro.saw(p.micro.meter.Window(sum, false))
 	}
-	before := p.micro.gov.Last()
 	dec := p.micro.gov.Step(*in)
 	if dec.State == governor.Standby || p.actuator.armed && !p.evict {
 		p.micro.needy = nil
-	}
-	if dec.State != before.State {
-		p.host.Log().Info("microflows "+dec.State.String(), "mechanism", microflowsName, "reason", dec.Reason)
 	}
 	return dec, nil
 }

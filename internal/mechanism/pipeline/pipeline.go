@@ -146,6 +146,7 @@ type Pipeline struct {
 	retry    time.Time
 	err      error // why the last attempt to put it in place failed
 	useless  bool  // no hop was worth it, in the last window
+	said     mechanism.Told
 }
 
 // New is a pipeline that is not in place.
@@ -297,11 +298,11 @@ func (p *Pipeline) Decide(ctx context.Context, in governor.Input) error {
 	}
 	p.trial.Bar(&in)
 	p.useless = in.Layout.None() && split.Layout.None()
-	before := p.gov.Last()
 	dec := p.gov.Step(in)
-	if dec.State != before.State {
-		p.host.Log().Info("pipeline "+dec.State.String(), "mechanism", name, "reason", dec.Reason)
-	}
+	defer func() {
+		p.said.Decided(p.host.Log(), name, dec, p.actuator.armed && !p.actuator.layout.Split, false)
+		p.micro.said.Decided(p.host.Log(), microflowsName, micro, p.Split(), false)
+	}()
 	// One of them at a time: the other one's flows drain first.
 	if p.Split() || !p.actuator.armed && micro.State == governor.Active {
 		p.actuator.hold = p.opts.Microflows.Hold
@@ -387,6 +388,7 @@ func (p *Pipeline) arm(ctx context.Context, in governor.Input, mechanismName str
 		// Said already. The next window places it behind the NIC's stage.
 		p.err = nil
 	} else {
+		p.said, p.micro.said = mechanism.Told{}, mechanism.Told{}
 		p.host.Log().Error("pipeline could not be put in place", "mechanism", mechanismName, "reason", p.err, "again_in", mechanism.RetryAfter)
 		p.retry = in.Now.Add(mechanism.RetryAfter)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/shell"
 	"github.com/overlane/overlane/internal/shortcut"
 )
 
@@ -90,16 +91,16 @@ func (a *actuator) unseen(snap node.Snapshot, before datapath.Counters) error {
 			return fmt.Errorf("overlane's programs on the NICs cannot read the packets that come out of tunnels: %s", reason)
 		}
 	}
-	return errors.New("overlane's programs on the NICs see none of the packets that come out of tunnels: they " + a.elsewhere(snap))
+	return errors.New(a.elsewhere("overlane's programs on the NICs see none of the packets that come out of tunnels: they ", snap))
 }
 
-// elsewhere says how packets come that no program sees.
-func (a *actuator) elsewhere(snap node.Snapshot) string {
+// elsewhere completes a sentence with how packets come that no program sees.
+func (a *actuator) elsewhere(sentence string, snap node.Snapshot) string {
 	const by = "come by a device that is no underlay here (all underlays can be named: underlays: [NIC, NIC])"
 	if a.decrypts(snap) {
-		return "may be encrypted (see: ip xfrm state), or " + by
+		return shell.See(sentence+"may be encrypted, or "+by, shell.Command("ip xfrm state"))
 	}
-	return by
+	return sentence + by
 }
 
 // decrypts tells whether IPsec may decrypt what comes to the NICs' namespace.
@@ -158,8 +159,7 @@ func (a *actuator) lookUnseen(now time.Time, snap node.Snapshot) error {
 	came, seen := next.tunnels-a.share.tunnels, next.seen-a.share.seen
 	if unseen := 1 - float64(seen)/float64(came); !a.share.at.IsZero() && came >= enoughPackets && unseen >= muchUnseen {
 		// At least: what the programs see is counted in frames, of which GRO has made fewer packets.
-		next.reason = fmt.Sprintf("at least %.0f %% of the packets that come out of tunnels are seen by no program on a NIC, and not steered: they %s",
-			100*unseen, a.elsewhere(snap))
+		next.reason = a.elsewhere(fmt.Sprintf("at least %.0f %% of the packets that come out of tunnels are seen by no program on a NIC, and not steered: they ", 100*unseen), snap)
 	}
 	a.share = next
 	return nil

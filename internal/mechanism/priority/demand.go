@@ -19,6 +19,7 @@ type demand struct {
 	gov   governor.Demand
 	trial *trial.Trial
 	on    bool // priority is in place for it
+	said  mechanism.Told
 
 	census datapath.FlowCounts // under way, or nil
 }
@@ -43,7 +44,6 @@ func (p *Priority) stepDemand(ctx context.Context, in governor.Input) error {
 			return mechanism.EndCensus(&m.census)
 		}
 	}
-	before := m.gov.Last()
 	dec := m.gov.Step(in.Now, in.ShortOfTime())
 	if dec.State == governor.Parked && m.census != nil && m.gov.Over(in.Now) {
 		c, err := small(m.census)
@@ -54,7 +54,7 @@ func (p *Priority) stepDemand(ctx context.Context, in governor.Input) error {
 		}
 		dec = m.gov.Counted(in.Now, c)
 	}
-	mechanism.Decided(p.host.Log(), "priority", before, dec)
+	defer func() { m.said.Decided(p.host.Log(), "priority", m.gov.Last(), m.on, true) }()
 	switch {
 	case dec.State == governor.Parked && m.census == nil:
 		var err error

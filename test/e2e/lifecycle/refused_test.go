@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -99,19 +100,39 @@ func TestAReloadMovesMetrics(t *testing.T) {
 	ends(t, d)
 }
 
-// Where nothing can be journalled, nothing is changed; status says why, and traffic goes on.
+// Where nothing can be journalled, nothing is changed, and no mechanism is called active; status says why, and traffic
+// goes on.
 func TestAFullDiskLeavesTheNodeAsItIs(t *testing.T) {
 	b := lab(t, bed.Options{})
 	before := masks(t, b)
+	const (
+		most  = forced + "aggregate: forced\nexpress: forced\nmicroflows: {mode: off}\nbridge-netfilter: skip-unused\n"
+		split = "pipeline: off\nmetrics: off\naggregate: off\nmicroflows: {mode: forced, udp-order: none}\n"
+	)
 	// A page for the lock, and some to fill.
 	disk := tinyDisk(t, 8)
-	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: forced, State: disk + "/state"})
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: most, State: disk + "/state"})
 	fill(t, disk)
 	l := rig.StartLoad(t, b, 4)
-	rig.Until(t, "status says that the disk is full", func() (bool, string) {
-		m := d.Status().Mechanism("pipeline")
+	standsBy := func(mechanisms ...string) {
+		t.Helper()
+		for _, name := range mechanisms {
+			rig.Until(t, "status says that the disk is full: "+name, func() (bool, string) {
+				m := d.Status().Mechanism(name)
+				return m.State == control.Standby && strings.Contains(m.Reason, d.Folder()) && strings.Contains(m.Reason, unix.ENOSPC.Error()), fmt.Sprintf("%+v\n%s", m, d.Log())
+			})
+			d.Says(name + " could not be put in place")
+		}
+	}
+	standsBy("pipeline", "aggregate", "express", "bridge-netfilter")
+	d.Reload(split)
+	rig.Until(t, "status says that the disk is full: microflows", func() (bool, string) {
+		m := d.Status().Mechanism("microflows")
 		return m.State == control.Standby && strings.Contains(m.Reason, unix.ENOSPC.Error()), fmt.Sprintf("%+v\n%s", m, d.Log())
 	})
+	if called := regexp.MustCompile(`msg="\S+ active"`).FindAllString(d.Log(), -1); len(called) > 0 {
+		t.Errorf("what was not put in place is called %q", called)
+	}
 	if now := masks(t, b); now != before {
 		t.Errorf("masks are %s, were %s", now, before)
 	}
