@@ -18,9 +18,12 @@ import (
 	"github.com/overlane/overlane/internal/rules"
 )
 
-// maxSize bounds the time that a hostile file costs: the YAML parser needs time
-// quadratic in nesting. Room for as many rules as there may be.
-const maxSize = 512 << 10
+const (
+	// maxSize bounds the time and the memory that a hostile file costs. Room for as many rules as there may be.
+	maxSize = 512 << 10
+	// maxDepth bounds nesting, in which the YAML parser needs memory and time quadratic: 4 GB for 100 KiB of brackets.
+	maxDepth = 8
+)
 
 // Config is a whole configuration, with defaults filled in.
 type Config struct {

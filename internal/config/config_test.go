@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -160,7 +161,8 @@ func TestParseErrorsNameLineAndWhatIsAllowed(t *testing.T) {
 		"a list at the top":    {"- pipeline", `f:1: expected keys and values; allowed: ` + all},
 		"a word at the top":    {"off", `f:1: expected keys and values; allowed: ` + all},
 		"two documents":        {"tier: tc\n---\ntier: tc", `f:3: a second document; one is allowed`},
-		"alias":                {"tier: &a tc\npipeline: *a", `f:1: tier: expected one plain value; allowed: auto, tc, xdp`},
+		"alias":                {"tier: &a tc\npipeline: *a", `f:1: an anchor, an alias or a tag (&); write the value itself, or quote it`},
+		"nested too deep":      {"tier: tc\npipeline: {a: [b, c: [[[{d: [[[", `f:2: more than 8 lists and mappings, one in another; no key needs more than priority: {rules: [{name: web, proto: tcp, port: 80}]}`},
 		"merge key":            {"limits: {<<: {busy-cores: 3%}}", `f:1: limits: a key must be a plain word; allowed: busy-cores`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -193,6 +195,21 @@ func TestParseBoundsTheFile(t *testing.T) {
 	_, err := Parse("f", []byte(strings.Repeat("#\n", maxSize)))
 	if err == nil || err.Error() != "f: larger than 512 KiB" {
 		t.Error(err)
+	}
+}
+
+// Of nesting and of aliases a little costs the parser gigabytes, or seconds.
+func TestASmallFileTakesLittleMemory(t *testing.T) {
+	const size, most = 100 << 10, 50 << 20
+	for _, unit := range []string{"[", "{", "{a: ", "- ", "? ", "a: [\n", "a: {b: [", "- [", "[{}], [", "&a ", "b: *a\n", "!!seq "} {
+		text := []byte(strings.Repeat(unit, size/len(unit)))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := Parse("f", text)
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; err == nil || took > most {
+			t.Errorf("%q repeated takes %d MiB: %v", unit, took>>20, err)
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
 
@@ -114,7 +115,12 @@ func Parse(name string, data []byte) (*Config, error) {
 	if len(data) > maxSize {
 		return nil, &Error{File: name, Problem: fmt.Sprintf("larger than %d KiB", maxSize>>10)}
 	}
-	file, err := parser.ParseBytes(data, 0)
+	tokens := lexer.Tokenize(string(data))
+	if refused := dear(tokens); refused != nil {
+		refused.File = name
+		return nil, refused
+	}
+	file, err := parser.Parse(tokens, 0)
 	if err != nil {
 		return nil, syntaxError(name, err)
 	}
@@ -138,6 +144,32 @@ func Parse(name string, data []byte) (*Config, error) {
 		return nil, err
 	}
 	return d.cfg, nil
+}
+
+// dear finds what no configuration needs, and of which a little costs the parser much: nesting deeper than maxDepth by
+// brackets, or on one line, and aliases. Nesting by indentation the size of the file bounds.
+func dear(tokens token.Tokens) *Error {
+	open, entries, of := 0, 0, 0
+	for _, t := range tokens {
+		switch t.Type {
+		case token.AnchorType, token.AliasType, token.TagType:
+			return &Error{Line: line(t), Problem: fmt.Sprintf("an anchor, an alias or a tag (%s)", t.Value), Allowed: "write the value itself, or quote it"}
+		case token.MappingStartType, token.SequenceStartType:
+			open++
+		case token.MappingEndType, token.SequenceEndType:
+			open = max(open-1, 0)
+		case token.SequenceEntryType, token.MappingKeyType:
+			if line(t) != of {
+				entries, of = 0, line(t)
+			}
+			entries++
+		}
+		if open+entries > maxDepth {
+			return &Error{Line: line(t), Problem: fmt.Sprintf("more than %d lists and mappings, one in another", maxDepth),
+				Allowed: "no key needs more than priority: {rules: [{name: web, proto: tcp, port: 80}]}"}
+		}
+	}
+	return nil
 }
 
 // syntaxError keeps the parser's line and drops the source excerpt that it
@@ -238,8 +270,7 @@ func (s schema) list() string {
 }
 
 // scalar returns the text as written, before YAML guesses a type: "off" stays
-// a word and 010 a core list. Anchors, aliases and tags are not scalars here;
-// a small file needs none of them.
+// a word and 010 a core list.
 func scalar(n ast.Node) (string, bool) {
 	switch n := n.(type) {
 	case *ast.StringNode:
