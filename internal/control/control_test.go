@@ -273,6 +273,58 @@ func TestOffIsAnsweredAlthoughTheDaemonStopsBecauseOfIt(t *testing.T) {
 	}
 }
 
+// Clients that ask nothing, or do not read their answers, keep no other from being answered, and no daemon from ending.
+func TestIdleClientsKeepNoOtherOut(t *testing.T) {
+	asked, answer := make(chan struct{}), make(chan struct{})
+	f := &fake{status: Status{Schema: Schema, Version: strings.Repeat("x", 1<<20)}, off: func() (OffReport, error) {
+		asked <- struct{}{}
+		<-answer
+		return OffReport{Schema: Schema, PID: 7}, nil
+	}}
+	path, stop := start(t, f)
+	off := func() chan error {
+		done := make(chan error)
+		c := dial(t, path)
+		go func() {
+			_, err := c.Off(t.Context())
+			done <- err
+		}()
+		<-asked
+		return done
+	}
+	// The oldest is being answered.
+	first := off()
+	idle := dial(t, path)
+	deaf := make([]*Client, maxConns-2)
+	for i := range deaf {
+		deaf[i] = dial(t, path)
+		if _, err := deaf[i].conn.Write([]byte(`{"verb":"status"}` + "\n")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := deaf[i].r.Peek(1); err != nil { // the answer is on its way
+			t.Fatal(err)
+		}
+	}
+	second := off()
+	if _, err := idle.conn.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("the connection that waited longest: %v", err)
+	}
+	third := off()
+	close(answer)
+	for i, done := range []chan error{first, second, third} {
+		if err := <-done; err != nil {
+			t.Errorf("off %d: %v", i+1, err)
+		}
+	}
+	stopped := make(chan struct{})
+	go func() { stop(); close(stopped) }()
+	select {
+	case <-stopped:
+	case <-time.After(idleTimeout / 2):
+		t.Error("clients that do not read keep the daemon from ending")
+	}
+}
+
 func TestNoDaemonIsATypedError(t *testing.T) {
 	dir := t.TempDir()
 	dead := filepath.Join(dir, "dead")

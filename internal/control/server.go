@@ -51,6 +51,11 @@ type Server struct {
 	l  *net.UnixListener
 	h  Handler
 	wg sync.WaitGroup
+
+	mu sync.Mutex
+	// conns tells since when each connection waits for its client: for a request, or to have an answer read. The zero
+	// time: the client waits.
+	conns map[*net.UnixConn]time.Time
 }
 
 // Listen creates the socket at path, and its folder. The caller holds the lock
@@ -78,7 +83,7 @@ func Listen(path string, h Handler) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create control socket: %w", err)
 	}
-	return &Server{l: l.(*net.UnixListener), h: h}, nil
+	return &Server{l: l.(*net.UnixListener), h: h, conns: map[*net.UnixConn]time.Time{}}, nil
 }
 
 // Serve answers requests until ctx ends. Then it removes the socket, lets
@@ -87,7 +92,6 @@ func (s *Server) Serve(ctx context.Context) error {
 	defer s.wg.Wait()
 	defer context.AfterFunc(ctx, func() { s.l.Close() })()
 
-	slots := make(chan struct{}, maxConns)
 	for {
 		conn, err := s.l.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -101,24 +105,63 @@ func (s *Server) Serve(ctx context.Context) error {
 			}
 			continue
 		}
-		select {
-		case slots <- struct{}{}:
-		default:
+		if !s.admit(conn) {
 			conn.Close()
 			continue
 		}
 		s.wg.Go(func() {
-			defer func() { <-slots }()
-			defer conn.Close()
 			s.serve(ctx, conn)
+			s.end(conn)
 		})
 	}
+}
+
+// admit takes a connection in. Where there are as many as there may be, the one goes that has waited longest for its
+// client: no client keeps others out by doing nothing. It is false where all are being answered.
+func (s *Server) admit(conn *net.UnixConn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.conns) >= maxConns {
+		var idlest *net.UnixConn
+		for c, since := range s.conns {
+			if !since.IsZero() && (idlest == nil || since.Before(s.conns[idlest])) {
+				idlest = c
+			}
+		}
+		if idlest == nil {
+			return false
+		}
+		delete(s.conns, idlest)
+		idlest.Close()
+	}
+	s.conns[conn] = time.Now()
+	return true
+}
+
+// begins notes that a request is being answered; false: the connection had to go, and the request is not begun.
+func (s *Server) begins(conn *net.UnixConn) bool { return s.waits(conn, time.Time{}) }
+
+func (s *Server) waits(conn *net.UnixConn, since time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, there := s.conns[conn]; !there {
+		return false
+	}
+	s.conns[conn] = since
+	return true
+}
+
+func (s *Server) end(conn *net.UnixConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, conn)
+	conn.Close()
 }
 
 func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	cred, err := peer(conn)
 	if err != nil || cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
-		_ = reply(conn, response{Error: ErrPermission.Error()})
+		_ = reply(ctx, conn, response{Error: ErrPermission.Error()})
 		return
 	}
 	r := bufio.NewReaderSize(conn, 4<<10)
@@ -131,14 +174,15 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 		line, err := readLine(r, maxRequest)
 		stop()
 		if errors.Is(err, errTooLong) {
-			_ = reply(conn, response{Error: "request too long"})
+			_ = reply(ctx, conn, response{Error: "request too long"})
 			return
 		}
-		if err != nil {
+		if err != nil || !s.begins(conn) {
 			return
 		}
 		// A request that was begun is finished, also when the daemon is stopping because of it.
-		if reply(conn, s.answer(context.WithoutCancel(ctx), line)) != nil {
+		answer := s.answer(context.WithoutCancel(ctx), line)
+		if !s.waits(conn, time.Now()) || reply(ctx, conn, answer) != nil {
 			return
 		}
 	}
@@ -210,7 +254,8 @@ func strict(data []byte, dst any) error {
 	return nil
 }
 
-func reply(conn net.Conn, r response) error {
+// reply writes an answer. A client that does not read it keeps no daemon from ending.
+func reply(ctx context.Context, conn net.Conn, r response) error {
 	data, err := json.Marshal(r)
 	if err != nil {
 		return err
@@ -218,6 +263,7 @@ func reply(conn net.Conn, r response) error {
 	if err := conn.SetWriteDeadline(time.Now().Add(idleTimeout)); err != nil {
 		return err
 	}
+	defer context.AfterFunc(ctx, func() { _ = conn.SetWriteDeadline(time.Now().Add(lastWrite)) })()
 	_, err = conn.Write(append(data, '\n'))
 	return err
 }

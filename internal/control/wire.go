@@ -30,6 +30,9 @@ const (
 	// idleTimeout ends a connection on which no request comes.
 	idleTimeout = 10 * time.Second
 
+	// lastWrite is how long a daemon that ends waits for a client to read its answer.
+	lastWrite = time.Second
+
 	// maxConns bounds the memory that clients can hold; all are root's.
 	maxConns = 16
 )

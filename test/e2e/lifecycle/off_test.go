@@ -4,6 +4,7 @@ package lifecycle
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"testing"
@@ -15,12 +16,18 @@ import (
 	"github.com/overlane/overlane/test/speed"
 )
 
+// Clients that ask nothing, as many as there may be, are in nothing's way.
 func TestOffMakesTheDaemonRestoreAndEndWithZero(t *testing.T) {
 	b := lab(t, bed.Options{Pods: 2})
 	before := masks(t, b)
 	d, l := start(t, b)
+	for range 16 {
+		idle, err := net.Dial("unix", d.Folder()+"/control.sock")
+		must(t, err)
+		defer idle.Close()
+	}
 	r := d.Verb("off")
-	if r.Code != 0 || !strings.Contains(r.Out, fmt.Sprint(d.PID)) {
+	if r.Code != 0 || !strings.Contains(r.Out, fmt.Sprint(d.PID)) || strings.Contains(r.Out, "did not answer") {
 		t.Errorf("overlane off, with a daemon of pid %d: %s", d.PID, r)
 	}
 	// It has ended, not only promised to.
