@@ -11,13 +11,15 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* One entry: it is read as a whole. */
-OL_MAP(PERCPU_ARRAY, ol_aggregates, 1, __u32, struct ol_aggregated);
+/* What is counted on tunnels, and on NICs. Each entry is read as a whole. */
+enum ol_place { OL_ON_TUNNELS, OL_ON_NICS, OL_NR_PLACES };
 
-/* The last datagram of each of some flows. */
-#define OL_DATAGRAMS 512
+OL_MAP(PERCPU_ARRAY, ol_aggregates, OL_NR_PLACES, __u32, struct ol_aggregated);
 
-OL_MAP(PERCPU_ARRAY, ol_datagrams, OL_DATAGRAMS, __u32, struct ol_datagram);
+/* The last datagram of each of some flows. Index: place * OL_DATAGRAMS + what the flow's name comes to. */
+#define OL_DATAGRAMS 256
+
+OL_MAP(PERCPU_ARRAY, ol_datagrams, (OL_NR_PLACES * OL_DATAGRAMS), __u32, struct ol_datagram);
 
 /* A packet's headers: all of them need not be in its first buffer. */
 OL_MAP(PERCPU_ARRAY, ol_datagram_heads, 1, __u32, __u8[OL_DATAGRAM_HEADERS]);
@@ -25,12 +27,31 @@ OL_MAP(PERCPU_ARRAY, ol_datagram_heads, 1, __u32, __u8[OL_DATAGRAM_HEADERS]);
 /* The longest frame that a packet of the NICs can hold. */
 volatile __u32 ol_whole = 0xffff;
 
+static __always_inline struct ol_datagram *ol_last_datagram(enum ol_place place, __u64 flow)
+{
+	return ol_at(&ol_datagrams,
+		     place * OL_DATAGRAMS + (__u32)(flow * 0x9e3779b97f4a7c15ULL >> 56));
+}
+
+/* Reads headers from there on; 0 if there are none. */
+static __always_inline int ol_datagram_head(struct __sk_buff *skb, __u32 from, __u8 *data)
+{
+	__u32 n = skb->len;
+
+	if (n <= from)
+		return 0;
+	n -= from;
+	if (n > OL_DATAGRAM_HEADERS)
+		n = OL_DATAGRAM_HEADERS;
+	asm volatile("" : "+r"(n)); /* the compiler knows that it is not 0, the verifier does not */
+	return n && !bpf_skb_load_bytes(skb, from, data, n);
+}
+
 SEC("tcx/ingress")
 int ol_tunnel_count(struct __sk_buff *skb)
 {
-	__u32 segs = skb->gso_segs > 1 ? skb->gso_segs : 1, len = skb->len;
-	__u32 head = len < OL_DATAGRAM_HEADERS ? len : OL_DATAGRAM_HEADERS;
-	struct ol_aggregated *a = ol_at(&ol_aggregates, 0);
+	__u32 segs = skb->gso_segs > 1 ? skb->gso_segs : 1;
+	struct ol_aggregated *a = ol_at(&ol_aggregates, OL_ON_TUNNELS);
 	__u8 *data = ol_at(&ol_datagram_heads, 0);
 	struct ol_cpu *cpu = ol_get_cpu(bpf_get_smp_processor_id());
 	struct ol_datagram d = {}, *last;
@@ -39,15 +60,15 @@ int ol_tunnel_count(struct __sk_buff *skb)
 	if (!a || !data)
 		return TCX_NEXT;
 	a->packets += segs;
-	if (!head || bpf_skb_load_bytes(skb, 0, data, head))
+	if (!ol_datagram_head(skb, 0, data))
 		return TCX_NEXT;
-	port = ol_datagram_read(data, len, segs, ol_whole, &d);
+	port = ol_datagram_read(data, skb->len, segs, ol_whole, &d);
 	if (port < 0)
 		return TCX_NEXT;
 	a->udp += segs;
 	d.at = a->packets;
 	d.poll = cpu ? cpu->seq : 0;
-	last = ol_at(&ol_datagrams, d.flow * 0x9e3779b97f4a7c15ULL >> 55);
+	last = ol_last_datagram(OL_ON_TUNNELS, d.flow);
 	if (!last)
 		return TCX_NEXT;
 	a->mixed += ol_datagram_mixed(last, &d);
@@ -59,6 +80,60 @@ int ol_tunnel_count(struct __sk_buff *skb)
 		a->together += last->poll == d.poll;
 		a->port = port;
 	}
+	*last = d;
+	return TCX_NEXT;
+}
+
+/* Where the frame in a tunnel's packet begins; 0: it is none. */
+static __always_inline __u32 ol_inner_frame(const __u8 *data, __u32 *form)
+{
+	struct ol_policy *policy = ol_get_policy();
+	__u32 room, at = ol_datagram_ports(data, &room, form), i, len;
+
+	if (!at || !policy)
+		return 0;
+	for (i = 0; i < OL_MAX_TUNNELS && i < policy->nr_tunnels; i++) {
+		const struct ol_tunnel *t = &policy->tunnel[i];
+
+		if (!t->kind || t->port != ol_be16(data + at + 2))
+			continue;
+		len = ol_encap(t->kind, data + at + 8);
+		return len ? at + 8 + len : 0;
+	}
+	return 0;
+}
+
+/*
+ * A NIC joins also what comes out of tunnels without a program, and what the host forwards and is no tunnel's. What sockets
+ * of the host get it joins not, so that a flow counts once some of it was joined.
+ */
+SEC("tcx/ingress")
+int ol_nic_order(struct __sk_buff *skb)
+{
+	__u32 segs = skb->gso_segs > 1 ? skb->gso_segs : 1, outer = OL_FORM_V4, inner;
+	struct ol_aggregated *a = ol_at(&ol_aggregates, OL_ON_NICS);
+	__u8 *data = ol_at(&ol_datagram_heads, 0);
+	struct ol_datagram d = {}, *last;
+
+	if (!a || !data)
+		return TCX_NEXT;
+	a->packets += segs;
+	if (!ol_datagram_head(skb, 0, data))
+		return TCX_NEXT;
+	inner = ol_inner_frame(data, &outer);
+	if (inner && !ol_datagram_head(skb, inner, data))
+		return TCX_NEXT;
+	if (ol_datagram_read(data, skb->len - inner, segs, ~0U, &d) < 0)
+		return TCX_NEXT;
+	if (inner && outer == OL_FORM_ALONE)
+		d.form = OL_FORM_ALONE;
+	d.at = a->packets;
+	last = ol_last_datagram(OL_ON_NICS, d.flow);
+	if (!last)
+		return TCX_NEXT;
+	d.joined = segs > 1 || (last->flow == d.flow && last->joined);
+	if (d.joined)
+		a->mixed += ol_datagram_mixed(last, &d);
 	*last = d;
 	return TCX_NEXT;
 }

@@ -33,11 +33,13 @@ struct ol_aggregated {
 
 /* A datagram, as far as GRO compares it with the next of its flow. */
 struct ol_datagram {
-	__u64 flow; /* addresses and ports, mixed */
-	__u32 len;  /* of the frame; 0: none */
-	__u32 at;   /* packets that had come out of tunnels on this core */
-	__u32 form; /* OL_FORM_... */
-	__u32 poll; /* polls that had ended on this core: GRO joins within one */
+	__u64 flow;   /* addresses and ports, mixed */
+	__u32 len;    /* of the frame; 0: none */
+	__u32 at;     /* packets that had come out of tunnels on this core */
+	__u32 form;   /* OL_FORM_... */
+	__u32 poll;   /* polls that had ended on this core: GRO joins within one */
+	__u32 joined; /* GRO has joined some of the flow */
+	__u32 pad;
 };
 
 /*
@@ -67,8 +69,11 @@ OL_INLINE __u64 ol_flow_name(const __u8 *ip, const __u8 *l4, __u8 proto)
 	return mixed + !mixed;
 }
 
-/* What is read of a frame: Ethernet, IPv6, an extension header of 32 bytes, UDP; of IPv4 with all options it is less. */
-#define OL_DATAGRAM_HEADERS (OL_ETH_HLEN + 40 + 32 + 8)
+/*
+ * What is read of a frame: Ethernet, IPv6, an extension header of 32 bytes, UDP, the head of a tunnel's header; of IPv4 with
+ * all options it is less.
+ */
+#define OL_DATAGRAM_HEADERS (OL_ETH_HLEN + 40 + 32 + 8 + OL_ENCAP_HLEN)
 
 /*
  * Where a datagram of UDP, or its first fragment, has its ports, and how GRO takes it by its IP header; *room: what that

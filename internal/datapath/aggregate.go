@@ -29,6 +29,11 @@ func (a *Aggregation) Attach(dev Device) (io.Closer, error) {
 	return attachTCXAt(dev, ebpf.AttachTCXIngress, link.Head(), a.objs.OlTunnelCount)
 }
 
+// AttachNIC attaches the program that tells flows which the GRO of a NIC would reorder, likewise.
+func (a *Aggregation) AttachNIC(dev Device) (io.Closer, error) {
+	return attachTCXAt(dev, ebpf.AttachTCXIngress, link.Head(), a.objs.OlNicOrder)
+}
+
 // Fits says how long the longest frame in a tunnel is that a packet of the NICs can hold: a longer one came in outer
 // fragments.
 func (a *Aggregation) Fits(frame int) error {
@@ -77,12 +82,19 @@ func (c AggregateCounters) Sub(o AggregateCounters) AggregateCounters {
 
 // Counters reads the totals since the program was loaded.
 func (a *Aggregation) Counters() (c AggregateCounters, err error) {
-	var cores []aggregateOlAggregated
-	if err := a.objs.OlAggregates.Lookup(uint32(0), &cores); err != nil {
-		return c, fmt.Errorf("read what is aggregated: %w", err)
-	}
-	for _, n := range cores {
-		c = c.Add(AggregateCounters{n.Packets, n.Udp, n.Datagrams, n.Supers, n.Follows, n.Together, n.Mixed, uint16(n.Port)})
+	const onTunnels, onNICs = 0, 1 // enum ol_place
+	for _, place := range []uint32{onTunnels, onNICs} {
+		var cores []aggregateOlAggregated
+		if err := a.objs.OlAggregates.Lookup(place, &cores); err != nil {
+			return c, fmt.Errorf("read what is aggregated: %w", err)
+		}
+		for _, n := range cores {
+			if place == onNICs {
+				c.Mixed += n.Mixed
+				continue
+			}
+			c = c.Add(AggregateCounters{n.Packets, n.Udp, n.Datagrams, n.Supers, n.Follows, n.Together, n.Mixed, uint16(n.Port)})
+		}
 	}
 	return c, nil
 }

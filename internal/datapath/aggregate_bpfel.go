@@ -56,6 +56,7 @@ const (
 	aggregateMapOlSlots          = "ol_slots"
 	aggregateMapOlTurns          = "ol_turns"
 	aggregateMapOlUnnumbered     = "ol_unnumbered"
+	aggregateProgOlNicOrder      = "ol_nic_order"
 	aggregateProgOlTunnelCount   = "ol_tunnel_count"
 	aggregateVarOlAbiEnums       = "ol_abi_enums"
 	aggregateVarOlKey0           = "ol_key0"
@@ -107,6 +108,7 @@ type aggregateSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type aggregateProgramSpecs struct {
+	OlNicOrder    *ebpf.ProgramSpec `ebpf:"ol_nic_order"`
 	OlTunnelCount *ebpf.ProgramSpec `ebpf:"ol_tunnel_count"`
 }
 
@@ -249,11 +251,13 @@ type aggregateVariables struct {
 //
 // It can be passed to loadAggregateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type aggregatePrograms struct {
+	OlNicOrder    *ebpf.Program `ebpf:"ol_nic_order"`
 	OlTunnelCount *ebpf.Program `ebpf:"ol_tunnel_count"`
 }
 
 func (p *aggregatePrograms) Close() error {
 	return _AggregateClose(
+		p.OlNicOrder,
 		p.OlTunnelCount,
 	)
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"github.com/overlane/overlane/internal/encap"
 	"github.com/overlane/overlane/test/parser/packet"
 )
 
@@ -102,8 +103,65 @@ func TestDatagramsThatCouldBeJoinedAreCounted(t *testing.T) {
 		b.run(t, f, 1)
 	}
 	b.run(t, datagram(9, 1000, packet.IPv4{}), 20)
-	want := AggregateCounters{Packets: 25, UDP: 24, Datagrams: 20, Supers: 1, Follows: 2, Port: 53}
+	want := AggregateCounters{Packets: 25, UDP: 24, Datagrams: 20, Supers: 1, Follows: 2, Together: 2, Port: 53}
 	if c, err := a.Counters(); err != nil || c != want {
 		t.Errorf("counted %+v (%v), want %+v", c, err, want)
+	}
+}
+
+// On a NIC a flow counts once GRO has joined some of it: what comes in tunnels, with or without a program of its own, and
+// what the host forwards.
+func TestFlowsThatANICTakesInPartAreCounted(t *testing.T) {
+	d, core := load(t), pinned(t)
+	if err := d.SetTunnels([]TunnelDevice{
+		{Kind: encap.VXLAN, VNI: 1, Port: packet.VXLANPort, Ifindex: 1000, NetnsIno: 1},
+		{Kind: encap.Geneve, VNI: 1, Port: packet.GenevePort, Ifindex: 1001, NetnsIno: 1},
+	}, nil); err != nil {
+		t.Fatal(err)
+	}
+	const otherVNI = 77
+	plain, first := packet.IPv4{}, packet.IPv4{More: true}
+	bare := func(ip packet.Layer) []byte { return datagram(9, 100, ip) }
+	vxlan := func(outer packet.IPv4) func(packet.Layer) []byte {
+		return func(ip packet.Layer) []byte {
+			return packet.Build(packet.Ethernet{}, outer, packet.UDP{Src: 1, Dst: packet.VXLANPort}, packet.VXLAN{VNI: otherVNI}, packet.Raw(bare(ip)))
+		}
+	}
+	geneve := func(ip packet.Layer) []byte {
+		return packet.Build(packet.Ethernet{}, packet.IPv6{}, packet.UDP{Src: 1, Dst: packet.GenevePort}, packet.Geneve{VNI: 1, Options: 8}, packet.Raw(bare(ip)))
+	}
+	for name, tt := range map[string]struct {
+		frames [][]byte
+		segs   uint32 // of the first
+		mixed  uint64
+	}{
+		"forwarded":                        {[][]byte{bare(plain), bare(first)}, 40, 1},
+		"forwarded, nothing joined":        {[][]byte{bare(plain), bare(first)}, 1, 0},
+		"forwarded, alike":                 {[][]byte{bare(plain), bare(plain)}, 40, 0},
+		"joined long ago":                  {[][]byte{bare(plain), bare(plain), bare(first), bare(first)}, 40, 1},
+		"in VXLAN":                         {[][]byte{vxlan(plain)(plain), vxlan(plain)(first)}, 40, 1},
+		"in VXLAN, alike":                  {[][]byte{vxlan(plain)(plain), vxlan(plain)(plain)}, 40, 0},
+		"in outer fragments":               {[][]byte{vxlan(plain)(plain), vxlan(first)(plain)}, 40, 1},
+		"in Geneve with options":           {[][]byte{geneve(plain), geneve(first)}, 40, 1},
+		"a tunnel's packet without inside": {[][]byte{packet.Build(packet.Ethernet{}, plain, packet.UDP{Src: 1, Dst: packet.VXLANPort}, packet.VXLAN{})}, 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, err := d.LoadAggregation()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { a.Close() })
+			b := &bench{Datapath: d, prog: a.objs.OlNicOrder, core: core}
+			for i, f := range tt.frames {
+				segs := uint32(1)
+				if i == 0 {
+					segs = tt.segs
+				}
+				b.run(t, f, segs)
+			}
+			if c, err := a.Counters(); err != nil || c != (AggregateCounters{Mixed: tt.mixed}) {
+				t.Errorf("counted %+v (%v), want %d taken otherwise than others of their flow", c, err, tt.mixed)
+			}
+		})
 	}
 }

@@ -57,6 +57,8 @@ type AggregationWindow struct {
 	Unread uint64
 	// Short: a core was short of time for what it receives.
 	Short bool
+	// Taken says why GRO joins none of Follows; empty: not known.
+	Taken string
 }
 
 // add takes in what came after it.
@@ -334,6 +336,9 @@ func (a *Aggregation) judge(now time.Time, w AggregationWindow) {
 		why := inARow(l.share)
 		if l.share >= often {
 			why = fmt.Sprintf("%.0f %% of the overlay's packets are datagrams that come in a row, and %.0f %% are joined", l.share*100, share*100)
+			if w.Taken != "" {
+				why += ": " + w.Taken
+			}
 		}
 		a.refuse(now, why, l)
 	case sum.Supers > 0:

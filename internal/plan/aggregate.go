@@ -18,8 +18,12 @@ const (
 	GROList       = ethtool.GROList
 )
 
-// CountProgram counts what aggregation comes to.
-const CountProgram = "ol_tunnel_count"
+const (
+	// CountProgram counts what aggregation comes to.
+	CountProgram = "ol_tunnel_count"
+	// OrderProgram tells flows that the GRO of a NIC would reorder.
+	OrderProgram = "ol_nic_order"
+)
 
 // Aggregator is an underlay, or a tunnel, as aggregation finds it.
 type Aggregator struct {
@@ -54,7 +58,7 @@ func Aggregates(t Target) Setting {
 func Aggregate(in AggregateInput) Plan {
 	p := Plan{Steps: []Step{}, Attach: []Attachment{}, Skipped: []Skip{}}
 	on := false
-	for _, dev := range slices.Concat(in.Underlays, in.Tunnels) {
+	for i, dev := range slices.Concat(in.Underlays, in.Tunnels) {
 		s := Aggregates(dev.Target)
 		ours, touched := in.Owned[s]
 		if why := dev.unfit(touched); why != "" {
@@ -67,6 +71,9 @@ func Aggregate(in AggregateInput) Plan {
 		if on = true; dev.Forwarding != "on" {
 			p.Steps = append(p.Steps, Step{Setting: s, Was: dev.Forwarding, First: Requested(dev.Forwarding), Want: "on",
 				Reason: "datagrams of one flow that come in a row cross the overlay as one packet"})
+		}
+		if i < len(in.Underlays) {
+			p.Attach = append(p.Attach, Attachment{Target: dev.Target, Program: OrderProgram, Hook: "tcx ingress", Reason: "tells flows that would be reordered"})
 		}
 	}
 	p.Steps = of(ByAggregation, p.Steps)

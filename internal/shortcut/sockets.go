@@ -4,6 +4,7 @@ package shortcut
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -109,4 +110,33 @@ func readFilters(list []Socket) error {
 		list[i].Filter = filters[s.Inode]
 	}
 	return nil
+}
+
+// mostSockets is most for the UDP sockets of a host, of which a name server has thousands.
+const mostSockets = 1 << 20
+
+// TakenByGRO tells whether the namespace that the calling thread is in has a UDP socket that is bound to a port and to no
+// address. GRO takes datagrams to that port for the socket's, whatever their address, and joins none unless it asked for
+// that (udp4_gro_lookup_skb, udp_gro_receive).
+func TakenByGRO(port uint16) (bool, error) {
+	for _, path := range []string{"/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"} {
+		sockets, err := first(path, mostSockets)
+		if err != nil && !errors.Is(err, errLong) {
+			return false, err
+		}
+		if slices.ContainsFunc(sockets, func(line string) bool { return bound(line, port) }) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// bound reads a line of /proc/net/udp or udp6: is the socket bound to this port, and to no address on either side?
+func bound(line string, port uint16) bool {
+	f := strings.Fields(line)
+	if len(f) < 3 {
+		return false
+	}
+	local, at, _ := strings.Cut(f[1], ":")
+	return at == fmt.Sprintf("%04X", port) && strings.Trim(local, "0") == "" && strings.Trim(f[2], "0:") == ""
 }

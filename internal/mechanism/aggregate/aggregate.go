@@ -55,6 +55,8 @@ type Host interface {
 type Program interface {
 	// Attach attaches it to a tunnel.
 	Attach(datapath.Device) (io.Closer, error)
+	// AttachNIC attaches to a NIC what tells flows that its GRO would reorder.
+	AttachNIC(datapath.Device) (io.Closer, error)
 	// Fits tells it how long frames are at most that come in one packet of the NICs.
 	Fits(frame int) error
 	Counters() (datapath.AggregateCounters, error)
@@ -81,7 +83,9 @@ type Aggregate struct {
 	mode governor.Mode
 	gov  *governor.Aggregation
 	// reads reads what there is to plan by; all: nothing is taken from the last full scan.
-	reads   func(owned map[plan.Setting]plan.Owned, all bool) (plan.AggregateInput, error)
+	reads func(owned map[plan.Setting]plan.Owned, all bool) (plan.AggregateInput, error)
+	// taken says why GRO joins none of the datagrams to a port, empty if that is not known.
+	taken   func(port uint16) (string, error)
 	dp      Program // nil while nothing is counted
 	done    stage   // of what was carried out last
 	counted datapath.AggregateCounters
@@ -92,6 +96,7 @@ type Aggregate struct {
 	joins   float64                    // datagrams a second that were joined, in the last window
 	past    datapath.AggregateCounters // of the times before
 	hooks   mechanism.Hooks            // on tunnels
+	nics    mechanism.Hooks            // on NICs, while these join
 	skipped []plan.Skip
 	none    bool                      // no underlay can
 	rules   *shortcut.JoinEligibility // nil while it does not act, and where it is forced
@@ -109,7 +114,7 @@ type Aggregate struct {
 // New is the mechanism in a mode.
 func New(host Host, mode governor.Mode) *Aggregate {
 	a := &Aggregate{host: host, mode: mode, gov: governor.NewAggregation(mode)}
-	a.reads = a.read
+	a.reads, a.taken = a.read, takenByHost
 	return a
 }
 
@@ -214,6 +219,11 @@ func (a *Aggregate) count(now time.Time, w *governor.AggregationWindow) error {
 	}
 	a.joins = float64(n.Datagrams) / max(now.Sub(a.at).Seconds(), time.Millisecond.Seconds())
 	a.counted, a.at = c, now
+	if a.gov.Joins() && n.Supers == 0 && n.Follows > 0 {
+		if w.Taken, err = a.taken(n.Port); err != nil {
+			return err
+		}
+	}
 	if a.clock == nil {
 		return nil
 	}
@@ -224,6 +234,14 @@ func (a *Aggregate) count(now time.Time, w *governor.AggregationWindow) error {
 	w.Busy, w.Unread = cost.Busy-a.cost.Busy, cost.Unread-a.cost.Unread
 	a.cost = cost
 	return nil
+}
+
+// takenByHost says whether a socket of the NICs' namespace keeps GRO from joining what is sent to a port.
+func takenByHost(port uint16) (why string, err error) {
+	if taken, err := shortcut.TakenByGRO(port); err != nil || !taken {
+		return "", err
+	}
+	return fmt.Sprintf("a program of the host receives on UDP port %d of all addresses, and GRO takes the pods' datagrams to that port for its own", port), nil
 }
 
 // noClock is one where the kernel has none: what cannot be measured has not paid.
@@ -361,7 +379,7 @@ func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned) er
 		if err != nil {
 			return err
 		}
-		a.dp, a.hooks, a.counted, a.at = dp, mechanism.Hooks{}, datapath.AggregateCounters{}, time.Now()
+		a.dp, a.hooks, a.nics, a.counted, a.at = dp, mechanism.Hooks{}, mechanism.Hooks{}, datapath.AggregateCounters{}, time.Now()
 	}
 	here, snap := map[plan.Target]bool{}, a.host.Snapshot()
 	for _, dev := range snap.Receivers() {
@@ -377,8 +395,13 @@ func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned) er
 	if rep.Count(apply.Restored) > 0 {
 		a.host.Relearn()
 	}
-	// The program that counts comes first, so that what is aggregated is counted.
-	err = errors.Join(a.hooks.Follow(a.host, made.Attach, mechanism.AttachFor, a.dp.Attach), a.dp.Fits(longest(snap)))
+	// Programs come first, so that what is aggregated is counted.
+	tunnels, nics := attachments(made.Attach)
+	if !a.stage().joins {
+		nics = nil
+	}
+	err = errors.Join(a.hooks.Follow(a.host, tunnels, mechanism.AttachFor, a.dp.Attach),
+		a.nics.Follow(a.host, nics, mechanism.AttachFor, a.dp.AttachNIC), a.dp.Fits(longest(snap)))
 	if errors.Is(err, mechanism.ErrMore) {
 		a.moved = true // goes on with the next window
 		return nil
@@ -391,6 +414,18 @@ func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned) er
 		err = errors.Join(err, a.join(made.Steps))
 	}
 	return err
+}
+
+// attachments parts those to tunnels from those to NICs.
+func attachments(planned []plan.Attachment) (tunnels, nics []plan.Attachment) {
+	for _, at := range planned {
+		if at.Program == plan.OrderProgram {
+			nics = append(nics, at)
+		} else {
+			tunnels = append(tunnels, at)
+		}
+	}
+	return tunnels, nics
 }
 
 // Outer headers between IP and the inner frame: UDP's and the tunnel's without options, and IPv4's and IPv6's.
@@ -458,7 +493,7 @@ func (a *Aggregate) stop() (rep apply.Report, err error) {
 	rep, err = a.host.Restore(plan.ByAggregation, nil)
 	err = errors.Join(closed, err)
 	_, e := a.host.SetApart(false)
-	err = errors.Join(err, e, a.hooks.Close())
+	err = errors.Join(err, e, a.nics.Close(), a.hooks.Close())
 	c, e := a.dp.Counters()
 	if e == nil {
 		a.past = a.past.Add(c)

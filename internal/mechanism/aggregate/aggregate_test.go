@@ -4,6 +4,7 @@ package aggregate
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -44,6 +45,8 @@ type program struct {
 }
 
 func (p *program) Attach(datapath.Device) (io.Closer, error) { return io.NopCloser(nil), nil }
+
+func (p *program) AttachNIC(datapath.Device) (io.Closer, error) { return io.NopCloser(nil), nil }
 
 func (p *program) Fits(frame int) error { p.frame = frame; return nil }
 
@@ -419,6 +422,28 @@ func TestAFlowThatGROTakesInPartEndsIt(t *testing.T) {
 	f.windows(t, 50, 1)
 	f.is(t, false, control.Standby, "which would overtake them")
 	f.joins(t)
+}
+
+// Where a host's socket keeps GRO from joining, status says which port, and does not call it active.
+func TestAHostsSocketThatTakesThePodsPortIsNamed(t *testing.T) {
+	f := newFixture(governor.Auto)
+	f.taken = func(port uint16) (string, error) { return fmt.Sprintf("port %d is taken", port), nil }
+	f.program.Port = 53
+	for range 60 {
+		f.now = f.now.Add(100 * time.Millisecond)
+		f.program.Packets += 10_000
+		f.program.UDP += 10_000
+		f.program.Follows += 9000
+		f.program.Together += 9000
+		f.program.Port = 53
+		if err := f.Step(t.Context(), f.now); err != nil {
+			t.Fatal(err)
+		}
+		if f.State() == governor.Active {
+			t.Fatalf("active, with none joined: %+v", f.Report())
+		}
+	}
+	f.is(t, true, control.Standby, "90 % of the overlay's packets are datagrams that come in a row, and 0 % are joined: port 53 is taken")
 }
 
 // The program is told what is longer than any frame that came whole.
