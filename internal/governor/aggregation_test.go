@@ -11,15 +11,6 @@ import (
 	"time"
 )
 
-// after steps through windows of a tenth of a second.
-func after(a *Aggregation, now *time.Time, d time.Duration, w AggregationWindow) Decision {
-	for end := now.Add(d); now.Before(end); {
-		*now = now.Add(100 * time.Millisecond)
-		a.Step(*now, w)
-	}
-	return a.Last()
-}
-
 // traffic is what comes out of tunnels in each window.
 type traffic struct {
 	packets uint64  // a window

@@ -4,14 +4,17 @@ package lifecycle
 
 import (
 	"fmt"
+	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/test/e2e/rig"
 	"github.com/overlane/overlane/test/speed"
 )
@@ -139,4 +142,36 @@ func TestAggregationLeavesAloneWhatAnotherProgramSwitchesOff(t *testing.T) {
 		t.Errorf("after it, wire and tunnel: %v", on)
 	}
 	joined(t, l.Stop(), 2)
+}
+
+// What was seen of TCP says nothing of datagrams that come after it: they are looked at long before the same load would be.
+func TestAggregationSeesDatagramsAfterTCP(t *testing.T) {
+	if _, err := exec.LookPath("iperf3"); err != nil {
+		t.Skip("needs iperf3")
+	}
+	b := lab(t, bed.Options{})
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: aggregates})
+	end := func(h *bed.Host) traffic.Endpoint { return traffic.Endpoint{NS: h.Pods[0].NS, Addr: h.Pods[0].IP4} }
+	tcp, err := traffic.StartTCP(t.Context(), end(b.Sender()), end(b.Receiver()), traffic.TCPConfig{Streams: 2, Length: rig.Patience})
+	must(t, err)
+	t.Cleanup(tcp.Stop)
+	var before control.Mechanism
+	rig.Until(t, "TCP is judged", func() (bool, string) {
+		before = d.Status().Mechanism("aggregate")
+		return before.State == control.Standby && strings.Contains(before.Reason, "datagrams that come in a row; looked at again"), fmt.Sprintf("%+v", before)
+	})
+	tcp.Stop()
+	l := rig.StartLoad(t, b, 2)
+	rig.Until(t, "datagrams are joined", func() (bool, string) {
+		st := d.Status()
+		return st.Counters.SuperPackets > 100, fmt.Sprintf("%+v", st.Mechanism("aggregate"))
+	})
+	const pause = 30 * time.Second
+	if m := d.Status().Mechanism("aggregate"); m.State == control.Active && m.Since.Sub(before.Since) > pause {
+		t.Errorf("it acts since %s, and stood by since %s", m.Since, before.Since)
+	}
+	d.Signal(unix.SIGTERM)
+	d.Exited()
+	d.GoneBoth()
+	joined(t, l.Stop(), 1)
 }
