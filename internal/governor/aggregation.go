@@ -214,7 +214,8 @@ func (a *Aggregation) Step(now time.Time, w AggregationWindow) Decision {
 // handleClockJump bounds what a clock that jumped back would have made last for ever.
 func (a *Aggregation) handleClockJump(now time.Time) {
 	if now.Before(a.stretch.since) {
-		a.stretch.since, a.begun, a.quiet, a.useless = now, now, now, now
+		a.stretch = stretch{since: now}
+		a.begun, a.quiet, a.useless = now, now, now
 		a.pause, a.barred = time.Time{}, time.Time{}
 	}
 }
