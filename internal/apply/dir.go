@@ -5,6 +5,7 @@ package apply
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -36,6 +37,11 @@ func Open(stateDir string, cookie uint64) (*Dir, error) {
 	}
 	path := filepath.Join(abs, strconv.FormatUint(cookie, 10))
 	if err := os.MkdirAll(path, 0o700); err != nil {
+		if at, ok := errors.AsType[*fs.PathError](err); ok {
+			if to, e := os.Readlink(at.Path); e == nil {
+				err = fmt.Errorf("%s is a symlink to %s, where no directory is: make one", at.Path, to)
+			}
+		}
 		return nil, fmt.Errorf("create state directory: %w (choose another with --state-dir)", err)
 	}
 	root, err := os.OpenRoot(path)
@@ -68,7 +74,7 @@ func (d *Dir) Close() error { return d.root.Close() }
 // Entries reads, without the lock, what the journal says is changed now. It
 // may lag behind a living owner.
 func (d *Dir) Entries() ([]Entry, error) {
-	data, err := d.root.ReadFile(journalName)
+	data, err := d.ReadFile(journalName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -79,14 +85,40 @@ func (d *Dir) Entries() ([]Entry, error) {
 	return st.entries, err
 }
 
-// ReadFile reads a file of the folder that is not the journal's.
-func (d *Dir) ReadFile(name string) ([]byte, error) { return d.root.ReadFile(name) }
+// open opens a file of the folder. What another program has put there in its place is not followed, nor waited for.
+func (d *Dir) open(name string, flag int) (*os.File, error) {
+	path := filepath.Join(d.path, name)
+	switch st, err := d.root.Lstat(name); {
+	case errors.Is(err, fs.ErrNotExist), err == nil && st.Mode().IsRegular():
+		return d.root.OpenFile(name, flag, 0o600)
+	case err != nil:
+		return nil, err
+	case st.Mode().Type() == fs.ModeSymlink:
+		to, err := d.root.Readlink(name)
+		return nil, errors.Join(fmt.Errorf("%s is a symlink to %s, and none is followed in a state directory: put the file itself in its place, or give the directory that is meant with --state-dir", path, to), err)
+	}
+	return nil, fmt.Errorf("%s is in the way and is no regular file: remove it", path)
+}
 
-// WriteFile replaces such a file, or leaves it as it was.
+// ReadFile reads a file of the folder.
+func (d *Dir) ReadFile(name string) ([]byte, error) {
+	f, err := d.open(name, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(f)
+	return data, errors.Join(err, f.Close())
+}
+
+// WriteFile replaces a file that is not the journal's, or leaves it as it was.
 func (d *Dir) WriteFile(name string, data []byte) error {
 	fresh := name + ".new"
-	err := d.root.WriteFile(fresh, data, 0o600)
-	if err == nil {
+	f, err := d.open(fresh, os.O_WRONLY|os.O_CREATE|os.O_TRUNC)
+	if err != nil {
+		return fmt.Errorf("write %s in %s: %w", name, d.path, err)
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Close()); err == nil {
 		err = d.root.Rename(fresh, name)
 	}
 	if err != nil {

@@ -37,7 +37,7 @@ func openJournal(d *Dir) (*journal, error) {
 		return nil, fmt.Errorf("open journal: %w", err)
 	}
 	j := &journal{dir: d, boot: strings.TrimSpace(string(boot))}
-	data, err := d.root.ReadFile(journalName)
+	data, err := d.ReadFile(journalName)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read journal: %w", err)
 	}
@@ -113,7 +113,7 @@ func (j *journal) lost() bool {
 func (j *journal) append(buf []byte) error {
 	isNew := j.f == nil
 	if isNew {
-		f, err := j.dir.root.OpenFile(journalName, os.O_RDWR|os.O_CREATE, 0o600)
+		f, err := j.dir.open(journalName, os.O_RDWR|os.O_CREATE)
 		if err != nil {
 			return err
 		}
@@ -184,7 +184,7 @@ func (j *journal) remove() error {
 }
 
 func (j *journal) replace() error {
-	f, err := j.dir.root.OpenFile(rewriteName, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := j.dir.open(rewriteName, os.O_RDWR|os.O_CREATE|os.O_TRUNC)
 	if err != nil {
 		return err
 	}

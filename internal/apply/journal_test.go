@@ -214,6 +214,65 @@ func tinyDisk(t *testing.T, pages int) string {
 	return fmt.Sprintf("/proc/self/fd/%d", mnt)
 }
 
+// The way to a state directory may lead by symlinks, as /var/run does. What stands in place of its files is an error that
+// names it, and what would mend it; it is neither followed nor waited for.
+func TestWhatStandsInPlaceOfTheStateIsNamed(t *testing.T) {
+	link := func(to string) func(string) error { return func(path string) error { return os.Symlink(to, path) } }
+	for _, name := range []string{lockName, journalName} {
+		for what, put := range map[string]func(path string) error{
+			"is a symlink to /etc/hosts, and none is followed": link("/etc/hosts"),
+			"is a symlink to /none/journal":                    link("/none/journal"),
+			"is a symlink to other":                            link("other"),
+			"is in the way and is no regular file: remove it":  func(path string) error { return unix.Mkfifo(path, 0o600) },
+		} {
+			state := t.TempDir()
+			path := filepath.Join(state, "7", name)
+			if err := errors.Join(os.Mkdir(filepath.Dir(path), 0o700), put(path)); err != nil {
+				t.Fatal(err)
+			}
+			d, err := Open(state, 7)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := d.Lock(); err == nil || !strings.Contains(err.Error(), path+" "+what) {
+				t.Errorf("%s: %v, want %s", name, err, what)
+			}
+			if _, err := d.Entries(); name == journalName && (err == nil || !strings.Contains(err.Error(), path+" "+what)) {
+				t.Errorf("reading: %v, want %s", err, what)
+			}
+			if name == lockName && d.Holder() != 0 {
+				t.Error("it has a holder")
+			}
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+
+	state := t.TempDir()
+	if err := errors.Join(os.Mkdir(state+"/run", 0o700), os.Symlink("run", state+"/var"), os.Symlink("none", state+"/lost")); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"/var", "/var/overlane"} {
+		d, err := Open(state+dir, 7)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := d.Lock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(l.Unlock(), d.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, dir := range []string{"/lost", "/lost/overlane"} {
+		if _, err := Open(state+dir, 7); err == nil || !strings.Contains(err.Error(), state+"/lost is a symlink to none, where no directory is: make one") {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+}
+
 func TestNoJournalNoChange(t *testing.T) {
 	b := newBed(t)
 	// One page for the pid in the lock, one for the filler or the journal.

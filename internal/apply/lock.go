@@ -91,7 +91,7 @@ func (d *Dir) Lock() (*Locked, error) {
 
 // lock takes the lock in a role, which "" or restoring names.
 func (d *Dir) lock(role string) (*Locked, error) {
-	f, err := d.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := d.open(lockName, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, fmt.Errorf("open lock: %w", err)
 	}
@@ -166,7 +166,7 @@ func (l *Locked) told(rep *Report) {
 // Holder returns the pid that the lock file names, 0 if none. Whether that
 // process lives, and still holds the lock, only Lock tells.
 func (d *Dir) Holder() int {
-	f, err := d.root.Open(lockName)
+	f, err := d.open(lockName, os.O_RDONLY)
 	if err != nil {
 		return 0
 	}
