@@ -22,6 +22,12 @@ enum ol_limit {
 	OL_MAX_LANES = 64,   /* lanes of one stage */
 	OL_MAX_TUNNELS = 16, /* tunnels steered at a time; further ones take the stock path */
 	OL_SLOTS = 4096,     /* flows are steered by slot, as RFS does */
+	/*
+	 * 2^7 * 9 * 5 * 7 * 11 * 13: of the hashes of a flow for one lane and another the difference is a
+	 * multiple of it. A program that chooses one of n sockets by hash modulo n chooses the same, for each
+	 * n to 16 and many more.
+	 */
+	OL_HASH_STEP = 5765760,
 	OL_FRAGS = 1024,     /* fragmented inner datagrams, remembered per core */
 	OL_TAG = 0x8000,     /* skb->tc_index: "slot number follows", or that of a packet */
 	OL_TAG_NUMBERS = 0x8000,
@@ -188,7 +194,8 @@ struct ol_lanes {
 	__u32 nr;
 	__u16 cpu[OL_MAX_LANES];
 	__u8 instead[OL_MAX_LANES]; /* itself, or the lane for the flows of one that leaves */
-	__u32 hash[OL_MAX_LANES];   /* lowest skb->hash that RPS maps to the lane, plus one */
+	__u32 hash[OL_MAX_LANES];   /* a multiple of OL_HASH_STEP, not 0, that RPS maps to the lane */
+	__u32 steps;		    /* so many more behind each of these are the lane's, too */
 };
 
 /* The branches of what some cores poll of elephants; no lane is in two sets. */
@@ -227,6 +234,7 @@ struct ol_policy {
 	__u32 express_epoch; /* changes when no program saw what took which path */
 	struct ol_lanes stage[OL_NR_STAGES];
 	struct ol_set set[OL_SETS];
+	__u32 pod_stay[OL_MAX_CPUS];  /* as ol_lanes.hash, of the core itself at the pod stage; 0: none */
 	__u8 set_of[OL_MAX_CPUS];     /* by the core that polls */
 	__u8 branch[OL_MAX_LANES];    /* that a lane is in its set */
 	__u16 busy[OL_MAX_CPUS];      /* utilisation in 1/1000, from the daemon */

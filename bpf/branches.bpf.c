@@ -206,7 +206,7 @@ int ol_pod_merge(struct __sk_buff *skb)
 		return TCX_NEXT;
 	lane = ol_lane_index(g->behind % lanes->nr);
 	segs = skb->gso_segs ? skb->gso_segs : 1;
-	bpf_set_hash(skb, lanes->hash[lane] + g->slot);
+	bpf_set_hash(skb, ol_lane_hash(lanes, lane, g->slot));
 	ol_count(OL_CNT_POD, segs);
 	ol_count(OL_CNT_POD_STEERED, segs);
 	ol_count_lane(OL_STAGE_POD, lane, segs);

@@ -69,6 +69,22 @@ int ol_tunnel_clear(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
+/*
+ * Keeps a packet on this core, whose queue it takes anyway. Programs in the pod may choose sockets by its hash: it gets
+ * one that leads to this core, or 0 where the pod's mask is without it. flow is what is the same for all of its flow, if
+ * that is known.
+ */
+static __always_inline int ol_pod_stay(struct __sk_buff *skb, const struct ol_policy *policy,
+				       __u32 this_cpu, __u32 flow, int known)
+{
+	__u32 first = this_cpu < OL_MAX_CPUS ? policy->pod_stay[this_cpu] : 0;
+
+	if (!first || !known || !(policy->flags & OL_F_NEUTRAL))
+		return ol_stay(skb, policy);
+	bpf_set_hash(skb, ol_hash_from(&policy->stage[OL_STAGE_POD], first, flow));
+	return TCX_NEXT;
+}
+
 SEC("tcx/egress")
 int ol_pod_out(struct __sk_buff *skb)
 {
@@ -79,7 +95,7 @@ int ol_pod_out(struct __sk_buff *skb)
 	if (!policy || !cpu)
 		return TCX_NEXT;
 	if (!(skb->tc_index & OL_TAG))
-		return ol_stay(skb, policy);
+		return ol_pod_stay(skb, policy, this_cpu, skb->hash, skb->hash != 0);
 
 	struct ol_hop h = ol_hop_at(OL_STAGE_POD, policy, cpu, this_cpu, OL_NO_CELL);
 
@@ -93,8 +109,8 @@ int ol_pod_out(struct __sk_buff *skb)
 		return ol_refuse(skb);
 	/* A lane on this core is the queue that the packet takes anyway. */
 	if (lane >= OL_MAX_LANES || h.lanes->cpu[lane] == this_cpu)
-		return ol_stay(skb, policy);
-	bpf_set_hash(skb, h.lanes->hash[lane] + h.slot);
+		return ol_pod_stay(skb, policy, this_cpu, h.slot, 1);
+	bpf_set_hash(skb, ol_lane_hash(h.lanes, lane, h.slot));
 	ol_count(OL_CNT_POD_STEERED, segs);
 	ol_count_lane(OL_STAGE_POD, lane, segs);
 	return TCX_NEXT;

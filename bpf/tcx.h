@@ -15,6 +15,22 @@
 
 OL_MAP(PERCPU_ARRAY, ol_header_copies, 1, __u32, __u8[OL_HEADERS]);
 
+/*
+ * The hash by which RPS takes a packet to a lane, from what is the same for all of its flow. It keeps what is left of
+ * that modulo OL_HASH_STEP, and differs from flow to flow in its high bits, by which queues and buckets are chosen.
+ */
+static __always_inline __u32 ol_hash_from(const struct ol_lanes *lanes, __u32 first, __u32 flow)
+{
+	__u32 steps = lanes->steps;
+
+	return first + flow % OL_HASH_STEP + (steps ? flow % steps : 0) * OL_HASH_STEP;
+}
+
+static __always_inline __u32 ol_lane_hash(const struct ol_lanes *lanes, __u32 lane, __u32 flow)
+{
+	return ol_hash_from(lanes, lanes->hash[ol_lane_index(lane)], flow);
+}
+
 /* Keeps a packet that is not steered where it is, if RPS would else move it. */
 static __always_inline int ol_stay(struct __sk_buff *skb, const struct ol_policy *policy)
 {
@@ -91,7 +107,7 @@ static __always_inline int ol_to_tunnel(struct __sk_buff *skb, struct ol_policy 
 	if (lane >= lanes->nr)
 		return ol_stay(skb, policy);
 	lane = ol_lane_index(lane);
-	bpf_set_hash(skb, lanes->hash[lane] + slot);
+	bpf_set_hash(skb, ol_lane_hash(lanes, lane, slot));
 	ol_count(OL_CNT_STEERED, segs);
 	ol_count_lane(OL_STAGE_TUNNEL, lane, segs);
 	return TCX_NEXT;

@@ -266,6 +266,7 @@ type branchesOlPolicy struct {
 		Cpu     [64]uint16
 		Instead [64]uint8
 		Hash    [64]uint32
+		Steps   uint32
 	}
 	Set [64]struct {
 		_      structs.HostLayout
@@ -273,10 +274,12 @@ type branchesOlPolicy struct {
 		Behind uint8
 		Lane   [8]uint8
 	}
+	PodStay   [512]uint32
 	SetOf     [512]uint8
 	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+	_         [4]byte
 }
 
 type branchesOlPort struct {

@@ -20,6 +20,7 @@ const (
 	mergeOlLimitOL_MAX_LANES       mergeOlLimit = 64
 	mergeOlLimitOL_MAX_TUNNELS     mergeOlLimit = 16
 	mergeOlLimitOL_SLOTS           mergeOlLimit = 4096
+	mergeOlLimitOL_HASH_STEP       mergeOlLimit = 5765760
 	mergeOlLimitOL_FRAGS           mergeOlLimit = 1024
 	mergeOlLimitOL_TAG             mergeOlLimit = 32768
 	mergeOlLimitOL_TAG_NUMBERS     mergeOlLimit = 32768

@@ -37,9 +37,12 @@ const LaneLocal = 0xff
 const MaxLanes = int(stagesOlLimitOL_MAX_LANES)
 
 // SetLanes names the cores that take a stage's work, in ascending order: the
-// order in which the kernel keeps the cores of an RPS mask. It must not be
-// called while a core steers to that stage.
-func (d *Datapath) SetLanes(s Stage, cores []int) error {
+// order in which the kernel keeps the cores of an RPS mask. mask are the cores of
+// that, if these are more. It must not be called while a core steers to that stage.
+func (d *Datapath) SetLanes(s Stage, cores []int, mask ...int) error {
+	if len(mask) == 0 {
+		mask = cores
+	}
 	if len(cores) > MaxLanes {
 		return fmt.Errorf("set lanes of stage %s: %d cores, at most %d can be used", s, len(cores), MaxLanes)
 	}
@@ -49,19 +52,35 @@ func (d *Datapath) SetLanes(s Stage, cores []int) error {
 	d.policy.Stage[s] = stagesOlPolicy{}.Stage[s]
 	p := &d.policy.Stage[s]
 	p.Nr = uint32(len(cores))
+	if s == Pod {
+		clear(d.policy.PodStay[:])
+		for i, c := range mask {
+			d.policy.PodStay[c], _ = laneHash(i, len(mask))
+		}
+	}
 	for i, c := range cores {
 		p.Cpu[i] = uint16(c)
 		p.Instead[i] = uint8(i)
-		p.Hash[i] = laneHash(i, len(cores))
+		at := slices.Index(mask, c)
+		if at < 0 {
+			return fmt.Errorf("set lanes of stage %s: core %d is not in the mask %v", s, c, mask)
+		}
+		p.Hash[i], p.Steps = laneHash(at, len(mask))
 	}
 	return d.writePolicy()
 }
 
-// laneHash is the lowest skb->hash, plus one, that reciprocal_scale() maps to
-// index i of n; a flow's slot is added to it. It is never 0: a packet without
-// hash is not steered.
-func laneHash(i, n int) uint32 {
-	return uint32((uint64(i)<<32+uint64(n)-1)/uint64(n)) + 1
+// hashStep is what hashes of a flow for one lane and another differ by, or by a multiple of it.
+const hashStep = uint64(stagesOlLimitOL_HASH_STEP)
+
+// MaxMask is of how many cores a mask may be that SetLanes is told of.
+const MaxMask = 1 << 32 / int(hashStep) / 2
+
+// laneHash is the lowest multiple of hashStep that reciprocal_scale() maps to index i of n, and how many more follow
+// whose hashes up to the next one are all mapped there. It is not 0: a packet without hash is not steered.
+func laneHash(i, n int) (lowest, steps uint32) {
+	first := (uint64(i)<<32 + uint64(n) - 1) / uint64(n)
+	return uint32((first/hashStep + 1) * hashStep), uint32(1<<32/uint64(n)/hashStep - 1)
 }
 
 // SetLeaving marks cores that take no flow of a stage any more: the next core of

@@ -265,6 +265,7 @@ const (
 	priorityOlLimitOL_MAX_LANES       priorityOlLimit = 64
 	priorityOlLimitOL_MAX_TUNNELS     priorityOlLimit = 16
 	priorityOlLimitOL_SLOTS           priorityOlLimit = 4096
+	priorityOlLimitOL_HASH_STEP       priorityOlLimit = 5765760
 	priorityOlLimitOL_FRAGS           priorityOlLimit = 1024
 	priorityOlLimitOL_TAG             priorityOlLimit = 32768
 	priorityOlLimitOL_TAG_NUMBERS     priorityOlLimit = 32768
@@ -370,6 +371,7 @@ type priorityOlPolicy struct {
 		Cpu     [64]uint16
 		Instead [64]uint8
 		Hash    [64]uint32
+		Steps   uint32
 	}
 	Set [64]struct {
 		_      structs.HostLayout
@@ -377,10 +379,12 @@ type priorityOlPolicy struct {
 		Behind uint8
 		Lane   [8]uint8
 	}
+	PodStay   [512]uint32
 	SetOf     [512]uint8
 	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+	_         [4]byte
 }
 
 type priorityOlPort struct {

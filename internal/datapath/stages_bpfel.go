@@ -191,6 +191,7 @@ const (
 	stagesOlLimitOL_MAX_LANES       stagesOlLimit = 64
 	stagesOlLimitOL_MAX_TUNNELS     stagesOlLimit = 16
 	stagesOlLimitOL_SLOTS           stagesOlLimit = 4096
+	stagesOlLimitOL_HASH_STEP       stagesOlLimit = 5765760
 	stagesOlLimitOL_FRAGS           stagesOlLimit = 1024
 	stagesOlLimitOL_TAG             stagesOlLimit = 32768
 	stagesOlLimitOL_TAG_NUMBERS     stagesOlLimit = 32768
@@ -288,12 +289,15 @@ type stagesOlPolicy struct {
 		Cpu     [64]uint16
 		Instead [64]uint8
 		Hash    [64]uint32
+		Steps   uint32
 	}
 	Set       [64]stagesOlSet
+	PodStay   [512]uint32
 	SetOf     [512]uint8
 	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+	_         [4]byte
 }
 
 type stagesOlPort struct {

@@ -224,6 +224,7 @@ type traceOlPolicy struct {
 		Cpu     [64]uint16
 		Instead [64]uint8
 		Hash    [64]uint32
+		Steps   uint32
 	}
 	Set [64]struct {
 		_      structs.HostLayout
@@ -231,10 +232,12 @@ type traceOlPolicy struct {
 		Behind uint8
 		Lane   [8]uint8
 	}
+	PodStay   [512]uint32
 	SetOf     [512]uint8
 	Branch    [64]uint8
 	Busy      [512]uint16
 	CoreFlags [512]uint8
+	_         [4]byte
 }
 
 type traceOlPort struct {

@@ -60,6 +60,8 @@ type Input struct {
 	// TunnelCores and PodCores are the cores on which a stage goes on; none
 	// means that the stage stays where the one before it ran.
 	TunnelCores, PodCores []int
+	// PodMask are the cores of the pods' masks where these are more: those on which flows may stay.
+	PodMask []int
 	// Merge is, for each namespace in which split flows are put in order, the device for
 	// that; none where there is nothing to do.
 	Merge []Step
@@ -93,7 +95,8 @@ func Pipeline(in Input) Plan {
 		name    Stage
 		devices []Device
 		cores   []int
-	}{{Tunnel, in.Tunnels, in.TunnelCores}, {Pod, in.Pods, in.PodCores}} {
+		mask    []int
+	}{{Tunnel, in.Tunnels, in.TunnelCores, nil}, {Pod, in.Pods, in.PodCores, in.PodMask}} {
 		for _, dev := range stage.devices {
 			if alone[dev.Target] {
 				continue // ruled out before: no program of ours sees its packets
@@ -121,7 +124,7 @@ func Pipeline(in Input) Plan {
 			if len(cores) > 0 && len(dev.RxQueues) > 0 {
 				steered[stage.name] = true
 			}
-			p.Steps = append(p.Steps, masks(stage.name, dev, cores, in.Owned)...)
+			p.Steps = append(p.Steps, masks(stage.name, dev, cores, stage.mask, in.Owned)...)
 		}
 	}
 	for _, a := range in.Attach {
@@ -176,16 +179,23 @@ func Foreign(dev Device, owned map[Setting]Owned) string {
 	return ""
 }
 
-func masks(stage Stage, dev Device, cores []int, owned map[Setting]Owned) []Step {
+func masks(stage Stage, dev Device, cores, mask []int, owned map[Setting]Owned) []Step {
 	var steps []Step
+	if len(mask) == 0 {
+		mask = cores
+	}
+	goesOn := fmt.Sprintf("%s stage goes on on %s", stage, coresText(cores))
+	if len(mask) > len(cores) {
+		goesOn += ", or stays where it is"
+	}
 	for _, q := range dev.RxQueues {
 		s := RPSMask(dev.Target, q.Index)
 		step := Step{
 			Setting: s,
 			Was:     s.Canonical(q.RPSCPUs),
 			First:   s.Canonical(q.RPSCPUs),
-			Want:    Mask(cores),
-			Reason:  fmt.Sprintf("%s stage goes on on %s", stage, coresText(cores)),
+			Want:    Mask(mask),
+			Reason:  goesOn,
 		}
 		ours, touched := owned[s]
 		if touched {

@@ -38,7 +38,8 @@ type actuator struct {
 	microflows datapath.Split
 	noUDP      string // why UDP flows cannot be put in order, if so
 	armed      bool
-	arming     bool // armed, and arm is to be called again
+	arming     bool  // armed, and arm is to be called again
+	mask       []int // of the pods
 	steering   bool
 	draining   draining        // while flows are called back
 	attached   mechanism.Hooks // at tcx
@@ -59,6 +60,9 @@ type actuator struct {
 // arm puts programs and masks in place; every flow still takes the stock path. It may end with mechanism.ErrMore, and is
 // to be called again.
 func (a *actuator) arm(ctx context.Context, snap node.Snapshot, layout governor.Layout) error {
+	if !a.arming {
+		a.mask = podMask(layout, a.host.Cores())
+	}
 	a.armed, a.arming, a.layout = true, true, layout
 	if err := a.useMerge(); err != nil {
 		return err
@@ -83,7 +87,11 @@ func (a *actuator) arm(ctx context.Context, snap node.Snapshot, layout governor.
 		return err
 	}
 	for stage, cores := range a.stages() {
-		if err := a.dp.SetLanes(stage, cores); err != nil {
+		var mask []int
+		if stage == datapath.Pod {
+			mask = a.mask
+		}
+		if err := a.dp.SetLanes(stage, cores, mask...); err != nil {
 			return err
 		}
 	}
@@ -281,6 +289,7 @@ func (a *actuator) plan(snap node.Snapshot) plan.Plan {
 		past = a.merge.skips(a.past(a.merge.watchers, snap), snap.Pods)
 	}
 	in := planInput(devices, snap, a.layout, a.host.Owned(plan.ByPipeline), a.host.Places(), a.wants(a.layout), past)
+	in.PodMask = a.mask
 	leaveToExpress(&in, snap, a.host.Express)
 	a.unplanned = false
 	maps.DeleteFunc(a.refused, func(k node.DevKey, _ refusal) bool { return !present(snap, k) })
@@ -564,7 +573,7 @@ func (a *actuator) takeOff(ctx context.Context, inSteps bool) (apply.Report, err
 		// Each frame costs more while it is there, and to attach it again costs nothing.
 		err = errors.Join(err, a.host.Places().ReleaseAll(xdp.Microflows))
 	}
-	a.armed, a.arming, a.steering, a.layout, a.skipped = false, false, false, governor.Layout{}, nil
+	a.armed, a.arming, a.steering, a.layout, a.mask, a.skipped = false, false, false, governor.Layout{}, nil, nil
 	a.nothing, a.share = "", share{}
 	clear(a.refused)
 	return rep, err
@@ -579,12 +588,12 @@ func (a *actuator) detach(inSteps bool) error {
 	})
 }
 
-// stale tells that the layout uses cores that are not configured any more, or lanes whose threads may run elsewhere:
+// stale tells that layout and masks have cores that are not configured any more, or lanes whose threads may run elsewhere:
 // their cores were offline.
 func (a *actuator) stale(cores []int) bool {
 	gone := func(c int) bool { return !slices.Contains(cores, c) }
 	strayed := func(c int) bool { return a.lost[c] }
-	return slices.ContainsFunc(a.layout.Cores(), gone) || slices.ContainsFunc(a.layout.NIC, strayed)
+	return slices.ContainsFunc(a.layout.Cores(), gone) || slices.ContainsFunc(a.mask, gone) || slices.ContainsFunc(a.layout.NIC, strayed)
 }
 
 // leave makes flows leave the lanes of cores that shall take none any more.

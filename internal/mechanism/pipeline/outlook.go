@@ -45,6 +45,7 @@ func stages(v *mechanism.View, opts Options) mechanism.Outlook {
 	}
 	out.Placement = &mechanism.Placement{NIC: layout.NIC, Tunnel: layout.Tunnel, Pod: layout.Pod, Reason: layout.Reason}
 	in := planInput(v.Scanner, v.Snapshot, *layout, v.Owned(plan.ByPipeline), v.Places, xdp.Want{By: xdp.Pipeline, Asked: true}, nil)
+	in.PodMask = podMask(*layout, v.Cores)
 	leaveToExpress(&in, v.Snapshot, func(p node.Pod) bool { return v.Express[p.Peer.Key()] })
 	out.Plan = plan.Pipeline(in)
 	out.Attach = v.Missing(out.Attach)

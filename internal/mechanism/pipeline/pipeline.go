@@ -78,7 +78,7 @@ type Kernel interface {
 	Cores() ([]datapath.Core, error)
 	Counters() (datapath.Counters, error)
 	LanePackets(stage datapath.Stage, lane int) (uint64, error)
-	SetLanes(datapath.Stage, []int) error
+	SetLanes(s datapath.Stage, cores []int, mask ...int) error
 	StartLanes(cores []int) error
 	EndLanes(which func(core int) bool) error
 	SetLeaving(stage datapath.Stage, leaving func(core int) bool) error

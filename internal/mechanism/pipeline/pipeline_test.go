@@ -81,7 +81,7 @@ func (k *kernel) AttachTunnel(datapath.Device) (io.Closer, error)        { retur
 func (k *kernel) AttachPod(datapath.Device) (io.Closer, error)           { return program{}, nil }
 func (k *kernel) AttachPodLeftAlone(datapath.Device) (io.Closer, error)  { return program{}, nil }
 
-func (k *kernel) SetLanes(s datapath.Stage, cores []int) error {
+func (k *kernel) SetLanes(s datapath.Stage, cores []int, _ ...int) error {
 	k.lanes[s] = cores
 	return k.fails
 }

@@ -134,6 +134,19 @@ func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned 
 	return in
 }
 
+// podMask are the cores of the pods' masks: also those that are no lanes, so that a packet that stays on one can have a
+// hash, by which programs in the pod may choose its socket.
+func podMask(layout governor.Layout, cores []int) []int {
+	if len(layout.Pod) == 0 || layout.Split {
+		return nil
+	}
+	mask := slices.Compact(slices.Sorted(slices.Values(slices.Concat(layout.Pod, cores))))
+	if len(mask) > datapath.MaxMask {
+		return nil
+	}
+	return mask
+}
+
 // LeftAlone are the devices that the pipeline would not touch, wherever its stages go on, and why. Doctor says
 // by it what plan and run say.
 func LeftAlone(s node.Reader, snap node.Snapshot, owned map[plan.Setting]plan.Owned) []plan.Skip {
