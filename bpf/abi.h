@@ -28,8 +28,8 @@ enum ol_limit {
 	 * n to 16 and many more.
 	 */
 	OL_HASH_STEP = 5765760,
-	OL_FRAGS = 1024,     /* fragmented inner datagrams, remembered per core */
-	OL_TAG = 0x8000,     /* skb->tc_index: "slot number follows", or that of a packet */
+	OL_FRAGS = 1024, /* fragmented inner datagrams, remembered per core */
+	OL_TAG = 0x8000, /* skb->tc_index: "slot number follows", or that of a packet */
 	OL_TAG_NUMBERS = 0x8000,
 	OL_TAG_LATENCY = 0x4000, /* the same: of the latency class */
 	OL_TAG_HASH = 0x1000,	 /* its hash is ours; "branch plus one follows", or 0 */
@@ -194,8 +194,8 @@ struct ol_lanes {
 	__u32 nr;
 	__u16 cpu[OL_MAX_LANES];
 	__u8 instead[OL_MAX_LANES]; /* itself, or the lane for the flows of one that leaves */
-	__u32 hash[OL_MAX_LANES];   /* a multiple of OL_HASH_STEP, not 0, that RPS maps to the lane */
-	__u32 steps;		    /* so many more behind each of these are the lane's, too */
+	__u32 hash[OL_MAX_LANES]; /* a multiple of OL_HASH_STEP, not 0, that RPS maps to the lane */
+	__u32 steps;		  /* so many more behind each of these are the lane's, too */
 };
 
 /* The branches of what some cores poll of elephants; no lane is in two sets. */
@@ -234,7 +234,8 @@ struct ol_policy {
 	__u32 express_epoch; /* changes when no program saw what took which path */
 	struct ol_lanes stage[OL_NR_STAGES];
 	struct ol_set set[OL_SETS];
-	__u32 pod_stay[OL_MAX_CPUS];  /* as ol_lanes.hash, of the core itself at the pod stage; 0: none */
+	__u32 pod_stay
+		[OL_MAX_CPUS]; /* as ol_lanes.hash, of the core itself at the pod stage; 0: none */
 	__u8 set_of[OL_MAX_CPUS];     /* by the core that polls */
 	__u8 branch[OL_MAX_LANES];    /* that a lane is in its set */
 	__u16 busy[OL_MAX_CPUS];      /* utilisation in 1/1000, from the daemon */

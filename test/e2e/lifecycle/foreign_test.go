@@ -94,17 +94,17 @@ func TestMaskChangedUnderTheDaemonStaysAsItIs(t *testing.T) {
 	b := lab(t, bed.Options{Pods: 2})
 	d, l := start(t, b)
 	pod := b.Receiver().Pods[1]
-	rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", "3")
+	rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", "1")
 	t.Cleanup(func() { rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", "0") })
 	// Once flows are drained it is as any mask that another program has set: until then it says "changed".
 	saysManual(t, d, bed.PodDev, "by another program")
 	l.GoesOn()
 	ends(t, d)
-	if said := "changed by another program from 1 to 3"; !strings.Contains(d.Log(), said) {
+	if said := "changed by another program from 3 to 1"; !strings.Contains(d.Log(), said) {
 		t.Errorf("the log does not say %q:\n%s", said, d.Log())
 	}
-	if now := rig.Mask(t, pod.NS, bed.PodDev); now != "3" {
-		t.Errorf("the mask is %q, was set to 3 by another program", now)
+	if now := rig.Mask(t, pod.NS, bed.PodDev); now != "1" {
+		t.Errorf("the mask is %q, was set to 1 by another program", now)
 	}
 	// What the administrator did is not guarded.
 	overtaken(t, l.Stop(), 2)

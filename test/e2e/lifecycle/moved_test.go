@@ -73,9 +73,9 @@ func TestMasksWrittenOverAndOverAreNoticedOnce(t *testing.T) {
 	d, l := start(t, b)
 	pod := b.Receiver().Pods[1]
 	t.Cleanup(func() { rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", "0") })
-	// The last is not what overlane has written, which is 1: a daemon that looks seldom has seen no other.
+	// The last is not what overlane has written, which is 3: a daemon that looks seldom has seen no other.
 	for i := range 10 {
-		rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", []string{"1", "3"}[i%2])
+		rig.SetQueue(t, pod.NS, bed.PodDev, "rps_cpus", []string{"3", "1"}[i%2])
 		time.Sleep(150 * time.Millisecond) // the pace of what is tested, not a wait
 	}
 	saysManual(t, d, bed.PodDev, "by another program")
@@ -84,8 +84,8 @@ func TestMasksWrittenOverAndOverAreNoticedOnce(t *testing.T) {
 	if n := strings.Count(d.Log(), "pipeline is taken off"); n != 1 {
 		t.Errorf("%d decisions for one foreign program:\n%s", n, d.Log())
 	}
-	if now := rig.Mask(t, pod.NS, bed.PodDev); now != "3" {
-		t.Errorf("the mask is %q, was set to 3 by another program", now)
+	if now := rig.Mask(t, pod.NS, bed.PodDev); now != "1" {
+		t.Errorf("the mask is %q, was set to 1 by another program", now)
 	}
 	l.GoesOn()
 	ends(t, d)

@@ -24,8 +24,8 @@ func TestABurstOfTunnelsIsBoundedWork(t *testing.T) {
 	b := rig.Lab(t, bed.Options{})
 	residue.Check(t, rig.Scope(b))
 	l := rig.StartSteady(t, b, 2)
-	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: fmt.Sprintf(
-		"pipeline: forced\naggregate: forced\npriority: {rules: [{name: bulk, proto: udp, port: %d, class: bulk}]}\n", traffic.Port)})
+	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: fmt.Sprintf("pipeline: forced\naggregate: forced\n"+
+		"priority: {rules: [{name: bulk, proto: udp, port: %d, class: bulk}]}\n", traffic.Port)})
 	s := &life{t: t, b: b, d: d, l: l}
 	d.Says("pipeline active")
 
@@ -49,7 +49,8 @@ func TestABurstOfTunnelsIsBoundedWork(t *testing.T) {
 		}
 	}
 	before := s.look()
-	script(fmt.Sprintf("link add many# type vxlan id 100# dstport %d dev %s\nlink set many# up\n", bed.TunnelPort, b.Receiver().Wire))
+	script(fmt.Sprintf("link add many# type vxlan id 100# dstport %d dev %s\nlink set many# up\n",
+		bed.TunnelPort, b.Receiver().Wire))
 	rig.Until(t, "all tunnels are served, as far as they are to be", func() (bool, string) {
 		tunnels, alone := 0, 0
 		st := s.status()
