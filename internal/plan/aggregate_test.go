@@ -65,3 +65,21 @@ func TestAggregationChangesOnlyWhatNoOtherProgramDecides(t *testing.T) {
 		})
 	}
 }
+
+// A tunnel that is not counted has no program; one that joins already goes on.
+func TestTunnelsThatAreNotCountedGetNoProgram(t *testing.T) {
+	nic := Aggregator{Target: Target{42, 2, "u0"}, GRO: "on", Forwarding: "off", List: "off"}
+	busy, joins, idle := nic, nic, Aggregator{Target: Target{42, 7, "vx2"}, Unfit: "others receive more", Uncounted: true}
+	busy.Target = Target{42, 5, "vx0"}
+	joins.Target, joins.Forwarding, joins.Uncounted = Target{42, 6, "vx1"}, "on", true
+	p := Aggregate(AggregateInput{
+		Underlays: []Aggregator{nic}, Tunnels: []Aggregator{busy, joins, idle},
+		Owned: map[Setting]Owned{Aggregates(joins.Target): {First: "off", Wrote: "on"}},
+	})
+	if len(p.Attach) != 1 || p.Attach[0].Target != busy.Target {
+		t.Errorf("programs %+v, want one on %s", p.Attach, busy.Target)
+	}
+	if len(p.Steps) != 2 || len(p.Skipped) != 1 || p.Skipped[0].Target != idle.Target {
+		t.Errorf("steps %+v, skipped %+v", p.Steps, p.Skipped)
+	}
+}

@@ -337,3 +337,24 @@ func TestJSONKeepsThePlan(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", text, want)
 	}
 }
+
+// The mask of a pod names also the cores on which packets stay, that of a tunnel its lanes alone.
+func TestPodsMasksHaveTheCoresOnWhichPacketsStay(t *testing.T) {
+	in := Input{
+		Tunnels:     []Device{{Target: Target{42, 5, "vx0"}, RxQueues: []RxQueue{{RPSCPUs: "0"}}}},
+		Pods:        []Device{{Target: Target{43, 7, "eth0"}, RxQueues: []RxQueue{{RPSCPUs: "0"}}}},
+		TunnelCores: []int{1}, PodCores: []int{0}, PodMask: []int{0, 1, 2, 3},
+	}
+	var got []string
+	for _, s := range Pipeline(in).Steps {
+		got = append(got, s.Want+" "+s.Reason)
+	}
+	want := []string{"2 tunnel stage goes on on core 1", "f pod stage goes on on core 0, or stays where it is"}
+	if !slices.Equal(got, want) {
+		t.Errorf("steps %q, want %q", got, want)
+	}
+	in.PodCores = nil
+	if p := Pipeline(in); len(p.Steps) != 1 {
+		t.Errorf("a pod stage that goes on nowhere has masks: %+v", p.Steps)
+	}
+}
