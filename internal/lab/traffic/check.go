@@ -69,7 +69,7 @@ func (c *Checker) Listen(ns *netns.Handle, addr netip.AddrPort) error {
 // bind opens a checked socket, which is closed with the checker.
 func (c *Checker) bind(ns *netns.Handle, addr netip.AddrPort) (s int, err error) {
 	err = ns.Do(func() error {
-		if s, err = bindUDP(addr); err != nil {
+		if s, err = Bind(unix.IPPROTO_UDP, addr); err != nil {
 			return err
 		}
 		c.sockets = append(c.sockets, os.NewFile(uintptr(s), "checker"))

@@ -139,7 +139,7 @@ const maxAnswer = 16 << 10
 func dial(from Endpoint, to netip.AddrPort) (*conn, error) {
 	c := &conn{buf: make([]byte, maxAnswer)}
 	err := from.NS.Do(func() (err error) {
-		family, sa := sockaddr(to)
+		family, sa := Sockaddr(to)
 		if c.fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
 		}

@@ -95,7 +95,7 @@ func (p *Probe) end() error {
 
 func (p *Probe) bind(at Endpoint) (s int, err error) {
 	err = at.NS.Do(func() error {
-		if s, err = bindUDP(netip.AddrPortFrom(at.Addr, ProbePort)); err != nil {
+		if s, err = Bind(unix.IPPROTO_UDP, netip.AddrPortFrom(at.Addr, ProbePort)); err != nil {
 			return err
 		}
 		p.sockets = append(p.sockets, s)
@@ -105,7 +105,7 @@ func (p *Probe) bind(at Endpoint) (s int, err error) {
 }
 
 func (p *Probe) transmit(s int, to netip.Addr, every uint64) error {
-	_, sa := sockaddr(netip.AddrPortFrom(to, ProbePort))
+	_, sa := Sockaddr(netip.AddrPortFrom(to, ProbePort))
 	buf := make([]byte, datagram.StampedSize)
 	next := monotonic() + every
 	for seq := uint64(0); !p.stop.Load(); seq++ {

@@ -105,10 +105,10 @@ func newStream(b *bed.Bed, f *Flow, size int) (*stream, error) {
 		s.buf = append(s.buf, payload...)
 	}
 	err = b.Sender().NS.Do(func() error {
-		if s.fd, err = bindUDP(from); err != nil {
+		if s.fd, err = Bind(unix.IPPROTO_UDP, from); err != nil {
 			return err
 		}
-		_, sa := sockaddr(to)
+		_, sa := Sockaddr(to)
 		return errors.Join(
 			unix.Connect(s.fd, sa),
 			unix.SetsockoptInt(s.fd, unix.IPPROTO_IP, unix.IP_RECVERR, 1), // or UDP tells a drop in the queue of the device as sent

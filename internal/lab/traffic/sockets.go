@@ -10,17 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sockaddr is an address as system calls take it, and its family.
-func sockaddr(at netip.AddrPort) (family int, sa unix.Sockaddr) {
+// Sockaddr is an address as system calls take it, and its family.
+func Sockaddr(at netip.AddrPort) (family int, sa unix.Sockaddr) {
 	if at.Addr().Is6() {
 		return unix.AF_INET6, &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
 	}
 	return unix.AF_INET, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
 }
 
-func bindUDP(addr netip.AddrPort) (int, error) {
-	family, sa := sockaddr(addr)
-	s, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+// Bind opens a socket of UDP, or UDP-Lite, at an address of the calling thread's network namespace.
+func Bind(proto int, addr netip.AddrPort) (int, error) {
+	family, sa := Sockaddr(addr)
+	s, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, proto)
 	if err != nil {
 		return -1, err
 	}

@@ -73,14 +73,14 @@ func inOne(f *talker) error {
 
 // framed sends a plain datagram in a frame of the tunnel's that is changed.
 func framed(change func([]byte) []byte) func(*talker) error {
-	return func(f *talker) error { return f.wire(change(f.frame(packet.IPv4{}))) }
+	return func(f *talker) error { return f.put(change(f.frame(packet.IPv4{}))) }
 }
 
 // otherPort gives the tunnel's datagram another source port.
 func otherPort(frame []byte) []byte { return rig.Edited(frame, rig.OuterUDP, 200, 1) }
 
 // optioned sends a plain datagram in a frame of the tunnel's with options.
-func optioned(f *talker) error { return f.wire(f.frame(packet.IPv4{Options: 4})) }
+func optioned(f *talker) error { return f.put(f.frame(packet.IPv4{Options: 4})) }
 
 // anyOf sends one or the other.
 func anyOf(list ...mixture) func(*talker) error {
@@ -153,9 +153,9 @@ type talker struct {
 	odd  func(*talker) error
 	rnd  *rand.Rand
 	buf  []byte
-	// crate makes the frames of a bare flow, which go out at the NIC by tap; nil: the kernel does.
+	// crate makes the frames of a bare flow, and wire sends them; nil: the kernel does.
 	crate *rig.Crate
-	tap   *rig.Tap
+	wire  int
 	ports packet.UDP
 }
 
@@ -164,10 +164,11 @@ func newTalker(id, proto int, from, to netip.Addr, port uint16) (*talker, error)
 	f := &talker{flow: uint16(id), rnd: rand.New(rand.NewPCG(uint64(id), 1)), buf: make([]byte, max(inFragments, segments*plainSize)),
 		ports: packet.UDP{Src: uint16(traffic.BasePort + id), Dst: port}}
 	var err error
-	if f.fd, err = udpSocket(proto, netip.AddrPortFrom(from, uint16(traffic.BasePort+id))); err != nil {
+	if f.fd, err = traffic.Bind(proto, netip.AddrPortFrom(from, uint16(traffic.BasePort+id))); err != nil {
 		return nil, err
 	}
-	errs := []error{unix.Connect(f.fd, address(netip.AddrPortFrom(to, port))), unix.SetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 4<<20)}
+	_, far := traffic.Sockaddr(netip.AddrPortFrom(to, port))
+	errs := []error{unix.Connect(f.fd, far), unix.SetsockoptInt(f.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 4<<20)}
 	if to.Is4() {
 		errs = append(errs, unix.SetsockoptInt(f.fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT))
 	}
@@ -192,7 +193,7 @@ func (f *talker) sayAll(n, size int, with ...[]byte) error {
 // plain sends a datagram that is like most.
 func (f *talker) plain() error {
 	if f.crate != nil {
-		return f.wire(f.frame(packet.IPv4{}))
+		return f.put(f.frame(packet.IPv4{}))
 	}
 	return f.say(plainSize)
 }
@@ -206,9 +207,9 @@ func (f *talker) frame(outer packet.IPv4) []byte {
 	return f.crate.Outer(outer, rig.SumUDP(inner, rig.EthLen))
 }
 
-// wire sends a frame.
-func (f *talker) wire(frame []byte) error {
-	_, err := unix.Write(f.tap.FD(), frame)
+// put sends a frame.
+func (f *talker) put(frame []byte) error {
+	_, err := unix.Write(f.wire, frame)
 	return err
 }
 
@@ -228,27 +229,21 @@ func message(level, kind int, value []byte) []byte {
 	return b
 }
 
-// udpSocket opens a socket of UDP, or UDP-Lite, at an address of the calling thread's namespace.
-func udpSocket(proto int, at netip.AddrPort) (int, error) {
-	family := unix.AF_INET
-	if at.Addr().Is6() {
-		family = unix.AF_INET6
-	}
-	s, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, proto)
+// wireSocket opens a packet socket that sends at the sender's NIC, and gets nothing: a copy of each frame would be another
+// path.
+func wireSocket(b *bed.Bed) (s int, err error) {
+	tx := b.Sender()
+	index, err := bed.Ifindex(tx.NS, tx.Wire)
 	if err != nil {
 		return -1, err
 	}
-	if err := unix.Bind(s, address(at)); err != nil {
-		return -1, errors.Join(err, unix.Close(s))
-	}
-	return s, nil
-}
-
-func address(at netip.AddrPort) unix.Sockaddr {
-	if at.Addr().Is6() {
-		return &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
-	}
-	return &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}
+	err = tx.NS.Do(func() error {
+		if s, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		return unix.Bind(s, &unix.SockaddrLinklayer{Ifindex: index})
+	})
+	return s, err
 }
 
 // listeners are the receiving pod's sockets, each of which a checker looks at.
@@ -256,7 +251,7 @@ func listeners(b *bed.Bed, check *traffic.Checker) (all []int, err error) {
 	pod := b.Receiver().Pods[0]
 	err = pod.NS.Do(func() error {
 		open := func(proto int, ip netip.Addr, port uint16) error {
-			s, err := udpSocket(proto, netip.AddrPortFrom(ip, port))
+			s, err := traffic.Bind(proto, netip.AddrPortFrom(ip, port))
 			if proto == protoLite && errors.Is(err, unix.EPROTONOSUPPORT) {
 				return nil
 			}

@@ -81,19 +81,19 @@ func latencyPort(port int) string {
 	return fmt.Sprintf("rules: [{name: mixture, proto: udp, port: %d}]", port)
 }
 
-func aggregated(c control.Counters) uint64 { return c.AggregatedPackets }
-func steeredOf(c control.Counters) uint64  { return c.SteeredPackets }
-func expressOf(c control.Counters) uint64  { return c.ExpressPackets }
-func latencyOf(c control.Counters) uint64  { return c.LatencyPackets }
-func bulkOf(c control.Counters) uint64     { return c.BulkLane }
+func aggregatedOf(c control.Counters) uint64 { return c.AggregatedPackets }
+func steeredOf(c control.Counters) uint64    { return c.SteeredPackets }
+func expressOf(c control.Counters) uint64    { return c.ExpressPackets }
+func latencyOf(c control.Counters) uint64    { return c.LatencyPackets }
+func bulkOf(c control.Counters) uint64       { return c.BulkLane }
 
 var actings = []acting{
 	{name: "none", brief: true},
-	{name: "default", brief: true, helped: aggregated},
-	{name: "aggregate", brief: true, config: alone("aggregate: forced\n"), helped: aggregated},
+	{name: "default", brief: true, helped: aggregatedOf},
+	{name: "aggregate", brief: true, config: alone("aggregate: forced\n"), helped: aggregatedOf},
 	{name: "pipeline", brief: true, config: alone("pipeline: forced\ntier: tc\n"), helped: steeredOf},
 	{name: "pipeline, xdp", config: alone("pipeline: forced\ntier: xdp\n"), helped: steeredOf},
-	{name: "pipeline, aggregate", config: alone("pipeline: forced\ntier: tc\naggregate: forced\n"), helped: aggregated},
+	{name: "pipeline, aggregate", config: alone("pipeline: forced\ntier: tc\naggregate: forced\n"), helped: aggregatedOf},
 	{name: "priority", brief: true, config: alone("priority: {" + latencyPort(traffic.Port) + "}\n"), helped: latencyOf},
 	{name: "priority, bulk", config: alone("priority: {" + latencyPort(sparsePort) + "}\n"), helped: bulkOf, sparse: true},
 	{name: "priority, sync", config: alone("priority: {mode: sync, " + latencyPort(traffic.Port) + "}\n"), helped: latencyOf},
@@ -165,8 +165,10 @@ func (a acting) in(t *testing.T, b *bed.Bed, kinds []mixture, table map[string]m
 		}
 	})
 	must(t, err)
-	tx := b.Sender()
-	c := &chat{bed: b, check: check, acting: a, crate: rig.NewCrate(t, b), tap: rig.NewTap(t, tx.NS, tx.Wire, tx.WireMAC)}
+	c := &chat{bed: b, check: check, acting: a, crate: rig.NewCrate(t, b)}
+	c.wire, err = wireSocket(b)
+	must(t, err)
+	t.Cleanup(func() { unix.Close(c.wire) })
 	if a.helped != nil {
 		c.daemon = rig.Start(t, rig.Spec{NS: b.Receiver().NS, Program: program(t), Config: a.config})
 		if st, err := c.daemon.Peek(); a.name == "microflows" && err == nil && st.Mechanism("microflows").State == control.Unsupported {
@@ -208,7 +210,7 @@ type chat struct {
 	check   *traffic.Checker
 	daemon  *rig.Daemon // nil: none
 	crate   *rig.Crate
-	tap     *rig.Tap
+	wire    int       // sends frames at the sender's NIC
 	flows   int       // so far
 	empty   uint64    // so far
 	talkers []*talker // of this mixture
@@ -301,7 +303,7 @@ func (c *chat) with(m mixture, send func() error) (got cell, err error) {
 	if err != nil {
 		return got, err
 	}
-	wire, err := c.bed.WireStats()
+	stats, err := c.bed.WireStats()
 	if err != nil {
 		return got, err
 	}
@@ -325,7 +327,7 @@ func (c *chat) with(m mixture, send func() error) (got cell, err error) {
 			}
 			f.odd = m.odd
 			if m.bare {
-				f.crate, f.tap = c.crate, c.tap
+				f.crate, f.wire = c.crate, c.wire
 			}
 			c.flows++
 			c.talkers = append(c.talkers, f)
@@ -366,8 +368,8 @@ func (c *chat) with(m mixture, send func() error) (got cell, err error) {
 		got.twice += v.Duplicated + v.Stale
 	}
 	after, derr := c.done()
-	wired, werr := c.bed.WireStats()
-	got.helped, got.requeued = after-before, wired.Requeued-wire.Requeued
+	now, werr := c.bed.WireStats()
+	got.helped, got.requeued = after-before, now.Requeued-stats.Requeued
 	_, corrupt, aerr := c.check.Alien()
 	if corrupt > 0 {
 		err = errors.Join(err, fmt.Errorf("%d datagrams were changed", corrupt))
