@@ -137,7 +137,7 @@ enum ol_reason {
 	OL_BAD_LENGTH,	       /* a length field contradicts its frame or header */
 	OL_BAD_TUNNEL_HEADER,  /* reserved bits, version, no VNI, critical option */
 	OL_INNER_NOT_IP,       /* ARP and the like */
-	OL_INNER_EXTENSION,    /* inner IPv6 extension header other than a fragment */
+	OL_INNER_EXTENSION,    /* inner IPv6 extension header that is not read */
 	OL_INNER_MULTICAST,    /* inner broadcast or multicast frame */
 	OL_FRAGMENT_UNTRACKED, /* later fragment of a datagram whose first fragment was not seen */
 	OL_HEADLESS,	       /* XDP: the driver puts headers into another buffer than the first */

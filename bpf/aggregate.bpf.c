@@ -84,14 +84,23 @@ int ol_tunnel_count(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
-/* Where the frame in a tunnel's packet begins; 0: it is none. */
-static __always_inline __u32 ol_inner_frame(const __u8 *data, __u32 *form)
+/*
+ * Where the frame in a tunnel's packet begins, 0: it is none. What GRO takes together by the outer headers: *form,
+ * OL_FORM_ALONE or what is beside it, and *ports.
+ */
+static __always_inline __u32 ol_inner_frame(const __u8 *data, __u32 size, __u32 segs, __u32 *form,
+					    __u32 *ports)
 {
 	struct ol_policy *policy = ol_get_policy();
 	__u32 room, at = ol_datagram_ports(data, &room, form), i, len;
 
 	if (!at || !policy)
 		return 0;
+	*ports = ol_word(data + at);
+	if (segs == 1 && at + room != size)
+		*form = OL_FORM_ALONE;
+	else if (*form != OL_FORM_ALONE)
+		*form = data[at + 6] | data[at + 7] ? OL_FORM_SUMMED : OL_FORM_V4;
 	for (i = 0; i < OL_MAX_TUNNELS && i < policy->nr_tunnels; i++) {
 		const struct ol_tunnel *t = &policy->tunnel[i];
 
@@ -105,12 +114,13 @@ static __always_inline __u32 ol_inner_frame(const __u8 *data, __u32 *form)
 
 /*
  * A NIC joins also what comes out of tunnels without a program, and what the host forwards and is no tunnel's. What sockets
- * of the host get it joins not, so that a flow counts once some of it was joined.
+ * of the host get it joins not, so that a flow of that counts once some of it was joined. Packets of a sender on the same
+ * machine may have a socket: GRO takes those of a flow for two that have one and have none (gro_list_prepare).
  */
 SEC("tcx/ingress")
 int ol_nic_order(struct __sk_buff *skb)
 {
-	__u32 segs = skb->gso_segs > 1 ? skb->gso_segs : 1, outer = OL_FORM_V4, inner;
+	__u32 segs = skb->gso_segs > 1 ? skb->gso_segs : 1, outer, ports, inner;
 	struct ol_aggregated *a = ol_at(&ol_aggregates, OL_ON_NICS);
 	__u8 *data = ol_at(&ol_datagram_heads, 0);
 	struct ol_datagram d = {}, *last;
@@ -120,19 +130,25 @@ int ol_nic_order(struct __sk_buff *skb)
 	a->packets += segs;
 	if (!ol_datagram_head(skb, 0, data))
 		return TCX_NEXT;
-	inner = ol_inner_frame(data, &outer);
+	inner = ol_inner_frame(data, skb->len, segs, &outer, &ports);
 	if (inner && !ol_datagram_head(skb, inner, data))
 		return TCX_NEXT;
 	if (ol_datagram_read(data, skb->len - inner, segs, ~0U, &d) < 0)
 		return TCX_NEXT;
 	if (inner && outer == OL_FORM_ALONE)
 		d.form = OL_FORM_ALONE;
+	if (inner && d.form != OL_FORM_ALONE) {
+		d.form |= outer & OL_FORM_SUMMED;
+		d.outer = ports;
+	}
+	if (d.form != OL_FORM_ALONE && skb->sk)
+		d.form |= OL_FORM_OWNED;
 	d.at = a->packets;
 	last = ol_last_datagram(OL_ON_NICS, d.flow);
 	if (!last)
 		return TCX_NEXT;
 	d.joined = segs > 1 || (last->flow == d.flow && last->joined);
-	if (d.joined)
+	if (inner || d.joined)
 		a->mixed += ol_datagram_mixed(last, &d);
 	*last = d;
 	return TCX_NEXT;

@@ -30,6 +30,9 @@ struct ol_aggregated {
 #define OL_FORM_V4 1	      /* with others of its addresses and ports */
 #define OL_FORM_APART 2	      /* only with others that have the same extension header of IPv6 */
 #define OL_FORM_V6 0x01000000 /* and the flow label: only with others of the same one */
+#define OL_FORM_SUMMED \
+	0x02000000 /* beside others: only with those that have an outer checksum, too */
+#define OL_FORM_OWNED 0x04000000 /* beside others: only with those that have a socket, too */
 
 /* A datagram, as far as GRO compares it with the next of its flow. */
 struct ol_datagram {
@@ -39,7 +42,7 @@ struct ol_datagram {
 	__u32 form;   /* OL_FORM_... */
 	__u32 poll;   /* polls that had ended on this core: GRO joins within one */
 	__u32 joined; /* GRO has joined some of the flow */
-	__u32 pad;
+	__u32 outer;  /* ports of the tunnel, 0 behind it: GRO takes together what has the same */
 };
 
 /*
@@ -147,7 +150,8 @@ OL_INLINE int ol_datagram_follows(const struct ol_datagram *last, const struct o
 /* May GRO have had one of the two overtake the other? */
 OL_INLINE int ol_datagram_mixed(const struct ol_datagram *last, const struct ol_datagram *d)
 {
-	return last->len && last->flow == d->flow && last->form != d->form &&
+	return last->len && last->flow == d->flow &&
+	       (last->form != d->form || (d->form != OL_FORM_ALONE && last->outer != d->outer)) &&
 	       d->at - last->at <= OL_MIXED_WITHIN;
 }
 

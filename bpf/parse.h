@@ -210,10 +210,19 @@ OL_INLINE enum ol_reason ol_inner_v4(const struct ol_cursor *c, __u32 off, struc
 	return ol_inner_ports(c, off + ihl, len - ihl, f);
 }
 
+/* So many headers with options, or for routing, are read in front of a fragment's, each of so many times 8 bytes. */
+#define OL_EXTENSIONS 3
+#define OL_EXTENSION_WORDS 4
+
+OL_INLINE int ol_optional(__u8 proto)
+{
+	return proto == 0 || proto == 43 || proto == 60;
+}
+
 OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, __u32 off, struct ol_flow *f)
 {
-	const __u8 *ip = c->data + off, *ext = ip + 40;
-	__u32 len, frag;
+	const __u8 *ip = c->data + off, *ext;
+	__u32 len, frag, head;
 	int i;
 
 	if (!OL_FITS(c, ip, 40))
@@ -234,7 +243,25 @@ OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, __u32 off, struc
 	f->fragment = OL_FRAG_WHOLE;
 	f->ports = 0;
 	f->id = 0;
+	off += 40;
+	/* A flow is one flow, whichever of its packets have them. */
+#pragma unroll
+	for (i = 0; i < OL_EXTENSIONS && ol_optional(f->proto); i++) {
+		ext = c->data + off;
+		if (!OL_FITS(c, ext, 8))
+			return OL_SHORT;
+		head = ext[1];
+		if (head >= OL_EXTENSION_WORDS)
+			return OL_INNER_EXTENSION;
+		head = 8 + 8 * head;
+		if (len < head)
+			return OL_BAD_LENGTH;
+		len -= head;
+		off += head;
+		f->proto = ext[0];
+	}
 	if (f->proto == OL_IPPROTO_FRAGMENT) {
+		ext = c->data + off;
 		if (!OL_FITS(c, ext, 8))
 			return OL_SHORT;
 		if (len < 8)
@@ -251,10 +278,10 @@ OL_INLINE enum ol_reason ol_inner_v6(const struct ol_cursor *c, __u32 off, struc
 		/* An atomic fragment is a whole datagram. */
 		f->fragment = frag & 1 ? OL_FRAG_FIRST : OL_FRAG_WHOLE;
 	}
-	if (f->proto == 0 || f->proto == 43 || f->proto == 44 || f->proto == 51 || f->proto == 60 ||
+	if (ol_optional(f->proto) || f->proto == OL_IPPROTO_FRAGMENT || f->proto == 51 ||
 	    f->proto == 135)
 		return OL_INNER_EXTENSION;
-	return ol_inner_ports(c, off + 40, len, f);
+	return ol_inner_ports(c, off, len, f);
 }
 
 /* Reads the inner Ethernet frame at offset off into f. One VLAN tag is skipped. */

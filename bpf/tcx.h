@@ -10,8 +10,8 @@
 
 #include "steer.h"
 
-/* The longest headers that are read, with 252 bytes of Geneve options. */
-#define OL_HEADERS 404
+/* The longest headers that are read, with 252 bytes of Geneve options and the extension headers of IPv6. */
+#define OL_HEADERS (404 + OL_EXTENSIONS * OL_EXTENSION_WORDS * 8)
 
 OL_MAP(PERCPU_ARRAY, ol_header_copies, 1, __u32, __u8[OL_HEADERS]);
 

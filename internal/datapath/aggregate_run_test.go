@@ -130,11 +130,22 @@ func TestFlowsThatANICTakesInPartAreCounted(t *testing.T) {
 	geneve := func(ip packet.Layer) []byte {
 		return packet.Build(packet.Ethernet{}, packet.IPv6{}, packet.UDP{Src: 1, Dst: packet.GenevePort}, packet.Geneve{VNI: 1, Options: 8}, packet.Raw(bare(ip)))
 	}
+	edited := func(at int, with byte) []byte {
+		f := vxlan(plain)(plain)
+		f[at] = with
+		return f
+	}
 	for name, tt := range map[string]struct {
 		frames [][]byte
 		segs   uint32 // of the first
 		mixed  uint64
 	}{
+		"another outer port":               {[][]byte{vxlan(plain)(plain), edited(14+20+1, 9)}, 1, 1},
+		"an outer checksum":                {[][]byte{vxlan(plain)(plain), edited(14+20+7, 9)}, 1, 1},
+		"outer options":                    {[][]byte{vxlan(plain)(plain), vxlan(packet.IPv4{Options: 4})(plain)}, 1, 1},
+		"a byte behind the frame":          {[][]byte{vxlan(plain)(plain), append(vxlan(plain)(plain), 0)}, 1, 1},
+		"another outer class":              {[][]byte{vxlan(plain)(plain), edited(14+1, 4)}, 40, 0},
+		"a fragment, nothing joined":       {[][]byte{vxlan(plain)(plain), vxlan(plain)(first)}, 1, 1},
 		"forwarded":                        {[][]byte{bare(plain), bare(first)}, 40, 1},
 		"forwarded, nothing joined":        {[][]byte{bare(plain), bare(first)}, 1, 0},
 		"forwarded, alike":                 {[][]byte{bare(plain), bare(plain)}, 40, 0},

@@ -96,7 +96,7 @@ type Aggregate struct {
 	joins   float64                    // datagrams a second that were joined, in the last window
 	past    datapath.AggregateCounters // of the times before
 	hooks   mechanism.Hooks            // on tunnels
-	nics    mechanism.Hooks            // on NICs, while these join
+	nics    mechanism.Hooks            // on NICs, unless it is only counted what comes
 	skipped []plan.Skip
 	none    bool                      // no underlay can
 	rules   *shortcut.JoinEligibility // nil while it does not act, and where it is forced
@@ -397,7 +397,7 @@ func (a *Aggregate) follow(made plan.Plan, owned map[plan.Setting]plan.Owned) er
 	}
 	// Programs come first, so that what is aggregated is counted.
 	tunnels, nics := attachments(made.Attach)
-	if !a.stage().joins {
+	if a.stage().idle {
 		nics = nil
 	}
 	err = errors.Join(a.hooks.Follow(a.host, tunnels, mechanism.AttachFor, a.dp.Attach),

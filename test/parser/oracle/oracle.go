@@ -293,6 +293,25 @@ func ipv6(v View, off int) (Flow, Reason) {
 	}
 	known := v.Whole > 0 || length != 0
 	off += 40
+	// Options for each hop, options for the destination, routing, as a sender may have each once.
+	for range 3 {
+		if f.Proto != 0 && f.Proto != 43 && f.Proto != 60 {
+			break
+		}
+		h, ok := v.at(off, 8)
+		if !ok {
+			return Flow{}, Short
+		}
+		if h[1] > 3 { // a sender's options are shorter
+			return Flow{}, InnerExtension
+		}
+		size := 8 * (1 + int(h[1]))
+		if known && length < size {
+			return Flow{}, BadLength
+		}
+		f.Proto = h[0]
+		off, length = off+size, length-size
+	}
 	if f.Proto == 44 {
 		h, ok := v.at(off, 8)
 		if !ok {
