@@ -81,6 +81,7 @@ func TestTheCommandIsTheLastThingInASentence(t *testing.T) {
 func argv(t *testing.T, sh, line string) (got []string) {
 	t.Helper()
 	cmd := exec.Command(sh, "-c", `p() { printf '%s\0' "$#" "$@"; }; `+line)
+	cmd.Dir = t.TempDir() // for the files that a line which is not quoted makes
 	var said strings.Builder
 	cmd.Stderr = &said
 	out, err := cmd.Output()
