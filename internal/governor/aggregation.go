@@ -17,6 +17,7 @@ type Aggregation struct {
 	inForce
 	mode    Mode
 	counts  bool // the program on the tunnels counts, whatever is decided
+	costs   bool // what a packet costs is measured
 	joins   bool // GRO joins datagrams
 	proven  bool // and that has paid
 	stretch stretch
@@ -124,8 +125,9 @@ const (
 	aggregateQuiet   = 1000
 	aggregateFor     = 10 * time.Second
 	aggregateUseless = time.Second
-	// aggregateWatch is how long it is watched: a few thousand packets tell.
-	aggregateWatch   = 500 * time.Millisecond
+	// aggregateWatch is how long it is watched, and then how long it is measured what a packet costs: a few thousand packets
+	// tell.
+	aggregateWatch   = 300 * time.Millisecond
 	aggregateStretch = time.Second
 	// What did not pay is tried again after aggregatePause, each time after twice as long, up to a bound; what no device
 	// may, after the same.
@@ -136,7 +138,7 @@ const (
 	// It is judged by windows of aggregateProof, so many at least, before and since; where these do not come within
 	// aggregateLate it has not paid.
 	aggregateProof   = time.Second
-	aggregateWindows = 3
+	aggregateWindows = 4
 	aggregateLate    = 5 * time.Second
 	// A packet's cost has to be aggregateCheaper of what it was. Where a core is short of time, and so the machine's speed,
 	// which no pairs take out, decides less than what is joined, it must not be clearly dearer: by aggregateDearer, in each
@@ -163,7 +165,10 @@ func (a *Aggregation) Counts() bool { return a.counts }
 // Joins tells whether GRO is to join datagrams.
 func (a *Aggregation) Joins() bool { return a.joins }
 
-// Judges tells whether it is found out whether it pays: what a packet costs is to be measured.
+// Costs tells whether what a packet costs is to be measured, which costs as well: only where it may pay.
+func (a *Aggregation) Costs() bool { return a.costs }
+
+// Judges tells whether it is found out whether it pays.
 func (a *Aggregation) Judges() bool { return a.counts && a.last.State != Standby && !a.proven }
 
 // Reconfigure changes the mode; the next window decides by it, and looks at what was looked away from.
@@ -176,7 +181,7 @@ func (a *Aggregation) Reconfigure(mode Mode) {
 }
 
 // leave has nothing counted, and nothing joined.
-func (a *Aggregation) leave() { a.counts, a.joins, a.proven = false, false, false }
+func (a *Aggregation) leave() { a.counts, a.costs, a.joins, a.proven = false, false, false, false }
 
 // Step takes a window and returns the decision in force after it.
 func (a *Aggregation) Step(now time.Time, w AggregationWindow) Decision {
@@ -192,7 +197,7 @@ func (a *Aggregation) Step(now time.Time, w AggregationWindow) Decision {
 		a.decide(now, Standby, fmt.Sprintf("%s; looked at again in %v", mixed, a.unfit))
 	case now.Before(a.ordered):
 	case a.mode == Forced:
-		a.counts, a.joins, a.proven = true, true, true
+		a.counts, a.costs, a.joins, a.proven = true, false, true, true
 		a.decide(now, Active, "forced by configuration")
 	case a.joins:
 		a.judge(now, w)
@@ -226,7 +231,7 @@ func fewPackets() string {
 
 // begin has it watched.
 func (a *Aggregation) begin(now time.Time) {
-	a.counts, a.before, a.after = true, nil, nil
+	a.counts, a.costs, a.before, a.after = true, false, nil, nil
 	a.stretch, a.scant = stretch{since: now}, time.Time{}
 	a.decide(now, Parked, "it is watched whether datagrams come in a row")
 }
@@ -264,13 +269,13 @@ func (a *Aggregation) glance(now time.Time, w AggregationWindow) {
 	a.begin(now)
 }
 
-// watch takes a stretch in which nothing was joined: could it have been?
+// watch takes a stretch in which nothing was joined: could it have been? If so, what does a packet cost?
 func (a *Aggregation) watch(now time.Time, w AggregationWindow) {
 	if w.cost() > 0 {
 		a.before = append(a.before, w)
 	}
 	least := aggregateWatch
-	if len(a.before) < aggregateWindows {
+	if a.costs && len(a.before) < aggregateWindows {
 		least = aggregateProof
 	}
 	l, _, rate, over := a.take(now, w, least)
@@ -281,6 +286,8 @@ func (a *Aggregation) watch(now time.Time, w AggregationWindow) {
 		a.decide(now, Standby, hardlyAny)
 	case !l.worth():
 		a.refuse(now, l.why(), l)
+	case !a.costs:
+		a.costs = true
 	default:
 		a.joins, a.proven, a.tried, a.begun = true, false, l, now
 		a.quiet, a.useless = now, now
@@ -315,7 +322,7 @@ func (a *Aggregation) judge(now time.Time, w AggregationWindow) {
 			a.refuse(now, why, a.tried)
 			return
 		default:
-			a.proven, a.backoff, a.pause = true, 0, time.Time{}
+			a.proven, a.costs, a.backoff, a.pause = true, false, 0, time.Time{}
 		}
 	}
 	l, sum, rate, over := a.take(now, w, aggregateStretch)
@@ -405,7 +412,8 @@ func (a *Aggregation) Refuse(now time.Time, why string) {
 
 // refuse has nothing joined, for a load with which it does not pay.
 func (a *Aggregation) refuse(now time.Time, why string, l load) {
-	a.joins, a.proven, a.stretch, a.scant = false, false, stretch{since: now}, time.Time{}
+	a.joins, a.costs, a.proven = false, false, false
+	a.stretch, a.scant = stretch{since: now}, time.Time{}
 	a.backoff = min(max(2*a.backoff, aggregatePause), aggregatePauseMost)
 	a.pause, a.refused = now.Add(a.backoff), l
 	a.decide(now, Standby, fmt.Sprintf("%s; looked at again in %v, or with another load", why, a.backoff))

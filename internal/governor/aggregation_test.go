@@ -44,7 +44,7 @@ func (tr traffic) window(a *Aggregation) AggregationWindow {
 	default:
 		w.Follows, w.Together = uint64(rows), uint64(min(found, rows))
 	}
-	if a.Judges() {
+	if a.Costs() {
 		w.Busy, w.Unread = time.Duration(cost*p), uint64(lost*p)
 	}
 	return w
@@ -80,12 +80,12 @@ func TestAggregationComesWithTrafficAndStaysWhileItIsWorthIt(t *testing.T) {
 	}{
 		{"an idle node", time.Second, idle, Standby, "fewer than 10000 packets a second come out of the tunnels"},
 		{"traffic", 100 * time.Millisecond, gso, Parked, "it is watched"},
-		{"datagrams that could be joined", 700 * time.Millisecond, gso, Active, "cross the overlay as one packet"},
+		{"datagrams that could be joined", 1000 * time.Millisecond, gso, Active, "cross the overlay as one packet"},
 		{"datagrams in runs", 20 * time.Second, gso, Active, "100 % of the overlay's packets cross it as super-packets, of 16 datagrams each"},
 		{"a short pause", 9 * time.Second, traffic{}, Active, "super-packets"},
 		{"datagrams again", 5 * time.Second, gso, Active, "super-packets"},
 		{"a long pause", 12 * time.Second, traffic{}, Standby, "fewer than 10000 packets a second come out of the tunnels"},
-		{"traffic again, which is seen at once", 800 * time.Millisecond, gso, Active, "one packet"},
+		{"traffic again, which is seen at once", 1100 * time.Millisecond, gso, Active, "one packet"},
 		{"the same", 2 * time.Second, gso, Active, "super-packets"},
 		{"nothing in runs", 3 * time.Second, alone, Standby, "2 % of the overlay's packets are datagrams that come in a row"},
 		{"more than a core can do", 2500 * time.Millisecond, torrent, Active, "of 40 datagrams each"},
@@ -232,7 +232,7 @@ func TestAggregationIsJudgedOnAnyMachine(t *testing.T) {
 		least, most float64 // of machines, those on which it stays
 	}{
 		{0.37, false, 0.1, 0.97, 1}, {0.37, false, 0.3, 0.85, 1},
-		{0, false, 0.1, 0, 0.05}, {0, false, 0.3, 0, 0.35}, {-0.2, false, 0.3, 0, 0.1},
+		{0, false, 0.1, 0, 0.1}, {0, false, 0.3, 0, 0.35}, {-0.2, false, 0.3, 0, 0.1},
 		{0.43, true, 0.3, 0.99, 1}, {0, true, 0.1, 0.99, 1}, {-0.6, true, 0.1, 0, 0.15},
 	} {
 		const machines = 500

@@ -150,19 +150,20 @@ func (a *Aggregate) Rescanned(context.Context) error {
 func (a *Aggregate) Tracing() mechanism.Tracing { return mechanism.Tracing{Steady: a.gov.Judges()} }
 
 // Busy is mechanism.Mechanism's.
-func (a *Aggregate) Busy(governor.Input) bool { return a.gov.Judges() }
+func (a *Aggregate) Busy(governor.Input) bool { return a.gov.Costs() }
 
 // Decide is mechanism.Mechanism's: the next step judges by it.
 func (a *Aggregate) Decide(_ context.Context, in governor.Input) error {
 	a.short = false
 	for _, c := range in.Cores {
-		a.short = a.short || c.Saturated > shortFrom
+		a.short = a.short || c.Saturated > polls && c.Saturated+c.Tasks > full
 	}
 	return nil
 }
 
-// shortFrom is the share of a core's time in polls that follow directly on one another from which it is short of time.
-const shortFrom = 0.5
+// A core is short of time when polls that follow directly on one another take more than polls of its time, and with what
+// tasks take it is full. What a poll of a NIC brings is polled behind it directly, also where the NIC has no more.
+const polls, full = 0.5, 0.9
 
 // Step is mechanism.Mechanism's: count, decide, act.
 func (a *Aggregate) Step(_ context.Context, now time.Time) error {
@@ -190,7 +191,7 @@ func (a *Aggregate) Step(_ context.Context, now time.Time) error {
 		a.told = ""
 	}
 	defer func() { a.said.Decided(a.host.Log(), name, a.gov.Last(), a.done.joins, true) }()
-	if err := a.judges(a.gov.Judges()); err != nil {
+	if err := a.measures(a.gov.Costs()); err != nil {
 		return err
 	}
 	is := a.stage()
@@ -250,8 +251,8 @@ type noClock struct{}
 func (noClock) Read() (r datapath.Received, err error) { return r, nil }
 func (noClock) Close() error                           { return nil }
 
-// judges has it measured what receiving costs, or no longer: that costs, too.
-func (a *Aggregate) judges(on bool) (err error) {
+// measures has it measured what receiving costs, or no longer: that costs, too.
+func (a *Aggregate) measures(on bool) (err error) {
 	switch {
 	case on && a.clock == nil:
 		if a.clock, err = a.host.LoadClock(); err != nil {
@@ -472,7 +473,7 @@ func (a *Aggregate) join(steps []plan.Step) error {
 // Stop is mechanism.Mechanism's.
 func (a *Aggregate) Stop(context.Context) (apply.Report, error) {
 	rep, err := a.stop()
-	return rep, errors.Join(err, a.judges(false))
+	return rep, errors.Join(err, a.measures(false))
 }
 
 // forgetRules has changes of rules followed no more.

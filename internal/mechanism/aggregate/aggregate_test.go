@@ -209,8 +209,8 @@ func TestItIsWatchedBeforeAnythingIsJoined(t *testing.T) {
 func TestCostsAreMeasuredWhileItIsJudged(t *testing.T) {
 	f := newFixture(governor.Auto)
 	f.windows(t, 2, 1)
-	if !f.clock.runs {
-		t.Error("it is watched, and the clock does not run")
+	if f.clock.runs {
+		t.Error("the clock runs before it is known whether it may pay")
 	}
 	f.windows(t, 8, 1)
 	f.is(t, true, control.Active, "")
