@@ -151,6 +151,24 @@ func poll(t testing.TB, w *Watcher, want bool) {
 	}
 }
 
+// That something may be decrypted is said of a namespace in which IPsec has a state, and of no other.
+func TestIPsecMayDecryptWhereItHasStates(t *testing.T) {
+	y := newYard(t, nil)
+	is := func(want bool) {
+		t.Helper()
+		if may, err := netns.Read(y.h, func() (bool, error) { return MayDecrypt(), nil }); err != nil || may != want {
+			t.Errorf("IPsec may decrypt: %t, %v; want %t", may, err, want)
+		}
+	}
+	is(false)
+	if err := y.try("ip xfrm state allocspi src 192.0.2.7 dst 192.0.2.1 proto esp mode transport min 5 max 10"); err != nil {
+		t.Skip("needs IPsec: ", err)
+	}
+	is(true)
+	y.run("ip xfrm state flush")
+	is(false)
+}
+
 // Each thing at the NIC is seen, and that it is gone; and what makes no event is
 // noticed by Poll.
 func TestEachThingAtTheNICIsSeen(t *testing.T) {

@@ -497,6 +497,9 @@ func (p *Pipeline) whatIs(m *control.Mechanism) {
 	case m.State != control.Active:
 	case p.actuator.armed && p.actuator.nothing != "":
 		m.State, m.Reason = control.Manual, p.actuator.nothing
+		if slices.ContainsFunc(p.host.Snapshot().Pods, p.host.Express) { // not another program's doing
+			m.State = control.Standby
+		}
 	case !p.actuator.armed && p.err != nil:
 		m.State, m.Reason = control.Standby, fmt.Sprintf("could not be put in place, and is tried again every %s: %v", mechanism.RetryAfter, p.err)
 	}

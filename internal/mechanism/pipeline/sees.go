@@ -105,16 +105,16 @@ func (a *actuator) elsewhere(sentence string, snap node.Snapshot) string {
 
 // decrypts tells whether IPsec may decrypt what comes to the NICs' namespace.
 func (p *Pipeline) decrypts(snap node.Snapshot) bool {
-	for _, u := range snap.Underlays {
-		ns, err := p.host.Scanner().Namespace(u.NetnsCookie)
-		if err != nil {
-			return true
-		}
-		defer ns.Close()
-		may, err := netns.Read(ns, func() (bool, error) { return shortcut.MayDecrypt(), nil })
-		return may || err != nil
+	if len(snap.Underlays) == 0 {
+		return false
 	}
-	return false
+	ns, err := p.host.Scanner().Namespace(snap.Underlays[0].NetnsCookie) // all are in one
+	if err != nil {
+		return true
+	}
+	defer ns.Close()
+	may, err := netns.Read(ns, func() (bool, error) { return shortcut.MayDecrypt(), nil })
+	return may || err != nil
 }
 
 // share is which part of the packets that come out of tunnels no program on a NIC has seen of late.
@@ -126,7 +126,7 @@ type share struct {
 
 const (
 	// shareEvery is over how long a share is taken.
-	shareEvery = 5 * time.Second
+	shareEvery = time.Second
 	// muchUnseen is a share that waits in queues, or a route that changes, do not explain.
 	muchUnseen = 0.05
 )
