@@ -112,10 +112,26 @@ static __always_inline __u32 ol_inner_frame(const __u8 *data, __u32 size, __u32 
 	return 0;
 }
 
+struct sk_buff___local {
+	__u8 encapsulation : 1;
+} OL_CORE;
+
+void *bpf_cast_to_kern_ctx(void *ctx) __ksym;
+
+/*
+ * Has a sender on the same machine put the packet into its tunnel? GRO does not take such a packet (udp_gro_receive), unless
+ * the sender has cut it out of a larger one (UDP_SEGMENT).
+ */
+static __always_inline int ol_encapsulated_here(struct __sk_buff *skb)
+{
+	struct sk_buff___local *s = bpf_cast_to_kern_ctx(skb);
+
+	return BPF_CORE_READ_BITFIELD_PROBED(s, encapsulation);
+}
+
 /*
  * A NIC joins also what comes out of tunnels without a program, and what the host forwards and is no tunnel's. What sockets
- * of the host get it joins not, so that a flow of that counts once some of it was joined. Packets of a sender on the same
- * machine may have a socket: GRO takes those of a flow for two that have one and have none (gro_list_prepare).
+ * of the host get it joins not, so that a flow of that counts once some of it was joined.
  */
 SEC("tcx/ingress")
 int ol_nic_order(struct __sk_buff *skb)
@@ -135,14 +151,14 @@ int ol_nic_order(struct __sk_buff *skb)
 		return TCX_NEXT;
 	if (ol_datagram_read(data, skb->len - inner, segs, ~0U, &d) < 0)
 		return TCX_NEXT;
+	if (inner && segs == 1 && ol_encapsulated_here(skb))
+		outer = OL_FORM_ALONE;
 	if (inner && outer == OL_FORM_ALONE)
 		d.form = OL_FORM_ALONE;
 	if (inner && d.form != OL_FORM_ALONE) {
 		d.form |= outer & OL_FORM_SUMMED;
 		d.outer = ports;
 	}
-	if (d.form != OL_FORM_ALONE && skb->sk)
-		d.form |= OL_FORM_OWNED;
 	d.at = a->packets;
 	last = ol_last_datagram(OL_ON_NICS, d.flow);
 	if (!last)

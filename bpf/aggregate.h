@@ -32,7 +32,6 @@ struct ol_aggregated {
 #define OL_FORM_V6 0x01000000 /* and the flow label: only with others of the same one */
 #define OL_FORM_SUMMED \
 	0x02000000 /* beside others: only with those that have an outer checksum, too */
-#define OL_FORM_OWNED 0x04000000 /* beside others: only with those that have a socket, too */
 
 /* A datagram, as far as GRO compares it with the next of its flow. */
 struct ol_datagram {

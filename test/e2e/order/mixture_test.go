@@ -91,11 +91,11 @@ func bulkOf(c control.Counters) uint64       { return c.BulkLane }
 
 var actings = []acting{
 	{name: "none", brief: true},
-	{name: "default", brief: true, helped: aggregatedOf},
-	{name: "aggregate", brief: true, config: alone("aggregate: forced\n"), helped: aggregatedOf},
+	{name: "default", brief: true, helped: aggregatedOf, standsAside: true},
+	{name: "aggregate", config: alone("aggregate: forced\n"), helped: aggregatedOf, standsAside: true, begun: true},
 	{name: "pipeline", brief: true, config: alone("pipeline: forced\ntier: tc\n"), helped: steeredOf},
 	{name: "pipeline, xdp", config: alone("pipeline: forced\ntier: xdp\n"), helped: steeredOf},
-	{name: "pipeline, aggregate", config: alone("pipeline: forced\ntier: tc\naggregate: forced\n"), helped: aggregatedOf},
+	{name: "pipeline, aggregate", config: alone("pipeline: forced\ntier: tc\naggregate: forced\n"), helped: aggregatedOf, standsAside: true, begun: true},
 	{name: "priority", brief: true, config: alone("priority: {" + latencyPort(traffic.Port) + "}\n"), helped: latencyOf},
 	{name: "priority, bulk", config: alone("priority: {" + latencyPort(sparsePort) + "}\n"), helped: bulkOf, sparse: true},
 	{name: "priority, sync", config: alone("priority: {mode: sync, " + latencyPort(traffic.Port) + "}\n"), helped: latencyOf},
