@@ -242,25 +242,29 @@ func (d *diagnosis) devices(snap node.Snapshot, called names.Names) {
 		dev.About = about
 		d.Devices = append(d.Devices, dev)
 	}
-	for _, p := range snap.Pods {
-		place := called.Place(p.Peer.NetnsCookie)
-		dev := seen{Name: p.Host.Name, Role: string(control.Pod), Netns: p.Host.NetnsCookie, Place: &place,
-			About: fmt.Sprintf("%s, inside %s, MTU %d", p.Host.Name, p.Peer.Name, p.PeerMTU)}
+	pod := func(dev node.Dev, place node.Place, about string, tunnels []node.Dev) {
+		out := seen{Name: dev.Name, Role: string(control.Pod), Netns: dev.NetnsCookie, Place: &place, About: about}
 		if place.Balancer {
-			dev.Role = string(control.Balancer)
+			out.Role = string(control.Balancer)
 		}
 		if place.Engine != "" {
-			dev.About += ", by " + place.Engine
+			out.About += ", by " + place.Engine
 		}
-		if t, ok := called.Overlay(p); ok {
-			dev.Network = called.Network(t)
-			dev.About += ", behind " + dev.Network
+		if t, ok := called.Overlay(tunnels); ok {
+			out.Network = called.Network(t)
+			out.About += ", behind " + out.Network
 			if !t.AnyVNI {
-				dev.VNI = &t.VNI
-				dev.About += fmt.Sprintf(" (VNI %d)", t.VNI)
+				out.VNI = &t.VNI
+				out.About += fmt.Sprintf(" (VNI %d)", t.VNI)
 			}
 		}
-		d.Devices = append(d.Devices, dev)
+		d.Devices = append(d.Devices, out)
+	}
+	for _, p := range snap.Pods {
+		pod(p.Host, called.Place(p.Peer.NetnsCookie), fmt.Sprintf("%s, inside %s, MTU %d", p.Host.Name, p.Peer.Name, p.PeerMTU), p.Tunnels)
+	}
+	for _, p := range snap.Stacked {
+		pod(p.Dev, called.Place(p.NetnsCookie), fmt.Sprintf("%s %s on %s, MTU %d", p.Kind, p.Name, p.On.Name, p.MTU), p.Tunnels)
 	}
 	for _, s := range snap.Skipped {
 		d.Skipped = append(d.Skipped, leftOut{s.Dev.Name, s.Dev.NetnsCookie, called.Text(s.Reason), called.Device(s.Dev.Name, s.Dev.NetnsCookie)})

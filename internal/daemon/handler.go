@@ -217,7 +217,16 @@ func (d *Daemon) fillDevices(st *control.Status, left []plan.Skip, called names.
 		}
 		dev := add(p.Host, p.Peer, role)
 		dev.Place, dev.Inside = &place, p.Peer.Name
-		if t, ok := called.Overlay(p); ok {
+		if t, ok := called.Overlay(p.Tunnels); ok {
+			of(dev, t)
+		}
+	}
+	for _, p := range d.host.Snapshot().Stacked {
+		place := called.Place(p.NetnsCookie)
+		dev := add(p.Dev, p.Dev, control.Pod) // which takes it from what is left
+		dev.Place, dev.Inside = &place, p.Name
+		dev.State, dev.Reason = control.Manual, called.Text(p.Alone())
+		if t, ok := called.Overlay(p.Tunnels); ok {
 			of(dev, t)
 		}
 	}

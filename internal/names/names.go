@@ -33,6 +33,9 @@ func New(s *node.Scanner, snap node.Snapshot) Names {
 	for _, p := range snap.Pods {
 		n.spoken[p.Host.NetnsCookie], n.spoken[p.Peer.NetnsCookie] = true, true
 	}
+	for _, p := range snap.Stacked {
+		n.spoken[p.NetnsCookie], n.spoken[p.On.NetnsCookie] = true, true
+	}
 	for _, sk := range snap.Skipped {
 		n.spoken[sk.Dev.NetnsCookie] = true
 	}
@@ -56,9 +59,9 @@ func (n Names) Place(cookie uint64) node.Place { return n.places[cookie] }
 // Network is the overlay network that a tunnel is of: as Docker calls it, or as its device is called.
 func (n Names) Network(t node.Tunnel) string { return cmp.Or(n.places[t.NetnsCookie].Network, t.Name) }
 
-// Overlay is the first tunnel that leads to a pod.
-func (n Names) Overlay(p node.Pod) (t node.Tunnel, ok bool) {
-	for _, dev := range p.Tunnels {
+// Overlay is the first of the tunnels that lead to a pod.
+func (n Names) Overlay(tunnels []node.Dev) (t node.Tunnel, ok bool) {
+	for _, dev := range tunnels {
 		if t, ok = n.tunnels[dev.Key()]; ok {
 			return t, true
 		}

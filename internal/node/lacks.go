@@ -27,6 +27,8 @@ func (s Snapshot) LacksPod() string {
 		return slices.ContainsFunc(s.Tunnels, func(t Tunnel) bool { return t.Same(d) && len(t.Underlays) > 0 })
 	}
 	switch {
+	case len(s.Pods) == 0 && len(s.Stacked) > 0:
+		return "no pod has an end on the host's side: " + s.Stacked[0].Name + ": " + s.Stacked[0].Alone()
 	case len(s.Pods) == 0 && s.skipped(PodPart) == nil:
 		return "there is no pod yet"
 	case len(s.Pods) == 0:

@@ -26,6 +26,8 @@ func TestWhatANodeLacksForAnOverlay(t *testing.T) {
 		{"no pod", Snapshot{Underlays: eth, Tunnels: []Tunnel{tunnel(vx, nic)}}, "", "there is no pod yet"},
 		{"no pod, and a NIC that is left alone", Snapshot{Underlays: eth, Tunnels: []Tunnel{tunnel(vx, nic)}, Skipped: []Skip{{Dev{1, 9, "eth1"}, notConfigured, UnderlayPart}}},
 			"", "there is no pod yet"},
+		{"a pod on a macvlan", Snapshot{Underlays: eth, Tunnels: []Tunnel{tunnel(vx, nic)}, Stacked: []Stacked{{Dev: ve, Kind: "macvlan", On: vx}}},
+			"", "no pod has an end on the host's side: ve1: " + Stacked{Kind: "macvlan", On: vx}.Alone()},
 		{"pods that are left alone", Snapshot{Underlays: eth, Tunnels: []Tunnel{tunnel(vx, nic)}, Skipped: []Skip{{ve, "netkit", PodPart}}},
 			"", "no pod is served: ve1: netkit"},
 		{"a pod behind the other tunnel", Snapshot{Underlays: eth, Tunnels: []Tunnel{tunnel(vx), tunnel(other, nic)}, Pods: []Pod{behind(vx)}, Skipped: []Skip{headless}},

@@ -22,6 +22,11 @@ type Stacked struct {
 	Tunnels []Dev // that lead to it, sorted
 }
 
+// Alone says which mechanisms leave it alone, and why.
+func (d Stacked) Alone() string {
+	return fmt.Sprintf("left alone: its device is a %s on %s and has no end on the host's side, which express, the pod stage of pipeline and mode sync of priority need; aggregate, priority and the tunnel stage serve it", d.Kind, d.On.Name)
+}
+
 // stacks tells of a kind of devices that share the frames of another one.
 func stacks(kind string) bool {
 	return kind == "macvlan" || kind == "ipvlan" || kind == "macvtap" || kind == "ipvtap"

@@ -128,6 +128,9 @@ func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned 
 			attach(u.Dev, underlayNumber, "tcx ingress", plan.NIC, "takes over the numbers of split UDP flows")
 		}
 	}
+	for _, pod := range snap.Stacked {
+		skip(pod.Dev, pod.Alone())
+	}
 	for _, sk := range snap.Skipped {
 		skip(sk.Dev, sk.Reason)
 	}

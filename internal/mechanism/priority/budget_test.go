@@ -56,10 +56,10 @@ func TestWhichThreadsMove(t *testing.T) {
 func TestAStatusSaysHowLatencyTrafficGoes(t *testing.T) {
 	without := []plan.Skip{{What: node.Dev{Name: "veth0"}.String(), Reason: "no redirect path: a rule"}}
 	for want, s := range map[string]shortcuts{
-		"sync, as soon as there is a pod":          {},
-		"stage by stage, no redirect path: a rule": {paths: 1, without: without},
-		"from the tunnel straight to the pods":     {paths: 2},
-		"from the tunnel straight to 2 of 3 pods":  {paths: 3, without: without},
+		"sync, as soon as there is a pod with a veth": {},
+		"stage by stage, no redirect path: a rule":    {paths: 1, without: without},
+		"from the tunnel straight to the pods":        {paths: 2},
+		"from the tunnel straight to 2 of 3 pods":     {paths: 3, without: without},
 	} {
 		if got := s.reason(); got != want {
 			t.Errorf("%d of %d: %q, want %q", len(s.without), s.paths, got, want)

@@ -109,7 +109,7 @@ func (p *Priority) elsewhere(pod node.Pod) string {
 func (s *shortcuts) reason() string {
 	switch safe := s.paths - len(s.without); {
 	case s.paths == 0:
-		return "sync, as soon as there is a pod"
+		return "sync, as soon as there is a pod with a veth"
 	case safe == 0:
 		return "stage by stage, " + s.without[0].Reason
 	case len(s.without) == 0:

@@ -39,8 +39,8 @@ func forwarding(t *testing.T, b *bed.Bed) (on [2]bool) {
 	return on
 }
 
-// aggregating starts a daemon that joins the datagrams of a load.
-func aggregating(t *testing.T, b *bed.Bed) (*rig.Daemon, *rig.Load) {
+// aggregating starts a daemon that joins the datagrams of a load to pods, all if none is named.
+func aggregating(t *testing.T, b *bed.Bed, pods ...int) (*rig.Daemon, *rig.Load) {
 	t.Helper()
 	d := rig.Start(t, rig.Spec{NS: b.Receiver().NS, Config: aggregates})
 	rig.Until(t, "the idle node is left as it is", func() (bool, string) {
@@ -50,7 +50,7 @@ func aggregating(t *testing.T, b *bed.Bed) (*rig.Daemon, *rig.Load) {
 	if on := forwarding(t, b); on != [2]bool{} {
 		t.Fatalf("on an idle node, wire and tunnel: %v", on)
 	}
-	l := rig.StartLoad(t, b, 2)
+	l := rig.StartLoad(t, b, 2, pods...)
 	rig.Until(t, "datagrams are joined", func() (bool, string) {
 		c := d.Status().Counters
 		return c.SuperPackets > 100 && c.AggregatedPackets > 2*c.SuperPackets, fmt.Sprintf("%+v", c)

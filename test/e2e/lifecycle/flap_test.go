@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -202,14 +201,7 @@ func replaceVeth(t *testing.T, host *bed.Host, p bed.Pod, sameNumber bool) {
 link add %[1]s %[2]s mtu %[3]d type veth peer name %[4]s %[5]s address %[6]s netns /proc/%[8]d/fd/%[9]d
 link set %[1]s master %[7]s up
 `, p.HostEnd, out, bed.OverlayMTU, bed.PodDev, in, net.HardwareAddr(p.MAC[:]), bed.Bridge, os.Getpid(), p.NS.FD())
-	must(t, host.Overlay.Do(func() error {
-		cmd := exec.Command("ip", "-batch", "-")
-		cmd.Stdin = strings.NewReader(script)
-		if said, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%w\n%s", err, said)
-		}
-		return nil
-	}))
+	commands(t, host.Overlay, script)
 	device(t, p.NS, bed.PodDev, func(l netlink.Link) error {
 		addr, err := netlink.ParseAddr(p.IP4.String() + "/16")
 		if err != nil {
