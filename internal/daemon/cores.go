@@ -67,7 +67,7 @@ func (d *Daemon) pollNICs(ctx context.Context, now time.Time) error {
 	case err != nil:
 		return err
 	case moves:
-		return d.rescan(ctx)
+		d.rescan(ctx)
 	case left:
 		return d.mechs.each(func(m mechanism.Mechanism) error { return m.Rescanned(ctx) })
 	}

@@ -99,6 +99,8 @@ type Daemon struct {
 	softirqs  sense.Softirqs
 	tunnels   sense.Overlay
 	received  sense.Received
+	look      func(context.Context) (take func(), err error) // at the node, beside the loop
+	scans     chan scan                                      // gets the scan under way, nil: there is none
 	pace      mechanism.Pace
 	nics      mechanism.Check // of what keeps programs from them
 	journal   mechanism.Check // of whether its file can be rewritten
@@ -192,6 +194,7 @@ func (d *Daemon) start(ctx context.Context) error {
 	d.atEnd(d.scanner.Close)
 	d.host = host.New(d.log, host.NewChanges(d.log, d.cookie), locked, d.dp, d.scanner)
 	d.atEnd(d.host.Close)
+	d.look = d.host.Look
 	if err = d.host.Scan(ctx); err != nil {
 		return fmt.Errorf("scan node: %w", err)
 	}
@@ -236,6 +239,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	defer tick.Stop()
 	poll := time.NewTicker(shortcut.PollEvery)
 	defer poll.Stop()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	defer close(d.ended)
 	for ctx.Err() == nil && !d.off {
 		events := []event{
@@ -245,7 +250,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 				tick.Reset(d.trials.Window(d.sampling.window()))
 				return err
 			}),
-			on(d.news(), func(struct{}) error { return d.rescan(ctx) }),
+			on(d.news(), func(struct{}) error { d.rescan(ctx); return nil }),
+			on(d.scans, func(s scan) error { return d.rescanned(ctx, s) }),
 			on(d.requests, func(fn func()) error { fn(); return nil }),
 			on(d.questions, func(fn func()) error { fn(); return nil }),
 			on(d.guard.Done(), func(struct{}) error {
@@ -258,9 +264,11 @@ func (d *Daemon) Run(ctx context.Context) error {
 		err := first(append(events, d.mechs.changes(ctx)...))
 		d.host.Changes.Flush()
 		if err != nil && ctx.Err() == nil {
+			cancel()
 			return errors.Join(err, d.stop())
 		}
 	}
+	cancel() // a scan under way, for which closing the scanner waits
 	if err := d.stop(); !d.off {
 		return err
 	}
@@ -278,20 +286,44 @@ func (d *Daemon) poll(ctx context.Context, now time.Time) error {
 }
 
 // news are the events of the node, which wait for as long as the last full scan is to be made up for:
-// until the window then under way ends.
+// until the window then under way ends. Those that come during a scan have another one follow.
 func (d *Daemon) news() <-chan struct{} {
-	if !d.pace.Due(time.Now()) {
+	if d.scans != nil || !d.pace.Due(time.Now()) {
 		return nil
 	}
 	return d.scanner.Events()
 }
 
-func (d *Daemon) rescan(ctx context.Context) error {
-	defer d.pace.Scanned(time.Now())
-	if err := d.host.Scan(ctx); err != nil {
-		d.log.Warn("scan failed, will be repeated", "reason", err)
+// scan is one that has ended.
+type scan struct {
+	began time.Time
+	take  func()
+	err   error
+}
+
+// rescan begins a scan, unless one is under way. The loop goes on meanwhile: of hundreds of devices a scan takes longer
+// than flows can wait, and it waits for all that changes devices.
+func (d *Daemon) rescan(ctx context.Context) {
+	if d.scans != nil {
+		return
+	}
+	began, scans := time.Now(), make(chan scan, 1)
+	d.scans = scans
+	go func() {
+		take, err := d.look(ctx)
+		scans <- scan{began, take, err}
+	}()
+}
+
+// rescanned has mechanisms go by what a scan has found.
+func (d *Daemon) rescanned(ctx context.Context, s scan) error {
+	d.scans = nil
+	defer d.pace.Scanned(s.began)
+	if s.err != nil {
+		d.log.Warn("scan failed, will be repeated", "reason", s.err)
 		return nil
 	}
+	s.take()
 	d.places.Look(d.host.Snapshot().Underlays)
 	return d.mechs.each(func(m mechanism.Mechanism) error { return m.Rescanned(ctx) })
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package host is the node as mechanisms use it: devices to attach programs to, settings to change and to take
-// back, and what is known of the devices. It knows no mechanism. All of it is for the goroutine of the daemon's loop
-// alone.
+// back, and what is known of the devices. It knows no mechanism. All of it but Look is for the goroutine of the daemon's
+// loop alone.
 package host
 
 import (
@@ -52,13 +52,24 @@ func (h *Host) Log() *slog.Logger { return h.log }
 
 // Scan reads the node anew.
 func (h *Host) Scan(ctx context.Context) error {
-	snap, err := h.scanner.Scan(ctx)
-	if err != nil {
-		return err
+	take, err := h.Look(ctx)
+	if err == nil {
+		take()
 	}
-	h.snap = snap
-	h.followNames()
-	return nil
+	return err
+}
+
+// Look is the part of Scan that takes long, for a goroutine of its own. The host is as it was until take is called,
+// on that of the loop.
+func (h *Host) Look(ctx context.Context) (take func(), err error) {
+	seen, err := h.scanner.Look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		h.snap = seen()
+		h.followNames()
+	}, nil
 }
 
 // Snapshot is the node as it was last scanned.

@@ -156,14 +156,14 @@ func TestLostMessagesLeadToAFullScan(t *testing.T) {
 	a, _ := w.hosts()
 	s := w.scanner(a)
 	// A subscription with room for about one message.
-	s.mu.Lock()
+	s.scanning.Lock()
 	s.rcvbuf = 1
 	s.watches[a.cookie].close()
 	err := a.Do(func() (err error) {
 		s.watches[a.cookie], err = s.watchHere(a.cookie)
 		return err
 	})
-	s.mu.Unlock()
+	s.scanning.Unlock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -401,5 +401,60 @@ func TestANamespaceThatStaysUnreadableIsLeftOutInTheEnd(t *testing.T) {
 	uncover()
 	if snap := scan(t, s); len(snap.Tunnels) != 1 {
 		t.Fatalf("it can be read again: %+v", snap)
+	}
+}
+
+// The loop asks the Scanner, and works with what it was told of, while a scan is under way that takes long.
+func TestWhileAScanIsUnderWayTheLastOneIsAnsweredFrom(t *testing.T) {
+	w := newWorld(t)
+	a, _ := w.hosts()
+	over := named(t, w.dir, "overlay")
+	a.ip(t, vxlan+"link set vx0 netns $1", over)
+	s := w.scanner(a)
+	scan(t, s)
+	root, err := s.Sysfs(over.cookie)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.scanning.Lock() // as a scan does
+	answered := make(chan error, 1)
+	go func() {
+		s.Places()
+		s.Searched()
+		_, err := s.Path(over.cookie)
+		h, e := s.Namespace(over.cookie)
+		if e == nil {
+			e = h.Close()
+		}
+		_, another := s.Sysfs(over.cookie)
+		answered <- errors.Join(err, e, another)
+	}()
+	select {
+	case err := <-answered:
+		if err != nil {
+			t.Errorf("while a scan is under way: %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("what is known waits for the end of a scan")
+	}
+	s.scanning.Unlock()
+
+	over.ip(t, "link del vx0")
+	if err := unix.Unmount(filepath.Join(w.dir, "overlay"), unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	over.Close()
+	take, err := s.Look(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(s.Known(), over.cookie) {
+		t.Error("a namespace is forgotten before the scan is taken over that has not found it")
+	}
+	if _, err := root.Stat("class/net"); err != nil {
+		t.Errorf("its sysfs was closed under the one that reads it: %v", err)
+	}
+	if snap := take(); len(snap.Tunnels) != 0 || slices.Contains(s.Known(), over.cookie) {
+		t.Errorf("after that: %+v, and the namespace is known: %t", snap, slices.Contains(s.Known(), over.cookie))
 	}
 }

@@ -152,7 +152,7 @@ func (p *pass) pod(sp *space, v *link, tunnels []Dev, routed bool) error {
 			return nil
 		}
 	}
-	root, err := p.s.sysfs(in.known, in.h)
+	root, err := p.sysfs(in)
 	if err != nil {
 		return err
 	}

@@ -47,20 +47,24 @@ type Scanner struct {
 	opts     Options
 	home     *netns.Handle
 	homePath string // reopens home
-	buf      []byte // answers to a scan's requests
 
-	homeCookie  uint64
-	homeKnownAs string // a path of home that other processes can use
-
-	mu       sync.Mutex // a scan, and what follows
-	searched Searched
-	known    map[uint64]*known
-	others   map[nsKey]other
+	scanning sync.Mutex // a scan, or a search for what an id means: one at a time
+	buf      []byte     // answers to a scan's requests
 	search   search
 	watches  map[uint64]*watch
 	served   map[DevKey]bool // what the last scan found: namespaces have the number 0
 	failing  time.Time       // since when scans fail for something of that, zero: the last one did not
 	retry    *time.Timer
+
+	homeCookie  uint64
+	homeKnownAs string // a path of home that other processes can use
+
+	// mu guards what is asked for while a scan is under way. Namespaces, and the ways to them, change only while
+	// scanning is held, too: a scan reads them without.
+	mu       sync.Mutex
+	searched Searched
+	known    map[uint64]*known
+	others   map[nsKey]other
 	closed   bool
 
 	wantFull atomic.Bool // the next scan scans every namespace
@@ -123,10 +127,21 @@ func NewScanner(opts Options) (*Scanner, error) {
 // the reason; the error is for what makes the whole meaningless: of home, or
 // of what the last one found. Another scan is due then.
 func (s *Scanner) Scan(ctx context.Context) (Snapshot, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	take, err := s.Look(ctx)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	return take(), nil
+}
+
+// Look is the part of Scan that takes long. Until take is called all that the Scanner tells of namespaces is as the scan
+// before has found it: a caller that goes on working meanwhile has what it works with not taken from it. No other Look
+// may begin before.
+func (s *Scanner) Look(ctx context.Context) (take func() Snapshot, err error) {
+	s.scanning.Lock()
+	defer s.scanning.Unlock()
 	if s.closed {
-		return Snapshot{}, fmt.Errorf("scan node: %w", os.ErrClosed)
+		return nil, fmt.Errorf("scan node: %w", os.ErrClosed)
 	}
 	if s.lostIDs.Swap(false) {
 		clear(s.search.ends)
@@ -137,17 +152,19 @@ func (s *Scanner) Scan(ctx context.Context) (Snapshot, error) {
 		return true
 	})
 	p := &pass{s: s, full: s.wantFull.Swap(false), byInode: map[uint64]*space{}, unopened: map[uint64]error{}}
-	err := s.home.Visit(func() error {
+	err = s.home.Visit(func() error {
 		defer p.close()
 		return p.run(ctx)
 	})
 	if err != nil {
 		s.wantFull.Store(true)
 		s.pokeSoon()
-		return Snapshot{}, fmt.Errorf("scan node: %w", err)
+		return nil, fmt.Errorf("scan node: %w", err)
 	}
-	s.keep(p)
-	return p.snap, nil
+	return func() Snapshot {
+		s.keep(p)
+		return p.snap
+	}, nil
 }
 
 // Home is the cookie of the home namespace.
@@ -172,9 +189,16 @@ func (s *Scanner) Searched() Searched {
 // keep remembers the namespaces of a scan and lets go of all others, but for those that are there and could not be
 // opened.
 func (s *Scanner) keep(p *pass) {
+	s.scanning.Lock()
+	defer s.scanning.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	found := map[uint64]*space{}
 	for _, sp := range p.order {
 		found[sp.cookie] = sp
+		if k := s.known[sp.cookie]; k != sp.known {
+			k.close() // Other has found it as well
+		}
 		s.known[sp.cookie] = sp.known
 	}
 	s.homeKnownAs = p.home.path
@@ -187,9 +211,7 @@ func (s *Scanner) keep(p *pass) {
 	slices.Sort(s.searched.Dirs)
 	for cookie, k := range s.known {
 		if err := p.unopened[k.inode]; found[cookie] == nil && (err == nil || ended(err)) {
-			if k.sysfs != nil {
-				k.sysfs.Close()
-			}
+			k.close()
 			delete(s.known, cookie)
 		}
 	}
@@ -208,6 +230,9 @@ func (s *Scanner) keep(p *pass) {
 		if s.watches[k.cookie] == nil { // nothing tells of its ids
 			delete(s.search.ends, k)
 		}
+	}
+	for i, u := range p.snap.Underlays { // which programs are its own is up to the caller's goroutine
+		p.snap.Underlays[i].ForeignXDP = u.XDPProgID != 0 && (s.opts.OwnXDP == nil || !s.opts.OwnXDP(u.XDPProgID))
 	}
 	s.failing, s.served = time.Time{}, map[DevKey]bool{}
 	for _, u := range p.snap.Underlays {
@@ -301,26 +326,16 @@ func (s *Scanner) Sysfs(cookie uint64) (*os.Root, error) {
 	if k = s.known[cookie]; k == nil {
 		return nil, fmt.Errorf("network namespace %d: %w", cookie, ErrGone)
 	}
-	return s.sysfs(k, h)
-}
-
-// sysfs opens a namespace's /sys the first time; s.mu is held.
-func (s *Scanner) sysfs(k *known, h *netns.Handle) (*os.Root, error) {
-	if k.sysfs == nil {
-		root, err := h.Sysfs()
-		if err != nil {
-			return nil, err
-		}
-		k.sysfs = root
-	}
-	return k.sysfs, nil
+	return k.openSysfs(h)
 }
 
 // Close stops watching and frees everything. The channel of Events is closed.
 func (s *Scanner) Close() error {
+	s.scanning.Lock()
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
+		s.scanning.Unlock()
 		return nil
 	}
 	s.closed = true
@@ -334,12 +349,11 @@ func (s *Scanner) Close() error {
 		s.retry.Stop()
 	}
 	for _, k := range s.known {
-		if k.sysfs != nil {
-			k.sysfs.Close()
-		}
+		k.close()
 	}
 	clear(s.known)
 	s.mu.Unlock()
+	s.scanning.Unlock()
 	s.wg.Wait()
 	return s.home.Close()
 }

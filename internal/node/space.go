@@ -33,6 +33,39 @@ type known struct {
 	switches bool
 }
 
+// leads notes how a namespace is reached.
+func (s *Scanner) leads(k *known, path string, m netns.Mount) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k.path, k.mount = path, m
+}
+
+// sysfs opens a namespace's /sys the first time.
+func (p *pass) sysfs(sp *space) (*os.Root, error) {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	return sp.openSysfs(sp.h)
+}
+
+// openSysfs does so where the lock on what is known is held.
+func (k *known) openSysfs(h *netns.Handle) (*os.Root, error) {
+	if k.sysfs == nil {
+		root, err := h.Sysfs()
+		if err != nil {
+			return nil, err
+		}
+		k.sysfs = root
+	}
+	return k.sysfs, nil
+}
+
+// close lets go of what is open; nil has nothing.
+func (k *known) close() {
+	if k != nil && k.sysfs != nil {
+		k.sysfs.Close()
+	}
+}
+
 // space is a namespace during one scan.
 type space struct {
 	*known
@@ -103,7 +136,7 @@ func (p *pass) add(path string, inode uint64, m netns.Mount) {
 		// A mount outlives a process, and no other process can use our descriptors.
 		mounted := sp.mount != (netns.Mount{})
 		if !mounted && m != (netns.Mount{}) || sp.path == p.s.homePath {
-			sp.path, sp.mount = path, m
+			p.s.leads(sp.known, path, m)
 		}
 		return
 	}
@@ -139,9 +172,9 @@ func (p *pass) adopt(h *netns.Handle, path string, m netns.Mount) error {
 	}
 	k := p.s.known[cookie]
 	if k == nil {
-		k = &known{cookie: cookie, gateway: map[int]bool{}}
+		k = &known{cookie: cookie, inode: h.Inode(), gateway: map[int]bool{}}
 	}
-	k.inode, k.path, k.mount = h.Inode(), path, m
+	p.s.leads(k, path, m)
 	sp := &space{known: k, h: h, ids: map[int]*space{}}
 	p.byInode[k.inode] = sp
 	p.order = append(p.order, sp)

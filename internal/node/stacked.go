@@ -94,15 +94,12 @@ type other struct {
 // Other is the namespace that has an id in another one, 0 if it was not found. It fails with ErrGone if it has ended, and
 // with it the device in it that is asked about.
 func (s *Scanner) Other(cookie uint64, id, dev int) (uint64, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	key := nsKey{cookie, id}
-	if o, asked := s.others[key]; asked {
-		_, known := s.known[o.cookie]
-		if known || o.cookie == 0 && time.Since(o.since) < walkEvery {
-			return o.cookie, nil
-		}
+	if there, is := s.asked(key); is {
+		return there, nil
 	}
+	s.scanning.Lock()
+	defer s.scanning.Unlock()
 	err := s.home.Visit(func() error {
 		p := &pass{s: s, byInode: map[uint64]*space{}, unopened: map[uint64]error{}}
 		defer p.close()
@@ -112,6 +109,15 @@ func (s *Scanner) Other(cookie uint64, id, dev int) (uint64, error) {
 		return 0, fmt.Errorf("find the network namespace with the id %d in %d: %w", id, cookie, err)
 	}
 	return s.others[key].cookie, nil
+}
+
+// asked is what was found when an id was asked for last, if that is still so.
+func (s *Scanner) asked(key nsKey) (there uint64, is bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o, asked := s.others[key]
+	_, known := s.known[o.cookie]
+	return o.cookie, asked && (known || o.cookie == 0 && time.Since(o.since) < walkEvery)
 }
 
 // other looks up what the ids of a namespace mean, and searches for the one that is asked for as scans do.
@@ -142,6 +148,8 @@ func (p *pass) other(key nsKey, dev int) error {
 			return ErrGone
 		}
 	}
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
 	p.s.others[key] = other{since: time.Now()}
 	for id, o := range sp.ids {
 		p.s.others[nsKey{key.cookie, id}] = other{cookie: o.cookie}

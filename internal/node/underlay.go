@@ -61,7 +61,7 @@ const noEthernet = "left alone: %s has no Ethernet headers, and overlane's progr
 const notConfigured = "left alone: it is not among the configured underlays; what comes by it is not steered"
 
 func (p *pass) underlay(l *link, addrs []netip.Addr) error {
-	root, err := p.s.sysfs(p.home.known, p.home.h)
+	root, err := p.sysfs(p.home)
 	if err != nil {
 		return err
 	}
@@ -101,7 +101,6 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 		return nil
 	}
 	u.VLANs = p.carriesVLANs(u)
-	u.ForeignXDP = u.XDPProgID != 0 && (p.s.opts.OwnXDP == nil || !p.s.opts.OwnXDP(u.XDPProgID))
 	p.snap.Underlays = append(p.snap.Underlays, u)
 	return nil
 }
@@ -116,7 +115,7 @@ func (p *pass) tunnel(sp *space, l *link, addrs map[int][]netip.Addr, configured
 	if o.OnlyRemote {
 		t.Remote = o.Remote
 	}
-	if _, err := p.s.sysfs(sp.known, sp.h); err != nil {
+	if _, err := p.sysfs(sp); err != nil {
 		p.skipPart(TunnelPart, t.Dev, "%v", err)
 		return nil
 	}
