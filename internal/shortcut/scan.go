@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
@@ -119,17 +120,24 @@ func (w *Watcher) devices(f *Facts, paths []Path) error {
 }
 
 // queued remembers which veths may have a queue at their other end. To ask for a device's features
-// takes longer than all the rest of a scan of it, and a change of them is an event.
+// takes longer than all the rest of a scan of it, and waits for all that changes devices; a change of them is an
+// event of that device.
 type queued struct {
 	known map[int]bool // by the device's number
-	stale atomic.Bool  // a device has changed
+	stale sync.Map     // numbers of devices that have changed since they were asked for
+	lost  atomic.Bool  // any may have
 }
 
 // at asks for a device, on a thread in its namespace.
 func (q *queued) at(index int, name string) (bool, error) {
-	if q.stale.Swap(false) || q.known == nil {
+	if q.lost.Swap(false) || q.known == nil {
 		q.known = map[int]bool{}
 	}
+	q.stale.Range(func(dev, _ any) bool { // also those that have gone
+		q.stale.Delete(dev)
+		delete(q.known, dev.(int))
+		return true
+	})
 	may, ok := q.known[index]
 	if ok {
 		return may, nil

@@ -144,7 +144,7 @@ func (w *Watcher) subscribe(protocol int, groups ...int) error {
 	}
 	w.subs = append(w.subs, f)
 	lost := func() { // changes that were lost count as a change
-		w.queued.stale.Store(true)
+		w.queued.lost.Store(true)
 		poke(w.poked)
 	}
 	w.wg.Go(func() {
@@ -152,8 +152,8 @@ func (w *Watcher) subscribe(protocol int, groups ...int) error {
 			changed := false
 			for m := range told {
 				changed = changed || protocol != unix.NETLINK_ROUTE || matters(m)
-				if protocol == unix.NETLINK_ROUTE && m.Type == unix.RTM_NEWLINK {
-					w.queued.stale.Store(true)
+				if protocol == unix.NETLINK_ROUTE && (m.Type == unix.RTM_NEWLINK || m.Type == unix.RTM_DELLINK) && len(m.Body) >= unix.SizeofIfInfomsg {
+					w.queued.stale.Store(int(int32(nlsock.U32(m.Body[4:]))), true)
 				}
 			}
 			if changed {

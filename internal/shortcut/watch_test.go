@@ -344,7 +344,6 @@ func TestChangesAreEvents(t *testing.T) {
 	s.unsafe("no longer watched")
 }
 
-// Whether the pod's end may have a queue is not asked for at each scan: a change is an event.
 // Micro-flows go on to the pod past what is behind overlane's program at the host's end. A bridge is no matter there.
 func TestWhatIsPastAHostEndIsSeen(t *testing.T) {
 	s := lab(t, bed.Routed, nil)
@@ -385,6 +384,37 @@ func TestWhatIsPastAHostEndIsSeen(t *testing.T) {
 	}
 }
 
+// A device that changes has no other asked for what it may have at its other end: with hundreds of pods each is a wait for
+// the lock on all devices.
+func TestOnlyWhatHasChangedIsAskedForAQueueAgain(t *testing.T) {
+	s := lab(t, bed.Nested, nil)
+	s.safe()
+	const other = 1 << 20 // and no device
+	kept := func(index int) bool {
+		s.w.mu.Lock()
+		defer s.w.mu.Unlock()
+		_, err := s.w.queued.at(index, "none")
+		return err == nil
+	}
+	veth := s.paths[0].Host.Ifindex
+	s.w.queued.known[other] = false
+	if !kept(veth) || !kept(other) {
+		t.Fatal("what was asked for is not remembered")
+	}
+	s.run(s.overlay, "ip link set VE mtu 1300")
+	for deadline := time.After(20 * time.Second); kept(veth); {
+		select {
+		case <-s.w.Events():
+		case <-deadline:
+			t.Fatal("what has changed is not asked for again")
+		}
+	}
+	if !kept(other) {
+		t.Error("what has not changed is asked for again")
+	}
+}
+
+// Whether the pod's end may have a queue is not asked for at each scan: a change is an event.
 func TestAQueueAtThePodsEndIsSeen(t *testing.T) {
 	s := lab(t, bed.Nested, nil)
 	s.safe()
