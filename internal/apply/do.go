@@ -30,8 +30,10 @@ type job struct {
 // alone, and a device that has gone is passed over; neither is an error.
 func (l *Locked) Do(ns Namespaces, steps []plan.Step) (Report, error) {
 	return l.do(ns, steps, func(k *kernel, rep *Report) error {
-		refused, err := l.carryOut(k, steps, rep)
-		return errors.Join(refused, err)
+		w := &whole{steps: steps}
+		err := l.carryOut(k, w)
+		*rep = w.rep
+		return errors.Join(w.refused, err)
 	})
 }
 
@@ -47,20 +49,18 @@ func (l *Locked) DoEach(ns Namespaces, steps []plan.Step) (Report, error) {
 		of[s.Target] = append(of[s.Target], s)
 	}
 	return l.do(ns, steps, func(k *kernel, rep *Report) error {
+		var each []*whole
 		for _, target := range order {
-			first := len(rep.Results)
-			refused := l.kept(of[target])
-			if refused == nil {
-				var err error
-				if refused, err = l.carryOut(k, of[target], rep); err != nil {
-					return errors.Join(refused, err)
-				}
-			}
-			if refused != nil {
-				rep.refuse(first, of[target], refused)
-			}
+			each = append(each, &whole{steps: of[target], refused: l.kept(of[target])})
 		}
-		return nil
+		err := l.carryOut(k, each...)
+		for _, w := range each {
+			if w.refused != nil {
+				w.rep.refuse(w.steps, w.refused)
+			}
+			rep.Add(w.rep)
+		}
+		return err
 	})
 }
 
@@ -84,34 +84,67 @@ func (l *Locked) do(ns Namespaces, steps []plan.Step, fn func(*kernel, *Report) 
 	return rep, err
 }
 
-// carryOut carries out all of the steps or none. refused is why it is none, err that the journal cannot be written.
-func (l *Locked) carryOut(k *kernel, steps []plan.Step, rep *Report) (refused, err error) {
-	jobs, err := l.look(k, steps, rep)
-	if err != nil || len(jobs) == 0 {
-		return err, nil
-	}
-	places := make([]*settingPlace, len(jobs))
-	for i, j := range jobs {
-		places[i] = j.at
-	}
-	entries, err := k.announce(places)
-	if err != nil {
-		return err, nil
-	}
-	for _, j := range jobs {
-		entries = append(entries, j.entry())
-	}
-	if err := l.j.add(entries); err != nil {
-		return nil, fmt.Errorf("nothing was changed: %w", err)
-	}
-	for i := range jobs {
-		if err := jobs[i].write(rep); err != nil {
-			refused = fmt.Errorf("set %s to %s: %w", jobs[i].step.Setting, jobs[i].step.Want, err)
-			return errors.Join(refused, l.rollBack(jobs, i, rep)), nil
+// whole is what is carried out as a whole, or not at all.
+type whole struct {
+	steps   []plan.Step
+	jobs    []job
+	rep     Report
+	refused error // why it is not
+}
+
+// carryOut carries out each of them that is not refused yet. All that they change is journalled in one go before the
+// first of it is written: each time waits for the disk. The error is that the journal cannot be written.
+func (l *Locked) carryOut(k *kernel, each ...*whole) error {
+	var entries []Entry
+	for _, w := range each {
+		if w.refused == nil {
+			var news []Entry
+			news, w.refused = l.prepare(k, w)
+			entries = append(entries, news...)
 		}
 	}
-	l.settle(jobs, *rep)
-	return nil, nil
+	if len(entries) == 0 {
+		return nil
+	}
+	if err := l.j.add(entries); err != nil {
+		return fmt.Errorf("nothing was changed: %w", err)
+	}
+	for _, w := range each {
+		if w.refused == nil {
+			w.refused = l.writeAll(w)
+		}
+	}
+	return nil
+}
+
+// prepare decides what is to be written, and returns what has to be in the journal before. It changes nothing.
+func (l *Locked) prepare(k *kernel, w *whole) (entries []Entry, refused error) {
+	if w.jobs, refused = l.look(k, w.steps, &w.rep); refused != nil {
+		return nil, refused
+	}
+	places := make([]*settingPlace, len(w.jobs))
+	for i, j := range w.jobs {
+		places[i] = j.at
+	}
+	if entries, refused = k.announce(places); refused != nil {
+		return nil, refused
+	}
+	for _, j := range w.jobs {
+		entries = append(entries, j.entry())
+	}
+	return entries, nil
+}
+
+// writeAll writes what was prepared, or takes it back.
+func (l *Locked) writeAll(w *whole) (refused error) {
+	for i := range w.jobs {
+		if err := w.jobs[i].write(&w.rep); err != nil {
+			refused = fmt.Errorf("set %s to %s: %w", w.jobs[i].step.Setting, w.jobs[i].step.Want, err)
+			return errors.Join(refused, l.rollBack(w.jobs, i, &w.rep))
+		}
+	}
+	l.settle(w.jobs, w.rep)
+	return nil
 }
 
 // look finds every setting and decides what is to be written. It changes

@@ -413,3 +413,30 @@ func TestSettingOfAnotherMechanismIsLeftAlone(t *testing.T) {
 	b.wantSnapshot(before)
 	b.wantNoJournal()
 }
+
+// Of hundreds of devices each wait for the disk would be one more for which nothing is decided.
+func TestTheJournalOfAllDevicesIsWrittenAtOnce(t *testing.T) {
+	b := newBed(t)
+	l := b.lock()
+	devices, journalled, written := map[plan.Target]bool{}, 0, 0
+	for _, s := range b.steps() {
+		devices[s.Target] = true
+	}
+	fault = func(point string) {
+		switch point {
+		case "journal:after":
+			if journalled++; written > 0 {
+				t.Error("something is written before all of it is journalled")
+			}
+		case "write:before":
+			written++
+		}
+	}
+	defer func() { fault = nil }()
+	rep, err := l.DoEach(b, b.steps())
+	b.must(err)
+	wantOutcomes(t, rep, Applied, len(b.steps()))
+	if len(devices) < 2 || journalled != 1 || written != len(b.steps()) {
+		t.Errorf("the journal was written %d times for %d devices, %d settings were", journalled, len(devices), written)
+	}
+}

@@ -66,10 +66,10 @@ func (r *Report) Add(o Report) {
 	r.Results, r.Damaged = append(r.Results, o.Results...), max(r.Damaged, o.Damaged)
 }
 
-// refuse makes the results from a number on those of steps that were refused, all but what was Kept.
-func (r *Report) refuse(from int, steps []plan.Step, why error) {
-	kept := slices.DeleteFunc(slices.Clone(r.Results[from:]), func(res Result) bool { return res.Outcome != Kept })
-	r.Results = append(r.Results[:from], kept...)
+// refuse makes the results those of steps that were refused, all but what was Kept.
+func (r *Report) refuse(steps []plan.Step, why error) {
+	kept := slices.DeleteFunc(r.Results, func(res Result) bool { return res.Outcome != Kept })
+	r.Results = kept
 	for _, s := range steps {
 		if !slices.ContainsFunc(kept, func(res Result) bool { return res.Setting == s.Setting }) {
 			r.Results = append(r.Results, Result{Setting: s.Setting, Outcome: Refused, Reason: why.Error()})
