@@ -187,9 +187,17 @@ type TunnelDevice struct {
 	Port     uint16
 	Ifindex  int
 	NetnsIno uint64
-	NoGRO    bool // no packet passes the device's GRO
-	Outer    int  // the outer IP version that it takes, 0 for both
+	Outer    int // the outer IP version that it takes, 0 for both
+	// NoGRO tells that no packet passes the device's GRO. It is asked of those that are steered only, as the kernel has
+	// all other changes of devices wait for the answer. Nil: packets do.
+	NoGRO func() bool
 }
+
+// noGRO is that for the programs.
+func (t TunnelDevice) noGRO() uint8 { return bit(t.NoGRO != nil && t.NoGRO()) }
+
+// cell is where polls of the device are noted.
+func (t TunnelDevice) cell() stagesOlCellKey { return CellDevice{t.Ifindex, t.NetnsIno}.key() }
 
 // MaxTunnels is how many tunnels are steered at a time; those with the same headers count as one.
 const MaxTunnels = int(stagesOlLimitOL_MAX_TUNNELS)
@@ -235,18 +243,18 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []CellDevice) error
 	tunnels := [stagesOlLimitOL_MAX_TUNNELS]stagesOlTunnel{}
 	cells := map[stagesOlCellKey]uint32{}
 	var later []stagesOlTunnel // found no place yet
-	var laterCells []stagesOlCellKey
+	var laterDevs []TunnelDevice
 	var alone []string // too many
 	for _, dev := range devs {
-		t := stagesOlTunnel{Vni: dev.VNI, Port: dev.Port, Kind: uint8(dev.Kind), Outer: uint8(dev.Outer), NoGro: bit(dev.NoGRO)}
+		t := stagesOlTunnel{Vni: dev.VNI, Port: dev.Port, Kind: uint8(dev.Kind), Outer: uint8(dev.Outer)}
 		if dev.AnyVNI {
 			t.Vni = anyVNI
 		}
-		cell := CellDevice{dev.Ifindex, dev.NetnsIno}.key()
 		if i := indexOf(d.policy.Tunnel[:], t); i >= 0 {
-			tunnels[i], cells[cell] = t, uint32(i)
+			t.NoGro = dev.noGRO()
+			tunnels[i], cells[dev.cell()] = t, uint32(i)
 		} else {
-			later, laterCells = append(later, t), append(laterCells, cell)
+			later, laterDevs = append(later, t), append(laterDevs, dev)
 		}
 	}
 	for i, t := range later {
@@ -258,7 +266,8 @@ func (d *Datapath) SetTunnels(devs []TunnelDevice, underlays []CellDevice) error
 			alone = append(alone, describe(t))
 			continue
 		}
-		tunnels[at], cells[laterCells[i]] = t, uint32(at)
+		t.NoGro = laterDevs[i].noGRO()
+		tunnels[at], cells[laterDevs[i].cell()] = t, uint32(at)
 	}
 	for _, u := range underlays {
 		if len(cells) == maxDevices {

@@ -55,3 +55,34 @@ func TestTunnelsThatAreLeftAloneAreNamed(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// To ask a device for its GRO waits for all that changes devices, and of hundreds of tunnels few are steered.
+func TestOnlyTunnelsThatAreSteeredAreAskedForTheirGRO(t *testing.T) {
+	d := load(t)
+	var asked []uint32
+	off, devs := uint32(MaxTunnels+2), []TunnelDevice{}
+	for vni := range uint32(MaxTunnels + 3) {
+		devs = append(devs, TunnelDevice{
+			Kind: encap.VXLAN, VNI: vni, Port: 4789, Ifindex: 1000 + int(vni), NetnsIno: 1,
+			NoGRO: func() bool {
+				asked = append(asked, vni)
+				return vni == off
+			},
+		})
+	}
+	for first := range 4 { // those that were there before stay
+		asked = nil
+		err := d.SetTunnels(devs[first:], nil)
+		if many := len(devs)-first > MaxTunnels; errors.Is(err, ErrTooManyTunnels) != many || err != nil && !many {
+			t.Fatalf("%d tunnels: %v", len(devs)-first, err)
+		}
+		if len(asked) != MaxTunnels {
+			t.Errorf("of %d tunnels %d are asked: %d", len(devs)-first, len(asked), asked)
+		}
+	}
+	for _, tunnel := range d.policy.Tunnel {
+		if (tunnel.NoGro == 1) != (tunnel.Vni == off) {
+			t.Errorf("VNI %d: without GRO: %d", tunnel.Vni, tunnel.NoGro)
+		}
+	}
+}

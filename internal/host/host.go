@@ -115,14 +115,14 @@ func (h *Host) tunnelDevices(snap node.Snapshot) []datapath.TunnelDevice {
 		if !found {
 			continue
 		}
-		dev := datapath.TunnelDevice{
+		devs = append(devs, datapath.TunnelDevice{
 			Kind: t.Kind, VNI: t.VNI, AnyVNI: t.AnyVNI, Port: t.Port,
-			Ifindex: t.Ifindex, NetnsIno: ino, Outer: t.Outer, NoGRO: t.GenericXDP,
-		}
-		if on, err := h.scanner.GRO(t.Dev); err == nil {
-			dev.NoGRO = dev.NoGRO || !on
-		}
-		devs = append(devs, dev)
+			Ifindex: t.Ifindex, NetnsIno: ino, Outer: t.Outer,
+			NoGRO: func() bool {
+				on, err := h.scanner.GRO(t.Dev)
+				return t.GenericXDP || err == nil && !on
+			},
+		})
 	}
 	return devs
 }
