@@ -34,8 +34,24 @@ var scanner struct {
 // changing what they see, so they are nowhere on that path: whatever shares the NIC is left
 // alone with it.
 func Dataplanes(s Namespaces, snap node.Snapshot) map[node.DevKey]string {
-	hooks := On(s, snap)
+	return dataplanes(s, snap, loaded)
+}
+
+// loaded tells whether a program of such a dataplane is anywhere on the machine.
+func loaded() (bool, error) {
+	scanner.Lock()
+	defer scanner.Unlock()
+	return scanner.dataplane()
+}
+
+// dataplanes asks no device where no such program is loaded: each answer waits for all that changes devices, and there
+// may be hundreds.
+func dataplanes(s Namespaces, snap node.Snapshot, loaded func() (bool, error)) map[node.DevKey]string {
 	list := map[node.DevKey]string{}
+	if any, err := loaded(); err == nil && !any {
+		return list
+	}
+	hooks := On(s, snap)
 	says := func(on node.Dev) string {
 		h := hooks[on.Key()]
 		if h.Err != nil {

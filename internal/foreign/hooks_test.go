@@ -100,6 +100,9 @@ func TestHooksOfARealDevice(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		if is, err := l.dataplane(); err != nil || !is {
+			t.Errorf("a dataplane is loaded: %t, %v", is, err)
+		}
 		hooks := all[index]
 		var got []string
 		for _, p := range hooks.Programs {

@@ -5,12 +5,15 @@ package foreign
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/overlane/overlane/internal/privilege"
 )
 
 // Program is a BPF program at a tc hook of a device.
@@ -97,6 +100,10 @@ func (l *Scanner) Scan(devs []int) (map[int]Hooks, error) {
 }
 
 func (l *Scanner) program(id uint32, hook string) Program {
+	return Program{ID: id, Name: l.name(id), Hook: hook}
+}
+
+func (l *Scanner) name(id uint32) string {
 	name, known := l.names[id]
 	if !known {
 		name = ProgramName(id)
@@ -105,7 +112,26 @@ func (l *Scanner) program(id uint32, hook string) Program {
 		}
 		l.names[id] = name
 	}
-	return Program{ID: id, Name: name, Hook: hook}
+	return name
+}
+
+// dataplane tells whether a program of a product that decides where packets go is loaded, on whatever device.
+func (l *Scanner) dataplane() (is bool, err error) {
+	err = privilege.With(unix.CAP_SYS_ADMIN, func() error {
+		for id := ebpf.ProgramID(0); !is; {
+			next, err := ebpf.ProgramGetNextID(id)
+			if errors.Is(err, os.ErrNotExist) {
+				return nil
+			}
+			if err != nil {
+				return fmt.Errorf("list BPF programs: %w", err)
+			}
+			id = next
+			is = OwnerOf(l.name(uint32(id))).Dataplane()
+		}
+		return nil
+	})
+	return is, err
 }
 
 // filtered are the devices that have a qdisc for tc filters on their way.
