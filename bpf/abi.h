@@ -141,6 +141,7 @@ enum ol_reason {
 	OL_INNER_MULTICAST,    /* inner broadcast or multicast frame */
 	OL_FRAGMENT_UNTRACKED, /* later fragment of a datagram whose first fragment was not seen */
 	OL_HEADLESS,	       /* XDP: the driver puts headers into another buffer than the first */
+	OL_UNFINISHED,	       /* XDP: the sender has left the checksum to the receiver */
 	OL_NR_REASONS,
 };
 

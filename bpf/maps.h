@@ -84,6 +84,9 @@ OL_MAP(ARRAY, ol_merge_ended, 1, __u32, __u32);
 /* Frames that came without headers in their first buffer, up to enough. Index: ifindex of the NIC. */
 OL_MAP(HASH, ol_headless, 64, __u32, __u32);
 
+/* NICs by which frames came whose checksums are not in them yet. Index: ifindex of the NIC. */
+OL_MAP(HASH, ol_unfinished, 64, __u32, __u32);
+
 /* Why frames get no numbers, of enum ol_unnumbered_by. */
 OL_MAP(ARRAY, ol_unnumbered, 1, __u32, __u32);
 

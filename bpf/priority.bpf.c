@@ -412,6 +412,8 @@ static __always_inline int ol_prio_frame(struct xdp_md *ctx, int two)
 	if (!p || !j || !cpu)
 		return XDP_PASS;
 	cpu->came++;
+	if (ol_unfinished_frame(ctx))
+		return XDP_PASS;
 	ol_cursor_at(ctx, &c);
 	len = bpf_xdp_get_buff_len(ctx);
 	if (p->poll == p->polls + 1 && j->poll == p->poll && ol_same_head(&c, &j->head)) {

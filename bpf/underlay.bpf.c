@@ -48,6 +48,8 @@ int ol_underlay_xdp(struct xdp_md *ctx)
 	if (!policy || !cpu)
 		return XDP_PASS;
 	cpu->came++;
+	if (ol_unfinished_frame(ctx))
+		return XDP_PASS;
 	if (policy->flags & OL_F_EXPRESS && ol_express_next(ctx) == XDP_REDIRECT)
 		return XDP_REDIRECT;
 	r = ol_read_xdp(ctx, &f, 1);

@@ -53,20 +53,22 @@ func (d *Daemon) sawCores(online []int, returns []uint32) (anew bool) {
 	return anew
 }
 
-// pollNICs has mechanisms come or go where RPS or RFS of a NIC was switched off or on, and go where their programs can
-// read nothing of its frames.
+// pollNICs has mechanisms come or go where RPS or RFS of a NIC was switched off or on, or its senders' checksums, and go
+// where their programs can read nothing of its frames.
 func (d *Daemon) pollNICs(ctx context.Context, now time.Time) error {
 	if !d.nics.Due(now) {
 		return nil
 	}
 	began := time.Now()
-	moves := slices.ContainsFunc(d.host.Snapshot().Underlays, func(u node.Underlay) bool { return d.scanner.Moves(u) != u.Moves })
-	left, err := d.leaveHeadless()
+	changed := slices.ContainsFunc(d.host.Snapshot().Underlays, func(u node.Underlay) bool {
+		return d.scanner.Moves(u) != u.Moves || d.scanner.Unfinished(u) != u.Unfinished
+	})
+	left, unfinished, err := d.sawOfFrames()
 	d.nics.Made(began)
 	switch {
 	case err != nil:
 		return err
-	case moves:
+	case changed || unfinished:
 		d.rescan(ctx)
 	case left:
 		return d.mechs.each(func(m mechanism.Mechanism) error { return m.Rescanned(ctx) })
@@ -74,16 +76,15 @@ func (d *Daemon) pollNICs(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// leaveHeadless takes programs off NICs of whose frames they can read nothing.
-func (d *Daemon) leaveHeadless() (left bool, err error) {
-	if len(d.places.Held()) == 0 {
-		return false, nil
+// sawOfFrames takes programs off NICs of whose frames they can read nothing (left), and takes note of NICs by which frames
+// came whose senders had left the checksum to the receiver. What was seen of one whose program has gone is forgotten.
+func (d *Daemon) sawOfFrames() (left, unfinished bool, err error) {
+	headless, err := d.dp.Headless()
+	if err == nil {
+		left, err = d.places.SawHeadless(headless)
 	}
-	nics, err := d.dp.Headless()
-	if err != nil || len(nics) == 0 {
-		return false, err
-	}
-	return d.places.SawHeadless(nics)
+	partial, e := d.dp.Unfinished()
+	return left, d.places.SawUnfinished(partial), errors.Join(err, e)
 }
 
 // pollApart reads which cores containers have for themselves. If they cannot be read, they stay what they were.

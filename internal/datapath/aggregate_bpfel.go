@@ -55,6 +55,7 @@ const (
 	aggregateMapOlRecents        = "ol_recents"
 	aggregateMapOlSlots          = "ol_slots"
 	aggregateMapOlTurns          = "ol_turns"
+	aggregateMapOlUnfinished     = "ol_unfinished"
 	aggregateMapOlUnnumbered     = "ol_unnumbered"
 	aggregateProgOlNicOrder      = "ol_nic_order"
 	aggregateProgOlTunnelCount   = "ol_tunnel_count"
@@ -141,6 +142,7 @@ type aggregateMapSpecs struct {
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.MapSpec `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
@@ -201,6 +203,7 @@ type aggregateMaps struct {
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.Map `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
@@ -231,6 +234,7 @@ func (m *aggregateMaps) Close() error {
 		m.OlRecents,
 		m.OlSlots,
 		m.OlTurns,
+		m.OlUnfinished,
 		m.OlUnnumbered,
 	)
 }

@@ -422,6 +422,7 @@ const (
 	branchesMapOlRecents         = "ol_recents"
 	branchesMapOlSlots           = "ol_slots"
 	branchesMapOlTurns           = "ol_turns"
+	branchesMapOlUnfinished      = "ol_unfinished"
 	branchesMapOlUnnumbered      = "ol_unnumbered"
 	branchesProgOlMergedIn       = "ol_merged_in"
 	branchesProgOlPodMerge       = "ol_pod_merge"
@@ -511,6 +512,7 @@ type branchesMapSpecs struct {
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.MapSpec `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
@@ -570,6 +572,7 @@ type branchesMaps struct {
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.Map `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
@@ -600,6 +603,7 @@ func (m *branchesMaps) Close() error {
 		m.OlRecents,
 		m.OlSlots,
 		m.OlTurns,
+		m.OlUnfinished,
 		m.OlUnnumbered,
 	)
 }

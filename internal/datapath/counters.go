@@ -26,6 +26,7 @@ var reasonNames = map[stagesOlReason]string{
 	stagesOlReasonOL_INNER_MULTICAST:    "inner-multicast",
 	stagesOlReasonOL_FRAGMENT_UNTRACKED: "fragment-untracked",
 	stagesOlReasonOL_HEADLESS:           "headers-not-in-first-buffer",
+	stagesOlReasonOL_UNFINISHED:         "checksum-left-to-receiver",
 }
 
 // Counters are totals since Load, in the order of enum ol_counter.

@@ -106,6 +106,7 @@ const (
 	mergeMapOlResequencers   = "ol_resequencers"
 	mergeMapOlSlots          = "ol_slots"
 	mergeMapOlTurns          = "ol_turns"
+	mergeMapOlUnfinished     = "ol_unfinished"
 	mergeMapOlUnnumbered     = "ol_unnumbered"
 	mergeMapOlWaitings       = "ol_waitings"
 	mergeProgOlMergeDequeue  = "ol_merge_dequeue"
@@ -204,6 +205,7 @@ type mergeMapSpecs struct {
 	OlResequencers   *ebpf.MapSpec `ebpf:"ol_resequencers"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.MapSpec `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 	OlWaitings       *ebpf.MapSpec `ebpf:"ol_waitings"`
 }
@@ -270,6 +272,7 @@ type mergeMaps struct {
 	OlResequencers   *ebpf.Map `ebpf:"ol_resequencers"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.Map `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 	OlWaitings       *ebpf.Map `ebpf:"ol_waitings"`
 }
@@ -304,6 +307,7 @@ func (m *mergeMaps) Close() error {
 		m.OlResequencers,
 		m.OlSlots,
 		m.OlTurns,
+		m.OlUnfinished,
 		m.OlUnnumbered,
 		m.OlWaitings,
 	)

@@ -623,6 +623,7 @@ const (
 	priorityMapOlSlots          = "ol_slots"
 	priorityMapOlSparseFlows    = "ol_sparse_flows"
 	priorityMapOlTurns          = "ol_turns"
+	priorityMapOlUnfinished     = "ol_unfinished"
 	priorityMapOlUnnumbered     = "ol_unnumbered"
 	priorityProgOlPrioPolled    = "ol_prio_polled"
 	priorityProgOlPrioTwoXdp    = "ol_prio_two_xdp"
@@ -630,6 +631,8 @@ const (
 	priorityVarOlAbiEnums       = "ol_abi_enums"
 	priorityVarOlKey0           = "ol_key0"
 	priorityVarOlKey1           = "ol_key1"
+	priorityVarOlKindOther      = "ol_kind_other"
+	priorityVarOlKindVeth       = "ol_kind_veth"
 	priorityVarOlMergeMagic     = "ol_merge_magic"
 	priorityVarOlNrCpus         = "ol_nr_cpus"
 )
@@ -721,6 +724,7 @@ type priorityMapSpecs struct {
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 	OlSparseFlows    *ebpf.MapSpec `ebpf:"ol_sparse_flows"`
 	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.MapSpec `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
@@ -731,6 +735,8 @@ type priorityVariableSpecs struct {
 	OlAbiEnums   *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
 	OlKey0       *ebpf.VariableSpec `ebpf:"ol_key0"`
 	OlKey1       *ebpf.VariableSpec `ebpf:"ol_key1"`
+	OlKindOther  *ebpf.VariableSpec `ebpf:"ol_kind_other"`
+	OlKindVeth   *ebpf.VariableSpec `ebpf:"ol_kind_veth"`
 	OlMergeMagic *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
 	OlNrCpus     *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
 }
@@ -791,6 +797,7 @@ type priorityMaps struct {
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 	OlSparseFlows    *ebpf.Map `ebpf:"ol_sparse_flows"`
 	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.Map `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
@@ -832,6 +839,7 @@ func (m *priorityMaps) Close() error {
 		m.OlSlots,
 		m.OlSparseFlows,
 		m.OlTurns,
+		m.OlUnfinished,
 		m.OlUnnumbered,
 	)
 }
@@ -843,6 +851,8 @@ type priorityVariables struct {
 	OlAbiEnums   *ebpf.Variable `ebpf:"ol_abi_enums"`
 	OlKey0       *ebpf.Variable `ebpf:"ol_key0"`
 	OlKey1       *ebpf.Variable `ebpf:"ol_key1"`
+	OlKindOther  *ebpf.Variable `ebpf:"ol_kind_other"`
+	OlKindVeth   *ebpf.Variable `ebpf:"ol_kind_veth"`
 	OlMergeMagic *ebpf.Variable `ebpf:"ol_merge_magic"`
 	OlNrCpus     *ebpf.Variable `ebpf:"ol_nr_cpus"`
 }

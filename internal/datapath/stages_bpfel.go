@@ -383,7 +383,8 @@ const (
 	stagesOlReasonOL_INNER_MULTICAST    stagesOlReason = 11
 	stagesOlReasonOL_FRAGMENT_UNTRACKED stagesOlReason = 12
 	stagesOlReasonOL_HEADLESS           stagesOlReason = 13
-	stagesOlReasonOL_NR_REASONS         stagesOlReason = 14
+	stagesOlReasonOL_UNFINISHED         stagesOlReason = 14
+	stagesOlReasonOL_NR_REASONS         stagesOlReason = 15
 )
 
 type stagesOlRecent struct {
@@ -500,6 +501,7 @@ const (
 	stagesMapOlRecents        = "ol_recents"
 	stagesMapOlSlots          = "ol_slots"
 	stagesMapOlTurns          = "ol_turns"
+	stagesMapOlUnfinished     = "ol_unfinished"
 	stagesMapOlUnnumbered     = "ol_unnumbered"
 	stagesProgOlPodOut        = "ol_pod_out"
 	stagesProgOlPodRestore    = "ol_pod_restore"
@@ -588,6 +590,7 @@ type stagesMapSpecs struct {
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.MapSpec `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
@@ -646,6 +649,7 @@ type stagesMaps struct {
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.Map `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
@@ -675,6 +679,7 @@ func (m *stagesMaps) Close() error {
 		m.OlRecents,
 		m.OlSlots,
 		m.OlTurns,
+		m.OlUnfinished,
 		m.OlUnnumbered,
 	)
 }

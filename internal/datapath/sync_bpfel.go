@@ -394,6 +394,7 @@ const (
 	syncMapOlShortcuts      = "ol_shortcuts"
 	syncMapOlSlots          = "ol_slots"
 	syncMapOlTurns          = "ol_turns"
+	syncMapOlUnfinished     = "ol_unfinished"
 	syncMapOlUnnumbered     = "ol_unnumbered"
 	syncProgOlTunnelIn      = "ol_tunnel_in"
 	syncVarOlAbiEnums       = "ol_abi_enums"
@@ -477,6 +478,7 @@ type syncMapSpecs struct {
 	OlShortcuts      *ebpf.MapSpec `ebpf:"ol_shortcuts"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.MapSpec `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
@@ -536,6 +538,7 @@ type syncMaps struct {
 	OlShortcuts      *ebpf.Map `ebpf:"ol_shortcuts"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.Map `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
@@ -566,6 +569,7 @@ func (m *syncMaps) Close() error {
 		m.OlShortcuts,
 		m.OlSlots,
 		m.OlTurns,
+		m.OlUnfinished,
 		m.OlUnnumbered,
 	)
 }

@@ -378,6 +378,7 @@ const (
 	traceMapOlRecents          = "ol_recents"
 	traceMapOlSlots            = "ol_slots"
 	traceMapOlTurns            = "ol_turns"
+	traceMapOlUnfinished       = "ol_unfinished"
 	traceMapOlUnnumbered       = "ol_unnumbered"
 	traceProgOlCoreLeaves      = "ol_core_leaves"
 	traceProgOlCoreStays       = "ol_core_stays"
@@ -486,6 +487,7 @@ type traceMapSpecs struct {
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.MapSpec `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
@@ -548,6 +550,7 @@ type traceMaps struct {
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.Map `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
@@ -576,6 +579,7 @@ func (m *traceMaps) Close() error {
 		m.OlRecents,
 		m.OlSlots,
 		m.OlTurns,
+		m.OlUnfinished,
 		m.OlUnnumbered,
 	)
 }

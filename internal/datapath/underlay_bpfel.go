@@ -518,12 +518,15 @@ const (
 	underlayMapOlRecents        = "ol_recents"
 	underlayMapOlSlots          = "ol_slots"
 	underlayMapOlTurns          = "ol_turns"
+	underlayMapOlUnfinished     = "ol_unfinished"
 	underlayMapOlUnnumbered     = "ol_unnumbered"
 	underlayProgOlFindLane      = "ol_find_lane"
 	underlayProgOlUnderlayXdp   = "ol_underlay_xdp"
 	underlayVarOlAbiEnums       = "ol_abi_enums"
 	underlayVarOlKey0           = "ol_key0"
 	underlayVarOlKey1           = "ol_key1"
+	underlayVarOlKindOther      = "ol_kind_other"
+	underlayVarOlKindVeth       = "ol_kind_veth"
 	underlayVarOlMergeMagic     = "ol_merge_magic"
 	underlayVarOlNrCpus         = "ol_nr_cpus"
 )
@@ -609,6 +612,7 @@ type underlayMapSpecs struct {
 	OlRecents        *ebpf.MapSpec `ebpf:"ol_recents"`
 	OlSlots          *ebpf.MapSpec `ebpf:"ol_slots"`
 	OlTurns          *ebpf.MapSpec `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.MapSpec `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.MapSpec `ebpf:"ol_unnumbered"`
 }
 
@@ -619,6 +623,8 @@ type underlayVariableSpecs struct {
 	OlAbiEnums   *ebpf.VariableSpec `ebpf:"ol_abi_enums"`
 	OlKey0       *ebpf.VariableSpec `ebpf:"ol_key0"`
 	OlKey1       *ebpf.VariableSpec `ebpf:"ol_key1"`
+	OlKindOther  *ebpf.VariableSpec `ebpf:"ol_kind_other"`
+	OlKindVeth   *ebpf.VariableSpec `ebpf:"ol_kind_veth"`
 	OlMergeMagic *ebpf.VariableSpec `ebpf:"ol_merge_magic"`
 	OlNrCpus     *ebpf.VariableSpec `ebpf:"ol_nr_cpus"`
 }
@@ -674,6 +680,7 @@ type underlayMaps struct {
 	OlRecents        *ebpf.Map `ebpf:"ol_recents"`
 	OlSlots          *ebpf.Map `ebpf:"ol_slots"`
 	OlTurns          *ebpf.Map `ebpf:"ol_turns"`
+	OlUnfinished     *ebpf.Map `ebpf:"ol_unfinished"`
 	OlUnnumbered     *ebpf.Map `ebpf:"ol_unnumbered"`
 }
 
@@ -710,6 +717,7 @@ func (m *underlayMaps) Close() error {
 		m.OlRecents,
 		m.OlSlots,
 		m.OlTurns,
+		m.OlUnfinished,
 		m.OlUnnumbered,
 	)
 }
@@ -721,6 +729,8 @@ type underlayVariables struct {
 	OlAbiEnums   *ebpf.Variable `ebpf:"ol_abi_enums"`
 	OlKey0       *ebpf.Variable `ebpf:"ol_key0"`
 	OlKey1       *ebpf.Variable `ebpf:"ol_key1"`
+	OlKindOther  *ebpf.Variable `ebpf:"ol_kind_other"`
+	OlKindVeth   *ebpf.Variable `ebpf:"ol_kind_veth"`
 	OlMergeMagic *ebpf.Variable `ebpf:"ol_merge_magic"`
 	OlNrCpus     *ebpf.Variable `ebpf:"ol_nr_cpus"`
 }

@@ -194,20 +194,29 @@ func (d *Datapath) attachOnce(done *bool, progs ...*ebpf.Program) error {
 
 // Headless are the NICs, by ifindex, whose drivers put the headers of frames into another buffer than the first, as
 // XDP programs have seen. What they have counted is forgotten.
-func (d *Datapath) Headless() (nics []int, err error) {
+func (d *Datapath) Headless() ([]int, error) {
+	return told(d.stages.OlHeadless, uint32(stagesOlLimitOL_HEADLESS_ENOUGH))
+}
+
+// Unfinished are the NICs, by ifindex, by which frames came whose senders have left the checksum to the receiver. What
+// they have counted is forgotten.
+func (d *Datapath) Unfinished() ([]int, error) { return told(d.stages.OlUnfinished, 1) }
+
+// told are the NICs that programs have told of in a map, by as many frames as are enough.
+func told(m *ebpf.Map, enough uint32) (nics []int, err error) {
 	var nic, frames uint32
-	list := d.stages.OlHeadless.Iterate()
+	list := m.Iterate()
 	for list.Next(&nic, &frames) {
-		if frames >= uint32(stagesOlLimitOL_HEADLESS_ENOUGH) {
+		if frames >= enough {
 			nics = append(nics, int(nic))
 		}
 	}
 	err = list.Err()
 	for _, nic := range nics {
-		err = errors.Join(err, d.stages.OlHeadless.Delete(uint32(nic)))
+		err = errors.Join(err, m.Delete(uint32(nic)))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read which NICs leave the first buffer empty: %w", err)
+		return nil, fmt.Errorf("read what programs have seen of NICs: %w", err)
 	}
 	return nics, nil
 }

@@ -67,13 +67,24 @@ type Underlay struct {
 	// Moves says that RPS or RFS moves what it receives to other cores, empty if they do not. What comes out
 	// of a lane has lost its hash and its queue, and goes to another core than what takes the stock path.
 	Moves string
+	// Unfinished says that senders leave checksums to the receiver, empty if they do not, as far as can be told without
+	// looking at packets. An XDP program does not get to know, and what it sends on is dropped as corrupt.
+	Unfinished string
 }
 
 // Receiver is a device that receives for an underlay.
 type Receiver struct {
 	Dev
 	Driver string
+	// Peer is a veth's other end. Its namespace is 0 where the scan did not find that, its name empty where the kernel does
+	// not tell it.
+	Peer Dev
+	// VNetHeader tells that the program behind a tap device hands over more of a packet than its bytes.
+	VNetHeader bool
 }
+
+// Hidden tells of a veth that its other end is out of sight.
+func (r Receiver) Hidden() bool { return r.Driver == "veth" && r.Peer.NetnsCookie == 0 }
 
 // Master tells that only others receive for it.
 func (u Underlay) Master() bool {

@@ -14,7 +14,7 @@ import (
 
 func TestBridgedPodIsFoundWithBothEnds(t *testing.T) {
 	w := newWorld(t)
-	a, _ := w.hosts()
+	a, b := w.hosts()
 	pod := held(t)
 	a.ip(t, vxlan+`link add br0 type bridge
 		link set vx0 master br0 up
@@ -29,11 +29,12 @@ func TestBridgedPodIsFoundWithBothEnds(t *testing.T) {
 		cmpopts.IgnoreFields(Dev{}, "Ifindex"),
 		cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 		cmp.FilterPath(func(p cmp.Path) bool { return p.String() == "Underlays.Addrs" }, cmp.Ignore()),
+		cmpopts.IgnoreFields(Underlay{}, "Unfinished"),
 	}
 	dev := func(n *ns, name string) Dev { return Dev{NetnsCookie: n.cookie, Name: name} }
 	br := dev(a, "br0")
 	want := Snapshot{
-		Underlays: []Underlay{{Dev: dev(a, "pA"), MTU: 1500, RxQueues: 1, Driver: "veth", Receivers: []Receiver{{dev(a, "pA"), "veth"}}}},
+		Underlays: []Underlay{{Dev: dev(a, "pA"), MTU: 1500, RxQueues: 1, Driver: "veth", Receivers: []Receiver{{Dev: dev(a, "pA"), Driver: "veth", Peer: dev(b, "pB")}}}},
 		Tunnels: []Tunnel{{
 			Dev: dev(a, "vx0"), Kind: encap.VXLAN, VNI: 42, Port: 4789, MTU: 1500, Local: netip.MustParseAddr("10.1.0.1"), Outer: 4,
 			Underlays: []Dev{dev(a, "pA")}, Bridge: &br,

@@ -70,7 +70,10 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 	u.Addrs = slices.Compact(u.Addrs)
 	var at []string
 	for _, port := range receivers(p.home.links, l.Index) {
-		r := Receiver{Dev: p.home.dev(port), Driver: port.Kind}
+		r := Receiver{Dev: p.home.dev(port), Driver: port.Kind, VNetHeader: port.vnet}
+		if port.Kind == "veth" {
+			r.Peer = p.otherEnd(port)
+		}
 		if driver, err := root.Readlink("class/net/" + r.Name + "/device/driver"); err == nil {
 			r.Driver = filepath.Base(driver)
 		}
@@ -101,6 +104,7 @@ func (p *pass) underlay(l *link, addrs []netip.Addr) error {
 		return nil
 	}
 	u.VLANs = p.carriesVLANs(u)
+	u.Unfinished = unfinished(u.Receivers, p.features)
 	p.snap.Underlays = append(p.snap.Underlays, u)
 	return nil
 }

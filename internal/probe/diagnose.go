@@ -56,6 +56,7 @@ type dev struct {
 	at       string // the path of the device's namespace, unless commands are run there
 	offloads map[string]ethtool.Feature
 	rx       queues
+	threaded bool          // NAPI in threads
 	hooks    foreign.Hooks // without what is ours
 	xdp      string        // a foreign XDP program
 	badSums  uint64        // packets that TCP and UDP of its namespace dropped for a wrong checksum meanwhile
@@ -121,6 +122,29 @@ func wrongChecksums(snap node.Snapshot, devs map[node.DevKey]dev) (list []Findin
 	return list
 }
 
+// leftChecksums says where no XDP program takes frames since their senders leave checksums to the receiver, and of a veth
+// whose other end is out of sight that this may be so.
+func leftChecksums(u node.Underlay, d dev, add func(Level, dev, shell.Line, string, ...any)) {
+	const without = "there is no priority, no express path and no lane of the nic stage"
+	if u.Unfinished != "" {
+		add(Note, d, shell.Line{}, without+": %s", u.Unfinished)
+		return
+	}
+	for _, r := range u.Receivers {
+		if r.Hidden() {
+			add(Note, d, r.FinishChecksums(), "the other end of %s is out of sight: if it leaves checksums to the receiver, as a veth does by default, overlane's XDP programs leave with the first such frame, and "+without, r.Name)
+		}
+	}
+}
+
+// unthread switches threaded NAPI of a tunnel off. In another namespace its command has a sysfs made for that.
+func unthread(d dev) shell.Line {
+	if d.at != "" {
+		return shell.Command(`unshare -m sh -c 'mount -t sysfs sysfs /sys && echo 0 >"/sys/class/net/$0/threaded"' %s  # if nothing comes out of it then: ethtool -K %s gro off, or make it anew; echo 1 takes it back`, d.Name, d.Name)
+	}
+	return shell.Command("echo 0 >/sys/class/net/%s/threaded  # if nothing comes out of it then: ethtool -K %s gro off, or make it anew; echo 1 takes it back", d.Name, d.Name)
+}
+
 // diagnose is the part that only thinks.
 func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 	var list []Finding
@@ -154,6 +178,7 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 			add(Note, d, show(u.XDPProgID), "the foreign XDP program %s is attached: overlane puts none there, so there is no priority, no express path and no lane of the nic stage", d.xdp)
 		}
 		others(d)
+		leftChecksums(u, d, add)
 		if f, ok := d.offloads["rx-gro"]; ok && !f.Active {
 			add(Slow, d, set(d, "gro", "on"), "GRO is off: every packet crosses the overlay on its own")
 		}
@@ -178,7 +203,11 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 			continue
 		}
 		others(d)
-		if f, ok := d.offloads["rx-gro"]; ok && !f.Active {
+		if d.threaded {
+			add(Broken, d, unthread(d), "threaded NAPI is on: a thread polls the queue that a core keeps for this tunnel from any other core, and that queue has no lock "+
+				"(net/core/gro_cells.c): packets are lost, soon all of them, and a broken queue stays broken until the tunnel is made anew or its GRO is off")
+		}
+		if f, ok := d.offloads["rx-gro"]; ok && !f.Active && !d.threaded {
 			add(Slow, d, set(d, "gro", "on"), "GRO is off: every packet crosses the bridge and the veth on its own")
 		}
 		for _, on := range t.Underlays {

@@ -88,6 +88,25 @@ func TestDiagnosis(t *testing.T) {
 			e.badSums = 7
 			d[eth] = e
 		}, "broken: ethtool -K vx0 tx-checksum-ip-generic off  # on each node that sends to this one; on takes it back"},
+		{"threaded NAPI of the tunnel", func(_ *node.Snapshot, d map[node.DevKey]dev) {
+			e := d[vx]
+			e.threaded = true
+			d[vx] = e
+		}, "broken: echo 0 >/sys/class/net/vx0/threaded  # if nothing comes out of it then: ethtool -K vx0 gro off, or make it anew; echo 1 takes it back"},
+		{"threaded NAPI of a tunnel elsewhere", func(_ *node.Snapshot, d map[node.DevKey]dev) {
+			e := d[vx]
+			e.threaded, e.at = true, "/run/netns/ov"
+			d[vx] = e
+		}, `broken: nsenter --net=/run/netns/ov unshare -m sh -c 'mount -t sysfs sysfs /sys && echo 0 >"/sys/class/net/$0/threaded"' vx0  # if nothing comes out of it then: ethtool -K vx0 gro off, or make it anew; echo 1 takes it back`},
+		{"senders that leave checksums", func(s *node.Snapshot, _ map[node.DevKey]dev) {
+			s.Underlays[0].Unfinished = "they do; see: ethtool -K peer tx off"
+		}, "note: "}, // the command is in the sentence
+		{"senders out of sight", func(s *node.Snapshot, _ map[node.DevKey]dev) {
+			s.Underlays[0].Receivers = []node.Receiver{{Dev: s.Underlays[0].Dev, Driver: "veth", Peer: node.Dev{Ifindex: 7, Name: "veth7"}}}
+		}, "note: ethtool -K veth7 tx off  # where the other end of eth0 is, then restart overlane"},
+		{"senders out of sight, without a name", func(s *node.Snapshot, _ map[node.DevKey]dev) {
+			s.Underlays[0].Receivers = []node.Receiver{{Dev: s.Underlays[0].Dev, Driver: "veth"}}
+		}, "note: ethtool -K PEER tx off  # where the other end of eth0 is, then restart overlane"},
 		{"one queue", func(_ *node.Snapshot, d map[node.DevKey]dev) {
 			e := d[eth]
 			e.rx = queues{"combined", 1, 8}
@@ -193,6 +212,8 @@ func (s oneNamespace) Namespace(uint64) (*netns.Handle, error) {
 	return netns.OfPath(fmt.Sprintf("/proc/self/fd/%d", s.h.FD()))
 }
 func (s oneNamespace) Path(uint64) (string, error) { return "", nil }
+
+func (s oneNamespace) Settings(node.Dev) (node.Settings, error) { return node.Settings{}, nil }
 
 func TestDiagnosisOfRealDevicesAndItsCommandsMendThem(t *testing.T) {
 	for _, tool := range []string{"ethtool", "nsenter", "tc"} {

@@ -19,6 +19,7 @@ import (
 type Namespaces interface {
 	Namespace(cookie uint64) (*netns.Handle, error)
 	Path(cookie uint64) (string, error)
+	Settings(node.Dev) (node.Settings, error)
 }
 
 // Diagnose looks for classic causes of a slow overlay in what a scan found, the
@@ -56,6 +57,16 @@ func Diagnose(ctx context.Context, namespaces Namespaces, snap node.Snapshot, he
 		}
 		if err := gather(namespaces, cookie, byNamespace[cookie], ends[cookie], own, devs); err != nil {
 			failed = append(failed, err)
+		}
+	}
+	for _, t := range snap.Tunnels {
+		if d, ok := devs[t.Key()]; ok {
+			set, err := namespaces.Settings(t.Dev)
+			if err != nil {
+				failed = append(failed, err)
+			}
+			d.threaded = set.Threaded
+			devs[t.Key()] = d
 		}
 	}
 	for _, u := range snap.Underlays {

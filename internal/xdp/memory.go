@@ -48,6 +48,8 @@ type record struct {
 	// headless: its driver puts headers where XDP does not read. What decides that has no common name, so it is
 	// seen anew by each daemon.
 	headless bool
+	// unfinished: frames came there whose senders had left the checksum to the receiver.
+	unfinished bool
 }
 
 type memoryFile struct {

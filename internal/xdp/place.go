@@ -17,6 +17,7 @@ import (
 	"github.com/overlane/overlane/internal/datapath"
 	"github.com/overlane/overlane/internal/foreign"
 	"github.com/overlane/overlane/internal/node"
+	"github.com/overlane/overlane/internal/shell"
 )
 
 // Mechanism is one that wants the place, by its key in the configuration.
@@ -92,8 +93,8 @@ func New(ground Ground, memory *Memory, log *slog.Logger) *Places {
 
 // Why says why a mechanism would not get a NIC's place now; empty if it has it, or would be let try.
 func (p *Places) Why(u node.Underlay, w Want) string {
-	if p.Headless(u) {
-		return Headless
+	if why := p.Unfit(u); why != "" {
+		return why
 	}
 	if pl := p.places[u.Key()]; pl != nil {
 		if pl.by[Priority] != (w.By == Priority) && w.By != Express {
@@ -106,11 +107,11 @@ func (p *Places) Why(u node.Underlay, w Want) string {
 
 // Bars is Why as it would be without a program of ours there.
 func (p *Places) Bars(u node.Underlay, w Want) string {
-	switch {
+	switch why := p.Unfit(u); {
 	case u.VLANs:
 		return UnderVLANs
-	case p.Headless(u):
-		return Headless
+	case why != "":
+		return why
 	case u.ForeignXDP:
 		return p.foreignOn(u)
 	case p.busy[u.Key()] != "":
@@ -248,6 +249,9 @@ func (p *Places) Look(list []node.Underlay) {
 		if pl := p.places[u.Key()]; pl != nil {
 			pl.nic = u
 		}
+		if p.memory.of(u).unfinished && !slices.ContainsFunc(u.Receivers, node.Receiver.Hidden) {
+			p.memory.make(u).unfinished = false // the scan tells
+		}
 		if p.memory.of(u).Refused == "" {
 			continue
 		}
@@ -280,6 +284,28 @@ func (p *Places) Shared() bool {
 	return false
 }
 
+// Unfit says why no program may take frames of a NIC, whether there is one already or not; empty if one may.
+func (p *Places) Unfit(u node.Underlay) string {
+	switch {
+	case p.Headless(u):
+		return Headless
+	case u.Unfinished != "":
+		return "no XDP program: " + u.Unfinished
+	case p.memory.of(u).unfinished:
+		return "no XDP program: " + unfinished(u)
+	}
+	return ""
+}
+
+// unfinished is Unfit of a NIC by which frames came whose senders had left the checksum to the receiver.
+func unfinished(u node.Underlay) string {
+	why := fmt.Sprintf("frames came by %s whose senders had left the checksum to the receiver, %s", u.Name, node.CannotTell)
+	if i := slices.IndexFunc(u.Receivers, node.Receiver.Hidden); i >= 0 {
+		return shell.See(why, u.Receivers[i].FinishChecksums())
+	}
+	return why
+}
+
 // Headless tells whether a NIC's driver was seen to put headers where XDP does not read.
 func (p *Places) Headless(u node.Underlay) bool { return p.memory.of(u).headless }
 
@@ -287,7 +313,7 @@ func (p *Places) Headless(u node.Underlay) bool { return p.memory.of(u).headless
 // there are any. Priority's is for priority to give back: what it has changed about the NIC goes before.
 func (p *Places) SawHeadless(nics []int) (left bool, err error) {
 	for _, pl := range p.places {
-		if p.Headless(pl.nic) || !slices.ContainsFunc(pl.nic.Receivers, func(r node.Receiver) bool { return slices.Contains(nics, r.Ifindex) }) {
+		if p.Headless(pl.nic) || !pl.receivesBy(nics) {
 			continue
 		}
 		p.memory.make(pl.nic).headless, left = true, true
@@ -299,6 +325,37 @@ func (p *Places) SawHeadless(nics []int) (left bool, err error) {
 		}
 	}
 	return left, err
+}
+
+// SawUnfinished takes note of NICs by which programs have seen frames whose senders had left the checksum to the
+// receiver, by the ifindexes of what receives, and returns whether there are any. Mechanisms give the places back once
+// what they hold of other frames is through.
+func (p *Places) SawUnfinished(nics []int) (anew bool) {
+	for _, pl := range p.places {
+		if p.Unfit(pl.nic) == "" && pl.receivesBy(nics) {
+			p.memory.make(pl.nic).unfinished, anew = true, true
+			p.say(pl.nic, p.Unfit(pl.nic))
+		}
+	}
+	return anew
+}
+
+// receivesBy tells whether one of these devices receives for the place's NIC.
+func (pl *place) receivesBy(nics []int) bool {
+	return slices.ContainsFunc(pl.nic.Receivers, func(r node.Receiver) bool { return slices.Contains(nics, r.Ifindex) })
+}
+
+// ReleaseUnfit gives back the places of some mechanisms whose frames no program may take.
+func (p *Places) ReleaseUnfit(by ...Mechanism) (err error) {
+	for nic, pl := range maps.Clone(p.places) {
+		if p.Unfit(pl.nic) == "" {
+			continue
+		}
+		for _, m := range by {
+			err = errors.Join(err, p.Release(nic, m))
+		}
+	}
+	return err
 }
 
 // Release gives a NIC's place back. The program goes with the last mechanism that has it, and

@@ -387,3 +387,50 @@ func TestWhereRPSMovesFramesThereAreNoLanes(t *testing.T) {
 		t.Errorf("without RPS again: %q", why)
 	}
 }
+
+// Where senders leave checksums to the receiver nothing is attached, whether the node tells or a frame did. What has a place
+// already leaves in order. A frame's word holds as long as nothing else can tell.
+func TestWhereSendersLeaveChecksumsThereIsNoProgram(t *testing.T) {
+	n, log := &nics{state: map[int]State{1: up(2)}}, &bytes.Buffer{}
+	p := places(t, n, nil, log)
+	seen, hidden := eth("veth"), eth("veth")
+	seen.Receivers[0].Peer = node.Dev{NetnsCookie: 2, Ifindex: 3, Name: "peer"}
+	hidden.Receivers[0].Peer = node.Dev{Ifindex: 3, Name: "veth3"}
+	told := seen
+	told.Unfinished = "peer leaves checksums"
+	left(t, p.Take(told, asked, n.attach(up(2), nil)), "no XDP program: peer leaves checksums")
+	if n.tried != 0 {
+		t.Error("it was tried all the same")
+	}
+	for _, u := range []node.Underlay{seen, hidden} {
+		p.Look([]node.Underlay{u})
+		if err := p.Take(u, asked, n.attach(up(2), nil)); err != nil {
+			t.Fatal(err)
+		}
+		if p.SawUnfinished([]int{2}) || p.Unfit(u) != "" {
+			t.Errorf("another NIC: %q", p.Unfit(u))
+		}
+		if err := p.ReleaseUnfit(Pipeline); err != nil || !p.On(u) {
+			t.Errorf("a place is given back for no reason: %v", err)
+		}
+		if !p.SawUnfinished([]int{1}) || p.SawUnfinished([]int{1}) || !p.On(u) {
+			t.Error("it is not told of once, or the place is taken from what has to leave in order")
+		}
+		for _, w := range []Want{asked, {By: Express, Asked: true}} {
+			if why := p.Why(u, w); !strings.Contains(why, "frames came by eth0 whose senders had left the checksum to the receiver") {
+				t.Errorf("%s: %q", w.By, why)
+			}
+		}
+		if err := p.ReleaseUnfit(Pipeline); err != nil || p.On(u) {
+			t.Errorf("the place is not given back: %v", err)
+		}
+		left(t, p.Take(u, asked, n.attach(up(2), nil)), "frames came by eth0")
+		p.Look([]node.Underlay{u})
+		if why := p.Bars(u, asked); (why == "") == u.Receivers[0].Hidden() {
+			t.Errorf("the other end is out of sight: %t, and after a look: %q", u.Receivers[0].Hidden(), why)
+		}
+	}
+	if why := p.Bars(hidden, asked); !strings.Contains(why, "see: ethtool -K veth3 tx off") {
+		t.Error(why)
+	}
+}

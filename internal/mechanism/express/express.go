@@ -279,7 +279,11 @@ func (e *Express) follow(ctx context.Context, now time.Time) error {
 		}
 		delete(e.closing, k)
 	}
-	return errors.Join(e.openAll(ctx, made, safe), e.leaveLandings())
+	err = errors.Join(e.openAll(ctx, made, safe), e.leaveLandings())
+	if len(e.closing) == 0 {
+		err = errors.Join(err, e.host.Places().ReleaseUnfit(xdp.Express))
+	}
+	return err
 }
 
 // evaluate withdraws the paths that are no longer safe, before anything else is done. It returns
@@ -646,7 +650,7 @@ func (e *Express) Report() []control.Mechanism {
 	case len(e.paths) == 0:
 		m.Reason = "the paths to pods are not evaluated yet"
 	case e.fit() == 0:
-		m.Reason = "no express path is without a policy or a foreign program: " + e.paths[0].reason
+		m.Reason = "no express path is open: " + e.paths[0].reason
 	case !e.wanted:
 		m.Reason = e.gov.Last().Reason
 	default:

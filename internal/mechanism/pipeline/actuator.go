@@ -390,7 +390,7 @@ func (a *actuator) follow(snap node.Snapshot) error {
 
 // changedHands says which way devices have, compared with those that were left alone before.
 func (a *actuator) changedHands(snap node.Snapshot, before map[node.DevKey]bool) error {
-	if why := moves(snap, a.host.Places()); why != "" && len(a.layout.NIC) > 0 {
+	if why := leaves(snap, a.host.Places()); why != "" && len(a.layout.NIC) > 0 {
 		return fmt.Errorf("%w: %s", errChangedHands, why)
 	}
 	for _, s := range a.skipped {
@@ -573,6 +573,7 @@ func (a *actuator) takeOff(ctx context.Context, inSteps bool) (apply.Report, err
 		// Each frame costs more while it is there, and to attach it again costs nothing.
 		err = errors.Join(err, a.host.Places().ReleaseAll(xdp.Microflows))
 	}
+	err = errors.Join(err, a.host.Places().ReleaseUnfit(xdp.Pipeline, xdp.Microflows))
 	a.armed, a.arming, a.steering, a.layout, a.mask, a.skipped = false, false, false, governor.Layout{}, nil, nil
 	a.nothing, a.share = "", share{}
 	clear(a.refused)

@@ -46,6 +46,9 @@ func stages(v *mechanism.View, opts Options) mechanism.Outlook {
 	out.Placement = &mechanism.Placement{NIC: layout.NIC, Tunnel: layout.Tunnel, Pod: layout.Pod, Reason: layout.Reason}
 	in := planInput(v.Scanner, v.Snapshot, *layout, v.Owned(plan.ByPipeline), v.Places, xdp.Want{By: xdp.Pipeline, Asked: true}, nil)
 	in.PodMask = podMask(*layout, v.Cores)
+	if opts.Tier == governor.XDP && len(layout.NIC) == 0 {
+		in.Skipped = append(in.Skipped, withoutXDP(v, xdp.Want{By: xdp.Pipeline, Asked: true})...)
+	}
 	leaveToExpress(&in, v.Snapshot, func(p node.Pod) bool { return v.Express[p.Peer.Key()] })
 	out.Plan = plan.Pipeline(in)
 	out.Attach = v.Missing(out.Attach)
@@ -64,6 +67,16 @@ func stages(v *mechanism.View, opts Options) mechanism.Outlook {
 		out.When = "run would do this once receive processing saturates a core:"
 	}
 	return out
+}
+
+// withoutXDP says of NICs why flows do not go to lanes there, but behind them.
+func withoutXDP(v *mechanism.View, want xdp.Want) (list []plan.Skip) {
+	for _, u := range v.Snapshot.Underlays {
+		if why := v.Places.Bars(u, want); why != "" {
+			list = append(list, skipXDP(u, why))
+		}
+	}
+	return list
 }
 
 // place is the placement that a daemon would begin with.
@@ -127,6 +140,9 @@ func elephants(v *mechanism.View, m Microflows) (mechanism.Outlook, error) {
 	in := planInput(v.Scanner, v.Snapshot, layout, v.Owned(plan.ByPipeline), v.Places, want, past)
 	if layout.Merge {
 		in.Merge = mergeSteps(v.Snapshot, mergeIndex(in.Owned))
+	}
+	if tier == governor.TC && want.Asked {
+		in.Skipped = append(in.Skipped, withoutXDP(v, want)...)
 	}
 	out.Plan = plan.Pipeline(in)
 	planned := out.Attach

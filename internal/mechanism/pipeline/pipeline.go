@@ -246,9 +246,9 @@ func (p *Pipeline) Rescanned(context.Context) error {
 	}
 	err := p.host.SetTunnels(p.host.Snapshot())
 	if errors.Is(err, datapath.ErrTooManyTunnels) {
-		return nil
+		err = nil
 	}
-	return err
+	return errors.Join(err, p.host.Places().ReleaseUnfit(xdp.Pipeline, xdp.Microflows))
 }
 
 // follow makes what is in place fit the node, and has it taken off where another program has taken over a device, or
@@ -330,7 +330,7 @@ func (p *Pipeline) act(ctx context.Context, dec governor.Decision, in governor.I
 		err := p.actuator.recall(ctx, p.host.Window()/2)
 		switch {
 		case !errors.Is(err, datapath.ErrFlowsOut):
-		case len(p.actuator.layout.NIC) > 0 && moves(p.host.Snapshot(), p.host.Places()) != "":
+		case len(p.actuator.layout.NIC) > 0 && leaves(p.host.Snapshot(), p.host.Places()) != "":
 			// What RPS takes elsewhere the guard does not see, and may hold a lane for in use for long.
 			wait, cancel := context.WithTimeout(ctx, mechanism.DrainFor)
 			_, err = p.actuator.disarm(wait)

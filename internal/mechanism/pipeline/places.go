@@ -3,6 +3,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/overlane/overlane/internal/governor"
@@ -39,17 +40,21 @@ func (p *Pipeline) noXDPTier() string {
 	if p.opts.Tier != governor.XDP {
 		return ""
 	}
-	if why := moves(p.host.Snapshot(), p.host.Places()); why != "" {
+	if why := leaves(p.host.Snapshot(), p.host.Places()); why != "" {
 		return why
 	}
 	return p.host.Places().NoNIC(p.host.Snapshot().Underlays, xdp.Want{By: xdp.Pipeline, Asked: true})
 }
 
-// moves says that RPS or RFS moves frames of a NIC that has a program already, which would send them to lanes all the same.
-func moves(snap node.Snapshot, places *xdp.Places) string {
+// leaves says why frames of a NIC that has a program already, which would send them to lanes all the same, are to take
+// none: RPS or RFS moves them, or the program may not take them any more.
+func leaves(snap node.Snapshot, places *xdp.Places) string {
 	for _, u := range snap.Underlays {
-		if places.On(u) && u.Moves != "" {
-			return u.Moves
+		if !places.On(u) {
+			continue
+		}
+		if why := cmp.Or(places.Unfit(u), u.Moves); why != "" {
+			return why
 		}
 	}
 	return ""

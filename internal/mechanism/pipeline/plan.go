@@ -112,7 +112,7 @@ func planInput(s node.Reader, snap node.Snapshot, layout governor.Layout, owned 
 				what = "cuts the flows that are too much for one core into micro-flows"
 			}
 			if why := places.Why(u, want); why != "" {
-				in.Skipped = append(in.Skipped, plan.Skip{What: "ol_underlay_xdp at xdp (native) of " + plan.Target(u.Dev).String(), Reason: why, Target: plan.Target(u.Dev)})
+				in.Skipped = append(in.Skipped, skipXDP(u, why))
 			} else {
 				attach(u.Dev, plan.ExpressProgram, "xdp (native)", plan.NIC, plan.Costs(what, places.Cost(u)))
 			}
@@ -148,6 +148,11 @@ func podMask(layout governor.Layout, cores []int) []int {
 		return nil
 	}
 	return mask
+}
+
+// skipXDP is a NIC that gets no program.
+func skipXDP(u node.Underlay, why string) plan.Skip {
+	return plan.Skip{What: plan.ExpressProgram + " at xdp (native) of " + plan.Target(u.Dev).String(), Reason: why, Target: plan.Target(u.Dev)}
 }
 
 // LeftAlone are the devices that the pipeline would not touch, wherever its stages go on, and why. Doctor says

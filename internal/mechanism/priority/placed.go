@@ -172,7 +172,7 @@ func (p *Priority) follow(ctx context.Context) error {
 	for _, u := range p.host.Snapshot().Underlays {
 		want[u.Key()] = true
 		if in.on(u.Dev) {
-			if u.Moves == "" && !p.host.Places().Headless(u) {
+			if p.host.Places().Why(u, p.wants()) == "" {
 				continue
 			}
 			errs = append(errs, p.leave(ctx, u.Key()))

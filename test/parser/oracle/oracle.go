@@ -31,12 +31,13 @@ const (
 	InnerMulticast    Reason = "inner-multicast"
 	FragmentUntracked Reason = "fragment-untracked"
 	Headless          Reason = "headers-not-in-first-buffer" // of XDP's view of a frame, which no View is
+	Unfinished        Reason = "checksum-left-to-receiver"   // known of the frame's skb, which no View has
 )
 
 // Reasons lists them in the order of enum ol_reason.
 var Reasons = []Reason{
 	OK, NotOverlay, Short, OuterVLAN, OuterOptions, OuterFragment, OuterExtension, BadLength,
-	BadTunnelHeader, InnerNotIP, InnerExtension, InnerMulticast, FragmentUntracked, Headless,
+	BadTunnelHeader, InnerNotIP, InnerExtension, InnerMulticast, FragmentUntracked, Headless, Unfinished,
 }
 
 // Kind is an encapsulation.

@@ -29,7 +29,7 @@ func TestTheOracleAgreesWithTheTable(t *testing.T) {
 	}
 	for _, r := range oracle.Reasons {
 		// Only a frame that was cut off is too short, and only XDP sees one in several buffers.
-		if !seen[r] && r != oracle.Short && r != oracle.Headless {
+		if !seen[r] && r != oracle.Short && r != oracle.Headless && r != oracle.Unfinished {
 			t.Errorf("no case with reason %s", r)
 		}
 	}
