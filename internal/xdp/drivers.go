@@ -54,10 +54,10 @@ var drivers = map[string][]Effect{
 	"tun": {},
 	// drivers/net/veth.c: veth_xdp_set, veth_enable_xdp. Limits: the other end makes no super-packets as long as a program is there, which TCP pays for; refuses where the other end has more queues.
 	"veth": {},
-	// drivers/net/virtio_net.c: virtnet_xdp_set stops the queues; virtnet_clear_guest_offloads. It refuses where the host offers offloads, and no way to switch them off.
+	// drivers/net/virtio_net.c: virtnet_xdp_set stops the queues; virtnet_clear_guest_offloads. It refuses where the host offers offloads, and no way to switch them off; so no frame comes whose checksum is left to the receiver.
 	"virtio_net": {ResetsQueues, GivesUpOffload},
 	// drivers/net/vmxnet3/vmxnet3_xdp.c: vmxnet3_xdp_set calls vmxnet3_quiesce_dev, which switches the carrier off, and vmxnet3_activate_dev, and clears LRO. It refuses where a frame does not fit a page; no metadata.
 	"vmxnet3": {RestartsLink, GivesUpOffload},
-	// drivers/net/xen-netfront.c: xennet_xdp_set reconnects to the backend. It refuses above an MTU of some 3800.
+	// drivers/net/xen-netfront.c: xennet_xdp_set reconnects to the backend, and does not have it compute checksums. It refuses above an MTU of some 3800.
 	"vif": {RestartsLink},
 }
