@@ -10,6 +10,7 @@ import (
 	"github.com/overlane/overlane/internal/control"
 	"github.com/overlane/overlane/internal/ethtool"
 	"github.com/overlane/overlane/internal/lab/bed"
+	"github.com/overlane/overlane/internal/lab/traffic"
 	"github.com/overlane/overlane/internal/netns"
 	"github.com/overlane/overlane/internal/snmp"
 	"github.com/overlane/overlane/test/e2e/rig"
@@ -60,8 +61,8 @@ func TestSendersThatLeaveChecksums(t *testing.T) {
 		{"micro-flows", microflows("1Mbit") + "tier: xdp\n", "microflows", control.Active,
 			func(st control.Status) bool { return laneOf(st, "nic") > 1000 },
 			func(st control.Status) bool { return laneOf(st, "tunnel") > 1000 && laneOf(st, "nic") == 0 }},
-		{"priority", prioritised, "priority", control.Standby,
-			func(st control.Status) bool { return st.Counters.BulkPackets > 0 },
+		{"priority", strings.Replace(prioritised, "name: ssh, proto: tcp, port: 22", fmt.Sprintf("name: first, proto: udp, port: %d", traffic.BasePort), 1), "priority", control.Standby,
+			func(st control.Status) bool { return st.Counters.BulkLane > 1000 },
 			func(control.Status) bool { return true }},
 		{"express", expresses, "express", control.Standby,
 			func(st control.Status) bool { return st.Counters.ExpressPackets > 1000 },
