@@ -76,8 +76,8 @@ func TestTunnelsThatAreNotCountedGetNoProgram(t *testing.T) {
 		Underlays: []Aggregator{nic}, Tunnels: []Aggregator{busy, joins, idle},
 		Owned: map[Setting]Owned{Aggregates(joins.Target): {First: "off", Wrote: "on"}},
 	})
-	if len(p.Attach) != 1 || p.Attach[0].Target != busy.Target {
-		t.Errorf("programs %+v, want one on %s", p.Attach, busy.Target)
+	if len(p.Attach) != 2 || p.Attach[0].Target != nic.Target || p.Attach[1].Target != busy.Target {
+		t.Errorf("programs %+v, want one on %s and one on %s", p.Attach, nic.Target, busy.Target)
 	}
 	if len(p.Steps) != 2 || len(p.Skipped) != 1 || p.Skipped[0].Target != idle.Target {
 		t.Errorf("steps %+v, skipped %+v", p.Steps, p.Skipped)
