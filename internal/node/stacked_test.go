@@ -5,6 +5,7 @@ package node
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -89,11 +90,19 @@ func TestANamespaceIsFoundByItsID(t *testing.T) {
 	is("eth0", a.cookie)
 	is("vv", vain.cookie)
 
-	// Of one that ends the devices may still be listed.
 	id, dev := end("vi")
 	inner.kill()
 	inner.Close()
 	scan(t, s)
+	// The kernel ends a namespace later, and the pair with it.
+	for begun := time.Now(); ; time.Sleep(time.Millisecond) {
+		if _, left := end("vi"); left == 0 {
+			break
+		}
+		if time.Since(begun) > 20*time.Second {
+			t.Fatal("the pair of a namespace that has ended is still there")
+		}
+	}
 	if _, err := s.Other(pod.cookie, id, dev); !errors.Is(err, ErrGone) {
 		t.Errorf("one that has ended: %v", err)
 	}

@@ -21,9 +21,9 @@ func TestFlowsDrainWhenTheDaemonHangs(t *testing.T) {
 	d := rig.Start(t, rig.Spec{NS: rx.NS, Config: forced})
 	l := rig.StartSteady(t, b, 4, 0, 1)
 	d.Acting()
-	// A packet that is steered has a hash, one that is not has none.
+	// Behind the NIC a packet that is steered to a lane of the tunnel stage has a hash, one that stays has none.
 	w := newWitnessOf(t, hash, "looker", goOn)
-	there := w.attach(rx.Pods[0].NS, bed.PodDev, ebpf.AttachTCXIngress)
+	there := w.attach(rx.NS, rx.Wire, ebpf.AttachTCXIngress)
 	rig.Until(t, "packets are steered", func() (bool, string) {
 		without, with := w.counts()
 		return with > 0, fmt.Sprint(without, with)
