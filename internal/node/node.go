@@ -109,6 +109,22 @@ type Tunnel struct {
 	GenericXDP bool
 }
 
+// EthernetHeader is the length of the inner header that Overhead counts and an MTU does not.
+const EthernetHeader = 14
+
+// Overhead is what the encapsulation adds to an inner packet, in bytes, on its way by an underlay: inner Ethernet, VXLAN or
+// Geneve without options, UDP, outer IP.
+func (t Tunnel) Overhead(u Underlay) int {
+	v6 := t.Local.Is6()
+	if !t.Local.IsValid() {
+		v6 = !slices.ContainsFunc(u.Addrs, netip.Addr.Is4) && slices.ContainsFunc(u.Addrs, netip.Addr.Is6)
+	}
+	if v6 {
+		return EthernetHeader + 8 + 8 + 40
+	}
+	return EthernetHeader + 8 + 8 + 20
+}
+
 // Pod is a container's veth: the end on the host's side and the end in the
 // container.
 type Pod struct {

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"github.com/overlane/overlane/internal/ethtool"
@@ -215,9 +214,9 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 			if !ok {
 				continue
 			}
-			if most := u.MTU - overhead(t, u); t.MTU > most {
+			if most := u.MTU - t.Overhead(u); t.MTU > most {
 				add(Broken, d, shell.Command("ip link set dev %s mtu %s"+untilMade, d.Name, most, "network"),
-					"its MTU %d and the outer headers (%d) do not fit the MTU %d of %s: large packets are sent as fragments or dropped", t.MTU, overhead(t, u), u.MTU, u.Name)
+					"its MTU %d and the outer headers (%d) do not fit the MTU %d of %s: large packets are sent as fragments or dropped", t.MTU, t.Overhead(u), u.MTU, u.Name)
 				break
 			}
 		}
@@ -253,17 +252,4 @@ func diagnose(snap node.Snapshot, devs map[node.DevKey]dev) []Finding {
 	list = append(list, wrongChecksums(snap, devs)...)
 	slices.SortStableFunc(list, func(a, b Finding) int { return cmp.Compare(a.Level, b.Level) })
 	return list
-}
-
-// overhead is what the encapsulation adds to an inner packet: inner Ethernet,
-// VXLAN or Geneve without options, UDP, outer IP.
-func overhead(t node.Tunnel, u node.Underlay) int {
-	v6 := t.Local.Is6()
-	if !t.Local.IsValid() {
-		v6 = !slices.ContainsFunc(u.Addrs, netip.Addr.Is4) && slices.ContainsFunc(u.Addrs, netip.Addr.Is6)
-	}
-	if v6 {
-		return 14 + 8 + 8 + 40
-	}
-	return 14 + 8 + 8 + 20
 }

@@ -220,7 +220,8 @@ func (a *Aggregate) count(now time.Time, w *governor.AggregationWindow) error {
 	}
 	a.joins = float64(n.Datagrams) / max(now.Sub(a.at).Seconds(), time.Millisecond.Seconds())
 	a.counted, a.at = c, now
-	if a.gov.Joins() && n.Supers == 0 && n.Follows > 0 {
+	// Forced, it stays whatever the reason: the list of sockets would be read for each window.
+	if a.mode == governor.Auto && a.gov.Joins() && n.Supers == 0 && n.Follows > 0 {
 		if w.Taken, err = a.taken(n.Port); err != nil {
 			return err
 		}
@@ -429,24 +430,14 @@ func attachments(planned []plan.Attachment) (tunnels, nics []plan.Attachment) {
 	return tunnels, nics
 }
 
-// Outer headers between IP and the inner frame: UDP's and the tunnel's without options, and IPv4's and IPv6's.
-const (
-	udpAndTunnel = 8 + 8
-	ipv4, ipv6   = 20, 40
-)
-
 // longest is the length of the longest frame in a tunnel that comes in one packet of a NIC. What is longer came in outer
 // fragments, which no GRO takes.
 func longest(snap node.Snapshot) int {
 	frame := 0
 	for _, t := range snap.Tunnels {
-		ip := ipv4
-		if t.Outer == 6 {
-			ip = ipv6
-		}
 		for _, u := range snap.Underlays {
 			if slices.ContainsFunc(t.Underlays, u.Same) {
-				frame = max(frame, u.MTU-ip-udpAndTunnel)
+				frame = max(frame, u.MTU-t.Overhead(u)+node.EthernetHeader)
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -444,6 +445,17 @@ func TestAHostsSocketThatTakesThePodsPortIsNamed(t *testing.T) {
 		}
 	}
 	f.is(t, true, control.Standby, "90 % of the overlay's packets are datagrams that come in a row, and 0 % are joined: port 53 is taken")
+	// Forced, it is not asked for in each window.
+	f = newFixture(governor.Forced)
+	f.taken = func(uint16) (string, error) { t.Error("the host's sockets are read"); return "", nil }
+	for range 3 {
+		f.now = f.now.Add(100 * time.Millisecond)
+		f.program.Packets += 10_000
+		f.program.Follows += 9000
+		if err := f.Step(t.Context(), f.now); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // The program is told what is longer than any frame that came whole.
@@ -451,12 +463,12 @@ func TestWhatDoesNotFitANICIsKnown(t *testing.T) {
 	f := newFixture(governor.Forced)
 	f.Node.Underlays[0].MTU = 1500
 	f.Node.Tunnels[0].Underlays = []node.Dev{node.Dev(nic)}
-	for outer, want := range map[int]int{4: 1464, 6: 1444} {
-		f.Node.Tunnels[0].Outer = outer
+	for local, want := range map[string]int{"192.0.2.1": 1464, "2001:db8::1": 1444} {
+		f.Node.Tunnels[0].Local = netip.MustParseAddr(local)
 		f.check.Again()
 		f.windows(t, 1, 1)
 		if f.program.frame != want {
-			t.Errorf("outer IPv%d: frames up to %d come whole, want %d", outer, f.program.frame, want)
+			t.Errorf("from %s: frames up to %d come whole, want %d", local, f.program.frame, want)
 		}
 	}
 }
